@@ -37,10 +37,13 @@ def problem_of(case: Case, device: Device) -> Any:
     layout = operands.layout(case)
     blocks = layout.blocks()
     addresses = {
-        n: BASE + blocks[p.block][1] + p.offset * p.dtype.itemsize for n, p in layout.places.items()
+        n: BASE + blocks[p.block][1] + p.offset * p.dtype.itemsize
+        for n, p in layout.placements.items()
     }
-    made = describe(case, layout, addresses, plugins().backend(device.backend).runtime, device)
-    return made.simplified()[0].problem()
+    descriptor = describe(
+        case, layout, addresses, plugins().backend(device.backend).runtime, device
+    )
+    return descriptor.simplified()[0].problem()
 
 
 def units(cases: Iterable[Case], device: Device, implementation: str | None = None) -> list[Unit]:
@@ -59,15 +62,15 @@ def keyed(
         and i.backend == device.backend
         and implementation in (None, i.name)
     ]
-    found: dict[Hashable, Unit] = {}
+    units: dict[Hashable, Unit] = {}
     for case in cases:
         takers = [i for i in known if i.operation == case.operation]
         problem = problem_of(case, device) if takers else None
         for i in takers:
             if i.supports(problem, device) is not None:
                 continue
-            found.update(units_of(i, problem, device))
-    return found
+            units.update(units_of(i, problem, device))
+    return units
 
 
 def units_of(
@@ -77,15 +80,15 @@ def units_of(
     another."""
     toolchain = plugins().backend(device.backend).toolchain
     assert toolchain is not None
-    found: dict[Hashable, Unit] = {}
+    units: dict[Hashable, Unit] = {}
     for x in implementation.launches(problem, device).kernels:
-        made = bundle(x.kernel, x.problem.spec, x.tile, toolchain, device.arch)
-        found[made.name, made.defines] = x.kernel, x.problem.spec, x.tile
-    return found
+        source = bundle(x.kernel, x.problem.spec, x.tile, toolchain, device.arch)
+        units[source.name, source.defines] = x.kernel, x.problem.spec, x.tile
+    return units
 
 
 def compile_all(
-    found: Sequence[Unit],
+    units: Sequence[Unit],
     device: Device,
     processes: int | None = None,
     limit: float = 300.0,
@@ -95,14 +98,14 @@ def compile_all(
     failed, in words."""
     failures = []
     end = None if seconds is None else time.monotonic() + seconds
-    with closing(Workers(min(processes or cores(), max(len(found), 1)), limit)) as team:
-        tasks = [team.start(_compile, unit, device) for unit in found]
-        for done, ((kernel, spec, tile), task) in enumerate(zip(found, tasks, strict=True)):
+    with closing(Workers(min(processes or cores(), max(len(units), 1)), limit)) as team:
+        tasks = [team.start(_compile, unit, device) for unit in units]
+        for done, ((kernel, spec, tile), task) in enumerate(zip(units, tasks, strict=True)):
             try:
                 task.result(None if end is None else max(end - time.monotonic(), 0))
             except TimeoutError:
                 failures.append(
-                    f"only {done} of {len(found)} binaries were compiled within {seconds:.0f} s"
+                    f"only {done} of {len(units)} binaries were compiled within {seconds:.0f} s"
                 )
                 break
             except Exception as e:

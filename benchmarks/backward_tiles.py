@@ -23,7 +23,7 @@ from kernelseam.descriptors.attention.backward_problem import AttentionBwdProble
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels import BackwardTile, KernelImplementation, build_binary
-from kernelseam.kernels.attention.backward import AttentionBwdHost
+from kernelseam.kernels.attention.backward import AttentionBwdDefinition
 from kernelseam.plugins import plugins
 
 HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
@@ -126,7 +126,7 @@ def named(tile: BackwardTile) -> str:
 
 
 @dataclass(frozen=True)
-class OneTile(AttentionBwdHost):
+class OneTile(AttentionBwdDefinition):
     """The gradients with a tile of ours."""
 
     of_ours: BackwardTile
@@ -142,13 +142,13 @@ def facts(toolchain: Toolchain, arch: str, spec: AttentionBwdSpec, tile: Backwar
     """Registers, spills and shared memory of a tile's binaries as cells of a table."""
     if not OneTile(tile).tiles(spec, toolchain.arch_row(arch)):
         return f"does not fit | – | {tile.shared_bytes(spec) >> 10}"
-    made = [
+    compiled = [
         build_binary(toolchain, spec, arch, replace(tile, role=r), OneTile(tile))[1]
         for r in tile.roles
     ]
-    found = [f for kernels in made for f in kernels.values()]
-    spills, shared = sum(f.spills for f in found), max(f.shared_bytes for f in found) >> 10
-    return f"{', '.join(str(f.registers) for f in found)} | {spills} | {shared}"
+    all_facts = [f for kernels in compiled for f in kernels.values()]
+    spills, shared = sum(f.spills for f in all_facts), max(f.shared_bytes for f in all_facts) >> 10
+    return f"{', '.join(str(f.registers) for f in all_facts)} | {spills} | {shared}"
 
 
 def compiled(arch: str, dims: list[int], causal: bool) -> Iterator[str]:
@@ -193,7 +193,7 @@ def timed(dims: list[int], causal: bool, repeat_ms: int, device: str = "cuda") -
         ordered = ks.plan(ks.AttentionBwd(forward=forward, dout=dout, **given))
         call = ordered.bind()
         base = peers.median_ms(call, repeat_ms)
-        wanted = [x.clone() for x in grads]
+        expected = [x.clone() for x in grads]
         yield (
             f"| {dim} | the table's, in order | {base * 1e3:.0f} | {flops / base / 1e9:.0f} | "
             "1 | 0 | – | – | – |"
@@ -210,7 +210,7 @@ def timed(dims: list[int], causal: bool, repeat_ms: int, device: str = "cuda") -
                 x.fill_(float("nan"))
             call = replace(free, parts=implementation.build(free.problem, free.device)).bind()
             ms = peers.median_ms(call, repeat_ms)
-            error = max(peers.relative_error(x, y) for x, y in zip(grads, wanted, strict=True))
+            error = max(peers.relative_error(x, y) for x, y in zip(grads, expected, strict=True))
             yield (
                 f"| {dim} | {named(tile)} | {ms * 1e3:.0f} | {flops / ms / 1e9:.0f} | "
                 f"{base / ms:.2f} | {error:.1e} "

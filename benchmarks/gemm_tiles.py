@@ -22,7 +22,7 @@ from kernelseam.contract import ArchRow, Device, Toolchain
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels import GemmTile, KernelImplementation, build_binary
-from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.gemm.host import GemmDefinition
 from kernelseam.plugins import plugins
 
 HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
@@ -182,7 +182,7 @@ def named(t: GemmTile) -> str:
 
 
 @dataclass(frozen=True)
-class OneTile(GemmHost):
+class OneTile(GemmDefinition):
     """The product with a tile of ours."""
 
     of_ours: GemmTile
@@ -198,8 +198,10 @@ def facts(toolchain: Toolchain, arch: str, spec: GemmSpec, t: GemmTile) -> str:
     """Registers, spills and shared memory as cells of a table."""
     if not OneTile(t).tiles(spec, toolchain.arch_row(arch)):
         return f"does not fit | – | {t.shared_bytes(spec) >> 10}"
-    (found,) = build_binary(toolchain, spec, arch, t, OneTile(t))[1].values()
-    return f"{found.registers} | {found.spills} | {found.shared_bytes >> 10}"
+    (facts_of_tile,) = build_binary(toolchain, spec, arch, t, OneTile(t))[1].values()
+    return (
+        f"{facts_of_tile.registers} | {facts_of_tile.spills} | {facts_of_tile.shared_bytes >> 10}"
+    )
 
 
 def compiled(arch: str, name: str, kind: Kind) -> Iterator[str]:

@@ -94,11 +94,11 @@ def main(argv: list[str] | None = None) -> int:
         cases = ahead.choice(cases, device)
     if arguments.separate and not arguments.compile_only:
         return separate(cases, device, arguments.implementation, arguments.verbose)
-    found = ahead.units(cases, device, arguments.implementation)
-    wrong = ahead.compile_all(found, device) if found else []
+    units = ahead.units(cases, device, arguments.implementation)
+    wrong = ahead.compile_all(units, device) if units else []
     seconds = time.perf_counter() - start
     print(
-        f"{len(cases)} cases, {len(found)} binaries in {seconds:.0f} s",
+        f"{len(cases)} cases, {len(units)} binaries in {seconds:.0f} s",
         *wrong,
         sep="\n",
         flush=True,
@@ -143,7 +143,7 @@ def separate(cases: list[Case], device: Device, implementation: str | None, verb
                 print(case.name, flush=True)
             for outcome in run_all([case], wanted, separate=True):
                 outcomes.append(outcome)
-                if outcome.status in summary.BAD:
+                if outcome.status in summary.FAILED:
                     print(
                         f"{outcome.status}: {case.name} on {outcome.implementation}: "
                         f"{outcome.detail}",

@@ -24,12 +24,12 @@ def relative_error(ours: torch.Tensor, peer: torch.Tensor) -> float:
 def write(lines: Iterable[str], report: Path | None) -> None:
     """Print each line when it is there, and keep what there is in the file: a run that is cut off
     has not lost it."""
-    found = []
+    entries = []
     for line in lines:
         print(line, flush=True)
-        found.append(line)
+        entries.append(line)
         if report:
-            report.write_text("\n".join(found) + "\n", encoding="utf-8")
+            report.write_text("\n".join(entries) + "\n", encoding="utf-8")
 
 
 def command(description: str | None, lines: Callable[[int], Iterable[str]]) -> None:

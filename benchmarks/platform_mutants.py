@@ -119,8 +119,8 @@ def mutant_named(name: str) -> Mutant | None:
 
 def plant(mutant: Mutant | None, backend: str) -> None:
     """From now on this process compiles the backend's device sources with the bug."""
-    found = plugins().backend(backend)
-    toolchain = found.toolchain
+    registered = plugins().backend(backend)
+    toolchain = registered.toolchain
     assert toolchain is not None
     # not what was planted before
     files = dict(type(toolchain).platform_files(toolchain, toolchain.archs[0]))
@@ -130,7 +130,7 @@ def plant(mutant: Mutant | None, backend: str) -> None:
         return changed
 
     toolchain.platform_files = platform_files  # type: ignore[method-assign]
-    for kernel in found.kernels:
+    for kernel in registered.kernels:
         if isinstance(kernel, KernelDefinition):
             own = {
                 name: changed.get(name, text) for name, text in type(kernel).sources(kernel).items()
@@ -222,9 +222,9 @@ def _compiled_ahead(case: Case, device: Device, implementation: str) -> str:
 def _verdict(case: Case, device: Device, implementation: str) -> str | None:
     """What shows a bug; "" for nothing, None for a case that is refused."""
     o = run_case(
-        case, Target(device, implementation, case.operation, own=implementation == "shared")
+        case, Target(device, implementation, case.operation, builtin=implementation == "shared")
     )
-    if o.status in summary.BAD:
+    if o.status in summary.FAILED:
         return o.detail.strip().splitlines()[-1]
     return "" if o.status == "passed" else None
 
@@ -305,7 +305,7 @@ def compiled(mutant: Mutant, arch: str, backend: str) -> str:
     toolchain = plugins().backend(backend).toolchain
     assert toolchain is not None
     limits = DeviceLimits(UNITS, toolchain.arch_row(arch).shared_bytes_per_block, 1 << 36)
-    found = ahead.units(
+    units = ahead.units(
         [case_named(mutant.case)], Device(backend, 0, arch, limits=limits), mutant.implementation
     )
     binaries = []
@@ -313,10 +313,10 @@ def compiled(mutant: Mutant, arch: str, backend: str) -> str:
         for change in (None, mutant):
             plant(change, backend)
             # Not from the cache: there a binary has its key, which is of the sources' texts.
-            made = [bundle(kernel, spec, tile, toolchain, arch) for kernel, spec, tile in found]
+            bundles = [bundle(kernel, spec, tile, toolchain, arch) for kernel, spec, tile in units]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SlowBinary)
-                binaries.append([toolchain.compile(b, arch) for b in made])
+                binaries.append([toolchain.compile(b, arch) for b in bundles])
     except CompileError as e:
         return f"{mutant.name}: {e}"
     return (
@@ -324,9 +324,9 @@ def compiled(mutant: Mutant, arch: str, backend: str) -> str:
     )
 
 
-def page(found: Iterable[Seen], device: Device, command: str) -> str:
+def page(results: Iterable[Seen], device: Device, command: str) -> str:
     """What became of every bug, as a table."""
-    toolchain, seen = plugins().backend(device.backend).toolchain, {s.name: s for s in found}
+    toolchain, seen = plugins().backend(device.backend).toolchain, {s.name: s for s in results}
     assert toolchain is not None
     control, bugs = seen[CONTROL], [s for s in seen.values() if s.name != CONTROL]
     names = {s.name for s in bugs}
@@ -426,30 +426,30 @@ def main(argv: list[str] | None = None) -> int:
         )
         os._exit(0)  # a context that a bug has lost would fail once more where it cleans up
 
-    found: list[Seen] = []
+    results: list[Seen] = []
     with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(arguments.workers) as pool:
         one = partial(_told, device=device, cache=cache, end=end, hang=arguments.hang)
         controls = [pool.submit(one, CONTROL, chosen=names) for names in _shares(chosen)]
-        found += pool.map(one, [m.name for m in chosen])
-        found.insert(0, _together([c.result() for c in controls]))
-        if hung := [s.name for s in found if "does not come back" in s.said]:
+        results += pool.map(one, [m.name for m in chosen])
+        results.insert(0, _together([c.result() for c in controls]))
+        if hung := [s.name for s in results if "does not come back" in s.said]:
             again = _together([one(CONTROL, chosen=names) for names in _shares(chosen)[:1]])
             print(f"after {', '.join(hung)} had hung: {_cell(_why(again))}")
             if not again.as_it_should:
-                found[0] = again
+                results[0] = again
     if arguments.report:
         command = (
             "python -m benchmarks.platform_mutants "
             f"{' '.join(argv if argv is not None else sys.argv[1:])}"
         )
-        arguments.report.write_text(page(found, device, command), encoding="utf-8")
+        arguments.report.write_text(page(results, device, command), encoding="utf-8")
     good, lucky = (
-        sum(s.as_it_should for s in found if s.name != CONTROL),
-        sum(s.may_pass for s in found),
+        sum(s.as_it_should for s in results if s.name != CONTROL),
+        sum(s.may_pass for s in results),
     )
     left = f", {lucky} may go unseen" * (lucky > 0)
     print(f"{good} of {len(chosen)} bugs were seen{left}, in {time.monotonic() - start:.0f} s")
-    return int(not all(s.as_it_should or s.may_pass for s in found))
+    return int(not all(s.as_it_should or s.may_pass for s in results))
 
 
 def _shares(chosen: Iterable[Mutant]) -> list[list[str]]:

@@ -73,13 +73,13 @@ class Result:
 def draw(family: Family, seed: int, specs: int, numbers: list[int]) -> list[Problem]:
     """The problems of these numbers."""
     kinds = family.kinds(np.random.default_rng(seed), specs)
-    found = []
+    drawn = []
     for i in numbers:
         kind = kinds[i % len(kinds)]
-        found.append(
+        drawn.append(
             Problem(i, kind, kind.draw(f"random-{seed}-{i}", np.random.default_rng((seed, i))))
         )
-    return found
+    return drawn
 
 
 def chosen(device: Device, implementation: str | None) -> list[Target]:
@@ -90,11 +90,11 @@ def chosen(device: Device, implementation: str | None) -> list[Target]:
 
 
 def run(
-    problems: list[Problem], wanted: list[Target], workers: int, limit: float
+    problems: list[Problem], targets: list[Target], workers: int, limit: float
 ) -> Iterator[Result]:
     """Results in the problems' order. Raises DeviceError."""
     known = {p.case.name: p for p in problems}
-    for o in run_all([p.case for p in problems], wanted, workers=workers, limit=limit):
+    for o in run_all([p.case for p in problems], targets, workers=workers, limit=limit):
         yield Result(known[o.case.name], o)
 
 
@@ -129,8 +129,8 @@ def main(argv: list[str] | None = None) -> int:
     family = FAMILIES[arguments.family]
     specs = arguments.specs or family.specs
     problems = draw(family, arguments.seed, specs, numbers)
-    cases, wanted = [p.case for p in problems], chosen(device, arguments.implementation)
-    if not wanted:
+    cases, targets = [p.case for p in problems], chosen(device, arguments.implementation)
+    if not targets:
         parser.error(
             f"{device} has no implementation {arguments.implementation or 'shared or numpy'}"
         )
@@ -138,16 +138,16 @@ def main(argv: list[str] | None = None) -> int:
         f"{len(problems)} problems of {len({p.kind for p in problems})} specs, seed "
         f"{arguments.seed}, on {device}, "
         f"{arguments.workers} workers",
-        *summary.not_covered(cases, wanted),
+        *summary.not_covered(cases, targets),
         sep="\n",
         flush=True,
     )
     if arguments.only is not None:
         print(cases[0])
-    found = ahead.units(cases, device, arguments.implementation or "shared")
-    wrong = ahead.compile_all(found, device, None if arguments.workers else 1) if found else []
+    units = ahead.units(cases, device, arguments.implementation or "shared")
+    wrong = ahead.compile_all(units, device, None if arguments.workers else 1) if units else []
     print(
-        f"{len(found)} binaries after {time.perf_counter() - start:.0f} s",
+        f"{len(units)} binaries after {time.perf_counter() - start:.0f} s",
         *wrong,
         sep="\n",
         flush=True,
@@ -155,9 +155,9 @@ def main(argv: list[str] | None = None) -> int:
 
     results, lost = list[Result](), ""
     try:
-        for r in run(problems, wanted, arguments.workers, arguments.limit):
+        for r in run(problems, targets, arguments.workers, arguments.limit):
             results.append(r)
-            if r.outcome.status in summary.BAD:
+            if r.outcome.status in summary.FAILED:
                 print(
                     f"{r.outcome.status} {r.problem.number}: {r.outcome.detail}\n    "
                     f"{r.problem.case}",
@@ -184,7 +184,7 @@ def main(argv: list[str] | None = None) -> int:
                     "specs": specs,
                     "device": str(device),
                     "name": device.name,
-                    "binaries": len(found),
+                    "binaries": len(units),
                     "not compiled": wrong,
                     "seconds": seconds,
                     "lost": lost,
@@ -203,7 +203,7 @@ def main(argv: list[str] | None = None) -> int:
             ),
             encoding="utf-8",
         )
-    return int(bool(lost or wrong) or any(count[x] for x in summary.BAD) or not count["passed"])
+    return int(bool(lost or wrong) or any(count[x] for x in summary.FAILED) or not count["passed"])
 
 
 def by_feature(results: list[Result]) -> str:
@@ -223,7 +223,7 @@ def by_feature(results: list[Result]) -> str:
         count = Counter(r.outcome.status for r in group)
         worst = max(group, key=lambda r: r.worst, default=None)
         bad, top = (
-            sum(count[x] for x in summary.BAD),
+            sum(count[x] for x in summary.FAILED),
             f"{worst.worst:23.3f}  {worst.problem.number}" if worst else "",
         )
         lines.append(f"{name:28}{len(group):9}{count['refused']:9}{bad:8}{top}")

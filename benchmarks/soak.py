@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
     implementation = arguments.implementation or (
         "numpy" if device.backend == "numpy" else "shared"
     )
-    wanted = problems.batches(arguments.problems, arguments.specs, arguments.seed)
+    batches = problems.batches(arguments.problems, arguments.specs, arguments.seed)
     workers = arguments.workers
     print(f"{device}: {device.name}, {implementation}, {workers} workers", flush=True)
 
@@ -121,10 +121,10 @@ def main(argv: list[str] | None = None) -> int:
 
     def binaries(soaked: Soaked) -> None:
         mine = part("binaries")
-        found = problems.binaries(wanted, device, implementation, workers, mine)
-        soaked.figures["binaries"] = len(found)
-        if found and workers:  # else each is compiled when it is launched
-            soaked.wrong += ahead.compile_all(found, device, workers, seconds=mine.left)
+        compiled = problems.binaries(batches, device, implementation, workers, mine)
+        soaked.figures["binaries"] = len(compiled)
+        if compiled and workers:  # else each is compiled when it is launched
+            soaked.wrong += ahead.compile_all(compiled, device, workers, seconds=mine.left)
 
     def threads(soaked: Soaked) -> None:
         cases = _some(arguments.mixed, arguments.specs, arguments.seed)
@@ -155,7 +155,7 @@ def main(argv: list[str] | None = None) -> int:
         ("threads and streams", threads, MODULES),
         (
             "random problems",
-            lambda s: problems.run(s, wanted, device, implementation, workers, clock),
+            lambda s: problems.run(s, batches, device, implementation, workers, clock),
             PIECE,
         ),
     ]
@@ -181,12 +181,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def _some(count: int, specs: int, seed: int) -> list[Case]:
     """So many of the random problems, of different kinds."""
-    found: list[Case] = []
+    chosen: list[Case] = []
     for family in FAMILIES:
         kinds, share = (max(n * problems.SHARES[family] // 100, 1) for n in (specs, count))
         numbers = np.unique(np.linspace(0, kinds - 1, min(share, kinds)).astype(int))
-        found += [p.case for p in draw(FAMILIES[family], seed, kinds, [int(n) for n in numbers])]
-    return found
+        chosen += [p.case for p in draw(FAMILIES[family], seed, kinds, [int(n) for n in numbers])]
+    return chosen
 
 
 def write(folder: Path, done: list[Soaked], device: Device, given: list[str]) -> None:

@@ -4,7 +4,7 @@ every implementation.
     python -m benchmarks.strided_or_pointers [--device cuda:0] [--markdown FILE] [--small]
 
 Each row is one product over one kind of memory: contiguous; gapped (unused memory between rows and
-between matrices); tokens first ([B, T, H, D]: rows of a head H·D apart); scattered (any order,
+between matrices); token-major ([B, T, H, D]: rows of a head H·D apart); scattered (any order,
 uneven gaps). Times are medians on the device's clock, inputs and results in place. Every result is
 held against the float64 oracle. What an implementation refuses is said below the tables.
 ``--small`` is for a look at the output: its times say nothing.
@@ -30,8 +30,8 @@ from kernelseam.oracle.sampling import sampled
 from kernelseam.planning import Call
 from kernelseam.plugins import plugins
 
-STRIDED, POINTERS, EACH = "strides", "pointers", "a call a matrix"
-CONTIGUOUS, GAPPED, TOKENS, SCATTERED = "contiguous", "gapped", "tokens first", "scattered"
+STRIDED, POINTERS, EACH = "strides", "pointers", "a call per matrix"
+CONTIGUOUS, GAPPED, TOKENS, SCATTERED = "contiguous", "gapped", "token-major", "scattered"
 TIMED_SECONDS = 0.3
 Array = np.ndarray[Any, Any]
 
@@ -173,16 +173,16 @@ class Bench:
 
     def calls(self, way: str, implementation: str) -> tuple[Call, ...]:
         """Bound: one, or one a matrix."""
-        made = plan(self.descriptor(way), device=self.device, implementation=implementation)
+        planned = plan(self.descriptor(way), device=self.device, implementation=implementation)
         if way == POINTERS:
             lists: dict[str, Any] = {f"{n}_ptrs": a for n, a in self.addresses.items()}
-            return (made.bind(**lists),)
+            return (planned.bind(**lists),)
         if way == STRIDED:
-            return (made.bind(),)
+            return (planned.bind(),)
         each: Iterator[dict[str, Any]] = (
             {n: int(a[i]) for n, a in self.addresses.items()} for i in range(self.product.count)
         )
-        return tuple(made.bind(**addresses) for addresses in each)
+        return tuple(planned.bind(**addresses) for addresses in each)
 
     def seconds(self, calls: tuple[Call, ...]) -> float:
         """The median of all calls together, warmed up."""
@@ -197,8 +197,8 @@ class Bench:
         p, flat = self.product, self._runtime.to_host(self._held["C"])
         c = np.stack([self.places["C"].view(flat, i, p.M, p.N) for i in range(p.count)])
         a, b = self.host["A"], self.host["B"]
-        found = check.gemm(a, b, c, b_transposed=p.b_transposed, rows=sampled(4 * p.N * p.K))
-        assert found.passed, f"is wrong: {found.message}"
+        verdict = check.gemm(a, b, c, b_transposed=p.b_transposed, rows=sampled(4 * p.N * p.K))
+        assert verdict.passed, f"is wrong: {verdict.message}"
 
 
 def _together(launchers: list[Callable[[int], None]]) -> Callable[[int], None]:
@@ -264,11 +264,11 @@ def rows(products: tuple[Product, ...], device: Device) -> Iterator[Row]:
 
 
 def _row(bench: Bench, way: str, descriptor: Any) -> Iterator[Row]:
-    taken = plan(descriptor, device=bench.device).implementation
+    implementation = plan(descriptor, device=bench.device).implementation
     for answer in consider(descriptor.problem(), bench.device):
         name = answer.implementation.name
         about = str(bench.product), bench.kind, way, name
-        if way == EACH and name != taken:
+        if way == EACH and name != implementation:
             continue
         if answer.refusal is not None:
             yield Row(*about, reason=answer.refusal)
@@ -284,7 +284,7 @@ def _row(bench: Bench, way: str, descriptor: Any) -> Iterator[Row]:
         problem, count = calls[0].plan.problem, len(calls)
         yield Row(
             *about,
-            name == taken,
+            name == implementation,
             seconds,
             count * len(calls[0].plan.launches),
             count * problem.operations,
@@ -296,24 +296,24 @@ def _number(x: float) -> str:
     return f"{x:.0f}" if x >= 100 else f"{x:.1f}" if x >= 1 else f"{x:.2g}"
 
 
-def markdown(found: list[Row], device: Device) -> str:
+def markdown(rows: list[Row], device: Device) -> str:
     """A table a product, and the refusals below them all."""
     lines = [
         f"{device.name or device.arch}. Bold: dispatch's own choice among those of one way.",
         "",
     ]
-    for product in dict.fromkeys(r.product for r in found):
+    for product in dict.fromkeys(r.product for r in rows):
         lines += [
             f"**{product}**",
             "",
             "| memory | by | implementation | µs | launches | TFLOP/s | GB/s |",
         ]
         lines += ["|---|---|---|---:|---:|---:|---:|"]
-        lines += [str(r) for r in found if r.product == product and not r.reason]
+        lines += [str(r) for r in rows if r.product == product and not r.reason]
         lines.append("")
     for title, failed in (("Refused", False), ("FAILED", True)):
         where: dict[tuple[str, str, str], list[str]] = {}
-        for r in found:
+        for r in rows:
             # What takes strides alone takes no lists, and the other way round: that needs no line.
             if r.reason and r.failed == failed and not r.reason.endswith(" only"):
                 where.setdefault((r.implementation, r.product, r.reason), []).append(
@@ -338,12 +338,12 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="two tiny products")
     options = parser.parse_args()
     device = find_device(options.device)
-    found = list(rows(SMALL if options.small else PRODUCTS, device))
-    text = markdown(found, device)
+    measured = list(rows(SMALL if options.small else PRODUCTS, device))
+    text = markdown(measured, device)
     print(text)
     if options.markdown:
         options.markdown.write_text(text, encoding="utf-8")
-    raise SystemExit(any(r.failed for r in found))
+    raise SystemExit(any(r.failed for r in measured))
 
 
 if __name__ == "__main__":

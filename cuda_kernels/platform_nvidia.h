@@ -1,5 +1,5 @@
-// NVIDIA, sm_80 and up: mma.sync m16n8k16, ldmatrix, cp.async. The vendor's half of the tile vocabulary.
-// Accumulators lie as mma.sync wants them: lane 4·g + t holds rows g, g+8 and columns 2t, 2t+1 of every 16×8 block.
+// NVIDIA, sm_80 and up: the platform header that implements the tile vocabulary by mma.sync m16n8k16, ldmatrix and cp.async.
+// Accumulator fragments are mma.sync's: lane 4·g + t holds rows g, g+8 and columns 2t, 2t+1 of every 16×8 block.
 #pragma once
 
 #define KS_DEVICE __device__ __forceinline__
@@ -8,8 +8,8 @@
 #define KS_KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 
 static constexpr int WARP = 32;
-// Of a load of 16 bytes a lane, two lanes that ask for the same are served at once if their numbers differ in the lowest bit, or
-// in the second: all pairs alike.
+// In a 16-byte load per lane, two lanes that read the same address are served together if their lane indices differ in bit 0 only,
+// or in bit 1 only; the same bit for all pairs.
 #define KS_PAIRED_LANES
 // cp.async writes shared memory itself: STAGES − 1 copies are in flight while one stage is used.
 static constexpr bool COPY_THROUGH_REGISTERS = false;
@@ -18,7 +18,7 @@ struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
 
 KS_DEVICE int lane() { return threadIdx.x & 31; }
-KS_DEVICE int warp_index() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }  // uniform, and known to be; every lane must ask
+KS_DEVICE int warp_index() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }  // uniform to the compiler; all lanes must call it
 KS_DEVICE int thread_index() { return threadIdx.x; }
 KS_DEVICE unsigned block_index() { return blockIdx.x; }
 KS_DEVICE void block_barrier() { __syncthreads(); }
@@ -68,9 +68,9 @@ template<class T> KS_DEVICE T zero_of() { return T{}; }
 
 #include "tile/base.h"
 
-// ---- sums in global memory that many blocks add to
+// ---- atomic sums in global memory
 
-// From sm_90 on four neighbours are added at once; before, lanes next to each other add to floats next to each other.
+// From sm_90 on one instruction adds four consecutive floats; before, neighbouring lanes add to neighbouring floats.
 #if __CUDA_ARCH__ >= 900
 static constexpr int ADDED = 4;
 #else
@@ -106,8 +106,8 @@ KS_DEVICE unsigned shared_address(const void* p) { return (unsigned)__cvta_gener
 KS_DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template<int PENDING> KS_DEVICE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
-// One tile's copy by THREADS threads. VECTOR = 16: every row's start is 16-byte aligned; else elements are loaded
-// one by one. EXACT: the tile is as wide as the matrix, so that no column is beyond its end.
+// The copy of one tile by THREADS threads. VECTOR = 16: every row starts 16-byte aligned; else elements are loaded one by one.
+// EXACT: the tile is as wide as the matrix, so that no column is out of bounds.
 template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
   typedef typename Tile::T T;
   typedef Share<Tile, THREADS> Mine;
@@ -117,7 +117,7 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
     const int r0 = Mine::row(), c = Mine::column(), left = col_end - col0 - c;
     auto walk = v.template walk<Mine::STEP>(row0 + r0);
     const unsigned to = shared_address(&t.chunk(r0, c));
-    // The place of round i; where rows are a period apart, they have one permutation of chunks.
+    // The shared address of round i; rows a swizzle period apart share one permutation of chunks.
     auto place = [&](int i) {
       return Mine::STEP % Tile::Layout::PERIOD == 0 ? to + i * Mine::STEP * Tile::COLS * (int)sizeof(T)
                                  : shared_address(&t.chunk(r0 + i * Mine::STEP, c));
@@ -150,8 +150,8 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
   KS_DEVICE void land(Tile) {}
 };
 
-// ---- accumulators of 16×8 blocks, as every mma.sync leaves them: lane 4·g + t holds four elements of each, two neighbours
-// in the row of number h = 0 and two in that of h = 1. Place says in which rows and columns.
+// ---- accumulators of 16×8 blocks, as mma.sync produces them: lane 4·g + t holds four elements of each block, two neighbours in
+// its first row (h = 0) and two in its second (h = 1). Place gives their rows and columns.
 
 KS_DEVICE int lane_group() { return lane() / 4; }
 KS_DEVICE int lane_in_group() { return lane() % 4; }
@@ -289,13 +289,13 @@ template<class S, class Place> struct Accumulators {
   }
 };
 
-// Rows g and g + 8 of a block, columns 2t and 2t + 1: as the instruction has them.
+// Rows g and g + 8 of a block, columns 2t and 2t + 1: mma.sync's own fragment layout.
 struct AsMultiplied {
   static KS_DEVICE int row(int r, int h) { return 16 * r + lane_group() + 8 * h; }
   static KS_DEVICE int column(int c) { return 8 * c + 2 * lane_in_group(); }
 };
 
-// ---- the matrix engine
+// ---- the matrix engine: tensor cores
 
 KS_DEVICE void ldmatrix(unsigned (&d)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -331,9 +331,9 @@ template<class T_> struct MatrixEngine : Accumulators<float, AsMultiplied> {
     KS_DEVICE explicit Tile(char* m) : PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N>(m) {}
     KS_DEVICE T element(int n, int k) const { return K_LAST ? this->at(n, k) : this->at(k, n); }
     // Shared address of the chunk at (row0 + r, column0 + c); row0 and column0 are multiples of 16, r and c less than 16.
-    // Rows 16 apart have one permutation of chunks, and a permutation is an exclusive or with some bits of the address (tiles
-    // begin at multiples of 128 bytes): so that of (r, c) serves them all, and what is known of row0 and column0 when
-    // compiling costs little or nothing.
+    // Rows 16 apart share one swizzle, and the swizzle is an XOR with some bits of the address (tiles begin at multiples of 128
+    // bytes). So the swizzled address of (r, c) serves them all, and where row0 and column0 are compile-time constants the rest
+    // costs little or nothing.
     KS_DEVICE unsigned address(int row0, int r, int column0, int c) const {
       constexpr int TURNED = (PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N>::Layout::P - 1) * 8;
       const unsigned first = shared_address(&this->chunk(r, c));
@@ -375,7 +375,7 @@ template<class T_> struct MatrixEngine : Accumulators<float, AsMultiplied> {
       }
   }
 
-  // An accumulator's columns 8c, 8c+8 are an operand's k as they lie: no lane gives anything to another.
+  // An accumulator fragment's columns 8c, 8c+8 are an A fragment's k already: no exchange between lanes.
   template<int R, int C> static constexpr int operand_bytes() { return 0; }
   template<int R, int C> static KS_DEVICE Operand<R, C> to_operand(const Acc<R, C>& a, char*) {
     Operand<R, C> p;

@@ -1,23 +1,23 @@
-// NVIDIA's matrix engine for elements of 4 and 8 bytes: float64 (sm_80 and up), and float32 in TF32. For products alone: it has
-// no `to_operand`, and its sums of double no `atomic_add`.
+// NVIDIA's tensor cores for elements of 4 and 8 bytes: float64 (sm_80 and up), and float32 in TF32. For GEMM only: there is no
+// `to_operand`, and no `atomic_add` of double accumulators.
 //
-// Of a 16×8 block mma.sync wants from lane 4·g + t rows g and g + 8 (columns g of the right factor) and, of k, t and t + 4.
-// Which row of a tile is called g, and which k is called t, is free as long as both factors agree on k and the accumulators are
-// read accordingly. So a lane takes rows 2g and 2g + 1 of 16, and of a slab of k the 16 bytes 4·t … : one load brings all that it
-// multiplies in a slab, of a tile of either layout. Columns 2g and 2g + 1 belong to two neighbouring blocks: of 16 columns a lane
-// holds 4t … 4t + 3.
+// In a 16×8 block mma.sync takes from lane 4·g + t the rows g and g + 8 of A (column g of B) and, along k, t and t + 4. Which row of
+// the tile is g, and which k is t, may be permuted as long as A and B agree on k and the accumulators are read accordingly. Here a
+// lane takes rows 2g and 2g + 1 of 16 and, of each k slab, the 16 bytes from KV·t on: one load brings a lane's whole share of a
+// slab, in either layout of the tile. Columns 2g and 2g + 1 of B belong to two neighbouring blocks, so that of 16 accumulator
+// columns a lane holds 4t … 4t + 3.
 #pragma once
 
-// How 16-byte chunks of a factor are permuted: the lanes that a load serves at once meet every bank once. They are two g and all
-// t: with k contiguous rows 2g, 2 apart, and 4 chunks of each (the halves of 8 chunks change places every second row); else KV
-// rows apart 4 rows and 2 chunks of each. Where rows have 8 chunks or more.
+// The swizzle of an operand's 16-byte chunks, by which the lanes that a load serves together hit every bank once. Those lanes are two
+// values of g and all of t. With k contiguous: rows 2g, 2 apart, and 4 chunks of each, so the halves of 8 chunks swap every second
+// row. Else: 4 rows, KV apart, and 2 chunks of each. This holds for rows of at least 8 chunks.
 template<class T, int COLS, bool K_LAST> struct WideLayout {
   static constexpr int V = 16 / (int)sizeof(T), CHUNKS = COLS / V, P = Swizzle<T, COLS>::P, PERIOD = K_LAST ? 4 : 4 * V;
   static KS_DEVICE int mask(int row) { return (K_LAST ? (row & 2) * 2 : row / V * 2) & (P - 1); }
   static KS_DEVICE int offset(int row, int col) { return row * COLS + ((col / V) ^ mask(row)) * V + col % V; }
 };
 
-// Rows 2g and 2g + 1; of every two blocks of 8 columns 4t … 4t + 3.
+// Rows 2g and 2g + 1; of every two blocks of 8 columns, columns 4t … 4t + 3.
 struct InFours {
   static KS_DEVICE int row(int r, int h) { return 16 * r + 2 * lane_group() + h; }
   static KS_DEVICE int column(int c) { return 8 * (c & ~1) + 4 * lane_in_group() + 2 * (c & 1); }
@@ -37,8 +37,8 @@ template<class T_, class Product> struct WideEngine : Accumulators<T_, InFours> 
     typedef PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N, WideLayout<T, K_LAST_ ? K : N, K_LAST_>> Plain;
     KS_DEVICE explicit Tile(char* m) : Plain(m) {}
     KS_DEVICE T element(int n, int k) const { return K_LAST ? this->at(n, k) : this->at(k, n); }
-    // (row0 + r, column0 + c); row0 and column0 are multiples of 16, r and c less than 16. As in MatrixEngine, what is known of
-    // row0 and column0 when compiling costs nothing.
+    // (row0 + r, column0 + c); row0 and column0 are multiples of 16, r and c less than 16. As in MatrixEngine, where
+    // row0 and column0 are compile-time constants they cost nothing.
     KS_DEVICE const T* place(int row0, int r, int column0, int c) const {
       constexpr int TURNED = (Plain::Layout::P - 1) * KV;
       const int first = Plain::Layout::offset(r, c) ^ (column0 & TURNED);
@@ -51,7 +51,7 @@ template<class T_, class Product> struct WideEngine : Accumulators<T_, InFours> 
     return {t, row0, k0};
   }
 
-  // What a lane multiplies of 16 outer indices from n0 on and a slab of k: x[u][s], index 2g + u and k = KV·t + s.
+  // A lane's fragment of 16 rows (columns of B) from n0 on and one k slab: x[u][s] is row 2g + u at k = KV·t + s.
   template<class From> static KS_DEVICE void load(T (&x)[2][KV], From tile, int n0, int k0) {
     const int g = lane_group(), t = lane_in_group(), inner = k0 & 15;
     if constexpr (From::K_LAST) {
@@ -101,7 +101,7 @@ template<class T_, class Product> struct WideEngine : Accumulators<T_, InFours> 
   }
 };
 
-// ---- float64: slabs of 8. Before sm_90 the instruction is one of 8×8 blocks and 4 of k.
+// ---- float64: k slabs of 8. Before sm_90 the instruction is m8n8k4.
 struct DoubleProduct {
   struct Left {
     double x[2][2];
@@ -114,7 +114,7 @@ struct DoubleProduct {
     double x[2];
     KS_DEVICE explicit Right(const double (&from)[2]) : x{from[0], from[1]} {}
   };
-  // c0, c1: two columns of the row of h = 0; c2, c3 of h = 1.
+  // c0, c1: two columns of the fragment's first row (h = 0); c2, c3: of its second (h = 1).
   static KS_DEVICE void add(double& c0, double& c1, double& c2, double& c3, const Left& a, const Right& b) {
 #if __CUDA_ARCH__ >= 900
     asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -136,7 +136,7 @@ struct DoubleProduct {
 template<> struct MatrixEngine<double> : WideEngine<double, DoubleProduct> {};
 #endif
 
-// ---- float32 in TF32, 8 bits of exponent and 10 behind the point: slabs of 16.
+// ---- float32 in TF32 (8 exponent bits, 10 mantissa bits): k slabs of 16.
 
 // The nearest TF32, ties away from 0.
 KS_DEVICE unsigned to_tf32(float x) {
@@ -152,9 +152,9 @@ KS_DEVICE void multiply_tf32(float& c0, float& c1, float& c2, float& c3, const u
         : "r"(a[0][s]), "r"(a[1][s]), "r"(a[0][s + 1]), "r"(a[1][s + 1]), "r"(b[s]), "r"(b[s + 1]));
 }
 
-// PRODUCTS = 1: of operands that are rounded. 3: x is the sum of two TF32, the nearest and that of what is left of x, but for
-// 2⁻²² of it; three of their four products make x·y as exactly. The units cut sums off where float32 rounds them, which over
-// many of them drifts: what they made of a slab is added to the accumulator outside of them.
+// PRODUCTS = 1: operands are rounded to TF32. 3 (3xTF32): x is split into two TF32 values, the nearest and the remainder's nearest,
+// exact to 2⁻²² of x; three of the four products then give x·y to that precision. Tensor cores truncate sums where float32
+// rounds them, which drifts over many additions: each slab is summed from 0 and added to the accumulator by ordinary additions.
 template<int PRODUCTS> struct Tf32Product {
   static_assert(PRODUCTS == 1 || PRODUCTS == 3, "rounded or split");
   static constexpr int PARTS = PRODUCTS == 3 ? 2 : 1;
@@ -196,7 +196,7 @@ template<int PRODUCTS> struct Tf32Product {
       multiply_tf32(large[0], large[1], large[2], large[3], a.x[0], b.x[0]);
       float* const sums[4] = {&c0, &c1, &c2, &c3};
 #pragma unroll
-      for (int i = 0; i < 4; i++)  // of an infinity nothing is left but NaN, and infinity · 0 is NaN: then the large parts say all
+      for (int i = 0; i < 4; i++)  // an infinity's remainder is NaN, and so is infinity · 0: the large parts alone are right then
         *sums[i] += large[i] + (finite(small[i]) ? small[i] : 0.f);
     }
   }

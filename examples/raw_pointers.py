@@ -7,9 +7,12 @@ stays as it is.
 
 from __future__ import annotations
 
-import kernelseam
-import numpy as np
-from kernelseam import Attention, AttentionPointers
+try:
+    import kernelseam
+    import numpy as np
+    from kernelseam import Attention, AttentionPointers
+except ModuleNotFoundError as e:
+    raise SystemExit(f"{e.name} is missing: pip install kernelseam") from None
 
 B, H, H_KV, S, D = 2, 8, 2, 100, 64
 rng = np.random.default_rng(0)
@@ -77,8 +80,8 @@ def strided() -> None:
 
 def matrices(count: int) -> list[np.ndarray]:
     """In any order in memory. Evenly spaced ones would be served as strided memory."""
-    made = [rng.standard_normal((S, D), np.float32) for _ in range(count)]
-    return [made[i] for i in rng.permutation(count)]
+    arrays = [rng.standard_normal((S, D), np.float32) for _ in range(count)]
+    return [arrays[i] for i in rng.permutation(count)]
 
 
 def listed() -> None:

@@ -6,9 +6,12 @@ Needs torch. On a GPU where torch sees one and its plugin is installed, else on 
 
 from __future__ import annotations
 
-import kernelseam
-import torch
-from kernelseam.interop.torch import attention
+try:
+    import kernelseam
+    import torch
+    from kernelseam.interop.torch import attention
+except ModuleNotFoundError as e:
+    raise SystemExit(f"{e.name} is missing: pip install kernelseam torch") from None
 
 TOKENS, LENGTH, BACK, WIDTH, HEADS, KV_HEADS, BATCH, STEPS = 12, 24, 3, 48, 4, 2, 16, 40
 on_gpu = torch.cuda.is_available() and any(d.backend != "numpy" for d in kernelseam.devices())
@@ -50,7 +53,7 @@ def main() -> None:
         optimizer.step()
         losses.append(loss.item())
         if step % 10 == 0 or step == STEPS - 1:
-            print(f"step {step:2}: loss {losses[-1]:.3f}")
+            print(f"step {step:2}: loss {losses[-1]:.3f}", flush=True)
     right = (logits.argmax(-1) == tokens[:, :-BACK]).float().mean().item()
     print(f"on {DEVICE}: loss {losses[0]:.3f} → {losses[-1]:.3f}, {right:.0%} of the tokens right")
     assert losses[-1] < losses[0] / 4 and right > 0.9

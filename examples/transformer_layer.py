@@ -11,14 +11,18 @@ Needs torch. On a GPU where torch sees one and its plugin is installed, else on 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-import kernelseam
-import torch
-import torch.nn.functional as F
-from kernelseam.interop import torch as seam
-from torch import Tensor
+try:
+    import kernelseam
+    import torch
+    import torch.nn.functional as F
+    from kernelseam.interop import torch as seam
+    from torch import Tensor
+except ModuleNotFoundError as e:
+    raise SystemExit(f"{e.name} is missing: pip install kernelseam torch") from None
 
 BATCH, LENGTH, WIDTH, HEADS, KV_HEADS, HEAD_DIM, FFN = 2, 160, 512, 8, 2, 64, 1408
 # In units of bfloat16's rounding, 2⁻⁸. A gradient has passed through some twenty tensors that were
@@ -110,7 +114,7 @@ def parameters() -> dict[str, Tensor]:
     has."""
     torch.manual_seed(0)
     rows = (HEADS + 2 * KV_HEADS) * HEAD_DIM
-    made = {
+    weights = {
         "x": torch.randn(BATCH, LENGTH, WIDTH),
         "attention norm": 1 + 0.1 * torch.randn(WIDTH),
         "qkv weight": torch.randn(rows, WIDTH) / WIDTH**0.5,
@@ -123,7 +127,7 @@ def parameters() -> dict[str, Tensor]:
         "down": torch.randn(WIDTH, FFN) / FFN**0.5,
         "d result": torch.randn(BATCH, LENGTH, WIDTH),
     }
-    return {name: x.bfloat16().double().to(DEVICE) for name, x in made.items()}
+    return {name: x.bfloat16().double().to(DEVICE) for name, x in weights.items()}
 
 
 def differentiated(values: dict[str, Tensor], ops: Ops, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -148,6 +152,7 @@ def units_off(actual: Tensor, exact: Tensor) -> tuple[float, float]:
 
 def main() -> None:
     values = parameters()
+    print("the layer by torch in float64 and bfloat16, then by kernelseam …", file=sys.stderr)
     exact = differentiated(values, TORCH, torch.float64)
     plain = differentiated(values, TORCH, torch.bfloat16)
     with kernelseam.trace() as launches:

@@ -1,5 +1,5 @@
-"""The table docs/amd-counts.csv: an iteration of the hot loop of covering AMD kernels, compiled
-only. `amd_counts.py` writes it, and tests/crosscompile holds kernels against it."""
+"""The table docs/amd-counts.csv: one iteration of the hot loops of the covering AMD kernels,
+compiled only. `amd_counts.py` writes it, and tests/crosscompile compares kernels with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kernelseam_rocm_emulator.counting.listing import listings
 
 TABLE = Path(__file__).parent.parent / "docs" / "amd-counts.csv"
 POINTS = 3.0
-"""How far a matrix share may fall."""
+"""The most percentage points by which a matrix share may fall."""
 
 COLUMNS = (
     "arch",
@@ -50,12 +50,12 @@ class Counts:
     """Matrix, vector, LDS, memory, other."""
 
     @staticmethod
-    def of(found: Iteration, arch: str) -> Counts:
+    def of(iteration: Iteration, arch: str) -> Counts:
         classes = ([Class.MATRIX], VECTOR, LDS, MEMORY)
-        counts = [round(found.count(c)) for c in classes]
-        counts.append(round(sum(found.classes.values())) - sum(counts))
-        _, share = found.cycles.shares(model.unit(arch))
-        return Counts(round(100 * share, 1), round(found.count([Class.MOVE])), tuple(counts))
+        counts = [round(iteration.count(c)) for c in classes]
+        counts.append(round(sum(iteration.classes.values())) - sum(counts))
+        _, share = iteration.cycles.shares(model.unit(arch))
+        return Counts(round(100 * share, 1), round(iteration.count([Class.MOVE])), tuple(counts))
 
     @staticmethod
     def parse(cells: Sequence[str]) -> Counts:
@@ -73,14 +73,14 @@ class Counts:
 def counts_of(toolchain: Toolchain, arch: str, covered: Covered) -> dict[Key, Counts]:
     """Rows of a covering kernel's binaries, compiled where they are not in the cache; none of those
     without matrix instructions in a loop."""
-    found: dict[Key, Counts] = {}
+    counts: dict[Key, Counts] = {}
     for tile in covered.tiles(toolchain.arch_row(arch)):
         binary, _ = build_binary(toolchain, covered.spec, arch, tile, covered.kernel)
         (listing,) = listings(binary.data, arch).values()
         hot = iteration.compiled(listing, arch)
         if hot is not None:
-            found[arch, str(covered), kernel_table.tile_name(tile)] = Counts.of(hot, arch)
-    return found
+            counts[arch, str(covered), kernel_table.tile_name(tile)] = Counts.of(hot, arch)
+    return counts
 
 
 def chosen(backend: Backend, arch: str, everything: bool = False) -> Iterator[Covered]:
@@ -112,11 +112,11 @@ def written(rows: Mapping[Key, Counts]) -> str:
 
 
 def worse(before: Mapping[Key, Counts], after: Mapping[Key, Counts]) -> list[str]:
-    """What got worse of the kernels in ``after``, in words.
+    """Messages about what got worse among the kernels in ``after``.
 
-    A tile that was there: its share fell by more than `POINTS`, or its loop moves more registers
-    between VGPRs and AGPRs. A tile that is new where the kernel had others: it moves any, or the
-    best tile's share fell so far. A kernel without rows has nothing to be held against.
+    An existing tile: its share fell by more than `POINTS`, or its loop moves more registers
+    between VGPRs and AGPRs. A new tile of a kernel that has rows: it moves any, or the best
+    tile's share fell so far. A kernel without rows is not compared.
     """
     said = []
     for key, row in after.items():

@@ -60,14 +60,14 @@ def compare(archs: Iterable[str], everything: bool, write: bool) -> list[str]:
             after.update(table.counts_of(backend.toolchain, arch, covered))
         print(f"{arch}: {sum(key[0] == arch for key in after)} kernels with matrix instructions")
     compiled = {key[:2] for key in after}
-    gone = {key for key in before if key[:2] in compiled and key not in after}
-    for key in sorted({*after, *gone}):
+    removed = {key for key in before if key[:2] in compiled and key not in after}
+    for key in sorted({*after, *removed}):
         was, now = before.get(key), after.get(key)
         if before and was != now:
             print(f"  {' | '.join(key)}: {was or 'new'} -> {now or 'gone'}")
     if write:
         known = {(a, str(c)) for a in model.UNITS for c in table.chosen(backend, a, True)}
-        kept = {k: row for k, row in before.items() if k not in gone and k[:2] in known}
+        kept = {k: row for k, row in before.items() if k not in removed and k[:2] in known}
         table.TABLE.write_text(table.written({**kept, **after}), encoding="utf-8")
     return table.worse(before, after)
 
@@ -101,8 +101,8 @@ def parity_launches(
     from kernelseam.parity.running.run import run_case, targets
 
     cases = [c for c in matrix() if any(fnmatchcase(c.name, g) for g in globs)]
-    found = [d for d in plugins().backend("rocm").runtime.devices() if d.arch in archs]
-    for device in found:
+    devices = [d for d in plugins().backend("rocm").runtime.devices() if d.arch in archs]
+    for device in devices:
         every = targets(device=device)
         named = {t.operation: t for t in every if t.implementation == implementation}
         for case in (c for c in cases if c.operation in named):
@@ -227,10 +227,10 @@ def main() -> int:
     said = compare(options.arch or model.UNITS, options.all, options.write)
     print("\n".join(said))
     if options.write and not options.arch:
-        found = list(launches(split(PRESETS), emulated))
+        found_launches = list(launches(split(PRESETS), emulated))
         toolchain = plugins().backend("rocm").toolchain
         assert toolchain is not None
-        PAGE.write_text(page(found, toolchain.compiler()), encoding="utf-8")
+        PAGE.write_text(page(found_launches, toolchain.compiler()), encoding="utf-8")
     return int(bool(said) and not options.write)
 
 

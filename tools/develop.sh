@@ -9,7 +9,7 @@ folder=${1:-.venv}
 
 "${PYTHON:-python3.11}" -m venv "$folder"
 "$folder/bin/python" -m pip install --quiet --disable-pip-version-check \
-    -e '.[dev]' -e './plugins/cuda[cu13]' -e ./plugins/rocm -e ./plugins/rocm_emulator torch
+    -e '.[dev,site,bench]' -e './plugins/cuda[cu13]' -e ./plugins/rocm -e ./plugins/rocm_emulator torch
 "$folder/bin/pre-commit" install
 tools/get-hiprtc.sh "$folder/hip" ||
     echo "develop.sh: no hiprtc; what needs it is skipped (see CONTRIBUTING.md)" >&2

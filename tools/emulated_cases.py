@@ -1,9 +1,9 @@
-"""The cases of the page about emulated AMD devices, and what each is there for.
+"""The cases of the page about emulated AMD devices, and the purpose of each group.
 `emulated_parity.py` runs them.
 
-Chosen so that between them they take every way through the kernels and finish in minutes: a
-distinct binary costs seconds, a case that shares one next to nothing, and the sum of a bias's
-gradient over many elements many.
+They are chosen to cover every path through the kernels and to finish in minutes: a distinct binary
+costs seconds, a case that shares one almost nothing, and the sum of a bias's gradient over many
+elements many seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Group:
 
     about: str
     names: str
-    """Of its cases, by blanks."""
+    """The names of its cases, separated by blanks."""
     implementation: str = SHARED
 
     @property

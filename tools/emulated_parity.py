@@ -113,9 +113,9 @@ HEAD = (
 
 def emulation() -> Emulation:
     """What runs the kernels."""
-    found = start()
-    assert isinstance(found, Emulation), found
-    return found
+    emulator = start()
+    assert isinstance(emulator, Emulation), emulator
+    return emulator
 
 
 @cache
@@ -126,7 +126,7 @@ def cases() -> dict[str, Case]:
 
 def by_operation(groups: Sequence[Group]) -> dict[str, list[Group]]:
     """Groups by their operation, and the implementation where that has a name."""
-    found: dict[str, list[Group]] = {}
+    by_name: dict[str, list[Group]] = {}
     for group in groups:
         (operation,) = {cases()[name].operation for name in group.cases}
         what = (
@@ -134,18 +134,18 @@ def by_operation(groups: Sequence[Group]) -> dict[str, list[Group]]:
             if group.implementation == SHARED
             else f"{operation} as {group.implementation}"
         )
-        found.setdefault(what, []).append(group)
-    return found
+        by_name.setdefault(what, []).append(group)
+    return by_name
 
 
 def run(device: Device, groups: Sequence[Group]) -> Iterator[Part]:
     """Every case of the groups on a device, an operation at a time."""
     used = emulation().used
-    found = {(t.operation, t.implementation): t for t in targets(device=device)}
+    by_name = {(t.operation, t.implementation): t for t in targets(device=device)}
     for what, its in by_operation(groups).items():
         before = len(used)
         wanted = [(cases()[name], group.implementation) for group in its for name in group.cases]
-        outcomes = tuple(_reported(case, found[case.operation, name]) for case, name in wanted)
+        outcomes = tuple(_reported(case, by_name[case.operation, name]) for case, name in wanted)
         yield Part(device, what, outcomes, len(used) - before)
 
 

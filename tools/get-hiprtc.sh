@@ -14,7 +14,11 @@ DEST (about 300 MB unpacked). Needs apt-get and dpkg, no root; the host's packag
 
 The archive is the one that the host's apt uses; MIRROR=URL names another.
 
-Afterwards DEST/run starts a program under the new C library with ROCM_PATH set:
+Afterwards kernelseam finds hiprtc there by the variable KERNELSEAM_HIP=DEST:
+
+  KERNELSEAM_HIP=DEST kernelseam compile gemm --arch gfx942
+
+DEST/run starts a whole program under the new C library with ROCM_PATH set, which tests need:
 
   DEST/run python -m pytest
 

@@ -44,8 +44,8 @@ def flash_attention_3() -> ModuleType | str:
         return f"flash_attn_interface cannot be imported: {type(e).__name__}: {e}"[:200]
     if not hasattr(flash_attn_interface, "fa3_fwd"):
         return "flash_attn_interface has no fa3_fwd"
-    found: ModuleType = flash_attn_interface
-    return found
+    interface: ModuleType = flash_attn_interface
+    return interface
 
 
 @dataclass(frozen=True)
@@ -161,15 +161,15 @@ class AttentionRow:
     def arrays(self, make: Make, offsets: Any) -> dict[str, Any]:
         """Operands but for the results; ``offsets(numbers)``: int32."""
         shapes = self.shapes()
-        found = {n: make(shapes[n], self.dtype) for n in "qkv"}
+        operands = {n: make(shapes[n], self.dtype) for n in "qkv"}
         if self.sinks:
-            found["sinks"] = make((self.heads,), "float32")
+            operands["sinks"] = make((self.heads,), "float32")
         if self.lengths:
-            found["kv_lengths"] = offsets(self.lengths)
+            operands["kv_lengths"] = offsets(self.lengths)
         if self.packed:
             starts = (0, *itertools.accumulate(self.packed))
-            found |= {"cu_seqlens_q": offsets(starts), "cu_seqlens_k": offsets(starts)}
-        return found
+            operands |= {"cu_seqlens_q": offsets(starts), "cu_seqlens_k": offsets(starts)}
+        return operands
 
     def planned(self, session: Session) -> Iterable[Descriptor]:
         for row in filter(None, (self, self.without)):
@@ -288,14 +288,14 @@ def hardened(kind: str, q: torch.Tensor, k: torch.Tensor) -> None:
         return
     d, keys = q.shape[-1], k.shape[1]
     along = torch.linspace(0, 1, keys, device=k.device)
-    wanted = {
+    expected = {
         "sink": 40.0 * (along == 0),
         "falling": 200 * (1 - along),
         "rising": 200 * along,
         "jump": 300.0 * (along < 0.4),
     }[kind]
     q[..., 0] = 16.0
-    k[..., 0] = (wanted * math.sqrt(d) / 16).to(k.dtype)[None, :, None]
+    k[..., 0] = (expected * math.sqrt(d) / 16).to(k.dtype)[None, :, None]
 
 
 class Judge:
@@ -316,7 +316,7 @@ class Judge:
                 q, k, v = arrays["q"][b, :, h], arrays["k"][b, :, g], arrays["v"][b, :, g]
                 if row.lengths:
                     k, v = k[: row.lengths[b]], v[: row.lengths[b]]
-            found = [host(x)[None, None] for x in (q, k, v)]
+            host_arrays = [host(x)[None, None] for x in (q, k, v)]
             most = min(max(JUDGED_ELEMENTS // (len(k) * (row.D + row.width)), 4), JUDGED_ROWS)
             numbers = formulas.sample_rows(len(q), most)
             variant = formulas.Variant(
@@ -325,7 +325,13 @@ class Judge:
                 sinks=None if sinks is None else sinks[h : h + 1],
             )
             want = formulas.attention(
-                found[0], found[1], found[2], row.causal, row.D**-0.5, numbers, variant
+                host_arrays[0],
+                host_arrays[1],
+                host_arrays[2],
+                row.causal,
+                row.D**-0.5,
+                numbers,
+                variant,
             )
             self._parts.append((place, h, numbers, len(k), want))
 
@@ -354,12 +360,12 @@ def forward_rows() -> list[AttentionRow]:
         for D, heads in ((64, 32), (128, 16), (256, 8))
         for batch, S in ((16, 1024), (4, 4096), (1, 16384))
     ]
-    found = []
+    rows = []
     for causal in (False, True):
-        found += [AttentionRow("attention", *p, causal) for p in problems]
-        found.append(AttentionRow("attention", 4, 32, 4096, 128, causal, kv_heads=8))
-        found.append(AttentionRow("attention", 32, 12, 512, 64, causal, dtype="float16"))
-    return found
+        rows += [AttentionRow("attention", *p, causal) for p in problems]
+        rows.append(AttentionRow("attention", 4, 32, 4096, 128, causal, kv_heads=8))
+        rows.append(AttentionRow("attention", 32, 12, 512, 64, causal, dtype="float16"))
+    return rows
 
 
 VARIED = (4096, 3000, 2048, 2000, 1536, 1024, 1000, 777, 512, 391)
@@ -375,21 +381,21 @@ def option_rows() -> list[AttentionRow]:
             "attention-options", len(lengths), heads, max(lengths), D, causal, **options
         )
 
-    found = []
+    rows = []
     for causal in (False, True):
-        found += [row(96, 16, causal), row(192, 16, causal, D_v=128)]
-        found += [row(128, 16, causal, softcap=30.0), row(128, 16, causal, sinks=True)]
-        found.append(row(128, 16, causal, lengths=(4096, 3000, 2000, 1001)))
-        found.append(row(128, 16, causal, packed=VARIED))
-        found.append(row(64, 32, causal, packed=VARIED))
+        rows += [row(96, 16, causal), row(192, 16, causal, D_v=128)]
+        rows += [row(128, 16, causal, softcap=30.0), row(128, 16, causal, sinks=True)]
+        rows.append(row(128, 16, causal, lengths=(4096, 3000, 2000, 1001)))
+        rows.append(row(128, 16, causal, packed=VARIED))
+        rows.append(row(64, 32, causal, packed=VARIED))
     for D, heads in ((64, 32), (128, 16), (256, 8)):
-        found += [row(D, heads, False, window=(1023, 0)), row(D, heads, False, window=(256, 256))]
-    found += [
+        rows += [row(D, heads, False, window=(1023, 0)), row(D, heads, False, window=(256, 256))]
+    rows += [
         row(64, 32, True, softcap=30.0),
         row(64, 32, True, sinks=True),
         row(256, 8, True, softcap=30.0),
     ]
-    return found
+    return rows
 
 
 def adversarial_rows() -> list[AttentionRow]:

@@ -167,9 +167,9 @@ class Judge:
 
     def __call__(self, result: Any) -> Judged:
         each = {
-            f"{name}[{place[0]}, {place[1]}]": apart(got[place], want)
-            for place, wanted in self._parts
-            for name, got, want in zip(GRADIENTS, result, wanted, strict=True)
+            f"{name}[{place[0]}, {place[1]}]": apart(actual[place], reference)
+            for place, expected in self._parts
+            for name, actual, reference in zip(GRADIENTS, result, expected, strict=True)
         }
         worst = max(each, key=lambda n: float("inf") if each[n] != each[n] else each[n])
         return Judged(each[worst], each[worst] / PEERS_DIFFER[self._row.dtype], f"{worst} is off")

@@ -44,17 +44,17 @@ def measured(
     """Compile into the cache's folder as it is set, and load from there. The binary must not be
     there yet."""
     start = time.perf_counter()
-    made = bundle(covered.kernel, covered.spec, tile, toolchain, arch)
+    source = bundle(covered.kernel, covered.spec, tile, toolchain, arch)
     put_together = time.perf_counter() - start
     build.forget()
     cpu, wall = time.process_time(), time.perf_counter()
-    first = compiled(toolchain, made, arch)
+    first = compiled(toolchain, source, arch)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     hits = []
     for _ in range(repeats):
         build.forget()
         start = time.perf_counter()
-        again = compiled(toolchain, made, arch)
+        again = compiled(toolchain, source, arch)
         hits.append(time.perf_counter() - start)
         assert again.path == first.path is not None and again.data == first.data
     return Times(cpu, wall, put_together, tuple(hits))
@@ -62,12 +62,12 @@ def measured(
 
 def kernels(arch: str, implementation: str, backend: str = "cuda") -> list[tuple[Covered, Any]]:
     """The covering kernels, with their tiles, of implementations whose name starts so."""
-    found = plugins().backend(backend)
-    assert found.toolchain is not None
-    row = found.toolchain.arch_row(arch)
+    registered = plugins().backend(backend)
+    assert registered.toolchain is not None
+    row = registered.toolchain.arch_row(arch)
     return [
         (c, tile)
-        for c in covering(found.kernels)
+        for c in covering(registered.kernels)
         if c.kernel.name.startswith(implementation)
         and (not c.kernel.archs or arch in c.kernel.archs)
         for tile in c.tiles(row)

@@ -35,14 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.device == "idle" and not pretending.pretending():
             return pretending.beside_idle_driver(sys.argv[1:] if arguments is None else arguments)
         return _run(options, start)
-    found, records = running.read(options.file)
+    environment, records = running.read(options.file)
     if options.command == "draw":
         from benchmarks.comparing import plots
 
-        for path in plots.draw(found, records, options.folder):
+        for path in plots.draw(environment, records, options.folder):
             print(path)
     else:
-        print("\n".join(tables.page(found, records)))
+        print("\n".join(tables.page(environment, records)))
     return 0
 
 

@@ -83,16 +83,16 @@ class GemmRow:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         b = (self.N, self.K) if self.b_transposed else (self.K, self.N)
-        found: dict[str, tuple[int, ...]] = {
+        by_name: dict[str, tuple[int, ...]] = {
             "A": (self.count, self.M, self.K),
             "B": (self.count, *b),
             "C": (self.count, self.M, self.N),
         }
         if self.bias:
-            found["bias"] = (self.count, self.N)
+            by_name["bias"] = (self.count, self.N)
         if self.residual:
-            found["residual"] = found["C"]
-        return found
+            by_name["residual"] = by_name["C"]
+        return by_name
 
     def arrays(self, make: Make) -> dict[str, Any]:
         """Operands but for C."""
@@ -242,8 +242,8 @@ def one_by_one(
 ) -> Scattered:
     """Each in an allocation of its own, in any order. They lie on more pages than the device
     translates addresses of at once, which slows every kernel."""
-    found = [session.poisoned(shape, dtype) for _ in range(count)]
-    return Scattered([found[i] for i in np.random.default_rng(seed).permutation(count)])
+    outputs = [session.poisoned(shape, dtype) for _ in range(count)]
+    return Scattered([outputs[i] for i in np.random.default_rng(seed).permutation(count)])
 
 
 LISTS = {
@@ -280,12 +280,12 @@ class Judge:
         )
 
     def _cut(self, x: torch.Tensor, rows: Any, columns: Any) -> Any:
-        found = x[self._matrices]
+        selected = x[self._matrices]
         if rows is not None:
-            found = found[:, torch.from_numpy(rows).to(x.device)]
+            selected = selected[:, torch.from_numpy(rows).to(x.device)]
         if columns is not None:
-            found = found[:, :, torch.from_numpy(columns).to(x.device)]
-        return host(found)[:, None]
+            selected = selected[:, :, torch.from_numpy(columns).to(x.device)]
+        return host(selected)[:, None]
 
     def __call__(self, result: Any) -> Judged:
         c = self._cut(result, self._rows, self._columns)

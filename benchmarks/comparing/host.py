@@ -59,7 +59,7 @@ def least(runs: dict[str, Run], session: Session) -> dict[str, list[float]]:
     for run in runs.values():
         for _ in range(CALLS):
             run()
-    found: dict[str, list[float]] = {name: [] for name in runs}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(ROUNDS):
         best = dict.fromkeys(runs, float("inf"))
         for _ in range(GOES):
@@ -70,9 +70,9 @@ def least(runs: dict[str, Run], session: Session) -> dict[str, list[float]]:
                     run()
                 best[name] = min(best[name], (time.perf_counter() - start) / CALLS * 1e6)
         for name, us in best.items():
-            found[name].append(round(us, 3))
+            seconds[name].append(round(us, 3))
     session.synchronize()
-    return found
+    return seconds
 
 
 def _attention(session: Session) -> list[torch.Tensor]:

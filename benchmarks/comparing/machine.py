@@ -54,13 +54,13 @@ def smi(fields: dict[str, str]) -> list[str] | None:
 
 def read(line: str, fields: dict[str, str]) -> dict[str, Any]:
     """A line of its answer: numbers where it has numbers."""
-    found: dict[str, Any] = {}
+    readings: dict[str, Any] = {}
     for name, text in zip(fields, (x.strip() for x in line.split(",")), strict=False):
         try:
-            found[name] = text if name == "driver" else float(text)
+            readings[name] = text if name == "driver" else float(text)
         except ValueError:
             continue
-    return found
+    return readings
 
 
 def asked() -> dict[str, Any]:
@@ -79,7 +79,7 @@ def sampling(device: str) -> Iterator[dict[str, float]]:
     """Clocks, power and heat about a quarter of a second into what is done within: the answer is
     there at the end."""
     fields = {n: q for n, q in QUERY.items() if n not in ("driver", "power_limit_w")}
-    found: dict[str, float] = {}
+    summary: dict[str, float] = {}
     command, process = smi(fields) if device != "cpu" else None, None
     if command is not None:
         with suppress(OSError):
@@ -87,11 +87,11 @@ def sampling(device: str) -> Iterator[dict[str, float]]:
                 command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
             )
     try:
-        yield found
+        yield summary
     finally:
         if process is not None:
             try:
-                found.update(read(process.communicate(timeout=PATIENCE)[0], fields))
+                summary.update(read(process.communicate(timeout=PATIENCE)[0], fields))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
@@ -101,13 +101,13 @@ def versions() -> dict[str, str]:
     """Of what is installed, and the commit where the working tree knows one."""
     import kernelseam
 
-    found = {"kernelseam": kernelseam.__version__}
+    by_package = {"kernelseam": kernelseam.__version__}
     for name in DISTRIBUTIONS:
         with suppress(importlib.metadata.PackageNotFoundError):
-            found.setdefault(name, importlib.metadata.version(name))
-    found["torch"] = torch.__version__
-    found["cuda"] = str(torch.version.cuda)
-    found["cudnn"] = str(torch.backends.cudnn.version())
+            by_package.setdefault(name, importlib.metadata.version(name))
+    by_package["torch"] = torch.__version__
+    by_package["cuda"] = str(torch.version.cuda)
+    by_package["cudnn"] = str(torch.backends.cudnn.version())
     with suppress(OSError, subprocess.SubprocessError):
         root = Path(__file__).parents[2]
         done = subprocess.run(
@@ -117,8 +117,8 @@ def versions() -> dict[str, str]:
             timeout=20,
             check=True,
         )
-        found["commit"] = done.stdout.strip()
-    return found
+        by_package["commit"] = done.stdout.strip()
+    return by_package
 
 
 def described(device: str) -> dict[str, Any]:

@@ -25,9 +25,9 @@ def beside_idle_driver(arguments: Sequence[str]) -> int:
     """``python -m benchmarks`` with these arguments, in a process that finds that driver: its exit
     status."""
     with tempfile.TemporaryDirectory() as folder:
-        source, made = Path(__file__).with_name("idle_driver.c"), Path(folder, "libcuda.so.1")
+        source, library = Path(__file__).with_name("idle_driver.c"), Path(folder, "libcuda.so.1")
         subprocess.run(
-            ["cc", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{made.name}", "-o", made, source],
+            ["cc", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", "-o", library, source],
             check=True,
         )
         environment = {
@@ -54,5 +54,5 @@ def pretend() -> None:
     api: Any = torch._C
     api._cuda_getCurrentRawStream = (0).__mul__
     arrays._readers[torch.Tensor] = lambda array, devices: torch_arrays.describe(array, devices[0])
-    made = torch_arrays.empty
-    torch_arrays.empty = lambda shape, dtype, device: made(shape, dtype, "cpu")
+    empty = torch_arrays.empty
+    torch_arrays.empty = lambda shape, dtype, device: empty(shape, dtype, "cpu")

@@ -97,19 +97,19 @@ class ProjectionRow:
         return {"attn_out": attn, "weight": w, "bias": w[:1], "residual": x}, {"out": x}
 
     def descriptor(self, arrays: Mapping[str, Any], results: Mapping[str, Any]) -> Descriptor:
-        given, made = dict(arrays), dict(results)
+        given, outputs = dict(arrays), dict(results)
         if self.kind == "qkv backward":
             dq, dk, dv = (given.pop(f"d{n}") for n in "qkv")
-            return ks.QkvProjectionBwd.from_arrays(dq, dk, dv, **given, **made)
+            return ks.QkvProjectionBwd.from_arrays(dq, dk, dv, **given, **outputs)
         if self.kind == "output backward":
-            return ks.OutputProjectionBwd.from_arrays(given.pop("d_output"), **given, **made)
+            return ks.OutputProjectionBwd.from_arrays(given.pop("d_output"), **given, **outputs)
         if self.kind.startswith("qkv"):
             return ks.QkvProjection.from_arrays(
-                given.pop("input"), given.pop("weight"), *(made[n] for n in "qkv"), **given
+                given.pop("input"), given.pop("weight"), *(outputs[n] for n in "qkv"), **given
             )
         layout = "bshd" if self.kind == "output token-major" else "bhsd"
         return ks.OutputProjection.from_arrays(
-            given.pop("attn_out"), given.pop("weight"), made["out"], layout=layout, **given
+            given.pop("attn_out"), given.pop("weight"), outputs["out"], layout=layout, **given
         )
 
     def planned(self, session: Session) -> Iterable[Descriptor]:
@@ -128,13 +128,13 @@ class ProjectionRow:
         return compared(record, self.prepare(session), session)
 
     def prepare(self, session: Session) -> Prepared:
-        shapes, made = self.shapes()
+        shapes, outputs = self.shapes()
         arrays = {n: session.random(s, self.dtype) for n, s in shapes.items()}
         if self.kind == "qkv turned":
             angles = 6.28 * torch.rand(self.tokens, self.D // 2, device=session.device)
             arrays |= {"cos": angles.cos(), "sin": angles.sin()}
         prepared = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
-        size = sum(map(math.prod, made.values()))
+        size = sum(map(math.prod, outputs.values()))
         prepared.ours(
             session,
             lambda flat: self.descriptor(arrays, self.split(flat)),
@@ -179,7 +179,7 @@ def _turned(row: ProjectionRow, arrays: Mapping[str, Any]) -> Peer:
             :, turning:
         ]
 
-    return run, lambda made: (*made[0].split([row.heads, row.kv_heads], 1), made[1])
+    return run, lambda outputs: (*outputs[0].split([row.heads, row.kv_heads], 1), outputs[1])
 
 
 def _output(row: ProjectionRow, arrays: Mapping[str, Any]) -> Peer:
@@ -193,15 +193,15 @@ def _output(row: ProjectionRow, arrays: Mapping[str, Any]) -> Peer:
 def _qkv_backward(row: ProjectionRow, arrays: Mapping[str, Any]) -> Peer:
     d = torch.cat([arrays[f"d{n}"] for n in "qkv"], 1).transpose(1, 2).flatten(2).contiguous()[0]
     x, w = arrays["input"][0], arrays["weight"]
-    return lambda: (d @ w, d.T @ x, d.sum(0)), lambda made: made
+    return lambda: (d @ w, d.T @ x, d.sum(0)), lambda outputs: outputs
 
 
 def _output_backward(row: ProjectionRow, arrays: Mapping[str, Any]) -> Peer:
     attn = arrays["attn_out"].transpose(1, 2).flatten(2).contiguous()[0]
     d, w = arrays["d_output"][0], arrays["weight"]
 
-    def split(made: tuple[torch.Tensor, ...]) -> Iterable[torch.Tensor]:
-        return made[0].unflatten(1, (row.heads, row.D)).transpose(0, 1), *made[1:]
+    def split(gradients: tuple[torch.Tensor, ...]) -> Iterable[torch.Tensor]:
+        return gradients[0].unflatten(1, (row.heads, row.D)).transpose(0, 1), *gradients[1:]
 
     return lambda: (d @ w, d.T @ attn, d.sum(0)), split
 
@@ -240,24 +240,24 @@ class Judge:
     def _float64(self, cut: Mapping[str, Any], arrays: Mapping[str, Any]) -> oracle.Results:
         row = self._row
         if row.kind == "qkv backward":
-            found = oracle.qkv_projection_bwd(
+            gradients = oracle.qkv_projection_bwd(
                 cut["dq"], cut["dk"], cut["dv"], None, cut["weight"][None, None]
             )
             # Sums over all tokens: one head of each, and a few columns of the input.
             dq, dk, dv = (host(arrays[f"d{n}"][:, :1]) for n in "qkv")
             x = host(arrays["input"][:, None, :, :JUDGED])
             return {
-                "d_input": found["d_input"],
+                "d_input": gradients["d_input"],
                 **_sums(oracle.qkv_projection_bwd(dq, dk, dv, x, None)),
             }
         if row.kind == "output backward":
-            found = oracle.output_projection_bwd(
+            gradients = oracle.output_projection_bwd(
                 cut["d_output"][:, None], None, cut["weight"][None, None], row.heads
             )
             d = host(arrays["d_output"][:, None, :, :JUDGED])
             attn = host(arrays["attn_out"][:, :1])
             return {
-                "d_attn_out": found["d_attn_out"],
+                "d_attn_out": gradients["d_attn_out"],
                 **_sums(oracle.output_projection_bwd(d, attn, None, 1)),
             }
         if row.kind.startswith("qkv"):
@@ -275,7 +275,7 @@ class Judge:
 
     def _looked_at(self, result: torch.Tensor) -> dict[str, Any]:
         """What of the results was computed in float64, as the oracle has it."""
-        row, found = self._row, {}
+        row, sampled = self._row, {}
         for name, x in row.split(result).items():
             cut = self._cut(name, x)
             if name in ("d_weight", "d_bias"):
@@ -287,19 +287,19 @@ class Judge:
                 cut = x[rows] if name == "d_bias" else x[rows][None, None, :, :columns]
             elif name in ("out", "d_input"):
                 cut = cut[:, None]
-            found[name] = host(cut)
-        return found
+            sampled[name] = host(cut)
+        return sampled
 
     def __call__(self, result: Any) -> Judged:
-        got = self._looked_at(result)
-        verdict = check.projection(self._want, DType.of(self._row.dtype), got)
-        flat = np.concatenate([x.astype(np.float64).reshape(-1) for x in got.values()])
-        want = np.concatenate([self._want[n][0].out.reshape(-1) for n in got])
+        actual = self._looked_at(result)
+        verdict = check.projection(self._want, DType.of(self._row.dtype), actual)
+        flat = np.concatenate([x.astype(np.float64).reshape(-1) for x in actual.values()])
+        want = np.concatenate([self._want[n][0].out.reshape(-1) for n in actual])
         return Judged(relative(flat, want), verdict.worst, verdict.message)
 
 
-def _sums(found: oracle.Results) -> oracle.Results:
-    return {n: found[n] for n in ("d_weight", "d_bias")}
+def _sums(results: oracle.Results) -> oracle.Results:
+    return {n: results[n] for n in ("d_weight", "d_bias")}
 
 
 def projection_rows() -> list[ProjectionRow]:

@@ -88,8 +88,8 @@ class Record:
 
     def counted(self, ours: Timed) -> float | None:
         """The best peer's time over ours, in the way in which that is less; None without a peer."""
-        found = [r for peer in self.of(PEER) for r in self.ratios(ours, peer).values()]
-        return min(found, default=None)
+        ratios = [r for peer in self.of(PEER) for r in self.ratios(ours, peer).values()]
+        return min(ratios, default=None)
 
     def beyond(self, ours: Timed) -> list[str]:
         """What of it misses the row's targets, in words."""
@@ -98,22 +98,24 @@ class Record:
         if ratio is not None and ratio < self.least:
             missed.append(f"{ratio:.3f} of the best peer, wanted {self.least:g}")
         for way, limit in self.limits.items():
-            if (taken := ours.median(way)) is not None and taken > limit:
-                missed.append(f"{way} {taken:.3g} µs, at most {limit:g}")
+            if (median := ours.median(way)) is not None and median > limit:
+                missed.append(f"{way} {median:.3g} µs, at most {limit:g}")
         return missed
 
 
 def mean(ratios: Iterable[float]) -> float | None:
     """The geometric mean."""
-    found = list(ratios)
-    return math.exp(sum(map(math.log, found)) / len(found)) if found else None
+    values = list(ratios)
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else None
 
 
 def means(records: Sequence[Record]) -> dict[str, dict[str, float]]:
     """By suite, by contestant of ours: the geometric mean of the ratios that count."""
-    found: dict[str, dict[str, list[float]]] = {}
+    by_name: dict[str, dict[str, list[float]]] = {}
     for record in records:
         for ours in record.of(OURS):
             if not record.failure and (ratio := record.counted(ours)) is not None:
-                found.setdefault(record.suite, {}).setdefault(ours.name, []).append(ratio)
-    return {suite: {name: mean(r) or 0.0 for name, r in by.items()} for suite, by in found.items()}
+                by_name.setdefault(record.suite, {}).setdefault(ours.name, []).append(ratio)
+    return {
+        suite: {name: mean(r) or 0.0 for name, r in by.items()} for suite, by in by_name.items()
+    }

@@ -121,17 +121,17 @@ class Prepared:
         """Ours by dispatch, and by each name that is asked for and does not refuse, each over a
         result of its own. ``shown``: the result as the judge takes it."""
         first = self.add(session, descriptor, result, shown, OURS, OURS)
-        taken = {first.implementation}
+        implementations = {first.implementation}
         for name in session.implementations:
             called = f"{OURS} by {name}"
             try:
-                found = self.add(session, descriptor, result, shown, called, OURS, name)
+                contestant = self.add(session, descriptor, result, shown, called, OURS, name)
             except KernelSeamError as e:
                 self.refused[called] = str(e)
                 continue
-            if found.implementation in taken:  # it is dispatch's own choice
-                self.contestants.remove(found)
-            taken.add(found.implementation)
+            if contestant.implementation in implementations:  # it is dispatch's own choice
+                self.contestants.remove(contestant)
+            implementations.add(contestant.implementation)
 
     def add(
         self,
@@ -147,9 +147,9 @@ class Prepared:
         out = result()
         plan = ks.plan(descriptor(out), device=session.target(), implementation=implementation)
         called = plan.implementation + (f":{plan.choice.variant}" if plan.choice.variant else "")
-        found = Contestant(name, role, launched(plan, session), lambda: shown(out), called)
-        self.contestants.append(found)
-        return found
+        contestant = Contestant(name, role, launched(plan, session), lambda: shown(out), called)
+        self.contestants.append(contestant)
+        return contestant
 
     def peer(
         self,
@@ -208,14 +208,14 @@ def compared(record: Record, prepared: Prepared, session: Session) -> Record:
         with c.around():
             c.run()
             session.synchronize()
-            judged = prepared.judge(found := c.result())
+            judged = prepared.judge(result := c.result())
             session.synchronize()
         timed[c.name].error = judged.error
         if c.implementation and c.role != PEER:
             timed[c.name].worst = judged.worst
-            right = judged.worst <= 1 and bool(torch.isfinite(found).all())
+            right = judged.worst <= 1 and bool(torch.isfinite(result).all())
         else:
-            right = max(judged.error, apart(ours, found)) <= PEERS_DIFFER[prepared.dtype]
+            right = max(judged.error, apart(ours, result)) <= PEERS_DIFFER[prepared.dtype]
         if not right:  # nor where it is NaN
             raise Wrong(f"{_called(c)}: relative error {judged.error:.2e}. {judged.message}")
     kept = {
@@ -247,8 +247,8 @@ def _first_result(prepared: Prepared, session: Session) -> torch.Tensor:
     first.run()
     session.synchronize()
     assert first.result is not None
-    found: torch.Tensor = first.result()
-    return found
+    result: torch.Tensor = first.result()
+    return result
 
 
 def apart(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -273,13 +273,13 @@ def _pieces(t: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def host(tensor: torch.Tensor) -> Array:
     """A tensor's elements as NumPy has them."""
-    found = tensor.detach().contiguous().cpu()
-    narrow = found.dtype is torch.bfloat16
-    array: Array = found.view(torch.int16).numpy() if narrow else found.numpy()
+    copied = tensor.detach().contiguous().cpu()
+    narrow = copied.dtype is torch.bfloat16
+    array: Array = copied.view(torch.int16).numpy() if narrow else copied.numpy()
     return array.view(ml_dtypes.bfloat16) if narrow else array
 
 
-def relative(got: Array, want: Array) -> float:
+def relative(actual: Array, expected: Array) -> float:
     """‖got − want‖ / ‖want‖."""
-    norm = float(np.linalg.norm(want))
-    return float(np.linalg.norm(got.astype(np.float64) - want)) / norm if norm else 0.0
+    norm = float(np.linalg.norm(expected))
+    return float(np.linalg.norm(actual.astype(np.float64) - expected)) / norm if norm else 0.0

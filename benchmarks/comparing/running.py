@@ -67,9 +67,9 @@ def compile_ahead(rows: Iterable[Row], session: Session) -> list[str]:
             for name in (None, *session.implementations):
                 with suppress(KernelSeamError):
                     problem = descriptor.simplified()[0].problem()
-                    found = select(problem, device, name).implementation
-                    if isinstance(found, KernelImplementation):
-                        units.update(ahead.units_of(found, problem, device))
+                    implementation = select(problem, device, name).implementation
+                    if isinstance(implementation, KernelImplementation):
+                        units.update(ahead.units_of(implementation, problem, device))
     return ahead.compile_all(list(units.values()), device) if units else []
 
 
@@ -113,9 +113,9 @@ class Log:
 
 def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
     """A run's head and its records. Raises OSError, ValueError for another schema."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if found.get("schema") != SCHEMA:
-        raise ValueError(f"{path} has schema {found.get('schema')}, not {SCHEMA}: measure again")
-    return {k: v for k, v in found.items() if k not in ("schema", "rows")}, [
-        Record.read(r) for r in found["rows"]
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content.get("schema") != SCHEMA:
+        raise ValueError(f"{path} has schema {content.get('schema')}, not {SCHEMA}: measure again")
+    return {k: v for k, v in content.items() if k not in ("schema", "rows")}, [
+        Record.read(r) for r in content["rows"]
     ]

@@ -131,15 +131,18 @@ def table(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def head(found: dict[str, Any]) -> list[str]:
+def head(environment: dict[str, Any]) -> list[str]:
     """What was measured on, in a few lines."""
-    device, versions = found.get("device", {}), found.get("device", {}).get("versions", {})
+    device, versions = (
+        environment.get("device", {}),
+        environment.get("device", {}).get("versions", {}),
+    )
     said = [str(device.get("name", "?"))]
     said += [f"driver {device['driver']}"] if "driver" in device else []
     said += [f"{device['power_limit_w']:.0f} W"] if "power_limit_w" in device else []
     said += [f"{name} {version}" for name, version in versions.items() if version != "None"]
     lines = [", ".join(said) + "."]
-    if ceilings := found.get("ceilings"):
+    if ceilings := environment.get("ceilings"):
         lines.append(
             f"Ceilings: a copy {ceilings['copy_gbs']:.0f} GB/s (read and written), cuBLAS 8192³ "
             "bf16 "
@@ -158,9 +161,9 @@ EXPLAINED = (
 )
 
 
-def page(found: dict[str, Any], records: Sequence[Record]) -> list[str]:
+def page(environment: dict[str, Any], records: Sequence[Record]) -> list[str]:
     """A run as Markdown."""
-    lines = [*head(found), "", EXPLAINED]
+    lines = [*head(environment), "", EXPLAINED]
     by_suite = means(records)
     for suite, rows in groupby(records, key=lambda r: r.suite):
         lines += ["", f"## {suite}", "", *table(list(rows))]

@@ -70,7 +70,7 @@ def measure(
     graphs: dict[str, Run] = {}
     if once and min(once.values()) < settings.short_seconds:
         graphs = _graphs(turns, clock, settings.captured_launches)
-    found = {name: Samples() for name in turns}
+    samples = {name: Samples() for name in turns}
     names = list(turns)
     for turn_number in range(settings.rounds):
         at = turn_number % max(len(names), 1)
@@ -84,12 +84,12 @@ def measure(
                     )
                 else:
                     seconds = clock.burst(turn.run, repeats) / repeats
-                found[name].back_to_back.append(seconds)
+                samples[name].back_to_back.append(seconds)
         for name in names[at:] + names[:at]:
             count = min(max(int(settings.burst_seconds / once[name]), 1), settings.most_flushed)
             with turns[name].around():
-                found[name].flushed += clock.flushed(turns[name].run, count)
-    return found, bool(graphs)
+                samples[name].flushed += clock.flushed(turns[name].run, count)
+    return samples, bool(graphs)
 
 
 def _once(turn: Turn, clock: Clock) -> float:
@@ -112,11 +112,11 @@ def _warm(
 
 def _graphs(turns: Mapping[str, Turn], clock: Clock, count: int) -> dict[str, Run]:
     """Of all of them, or of none: else they would not be comparable."""
-    found: dict[str, Run] = {}
+    graphs: dict[str, Run] = {}
     for name, turn in turns.items():
         with turn.around():
             graph = clock.captured(turn.run, count)
         if graph is None:
             return {}
-        found[name] = graph
-    return found
+        graphs[name] = graph
+    return graphs

@@ -13,7 +13,7 @@ from kernelseam.parity.cases.attention_bwd_case import BackwardCase
 from kernelseam.parity.cases.attention_case import AttentionCase
 from kernelseam.parity.cases.case import Case
 from kernelseam.parity.cases.merge_case import MergeCase
-from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.cases.operand_layout import OperandLayout
 
 from benchmarks.drawing.common import BF16, F16, F32, Random, gaps, one
 
@@ -98,9 +98,9 @@ class Kind:
 def kinds(rng: Random, count: int) -> list[Kind]:
     """So many different ones: of ten, six forward, three backward and one merge; views in turn, and
     of seven two with odd head dims and one with wide ones."""
-    found: dict[Kind, None] = {}
+    distinct: dict[Kind, None] = {}
     turn = 0
-    while len(found) < count:
+    while len(distinct) < count:
         operation = (
             "attention",
             "attention_bwd",
@@ -113,9 +113,9 @@ def kinds(rng: Random, count: int) -> list[Kind]:
             "attention",
             "merge_states",
         )[turn % 10]
-        found[_kind(rng, operation, turn // 2)] = None
+        distinct[_kind(rng, operation, turn // 2)] = None
         turn += 1
-    return list(found)
+    return list(distinct)
 
 
 def _kind(rng: Random, operation: str, turn: int) -> Kind:
@@ -156,7 +156,7 @@ def _kind(rng: Random, operation: str, turn: int) -> Kind:
 
 def _gradients(kind: Kind, forward: AttentionCase, rng: Random) -> BackwardCase:
     bias, sinks = forward.bias is not None, bool(forward.sinks)
-    dout, dq, dk, dv = (_walk(kind, rng, kind.views[i]) for i in (0, 0, 1, 1))
+    dout, dq, dk, dv = (_operand_layout(kind, rng, kind.views[i]) for i in (0, 0, 1, 1))
     return BackwardCase(
         forward.name,
         forward,
@@ -167,7 +167,7 @@ def _gradients(kind: Kind, forward: AttentionCase, rng: Random) -> BackwardCase:
         bias_gradient=bias,
         sink_gradient=sinks,
         deterministic=not kind.any_order,
-        dbias=Walk(gaps=gaps(rng), aligned=False, offset=int(rng.integers(3))),
+        dbias=OperandLayout(gaps=gaps(rng), aligned=False, offset=int(rng.integers(3))),
     )
 
 
@@ -198,7 +198,9 @@ def _attention(kind: Kind, name: str, rng: Random) -> AttentionCase:
     }
     for operand in ("q", "k", "v", "out"):
         view = kv if operand in "kv" else q
-        fields[operand] = _walk(kind, rng, view, repeats=view == "strided" and operand in "kv")
+        fields[operand] = _operand_layout(
+            kind, rng, view, repeats=view == "strided" and operand in "kv"
+        )
     return AttentionCase(
         name,
         kind.dtype,
@@ -249,7 +251,7 @@ def _alibi(kind: Kind, rng: Random, batch: int, heads: int, S_k: int) -> Fields:
 def _bias(dtype: DType | None) -> Callable[..., Fields]:
     def given(kind: Kind, rng: Random, batch: int, heads: int, S_k: int) -> Fields:
         yield "bias", dtype or kind.dtype
-        yield "bias_walk", _plane(rng)
+        yield "bias_layout", _plane(rng)
         yield "bias_data", one(rng, ("normal", "normal", "holes", "voids", "low"))
 
     return given
@@ -257,7 +259,7 @@ def _bias(dtype: DType | None) -> Callable[..., Fields]:
 
 def _mask(kind: Kind, rng: Random, batch: int, heads: int, S_k: int) -> Fields:
     yield "mask", one(rng, ("random", "random", "keys", "rows"))
-    yield "mask_walk", _plane(rng)
+    yield "mask_layout", _plane(rng)
 
 
 def _sinks(kind: Kind, rng: Random, batch: int, heads: int, S_k: int) -> Fields:
@@ -280,7 +282,7 @@ _OPTIONS: dict[str, Callable[..., Fields]] = {
 
 
 def _merge(kind: Kind, name: str, rng: Random) -> MergeCase:
-    outs, out = (_walk(kind, rng) for _ in range(2))
+    outs, out = (_operand_layout(kind, rng) for _ in range(2))
     parts, batch, heads, rows = (int(rng.integers(1, most)) for most in (20, 4, 5, 70))
     dtype_out = F32 if kind.to_f32 else F16 if kind.dtype is F32 else kind.dtype
     return MergeCase(
@@ -299,13 +301,15 @@ def _merge(kind: Kind, name: str, rng: Random) -> MergeCase:
     )
 
 
-def _walk(kind: Kind, rng: Random, view: str = "strided", repeats: bool = False) -> Walk:
+def _operand_layout(
+    kind: Kind, rng: Random, view: str = "strided", repeats: bool = False
+) -> OperandLayout:
     orders = {"packed": ("brh", "brh", "bhr"), "paged": ("brh", "bhr", "hbr"), "pointers": ("bhr",)}
     order = one(rng, orders.get(view, ("bhr", "brh", "rbh", "hbr")))
     if not kind.aligned:
-        return Walk(order, gaps(rng), aligned=False, offset=1)
+        return OperandLayout(order, gaps(rng), aligned=False, offset=1)
     broadcast = one(rng, ("",) * 6 + ("b", "h", "bh")) if repeats else ""
-    return Walk(
+    return OperandLayout(
         order,
         gaps(rng),
         offset=int(rng.integers(3)) * 16 // kind.dtype.itemsize,
@@ -313,18 +317,20 @@ def _walk(kind: Kind, rng: Random, view: str = "strided", repeats: bool = False)
     )
 
 
-def _plane(rng: Random) -> Walk:
+def _plane(rng: Random) -> OperandLayout:
     """Of a bias or a mask: any axis may be the innermost, or repeat."""
     order = "".join(rng.permutation(list("bhrc"))) if rng.random() < 0.3 else "bhr"
     repeats = "".join(x for x in "bhrc" if rng.random() < 0.25)
-    return Walk(order, gaps(rng), aligned=False, offset=int(rng.integers(4)), broadcast=repeats)
+    return OperandLayout(
+        order, gaps(rng), aligned=False, offset=int(rng.integers(4)), broadcast=repeats
+    )
 
 
 def _lengths(rng: Random, batch: int, most: int) -> tuple[int, ...]:
     """One of them the longest; some may be 0."""
-    found = [0 if rng.random() < 0.1 else int(n) for n in rng.integers(0, most + 1, batch)]
-    found[int(rng.integers(batch))] = most
-    return tuple(found)
+    lengths = [0 if rng.random() < 0.1 else int(n) for n in rng.integers(0, most + 1, batch)]
+    lengths[int(rng.integers(batch))] = most
+    return tuple(lengths)
 
 
 def _extent(rng: Random) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases.case import Case
-from kernelseam.parity.cases.common import Plant
+from kernelseam.parity.cases.common import InjectedValue
 from kernelseam.parity.cases.gemm_case import GemmCase
 from kernelseam.parity.cases.projection_case import ProjectionCase
 from kernelseam.parity.operations import operands
@@ -66,9 +66,11 @@ def planted(case: Product, rng: Random, read: Collection[str]) -> Product:
     ``read``."""
     if rng.random() >= 0.1:
         return case
-    found = []
-    for name, place in operands.layout(case).places.items():
-        if name in read and 0 not in place.shape and rng.random() < 0.5:
+    values = []
+    for name, placement in operands.layout(case).placements.items():
+        if name in read and 0 not in placement.shape and rng.random() < 0.5:
             value = one(rng, (np.nan, np.inf, -np.inf))
-            found.append(Plant(name, value, tuple(int(rng.integers(n)) for n in place.shape)))
-    return replace(case, plants=tuple(found))
+            values.append(
+                InjectedValue(name, value, tuple(int(rng.integers(n)) for n in placement.shape))
+            )
+    return replace(case, injected=tuple(values))

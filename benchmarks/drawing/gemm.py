@@ -9,7 +9,7 @@ from typing import Any
 
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases.gemm_case import GemmCase
-from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.cases.operand_layout import OperandLayout
 
 from benchmarks.drawing.common import (
     BF16,
@@ -96,7 +96,7 @@ class Kind:
             several = extents["batch"] * extents["num_heads"] > 4
             if self.view == "scattered" and alike and several:
                 fields["view"] = one(rng, ("host", "device"))
-        a, b = (self._walk(operand, self.dtype, rng) for operand in "ab")
+        a, b = (self._operand_layout(operand, self.dtype, rng) for operand in "ab")
         if (
             self.a_transposed
             and not self.b_transposed
@@ -106,20 +106,20 @@ class Kind:
         ):
             # all products of an element are one: the bound of sums of zero mean is not theirs
             data = "positive"
-        c = self._walk("c", self.dtype_c, rng)
+        c = self._operand_layout("c", self.dtype_c, rng)
         if self.bias:
-            walk = self._bias_walk(rng)
+            operand_layout = self._bias_layout(rng)
             if fields.get("view") == "device" and not self.narrow:
                 # or the promise is that of the narrowest
-                walk = replace(walk, aligned=True, offset=0)
-            fields |= {"bias": self.bias, "bias_walk": walk}
+                operand_layout = replace(operand_layout, aligned=True, offset=0)
+            fields |= {"bias": self.bias, "bias_layout": operand_layout}
         if self.residual:
             alike = self.residual is self.dtype_c and ("c" in self.narrow) == (
                 "residual" in self.narrow
             )
             fields |= {
                 "residual": self.residual,
-                "residual_walk": self._walk("residual", self.residual, rng),
+                "residual_layout": self._operand_layout("residual", self.residual, rng),
                 "in_place": alike and beta == 0 and rng.random() < 0.4,
             }
         case = GemmCase(
@@ -139,18 +139,23 @@ class Kind:
             **extents,
             **fields,
         )
-        read = {"A": case.a, "B": case.b, "bias": case.bias_walk, "residual": case.residual_walk}
+        read = {
+            "A": case.a,
+            "B": case.b,
+            "bias": case.bias_layout,
+            "residual": case.residual_layout,
+        }
         return planted(
             case, rng, [*(n for n, w in read.items() if not w.broadcast), *["C"] * (beta != 0)]
         )
 
     def about(self, case: GemmCase) -> Iterator[str]:
         """Names of what one of its problems has beside that."""
-        walks = (
+        operand_layouts = (
             case.a,
             case.b,
-            *[case.bias_walk] * bool(case.bias),
-            *[case.residual_walk] * bool(case.residual),
+            *[case.bias_layout] * bool(case.bias),
+            *[case.residual_layout] * bool(case.residual),
         )
         flags = {
             "small matrices": max(case.M, case.N) <= SMALL[1],
@@ -161,15 +166,15 @@ class Kind:
             "heads share a B": case.b_head_group > 1,
             "heads straddle a B's": case.b_head_group > 1 < case.c_head_group
             and case.c_head_group % case.b_head_group != 0 != case.b_head_group % case.c_head_group,
-            "repeated operands": any(w.broadcast for w in walks),
+            "repeated operands": any(w.broadcast for w in operand_layouts),
             "exact integers": case.exact,
-            "a NaN or an infinity": bool(case.plants),
+            "a NaN or an infinity": bool(case.injected),
             "residual in place": case.in_place,
             "lists on the device": case.view == "device",
         }
         yield from (f"gemm {name}" for name, there in flags.items() if there)
 
-    def _walk(self, operand: str, dtype: DType, rng: Random) -> Walk:
+    def _operand_layout(self, operand: str, dtype: DType, rng: Random) -> OperandLayout:
         order = one(rng, ("bhr", "bhr", "brh", "rbh", "hbr")) if self.view == "strided" else "bhr"
         apart = gaps(rng)
         if self.view == "even":
@@ -178,18 +183,18 @@ class Kind:
         if operand != "c" and self.view != "even" and rng.random() < 0.2:
             repeats = one(rng, ("b", "h", "bh", "r"))
         if operand in self.narrow:
-            return Walk(order, apart, aligned=False, offset=1, broadcast=repeats)
-        return Walk(
+            return OperandLayout(order, apart, aligned=False, offset=1, broadcast=repeats)
+        return OperandLayout(
             order, apart, offset=int(rng.integers(3)) * 16 // dtype.itemsize, broadcast=repeats
         )
 
-    def _bias_walk(self, rng: Random) -> Walk:
+    def _bias_layout(self, rng: Random) -> OperandLayout:
         """Of a row each; at any address."""
         batch, head, row = gaps(rng)
         if self.view == "even":
-            return Walk(gaps=(0, head, 0), aligned=False, offset=int(rng.integers(4)))
+            return OperandLayout(gaps=(0, head, 0), aligned=False, offset=int(rng.integers(4)))
         repeats = one(rng, ("", "", "", "b", "h", "bh"))
-        return Walk(
+        return OperandLayout(
             gaps=(batch, head, row), aligned=False, offset=int(rng.integers(4)), broadcast=repeats
         )
 
@@ -218,29 +223,29 @@ def kind(rng: Random, turn: int) -> Kind:
 
 def _extents(rng: Random, batch_group: int, head_group: int) -> dict[str, Any]:
     """As the case's fields."""
-    found: dict[str, Any]
+    extents: dict[str, Any]
     way, lead = rng.random(), (1, 1)
     if way < 0.35:
-        found = {n: extent(rng, SMALL) for n in "MNK"}
+        extents = {n: extent(rng, SMALL) for n in "MNK"}
         lead = extent(rng, (8, 8, 100)), extent(rng, (6, 6, 16))
     elif way < 0.75:
-        found = {n: extent(rng, USUAL) for n in "MNK"}
+        extents = {n: extent(rng, USUAL) for n in "MNK"}
         lead = extent(rng, (3,)), extent(rng, (3,))
     elif way < 0.82:
-        found = {
+        extents = {
             "M": extent(rng, (40,)),
             "N": extent(rng, (40,)),
             "K": int(rng.integers(500, LONG)),
         }
     elif way < 0.94:  # so many tiles that larger ones pay
-        found = {n: int(rng.integers(100, 500)) for n in "MN"} | {"K": extent(rng, (40, 130))}
+        extents = {n: int(rng.integers(100, 500)) for n in "MN"} | {"K": extent(rng, (40, 130))}
         lead = extent(rng, (3,)), extent(rng, (2,))
     else:  # or the largest
-        found = {n: int(rng.integers(900, LARGE)) for n in "MN"} | {
+        extents = {n: int(rng.integers(900, LARGE)) for n in "MN"} | {
             "K": extent(rng, (40, 130)),
             "sample": 300,
         }
-    found |= {"batch": lead[0] * batch_group, "num_heads": lead[1] * head_group}
+    extents |= {"batch": lead[0] * batch_group, "num_heads": lead[1] * head_group}
     if rng.random() < 0.06:
-        found[one(rng, ("M", "N", "K", "K", "batch", "num_heads"))] = 0
-    return found
+        extents[one(rng, ("M", "N", "K", "K", "batch", "num_heads"))] = 0
+    return extents

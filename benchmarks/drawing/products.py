@@ -13,13 +13,13 @@ ORDER = ("gemm", QKV, "gemm", OUT, "gemm", QKV_BWD, "gemm", QKV, "gemm", OUT_BWD
 
 def kinds(rng: Random, count: int) -> list[Kind]:
     """So many different ones: of ten, five are GEMMs, two project to q, k and v."""
-    found: dict[Kind, None] = {}
+    distinct: dict[Kind, None] = {}
     turns = Counter[str]()
-    while len(found) < count:
+    while len(distinct) < count:
         operation = ORDER[turns.total() % len(ORDER)]
         turn = turns[operation]
-        found[
+        distinct[
             gemm.kind(rng, turn) if operation == "gemm" else projection.kind(rng, operation, turn)
         ] = None
         turns[operation] += 1
-    return list(found)
+    return list(distinct)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.dtypes import DType
+from kernelseam.parity.cases.operand_layout import OperandLayout
 from kernelseam.parity.cases.projection_case import ProjectionCase
-from kernelseam.parity.cases.walk import Walk
 
 from benchmarks.drawing.common import (
     BF16,
@@ -107,9 +107,9 @@ class Kind:
         """A problem of the kind; its name seeds its data."""
         fields = self._extents(rng)
         folded = fields["batch"] > 1 and self.backward and not self.entries_apart
-        walks = {n: self._heads_walk(n, folded, rng) for n in HEADS[self.operation]}
-        walks |= {
-            n: self._rows_walk(n, folded, rng)
+        operand_layouts = {n: self._heads_layout(n, folded, rng) for n in HEADS[self.operation]}
+        operand_layouts |= {
+            n: self._rows_layout(n, folded, rng)
             for n in ROWS[self.operation]
             if n != "residual" or self.residual
         }
@@ -131,7 +131,11 @@ class Kind:
             alike = alike and ("out" in self.narrow) == ("residual" in self.narrow)
             fields["in_place"] = alike and rng.random() < 0.4
         data = one(rng, ("normal",) * 8 + ("positive",) + ("integers",) * (2 * (not self.rotary)))
-        if data == "normal" and self.backward and any("r" in w.broadcast for w in walks.values()):
+        if (
+            data == "normal"
+            and self.backward
+            and any("r" in w.broadcast for w in operand_layouts.values())
+        ):
             # the bound of sums of zero mean is not that of a token summed again and again
             data = "positive"
         case = ProjectionCase(
@@ -141,19 +145,23 @@ class Kind:
             bias=self.bias,
             residual=self.residual,
             dtype_out=self.dtype_out,
-            walks=tuple(walks.items()),
+            operand_layouts=tuple(operand_layouts.items()),
             rotary=self.rotary,
             positions=self.positions,
             gradients=self.gradients,
             data=data,
             **fields,
         )
-        read = [n for n, w in walks.items() if n not in WRITTEN[self.operation] and not w.broadcast]
+        read = [
+            n
+            for n, w in operand_layouts.items()
+            if n not in WRITTEN[self.operation] and not w.broadcast
+        ]
         return planted(case, rng, read)
 
     def about(self, case: ProjectionCase) -> Iterator[str]:
         """Names of what one of its problems has beside that."""
-        orders = {case.walk(n).order for n in HEADS[self.operation]}
+        orders = {case.operand_layout(n).order for n in HEADS[self.operation]}
         flags = {
             "token-major": orders <= {"brh", "rbh"} or case.packed,
             "packed q, k and v": case.packed,
@@ -162,9 +170,9 @@ class Kind:
             "more than 300 tokens": case.batch * case.S > 300,
             "nothing, or nothing to sum": 0 in (case.batch, case.S, case.hidden),
             "part of a head turned": 0 < case.turned < case.head_dim,
-            "repeated operands": any(w.broadcast for _, w in case.walks),
+            "repeated operands": any(w.broadcast for _, w in case.operand_layouts),
             "exact integers": case.exact,
-            "a NaN or an infinity": bool(case.plants),
+            "a NaN or an infinity": bool(case.injected),
             "residual in place": case.in_place,
         }
         yield from (f"projection {name}" for name, there in flags.items() if there)
@@ -190,7 +198,7 @@ class Kind:
             batch, S, hidden = 2, extent(rng, (40,)), int(rng.integers(900, WIDE))
         if self.entries_apart:
             S = max(S, 2)
-        found = {
+        extents = {
             "batch": batch,
             "S": S,
             "hidden": hidden,
@@ -199,10 +207,10 @@ class Kind:
             "head_dim": dim,
         }
         if rng.random() < 0.05:
-            found[one(rng, ("batch", "S", "hidden"))] = 0
-        return found
+            extents[one(rng, ("batch", "S", "hidden"))] = 0
+        return extents
 
-    def _heads_walk(self, operand: str, folded: bool, rng: Random) -> Walk:
+    def _heads_layout(self, operand: str, folded: bool, rng: Random) -> OperandLayout:
         batch, head, row = gaps(rng)
         order, repeats = one(rng, ("bhr", "brh", "brh", "rbh", "hbr")), ""
         if self.operation in (OUT, OUT_BWD) and operand not in self.apart:
@@ -218,7 +226,7 @@ class Kind:
             repeats = one(rng, ("b", "r", "h") if operand in self.apart else ("b", "r"))
         return self._placed(operand, order, (batch, head, row), repeats, rng)
 
-    def _rows_walk(self, operand: str, folded: bool, rng: Random) -> Walk:
+    def _rows_layout(self, operand: str, folded: bool, rng: Random) -> OperandLayout:
         """Of [batch, 1, row, column]."""
         batch, _, row = gaps(rng)
         order, repeats = one(rng, ("bhr", "bhr", "rbh")), ""
@@ -233,14 +241,14 @@ class Kind:
 
     def _placed(
         self, operand: str, order: str, apart: tuple[int, int, int], repeats: str, rng: Random
-    ) -> Walk:
+    ) -> OperandLayout:
         if operand in self.narrow:
-            return Walk(order, apart, aligned=False, offset=1, broadcast=repeats)
+            return OperandLayout(order, apart, aligned=False, offset=1, broadcast=repeats)
         forward = operand in WRITTEN[self.operation] and not self.backward
         dtype = (
             self.dtype_out if forward else self.residual if operand == "residual" else None
         ) or self.dtype
-        return Walk(
+        return OperandLayout(
             order, apart, offset=int(rng.integers(3)) * 16 // dtype.itemsize, broadcast=repeats
         )
 
@@ -252,28 +260,28 @@ def kind(rng: Random, operation: str, turn: int) -> Kind:
     bias = one(rng, (dtype, dtype, F32)) if rng.random() < 0.6 else None
     heads = HEADS[operation]
     narrow = set(narrowed(rng, ("heads", *ROWS[operation])))
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if operation == QKV:
-        found = {"rotary": ("halves", "", "pairs")[turn % 3], "paged": turn % 4 in (1, 2)}
-        found["positions"] = bool(found["rotary"] or found["paged"]) and rng.random() < 0.5
+        fields = {"rotary": ("halves", "", "pairs")[turn % 3], "paged": turn % 4 in (1, 2)}
+        fields["positions"] = bool(fields["rotary"] or fields["paged"]) and rng.random() < 0.5
     if operation == OUT:
-        found["residual"] = one(rng, (dtype, dtype, F32)) if rng.random() < 0.6 else None
+        fields["residual"] = one(rng, (dtype, dtype, F32)) if rng.random() < 0.6 else None
     if operation in (QKV, OUT) and not wide and rng.random() < 0.25:
-        found["dtype_out"] = F32
+        fields["dtype_out"] = F32
     if operation in (QKV_BWD, OUT_BWD):
-        found |= {
+        fields |= {
             "gradients": GRADIENTS[int(rng.integers(len(GRADIENTS)))],
             "entries_apart": rng.random() < 0.5,
         }
         bias = (
             (F64 if wide else F32)
-            if bias is None and not found["gradients"]
+            if bias is None and not fields["gradients"]
             else F64
             if bias and wide
             else bias
         )
     if operation in (OUT, OUT_BWD):
-        found["apart"] = frozenset(n for n in heads if rng.random() < 0.5)
+        fields["apart"] = frozenset(n for n in heads if rng.random() < 0.5)
     if "heads" in narrow:
         narrow = (narrow - {"heads"}) | set(heads)
-    return Kind(operation, dtype, bias=bias, narrow=frozenset(narrow), **found)
+    return Kind(operation, dtype, bias=bias, narrow=frozenset(narrow), **fields)

@@ -93,8 +93,8 @@ def streams(device: Device, count: int) -> list[tuple[int, Any]]:
     import cupy
 
     with runtime_of(device).activate(device):
-        made = [cupy.cuda.Stream(non_blocking=True) for _ in range(count)]
-    return [(int(s.ptr), s) for s in made]
+        created = [cupy.cuda.Stream(non_blocking=True) for _ in range(count)]
+    return [(int(s.ptr), s) for s in created]
 
 
 def stage(

@@ -23,18 +23,18 @@ _FIRST, _LAST = 1 << 30, 1 << 20
 @contextmanager
 def nothing_left(device: Device) -> Iterator[int]:
     """All but crumbs of the device's memory is taken: so many bytes."""
-    runtime, held, size, taken = runtime_of(device), list[object](), _FIRST, 0
+    runtime, allocations, size, total = runtime_of(device), list[object](), _FIRST, 0
     free_bytes(device)
     while size >= _LAST:
         try:
-            held.append(runtime.empty((size // 4,), DType.float32, device))
-            taken += size
+            allocations.append(runtime.empty((size // 4,), DType.float32, device))
+            total += size
         except OutOfDeviceMemory:
             size //= 2
     try:
-        yield taken
+        yield total
     finally:
-        held.clear()
+        allocations.clear()
         free_bytes(device)
 
 
@@ -52,14 +52,14 @@ def run(soaked: Soaked, device: Device, implementation: str, clock: Clock) -> No
 
     attention()
     bound()
-    wanted, met = runtime.to_host(c), 0
+    expected, refusals = runtime.to_host(c), 0
 
     def refused(what: str, work: Callable[[], object]) -> None:
-        nonlocal met
+        nonlocal refusals
         try:
             work()
         except OutOfDeviceMemory:
-            met += 1
+            refusals += 1
         except Exception as e:
             soaked.wrong.append(f"{what} raised {type(e).__name__}: {e}")
         else:
@@ -67,7 +67,7 @@ def run(soaked: Soaked, device: Device, implementation: str, clock: Clock) -> No
 
     def goes_on(when: str) -> None:
         bound()
-        if not np.array_equal(runtime.to_host(c), wanted):
+        if not np.array_equal(runtime.to_host(c), expected):
             soaked.wrong.append(f"{when} a bound call computes something else")
 
     for _ in range(ROUNDS):
@@ -75,8 +75,8 @@ def run(soaked: Soaked, device: Device, implementation: str, clock: Clock) -> No
         goes_on("after a pebibyte was refused")
         if is_host(device):
             continue
-        with nothing_left(device) as taken:
-            soaked.figures["bytes taken"] = taken
+        with nothing_left(device) as allocated:
+            soaked.figures["bytes taken"] = allocated
             refused("an attention on a full device", attention)
             refused(
                 "a new array on a full device",
@@ -88,6 +88,6 @@ def run(soaked: Soaked, device: Device, implementation: str, clock: Clock) -> No
         if clock.over:
             soaked.wrong.append("there was no time for all rounds")
             break
-    soaked.figures["times that memory ran out"] = met
+    soaked.figures["times that memory ran out"] = refusals
     if is_host(device):
         soaked.figures["full device"] = "not tried: the host's memory is others', too"

@@ -14,7 +14,7 @@ from kernelseam.oracle.formulas import Array
 from kernelseam.parity.cases.case import Case
 from kernelseam.parity.operations.operands import describe, repeatable
 from kernelseam.parity.running.run import attempt
-from kernelseam.parity.running.stages import Made, judged, made
+from kernelseam.parity.running.stages import Prepared, judge, prepare
 from kernelseam.planning import Call, plan
 
 from benchmarks.random_problems import chosen
@@ -34,7 +34,7 @@ class Known:
     """A problem whose results are known to the bit."""
 
     case: Case
-    before: Made
+    before: Prepared
     wanted: Mapping[str, Array]
 
 
@@ -53,11 +53,11 @@ def known(
 ) -> list[Known]:
     """The cases that the device takes and computes alike every time, computed once and judged."""
     targets = {t.operation: t for t in chosen(device, implementation)}
-    found = []
+    cases_ = []
     for case in cases:
         if not repeatable(case) or case.operation not in targets:
             continue
-        before, target = made(case), targets[case.operation]
+        before, target = prepare(case), targets[case.operation]
         if sum(b.nbytes for b in before.buffers.values()) > LARGEST:
             continue
         ran = attempt(case, target, before)
@@ -65,34 +65,34 @@ def known(
             raise RuntimeError(f"{case.name}: {ran.error}")
         if ran.computed is None:
             continue  # refused
-        verdict = judged(case, before, ran.computed, target.flushed)
+        verdict = judge(case, before, ran.computed, target.flushed)
         if not verdict.passed:
             soaked.wrong.append(f"{case.name} alone: {verdict.message}")
             continue
-        found.append(Known(case, before, ran.computed.buffers))
-    return found
+        cases_.append(Known(case, before, ran.computed.buffers))
+    return cases_
 
 
 def begun(what: Known, device: Device, implementation: str, stream: int) -> Flight:
     """Memory as the case wants it, and a call over it."""
     runtime, layout = runtime_of(device), what.before.layout
-    held = {
+    buffers = {
         name: runtime.from_host(b.view(np.float32), device)
         for name, b in what.before.buffers.items()
     }
     starts: dict[str, int] = {}
-    for name, array in held.items():
+    for name, array in buffers.items():
         info = runtime.describe(array)
         assert info is not None
         starts[name] = info.pointer
     blocks = layout.blocks()
     addresses = {
         name: starts[blocks[p.block][0]] + blocks[p.block][1] + p.offset * p.dtype.itemsize
-        for name, p in layout.places.items()
+        for name, p in layout.placements.items()
     }
     descriptor = describe(what.case, layout, addresses, runtime, device)
     return Flight(
-        what, held, plan(descriptor, device=device, implementation=implementation).bind(), stream
+        what, buffers, plan(descriptor, device=device, implementation=implementation).bind(), stream
     )
 
 
@@ -100,8 +100,8 @@ def differs(flight: Flight, device: Device) -> str:
     """Where the results of a call that has ended are not what they should be; "" where they are."""
     runtime = runtime_of(device)
     for name, array in flight.held.items():
-        got = np.ascontiguousarray(runtime.to_host(array)).view(np.uint8).reshape(-1)
-        if count := int((got != flight.known.wanted[name]).sum()):
+        actual = np.ascontiguousarray(runtime.to_host(array)).view(np.uint8).reshape(-1)
+        if count := int((actual != flight.known.wanted[name]).sum()):
             return (
                 f"{flight.known.case.name}: {count} bytes of {name} are not what the same "
                 "call gave alone"
@@ -111,7 +111,7 @@ def differs(flight: Flight, device: Device) -> str:
 
 def run(
     soaked: Soaked,
-    found: Sequence[Known],
+    known_cases: Sequence[Known],
     device: Device,
     implementation: str,
     threads: int,
@@ -121,7 +121,7 @@ def run(
 ) -> None:
     """``threads`` threads with ``each`` streams, until the clock is over or after so many
     rounds."""
-    if not found:
+    if not known_cases:
         raise RuntimeError("there is no problem whose results are known")
 
     def work(thread: int) -> tuple[Counter[str], list[str]]:
@@ -130,7 +130,7 @@ def run(
         with runtime.activate(device), np.errstate(all="ignore"):
             mine = streams(device, each)
             while not clock.over and (rounds is None or count["rounds"] < rounds) and not wrong:
-                drawn = [found[int(i)] for i in rng.integers(len(found), size=each)]
+                drawn = [known_cases[int(i)] for i in rng.integers(len(known_cases), size=each)]
                 flights = [
                     begun(x, device, implementation, s)
                     for x, (s, _) in zip(drawn, mine, strict=True)
@@ -153,7 +153,7 @@ def run(
     soaked.figures |= {
         "threads": threads,
         "streams": threads * each,
-        "different calls": len(found),
+        "different calls": len(known_cases),
         **total,
     }
     after = free_bytes(device)

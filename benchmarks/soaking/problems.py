@@ -13,7 +13,7 @@ from typing import Any
 
 from kernelseam.contract import Device
 from kernelseam.parity.report import summary
-from kernelseam.parity.running.pipeline import lost
+from kernelseam.parity.running.pipeline import device_failure
 from kernelseam.parity.running.run import run_case
 from kernelseam.parity.running.workers import Workers
 
@@ -53,13 +53,13 @@ class Row:
 
 def batches(problems: int, specs: int, seed: int, size: int = BATCH) -> list[Batch]:
     """All problems; the families in turn, so that what is cut off has some of each."""
-    found: list[tuple[float, Batch]] = []
+    batches_: list[tuple[float, Batch]] = []
     for family in FAMILIES:
         count, kinds = (max(n * SHARES[family] // 100, 1) for n in (problems, specs))
         for first in range(0, count, size):
             numbers = tuple(range(first, min(first + size, count)))
-            found.append((first / count, Batch(family, seed, kinds, numbers)))
-    return [batch for _, batch in sorted(found, key=lambda x: x[0])]
+            batches_.append((first / count, Batch(family, seed, kinds, numbers)))
+    return [batch for _, batch in sorted(batches_, key=lambda x: x[0])]
 
 
 # ---------------------------------------------------------------- a process
@@ -86,13 +86,13 @@ def run_batch(
     targets = {t.operation: t for t in chosen(device, implementation)}
     for p in draw(FAMILIES[batch.family], batch.seed, batch.specs, list(batch.numbers)):
         o = run_case(p.case, targets[p.case.operation])
-        bad = o.status in summary.BAD
+        bad = o.status in summary.FAILED
         worst = 0.0 if o.verdict is None else o.verdict.worst
         detail = f"{o.detail}\n{p.case}" if bad else o.detail if o.status == "refused" else ""
         rows.append(Row(batch.family, p.number, o.status, worst, detail))
-        if o.error and (gone := lost(device)):
+        if o.error and (failure := device_failure(device)):
             _poisoned = not alone
-            return rows, gone
+            return rows, failure
     return rows, ""
 
 
@@ -100,25 +100,25 @@ def run_batch(
 
 
 def binaries(
-    wanted: list[Batch], device: Device, implementation: str, workers: int, clock: Clock
+    batches: list[Batch], device: Device, implementation: str, workers: int, clock: Clock
 ) -> list[ahead.Unit]:
     """Every binary that the batches launch, once. Raises TimeoutError."""
-    found: dict[Hashable, ahead.Unit] = {}
+    by_key: dict[Hashable, ahead.Unit] = {}
     if not workers:
-        for batch in wanted:
-            found |= units(batch, device, implementation)
-        return list(found.values())
+        for batch in batches:
+            by_key |= units(batch, device, implementation)
+        return list(by_key.values())
     with closing(Workers(workers, _LONGEST)) as team:
         for task in as_completed(
-            [team.start(units, b, device, implementation) for b in wanted], clock.left
+            [team.start(units, b, device, implementation) for b in batches], clock.left
         ):
-            found |= task.result()
-    return list(found.values())
+            by_key |= task.result()
+    return list(by_key.values())
 
 
 def run(
     soaked: Soaked,
-    wanted: list[Batch],
+    batches: list[Batch],
     device: Device,
     implementation: str,
     workers: int,
@@ -127,15 +127,15 @@ def run(
     """All problems on the device, until the clock is over. ``workers``: processes; 0: this one
     alone."""
     total, left = (
-        sum(len(b.numbers) for b in wanted),
-        {(b.family, n) for b in wanted for n in b.numbers},
+        sum(len(b.numbers) for b in batches),
+        {(b.family, n) for b in batches for n in b.numbers},
     )
     count, worst = Counter[str](), Row("", -1, "", 0.0)
-    for row in _rows(wanted, device, implementation, workers, clock):
+    for row in _rows(batches, device, implementation, workers, clock):
         left.discard((row.family, row.number))
         count[row.status] += 1
         worst = max(worst, row, key=lambda r: r.worst)
-        if row.status in summary.BAD:
+        if row.status in summary.FAILED:
             soaked.wrong.append(f"{row.status} {row.family} {row.number}: {row.detail}")
             print(soaked.wrong[-1], flush=True)
         if count.total() % 2000 == 0:
@@ -153,22 +153,22 @@ def run(
 
 
 def _rows(
-    wanted: list[Batch], device: Device, implementation: str, workers: int, clock: Clock
+    batches: list[Batch], device: Device, implementation: str, workers: int, clock: Clock
 ) -> Iterator[Row]:
     if not workers:
-        for batch in wanted:
+        for batch in batches:
             if clock.over:
                 return
-            rows, gone = run_batch(batch, device, implementation, alone=True)
+            rows, failure = run_batch(batch, device, implementation, alone=True)
             yield from rows
-            if gone:
+            if failure:
                 yield Row(
-                    batch.family, rows[-1].number, "error", 0.0, f"the device was lost: {gone}"
+                    batch.family, rows[-1].number, "error", 0.0, f"the device was lost: {failure}"
                 )
                 return
         return
     with closing(Workers(workers, _LONGEST)) as team:
-        tasks = {team.start(run_batch, b, device, implementation): b for b in wanted}
+        tasks = {team.start(run_batch, b, device, implementation): b for b in batches}
         while tasks:
             again: dict[Future[Any], Batch] = {}
             try:
@@ -188,7 +188,7 @@ def _answer(task: Future[tuple[list[Row], str]], batch: Batch) -> Iterator[Row |
     """What came of a batch, and what of it is to be run again: one by one where nobody knows which
     problem it was that ended the process."""
     try:
-        rows, gone = task.result()
+        rows, failure = task.result()
     except Exception as e:
         if len(batch.numbers) == 1:
             yield Row(batch.family, batch.numbers[0], "error", 0.0, f"{type(e).__name__}: {e}")
@@ -196,13 +196,13 @@ def _answer(task: Future[tuple[list[Row], str]], batch: Batch) -> Iterator[Row |
             yield from (replace(batch, numbers=(n,)) for n in batch.numbers)
         return
     yield from rows
-    if gone:
+    if failure:
         yield Row(
             batch.family,
             rows[-1].number,
             "error",
             0.0,
-            f"the device was lost to this process: {gone}",
+            f"the device was lost to this process: {failure}",
         )
         if rest := batch.numbers[len(rows) :]:
             yield replace(batch, numbers=rest)

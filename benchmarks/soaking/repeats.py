@@ -41,9 +41,9 @@ def launches(soaked: Soaked, device: Device, implementation: str, count: int, cl
 
     done, took = _repeated(soaked, device, once, count, clock)
     soaked.figures |= {"launches": done, "microseconds each": round(took / max(done, 1) * 1e6, 2)}
-    got = runtime.to_host(x["C"])
-    if not np.allclose(got, a @ b, atol=1e-4):
-        soaked.wrong.append(f"the last product is off by {np.abs(got - a @ b).max():.3g}")
+    actual = runtime.to_host(x["C"])
+    if not np.allclose(actual, a @ b, atol=1e-4):
+        soaked.wrong.append(f"the last product is off by {np.abs(actual - a @ b).max():.3g}")
 
 
 def operations(
@@ -53,21 +53,21 @@ def operations(
     runtime, rng = runtime_of(device), np.random.default_rng(0)
     x = rng.standard_normal((2, 4, 33, 32)).astype(np.float32)
     array = runtime.from_host(x, device)
-    found: list[object] = [None, None]
+    results: list[object] = [None, None]
 
     def once() -> None:
-        found[0] = ks.bmm(array, array, b_transposed=True, implementation=implementation)
-        found[1] = ks.attention(array, array, array, causal=True, implementation=implementation)
+        results[0] = ks.bmm(array, array, b_transposed=True, implementation=implementation)
+        results[1] = ks.attention(array, array, array, causal=True, implementation=implementation)
 
     once()
-    wanted = [runtime.to_host(y) for y in found]
+    expected = [runtime.to_host(y) for y in results]
     done, took = _repeated(soaked, device, once, count, clock)
     soaked.figures |= {
         "operations": 2 * done,
         "microseconds each": round(took / max(2 * done, 1) * 1e6, 2),
     }
     if not all(
-        np.array_equal(runtime.to_host(y), want) for y, want in zip(found, wanted, strict=True)
+        np.array_equal(runtime.to_host(y), want) for y, want in zip(results, expected, strict=True)
     ):
         soaked.wrong.append("the last results are not the first ones")
 

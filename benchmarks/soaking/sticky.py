@@ -95,8 +95,8 @@ def ask(device: Device, implementation: str) -> dict[str, Any]:
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         raise RuntimeError(f"the child ended with {done.returncode}: {done.stdout}{done.stderr}")
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    answer: dict[str, Any] = json.loads(lines[-1])
+    return answer
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from kernelseam._version import __version__
 from kernelseam.trace import trace  # at once: later, its module's name would stand in its place
 
 if TYPE_CHECKING:
-    from kernelseam.contract import Device, Runtime
+    from kernelseam.contract import Device, Problem, Runtime
     from kernelseam.descriptors import (
         Attention,
         AttentionBwd,
@@ -141,10 +141,18 @@ def devices() -> list[Device]:
     return plugins().devices()
 
 
-def _verification(plan: Plan, pointers: dict[str, int], runtime: Runtime) -> Verification:
-    from kernelseam.oracle.verification import Verification
+class _Oracle:
+    """The oracle as the verifier of calls, imported at its first use."""
 
-    return Verification(plan, pointers, runtime)
+    def require_supported(self, problem: Problem) -> None:
+        from kernelseam.oracle.verification import verifier_of
+
+        verifier_of(problem)
+
+    def verification(self, plan: Plan, pointers: dict[str, int], runtime: Runtime) -> Verification:
+        from kernelseam.oracle.verification import Verification
+
+        return Verification(plan, pointers, runtime)
 
 
-verifier.register(_verification)
+verifier.register(_Oracle())

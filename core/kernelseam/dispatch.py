@@ -66,14 +66,14 @@ def check_name(field: str, value: object) -> str:
     return value
 
 
-def check_backend(wanted: str | None, device: Device) -> None:
+def check_backend(backend: str | None, device: Device) -> None:
     """Raise InvalidValue for arrays on ``device`` where another backend is requested."""
-    if wanted is not None and device.backend != wanted:
+    if backend is not None and device.backend != backend:
         raise InvalidValue(
             "backend",
-            wanted,
+            backend,
             f"the arrays are on {device}",
-            f"Move them to a device of {wanted}, or let the arrays choose: name no backend "
+            f"Move them to a device of {backend}, or let the arrays choose: name no backend "
             "(backend=, use_backend and "
             "KERNELSEAM_BACKEND name one)",
         )
@@ -235,11 +235,11 @@ def _build_checked(
 
 
 def _warn_broken(
-    answers: list[Candidate], taken: Implementation, problem: Problem, device: Device
+    answers: list[Candidate], chosen: Implementation, problem: Problem, device: Device
 ) -> None:
     broken = "; ".join(f"{a.implementation.name}: {a.refusal}" for a in answers if a.error)
     message = (
-        f"{taken.name} computes {problem} on {device}, as faster implementations are broken. "
+        f"{chosen.name} computes {problem} on {device}, as faster implementations are broken. "
         f"{broken}"
     )
     warnings.warn(message, BrokenImplementation, stacklevel=4)

@@ -21,7 +21,7 @@ from kernelseam.containment import Contained, error_text, traceback_text
 from kernelseam.contract import CONTRACT_VERSION, Backend, Device, PluginInfo
 from kernelseam.contract_values import validated, validated_archs, validated_devices
 from kernelseam.deadline import PluginTimeout, probe_seconds, run_with_timeout
-from kernelseam.errors import PluginError, UnknownName, format_value
+from kernelseam.errors import PluginError, UnknownName
 from kernelseam.forking import new_lock
 from kernelseam.registry import KernelFactory, Registry
 
@@ -79,8 +79,7 @@ class Plugins:
                 "backend",
                 name,
                 f"must be one of {', '.join(sorted(self.registry.backends))}",
-                f"Install kernelseam[{format_value(name)}], or see `kernelseam doctor` for a "
-                "plugin that was kept out",
+                f"{_remedy(name)}, or see `kernelseam doctor` for a plugin that was kept out",
             ) from None
 
     def devices_of(self, backend: Backend) -> Sequence[Device]:
@@ -131,6 +130,18 @@ class Plugins:
             except Exception as e:
                 report[name] = failure(name, "kernelseam_doctor", e)
         return report
+
+
+def _remedy(backend: str) -> str:
+    """How to have a backend that is not here: by the extra of its name, where there is one."""
+    try:
+        required = metadata.requires("kernelseam") or []
+    except metadata.PackageNotFoundError:  # a checkout that is not installed
+        required = []
+    extra = f"extra == '{backend}'"
+    if any(r.startswith("kernelseam-") and extra in r.replace('"', "'") for r in required):
+        return f"Install kernelseam[{backend}]"
+    return "Name one of these"
 
 
 def _devices(backend: Backend) -> tuple[Device, ...]:

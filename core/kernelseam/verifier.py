@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from kernelseam.contract import Runtime
+    from kernelseam.contract import Problem, Runtime
 
 
 class Verification(Protocol):
@@ -21,9 +21,12 @@ class Verification(Protocol):
 
 
 class Verifier(Protocol):
-    """Creates a Verification."""
+    """Compares calls of the operations that the oracle knows."""
 
-    def __call__(self, plan: Any, pointers: dict[str, int], runtime: Runtime) -> Verification:
+    def require_supported(self, problem: Problem) -> None:
+        """Raises InvalidValue where the oracle cannot compute a problem's results."""
+
+    def verification(self, plan: Any, pointers: dict[str, int], runtime: Runtime) -> Verification:
         """``plan``: a kernelseam.Plan; ``pointers``: its operands' addresses by name."""
 
 

@@ -108,7 +108,8 @@ KS_DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" :
 // Until all but N groups of this thread's stores have been read out of shared memory.
 template<int N> KS_DEVICE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(N) : "memory"); }
 template<int N> KS_DEVICE void tma_store_wait() { asm volatile("cp.async.bulk.wait_group %0;" :: "n"(N) : "memory"); }
-// Orders this thread's generic-proxy stores to shared memory before reads by TMA or wgmma (the async proxy).
+// Orders this thread's generic-proxy accesses to shared memory before those by TMA or wgmma (the async proxy): its stores before
+// their reads, its reads before their writes.
 KS_DEVICE void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // An L2 cache policy: these lines are evicted first. Naming the normal policy differs from naming none: GEMMs with few columns
@@ -137,6 +138,17 @@ KS_DEVICE int shuffle(int x, int from) {
   int y;
   asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(y) : "r"(x), "r"(from));
   return y;
+}
+
+struct Pair { float x, y; };
+KS_DEVICE void store_pair(u32 to, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" :: "r"(to), "f"(x), "f"(y) : "memory");
+}
+
+KS_DEVICE Pair load_pair(u32 from) {
+  Pair x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
+  return x;
 }
 
 // ---- optimisation barriers

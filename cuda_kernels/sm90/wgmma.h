@@ -1,4 +1,4 @@
-// Warpgroup matrix multiplication (wgmma): m64nNk16, half-precision operands, float32 accumulators. Operand B is in shared
+// Warpgroup matrix multiplication (wgmma): m64nNk16, half-precision operands, or m64nNk8, TF32; float32 accumulators. Operand B is in shared
 // memory, A in shared memory or registers. It is asynchronous, from the commit to a wait.
 //
 // An accumulator of 64×n is n/2 registers a thread: per 8 columns the fragment of mma.sync's m16n8, with
@@ -66,10 +66,10 @@ template<int N> KS_DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.syn
 #define KS_D256 KS_D240, KS_EIGHT(120)
 
 // Whether d is added to must be a predicate: with an immediate there the compiler crashes. `make`: the 64-bit x and y.
-#define KS_WGMMA(n, type, make, a, add, tail) \
+#define KS_WGMMA(n, k, type, make, a, add, tail) \
   "{\n.reg .pred p;\n.reg .b32 high;\n.reg .b64 x, y;\nsetp.ne.b32 p, %" #add ", 0;\n" \
   "mov.b32 high, " KS_DESCRIPTOR_HIGH ";\n" make \
-  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" KS_R##n "}, " a ", y, p, " tail ";\n}"
+  "wgmma.mma_async.sync.aligned.m64n" #n "k" #k ".f32." type "." type " {" KS_R##n "}, " a ", y, p, " tail ";\n}"
 #define KS_WIDE(x, low) "mov.b64 " x ", {%" #low ", high};\n"
 
 template<class T, int N> struct Wgmma;
@@ -79,11 +79,11 @@ template<class T, int N> struct Wgmma;
 #define KS_WGMMA_SHAPE(T, type, n, o0, o1, o2, o3, o4, o5) \
   template<> struct Wgmma<T, n> { \
     template<int A_M = 0, int B_N = 0> static KS_DEVICE void ss(float (&d)[n / 2], u32 a, u32 b, int add) { \
-      asm volatile(KS_WGMMA(n, type, KS_WIDE("x", o0) KS_WIDE("y", o1), "x", o2, "1, 1, %" #o3 ", %" #o4) \
+      asm volatile(KS_WGMMA(n, 16, type, KS_WIDE("x", o0) KS_WIDE("y", o1), "x", o2, "1, 1, %" #o3 ", %" #o4) \
                    : KS_D##n : "r"(a), "r"(b), "r"(add), "n"(A_M), "n"(B_N)); \
     } \
     static KS_DEVICE void rs(float (&d)[n / 2], const u32* a, u32 b, int add) { \
-      asm volatile(KS_WGMMA(n, type, KS_WIDE("y", o4), "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}", o5, "1, 1, 1") \
+      asm volatile(KS_WGMMA(n, 16, type, KS_WIDE("y", o4), "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}", o5, "1, 1, 1") \
                    : KS_D##n : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add)); \
     } \
   };
@@ -99,6 +99,26 @@ KS_WGMMA_SHAPES(160, 80, 81, 82, 83, 84, 85)
 KS_WGMMA_SHAPES(176, 88, 89, 90, 91, 92, 93)
 KS_WGMMA_SHAPES(192, 96, 97, 98, 99, 100, 101)
 KS_WGMMA_SHAPES(256, 128, 129, 130, 131, 132, 133)
+
+// float32 as TF32, of which the units read a sign, 8 bits of exponent and 10 behind the point: m64nNk8, both contiguous along k.
+#define KS_WGMMA_TF32(n, o0, o1, o2, o3, o4, o5) \
+  template<> struct Wgmma<float, n> { \
+    template<int A_M = 0, int B_N = 0> static KS_DEVICE void ss(float (&d)[n / 2], u32 a, u32 b, int add) { \
+      static_assert(!A_M && !B_N, "TF32 lies along k in shared memory"); \
+      asm volatile(KS_WGMMA(n, 8, "tf32", KS_WIDE("x", o0) KS_WIDE("y", o1), "x", o2, "1, 1") \
+                   : KS_D##n : "r"(a), "r"(b), "r"(add)); \
+    } \
+    static KS_DEVICE void rs(float (&d)[n / 2], const u32* a, u32 b, int add) { \
+      asm volatile(KS_WGMMA(n, 8, "tf32", KS_WIDE("y", o4), "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}", o5, "1, 1") \
+                   : KS_D##n : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add)); \
+    } \
+  };
+KS_WGMMA_TF32(32, 16, 17, 18, 19, 20, 21)
+KS_WGMMA_TF32(64, 32, 33, 34, 35, 36, 37)
+KS_WGMMA_TF32(96, 48, 49, 50, 51, 52, 53)
+KS_WGMMA_TF32(128, 64, 65, 66, 67, 68, 69)
+KS_WGMMA_TF32(192, 96, 97, 98, 99, 100, 101)
+KS_WGMMA_TF32(256, 128, 129, 130, 131, 132, 133)
 
 // Two float32 to 16 bits each, the first in the low half, rounding to nearest even.
 KS_DEVICE u32 pack2(float low, float high, f16) {

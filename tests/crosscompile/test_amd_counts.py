@@ -72,18 +72,18 @@ PRODUCT = "h4 x = a[i]; c = __builtin_amdgcn_mfma_f32_16x16x16f16(x, x, c, 0, 0,
 
 
 def test_a_loop_of_real_code_is_counted() -> None:
-    found = compiled(f"\n#pragma unroll 1\nfor (int i = 0; i < n; i++) {{ {PRODUCT} }}\n")
-    assert found is not None
-    assert (found.count([Class.MATRIX]), found.cycles.matrix) == (1, 16)
-    assert found.count([Class.LOAD, Class.SCALAR_LOAD]) == 1 and found.count([Class.MOVE]) == 0
+    actual = compiled(f"\n#pragma unroll 1\nfor (int i = 0; i < n; i++) {{ {PRODUCT} }}\n")
+    assert actual is not None
+    assert (actual.count([Class.MATRIX]), actual.cycles.matrix) == (1, 16)
+    assert actual.count([Class.LOAD, Class.SCALAR_LOAD]) == 1 and actual.count([Class.MOVE]) == 0
 
 
 def test_a_register_that_moves_to_the_other_file_is_seen() -> None:
     lines = '"v_accvgpr_write_b32 a0, %0\\nv_accvgpr_read_b32 %0, a0"'
     moves = f'asm volatile({lines} : "+v"(c[0]) :: "a0");'
-    found = compiled(f"\n#pragma unroll 1\nfor (int i = 0; i < n; i++) {{ {PRODUCT} {moves} }}\n")
-    assert found is not None
-    assert found.count([Class.MOVE]) >= 2
+    actual = compiled(f"\n#pragma unroll 1\nfor (int i = 0; i < n; i++) {{ {PRODUCT} {moves} }}\n")
+    assert actual is not None
+    assert actual.count([Class.MOVE]) >= 2
 
 
 def test_straight_code_has_no_loop() -> None:

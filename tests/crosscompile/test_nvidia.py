@@ -181,8 +181,8 @@ def test_a_tensor_map_lies_where_the_compiler_aligns_it(
     extern "C" __global__ void k({before}const __grid_constant__ Map map, double* b) {{
       b[0] = double(map.words[threadIdx.x & 15]);
     }}"""
-    made = SourceBundle("k", "k.cu", (("k.cu", text),), (), ("-std=c++17", "-default-device"))
-    facts = TOOLCHAIN.inspect(TOOLCHAIN.compile(made, "sm_90a"), "sm_90a")["k"]
+    source = SourceBundle("k", "k.cu", (("k.cu", text),), (), ("-std=c++17", "-default-device"))
+    facts = TOOLCHAIN.inspect(TOOLCHAIN.compile(source, "sm_90a"), "sm_90a")["k"]
     signature = Signature(
         (*((f"x{i}", k) for i, k in enumerate(kinds)), ("map", "tensor_map"), ("b", "pointer"))
     )

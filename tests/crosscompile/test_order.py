@@ -26,13 +26,19 @@ try:
 except CompileError as e:
     pytest.skip(f"nvrtc is missing: {e.log}", allow_module_level=True)
 
-from kernelseam_cuda.sm90 import HopperGemm  # noqa: E402
-from kernelseam_cuda.sm90.tiles import GEMM, HopperGemmTile  # noqa: E402
+from kernelseam_cuda.sm90 import HopperGemm, HopperTf32Gemm  # noqa: E402
+from kernelseam_cuda.sm90.tiles import GEMM, HopperGemmTile, HopperTf32Tile  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 from mutant import Mutant  # noqa: E402
 from order import ptx, violations  # noqa: E402
-from sm90_mutants import LUCK, MUTANTS, VALUE_FILTER  # noqa: E402
+from sm90_mutants import (  # noqa: E402
+    LUCK,
+    MUTANTS,
+    TF32_CONSUMER,
+    TF32_PRODUCER,
+    VALUE_FILTER,
+)
 
 from benchmarks import ahead  # noqa: E402
 from benchmarks.comparing import binaries  # noqa: E402
@@ -57,8 +63,13 @@ SAID = {
     "last-slice-not-waited": "results are stored while products run",
     "slices-fence": "no fence between registers written and the products that use them",
     "handing-fence": "no proxy fence between fragments and the arrival that hands them over",
+    "source-fence": "no proxy fence between fragments that were read and the meeting of readers",
     "tile-stores-not-waited": "a block ends with stores on their way",
     "cluster-leaves-early": "a block ends while others may arrive at its barriers",
+    "fragments-released-early": "a slot is handed back while products read it",
+    "fragments-fence": "no proxy fence between fragments that were read and the arrival that "
+    "lets TMA in",
+    "parts-fence": "no proxy fence between fragments and the arrival that hands them over",
 }
 
 
@@ -66,6 +77,8 @@ def order_of(made: SourceBundle, tile: Any) -> list[str]:
     text = ptx(replace(made, defines=(*made.defines, (KEY, '"a key"'))))
     if isinstance(tile, HopperGemmTile):  # a slice's products run while the next one's begin
         return violations(text, ahead=1, handed=tile.store == "tma")
+    if isinstance(tile, HopperTf32Tile):
+        return violations(text, ahead=1, handed=True)
     return violations(text, tile.out_stages)
 
 
@@ -98,6 +111,10 @@ def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
         tile: Any = min(
             (t for t in GEMM if t.store == "tma" and t.cluster > 1), key=lambda t: t.bm * t.bn
         )
+    elif what.startswith("tf32"):
+        kernel, single = HopperTf32Gemm(), DType.float32
+        spec = GemmSpec(single, single, single, precision=what)
+        tile = kernel.tiles(spec, TOOLCHAIN.arch_row("sm_90a"))[0]
     else:
         case = named(
             "attention-bf16-128-causal-250x250" if what == "cleans" else "attention-f16-64"
@@ -112,10 +129,9 @@ def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
 )
 def test_a_bug_of_order_is_found(mutant: Mutant) -> None:
     """Where only kernels that search V have the code, in such a one."""
+    places = {VALUE_FILTER: "cleans", TF32_CONSUMER: "tf32", TF32_PRODUCER: "tf32x3"}
     gemm = mutant.place.startswith("sm90/gemm/")
-    made, tile, before = clean(
-        "gemm" if gemm else "cleans" if mutant.place == VALUE_FILTER else "plain"
-    )
+    made, tile, before = clean(places.get(mutant.place, "gemm" if gemm else "plain"))
     assert SAID[mutant.name] in order_of(mutant(made), tile)
     assert SAID[mutant.name] not in before
 

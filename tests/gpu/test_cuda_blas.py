@@ -189,18 +189,18 @@ def test_any_workspace_of_the_callers_will_do() -> None:
         normal(1, 1 << 17, 64, dtype="f2"),
         cupy.zeros((1, 64, 64), "f4"),
     )
-    made = ks.plan(
+    planned = ks.plan(
         ks.BatchedGemmStrided(A=a, B=b, C=c, M=64, N=64, K=1 << 17), implementation="cublaslt"
     )
-    if not made.workspace_bytes:
+    if not planned.workspace_bytes:
         pytest.skip("the library's algorithm needs no workspace here")
-    memory = cupy.full((made.workspace_bytes + 512,), 0xA5, np.uint8)
+    memory = cupy.full((planned.workspace_bytes + 512,), 0xA5, np.uint8)
     for start in (0, 16, 240, 256):
         memory.fill(0xA5)
         c.fill(np.nan)
-        made.bind(workspace=memory.data.ptr + start, check=True)()
+        planned.bind(workspace=memory.data.ptr + start, check=True)()
         assert (memory[:start] == 0xA5).all() and (
-            memory[start + made.workspace_bytes :] == 0xA5
+            memory[start + planned.workspace_bytes :] == 0xA5
         ).all()
 
 
@@ -209,12 +209,12 @@ def test_descriptors_and_calls_by_the_thousand_leave_nothing() -> None:
     given = ks.BatchedGemmStrided(
         A=a, B=a, C=c, bias=bias.data.ptr, stride_bias_batch=0, stride_bias_head=0, M=16, N=16, K=16
     )
-    made = ks.plan(given, implementation="cublaslt")
+    planned = ks.plan(given, implementation="cublaslt")
     stream = cupy.cuda.get_current_stream().ptr
 
     def repeat(times: int) -> None:
         for _ in range(times):
-            made.bind()(stream)
+            planned.bind()(stream)
         cupy.cuda.get_current_stream().synchronize()
 
     def resident() -> int:

@@ -103,7 +103,7 @@ def test_a_thread_without_a_context_gets_one() -> None:
 
 
 def test_eight_threads_plan_and_run_at_once() -> None:
-    expected, got, errors = {}, {}, []
+    expected, actual, errors = {}, {}, []
 
     def work(i: int) -> None:
         try:
@@ -111,7 +111,7 @@ def test_eight_threads_plan_and_run_at_once() -> None:
             a, b = (rng.standard_normal((3, 16 + i, 16 + i)).astype(np.float32) for _ in range(2))
             expected[i] = a @ b
             with cupy.cuda.Stream(non_blocking=True):
-                got[i] = ks.bmm(cupy.asarray(a), cupy.asarray(b)).get()
+                actual[i] = ks.bmm(cupy.asarray(a), cupy.asarray(b)).get()
         except Exception as e:
             errors.append(e)
 
@@ -121,7 +121,7 @@ def test_eight_threads_plan_and_run_at_once() -> None:
     for t in threads:
         t.join()
     assert errors == []
-    assert all(np.allclose(got[i], expected[i], atol=1e-4) for i in range(8))
+    assert all(np.allclose(actual[i], expected[i], atol=1e-4) for i in range(8))
 
 
 def test_the_device_is_restored() -> None:
@@ -131,7 +131,7 @@ def test_the_device_is_restored() -> None:
     assert cupy.cuda.runtime.getDevice() == before
 
 
-def test_out_of_memory_is_said_and_survived() -> None:
+def test_out_of_memory_is_reported_and_survived() -> None:
     for dtype in (DType.float32, DType.bfloat16):
         with pytest.raises(OutOfDeviceMemory):
             RUNTIME.empty((2**42,), dtype, DEVICE)
@@ -255,7 +255,7 @@ def test_arrays_of_two_devices_are_refused() -> None:
 def test_the_vendors_blas(dtype: Any, a_transposed: bool, b_transposed: bool) -> None:
     a = normal(3, *((6, 5) if a_transposed else (5, 6)), dtype=dtype)
     b = normal(3, *((7, 6) if b_transposed else (6, 7)), dtype=dtype)
-    got = ks.bmm(
+    actual = ks.bmm(
         cupy.asarray(a),
         cupy.asarray(b),
         a_transposed=a_transposed,
@@ -266,7 +266,7 @@ def test_the_vendors_blas(dtype: Any, a_transposed: bool, b_transposed: bool) ->
     left = a.swapaxes(1, 2) if a_transposed else a
     right = b.swapaxes(1, 2) if b_transposed else b
     expected = 0.5 * left.astype(np.float64) @ right.astype(np.float64)
-    assert np.allclose(got, expected, atol={2: 1e-2, 4: 1e-5, 8: 1e-12}[got.itemsize])
+    assert np.allclose(actual, expected, atol={2: 1e-2, 4: 1e-5, 8: 1e-12}[actual.itemsize])
 
 
 def test_one_launch_whatever_the_batch() -> None:

@@ -15,7 +15,7 @@ from kernelseam.parity.cases.case import Case
 from kernelseam.parity.cases.gemm_case import GemmCase
 from kernelseam.parity.matrix import named
 from kernelseam.parity.running.run import Target, run_case, targets
-from kernelseam.parity.running.stages import judged, made
+from kernelseam.parity.running.stages import judge, prepare
 from kernelseam.plugins import plugins
 
 pytestmark = pytest.mark.gpu
@@ -49,6 +49,8 @@ MATRIX = (
     "gemm-f16-nt",
     "gemm-bf16-nn-large",
     "gemm-f16-tn",
+    "gemm-f32-nn-tf32",
+    "gemm-f32-nt-tf32x3",
 )
 """Cases of the matrix whose bits are looked at, too: one tile a block."""
 
@@ -72,6 +74,8 @@ EVERY_WAY = (
     "gemm-bf16-nt-many-tiles-added",
     "gemm-f16-nt-many-tiles-pointers",
     "gemm-bf16-nt-many-tiles-one-matrix",
+    "gemm-f16-nt-many-tiles-to-f32",
+    *(f"gemm-f32-{o}-many-tiles-{p}" for o in ("nn", "nt", "tt") for p in ("tf32", "tf32x3")),
 )
 """Cases that every tile runs; the others run with the tile that is chosen for them."""
 
@@ -99,7 +103,9 @@ def _compiled() -> None:
 
 
 def test_there_are_fast_kernels_where_they_belong() -> None:
-    assert {("sm90", "attention"), ("sm90", "gemm")} <= set(FAST) or DEVICE.arch != "sm_90a"
+    assert {("sm90", "attention"), ("sm90", "gemm"), ("sm90-tf32", "gemm")} <= set(
+        FAST
+    ) or DEVICE.arch != "sm_90a"
     assert (
         len({configuration for found in CONFIGURATIONS.values() for configuration in found}) >= 7
         or DEVICE.arch != "sm_90a"
@@ -108,7 +114,7 @@ def test_there_are_fast_kernels_where_they_belong() -> None:
 
 @pytest.mark.parametrize(("implementation", "case"), _pairs(CASES))
 def test_many_tiles_a_block_are_right(implementation: str, case: Case) -> None:
-    outcome = run_case(case, Target(DEVICE, implementation, case.operation, own=False))
+    outcome = run_case(case, Target(DEVICE, implementation, case.operation, builtin=False))
     outcome.require()
     assert outcome.status == "passed", outcome.detail
 
@@ -139,7 +145,7 @@ def test_a_graph_replays_the_same_bits_and_new_inputs(implementation: str, case:
         graph = stream.end_capture()
         for data in (case, other):
             if data is other:
-                held.refill(made(other))
+                held.refill(prepare(other))
             held.renew()
             held.call(stream.ptr)
             direct = held.bytes()
@@ -148,7 +154,7 @@ def test_a_graph_replays_the_same_bits_and_new_inputs(implementation: str, case:
                 graph.launch(stream)
                 assert not bool(held.differs(direct))
         stream.synchronize()
-        verdict = judged(other, made(other), held.computed())
+        verdict = judge(other, prepare(other), held.computed())
         assert verdict.passed, verdict.message
 
 

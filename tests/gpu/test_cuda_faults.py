@@ -81,7 +81,7 @@ def test_a_result_of_torchs_that_fits_nowhere() -> None:
         assert ks.matmul2d(row, row, b_transposed=True).item() == 2
 
 
-def test_a_full_device_is_said_and_recovered_from() -> None:
+def test_a_full_device_is_reported_and_recovered_from() -> None:
     """Results and lists of addresses are refused; calls that need no new memory go on; then
     everything works."""
     a = normal(4, 512, 512)
@@ -132,7 +132,9 @@ def test_right_products_pass_their_check(implementation: str, dtype: DType) -> N
 def test_right_products_of_lists_pass_their_check() -> None:
     x = {f"{n}_ptrs": list(normal(3, 40, 40))[::-1] for n in "ABC"}
     ks.plan(ks.BatchedGemmPointers(**x, M=40, N=40, K=40, num_heads=3)).bind(check=True)()
-    addresses = {n: cupy.asarray([m.data.ptr for m in found], np.uint64) for n, found in x.items()}
+    addresses = {
+        n: cupy.asarray([m.data.ptr for m in actual], np.uint64) for n, actual in x.items()
+    }
     given = ks.BatchedGemmPointers(**addresses, M=40, N=40, K=40, num_heads=3, dtype="float32")
     ks.plan(given, device=DEVICE).bind(check=True)()
 
@@ -212,7 +214,7 @@ def test_eight_threads_make_a_thousand_plans_each() -> None:
         with cupy.cuda.Stream(non_blocking=True) as stream:
             for i in range(1000):
                 N = 4 + 4 * thread if i % 2 else 64
-                made = ks.plan(
+                planned = ks.plan(
                     ks.BatchedGemmStrided(M=1 + i, N=N, K=4, dtype="float32"),
                     device=DEVICE,
                     implementation="shared",
@@ -224,7 +226,7 @@ def test_eight_threads_make_a_thousand_plans_each() -> None:
                         "B": cupy.asarray(b),
                         "C": cupy.empty((1 + i, N), "f4"),
                     }
-                    made.bind(**x)(stream.ptr)
+                    planned.bind(**x)(stream.ptr)
                     worst = max(worst, float(abs(x["C"].get() - a @ b).max()))
         return worst
 

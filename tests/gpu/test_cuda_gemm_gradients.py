@@ -45,14 +45,14 @@ def test_sums_that_two_strides_do_not_walk(kind: str, dtype: str) -> None:
     given, wanted = uneven(RNG, dtype)
     arrays = [there(x, kind) for x in given]
     with trace() as launches:
-        found = bmm_bwd(*arrays, out_dtype="float32", implementation="shared")
+        actual = bmm_bwd(*arrays, out_dtype="float32", implementation="shared")
     assert [r.kernel for r in launches] == ["gemm", "gemm"]
-    for y, w in zip(found, wanted, strict=True):
+    for y, w in zip(actual, wanted, strict=True):
         assert type(y).__module__.partition(".")[0] == kind
         np.testing.assert_array_equal(back(y), w)
     with trace() as launches:
-        again = bmm_bwd(*arrays, alpha=2, beta=1, da=found.da, db=found.db)
-    assert len(launches) == 2 and again.da is found.da and again.db is found.db
+        again = bmm_bwd(*arrays, alpha=2, beta=1, da=actual.da, db=actual.db)
+    assert len(launches) == 2 and again.da is actual.da and again.db is actual.db
     for y, w in zip(again, wanted, strict=True):
         np.testing.assert_array_equal(back(y), 3 * w)
 
@@ -63,9 +63,9 @@ def test_sums_that_two_strides_do_not_walk(kind: str, dtype: str) -> None:
 def test_gradients_of_what_repeats(kind: str, broadcast: str, group: int) -> None:
     given, wanted = what_repeats(RNG, broadcast, group)
     with trace() as launches:
-        found = bmm_bwd(*(there(x, kind) for x in given))
+        actual = bmm_bwd(*(there(x, kind) for x in given))
     assert len(launches) == 2
-    for y, w in zip(found, wanted, strict=True):
+    for y, w in zip(actual, wanted, strict=True):
         np.testing.assert_array_equal(back(y), w)
 
 
@@ -82,9 +82,9 @@ def test_lists_on_torchs_current_stream() -> None:
         late = torch.zeros(2, 9, 40, 24, device="cuda")[:, :6, :33, :17]
         torch.cuda._sleep(100_000_000)
         late.copy_(dc)
-        found = bmm_bwd(late, a, b)
+        actual = bmm_bwd(late, a, b)
         del late
         torch.empty(2, 9, 40, 24, device="cuda").fill_(1e30)
     stream.synchronize()
-    for y, w in zip(found, wanted, strict=True):
+    for y, w in zip(actual, wanted, strict=True):
         np.testing.assert_array_equal(back(y), w)

@@ -56,8 +56,8 @@ extern "C" __global__ void k(int* out) {
 
 
 def loaded(text: str) -> Any:
-    made = SourceBundle("k", "k.cu", (("k.cu", text),), (), OPTIONS)
-    binary = TOOLCHAIN.compile(made, DEVICE.arch)
+    source = SourceBundle("k", "k.cu", (("k.cu", text),), (), OPTIONS)
+    binary = TOOLCHAIN.compile(source, DEVICE.arch)
     return binary, TOOLCHAIN.load(binary, "k", DEVICE)
 
 

@@ -63,9 +63,9 @@ def test_matrices_on_both_sides_of_the_origin(beta: float) -> None:
     before = memory.copy()
     plan.bind(workspace=middle)()
     cupy.cuda.runtime.deviceSynchronize()
-    for address, want in zip(starts["C"], expected, strict=True):
-        found = matrix(address, M, N).astype(cupy.float64)
-        assert float(cupy.linalg.norm(found - want) / cupy.linalg.norm(want)) < 8e-4
+    for address, reference in zip(starts["C"], expected, strict=True):
+        actual = matrix(address, M, N).astype(cupy.float64)
+        assert float(cupy.linalg.norm(actual - reference) / cupy.linalg.norm(reference)) < 8e-4
         at = (address - base) // 2
         before[at : at + M * N] = memory[at : at + M * N]
     assert cupy.array_equal(before.view(np.uint16), memory.view(np.uint16)), (

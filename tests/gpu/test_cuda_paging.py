@@ -74,19 +74,19 @@ def test_keys_in_pages(kind: str, queries: int, kv_layout: str) -> None:
     out, lse = wanted(given)
     if kv_layout == "hnd":
         given |= {n: np.ascontiguousarray(given[n].swapaxes(1, 2)) for n in "kv"}
-    found, sums = attention_paged(
+    actual, sums = attention_paged(
         *(there(x, kind) for x in given.values()), kv_layout=kv_layout, return_lse=True
     )
-    assert type(found).__module__.partition(".")[0] == kind
-    np.testing.assert_allclose(back(found), out, rtol=2e-3, atol=2e-3)
+    assert type(actual).__module__.partition(".")[0] == kind
+    np.testing.assert_allclose(back(actual), out, rtol=2e-3, atol=2e-3)
     np.testing.assert_allclose(back(sums), lse, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("size", [1, 3, 128])
 def test_pages_of_any_size(size: int) -> None:
     given = drawn(3, (29, 5), size)
-    found = attention_paged(*(there(x) for x in given.values()))
-    np.testing.assert_allclose(back(found), wanted(given)[0], rtol=2e-3, atol=2e-3)
+    actual = attention_paged(*(there(x) for x in given.values()))
+    np.testing.assert_allclose(back(actual), wanted(given)[0], rtol=2e-3, atol=2e-3)
 
 
 def test_packed_queries_of_different_lengths() -> None:
@@ -95,14 +95,14 @@ def test_packed_queries_of_different_lengths() -> None:
     rows = [(b, 6 - n + i) for b, n in enumerate(counts) for i in range(n)]  # the last of each
     offsets = np.cumsum([0, *counts]).astype(np.int32)
     packed = np.stack([given["q"][at] for at in rows])
-    found = attention_paged(
+    actual = attention_paged(
         there(packed),
         *(there(given[n]) for n in ("k", "v", "block_table", "kv_lengths")),
         cu_seqlens_q=there(offsets),
         max_seqlen_q=6,
     )
     np.testing.assert_allclose(
-        back(found), np.stack([out[at] for at in rows]), rtol=2e-3, atol=2e-3
+        back(actual), np.stack([out[at] for at in rows]), rtol=2e-3, atol=2e-3
     )
 
 
@@ -116,19 +116,19 @@ def refused(
     """A checked call works, refuses once ``name`` holds ``value``, and works again; nothing is
     launched in between."""
     out = given["out"]
-    made = plan(Attention.from_arrays(**given, **options))
-    call = made.bind(check=True)
+    planned = plan(Attention.from_arrays(**given, **options))
+    call = planned.bind(check=True)
     call()
     right = back(out)
     assert not np.isnan(right).any()
     out[...] = np.nan
     held = given[name][at].copy()
     given[name][at] = value
-    for ask in (call, lambda: made.bind(check=True), lambda: call.rebind()):
+    for ask in (call, lambda: planned.bind(check=True), lambda: call.rebind()):
         with kernelseam.trace() as launches, pytest.raises(InvalidValue) as caught:
             ask()
         assert str(caught.value).startswith(message) and launches == []
-    made.bind()  # nobody asked: nothing is read
+    planned.bind()  # nobody asked: nothing is read
     assert np.isnan(back(out)).all()
     given[name][at] = held
     call()
@@ -199,9 +199,9 @@ def test_torchs_current_stream() -> None:
         torch.cuda._sleep(100_000_000)
         late.copy_(table)
         counts.copy_(lengths)
-        found = attention_paged(q, k, v, late, counts)
+        actual = attention_paged(q, k, v, late, counts)
     stream.synchronize()
-    np.testing.assert_allclose(back(found), wanted(given)[0], rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(back(actual), wanted(given)[0], rtol=2e-3, atol=2e-3)
 
 
 def test_lengths_beyond_the_table_are_cut_and_negative_ones_are_0() -> None:

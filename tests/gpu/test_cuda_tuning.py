@@ -63,19 +63,19 @@ def test_one_matrix_goes_to_the_function_that_is_not_batched() -> None:
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_what_was_tuned_is_taken(
+def test_the_tuned_choice_is_used(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
     descriptor = PROBLEMS[name]()
     try:
-        found = tune(descriptor, DEVICE)
-        assert all(w.samples and not w.failure for w in found.configurations)
-        assert (found.chosen.seconds or 1.0) <= 1.01 * (found.configurations[0].seconds or 0.0)
+        tuning = tune(descriptor, DEVICE)
+        assert all(w.samples and not w.failure for w in tuning.configurations)
+        assert (tuning.chosen.seconds or 1.0) <= 1.01 * (tuning.configurations[0].seconds or 0.0)
         plan = ks.plan(descriptor)
         assert (plan.implementation, plan.choice.variant) == (
-            found.chosen.implementation,
-            found.chosen.variant,
+            tuning.chosen.implementation,
+            tuning.chosen.variant,
         )
         assert plan.choice.by == "tuned" and {"driver", "compiler"} <= set(
             store.environment(DEVICE)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from far_cases import CASES, held
-from kernelseam.parity.data.memory import Place
+from kernelseam.parity.data.memory import Placement
 from nvidia_gpu import DEVICE, cupy
 
 pytestmark = pytest.mark.gpu
@@ -25,27 +25,27 @@ class Memory:
         self._before = before
         self.address = int(self._flat.data.ptr) + before
 
-    def _views(self, place: Place) -> Iterator[tuple[Any, Any]]:
+    def _views(self, placement: Placement) -> Iterator[tuple[Any, Any]]:
         """(index into the logical array, view of the device's bytes) of what has elements."""
-        size = place.dtype.itemsize
-        for index, first, shape in place._parts():
-            start = self._before + (place.offset + first) * size
-            strides = (*(s * size for s in place.strides[-len(shape) :]), 1)
+        size = placement.dtype.itemsize
+        for index, first, shape in placement._parts():
+            start = self._before + (placement.offset + first) * size
+            strides = (*(s * size for s in placement.strides[-len(shape) :]), 1)
             yield (
                 index,
                 cupy.lib.stride_tricks.as_strided(self._flat[start:], (*shape, size), strides),
             )
 
-    def write(self, place: Place, value: npt.NDArray[Any]) -> None:
-        for index, view in self._views(place):
+    def write(self, placement: Placement, value: npt.NDArray[Any]) -> None:
+        for index, view in self._views(placement):
             part = np.ascontiguousarray(value[index])
             view[...] = cupy.asarray(part.view(np.uint8).reshape(view.shape))
 
-    def read(self, place: Place) -> npt.NDArray[Any]:
-        found = np.zeros(place.shape, place.dtype.numpy)
-        for index, view in self._views(place):
-            found[index] = cupy.asnumpy(view).view(place.dtype.numpy).reshape(view.shape[:-1])
-        return found
+    def read(self, placement: Placement) -> npt.NDArray[Any]:
+        result = np.zeros(placement.shape, placement.dtype.numpy)
+        for index, view in self._views(placement):
+            result[index] = cupy.asnumpy(view).view(placement.dtype.numpy).reshape(view.shape[:-1])
+        return result
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def memory(rule: OperandRule) -> Iterator[Any]:
 @pytest.mark.parametrize("name", FAR)
 def test_one_operand_spans_more_than_2_31_elements(name: str) -> None:
     def bind(descriptor: BatchedGemmStrided, **arrays: Any) -> Any:
-        made = plan(descriptor, device=DEVICE, implementation="shared")
-        return made.bind(**{n: x.data.ptr for n, x in arrays.items()})
+        planned = plan(descriptor, device=DEVICE, implementation="shared")
+        return planned.bind(**{n: x.data.ptr for n, x in arrays.items()})
 
     hold(name, bind, memory, cupy.asnumpy, cupy.asarray)

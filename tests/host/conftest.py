@@ -36,11 +36,11 @@ def _compiler() -> None:
 @pytest.fixture
 def hostcpp(monkeypatch: pytest.MonkeyPatch) -> Iterator[plugins.Plugins]:
     """The reference and the host platform are all that the test sees."""
-    found = plugins.discover([EntryPoint("hostcpp", "kernelseam_hostcpp", plugins.GROUP)])
-    assert found.failures == ()
-    monkeypatch.setattr(plugins, "_plugins", found)
+    loaded = plugins.discover([EntryPoint("hostcpp", "kernelseam_hostcpp", plugins.GROUP)])
+    assert loaded.failures == ()
+    monkeypatch.setattr(plugins, "_plugins", loaded)
     planning.forget()
-    yield found
+    yield loaded
     planning.forget()
 
 
@@ -133,14 +133,14 @@ def probe() -> Probe:
             *toolchain.arch_row("host").options,
             *(BUILDS["contracted"] if contracted else ()),
         )
-        made = SourceBundle(
+        source = SourceBundle(
             "probe",
             "probe.h",
             tuple(sorted(files.items())),
             (("KS_THROUGH_REGISTERS", str(int(through_registers))),),
             options,
         )
-        kernel = library(toolchain.compile(made, "host"))
+        kernel = library(toolchain.compile(source, "host"))
         assert kernel.parameters == tuple((8 * i, 8) for i in range(len(arrays)))
         arguments = struct.pack(f"{len(arrays)}Q", *(x.ctypes.data for x in arrays))
         kernel.prepare(LaunchConfig((grid, 1, 1), (threads, 1, 1), shared), arguments)(0)

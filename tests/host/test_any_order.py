@@ -23,10 +23,10 @@ def inputs() -> dict[str, Any]:
         "dout": (2, 4, 40, 16),
         "bias": (40, 70),
     }
-    made = {n: rng.standard_normal(s).astype(np.float16) for n, s in shapes.items()}
+    created = {n: rng.standard_normal(s).astype(np.float16) for n, s in shapes.items()}
     return {
         n: HostArray(x)
-        for n, x in {**made, "sinks": rng.standard_normal(4).astype(np.float32)}.items()
+        for n, x in {**created, "sinks": rng.standard_normal(4).astype(np.float32)}.items()
     }
 
 
@@ -36,7 +36,7 @@ def gradients(
     given = {n: a for n, a in x.items() if n != "dout"}
     out, lse = kernelseam.attention(**given, return_lse=True, layout="bhsd")
     with kernelseam.trace() as launches:
-        found = kernelseam.attention_bwd(
+        result = kernelseam.attention_bwd(
             **given,
             dout=x["dout"],
             out=out,
@@ -47,7 +47,7 @@ def gradients(
             deterministic=deterministic,
         )
     return [r.kernel for r in launches], {
-        n: getattr(found, n).host.astype(np.float32) for n in NAMES
+        n: getattr(result, n).host.astype(np.float32) for n in NAMES
     }
 
 
@@ -56,9 +56,9 @@ def test_three_launches_and_one_for_each_that_is_reduced(hostcpp: Plugins) -> No
     ordered, wanted = gradients(x, True)
     assert ordered == ["row_dots", "attention_backward", *reduced], "keys and queries in one"
     for _ in range(2):  # the second starts from zeros again
-        free, found = gradients(x, False)
+        free, actual = gradients(x, False)
         assert free == ["row_dots", "attention_backward", "query_gradient", *reduced]
         for name, y in wanted.items():
             size = float(np.abs(y).max())
             assert size > 0.02
-            np.testing.assert_allclose(found[name], y, rtol=0, atol=2e-3 * size, err_msg=name)
+            np.testing.assert_allclose(actual[name], y, rtol=0, atol=2e-3 * size, err_msg=name)

@@ -59,14 +59,14 @@ def compile_changed(
     """With the assertions on what is passed by value."""
     kernel, spec = covered.kernel, covered.spec
     tile: Any = covered.tiles(TOOLCHAIN.arch_row("host"))[0]
-    made: SourceBundle = bundle(kernel, spec, tile, TOOLCHAIN, "host")
-    files = change(dict(made.files))
-    made = replace(
-        made, files=tuple(files.items()), options=(*made.options, "-O0", "-fPIC", "-shared")
+    source: SourceBundle = bundle(kernel, spec, tile, TOOLCHAIN, "host")
+    files = change(dict(source.files))
+    source = replace(
+        source, files=tuple(files.items()), options=(*source.options, "-O0", "-fPIC", "-shared")
     )
     signature = kernel.signature(spec)
     more = "" if signature.flat else assertions(kernel.entry, signature)
-    return compiler.compile_bundle(made, "host", more)
+    return compiler.compile_bundle(source, "host", more)
 
 
 def test_every_kernel_with_structures_is_there() -> None:
@@ -80,7 +80,7 @@ def test_every_kernel_with_structures_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_members_lie_where_they_are_packed(name: str) -> None:
+def test_members_are_at_the_packed_offsets(name: str) -> None:
     covered = CHOSEN[name]
     binary = compile_changed(covered)
     facts = TOOLCHAIN.inspect(binary, "host")[covered.kernel.entry]
@@ -90,7 +90,7 @@ def test_members_lie_where_they_are_packed(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "find", "plant", "said"),
+    ("place", "find", "plant", "message"),
     [
         (
             "gemm/gemm.h",
@@ -113,14 +113,14 @@ def test_members_lie_where_they_are_packed(name: str) -> None:
     ],
 )
 def test_a_member_by_value_elsewhere_does_not_compile(
-    place: str, find: str, plant: str, said: str
+    place: str, find: str, plant: str, message: str
 ) -> None:
-    with pytest.raises(CompileError, match=rf"static assertion failed: (of.0..)?{said} of "):
+    with pytest.raises(CompileError, match=rf"static assertion failed: (of.0..)?{message} of "):
         compile_changed(_first("gemm-segments"), planted(place, find, plant))
 
 
 @pytest.mark.parametrize(
-    ("place", "find", "plant", "said"),
+    ("place", "find", "plant", "message"),
     [
         (
             "attention/scores.h",
@@ -137,9 +137,9 @@ def test_a_member_by_value_elsewhere_does_not_compile(
     ],
 )
 def test_a_member_of_one_side_alone_does_not_compile(
-    place: str, find: str, plant: str, said: str
+    place: str, find: str, plant: str, message: str
 ) -> None:
-    with pytest.raises(CompileError, match=said):
+    with pytest.raises(CompileError, match=message):
         compile_changed(_first("attention_forward"), planted(place, find, plant))
 
 

@@ -33,10 +33,10 @@ CASES: dict[str, tuple[int, int, int, int, int, dict[str, Any]]] = {
 def scattered(rng: np.random.Generator, count: int, rows: int, columns: int) -> list[np.ndarray]:
     """Matrices with rows of a gap, in a random order, NaN around them."""
     pool = np.full((count, rows + 2, columns + 8), np.nan, "f2")
-    found = [pool[i, 1 : rows + 1, :columns] for i in rng.permutation(count)]
-    for m in found:
+    results = [pool[i, 1 : rows + 1, :columns] for i in rng.permutation(count)]
+    for m in results:
         m[...] = rng.standard_normal((rows, columns))
-    return found
+    return results
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_lists(hostcpp: Plugins, name: str, lists: str) -> None:
         )
     lse = np.full((batch, heads, S_q), np.nan, "f4")
     arrays = {n: HostArray(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
-    made = plan(
+    planned = plan(
         AttentionPointers(
             batch=batch,
             num_heads=heads,
@@ -84,13 +84,13 @@ def test_lists(hostcpp: Plugins, name: str, lists: str) -> None:
             **arrays,
         )
     )
-    assert (made.problem.spec.q_view, made.problem.spec.vector, made.device.backend) == (
+    assert (planned.problem.spec.q_view, planned.problem.spec.vector, planned.device.backend) == (
         "pointers",
         16,
         "hostcpp",
     )
-    assert len(made.launches) == (2 if name == "split" else 1)
-    made.bind(check=True)()
+    assert len(planned.launches) == (2 if name == "split" else 1)
+    planned.bind(check=True)()
     whole = [np.stack(m).reshape(batch, -1, *m[0].shape) for m in (q, k, v, out)]
     variant = formulas.Variant(
         options.get("window", (None, None)),

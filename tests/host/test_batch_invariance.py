@@ -29,9 +29,9 @@ def _out(entries: int, *, host: bool, **options: Any) -> np.ndarray:
         "kv_lengths": LENGTHS[:entries],
     }
     arrays = {n: x if host else HostArray(x) for n, x in given.items()}
-    made = plan(Attention.from_arrays(**arrays, **options))
-    made.bind()()
-    assert host or len(made.launches) == (
+    planned = plan(Attention.from_arrays(**arrays, **options))
+    planned.bind()()
+    assert host or len(planned.launches) == (
         2 if entries == 1 and not options["batch_invariant"] else 1
     )
     return out[0]
@@ -44,7 +44,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(hostcpp: Plugins, host: 
     assert np.isfinite(alone).all() and alone.any()
 
 
-def test_what_is_not_asked_for_is_not_given(hostcpp: Plugins) -> None:
+def test_batch_invariance_must_be_requested(hostcpp: Plugins) -> None:
     alone, among = (_out(n, host=False, batch_invariant=False) for n in (1, 3))
     assert (alone != among).any(), "split keys are summed in another order"
     np.testing.assert_allclose(alone.astype(float), among.astype(float), atol=1e-3)

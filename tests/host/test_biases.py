@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from kernelseam.parity.matrix import named
 from kernelseam.parity.operations import operands
-from kernelseam.parity.running.stages import computed, made
+from kernelseam.parity.running.stages import compute, prepare
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp.runtime import DEVICES
 
@@ -19,8 +19,8 @@ def test_a_row_of_the_lowest_bias_alone_is_the_mean_of_the_values(
     hostcpp: Plugins, name: str
 ) -> None:
     case = named(name)
-    before = made(case)
-    out = before.layout.read(computed(case, DEVICES[0], "shared", before).buffers, "out").astype(
+    before = prepare(case)
+    out = before.layout.read(compute(case, DEVICES[0], "shared", before).buffers, "out").astype(
         np.float64
     )
     values = operands.values(case)

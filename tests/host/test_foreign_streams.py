@@ -25,25 +25,25 @@ SPLIT, WHOLE = 1500, 40
 @pytest.fixture
 def happened(hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Launches, by their stream, and synchronisations, in order."""
-    found: list[object] = []
+    results: list[object] = []
     prepare = Library.prepare
 
     def prepared(self: Library, *arguments: Any) -> Callable[[int], None]:
         launch = prepare(self, *arguments)
 
         def noted(stream: int) -> None:
-            found.append(stream)
+            results.append(stream)
             launch(stream)
 
         return noted
 
     def synchronize(self: HostCppRuntime, device: Device) -> None:
-        found.append("synchronized")
+        results.append("synchronized")
 
     monkeypatch.setattr(Library, "prepare", prepared)
     monkeypatch.setattr(HostCppRuntime, "synchronize", synchronize)
     monkeypatch.setattr(HostCppRuntime, "current_stream", lambda *arguments: CURRENT)
-    return found
+    return results
 
 
 def _attend(keys: int, stream: object) -> None:

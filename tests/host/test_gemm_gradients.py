@@ -26,9 +26,9 @@ def test_sums_that_two_strides_do_not_walk(hostcpp: Plugins) -> None:
 
 def held(given: list[Array], wanted: list[Array]) -> None:
     with trace() as launches:
-        found = bmm_bwd(*(HostArray(x) for x in given))
+        results = bmm_bwd(*(HostArray(x) for x in given))
     assert [r.kernel for r in launches] == ["gemm", "gemm"]
-    for x, w in zip(found, wanted, strict=True):
+    for x, w in zip(results, wanted, strict=True):
         np.testing.assert_array_equal(x.host, w)
 
 
@@ -38,7 +38,7 @@ def test_everything_in_one_launch(hostcpp: Plugins) -> None:
         HostArray(integers(RNG, 2, 6, 33, 17)),
         integers(RNG, 2, 33, 6, 17).transpose(0, 2, 1, 3),
     )
-    want = 2 * (a @ np.repeat(b, 3, axis=1)) - out.host + bias[:, None] + residual
+    expected = 2 * (a @ np.repeat(b, 3, axis=1)) - out.host + bias[:, None] + residual
     with trace() as launches:
         y = bmm(
             HostArray(a),
@@ -50,7 +50,7 @@ def test_everything_in_one_launch(hostcpp: Plugins) -> None:
             out=out,
         )
     assert y is out and [r.kernel for r in launches] == ["gemm"]
-    np.testing.assert_array_equal(out.host, want)
+    np.testing.assert_array_equal(out.host, expected)
     again = out.host + a @ np.repeat(b, 3, axis=1)
     bmm(HostArray(a), HostArray(b), residual=out, out=out)
     np.testing.assert_array_equal(out.host, again)

@@ -78,7 +78,7 @@ def test_parity(
     device: Device,
 ) -> None:
     compiled(request.node)
-    outcome = run_case(case, Target(device, "shared", case.operation, own=True))
+    outcome = run_case(case, Target(device, "shared", case.operation, builtin=True))
     outcome.require()
     if outcome.refusal is not None:
         assert "shared" in case.may_refuse

@@ -171,7 +171,7 @@ def test_a_compile_error_carries_the_log(hostcpp: Plugins) -> None:
     assert "gemm/gemm.h" in caught.value.log and caught.value.source is not None
 
 
-def test_arrays_are_told_apart(hostcpp: Plugins) -> None:
+def test_arrays_are_distinguished(hostcpp: Plugins) -> None:
     runtime, reference = hostcpp.backend("hostcpp").runtime, hostcpp.backend("numpy").runtime
     plain = np.zeros((2, 3), np.float32)
     own = HostArray(plain, 1)

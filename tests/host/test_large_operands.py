@@ -15,8 +15,8 @@ from kernelseam.plugins import Plugins
 @pytest.mark.parametrize("name", FAR)
 def test_one_operand_spans_more_than_2_31_elements(hostcpp: Plugins, name: str) -> None:
     def bind(descriptor: BatchedGemmStrided, **arrays: Any) -> Any:
-        made = plan(descriptor, device="hostcpp:0", implementation="shared")
-        return made.bind(**{n: x.ctypes.data for n, x in arrays.items()})
+        planned = plan(descriptor, device="hostcpp:0", implementation="shared")
+        return planned.bind(**{n: x.ctypes.data for n, x in arrays.items()})
 
     hold(name, bind)
 

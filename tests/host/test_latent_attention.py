@@ -58,12 +58,12 @@ def test_values_are_columns_of_the_keys(hostcpp: Plugins, host: bool, queries: i
         **options,
     )
     out, lse = (x if host else x.host for x in (out, lse))
-    found = verdict(q, np.nan_to_num(cache), out, lse)
-    assert found.passed and found.checked == 2 * HEADS * queries * (D_V + 1), found.message
+    outcome = verdict(q, np.nan_to_num(cache), out, lse)
+    assert outcome.passed and outcome.checked == 2 * HEADS * queries * (D_V + 1), outcome.message
 
     paged, paged_lse = kernelseam.attention_paged(
         kind(q), kind(pages), kind(pages[..., :D_V]), kind(table), lengths, layout="bhsd", **options
     )
     paged, paged_lse = (x if host else x.host for x in (paged, paged_lse))
-    found = verdict(q, np.nan_to_num(cache), paged, paged_lse)
-    assert found.passed and found.checked == 2 * HEADS * queries * (D_V + 1), found.message
+    outcome = verdict(q, np.nan_to_num(cache), paged, paged_lse)
+    assert outcome.passed and outcome.checked == 2 * HEADS * queries * (D_V + 1), outcome.message

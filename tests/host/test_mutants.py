@@ -23,9 +23,9 @@ from mutants import MUTANTS, WRONG_NUMBERS
 
 def _files() -> dict[str, str]:
     """Every device source by include name, as a bundle has them."""
-    found = {**shared_sources(), **sources()}
-    found["platform.h"] = found.pop("platform_host.h")
-    return found
+    result = {**shared_sources(), **sources()}
+    result["platform.h"] = result.pop("platform_host.h")
+    return result
 
 
 def test_the_table_is_sound() -> None:
@@ -51,11 +51,11 @@ def test_words_are_there_once(mutant: Mutant) -> None:
 def test_words_that_are_not_there_once_are_named(find: str, where: str) -> None:
     mutant = Mutant("some-bug", GEMM, find, "", "gemm-f16-nt", "", "nothing is summed")
     files = {"gemm/gemm.h": "#include\n#include\nT A,B;", "tile/base.h": "int nowhere;"}
-    said = (
+    output = (
         r"^mutant some-bug \(nothing is summed\): its words must be once in gemm/\*, they "
         rf"are {where}"
     )
-    with pytest.raises(LookupError, match=said):
+    with pytest.raises(LookupError, match=output):
         mutant.planted(files)
 
 
@@ -101,7 +101,7 @@ def test_is_killed(
         has_sanitizer(mutant.build)
     case = named(mutant.case)
     # as the sources are
-    run_case(case, Target(device, mutant.implementation, case.operation, own=True)).require()
+    run_case(case, Target(device, mutant.implementation, case.operation, builtin=True)).require()
     report = reports(request.node)
     if device.arch not in mutant.archs:
         assert report.findings == () and report.verdict is not None and report.verdict.passed, (

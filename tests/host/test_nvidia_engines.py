@@ -38,9 +38,9 @@ def _wrong(folder: Path, files: dict[str, str]) -> set[str]:
         str(folder / "check"),
     ]
     subprocess.run(command, check=True)
-    found = subprocess.run([folder / "check"], capture_output=True, text=True, check=False)
-    assert found.returncode == bool(found.stdout)
-    return set(found.stdout.splitlines())
+    result = subprocess.run([folder / "check"], capture_output=True, text=True, check=False)
+    assert result.returncode == bool(result.stdout)
+    return set(result.stdout.splitlines())
 
 
 def test_lanes_take_what_is_theirs_from_banks_of_their_own(tmp_path: Path) -> None:

@@ -57,17 +57,17 @@ def test_a_checked_call_refuses(
     hostcpp: Plugins, name: str, at: Any, value: int, message: str
 ) -> None:
     given = paged()
-    made = planned(hostcpp, given)
-    call = made.bind(check=True)
+    the_plan = planned(hostcpp, given)
+    call = the_plan.bind(check=True)
     call()
     given["out"].host[:] = 0
     held = given[name].host[at]
     given[name].host[at] = value
-    for ask in (call, lambda: made.bind(check=True), lambda: call.rebind()):
+    for ask in (call, lambda: the_plan.bind(check=True), lambda: call.rebind()):
         with kernelseam.trace() as launches, pytest.raises(InvalidValue) as caught:
             ask()
         assert str(caught.value).startswith(message) and launches == []
-    made.bind()  # nobody asked: nothing is read
+    the_plan.bind()  # nobody asked: nothing is read
     assert not given["out"].host.any()
     given[name].host[at] = held
     call()

@@ -94,7 +94,7 @@ def test_the_header_as_it_is_passes(script: Any, device: Device) -> None:
     ) and seen.as_it_should
 
 
-def test_a_bug_that_nobody_sees_is_tried_on_the_covering_choice(
+def test_an_undetected_bug_is_tried_on_the_covering_choice(
     script: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases = [named("gemm-f16-nt"), named("gemm-f16-nn")]
@@ -133,23 +133,23 @@ def test_each_has_a_process_of_its_own(
     ]
     monkeypatch.setattr(script, "MUTANTS", tuple(bugs))
     monkeypatch.setattr(script, "LUCK", {"e": "it is luck"})
-    asked = []
+    requested = []
 
     def run(line: list[str], timeout: float, **options: Any) -> Any:
         name = line[line.index("--child") + 1]
-        asked.append(name)
+        requested.append(name)
         assert options["env"]["KERNELSEAM_CACHE_DIR"].endswith(f"/{name}")
         if name == "c":
             raise subprocess.TimeoutExpired(line, timeout)
-        found = script.Seen(name, 0, "gemm-f16-nt", "C is 1|2")
+        actual = script.Seen(name, 0, "gemm-f16-nt", "C is 1|2")
         if name in ("none", "e"):
-            found = script.Seen(name, 1)
+            actual = script.Seen(name, 1)
         if name == "d":  # ended by its own watchdog, its last words what it said before the case
-            found = script.Seen(name, 0, "gemm-f16-nt", "it does not come back within 10 s")
-        code, said = {"b": (9, "killed"), "d": (1, "Timeout (0:00:10)!\nThread 0x1")}.get(
+            actual = script.Seen(name, 0, "gemm-f16-nt", "it does not come back within 10 s")
+        code, output = {"b": (9, "killed"), "d": (1, "Timeout (0:00:10)!\nThread 0x1")}.get(
             name, (0, "")
         )
-        return SimpleNamespace(returncode=code, stdout=json.dumps(asdict(found)), stderr=said)
+        return SimpleNamespace(returncode=code, stdout=json.dumps(asdict(actual)), stderr=output)
 
     monkeypatch.setattr(script.subprocess, "run", run)
     monkeypatch.setattr(script, "find_device", lambda name: device)
@@ -171,8 +171,8 @@ def test_each_has_a_process_of_its_own(
     assert "2 of 5 bugs were seen, 1 may go unseen, in 0 s" in out
     assert (
         "after d had hung: no case showed it" in out
-        and asked[-1] == "none"
-        and asked.count("none") == 2
+        and requested[-1] == "none"
+        and requested.count("none") == 2
     )
     page = (tmp_path / "page.md").read_text()
     assert "2 of 5 were seen by a parity case. The sources as they are passed 1 of 1 cases" in page

@@ -24,7 +24,7 @@ from mutant import Mutant
 toolchain_module = pytest.importorskip(
     "kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed"
 )
-from sm90_mutants import GEMM_BLOCK, MUTANTS  # noqa: E402
+from sm90_mutants import GEMM_MATRIX, MUTANTS  # noqa: E402
 
 Ints = npt.NDArray[np.int64]
 Change = Callable[[SourceBundle], SourceBundle]
@@ -48,7 +48,7 @@ KS_KERNEL(16, 1) probe(const i64* addresses, i64* turns, i64* descriptors) {
 }"""  # noqa: E501
 
 MATRICES = """
-#include "sm90/gemm/block.h"
+#include "sm90/gemm/matrix.h"
 KS_KERNEL(16, 1) probe(const u64* addresses, const u64* origins, i64* places) {
   if (thread_index() != 0) return;
   for (int i = 0; i < 6; i++) {
@@ -89,6 +89,7 @@ KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets,
 
 GEMM_CONSTANTS: dict[str, int | str] = {
     "KS_T": "f16",
+    "KS_TC": "f16",
     "KS_BIAS": "void",
     "KS_ROW_SUMS": "void",
     "KS_BM": 128,
@@ -370,7 +371,7 @@ def test_a_bug_is_found(mutant: Mutant) -> None:
             check_walk(WALKS[PLACES[mutant.name]], mutant)
         elif mutant.name in HEADS_BUGS:
             check_heads(mutant)
-        elif mutant.place == GEMM_BLOCK:
+        elif mutant.place == GEMM_MATRIX:
             check_matrices(mutant)
         else:
             check_words(mutant)

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 from kernelseam import trace
-from kernelseam.kernels.attention.host import AttentionHost
-from kernelseam.kernels.attention.merge import MergeHost
+from kernelseam.kernels.attention.host import AttentionDefinition
+from kernelseam.kernels.attention.merge import MergeDefinition
 from kernelseam.parity.matrix import named
 from kernelseam.parity.running.run import Outcome, Target, run_case
 from kernelseam.plugins import Plugins
@@ -20,7 +20,7 @@ CASE = named("attention-f16-64-split-batches")
 def _run(hostcpp: Plugins) -> Outcome:
     device = hostcpp.backend("hostcpp").runtime.devices()[0]
     wide = replace(device, limits=replace(device.limits, compute_units=64))
-    return run_case(CASE, Target(wide, "shared", CASE.operation, own=True))
+    return run_case(CASE, Target(wide, "shared", CASE.operation, builtin=True))
 
 
 def test_keys_of_several_batches_and_heads_are_split(hostcpp: Plugins) -> None:
@@ -32,12 +32,12 @@ def test_keys_of_several_batches_and_heads_are_split(hostcpp: Plugins) -> None:
 @pytest.mark.parametrize(
     ("kernel", "name", "factor"),
     [
-        (AttentionHost, "lse_split", 2),
-        (AttentionHost, "lse_batch", 4),
-        (AttentionHost, "lse_head", 3),
-        (MergeHost, "lses_part", 2),
-        (MergeHost, "lses_batch", 4),
-        (MergeHost, "lses_head", 3),
+        (AttentionDefinition, "lse_split", 2),
+        (AttentionDefinition, "lse_batch", 4),
+        (AttentionDefinition, "lse_head", 3),
+        (MergeDefinition, "lses_part", 2),
+        (MergeDefinition, "lses_batch", 4),
+        (MergeDefinition, "lses_head", 3),
     ],
 )
 def test_a_stride_of_their_lse_that_is_too_short_is_seen(
@@ -47,9 +47,9 @@ def test_a_stride_of_their_lse_that_is_too_short_is_seen(
     values = kernel.values  # type: ignore[attr-defined]
 
     def short(self: object, *arguments: object) -> Mapping[str, int | float]:
-        found = dict(values(self, *arguments))
-        assert found[name] >= factor
-        return {**found, name: found[name] // factor}
+        actual = dict(values(self, *arguments))
+        assert actual[name] >= factor
+        return {**actual, name: actual[name] // factor}
 
     monkeypatch.setattr(kernel, "values", short)
     outcome = _run(hostcpp)

@@ -26,20 +26,20 @@ def normal(*shape: int) -> Any:
 def test_attention(hostcpp: Plugins, keys: int, kernels: list[str]) -> None:
     q, k, v = normal(1, 1, 7, 16), normal(1, 1, keys, 16), normal(1, 1, keys, 16)
     with kernelseam.trace() as launches:
-        want = kernelseam.attention(q, k, v).host
+        expected = kernelseam.attention(q, k, v).host
     assert [r.kernel for r in launches] == kernels
-    call = plan(Attention.from_arrays(q, k, v, HostArray(np.empty_like(want)))).bind()
+    call = plan(Attention.from_arrays(q, k, v, HostArray(np.empty_like(expected)))).bind()
     assert (call.plan.workspace_bytes > 0) == (len(kernels) > 1)
 
     def work(_: int) -> tuple[Any, Any]:
-        mine = HostArray(np.empty_like(want))
+        mine = HostArray(np.empty_like(expected))
         call.rebind(out=mine)()
         return mine.host, kernelseam.attention(q, k, v).host
 
     with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(work, range(40)):
-            for x in found:
-                np.testing.assert_array_equal(x, want)
+        for actual in pool.map(work, range(40)):
+            for x in actual:
+                np.testing.assert_array_equal(x, expected)
 
 
 def test_gradients(hostcpp: Plugins) -> None:
@@ -59,8 +59,8 @@ def test_gradients(hostcpp: Plugins) -> None:
             ]
         ]
 
-    want = work(0)
+    expected = work(0)
     with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(work, range(40)):
-            for x, w in zip(found, want, strict=True):
+        for actual in pool.map(work, range(40)):
+            for x, w in zip(actual, expected, strict=True):
                 np.testing.assert_array_equal(x, w)

@@ -18,7 +18,7 @@ from kernelseam.kernels import shared_implementations
 from kernelseam.kernels.attention.unfused import Unfused, UnfusedAttention
 from kernelseam.oracle import check
 from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.cases.common import LEAKS, UNFUSED
+from kernelseam.parity.cases.common import NAN_EXEMPTIONS, UNFUSED
 from kernelseam.parity.matrix import matrix, named
 from kernelseam.parity.running.run import Target, run_case
 from kernelseam.planning import plan
@@ -36,7 +36,7 @@ def normal(*shape: int) -> Any:
 
 
 def target(device: Device = DEVICES[0]) -> Target:
-    return Target(device, UNFUSED, "attention", own=True)
+    return Target(device, UNFUSED, "attention", builtin=True)
 
 
 def test_the_case_the_project_started_from(hostcpp: Plugins) -> None:
@@ -56,7 +56,7 @@ def test_the_case_the_project_started_from(hostcpp: Plugins) -> None:
     assert all(x.base is not None and not x.flags.c_contiguous for x in ends), (
         "no copy: one row stride over all pages"
     )
-    found = {}
+    actual = {}
     for name, kernels in ((UNFUSED, KERNELS), ("shared", ["attention_forward"])):
         with kernelseam.trace() as launches:
             out, lse = kernelseam.attention(
@@ -69,8 +69,8 @@ def test_the_case_the_project_started_from(hostcpp: Plugins) -> None:
         assert all(r.kind == "kernel" for r in launches)
         verdict = check.attention(q, *ends, out.host, lse.host, causal=False)
         assert verdict.passed, verdict.message
-        found[name] = out.host.astype(float), lse.host
-    (a, a_lse), (b, b_lse) = found.values()
+        actual[name] = out.host.astype(float), lse.host
+    (a, a_lse), (b, b_lse) = actual.values()
     np.testing.assert_allclose(a, b, atol=2e-3)
     np.testing.assert_allclose(a_lse, b_lse, atol=1e-5)
 
@@ -131,7 +131,7 @@ def test_parity(hostcpp: Plugins, case: AttentionCase, device: Device) -> None:
     outcome = run_case(case, target(device))
     outcome.require()
     if case.exempt:
-        assert outcome.status == "refused" and outcome.detail == dict(LEAKS)[UNFUSED]
+        assert outcome.status == "refused" and outcome.detail == dict(NAN_EXEMPTIONS)[UNFUSED]
         pytest.skip(f"it does not promise what the case asks: {outcome.detail}")
     assert outcome.verdict is not None and outcome.verdict.worst <= 1
 
@@ -139,10 +139,10 @@ def test_parity(hostcpp: Plugins, case: AttentionCase, device: Device) -> None:
 @pytest.mark.parametrize(
     "name", ["attention-f16-64-mask-keys-nan-in-v", "attention-f16-64-window-nan-in-hidden-v"]
 )
-def test_a_hidden_value_that_is_not_finite_leaks_as_is_said(hostcpp: Plugins, name: str) -> None:
+def test_a_masked_value_that_is_not_finite_leaks_as_documented(hostcpp: Plugins, name: str) -> None:
     """An exemption that is no longer needed fails here."""
     case = named(name)
-    assert isinstance(case, AttentionCase) and case.exempt == LEAKS
+    assert isinstance(case, AttentionCase) and case.exempt == NAN_EXEMPTIONS
     outcome = run_case(replace(case, exempt=()), target())
     assert outcome.status == "failed" and outcome.verdict is not None
     assert "nan" in outcome.verdict.message
@@ -219,10 +219,12 @@ def test_what_it_does_not_take_it_refuses_by_name(hostcpp: Plugins, name: str) -
     options, words = REFUSED[name]
     q, k = normal(2, 2, 3, 16), normal(2, 2, 8, 16)
     given = {n: HostArray(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
-    made = Attention.from_arrays(*(HostArray(x) for x in (q, k, k, np.zeros_like(q))), **given)
+    descriptor = Attention.from_arrays(
+        *(HostArray(x) for x in (q, k, k, np.zeros_like(q))), **given
+    )
     with pytest.raises(Unsupported, match=f"gemm-softmax-gemm.*{words}"):
-        plan(made, implementation=UNFUSED)
-    assert plan(made).implementation == "shared"
+        plan(descriptor, implementation=UNFUSED)
+    assert plan(descriptor).implementation == "shared"
 
 
 @pytest.mark.parametrize(
@@ -238,16 +240,16 @@ def test_dtypes_and_views_that_it_refuses(case: str, words: str) -> None:
 
 
 def test_scores_that_memory_does_not_hold_are_refused() -> None:
-    made = Attention(batch=2, num_heads=4, S_q=1000, S_k=1001, head_dim=64, dtype="float16")
+    descriptor = Attention(batch=2, num_heads=4, S_q=1000, S_k=1001, head_dim=64, dtype="float16")
     scores = 2 * 4 * 1000 * 1008  # rows padded to 8 elements
     unfused = UnfusedAttention(HostToolchain())
-    assert unfused.launches(made.problem(), DEVICES[0]).workspace_bytes == scores * (4 + 2)
+    assert unfused.launches(descriptor.problem(), DEVICES[0]).workspace_bytes == scores * (4 + 2)
     for memory, fits in ((scores * 6, True), (scores * 6 - 1, False)):
         device = replace(DEVICES[0], limits=replace(DEVICES[0].limits, memory_bytes=memory))
         expected = (
             f"it needs a workspace of {scores * 6} bytes, more than the device's memory, {memory}"
         )
-        assert unfused.supports(made.problem(), device) == (None if fits else expected)
+        assert unfused.supports(descriptor.problem(), device) == (None if fits else expected)
     alone = Attention(batch=2, num_heads=4, S_q=1000, S_k=1001, head_dim=64, dtype="float32")
     assert unfused.launches(alone.problem(), DEVICES[0]).workspace_bytes == scores * 4, (
         "probabilities in their place"

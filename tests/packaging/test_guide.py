@@ -29,16 +29,16 @@ def test_from_an_empty_folder_to_a_green_matrix(run_installed: Run, tmp_path: Pa
     assert f"contract_version={CONTRACT_VERSION}," in dict(FILES)["kernelseam_yours/__init__.py"]
 
     (commands,) = COMMANDS
-    said = []
+    output = []
     try:
         for command in commands.splitlines():
             done = run_installed(command, tmp_path)
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-            said.append(done.stdout)
+            output.append(done.stdout)
     finally:
         # others use the environment
         run_installed("python -m pip uninstall --quiet --yes kernelseam-yours", tmp_path)
-    _, doctor, explained, parity, tests = said
+    _, doctor, explained, parity, tests = output
     assert "yours:0" in doctor and "No failures" in doctor and "gemm: simple" in doctor
     assert "refused: takes strided batches only" in explained
 

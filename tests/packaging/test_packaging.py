@@ -10,12 +10,15 @@ from __future__ import annotations
 import email
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import venv
 import zipfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -217,18 +220,137 @@ def test_extras_name_the_vendors_distributions(built: Path) -> None:
     requires = core.get_all("Requires-Dist", [])
     assert {"cuda", "rocm", "test"} <= set(core.get_all("Provides-Extra", []))
     assert (
-        "kernelseam-cuda[cu13]; extra == 'cuda'" in requires
-        and "kernelseam-rocm; extra == 'rocm'" in requires
+        "kernelseam-cuda[cu13]<0.2,>=0.1; extra == 'cuda'" in requires
+        and "kernelseam-rocm<0.2,>=0.1; extra == 'rocm'" in requires
     )
-    assert {"cu12", "cu13"} <= set(cuda.get_all("Provides-Extra", []))
+    assert {"cu12", "cu13", "blas", "blas-cu12"} == set(cuda.get_all("Provides-Extra", []))
+    assert "nvidia-cublas<14,>=13; extra == 'blas'" in cuda.get_all("Requires-Dist", [])
+    assert {"blas", "emulator"} == set(rocm.get_all("Provides-Extra", []))
     for plugin in (cuda, rocm, emulator):
-        assert any(
-            r.split(";")[0].strip().startswith("kernelseam")
-            for r in plugin.get_all("Requires-Dist", [])
-        )
+        assert "kernelseam<0.2,>=0.1" in plugin.get_all("Requires-Dist", [])
     assert "kernelseam-rocm<0.2,>=0.1" in emulator.get_all("Requires-Dist", [])
     assert "kernelseam-rocm-emulator<0.2,>=0.1; extra == 'emulator'" in rocm.get_all(
         "Requires-Dist", []
     )
     for found in metadata.values():
         assert found["Requires-Python"] == ">=3.11" and found["License-Expression"] == "Apache-2.0"
+        urls = dict(u.split(", ") for u in found.get_all("Project-URL", []))
+        assert set(urls) == {"Repository", "Documentation", "Changelog", "Issues"}
+        assert all(u.startswith(urls["Repository"]) for u in urls.values())
+        # what an index shows has no checkout beside it
+        links = re.findall(r"\]\(([^)]+)\)|src=\"([^\"]+)\"", found.get_payload())
+        assert links and [x for pair in links for x in pair if x and "://" not in x] == []
+
+
+INSTALLED = """
+import importlib, json, sys
+from importlib import metadata
+from kernelseam.plugins import plugins
+names = ("kernelseam", "kernelseam-cuda", "kernelseam-rocm", "kernelseam-rocm-emulator")
+here = {d.metadata["Name"] for d in metadata.distributions()}
+for name in here & set(names):
+    importlib.import_module(name.replace("-", "_"))
+assert not plugins().failures, plugins().failures
+print(json.dumps([sorted(here & set(names)), sorted(plugins().registry.backends)]))
+"""
+ALONE = {
+    "kernelseam": (["kernelseam"], ["numpy"]),
+    "kernelseam[cuda]": (["kernelseam", "kernelseam-cuda"], ["cuda", "numpy"]),
+    "kernelseam-cuda": (["kernelseam", "kernelseam-cuda"], ["cuda", "numpy"]),
+    "kernelseam[rocm]": (["kernelseam", "kernelseam-rocm"], ["numpy", "rocm"]),
+    "kernelseam-rocm-emulator": (
+        ["kernelseam", "kernelseam-rocm", "kernelseam-rocm-emulator"],
+        ["numpy", "rocm"],
+    ),
+}
+
+
+@pytest.mark.parametrize("wanted", ALONE)
+def test_each_wheel_brings_what_it_needs(
+    built: Path, libraries: Path, tmp_path: Path, wanted: str
+) -> None:
+    """Into an environment without kernelseam, from a folder of wheels and nothing else."""
+    if wanted == "kernelseam[cuda]" and find_spec("cupy") is None:
+        pytest.skip("cupy is not installed")
+    venv.create(tmp_path, with_pip=False, symlinks=True)
+    (site,) = tmp_path.glob("lib/python*/site-packages")
+    (site / "zzz_libraries.pth").write_text(f"{libraries}\n")
+    pip = [sys.executable, "-m", "pip", "--python", tmp_path / "bin" / "python", "install"]
+    _run(*pip, "--quiet", "--no-index", "--find-links", built, wanted, cwd=tmp_path)
+    found = json.loads(_run(tmp_path / "bin" / "python", "-c", INSTALLED, cwd=tmp_path))
+    assert found == [*map(list, ALONE[wanted])]
+
+
+@pytest.mark.slow("downloads what the wheels need")
+@pytest.mark.parametrize("wanted", ALONE)
+def test_each_wheel_in_an_empty_environment(built: Path, tmp_path: Path, wanted: str) -> None:
+    """As a user has it: all else comes from the registry."""
+    venv.create(tmp_path, with_pip=False, symlinks=True)
+    pip = [sys.executable, "-m", "pip", "--python", tmp_path / "bin" / "python", "install"]
+    _run(*pip, "--quiet", "--find-links", built, wanted, cwd=tmp_path)
+    found = json.loads(_run(tmp_path / "bin" / "python", "-c", INSTALLED, cwd=tmp_path))
+    assert found == [*map(list, ALONE[wanted])]
+    said = _run(
+        *(tmp_path / "bin" / "kernelseam", "attention", "--backend", "numpy", "--verify", "--json"),
+        cwd=tmp_path,
+        KERNELSEAM_CACHE_DIR=str(tmp_path / "cache"),
+    )
+    assert json.loads(said)["passed"] is True
+
+
+def test_a_plugin_refuses_another_core(built: Path, libraries: Path, tmp_path: Path) -> None:
+    """By its pin: a core of the next series does not go with it."""
+    later = tmp_path / "later"
+    later.mkdir()
+    with (
+        zipfile.ZipFile(_one(built, "kernelseam-0.1.0*.whl")) as old,
+        zipfile.ZipFile(later / "kernelseam-0.2.0-py3-none-any.whl", "w") as new,
+    ):
+        for name in old.namelist():
+            if ".dist-info/" in name and not name.endswith("RECORD"):
+                text = old.read(name).replace(b"\nVersion: 0.1.0", b"\nVersion: 0.2.0")
+                new.writestr(name.replace("kernelseam-0.1.0", "kernelseam-0.2.0"), text)
+        new.writestr("kernelseam-0.2.0.dist-info/RECORD", "")
+    shutil.copy(_one(built, "kernelseam_cuda-*.whl"), later)
+    venv.create(tmp_path / "new", with_pip=False, symlinks=True)
+    (site,) = (tmp_path / "new").glob("lib/python*/site-packages")
+    (site / "zzz_libraries.pth").write_text(f"{libraries}\n")
+    pip = [sys.executable, "-m", "pip", "--python", tmp_path / "new" / "bin" / "python", "install"]
+    done = subprocess.run(
+        [*pip, "--no-index", "--find-links", later, "kernelseam-cuda"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 1
+    assert "kernelseam<0.2,>=0.1 (from kernelseam-cuda)" in done.stderr and "0.2.0" in done.stderr
+
+
+@pytest.mark.parametrize(("plugin", "sources"), [("cuda", "cuda_kernels"), ("rocm", "hip_kernels")])
+def test_a_link_that_did_not_survive(tmp_path: Path, plugin: str, sources: str) -> None:
+    """The build says so, and its remedy mends it."""
+    shutil.copytree(ROOT / sources, tmp_path / sources)
+    package = tmp_path / "plugins" / plugin
+    shutil.copytree(
+        ROOT / "plugins" / plugin,
+        package,
+        symlinks=True,
+        ignore=shutil.ignore_patterns("__pycache__", "dist", "build"),
+    )
+    link = package / f"kernelseam_{plugin}" / "kernels"
+    text = os.readlink(link)
+    link.unlink()
+    link.write_text(text)  # as a zip, or Git on Windows, leaves it
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    done = subprocess.run(command, cwd=package, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1 and not list(tmp_path.glob("*.whl"))
+    said = done.stderr.strip().splitlines()[-1]
+    assert said.startswith(
+        f"kernelseam_{plugin}/kernels must be the folder of device sources, and is a file: it is a "
+        f"symbolic link to ../../../{sources}, which a zip of the sources and Git on Windows "
+    )
+    (remedy,) = re.findall(r"`(rm [^`]+)`", said)
+    subprocess.run(remedy, shell=True, cwd=package, check=True)
+    _run(*command, cwd=package)
+    with zipfile.ZipFile(_one(tmp_path, "*.whl")) as wheel:
+        assert any(n.startswith(f"kernelseam_{plugin}/kernels/") for n in wheel.namelist())

@@ -36,8 +36,8 @@ def test_the_matrix_of_a_backend(run_installed: Run, tmp_path: Path) -> None:
 def test_the_whole_matrix_of_numpy(run_installed: Run, tmp_path: Path) -> None:
     done = run_installed(f"{MATRIX} --backend numpy", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = re.match(r"(\d+) passed in", done.stdout.splitlines()[-1])
-    assert found is not None and int(found[1]) > 300
+    match = re.match(r"(\d+) passed in", done.stdout.splitlines()[-1])
+    assert match is not None and int(match[1]) > 300
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,7 @@ def test_the_whole_matrix_of_numpy(run_installed: Run, tmp_path: Path) -> None:
     [
         (
             "nope",
-            (
-                "backend = nope: must be one of numpy. Install kernelseam[nope], or see "
-                "`kernelseam "
-                "doctor`"
-            ),
+            ("backend = nope: must be one of numpy. Name one of these, or see `kernelseam doctor`"),
         ),
         ("", "expected one argument"),
     ],

@@ -1,39 +1,116 @@
-"""What the README shows is true."""
+"""What the READMEs and the pages show is true."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
+import typer
+from kernelseam.cli.main import app
+
+from benchmarks import gallery
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PUBLISHED = "https://github.com/kernelseam/kernelseam"
+RAW = "https://raw.githubusercontent.com/kernelseam/kernelseam/main/"
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+PEERS = {"FlashAttention-3": "FA3", "FlashAttention-2": "FA2"}
 
 
-def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_torch_example_runs() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
+    torch.manual_seed(0)
     exec(compile(code, "README.md", "exec"), names)
-    q, k, v, out, scores = (
-        np.asarray(names[n], np.float64) for n in ("q", "k", "v", "out", "scores")
+    q, k, v, out = (names[n] for n in ("q", "k", "v", "out"))
+    sees = torch.ones(256, 256, dtype=torch.bool).tril().triu(-127)
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        *(x.detach().double().cpu() for x in (q, k, v)), attn_mask=sees, enable_gqa=True
     )
-    wanted = q @ k.swapaxes(2, 3) / 8
-    assert np.abs(scores - wanted).max() < 1e-4
-    wanted = np.where(np.tril(np.ones((256, 256), bool)), wanted, -np.inf)
-    weights = np.exp(wanted - wanted.max(-1, keepdims=True))
-    assert np.abs(out - weights @ v / weights.sum(-1, keepdims=True)).max() < 1e-4
-    assert capsys.readouterr().out.startswith("[LaunchRecord(kernel='numpy_gemm'")
+    assert (out.detach().double().cpu() - wanted).abs().max() < 1e-5
+    assert all(x.grad is not None and x.grad.abs().max() > 0 for x in (q, k, v))
+
+
+def test_the_commands_are_there() -> None:
+    commands: Any = typer.main.get_command(app)
+    shown = [
+        shlex.split(line, comments=True)
+        for line in re.findall(r"^kernelseam .*$", README, re.MULTILINE)
+    ]
+    assert len(shown) >= 5
+    for _, *words in shown:
+        command, options = commands, list(words)
+        while options and options[0] in getattr(command, "commands", ()):
+            command = command.commands[options.pop(0)]
+        assert command.make_context("kernelseam", options).params
+
+
+def test_the_table_of_speed_is_as_measured() -> None:
+    forward = {r["row"]: r for r in gallery.table("h200-peers.md", "FA3 / ours")}
+    products = {r["row"]: r for r in gallery.table("h200-peers.md", "cuBLAS / ours")}
+    gradients = {
+        r["gradients"]: r
+        for r in gallery.table("h200-attention.md", "gradients")
+        if r["way"] == "in order"
+    }
+    rows = re.findall(
+        r"^\| (attention|its gradients|products?) (.+?) \| (.+?) \| (.+?) \|$", README, re.M
+    )
+    assert len(rows) == 9
+    for kind, problem, ours, beside in rows:
+        number, unit = ours.split()
+        peers = dict(x.rsplit(" ", 1) for x in beside.split(", "))
+        if kind.startswith("product"):
+            name = problem if kind == "products" else f"1 × {problem}"
+            row = next(r for n, r in products.items() if re.fullmatch(rf"{name} N[NT]", n))
+        else:
+            name = problem.replace(" bf16", "").replace(", causal", " causal")
+            row = (forward if kind == "attention" else gradients)[name]
+        assert row[unit] == number, problem
+        for peer, ratio in peers.items():
+            cell = row[f"{PEERS.get(peer, peer)} / ours"].split(" / ")[0]
+            assert cell == ratio, f"{problem} beside {peer}"
+
+
+def test_the_pictures_are_of_the_results(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    drawn = gallery.draw(tmp_path)
+    assert [p.name for p in drawn] == ["attention.svg", "products.svg", "gradients.svg"]
+    for path in drawn:
+        kept = (gallery.PICTURES / path.name).read_text(encoding="utf-8")
+
+        def said(text: str) -> list[str]:
+            return re.findall(r"<text[^>]*>([^<]*)</text>", text)
+
+        assert said(path.read_text(encoding="utf-8")) == said(kept), path.name
 
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "docs", *(f"plugins/{p}/README.md" for p in ("cuda", "rocm", "rocm_emulator"))],
+    [
+        *("README.md", "CONTRIBUTING.md", "docs"),
+        *(f"plugins/{p}/README.md" for p in ("cuda", "rocm", "rocm_emulator")),
+    ],
 )
 def test_links_lead_somewhere(page: str) -> None:
     place = ROOT / page
     for file in sorted(place.rglob("*.md")) if place.is_dir() else [place]:
-        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", file.read_text(encoding="utf-8")):
-            if "://" not in link:
-                assert (file.parent / link).exists(), f"{file} links to {link}"
+        for link in LINK.findall(file.read_text(encoding="utf-8")):
+            if link.startswith(RAW):
+                target = ROOT / link.removeprefix(RAW)
+            elif link.startswith(PUBLISHED):
+                path = link.removeprefix(PUBLISHED).lstrip("/")
+                kind, _, rest = path.partition("/main/")
+                assert kind in ("", "blob", "tree"), link
+                target = ROOT / rest
+                assert not path or target.is_dir() == (kind == "tree"), f"{file} links to {link}"
+            elif "://" in link:
+                continue
+            else:
+                target = file.parent / link
+            assert target.exists(), f"{file} links to {link}"

@@ -112,11 +112,11 @@ def test_attention(kind: Kind, name: str, layout: str) -> None:
         q, k, v, causal=case.causal, scale=case.scale, layout=layout, return_lse=True
     )
     assert type(out) is type(lse) is type(q)
-    found = verdict(case, {"out": kind.back(out).transpose(order), "lse": kind.back(lse)})
-    assert found.passed, found.message
+    outcome = verdict(case, {"out": kind.back(out).transpose(order), "lse": kind.back(lse)})
+    assert outcome.passed, outcome.message
     without = kernelseam.attention(q, k, v, causal=case.causal, scale=case.scale, layout=layout)
-    found = verdict(case, {"out": kind.back(without).transpose(order)})
-    assert found.passed, found.message
+    outcome = verdict(case, {"out": kind.back(without).transpose(order)})
+    assert outcome.passed, outcome.message
 
 
 @pytest.mark.parametrize("name", GEMM)
@@ -134,8 +134,8 @@ def test_bmm(kind: Kind, name: str) -> None:
     out = kernelseam.bmm(a, b, alpha=case.alpha, beta=case.beta, **options)
     assert type(out) is type(a)
     assert given is None or out is given
-    found = verdict(case, {"C": kind.back(out)})
-    assert found.passed, found.message
+    outcome = verdict(case, {"C": kind.back(out)})
+    assert outcome.passed, outcome.message
 
 
 def test_a_transposed_view_and_two_axes(kind: Kind) -> None:
@@ -154,5 +154,5 @@ def test_a_transposed_view_and_two_axes(kind: Kind) -> None:
             for i in range(2)
         ]
     )
-    found = verdict(case, {"C": whole})
-    assert found.passed, found.message
+    outcome = verdict(case, {"C": whole})
+    assert outcome.passed, outcome.message

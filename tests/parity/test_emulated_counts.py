@@ -37,9 +37,9 @@ def test_a_count_that_differs_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(selftest, "STRIDES", (2,))
     strides = selftest._strides
     monkeypatch.setattr(
-        selftest, "_strides", lambda *a: ((what, got, 1) for what, got, _ in strides(*a))
+        selftest, "_strides", lambda *a: ((what, result, 1) for what, result, _ in strides(*a))
     )
-    found = selftest.failures("gfx942")
-    assert "gfx942, words at stride 2: LDS read, clocks: 4 counted, 1 expected" in found
-    assert "gfx942, words at stride 2: load, segments: [8, 4] counted, 1 expected" in found
-    assert not any("executions" in failure for failure in found)
+    actual = selftest.failures("gfx942")
+    assert "gfx942, words at stride 2: LDS read, clocks: 4 counted, 1 expected" in actual
+    assert "gfx942, words at stride 2: load, segments: [8, 4] counted, 1 expected" in actual
+    assert not any("executions" in failure for failure in actual)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from fakecc import Toolchain
 from kernelseam import compilation, planning, plugins
+from kernelseam.cli import progress
 from kernelseam.cli.main import main
 from kernelseam.errors import InvalidValue
 
@@ -37,10 +38,10 @@ def discovered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., plugin
         entries = [
             EntryPoint(m.rpartition(".")[2].replace("_", "-"), m, plugins.GROUP) for m in modules
         ]
-        found = plugins.discover(entries)
-        monkeypatch.setattr(plugins, "_plugins", found)
+        loaded = plugins.discover(entries)
+        monkeypatch.setattr(plugins, "_plugins", loaded)
         planning.forget()
-        return found
+        return loaded
 
     yield use
     planning.forget()
@@ -49,9 +50,9 @@ def discovered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., plugin
 @pytest.fixture
 def acme(discovered: Callable[..., plugins.Plugins]) -> Any:
     """The runtime of the third vendor, whose devices are acme:0 and acme:1."""
-    found = discovered("kernelseam_thirdvendor")
-    assert found.failures == ()
-    return found.backend("acme").runtime
+    loaded = discovered("kernelseam_thirdvendor")
+    assert loaded.failures == ()
+    return loaded.backend("acme").runtime
 
 
 @pytest.fixture
@@ -64,6 +65,7 @@ def command(
     is there, too."""
     discovered("kernelseam_thirdvendor")
     monkeypatch.setenv("KERNELSEAM_BACKEND", "numpy")
+    monkeypatch.setattr(progress, "PATIENCE", 3600)  # a machine may be busy
 
     def run(*arguments: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:

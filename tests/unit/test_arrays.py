@@ -95,7 +95,7 @@ def test_each_vendor_answers_for_its_own(acme: Any) -> None:
     assert arrays.describe(AcmeArray(ours, 0)).device.index == 0
 
 
-def test_a_type_whose_arrays_change_their_runtime_is_asked_again(acme: Any) -> None:
+def test_a_type_whose_arrays_change_their_runtime_is_looked_up_again(acme: Any) -> None:
     class Wanderer:
         """An array that is either vendor's, as one library's arrays may be on the host or on a
         device."""
@@ -115,18 +115,18 @@ def test_a_type_whose_arrays_change_their_runtime_is_asked_again(acme: Any) -> N
         assert arrays.describe(Wanderer(on_acme)).device.backend == ("acme" if on_acme else "numpy")
 
 
-def test_the_backend_asked_for_is_asked_first(acme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_requested_backend_is_asked_first(acme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.zeros(3, np.float32)
-    asked: list[object] = []
+    requested: list[object] = []
 
     def describe(array: object) -> None:
-        asked.append(array)
+        requested.append(array)
 
     monkeypatch.setattr(acme, "describe", describe)
     assert arrays.describe(x, backend="acme").device.backend == "numpy"
-    assert asked[0] is x
+    assert requested[0] is x
     arrays.describe(x)
-    assert len(asked) == 1  # the host's runtime is first to be asked about NumPy arrays
+    assert len(requested) == 1  # the host's runtime is first to be asked about NumPy arrays
 
 
 def test_one_device(acme: Any, refused: Refused) -> None:

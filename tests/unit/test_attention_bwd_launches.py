@@ -56,14 +56,14 @@ def problem(
 
 def launched(made: AttentionBwdSpec, *tiles: BackwardTile, **extents: int) -> tuple[list[str], Any]:
     p = problem(made, **extents)
-    found = HOST.launches(p, HOST.tile(p, row(*tiles), DEVICE), DEVICE)
-    return [x.kernel.entry for x in found.steps], found
+    result = HOST.launches(p, HOST.tile(p, row(*tiles), DEVICE), DEVICE)
+    return [x.kernel.entry for x in result.steps], result
 
 
 def test_in_any_order_one_launch_of_keys_and_one_that_rounds() -> None:
-    names, found = launched(spec())
+    names, actual = launched(spec())
     assert names == ["row_dots", "attention_backward", "query_gradient"]
-    dots, main, last = found.steps
+    dots, main, last = actual.steps
     assert (main.tile, last.tile) == (replace(PLAIN, role="keys"), PLAIN)
     assert main.kernel.grid(main.problem, main.tile, DEVICE) == -(-300 // 64) * 2 * 2, (
         "blocks own 64 keys of 2 KV heads"
@@ -80,15 +80,15 @@ def test_in_any_order_one_launch_of_keys_and_one_that_rounds() -> None:
         {"sums": at},
     )
     assert dots.kernel.values(dots.problem, dots.tile, DEVICE)["zero_chunks"] == sums // 16
-    assert found.workspace_bytes == at + sums
+    assert actual.workspace_bytes == at + sums
 
 
 def test_in_order_nothing_is_summed_in_the_workspace() -> None:
-    names, found = launched(spec(deterministic=True))
+    names, actual = launched(spec(deterministic=True))
     assert names == ["row_dots", "attention_backward", "attention_backward"]
-    assert [x.tile.role for x in found.steps[1:]] == ["keys", "queries"]
-    assert found.workspace_bytes == -(-2 * 6 * 100 * 4 // 256) * 256
-    dots = found.steps[0]
+    assert [x.tile.role for x in actual.steps[1:]] == ["keys", "queries"]
+    assert actual.workspace_bytes == -(-2 * 6 * 100 * 4 // 256) * 256
+    dots = actual.steps[0]
     assert dots.kernel.values(dots.problem, dots.tile, DEVICE)[
         "zero_chunks"
     ] == 0 and dots.workspace == {"dots": 0}
@@ -97,22 +97,22 @@ def test_in_order_nothing_is_summed_in_the_workspace() -> None:
 @pytest.mark.parametrize(("deterministic", "most"), [(False, 3), (True, 3)])
 def test_what_is_reduced_is_a_launch_more_each(deterministic: bool, most: int) -> None:
     options = {"bias": DType.float16, "sinks": True, "deterministic": deterministic}
-    names, found = launched(spec(grads=(True, True), **options))
+    names, actual = launched(spec(grads=(True, True), **options))
     assert names[most:] == ["sum_axes", "sink_gradient"] and len(names) == most + 2
-    main, reduction = found.steps[1], found.steps[most]
+    main, reduction = actual.steps[1], actual.steps[most]
     plane, at = 4 * 2 * 6 * 100 * 300, main.workspace["dbias"]
     assert at == reduction.workspace[
         "x"
-    ] == found.workspace_bytes - plane and at >= main.workspace.get("sums", 0)
+    ] == actual.workspace_bytes - plane and at >= main.workspace.get("sums", 0)
     assert main.tile.query_rows == (0 if deterministic else 32) and not main.tile.plain
 
 
 def test_packed_sequences_begin_tiles_of_their_own() -> None:
-    made = spec(q_view="packed", kv_view="packed")
-    _, found = launched(made, batch=5, total_q=333)
+    created = spec(q_view="packed", kv_view="packed")
+    _, actual = launched(created, batch=5, total_q=333)
     # A sequence's first row and its number give its first tile, so no more than ⌊333 / 64⌋ + 5 are
     # there.
-    zeroed = found.steps[0].problem.zero_bytes
+    zeroed = actual.steps[0].problem.zero_bytes
     assert zeroed == 4 * (333 // 64 + 5) * 6 * 64 * 128
     for lengths in ((333, 0, 0, 0, 0), (0, 65, 64, 1, 203), (64, 64, 64, 64, 77), (1, 1, 1, 1, 1)):
         taken, start = list[int](), 0
@@ -177,8 +177,8 @@ def test_head_dims_are_shared_by_the_warps_of_either_product() -> None:
         and ANY_ORDER.width(80) == 128
         and IN_ORDER.width(80) == 80
     )
-    _, found = launched(spec(80))
-    assert found.steps[0].problem.zero_bytes == 4 * 24 * 64 * PLAIN.width(80)
+    _, actual = launched(spec(80))
+    assert actual.steps[0].problem.zero_bytes == 4 * 24 * 64 * PLAIN.width(80)
 
 
 def test_the_conversion_has_the_tiles_with_atomics_alone() -> None:

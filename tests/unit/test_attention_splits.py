@@ -37,12 +37,12 @@ def launched(
     problem = Attention(**{**DECODE, **more}).problem()
     row = ArchRow("fake1", 32, shared * 1024, 255, "fake.h", (), HALF, {"attention": (tile,)})
     chosen = HOST.tile(problem, row, device(units))
-    found = HOST.launches(problem, chosen, device(units))
+    result = HOST.launches(problem, chosen, device(units))
     blocks = HOST.grid(problem, chosen, device(units))
-    assert found.steps[0].kernel is HOST and (
+    assert result.steps[0].kernel is HOST and (
         chosen.splits == 1 or blocks <= units * tile.min_blocks
     )
-    return chosen.splits, [s.kernel.entry for s in found.steps], found.workspace_bytes
+    return chosen.splits, [s.kernel.entry for s in result.steps], result.workspace_bytes
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def launched(
     ],
 )
 def test_as_many_as_the_device_runs_at_once(units: int, more: dict[str, Any], splits: int) -> None:
-    found, kernels, _ = launched(units, **more)
-    assert found == splits
+    actual, kernels, _ = launched(units, **more)
+    assert actual == splits
     assert kernels == (
         ["attention_forward"] if splits == 1 else ["attention_forward", "merge_states"]
     )

@@ -98,7 +98,7 @@ class TestTiming:
             rounds=3, warm_seconds=0.1, burst_seconds=0.01, most_flushed=4
         )
         clock = ToldClock({a: 1000.0, b: 5000.0})
-        found, captured = comparing.timing.measure(
+        actual, captured = comparing.timing.measure(
             {"a": comparing.timing.Turn(a), "b": comparing.timing.Turn(b)}, clock, settings
         )
         assert not captured
@@ -118,9 +118,9 @@ class TestTiming:
             ("b flushed", 2),
         ]
         assert (
-            found["a"].back_to_back == pytest.approx([1e-3] * 3) and len(found["a"].flushed) == 12
+            actual["a"].back_to_back == pytest.approx([1e-3] * 3) and len(actual["a"].flushed) == 12
         )
-        assert found["b"].flushed == pytest.approx([5.5e-3] * 6)
+        assert actual["b"].flushed == pytest.approx([5.5e-3] * 6)
 
     def test_the_card_is_warm_first(self, comparing: Any) -> None:
         settings = comparing.timing.Settings(rounds=1, warm_seconds=0.5, burst_seconds=0.01)
@@ -137,11 +137,11 @@ class TestTiming:
             rounds=20, warm_seconds=0, burst_seconds=0.01, most_flushed=1
         )
         clock = ToldClock({a: 1000.0, b: 1000.0}, drift=0.1 / 460)
-        found, _ = comparing.timing.measure(
+        actual, _ = comparing.timing.measure(
             {"a": comparing.timing.Turn(a), "b": comparing.timing.Turn(b)}, clock, settings
         )
-        mine, theirs = (np.median(found[n].back_to_back) for n in "ab")
-        assert found["a"].back_to_back[-1] / found["a"].back_to_back[0] > 1.08
+        mine, theirs = (np.median(actual[n].back_to_back) for n in "ab")
+        assert actual["a"].back_to_back[-1] / actual["a"].back_to_back[0] > 1.08
         assert theirs / mine == pytest.approx(1, abs=3e-3)
 
     def test_short_launches_are_replayed(self, comparing: Any) -> None:
@@ -149,9 +149,9 @@ class TestTiming:
         turns = {"a": comparing.timing.Turn(a), "b": comparing.timing.Turn(b)}
         settings = comparing.timing.Settings(rounds=2, warm_seconds=0, burst_seconds=0.01)
         clock = ToldClock({a: 5.0, b: 50.0})
-        found, captured = comparing.timing.measure(turns, clock, settings)
+        actual, captured = comparing.timing.measure(turns, clock, settings)
         assert captured and ("a graph", 100) in clock.asked and ("b graph", 10) in clock.asked
-        assert found["a"].back_to_back == pytest.approx([5e-6] * 2)
+        assert actual["a"].back_to_back == pytest.approx([5e-6] * 2)
         _, captured = comparing.timing.measure(
             turns, ToldClock({a: 5.0, b: 50.0}, capturing=False), settings
         )
@@ -230,11 +230,11 @@ def test_attention_rows(comparing: Any, session: Any, name: str) -> None:
     beside = name in ("window", "softcap", "sinks", "lengths")
     assert [t.name for t in record.of("without")] == ["ours without"] * beside
     prepared = row.prepare(session)
-    found = prepared.contestants[0]
-    found.run()
-    assert prepared.judge(found.result()).worst <= 1
-    found.result()[(0,) * found.result().ndim] += 1.0
-    assert prepared.judge(found.result()).worst > 1, "the first element of all is looked at"
+    contestant = prepared.contestants[0]
+    contestant.run()
+    assert prepared.judge(contestant.result()).worst <= 1
+    contestant.result()[(0,) * contestant.result().ndim] += 1.0
+    assert prepared.judge(contestant.result()).worst > 1, "the first element of all is looked at"
 
 
 def test_a_row_that_fails(comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,11 +315,11 @@ def test_gemm_rows(comparing: Any, session: Any, name: str) -> None:
     else:
         assert [t.name for t in record.of("peer")] == ["cuBLAS"]
     prepared = row.prepare(session)
-    found = prepared.contestants[0]
-    found.run()
-    c = found.result().clone()
+    contestant = prepared.contestants[0]
+    contestant.run()
+    c = contestant.result().clone()
     c[0, 0, 0] += 1.0
-    assert prepared.judge(found.result()).worst <= 1 < prepared.judge(c).worst
+    assert prepared.judge(contestant.result()).worst <= 1 < prepared.judge(c).worst
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -337,11 +337,11 @@ def test_backward_rows(comparing: Any, session: Any, causal: bool) -> None:
     assert [t.name for t in record.of("peer")] == ["FA2"] and "backend" in record.refused["cuDNN"]
     prepared = row.prepare(session)
     assert [c.repeats for c in prepared.contestants[:2]] == [True, False]
-    found = prepared.contestants[0]
-    found.run()
-    assert prepared.judge(found.result()).worst <= 1
+    contestant = prepared.contestants[0]
+    contestant.run()
+    assert prepared.judge(contestant.result()).worst <= 1
     for i, name in enumerate(("dq", "dk", "dv")):
-        wrong = found.result().clone()
+        wrong = contestant.result().clone()
         wrong[i, 1, 2, 5, 7] += 10
         judged = prepared.judge(wrong)
         assert judged.worst > 1 and judged.message == f"{name}[1, 2] is off"
@@ -390,11 +390,11 @@ def test_decode_rows(comparing: Any, session: Any, page: int) -> None:
     assert not record.failure, record.failure
     assert record.of("ours")[0].worst <= 1 and [t.name for t in record.of("copy")] == ["copy"]
     prepared = row.prepare(session)
-    found = prepared.contestants[0]
-    found.run()
-    wrong = found.result().clone()
+    contestant = prepared.contestants[0]
+    contestant.run()
+    wrong = contestant.result().clone()
     wrong[2, 0, 7, 63] += 1
-    assert prepared.judge(found.result()).worst <= 1 < prepared.judge(wrong).worst
+    assert prepared.judge(contestant.result()).worst <= 1 < prepared.judge(wrong).worst
 
 
 @pytest.mark.parametrize("tokens", [20, 70])
@@ -422,14 +422,14 @@ def test_projection_rows(comparing: Any, session: Any, kind: str, tokens: int) -
         1 + ("backward" in kind)
     )
     prepared = row.prepare(session)
-    found = prepared.contestants[0]
-    found.run()
-    assert prepared.judge(found.result()).worst <= 1
-    for name, part in row.split(found.result()).items():
+    contestant = prepared.contestants[0]
+    contestant.run()
+    assert prepared.judge(contestant.result()).worst <= 1
+    for name, part in row.split(contestant.result()).items():
         for at in (0, -1)[: 1 if name in ("d_weight", "d_bias") else 2]:
             before = part.view(-1)[at].clone()
             part.view(-1)[at] += 100
-            judged = prepared.judge(found.result())
+            judged = prepared.judge(contestant.result())
             assert judged.worst > 1 and judged.message.startswith(name), name
             part.view(-1)[at] = before
 
@@ -491,7 +491,7 @@ def test_hard_scores(comparing: Any) -> None:
         assert np.abs(scores - wanted).max() <= 200 * 2**-8, kind
 
 
-def test_the_rows_that_are_asked_for(comparing: Any) -> None:
+def test_the_requested_rows(comparing: Any) -> None:
     """Names are unique; the tables of the peers' own figures are complete."""
     for suite in comparing.running.SUITES:
         names = [r.name for r in comparing.running.chosen([suite])]
@@ -578,9 +578,9 @@ def record(
 
 class TestResults:
     def test_the_less_of_both_ways_of_the_best_peer_counts(self, comparing: Any) -> None:
-        found = record(comparing, "x", 100, {"FA3": (120, 121), "cuDNN": (130, 115.5)})
-        assert found.counted(found.timed[0]) == pytest.approx(1.05)
-        assert found.beyond(found.timed[0]) == []
+        actual = record(comparing, "x", 100, {"FA3": (120, 121), "cuDNN": (130, 115.5)})
+        assert actual.counted(actual.timed[0]) == pytest.approx(1.05)
+        assert actual.beyond(actual.timed[0]) == []
         slower = record(comparing, "x", 100, {"FA3": (95, 150)}, limits={"flushed": 90.0})
         assert slower.beyond(slower.timed[0]) == [
             "0.950 of the best peer, wanted 1",
@@ -590,7 +590,8 @@ class TestResults:
             record(comparing, "x", 100, {"FA3": (95, 150)}, least=0.9).beyond(slower.timed[0]) == []
         )
         assert (
-            found.timed[0].spread("back to back") == 0 and found.timed[1].spread("flushed") is None
+            actual.timed[0].spread("back to back") == 0
+            and actual.timed[1].spread("flushed") is None
         )
 
     def test_geometric_means(self, comparing: Any) -> None:
@@ -704,21 +705,21 @@ def test_what_the_driver_says(
         "sm_mhz": 1980.0,
         "memory_mhz": 3201.0,
     }
-    with comparing.machine.sampling("cuda") as found:
+    with comparing.machine.sampling("cuda") as readings:
         pass
-    assert found == {"sm_mhz": 1980.0, "memory_mhz": 3201.0}
+    assert readings == {"sm_mhz": 1980.0, "memory_mhz": 3201.0}
     monkeypatch.setattr(comparing.machine, "PATIENCE", 0.0)
     with comparing.machine.sampling("cuda") as late:
         pass
     assert late == {}, "nobody waits for a card that is slow to answer"
     stub.unlink()
     assert comparing.machine.asked() == {}
-    with comparing.machine.sampling("cuda") as found:
+    with comparing.machine.sampling("cuda") as readings:
         pass
-    assert found == {}
+    assert readings == {}
 
 
-def test_beside_a_driver_that_does_nothing(tmp_path: Path) -> None:
+def test_host_time_with_an_idle_driver(tmp_path: Path) -> None:
     """As it is typed, from the repository's root: host times of the path to a GPU, without one."""
     pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is missing")
@@ -740,7 +741,7 @@ def test_beside_a_driver_that_does_nothing(tmp_path: Path) -> None:
 
 def test_the_command(comparing: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run on the host, and its tables from the JSON; one whose time is up begins no row."""
-    found, page = tmp_path / "run.json", tmp_path / "page.md"
+    actual, page = tmp_path / "run.json", tmp_path / "page.md"
     given = [
         "run",
         "gemm",
@@ -754,15 +755,17 @@ def test_the_command(comparing: Any, tmp_path: Path, capsys: pytest.CaptureFixtu
         "384 × 1×64×512 f16 NN",
     ]
     with torch.random.fork_rng(), torch.set_grad_enabled(False):
-        assert comparing.command.main([*given, "--json", str(found), "--report", str(page)]) == 0
+        assert comparing.command.main([*given, "--json", str(actual), "--report", str(page)]) == 0
         out = capsys.readouterr().out
         assert comparing.command.main([*given, "--seconds", "0"]) == 0
         late = capsys.readouterr().out
     assert "\ngemm/384 × 1×64×512 f16 NN: ours [numpy] " in out and "\n1 rows, 0 failed\n" in out
     assert "the time is up: 1 rows are not measured\n" in late and "\n0 rows, 0 failed\n" in late
-    head, rows = (lambda x: (x["device"], x["rows"]))(json.loads(found.read_text(encoding="utf-8")))
+    head, rows = (lambda x: (x["device"], x["rows"]))(
+        json.loads(actual.read_text(encoding="utf-8"))
+    )
     assert (
         head["name"] == "cpu" and head["versions"]["torch"] == torch.__version__ and len(rows) == 1
     )
-    assert comparing.command.main(["table", str(found)]) == 0
+    assert comparing.command.main(["table", str(actual)]) == 0
     assert capsys.readouterr().out == page.read_text(encoding="utf-8")

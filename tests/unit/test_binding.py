@@ -24,8 +24,8 @@ from kernelseam.contract import (
     LaunchRecord,
     PlanParts,
 )
-from kernelseam.kernels.attention.host import AttentionHost
-from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.attention.host import AttentionDefinition
+from kernelseam.kernels.gemm.host import GemmDefinition
 from kernelseam.ops import calling
 from kernelseam.planning import binding, planner
 from kernelseam_thirdvendor import AcmeArray, AcmeRuntime, compiled
@@ -91,11 +91,11 @@ def vendor(discovered: Discovered) -> Callable[[str], list[Nothing]]:
     """``vendor(evidence)``: Acme's implementations, on devices of that evidence."""
 
     def use(evidence: str) -> list[Nothing]:
-        found, made = discovered(), [Nothing(o) for o in OPERATIONS]
-        found.registry.add_backend(
-            Backend("acme", EvidentRuntime(evidence), implementations=tuple(made), priority=-200)
+        loaded, created = discovered(), [Nothing(o) for o in OPERATIONS]
+        loaded.registry.add_backend(
+            Backend("acme", EvidentRuntime(evidence), implementations=tuple(created), priority=-200)
         )
-        return made
+        return created
 
     return use
 
@@ -327,7 +327,7 @@ def test_a_tile_is_chosen_once(
     assert len(chosen) == 2
 
 
-@pytest.mark.parametrize("kernel", [AttentionHost, GemmHost])
+@pytest.mark.parametrize("kernel", [AttentionDefinition, GemmDefinition])
 def test_shared_kernels_choose_a_tile_once_for_all_who_ask(
     kernel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,17 +345,17 @@ def test_shared_kernels_choose_a_tile_once_for_all_who_ask(
     problem = ks.Attention(
         batch=1, num_heads=2, S_q=64, S_k=64, head_dim=64, dtype="float16"
     ).problem()
-    asked = [
+    requested = [
         i
         for i in shared_implementations(CudaToolchain(CudaRuntime()))
         if i.operation == "attention"
     ]
-    assert len(asked) == 2
-    for i in asked:
+    assert len(requested) == 2
+    for i in requested:
         assert i.supports(problem, device) is None
         i.cost(problem, device)
         i.records(problem, device)  # type: ignore[attr-defined]
-    assert len(chosen) == len(set(chosen)) == (1 if kernel is AttentionHost else 2)
+    assert len(chosen) == len(set(chosen)) == (1 if kernel is AttentionDefinition else 2)
 
 
 # ---------------------------------------------------------------- what is remembered
@@ -364,29 +364,29 @@ def test_shared_kernels_choose_a_tile_once_for_all_who_ask(
 def test_what_is_remembered_goes_with_its_plugins(
     discovered: Discovered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = discovered("kernelseam_thirdvendor")
+    loaded = discovered("kernelseam_thirdvendor")
     a = AcmeArray(np.ones((2, 2), np.float32))
     ks.matmul2d(a, a)
-    kept = found.cache_of(planner.Plans).entries
+    kept = loaded.cache_of(planner.Plans).entries
     assert len(kept) == 1
     ((_, parts),) = kept.values()
-    gone = [weakref.ref(x) for x in (parts, found.cache_of(calling.CallCache), found)]
-    del found, kept, parts
+    missing = [weakref.ref(x) for x in (parts, loaded.cache_of(calling.CallCache), loaded)]
+    del loaded, kept, parts
     plugins.reset()
     gc.collect()
-    assert [ref() for ref in gone] == [None] * 3
+    assert [ref() for ref in missing] == [None] * 3
 
 
 def test_plugins_share_no_plans(discovered: Discovered) -> None:
     """Equal problems on equal devices, of plugins that were discovered one after the other."""
     x = AcmeArray(np.ones((2, 2), np.float32))
     first = discovered("kernelseam_thirdvendor")
-    made = ks.plan(ks.BatchedGemmStrided(A=x, B=x, M=2, N=2, K=2))
+    planned = ks.plan(ks.BatchedGemmStrided(A=x, B=x, M=2, N=2, K=2))
     second = discovered("kernelseam_thirdvendor")
     assert first.cache_of(planner.Plans) is not second.cache_of(planner.Plans)
     again = ks.plan(ks.BatchedGemmStrided(A=x, B=x, M=2, N=2, K=2))
-    assert again.problem == made.problem and again.parts is not made.parts
-    assert again.choice.implementation is not made.choice.implementation
+    assert again.problem == planned.problem and again.parts is not planned.parts
+    assert again.choice.implementation is not planned.choice.implementation
 
 
 def test_forgetting_discovers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

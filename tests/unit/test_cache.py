@@ -162,14 +162,14 @@ def test_listing_and_clearing(cache: Path, toolchain: Toolchain) -> None:
     broken.chmod(0o600)
     os.utime(broken, (time.time() - 7200,) * 2)
     (cache / "mine.txt").write_text("not the cache's")
-    found = compilation.entries()
-    assert [(e.name, e.arch, e.backend, e.damage) for e in found] == [
+    actual = compilation.entries()
+    assert [(e.name, e.arch, e.backend, e.damage) for e in actual] == [
         ("twice", "arch2", "fake", ""),
         ("twice", "arch1", "fake", ""),
         ("f" * 16, "?", "?", "it is cut short or not an entry"),
     ]
-    assert 0 <= found[0].age < 60 and 3500 < found[1].age < 3700
-    assert found[0].size == new.path.stat().st_size and found[0].path == new.path
+    assert 0 <= actual[0].age < 60 and 3500 < actual[1].age < 3700
+    assert actual[0].size == new.path.stat().st_size and actual[0].path == new.path
     toolchain.work = failing
     with pytest.raises(CompileError):
         again(toolchain, BUNDLE, "arch3")

@@ -76,7 +76,7 @@ def test_a_platformdirs_that_leaves_the_tilde(
     assert not (tmp_path / "~").exists()
 
 
-def test_the_home_of_nobody(
+def test_the_home_of_an_unknown_user(
     temporary: Path, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", "~nosuchuser/x")
@@ -90,7 +90,7 @@ def test_ones_own_home_where_there_is_none(
     kept(homeless, toolchain, r"^KERNELSEAM_CACHE_DIR = ~/x means no folder \(.+\)")
 
 
-def test_a_relative_folder_in_one_that_is_gone(temporary: Path) -> None:
+def test_a_relative_folder_in_a_removed_one(temporary: Path) -> None:
     script = (
         "import os, shutil, warnings; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')\n"
         "from kernelseam import compilation\n"
@@ -115,10 +115,10 @@ def test_a_relative_folder_in_one_that_is_gone(temporary: Path) -> None:
 def test_a_fallback_that_others_can_write_to(homeless: Path, toolchain: Toolchain) -> None:
     homeless.mkdir()
     homeless.chmod(0o777)
-    with pytest.warns(CacheWarning) as said:
+    with pytest.warns(CacheWarning) as output:
         assert again(toolchain).path is None
     refusal = [
-        str(w.message) for w in said if "compiling without the binary cache" in str(w.message)
+        str(w.message) for w in output if "compiling without the binary cache" in str(w.message)
     ]
     assert (
         len(refusal) == 1
@@ -137,12 +137,12 @@ def test_no_folder_can_be_written(homeless: Path, monkeypatch: pytest.MonkeyPatc
         assert compilation.cache_folder() == Path("/tmp") / homeless.name
 
 
-def test_the_warning_is_said_once(homeless: Path) -> None:
+def test_the_warning_is_shown_once(homeless: Path) -> None:
     import warnings
 
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as output:
         warnings.simplefilter("default")
         for _ in range(3):
             compilation.cache_folder()
             compilation.entries()
-    assert len(said) == 1
+    assert len(output) == 1

@@ -35,19 +35,19 @@ def test_many_processes_on_a_cold_key_compile_once(cache: Path, toolchain: Toolc
     processes = [FORK.Process(target=_ask, args=(toolchain, barrier, answers)) for _ in range(32)]
     for p in processes:
         p.start()
-    found = [answers.get(timeout=60) for _ in processes]
+    actual = [answers.get(timeout=60) for _ in processes]
     for p in processes:
         p.join(60)
     assert [p.exitcode for p in processes] == [0] * 32
     assert toolchain.runs == 1
-    assert len({b.data for b in found}) == 1 and all(b.path is not None for b in found)
+    assert len({b.data for b in actual}) == 1 and all(b.path is not None for b in actual)
 
 
 def test_eight_threads_on_a_cold_key_compile_once(cache: Path, toolchain: Toolchain) -> None:
     toolchain.work = lambda: time.sleep(0.1)
-    found: list[compilation.Binary] = []
+    actual: list[compilation.Binary] = []
     threads = [
-        threading.Thread(target=lambda: found.append(compiled(toolchain, BUNDLE, "arch1")))
+        threading.Thread(target=lambda: actual.append(compiled(toolchain, BUNDLE, "arch1")))
         for _ in range(8)
     ]
     for t in threads:
@@ -55,7 +55,7 @@ def test_eight_threads_on_a_cold_key_compile_once(cache: Path, toolchain: Toolch
     for t in threads:
         t.join(60)
     assert toolchain.runs == 1
-    assert len(found) == 8 and len({id(b) for b in found}) == 1
+    assert len(actual) == 8 and len({id(b) for b in actual}) == 1
 
 
 def test_waiting_for_a_lock_ends(
@@ -117,7 +117,7 @@ def test_a_write_cut_short_leaves_nothing_to_load_and_is_swept_up(
     assert sorted(p.suffix for p in path.parent.iterdir()) == [".bin", ".lock"]
 
 
-def test_a_build_killed_beside_its_compiler_leaves_no_lock(
+def test_a_build_killed_with_its_compiler_leaves_no_lock(
     cache: Path, toolchain: Toolchain, tmp_path: Path
 ) -> None:
     """A compiler that is a process of its own may outlive the build; the lock must not live on in

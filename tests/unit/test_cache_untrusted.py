@@ -104,7 +104,7 @@ def test_a_swap_of_whole_entries_is_seen(cache: Path, toolchain: Toolchain) -> N
         assert again(toolchain).data == one.data
 
 
-def test_no_length_but_the_whole_is_taken(cache: Path, toolchain: Toolchain) -> None:
+def test_a_truncated_entry_of_any_length_is_refused(cache: Path, toolchain: Toolchain) -> None:
     good = again(toolchain)
     assert good.path is not None
     content = good.path.read_bytes()

@@ -86,8 +86,8 @@ def small(**more: Any) -> BatchedGemmStrided:
 
 
 def test_a_million_calls_leave_nothing(discovered: Discovered) -> None:
-    found = discovered()
-    found.registry.implementations.append(Idle())  # type: ignore[arg-type]
+    loaded = discovered()
+    loaded.registry.implementations.append(Idle())  # type: ignore[arg-type]
     blocks, memory = growth(plan(small()).bind(), 350_000)
     assert blocks < 100 and memory < 4_000_000, (blocks, memory)
 
@@ -179,9 +179,9 @@ def test_eight_threads_make_a_thousand_plans_each(acme: Any, hurried: None) -> N
         for i in range(1000):
             N = 1 + thread if i % 2 else 9
             backend = ("numpy", "acme")[i % 3 % 2]
-            made = plan(BatchedGemmStrided(M=1 + i, N=N, K=2, dtype="float32"), backend=backend)
-            p: Any = made.problem
-            right += (p.M, p.N, made.device.backend, made.choice.implementation.backend) == (
+            planned = plan(BatchedGemmStrided(M=1 + i, N=N, K=2, dtype="float32"), backend=backend)
+            p: Any = planned.problem
+            right += (p.M, p.N, planned.device.backend, planned.choice.implementation.backend) == (
                 1 + i,
                 N,
                 backend,
@@ -193,7 +193,7 @@ def test_eight_threads_make_a_thousand_plans_each(acme: Any, hurried: None) -> N
                     rng.random((2, N), "f4"),
                     np.empty((1 + i, N), "f4"),
                 )
-                made.bind(A=a.ctypes.data, B=b.ctypes.data, C=c.ctypes.data)()
+                planned.bind(A=a.ctypes.data, B=b.ctypes.data, C=c.ctypes.data)()
                 worst = max(worst, float(abs(c - a @ b).max()))
         return right, worst
 
@@ -210,14 +210,14 @@ def test_eight_threads_make_a_thousand_plans_each(acme: Any, hurried: None) -> N
 def test_a_plan_keeps_its_arrays_and_nothing_else_does(acme: Any) -> None:
     arrays = {n: AcmeArray(np.ones((4, 4), np.float32)) for n in "ABC"}
     there = [weakref.ref(a) for a in arrays.values()]
-    made = plan(BatchedGemmStrided(**arrays, M=4, N=4, K=4))
+    planned = plan(BatchedGemmStrided(**arrays, M=4, N=4, K=4))
     arrays.clear()
     gc.collect()
     assert all(ref() is not None for ref in there)  # its plan may still be used …
-    made.bind()()
+    planned.bind()()
     result = there[2]()
     assert result is not None and (result.host == 4).all()
-    del made, result
+    del planned, result
     acme.asked = None  # the vendor notes which array it was last asked about
     gc.collect()
     # … and the plan that is remembered keeps none of them
@@ -225,11 +225,11 @@ def test_a_plan_keeps_its_arrays_and_nothing_else_does(acme: Any) -> None:
 
 
 def test_a_call_keeps_what_it_was_bound_to(acme: Any) -> None:
-    made = plan(BatchedGemmStrided(M=4, N=4, K=4, dtype="float32"), backend="acme")
+    planned = plan(BatchedGemmStrided(M=4, N=4, K=4, dtype="float32"), backend="acme")
     arrays = {n: AcmeArray(np.ones((4, 4), np.float32)) for n in "ABC"}
     space = AcmeArray(np.zeros(16, np.float32))
     there = [weakref.ref(a) for a in (*arrays.values(), space)]
-    call = made.bind(**arrays, workspace=space)
+    call = planned.bind(**arrays, workspace=space)
     arrays.clear()
     del space
     gc.collect()
@@ -243,12 +243,12 @@ def test_a_call_keeps_what_it_was_bound_to(acme: Any) -> None:
     with pytest.raises(
         InvalidValue, match=r"^A = missing: must be the address of memory on the device\."
     ):
-        made.bind()  # a plan without arrays has none to fall back on
+        planned.bind()  # a plan without arrays has none to fall back on
 
 
 def test_a_call_keeps_its_lists_and_their_matrices(acme: Any) -> None:
     lists = {n: [AcmeArray(np.ones((4, 4), np.float32)) for _ in range(3)][::-1] for n in "ABC"}
-    there = [weakref.ref(a) for found in lists.values() for a in found]
+    there = [weakref.ref(a) for actual in lists.values() for a in actual]
     call = plan(
         BatchedGemmPointers(
             M=4, N=4, K=4, num_heads=3, **{f"{n}_ptrs": x for n, x in lists.items()}
@@ -307,7 +307,7 @@ def test_an_array_that_its_library_deleted_is_refused(discovered: Discovered) ->
 # ---------------------------------------------------------------- too little memory
 
 
-def test_the_host_out_of_memory_is_said_and_survived(discovered: Discovered) -> None:
+def test_the_host_out_of_memory_is_reported_and_survived(discovered: Discovered) -> None:
     discovered()
     row = np.ones((1, 2), np.float32)
     # one row a billion times: only the result would take memory
@@ -320,14 +320,14 @@ def test_the_host_out_of_memory_is_said_and_survived(discovered: Discovered) -> 
         assert kernelseam.matmul2d(row, row, b_transposed=True) == 2
 
 
-def test_a_device_out_of_memory_is_said_and_survived(
+def test_a_device_out_of_memory_is_reported_and_survived(
     acme: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the result, at a workspace and at a list of addresses; what works without new memory works
     on."""
     a, c = AcmeArray(np.ones((2, 4, 4), np.float32)), AcmeArray(np.zeros((2, 4, 4), np.float32))
-    made = plan(BatchedGemmStrided(A=a, B=a, C=c, M=4, N=4, K=4, batch=2))
-    bound = made.bind()
+    planned = plan(BatchedGemmStrided(A=a, B=a, C=c, M=4, N=4, K=4, batch=2))
+    bound = planned.bind()
     backwards = [AcmeArray(m) for m in reversed(a.host)]
     listed = plan(
         BatchedGemmPointers(
@@ -347,24 +347,24 @@ def test_a_device_out_of_memory_is_said_and_survived(
     with monkeypatch.context() as patch:
         patch.setattr(acme, "empty", full)
         patch.setattr(acme, "from_host", full)
-        for work in (lambda: kernelseam.bmm(a, a), made.bind, listed.bind):
+        for work in (lambda: kernelseam.bmm(a, a), planned.bind, listed.bind):
             with pytest.raises(OutOfDeviceMemory, match="^acme:0 has 12 bytes left$") as caught:
                 work()
             assert isinstance(caught.value, MemoryError)
         bound()
         assert (c.host == 4).all()
-    for work in (lambda: kernelseam.bmm(a, a, out=c), made.bind(), listed.bind()):
+    for work in (lambda: kernelseam.bmm(a, a, out=c), planned.bind(), listed.bind()):
         c.host[...] = 0
         work()
         assert (c.host == 4).all()
     assert acme.current == 0
 
 
-def test_a_launch_out_of_memory_is_said_and_survived(
+def test_a_launch_out_of_memory_is_reported_and_survived(
     discovered: Discovered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = discovered()
-    found.registry.implementations.append(Idle())  # type: ignore[arg-type]
+    loaded = discovered()
+    loaded.registry.implementations.append(Idle())  # type: ignore[arg-type]
     room = [False]
 
     def launch(stream: int) -> None:

@@ -189,7 +189,7 @@ def test_eight_threads_of_one_call(problem: Callable[[], Any], hurried: None) ->
     descriptor, results = problem()
     call = plan(descriptor).bind()
     call()
-    want = {n: x.copy() for n, x in results.items()}
+    expected = {n: x.copy() for n, x in results.items()}
     refusals = []
 
     def work(barrier: threading.Barrier, own: Any) -> dict[str, Array]:
@@ -208,10 +208,12 @@ def test_eight_threads_of_one_call(problem: Callable[[], Any], hurried: None) ->
             x[...] = np.nan
         barrier = threading.Barrier(8)
         with ThreadPoolExecutor(8) as pool:
-            found = [done.result() for done in [pool.submit(work, barrier, call) for _ in range(8)]]
-        for got in (results, *found):
-            for n, x in got.items():
-                np.testing.assert_array_equal(x, want[n])
+            result = [
+                done.result() for done in [pool.submit(work, barrier, call) for _ in range(8)]
+            ]
+        for actual in (results, *result):
+            for n, x in actual.items():
+                np.testing.assert_array_equal(x, expected[n])
     assert refusals
 
 
@@ -219,12 +221,14 @@ def test_eight_threads_of_one_call(problem: Callable[[], Any], hurried: None) ->
 
 
 def test_copies_of_plans_and_calls(acme: Any) -> None:
-    made = plan(gemm())
-    call = made.bind()
-    assert copy.copy(made) is made and copy.copy(call) is call
+    planned = plan(gemm())
+    call = planned.bind()
+    assert copy.copy(planned) is planned and copy.copy(call) is call
     start = " is not deep-copied or pickled: it holds addresses of this process's memory. "
     refusals = {
-        made: f"a plan{start}Plan the descriptor again, which is cheap while its plan is cached.",
+        planned: (
+            f"a plan{start}Plan the descriptor again, which is cheap while its plan is cached."
+        ),
         call: f"a call{start}Bind its plan to other memory with call.rebind(…).",
     }
     for x, message in refusals.items():
@@ -306,9 +310,9 @@ def test_another_stream_is_awaited_before_its_workspace_is_given_back(
     empty = acme.empty
 
     def made(*args: Any, **more: Any) -> Any:
-        found = empty(*args, **more)
-        alive.append(found)
-        return found
+        actual = empty(*args, **more)
+        alive.append(actual)
+        return actual
 
     monkeypatch.setattr(acme, "empty", made)
     monkeypatch.setattr(
@@ -332,11 +336,13 @@ def test_another_stream_is_awaited_before_its_workspace_is_given_back(
 @pytest.mark.parametrize("keys", [64, 700])
 def test_attention_in_threads(keys: int, hurried: None) -> None:
     q, k, v = normal(1, 2, 40, 16), normal(1, 2, keys, 16), normal(1, 2, keys, 16)
-    want, lse = kernelseam.attention(q, k, v, return_lse=True)
-    gradients = kernelseam.attention_bwd(q, q, k, v, want, lse)
+    expected, lse = kernelseam.attention(q, k, v, return_lse=True)
+    gradients = kernelseam.attention_bwd(q, q, k, v, expected, lse)
     with ThreadPoolExecutor(8) as pool:
-        for found in pool.map(lambda _: kernelseam.attention(q, k, v), range(80)):
-            np.testing.assert_array_equal(found, want)
-        for found in pool.map(lambda _: kernelseam.attention_bwd(q, q, k, v, want, lse), range(40)):
-            for x, w in zip(found[:3], gradients[:3], strict=True):
+        for actual in pool.map(lambda _: kernelseam.attention(q, k, v), range(80)):
+            np.testing.assert_array_equal(actual, expected)
+        for actual in pool.map(
+            lambda _: kernelseam.attention_bwd(q, q, k, v, expected, lse), range(40)
+        ):
+            for x, w in zip(actual[:3], gradients[:3], strict=True):
                 np.testing.assert_array_equal(x, w)

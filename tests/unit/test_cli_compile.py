@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kernelseam import compilation
+from kernelseam.cli import progress
 from kernelseam.cli.main import main
-from kernelseam.errors import KernelSeamError
+from kernelseam.errors import CompileError, KernelSeamError
 from kernelseam.plugins import plugins
 
 CASES = {"cuda": ("nvrtc", "sm_80", "sm_90a"), "rocm": ("hiprtc", "gfx942", "gfx1100")}
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is said of progress: a machine may be busy."""
+    monkeypatch.setattr(progress, "PATIENCE", 3600)
 
 
 @pytest.fixture(params=CASES)
@@ -149,6 +160,69 @@ def test_a_failed_compilation_ends_with_1_and_the_source(
     assert (status, out) == (1, "")
     assert f"gemm did not compile for {archs[0]}. Source saved at {tmp_path}" in err
     assert "broken on purpose" in err and "Traceback" not in err
+
+
+def test_what_compiled_is_shown_beside_what_did_not(
+    capsys: pytest.CaptureFixture[str],
+    archs: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
+    compilation.forget()
+    toolchain = plugins().backend("cuda" if archs[0].startswith("sm") else "rocm").toolchain
+    assert toolchain is not None
+    kind, compile = type(toolchain), type(toolchain).compile
+
+    def failing(self: Any, bundle: Any, arch: str) -> bytes:
+        if arch == archs[0]:
+            raise CompileError(bundle.name, arch, "failed on purpose")
+        return compile(self, bundle, arch)
+
+    monkeypatch.setattr(kind, "compile", failing)
+    common = ("gemm", "--arch", archs[0], "--arch", archs[1])
+    status, out, err = compiled(capsys, *common)
+    assert status == 1
+    assert {line.split()[0] for line in out.splitlines()[2:]} == {archs[1]}
+    assert err.startswith("error: gemm") and f"did not compile for {archs[0]}." in err
+    assert "failed on purpose" in err
+    status, out, _ = compiled(capsys, *common, "--json")
+    found = json.loads(out)
+    assert status == 1 and {b["arch"] for b in found["binaries"]} == {archs[1]}
+    (failure,) = found["failures"]
+    assert failure["arch"] == archs[0] and failure["log"] == "failed on purpose"
+    assert failure["kind"] == "CompileError"
+
+
+def test_hiprtc_of_a_folder_is_found_without_its_wrapper(tmp_path: Path) -> None:
+    """By KERNELSEAM_HIP, in a process under the host's C library."""
+    run = os.environ.get("KERNELSEAM_HIP_RUN")
+    if not run:
+        pytest.skip("hiprtc is missing: no folder of tools/get-hiprtc.sh is here")
+    environment = {
+        **{n: x for n, x in os.environ.items() if n not in ("KERNELSEAM_HIP_RUN", "ROCM_PATH")},
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "KERNELSEAM_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    command = [sys.executable, "-m", "kernelseam", "compile", "gemm", "--arch", "gfx942", "--json"]
+
+    def said(**more: str) -> tuple[int, dict[str, Any]]:
+        done = subprocess.run(
+            command, env={**environment, **more}, capture_output=True, text=True, timeout=200
+        )
+        return done.returncode, json.loads(done.stdout)
+
+    status, found = said(KERNELSEAM_HIP=str(Path(run).parent))
+    assert status == 0, found
+    (binary,) = found["binaries"]
+    assert binary["arch"] == "gfx942" and binary["spills"] == 0
+    status, found = said(KERNELSEAM_HIP=str(tmp_path), KERNELSEAM_CACHE_DIR=str(tmp_path / "new"))
+    (failure,) = found["failures"]
+    assert status == 1
+    assert (
+        f"KERNELSEAM_HIP = {tmp_path}: must be a folder with a program `run`. Make it by "
+        "get-hiprtc.sh." in failure["log"]
+    )
 
 
 def test_a_spec_without_a_tile_is_refused_in_words(

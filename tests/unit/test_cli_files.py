@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import struct
 import tempfile
@@ -70,13 +71,13 @@ def central(content: bytearray, offset: int, *values: int) -> bytearray:
 
 FILES: dict[str, tuple[bytes | bytearray, str]] = {
     "empty": (b"", "cannot be read: No data left in file"),
-    "text": (b"q,k,v\n1,2,3\n", "cannot be read: This file contains pickled (object) data"),
-    "pickled": (pickle.dumps({"q": 1}), "cannot be read: This file contains pickled (object) data"),
+    "text": (b"q,k,v\n1,2,3\n", "is neither an .npz nor an .npy. Save arrays of numbers."),
+    "pickled": (pickle.dumps({"q": 1}), "is neither an .npz nor an .npy. Save arrays of numbers."),
     "an array": (npy(np.ones(SHAPE)), "must be an .npz"),
     "cut short": (zipped()[:200], "cannot be read: "),
     "objects": (
         zipped(q=np.array([None, {}], object)),
-        "cannot be read: Object arrays cannot be loaded",
+        "holds Python objects, and reading such (pickle) runs what the file says. Save",
     ),
     "tokenize.TokenError": (
         zipped(q=headed("{'descr': '<f8', ")),
@@ -137,11 +138,11 @@ FILES: dict[str, tuple[bytes | bytearray, str]] = {
     ),
     "no elements": (
         zipped(
-            q=np.ones((2**17, 2**17, 2**17, 0)),
-            k=np.ones((2**17, 2**17, 0, 0)),
-            v=np.ones((2**17, 2**17, 0, 64)),
+            q=np.ones((2**10, 1, 1, 1)),
+            k=np.ones((2**10, 1, 0, 1)),
+            v=np.ones((2**10, 1, 0, 2**45)),
         ),
-        "shape of the result = (131072, 131072, 131072, 64): does not fit into memory",
+        "shape of the result = (1024, 1, 1, 35184372088832): does not fit into memory",
     ),
     "other shapes": (zipped(out=np.ones((1, 2, 3, 5))), "out = (1, 2, 3, 5): must be (1, 2, 3, 4)"),
 }
@@ -155,7 +156,7 @@ def test_a_malformed_file_ends_with_2_and_a_message(
     content, message = FILES[name]
     (tmp_path / "in.npz").write_bytes(content)
     status, out, err = command("attention", "--input", tmp_path / "in.npz", *more)
-    assert (status, out) == (2, ""), err
+    assert status == 2 and (json.loads(out)["status"] == 2 if more else out == ""), err
     assert message in err and err.count("\n") == 1 and err.startswith("error: ")
 
 

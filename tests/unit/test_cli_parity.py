@@ -176,7 +176,7 @@ def test_workers_change_nothing_but_the_time(parity: Command) -> None:
 def test_a_lost_device_is_in_the_report(
     parity: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    computed, page = run.computed, tmp_path / "p.md"
+    compute, page = run.compute, tmp_path / "p.md"
 
     def fail(*_: object) -> object:
         raise DeviceError("the runtime says 700")
@@ -184,9 +184,9 @@ def test_a_lost_device_is_in_the_report(
     def at_last(case: Case, *arguments: Any) -> Computed:
         if case.name == "gemm-f16-nt":
             monkeypatch.setattr(AcmeRuntime, "from_host", fail)
-        return computed(case, *arguments)
+        return compute(case, *arguments)
 
-    monkeypatch.setattr(run, "computed", at_last)
+    monkeypatch.setattr(run, "compute", at_last)
     status, out, err = parity("--backend", "acme", "--case", "gemm-f16-??", "--report", page)
     assert (status, err) == (1, "")
     lost = (
@@ -332,5 +332,5 @@ def test_a_terminal_gets_a_bar(python_command: list[str], tmp_path: Path) -> Non
     count = sum(c.name.startswith("gemm-f64") for c in matrix())
     assert f"{count}/{count}" in text and f"{count} passed" in text and "\x1b[" in text
     assert "passed       0  gemm" not in text, "no line a case"
-    assert text.splitlines()[-2].startswith("gemm       numpy    numpy ")
+    assert any(line.startswith("  numpy    numpy ") for line in text.splitlines())
     assert text.splitlines()[-1].startswith("plans, launches and copies: ")

@@ -47,20 +47,20 @@ def test_compilations_overlap_and_each_is_made_once(tmp_path: Path) -> None:
     """Each waits until all have begun."""
     all_begun = threading.Barrier(3)
     toolchain = Beside(tmp_path / "notes", lambda _: all_begun.wait(30))
-    asked = [*BUNDLES, BUNDLES[0]]
-    found = compiled_together(toolchain, asked, "arch1")
-    assert [b.data.partition(b"\n")[0] for b in found] == [
+    requested = [*BUNDLES, BUNDLES[0]]
+    actual = compiled_together(toolchain, requested, "arch1")
+    assert [b.data.partition(b"\n")[0] for b in actual] == [
         f"arch1#define N {n}".encode() for n in (0, 1, 2, 0)
     ]
-    assert found[0] is found[3] and toolchain.runs == 3
+    assert actual[0] is actual[3] and toolchain.runs == 3
     assert sorted(toolchain.names) == [f"kernelseam: compiling {i}" for i in range(3)]
-    assert [compiled(toolchain, b, "arch1") for b in asked] == found
+    assert [compiled(toolchain, b, "arch1") for b in requested] == actual
     compilation.forget()
-    assert compiled_together(toolchain, asked, "arch1") == found  # from the cache
+    assert compiled_together(toolchain, requested, "arch1") == actual  # from the cache
     assert toolchain.runs == 3
 
 
-def test_one_that_is_missing_and_a_compiler_that_stands_alone_need_no_thread(
+def test_one_missing_bundle_or_a_serial_compiler_needs_no_thread(
     tmp_path: Path,
 ) -> None:
     here = threading.current_thread().name
@@ -115,12 +115,12 @@ def test_warnings_are_given_by_whoever_asks_in_order(
     block.write_text("no folder")
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(block / "cache"))
     toolchain = Beside(tmp_path / "notes")
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as output:
         warnings.simplefilter("always")
-        found = compiled_together(toolchain, BUNDLES, "arch1")
-    assert [w.category for w in said] == [CacheWarning] * 3
-    assert all(str(w.message).startswith("compiling without the binary cache. ") for w in said)
-    assert [b.path for b in found] == [None] * 3 and toolchain.runs == 3
+        actual = compiled_together(toolchain, BUNDLES, "arch1")
+    assert [w.category for w in output] == [CacheWarning] * 3
+    assert all(str(w.message).startswith("compiling without the binary cache. ") for w in output)
+    assert [b.path for b in actual] == [None] * 3 and toolchain.runs == 3
     compilation.forget()
     with (
         warnings.catch_warnings(),
@@ -219,14 +219,14 @@ def test_a_plan_of_several_kernels_compiles_them_together(tmp_path: Path) -> Non
         out=0,
         lse=0,
     )
-    made = [i for i in shared_implementations(Recorded()) if i.operation == "attention_bwd"]  # type: ignore[arg-type]
+    created = [i for i in shared_implementations(Recorded()) if i.operation == "attention_bwd"]  # type: ignore[arg-type]
     device = Device(
         "cuda", 0, "sm_80", "", DeviceLimits(compute_units=8, shared_bytes_per_block=1 << 17)
     )
     problem = AttentionBwd(forward=forward, dout=0, dq=0, dk=0, dv=0).problem()
     (several,) = [
         i
-        for i in made
+        for i in created
         if isinstance(i, KernelImplementation) and i.supports(problem, device) is None
     ][:1]
     first = several.launches(problem, device).kernels[0].kernel.entry

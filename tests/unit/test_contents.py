@@ -49,19 +49,19 @@ def test_a_length_beyond_the_rows_of_its_arrays(check: bool, refused: Refused) -
 
 def test_a_length_beyond_the_rows_of_arrays_given_to_bind(refused: Refused) -> None:
     x = lists(kv_lengths=i32(6, 6))
-    made = ks.plan(ks.AttentionPointers(**x), backend="numpy")
+    planned = ks.plan(ks.AttentionPointers(**x), backend="numpy")
     refused(
         "kv_lengths[0] = 6: the array of v_ptrs[1] has 2 rows. Give an array with more, or "
         "correct it.",
-        lambda: made.bind(v_ptrs=[x["v_ptrs"][0], f32(2, D), *x["v_ptrs"][2:]]),
+        lambda: planned.bind(v_ptrs=[x["v_ptrs"][0], f32(2, D), *x["v_ptrs"][2:]]),
     )
     refused(
         "kv_lengths[1] = 6: the array of k_ptrs[2] has 0 rows. Give an array with more, or "
         "correct it.",
-        lambda: made.bind().rebind(k_ptrs=[*x["k_ptrs"][:2], f32(0, D), x["k_ptrs"][3]]),
+        lambda: planned.bind().rebind(k_ptrs=[*x["k_ptrs"][:2], f32(0, D), x["k_ptrs"][3]]),
     )
     # behind an address there is what its owner says
-    made.bind(k_ptrs=[k.ctypes.data for k in x["k_ptrs"]])()
+    planned.bind(k_ptrs=[k.ctypes.data for k in x["k_ptrs"]])()
 
 
 @pytest.mark.parametrize("name", ["q_ptrs", "k_ptrs", "out_ptrs"])

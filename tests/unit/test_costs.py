@@ -12,7 +12,7 @@ from kernelseam.contract import Coefficients, Cost, Device, DeviceLimits, Librar
 from kernelseam.costs import Work, predicted, roofline
 from kernelseam.dtypes import DType
 from kernelseam.kernels import KernelImplementation, shared_implementations
-from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.gemm.host import GemmDefinition
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
 from h200_rows import BACKWARD, DECODE, FORWARD, GEMM, H200, HOPPER, LIBRARY, Row  # noqa: E402
@@ -45,18 +45,18 @@ IMPLEMENTATIONS = implementations()
 
 def predictions(row: Row) -> dict[str, float]:
     """µs of each implementation that was measured."""
-    found = {
+    result = {
         n: IMPLEMENTATIONS[row.problem.operation, n].cost(row.problem, H200).seconds * 1e6
         for n in row.us
     }
-    assert all(x > 0 for x in found.values())
-    return found
+    assert all(x > 0 for x in result.values())
+    return result
 
 
 # ---------------------------------------------------------------- the model
 
 
-def test_rounds_of_blocks_beside_bytes() -> None:
+def test_waves_of_blocks_and_bytes() -> None:
     unit = 1e12 / 10
     work = Work(bytes=0, blocks=21, operations=unit * 2e-3, dtype=F16, block_seconds=1e-3)
     # three rounds of ten units
@@ -142,14 +142,14 @@ def test_lists_cost_what_they_were_measured_to_cost() -> None:
 
 @pytest.mark.parametrize("row", [*GEMM, *HOPPER], ids=lambda r: r.name)
 def test_the_choice_is_that_of_the_measurement(row: Row) -> None:
-    found = predictions(row)
-    chosen = min(found, key=found.__getitem__)
-    assert row.us[chosen] <= WORSE * min(row.us.values()), f"{chosen} of {found}"
+    actual = predictions(row)
+    chosen = min(actual, key=actual.__getitem__)
+    assert row.us[chosen] <= WORSE * min(row.us.values()), f"{chosen} of {actual}"
 
 
 @pytest.mark.parametrize("row", [r for r in GEMM if r.tiles], ids=lambda r: r.name)
 def test_the_tile_is_that_of_the_measurement(row: Row) -> None:
-    kernel, toolchain_row = GemmHost(), archs.row("sm_90a")
+    kernel, toolchain_row = GemmDefinition(), archs.row("sm_90a")
     for tile in kernel.offered(row.problem, toolchain_row):  # type: ignore[arg-type]
         if us := row.tiles.get((tile.bm, tile.bn)):
             work = kernel.work(row.problem, tile, H200)  # type: ignore[arg-type]

@@ -207,11 +207,11 @@ def test_products_agree(
     problem = GemmProblem(spec, M, N, K, batch, heads, *steps, alpha=0.5, beta=beta)
     left = (a[..., :M].swapaxes(2, 3) if a_transposed else a[..., :K]).astype(np.float64)
     right = (b.swapaxes(2, 3) if b_transposed else b).astype(np.float64)
-    want = 0.5 * left @ right + beta * c[..., :N].astype(np.float64)
+    expected = 0.5 * left @ right + beta * c[..., :N].astype(np.float64)
     edge = c[..., N:].copy()
     (step,) = blas.CublasGemm().build(problem, DEVICE).steps
     step.bind({"A": a.ctypes.data, "B": b.ctypes.data, "C": c.ctypes.data}, 0)(77)
-    assert np.array_equal(c[..., :N], want.astype(dtype.numpy))
+    assert np.array_equal(c[..., :N], expected.astype(dtype.numpy))
     assert np.array_equal(c[..., N:], edge)
     assert library.computes == [{DType.float32: 69, DType.float64: 70}.get(dtype, 68)]
     assert library.modes == [16]
@@ -239,13 +239,13 @@ def test_one_matrix_goes_to_the_function_that_is_not_batched(
         alpha=0.5,
         beta=2.0,  # type: ignore[arg-type]
     )
-    want = (
+    expected = (
         0.5 * (a.T if a_transposed else a).astype(np.float64) @ (b.T if b_transposed else b)
         + 2.0 * c[:, :N]
     )
     (step,) = blas.CublasGemm().build(problem, DEVICE).steps
     step.bind({"A": a.ctypes.data, "B": b.ctypes.data, "C": c.ctypes.data}, 0)(77)
-    assert np.array_equal(c[:, :N], want.astype(np.float16))
+    assert np.array_equal(c[:, :N], expected.astype(np.float16))
     assert (step.record.kernel, library.streams, library.computes) == ("cublasGemmEx", [77], [68])
     two = replace(problem, num_heads=2, a_strides=(0, 0, problem.a_strides[2]))
     assert blas.CublasGemm().function_of(two) == "cublasGemmStridedBatchedEx"

@@ -35,7 +35,7 @@ class Nvrtc:
 
     def __getattr__(self, name: str) -> Any:
         self.calls.append(name)
-        found = {
+        result = {
             "nvrtcVersion": (13, 0),
             "nvrtcCreateProgram": ("program",),
             "nvrtcGetPTXSize": (len(self.ptx),),
@@ -44,19 +44,19 @@ class Nvrtc:
         def call(*arguments: Any) -> tuple[Any, ...]:
             if name == "nvrtcGetPTX":
                 arguments[1][:] = self.ptx
-            return (0, *found.get(name, ()))
+            return (0, *result.get(name, ()))
 
         return call
 
 
 def version(monkeypatch: pytest.MonkeyPatch, ptx: str) -> str:
-    made = Nvrtc(ptx)
-    monkeypatch.setattr(bindings, "nvrtc", lambda: made)
+    created = Nvrtc(ptx)
+    monkeypatch.setattr(bindings, "nvrtc", lambda: created)
     toolchain._version.cache_clear()
     return toolchain.CudaToolchain(SimpleNamespace()).compiler()  # type: ignore[arg-type]
 
 
-def test_the_patch_level_and_the_build_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_patch_level_and_the_build_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     first = version(monkeypatch, HEAD.format(build=36424714, patch=48))
     assert first == "nvrtc 13.0.48 (CL-36424714)"
     assert (
@@ -73,17 +73,21 @@ def test_a_head_without_them_leaves_what_nvrtc_tells(monkeypatch: pytest.MonkeyP
     )
 
 
-def test_it_is_asked_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Nvrtc(HEAD.format(build=1, patch=2))
-    monkeypatch.setattr(bindings, "nvrtc", lambda: made)
+def test_it_is_queried_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    created = Nvrtc(HEAD.format(build=1, patch=2))
+    monkeypatch.setattr(bindings, "nvrtc", lambda: created)
     for _ in range(3):
         assert toolchain.CudaToolchain(SimpleNamespace()).compiler() == "nvrtc 13.0.2 (CL-1)"  # type: ignore[arg-type]
-    assert made.calls.count("nvrtcCompileProgram") == made.calls.count("nvrtcDestroyProgram") == 1
+    assert (
+        created.calls.count("nvrtcCompileProgram")
+        == created.calls.count("nvrtcDestroyProgram")
+        == 1
+    )
 
 
 def test_the_installed_nvrtc_tells_them() -> None:
     try:
-        found = toolchain.CudaToolchain(SimpleNamespace()).compiler()  # type: ignore[arg-type]
+        actual = toolchain.CudaToolchain(SimpleNamespace()).compiler()  # type: ignore[arg-type]
     except CompileError as e:
         pytest.skip(f"nvrtc is missing: {e}")
-    assert re.fullmatch(r"nvrtc \d+\.\d+\.\d+ \(CL-\d+\)", found), found
+    assert re.fullmatch(r"nvrtc \d+\.\d+\.\d+ \(CL-\d+\)", actual), actual

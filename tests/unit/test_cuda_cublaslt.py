@@ -91,7 +91,7 @@ class Library:
         return b"CUBLAS_STATUS_FAKE"
 
     def cublasLtMatmulAlgoGetHeuristic(self, handle: Any, *given: Any) -> int:
-        *described, preference, most, found, count = given
+        *described, preference, most, results, count = given
         assert handle.value == 42 and not any(self.made[x.value]["gone"] for x in described)
         ranked = [99] if most == 1 else self.ranked[:most]
         self.asked.append(
@@ -101,7 +101,7 @@ class Library:
             }
         )
         count._obj.value = self.found and len(ranked)
-        for result, (i, word) in zip(found._obj, enumerate(ranked), strict=False):
+        for result, (i, word) in zip(results._obj, enumerate(ranked), strict=False):
             result.state, result.workspace_bytes = (
                 self.states.get(word, self.state),
                 self.workspace_bytes * (i + 1),
@@ -251,11 +251,11 @@ def test_products_agree(
     )
     left = (a[..., :M].swapaxes(2, 3) if a_transposed else a[..., :K]).astype(np.float64)
     right = (b.swapaxes(2, 3) if b_transposed else b).astype(np.float64)
-    want = 0.5 * left @ right + beta * c[..., :N].astype(np.float64)
+    expected = 0.5 * left @ right + beta * c[..., :N].astype(np.float64)
     if spec.bias:
-        want += bias[:, :, None].astype(np.float64)
+        expected += bias[:, :, None].astype(np.float64)
     if spec.residual:
-        want += residual[..., :N].astype(np.float64)
+        expected += residual[..., :N].astype(np.float64)
     edge = c[..., N:].copy()
     if more in ("bias residual", "bias beta") and dtype is not dtype.accumulator:
         added = "a residual" if spec.residual else "beta·C"
@@ -271,7 +271,7 @@ def test_products_agree(
     assert (step.record.kernel, step.record.kind) == ("cublasLtMatmul", "library")
     where = {"A": a, "B": b, "C": c, "bias": bias, "residual": residual}
     step.bind({n: x.ctypes.data for n, x in where.items()}, 0)(77)
-    assert np.array_equal(c[..., :N], want.astype(dtype.numpy))
+    assert np.array_equal(c[..., :N], expected.astype(dtype.numpy))
     assert np.array_equal(c[..., N:], edge)
     assert library.streams == [77] and library.workspaces == [(None, 0)]
 
@@ -332,7 +332,7 @@ def test_one_bias_and_a_residual_that_is_one_matrix(gemm: blas_lt.CublasLtGemm) 
 
 def test_a_residual_that_is_the_result(gemm: blas_lt.CublasLtGemm) -> None:
     a, b, c = integers(F32, 6, 5, 6), integers(F32, 6, 6, 7), integers(F32, 6, 5, 7)
-    want = a @ b + c
+    expected = a @ b + c
     problem = GemmProblem(
         GemmSpec(F32, F32, F32, residual=F32),
         5,
@@ -349,13 +349,13 @@ def test_a_residual_that_is_the_result(gemm: blas_lt.CublasLtGemm) -> None:
     step.bind(
         {"A": a.ctypes.data, "B": b.ctypes.data, "C": c.ctypes.data, "residual": c.ctypes.data}, 0
     )(0)
-    assert np.array_equal(c, want)
+    assert np.array_equal(c, expected)
 
 
 # ---------------------------------------------------------------- the choice of an algorithm
 
 
-def test_the_heuristic_is_asked_once_for_a_problem(
+def test_the_heuristic_is_queried_once_per_problem(
     gemm: blas_lt.CublasLtGemm, library: Library
 ) -> None:
     spec = replace(PROBLEM.spec, vector_a=2, vector_b=16, vector_c=2, vector_r=16, residual=F16)
@@ -407,18 +407,18 @@ def test_its_variants_are_what_the_heuristic_ranks(
     gemm: blas_lt.CublasLtGemm, library: Library
 ) -> None:
     library.workspace_bytes, library.states = 1000, {97: 15}
-    found = gemm.variants(PROBLEM, DEVICE)
-    assert len({v.name for v in found}) == 3, "97 is refused by the library itself"
-    assert {v.cost for v in found} == {gemm.cost(PROBLEM, DEVICE)}
+    actual = gemm.variants(PROBLEM, DEVICE)
+    assert len({v.name for v in actual}) == 3, "97 is refused by the library itself"
+    assert {v.cost for v in actual} == {gemm.cost(PROBLEM, DEVICE)}
     x = np.zeros(400, np.float16)
-    for v in found:
+    for v in actual:
         parts = gemm.build_variant(PROBLEM, DEVICE, v.name)
         parts.steps[0].bind(dict.fromkeys("ABC", x.ctypes.data), 4096)(0)
     gemm.build(PROBLEM, DEVICE).steps[0].bind(dict.fromkeys("ABC", x.ctypes.data), 4096)(0)
     assert library.algorithms == [99, 98, 96, 99], "the first is what build takes"
     assert [size for _, size in library.workspaces] == [2000, 1000, 4000, 1000]
     again = blas_lt.CublasLtGemm(Runtime())  # type: ignore[arg-type]
-    assert [v.name for v in again.variants(PROBLEM, DEVICE)] == [v.name for v in found], (
+    assert [v.name for v in again.variants(PROBLEM, DEVICE)] == [v.name for v in actual], (
         "names outlive the process"
     )
     assert gemm.variants(replace(PROBLEM, M=0), DEVICE) == ()
@@ -533,7 +533,7 @@ def test_what_it_takes(
         assert gemm.build(problem, DEVICE).steps == () and library.asked == []
 
 
-def test_it_is_as_dear_as_cublas_and_takes_what_that_refuses(
+def test_it_costs_as_much_as_cublas_and_supports_what_that_refuses(
     gemm: blas_lt.CublasLtGemm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blas, "unavailable", lambda: None)
@@ -551,8 +551,8 @@ def test_without_the_library_the_implementation_refuses(monkeypatch: pytest.Monk
     for f in (cublaslt.library, cublaslt.unavailable):
         f.cache_clear()
     try:
-        found = blas_lt.CublasLtGemm(Runtime()).supports(PROBLEM, DEVICE)  # type: ignore[arg-type]
-        assert found == "cuBLASLt cannot be loaded (gone): install nvidia-cublas"
+        actual = blas_lt.CublasLtGemm(Runtime()).supports(PROBLEM, DEVICE)  # type: ignore[arg-type]
+        assert actual == "cuBLASLt cannot be loaded (gone): install nvidia-cublas"
     finally:
         for f in (cublaslt.library, cublaslt.unavailable):
             f.cache_clear()

@@ -108,8 +108,10 @@ def test_the_library_holds_the_products_layouts(real: Any) -> None:
         cublaslt.BATCH_COUNT,
         cublaslt.BATCH_STRIDE,
     ]
-    found = [[value(real, "MatrixLayout", x, a) for a in layout] for x in blas_lt._layouts(problem)]
-    assert found == [
+    actual = [
+        [value(real, "MatrixLayout", x, a) for a in layout] for x in blas_lt._layouts(problem)
+    ]
+    assert actual == [
         [2, 0, 6, 5, 6, 6, 0],  # our B: N×K in memory, one for all
         [2, 0, 6, 4, 6, 6, 24],  # our A
         [0, 0, 5, 4, 7, 6, 0],  # the residual
@@ -153,10 +155,10 @@ def test_numbers_are_those_of_the_librarys_header(real: Any) -> None:
 
 
 def test_the_heuristics_answer_is_as_large_as_the_header_says() -> None:
-    found = cublaslt.HeuristicResult
-    assert ctypes.sizeof(found) == 96
+    actual = cublaslt.HeuristicResult
+    assert ctypes.sizeof(actual) == 96
     assert [
-        getattr(found, n).offset for n in ("workspace_bytes", "state", "waves", "reserved")
+        getattr(actual, n).offset for n in ("workspace_bytes", "state", "waves", "reserved")
     ] == [64, 72, 76, 80]
 
 
@@ -174,7 +176,7 @@ def test_the_library_reads_its_arguments_as_far_as_the_handle(
         match=r"^cublasLtMatmulAlgoGetHeuristic failed with CUBLAS_STATUS_NOT_INITIALIZED",
     ):
         gemm.supports(problem, device)
-    monkeypatch.setattr(gemm, "_chosen", lambda *_: blas_lt.Algorithm((0,) * 8, 1000))
+    monkeypatch.setattr(gemm, "_algorithms", lambda *_: (blas_lt.Algorithm((0,) * 8, 1000),))
     (step,) = gemm.build(problem, device).steps
     launch = step.bind({"A": 1 << 20, "B": 1 << 21, "C": 1 << 22, "bias": 1 << 23}, 1 << 24)
     with pytest.raises(
@@ -185,8 +187,8 @@ def test_the_library_reads_its_arguments_as_far_as_the_handle(
 
 def test_without_a_device_there_is_no_handle(real: Any) -> None:
     try:
-        made = cublaslt.create()
+        created = cublaslt.create()
     except DeviceError as e:
         assert str(e) == "cublasLtCreate failed with CUBLAS_STATUS_NOT_INITIALIZED (1)"
     else:
-        assert made.value
+        assert created.value

@@ -99,7 +99,7 @@ def test_parameters_by_cs_rules_go_as_one_buffer(driver: SimpleNamespace) -> Non
 
 
 @pytest.mark.parametrize("cluster", [(1, 1, 1), (2, 1, 1)])
-def test_parameters_that_lie_apart_are_handed_over_one_by_one(
+def test_parameters_with_gaps_are_passed_one_by_one(
     driver: SimpleNamespace, cluster: tuple[int, int, int]
 ) -> None:
     """A tensor map behind an int, at 48."""
@@ -110,8 +110,8 @@ def test_parameters_that_lie_apart_are_handed_over_one_by_one(
     run(7)
     places, extra = driver.given
     assert places and not extra
-    found = [ctypes.c_void_p.from_address(places + 8 * i).value or 0 for i in range(3)]
-    assert [ctypes.string_at(p, n) for p, n in zip(found, (4, 128, 8), strict=True)] == [
+    actual = [ctypes.c_void_p.from_address(places + 8 * i).value or 0 for i in range(3)]
+    assert [ctypes.string_at(p, n) for p, n in zip(actual, (4, 128, 8), strict=True)] == [
         packed[:4],
         packed[48:176],
         packed[176:],
@@ -161,13 +161,13 @@ def test_the_log_of_a_success_is_read(
     )
     toolchain = plugin.backend().toolchain
     assert toolchain is not None
-    made = SourceBundle("k", "k.h", (("k.h", ""),), (), ())
+    source = SourceBundle("k", "k.h", (("k.h", ""),), (), ())
     if lost:
         monkeypatch.setattr(
             "kernelseam_cuda.toolchain._version", lambda: "nvrtc 13.0.88 (some build)"
         )
         with pytest.warns(SlowBinary) as caught:
-            assert toolchain.compile(made, "sm_90a") == bytes(4)
+            assert toolchain.compile(source, "sm_90a") == bytes(4)
         assert str(caught[0].message) == "\n".join(
             [
                 (
@@ -179,5 +179,5 @@ def test_the_log_of_a_success_is_read(
             ]
         )
     else:
-        assert toolchain.compile(made, "sm_90a") == bytes(4)
+        assert toolchain.compile(source, "sm_90a") == bytes(4)
     assert (b"--no-cache" in options) == uncached

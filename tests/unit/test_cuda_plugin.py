@@ -65,11 +65,13 @@ def test_every_option_of_a_compilation_is_in_the_binarys_key(
     )
     monkeypatch.setattr(bindings, "nvrtc", lambda: fake)
     spec = GemmSpec(DType.float16, DType.float16, DType.float32)
-    made = plugin.backend().toolchain
-    assert made is not None
-    sources = bundle(KERNELS["gemm"], spec, tiles_of(made, spec, "sm_80")[0], made, "sm_80")
+    toolchain = plugin.backend().toolchain
+    assert toolchain is not None
+    sources = bundle(
+        KERNELS["gemm"], spec, tiles_of(toolchain, spec, "sm_80")[0], toolchain, "sm_80"
+    )
     with pytest.raises(CompileError, match="seen enough"):
-        made.compile(sources, "sm_80")
+        toolchain.compile(sources, "sm_80")
     key = build.binary_key(sources, "sm_80", "cuda", "nvrtc 1.0")
     unkeyed = ["--no-cache"]  # says where the compiler looks, not what it makes
     assert [o.decode() for o in used] == ["--gpu-architecture=sm_80", *archs.OPTIONS, *unkeyed]
@@ -135,8 +137,8 @@ def facts(*parameters: tuple[int, int], shared: int = 0) -> KernelFacts:
 
 
 def test_a_launch_only_launches(driver: SimpleNamespace) -> None:
-    made = launch.CudaKernel("function", facts((0, 8)))
-    run = made.prepare(LaunchConfig((3, 1, 1), (128, 1, 1), 1024), b"\0" * 8)
+    kernel = launch.CudaKernel("function", facts((0, 8)))
+    run = kernel.prepare(LaunchConfig((3, 1, 1), (128, 1, 1), 1024), b"\0" * 8)
     assert driver.seen == []
     for stream in (77, 99, 77):
         run(stream)
@@ -171,10 +173,10 @@ def test_streams_that_come_and_go_are_not_all_remembered(driver: SimpleNamespace
     assert driver.seen[-2][0] is driver.seen[-3][0] and driver.seen[-1][0] is not driver.seen[0][0]
 
 
-def test_more_than_48_kib_of_shared_memory_is_asked_for_once(driver: SimpleNamespace) -> None:
-    made = launch.CudaKernel("function", facts(shared=8 * 1024))
-    for asked in (40 * 1024, 40 * 1024 + 16, 100_000, 100_000, 1000):
-        made.prepare(LaunchConfig((1, 1, 1), (32, 1, 1), asked), b"")
+def test_more_than_48_kib_of_shared_memory_is_requested_once(driver: SimpleNamespace) -> None:
+    kernel = launch.CudaKernel("function", facts(shared=8 * 1024))
+    for requested in (40 * 1024, 40 * 1024 + 16, 100_000, 100_000, 1000):
+        kernel.prepare(LaunchConfig((1, 1, 1), (32, 1, 1), requested), b"")
     assert driver.seen == [
         ("function", "max shared", 40 * 1024 + 16),
         ("function", "max shared", 100_000),

@@ -133,8 +133,8 @@ class Driver:
         return (0,)
 
     def cuFuncGetAttribute(self, name: str, function: str) -> tuple[Any, ...]:
-        told = {"NUM_REGS": 40, "LOCAL_SIZE_BYTES": 8, "SHARED_SIZE_BYTES": 16}
-        return 0, told[name.removeprefix("CU_FUNC_ATTRIBUTE_")]
+        reported = {"NUM_REGS": 40, "LOCAL_SIZE_BYTES": 8, "SHARED_SIZE_BYTES": 16}
+        return 0, reported[name.removeprefix("CU_FUNC_ATTRIBUTE_")]
 
     def cuFuncGetParamInfo(self, function: str, index: int) -> tuple[Any, ...]:
         return (0, *((0, 8), (64, 128))[index]) if index < 2 else (Status(1), 0, 0)
@@ -224,19 +224,19 @@ def test_no_driver_is_no_device_and_no_exception(monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("libcuda.so.1 is not here")
 
     monkeypatch.setattr(bindings, "driver", lambda: SimpleNamespace(cuInit=cuInit))
-    made = CudaRuntime()
-    assert made.devices() == ()
-    assert made.absence == "cuInit failed: libcuda.so.1 is not here"
-    assert made.describe(np.ones(3)) is None
+    cuda_runtime = CudaRuntime()
+    assert cuda_runtime.devices() == ()
+    assert cuda_runtime.absence == "cuInit failed: libcuda.so.1 is not here"
+    assert cuda_runtime.describe(np.ones(3)) is None
 
 
 @pytest.mark.parametrize("dtype", list(DType), ids=str)
 def test_copies_keep_every_bit_and_use_the_streams_order(driver: Driver, dtype: DType) -> None:
-    made = CudaRuntime()
-    device = made.devices()[1]
+    cuda_runtime = CudaRuntime()
+    device = cuda_runtime.devices()[1]
     host = np.arange(24).reshape(4, 6).T.astype(dtype.numpy)
-    there = made.from_host(host, device)
-    info = made.describe(there)
+    there = cuda_runtime.from_host(host, device)
+    info = cuda_runtime.describe(there)
     assert info is not None
     assert (info.shape, info.strides, info.dtype, info.device, info.kind) == (
         (6, 4),
@@ -246,7 +246,7 @@ def test_copies_keep_every_bit_and_use_the_streams_order(driver: Driver, dtype: 
         "cupy",
     )
     assert driver.log == [("pinned", 1), ("copy", 77), ("wait", 77)]
-    assert np.array_equal(made.to_host(there), host)
+    assert np.array_equal(cuda_runtime.to_host(there), host)
     assert driver.log[3:] == [("synchronize", 1)]
     assert driver.stack == [2]
 
@@ -256,28 +256,29 @@ def test_host_memory_is_staged_in_pinned_memory_piece_by_piece(
 ) -> None:
     """One buffer for all copies of all devices: pinned once, and free again when a copy returns."""
     monkeypatch.setattr(runtime, "_STAGED", 64)
-    made = CudaRuntime()
+    cuda_runtime = CudaRuntime()
     long, short = np.arange(37.0), np.arange(8.0)  # 296 bytes: four pieces and a half
-    found = [
-        made.from_host(x, d) for x, d in ((long, made.devices()[0]), (short, made.devices()[1]))
+    actual = [
+        cuda_runtime.from_host(x, d)
+        for x, d in ((long, cuda_runtime.devices()[0]), (short, cuda_runtime.devices()[1]))
     ]
     assert driver.log == [("pinned", 1), *[("copy", 77), ("wait", 77)] * 6]
-    assert [made.to_host(x).tolist() for x in found] == [long.tolist(), short.tolist()]
+    assert [cuda_runtime.to_host(x).tolist() for x in actual] == [long.tolist(), short.tolist()]
 
 
 def test_lists_of_addresses_are_staged_at_bind(driver: Driver) -> None:
-    made = CudaRuntime()
-    found = np.array([2**63 + 16, 32, 48], np.uint64)
-    held, pointer = stage(found, made, made.devices()[0])
+    cuda_runtime = CudaRuntime()
+    actual = np.array([2**63 + 16, 32, 48], np.uint64)
+    held, pointer = stage(actual, cuda_runtime, cuda_runtime.devices()[0])
     assert driver.log == [("pinned", 1), ("copy", 77), ("wait", 77)]
-    info = made.describe(held)
+    info = cuda_runtime.describe(held)
     assert info is not None and info.pointer == pointer
-    assert made.to_host(held).view(np.uint64).tolist() == found.tolist()
+    assert cuda_runtime.to_host(held).view(np.uint64).tolist() == actual.tolist()
 
 
 def test_strided_and_reversed_arrays_come_back_packed(driver: Driver) -> None:
-    made = CudaRuntime()
-    made.devices()
+    cuda_runtime = CudaRuntime()
+    cuda_runtime.devices()
     base = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
     for view in (
         base[:, ::2, 1:4],
@@ -286,9 +287,9 @@ def test_strided_and_reversed_arrays_come_back_packed(driver: Driver) -> None:
         np.broadcast_to(base[1], (2, 4, 5)),
         base[1, 2, 3],
     ):
-        got = made.to_host(ndarray(np.asarray(view), 0))
-        assert got.flags.c_contiguous and got.shape == view.shape
-        assert np.array_equal(got, view)
+        actual = cuda_runtime.to_host(ndarray(np.asarray(view), 0))
+        assert actual.flags.c_contiguous and actual.shape == view.shape
+        assert np.array_equal(actual, view)
 
 
 def test_what_is_elsewhere_does_not_come_back(driver: Driver) -> None:
@@ -299,10 +300,10 @@ def test_what_is_elsewhere_does_not_come_back(driver: Driver) -> None:
     )
 
 
-def test_out_of_memory_names_what_was_asked_for(driver: Driver) -> None:
-    made = CudaRuntime()
+def test_out_of_memory_names_the_requested_size(driver: Driver) -> None:
+    cuda_runtime = CudaRuntime()
     with pytest.raises(OutOfDeviceMemory) as caught:
-        made.empty((2**41,), DType.bfloat16, made.devices()[1])
+        cuda_runtime.empty((2**41,), DType.bfloat16, cuda_runtime.devices()[1])
     assert str(caught.value) == (
         "allocating [2199023255552] of bfloat16 on cuda:1 (sm_90a) failed: out of memory: 2 TiB"
     )
@@ -322,9 +323,9 @@ def test_a_lost_context_is_no_librarys_error(
         raise CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
 
     monkeypatch.setattr(sys.modules["cupy"], "empty", refuse)
-    made = CudaRuntime()
+    cuda_runtime = CudaRuntime()
     with pytest.raises(DeviceError) as caught:
-        made.empty((3, 4), DType.float32, made.devices()[0])
+        cuda_runtime.empty((3, 4), DType.float32, cuda_runtime.devices()[0])
     assert type(caught.value) is DeviceError
     assert str(caught.value) == (
         "allocating [3, 4] of float32 on cuda:0 (sm_90a) failed: cudaErrorIllegalAddress: an "
@@ -334,13 +335,13 @@ def test_a_lost_context_is_no_librarys_error(
 
 
 def test_the_device_is_set_and_restored(driver: Driver) -> None:
-    made = CudaRuntime()
-    first, second = made.devices()
-    with made.activate(second):  # a thread without a context gets one, and keeps it
+    cuda_runtime = CudaRuntime()
+    first, second = cuda_runtime.devices()
+    with cuda_runtime.activate(second):  # a thread without a context gets one, and keeps it
         assert driver.stack == [2]
-        with made.activate(second):
+        with cuda_runtime.activate(second):
             assert driver.stack == [2]
-        with pytest.raises(DeviceError), made.activate(first):
+        with pytest.raises(DeviceError), cuda_runtime.activate(first):
             assert driver.stack == [2, 1]
             raise DeviceError("within")
         assert driver.stack == [2]
@@ -355,32 +356,34 @@ def test_a_device_that_another_process_described_can_be_activated(driver: Driver
 
 
 def test_activating_the_current_device_is_nearly_free(driver: Driver) -> None:
-    made = CudaRuntime()
-    device = made.devices()[0]
+    cuda_runtime = CudaRuntime()
+    device = cuda_runtime.devices()[0]
     driver.stack.append(1)
 
     def again() -> None:
-        with made.activate(device):
+        with cuda_runtime.activate(device):
             pass
 
     def context() -> None:
-        with made.activate(made.devices()[1]):
+        with cuda_runtime.activate(cuda_runtime.devices()[1]):
             pass
 
-    assert made.activate(device) is made.activate(device), "nothing is made"
+    assert cuda_runtime.activate(device) is cuda_runtime.activate(device), "nothing is made"
     fast, slow = (min(timeit.repeat(f, number=2000, repeat=5)) for f in (again, context))
     assert fast < slow / 1.5, (fast, slow)
 
 
 def test_times_are_of_each_run_on_the_current_stream(driver: Driver) -> None:
-    made = CudaRuntime()
+    cuda_runtime = CudaRuntime()
     streams: list[int] = []
 
     def launch(stream: int) -> None:
         streams.append(stream)
         driver.clock += 2.0 * len(streams)  # milliseconds
 
-    assert made.time(launch, made.devices()[0], 3) == pytest.approx([2e-3, 4e-3, 6e-3])
+    assert cuda_runtime.time(launch, cuda_runtime.devices()[0], 3) == pytest.approx(
+        [2e-3, 4e-3, 6e-3]
+    )
     assert streams == [77] * 3
     assert driver.log == [("event", 77)] * 6 + [("wait", 77)] + ["destroyed"] * 6
 
@@ -393,9 +396,9 @@ def test_a_kernel_is_loaded_once_a_device(
     facts = {"k": KernelFacts("k", 32, 0, 0, 0, 0, ())}
     read: list[bytes] = []
     monkeypatch.setattr(cubin, "facts", lambda binary: (read.append(binary), facts)[1])
-    made = CudaRuntime()
-    tools = CudaToolchain(made)
-    first, second = made.devices()
+    cuda_runtime = CudaRuntime()
+    tools = CudaToolchain(cuda_runtime)
+    first, second = cuda_runtime.devices()
     kernel = tools.load(b"binary", "k", first)
     assert tools.load(b"binary", "k", first) is kernel
     assert driver.log == [("module", 0), *loads]
@@ -403,16 +406,16 @@ def test_a_kernel_is_loaded_once_a_device(
     assert driver.log == [("module", 0), *loads, ("module", 1), *loads]
     assert driver.stack == [1]
     if loads:  # the driver's own word, and the binary is not looked into
-        told = KernelFacts("k", 40, NOT_KNOWN, 8, 16, NOT_KNOWN, ((0, 8), (64, 128)))
-        assert (kernel.facts, read) == (told, [])
+        reported = KernelFacts("k", 40, NOT_KNOWN, 8, 16, NOT_KNOWN, ((0, 8), (64, 128)))
+        assert (kernel.facts, read) == (reported, [])
     else:
         assert (kernel.facts, read) == (facts["k"], [b"binary"])
 
 
 def test_memory_is_set_in_the_streams_order(driver: Driver) -> None:
     memory = np.full(8, 7, np.uint8)
-    made = CudaRuntime()
-    launch = made.prepare_memset(memory.ctypes.data + 2, 0, 4, made.devices()[0])
+    cuda_runtime = CudaRuntime()
+    launch = cuda_runtime.prepare_memset(memory.ctypes.data + 2, 0, 4, cuda_runtime.devices()[0])
     assert driver.log == [] and memory.tolist() == [7] * 8
     launch(99)
     assert driver.log == [("memset", 99)] and memory.tolist() == [7, 7, 0, 0, 0, 0, 7, 7]
@@ -421,4 +424,4 @@ def test_memory_is_set_in_the_streams_order(driver: Driver) -> None:
         DeviceError,
         match=r"^cuMemsetD8Async failed with CUDA_ERROR_FAKE \(1\): what it means \(4 b",
     ):
-        made.prepare_memset(memory.ctypes.data, 0, 4, made.devices()[0])(99)
+        cuda_runtime.prepare_memset(memory.ctypes.data, 0, 4, cuda_runtime.devices()[0])(99)

@@ -61,10 +61,35 @@ def problem(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"dtype": F32}, "it takes bfloat16 and float16, not float32"),
-        ({"dtype_c": F32}, "its result is of bfloat16, not float32"),
+        (
+            {"dtype": DType.float64, "dtype_c": DType.float64},
+            "it takes bfloat16, float16 and float32, not float64",
+        ),
+        ({"dtype": F32, "dtype_c": F32}, "it multiplies float32 in tf32, not in float32"),
+        (
+            {"dtype": F32, "dtype_c": F32, "precision": "tf32x3"},
+            "it multiplies float32 in tf32, not in tf32x3",
+        ),
+        (
+            {"dtype": F32, "dtype_c": F32, "precision": "tf32"},
+            "it takes TF32 out of shared memory, where A and B must lie along K",
+        ),
+        ({"dtype_c": F16}, "its result is of bfloat16 or float32, not float16"),
+        (
+            {
+                "dtype": F32,
+                "dtype_c": DType.float64,
+                "precision": "tf32",
+                "b_transposed": True,
+            },
+            "its result is of float32, not float64",
+        ),
         ({"summed": True, "view": "pointers"}, "it does not sum products of lists"),
-        ({"residual": F32}, "its residual is of bfloat16, not float32"),
+        ({"residual": F32}, "its residual is of the result's bfloat16, not of float32"),
+        (
+            {"dtype_c": F32, "residual": BF16},
+            "its residual is of the result's float32, not of bfloat16",
+        ),
         ({"vector_a": 8}, "rows of A at multiples of 8 bytes: TMA takes multiples of 16"),
         ({"vector_c": 2}, "rows of C at multiples of 2 bytes: TMA takes multiples of 16"),
         (
@@ -137,6 +162,39 @@ def test_maps_walk_the_operands() -> None:
     turned = HALF.tensor_maps(problem(M=304, K=200, a_transposed=True), tile, H200)
     assert (turned["a_map"].extents[:2], turned["a_map"].box[:2]) == ((304, 200), (64, 64))
     assert turned["b_map"].box[:2] == (64, 32), "half of a slice's rows a block"
+
+
+def test_results_of_float32_leave_in_panels_of_32_columns() -> None:
+    p = problem(N=520, dtype_c=F32, residual=F32)
+    for tile in GEMM:
+        maps = HALF.tensor_maps(p, tile, H200)
+        assert [tensor_maps.refuse(m, 16) for m in maps.values()] == [None] * 4
+        for name in ("c_map", "residual_map"):
+            assert (maps[name].dtype, maps[name].box) == (F32, (32, 64, 1, 1))
+        assert maps["a_map"].dtype is BF16
+        assert HALF.defines(p.spec, tile, ROW)["TC"] == "float"
+    lists = HALF.tensor_maps(problem(view="pointers", dtype_c=F32), GEMM[0], H200)
+    assert lists["c_map"].strides[2] * 4 == lists["a_map"].strides[2] * 2 == 16
+    odd = {t.store for t in HALF.variants(problem(N=522, dtype_c=F32), ROW, H200).values()}
+    assert odd == {"rows"}, "TMA stores whole chunks of 16 bytes"
+    even = {t.store for t in HALF.variants(problem(N=524, dtype_c=F32), ROW, H200).values()}
+    assert even == {"rows", "tma"}, "four of float32"
+
+
+def test_slices_of_float32_are_half_as_long_and_rounded_by_the_loads() -> None:
+    p = problem(dtype=F32, dtype_c=F32, precision="tf32", b_transposed=True, residual=F32)
+    assert HALF.refuse(p, ROW) is None
+    for tile in GEMM:
+        maps = HALF.tensor_maps(p, tile, H200)
+        assert [tensor_maps.refuse(m, 16) for m in maps.values()] == [None] * 4
+        assert [m.to_tf32 for m in maps.values()] == [True, True, False, False]
+        assert maps["a_map"].box[:2] == (32, tile.bm)
+        assert maps["b_map"].box[:2] == (32, tile.bn // tile.cluster)
+        assert HALF.values(p, tile, H200)["slices"] == 8
+    half = problem(b_transposed=True)
+    assert HALF.values(half, GEMM[0], H200)["slices"] == 4
+    single, same = (HALF.work(x, GEMM[0], H200) for x in (p, half))
+    assert single.operations == 2 * same.operations, "as long as twice the products of 16 bits"
 
 
 def test_a_matrix_that_all_share_has_one_place_in_its_map() -> None:

@@ -12,7 +12,7 @@ from kernelseam import (
     QkvProjection,
     QkvProjectionBwd,
 )
-from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.gemm.host import GemmDefinition
 from kernelseam.kernels.projection import products
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
@@ -213,9 +213,12 @@ def test_warps_store_what_boxes_do_not_hold() -> None:
             {"head_dim": 64, "rotary_dim": 24, **TURNED},
             "rotary_dim = 24 of head_dim = 64 by halves: it takes multiples of 64",
         ),
-        ({"dtype_out": "float32"}, "its result is of bfloat16, not float32"),
+        (
+            {"dtype_out": "float32"},
+            "its heads are of 16 bits, of bfloat16 in and out, not of float32",
+        ),
         ({"stride_q_row": 130}, "rows of C at multiples of 2 bytes: TMA takes multiples of 16"),
-        ({"dtype": "float32"}, "it takes bfloat16 and float16, not float32"),
+        ({"dtype": "float32"}, "it multiplies float32 in tf32, not in float32"),
     ],
 )
 def test_what_heads_are_not_taken_is_refused_by_name(changes: dict[str, Any], reason: str) -> None:
@@ -231,9 +234,12 @@ def test_other_kernels_leave_what_is_hoppers_alone() -> None:
     (product,) = products.qkv(qkv())
     assert HopperGemm().refuse(product.problem, ROW) == "it does not know heads"
     natural = replace(product.problem, spec=replace(product.problem.spec, b_transposed=False))
-    assert GemmHost().refuse(natural, ROW) == "it makes heads of a weight [columns, hidden] alone"
+    assert (
+        GemmDefinition().refuse(natural, ROW)
+        == "it makes heads of a weight [columns, hidden] alone"
+    )
     joined = replace(product.problem, spec=replace(natural.spec, heads=None, joined="k"))
-    assert GemmHost().refuse(joined, ROW) == "it does not join heads along K"
+    assert GemmDefinition().refuse(joined, ROW) == "it does not join heads along K"
 
 
 UNIT = 32

@@ -80,8 +80,8 @@ def test_packed_projection_without_a_copy(layout: str, causal: bool) -> None:
     assert p.q_strides == p.k_strides == p.v_strides == (6 * 8 * 16, 16, 8 * 16)
     assert p.out_strides == (6 * 4 * 12, 12, 4 * 12)
     plan(d).bind()()
-    want = oracle(*(x.swapaxes(1, 2) for x in (q, k, v)), causal, 0.25).swapaxes(1, 2)
-    assert abs(out - want).max() < 1e-5
+    expected = oracle(*(x.swapaxes(1, 2) for x in (q, k, v)), causal, 0.25).swapaxes(1, 2)
+    assert abs(out - expected).max() < 1e-5
     assert np.isfinite(lse).all()
 
 

@@ -56,7 +56,7 @@ def test_strides_default_to_row_major() -> None:
     assert {r.name: r.shape for r in p.operands}["dk"] == (1, 2, 11, 8)
 
 
-def test_strides_that_are_given_stand() -> None:
+def test_given_strides_are_kept() -> None:
     p = problem(
         stride_dq_batch=8 * 20,
         stride_dq_head=8,
@@ -310,14 +310,14 @@ def bound() -> dict[str, Array]:
 
 
 def test_what_bind_refuses(refused: Refused) -> None:
-    made = plan(AttentionBwd(forward=forward()), backend="numpy")
-    made.bind(**bound())()
+    planned = plan(AttentionBwd(forward=forward()), backend="numpy")
+    planned.bind(**bound())()
     for name in bound():
         given = {n: x for n, x in bound().items() if n != name}
         refused(
             f"{name} = missing: must be the address of memory on the device. Give {name} in the "
             "descriptor or to bind.",
-            lambda given=given: made.bind(**given),
+            lambda given=given: planned.bind(**given),
         )
     for name, other in (("dq", "q"), ("dk", "k"), ("dv", "v")):
         x = bound()
@@ -325,11 +325,11 @@ def test_what_bind_refuses(refused: Refused) -> None:
         with pytest.raises(
             InvalidValue, match=rf"= 0x[0-9a-f]+: overlaps ({name}|{other})\. Give the output"
         ):
-            made.bind(**x)
+            planned.bind(**x)
     refused(
         "dbias = given: is no operand of this plan. Its operands are q, k, v, out, lse, dout, "
         "dq, dk, dv.",
-        lambda: made.bind(**bound(), dbias=0),
+        lambda: planned.bind(**bound(), dbias=0),
     )
     lengths = plan(AttentionBwd(forward=forward(kv_lengths=0)), backend="numpy")
     refused(

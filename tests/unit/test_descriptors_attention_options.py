@@ -549,17 +549,17 @@ def test_lengths_that_are_not_bound_are_missing(refused: Refused) -> None:
         refused(message, lambda places=places: p.bind(**places))  # type: ignore[misc]
 
 
-def test_contents_on_a_device_are_read_when_asked(acme: Runtime, refused: Refused) -> None:
+def test_contents_on_a_device_are_read_with_check(acme: Runtime, refused: Refused) -> None:
     """Nothing is copied by ``resolve``; ``check_device`` reads arrays and addresses alike."""
     lengths = AcmeArray(i32(7, 8))
     d = attention(kv_lengths=lengths)
     device = d.device
     assert device is not None and device.backend == "acme"
     for given in (lengths, lengths.host.ctypes.data):
-        found = d.resolve({"kv_lengths": given}, acme, device)
+        actual = d.resolve({"kv_lengths": given}, acme, device)
         refused(
             "kv_lengths[1] = 8: must be from 0 to S_k = 7. Raise S_k, or correct it.",
-            lambda found=found: d.check_device(found, acme, device),
+            lambda actual=actual: d.check_device(actual, acme, device),
         )  # type: ignore[misc]
     lengths.host[1] = 7
     d.check_device(d.resolve({"kv_lengths": lengths}, acme, device), acme, device)

@@ -38,12 +38,12 @@ def matrices(count: int, rows: int, columns: int, dtype: str = "f4", seed: int =
     unit = 16 // np.dtype(dtype).itemsize
     step = -(-rows * columns // unit) * unit
     pool = aligned(step * count + unit * count * count, dtype)
-    found, at = [], 0
+    results, at = [], 0
     for i in range(count):
-        found.append(pool[at : at + rows * columns].reshape(rows, columns))
-        found[-1][...] = rng.standard_normal((rows, columns))
+        results.append(pool[at : at + rows * columns].reshape(rows, columns))
+        results[-1][...] = rng.standard_normal((rows, columns))
         at += step + unit * (i % 3)
-    return found
+    return results
 
 
 def aligned(count: int, dtype: str = "f4") -> Array:
@@ -89,7 +89,7 @@ def right(x: dict[str, list[Array]], lse: Array | None = None, **options: Any) -
         for h in range(H):
             g = b * G + h // (H // G)
             n = int(options["kv_lengths"][b]) if "kv_lengths" in options else S_K
-            want, want_lse = formula(
+            expected, want_lse = formula(
                 x["q_ptrs"][b * H + h],
                 x["k_ptrs"][g][:n],
                 x["v_ptrs"][g][:n],
@@ -103,7 +103,7 @@ def right(x: dict[str, list[Array]], lse: Array | None = None, **options: Any) -
                 mask=options["mask"][b, h] if "mask" in options else None,
                 sink=float(options["sinks"][h]) if "sinks" in options else -np.inf,
             )
-            close(x["out_ptrs"][b * H + h], want, 4)
+            close(x["out_ptrs"][b * H + h], expected, 4)
             if lse is not None:
                 close(lse[b, h], want_lse, 4)
 
@@ -229,8 +229,8 @@ def test_one_matrix() -> None:
     p = plan(attention(**x, batch=1, num_heads=1, kv_heads=1), backend="numpy")
     assert p.note == SPACED
     p.bind()()
-    want = formula(x["q_ptrs"][0], x["k_ptrs"][0], x["v_ptrs"][0], scale=D**-0.5)[0]
-    close(x["out_ptrs"][0], want, 4)
+    expected = formula(x["q_ptrs"][0], x["k_ptrs"][0], x["v_ptrs"][0], scale=D**-0.5)[0]
+    close(x["out_ptrs"][0], expected, 4)
 
 
 def test_what_is_not_evenly_spaced() -> None:
@@ -287,9 +287,9 @@ def test_device_lists(acme: Any, kind: str) -> None:
     # nobody has read the addresses
     assert str(d.device) == "acme:0 (acme1)" and d.problem().spec.vector == 4
     assert d.simplified() == (d, "")
-    found = d.resolve(d.operands(), acme, d.device)
-    assert found.pointers == {n: at(v.host) for n, v in d.operands().items()}
-    d.check_device(found, acme, d.device)
+    actual = d.resolve(d.operands(), acme, d.device)
+    assert actual.pointers == {n: at(v.host) for n, v in d.operands().items()}
+    d.check_device(actual, acme, d.device)
     assert attention(**d.operands(), alignment=16).problem().spec.vector == 16
 
 
@@ -485,7 +485,7 @@ def frozen(x: Array) -> Array:
     return view
 
 
-def test_what_is_bound_beside_the_lists(refused: Refused, acme: Any) -> None:
+def test_operands_bound_besides_the_lists(refused: Refused, acme: Any) -> None:
     x = lists()
     memory = aligned(B * H * S_Q + 64)
     lse = memory[: B * H * S_Q].reshape(B, H, S_Q)

@@ -118,8 +118,8 @@ def test_for_scores_fills_in_attentions_defaults() -> None:
     assert (p.spec.a_transposed, p.spec.b_transposed, p.alpha, p.beta) == (False, True, 0.25, 0.0)
     assert p.a_strides == p.b_strides == (9 * 8 * 16, 16, 8 * 16)
     plan(d).bind()()
-    want = 0.25 * q.astype("f8") @ np.repeat(k, 2, axis=1).astype("f8").swapaxes(-1, -2)
-    assert abs(scores - want).max() < 1e-5
+    expected = 0.25 * q.astype("f8") @ np.repeat(k, 2, axis=1).astype("f8").swapaxes(-1, -2)
+    assert abs(scores - expected).max() < 1e-5
     assert BatchedGemmStrided.for_scores(q, k, scores, scale=2).problem().alpha == 2.0
 
 
@@ -131,8 +131,8 @@ def test_for_output() -> None:
     p = d.problem()
     assert (p.M, p.N, p.K, p.b_head_group, p.spec.b_transposed, p.alpha) == (5, 3, 7, 2, False, 1.0)
     plan(d).bind()()
-    want = weights.astype("f8") @ np.repeat(v, 2, axis=1)
-    assert abs(out - want.swapaxes(1, 2)).max() < 1e-5
+    expected = weights.astype("f8") @ np.repeat(v, 2, axis=1)
+    assert abs(out - expected.swapaxes(1, 2)).max() < 1e-5
 
 
 def test_unit_axes_get_packed_strides() -> None:

@@ -117,8 +117,8 @@ def test_dtypes() -> None:
 def test_vector_class_of_the_residual(more: dict[str, Any], vector: int) -> None:
     p = gemm(**{"residual": 0, "bias": 4, **more}).problem()
     assert p.spec.vector_r == vector
-    found = {r.name: r.alignment for r in p.operands}
-    assert (found["residual"], found["bias"]) == (vector, p.spec.bias.itemsize)  # type: ignore[union-attr]
+    actual = {r.name: r.alignment for r in p.operands}
+    assert (actual["residual"], actual["bias"]) == (vector, p.spec.bias.itemsize)  # type: ignore[union-attr]
 
 
 def test_over_addresses_it_is_the_same_problem() -> None:
@@ -260,9 +260,9 @@ def arrays() -> dict[str, Any]:
 
 def test_the_residual_may_be_c() -> None:
     x = arrays()
-    want = x["A"] @ x["B"] + x["C"]
+    expected = x["A"] @ x["B"] + x["C"]
     plan(gemm(**x, residual=x["C"])).bind()()
-    np.testing.assert_array_equal(x["C"], want)
+    np.testing.assert_array_equal(x["C"], expected)
     gaps = np.zeros((6, 4, 4, 12), np.float32)
     strides = {
         f"stride_{n}_{a}": s

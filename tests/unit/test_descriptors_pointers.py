@@ -451,7 +451,7 @@ def test_entries(refused: Refused) -> None:
         refused(message, lambda more=more: gemm(**{"A_ptrs": a, "B_ptrs": b, "C_ptrs": c, **more}))
 
 
-def test_outputs_beside_inputs_in_the_same_rows(refused: Refused) -> None:
+def test_outputs_next_to_inputs_in_the_same_rows(refused: Refused) -> None:
     whole = [np.zeros((5, 8), np.float32) for _ in range(6)]
     for x in whole:
         x[:, :4] = np.arange(20).reshape(5, 4)

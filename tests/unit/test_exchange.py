@@ -50,7 +50,7 @@ def test_an_interrupted_exchange_is_closed() -> None:
         answers.next()
 
 
-def test_the_helpers_end_is_told() -> None:
+def test_the_end_of_the_helper_is_reported() -> None:
     mine, theirs = Pipe()
     requests = Requests(mine)
     assert not Answers(theirs).poll(0)

@@ -70,7 +70,7 @@ def attend(sizes: np.random.Generator) -> None:
     assert np.allclose(kernelseam.attention(ones, ones, ones, causal=True, backend="numpy"), 1)
 
 
-def test_a_child_forked_beside_planning_threads_can_plan() -> None:
+def test_a_child_forked_while_threads_plan_can_plan() -> None:
     sizes = [np.random.default_rng(seed) for seed in range(9)]
     attend(sizes[8])
     with beside(lambda number: attend(sizes[number]), threads=8):
@@ -165,7 +165,7 @@ def test_a_fork_waits_for_other_threads_at_work_and_keeps_new_ones_out() -> None
         pass
 
 
-def test_a_child_forked_beside_compiling_threads_can_compile() -> None:
+def test_a_child_forked_while_threads_compile_can_compile() -> None:
     toolchain = _nvrtc()
 
     def build(number: int) -> bytes:
@@ -200,24 +200,24 @@ LOCKS = {"Barrier", "BoundedSemaphore", "Condition", "Lock", "RLock", "Semaphore
 
 def _held_over_forks(source: str) -> list[str]:
     """What a module takes from the standard library that a child could find held for good."""
-    found = []
+    results = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             owner = node.func.value
             if isinstance(owner, ast.Name) and owner.id == "threading" and node.func.attr in LOCKS:
-                found.append(f"threading.{node.func.attr}")
+                results.append(f"threading.{node.func.attr}")
         if isinstance(node, ast.ImportFrom):
-            found += [
+            results += [
                 f"threading.{a.name}"
                 for a in node.names
                 if node.module == "threading" and a.name in LOCKS
             ]
-            found += [
+            results += [
                 "functools.cached_property" for a in node.names if (node.module, a.name) == CACHED
             ]
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            found += ["functools.cached_property"] * ((node.value.id, node.attr) == CACHED)
-    return found
+            results += ["functools.cached_property"] * ((node.value.id, node.attr) == CACHED)
+    return results
 
 
 CACHED = ("functools", "cached_property")
@@ -230,12 +230,12 @@ def test_every_lock_is_one_that_a_child_finds_free(package: str) -> None:
     if spec is None or spec.origin is None:
         pytest.skip(f"{package} is not installed")
     folder = Path(spec.origin).parent
-    found = {
+    actual = {
         str(path.relative_to(folder)): names
         for path in folder.rglob("*.py")
         if path.name != "forking.py" and (names := _held_over_forks(path.read_text("utf-8")))
     }
-    assert found == {}
+    assert actual == {}
 
 
 def test_what_could_be_held_is_seen() -> None:

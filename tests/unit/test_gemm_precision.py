@@ -15,7 +15,7 @@ from kernelseam.contract import ArchRow
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.kernels import GemmTile
-from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.gemm.host import GemmDefinition
 from kernelseam.oracle import check, formulas, tolerances
 from kernelseam.reference.gemm import round_to_tf32
 
@@ -35,7 +35,7 @@ def test_a_precision_is_part_of_the_spec(kind: Any, given: str | None, kept: str
 
 @pytest.mark.parametrize("kind", [BatchedGemmStrided, BatchedGemmPointers])
 @pytest.mark.parametrize(
-    ("dtype", "given", "said"),
+    ("dtype", "given", "message"),
     [
         (
             "float32",
@@ -71,10 +71,10 @@ def test_a_precision_is_part_of_the_spec(kind: Any, given: str | None, kept: str
         ),
     ],
 )
-def test_what_is_no_precision_is_refused(kind: Any, dtype: str, given: Any, said: str) -> None:
+def test_what_is_no_precision_is_refused(kind: Any, dtype: str, given: Any, message: str) -> None:
     with pytest.raises(InvalidValue) as caught:
         kind(**FIELDS, dtype=dtype, precision=given)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 def test_other_dtypes_may_be_ieee() -> None:
@@ -123,7 +123,7 @@ def test_rounding_to_tf32_is_to_nearest_ties_away() -> None:
 
 
 @pytest.mark.parametrize("dims", [(5, 33, 20), (2, 3, 5, 33, 20)])
-def test_numpy_rounds_where_it_is_asked_to(dims: tuple[int, ...]) -> None:
+def test_numpy_rounds_to_the_requested_precision(dims: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     *lead, M, K, N = dims
     a, b = (rng.standard_normal((*lead, *s), np.float32) for s in ((M, K), (K, N)))
@@ -154,7 +154,7 @@ def test_an_arch_without_tiles_for_it_refuses_by_name() -> None:
         )
     }
     row = ArchRow("fake1", 32, 1 << 17, 255, "fake.h", (), frozenset(), tiles)
-    kernel = GemmHost()
+    kernel = GemmDefinition()
 
     def problem(precision: str | None) -> Any:
         return BatchedGemmStrided(**FIELDS, dtype="float32", precision=precision).problem()
@@ -179,18 +179,18 @@ def test_a_plain_tile_is_for_plain_products() -> None:
     row = ArchRow("fake1", 32, 1 << 17, 255, "fake.h", (), frozenset(), tiles)
     plain = BatchedGemmStrided(**FIELDS, dtype="float32").problem().spec
     added = BatchedGemmStrided(**FIELDS, dtype="float32", bias=0).problem().spec
-    assert [t.bm for t in GemmHost().tiles(plain, row)] == [64, 32]
-    assert [t.bm for t in GemmHost().tiles(added, row)] == [32]
+    assert [t.bm for t in GemmDefinition().tiles(plain, row)] == [64, 32]
+    assert [t.bm for t in GemmDefinition().tiles(added, row)] == [32]
 
 
 def test_amd_has_none() -> None:
     archs = pytest.importorskip("kernelseam_rocm.archs", reason="kernelseam-rocm is not installed")
     problem = BatchedGemmStrided(**FIELDS, dtype="float32", precision="tf32").problem()
     for arch, row in archs.ROWS.items():
-        assert GemmHost().refuse(problem, row) == f"has no tf32 products on {arch}"
+        assert GemmDefinition().refuse(problem, row) == f"has no tf32 products on {arch}"
 
 
-def test_cublas_is_asked_for_tf32_by_name_alone() -> None:
+def test_cublas_uses_tf32_only_where_requested() -> None:
     blas = pytest.importorskip("kernelseam_cuda.blas", reason="kernelseam-cuda is not installed")
     assert blas.compute_type(DType.float32, None) == 69  # CUBLAS_COMPUTE_32F_PEDANTIC
     assert blas.compute_type(DType.float32, "tf32") == 77  # CUBLAS_COMPUTE_32F_FAST_TF32
@@ -257,5 +257,5 @@ def test_the_command_takes_it(command: Callable[..., tuple[int, str, str]]) -> N
     options = ("gemm", "--m", 32, "--n", 32, "--k", 32, "--dtype", "float32", "--verify")
     for precision in ("ieee", "tf32", "tf32x3"):
         assert command(*options, "--precision", precision)[0] == 0
-    status, _, said = command(*options, "--precision", "half")
-    assert status == 2 and "precision = half: must be one of ieee, tf32, tf32x3" in said
+    status, _, output = command(*options, "--precision", "half")
+    assert status == 2 and "precision = half: must be one of ieee, tf32, tf32x3" in output

@@ -44,10 +44,10 @@ def test_one_that_raises_in_supports(
 ) -> None:
     discovered("kernelseam_broken.raises_in_supports")
     x = operands()
-    made = plan(gemm(x))
-    made.bind()()
-    assert made.implementation == "numpy" and error(x) < 1e-12
-    (broken,) = (c for c in made.choice.candidates if c.refusal)
+    planned = plan(gemm(x))
+    planned.bind()()
+    assert planned.implementation == "numpy" and error(x) < 1e-12
+    (broken,) = (c for c in planned.choice.candidates if c.refusal)
     assert (broken.implementation.name, broken.refusal) == (
         "raises-in-supports",
         "its check raised RuntimeError: it depends",
@@ -66,17 +66,17 @@ def test_one_that_raises_in_build(discovered: Discovered) -> None:
         r"the second wing is missing$"
     )
     with pytest.warns(BrokenImplementation, match=message) as warned:
-        made = plan(gemm(x))
+        planned = plan(gemm(x))
     assert warned[0].filename == __file__
-    made.bind()()
-    assert made.implementation == "numpy" and error(x) < 1e-12
-    assert [(c.implementation.name, c.refusal) for c in made.choice.candidates] == [
+    planned.bind()()
+    assert planned.implementation == "numpy" and error(x) < 1e-12
+    assert [(c.implementation.name, c.refusal) for c in planned.choice.candidates] == [
         ("numpy", None),
         ("raises-in-build", "its build raised RuntimeError: the second wing is missing"),
     ]
-    assert "raises_in_build.py" in made.choice.candidates[1].error
+    assert "raises_in_build.py" in planned.choice.candidates[1].error
     again = plan(gemm(operands(1)))  # remembered: it is not tried a second time, nor warned of
-    assert again.parts is made.parts
+    assert again.parts is planned.parts
     # whoever asks for it is told
     with pytest.raises(RuntimeError, match="^the second wing is missing$"):
         plan(gemm(x), implementation="raises-in-build")
@@ -117,10 +117,10 @@ class Scripted:
         return PlanParts(())
 
 
-def test_where_none_can_be_built_the_first_failure_is_told(discovered: Discovered) -> None:
-    found = discovered()
+def test_where_none_can_be_built_the_first_failure_is_reported(discovered: Discovered) -> None:
+    loaded = discovered()
     first = CompileError("gemm", "cpu", "1: error: no such luck", "/tmp/source")
-    found.registry.implementations[:] = [
+    loaded.registry.implementations[:] = [
         Scripted("second", 2, RuntimeError("nor here")),
         Scripted("first", 1, first),
     ]
@@ -129,26 +129,26 @@ def test_where_none_can_be_built_the_first_failure_is_told(discovered: Discovere
     assert caught.value is first
 
 
-def test_the_next_cheapest_stands_in(discovered: Discovered) -> None:
-    found = discovered()
+def test_the_next_cheapest_is_used(discovered: Discovered) -> None:
+    loaded = discovered()
     implementations = [
         Scripted("third", 3, None),
         Scripted("second", 2, None),
         Scripted("first", 1, RuntimeError("no")),
     ]
-    found.registry.implementations[:] = implementations
+    loaded.registry.implementations[:] = implementations
     with pytest.warns(BrokenImplementation, match="^second computes"):
         assert plan(gemm({}), device="numpy").implementation == "second"
     assert [w.built for w in implementations] == [0, 1, 1]
 
 
 def test_too_little_memory_is_no_fault_of_the_implementation(discovered: Discovered) -> None:
-    found = discovered()
+    loaded = discovered()
     implementations = [
         Scripted("first", 1, OutOfDeviceMemory("3 GB wanted")),
         Scripted("second", 2, None),
     ]
-    found.registry.implementations[:] = implementations
+    loaded.registry.implementations[:] = implementations
     with pytest.raises(OutOfDeviceMemory, match="^3 GB wanted$"):
         plan(gemm({}), device="numpy")
     assert implementations[1].built == 0
@@ -157,12 +157,12 @@ def test_too_little_memory_is_no_fault_of_the_implementation(discovered: Discove
 def test_one_that_computes_wrongly(discovered: Discovered) -> None:
     discovered("kernelseam_broken.wrong_numbers")
     x = operands()
-    made = plan(gemm(x))
-    assert made.implementation == "wrong-numbers"
-    made.bind()()
+    planned = plan(gemm(x))
+    assert planned.implementation == "wrong-numbers"
+    planned.bind()()
     assert error(x) > 0.1  # nobody asked
     with pytest.raises(WrongResult) as caught:
-        made.bind(check=True)()
+        planned.bind(check=True)()
     e = caught.value
     assert (e.implementation, e.device) == ("wrong-numbers", "numpy:0 (cpu)")
     assert str(e).startswith(
@@ -178,7 +178,7 @@ def test_one_that_computes_wrongly(discovered: Discovered) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "stage", "said"),
+    ("module", "stage", "message"),
     [
         ("raises_in_supports", "supports", "its check raised RuntimeError: it depends"),
         ("raises_in_build", "build", "RuntimeError: the second wing is missing"),
@@ -190,19 +190,19 @@ def test_one_that_computes_wrongly(discovered: Discovered) -> None:
     ],
 )
 def test_doctor_names_the_culprit(
-    command: Callable[..., Any], discovered: Discovered, module: str, stage: str, said: str
+    command: Callable[..., Any], discovered: Discovered, module: str, stage: str, message: str
 ) -> None:
     discovered(f"kernelseam_broken.{module}")
     name = module.replace("_", "-")
     status, out, err = command("doctor", "--json")
     assert (status, err) == (0, "")
-    found = json.loads(out)
-    (failure,) = found["failures"]
+    report = json.loads(out)
+    (failure,) = report["failures"]
     assert (failure["plugin"], failure["stage"]) == (name, stage)
-    assert failure["message"].startswith(f"{name} of gemm on numpy:0 (cpu): {said}")
+    assert failure["message"].startswith(f"{name} of gemm on numpy:0 (cpu): {message}")
     assert failure["traceback"].startswith("Traceback")
     states = {
-        f["implementation"]: f["state"] for f in found["examined"] if f["operation"] == "gemm"
+        f["implementation"]: f["state"] for f in report["examined"] if f["operation"] == "gemm"
     }
     assert states == {"numpy": "right", name: "broken"}
     text = command("doctor")[1]
@@ -216,11 +216,11 @@ def test_doctor_tells_of_those_that_are_right_and_of_those_that_refuse(
     from kernelseam_thirdvendor import AcmeGemm
 
     monkeypatch.setattr(AcmeGemm, "supports", lambda *_: "it is tired")
-    found = json.loads(command("doctor", "--json")[1])
-    assert found["failures"] == []
+    report = json.loads(command("doctor", "--json")[1])
+    assert report["failures"] == []
     assert {
         (f["device"], f["operation"], f["implementation"], f["plugin"], f["state"])
-        for f in found["examined"]
+        for f in report["examined"]
     } == {
         ("numpy:0 (cpu)", "gemm", "numpy", "reference", "right"),
         ("numpy:0 (cpu)", "attention", "numpy", "reference", "right"),
@@ -234,7 +234,7 @@ def test_doctor_tells_of_those_that_are_right_and_of_those_that_refuse(
         ("acme:1 (acme1)", "gemm", "acme-gemm", "kernelseam-thirdvendor", "refuses"),
     }
     details = {
-        f["implementation"]: f["detail"] for f in found["examined"] if f["operation"] == "gemm"
+        f["implementation"]: f["detail"] for f in report["examined"] if f["operation"] == "gemm"
     }
     assert details["numpy"] == "3 problems, each within its tolerance"
     problem = "gemm float16→float16 NT strided batch=2 heads=3 65×72×40"
@@ -270,7 +270,7 @@ class FailingStep:
 
 
 @pytest.mark.parametrize(
-    ("made", "operation", "stage", "said"),
+    ("made", "operation", "stage", "message"),
     [
         (
             CarelessMerge,
@@ -288,17 +288,17 @@ class FailingStep:
     ],
 )
 def test_doctor_tries_merges_and_gradients(
-    command: Callable[..., Any], made: type, operation: str, stage: str, said: str
+    command: Callable[..., Any], made: type, operation: str, stage: str, message: str
 ) -> None:
     careless = made()
     careless.name = "careless"
     plugins().registry.implementations.append(careless)
-    found = json.loads(command("doctor", "--json")[1])
-    (failure,) = found["failures"]
+    report = json.loads(command("doctor", "--json")[1])
+    (failure,) = report["failures"]
     assert failure["stage"] == stage and failure["traceback"].startswith("Traceback")
-    assert failure["message"].startswith(f"careless of {operation} on numpy:0 (cpu): {said}")
+    assert failure["message"].startswith(f"careless of {operation} on numpy:0 (cpu): {message}")
     states = {
-        f["implementation"]: f["state"] for f in found["examined"] if f["operation"] == operation
+        f["implementation"]: f["state"] for f in report["examined"] if f["operation"] == operation
     }
     assert states == {"numpy": "right", "careless": "broken"}
 

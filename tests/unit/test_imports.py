@@ -34,11 +34,11 @@ Graph = dict[str, set[str]]
 
 def sources(folder: Path) -> dict[str, Path]:
     """Module → file, a package's being its ``__init__``."""
-    found = {}
+    result = {}
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder.parent).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        result[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return result
 
 
 def imported(text: str, known: Iterable[str]) -> Iterator[str]:
@@ -72,12 +72,12 @@ def circles(graph: Graph) -> list[list[str]]:
             seen |= new
             ahead += new
         reached[start] = seen
-    found = {
+    result = {
         frozenset(m for m in graph if m in reached[name] and name in reached[m])
         for name in graph
         if name in reached[name]
     }
-    return sorted(sorted(f) for f in found)
+    return sorted(sorted(f) for f in result)
 
 
 def room(module: str) -> str:
@@ -89,12 +89,12 @@ def order(text: str) -> dict[str, int]:
     """Room → its line in the order that the page writes down, counted from the ground."""
     block = re.search(r"^```layers\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert block is not None
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for line, rooms in enumerate(block[1].splitlines()):
         for name in re.findall(r"\w+", rooms):
-            assert name not in found, f"{name} stands twice in the order"
-            found[name] = line
-    return found
+            assert name not in result, f"{name} stands twice in the order"
+            result[name] = line
+    return result
 
 
 def up(graph: Graph, levels: Mapping[str, int]) -> list[tuple[str, str]]:
@@ -133,12 +133,12 @@ def test_no_import_goes_up(graph: Graph, levels: dict[str, int]) -> None:
 
 def test_imports_by_name_are_known(graph: Graph) -> None:
     calls = re.compile(r"\b(import_module|__import__|EntryPoint)\(")
-    found = {
+    actual = {
         str(p.relative_to(CORE).with_suffix("")).replace("/", ".")
         for p in sources(CORE).values()
         if calls.search(p.read_text(encoding="utf-8"))
     }
-    assert sorted(found) == sorted(BY_NAME)
+    assert sorted(actual) == sorted(BY_NAME)
 
 
 def test_the_walk_sees_every_import() -> None:

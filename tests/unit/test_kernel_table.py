@@ -61,8 +61,8 @@ def test_archs_that_are_alike_have_the_same_tiles(arch: str) -> None:
     assert (
         mine.shared_bytes_per_block == its.shared_bytes_per_block and mine.platform == its.platform
     )
-    assert {o: [kernel_table.tile_name(t) for t in found] for o, found in mine.tiles.items()} == {
-        o: [kernel_table.tile_name(t) for t in found] for o, found in its.tiles.items()
+    assert {o: [kernel_table.tile_name(t) for t in actual] for o, actual in mine.tiles.items()} == {
+        o: [kernel_table.tile_name(t) for t in actual] for o, actual in its.tiles.items()
     }
     often = [(i, c) for i, c in enumerate(covering()) if c.often]
     others = [a for archs in kernel_table.SHARED if other in archs for a in archs] or [other]

@@ -43,10 +43,10 @@ def test_memory_that_is_set_is_a_launch() -> None:
         batch=1, num_heads=2, S_q=256, S_k=256, head_dim=64, causal=True, dtype="bfloat16", lse=0
     )
     problem = AttentionBwd(forward=forward, deterministic=False).problem()
-    found = IMPLEMENTATIONS["attention_bwd", "shared"].records(problem, H200)
-    kinds = [x.kind for x in found]
+    actual = IMPLEMENTATIONS["attention_bwd", "shared"].records(problem, H200)
+    kinds = [x.kind for x in actual]
     assert kinds.count("kernel") >= 2 and set(kinds) <= {"kernel", "memset"}
-    assert all(x.kernel for x in found)
+    assert all(x.kernel for x in actual)
 
 
 def test_nothing_to_do_is_no_launch() -> None:
@@ -57,12 +57,12 @@ def test_nothing_to_do_is_no_launch() -> None:
 def test_explain_shows_what_is_launched(
     command: Command, acme: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = (
+    reported = (
         LaunchRecord("memset", (1, 1, 1), (1, 1, 1), 0, "acme1", "memset"),
         LaunchRecord("rows", (12, 1, 1), (64, 1, 1), 2048, "acme1", cluster=(2, 1, 1)),
     )
     monkeypatch.setattr(
-        AcmeGemm, "records", lambda self, problem, device, variant: told, raising=False
+        AcmeGemm, "records", lambda self, problem, device, variant: reported, raising=False
     )
     status, out, err = command("explain", "gemm", "--backend", "acme")
     assert (status, err) == (0, "")

@@ -58,21 +58,21 @@ def check(
     """Run and compare; returns the result."""
     y, lse = kernelseam.attention(q, k, v, causal=causal, scale=scale, return_lse=True, **options)
     if options.get("layout") == "bshd":
-        q, k, v, got = (x.swapaxes(1, 2) for x in (q, k, v, y))
+        q, k, v, actual = (x.swapaxes(1, 2) for x in (q, k, v, y))
     else:
-        got = y
-    want, want_lse, pv = formula(q, k, v, causal, scale)
+        actual = y
+    expected, want_lse, pv = formula(q, k, v, causal, scale)
     D = q.shape[3]
     q_norm, k_norm = (np.sqrt((x.astype(np.float64) ** 2).sum(-1)).max(initial=0) for x in (q, k))
     logits = abs(1 / np.sqrt(max(D, 1)) if scale is None else scale) * q_norm * k_norm
     unit = 2.0**-53 if q.dtype == np.float64 else 2.0**-24
     error = 8 * unit * (np.sqrt(k.shape[2]) + np.sqrt(D) * logits)
     assert y.dtype == q.dtype and lse.dtype == (np.float64 if q.dtype == np.float64 else np.float32)
-    assert got.shape == want.shape and lse.shape == want_lse.shape
+    assert actual.shape == expected.shape and lse.shape == want_lse.shape
     tiny = float(ml_dtypes.finfo(q.dtype).smallest_subnormal)
     assert (
-        abs(got.astype(np.float64) - want)
-        <= 2 * ROUNDOFF[q.dtype.type] * abs(want) + error * pv + tiny
+        abs(actual.astype(np.float64) - expected)
+        <= 2 * ROUNDOFF[q.dtype.type] * abs(expected) + error * pv + tiny
     ).all()
     some = np.isfinite(want_lse)
     np.testing.assert_array_equal(lse[~some], want_lse[~some])
@@ -185,9 +185,9 @@ def test_a_causal_mask_keeps_out_what_is_not_finite(
     # another order of summing, nothing else
     np.testing.assert_allclose(*row_by_row, rtol=1e-4, atol=1e-6)
     assert np.isfinite(lse[0, 0, :first]).all()
-    want, want_lse, _ = formula(x["q"], x["k"], x["v"], True, None)
-    np.testing.assert_array_equal(np.isnan(y), np.isnan(want))
-    np.testing.assert_array_equal(np.isinf(y), np.isinf(want))
+    expected, want_lse, _ = formula(x["q"], x["k"], x["v"], True, None)
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
+    np.testing.assert_array_equal(np.isinf(y), np.isinf(expected))
     np.testing.assert_array_equal(np.isnan(lse), np.isnan(want_lse))
     if where == "q":
         np.testing.assert_array_equal(y[0, 0, first + 1 :], clean[0, 0, first + 1 :])

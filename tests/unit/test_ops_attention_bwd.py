@@ -55,8 +55,8 @@ def call(
 
 def want(x: dict[str, Array], out: Array, lse: Array, **options: Any) -> dict[str, Array]:
     """What the formula makes of dense heads, by name; dbias is whole."""
-    found = {n: np.zeros(x[n[1]].shape) for n in ("dq", "dk", "dv")}
-    found |= {"dbias": np.zeros((B, H, S_Q, S_K)), "dsinks": np.zeros(H)}
+    result = {n: np.zeros(x[n[1]].shape) for n in ("dq", "dk", "dv")}
+    result |= {"dbias": np.zeros((B, H, S_Q, S_K)), "dsinks": np.zeros(H)}
     for b, h in np.ndindex(B, H):
         g = h // (H // G)
         sink = {"sink": float(x["sinks"][h])} if "sinks" in x else {}
@@ -73,24 +73,24 @@ def want(x: dict[str, Array], out: Array, lse: Array, **options: Any) -> dict[st
             **bias,
             **options,
         )
-        found["dq"][b, h], found["dbias"][b, h] = dq, dx
-        found["dk"][b, g] += dk
-        found["dv"][b, g] += dv
-        found["dsinks"][h] += dsink
-    return found
+        result["dq"][b, h], result["dbias"][b, h] = dq, dx
+        result["dk"][b, g] += dk
+        result["dv"][b, g] += dv
+        result["dsinks"][h] += dsink
+    return result
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
 @pytest.mark.parametrize("causal", [False, True])
 def test_dense(dtype: Any, causal: bool) -> None:
     x = dense(dtype)
-    out, lse, found = call(x, causal=causal)
+    out, lse, actual = call(x, causal=causal)
     wanted = want(x, out, lse, causal=causal)
     for name in ("dq", "dk", "dv"):
-        got = getattr(found, name)
-        assert type(got) is np.ndarray and got.dtype == dtype and got.flags.c_contiguous
-        close(got, wanted[name], 8)
-    assert found.dbias is None and found.dsinks is None
+        result = getattr(actual, name)
+        assert type(result) is np.ndarray and result.dtype == dtype and result.flags.c_contiguous
+        close(result, wanted[name], 8)
+    assert actual.dbias is None and actual.dsinks is None
 
 
 @pytest.mark.parametrize(
@@ -98,41 +98,41 @@ def test_dense(dtype: Any, causal: bool) -> None:
 )
 def test_a_bias_gives_its_own_shape_back(shape: tuple[int, ...]) -> None:
     x = {**dense(), "bias": normal(*shape), "sinks": normal(H)}
-    out, lse, found = call(x, bias_gradient=True, sink_gradient=True, window=[3, 2], softcap=2.0)
+    out, lse, actual = call(x, bias_gradient=True, sink_gradient=True, window=[3, 2], softcap=2.0)
     wanted = want(x, out, lse, window=(3, 2), softcap=2.0)
-    assert found.dbias.shape == shape
+    assert actual.dbias.shape == shape
     whole = wanted["dbias"]
     padded = (1,) * (4 - len(shape)) + shape
     summed = whole.sum(axis=tuple(i for i in range(4) if padded[i] == 1 != whole.shape[i])).reshape(
         shape
     )
-    close(found.dbias, summed, 8)
-    close(found.dsinks, wanted["dsinks"], 8)
-    close(found.dk, wanted["dk"], 8)
+    close(actual.dbias, summed, 8)
+    close(actual.dsinks, wanted["dsinks"], 8)
+    close(actual.dk, wanted["dk"], 8)
 
 
 def test_a_bias_that_repeats_by_its_strides() -> None:
     small = normal(1, H, 1, S_K)
     x = {**dense(), "bias": small}
-    out, lse, found = call(x, bias_gradient=True)
+    out, lse, actual = call(x, bias_gradient=True)
     *_, again = call({**x, "bias": np.broadcast_to(small, (B, H, S_Q, S_K))}, bias_gradient=True)
     assert again.dbias.shape == (1, H, 1, S_K)
     for name in ("dq", "dk", "dv", "dbias"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(found, name))
-    close(found.dbias, want(x, out, lse)["dbias"].sum(axis=(0, 2), keepdims=True), 8)
+        np.testing.assert_array_equal(getattr(again, name), getattr(actual, name))
+    close(actual.dbias, want(x, out, lse)["dbias"].sum(axis=(0, 2), keepdims=True), 8)
 
 
 def test_layouts_and_strides_agree() -> None:
     x = dense()
-    *_, found = call(x, causal=True)
+    *_, actual = call(x, causal=True)
     tokens = {n: a.swapaxes(1, 2) for n, a in x.items()}  # the same memory
     *_, swapped = call(tokens, causal=True, layout="bshd")
     apart = {n: np.repeat(a, 2, axis=2)[:, :, ::2] for n, a in x.items()}
     *_, gaps = call(apart, causal=True)
     for name in ("dq", "dk", "dv"):
         assert getattr(swapped, name).flags.c_contiguous
-        np.testing.assert_array_equal(getattr(swapped, name).swapaxes(1, 2), getattr(found, name))
-        np.testing.assert_array_equal(getattr(gaps, name), getattr(found, name))
+        np.testing.assert_array_equal(getattr(swapped, name).swapaxes(1, 2), getattr(actual, name))
+        np.testing.assert_array_equal(getattr(gaps, name), getattr(actual, name))
 
 
 def test_all_options_reach_it() -> None:
@@ -144,7 +144,7 @@ def test_all_options_reach_it() -> None:
         "kv_lengths": np.array([S_K, 6], np.int32),
     }
     options: dict[str, Any] = {"causal": True, "softcap": 1.5, "scale": 0.6}
-    out, lse, found = call(x, **options)
+    out, lse, actual = call(x, **options)
     for b, h in ((0, 1), (1, 2)):
         n, g = int(x["kv_lengths"][b]), h // 2
         dq, *_ = gradients(
@@ -159,8 +159,8 @@ def test_all_options_reach_it() -> None:
             prefix=int(x["prefix_lengths"][b]),
             mask=x["mask"][b, 0],
         )
-        close(found.dq[b, h], dq, 8)
-    assert (found.dk[1, :, 6:] == 0).all() and (found.dv[1, :, 6:] == 0).all()
+        close(actual.dq[b, h], dq, 8)
+    assert (actual.dk[1, :, 6:] == 0).all() and (actual.dv[1, :, 6:] == 0).all()
     names = set(inspect.signature(kernelseam.attention).parameters) - {
         "return_lse",
         "out_dtype",
@@ -179,7 +179,7 @@ def test_packed_sequences() -> None:
         "cu_seqlens_q": np.array([0, 4, 9], np.int32),
         "cu_seqlens_k": np.array([0, 7, 13], np.int32),
     }
-    out, lse, found = call(x, causal=True, max_seqlen_q=5, max_seqlen_k=7)
+    out, lse, actual = call(x, causal=True, max_seqlen_q=5, max_seqlen_k=7)
     for queries, keys in ((slice(0, 4), slice(0, 7)), (slice(4, 9), slice(7, 13))):
         for g in range(G):
             heads = [
@@ -196,9 +196,9 @@ def test_packed_sequences() -> None:
                 for h in (2 * g, 2 * g + 1)
             ]
             for h, one in zip((2 * g, 2 * g + 1), heads, strict=True):
-                close(found.dq[queries, h], one[0], 8)
-            close(found.dk[keys, g], sum(one[1] for one in heads), 8)
-            close(found.dv[keys, g], sum(one[2] for one in heads), 8)
+                close(actual.dq[queries, h], one[0], 8)
+            close(actual.dk[keys, g], sum(one[1] for one in heads), 8)
+            close(actual.dv[keys, g], sum(one[2] for one in heads), 8)
 
 
 def test_the_plan_is_remembered_for_the_options_too() -> None:
@@ -223,7 +223,7 @@ def test_torch_tensors(dtype: str) -> None:
         "bias": torch.from_numpy(normal(H, S_Q, S_K)).to(kind),
         "sinks": torch.from_numpy(normal(H)),
     }
-    *_, found = call(x, causal=True, bias_gradient=True, sink_gradient=True)
+    *_, actual = call(x, causal=True, bias_gradient=True, sink_gradient=True)
 
     def host(t: Any) -> Array:
         return (
@@ -242,12 +242,12 @@ def test_torch_tensors(dtype: str) -> None:
         ("dbias", "bias"),
         ("dsinks", "sinks"),
     ):
-        got = getattr(found, name)
-        assert type(got) is torch.Tensor and (got.dtype, got.shape) == (
+        result = getattr(actual, name)
+        assert type(result) is torch.Tensor and (result.dtype, result.shape) == (
             x[like].dtype,
             x[like].shape,
         )
-        np.testing.assert_array_equal(host(got), getattr(wanted, name))
+        np.testing.assert_array_equal(host(result), getattr(wanted, name))
 
 
 def test_refusals(refused: Refused) -> None:

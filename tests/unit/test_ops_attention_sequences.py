@@ -57,7 +57,7 @@ def expected(
     """Results [H, S, D_V] and LSEs [H, S] of each entry, from [S, H, D] and so on."""
     bias = np.broadcast_to(given["bias"], (len(k), H, MOST_Q, MOST_K))
     mask = np.broadcast_to(given["mask"], bias.shape)
-    found = [
+    results = [
         [
             formula(
                 q[b][:, h],
@@ -77,8 +77,8 @@ def expected(
         ]
         for b in range(len(k))
     ]
-    return [np.stack([out for out, _ in e]) for e in found], [
-        np.stack([lse for _, lse in e]) for e in found
+    return [np.stack([out for out, _ in e]) for e in results], [
+        np.stack([lse for _, lse in e]) for e in results
     ]
 
 
@@ -113,8 +113,8 @@ def test_packed_sequences_take_every_option() -> None:
         return_lse=True,
         **given,
     )
-    want, want_lse = expected(q, k, v, given)
-    close(out, np.concatenate([x.swapaxes(0, 1) for x in want]), 4)
+    reference, want_lse = expected(q, k, v, given)
+    close(out, np.concatenate([x.swapaxes(0, 1) for x in reference]), 4)
     close(lse, np.concatenate(want_lse, axis=1), 4)
 
 
@@ -141,12 +141,12 @@ def test_pages_take_every_option(packed: bool, kv_layout: str) -> None:
         **of_q,
         **given,
     )
-    want, want_lse = expected(q, k, v, given)
+    reference, want_lse = expected(q, k, v, given)
     if packed:
-        close(out, np.concatenate([x.swapaxes(0, 1) for x in want]), 4)
+        close(out, np.concatenate([x.swapaxes(0, 1) for x in reference]), 4)
         close(lse, np.concatenate(want_lse, axis=1), 4)
     else:
-        close(out, np.stack(want).swapaxes(1, 2), 4)
+        close(out, np.stack(reference).swapaxes(1, 2), 4)
         close(lse, np.stack(want_lse), 4)
 
 

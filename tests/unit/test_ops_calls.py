@@ -117,7 +117,7 @@ def test_devices_and_kinds_of_another_vendor(acme: Any, refused: Refused) -> Non
         kernelseam.matmul2d(AcmeArray(A.astype(float)), AcmeArray(B.astype(float)))
 
 
-def test_the_backend_asked_for_must_be_the_arrays(
+def test_the_requested_backend_must_be_the_arrays(
     acme: Any, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = (
@@ -136,7 +136,7 @@ def test_the_backend_asked_for_must_be_the_arrays(
     with kernelseam.use_backend("numpy"):
         np.testing.assert_array_equal(kernelseam.matmul2d(A, B), A @ B)
     refused(
-        "backend = hsa: must be one of acme, numpy. Install kernelseam[hsa], or see `kernelseam "
+        "backend = hsa: must be one of acme, numpy. Name one of these, or see `kernelseam "
         "doctor` for a "
         "plugin "
         "that was kept out.",
@@ -165,24 +165,24 @@ def test_streams(acme: Any, refused: Refused) -> None:
 
 
 def test_a_repeated_call_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[object] = []
+    created: list[object] = []
     plan = calling.plan
     planning.forget()
     monkeypatch.setattr(
-        calling, "plan", lambda *args, **options: made.append(args) or plan(*args, **options)
+        calling, "plan", lambda *args, **options: created.append(args) or plan(*args, **options)
     )
     for scale in (2, 3):
         np.testing.assert_array_equal(kernelseam.matmul2d(scale * A, B), scale * (A @ B))
-    assert len(made) == 1
+    assert len(created) == 1
     kernelseam.matmul2d(A, B, alpha=2)
     kernelseam.matmul2d(np.asfortranarray(A), B)
     kernelseam.matmul2d(A.astype(np.float64), B.astype(np.float64))
     kernelseam.matmul2d(A, B, implementation="numpy")
-    assert len(made) == 5
+    assert len(created) == 5
     odd = np.zeros(7, np.float32)[1:].reshape(2, 3)
     odd[:] = A
     np.testing.assert_array_equal(kernelseam.matmul2d(odd, B), A @ B)
-    assert len(made) == 6  # another alignment
+    assert len(created) == 6  # another alignment
 
 
 def test_remembered_plans_keep_no_array_alive_and_are_bounded(
@@ -192,11 +192,11 @@ def test_remembered_plans_keep_no_array_alive_and_are_bounded(
         pass
 
     a = A.copy().view(Watched)
-    gone = weakref.ref(a)
+    missing = weakref.ref(a)
     kernelseam.matmul2d(a, B)
     del a
     gc.collect()
-    assert gone() is None
+    assert missing() is None
     monkeypatch.setattr(planned_call, "MAX_ENTRIES", 3)
     for alpha in range(10):
         kernelseam.matmul2d(A, B, alpha=alpha)
@@ -285,10 +285,10 @@ def test_launches_are_bound_once_for_each_memory_and_bounded(
     for out in outs:
         kernelseam.matmul2d(x, y, out=out)
     assert len(plugins().cache_of(calling.CallCache).bound) <= 3
-    gone = weakref.ref(outs[4])
+    missing = weakref.ref(outs[4])
     del outs, out
     gc.collect()
-    assert gone() is None
+    assert missing() is None
 
 
 def test_a_result_that_lies_otherwise_is_planned_for(

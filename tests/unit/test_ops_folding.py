@@ -17,21 +17,21 @@ def axis(extent: int, a: int, b: int, c: int | None, **more: int) -> Axis:
 def walked(folded: dict[str, Any], names: str = "ABC") -> set[tuple[int, ...]]:
     """Offsets of A, B and C for every product of a descriptor's batches and heads."""
     get = folded.get
-    found = set()
+    result = set()
     for b, h in itertools.product(range(folded["batch"]), range(folded["num_heads"])):
         at = {
             "A": (b, h),
             "B": (b, h // folded["b_head_group"]),
             "C": (b // folded["c_batch_group"], h // folded["c_head_group"]),
         }
-        found.add(
+        result.add(
             tuple(
                 at[n][0] * (get(f"stride_{n.lower()}_batch") or 0)
                 + at[n][1] * (get(f"stride_{n.lower()}_head") or 0)
                 for n in names
             )
         )
-    return found
+    return result
 
 
 def meant(axes: list[Axis], names: str = "ABC") -> set[tuple[int, ...]]:
@@ -42,9 +42,9 @@ def meant(axes: list[Axis], names: str = "ABC") -> set[tuple[int, ...]]:
 
 
 def test_batches_and_heads_are_what_they_are() -> None:
-    found = fold([axis(2, 60, 30, 24), axis(3, 20, 10, 8)])
-    assert found is not None and (found["batch"], found["num_heads"]) == (2, 3)
-    assert [found[f"stride_{n}_{x}"] for n in "abc" for x in ("batch", "head")] == [
+    actual = fold([axis(2, 60, 30, 24), axis(3, 20, 10, 8)])
+    assert actual is not None and (actual["batch"], actual["num_heads"]) == (2, 3)
+    assert [actual[f"stride_{n}_{x}"] for n in "abc" for x in ("batch", "head")] == [
         60,
         20,
         30,
@@ -52,32 +52,36 @@ def test_batches_and_heads_are_what_they_are() -> None:
         24,
         8,
     ]
-    assert (found["b_head_group"], found["c_batch_group"], found["c_head_group"]) == (1, 1, 1)
+    assert (actual["b_head_group"], actual["c_batch_group"], actual["c_head_group"]) == (1, 1, 1)
 
 
 def test_heads_that_share_a_b_or_a_c() -> None:
     grouped = [axis(2, 120, 30, 48), axis(2, 60, 10, 24), axis(3, 20, 0, 8)]
-    found = fold(grouped)
-    assert found is not None and (found["batch"], found["num_heads"], found["b_head_group"]) == (
+    actual = fold(grouped)
+    assert actual is not None and (
+        actual["batch"],
+        actual["num_heads"],
+        actual["b_head_group"],
+    ) == (
         2,
         6,
         3,
     )
     summed = [axis(2, 120, 120, 48), axis(2, 60, 60, 24), axis(3, 20, 20, SUMMED)]
-    found = fold(summed)
-    assert found is not None and (
-        found["num_heads"],
-        found["c_head_group"],
-        found["stride_c_head"],
+    actual = fold(summed)
+    assert actual is not None and (
+        actual["num_heads"],
+        actual["c_head_group"],
+        actual["stride_c_head"],
     ) == (6, 3, 24)
-    found = fold([axis(5, 60, 30, SUMMED), axis(3, 20, 10, SUMMED)])
-    assert found is not None and (found["c_batch_group"], found["c_head_group"]) == (5, 3)
-    assert found["stride_c_batch"] is None and found["stride_c_head"] is None
+    actual = fold([axis(5, 60, 30, SUMMED), axis(3, 20, 10, SUMMED)])
+    assert actual is not None and (actual["c_batch_group"], actual["c_head_group"]) == (5, 3)
+    assert actual["stride_c_batch"] is None and actual["stride_c_head"] is None
 
 
 def test_more_axes_than_two_are_merged_where_they_step_evenly() -> None:
-    found = fold([axis(2, 120, 0, SUMMED), axis(3, 40, 0, SUMMED), axis(4, 10, 0, SUMMED)])
-    assert found is not None and found["batch"] * found["num_heads"] == 24
+    actual = fold([axis(2, 120, 0, SUMMED), axis(3, 40, 0, SUMMED), axis(4, 10, 0, SUMMED)])
+    assert actual is not None and actual["batch"] * actual["num_heads"] == 24
     assert fold([axis(2, 120, 7, 1000), axis(3, 41, 5, 100), axis(4, 10, 3, 10)]) is None
 
 
@@ -91,10 +95,10 @@ def test_what_is_added_to_c_must_step_evenly_too() -> None:
 
 def test_nothing_to_run_over() -> None:
     assert fold([axis(0, 1, 1, 1), axis(3, 1, 1, 1)]) == {"batch": 0}
-    found = fold([])
-    assert found is not None and (found["batch"], found["num_heads"]) == (1, 1)
-    found = fold([axis(1, 99, 99, SUMMED)])
-    assert found is not None and found["stride_a_head"] is None and found["c_head_group"] == 1
+    actual = fold([])
+    assert actual is not None and (actual["batch"], actual["num_heads"]) == (1, 1)
+    actual = fold([axis(1, 99, 99, SUMMED)])
+    assert actual is not None and actual["stride_a_head"] is None and actual["c_head_group"] == 1
 
 
 steps = st.sampled_from([0, 1, 2, 3, 4, 6, 8, 12, 24])
@@ -112,11 +116,11 @@ def test_a_folding_walks_exactly_what_the_axes_walk(
     given_axes: list[tuple[int, int, int, int | None]],
 ) -> None:
     axes = [axis(*x) for x in given_axes]
-    found = fold(axes)
-    if found is None:
+    actual = fold(axes)
+    if actual is None:
         assert len([a for a in axes if a.extent > 1]) > 1, "one axis is always one of the two"
         return
-    assert walked(found) == meant(axes)
-    assert found["batch"] * found["num_heads"] == len(
+    assert walked(actual) == meant(axes)
+    assert actual["batch"] * actual["num_heads"] == len(
         list(itertools.product(*(range(a.extent) for a in axes)))
     )

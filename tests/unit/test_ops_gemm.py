@@ -25,14 +25,14 @@ def near(
 ) -> None:
     """y = alpha·a·b + old within the rounding of dtype and of float32 sums, elementwise."""
     x, z = a.astype(np.float64), b.astype(np.float64)
-    want = alpha * (x @ z) + old
+    expected = alpha * (x @ z) + old
     info = ml_dtypes.finfo(dtype)
     bound = abs(alpha) * (abs(x) @ abs(z)) + abs(old)
     sums = 2.0**-53 if dtype == np.float64 else 2.0**-24
-    limit = float(info.eps) * abs(want) + 4 * np.sqrt(x.shape[-1] + 4) * sums * bound
+    limit = float(info.eps) * abs(expected) + 4 * np.sqrt(x.shape[-1] + 4) * sums * bound
     assert y.dtype == dtype
-    assert y.shape == want.shape
-    assert (abs(y.astype(np.float64) - want) <= limit).all()
+    assert y.shape == expected.shape
+    assert (abs(y.astype(np.float64) - expected) <= limit).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
@@ -150,9 +150,11 @@ def test_nan_and_inf_reach_their_row_or_column_alone() -> None:
     b[7, 30] = 0
     y = kernelseam.matmul2d(a, b)
     with np.errstate(invalid="ignore"):
-        want = a.astype(np.float64) @ b.astype(np.float64)
-    np.testing.assert_array_equal(np.isnan(y), np.isnan(want))
-    np.testing.assert_array_equal(np.where(np.isinf(y), y, 0), np.where(np.isinf(want), want, 0))
+        expected = a.astype(np.float64) @ b.astype(np.float64)
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
+    np.testing.assert_array_equal(
+        np.where(np.isinf(y), y, 0), np.where(np.isinf(expected), expected, 0)
+    )
     assert np.isnan(y[3]).all() and np.isnan(y[9, 30]) and y[0, 11] == -np.inf * np.sign(a[0, 2])
 
 

@@ -39,18 +39,18 @@ def test_a_bias_of_a_batch(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("shape", [(7,), (4, 7), (2, 4, 7), (2, 1, 7), (1, 4, 7), (1, 1, 7)])
 def test_a_bias_of_heads(shape: tuple[int, ...]) -> None:
     a, b, bias = integers(2, 4, 5, 6), integers(2, 2, 6, 7), integers(*shape)
-    want = a @ np.repeat(b, 2, axis=1) + (bias if bias.ndim == 1 else bias[..., None, :])
-    np.testing.assert_array_equal(bmm(a, b, bias=bias), want)
+    expected = a @ np.repeat(b, 2, axis=1) + (bias if bias.ndim == 1 else bias[..., None, :])
+    np.testing.assert_array_equal(bmm(a, b, bias=bias), expected)
 
 
 def test_everything_at_once_in_two_axes() -> None:
     a, b, bias = (integers(*s, dtype=np.float16) for s in ((5, 64), (64, 7), (7,)))
     residual, out = integers(5, 7), integers(5, 7)
-    want = 2 * (wide(a) @ wide(b)) - out + bias + residual
+    expected = 2 * (wide(a) @ wide(b)) - out + bias + residual
     with trace() as launches:
         y = matmul2d(a, b, alpha=2, beta=-1, bias=bias, residual=residual, out=out)
     assert y is out and len(launches) == 1
-    np.testing.assert_array_equal(out, want)
+    np.testing.assert_array_equal(out, expected)
 
 
 def test_another_dtype_of_the_result() -> None:
@@ -79,9 +79,9 @@ def test_a_residual_of_any_strides(kind: str) -> None:
 def test_the_residual_may_be_out(transposed: bool) -> None:
     a, b, memory = integers(2, 5, 6), integers(2, 6, 5), integers(2, 5, 5)
     out = memory.swapaxes(1, 2) if transposed else memory
-    want = a @ b + out
+    expected = a @ b + out
     assert bmm(a, b, residual=out, out=out) is out
-    np.testing.assert_array_equal(out, want)
+    np.testing.assert_array_equal(out, expected)
 
 
 def test_a_column_major_residual_goes_with_a_column_major_out() -> None:

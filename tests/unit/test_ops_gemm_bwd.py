@@ -55,11 +55,13 @@ def test_four_transposes(
     b = integers(*lead_b, *((7, 4) if not b_transposed else (4, 7)))
     dc = integers(*lead_a, 5, 4)
     with trace() as launches:
-        found = bmm_bwd(dc, a, b, a_transposed=a_transposed, b_transposed=b_transposed, alpha=2)
+        actual = bmm_bwd(dc, a, b, a_transposed=a_transposed, b_transposed=b_transposed, alpha=2)
     assert len(launches) == 2
-    for got, want in zip(found, wanted(dc, a, b, a_transposed, b_transposed, 2), strict=True):
-        np.testing.assert_array_equal(got, want)
-        assert got.flags.c_contiguous
+    for result, expected in zip(
+        actual, wanted(dc, a, b, a_transposed, b_transposed, 2), strict=True
+    ):
+        np.testing.assert_array_equal(result, expected)
+        assert result.flags.c_contiguous
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
@@ -93,9 +95,9 @@ def test_only_what_is_wanted() -> None:
         da, db = matmul2d_bwd(dc, a, b, b_gradient=False)
     assert len(launches) == 1 and db is None
     np.testing.assert_array_equal(da, dc @ b.T)
-    found = matmul2d_bwd(dc, a, b, a_gradient=False)
-    assert found.da is None
-    np.testing.assert_array_equal(found.db, a.T @ dc)
+    actual = matmul2d_bwd(dc, a, b, a_gradient=False)
+    assert actual.da is None
+    np.testing.assert_array_equal(actual.db, a.T @ dc)
     with trace() as launches:
         assert matmul2d_bwd(dc, a, b, a_gradient=False, b_gradient=False) == (None, None)
     assert launches == []
@@ -105,11 +107,11 @@ def test_gradients_into_arrays_of_ones_own() -> None:
     """Of other dtypes and strides; beta accumulates."""
     dc, a, b = (integers(*x, dtype=np.float16) for x in ((2, 5, 4), (2, 5, 7), (2, 7, 4)))
     da, db = integers(2, 7, 5).swapaxes(1, 2), integers(2, 7, 9)[:, :, 3:7]
-    want = [x + y for x, y in zip(wanted(dc, a, b, False, False), (da, db), strict=True)]
-    found = bmm_bwd(dc, a, b, da=da, db=db, beta=1)
-    assert found.da is da and found.db is db
-    np.testing.assert_array_equal(da, want[0])
-    np.testing.assert_array_equal(db, want[1])
+    expected = [x + y for x, y in zip(wanted(dc, a, b, False, False), (da, db), strict=True)]
+    actual = bmm_bwd(dc, a, b, da=da, db=db, beta=1)
+    assert actual.da is da and actual.db is db
+    np.testing.assert_array_equal(da, expected[0])
+    np.testing.assert_array_equal(db, expected[1])
 
 
 # ---------------------------------------------------------------- broadcast inputs
@@ -131,10 +133,10 @@ def test_a_broadcast_input_gets_the_sum(axes: str, group: int, transposed: bool)
     a = repeated(integers(3, heads, *((7, 5) if transposed else (5, 7))), axes)
     b = repeated(integers(3, few, *((4, 7) if transposed else (7, 4))), axes)
     dc = integers(3, heads, 5, 4)
-    want = wanted(dc, a, b, transposed, transposed)
+    expected = wanted(dc, a, b, transposed, transposed)
     for i, name in enumerate("ab"):
         with trace() as launches:
-            got = bmm_bwd(
+            actual = bmm_bwd(
                 dc,
                 a,
                 b,
@@ -144,8 +146,8 @@ def test_a_broadcast_input_gets_the_sum(axes: str, group: int, transposed: bool)
                 b_gradient=name == "b",
             )[i]
         assert len(launches) == 1
-        assert got.shape == want[i].shape
-        np.testing.assert_array_equal(got, want[i])
+        assert actual.shape == expected[i].shape
+        np.testing.assert_array_equal(actual, expected[i])
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -161,17 +163,17 @@ def test_gradients_that_are_not_summed(axes: tuple[int, ...], transposed: bool) 
     dc = integers(2, 4, 5, 4)
     options = {"a_transposed": transposed, "b_transposed": transposed}
     with trace() as launches:
-        found = bmm_bwd(dc, a, b, sum_repeats=False, **options)
+        actual = bmm_bwd(dc, a, b, sum_repeats=False, **options)
     assert len(launches) == 2
-    for got, want in zip(
-        found, wanted(dc, a.copy(), b.copy(), transposed, transposed), strict=True
+    for result, expected in zip(
+        actual, wanted(dc, a.copy(), b.copy(), transposed, transposed), strict=True
     ):
-        np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(result, expected)
     with pytest.raises(InvalidValue, match="^sum_repeats = 1: must be True or False"):
         bmm_bwd(dc, a, b, sum_repeats=1, **options)  # type: ignore[arg-type]
 
 
-def test_what_is_asked_for_most_is_never_refused() -> None:
+def test_common_requests_are_never_refused() -> None:
     """A weight for a whole batch, keys for a group, rows for all: of contiguous arrays, token-major
     ones too."""
     weight, x, dc = integers(7, 4), integers(6, 5, 7), integers(6, 5, 4)
@@ -243,11 +245,11 @@ def test_any_strides(s: dict[str, Any], three: tuple[Any, Any, Any]) -> None:
     b = laid((*lead_b, *((s["N"], s["K"]) if s["tb"] else (s["K"], s["N"]))), *three[1])
     dc = laid((*lead_a, s["M"], s["N"]), *three[2])
     forward, backward = (matmul2d, matmul2d_bwd) if s["axes"] == 2 else (bmm, bmm_bwd)
-    want = wanted(dc, a, b, s["ta"], s["tb"])
+    expected = wanted(dc, a, b, s["ta"], s["tb"])
     for i in range(2):
         try:
             forward(a, b, a_transposed=s["ta"], b_transposed=s["tb"])
-            got = backward(
+            actual = backward(
                 dc,
                 a,
                 b,
@@ -259,7 +261,7 @@ def test_any_strides(s: dict[str, Any], three: tuple[Any, Any, Any]) -> None:
         except InvalidValue as e:
             assert e.rule.startswith("one of the two matrix axes")
             continue
-        np.testing.assert_array_equal(got, want[i])
+        np.testing.assert_array_equal(actual, expected[i])
 
 
 def laid(shape: tuple[int, ...], swapped: bool, tokens: bool, repeats: set[int], gap: int) -> Array:

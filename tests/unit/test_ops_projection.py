@@ -313,7 +313,7 @@ def test_gradients_of_the_output(dtype: Any, form: str) -> None:
     close(made.d_bias, d.reshape(-1, HIDDEN).sum(0), LIMITS[dtype])
 
 
-def test_gradients_that_are_not_asked_for() -> None:
+def test_gradients_that_are_not_requested() -> None:
     x, weight = normal(B, S, HIDDEN), normal(WIDTH, HIDDEN)
     d = normal(B, H, S, D), normal(B, G, S, D), normal(B, G, S, D)
     all_of_them = kernelseam.fused_qkv_projection_bwd(*d, x, weight, True, H, G, D)

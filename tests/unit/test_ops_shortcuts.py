@@ -75,8 +75,10 @@ class CardGemm(AcmeGemm):
 
 @pytest.fixture
 def card(discovered: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> CardRuntime:
-    found, runtime = discovered(), CardRuntime()
-    found.registry.add_backend(Backend("card", runtime, implementations=(CardGemm(),), priority=10))
+    loaded, runtime = discovered(), CardRuntime()
+    loaded.registry.add_backend(
+        Backend("card", runtime, implementations=(CardGemm(),), priority=10)
+    )
     return runtime
 
 
@@ -84,8 +86,8 @@ def signatures() -> calling.CallCache:
     return plugins().cache_of(calling.CallCache)
 
 
-def close(x: Any, want: Any) -> None:
-    torch.testing.assert_close(x, want, rtol=1e-5, atol=1e-5)
+def close(x: Any, expected: Any) -> None:
+    torch.testing.assert_close(x, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_call_that_repeats_describes_nothing(card: CardRuntime) -> None:
@@ -100,7 +102,7 @@ def test_a_call_that_repeats_describes_nothing(card: CardRuntime) -> None:
     assert card.described > 0
 
 
-def test_what_lies_otherwise_or_is_asked_otherwise_is_worked_out(card: CardRuntime) -> None:
+def test_other_layouts_or_options_take_the_slow_path(card: CardRuntime) -> None:
     """Each beside the call that is remembered, and each again."""
     a, b = torch.randn(2, 4, 4), torch.randn(2, 4, 4)
     c = torch.randn(2, 4, 4)
@@ -120,11 +122,11 @@ def test_what_lies_otherwise_or_is_asked_otherwise_is_worked_out(card: CardRunti
         (lambda: kernelseam.bmm(torch.nn.Parameter(a, requires_grad=False), b), a @ b),
     ]
     for _ in range(3):
-        for way, want in ways:
-            found = way()
-            if want is None:
+        for way, expected in ways:
+            actual = way()
+            if expected is None:
                 continue
-            torch.testing.assert_close(found, want, rtol=1e-2, atol=1e-2)
+            torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
     assert len(signatures().shortcuts) == len(ways) - 2
 
 
@@ -184,7 +186,7 @@ def test_what_is_refused_is_refused_after_a_call_that_was_not(
         kernelseam.matmul2d(a, b, out_dtype=["float32"])
 
 
-def test_the_backend_that_is_asked_for_counts_at_every_call(
+def test_the_requested_backend_counts_at_every_call(
     card: CardRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = torch.randn(4, 4), torch.randn(4, 4)
@@ -208,7 +210,7 @@ def test_the_backend_that_is_asked_for_counts_at_every_call(
     assert card.described == 0
 
 
-def test_launches_are_traced_and_writes_are_told(card: CardRuntime) -> None:
+def test_launches_are_traced_and_version_counters_incremented(card: CardRuntime) -> None:
     a, b, out = torch.randn(4, 4), torch.randn(4, 4), torch.empty(4, 4)
     counts = []
     for _ in range(4):
@@ -274,7 +276,7 @@ def test_no_array_is_kept_and_what_is_kept_is_bounded(
     assert max(map(len, (memory.shortcuts, memory.bound, memory.plans))) <= 3
 
 
-def test_memory_that_runs_out_is_told_by_the_runtime(
+def test_out_of_memory_is_reported_by_the_runtime(
     card: CardRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = torch.randn(4, 4), torch.randn(4, 4)
@@ -295,7 +297,7 @@ def test_memory_that_runs_out_is_told_by_the_runtime(
     close(kernelseam.matmul2d(a, b), a @ b)
 
 
-def test_results_that_lie_otherwise_are_worked_out(card: CardRuntime) -> None:
+def test_results_of_other_layouts_take_the_slow_path(card: CardRuntime) -> None:
     a, b = torch.randn(4, 4), torch.randn(4, 4)
     kernelseam.matmul2d(a, b)
     (shortcut,) = signatures().shortcuts.values()
@@ -309,12 +311,12 @@ def test_gradients_of_both_factors_by_a_shortcut(card: CardRuntime) -> None:
     """Two launches, one workspace, results by name."""
     a, b, dc = torch.randn(2, 3, 4), torch.randn(2, 4, 5), torch.randn(2, 3, 5)
     for _ in range(3):
-        found = kernelseam.bmm_bwd(dc, a, b)
-        close(found.da, dc @ b.mT)
-        close(found.db, a.mT @ dc)
+        actual = kernelseam.bmm_bwd(dc, a, b)
+        close(actual.da, dc @ b.mT)
+        close(actual.db, a.mT @ dc)
         assert kernelseam.bmm_bwd(dc, a, b, a_gradient=False).da is None
     card.described = 0
-    found = kernelseam.bmm_bwd(dc, a, b)
+    actual = kernelseam.bmm_bwd(dc, a, b)
     assert card.described == 0
     square = torch.randn(2, 4, 4)
     kernelseam.bmm_bwd(square, square, square, da=torch.empty(2, 4, 4))
@@ -327,20 +329,20 @@ def test_gradients_of_both_factors_by_a_shortcut(card: CardRuntime) -> None:
 
 def test_eight_threads_by_one_shortcut(card: CardRuntime) -> None:
     a, b = torch.randn(4, 4), torch.randn(4, 4)
-    want = a @ b
+    expected = a @ b
     kernelseam.matmul2d(a, b)
     barrier = threading.Barrier(8)
 
     def work(_: int) -> None:
         barrier.wait(30)
         for _ in range(200):
-            close(kernelseam.matmul2d(a, b), want)
+            close(kernelseam.matmul2d(a, b), expected)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
 
 
-def test_plugins_that_are_discovered_anew_are_asked_anew(
+def test_plugins_that_are_discovered_again_are_asked_again(
     card: CardRuntime, discovered: Callable[..., Any]
 ) -> None:
     a, b = torch.randn(4, 4), torch.randn(4, 4)
@@ -358,25 +360,29 @@ def test_what_is_forgotten_is_planned_anew(
     a = torch.randn(2, 8, 8)
     for _ in range(3):
         kernelseam.bmm(a, a)
-    asked = list[object]()
+    requested = list[object]()
     select = planner.select
-    monkeypatch.setattr(planner, "select", lambda *x, **y: (asked.append(x), select(*x, **y))[1])
+    monkeypatch.setattr(
+        planner, "select", lambda *x, **y: (requested.append(x), select(*x, **y))[1]
+    )
     kernelseam.bmm(a, a)
-    assert not asked
+    assert not requested
     planning.forget()
     kernelseam.bmm(a, a)
-    assert len(asked) == 1
+    assert len(requested) == 1
 
 
-def test_no_shortcut_is_made_where_none_can_be_taken(
+def test_no_fast_path_is_prepared_where_none_can_be_used(
     card: CardRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tensors that do not lie at 16 bytes: their vectors are found out at every call."""
-    made = list[object]()
+    created = list[object]()
     call_state = CardRuntime.call_state
-    monkeypatch.setattr(CardRuntime, "call_state", lambda *x: (made.append(x), call_state(*x))[1])
+    monkeypatch.setattr(
+        CardRuntime, "call_state", lambda *x: (created.append(x), call_state(*x))[1]
+    )
     memory = torch.randn(2 * 8 * 8 + 4)
     a = memory[1 : 1 + 128].reshape(2, 8, 8)
     for _ in range(4):
         kernelseam.bmm(a, a)
-    assert not made
+    assert not created

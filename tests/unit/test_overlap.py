@@ -85,21 +85,23 @@ def test_what_was_read_before_may_be_written() -> None:
     """b is the first launch's: db may take its place. An input that no launch reads may be any
     output's."""
     dc, a, b = square()
-    want = dc @ b.T, a.T @ dc
-    found = matmul2d_bwd(dc, a, b, db=b)
-    assert found.db is b
-    for x, w in zip(found, want, strict=True):
+    expected = dc @ b.T, a.T @ dc
+    actual = matmul2d_bwd(dc, a, b, db=b)
+    assert actual.db is b
+    for x, w in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(x, w)
     dc, a, b = square()
-    want = dc @ b.T, a.T @ dc
-    np.testing.assert_array_equal(matmul2d_bwd(dc, a, b, da=a, b_gradient=False).da, want[0])
-    np.testing.assert_array_equal(a, want[0])
+    expected = dc @ b.T, a.T @ dc
+    np.testing.assert_array_equal(matmul2d_bwd(dc, a, b, da=a, b_gradient=False).da, expected[0])
+    np.testing.assert_array_equal(a, expected[0])
     dc, a, b = square()
-    want = dc @ b.T, a.T @ dc
-    np.testing.assert_array_equal(matmul2d_bwd(dc, a, b, db=b, a_gradient=False).db, want[1])
+    expected = dc @ b.T, a.T @ dc
+    np.testing.assert_array_equal(matmul2d_bwd(dc, a, b, db=b, a_gradient=False).db, expected[1])
     x = integers(4, 4)
-    want = a @ b + x
-    np.testing.assert_array_equal(matmul2d(a, b, residual=x, out=x), want)  # in place on purpose
+    expected = a @ b + x
+    np.testing.assert_array_equal(
+        matmul2d(a, b, residual=x, out=x), expected
+    )  # in place on purpose
 
 
 def test_nothing_is_launched_where_a_later_launch_is_refused(refused: Refused) -> None:
@@ -123,7 +125,7 @@ def test_products_by_lists_of_addresses() -> None:
     memory, b, row = integers(2, 9, 10, 10), integers(2, 3, 7, 4), integers(7)
     dc = memory[:, :6, :5, :4]
     a, da = np.broadcast_to(row, (2, 6, 5, 7)), row.reshape(1, 1, 1, 7)
-    before, want = row.copy(), np.einsum("bhmn,bhkn->k", dc, np.repeat(b, 2, axis=1))
+    before, expected = row.copy(), np.einsum("bhmn,bhkn->k", dc, np.repeat(b, 2, axis=1))
     with trace() as launches:
         with pytest.raises(
             InvalidValue, match="^da = 0x[0-9a-f]+: overlaps a, which is still to be read"
@@ -134,9 +136,9 @@ def test_products_by_lists_of_addresses() -> None:
     assert launches == []
     np.testing.assert_array_equal(row, before)
     with trace() as launches:
-        found = bmm_bwd(dc, a, b)
+        actual = bmm_bwd(dc, a, b)
     assert len(launches) == 2
-    np.testing.assert_array_equal(found.da.reshape(7), want)
+    np.testing.assert_array_equal(actual.da.reshape(7), expected)
 
 
 def test_addresses_that_were_launched_before(acme: Any) -> None:
@@ -202,14 +204,14 @@ DESCRIPTORS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", DESCRIPTORS)
 def test_every_gradient_against_everything_else(name: str) -> None:
     """In its first element, in its last, and not at all."""
-    made = plan(DESCRIPTORS[name](), backend="numpy")
-    rules = {r.name: r for r in made.problem.operands}
+    planned = plan(DESCRIPTORS[name](), backend="numpy")
+    rules = {r.name: r for r in planned.problem.operands}
     # so that what begins within one ends before the next
     room = 2 * max(r.span for r in rules.values()) + 4
     memory = np.ones((room + 4) * len(rules) + 4, np.float32)
     start = memory.ctypes.data + -memory.ctypes.data % 16
     at = {n: start + (4 * room + -4 * room % 16) * i for i, n in enumerate(rules)}
-    call = made.bind(**at)
+    call = planned.bind(**at)
     written = [n for n, r in rules.items() if r.written]
     assert len(written) >= 3
     for out in written:
@@ -231,13 +233,13 @@ def test_every_gradient_against_everything_else(name: str) -> None:
 def test_a_workspace_that_is_an_operand(refused: Refused) -> None:
     """On NumPy a half-precision product computes in its workspace."""
     a, b, c = (np.ones((64, 64), np.float16) for _ in range(3))
-    made = plan(BatchedGemmStrided(A=a, B=b, C=c, M=64, N=64, K=64))
-    need = made.workspace_bytes
+    planned = plan(BatchedGemmStrided(A=a, B=b, C=c, M=64, N=64, K=64))
+    need = planned.workspace_bytes
     assert need > 4 * 64 * 64
     whole = np.zeros(2 * need, np.uint8)
     start = -whole.ctypes.data % 16
     space, rest = whole[start : start + need].view(np.float16), whole[start + need :]
-    made.bind(workspace=space.ctypes.data)()
+    planned.bind(workspace=space.ctypes.data)()
     assert (c == 64).all()
     first, inside = (space[n : n + 4096].reshape(64, 64) for n in (0, need // 2 - 4096))
     behind = rest[:8192].view(np.float16).reshape(64, 64)
@@ -247,16 +249,16 @@ def test_a_workspace_that_is_an_operand(refused: Refused) -> None:
                 f"workspace = {hex(space.ctypes.data)}: overlaps {name}. Give it memory of its own."
             )
             refused(
-                message, lambda n=name, x=there: made.bind(workspace=space.ctypes.data, **{n: x})
+                message, lambda n=name, x=there: planned.bind(workspace=space.ctypes.data, **{n: x})
             )
             refused(
                 message,
-                lambda n=name, x=there: made.bind(workspace=space.view(np.float32), **{n: x}),
+                lambda n=name, x=there: planned.bind(workspace=space.view(np.float32), **{n: x}),
             )
         behind[...] = wide
         # of which only the first bytes are used
         larger = whole[start : start + need + 16].view(np.float16)
-        made.bind(workspace=larger, **{name: behind})()
+        planned.bind(workspace=larger, **{name: behind})()
 
 
 def test_a_workspace_over_a_list_and_its_matrices(refused: Refused) -> None:
@@ -300,20 +302,20 @@ def test_a_workspace_over_a_list_and_its_matrices(refused: Refused) -> None:
     )
 
 
-def test_a_list_on_the_device_is_looked_at_where_checks_are_asked_for(acme: Any) -> None:
+def test_a_list_on_the_device_is_read_with_check(acme: Any) -> None:
     space = AcmeArray(np.zeros(16 + 4, np.float32))
     space.host = space.host[-space.host.ctypes.data % 16 // 4 :][:16]
     matrices = [np.ones((2, 2), np.float32) for _ in range(3)]
     inside = space.host[4:8].reshape(2, 2)
     words = {
-        n: AcmeArray(np.array([x.ctypes.data for x in found], np.uint64))
-        for n, found in (
+        n: AcmeArray(np.array([x.ctypes.data for x in actual], np.uint64))
+        for n, actual in (
             ("A", matrices[:2]),
             ("B", [matrices[0], inside]),
             ("C", [matrices[2], np.ones((2, 2), "f4")]),
         )
     }
-    made = plan(
+    planned = plan(
         BatchedGemmPointers(
             M=2,
             N=2,
@@ -323,12 +325,12 @@ def test_a_list_on_the_device_is_looked_at_where_checks_are_asked_for(acme: Any)
             **{f"{n}_ptrs": x for n, x in words.items()},
         )
     )
-    made.bind(workspace=space)
+    planned.bind(workspace=space)
     with pytest.raises(
         InvalidValue,
         match=r"^workspace = 0x[0-9a-f]+: overlaps the matrix of B_ptrs\[1\]\. Give it",
     ):
-        made.bind(workspace=space, check=True)
+        planned.bind(workspace=space, check=True)
 
 
 def test_a_list_that_is_the_workspace(acme: Any) -> None:
@@ -336,9 +338,9 @@ def test_a_list_that_is_the_workspace(acme: Any) -> None:
     space.host = space.host[-space.host.ctypes.data % 16 // 4 :][:16]
     words = AcmeArray(space.host[4:8].view(np.uint64))
     words.host[...] = np.ones((2, 2), np.float32).ctypes.data
-    made = plan(BatchedGemmPointers(M=2, N=2, K=2, num_heads=2, dtype="float32", A_ptrs=words))
+    planned = plan(BatchedGemmPointers(M=2, N=2, K=2, num_heads=2, dtype="float32", A_ptrs=words))
     with pytest.raises(InvalidValue, match="^workspace = 0x[0-9a-f]+: overlaps A_ptrs"):
-        made.bind(
+        planned.bind(
             workspace=space,
             B_ptrs=AcmeArray(words.host.copy()),
             C_ptrs=AcmeArray(words.host.copy()),

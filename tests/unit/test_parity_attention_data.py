@@ -13,7 +13,7 @@ from kernelseam.oracle import formulas
 from kernelseam.parity.cases.attention_case import AttentionCase, case
 from kernelseam.parity.cases.common import TOKENS
 from kernelseam.parity.data import attention as attention_data
-from kernelseam.parity.data.attention import NOWHERE, SPARE_PAGES
+from kernelseam.parity.data.attention import INVALID_PAGES, UNUSED_PAGES
 from kernelseam.parity.data.memory import GUARD
 from kernelseam.parity.matrix import named
 from kernelseam.parity.operations import operands
@@ -45,7 +45,7 @@ def _written(made: AttentionCase) -> tuple[Any, dict[str, np.ndarray], np.ndarra
 
 
 def _block(layout: Any, memory: np.ndarray, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    p = layout.places[name]
+    p = layout.placements[name]
     start, size = layout.blocks()[p.block][1], int(np.prod(shape)) * p.dtype.itemsize
     return memory[start : start + size].view(p.dtype.numpy).reshape(shape)
 
@@ -62,9 +62,9 @@ def test_what_is_written_is_read_back_and_the_rest_is_nan(made: AttentionCase) -
             n = read.shape[2] if lengths is None else lengths[b]
             np.testing.assert_array_equal(read[b, :, :n], values[name][b, :, :n])
             assert (read[b, :, n:] == 0).all()
-        place = layout.places[name]
-        start = layout.blocks()[place.block][1]
-        room = memory[start : start + place.bytes].view(place.dtype.numpy)
+        placement = layout.placements[name]
+        start = layout.blocks()[placement.block][1]
+        room = memory[start : start + placement.bytes].view(placement.dtype.numpy)
         assert np.isfinite(room.astype(np.float32)).sum() == sum(
             read[b, :, : read.shape[2] if lengths is None else lengths[b]].size
             for b in range(made.batch)
@@ -79,9 +79,11 @@ def test_packed_rows_follow_each_other_between_margins() -> None:
     assert np.isnan(rows[:2]).all() and np.isnan(rows[10:]).all()
     np.testing.assert_array_equal(rows[2:5], values["q"][0, :, :3].swapaxes(0, 1))
     np.testing.assert_array_equal(rows[5:10], values["q"][2].swapaxes(0, 1))
-    lse = layout.places["lse"]
+    lse = layout.placements["lse"]
     assert (
-        lse.strides == (0, 13, 1) and [p.start for p in lse.pieces] == [2, 5, 5] and lse.room == 26
+        lse.strides == (0, 13, 1)
+        and [p.start for p in lse.row_spans] == [2, 5, 5]
+        and lse.min_elements == 26
     )
 
 
@@ -94,9 +96,9 @@ def test_pages_are_shuffled_and_the_table_names_none_beyond_the_lengths() -> Non
         range(attention_data.pages(PAGED))
     )
     assert named_pages != sorted(named_pages), "in order, a table that is not read would not show"
-    assert attention_data.pages(PAGED) == 4 + SPARE_PAGES
+    assert attention_data.pages(PAGED) == 4 + UNUSED_PAGES
     beyond = [int(table[b, i]) for b, i in np.ndindex(*table.shape) if (b, i) not in used]
-    assert set(beyond) == set(NOWHERE) and table.shape == (3, 5)
+    assert set(beyond) == set(INVALID_PAGES) and table.shape == (3, 5)
     k = _block(layout, memory, "k", (7, size, 2, 64)).astype(np.float32)
     for b, i in used:
         page = k[table[b, i]]
@@ -109,19 +111,19 @@ def test_pages_are_shuffled_and_the_table_names_none_beyond_the_lengths() -> Non
         assert np.isnan(k[page]).all()
 
 
-def test_planes_lie_as_their_walk_says() -> None:
-    made = named("attention-f16-64-bias-odd-transposed")
-    assert isinstance(made, AttentionCase)
-    places = operands.layout(made).places
-    batch, head, row, column = places["bias"].strides
+def test_planes_have_their_operand_layout() -> None:
+    parity_case = named("attention-f16-64-bias-odd-transposed")
+    assert isinstance(parity_case, AttentionCase)
+    placements = operands.layout(parity_case).placements
+    batch, head, row, column = placements["bias"].strides
     assert (row, column, head, batch) == (1, 65, 129 * 65 + 1, 2 * (129 * 65 + 1) + 3)
-    flat = operands.layout(named("attention-f16-64-bias-by-query")).places["bias"].strides
+    flat = operands.layout(named("attention-f16-64-bias-by-query")).placements["bias"].strides
     assert flat[0] == flat[3] == 0 and flat[2] == 1 and flat[1] >= 65
 
 
-def test_a_bias_beyond_the_lengths_is_nobodys() -> None:
-    made = replace(PACKED, bias=PACKED.dtype, mask="random")
-    bias = operands.values(made)["bias"].astype(np.float32)
+def test_a_bias_beyond_the_lengths_is_nan() -> None:
+    created = replace(PACKED, bias=PACKED.dtype, mask="random")
+    bias = operands.values(created)["bias"].astype(np.float32)
     for b, (n_q, n_k) in enumerate(zip((3, 0, 5), (7, 2, 0), strict=True)):
         assert np.isfinite(bias[b, :, :n_q, :n_k]).all()
         assert np.isnan(bias[b, :, n_q:]).all() and np.isnan(bias[b, :, :, n_k:]).all()
@@ -134,26 +136,26 @@ def test_stray_writes_beyond_a_sequence_show(name: str, separate: bool) -> None:
     before = layout.buffers()
     layout.write(before, operands.values(PACKED))
     buffer, start = layout.blocks()[name]
-    place = layout.places[name]
+    placement = layout.placements[name]
     for row, stray in ((1, True), (2, False), (9, False), (10, True)):
         after = {n: b.copy() for n, b in before.items()}
-        after[buffer][start + row * place.strides[2] * place.dtype.itemsize] ^= 0x55
+        after[buffer][start + row * placement.strides[2] * placement.dtype.itemsize] ^= 0x55
         assert bool(layout.stray(before, after, ("out", "lse"))) == stray
     assert separate or start >= GUARD
 
 
 def test_the_descriptor_says_what_the_case_does() -> None:
-    made = named("attention-f16-64-causal-pages-16-sequences")
-    assert isinstance(made, AttentionCase)
-    layout = operands.layout(made)
+    parity_case = named("attention-f16-64-causal-pages-16-sequences")
+    assert isinstance(parity_case, AttentionCase)
+    layout = operands.layout(parity_case)
     at = {
         n: 2**20 + layout.blocks()[p.block][1] + p.offset * p.dtype.itemsize
-        for n, p in layout.places.items()
+        for n, p in layout.placements.items()
     }
     runtime = plugins().backend("numpy").runtime
-    found = describe(made, layout, at, runtime, runtime.devices()[0])
-    assert isinstance(found, Attention)
-    p = found.problem()
+    actual = describe(parity_case, layout, at, runtime, runtime.devices()[0])
+    assert isinstance(actual, Attention)
+    p = actual.problem()
     assert (p.spec.q_view, p.spec.kv_view, p.spec.lengths, p.spec.causal) == (
         "packed",
         "paged",
@@ -174,17 +176,17 @@ def test_the_descriptor_says_what_the_case_does() -> None:
     assert (
         {r.name for r in p.operands}
         == {"q", "k", "v", "out", "lse", "kv_lengths", "cu_seqlens_q", "block_table"}
-        == set(found.operands())
+        == set(actual.operands())
     )
 
 
-def test_gradients_lie_in_rooms_of_their_own() -> None:
+def test_gradients_have_memory_of_their_own() -> None:
     lengths, bias, whole = (
-        operands.layout(named(f"attention-bwd-f16-64-{n}")).places
+        operands.layout(named(f"attention-bwd-f16-64-{n}")).placements
         for n in ("lengths", "bias-by-key", "packed")
     )
-    assert lengths["k"].pieces is not None, "keys behind an entry's length are no memory to read"
-    assert lengths["dk"].pieces is None and lengths["dk"].shape == (4, 2, 129, 64), (
+    assert lengths["k"].row_spans is not None, "keys behind an entry's length are no memory to read"
+    assert lengths["dk"].row_spans is None and lengths["dk"].shape == (4, 2, 129, 64), (
         "their gradients are zeros"
     )
     assert bias["bias"].shape == (2, 2, 40, 70) and bias["bias"].strides == (0, 0, 0, 1)
@@ -199,20 +201,20 @@ def test_gradients_lie_in_rooms_of_their_own() -> None:
 
 
 def test_a_backward_case_gives_the_result_of_an_exact_forward() -> None:
-    made = named("attention-bwd-f16-64-causal-33x129")
-    x = operands.values(made)
-    want = formulas.attention(x["q"], x["k"], x["v"], True, 0.125)
-    np.testing.assert_array_equal(x["out"], want.out.astype(np.float16))
-    np.testing.assert_array_equal(x["lse"], want.lse.astype(np.float32))
-    assert x["dout"].shape == x["out"].shape and operands.outputs(made) == ("dq", "dk", "dv")
+    parity_case = named("attention-bwd-f16-64-causal-33x129")
+    x = operands.values(parity_case)
+    expected = formulas.attention(x["q"], x["k"], x["v"], True, 0.125)
+    np.testing.assert_array_equal(x["out"], expected.out.astype(np.float16))
+    np.testing.assert_array_equal(x["lse"], expected.lse.astype(np.float32))
+    assert x["dout"].shape == x["out"].shape and operands.outputs(parity_case) == ("dq", "dk", "dv")
 
 
 def test_lists_name_scattered_heads() -> None:
-    made = named("attention-f16-64-causal-pointers-gqa")
-    places = operands.layout(made).places
+    parity_case = named("attention-f16-64-causal-pointers-gqa")
+    placements = operands.layout(parity_case).placements
     for name, heads in (("q", 8), ("k", 2), ("v", 2), ("out", 8)):
-        starts = places[name].starts
+        starts = placements[name].starts
         assert (
             starts is not None and len(set(starts)) == 2 * heads and list(starts) != sorted(starts)
         )
-    assert places["lse"].starts is None
+    assert placements["lse"].starts is None

@@ -33,17 +33,17 @@ def test_attention_bound_is_the_formula() -> None:
     )
     result = formulas.AttentionResult(out, lse, pv, products, values, np.array([0.0]))
     inner = 8 * 2**-24 * (10 + 8 * 3)
-    got, got_lse = tolerances.attention(result, 100, 64, DType.bfloat16, DType.bfloat16)
-    assert got[0, 0] == pytest.approx(
+    actual, got_lse = tolerances.attention(result, 100, 64, DType.bfloat16, DType.bfloat16)
+    assert actual[0, 0] == pytest.approx(
         2 * 2**-8 * 0.5 + (2**-8 + inner) * 0.8 + 2.0**-133 * 6, rel=1e-14
     )
     assert got_lse[0] == pytest.approx(8 * 2**-24 * (10 + 8 * 3 + 2), rel=1e-14)
-    got, _ = tolerances.attention(result, 100, 64, DType.float16, DType.float32, flushed=True)
-    assert got[0, 0] == pytest.approx(
+    actual, _ = tolerances.attention(result, 100, 64, DType.float16, DType.float32, flushed=True)
+    assert actual[0, 0] == pytest.approx(
         2 * 2**-24 * 0.5 + (2**-11 + inner) * 0.8 + 2**-14 * 5 + 2.0**-126, rel=1e-14
     )
-    got, got_lse = tolerances.attention(result, 100, 64, DType.float64, DType.float64)
-    assert got[0, 0] == pytest.approx(2**-53 * (1 + (1 + 8 * 34) * 0.8), rel=1e-14)
+    actual, got_lse = tolerances.attention(result, 100, 64, DType.float64, DType.float64)
+    assert actual[0, 0] == pytest.approx(2**-53 * (1 + (1 + 8 * 34) * 0.8), rel=1e-14)
     assert got_lse[0] == pytest.approx(8 * 2**-53 * 36, rel=1e-14)
 
 
@@ -54,11 +54,11 @@ def test_changed_scores_widen_the_attention_bound() -> None:
     plain, changed = (
         formulas.AttentionResult(out, lse, pv, products, values, np.array([t])) for t in (0.0, 20.0)
     )
-    for (got, got_lse), (before, before_lse) in [
+    for (actual, got_lse), (before, before_lse) in [
         (tolerances.attention(changed, 100, 64, d, d), tolerances.attention(plain, 100, 64, d, d))
         for d in (DType.float16, DType.float32)
     ]:
-        assert (got - before)[0, 0] == pytest.approx(8 * 2**-24 * 20 * 0.8, rel=1e-10)
+        assert (actual - before)[0, 0] == pytest.approx(8 * 2**-24 * 20 * 0.8, rel=1e-10)
         assert (got_lse - before_lse)[0] == pytest.approx(8 * 2**-24 * 20, rel=1e-10)
 
 
@@ -66,25 +66,25 @@ def test_merge_bound_is_the_formula() -> None:
     result = formulas.MergeResult(
         np.array([[0.5]]), np.array([2.0]), np.array([[0.8]]), np.array([7.0])
     )
-    got, got_lse = tolerances.merge_states(result, 9, DType.float32, DType.float16)
-    assert got[0, 0] == pytest.approx(
+    actual, got_lse = tolerances.merge_states(result, 9, DType.float32, DType.float16)
+    assert actual[0, 0] == pytest.approx(
         2 * 2**-11 * 0.5 + 8 * 2**-24 * (3 + 7) * 0.8 + 2**-24, rel=1e-14
     )
     assert got_lse[0] == pytest.approx(8 * 2**-24 * (3 + 7 + 2), rel=1e-14)
     flushed, _ = tolerances.merge_states(result, 9, DType.float32, DType.float16, flushed=True)
-    assert flushed[0, 0] - got[0, 0] == pytest.approx(2**-14 - 2**-24, rel=1e-10)
-    got, got_lse = tolerances.merge_states(result, 9, DType.float64, DType.float64)
-    assert got[0, 0] == pytest.approx(2**-53 * (1 + 8 * 10 * 0.8), rel=1e-14)
+    assert flushed[0, 0] - actual[0, 0] == pytest.approx(2**-14 - 2**-24, rel=1e-10)
+    actual, got_lse = tolerances.merge_states(result, 9, DType.float64, DType.float64)
+    assert actual[0, 0] == pytest.approx(2**-53 * (1 + 8 * 10 * 0.8), rel=1e-14)
     assert got_lse[0] == pytest.approx(8 * 2**-53 * 12, rel=1e-14)
 
 
 def test_verdicts_of_a_variant_and_of_merged_states() -> None:
     q, k, v, _, _ = _attention()
     variant = formulas.Variant(window=(2, 0), sinks=np.array([0.5, 1.0, -np.inf]))
-    want = formulas.attention(q, k, v, False, 8**-0.5, None, variant)
-    out, lse = want.out.astype(np.float32), want.lse.astype(np.float32)
-    found = check.attention(q, k, v, out, lse, causal=False, variant=variant)
-    assert found.passed and found.checked == out.size + lse.size
+    expected = formulas.attention(q, k, v, False, 8**-0.5, None, variant)
+    out, lse = expected.out.astype(np.float32), expected.lse.astype(np.float32)
+    outcome = check.attention(q, k, v, out, lse, causal=False, variant=variant)
+    assert outcome.passed and outcome.checked == out.size + lse.size
     assert not check.attention(q, k, v, out, lse, causal=False).passed
     parts = [
         formulas.attention(q, k[:, :, a:b], v[:, :, a:b], False, 8**-0.5)
@@ -97,11 +97,11 @@ def test_verdicts_of_a_variant_and_of_merged_states() -> None:
     out, lse = whole.out.astype(np.float32), whole.lse.astype(np.float32)
     assert check.merge_states(outs, lses, out, lse).passed
     lse[1, 2, 4] += 1e-3
-    found = check.merge_states(outs, lses, out, lse)
+    outcome = check.merge_states(outs, lses, out, lse)
     assert (
-        not found.passed
-        and found.where == (1, 2, 4)
-        and found.message.startswith("lse[1, 2, 4] is ")
+        not outcome.passed
+        and outcome.where == (1, 2, 4)
+        and outcome.message.startswith("lse[1, 2, 4] is ")
     )
 
 
@@ -114,7 +114,7 @@ def test_where_a_dtype_overflows(dtype: DType, last: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("got", "want", "ratio"),
+    ("actual", "expected", "ratio"),
     [
         (1.0, 1.5, 0.5),
         (1.0, 4.0, 3.0),
@@ -134,9 +134,9 @@ def test_where_a_dtype_overflows(dtype: DType, last: float) -> None:
         (-INF, -120.0, 0.0),
     ],
 )
-def test_ratio_of_one_element(got: float, want: float, ratio: float) -> None:
-    found = check.ratios(np.array([got]), np.array([want]), np.array([1.0]), 100.0)
-    assert found.tolist() == [ratio]
+def test_ratio_of_one_element(actual: float, expected: float, ratio: float) -> None:
+    outcome = check.ratios(np.array([actual]), np.array([expected]), np.array([1.0]), 100.0)
+    assert outcome.tolist() == [ratio]
 
 
 def _attention(S_k: int = 7) -> tuple[np.ndarray, ...]:
@@ -281,7 +281,7 @@ def test_overflowing_results_may_be_infinite() -> None:
 def test_random_data_alone_lets_a_dropped_key_pass_and_the_ramp_does_not() -> None:
     rng = np.random.default_rng(2)
     q, k, v = (rng.standard_normal((1, 1, s, 64)) for s in (1, 4096, 4096))
-    found = []
+    actual = []
     for on_ramp in (False, True):
         if on_ramp:
             attention_data.ramp(q, k)
@@ -289,5 +289,5 @@ def test_random_data_alone_lets_a_dropped_key_pass_and_the_ramp_does_not() -> No
         short = formulas.attention(Q, K[:, :, :-1], V[:, :, :-1], False, 0.125).out.astype(
             ml_dtypes.bfloat16
         )
-        found.append(check.attention(Q, K, V, short, causal=False).passed)
-    assert found == [True, False]
+        actual.append(check.attention(Q, K, V, short, causal=False).passed)
+    assert actual == [True, False]

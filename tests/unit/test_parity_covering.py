@@ -11,8 +11,13 @@ F16, F32 = DType.float16, DType.float32
 
 
 def test_fields_of_a_spec_within_count_as_its_own() -> None:
-    found = dict(flat(AttentionBwdSpec(AttentionSpec(F16, 64, 32, True), bias_gradient=True)))
-    assert (found["value_dim"], found["causal"], found["bias_gradient"], "forward" in found) == (
+    actual = dict(flat(AttentionBwdSpec(AttentionSpec(F16, 64, 32, True), bias_gradient=True)))
+    assert (
+        actual["value_dim"],
+        actual["causal"],
+        actual["bias_gradient"],
+        "forward" in actual,
+    ) == (
         32,
         True,
         True,

@@ -59,17 +59,17 @@ FAULTS = [("attention", f, c) for f, c in ATTENTION.items()] + [
 
 @pytest.fixture
 def host() -> Iterator[Device]:
-    found = plugins().registry.implementations
-    kept = list(found)
+    results = plugins().registry.implementations
+    kept = list(results)
     yield plugins().backend("numpy").runtime.devices()[0]
-    found[:] = kept
+    results[:] = kept
     forget()
 
 
 def _run(host: Device, operation: str, fault: str, name: str) -> Outcome:
     implementation = tile_model.TileModel(operation, fault)
     plugins().registry.add_implementation(implementation)
-    return run_case(named(name), Target(host, implementation.name, operation, own=True))
+    return run_case(named(name), Target(host, implementation.name, operation, builtin=True))
 
 
 def test_every_fault_has_its_case() -> None:

@@ -64,16 +64,16 @@ def _computed(case: BackwardCase, fault: str) -> dict[str, Array]:
     x, f = _values(case), case.forward
     shape = attention_bwd_data.bias_shape(case) if case.bias_gradient else None
     with np.errstate(all="ignore"):
-        found = tile_model_bwd.attention_bwd(
+        result = tile_model_bwd.attention_bwd(
             x, f.causal, f.scale_used, attention_data.variant(f, x), shape, fault=fault
         )
-    return {name: found[name] for name in operands.outputs(case)}
+    return {name: result[name] for name in operands.outputs(case)}
 
 
 def _case(name: str) -> BackwardCase:
-    found = named(f"attention-bwd-{name}")
-    assert isinstance(found, BackwardCase)
-    return found
+    result = named(f"attention-bwd-{name}")
+    assert isinstance(result, BackwardCase)
+    return result
 
 
 def test_every_fault_has_its_case() -> None:
@@ -98,10 +98,10 @@ def test_a_bias_s_gradient_that_is_not_summed_is_caught(name: str) -> None:
 
 def test_gradients_of_keys_beyond_the_lengths_are_zeros() -> None:
     case = _case("f16-64-lengths")
-    found = _computed(case, "")
-    assert stages.verdict(case, found).passed
-    found["dv"][2, 0, 100, 3] = 1e-3
-    assert not stages.verdict(case, found).passed
+    actual = _computed(case, "")
+    assert stages.verdict(case, actual).passed
+    actual["dv"][2, 0, 100, 3] = 1e-3
+    assert not stages.verdict(case, actual).passed
 
 
 def test_constants_have_room() -> None:

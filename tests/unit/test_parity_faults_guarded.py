@@ -39,17 +39,17 @@ FAULTS = {
 
 @pytest.fixture
 def host() -> Iterator[Device]:
-    found = plugins().registry.implementations
-    kept = list(found)
+    results = plugins().registry.implementations
+    kept = list(results)
     yield plugins().backend("numpy").runtime.devices()[0]
-    found[:] = kept
+    results[:] = kept
     forget()
 
 
 def _run(host: Device, name: str, fault: str = "") -> Outcome:
     implementation = guarded_softmax.guarded(fault)
     plugins().registry.add_implementation(implementation)
-    return run_case(named(name), Target(host, implementation.name, "attention", own=True))
+    return run_case(named(name), Target(host, implementation.name, "attention", builtin=True))
 
 
 def test_every_fault_has_its_case() -> None:
@@ -89,17 +89,17 @@ WAYS = {
 def test_cases_go_the_ways_that_they_name(
     host: Device, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = set()
+    missing = set()
     for way in ("sums", "tops"):
         real = getattr(guarded_softmax, f"_rebase_by_{way}")
         monkeypatch.setattr(
             guarded_softmax,
             f"_rebase_by_{way}",
-            lambda *a, way=way, real=real: (gone.add(way), real(*a))[1],
+            lambda *a, way=way, real=real: (missing.add(way), real(*a))[1],
         )
     outcome = _run(host, name)
     assert outcome.status == "passed", outcome.detail
-    assert gone == WAYS[name]
+    assert missing == WAYS[name]
 
 
 def test_a_lanes_columns_are_those_of_its_accumulator() -> None:

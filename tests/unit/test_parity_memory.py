@@ -5,38 +5,47 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.walk import Walk
-from kernelseam.parity.data.memory import GUARD, Layout, Place, never_written, place, scattered
+from kernelseam.parity.cases.operand_layout import OperandLayout
+from kernelseam.parity.data.memory import (
+    GUARD,
+    Layout,
+    Placement,
+    never_written,
+    placement,
+    scattered,
+)
 
 F16, F32 = DType.float16, DType.float32
 
 
 @pytest.mark.parametrize(
-    ("walk", "itemsize", "strides"),
+    ("operand_layout", "itemsize", "strides"),
     [
-        (Walk(), 2, (3 * 5 * 8, 5 * 8, 8)),
-        (Walk(aligned=False), 2, (3 * 5 * 7, 5 * 7, 7)),
-        (Walk(), 8, (3 * 5 * 8, 5 * 8, 8)),
-        (Walk(order="brh"), 2, (5 * 3 * 8, 8, 3 * 8)),
-        (Walk(gaps=(16, 8, 4)), 4, ((3 * (5 * 12 + 8)) + 16, 5 * 12 + 8, 12)),
-        (Walk(broadcast="b"), 2, (0, 5 * 8, 8)),
-        (Walk(broadcast="bhr"), 2, (0, 0, 0)),
-        (Walk(broadcast="r"), 2, (3 * 8, 8, 0)),
+        (OperandLayout(), 2, (3 * 5 * 8, 5 * 8, 8)),
+        (OperandLayout(aligned=False), 2, (3 * 5 * 7, 5 * 7, 7)),
+        (OperandLayout(), 8, (3 * 5 * 8, 5 * 8, 8)),
+        (OperandLayout(order="brh"), 2, (5 * 3 * 8, 8, 3 * 8)),
+        (OperandLayout(gaps=(16, 8, 4)), 4, ((3 * (5 * 12 + 8)) + 16, 5 * 12 + 8, 12)),
+        (OperandLayout(broadcast="b"), 2, (0, 5 * 8, 8)),
+        (OperandLayout(broadcast="bhr"), 2, (0, 0, 0)),
+        (OperandLayout(broadcast="r"), 2, (3 * 8, 8, 0)),
     ],
 )
-def test_strides(walk: Walk, itemsize: int, strides: tuple[int, int, int]) -> None:
-    assert walk.strides((2, 3, 5, 7), itemsize) == strides
+def test_strides(
+    operand_layout: OperandLayout, itemsize: int, strides: tuple[int, int, int]
+) -> None:
+    assert operand_layout.strides((2, 3, 5, 7), itemsize) == strides
 
 
 def _layout(separate: bool = False) -> tuple[Layout, dict[str, np.ndarray]]:
     shape = (2, 3, 4, 5)
-    places = {
-        "A": place("A", Walk(order="brh", gaps=(0, 0, 8), offset=3), shape, F16),
-        "B": scattered("B", Walk(), shape, F16, 0),
-        "C": place("C", Walk(), shape, F32),
+    placements = {
+        "A": placement("A", OperandLayout(order="brh", gaps=(0, 0, 8), offset=3), shape, F16),
+        "B": scattered("B", OperandLayout(), shape, F16, 0),
+        "C": placement("C", OperandLayout(), shape, F32),
     }
     rng = np.random.default_rng(0)
-    return Layout(places, separate), {
+    return Layout(placements, separate), {
         n: rng.standard_normal(shape).astype(np.float16) for n in "AB"
     }
 
@@ -63,12 +72,12 @@ def test_rows_start_where_aligned_says() -> None:
     layout, _ = _layout()
     for name, (_, start) in layout.blocks().items():
         assert start % 16 == 0 and start >= GUARD
-        p = layout.places[name]
+        p = layout.placements[name]
         assert (start + p.offset * p.dtype.itemsize) % 16 == (6 if name == "A" else 0)
 
 
 def test_scattered_matrices_do_not_touch() -> None:
-    p = scattered("B", Walk(), (3, 4, 5, 6), F16, 7)
+    p = scattered("B", OperandLayout(), (3, 4, 5, 6), F16, 7)
     assert p.starts is not None and len(p.starts) == 12
     ordered = np.sort(p.starts)
     assert ordered.tolist() != list(p.starts)
@@ -109,9 +118,9 @@ def test_stray_writes_show(byte: str, caught: bool) -> None:
 
 def test_shared_blocks_and_empty_operands() -> None:
     packed = {
-        n: Place("qkv", F16, (1, 1, 2, 4), (24, 4, 12, 1), i * 4) for i, n in enumerate("qkv")
+        n: Placement("qkv", F16, (1, 1, 2, 4), (24, 4, 12, 1), i * 4) for i, n in enumerate("qkv")
     }
-    layout = Layout({**packed, "none": place("none", Walk(), (0, 1, 2, 4), F16)})
+    layout = Layout({**packed, "none": placement("none", OperandLayout(), (0, 1, 2, 4), F16)})
     buffers = layout.buffers()
     values = {n: np.full((1, 1, 2, 4), i, np.float16) for i, n in enumerate("qkv")}
     layout.write(buffers, {**values, "none": np.empty((0, 1, 2, 4), np.float16)})

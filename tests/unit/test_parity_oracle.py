@@ -35,31 +35,31 @@ def test_attention_is_the_formula(S_q: int, S_k: int, causal: bool) -> None:
         rng.standard_normal(s).astype(np.float32)
         for s in ((B, H, S_q, D), (B, G, S_k, D), (B, G, S_k, D_v))
     )
-    got = formulas.attention(q, k, v, causal, 0.7)
+    actual = formulas.attention(q, k, v, causal, 0.7)
     for b, h, i in np.ndindex(B, H, S_q):
         seen = [j for j in range(S_k) if not causal or j <= i + S_k - S_q]
         K, V = k[b, h // 2, seen].tolist(), v[b, h // 2, seen].tolist()
         if not seen:
-            assert got.out[b, h, i].tolist() == [0.0] * D_v
-            assert got.lse[b, h, i] == -INF
+            assert actual.out[b, h, i].tolist() == [0.0] * D_v
+            assert actual.lse[b, h, i] == -INF
             continue
         out, lse = _softmax_row(q[b, h, i].tolist(), K, V, 0.7)
-        assert got.out[b, h, i] == pytest.approx(out, rel=1e-12, abs=1e-15)
-        assert got.lse[b, h, i] == pytest.approx(lse, rel=1e-12, abs=1e-14)
+        assert actual.out[b, h, i] == pytest.approx(out, rel=1e-12, abs=1e-15)
+        assert actual.lse[b, h, i] == pytest.approx(lse, rel=1e-12, abs=1e-14)
         magnitudes = [[abs(x) for x in row] for row in V]
-        assert got.pv[b, h, i] == pytest.approx(
+        assert actual.pv[b, h, i] == pytest.approx(
             _softmax_row(q[b, h, i].tolist(), K, magnitudes, 0.7)[0], rel=1e-12
         )
         products = [
             0.7 * sum(abs(x * y) for x, y in zip(q[b, h, i].tolist(), key, strict=True))
             for key in K
         ]
-        assert got.products[b, h, i] == pytest.approx(max(products), rel=1e-12)
+        assert actual.products[b, h, i] == pytest.approx(max(products), rel=1e-12)
         largest = max(
             0.7 * sum(x * y for x, y in zip(q[b, h, i].tolist(), key, strict=True)) for key in K
         )
         ell = math.exp(lse - largest)
-        assert got.values[b, h, i] == pytest.approx(
+        assert actual.values[b, h, i] == pytest.approx(
             [sum(c) / ell for c in zip(*magnitudes, strict=True)], rel=1e-12
         )
 
@@ -70,8 +70,8 @@ def test_sampled_rows_are_those_of_the_whole() -> None:
     whole, rows = formulas.attention(q, k, v, True, 0.5), [0, 7, 23, 24, 47]
     part = formulas.attention(q, k, v, True, 0.5, rows)
     for name in ("out", "lse", "pv", "products", "values"):
-        want = getattr(whole, name).reshape(48, *getattr(whole, name).shape[3:])[rows]
-        np.testing.assert_allclose(getattr(part, name), want, rtol=1e-14, atol=1e-15)
+        expected = getattr(whole, name).reshape(48, *getattr(whole, name).shape[3:])[rows]
+        np.testing.assert_allclose(getattr(part, name), expected, rtol=1e-14, atol=1e-15)
 
 
 def _one_head(S_q: int = 3, S_k: int = 3) -> Any:
@@ -83,49 +83,51 @@ def test_what_is_hidden_never_contributes() -> None:
     q, k, v = _one_head()
     clean = formulas.attention(q, k, v, True, 1.0)
     k[0, 0, 2], v[0, 0, 2] = NAN, INF
-    got = formulas.attention(q, k, v, True, 1.0)
-    np.testing.assert_array_equal(got.out[0, 0, :2], clean.out[0, 0, :2])
-    np.testing.assert_array_equal(got.lse[0, 0, :2], clean.lse[0, 0, :2])
-    assert np.isnan(got.out[0, 0, 2]).all()
-    assert math.isnan(got.lse[0, 0, 2])
+    actual = formulas.attention(q, k, v, True, 1.0)
+    np.testing.assert_array_equal(actual.out[0, 0, :2], clean.out[0, 0, :2])
+    np.testing.assert_array_equal(actual.lse[0, 0, :2], clean.lse[0, 0, :2])
+    assert np.isnan(actual.out[0, 0, 2]).all()
+    assert math.isnan(actual.lse[0, 0, 2])
 
 
 def test_non_finite_values_reach_what_depends_on_them() -> None:
     q, k, v = _one_head()
     v[0, 0, 1, 0] = INF
-    got = formulas.attention(q, k, v, False, 1.0)
-    assert (got.out[..., 0] == INF).all()
-    assert np.isfinite(got.out[..., 1]).all()
-    assert np.isfinite(got.lse).all()
+    actual = formulas.attention(q, k, v, False, 1.0)
+    assert (actual.out[..., 0] == INF).all()
+    assert np.isfinite(actual.out[..., 1]).all()
+    assert np.isfinite(actual.lse).all()
     q, k, v = _one_head()
     q[0, 0, 1, 0] = NAN
-    got = formulas.attention(q, k, v, False, 1.0)
-    assert np.isnan(got.out[0, 0]).all(axis=1).tolist() == [False, True, False]
+    actual = formulas.attention(q, k, v, False, 1.0)
+    assert np.isnan(actual.out[0, 0]).all(axis=1).tolist() == [False, True, False]
 
 
 def test_scores_of_minus_infinity() -> None:
     q, k, v = _one_head()
     q[...] = np.abs(q) + 1
     k[0, 0, 1] = -INF
-    got = formulas.attention(q, k, v, False, 1.0)
-    want = formulas.attention(q, k[:, :, [0, 2]], v[:, :, [0, 2]], False, 1.0)
-    np.testing.assert_allclose(got.out, want.out, rtol=1e-14)
-    np.testing.assert_allclose(got.products, want.products, rtol=1e-14)
+    actual = formulas.attention(q, k, v, False, 1.0)
+    expected = formulas.attention(q, k[:, :, [0, 2]], v[:, :, [0, 2]], False, 1.0)
+    np.testing.assert_allclose(actual.out, expected.out, rtol=1e-14)
+    np.testing.assert_allclose(actual.products, expected.products, rtol=1e-14)
     k[...] = -INF
-    got = formulas.attention(q, k, v, False, 1.0)
+    actual = formulas.attention(q, k, v, False, 1.0)
     assert (
-        (got.out == 0).all()
-        and (got.lse == -INF).all()
-        and (got.pv == 0).all()
-        and (got.products == 0).all()
+        (actual.out == 0).all()
+        and (actual.lse == -INF).all()
+        and (actual.pv == 0).all()
+        and (actual.products == 0).all()
     )
 
 
 def test_no_keys_and_no_queries() -> None:
-    got = formulas.attention(
+    actual = formulas.attention(
         np.ones((1, 2, 3, 4)), np.ones((1, 2, 0, 4)), np.ones((1, 2, 0, 5)), False, 1.0
     )
-    assert got.out.shape == (1, 2, 3, 5) and (got.out == 0).all() and (got.lse == -INF).all()
+    assert (
+        actual.out.shape == (1, 2, 3, 5) and (actual.out == 0).all() and (actual.lse == -INF).all()
+    )
     for lead, S_q in ((1, 0), (0, 3)):
         k, v = np.ones((lead, 1, 3, 4)), np.ones((lead, 1, 3, 5))
         assert formulas.attention(np.ones((lead, 2, S_q, 4)), k, v, True, 1.0).out.shape == (
@@ -138,11 +140,11 @@ def test_no_keys_and_no_queries() -> None:
 
 def test_inputs_count_as_they_were_rounded() -> None:
     q, k, v = (x.astype(ml_dtypes.bfloat16) for x in _one_head())
-    got = formulas.attention(q, k, v, False, 1.0)
-    want = formulas.attention(
+    actual = formulas.attention(q, k, v, False, 1.0)
+    expected = formulas.attention(
         q.astype(np.float64), k.astype(np.float64), v.astype(np.float64), False, 1.0
     )
-    np.testing.assert_array_equal(got.out, want.out)
+    np.testing.assert_array_equal(actual.out, expected.out)
 
 
 @pytest.mark.parametrize("a_transposed", [False, True])
@@ -153,20 +155,20 @@ def test_gemm_is_the_formula(a_transposed: bool, b_transposed: bool) -> None:
     a = rng.standard_normal((B, H, K, M) if a_transposed else (B, H, M, K))
     b = rng.standard_normal((B, G, N, K) if b_transposed else (B, G, K, N))
     c = rng.standard_normal((B, H, M, N))
-    got = formulas.gemm(a, b, c, 0.5, -2.0, a_transposed, b_transposed)
+    actual = formulas.gemm(a, b, c, 0.5, -2.0, a_transposed, b_transposed)
     rows = [0, 2, 11, 13, 23]
     part = formulas.gemm(a, b, c, 0.5, -2.0, a_transposed, b_transposed, rows)
     for i, h, m, n in np.ndindex(B, H, M, N):
         left = [a[i, h, k, m] if a_transposed else a[i, h, m, k] for k in range(K)]
         right = [b[i, h // 2, n, k] if b_transposed else b[i, h // 2, k, n] for k in range(K)]
         terms = [float(x * y) for x, y in zip(left, right, strict=True)]
-        assert got.out[i, h, m, n] == pytest.approx(
+        assert actual.out[i, h, m, n] == pytest.approx(
             0.5 * sum(terms) - 2 * c[i, h, m, n], rel=1e-12, abs=1e-14
         )
         magnitude = 0.5 * sum(map(abs, terms)) + 2 * abs(c[i, h, m, n])
-        assert got.magnitude[i, h, m, n] == pytest.approx(magnitude, rel=1e-12)
-    np.testing.assert_allclose(part.out, got.out.reshape(24, N)[rows], rtol=1e-13)
-    np.testing.assert_allclose(part.magnitude, got.magnitude.reshape(24, N)[rows], rtol=1e-13)
+        assert actual.magnitude[i, h, m, n] == pytest.approx(magnitude, rel=1e-12)
+    np.testing.assert_allclose(part.out, actual.out.reshape(24, N)[rows], rtol=1e-13)
+    np.testing.assert_allclose(part.magnitude, actual.magnitude.reshape(24, N)[rows], rtol=1e-13)
 
 
 @pytest.mark.parametrize("rows", [None, [0, 1]])
@@ -184,8 +186,8 @@ def test_gemm_edges(rows: list[int] | None) -> None:
     assert np.isnan(formulas.gemm(a, b, None, 1.0, 0.0, rows=rows).out).all()
     a[...], b[...] = 1.0, 2.0
     a[0, 0, 1, 1], b[0, 0, 1, 0] = INF, 0.0
-    got = formulas.gemm(a, b, None, 1.0, 0.0, rows=rows).out.ravel()
-    assert got.tolist()[:2] == [4.0, 6.0] and math.isnan(got[2]) and got[3] == INF
+    actual = formulas.gemm(a, b, None, 1.0, 0.0, rows=rows).out.ravel()
+    assert actual.tolist()[:2] == [4.0, 6.0] and math.isnan(actual[2]) and actual[3] == INF
 
 
 @pytest.mark.parametrize(("batch_group", "head_group"), [(1, 1), (2, 1), (1, 3), (2, 2), (4, 6)])
@@ -204,11 +206,11 @@ def test_summed_gemms_are_the_formula(batch_group: int, head_group: int) -> None
         "batch_group": batch_group,
         "head_group": head_group,
     }
-    got = formulas.gemm(a, b, None, -0.5, **more)  # type: ignore[arg-type]
+    actual = formulas.gemm(a, b, None, -0.5, **more)  # type: ignore[arg-type]
     rows = [0, 2, lead[0] * lead[1] * M - 1]
     part = formulas.gemm(a, b, None, -0.5, rows=rows, **more)  # type: ignore[arg-type]
-    assert got.out.shape == (*lead, M, N)
-    for i, j, m, n in np.ndindex(*got.out.shape):
+    assert actual.out.shape == (*lead, M, N)
+    for i, j, m, n in np.ndindex(*actual.out.shape):
         terms = [
             float(a[p, h, m, k]) * float(b[p, h // g, k, n])
             for p in range(B)
@@ -217,14 +219,14 @@ def test_summed_gemms_are_the_formula(batch_group: int, head_group: int) -> None
             if p // batch_group == i and h // head_group == j
         ]
         added = [float(bias[i, j, n]), float(residual[i, j, m, n])]
-        assert got.out[i, j, m, n] == pytest.approx(
+        assert actual.out[i, j, m, n] == pytest.approx(
             -0.5 * sum(terms) + sum(added), rel=1e-11, abs=1e-13
         )
         magnitude = 0.5 * sum(map(abs, terms)) + sum(map(abs, added))
-        assert got.magnitude[i, j, m, n] == pytest.approx(magnitude, rel=1e-12)
+        assert actual.magnitude[i, j, m, n] == pytest.approx(magnitude, rel=1e-12)
     for name in ("out", "magnitude"):
         np.testing.assert_allclose(
-            getattr(part, name), getattr(got, name).reshape(-1, N)[rows], rtol=1e-12
+            getattr(part, name), getattr(actual, name).reshape(-1, N)[rows], rtol=1e-12
         )
 
 

@@ -67,51 +67,51 @@ def test_gradients_are_central_differences(name: str, causal: bool) -> None:
         return float((out * DOUT).sum())
 
     shape = (B, H, S_q, S_k) if variant.bias is not None else None
-    got = attention_bwd(Q, K, V, DOUT, causal, SCALE, variant, shape)
-    _require(got["dq"].value, lambda x: loss(q=x), Q)
-    _require(got["dk"].value, lambda x: loss(k=x), K)
-    _require(got["dv"].value, lambda x: loss(v=x), V)
+    actual = attention_bwd(Q, K, V, DOUT, causal, SCALE, variant, shape)
+    _require(actual["dq"].value, lambda x: loss(q=x), Q)
+    _require(actual["dk"].value, lambda x: loss(k=x), K)
+    _require(actual["dv"].value, lambda x: loss(v=x), V)
     if variant.bias is not None:
-        _require(got["dbias"].value, lambda x: loss(bias=x), BIAS)
+        _require(actual["dbias"].value, lambda x: loss(bias=x), BIAS)
     if variant.sinks is not None:
-        _require(got["dsinks"].value, lambda x: loss(sinks=x), np.array(variant.sinks))
+        _require(actual["dsinks"].value, lambda x: loss(sinks=x), np.array(variant.sinks))
     more = {"dbias": variant.bias is not None, "dsinks": variant.sinks is not None}
-    assert set(got) == {"dq", "dk", "dv", *(n for n, there in more.items() if there)}
+    assert set(actual) == {"dq", "dk", "dv", *(n for n, there in more.items() if there)}
 
 
 @pytest.mark.parametrize(
     "shape", [(B, H, S_q, S_k), (1, H, S_q, S_k), (B, 1, 1, S_k), (1, 1, 1, 1)]
 )
 def test_the_bias_s_gradient_is_summed_where_the_bias_repeats(shape: tuple[int, ...]) -> None:
-    got = attention_bwd(Q, K, V, DOUT, True, SCALE, FULL, shape)["dbias"]
+    actual = attention_bwd(Q, K, V, DOUT, True, SCALE, FULL, shape)["dbias"]
     whole = attention_bwd(Q, K, V, DOUT, True, SCALE, FULL, (B, H, S_q, S_k))["dbias"]
     axes = tuple(i for i, n in enumerate(shape) if n == 1)
     np.testing.assert_allclose(
-        got.value, whole.value.sum(axis=axes, keepdims=True), rtol=1e-12, atol=1e-13
+        actual.value, whole.value.sum(axis=axes, keepdims=True), rtol=1e-12, atol=1e-13
     )
-    assert got.value.shape == shape and (got.rounded == 0).all()
-    assert (got.single >= whole.single.sum(axis=axes, keepdims=True) - 1e-12).all()
+    assert actual.value.shape == shape and (actual.rounded == 0).all()
+    assert (actual.single >= whole.single.sum(axis=axes, keepdims=True) - 1e-12).all()
 
 
 @pytest.mark.parametrize("unit", [1e-7, -1e-7])
 def test_what_a_score_is_off_by_stays_within_the_sum_of_its_magnitudes(unit: float) -> None:
     """All q off by a factor: every score is, by at most |product|, which ``single`` counts √D
     times."""
-    got = attention_bwd(Q, K, V, DOUT, False, SCALE)
+    actual = attention_bwd(Q, K, V, DOUT, False, SCALE)
     off = attention_bwd(Q * (1 + unit), K, V, DOUT, False, SCALE)
     for name in ("dq", "dv"):
-        moved = np.abs(off[name].value - got[name].value)
-        assert (moved <= abs(unit) * (got[name].single + got[name].lses)).all()
-        assert moved.max() > 1e-3 * (abs(unit) * got[name].single).max()
+        moved = np.abs(off[name].value - actual[name].value)
+        assert (moved <= abs(unit) * (actual[name].single + actual[name].lses)).all()
+        assert moved.max() > 1e-3 * (abs(unit) * actual[name].single).max()
 
 
 @pytest.mark.parametrize("unit", [1e-3, -1e-3])
 def test_probabilities_that_are_rounded_stay_within_theirs(unit: float) -> None:
-    got = attention_bwd(Q, K, V, DOUT, False, SCALE)
+    actual = attention_bwd(Q, K, V, DOUT, False, SCALE)
     p = formulas.attention(Q, K, np.broadcast_to(np.eye(S_k), (B, G, S_k, S_k)), False, SCALE).out
     off = p * (1 + unit * np.sign(RNG.standard_normal(p.shape)))
     dv = (off.swapaxes(2, 3) @ DOUT).reshape(B, G, H // G, S_k, D_v).sum(axis=2)
-    assert (np.abs(dv - got["dv"].value) <= abs(unit) * got["dv"].rounded * (1 + 1e-9)).all()
+    assert (np.abs(dv - actual["dv"].value) <= abs(unit) * actual["dv"].rounded * (1 + 1e-9)).all()
 
 
 @pytest.mark.skipif(
@@ -130,15 +130,15 @@ def test_gradients_of_float64_are_right_to_their_last_bit_or_two() -> None:
     p = np.exp(x - x.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
     dx = p * (wide[3] @ wide[2].T - (wide[3] * (p @ wide[2])).sum(axis=1, keepdims=True))
-    got = attention_bwd(q, k, v, dout, False, 0.25)
-    for name, want in (
+    actual = attention_bwd(q, k, v, dout, False, 0.25)
+    for name, expected in (
         ("dq", 0.25 * dx @ wide[1]),
         ("dk", 0.25 * dx.T @ wide[0]),
         ("dv", p.T @ wide[3]),
     ):
         assert abs(x).max() > 500
         np.testing.assert_allclose(
-            got[name].value[0, 0], want.astype(float), rtol=2.0**-50, atol=1e-300
+            actual[name].value[0, 0], expected.astype(float), rtol=2.0**-50, atol=1e-300
         )
 
 
@@ -146,20 +146,20 @@ def test_rows_that_see_nothing_take_nothing() -> None:
     variant = Variant(
         mask=np.zeros((B, H, S_q, S_k), bool), sinks=np.array([0.5, -np.inf, 3.0, -2.0])
     )
-    got = attention_bwd(Q, K, V, DOUT, False, SCALE, variant)
-    for g in got.values():
+    actual = attention_bwd(Q, K, V, DOUT, False, SCALE, variant)
+    for g in actual.values():
         assert all((getattr(g, part) == 0).all() for part in PARTS if part != "vanished")
 
 
 def test_no_keys_and_no_queries() -> None:
     for q, k, v, dout in ((Q[:, :, :0], K, V, DOUT[:, :, :0]), (Q, K[:, :, :0], V[:, :, :0], DOUT)):
-        got = attention_bwd(q, k, v, dout, True, SCALE)
-        assert {n: g.value.shape for n, g in got.items()} == {
+        actual = attention_bwd(q, k, v, dout, True, SCALE)
+        assert {n: g.value.shape for n, g in actual.items()} == {
             "dq": q.shape,
             "dk": k.shape,
             "dv": v.shape,
         }
-        assert all((g.value == 0).all() for g in got.values())
+        assert all((g.value == 0).all() for g in actual.values())
 
 
 def test_sums_of_rows_of_one_element_are_no_false_alarm() -> None:
@@ -172,10 +172,10 @@ def test_sums_of_rows_of_one_element_are_no_false_alarm() -> None:
         k, v = (r.standard_normal((1, 1, 20, 1)).astype(np.float16) for _ in range(2))
         sinks = r.standard_normal(8).astype(np.float32)
         out, lse = kernelseam.attention(q, k, v, sinks=sinks, scale=1.0, return_lse=True)
-        found = kernelseam.attention_bwd(
+        actual = kernelseam.attention_bwd(
             dout, q, k, v, out, lse, sinks=sinks, scale=1.0, sink_gradient=True
         )
         exact = attention_bwd(q, k, v, dout, False, 1.0, Variant(sinks=sinks))["dsinks"]
         bound = tolerances.gradient(exact, DType.float16, DType.float32)
-        worst = max(worst, float((np.abs(found.dsinks - exact.value) / bound).max()))
+        worst = max(worst, float((np.abs(actual.dsinks - exact.value) / bound).max()))
     assert 0.2 < worst < 0.9

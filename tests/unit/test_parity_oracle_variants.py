@@ -116,10 +116,12 @@ def _row(b: int, h: int, i: int, causal: bool, v: Variant) -> dict[str, Any]:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", ALONE)
 def test_attention_is_the_formula(name: str, causal: bool) -> None:
-    got = formulas.attention(Q, K, V, causal, SCALE, None, ALONE[name])
+    actual = formulas.attention(Q, K, V, causal, SCALE, None, ALONE[name])
     for b, h, i in np.ndindex(B, H, S_q):
-        for what, want in _row(b, h, i, causal, ALONE[name]).items():
-            assert getattr(got, what)[b, h, i] == pytest.approx(want, rel=1e-12, abs=1e-14), (
+        for what, expected in _row(b, h, i, causal, ALONE[name]).items():
+            assert getattr(actual, what)[b, h, i] == pytest.approx(
+                expected, rel=1e-12, abs=1e-14
+            ), (
                 what,
                 b,
                 h,
@@ -131,53 +133,53 @@ def test_sampled_rows_are_those_of_the_whole() -> None:
     rows = [0, 3, 7, 13, 30, 31]
     whole, part = (formulas.attention(Q, K, V, False, SCALE, r, FULL) for r in (None, rows))
     for name in ("out", "lse", "pv", "products", "values", "changes"):
-        want = getattr(whole, name).reshape(B * H * S_q, *getattr(whole, name).shape[3:])[rows]
-        np.testing.assert_allclose(getattr(part, name), want, rtol=1e-14, atol=1e-15)
+        expected = getattr(whole, name).reshape(B * H * S_q, *getattr(whole, name).shape[3:])[rows]
+        np.testing.assert_allclose(getattr(part, name), expected, rtol=1e-14, atol=1e-15)
 
 
 @pytest.mark.parametrize("name", ["window", "mask", "kv-lengths", "all"])
 def test_what_is_hidden_never_contributes(name: str) -> None:
     variant, k, v, only = ALONE[name], K.copy(), V.copy(), np.zeros_like(V)
     k[:, :, 4], v[:, :, 4], only[:, :, 4] = NAN, INF, 1
-    clean, got = (
+    clean, actual = (
         formulas.attention(Q, x, y, False, SCALE, None, variant) for x, y in ((K, V), (k, v))
     )
     sees = formulas.attention(Q, K, only, False, SCALE, None, variant).out[..., 0] > 0
     assert sees.any() and not sees.all()
     for what in ("out", "lse", "pv", "values"):
-        np.testing.assert_array_equal(getattr(got, what)[~sees], getattr(clean, what)[~sees])
-    assert np.isnan(got.lse[sees]).all() and np.isnan(got.out[sees]).all()
+        np.testing.assert_array_equal(getattr(actual, what)[~sees], getattr(clean, what)[~sees])
+    assert np.isnan(actual.lse[sees]).all() and np.isnan(actual.out[sees]).all()
 
 
 def test_biases_that_are_infinite() -> None:
     bias = np.zeros((B, H, S_q, S_k))
     bias[0, 0, 0, :] = bias[0, 0, 1, :5] = -INF
     bias[0, 0, 2, 3] = INF
-    got = formulas.attention(Q, K, V, False, SCALE, None, Variant(bias=bias))
+    actual = formulas.attention(Q, K, V, False, SCALE, None, Variant(bias=bias))
     assert (
-        got.out[0, 0, 0].tolist() == [0, 0]
-        and got.lse[0, 0, 0] == -INF
-        and got.changes[0, 0, 0] == 0
+        actual.out[0, 0, 0].tolist() == [0, 0]
+        and actual.lse[0, 0, 0] == -INF
+        and actual.changes[0, 0, 0] == 0
     )
-    np.testing.assert_allclose(got.out[0, 0, 1], V[0, 0, 5], rtol=1e-14)
-    assert got.changes[0, 0, 1] == 0, "a key that weighs nothing does not widen the bound"
-    assert math.isnan(got.lse[0, 0, 2])
-    assert np.isfinite(got.lse[0, 0, 3])
+    np.testing.assert_allclose(actual.out[0, 0, 1], V[0, 0, 5], rtol=1e-14)
+    assert actual.changes[0, 0, 1] == 0, "a key that weighs nothing does not widen the bound"
+    assert math.isnan(actual.lse[0, 0, 2])
+    assert np.isfinite(actual.lse[0, 0, 3])
 
 
 def test_keys_that_weigh_nothing_do_not_widen_the_bound() -> None:
     bias = np.zeros((B, H, S_q, S_k))
     bias[..., 0], bias[..., 1] = -60000, -80
-    got = formulas.attention(Q, K, V, False, SCALE, None, Variant(bias=bias))
-    assert (got.changes == 80).all()
+    actual = formulas.attention(Q, K, V, False, SCALE, None, Variant(bias=bias))
+    assert (actual.changes == 80).all()
 
 
 def test_a_row_that_sees_no_key_has_its_sink() -> None:
     variant = Variant(mask=np.zeros((B, H, S_q, S_k), bool), sinks=np.array([0.5, -INF, 3.0, -2.0]))
-    got = formulas.attention(Q, K, V, False, SCALE, None, variant)
-    assert (got.out == 0).all()
-    assert got.lse[0, :, 0].tolist() == [0.5, -INF, 3.0, -2.0]
-    assert got.changes[0, :, 0].tolist() == [0.5, 0, 3, 2]
+    actual = formulas.attention(Q, K, V, False, SCALE, None, variant)
+    assert (actual.out == 0).all()
+    assert actual.lse[0, :, 0].tolist() == [0.5, -INF, 3.0, -2.0]
+    assert actual.changes[0, :, 0].tolist() == [0.5, 0, 3, 2]
 
 
 def test_merged_states_are_the_formula() -> None:
@@ -185,19 +187,19 @@ def test_merged_states_are_the_formula() -> None:
     outs, lses = rng.standard_normal((3, 2, 2, 4, 5)), 3 * rng.standard_normal((3, 2, 2, 4))
     lses[1, 0, 0, 0] = lses[:, 1, 1, 3] = -INF
     outs[1, 0, 0, 0] = outs[:, 1, 1, 3] = NAN
-    got = formulas.merge_states(outs, lses)
+    actual = formulas.merge_states(outs, lses)
     for b, h, r in np.ndindex(2, 2, 4):
         parts = [n for n in range(3) if lses[n, b, h, r] > -INF]
         if not parts:
             assert (
-                got.out[b, h, r].tolist() == [0.0] * 5
-                and got.lse[b, h, r] == -INF
-                and got.sizes[b, h, r] == 0
+                actual.out[b, h, r].tolist() == [0.0] * 5
+                and actual.lse[b, h, r] == -INF
+                and actual.sizes[b, h, r] == 0
             )
             continue
         s = math.log(sum(math.exp(lses[n, b, h, r]) for n in parts))
         weights = [math.exp(lses[n, b, h, r] - s) for n in parts]
-        want = [
+        expected = [
             sum(w * outs[n, b, h, r, c] for w, n in zip(weights, parts, strict=True))
             for c in range(5)
         ]
@@ -205,25 +207,25 @@ def test_merged_states_are_the_formula() -> None:
             sum(w * abs(outs[n, b, h, r, c]) for w, n in zip(weights, parts, strict=True))
             for c in range(5)
         ]
-        assert got.lse[b, h, r] == pytest.approx(s, rel=1e-13)
-        assert got.out[b, h, r] == pytest.approx(want, rel=1e-12, abs=1e-14)
-        assert got.magnitude[b, h, r] == pytest.approx(sizes, rel=1e-12)
-        assert got.sizes[b, h, r] == pytest.approx(max(abs(lses[n, b, h, r]) for n in parts))
+        assert actual.lse[b, h, r] == pytest.approx(s, rel=1e-13)
+        assert actual.out[b, h, r] == pytest.approx(expected, rel=1e-12, abs=1e-14)
+        assert actual.magnitude[b, h, r] == pytest.approx(sizes, rel=1e-12)
+        assert actual.sizes[b, h, r] == pytest.approx(max(abs(lses[n, b, h, r]) for n in parts))
 
 
 def test_merged_parts_of_the_keys_are_the_whole() -> None:
     parts = [(0, 2), (2, 2), (2, 5), (5, 6)]
     some = [formulas.attention(Q, K[:, :, a:b], V[:, :, a:b], False, SCALE) for a, b in parts]
-    got = formulas.merge_states(np.stack([x.out for x in some]), np.stack([x.lse for x in some]))
-    want = formulas.attention(Q, K, V, False, SCALE)
-    np.testing.assert_allclose(got.out, want.out, rtol=1e-13, atol=1e-15)
-    np.testing.assert_allclose(got.lse, want.lse, rtol=1e-13)
+    actual = formulas.merge_states(np.stack([x.out for x in some]), np.stack([x.lse for x in some]))
+    expected = formulas.attention(Q, K, V, False, SCALE)
+    np.testing.assert_allclose(actual.out, expected.out, rtol=1e-13, atol=1e-15)
+    np.testing.assert_allclose(actual.lse, expected.lse, rtol=1e-13)
 
 
 def test_no_parts_and_lost_ones() -> None:
-    got = formulas.merge_states(np.ones((0, 1, 1, 2, 3)), np.ones((0, 1, 1, 2)))
-    assert (got.out == 0).all() and (got.lse == -INF).all()
+    actual = formulas.merge_states(np.ones((0, 1, 1, 2, 3)), np.ones((0, 1, 1, 2)))
+    assert (actual.out == 0).all() and (actual.lse == -INF).all()
     lses = np.zeros((2, 1, 1, 2))
     lses[1, 0, 0] = NAN, INF
-    got = formulas.merge_states(np.ones((2, 1, 1, 2, 3)), lses)
-    assert np.isnan(got.out).all() and np.isnan(got.lse).all()
+    actual = formulas.merge_states(np.ones((2, 1, 1, 2, 3)), lses)
+    assert np.isnan(actual.out).all() and np.isnan(actual.lse).all()

@@ -68,8 +68,8 @@ class FarRuntime(HostRuntime):
         self.device = Device("far", 0, "far1")
 
     def describe(self, array: object) -> Any:
-        found = super().describe(array)
-        return None if found is None else replace(found, device=self.device)
+        result = super().describe(array)
+        return None if result is None else replace(result, device=self.device)
 
     def from_host(self, host: Any, device: Device) -> Any:
         if self.broken:
@@ -107,10 +107,10 @@ def test_outcomes_are_those_of_one_process(far: FarRuntime) -> None:
     wanted = [*numpy, exempt, *targets(backend="far")]
     alone, piped = list(run_all(cases, wanted)), list(run_all(cases, wanted, workers=2))
     assert _told(piped) == _told(alone)
-    found = {(o.case.name, o.implementation): o for o in piped}
-    assert len(found) == len(piped) == 12 + 4 + 6
-    assert found["wrong", "far"].status == "failed" and found["wrong", "numpy"].status == "passed"
-    assert "the runtime said 719" in found["gemm-f16-nn-alpha-beta", "far"].detail
+    actual = {(o.case.name, o.implementation): o for o in piped}
+    assert len(actual) == len(piped) == 12 + 4 + 6
+    assert actual["wrong", "far"].status == "failed" and actual["wrong", "numpy"].status == "passed"
+    assert "the runtime said 719" in actual["gemm-f16-nn-alpha-beta", "far"].detail
     assert {o.status for o in piped} == {"passed", "failed", "refused", "error"}
     judged = [o for o in piped if o.verdict is not None]
     assert all(o.seconds > o.computing > 0 for o in judged)
@@ -143,9 +143,9 @@ def test_so_much_memory_is_in_use_at_most(monkeypatch: pytest.MonkeyPatch) -> No
     most = [0, 0]
     monkeypatch.setattr(pipeline, "Workers", Counting)
     cases = [replace(named("gemm-f64-nn"), name=f"gemm-{i}") for i in range(40)]
-    found = list(run_all(cases, targets(backend="numpy"), workers=1))
-    assert [o.case.name for o in found] == [c.name for c in cases]
-    assert {o.status for o in found} == {"passed"}
+    actual = list(run_all(cases, targets(backend="numpy"), workers=1))
+    assert [o.case.name for o in actual] == [c.name for c in cases]
+    assert {o.status for o in actual} == {"passed"}
     assert Counting.open == [0, 0] and most == [pipeline.AHEAD + 1] * 2
 
 
@@ -159,12 +159,13 @@ class Deadly(str):
 def test_a_worker_that_dies_costs_its_case_alone() -> None:
     cases: list[Case] = [replace(named("gemm-f64-nn"), name=f"gemm-{i}") for i in range(5)]
     cases[2] = replace(cases[2], group=Deadly("cases"))
-    found = list(run_all(cases, targets(backend="numpy"), workers=2, limit=60))
-    assert [o.status for o in found] == ["passed", "passed", "error", "passed", "passed"]
+    actual = list(run_all(cases, targets(backend="numpy"), workers=2, limit=60))
+    assert [o.status for o in actual] == ["passed", "passed", "error", "passed", "passed"]
     with pytest.raises(
-        AssertionError, match="^gemm-2 on numpy-numpy: its data were not made: its process ended"
+        AssertionError,
+        match="^gemm-2 on numpy-numpy: its data were not prepared: its process ended",
     ):
-        found[2].require()
+        actual[2].require()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -182,17 +183,17 @@ def test_a_lost_device_ends_the_run(
     cases = [
         replace(named("gemm-f64-nn"), name=f"gemm-{i}", K=7 if i == 3 else 33) for i in range(9)
     ]
-    found = []
+    actual = []
     with pytest.raises(DeviceError) as caught:
         for o in run_all(cases, targets(backend="far"), workers=workers):
-            found.append(o)
+            actual.append(o)
     assert str(caught.value) == (
         "the device computes nothing any more since gemm-3 on far-far: DeviceError: the runtime "
         "says 700 for ever. Not "
         "run after it: 5."
     )
-    assert [o.status for o in found] == ["passed"] * 3 + ["error"]
-    assert "the runtime said 700" in found[3].detail
+    assert [o.status for o in actual] == ["passed"] * 3 + ["error"]
+    assert "the runtime said 700" in actual[3].detail
 
 
 def test_an_error_that_the_device_survives_is_a_case_s_own(far: FarRuntime) -> None:

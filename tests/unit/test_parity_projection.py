@@ -18,7 +18,7 @@ from kernelseam.oracle.projections import (
 )
 from kernelseam.parity.cases.projection_case import ProjectionCase
 from kernelseam.parity.data import projection as projection_data
-from kernelseam.parity.data.attention import NOWHERE
+from kernelseam.parity.data.attention import INVALID_PAGES
 from kernelseam.parity.matrix import matrix, named
 from kernelseam.parity.operations.operands import layout, outputs, values
 from kernelseam.parity.running.stages import verdict
@@ -37,9 +37,9 @@ def case(name: str) -> ProjectionCase:
 
 def results(c: ProjectionCase, x: Values) -> Values:
     """What an exact implementation would leave: the oracle's, rounded."""
-    wanted = projection_data.wanted(c, x)
-    places = layout(c).places
-    return {n: wanted[n][0].out.astype(places[n].dtype.numpy) for n in outputs(c)}
+    wanted = projection_data.expected(c, x)
+    placements = layout(c).placements
+    return {n: wanted[n][0].out.astype(placements[n].dtype.numpy) for n in outputs(c)}
 
 
 # ---------------------------------------------------------------- the oracle
@@ -132,7 +132,7 @@ def test_operations_dtypes_and_options_are_covered() -> None:
             2,
         }
         assert (
-            any(c.plants for c in mine)
+            any(c.injected for c in mine)
             and any(c.exact for c in mine)
             and any(c.bias is None for c in mine)
         )
@@ -150,19 +150,19 @@ def test_pages_are_shuffled_and_tables_name_only_what_is_used() -> None:
     used = np.zeros(table.shape, bool)
     for b, row in enumerate(positions):
         used[b, row // c.page_size] = True
-    assert set(table[~used].tolist()) <= set(NOWHERE) and (~used).any()
+    assert set(table[~used].tolist()) <= set(INVALID_PAGES) and (~used).any()
     pages = table[used].tolist()
     assert len(set(pages)) == len(pages) < projection_data.pages(c) and pages != sorted(pages)
-    place = layout(c).places["k"]
-    assert place.pieces is not None and len(place.pieces) == c.batch * c.S
+    placement = layout(c).placements["k"]
+    assert placement.row_spans is not None and len(placement.row_spans) == c.batch * c.S
     assert (
         all(len(set(row)) == c.S for row in positions.tolist()) and (np.diff(positions) < 0).any()
     )
 
 
 def test_a_residual_in_place_shares_the_result_s_memory() -> None:
-    places = layout(case("output-projection-f16-in-place")).places
-    assert places["residual"] == places["out"]
+    placements = layout(case("output-projection-f16-in-place")).placements
+    assert placements["residual"] == placements["out"]
 
 
 # ---------------------------------------------------------------- faults
@@ -372,6 +372,6 @@ def test_one_element_that_is_off_is_named() -> None:
     found["k"][1, 0, 32, 31] += np.float16(0.1)
     message = verdict(c, found).message
     assert message.startswith("k[1, 0, 32, 31] is ") and "the oracle says" in message
-    wanted = projection_data.wanted(c, values(c))
+    wanted = projection_data.expected(c, values(c))
     assert not check.projection(wanted, c.dtype, {"k": found["k"]})
     assert check.projection(wanted, c.dtype, {"q": found["q"]})

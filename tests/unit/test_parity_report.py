@@ -19,9 +19,11 @@ from kernelseam.parity.report.summary import Report
 from kernelseam.parity.running.run import Outcome, Target
 from kernelseam.plugins import plugins
 
-GOOD = Target(Device("one", 0, "a1", "One <1>", evidence="measured"), "plain", "gemm", own=False)
-BAD = Target(Device("two", 1, "b2", "Two", evidence="emulated"), "odd", "gemm", own=False)
-ALONE = Target(GOOD.device, "flash", "attention", own=False)
+GOOD = Target(
+    Device("one", 0, "a1", "One <1>", evidence="measured"), "plain", "gemm", builtin=False
+)
+BAD = Target(Device("two", 1, "b2", "Two", evidence="emulated"), "odd", "gemm", builtin=False)
+ALONE = Target(GOOD.device, "flash", "attention", builtin=False)
 TRACEBACK = (
     'Traceback (most recent call last):\n  File "x.py", line 1\n    '
     "launch()\nDeviceError: said 719\n"
@@ -45,9 +47,9 @@ def outcome(
             9,
             f"C[0, 1] is 5, the oracle says 4: error/tolerance {worst:.3g}",
         )
-    found = named(case) if isinstance(case, str) else case
+    result = named(case) if isinstance(case, str) else case
     return Outcome(
-        found,
+        result,
         target.device.backend,
         target.implementation,
         verdict,
@@ -149,7 +151,7 @@ def test_one_line_of_a_traceback_is_what_was_raised() -> None:
     assert summary.last_line("one\ntwo") == "one" and summary.last_line("") == ""
 
 
-def test_what_is_not_covered_is_said() -> None:
+def test_what_is_not_covered_is_reported() -> None:
     cases = [named(n) for n in ("gemm-f16-nn", "attention-f16-64", "attention-f16-64-ramp")]
     assert summary.not_covered(cases, [GOOD, BAD, ALONE]) == [
         "two has no implementation of attention: its 2 case(s) were not run."
@@ -160,11 +162,11 @@ def test_what_is_not_covered_is_said() -> None:
 def test_facts_name_versions_devices_and_no_date() -> None:
     known = plugins()
     device = known.backend("numpy").runtime.devices()[0]
-    found = dict(summary.facts(known, [Target(device, "numpy", "gemm", own=True)]))
-    assert re.fullmatch(r"\d+\.\d+\.\d+, contract \d+", found["kernelseam"])
-    assert found["device numpy:0"] == f"cpu, {device.name}, host"
-    assert "plugin reference" in found and "NumPy" in found["Python"]
-    assert not re.search(r"20\d\d-\d\d", " ".join(found.values()))
+    actual = dict(summary.facts(known, [Target(device, "numpy", "gemm", builtin=True)]))
+    assert re.fullmatch(r"\d+\.\d+\.\d+, contract \d+", actual["kernelseam"])
+    assert actual["device numpy:0"] == f"cpu, {device.name}, host"
+    assert "plugin reference" in actual and "NumPy" in actual["Python"]
+    assert not re.search(r"20\d\d-\d\d", " ".join(actual.values()))
 
 
 # ---------------------------------------------------------------- Markdown
@@ -220,17 +222,17 @@ class Page(HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        self.attributes.append(found)
+        result = dict(attrs)
+        self.attributes.append(result)
         self.loads += [
-            f"{tag} {n}" for n in ("src", "href", "srcset", "data", "action") if n in found
+            f"{tag} {n}" for n in ("src", "href", "srcset", "data", "action") if n in result
         ]
         if tag not in self.VOID:
             self.open.append(tag)
         if tag == "tr":
             self.rows.append([])
         if tag in ("td", "th"):
-            self.rows[-1].append((found.get("class") or "", ""))
+            self.rows[-1].append((result.get("class") or "", ""))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -244,8 +246,8 @@ class Page(HTMLParser):
             self.rows[-1][-1] = (name, text + data)
 
     def row(self, name: str) -> list[tuple[str, str]]:
-        (found,) = (r[1:] for r in self.rows if r and r[0][1] == name)
-        return found
+        (result,) = (r[1:] for r in self.rows if r and r[0][1] == name)
+        return result
 
 
 def test_cells_say_in_text_what_their_colour_says() -> None:
@@ -304,16 +306,19 @@ def test_a_page_needs_nothing_but_itself() -> None:
 
 def test_no_name_closes_a_tag_or_an_attribute() -> None:
     device = Device("x", 0, '"><script>', "<!--", evidence='it\'s "so"')
-    strange = Target(device, "'><b", "gemm", own=False)
-    found = [outcome("gemm-f16-nn", strange, 0.5), outcome("gemm-f16-nt", strange, refusal="</td>")]
-    text = html(Report(found, (strange,), [("<i>", "</dd>")], "a && b", ["<hr>"]))
+    strange = Target(device, "'><b", "gemm", builtin=False)
+    actual = [
+        outcome("gemm-f16-nn", strange, 0.5),
+        outcome("gemm-f16-nt", strange, refusal="</td>"),
+    ]
+    text = html(Report(actual, (strange,), [("<i>", "</dd>")], "a && b", ["<hr>"]))
     page = Page(text)
     assert text.count("<script>") == 1 and "<!--" not in text and "<hr>" not in text
     assert ("refused", "refused: </td>") in page.row("gemm-f16-nt")
     assert [r[1][1] for r in page.rows if len(r) == 8 and r[0][1] == "gemm"] == [
         '\'><b x it\'s "so" "><script>, <!--'
     ]
-    assert {a.get("title") for a in page.attributes} >= {"", found[0].detail}
+    assert {a.get("title") for a in page.attributes} >= {"", actual[0].detail}
 
 
 def test_a_case_that_one_implementation_did_not_run_has_a_cell() -> None:
@@ -338,7 +343,7 @@ def test_colours_are_bins_of_the_ratio(worst: float, name: str) -> None:
     assert state(outcome("gemm-f16-nn", GOOD, worst)) == name
 
 
-def test_colours_are_told_apart_from_their_text() -> None:
+def test_colours_contrast_with_their_text() -> None:
     """Contrast of text on each cell's colour, by the formula of WCAG 2: at least 4.5, light and
     dark."""
     style = re.search(r"<style>\n(.*?)</style>", html(GREEN), re.DOTALL)

@@ -114,24 +114,24 @@ class Filling:
 
 @pytest.fixture
 def host() -> Iterator[Device]:
-    found = plugins().registry.implementations
-    kept = list(found)
-    found.append(Broken())
+    results = plugins().registry.implementations
+    kept = list(results)
+    results.append(Broken())
     yield plugins().backend("numpy").runtime.devices()[0]
-    found[:] = kept
+    results[:] = kept
     forget()
 
 
 def test_a_refusal_is_neither_a_pass_nor_a_failure_where_it_is_allowed(host: Device) -> None:
     case = named("gemm-f16-nt")
-    allowed = run_case(case, Target(host, "broken", "gemm", own=False))
+    allowed = run_case(case, Target(host, "broken", "gemm", builtin=False))
     assert (allowed.status, allowed.detail, allowed.verdict) == (
         "refused",
         "takes no transposed B",
         None,
     )
     allowed.require()
-    forbidden = run_case(case, Target(host, "broken", "gemm", own=True))
+    forbidden = run_case(case, Target(host, "broken", "gemm", builtin=True))
     assert (forbidden.status, forbidden.detail) == (
         "error",
         "refused what it must take: takes no transposed B",
@@ -141,7 +141,7 @@ def test_a_refusal_is_neither_a_pass_nor_a_failure_where_it_is_allowed(host: Dev
     ):
         forbidden.require()
     declared = replace(case, may_refuse=frozenset({"broken"}))
-    assert run_case(declared, Target(host, "broken", "gemm", own=True)).status == "refused"
+    assert run_case(declared, Target(host, "broken", "gemm", builtin=True)).status == "refused"
 
 
 def test_a_check_that_raises_is_an_error_and_no_refusal(
@@ -151,13 +151,13 @@ def test_a_check_that_raises_is_an_error_and_no_refusal(
         raise KeyError("no such spec")
 
     monkeypatch.setattr(Broken, "supports", supports)
-    outcome = run_case(named("gemm-f16-nt"), Target(host, "broken", "gemm", own=False))
+    outcome = run_case(named("gemm-f16-nt"), Target(host, "broken", "gemm", builtin=False))
     assert (outcome.status, outcome.refusal) == ("error", None)
     assert "in supports" in outcome.detail and "KeyError: 'no such spec'" in outcome.detail
 
 
 def test_an_error_keeps_its_traceback(host: Device) -> None:
-    outcome = run_case(named("gemm-f16-nn"), Target(host, "broken", "gemm", own=False))
+    outcome = run_case(named("gemm-f16-nn"), Target(host, "broken", "gemm", builtin=False))
     assert outcome.status == "error"
     assert (
         outcome.detail.startswith("Traceback")
@@ -167,7 +167,7 @@ def test_an_error_keeps_its_traceback(host: Device) -> None:
 
 def test_a_second_launch_must_give_the_same_bits(host: Device) -> None:
     plugins().registry.add_implementation(Drifting())
-    outcome = run_case(named("gemm-f16-nn"), Target(host, "drifting", "gemm", own=False))
+    outcome = run_case(named("gemm-f16-nn"), Target(host, "drifting", "gemm", builtin=False))
     assert outcome.status == "failed"
     assert outcome.detail.endswith("bytes differ after a second launch on the same inputs")
 
@@ -186,7 +186,8 @@ def test_nothing_is_written_around_a_workspace(host: Device, place: int, where: 
     """Not even that 0 is added to what is there."""
     plugins().registry.add_implementation(Spilling(place=place))
     outcome = run_case(
-        named("gemm-f16-nt-subnormal"), Target(host, "spilling", "gemm", own=False, flushed=True)
+        named("gemm-f16-nt-subnormal"),
+        Target(host, "spilling", "gemm", builtin=False, flushed=True),
     )
     assert (outcome.status, outcome.detail if where else "") == (
         "failed" if where else "passed",
@@ -197,9 +198,10 @@ def test_nothing_is_written_around_a_workspace(host: Device, place: int, where: 
 def test_flushed_subnormals_widen_the_bound(host: Device) -> None:
     plugins().registry.add_implementation(Nothing())
     case = named("gemm-f16-nt-subnormal")  # every result is below the smallest normal half
-    assert run_case(case, Target(host, "nothing", "gemm", own=False)).status == "failed"
+    assert run_case(case, Target(host, "nothing", "gemm", builtin=False)).status == "failed"
     assert (
-        run_case(case, Target(host, "nothing", "gemm", own=False, flushed=True)).status == "passed"
+        run_case(case, Target(host, "nothing", "gemm", builtin=False, flushed=True)).status
+        == "passed"
     )
 
 
@@ -268,7 +270,7 @@ def test_memory_and_lists_on_another_device(name: str) -> None:
     registry.add_backend(Backend("far", FarRuntime(), implementations=(FarGemm(),), priority=-300))
     try:
         (target,) = targets(backend="far")
-        assert not target.own
+        assert not target.builtin
         outcome = run_case(named(name), target)
         assert outcome.status == "passed", outcome.detail
         views = {
@@ -285,9 +287,11 @@ def test_memory_and_lists_on_another_device(name: str) -> None:
 
 
 def test_targets_are_the_implementations_registered(host: Device) -> None:
-    found = {(t.operation, t.implementation): t.own for t in targets(backend="numpy")}
+    actual = {(t.operation, t.implementation): t.builtin for t in targets(backend="numpy")}
     assert (
-        found[("gemm", "numpy")] and found[("attention", "numpy")] and not found[("gemm", "broken")]
+        actual[("gemm", "numpy")]
+        and actual[("attention", "numpy")]
+        and not actual[("gemm", "broken")]
     )
     assert targets(backend="nobody") == []
 
@@ -322,17 +326,17 @@ def test_memory_may_be_separate(name: str) -> None:
 
 
 def _specs() -> set[Any]:
-    found = set()
+    result = set()
     for case in matrix():
         lay = layout(case)
         at = {
             n: 2**20 + lay.blocks()[p.block][1] + p.offset * p.dtype.itemsize
-            for n, p in lay.places.items()
+            for n, p in lay.placements.items()
         }
         host = plugins().backend("numpy").runtime
-        made, _ = describe(case, lay, at, host, host.devices()[0]).simplified()
-        found.add(made.problem().spec)
-    return found
+        created, _ = describe(case, lay, at, host, host.devices()[0]).simplified()
+        result.add(created.problem().spec)
+    return result
 
 
 def test_the_matrix_is_wide_and_compiles_little() -> None:

@@ -82,35 +82,35 @@ WRONG: dict[str, tuple[str, Change]] = {
 
 def _results(made: AttentionCase, variant: Variant) -> dict[str, np.ndarray]:
     x = operands.values(made)
-    found = formulas.attention(x["q"], x["k"], x["v"], made.causal, made.scale_used, None, variant)
-    return {"out": found.out.astype(made.out_dtype.numpy), "lse": found.lse.astype(np.float32)}
+    result = formulas.attention(x["q"], x["k"], x["v"], made.causal, made.scale_used, None, variant)
+    return {"out": result.out.astype(made.out_dtype.numpy), "lse": result.lse.astype(np.float32)}
 
 
 @pytest.mark.parametrize("fault", WRONG)
 def test_a_wrong_variant_is_caught(fault: str) -> None:
     name, change = WRONG[fault]
-    made = named(f"attention-{name}")
-    assert isinstance(made, AttentionCase)
-    right = attention_data.variant(made, operands.values(made))
-    assert verdict(made, _results(made, right)).passed
-    wrong = verdict(made, _results(made, change(right)))
+    parity_case = named(f"attention-{name}")
+    assert isinstance(parity_case, AttentionCase)
+    right = attention_data.variant(parity_case, operands.values(parity_case))
+    assert verdict(parity_case, _results(parity_case, right)).passed
+    wrong = verdict(parity_case, _results(parity_case, change(right)))
     assert not wrong.passed and wrong.worst > 4, wrong.message
-    without = _results(made, change(right))
+    without = _results(parity_case, change(right))
     del without["lse"]
-    assert not verdict(made, without).passed, "the result shows it too, not the LSE alone"
+    assert not verdict(parity_case, without).passed, "the result shows it too, not the LSE alone"
 
 
 def test_merged_states_that_are_weighed_wrongly_are_caught() -> None:
-    made = named("merge-states-f32-f16")
-    x = operands.values(made)
+    parity_case = named("merge-states-f32-f16")
+    x = operands.values(parity_case)
     outs, lses = x["outs"], x["lses"]
     right = formulas.merge_states(outs, lses)
     assert verdict(
-        made, {"out": right.out.astype(np.float16), "lse": right.lse.astype(np.float32)}
+        parity_case, {"out": right.out.astype(np.float16), "lse": right.lse.astype(np.float32)}
     ).passed
     for o, s in ((outs, lses * np.float32(np.log2(np.e))), (outs[:-1], lses[:-1])):
-        found = verdict(made, {"out": formulas.merge_states(o, s).out.astype(np.float16)})
-        assert not found.passed and found.worst > 4
+        outcome = verdict(parity_case, {"out": formulas.merge_states(o, s).out.astype(np.float16)})
+        assert not outcome.passed and outcome.worst > 4
 
 
 def test_constants_have_room_for_changed_scores() -> None:

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 from interruption import interrupted
 from kernelseam.parity.running import workers
-from kernelseam.parity.running.workers import Lost, Workers
+from kernelseam.parity.running.workers import WorkerFailed, Workers
 
 
 @pytest.fixture
 def team() -> Iterator[Workers]:
-    found = Workers(2, limit=30)
-    yield found
-    found.close()
+    result = Workers(2, limit=30)
+    yield result
+    result.close()
 
 
 def test_results_and_what_was_raised(team: Workers) -> None:
@@ -42,8 +42,10 @@ def test_array_libraries_have_one_thread_there(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
-    found = [team.start(os.getenv, n).result() for n in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")]
-    assert found == ["3", "1"], "what the user chose stays"
+    actual = [
+        team.start(os.getenv, n).result() for n in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    ]
+    assert actual == ["3", "1"], "what the user chose stays"
     assert "OPENBLAS_NUM_THREADS" not in os.environ
 
 
@@ -51,7 +53,9 @@ def test_a_process_that_dies_costs_its_task_alone(team: Workers) -> None:
     before = [team.start(math.factorial, n) for n in range(5)]
     bad = team.start(os._exit, 3)
     after = [team.start(math.factorial, n) for n in range(5)]
-    with pytest.raises(Lost, match="^its process ended with status 3; so did the one before it$"):
+    with pytest.raises(
+        WorkerFailed, match="^its process ended with status 3; so did the one before it$"
+    ):
         bad.result()
     assert [t.result() for t in (*before, *after)] == [math.factorial(n) for n in range(5)] * 2
     assert team.start(math.factorial, 6).result() == 720, "new work finds a new process"
@@ -60,18 +64,18 @@ def test_a_process_that_dies_costs_its_task_alone(team: Workers) -> None:
 def test_what_a_process_was_at_when_it_was_killed_is_done_again(team: Workers) -> None:
     """In the middle of its answer, as like as not."""
     pids = {t.result() for t in [team.start(os.getpid) for _ in range(50)]}
-    found = [team.start(bytes, 50_000_000) for _ in range(4)]
+    actual = [team.start(bytes, 50_000_000) for _ in range(4)]
     time.sleep(0.1)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    assert [len(t.result()) for t in found] == [50_000_000] * 4
+    assert [len(t.result()) for t in actual] == [50_000_000] * 4
     assert not {team.start(os.getpid).result()} & pids
 
 
 def test_a_process_that_was_killed_at_rest_is_replaced(team: Workers) -> None:
     pid = team._ask(os.getpid, ())
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(workers._Gone, match="^its process ended with status -9$"):
+    with pytest.raises(workers._ProcessEnded, match="^its process ended with status -9$"):
         team._ask(math.factorial, (5,))
     assert team._ask(math.factorial, (5,)) == 120
     assert team.start(math.factorial, 6).result() == 720
@@ -83,7 +87,7 @@ def test_a_process_that_hangs_costs_its_task_alone() -> None:
         slow, waits = team.start(time.sleep, 600), team.start(os.getpid)
         start = time.perf_counter()
         with pytest.raises(
-            Lost, match="^its process gave no answer within 4 s; so did the one before it$"
+            WorkerFailed, match="^its process gave no answer within 4 s; so did the one before it$"
         ):
             slow.result()
         pid = waits.result()
@@ -97,7 +101,7 @@ def test_a_process_that_hangs_costs_its_task_alone() -> None:
 
 
 def test_what_cannot_be_sent_is_an_error(team: Workers) -> None:
-    with pytest.raises(TypeError, match="^what came of it cannot be sent: "):
+    with pytest.raises(TypeError, match="^its result cannot be sent: "):
         team.start(threading.Lock).result()
     with pytest.raises(TypeError, match="cannot pickle"):
         team.start(len, threading.Lock()).result()

@@ -36,8 +36,8 @@ def gemm(**more: Any) -> BatchedGemmStrided:
 
 
 def error(x: dict[str, AcmeArray], alpha: float = 1.0) -> float:
-    want = alpha * x["A"].host.astype("f8") @ x["B"].host
-    return float(abs(x["C"].host - want).max())
+    expected = alpha * x["A"].host.astype("f8") @ x["B"].host
+    return float(abs(x["C"].host - expected).max())
 
 
 # ---------------------------------------------------------------- binding
@@ -211,7 +211,7 @@ def test_streams(acme: Any, stream: object, handle: int) -> None:
     assert space[0] == handle
 
 
-def test_the_current_stream_is_asked_of_the_arrays_library(acme: Any) -> None:
+def test_the_current_stream_comes_from_the_arrays_library(acme: Any) -> None:
     x = operands()
     plan(gemm(**x)).bind()()
     assert acme.asked.owner is x["A"]
@@ -386,10 +386,10 @@ def test_unknown_devices(acme: Any, refused: Refused) -> None:
         lambda: plan(gemm(), device="acme:2"),
     )
     for device in ("acme:x", "acme:", "acme:²", "", 0):
-        told = "''" if device == "" else device
+        reported = "''" if device == "" else device
         refused(
-            f"device = {told}: must be a Device, BACKEND or BACKEND:INDEX. For example numpy or "
-            "numpy:0.",
+            f"device = {reported}: must be a Device, BACKEND or BACKEND:INDEX. For example numpy "
+            "or numpy:0.",
             lambda device=device: plan(gemm(), device=device),
         )
     with pytest.raises(UnknownName, match=r"^device = abacus: must be one of acme, numpy\. "):

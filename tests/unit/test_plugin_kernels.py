@@ -25,9 +25,9 @@ Discovered = Callable[..., Any]
 
 @pytest.fixture
 def backend(discovered: Discovered, cache: Path) -> Backend:
-    found = discovered("kernelseam_thirdvendor.compiled")
-    assert found.failures == ()
-    backend: Backend = found.backend("acme")
+    loaded = discovered("kernelseam_thirdvendor.compiled")
+    assert loaded.failures == ()
+    backend: Backend = loaded.backend("acme")
     return backend
 
 
@@ -124,8 +124,8 @@ def test_a_launch_that_the_arch_has_not_is_refused_where_it_is_planned(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], reason: str
 ) -> None:
     (kernel,) = backend.kernels
-    made = dataclasses.replace(LaunchConfig((2, 1, 1), (1, 1, 1)), **config)
-    monkeypatch.setattr(type(kernel), "config", lambda self, *_: made)
+    created = dataclasses.replace(LaunchConfig((2, 1, 1), (1, 1, 1)), **config)
+    monkeypatch.setattr(type(kernel), "config", lambda self, *_: created)
     a, b, c, _ = product(backend)
     descriptor = described(a, b, c)
     with pytest.raises(Unsupported) as caught:

@@ -79,31 +79,31 @@ def multiply(backend: str | None = None) -> None:
 @pytest.mark.parametrize("name", KEPT_OUT)
 def test_a_broken_plugin_is_kept_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two good ones, of which the later is found all the same."""
-    found = discover([broken("raises-in-doctor"), broken(name), GOOD])
-    assert set(found.loaded) == {"reference", "raises-in-doctor", "thirdvendor"}
-    assert set(found.registry.backends) == {"numpy", "acme"}
-    assert [i.name for i in found.registry.implementations if i.backend == "acme"] == ["acme-gemm"]
-    assert "twin" not in {i.name for i in found.registry.implementations}
-    (failure,) = found.failures
+    loaded = discover([broken("raises-in-doctor"), broken(name), GOOD])
+    assert set(loaded.loaded) == {"reference", "raises-in-doctor", "thirdvendor"}
+    assert set(loaded.registry.backends) == {"numpy", "acme"}
+    assert [i.name for i in loaded.registry.implementations if i.backend == "acme"] == ["acme-gemm"]
+    assert "twin" not in {i.name for i in loaded.registry.implementations}
+    (failure,) = loaded.failures
     stage, message = KEPT_OUT[name]
     assert (failure.plugin, failure.stage) == (name, stage)
     assert failure.message.startswith(message)
     assert failure.traceback.startswith("Traceback (most recent call last):\n")
     assert failure.message.splitlines()[0] in failure.traceback
-    monkeypatch.setattr(plugins, "_plugins", found)
+    monkeypatch.setattr(plugins, "_plugins", loaded)
     multiply()
 
 
 def test_all_at_once() -> None:
-    found = discover([*map(broken, KEPT_OUT), GOOD])
-    assert [f.plugin for f in found.failures] == list(KEPT_OUT)
-    assert set(found.loaded) == {"reference", "thirdvendor"}
+    loaded = discover([*map(broken, KEPT_OUT), GOOD])
+    assert [f.plugin for f in loaded.failures] == list(KEPT_OUT)
+    assert set(loaded.loaded) == {"reference", "thirdvendor"}
 
 
 def test_the_doctor_of_a_broken_plugin() -> None:
-    found = discover([broken("raises-in-doctor"), GOOD])
-    assert found.failures == ()
-    report = found.doctor()
+    loaded = discover([broken("raises-in-doctor"), GOOD])
+    assert loaded.failures == ()
+    report = loaded.doctor()
     assert report["thirdvendor"] == {"devices": ["acme:0 (acme1)", "acme:1 (acme1)"]}
     assert report["reference"]["numpy"] == np.__version__
     failure = report["raises-in-doctor"]
@@ -117,16 +117,16 @@ def test_the_doctor_of_a_broken_plugin() -> None:
 def test_devices_that_cannot_be_listed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = discover([broken("raises-in-devices"), GOOD])
-    assert found.failures == () and "silent" in found.registry.backends
-    assert [str(d) for d in found.devices()] == [
+    loaded = discover([broken("raises-in-devices"), GOOD])
+    assert loaded.failures == () and "silent" in loaded.registry.backends
+    assert [str(d) for d in loaded.devices()] == [
         "numpy:0 (cpu)",
         "acme:0 (acme1)",
         "acme:1 (acme1)",
     ]
     assert "backend silent does not list its devices" in caplog.text
     assert "RuntimeError: the driver does not answer" in caplog.text
-    monkeypatch.setattr(plugins, "_plugins", found)
+    monkeypatch.setattr(plugins, "_plugins", loaded)
     multiply()
     # whoever asks for it is told
     with pytest.raises(RuntimeError, match="the driver does not answer"):
@@ -135,9 +135,9 @@ def test_devices_that_cannot_be_listed(
 
 def test_two_plugins_of_one_name() -> None:
     other = EntryPoint("thirdvendor", "kernelseam_broken.raises_in_devices", plugins.GROUP)
-    found = discover([GOOD, other, GOOD])
-    assert set(found.registry.backends) == {"numpy", "acme"}
-    assert [(f.plugin, f.stage, f.message) for f in found.failures] == [
+    loaded = discover([GOOD, other, GOOD])
+    assert set(loaded.registry.backends) == {"numpy", "acme"}
+    assert [(f.plugin, f.stage, f.message) for f in loaded.failures] == [
         (
             "thirdvendor",
             "import",
@@ -164,22 +164,22 @@ def test_a_plugin_need_not_be_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("kernelseam_object_plugin")
     module.plugin = Plugin()
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    found = discover([EntryPoint("object", "kernelseam_object_plugin:plugin", plugins.GROUP)])
-    assert found.failures == ()
-    assert found.loaded["object"].version == "1"
+    loaded = discover([EntryPoint("object", "kernelseam_object_plugin:plugin", plugins.GROUP)])
+    assert loaded.failures == ()
+    assert loaded.loaded["object"].version == "1"
 
 
 def test_plugins_restricted(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [broken("raises-on-import"), GOOD]
     monkeypatch.setenv("KERNELSEAM_PLUGINS", " thirdvendor ,, ")
-    found = discover(entries)
-    assert (set(found.loaded), found.failures) == ({"reference", "thirdvendor"}, ())
+    loaded = discover(entries)
+    assert (set(loaded.loaded), loaded.failures) == ({"reference", "thirdvendor"}, ())
     monkeypatch.setenv("KERNELSEAM_PLUGINS", "")
     assert set(discover(entries).loaded) == {"reference"}
     monkeypatch.setenv("KERNELSEAM_PLUGINS", "reference,thirdvendor,thirdvender")
-    found = discover(entries)
-    assert set(found.loaded) == {"reference", "thirdvendor"}
-    assert [(f.plugin, f.stage, f.message) for f in found.failures] == [
+    loaded = discover(entries)
+    assert set(loaded.loaded) == {"reference", "thirdvendor"}
+    assert [(f.plugin, f.stage, f.message) for f in loaded.failures] == [
         (
             "thirdvender",
             "import",
@@ -195,17 +195,17 @@ def test_plugins_restricted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_discovery_happens_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    made = discover([])
+    created = discover([])
 
     def counted() -> Plugins:
         calls.append(1)
-        return made
+        return created
 
     monkeypatch.setattr(plugins, "_plugins", None)
     monkeypatch.setattr(plugins, "discover", counted)
-    assert plugins.plugins() is plugins.plugins() is made
+    assert plugins.plugins() is plugins.plugins() is created
     plugins.reset()
-    assert plugins.plugins() is made and len(calls) == 2
+    assert plugins.plugins() is created and len(calls) == 2
 
 
 # ---------------------------------------------------------------- installed for real
@@ -285,7 +285,7 @@ def test_an_installed_third_vendor(run: Callable[..., dict[str, Any]]) -> None:
     assert result["devices"] == ["numpy:0 (cpu)", "acme:0 (acme1)", "acme:1 (acme1)"]
 
 
-def test_installed_broken_plugins_harm_nobody(run: Callable[..., dict[str, Any]]) -> None:
+def test_installed_broken_plugins_affect_no_other(run: Callable[..., dict[str, Any]]) -> None:
     names = [*KEPT_OUT, "raises-in-doctor", "raises-in-devices"]
     result = run(KERNELSEAM_PLUGINS=",".join(["thirdvendor", *names]))
     assert result["same"] and result["launches"] == ["acme_gemm"]

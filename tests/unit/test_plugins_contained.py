@@ -50,10 +50,10 @@ def strange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Strange
 
     def use(**lines: str) -> Plugins:
         entry = strange_plugins.write(tmp_path, "strange", **lines)
-        found = discover([entry, THIRD])
-        monkeypatch.setattr(plugins, "_plugins", found)
+        loaded = discover([entry, THIRD])
+        monkeypatch.setattr(plugins, "_plugins", loaded)
         planning.forget()
-        return found
+        return loaded
 
     yield use
     sys.modules.pop("strange_strange", None)
@@ -64,33 +64,33 @@ def multiply() -> str:
     """By descriptor and on arrays, on the default device; the implementation's name."""
     rng = np.random.default_rng(0)
     a, b, c = rng.standard_normal((3, 4)), rng.standard_normal((4, 5)), np.zeros((3, 5))
-    made = plan(BatchedGemmStrided(A=a, B=b, C=c, M=3, N=5, K=4))
-    made.bind()()
+    planned = plan(BatchedGemmStrided(A=a, B=b, C=c, M=3, N=5, K=4))
+    planned.bind()()
     assert abs(c - a @ b).max() < 1e-12
     assert abs(kernelseam.bmm(a[None], b[None])[0] - a @ b).max() < 1e-12
-    return made.implementation
+    return planned.implementation
 
 
-def only_failure(found: Plugins) -> Failure:
-    (failure,) = found.failures
+def only_failure(loaded: Plugins) -> Failure:
+    (failure,) = loaded.failures
     assert failure.plugin == "strange"
     assert "Traceback (most recent call last):\n" in failure.traceback
-    assert set(found.loaded) == {"reference", "thirdvendor"} and set(found.registry.backends) == {
+    assert set(loaded.loaded) == {"reference", "thirdvendor"} and set(loaded.registry.backends) == {
         "numpy",
         "acme",
     }
-    assert "strange" not in {i.name for i in found.registry.implementations}
+    assert "strange" not in {i.name for i in loaded.registry.implementations}
     return failure
 
 
 def doctor(
-    command: Callable[..., Any], found: Plugins, monkeypatch: pytest.MonkeyPatch, *more: str
+    command: Callable[..., Any], actual: Plugins, monkeypatch: pytest.MonkeyPatch, *more: str
 ) -> dict[str, Any]:
-    monkeypatch.setattr(plugins, "_plugins", found)  # ``command`` has put others there
+    monkeypatch.setattr(plugins, "_plugins", actual)  # ``command`` has put others there
     status, out, err = command("doctor", "--json", *more)
     assert (status, err) == (0, "")
-    told: dict[str, Any] = json.loads(out)
-    return told
+    reported: dict[str, Any] = json.loads(out)
+    return reported
 
 
 # ---------------------------------------------------------------- what it raises
@@ -143,8 +143,8 @@ def test_another_is_built(strange: Strange, raised: str, said: str) -> None:
 def test_a_backend_without_devices(
     strange: Strange, caplog: pytest.LogCaptureFixture, raised: str, said: str
 ) -> None:
-    found = strange(DEVICES=f"raise {raised}")
-    assert [str(d) for d in found.devices()] == [
+    loaded = strange(DEVICES=f"raise {raised}")
+    assert [str(d) for d in loaded.devices()] == [
         "numpy:0 (cpu)",
         "acme:0 (acme1)",
         "acme:1 (acme1)",
@@ -153,18 +153,18 @@ def test_a_backend_without_devices(
     assert multiply() == "strange"
 
 
-def test_devices_are_listed_once_but_asked_for_again_after_a_failure(strange: Strange) -> None:
-    found = strange(DEVICES="if Runtime.listed == 1: sys.exit()\n        return (DEVICE,)")
-    backend = found.backend("strange")
+def test_devices_are_listed_once_but_again_after_a_failure(strange: Strange) -> None:
+    loaded = strange(DEVICES="if Runtime.listed == 1: sys.exit()\n        return (DEVICE,)")
+    backend = loaded.backend("strange")
     with pytest.raises(Escaped):
-        found.devices_of(backend)
+        loaded.devices_of(backend)
     for _ in range(3):
-        assert [str(d) for d in found.devices_of(backend)] == ["strange:0 (strange1)"]
+        assert [str(d) for d in loaded.devices_of(backend)] == ["strange:0 (strange1)"]
     assert backend.runtime.listed == 2  # type: ignore[attr-defined]
 
 
 @every_kind
-def test_whoever_names_a_backend_is_told(strange: Strange, raised: str, said: str) -> None:
+def test_naming_a_broken_backend_raises(strange: Strange, raised: str, said: str) -> None:
     strange(DEVICES=f"raise {raised}")
     with pytest.raises(Exception) as caught:
         plan(GEMM, backend="strange")
@@ -175,7 +175,7 @@ def test_whoever_names_a_backend_is_told(strange: Strange, raised: str, said: st
 
 
 @every_kind
-def test_it_does_not_stand_before_an_array(strange: Strange, raised: str, said: str) -> None:
+def test_it_does_not_hide_an_array(strange: Strange, raised: str, said: str) -> None:
     strange(DEVICES="return ()", DESCRIBE=f"raise {raised}")
     from kernelseam_thirdvendor import AcmeArray
 
@@ -202,10 +202,10 @@ def test_doctor_tells(
     raised: str,
     said: str,
 ) -> None:
-    told = doctor(command, strange(**{place: f"raise {raised}"}), monkeypatch, "--no-check")
-    (failure,) = told["failures"]
+    reported = doctor(command, strange(**{place: f"raise {raised}"}), monkeypatch, "--no-check")
+    (failure,) = reported["failures"]
     assert (failure["plugin"], failure["stage"], failure["message"]) == ("strange", stage, said)
-    assert {p["plugin"] for p in told["plugins"]} == {"reference", "strange", "thirdvendor"}
+    assert {p["plugin"] for p in reported["plugins"]} == {"reference", "strange", "thirdvendor"}
     assert f"strange failed at {stage}: " in command("doctor", "--no-check")[1]
 
 
@@ -213,14 +213,16 @@ def test_doctor_tells(
 def test_doctor_tries_it_out(
     strange: Strange, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    found = strange(**{place: "sys.exit(0)", "DEVICES": "return ()"})
-    told = doctor(command, found, monkeypatch)
-    (failure,) = told["failures"]
+    loaded = strange(**{place: "sys.exit(0)", "DEVICES": "return ()"})
+    reported = doctor(command, loaded, monkeypatch)
+    (failure,) = reported["failures"]
     assert (failure["plugin"], failure["stage"]) == ("strange", place.lower())
     assert failure["message"].endswith("raised SystemExit: 0") or failure["message"].endswith(
         "SystemExit: 0"
     )
-    states = {f["implementation"]: f["state"] for f in told["examined"] if f["operation"] == "gemm"}
+    states = {
+        f["implementation"]: f["state"] for f in reported["examined"] if f["operation"] == "gemm"
+    }
     assert states == {"numpy": "right", "strange": "broken", "acme-gemm": "right"}
 
 
@@ -233,8 +235,8 @@ def test_a_launch_that_exits_is_a_finding(
         "return PlanParts((SimpleNamespace(record=parts.steps[0].record, bind=lambda *_: lambda "
         "stream: sys.exit(0)),))"
     )
-    told = doctor(command, strange(BUILD=step, DEVICES="return ()"), monkeypatch)
-    (failure,) = told["failures"]
+    reported = doctor(command, strange(BUILD=step, DEVICES="return ()"), monkeypatch)
+    (failure,) = reported["failures"]
     assert (failure["plugin"], failure["stage"]) == ("strange", "call")
     assert failure["message"] == "strange of gemm on numpy:0 (cpu): SystemExit: 0"
 
@@ -246,7 +248,7 @@ NO_COLON = "must be a non-empty str without a colon, which separates a device's 
 
 
 @pytest.mark.parametrize(
-    ("place", "line", "stage", "said"),
+    ("place", "line", "stage", "message"),
     [
         (
             "INFO",
@@ -362,15 +364,15 @@ NO_COLON = "must be a non-empty str without a colon, which separates a device's 
     ],
 )
 def test_a_field_of_a_wrong_kind(
-    strange: Strange, place: str, line: str, stage: str, said: str
+    strange: Strange, place: str, line: str, stage: str, message: str
 ) -> None:
     failure = only_failure(strange(**{place: line}))
-    assert (failure.stage, failure.message) == (stage, f"PluginError: {said}")
+    assert (failure.stage, failure.message) == (stage, f"PluginError: {message}")
     assert multiply() == "numpy"
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "text"),
     [
         ("return None", " must be a sequence of Device, got None"),
         ("return {0: 'x'}", " must be a sequence of Device, got {0: 'x'}"),
@@ -415,21 +417,21 @@ def test_what_are_no_devices(
     command: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     line: str,
-    said: str,
+    text: str,
 ) -> None:
-    found = strange(DEVICES=line)
-    assert [d.backend for d in found.devices()] == ["numpy", "acme", "acme"]
+    loaded = strange(DEVICES=line)
+    assert [d.backend for d in loaded.devices()] == ["numpy", "acme", "acme"]
     assert multiply() == "strange"  # on the host: it is the backend that is broken
     with pytest.raises(PluginError) as caught:
         plan(GEMM, backend="strange")
     message = str(caught.value)
-    assert message.startswith("devices() of backend 'strange'" + said)
-    (failure,) = doctor(command, found, monkeypatch, "--no-check")["failures"]
+    assert message.startswith("devices() of backend 'strange'" + text)
+    (failure,) = doctor(command, loaded, monkeypatch, "--no-check")["failures"]
     assert (failure["stage"], failure["message"]) == ("devices", f"PluginError: {message}")
 
 
 @pytest.mark.parametrize(
-    ("place", "line", "said"),
+    ("place", "line", "message"),
     [
         (
             "SUPPORTS",
@@ -465,18 +467,21 @@ def test_what_is_no_answer(
     monkeypatch: pytest.MonkeyPatch,
     place: str,
     line: str,
-    said: str,
+    message: str,
 ) -> None:
-    found = strange(**{place: line})
+    loaded = strange(**{place: line})
     assert multiply() == "numpy"
-    monkeypatch.setattr(plugins, "_plugins", found)
+    monkeypatch.setattr(plugins, "_plugins", loaded)
     rows = json.loads(command("explain", "gemm", "--json")[1])["implementations"]
     (row,) = (r for r in rows if r["implementation"] == "strange")
-    assert (row["verdict"], row["reason"]) == ("refused", f"its check raised PluginError: {said}")
+    assert (row["verdict"], row["reason"]) == (
+        "refused",
+        f"its check raised PluginError: {message}",
+    )
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("return None", "build() of 'strange' must be a PlanParts, got None"),
         ("return PlanParts(None)", "build() of 'strange': PlanParts.steps = None: must be a tuple"),
@@ -490,21 +495,21 @@ def test_what_is_no_answer(
         ),
     ],
 )
-def test_what_is_no_plan(strange: Strange, line: str, said: str) -> None:
+def test_what_is_no_plan(strange: Strange, line: str, message: str) -> None:
     strange(BUILD=line)
     with pytest.warns(BrokenImplementation) as warned:
         assert multiply() == "numpy"
-    assert str(warned[0].message).endswith(f"strange: its build raised PluginError: {said}")
+    assert str(warned[0].message).endswith(f"strange: its build raised PluginError: {message}")
     with pytest.raises(PluginError) as caught:
         plan(GEMM, device="numpy", implementation="strange")
-    assert str(caught.value) == said
+    assert str(caught.value) == message
 
 
-def test_archs_that_are_none_do_not_stand_before_others(
+def test_invalid_archs_do_not_hide_others(
     strange: Strange, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = strange(ARCHS="return 'strange1'")
-    (failure,) = doctor(command, found, monkeypatch, "--no-check")["failures"]
+    loaded = strange(ARCHS="return 'strange1'")
+    (failure,) = doctor(command, loaded, monkeypatch, "--no-check")["failures"]
     assert (failure["plugin"], failure["stage"]) == ("strange", "archs")
     assert (
         failure["message"]
@@ -517,17 +522,17 @@ def test_archs_that_are_none_do_not_stand_before_others(
 def test_a_toolchain_that_exits(
     strange: Strange, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = strange(REGISTER="Toolchain.arch_row = Toolchain.compiler = lambda *_: sys.exit(0)")
-    monkeypatch.setattr(plugins, "_plugins", found)
+    loaded = strange(REGISTER="Toolchain.arch_row = Toolchain.compiler = lambda *_: sys.exit(0)")
+    monkeypatch.setattr(plugins, "_plugins", loaded)
     assert command("compile", "gemm", "--arch", "strange1") == (
         1,
         "",
         "error: the toolchain of backend strange raised SystemExit: 0\n",
     )
-    wanted = targets(found, "strange")
+    wanted = targets(loaded, "strange")
     assert {t.device.backend for t in wanted} == {"strange"} and not any(t.flushed for t in wanted)
     assert (
-        dict(summary.facts(found, wanted))["compiler of strange"]
+        dict(summary.facts(loaded, wanted))["compiler of strange"]
         == "none: its compiler() raised SystemExit: 0"
     )
 
@@ -543,22 +548,22 @@ def test_a_toolchain_that_exits(
     ],
 )
 def test_a_report_is_plain_data(strange: Strange, line: str, wanted: dict[str, Any]) -> None:
-    told = strange(DOCTOR=line).doctor()["strange"]
-    told["a"] = told["a"][:6] if isinstance(told["a"], str) else told["a"]
-    assert told == wanted
+    reported = strange(DOCTOR=line).doctor()["strange"]
+    reported["a"] = reported["a"][:6] if isinstance(reported["a"], str) else reported["a"]
+    assert reported == wanted
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("return None", "TypeError: 'NoneType' object is not iterable"),
         ("x = {}; x['x'] = x; return x", "RecursionError: maximum recursion depth exceeded"),
         ("return {'a': Mute()}", "Own: not a word"),
     ],
 )
-def test_a_report_that_is_none(strange: Strange, line: str, said: str) -> None:
+def test_a_report_that_is_none(strange: Strange, line: str, message: str) -> None:
     failure = strange(DOCTOR=line).doctor()["strange"]
-    assert isinstance(failure, Failure) and failure.message.startswith(said)
+    assert isinstance(failure, Failure) and failure.message.startswith(message)
 
 
 # ---------------------------------------------------------------- what surrounds it
@@ -592,9 +597,9 @@ def test_metadata_that_cannot_be_read(
     (damaged / "entry_points.txt").write_bytes(entry_points)
     strange_plugins.write(tmp_path, "sound")
     monkeypatch.syspath_prepend(tmp_path)
-    found = discover(only="sound")
-    assert set(found.loaded) == {"reference", "sound"}
-    (failure,) = found.failures
+    loaded = discover(only="sound")
+    assert set(loaded.loaded) == {"reference", "sound"}
+    (failure,) = loaded.failures
     assert (failure.plugin, failure.stage) == (f"damaged in {tmp_path}", "metadata")
     assert failure.message.partition(":")[0] in ("TypeError", "UnicodeDecodeError")
 
@@ -608,7 +613,7 @@ NOISE = (
 @pytest.mark.parametrize(
     "arguments", [("doctor", "--no-check"), ("gemm", "--m", "8", "--n", "8", "--k", "8")]
 )
-def test_json_stands_alone(
+def test_json_is_the_only_output(
     tmp_path: Path, python_command: list[str], arguments: tuple[str, ...]
 ) -> None:
     for i, place in enumerate(("IMPORT", "INFO", "DEVICES", "BUILD", "DOCTOR")):

@@ -53,11 +53,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 def test_a_plugin_that_hangs_is_kept_out(name: str, stage: str, what: str) -> None:
     start = time.monotonic()
-    found = discover([hanging(name), GOOD])
+    loaded = discover([hanging(name), GOOD])
     assert SECONDS <= time.monotonic() - start < SECONDS + 5
-    assert set(found.loaded) == {"reference", "thirdvendor"}
-    assert set(found.registry.backends) == {"numpy", "acme"}
-    (failure,) = found.failures
+    assert set(loaded.loaded) == {"reference", "thirdvendor"}
+    assert set(loaded.registry.backends) == {"numpy", "acme"}
+    (failure,) = loaded.failures
     assert (failure.plugin, failure.stage) == (name, stage)
     assert failure.message.startswith(
         f"PluginTimeout: {what} did not come back within 0.3 s (KERNELSEAM_PROBE_SECONDS). It "
@@ -75,10 +75,10 @@ def test_a_plugin_that_hangs_is_kept_out(name: str, stage: str, what: str) -> No
 def test_a_probe_that_hangs(
     discovered: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = discovered("kernelseam_broken.hangs_in_devices", "kernelseam_thirdvendor")
-    assert found.failures == ()  # nobody has asked for devices yet
+    loaded = discovered("kernelseam_broken.hangs_in_devices", "kernelseam_thirdvendor")
+    assert loaded.failures == ()  # nobody has asked for devices yet
     start = time.monotonic()
-    assert [str(d) for d in found.devices()] == [
+    assert [str(d) for d in loaded.devices()] == [
         "numpy:0 (cpu)",
         "acme:0 (acme1)",
         "acme:1 (acme1)",
@@ -101,7 +101,7 @@ def test_a_probe_that_hangs(
     assert time.monotonic() - start < SECONDS
 
 
-def test_a_probe_that_hangs_does_not_stand_before_an_array(discovered: Callable[..., Any]) -> None:
+def test_a_probe_that_hangs_does_not_hide_an_array(discovered: Callable[..., Any]) -> None:
     """The backend of the highest priority is asked first, and is given up."""
     discovered("kernelseam_broken.hangs_in_devices", "kernelseam_thirdvendor")
     from kernelseam_thirdvendor import AcmeArray
@@ -117,7 +117,7 @@ def test_a_probe_that_hangs_does_not_stand_before_an_array(discovered: Callable[
         kernelseam.bmm(object(), object())
 
 
-def test_a_failure_on_an_array_does_not_stand_before_the_others(
+def test_a_failure_on_an_array_does_not_hide_the_others(
     discovered: Callable[..., Any],
 ) -> None:
     discovered("kernelseam_broken.raises_in_describe", "kernelseam_thirdvendor")
@@ -133,8 +133,8 @@ def test_a_failure_on_an_array_does_not_stand_before_the_others(
 
 
 def test_a_report_that_hangs(discovered: Callable[..., Any]) -> None:
-    found = discovered("kernelseam_broken.hangs_in_doctor", "kernelseam_thirdvendor")
-    report = found.doctor()
+    loaded = discovered("kernelseam_broken.hangs_in_doctor", "kernelseam_thirdvendor")
+    report = loaded.doctor()
     assert report["kernelseam-thirdvendor"] == {"devices": ["acme:0 (acme1)", "acme:1 (acme1)"]}
     failure = report["hangs-in-doctor"]
     assert isinstance(failure, Failure) and failure.stage == "kernelseam_doctor"

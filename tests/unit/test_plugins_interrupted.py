@@ -286,13 +286,13 @@ def test_exceptions_pass_as_they_are() -> None:
 def test_another_thread_is_not_interrupted() -> None:
     """While the main thread runs a plugin's code and is interrupted, another thread's is left
     alone."""
-    inside, go_on, found = threading.Event(), threading.Event(), list[str]()
+    inside, go_on, actual = threading.Event(), threading.Event(), list[str]()
 
     def other() -> None:
         with Contained("other"):
             inside.set()
             go_on.wait(30)
-        found.append("done")
+        actual.append("done")
 
     thread = threading.Thread(target=other)
 
@@ -308,7 +308,7 @@ def test_another_thread_is_not_interrupted() -> None:
 
     with pytest.raises(KeyboardInterrupt, match="of the user"):
         handled(signal.SIGINT, interrupt, work)
-    assert found == ["done"]
+    assert actual == ["done"]
 
 
 def test_under_the_limit_it_is_the_same() -> None:

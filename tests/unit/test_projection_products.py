@@ -106,14 +106,14 @@ def test_q_k_and_v_are_one_product_of_all_tokens() -> None:
         ({"S": 1, "stride_input_batch": 1 << 31}, 2, 1, 24),
     ],
 )
-def test_tokens_are_rows_of_one_matrix_where_they_lie_evenly(
+def test_evenly_spaced_tokens_are_rows_of_one_matrix(
     more: dict[str, Any], batch: int, M: int, row: int
 ) -> None:
     p = gemm(products.qkv(QkvProjection(**{**QKV, **more}).problem()))
     assert (p.batch, p.M, p.a_strides[2]) == (batch, M, row)
 
 
-def test_heads_that_lie_apart_are_summed() -> None:
+def test_heads_with_gaps_are_summed() -> None:
     """Head-major results of an attention: a product a head, all in one launch."""
     p = gemm(products.output(OutputProjection(**OUT, bias=0, residual=0).problem()))
     assert (p.M, p.N, p.K, p.batch, p.num_heads, p.c_head_group) == (5, 24, 8, 2, 4, 4)
@@ -157,7 +157,7 @@ def test_heads_side_by_side_are_one_row() -> None:
 # ---------------------------------------------------------------- gradients
 
 
-def test_gradients_read_dq_dk_and_dv_where_they_lie() -> None:
+def test_gradients_read_dq_dk_and_dv_in_place() -> None:
     d_input, d_weight = products.qkv_bwd(QkvProjectionBwd(**QKV, **ALL).problem())
     p = d_input.problem
     assert (p.M, p.N, p.K, p.batch, p.num_heads, p.c_head_group) == (5, 24, 8, 2, 8, 8)
@@ -180,7 +180,7 @@ def test_gradients_read_dq_dk_and_dv_where_they_lie() -> None:
     assert d_weight.operands["sums"] == "d_bias" and not d_weight.workspace
 
 
-def test_heads_side_by_side_in_all_three_are_taken_together() -> None:
+def test_adjacent_heads_in_all_three_are_one_segment() -> None:
     given = {**token_major(4, "dq"), **token_major(2, "dk", "dv")}
     d_input, d_weight = products.qkv_bwd(QkvProjectionBwd(**QKV, **ALL, **given).problem())
     p = d_input.problem
@@ -221,7 +221,7 @@ def test_gradients_of_the_output() -> None:
         assert (product.problem.N, product.problem.batch, product.problem.num_heads) == (32, 1, 1)
 
 
-def test_only_what_is_asked_for_is_launched() -> None:
+def test_only_requested_gradients_are_launched() -> None:
     for asked, names in (
         (("d_input",), ["d_input"]),
         (("d_weight",), ["d_weight"]),

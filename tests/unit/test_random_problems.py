@@ -18,11 +18,11 @@ from kernelseam.parity.cases.common import SHORT
 from kernelseam.parity.cases.gemm_case import GemmCase
 from kernelseam.parity.cases.projection_case import ProjectionCase
 from kernelseam.parity.data import attention as attention_data
-from kernelseam.parity.data.memory import POISON, Layout, Place
+from kernelseam.parity.data.memory import POISON, Layout, Placement
 from kernelseam.parity.operations import operands
 from kernelseam.parity.running import run
 from kernelseam.parity.running.run import Target, run_case
-from kernelseam.parity.running.stages import Computed, made
+from kernelseam.parity.running.stages import Computed, prepare
 from kernelseam.plugins import plugins
 from kernelseam.reference.runtime import HostRuntime
 
@@ -90,7 +90,7 @@ def test_few_kinds_cover_products(drawing: Any, seed: int) -> None:
         True,
         False,
     }
-    assert {bool(k.bias) for found in projections.values() for k in found} == {True, False}
+    assert {bool(k.bias) for actual in projections.values() for k in actual} == {True, False}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -102,12 +102,12 @@ def test_a_problem_is_its_number_s_alone(drawing: Any, family: str) -> None:
 def test_problems_are_small_and_ragged(drawing: Any) -> None:
     cases = _drawn(drawing, "attention", 0, 600)
     forwards = [c.forward if isinstance(c, BackwardCase) else c for c in cases]
-    found = [c for c in forwards if isinstance(c, AttentionCase)]
-    assert max(c.batch * c.num_heads for c in found) <= drawing.attention.MOST_HEADS
+    actual = [c for c in forwards if isinstance(c, AttentionCase)]
+    assert max(c.batch * c.num_heads for c in actual) <= drawing.attention.MOST_HEADS
     longest = drawing.attention.LONGEST
-    assert max(c.S_q for c in found) <= longest and max(c.S_k for c in found) > longest
-    assert any(0 in (c.kv_lengths or ()) for c in found) and any(c.page_size == 3 for c in found)
-    assert any(c.S_q % 16 and c.S_k % 16 for c in found) and any(c.S_q == 1 for c in found)
+    assert max(c.S_q for c in actual) <= longest and max(c.S_k for c in actual) > longest
+    assert any(0 in (c.kv_lengths or ()) for c in actual) and any(c.page_size == 3 for c in actual)
+    assert any(c.S_q % 16 and c.S_k % 16 for c in actual) and any(c.S_q == 1 for c in actual)
 
 
 def test_products_are_of_every_size(drawing: Any) -> None:
@@ -125,7 +125,7 @@ def test_products_are_of_every_size(drawing: Any) -> None:
     assert any(c.c_head_group % c.b_head_group and c.b_head_group % c.c_head_group for c in gemms)
     assert (
         any(c.in_place for c in gemms)
-        and any(c.plants for c in gemms)
+        and any(c.injected for c in gemms)
         and any(c.beta for c in gemms)
     )
     assert {c.view for c in gemms} == {"strided", "host", "device"}
@@ -133,7 +133,7 @@ def test_products_are_of_every_size(drawing: Any) -> None:
     assert any(c.S == 1 and c.batch > 10 for c in projections) and any(
         c.batch * c.S > 600 for c in projections
     )
-    assert any(c.packed for c in projections) and any(c.plants for c in projections)
+    assert any(c.packed for c in projections) and any(c.injected for c in projections)
     assert any(0 < c.turned < c.head_dim for c in projections) and any(
         c.kv_heads < c.num_heads for c in projections
     )
@@ -143,32 +143,32 @@ def test_products_are_of_every_size(drawing: Any) -> None:
 def test_the_reference_computes_them(drawing: Any, family: str) -> None:
     device = plugins().backend("numpy").runtime.devices()[0]
     for case in _drawn(drawing, family, 5, 60):
-        run_case(case, Target(device, "numpy", case.operation, own=True)).require()
+        run_case(case, Target(device, "numpy", case.operation, builtin=True)).require()
 
 
 def test_what_is_no_operand_of_a_product_is_nan(drawing: Any) -> None:
     between = 0
     for case in _drawn(drawing, "products", 1, 120):
-        before = made(case)
+        before = prepare(case)
         inputs = set(operands.values(case))
         blank = {
             n: np.full(p.shape, np.frombuffer(b"\xff" * p.dtype.itemsize, p.dtype.numpy))
-            for n, p in before.layout.places.items()
+            for n, p in before.layout.placements.items()
             if n in inputs
         }
         between += sum(
             p.bytes - p.dtype.itemsize * int(np.prod(p.shape)) > 0
-            for p in before.layout.places.values()
+            for p in before.layout.placements.values()
         )
         before.layout.write(before.buffers, blank)
         assert all((b == POISON).all() for b in before.buffers.values()), case
     assert between > 200, "operands with gaps"
 
 
-def _whole(case: AttentionCase, name: str, place: Place) -> tuple[str, tuple[int, ...]]:
+def _whole(case: AttentionCase, name: str, placement: Placement) -> tuple[str, tuple[int, ...]]:
     """The view of q, k or v, and the shape of all the memory that it walks over."""
     sequences = case.q_sequences if name == "q" else case.k_sequences
-    _, heads, most, width = place.shape
+    _, heads, most, width = placement.shape
     if sequences is not None:
         return "packed", (1, heads, sum(sequences) + 2 * case.margin, width)
     if case.page_size:
@@ -184,21 +184,21 @@ def test_what_belongs_to_no_sequence_is_nan(drawing: Any) -> None:
         forward = case.forward if isinstance(case, BackwardCase) else case
         if not isinstance(forward, AttentionCase):
             continue
-        before = made(case)
+        before = prepare(case)
         for name in "qkv":
-            place = before.layout.places[name]
-            if place.pieces is None:
+            placement = before.layout.placements[name]
+            if placement.row_spans is None:
                 continue
-            view, shape = _whole(forward, name, place)
-            whole = replace(place, shape=shape, pieces=None)
+            view, shape = _whole(forward, name, placement)
+            whole = replace(placement, shape=shape, row_spans=None)
             rows = (
-                Layout({**before.layout.places, name: whole})
+                Layout({**before.layout.placements, name: whole})
                 .read(before.buffers, name)
                 .astype(np.float32)
             )
             missing = np.isnan(rows)
             assert (missing.all(-1) == missing.any(-1)).all(), (case.name, name)
-            used = place.shape[1] * sum(p.rows for p in place.pieces)
+            used = placement.shape[1] * sum(p.rows for p in placement.row_spans)
             assert (~missing.any(-1)).sum() == used, (case.name, name)
             beyond[view] += missing.any(-1).sum()
     assert min(beyond.values()) > 1000, beyond
@@ -237,20 +237,20 @@ def test_the_script_names_what_fails(
     tmp_path: Path,
 ) -> None:
     """A wrong result costs its problem; a device that is lost ends the run."""
-    computed, copy = run.computed, HostRuntime.from_host
+    compute, copy = run.compute, HostRuntime.from_host
     lost = [False]
 
     def wrong(case: Case, *arguments: Any) -> Computed:
         lost[0] |= case.name == "random-4-4"
-        found = computed(case, *arguments)
-        return found if case.name != "random-4-0" else replace(found, changed=7)
+        report = compute(case, *arguments)
+        return report if case.name != "random-4-0" else replace(report, changed=7)
 
     def from_host(self: HostRuntime, *arguments: Any) -> Any:
         if lost[0]:
             raise DeviceError("the runtime says 700")
         return copy(self, *arguments)
 
-    monkeypatch.setattr(run, "computed", wrong)
+    monkeypatch.setattr(run, "compute", wrong)
     monkeypatch.setattr(HostRuntime, "from_host", from_host)
     file = tmp_path / "results.json"
     given = [
@@ -268,18 +268,18 @@ def test_the_script_names_what_fails(
     given += ["--json", str(file)]
     assert random_problems.main(given) == 1
     out = capsys.readouterr().out
-    found = json.loads(file.read_text())
-    assert [r["status"] for r in found["results"]] == [
+    report = json.loads(file.read_text())
+    assert [r["status"] for r in report["results"]] == [
         "failed",
         "passed",
         "passed",
         "passed",
         "error",
     ]
-    assert found["lost"] == (
+    assert report["lost"] == (
         "the device computes nothing any more since random-4-4 on numpy-numpy: DeviceError: the "
         "runtime says 700. Not "
         "run after it: 4."
     )
-    assert found["lost"] in out and "error 4: Traceback" in out
+    assert report["lost"] in out and "error 4: Traceback" in out
     assert "failed 0: 7 bytes differ after a second launch" in out

@@ -71,12 +71,12 @@ def test_random_mixtures(tens: int) -> None:
         for b in range(case.batch):
             for h in range(case.heads):
                 out, lse = formula(**case.formula(b, h))
-                got = case.rows("out", case.q_view, b, h)
+                actual = case.rows("out", case.q_view, b, h)
                 first = f["cu_seqlens_q"][b] if case.q_view == "packed" else 0
                 at = (0 if case.q_view == "packed" else b, h, slice(first, first + case.S_q[b]))
                 touched[at] = True
                 close(f["lse"][at], lse, 1 + abs(lse[np.isfinite(lse)]).max(initial=0))
-                for row, wanted in zip(got, out, strict=True):
+                for row, wanted in zip(actual, out, strict=True):
                     close(row[: case.D_v], wanted, 4)
                     assert (row[case.D_v :] == UNTOUCHED).all()
         assert (f["lse"][~touched] == UNTOUCHED).all()

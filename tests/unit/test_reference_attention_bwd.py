@@ -99,10 +99,10 @@ class Gradients(Mixture):
                 **self.formula(b, h), dout=self.dout[b][h], out=out, lse=self.lse(b, h)
             )
 
-    def close_rows(self, name: str, view: str, b: int, h: int, want: Array) -> None:
+    def close_rows(self, name: str, view: str, b: int, h: int, expected: Array) -> None:
         """Rows of a gradient within their tolerance, what lies around them untouched."""
-        width = want.shape[1]
-        for row, wanted in zip(self.rows(name, view, b, h), want, strict=True):
+        width = expected.shape[1]
+        for row, wanted in zip(self.rows(name, view, b, h), expected, strict=True):
             close(row[:width], wanted, SUMS * (1 + abs(wanted[np.isfinite(wanted)]).max(initial=0)))
             assert (row[width:] == UNTOUCHED).all()
 
@@ -123,14 +123,14 @@ def test_random_mixtures(tens: int) -> None:
         case = Gradients(seed)
         f = case.fields
         plan(case.descriptor()).bind()()
-        found = {(b, h): case.want(b, h) for b in range(case.batch) for h in range(case.heads)}
-        for (b, h), (dq, *_) in found.items():
+        actual = {(b, h): case.want(b, h) for b in range(case.batch) for h in range(case.heads)}
+        for (b, h), (dq, *_) in actual.items():
             case.close_rows("dq", case.q_view, b, h, dq)
         for b in range(case.batch):
             for g in range(case.kv_heads):
                 heads = range(g * case.group, (g + 1) * case.group)
                 with np.errstate(invalid="ignore"):
-                    dk, dv = (sum(found[b, h][i] for h in heads) for i in (1, 2))
+                    dk, dv = (sum(actual[b, h][i] for h in heads) for i in (1, 2))
                 case.close_rows("dk", case.kv_view, b, g, dk)
                 case.close_rows("dv", case.kv_view, b, g, dv)
                 if case.kv_view == "strided":
@@ -144,7 +144,7 @@ def test_random_mixtures(tens: int) -> None:
                 ).all()
         if "dbias" in f:
             whole = np.zeros((case.batch, case.heads, f["S_q"], f["S_k"]))
-            for (b, h), (*_, dx, _) in found.items():
+            for (b, h), (*_, dx, _) in actual.items():
                 whole[b, h, : case.S_q[b], : case.S_k[b]] = dx
             axes = tuple(
                 i
@@ -152,17 +152,25 @@ def test_random_mixtures(tens: int) -> None:
                 if m == 1 != n
             )
             with np.errstate(invalid="ignore"):
-                want = whole.sum(axis=axes, keepdims=True)
-            close(f["dbias"], want, SUMS * (1 + abs(want[np.isfinite(want)]).max(initial=0)))
+                expected = whole.sum(axis=axes, keepdims=True)
+            close(
+                f["dbias"],
+                expected,
+                SUMS * (1 + abs(expected[np.isfinite(expected)]).max(initial=0)),
+            )
             beside = np.array(f["dbias"].base)
             beside[:-1, :-1, :-1, :-1] = UNTOUCHED
             assert (beside == UNTOUCHED).all()
         if "dsinks" in f:
             with np.errstate(invalid="ignore"):
-                want = np.array(
-                    [sum(found[b, h][4] for b in range(case.batch)) for h in range(case.heads)]
+                expected = np.array(
+                    [sum(actual[b, h][4] for b in range(case.batch)) for h in range(case.heads)]
                 )
-            close(f["dsinks"], want, SUMS * (1 + abs(want[np.isfinite(want)]).max(initial=0)))
+            close(
+                f["dsinks"],
+                expected,
+                SUMS * (1 + abs(expected[np.isfinite(expected)]).max(initial=0)),
+            )
 
 
 def test_the_mixtures_mix() -> None:
@@ -212,17 +220,17 @@ def dense(
         **more,
     )
     plan(forward).bind()()
-    found = {
+    result = {
         "dq": np.full_like(q, UNTOUCHED),
         "dk": np.full_like(k, UNTOUCHED),
         "dv": np.full_like(v, UNTOUCHED),
     }
     if "dbias" in sums:
-        found["dbias"] = np.full_like(more["bias"], UNTOUCHED)
+        result["dbias"] = np.full_like(more["bias"], UNTOUCHED)
     if "dsinks" in sums:
-        found["dsinks"] = np.full(heads, UNTOUCHED, np.float32)
-    plan(AttentionBwd(forward=forward, dout=dout, **found)).bind()()
-    return {**found, "out": out, "lse": lse}
+        result["dsinks"] = np.full(heads, UNTOUCHED, np.float32)
+    plan(AttentionBwd(forward=forward, dout=dout, **result)).bind()()
+    return {**result, "out": out, "lse": lse}
 
 
 DIFFERENCES: dict[str, dict[str, Any]] = {
@@ -248,7 +256,7 @@ def test_central_differences_of_the_forwards_formula(name: str) -> None:
         normal(1, h, n, d, kind=float) for h, n, d in ((2, 5, 3), (1, 7, 3), (1, 7, 4), (2, 5, 4))
     )
     bias, sinks = normal(1, 2, 5, 7, kind=float), np.array([0.5, -1], np.float32)
-    found = dense(
+    actual = dense(
         q, k, v, dout, sums=("dbias", "dsinks"), bias=bias, sinks=sinks, scale=0.7, **more
     )
     options = [
@@ -284,7 +292,7 @@ def test_central_differences_of_the_forwards_formula(name: str) -> None:
             # The difference of the losses is off by their rounding and by the third derivative;
             # dsinks is float32.
             limit = 2e-7 if name == "dsinks" else 1e-9
-            assert abs(found[name][at] - (above - below) / (2 * step)) < limit, (name, at)
+            assert abs(actual[name][at] - (above - below) / (2 * step)) < limit, (name, at)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -311,7 +319,7 @@ def test_what_torch_derives(seed: int) -> None:
             ("batch", "head", "row", "column"), x.shape, x.strides, strict=True
         )
     }
-    found = dense(
+    actual = dense(
         q,
         k,
         v,
@@ -335,9 +343,9 @@ def test_what_torch_derives(seed: int) -> None:
     out = torch.softmax(x, 3)[..., :-1] @ tv.repeat_interleave(group, 1)
     out.backward(torch.tensor(dout))
     for name, leaf in zip(("dq", "dk", "dv", "dbias", "dsinks"), leaves, strict=True):
-        want = leaf.grad.numpy()
+        expected = leaf.grad.numpy()
         limit = 1e-7 if name == "dsinks" else 1e-13
-        assert abs(found[name] - want).max() < limit * (1 + abs(want).max()), name
+        assert abs(actual[name] - expected).max() < limit * (1 + abs(expected).max()), name
 
 
 # ---------------------------------------------------------------- edges
@@ -347,21 +355,21 @@ def test_float64_stays_float64() -> None:
     """Given the forward's own result and LSE."""
     q, k, v, dout = (normal(1, 2, n, 8, kind=float) for n in (300, 700, 700, 300))
     bias = normal(1, 2, 300, 700, kind=float)
-    found = dense(q, k, v, dout, sums=("dbias",), causal=True, bias=bias, softcap=4.0)
+    actual = dense(q, k, v, dout, sums=("dbias",), causal=True, bias=bias, softcap=4.0)
     dq, dk, dv, dx, _ = gradients(
         q[0, 1],
         k[0, 1],
         v[0, 1],
         dout[0, 1],
-        found["out"][0, 1],
-        found["lse"][0, 1],
+        actual["out"][0, 1],
+        actual["lse"][0, 1],
         scale=8**-0.5,
         causal=True,
         bias=bias[0, 1],
         softcap=4.0,
     )
-    for name, want in (("dq", dq), ("dk", dk), ("dv", dv), ("dbias", dx)):
-        np.testing.assert_allclose(found[name][0, 1], want, rtol=0, atol=1e-13)
+    for name, expected in (("dq", dq), ("dk", dk), ("dv", dv), ("dbias", dx)):
+        np.testing.assert_allclose(actual[name][0, 1], expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("kind", [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)])
@@ -372,15 +380,15 @@ def test_16_bits_are_summed_in_float32(kind: Any) -> None:
     bias = np.zeros((1, 1, 1, 1), kind)
     sinks = np.zeros(1, np.float32)
     more = {f"stride_bias_{axis}": 0 for axis in ("batch", "head", "row", "column")}
-    found = dense(
+    actual = dense(
         ones, k, v, ones, sums=("dbias", "dsinks"), bias=bias, scale=0.0, sinks=sinks, **more
     )
     assert (
-        found["dv"][0, 0, 0, 0] == 500
-        and found["dbias"][0, 0, 0, 0] == kind.type(250)
-        and found["dk"] == 0
+        actual["dv"][0, 0, 0, 0] == 500
+        and actual["dbias"][0, 0, 0, 0] == kind.type(250)
+        and actual["dk"] == 0
     )
-    assert abs(found["dsinks"][0] + 250) < 1e-3
+    assert abs(actual["dsinks"][0] + 250) < 1e-3
 
 
 def test_queries_that_see_no_key_and_keys_that_no_query_sees() -> None:
@@ -394,17 +402,17 @@ def test_queries_that_see_no_key_and_keys_that_no_query_sees() -> None:
     hidden: dict[str, Any] = {"mask": np.zeros((1, 2, 5, 3), bool)}
     for more in (hidden, {"kv_lengths": np.zeros(1, np.int32)}):
         for operands in ((q, k, v, dout), nan):
-            found = dense(
+            actual = dense(
                 *operands, sums=("dbias",), bias=np.full((1, 2, 5, 3), np.nan, F32), **more
             )
-            assert all((found[n] == 0).all() for n in ("dq", "dk", "dv", "dbias"))
-        found = dense(q, k, v, dout, sums=("dsinks",), sinks=np.array([0.5, -np.inf], F32), **more)
-        assert all((found[n] == 0).all() for n in ("dq", "dk", "dv", "dsinks"))
-    found = dense(q, k, v, dout, window=(0, 0))  # rows 0 and 1 lie left of the first key
-    assert (found["dq"][0, :, :2] == 0).all()
-    np.testing.assert_allclose(found["dv"], dout[:, :, 2:], rtol=1e-6)
-    assert abs(found["dk"]).max() < 1e-6  # one key: its weight is 1 whatever it is
-    found = dense(
+            assert all((actual[n] == 0).all() for n in ("dq", "dk", "dv", "dbias"))
+        actual = dense(q, k, v, dout, sums=("dsinks",), sinks=np.array([0.5, -np.inf], F32), **more)
+        assert all((actual[n] == 0).all() for n in ("dq", "dk", "dv", "dsinks"))
+    actual = dense(q, k, v, dout, window=(0, 0))  # rows 0 and 1 lie left of the first key
+    assert (actual["dq"][0, :, :2] == 0).all()
+    np.testing.assert_allclose(actual["dv"], dout[:, :, 2:], rtol=1e-6)
+    assert abs(actual["dk"]).max() < 1e-6  # one key: its weight is 1 whatever it is
+    actual = dense(
         normal(1, 1, 2, 4),
         normal(1, 1, 9, 4),
         normal(1, 1, 9, 4),
@@ -412,7 +420,7 @@ def test_queries_that_see_no_key_and_keys_that_no_query_sees() -> None:
         window=(3, 0),
     )
     assert all(
-        (found[n][0, 0, :4] == 0).all() and (found[n][0, 0, 4:] != 0).all() for n in ("dk", "dv")
+        (actual[n][0, 0, :4] == 0).all() and (actual[n][0, 0, 4:] != 0).all() for n in ("dk", "dv")
     )
 
 
@@ -422,16 +430,16 @@ def test_rows_whose_every_score_is_minus_infinity() -> None:
     q, k, v, dout = normal(1, 1, 3, 4), normal(1, 1, 5, 4), normal(1, 1, 5, 4), normal(1, 1, 3, 4)
     alone = dense(q[:, :, 1:2].copy(), k, v, dout[:, :, 1:2].copy())
     dout[0, 0, ::2] = np.nan  # where nothing was seen, nothing is taken
-    found = dense(
+    actual = dense(
         q, k, v, dout, sums=("dbias", "dsinks"), bias=bias, sinks=np.full(1, -np.inf, F32)
     )
     assert (
-        (found["dq"][0, 0, ::2] == 0).all()
-        and (found["dbias"][0, 0, ::2] == 0).all()
-        and found["dsinks"] == 0
+        (actual["dq"][0, 0, ::2] == 0).all()
+        and (actual["dbias"][0, 0, ::2] == 0).all()
+        and actual["dsinks"] == 0
     )
     for name in ("dk", "dv"):
-        np.testing.assert_allclose(found[name], alone[name], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(actual[name], alone[name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("empty", ["batch", "num_heads", "S_q", "S_k", "head_dim", "value_dim"])
@@ -512,11 +520,11 @@ def test_a_sequence_of_length_0_among_others() -> None:
     assert (dq[1:4] == 0).all() and (dk[:5] == 0).all() and (dv[:5] == 0).all()
     for h in range(2):
         at = (slice(4, 6), h), (slice(5, 9), h)
-        want = gradients(
+        expected = gradients(
             q[at[0]], k[at[1]], v[at[1]], dout[at[0]], out[at[0]], lse[0, h, 4:6], scale=0.5
         )
-        for got, wanted in zip((dq[at[0]], dk[at[1]], dv[at[1]]), want, strict=False):
-            close(got, wanted, 4)
+        for actual, wanted in zip((dq[at[0]], dk[at[1]], dv[at[1]]), expected, strict=False):
+            close(actual, wanted, 4)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -536,18 +544,18 @@ def test_a_causal_mask_keeps_out_what_is_not_finite(
     at = S_q // 2
     key = at + S_k - S_q
     x[where][0, 0, key if where in "kv" else at, 3] = value
-    found = dense(**x, sums=("dbias",), **more)
+    actual = dense(**x, sums=("dbias",), **more)
     # Queries before the key and all others than the query; keys behind the query, while all are
     # seen by the last one.
     queries = np.arange(S_q) < at if where in "kv" else np.arange(S_q) != at
     keys = np.zeros(S_k, bool) if where in "kv" else np.arange(S_k) > key
     for name, same in (("dq", queries), ("dbias", queries), ("dk", keys), ("dv", keys)):
         np.testing.assert_allclose(
-            found[name][0, 0, same], clean[name][0, 0, same], rtol=1e-4, atol=1e-5
+            actual[name][0, 0, same], clean[name][0, 0, same], rtol=1e-4, atol=1e-5
         )
     if value is np.nan:
         assert (
-            np.isnan(found["dk"][0, 0, : key + 1]).all() and np.isnan(found["dq"][0, 0, at]).all()
+            np.isnan(actual["dk"][0, 0, : key + 1]).all() and np.isnan(actual["dq"][0, 0, at]).all()
         )
 
 
@@ -639,7 +647,7 @@ def test_lengths_are_read_at_each_launch() -> None:
         first()
         second()
         for b, n in enumerate(now):
-            want = gradients(
+            expected = gradients(
                 q[b, 0],
                 k[b, 0, :n],
                 v[b, 0, :n],
@@ -649,9 +657,9 @@ def test_lengths_are_read_at_each_launch() -> None:
                 scale=8**-0.5,
                 causal=True,
             )
-            close(dq[b, 0], want[0], 4)
-            close(dk[b, 0, :n], want[1], 4)
-            close(dv[b, 0, :n], want[2], 4)
+            close(dq[b, 0], expected[0], 4)
+            close(dk[b, 0, :n], expected[1], 4)
+            close(dv[b, 0, :n], expected[2], 4)
             assert (dk[b, 0, n:] == 0).all() and (dv[b, 0, n:] == 0).all()
 
 
@@ -668,25 +676,25 @@ def test_memory_does_not_grow_with_the_square() -> None:
     }
     tracemalloc.start()
     try:
-        found = dense(q, k, v, dout, sums=("dbias",), **more)
+        actual = dense(q, k, v, dout, sums=("dbias",), **more)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak < 30 << 20  # the scores alone are 144 MiB
-    want = gradients(
+    expected = gradients(
         q[0, 0, -1:],
         k[0, 0],
         v[0, 0],
         dout[0, 0, -1:],
-        found["out"][0, 0, -1:],
-        found["lse"][0, 0, -1:],
+        actual["out"][0, 0, -1:],
+        actual["lse"][0, 0, -1:],
         scale=8**-0.5,
         bias=row[0, 0],
         mask=row[0, 0] > -2,
         softcap=5.0,
         slope=0.1,
     )
-    close(found["dq"][0, 0, -1:], want[0], 4)
+    close(actual["dq"][0, 0, -1:], expected[0], 4)
 
 
 # ---------------------------------------------------------------- what it refuses
@@ -709,20 +717,20 @@ def test_an_unknown_option_is_refused(option: str, monkeypatch: pytest.MonkeyPat
     }
     spec = AttentionSpec(DType.float16, 8, 8, lse=True)
     device = plugins().backend("numpy").runtime.devices()[0]
-    asked = problem_of(replace(spec, **{option: values.get(option, True)}))
-    assert reference.NumpyAttentionBwd().supports(asked, device) == f"it does not know {option}"
+    requested = problem_of(replace(spec, **{option: values.get(option, True)}))
+    assert reference.NumpyAttentionBwd().supports(requested, device) == f"it does not know {option}"
     assert reference.NumpyAttentionBwd().supports(problem_of(spec), device) is None
 
 
 @pytest.mark.parametrize(
-    ("name", "view", "said"),
+    ("name", "view", "message"),
     [
         ("kv_view", "paged", "k and v are paged: it takes strided and packed rows"),
         ("kv_view", "pointers", "k and v are pointers: it takes strided and packed rows"),
         ("q_view", "pointers", "q are pointers: it takes strided and packed rows"),
     ],
 )
-def test_views_that_it_refuses(name: str, view: str, said: str) -> None:
+def test_views_that_it_refuses(name: str, view: str, message: str) -> None:
     spec: Any = replace(AttentionSpec(DType.float16, 8, 8, lse=True), **{name: view})
     device = plugins().backend("numpy").runtime.devices()[0]
-    assert reference.NumpyAttentionBwd().supports(problem_of(spec), device) == said
+    assert reference.NumpyAttentionBwd().supports(problem_of(spec), device) == message

@@ -188,8 +188,8 @@ def test_extreme_softcaps(cap: float, kind: Any) -> None:
     q, k, v = (normal(1, 1, n, 4, seed=n).astype(kind) for n in (3, 5, 5))
     q[0, 0, 1] = 0
     out, lse = dense(q, k, v, softcap=cap)
-    want, want_lse = formula(q[0, 0], k[0, 0], v[0, 0], scale=0.5, softcap=cap)
-    close(out[0, 0], want)
+    expected, want_lse = formula(q[0, 0], k[0, 0], v[0, 0], scale=0.5, softcap=cap)
+    close(out[0, 0], expected)
     close(lse[0, 0], want_lse)
 
 
@@ -197,10 +197,10 @@ def test_float64_stays_float64() -> None:
     q, k, v = (np.random.default_rng(n).standard_normal((1, 2, n, 8)) for n in (300, 1200, 1200))
     bias = np.random.default_rng(1).standard_normal((1, 2, 300, 1200))
     out, lse = dense(q, k, v, causal=True, bias=bias, softcap=4.0)
-    want, want_lse = formula(
+    expected, want_lse = formula(
         q[0, 1], k[0, 1], v[0, 1], scale=8**-0.5, causal=True, bias=bias[0, 1], softcap=4.0
     )
-    np.testing.assert_allclose(out[0, 1], want, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(out[0, 1], expected, rtol=0, atol=1e-14)
     np.testing.assert_allclose(lse[0, 1], want_lse, rtol=0, atol=1e-14)
 
 
@@ -208,8 +208,8 @@ def test_16_bits_are_computed_in_float32() -> None:
     """Partial results for a merge keep more than 16 bits."""
     q, k, v = (normal(1, 2, n, 8, seed=n).astype(np.float16) for n in (30, 90, 90))
     out, _ = dense(q, k, v, dtype_out="float32", kind=F32)
-    want, _ = formula(q[0, 1], k[0, 1], v[0, 1], scale=8**-0.5)
-    assert abs(out[0, 1] - want).max() < 1e-6
+    expected, _ = formula(q[0, 1], k[0, 1], v[0, 1], scale=8**-0.5)
+    assert abs(out[0, 1] - expected).max() < 1e-6
 
 
 def test_a_row_does_not_depend_on_the_rest_of_the_batch() -> None:
@@ -325,7 +325,7 @@ def test_memory_does_not_grow_with_the_square() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 40 << 20  # the scores alone are 256 MiB
-    want, _ = formula(
+    expected, _ = formula(
         q[0, 0, -1:],
         k[0, 0],
         v[0, 0],
@@ -335,7 +335,7 @@ def test_memory_does_not_grow_with_the_square() -> None:
         softcap=5.0,
         slope=0.1,
     )
-    close(out[0, 0, -1:], want)
+    close(out[0, 0, -1:], expected)
 
 
 @pytest.mark.parametrize("option", sorted(reference.SUPPORTED))

@@ -47,7 +47,7 @@ def test_blocks_along_every_axis(dtype: Any, shape: tuple[int, int, int], transp
         integers(3, 2, K, N, dtype=dtype),
         integers(3, 6, M, N, dtype=dtype),
     )
-    want = 2 * product(a, np.repeat(b, 3, axis=1)) - c.astype(np.float64)
+    expected = 2 * product(a, np.repeat(b, 3, axis=1)) - c.astype(np.float64)
     if transposed:
         a, b = (np.ascontiguousarray(x.swapaxes(2, 3)) for x in (a, b))
     planning.forget()
@@ -69,7 +69,7 @@ def test_blocks_along_every_axis(dtype: Any, shape: tuple[int, int, int], transp
         )
     )
     plan.bind()()
-    np.testing.assert_array_equal(c, want.astype(dtype))
+    np.testing.assert_array_equal(c, expected.astype(dtype))
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -88,7 +88,9 @@ def test_lists_of_addresses(dtype: Any, beta: float) -> None:
     order = RNG.permutation(6)
     a, b = [memory[i, :5, :9] for i in order], [memory[6, :9, 2:9]] * 6
     c = [integers(5, 20, dtype=dtype)[:, 4:11] for _ in range(6)]
-    want = [product(x, y) + beta * z.astype(np.float64) for x, y, z in zip(a, b, c, strict=True)]
+    expected = [
+        product(x, y) + beta * z.astype(np.float64) for x, y, z in zip(a, b, c, strict=True)
+    ]
     plan = kernelseam.plan(
         BatchedGemmPointers(
             M=5,
@@ -105,18 +107,18 @@ def test_lists_of_addresses(dtype: Any, beta: float) -> None:
     assert plan.note == ""
     assert plan.launches[0].grid == (6, 1, 1) and len(plan.launches) == 1
     plan.bind()()
-    for got, wanted in zip(c, want, strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    for actual, wanted in zip(c, expected, strict=True):
+        np.testing.assert_array_equal(actual, wanted)
 
 
 def test_lists_that_are_never_read_may_be_missing() -> None:
     c = [integers(4, 4) for _ in range(3)]
-    want = [2 * x for x in c]
+    expected = [2 * x for x in c]
     kernelseam.plan(
         BatchedGemmPointers(M=4, N=4, K=0, batch=3, C_ptrs=c, beta=2, dtype="float32")
     ).bind()()
-    for got, wanted in zip(c, want, strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    for actual, wanted in zip(c, expected, strict=True):
+        np.testing.assert_array_equal(actual, wanted)
 
 
 def build(**fields: Any) -> PlanParts:
@@ -132,8 +134,8 @@ def build(**fields: Any) -> PlanParts:
 def test_addresses_are_read_at_each_launch() -> None:
     x, y = [integers(4, 4) for _ in range(4)], [np.zeros((4, 4), np.float32) for _ in range(2)]
     lists = {
-        name: np.array([m.ctypes.data for m in found], np.uint64)
-        for name, found in (("A_ptrs", x[:2]), ("B_ptrs", x[2:]), ("C_ptrs", y))
+        name: np.array([m.ctypes.data for m in actual], np.uint64)
+        for name, actual in (("A_ptrs", x[:2]), ("B_ptrs", x[2:]), ("C_ptrs", y))
     }
     parts = build(M=4, N=4, K=4, batch=2, num_heads=1)
     workspace = np.empty(parts.workspace_bytes, np.uint8)

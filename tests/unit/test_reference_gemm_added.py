@@ -85,47 +85,47 @@ def operands(p: dict[str, Any]) -> tuple[dict[str, Array], Array, dict[str, Any]
         b.swapaxes(2, 3) if p["b_transposed"] else b,
     )
     product = a @ np.repeat(b, p["b_head_group"], axis=1)
-    want = p["alpha"] * product.reshape(
+    expected = p["alpha"] * product.reshape(
         lead[0], p["c_batch_group"], lead[1], p["c_head_group"], M, N
     ).sum((1, 3))
-    want = want + p["beta"] * x["C"].astype(np.float64)
+    expected = expected + p["beta"] * x["C"].astype(np.float64)
     if bias:
         x["bias"] = integers(*lead, N, dtype=dtype)
-        want = want + x["bias"].astype(np.float64)[:, :, None]
+        expected = expected + x["bias"].astype(np.float64)[:, :, None]
     if residual == "own" or (residual and p["beta"]):
         x["residual"] = integers(*lead, M, N, dtype=dtype)
     elif residual:
         x["residual"] = x["C"]
-    want = want + (x["residual"].astype(np.float64) if residual else 0)
-    return x, want.astype(to), fields
+    expected = expected + (x["residual"].astype(np.float64) if residual else 0)
+    return x, expected.astype(to), fields
 
 
 @settings(max_examples=120, deadline=None)
 @given(problems())
 def test_strided_is_the_formula(p: dict[str, Any]) -> None:
-    x, want, fields = operands(p)
+    x, expected, fields = operands(p)
     plan(BatchedGemmStrided(**x, **fields), device="numpy").bind()()
-    np.testing.assert_array_equal(x["C"], want)
+    np.testing.assert_array_equal(x["C"], expected)
 
 
 @settings(max_examples=80, deadline=None)
 @given(problems())
 def test_lists_are_the_formula(p: dict[str, Any]) -> None:
-    x, want, fields = operands(p)
+    x, expected, fields = operands(p)
     heads, group = p["num_heads"], fields.pop("b_head_group")
     entries: dict[str, Any] = {
         f"{n}_ptrs": [y[i] for i in np.ndindex(*y.shape[:2])] for n, y in x.items()
     }
     entries["B_ptrs"] = [x["B"][b, h // group] for b in range(p["batch"]) for h in range(heads)]
-    made = plan(BatchedGemmPointers(**entries, **fields), device="numpy")
-    made.bind()()
-    np.testing.assert_array_equal(x["C"], want)
+    planned = plan(BatchedGemmPointers(**entries, **fields), device="numpy")
+    planned.bind()()
+    np.testing.assert_array_equal(x["C"], expected)
 
 
 def test_sums_go_by_batch_then_by_head() -> None:
     """In float32, where the order shows: 2²⁴ + 1 + 1 is 2²⁴, 1 + 1 + 2²⁴ is 2²⁴ + 2."""
     big = 2.0**24
-    for values, want in (
+    for values, expected in (
         (((big, 1.0), (1.0, -big)), 0.0),
         (((1.0, 1.0), (big, 0.0)), big + 2),
         (((big, 1.0), (1.0, 0.0)), big),
@@ -137,7 +137,7 @@ def test_sums_go_by_batch_then_by_head() -> None:
                 A=a, B=b, C=c, M=1, N=1, K=1, batch=2, num_heads=2, c_batch_group=2, c_head_group=2
             )
         ).bind()()
-        assert c.item() == want
+        assert c.item() == expected
 
 
 def test_what_is_added_is_rounded_with_the_sum() -> None:
@@ -184,9 +184,9 @@ def test_a_nan_that_is_added_stays_where_it_is() -> None:
     plan(
         BatchedGemmStrided(A=a, B=b, C=c, bias=bias, residual=residual, M=5, N=7, K=6, batch=2)
     ).bind()()
-    want = a @ b
-    want[0, :, 3], want[1, 2, 5] = np.nan, np.inf
-    np.testing.assert_array_equal(c, want)
+    expected = a @ b
+    expected[0, :, 3], expected[1, 2, 5] = np.nan, np.inf
+    np.testing.assert_array_equal(c, expected)
 
 
 def test_memory_is_bounded_and_sums_launch_once() -> None:
@@ -201,9 +201,9 @@ def test_memory_is_bounded_and_sums_launch_once() -> None:
         dtype="float16",
         beta=1,
     )
-    made = plan(d, backend="numpy")
-    assert made.workspace_bytes <= 34 * 2**20
-    assert [r.kernel for r in made.launches] == ["numpy_gemm"]
+    planned = plan(d, backend="numpy")
+    assert planned.workspace_bytes <= 34 * 2**20
+    assert [r.kernel for r in planned.launches] == ["numpy_gemm"]
 
 
 @pytest.mark.parametrize(
@@ -212,5 +212,5 @@ def test_memory_is_bounded_and_sums_launch_once() -> None:
 def test_what_projections_ask_for_is_refused(more: dict[str, Any]) -> None:
     spec = GemmSpec(DType.float32, DType.float32, DType.float32, **more)
     problem = GemmProblem(spec, 2, 2, 2, 1, 1, (4, 4, 2), (4, 4, 2), (4, 4, 2))
-    said = NumpyGemm().supports(problem, Device("numpy", 0, "cpu"))
-    assert said == "has no row sums, segments or heads, which are a projection's"
+    output = NumpyGemm().supports(problem, Device("numpy", 0, "cpu"))
+    assert output == "has no row sums, segments or heads, which are a projection's"

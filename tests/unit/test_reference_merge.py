@@ -107,8 +107,8 @@ def test_strides() -> None:
             **steps,
         )
     ).bind()()
-    want, want_lse = merged(np.ascontiguousarray(outs), np.ascontiguousarray(lses), np.float32)
-    np.testing.assert_array_equal(out.swapaxes(1, 2)[..., :4], want)
+    expected, want_lse = merged(np.ascontiguousarray(outs), np.ascontiguousarray(lses), np.float32)
+    np.testing.assert_array_equal(out.swapaxes(1, 2)[..., :4], expected)
     np.testing.assert_array_equal(lse[:, :2], want_lse)
     assert (out[..., 4:] == UNTOUCHED).all() and (lse[:, 2:] == UNTOUCHED).all()
 
@@ -181,8 +181,8 @@ def test_parts_of_the_keys_joined_are_the_attention_over_all() -> None:
     out, lse = merged(
         np.stack([o for o, _ in pieces]), np.stack([s for _, s in pieces]), np.float32
     )
-    want, want_lse = attention(slice(None), "float32")
-    assert abs(out - want).max() < 1e-6 and abs(lse - want_lse).max() < 2e-6
+    expected, want_lse = attention(slice(None), "float32")
+    assert abs(out - expected).max() < 1e-6 and abs(lse - want_lse).max() < 2e-6
 
 
 def test_memory_is_that_of_a_block() -> None:

@@ -77,13 +77,13 @@ def test_one_stream_and_a_clock() -> None:
 
 
 def test_the_reference_is_a_plugin_like_any_other() -> None:
-    found = discovery.discover([])
-    assert found.failures == ()
-    info = found.loaded["reference"]
+    loaded = discovery.discover([])
+    assert loaded.failures == ()
+    info = loaded.loaded["reference"]
     assert (info.version, info.contract_version) == (__version__, CONTRACT_VERSION)
-    backend = found.backend("numpy")
+    backend = loaded.backend("numpy")
     assert isinstance(backend, Backend) and backend.priority < 0
-    names = [(i.operation, i.name) for i in found.registry.implementations if i.backend == "numpy"]
+    names = [(i.operation, i.name) for i in loaded.registry.implementations if i.backend == "numpy"]
     assert names == [
         (operation, "numpy")
         for operation in (
@@ -97,7 +97,7 @@ def test_the_reference_is_a_plugin_like_any_other() -> None:
             "output_projection_bwd",
         )
     ]
-    report = found.doctor()["reference"]
+    report = loaded.doctor()["reference"]
     assert report["numpy"] == np.__version__ and report["blas"]
     assert plugin.kernelseam_doctor() == report
 

@@ -131,14 +131,18 @@ def test_host_arrays_are_not_ours() -> None:
 
 
 def test_results_are_made_by_the_arrays_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
+    created: list[Any] = []
     monkeypatch.setitem(
-        sys.modules, "torch", torch("7.2", float16="f16", empty=lambda *a, **k: made.append((a, k)))
+        sys.modules,
+        "torch",
+        torch("7.2", float16="f16", empty=lambda *a, **k: created.append((a, k))),
     )
-    monkeypatch.setitem(sys.modules, "cupy", cupy(True, empty=lambda *a, **k: made.append((a, k))))
+    monkeypatch.setitem(
+        sys.modules, "cupy", cupy(True, empty=lambda *a, **k: created.append((a, k)))
+    )
     arrays.empty((2, 3), DType.float16, DEVICES[1], "torch")
     arrays.empty((4,), DType.float32, DEVICES[1], "cupy")
-    assert made == [
+    assert created == [
         (((2, 3),), {"dtype": "f16", "device": "cuda:1"}),
         (((4,),), {"dtype": np.dtype(np.float32)}),
     ]
@@ -197,7 +201,7 @@ def test_dlpack_round_trip(dtype: DType) -> None:
     assert (info.dtype, info.device, info.owner) == (dtype, DEVICES[1], stranger)
 
 
-def test_an_export_that_nobody_takes_is_given_back() -> None:
+def test_an_export_without_a_consumer_is_released() -> None:
     stranger = Stranger()
     arrays.describe(stranger, DEVICES)
     gc.collect()
@@ -205,7 +209,7 @@ def test_an_export_that_nobody_takes_is_given_back() -> None:
     assert not any(stranger in kept for kept in dlpack._exported.values())
 
 
-def test_an_export_that_is_taken_lives_until_its_consumer_is_done() -> None:
+def test_a_consumed_export_lives_until_its_consumer_is_done() -> None:
     stranger = Stranger()
     capsule = stranger.__dlpack__()
     address = dlpack._pointer(capsule, dlpack._NAME)

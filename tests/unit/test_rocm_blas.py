@@ -230,21 +230,21 @@ def test_products_agree(
     problem = GemmProblem(spec, M, N, K, batch, heads, *steps, alpha=0.5, beta=beta)
     left = (a[..., :M].swapaxes(2, 3) if a_transposed else a[..., :K]).astype(np.float64)
     right = (b.swapaxes(2, 3) if b_transposed else b).astype(np.float64)
-    want = 0.5 * left @ right + beta * c[..., :N].astype(np.float64)
+    expected = 0.5 * left @ right + beta * c[..., :N].astype(np.float64)
     edge = c[..., N:].copy()
     (step,) = blas.HipBlasGemm().build(problem, DEVICE).steps
     step.bind({"A": a.ctypes.data, "B": b.ctypes.data, "C": c.ctypes.data}, 0)(77)
-    assert np.array_equal(c[..., :N], want.astype(dtype.numpy))
+    assert np.array_equal(c[..., :N], expected.astype(dtype.numpy))
     assert np.array_equal(c[..., N:], edge)
     assert library.computes == [7 if dtype is DType.float64 else 2]
 
 
 def test_alpha_0_reads_nothing(library: Library) -> None:
     c = integers(DType.float32, 4, 4)
-    want = 3 * c
+    expected = 3 * c
     (step,) = blas.HipBlasGemm().build(replace(SQUARE, alpha=0.0, beta=3.0), DEVICE).steps
     step.bind({"C": c.ctypes.data}, 0)(0)
-    assert np.array_equal(c, want)
+    assert np.array_equal(c, expected)
 
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)

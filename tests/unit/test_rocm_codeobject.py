@@ -190,7 +190,7 @@ def test_without_the_library_nothing_is_counted(monkeypatch: pytest.MonkeyPatch)
         ("s_waitcnt lgkmcnt(0)", set()),
     ],
 )
-def test_instructions_are_told_apart(
+def test_instructions_are_distinguished(
     instruction: str, kinds: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def one(code: object, kernel: str, handle: Any) -> bool:

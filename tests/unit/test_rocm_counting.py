@@ -135,8 +135,8 @@ def test_accesses(text: str, expected: Access) -> None:
 
 
 def test_what_accesses_no_memory() -> None:
-    found = lines(f"{MFMA}\nds_bpermute_b32 v0, v1, v2\ns_load_dword s0, s[2:3], 0x0")
-    assert accesses(found) == {}
+    actual = lines(f"{MFMA}\nds_bpermute_b32 v0, v1, v2\ns_load_dword s0, s[2:3], 0x0")
+    assert accesses(actual) == {}
 
 
 def test_branches_lead_where_simm16_says() -> None:
@@ -191,10 +191,10 @@ def test_a_loop_of_its_own_block_and_straight_code() -> None:
 
 def test_the_hot_loop_holds_its_loops_over_fragments() -> None:
     """Four trips of the inner loop; what may be branched around is left out."""
-    found = iteration.compiled(NEST, "gfx942")
-    assert found is not None and found.header == 8
-    assert found.classes[Class.MATRIX] == 4 and Class.TRANSCENDENTAL not in found.classes
-    assert found.names == {
+    actual = iteration.compiled(NEST, "gfx942")
+    assert actual is not None and actual.header == 8
+    assert actual.classes[Class.MATRIX] == 4 and Class.TRANSCENDENTAL not in actual.classes
+    assert actual.names == {
         "global_load_dwordx4": 1,
         "ds_write_b128": 1,
         "s_mov_b32": 1,
@@ -205,7 +205,7 @@ def test_the_hot_loop_holds_its_loops_over_fragments() -> None:
         "s_cbranch_execz": 1,
         "s_cmp_lg_u32": 1,
     }
-    assert found.cycles == Cycles(matrix=128, vector=0, other=4 * 19, lds=8)
+    assert actual.cycles == Cycles(matrix=128, vector=0, other=4 * 19, lds=8)
 
 
 def test_a_kernel_without_matrix_instructions_has_no_hot_loop() -> None:
@@ -213,7 +213,7 @@ def test_a_kernel_without_matrix_instructions_has_no_hot_loop() -> None:
 
 
 def test_of_two_loops_the_one_with_fewer_cycles() -> None:
-    found = iteration.compiled(
+    actual = iteration.compiled(
         lines(
             f"""{MFMA}
             v_accvgpr_read_b32 v1, a1
@@ -226,11 +226,11 @@ def test_of_two_loops_the_one_with_fewer_cycles() -> None:
         ),
         "gfx942",
     )
-    assert found is not None and (found.header, found.count([Class.MOVE])) == (16, 0)
+    assert actual is not None and (actual.header, actual.count([Class.MOVE])) == (16, 0)
 
 
-def test_narrow_loads_beside_wide_ones_are_the_ragged_ends() -> None:
-    found = iteration.compiled(
+def test_narrow_loads_next_to_wide_ones_are_the_ragged_ends() -> None:
+    actual = iteration.compiled(
         lines(
             f"""s_cbranch_execz @2
             global_load_dwordx4 v[0:3], v[4:5], off
@@ -244,8 +244,8 @@ def test_narrow_loads_beside_wide_ones_are_the_ragged_ends() -> None:
         ),
         "gfx950",
     )
-    assert found is not None
-    assert (found.names["global_load_dwordx4"], found.count([Class.LOAD])) == (1, 1)
+    assert actual is not None
+    assert (actual.names["global_load_dwordx4"], actual.count([Class.LOAD])) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -301,11 +301,11 @@ def test_lanes_that_read_one_word_share_it_and_idle_phases_take_no_clock() -> No
 
 
 def test_every_lane_is_served_once() -> None:
-    for found in model.UNITS.values():
-        for widths in (found.reads, found.writes):
+    for actual in model.UNITS.values():
+        for widths in (actual.reads, actual.writes):
             for size, served in widths.items():
                 lanes = [lane for phase in served.value.phases for lane in phase]
-                assert sorted(lanes) == list(range(found.lanes))
+                assert sorted(lanes) == list(range(actual.lanes))
                 assert all(len(p) * size <= 4 * served.value.count for p in served.value.phases)
 
 
@@ -331,7 +331,7 @@ class Lanes(Wave):
 
 
 def test_the_recorder_reads_addresses_from_registers() -> None:
-    found = lines(
+    actual = lines(
         """global_load_dwordx2 v[0:1], v[2:3], off offset:128
         global_load_dword v0, v2, s[4:5]
         buffer_load_dword v0, v2, s[4:7], 0 offen
@@ -343,10 +343,10 @@ def test_the_recorder_reads_addresses_from_registers() -> None:
     wave.vectors[3] = 7  # of 64 bits: all in one place, high up
     wave.vectors[6] = np.arange(64) * 8
     wave.set_pair(4, 1 << 40 | 64 | 0x12340000 << 32 & 0xFFFF << 48)
-    record = Recorder("gfx942", accesses(found))
-    for x in (*found, *found[:2]):
+    record = Recorder("gfx942", accesses(actual))
+    for x in (*actual, *actual[:2]):
         record(x.address, wave)
-    first, second, third, shared, other = (record.tallies[x.address] for x in found)
+    first, second, third, shared, other = (record.tallies[x.address] for x in actual)
     assert (first.count, first.bytes, first.touched, first.fewest) == (2, 1024, [16, 8], [16, 8])
     assert (second.count, second.touched, second.fewest) == (2, [16, 10], [8, 4])
     assert (third.count, third.touched, third.fewest) == (1, [8, 5], [4, 2])
@@ -358,11 +358,11 @@ def test_the_recorder_reads_addresses_from_registers() -> None:
 
 
 def test_loads_straight_to_lds_take_its_clocks() -> None:
-    found = lines(f"{MFMA}\nglobal_load_lds_dwordx4 v2, s[4:5]\ns_cbranch_scc1 @0\ns_endpgm")
-    record = Recorder("gfx950", accesses(found))
+    actual = lines(f"{MFMA}\nglobal_load_lds_dwordx4 v2, s[4:5]\ns_cbranch_scc1 @0\ns_endpgm")
+    record = Recorder("gfx950", accesses(actual))
     record(4, Lanes(64))
     assert (record.tallies[4].lds_clocks, record.tallies[4].bytes) == (8, 1024)
-    hot = iteration.compiled(found, "gfx950")
+    hot = iteration.compiled(actual, "gfx950")
     assert hot is not None and hot.cycles.lds == 8 and hot.conflicts(Class.LDS_WRITE) is None
 
 
@@ -376,12 +376,12 @@ def test_an_iteration_of_what_ran() -> None:
         for _ in range(4):
             record(NEST[5].address, wave)
     record(NEST[10].address, wave)
-    found = iteration.executed(NEST, "gfx942", record.tallies)
-    assert found is not None and (found.header, found.times) == (8, 3)
-    assert found.classes[Class.MATRIX] == 4
-    assert found.classes[Class.TRANSCENDENTAL] == pytest.approx(1 / 3)
-    assert found.cycles.matrix == pytest.approx(128) and found.cycles.lds == pytest.approx(8)
-    assert found.conflicts(Class.LDS_WRITE) == 1 and found.conflicts(Class.LDS_READ) is None
+    actual = iteration.executed(NEST, "gfx942", record.tallies)
+    assert actual is not None and (actual.header, actual.times) == (8, 3)
+    assert actual.classes[Class.MATRIX] == 4
+    assert actual.classes[Class.TRANSCENDENTAL] == pytest.approx(1 / 3)
+    assert actual.cycles.matrix == pytest.approx(128) and actual.cycles.lds == pytest.approx(8)
+    assert actual.conflicts(Class.LDS_WRITE) == 1 and actual.conflicts(Class.LDS_READ) is None
 
 
 # ---------------------------------------------------------------- the model
@@ -513,4 +513,4 @@ def test_the_table_is_read_as_it_is_written(
 def test_the_committed_table_has_every_arch() -> None:
     rows = table.read()
     assert {key[0] for key in rows} == set(model.UNITS)
-    assert all(0 < found.share <= 100 for found in rows.values())
+    assert all(0 < actual.share <= 100 for actual in rows.values())

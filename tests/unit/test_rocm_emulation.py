@@ -39,15 +39,15 @@ def runtime() -> EmulatedRuntime:
 
 
 def test_no_variable_no_devices() -> None:
-    devices, said, _ = python(DEVICES)
+    devices, output, _ = python(DEVICES)
     assert not any("emulated" in d for d in devices)
-    assert said == "off (KERNELSEAM_TINYGRAD is not set)"
+    assert output == "off (KERNELSEAM_TINYGRAD is not set)"
 
 
 def test_a_path_that_is_no_checkout(tmp_path: Path) -> None:
-    devices, said, _ = python(DEVICES, KERNELSEAM_TINYGRAD=str(tmp_path))
+    devices, output, _ = python(DEVICES, KERNELSEAM_TINYGRAD=str(tmp_path))
     assert not any("emulated" in d for d in devices)
-    assert said == (
+    assert output == (
         f"KERNELSEAM_TINYGRAD = {tmp_path}: must be a checkout of tinygrad's repository, and "
         "there is no "
         "test/mockgpu/amd/emu.py in it. Clone the repository (its packages do not hold the "
@@ -56,13 +56,13 @@ def test_a_path_that_is_no_checkout(tmp_path: Path) -> None:
     )
 
 
-def test_a_path_in_the_home_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_in_the_home_of_an_unknown_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(emulator.VARIABLE, "~nosuchuser/tinygrad")
-    found = checkout.find()
-    assert isinstance(found, str) and found.startswith(
+    actual = checkout.find()
+    assert isinstance(actual, str) and actual.startswith(
         "KERNELSEAM_TINYGRAD = ~nosuchuser/tinygrad: means no folder ("
     )
-    assert found.endswith("). Name it by its whole path, or unset the variable")
+    assert actual.endswith("). Name it by its whole path, or unset the variable")
 
 
 def test_a_checkout_without_clang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,8 +85,8 @@ def test_clang_may_be_zigs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(package.parent))
     monkeypatch.setenv(emulator.VARIABLE, str(fake.write(tmp_path / "checkout")))
-    found = checkout.find()
-    assert isinstance(found, checkout.Checkout) and found.compiler == (
+    actual = checkout.find()
+    assert isinstance(actual, checkout.Checkout) and actual.compiler == (
         str(package / "zig"),
         "clang",
     )
@@ -107,16 +107,16 @@ def test_emulated_devices_are_used_where_they_are_named(tmp_path: Path) -> None:
         "with use_backend('rocm'): print(json.dumps([found, default, named, str(find_device()), "
         "matrix]))"
     )
-    found, default, named, preferred, matrix = python(
+    actual, default, named, preferred, matrix = python(
         code,
         KERNELSEAM_TINYGRAD=str(fake.write(tmp_path / "checkout")),
         PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
     )
     if HipRuntime().devices():
         pytest.skip("a GPU is here")
-    assert found == [f"rocm:{i} ({a}, emulated)" for i, a in enumerate(ARCHS)]
+    assert actual == [f"rocm:{i} ({a}, emulated)" for i, a in enumerate(ARCHS)]
     assert default == "numpy:0 (cpu)" and matrix == ["numpy"]
-    assert named == [found[0], found[3]] and preferred == found[0]
+    assert named == [actual[0], actual[3]] and preferred == actual[0]
 
 
 class Emulated:
@@ -231,7 +231,7 @@ class Emulator:
         return self.failures
 
 
-def test_a_failed_selftest_is_told_and_one_that_passed_remembered(tmp_path: Path) -> None:
+def test_a_failed_selftest_is_reported_and_a_pass_is_cached(tmp_path: Path) -> None:
     toolchain: Any = Toolchain()
     bad: Any = Emulator(tmp_path, [f"v_test_{i}: 1 lanes differ" for i in range(10)])
     with pytest.raises(DeviceError) as caught:
@@ -299,9 +299,9 @@ def test_a_third_vendors_emulated_device(
 
 def emulated(arch: str) -> Device:
     """The arch's device; skips the test where there is none."""
-    found = checkout.find()
-    if isinstance(found, str):
-        pytest.skip(f"tinygrad is missing: {found}")
+    result = checkout.find()
+    if isinstance(result, str):
+        pytest.skip(f"tinygrad is missing: {result}")
     try:
         plugin.backend().toolchain.compiler()  # type: ignore[union-attr]
     except Exception as e:
@@ -382,8 +382,8 @@ def test_what_the_page_covers_of_attention(page: Any) -> None:
     ]
     forward = [c for c in cases if isinstance(c, AttentionCase)]
     backward = [c.forward for c in cases if isinstance(c, BackwardCase)]
-    for found, halves in ((forward, ("page_size", "prefix", "mask")), (backward, ())):
-        assert {c.dtype for c in found} == {DType.float16, DType.bfloat16, DType.float32}
+    for actual, halves in ((forward, ("page_size", "prefix", "mask")), (backward, ())):
+        assert {c.dtype for c in actual} == {DType.float16, DType.bfloat16, DType.float32}
         for option in (
             "causal",
             "window",
@@ -394,11 +394,11 @@ def test_what_the_page_covers_of_attention(page: Any) -> None:
             "kv_lengths",
             *halves,
         ):
-            assert any(getattr(c, option) for c in found), option
-        assert any(0 in (c.q_sequences or ()) for c in found) and any(
-            0 in (c.k_sequences or ()) for c in found
+            assert any(getattr(c, option) for c in actual), option
+        assert any(0 in (c.q_sequences or ()) for c in actual) and any(
+            0 in (c.k_sequences or ()) for c in actual
         )
-        assert any(c.num_heads > c.kv_heads for c in found)
+        assert any(c.num_heads > c.kv_heads for c in actual)
     paged = [c for c in forward if c.page_size]
     assert {c.page_size for c in paged} == {1, 16, 48, 256} and {c.S_q == 1 for c in paged} == {
         True,
@@ -434,18 +434,22 @@ def test_what_the_page_covers_of_products(page: Any) -> None:
     assert {c.rotary for c in forward} == {"", "halves", "pairs"} and any(
         0 < c.turned < c.head_dim for c in forward
     )
-    assert {c.walk("q").order for c in forward} == {"bhr", "brh"}
+    assert {c.operand_layout("q").order for c in forward} == {"bhr", "brh"}
     assert {bool(c.page_size) for c in forward} == {True, False}
     for operation, rows in (
         ("output_projection", "attn_out"),
         ("output_projection_bwd", "attn_out"),
         ("qkv_projection_bwd", "dq"),
     ):
-        found = [c for c in projections if c.operation == operation]
-        assert {c.walk(rows).order for c in found} == {"bhr", "brh"} and any(c.bias for c in found)
-        assert {c.dtype for c in found} >= {DType.float16, DType.float32}
-        assert not operation.endswith("bwd") or any(len(c.gradients) == 2 and c.bias for c in found)
-    assert any(c.residual and c.walk("attn_out").order == "bhr" for c in projections)
+        actual = [c for c in projections if c.operation == operation]
+        assert {c.operand_layout(rows).order for c in actual} == {"bhr", "brh"} and any(
+            c.bias for c in actual
+        )
+        assert {c.dtype for c in actual} >= {DType.float16, DType.float32}
+        assert not operation.endswith("bwd") or any(
+            len(c.gradients) == 2 and c.bias for c in actual
+        )
+    assert any(c.residual and c.operand_layout("attn_out").order == "bhr" for c in projections)
 
 
 @pytest.mark.parametrize("device", devices(0, 2**30), ids=str)
@@ -454,22 +458,22 @@ def test_the_page_covers_blocks_of_several_tiles(page: Any, device: Device) -> N
     from kernelseam.parity.operations.operands import describe, layout
 
     host, row = page.plugins().backend("numpy").runtime, archs.row(device.arch)
-    found = set()
+    actual = set()
     for case in (page.cases()[name] for group in page.GROUPS for name in group.cases):
         if case.operation in ("gemm", "qkv_projection_bwd"):
             lay = layout(case)
             at = {
                 n: 2**20 + lay.blocks()[p.block][1] + p.offset * p.dtype.itemsize
-                for n, p in lay.places.items()
+                for n, p in lay.placements.items()
             }
-            made, _ = describe(case, lay, at, host, host.devices()[0]).simplified()
-            problem, composition = made.problem(), COMPOSITIONS[case.operation]
+            created, _ = describe(case, lay, at, host, host.devices()[0]).simplified()
+            problem, composition = created.problem(), COMPOSITIONS[case.operation]
             for launch in composition.launches(
                 problem, composition.tile(problem, row, device), device
             ).steps:
                 spec = launch.problem.spec
                 if launch.tile.teams > 1:
-                    found.add(
+                    actual.add(
                         (
                             spec.dtype,
                             spec.summed,
@@ -478,7 +482,7 @@ def test_the_page_covers_blocks_of_several_tiles(page: Any, device: Device) -> N
                         )
                     )
     half = DType.float16
-    assert found == {
+    assert actual == {
         (half, False, True, False),
         (half, True, False, False),
         (DType.float32, True, False, False),
@@ -490,8 +494,8 @@ def test_a_part_of_the_page_is_run_by_name(
     page: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     assert page.chosen(()) is page.GROUPS
-    found = page.chosen(("*pages-48*", "attention-bwd-f16-80v64"))
-    assert [(g.about, g.cases) for g in found] == [
+    actual = page.chosen(("*pages-48*", "attention-bwd-f16-80v64"))
+    assert [(g.about, g.cases) for g in actual] == [
         ("pages of 1, 16, 48 and 256 keys, one query", ("attention-f16-64-pages-48",)),
         (
             "pages, several queries",

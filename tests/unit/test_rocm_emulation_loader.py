@@ -30,7 +30,7 @@ def words(memory: bytes, count: int) -> tuple[int, ...]:
     return struct.unpack_from(f"<{count}Q", memory, amdelf.TABLE_AT)
 
 
-def test_segments_lie_where_they_belong() -> None:
+def test_segments_are_at_their_addresses() -> None:
     memory = image()
     assert memory[amdelf.CODE_AT :] == b"code"
     assert memory[amdelf.DESCRIPTOR_AT : amdelf.DESCRIPTOR_AT + 64] == amdelf.descriptor()
@@ -133,9 +133,9 @@ def test_dimensions_of_a_grid(grid: loader.Extents, block: loader.Extents, dimen
 def test_dispatch_packet() -> None:
     d = Descriptor.read(amdelf.descriptor(shared=1024, scratch=16), 0)
     packet = loader.dispatch_packet(d, Launch((3, 2, 1), (64, 1, 1), 512), 0x1234, 0x5678)
-    found = struct.unpack("<HHHHHHIIIIIQQQQ", packet)
-    assert found[2:5] == (64, 1, 1) and found[6:9] == (192, 2, 1)
-    assert found[9:13] == (16, 1536, 0x1234, 0x5678)
+    actual = struct.unpack("<HHHHHHIIIIIQQQQ", packet)
+    assert actual[2:5] == (64, 1, 1) and actual[6:9] == (192, 2, 1)
+    assert actual[9:13] == (16, 1536, 0x1234, 0x5678)
 
 
 def test_user_registers() -> None:
@@ -144,8 +144,8 @@ def test_user_registers() -> None:
     kd = amdelf.descriptor(scratch=24, rsrc2=9 << 1, properties=2 | 8 | 64, preload=1 << 7 | 2)
     d = Descriptor.read(kd, 0)
     arguments = struct.pack("<4I", 10, 11, 12, 13)
-    found = loader.user_registers(d, arguments, 0xA_0000_0001, 0xB_0000_0002)
-    assert found == [2, 0xB, 1, 0xA, 24, 11, 12, 0, 0]
+    actual = loader.user_registers(d, arguments, 0xA_0000_0001, 0xB_0000_0002)
+    assert actual == [2, 0xB, 1, 0xA, 24, 11, 12, 0, 0]
 
 
 def test_too_many_user_registers() -> None:

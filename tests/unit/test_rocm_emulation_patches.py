@@ -63,13 +63,13 @@ def test_mfma(kind: str, name: str, side: int, depth: int) -> None:
     c = RNG.standard_normal((side * side // 64, 64)).astype(np.float32)
     wave.vectors[40 : 40 + len(c)] = c.view(np.uint32)
     step(f"V_MFMA_F32_{side}X{side}X{depth}_{name}", "cdna", *vop3p(60, 10, 20, 256 + 40))(wave)
-    got = wave.vectors[60 : 60 + len(c)].view(np.float32)
+    actual = wave.vectors[60 : 60 + len(c)].view(np.float32)
     product = a.astype(np.float64) @ b.astype(np.float64).T
     for i in range(len(c)):
         for lane in range(64):
             row = 4 * groups * (i // 4) + 4 * (lane // side) + i % 4
-            want = product[row, lane % side] + c[i, lane]
-            np.testing.assert_allclose(got[i, lane], want, rtol=1e-6, equal_nan=True)
+            expected = product[row, lane % side] + c[i, lane]
+            np.testing.assert_allclose(actual[i, lane], expected, rtol=1e-6, equal_nan=True)
 
 
 def test_mfma_with_a_constant_addend_and_accumulators() -> None:
@@ -93,14 +93,14 @@ def test_wmma(family: str) -> None:
     wave.scalars[128] = 0
     run = step("V_WMMA_F32_16X16X16_F16", family, *vop3p(60, 10, 20, 128))
     run(wave)
-    got, product = (
+    actual, product = (
         wave.vectors[60:68].view(np.float32),
         a.astype(np.float64) @ b.astype(np.float64).T,
     )
     for r in range(8):
         for lane in range(32):
             row = 8 * (lane // 16) + r if spread else 2 * r + lane // 16
-            assert got[r, lane] == np.float32(product[row, lane % 16])
+            assert actual[r, lane] == np.float32(product[row, lane % 16])
     if not spread:
         wave.vectors[12, 17] ^= 1
         message = r"lanes 16 to 31 of operand A \(v10\) are not a copy of lanes 0 to 15"
@@ -126,8 +126,8 @@ def test_swizzle_leaves_inactive_lanes() -> None:
     before = wave.vectors.copy()
     step("DS_SWIZZLE_B32", "rdna4", (0, 1 << 10 | 31), (32, 4), (56, 9))(wave)
     for lane in range(16):
-        want = before[9, 3] if lane == 3 else 0 if lane ^ 1 == 3 else before[4, lane ^ 1]
-        assert wave.vectors[9, lane] == want
+        expected = before[9, 3] if lane == 3 else 0 if lane ^ 1 == 3 else before[4, lane ^ 1]
+        assert wave.vectors[9, lane] == expected
     assert (wave.vectors[9, 16:] == before[9, 16:]).all()
 
 
@@ -164,8 +164,8 @@ def test_words_at_odd_addresses(family: str, base: int, name: str) -> None:
     )
     load = step(f"GLOBAL_LOAD_{name}", family, *fields)
     assert load(wave) is True
-    want = memory[18 : 18 + 8 * wave.lanes].reshape(-1, 8).copy().view(np.uint32)
-    assert (want == wave.vectors[9:11].T).all()
+    expected = memory[18 : 18 + 8 * wave.lanes].reshape(-1, 8).copy().view(np.uint32)
+    assert (expected == wave.vectors[9:11].T).all()
     wave.vectors[4] = places.astype(np.uint32) & ~np.uint32(3)
     assert load(wave) is False  # aligned: the emulator's
 
@@ -229,7 +229,7 @@ def test_buffers_end_at_their_records() -> None:
 def test_the_selftest_has_a_kernel_for_each_test(arch: str) -> None:
     from kernelseam_rocm_emulator import selftest
 
-    found = list(selftests(arch))
+    actual = list(selftests(arch))
     text = selftest.source(arch)
-    assert len({name for name, _ in found}) == len(found) > 45
-    assert all(f"void {name}(" in text for name, _ in found) and "NAME" not in text
+    assert len({name for name, _ in actual}) == len(actual) > 45
+    assert all(f"void {name}(" in text for name, _ in actual) and "NAME" not in text

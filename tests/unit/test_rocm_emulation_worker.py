@@ -167,7 +167,7 @@ def test_the_time_limit(start: Callable[..., Emulator]) -> None:
     assert integers(x)[0] == 3
 
 
-def test_a_crash_is_told_with_its_output(start: Callable[..., Emulator]) -> None:
+def test_a_crash_is_reported_with_its_output(start: Callable[..., Emulator]) -> None:
     emulator = start()
     with pytest.raises(
         DeviceError, match="(?s)ended the emulator's process: SIGABRT.*about to abort"

@@ -80,8 +80,8 @@ def test_its_devices_are_the_backends(tmp_path: Path) -> None:
     ids=["import", "exit", "no start", "start", "devices"],
 )
 def test_a_broken_one_is_left_out(tmp_path: Path, text: str, reason: str) -> None:
-    devices, said, failures = python(DEVICES, package(tmp_path, text), KERNELSEAM_TINYGRAD="/tmp")
-    assert said == f"kernelseam-rocm-emulator is broken: {reason}" and failures == []
+    devices, output, failures = python(DEVICES, package(tmp_path, text), KERNELSEAM_TINYGRAD="/tmp")
+    assert output == f"kernelseam-rocm-emulator is broken: {reason}" and failures == []
     assert "numpy:0 (cpu)" in devices and not any("emulated" in d for d in devices)
 
 

@@ -36,15 +36,15 @@ needs_no_driver = pytest.mark.skipif(
 
 def library_missing() -> str:
     """Why the real HIP runtime cannot be loaded here; "" where it can."""
-    said = python("""if True:
+    output = python("""if True:
         from kernelseam_rocm import bindings
         bindings.DRIVERS = ("/dev/null",)
         try: bindings.call("hipRuntimeGetVersion")
         except Exception as e: print(e)
     """)
     return (
-        f"hiprtc is missing, and the HIP runtime with it: {said}"
-        if "cannot be called" in said
+        f"hiprtc is missing, and the HIP runtime with it: {output}"
+        if "cannot be called" in output
         else ""
     )
 
@@ -107,7 +107,8 @@ def test_doctor_survives_missing_bindings() -> None:
     report = json.loads(python(code))
     assert report["mode"] == "neither compiles nor runs"
     for key in ("compiler", "no device because", "hipblas"):
-        assert "cannot be imported" in report[key] and "install hip-python" in report[key]
+        package = "kernelseam-rocm[blas]" if key == "hipblas" else "hip-python"
+        assert "cannot be imported" in report[key] and f"install {package}" in report[key]
 
 
 @needs_no_driver
@@ -139,7 +140,7 @@ def test_real_calls_are_refused_for_want_of_a_device() -> None:
     """The library's own refusals, in a process that has nothing else in it."""
     if reason := library_missing():
         pytest.skip(reason)
-    said = python("""if True:
+    output = python("""if True:
         from kernelseam.errors import NoDevice
         from kernelseam_rocm import bindings
         bindings.DRIVERS = ("/dev/null",)
@@ -154,7 +155,7 @@ def test_real_calls_are_refused_for_want_of_a_device() -> None:
         except NoDevice as e: print(str(e).removeprefix("hipGetDeviceProperties").removeprefix("R0600").strip())
     """)  # noqa: E501
     assert (
-        said.splitlines()
+        output.splitlines()
         == ["failed with hipErrorNoDevice (100): no ROCm-capable device is detected"] * 8
     )
 
@@ -265,7 +266,7 @@ def test_a_compiler_that_cannot_be_loaded_is_a_compile_error(tmp_path: Path) -> 
         "try: print(plugin.backend().toolchain.compiler())\n"
         "except CompileError as e: print(type(e).__name__, e.kernel, e.log)"
     )
-    said = python(code, ROCM_PATH=str(tmp_path), LD_LIBRARY_PATH="")
-    assert said.startswith(
+    output = python(code, ROCM_PATH=str(tmp_path), LD_LIBRARY_PATH="")
+    assert output.startswith(
         ("CompileError hiprtc hiprtc cannot be used: failed to dlopen", "hiprtc ")
     )

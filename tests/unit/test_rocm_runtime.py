@@ -158,7 +158,7 @@ def run(prefix: Path, code: str) -> Any:
 
 
 def test_devices_and_their_limits(prefix: Path) -> None:
-    said = run(
+    output = run(
         prefix,
         """
         d = devices[1]
@@ -167,16 +167,16 @@ def test_devices_and_their_limits(prefix: Path) -> None:
             d.limits.operations_per_second["float16"], d.limits.operations_per_second["float64"]], absence=runtime.absence)
     """,
     )
-    assert said["names"] == ["rocm:0 (gfx942)", "rocm:1 (gfx942)"]
-    assert (said["name"], said["absence"]) == ("Card1?", "")
-    units, shared, memory, bandwidth, half, double = said["limits"]
+    assert output["names"] == ["rocm:0 (gfx942)", "rocm:1 (gfx942)"]
+    assert (output["name"], output["absence"]) == ("Card1?", "")
+    units, shared, memory, bandwidth, half, double = output["limits"]
     assert (units, shared, memory) == (304, 65536, 2**37)
     assert bandwidth == pytest.approx(2 * 2.6e9 * 1024)
     assert (half, double) == (pytest.approx(304 * 2.1e9 * 2048), pytest.approx(304 * 2.1e9 * 128))
 
 
 def test_arrays_go_there_and_back(prefix: Path) -> None:
-    said = run(
+    output = run(
         prefix,
         """
         host = np.arange(24, dtype=np.float32).reshape(4, 6)[:, ::2]
@@ -189,18 +189,18 @@ def test_arrays_go_there_and_back(prefix: Path) -> None:
             empty=[empty.shape, str(empty.dtype)], half=[str(half.dtype), float(runtime.to_host(half).sum())], log=log())
     """,
     )
-    assert said["same"] and said["shape"] == [4, 3] and said["strides"] == [3, 1]
-    assert (said["device"], said["kind"]) == ("rocm:1 (gfx942)", "kernelseam")
-    assert (said["empty"], said["half"]) == ([[0, 3], "bfloat16"], ["bfloat16", 4.0])
+    assert output["same"] and output["shape"] == [4, 3] and output["strides"] == [3, 1]
+    assert (output["device"], output["kind"]) == ("rocm:1 (gfx942)", "kernelseam")
+    assert (output["empty"], output["half"]) == ([[0, 3], "bfloat16"], ["bfloat16", 4.0])
     # Onto device 1 and back to 0 each time: allocate, pin what the copy passes through, and copy;
     # then wait for the device's work and copy.
-    assert said["log"][:9] == [1001, 2001, 8001, 4001, 1000, 1001, 5001, 4002, 1000]
+    assert output["log"][:9] == [1001, 2001, 8001, 4001, 1000, 1001, 5001, 4002, 1000]
 
 
 def test_host_memory_is_staged_in_pinned_memory_piece_by_piece(prefix: Path) -> None:
     """One buffer for all copies of all devices: pinned once. What is not staged, the library
     refuses to copy."""
-    said = run(
+    output = run(
         prefix,
         """
         from kernelseam_rocm import runtime as module
@@ -213,7 +213,7 @@ def test_host_memory_is_staged_in_pinned_memory_piece_by_piece(prefix: Path) -> 
             second=runtime.to_host(second).view(np.uint64).tolist(), same=runtime.describe(second).pointer == pointer)
     """,
     )
-    assert said == {
+    assert output == {
         "pinned": 1,
         "copies": 6,
         "first": [float(i) for i in range(37)],
@@ -223,21 +223,21 @@ def test_host_memory_is_staged_in_pinned_memory_piece_by_piece(prefix: Path) -> 
 
 
 def test_memory_that_is_not_there(prefix: Path) -> None:
-    said = run(
+    output = run(
         prefix,
         """
         try: runtime.empty((2**41,), DType.float16, devices[0])
         except OutOfDeviceMemory as e: say(message=str(e), memory_error=isinstance(e, MemoryError))
     """,
     )
-    assert said == {
+    assert output == {
         "message": "hipMalloc failed with hipErrorOutOfMemory (2): out of memory",
         "memory_error": True,
     }
 
 
 def test_the_device_before_is_restored_even_after_an_error(prefix: Path) -> None:
-    said = run(
+    output = run(
         prefix,
         """
         with runtime.activate(devices[0]): pass
@@ -249,11 +249,11 @@ def test_the_device_before_is_restored_even_after_an_error(prefix: Path) -> None
         say(inside=inside, after=bindings.call("hipGetDevice"), log=log())
     """,
     )
-    assert said == {"inside": 1, "after": 0, "log": [1001, 1000]}
+    assert output == {"inside": 1, "after": 0, "log": [1001, 1000]}
 
 
 def test_launches_get_the_arguments_as_packed(prefix: Path) -> None:
-    said = run(
+    output = run(
         prefix,
         LOAD
         + textwrap.dedent("""
@@ -272,7 +272,7 @@ def test_launches_get_the_arguments_as_packed(prefix: Path) -> None:
             grid=list(last.grid), block=list(last.block), shared=last.shared, stream=last.stream, loads=log().count(7001))
     """),
     )
-    assert said == {
+    assert output == {
         "x": [0.0, 6.25, 12.5, 18.75, 25.0],
         "same": True,
         "size": 24,
@@ -287,7 +287,7 @@ def test_launches_get_the_arguments_as_packed(prefix: Path) -> None:
 def test_each_device_has_modules_of_its_own(prefix: Path) -> None:
     """A module belongs to the device that was current when it was loaded: its functions run there
     alone."""
-    said = run(
+    output = run(
         prefix,
         LOAD
         + textwrap.dedent("""
@@ -297,7 +297,7 @@ def test_each_device_has_modules_of_its_own(prefix: Path) -> None:
     """),
     )
     loaded, function = 7000, 7100
-    assert said["log"] == [
+    assert output["log"] == [
         loaded,
         function,
         1001,
@@ -317,7 +317,7 @@ def test_each_device_has_modules_of_its_own(prefix: Path) -> None:
 
 def test_what_the_runtime_says_of_a_kernel(prefix: Path) -> None:
     """Registers and memory; where parameters lie it does not say: that is read off the binary."""
-    said = run(
+    output = run(
         prefix,
         LOAD
         + textwrap.dedent("""
@@ -325,7 +325,7 @@ def test_what_the_runtime_says_of_a_kernel(prefix: Path) -> None:
         say(name=f.name, registers=f.registers, scratch=f.scratch_bytes, shared=f.shared_bytes, parameters=f.parameters)
     """),
     )
-    assert said == {
+    assert output == {
         "name": "scale",
         "registers": 104,
         "scratch": 103,
@@ -335,7 +335,7 @@ def test_what_the_runtime_says_of_a_kernel(prefix: Path) -> None:
 
 
 def test_memory_is_set_in_the_streams_order(prefix: Path) -> None:
-    said = run(
+    output = run(
         prefix,
         """
         x = runtime.from_host(np.ones(4, np.float32), devices[1])
@@ -349,7 +349,7 @@ def test_memory_is_set_in_the_streams_order(prefix: Path) -> None:
         say(before=before, after=after, set=[n - 9000 for n in log_ if n >= 9000], said=said)
     """,
     )
-    assert said == {
+    assert output == {
         "before": [1, 1, 1, 1],
         "after": [1, 0, 0, 1],
         "set": [0x42],
@@ -359,7 +359,7 @@ def test_memory_is_set_in_the_streams_order(prefix: Path) -> None:
 
 
 def test_launches_that_it_has_not_are_refused_by_name(prefix: Path) -> None:
-    said = run(
+    output = run(
         prefix,
         LOAD
         + textwrap.dedent("""
@@ -376,7 +376,7 @@ def test_launches_that_it_has_not_are_refused_by_name(prefix: Path) -> None:
         say(said=said)
     """),
     )["said"]
-    assert said == [
+    assert output == [
         "backend rocm launches no clusters: cluster (2, 1, 1)",
         "backend rocm has no programmatic dependent launch",
         "it loads q by a tensor map, gfx942 has none",
@@ -385,7 +385,7 @@ def test_launches_that_it_has_not_are_refused_by_name(prefix: Path) -> None:
 
 
 def test_launches_that_cannot_be(prefix: Path) -> None:
-    said = run(
+    output = run(
         prefix,
         LOAD
         + textwrap.dedent("""
@@ -404,7 +404,7 @@ def test_launches_that_cannot_be(prefix: Path) -> None:
         say(said=said)
     """),
     )["said"]
-    assert said == [
+    assert output == [
         [
             "InvalidValue",
             "arguments = 20 bytes: kernel scale takes 24. Pack them by the kernel's signature.",
@@ -425,7 +425,7 @@ def test_launches_that_cannot_be(prefix: Path) -> None:
 
 
 def test_times_are_the_devices(prefix: Path) -> None:
-    said = run(
+    output = run(
         prefix,
         """
         streams = []
@@ -433,11 +433,11 @@ def test_times_are_the_devices(prefix: Path) -> None:
         say(seconds=seconds, streams=streams, freed=log().count(6000), synchronized=log().count(5001))
     """,
     )
-    assert said == {"seconds": [0.00025] * 3, "streams": [0, 0, 0], "freed": 6, "synchronized": 1}
+    assert output == {"seconds": [0.00025] * 3, "streams": [0, 0, 0], "freed": 6, "synchronized": 1}
 
 
 def test_what_lies_elsewhere_is_not_copied(prefix: Path) -> None:
-    said = run(
+    output = run(
         prefix,
         """
         try: runtime.to_host(np.zeros(3))
@@ -445,5 +445,5 @@ def test_what_lies_elsewhere_is_not_copied(prefix: Path) -> None:
     """,
     )
     assert (
-        said["message"] == "array = ndarray: must lie on a device of backend rocm. Move it there."
+        output["message"] == "array = ndarray: must lie on a device of backend rocm. Move it there."
     )

@@ -95,7 +95,7 @@ def test_an_abort_ends_the_child_alone(server: CompileServer) -> None:
     assert server.run(os.getppid) == before
 
 
-def test_an_exit_without_an_answer_is_told(server: CompileServer) -> None:
+def test_an_exit_without_an_answer_is_reported(server: CompileServer) -> None:
     with pytest.raises(
         WorkerDied, match="the compiler ended its process with exit status 7"
     ) as caught:
@@ -207,11 +207,72 @@ def test_an_arch_that_is_not_in_the_table_never_reaches_the_compiler(
     from kernelseam_rocm.plugin import backend
 
     monkeypatch.setattr(worker, "server", lambda: pytest.fail("the compiler was asked"))
-    found = backend().toolchain
-    assert found is not None
+    actual = backend().toolchain
+    assert actual is not None
     with pytest.raises(UnknownName) as caught:
-        found.compile(SourceBundle("k", "k.h", (("k.h", ""),), ()), "gfx000")
+        actual.compile(SourceBundle("k", "k.h", (("k.h", ""),), ()), "gfx000")
     assert str(caught.value) == (
         "arch = gfx000: must be one of gfx90a, gfx942, gfx950, gfx1100, gfx1201. "
         "Name one of these, or add a row to kernelseam_rocm.archs."
     )
+
+
+# ---------------------------------------------------------------- by a program of a folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One whose program starts others as they are, and says that it did."""
+    program = tmp_path / "run"
+    program.write_text('#!/bin/sh\nexport BY_THE_FOLDER=yes\nexec "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv(worker.VARIABLE, str(tmp_path))
+    monkeypatch.delenv("KERNELSEAM_HIP_RUN", raising=False)
+    return tmp_path
+
+
+def test_a_folders_program_starts_the_server(folder: Path, server: CompileServer) -> None:
+    assert server.run(os.getenv, "BY_THE_FOLDER") == "yes" and "BY_THE_FOLDER" not in os.environ
+    assert server.run(math.factorial, 5) == 120
+    first = server._pid
+    with pytest.raises(ZeroDivisionError):
+        server.run(operator.truediv, 1, 0)
+    with pytest.raises(WorkerDied, match="SIGABRT") as died:
+        server.run(os.abort)
+    assert died.value.signal == "SIGABRT" and server._pid == first and alive(first)
+    assert server.run(os.getpgid, 0) == first, "the server's own group, which is ended as one"
+
+
+def test_it_ends_with_its_owner(folder: Path) -> None:
+    code = (
+        "import math, os, sys; from kernelseam_rocm.worker import CompileServer\n"
+        "s = CompileServer(); s.run(math.factorial, 5); print(s._pid, flush=True); os._exit(0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    pid, until = int(done.stdout), time.monotonic() + 20
+    while alive(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not alive(pid)
+
+
+def test_which_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert worker.launcher() == folder / "run"
+    monkeypatch.setenv("KERNELSEAM_HIP_RUN", str(folder / "run"))
+    assert worker.launcher() is None, "this process was started by it"
+    monkeypatch.setenv("KERNELSEAM_HIP_RUN", "/nowhere/run")
+    assert worker.launcher() == folder / "run"
+    (folder / "run").chmod(0o644)
+    with pytest.raises(InvalidValue) as refused:
+        worker.launcher()
+    assert str(refused.value) == (
+        f"KERNELSEAM_HIP = {folder}: must be a folder with a program `run`. Make it by "
+        "get-hiprtc.sh."
+    )
+    monkeypatch.delenv(worker.VARIABLE)
+    assert worker.launcher() is None

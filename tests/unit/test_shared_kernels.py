@@ -146,8 +146,8 @@ def test_attention_over_256_heads_is_one_launch() -> None:
 def test_a_grid_has_less_than_2_31_blocks(S_q: int, batch: int, blocks: int) -> None:
     """That is what drivers take along an axis: more are refused, not cut off."""
     problem = attention(S_q, 1, batch, 64)
-    said = shared("attention", FakeToolchain()).supports(problem, DEVICE)
-    assert said == (None if blocks < 2**31 else f"it needs {blocks} blocks, more than 2147483647")
+    output = shared("attention", FakeToolchain()).supports(problem, DEVICE)
+    assert output == (None if blocks < 2**31 else f"it needs {blocks} blocks, more than 2147483647")
 
 
 def test_a_problem_of_more_blocks_is_refused_where_it_is_planned(
@@ -300,8 +300,8 @@ def test_an_arch_that_the_toolchain_lacks_is_refused() -> None:
 
 def test_a_bundle_holds_what_its_main_file_includes_and_nothing_else() -> None:
     toolchain = FakeToolchain()
-    made = bundle(KERNELS["gemm"], F16, GEMM_TILES[0], toolchain, "fake1")
-    assert [n for n, _ in made.files] == [
+    source = bundle(KERNELS["gemm"], F16, GEMM_TILES[0], toolchain, "fake1")
+    assert [n for n, _ in source.files] == [
         "gemm/gemm.h",
         "gemm/heads.h",
         "platform.h",
@@ -309,9 +309,9 @@ def test_a_bundle_holds_what_its_main_file_includes_and_nothing_else() -> None:
         "tile/simt.h",
         "tile/tile.h",
     ]
-    assert dict(made.defines)["KS_BM"] == "128" and dict(made.defines)["KS_POINTERS"] == "0"
-    assert dict(made.defines)["FAKE"] == "1"
-    assert made.text().endswith('#include "gemm/gemm.h"\n')
+    assert dict(source.defines)["KS_BM"] == "128" and dict(source.defines)["KS_POINTERS"] == "0"
+    assert dict(source.defines)["FAKE"] == "1"
+    assert source.text().endswith('#include "gemm/gemm.h"\n')
 
 
 def test_device_sources_include_nothing_of_a_system() -> None:

@@ -194,9 +194,9 @@ def test_a_flat_signature_takes_members_by_themselves(kinds: tuple[Any, ...]) ->
 def test_an_entry_hands_members_to_a_body() -> None:
     inner = Structure((("size", "i32"), ("shift", "i32")), ("d", "shift"))
     pages = Structure((("table", "pointer"), ("page", inner)), ("base", "size"))
-    made = entry("k", "k.h", Signature((("pages", pages), ("n", "i32")), flat=True))
-    _, _, code = made.partition("Argument<N - 1, R(More...)> {};\n")
-    assert made.startswith('#include "k.h"\ntemplate')
+    created = entry("k", "k.h", Signature((("pages", pages), ("n", "i32")), flat=True))
+    _, _, code = created.partition("Argument<N - 1, R(More...)> {};\n")
+    assert created.startswith('#include "k.h"\ntemplate')
     assert code == (
         "typedef Argument<0, decltype(k_body)>::type Argument0;\n"
         'static_assert(sizeof(Argument0) == 16, "size of pages");\n'

@@ -75,10 +75,10 @@ def test_the_script(
         str(workers),
     ]
     assert soak.main([*given, "--out", str(tmp_path / "out")]) == 0
-    found = json.loads((tmp_path / "out" / "soak.json").read_text())
-    assert [s["stage"] for s in found["stages"]] == STAGES
-    assert [s["status"] for s in found["stages"]] == ["not run", *["passed"] * 6]
-    of = {s["stage"]: s["figures"] for s in found["stages"]}
+    report = json.loads((tmp_path / "out" / "soak.json").read_text())
+    assert [s["stage"] for s in report["stages"]] == STAGES
+    assert [s["status"] for s in report["stages"]] == ["not run", *["passed"] * 6]
+    of = {s["stage"]: s["figures"] for s in report["stages"]}
     assert of["launches"]["launches"] == 50 and of["operations"]["operations"] == 20
     assert of["no memory left"]["times that memory ran out"] == 3
     assert (
@@ -112,13 +112,13 @@ def test_problems_are_thirty_thousand_of_four_hundred_specs(soak: Any) -> None:
 def test_a_wrong_problem_fails_the_soak(
     soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    computed = run.computed
+    compute = run.compute
 
     def wrong(case: Case, *arguments: Any) -> Computed:
-        found = computed(case, *arguments)
-        return replace(found, changed=7) if case.name.endswith("-3") else found
+        actual = compute(case, *arguments)
+        return replace(actual, changed=7) if case.name.endswith("-3") else actual
 
-    monkeypatch.setattr(run, "computed", wrong)
+    monkeypatch.setattr(run, "compute", wrong)
     soaked, clock = soak.Soaked("random problems"), soak.Clock.of(60)
     soak.problems.run(soaked, soak.problems.batches(20, 20, 1), device, "numpy", 0, clock)
     assert [w.partition("\n")[0] for w in soaked.wrong] == [
@@ -176,14 +176,14 @@ def test_a_process_that_dies_costs_its_problem_alone(soak: Any) -> None:
     assert (row.family, row.number, row.status) == ("products", 5, "error")
     assert row.detail == "RuntimeError: its process ended with status -11"
     first = soak.problems.Row("products", 4, "error", 0.0, "")
-    _, said, rest = soak.problems._answer(task(([first], "DeviceError: 700")), batch)
+    _, output, rest = soak.problems._answer(task(([first], "DeviceError: 700")), batch)
     assert (
-        said.detail == "the device was lost to this process: DeviceError: 700"
+        output.detail == "the device was lost to this process: DeviceError: 700"
         and rest.numbers == (5, 6)
     )
 
 
-def test_no_time_is_said(soak: Any, device: Device) -> None:
+def test_no_time_is_reported(soak: Any, device: Device) -> None:
     soaked, over = soak.Soaked("random problems"), soak.Clock.of(0)
     soak.problems.run(soaked, soak.problems.batches(20, 20, 1), device, "numpy", 0, over)
     assert soaked.wrong == [
@@ -218,7 +218,7 @@ def test_one_byte_that_differs_is_found_among_threads(soak: Any, device: Device)
     assert soaked.wrong == ["gemm-f32-nn: 1 bytes of all are not what the same call gave alone"] * 4
 
 
-def test_an_error_in_a_thread_is_said(
+def test_an_error_in_a_thread_is_reported(
     soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     soaked = soak.Soaked("threads and streams")
@@ -235,7 +235,7 @@ def test_an_error_in_a_thread_is_said(
     ]
 
 
-def test_what_launches_leave_is_said(
+def test_memory_that_launches_leak_is_reported(
     soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, launch = [], Call.__call__
@@ -252,7 +252,7 @@ def test_what_launches_leave_is_said(
     )
 
 
-def test_memory_that_is_gone_is_said(
+def test_lost_memory_is_reported(
     soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = iter([100 << 20, 97 << 20])
@@ -262,7 +262,7 @@ def test_memory_that_is_gone_is_said(
     assert soak.stage("some stage", device, lambda s: 1 / 0).wrong[0].startswith("StopIteration")
 
 
-def test_memory_where_there_is_none_is_said(
+def test_a_device_without_memory_is_reported(
     soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HostRuntime, "empty", lambda *arguments: np.empty(1, np.float32))
@@ -276,8 +276,8 @@ def test_what_says_nothing_after_an_error_is_named(soak: Any) -> None:
     ours = {"raised": "DeviceError", "ours": True, "message": "cuCtxSynchronize failed with 700"}
     silent = soak.sticky._said(lambda: None)
     foreign = soak.sticky._said(lambda: 1 / 0)
-    said = {"synchronize": ours, "a copy": silent, "new memory": foreign}
-    assert soak.sticky.faults({"right before": True, "said": said}) == [
+    output = {"synchronize": ours, "a copy": silent, "new memory": foreign}
+    assert soak.sticky.faults({"right before": True, "said": output}) == [
         "a copy after the error: no error: nothing was said",
         "new memory after the error: ZeroDivisionError: division by zero",
     ]
@@ -286,7 +286,7 @@ def test_what_says_nothing_after_an_error_is_named(soak: Any) -> None:
     ]
 
 
-def test_a_child_that_dies_is_said(soak: Any, device: Device) -> None:
+def test_a_child_that_dies_is_reported(soak: Any, device: Device) -> None:
     """On the host the address that nobody has ends the process."""
     with pytest.raises(RuntimeError, match=r"^the child ended with -?\d+: "):
         soak.sticky.ask(device, "numpy")

@@ -15,14 +15,14 @@ from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import PluginError
 from kernelseam.kernels import KERNELS, covering
-from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.gemm.host import GemmDefinition
 from kernelseam.kernels.kernel import bundle
 from kernelseam.kernels.sources import shared_sources
 
 SPEC = GemmSpec(DType.float16, DType.float16, DType.float32)
 
 
-class OneArch(GemmHost):
+class OneArch(GemmDefinition):
     """A kernel of one arch: its source is in a folder of its own."""
 
     entry, source = "gemm_sm90", "sm90/gemm.h"

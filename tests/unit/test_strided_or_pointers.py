@@ -69,20 +69,20 @@ def test_the_benchmark_makes_a_table(
         if line.startswith("| ")
     ]
     assert [r[0] for r in rows].count("memory") == 2
-    found = [r for r in rows if r[0] != "memory"]
+    actual = [r for r in rows if r[0] != "memory"]
     both = [
         (kind, way, "1")
-        for kind in ("contiguous", "gapped", "tokens first")
+        for kind in ("contiguous", "gapped", "token-major")
         for way in ("strides", "pointers")
     ]
-    assert [(r[0], r[1], r[4]) for r in found] == 2 * [
+    assert [(r[0], r[1], r[4]) for r in actual] == 2 * [
         *both,
         ("scattered", "pointers", "1"),
-        ("scattered", "a call a matrix", "6"),
+        ("scattered", "a call per matrix", "6"),
     ]
-    assert {r[2] for r in found} == {"**numpy**"} and all(float(r[3]) > 0 for r in found)
+    assert {r[2] for r in actual} == {"**numpy**"} and all(float(r[3]) > 0 for r in actual)
     operations = 2 * 6 * 16 * 16 * 8  # of both products
-    for r in found:
+    for r in actual:
         assert float(r[5]) * 1e6 == pytest.approx(operations / float(r[3]), rel=0.2)
 
 
@@ -113,7 +113,7 @@ def test_the_benchmark_finds_what_is_wrong(
     assert refused.partition("Refused:")[2] == (
         "\n\n* wrong, p·v: 6 × 16×8×16 float32: takes no float32 (contiguous by strides, "
         "contiguous by "
-        "pointers, gapped by strides, gapped by pointers, tokens first by strides, tokens first "
+        "pointers, gapped by strides, gapped by pointers, token-major by strides, token-major "
         "by pointers, scattered "
         "by pointers)\n\n"
     )
@@ -121,5 +121,5 @@ def test_the_benchmark_finds_what_is_wrong(
     assert f"* wrong, {product}: is wrong: C[0, 0, 0] is nan, the oracle says " in failed
     assert (
         f"* wrong, {product}: the runtime said 719 (contiguous by pointers, gapped by pointers, "
-        "tokens" in failed
+        "token-major" in failed
     )

@@ -21,7 +21,7 @@ from kernelseam_cuda import bindings, plugin, tensor_maps  # noqa: E402
 K = TensorMap("k", DType.bfloat16, (128, 100, 3, 2), (1, 384, 128, 38400), (64, 64, 1, 1), 128, 256)
 
 
-def test_a_plain_one_is_taken() -> None:
+def test_a_plain_one_is_accepted() -> None:
     assert tensor_maps.refuse(K, 16) is None
     assert tensor_maps.tiled(K) == tensor_maps.Tiled(
         (128, 100, 3, 2), (768, 256, 76800), (64, 64, 1, 1)
@@ -52,6 +52,11 @@ def test_a_plain_one_is_taken() -> None:
             {"strides": (2, 384, 128, 38400)},
             16,
             "a stride of 2 elements of the innermost axis; TMA takes 1",
+        ),
+        (
+            {"to_tf32": True},
+            16,
+            "elements of bfloat16 to round to TF32; TMA takes float32",
         ),
         ({"box": (64, 257, 1, 1)}, 16, "a box of 257 along axis 1; TMA takes 1 to 256"),
         ({"box": (64, 0, 1, 1)}, 16, "a box of 0 along axis 1; TMA takes 1 to 256"),
@@ -105,22 +110,22 @@ def test_the_stride_of_an_axis_of_extent_1_counts_for_nothing() -> None:
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=5), st.data())
-def test_what_is_taken_keeps_the_drivers_rules(extents: list[int], data: Any) -> None:
+def test_accepted_maps_keep_the_drivers_rules(extents: list[int], data: Any) -> None:
     """Whatever is not refused has numbers that the driver's documentation allows."""
     axes = len(extents)
     strides = data.draw(st.tuples(*[st.sampled_from((0, 1, 8, 24, 300, 1024))] * axes))
     box = data.draw(st.tuples(*[st.sampled_from((0, 2, 8, 32, 256, 257))] * axes))
     dtype = data.draw(st.sampled_from(list(tensor_maps.DTYPES)))
-    made = TensorMap(
+    created = TensorMap(
         "x", dtype, tuple(extents), (1, *strides[1:]), box, data.draw(st.sampled_from((0, 128)))
     )
-    if tensor_maps.refuse(made, 16) is None:
-        found = tensor_maps.tiled(made)
+    if tensor_maps.refuse(created, 16) is None:
+        actual = tensor_maps.tiled(created)
         assert (
-            all(s % 16 == 0 and 0 < s < 2**40 for s in found.strides)
-            and len(found.strides) == axes - 1
+            all(s % 16 == 0 and 0 < s < 2**40 for s in actual.strides)
+            and len(actual.strides) == axes - 1
         )
-        assert all(1 <= b <= 256 for b in found.box) and found.box[0] * dtype.itemsize % 16 == 0
+        assert all(1 <= b <= 256 for b in actual.box) and actual.box[0] * dtype.itemsize % 16 == 0
 
 
 class Names:
@@ -169,11 +174,18 @@ def test_the_driver_gets_the_numbers_and_its_bytes_come_back(
             "CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA",
         )
     ]
+    single = replace(K, dtype=DType.float32, box=(32, 64, 1, 1))
+    for rounded in (False, True):
+        toolchain.encode_tensor_map(replace(single, to_tf32=rounded), 0x1000)
+    assert [x[0] for x in seen[1:]] == [
+        "CU_TENSOR_MAP_DATA_TYPE_FLOAT32",
+        "CU_TENSOR_MAP_DATA_TYPE_TFLOAT32",
+    ]
 
 
 def test_the_names_are_those_of_the_bindings() -> None:
     cu = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
-    for name in tensor_maps.DTYPES.values():
+    for name in (*tensor_maps.DTYPES.values(), "TFLOAT32"):
         assert hasattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{name}")
     for name in tensor_maps.SWIZZLES.values():
         assert hasattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{name}")

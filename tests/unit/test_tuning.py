@@ -102,9 +102,9 @@ def implementations(
     are what they say."""
 
     def use(*given: Scripted) -> Device:
-        found = discovered("kernelseam_thirdvendor")
-        found.registry.implementations[:] = given
-        runtime: Any = found.backend("acme").runtime
+        loaded = discovered("kernelseam_thirdvendor")
+        loaded.registry.implementations[:] = given
+        runtime: Any = loaded.backend("acme").runtime
 
         def time(launch: Callable[[int], None], device: Device, repeats: int) -> list[float]:
             CLOCK.clear()
@@ -139,41 +139,41 @@ def test_every_configuration_is_timed_in_turns_and_the_fastest_kept(
 ) -> None:
     mine, library = tiles(), quick()
     device = implementations(mine, library)
-    told: list[tuple[str, int, int]] = []
-    found = tune(gemm(), device, progress=lambda *x: told.append(x))
-    assert [(w.name, w.seconds) for w in found.configurations] == [
+    reported: list[tuple[str, int, int]] = []
+    tuning = tune(gemm(), device, progress=lambda *x: reported.append(x))
+    assert [(w.name, w.seconds) for w in tuning.configurations] == [
         ("tiles:small", 20 * US),
         ("library", 25 * US),
         ("tiles:big", 30 * US),
         ("tiles:odd", 90 * US),
     ]
-    assert (found.chosen.name, found.model.name, found.refused, found.note) == (
+    assert (tuning.chosen.name, tuning.model.name, tuning.refused, tuning.note) == (
         "tiles:small",
         "tiles:big",
         (),
         "",
     )
-    assert found.path is not None and found.path.parent.name == "tuned"
-    assert 90 * US > SLOW_FACTOR * 20 * US and len(found.configurations[3].samples) == 1, (
+    assert tuning.path is not None and tuning.path.parent.name == "tuned"
+    assert 90 * US > SLOW_FACTOR * 20 * US and len(tuning.configurations[3].samples) == 1, (
         "what is hopeless is not timed again"
     )
     assert (
         mine.ran.count("odd") == 4
-        and min(len(w.samples) for w in found.configurations[:2]) >= ROUNDS
+        and min(len(w.samples) for w in tuning.configurations[:2]) >= ROUNDS
     )
     order = [x for x in mine.ran if x != "odd"][8:]  # after a warm-up and a first look at each
     changes = sum(x != y for x, y in zip(order, order[1:], strict=False))
     assert 30 * US <= SLOW_FACTOR * 20 * US and changes == 2 * ROUNDS - 1, (
         "round after round, not one after the other"
     )
-    assert [t[0] for t in told] == [
+    assert [t[0] for t in reported] == [
         "tiles:big",
         "tiles:small",
         "tiles:odd",
         "library",
         *(f"round {i + 1}" for i in range(ROUNDS)),
     ]
-    assert [t[1:] for t in told] == [(i, 4 + ROUNDS) for i in range(4 + ROUNDS)]
+    assert [t[1:] for t in reported] == [(i, 4 + ROUNDS) for i in range(4 + ROUNDS)]
 
 
 def test_dispatch_takes_what_was_measured_unless_one_is_named(
@@ -209,9 +209,9 @@ def test_what_was_measured_goes_before_what_is_predicted(
     device = implementations(tiles(), quick(us=5.0))
     assert plan(gemm(), device=device).implementation == "tiles"
     assert tuned(device).chosen.name == "library"
-    made = plan(gemm(), device=device)
-    assert (made.implementation, made.choice.by) == ("library", "tuned")
-    assert made.parts.steps[0].implementation.name == "library"  # type: ignore[attr-defined]
+    planned = plan(gemm(), device=device)
+    assert (planned.implementation, planned.choice.by) == ("library", "tuned")
+    assert planned.parts.steps[0].implementation.name == "library"  # type: ignore[attr-defined]
 
 
 def test_a_variant_that_is_not_there(implementations: Callable[..., Device]) -> None:
@@ -264,7 +264,7 @@ def test_a_workspace_of_its_own_for_whoever_leaves_zeros_or_wants_more_alignment
     assert len(special.workspaces) == 1 and not special.workspaces & plain.workspaces
 
 
-def test_what_is_broken_stops_nobody(
+def test_broken_candidates_are_skipped(
     implementations: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = Scripted("lost", 1e-9, {"": US})
@@ -272,18 +272,18 @@ def test_what_is_broken_stops_nobody(
     device = implementations(
         tiles(broken=frozenset({"small"})), quick(refusal="needs a matrix"), lost
     )
-    found = tuned(device)
-    assert [w.name for w in found.configurations] == [
+    actual = tuned(device)
+    assert [w.name for w in actual.configurations] == [
         "tiles:big",
         "tiles:odd",
         "lost",
         "tiles:small",
     ]
-    assert [w.failure for w in found.configurations[2:]] == [
+    assert [w.failure for w in actual.configurations[2:]] == [
         "its variants raised ZeroDivisionError: integer division or modulo by zero",
         "its build raised RuntimeError: it fell apart",
     ]
-    assert [str(r) for r in found.refused] == ["library: needs a matrix"]
+    assert [str(r) for r in actual.refused] == ["library: needs a matrix"]
     device = implementations(quick(refusal="needs a matrix"))
     with pytest.raises(Unsupported, match=r"library: needs a matrix\.$"):
         tuned(device)
@@ -367,8 +367,8 @@ def test_a_batch_invariant_problem_has_no_tuned_choice(
     arrays = {n: AcmeArray(np.zeros((1, 1, 8, 8), np.float32)) for n in ("q", "k", "v", "out")}
     free = Attention(**extents, **arrays)
     bound = Attention(**extents, **arrays, batch_invariant=True)
-    found = tuned(device, bound)
-    assert (found.path, found.note, found.chosen.name) == (None, NOT_STORED, "tiles:small")
+    actual = tuned(device, bound)
+    assert (actual.path, actual.note, actual.chosen.name) == (None, NOT_STORED, "tiles:small")
     assert not (cache / "tuned").exists()
     assert [batch_invariant(d.problem()) for d in (free, bound)] == [False, True]
     forged = store.Tuned("tiles", "small", "", ())
@@ -518,9 +518,9 @@ def test_the_file_is_the_users_own_and_says_what_was_measured(
         "variant": "small",
         "seconds": 20 * US,
     }
-    found = store.tuned_choice(gemm().problem(), device)
-    assert found is not None
-    assert [found.seconds_of(n) for n in ("tiles", "library", "other")] == [20 * US, 25 * US, None]
+    actual = store.tuned_choice(gemm().problem(), device)
+    assert actual is not None
+    assert [actual.seconds_of(n) for n in ("tiles", "library", "other")] == [20 * US, 25 * US, None]
 
 
 def test_other_drivers_compilers_and_versions_have_choices_of_their_own(
@@ -541,7 +541,7 @@ def test_other_drivers_compilers_and_versions_have_choices_of_their_own(
     assert len(keys) == 4
 
 
-def test_nothing_is_asked_where_nothing_was_tuned(
+def test_nothing_is_read_where_nothing_was_tuned(
     implementations: Callable[..., Device], monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     device = implementations(tiles())

@@ -99,13 +99,13 @@ def test_every_tile_is_a_variant(name: str) -> None:
     problem = PROBLEMS[name]().problem()
     implementation = IMPLEMENTATIONS[problem.operation]
     assert implementation.supports(problem, DEVICE) is None
-    found = variants_of(implementation, problem, DEVICE)
+    actual = variants_of(implementation, problem, DEVICE)
     if name in NAMES:
-        assert sorted(v.name for v in found) == sorted(NAMES[name])
-    assert len({v.name for v in found}) == len(found)
-    assert found[0].cost == implementation.cost(problem, DEVICE), "the first is dispatch's own"
+        assert sorted(v.name for v in actual) == sorted(NAMES[name])
+    assert len({v.name for v in actual}) == len(actual)
+    assert actual[0].cost == implementation.cost(problem, DEVICE), "the first is dispatch's own"
     first = implementation.composition.launches(
-        problem, implementation._tiles(problem, DEVICE)[found[0].name], DEVICE
+        problem, implementation._tiles(problem, DEVICE)[actual[0].name], DEVICE
     )
     assert described(first) == described(implementation.launches(problem, DEVICE))
 
@@ -135,8 +135,8 @@ def test_a_variant_is_built_with_its_tile(name: str, monkeypatch: pytest.MonkeyP
 
 def test_a_batch_invariant_problem_has_one_variant() -> None:
     """A tile of another extent would be another order of the sums."""
-    for made in (attention(batch_invariant=True), attention(batch_invariant=True, S_q=1000)):
-        problem = made.problem()
+    for created in (attention(batch_invariant=True), attention(batch_invariant=True, S_q=1000)):
+        problem = created.problem()
         (one,) = variants_of(IMPLEMENTATIONS["attention"], problem, DEVICE)
         assert one.name == "128x64-4w-2"
     gradients = AttentionBwd(
@@ -161,7 +161,7 @@ def test_a_variant_that_is_too_large_is_not_offered() -> None:
 def test_several_products_have_every_pair_of_tiles() -> None:
     from kernelseam import OutputProjectionBwd
 
-    made = OutputProjectionBwd(
+    descriptor = OutputProjectionBwd(
         batch=2,
         S=300,
         hidden=256,
@@ -171,14 +171,14 @@ def test_several_products_have_every_pair_of_tiles() -> None:
         d_attn_out=0,
         d_weight=0,
     )
-    problem = made.problem()
-    found = [
+    problem = descriptor.problem()
+    actual = [
         v.name.split("+")
         for v in variants_of(IMPLEMENTATIONS["output_projection_bwd"], problem, DEVICE)
     ]
-    assert {len(names) for names in found} == {2}
-    firsts, seconds = ({x[i] for x in found} for i in (0, 1))
-    assert len(found) == len(firsts) * len(seconds) > 4
+    assert {len(names) for names in actual} == {2}
+    firsts, seconds = ({x[i] for x in actual} for i in (0, 1))
+    assert len(actual) == len(firsts) * len(seconds) > 4
 
 
 def test_names_of_tiles_tell_them_apart() -> None:

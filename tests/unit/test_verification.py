@@ -410,11 +410,11 @@ def test_one_element_that_is_off_is_found(
     ],
 )
 def test_faults_of_a_gemm(fault: str, discovered: Discovered) -> None:
-    found = discovered()
-    found.registry.implementations.append(TileModel("gemm", "" if fault == "right" else fault))
+    loaded = discovered()
+    loaded.registry.implementations.append(TileModel("gemm", "" if fault == "right" else fault))
     pool, b, c = normal(2, 3, 9, 65), normal(4, 1, 33, 7), np.full((2, 3, 9, 7), np.nan, "f4")
     pool[..., 33:] = np.nan
-    made = plan(
+    planned = plan(
         BatchedGemmStrided(
             A=pool[..., :33],
             B=b[:2],
@@ -432,10 +432,10 @@ def test_faults_of_a_gemm(fault: str, discovered: Discovered) -> None:
         implementation=f"model-{fault}",
     )
     if fault == "right":
-        made.bind(check=True)()
+        planned.bind(check=True)()
         return
     with pytest.raises(WrongResult, match=f"^model-{fault} on numpy"):
-        made.bind(check=True)()
+        planned.bind(check=True)()
 
 
 @pytest.mark.parametrize(
@@ -452,39 +452,45 @@ def test_faults_of_a_gemm(fault: str, discovered: Discovered) -> None:
     ],
 )
 def test_faults_of_an_attention(fault: str, discovered: Discovered) -> None:
-    found = discovered()
-    found.registry.implementations.append(TileModel("attention", "" if fault == "right" else fault))
+    loaded = discovered()
+    loaded.registry.implementations.append(
+        TileModel("attention", "" if fault == "right" else fault)
+    )
     q, k, v = normal(2, 4, 33, 16), normal(2, 2, 99, 16), normal(2, 2, 99, 16)
     q[..., 0], k[..., 0] = 4, np.arange(99) / 16  # later keys weigh more
     given = Attention.from_arrays(
         q, k, v, np.empty_like(q), np.empty((2, 4, 33), "f4"), causal=True
     )
-    made = plan(given, implementation=f"model-{fault}")
+    planned = plan(given, implementation=f"model-{fault}")
     if fault == "right":
-        made.bind(check=True)()
+        planned.bind(check=True)()
         return
     with pytest.raises(WrongResult, match=f"^model-{fault} on numpy"):
-        made.bind(check=True)()
+        planned.bind(check=True)()
 
 
 def test_on_another_vendors_memory(acme: Any) -> None:
     x = {n: AcmeArray(normal(2, 5, 5)) for n in "ABC"}
-    made = plan(BatchedGemmStrided(**x, M=5, N=5, K=5, batch=2, beta=1.0))
-    assert made.implementation == "acme-gemm"
-    made.bind(check=True)()
-    made.bind(check=True, **{n: a.host.ctypes.data for n, a in x.items()})()  # addresses are enough
+    planned = plan(BatchedGemmStrided(**x, M=5, N=5, K=5, batch=2, beta=1.0))
+    assert planned.implementation == "acme-gemm"
+    planned.bind(check=True)()
+    planned.bind(
+        check=True, **{n: a.host.ctypes.data for n, a in x.items()}
+    )()  # addresses are enough
     lists = {f"{n}_ptrs": [AcmeArray(m) for m in reversed(a.host)] for n, a in x.items()}
-    made = plan(BatchedGemmPointers(**lists, M=5, N=5, K=5, batch=2))
-    made.bind(check=True)()
+    planned = plan(BatchedGemmPointers(**lists, M=5, N=5, K=5, batch=2))
+    planned.bind(check=True)()
 
 
 def test_large_results_are_sampled(discovered: Discovered, monkeypatch: pytest.MonkeyPatch) -> None:
     discovered()
-    asked: list[Any] = []
+    requested: list[Any] = []
     real = check.gemm
     monkeypatch.setattr(sampling, "ORACLE_OPERATIONS", 1e6)
-    monkeypatch.setattr(check, "gemm", lambda *a, **k: asked.append(real(*a, **k)) or asked[-1])
+    monkeypatch.setattr(
+        check, "gemm", lambda *a, **k: requested.append(real(*a, **k)) or requested[-1]
+    )
     x = {"A": normal(500, 100), "B": normal(100, 50), "C": normal(500, 50)}
     plan(BatchedGemmStrided(**x, M=500, N=50, K=100)).bind(check=True)()
-    (verdict,) = asked
+    (verdict,) = requested
     assert verdict.passed and verdict.checked == 64 * 50

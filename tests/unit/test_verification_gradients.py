@@ -19,10 +19,10 @@ from kernelseam.errors import InvalidValue, WrongResult
 from kernelseam.oracle import check, formulas, sampling, verification_attention
 from kernelseam.oracle.gradients import attention_bwd
 from kernelseam.oracle.sampled_gradients import Forward, of_bias, of_keys, of_queries, of_sinks
-from kernelseam.oracle.verification import verifier_of
+from kernelseam.oracle.verification import VERIFIERS, verifier_of
 from kernelseam.parity.matrix import named
 from kernelseam.parity.operations import operands
-from kernelseam.parity.running.stages import made
+from kernelseam.parity.running.stages import prepare
 
 Discovered = Callable[..., Any]
 RNG = np.random.default_rng(0)
@@ -61,13 +61,13 @@ def described(name: str) -> tuple[Any, Any]:
     from kernelseam.plugins import plugins
 
     case, backend = named(name), plugins().backend("numpy")
-    before = made(case)
+    before = prepare(case)
     blocks, layout = before.layout.blocks(), before.layout
     addresses = {
         n: before.buffers[blocks[p.block][0]].ctypes.data
         + blocks[p.block][1]
         + p.offset * p.dtype.itemsize
-        for n, p in layout.places.items()
+        for n, p in layout.placements.items()
     }
     (device,) = backend.runtime.devices()
     return operands.describe(case, layout, addresses, backend.runtime, device), before
@@ -240,17 +240,19 @@ def test_sampled_elements_are_those_of_the_whole_oracle() -> None:
             return np.arange(0, total, 3)
 
         columns = np.arange(0, shape[3], 2)
-        found = {
+        actual = {
             "dq": of_queries(forward, sample),
             **dict(zip(("dk", "dv"), of_keys(forward, sample), strict=True)),
             "dbias": of_bias(forward, shape, np.arange(0, int(np.prod(shape[:3])), 2), columns),
             "dsinks": of_sinks(forward),
         }
-        for name, some in found.items():
+        for name, some in actual.items():
             for part in ("value", "rounded", "single", "outs", "lses", "vanished"):
-                want = getattr(whole[name], part)[some.index].astype(np.float64)
-                got = getattr(some.gradient, part).astype(np.float64)
-                np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12, err_msg=name + part)
+                expected = getattr(whole[name], part)[some.index].astype(np.float64)
+                result = getattr(some.gradient, part).astype(np.float64)
+                np.testing.assert_allclose(
+                    result, expected, rtol=1e-9, atol=1e-12, err_msg=name + part
+                )
             assert not some.undefined.any()
 
 
@@ -265,8 +267,8 @@ def test_gradients_of_a_part_of_the_keys_are_held_against_what_the_whole_left() 
     forward = Attention.from_arrays(q, *half, out, lse)
     given = dict(zip(("dq", "dk", "dv"), grads, strict=True))
     plan(AttentionBwd(forward=forward, dout=dout, **given)).bind(check=True)()
-    want = attention_bwd(q, k, v, dout, False, 0.25)["dk"].value[:, :, :10]
-    np.testing.assert_allclose(grads[1], want, atol=1e-5)
+    expected = attention_bwd(q, k, v, dout, False, 0.25)["dk"].value[:, :, :10]
+    np.testing.assert_allclose(grads[1], expected, atol=1e-5)
 
 
 def test_hidden_values_that_are_not_finite_may_reach_a_sum_or_not(discovered: Discovered) -> None:
@@ -278,13 +280,13 @@ def test_hidden_values_that_are_not_finite_may_reach_a_sum_or_not(discovered: Di
     dout[0, 0, 0, 2] = np.inf
     forward = Attention.from_arrays(q, k, v, out, lse, causal=True)
     plan(forward).bind()()
-    found = discovered()
+    loaded = discovered()
 
     def bound(spoil: Callable[[Any], None]) -> Any:
-        found.registry.implementations[:] = [
-            i for i in found.registry.implementations if i.name != "spoiled"
+        loaded.registry.implementations[:] = [
+            i for i in loaded.registry.implementations if i.name != "spoiled"
         ]
-        found.registry.implementations.append(Spoiled("attention_bwd", "dq", spoil))
+        loaded.registry.implementations.append(Spoiled("attention_bwd", "dq", spoil))
         grads = {n: np.empty_like(q) for n in ("dq", "dk", "dv")}
         from kernelseam.planning import forget
 
@@ -308,12 +310,14 @@ def test_an_attention_over_lists_without_an_lse_is_looked_at(discovered: Discove
     descriptor = AttentionPointers(
         batch=1, num_heads=2, S_q=5, S_k=5, head_dim=8, dtype="float32", **heads
     )
-    asked: list[check.Verdict] = []
+    requested: list[check.Verdict] = []
     real = check.attention
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(check, "attention", lambda *a, **k: asked.append(real(*a, **k)) or asked[-1])
+        m.setattr(
+            check, "attention", lambda *a, **k: requested.append(real(*a, **k)) or requested[-1]
+        )
         plan(descriptor).bind(check=True)()
-    (verdict,) = asked
+    (verdict,) = requested
     assert verdict.passed and verdict.checked == 2 * 5 * 8
 
 
@@ -326,20 +330,38 @@ def refused(problem: Any) -> str:
     return str(caught.value)
 
 
-def test_an_operation_without_an_oracle_is_refused(
+def test_an_operation_without_an_oracle_is_refused_at_bind(
     discovered: Discovered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     discovered()
-    a = np.ones((2, 2), "f4")
-    made_plan = plan(BatchedGemmStrided(A=a, B=a, C=np.empty_like(a), M=2, N=2, K=2))
-    call = made_plan.bind(check=True)
-    call()
-    other = type("Other", (GemmProblem,), {"operation": "softmax"})
-    problem = other(**{n: getattr(made_plan.problem, n) for n in GemmProblem.__dataclass_fields__})
-    assert refused(problem) == (
-        f"check = True for {problem}: cannot be kept: the oracle has no formula of softmax. "
-        "Bind without check, and compare the results with your own."
+    a, c = np.ones((2, 2), "f4"), np.zeros((2, 2), "f4")
+    product = plan(BatchedGemmStrided(A=a, B=a, C=c, M=2, N=2, K=2))
+    checked = product.bind(check=True)
+    monkeypatch.delitem(VERIFIERS, GemmProblem)
+    expected = (
+        f"check = True for {product.problem}: cannot be checked: the oracle has no formula of gemm."
+        " Bind without check, and compare the results with your own."
     )
+    for bind in (lambda: product.bind(check=True), lambda: checked.rebind(C=np.empty_like(c))):
+        with pytest.raises(InvalidValue) as caught:
+            bind()
+        assert str(caught.value) == expected
+    assert not c.any()
+    product.bind()()
+    assert (c == 2).all()
+
+
+def test_a_gradient_that_the_oracle_cannot_compute_is_refused_at_bind(
+    discovered: Discovered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    discovered()
+    descriptor, memory = described("attention-bwd-f16-64-bias-one")
+    gradients = plan(descriptor)
+    monkeypatch.setattr(verification_attention, "MOST_OPERATIONS", 1e5)
+    with pytest.raises(InvalidValue, match="cannot be checked: one element of dbias takes"):
+        gradients.bind(check=True)
+    gradients.bind()()
+    del memory
 
 
 @pytest.mark.parametrize("view", ["pointers", "packed"])
@@ -347,7 +369,7 @@ def test_a_merge_within_an_attention_is_refused_by_itself(view: str) -> None:
     spec = MergeSpec(DType.float32, DType.float16, 8, **{view: True})
     problem = MergeProblem(spec, 2, 1, 1, 3, (24, 24, 24, 8), (3, 3, 3), (24, 24, 8))
     assert (
-        "cannot be kept: a merge into lists or packed rows is verified as part of its attention "
+        "cannot be checked: a merge into lists or packed rows is verified as part of its attention "
         "alone. Bind without check" in refused(problem)
     )
 
@@ -361,8 +383,8 @@ def test_a_sum_that_the_oracle_would_take_minutes_for_is_refused(
     verifier_of(problem)
     monkeypatch.setattr(verification_attention, "MOST_OPERATIONS", 1e7)
     assert (
-        "cannot be kept: one element of dbias takes 1.7e+07 operations, and the oracle does up to "
-        "1e+07. Bind without check" in refused(problem)
+        "cannot be checked: one element of dbias takes 1.7e+07 operations, and the oracle does up "
+        "to 1e+07. Bind without check" in refused(problem)
     )
     verifier_of(described("attention-bwd-f16-64-bias")[0].problem())  # each element is one pair
     del kept

@@ -91,7 +91,7 @@ def test_results_that_an_option_names(refused: Refused) -> None:
 @pytest.mark.parametrize("name", ["backend", "implementation"])
 def test_what_is_no_name(name: str, refused: Refused) -> None:
     a = f32(2, 2)
-    for value, told in (
+    for value, reported in (
         ({}, "{}"),
         (["numpy"], "['numpy']"),
         (a, "ndarray"),
@@ -99,7 +99,8 @@ def test_what_is_no_name(name: str, refused: Refused) -> None:
         (b"numpy", "b'numpy'"),
     ):
         message = (
-            f"{name} = {told}: must be a name. Name one of those that `kernelseam doctor` lists."
+            f"{name} = {reported}: must be a name. Name one of those that `kernelseam doctor` "
+            "lists."
         )
         refused(message, lambda value=value: ks.matmul2d(a, a, **{name: value}))
         refused(
@@ -193,11 +194,10 @@ def test_a_stream_that_breaks_its_protocol(refused: Refused) -> None:
         def __cuda_stream__(self) -> object:
             return 7
 
-    for stream, told in ((Stream(), "Stream"), (2**64, str(2**64))):
+    for stream, reported in ((Stream(), "Stream"), (2**64, str(2**64))):
         refused(
-            f"stream = {told}: must be an int, an object with __cuda_stream__, or None. Pass the "
-            "stream's integer "
-            "handle.",
+            f"stream = {reported}: must be an int, an object with __cuda_stream__, or None. Pass "
+            "the stream's integer handle.",
             lambda stream=stream: ks.matmul2d(f32(2, 2), f32(2, 2), stream=stream),
         )
 
@@ -206,8 +206,8 @@ def test_words_are_replaced_whole() -> None:
     error = InvalidValue(
         "stride_k_row", 3, "k and v as S_k and stride_v_head say", "Mend k, not q_k"
     )
-    told = Wording({"k": "k_pages", "v": "v_pages"}).reworded(error)
-    assert str(told) == (
+    reported = Wording({"k": "k_pages", "v": "v_pages"}).reworded(error)
+    assert str(reported) == (
         "k_pages = row stride 3: k_pages and v_pages as S_k and the head stride of v_pages say. "
         "Mend k_pages, not q_k."
     )

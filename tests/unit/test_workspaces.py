@@ -54,8 +54,8 @@ class Counting:
 def counting(discovered: Discovered, monkeypatch: pytest.MonkeyPatch) -> Counting:
     """With memory that a runtime hands out full of ones, at addresses that are multiples of 16 and
     of no more."""
-    made = Counting()
-    discovered().registry.implementations.append(made)  # type: ignore[arg-type]
+    created = Counting()
+    discovered().registry.implementations.append(created)  # type: ignore[arg-type]
     plain = HostRuntime.empty
 
     def empty(self: HostRuntime, shape: Any, dtype: Any, device: Device, like: Any = None) -> Any:
@@ -66,7 +66,7 @@ def counting(discovered: Discovered, monkeypatch: pytest.MonkeyPatch) -> Countin
         return room[start : start + shape[0] * dtype.itemsize].view(dtype.numpy)
 
     monkeypatch.setattr(HostRuntime, "empty", empty)
-    return made
+    return created
 
 
 def small() -> BatchedGemmStrided:
@@ -75,9 +75,9 @@ def small() -> BatchedGemmStrided:
 
 
 def test_a_calls_own_workspace_is_aligned_and_starts_with_zeros(counting: Counting) -> None:
-    made = plan(small())
-    assert (made.workspace_bytes, made.parts.workspace_alignment) == (SIZE, ALIGNMENT)
-    call = made.bind()
+    planned = plan(small())
+    assert (planned.workspace_bytes, planned.parts.workspace_alignment) == (SIZE, ALIGNMENT)
+    call = planned.bind()
     for _ in range(3):
         with kernelseam.trace() as launches:
             call()
@@ -103,26 +103,26 @@ def test_functions_on_arrays_take_another_workspace_each_time(counting: Counting
 def test_a_given_workspace_is_aligned_and_set_at_bind(counting: Counting) -> None:
     room = np.full(SIZE + 2 * ALIGNMENT, 7, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
-    made = plan(small())
-    call = made.bind(workspace=room.ctypes.data + start)
+    planned = plan(small())
+    call = planned.bind(workspace=room.ctypes.data + start)
     assert room[start : start + ZEROED + 1].tolist() == [0] * ZEROED + [7]
     call()
     assert counting.found == [0]
     view = room[start : start + SIZE].view(np.float32)
-    made.bind(workspace=view)
+    planned.bind(workspace=view)
     for wrong in (room.ctypes.data + start + 64, room[start + 16 :][:SIZE].view(np.float32)):
         with pytest.raises(
             InvalidValue,
             match=r"workspace = 0x\w+: must be the address of memory, a multiple of 128 ",
         ):
-            made.bind(workspace=wrong)
+            planned.bind(workspace=wrong)
 
 
 def test_plans_that_want_no_more_are_as_they_were() -> None:
     assert (PlanParts(()).workspace_alignment, PlanParts(()).zeroed_bytes) == (16, 0)
-    made = plan(small())
-    assert made.allocation_bytes == made.workspace_bytes
-    assert made.align_workspace(0x1230) == 0x1230
+    planned = plan(small())
+    assert planned.allocation_bytes == planned.workspace_bytes
+    assert planned.align_workspace(0x1230) == 0x1230
 
 
 def test_memory_of_the_host_is_set_at_the_launch() -> None:

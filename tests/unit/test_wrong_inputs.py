@@ -38,9 +38,9 @@ def tried(public: PublicCall, arguments: Arguments, spoiled: set[str]) -> Invali
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            made = public.call(**arguments)
+            created = public.call(**arguments)
             if not operands:
-                public.run(made)
+                public.run(created)
     except InvalidValue as e:
         root = e.field.partition("[")[0].partition(".")[0]
         assert set(re.findall(r"[^\W\d]\w*", root)) <= {*arguments, *public.names}, (
@@ -54,7 +54,7 @@ def tried(public: PublicCall, arguments: Arguments, spoiled: set[str]) -> Invali
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_right_arguments_are_taken(name: str) -> None:
+def test_right_arguments_are_accepted(name: str) -> None:
     public = CALLS[name]
     public.run(public.call(**public.arguments()))
 

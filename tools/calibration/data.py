@@ -1,5 +1,5 @@
-"""Random attentions whose scores are changed, such as outgrow a kept reference, and such as are
-differentiated, for ``samples``."""
+"""Random attentions with modified scores, with scores that outgrow a kept reference, and with
+gradients, for ``samples``."""
 
 from __future__ import annotations
 
@@ -157,18 +157,18 @@ def differentiated(rng: np.random.Generator) -> Differentiated:
         attention_data.ramp(q, k)
     else:
         attention_data.shape_scores(q, k, kind)
-    found: dict[str, Array] = {
+    inputs: dict[str, Array] = {
         n: y.reshape(1, -1, *y.shape[-2:]).astype(dtype.numpy)
         for n, y in (("q", q), ("k", k), ("v", v), ("dout", dout))
     }
-    want = formulas.attention(found["q"], found["k"], found["v"], causal, D**-0.5, None, variant)
-    found["out"], found["lse"] = (
+    want = formulas.attention(inputs["q"], inputs["k"], inputs["v"], causal, D**-0.5, None, variant)
+    inputs["out"], inputs["lse"] = (
         want.out.astype(dtype.numpy),
         want.lse.astype(dtype.accumulator.numpy),
     )
     if variant.bias is not None:
-        found["bias"] = variant.bias
+        inputs["bias"] = variant.bias
     forward = Attention.from_arrays(
-        *(found[n] for n in ("q", "k", "v", "out", "lse")), causal=causal, **options
+        *(inputs[n] for n in ("q", "k", "v", "out", "lse")), causal=causal, **options
     )
-    return Differentiated(found, forward, causal, D**-0.5, variant)
+    return Differentiated(inputs, forward, causal, D**-0.5, variant)

@@ -24,7 +24,7 @@ DTYPES = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 HEAD_DIMS = (16, 40, 64, 128, 256)
 KINDS = ("normal", "ramp", "positive", "extreme", "climbing")
 SIZES = (1.0, 2.0**-12)
-"""Factors of a GEMM's operands: with the smaller one results are float16's subnormals."""
+"""Scales of a GEMM's operands: with the smaller one, results are subnormal in float16."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Sample:
 
     kind: str
     needed: float
-    """The constant that would just do."""
+    """The smallest sufficient constant."""
     ratio: float
-    """Error over tolerance with the constant in force."""
+    """Error over tolerance with the constant in use."""
 
 
 def attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -91,8 +91,7 @@ def variant_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def guarded_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """One random attention head of 16 bits through the model of the softmax that is guarded by its
-    sums."""
+    """One random 16-bit attention head through the model of the softmax that rescales by sums."""
     x = outgrowing(rng)
     D, dtype = x.q.shape[1], DType.of(x.q.dtype)
     variant = formulas.Variant(x.window, softcap=x.softcap, sinks=np.array([x.sink]))
@@ -152,20 +151,20 @@ def gradient_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield _judge_gradients(f"reference {dtype}{changed}", want, empty, dtype)
     if dtype is not DType.float64:
         with np.errstate(all="ignore"):
-            found = tile_model_bwd.attention_bwd(arrays, x.causal, x.scale, x.variant, shape)
-        yield _judge_gradients(f"tile model {dtype}{changed}", want, found, dtype)
+            gradients = tile_model_bwd.attention_bwd(arrays, x.causal, x.scale, x.variant, shape)
+        yield _judge_gradients(f"tile model {dtype}{changed}", want, gradients, dtype)
 
 
 def _judge_gradients(
-    who: str, want: Mapping[str, Gradient], found: Mapping[str, Array], dtype: DType
+    who: str, expected: Mapping[str, Gradient], gradients: Mapping[str, Array], dtype: DType
 ) -> Sample:
     constant, needed = tolerances.ATTENTION_CONSTANT, 0.0
-    for name, g in want.items():
+    for name, g in expected.items():
         unit = dtype.accumulator.unit_roundoff * (g.single + g.lses)
-        bound = tolerances.gradient(g, dtype, DType.of(found[name].dtype))
-        needed = max(needed, _needed(found[name], g.value, bound - constant * unit, unit))
+        bound = tolerances.gradient(g, dtype, DType.of(gradients[name].dtype))
+        needed = max(needed, _needed(gradients[name], g.value, bound - constant * unit, unit))
     return Sample(
-        "attention gradients " + who, needed, check.attention_bwd(want, dtype, found).worst
+        "attention gradients " + who, needed, check.attention_bwd(expected, dtype, gradients).worst
     )
 
 
@@ -197,7 +196,7 @@ def gemm_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def precision_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """One random GEMM of float32 with alpha, multiplied by way of TF32, through both
+    """One random GEMM of float32 with alpha, multiplied in TF32, through both
     implementations."""
     precision, positive = str(rng.choice(("tf32", "tf32x3"))), bool(rng.integers(2))
     M, N, K = int(rng.integers(1, 33)), int(rng.integers(1, 33)), int(2 ** rng.uniform(0, 12))
@@ -276,7 +275,7 @@ def sum_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def projection_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """One random projection to q, k and v with a bias of sizes up to 100, q and k turned, through
+    """One random projection to q, k and v with a bias of sizes up to 100, q and k rotated, through
     the reference."""
     dtype, positive = rng.choice(np.array(DTYPES, object)), bool(rng.integers(2))
     dtype_out = dtype if rng.integers(2) else dtype.accumulator
@@ -305,7 +304,7 @@ def projection_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _judge_gemm(
-    want: formulas.GemmResult,
+    expected: formulas.GemmResult,
     K: int,
     dtype: DType,
     positive: bool,
@@ -313,18 +312,27 @@ def _judge_gemm(
     precision: str | None = None,
 ) -> Iterator[Sample]:
     unit = (
-        dtype.accumulator.unit_roundoff * (K + 4 if positive else np.sqrt(K + 4)) * want.magnitude
+        dtype.accumulator.unit_roundoff
+        * (K + 4 if positive else np.sqrt(K + 4))
+        * expected.magnitude
     )
     if precision == "tf32x3":
         unit *= tolerances.TF32X3
     for who, x in results.items():
-        got, dtype_c = x.reshape(want.out.shape), DType.of(x.dtype)
+        actual, dtype_c = x.reshape(expected.out.shape), DType.of(x.dtype)
         bound = tolerances.gemm(
-            want, K, dtype, dtype_c, zero_mean=not positive, precision=precision
+            expected, K, dtype, dtype_c, zero_mean=not positive, precision=precision
         )
-        needed = _needed(got, want.out, bound - tolerances.GEMM_CONSTANT * unit, unit)
+        needed = _needed(actual, expected.out, bound - tolerances.GEMM_CONSTANT * unit, unit)
         verdict = check.gemm_verdict(
-            want, K, dtype, got, got.shape[:-1], None, zero_mean=not positive, precision=precision
+            expected,
+            K,
+            dtype,
+            actual,
+            actual.shape[:-1],
+            None,
+            zero_mean=not positive,
+            precision=precision,
         )
         to = "" if dtype_c is dtype else f" to {dtype_c}"
         yield Sample(
@@ -332,10 +340,10 @@ def _judge_gemm(
         )
 
 
-def _needed(got: Array, want: Floats, rest: Floats, unit: Floats) -> float:
-    """max of (|got − want| − rest) / unit over the finite elements, at least 0."""
-    finite = np.isfinite(want)
+def _needed(actual: Array, expected: Floats, rest: Floats, unit: Floats) -> float:
+    """max of (|actual − expected| − rest) / unit over the finite elements, at least 0."""
+    finite = np.isfinite(expected)
     if not finite.any():
         return 0.0
-    error = np.abs(got.astype(np.float64)[finite] - want[finite]) - rest[finite]
+    error = np.abs(actual.astype(np.float64)[finite] - expected[finite]) - rest[finite]
     return max(float((error / np.maximum(unit[finite], 1e-300)).max()), 0.0)

@@ -1,8 +1,9 @@
-"""A tile kernel in NumPy: what a GPU does to the numbers, and faults that can be planted in it.
+"""A model of a tile kernel in NumPy, with a GPU's rounding, and faults that can be injected into
+it.
 
-It calibrates the constants in ``tolerances`` and shows that every kind of fault is caught by some
-case: only the calibration and the tests use it, no plugin registers it. It is an implementation of
-the contract on host memory, so that faults of addressing can be planted too.
+It calibrates the constants in ``tolerances`` and shows that every kind of fault is detected by some
+case: only the calibration and the tests use it, no plugin registers it. It implements the contract
+on host memory, so that addressing faults can be injected too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from calibration.tile_model_gemm import compute
 from calibration.tile_model_gemm import gemm as gemm
 
 BLOCK = 64
-"""Keys of one tile."""
+"""Keys per tile."""
 LOG2_E = float(np.log2(np.e))
 Single = npt.NDArray[np.float32]
 
@@ -46,7 +47,7 @@ ATTENTION_FAULTS = {
 
 @dataclass(frozen=True, eq=False)
 class Changes:
-    """What is done to one head's scores: a softcap, then slopes and a bias added, and a sink."""
+    """Modifications of one head's scores: a softcap, then slopes and a bias, and a sink."""
 
     cap: float | None
     slopes: Single
@@ -132,7 +133,7 @@ def _changed(s: Single, changes: Changes, first: int, factor: np.float32) -> Sin
 
 
 def weigh(p: Single, v: Single, visible: npt.NDArray[np.bool_], fault: str = "") -> Single:
-    """p·v, where hidden values reach no row even if they are not finite."""
+    """p·v, where masked values influence no row even if they are not finite."""
     if np.isfinite(v).all() or fault == "hidden-times-zero":
         return p @ v
     return np.stack([p[i, seen] @ v[seen] for i, seen in enumerate(visible)])

@@ -1,7 +1,7 @@
 """A tile kernel's gradients in NumPy: products and sums in float32, p and ds rounded to the inputs'
 dtype.
 
-It calibrates the bounds, and faults planted in it show that each is caught by some case.
+It calibrates the bounds, and faults injected into it show that each is detected by some case.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def attention_bwd(
             dsinks[h] += (1 if fault == "sinks-sign" else -1) * (
                 weight.astype(np.float32) * dots
             ).sum()
-    found: dict[str, Array] = {
+    gradients: dict[str, Array] = {
         "dq": dq.astype(dtype),
         "dk": dk.astype(dtype),
         "dv": dv.astype(dtype),
@@ -110,10 +110,10 @@ def attention_bwd(
         summed = plane.sum(axis=axes, keepdims=True)
         if fault == "bias-not-summed":
             summed = plane[tuple(slice(1) if i in axes else slice(None) for i in range(4))]
-        found["dbias"] = summed.astype(x["bias"].dtype)
+        gradients["dbias"] = summed.astype(x["bias"].dtype)
     if variant.sinks is not None:
-        found["dsinks"] = dsinks
-    return found
+        gradients["dsinks"] = dsinks
+    return gradients
 
 
 def _scores(
@@ -127,7 +127,7 @@ def _scores(
     v: Variant,
     fault: str,
 ) -> tuple[Single, Array, Single]:
-    """Scores, which keys are seen, and 1 − tanh²."""
+    """Scores, visibility of keys, and 1 − tanh²."""
     i, j = np.arange(n_q)[:, None], np.arange(n_k)
     d = j - i - (0 if fault == "causal-top-left" else n_k - n_q)
     left, right = v.window

@@ -1,4 +1,4 @@
-"""The tile kernel in NumPy that ``model`` is about: its products of matrices."""
+"""The matrix products of the tile kernel's model in NumPy."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def gemm(
     rounded = result.astype(out.numpy)
     if fault == "truncates":
         bits = rounded.view(f"u{out.itemsize}")
-        # sign and magnitude: one less is nearer to 0
+        # sign-magnitude: one less is nearer to 0
         bits -= np.abs(rounded.astype(acc)) > np.abs(result)
     return rounded
 
 
 def _short(x: Array) -> Array:
-    """float32 rounded to 10 bits behind the point."""
+    """float32 rounded to 10 mantissa bits."""
     y = ((np.ascontiguousarray(x).view(np.uint32) + 0x1000) & np.uint32(0xFFFFE000)).view(
         np.float32
     )
@@ -94,8 +94,9 @@ def _short(x: Array) -> Array:
 
 
 def _split(left: Array, right: Array, fault: str) -> Array:
-    """A slab of products of numbers that are split into two of 10 bits, without that of the small
-    ones. Units cut sums off: so does this, after the products of 8 summands and an accumulator."""
+    """A slab of products of numbers split into two parts of 10 mantissa bits, without the product
+    of the small parts. Sums are truncated like in tensor cores, after 8 products and an
+    accumulator."""
 
     def cut(x: npt.NDArray[np.float64]) -> Array:
         y = x.astype(np.float32)

@@ -14,6 +14,7 @@ import typer
 from kernelseam.cli import shapes
 from kernelseam.cli.attention_files import Inputs, check_output, read_inputs, save
 from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
+from kernelseam.cli.progress import working
 from kernelseam.cli.running import Run, device_for, execute, measure, report
 from kernelseam.contract import Device
 from kernelseam.descriptors import Attention
@@ -26,7 +27,7 @@ from kernelseam.parity.cases.attention_bwd_case import BackwardCase
 from kernelseam.parity.cases.attention_case import AttentionCase
 from kernelseam.parity.data import attention as attention_data
 from kernelseam.parity.data import attention_bwd as attention_bwd_data
-from kernelseam.parity.data.memory import Layout, once, repeated
+from kernelseam.parity.data.memory import Layout, repeated_copy, unrepeated_shape
 from kernelseam.parity.operations import operands
 from kernelseam.parity.operations.operands import describe
 from kernelseam.planning import plan
@@ -114,7 +115,9 @@ def run(
 def _read(request: AttentionOptions, path: Path) -> list[Inputs]:
     request.refuse_for_file()
     return read_inputs(
-        path, None if request.dtype is None else DType.of(request.dtype, "dtype"), request.changes
+        path,
+        None if request.dtype is None else shapes.dtype_of(request.dtype, "dtype"),
+        request.changes,
     )
 
 
@@ -131,35 +134,39 @@ def compute(
 ) -> tuple[Run, dict[str, Array]]:
     """Run one attention, or its gradients; the report and the results on the host, by name."""
     whole = request.backward_case(case) if request.backward else case
-    values, name = (
-        random_values(request, whole, inputs, seed),
-        "" if inputs is None else inputs.name,
-    )
-    memory = Memory(whole, values, device)
-    forward = plan(
-        memory.descriptor(case),
-        device=device,
-        implementation=None if request.backward else implementation,
-    ).bind()
-    launches = execute(forward)
+    name = "" if inputs is None else inputs.name
+    with working("making random inputs" if inputs is None else f"reading {name or 'the inputs'}"):
+        values = random_values(request, whole, inputs, seed)
+        memory = Memory(whole, values, device)
+    with working(f"computing the attention on {device}"):
+        forward = plan(
+            memory.descriptor(case),
+            device=device,
+            implementation=None if request.backward else implementation,
+        ).bind()
+        launches = execute(forward)
     call, written = forward, ("out", *(("lse",) if case.lse else ()))
     if isinstance(whole, BackwardCase):
-        call = plan(memory.descriptor(whole), device=device, implementation=implementation).bind()
-        launches, written = execute(call), attention_bwd_data.outputs(whole)
+        with working(f"computing its gradients on {device}"):
+            call = plan(
+                memory.descriptor(whole), device=device, implementation=implementation
+            ).bind()
+            launches, written = execute(call), attention_bwd_data.outputs(whole)
     found = {n: memory.read(n) for n in written}
     flushed = flushes(plugins().backend(device.backend), device)
     verdicts = {}
-    if verify and isinstance(whole, BackwardCase):
-        wanted = attention_bwd_data.wanted(whole, values)
-        verdicts["oracle"] = check.attention_bwd(wanted, case.dtype, found, flushed=flushed)
-    elif verify:
-        verdicts = _verify(
-            case,
-            values,
-            found,
-            None if inputs is None else _logical(inputs.stored, request),
-            flushed,
-        )
+    with working("comparing with the float64 oracle"):
+        if verify and isinstance(whole, BackwardCase):
+            wanted = attention_bwd_data.expected(whole, values)
+            verdicts["oracle"] = check.attention_bwd(wanted, case.dtype, found, flushed=flushed)
+        elif verify:
+            verdicts = _verify(
+                case,
+                values,
+                found,
+                None if inputs is None else _logical(inputs.stored, request),
+                flushed,
+            )
     notes = [inputs.note] if inputs is not None and verify and inputs.note else []
     if timed and (case.keys or case.q_sequences):
         notes.append(FULL_LENGTHS)
@@ -197,8 +204,8 @@ def random_values(
         )
     if request.mask_density is not None:
         plane = (case.batch, case.num_heads, case.S_q, case.S_k)
-        found["mask"] = repeated(
-            rng.random(once(plane, case.mask_walk)) < request.mask_density, plane
+        found["mask"] = repeated_copy(
+            rng.random(unrepeated_shape(plane, case.mask_layout)) < request.mask_density, plane
         )
     if inputs is not None:
         found.update({n: _logical(getattr(inputs, n), request) for n in "qkv"})
@@ -221,7 +228,7 @@ class Memory:
 
     def descriptor(self, case: AttentionCase | BackwardCase) -> Any:
         """The case's own over these operands."""
-        wanted = operands.layout(case).places
+        wanted = operands.layout(case).placements
         addresses = {}
         for name, p in wanted.items():
             info = self.runtime.describe(self.held[p.block])
@@ -231,7 +238,7 @@ class Memory:
 
     def read(self, name: str) -> Array:
         """An operand on the host, [batch, head, row, column]; 0 where it has no memory."""
-        block = self.layout.places[name].block
+        block = self.layout.placements[name].block
         bytes_ = (
             np.ascontiguousarray(self.runtime.to_host(self.held[block])).view(np.uint8).reshape(-1)
         )

@@ -39,6 +39,10 @@ class Inputs:
                 f"must be 4, {layout}",
                 "Give arrays of four axes",
             )
+        if not self.q.shape[3]:
+            raise InvalidValue(
+                f"{self.name or 'file'}: columns of q", 0, "must be 1 at least", "Give such a q"
+            )
         shape = (*self.q.shape[:3], self.v.shape[3])
         try:
             return np.empty(shape, self.q.dtype)
@@ -78,16 +82,21 @@ def _load(path: Path) -> tuple[dict[str, Array], list[str]]:
     read."""
     try:
         with path.open("rb") as file:
-            found = np.load(file, allow_pickle=False)
-            names = [] if isinstance(found, np.ndarray) else found.files
-            arrays = {name: found[name] for name in names if re.fullmatch(_NAMES, name)}
+            array = np.load(file, allow_pickle=False)
+            names = [] if isinstance(array, np.ndarray) else array.files
+            arrays = {name: array[name] for name in names if re.fullmatch(_NAMES, name)}
     # it is a stranger's file: zipfile, zlib, lzma, tokenize and NumPy each raise their own
     except Exception as e:
+        if "pickle" in str(e):  # NumPy takes every file without a magic number for a pickle
+            rule = "is neither an .npz nor an .npy"
+            if str(e).startswith("Object arrays"):
+                rule = "holds Python objects, and reading such (pickle) runs what the file says"
+            raise InvalidValue("--input", path, rule, "Save arrays of numbers") from e
         why = " ".join(str(e).split()) or type(e).__name__
         raise InvalidValue(
             "--input", path, f"cannot be read: {why}", "Give an .npz with q, k and v"
         ) from e
-    if isinstance(found, np.ndarray):
+    if isinstance(array, np.ndarray):
         raise InvalidValue("--input", path, "must be an .npz", "Save it with numpy.savez")
     for name, x in arrays.items():
         if not isinstance(x, np.ndarray) or x.dtype.kind not in "biuf":

@@ -17,7 +17,7 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.parity.cases.attention_bwd_case import BackwardCase
 from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.cases.operand_layout import OperandLayout
 from kernelseam.parity.operations import operands
 from kernelseam.parity.operations.operands import describe
 from kernelseam.plugins import plugins
@@ -221,7 +221,7 @@ class AttentionOptions:
             drawn = rng.integers(min(most, 1), most + 1, batch)
             return (*(int(n) for n in drawn[1:]), *((most,) if batch else ()))
 
-        tokens, tight = Walk(order="brh", aligned=False), Walk(aligned=False)
+        tokens, tight = OperandLayout(order="brh", aligned=False), OperandLayout(aligned=False)
         dense = tokens if self.layout == "bshd" else tight
         queries, keys = (tokens if x else dense for x in (self.varlen, self.varlen or self.paged))
         made = AttentionCase(
@@ -244,10 +244,10 @@ class AttentionOptions:
             window=_window(self.window),
             softcap=self.softcap,
             alibi=tuple(2.0 ** (-8 * (h + 1) / heads) for h in range(heads)) if self.alibi else (),
-            bias=None if self.bias is None else DType.of(self.bias, "--bias"),
-            bias_walk=Walk(aligned=False, broadcast="b"),
+            bias=None if self.bias is None else shapes.dtype_of(self.bias, "--bias"),
+            bias_layout=OperandLayout(aligned=False, broadcast="b"),
             mask="" if self.mask_density is None else "random",
-            mask_walk=Walk(aligned=False, broadcast="h"),
+            mask_layout=OperandLayout(aligned=False, broadcast="h"),
             sinks=tuple(float(x) for x in rng.standard_normal(heads)) if self.sinks else (),
             prefix=None if self.prefix is None else (self.prefix,) * batch,
             batch_invariant=self.batch_invariant,
@@ -272,7 +272,7 @@ class AttentionOptions:
             case.k,
             case.v,
             bias_gradient=case.bias is not None,
-            dbias=Walk(aligned=False),
+            dbias=OperandLayout(aligned=False),
             sink_gradient=bool(case.sinks),
             deterministic=not self.any_order,
         )
@@ -288,7 +288,7 @@ class AttentionOptions:
         found = describe(
             case,
             layout,
-            {n: (i + 1) << 48 for i, n in enumerate(layout.places)},
+            {n: (i + 1) << 48 for i, n in enumerate(layout.placements)},
             host,
             host.devices()[0],
         )

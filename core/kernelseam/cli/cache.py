@@ -38,14 +38,17 @@ def ls(json: shapes.Json = False) -> None:
                 )
                 for e in entries
             ],
+            whole=True,
         )
 
 
 @app.command("clear")
 def clear(json: shapes.Json = False) -> None:
     """Remove every binary and every source that was kept for a failed compilation."""
-    folder, gone = compilation.cache_folder(), compilation.clear()
+    folder, removed = compilation.cache_folder(), compilation.clear()
     if json:
-        emit_json({"folder": folder, **asdict(gone)})
+        emit_json({"folder": folder, **asdict(removed)})
     else:
-        heading(f"{folder}: removed {gone.binaries} binaries, {scaled(gone.bytes, 'B', 1024)}")
+        heading(
+            f"{folder}: removed {removed.binaries} binaries, {scaled(removed.bytes, 'B', 1024)}"
+        )

@@ -4,6 +4,7 @@ device."""
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -11,24 +12,38 @@ import typer
 
 from kernelseam.cli import shapes
 from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
-from kernelseam.cli.output import emit_json, heading, table
+from kernelseam.cli.output import described, emit_json, heading, table
+from kernelseam.cli.progress import working
 from kernelseam.containment import Contained
 from kernelseam.contract import Backend, Toolchain
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem
-from kernelseam.errors import UnknownName
+from kernelseam.errors import CompileError, InvalidValue, UnknownName
 from kernelseam.kernels import KERNELS, build_binary, launches_by_implementation
 from kernelseam.plugins import plugins
 
 _log = logging.getLogger("kernelseam")
+
+
+def names_of_archs() -> list[str]:
+    """For the shell's completion."""
+    known = plugins()
+    return [a for b in known.registry.backends.values() for a in known.archs_of(b)]
+
+
 app = typer.Typer(
     no_args_is_help=True,
     help="Compile an operation's kernels for archs whose devices need not be here.",
 )
 
 Archs = Annotated[
-    list[str], typer.Option("--arch", help="As `kernelseam doctor` lists them; may be given again.")
+    list[str],
+    typer.Option(
+        "--arch",
+        autocompletion=names_of_archs,
+        help="As `kernelseam doctor` lists them; may be given again.",
+    ),
 ]
 
 
@@ -101,56 +116,85 @@ def _compiler(arch: str) -> tuple[Backend, Toolchain]:
 def _compile(
     problem: GemmProblem | AttentionProblem | AttentionBwdProblem, archs: list[str], as_json: bool
 ) -> None:
+    """What compiled is shown beside what did not; ends with status 1 where anything did not."""
     rows: list[dict[str, Any]] = []
-    for arch, (backend, toolchain) in [(arch, _compiler(arch)) for arch in dict.fromkeys(archs)]:
-        with Contained(f"the toolchain of backend {toolchain.backend}"):
-            built = [
-                (name, x, *build_binary(toolchain, x.problem.spec, arch, x.tile, x.kernel))
-                for name, steps in launches_by_implementation(
-                    toolchain, problem, arch, backend.kernels
-                )
-                for x in steps
-            ]
-        for implementation, launch, binary, facts in built:
-            for name, f in facts.items():
-                rows.append(
-                    {
-                        "arch": arch,
-                        "backend": toolchain.backend,
-                        "implementation": implementation,
-                        "kernel": name,
-                        "role": launch.tile.role
-                        if launch.kernel is KERNELS["attention_bwd"]
-                        else None,
-                        "registers": f.registers,
-                        "spills": f.spills,
-                        "scratch_bytes": f.scratch_bytes,
-                        "shared_bytes": f.shared_bytes,
-                        "matrix_instructions": f.matrix_instructions,
-                        **f.extra,
-                        "binary_bytes": len(binary.data),
-                        "binary": None if binary.path is None else str(binary.path),
-                    }
-                )
+    failures: dict[str, CompileError | InvalidValue] = {}
+    compilers = {arch: _compiler(arch) for arch in archs}
+    for i, (arch, (backend, toolchain)) in enumerate(compilers.items(), 1):
+        with working(f"compiling for {arch} ({i} of {len(compilers)})"):
+            try:
+                rows += _built(problem, arch, backend, toolchain)
+            except (CompileError, InvalidValue) as e:
+                failures[arch] = e
+    refused = [e for e in failures.values() if isinstance(e, InvalidValue)]
+    if len(refused) == len(compilers):
+        raise refused[0]
     spec = asdict(problem.spec)
     if as_json:
-        emit_json({"operation": problem.operation, "spec": spec, "binaries": rows})
-        return
+        failed = [{**described(e), "arch": arch} for arch, e in failures.items()]
+        emit_json(
+            {"operation": problem.operation, "spec": spec, "binaries": rows, "failures": failed}
+        )
+    else:
+        if rows:
+            _show(problem.operation, spec, rows)
+        for failure in failures.values():
+            print(f"error: {failure}", file=sys.stderr)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _built(
+    problem: GemmProblem | AttentionProblem | AttentionBwdProblem,
+    arch: str,
+    backend: Backend,
+    toolchain: Toolchain,
+) -> list[dict[str, Any]]:
+    """What is known of each kernel that is compiled for one arch. Raises CompileError."""
+    with Contained(f"the toolchain of backend {toolchain.backend}"):
+        built = [
+            (name, x, *build_binary(toolchain, x.problem.spec, arch, x.tile, x.kernel))
+            for name, steps in launches_by_implementation(toolchain, problem, arch, backend.kernels)
+            for x in steps
+        ]
+    return [
+        {
+            "arch": arch,
+            "backend": toolchain.backend,
+            "implementation": implementation,
+            "kernel": name,
+            "role": launch.tile.role if launch.kernel is KERNELS["attention_bwd"] else None,
+            "registers": f.registers,
+            "spills": f.spills,
+            "scratch_bytes": f.scratch_bytes,
+            "shared_bytes": f.shared_bytes,
+            "matrix_instructions": f.matrix_instructions,
+            **f.extra,
+            "binary_bytes": len(binary.data),
+            "binary": None if binary.path is None else str(binary.path),
+        }
+        for implementation, launch, binary, facts in built
+        for name, f in facts.items()
+    ]
+
+
+def _show(operation: str, spec: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     flat = {**spec.pop("forward", {}), **spec}  # gradients name their attention's
-    heading(" ".join([problem.operation, *(f"{name}={value}" for name, value in flat.items())]))
+    heading(" ".join([operation, *(f"{name}={value}" for name, value in flat.items())]))
     for r in rows:
         r["of"] = r["kernel"] if r["role"] is None else f"{r['kernel']}: {r['role']}"
     columns = {
         "arch": "arch",
         "kernel": "of",
-        "registers": "registers",
+        "regs": "registers",
         "spills": "spills",
-        "scratch B": "scratch_bytes",
-        "shared B": "shared_bytes",
-        "matrix instr.": "matrix_instructions",
+        "scratch": "scratch_bytes",
+        "shared": "shared_bytes",
+        "matrix": "matrix_instructions",
         "binary": "binary",
     }
     table(
         [*columns],
         [[str(r[c] if r[c] is not None else "not kept") for c in columns.values()] for r in rows],
+        whole=True,
     )

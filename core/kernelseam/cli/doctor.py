@@ -14,6 +14,7 @@ from kernelseam._version import __version__
 from kernelseam.cli import shapes
 from kernelseam.cli.examination import Finding, examine
 from kernelseam.cli.output import emit_json, facts, heading, scaled, table
+from kernelseam.cli.progress import working
 from kernelseam.contract import CONTRACT_VERSION, Backend, Device
 from kernelseam.plugins import Failure, Plugins, failure, plugins
 
@@ -47,8 +48,9 @@ def run(
 def collect(check: bool = True) -> dict[str, Any]:
     """All of it, for programs. With ``check`` every implementation computes something on every
     device."""
-    known = plugins()
-    reports, failures = known.doctor(), list(known.failures)
+    with working("asking every plugin"):
+        known = plugins()
+        reports, failures = known.doctor(), list(known.failures)
     for name, report in list(reports.items()):
         if isinstance(report, Failure):
             failures.append(report)
@@ -61,7 +63,8 @@ def collect(check: bool = True) -> dict[str, Any]:
             failures.append(failure(known.registry.owners[backend.name,], "devices", e))
     findings: list[Finding] = []
     if check:
-        findings, broken = examine(known, devices)
+        with working("trying every implementation on small problems"):
+            findings, broken = examine(known, devices)
         failures += broken
     return {
         "version": __version__,
@@ -177,7 +180,7 @@ def show(found: dict[str, Any]) -> None:
         )
     heading("\nFailures" if found["failures"] else "\nNo failures")
     for f in found["failures"]:
-        print(f"  {f['plugin']} failed at {f['stage']}: {f['message']}")
+        heading(f"  {f['plugin']} failed at {f['stage']}: {f['message']}")
         print("".join(f"    {line}\n" for line in f["traceback"].splitlines()), end="")
     cache = found["cache"]
     heading("\nCache")
@@ -188,7 +191,7 @@ def show(found: dict[str, Any]) -> None:
         ]
     )
     if cache["problem"]:
-        print(f"  {cache['problem']}")
+        heading(f"  {cache['problem']}")
     heading("\nEnvironment")
     table(
         None,

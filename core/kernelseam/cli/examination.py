@@ -149,7 +149,7 @@ class _Trial:
         try:
             with Contained("the trial"):
                 layout, runtime = operands.layout(case, False), self._backend.runtime
-                apart = {name: PROBE * (n + 1) for n, name in enumerate(layout.places)}
+                apart = {name: PROBE * (n + 1) for n, name in enumerate(layout.placements)}
                 descriptor: Descriptor = describe(case, layout, apart, runtime, self._device)
                 problem = descriptor.simplified()[0].problem()
                 answer = ask(i, problem, self._device)

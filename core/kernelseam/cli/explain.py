@@ -11,6 +11,7 @@ from kernelseam.cli import projection as projections
 from kernelseam.cli import shapes
 from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
 from kernelseam.cli.output import duration, emit_json, facts, heading, scaled, table
+from kernelseam.cli.progress import working
 from kernelseam.contract import Cost, Device, LaunchRecord, Problem
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dispatch import Choice, consider, find_device, select
@@ -113,7 +114,8 @@ def projection(
 def _explain(
     descriptor: Descriptor, backend: str | None, implementation: str | None, as_json: bool
 ) -> None:
-    device = find_device(backend)
+    with working("looking for devices"):
+        device = find_device(backend)
     simple, note = descriptor.simplified()
     problem = simple.problem()
     candidates: list[dict[str, Any]] = []

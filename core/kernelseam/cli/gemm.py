@@ -8,6 +8,7 @@ import numpy as np
 import typer
 
 from kernelseam.cli import shapes
+from kernelseam.cli.progress import working
 from kernelseam.cli.running import Run, device_for, execute, measure, normal, report
 from kernelseam.oracle import check
 from kernelseam.oracle.sampling import sampled
@@ -59,17 +60,19 @@ def run(
     device = device_for(shape.descriptor().problem(), backend)
     runtime = plugins().backend(device.backend).runtime
     rng, lie, kinds = np.random.default_rng(seed), shape.shapes(), shape.dtypes()
-    host = {name: normal(rng, lie[name], kinds[name]) for name in lie if name != "C"}
-    arrays = {name: runtime.from_host(x, device) for name, x in host.items()}
+    with working("making random inputs"):
+        host = {name: normal(rng, lie[name], kinds[name]) for name in lie if name != "C"}
+        arrays = {name: runtime.from_host(x, device) for name, x in host.items()}
     arrays["C"] = runtime.empty(lie["C"], kinds["C"], device)
     operands: dict[str, object] = dict(arrays)
     if layout == "pointers":
         operands = {
             name: info.pointer for name, x in arrays.items() if (info := runtime.describe(x))
         }
-    made = plan(shape.descriptor(**operands), device=device, implementation=implementation)
-    call = made.bind()
-    launches = execute(call)
+    with working(f"computing the products on {device}"):
+        made = plan(shape.descriptor(**operands), device=device, implementation=implementation)
+        call = made.bind()
+        launches = execute(call)
     host["C"] = runtime.to_host(arrays["C"])
     verdicts = {}
     if verify:
@@ -79,17 +82,18 @@ def run(
                 name: host[name].reshape(-1, *lie[name][2:])[order].reshape(lie[name])
                 for name, order in shape.orders().items()
             }
-        verdicts["oracle"] = check.gemm(
-            found["A"],
-            found["B"],
-            found["C"],
-            a_transposed=a_transposed,
-            b_transposed=b_transposed,
-            bias=found.get("bias"),
-            residual=found.get("residual"),
-            rows=sampled(4 * shape.N * shape.K),
-            precision=shape.precision,
-        )
+        with working("comparing with the float64 oracle"):
+            verdicts["oracle"] = check.gemm(
+                found["A"],
+                found["B"],
+                found["C"],
+                a_transposed=a_transposed,
+                b_transposed=b_transposed,
+                bias=found.get("bias"),
+                residual=found.get("residual"),
+                rows=sampled(4 * shape.N * shape.K),
+                precision=shape.precision,
+            )
     timing = measure(call) if time else None
     report(
         "gemm",

@@ -1,5 +1,8 @@
 """The command ``kernelseam``: its subcommands, and errors as messages with an exit status.
 
+Under ``--json`` an error is a JSON object on standard output: {"error": {"kind", "message", …},
+"status"}.
+
 0: done. 1: a verification, a compilation or a device failed. 2: bad input.
 """
 
@@ -16,13 +19,14 @@ import typer
 
 from kernelseam._version import __version__
 from kernelseam.cli import attention, cache, compile, doctor, explain, gemm, parity, tune
+from kernelseam.cli.output import described, emit_json, message_of
 from kernelseam.errors import InvalidValue, KernelSeamError, Unsupported
 
 app = typer.Typer(
     name="kernelseam",
     help="Attention and batched GEMM through one seam, on whatever device is here.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -55,6 +59,7 @@ app.add_typer(cache.app, name="cache")
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command; ends by SystemExit. ``arguments`` default to the process's own."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     # What --json begins ends with the command: typer leaves open the context of a command line that
     # it refuses.
     with ExitStack() as ends, warnings.catch_warnings():
@@ -63,14 +68,29 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             # A name of a file, or a plugin, may have what it cannot say.
             cast(TextIOWrapper, sys.stdout).reconfigure(errors="backslashreplace")
         try:
-            app(args=None if arguments is None else list(arguments), obj=ends)
+            status = app(args=given, obj=ends, standalone_mode=False)
+        except typer.Abort:
+            print("Aborted!", file=sys.stderr)
+            raise SystemExit(1) from None
         except (InvalidValue, Unsupported) as e:
-            _end(e, 2)
+            _end(e, 2, given)
         except (KernelSeamError, MemoryError) as e:
-            _end(e, 1)
-    raise SystemExit(0)
+            _end(e, 1, given)
+        except Exception as e:
+            if not hasattr(e, "format_message"):  # a command line that is refused
+                raise
+            _end(e, 2, given)
+    raise SystemExit(status if isinstance(status, int) else 0)
 
 
-def _end(error: Exception, status: int) -> NoReturn:
-    print(f"error: {str(error) or type(error).__name__}", file=sys.stderr)
+def _end(error: Exception, status: int, given: Sequence[str]) -> NoReturn:
+    """Tell an error: to people on standard error, with --json to programs on standard output,
+    too."""
+    show = getattr(error, "show", None)
+    if show is not None:
+        show()
+    else:
+        print(f"error: {message_of(error)}", file=sys.stderr)
+    if "--json" in given:
+        emit_json({"error": described(error), "status": status})
     raise SystemExit(status)

@@ -15,7 +15,7 @@ def random_operands(
 ) -> tuple[dict[str, int], tuple[object, ...]]:
     """Addresses by operand name, and the arrays that are behind them."""
     runtime, rng = plugins().backend(device.backend).runtime, np.random.default_rng(seed)
-    addresses, held = {}, []
+    addresses, arrays = {}, []
     for rule in problem.operands:
         assert rule.dtype is not None, "lists of addresses are made from their matrices"
         if rule.written:
@@ -25,5 +25,5 @@ def random_operands(
         info = runtime.describe(array)
         assert info is not None
         addresses[rule.name] = info.pointer
-        held.append(array)
-    return addresses, tuple(held)
+        arrays.append(array)
+    return addresses, tuple(arrays)

@@ -1,15 +1,20 @@
-"""What a person sees and what a program reads: tables on a terminal, aligned text elsewhere, or one
-JSON object."""
+"""What a person sees and what a program reads: tables as wide as the terminal at most, or one JSON
+object."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import asdict
 from typing import Any, TextIO
+
+from kernelseam.errors import CompileError, InvalidValue, Unsupported, format_value
 
 _json: TextIO | None = None
 
@@ -48,6 +53,30 @@ def emit_json(value: dict[str, Any]) -> None:
     )
 
 
+def described(error: Exception) -> dict[str, Any]:
+    """An error for programs: its kind, its message, and what it is made of."""
+    found: dict[str, Any] = {"kind": type(error).__name__, "message": message_of(error)}
+    if isinstance(error, InvalidValue):
+        found |= {
+            "field": error.field,
+            "value": format_value(error.value),
+            "rule": error.rule,
+            "remedy": error.remedy,
+        }
+    elif isinstance(error, Unsupported):
+        found["refusals"] = [asdict(r) for r in error.refusals]
+    elif isinstance(error, CompileError):
+        found |= {"kernel": error.kernel, "arch": error.arch, "source": error.source}
+        found["log"] = error.log
+    return found
+
+
+def message_of(error: Exception) -> str:
+    """What an error says, one of the command line's own, too."""
+    tell = getattr(error, "format_message", None)
+    return str(tell() if tell else error) or type(error).__name__
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
@@ -59,8 +88,8 @@ def _plain(value: Any) -> Any:
 
 
 def heading(text: str) -> None:
-    """A title above what follows."""
-    print(text)
+    """A title above what follows, or a sentence; on a terminal wrapped between words."""
+    print(*_wrapped(text, _width(), "", "    "), sep="\n")
 
 
 def facts(rows: Sequence[tuple[str, object]]) -> None:
@@ -68,31 +97,98 @@ def facts(rows: Sequence[tuple[str, object]]) -> None:
     table(None, [(name, str(value)) for name, value in rows])
 
 
-def table(columns: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> None:
-    """Rows under columns (or under nothing). Outside a terminal no line is wrapped, coloured or
-    framed."""
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
+def table(
+    columns: Sequence[str] | None, rows: Sequence[Sequence[str]], *, whole: bool = False
+) -> None:
+    """Rows under columns (or under nothing), as wide as the terminal at most.
 
-        shown = Table(
-            *(columns or ()),
-            box=None,
-            show_header=columns is not None,
-            pad_edge=False,
-            padding=(0, 2, 0, 0),
-        )
-        for row in rows:
-            shown.add_row(*(Text(cell) for cell in row))
-        Console(highlight=False).print(shown)
-        return
+    Outside a terminal a row is a line. ``whole``: the last column has paths, which are to be copied
+    and never wrapped.
+    """
+    print(*lines_of(columns, rows, _width(), whole=whole), sep="\n")
+
+
+def _width() -> int | None:
+    """Columns of the terminal, or None where standard output is none."""
+    return max(shutil.get_terminal_size().columns, 40) if sys.stdout.isatty() else None
+
+
+_NARROWEST = 24
+"""Columns that a text needs beside others; where fewer are left it goes beneath."""
+
+
+def lines_of(
+    columns: Sequence[str] | None,
+    rows: Sequence[Sequence[str]],
+    width: int | None,
+    *,
+    whole: bool = False,
+) -> list[str]:
+    """The lines of a table.
+
+    Where it is wider than ``width`` the last column is wrapped between words, or goes beneath its
+    row; where the others alone are wider every cell has a line. A word longer than a line stays in
+    one piece.
+    """
     lines = [*([columns] if columns is not None else []), *rows]
+    if not lines:
+        return []
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+    left = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    if width is not None and left > width:
+        return [x for row in rows for x in _record(columns, row, width, whole)]
+    if width is None or left + widths[-1] <= width:
+        return [_row(line, widths).rstrip() for line in lines]
+    found = []
+    for *cells, last in lines:
+        start = _row(cells, widths)
+        if left + len(last) <= width:
+            found.append(f"{start}  {last}".rstrip() if cells else last)
+        elif not whole and width - left >= _NARROWEST:
+            first, *more = _wrapped(last, width - left, "", "")
+            found += [f"{start}  {first}" if cells else first, *(" " * left + x for x in more)]
+        else:
+            below = " " * (len(start) - len(start.lstrip()) + 2)
+            found.append(start.rstrip())
+            found += [below + last] if whole else _wrapped(last, width, below, below)
+    return found
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=False))
+
+
+def _record(
+    columns: Sequence[str] | None, row: Sequence[str], width: int, whole: bool
+) -> Iterator[str]:
+    first, *others = row
+    below = " " * (len(first) - len(first.lstrip()) + 2)
+    yield first
+    for i, cell in enumerate(others, 1):
+        name = f"{columns[i]}: " if columns is not None and columns[i] else ""
+        if whole and i == len(others):
+            yield f"{below}{name}{cell}"
+        else:
+            yield from _wrapped(name + cell, width, below, below + "  ")
+
+
+def _wrapped(text: str, width: int | None, first: str, others: str) -> list[str]:
+    """A text between words, each of its own lines by itself."""
+    if width is None:
+        return [first + text]
+    return [
+        line
+        for part in text.splitlines() or [""]
+        for line in textwrap.wrap(
+            part,
+            width,
+            initial_indent=first,
+            subsequent_indent=others,
+            break_long_words=False,
+            break_on_hyphens=False,
         )
+        or [""]
+    ]
 
 
 def scaled(value: float, unit: str, base: int = 1000) -> str:

@@ -15,7 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from kernelseam.cli import shapes
-from kernelseam.cli.output import emit_json
+from kernelseam.cli.output import emit_json, heading, table
+from kernelseam.cli.progress import working
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device, preferred_backend
 from kernelseam.errors import DeviceError, InvalidValue, UnknownName
@@ -79,7 +80,9 @@ def run(
         raise InvalidValue(
             "limit", limit, "must be a positive number of seconds", f"Leave it out: it is {LIMIT:g}"
         )
-    cases, wanted = _cases(operation, case or []), _targets(backend, device)
+    cases = _cases(operation, case or [])
+    with working("looking for devices"):
+        wanted = _targets(backend, device)
     wanted = _chosen(wanted, cases, implementation)
     options: dict[str, list[str | None]] = {
         "backend": [backend],
@@ -195,9 +198,10 @@ def _chosen(found: list[Target], cases: list[Case], implementation: str | None) 
 @contextmanager
 def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[Outcome], None]]:
     """Tell of each outcome: on a terminal a bar, and what failed; else a line each; with ``quiet``
-    nothing."""
+    how long it takes."""
     if quiet:
-        yield lambda outcome: None
+        with working(f"running the matrix: {total} outcomes"):
+            yield lambda outcome: None
     elif sys.stdout.isatty():
         with _bar(total) as show:
             yield show
@@ -241,8 +245,8 @@ def _bar(total: int) -> Iterator[Callable[[Outcome], None]]:
         task = progress.add_task("", total=total, count="")
 
         def advance(o: Outcome) -> None:
-            count["failed" if o.status in summary.BAD else o.status] += 1
-            if o.status in summary.BAD:
+            count["failed" if o.status in summary.FAILED else o.status] += 1
+            if o.status in summary.FAILED:
                 progress.console.print(Text(_line(o), style="red"))
             said = " ".join(f"{n} {what}" for what, n in count.items() if n)
             progress.update(task, advance=1, description=o.case.name, count=said)
@@ -251,7 +255,10 @@ def _bar(total: int) -> Iterator[Callable[[Outcome], None]]:
 
 
 def _show(made: Report, pages: list[Path]) -> None:
-    print(summary.table(summary.rows(made.outcomes)))
+    if sys.stdout.isatty():
+        _show_by_operation(made)
+    else:
+        print(summary.table(summary.rows(made.outcomes)))
     computing = sum(o.computing for o in made.outcomes)
     print(
         f"plans, launches and copies: {computing:.1f} s; data and verdicts: "
@@ -259,14 +266,41 @@ def _show(made: Report, pages: list[Path]) -> None:
     )
     refused = summary.refusals(made.outcomes)
     for operation, who, why, n in refused[:SHOWN_REASONS]:
-        print(f"{who} refused {n} case(s) of {operation}: {why}")
+        heading(f"{who} refused {n} case(s) of {operation}: {why}")
     if len(refused) > SHOWN_REASONS:
         print(f"… and {len(refused) - SHOWN_REASONS} more reasons: see --report")
     for o in made.bad:
-        print(f"FAILED {o.case.name} on {o.backend}-{o.implementation}: {last_line(o.detail)}")
-    print(*made.not_covered, sep="\n", end="\n" if made.not_covered else "")
+        heading(f"FAILED {o.case.name} on {o.backend}-{o.implementation}: {last_line(o.detail)}")
+    for sentence in made.not_covered:
+        heading(sentence)
     for page in pages:
         print(f"report: {page}")
+
+
+def _show_by_operation(made: Report) -> None:
+    """For a terminal, on which the rows of all operations would be wider than 80 columns."""
+    found = summary.rows(made.outcomes)
+    for operation in made.operations:
+        heading(operation)
+        table(
+            (
+                *("  backend", "implementation", "cases", "passed", "refused", "failed"),
+                *("worst", "s", "in"),
+            ),
+            [
+                (
+                    f"  {r.backend}",
+                    r.implementation,
+                    *(str(n) for n in (r.cases, r.passed, r.refused, r.failed)),
+                    f"{r.worst:.3f}",
+                    f"{r.seconds:.1f}",
+                    r.worst_case,
+                )
+                for r in found
+                if r.operation == operation
+            ],
+        )
+    print("worst: the largest error over tolerance, in the case that is named")
 
 
 def _data(made: Report) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class ProjectionShape:
             heads,
             heads if kv_heads is None else kv_heads,
             head_dim,
-            DType.of("float16" if dtype is None else dtype, "dtype"),
+            shapes.dtype_of("float16" if dtype is None else dtype, "dtype"),
             bias,
             residual,
             rotary,

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import typer
 
 from kernelseam.cli.output import duration, emit_json, facts, heading, scaled
+from kernelseam.cli.progress import working
 from kernelseam.contract import EMULATED, Device, Problem
 from kernelseam.dispatch import find_device
 from kernelseam.dtypes import DType
@@ -21,7 +22,7 @@ from kernelseam.planning import Call, Plan
 from kernelseam.plugins import plugins
 from kernelseam.trace import trace
 
-TIMED_SECONDS = 0.5
+TIMED_SECONDS, FEWEST_RUNS = 0.5, 5
 TIME_OF_EMULATION = (
     "the device is emulated: the time is that of a program on the host and says "
     "nothing of the hardware"
@@ -31,7 +32,8 @@ TIME_OF_EMULATION = (
 def device_for(problem: Problem, backend: str | None) -> Device:
     """The device to run on; ``backend`` may be BACKEND:INDEX. Raises UnknownName, and InvalidValue
     where its memory is too small for the problem."""
-    device = find_device(backend)
+    with working("looking for devices"):
+        device = find_device(backend)
     have, need = device.limits.memory_bytes, problem.bytes_moved
     if 0 < have < need:
         raise InvalidValue(
@@ -62,13 +64,21 @@ class Timing:
 
 
 def measure(call: Call) -> Timing:
-    """Time a bound call, warmed up, for about half a second."""
+    """Time a call that ran before, for about half a second, or FEWEST_RUNS times where that is
+    longer."""
     device = call.plan.device
     runtime, launch = plugins().backend(device.backend).runtime, call.launcher()
-    with runtime.activate(device):
-        once = min(runtime.time(launch, device, 3))
-        runs = int(min(max(TIMED_SECONDS / max(once, 1e-7), 5), 500))
-        seconds = sorted(runtime.time(launch, device, runs))
+    with runtime.activate(device), working(f"timing on {device}"):
+        seconds = list(runtime.time(launch, device, 1))
+        if seconds[0] < TIMED_SECONDS:
+            once = min(runtime.time(launch, device, 3))
+            runs = int(min(max(TIMED_SECONDS / max(once, 1e-7), FEWEST_RUNS), 500))
+            seconds = list(runtime.time(launch, device, runs))
+    while len(seconds) < FEWEST_RUNS:
+        said = f"timing on {device}: {len(seconds)} of {FEWEST_RUNS} runs"
+        with runtime.activate(device), working(f"{said}, each {duration(seconds[-1])}"):
+            seconds += runtime.time(launch, device, 1)
+    seconds.sort()
     at = len(seconds) - 1
     return Timing(
         statistics.median(seconds), seconds[round(0.1 * at)], seconds[round(0.9 * at)], len(seconds)

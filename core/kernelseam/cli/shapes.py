@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -11,8 +12,37 @@ import typer
 
 from kernelseam.cli.output import json_alone
 from kernelseam.descriptors import Attention, BatchedGemmPointers, BatchedGemmStrided
-from kernelseam.dtypes import DType
+from kernelseam.dtypes import FLOATING, DType
 from kernelseam.errors import InvalidValue
+from kernelseam.plugins import plugins
+
+SHORT_DTYPES = {
+    f"{prefix}{bits}": name
+    for bits, name in (("16", "float16"), ("32", "float32"), ("64", "float64"))
+    for prefix in ("f", "fp")
+} | {"bf16": "bfloat16"}
+"""Short names on the command line → those of DType."""
+
+
+def dtype_of(name: str, field: str) -> DType:
+    """A dtype by its name or a short one. Raises UnknownName."""
+    return DType.of(SHORT_DTYPES.get(name, name), field)
+
+
+def _some(*values: str) -> Callable[[], list[str]]:
+    """For the shell's completion."""
+    return lambda: list(values)
+
+
+def names_of_dtypes() -> list[str]:
+    """For the shell's completion."""
+    return [d.value for d in FLOATING]
+
+
+def names_of_backends() -> list[str]:
+    """For the shell's completion."""
+    return list(plugins().registry.backends)
+
 
 Batch = Annotated[int | None, typer.Option("--batch", min=0, help="Problems in the batch. [1]")]
 Heads = Annotated[
@@ -23,7 +53,7 @@ KvSeqLen = Annotated[
     int | None, typer.Option("--kv-seq-len", min=0, help="Keys, S_k. [as --seq-len]")
 ]
 HeadDim = Annotated[
-    int | None, typer.Option("--head-dim", min=0, help="Columns of queries and keys. [64]")
+    int | None, typer.Option("--head-dim", min=1, help="Columns of queries and keys. [64]")
 ]
 KvHeads = Annotated[
     int | None, typer.Option("--kv-heads", min=0, help="Heads of keys and values. [as --heads]")
@@ -33,10 +63,20 @@ ValueDim = Annotated[
 ]
 Causal = Annotated[bool, typer.Option("--causal", help="Query i sees keys up to i + S_k - S_q.")]
 Dtype = Annotated[
-    str | None, typer.Option("--dtype", help="float16, bfloat16, float32 or float64. [float16]")
+    str | None,
+    typer.Option(
+        "--dtype",
+        autocompletion=names_of_dtypes,
+        help="float16, bfloat16, float32 or float64; also fp16, bf16, f32. [float16]",
+    ),
 ]
 AttentionLayout = Annotated[
-    str, typer.Option("--layout", help="bhsd or bshd: the order of the axes.")
+    str,
+    typer.Option(
+        "--layout",
+        autocompletion=_some("bhsd", "bshd"),
+        help="bhsd or bshd: the order of the axes.",
+    ),
 ]
 
 Rows = Annotated[int | None, typer.Option("--m", min=0, help="Rows of C. [512]")]
@@ -48,23 +88,39 @@ Bias = Annotated[str | None, typer.Option("--bias", help="Of that dtype, one for
 Residual = Annotated[str | None, typer.Option("--residual", help="Of that dtype, as large as C.")]
 Precision = Annotated[
     str | None,
-    typer.Option("--precision", help="Of float32: ieee, or by way of TF32: tf32, tf32x3. [ieee]"),
+    typer.Option(
+        "--precision",
+        autocompletion=_some("ieee", "tf32", "tf32x3"),
+        help="Of float32: ieee, or by way of TF32: tf32, tf32x3. [ieee]",
+    ),
 ]
-OutDtype = Annotated[str | None, typer.Option("--out-dtype", help="That of C. [as --dtype]")]
+OutDtype = Annotated[
+    str | None,
+    typer.Option("--out-dtype", autocompletion=names_of_dtypes, help="That of C. [as --dtype]"),
+]
 GemmLayout = Annotated[
-    str, typer.Option("--layout", help="strided, or pointers: lists of addresses.")
+    str,
+    typer.Option(
+        "--layout",
+        autocompletion=_some("strided", "pointers"),
+        help="strided, or pointers: lists of addresses.",
+    ),
 ]
 Spacing = Annotated[
     str,
     typer.Option(
-        "--spacing", help="With pointers: scattered, or even, which the strided way serves."
+        "--spacing",
+        autocompletion=_some("scattered", "even"),
+        help="With pointers: scattered, or even, which the strided way serves.",
     ),
 ]
 
 Backend = Annotated[
     str | None,
     typer.Option(
-        "--backend", help="numpy, or that of a plugin; NAME:INDEX for one device. [the best]"
+        "--backend",
+        autocompletion=names_of_backends,
+        help="numpy, or that of a plugin; NAME:INDEX for one device. [the best]",
     ),
 ]
 Implementation = Annotated[
@@ -142,7 +198,7 @@ class AttentionShape:
             _or(kv_heads, heads),
             _or(value_dim, head_dim),
             causal,
-            DType.of("float16" if dtype is None else dtype, "dtype"),
+            dtype_of("float16" if dtype is None else dtype, "dtype"),
             one_of("layout", layout, "bhsd", "bshd"),
         )
 
@@ -226,7 +282,7 @@ class GemmShape:
     ) -> GemmShape:
         """From options; those left out take their defaults. Raises InvalidValue."""
         out, by_column, added = (
-            None if kind is None else DType.of(kind, option)
+            None if kind is None else dtype_of(kind, option)
             for option, kind in (
                 ("--out-dtype", out_dtype),
                 ("--bias", bias),
@@ -241,7 +297,7 @@ class GemmShape:
             _or(k, 512),
             a_transposed,
             b_transposed,
-            DType.of("float16" if dtype is None else dtype, "dtype"),
+            dtype_of("float16" if dtype is None else dtype, "dtype"),
             one_of("layout", layout, "strided", "pointers"),
             one_of("spacing", spacing, "scattered", "even"),
             out,

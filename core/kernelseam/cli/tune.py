@@ -19,6 +19,7 @@ from kernelseam.cli.attention import Memory, random_values
 from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
 from kernelseam.cli.operands import random_operands
 from kernelseam.cli.output import duration, emit_json, facts, heading, table
+from kernelseam.cli.progress import working
 from kernelseam.cli.running import device_for, execute, normal
 from kernelseam.compilation import cache_folder
 from kernelseam.contract import Device
@@ -82,11 +83,11 @@ def every(
     if file is not None:
         _run(_read(file), backend, json)
         return
-    gone = store.clear()
+    removed = store.clear()
     if json:
-        emit_json({"folder": cache_folder() / store.FOLDER, "choices": gone})
+        emit_json({"folder": cache_folder() / store.FOLDER, "choices": removed})
     else:
-        heading(f"{cache_folder() / store.FOLDER}: removed {gone} choices")
+        heading(f"{cache_folder() / store.FOLDER}: removed {removed} choices")
 
 
 @app.command("attention")
@@ -295,9 +296,10 @@ def _run(targets: list[Target], backend: str | None, as_json: bool) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """What is being timed, on a terminal; nothing elsewhere."""
+    """What is being timed, on a terminal; elsewhere how long it takes."""
     if not sys.stderr.isatty():
-        yield lambda configuration, done, all: None
+        with working("timing every configuration"):
+            yield lambda configuration, done, all: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -328,7 +330,7 @@ def _show(t: Tuning) -> None:
         [_cells(t, w, best) for w in t.configurations],
     )
     for refusal in t.refused:
-        print(f"{refusal.implementation}  refused: {refusal.reason}")
+        heading(f"{refusal.implementation}  refused: {refusal.reason}")
 
 
 def _cells(t: Tuning, configuration: Configuration, best: float | None) -> tuple[str, ...]:

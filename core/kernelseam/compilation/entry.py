@@ -1,8 +1,7 @@
-"""One binary, one file: the payload first, so that binary tools read the file as it is, then what
-it is and a digest.
+"""The file of one cached binary: the payload first, so that binary tools can read the file as it
+is, then a header and a digest.
 
-The binary itself carries its key: an entry that holds another's is seen, whoever wrote it and
-however.
+The binary itself contains its key, so an entry with another key's binary is detected.
 
 Layout: payload, JSON header, header length (u64, little-endian), SHA-256 of all before it, magic.
 """
@@ -27,11 +26,11 @@ _TAIL = 8 + _DIGEST + len(MAGIC)
 
 
 class Damaged(Exception):
-    """An entry that is not what was written."""
+    """An entry whose content is damaged."""
 
 
 def carries(binary: bytes, key: str) -> bool:
-    """Whether a binary was compiled under this key: it is a constant in it (KS_KEY)."""
+    """Whether a binary was compiled under this key, which is a constant in it (KS_KEY)."""
     return key.encode() in binary
 
 
@@ -60,14 +59,14 @@ def unpack(content: bytes) -> tuple[dict[str, str], bytes]:
 
 
 def read(path: Path) -> tuple[dict[str, str], bytes]:
-    """Header and payload of a file that only its owner can write, and that is named by its key.
+    """Header and payload of a file that only its owner can write and whose name is its key.
 
     Raises FileNotFoundError, Untrusted, Damaged, or another OSError.
     """
     remedy = f"It is compiled again; remove the file, or set {VARIABLE}"
     if path.is_symlink():
         raise Untrusted("cache entry", path, "is a symbolic link", remedy)
-    # A pipe in the entry's place must not keep us waiting for a writer.
+    # If the entry is a pipe, opening it must not wait for a writer.
     flags = (
         os.O_RDONLY
         | getattr(os, "O_NOFOLLOW", 0)
@@ -76,7 +75,7 @@ def read(path: Path) -> tuple[dict[str, str], bytes]:
     )
     handle = os.open(path, flags)
     try:
-        info = os.fstat(handle)  # of what was opened, whatever the name means by now
+        info = os.fstat(handle)  # of the opened file: the name may refer to another one by now
         reason = reason_for_distrust(info)
         if reason is None and not stat.S_ISREG(info.st_mode):
             reason = "is not a file"
@@ -92,7 +91,7 @@ def read(path: Path) -> tuple[dict[str, str], bytes]:
 
 
 def read_binary(path: Path) -> tuple[dict[str, str], bytes]:
-    """The same of a binary, which carries its key as well."""
+    """The same for a binary, which must contain its key as well."""
     header, payload = read(path)
     if not carries(payload, path.stem):
         raise Damaged("its binary was compiled under another key")
@@ -100,7 +99,7 @@ def read_binary(path: Path) -> tuple[dict[str, str], bytes]:
 
 
 def write(path: Path, header: Mapping[str, str], payload: bytes) -> None:
-    """Write whole or not at all, with mode 0600. Raises OSError."""
+    """Write atomically, with mode 0600. Raises OSError."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem + ".", suffix=TEMPORARY)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -111,7 +110,7 @@ def write(path: Path, header: Mapping[str, str], payload: bytes) -> None:
     except BaseException:
         os.unlink(name)
         raise
-    if os.name == "posix":  # the new name, too, must outlive a power cut
+    if os.name == "posix":  # the new name, too, must survive a power cut
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

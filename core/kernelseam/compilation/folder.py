@@ -1,6 +1,6 @@
-"""Where the cache lies, and whether its owner alone can write there.
+"""The cache's folder, and whether only its owner can write to it.
 
-A binary runs with the caller's rights, so whatever another user could have put in place is never
+A binary runs with the caller's rights, so a file that another user could have written is never
 loaded.
 """
 
@@ -18,7 +18,7 @@ VARIABLE = "KERNELSEAM_CACHE_DIR"
 
 
 class CacheWarning(UserWarning):
-    """The cache cannot be used as it is; work goes on without it."""
+    """The cache cannot be used; work goes on without it."""
 
 
 class Untrusted(InvalidValue):
@@ -26,11 +26,11 @@ class Untrusted(InvalidValue):
 
 
 def cache_folder() -> Path:
-    """The cache's folder: KERNELSEAM_CACHE_DIR, else the user's cache folder of the platform. Makes
-    nothing.
+    """The cache's folder: KERNELSEAM_CACHE_DIR, else the user's cache folder of the platform.
+    Creates nothing.
 
-    Where there is neither (no home, "~" of nobody), a folder for temporary files that is this
-    user's, and a CacheWarning.
+    Where there is neither (no home, "~" of an unknown user), a temporary folder of this user's, and
+    a CacheWarning.
     """
     given = os.environ.get(VARIABLE)
     try:
@@ -38,11 +38,11 @@ def cache_folder() -> Path:
             return Path(given).expanduser().absolute()
         import platformdirs
 
-        found = Path(platformdirs.user_cache_dir("kernelseam", appauthor=False))
-        if found.is_absolute():  # else its "~" stands for nothing
-            return found
+        folder = Path(platformdirs.user_cache_dir("kernelseam", appauthor=False))
+        if folder.is_absolute():  # else its "~" cannot be expanded
+            return folder
         problem = "this user has no home folder"
-    except (RuntimeError, OSError) as e:  # nobody's home; no current folder
+    except (RuntimeError, OSError) as e:  # no such home; no current folder
         problem = (
             f"{VARIABLE} = {given} means no folder ({e})"
             if given
@@ -50,16 +50,16 @@ def cache_folder() -> Path:
         )
     temporary = _temporary()
     message = f"{problem}: binaries are kept in {temporary}. Set {VARIABLE} to a folder of yours"
-    warnings.warn(message, CacheWarning, stacklevel=1)  # of this line, so that it is said once
+    # with this stack level, so that it is shown once
+    warnings.warn(message, CacheWarning, stacklevel=1)
     return temporary
 
 
 def _temporary() -> Path:
-    """The same in every process of the user's; `private` refuses it where another user has made
-    it."""
+    """The same in every process of the user; `private` refuses it where another user created it."""
     try:
         place = tempfile.gettempdir()
-    except FileNotFoundError:  # no folder can be written: to be told when this one is wanted
+    except FileNotFoundError:  # no folder can be written: reported when this one is needed
         place = os.path.join(os.sep, "tmp")
     return Path(place) / (f"kernelseam-{os.geteuid()}" if os.name == "posix" else "kernelseam")
 
@@ -68,7 +68,7 @@ def reason_for_distrust(info: os.stat_result) -> str | None:
     """Why a folder or file is not trusted, or None."""
     if stat.S_ISLNK(info.st_mode):
         return "is a symbolic link"
-    if os.name != "posix":  # owners and modes mean nothing there
+    if os.name != "posix":  # owners and modes have no meaning there
         return None
     if info.st_uid != os.geteuid():
         return f"belongs to another user (uid {info.st_uid})"
@@ -78,10 +78,10 @@ def reason_for_distrust(info: os.stat_result) -> str | None:
 
 
 def private(folder: Path, *, make: bool) -> bool:
-    """Whether the folder is there, made with mode 0700 if missing and ``make``.
+    """Whether the folder exists; if it is missing and ``make``, it is created with mode 0700.
 
     Raises Untrusted for a folder that is a link, another user's, or writable by others; OSError
-    where it cannot be made.
+    where it cannot be created.
     """
     try:
         info = os.lstat(folder)

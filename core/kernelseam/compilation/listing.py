@@ -1,4 +1,4 @@
-"""What the cache holds, and clearing it."""
+"""Listing and clearing the cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CacheEntry:
 
 @dataclass(frozen=True)
 class Cleared:
-    """How many binaries were removed, and the bytes of all files removed."""
+    """The number of removed binaries, and the bytes of all removed files."""
 
     binaries: int
     bytes: int
@@ -44,7 +44,7 @@ def entries() -> list[CacheEntry]:
     """Every binary in the cache, newest first; empty where there is no cache. Raises Untrusted,
     OSError."""
     folder = _folder()
-    found: list[CacheEntry] = []
+    listed: list[CacheEntry] = []
     for path in folder.glob("*" + entry.SUFFIX) if folder else ():
         header, damage = {"name": path.stem[:16]}, ""
         try:
@@ -59,7 +59,7 @@ def entries() -> list[CacheEntry]:
         except OSError as e:
             damage = f"it cannot be read: {e.strerror}"
         name, arch, backend = (header.get(k, "?") for k in ("name", "arch", "backend"))
-        found.append(
+        listed.append(
             CacheEntry(
                 name,
                 arch,
@@ -70,7 +70,7 @@ def entries() -> list[CacheEntry]:
                 damage,
             )
         )
-    return sorted(found, key=lambda e: e.age)
+    return sorted(listed, key=lambda e: e.age)
 
 
 def clear() -> Cleared:

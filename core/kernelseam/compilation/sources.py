@@ -1,4 +1,4 @@
-"""Device sources held in memory: every header below a folder, and what one of them includes."""
+"""Device sources in memory: all headers below a folder, and the includes of one of them."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"\n]+)"|([A-Za-z_]\w*)
 
 
 def headers_below(folder: Traversable) -> dict[str, str]:
-    """Include name (the path below the folder) → text of every header in it and in its folders."""
-    found: dict[str, str] = {}
+    """Include name (the path below the folder) → text, of every header in the folder and below."""
+    headers: dict[str, str] = {}
 
     def walk(folder: Traversable, prefix: str) -> None:
         for entry in folder.iterdir():
             if entry.is_dir():
                 walk(entry, f"{prefix}{entry.name}/")
             elif entry.name.endswith(".h"):
-                found[prefix + entry.name] = entry.read_text(encoding="utf-8")
+                headers[prefix + entry.name] = entry.read_text(encoding="utf-8")
 
     walk(folder, "")
-    return dict(sorted(found.items()))
+    return dict(sorted(headers.items()))
 
 
 def included(
     main: str, files: Mapping[str, str], defines: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...]:
-    """``main`` and what it includes, and what that includes, by name; nothing else of ``files``.
+    """``main`` and its transitive includes by name, and nothing else of ``files``.
 
     An include name is the path from the folder of all sources, or a constant of ``defines`` that
-    holds one in quotes. Conditions are not evaluated: what stands between #if and #endif counts.
-    Raises PluginError where one is missing.
+    holds one in quotes. Conditions are not evaluated: includes between #if and #endif count.
+    Raises PluginError where a file is missing.
     """
-    found: dict[str, str] = {}
-    wanted = [("", main)]
-    while wanted:
-        by, name = wanted.pop()
-        if name in found:
+    headers: dict[str, str] = {}
+    pending = [("", main)]
+    while pending:
+        by, name = pending.pop()
+        if name in headers:
             continue
         if name not in files:
             where = f'{by} includes "{name}"' if by else f'"{name}" is to be compiled'
             raise PluginError(f"{where}, which is not among the device sources")
-        found[name] = files[name]
+        headers[name] = files[name]
         for quoted, constant in _INCLUDE.findall(files[name]):
-            wanted.append((name, quoted or defines.get(constant, constant).strip('"')))
-    return tuple(sorted(found.items()))
+            pending.append((name, quoted or defines.get(constant, constant).strip('"')))
+    return tuple(sorted(headers.items()))

@@ -1,5 +1,4 @@
-"""Several bundles at once: those that neither this process nor the cache has are compiled beside
-each other."""
+"""Compiles several bundles in parallel, unless this process or the cache has them."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from kernelseam.contract import SourceBundle, Toolchain
 
 @dataclass
 class _Outcome:
-    """What became of a bundle in its thread: told where it was asked for."""
+    """A bundle's result, error and warnings in its thread, passed on to the requesting thread."""
 
     error: BaseException | None = None
     said: list[str] = field(default_factory=list)
@@ -27,26 +26,26 @@ class _Outcome:
 def compiled_together(
     toolchain: Toolchain, bundles: Sequence[SourceBundle], arch: str
 ) -> list[Binary]:
-    """Each bundle's binary for the arch, as ``compiled`` gives it one by one: the first error in
-    the bundles' order is raised, warnings are given in that order, by the thread that asks.
+    """Each bundle's binary for the arch, as ``compiled`` returns it: the first error in the
+    bundles' order is raised, and warnings are issued in that order, by the requesting thread.
 
-    Threads compile where the toolchain's ``compiles_beside`` is true: its ``compile`` then lets go
-    of the interpreter, and its compiler holds no lock for long. Where whoever waits is interrupted,
-    what has begun is finished in its thread, for the cache, and nothing else is begun.
+    Threads compile in parallel if the toolchain's ``compiles_beside`` is true: its ``compile`` then
+    releases the GIL, and its compiler holds no lock for long. If the waiting thread is interrupted,
+    compilations that have started finish in their threads, for the cache; no others start.
     """
     missing = []
     if len(bundles) > 1 and getattr(toolchain, "compiles_beside", False):
         missing = [b for b in dict.fromkeys(bundles) if not build.is_cached(toolchain, b, arch)]
     outcomes = _compile(toolchain, missing, arch) if len(missing) > 1 else {}
-    found = []
+    binaries = []
     for bundle in bundles:
         outcome = outcomes.pop(bundle, None) or _Outcome()
         for message in outcome.said:
             warnings.warn(message, CacheWarning, stacklevel=3)
         if outcome.error is not None:
             raise outcome.error
-        found.append(compiled(toolchain, bundle, arch))
-    return found
+        binaries.append(compiled(toolchain, bundle, arch))
+    return binaries
 
 
 def _compile(
@@ -64,7 +63,7 @@ def _compile(
             except BaseException as e:
                 outcome.error = e
 
-    # Each in the context of whoever asks: a plugin may look at what is set there.
+    # Each in a copy of the requesting context: a plugin may read its variables.
     threads = [
         threading.Thread(
             target=contextvars.copy_context().run, args=(work,), name=f"kernelseam: compiling {i}"
@@ -76,7 +75,7 @@ def _compile(
         for thread in threads:
             try:
                 thread.start()
-            # there is room for no more: those that there are do it, or whoever asks
+            # no more threads can start: the existing ones, or the requesting thread, do the rest
             except RuntimeError:
                 break
             begun.append(thread)

@@ -36,6 +36,8 @@ class TensorMap:
     """Bytes from the operand's address to the first element."""
     fill_nan: bool = False
     """Whether elements beyond the extents are NaN; else 0."""
+    to_tf32: bool = False
+    """Whether loads round float32 to TF32."""
 
 
 class WithoutTensorMaps:

@@ -51,7 +51,7 @@ def gradients(
     sink_gradient: bool,
     implementation: str | None = None,
     **options: Any,
-) -> AttentionGradients:
+) -> AttentionGradients[Tensor]:
     """Gradients by q, k, v and what else is asked for, given those of the result and of its LSE, of
     which one may be None.
 
@@ -86,7 +86,7 @@ def _of_lse(
     out: Tensor,
     lse: Tensor,
     options: Mapping[str, Any],
-) -> AttentionGradients:
+) -> AttentionGradients[Tensor]:
     """Gradients of the LSE alone. The gradient of a score is p·(dp − delta), delta = Σ dout·out.
     That of the LSE is p·dlse: dp is 0 where v is, and delta is −dlse where out is 1 and dout is
     −dlse, in two parts where its dtype has fewer bits."""

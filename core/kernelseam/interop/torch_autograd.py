@@ -3,9 +3,10 @@ its first use."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import torch
+from torch import Tensor
 
 from kernelseam.descriptors.attention.forward import band
 from kernelseam.descriptors.common.validation import flag
@@ -23,8 +24,30 @@ from kernelseam.interop.torch_function import (
 from kernelseam.interop.torch_library import attention as operators
 from kernelseam.interop.torch_library.dtypes import dtype_name, torch_dtype
 from kernelseam.ops import attention as ops
+from kernelseam.ops.signatures import DenseTensors, PackedTensors, PagedTensors
 
-Tensor = Any
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[DenseTensors],
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[DenseTensors]
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[DenseTensors]
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def attention(
@@ -50,7 +73,7 @@ def attention(
     backend: str | None = None,
     implementation: str | None = None,
     bwd_implementation: str | None = None,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor]:
     """``kernelseam.attention`` on torch tensors, with gradients to q, k, v, ``bias`` and ``sinks``.
 
     ``return_lse``: (result, LSE), both of which have gradients. ``out_dtype`` may be torch's;
@@ -96,6 +119,51 @@ def attention(
     )
 
 
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[PackedTensors],
+) -> Tensor: ...
+
+
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[PackedTensors],
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    return_lse: bool,
+    **options: Unpack[PackedTensors],
+) -> Tensor | tuple[Tensor, Tensor]: ...
+
+
 def attention_varlen(
     q: Tensor,
     k: Tensor,
@@ -121,7 +189,7 @@ def attention_varlen(
     backend: str | None = None,
     implementation: str | None = None,
     bwd_implementation: str | None = None,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor]:
     """``kernelseam.attention_varlen`` on torch tensors, with gradients to q, k, v, ``bias`` and
     ``sinks``; see ``attention``.
 
@@ -155,6 +223,45 @@ def attention_varlen(
     return _apply(given, needed, options, implementation, deterministic, bwd_implementation)
 
 
+@overload
+def attention_paged(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Tensor,
+    kv_lengths: Tensor,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[PagedTensors],
+) -> Tensor: ...
+
+
+@overload
+def attention_paged(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Tensor,
+    kv_lengths: Tensor,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[PagedTensors],
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention_paged(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Tensor,
+    kv_lengths: Tensor,
+    *,
+    return_lse: bool,
+    **options: Unpack[PagedTensors],
+) -> Tensor | tuple[Tensor, Tensor]: ...
+
+
 def attention_paged(
     q: Tensor,
     k_pages: Tensor,
@@ -170,7 +277,7 @@ def attention_paged(
     prefix_lengths: Tensor | None = None,
     out_dtype: Any = None,
     **options: Any,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor]:
     """``kernelseam.attention_paged`` on torch tensors, with its options but ``out`` and ``stream``.
     Gradients do not flow through pages: a tensor that wants one is refused. Under torch.autocast q
     is converted to its dtype, the pages are not."""

@@ -1,8 +1,9 @@
 """Ours as torch's implementation of flash attention: what scaled_dot_product_attention calls where
-it chooses that backend. Imports torch, of which 2.13 has the door."""
+it chooses that backend. Imports torch, of which 2.11 and later have the door."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,14 +61,16 @@ def activate(device: str | None = None) -> Activated:
             )
         device = accelerator.type
     library, key = torch.library.Library("aten", "IMPL"), torch._C._dispatch_key_for_device(device)
-    for name, kernel in {
-        "_scaled_dot_product_flash_attention": _dense_forward,
-        "_scaled_dot_product_flash_attention_backward": _dense_backward,
-        "_flash_attention_forward": _forward,
-        "_flash_attention_forward_no_dropout_inplace": _forward_into,
-        "_flash_attention_backward": _backward,
-    }.items():
-        library.impl(name, kernel, key)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning only once for all operators")  # it was asked for
+        for name, kernel in {
+            "_scaled_dot_product_flash_attention": _dense_forward,
+            "_scaled_dot_product_flash_attention_backward": _dense_backward,
+            "_flash_attention_forward": _forward,
+            "_flash_attention_forward_no_dropout_inplace": _forward_into,
+            "_flash_attention_backward": _backward,
+        }.items():
+            library.impl(name, kernel, key)
     return Activated(library)
 
 

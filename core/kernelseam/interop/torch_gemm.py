@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kernelseam.interop.torch_function import (
     Gradients,
@@ -18,8 +19,6 @@ from kernelseam.interop.torch_function import (
 from kernelseam.interop.torch_library import gemm as operators
 from kernelseam.interop.torch_library.dtypes import dtype_name, torch_dtype
 from kernelseam.ops import gemm, gemm_bwd
-
-Tensor = Any
 
 
 def bmm(

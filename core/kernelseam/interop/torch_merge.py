@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from kernelseam.interop.torch_function import tensors, wanted
 from kernelseam.interop.torch_library.dtypes import dtype_name, torch_dtype
 from kernelseam.interop.torch_library.merge import MERGE_STATES
 from kernelseam.ops import merge
-
-Tensor = Any
 
 
 def merge_states(

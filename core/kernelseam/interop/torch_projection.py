@@ -3,9 +3,10 @@ at its first use."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack, overload
 
 import torch
+from torch import Tensor
 
 from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_function import (
@@ -21,8 +22,39 @@ from kernelseam.interop.torch_library import projection as operators
 from kernelseam.interop.torch_library.dtypes import dtype_name, torch_dtype
 from kernelseam.interop.torch_rotary import turned_back
 from kernelseam.ops import projection, projection_bwd
+from kernelseam.ops.signatures import QkvTensors
 
-Tensor = Any
+
+@overload
+def fused_qkv_projection(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    *,
+    k_pages: None = None,
+    v_pages: None = None,
+    block_table: None = None,
+    **options: Unpack[QkvTensors],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+@overload
+def fused_qkv_projection(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    *,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Tensor,
+    **options: Unpack[QkvTensors],
+) -> Tensor: ...
 
 
 def fused_qkv_projection(
@@ -46,7 +78,7 @@ def fused_qkv_projection(
     backend: str | None = None,
     implementation: str | None = None,
     bwd_implementation: str | None = None,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """``kernelseam.fused_qkv_projection`` on torch tensors, with gradients to input, weight and
     bias.
 

@@ -6,12 +6,11 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_autograd import attention
 from kernelseam.interop.torch_nested import is_jagged
-
-Tensor = Any
 
 
 def scaled_dot_product_attention(

@@ -9,24 +9,24 @@ from typing import Any
 from kernelseam.compilation import Binary
 from kernelseam.contract import Composition, Device, Implementation, KernelFacts, Launch, Toolchain
 from kernelseam.errors import InvalidValue
-from kernelseam.kernels.attention.backward import AttentionBwdHost
+from kernelseam.kernels.attention.backward import AttentionBwdDefinition
 from kernelseam.kernels.attention.backward_tile import BackwardTile
-from kernelseam.kernels.attention.host import AttentionHost
+from kernelseam.kernels.attention.host import AttentionDefinition
 from kernelseam.kernels.attention.merge import MERGE
 from kernelseam.kernels.attention.tile import AttentionTile
 from kernelseam.kernels.attention.unfused import UnfusedAttention
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.covering import covering, covering_specs
 from kernelseam.kernels.definition import KernelDefinition
-from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.gemm.host import GemmDefinition
 from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.kernel import KernelImplementation, build
 from kernelseam.kernels.projection.host import PROJECTIONS
 
 KERNELS: Mapping[str, KernelDefinition] = {
-    "gemm": GemmHost(),
-    "attention": AttentionHost(),
-    "attention_bwd": AttentionBwdHost(),
+    "gemm": GemmDefinition(),
+    "attention": AttentionDefinition(),
+    "attention_bwd": AttentionBwdDefinition(),
     "merge_states": MERGE,
 }
 

@@ -15,8 +15,8 @@ from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.descriptors.gemm.problem import GemmSpec, HeadsSpec
 from kernelseam.descriptors.gemm.strided import PRECISIONS
 from kernelseam.dtypes import DType
-from kernelseam.kernels.attention.backward import AttentionBwdHost
-from kernelseam.kernels.attention.host import AttentionHost
+from kernelseam.kernels.attention.backward import AttentionBwdDefinition
+from kernelseam.kernels.attention.host import AttentionDefinition
 from kernelseam.kernels.attention.merge import MERGE
 from kernelseam.kernels.attention.query_gradient import QUERY_GRADIENT, QueryGradientSpec
 from kernelseam.kernels.attention.row_kernels import (
@@ -28,10 +28,10 @@ from kernelseam.kernels.attention.row_kernels import (
     SumSpec,
 )
 from kernelseam.kernels.covered import Covered
-from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.gemm.host import GemmDefinition
 
 F16, BF16, F32, F64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
-GEMM, FORWARD, BACKWARD = GemmHost(), AttentionHost(), AttentionBwdHost()
+GEMM, FORWARD, BACKWARD = GemmDefinition(), AttentionDefinition(), AttentionBwdDefinition()
 EVERY: dict[str, Any] = dict.fromkeys(
     ("window", "prefix", "alibi", "softcap", "mask", "sinks"), True
 )

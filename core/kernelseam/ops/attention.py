@@ -4,23 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import Attention
 from kernelseam.descriptors.attention.arrays import KV_LAYOUTS, LAYOUTS, PACKED, order
-from kernelseam.descriptors.attention.forward import OPTIONAL, band
+from kernelseam.descriptors.attention.forward_fields import OPTIONAL
+from kernelseam.descriptors.attention.forward_problem import band
 from kernelseam.descriptors.common.validation import extent, finite, flag
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, check_rank, not_none, operate
+from kernelseam.ops.signatures import Array, Dense, Packed, Paged
+
+
+@overload
+def attention(
+    q: Array, k: Array, v: Array, *, return_lse: Literal[False] = False, **options: Unpack[Dense]
+) -> Array: ...
+
+
+@overload
+def attention(
+    q: Array, k: Array, v: Array, *, return_lse: Literal[True], **options: Unpack[Dense]
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def attention(
+    q: Array, k: Array, v: Array, *, return_lse: bool, **options: Unpack[Dense]
+) -> Array | tuple[Array, Array]: ...
 
 
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Array,
+    k: Array,
+    v: Array,
     *,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
@@ -40,7 +60,7 @@ def attention(
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """softmax(scores)·v over the last two axes of q [B, H, S_q, D], k [B, H_kv, S_k, D], v [B,
     H_kv, S_k, D_v].
 
@@ -67,7 +87,7 @@ def attention(
     Returns the result [B, H, S_q, D_v] (``out`` where it was given), or (result, lse). Raises
     InvalidValue for what does not fit together, Unsupported with each implementation's reason.
     """
-    arrays = {"q": q, "k": k, "v": v}
+    arrays: dict[str, Any] = {"q": q, "k": k, "v": v}
     if not (bias is mask is alibi_slopes is sinks is prefix_lengths is kv_lengths is None):
         arrays |= not_none(
             bias=bias,
@@ -87,12 +107,57 @@ def attention(
     return (result, results["lse"]) if return_lse else result
 
 
+@overload
 def attention_varlen(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[Packed],
+) -> Array: ...
+
+
+@overload
+def attention_varlen(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[Packed],
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def attention_varlen(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    return_lse: bool,
+    **options: Unpack[Packed],
+) -> Array | tuple[Array, Array]: ...
+
+
+def attention_varlen(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
@@ -112,7 +177,7 @@ def attention_varlen(
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """Attention over packed sequences of different lengths: q [T, H, D], k [T_k, H_kv, D], v [T_k,
     H_kv, D_v].
 
@@ -158,12 +223,51 @@ def attention_varlen(
     return (result, results["lse"]) if return_lse else result
 
 
+@overload
 def attention_paged(
-    q: Any,
-    k_pages: Any,
-    v_pages: Any,
-    block_table: Any,
-    kv_lengths: Any,
+    q: Array,
+    k_pages: Array,
+    v_pages: Array,
+    block_table: Array,
+    kv_lengths: Array,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[Paged],
+) -> Array: ...
+
+
+@overload
+def attention_paged(
+    q: Array,
+    k_pages: Array,
+    v_pages: Array,
+    block_table: Array,
+    kv_lengths: Array,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[Paged],
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def attention_paged(
+    q: Array,
+    k_pages: Array,
+    v_pages: Array,
+    block_table: Array,
+    kv_lengths: Array,
+    *,
+    return_lse: bool,
+    **options: Unpack[Paged],
+) -> Array | tuple[Array, Array]: ...
+
+
+def attention_paged(
+    q: Array,
+    k_pages: Array,
+    v_pages: Array,
+    block_table: Array,
+    kv_lengths: Array,
     *,
     cu_seqlens_q: Any = None,
     max_seqlen_q: int | None = None,
@@ -186,7 +290,7 @@ def attention_paged(
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """Attention over keys in pages: k_pages [pages, page_size, H_kv, D], v_pages [pages, page_size,
     H_kv, D_v].
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import Attention, AttentionBwd
 from kernelseam.descriptors.attention.arrays import LAYOUTS, PACKED
-from kernelseam.descriptors.attention.forward import band
+from kernelseam.descriptors.attention.forward_problem import band
 from kernelseam.descriptors.common.operands import axes, canonical
 from kernelseam.descriptors.common.validation import flag
 from kernelseam.descriptors.common.wording import Wording
@@ -15,25 +15,26 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.attention import EXTENTS, checked
 from kernelseam.ops.calling import Operation, not_none, operate, unexpanded_shape
+from kernelseam.ops.signatures import Array
 
 
-class AttentionGradients(NamedTuple):
+class AttentionGradients(NamedTuple, Generic[Array]):
     """Gradients of an attention's inputs, of their shapes; None for one that was not requested."""
 
-    dq: Any
-    dk: Any
-    dv: Any
-    dbias: Any = None
-    dsinks: Any = None
+    dq: Array
+    dk: Array
+    dv: Array
+    dbias: Array | None = None
+    dsinks: Array | None = None
 
 
 def attention_bwd(
-    dout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
+    dout: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
     *,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
@@ -56,7 +57,7 @@ def attention_bwd(
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
-) -> AttentionGradients:
+) -> AttentionGradients[Array]:
     """dq, dk, dv (and dbias, dsinks where asked for) of ``attention`` or ``attention_varlen`` with
     the same options.
 

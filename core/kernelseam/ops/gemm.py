@@ -13,11 +13,12 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, check_rank, operate
 from kernelseam.ops.products import check_matrices, matrices, multiply
+from kernelseam.ops.signatures import Array
 
 
 def bmm(
-    a: Any,
-    b: Any,
+    a: Array,
+    b: Array,
     *,
     a_transposed: bool = False,
     b_transposed: bool = False,
@@ -31,7 +32,7 @@ def bmm(
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
-) -> Any:
+) -> Array:
     """alpha·op(a)·op(b) + beta·out + bias + residual over a [B, M, K] and b [B, K, N], or a [B, H,
     M, K] and b [B, H_b, K, N], in one launch.
 
@@ -58,12 +59,15 @@ def bmm(
     together, Unsupported with each implementation's reason.
     """
     options = (True, a_transposed, b_transposed, alpha, beta, out_dtype, precision)
-    return _multiplied(a, b, out, bias, residual, options, backend, implementation, stream)
+    product: Array = _multiplied(
+        a, b, out, bias, residual, options, backend, implementation, stream
+    )
+    return product
 
 
 def matmul2d(
-    a: Any,
-    b: Any,
+    a: Array,
+    b: Array,
     *,
     a_transposed: bool = False,
     b_transposed: bool = False,
@@ -77,11 +81,14 @@ def matmul2d(
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
-) -> Any:
+) -> Array:
     """alpha·op(a)·op(b) + beta·out + bias + residual of a [M, K], b [K, N], bias [N], residual [M,
     N]; everything else as in ``bmm``."""
     options = (False, a_transposed, b_transposed, alpha, beta, out_dtype, precision)
-    return _multiplied(a, b, out, bias, residual, options, backend, implementation, stream)
+    product: Array = _multiplied(
+        a, b, out, bias, residual, options, backend, implementation, stream
+    )
+    return product
 
 
 def _multiplied(

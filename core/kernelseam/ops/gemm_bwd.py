@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 from kernelseam.descriptors.common.validation import flag, number
 from kernelseam.dtypes import DType
@@ -10,19 +10,20 @@ from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, not_none, operate, unexpanded_shape
 from kernelseam.ops.gemm import check_shape, result, result_shape
 from kernelseam.ops.products import check_matrices, matrices, multiply, transpose
+from kernelseam.ops.signatures import Array
 
 
-class ProductGradients(NamedTuple):
+class ProductGradients(NamedTuple, Generic[Array]):
     """Gradients of a product's inputs; None for one that was not requested."""
 
-    da: Any
-    db: Any
+    da: Array | None
+    db: Array | None
 
 
 def bmm_bwd(
-    dc: Any,
-    a: Any,
-    b: Any,
+    dc: Array,
+    a: Array,
+    b: Array,
     *,
     a_transposed: bool = False,
     b_transposed: bool = False,
@@ -37,7 +38,7 @@ def bmm_bwd(
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
-) -> ProductGradients:
+) -> ProductGradients[Array]:
     """The gradients of ``bmm(a, b, …)`` with the same options, one launch each: of op(a)
     alpha·dc·op(b)ᵀ, of op(b) alpha·op(a)ᵀ·dc.
 
@@ -73,9 +74,9 @@ def bmm_bwd(
 
 
 def matmul2d_bwd(
-    dc: Any,
-    a: Any,
-    b: Any,
+    dc: Array,
+    a: Array,
+    b: Array,
     *,
     a_transposed: bool = False,
     b_transposed: bool = False,
@@ -90,7 +91,7 @@ def matmul2d_bwd(
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
-) -> ProductGradients:
+) -> ProductGradients[Array]:
     """The gradients of ``matmul2d(a, b, …)`` with the same options; everything else as in
     ``bmm_bwd``."""
     arrays = {"dc": dc, "a": a, "b": b, **not_none(da=da, db=db)}
@@ -163,7 +164,7 @@ def _gradients(
         multiply(operation, operands, names, alpha, beta)
 
 
-def _results(arrays: dict[str, Any], results: dict[str, Any]) -> ProductGradients:
+def _results(arrays: dict[str, Any], results: dict[str, Any]) -> ProductGradients[Any]:
     """The caller's arrays for gradients where given, else new ones; None for one that was not
     requested."""
     return ProductGradients(*(arrays[n] if n in arrays else results.get(n) for n in ("da", "db")))

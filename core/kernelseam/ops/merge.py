@@ -10,18 +10,19 @@ from kernelseam.descriptors.common.operands import axes, canonical
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, check_rank, not_none, operate
+from kernelseam.ops.signatures import Array
 
 
 def merge_states(
-    outs: Any,
-    lses: Any,
+    outs: Array,
+    lses: Array,
     *,
     out: Any = None,
     out_dtype: DType | str | None = None,
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
-) -> tuple[Any, Any]:
+) -> tuple[Array, Array]:
     """Merge attentions of the same queries over disjoint parts of the keys into the attention over
     all of them.
 

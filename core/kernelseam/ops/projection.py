@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Unpack, cast, overload
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import OutputProjection, QkvProjection
@@ -14,11 +14,44 @@ from kernelseam.descriptors.projection.arrays import labels_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, check_rank, not_none, operate
+from kernelseam.ops.signatures import Array, QkvArrays
+
+
+@overload
+def fused_qkv_projection(
+    input: Array,
+    weight: Array,
+    bias: Array | None = None,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    *,
+    k_pages: None = None,
+    v_pages: None = None,
+    block_table: None = None,
+    **options: Unpack[QkvArrays],
+) -> tuple[Array, Array, Array]: ...
+
+
+@overload
+def fused_qkv_projection(
+    input: Array,
+    weight: Array,
+    bias: Array | None = None,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    *,
+    k_pages: Array,
+    v_pages: Array,
+    block_table: Array,
+    **options: Unpack[QkvArrays],
+) -> Array: ...
 
 
 def fused_qkv_projection(
-    input: Any,
-    weight: Any,
+    input: Array,
+    weight: Array,
     bias: Any = None,
     num_heads: int | None = None,
     num_kv_heads: int | None = None,
@@ -38,7 +71,7 @@ def fused_qkv_projection(
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
-) -> Any:
+) -> Array | tuple[Array, Array, Array]:
     """q, k and v = input·weightᵀ + bias in one launch, split into heads.
 
     ``input`` [B, S, hidden]; ``weight`` [(num_heads + 2·num_kv_heads)·head_dim, hidden] as
@@ -94,9 +127,10 @@ def fused_qkv_projection(
     results = operate(
         qkv_work, arrays, options, backend, implementation, stream, _wording(paged, out)
     )
-    if out is not None:
-        return out
-    return results["q"] if paged else (results["q"], results["k"], results["v"])
+    made: Array | tuple[Array, Array, Array] = out
+    if out is None:
+        made = results["q"] if paged else (results["q"], results["k"], results["v"])
+    return made
 
 
 def qkv_work(
@@ -149,8 +183,8 @@ def qkv_work(
 
 
 def fused_output_projection_residual(
-    attn_out: Any,
-    weight: Any,
+    attn_out: Array,
+    weight: Array,
     bias: Any = None,
     residual: Any = None,
     *,
@@ -160,7 +194,7 @@ def fused_output_projection_residual(
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
-) -> Any:
+) -> Array:
     """attn_out·weightᵀ + bias + residual in one launch.
 
     ``attn_out`` [B, S, columns] or [T, columns], or with its heads as ``attention`` returns them:
@@ -184,7 +218,8 @@ def fused_output_projection_residual(
         **not_none(bias=bias, residual=residual, out=out),
     }
     results = operate(output_work, arrays, (layout, out_dtype), backend, implementation, stream)
-    return results["out"] if out is None else out
+    result: Array = results["out"] if out is None else out
+    return result
 
 
 def output_work(operation: Operation, layout: str, out_dtype: DType | str | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, Generic, NamedTuple, cast
 
 from kernelseam.descriptors import OutputProjectionBwd, QkvProjectionBwd
 from kernelseam.descriptors.attention.arrays import LAYOUTS
@@ -12,31 +12,32 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, check_rank, operate
 from kernelseam.ops.projection import head_counts
+from kernelseam.ops.signatures import Array
 
 
-class QkvProjectionGradients(NamedTuple):
+class QkvProjectionGradients(NamedTuple, Generic[Array]):
     """Gradients of ``fused_qkv_projection``'s operands; None for one that was not requested."""
 
-    d_input: Any
-    d_weight: Any
-    d_bias: Any = None
+    d_input: Array | None
+    d_weight: Array | None
+    d_bias: Array | None = None
 
 
-class OutputProjectionGradients(NamedTuple):
+class OutputProjectionGradients(NamedTuple, Generic[Array]):
     """Gradients of ``fused_output_projection_residual``'s operands; None for one that was not
     requested."""
 
-    d_attn_out: Any
-    d_weight: Any
-    d_bias: Any
-    d_residual: Any
+    d_attn_out: Array | None
+    d_weight: Array | None
+    d_bias: Array | None
+    d_residual: Array
     """d_output itself."""
 
 
 def fused_qkv_projection_bwd(
-    dq: Any,
-    dk: Any,
-    dv: Any,
+    dq: Array,
+    dk: Array,
+    dv: Array,
     input: Any,
     weight: Any,
     has_bias: bool,
@@ -51,7 +52,7 @@ def fused_qkv_projection_bwd(
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
-) -> QkvProjectionGradients:
+) -> QkvProjectionGradients[Array]:
     """d_input [B, S, hidden], d_weight [(num_heads + 2·num_kv_heads)·head_dim, hidden] and, where
     there is a bias, d_bias of ``fused_qkv_projection``, from the gradients of its q, k and v.
 
@@ -145,7 +146,7 @@ def _qkv(
 
 
 def fused_output_projection_residual_bwd(
-    d_output: Any,
+    d_output: Array,
     attn_out: Any,
     weight: Any,
     has_bias: bool,
@@ -157,7 +158,7 @@ def fused_output_projection_residual_bwd(
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
-) -> OutputProjectionGradients:
+) -> OutputProjectionGradients[Array]:
     """d_attn_out, d_weight [hidden, columns], d_bias [hidden] where there is a bias, and d_residual
     of ``fused_output_projection_residual``, from the gradient of its result.
 

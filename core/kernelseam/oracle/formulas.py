@@ -121,8 +121,8 @@ def attention(
         b, h = divmod(int(head), H)
         n_q = S_q if variant.q_lengths is None else variant.q_lengths[b]
         n_k = S_k if variant.kv_lengths is None else variant.kv_lengths[b]
-        here = np.flatnonzero((heads == head) & (queries < n_q))
-        i, j = queries[here], np.arange(n_k)
+        indices = np.flatnonzero((heads == head) & (queries < n_q))
+        i, j = queries[indices], np.arange(n_k)
         d = j - i[:, None] - (n_k - n_q)
         attended = visible(d, causal, variant.window)
         if variant.prefix is not None:
@@ -140,7 +140,7 @@ def attention(
         alike, which = np.unique(attended, axis=0, return_inverse=True)
         for pattern, keys in enumerate(alike):
             of = np.flatnonzero(which.reshape(-1) == pattern)
-            Q, at = q[b, h, i[of]].astype(np.float64), here[of]
+            Q, at = q[b, h, i[of]].astype(np.float64), indices[of]
             o = _softmax_rows(
                 scale * (Q @ K[keys].T),
                 abs(scale) * (np.abs(Q) @ np.abs(K[keys]).T),
@@ -263,27 +263,27 @@ def gemm(
     with np.errstate(invalid="ignore", over="ignore"):
         for result in np.unique(results):
             i, j = divmod(int(result), lead[1])
-            here = np.flatnonzero(results == result)
+            indices = np.flatnonzero(results == result)
             if alpha != 0 and K > 0:
                 for k, n in np.ndindex(batch_group, head_group):
                     entry, h = i * batch_group + k, j * head_group + n
                     left, right = (
-                        A[entry, h, at[here]].astype(np.float64),
+                        A[entry, h, at[indices]].astype(np.float64),
                         B[entry, h // shared].astype(np.float64),
                     )
-                    out[here] += left @ right
-                    magnitude[here] += np.abs(left) @ np.abs(right)
-                out[here] *= alpha
-                magnitude[here] *= abs(alpha)
-                products[here] = magnitude[here]
+                    out[indices] += left @ right
+                    magnitude[indices] += np.abs(left) @ np.abs(right)
+                out[indices] *= alpha
+                magnitude[indices] *= abs(alpha)
+                products[indices] = magnitude[indices]
             for factor, x in ((beta, c), (1.0, residual)):
                 if factor != 0 and x is not None:
-                    added = factor * x[i, j, at[here]].astype(np.float64)
-                    out[here] += added
-                    magnitude[here] += np.abs(added)
+                    added = factor * x[i, j, at[indices]].astype(np.float64)
+                    out[indices] += added
+                    magnitude[indices] += np.abs(added)
             if bias is not None:
-                out[here] += bias[i, j].astype(np.float64)
-                magnitude[here] += np.abs(bias[i, j].astype(np.float64))
+                out[indices] += bias[i, j].astype(np.float64)
+                magnitude[indices] += np.abs(bias[i, j].astype(np.float64))
     return GemmResult(
         *(x.reshape(*lead, N) if rows is None else x for x in (out, magnitude, products))
     )

@@ -86,13 +86,13 @@ def of_queries(x: Forward, sample: Sample) -> SampledGradient:
     B, H, S_q, D = x.q.shape
     numbers = sample(B * H * S_q, x.k.shape[2])
     parts, undefined = _blank((len(numbers), D)), np.zeros((len(numbers), D), np.bool_)
-    for (b, h), here, i in _by_head(numbers, (B, H, S_q)):
+    for (b, h), indices, i in _by_head(numbers, (B, H, S_q)):
         n_q, n_k = x.lengths(b)
-        here, i = here[i < n_q], i[i < n_q]
+        indices, i = indices[i < n_q], i[i < n_q]
         _, _, ds, _ = x.pairs(b, h, i)
         K = wide(x.k[b, h // x.group, :n_k])
-        _add(parts, here, times(ds, K, x.scale, n_k))
-        undefined[here] = _zero_times_nonfinite(ds, K)
+        _add(parts, indices, times(ds, K, x.scale, n_k))
+        undefined[indices] = _zero_times_nonfinite(ds, K)
     return SampledGradient(Gradient(**parts), _index(numbers, x.q.shape), undefined)
 
 
@@ -102,16 +102,16 @@ def of_keys(x: Forward, sample: Sample) -> tuple[SampledGradient, SampledGradien
     numbers = sample(math.prod(shapes[0][:3]), x.q.shape[2] * x.group)
     parts = [_blank((len(numbers), s[3])) for s in shapes]
     undefined = [np.zeros((len(numbers), s[3]), np.bool_) for s in shapes]
-    for (b, g), here, j in _by_head(numbers, shapes[0][:3]):
+    for (b, g), indices, j in _by_head(numbers, shapes[0][:3]):
         n_q, n_k = x.lengths(b)
-        here, j = here[j < n_k], j[j < n_k]
+        indices, j = indices[j < n_k], j[j < n_k]
         for h in range(g * x.group, (g + 1) * x.group if x.q.shape[1] else 0):
             p, _, ds, _ = x.pairs(b, h, None, j)
             products = (ds, x.q, x.scale), (p, x.dout, 1.0)
             for i, (pair, rows, scale) in enumerate(products):
                 across, by = {n: part.T for n, part in pair.items()}, wide(rows[b, h, :n_q])
-                _add(parts[i], here, times(across, by, scale, n_q * x.group))
-                undefined[i][here] |= _zero_times_nonfinite(across, by)
+                _add(parts[i], indices, times(across, by, scale, n_q * x.group))
+                undefined[i][indices] |= _zero_times_nonfinite(across, by)
     dk, dv = (
         SampledGradient(Gradient(**f), _index(numbers, s), u)
         for f, s, u in zip(parts, shapes, undefined, strict=True)
@@ -129,9 +129,9 @@ def of_bias(x: Forward, shape: tuple[int, ...], rows: Numbers, columns: Numbers)
         for b in range(whole[0]) if summed[0] else (int(b0),):
             n_q, n_k = x.lengths(b)
             i = np.arange(n_q) if summed[2] else np.array([i0])[np.array([i0]) < n_q]
-            here = columns < n_k
-            j = np.arange(n_k) if summed[3] else columns[here]
-            at = np.array([row]), np.flatnonzero(here | summed[3])
+            visible = columns < n_k
+            j = np.arange(n_k) if summed[3] else columns[visible]
+            at = np.array([row]), np.flatnonzero(visible | summed[3])
             for h in range(whole[1]) if summed[1] else (int(h0),):
                 _, dx, _, _ = x.pairs(b, h, i, j)
                 if summed[3]:
@@ -167,9 +167,9 @@ def _by_head(
     """((batch, head), indices into ``numbers``, rows of the head) for each head that has any."""
     heads, rows = np.divmod(numbers, max(lead[2], 1))
     for head in np.unique(heads):
-        here = np.flatnonzero(heads == head)
+        indices = np.flatnonzero(heads == head)
         b, h = divmod(int(head), lead[1])
-        yield (b, h), here, rows[here]
+        yield (b, h), indices, rows[indices]
 
 
 def _index(numbers: Numbers, shape: tuple[int, ...]) -> tuple[Numbers, ...]:

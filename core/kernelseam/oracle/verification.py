@@ -52,7 +52,7 @@ def verifier_of(problem: Problem) -> Verifier[Any]:
         raise InvalidValue(
             "check",
             f"True for {problem}",
-            f"cannot be kept: {why}",
+            f"cannot be checked: {why}",
             "Bind without check, and compare the results with your own",
         )
     return verifier

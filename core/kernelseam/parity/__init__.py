@@ -1,1 +1,1 @@
-"""The parity matrix: cases, each held against the oracle on every implementation; its report."""
+"""The parity matrix: cases, each compared with the oracle on every implementation; its report."""

@@ -1,13 +1,13 @@
-"""The parity matrix in pytest, for this project and for a vendor of one's own.
+"""The parity matrix in pytest, for this project and for other vendors' plugins.
 
     pytest --pyargs kernelseam.parity --backend NAME
 
-runs it for every case and every implementation of a backend; without the option, of the one that
+runs every case on every implementation of a backend; without the option, of the one that
 KERNELSEAM_BACKEND names, or of all that have a device. A test is named
-CASE-on-BACKEND-IMPLEMENTATION, among which ``-k`` chooses. What an implementation refuses as it may
-is skipped with its reason. A table ends the run.
+CASE-on-BACKEND-IMPLEMENTATION; select with ``-k``. A case that an implementation may refuse, and
+does, is skipped with the reason. The run ends with a table.
 
-To have the matrix among tests of one's own: in a conftest.py ``from kernelseam.parity.pytest_plugin
+To add the matrix to your own tests: in a conftest.py ``from kernelseam.parity.pytest_plugin
 import *``; then
 
     def test_parity(parity_outcome):
@@ -41,10 +41,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every case on every implementation of its operation."""
     if "parity_outcome" not in metafunc.fixturenames:
         return
-    found = targets(
+    tested = targets(
         backend=preferred_backend(metafunc.config.getoption("kernelseam_backend", None))
     )
-    pairs = [(c, t) for c in matrix() for t in found if t.operation == c.operation]
+    pairs = [(c, t) for c in matrix() for t in tested if t.operation == c.operation]
     metafunc.parametrize(
         "parity_outcome", pairs, ids=[f"{c.name}-on-{t}" for c, t in pairs], indirect=True
     )
@@ -52,7 +52,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def parity_outcome(request: pytest.FixtureRequest) -> Outcome:
-    """What became of one case on one implementation."""
+    """The outcome of one case on one implementation."""
     pair: tuple[Case, Target] = request.param
     outcome = run_case(*pair)
     request.config.stash.setdefault(OUTCOMES, []).append(outcome)
@@ -64,7 +64,7 @@ def parity_outcome(request: pytest.FixtureRequest) -> Outcome:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """The table, once, however many conftests brought this hook."""
+    """The table, once, however many conftests imported this hook."""
     outcomes = config.stash.get(OUTCOMES, [])
     if outcomes:
         terminalreporter.section("parity")

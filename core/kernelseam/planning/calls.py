@@ -56,7 +56,8 @@ class Plan(BindablePlan):
         that such a call cannot be captured in a graph.
 
         Raises InvalidValue for null or misaligned addresses, a wrong device, an unknown or missing
-        name, and an output or a workspace that overlaps an operand.
+        name, an output or a workspace that overlaps an operand, and, with ``check=True``, a problem
+        whose results the oracle cannot compute.
         """
         if not isinstance(check, bool | np.bool_):
             raise InvalidValue("check", check, "must be True or False", "Pass a bool")
@@ -103,6 +104,8 @@ class Call:
     def __init__(
         self, plan: Plan, workspace: object, check: bool, operands: Mapping[str, object]
     ) -> None:
+        if check:
+            verifier().require_supported(plan.problem)
         self.plan = plan
         self._operands = {**plan.descriptor.operands(), **operands}
         self._workspace, self._check = workspace, check
@@ -183,13 +186,15 @@ class Call:
         if self._check_contents is not None:
             with self._runtime.activate(self.plan.device):
                 self._check_contents()
-        checked = verifier()(self.plan, self._pointers, self._runtime) if self._check else None
+        verification = None
+        if self._check:
+            verification = verifier().verification(self.plan, self._pointers, self._runtime)
         with self._runtime.activate(self.plan.device):
             for launch in self._launches:
                 launch(handle)
         self._trace(active())
-        if checked is not None:
-            checked.require()
+        if verification is not None:
+            verification.require()
 
     def _trace(self, traced: Sequence[list[LaunchRecord]]) -> None:
         for records in traced:

@@ -49,9 +49,11 @@ struct Consumer {
     const int x = opaque(row), batch = w.batch, head = w.head, S_q = RAGGED ? w.S_q : scores.S_q;
     const T* const q = a.q.at<KS_Q_VIEW>(batch, head, a.num_heads, w.q_first);
     const T* const k = a.k.at<KS_KV_VIEW>(batch, w.kv_head, 1, w.k_first);
-    const int column = thread_lane % 4 * 2, key = opaque(block) * BN + thread_lane / 4;
-    recompute_scores<T, DQK>(p, q + (i64)inside(x, S_q) * a.q.row + column, q + (i64)inside(x + 8, S_q) * a.q.row + column,
-                           k + (i64)key * a.k.row + column, (i64)8 * a.k.row);
+    constexpr int PRODUCTS = DQK > 64 ? 2 : 1;  // a load; more would spill where a thread has 112 registers
+    const int column = thread_lane % 4 * 4 * PRODUCTS, key = opaque(block) * BN + thread_lane / 4;
+    recompute_scores<T, DQK, PRODUCTS>(p, q + (i64)inside(x, S_q) * a.q.row + column,
+                                       q + (i64)inside(x + 8, S_q) * a.q.row + column, k + (i64)key * a.k.row + column,
+                                       (i64)8 * a.k.row);
     if (KS_SOFTCAP) cap_scores(p, scores.cap, scores.cap_inverse);
     rebase_by_max(p, o, m, l, sum, factor());
   }

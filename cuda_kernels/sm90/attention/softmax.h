@@ -137,23 +137,34 @@ KS_DEVICE void rebase_by_max(float (&s)[N], float (&o)[M], float (&m)[2], float 
 }
 
 // Recomputes the scores of a warp's 16 rows and BN keys from global memory, by mma.sync, whose accumulator layout is wgmma's.
-// a, a8: the thread's first elements of its two rows; b: of the key lane/4, b_step elements before the one 8 keys on.
-template<class T, int DEPTH, int N>
+// PRODUCTS: of 16 elements of depth, a step. A lane's 4 · PRODUCTS neighbouring elements are its columns of them: any order of
+// the depth gives the same sums. a, a8: its first elements of its two rows, at lane % 4 · 4 · PRODUCTS; b: of the key lane/4,
+// b_step elements before the one 8 keys on.
+template<class T, int DEPTH, int PRODUCTS, int N>
 KS_DEVICE void recompute_scores(float (&s)[N], const T* a, const T* a8, const T* b, i64 b_step) {
+  static_assert(DEPTH % (16 * PRODUCTS) == 0, "whole steps");
 #pragma unroll
   for (int i = 0; i < N; i++) s[i] = 0.f;
 #pragma unroll 1
-  for (int d = 0; d < DEPTH; d += 16) {
-    const u32 x[4] = {*(const volatile u32*)(a + d), *(const volatile u32*)(a8 + d), *(const volatile u32*)(a + d + 8),
-                      *(const volatile u32*)(a8 + d + 8)};
+  for (int d = 0; d < DEPTH; d += 16 * PRODUCTS) {
+    uint2 row[PRODUCTS], row8[PRODUCTS];
+#pragma unroll
+    for (int i = 0; i < PRODUCTS; i++) row[i] = *(const uint2*)(a + d + 4 * i), row8[i] = *(const uint2*)(a8 + d + 4 * i);
     const T* at = b + d;
 #pragma unroll
     for (int n = 0; n < N / 4; n++) {
-      u32 y[2];
+      u32 y[2 * PRODUCTS];
       // By hand, so that the compiler does not compute all addresses ahead and keep them in registers.
-      asm volatile("ld.global.b32 %0, [%2];\nld.global.b32 %1, [%2+16];" : "=r"(y[0]), "=r"(y[1]) : "l"(at) : "memory");
+      if constexpr (PRODUCTS == 1)
+        asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(y[0]), "=r"(y[1]) : "l"(at));
+      else
+        asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(y[0]), "=r"(y[1]), "=r"(y[2]), "=r"(y[3]) : "l"(at));
       asm volatile("add.s64 %0, %0, %1;" : "+l"(at) : "l"(b_step * (i64)sizeof(T)));
-      Mma<T>::run(*(float (*)[4])&s[4 * n], x, y[0], y[1]);
+#pragma unroll
+      for (int i = 0; i < PRODUCTS; i++) {
+        const u32 x[4] = {row[i].x, row8[i].x, row[i].y, row8[i].y};
+        Mma<T>::run(*(float (*)[4])&s[4 * n], x, y[2 * i], y[2 * i + 1]);
+      }
     }
   }
 }

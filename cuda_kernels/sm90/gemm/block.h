@@ -1,10 +1,13 @@
 // What the roles of a block share: sizes, shared memory, rings, arguments. Constants: see gemm.h.
 #pragma once
+#include "sm90/gemm/matrix.h"
 #include "sm90/gemm/tiles.h"
 #include "sm90/pipeline.h"
 #include "sm90/wgmma.h"
 
 typedef KS_T T;
+typedef KS_TC TC;
+typedef Choose<sizeof(T) == 2, T, f16>::type Half;  // of what is stored by fragments of 16 bits
 
 typedef Maybe<KS_BIAS> Bias;
 typedef Maybe<KS_ROW_SUMS> RowSums;
@@ -16,17 +19,18 @@ enum { ROWS = 0, TMA = 1 };  // who stores: see epilogue.h
 constexpr int BM = KS_BM, BN = KS_BN, GROUPS = KS_GROUPS, STAGES = KS_STAGES, CLUSTER = KS_CLUSTER, BUFFERS = KS_BUFFERS;
 constexpr int SPLIT = KS_SPLIT;  // blocks of a cluster that sum a part of K each
 static_assert(SPLIT == 1 || CLUSTER == 1, "a cluster shares columns of B, or a sum");
-constexpr int BK = 64, MT = BM / (64 * GROUPS), PANELS = BN / 64, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
+constexpr int BK = 128 / sizeof(T), MT = BM / (64 * GROUPS), PANELS = BN / 64, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
 static_assert(MT * 64 * GROUPS == BM && PANELS * 64 == BN, "tiles are of 64 rows a consumer, and panels of 64 columns");
 
 constexpr int ROWS_BYTES = 64 * 128;  // 64 rows of a panel
+constexpr int C_COLUMNS = 128 / sizeof(TC), C_PANELS = BN / C_COLUMNS;  // of the result's panels, of 128 bytes a row too
 constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + B_BYTES;
 
 // Source tiles (beta · C, residual) come through the same ring: panels of BM rows in a stage.
-constexpr int SOURCE_PANELS = min_of(PANELS, STAGE_BYTES / A_BYTES);
+constexpr int SOURCE_PANELS = min_of(C_PANELS, STAGE_BYTES / A_BYTES);
 
 // Epilogue buffers are 64 rows of a panel each; BATCH are stored at once, SLOTS batches in flight a consumer.
-constexpr int BATCH = PANELS <= BUFFERS ? PANELS : PANELS % BUFFERS == 0 ? BUFFERS : 1, SLOTS = BUFFERS / BATCH;
+constexpr int BATCH = C_PANELS <= BUFFERS ? C_PANELS : C_PANELS % BUFFERS == 0 ? BUFFERS : 1, SLOTS = BUFFERS / BATCH;
 
 // The right factor of the products that sum A's rows: a column of ones, whatever its layout.
 struct Ones {
@@ -38,7 +42,7 @@ struct NoOnes {
 };
 
 // Split sums: the others' accumulators lie in the ring of the first block, behind the source tiles, until it has added them.
-constexpr int SOURCE_STAGES = divide_up(PANELS, SOURCE_PANELS), PARTIAL_BYTES = (SPLIT - 1) * BM * BN * 4;
+constexpr int SOURCE_STAGES = divide_up(C_PANELS, SOURCE_PANELS), PARTIAL_BYTES = (SPLIT - 1) * BM * BN * 4;
 static_assert(SPLIT == 1 || SOURCE_STAGES + divide_up(PARTIAL_BYTES, STAGE_BYTES) <= STAGES, "the others' sums fit the ring");
 
 struct alignas(1024) SharedStorage : Choose<RowSums::THERE, Ones, NoOnes>::type {
@@ -66,13 +70,6 @@ struct Arguments {
   int a1_first, a2_first;       // heads that A's other operands begin with
 };
 
-// A matrix in a tensor map: the coordinates of its last two axes. These are head and batch; or, for lists, units of 16 bytes and
-// of 2^35 bytes from the origin, which reach every address, modulo 2^64.
-struct Matrix { int x2, x3; };
-KS_DEVICE Matrix matrix_at(const void* address, const void* origin) {
-  const u64 units = ((u64)address - (u64)origin) >> 4;
-  return {(int)(units & 0x7fffffff), (int)(units >> 31)};
-}
 // The matrix of a tile: by its number in a list, or by head and batch.
 KS_DEVICE Matrix matrix_of(const Arguments& a, const void* list, const TileCoord& at, int head, int by_head, int by_batch) {
   if (KS_POINTERS) return matrix_at(listed((const T*)list, at.matrix), a.origin);

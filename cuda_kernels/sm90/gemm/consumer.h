@@ -49,13 +49,13 @@ struct Consumer {
       ring.wait_full(state);
       wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < BK / 16; k++)
+      for (int k = 0; k < 4; k++)  // 32 bytes of K each
 #pragma unroll
         for (int i = 0; i < MT; i++) {
           Wgmma<T, BN>::template ss<KS_A_TRANSPOSED, !KS_B_TRANSPOSED>(
               acc[i], advanced(a_descriptor, i * ROWS_BYTES + k * A_STEP), advanced(b_descriptor, k * B_STEP), s | k);
           if (RowSums::THERE && summing)
-            Wgmma<T, 8>::template ss<KS_A_TRANSPOSED, 0>(
+            Wgmma<Half, 8>::template ss<KS_A_TRANSPOSED, 0>(
                 sums[i], advanced(a_descriptor, i * ROWS_BYTES + k * A_STEP), ones, 1);
         }
       wgmma_commit();
@@ -70,7 +70,7 @@ struct Consumer {
 
   // Adds two neighbouring elements of a panel to their accumulators.
   static KS_DEVICE void add_pair(float* d, u32 pair, float factor) {
-    const T* x = (const T*)&pair;
+    const TC* x = (const TC*)&pair;
     d[0] = fmaf(factor, to_sum(x[0]), d[0]), d[1] = fmaf(factor, to_sum(x[1]), d[1]);
   }
   // Offsets for ldmatrix and stmatrix: this lane's row of a warp's 16 rows of a panel, and its chunk, 2j + lane/16 for the columns
@@ -78,23 +78,43 @@ struct Consumer {
   KS_DEVICE u32 row_offset() const { return (thread_lane & 15) * 128; }
   KS_DEVICE u32 chunk_offset(int j) const { return ((2 * j + (thread_lane >> 4)) ^ (thread_lane & 7)) * 16; }
 
+  // Of float32: where in a warp's 16 rows of a panel the first of two neighbours lies that a lane holds of row lane/4 + 8·half,
+  // of the panel's columns 8j … 8j + 7.
+  static KS_DEVICE u32 pair_offset(int lane, int j, int half) {
+    const int row = lane >> 2;
+    return (row + 8 * half) * 128 + ((2 * j + (lane >> 1 & 1)) ^ row) * 16 + (lane & 1) * 8;
+  }
+
   // Adds factor · (tile of a source matrix), which comes through the ring.
   KS_DEVICE void add_source(float (&acc)[MT][BN / 2], float factor) {
+    const int at = sizeof(TC) == 4 ? opaque(thread_lane) : thread_lane;  // else offsets are kept from tile to tile, and spill
 #pragma unroll
-    for (int first = 0; first < PANELS; first += SOURCE_PANELS) {
+    for (int first = 0; first < C_PANELS; first += SOURCE_PANELS) {
       ring.wait_full(state);
-      const u32 from = shared_address(storage.stages[state.stage]) + (group * MT * 4 + warp) * 16 * 128 + row_offset();
+      const u32 tile = shared_address(storage.stages[state.stage]) + (group * MT * 4 + warp) * 16 * 128;
 #pragma unroll
-      for (int n = first; n < min_of(first + SOURCE_PANELS, PANELS); n++)
+      for (int n = first; n < min_of(first + SOURCE_PANELS, C_PANELS); n++)
 #pragma unroll
-        for (int i = 0; i < MT; i++)
+        for (int i = 0; i < MT; i++) {
+          if (sizeof(TC) == 4) pin(acc[i]);  // else the sums wait for all loads, which spill
 #pragma unroll
           for (int j = 0; j < 4; j++) {
-            u32 x[4];
-            ldmatrix(from + (n - first) * A_BYTES + i * ROWS_BYTES + chunk_offset(j), x);
+            if constexpr (sizeof(TC) == 4) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) add_pair(&acc[i][32 * n + 8 * j + 2 * e], x[e], factor);
+              for (int half = 0; half < 2; half++) {
+                float* const d = &acc[i][16 * n + 4 * j + 2 * half];
+                const Pair x = load_pair(tile + (n - first) * A_BYTES + i * ROWS_BYTES + pair_offset(at, j, half));
+                d[0] = fmaf(factor, x.x, d[0]), d[1] = fmaf(factor, x.y, d[1]);
+              }
+            } else {
+              u32 x[4];
+              ldmatrix(tile + row_offset() + (n - first) * A_BYTES + i * ROWS_BYTES + chunk_offset(j), x);
+#pragma unroll
+              for (int e = 0; e < 4; e++) add_pair(&acc[i][32 * n + 8 * j + 2 * e], x[e], factor);
+            }
           }
+        }
+      async_proxy_fence();  // reads by the generic proxy come before the writes by TMA that the release lets in
       named_barrier_sync(1 + group, 128);  // all four warps have read it
       release(state);
       state.advance();
@@ -172,9 +192,10 @@ struct Consumer {
     return panel + j / 2 * (ROWS_BYTES / 2) + (thread_lane & 15) * 64 + (chunk ^ (thread_lane >> 1 & 3)) * 16;
   }
 
-  KS_DEVICE void store(const float (&acc)[MT][BN / 2], const TileCoord& p, T* c) {
+  KS_DEVICE void store(const float (&acc)[MT][BN / 2], const TileCoord& p, TC* c) {
+    const int at = sizeof(TC) == 4 ? opaque(thread_lane) : thread_lane;
 #pragma unroll
-    for (int first = 0; first < PANELS; first += BATCH)
+    for (int first = 0; first < C_PANELS; first += BATCH)
 #pragma unroll
       for (int i = 0; i < MT; i++, out_state.advance()) {
         if (KS_STORE == TMA) out_ring.wait_empty(out_state);
@@ -183,9 +204,15 @@ struct Consumer {
         for (int n = 0; n < BATCH; n++)
 #pragma unroll
           for (int j = 0; j < 4; j++) {
-            const float* d = &acc[i][32 * (first + n) + 8 * j];
-            stmatrix(buffer_place(shared_address(to) + n * ROWS_BYTES, j), pack2(d[0], d[1], T()),
-                     pack2(d[2], d[3], T()), pack2(d[4], d[5], T()), pack2(d[6], d[7], T()));
+            if constexpr (sizeof(TC) == 4) {
+              const float* d = &acc[i][16 * (first + n) + 4 * j];
+              store_pair(shared_address(to) + n * ROWS_BYTES + pair_offset(at, j, 0), d[0], d[1]);
+              store_pair(shared_address(to) + n * ROWS_BYTES + pair_offset(at, j, 1), d[2], d[3]);
+            } else {
+              const float* d = &acc[i][32 * (first + n) + 8 * j];
+              stmatrix(buffer_place(shared_address(to) + n * ROWS_BYTES, j), pack2(d[0], d[1], Half()),
+                       pack2(d[2], d[3], Half()), pack2(d[4], d[5], Half()), pack2(d[6], d[7], Half()));
+            }
           }
         if constexpr (KS_STORE == TMA) {
           async_proxy_fence();
@@ -197,8 +224,8 @@ struct Consumer {
 #pragma unroll
           for (int q = 0; q < 4 * BATCH; q++) {  // 8·BATCH chunks a row
             const int index = q * WARP + thread_lane, r = index / (8 * BATCH), chunk = index % (8 * BATCH);
-            const Chunk<T>& x = *(const Chunk<T>*)(to + chunk / 8 * ROWS_BYTES + r * 128 + ((chunk ^ r) & 7) * 16);
-            const int column = p.column + 64 * first + 8 * chunk;
+            const Chunk<TC>& x = *(const Chunk<TC>*)(to + chunk / 8 * ROWS_BYTES + r * 128 + ((chunk ^ r) & 7) * 16);
+            const int column = p.column + C_COLUMNS * first + Chunk<TC>::N * chunk;
             result.store(a, c, rows, r, column, x);
           }
           warp_barrier();
@@ -220,8 +247,8 @@ struct Consumer {
           if (column < a.N) bias_fragment[n] = to_sum(bias[result.weight_row(column)]);
         }
       }
-      T* c = (T*)a.c;
-      if (KS_STORE == ROWS) c = KS_POINTERS ? listed((T*)a.c, p.matrix) : c + p.batch * a.c_batch + p.head * a.c_head;
+      TC* c = (TC*)a.c;
+      if (KS_STORE == ROWS) c = KS_POINTERS ? listed((TC*)a.c, p.matrix) : c + p.batch * a.c_batch + p.head * a.c_head;
       float acc[MT][BN / 2];
       float sums[MT][4];
       // Of the tiles that hold the same rows one sums them: heads may share a left factor, and so its sums.

@@ -30,7 +30,7 @@ struct EpilogueStore {
       const TileCoord p = scheduler.tile(t, rank);
       const Matrix c = result.matrix(a, p);
 #pragma unroll 1
-      for (int panel = 0; panel < PANELS; panel += BATCH)
+      for (int panel = 0; panel < C_PANELS; panel += BATCH)
 #pragma unroll 1
         for (int i = 0; i < MT; i++, out_state.advance()) {
           out_ring.wait_full(out_state);
@@ -38,7 +38,7 @@ struct EpilogueStore {
 #pragma unroll
           for (int n = 0; n < BATCH; n++) {
             const u32 from = shared_address(storage.out[group][out_state.stage * BATCH + n]);
-            result.store_boxes(maps, a, from, c, p.column + 64 * (panel + n), row, policy);
+            result.store_boxes(maps, a, from, c, p.column + C_COLUMNS * (panel + n), row, policy);
           }
           tma_store_commit();
           tma_store_wait_read<SLOTS - 1>();  // the batch SLOTS − 1 before this one was read: the next slot's

@@ -1,8 +1,8 @@
-// Batched GEMM for Hopper: C[i] = alpha · op(A[i]) · op(B[i]) + beta · C[i] + bias[i] + residual[i] in 16 bits, summed in
-// float32, for every matrix of a strided batch or of lists of addresses, in one launch.
+// Batched GEMM for Hopper: C[i] = alpha · op(A[i]) · op(B[i]) + beta · C[i] + bias[i] + residual[i] of 16 bits, summed in
+// float32 and of 16 bits or float32; or of float32 that lies along K, multiplied as TF32, to which TMA rounds it: for every matrix of a strided batch or of lists of addresses, in one launch.
 //
 // Algorithm: persistent, KS_BLOCKS blocks a multiprocessor, or clusters of KS_CLUSTER blocks, whose tiles are neighbours along M
-// and which multicast B to each other. A producer thread fills a ring of STAGES slices (64 of K) of A and B by TMA, on from one
+// and which multicast B to each other. A producer thread fills a ring of STAGES slices (128 bytes of K) of A and B by TMA, on from one
 // tile of C to the next; source tiles (C, residual) of the epilogue come through the same ring. GROUPS consumer warpgroups
 // multiply by wgmma, KS_BM/GROUPS rows each, and store their rows (epilogue.h).
 // Sums of several products (KS_SUMMED: batches, heads) follow one another through the ring. A's heads may be those of three
@@ -14,10 +14,11 @@
 // Lists: a tensor map that begins at any address, the origin, reaches a matrix wherever it lies, by two axes, of which one
 // counts 16 bytes.
 //
-// Constants (from the kernel definition): KS_T, KS_A_TRANSPOSED, KS_B_TRANSPOSED, KS_POINTERS, KS_BIAS (element type, void where there
-// is none), KS_RESIDUAL, KS_ROW_SUMS (element type, or void), KS_SUMMED, KS_SEGMENTED, KS_JOINED, KS_HEADS (and those of heads.h),
-// KS_SPLIT, KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER, KS_BLOCKS (that share a multiprocessor), KS_BUFFERS
-// (64×64 epilogue buffers a consumer), KS_STORE, KS_C_FIRST (whether C is stored with the L2 policy evict-first), KS_PRODUCER_REGISTERS,
+// Constants (from the kernel definition): KS_T, KS_TC (element types of A and B, of C and the residual), KS_A_TRANSPOSED,
+// KS_B_TRANSPOSED, KS_POINTERS, KS_BIAS (element type, void where there is none), KS_RESIDUAL, KS_ROW_SUMS (element type, or void),
+// KS_SUMMED, KS_SEGMENTED, KS_JOINED, KS_HEADS (and those of heads.h), KS_SPLIT, KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER,
+// KS_BLOCKS (that share a multiprocessor), KS_BUFFERS
+// (epilogue buffers a consumer, 64 rows of 128 bytes), KS_STORE, KS_C_FIRST (whether C is stored with the L2 policy evict-first), KS_PRODUCER_REGISTERS,
 // KS_CONSUMER_REGISTERS (0: as launched), KS_SHARED_BYTES.
 // Shared memory: STAGES·(BM + BN)·128 bytes, GROUPS·BUFFERS·8 KB, the bias, 1 KB of ones where rows are summed, barriers.
 // Registers: BM·BN/(128·GROUPS) accumulators, 4 for each 64 rows whose elements are summed.
@@ -73,7 +74,7 @@ gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT 
     barrier_init_fence();
   }
   if constexpr (RowSums::THERE) {
-    for (int i = thread_index(); i < 256; i += THREADS) storage.ones()[i] = pack2(1.f, 1.f, T());
+    for (int i = thread_index(); i < 256; i += THREADS) storage.ones()[i] = pack2(1.f, 1.f, Half());
     async_proxy_fence();
   }
   if (CLUSTER > 1) cluster_barrier();

@@ -108,8 +108,8 @@ struct Producer {
 
   KS_DEVICE void load_source(const TensorMap& map, const TileCoord& tile, Matrix matrix) {
 #pragma unroll 1
-    for (int first = 0; first < PANELS; first += SOURCE_PANELS, state.advance()) {
-      const int panels = min_of(SOURCE_PANELS, PANELS - first);
+    for (int first = 0; first < C_PANELS; first += SOURCE_PANELS, state.advance()) {
+      const int panels = min_of(SOURCE_PANELS, C_PANELS - first);
       const u32 full = ring.full(state), to = shared_address(storage.stages[state.stage]);
       ring.wait_empty(state);
       barrier_arrive_expect_tx(full, panels * A_BYTES);
@@ -117,7 +117,7 @@ struct Producer {
       for (int i = 0; i < panels; i++)
 #pragma unroll 1
         for (int m = 0; m < BM; m += 64)
-          tma_load(to + i * A_BYTES + m * 128, map, full, tile.column + 64 * (first + i), tile.row + m, matrix.x2, matrix.x3);
+          tma_load(to + i * A_BYTES + m * 128, map, full, tile.column + C_COLUMNS * (first + i), tile.row + m, matrix.x2, matrix.x3);
     }
   }
 

@@ -8,12 +8,12 @@
 #pragma once
 #include "sm90/gemm/block.h"
 
-KS_DEVICE void store_chunk(T* to, const Chunk<T>& x, int left) {
-  if (left >= Chunk<T>::N) {
-    *(Chunk<T>*)to = x;
+KS_DEVICE void store_chunk(TC* to, const Chunk<TC>& x, int left) {
+  if (left >= Chunk<TC>::N) {
+    *(Chunk<TC>*)to = x;
   } else {
 #pragma unroll
-    for (int e = 0; e < Chunk<T>::N; e++)
+    for (int e = 0; e < Chunk<TC>::N; e++)
       if (e < left) to[e] = x.v[e];
   }
 }
@@ -34,7 +34,7 @@ struct MatrixResult {
 
   struct Rows { int first; };
   KS_DEVICE Rows rows(const Arguments&, const TileCoord&, int first) const { return {first}; }
-  KS_DEVICE void store(const Arguments& a, T* c, const Rows& rows, int r, int column, const Chunk<T>& x) const {
+  KS_DEVICE void store(const Arguments& a, TC* c, const Rows& rows, int r, int column, const Chunk<TC>& x) const {
     if (rows.first + r < a.M) store_chunk(c + (i64)(rows.first + r) * a.c_row + column, x, a.N - column);
   }
 };

@@ -44,10 +44,10 @@ def nvrtc() -> Any:
 
 def cupy() -> Any:
     """cupy, built for CUDA."""
-    found = module("cupy")
-    if found.cuda.runtime.is_hip:
+    imported = module("cupy")
+    if imported.cuda.runtime.is_hip:
         raise NoDevice(f"the cupy that is installed is built for another vendor: {INSTALL}")
-    return found
+    return imported
 
 
 def call(name: str, *arguments: object) -> Any:

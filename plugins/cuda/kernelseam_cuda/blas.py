@@ -162,8 +162,8 @@ def load(name: str, title: str) -> Any:
     except (ImportError, RuntimeError, OSError) as e:
         reason = str(e).partition("\n")[0]
         raise DeviceError(
-            f"{title} cannot be loaded ({reason}): install nvidia-cublas, or nvidia-cublas-cu12 "
-            "for CUDA 12"
+            f"{title} cannot be loaded ({reason}): install kernelseam-cuda[blas], or "
+            "kernelseam-cuda[blas-cu12] for CUDA 12"
         ) from e
 
 

@@ -58,7 +58,7 @@ def kernelseam_doctor() -> Mapping[str, Any]:
         for d in runtime.devices()
     ]
     report: dict[str, Any] = {
-        "packages": {n: found for n in DISTRIBUTIONS if (found := bindings.version(n))}
+        "packages": {n: version for n in DISTRIBUTIONS if (version := bindings.version(n))}
         or f"none: {bindings.INSTALL}",
         "devices": devices,
         "archs": list(toolchain.archs),

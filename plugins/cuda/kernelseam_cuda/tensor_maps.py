@@ -68,6 +68,8 @@ def refuse(tensor_map: TensorMap, alignment: int) -> str | None:
         )
     if m.dtype not in DTYPES:
         return _refusal(m, f"elements of {m.dtype}: {', '.join(d.value for d in DTYPES)}")
+    if m.to_tf32 and m.dtype is not DType.float32:
+        return _refusal(m, f"elements of {m.dtype} to round to TF32: {DType.float32}")
     if m.swizzle not in SWIZZLES or m.l2_promotion not in PROMOTIONS:
         return _refusal(
             m, f"a swizzle of {m.swizzle} and an L2 promotion of {m.l2_promotion}: {_CHOICES}"
@@ -116,10 +118,11 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
     promotion = getattr(
         cu.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{PROMOTIONS[m.l2_promotion]}"
     )
+    elements = "TFLOAT32" if m.to_tf32 else DTYPES[m.dtype]
     fill = "NAN_REQUEST_ZERO_FMA" if m.fill_nan else "NONE"
     encoded = bindings.call(
         "cuTensorMapEncodeTiled",
-        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{DTYPES[m.dtype]}"),
+        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{elements}"),
         len(m.extents),
         address + m.offset,
         [cu.cuuint64_t(n) for n in numbers.extents],

@@ -12,6 +12,12 @@ from kernelseam.errors import DeviceError, NoDevice, OutOfDeviceMemory
 LAYOUTS = ("rocm.bindings", "hip")
 """hip-python 10 puts its modules under the first, 7.2 under the second."""
 
+INSTALL = {
+    **dict.fromkeys(("hip", "hiprtc"), "install hip-python"),
+    "hipblas": "install kernelseam-rocm[blas]",
+}
+"""By module, the distribution that has it."""
+
 DRIVERS = ("/dev/kfd", "/dev/dxg")
 """The driver's device files: on Linux, and in the Windows Subsystem for Linux."""
 
@@ -31,9 +37,7 @@ def module(name: str) -> Any:
             return importlib.import_module(f"{layout}.{name}")
         except ImportError as e:
             failures.append(f"{layout}.{name}: {e}")
-    raise NoDevice(
-        f"hip-python's {name} cannot be imported ({'; '.join(failures)}); install hip-python"
-    )
+    raise NoDevice(f"{name} cannot be imported ({'; '.join(failures)}): {INSTALL[name]}")
 
 
 @cache

@@ -41,22 +41,22 @@ def library() -> Any | None:
         "libamd_comgr.so.2",
     ):
         try:
-            found = ctypes.CDLL(name)
-            found.amd_comgr_create_disassembly_info.argtypes = [
+            loaded = ctypes.CDLL(name)
+            loaded.amd_comgr_create_disassembly_info.argtypes = [
                 ctypes.c_char_p,
                 _READ,
                 _PRINT,
                 _ADDRESS,
                 ctypes.POINTER(ctypes.c_uint64),
             ]
-            found.amd_comgr_disassemble_instruction.argtypes = [
+            loaded.amd_comgr_disassemble_instruction.argtypes = [
                 ctypes.c_uint64,
                 ctypes.c_uint64,
                 ctypes.c_void_p,
                 ctypes.POINTER(ctypes.c_uint64),
             ]
-            found.amd_comgr_destroy_disassembly_info.argtypes = [ctypes.c_uint64]
-            return found
+            loaded.amd_comgr_destroy_disassembly_info.argtypes = [ctypes.c_uint64]
+            return loaded
         except (OSError, AttributeError):
             continue
     return None

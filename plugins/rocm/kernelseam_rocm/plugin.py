@@ -12,13 +12,14 @@ from kernelseam.errors import CompileError, DeviceError
 from kernelseam.hookspecs import hookimpl
 from kernelseam.registry import Registry
 
-from kernelseam_rocm import emulator
+from kernelseam_rocm import emulator, worker
 from kernelseam_rocm.blas import HipBlasBatchedGemm, HipBlasGemm
 from kernelseam_rocm.joined import JoinedRuntime
 from kernelseam_rocm.runtime import HipRuntime
 from kernelseam_rocm.toolchain import HipToolchain
 
 VARIABLES = (
+    (worker.VARIABLE, "a folder that get-hiprtc.sh filled: hiprtc is taken from there"),
     (emulator.VARIABLE, f"a checkout of tinygrad, for {emulator.DISTRIBUTION}'s emulated devices"),
 )
 DISTRIBUTIONS = ("hip-python", "rocm-bindings-core", "rocm-bindings-hip", "rocm-bindings-libraries")

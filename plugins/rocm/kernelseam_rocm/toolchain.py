@@ -108,6 +108,12 @@ class HipToolchain(WithoutTensorMaps):
         return launch.HipKernel(function, facts)
 
 
+_REMEDY = (
+    "\nInstall ROCm; or have get-hiprtc.sh of the repository fill a folder, and name it in "
+    f"{worker.VARIABLE}."
+)
+
+
 @cache
 def sources() -> Mapping[str, str]:
     """Include name → text of every device source of the plugin: the platform's, and those of
@@ -125,4 +131,4 @@ def in_child(name: str, arch: str, function: Callable[..., Any], *arguments: obj
         output = f" Its output:\n{e.log}" if e.log else " It wrote nothing."
         raise CompileError(name, arch, f"{e.reason}.{output}") from e
     except (KernelSeamError, RuntimeError) as e:
-        raise CompileError(name, arch, f"hiprtc cannot be used: {e}") from e
+        raise CompileError(name, arch, f"hiprtc cannot be used: {e}{_REMEDY}") from e

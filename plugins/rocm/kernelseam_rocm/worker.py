@@ -4,6 +4,9 @@ The compiler can end its process (an unknown arch or builtin). So a small server
 the process has threads, and runs every request in a child of its own. It is a fork, not a new
 interpreter, because the process may run under a C library other than the host's, which a new
 program would not get.
+
+Where ``KERNELSEAM_HIP`` names a folder that ``tools/get-hiprtc.sh`` made, the server is a new
+interpreter after all: the folder's ``run`` starts it under the C library that hiprtc there needs.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import faulthandler
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -20,12 +24,15 @@ from dataclasses import dataclass
 from functools import cache
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NoReturn
 
-from kernelseam.errors import KernelSeamError
+from kernelseam.errors import InvalidValue, KernelSeamError
 from kernelseam.exchange import Answers, Requests
 from kernelseam.forking import new_lock
 
+VARIABLE = "KERNELSEAM_HIP"
+"""Names the folder of a hiprtc that needs a C library of its own."""
 TIME_LIMIT = 900
 """Seconds that one request may take; the child ends itself then (SIGALRM)."""
 
@@ -91,6 +98,11 @@ class CompileServer:
         if self._requests is None or self._requests.closed or self._owner != os.getpid():
             parent_end, child_end = Pipe()
             owner = os.getpid()
+            if program := launcher():
+                pid = _spawn(program, child_end)
+                child_end.close()
+                self._requests, self._pid, self._owner = Requests(parent_end), pid, owner
+                return self._requests
             with warnings.catch_warnings():
                 # Python warns of forking beside threads; the server takes no lock that one of them
                 # could hold.
@@ -110,6 +122,39 @@ class CompileServer:
             os.killpg(self._pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
+
+
+def launcher() -> Path | None:
+    """The program that starts others where the folder's hiprtc works, or None where none is named
+    or this process was started by it. Raises InvalidValue for a folder that has none."""
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        return None
+    program = Path(folder).expanduser().absolute() / "run"
+    if not os.access(program, os.X_OK):
+        raise InvalidValue(
+            VARIABLE, folder, "must be a folder with a program `run`", "Make it by get-hiprtc.sh"
+        )
+    under = os.environ.get("KERNELSEAM_HIP_RUN", "")
+    return None if os.path.exists(under) and os.path.samefile(program, under) else program
+
+
+_START = "import sys; sys.path[:] = sys.argv[3:]; from kernelseam_rocm import worker; worker.main()"
+
+
+def _spawn(program: Path, connection: Connection[Any, Any]) -> int:
+    """Start the server by a program, with this process's modules; its process's number."""
+    os.set_inheritable(connection.fileno(), True)
+    arguments = (str(connection.fileno()), str(os.getpid()), *sys.path)
+    command = [str(program), sys.executable, "-c", _START, *arguments]
+    return os.posix_spawn(program, command, os.environ, setpgroup=0)
+
+
+def main() -> NoReturn:
+    """Serve, as a program of its own: by the connection and for the owner that it was given."""
+    from kernelseam_rocm import compiler, disassembly  # noqa: F401  what most requests are about
+
+    _serve(Connection(int(sys.argv[1])), int(sys.argv[2]))
 
 
 @cache

@@ -1,8 +1,8 @@
 """Emulated AMD devices: they run hiprtc's code objects through an emulator of AMD's instructions.
 
-The emulator is that of tinygrad's test tree, named by KERNELSEAM_TINYGRAD; none of its code is
-here. It runs in a process of its own. Loader, launches, guarded memory and patches for what the
-emulator lacks are this package's. `kernelseam_rocm.emulator` calls `start`.
+The emulator is the one in tinygrad's test tree, located by KERNELSEAM_TINYGRAD; this package has
+none of its code. It runs in its own process. This package has the loader, launches, guarded memory,
+and patches for what the emulator lacks. `kernelseam_rocm.emulator` calls `start`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from kernelseam_rocm_emulator.worker import Emulator
 __all__ = ["EmulatedKernel", "Emulation", "start"]
 
 CAPACITY = 16 << 30
-"""Bytes of memory that the emulated devices share: reserved, not used."""
+"""Bytes of address space reserved for the memory of all emulated devices."""
 
 
 class Emulation:
-    """kernelseam_rocm.emulator.Emulator: behind every emulated device of this process."""
+    """kernelseam_rocm.emulator.Emulator: one for all emulated devices of this process."""
 
     def __init__(self, checkout: Checkout) -> None:
         self.checkout = checkout
@@ -72,8 +72,8 @@ class EmulatedKernel:
         self.facts = facts
 
     def prepare(self, config: LaunchConfig, arguments: bytes) -> Callable[[int], None]:
-        """See the contract. A launch returns when it is over; it raises DeviceError for what the
-        kernel did wrong.
+        """See the contract. A launch returns when it has finished; it raises DeviceError for a
+        fault of the kernel.
 
         Raises InvalidValue where the arguments' size is not the kernel's."""
         config.require_plain("rocm")
@@ -89,8 +89,8 @@ class EmulatedKernel:
 
 
 def folder() -> Path:
-    """The folder for what emulation keeps between processes, created where it is missing: in the
-    binary cache's. Raises DeviceError."""
+    """The folder for the emulator's persistent files, within the binary cache's; created if
+    missing. Raises DeviceError."""
     place = cache_folder() / "emulation"
     try:
         private(place.parent, make=True)
@@ -106,6 +106,6 @@ def _started(checkout: Checkout) -> Emulation:
 
 
 def start() -> Emulation | str:
-    """The process's emulation, or what it lacks."""
+    """The process's emulator, or what is missing for it."""
     checkout = find()
     return _started(checkout) if isinstance(checkout, Checkout) else checkout

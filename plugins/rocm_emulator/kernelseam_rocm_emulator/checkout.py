@@ -1,4 +1,4 @@
-"""The emulator: where it is, what it needs, and what names its version. Nothing of it is imported
+"""The emulator's checkout: its location, requirements and version. Nothing of it is imported
 here."""
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _EMULATOR = Path("test/mockgpu/amd/emu.py")
 
 @dataclass(frozen=True)
 class Checkout:
-    """A checkout that can be used: everything the emulator needs is here."""
+    """A usable checkout: everything that the emulator needs is present."""
 
     folder: Path
     compiler: tuple[str, ...]
-    """The command of clang, with which the emulator compiles each instruction's meaning."""
+    """The clang command with which the emulator compiles the semantics of instructions."""
 
     def version(self) -> str:
-        """A digest of what shapes results: the emulator's sources by name, size and time, and our
-        own patches."""
+        """A digest of what results depend on: the emulator's sources by name, size and time, and
+        this package's patches."""
         digest = hashlib.sha256()
         sources = [self.folder / "tinygrad", self.folder / "test/mockgpu", Path(__file__).parent]
         for root in sources:
@@ -38,7 +38,7 @@ class Checkout:
 
 
 def find() -> Checkout | str:
-    """The checkout that the variable names, or why there is none."""
+    """The checkout that the environment variable names, or why there is none."""
     named = os.environ.get(VARIABLE, "")
     if not named:
         return f"{VARIABLE} is not set"

@@ -1,7 +1,7 @@
 """The emulator in its own process: imports it, and runs kernels wave by wave. Only the worker's
 child uses this.
 
-The emulator gives each instruction its meaning; blocks, waves, barriers, LDS and scratch are ours.
+The emulator executes instructions; blocks, waves, barriers, LDS and scratch are implemented here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kernelseam_rocm_emulator.memory import Region
 from kernelseam_rocm_emulator.wave import INVERSE_TWO_PI, Wave
 
 GARBAGE = 0xA5
-"""What LDS and scratch start with."""
+"""The initial content of LDS and scratch."""
 
 _FAMILIES = {"gfx9": "cdna", "gfx11": "rdna3", "gfx12": "rdna4"}
 _SHARED_GUARD = (1 << 32) + (1 << 20)
@@ -59,7 +59,7 @@ def family(arch: str) -> str:
 
 @dataclass
 class Module:
-    """A code object in memory, and what has been decoded of it."""
+    """A code object in memory, and its decoded instructions."""
 
     code: codeobject.CodeObject
     arch: str
@@ -239,7 +239,7 @@ class Interpreter:
 
     @contextmanager
     def _floats(self, flush: bool) -> Iterator[None]:
-        """Lose float32 subnormals, where the kernel's descriptor says so."""
+        """Flush float32 subnormals, where the kernel's descriptor says so."""
         if not flush:
             yield
             return
@@ -274,7 +274,7 @@ def prepare(compiler: Sequence[str], cache: Path) -> None:
     it compiles."""
     for name in ("DEBUG", "PROFILE", "BEAM", "NOOPT", "CACHELEVEL", "SPEC", "VIZ"):
         os.environ.pop(name, None)
-    program = cache / "clang"  # one word, as the emulator wants it
+    program = cache / "clang"  # one word, as the emulator requires
     with tempfile.NamedTemporaryFile("w", dir=cache, delete=False) as file:
         file.write(f'#!/bin/sh\nexec {shlex.join(compiler)} "$@"\n')
     os.chmod(file.name, 0o700)

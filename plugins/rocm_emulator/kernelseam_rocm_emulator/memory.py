@@ -1,7 +1,7 @@
-"""Memory with guards: what lies outside an allocation cannot be touched by the emulated device.
+"""Guarded memory: the emulated device cannot access memory outside of allocations.
 
-The arena is shared between this process and the emulator's, at the same addresses. Guards hold in
-the emulator's process alone: there everything but the live allocations is protected.
+The arena is shared between this process and the emulator's, at the same addresses. Guards are
+active only in the emulator's process, where everything except live allocations is protected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernelseam.forking import new_lock
 PAGE = mmap.PAGESIZE
 ALIGNMENT = 16
 UNTOUCHED = 0xFF
-"""What new memory is filled with: NaN in every dtype."""
+"""New memory is filled with this byte: NaN in every dtype."""
 
 _NONE, _READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
 _NO_RESERVE = 0x4000  # MAP_NORESERVE, which Python 3.11 does not name
@@ -88,7 +88,7 @@ class Arena:
         return address
 
     def release(self, address: int) -> None:
-        """Give the memory back; the emulated device cannot touch it any more."""
+        """Free the memory; the emulated device can no longer access it."""
         if os.getpid() != self._owner:
             return  # it is still the owner's
         with self._lock:
@@ -103,7 +103,7 @@ class Arena:
                     ]
 
     def holds(self, start: int, size: int) -> bool:
-        """Whether bytes lie in one allocation's pages."""
+        """Whether a range is within one allocation's pages."""
         return any(first <= start and start + size <= first + all_ for first, all_ in self.live())
 
     def live(self) -> tuple[tuple[int, int], ...]:

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from kernelseam_rocm_emulator.counting.recording import Recording
 
 TIME_LIMIT = 900
-"""Seconds that one launch may take; the process ends itself then (SIGALRM)."""
+"""Time limit of one launch in seconds, after which the process ends itself (SIGALRM)."""
 
 _LOG_LINES = 40
 DONE, FAILED, FAULT = "done", "failed", "fault"
-"""What an answer is: a value; an error in words, after which the process goes on; or one that it
-ends with."""
+"""Kinds of answers: a value; an error after which the process goes on; an error with which it
+ends."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ class Emulator:
     def launch(
         self, digest: str, elf: bytes, arch: str, kernel: str, launch: Launch, arguments: bytes
     ) -> int:
-        """Run a kernel to its end; how many instructions its waves executed. Raises DeviceError."""
+        """Run a kernel; returns the number of instructions that its waves executed. Raises
+        DeviceError."""
         recording = self.recording
         accesses = None if recording is None else recording.accesses(elf, arch, kernel)
         with self._lock:
@@ -105,7 +106,7 @@ class Emulator:
         return executed
 
     def test(self, elf: bytes, arch: str) -> list[str]:
-        """Run the self-test; what failed, in words. Raises DeviceError."""
+        """Run the self-test; returns a message about what failed. Raises DeviceError."""
         with self._lock:
             self._start()
             failures: list[str] = self._ask(
@@ -119,7 +120,7 @@ class Emulator:
             kind, value = pickle.loads(self._requests.ask(pickle.dumps(request)))
         except (EOFError, OSError):
             raise DeviceError(f"{what} ended the emulator's process: {self._bury()}") from None
-        except BaseException:  # interrupted: the answer is not read any more
+        except BaseException:  # interrupted: the answer is no longer read
             self._bury()
             raise
         if kind == DONE:
@@ -147,13 +148,14 @@ class Emulator:
         self._requests, self._pid, self._owner, self._sent = Requests(mine), pid, owner, set()
 
     def _alive(self) -> bool:
-        """Whether this process has one to ask."""
+        """Whether a worker process is running."""
         return (
             self._requests is not None and not self._requests.closed and self._owner == os.getpid()
         )
 
     def _bury(self) -> str:
-        """End the process where it has not ended: why it is gone, and the end of what it wrote."""
+        """End the process if it is still running; returns why it ended, and the end of its
+        output."""
         assert self._requests is not None
         self._requests.close()
         os.kill(self._pid, signal.SIGKILL)
@@ -184,7 +186,7 @@ def _serve(
     log: int,
     limit: int,
 ) -> NoReturn:
-    """The process's life: until its owner is gone."""
+    """The process's main loop, until its owner has ended."""
     try:
         worker.detach(connection.fileno(), log)
         for standard in (1, 2):
@@ -213,10 +215,10 @@ def _serve(
 
 
 class _Service:
-    """What the process does: tests and launches."""
+    """The process's work: tests and launches."""
 
     def __init__(self, checkout: Checkout, arena: Arena, cache: Path, answers: Answers) -> None:
-        # Imported here and nowhere else: it takes the emulator in.
+        # Imported only here, because it imports the emulator.
         from kernelseam_rocm_emulator import interpreter
 
         protect(arena.start, arena.capacity, False)

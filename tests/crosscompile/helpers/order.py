@@ -24,6 +24,7 @@ WORDS = {
     "cluster meeting": r"barrier\.cluster\.wait",
     "meeting": r"bar(?:rier)?\.(?:cta\.)?(?:sync|arrive|red)",
     "fragment": r"stmatrix\.",
+    "fragment load": r"ldmatrix\.|ld\.shared\.v2\.f32",
     "plain store": r"st\.(?:volatile\.)?shared\.v[24]",
     "proxy fence": r"fence\.proxy\.async",
     "bulk store": r"cp\.(?:reduce\.)?async\.bulk\.tensor\.\S*\.global\.shared",
@@ -64,8 +65,8 @@ def ptx(bundle: SourceBundle) -> str:
 
 def steps(text: str) -> Iterator[tuple[str, int]]:
     """The words of a PTX text in their order, each with its number, if it has one."""
-    for found in _WORD.finditer(text):
-        groups: Mapping[str, str | None] = found.groupdict()
+    for result in _WORD.finditer(text):
+        groups: Mapping[str, str | None] = result.groupdict()
         (word,) = [w for w in WORDS if groups[w.replace(" ", "_")] is not None]
         yield word, int(groups["read"] or groups["bulk"] or groups["products"] or 0)
 
@@ -74,42 +75,46 @@ def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False)
     """What is out of order.
 
     ``panels``: of the staging memory, so many may be on their way out while another is written.
-    ``ahead``: groups of products that may still run where a new step begins. ``handed``: fragments
-    are stored by another warp, which an arrival tells.
+    ``ahead``: groups of products that may still run where a new step begins. ``handed``: an
+    arrival tells of what was stored to or read from shared memory, which others read or write.
     """
-    found: list[str] = []
+    results: list[str] = []
 
     def rule(holds: bool, what: str) -> None:
-        if not holds and what not in found:
-            found.append(what)
+        if not holds and what not in results:
+            results.append(what)
 
-    made = True  # whether a fence followed the barriers that were made
+    created = True  # whether a fence followed the barriers that were made
     plain = laid = True  # and plain stores to shared memory, and fragments
+    read = True  # and reads of fragments, where TMA writes next
     started = False  # whether registers are fenced for products
     waited = True  # for all that leaves shared memory
     together = True  # since a barrier of another block was arrived at
     running = begun = leaving = 0  # groups of products, all and of this step; groups of stores
     for word, number in steps(text):
         if word == "init":
-            made = False
+            created = False
         elif word == "init fence":
-            made = True
+            created = True
         elif word in ("meeting", "cluster meeting"):
-            rule(made, "no fence between barriers that are made and the block's meeting")
+            rule(created, "no fence between barriers that are made and the block's meeting")
             rule(
                 plain,
                 "no proxy fence between stores to shared memory and the meeting of those who "
                 "made them",
             )
+            rule(read, "no proxy fence between fragments that were read and the meeting of readers")
             together = together or word == "cluster meeting"
         elif word == "fragment":
             laid = False
             rule(leaving < panels, "a panel is written while stores from it have not been read")
             rule(running == 0, "results are stored while products run")
+        elif word == "fragment load":
+            read = False
         elif word == "plain store":
             plain = False
         elif word == "proxy fence":
-            plain = laid = True
+            plain = laid = read = True
         elif word == "bulk store":
             rule(
                 plain and laid,
@@ -134,15 +139,19 @@ def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False)
             plain = True  # what was stored before is for those who wait, not for TMA
         elif word in ("arrive", "distant arrive"):
             rule(
-                laid or not handed,
+                (laid and plain) or not handed,
                 "no proxy fence between fragments and the arrival that hands them over",
             )
             rule(
                 not running or running < begun + ahead,
                 "a slot is handed back while products read it",
             )
+            rule(
+                read or not handed,
+                "no proxy fence between fragments that were read and the arrival that lets TMA in",
+            )
             plain, together = True, together and word == "arrive"
         elif word == "exit":
             rule(waited, "a block ends with stores on their way")
             rule(together, "a block ends while others may arrive at its barriers")
-    return found
+    return results

@@ -15,10 +15,10 @@ from kernelseam.dtypes import DType
 from kernelseam.parity.cases.attention_case import AttentionCase
 from kernelseam.parity.cases.attention_case import case as attention
 from kernelseam.parity.cases.case import Case
-from kernelseam.parity.cases.common import NAN, TOKENS, Plant
+from kernelseam.parity.cases.common import NAN, TOKENS, InjectedValue
 from kernelseam.parity.cases.gemm_case import GemmCase
 from kernelseam.parity.cases.gemm_case import case as gemm
-from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.cases.operand_layout import OperandLayout
 
 HEADS = 132
 """The multiprocessors of an H200; the other sizes are in these."""
@@ -44,9 +44,12 @@ def _attention() -> Iterator[AttentionCase]:
     yield attention("bf16-128-causal", "many-tiles", S_q=200, S_k=200, **_heads(4))
     yield attention("bf16-256-causal", "many-tiles", S_q=140, S_k=150, **_heads(2))
     yield attention("f16-64-causal", "many-tiles-masked", S_q=300, S_k=33, **_heads(3))
-    hidden = Plant("v", NAN, (None, None, 100, 3)), Plant("v", NAN, (0, None, 40, None))
+    hidden = (
+        InjectedValue("v", NAN, (None, None, 100, 3)),
+        InjectedValue("v", NAN, (0, None, 40, None)),
+    )
     for kind in ("f16-64-causal", "bf16-128-causal", "bf16-256-causal"):
-        yield attention(kind, "many-tiles-nan-in-v", S_q=129, S_k=129, plants=hidden, **_heads(3))
+        yield attention(kind, "many-tiles-nan-in-v", S_q=129, S_k=129, injected=hidden, **_heads(3))
     sinks = tuple(0.1 * h for h in range(HEADS))
     both = {"softcap": 2.0, "sinks": sinks}
     yield attention(
@@ -54,7 +57,7 @@ def _attention() -> Iterator[AttentionCase]:
         "many-tiles-nan-in-v-capped",
         S_q=129,
         S_k=129,
-        plants=hidden,
+        injected=hidden,
         **both,
         **_heads(3),
     )
@@ -74,14 +77,14 @@ def _attention() -> Iterator[AttentionCase]:
         **_heads(6),
     )
     q, k = (tuple(a * i % b for i in range(90)) for a, b in ((37, 151), (53, 203)))
-    walks = dict.fromkeys(("q", "k", "v", "out"), TOKENS)
+    operand_layouts = dict.fromkeys(("q", "k", "v", "out"), TOKENS)
     packed = {
         "q_sequences": q,
         "k_sequences": k,
         "batch": len(q),
         "S_q": max(q),
         "S_k": max(k),
-        **walks,
+        **operand_layouts,
     }
     yield attention("f16-64-causal", "many-tiles-sequences", num_heads=8, **packed)
     yield attention("bf16-128", "many-tiles-sequences", num_heads=4, **packed)
@@ -112,15 +115,38 @@ def _gemm() -> Iterator[GemmCase]:
     one = {"batch": 1, "num_heads": 1, "data": "integers"}
     yield gemm("bf16-nt", "many-tiles-one-matrix", M=2056, N=4104, K=520, **one)  # by clusters
     yield gemm("f16-nn", "many-tiles-few-rows", M=72, N=20488, K=520, **one)
-    odd = Walk(gaps=(64, 8, 16))
+    for precision in ("tf32", "tf32x3"):
+        ways: dict[str, object] = {"precision": precision, **shape}
+        for kind in ("f32-nn", "f32-nt", "f32-tt"):
+            yield gemm(kind, f"many-tiles-{precision}", **ways)
+        for kind in ("f32-nn", "f32-nt"):
+            yield gemm(kind, f"many-tiles-{precision}-integers", data="integers", **ways)
+        added = {"bias": DType.float32, "residual": DType.float32}
+        yield gemm("f32-nn", f"many-tiles-{precision}-added", beta=0.5, **added, **ways)
+        yield gemm("f32-nt", f"many-tiles-{precision}-added", **added, **ways)
+        yield gemm("f32-nn", f"many-tiles-{precision}-one-block", **{**ways, "K": 24})
+        for kind in ("f32-nn", "f32-nt"):
+            yield gemm(
+                kind,
+                f"many-tiles-{precision}-pointers",
+                M=264,
+                N=136,
+                K=72,
+                batch=6,
+                num_heads=66,
+                view="host",
+                scattered=True,
+                precision=precision,
+            )
+    odd = OperandLayout(gaps=(64, 8, 16))
     yield gemm("f16-nt", "many-tiles-gaps", a=odd, b=odd, c=odd, **shape)
 
 
 def _all() -> dict[str, Case]:
     cases: list[AttentionCase | GemmCase] = [*_attention(), *_gemm()]
-    found = [replace(c, group="many tiles a block", sample=ROWS) for c in cases]
-    assert len({c.name for c in found}) == len(found)
-    return {c.name: c for c in found}
+    results = [replace(c, group="many tiles a block", sample=ROWS) for c in cases]
+    assert len({c.name for c in results}) == len(results)
+    return {c.name: c for c in results}
 
 
 CASES = _all()

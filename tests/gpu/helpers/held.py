@@ -9,7 +9,7 @@ from kernelseam.contract import Device
 from kernelseam.kernels.kernel import KernelImplementation
 from kernelseam.parity.cases.case import Case
 from kernelseam.parity.operations.operands import describe
-from kernelseam.parity.running.stages import Computed, Made, made
+from kernelseam.parity.running.stages import Computed, Prepared, prepare
 from kernelseam.planning import Call, plan
 from kernelseam.plugins import plugins
 from kernelseam.variants import SEPARATOR
@@ -22,9 +22,9 @@ class Held:
     raises."""
 
     def __init__(
-        self, case: Case, device: Device, implementation: str, before: Made | None = None
+        self, case: Case, device: Device, implementation: str, before: Prepared | None = None
     ) -> None:
-        self.case, self.before = case, before or made(case)
+        self.case, self.before = case, before or prepare(case)
         self._runtime = plugins().backend(device.backend).runtime
         layout = self.before.layout
         import cupy
@@ -34,12 +34,12 @@ class Held:
                 n: cupy.asarray(b.view(np.uint8)) for n, b in self.before.buffers.items()
             }
         self._held = {name: x.copy() for name, x in self._fresh.items()}
-        places = {
+        addresses = {
             name: self._held[buffer].data.ptr + start + p.offset * p.dtype.itemsize
-            for name, p in layout.places.items()
+            for name, p in layout.placements.items()
             for buffer, start in (layout.blocks()[p.block],)
         }
-        described: Any = describe(case, layout, places, self._runtime, device)
+        described: Any = describe(case, layout, addresses, self._runtime, device)
         self.call: Call = plan(described, device=device, implementation=implementation).bind()
 
     def renew(self) -> None:
@@ -48,7 +48,7 @@ class Held:
         for name, x in self._held.items():
             x[...] = self._fresh[name]
 
-    def refill(self, other: Made) -> None:
+    def refill(self, other: Prepared) -> None:
         """From now on another case's data, which lie the same way."""
         assert {n: b.nbytes for n, b in other.buffers.items()} == {
             n: x.nbytes for n, x in self._held.items()
@@ -72,14 +72,14 @@ class Held:
         return sum((x != first[name]).any() for name, x in self._held.items()) > 0
 
     def computed(self) -> Computed:
-        """The memory on the host, as ``parity.stages.judged`` takes it."""
+        """The memory on the host, as ``parity.stages.judge`` takes it."""
         return Computed({name: x.get() for name, x in self._held.items()}, 0)
 
 
 def configurations(case: Case, device: Device, implementation: str) -> dict[str, tuple[Any, ...]]:
     """The configurations in which a kernel takes a case, "sm90:128x192…" or its name where it has
     one, each with its binaries (kernel, spec, tile); none where it refuses."""
-    problem, found = ahead.problem_of(case, device), {}
+    problem, result = ahead.problem_of(case, device), {}
     for known in plugins().registry.implementations:
         if (known.backend, known.name, known.operation) != (
             device.backend,
@@ -103,8 +103,8 @@ def configurations(case: Case, device: Device, implementation: str) -> dict[str,
             variants or {implementation: known.composition.tile(problem, row, device)}
         ).items():
             kernels = known.composition.launches(problem, tile, device).kernels
-            found[name] = tuple((x.kernel, x.problem.spec, x.tile) for x in kernels)
-    return found
+            result[name] = tuple((x.kernel, x.problem.spec, x.tile) for x in kernels)
+    return result
 
 
 def unlike(case: Case, device: Device, implementation: str, times: int, beside: bool = True) -> int:

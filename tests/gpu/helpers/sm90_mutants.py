@@ -18,8 +18,12 @@ PIPELINE, WGMMA = "sm90/pipeline.h", "sm90/wgmma.h"
 FORWARD, PRODUCER, CONSUMER = (
     f"sm90/attention/{name}.h" for name in ("forward", "producer", "consumer")
 )
-GEMM, GEMM_BLOCK, GEMM_PRODUCER, GEMM_CONSUMER, GEMM_EPILOGUE, GEMM_TILES = (
-    f"sm90/gemm/{name}.h" for name in ("gemm", "block", "producer", "consumer", "epilogue", "tiles")
+GEMM, GEMM_MATRIX, GEMM_PRODUCER, GEMM_CONSUMER, GEMM_EPILOGUE, GEMM_TILES = (
+    f"sm90/gemm/{name}.h"
+    for name in ("gemm", "matrix", "producer", "consumer", "epilogue", "tiles")
+)
+TF32, TF32_PRODUCER, TF32_CONSUMER = (
+    f"sm90/gemm/tf32{name}.h" for name in ("", "_producer", "_consumer")
 )
 BLOCK, VALUE_FILTER, RECOMPUTE, SOFTMAX, TILES = (
     f"sm90/attention/{name}.h"
@@ -50,7 +54,7 @@ NT, NN, ADDED, ONE, LISTS = (
 )
 
 GEMM_HEADS = "sm90/gemm/heads.h"
-TURNED, PARTLY_TURNED, PAGES, FEW_TOKENS = (
+HALVES, PARTLY_TURNED, PAGES, FEW_TOKENS = (
     f"qkv-projection-f16-{what}"
     for what in (
         "tiles-halves-128-of-128",
@@ -59,12 +63,17 @@ TURNED, PARTLY_TURNED, PAGES, FEW_TOKENS = (
         "few-tokens",
     )
 )
+ROUNDED, SPLIT, TURNED = (
+    f"gemm-f32-{ops}-many-tiles-{precision}"
+    for ops, precision in (("nt", "tf32"), ("nt", "tf32x3"), ("nn", "tf32"))
+)
 
 
 def _mutant(
     name: str, place: str, find: str, plant: str, case: str, what: str, said: str = ""
 ) -> Mutant:
-    return Mutant(name, place, find, plant, case, said, what, implementation="sm90")
+    implementation = "sm90-tf32" if place.startswith("sm90/gemm/tf32") else "sm90"
+    return Mutant(name, place, find, plant, case, said, what, implementation=implementation)
 
 
 MUTANTS = (
@@ -731,6 +740,15 @@ MUTANTS = (
         "order",
     ),
     _mutant(
+        "source-fence",
+        GEMM_CONSUMER,
+        "async_proxy_fence();  // reads",
+        "// reads",
+        ADDED,
+        "TMA may overwrite source tiles that are being read",
+        "order",
+    ),
+    _mutant(
         "slots-not-waited",
         GEMM_CONSUMER,
         "if (KS_STORE == TMA) out_ring.wait_empty(out_state);",
@@ -846,7 +864,7 @@ MUTANTS = (
     ),
     _mutant(
         "origin-not-subtracted",
-        GEMM_BLOCK,
+        GEMM_MATRIX,
         "((u64)address - (u64)origin) >> 4;",
         "(u64)address >> 4;",
         LISTS,
@@ -855,7 +873,7 @@ MUTANTS = (
     ),
     _mutant(
         "units-mask",
-        GEMM_BLOCK,
+        GEMM_MATRIX,
         "units & 0x7fffffff",
         "units & 0xfffff",
         LISTS,
@@ -864,7 +882,7 @@ MUTANTS = (
     ),
     _mutant(
         "reaches-of-a-matrix",
-        GEMM_BLOCK,
+        GEMM_MATRIX,
         "(int)(units >> 31)",
         "(int)(units >> 32)",
         LISTS,
@@ -877,7 +895,7 @@ MUTANTS = (
         GEMM_HEADS,
         "(c / UNIT & 1) * (rotary_dim / 2)",
         "(1 - (c / UNIT & 1)) * (rotary_dim / 2)",
-        TURNED,
+        HALVES,
         "the halves of a head are turned the other way about",
         "words",
     ),
@@ -892,7 +910,7 @@ MUTANTS = (
     ),
     _mutant(
         "last-part-too-long",
-        GEMM_BLOCK,
+        "sm90/gemm/block.h",
         "min_of(part_slices(slices), slices - first)",
         "part_slices(slices)",
         FEW_TOKENS,
@@ -915,6 +933,58 @@ MUTANTS = (
         FEW_TOKENS,
         "the second block's sums are not added",
     ),
+    # ---- TF32: fragments of the left factor, parts of the right one
+    _mutant(
+        "fragments-released-early",
+        TF32_CONSUMER,
+        "wgmma_wait<1>();\n      if (s) release(previous);",
+        "if (s) release(previous);\n      wgmma_wait<1>();",
+        ROUNDED,
+        "a slice is handed back while products read it",
+        "order",
+    ),
+    _mutant(
+        "fragments-fence",
+        TF32_CONSUMER,
+        "async_proxy_fence();\n    warp_barrier();",
+        "warp_barrier();",
+        ROUNDED,
+        "TMA may write where fragments are not read yet",
+        "order",
+    ),
+    _mutant(
+        "left-chunks",
+        TF32_CONSUMER,
+        "load_pair((from ^ 64 * j) + (2 * s + j) * 512)",
+        "load_pair(from + (2 * s + j) * 512)",
+        TURNED,
+        "of eight k the last four are read where the swizzle has others",
+    ),
+    _mutant(
+        "parts-not-waited",
+        TF32_CONSUMER,
+        "barrier_wait(shared_address(&storage.split[state.stage]), state.parity);",
+        "",
+        SPLIT,
+        "products read what is not split yet",
+    ),
+    _mutant(
+        "parts-of-one-warp",
+        TF32,
+        "barrier_init(shared_address(&storage.split[i]), SPLITTERS);",
+        "barrier_init(shared_address(&storage.split[i]), 1);",
+        SPLIT,
+        "the first warp to be done says that all are",
+    ),
+    _mutant(
+        "parts-fence",
+        TF32_PRODUCER,
+        "async_proxy_fence();\n        warp_barrier();",
+        "warp_barrier();",
+        SPLIT,
+        "products may read what was in shared memory before",
+        "order",
+    ),
 )
 
 LUCK = {
@@ -928,8 +998,11 @@ LUCK = {
     "short-tiles-first": "results are right",
     "slices-fence": "the binary is the same",
     "handing-fence": "stores to shared memory mostly arrive before TMA reads them",
+    "source-fence": "one launch of a hundred, of tiles of 64×64 alone",
     "tile-stores-not-waited": "a block's shared memory is seldom taken by another so soon",
     "cluster-leaves-early": "a cluster's blocks seldom end so far apart",
+    "fragments-fence": "reads are mostly over before TMA's next writes arrive",
+    "parts-fence": "stores to shared memory mostly arrive before products read them",
 }
 """Why a GPU may show nothing. Where the binary is the same, nvrtc 13.5 put the fence there by
 itself."""

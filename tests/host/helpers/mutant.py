@@ -141,8 +141,6 @@ NOT_EXACT = r"tolerance 0: error/tolerance inf"
 NAN, INFINITE = r" is nan, the oracle says -?\d", r" is -inf, the oracle says -?\d"
 FINITE = r" is -?\d\S*, the oracle says (nan|-inf)"
 STRAY = r"bytes outside the output changed"
-UNTOUCHED = (
-    r"hold what memory starts with: never written, or computed from memory outside the operands"
-)
+UNTOUCHED = r"hold the initial canary: never written, or computed from memory outside the operands"
 RACE, BEYOND = "data race", "heap-buffer-overflow"
 DIRECT, REGISTERS = ("host",), ("host-registers",)

@@ -105,12 +105,12 @@ def gradients(
     return dq, dk, dv, dx, dsink
 
 
-def close(got: Array, want: Array, magnitude: float = 1.0) -> None:
+def close(actual: Array, expected: Array, magnitude: float = 1.0) -> None:
     """Within float32's sums (float64's where it is both) and the rounding of the result."""
-    kind = got.dtype.name
+    kind = actual.dtype.name
     sums = 1e-12 if kind == "float64" else 2e-5
-    got = got.astype(np.float64)
-    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(want))
-    np.testing.assert_array_equal(got[~np.isfinite(want)], want[~np.isfinite(want)])
-    got, want = got[np.isfinite(want)], want[np.isfinite(want)]
-    assert (abs(got - want) <= 2 * ROUNDING[kind] * abs(want) + sums * magnitude).all()
+    actual = actual.astype(np.float64)
+    np.testing.assert_array_equal(np.isfinite(actual), np.isfinite(expected))
+    np.testing.assert_array_equal(actual[~np.isfinite(expected)], expected[~np.isfinite(expected)])
+    actual, expected = actual[np.isfinite(expected)], expected[np.isfinite(expected)]
+    assert (abs(actual - expected) <= 2 * ROUNDING[kind] * abs(expected) + sums * magnitude).all()

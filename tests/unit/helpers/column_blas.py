@@ -37,8 +37,8 @@ class Columns:
         else:
             start = self.pointer + i * self.stride * self.dtype.itemsize
         assert self.lead >= max(rows, 1), "columns must not overlap"
-        found = host_array(start, (rows, columns), (1, self.lead), self.dtype)
-        return found.T if self.transposed else found
+        result = host_array(start, (rows, columns), (1, self.lead), self.dtype)
+        return result.T if self.transposed else result
 
 
 def multiply(
@@ -76,21 +76,21 @@ def integers(dtype: DType, *shape: int) -> Any:
 def scattered(dtype: DType, count: int, rows: int, columns: int) -> tuple[list[Any], Any]:
     """Matrices in any order in memory, of which one is nobody's, and the list of their
     addresses."""
-    made = integers(dtype, count + 1, rows, columns)
-    found = [made[i] for i in np.random.default_rng(rows).permutation(count + 1)[:count]]
-    return found, np.array([x.ctypes.data for x in found], np.uint64)
+    created = integers(dtype, count + 1, rows, columns)
+    results = [created[i] for i in np.random.default_rng(rows).permutation(count + 1)[:count]]
+    return results, np.array([x.ctypes.data for x in results], np.uint64)
 
 
 def check_lists_that_are_not_read(gemm: BatchedGemm, device: Device) -> None:
     """Where alpha is 0, lists of A and B need not be there."""
     c, c_list = scattered(DType.float32, 2, 4, 4)
-    want = [3 * x for x in c]
+    expected = [3 * x for x in c]
     spec = GemmSpec(DType.float32, DType.float32, DType.float32, view="pointers")
     strides = (0, 0, 4)
     problem = GemmProblem(spec, 4, 4, 4, 2, 1, strides, strides, strides, alpha=0.0, beta=3.0)
     (step,) = gemm.build(problem, device).steps
     step.bind({"A_ptrs": 0, "C_ptrs": c_list.ctypes.data}, 0)(0)
-    assert all(np.array_equal(x, y) for x, y in zip(c, want, strict=True))
+    assert all(np.array_equal(x, y) for x, y in zip(c, expected, strict=True))
 
 
 def check_products_of_lists(
@@ -123,6 +123,6 @@ def check_products_of_lists(
     for A, B, C, before in zip(a, b, c, old, strict=True):
         left = (A[:, :M].T if a_transposed else A[:, :K]).astype(np.float64)
         right = (B.T if b_transposed else B).astype(np.float64)
-        want = 0.5 * left @ right + beta * before[:, :N]
-        assert np.array_equal(C[:, :N], want.astype(dtype.numpy))
+        expected = 0.5 * left @ right + beta * before[:, :N]
+        assert np.array_equal(C[:, :N], expected.astype(dtype.numpy))
         assert np.array_equal(C[:, N:], before[:, N:].astype(dtype.numpy))

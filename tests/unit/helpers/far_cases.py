@@ -19,9 +19,9 @@ from kernelseam.parity.cases.attention_bwd_case import BackwardCase
 from kernelseam.parity.cases.attention_case import AttentionCase
 from kernelseam.parity.cases.case import Case
 from kernelseam.parity.cases.merge_case import MergeCase
+from kernelseam.parity.cases.operand_layout import OperandLayout
 from kernelseam.parity.cases.projection_case import ProjectionCase
-from kernelseam.parity.cases.walk import Walk
-from kernelseam.parity.data.memory import Place
+from kernelseam.parity.data.memory import Placement
 from kernelseam.parity.operations import operands
 from kernelseam.parity.operations.operands import describe
 from kernelseam.parity.running.stages import verdict
@@ -33,13 +33,13 @@ FAR = 2**31
 """Elements: no 32-bit offset reaches so far."""
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
-_BATCHES, _HEADS = Walk(gaps=(FAR, 0, 0)), Walk(gaps=(0, FAR, 0))
-_ROWS = Walk(gaps=(0, 0, FAR // 2))
+_BATCHES, _HEADS = OperandLayout(gaps=(FAR, 0, 0)), OperandLayout(gaps=(0, FAR, 0))
+_ROWS = OperandLayout(gaps=(0, 0, FAR // 2))
 """Their stride is 32-bit: the third row is beyond 2³¹."""
 _TWO_BATCHES: dict[str, Any] = {"batch": 2, "num_heads": 1, "kv_heads": 1}
 _TWO_HEADS: dict[str, Any] = {"batch": 1, "num_heads": 2, "kv_heads": 2}
 _ONE: dict[str, Any] = {"batch": 1, "num_heads": 1, "kv_heads": 1}
-_AXES: dict[str, tuple[Walk, dict[str, Any]]] = {
+_AXES: dict[str, tuple[OperandLayout, dict[str, Any]]] = {
     "batches": (_BATCHES, _TWO_BATCHES),
     "heads": (_HEADS, _TWO_HEADS),
     "rows": (_ROWS, _ONE),
@@ -51,14 +51,14 @@ def _attention(name: str, **fields: Any) -> AttentionCase:
 
 
 def _gradients(
-    name: str, walks: Mapping[str, Any], any_order: bool = False, **fields: Any
+    name: str, operand_layouts: Mapping[str, Any], any_order: bool = False, **fields: Any
 ) -> BackwardCase:
     """The walks of dq, dk, dv, dout and dbias; the rest are the forward's fields."""
     forward = _attention(name, **fields)
     return BackwardCase(
         f"far-{name}",
         forward,
-        **walks,
+        **operand_layouts,
         bias_gradient=forward.bias is not None,
         deterministic=not any_order,
     )
@@ -66,29 +66,42 @@ def _gradients(
 
 def _cases() -> Iterator[tuple[str, Case]]:
     f16, f32 = DType.float16, DType.float32
-    for axis, (walk, shape) in _AXES.items():
+    for axis, (operand_layout, shape) in _AXES.items():
         for operand in ("q", "k", "v", "out"):
-            yield operand, _attention(f"{operand}-{axis}", **{operand: walk}, **shape)
+            yield operand, _attention(f"{operand}-{axis}", **{operand: operand_layout}, **shape)
         for operand, more in (("bias", {"bias": f16}), ("mask", {"mask": "random"})):
             yield (
                 operand,
-                _attention(f"{operand}-{axis}", **{f"{operand}_walk": walk}, **more, **shape),
+                _attention(
+                    f"{operand}-{axis}", **{f"{operand}_layout": operand_layout}, **more, **shape
+                ),
             )
         for operand in ("dq", "dk", "dv", "dout"):
-            yield operand, _gradients(f"bwd-{operand}-{axis}", {operand: walk}, **shape)
+            yield operand, _gradients(f"bwd-{operand}-{axis}", {operand: operand_layout}, **shape)
         for operand in ("q", "k", "v"):
-            yield operand, _gradients(f"bwd-{operand}-{axis}", {}, **shape | {operand: walk})
+            yield (
+                operand,
+                _gradients(f"bwd-{operand}-{axis}", {}, **shape | {operand: operand_layout}),
+            )
         for short, dtype in (("", f16), ("-f32", f32)):  # the latter needs no sums in a workspace
             yield (
                 "dbias",
-                _gradients(f"bwd-dbias{short}-{axis}", {"dbias": walk}, bias=dtype, **shape),
+                _gradients(
+                    f"bwd-dbias{short}-{axis}", {"dbias": operand_layout}, bias=dtype, **shape
+                ),
             )
-        yield "bias", _gradients(f"bwd-bias-{axis}", {}, bias=f16, bias_walk=walk, **shape)
+        yield (
+            "bias",
+            _gradients(f"bwd-bias-{axis}", {}, bias=f16, bias_layout=operand_layout, **shape),
+        )
         for operand in ("dq", "dk", "dout"):
             yield (
                 operand,
                 _gradients(
-                    f"bwd-any-order-{operand}-{axis}", {operand: walk}, any_order=True, **shape
+                    f"bwd-any-order-{operand}-{axis}",
+                    {operand: operand_layout},
+                    any_order=True,
+                    **shape,
                 ),
             )
     for axis, shape in (("batches", _TWO_BATCHES), ("heads", _TWO_HEADS)):
@@ -103,12 +116,14 @@ def _cases() -> Iterator[tuple[str, Case]]:
     for operand in ("q", "k", "v", "out"):
         yield operand, _attention(f"{operand}-packed", **{operand: _ROWS}, **packed)
     yield "q", _attention("q-of-a-list", q=_ROWS, view="host", scattered=True, **_ONE)
-    for name, walk, heads in (("batches", _BATCHES, 1), ("heads", _HEADS, 2)):
+    for name, operand_layout, heads in (("batches", _BATCHES, 1), ("heads", _HEADS, 2)):
         merge: dict[str, Any] = {"batch": 3 - heads, "num_heads": heads, "rows": 3, "parts": 2}
         for operand in ("outs", "out"):
             yield (
                 operand,
-                MergeCase(f"far-merge-{operand}-{name}", f32, f16, **merge | {operand: walk}),
+                MergeCase(
+                    f"far-merge-{operand}-{name}", f32, f16, **merge | {operand: operand_layout}
+                ),
             )
     yield (
         "outs",
@@ -125,7 +140,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
                 S=3,
                 hidden=16,
                 page_size=2,
-                walks=((operand, _BATCHES),),
+                operand_layouts=((operand, _BATCHES),),
             ),
         )
 
@@ -146,17 +161,17 @@ class Memory:
         self._before = before
         self.address = int(self._flat.ctypes.data) + before
 
-    def write(self, place: Place, value: Array) -> None:
+    def write(self, placement: Placement, value: Array) -> None:
         """Put a logical array where the place says."""
-        for index, view in place.views(self._flat, self._before):
+        for index, view in placement.views(self._flat, self._before):
             view[...] = value[index]
 
-    def read(self, place: Place) -> Array:
+    def read(self, placement: Placement) -> Array:
         """The logical array that is there."""
-        found = np.zeros(place.shape, place.dtype.numpy)
-        for index, view in place.views(self._flat, self._before):
-            found[index] = view
-        return found
+        result = np.zeros(placement.shape, placement.dtype.numpy)
+        for index, view in placement.views(self._flat, self._before):
+            result[index] = view
+        return result
 
     def close(self) -> None:
         del self._flat
@@ -165,11 +180,11 @@ class Memory:
 
 @contextmanager
 def memory(before: int, size: int) -> Iterator[Memory]:
-    made = Memory(before, size)
+    created = Memory(before, size)
     try:
-        yield made
+        yield created
     finally:
-        made.close()
+        created.close()
 
 
 def held(
@@ -183,24 +198,24 @@ def held(
     operand."""
     runtime = plugins().backend(device.backend).runtime
     layout, values = operands.layout(case, separate=True), operands.values(case)
-    assert _reach(layout.places[operand]) > FAR, f"{operand} is not far"
+    assert _reach(layout.placements[operand]) > FAR, f"{operand} is not far"
     sizes = {
-        p.block: max(q.bytes for q in layout.places.values() if q.block == p.block)
-        for p in layout.places.values()
+        p.block: max(q.bytes for q in layout.placements.values() if q.block == p.block)
+        for p in layout.placements.values()
     }
     with ExitStack() as stack, np.errstate(all="ignore"):
         blocks = {}
         for block, size in sizes.items():
             far = size > 2**30
-            wide = max(p.dtype.itemsize for p in layout.places.values() if p.block == block)
+            wide = max(p.dtype.itemsize for p in layout.placements.values() if p.block == block)
             blocks[block] = stack.enter_context(
                 memory(FAR * wide if far else 0, -(-size // 16) * 16)
             )
         for name, value in values.items():
-            blocks[layout.places[name].block].write(layout.places[name], value)
+            blocks[layout.placements[name].block].write(layout.placements[name], value)
         addresses = {
             n: blocks[p.block].address + p.offset * p.dtype.itemsize
-            for n, p in layout.places.items()
+            for n, p in layout.placements.items()
         }
         call = plan(
             describe(case, layout, addresses, runtime, device),
@@ -210,12 +225,12 @@ def held(
         call()
         runtime.synchronize(device)
         results = {
-            name: blocks[layout.places[name].block].read(layout.places[name])
+            name: blocks[layout.placements[name].block].read(layout.placements[name])
             for name in operands.outputs(case)
         }
         return verdict(case, results)
 
 
-def _reach(place: Place) -> int:
+def _reach(placement: Placement) -> int:
     """Elements from the first to the last."""
-    return place.bytes // place.dtype.itemsize
+    return placement.bytes // placement.dtype.itemsize

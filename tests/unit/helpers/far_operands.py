@@ -85,18 +85,20 @@ def hold(
         for array in x.values():
             array[...] = from_host(rng.integers(-3, 4, array.shape).astype(array.dtype))
         x.setdefault("residual", x["C"])
-        want = _formula(d, {n: to_host(array).astype(np.float64) for n, array in x.items()})
+        expected = _formula(d, {n: to_host(array).astype(np.float64) for n, array in x.items()})
         bind(d, **{n: x[n] for n in rules})()
-        got = to_host(x["C"])
+        actual = to_host(x["C"])
         x.clear()
         array = None
-    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def _formula(d: BatchedGemmStrided, x: dict[str, Array]) -> Array:
     a = x["A"].swapaxes(2, 3) if d.a_transposed else x["A"]
     product = a @ np.repeat(x["B"], d.b_head_group, axis=1)
-    want: Array = product.reshape(-1, d.c_batch_group, *product.shape[1:]).sum(1) + d.beta * x["C"]
+    expected: Array = (
+        product.reshape(-1, d.c_batch_group, *product.shape[1:]).sum(1) + d.beta * x["C"]
+    )
     if d.bias is not None:
-        want = want + x["bias"][:, :, None]
-    return want + (x["residual"] if d.residual is not None else 0)
+        expected = expected + x["bias"][:, :, None]
+    return expected + (x["residual"] if d.residual is not None else 0)

@@ -174,15 +174,15 @@ FORWARD = (
 
 def decode(batch: int, S_k: int, us: float) -> Row:
     """32 heads of queries over 8 of keys, 128 wide, in pages of 16."""
-    made = Attention(
+    descriptor = Attention(
         batch=batch, num_heads=32, kv_heads=8, S_q=1, S_k=S_k, head_dim=128, dtype="bfloat16"
     ).problem()
-    assert isinstance(made, AttentionProblem)
+    assert isinstance(descriptor, AttentionProblem)
     pages = S_k // 16
     walk = (8 * 16 * 128, 16 * 128, 128)
     problem = replace(
-        made,
-        spec=replace(made.spec, kv_view="paged", lengths=True),
+        descriptor,
+        spec=replace(descriptor.spec, kv_view="paged", lengths=True),
         k_strides=walk,
         v_strides=walk,
         pages=batch * pages,
@@ -197,7 +197,7 @@ DECODE = (decode(64, 8192, 599.4), decode(16, 2048, 56.3), decode(1, 32768, 67.5
 
 
 def gradients(heads: int, dim: int, causal: bool, in_order: float, any_order: float) -> list[Row]:
-    found = []
+    results = []
     for deterministic, us in ((True, in_order), (False, any_order)):
         forward = Attention(
             batch=4,
@@ -214,8 +214,8 @@ def gradients(heads: int, dim: int, causal: bool, in_order: float, any_order: fl
             f"B4 H{heads} S4096 D{dim}{' causal' * causal}, "
             f"{'in' if deterministic else 'any'} order"
         )
-        found.append(Row(name, d.problem(), {"shared": us}))
-    return found
+        results.append(Row(name, d.problem(), {"shared": us}))
+    return results
 
 
 BACKWARD = (

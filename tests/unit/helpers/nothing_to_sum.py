@@ -31,12 +31,12 @@ class Case:
     def __str__(self) -> str:
         return self.name
 
-    def check(self, got: Sequence[Array]) -> None:
+    def check(self, actual: Sequence[Array]) -> None:
         """Hold results to what is wanted: shapes, every element, and nothing that was not
         written."""
-        assert [x.shape for x in got] == [x.shape for x in self.wanted]
-        for x, want in zip(got, self.wanted, strict=True):
-            np.testing.assert_allclose(x, want, rtol=1e-4, atol=1e-5)
+        assert [x.shape for x in actual] == [x.shape for x in self.wanted]
+        for x, expected in zip(actual, self.wanted, strict=True):
+            np.testing.assert_allclose(x, expected, rtol=1e-4, atol=1e-5)
 
 
 def calling(
@@ -50,8 +50,8 @@ def calling(
             return lay(x) if isinstance(x, np.ndarray) else x
 
         named = {n: laid(x.copy() if n == "out" else x) for n, x in options.items()}
-        found = function(*map(laid, given), **named)
-        return [x for x in (found if isinstance(found, tuple) else (found,)) if x is not None]
+        result = function(*map(laid, given), **named)
+        return [x for x in (result if isinstance(result, tuple) else (result,)) if x is not None]
 
     return call
 
@@ -140,7 +140,7 @@ def _attention(
     own, plane = _bias(n, repeats)
     group = n["H"] // max(n["G"], 1)
     out, lse = np.zeros(dout.shape, F32), np.zeros(dout.shape[:3], F32)
-    found = {x: np.zeros(y.shape) for x, y in (("q", q), ("k", k), ("v", v))}
+    result = {x: np.zeros(y.shape) for x, y in (("q", q), ("k", k), ("v", v))}
     dx, dsinks = np.zeros(plane.shape), np.zeros(n["H"])
     more: dict[str, Any] = {"scale": 0.5}
     for b, h in np.ndindex(n["B"], n["H"]):
@@ -149,9 +149,9 @@ def _attention(
         options = {**more, "bias": plane[b, h], "sink": float(sinks[h])}
         out[b, h], lse[b, h] = formula(*head, **options)
         dq, dk, dv, x, taken = gradients(*head, dout[b, h], out[b, h], lse[b, h], **options)
-        found["q"][b, h] += dq
-        found["k"][b, h // group, keys] += dk
-        found["v"][b, h // group, keys] += dv
+        result["q"][b, h] += dq
+        result["k"][b, h // group, keys] += dk
+        result["v"][b, h // group, keys] += dv
         dx[b, h, :, keys] += x
         dsinks[h] += taken
     summed = tuple(i for i, x in enumerate("bhqk") if x in repeats.lower())
@@ -177,7 +177,7 @@ def _attention(
                 sink_gradient=True,
                 deterministic=deterministic,
             ),
-            [*found.values(), dbias, dsinks],
+            [*result.values(), dbias, dsinks],
             {"D": "head_dim", "D_v": "value_dim"}.get(empty, ""),
         )
 
@@ -250,7 +250,7 @@ def _projections() -> Iterator[Case]:
         columns = x @ weight.T + (bias if has_bias else 0)
         counts = (heads, kv_heads, kv_heads)
         ends = np.cumsum([0, *counts]) * dim
-        made = [
+        created = [
             columns[..., i:j].reshape(*lead, c, dim).swapaxes(1, 2)
             for i, j, c in zip(ends, ends[1:], counts, strict=False)
         ]
@@ -263,7 +263,7 @@ def _projections() -> Iterator[Case]:
                 num_kv_heads=kv_heads,
                 head_dim=dim,
             ),
-            made,
+            created,
         )
         given = [normal(n["B"], c, n["S"], dim) for c in counts]
         d = np.concatenate(

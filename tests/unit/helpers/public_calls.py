@@ -362,8 +362,8 @@ def qkv_fields() -> Arguments:
 
 
 def qkv_arrays() -> Arguments:
-    found = {n: x for n, x in qkv_fields().items() if isinstance(x, np.ndarray)}
-    return {**found, "rotary_style": "pairs", "first_position": 0}
+    result = {n: x for n, x in qkv_fields().items() if isinstance(x, np.ndarray)}
+    return {**result, "rotary_style": "pairs", "first_position": 0}
 
 
 FUNCTIONS = {

@@ -46,12 +46,12 @@ def hold(
     backward = AttentionBwd(forward=forward, dout=dout, dq=dq, dk=dk, dv=dv)
     calls = [plan(x, device=device, implementation="shared").bind() for x in (forward, backward)]
     results: list[list[Array]] = []
-    for said in (MEANT, TOLD):
-        into(lengths, np.array(said, np.int32))
+    for output in (MEANT, TOLD):
+        into(lengths, np.array(output, np.int32))
         for call in calls:
             call()
         results.append([back(x) for x in (out, lse, dq, dk, dv)])
-    for name, want, got in zip(("out", "lse", "dq", "dk", "dv"), *results, strict=True):
-        assert np.isfinite(want[:2]).all() and want[:2].any(), name
-        assert not want[2].any() if name != "lse" else np.isneginf(want[2]).all(), name
-        np.testing.assert_array_equal(got, want, err_msg=name)
+    for name, expected, actual in zip(("out", "lse", "dq", "dk", "dv"), *results, strict=True):
+        assert np.isfinite(expected[:2]).all() and expected[:2].any(), name
+        assert not expected[2].any() if name != "lse" else np.isneginf(expected[2]).all(), name
+        np.testing.assert_array_equal(actual, expected, err_msg=name)

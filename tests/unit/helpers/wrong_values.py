@@ -168,14 +168,14 @@ def spoiled(value: Any) -> Makers:
         return {name: partial(make, value) for name, make in SPOILED.items()}
     if not isinstance(value, list | tuple) or not value or not isinstance(value[0], np.ndarray):
         return {}
-    found: Makers = {
+    result: Makers = {
         "one less": lambda: value[:-1],
         "one more": lambda: type(value)([*value, value[0]]),
     }
     for i in (0, len(value) - 1):
         for name, make in {**spoiled(value[i]), **NEVER, **SELDOM}.items():
-            found[f"entry {i} {name}"] = partial(_with_entry, value, i, make)
-    return found
+            result[f"entry {i} {name}"] = partial(_with_entry, value, i, make)
+    return result
 
 
 def _with_entry(value: Any, i: int, make: Callable[[], Any]) -> Any:

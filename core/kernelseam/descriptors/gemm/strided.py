@@ -80,8 +80,8 @@ class BatchedGemmStrided:
     any float: a NaN or an infinity spreads as IEEE arithmetic says.
 
     ``precision`` says how float32 is multiplied. None or "ieee": as float32. "tf32": A and B are
-    rounded to TF32, 10 bits behind the point, ties away from zero (vendors' libraries may cut off),
-    and products of those are summed in float32. "tf32x3": A and B are split into two such parts,
+    rounded to TF32, 10 bits behind the point, to nearest (vendors' libraries may cut off), and
+    products of those are summed in float32. "tf32x3": A and B are split into two such parts,
     three of whose four products are summed, within twice float32's bound; NumPy computes it in
     float32. What has no such products refuses.
 

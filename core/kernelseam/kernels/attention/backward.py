@@ -111,7 +111,7 @@ _OPERANDS = {
 }
 
 
-class AttentionBwdHost(KernelDefinition):
+class AttentionBwdDefinition(KernelDefinition):
     """Keys and queries, ``own`` at a time, a block; with atomics keys alone."""
 
     operation = "attention_bwd"
@@ -297,13 +297,13 @@ class AttentionBwdHost(KernelDefinition):
             problem.dk_strides,
             problem.dv_strides,
         )
-        found: dict[str, int | float] = {
+        arguments: dict[str, int | float] = {
             f"{name}_{axis}": stride
             for name, walk in zip(_MATRICES, walks, strict=True)
             for axis, stride in zip(STRIDES, walk, strict=True)
         }
         return {
-            **found,
+            **arguments,
             "lse_batch": p.lse_strides[0],
             "lse_head": p.lse_strides[1],
             "dots_batch": 0 if packed else p.num_heads * rows,

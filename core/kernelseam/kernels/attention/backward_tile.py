@@ -117,5 +117,5 @@ def backward_tiles(spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, 
         and t.shared_bytes(spec) <= row.shared_bytes_per_block
     ]
     narrowest = min((t.max_dim for t in fit), default=0)
-    found = [t for t in fit if t.max_dim == narrowest]
-    return tuple([t for t in found if t.query_rows] or found)
+    narrow = [t for t in fit if t.max_dim == narrowest]
+    return tuple([t for t in narrow if t.query_rows] or narrow)

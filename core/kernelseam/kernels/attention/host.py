@@ -95,7 +95,7 @@ _OPERANDS = {
 }
 
 
-class AttentionHost(KernelDefinition):
+class AttentionDefinition(KernelDefinition):
     """One head's queries, ``bm`` at a time, a block; all heads of a batch in one grid."""
 
     operation = "attention"
@@ -158,8 +158,8 @@ class AttentionHost(KernelDefinition):
         if problem.spec.batch_invariant:
             return tiles[0]
         grouped = [self._grouped(problem, t) for t in tiles]
-        found = min(grouped, key=lambda t: self._blocks_of_a_group(problem, t) * t.bm)
-        return self._split(problem, found, row, device)
+        best = min(grouped, key=lambda t: self._blocks_of_a_group(problem, t) * t.bm)
+        return self._split(problem, best, row, device)
 
     def variants(
         self, problem: AttentionProblem, row: ArchRow, device: Device
@@ -167,14 +167,14 @@ class AttentionHost(KernelDefinition):
         """Every tile that takes a problem, its keys in as many parts as ``tile`` would have them,
         half as many and one; that of ``tile`` first. A batch-invariant spec has one."""
         first = self.tile(problem, row, device)
-        found = {first.name: first}
+        by_name = {first.name: first}
         for tile in () if problem.spec.batch_invariant else self.tiles(problem.spec, row):
             whole = self._split(problem, self._grouped(problem, tile), row, device)
             parted = [
                 replace(whole, splits=n) for n in (whole.splits, max(whole.splits // 2, 1), 1)
             ]
-            found |= {t.name: t for t in parted if t.name not in found}
-        return found
+            by_name |= {t.name: t for t in parted if t.name not in by_name}
+        return by_name
 
     def _grouped(self, problem: AttentionProblem, tile: AttentionTile) -> AttentionTile:
         group = problem.head_group
@@ -299,13 +299,13 @@ class AttentionHost(KernelDefinition):
         p = problem
         walks = (p.q_strides, p.k_strides, p.v_strides, p.out_strides)
         entries = 1 if p.spec.q_view == "packed" else p.batch
-        found: dict[str, int | float] = {
+        arguments: dict[str, int | float] = {
             f"{name}_{axis}": stride
             for name, walk in zip(_MATRICES, walks, strict=True)
             for axis, stride in zip(STRIDES, walk, strict=True)
         }
         return {
-            **found,
+            **arguments,
             "lse_batch": p.lse_strides[0],
             "lse_head": p.lse_strides[1],
             **score_values(p),

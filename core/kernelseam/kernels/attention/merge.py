@@ -12,7 +12,7 @@ from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
 from kernelseam.kernels.signature import Signature
 
-__all__ = ["MERGE", "MERGE_TILE", "MergeHost", "MergeProblem", "MergeSpec", "MergeTile"]
+__all__ = ["MERGE", "MERGE_TILE", "MergeDefinition", "MergeProblem", "MergeSpec", "MergeTile"]
 
 COLUMNS = 4
 """Of one row, a thread."""
@@ -43,7 +43,7 @@ _STRIDES = (
 _INTS = ("outs_row", "out_row", "parts", "num_heads", "rows", "total", "sequences")
 
 
-class MergeHost(KernelDefinition):
+class MergeDefinition(KernelDefinition):
     """A thread a few columns of a row, all rows in one grid."""
 
     operation = "merge_states"
@@ -133,4 +133,4 @@ class MergeHost(KernelDefinition):
         return Work(problem.bytes_moved)
 
 
-MERGE = MergeHost()
+MERGE = MergeDefinition()

@@ -9,12 +9,12 @@ from kernelseam.contract import ArchRow, Composition, Cost, Device, Launch, Laun
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.attention.host import AttentionHost
+from kernelseam.kernels.attention.host import AttentionDefinition
 from kernelseam.kernels.attention.row_kernels import RowTile
 from kernelseam.kernels.attention.scores import refuse_scores
 from kernelseam.kernels.attention.softmax import SOFTMAX, SoftmaxProblem, factor
 from kernelseam.kernels.elements import INT32, divide_up
-from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.gemm.host import GemmDefinition
 from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.kernel import KernelImplementation
 
@@ -36,7 +36,7 @@ KNOWN = frozenset(
 PITCH = 8
 """Rows of scores and of probabilities begin at multiples of so many elements: of 16 bytes and
 more."""
-_GEMM, _FUSED = GemmHost(), AttentionHost()
+_GEMM, _FUSED = GemmDefinition(), AttentionDefinition()
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ TF32_PRODUCTS: Mapping[str | None, int] = {None: 0, "tf32": 1, "tf32x3": 3}
 """By precision: the number of TF32 products that replace one float32 product."""
 
 
-class GemmHost(KernelDefinition):
+class GemmDefinition(KernelDefinition):
     """One grid over the tiles of C of all matrices of a batch."""
 
     operation = "gemm"

@@ -12,7 +12,7 @@ from kernelseam.costs import predicted
 from kernelseam.descriptors.projection.problem import QkvProjectionProblem
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import refuse_row_strides
-from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.gemm.host import GemmDefinition
 from kernelseam.kernels.projection import products
 from kernelseam.kernels.projection.products import Product
 
@@ -44,7 +44,7 @@ class Projection(Composition):
         self,
         operation: str,
         products_of: Callable[[Any], Iterator[Product]],
-        kernels: tuple[KernelDefinition, ...] = (GemmHost(),),
+        kernels: tuple[KernelDefinition, ...] = (GemmDefinition(),),
         name: str = Composition.name,
         archs: tuple[str, ...] = (),
     ) -> None:

@@ -1,1 +1,1 @@
-"""What is tried, written down as data: a class of cases for each operation, and lists of them."""
+"""The cases as data: a dataclass for each operation, and lists of its cases."""

@@ -12,8 +12,16 @@ from kernelseam.parity.cases.attention_decode import few_queries, options
 from kernelseam.parity.cases.attention_guards import guards
 from kernelseam.parity.cases.attention_scores import biases, masks, together, windows
 from kernelseam.parity.cases.attention_sequences import lengths, packed, paged, pointers
-from kernelseam.parity.cases.common import INF, LEAKS, NAN, ODD, TOKENS, UNFUSED, Plant
-from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.cases.common import (
+    INF,
+    NAN,
+    NAN_EXEMPTIONS,
+    ODD,
+    TOKENS,
+    UNFUSED,
+    InjectedValue,
+)
+from kernelseam.parity.cases.operand_layout import OperandLayout
 
 MAIN = ("f16-64", "f16-64-causal")
 
@@ -22,7 +30,7 @@ def attention_cases() -> list[AttentionCase]:
     """Every attention case."""
     groups = {
         "dtypes and shapes": _shapes,
-        "strides and layouts": _walks,
+        "strides and layouts": _layouts,
         "scores": _scores,
         "values that are not finite": _non_finite,
         "scores that outgrow a kept reference": guards,
@@ -41,13 +49,13 @@ def attention_cases() -> list[AttentionCase]:
     plain = [
         replace(c, may_refuse=c.may_refuse | {UNFUSED}) if _beyond_unfused(c) else c for c in plain
     ]
-    found = [x for c in plain for x in (c, replace(c, name=c.name + "-ramp", ramp=True))]
-    assert len({c.name for c in found}) == len(found)
-    return found
+    cases_and_ramps = [x for c in plain for x in (c, replace(c, name=c.name + "-ramp", ramp=True))]
+    assert len({c.name for c in cases_and_ramps}) == len(cases_and_ramps)
+    return cases_and_ramps
 
 
 def _beyond_unfused(c: AttentionCase) -> bool:
-    """Whether a strided batched GEMM does not do for the products."""
+    """Whether strided batched GEMMs cannot compute the products."""
     return (
         c.view != "strided"
         or c.dtype is DType.float64
@@ -70,11 +78,11 @@ def _shapes() -> Iterator[AttentionCase]:
     for kind in ("bf16-64", "bf16-128", "f32-64", "f32-40"):
         yield case(kind)
     yield case("f32-64-causal", S_q=70, S_k=70, batch=1)
-    # Rows that end within 16 bytes, what follows them there NaN; and rows without anything between
+    # Rows that end within 16 bytes and are followed by NaN there; and rows without gaps between
     # them.
     for kind in ("f16-33/7", "f32-5/19-causal"):
         yield case(kind, S_q=33, S_k=70)
-    tight = dict.fromkeys(("q", "k", "v", "out"), Walk(aligned=False))
+    tight = dict.fromkeys(("q", "k", "v", "out"), OperandLayout(aligned=False))
     yield case("bf16-1-causal", "tight", **tight, S_q=33, S_k=70)
     for S_q, S_k in (
         (1, 1),
@@ -108,28 +116,36 @@ def _shapes() -> Iterator[AttentionCase]:
     yield case("f16-16", "66000-heads", S_q=1, S_k=3, batch=33000, num_heads=2, sample=2000)
 
 
-def _walks() -> Iterator[AttentionCase]:
+def _layouts() -> Iterator[AttentionCase]:
     tokens = {"q": TOKENS, "k": TOKENS, "v": TOKENS, "out": TOKENS}
-    gaps = Walk(gaps=(48, 24, 8))
+    gaps = OperandLayout(gaps=(48, 24, 8))
     for kind in MAIN:
         yield case(kind, "bshd", **tokens, S_q=70, S_k=70, batch=1)
         yield case(kind, "packed", packed=True, out=TOKENS, S_q=67, S_k=67, batch=2, num_heads=4)
-    yield case("f16-64", "bshd-to-bhsd", **{**tokens, "out": Walk()})
+    yield case("f16-64", "bshd-to-bhsd", **{**tokens, "out": OperandLayout()})
     yield case("f16-64", "gaps", q=gaps, k=gaps, v=gaps, out=gaps, lse_gap=3)
     yield case(
         "f16-64",
         "gaps-bshd",
-        **dict.fromkeys(("q", "k", "v", "out"), Walk("brh", (64, 16, 8))),
+        **dict.fromkeys(("q", "k", "v", "out"), OperandLayout("brh", (64, 16, 8))),
         lse_gap=1,
     )
-    yield case("f16-64", "same-kv-batch", k=Walk(broadcast="b"), v=Walk(broadcast="b"), batch=3)
-    yield case("f16-64", "same-kv-heads", k=Walk(broadcast="h"), v=Walk(broadcast="bh"))
-    yield case("f16-64", "same-k-rows", k=Walk(broadcast="r"))
+    yield case(
+        "f16-64",
+        "same-kv-batch",
+        k=OperandLayout(broadcast="b"),
+        v=OperandLayout(broadcast="b"),
+        batch=3,
+    )
+    yield case(
+        "f16-64", "same-kv-heads", k=OperandLayout(broadcast="h"), v=OperandLayout(broadcast="bh")
+    )
+    yield case("f16-64", "same-k-rows", k=OperandLayout(broadcast="r"))
     yield case("f16-64", "odd", q=ODD, k=ODD, v=ODD, out=ODD)
     yield case(
         "f16-64",
         "odd-rows",
-        **dict.fromkeys(("q", "k", "v", "out"), Walk("brh", (0, 0, 1), aligned=False)),
+        **dict.fromkeys(("q", "k", "v", "out"), OperandLayout("brh", (0, 0, 1), aligned=False)),
     )
     yield case("f16-40-causal", "odd", q=ODD, k=ODD, v=ODD, out=ODD, S_q=33, S_k=40)
 
@@ -158,14 +174,20 @@ def _non_finite() -> Iterator[AttentionCase]:
         ("minus-inf-in-v", "v", -INF),
         ("inf-in-k", "k", INF),
     ):
-        yield case("f16-64", what, plants=(Plant(operand, value, (0, 1, 5, 2)),), batch=1)
-    # Under a causal mask these keys are hidden from most rows, and seen by the last ones: keys 100
-    # and 101 are hidden from some rows of a tile and seen by others, whatever its size.
-    hidden = {"k": Plant("k", NAN, (0, 0, 100, 3)), "v": Plant("v", NAN, (0, 1, 100, None))}
-    last = {"k": Plant("k", INF, (0, 1, 128, 0)), "v": Plant("v", -INF, (0, 0, 101, 7))}
+        yield case("f16-64", what, injected=(InjectedValue(operand, value, (0, 1, 5, 2)),), batch=1)
+    # Under a causal mask these keys are hidden from most rows and visible to the last ones: keys
+    # 100 and 101 are hidden from some rows of a tile and visible to others, whatever its size.
+    hidden = {
+        "k": InjectedValue("k", NAN, (0, 0, 100, 3)),
+        "v": InjectedValue("v", NAN, (0, 1, 100, None)),
+    }
+    last = {
+        "k": InjectedValue("k", INF, (0, 1, 128, 0)),
+        "v": InjectedValue("v", -INF, (0, 0, 101, 7)),
+    }
     for kind in ("f16-64-causal", "f32-64-causal", "bf16-128-causal"):
         yield case(
-            kind, "nan-in-hidden-k", S_q=129, S_k=129, batch=1, plants=(hidden["k"], last["k"])
+            kind, "nan-in-hidden-k", S_q=129, S_k=129, batch=1, injected=(hidden["k"], last["k"])
         )
         yield case(
             kind,
@@ -173,10 +195,16 @@ def _non_finite() -> Iterator[AttentionCase]:
             S_q=129,
             S_k=129,
             batch=1,
-            plants=(hidden["v"], last["v"]),
-            exempt=LEAKS,
+            injected=(hidden["v"], last["v"]),
+            exempt=NAN_EXEMPTIONS,
         )
-    everything = (Plant("k", NAN, (None,) * 4), Plant("v", NAN, (None,) * 4))
+    everything = (InjectedValue("k", NAN, (None,) * 4), InjectedValue("v", NAN, (None,) * 4))
     yield case(
-        "f16-64-causal", "masked-rows-nan", S_q=66, S_k=2, batch=1, plants=everything, exempt=LEAKS
+        "f16-64-causal",
+        "masked-rows-nan",
+        S_q=66,
+        S_k=2,
+        batch=1,
+        injected=everything,
+        exempt=NAN_EXEMPTIONS,
     )

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases.attention_bwd_case import BackwardCase, case
-from kernelseam.parity.cases.common import INF, NAN, ODD, SHORT, TOKENS, Plant
-from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.cases.common import INF, NAN, ODD, SHORT, TOKENS, InjectedValue
+from kernelseam.parity.cases.operand_layout import OperandLayout
 
 F16, F32 = SHORT["f16"], DType.float32
 EVERY = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
@@ -27,7 +27,7 @@ RAMPED = frozenset(
         "f16-64-sequences",
     }
 )
-"""Those that run also on the ramp, where the last keys weigh most."""
+"""Cases that run also on the ramp, where the last keys weigh most."""
 
 
 def attention_bwd_cases() -> list[BackwardCase]:
@@ -35,20 +35,22 @@ def attention_bwd_cases() -> list[BackwardCase]:
     groups = {
         "gradients of everything together": _together,
         "gradients: dtypes and shapes": _shapes,
-        "gradients: strides and layouts": _walks,
+        "gradients: strides and layouts": _layouts,
         "gradients: scores": _scores,
         "gradients of biases and sinks": _operands,
         "gradients: lengths": _lengths,
         "gradients in any order": _any_order,
     }
     plain = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
-    found = [
+    cases_and_ramps = [
         x
         for c in plain
         for x in ((c, _ramped(c)) if c.name.removeprefix("attention-bwd-") in RAMPED else (c,))
     ]
-    assert len({c.name for c in found}) == len(found) == len(plain) + len(RAMPED)
-    return found
+    assert (
+        len({c.name for c in cases_and_ramps}) == len(cases_and_ramps) == len(plain) + len(RAMPED)
+    )
+    return cases_and_ramps
 
 
 def _ramped(c: BackwardCase) -> BackwardCase:
@@ -74,7 +76,7 @@ def _together() -> Iterator[BackwardCase]:
             alibi=(0.5, 0.25, 0.125, 0.0625),
             alibi_batch=True,
             bias=dtype,
-            bias_walk=Walk(broadcast="h"),
+            bias_layout=OperandLayout(broadcast="h"),
             mask="random",
             sinks=(0.0, 1.0, 2.0, -3.0),
             num_heads=4,
@@ -118,7 +120,9 @@ def _shapes() -> Iterator[BackwardCase]:
         yield case(kind, S_q=33, S_k=33, batch=1)
     for kind in ("f16-33/7", "f32-5/19-causal"):
         yield case(kind, S_q=33)
-    yield case("bf16-1-causal", "tight", **dict.fromkeys(EVERY, Walk(aligned=False)), S_q=33)
+    yield case(
+        "bf16-1-causal", "tight", **dict.fromkeys(EVERY, OperandLayout(aligned=False)), S_q=33
+    )
     yield case("f64-32", may_refuse=frozenset({"shared"}))
     for S_q, S_k in ((1, 1), (1, 129), (129, 7)):
         yield case("f16-64", f"{S_q}x{S_k}", S_q=S_q, S_k=S_k, batch=1)
@@ -133,20 +137,22 @@ def _shapes() -> Iterator[BackwardCase]:
     yield case("bf16-128-causal", "gqa-4-2", num_heads=4, S_q=7)
 
 
-def _walks() -> Iterator[BackwardCase]:
+def _layouts() -> Iterator[BackwardCase]:
     yield case("f16-64-causal", "bshd", **dict.fromkeys(EVERY, TOKENS))
-    yield case("f16-64", "gaps", **dict.fromkeys(EVERY, Walk(gaps=(48, 24, 8))), lse_gap=3)
+    yield case("f16-64", "gaps", **dict.fromkeys(EVERY, OperandLayout(gaps=(48, 24, 8))), lse_gap=3)
     yield case("f16-64", "odd", **dict.fromkeys(EVERY, ODD))
     yield case(
-        "f16-40-causal", "odd-rows", **dict.fromkeys(EVERY, Walk("brh", (0, 0, 1), aligned=False))
+        "f16-40-causal",
+        "odd-rows",
+        **dict.fromkeys(EVERY, OperandLayout("brh", (0, 0, 1), aligned=False)),
     )
     yield case("f16-64", "packed", packed=True, S_q=67, S_k=67, num_heads=4)
     yield case(
         "f16-64",
         "same-kv-batch",
-        k=Walk(broadcast="b"),
-        v=Walk(broadcast="bh"),
-        dout=Walk(order="brh"),
+        k=OperandLayout(broadcast="b"),
+        v=OperandLayout(broadcast="bh"),
+        dout=OperandLayout(order="brh"),
     )
 
 
@@ -167,12 +173,14 @@ def _scores() -> Iterator[BackwardCase]:
     yield case("f16-64", "prefix-window", window=(8, 0), prefix=(0, 60))
     yield case("f16-64", "prefix-negative", window=(8, 0), prefix=(-3, -(2**31)), S_q=70)
     yield case("f16-64", "mask", mask="random")
-    yield case("f16-64", "mask-rows", mask="rows", mask_walk=Walk(broadcast="bh"))
-    yield case("f16-64", "mask-all", mask="all", mask_walk=Walk(broadcast="bhrc"))
+    yield case("f16-64", "mask-rows", mask="rows", mask_layout=OperandLayout(broadcast="bh"))
+    yield case("f16-64", "mask-all", mask="all", mask_layout=OperandLayout(broadcast="bhrc"))
     yield case("f16-64-causal", "alibi-gqa", alibi=(0.5, 0.25, 0.125, 0.0625), num_heads=4)
     yield case("f16-64", "softcap-5", softcap=5.0)
     yield case("f32-64", "softcap-2-extreme", softcap=2.0, data="extreme", batch=1)
-    yield case("f16-64", "nan-in-dout", plants=(Plant("dout", NAN, (0, 1, 5, 2)),), batch=1)
+    yield case(
+        "f16-64", "nan-in-dout", injected=(InjectedValue("dout", NAN, (0, 1, 5, 2)),), batch=1
+    )
 
 
 def _operands() -> Iterator[BackwardCase]:
@@ -184,42 +192,50 @@ def _operands() -> Iterator[BackwardCase]:
         ("-of-heads", "brc"),
         ("-one", "bhrc"),
     ):
-        # What a row's scores take adds up to 0, but for a sink's part.
+        # The gradient of a row's scores sums to 0, except for a sink's share.
         sinks: dict[str, object] = {"sinks": (3.0, 2.0)} if "c" in axes else {}
-        yield case("f16-64", f"bias{name}", bias_walk=Walk(broadcast=axes), **bias, **sinks)
+        yield case(
+            "f16-64", f"bias{name}", bias_layout=OperandLayout(broadcast=axes), **bias, **sinks
+        )
     yield case(
         "f16-64",
         "bias-odd-transposed",
-        bias_walk=Walk("bhcr", (3, 1, 0), False, 1),
-        dbias=Walk("bhcr", (0, 1, 5)),
+        bias_layout=OperandLayout("bhcr", (3, 1, 0), False, 1),
+        dbias=OperandLayout("bhcr", (0, 1, 5)),
         **bias,
     )
-    gaps = Walk(gaps=(8, 4, 4), offset=1)
+    gaps = OperandLayout(gaps=(8, 4, 4), offset=1)
     yield case("f16-64-causal", "bias-f32-gqa", **{**bias, "bias": F32}, dbias=gaps, num_heads=4)
     yield case(
         "f16-64",
         "bias-f32-holes",
         **{**bias, "bias": F32},
         bias_data="holes",
-        bias_walk=Walk(broadcast="h"),
+        bias_layout=OperandLayout(broadcast="h"),
     )
     yield case("f16-64", "bias-f32-voids", **{**bias, "bias": F32}, bias_data="voids")
-    yield case("f16-64", "bias-voids", bias_data="voids", bias_walk=Walk(broadcast="h"), **bias)
-    yield case("f16-64", "bias-alone", bias=F16, bias_walk=Walk(broadcast="h"))
-    # Sums of nothing.
+    yield case(
+        "f16-64", "bias-voids", bias_data="voids", bias_layout=OperandLayout(broadcast="h"), **bias
+    )
+    yield case("f16-64", "bias-alone", bias=F16, bias_layout=OperandLayout(broadcast="h"))
+    # Empty sums.
     for what, axis, extent in (
         ("batch", "b", {"batch": 0}),
         ("heads", "h", {"num_heads": 0}),
         ("queries", "r", {"S_q": 0}),
         ("keys", "c", {"S_k": 0}),
     ):
-        yield case("f16-64", f"bias-no-{what}", bias_walk=Walk(broadcast=axis), **bias, **extent)
-    yield case("f16-64", "bias-softcap", softcap=3.0, bias_walk=Walk(broadcast="b"), **bias)
+        yield case(
+            "f16-64", f"bias-no-{what}", bias_layout=OperandLayout(broadcast=axis), **bias, **extent
+        )
+    yield case(
+        "f16-64", "bias-softcap", softcap=3.0, bias_layout=OperandLayout(broadcast="b"), **bias
+    )
     yield case(
         "f32-64-causal",
         "bias-window",
         window=(20, 3),
-        bias_walk=Walk(broadcast="b"),
+        bias_layout=OperandLayout(broadcast="b"),
         **{**bias, "bias": F32},
     )
     yield case("f16-64", "sinks", sinks=(0.5, -1.0), sink_gradient=True)
@@ -241,7 +257,7 @@ def _lengths() -> Iterator[BackwardCase]:
         bias_gradient=True,
         sinks=(1.0, -1.0),
         sink_gradient=True,
-        bias_walk=Walk(broadcast="b"),
+        bias_layout=OperandLayout(broadcast="b"),
         S_q=20,
     )
     rows = dict.fromkeys(EVERY, TOKENS)
@@ -299,8 +315,8 @@ def _lengths() -> Iterator[BackwardCase]:
         dk=TOKENS,
         dv=TOKENS,
     )
-    # A bias ends with its sequence's queries: what lies beyond is NaN, and the gradient there 0,
-    # also where a sequence has none, and where the bias of its last is NaN.
+    # Beyond a sequence's queries the bias is NaN and its gradient 0, also for an empty sequence,
+    # and where the last sequence's bias is NaN.
     bias: dict[str, object] = {
         "q_sequences": (100, 0, 4),
         "kv_lengths": (30, 11, 7),
@@ -314,12 +330,12 @@ def _lengths() -> Iterator[BackwardCase]:
         "f16-64",
         "sequences-of-q-bias-nan",
         bias=F16,
-        plants=(Plant("bias", NAN, (2, 0, 3, 3)),),
+        injected=(InjectedValue("bias", NAN, (2, 0, 3, 3)),),
         **bias,
     )
     yield case("f16-64", "sequences-of-q-bias-any-order", bias=F32, deterministic=False, **bias)
-    # And where none has any, sums of nothing.
-    nothing = {**bias, "q_sequences": (0, 0, 0), "bias_walk": Walk(broadcast="br")}
+    # No sequence has queries: empty sums.
+    nothing = {**bias, "q_sequences": (0, 0, 0), "bias_layout": OperandLayout(broadcast="br")}
     yield case("f16-64", "sequences-0-of-q-bias", bias=F16, **nothing)
     yield case(
         "f16-64", "sequences-0-of-q-bias-any-order", bias=F32, deterministic=False, **nothing
@@ -359,7 +375,7 @@ def _any_order() -> Iterator[BackwardCase]:
         alibi_batch=True,
         alibi=(0.5, 0.25, 0.125, 0.0625),
         bias=F32,
-        bias_walk=Walk(broadcast="h"),
+        bias_layout=OperandLayout(broadcast="h"),
         mask="random",
         sinks=(0.0, 1.0, 2.0, -3.0),
         num_heads=4,

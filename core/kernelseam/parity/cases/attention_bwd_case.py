@@ -8,29 +8,29 @@ from typing import ClassVar
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases import attention_case
 from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.cases.common import Exemptions, Plant
-from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.cases.common import Exemptions, InjectedValue
+from kernelseam.parity.cases.operand_layout import OperandLayout
 
 
 @dataclass(frozen=True)
 class BackwardCase:
-    """The gradients of an attention. ``forward`` says what was computed and how its operands lie:
-    q, k, v, out, lse."""
+    """The gradients of an attention. ``forward`` is the attention that was computed, with the
+    layouts of q, k, v, out and lse."""
 
     name: str
     forward: AttentionCase
-    dout: Walk = Walk()
-    dq: Walk = Walk()
-    dk: Walk = Walk()
-    dv: Walk = Walk()
+    dout: OperandLayout = OperandLayout()
+    dq: OperandLayout = OperandLayout()
+    dk: OperandLayout = OperandLayout()
+    dv: OperandLayout = OperandLayout()
     packed: bool = False
     """dq, dk and dv are slices of one [B, S, H + 2·H_kv, D] array."""
     bias_gradient: bool = False
-    dbias: Walk = Walk()
-    """Of the bias's own axes: 1 long where it repeats."""
+    dbias: OperandLayout = OperandLayout()
+    """With the bias's own axes: extent 1 where it is broadcast."""
     sink_gradient: bool = False
     deterministic: bool = True
-    plants: tuple[Plant, ...] = ()
+    injected: tuple[InjectedValue, ...] = ()
     may_refuse: frozenset[str] = frozenset()
     group: str = ""
 
@@ -40,7 +40,7 @@ class BackwardCase:
 
     @property
     def dtype(self) -> DType:
-        """That of q, k, v and all that lies as they do."""
+        """The dtype of q, k, v, dout and their gradients."""
         return self.forward.dtype
 
     @property
@@ -53,14 +53,13 @@ class BackwardCase:
 
 
 FORWARD = {f.name for f in fields(AttentionCase)} - {f.name for f in fields(BackwardCase)}
-"""Fields that are the forward's alone."""
+"""Fields that only the forward has."""
 
 
 def case(kind: str, what: str = "", **given: object) -> BackwardCase:
-    """``kind`` is DTYPE-D[/D_v][-causal]; the fields are the backward's own, and else its
-    forward's."""
+    """``kind`` is DTYPE-D[/D_v][-causal]; fields that the backward lacks are its forward's."""
     forward = attention_case.case(
         kind, what, **{"S_q": 40, "S_k": 70, **{n: x for n, x in given.items() if n in FORWARD}}
     )
-    found = BackwardCase(forward.name.replace("attention", "attention-bwd", 1), forward)
-    return replace(found, **{n: x for n, x in given.items() if n not in FORWARD})  # type: ignore[arg-type]
+    plain = BackwardCase(forward.name.replace("attention", "attention-bwd", 1), forward)
+    return replace(plain, **{n: x for n, x in given.items() if n not in FORWARD})  # type: ignore[arg-type]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.common import SHORT, Exemptions, Plant
-from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.cases.common import SHORT, Exemptions, InjectedValue
+from kernelseam.parity.cases.operand_layout import OperandLayout
 
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """One attention. Field names are the descriptor's; q, k, v and out say how each lies in
-    memory."""
+    """One attention. Field names are the descriptor's; q, k, v and out give the memory layouts."""
 
     name: str
     dtype: DType
@@ -27,10 +26,10 @@ class AttentionCase:
     lse: bool = True
     scale: float | None = None
     """None: 1/√head_dim."""
-    q: Walk = Walk()
-    k: Walk = Walk()
-    v: Walk = Walk()
-    out: Walk = Walk()
+    q: OperandLayout = OperandLayout()
+    k: OperandLayout = OperandLayout()
+    v: OperandLayout = OperandLayout()
+    out: OperandLayout = OperandLayout()
     packed: bool = False
     """q, k and v are slices of one [B, S, H + 2·H_kv, D] array."""
     view: str = "strided"
@@ -38,37 +37,37 @@ class AttentionCase:
     scattered: bool = False
     """Pointer lists: heads in a random order with uneven gaps, else evenly spaced."""
     lse_gap: int = 0
-    """Elements left free after every head's row of the LSE."""
+    """Unused elements after every head's row of the LSE."""
     window: tuple[int | None, int | None] | None = None
     prefix: tuple[int, ...] | None = None
-    """One an entry of the batch; so q_sequences, k_sequences and kv_lengths."""
+    """One per entry of the batch, as in q_sequences, k_sequences and kv_lengths."""
     softcap: float | None = None
     alibi: tuple[float, ...] = ()
-    """A slope a head."""
+    """One slope per head."""
     alibi_batch: bool = False
-    """Every entry of the batch has slopes of its own, those of entry b (b + 1) times as steep."""
+    """Each entry of the batch has its own slopes: entry b's are (b + 1) times as steep."""
     bias: DType | None = None
-    bias_walk: Walk = Walk()
+    bias_layout: OperandLayout = OperandLayout()
     bias_data: str = "normal"
     """"normal" N(0,1), "holes" (−inf for a third of the pairs), "voids" (−inf for every third
     query), "low" (−60000 for half of the pairs), "lowest" (the most negative number for a third of
     the pairs and for every third query)."""
     mask: str = ""
-    """Hidden are: "random" a third of the pairs, "rows" all keys from every third query, "keys" the
-    same third of the keys from all queries, "all" all."""
-    mask_walk: Walk = Walk()
+    """What is masked: "random" a third of the pairs, "rows" every third query's keys, "keys" the
+    same third of the keys for all queries, "all" everything."""
+    mask_layout: OperandLayout = OperandLayout()
     sinks: tuple[float, ...] = ()
-    """One a head."""
+    """One per head."""
     q_sequences: tuple[int, ...] | None = None
     """Lengths: q and out are packed."""
     k_sequences: tuple[int, ...] | None = None
     """Lengths: k and v are packed."""
     margin: int = 0
-    """Rows of packed memory that are nobody's, before the first sequence and after the last."""
+    """Unused rows of packed memory before the first sequence and after the last."""
     kv_lengths: tuple[int, ...] | None = None
     page_size: int = 0
-    """k and v are paged: shuffled pages, some of them nobody's, and a table whose entries beyond
-    the lengths name none."""
+    """k and v are paged: shuffled pages, some of them unused, and a block table with invalid
+    entries beyond the lengths."""
     dtype_out: DType | None = None
     batch_invariant: bool = False
     data: str = "normal"
@@ -78,27 +77,27 @@ class AttentionCase:
     steps: tuple[tuple[int, float], ...] = ()
     """(first key, score): with the default scale, what keys from there to the next step gain."""
     steps_every: int = 1
-    """The steps are for every so many-th query."""
+    """Only every n-th query sees the steps."""
     ramp: bool = False
-    """q[…,0] = √D and k[j,0] = j/16: later keys weigh more, so that a lost one shows."""
-    plants: tuple[Plant, ...] = ()
+    """q[…,0] = √D and k[j,0] = j/16: later keys weigh more, so that a missing one shows."""
+    injected: tuple[InjectedValue, ...] = ()
     sample: int | None = None
     may_refuse: frozenset[str] = frozenset()
     exempt: Exemptions = ()
-    """The core's own implementations that promise less than the case asks, each with the reason:
-    not run there."""
+    """The core's implementations that do not support what the case requires, each with the reason;
+    they are not run."""
     group: str = ""
 
     operation = "attention"
 
     @property
     def scale_used(self) -> float:
-        """The scale in force."""
+        """The scale, with its default."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def out_dtype(self) -> DType:
-        """That of out."""
+        """The dtype of out."""
         return self.dtype_out or self.dtype
 
     @property
@@ -112,7 +111,7 @@ def case(kind: str, what: str = "", **fields: object) -> AttentionCase:
     dtype, dims, *mask = kind.split("-")
     head_dim, _, value_dim = dims.partition("/")
     name = "attention-" + kind.replace("/", "v") + ("-" + what if what else "")
-    found = AttentionCase(
+    plain = AttentionCase(
         name, SHORT[dtype], int(head_dim), int(value_dim or head_dim), causal=bool(mask)
     )
-    return replace(found, **fields)  # type: ignore[arg-type]
+    return replace(plain, **fields)  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-"""Attention cases of few queries, whose heads may share a block and whose keys may be split over
-blocks; wide heads; results in float32; batch invariance."""
+"""Attention cases with few queries: heads that share a thread block, split-KV; wide heads; float32
+results; batch invariance."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases.attention_case import AttentionCase, case
-from kernelseam.parity.cases.common import NAN, TOKENS, Plant
+from kernelseam.parity.cases.common import NAN, TOKENS, InjectedValue
 
 F32 = DType.float32
 
 
 def few_queries() -> Iterator[AttentionCase]:
-    """Groups of heads, and keys by the thousand."""
+    """Groups of heads, and thousands of keys."""
     yield case("f16-64", "1-query-gqa-8-2", S_q=1, num_heads=8)
     yield case("f16-64-causal", "3-queries-gqa-8-2", S_q=3, num_heads=8)
     yield case("f16-64-causal", "3-queries-mqa-5", S_q=3, S_k=2, num_heads=5, kv_heads=1)
@@ -40,7 +40,7 @@ def few_queries() -> Iterator[AttentionCase]:
     yield case("f16-64-causal", "split", **{**three, "S_q": 7})
     yield case("f16-64-causal", "split-sinks", **three, sinks=(3.0, -1.0, 1e3, -1e3))
     yield case("f16-64-causal", "split-window", **three, window=(1200, None))
-    yield case("f16-64", "split-nan", **three, plants=(Plant("v", NAN, (0, 0, 900, 3)),))
+    yield case("f16-64", "split-nan", **three, injected=(InjectedValue("v", NAN, (0, 0, 900, 3)),))
     yield case("f16-64", "split-mask-all", **three, mask="all")
     for n in (0, 513):
         yield case("f16-64", f"split-lengths-{n}", **three, kv_lengths=(n,))
@@ -62,7 +62,7 @@ def few_queries() -> Iterator[AttentionCase]:
 
 
 def options() -> Iterator[AttentionCase]:
-    """What is left."""
+    """Wide heads, float32 results, batch invariance."""
     wide = {"S_q": 17, "S_k": 70, "batch": 1, "num_heads": 4, "kv_heads": 1}
     for kind in ("f16-192/128-causal", "f16-272/40-causal", "bf16-576/512-causal"):
         yield case(kind, "mqa", **wide)

@@ -1,9 +1,10 @@
-"""Attention cases for a softmax that keeps a row's reference from the first block of keys on, and
-looks at sums.
+"""Attention cases for a softmax that keeps the row maximum of the first block of keys and only
+rescales when the row sums demand it.
 
-Any softmax must pass them. Blocks of such a one, of 64 or 128 keys, go from the last key to the
-first, so scores rise towards key 0 here: a weight passes 2^15 over a kept reference, or 1e30,
-beyond which sums do not serve to scale by, or what float32 holds; or the first scores are all −inf.
+Any softmax must pass them. Such a softmax visits blocks of 64 or 128 keys from the last key to the
+first, so scores rise towards key 0 here: a weight exceeds 2^15 relative to the kept maximum, or
+1e30, beyond which sums cannot be rescaled, or the range of float32; or the first scores are all
+−inf.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kernelseam.parity.cases.attention_case import AttentionCase, case
-from kernelseam.parity.cases.common import INF, NAN, Plant
+from kernelseam.parity.cases.common import INF, NAN, InjectedValue
 
 KINDS = ("f16-64", "f16-128", "bf16-64", "bf16-128")
 HIDING = ("f16-64-causal", "bf16-128-causal")
@@ -20,21 +21,20 @@ GROWTH = {"sums": 30.0, "far": 78.0, "infinite": 300.0}
 
 
 def guards() -> Iterator[AttentionCase]:
-    """Every way into the rare branch of ``sm90/attention/softmax.h``, and what is left of small
-    weights."""
+    """Every way into the rescaling branch of ``sm90/attention/softmax.h``, and small weights."""
     for kind in KINDS:
         shape = {"S_q": 150, "S_k": 600, "batch": 1}
         for name, by in GROWTH.items():
-            # A jump in the middle; and one key, which is in the last block and not in a first
-            # thread's part of it.
+            # A jump in the middle; and a single key in the last block, outside the first thread's
+            # fragment.
             yield case(kind, f"rises-{name}", steps=((0, by), (333, 0.0)), **shape)
             yield case(
                 kind, f"rises-{name}-at-the-end", steps=((0, 0.0), (5, by), (6, 0.0)), **shape
             )
-        # In the block that comes first, and in the one after it.
+        # In the first block visited, and in the next one.
         yield case(kind, "falls-infinite", steps=((0, 0.0), (595, 300.0), (597, 0.0)), **shape)
         yield case(kind, "rises-sums-early", steps=((0, 0.0), (505, 30.0), (510, 0.0)), **shape)
-        # Seven jumps of 2^17: over one reference their sum is beyond 2^112.
+        # Seven jumps of 2^17: relative to one maximum their sum exceeds 2^112.
         yield case(
             kind,
             "rises-again-and-again",
@@ -61,24 +61,24 @@ def guards() -> Iterator[AttentionCase]:
     for kind in HIDING:
         shape = {"S_q": 300, "S_k": 420, "batch": 1}
         for name, by in GROWTH.items():
-            # The last keys, which hide from some rows; then the open ones before all diagonals.
+            # The last keys, masked for some rows; then those before the diagonal, visible to all.
             yield case(kind, f"rises-{name}", steps=((0, by), (65, 0.0)), **shape)
             yield case(
                 kind, f"rises-{name}-twice", steps=((0, 2 * by), (50, by), (330, 0.0)), **shape
             )
-        # Few rows see anything but −inf in blocks that hide keys.
+        # In blocks with masked keys, few rows see any score but −inf.
         yield case(kind, "from-nothing", steps=((0, 0.0), (150, -INF)), **shape)
         yield case(kind, "stays-then-rises", steps=((0, 40.0), (100, 5.0), (390, 0.0)), **shape)
     for kind in ("f16-64", "bf16-128"):
-        for what, plant in (
-            ("nan-in-q", Plant("q", NAN, (0, 0, 37, 2))),
-            ("inf-in-k", Plant("k", INF, (0, 1, 40, 3))),
+        for what, injection in (
+            ("nan-in-q", InjectedValue("q", NAN, (0, 0, 37, 2))),
+            ("inf-in-k", InjectedValue("k", INF, (0, 1, 40, 3))),
         ):
             yield case(
                 kind,
                 f"rises-{what}",
                 steps=((0, 30.0), (333, 0.0)),
-                plants=(plant,),
+                injected=(injection,),
                 S_q=150,
                 S_k=600,
                 batch=1,
@@ -88,7 +88,7 @@ def guards() -> Iterator[AttentionCase]:
             kind,
             "rises-nan-in-k",
             steps=((0, 30.0), (65, 0.0)),
-            plants=(Plant("k", NAN, (0, 1, 200, 3)),),
+            injected=(InjectedValue("k", NAN, (0, 1, 200, 3)),),
             S_q=300,
             S_k=420,
             batch=1,
@@ -97,10 +97,9 @@ def guards() -> Iterator[AttentionCase]:
 
 
 def _small_weights() -> Iterator[AttentionCase]:
-    """128 keys of one largest weight rise over a kept reference. Those before them weigh 2^-21.2 or
-    2^-20.5 of it each, which float16 still holds, and their values make nearly all of the result,
-    for the largest have none: a reference that is 2^4 (64 keys a block) or 2^5 (128) above the
-    largest weight loses them."""
+    """128 keys share the largest weight, above the kept maximum. The keys before them weigh 2^-21.2
+    or 2^-20.5 of that each, which float16 can represent, and dominate the result because the values
+    of the 128 are 0: a maximum kept 2^4 (64 keys per block) or 2^5 (128) too high flushes them."""
     for kind, faint in (("f16-64", 14.7), ("f16-128", 14.2), ("bf16-128", 14.2)):
         steps = ((0, 20.0 - faint), (512, 20.0), (640, 0.0))
         yield case(kind, "faint", data="faint", steps=steps, S_q=65, S_k=700, batch=1)

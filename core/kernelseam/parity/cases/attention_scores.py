@@ -1,4 +1,4 @@
-"""Attention cases about what a query sees and about what is done to a score."""
+"""Attention cases about visibility (windows, prefixes, masks) and score modifiers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases.attention_case import AttentionCase, case
-from kernelseam.parity.cases.common import INF, LEAKS, NAN, SHORT, Plant
-from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.cases.common import INF, NAN, NAN_EXEMPTIONS, SHORT, InjectedValue
+from kernelseam.parity.cases.operand_layout import OperandLayout
 
 F32 = DType.float32
 SLOPES = (0.5, 0.0625)
@@ -15,7 +15,7 @@ NO_F64 = frozenset({"shared"})
 
 
 def windows() -> Iterator[AttentionCase]:
-    """Bands about the diagonal, and keys before a prefix that are seen in any case."""
+    """Sliding windows, and keys before a prefix, which are always visible."""
     for window, name, S_q, S_k in (
         ((16, 0), "16-0", 130, 130),
         ((0, 0), "0-0", 65, 70),
@@ -29,9 +29,12 @@ def windows() -> Iterator[AttentionCase]:
         "bf16-128", "window-100-0-gqa", window=(100, 0), S_q=40, S_k=300, batch=1, num_heads=4
     )
     yield case("f32-64", "window-20-20", window=(20, 20), S_q=70, S_k=70, batch=1)
-    # Seen by the first rows alone: later ones share their tile of keys, and then its queries too.
-    early = {"k": Plant("k", NAN, (0, 0, 3, 3)), "v": Plant("v", INF, (0, 1, 40, None))}
-    for name, plant in early.items():
+    # Visible to the first rows alone; later rows share the tile of keys.
+    early = {
+        "k": InjectedValue("k", NAN, (0, 0, 3, 3)),
+        "v": InjectedValue("v", INF, (0, 1, 40, None)),
+    }
+    for name, injection in early.items():
         yield case(
             "f16-64",
             f"window-nan-in-hidden-{name}",
@@ -39,8 +42,8 @@ def windows() -> Iterator[AttentionCase]:
             S_q=129,
             S_k=129,
             batch=1,
-            plants=(plant,),
-            exempt=LEAKS if name == "v" else (),
+            injected=(injection,),
+            exempt=NAN_EXEMPTIONS if name == "v" else (),
         )
     yield case("f16-64-causal", "prefix", prefix=(5, 41), S_q=70, S_k=70)
     yield case("f16-64-causal", "prefix-none-and-all", prefix=(-3, 1000), S_q=40, S_k=70)
@@ -55,24 +58,36 @@ def windows() -> Iterator[AttentionCase]:
         S_q=70,
         S_k=70,
         batch=1,
-        plants=(Plant("v", NAN, (0, 0, 33, None)),),
-        exempt=LEAKS,
+        injected=(InjectedValue("v", NAN, (0, 0, 33, None)),),
+        exempt=NAN_EXEMPTIONS,
     )
 
 
 def masks() -> Iterator[AttentionCase]:
-    """A bit for every pair of a query and a key."""
+    """Boolean masks."""
     yield case("f16-64", "mask", mask="random")
     yield case(
-        "f16-64", "mask-odd-transposed", mask="random", mask_walk=Walk("bhcr", (3, 1, 0), False, 5)
+        "f16-64",
+        "mask-odd-transposed",
+        mask="random",
+        mask_layout=OperandLayout("bhcr", (3, 1, 0), False, 5),
     )
-    yield case("f16-64", "mask-rows", mask="rows", mask_walk=Walk(broadcast="bh"))
-    yield case("f16-64", "mask-all", mask="all", mask_walk=Walk(broadcast="bhrc"))
+    yield case("f16-64", "mask-rows", mask="rows", mask_layout=OperandLayout(broadcast="bh"))
+    yield case("f16-64", "mask-all", mask="all", mask_layout=OperandLayout(broadcast="bhrc"))
     yield case("bf16-128-causal", "mask-gqa", mask="random", num_heads=4, S_q=5, S_k=70)
-    mask = {"mask": "keys", "mask_walk": Walk(broadcast="bhr"), "S_q": 33, "S_k": 40, "batch": 1}
+    mask = {
+        "mask": "keys",
+        "mask_layout": OperandLayout(broadcast="bhr"),
+        "S_q": 33,
+        "S_k": 40,
+        "batch": 1,
+    }
     hidden = dict.fromkeys("kv", (0, 1, 30, None))
     for name, index in hidden.items():
-        lost = {"plants": (Plant(name, NAN, index),), "exempt": LEAKS if name == "v" else ()}
+        lost = {
+            "injected": (InjectedValue(name, NAN, index),),
+            "exempt": NAN_EXEMPTIONS if name == "v" else (),
+        }
         yield case("f16-64", f"mask-keys-nan-in-{name}", **mask, **lost)
 
 
@@ -97,25 +112,25 @@ def biases() -> Iterator[AttentionCase]:
         batch=1,
     )
     f16 = SHORT["f16"]
-    for name, walk in (
-        ("", Walk()),
-        ("-by-key", Walk(broadcast="bhr")),
-        ("-by-query", Walk(broadcast="bc")),
-        ("-odd-transposed", Walk("bhcr", (3, 1, 0), False, 1)),
+    for name, operand_layout in (
+        ("", OperandLayout()),
+        ("-by-key", OperandLayout(broadcast="bhr")),
+        ("-by-query", OperandLayout(broadcast="bc")),
+        ("-odd-transposed", OperandLayout("bhcr", (3, 1, 0), False, 1)),
     ):
-        yield case("f16-64", f"bias{name}", bias=f16, bias_walk=walk)
+        yield case("f16-64", f"bias{name}", bias=f16, bias_layout=operand_layout)
     yield case("f32-64", "bias", bias=F32, S_q=33, S_k=70)
     yield case("f16-64-causal", "bias-f32-gqa", bias=F32, num_heads=4, S_q=33, S_k=70)
     for kind in ("holes", "voids", "low"):
         yield case("f16-64", f"bias-f32-{kind}", bias=F32, bias_data=kind)
-    # In base 2 it is no number any more: a row of nothing else still has a mean, but an LSE of its
-    # own size alone.
+    # Times log2(e) it overflows: a row of only these still has a mean, but its LSE is exact to its
+    # own magnitude only.
     yield case("f16-64", "bias-f32-lowest", bias=F32, bias_data="lowest", lse=False)
-    lost = (Plant("bias", NAN, (0, 1, 5, 7)), Plant("bias", INF, (1, 0, 64, 128)))
-    yield case("f16-64", "bias-nan", bias=f16, plants=lost)
+    lost = (InjectedValue("bias", NAN, (0, 1, 5, 7)), InjectedValue("bias", INF, (1, 0, 64, 128)))
+    yield case("f16-64", "bias-nan", bias=f16, injected=lost)
     yield case("f16-64", "sinks", sinks=(0.5, -1.0))
     yield case("f16-64", "sinks-huge-and-none", sinks=(1e4, -INF), batch=1)
-    # Weights that float32 holds as subnormal numbers, if at all.
+    # Weights that are subnormal in float32, or underflow.
     yield case(
         "f32-64",
         "sinks-far-above",
@@ -149,7 +164,7 @@ def together() -> Iterator[AttentionCase]:
             alibi=(0.5, 0.25, 0.125, 0.0625),
             alibi_batch=True,
             bias=bias,
-            bias_walk=Walk(broadcast="h"),
+            bias_layout=OperandLayout(broadcast="h"),
             mask="random",
             sinks=(0.0, 1.0, 2.0, -3.0),
             num_heads=4,

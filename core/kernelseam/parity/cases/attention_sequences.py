@@ -1,5 +1,5 @@
-"""Attention cases about sequences of different lengths: told, packed, and in pages; and about lists
-of addresses."""
+"""Attention cases with sequences of different lengths (kv_lengths, packed, paged), and with pointer
+lists."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kernelseam.parity.cases.attention_case import AttentionCase, case
-from kernelseam.parity.cases.common import INF, NAN, ODD, SHORT, TOKENS, Plant
-from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.cases.common import INF, NAN, ODD, SHORT, TOKENS, InjectedValue
+from kernelseam.parity.cases.operand_layout import OperandLayout
 
 DECODED = (1, 16, 17, 0, 100)
-"""Keys of entries that ask a query or a few."""
+"""Key counts of entries with one query or a few."""
 
 
 def lengths() -> Iterator[AttentionCase]:
-    """Keys counted in device memory; what lies behind them is NaN."""
+    """Key counts in device memory; keys beyond them are NaN."""
     for kind in ("f16-64", "f16-64-causal"):
         yield case(kind, "lengths", kv_lengths=(40, 129, 0, 65), batch=4, S_q=33)
     yield case("f16-64-causal", "lengths-short-of-queries", kv_lengths=(1, 20), S_q=70, S_k=64)
@@ -26,23 +26,23 @@ def lengths() -> Iterator[AttentionCase]:
         kv_lengths=(40, 70),
         S_q=20,
         S_k=70,
-        plants=(Plant("v", -INF, (0, 1, 39, 5)),),
+        injected=(InjectedValue("v", -INF, (0, 1, 39, 5)),),
     )
 
 
 def _packed(
     kind: str, what: str, q: tuple[int, ...] | None, k: tuple[int, ...] | None, **fields: object
 ) -> AttentionCase:
-    made = case(kind, what, q_sequences=q, k_sequences=k, batch=len(q or k or ()), **fields)
+    packed_case = case(kind, what, q_sequences=q, k_sequences=k, batch=len(q or k or ()), **fields)
     if q is not None:
-        made = replace(made, S_q=max(q), q=TOKENS, out=TOKENS)
+        packed_case = replace(packed_case, S_q=max(q), q=TOKENS, out=TOKENS)
     if k is not None:
-        made = replace(made, S_k=max(k), k=TOKENS, v=TOKENS)
-    return made
+        packed_case = replace(packed_case, S_k=max(k), k=TOKENS, v=TOKENS)
+    return packed_case
 
 
 def packed() -> Iterator[AttentionCase]:
-    """Rows of all sequences one after the other."""
+    """Packed (varlen) rows."""
     mixed, others = (1, 64, 0, 65, 3), (7, 64, 5, 0, 130)
     for kind in ("f16-64", "f16-64-causal", "bf16-128-causal"):
         yield _packed(kind, "sequences", mixed, others)
@@ -63,10 +63,10 @@ def packed() -> Iterator[AttentionCase]:
     yield _packed("f16-64-causal", "sequences-gqa", (3, 1, 2, 33), (40, 40, 2, 33), num_heads=8)
     yield replace(
         _packed("f16-64-causal", "sequences-head-major", (20, 33), (20, 40), margin=1, lse_gap=3),
-        q=Walk(),
-        k=Walk(gaps=(0, 8, 0)),
+        q=OperandLayout(),
+        k=OperandLayout(gaps=(0, 8, 0)),
         v=ODD,
-        out=Walk(),
+        out=OperandLayout(),
     )
     yield _packed(
         "f16-64-causal", "sequences-of-q", (1, 33, 20), None, kv_lengths=(0, 70, 33), S_k=70
@@ -86,8 +86,8 @@ def packed() -> Iterator[AttentionCase]:
         sinks=(0.0, 1.0, 2.0, -3.0),
         num_heads=4,
     )
-    lost = (Plant("k", NAN, (0, 0, 32, 1)), Plant("v", INF, (1, 1, 0, 2)))
-    yield _packed("f16-64", "sequences-nan", (20, 20), (33, 33), plants=lost)
+    lost = (InjectedValue("k", NAN, (0, 0, 32, 1)), InjectedValue("v", INF, (1, 1, 0, 2)))
+    yield _packed("f16-64", "sequences-nan", (20, 20), (33, 33), injected=lost)
 
 
 def _paged(kind: str, what: str, size: int, kv: tuple[int, ...], **fields: object) -> AttentionCase:
@@ -105,7 +105,13 @@ def paged() -> Iterator[AttentionCase]:
     yield _paged("f32-64-causal", "", 16, (40, 7), S_q=20)
     yield _paged("f16-64", "-0", 16, (0, 0), S_q=3)
     yield _paged(
-        "f16-64-causal", "-head-major", 16, (70, 33), S_q=5, k=Walk(gaps=(64, 8, 0)), v=Walk()
+        "f16-64-causal",
+        "-head-major",
+        16,
+        (70, 33),
+        S_q=5,
+        k=OperandLayout(gaps=(64, 8, 0)),
+        v=OperandLayout(),
     )
     yield _paged("f16-64", "-odd", 16, (40, 33), S_q=5, k=ODD, v=ODD)
     yield replace(
@@ -123,7 +129,12 @@ def paged() -> Iterator[AttentionCase]:
         out=TOKENS,
     )
     yield _paged(
-        "f16-64", "-nan-in-v", 16, (40, 20), S_q=5, plants=(Plant("v", NAN, (0, 0, 39, 4)),)
+        "f16-64",
+        "-nan-in-v",
+        16,
+        (40, 20),
+        S_q=5,
+        injected=(InjectedValue("v", NAN, (0, 0, 39, 4)),),
     )
     yield _paged(
         "f16-64-causal", "-window-sinks", 48, (129, 60), S_q=7, window=(30, None), sinks=(1.0, -1.0)
@@ -131,7 +142,7 @@ def paged() -> Iterator[AttentionCase]:
 
 
 def pointers() -> Iterator[AttentionCase]:
-    """Every head in memory of its own."""
+    """Every head in its own memory."""
     for kind, view in (
         ("f16-64", "host"),
         ("f16-64-causal", "device"),
@@ -149,7 +160,7 @@ def pointers() -> Iterator[AttentionCase]:
         "f16-64",
         "pointers-gaps",
         **lists,
-        **dict.fromkeys(("q", "k", "v", "out"), Walk(gaps=(0, 0, 8))),
+        **dict.fromkeys(("q", "k", "v", "out"), OperandLayout(gaps=(0, 0, 8))),
     )
     yield case("f16-64", "pointers-lengths", **lists, kv_lengths=(5, 70), S_k=70)
     yield case(

@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.cases.operand_layout import OperandLayout
 
 NAN, INF = float("nan"), float("inf")
 SHORT = {"f16": DType.float16, "bf16": DType.bfloat16, "f32": DType.float32, "f64": DType.float64}
-"""Dtypes as the names of cases abbreviate them."""
-TOKENS = Walk(order="brh")
-ODD = Walk(offset=1)
+"""Dtypes, as abbreviated in the names of cases."""
+TOKENS = OperandLayout(order="brh")
+ODD = OperandLayout(offset=1)
 UNFUSED = "gemm-softmax-gemm"
 Exemptions = tuple[tuple[str, str], ...]
-"""Implementations of the core's own that promise less than a case asks, each with the reason."""
-LEAKS: Exemptions = (
+"""(implementation of the core, reason): it does not support what the case requires, and is not
+run."""
+NAN_EXEMPTIONS: Exemptions = (
     (
         UNFUSED,
         (
@@ -24,13 +25,13 @@ LEAKS: Exemptions = (
         ),
     ),
 )
-"""For cases whose hidden values are not finite."""
+"""For cases whose masked values are not finite."""
 
 
 @dataclass(frozen=True)
-class Plant:
-    """A value put into an operand after its data were made: [batch, head, row, column], or whatever
-    its axes are, None meaning all of one."""
+class InjectedValue:
+    """A value written into an operand after its data are drawn. ``index``: [batch, head, row,
+    column], or the operand's own axes; None means all of an axis."""
 
     operand: str
     value: float

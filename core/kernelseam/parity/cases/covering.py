@@ -1,4 +1,4 @@
-"""A choice of specs, and so of cases, that covers them all."""
+"""A subset of specs, and so of cases, that covers every field value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def flat(spec: Any) -> Iterator[tuple[str, Hashable]]:
-    """Fields and their values, those of a spec within it among them."""
+    """(field, value) pairs, those of nested specs included."""
     for f in fields(spec):
         value = getattr(spec, f.name)
         if is_dataclass(value):
@@ -18,12 +18,12 @@ def flat(spec: Any) -> Iterator[tuple[str, Hashable]]:
 
 
 def covering(specs: Iterable[Any]) -> list[Any]:
-    """Those, in order, that have a value in a field which none before had with the same dtype."""
+    """The specs, in order, that have a field value which no earlier spec of the same dtype had."""
     seen: set[object] = set()
-    found = []
+    chosen = []
     for spec in specs:
         new = {(type(spec), spec.dtype, name, value) for name, value in flat(spec)} - seen
         if new:
-            found.append(spec)
+            chosen.append(spec)
             seen |= new
-    return found
+    return chosen

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.common import INF, NAN, ODD, SHORT, TOKENS, Plant
+from kernelseam.parity.cases.common import INF, NAN, ODD, SHORT, TOKENS, InjectedValue
 from kernelseam.parity.cases.gemm_case import GemmCase, case
-from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.cases.operand_layout import OperandLayout
 
-TIGHT = Walk(aligned=False)
+TIGHT = OperandLayout(aligned=False)
 RAGGED = (
     (1, 1, 1),
     (7, 63, 64),
@@ -30,7 +30,7 @@ def gemm_cases() -> list[GemmCase]:
     """Every GEMM case."""
     groups = {
         "dtypes and shapes": _shapes,
-        "strides and layouts": _walks,
+        "strides and layouts": _layouts,
         "alpha and beta": _scalars,
         "values at the edge": _values,
         "pointer lists": _pointers,
@@ -39,9 +39,9 @@ def gemm_cases() -> list[GemmCase]:
         "many small matrices": _small,
         "precision of float32": _precisions,
     }
-    found = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
-    assert len({c.name for c in found}) == len(found)
-    return found
+    grouped = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
+    assert len({c.name for c in grouped}) == len(grouped)
+    return grouped
 
 
 def _shapes() -> Iterator[GemmCase]:
@@ -57,7 +57,7 @@ def _shapes() -> Iterator[GemmCase]:
         yield case(kind, "no-batch", batch=0)
         yield case(kind, "no-heads", num_heads=0)
     yield case("f16-nt", "66000-matrices", M=3, N=5, K=4, batch=33000, num_heads=2, sample=1000)
-    for kind in ("f16-nt", "bf16-nn", "f32-nn"):  # so many blocks that a large tile pays
+    for kind in ("f16-nt", "bf16-nn", "f32-nn"):  # enough blocks for a large tile to pay off
         yield case(kind, "large", M=1100, N=1032, K=70, sample=300)
     yield case("f16-nt", "to-f32", dtype_c=DType.float32)
     yield case("f16-nt", "to-f32-beta", dtype_c=DType.float32, beta=0.5, M=7, N=129, K=64)
@@ -65,70 +65,78 @@ def _shapes() -> Iterator[GemmCase]:
     yield case("f64-nn", "to-f32", dtype_c=DType.float32, may_refuse=frozenset({"shared"}))
 
 
-def _walks() -> Iterator[GemmCase]:
+def _layouts() -> Iterator[GemmCase]:
     for kind in ("f16-nn", "f16-nt", "f16-tn", "f16-tt", "f32-nn", "f32-nt", "bf16-nn", "f64-tn"):
         yield case(kind, "unaligned", M=7, N=67, K=65, a=TIGHT, b=TIGHT, c=TIGHT)
     for operand in ("a", "b", "c"):
         yield case("f16-nt", f"odd-{operand}", **{operand: ODD})
     yield case("f32-nn", "odd-abc", a=ODD, b=ODD, c=ODD)
-    gaps = Walk(gaps=(40, 24, 8))
+    gaps = OperandLayout(gaps=(40, 24, 8))
     for kind in ("f16-nt", "f32-nn"):
         yield case(kind, "gaps", a=gaps, b=gaps, c=gaps)
         yield case(kind, "gaps-beta", a=gaps, b=gaps, c=gaps, beta=-0.5)
         yield case(kind, "token-major-in", a=TOKENS, b=TOKENS)
         yield case(kind, "token-major-out", c=TOKENS)
         yield case(
-            kind, "token-major-gaps", **dict.fromkeys("abc", Walk(order="brh", gaps=(64, 8, 16)))
+            kind,
+            "token-major-gaps",
+            **dict.fromkeys("abc", OperandLayout(order="brh", gaps=(64, 8, 16))),
         )
-        yield case(kind, "same-a-batch", a=Walk(broadcast="b"))
-        yield case(kind, "same-b-heads", b=Walk(broadcast="h"))
-        yield case(kind, "same-b-all", b=Walk(broadcast="bh"))
-        yield case(kind, "same-a-rows", a=Walk(broadcast="r"))
+        yield case(kind, "same-a-batch", a=OperandLayout(broadcast="b"))
+        yield case(kind, "same-b-heads", b=OperandLayout(broadcast="h"))
+        yield case(kind, "same-b-all", b=OperandLayout(broadcast="bh"))
+        yield case(kind, "same-a-rows", a=OperandLayout(broadcast="r"))
     for kind in ("f16-nt", "bf16-nn"):
         yield case(kind, "b-group-2", num_heads=6, b_head_group=2)
         yield case(kind, "b-group-all", num_heads=4, b_head_group=4, b=TOKENS)
 
 
 def _scalars() -> Iterator[GemmCase]:
-    nan_inputs = (Plant("A", NAN, (0, None, 1, 2)), Plant("B", INF, (0, None, 2, 1)))
+    nan_inputs = (
+        InjectedValue("A", NAN, (0, None, 1, 2)),
+        InjectedValue("B", INF, (0, None, 2, 1)),
+    )
     for kind in ("f16-nn", "f32-nn"):
         yield case(kind, "alpha-half", alpha=0.5)
         yield case(kind, "alpha-minus-one-beta-one", alpha=-1, beta=1)
         yield case(kind, "alpha-beta", alpha=2.5, beta=-0.5, M=129, K=64)
-        yield case(kind, "alpha-0-beta-0-nan-in", alpha=0, plants=nan_inputs)
-        yield case(kind, "alpha-0-beta-half-nan-in", alpha=0, beta=0.5, plants=nan_inputs)
+        yield case(kind, "alpha-0-beta-0-nan-in", alpha=0, injected=nan_inputs)
+        yield case(kind, "alpha-0-beta-half-nan-in", alpha=0, beta=0.5, injected=nan_inputs)
         yield case(kind, "k-0", K=0)
         yield case(kind, "k-0-beta-half", K=0, beta=0.5)
-        old = (Plant("C", NAN, (0, 1, 3, 4)), Plant("C", -INF, (1, 0, 0, 0)))
-        yield case(kind, "nan-in-c-beta-one", beta=1, plants=old)
-        # the poison is NaN in every case
-        yield case(kind, "beta-0-nan-in-c", plants=(Plant("C", NAN, (None,) * 4),))
+        old = (InjectedValue("C", NAN, (0, 1, 3, 4)), InjectedValue("C", -INF, (1, 0, 0, 0)))
+        yield case(kind, "nan-in-c-beta-one", beta=1, injected=old)
+        # C starts as NaN in any case
+        yield case(kind, "beta-0-nan-in-c", injected=(InjectedValue("C", NAN, (None,) * 4),))
 
 
 def _values() -> Iterator[GemmCase]:
     for kind in ("f16-nn", "f16-nt", "f16-tn", "f16-tt", "bf16-nt", "f32-nn", "f64-nn"):
         yield case(kind, "integers", data="integers", M=65, N=130, K=129)
     yield case("f16-nt", "integers-scaled", data="integers", alpha=2, beta=-1)
-    # most results lie between two numbers of the dtype, some halfway
+    # most results lie between two representable values, some exactly halfway
     for kind in ("f16-nt", "bf16-nt"):
         yield case(kind, "integers-rounded", data="integers", alpha=201, M=65, N=130, K=129)
     yield case("f16-nt", "integers-to-f32", data="integers", dtype_c=DType.float32, K=257)
     for kind in ("f16-nt", "f32-nn", "bf16-nn"):
-        yield case(kind, "nan-in-a", plants=(Plant("A", NAN, (0, 1, 5, 6)),))
-        yield case(kind, "nan-in-b", plants=(Plant("B", NAN, (1, 2, 7, 6)),))
+        yield case(kind, "nan-in-a", injected=(InjectedValue("A", NAN, (0, 1, 5, 6)),))
+        yield case(kind, "nan-in-b", injected=(InjectedValue("B", NAN, (1, 2, 7, 6)),))
         yield case(
             kind,
             "inf-in-a",
-            plants=(Plant("A", INF, (0, 1, 5, 6)), Plant("A", -INF, (1, 0, 64, 32))),
+            injected=(
+                InjectedValue("A", INF, (0, 1, 5, 6)),
+                InjectedValue("A", -INF, (1, 0, 64, 32)),
+            ),
         )
-    zero_meets_inf = (Plant("A", INF, (0, 0, 3, 4)), Plant("B", 0.0, (0, 0, 9, 4)))
-    yield case("f16-nt", "inf-times-zero", plants=zero_meets_inf)
+    zero_meets_inf = (InjectedValue("A", INF, (0, 0, 3, 4)), InjectedValue("B", 0.0, (0, 0, 9, 4)))
+    yield case("f16-nt", "inf-times-zero", injected=zero_meets_inf)
     opposite = (
-        Plant("A", INF, (0, 0, 3, None)),
-        Plant("B", 1.0, (0, 0, 2, None)),
-        Plant("B", -1.0, (0, 0, 2, 8)),
+        InjectedValue("A", INF, (0, 0, 3, None)),
+        InjectedValue("B", 1.0, (0, 0, 2, None)),
+        InjectedValue("B", -1.0, (0, 0, 2, 8)),
     )
-    yield case("f16-nt", "inf-minus-inf", plants=opposite)
+    yield case("f16-nt", "inf-minus-inf", injected=opposite)
     yield case("f16-nt", "overflow", data="huge")
     yield case("f16-nt", "subnormal", data="tiny")
     yield case("f16-nn", "long", K=2049, M=33, N=40, batch=1)
@@ -152,19 +160,21 @@ def _pointers() -> Iterator[GemmCase]:
         view="host",
         scattered=True,
         beta=0.5,
-        c=Walk(gaps=(0, 0, 8)),
+        c=OperandLayout(gaps=(0, 0, 8)),
     )
     yield case("f16-nt", "pointers-300", view="host", scattered=True, M=8, N=8, K=8, batch=100)
-    yield case("f32-nn", "pointers-same-a", view="host", a=Walk(broadcast="bh"), scattered=True)
+    yield case(
+        "f32-nn", "pointers-same-a", view="host", a=OperandLayout(broadcast="bh"), scattered=True
+    )
     yield case("f32-nn", "pointers-k-0", view="host", scattered=True, K=0, beta=0.5)
-    nan = (Plant("A", NAN, (0, 0, 0, 0)),)
-    yield case("f32-nn", "pointers-alpha-0", view="host", scattered=True, alpha=0, plants=nan)
+    nan = (InjectedValue("A", NAN, (0, 0, 0, 0)),)
+    yield case("f32-nn", "pointers-alpha-0", view="host", scattered=True, alpha=0, injected=nan)
     yield case("f32-nn", "pointers-none", view="host", batch=0)
 
 
 F16, BF16, F32, F64 = SHORT.values()
-ALL = Walk(broadcast="bh")
-"""One for all batches and heads."""
+ALL = OperandLayout(broadcast="bh")
+"""Broadcast over batches and heads."""
 
 
 def _both(dtype: DType, **fields: object) -> dict[str, object]:
@@ -185,20 +195,22 @@ def _added() -> Iterator[GemmCase]:
     yield case(
         "f16-nt",
         "bias-residual-ragged",
-        **_both(F16, M=7, N=136, bias_walk=Walk(aligned=False, offset=1)),
+        **_both(F16, M=7, N=136, bias_layout=OperandLayout(aligned=False, offset=1)),
     )
     yield case(
-        "f16-nt", "bias-residual-group", **_both(F16, num_heads=6, b_head_group=2, bias_walk=ALL)
+        "f16-nt", "bias-residual-group", **_both(F16, num_heads=6, b_head_group=2, bias_layout=ALL)
     )
-    for what, walk in (
-        ("gaps", Walk(gaps=(40, 24, 8))),
+    for what, operand_layout in (
+        ("gaps", OperandLayout(gaps=(40, 24, 8))),
         ("token-major", TOKENS),
-        ("same-batch", Walk(broadcast="b")),
-        ("same-heads", Walk(broadcast="h")),
-        ("same-rows", Walk(broadcast="r")),
+        ("same-batch", OperandLayout(broadcast="b")),
+        ("same-heads", OperandLayout(broadcast="h")),
+        ("same-rows", OperandLayout(broadcast="r")),
     ):
         yield case(
-            "f16-nt", f"bias-residual-{what}", **_both(F16, bias_walk=walk, residual_walk=walk)
+            "f16-nt",
+            f"bias-residual-{what}",
+            **_both(F16, bias_layout=operand_layout, residual_layout=operand_layout),
         )
     yield case("f16-nt", "bias-residual-in-place", **_both(F16, in_place=True, M=129, N=136))
     yield case(
@@ -206,45 +218,50 @@ def _added() -> Iterator[GemmCase]:
         "bias-residual-in-place-token-major",
         **_both(F16, in_place=True, c=TOKENS, alpha=-1),
     )
-    yield case("f16-nt", "bias", bias=F16, bias_walk=ALL)
+    yield case("f16-nt", "bias", bias=F16, bias_layout=ALL)
     yield case("f16-nt", "residual", residual=F16)
-    yield case("f16-nt", "bias-residual-to-f32", **_both(F32, dtype_c=F32, residual_walk=TOKENS))
+    yield case("f16-nt", "bias-residual-to-f32", **_both(F32, dtype_c=F32, residual_layout=TOKENS))
     mixed = {"bias": F32, "residual": BF16, "N": 136}
     yield case("bf16-nn", "bias-f32-residual", **mixed)
     yield case(
         "bf16-nn", "bias-f32-residual-rounded", **mixed, data="integers", alpha=201, M=65, K=129
     )
-    yield case("f64-tn", "bias-residual", **_both(F64, residual_walk=Walk(gaps=(0, 0, 6))))
-    large = Walk(broadcast="h")
+    yield case(
+        "f64-tn", "bias-residual", **_both(F64, residual_layout=OperandLayout(gaps=(0, 0, 6)))
+    )
+    large = OperandLayout(broadcast="h")
     for kind in ("f16-nt", "f32-nn"):
         dtype = SHORT[kind[:3]]
         yield case(
             kind,
             "bias-residual-large",
-            **_both(dtype, M=1100, N=1032, K=70, sample=300, residual_walk=large),
+            **_both(dtype, M=1100, N=1032, K=70, sample=300, residual_layout=large),
         )
         yield case(kind, "bias-residual-k-0", **_both(dtype, K=0, beta=0.5))
-        nan = (Plant("A", NAN, (0, None, 1, 2)), Plant("B", INF, (0, None, 2, 1)))
-        yield case(kind, "bias-residual-alpha-0-nan-in", **_both(dtype, alpha=0, plants=nan))
-        kept = (Plant("bias", NAN, (0, 1, 0, 5)), Plant("residual", INF, (1, 2, 64, 71)))
-        yield case(kind, "bias-nan-residual-inf", **_both(dtype, plants=kept))
+        nan = (InjectedValue("A", NAN, (0, None, 1, 2)), InjectedValue("B", INF, (0, None, 2, 1)))
+        yield case(kind, "bias-residual-alpha-0-nan-in", **_both(dtype, alpha=0, injected=nan))
+        non_finite = (
+            InjectedValue("bias", NAN, (0, 1, 0, 5)),
+            InjectedValue("residual", INF, (1, 2, 64, 71)),
+        )
+        yield case(kind, "bias-nan-residual-inf", **_both(dtype, injected=non_finite))
         yield case(
             kind,
             "bias-residual-beta-0-nan-in-c",
-            **_both(dtype, plants=(Plant("C", NAN, (None,) * 4),)),
+            **_both(dtype, injected=(InjectedValue("C", NAN, (None,) * 4),)),
         )
     for kind, dtype, high in (("f16-nt", F16, 65504.0), ("f32-nn", F32, 3.4e38)):
-        # Near the largest number: alone it is a result, with a residual as large none.
-        plants = tuple(
-            Plant(name, x, index)
+        # Near the largest finite value: alone a valid result, with an equal residual an overflow.
+        injected = tuple(
+            InjectedValue(name, x, index)
             for x, column in ((high, 5), (-high, 69))
             for name, index in (("bias", (0, 1, 0, column)), ("residual", (0, 1, 33, column)))
         )
-        yield case(kind, "bias-residual-overflow", **_both(dtype, plants=plants))
+        yield case(kind, "bias-residual-overflow", **_both(dtype, injected=injected))
     yield case(
         "f32-nn",
         "bias-residual-odd",
-        **_both(F32, bias_walk=ODD, residual_walk=Walk(offset=1, aligned=False)),
+        **_both(F32, bias_layout=ODD, residual_layout=OperandLayout(offset=1, aligned=False)),
     )
     yield case("f16-nt", "bias-residual-no-rows", **_both(F16, M=0))
     listed = _both(F16, view="host", scattered=True)
@@ -253,15 +270,16 @@ def _added() -> Iterator[GemmCase]:
         "f16-nt",
         "pointers-bias-residual-device",
         **{**listed, "view": "device"},
-        residual_walk=Walk(gaps=(0, 0, 8)),
+        residual_layout=OperandLayout(gaps=(0, 0, 8)),
     )
     yield case("f16-nt", "pointers-bias-residual-even", **_both(F16, view="host", beta=0.5))
     yield case("f16-nt", "pointers-bias-residual-in-place", **listed, in_place=True)
-    yield case("f16-nt", "pointers-same-bias", **listed, bias_walk=ALL, K=0)
+    yield case("f16-nt", "pointers-same-bias", **listed, bias_layout=ALL, K=0)
 
 
 def _sums() -> Iterator[GemmCase]:
-    """As of what is repeated in the forward: a weight for the batch, keys for a group of heads."""
+    """Sums as in gradients of broadcast operands: a weight for the batch, keys for a group of
+    heads."""
     for ops, dtype, to in (
         ("nt", "f16", None),
         ("tn", "f16", F32),
@@ -297,13 +315,17 @@ def _sums() -> Iterator[GemmCase]:
         c_batch_group=2,
         alpha=0,
         beta=0.5,
-        plants=(Plant("A", NAN, (None,) * 4),),
+        injected=(InjectedValue("A", NAN, (None,) * 4),),
     )
     yield case(kind, "sum-k-0", batch=4, c_batch_group=2, K=0)
     yield case(
-        kind, "sum-nan-in-a", batch=4, c_batch_group=2, plants=(Plant("A", NAN, (3, 1, 5, 6)),)
+        kind,
+        "sum-nan-in-a",
+        batch=4,
+        c_batch_group=2,
+        injected=(InjectedValue("A", NAN, (3, 1, 5, 6)),),
     )
-    yield case(kind, "sum-same-a", batch=4, c_batch_group=2, a=Walk(broadcast="b"))
+    yield case(kind, "sum-same-a", batch=4, c_batch_group=2, a=OperandLayout(broadcast="b"))
     yield case(
         kind, "sum-long", batch=8, num_heads=8, c_batch_group=8, c_head_group=4, M=17, N=24, K=300
     )
@@ -321,7 +343,7 @@ def _sums() -> Iterator[GemmCase]:
     yield case(
         kind, "sum-many", M=8, N=8, K=8, batch=300, num_heads=4, c_batch_group=150, c_head_group=2
     )
-    # those of one matrix
+    # sums of one matrix
     yield case(kind, "sum-rows", M=1, N=72, K=40, batch=65, num_heads=3, c_batch_group=65)
     together = _both(
         F32,
@@ -329,12 +351,12 @@ def _sums() -> Iterator[GemmCase]:
         c_batch_group=2,
         num_heads=6,
         c_head_group=3,
-        bias_walk=ALL,
-        residual_walk=TOKENS,
+        bias_layout=ALL,
+        residual_layout=TOKENS,
     )
     yield case("f32-nn", "sum-bias-residual", **together)
     yield case("f32-nn", "sum-residual-in-place", **{**together, "in_place": True, "c": TOKENS})
-    listed = {**together, "view": "host", "residual_walk": Walk()}
+    listed = {**together, "view": "host", "residual_layout": OperandLayout()}
     yield case("f32-nn", "pointers-sum-bias-residual", **listed, scattered=True)
     yield case("f32-nn", "pointers-sum-even", **listed)
 
@@ -350,8 +372,8 @@ def _small() -> Iterator[GemmCase]:
     odd = {"M": 5, "N": 7, "K": 3, "a": TIGHT, "b": TIGHT, "c": TIGHT}
     yield case("f32-nn", "4096-of-5x7x3", batch=64, num_heads=64, sample=2000, **odd)
     yield case("f32-nn", "33-of-5x7x3", batch=11, num_heads=3, beta=0.5, **odd)
-    # More than there are compute units on the largest device, few enough for slow ones: tiles that
-    # share a block pay.
+    # More than the compute units of the largest device, few enough for slow ones: several tiles per
+    # block pay off.
     ragged = {"M": 13, "N": 11, "K": 9, "num_heads": 5}
     yield case("f16-nt", "310-of-13x11x9-bias-residual", **_both(F16, batch=62, **ragged))
     for kind in ("f16-nt", "f32-nn"):
@@ -368,7 +390,7 @@ def _small() -> Iterator[GemmCase]:
 
 
 def _precisions() -> Iterator[GemmCase]:
-    """Not every arch multiplies float32 in another way than its own."""
+    """TF32 and 3xTF32, which not every arch supports."""
     for precision in ("tf32", "tf32x3"):
         ways: dict[str, object] = {"precision": precision, "may_refuse": frozenset({"shared"})}
         for ops in ("nn", "nt", "tn", "tt"):
@@ -412,17 +434,20 @@ def _precisions() -> Iterator[GemmCase]:
             **ways,
         )
         yield case(
-            "f32-nn", f"{precision}-nan-in-b", plants=(Plant("B", NAN, (1, 2, 7, 6)),), **ways
+            "f32-nn",
+            f"{precision}-nan-in-b",
+            injected=(InjectedValue("B", NAN, (1, 2, 7, 6)),),
+            **ways,
         )
         inf = (
-            Plant("A", INF, (0, 1, 5, 6)),
-            Plant("A", -INF, (1, 0, 64, 32)),
-            Plant("B", 1.0, (0, 1, 6, None)),
+            InjectedValue("A", INF, (0, 1, 5, 6)),
+            InjectedValue("A", -INF, (1, 0, 64, 32)),
+            InjectedValue("B", 1.0, (0, 1, 6, None)),
         )
-        yield case("f32-nn", f"{precision}-inf-in-a", plants=inf, **ways)
+        yield case("f32-nn", f"{precision}-inf-in-a", injected=inf, **ways)
         yield case(
             "f32-nn",
             f"{precision}-inf-times-zero",
             **ways,
-            plants=(Plant("A", INF, (0, 0, 3, 4)), Plant("B", 0.0, (0, 0, 4, 9))),
+            injected=(InjectedValue("A", INF, (0, 0, 3, 4)), InjectedValue("B", 0.0, (0, 0, 4, 9))),
         )

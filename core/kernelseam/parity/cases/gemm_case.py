@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.common import SHORT, Exemptions, Plant
-from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.cases.common import SHORT, Exemptions, InjectedValue
+from kernelseam.parity.cases.operand_layout import OperandLayout
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class GemmCase:
     in_place: bool = False
     """The residual is C itself."""
     precision: str | None = None
-    a: Walk = Walk()
-    b: Walk = Walk()
-    c: Walk = Walk()
-    bias_walk: Walk = Walk()
-    """Of a row each."""
-    residual_walk: Walk = Walk()
+    a: OperandLayout = OperandLayout()
+    b: OperandLayout = OperandLayout()
+    c: OperandLayout = OperandLayout()
+    bias_layout: OperandLayout = OperandLayout()
+    """The bias as [batch, head, 1, column]."""
+    residual_layout: OperandLayout = OperandLayout()
     view: str = "strided"
     """"strided"; or pointer lists: "host" or "device" (where the list lies)."""
     scattered: bool = False
@@ -47,36 +47,35 @@ class GemmCase:
     data: str = "normal"
     """"normal" N(0,1), "positive" U(0,1), "integers" −3…3 (results must agree bit for bit), "tiny"
     or "huge" normal."""
-    plants: tuple[Plant, ...] = ()
+    injected: tuple[InjectedValue, ...] = ()
     sample: int | None = None
-    """Compare so many rows instead of all."""
+    """The number of rows to compare, instead of all."""
     may_refuse: frozenset[str] = frozenset()
-    """Names of the core's own implementations that may refuse; a plugin's own always may, with a
-    reason."""
+    """The core's implementations that may refuse the case; a plugin's always may, with a reason."""
     group: str = ""
-    """What the case is about, a heading of the report."""
+    """The heading in the report."""
 
     operation = "gemm"
     exempt: ClassVar[Exemptions] = ()
 
     @property
     def out_dtype(self) -> DType:
-        """That of C."""
+        """The dtype of C."""
         return self.dtype_c or self.dtype
 
     @property
     def lead(self) -> tuple[int, int]:
-        """C's batches and heads."""
+        """C's leading dimensions: (batches, heads)."""
         return self.batch // self.c_batch_group, self.num_heads // self.c_head_group
 
     @property
     def terms(self) -> int:
-        """Products of numbers that an element of C is the sum of."""
+        """The number of products summed in an element of C."""
         return self.K * self.c_batch_group * self.c_head_group
 
     @property
     def exact(self) -> bool:
-        """Whether the oracle must be met bit for bit."""
+        """Whether results must equal the oracle's bit for bit."""
         return self.data == "integers"
 
 
@@ -84,5 +83,5 @@ def case(kind: str, what: str = "", **fields: object) -> GemmCase:
     """``kind`` is DTYPE-XY, X and Y being n or t for A and B."""
     dtype, ops = kind.split("-")
     name = "gemm-" + kind + ("-" + what if what else "")
-    found = GemmCase(name, SHORT[dtype], ops[0] == "t", ops[1] == "t")
-    return replace(found, **fields)  # type: ignore[arg-type]
+    plain = GemmCase(name, SHORT[dtype], ops[0] == "t", ops[1] == "t")
+    return replace(plain, **fields)  # type: ignore[arg-type]

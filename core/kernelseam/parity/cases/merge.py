@@ -1,4 +1,4 @@
-"""The rows of the parity matrix that merge partial attentions."""
+"""The parity cases that merge partial attentions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from kernelseam.parity.cases.common import ODD, TOKENS
 from kernelseam.parity.cases.merge_case import MergeCase, case
-from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.cases.operand_layout import OperandLayout
 
 
 def merge_cases() -> list[MergeCase]:
     """Every case of merged states."""
-    found = [replace(c, group="merged states") for c in _cases()]
-    assert len({c.name for c in found}) == len(found)
-    return found
+    grouped = [replace(c, group="merged states") for c in _cases()]
+    assert len({c.name for c in grouped}) == len(grouped)
+    return grouped
 
 
 def _cases() -> Iterator[MergeCase]:
@@ -23,7 +23,7 @@ def _cases() -> Iterator[MergeCase]:
     for kind in ("f64-f64", "f64-f32"):
         yield case(kind, may_refuse=frozenset({"shared"}))
     yield case("f64-f64", "apart", data="apart", may_refuse=frozenset({"shared"}))
-    gaps = Walk(gaps=(48, 24, 8))
+    gaps = OperandLayout(gaps=(48, 24, 8))
     for n in (0, 1, 2, 19):
         yield case("f32-f16", f"parts-{n}", parts=n)
     for data in ("apart", "absent", "nothing", "nan", "inf"):
@@ -32,7 +32,13 @@ def _cases() -> Iterator[MergeCase]:
     yield case("f32-f16", "gaps", outs=gaps, out=gaps, part_gap=40)
     yield case("f32-f16", "bshd", outs=TOKENS, out=TOKENS)
     yield case("f32-f16", "odd", outs=ODD, out=ODD)
-    yield case("f32-f32", "dim-33", value_dim=33, outs=Walk(aligned=False), out=Walk(aligned=False))
+    yield case(
+        "f32-f32",
+        "dim-33",
+        value_dim=33,
+        outs=OperandLayout(aligned=False),
+        out=OperandLayout(aligned=False),
+    )
     yield case("f32-bf16", "dim-512", value_dim=512, rows=1, parts=7)
     yield case("f32-f16", "no-rows", rows=0)
     yield case("f32-f16", "no-batch", batch=0)

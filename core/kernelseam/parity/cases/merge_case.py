@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.common import SHORT, Exemptions, Plant
-from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.cases.common import SHORT, Exemptions, InjectedValue
+from kernelseam.parity.cases.operand_layout import OperandLayout
 
 
 @dataclass(frozen=True)
 class MergeCase:
-    """Partial attentions merged. Field names are the descriptor's; outs and out say how each lies
-    in memory."""
+    """Partial attentions merged. Field names are the descriptor's; outs and out give the memory
+    layouts."""
 
     name: str
     dtype: DType
@@ -24,10 +24,10 @@ class MergeCase:
     rows: int = 17
     value_dim: int = 64
     lse: bool = True
-    outs: Walk = Walk()
-    out: Walk = Walk()
+    outs: OperandLayout = OperandLayout()
+    out: OperandLayout = OperandLayout()
     part_gap: int = 0
-    """Elements left free after every part's results, and after every head's row of an LSE."""
+    """Unused elements after every part's results, and after every head's row of an LSE."""
     data: str = "normal"
     """LSEs: "normal" N(0,4), "apart" (parts outweigh each other by up to e^200), "absent" (−inf for
     half of them, their results NaN), "nothing" (−inf for all), "nan" or "inf" (one of them)."""
@@ -36,7 +36,7 @@ class MergeCase:
 
     operation = "merge_states"
     sample: ClassVar[int | None] = None
-    plants: ClassVar[tuple[Plant, ...]] = ()
+    injected: ClassVar[tuple[InjectedValue, ...]] = ()
     exempt: ClassVar[Exemptions] = ()
 
 

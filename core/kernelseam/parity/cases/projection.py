@@ -1,5 +1,5 @@
 """The rows of the parity matrix about the projections themselves; their gradients are in
-``projection_bwd_cases``.
+``projection_bwd``.
 
 Extents, strides, positions and values vary freely; specs (dtypes, options, alignment) are few, for
 each is a compilation.
@@ -11,22 +11,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kernelseam.parity.cases.common import INF, NAN, ODD, SHORT, TOKENS, Plant
+from kernelseam.parity.cases.common import INF, NAN, ODD, SHORT, TOKENS, InjectedValue
+from kernelseam.parity.cases.operand_layout import OperandLayout
 from kernelseam.parity.cases.projection_case import ProjectionCase, case
-from kernelseam.parity.cases.walk import Walk
 
 F16, F32 = SHORT["f16"], SHORT["f32"]
-GAPS, TIGHT = Walk(gaps=(64, 24, 8)), Walk(aligned=False)
-APART = Walk(gaps=(32, 0, 0))
-"""Entries with a gap between them: their tokens are not the rows of one matrix."""
+GAPS, TIGHT = OperandLayout(gaps=(64, 24, 8)), OperandLayout(aligned=False)
+APART = OperandLayout(gaps=(32, 0, 0))
+"""Batch entries with a gap between them: their tokens are not rows of one matrix."""
 QKV, OUT = "qkv_projection", "output_projection"
 
 
 def grouped(groups: Mapping[str, Iterator[ProjectionCase]]) -> list[ProjectionCase]:
     """The cases of groups, each with its group's name."""
-    found = [replace(c, group=group) for group, cases in groups.items() for c in cases]
-    assert len({c.name for c in found}) == len(found)
-    return found
+    cases_of_groups = [replace(c, group=group) for group, cases in groups.items() for c in cases]
+    assert len({c.name for c in cases_of_groups}) == len(cases_of_groups)
+    return cases_of_groups
 
 
 def projection_cases() -> list[ProjectionCase]:
@@ -42,9 +42,9 @@ def projection_cases() -> list[ProjectionCase]:
     )
 
 
-def of_qkv(walk: Walk) -> dict[str, Walk]:
-    """q, k and v all lie so."""
-    return dict.fromkeys("qkv", walk)
+def of_qkv(operand_layout: OperandLayout) -> dict[str, OperandLayout]:
+    """The same layout for q, k and v."""
+    return dict.fromkeys("qkv", operand_layout)
 
 
 def _qkv() -> Iterator[ProjectionCase]:
@@ -75,7 +75,7 @@ def _qkv() -> Iterator[ProjectionCase]:
         yield case(QKV, kind, "no-batch", batch=0)
         yield case(QKV, kind, "no-tokens", S=0)
     yield case(QKV, "f16", "one-entry", batch=1, S=70, bias=F16)
-    yield case(QKV, "f16", "one-input", {"input": Walk(broadcast="b")})
+    yield case(QKV, "f16", "one-input", {"input": OperandLayout(broadcast="b")})
     yield case(QKV, "f16", "decode", {"input": APART, "q": TOKENS, "k": GAPS}, S=1, batch=5)
     yield case(QKV, "f16", "odd-q", {"q": ODD})
     yield case(QKV, "f16", "no-hidden", hidden=0, bias=F16)
@@ -83,13 +83,13 @@ def _qkv() -> Iterator[ProjectionCase]:
     yield case(QKV, "f16", "positive", data="positive", hidden=1032, S=17)
     yield case(QKV, "f16", "few-tokens", S=9, hidden=1096, head_dim=64, bias=F16)
     nan = (
-        Plant("input", NAN, (0, 0, 5, 6)),
-        Plant("input", INF, (1, 0, 0, 71)),
-        Plant("input", -INF, (1, 0, 32, 0)),
+        InjectedValue("input", NAN, (0, 0, 5, 6)),
+        InjectedValue("input", INF, (1, 0, 0, 71)),
+        InjectedValue("input", -INF, (1, 0, 32, 0)),
     )
     for kind in ("f16", "f32"):
-        yield case(QKV, kind, "nan-in-input", plants=nan)
-    yield case(QKV, "f16", "nan-in-weight", plants=(Plant("weight", NAN, (0, 0, 33, 7)),))
+        yield case(QKV, kind, "nan-in-input", injected=nan)
+    yield case(QKV, "f16", "nan-in-weight", injected=(InjectedValue("weight", NAN, (0, 0, 33, 7)),))
 
 
 def _rotary() -> Iterator[ProjectionCase]:
@@ -111,19 +111,19 @@ def _rotary() -> Iterator[ProjectionCase]:
             QKV, "f16", f"rotary-{style}-entries-apart", {"input": APART, **of_qkv(GAPS)}, **more
         )
         nan = (
-            Plant("input", NAN, (0, 0, 5, 6)),
-            Plant("cos", INF, (4, 3)),
-            Plant("sin", NAN, (9, 0)),
+            InjectedValue("input", NAN, (0, 0, 5, 6)),
+            InjectedValue("cos", INF, (4, 3)),
+            InjectedValue("sin", NAN, (9, 0)),
         )
-        yield case(QKV, "f16", f"rotary-{style}-nan", plants=nan, **more)
-    told: dict[str, Any] = {"rotary": "halves", "bias": F32, "positions": True}
-    yield case(QKV, "f16", "rotary-halves-positions", **told)
-    yield case(QKV, "f16", "rotary-halves-positions-apart", {"input": APART}, **told)
+        yield case(QKV, "f16", f"rotary-{style}-nan", injected=nan, **more)
+    positioned: dict[str, Any] = {"rotary": "halves", "bias": F32, "positions": True}
+    yield case(QKV, "f16", "rotary-halves-positions", **positioned)
+    yield case(QKV, "f16", "rotary-halves-positions-apart", {"input": APART}, **positioned)
     yield case(QKV, "f16", "rotary-halves-odd", of_qkv(ODD), rotary="halves", bias=F32)
     yield case(
         QKV, "f16", "rotary-halves-packed", rotary="halves", bias=F32, packed=True, head_dim=64
     )
-    yield case(QKV, "f16", "rotary-halves-decode", S=1, batch=7, **told)
+    yield case(QKV, "f16", "rotary-halves-decode", S=1, batch=7, **positioned)
 
 
 def _tiles() -> Iterator[ProjectionCase]:
@@ -158,13 +158,13 @@ def _pages() -> Iterator[ProjectionCase]:
         yield case(QKV, "f16", f"pages-{size}", page_size=size)
         yield case(QKV, "f16", f"pages-{size}-rotary", page_size=size, **turned)
     yield case(QKV, "f32", "pages-16-from-9", page_size=16, first_position=9)
-    walks = {"k": Walk(order="brh", gaps=(8, 16, 8)), "v": TOKENS, "q": TOKENS}
-    yield case(QKV, "f16", "pages-24-token-major", walks, page_size=24, first_position=5)
+    operand_layouts = {"k": OperandLayout(order="brh", gaps=(8, 16, 8)), "v": TOKENS, "q": TOKENS}
+    yield case(QKV, "f16", "pages-24-token-major", operand_layouts, page_size=24, first_position=5)
     yield case(QKV, "f16", "pages-16-decode", page_size=16, S=1, batch=9, **turned)
     yield case(QKV, "f16", "pages-16-entries-apart", {"input": APART}, page_size=16)
     yield case(QKV, "f16", "pages-16-no-tokens", page_size=16, S=0)
-    nan = (Plant("input", NAN, (0, 0, 5, 6)), Plant("input", NAN, (1, 0, 32, 0)))
-    yield case(QKV, "f16", "pages-16-nan-in-input", page_size=16, plants=nan)
+    nan = (InjectedValue("input", NAN, (0, 0, 5, 6)), InjectedValue("input", NAN, (1, 0, 32, 0)))
+    yield case(QKV, "f16", "pages-16-nan-in-input", page_size=16, injected=nan)
 
 
 def _output() -> Iterator[ProjectionCase]:
@@ -192,30 +192,34 @@ def _output() -> Iterator[ProjectionCase]:
     yield case(OUT, "f16", "unaligned", tight, S=7, hidden=67, head_dim=9, **both)
     gaps = {"weight": GAPS, "residual": GAPS, "out": GAPS}
     for what, order in (("head-major", "bhr"), ("token-major", "brh")):
-        lie = {"attn_out": Walk(order=order)}
+        rows = {"attn_out": OperandLayout(order=order)}
         yield case(
             OUT,
             "f16",
             f"{what}-entries-apart",
-            {"attn_out": Walk(order=order, gaps=(64, 0, 0))},
+            {"attn_out": OperandLayout(order=order, gaps=(64, 0, 0))},
             **both,
         )
         yield case(
             OUT,
             "f16",
             f"{what}-gaps",
-            {**gaps, "attn_out": Walk(order=order, gaps=(64, 16, 8))},
+            {**gaps, "attn_out": OperandLayout(order=order, gaps=(64, 16, 8))},
             **both,
         )
-        yield case(OUT, "f16", f"{what}-out-apart", {**lie, "out": APART}, **both)
+        yield case(OUT, "f16", f"{what}-out-apart", {**rows, "out": APART}, **both)
         yield case(
-            OUT, "f16", f"{what}-one-residual", {**lie, "residual": Walk(broadcast="b")}, **both
+            OUT,
+            "f16",
+            f"{what}-one-residual",
+            {**rows, "residual": OperandLayout(broadcast="b")},
+            **both,
         )
         yield case(
             OUT,
             "f16",
             f"{what}-one-residual-row",
-            {**lie, "residual": Walk(broadcast="br")},
+            {**rows, "residual": OperandLayout(broadcast="br")},
             **both,
         )
     yield case(OUT, "f16", "one-entry", batch=1, S=70, **both)
@@ -223,8 +227,15 @@ def _output() -> Iterator[ProjectionCase]:
     yield case(OUT, "f16", "no-tokens", S=0, **both)
     yield case(OUT, "f16", "integers", data="integers", **both)
     yield case(OUT, "f32", "positive", data="positive", head_dim=128)
-    nan = (Plant("attn_out", NAN, (0, 1, 5, 6)), Plant("attn_out", INF, (1, 3, 32, 31)))
-    yield case(OUT, "f16", "nan-in-attn-out", plants=nan, **both)
+    nan = (
+        InjectedValue("attn_out", NAN, (0, 1, 5, 6)),
+        InjectedValue("attn_out", INF, (1, 3, 32, 31)),
+    )
+    yield case(OUT, "f16", "nan-in-attn-out", injected=nan, **both)
     yield case(
-        OUT, "f16", "nan-in-residual", plants=(Plant("residual", NAN, (0, 0, 5, 6)),), **both
+        OUT,
+        "f16",
+        "nan-in-residual",
+        injected=(InjectedValue("residual", NAN, (0, 0, 5, 6)),),
+        **both,
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kernelseam.parity.cases.common import INF, NAN, SHORT, TOKENS, Plant
+from kernelseam.parity.cases.common import INF, NAN, SHORT, TOKENS, InjectedValue
+from kernelseam.parity.cases.operand_layout import OperandLayout
 from kernelseam.parity.cases.projection import APART, F16, F32, GAPS, TIGHT, grouped
 from kernelseam.parity.cases.projection_case import ProjectionCase, case
-from kernelseam.parity.cases.walk import Walk
 
 QKV, OUT = "qkv_projection_bwd", "output_projection_bwd"
 
@@ -23,14 +23,16 @@ def projection_bwd_cases() -> list[ProjectionCase]:
     )
 
 
-def of_gradients(walk: Walk) -> dict[str, Walk]:
-    """dq, dk and dv all lie so."""
-    return dict.fromkeys(("dq", "dk", "dv"), walk)
+def of_gradients(operand_layout: OperandLayout) -> dict[str, OperandLayout]:
+    """The same layout for dq, dk and dv."""
+    return dict.fromkeys(("dq", "dk", "dv"), operand_layout)
 
 
-def _both(operation: str, tokens: Mapping[str, Walk], rows: str) -> Iterator[ProjectionCase]:
-    """What the gradients of the two have in common. ``tokens``: heads as they lie token-major;
-    ``rows``: the operand [batch, row, column]."""
+def _both(
+    operation: str, tokens: Mapping[str, OperandLayout], rows: str
+) -> Iterator[ProjectionCase]:
+    """Cases that both operations have. ``tokens``: token-major layouts of the operands with heads;
+    ``rows``: the name of the [batch, row, column] operand."""
     for kind in SHORT:
         bias = SHORT[kind] if kind == "f64" else F32
         yield case(operation, kind, "bias", bias=bias)
@@ -64,10 +66,10 @@ def _both(operation: str, tokens: Mapping[str, Walk], rows: str) -> Iterator[Pro
     yield case(operation, "f16", "integers", data="integers", bias=F32, S=40)
     yield case(operation, "f16", "no-hidden", hidden=0, bias=F32)
     # Heads of whole panels, which a kernel may take as one axis, and more than one tile of each.
-    heads: dict[str, Any] = {"num_heads": 4, "kv_heads": 2, "bias": F32}
+    whole: dict[str, Any] = {"num_heads": 4, "kv_heads": 2, "bias": F32}
     for dim, batch, S in ((64, 3, 100), (128, 1, 200), (64, 2, 64)):
         what = f"tiles-{dim}-{batch}x{S}"
-        yield case(operation, "f16", what, head_dim=dim, batch=batch, S=S, hidden=264, **heads)
+        yield case(operation, "f16", what, head_dim=dim, batch=batch, S=S, hidden=264, **whole)
     nothing: dict[str, dict[str, Any]] = {"no-batch": {"batch": 0}, "no-tokens": {"S": 0}}
     for what, extents in nothing.items():
         yield case(operation, "f16", what, bias=F32, **extents)
@@ -79,12 +81,12 @@ def _qkv() -> Iterator[ProjectionCase]:
     yield from _both(QKV, of_gradients(TOKENS), "input")
     for kind in ("f16", "f32"):
         yield case(QKV, kind, "packed", packed=True, bias=F32)
-    walks = {
+    operand_layouts = {
         **of_gradients(GAPS),
         **dict.fromkeys(("input", "weight", "d_input", "d_weight"), GAPS),
     }
-    yield case(QKV, "f16", "gaps", walks, bias=F32)
-    # So many small parts of d_weight that blocks compute several.
+    yield case(QKV, "f16", "gaps", operand_layouts, bias=F32)
+    # So many small parts of d_weight that a block computes several.
     yield case(
         QKV,
         "f16",
@@ -103,7 +105,7 @@ def _qkv() -> Iterator[ProjectionCase]:
         QKV,
         "f16",
         "q-alone-side-by-side",
-        {"dq": TOKENS, "dv": Walk(order="brh", gaps=(0, 8, 0))},
+        {"dq": TOKENS, "dv": OperandLayout(order="brh", gaps=(0, 8, 0))},
         bias=F32,
     )
     tight = {
@@ -112,12 +114,12 @@ def _qkv() -> Iterator[ProjectionCase]:
     }
     yield case(QKV, "f16", "unaligned", tight, S=7, hidden=67, head_dim=9, bias=F32)
     nan = (
-        Plant("dq", NAN, (0, 1, 5, 6)),
-        Plant("dv", INF, (1, 1, 32, 31)),
-        Plant("input", NAN, (1, 0, 3, 4)),
+        InjectedValue("dq", NAN, (0, 1, 5, 6)),
+        InjectedValue("dv", INF, (1, 1, 32, 31)),
+        InjectedValue("input", NAN, (1, 0, 3, 4)),
     )
     for kind in ("f16", "f32"):
-        yield case(QKV, kind, "nan", plants=nan, bias=F32)
+        yield case(QKV, kind, "nan", injected=nan, bias=F32)
 
 
 def _output() -> Iterator[ProjectionCase]:
@@ -127,13 +129,16 @@ def _output() -> Iterator[ProjectionCase]:
         yield case(OUT, "f16", f"{name.replace('_', '-')}-token-major", {name: TOKENS}, bias=F32)
     rows = dict.fromkeys(("d_output", "weight", "d_weight"), GAPS)
     for what, order in (("head-major", "bhr"), ("token-major", "brh")):
-        lie = Walk(order=order, gaps=(64, 24, 8))
+        heads = OperandLayout(order=order, gaps=(64, 24, 8))
         yield case(
-            OUT, "f16", f"{what}-gaps", {**rows, "attn_out": lie, "d_attn_out": lie}, bias=F32
+            OUT, "f16", f"{what}-gaps", {**rows, "attn_out": heads, "d_attn_out": heads}, bias=F32
         )
     tight = dict.fromkeys(("d_output", "attn_out", "weight", "d_attn_out", "d_weight"), TIGHT)
     yield case(OUT, "f16", "unaligned", tight, S=7, hidden=67, head_dim=9, bias=F32)
-    yield case(OUT, "f16", "one-d-output", {"d_output": Walk(broadcast="br")}, bias=F32)
-    nan = (Plant("d_output", NAN, (0, 0, 5, 6)), Plant("attn_out", INF, (1, 1, 32, 31)))
+    yield case(OUT, "f16", "one-d-output", {"d_output": OperandLayout(broadcast="br")}, bias=F32)
+    nan = (
+        InjectedValue("d_output", NAN, (0, 0, 5, 6)),
+        InjectedValue("attn_out", INF, (1, 1, 32, 31)),
+    )
     for kind in ("f16", "f32"):
-        yield case(OUT, kind, "nan", plants=nan, bias=F32)
+        yield case(OUT, kind, "nan", injected=nan, bias=F32)

@@ -1,4 +1,4 @@
-"""Projections as parity cases, written down as data."""
+"""Projections as parity cases."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.common import SHORT, Exemptions, Plant
-from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.cases.common import SHORT, Exemptions, InjectedValue
+from kernelseam.parity.cases.operand_layout import OperandLayout
 
 
 @dataclass(frozen=True)
@@ -26,29 +26,30 @@ class ProjectionCase:
     kv_heads: int = 2
     head_dim: int = 32
     bias: DType | None = None
-    """Of gradients: d_bias's."""
+    """In cases of gradients: the dtype of d_bias."""
     residual: DType | None = None
     in_place: bool = False
     """The residual is out itself."""
     dtype_out: DType | None = None
-    walks: tuple[tuple[str, Walk], ...] = ()
-    """How operands lie, by name; others are head-major, aligned and without gaps."""
+    operand_layouts: tuple[tuple[str, OperandLayout], ...] = ()
+    """Memory layouts by operand; others are head-major, aligned and without gaps."""
     packed: bool = False
     """q, k and v (or dq, dk and dv) are slices of one [B, S, H + 2·H_kv, D] array."""
     rotary: str = ""
     rotary_dim: int | None = None
     """None: head_dim."""
     positions: bool = False
-    """In memory: shuffled ones, different for each entry, with gaps between them."""
+    """Positions are read from memory: shuffled, different for each entry, with gaps between
+    them."""
     first_position: int = 0
     page_size: int = 0
-    """k and v are paged: shuffled pages, some of them nobody's, and a table whose entries behind
-    them name none."""
+    """k and v are paged: shuffled pages, some of them unused, and a block table with invalid
+    entries elsewhere."""
     gradients: tuple[str, ...] = ("d_input", "d_weight")
-    """Those that are asked for, beside d_bias; d_input stands for d_attn_out, too."""
+    """The requested gradients, besides d_bias; d_input stands for d_attn_out, too."""
     data: str = "normal"
     """"normal" N(0,1), "positive" U(0,1), "integers" −3…3 (results must agree bit for bit)."""
-    plants: tuple[Plant, ...] = ()
+    injected: tuple[InjectedValue, ...] = ()
     may_refuse: frozenset[str] = frozenset()
     group: str = ""
 
@@ -57,12 +58,12 @@ class ProjectionCase:
 
     @property
     def out_dtype(self) -> DType:
-        """That of the results of a forward."""
+        """The dtype of a forward's results."""
         return self.dtype_out or self.dtype
 
     @property
     def turned(self) -> int:
-        """rotary_dim, 0 where nothing is turned."""
+        """rotary_dim; 0 without a rotary embedding."""
         return (self.rotary_dim or self.head_dim) if self.rotary else 0
 
     @property
@@ -73,23 +74,27 @@ class ProjectionCase:
 
     @property
     def exact(self) -> bool:
-        """Whether the oracle must be met bit for bit."""
+        """Whether results must equal the oracle's bit for bit."""
         return self.data == "integers"
 
-    def walk(self, name: str) -> Walk:
-        """How an operand lies."""
-        return dict(self.walks).get(name, Walk())
+    def operand_layout(self, name: str) -> OperandLayout:
+        """An operand's memory layout."""
+        return dict(self.operand_layouts).get(name, OperandLayout())
 
 
 def case(
     operation: str,
     kind: str,
     what: str = "",
-    walks: Mapping[str, Walk] | None = None,
+    operand_layouts: Mapping[str, OperandLayout] | None = None,
     **fields: Any,
 ) -> ProjectionCase:
-    """``kind`` abbreviates the dtype; ``walks``: how operands lie."""
+    """``kind`` abbreviates the dtype; ``operand_layouts``: by operand."""
     name = "-".join(filter(None, (operation.replace("_", "-"), kind, what)))
     return ProjectionCase(
-        name, operation, SHORT[kind], walks=tuple((walks or {}).items()), **fields
+        name,
+        operation,
+        SHORT[kind],
+        operand_layouts=tuple((operand_layouts or {}).items()),
+        **fields,
     )

@@ -1,1 +1,1 @@
-"""Operands of a case: seeded values, and where they lie."""
+"""Operands of a case: seeded values and their memory."""

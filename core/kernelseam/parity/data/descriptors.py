@@ -1,4 +1,4 @@
-"""What descriptors over a case's memory have in common: strides, and lists of addresses."""
+"""Descriptors over a case's memory: stride arguments and pointer lists."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _FIELDS = {
     "outs": ("outs", ("part", *_MATRIX)),
     "lses": ("lses", ("part", "batch", "head")),
 }
-"""Operand → how the descriptors' stride fields name it, and its axes that have one."""
+"""Operand → its name in the descriptors' stride fields, and the axes that have one."""
 
 
 def strides(layout: Layout, packed: Collection[str] = ()) -> dict[str, Any]:
-    """The descriptors' stride arguments; what is packed has none of the batch."""
+    """The descriptors' stride arguments; ``packed`` operands have no batch stride."""
     return {
         f"stride_{_FIELDS[name][0]}_{axis}": stride
-        for name, p in layout.places.items()
+        for name, p in layout.placements.items()
         if name in _FIELDS
         for axis, stride in zip(_FIELDS[name][1], p.strides, strict=False)
         if not (axis == "batch" and name in packed)
@@ -38,7 +38,7 @@ def strides(layout: Layout, packed: Collection[str] = ()) -> dict[str, Any]:
 
 
 class _DeviceList:
-    """The same memory as a device's array of float64, as 64-bit integers."""
+    """A float64 device array's memory viewed as uint64."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
@@ -48,12 +48,12 @@ class _DeviceList:
 def address_list(
     view: str, layout: Layout, name: str, address: int, runtime: Runtime, device: Device
 ) -> object:
-    """The addresses of every matrix, batch-major: a host list, or an array where the runtime's say
-    that they are on a device."""
-    p = layout.places[name]
+    """The address of every matrix, batch-major: a list on the host, or a device array where the
+    runtime's arrays support __cuda_array_interface__."""
+    p = layout.placements[name]
     starts = p.starts or [b * p.strides[0] + h * p.strides[1] for b, h in np.ndindex(*p.shape[:2])]
-    found = [address + s * p.dtype.itemsize for s in starts]
-    if view == "host" or not found:
-        return found
-    staged = runtime.from_host(np.array(found, np.uint64).view(np.float64), device)
-    return _DeviceList(staged) if hasattr(staged, "__cuda_array_interface__") else found
+    addresses = [address + s * p.dtype.itemsize for s in starts]
+    if view == "host" or not addresses:
+        return addresses
+    staged = runtime.from_host(np.array(addresses, np.uint64).view(np.float64), device)
+    return _DeviceList(staged) if hasattr(staged, "__cuda_array_interface__") else addresses

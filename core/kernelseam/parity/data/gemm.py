@@ -1,4 +1,4 @@
-"""A GEMM case's operands: seeded values, and where they lie."""
+"""A GEMM case's operands: seeded values and their memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import numpy as np
 from kernelseam.dtypes import DType
 from kernelseam.oracle.formulas import Array
 from kernelseam.parity.cases.gemm_case import GemmCase
-from kernelseam.parity.data.memory import Place, once, place, repeated, scattered
+from kernelseam.parity.data.memory import (
+    Placement,
+    placement,
+    repeated_copy,
+    scattered,
+    unrepeated_shape,
+)
 
 
 def shapes(case: GemmCase) -> dict[str, tuple[int, int, int, int]]:
-    """Of the operands, [batch, head, row, column]."""
+    """[batch, head, row, column] of every operand."""
     M, N, K, B, H = case.M, case.N, case.K, case.batch, case.num_heads
     return {
         "A": (B, H, *((K, M) if case.a_transposed else (M, K))),
@@ -23,8 +29,8 @@ def shapes(case: GemmCase) -> dict[str, tuple[int, int, int, int]]:
 
 
 def values(case: GemmCase, rng: np.random.Generator) -> dict[str, Array]:
-    """Inputs by name, [batch, head, row, column] as they lie in memory; C too where it is read or
-    planted."""
+    """Inputs by name, [batch, head, row, column] as stored; C too where it is read or gets injected
+    values."""
 
     def draw(shape: tuple[int, ...], dtype: DType, kind: str) -> Array:
         if kind == "integers":
@@ -34,41 +40,47 @@ def values(case: GemmCase, rng: np.random.Generator) -> dict[str, Array]:
         factor = {"normal": 1.0, "tiny": 2.0**-12, "huge": 200.0}[kind]
         return (rng.standard_normal(shape) * factor).astype(dtype.numpy)
 
-    lie = shapes(case)
-    found = {
-        name: repeated(draw(once(lie[name], walk), case.dtype, case.data), lie[name])
-        for name, walk in (("A", case.a), ("B", case.b))
+    operand_shapes = shapes(case)
+    inputs = {
+        name: repeated_copy(
+            draw(unrepeated_shape(operand_shapes[name], operand_layout), case.dtype, case.data),
+            operand_shapes[name],
+        )
+        for name, operand_layout in (("A", case.a), ("B", case.b))
     }
-    if case.beta != 0 or any(p.operand == "C" for p in case.plants):
-        found["C"] = draw(lie["C"], case.out_dtype, case.data)
-    for name, walk, dtype in (
-        ("bias", case.bias_walk, case.bias),
-        ("residual", case.residual_walk, case.residual),
+    if case.beta != 0 or any(p.operand == "C" for p in case.injected):
+        inputs["C"] = draw(operand_shapes["C"], case.out_dtype, case.data)
+    for name, operand_layout, dtype in (
+        ("bias", case.bias_layout, case.bias),
+        ("residual", case.residual_layout, case.residual),
     ):
         if dtype:
-            walk = case.c if name == "residual" and case.in_place else walk
-            found[name] = repeated(draw(once(lie[name], walk), dtype, case.data), lie[name])
-    return found
+            operand_layout = case.c if name == "residual" and case.in_place else operand_layout
+            inputs[name] = repeated_copy(
+                draw(unrepeated_shape(operand_shapes[name], operand_layout), dtype, case.data),
+                operand_shapes[name],
+            )
+    return inputs
 
 
-def places(case: GemmCase) -> dict[str, Place]:
-    """Where every operand lies."""
-    lie = shapes(case)
-    found: dict[str, Place] = {}
-    walks = (
+def placements(case: GemmCase) -> dict[str, Placement]:
+    """Every operand's placement."""
+    operand_shapes = shapes(case)
+    placements: dict[str, Placement] = {}
+    operand_layouts = (
         ("A", case.a, case.dtype),
         ("B", case.b, case.dtype),
         ("C", case.c, case.out_dtype),
-        ("bias", case.bias_walk, case.bias),
-        ("residual", case.residual_walk, case.residual),
+        ("bias", case.bias_layout, case.bias),
+        ("residual", case.residual_layout, case.residual),
     )
-    for i, (name, walk, dtype) in enumerate(walks):
+    for i, (name, operand_layout, dtype) in enumerate(operand_layouts):
         if dtype is None:
             continue
         if name == "residual" and case.in_place:
-            found[name] = found["C"]
-        elif case.scattered and not walk.broadcast:
-            found[name] = scattered(name, walk, lie[name], dtype, seed=i)
+            placements[name] = placements["C"]
+        elif case.scattered and not operand_layout.broadcast:
+            placements[name] = scattered(name, operand_layout, operand_shapes[name], dtype, seed=i)
         else:
-            found[name] = place(name, walk, lie[name], dtype)
-    return found
+            placements[name] = placement(name, operand_layout, operand_shapes[name], dtype)
+    return placements

@@ -1,7 +1,7 @@
-"""Where a case's operands lie, and the memory around them: every byte that is no input is a canary.
+"""A case's memory: operands and the canaries around them.
 
-All memory starts as 0xFF bytes, which are NaN in every dtype. So a result that was never written, a
-read beyond an end or in a gap, and a write outside the output each show.
+All memory but the inputs starts as 0xFF bytes, which are NaN in every dtype. So results that were
+never written, reads beyond an end or in a gap, and writes outside the output are detected.
 """
 
 from __future__ import annotations
@@ -14,65 +14,63 @@ import numpy.typing as npt
 
 from kernelseam.dtypes import DType
 from kernelseam.oracle.formulas import Array
-from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.cases.operand_layout import OperandLayout
 
 GUARD = 16384
-"""Canary bytes before and after every block: more than a tile of rows, so that a stray tile lands
-there."""
+"""Canary bytes before and after every block: more than a tile of rows, so that a stray tile hits
+them."""
 POISON = 0xFF
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Rows of one entry of the batch that lie in one stretch, of all its heads: a sequence, or its
-    part in a page."""
+class RowSpan:
+    """Consecutive rows of one batch entry, for all its heads: a sequence, or its part in a page."""
 
     batch: int
     first: int
-    """Row of the entry that is the piece's first."""
+    """The entry's row where the span begins."""
     rows: int
     start: int
-    """Element where it lies."""
+    """Its first element in the block."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """One operand in memory: strided; matrix by matrix where ``starts`` says so; or in ``pieces``,
-    which then are all that there is of it. Counts are in elements."""
+class Placement:
+    """One operand in memory: strided, or one matrix per entry of ``starts``, or only the rows in
+    ``row_spans``. Counts are in elements."""
 
     block: str
-    """Operands of one name share memory (packed q, k and v); others have their own."""
+    """The memory block's name. Packed q, k and v share a block; other operands have their own."""
     dtype: DType
     shape: tuple[int, ...]
-    """[batch, head, row, column], [batch, head, row], or any where there are neither starts nor
-    pieces."""
+    """[batch, head, row, column], [batch, head, row], or any shape without starts and row
+    spans."""
     strides: tuple[int, ...]
-    """One an axis; that of the batch has no meaning where there are pieces."""
+    """One per axis; with row spans the batch stride is unused."""
     offset: int = 0
     starts: tuple[int, ...] | None = None
-    """First element of matrix (batch·heads + head), where the batch and head strides do not say
-    it."""
-    pieces: tuple[Piece, ...] | None = None
-    room: int = 0
-    """Elements that the block has at least: some may belong to no piece."""
+    """The first element of matrix (batch·heads + head), in place of batch and head strides."""
+    row_spans: tuple[RowSpan, ...] | None = None
+    min_elements: int = 0
+    """The least number of elements of the block: some may be in no row span."""
 
     @property
     def bytes(self) -> int:
-        """From the block's start to the last byte touched."""
+        """Bytes from the block's start to the operand's last element."""
         ends = [
             start
             + sum((n - 1) * s for n, s in zip(shape, self.strides[-len(shape) :], strict=True))
             + 1
             for _, start, shape in self._parts()
         ]
-        return (self.offset + max(self.room, *ends, 0)) * self.dtype.itemsize
+        return (self.offset + max(self.min_elements, *ends, 0)) * self.dtype.itemsize
 
     def _parts(self) -> Iterator[tuple[tuple[slice | int, ...], int, tuple[int, ...]]]:
-        """(index into the logical array, first element, shape) of what has elements."""
+        """(index into the logical array, first element, shape) of each part with elements."""
         if 0 in self.shape:
             return
-        if self.pieces is not None:
-            for p in self.pieces:
+        if self.row_spans is not None:
+            for p in self.row_spans:
                 if p.rows:
                     index = (p.batch, slice(None), slice(p.first, p.first + p.rows))
                     yield index, p.start, (self.shape[1], p.rows, *self.shape[3:])
@@ -92,55 +90,69 @@ class Place:
             yield index, np.ndarray(shape, self.dtype.numpy, memory, at, strides[-len(shape) :])
 
 
-def once(shape: tuple[int, ...], walk: Walk) -> tuple[int, ...]:
-    """The shape of what differs: 1 along an axis of stride 0, also where that is empty."""
-    return tuple(1 if axis in walk.broadcast else n for n, axis in zip(shape, "bhrc", strict=True))
+def unrepeated_shape(shape: tuple[int, ...], operand_layout: OperandLayout) -> tuple[int, ...]:
+    """The shape before broadcasting: 1 along an axis of stride 0, also where that is empty."""
+    return tuple(
+        1 if axis in operand_layout.broadcast else n for n, axis in zip(shape, "bhrc", strict=True)
+    )
 
 
-def repeated(x: Array, shape: tuple[int, ...]) -> Array:
-    """What ``once`` left out, put back."""
+def repeated_copy(x: Array, shape: tuple[int, ...]) -> Array:
+    """A copy of ``x`` broadcast to ``shape``."""
     return np.broadcast_to(x, shape).copy()
 
 
-def place(name: str, walk: Walk, shape: tuple[int, ...], dtype: DType) -> Place:
-    """An operand in memory of its own."""
-    return Place(name, dtype, shape, (*walk.strides(shape, dtype.itemsize), 1), walk.offset)
+def placement(
+    name: str, operand_layout: OperandLayout, shape: tuple[int, ...], dtype: DType
+) -> Placement:
+    """An operand in its own memory block."""
+    return Placement(
+        name,
+        dtype,
+        shape,
+        (*operand_layout.strides(shape, dtype.itemsize), 1),
+        operand_layout.offset,
+    )
 
 
-def scattered(name: str, walk: Walk, shape: tuple[int, ...], dtype: DType, seed: int) -> Place:
+def scattered(
+    name: str, operand_layout: OperandLayout, shape: tuple[int, ...], dtype: DType, seed: int
+) -> Placement:
     """Matrices in a random order with uneven gaps between them, for pointer lists."""
     rng = np.random.default_rng(seed)
-    _, head, row = walk.strides(shape, dtype.itemsize)
-    unit = max(16 // dtype.itemsize, 1) if walk.aligned else 1
+    _, head, row = operand_layout.strides(shape, dtype.itemsize)
+    unit = max(16 // dtype.itemsize, 1) if operand_layout.aligned else 1
     n = shape[0] * shape[1]
     gaps = rng.integers(1, 4, n) * unit
     starts = (np.arange(n) * head + np.cumsum(gaps))[rng.permutation(n)]
-    return Place(name, dtype, shape, (0, 0, row, 1), walk.offset, tuple(int(s) for s in starts))
+    return Placement(
+        name, dtype, shape, (0, 0, row, 1), operand_layout.offset, tuple(int(s) for s in starts)
+    )
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Every operand's place, and where each block of memory begins in its buffer.
+    """Every operand's placement, and where each block begins in its buffer.
 
-    ``separate``: each block is a buffer of its own that ends with its last element, give or take 4
-    bytes (for memory checkers); else one buffer holds them all between guards.
+    ``separate``: each block is a buffer of its own that ends with its last element, rounded up to
+    4 bytes (for memory checkers); else one buffer holds them all between guards.
     """
 
-    places: Mapping[str, Place]
+    placements: Mapping[str, Placement]
     separate: bool = False
 
     def blocks(self) -> dict[str, tuple[str, int]]:
-        """Block → (buffer, byte where it begins)."""
-        found: dict[str, tuple[str, int]] = {}
+        """Block → (buffer, its first byte)."""
+        starts: dict[str, tuple[str, int]] = {}
         end = GUARD
         for name, size in self._sizes().items():
-            found[name] = (name, 0) if self.separate else ("all", end)
+            starts[name] = (name, 0) if self.separate else ("all", end)
             end += -(-size // 16) * 16 + GUARD
-        return found
+        return starts
 
     def _sizes(self) -> dict[str, int]:
         sizes: dict[str, int] = {}
-        for p in self.places.values():
+        for p in self.placements.values():
             sizes[p.block] = max(sizes.get(p.block, 0), p.bytes)
         return sizes
 
@@ -155,16 +167,16 @@ class Layout:
         }
 
     def write(self, buffers: Mapping[str, Array], values: Mapping[str, Array]) -> None:
-        """Put logical arrays where they belong."""
+        """Write logical arrays to their placements."""
         blocks = self.blocks()
         for name, value in values.items():
-            buffer, start = blocks[self.places[name].block]
-            for index, view in self.places[name].views(buffers[buffer], start):
+            buffer, start = blocks[self.placements[name].block]
+            for index, view in self.placements[name].views(buffers[buffer], start):
                 view[...] = value[index]
 
     def read(self, buffers: Mapping[str, Array], name: str) -> Array:
-        """An operand as a logical array, copied; 0 where it has no memory."""
-        p = self.places[name]
+        """A copy of an operand as a logical array; 0 for elements without memory."""
+        p = self.placements[name]
         buffer, start = self.blocks()[p.block]
         out = np.zeros(p.shape, p.dtype.numpy)
         for index, view in p.views(buffers[buffer], start):
@@ -174,15 +186,15 @@ class Layout:
     def stray(
         self, before: Mapping[str, Array], after: Mapping[str, Array], outputs: tuple[str, ...]
     ) -> str:
-        """Where bytes changed that belong to no output; "" where none did."""
+        """A message about changed bytes outside the outputs; "" where there are none."""
         blocks = self.blocks()
         for buffer in before:
             changed = before[buffer] != after[buffer]
             for name in outputs:
-                p = self.places[name]
+                p = self.placements[name]
                 if blocks[p.block][0] == buffer:
                     for _, view in p.views(changed.view(np.uint8), blocks[p.block][1]):
-                        # its own bytes may have changed; a float zero is all zero bits
+                        # an output's own bytes may change; a float zero is all zero bits
                         view[...] = 0
             if changed.any():
                 at = int(changed.argmax())
@@ -199,22 +211,22 @@ class Layout:
 
 
 def never_written(x: Array) -> npt.NDArray[np.bool_]:
-    """Which elements still hold the canary, bit for bit."""
+    """Which elements still hold the canary's bits."""
     bits = np.dtype(f"u{x.dtype.itemsize}")
-    found: npt.NDArray[np.bool_] = x.view(bits) == np.iinfo(bits).max
-    return found
+    untouched: npt.NDArray[np.bool_] = x.view(bits) == np.iinfo(bits).max
+    return untouched
 
 
 def workspace(size: int) -> Array:
-    """Bytes for a workspace of so many, canaries too, between guards of −0 in float32: there even
-    adding 0 shows."""
-    found = np.full(2 * GUARD // 4 + -(-size // 4), -0.0, np.float32).view(np.uint8)
-    found[GUARD:-GUARD] = POISON
-    return found
+    """A buffer for a workspace of ``size`` bytes: canaries, between guards of −0 in float32, where
+    even adding 0 is detected."""
+    buffer = np.full(2 * GUARD // 4 + -(-size // 4), -0.0, np.float32).view(np.uint8)
+    buffer[GUARD:-GUARD] = POISON
+    return buffer
 
 
 def overrun(after: Array) -> str:
-    """Where a workspace's guards changed; "" where they did not."""
+    """A message about changed guards of a workspace; "" where they did not change."""
     changed = workspace(len(after) - 2 * GUARD) != after
     changed[GUARD:-GUARD] = False
     if not changed.any():

@@ -1,4 +1,4 @@
-"""A merge case's operands: seeded values, and where they lie."""
+"""A merge case's operands: seeded values and their memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from kernelseam.oracle.formulas import Array
 from kernelseam.parity.cases.merge_case import MergeCase
-from kernelseam.parity.data.memory import Place
+from kernelseam.parity.data.memory import Placement
 
 
 def values(case: MergeCase, rng: np.random.Generator) -> dict[str, Array]:
@@ -28,17 +28,17 @@ def values(case: MergeCase, rng: np.random.Generator) -> dict[str, Array]:
     }
 
 
-def places(case: MergeCase) -> dict[str, Place]:
-    """Where every operand lies: parts one after the other."""
+def placements(case: MergeCase) -> dict[str, Placement]:
+    """Every operand's placement; parts follow each other."""
     lead = (case.batch, case.num_heads, case.rows)
     shape = (*lead, case.value_dim)
     strides = case.outs.strides(shape, case.dtype.itemsize)
     part = max(n * s for n, s in zip(lead, strides, strict=True)) + case.part_gap
-    found = {
-        "outs": Place(
+    placements = {
+        "outs": Placement(
             "outs", case.dtype, (case.parts, *shape), (part, *strides, 1), case.outs.offset
         ),
-        "out": Place(
+        "out": Placement(
             "out",
             case.dtype_out,
             shape,
@@ -48,7 +48,7 @@ def places(case: MergeCase) -> dict[str, Place]:
     }
     head = case.rows + case.part_gap
     each, kind = (case.num_heads * head, head, 1), case.dtype.accumulator
-    found["lses"] = Place("lses", kind, (case.parts, *lead), (case.batch * each[0], *each))
+    placements["lses"] = Placement("lses", kind, (case.parts, *lead), (case.batch * each[0], *each))
     if case.lse:
-        found["lse"] = Place("lse", kind, lead, each)
-    return found
+        placements["lse"] = Placement("lse", kind, lead, each)
+    return placements

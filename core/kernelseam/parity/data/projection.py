@@ -1,4 +1,4 @@
-"""A projection case's operands: seeded values, where they lie, and its descriptor over them."""
+"""A projection case's operands: seeded values, their memory, and the descriptor over them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,22 @@ from kernelseam.oracle.projections import (
     qkv_projection_bwd,
 )
 from kernelseam.parity.cases.projection_case import ProjectionCase
-from kernelseam.parity.data.attention import NOWHERE, SPARE_PAGES
-from kernelseam.parity.data.memory import Layout, Piece, Place, once, repeated
+from kernelseam.parity.data.attention import INVALID_PAGES, UNUSED_PAGES
+from kernelseam.parity.data.memory import (
+    Layout,
+    Placement,
+    RowSpan,
+    repeated_copy,
+    unrepeated_shape,
+)
 
 Shape = tuple[int, int, int, int]
 SPREAD = 3
-"""Positions in memory are that many times as far apart as tokens, on average."""
+"""The average distance between positions that are read from memory."""
 
 
 def shapes(case: ProjectionCase) -> dict[str, Shape]:
-    """Of the operands with rows, [batch, head, row, column]: those that are read, then those that
-    are written."""
+    """[batch, head, row, column] of the matrix operands, inputs first."""
     B, S, D = case.batch, case.S, case.head_dim
     rows, of_q, of_kv = (B, 1, S, case.hidden), (B, case.num_heads, S, D), (B, case.kv_heads, S, D)
     if case.operation == "qkv_projection":
@@ -49,10 +54,10 @@ def shapes(case: ProjectionCase) -> dict[str, Shape]:
     if case.operation == "output_projection":
         added = {"residual": rows} if case.residual else {}
         return {"attn_out": of_q, "weight": (1, 1, case.hidden, case.width), **added, "out": rows}
-    asked = set(case.gradients)
+    requested = set(case.gradients)
     if case.operation == "qkv_projection_bwd":
         weight: Shape = (1, 1, case.width, case.hidden)
-        found = {
+        operand_shapes = {
             "dq": of_q,
             "dk": of_kv,
             "dv": of_kv,
@@ -62,18 +67,18 @@ def shapes(case: ProjectionCase) -> dict[str, Shape]:
         }
     else:
         weight = (1, 1, case.hidden, case.width)
-        found = {"d_output": rows, "attn_out": of_q, "weight": weight, "d_attn_out": of_q}
-    found["d_weight"] = weight
+        operand_shapes = {"d_output": rows, "attn_out": of_q, "weight": weight, "d_attn_out": of_q}
+    operand_shapes["d_weight"] = weight
     without = {
         "d_weight": ("d_weight", "input", "attn_out"),
         "d_input": ("d_input", "d_attn_out", "weight"),
     }
-    idle = {n for gradient, names in without.items() if gradient not in asked for n in names}
-    return {n: shape for n, shape in found.items() if n not in idle}
+    unused = {n for gradient, names in without.items() if gradient not in requested for n in names}
+    return {n: shape for n, shape in operand_shapes.items() if n not in unused}
 
 
 def outputs(case: ProjectionCase) -> tuple[str, ...]:
-    """Names of what is written."""
+    """Names of the outputs."""
     if case.operation == "qkv_projection":
         return ("q", "k", "v")
     if case.operation == "output_projection":
@@ -86,30 +91,31 @@ def outputs(case: ProjectionCase) -> tuple[str, ...]:
 
 def values(case: ProjectionCase, rng: np.random.Generator) -> dict[str, Array]:
     """Inputs by name."""
-    written, found = outputs(case), {}
+    written, inputs = outputs(case), {}
     for name, shape in shapes(case).items():
         if name not in written:
             dtype = case.residual if name == "residual" and case.residual else case.dtype
-            walk = case.walk(name)
-            found[name] = repeated(
-                _draw(rng, once(shape, walk), case.data).astype(dtype.numpy), shape
+            operand_layout = case.operand_layout(name)
+            inputs[name] = repeated_copy(
+                _draw(rng, unrepeated_shape(shape, operand_layout), case.data).astype(dtype.numpy),
+                shape,
             )
     if case.bias and "d_bias" not in written:
         count = case.width if case.operation == "qkv_projection" else case.hidden
-        found["bias"] = _draw(rng, (count,), case.data).astype(case.bias.numpy)
+        inputs["bias"] = _draw(rng, (count,), case.data).astype(case.bias.numpy)
     if case.rotary:
         angles = np.arange(ends(case))[:, None] / 50.0 ** (
             np.arange(case.turned // 2) / max(case.turned // 2, 1)
         )
-        found |= {
+        inputs |= {
             "cos": np.cos(angles).astype(np.float32),
             "sin": np.sin(angles).astype(np.float32),
         }
     if case.positions:
-        found["positions"] = positions(case).astype(np.int32)
+        inputs["positions"] = positions(case).astype(np.int32)
     if case.page_size:
-        found["block_table"] = block_table(case).copy()
-    return found
+        inputs["block_table"] = block_table(case).copy()
+    return inputs
 
 
 def _draw(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> Array:
@@ -119,25 +125,25 @@ def _draw(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> Array:
 
 
 def ends(case: ProjectionCase) -> int:
-    """One beyond the largest position that there may be."""
+    """One beyond the largest possible position."""
     return SPREAD * case.S + 5 if case.positions else case.first_position + case.S
 
 
 def positions(case: ProjectionCase) -> npt.NDArray[np.int64]:
-    """Of every token, [batch, S]."""
+    """The position of every token, [batch, S]."""
     if not case.positions:
         return np.broadcast_to(case.first_position + np.arange(case.S), (case.batch, case.S))
     rng = np.random.default_rng(zlib.crc32(case.name.encode()) + 2)
-    found = [rng.permutation(ends(case))[: case.S] for _ in range(case.batch)]
-    return np.array(found, np.int64).reshape(case.batch, case.S)
+    drawn = [rng.permutation(ends(case))[: case.S] for _ in range(case.batch)]
+    return np.array(drawn, np.int64).reshape(case.batch, case.S)
 
 
 @lru_cache(maxsize=8)
 def block_table(case: ProjectionCase) -> npt.NDArray[np.int32]:
-    """[batch, pages that the positions need and two more]: shuffled pages where a token goes, else
-    NOWHERE."""
+    """[batch, the pages of all positions and two more]: shuffled pages where a token is stored,
+    else INVALID_PAGES."""
     needed = -(-ends(case) // case.page_size)
-    table = np.resize(np.array(NOWHERE, np.int32), (case.batch, needed + 2))
+    table = np.resize(np.array(INVALID_PAGES, np.int32), (case.batch, needed + 2))
     order = list(np.random.default_rng(zlib.crc32(case.name.encode()) + 1).permutation(pages(case)))
     for b, row in enumerate(positions(case)):
         for page in np.unique(row // case.page_size):
@@ -146,56 +152,64 @@ def block_table(case: ProjectionCase) -> npt.NDArray[np.int32]:
 
 
 def pages(case: ProjectionCase) -> int:
-    """How many there are."""
-    return case.batch * -(-ends(case) // case.page_size) + SPARE_PAGES
+    """The number of pages."""
+    return case.batch * -(-ends(case) // case.page_size) + UNUSED_PAGES
 
 
-def places(case: ProjectionCase) -> dict[str, Place]:
-    """Where every operand lies."""
-    found = {}
+def placements(case: ProjectionCase) -> dict[str, Placement]:
+    """Every operand's placement."""
+    placements = {}
     written = outputs(case)
     forward = not case.operation.endswith("bwd")
     for name, shape in shapes(case).items():
         dtype = case.out_dtype if forward and name in written else case.dtype
         dtype = case.residual if name == "residual" and case.residual else dtype
-        found[name] = _rows(case, name, shape, dtype)
+        placements[name] = _rows(case, name, shape, dtype)
     if case.packed:
         row = (case.num_heads + 2 * case.kv_heads) * case.head_dim
         first = 0
-        for name in ("dq", "dk", "dv") if "dq" in found else ("q", "k", "v"):
-            p = found[name]
+        for name in ("dq", "dk", "dv") if "dq" in placements else ("q", "k", "v"):
+            p = placements[name]
             strides = (case.S * row, case.head_dim, row, 1)
-            found[name] = Place("packed", p.dtype, p.shape, strides, first)
+            placements[name] = Placement("packed", p.dtype, p.shape, strides, first)
             first += p.shape[1] * case.head_dim
     if case.in_place:
-        found["residual"] = found["out"]
+        placements["residual"] = placements["out"]
     if case.bias:
         count = case.width if case.operation.startswith("qkv") else case.hidden
         name = "bias" if forward else "d_bias"
-        found[name] = Place(name, case.bias, (count,), (1,))
+        placements[name] = Placement(name, case.bias, (count,), (1,))
     if case.rotary:
         for name in ("cos", "sin"):
             half = case.turned // 2
-            found[name] = Place(name, DType.float32, (ends(case), half), (half + 3, 1))
+            placements[name] = Placement(name, DType.float32, (ends(case), half), (half + 3, 1))
     if case.positions:
-        found["positions"] = Place("positions", DType.int32, (case.batch, case.S), (case.S + 2, 1))
+        placements["positions"] = Placement(
+            "positions", DType.int32, (case.batch, case.S), (case.S + 2, 1)
+        )
     if case.page_size:
         width = block_table(case).shape[1]
-        found["block_table"] = Place(
+        placements["block_table"] = Placement(
             "block_table", DType.int32, (case.batch, width), (width + 3, 1)
         )
-    return found
+    return placements
 
 
-def _rows(case: ProjectionCase, name: str, shape: Shape, dtype: DType) -> Place:
-    walk = case.walk(name)
+def _rows(case: ProjectionCase, name: str, shape: Shape, dtype: DType) -> Placement:
+    operand_layout = case.operand_layout(name)
     if not case.page_size or name not in ("k", "v"):
-        return Place(name, dtype, shape, (*walk.strides(shape, dtype.itemsize), 1), walk.offset)
+        return Placement(
+            name,
+            dtype,
+            shape,
+            (*operand_layout.strides(shape, dtype.itemsize), 1),
+            operand_layout.offset,
+        )
     whole = (pages(case), shape[1], case.page_size, shape[3])
-    strides = (*walk.strides(whole, dtype.itemsize), 1)
+    strides = (*operand_layout.strides(whole, dtype.itemsize), 1)
     table = block_table(case)
-    pieces = tuple(
-        Piece(
+    row_spans = tuple(
+        RowSpan(
             b,
             s,
             1,
@@ -204,8 +218,10 @@ def _rows(case: ProjectionCase, name: str, shape: Shape, dtype: DType) -> Place:
         )
         for (b, s), at in np.ndenumerate(positions(case))
     )
-    room = 1 + sum((n - 1) * step for n, step in zip(whole, strides, strict=True))
-    return Place(name, dtype, shape, strides, walk.offset, None, pieces, room)
+    min_elements = 1 + sum((n - 1) * step for n, step in zip(whole, strides, strict=True))
+    return Placement(
+        name, dtype, shape, strides, operand_layout.offset, None, row_spans, min_elements
+    )
 
 
 Described = QkvProjection | OutputProjection | QkvProjectionBwd | OutputProjectionBwd
@@ -216,7 +232,7 @@ KINDS: dict[str, type[Described]] = {
     "output_projection_bwd": OutputProjectionBwd,
 }
 TABLES = {"cos": "cos", "sin": "cos", "block_table": "table"}
-"""Operands that have a stride from row to row alone, and what the field calls them."""
+"""Operands with a row stride only → their name in the stride field."""
 
 
 def describe(case: ProjectionCase, layout: Layout, addresses: Mapping[str, Any]) -> Described:
@@ -226,7 +242,7 @@ def describe(case: ProjectionCase, layout: Layout, addresses: Mapping[str, Any])
         n: getattr(case, n) for n in ("batch", "S", "hidden", "num_heads", "head_dim", "dtype")
     }
     fields |= addresses
-    for name, p in layout.places.items():
+    for name, p in layout.placements.items():
         steps = p.strides if len(p.strides) < 4 else p.strides[:3]
         axes = (
             ("batch", "head", "row")
@@ -260,14 +276,14 @@ def describe(case: ProjectionCase, layout: Layout, addresses: Mapping[str, Any])
         fields |= {
             "pages": pages(case),
             "page_size": case.page_size,
-            "table_width": layout.places["block_table"].shape[1],
+            "table_width": layout.placements["block_table"].shape[1],
         }
     return kind(**fields)
 
 
-def wanted(case: ProjectionCase, x: Mapping[str, Array]) -> dict[str, tuple[GemmResult, int]]:
-    """The oracle's results of the case's ``values``, each with how many products it is the sum
-    of."""
+def expected(case: ProjectionCase, x: Mapping[str, Array]) -> dict[str, tuple[GemmResult, int]]:
+    """The oracle's results for the case's ``values``, each with the number of products that are
+    summed."""
     if case.operation == "qkv_projection":
         return qkv_projection(
             x["input"][:, 0],

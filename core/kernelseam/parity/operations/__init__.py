@@ -1,1 +1,1 @@
-"""What the matrix asks of each operation: cases, operands, descriptor, verdict."""
+"""The operations of the matrix: cases, operands, descriptor and verdict of each."""

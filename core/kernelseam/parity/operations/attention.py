@@ -16,7 +16,7 @@ from kernelseam.parity.cases.attention import attention_cases
 from kernelseam.parity.cases.attention_case import AttentionCase
 from kernelseam.parity.data import attention as data
 from kernelseam.parity.data.descriptors import address_list, strides
-from kernelseam.parity.data.memory import Layout, Place
+from kernelseam.parity.data.memory import Layout, Placement
 from kernelseam.parity.operations.operation import Operation
 
 FIELDS = (
@@ -35,7 +35,7 @@ FIELDS = (
     "dtype_out",
     "batch_invariant",
 )
-"""Those that a case and the descriptor name alike."""
+"""Fields with the same name in a case and in the descriptor."""
 
 
 class AttentionForward(Operation[AttentionCase, AttentionResult]):
@@ -49,8 +49,8 @@ class AttentionForward(Operation[AttentionCase, AttentionResult]):
     def draw(self, case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
         return data.values(case, rng)
 
-    def places(self, case: AttentionCase) -> dict[str, Place]:
-        return data.places(case)
+    def placements(self, case: AttentionCase) -> dict[str, Placement]:
+        return data.placements(case)
 
     def outputs(self, case: AttentionCase) -> tuple[str, ...]:
         return ("out", "lse") if case.lse else ("out",)
@@ -122,7 +122,7 @@ class AttentionForward(Operation[AttentionCase, AttentionResult]):
 def describe_strided(
     case: AttentionCase, layout: Layout, addresses: Mapping[str, Any]
 ) -> Attention:
-    """The descriptor of an attention whose operands are no lists."""
+    """The descriptor of an attention without pointer lists."""
     return Attention(
         **addresses, **strides(layout, packed(case)), **dict(_views(case)), **_options(case)
     )
@@ -139,7 +139,7 @@ def _options(case: AttentionCase) -> dict[str, Any]:
 
 
 def _views(case: AttentionCase) -> Iterator[tuple[str, Any]]:
-    """How much memory packed rows and pages have."""
+    """The extents of packed and paged memory."""
     for letter, lengths in (("q", case.q_sequences), ("k", case.k_sequences)):
         if lengths is not None:
             yield f"total_{letter}", sum(lengths) + 2 * case.margin

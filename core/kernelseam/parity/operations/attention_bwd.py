@@ -17,16 +17,16 @@ from kernelseam.parity.cases.attention_bwd import attention_bwd_cases
 from kernelseam.parity.cases.attention_bwd_case import BackwardCase
 from kernelseam.parity.data import attention_bwd as data
 from kernelseam.parity.data.descriptors import strides
-from kernelseam.parity.data.memory import Layout, Place
+from kernelseam.parity.data.memory import Layout, Placement
 from kernelseam.parity.operations.attention import describe_strided, packed
 from kernelseam.parity.operations.operation import Operation
 
 OWN = {"dout": "out", "dq": "q", "dk": "k", "dv": "v", "dbias": "bias", "dsinks": "sinks"}
-"""A backward's own operands, and which of the forward's each is like."""
+"""A backward's own operand → the forward's operand of the same layout."""
 
 
 class AttentionGradients(Operation[BackwardCase, dict[str, Gradient]]):
-    """dq, dk, dv, and of a bias and of sinks."""
+    """dq, dk, dv, dbias and dsinks."""
 
     name = "attention_bwd"
 
@@ -39,8 +39,8 @@ class AttentionGradients(Operation[BackwardCase, dict[str, Gradient]]):
     def derived(self, case: BackwardCase, inputs: Mapping[str, Array]) -> dict[str, Array]:
         return data.results(case, inputs)
 
-    def places(self, case: BackwardCase) -> dict[str, Place]:
-        return data.places(case)
+    def placements(self, case: BackwardCase) -> dict[str, Placement]:
+        return data.placements(case)
 
     def outputs(self, case: BackwardCase) -> tuple[str, ...]:
         return data.outputs(case)
@@ -56,15 +56,17 @@ class AttentionGradients(Operation[BackwardCase, dict[str, Gradient]]):
         runtime: Runtime,
         device: Device,
     ) -> AttentionBwd:
-        own = {n: p for n, p in layout.places.items() if n in OWN}
+        own = {n: p for n, p in layout.placements.items() if n in OWN}
         rest = {n: at for n, at in addresses.items() if n not in OWN}
-        forward = describe_strided(case.forward, Layout({n: layout.places[n] for n in rest}), rest)
+        forward = describe_strided(
+            case.forward, Layout({n: layout.placements[n] for n in rest}), rest
+        )
         given: dict[str, Any] = {n: addresses[n] for n in own}
         given |= strides(Layout(own), {n for n in own if OWN[n] in packed(case.forward)})
         return AttentionBwd(forward=forward, **given, deterministic=case.deterministic)
 
     def expected(self, case: BackwardCase, inputs: Mapping[str, Array]) -> dict[str, Gradient]:
-        return data.wanted(case, inputs)
+        return data.expected(case, inputs)
 
     def verdict(
         self,

@@ -16,7 +16,7 @@ from kernelseam.parity.cases.gemm import gemm_cases
 from kernelseam.parity.cases.gemm_case import GemmCase
 from kernelseam.parity.data import gemm as data
 from kernelseam.parity.data.descriptors import address_list, strides
-from kernelseam.parity.data.memory import Layout, Place
+from kernelseam.parity.data.memory import Layout, Placement
 from kernelseam.parity.operations.operation import Operation
 
 
@@ -31,8 +31,8 @@ class Gemm(Operation[GemmCase, GemmResult]):
     def draw(self, case: GemmCase, rng: np.random.Generator) -> dict[str, Array]:
         return data.values(case, rng)
 
-    def places(self, case: GemmCase) -> dict[str, Place]:
-        return data.places(case)
+    def placements(self, case: GemmCase) -> dict[str, Placement]:
+        return data.placements(case)
 
     def outputs(self, case: GemmCase) -> tuple[str, ...]:
         return ("C",)
@@ -82,7 +82,7 @@ class Gemm(Operation[GemmCase, GemmResult]):
         for name, at in addresses.items():
             options[name + "_ptrs"] = address_list(case.view, layout, name, at, runtime, device)
         if case.view == "device":
-            widest = max(p.dtype.itemsize for p in layout.places.values())
+            widest = max(p.dtype.itemsize for p in layout.placements.values())
             options["alignment"] = 16 if all(at % 16 == 0 for at in addresses.values()) else widest
         return BatchedGemmPointers(**rows, **options)
 

@@ -16,12 +16,12 @@ from kernelseam.parity.cases.merge import merge_cases
 from kernelseam.parity.cases.merge_case import MergeCase
 from kernelseam.parity.data import merge as data
 from kernelseam.parity.data.descriptors import strides
-from kernelseam.parity.data.memory import Layout, Place
+from kernelseam.parity.data.memory import Layout, Placement
 from kernelseam.parity.operations.operation import Operation
 
 
 class Merge(Operation[MergeCase, MergeResult]):
-    """Partial attentions of the same queries, joined by their LSEs."""
+    """Partial attentions of the same queries, merged by their LSEs."""
 
     name = "merge_states"
 
@@ -31,8 +31,8 @@ class Merge(Operation[MergeCase, MergeResult]):
     def draw(self, case: MergeCase, rng: np.random.Generator) -> dict[str, Array]:
         return data.values(case, rng)
 
-    def places(self, case: MergeCase) -> dict[str, Place]:
-        return data.places(case)
+    def placements(self, case: MergeCase) -> dict[str, Placement]:
+        return data.placements(case)
 
     def outputs(self, case: MergeCase) -> tuple[str, ...]:
         return ("out", "lse") if case.lse else ("out",)

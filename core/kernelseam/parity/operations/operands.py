@@ -1,4 +1,4 @@
-"""A case's operands, whatever its operation: values, where they lie, the descriptor over them."""
+"""A case's operands, whatever its operation: values, memory, descriptor."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from kernelseam.parity.operations.table import operation_of
 
 def values(case: Case) -> dict[str, Array]:
     """Inputs by name, [batch, head, row, column] whatever their view; a GEMM's C too where it is
-    read or planted."""
+    read or gets injected values."""
     return operation_of(case).values(case)
 
 
 def layout(case: Case, separate: bool = False) -> Layout:
-    """Where every operand lies."""
+    """Every operand's placement in buffers."""
     return operation_of(case).layout(case, separate)
 
 
 def outputs(case: Case) -> tuple[str, ...]:
-    """Names of what is written."""
+    """Names of the outputs."""
     return operation_of(case).outputs(case)
 
 

@@ -1,4 +1,4 @@
-"""What the matrix asks of an operation: cases, operands, a descriptor over them, a verdict."""
+"""The interface of an operation in the matrix: cases, operands, descriptor, verdict."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array, Rows, sample_rows
 from kernelseam.parity.cases.case import Case
-from kernelseam.parity.cases.common import Plant
-from kernelseam.parity.data.memory import Layout, Place
+from kernelseam.parity.cases.common import InjectedValue
+from kernelseam.parity.data.memory import Layout, Placement
 
 C = TypeVar("C", bound=Case)
 E = TypeVar("E")
-"""What the oracle gives for a case."""
+"""The oracle's results for a case."""
 
 
 class Operation(ABC, Generic[C, E]):
@@ -28,7 +28,7 @@ class Operation(ABC, Generic[C, E]):
     view."""
 
     name: str
-    """As cases and implementations name it."""
+    """The name that cases and implementations use."""
 
     @abstractmethod
     def cases(self) -> list[C]:
@@ -39,16 +39,16 @@ class Operation(ABC, Generic[C, E]):
         """Random inputs by name."""
 
     def derived(self, case: C, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Inputs that follow from the others."""
+        """Inputs computed from the random ones."""
         return {}
 
     @abstractmethod
-    def places(self, case: C) -> dict[str, Place]:
-        """Where every operand lies."""
+    def placements(self, case: C) -> dict[str, Placement]:
+        """Every operand's placement."""
 
     @abstractmethod
     def outputs(self, case: C) -> tuple[str, ...]:
-        """Names of what is written."""
+        """Names of the outputs."""
 
     @abstractmethod
     def describe(
@@ -63,41 +63,41 @@ class Operation(ABC, Generic[C, E]):
 
     @abstractmethod
     def expected(self, case: C, inputs: Mapping[str, Array]) -> E:
-        """What the oracle gives, of ``rows`` where some are sampled."""
+        """The oracle's results, for ``rows`` only where rows are sampled."""
 
     @abstractmethod
     def verdict(
         self, case: C, expected: E, results: Mapping[str, Array], *, flushed: bool = False
     ) -> Verdict:
-        """Results by name held against the oracle within the operation's tolerance. ``flushed``:
-        subnormals count as lost."""
+        """Results by name compared with the oracle's within the operation's tolerance. ``flushed``:
+        the device may flush subnormals to zero."""
 
     def repeatable(self, case: C) -> bool:
-        """Whether a second launch has the same inputs, so that it must give the same bits; the
-        largest cases run once."""
+        """Whether a second launch sees the same inputs and so must give the same bits; False also
+        for the largest cases, which run once."""
         return case.sample is None
 
     def lead(self, case: C) -> tuple[int, ...]:
-        """The axes of a result before its columns: their product counts its rows."""
+        """A result's shape without columns; the product is its number of rows."""
         raise NotImplementedError(f"cases of {self.name} are compared whole")
 
     def values(self, case: C) -> dict[str, Array]:
-        """Inputs by name: drawn from a seed that is the case's name, its plants put in."""
-        found = self.draw(case, np.random.default_rng(zlib.crc32(case.name.encode())))
-        for p in case.plants:
-            _plant(found[p.operand], p)
-        return {**found, **self.derived(case, found)}
+        """Inputs by name: random, seeded by the case's name, then the injected values."""
+        inputs = self.draw(case, np.random.default_rng(zlib.crc32(case.name.encode())))
+        for p in case.injected:
+            _inject(inputs[p.operand], p)
+        return {**inputs, **self.derived(case, inputs)}
 
     def layout(self, case: C, separate: bool = False) -> Layout:
-        """Every operand's place in buffers: see ``Layout``."""
-        return Layout(self.places(case), separate)
+        """Every operand's placement in buffers: see ``Layout``."""
+        return Layout(self.placements(case), separate)
 
     def rows(self, case: C) -> Rows:
-        """Numbers of the rows that are compared; None: all."""
+        """Indices of the rows to compare; None: all."""
         if case.sample is None:
             return None
         return sample_rows(math.prod(self.lead(case)), case.sample)
 
 
-def _plant(x: Array, plant: Plant) -> None:
-    x[tuple(slice(None) if i is None else i for i in plant.index)] = plant.value
+def _inject(x: Array, injection: InjectedValue) -> None:
+    x[tuple(slice(None) if i is None else i for i in injection.index)] = injection.value

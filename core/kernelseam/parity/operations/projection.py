@@ -1,4 +1,4 @@
-"""The projections and their gradients in the matrix: four operations of one kind of case."""
+"""The projections and their gradients in the matrix: four operations with one class of cases."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kernelseam.oracle.formulas import Array
 from kernelseam.oracle.projections import Results
 from kernelseam.parity.cases.projection_case import ProjectionCase
 from kernelseam.parity.data import projection as data
-from kernelseam.parity.data.memory import Layout, Place
+from kernelseam.parity.data.memory import Layout, Placement
 from kernelseam.parity.operations.operation import Operation
 
 
 class Projection(Operation[ProjectionCase, Results]):
-    """``name`` among the cases that ``every`` lists."""
+    """The operation ``name``; its cases are those of that operation in ``every()``."""
 
     def __init__(self, name: str, every: Callable[[], list[ProjectionCase]]) -> None:
         self.name, self._every = name, every
@@ -30,8 +30,8 @@ class Projection(Operation[ProjectionCase, Results]):
     def draw(self, case: ProjectionCase, rng: np.random.Generator) -> dict[str, Array]:
         return data.values(case, rng)
 
-    def places(self, case: ProjectionCase) -> dict[str, Place]:
-        return data.places(case)
+    def placements(self, case: ProjectionCase) -> dict[str, Placement]:
+        return data.placements(case)
 
     def outputs(self, case: ProjectionCase) -> tuple[str, ...]:
         return data.outputs(case)
@@ -50,7 +50,7 @@ class Projection(Operation[ProjectionCase, Results]):
         return data.describe(case, layout, addresses)
 
     def expected(self, case: ProjectionCase, inputs: Mapping[str, Array]) -> Results:
-        return data.wanted(case, inputs)
+        return data.expected(case, inputs)
 
     def verdict(
         self,

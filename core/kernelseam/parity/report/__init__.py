@@ -1,1 +1,1 @@
-"""What became of a run: counts, and pages of them."""
+"""The report of a run: counts, and pages made of them."""

@@ -1,7 +1,7 @@
-"""A report as one page of HTML that needs nothing else: totals, then cases by operation and group.
+"""A report as one self-contained HTML page: totals, then cases by operation and group.
 
-Rows are cases, columns implementations, colour is error over tolerance. Everything that colour says
-a cell says in text, too. Without scripts the page lacks nothing but its filter. ``page.html`` is
+Rows are cases, columns implementations; colour shows error over tolerance, which each cell also
+gives as text. Without scripts only the filter is missing. ``page.html`` is
 the template, a Jinja one with autoescape; the style and the script lie beside it.
 """
 
@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from kernelseam.parity.report.summary import BAD, EVIDENCE, Report, last_line, ratio, refusals, rows
+from kernelseam.parity.report.summary import (
+    EVIDENCE,
+    FAILED,
+    Report,
+    last_line,
+    ratio,
+    refusals,
+    rows,
+)
 from kernelseam.parity.running.run import Outcome, Target
 
 BINS = (
@@ -20,15 +28,19 @@ BINS = (
     ("high", 0.75, "to ¾"),
     ("edge", 1.0, "to 1"),
 )
-"""Class, largest error over tolerance, and its name in the legend, of what passed."""
+"""CSS class, largest error over tolerance, and legend of the cells that passed."""
 SHOWN = 8
-"""Failures above the matrix, which are seen without a click."""
+"""The number of failures shown in full above the matrix."""
 STATES = {**{name: text for name, _, text in BINS}, "failed": "failed", "refused": "refused"}
 
 
 def html(report: Report) -> str:
     """The page."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # only where a page is made
+    from jinja2 import (  # imported only where a page is made
+        Environment,
+        PackageLoader,
+        StrictUndefined,
+    )
 
     pages = Environment(
         loader=PackageLoader(__name__.rpartition(".")[0], ""),
@@ -52,10 +64,10 @@ def html(report: Report) -> str:
 
 
 def state(o: Outcome) -> str:
-    """The class of an outcome, a key of STATES."""
+    """The CSS class of an outcome, a key of STATES."""
     if o.status == "refused":
         return "refused"
-    if o.status in BAD or o.verdict is None:
+    if o.status in FAILED or o.verdict is None:
         return "failed"
     at = o.verdict.worst
     return next(name for name, limit, _ in BINS if at <= limit)
@@ -63,11 +75,11 @@ def state(o: Outcome) -> str:
 
 def status(o: Outcome) -> str:
     """Passed, refused or failed: an error counts as failed."""
-    return "failed" if o.status in BAD else o.status
+    return "failed" if o.status in FAILED else o.status
 
 
 def state_counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
-    """How many outcomes have each state that some have, in the order of STATES."""
+    """The number of outcomes in each state that occurs, in the order of STATES."""
     count = Counter(map(state, outcomes))
     return {s: count[s] for s in STATES if count[s]}
 
@@ -75,10 +87,10 @@ def state_counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
 def outcomes_of(
     cases: Mapping[str, Mapping[str, Outcome]], target: Target | None = None
 ) -> list[Outcome]:
-    """What became of a group's cases on one target, or on all."""
+    """The outcomes of a group's cases on one target, or on all."""
     return [
         o
-        for found in cases.values()
-        for key, o in found.items()
+        for by_target in cases.values()
+        for key, o in by_target.items()
         if target is None or key == str(target)
     ]

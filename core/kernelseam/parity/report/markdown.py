@@ -1,5 +1,5 @@
-"""A report in Markdown, compact enough to be kept with the sources: totals, groups, failures,
-refusals, worst cases."""
+"""A report in Markdown, compact enough to commit: totals, groups, failures, refusals, worst
+cases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kernelseam.parity.report.summary import EVIDENCE, Report, ratio, refusals, 
 from kernelseam.parity.running.run import Outcome, Target
 
 WORST = 3
-"""How many cases of each implementation are named."""
+"""The number of worst cases listed for each implementation."""
 
 
 def markdown(report: Report) -> str:

@@ -1,5 +1,5 @@
-"""What became of a run of the matrix: counts by implementation, by group of cases, and what it ran
-on.
+"""Summaries of a run of the matrix: counts by implementation and by group of cases, and the
+environment.
 
 ``markdown`` and ``html`` make pages of a Report; ``table`` is for a terminal.
 """
@@ -22,7 +22,7 @@ from kernelseam.parity.cases.case import Case
 from kernelseam.parity.running.run import Outcome, Target
 from kernelseam.plugins import Plugins
 
-BAD = ("failed", "error")
+FAILED = ("failed", "error")
 EVIDENCE = {
     "measured": "ran on the device that the column names",
     "emulated": "the device's instructions, run by a program on the host: right results, no speed",
@@ -32,7 +32,7 @@ EVIDENCE = {
 
 @dataclass(frozen=True)
 class Row:
-    """What one implementation did with some cases."""
+    """Counts of one implementation's outcomes."""
 
     operation: str
     backend: str
@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """Outcomes of a run, its columns, and what it ran on."""
+    """Outcomes of a run, its columns, and its environment."""
 
     outcomes: Sequence[Outcome]
     targets: Sequence[Target]
@@ -59,22 +59,22 @@ class Report:
     report."""
     command: str = ""
     not_covered: Sequence[str] = ()
-    """Sentences about what was not run: operations for which nothing is registered, what came after
-    a lost device."""
+    """Sentences about cases that were not run: operations without implementations, cases after a
+    device failed."""
 
     @property
     def passed(self) -> bool:
-        """Whether there is something, and nothing of it failed."""
+        """Whether there are outcomes and none failed."""
         return bool(self.outcomes) and not self.bad
 
     @cached_property
     def bad(self) -> list[Outcome]:
-        """What failed."""
-        return [o for o in self.outcomes if o.status in BAD]
+        """Outcomes that failed."""
+        return [o for o in self.outcomes if o.status in FAILED]
 
     @cached_property
     def operations(self) -> list[str]:
-        """In the order of the cases."""
+        """The operations, in the order of the cases."""
         return list(dict.fromkeys(o.case.operation for o in self.outcomes))
 
     def columns(self, operation: str) -> list[Target]:
@@ -82,30 +82,30 @@ class Report:
         return [t for t in self.targets if t.operation == operation]
 
     def of(self, target: Target) -> list[Outcome]:
-        """What one implementation did."""
+        """The outcomes of one implementation."""
         key = (target.operation, target.device.backend, target.implementation)
         return [o for o in self.outcomes if (o.case.operation, o.backend, o.implementation) == key]
 
     def groups(self, operation: str) -> dict[str, dict[str, dict[str, Outcome]]]:
         """Group of cases → case → ``str(target)`` → outcome."""
-        found: dict[str, dict[str, dict[str, Outcome]]] = {}
+        by_group: dict[str, dict[str, dict[str, Outcome]]] = {}
         for o in self.outcomes:
             if o.case.operation == operation:
-                group = found.setdefault(o.case.group or "cases", {})
-                group.setdefault(o.case.name, {})[f"{o.backend}-{o.implementation}"] = o
-        return found
+                cases_of_group = by_group.setdefault(o.case.group or "cases", {})
+                cases_of_group.setdefault(o.case.name, {})[f"{o.backend}-{o.implementation}"] = o
+        return by_group
 
     def count(self) -> Counter[str]:
-        """How many passed, were refused, failed."""
-        return Counter("failed" if o.status in BAD else o.status for o in self.outcomes)
+        """The numbers of passed, refused and failed outcomes."""
+        return Counter("failed" if o.status in FAILED else o.status for o in self.outcomes)
 
 
 def rows(outcomes: Iterable[Outcome]) -> list[Row]:
-    """One row an operation, backend and implementation, in the order they came."""
+    """One row per operation, backend and implementation, in order of appearance."""
     groups: dict[tuple[str, str, str], list[Outcome]] = defaultdict(list)
     for o in outcomes:
         groups[o.case.operation, o.backend, o.implementation].append(o)
-    found = []
+    table_rows = []
     for key, group in groups.items():
         count = Counter(o.status for o in group)
         judged = [
@@ -114,7 +114,7 @@ def rows(outcomes: Iterable[Outcome]) -> list[Row]:
             if o.verdict is not None and o.verdict.worst > 0
         ]
         worst, name = max(judged, default=(0.0, ""))
-        found.append(
+        table_rows.append(
             Row(
                 *key,
                 len(group),
@@ -126,7 +126,7 @@ def rows(outcomes: Iterable[Outcome]) -> list[Row]:
                 sum(o.seconds for o in group),
             )
         )
-    return found
+    return table_rows
 
 
 HEAD = (
@@ -143,7 +143,7 @@ HEAD = (
 )
 
 
-def table(found: Sequence[Row]) -> str:
+def table(table_rows: Sequence[Row]) -> str:
     """The rows in columns, for a terminal."""
     lines = [
         HEAD,
@@ -160,7 +160,7 @@ def table(found: Sequence[Row]) -> str:
                 row.worst_case,
                 f"{row.seconds:.1f}",
             )
-            for row in found
+            for row in table_rows
         ),
     ]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
@@ -170,7 +170,7 @@ def table(found: Sequence[Row]) -> str:
 
 
 def refusals(outcomes: Iterable[Outcome]) -> list[tuple[str, str, str, int]]:
-    """(operation, implementation, reason, how many cases), for what was refused as it may be."""
+    """(operation, implementation, reason, how many cases), for refusals that are allowed."""
     count = Counter(
         (o.case.operation, f"{o.backend} {o.implementation}", o.detail)
         for o in outcomes
@@ -180,7 +180,7 @@ def refusals(outcomes: Iterable[Outcome]) -> list[tuple[str, str, str, int]]:
 
 
 def worst(outcomes: Iterable[Outcome], n: int) -> list[Outcome]:
-    """The n outcomes with the largest error over tolerance, of those that have one above 0."""
+    """The n outcomes with the largest error over tolerance above 0."""
     judged = [
         (o.verdict.worst, o) for o in outcomes if o.verdict is not None and o.verdict.worst > 0
     ]
@@ -188,7 +188,7 @@ def worst(outcomes: Iterable[Outcome], n: int) -> list[Outcome]:
 
 
 def last_line(detail: str) -> str:
-    """A message in one line: of a traceback, what was raised."""
+    """A message as one line: the exception, if it is a traceback."""
     lines = detail.strip().splitlines() or [""]
     if not lines[0].startswith("Traceback"):
         return lines[0]
@@ -196,7 +196,7 @@ def last_line(detail: str) -> str:
 
 
 def ratio(value: float) -> str:
-    """Error over tolerance in as few figures as matter."""
+    """Error over tolerance, with few digits; a value above 1 never rounds to 1."""
     if value == 0:
         return "0"
     if value == float("inf"):
@@ -211,21 +211,21 @@ def ratio(value: float) -> str:
 
 
 def facts(known: Plugins, targets: Sequence[Target]) -> list[tuple[str, str]]:
-    """Versions, the devices that ran and the compilers of their kernels."""
-    found = [("kernelseam", f"{__version__}, contract {CONTRACT_VERSION}")]
-    found += [
+    """Versions, devices, and the compilers of their kernels."""
+    named_values = [("kernelseam", f"{__version__}, contract {CONTRACT_VERSION}")]
+    named_values += [
         (f"plugin {name}", f"{info.version}: {info.summary}")
         for name, info in sorted(known.loaded.items())
     ]
     for d in dict.fromkeys(t.device for t in targets):
-        found.append(
+        named_values.append(
             (f"device {d.backend}:{d.index}", f"{d.arch}, {d.name or 'no name'}, {d.evidence}")
         )
         toolchain = known.backend(d.backend).toolchain
         if toolchain is not None:
-            found.append((f"compiler of {d.backend}", _compiler(toolchain)))
-    found.append(("Python", f"{platform.python_version()}, NumPy {np.__version__}"))
-    return found
+            named_values.append((f"compiler of {d.backend}", _compiler(toolchain)))
+    named_values.append(("Python", f"{platform.python_version()}, NumPy {np.__version__}"))
+    return named_values
 
 
 def _compiler(toolchain: Toolchain) -> str:
@@ -238,14 +238,13 @@ def _compiler(toolchain: Toolchain) -> str:
         return f"none: {last_line(error_text(e))}"
 
 
-def not_covered(cases: Sequence[Case], wanted: Sequence[Target]) -> list[str]:
-    """A sentence for each operation of the cases that a backend of the run has no implementation
-    of."""
+def not_covered(cases: Sequence[Case], targets: Sequence[Target]) -> list[str]:
+    """A sentence for each operation of the cases that a backend of the run does not implement."""
     count = Counter(c.operation for c in cases)
-    covered = {(t.device.backend, t.operation) for t in wanted}
+    covered = {(t.device.backend, t.operation) for t in targets}
     return [
         f"{backend} has no implementation of {operation}: its {n} case(s) were not run."
-        for backend in dict.fromkeys(t.device.backend for t in wanted)
+        for backend in dict.fromkeys(t.device.backend for t in targets)
         for operation, n in count.items()
         if (backend, operation) not in covered
     ]

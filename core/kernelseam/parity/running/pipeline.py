@@ -1,7 +1,7 @@
-"""Many parity cases: one after the other, or with processes that make data and judge results while
-the device computes.
+"""Many parity cases: one after the other, or with worker processes that prepare data and check
+results while the device computes.
 
-Verdicts are the same either way. The device is used by this process alone.
+Verdicts are the same either way. Only this process uses the device.
 """
 
 from __future__ import annotations
@@ -25,74 +25,89 @@ from kernelseam.errors import DeviceError
 from kernelseam.oracle.check import Verdict
 from kernelseam.parity.cases.case import Case
 from kernelseam.parity.running import stages
-from kernelseam.parity.running.run import Outcome, Ran, Target, attempt, guarded, outcome, run_case
-from kernelseam.parity.running.workers import Lost, Workers
+from kernelseam.parity.running.run import (
+    Attempt,
+    Outcome,
+    Target,
+    attempt,
+    outcome,
+    result_or_traceback,
+    run_case,
+)
+from kernelseam.parity.running.workers import WorkerFailed, Workers
 from kernelseam.plugins import plugins
 
 LIMIT = 300.0
 """Seconds for one stage of a case, compilation included."""
 AHEAD = 2
-"""Cases a worker whose data may wait for the device, and as many whose results may wait for a
-verdict: so much memory is in use at most."""
+"""Per worker: the most cases whose data may wait for the device, and the most whose results may
+wait for a verdict. This bounds the memory in use."""
 
 Job = tuple[Case, list[Target]]
-Told = tuple[Outcome, str]
-"""An outcome, and how the device was lost with it, "" where it was not."""
-Judgement = tuple[Verdict | str, float]
-"""A verdict or why there is none, and the seconds that it took."""
+_Result = tuple[Outcome, str]
+"""An outcome, and how the device failed with it: "" where it still works."""
+TimedVerdict = tuple[Verdict | str, float]
+"""A verdict, or why there is none, and the seconds that it took."""
 
 
 def run_all(
     cases: Sequence[Case],
-    wanted: Sequence[Target],
+    targets: Sequence[Target],
     *,
     separate: bool = False,
     workers: int = 0,
     limit: float = LIMIT,
 ) -> Iterator[Outcome]:
-    """Every case on every target of its operation, case by case so that the oracle speaks once,
-    outcomes in that order.
+    """Every case on every target of its operation, case by case, so that the oracle is computed
+    once; outcomes come in that order.
 
-    ``workers``: processes that make data and judge results; 0: this process does all of it. With
-    workers no stage of a case takes more than ``limit`` seconds: what takes longer is an error.
-    Raises DeviceError, after all outcomes that there are, where a device computes nothing any more:
-    it names the case.
+    ``workers``: processes that prepare data and check results; 0: this process does all of it. With
+    workers, a stage of a case that takes more than ``limit`` seconds is an error. Where a device
+    stops working, raises DeviceError naming the case, after yielding the outcomes so far.
     """
-    jobs = [(c, here) for c in cases if (here := [t for t in wanted if t.operation == c.operation])]
-    left = sum(len(here) for _, here in jobs)
+    jobs = [
+        (c, its_targets)
+        for c in cases
+        if (its_targets := [t for t in targets if t.operation == c.operation])
+    ]
+    left = sum(len(its_targets) for _, its_targets in jobs)
     with closing(
         _piped(jobs, separate, workers, limit) if workers else _serial(jobs, separate)
-    ) as found:
-        for o, gone in found:
+    ) as results:
+        for o, failure in results:
             left -= 1
             yield o
-            if gone:
+            if failure:
                 raise DeviceError(
                     f"the device computes nothing any more since {o.case.name} on "
                     f"{o.backend}-{o.implementation}: "
-                    f"{gone}. Not run after it: {left}."
+                    f"{failure}. Not run after it: {left}."
                 )
 
 
-def _serial(jobs: Sequence[Job], separate: bool) -> Generator[Told, None, None]:
-    for case, here in jobs:
-        for target in here:
+def _serial(jobs: Sequence[Job], separate: bool) -> Generator[_Result, None, None]:
+    for case, targets in jobs:
+        for target in targets:
             o = run_case(case, target, separate=separate)
-            yield o, o.error and lost(target.device) or ""
+            yield o, o.error and device_failure(target.device) or ""
 
 
-def lost(device: Device) -> str:
-    """Why a device can not even copy any more; "" where it can."""
+def device_failure(device: Device) -> str:
+    """Why a device cannot even copy any more; "" where it can."""
     sent = np.arange(4, dtype=np.float32)
     try:
         runtime = plugins().backend(device.backend).runtime
         with Contained(f"a copy to {device}"), runtime.activate(device):
             array = runtime.from_host(sent, device)
             runtime.synchronize(device)
-            came = runtime.to_host(array)
+            returned = runtime.to_host(array)
     except Exception as e:
         return error_text(e)
-    return "" if np.array_equal(sent, came) else f"it returns {came.tolist()} for {sent.tolist()}"
+    return (
+        ""
+        if np.array_equal(sent, returned)
+        else f"it returns {returned.tolist()} for {sent.tolist()}"
+    )
 
 
 # ---------------------------------------------------------------- this process
@@ -100,40 +115,40 @@ def lost(device: Device) -> str:
 
 @dataclass(frozen=True)
 class _Run:
-    """A case that was computed, and is being judged."""
+    """A case that was computed, and whose results are being checked."""
 
     case: Case
-    ran: list[tuple[Target, Ran]]
+    attempts: list[tuple[Target, Attempt]]
     making: float
-    """Seconds."""
-    judging: Future[list[Judgement]]
-    gone: str
+    """Seconds spent on its data."""
+    judging: Future[list[TimedVerdict]]
+    failure: str
 
 
 def _piped(
     jobs: Sequence[Job], separate: bool, workers: int, limit: float
-) -> Generator[Told, None, None]:
-    behind: deque[_Run] = deque()
+) -> Generator[_Result, None, None]:
+    unchecked: deque[_Run] = deque()
     most = AHEAD * workers
-    with closing(Workers(workers, limit)) as team:
-        for (case, here), task in _ahead(jobs, team, separate, most):
-            before, making = _made(task)
-            ran, gone = _compute(case, here, before, limit)
-            judging = team.start(
-                _judge, case, separate, [(r.computed, t.flushed) for t, r in ran if r.computed]
+    with closing(Workers(workers, limit)) as pool:
+        for (case, targets), task in _ahead(jobs, pool, separate, most):
+            before, making = _prepared(task)
+            attempts, failure = _compute(case, targets, before, limit)
+            judging = pool.start(
+                _judge, case, separate, [(r.computed, t.flushed) for t, r in attempts if r.computed]
             )
-            behind.append(_Run(case, ran, making, judging, gone))
-            while behind and (gone or len(behind) > most or behind[0].judging.done()):
-                yield from _outcomes(behind.popleft())
-        while behind:
-            yield from _outcomes(behind.popleft())
+            unchecked.append(_Run(case, attempts, making, judging, failure))
+            while unchecked and (failure or len(unchecked) > most or unchecked[0].judging.done()):
+                yield from _outcomes(unchecked.popleft())
+        while unchecked:
+            yield from _outcomes(unchecked.popleft())
 
 
 def _ahead(
     jobs: Sequence[Job], team: Workers, separate: bool, most: int
-) -> Iterator[tuple[Job, Future[tuple[stages.Made | str, float]]]]:
-    """Jobs and their data, which are made while those before them are computed."""
-    waiting: deque[tuple[Job, Future[tuple[stages.Made | str, float]]]] = deque()
+) -> Iterator[tuple[Job, Future[tuple[stages.Prepared | str, float]]]]:
+    """Jobs and their data, prepared while earlier jobs are computed."""
+    waiting: deque[tuple[Job, Future[tuple[stages.Prepared | str, float]]]] = deque()
     for job in jobs:
         waiting.append((job, team.start(_make, job[0], separate)))
         if len(waiting) > most:
@@ -141,51 +156,59 @@ def _ahead(
     yield from waiting
 
 
-def _made(task: Future[tuple[stages.Made | str, float]]) -> tuple[stages.Made | str, float]:
+def _prepared(
+    task: Future[tuple[stages.Prepared | str, float]],
+) -> tuple[stages.Prepared | str, float]:
     try:
         return task.result()
-    except Lost as e:
-        return f"its data were not made: {e}", 0.0
+    except WorkerFailed as e:
+        return f"its data were not prepared: {e}", 0.0
 
 
 def _compute(
-    case: Case, here: list[Target], before: stages.Made | str, limit: float
-) -> tuple[list[tuple[Target, Ran]], str]:
-    """What became of a case on its targets, up to one that is lost, and how that was lost."""
-    found: list[tuple[Target, Ran]] = []
-    for target in here:
+    case: Case, targets: list[Target], before: stages.Prepared | str, limit: float
+) -> tuple[list[tuple[Target, Attempt]], str]:
+    """A case's attempts on its targets, up to a device that fails, and how that failed ("" where
+    none did)."""
+    attempts: list[tuple[Target, Attempt]] = []
+    for target in targets:
         if isinstance(before, str):
-            found.append((target, Ran(error=before)))
+            attempts.append((target, Attempt(error=before)))
             continue
-        start, gone = time.perf_counter(), ""
+        start, failure = time.perf_counter(), ""
         try:
-            ran = run_with_timeout(limit, f"{case.name} on {target}", attempt, case, target, before)
-            if ran.error:
-                gone = run_with_timeout(limit, f"a copy to {target.device}", lost, target.device)
+            attempted = run_with_timeout(
+                limit, f"{case.name} on {target}", attempt, case, target, before
+            )
+            if attempted.error:
+                failure = run_with_timeout(
+                    limit, f"a copy to {target.device}", device_failure, target.device
+                )
         except PluginTimeout as e:
-            gone = f"no answer within {limit:g} s"
-            ran = Ran(
-                error=f"{gone}. What waits for it:\n{e.stack}", seconds=time.perf_counter() - start
+            failure = f"no answer within {limit:g} s"
+            attempted = Attempt(
+                error=f"{failure}. What waits for it:\n{e.stack}",
+                seconds=time.perf_counter() - start,
             )
             atexit.register(_leave)
-        found.append((target, ran))
-        if gone:
-            return found, gone
-    return found, ""
+        attempts.append((target, attempted))
+        if failure:
+            return attempts, failure
+    return attempts, ""
 
 
-def _outcomes(run: _Run) -> Iterator[Told]:
+def _outcomes(run: _Run) -> Iterator[_Result]:
     try:
         judged = run.judging.result()
-    except Lost as e:
-        judged = [(f"there is no verdict: {e}", 0.0)] * len(run.ran)
+    except WorkerFailed as e:
+        judged = [(f"there is no verdict: {e}", 0.0)] * len(run.attempts)
     verdicts, making = iter(judged), run.making
-    for i, (target, ran) in enumerate(run.ran):
-        verdict, judging = next(verdicts) if ran.computed else (None, 0.0)
-        last = i == len(run.ran) - 1
+    for i, (target, tried) in enumerate(run.attempts):
+        verdict, judging = next(verdicts) if tried.computed else (None, 0.0)
+        last = i == len(run.attempts) - 1
         yield (
-            outcome(run.case, target, ran, verdict, making + ran.seconds + judging),
-            run.gone if last else "",
+            outcome(run.case, target, tried, verdict, making + tried.seconds + judging),
+            run.failure if last else "",
         )
         making = 0.0
 
@@ -200,24 +223,24 @@ def _leave() -> None:
 # ---------------------------------------------------------------- a worker
 
 
-def _make(case: Case, separate: bool) -> tuple[stages.Made | str, float]:
+def _make(case: Case, separate: bool) -> tuple[stages.Prepared | str, float]:
     start = time.perf_counter()
-    return guarded(stages.made, case, separate), time.perf_counter() - start
+    return result_or_traceback(stages.prepare, case, separate), time.perf_counter() - start
 
 
 def _judge(
-    case: Case, separate: bool, ran: Sequence[tuple[stages.Computed, bool]]
-) -> list[Judgement]:
-    """Verdicts on results, each with whether subnormals count as lost there."""
-    found: list[Judgement] = []
+    case: Case, separate: bool, computed: Sequence[tuple[stages.Computed, bool]]
+) -> list[TimedVerdict]:
+    """Verdicts on results, each with whether its device flushes subnormals."""
+    verdicts: list[TimedVerdict] = []
     start = time.perf_counter()
-    before = guarded(stages.made, case, separate) if ran else ""
-    for after, flushed in ran:
+    before = result_or_traceback(stages.prepare, case, separate) if computed else ""
+    for after, flushed in computed:
         verdict = (
             before
             if isinstance(before, str)
-            else guarded(stages.judged, case, before, after, flushed)
+            else result_or_traceback(stages.judge, case, before, after, flushed)
         )
-        found.append((verdict, time.perf_counter() - start))
+        verdicts.append((verdict, time.perf_counter() - start))
         start = time.perf_counter()
-    return found
+    return verdicts

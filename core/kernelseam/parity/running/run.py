@@ -1,4 +1,4 @@
-"""One parity case on one implementation, and what became of it."""
+"""One parity case on one implementation, and its outcome."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernelseam.errors import Unsupported
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.subnormals import flushes
 from kernelseam.parity.cases.case import Case
-from kernelseam.parity.running.stages import Computed, Made, computed, judged, made
+from kernelseam.parity.running.stages import Computed, Prepared, compute, judge, prepare
 from kernelseam.plugins import Plugins, plugins
 
 T = TypeVar("T")
@@ -27,12 +27,12 @@ class Target:
     device: Device
     implementation: str
     operation: str
-    own: bool
-    """Whether it is the core's (the reference, a shared kernel): then it must take every case that
-    does not say otherwise. A plugin's own takes what it is made for, and gives a reason for the
-    rest."""
+    builtin: bool
+    """Whether it comes from the core (the reference, a shared kernel): then it must run every case
+    that does not exempt it. A plugin's implementation runs what it supports, and gives a reason for
+    the rest."""
     flushed: bool = False
-    """Whether the device's matrix units lose subnormals."""
+    """Whether the device's matrix units flush subnormals to zero."""
 
     def __str__(self) -> str:
         return f"{self.device.backend}-{self.implementation}"
@@ -48,16 +48,16 @@ def targets(
     """
     known = found or plugins()
     if device is not None:
-        here = [device]
+        devices = [device]
     elif backend is not None:
-        here = (
+        devices = (
             list(known.devices_of(known.backend(backend)))
             if backend in known.registry.backends
             else []
         )
     else:
-        here = [d for d in known.devices() if d.evidence != EMULATED]
-    first = {d.backend: d for d in reversed(here)}
+        devices = [d for d in known.devices() if d.evidence != EMULATED]
+    first = {d.backend: d for d in reversed(devices)}
     return [
         Target(d, i.name, i.operation, _own(i), flushes(b, d))
         for b in sorted(known.registry.backends.values(), key=lambda b: b.priority)
@@ -68,14 +68,14 @@ def targets(
 
 
 def _own(implementation: Implementation) -> bool:
-    # kernels of plugins are made implementations by the core
+    # the core wraps the kernels of plugins as implementations
     maker = getattr(implementation, "composition", implementation)
     return type(maker).__module__.partition(".")[0] == "kernelseam"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case: exactly one of verdict, refusal and error is there."""
+    """The outcome of a case: exactly one of verdict, refusal and error is set."""
 
     case: Case
     backend: str
@@ -88,18 +88,18 @@ class Outcome:
     """Wall time of data, plan, launch and comparison together."""
     may_refuse: bool = False
     computing: float = 0.0
-    """Seconds of these for plan, launches and copies."""
+    """Of these, the seconds for plan, launches and copies."""
 
     @property
     def status(self) -> str:
-        """ "passed", "failed", "refused" (as it may) or "error"."""
+        """ "passed", "failed", "refused" (as allowed) or "error"."""
         if self.verdict is not None:
             return "passed" if self.verdict.passed else "failed"
         return "refused" if self.refusal is not None and self.may_refuse else "error"
 
     @property
     def detail(self) -> str:
-        """Why, in words."""
+        """The reason, as text."""
         if self.verdict is not None:
             return self.verdict.message
         if self.refusal is not None:
@@ -107,7 +107,7 @@ class Outcome:
         return self.error or ""
 
     def require(self) -> None:
-        """Raise AssertionError unless the case passed or was refused as it may be."""
+        """Raise AssertionError unless the case passed or was refused as allowed."""
         if self.status in ("failed", "error"):
             raise AssertionError(
                 f"{self.case.name} on {self.backend}-{self.implementation}: {self.detail}"
@@ -115,8 +115,8 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What an implementation did with a case's data: results, or else a refusal or an error."""
+class Attempt:
+    """One implementation's attempt at a case: results, or else a refusal or an error."""
 
     computed: Computed | None = None
     refusal: str | None = None
@@ -126,52 +126,52 @@ class Ran:
 
 
 def run_case(case: Case, target: Target, *, separate: bool = False) -> Outcome:
-    """Run a case. Nothing is raised: whatever goes wrong is in the outcome.
+    """Run a case. Raises nothing: whatever goes wrong is in the outcome.
 
     ``separate``: each block of memory is an allocation that ends with its last element, for memory
-    checkers; else one allocation holds all of them between guards, and what is written outside the
-    output is found here.
+    checkers; else one allocation holds all of them between guards, and writes outside the output
+    are detected here.
     """
     start = time.perf_counter()
-    before = guarded(made, case, separate)
-    ran = Ran(error=before) if isinstance(before, str) else attempt(case, target, before)
+    before = result_or_traceback(prepare, case, separate)
+    ran = Attempt(error=before) if isinstance(before, str) else attempt(case, target, before)
     verdict = None
     if ran.computed is not None and not isinstance(before, str):
-        verdict = guarded(judged, case, before, ran.computed, target.flushed)
+        verdict = result_or_traceback(judge, case, before, ran.computed, target.flushed)
     return outcome(case, target, ran, verdict, time.perf_counter() - start)
 
 
-def guarded(work: Callable[..., T], *arguments: Any) -> T | str:
-    """What the work returns, or the traceback of what it raises."""
+def result_or_traceback(work: Callable[..., T], *arguments: Any) -> T | str:
+    """What ``work`` returns, or the traceback of what it raises."""
     try:
         return work(*arguments)
     except Exception as e:
         return traceback_text(e)
 
 
-def attempt(case: Case, target: Target, before: Made) -> Ran:
+def attempt(case: Case, target: Target, before: Prepared) -> Attempt:
     """Compute a case's data on a target, which may refuse."""
     start = time.perf_counter()
-    found, refusal, error = None, _exemption(case, target), None
+    results, refusal, error = None, _exemption(case, target), None
     if refusal is None:
         try:
             with Contained(f"{target.implementation} on {target.device}"):
-                found = computed(case, target.device, target.implementation, before)
+                results = compute(case, target.device, target.implementation, before)
         except Unsupported as e:
             error = _broken_check(e, target)
             refusal = None if error else "; ".join(r.reason for r in e.refusals)
         except Exception as e:
             error = traceback_text(e)
-    return Ran(found, refusal, error, time.perf_counter() - start)
+    return Attempt(results, refusal, error, time.perf_counter() - start)
 
 
 def outcome(
-    case: Case, target: Target, ran: Ran, verdict: Verdict | str | None, seconds: float
+    case: Case, target: Target, ran: Attempt, verdict: Verdict | str | None, seconds: float
 ) -> Outcome:
-    """What became of a case; a verdict that is a text says why there is none."""
+    """The outcome of an attempt. A ``verdict`` that is a str says why there is none."""
     error = verdict if isinstance(verdict, str) else ran.error
     may_refuse = (
-        not target.own
+        not target.builtin
         or target.implementation in case.may_refuse
         or _exemption(case, target) is not None
     )
@@ -189,12 +189,12 @@ def outcome(
 
 
 def _exemption(case: Case, target: Target) -> str | None:
-    """Why one of the core's own is not asked."""
-    return dict(case.exempt).get(target.implementation) if target.own else None
+    """Why one of the core's implementations is not run on this case."""
+    return dict(case.exempt).get(target.implementation) if target.builtin else None
 
 
 def _broken_check(refused: Unsupported, target: Target) -> str | None:
-    """The traceback of a check that raised: dispatch takes that for a refusal, and here it is an
+    """The traceback of a ``supports`` that raised: dispatch treats that as a refusal, here it is an
     error."""
     answers = consider(cast(Problem, refused.problem), target.device)
     return next(

@@ -1,5 +1,5 @@
-"""The stages of a parity case: its data made, computed on a device, judged. Only the second needs
-the device."""
+"""The three stages of a parity case: prepare its data, compute on a device, judge the results. Only
+the second needs the device."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from kernelseam.plugins import plugins
 
 
 @dataclass(frozen=True)
-class Made:
-    """A case's memory before it is computed: buffers of bytes, the inputs in them, canaries in the
-    rest."""
+class Prepared:
+    """A case's memory before the launch: byte buffers with the inputs in them and canaries
+    elsewhere."""
 
     layout: Layout
     buffers: Mapping[str, Array]
@@ -38,47 +38,49 @@ class Computed:
 
     buffers: Mapping[str, Array]
     changed: int
-    """Bytes that a second launch on the same inputs made different."""
+    """Bytes that differ after a second launch on the same inputs."""
     overrun: str = ""
-    """What was written around the workspace, in words."""
+    """A message about writes outside the workspace; "" where there are none."""
 
 
-def made(case: Case, separate: bool = False) -> Made:
-    """The first stage. It depends on the case alone: another process makes the same."""
+def prepare(case: Case, separate: bool = False) -> Prepared:
+    """The first stage. It depends on the case alone: another process prepares the same bytes."""
     layout = operands.layout(case, separate)
     buffers = layout.buffers()
     layout.write(buffers, _values(case))
-    return Made(layout, buffers)
+    return Prepared(layout, buffers)
 
 
-def computed(case: Case, device: Device, implementation: str, before: Made) -> Computed:
-    """The second stage: memory on the device, plan, bind, call, fetch. Raises what any of them
-    does."""
+def compute(case: Case, device: Device, implementation: str, before: Prepared) -> Computed:
+    """The second stage: copy to the device, plan, bind, call, copy back. Raises what any of them
+    raises."""
     runtime, layout = plugins().backend(device.backend).runtime, before.layout
     with runtime.activate(device), np.errstate(all="ignore"):
-        held = {
+        buffers = {
             name: runtime.from_host(b.view(np.float32), device)
             for name, b in before.buffers.items()
         }
-        addresses = _addresses(layout, {name: _pointer(runtime, x) for name, x in held.items()})
-        made = describe(case, layout, addresses, runtime, device)
-        chosen = plan(made, device=device, implementation=implementation)
-        room, address = None, None
+        addresses = _addresses(layout, {name: _pointer(runtime, x) for name, x in buffers.items()})
+        descriptor = describe(case, layout, addresses, runtime, device)
+        chosen = plan(descriptor, device=device, implementation=implementation)
+        workspace_array, address = None, None
         if chosen.workspace_bytes and not layout.separate:  # else it is an allocation of its own
-            room = runtime.from_host(workspace(chosen.workspace_bytes).view(np.float32), device)
-            address = _pointer(runtime, room) + GUARD
+            workspace_array = runtime.from_host(
+                workspace(chosen.workspace_bytes).view(np.float32), device
+            )
+            address = _pointer(runtime, workspace_array) + GUARD
         call, fetched = chosen.bind(workspace=address), []
         for _ in range(2 if operands.repeatable(case) else 1):
             call()
             runtime.synchronize(device)
-            fetched.append({name: _bytes(runtime, x) for name, x in held.items()})
-        around = "" if room is None else overrun(_bytes(runtime, room))
+            fetched.append({name: _bytes(runtime, x) for name, x in buffers.items()})
+        overran = "" if workspace_array is None else overrun(_bytes(runtime, workspace_array))
     first, last = fetched[0], fetched[-1]
-    return Computed(first, sum(int((first[name] != last[name]).sum()) for name in first), around)
+    return Computed(first, sum(int((first[name] != last[name]).sum()) for name in first), overran)
 
 
-def judged(case: Case, before: Made, after: Computed, flushed: bool = False) -> Verdict:
-    """The third stage: the oracle's verdict."""
+def judge(case: Case, before: Prepared, after: Computed, flushed: bool = False) -> Verdict:
+    """The third stage: the results compared with the oracle."""
     if after.overrun:
         return Verdict(False, math.inf, (), 0, after.overrun)
     if after.changed:
@@ -89,12 +91,12 @@ def judged(case: Case, before: Made, after: Computed, flushed: bool = False) -> 
             0,
             f"{after.changed} bytes differ after a second launch on the same inputs",
         )
-    return judge(case, before.layout, before.buffers, after.buffers, flushed)
+    return judge_memory(case, before.layout, before.buffers, after.buffers, flushed)
 
 
 def _bytes(runtime: Runtime, array: object) -> Array:
-    found: Array = np.ascontiguousarray(runtime.to_host(array)).view(np.uint8).reshape(-1)
-    return found
+    contents: Array = np.ascontiguousarray(runtime.to_host(array)).view(np.uint8).reshape(-1)
+    return contents
 
 
 def _pointer(runtime: Runtime, array: object) -> int:
@@ -108,21 +110,21 @@ def _pointer(runtime: Runtime, array: object) -> int:
 
 def _addresses(layout: Layout, buffers: Mapping[str, int]) -> dict[str, int]:
     """Address of each operand's block, offset included."""
-    blocks, found = layout.blocks(), {}
-    for name, p in layout.places.items():
+    blocks, addresses = layout.blocks(), {}
+    for name, p in layout.placements.items():
         buffer, start = blocks[p.block]
-        found[name] = buffers[buffer] + start + p.offset * p.dtype.itemsize
-    return found
+        addresses[name] = buffers[buffer] + start + p.offset * p.dtype.itemsize
+    return addresses
 
 
-def judge(
+def judge_memory(
     case: Case,
     layout: Layout,
     before: Mapping[str, Array],
     after: Mapping[str, Array],
     flushed: bool = False,
 ) -> Verdict:
-    """Hold memory after a run against the oracle, and against itself before the run."""
+    """Compare memory after a run with the oracle, and with the memory before the run."""
     written = operands.outputs(case)
     stray = layout.stray(before, after, written)
     if stray:
@@ -137,7 +139,7 @@ def judge(
                 math.inf,
                 where,
                 x.size,
-                f"{name}{list(where)} and {missed.sum() - 1} more hold what memory starts with: "
+                f"{name}{list(where)} and {missed.sum() - 1} more hold the initial canary: "
                 "never written, or "
                 "computed from memory outside the operands",
             )
@@ -145,17 +147,17 @@ def judge(
 
 
 def verdict(case: Case, results: Mapping[str, Array], flushed: bool = False) -> Verdict:
-    """Hold results by name, [batch, head, row, column], against the oracle."""
+    """Compare results by name, [batch, head, row, column], with the oracle."""
     return operation_of(case).verdict(case, _expected(case), results, flushed=flushed)
 
 
 @lru_cache(maxsize=1)
 def _values(case: Case) -> Mapping[str, Array]:
-    """A case's inputs, kept from its first stage to its last; nobody writes to them."""
+    """A case's inputs, cached from its first stage to its last; never written to."""
     return operation_of(case).values(case)
 
 
 @lru_cache(maxsize=1)
 def _expected(case: Case) -> Any:
-    """What the oracle gives, once for all implementations."""
+    """The oracle's results, computed once for all implementations."""
     return operation_of(case).expected(case, _values(case))

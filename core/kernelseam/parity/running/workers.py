@@ -1,4 +1,4 @@
-"""Processes that compute for this one, and can neither stop it nor outlive it."""
+"""A pool of worker processes that can neither stop this process nor outlive it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from kernelseam.forking import new_lock
 T = TypeVar("T")
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-"""What array libraries read when they are loaded: how many threads a product may have."""
+"""Environment variables by which array libraries limit the threads of a product; read when they are
+loaded."""
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""Microseconds of processor time in a period, and the period."""
+"""The cgroup's CPU quota: microseconds of CPU time per period, and the period."""
 
 
 def cores() -> int:
-    """How many this process may use: a container often sees all of the machine's, and is given a
-    few."""
+    """CPU cores that this process may use: a container often sees all of the machine's cores, but
+    has a quota of a few."""
     seen = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):
         time, period = QUOTA.read_text(encoding="ascii").split()
@@ -37,23 +38,23 @@ def cores() -> int:
     return seen
 
 
-class Lost(Exception):
-    """A task that no process finished."""
+class WorkerFailed(Exception):
+    """A task that no worker finished."""
 
 
-class _Gone(Exception):
-    """Why a process will not bring a result."""
+class _ProcessEnded(Exception):
+    """A worker ended without a result; says why."""
 
 
 class Workers:
     """``count`` processes, each a new interpreter whose array library has one thread.
 
-    Each has a thread of this process and a pipe of its own, and nothing that it shares with others:
-    in ``ProcessPoolExecutor`` and in pebble's ``ProcessPool`` one that is killed while it sends
-    leaves the pool waiting for the rest of its message. (Pools of pebble's with one process each
-    lose the status of one that ends at once, and have no time limit for one that is stopped before
-    it takes its task.) The task of a process that ends, or is killed since it gave no answer
-    within ``limit`` seconds, is given to a new one; what ends that, too, is Lost.
+    Each has its own thread of this process and its own pipe, and shares nothing with the others: in
+    ``ProcessPoolExecutor`` and in pebble's ``ProcessPool``, a process that is killed while it sends
+    leaves the pool waiting for the rest of its message. (Pebble pools of one process each lose the
+    exit status of a process that ends at once, and have no time limit for one that is stopped
+    before it takes its task.) A task whose process ends, or is killed after ``limit`` seconds
+    without an answer, is given to a new process; if that ends too, the future raises WorkerFailed.
     """
 
     def __init__(self, count: int, limit: float) -> None:
@@ -61,13 +62,13 @@ class Workers:
         self._lock, self._processes, self._closed = new_lock(), list[SpawnProcess](), False
 
     def start(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Begin ``work(*arguments)``: a function of a module, and what can be pickled, as must be
-        what it returns or raises. The future's result is what it returned; it raises what the work
-        raised, or Lost."""
+        """Start ``work(*arguments)``. ``work`` must be a module's function; arguments, result and
+        exceptions must be picklable. The future gives what the work returned, or raises what it
+        raised, or WorkerFailed."""
         return self._threads.submit(self._do, work, arguments)
 
     def close(self) -> None:
-        """End the processes, whatever they are at."""
+        """Kill the processes, whatever they are doing."""
         with self._lock:
             self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -82,9 +83,9 @@ class Workers:
         for _ in range(2):
             try:
                 return self._ask(work, arguments)
-            except _Gone as e:
+            except _ProcessEnded as e:
                 reason = str(e)
-        raise Lost(f"{reason}; so did the one before it")
+        raise WorkerFailed(f"{reason}; so did the one before it")
 
     def _ask(self, work: Callable[..., T], arguments: tuple[Any, ...]) -> T:
         request = pickle.dumps((work, arguments))
@@ -96,43 +97,45 @@ class Workers:
             answer = requests.ask(request)
         except (EOFError, OSError):
             if timer.finished.is_set():
-                raise _Gone(f"its process gave no answer within {self._limit:g} s") from None
+                raise _ProcessEnded(
+                    f"its process gave no answer within {self._limit:g} s"
+                ) from None
             process.join(10)
-            raise _Gone(f"its process ended with status {process.exitcode}") from None
-        except BaseException:  # interrupted: nobody wants the answer any more
+            raise _ProcessEnded(f"its process ended with status {process.exitcode}") from None
+        except BaseException:  # interrupted: the answer is no longer wanted
             process.kill()
             raise
         finally:
             timer.cancel()
-        returned, found = pickle.loads(answer)
+        returned, value = pickle.loads(answer)
         if not returned:
-            raise found
-        result: T = found
+            raise value
+        result: T = value
         return result
 
     def _worker(self) -> tuple[SpawnProcess, Requests]:
-        """This thread's process, a new one where the last exchange failed, and the way to ask
-        it."""
+        """This thread's process (a new one where the last exchange failed) and the pipe to it."""
         if not hasattr(self._own, "worker") or self._own.worker[1].closed:
             with self._lock:
                 if self._closed:
-                    raise Lost("nobody waits for it any more")
+                    raise WorkerFailed("the pool was closed")
                 spawn = get_context("spawn")
-                pipe, its = spawn.Pipe()
-                process = spawn.Process(target=_serve, args=(its,), daemon=True)
+                pipe, child_end = spawn.Pipe()
+                process = spawn.Process(target=_serve, args=(child_end,), daemon=True)
                 with _one_thread():
                     process.start()
-                its.close()  # so that the process alone has it, and the pipe ends with it
+                # only the child holds it then, so that the pipe ends with the child
+                child_end.close()
                 self._processes.append(process)
                 self._own.worker = process, Requests(pipe)
-        found: tuple[SpawnProcess, Requests] = self._own.worker
-        return found
+        worker: tuple[SpawnProcess, Requests] = self._own.worker
+        return worker
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Within the block, new processes find THREADS set to 1, but where the user chose: there are as
-    many processes as processors."""
+    """Within the block, new processes see each of THREADS as 1 unless the user set it: there is one
+    process per core already."""
     missing = [name for name in THREADS if name not in os.environ]
     os.environ.update(dict.fromkeys(missing, "1"))
     try:
@@ -143,9 +146,9 @@ def _one_thread() -> Iterator[None]:
 
 
 def _serve(pipe: Connection) -> None:
-    """A worker's life. It ends with the pipe, which ends with the parent: an orphan would hold open
-    the output that it shares, and keep whoever reads that waiting."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is for the parent to handle
+    """A worker's main loop. It ends with the pipe, which ends with the parent: an orphan would keep
+    the inherited stdout open, and its reader waiting."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     answers = Answers(pipe)
     while True:
         try:
@@ -159,7 +162,7 @@ def _serve(pipe: Connection) -> None:
         try:
             pickled = pickle.dumps(answer)
         except Exception as e:
-            pickled = pickle.dumps((False, TypeError(f"what came of it cannot be sent: {e}")))
+            pickled = pickle.dumps((False, TypeError(f"its result cannot be sent: {e}")))
         try:
             answers.answer(pickled)
         except OSError:

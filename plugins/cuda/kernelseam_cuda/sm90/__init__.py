@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kernelseam.kernels.covered import Covered
-from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.gemm.host import GemmDefinition
 from kernelseam.kernels.projection import products
 from kernelseam.kernels.projection.host import Projection
 from kernelseam.kernels.projection.products import Product
@@ -14,6 +14,7 @@ from kernelseam_cuda.sm90 import joined
 from kernelseam_cuda.sm90.attention import HopperAttention
 from kernelseam_cuda.sm90.gemm import HopperGemm
 from kernelseam_cuda.sm90.heads import HopperHeads
+from kernelseam_cuda.sm90.tf32 import HopperTf32Gemm
 
 _GEMM, _HEADS = HopperGemm(), HopperHeads()
 
@@ -29,7 +30,7 @@ class HopperProjection(Projection):
         covered: bool = False,
     ) -> None:
         """``covered``: whether the tests compile its kernels as this one's."""
-        super().__init__(operation, made_of, (*own, GemmHost()), _GEMM.name, _GEMM.archs)
+        super().__init__(operation, made_of, (*own, GemmDefinition()), _GEMM.name, _GEMM.archs)
         self._own, self._covered = own, covered
 
     def covering(self) -> Iterable[Covered]:
@@ -40,10 +41,18 @@ class HopperProjection(Projection):
 KERNELS = (
     HopperAttention(),
     _GEMM,
+    HopperTf32Gemm(),
     HopperProjection("qkv_projection", products.qkv, (_HEADS,), covered=True),
     HopperProjection("output_projection", joined.output(_GEMM)),
     HopperProjection("qkv_projection_bwd", joined.qkv_bwd(_GEMM)),
     HopperProjection("output_projection_bwd", joined.output_bwd(_GEMM, _HEADS), (_GEMM, _HEADS)),
 )
 
-__all__ = ["KERNELS", "HopperAttention", "HopperGemm", "HopperHeads", "HopperProjection"]
+__all__ = [
+    "KERNELS",
+    "HopperAttention",
+    "HopperGemm",
+    "HopperHeads",
+    "HopperProjection",
+    "HopperTf32Gemm",
+]

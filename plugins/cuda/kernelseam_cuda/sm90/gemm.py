@@ -23,25 +23,33 @@ from kernelseam.kernels.elements import (
 )
 from kernelseam.kernels.signature import Signature, Structure
 
-from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, SPLIT, HopperGemmTile
+from kernelseam_cuda.sm90.tiles import (
+    GEMM,
+    REGISTERS,
+    SPLIT,
+    HopperGemmTile,
+    HopperTf32Tile,
+)
 from kernelseam_cuda.toolchain import sources
 
-SLICE = 64
-"""Elements of K in a stage of the ring."""
+SLICE_BYTES = 128
+"""Of K, in a stage of the ring."""
+_SLICE = 64
+"""Elements of K whose products take as long, of 16 bits; of TF32 half as many do."""
 _FEW_TILES = 400
 """More than that fill the GPU without a split of their sums."""
 _MAX_EXTENT = 2**30
 """Rows and columns: a tile's place, and its end, are 32-bit."""
-_MAX_TILES = 2**31 - 2**16
+MAX_TILES = 2**31 - 2**16
 """A block counts in 32 bits by a grid's clusters, beyond the last."""
 _GROUP_ROWS = 8
 """Rows of tiles in a group of the rasterisation: tiles.h."""
-_PANEL, _ROWS = 64, 64
-"""Columns and rows of a box of the result."""
+_PANEL_BYTES, _ROWS = 128, 64
+"""Of a row of a box of the result, and its rows."""
 _UNIT_BYTES, _UNITS_BITS, _REACH = 16, 31, 2**29
 """Of a map that reaches every address: what its third axis counts, how far; how many such lengths
 its fourth has."""
-_ORIGIN_BYTES = 256
+ORIGIN_BYTES = 256
 """Of the workspace: where such maps begin. TMA touches a map's first bytes where a box lies wholly
 outside."""
 
@@ -64,7 +72,7 @@ _SUMS_STRIDES = ("sums_batch", "sums_head")
 _GROUPS = ("batch_group", "head_group")
 _SEGMENTS = (("a_map", "A"), ("a1_map", "A1"), ("a2_map", "A2"))
 """Maps and operands of A's heads where they are those of three."""
-_ORDER = Structure(
+ORDER = Structure(
     (
         *((n, divider_parameter(n)) for n in ("matrix", "group", "last", "heads")),
         ("rows", "i32"),
@@ -83,13 +91,18 @@ _MOSTLY_C = 0.75
 _LINE, _LINE_OPERATIONS = 128, 7_000
 """Bytes of a line of the L2 cache; what a block at full rate could do while one comes (H200: 1.4
 ns). Where rows are not whole lines, a panel's row of 128 bytes lies in two."""
+_LISTED = 1.25
+"""Lines of such a row in a list, whose matrices may begin anywhere within a line. Where they do,
+64 × 1024³ takes 243 µs by pairs that share B and 370 by the tile that is as fast where they do not
+(210); where C is most of what is moved, its stores decide."""
 _SHARED_OPERATIONS = 15_000
 """That a block could do meanwhile, where another reads the same lines of A as it does: the cache
 serves them one after the other (H200: 3 ns). It bounds products of few rows with many columns."""
 
 
 class HopperGemm(KernelDefinition):
-    """Half-precision products, a persistent block or cluster a multiprocessor or two."""
+    """Products of half precision, and in TF32 where both factors lie along K; a persistent block or
+    cluster a multiprocessor or two."""
 
     operation = "gemm"
     name = "sm90"
@@ -103,29 +116,31 @@ class HopperGemm(KernelDefinition):
 
     def refuse(self, problem: GemmProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
-        if spec.dtype.itemsize != 2:
-            return f"it takes bfloat16 and float16, not {spec.dtype}"
-        if spec.dtype_c is not spec.dtype:
-            return f"its result is of {spec.dtype}, not {spec.dtype_c}"
+        if spec.dtype is DType.float32:
+            if spec.precision != "tf32":
+                return f"it multiplies float32 in tf32, not in {spec.precision or 'float32'}"
+            if spec.a_transposed or not spec.b_transposed:
+                return "it takes TF32 out of shared memory, where A and B must lie along K"
+        elif spec.dtype.itemsize != 2:
+            return f"it takes bfloat16, float16 and float32, not {spec.dtype}"
+        if spec.dtype_c not in (results := dict.fromkeys((spec.dtype, DType.float32))):
+            return f"its result is of {' or '.join(map(str, results))}, not {spec.dtype_c}"
         if reason := self.refuse_options(problem):
             return reason
         if p.summed * p.K >= INT32:
             return f"it sums {p.summed} products of K = {p.K} into one C, 2^31 terms or more"
-        if spec.residual not in (None, spec.dtype):
-            return f"its residual is of {spec.dtype}, not {spec.residual}"
+        if spec.residual not in (None, spec.dtype_c):
+            return f"its residual is of the result's {spec.dtype_c}, not of {spec.residual}"
         vectors = {"A": spec.vector_a, "B": spec.vector_b, "C": spec.vector_c}
         if spec.residual:
             vectors["residual"] = spec.vector_r
         for name, vector in vectors.items():
             if vector < 16:
                 return f"rows of {name} at multiples of {vector} bytes: TMA takes multiples of 16"
-        if not (p.M and p.N and p.results and p.reads_inputs):
-            return "there is nothing to multiply"
-        for name, n in (("M", p.M), ("N", p.N)):
-            if n >= _MAX_EXTENT:
-                return f"{name} = {n}: it takes less than 2**30"
+        if reason := refuse_extents(p):
+            return reason
         if not self.offered(p):
-            return f"it needs {_MAX_TILES} tiles or more"
+            return f"it needs {MAX_TILES} tiles or more"
         a_rows = {f"stride_a{i}_row": s.strides[2] for i, s in enumerate(p.segments)}
         return refuse_row_strides(
             **(a_rows or {"stride_a_row": p.a_strides[2]}),
@@ -139,6 +154,9 @@ class HopperGemm(KernelDefinition):
         spec = problem.spec
         if spec.heads:
             return "it does not know heads"
+        for option in ("row_sums", "segmented", "joined"):
+            if spec.dtype is DType.float32 and getattr(spec, option):
+                return f"it does not know {option} of float32"
         if spec.summed and spec.view == "pointers":
             return "it does not sum products of lists"
         if spec.joined and not _joins(problem):
@@ -165,11 +183,9 @@ class HopperGemm(KernelDefinition):
     def offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
         """TMA stores chunks of 16 bytes whole: where C's last is not, tiles whose warps store.
         Where C is most of what is moved, TMA's stores leave the L2 cache to A and B."""
-        c = p.results * p.M * p.N * p.spec.dtype.itemsize
-        mostly_c, whole = (
-            c > _MOSTLY_C * p.bytes_moved,
-            p.N * p.spec.dtype.itemsize % _UNIT_BYTES == 0,
-        )
+        row = p.N * p.spec.dtype_c.itemsize
+        mostly_c = p.results * p.M * row > _MOSTLY_C * p.bytes_moved
+        whole = row % _UNIT_BYTES == 0
         return tuple(
             replace(t, c_first=mostly_c and t.store == "tma")
             for t in _tiles_of(p.spec)
@@ -180,10 +196,10 @@ class HopperGemm(KernelDefinition):
         """Whether its tiles can be counted; where their sums are split, that they are few, and
         that every part has something to sum."""
         if tile.split == 1:
-            return _tiles(p, tile) < _MAX_TILES
-        slices = divide_up(p.K, SLICE)
+            return tile_count(p, tile) < MAX_TILES
+        slices = divide_up(p.K, _slice(p.spec))
         return (
-            _tiles(p, tile) <= _FEW_TILES
+            tile_count(p, tile) <= _FEW_TILES
             and (tile.split - 1) * divide_up(slices, tile.split) < slices
         )
 
@@ -196,13 +212,14 @@ class HopperGemm(KernelDefinition):
         if problem.spec.view != "pointers":
             return Launches((Launch(self, problem, tile),))
         return Launches(
-            (Launch(self, problem, tile, dict.fromkeys((*_MAPS, "origin"), 0)),), _ORIGIN_BYTES
+            (Launch(self, problem, tile, dict.fromkeys((*_MAPS, "origin"), 0)),), ORIGIN_BYTES
         )
 
     def defines(self, spec: GemmSpec, tile: HopperGemmTile, row: ArchRow) -> dict[str, object]:
         producer, consumer = REGISTERS[tile.groups]
         return {
             "T": DEVICE_TYPE[spec.dtype],
+            "TC": DEVICE_TYPE[spec.dtype_c],
             "A_TRANSPOSED": spec.a_transposed,
             "B_TRANSPOSED": spec.b_transposed,
             "POINTERS": spec.view == "pointers",
@@ -237,7 +254,7 @@ class HopperGemm(KernelDefinition):
                 *((i, "i32") for i in _INTS),
                 ("alpha", "f32"),
                 ("beta", "f32"),
-                ("order", _ORDER),
+                ("order", ORDER),
                 ("b_heads", divider_parameter("b_heads")),
                 ("sums", "pointer"),
                 *((s, "i64") for s in _SUMS_STRIDES),
@@ -249,9 +266,9 @@ class HopperGemm(KernelDefinition):
 
     def grid(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> int:
         if tile.split > 1:  # each cluster has one tile
-            return _tiles(problem, tile) * tile.split
+            return tile_count(problem, tile) * tile.split
         clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks
-        return min(_tiles(problem, tile), clusters) * tile.cluster
+        return min(tile_count(problem, tile), clusters) * tile.cluster
 
     def config(
         self, problem: GemmProblem, tile: HopperGemmTile, row: ArchRow, device: Device
@@ -270,34 +287,24 @@ class HopperGemm(KernelDefinition):
         self, problem: GemmProblem, tile: HopperGemmTile, device: Device
     ) -> dict[str, int | float]:
         p = problem
-        rows, columns = _grid_of_tiles(p, tile)
         strides = (*p.c_strides[:2], *p.bias_strides)
         ints = (
             p.c_strides[2],
             p.M,
             p.N,
-            divide_up(p.K, SLICE),
-            *_steps(p.num_heads, p.batch, p.a_strides),
-            *_steps(p.num_heads // p.b_head_group, p.batch, p.b_strides),
-            *_steps(*_results(p), p.residual_strides),
+            divide_up(p.K, _slice(p.spec)),
+            *steps(p.num_heads, p.batch, p.a_strides),
+            *steps(p.num_heads // p.b_head_group, p.batch, p.b_strides),
+            *steps(*results_of(p), p.residual_strides),
         )
-        dividers = {
-            "matrix": rows * columns,
-            "group": _GROUP_ROWS * columns,
-            "last": rows % _GROUP_ROWS or 1,
-            "heads": _results(p)[0],
-            "b_heads": p.b_head_group,
-        }
         found = dict(zip(_STRIDES, strides, strict=True)) | dict(zip(_INTS, ints, strict=True))
-        for name, d in dividers.items():
-            found |= divider_values(name, d)
         for i, first in enumerate(accumulate(s.heads for s in p.segments[:-1]), 1):
             found[f"a{i}_first"] = first
         found |= dict(zip(_SUMS_STRIDES, p.sums_strides, strict=True))
         found |= dict(zip(_GROUPS, (p.c_batch_group, p.c_head_group), strict=True))
         if p.spec.joined:
             found |= divider_values("joined", _joined_dim(p))
-        return {**found, "rows": rows, "total": _tiles(p, tile), "alpha": p.alpha, "beta": p.beta}
+        return {**found, **order_values(p, tile), "alpha": p.alpha, "beta": p.beta}
 
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
         suffix = "_ptrs" if spec.view == "pointers" else ""
@@ -319,11 +326,11 @@ class HopperGemm(KernelDefinition):
         b_heads = p.num_heads // p.b_head_group
         # Where what is summed over comes first, a box holds a tile's whole side; else it is a
         # panel, and a cluster's blocks share its rows.
-        a_box = (SLICE, SLICE) if s.a_transposed else (SLICE, tile.bm)
-        b_box = (
-            (SLICE, tile.bn // tile.cluster) if s.b_transposed else (SLICE, SLICE // tile.cluster)
-        )
-        c_shape, c_box = (p.M, p.N), (_PANEL, _ROWS)
+        k = _slice(s)
+        a_box = (k, k) if s.a_transposed else (k, tile.bm)
+        b_box = (k, tile.bn // tile.cluster) if s.b_transposed else (k, k // tile.cluster)
+        c_shape, c_box = (p.M, p.N), (_PANEL_BYTES // s.dtype_c.itemsize, _ROWS)
+        rounded = s.precision == "tf32"
         a_shape, b_shape = p.a_shape, p.b_shape
         a_heads, dim = p.num_heads, _joined_dim(p) if s.joined else 0
         if s.joined == "a":
@@ -333,13 +340,17 @@ class HopperGemm(KernelDefinition):
         elif s.joined == "k":
             a_shape, a_heads = (p.M, dim), p.joined_heads
         found = {
-            parameter: _map(p, name, a_shape, (segment.heads, p.batch), segment.strides, a_box)
+            parameter: tensor_map(
+                p, name, a_shape, (segment.heads, p.batch), segment.strides, a_box, rounded
+            )
             for (parameter, name), segment in zip(_SEGMENTS, p.segments, strict=False)
-        } or {"a_map": _map(p, "A", a_shape, (a_heads, p.batch), p.a_strides, a_box)}
-        found["b_map"] = _map(p, "B", b_shape, (b_heads, p.batch), p.b_strides, b_box)
-        c = found["c_map"] = _map(p, "C", c_shape, _results(p), p.c_strides, c_box)
+        } or {"a_map": tensor_map(p, "A", a_shape, (a_heads, p.batch), p.a_strides, a_box, rounded)}
+        found["b_map"] = tensor_map(
+            p, "B", b_shape, (b_heads, p.batch), p.b_strides, b_box, rounded
+        )
+        c = found["c_map"] = tensor_map(p, "C", c_shape, results_of(p), p.c_strides, c_box)
         found["residual_map"] = (
-            _map(p, "residual", c_shape, _results(p), p.residual_strides, c_box)
+            tensor_map(p, "residual", c_shape, results_of(p), p.residual_strides, c_box)
             if s.residual
             else c
         )
@@ -364,31 +375,69 @@ class HopperGemm(KernelDefinition):
         sums = GemmSpec(f16, f16, f32, a_transposed=True, segmented=True, row_sums=f16)
         yield Covered(self, sums)
         yield Covered(self, replace(sums, summed=True, segmented=False, row_sums=f32), often=False)
+        yield Covered(self, GemmSpec(bf16, f32, f32, bias=f32, residual=f32))
+        yield Covered(
+            self, GemmSpec(f16, f32, f32, b_transposed=True, view="pointers"), often=False
+        )
         yield Covered(self, plain, often=False)
         yield Covered(self, GemmSpec(f16, f16, f32, b_transposed=True), often=False)
         yield Covered(
             self, replace(plain, a_transposed=True, b_transposed=True, bias=f32), often=False
         )
+        single = GemmSpec(f32, f32, f32, b_transposed=True, precision="tf32")
+        yield Covered(self, single)
+        yield Covered(self, replace(single, view="pointers", bias=f32, residual=f32), often=False)
         yield Covered(self, replace(plain, view="pointers", bias=bf16, residual=bf16), often=False)
 
 
-def _grid_of_tiles(p: GemmProblem, tile: HopperGemmTile) -> tuple[int, int]:
+def refuse_extents(p: GemmProblem) -> str | None:
+    """Why a problem is too small or too large."""
+    if not (p.M and p.N and p.results and p.reads_inputs):
+        return "there is nothing to multiply"
+    for name, n in (("M", p.M), ("N", p.N)):
+        if n >= _MAX_EXTENT:
+            return f"{name} = {n}: it takes less than 2**30"
+    return None
+
+
+def grid_of_tiles(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> tuple[int, int]:
     """Of one matrix: rows of a cluster's tiles, columns."""
     return divide_up(p.M, tile.bm * tile.cluster), divide_up(p.N, tile.bn)
 
 
-def _tiles(p: GemmProblem, tile: HopperGemmTile) -> int:
+def tile_count(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> int:
     """Of all matrices, a cluster's counted once."""
-    rows, columns = _grid_of_tiles(p, tile)
+    rows, columns = grid_of_tiles(p, tile)
     return rows * columns * p.results
 
 
-def _results(p: GemmProblem) -> tuple[int, int]:
+def results_of(p: GemmProblem) -> tuple[int, int]:
     """Heads and batches of results."""
     return p.num_heads // p.c_head_group, p.batch // p.c_batch_group
 
 
-def _steps(heads: int, entries: int, strides: tuple[int, int, int]) -> tuple[int, int]:
+def order_values(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> dict[str, int]:
+    """The walk of tiles (tiles.h's TileScheduler), and the divider that finds B's head."""
+    rows, columns = grid_of_tiles(p, tile)
+    dividers = {
+        "matrix": rows * columns,
+        "group": _GROUP_ROWS * columns,
+        "last": rows % _GROUP_ROWS or 1,
+        "heads": results_of(p)[0],
+        "b_heads": p.b_head_group,
+    }
+    found = {"rows": rows, "total": tile_count(p, tile)}
+    for name, d in dividers.items():
+        found |= divider_values(name, d)
+    return found
+
+
+def _slice(spec: GemmSpec) -> int:
+    """Elements of K in a stage of the ring."""
+    return SLICE_BYTES // spec.dtype.itemsize
+
+
+def steps(heads: int, entries: int, strides: tuple[int, int, int]) -> tuple[int, int]:
     """What a head and an entry of the batch count in a map's coordinates: 0 where all share one
     matrix."""
     batch, head, _ = strides
@@ -409,7 +458,7 @@ def _joins(p: GemmProblem) -> bool:
         "b": not s.b_transposed and (p.b_strides[1] > 0 or not many),
         "k": not s.a_transposed and (s.segmented or p.a_strides[1] > 0 or not many),
     }[s.joined or ""]
-    return first and p.num_heads == 1 and _joined_dim(p) % _PANEL == 0
+    return first and p.num_heads == 1 and _joined_dim(p) % _SLICE == 0
 
 
 def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
@@ -420,37 +469,36 @@ def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
 
 def _linear(spec: GemmSpec) -> bool:
     """Whether it is a linear layer's product, or that of its input's gradient: rows of A are
-    tokens, and nothing else is summed."""
-    return (
-        not spec.a_transposed and not spec.summed and not spec.row_sums and spec.view == "strided"
-    )
+    tokens, nothing else is summed, and the result is of 16 bits."""
+    plain = not (spec.a_transposed or spec.summed or spec.row_sums)
+    return plain and spec.view == "strided" and spec.dtype_c.itemsize == 2
 
 
 def _steps_where_many(counts: tuple[int, int], strides: tuple[int, int, int]) -> list[int]:
-    """``_steps`` of the axes that have more than one."""
-    steps = _steps(*counts, strides)
-    return [step for n, step in zip(counts, steps, strict=True) if n > 1]
+    """``steps`` of the axes that have more than one."""
+    return [step for n, step in zip(counts, steps(*counts, strides), strict=True) if n > 1]
 
 
-def _map(
+def tensor_map(
     p: GemmProblem,
     name: str,
     shape: tuple[int, int],
     matrices: tuple[int, int],
     strides: tuple[int, int, int],
     box: tuple[int, int],
+    to_tf32: bool = False,
 ) -> TensorMap:
     """``matrices``: heads and entries of the batch."""
     batch_stride, head_stride, row = strides
-    dtype = p.spec.dtype
+    dtype = p.spec.dtype if name[0] in "AB" else p.spec.dtype_c
     extents: tuple[int, ...]
     if p.spec.view == "pointers":
         unit = _UNIT_BYTES // dtype.itemsize
         extents, apart = (2**_UNITS_BITS, _REACH), (unit, unit << _UNITS_BITS)
         name = f"{name}_ptrs"
     else:
-        steps = _steps(*matrices, strides)
-        extents = tuple(n if step else 1 for n, step in zip(matrices, steps, strict=True))
+        by = steps(*matrices, strides)
+        extents = tuple(n if step else 1 for n, step in zip(matrices, by, strict=True))
         apart = (head_stride, batch_stride)
     return TensorMap(
         name,
@@ -460,26 +508,28 @@ def _map(
         (*box, 1, 1),
         swizzle=128,
         l2_promotion=256,
+        to_tf32=to_tf32,
     )
 
 
 def _work(p: GemmProblem, tile: HopperGemmTile) -> Work:
-    rows, columns = _grid_of_tiles(p, tile)
+    rows, columns = grid_of_tiles(p, tile)
     size = p.spec.dtype.itemsize
+    whole = _LISTED if p.spec.view == "pointers" and not tile.c_first else 1
     lines = sum(
-        n * (2 if row * size % _LINE else 1)
+        n * (2 if row * size % _LINE else whole)
         for n, row in ((tile.bm, p.a_strides[2]), (tile.bn // tile.cluster, p.b_strides[2]))
     )
     slice_operations = max(
-        2.0 * tile.bm * tile.bn * SLICE,
+        2.0 * tile.bm * tile.bn * _SLICE,
         _LINE_OPERATIONS * tile.rate * lines,
         _SHARED_OPERATIONS * columns / tile.split,
     )
     return Work(
         p.bytes_moved,
         rows * tile.cluster * columns * p.results * tile.split,
-        slice_operations * divide_up(divide_up(p.K, SLICE), tile.split) * p.summed,
-        dtype=p.spec.dtype,
+        slice_operations * divide_up(divide_up(p.K, _slice(p.spec)), tile.split) * p.summed,
+        dtype=DType.bfloat16,
         rate=tile.rate,
         block_seconds=tile.block_seconds,
     )

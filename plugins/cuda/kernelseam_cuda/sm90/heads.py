@@ -19,7 +19,7 @@ from kernelseam.kernels.gemm.host import (
 )
 from kernelseam.kernels.signature import Signature
 
-from kernelseam_cuda.sm90.gemm import SLICE, HopperGemm
+from kernelseam_cuda.sm90.gemm import HopperGemm
 from kernelseam_cuda.sm90.tiles import HEADS, SPLIT, HopperGemmTile
 
 _CHUNK = 8
@@ -40,6 +40,8 @@ class HopperHeads(HopperGemm):
         p, spec, h = problem, problem.spec, problem.heads
         if h is None or spec.heads is None:
             return "it knows heads alone"
+        if spec.dtype.itemsize != 2 or spec.dtype_c is not spec.dtype:
+            return f"its heads are of 16 bits, of {spec.dtype} in and out, not of {spec.dtype_c}"
         for option in ("a_transposed", "residual", "summed", "row_sums", "segmented", "joined"):
             if getattr(spec, option):
                 return f"it does not know {option} of heads"
@@ -118,7 +120,7 @@ class HopperHeads(HopperGemm):
         assert h is not None and spec is not None
         found = super().tensor_maps(problem, tile, device)
         if spec.rotary == "halves":
-            found["b_map"] = replace(found["b_map"], box=(SLICE, _UNIT, 1, 1))
+            found["b_map"] = replace(found["b_map"], box=(_PANEL, _UNIT, 1, 1))
         ordered = spec.rotary == "halves" and tile.store == "tma"
         counts = (h.num_heads, h.kv_heads, h.kv_heads)
         for (parameter, name, operand), count in zip(_C_MAPS, counts, strict=True):

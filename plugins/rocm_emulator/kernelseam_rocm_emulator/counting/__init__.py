@@ -1,6 +1,7 @@
-"""What AMD's kernels cost, by count: instructions by class, LDS bank conflicts, segments of memory.
+"""Costs of AMD's kernels by counting: instructions by class, LDS bank conflicts, memory segments.
 
-Of a code object alone, `iteration.compiled` counts the hot loop. Of a launch on an emulated device,
-`recording.recorded` counts what ran: executions, and the addresses that lanes really used. `model`
-is the table that turns counts into cycles, with the sources of its entries. Never a second.
+For a code object alone, `iteration.compiled` counts the hot loop. For a launch on an emulated
+device, `recording.recorded` counts executions, with the addresses that lanes really used. `model`
+is the table that converts counts to cycles, with the sources of its entries. It predicts no
+seconds.
 """

@@ -12,18 +12,18 @@ Mask = npt.NDArray[np.bool_]
 
 
 def clocks(banks: Banks, width: int, addresses: Addresses, active: Mask) -> tuple[int, int]:
-    """LDS clocks that the access takes, and that it would take without conflicts.
+    """(LDS clocks of the access, LDS clocks without bank conflicts).
 
-    ``addresses``: [lanes], in bytes; ``active``: [lanes], which of them take part. In a phase each
-    bank serves one word of 4 bytes a clock, to however many lanes ask for that word; phases without
-    an active lane take none.
+    ``addresses``: [lanes], in bytes; ``active``: [lanes], which of them are active. In a phase each
+    bank serves one word of 4 bytes per clock, to all lanes that read that word; phases without an
+    active lane take no clocks.
     """
-    taken = fewest = 0
+    cycles = fewest = 0
     for phase in banks.phases:
         group = list(phase)
         first = addresses[group][active[group]] // 4
         if first.size:
             words = np.unique(first[:, None] + np.arange(max(1, width // 4)))
-            taken += int(np.bincount(words % banks.count).max())
+            cycles += int(np.bincount(words % banks.count).max())
             fewest += 1
-    return taken, fewest
+    return cycles, fewest

@@ -1,5 +1,4 @@
-"""An instruction of AMD's, read from the disassembler's text: its class, and how it accesses
-memory."""
+"""AMD instructions, parsed from the disassembler's text: their class and their memory accesses."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from kernelseam.forking import cached_property
 
 
 class Class(StrEnum):
-    """What a model of a compute unit tells apart."""
+    """The classes that the model of a compute unit distinguishes."""
 
     MATRIX = "matrix"
     """MFMA and WMMA."""
@@ -29,11 +28,11 @@ class Class(StrEnum):
     """s_nop, s_delay_alu and others that compute nothing."""
     LDS_READ = "LDS read"
     LDS_WRITE = "LDS write"
-    """Atomics on LDS among them."""
+    """Atomics on LDS included."""
     LDS_LANES = "LDS cross-lane"
-    """Permutations of lanes, which use LDS's crossbar and no bank."""
+    """Lane permutations, which use LDS's crossbar but no bank."""
     LOAD = "load"
-    """Of global memory; those that write LDS among them."""
+    """Loads from global memory, those to LDS included."""
     STORE = "store"
     ATOMIC = "atomic"
     CACHE = "cache control"
@@ -41,7 +40,7 @@ class Class(StrEnum):
 
 
 VECTOR = frozenset({Class.VECTOR, Class.TRANSCENDENTAL, Class.MOVE})
-"""What the vector ALU executes beside matrix instructions."""
+"""Classes that the vector ALU executes, without matrix instructions."""
 LDS = frozenset({Class.LDS_READ, Class.LDS_WRITE, Class.LDS_LANES})
 MEMORY = frozenset({Class.LOAD, Class.STORE, Class.ATOMIC})
 
@@ -68,7 +67,7 @@ _CLASSES = tuple(
     )
 )
 VCC = 106
-"""The scalar register that this name is for."""
+"""The number of the scalar register with this name."""
 _ENCODING = re.compile(r"(_e32|_e64|_dpp8?|_sdwa|_e64_dpp8?)+$")
 _NAMED_WIDTHS = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4} | {
     f"{sign}{name}": width for sign in ("", "s", "u") for name, width in (("short", 2), ("byte", 1))
@@ -94,18 +93,18 @@ class Instruction:
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
-        """As they are written, modifiers left out."""
+        """The operands as written, without modifiers."""
         _, _, rest = self.text.partition(" ")
         return tuple(x.split()[0] for x in rest.split(",") if x.split())
 
     def modifier(self, name: str) -> int:
-        """A modifier's value, as of offset:16; 0 where it has none."""
-        found = re.search(rf"\b{name}:(-?(?:0x[0-9a-f]+|\d+))", self.text)
-        return int(found[1], 0) if found else 0
+        """A modifier's value, for example 16 of offset:16; 0 if it is absent."""
+        match = re.search(rf"\b{name}:(-?(?:0x[0-9a-f]+|\d+))", self.text)
+        return int(match[1], 0) if match else 0
 
     @cached_property
     def target(self) -> int | None:
-        """Where a direct branch leads to, by the ISA's rule: 4 bytes on, and simm16 words."""
+        """The target of a direct branch, by the ISA's rule: 4 bytes on, plus simm16 words."""
         if not re.match(r"s_c?branch", self.name) or not self.operands:
             return None
         word = int(self.operands[0], 0)
@@ -119,25 +118,25 @@ class Instruction:
 
 def classify(name: str) -> Class:
     """The class of a mnemonic. Raises ValueError for one that no class knows."""
-    for pattern, found in _CLASSES:
+    for pattern, kind in _CLASSES:
         if pattern.match(name):
-            return found
+            return kind
     raise ValueError(f"{name} is of no class that is counted")
 
 
 def shape(name: str) -> str:
     """A matrix instruction's shape with its types, as 32x32x8_f16."""
-    found = re.search(r"\d+x\d+x\d+_?\w*", name)
-    return found[0] if found else name
+    match = re.search(r"\d+x\d+x\d+_?\w*", name)
+    return match[0] if match else name
 
 
 def width(name: str) -> int:
-    """Bytes a lane of one access of a memory instruction."""
+    """Bytes per lane of one access of a memory instruction."""
     for part in name.split("_")[1:]:
         if part in _NAMED_WIDTHS:
             return _NAMED_WIDTHS[part]
-        if found := re.fullmatch(r"[buif](8|16|32|64|96|128)", part):
-            return int(found[1]) // 8
+        if match := re.fullmatch(r"[buif](8|16|32|64|96|128)", part):
+            return int(match[1]) // 8
     return 4
 
 
@@ -148,7 +147,7 @@ class Access:
 
     kind: Class
     width: int
-    """Bytes a lane."""
+    """Bytes per lane."""
     register: int = -1
     """The vector register with the address or the offset (of 64-bit addresses, the first);
     -1: none."""
@@ -157,7 +156,7 @@ class Access:
     offsets: tuple[int, ...] = (0,)
     """Constants in bytes: one access each."""
     to_lds: bool = False
-    """Whether what is loaded goes to LDS, lane after lane, and not to registers."""
+    """Whether loaded data goes to LDS, lane after lane, instead of to registers."""
 
 
 def access(instruction: Instruction) -> Access | None:
@@ -169,9 +168,9 @@ def access(instruction: Instruction) -> Access | None:
 
 
 def accesses(instructions: Iterable[Instruction]) -> Mapping[int, Access]:
-    """By address, the accesses of those that have one."""
-    found = ((x.address, access(x)) for x in instructions)
-    return {address: a for address, a in found if a is not None}
+    """Instruction address → access, for instructions that have one."""
+    memory_accesses = ((x.address, access(x)) for x in instructions)
+    return {address: a for address, a in memory_accesses if a is not None}
 
 
 _TWO = re.compile(r"ds_(read2|write2|load_2addr|store_2addr)(_?st(?:ride)?64)?")
@@ -208,8 +207,8 @@ def _memory(instruction: Instruction, kind: Class) -> Access:
 
 
 def _register(operand: str) -> int:
-    """The number of a register, of a range the first; -1 of what is none."""
+    """The number of a register, or of the first of a range; -1 for anything else."""
     if operand == "vcc":
         return VCC
-    found = re.search(r"\d+", operand)
-    return int(found[0]) if found else -1
+    match = re.search(r"\d+", operand)
+    return int(match[0]) if match else -1

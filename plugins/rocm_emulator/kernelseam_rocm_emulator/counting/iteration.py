@@ -1,8 +1,8 @@
 """One iteration of a kernel's hot loop: its instructions by class, and the model's cycles.
 
-The hot loop walks over tiles: it is an innermost loop that multiplies matrices and copies what it
-multiplies. What of it an iteration executes is counted in a launch that ran (`executed`), or chosen
-without one (`compiled`).
+The hot loop is the main loop over tiles: an innermost loop with matrix instructions and the copies
+of their operands. The instructions of an iteration are counted in a launch (`executed`), or derived
+from the code alone (`compiled`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from kernelseam_rocm_emulator.counting.trips import trips
 
 @dataclass(frozen=True)
 class Iteration:
-    """Of a wave, in the mean over those that ran."""
+    """One wave's iteration, as a mean over the waves that ran."""
 
     header: int
     """The address where the loop begins."""
     times: float
-    """Iterations that all waves ran together; 1 where nothing ran."""
+    """Iterations summed over all waves; 1 where nothing ran."""
     classes: Mapping[Class, float]
     """Instructions."""
     names: Mapping[str, float]
@@ -53,18 +53,18 @@ class Iteration:
         return self.count(VECTOR)
 
     def conflicts(self, kind: Class) -> float | None:
-        """LDS clocks of reads or of writes over the fewest possible; None where it has none."""
-        taken, fewest = self.lds.get(kind, (0.0, 0.0))
-        return taken / fewest if fewest else None
+        """LDS clocks of reads or writes divided by the fewest possible; None without any."""
+        cycles, fewest = self.lds.get(kind, (0.0, 0.0))
+        return cycles / fewest if fewest else None
 
 
-def tile_loops(found: Flow) -> tuple[Loop, ...]:
+def tile_loops(control_flow: Flow) -> tuple[Loop, ...]:
     """Innermost loops with matrix instructions that load or write to LDS; where there are none,
-    innermost loops with matrix instructions. A loop over fragments, which the compiler did not
-    unroll, is part of the one around it."""
+    innermost loops with matrix instructions. A loop over fragments that the compiler did not
+    unroll belongs to the loop around it."""
 
     def has(loop: Loop, *kinds: Class) -> bool:
-        return any(x.kind in kinds for x in found.instructions(loop.blocks))
+        return any(x.kind in kinds for x in control_flow.instructions(loop.blocks))
 
     def inner(chosen: list[Loop]) -> tuple[Loop, ...]:
         headers = {x.header for x in chosen}
@@ -72,17 +72,17 @@ def tile_loops(found: Flow) -> tuple[Loop, ...]:
             x for x in chosen if not any(y.header in headers for y in x.nest() if y is not x)
         )
 
-    nest = [x for outer in loops(found) for x in outer.nest() if has(x, Class.MATRIX)]
+    nest = [x for outer in loops(control_flow) for x in outer.nest() if has(x, Class.MATRIX)]
     return inner([x for x in nest if has(x, Class.LOAD, Class.LDS_WRITE)]) or inner(nest)
 
 
 def compiled(listing: Listing, arch: str) -> Iteration | None:
     """The hot loop of a kernel that was only compiled; None where no loop has matrix instructions.
 
-    Of a loop's ways from its header back to it, the one that multiplies the most, writes the most
-    bytes to LDS and loads the most by its widest loads; of those the one with the fewest cycles: so
-    that work that may be branched around (a mask, a ragged end's narrow loads, a rescaling) is left
-    out. Of loops that multiply as much, the one with the fewest cycles. LDS is without conflicts.
+    Of a loop's paths from its header back to it, the one that multiplies the most, writes the most
+    bytes to LDS and loads the most by its widest loads; among those the one with the fewest cycles.
+    So optional work (masks, narrow loads of a ragged end, rescaling) is left out. Among loops that
+    multiply as much, the one with the fewest cycles. LDS is assumed free of conflicts.
     """
     unit, graph = model.unit(arch), flow(listing)
     chosen = []
@@ -96,12 +96,12 @@ def executed(listing: Listing, arch: str, tallies: Mapping[int, Tally]) -> Itera
     """The hot loop of a launch: the loop over tiles in which the most matrix work was done."""
     unit, graph = model.unit(arch), flow(listing)
     ran = {x.header: tallies[x.header].count for x in tile_loops(graph) if x.header in tallies}
-    found = [
+    passes = [
         _iteration(x, graph.instructions(x.blocks), tallies, ran[x.header], unit)
         for x in tile_loops(graph)
         if x.header in ran
     ]
-    return max(found, key=lambda x: x.cycles.matrix * x.times, default=None)
+    return max(passes, key=lambda x: x.cycles.matrix * x.times, default=None)
 
 
 def _iteration(
@@ -122,14 +122,14 @@ def _iteration(
         classes[x.kind] += n
         names[shape(x.name) if x.kind is Class.MATRIX else x.name] += n
         if x.kind in (Class.LDS_READ, Class.LDS_WRITE):
-            taken, fewest = lds.get(x.kind, (0.0, 0.0))
-            lds[x.kind] = taken + tally.lds_clocks / times, fewest + tally.lds_fewest / times
+            cycles_, fewest = lds.get(x.kind, (0.0, 0.0))
+            lds[x.kind] = cycles_ + tally.lds_clocks / times, fewest + tally.lds_fewest / times
         cycles = _added(cycles, _cycles(x, tally, unit), 1 / times)
     return Iteration(loop.header, times, dict(classes), dict(names), cycles, lds)
 
 
 def _cycles(instruction: Instruction, tally: Tally, unit: ComputeUnit) -> Cycles:
-    """Of all executions of an instruction."""
+    """The totals over all executions of an instruction."""
     kind, n = instruction.kind, tally.count
     if kind is Class.MATRIX:
         return Cycles(matrix=n * unit.matrix_cycles(shape(instruction.name)))
@@ -159,11 +159,11 @@ def _total(cycles: Cycles) -> float:
 
 def _tally(instruction: Instruction, unit: ComputeUnit, times: int) -> Tally:
     """Executions by all lanes, without bank conflicts."""
-    found = access(instruction)
+    memory_access = access(instruction)
     clocks = 0
-    if found is not None and (found.kind in LDS or found.to_lds):
-        served = unit.banks(found.kind is Class.LDS_READ, found.width)
-        clocks = len(served.phases) * len(found.offsets) * times
+    if memory_access is not None and (memory_access.kind in LDS or memory_access.to_lds):
+        served = unit.banks(memory_access.kind is Class.LDS_READ, memory_access.width)
+        clocks = len(served.phases) * len(memory_access.offsets) * times
     return Tally(times, clocks, clocks)
 
 
@@ -173,8 +173,8 @@ better, in this order."""
 
 
 def _way(graph: Flow, loop: Loop, unit: ComputeUnit) -> dict[int, Tally]:
-    """Tallies of the way through a loop that `compiled` speaks of. Inner loops run as often as is
-    seen in them, else once."""
+    """Tallies of the path that `compiled` documents. Inner loops count with their constant number
+    of trips, where that is known, else once."""
     times = dict.fromkeys(loop.blocks, 1)
     for inner in (x for x in loop.nest() if x is not loop):
         for block in inner.blocks:
@@ -190,8 +190,8 @@ def _way(graph: Flow, loop: Loop, unit: ComputeUnit) -> dict[int, Tally]:
         for x in graph.blocks[block]:
             cycles = _cycles(x, tallies[block][x.address], unit)
             matrix, total = matrix + cycles.matrix, total + _total(cycles)
-            if x.kind is Class.LDS_WRITE and (found := access(x)) is not None:
-                written += found.width * len(found.offsets) * times[block]
+            if x.kind is Class.LDS_WRITE and (memory_access := access(x)) is not None:
+                written += memory_access.width * len(memory_access.offsets) * times[block]
             elif x.kind is Class.LOAD and width(x.name) == widest:
                 loaded += widest * times[block]
         return matrix, written, loaded, -total

@@ -17,7 +17,7 @@ Listing = tuple[Instruction, ...]
 def listings(binary: bytes, arch: str) -> Mapping[str, Listing]:
     """By kernel, its instructions. Raises CompileError where nothing can disassemble here."""
     read: Mapping[str, tuple[tuple[int, str], ...]] = in_child("disassembly", arch, _texts, binary)
-    return {kernel: listing(found) for kernel, found in read.items()}
+    return {kernel: listing(text) for kernel, text in read.items()}
 
 
 def listing(texts: tuple[tuple[int, str], ...]) -> Listing:
@@ -29,7 +29,7 @@ def listing(texts: tuple[tuple[int, str], ...]) -> Listing:
 def _texts(binary: bytes) -> Mapping[str, tuple[tuple[int, str], ...]]:
     """In a child of the compile server: comgr can end its process."""
     code = codeobject.parse(binary)
-    found: dict[str, tuple[tuple[int, str], ...]] = {}
+    texts_by_kernel: dict[str, tuple[tuple[int, str], ...]] = {}
     for kernel in code.code:
         texts: list[tuple[int, str]] = []
 
@@ -38,5 +38,5 @@ def _texts(binary: bytes) -> Mapping[str, tuple[tuple[int, str], ...]]:
 
         if not disassembly.instructions(code, kernel, add):
             raise CompileError(kernel, code.target, "comgr, which disassembles, cannot be loaded")
-        found[kernel] = tuple(texts)
-    return found
+        texts_by_kernel[kernel] = tuple(texts)
+    return texts_by_kernel

@@ -1,4 +1,4 @@
-"""A kernel's loops: its control-flow graph, and the nest of its natural loops."""
+"""A kernel's control-flow graph and its nested natural loops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kernelseam_rocm_emulator.counting.instructions import Instruction
 from kernelseam_rocm_emulator.counting.listing import Listing
 
 Graph = Mapping[int, tuple[int, ...]]
-"""By the address of a basic block, those that may follow it."""
+"""Address of a basic block → addresses of its successors."""
 
 
 @dataclass(frozen=True)
@@ -20,21 +20,21 @@ class Flow:
     follows: Graph
 
     def instructions(self, blocks: frozenset[int]) -> Iterator[Instruction]:
-        """Those of some blocks, in the order of their addresses."""
+        """The instructions of some blocks, in the order of their addresses."""
         for block in sorted(blocks):
             yield from self.blocks[block]
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A natural loop: blocks that reach each other, entered at its header."""
+    """A natural loop: strongly connected blocks, entered at the header."""
 
     header: int
     blocks: frozenset[int]
     inner: tuple[Loop, ...] = ()
 
     def nest(self) -> Iterator[Loop]:
-        """The loop and all those within it."""
+        """The loop and all nested loops."""
         yield self
         for loop in self.inner:
             yield from loop.nest()
@@ -62,12 +62,12 @@ def flow(listing: Listing) -> Flow:
         targets = [last.target] if last.target in known else []
         behind_it = order[i + 1 : i + 2] if last.falls_through else []
         follows[start] = tuple(dict.fromkeys(t for t in (*targets, *behind_it) if t is not None))
-    return Flow({start: tuple(found) for start, found in blocks.items()}, follows)
+    return Flow({start: tuple(instructions_) for start, instructions_ in blocks.items()}, follows)
 
 
-def loops(found: Flow) -> tuple[Loop, ...]:
-    """The outermost loops, each with those within it."""
-    return _loops(found.follows, frozenset(found.blocks))
+def loops(control_flow: Flow) -> tuple[Loop, ...]:
+    """The outermost loops, each with its nested loops."""
+    return _loops(control_flow.follows, frozenset(control_flow.blocks))
 
 
 def _loops(graph: Graph, among: frozenset[int]) -> tuple[Loop, ...]:

@@ -1,5 +1,5 @@
-"""What a compute unit takes for an instruction: the table, each entry with its mark and source, and
-how a loop's cycles add up.
+"""Cycles of instructions on a compute unit: the table, each entry with its mark and source, and the
+sum for a loop.
 
 Cycles are of a machine that never waits: no latency, no caches, no clock. They rank changes to a
 kernel; they predict no seconds.
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Mark(StrEnum):
-    """How much an entry is worth."""
+    """How reliable an entry is."""
 
     COUNTED = "counted"
     """Exact for what was compiled, or for what ran."""
@@ -31,7 +31,7 @@ class Mark(StrEnum):
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """A value of the table, and what it rests on."""
+    """A value of the table and its source."""
 
     value: T
     mark: Mark
@@ -88,15 +88,15 @@ class ComputeUnit:
 
     def matrix_cycles(self, shape: str) -> int:
         """Of a shape with or without its types. Raises UnknownName for one the table lacks."""
-        found = re.match(r"\d+x\d+x\d+", shape)
-        if found is None or found[0] not in self.matrix:
+        match = re.match(r"\d+x\d+x\d+", shape)
+        if match is None or match[0] not in self.matrix:
             raise UnknownName(
                 "matrix instruction",
                 shape,
                 f"must be of a shape in the model: {', '.join(self.matrix)}",
                 "Add it to the table, with its source",
             )
-        return self.matrix[found[0]].value
+        return self.matrix[match[0]].value
 
 
 # ---------------------------------------------------------------- sources
@@ -126,7 +126,7 @@ def _guessed(value: T, source: str) -> Entry[T]:
 
 
 def _runs(lanes: int, run: int) -> Phases:
-    """Lanes in order, so many a phase."""
+    """Lanes in order, a fixed number per phase."""
     return tuple(tuple(range(i, i + run)) for i in range(0, lanes, run))
 
 
@@ -146,7 +146,7 @@ _ANALOGY = "as many lanes, in order, as fill the banks"
 
 
 def _in_order(lanes: int, banks: int) -> dict[int, Entry[Banks]]:
-    """As many lanes a phase as fill the banks; of 12 bytes as of 16."""
+    """As many lanes per phase as fill the banks; 12 bytes count as 16."""
     runs = {w: min(lanes, banks * 4 // (16 if w == 12 else w)) for w in (4, 8, 12, 16)}
     return {w: _guessed(Banks(banks, _runs(lanes, n)), _ANALOGY) for w, n in runs.items()}
 
@@ -283,8 +283,8 @@ def occupancy(unit: ComputeUnit, registers: int, lds_bytes: int, waves: int) -> 
     """Waves that a SIMD can hold of blocks of ``waves`` waves, by registers of a lane and bytes of
     LDS a block."""
     granule = unit.granule.value
-    taken = -(-max(registers, 1) // granule) * granule
-    by_registers = min(unit.most_waves.value, unit.registers.value // taken)
+    allocated = -(-max(registers, 1) // granule) * granule
+    by_registers = min(unit.most_waves.value, unit.registers.value // allocated)
     simds = unit.simds.value
     blocks = min(unit.lds_bytes.value // max(lds_bytes, 1), by_registers * simds // waves)
     return blocks * waves // simds

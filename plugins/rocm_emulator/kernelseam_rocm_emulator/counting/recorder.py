@@ -58,12 +58,12 @@ class Recorder:
         for offset in access.offsets:
             addresses = registers + offset
             key = (reads, access.width, addresses[active].tobytes(), active.tobytes())
-            found = self._clocks.get(key)
-            if found is None:
+            cached = self._clocks.get(key)
+            if cached is None:
                 served = self._unit.banks(reads, access.width)
-                found = self._clocks[key] = banks.clocks(served, access.width, addresses, active)
-            tally.lds_clocks += found[0]
-            tally.lds_fewest += found[1]
+                cached = self._clocks[key] = banks.clocks(served, access.width, addresses, active)
+            tally.lds_clocks += cached[0]
+            tally.lds_fewest += cached[1]
         tally.bytes += int(active.sum()) * access.width * len(access.offsets)
 
     def _memory(self, access: Access, wave: Wave, tally: Tally) -> None:
@@ -74,17 +74,17 @@ class Recorder:
         start = int(addresses.min()) & -SIZES[-1]
         relative = addresses - start
         key = (access.width, relative.tobytes())
-        found = self._segments.get(key)
-        if found is None:
-            found = self._segments[key] = segments(access.width, relative)
+        cached = self._segments.get(key)
+        if cached is None:
+            cached = self._segments[key] = segments(access.width, relative)
         if access.to_lds:  # lane after lane: no conflicts
             clocks = len(self._unit.banks(False, access.width).phases)
             tally.lds_clocks += clocks
             tally.lds_fewest += clocks
-        tally.bytes += found.bytes
+        tally.bytes += cached.bytes
         for i in range(len(SIZES)):
-            tally.touched[i] += found.touched[i]
-            tally.fewest[i] += found.fewest[i]
+            tally.touched[i] += cached.touched[i]
+            tally.fewest[i] += cached.fewest[i]
 
 
 def _addresses(access: Access, wave: Wave) -> Addresses:

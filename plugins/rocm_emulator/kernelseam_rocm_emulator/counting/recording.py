@@ -55,10 +55,10 @@ class Recording:
         self.launches.append(Counted(arch, kernel, code, launch, listing, tallies))
 
     def _listing(self, elf: bytes, arch: str) -> Mapping[str, Listing]:
-        found = self._listings.get((elf, arch))
-        if found is None:
-            found = self._listings[elf, arch] = listings(elf, arch)
-        return found
+        cached = self._listings.get((elf, arch))
+        if cached is None:
+            cached = self._listings[elf, arch] = listings(elf, arch)
+        return cached
 
 
 @contextmanager

@@ -76,21 +76,21 @@ class Row:
 
     def loop_cells(self) -> tuple[str, ...] | None:
         """`LOOP_HEAD`'s; None where no loop has matrix instructions."""
-        found = self.iteration
-        if found is None:
+        iteration = self.iteration
+        if iteration is None:
             return None
-        one, two = found.cycles.shares(self.unit)
-        c = found.cycles
+        one, two = iteration.cycles.shares(self.unit)
+        c = iteration.cycles
         registers, agprs, waves = self._registers()
         return (
             self.case,
             self.counted.arch,
             self.counted.kernel,
             f"{100 * one:.0f} / {100 * two:.0f}",
-            f"{found.vector / found.count([Class.MATRIX]):.1f}",
+            f"{iteration.vector / iteration.count([Class.MATRIX]):.1f}",
             f"{c.matrix:.0f} : {c.vector:.0f} : {c.other:.0f} : {c.lds:.0f}",
-            f"{found.count([Class.MOVE]):.0f}",
-            " / ".join(_ratio(found.conflicts(k)) for k in (Class.LDS_READ, Class.LDS_WRITE)),
+            f"{iteration.count([Class.MOVE]):.0f}",
+            " / ".join(_ratio(iteration.conflicts(k)) for k in (Class.LDS_READ, Class.LDS_WRITE)),
             f"{registers} ({agprs})",
             str(waves),
         )
@@ -123,14 +123,14 @@ class Row:
 
     def details(self) -> Iterator[str]:
         """What the hot loop is made of, for reading."""
-        found = self.iteration
-        if found is None:
+        iteration = self.iteration
+        if iteration is None:
             return
         yield (
-            f"loop at {found.header:#x} of {self.counted.kernel}, {found.times:.0f} iterations of "
-            "waves; in one:"
+            f"loop at {iteration.header:#x} of {self.counted.kernel}, "
+            f"{iteration.times:.0f} iterations of waves; in one:"
         )
-        for counts in (found.classes, found.names):
+        for counts in (iteration.classes, iteration.names):
             ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
             yield "  " + ", ".join(f"{n:.1f} {name}" for name, n in ordered[:40])
 
@@ -150,8 +150,8 @@ class Row:
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         shared = facts[".group_segment_fixed_size"] + launch.dynamic_shared_bytes
         waves = -(-threads // facts[".wavefront_size"])
-        held = model.occupancy(self.unit, registers, shared, waves)
-        return registers, facts.get(".agpr_count", 0), held
+        occupancy = model.occupancy(self.unit, registers, shared, waves)
+        return registers, facts.get(".agpr_count", 0), occupancy
 
 
 def _ratio(value: float | None) -> str:
@@ -173,11 +173,11 @@ MODEL_HEAD = ("archs", "entry", "value", "mark", "source")
 
 def model_rows() -> Iterator[tuple[str, ...]]:
     """`MODEL_HEAD`'s: every entry of the table, archs with the same together."""
-    found: dict[tuple[str, str, Mark, str], list[str]] = {}
+    groups: dict[tuple[str, str, Mark, str], list[str]] = {}
     for arch, unit in model.UNITS.items():
         for name, value, entry in _entries(unit):
-            found.setdefault((name, value, entry.mark, entry.source), []).append(arch)
-    for (name, value, mark, source), archs in found.items():
+            groups.setdefault((name, value, entry.mark, entry.source), []).append(arch)
+    for (name, value, mark, source), archs in groups.items():
         yield ", ".join(archs), name, value, mark.value, source
 
 

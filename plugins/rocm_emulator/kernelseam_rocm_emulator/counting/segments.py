@@ -9,15 +9,15 @@ import numpy as np
 from kernelseam_rocm_emulator.counting.banks import Addresses
 
 SIZES = (64, 128)
-"""Bytes: of a request to memory, and of a cache line."""
+"""Bytes of a memory request, and of a cache line."""
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Of one access."""
+    """Counts of one access."""
 
     bytes: int
-    """Of all active lanes together."""
+    """Bytes of all active lanes together."""
     touched: tuple[int, ...]
     """By `SIZES`, distinct aligned segments."""
     fewest: tuple[int, ...]

@@ -83,9 +83,9 @@ def failures(arch: str) -> list[str]:
     run = _Runner(backend.toolchain, backend.runtime, device)
     checks = (*_strides(run, "words", 4), *_strides(run, "quads", 16), *_products(run))
     return [
-        f"{arch}, {what}: {got} counted, {expected} expected"
-        for what, got, expected in checks
-        if got != expected
+        f"{arch}, {what}: {actual} counted, {expected} expected"
+        for what, actual, expected in checks
+        if actual != expected
     ]
 
 
@@ -156,8 +156,8 @@ class _Runner:
         # Segments are counted from a boundary of theirs.
         zeros = np.zeros((lanes * 8 * 16 + 128) // 4, np.float32)
         arrays = [self._runtime.from_host(zeros, self.device) for _ in range(2)]
-        found = [self._runtime.describe(x) for x in arrays]
-        pointers = [-(-x.pointer // 128) * 128 for x in found if x is not None]
+        infos = [self._runtime.describe(x) for x in arrays]
+        pointers = [-(-x.pointer // 128) * 128 for x in infos if x is not None]
         loaded = self._toolchain.load(self._binary, kernel, self.device)
         launch = loaded.prepare(
             LaunchConfig((1, 1, 1), (lanes, 1, 1), 0),

@@ -1,5 +1,5 @@
-"""How often an inner loop runs that the compiler did not unroll whole: from its counter, where that
-is a scalar register with constant start, step and bound."""
+"""The trip count of an inner loop that the compiler did not fully unroll, from its counter: a
+scalar register with constant start, step and bound."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kernelseam_rocm_emulator.counting.instructions import Instruction
 from kernelseam_rocm_emulator.counting.loops import Flow, Loop
 
 MOST = 256
-"""Trips that are followed; a loop with more has no constant bound of this form."""
+"""The most trips that are simulated; a loop with more counts as one without a constant bound."""
 
 _COMPARE = re.compile(r"s_cmpk?_(eq|lg|lt|le|gt|ge)_[iu]32$")
 _HOLDS = {
@@ -23,7 +23,7 @@ _HOLDS = {
 
 
 def trips(graph: Flow, loop: Loop) -> int | None:
-    """How often the loop's body runs each time that it is entered; None where that is not seen."""
+    """The loop's trip count each time it is entered; None where it is unknown."""
     body = list(graph.instructions(loop.blocks))
     latch = [x for x in body if x.target == loop.header and x.name.startswith("s_cbranch_scc")]
     if len(latch) != 1:
@@ -58,14 +58,14 @@ def trips(graph: Flow, loop: Loop) -> int | None:
 def _start(graph: Flow, loop: Loop, counter: str) -> int | None:
     """The constant in the counter where the loop is entered: from the nearest write to it before
     the header, in the order of addresses."""
-    found: Instruction | None = None
+    initial: Instruction | None = None
     for block, instructions in sorted(graph.blocks.items()):
         if block < loop.header:
-            found = next((x for x in reversed(instructions) if _writes(x, counter)), found)
-    if found is None or not re.match(r"s_movk?_[bi]32$", found.name):
+            initial = next((x for x in reversed(instructions) if _writes(x, counter)), initial)
+    if initial is None or not re.match(r"s_movk?_[bi]32$", initial.name):
         return None
-    value = _constant(found.operands[1])
-    return _signed16(value) if value is not None and found.name == "s_movk_i32" else value
+    value = _constant(initial.operands[1])
+    return _signed16(value) if value is not None and initial.name == "s_movk_i32" else value
 
 
 def _writes(instruction: Instruction, counter: str) -> bool:

@@ -44,8 +44,8 @@ def _product(word: int, side: int, depth: int, kind: str) -> Callable[[Wave], No
         files = (wave.vectors, wave.accumulators)
         rows = []
         for source, bank in ((a, from_accumulators & 1), (b, from_accumulators >> 1)):
-            held = unpack(files[bank][source - 256 : source - 256 + count].T, kind, True)
-            rows.append(held.reshape(groups, side, each).transpose(1, 0, 2).reshape(side, depth))
+            operand = unpack(files[bank][source - 256 : source - 256 + count].T, kind, True)
+            rows.append(operand.reshape(groups, side, each).transpose(1, 0, 2).reshape(side, depth))
         product = rows[0] @ rows[1].T
         into = files[to_accumulators]
         held_c = into[c - 256 : c - 256 + registers] if c >= 256 else wave.scalars[c : c + 1]

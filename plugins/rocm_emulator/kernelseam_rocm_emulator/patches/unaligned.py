@@ -54,12 +54,12 @@ def find(word: int, name: str, family: str) -> Callable[[Wave], bool] | None:
             return False
         file = wave.accumulators if accumulate else wave.vectors
         for lane in lanes.tolist():
-            held = np.ascontiguousarray(file[data : data + words, lane])
+            values = np.ascontiguousarray(file[data : data + words, lane])
             if stores:
-                ctypes.memmove(int(places[lane]), held.ctypes.data, 4 * words)
+                ctypes.memmove(int(places[lane]), values.ctypes.data, 4 * words)
             else:
-                ctypes.memmove(held.ctypes.data, int(places[lane]), 4 * words)
-                file[data : data + words, lane] = held
+                ctypes.memmove(values.ctypes.data, int(places[lane]), 4 * words)
+                file[data : data + words, lane] = values
         return True
 
     return step

@@ -52,8 +52,8 @@ class _Product:
         if self.out == "F32":
             v[d : d + 8] = result.astype(np.float32).view(np.uint32)
         elif self.out == "I32":
-            kept = np.clip(result, -(2**31), 2**31 - 1) if self.clamp else result
-            v[d : d + 8] = (kept & 0xFFFFFFFF).astype(np.uint32)
+            clamped = np.clip(result, -(2**31), 2**31 - 1) if self.clamp else result
+            v[d : d + 8] = (clamped & 0xFFFFFFFF).astype(np.uint32)
         else:
             self._store_half_bits(v, half_bits(result, self.out))
 
@@ -62,8 +62,8 @@ class _Product:
         if source < 256:
             raise NotImplementedError(f"{self.name} whose operand {'AB'[i]} is no vector register")
         signed = bool(self.negate >> i & 1)
-        held = self.depth // 2 if self.spread else self.depth
-        words: Words = wave.vectors[source - 256 : source - 256 + held * BITS[kind] // 32].T
+        length = self.depth // 2 if self.spread else self.depth
+        words: Words = wave.vectors[source - 256 : source - 256 + length * BITS[kind] // 32].T
         values = unpack(words, kind, signed)
         if BITS[kind] == 16:  # the modifiers negate even and odd elements
             values[:, 0::2] *= -1 if signed else 1
@@ -80,8 +80,8 @@ class _Product:
     def _addend(self, wave: Wave) -> Numbers:
         c, v = self.sources[2], wave.vectors
         if self.out == "I32":
-            held = v[c - 256 : c - 248] if c >= 256 else wave.scalars[c : c + 1]
-            return held.view(np.int32).astype(np.int64)
+            source = v[c - 256 : c - 248] if c >= 256 else wave.scalars[c : c + 1]
+            return source.view(np.int32).astype(np.int64)
         if c < 256:
             addend: Numbers = wave.scalars[c : c + 1].view(np.float32).astype(np.float64)
         elif self.out == "F32":

@@ -85,9 +85,11 @@ def _instruction(
 ) -> str:
     lanes = 64 if module.arch in instruction.CDNA else 32
     operands = [instruction.operand(kind, lanes, rng) for kind in test.kinds]
-    got: Words = np.zeros(lanes, np.uint32)
-    _Launcher(interpreter, module, name)((1, 1, 1), (lanes, 1, 1), *operands, got)
-    return instruction.difference(test, got, np.asarray(test.expected(*operands)).astype(np.uint32))
+    actual: Words = np.zeros(lanes, np.uint32)
+    _Launcher(interpreter, module, name)((1, 1, 1), (lanes, 1, 1), *operands, actual)
+    return instruction.difference(
+        test, actual, np.asarray(test.expected(*operands)).astype(np.uint32)
+    )
 
 
 class _Launcher:

@@ -85,21 +85,23 @@ def operand(kind: str, lanes: int, rng: np.random.Generator) -> Words:
     return rng.integers(0, 1 << 32, lanes, dtype=U)
 
 
-def difference(test: InstructionTest, got: Words, want: Words) -> str:
+def difference(test: InstructionTest, actual: Words, expected: Words) -> str:
     """Which lanes are wrong and how; "" where none is."""
     if test.compare == "f":
-        right = np.isclose(floats(got), floats(want), rtol=test.tolerance, atol=test.tolerance)
+        right = np.isclose(
+            floats(actual), floats(expected), rtol=test.tolerance, atol=test.tolerance
+        )
     elif test.compare == "h":
-        right = np.isclose(low(got), low(want), rtol=2e-3, atol=2e-3)
-        right &= np.isclose(high(got), high(want), rtol=2e-3, atol=2e-3)
+        right = np.isclose(low(actual), low(expected), rtol=2e-3, atol=2e-3)
+        right &= np.isclose(high(actual), high(expected), rtol=2e-3, atol=2e-3)
     else:
-        right = got == want
+        right = actual == expected
     if right.all():
         return ""
     lane = int((~right).argmax())
     return (
-        f"{int((~right).sum())} lanes differ, lane {lane} is {got[lane]:08x} and must be "
-        f"{want[lane]:08x}"
+        f"{int((~right).sum())} lanes differ, lane {lane} is {actual[lane]:08x} and must be "
+        f"{expected[lane]:08x}"
     )
 
 

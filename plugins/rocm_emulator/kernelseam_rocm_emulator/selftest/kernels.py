@@ -43,13 +43,14 @@ def tests(arch: str) -> Iterator[KernelTest]:
         yield KernelTest("buffers and their bounds", _BUFFER, _buffer)
 
 
-def _same(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> str:
-    wrong = got != want
+def _same(actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> str:
+    wrong = actual != expected
     if not wrong.any():
         return ""
     at = int(wrong.argmax())
     return (
-        f"{int(wrong.sum())} elements differ, [{at}] is {got.flat[at]} and must be {want.flat[at]}"
+        f"{int(wrong.sum())} elements differ, [{at}] is {actual.flat[at]} and must be "
+        f"{expected.flat[at]}"
     )
 
 
@@ -149,11 +150,11 @@ _UNALIGNED = """extern "C" __global__ void NAME(const unsigned char* x, unsigned
 
 def _unaligned(launch: Launcher, rng: np.random.Generator) -> str:
     x, out = rng.integers(0, 256, 1024).astype(np.uint8), np.zeros(34 * 32, np.uint8)
-    want = out.copy().reshape(32, 34)
+    expected = out.copy().reshape(32, 34)
     for t in range(32):
-        want[t, 2:18], want[t, 22:26] = x[18 * t + 6 : 18 * t + 22], x[6 * t : 6 * t + 4]
+        expected[t, 2:18], expected[t, 22:26] = x[18 * t + 6 : 18 * t + 22], x[6 * t : 6 * t + 4]
     launch((1, 1, 1), (32, 1, 1), x, out)
-    return _same(out, want.ravel())
+    return _same(out, expected.ravel())
 
 
 _ADDED = """extern "C" __global__ void NAME(const float* x, float* out) {
@@ -173,10 +174,10 @@ _ADDED_ACC = """extern "C" __global__ void NAME(const float* x, float* out) {
 
 def _added(launch: Launcher, rng: np.random.Generator) -> str:
     x, out = rng.integers(-99, 99, 64).astype(np.float32), np.arange(20, dtype=np.float32)
-    want = out.copy()
-    want[:16] += 2 * x.reshape(4, 16).sum(0)
+    expected = out.copy()
+    expected[:16] += 2 * x.reshape(4, 16).sum(0)
     launch((2, 1, 1), (64, 1, 1), x, out)
-    return _same(out, want)
+    return _same(out, expected)
 
 
 _TO_LDS = """extern "C" __global__ void NAME(const unsigned* x, unsigned* out) {

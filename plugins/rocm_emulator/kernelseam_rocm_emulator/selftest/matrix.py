@@ -159,19 +159,19 @@ def _run(
 
 def _check(p: Product) -> Any:
     def check(launch: Launcher, rng: np.random.Generator) -> str:
-        got, want = _run(p, launch, rng)
+        actual, expected = _run(p, launch, rng)
         right = (
-            got == want
+            actual == expected
             if p.kind == "IU8"
-            else np.isclose(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)
+            else np.isclose(actual, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
         )
         # the row of subnormals is small: C hides it, so that it is compared on its own
         if p.kind != "IU8":
-            right[0] = got[0] == want[0].astype(np.float32)
+            right[0] = actual[0] == expected[0].astype(np.float32)
         if right.all():
             return ""
         row, column = (int(i) for i in np.argwhere(~right)[0])
-        values = f"is {got[row, column]} and must be {want[row, column]}"
+        values = f"is {actual[row, column]} and must be {expected[row, column]}"
         return f"{int((~right).sum())} elements differ, [{row}, {column}] {values}"
 
     return check

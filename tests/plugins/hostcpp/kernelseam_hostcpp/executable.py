@@ -35,7 +35,7 @@ from kernelseam.parity.cases.gemm_case import GemmCase
 from kernelseam.parity.data.memory import POISON, Layout
 from kernelseam.parity.operations import operands
 from kernelseam.parity.operations.operands import describe
-from kernelseam.parity.running.stages import judge
+from kernelseam.parity.running.stages import judge_memory
 
 from kernelseam_hostcpp import compiler
 from kernelseam_hostcpp.archs import OPTIONS
@@ -105,7 +105,7 @@ def prepared(case: Case, device: Device, separate: bool = True) -> Prepared:
     }
     addresses = {
         name: space[blocks[p.block][0]] + blocks[p.block][1] + p.offset * p.dtype.itemsize
-        for name, p in layout.places.items()
+        for name, p in layout.placements.items()
     }
     return Prepared(layout, addresses, describe(case, layout, addresses, HostCppRuntime(), device))
 
@@ -153,7 +153,9 @@ def run(
         if findings:
             break
     return Report(
-        findings, judge(case, made.layout, before, {name: memory[name] for name in before}), log
+        findings,
+        judge_memory(case, made.layout, before, {name: memory[name] for name in before}),
+        log,
     )
 
 

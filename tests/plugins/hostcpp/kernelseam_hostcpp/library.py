@@ -41,19 +41,19 @@ class Library:
     @property
     def name(self) -> str:
         """The kernel's."""
-        found: bytes = self._library.kernelseam_name()
-        return found.decode()
+        result: bytes = self._library.kernelseam_name()
+        return result.decode()
 
     @property
     def parameters(self) -> tuple[tuple[int, int], ...]:
         """(offset, size) of each parameter, as the compiler laid them out from the kernel's
         type."""
         offset, size = ctypes.c_int(), ctypes.c_int()
-        found = []
+        results = []
         for i in range(self._library.kernelseam_parameter_count()):
             self._library.kernelseam_parameter(i, ctypes.byref(offset), ctypes.byref(size))
-            found.append((offset.value, size.value))
-        return tuple(found)
+            results.append((offset.value, size.value))
+        return tuple(results)
 
     @property
     def facts(self) -> KernelFacts:

@@ -43,8 +43,8 @@ class HostToolchain(WithoutTensorMaps):
 
     def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
         """``extra`` has the binary's size."""
-        found = library(binary)
-        return {found.name: replace(found.facts, extra={"bytes": len(binary)})}
+        result = library(binary)
+        return {result.name: replace(result.facts, extra={"bytes": len(binary)})}
 
     def load(self, binary: bytes, kernel: str, device: Device) -> LoadedKernel:
         return library(binary)

@@ -74,7 +74,10 @@ class AcmeToolchain:
 
         def whole(text: str) -> str:
             return re.sub(
-                r'^#include "(.*)"$', lambda found: whole(files[found[1]]), text, flags=re.MULTILINE
+                r'^#include "(.*)"$',
+                lambda actual: whole(files[actual[1]]),
+                text,
+                flags=re.MULTILINE,
             )
 
         return re.sub(
@@ -82,7 +85,7 @@ class AcmeToolchain:
         ).encode()
 
     def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
-        found = {}
+        result = {}
         for name, codes in re.findall(r"^# kernel (\w+): (.*)$", binary.decode(), re.MULTILINE):
             places, end = [], 0
             for code in codes.split():
@@ -90,8 +93,8 @@ class AcmeToolchain:
                 at = -(-end // min(size, 8)) * min(size, 8)
                 places.append((at, size))
                 end = at + size
-            found[name] = KernelFacts(name, 1, 0, 0, 0, 0, tuple(places))
-        return found
+            result[name] = KernelFacts(name, 1, 0, 0, 0, 0, tuple(places))
+        return result
 
     def load(self, binary: bytes, kernel: str, device: Device) -> AcmeKernel:
         return AcmeKernel(binary, self.inspect(binary, device.arch)[kernel])

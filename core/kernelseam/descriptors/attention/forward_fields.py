@@ -1,0 +1,99 @@
+"""The fields of the attention forward's descriptor, and the names of its operands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kernelseam.dtypes import DType
+
+ROWS = ("q", "k", "v", "out")
+OPTIONAL = (
+    "bias",
+    "mask",
+    "alibi_slopes",
+    "sinks",
+    "prefix_lengths",
+    "kv_lengths",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "block_table",
+)
+"""Optional operands; address 0 says that they will be bound."""
+STRIDE_FIELDS = {
+    **{n: tuple(f"stride_{n}_{axis}" for axis in ("batch", "head", "row")) for n in ROWS},
+    "lse": ("stride_lse_batch", "stride_lse_head"),
+    **{
+        n: tuple(f"stride_{n}_{axis}" for axis in ("batch", "head", "row", "column"))
+        for n in ("bias", "mask")
+    },
+    "alibi_slopes": ("stride_alibi_batch", "stride_alibi_head"),
+    "block_table": ("stride_table_row",),
+}
+"""Operand → its stride fields."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AttentionFields:
+    """What the caller gives: extents, operands, options and strides, as ``Attention`` documents
+    them; nothing is validated here."""
+
+    batch: int
+    num_heads: int
+    S_q: int
+    S_k: int
+    head_dim: int
+    kv_heads: int | None = None
+    value_dim: int | None = None
+    q: object = field(default=None, repr=False)
+    k: object = field(default=None, repr=False)
+    v: object = field(default=None, repr=False)
+    out: object = field(default=None, repr=False)
+    lse: object = field(default=None, repr=False)
+    return_lse: bool = False
+    causal: bool = False
+    window: tuple[int | None, int | None] | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    bias: object = field(default=None, repr=False)
+    mask: object = field(default=None, repr=False)
+    alibi_slopes: object = field(default=None, repr=False)
+    sinks: object = field(default=None, repr=False)
+    prefix_lengths: object = field(default=None, repr=False)
+    kv_lengths: object = field(default=None, repr=False)
+    cu_seqlens_q: object = field(default=None, repr=False)
+    cu_seqlens_k: object = field(default=None, repr=False)
+    block_table: object = field(default=None, repr=False)
+    total_q: int | None = None
+    total_k: int | None = None
+    pages: int | None = None
+    page_size: int | None = None
+    table_width: int | None = None
+    dtype: DType | str | None = None
+    dtype_out: DType | str | None = None
+    dtype_bias: DType | str | None = None
+    batch_invariant: bool = False
+    stride_q_batch: int | None = None
+    stride_q_head: int | None = None
+    stride_q_row: int | None = None
+    stride_k_batch: int | None = None
+    stride_k_head: int | None = None
+    stride_k_row: int | None = None
+    stride_v_batch: int | None = None
+    stride_v_head: int | None = None
+    stride_v_row: int | None = None
+    stride_out_batch: int | None = None
+    stride_out_head: int | None = None
+    stride_out_row: int | None = None
+    stride_lse_batch: int | None = None
+    stride_lse_head: int | None = None
+    stride_bias_batch: int | None = None
+    stride_bias_head: int | None = None
+    stride_bias_row: int | None = None
+    stride_bias_column: int | None = None
+    stride_mask_batch: int | None = None
+    stride_mask_head: int | None = None
+    stride_mask_row: int | None = None
+    stride_mask_column: int | None = None
+    stride_alibi_batch: int | None = None
+    stride_alibi_head: int | None = None
+    stride_table_row: int | None = None

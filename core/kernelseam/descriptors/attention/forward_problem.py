@@ -1,0 +1,187 @@
+"""The problem of the attention forward, from its descriptor's fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kernelseam.contract import ArrayInfo
+from kernelseam.descriptors.attention.forward_fields import (
+    OPTIONAL,
+    STRIDE_FIELDS,
+    AttentionFields,
+)
+from kernelseam.descriptors.attention.forward_memory import paging, total_rows, views
+from kernelseam.descriptors.attention.forward_strides import (
+    checked_strides,
+    no_batch,
+    plane_strides,
+    row_strides,
+    slope_strides,
+)
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.common.extents import default_scale
+from kernelseam.descriptors.common.operands import dtype_of, pointer, required
+from kernelseam.descriptors.common.validation import (
+    MAX_EXTENT,
+    extent,
+    finite,
+    flag,
+    integer,
+    multiple,
+    packed,
+    stride,
+    vector_bytes,
+)
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+
+
+def band(field: str, value: object) -> tuple[int | None, int | None]:
+    """A window's (left, right), validated."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise InvalidValue(field, value, "must be (left, right)", "For example (127, 0)")
+    left, right = (None if x is None else extent(f"{field}[{i}]", x) for i, x in enumerate(value))
+    return left, right
+
+
+def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> AttentionProblem:
+    """The problem of these fields. ``infos``: the views of those operands that are arrays. Raises
+    InvalidValue where no such problem exists."""
+    dtype = required(
+        "dtype", dtype_of("dtype", given.dtype, infos, ("q", "k", "v")), "q, k, v and out"
+    )
+    _refuse_fields_of_absent_operands(given)
+    dtype_out = _dtype_or_float32(given, "out", dtype, infos)
+    batch, heads = extent("batch", given.batch), extent("num_heads", given.num_heads)
+    kv_heads = heads if given.kv_heads is None else extent("kv_heads", given.kv_heads)
+    s_q, s_k = extent("S_q", given.S_q), extent("S_k", given.S_k)
+    d = extent("head_dim", given.head_dim)
+    d_v = d if given.value_dim is None else extent("value_dim", given.value_dim)
+    multiple("num_heads", heads, "kv_heads", kv_heads)
+    integer("batch·num_heads", batch * heads, 0, MAX_EXTENT, "Split the batch over several calls")
+    lse = flag("return_lse", given.return_lse) or given.lse is not None
+    q_view, kv_view = views(given)
+    total_q, total_k = total_rows(given, "q", q_view), total_rows(given, "k", kv_view)
+    pages, page_size, width = paging(given, kv_view, s_k)
+    query_rows = (1, total_q) if q_view == "packed" else (batch, s_q)
+    key_rows = {"packed": (1, total_k), "paged": (pages, page_size)}.get(kv_view, (batch, s_k))
+    shapes = {
+        "q": (query_rows[0], heads, query_rows[1], d),
+        "k": (key_rows[0], kv_heads, key_rows[1], d),
+        "v": (key_rows[0], kv_heads, key_rows[1], d_v),
+        "out": (query_rows[0], heads, query_rows[1], d_v),
+    }
+    strides, vector = {}, 16
+    for name, shape in shapes.items():
+        operand_dtype = dtype_out if name == "out" else dtype
+        view = kv_view if name in "kv" else q_view
+        strides[name] = row_strides(given, name, shape, view, operand_dtype)
+        address = pointer(name, getattr(given, name), infos)
+        width_bytes = vector_bytes(operand_dtype, shape, strides[name], address)
+        vector = min(vector, width_bytes if width_bytes == 16 else dtype.itemsize)
+    for name in ("lse", *OPTIONAL):
+        pointer(name, getattr(given, name), infos)
+    lse_shape = (query_rows[0], heads, query_rows[1])
+    lse_batch, lse_head, _ = packed(
+        lse_shape, (*checked_strides(given, "lse", dtype.accumulator), 1)
+    )
+    if q_view == "packed":
+        lse_batch = no_batch(given, "lse", lse_batch)
+    bias = None if given.bias is None else _dtype_or_float32(given, "bias", dtype, infos)
+    mask = None if given.mask is None else DType.boolean
+    causal = flag("causal", given.causal)
+    left, right = (None, None) if given.window is None else band("window", given.window)
+    right = 0 if causal else right
+    windowed = left is not None or (right is not None and right != 0)
+    plane = (batch, heads, s_q, s_k)
+    spec = AttentionSpec(
+        dtype,
+        d,
+        d_v,
+        causal=right == 0 and not windowed,
+        lse=lse,
+        vector=vector,
+        window=windowed,
+        prefix=given.prefix_lengths is not None,
+        alibi=given.alibi_slopes is not None,
+        softcap=given.softcap is not None,
+        bias=bias,
+        mask=given.mask is not None,
+        sinks=given.sinks is not None,
+        q_view=q_view,
+        kv_view=kv_view,
+        lengths=given.kv_lengths is not None,
+        dtype_out=None if dtype_out is dtype else dtype_out,
+        batch_invariant=flag("batch_invariant", given.batch_invariant),
+    )
+    return AttentionProblem(
+        spec,
+        batch,
+        heads,
+        kv_heads,
+        s_q,
+        s_k,
+        q_strides=strides["q"],
+        k_strides=strides["k"],
+        v_strides=strides["v"],
+        out_strides=strides["out"],
+        lse_strides=(lse_batch, lse_head) if lse else (0, 0),
+        scale=default_scale(d) if given.scale is None else finite("scale", given.scale),
+        left=left,
+        right=right,
+        softcap=_softcap(given),
+        bias_strides=plane_strides(given, "bias", plane, bias),
+        mask_strides=plane_strides(given, "mask", plane, mask),
+        alibi_strides=slope_strides(given, batch, heads),
+        total_q=total_q,
+        total_k=total_k,
+        pages=pages,
+        page_size=page_size,
+        table_width=width,
+        table_stride=_table_stride(given, width) if kv_view == "paged" else 0,
+    )
+
+
+def _table_stride(given: AttentionFields, width: int) -> int:
+    """Elements between two rows of the block table."""
+    if given.stride_table_row is None:
+        return width
+    return stride("stride_table_row", given.stride_table_row, DType.int32)
+
+
+def _refuse_fields_of_absent_operands(given: AttentionFields) -> None:
+    """Refuse fields of an operand that is not there."""
+    for name in ("bias", "mask", "alibi_slopes", "block_table"):
+        for field_name in (*STRIDE_FIELDS[name], *(("dtype_bias",) if name == "bias" else ())):
+            if getattr(given, name) is None and (value := getattr(given, field_name)) is not None:
+                raise InvalidValue(
+                    field_name,
+                    value,
+                    f"describes {name}",
+                    f"Give {name} too (0: it will be bound)",
+                )
+
+
+def _dtype_or_float32(
+    given: AttentionFields, name: str, dtype: DType, infos: Mapping[str, ArrayInfo]
+) -> DType:
+    """The element type of out or bias: q's, or float32."""
+    result_dtype = (
+        dtype_of(f"dtype_{name}", getattr(given, f"dtype_{name}"), infos, (name,)) or dtype
+    )
+    if result_dtype not in (dtype, DType.float32):
+        rule = "must be float32" if dtype is DType.float32 else f"must be {dtype} or float32"
+        if name in infos:
+            raise InvalidValue(name, f"an array of {result_dtype}", rule, "Convert the array")
+        raise InvalidValue(f"dtype_{name}", result_dtype, rule, "Leave it out for q's dtype")
+    return result_dtype
+
+
+def _softcap(given: AttentionFields) -> float:
+    """The softcap; 0 stands for none."""
+    if given.softcap is None:
+        return 0.0
+    cap = finite("softcap", given.softcap)
+    if cap <= 0:
+        raise InvalidValue("softcap", cap, "must be greater than 0", "Leave it out for no cap")
+    return cap

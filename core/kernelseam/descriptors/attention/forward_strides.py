@@ -1,0 +1,61 @@
+"""Strides of the attention forward's operands: those given, validated, and the packed ones in place
+of those left out."""
+
+from __future__ import annotations
+
+from kernelseam.descriptors.attention.forward_fields import STRIDE_FIELDS, AttentionFields
+from kernelseam.descriptors.common.validation import packed, stride
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+
+
+def given_strides(given: AttentionFields, name: str) -> list[int | None]:
+    """An operand's stride fields, as they are."""
+    return [getattr(given, field_name) for field_name in STRIDE_FIELDS.get(name, ())]
+
+
+def checked_strides(given: AttentionFields, name: str, dtype: DType) -> list[int | None]:
+    """The given strides, validated."""
+    return [
+        None if s is None else stride(field_name, s, dtype)
+        for field_name, s in zip(STRIDE_FIELDS[name], given_strides(given, name), strict=True)
+    ]
+
+
+def row_strides(
+    given: AttentionFields, name: str, shape: tuple[int, int, int, int], view: str, dtype: DType
+) -> tuple[int, int, int]:
+    """(batch, head, row). Where left out, heads of packed and paged memory pack within rows."""
+    batch, head, row = checked_strides(given, name, dtype)
+    if view == "strided":
+        outer, head, row, _ = packed(shape, (batch, head, row, 1))
+        return outer, head, row
+    outer, row, head, _ = packed((shape[0], shape[2], shape[1], shape[3]), (batch, row, head, 1))
+    return no_batch(given, name, outer) if view == "packed" else outer, head, row
+
+
+def no_batch(given: AttentionFields, name: str, stride_batch: int) -> int:
+    """0, the stride of an axis that packed rows do not have; refused where it is given."""
+    if given_strides(given, name)[0] is not None:
+        raise InvalidValue(
+            f"stride_{name}_batch", stride_batch, "packed rows have no batch", "Leave it out"
+        )
+    return 0
+
+
+def plane_strides(
+    given: AttentionFields, name: str, shape: tuple[int, int, int, int], dtype: DType | None
+) -> tuple[int, int, int, int]:
+    """(batch, head, row, column) of bias or mask; zeros where there is none (``dtype`` is None)."""
+    if dtype is None:
+        return (0, 0, 0, 0)
+    a, b, c, d = packed(shape, checked_strides(given, name, dtype))
+    return a, b, c, d
+
+
+def slope_strides(given: AttentionFields, batch: int, heads: int) -> tuple[int, int]:
+    """(batch, head) of the ALiBi slopes; zeros where there are none."""
+    if given.alibi_slopes is None:
+        return 0, 0
+    outer, inner = packed((batch, heads), checked_strides(given, "alibi_slopes", DType.float32))
+    return outer, inner

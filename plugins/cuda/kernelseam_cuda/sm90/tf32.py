@@ -1,0 +1,235 @@
+"""Kernel definition of cuda_kernels/sm90/gemm/tf32.h: float32 products by way of TF32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
+from kernelseam.costs import Work, predicted
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
+from kernelseam.dtypes import DType
+from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.definition import KernelDefinition
+from kernelseam.kernels.elements import (
+    DEVICE_TYPE,
+    divide_up,
+    divider_parameter,
+    refuse_row_strides,
+)
+from kernelseam.kernels.gemm.host import TF32_PRODUCTS
+from kernelseam.kernels.signature import Signature
+
+from kernelseam_cuda.sm90.gemm import (
+    MAX_TILES,
+    ORDER,
+    ORIGIN_BYTES,
+    order_values,
+    refuse_extents,
+    steps,
+    tensor_map,
+    tile_count,
+)
+from kernelseam_cuda.sm90.tiles import TF32, TF32_REGISTERS, HopperTf32Tile
+from kernelseam_cuda.toolchain import sources
+
+SLICE = 32
+"""Elements of K in a stage of the ring."""
+_PANEL = 32
+"""Rows of the left factor in a box, where it lies along them."""
+
+_MAPS = ("left_map", "right_map")
+_POINTERS = ("a", "b", "c", "bias", "residual", "origin")
+_STRIDES = ("c_batch", "c_head", "bias_batch", "bias_head", "residual_batch", "residual_head")
+_INTS = (
+    "c_row",
+    "residual_row",
+    "M",
+    "N",
+    "slices",
+    "a_head_step",
+    "a_batch_step",
+    "b_head_step",
+    "b_batch_step",
+)
+
+
+def turned(spec: GemmSpec) -> bool:
+    """Whether the kernel multiplies op(B)ᵀ by op(A)ᵀ."""
+    return not spec.b_transposed
+
+
+class HopperTf32Gemm(KernelDefinition):
+    """float32 products by one or three products of TF32; persistent blocks."""
+
+    operation = "gemm"
+    name = "sm90-tf32"
+    archs = ("sm_90a",)
+    entry = "gemm_sm90_tf32"
+    source = "sm90/gemm/tf32.h"
+    multiplies = True
+
+    def sources(self) -> Mapping[str, str]:
+        return sources()
+
+    def refuse(self, problem: GemmProblem, row: ArchRow) -> str | None:
+        p, spec = problem, problem.spec
+        if spec.precision is None:
+            return "it multiplies float32 with a precision of tf32 or tf32x3"
+        for option in ("summed", "row_sums", "segmented", "heads"):
+            if getattr(spec, option):
+                return f"it does not know {option}"
+        if spec.dtype_c is not DType.float32:
+            return f"its result is of float32, not {spec.dtype_c}"
+        if spec.residual not in (None, DType.float32):
+            return f"its residual is of float32, not {spec.residual}"
+        if spec.a_transposed and not spec.b_transposed:
+            return "neither A nor B lies along K, as one factor must for its instructions"
+        for name, vector in (("A", spec.vector_a), ("B", spec.vector_b)):
+            if vector < 16:
+                return f"rows of {name} at multiples of {vector} bytes: TMA takes multiples of 16"
+        if reason := refuse_extents(p):
+            return reason
+        if not self._offered(p, row):
+            return f"it needs {MAX_TILES} tiles or more"
+        return refuse_row_strides(
+            stride_a_row=p.a_strides[2],
+            stride_b_row=p.b_strides[2],
+            stride_c_row=p.c_strides[2],
+            stride_residual_row=p.residual_strides[2],
+        )
+
+    def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[HopperTf32Tile, ...]:
+        return tuple(replace(t, turned=turned(spec)) for t in TF32 if t.precision == spec.precision)
+
+    def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> HopperTf32Tile:
+        """The tile that should take the least time."""
+        return min(
+            self._offered(problem, row),
+            key=lambda t: predicted(self.work(problem, t, device), row.costs, device.limits),
+        )
+
+    def _offered(self, p: GemmProblem, row: ArchRow) -> tuple[HopperTf32Tile, ...]:
+        return tuple(t for t in self.tiles(p.spec, row) if tile_count(p, t) < MAX_TILES)
+
+    def variants(
+        self, problem: GemmProblem, row: ArchRow, device: Device
+    ) -> dict[str, HopperTf32Tile]:
+        offered = self._offered(problem, row)
+        return {t.name: t for t in (self.tile(problem, row, device), *offered)}
+
+    def launches(self, problem: GemmProblem, tile: HopperTf32Tile, device: Device) -> Launches:
+        if problem.spec.view != "pointers":
+            return Launches((Launch(self, problem, tile),))
+        return Launches(
+            (Launch(self, problem, tile, dict.fromkeys((*_MAPS, "origin"), 0)),), ORIGIN_BYTES
+        )
+
+    def defines(self, spec: GemmSpec, tile: HopperTf32Tile, row: ArchRow) -> dict[str, object]:
+        producer, consumer = TF32_REGISTERS[tile.groups, tile.loaders, tile.blocks]
+        return {
+            "PRODUCTS": TF32_PRODUCTS[spec.precision],
+            "TURNED": tile.turned,
+            "LEFT_TRANSPOSED": tile.turned or spec.a_transposed,
+            "POINTERS": spec.view == "pointers",
+            "BIAS": DEVICE_TYPE[spec.bias] if spec.bias else "void",
+            "RESIDUAL": spec.residual is not None,
+            "VECTOR_C": spec.vector_c,
+            "VECTOR_R": spec.vector_r,
+            "BM": tile.bm,
+            "BN": tile.bn,
+            "GROUPS": tile.groups,
+            "LOADERS": tile.loaders,
+            "STAGES": tile.stages,
+            "CLUSTER": tile.cluster,
+            "BLOCKS": tile.blocks,
+            "PRODUCER_REGISTERS": producer,
+            "CONSUMER_REGISTERS": consumer,
+            "SHARED_BYTES": tile.shared_bytes,
+        }
+
+    def signature(self, spec: GemmSpec) -> Signature:
+        return Signature(
+            (
+                *((m, "tensor_map") for m in _MAPS),
+                *((p, "pointer") for p in _POINTERS),
+                *((s, "i64") for s in _STRIDES),
+                *((i, "i32") for i in _INTS),
+                ("alpha", "f32"),
+                ("beta", "f32"),
+                ("order", ORDER),
+                ("b_heads", divider_parameter("b_heads")),
+            )
+        )
+
+    def grid(self, problem: GemmProblem, tile: HopperTf32Tile, device: Device) -> int:
+        blocks = max(device.limits.compute_units, 1) * tile.blocks
+        return min(tile_count(problem, tile), blocks)
+
+    def threads(self, tile: HopperTf32Tile, row: ArchRow) -> int:
+        return 128 * (tile.groups + tile.loaders)
+
+    def shared_bytes(self, spec: GemmSpec, tile: HopperTf32Tile) -> int:
+        return tile.shared_bytes
+
+    def values(
+        self, problem: GemmProblem, tile: HopperTf32Tile, device: Device
+    ) -> dict[str, int | float]:
+        p = problem
+        strides = (*p.c_strides[:2], *p.bias_strides, *p.residual_strides[:2])
+        ints = (
+            p.c_strides[2],
+            p.residual_strides[2],
+            p.M,
+            p.N,
+            divide_up(p.K, SLICE),
+            *steps(p.num_heads, p.batch, p.a_strides),
+            *steps(p.num_heads // p.b_head_group, p.batch, p.b_strides),
+        )
+        found = dict(zip(_STRIDES, strides, strict=True)) | dict(zip(_INTS, ints, strict=True))
+        return {**found, **order_values(p, tile), "alpha": p.alpha, "beta": p.beta}
+
+    def pointers(self, spec: GemmSpec) -> dict[str, str]:
+        suffix = "_ptrs" if spec.view == "pointers" else ""
+        added = {n: f"{n}{suffix}" if getattr(spec, n) else "" for n in ("bias", "residual")}
+        return {"a": f"A{suffix}", "b": f"B{suffix}", "c": f"C{suffix}", **added, "origin": ""}
+
+    def tensor_maps(
+        self, problem: GemmProblem, tile: HopperTf32Tile, device: Device
+    ) -> dict[str, TensorMap]:
+        """Axes of the factor's rows in memory, as for HopperGemm. One that lies along K comes as a
+        tile's whole side, else by panels."""
+        p, spec = problem, problem.spec
+        rounded = spec.precision == "tf32"
+        along_k = tile.bm, tile.bn
+        a_box = (_PANEL, SLICE) if spec.a_transposed else (SLICE, along_k[0])
+        b_box = (SLICE, along_k[1]) if spec.b_transposed else (_PANEL, SLICE)
+        b_heads = p.num_heads // p.b_head_group
+        a = tensor_map(p, "A", p.a_shape, (p.num_heads, p.batch), p.a_strides, a_box, rounded)
+        b = tensor_map(p, "B", p.b_shape, (b_heads, p.batch), p.b_strides, b_box, rounded)
+        return {"left_map": b, "right_map": a} if tile.turned else {"left_map": a, "right_map": b}
+
+    def work(self, problem: GemmProblem, tile: HopperTf32Tile, device: Device) -> Work:
+        p = problem
+        return Work(
+            p.bytes_moved,
+            tile_count(p, tile),
+            2.0 * tile.bm * tile.bn * SLICE * divide_up(p.K, SLICE),
+            dtype=DType.float32,
+            rate=tile.rate,
+            block_seconds=tile.block_seconds,
+        )
+
+    def covering(self) -> Iterable[Covered]:
+        """Both precisions, what is multiplied from where, every view and option."""
+        f32 = DType.float32
+        for precision in ("tf32", "tf32x3"):
+            plain = GemmSpec(f32, f32, f32, precision=precision)
+            more = replace(plain, b_transposed=True, bias=f32, residual=f32, vector_c=4, vector_r=4)
+            yield Covered(self, plain)
+            yield Covered(self, replace(more, view="pointers"))
+            yield Covered(self, replace(plain, b_transposed=True), often=False)
+            yield Covered(self, replace(plain, bias=f32, residual=f32), often=False)
+            yield Covered(
+                self, replace(plain, a_transposed=True, b_transposed=True, bias=f32), often=False
+            )

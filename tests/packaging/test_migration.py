@@ -1,0 +1,334 @@
+"""Each row of docs/migration.md: both sides run on the same data, and give the same.
+
+torch's side is torch's own. The other libraries need a GPU: stand-ins compute in float64 what their
+documentation says, causal masks from the bottom right.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import kernelseam
+import numpy as np
+import pytest
+
+torch: Any = pytest.importorskip("torch", reason="torch is not installed")
+PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+ROWS = [block.split("# kernelseam", 1) for block in BLOCKS]
+NAMES = [theirs.split("\n")[0].removeprefix("# ") for theirs, _ in ROWS]
+B, H, H_KV, S_Q, S_K, D, PAGE_SIZE = 3, 4, 2, 5, 9, 16, 4
+Tensor = Any
+
+
+def softmax_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    scale: float | None = None,
+    softcap: float = 0.0,
+    slopes: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Of one entry: q [S_q, H, D], k and v [S_k, H_kv, D] → [S_q, H, D] and the LSE [H, S_q]."""
+    q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[0] // k.shape[0], 0) for x in (k, v))
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap:
+        scores = softcap * (scores / softcap).tanh()
+    rows, keys = scores.shape[-2:]
+    d = torch.arange(keys) - torch.arange(rows)[:, None] - (keys - rows)
+    if slopes is not None:
+        scores = scores - slopes.double()[:, None, None] * d.abs()
+    left, right = window
+    hidden = (d > 0) & causal
+    hidden |= (d < -left) if left >= 0 else (d > keys)
+    hidden |= (d > right) if right >= 0 else (d > keys)
+    scores = scores.masked_fill(hidden, -math.inf)
+    return (scores.softmax(-1) @ v).transpose(0, 1), scores.logsumexp(-1)
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    each = [
+        softmax_attention(*x, causal, window_size, softmax_scale, softcap, alibi_slopes)
+        for x in zip(q, k, v, strict=True)
+    ]
+    out, lse = (torch.stack(x) for x in zip(*each, strict=True))
+    return (out, lse, None) if return_attn_probs else out
+
+
+def flash_attn_qkvpacked_func(qkv: Tensor, causal: bool = False) -> Tensor:
+    return flash_attn_func(*qkv.unbind(2), causal=causal)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool = False,
+) -> Tensor:
+    at_q, at_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    return torch.cat(
+        [
+            softmax_attention(q[a:b], k[c:d], v[c:d], causal)[0]
+            for a, b, c, d in zip(at_q, at_q[1:], at_k, at_k[1:], strict=False)
+        ]
+    )
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    cache_seqlens: Tensor | None = None,
+    block_table: Tensor | None = None,
+    causal: bool = False,
+) -> Tensor:
+    assert cache_seqlens is not None
+    found = []
+    for b, n in enumerate(cache_seqlens.tolist()):
+        keys, values = (
+            x[b] if block_table is None else x[block_table[b].clamp(min=0).long()].flatten(0, 1)
+            for x in (k_cache, v_cache)
+        )
+        keys, values = keys[:n], values[:n]
+        if k is not None and v is not None:
+            keys, values = torch.cat([keys, k[b]]), torch.cat([values, v[b]])
+        found.append(softmax_attention(q[b], keys, values, causal)[0])
+    return torch.stack(found)
+
+
+class Ragged:
+    def __init__(self, workspace: Tensor, layout: str) -> None:
+        assert layout == "NHD"
+
+    def plan(
+        self, qo: Tensor, kv: Tensor, heads: int, kv_heads: int, dim: int, causal: bool = False
+    ) -> None:
+        assert (heads, kv_heads, dim) == (H, H_KV, D)
+        self.offsets, self.causal = (qo, kv), causal
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flash_attn_varlen_func(q, k, v, *self.offsets, 0, 0, causal=self.causal)
+
+
+class Paged(Ragged):
+    def plan(self, *given: Any) -> None:  # type: ignore[override]
+        self.indptr, self.indices, self.last, heads, kv_heads, dim, self.size = given
+        assert (heads, kv_heads, dim) == (H, H_KV, D)
+
+    def run(self, q: Tensor, pages: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
+        found = []
+        for b in range(len(q)):
+            mine = self.indices[self.indptr[b] : self.indptr[b + 1]].long()
+            n = (len(mine) - 1) * self.size + int(self.last[b])
+            keys, values = (x[mine].flatten(0, 1)[:n] for x in pages)
+            found.append(softmax_attention(q[b : b + 1], keys, values)[0][0])
+        return torch.stack(found)
+
+
+def merged(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    """LSEs of base 2."""
+    weights = torch.exp2(lses.double() - lses.double().amax(1, keepdim=True))
+    lse = torch.log2(weights.sum(1)) + lses.double().amax(1)
+    return (outs.double() * weights[..., None]).sum(1) / weights.sum(1)[..., None], lse
+
+
+def matrix(address: int, rows: int, columns: int, leading: int) -> Any:
+    """A column-major matrix of float32 at an address."""
+    flat = np.ctypeslib.as_array(
+        ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), (leading * columns,)
+    )
+    return flat.reshape(columns, leading)[:, :rows].T
+
+
+def gemm(
+    op_a: int,
+    op_b: int,
+    m: int,
+    n: int,
+    k: int,
+    alpha: float,
+    a: tuple[int, int],
+    b: tuple[int, int],
+    beta: float,
+    c: tuple[int, int],
+) -> None:
+    """One product by cuBLAS's words: column-major, (address, leading dimension)."""
+    left = matrix(a[0], k, m, a[1]).T if op_a else matrix(a[0], m, k, a[1])
+    right = matrix(b[0], n, k, b[1]).T if op_b else matrix(b[0], k, n, b[1])
+    out = matrix(c[0], m, n, c[1])
+    old = beta * out.astype(np.float64) if beta else 0.0
+    out[...] = alpha * left.astype(np.float64) @ right.astype(np.float64) + old
+
+
+def cublasSgemmStridedBatched(handle: None, *x: Any) -> None:
+    op_a, op_b, m, n, k, alpha, a, lda, step_a, b, ldb, step_b, beta, c, ldc, step_c, count = x
+    for i in range(count):
+        places = ((a, lda, step_a), (b, ldb, step_b), (c, ldc, step_c))
+        one, two, out = ((start + 4 * i * step, leading) for start, leading, step in places)
+        gemm(op_a, op_b, m, n, k, alpha, one, two, beta, out)
+
+
+def cublasSgemmBatched(handle: None, *x: Any) -> None:
+    op_a, op_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, count = x
+    for i in range(count):
+        gemm(op_a, op_b, m, n, k, alpha, (a[i], lda), (b[i], ldb), beta, (c[i], ldc))
+
+
+def names(row: str) -> dict[str, Any]:
+    """What a row's code finds: the same numbers each time."""
+    import kernelseam.interop.torch as ks
+    import torch.nn.functional as F
+    from torch.nn.attention.bias import causal_lower_right
+
+    made = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=made)
+
+    gradients = "gradients" in row
+    q, k, v = (normal(B, H, n, D).requires_grad_(gradients) for n in (S_Q, S_K, S_K))
+    offsets_q, offsets_k = (
+        torch.tensor(x, dtype=torch.int32) for x in ([0, 3, 3, 8], [0, 4, 9, 15])
+    )
+    lengths = torch.tensor([5, 8, 2], dtype=torch.int32)
+    found = {
+        "torch": torch,
+        "F": F,
+        "ks": ks,
+        "kernelseam": kernelseam,
+        "math": math,
+        "causal_lower_right": causal_lower_right,
+        "q": q,
+        "k": k,
+        "v": v,
+        "dout": normal(B, H, S_Q, D),
+        "k_few": normal(B, H_KV, S_K, D),
+        "v_few": normal(B, H_KV, S_K, D),
+        "seen": normal(B, 1, S_Q, S_K) > -0.5,
+        "added": normal(B, H, S_Q, S_K),
+        "qt": normal(B, S_Q, H, D),
+        **{n: normal(B, S_K, H if "torch" in row else H_KV, D) for n in ("kt", "vt")},
+        "qkv": normal(B, S_K, 3, H, D),
+        "slopes": torch.tensor([2.0 ** -(i + 1) for i in range(H)]),
+        "qp": normal(8, H, D),
+        "kp": normal(15, H_KV, D),
+        "vp": normal(15, H_KV, D),
+        "cu_seqlens_q": offsets_q,
+        "cu_seqlens_k": offsets_k,
+        "max_seqlen_q": 5,
+        "max_seqlen_k": 6,
+        "q1": normal(B, 1, H, D),
+        "k1": normal(B, 1, H_KV, D),
+        "v1": normal(B, 1, H_KV, D),
+        **{n: normal(B, S_K, H_KV, D) for n in ("k_cache", "v_cache")},
+        **{n: normal(7, PAGE_SIZE, H_KV, D) for n in ("k_pages", "v_pages")},
+        "lengths": lengths,
+        "block_table": torch.tensor([[6, 2], [0, 5], [3, -1]], dtype=torch.int32),
+        "indptr": torch.tensor([0, 2, 4, 5], dtype=torch.int32),
+        "indices": torch.tensor([6, 2, 0, 5, 3], dtype=torch.int32),
+        "last_page_len": torch.tensor([1, 4, 2], dtype=torch.int32),
+        "page_size": PAGE_SIZE,
+        "num_heads": H,
+        "num_kv_heads": H_KV,
+        "head_dim": D,
+        "q_one": normal(S_Q, H, D),
+        "k_one": normal(S_K, H_KV, D),
+        "v_one": normal(S_K, H_KV, D),
+        "part_outs": normal(S_Q, 3, H, D),
+        "part_lses": normal(S_Q, 3, H),
+        "workspace": None,
+        **{
+            f.__name__: f
+            for f in (
+                *(flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func),
+                *(flash_attn_with_kvcache, cublasSgemmStridedBatched, cublasSgemmBatched),
+            )
+        },
+        "flashinfer": SimpleNamespace(
+            single_prefill_with_kv_cache=lambda q, k, v, causal: softmax_attention(q, k, v, causal)[
+                0
+            ],
+            single_decode_with_kv_cache=lambda q, k, v: softmax_attention(q[None], k, v)[0][0],
+            BatchPrefillWithRaggedKVCacheWrapper=Ragged,
+            BatchDecodeWithPagedKVCacheWrapper=Paged,
+            merge_states=merged,
+        ),
+    }
+    if row.startswith("cuBLAS"):
+        count, M, N, K = 3, 4, 5, 6
+        rng = np.random.default_rng(0)
+        a, b, out = (
+            rng.standard_normal((count, *shape), np.float32) for shape in ((M, K), (N, K), (M, N))
+        )
+        lists = {
+            f"{n}_list": [x[i].ctypes.data for i in (2, 0, 1)]
+            for n, x in (("a", a), ("b", b), ("c", out))
+        }
+        found |= {"count": count, "M": M, "N": N, "K": K, "handle": None, "OP_N": 0, "OP_T": 1}
+        found |= {"a": a.ctypes.data, "b": b.ctypes.data, "c": out.ctypes.data, **lists}
+        found |= {"device": "numpy:0", "kept": (a, b, out), "out": out}
+    return found
+
+
+def results(code: str, row: str) -> dict[str, Any]:
+    found = names(row)
+    before = dict(found)
+    exec(compile(code, f"docs/migration.md: {row}", "exec"), found)
+    wanted = ("out", "lse", "dq", "dk", "dv")
+    assert "out" in found or found["dq"] is not None
+    made = {n: found[n] for n in wanted if n in found}
+    assert row.startswith("cuBLAS") or all(made[n] is not before.get(n) for n in made)
+    return {
+        n: np.asarray(x.detach() if torch.is_tensor(x) else x, np.float64) for n, x in made.items()
+    }
+
+
+@pytest.mark.parametrize(("theirs", "ours"), ROWS, ids=NAMES)
+def test_a_row(theirs: str, ours: str) -> None:
+    row = theirs.split("\n")[0].removeprefix("# ")
+    old, new = results(theirs, row), results("#" + ours, row)
+    assert old.keys() == new.keys() and old
+    for name, x in old.items():
+        assert new[name].shape == x.shape and np.abs(x).max() > 0.1
+        assert np.abs(new[name] - x).max() < 2e-5 * max(1, np.abs(x).max()), name
+
+
+def test_all_are_there() -> None:
+    """Causal alignment first, then each library that is named."""
+    assert len(ROWS) == len(BLOCKS) == len(set(NAMES)) == 24
+    assert all("top left" in n or "bottom right" in n for n in NAMES[:3])
+    starts = [n.partition(":")[0] for n in NAMES]
+    assert list(dict.fromkeys(starts)) == ["torch", "flash_attn", "flashinfer", "cuBLAS"]
+
+
+def test_the_two_diagonals_differ() -> None:
+    """So that the first rows say something."""
+    theirs, ours = ROWS[0][0], ROWS[2][1]
+    a, b = results(theirs, NAMES[0])["out"], results("#" + ours, NAMES[0])["out"]
+    assert np.abs(a - b).max() > 0.1

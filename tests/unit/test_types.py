@@ -1,0 +1,65 @@
+"""Types of the public functions; ``helpers/typed_calls.py`` has what mypy makes of them."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import kernelseam
+import pytest
+from kernelseam.ops import signatures
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    found = {
+        f"kernelseam.{n}": f
+        for n in kernelseam.__all__
+        if isinstance(f := getattr(kernelseam, n), types.FunctionType)
+    }
+    if find_spec("torch") is None:
+        return found
+    from kernelseam.interop import torch as ks
+
+    return found | {f"torch.{n}": getattr(ks, n) for n in ks.__all__}
+
+
+@pytest.mark.parametrize("name", functions())
+def test_no_public_function_returns_any(name: str) -> None:
+    function = functions()[name]
+    overloads = typing.get_overloads(function)
+    for f in overloads or [function]:
+        said = inspect.signature(f).return_annotation
+        assert said not in ("Any", inspect.Signature.empty), name
+
+
+OVERLOADED = {
+    "kernelseam.attention": signatures.Dense,
+    "kernelseam.attention_varlen": signatures.Packed,
+    "kernelseam.attention_paged": signatures.Paged,
+    "kernelseam.fused_qkv_projection": signatures.QkvArrays,
+    "torch.attention": signatures.DenseTensors,
+    "torch.attention_varlen": signatures.PackedTensors,
+    "torch.fused_qkv_projection": signatures.QkvTensors,
+}
+
+
+@pytest.mark.parametrize("name", OVERLOADED)
+def test_overloads_have_the_parameters_of_the_function(name: str) -> None:
+    """Each of them, none more, with the same defaults for those by position and the same types."""
+    if name not in functions():
+        pytest.skip("torch is not installed")
+    function, options = functions()[name], OVERLOADED[name]
+    whole = inspect.signature(function).parameters
+    overloads = typing.get_overloads(function)
+    assert len(overloads) >= 2
+    for f in overloads:
+        own = dict(inspect.signature(f).parameters)
+        assert own.pop("options").annotation == f"Unpack[{options.__name__}]"
+        assert own.keys() | options.__annotations__.keys() == whole.keys()
+        assert not own.keys() & options.__annotations__.keys()
+        for n, p in own.items():
+            assert p.kind == whole[n].kind, n
