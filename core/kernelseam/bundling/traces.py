@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -95,13 +95,8 @@ def _limits(value: object, at: str) -> DeviceLimits:
     found = dict(_typed(dict, value, at))
     rates = _typed(dict, found.pop("operations_per_second", {}), f"{at}.operations_per_second")
     limits: DeviceLimits = _decoded(DeviceLimits, found, at)
-    limits.operations_per_second.update(  # type: ignore[attr-defined]
-        {
-            str(name): _decoded(float, rate, f"{at}.operations_per_second")
-            for name, rate in rates.items()
-        }
-    )
-    return limits
+    decoded = {n: _decoded(float, x, f"{at}.operations_per_second") for n, x in rates.items()}
+    return replace(limits, operations_per_second=decoded)
 
 
 def _typed(kind: type, value: object, at: str) -> Any:

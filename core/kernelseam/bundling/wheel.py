@@ -38,9 +38,10 @@ class WheelName:
 
     @classmethod
     def of(cls, path: Path) -> WheelName:
-        """From the path that was asked for: NAME.whl, or NAME-VERSION-py3-none-any.whl.
+        """From the path that was asked for: NAME.whl, NAME-VERSION.whl, or
+        NAME-VERSION-py3-none-any.whl.
 
-        pip installs wheels of the second form alone, so that is what is written. Raises
+        pip installs wheels of the last form alone, so that is what is written. Raises
         InvalidValue.
         """
         remedy = f"Name it NAME.whl or NAME-VERSION-{TAG}.whl"
@@ -48,10 +49,10 @@ class WheelName:
             raise InvalidValue("--bundle", path, "must end in .whl", remedy)
         if path.is_dir() or not path.absolute().parent.is_dir():
             raise InvalidValue("--bundle", path, "must be a file in a folder that there is", remedy)
-        stem = path.name.removesuffix(".whl")
-        name, version = stem, VERSION
-        if stem.endswith(f"-{TAG}"):
-            name, _, version = stem.removesuffix(f"-{TAG}").partition("-")
+        name = path.name.removesuffix(".whl").removesuffix(f"-{TAG}")
+        version, front, last = VERSION, *name.rpartition("-")[::2]
+        if front and _VERSION.fullmatch(last):
+            name, version = front, last
         name = re.sub(r"[-_.]+", "_", name)
         if not (_NAME.fullmatch(name) and _VERSION.fullmatch(version)):
             raise InvalidValue("--bundle", path, "has no name and version that pip takes", remedy)
