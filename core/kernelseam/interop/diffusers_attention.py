@@ -37,8 +37,11 @@ def attention(
         )
     if attn_mask is not None and attn_mask.shape == (query.shape[0], key.shape[1]):
         attn_mask = attn_mask[:, None, None]
+    q, k, v = (x.permute(0, 2, 1, 3) for x in (query, key, value))
     out = scaled_dot_product_attention(
-        *(x.permute(0, 2, 1, 3) for x in (query, key, value)),
+        q,
+        k,
+        v,
         attn_mask=attn_mask,
         dropout_p=dropout_p,
         is_causal=is_causal,
