@@ -242,9 +242,12 @@ ATTENTION_BWD = _backward(
     (_HALF_PRECISION, 256, 8, 32, 32, 4, 16, 0, 2, 1, True),
     (_HALF_PRECISION, 256, 8, 16, 32, 2, 0, 0, 4, 1, True),
     (_HALF_PRECISION, 256, 8, 16, 16, 2, 0, 0, 4, 1, False),
+    (_HALF_PRECISION, 512, 8, 16, 16, 4, 0, 0, 4, 1, False),
+    (_HALF_PRECISION, 512, 8, 16, 16, 8, 0, 0, 4, 1, False),
     (_SINGLE, 64, 4, 8, 32, 1, 0, 0, 4, 1, False),
     (_SINGLE, 128, 4, 8, 16, 1, 0, 0, 4, 1, False),
     (_SINGLE, 256, 4, 8, 16, 2, 0, 0, 4, 1, False),
+    (_SINGLE, 512, 4, 8, 16, 4, 0, 0, 4, 1, False),
     # With atomics: no score is made twice. Warps divide scores, dk and dv, and dq each in their own
     # way, so that a fragment that is read from shared memory serves as many products as it can.
     # Where 64 rows a step do not fit, or scores are changed, it is 32.
