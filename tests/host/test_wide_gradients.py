@@ -49,7 +49,7 @@ def test_archs_without_the_memory_refuse_by_name(hostcpp: Plugins) -> None:
         spec = kernelseam.AttentionBwd(forward=forward).problem().spec
         widest[dtype] = [a for a in toolchain.archs if backward_tiles(spec, toolchain.arch_row(a))]
     assert widest == {
-        "bfloat16": list(toolchain.archs),
+        "bfloat16": [a for a in toolchain.archs if a != "sm_75"],
         "float32": ["sm_80", "sm_90a", "sm_100a", "sm_103"],
     }
     device = toolchain.arch_row("sm_86").product

@@ -43,7 +43,7 @@ def test_info_and_doctor() -> None:
     assert (info.name, info.contract_version) == ("cuda", CONTRACT_VERSION)
     report = plugin.kernelseam_doctor()
     assert report["archs"] == [
-        *("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103", "sm_120")
+        *("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103", "sm_120")
     ]
     if not report["devices"]:
         assert report["mode"] in ("compile only", "neither compiles nor runs")
@@ -273,6 +273,7 @@ def test_without_a_device_nothing_is_ours(cupy: SimpleNamespace) -> None:
 @pytest.mark.parametrize(
     ("capability", "arch"),
     [
+        ((7, 5), "sm_75"),
         ((8, 0), "sm_80"),
         ((8, 7), "sm_86"),
         ((9, 0), "sm_90a"),

@@ -9,7 +9,7 @@ from kernelseam.contract import ABSENT, ArchRow, Coefficients, Device, DeviceLim
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
 
-from kernelseam_cuda.tiles import tiles
+from kernelseam_cuda.tiles import TURING, tiles
 
 _KIB = 1024
 OPTIONS = ("-std=c++17", "-default-device")
@@ -40,6 +40,7 @@ _ESTIMATED = Coefficients(
 """Where mma.sync is what there is, it issues at the peak; on sm_100a and sm_103 nobody has
 looked."""
 COSTS = {
+    "sm_75": _ESTIMATED,
     "sm_80": _ESTIMATED,
     "sm_86": _ESTIMATED,
     "sm_89": _ESTIMATED,
@@ -67,6 +68,7 @@ def _rates(half: int, single: int, double: int) -> dict[DType, int]:
 
 
 RATES = {
+    "sm_75": _rates(1024, 128, 4),
     "sm_80": _rates(2048, 128, 128),
     "sm_86": _rates(1024, 256, 4),
     "sm_89": _rates(1024, 256, 4),
@@ -83,6 +85,7 @@ papers.
 """
 
 PRODUCTS = {
+    "sm_75": ("NVIDIA T4", 40, 1590, 3.2e11, 16),
     "sm_80": ("NVIDIA A100-SXM4-80GB", 108, 1410, 2.039e12, 80),
     "sm_86": ("NVIDIA A10", 72, 1695, 6.0e11, 24),
     "sm_89": ("NVIDIA L40S", 142, 2520, 8.64e11, 48),
@@ -115,6 +118,7 @@ def _product(arch: str, shared_bytes: int) -> Device:
 
 def _row(arch: str, shared_kib: int) -> ArchRow:
     clustered, doubles = arch in CLUSTERED, arch in MATRIX_DOUBLE
+    halves = _HALF_PRECISION - {DType.bfloat16} if arch == "sm_75" else _HALF_PRECISION
     return ArchRow(
         arch=arch,
         warp_size=32,
@@ -122,8 +126,8 @@ def _row(arch: str, shared_kib: int) -> ArchRow:
         registers_per_lane=255,
         platform="platform_nvidia.h",
         defines=(("KS_MATRIX_DOUBLE", str(int(doubles))),),
-        matrix_dtypes=_HALF_PRECISION | {DType.float64} if doubles else _HALF_PRECISION,
-        tiles=tiles(doubles),
+        matrix_dtypes=halves | {DType.float64} if doubles else halves,
+        tiles=TURING if arch == "sm_75" else tiles(doubles),
         options=OPTIONS,
         cluster_blocks=_CLUSTER_BLOCKS if clustered else 1,
         programmatic_launch=clustered,
@@ -135,6 +139,7 @@ def _row(arch: str, shared_kib: int) -> ArchRow:
 ROWS = {
     r.arch: r
     for r in (
+        _row("sm_75", 64),
         _row("sm_80", 163),
         _row("sm_86", 99),
         _row("sm_89", 99),
@@ -146,6 +151,7 @@ ROWS = {
 }
 
 BY_CAPABILITY = {
+    (7, 5): "sm_75",
     (8, 0): "sm_80",
     (8, 6): "sm_86",
     (8, 7): "sm_86",

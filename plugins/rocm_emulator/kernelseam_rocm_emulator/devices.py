@@ -19,8 +19,10 @@ from kernelseam_rocm.dlpack import row_major
 
 from kernelseam_rocm_emulator.memory import Arena
 
-UNITS = {arch: archs.PRODUCTS[arch][1:3] for arch in ("gfx942", "gfx950", "gfx1100", "gfx1201")}
-"""The archs that can be emulated. By arch, compute units and clock in MHz of its product: from them
+ARCHS = ("gfx942", "gfx950", "gfx1100", "gfx1201", "gfx1151", "gfx1200")
+"""The archs that can be emulated, in the order of the devices' indices."""
+UNITS = {arch: archs.PRODUCTS[arch][1:3] for arch in ARCHS}
+"""By arch, compute units and clock in MHz of its product: from them
 follows which tiles are chosen, and so they must be those of a device."""
 _NOTHING = nullcontext()
 
