@@ -1,4 +1,5 @@
-// NVIDIA, sm_80 and up: the platform header that implements the tile vocabulary by mma.sync m16n8k16, ldmatrix and cp.async.
+// NVIDIA: the platform header that implements the tile vocabulary by mma.sync m16n8k16, ldmatrix and cp.async, on sm_75 by
+// mma.sync m16n8k8 twice and by copies that are complete when they return.
 // Accumulator fragments are mma.sync's: lane 4·g + t holds rows g, g+8 and columns 2t, 2t+1 of every 16×8 block.
 #pragma once
 
@@ -48,12 +49,27 @@ KS_DEVICE double to_sum(double x) { return x; }
 template<class T> struct Pack;
 template<> struct Pack<f16> {
   static KS_DEVICE unsigned two(float lo, float hi) {
+#if __CUDA_ARCH__ >= 800
     unsigned d; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo)); return d;
+#else
+    unsigned d;
+    asm("{.reg .b16 l, h; cvt.rn.f16.f32 l, %1; cvt.rn.f16.f32 h, %2; mov.b32 %0, {l, h};}" : "=r"(d) : "f"(lo), "f"(hi));
+    return d;
+#endif
   }
 };
 template<> struct Pack<bf16> {
   static KS_DEVICE unsigned two(float lo, float hi) {
+#if __CUDA_ARCH__ >= 800
     unsigned d; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo)); return d;
+#else
+    return __byte_perm(rounded(lo), rounded(hi), 0x7632);
+  }
+  // Its upper half to nearest even; a NaN stays one.
+  static KS_DEVICE unsigned rounded(float x) {
+    const unsigned bits = __float_as_uint(x);
+    return x != x ? 0x7fff0000u : bits + 0x7fff + (bits >> 16 & 1);
+#endif
   }
 };
 
@@ -103,8 +119,13 @@ template<int N> KS_DEVICE void lanes_load(float (&x)[N], const float* from) {
 
 KS_DEVICE unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 
+#if __CUDA_ARCH__ >= 800
 KS_DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template<int PENDING> KS_DEVICE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+#else  // a copy has ended when it returns, and the block's next barrier shows it
+KS_DEVICE void copies_commit() {}
+template<int PENDING> KS_DEVICE void copies_wait() {}
+#endif
 
 // The copy of one tile by THREADS threads. VECTOR = 16: every row starts 16-byte aligned; else elements are loaded one by one.
 // EXACT: the tile is as wide as the matrix, so that no column is out of bounds.
@@ -123,11 +144,28 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
                                  : shared_address(&t.chunk(r0 + i * Mine::STEP, c));
     };
     if (VECTOR == 16 && row0 + Tile::ROWS <= row_end && (EXACT || col0 + Tile::COLS <= col_end)) {
+#if __CUDA_ARCH__ >= 800
 #pragma unroll
       for (int i = 0; i < Mine::ROUNDS; i++, walk.next())
         if (Mine::takes(i))
           asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(place(i)), "l"(walk.at + col0 + c)
                        : "memory");
+#else
+      constexpr int AT_ONCE = 4;  // loads before their stores
+#pragma unroll
+      for (int i = 0; i < Mine::ROUNDS; i += AT_ONCE) {
+        uint4 x[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+          if (i + j < Mine::ROUNDS) {
+            if (Mine::takes(i + j)) x[j] = *(const uint4*)(walk.at + col0 + c);
+            walk.next();
+          }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+          if (i + j < Mine::ROUNDS && Mine::takes(i + j)) store(place(i + j), x[j]);
+      }
+#endif
       return;
     }
 #pragma unroll 1
@@ -137,8 +175,12 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
       const T* from = walk.at + col0 + c;
       const bool none = !row_in || left <= 0;
       if (VECTOR == 16 && (none || left >= V)) {
+#if __CUDA_ARCH__ >= 800
         asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(place(i)), "l"(from),
                      "r"(none ? 0 : 16) : "memory");
+#else
+        store(place(i), none ? uint4{} : *(const uint4*)from);
+#endif
       } else {
         Chunk<T> x;
 #pragma unroll
@@ -148,6 +190,9 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
     }
   }
   KS_DEVICE void land(Tile) {}
+  static KS_DEVICE void store(unsigned place, uint4 x) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(place), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+  }
 };
 
 // ---- accumulators of 16×8 blocks, as mma.sync produces them: lane 4·g + t holds four elements of each block, two neighbours in
@@ -309,8 +354,16 @@ KS_DEVICE void ldmatrix_transposed(unsigned (&d)[4], unsigned address) {
 template<class T> struct Mma;
 template<> struct Mma<f16> {
   static KS_DEVICE void run(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+#if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else  // the halves of k one after the other: a[0], a[1] and b0 have the first 8
+    half(c, a[0], a[1], b0), half(c, a[2], a[3], b1);
+  }
+  static KS_DEVICE void half(float (&c)[4], unsigned a0, unsigned a1, unsigned b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(b));
+#endif
   }
 };
 template<> struct Mma<bf16> {

@@ -30,21 +30,36 @@ from kernelseam.plugins import plugins
 TABLE = Path(__file__).parent.parent / "docs" / "kernel-facts.csv"
 SUMMARY = TABLE.parent / "parity" / "compiled.md"
 ARCHS = (
+    "sm_75",
     "sm_80",
     "sm_86",
     "sm_89",
     "sm_90a",
     "sm_100a",
+    "sm_103",
     "sm_120",
     "gfx90a",
     "gfx942",
     "gfx950",
     "gfx1100",
+    "gfx1151",
+    "gfx1200",
     "gfx1201",
 )
-ALIKE = {"sm_89": "sm_86", "sm_120": "sm_86", "sm_100a": "sm_90a", "gfx90a": "gfx942"}
+ALIKE = {
+    "sm_89": "sm_86",
+    "sm_120": "sm_86",
+    "sm_100a": "sm_90a",
+    "gfx90a": "gfx942",
+    "gfx1151": "gfx1100",
+    "gfx1200": "gfx1201",
+}
 """Archs with the tiles of another: every run of the tests compiles one of PART of their binaries,
 the slow ones all."""
+MIXED = {"sm_103": ("sm_90a", "sm_86")}
+"""Archs with the tiles of one other, but for float64's, which are those of a second: as rare."""
+OWN = ("sm_75",)
+"""Archs with tiles of their own, which are those of others with less memory: as rare."""
 PART = 8
 SHARED = (("sm_80", "sm_86", "sm_90a"), ("gfx942", "gfx1100", "gfx950", "gfx1201"))
 """Archs that every run of the tests compiles each shared binary for one of, and the slow ones for
@@ -94,7 +109,7 @@ def rare(arch: str, number: int, covered: Covered) -> bool:
         and _count()[covered.kernel.entry] >= MANY
         for archs in SHARED
     )
-    return not covered.often or (arch in ALIKE and number % PART > 0) or turns
+    return not covered.often or (arch in (*ALIKE, *MIXED, *OWN) and number % PART > 0) or turns
 
 
 @cache

@@ -14,7 +14,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kernelseam.contract import EMULATED, Coefficients, Cost, Device, LaunchRecord, PlanParts
+from kernelseam.contract import (
+    ABSENT,
+    EMULATED,
+    Coefficients,
+    Cost,
+    Device,
+    LaunchRecord,
+    PlanParts,
+)
 from kernelseam.costs import Work, predicted, roofline
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
@@ -167,7 +175,9 @@ class LibraryGemm(ABC):
         widths = (problem.a_shape[1], problem.b_shape[1], problem.N)
         if any(row < width for row, width in zip(rows, widths, strict=True)):
             return "takes rows that do not overlap: a row stride is smaller than its row"
-        return self.refuse(problem) or self.unavailable()
+        if reason := self.refuse(problem):
+            return reason
+        return None if device.evidence == ABSENT else self.unavailable()
 
     def cost(self, problem: GemmProblem, device: Device) -> Cost:
         """By the cost model where the arch's row has the library's rate, else by the roofline."""

@@ -96,6 +96,25 @@ class CompileError(KernelSeamError, RuntimeError):
         return type(self), (self.kernel, self.arch, self.log, self.source)
 
 
+class MissingBinary(KernelSeamError, RuntimeError):
+    """A kernel that no installed bundle has, where KERNELSEAM_NO_JIT forbids to compile it.
+
+    Attributes: ``kernel``, ``arch`` and ``installed`` (the bundles that there are, as text).
+    """
+
+    def __init__(self, kernel: str, arch: str, installed: str) -> None:
+        self.kernel, self.arch, self.installed = kernel, arch, installed
+        super().__init__(
+            f"{kernel} for {arch} is in no installed bundle with these constants, and "
+            f"KERNELSEAM_NO_JIT forbids to compile it. Installed: {installed}. Trace a run that "
+            f"launches it, and install the bundle of "
+            f"`kernelseam compile --from TRACE --arch {arch} --bundle FILE.whl`."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.kernel, self.arch, self.installed)
+
+
 class DeviceError(KernelSeamError, RuntimeError):
     """A call into a device's runtime failed."""
 

@@ -58,7 +58,9 @@ def test_a_compile_error_carries_the_compilers_words() -> None:
 
 def test_an_unknown_arch_is_refused_before_the_compiler_sees_it() -> None:
     with pytest.raises(
-        UnknownName, match="arch = gfx12: must be one of gfx90a, gfx942, gfx950, gfx1100, gfx1201"
+        UnknownName,
+        match="arch = gfx12: must be one of gfx90a, gfx942, gfx950, gfx1100, gfx1151, gfx1200, "
+        "gfx1201",
     ):
         TOOLCHAIN.compile(kernel(""), "gfx12")
 

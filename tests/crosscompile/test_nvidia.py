@@ -70,7 +70,8 @@ def test_a_compile_error_carries_the_compilers_words() -> None:
 def test_an_unknown_arch_is_refused_before_the_compiler_sees_it() -> None:
     with pytest.raises(
         UnknownName,
-        match="arch = sm_12: must be one of sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120",
+        match="arch = sm_12: must be one of sm_75, sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_103, "
+        "sm_120",
     ):
         TOOLCHAIN.compile(kernel(""), "sm_12")
 

@@ -42,7 +42,9 @@ def test_info_and_doctor() -> None:
     info = plugin.kernelseam_info()
     assert (info.name, info.contract_version) == ("cuda", CONTRACT_VERSION)
     report = plugin.kernelseam_doctor()
-    assert report["archs"] == ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120"]
+    assert report["archs"] == [
+        *("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103", "sm_120")
+    ]
     if not report["devices"]:
         assert report["mode"] in ("compile only", "neither compiles nor runs")
         assert report["no device because"]
@@ -271,10 +273,12 @@ def test_without_a_device_nothing_is_ours(cupy: SimpleNamespace) -> None:
 @pytest.mark.parametrize(
     ("capability", "arch"),
     [
+        ((7, 5), "sm_75"),
         ((8, 0), "sm_80"),
         ((8, 7), "sm_86"),
         ((9, 0), "sm_90a"),
         ((10, 0), "sm_100a"),
+        ((10, 3), "sm_103"),
         ((12, 0), "sm_120"),
         ((12, 1), "sm_120"),
     ],

@@ -24,6 +24,8 @@ ARCHITECTURE = Path(__file__).parents[2] / "docs/architecture.md"
 BY_NAME = {
     "__init__": "the public names, at their first use; TYPE_CHECKING imports the same",
     "plugins": "entry points, and the core's own plugin among them: kernelseam.builtin",
+    "interop.diffusers": "what imports torch and diffusers, by register()",
+    "interop.jax": "functions that import JAX; TYPE_CHECKING imports the same",
     "interop.torch": "functions that import torch; TYPE_CHECKING imports the same",
     "interop.transformers": "what imports torch and Transformers, by register()",
 }

@@ -71,6 +71,27 @@ def test_archs_that_are_alike_have_the_same_tiles(arch: str) -> None:
     assert 0 < len(part) < len(often) / 4 and len({c.kernel.entry for c in part}) >= 3
 
 
+@pytest.mark.parametrize("arch", kernel_table.MIXED)
+def test_archs_with_the_tiles_of_two_others(arch: str) -> None:
+    """So that a part of its binaries is enough to look at often, too."""
+    if "cuda" not in plugins().registry.backends:
+        pytest.skip("kernelseam-cuda is not installed")
+    toolchain = plugins().backend("cuda").toolchain
+    assert toolchain is not None
+    names = {}
+    for a in (arch, *kernel_table.MIXED[arch]):
+        tiles = [(o, t) for o, found in toolchain.arch_row(a).tiles.items() for t in found]
+        names[a] = [(o, sorted(map(str, t.dtypes)), kernel_table.tile_name(t)) for o, t in tiles]
+    most, doubles = kernel_table.MIXED[arch]
+    expected = [x for x in names[most] if x[1] != ["float64"]]
+    expected += [x for x in names[doubles] if x[1] == ["float64"]]
+    assert sorted(names[arch]) == sorted(expected)
+    own, other = toolchain.arch_row(arch), toolchain.arch_row(most)
+    assert own.shared_bytes_per_block == other.shared_bytes_per_block
+    part = [i for i, c in enumerate(covering()) if not kernel_table.rare(arch, i, c)]
+    assert 0 < len(part) < len(covering()) / 4
+
+
 @pytest.mark.parametrize("archs", kernel_table.SHARED, ids="-".join)
 def test_archs_take_turns(archs: tuple[str, ...]) -> None:
     """Each binary is one arch's, and of a kernel with few of them every arch's; each arch has every

@@ -422,7 +422,7 @@ def test_every_entry_has_a_source() -> None:
     assert shown["gfx950"] == (
         "64 banks, lanes 0–3, 12–15, 20–27; 4–11, 16–19, 28–31; the same + 32"
     )
-    assert shown["gfx1100, gfx1201"] == "32 banks, lanes 8 in order"
+    assert shown["gfx1100, gfx1151, gfx1200, gfx1201"] == "32 banks, lanes 8 in order"
 
 
 def test_the_page_has_the_model() -> None:

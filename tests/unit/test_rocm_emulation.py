@@ -30,7 +30,7 @@ from kernelseam_rocm_emulator.devices import EmulatedArray, EmulatedRuntime, dev
 from kernelseam_rocm_emulator.memory import Arena  # noqa: E402
 from rocm_process import DEVICES, python  # noqa: E402
 
-ARCHS = ["gfx942", "gfx950", "gfx1100", "gfx1201"]
+ARCHS = ["gfx942", "gfx950", "gfx1100", "gfx1201", "gfx1151", "gfx1200"]
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_emulated_devices_are_used_where_they_are_named(tmp_path: Path) -> None:
         pytest.skip("a GPU is here")
     assert actual == [f"rocm:{i} ({a}, emulated)" for i, a in enumerate(ARCHS)]
     assert default == "numpy:0 (cpu)" and matrix == ["numpy"]
-    assert named == [actual[0], actual[3]] and preferred == actual[0]
+    assert named == [actual[0], actual[-1]] and preferred == actual[0]
 
 
 class Emulated:
@@ -144,7 +144,7 @@ def test_real_devices_come_first() -> None:
     assert [(d.index, d.evidence) for d in joined.devices()] == [
         (0, "measured"),
         (1, "measured"),
-        *((i, EMULATED) for i in range(2, 6)),
+        *((i, EMULATED) for i in range(2, 8)),
     ]
     array = joined.from_host(np.arange(6, dtype=np.float32).reshape(2, 3), joined.devices()[3])
     assert isinstance(array, EmulatedArray)

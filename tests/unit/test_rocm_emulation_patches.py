@@ -225,7 +225,7 @@ def test_buffers_end_at_their_records() -> None:
     assert wave.vectors[9].tolist() == memory[:10].tolist() + [0] * 22
 
 
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950", "gfx1100", "gfx1201"])
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950", "gfx1100", "gfx1151", "gfx1200", "gfx1201"])
 def test_the_selftest_has_a_kernel_for_each_test(arch: str) -> None:
     from kernelseam_rocm_emulator import selftest
 

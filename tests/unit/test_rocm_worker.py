@@ -212,7 +212,7 @@ def test_an_arch_that_is_not_in_the_table_never_reaches_the_compiler(
     with pytest.raises(UnknownName) as caught:
         actual.compile(SourceBundle("k", "k.h", (("k.h", ""),), ()), "gfx000")
     assert str(caught.value) == (
-        "arch = gfx000: must be one of gfx90a, gfx942, gfx950, gfx1100, gfx1201. "
+        "arch = gfx000: must be one of gfx90a, gfx942, gfx950, gfx1100, gfx1151, gfx1200, gfx1201. "
         "Name one of these, or add a row to kernelseam_rocm.archs."
     )
 

@@ -3,13 +3,13 @@ device."""
 
 from __future__ import annotations
 
-import logging
 import sys
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
+from kernelseam.absent import compiler_for
 from kernelseam.cli import shapes
 from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
 from kernelseam.cli.output import described, emit_json, heading, table
@@ -19,11 +19,9 @@ from kernelseam.contract import Backend, Toolchain
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem
-from kernelseam.errors import CompileError, InvalidValue, UnknownName
+from kernelseam.errors import CompileError, InvalidValue
 from kernelseam.kernels import KERNELS, build_binary, launches_by_implementation
 from kernelseam.plugins import plugins
-
-_log = logging.getLogger("kernelseam")
 
 
 def names_of_archs() -> list[str]:
@@ -95,31 +93,13 @@ def gemm(
     _compile(problem, arch, json)
 
 
-def _compiler(arch: str) -> tuple[Backend, Toolchain]:
-    """The backend that compiles for the arch; raises UnknownName."""
-    found, known = plugins(), list[str]()
-    for backend in found.registry.backends.values():
-        try:
-            archs = found.archs_of(backend)
-        except Exception:  # one that is broken must not stand before the one that knows the arch
-            _log.warning("backend %s does not list its archs", backend.name, exc_info=True)
-            continue
-        if backend.toolchain is not None and arch in archs:
-            return backend, backend.toolchain
-        known += archs
-    rule = f"must be one of {', '.join(known)}" if known else "no installed plugin compiles"
-    raise UnknownName(
-        "arch", arch, rule, "See `kernelseam doctor` for plugins that are missing or kept out"
-    )
-
-
 def _compile(
     problem: GemmProblem | AttentionProblem | AttentionBwdProblem, archs: list[str], as_json: bool
 ) -> None:
     """What compiled is shown beside what did not; ends with status 1 where anything did not."""
     rows: list[dict[str, Any]] = []
     failures: dict[str, CompileError | InvalidValue] = {}
-    compilers = {arch: _compiler(arch) for arch in archs}
+    compilers = {arch: compiler_for(arch) for arch in archs}
     for i, (arch, (backend, toolchain)) in enumerate(compilers.items(), 1):
         with working(f"compiling for {arch} ({i} of {len(compilers)})"):
             try:

@@ -21,6 +21,7 @@ from kernelseam.plugins import Failure, Plugins, failure, plugins
 VARIABLES = {
     "KERNELSEAM_BACKEND": "the backend where a call names none",
     "KERNELSEAM_CACHE_DIR": "the folder of compiled binaries",
+    "KERNELSEAM_NO_JIT": "1: nothing is compiled, installed bundles' binaries alone are used",
     "KERNELSEAM_PLUGINS": "the plugins to load, separated by commas; all where it is unset",
     "KERNELSEAM_PROBE_SECONDS": "how long a plugin's import, a hook or the first listing of "
     "devices may take; 30",
@@ -99,6 +100,7 @@ def collect(check: bool = True) -> dict[str, Any]:
         "examined": [asdict(f) for f in findings],
         "failures": [asdict(f) for f in failures],
         "cache": _cache(),
+        "bundles": [asdict(b) for b in compilation.installed_bundles()],
         "environment": _environment(
             dict(v for info in known.loaded.values() for v in info.variables)
         ),
@@ -192,6 +194,17 @@ def show(found: dict[str, Any]) -> None:
     )
     if cache["problem"]:
         heading(f"  {cache['problem']}")
+    if found["bundles"]:
+        heading("\nBundles")
+        facts(
+            [
+                (
+                    f"  {b['name']} {b['version']}",
+                    b["problem"] or f"{b['binaries']} binaries for {', '.join(b['archs'])}",
+                )
+                for b in found["bundles"]
+            ]
+        )
     heading("\nEnvironment")
     table(
         None,

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from kernelseam.absent import product
 from kernelseam.cli import projection as projections
 from kernelseam.cli import shapes
 from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
 from kernelseam.cli.output import duration, emit_json, facts, heading, scaled, table
 from kernelseam.cli.progress import working
-from kernelseam.contract import Cost, Device, LaunchRecord, Problem
+from kernelseam.contract import ABSENT, Cost, Device, LaunchRecord, Problem
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dispatch import Choice, consider, find_device, select
-from kernelseam.errors import Unsupported
+from kernelseam.errors import InvalidValue, Unsupported
 from kernelseam.plugins import plugins
 from kernelseam.tuned.store import Tuned, tuned_choice
 from kernelseam.variants import SEPARATOR
 
+Arch = Annotated[
+    str | None,
+    typer.Option(
+        "--arch", help="For a GPU that is not here: its arch, as `kernelseam doctor` lists them."
+    ),
+]
 app = typer.Typer(
     no_args_is_help=True, help="Which implementation takes a problem, and why not the others."
 )
@@ -30,11 +37,12 @@ app = typer.Typer(
 def attention(
     request: AttentionOptions,
     backend: shapes.Backend = None,
+    arch: Arch = None,
     implementation: shapes.Implementation = None,
     json: shapes.Json = False,
 ) -> None:
     """Explain an attention."""
-    _explain(request.descriptor(), backend, implementation, json)
+    _explain(request.descriptor(), backend, arch, implementation, json)
 
 
 @app.command("gemm")
@@ -54,6 +62,7 @@ def gemm(
     layout: shapes.GemmLayout = "strided",
     spacing: shapes.Spacing = "scattered",
     backend: shapes.Backend = None,
+    arch: Arch = None,
     implementation: shapes.Implementation = None,
     json: shapes.Json = False,
 ) -> None:
@@ -74,7 +83,7 @@ def gemm(
         residual=residual,
         precision=precision,
     )
-    _explain(shape.descriptor(), backend, implementation, json)
+    _explain(shape.descriptor(), backend, arch, implementation, json)
 
 
 @app.command("projection")
@@ -91,6 +100,7 @@ def projection(
     residual: projections.Residual = False,
     rotary: projections.Rotary = None,
     backend: shapes.Backend = None,
+    arch: Arch = None,
     implementation: shapes.Implementation = None,
     json: shapes.Json = False,
 ) -> None:
@@ -108,16 +118,36 @@ def projection(
         residual=residual,
         rotary=rotary,
     )
-    _explain(shape.descriptor(), backend, implementation, json)
+    _explain(shape.descriptor(), backend, arch, implementation, json)
+
+
+def _device(backend: str | None, arch: str | None) -> Device:
+    """The device that is here, or one of an arch from its data sheet."""
+    if arch is None:
+        return find_device(backend)
+    if backend is not None:
+        raise InvalidValue(
+            "--arch", arch, f"names a device, as --backend {backend} does", "Give one of the two"
+        )
+    return product(arch)
 
 
 def _explain(
-    descriptor: Descriptor, backend: str | None, implementation: str | None, as_json: bool
+    descriptor: Descriptor,
+    backend: str | None,
+    arch: str | None,
+    implementation: str | None,
+    as_json: bool,
 ) -> None:
     with working("looking for devices"):
-        device = find_device(backend)
+        device = _device(backend, arch)
     simple, note = descriptor.simplified()
     problem = simple.problem()
+    if device.evidence == ABSENT:
+        assumed = (
+            f"predicted for {device.name} by its data sheet; vendors' libraries as if installed"
+        )
+        note = "; ".join(filter(None, (note, assumed)))
     candidates: list[dict[str, Any]] = []
     choice = None
     try:

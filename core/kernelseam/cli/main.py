@@ -18,7 +18,7 @@ from typing import Annotated, NoReturn, cast
 import typer
 
 from kernelseam._version import __version__
-from kernelseam.cli import attention, cache, compile, doctor, explain, gemm, parity, tune
+from kernelseam.cli import attention, bundle, cache, compile, doctor, explain, gemm, parity, tune
 from kernelseam.cli.output import described, emit_json, message_of
 from kernelseam.errors import InvalidValue, KernelSeamError, Unsupported
 
@@ -53,6 +53,7 @@ app.command("parity")(parity.run)
 app.command("doctor")(doctor.run)
 app.add_typer(explain.app, name="explain")
 app.add_typer(tune.app, name="tune")
+compile.app.callback(invoke_without_command=True)(bundle.run)
 app.add_typer(compile.app, name="compile")
 app.add_typer(cache.app, name="cache")
 

@@ -1,4 +1,5 @@
-"""``compiled``: a bundle's binary from memory, from the cache, or from the compiler."""
+"""``compiled``: the binary of a bundle of sources from memory, from an installed bundle of
+binaries, from the cache, or from the compiler."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from kernelseam.compilation import entry
+from kernelseam.compilation import bundled, entry
 from kernelseam.compilation.folder import CacheWarning, Untrusted, cache_folder, private
 from kernelseam.contract import SourceBundle, Toolchain
-from kernelseam.errors import CompileError
+from kernelseam.errors import CompileError, MissingBinary
 from kernelseam.forking import new_lock
 
 SCHEMA = 2
@@ -31,7 +32,8 @@ LOCK_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled bundle. ``path`` is None where it could not be kept in the cache."""
+    """A compiled bundle. ``path`` is None where it is not kept in the cache: an installed bundle
+    has it, or the cache could not be written."""
 
     data: bytes
     path: Path | None
@@ -51,18 +53,25 @@ _memo_lock = new_lock()
 
 
 def forget() -> None:
-    """Drop the binaries that this process remembers."""
+    """Drop the binaries that this process remembers, and look for installed bundles again."""
     with _memo_lock:
         _memo.clear()
+    bundled.forget()
 
 
 def compiled(toolchain: Toolchain, bundle: SourceBundle, arch: str) -> Binary:
-    """The bundle's binary for the arch, compiled at most once while the cache can be written.
+    """The bundle's binary for the arch, from an installed bundle of binaries if one has it; else
+    compiled at most once while the cache can be written.
 
     Of many threads and processes that ask at once, one compiles. Where the cache cannot be used, a
     CacheWarning says why and the binary is compiled for this process alone. Raises CompileError,
-    with the place of the saved source.
+    with the place of the saved source; MissingBinary where KERNELSEAM_NO_JIT is set and no
+    installed bundle has it.
     """
+    if found := _bundled(toolchain, bundle, arch):
+        return found
+    if bundled.no_jit():
+        raise MissingBinary(bundle.name, arch, bundled.installed_text())
     key = binary_key(bundle, arch, toolchain.backend, toolchain.compiler())
     with _memo_lock:
         known = _memo.get(key)
@@ -71,12 +80,22 @@ def compiled(toolchain: Toolchain, bundle: SourceBundle, arch: str) -> Binary:
 
 def is_cached(toolchain: Toolchain, bundle: SourceBundle, arch: str) -> bool:
     """Whether ``compiled`` would find the bundle's binary without compiling."""
+    if _bundled(toolchain, bundle, arch):
+        return True
+    if bundled.no_jit():
+        return False
     key = binary_key(bundle, arch, toolchain.backend, toolchain.compiler())
     with _memo_lock:
         if key in _memo:
             return True
     found = _from_cache(key, say=False)
     return found is not None and _kept(key, found) is not None
+
+
+def _bundled(toolchain: Toolchain, bundle: SourceBundle, arch: str) -> Binary | None:
+    """The binary that an installed bundle has; its compiler need not be here."""
+    found = bundled.find(bundle, arch, toolchain.backend)
+    return None if found is None else _kept(found.key, Binary(found.data, None, found.key))
 
 
 def _kept(key: str, found: Binary) -> Binary:

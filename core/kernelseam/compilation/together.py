@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kernelseam.compilation import build
+from kernelseam.compilation import build, bundled
 from kernelseam.compilation.build import Binary, compiled
 from kernelseam.compilation.folder import CacheWarning
 from kernelseam.contract import SourceBundle, Toolchain
@@ -34,7 +34,7 @@ def compiled_together(
     compilations that have started finish in their threads, for the cache; no others start.
     """
     missing = []
-    if len(bundles) > 1 and getattr(toolchain, "compiles_beside", False):
+    if len(bundles) > 1 and not bundled.no_jit() and getattr(toolchain, "compiles_beside", False):
         missing = [b for b in dict.fromkeys(bundles) if not build.is_cached(toolchain, b, arch)]
     outcomes = _compile(toolchain, missing, arch) if len(missing) > 1 else {}
     binaries = []

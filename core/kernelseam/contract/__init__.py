@@ -15,7 +15,7 @@ from kernelseam.contract.arrays import (
     host_copy,
 )
 from kernelseam.contract.binaries import NOT_KNOWN, KernelFacts, SourceBundle
-from kernelseam.contract.devices import EMULATED, HOST, Device, DeviceLimits
+from kernelseam.contract.devices import ABSENT, EMULATED, HOST, Device, DeviceLimits
 from kernelseam.contract.launches import Composition, Launch, Launches, Memset
 from kernelseam.contract.launching import Extents, LaunchConfig, LoadedKernel
 from kernelseam.contract.plans import (
@@ -41,6 +41,7 @@ __all__ = [
     "LibraryRate",
     "Coefficients",
     "CONTRACT_VERSION",
+    "ABSENT",
     "EMULATED",
     "HOST",
     "NOT_KNOWN",

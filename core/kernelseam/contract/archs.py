@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernelseam.contract.devices import Device
 from kernelseam.dtypes import DType
 
 
@@ -64,3 +65,6 @@ class ArchRow:
     """Whether it has programmatic dependent launch."""
     costs: Coefficients | None = field(default=None, compare=False)
     """None: costs are predicted by the roofline."""
+    product: Device | None = field(default=None, compare=False)
+    """A device of this arch as its data sheet has it, with evidence ABSENT: what ``explain --arch``
+    and bundles reason about where no such device is here. None where nobody wrote one down."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 EMULATED = "emulated"
 """`Device.evidence` of an emulated device."""
+ABSENT = "absent"
+"""`Device.evidence` of a device that is not here: known from its data sheet, for predictions."""
 HOST = "host"
 """`Device.evidence` of the host CPU, whose memory Python can read."""
 
@@ -36,7 +38,8 @@ class Device:
     limits: DeviceLimits = field(default_factory=DeviceLimits, compare=False)
     evidence: str = field(default="measured", compare=False)
     """Where results come from: "measured" on the hardware, "emulated" by a program that interprets
-    the hardware's instructions, or "host" for the host CPU. An emulated device is used only where
+    the hardware's instructions, or "host" for the host CPU; "absent" for a device that is not here,
+    about which dispatch is asked and on which nothing runs. An emulated device is used only where
     it or its backend is named, and its times are meaningless."""
 
     @property
@@ -46,5 +49,7 @@ class Device:
         return self.evidence == HOST
 
     def __str__(self) -> str:
+        if self.evidence == ABSENT:
+            return f"{self.backend} ({self.arch}, not here)"
         emulated = ", emulated" if self.evidence == EMULATED else ""
         return f"{self.backend}:{self.index} ({self.arch}{emulated})"

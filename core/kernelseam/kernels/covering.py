@@ -190,6 +190,8 @@ def _gradients() -> Iterator[Covered]:
         AttentionSpec(F32, 64, 64, bias=F32, softcap=True), True, often=True, deterministic=False
     )
     yield one(AttentionSpec(F32, 128, 128, True), deterministic=False)
+    yield one(AttentionSpec(BF16, 512, 512, True))
+    yield one(AttentionSpec(F32, 512, 512))
 
 
 def _small() -> Iterator[Covered]:

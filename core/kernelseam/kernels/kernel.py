@@ -4,12 +4,12 @@ One class makes an implementation of each."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from kernelseam.compilation import Binary, compiled, compiled_together
+from kernelseam.compilation import Binary, compiled, compiled_together, is_cached, no_jit
 from kernelseam.compilation.sources import included
 from kernelseam.contract import (
     ArchRow,
@@ -139,8 +139,10 @@ class KernelImplementation:
         if device.arch not in archs:
             return f"arch {device.arch} is not among {', '.join(archs)}"
         row = self._toolchain.arch_row(device.arch)
-        return self.composition.refuse(problem, row) or self._refuse_launches(
-            problem, self.launches(problem, device), device
+        return (
+            self.composition.refuse(problem, row)
+            or self._refuse_launches(problem, launches := self.launches(problem, device), device)
+            or self._refuse_missing(launches, device)
         )
 
     def _refuse_launches(self, problem: Any, launches: Launches, device: Device) -> str | None:
@@ -159,6 +161,48 @@ class KernelImplementation:
             ):
                 return reason
         return None
+
+    def _refuse_missing(self, launches: Launches, device: Device) -> str | None:
+        """With KERNELSEAM_NO_JIT, a kernel that no installed bundle has."""
+        if not no_jit():
+            return None
+        for launch, source in self._sources(launches, device):
+            if not is_cached(self._toolchain, source, device.arch):
+                return (
+                    f"KERNELSEAM_NO_JIT is set, and no installed bundle has {launch.kernel.entry} "
+                    f"for {device.arch}, {launch.problem.spec}, in a tile that takes this problem"
+                )
+        return None
+
+    def _sources(self, launches: Launches, device: Device) -> Iterator[tuple[Launch, SourceBundle]]:
+        """Each kernel that is launched, and what it is compiled from."""
+        row = self._toolchain.arch_row(device.arch)
+        for launch in launches.kernels:
+            config: LaunchConfig = launch.kernel.config(launch.problem, launch.tile, row, device)
+            if 0 not in config.grid:
+                yield (
+                    launch,
+                    bundle(
+                        launch.kernel,
+                        launch.problem.spec,
+                        launch.tile,
+                        self._toolchain,
+                        device.arch,
+                    ),
+                )
+
+    def source_bundles(
+        self, problem: Any, device: Device, variant: str = ""
+    ) -> tuple[SourceBundle, ...]:
+        """What the launches of a problem that it supports are compiled from; nothing is compiled.
+        An unknown variant counts as the default."""
+        tile = self._tiles(problem, device).get(variant) if variant else None
+        launches = (
+            self.composition.launches(problem, tile, device)
+            if tile
+            else self.launches(problem, device)
+        )
+        return tuple(source for _, source in self._sources(launches, device))
 
     def _refuse_tensor_maps(
         self, launch: Launch, problem: Any, launches: Launches, device: Device
@@ -192,9 +236,22 @@ class KernelImplementation:
 
     def _choose(self, problem: Any, device: Device, limits: DeviceLimits) -> Launches:
         row = self._toolchain.arch_row(device.arch)
-        return self.composition.launches(
+        chosen = self.composition.launches(
             problem, self.composition.tile(problem, row, device), device
         )
+        if not self._refuse_missing(chosen, device):
+            return chosen
+        # without a compiler, the best of the tiles that a bundle has
+        others = (
+            self.composition.launches(problem, tile, device)
+            for tile in self._tiles(problem, device).values()
+        )
+        bundled = [
+            x
+            for x in others
+            if not (self._refuse_launches(problem, x, device) or self._refuse_missing(x, device))
+        ]
+        return min(bundled, key=lambda x: self.cost_of(problem, x, device).seconds, default=chosen)
 
     def cost(self, problem: Any, device: Device) -> Cost:
         """Its launches one after the other."""
@@ -266,6 +323,7 @@ class KernelImplementation:
             Variant(n, self.cost_of(problem, x, device))
             for n, x in launches_by_name.items()
             if self._refuse_launches(problem, x, device) is None
+            and self._refuse_missing(x, device) is None
         )
 
     def build_variant(self, problem: Any, device: Device, variant: str) -> PlanParts:

@@ -50,12 +50,12 @@ class PlannedLaunch:
     def bind(self, addresses: Mapping[str, int], workspace: int, runtime: Runtime) -> Bound:
         """Check the arrays' addresses, given by name, and bind the launches to them."""
         if self.call is not None:
-            return Bound(self.plan.parts.steps, (self.call.launcher(),))
+            return Bound(self.plan.parts.steps, (self.call.launcher(),), plans=(self.plan,))
         pointers = {
             rule.name: addresses[name] for rule, name in zip(self.rules, self.arrays, strict=True)
         }
         try:
-            return bind(
+            bound = bind(
                 self.plan,
                 Resolved(pointers, ()),
                 runtime,
@@ -66,6 +66,8 @@ class PlannedLaunch:
             if self.reword is None:
                 raise
             raise self.reword(e) from None
+        bound.plans = (self.plan,)
+        return bound
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,13 +13,13 @@ from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.planning.checks import check_operands
 from kernelseam.planning.planned import BindablePlan
 from kernelseam.planning.workspace import check_workspace_address
-from kernelseam.trace import active
+from kernelseam.trace import Planned, active
 
 
 class Bound:
     """The launches of one plan, or of several in order, bound to memory."""
 
-    __slots__ = ("check_contents", "launches", "steps", "workspace")
+    __slots__ = ("check_contents", "launches", "plans", "steps", "workspace")
 
     def __init__(
         self,
@@ -27,8 +27,10 @@ class Bound:
         launches: tuple[Callable[[int], object], ...],
         workspace: int = 0,
         check_contents: Callable[[], None] | None = None,
+        plans: tuple[Planned, ...] = (),
     ) -> None:
         self.steps, self.launches = steps, launches
+        self.plans = plans  # for traces
         self.workspace, self.check_contents = workspace, check_contents
 
     @property
@@ -42,8 +44,8 @@ class Bound:
         for launch in self.launches:
             launch(handle)
         if traced := active():
-            for records in traced:
-                records.extend(self.records)
+            for recording in traced:
+                recording.add(self.records, self.plans)
 
 
 def joined(parts: Iterable[Bound]) -> Bound:
@@ -52,7 +54,9 @@ def joined(parts: Iterable[Bound]) -> Bound:
     if len(parts) == 1:
         return parts[0]
     return Bound(
-        tuple([s for b in parts for s in b.steps]), tuple([x for b in parts for x in b.launches])
+        tuple([s for b in parts for s in b.steps]),
+        tuple([x for b in parts for x in b.launches]),
+        plans=tuple([p for b in parts for p in b.plans]),
     )
 
 

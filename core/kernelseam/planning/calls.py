@@ -18,7 +18,7 @@ from kernelseam.planning.planned import BindablePlan
 from kernelseam.planning.streams import call_state, stream_handle
 from kernelseam.planning.workspace import allocate, check_workspace, workspace_address
 from kernelseam.plugins import plugins
-from kernelseam.trace import active
+from kernelseam.trace import PlannedProblem, Recording, active
 from kernelseam.verifier import verifier
 
 
@@ -39,6 +39,11 @@ class Plan(BindablePlan):
     def launches(self) -> tuple[LaunchRecord, ...]:
         """A call's launches, in order."""
         return tuple(s.record for s in self.parts.steps)
+
+    @property
+    def planned_problem(self) -> PlannedProblem:
+        """As a trace records it."""
+        return PlannedProblem(self.problem, self.device, self.implementation, self.choice.variant)
 
     def bind(self, *, workspace: object = None, check: bool = False, **operands: object) -> Call:
         """Bind the plan to these operands; those not named come from the descriptor.
@@ -196,9 +201,9 @@ class Call:
         if verification is not None:
             verification.require()
 
-    def _trace(self, traced: Sequence[list[LaunchRecord]]) -> None:
-        for records in traced:
-            records.extend(self._records)
+    def _trace(self, traced: Sequence[Recording]) -> None:
+        for recording in traced:
+            recording.add(self._records, (self.plan,))
 
     def stream_handle(self, stream: object) -> int:
         """The integer handle of a stream as ``__call__`` takes it."""

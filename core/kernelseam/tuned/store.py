@@ -18,7 +18,7 @@ from typing import Any
 from kernelseam._version import __version__
 from kernelseam.compilation import entry
 from kernelseam.compilation.folder import CacheWarning, Untrusted, cache_folder, private
-from kernelseam.contract import EMULATED, Device, Problem
+from kernelseam.contract import ABSENT, EMULATED, Device, Problem
 from kernelseam.errors import KernelSeamError
 from kernelseam.plugins import plugins
 from kernelseam.tuned.classes import batch_invariant, problem_class
@@ -57,7 +57,7 @@ class Tuned:
 def tuned_choice(problem: Problem, device: Device) -> Tuned | None:
     """The stored choice for the problem's class on this device; None where there is none or it must
     not be used."""
-    if batch_invariant(problem) or device.evidence == EMULATED:
+    if batch_invariant(problem) or device.evidence in (ABSENT, EMULATED):
         return None
     folder = _folder(make=False)
     return None if folder is None else _read(folder, problem, device)

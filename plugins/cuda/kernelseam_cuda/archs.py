@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kernelseam.contract import ArchRow, Coefficients, LibraryRate
+from kernelseam.contract import ABSENT, ArchRow, Coefficients, Device, DeviceLimits, LibraryRate
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
 
-from kernelseam_cuda.tiles import tiles
+from kernelseam_cuda.tiles import TURING, tiles
 
 _KIB = 1024
 OPTIONS = ("-std=c++17", "-default-device")
@@ -37,13 +37,16 @@ kernel's tile cannot do better; libraries have wgmma."""
 _ESTIMATED = Coefficients(
     "estimated: the H200's parts", bandwidth=0.87, call_seconds=3e-6, libraries=_LIBRARIES
 )
-"""Where mma.sync is what there is, it issues at the peak; on sm_100a nobody has looked."""
+"""Where mma.sync is what there is, it issues at the peak; on sm_100a and sm_103 nobody has
+looked."""
 COSTS = {
+    "sm_75": _ESTIMATED,
     "sm_80": _ESTIMATED,
     "sm_86": _ESTIMATED,
     "sm_89": _ESTIMATED,
     "sm_90a": HOPPER,
     "sm_100a": replace(_ESTIMATED, multiply={DType.float16: 0.3, DType.bfloat16: 0.3}),
+    "sm_103": replace(_ESTIMATED, multiply={DType.float16: 0.3, DType.bfloat16: 0.3}),
     "sm_120": _ESTIMATED,
 }
 """What is left of each arch's peaks. The H200's are fitted to ``benchmarks/results``; tests hold
@@ -53,55 +56,11 @@ them to it."""
 MATRIX_DOUBLE = frozenset({"sm_80", "sm_90a", "sm_100a"})
 """Archs whose matrix units multiply float64; others have the instruction, and next to no units for
 it."""
-CLUSTERED = frozenset({"sm_90a", "sm_100a", "sm_120"})
+CLUSTERED = frozenset({"sm_90a", "sm_100a", "sm_103", "sm_120"})
 """Archs with clusters, programmatic dependent launch and tensor maps: compute capability 9.0 and
 later."""
 _CLUSTER_BLOCKS = 8
 """Of a cluster that every such device can launch."""
-
-
-def _row(arch: str, shared_kib: int) -> ArchRow:
-    clustered, doubles = arch in CLUSTERED, arch in MATRIX_DOUBLE
-    return ArchRow(
-        arch=arch,
-        warp_size=32,
-        shared_bytes_per_block=shared_kib * _KIB,
-        registers_per_lane=255,
-        platform="platform_nvidia.h",
-        defines=(("KS_MATRIX_DOUBLE", str(int(doubles))),),
-        matrix_dtypes=_HALF_PRECISION | {DType.float64} if doubles else _HALF_PRECISION,
-        tiles=tiles(doubles),
-        options=OPTIONS,
-        cluster_blocks=_CLUSTER_BLOCKS if clustered else 1,
-        programmatic_launch=clustered,
-        costs=COSTS[arch],
-    )
-
-
-ROWS = {
-    r.arch: r
-    for r in (
-        _row("sm_80", 163),
-        _row("sm_86", 99),
-        _row("sm_89", 99),
-        _row("sm_90a", 227),
-        _row("sm_100a", 227),
-        _row("sm_120", 99),
-    )
-}
-
-BY_CAPABILITY = {
-    (8, 0): "sm_80",
-    (8, 6): "sm_86",
-    (8, 7): "sm_86",
-    (8, 9): "sm_89",
-    (9, 0): "sm_90a",
-    (10, 0): "sm_100a",
-    (12, 0): "sm_120",
-    (12, 1): "sm_120",
-}
-"""Compute capability → arch whose binaries it runs: its own, or an earlier one of the same major;
-but archs with a letter are compiled for that one chip."""
 
 
 def _rates(half: int, single: int, double: int) -> dict[DType, int]:
@@ -109,11 +68,13 @@ def _rates(half: int, single: int, double: int) -> dict[DType, int]:
 
 
 RATES = {
+    "sm_75": _rates(1024, 128, 4),
     "sm_80": _rates(2048, 128, 128),
     "sm_86": _rates(1024, 256, 4),
     "sm_89": _rates(1024, 256, 4),
     "sm_90a": _rates(4096, 256, 256),
     "sm_100a": _rates(8192, 256, 128),
+    "sm_103": _rates(8192, 256, 4),
     "sm_120": _rates(1024, 256, 4),
 }
 """Dense operations of a multiprocessor in one clock: matrix units for half precision, and for
@@ -122,6 +83,87 @@ float64 where they multiply it; plain units else.
 Source: the throughput table of the CUDA C++ Programming Guide and NVIDIA's architecture white
 papers.
 """
+
+PRODUCTS = {
+    "sm_75": ("NVIDIA T4", 40, 1590, 3.2e11, 16),
+    "sm_80": ("NVIDIA A100-SXM4-80GB", 108, 1410, 2.039e12, 80),
+    "sm_86": ("NVIDIA A10", 72, 1695, 6.0e11, 24),
+    "sm_89": ("NVIDIA L40S", 142, 2520, 8.64e11, 48),
+    "sm_90a": ("NVIDIA H200", 132, 1980, 4.8e12, 141),
+    "sm_100a": ("NVIDIA B200", 148, 1965, 8.0e12, 180),
+    "sm_103": ("NVIDIA B300", 160, 1920, 8.0e12, 288),
+    "sm_120": ("NVIDIA GeForce RTX 5090", 170, 2407, 1.792e12, 32),
+}
+"""Of each arch one: name, multiprocessors, boost clock in MHz, bytes of memory bandwidth in a
+second, GB of memory.
+
+Source: NVIDIA's product pages and data sheets; the B300's units and clock are those that give its
+peak rates.
+"""
+
+
+def _product(arch: str, shared_bytes: int) -> Device:
+    name, units, megahertz, bandwidth, gigabytes = PRODUCTS[arch]
+    limits = DeviceLimits(
+        compute_units=units,
+        shared_bytes_per_block=shared_bytes,
+        memory_bytes=gigabytes * 10**9,
+        bytes_per_second=bandwidth,
+        operations_per_second={
+            d.value: n * units * megahertz * 1e6 for d, n in RATES[arch].items()
+        },
+    )
+    return Device("cuda", 0, arch, name, limits, ABSENT)
+
+
+def _row(arch: str, shared_kib: int) -> ArchRow:
+    clustered, doubles = arch in CLUSTERED, arch in MATRIX_DOUBLE
+    halves = _HALF_PRECISION - {DType.bfloat16} if arch == "sm_75" else _HALF_PRECISION
+    return ArchRow(
+        arch=arch,
+        warp_size=32,
+        shared_bytes_per_block=shared_kib * _KIB,
+        registers_per_lane=255,
+        platform="platform_nvidia.h",
+        defines=(("KS_MATRIX_DOUBLE", str(int(doubles))),),
+        matrix_dtypes=halves | {DType.float64} if doubles else halves,
+        tiles=TURING if arch == "sm_75" else tiles(doubles),
+        options=OPTIONS,
+        cluster_blocks=_CLUSTER_BLOCKS if clustered else 1,
+        programmatic_launch=clustered,
+        costs=COSTS[arch],
+        product=_product(arch, shared_kib * _KIB),
+    )
+
+
+ROWS = {
+    r.arch: r
+    for r in (
+        _row("sm_75", 64),
+        _row("sm_80", 163),
+        _row("sm_86", 99),
+        _row("sm_89", 99),
+        _row("sm_90a", 227),
+        _row("sm_100a", 227),
+        _row("sm_103", 227),
+        _row("sm_120", 99),
+    )
+}
+
+BY_CAPABILITY = {
+    (7, 5): "sm_75",
+    (8, 0): "sm_80",
+    (8, 6): "sm_86",
+    (8, 7): "sm_86",
+    (8, 9): "sm_89",
+    (9, 0): "sm_90a",
+    (10, 0): "sm_100a",
+    (10, 3): "sm_103",
+    (12, 0): "sm_120",
+    (12, 1): "sm_120",
+}
+"""Compute capability → arch whose binaries it runs: its own, or an earlier one of the same major;
+but archs with a letter are compiled for that one chip."""
 
 
 def row(arch: str) -> ArchRow:

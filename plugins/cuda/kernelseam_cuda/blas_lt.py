@@ -25,7 +25,7 @@ from kernelseam.blas import (
     scalars,
     single_stride,
 )
-from kernelseam.contract import Coefficients, Device, LaunchRecord, PlanParts, Runtime
+from kernelseam.contract import ABSENT, Coefficients, Device, LaunchRecord, PlanParts, Runtime
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.errors import DeviceError
 from kernelseam.variants import Variant
@@ -108,7 +108,7 @@ class CublasLtGemm(LibraryGemm):
 
     def supports(self, problem: GemmProblem, device: Device) -> str | None:
         reason = super().supports(problem, device)
-        if reason or empty(problem):
+        if reason or empty(problem) or device.evidence == ABSENT:
             return reason
         algorithms = self._algorithms(problem, device, 1)
         return algorithms if isinstance(algorithms, str) else None

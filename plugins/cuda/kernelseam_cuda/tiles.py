@@ -9,6 +9,7 @@ without seconds was read off its neighbours, and one that is missing is estimate
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from kernelseam.dtypes import DType
@@ -242,9 +243,12 @@ ATTENTION_BWD = _backward(
     (_HALF_PRECISION, 256, 8, 32, 32, 4, 16, 0, 2, 1, True),
     (_HALF_PRECISION, 256, 8, 16, 32, 2, 0, 0, 4, 1, True),
     (_HALF_PRECISION, 256, 8, 16, 16, 2, 0, 0, 4, 1, False),
+    (_HALF_PRECISION, 512, 8, 16, 16, 4, 0, 0, 4, 1, False),
+    (_HALF_PRECISION, 512, 8, 16, 16, 8, 0, 0, 4, 1, False),
     (_SINGLE, 64, 4, 8, 32, 1, 0, 0, 4, 1, False),
     (_SINGLE, 128, 4, 8, 16, 1, 0, 0, 4, 1, False),
     (_SINGLE, 256, 4, 8, 16, 2, 0, 0, 4, 1, False),
+    (_SINGLE, 512, 4, 8, 16, 4, 0, 0, 4, 1, False),
     # With atomics: no score is made twice. Warps divide scores, dk and dv, and dq each in their own
     # way, so that a fragment that is read from shared memory serves as many products as it can.
     # Where 64 rows a step do not fit, or scores are changed, it is 32.
@@ -264,3 +268,25 @@ def tiles(matrix_double: bool) -> Mapping[str, tuple[Any, ...]]:
     """By operation, for archs whose matrix units are worth using for float64, or for others."""
     double = _MATRIX_DOUBLE if matrix_double else _PLAIN_DOUBLE
     return {"gemm": (*GEMM, *double), "attention": ATTENTION, "attention_bwd": ATTENTION_BWD}
+
+
+def _turing() -> Mapping[str, tuple[Any, ...]]:
+    """Those of the others without bfloat16 and TF32, which it has no instructions for; and
+    gradients whose rows fit into 64 KB."""
+    narrow = _backward(
+        (_HALF_PRECISION, 128, 8, 16, 16, 2, 0, 0, 4, 1, False),
+        (_HALF_PRECISION, 256, 8, 16, 16, 8, 0, 0, 4, 1, False),
+        (_SINGLE, 128, 4, 8, 16, 2, 0, 0, 4, 1, False),
+    )
+    found = dict(tiles(False))
+    found["gemm"] = tuple(t for t in found["gemm"] if t.precision in ("", None))
+    found["attention_bwd"] = (*found["attention_bwd"], *narrow)
+    return {
+        operation: tuple(
+            replace(t, dtypes=kept) for t in rows if (kept := t.dtypes - {DType.bfloat16})
+        )
+        for operation, rows in found.items()
+    }
+
+
+TURING = _turing()

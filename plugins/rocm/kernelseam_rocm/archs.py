@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kernelseam.contract import ArchRow, Coefficients, LibraryRate
+from kernelseam.contract import ABSENT, ArchRow, Coefficients, Device, DeviceLimits, LibraryRate
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
 
@@ -33,6 +33,49 @@ ESTIMATED = Coefficients(
 """What is left of the peaks, of every arch alike; a library's blocks as NVIDIA's."""
 
 
+def _rates(half: int, single: int, double: int) -> dict[DType, int]:
+    return {DType.float16: half, DType.bfloat16: half, DType.float32: single, DType.float64: double}
+
+
+RATES = {
+    "gfx90a": _rates(1024, 128, 128),
+    "gfx942": _rates(2048, 256, 128),
+    "gfx950": _rates(4096, 256, 128),
+    "gfx1100": _rates(512, 256, 4),
+    "gfx1151": _rates(512, 256, 4),
+    "gfx1200": _rates(1024, 256, 4),
+    "gfx1201": _rates(1024, 256, 4),
+}
+"""Dense operations of a compute unit in one clock: matrix units for half precision, vector units
+for the others. Derived from the peak rates, clocks and unit counts of AMD's product sheets."""
+
+PRODUCTS = {
+    "gfx90a": ("AMD Instinct MI210", 104, 1700, 1.6e12, 64),
+    "gfx942": ("AMD Instinct MI300X", 304, 2100, 5.3e12, 192),
+    "gfx950": ("AMD Instinct MI355X", 256, 2400, 8e12, 288),
+    "gfx1100": ("AMD Radeon RX 7900 XTX", 96, 2500, 9.6e11, 24),
+    "gfx1151": ("AMD Radeon 8060S", 40, 2900, 2.56e11, 96),
+    "gfx1200": ("AMD Radeon RX 9060 XT", 32, 3130, 3.2e11, 16),
+    "gfx1201": ("AMD Radeon RX 9070 XT", 64, 2970, 6.4e11, 16),
+}
+"""Of each arch one: name, compute units, peak clock in MHz, bytes of memory bandwidth in a second,
+GB of memory. Source: AMD's product pages."""
+
+
+def _product(arch: str, shared_bytes: int) -> Device:
+    name, units, megahertz, bandwidth, gigabytes = PRODUCTS[arch]
+    limits = DeviceLimits(
+        compute_units=units,
+        shared_bytes_per_block=shared_bytes,
+        memory_bytes=gigabytes * 10**9,
+        bytes_per_second=bandwidth,
+        operations_per_second={
+            d.value: n * units * megahertz * 1e6 for d, n in RATES[arch].items()
+        },
+    )
+    return Device("rocm", 0, arch, name, limits, ABSENT)
+
+
 def _row(
     arch: str,
     warp: int,
@@ -55,6 +98,7 @@ def _row(
         tiles=shapes,
         options=(*_OPTIONS, *options),
         costs=ESTIMATED,
+        product=_product(arch, shared),
     )
 
 
@@ -95,25 +139,14 @@ ROWS = {
         _row("gfx942", 64, 4, 65536, 512, _MFMA16, _CDNA),
         _row("gfx950", 64, 4, 163840, 512, _MFMA32, _CDNA4),
         _row("gfx1100", 32, 2, 65536, 256, _WMMA11, _RDNA3, _CU_MODE),
+        _row("gfx1151", 32, 2, 65536, 256, _WMMA11, _RDNA3, _CU_MODE),
+        _row("gfx1200", 32, 2, 65536, 256, _WMMA12, _RDNA4, _CU_MODE),
         _row("gfx1201", 32, 2, 65536, 256, _WMMA12, _RDNA4, _CU_MODE),
     )
 }
 
 
-def _rates(half: int, single: int, double: int) -> dict[DType, int]:
-    return {DType.float16: half, DType.bfloat16: half, DType.float32: single, DType.float64: double}
-
-
 COSTS = dict.fromkeys(ROWS, ESTIMATED)
-RATES = {
-    "gfx90a": _rates(1024, 128, 128),
-    "gfx942": _rates(2048, 256, 128),
-    "gfx950": _rates(4096, 256, 128),
-    "gfx1100": _rates(512, 256, 4),
-    "gfx1201": _rates(1024, 256, 4),
-}
-"""Dense operations of a compute unit in one clock: matrix units for half precision, vector units
-for the others. Derived from the peak rates, clocks and unit counts of AMD's product sheets."""
 
 
 def row(arch: str) -> ArchRow:

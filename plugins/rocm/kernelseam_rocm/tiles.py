@@ -132,9 +132,12 @@ CDNA_ATTENTION_BWD = (
     BackwardTile(HALF_PRECISION, 64, 4, 16, 32, 1, apart=True, one_layout=False),
     BackwardTile(HALF_PRECISION, 128, 4, 16, 16, 1, apart=True, one_layout=False),
     BackwardTile(HALF_PRECISION, 256, 4, 16, 16, 1, column_warps=4, apart=True, one_layout=False),
+    # in the LDS of CDNA 4 alone
+    BackwardTile(HALF_PRECISION, 512, 4, 16, 16, 1, column_warps=4, apart=True, one_layout=False),
     BackwardTile(SINGLE, 64, 4, 16, 16, 1, apart=True),
     BackwardTile(SINGLE, 128, 4, 8, 16, 1, column_warps=2, apart=True),
     BackwardTile(SINGLE, 256, 4, 8, 16, 1, column_warps=4, apart=True),
+    BackwardTile(SINGLE, 512, 4, 8, 16, 1, column_warps=4, apart=True),
     *_atomic(
         (HALF_PRECISION, 64, 4, 64, 32, 2, 32, 16, "resident plain"),
         (HALF_PRECISION, 128, 4, 64, 32, 2, 32, 16, "resident plain"),

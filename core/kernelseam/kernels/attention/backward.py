@@ -133,25 +133,25 @@ class AttentionBwdDefinition(KernelDefinition):
         for name, dim in (("head_dim", spec.head_dim), ("value_dim", spec.value_dim)):
             if dim < 1:
                 return f"{name} = {dim}: it takes 1 and more"
+        if reason := refuse_dtype(spec.dtype, row):
+            return reason
         if not self.tiles(problem.spec, row):
             return (
                 f"no tile of {row.arch} takes {spec.dtype} with head dims {spec.head_dim} and "
-                f"{spec.value_dim}"
+                f"{spec.value_dim}: of the wider a block keeps its own rows and a ring of the "
+                f"others', up to {_widest(problem.spec, row)} columns in "
+                f"{row.shared_bytes_per_block} bytes of shared memory"
             )
         if p.S_q + p.S_k >= 2**30:
             return f"S_q + S_k = {p.S_q + p.S_k}: it takes less than 2**30"
-        return (
-            refuse_dtype(spec.dtype, row)
-            or refuse_scores(p)
-            or refuse_row_strides(
-                stride_q_row=p.q_strides[2],
-                stride_k_row=p.k_strides[2],
-                stride_v_row=p.v_strides[2],
-                stride_dout_row=problem.dout_strides[2],
-                stride_dq_row=problem.dq_strides[2],
-                stride_dk_row=problem.dk_strides[2],
-                stride_dv_row=problem.dv_strides[2],
-            )
+        return refuse_scores(p) or refuse_row_strides(
+            stride_q_row=p.q_strides[2],
+            stride_k_row=p.k_strides[2],
+            stride_v_row=p.v_strides[2],
+            stride_dout_row=problem.dout_strides[2],
+            stride_dq_row=problem.dq_strides[2],
+            stride_dk_row=problem.dk_strides[2],
+            stride_dv_row=problem.dv_strides[2],
         )
 
     def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
@@ -345,6 +345,17 @@ def _without_queries(problem: AttentionBwdProblem) -> AttentionBwdProblem:
         p, spec=replace(p.spec, q_view="strided"), num_heads=p.kv_heads, S_q=0, total_q=0
     )
     return replace(problem, spec=replace(problem.spec, forward=forward.spec), forward=forward)
+
+
+def _widest(spec: AttentionBwdSpec, row: ArchRow) -> int:
+    """The largest head dims, both alike, that a tile of the arch takes; 0 where it has none."""
+    tiles: tuple[BackwardTile, ...] = row.tiles.get("attention_bwd", ())
+    widths = sorted({t.max_dim for t in tiles}, reverse=True)
+    for width in widths:
+        forward = replace(spec.forward, head_dim=width, value_dim=width)
+        if backward_tiles(replace(spec, forward=forward), row):
+            return width
+    return 0
 
 
 def _aligned(size: int) -> int:

@@ -112,6 +112,8 @@ class AttentionDefinition(KernelDefinition):
         for name, dim in (("head_dim", spec.head_dim), ("value_dim", spec.value_dim)):
             if dim < 1:
                 return f"{name} = {dim}: it takes 1 and more"
+        if reason := refuse_dtype(spec.dtype, row):
+            return reason
         if not self.tiles(spec, row):
             return (
                 f"no tile of {row.arch} takes {spec.dtype} with head dims {spec.head_dim} and "
@@ -120,15 +122,11 @@ class AttentionDefinition(KernelDefinition):
         reach = problem.S_q * problem.head_group + problem.S_k
         if reach >= 2**30 and (spec.options or problem.head_group > 1):
             return f"S_q·heads of a group + S_k = {reach}: it takes less than 2**30"
-        return (
-            refuse_dtype(spec.dtype, row)
-            or refuse_scores(problem)
-            or refuse_row_strides(
-                stride_q_row=problem.q_strides[2],
-                stride_k_row=problem.k_strides[2],
-                stride_v_row=problem.v_strides[2],
-                stride_out_row=problem.out_strides[2],
-            )
+        return refuse_scores(problem) or refuse_row_strides(
+            stride_q_row=problem.q_strides[2],
+            stride_k_row=problem.k_strides[2],
+            stride_v_row=problem.v_strides[2],
+            stride_out_row=problem.out_strides[2],
         )
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[AttentionTile, ...]:

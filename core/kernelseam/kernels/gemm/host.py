@@ -91,6 +91,8 @@ class GemmDefinition(KernelDefinition):
             return f"it does not join heads along {spec.joined.upper()}"
         if spec.heads and not spec.b_transposed:
             return "it makes heads of a weight [columns, hidden] alone"
+        if reason := refuse_dtype(spec.dtype, row):
+            return reason
         if not self.tiles(spec, row):
             if spec.precision and spec.precision not in {
                 t.precision for t in row.tiles.get("gemm", ())
@@ -110,7 +112,7 @@ class GemmDefinition(KernelDefinition):
         else:
             tokens = {n: getattr(p.heads, f"{n}_strides")[2] for n in "qkv"}
             rows |= {f"the {n} token stride": s for n, s in tokens.items()}
-        return refuse_dtype(spec.dtype, row) or _refuse_rounding(spec) or refuse_row_strides(**rows)
+        return _refuse_rounding(spec) or refuse_row_strides(**rows)
 
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[GemmTile, ...]:
         return tuple(

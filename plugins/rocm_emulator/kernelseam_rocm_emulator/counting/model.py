@@ -233,6 +233,8 @@ UNITS: Mapping[str, ComputeUnit] = {
         lds_bytes=163840,
     ),
     "gfx1100": _rdna(32),
+    "gfx1151": _rdna(32),
+    "gfx1200": _rdna(16),
     "gfx1201": _rdna(16),
 }
 """By arch."""

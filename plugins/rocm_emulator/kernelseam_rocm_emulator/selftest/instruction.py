@@ -13,7 +13,8 @@ Words = npt.NDArray[np.uint32]
 Floats = npt.NDArray[Any]
 Expected = Callable[[Words, Words, Words, Words], Any]
 
-RDNA, CDNA = ("gfx1100", "gfx1201"), ("gfx942", "gfx950")
+RDNA3, RDNA4, CDNA = ("gfx1100", "gfx1151"), ("gfx1200", "gfx1201"), ("gfx942", "gfx950")
+RDNA = (*RDNA3, *RDNA4)
 ALL = (*RDNA, *CDNA)
 U = np.uint32
 
@@ -57,9 +58,7 @@ def assembly(text: str, arch: str) -> str:
     """What archs call differently, filled in."""
     old = arch in CDNA
     wait = (
-        "s_wait_dscnt 0x0\ns_wait_loadcnt 0x0"
-        if arch == "gfx1201"
-        else "s_waitcnt vmcnt(0) lgkmcnt(0)"
+        "s_wait_dscnt 0x0\ns_wait_loadcnt 0x0" if arch in RDNA4 else "s_waitcnt vmcnt(0) lgkmcnt(0)"
     )
     store_a = "v_mov_b32 v50, %5\nDS_STORE_b32 v50, %1\nWAIT"
     words = {

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam_rocm_emulator.patches.elements import TYPES
+from kernelseam_rocm_emulator.selftest.instruction import RDNA4
 from kernelseam_rocm_emulator.selftest.kernels import KernelTest, Launcher
 
 _PRELUDE = r"""
@@ -66,8 +67,8 @@ def products(arch: str) -> Iterator[Product]:
                     "x, y, c, 0, 0, 0",
                 )
         return
-    tail = "_w32_gfx12" if arch == "gfx1201" else "_w32"
-    each = 8 if arch == "gfx1201" else 16
+    tail = "_w32_gfx12" if arch in RDNA4 else "_w32"
+    each = 8 if arch in RDNA4 else 16
     bf16 = "short"
     for kind, element in (("F16", "_Float16"), ("BF16", bf16)):
         yield Product(
@@ -88,7 +89,7 @@ def products(arch: str) -> Iterator[Product]:
 def tests(arch: str) -> Iterator[KernelTest]:
     for p in products(arch):
         yield KernelTest(p.builtin, _source(p), _check(p))
-        if p.lanes == 32 and p.kind == "F16" and arch != "gfx1201":
+        if p.lanes == 32 and p.kind == "F16" and arch not in RDNA4:
             yield KernelTest(
                 f"{p.builtin} without its copy of A", _source(p, copied=False), _must_refuse(p)
             )

@@ -12,6 +12,8 @@ from kernelseam_rocm_emulator.selftest.instruction import (
     ALL,
     CDNA,
     RDNA,
+    RDNA3,
+    RDNA4,
     InstructionTest,
     U,
     Words,
@@ -27,7 +29,7 @@ from kernelseam_rocm_emulator.selftest.instruction import (
     words,
 )
 
-OLD = ("gfx1100", *CDNA)  # gfx12 has other names for these
+OLD = (*RDNA3, *CDNA)  # gfx12 has other names for these
 
 
 def tests() -> Iterator[InstructionTest]:
@@ -67,7 +69,7 @@ def _packed() -> Iterator[InstructionTest]:
         "v_pk_add_f16 %0, %1, 1.0 op_sel_hi:[1,0]",
         lambda a, b, c, d: pair(low(a) + np.float16(1), high(a) + np.float16(1)),
     )
-    for name, archs in (("v_pk_max_f16", OLD), ("v_pk_max_num_f16", ("gfx1201",))):
+    for name, archs in (("v_pk_max_f16", OLD), ("v_pk_max_num_f16", RDNA4)):
         yield InstructionTest(
             name,
             archs,
@@ -76,14 +78,14 @@ def _packed() -> Iterator[InstructionTest]:
         )
     yield InstructionTest(
         "v_cvt_f16_f32 to the upper half",
-        ("gfx1100",),
+        ("gfx1100",),  # hiprtc names no halves of registers for gfx1151
         "v_cvt_f16_f32 %0.h, %1",
         lambda a, b, c, d: into(d, half(floats(a)), True),
         "gggg",
     )
     yield InstructionTest(
         "v_add_f16 of halves",
-        ("gfx1100",),
+        ("gfx1100",),  # hiprtc names no halves of registers for gfx1151
         "v_add_f16 %0.h, %1.h, %2.l",
         lambda a, b, c, d: into(d, half(high(a) + low(b)), True),
     )
@@ -157,7 +159,7 @@ def _mixed() -> Iterator[InstructionTest]:
     )
     yield InstructionTest(
         "v_dot2acc_f32_f16",
-        ("gfx1100",),
+        RDNA3,
         "v_dot2acc_f32_f16 %0, %1, %2",
         lambda a, b, c, d: words(fma(low(a), low(b), fma(high(a), high(b), floats(d)))),
         "hhff",
@@ -192,7 +194,7 @@ def _floats() -> Iterator[InstructionTest]:
         "f",
         1e-6,
     )
-    for name, archs in (("v_max3_f32", OLD), ("v_max3_num_f32", ("gfx1201",))):
+    for name, archs in (("v_max3_f32", OLD), ("v_max3_num_f32", RDNA4)):
         yield InstructionTest(
             name,
             archs,
@@ -212,7 +214,7 @@ def _floats() -> Iterator[InstructionTest]:
     )
     yield InstructionTest(
         "v_maximum_f32",
-        ("gfx1201",),
+        RDNA4,
         "v_maximum_f32 %0, %1, %2",
         lambda a, b, c, d: words(np.maximum(floats(a), floats(b))),
         "ffff",

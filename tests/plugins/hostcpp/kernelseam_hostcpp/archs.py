@@ -82,6 +82,8 @@ TILES = {
         BackwardTile(_F16, 256, 2, 16, 32, 3),
         BackwardTile(_BF16, 256, 2, 32, 16, 2, score_rows=32, resident=True),
         BackwardTile(_SINGLE, 256, 4, 16, 16, 2),
+        BackwardTile(_F16, 512, 8, 16, 16, 2, column_warps=4, apart=True),  # as NVIDIA's
+        BackwardTile(_SINGLE, 512, 8, 8, 16, 2, column_warps=4, apart=True),
         BackwardTile(_F16, 256, 4, 16, 32, 3, column_warps=2, score_rows=16, query_rows=16),
         BackwardTile(_BF16, 256, 2, 32, 16, 2, score_rows=32, query_rows=16, resident=True),
         BackwardTile(_SINGLE, 256, 4, 16, 16, 2, score_rows=16, query_rows=8),

@@ -1,0 +1,125 @@
+"""The binaries that an arch needs for the problems of a trace.
+
+Of a problem's kernels those are compiled that are predicted to be the fastest, a vendor's library
+aside, and those that the trace has. Predictions depend on a device's limits: those of the traced
+device, where it is of the arch, and those of the arch's product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from kernelseam.absent import compiler_for
+from kernelseam.bundling.traces import TracedProblem
+from kernelseam.compilation import Binary, compiled
+from kernelseam.contract import ABSENT, Backend, Device, SourceBundle, Toolchain
+from kernelseam.kernels import KernelImplementation
+from kernelseam.plugins import plugins
+from kernelseam.variants import variants_of
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A binary, and what it was compiled from."""
+
+    source: SourceBundle
+    arch: str
+    backend: str
+    binary: Binary
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A problem that no kernel of an arch takes, and why."""
+
+    problem: str
+    arch: str
+    reason: str
+
+
+Progress = Callable[[int, int, str], None]
+"""Told before each compilation: its number from 1 on, of how many, and what is compiled."""
+
+
+def collect(
+    traced: Sequence[TracedProblem],
+    archs: Iterable[str],
+    *,
+    all_choices: bool = False,
+    progress: Progress = lambda number, total, name: None,
+) -> tuple[list[Collected], list[LeftOut]]:
+    """Compile what the problems launch on these archs.
+
+    ``all_choices``: every implementation and tile that takes a problem, for tuning, for other
+    extents and for other devices of the arch. Raises UnknownName for an arch, CompileError.
+    """
+    wanted: dict[tuple[str, SourceBundle], Toolchain] = {}
+    left_out: list[LeftOut] = []
+    for arch in dict.fromkeys(archs):
+        backend, toolchain = compiler_for(arch)
+        for entry in dict.fromkeys(traced):
+            sources, reasons = _sources(entry, arch, backend, all_choices)
+            wanted.update(dict.fromkeys(((arch, s) for s in sources), toolchain))
+            if reasons is not None:
+                left_out.append(LeftOut(str(entry.problem), arch, reasons))
+    collected = []
+    for number, ((arch, source), toolchain) in enumerate(wanted.items(), start=1):
+        progress(number, len(wanted), f"{source.name} for {arch}")
+        binary = compiled(toolchain, source, arch)
+        collected.append(Collected(source, arch, toolchain.backend, binary))
+    return collected, left_out
+
+
+def _sources(
+    entry: TracedProblem, arch: str, backend: Backend, all_choices: bool
+) -> tuple[list[SourceBundle], str | None]:
+    """What a problem's launches are compiled from; and, where no kernel takes it, why."""
+    found: list[SourceBundle] = []
+    reasons: dict[str, None] = {}
+    taken = False
+    for device in _devices(entry.device, arch, backend):
+        takers: list[KernelImplementation] = []
+        for implementation in _kernels(backend.name, entry.problem.operation):
+            if reason := implementation.supports(entry.problem, device):
+                reasons[f"{implementation.name}: {reason}"] = None
+            else:
+                takers.append(implementation)
+        takers.sort(key=lambda i: i.cost(entry.problem, device).seconds)
+        taken = taken or bool(takers)
+        for rank, implementation in enumerate(takers):
+            if all_choices or rank == 0 or implementation.name == entry.implementation:
+                for variant in _variants(implementation, entry, device, all_choices):
+                    found += implementation.source_bundles(entry.problem, device, variant)
+    none = "; ".join(reasons) or f"backend {backend.name} has no kernel for it"
+    return found, None if taken else none
+
+
+def _kernels(backend: str, operation: str) -> Iterator[KernelImplementation]:
+    for i in plugins().registry.implementations:
+        if isinstance(i, KernelImplementation) and (i.backend, i.operation) == (backend, operation):
+            yield i
+
+
+def _devices(traced: Device, arch: str, backend: Backend) -> Iterator[Device]:
+    """The devices whose limits choose tiles."""
+    assert backend.toolchain is not None
+    product = backend.toolchain.arch_row(arch).product
+    of_this_arch = (traced.backend, traced.arch) == (backend.name, arch)
+    if of_this_arch:
+        yield replace(traced, evidence=ABSENT)
+    if product is not None:
+        yield product
+    elif not of_this_arch:
+        yield Device(backend.name, 0, arch, evidence=ABSENT)
+
+
+def _variants(
+    implementation: KernelImplementation, entry: TracedProblem, device: Device, all_choices: bool
+) -> tuple[str, ...]:
+    """Variants' names; "" is the default."""
+    offered = tuple(v.name for v in variants_of(implementation, entry.problem, device))
+    if all_choices:
+        return ("", *offered)
+    chosen = entry.variant if implementation.name == entry.implementation else ""
+    return ("", chosen) if chosen in offered else ("",)

@@ -1,0 +1,228 @@
+"""Attention that JAX compiles and differentiates. Imports JAX: ``kernelseam.interop.jax`` imports
+this at its first use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from kernelseam.descriptors.common.wording import Wording
+from kernelseam.interop.jax_host import given, on_host, outline, refuse_gradient
+from kernelseam.ops import attention as forward
+from kernelseam.ops.attention_bwd import attention_bwd
+
+Array = Any
+DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
+_WORDING = Wording({}, forward.EXTENTS)
+_FORWARD_ONLY = ("out_dtype", "return_lse", "batch_invariant")
+_KEPT = 256
+"""Functions by operands and options, each of which JAX compiles for itself."""
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Array = None,
+    mask: Array = None,
+    alibi_slopes: Array = None,
+    sinks: Array = None,
+    prefix_lengths: Array = None,
+    kv_lengths: Array = None,
+    layout: str = "bhsd",
+    out_dtype: str | None = None,
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+) -> Any:
+    """``kernelseam.attention`` on JAX's arrays under jax.jit, jax.grad and jax.vmap, with gradients
+    to q, k, v, ``bias`` and ``sinks``, and of the LSE too.
+
+    q [B, H, S_q, D], k [B, H_kv, S_k, D], v [B, H_kv, S_k, D_v]; options as there, and static.
+    Shapes, dtypes and options are checked while JAX traces. Lengths that point outside of memory
+    are refused when the compiled function runs; JAX wraps that error in one of its own.
+
+    It computes on JAX's platform "cpu", by a callback; lowering for another one raises
+    InvalidValue. Gradients are differentiable once: a second derivative raises InvalidValue.
+
+    Returns the result [B, H, S_q, D_v], or (result, lse). Raises InvalidValue.
+    """
+    arrays = given(
+        q=q,
+        k=k,
+        v=v,
+        bias=bias,
+        mask=mask,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        prefix_lengths=prefix_lengths,
+        kv_lengths=kv_lengths,
+    )
+    options: dict[str, Any] = {
+        "out_dtype": None if out_dtype is None else str(np.dtype(out_dtype)),
+        "return_lse": return_lse,
+        "causal": causal,
+        "window": None if window is None else tuple(window),
+        "scale": scale,
+        "softcap": softcap,
+        "layout": layout,
+        "batch_invariant": batch_invariant,
+    }
+    outline(forward.DENSE_WORK, arrays, tuple(options.values()), _WORDING)
+    made = _differentiable(tuple(arrays), tuple(options.items()))(*arrays.values())
+    return tuple(made) if return_lse else made[0]
+
+
+@lru_cache(_KEPT)
+def _differentiable(
+    names: tuple[str, ...], options: tuple[tuple[str, Any], ...]
+) -> Callable[..., list[Array]]:
+    """The attention of these operands and options, as a function of the operands alone. Returns
+    [result] or [result, lse]."""
+    given_options = dict(options)
+
+    def compute(arrays: tuple[Array, ...], return_lse: bool) -> list[Array]:
+        asked = {**given_options, "return_lse": return_lse}
+        shapes = outline(
+            forward.DENSE_WORK,
+            dict(zip(names, arrays, strict=True)),
+            tuple(asked.values()),
+            _WORDING,
+        )
+
+        def host(*values: Any) -> tuple[Any, ...]:
+            made = forward.attention(
+                **dict(zip(names, values, strict=True)), **asked, backend="numpy"
+            )
+            return made if return_lse else (made,)
+
+        return on_host(
+            "attention", host, [shapes[n] for n in ("out", "lse")[: len(shapes)]], arrays
+        )
+
+    def primal(*arrays: Array) -> list[Array]:
+        return compute(arrays, given_options["return_lse"])
+
+    def fwd(*primals: Any) -> tuple[list[Array], Any]:
+        arrays = tuple(p.value for p in primals)
+        wanted = tuple(n for n, p in zip(names, primals, strict=True) if p.perturbed)
+        for name in wanted:
+            if name not in DIFFERENTIABLE:
+                raise refuse_gradient(name)
+        out, lse = compute(arrays, True)
+        kept = [out, lse] if given_options["return_lse"] else [out]
+        return kept, (arrays, out, lse, _Wanted(wanted))
+
+    def bwd(residuals: Any, cotangents: Any) -> tuple[Array | None, ...]:
+        arrays, out, lse, wanted = residuals
+        operands = dict(zip(names, arrays, strict=True))
+        dout, dlse = (*cotangents, None)[:2]
+        found = _gradients(
+            operands,
+            out,
+            lse,
+            None if isinstance(dout, SymbolicZero) else dout,
+            None if isinstance(dlse, SymbolicZero) else dlse,
+            wanted.names,
+            {n: x for n, x in given_options.items() if n not in _FORWARD_ONLY},
+        )
+        return tuple(found.get(n) for n in names)
+
+    function: Callable[..., list[Array]] = jax.custom_vjp(primal)
+    function.defvjp(fwd, bwd, symbolic_zeros=True)  # type: ignore[attr-defined]
+    return function
+
+
+@jax.tree_util.register_static
+class _Wanted:
+    """Names of operands, of which JAX makes no array."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Wanted) and other.names == self.names
+
+    def __hash__(self) -> int:
+        return hash(self.names)
+
+
+def _gradients(
+    operands: Mapping[str, Array],
+    out: Array,
+    lse: Array,
+    dout: Array | None,
+    dlse: Array | None,
+    wanted: tuple[str, ...],
+    options: Mapping[str, Any],
+) -> dict[str, Array]:
+    """Gradients by operand, of those that are wanted."""
+    if dout is None and dlse is None:
+        return {}
+    asked = {
+        **options,
+        "bias_gradient": "bias" in wanted,
+        "sink_gradient": "sinks" in wanted,
+        "backend": "numpy",
+    }
+    differentiated = [n for n in DIFFERENTIABLE if n in ("q", "k", "v") or n in wanted]
+    results = [
+        jax.ShapeDtypeStruct(
+            operands[n].shape, np.dtype(np.float32) if n == "sinks" else operands[n].dtype
+        )
+        for n in differentiated
+    ]
+    names, cotangents = tuple(operands), [x for x in (dout, dlse) if x is not None]
+
+    def host(*values: Any) -> list[Any]:
+        known, (out, lse, *rest) = dict(zip(names, values, strict=False)), values[len(names) :]
+        lse = np.array(lse)  # JAX's own cannot be written, as descriptors want it
+        parts = []
+        if dout is not None:
+            kind = known["q"].dtype
+            parts.append(
+                attention_bwd(rest[0].astype(kind), **known, out=out.astype(kind), lse=lse, **asked)
+            )
+        if dlse is not None:
+            parts.append(_of_lse(rest[-1], known, out, lse, asked))
+        return [
+            sum(getattr(p, f"d{n}").astype(np.float64) for p in parts)
+            if len(parts) > 1
+            else getattr(parts[0], f"d{n}")
+            for n in differentiated
+        ]
+
+    made = on_host("attention", host, results, (*operands.values(), out, lse, *cotangents))
+    return {
+        n: x.astype(operands[n].dtype)
+        for n, x in zip(differentiated, made, strict=True)
+        if n in wanted
+    }
+
+
+def _of_lse(
+    dlse: Any, operands: Mapping[str, Any], out: Any, lse: Any, options: Mapping[str, Any]
+) -> Any:
+    """Gradients of the LSE alone. The gradient of a score is p·(dp − delta), delta = Σ dout·out.
+    That of the LSE is p·dlse: dp is 0 where v is, and delta is −dlse where out is 1 and dout is
+    −dlse, in two parts where its dtype has fewer bits."""
+    q, v = operands["q"], operands["v"]
+    if options["layout"] == "bshd":
+        dlse = dlse.swapaxes(-1, -2)
+    wide = 8  # columns: 16 bytes of halves
+    values = np.zeros((*v.shape[:-1], wide), v.dtype)
+    ones, rows = (np.zeros((*out.shape[:-1], wide), q.dtype) for _ in range(2))
+    ones[..., :2] = 1
+    rows[..., 0] = -dlse
+    rows[..., 1] = -dlse - rows[..., 0].astype(dlse.dtype)
+    made = attention_bwd(rows, **{**operands, "v": values}, out=ones, lse=lse, **options)
+    return made._replace(dv=np.zeros_like(v))

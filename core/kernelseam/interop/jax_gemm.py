@@ -1,0 +1,120 @@
+"""Products that JAX compiles and differentiates. Imports JAX: ``kernelseam.interop.jax`` imports
+this at its first use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernelseam.descriptors.common.wording import Wording
+from kernelseam.interop.jax_host import given, on_host, outline
+from kernelseam.ops import gemm
+from kernelseam.ops.gemm_bwd import bmm_bwd
+
+Array = Any
+_WORDING = Wording()
+_KEPT = 256
+"""Functions by operands and options, each of which JAX compiles for itself."""
+
+
+def bmm(
+    a: Array,
+    b: Array,
+    *,
+    a_transposed: bool = False,
+    b_transposed: bool = False,
+    alpha: float = 1,
+    bias: Array = None,
+    residual: Array = None,
+    out_dtype: str | None = None,
+    precision: str | None = None,
+) -> Array:
+    """``kernelseam.bmm`` on JAX's arrays under jax.jit, jax.grad and jax.vmap, with gradients to a,
+    b, ``bias`` and ``residual``.
+
+    a [B, M, K] and b [B, K, N], or [B, H, M, K] and [B, H_b, K, N]; options as there, and static.
+    Shapes, dtypes and options are checked while JAX traces. It computes on JAX's platform "cpu", by
+    a callback; lowering for another one raises InvalidValue. Gradients are differentiable once: a
+    second derivative raises InvalidValue.
+
+    Returns [B, M, N] or [B, H, M, N]. Raises InvalidValue.
+    """
+    arrays = given(a=a, b=b, bias=bias, residual=residual)
+    out_dtype = None if out_dtype is None else str(np.dtype(out_dtype))
+    options = (True, a_transposed, b_transposed, alpha, 0, out_dtype, precision)
+    outline(gemm.gemm_work, arrays, options, _WORDING)
+    transposed = (a_transposed, b_transposed)
+    made: Array = _differentiable(tuple(arrays), transposed, alpha, out_dtype, precision)(
+        *arrays.values()
+    )
+    return made
+
+
+@lru_cache(_KEPT)
+def _differentiable(
+    names: tuple[str, ...],
+    transposed: tuple[bool, bool],
+    alpha: float,
+    out_dtype: str | None,
+    precision: str | None,
+) -> Callable[..., Array]:
+    """The product of these operands and options, as a function of the operands alone."""
+    options: dict[str, Any] = {
+        "a_transposed": transposed[0],
+        "b_transposed": transposed[1],
+        "alpha": alpha,
+    }
+
+    def primal(*arrays: Array) -> Array:
+        operands = dict(zip(names, arrays, strict=True))
+        asked = (True, *transposed, alpha, 0, out_dtype, precision)
+        shapes = outline(gemm.gemm_work, operands, asked, _WORDING)
+
+        def host(*values: Any) -> tuple[Any]:
+            found = dict(zip(names, values, strict=True))
+            made = gemm.bmm(
+                **found, **options, out_dtype=out_dtype, precision=precision, backend="numpy"
+            )
+            return (made,)
+
+        (made,) = on_host("bmm", host, [shapes["out"]], arrays)
+        return made
+
+    def fwd(*arrays: Array) -> tuple[Array, Any]:
+        return primal(*arrays), arrays
+
+    def bwd(arrays: tuple[Array, ...], dc: Array) -> tuple[Array, ...]:
+        operands = dict(zip(names, arrays, strict=True))
+        a, b = operands["a"], operands["b"]
+
+        def host(dc: Any, a: Any, b: Any) -> tuple[Any, Any]:
+            da, db = bmm_bwd(dc, a, b, sum_repeats=False, **options, backend="numpy")
+            return da, db
+
+        results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (a, b)]
+        made = on_host("bmm", host, results, (dc.astype(a.dtype), a, b))
+        found = dict(zip(("a", "b"), made, strict=True))
+        if "bias" in operands:
+            found["bias"] = _of_bias(dc, operands["bias"])
+        if "residual" in operands:
+            found["residual"] = dc.astype(operands["residual"].dtype)
+        return tuple(found[n] for n in names)
+
+    function: Callable[..., Array] = jax.custom_vjp(primal)
+    function.defvjp(fwd, bwd)  # type: ignore[attr-defined]
+    return function
+
+
+def _of_bias(dc: Array, bias: Array) -> Array:
+    """Summed over rows, and over what the bias repeats along."""
+    wide = dc.astype(jnp.promote_types(dc.dtype, jnp.float32))
+    _, pull = jax.vjp(
+        lambda x: jnp.broadcast_to(x[..., None, :], dc.shape), jnp.zeros(bias.shape, wide.dtype)
+    )
+    (found,) = pull(wide)
+    return found.astype(bias.dtype)

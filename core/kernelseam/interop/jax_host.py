@@ -1,0 +1,137 @@
+"""What JAX's functions share: results' shapes while JAX traces, and calls back to the host. Imports
+JAX.
+
+A call is a ``jax.pure_callback`` on JAX's platform "cpu". For other platforms lowering refuses it:
+a callback there would copy everything to the host and compute on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import batching, mlir
+
+from kernelseam.arrays import describe
+from kernelseam.descriptors.common.wording import Wording
+from kernelseam.errors import InvalidValue
+from kernelseam.ops.calling import Operation
+
+Array = Any
+Work = Callable[..., None]
+_REMEDY = (
+    "Run it on JAX's host platform (jax.default_device(jax.devices('cpu')[0])), or call kernelseam "
+    "on the arrays outside of jax.jit"
+)
+
+
+def given(**arrays: Array) -> dict[str, Array]:
+    """The arrays that are not None. Raises InvalidValue for what JAX does not know as an array."""
+    found = {}
+    for name, x in arrays.items():
+        if x is None:
+            continue
+        if not isinstance(x, (jax.Array, np.ndarray)):
+            raise InvalidValue(
+                name, type(x).__name__, "must be an array of JAX or NumPy", "Pass jnp.asarray(…)"
+            )
+        found[name] = jnp.asarray(x)
+    return found
+
+
+def outline(
+    work: Work, arrays: Mapping[str, Array], options: Sequence[Any], wording: Wording
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """What an operation on arrays of these shapes and dtypes returns, by name. Nothing is computed.
+
+    Raises InvalidValue for what does not fit together, as the operation would.
+    """
+    try:
+        infos = {n: describe(np.empty(x.shape, x.dtype), n, "numpy") for n, x in arrays.items()}
+        operation = Operation(infos, None)
+        work(operation, *options)
+    except InvalidValue as e:
+        raise wording.reworded(e) from None
+    return {
+        r.name: jax.ShapeDtypeStruct(r.shape, np.dtype(r.dtype.numpy))
+        for r in operation.planned().results
+    }
+
+
+def on_host(
+    function: str,
+    compute: Callable[..., Sequence[Any]],
+    results: Sequence[jax.ShapeDtypeStruct],
+    arrays: Sequence[Array],
+) -> list[Array]:
+    """``compute(*arrays)`` on NumPy arrays, when the compiled function runs. jax.vmap calls it once
+    an element. To differentiate it is refused: it is within gradients of ``function``, or is
+    one."""
+
+    def host(*values: Array) -> list[Any]:
+        made = compute(*(np.asarray(x) for x in values))
+        return [np.asarray(x, r.dtype) for x, r in zip(made, results, strict=True)]
+
+    def call(*values: Array) -> list[Array]:
+        return list(jax.pure_callback(host, list(results), *values, vmap_method="sequential"))
+
+    def refuse(*values: Array) -> list[Array]:
+        return list(_refused.bind(*values, results=tuple(results)))
+
+    def choose(*values: Array) -> list[Array]:
+        return list(jax.lax.platform_dependent(*values, cpu=call, default=refuse))
+
+    def differentiate(primals: Any, tangents: Any) -> Any:
+        raise InvalidValue(
+            "jax.grad",
+            "of a gradient",
+            f"gradients of {function} cannot be differentiated",
+            "Use JAX's own operations where second derivatives are wanted",
+        )
+
+    chosen = jax.custom_jvp(choose)
+    chosen.defjvp(differentiate)
+    return list(chosen(*arrays))
+
+
+def refuse_gradient(name: str) -> InvalidValue:
+    """For an operand that is differentiated and has no gradient."""
+    return InvalidValue(
+        name,
+        "differentiated",
+        "gradients do not flow to it",
+        f"Pass jax.lax.stop_gradient({name})",
+    )
+
+
+def _abstract(*operands: Any, results: tuple[jax.ShapeDtypeStruct, ...]) -> list[Any]:
+    return [jax.core.ShapedArray(r.shape, r.dtype) for r in results]
+
+
+def _lower(context: Any, *operands: Any, results: Any) -> Any:
+    platforms = context.platforms or context.module_context.platforms
+    raise InvalidValue(
+        "platform",
+        ", ".join(platforms),
+        "kernelseam.interop.jax computes on hosts",
+        _REMEDY,
+    )
+
+
+def _batched(
+    operands: Sequence[Array], axes: Sequence[int | None], *, results: Any
+) -> tuple[list[Array], list[int]]:
+    (size,) = {x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None}
+    each = tuple(jax.ShapeDtypeStruct((size, *r.shape), r.dtype) for r in results)
+    return list(_refused.bind(*operands, results=each)), [0] * len(each)
+
+
+_refused = jax.extend.core.Primitive("kernelseam_refused")
+_refused.multiple_results = True
+_refused.def_abstract_eval(_abstract)
+mlir.register_lowering(_refused, _lower)
+batching.primitive_batchers[_refused] = _batched
