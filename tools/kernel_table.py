@@ -86,8 +86,16 @@ UNSHOWN = ("dtypes", "max_dim", "plain", "grouped", "splits", "rate", "block_sec
 """Columns of tiles that shape no binary, or are told by the spec."""
 
 
+USUAL = {"split": 1}
+"""Columns that few tiles have, and what the others have there."""
+
+
 def tile_name(tile: object) -> str:
-    shown = {k: v for k, v in vars(tile).items() if k not in UNSHOWN}
+    shown = {
+        k: v
+        for k, v in vars(tile).items()
+        if k not in UNSHOWN and (k not in USUAL or v != USUAL[k])
+    }
     return " ".join(f"{k}={int(v) if isinstance(v, bool) else v}" for k, v in shown.items())
 
 

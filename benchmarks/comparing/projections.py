@@ -27,6 +27,7 @@ from benchmarks.comparing.rows import Judged, Prepared, Session, compared, host,
 
 JUDGED = 32
 """Tokens whose results are held against float64; of a weight's gradient, so many columns."""
+TOKENS = (16384, 1024, 512, 256, 64)
 TORCH = "torch linear"
 Shapes = dict[str, tuple[int, ...]]
 
@@ -302,4 +303,4 @@ def _sums(results: oracle.Results) -> oracle.Results:
 
 
 def projection_rows() -> list[ProjectionRow]:
-    return [ProjectionRow(kind, tokens) for tokens in (16384, 512) for kind in KINDS]
+    return [ProjectionRow(kind, tokens) for tokens in TOKENS for kind in KINDS]

@@ -45,6 +45,17 @@ KS_DEVICE void barrier_arrive_at(u32 barrier, int rank) {
                "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" :: "r"(barrier), "r"(rank) : "memory");
 }
 
+// Writes 16 bytes at the same place of another block's shared memory; a cluster_barrier makes them visible there.
+KS_DEVICE void store_at(u32 to, int rank, float x, float y, float z, float w) {
+  asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+               "st.shared::cluster.v4.f32 [there], {%2, %3, %4, %5};\n}"
+               :: "r"(to), "r"(rank), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+}
+
+KS_DEVICE void load_four(u32 from, float (&x)[4]) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(from) : "memory");
+}
+
 // ---- named barriers 1 to 15 of some of a block's warps, `threads` threads in all
 
 KS_DEVICE void named_barrier_sync(int id, int threads) {
@@ -120,6 +131,13 @@ KS_DEVICE void stmatrix(u32 to, u32 a, u32 b, u32 c, u32 d) {
 KS_DEVICE void ldmatrix(u32 from, u32 (&x)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from) : "memory");
+}
+
+// What lane `from` has of x; every lane must ask.
+KS_DEVICE int shuffle(int x, int from) {
+  int y;
+  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(y) : "r"(x), "r"(from));
+  return y;
 }
 
 struct Pair { float x, y; };

@@ -28,6 +28,7 @@ KS_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" 
 template<int N> KS_DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
 
 // The instruction names each register of the accumulator. KS_R(n): the first n/2 of d by place, KS_D(n): the operands.
+#define KS_R8 "%0, %1, %2, %3"
 #define KS_R16 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define KS_R32 KS_R16 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define KS_R48 KS_R32 ", %16, %17, %18, %19, %20, %21, %22, %23"
@@ -46,6 +47,7 @@ template<int N> KS_DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.syn
 #define KS_R256 KS_R240 ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define KS_EIGHT(i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define KS_D8 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 #define KS_D16 KS_EIGHT(0)
 #define KS_D32 KS_D16, KS_EIGHT(8)
 #define KS_D48 KS_D32, KS_EIGHT(16)
@@ -86,6 +88,7 @@ template<class T, int N> struct Wgmma;
     } \
   };
 #define KS_WGMMA_SHAPES(n, ...) KS_WGMMA_SHAPE(f16, "f16", n, __VA_ARGS__) KS_WGMMA_SHAPE(bf16, "bf16", n, __VA_ARGS__)
+KS_WGMMA_SHAPES(8, 4, 5, 6, 7, 8, 9)
 KS_WGMMA_SHAPES(64, 32, 33, 34, 35, 36, 37)
 KS_WGMMA_SHAPES(80, 40, 41, 42, 43, 44, 45)
 KS_WGMMA_SHAPES(96, 48, 49, 50, 51, 52, 53)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from kernelseam.contract import LaunchConfig, SourceBundle
+from kernelseam.kernels.elements import divider
 from kernelseam.kernels.sources import shared_sources
 from kernelseam_hostcpp import HostToolchain
 from kernelseam_hostcpp.library import library
@@ -56,6 +57,19 @@ KS_KERNEL(16, 1) probe(const u64* addresses, const u64* origins, i64* places) {
   }
 }"""
 
+HEADS = """
+#include "sm90/gemm/heads.h"
+KS_KERNEL(16, 1) probe(const i64* n, i64* columns, i64* parts) {
+  if (thread_index() != 0) return;
+  const Order order{{(int)n[0], (unsigned)n[1], (int)n[2]}, (int)n[3], (int)n[4]};
+  for (int i = 0; i < n[5]; i++) columns[i] = order.element(i, order.in_head(i));
+  for (int slices = 4; slices < 20; slices++)
+    for (int rank = 0; rank < SPLIT; rank++) {
+      const Part part = part_of(slices, rank);
+      *parts++ = part.first, *parts++ = part.count;
+    }
+}"""
+
 TILES = """
 #include "sm90/attention/tiles.h"
 KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets, i64* out) {
@@ -71,6 +85,25 @@ KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets,
     for (int i = 0; i < 12; i++) out[12 * t + i] = found[i];
   }
 }"""  # noqa: E501
+
+
+GEMM_CONSTANTS: dict[str, int | str] = {
+    "KS_T": "f16",
+    "KS_TC": "f16",
+    "KS_BIAS": "void",
+    "KS_ROW_SUMS": "void",
+    "KS_BM": 128,
+    "KS_BN": 128,
+    "KS_GROUPS": 2,
+    "KS_STAGES": 2,
+    "KS_CLUSTER": 1,
+    "KS_SPLIT": 1,
+    "KS_BUFFERS": 2,
+    "KS_POINTERS": 1,
+    "KS_C_FIRST": 0,
+    "KS_SHARED_BYTES": 1 << 18,
+}
+"""Of the GEMM's block.h."""
 
 
 def run(
@@ -124,22 +157,52 @@ def check_matrices(change: Change) -> None:
         [origin + x for x in (0, 16, 3 << 20, -16, -(5 << 20), 40 << 30)], np.uint64
     )
     places = np.zeros((len(addresses), 2), np.int64)
-    constants: dict[str, int | str] = {
-        "KS_T": "f16",
-        "KS_BIAS": "void",
-        "KS_BM": 128,
-        "KS_BN": 128,
-        "KS_GROUPS": 2,
-        "KS_STAGES": 2,
-        "KS_CLUSTER": 1,
-        "KS_BUFFERS": 2,
-        "KS_POINTERS": 1,
-        "KS_SHARED_BYTES": 1 << 18,
-    }
-    run(MATRICES, constants, change, addresses, np.full(len(addresses), origin, np.uint64), places)
+    run(
+        MATRICES,
+        GEMM_CONSTANTS,
+        change,
+        addresses,
+        np.full(len(addresses), origin, np.uint64),
+        places,
+    )
     for address, (units, reaches) in zip(addresses.tolist(), places.tolist(), strict=True):
         assert 0 <= units < 2**31 and 0 <= reaches < 2**29
         assert (origin + 16 * units + 2**35 * reaches) % 2**64 == address
+
+
+# ---------------------------------------------------------------- heads, and parts of a sum
+
+
+def check_heads(change: Change) -> None:
+    """Columns hold each element of their head once, the two that are turned together 32 columns
+    apart; a sum's parts are its slices, one part after the other."""
+    dim, turned, heads, turned_heads = 192, 128, 5, 4
+    magic, shift = divider(dim)
+    given = np.array([dim, magic % 2**32, shift, turned_heads * dim, turned, heads * dim], np.int64)
+    columns, parts = np.zeros(heads * dim, np.int64), np.zeros((16, 4, 2), np.int64)
+    constants = {
+        **GEMM_CONSTANTS,
+        "KS_HEADS": 1,
+        "KS_ROTARY": 1,
+        "KS_PAGED": 0,
+        "KS_POSITIONS": 0,
+        "KS_STORE": 0,
+        "KS_BLOCKS": 1,
+        "KS_STAGES": 7,
+        "KS_SHARED_BYTES": 1 << 19,
+        "KS_SPLIT": 4,
+    }
+    run(HEADS, constants, change, given, columns, parts)
+    for head, row in enumerate(columns.reshape(heads, dim).tolist()):
+        assert sorted(row) == list(range(dim))
+        for c in range(dim):
+            if head >= turned_heads or c >= turned:
+                assert row[c] == c, "it is not turned"
+            elif c // 32 % 2 == 0:
+                assert row[c] == c // 64 * 32 + c % 32 and row[c + 32] == row[c] + turned // 2
+    for slices, found in enumerate(parts.tolist(), 4):
+        walked = [s for first, count in found for s in range(first, first + count)]
+        assert walked == list(range(slices))
 
 
 # ---------------------------------------------------------------- tiles
@@ -277,6 +340,10 @@ def test_a_matrix_of_a_list_is_found_from_any_origin() -> None:
     check_matrices(as_it_is)
 
 
+def test_columns_hold_heads_and_parts_hold_sums() -> None:
+    check_heads(as_it_is)
+
+
 @pytest.mark.parametrize("name", WALKS)
 def test_every_tile_is_found_once_with_its_keys(name: str) -> None:
     check_walk(WALKS[name], as_it_is)
@@ -294,11 +361,16 @@ PLACES = {
 """Of the bugs in the walk of tiles, one that shows each."""
 
 
+HEADS_BUGS = {"upper-half-first", "turned-beyond-its-end", "last-part-too-long"}
+
+
 @pytest.mark.parametrize("mutant", WORDS, ids=lambda m: m.name)
 def test_a_bug_is_found(mutant: Mutant) -> None:
     with pytest.raises(AssertionError):
         if mutant.name in PLACES:
             check_walk(WALKS[PLACES[mutant.name]], mutant)
+        elif mutant.name in HEADS_BUGS:
+            check_heads(mutant)
         elif mutant.place == GEMM_MATRIX:
             check_matrices(mutant)
         else:

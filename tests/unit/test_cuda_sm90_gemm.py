@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kernelseam.contract import Device, DeviceLimits
-from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsSpec, Segment
 from kernelseam.dtypes import DType
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.gemm import HopperGemm
-from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, HopperGemmTile
+from kernelseam_cuda.sm90.tiles import GEMM, HEADS, REGISTERS, SPLIT, HopperGemmTile
 
 HALF, ROW = HopperGemm(), archs.row("sm_90a")
 LIMITS = DeviceLimits(
@@ -84,9 +84,7 @@ def problem(
             },
             "its result is of float32, not float64",
         ),
-        ({"summed": True}, "it does not know summed"),
-        ({"row_sums": F32}, "it does not know row_sums"),
-        ({"segmented": True}, "it does not know segmented"),
+        ({"summed": True, "view": "pointers"}, "it does not sum products of lists"),
         ({"residual": F32}, "its residual is of the result's bfloat16, not of float32"),
         (
             {"dtype_c": F32, "residual": BF16},
@@ -130,6 +128,8 @@ def test_problems_are_refused_by_their_numbers() -> None:
         == "N = 1073741824: it takes less than 2**30"
     )
     assert HALF.refuse(problem(vector_r=2), ROW) is None, "there is no residual"
+    heads = replace(problem(), spec=replace(problem().spec, heads=HeadsSpec()))
+    assert HALF.refuse(heads, ROW) == "it does not know heads"
 
 
 @pytest.mark.parametrize("tile", GEMM, ids=lambda t: t.name)
@@ -267,7 +267,7 @@ def test_a_grid_is_whole_clusters_and_no_more_than_there_are_tiles() -> None:
 
 def test_registers_of_a_block_are_those_it_starts_with() -> None:
     """A consumer that asks for more than the loading warps give back waits for ever."""
-    for tile in GEMM:
+    for tile in (*GEMM, *SPLIT, *HEADS):
         producer, consumer = REGISTERS[tile.groups]
         at_launch = 65536 // (128 * (tile.groups + 1)) // 8 * 8
         assert tile.blocks == 1 or (producer, consumer) == (0, 0)
@@ -275,4 +275,74 @@ def test_registers_of_a_block_are_those_it_starts_with() -> None:
 
 
 def test_tiles_have_names_of_their_own() -> None:
-    assert len({t.name for t in GEMM}) == len(GEMM)
+    tiles = (*HEADS, *SPLIT)
+    assert len({t.name for t in GEMM}) == len(GEMM) and len({t.name for t in tiles}) == len(tiles)
+
+
+def few_tokens(M: int, **spec: object) -> GemmProblem:
+    return problem(M=M, N=4096, K=4096, batch=1, heads=1, b_transposed=True, **spec)
+
+
+def test_a_linear_layer_of_few_tokens_splits_its_sums_over_a_cluster() -> None:
+    p = few_tokens(64)
+    split = [t for t in HALF.offered(p) if t.split > 1]
+    assert len(split) == len(SPLIT) and HALF.tile(p, ROW, H200) in split
+    for t in split:
+        tiles = -(-64 // t.bm) * -(-4096 // t.bn)
+        assert HALF.grid(p, t, H200) == tiles * t.split, "a cluster has one tile"
+        assert HALF.config(p, t, ROW, H200).cluster == (t.split, 1, 1)
+        assert HALF.defines(p.spec, t, ROW)["SPLIT"] == t.split
+
+
+def test_sums_are_split_where_there_are_few_tiles_and_something_for_each_part() -> None:
+    assert not any(t.split > 1 for t in HALF.offered(few_tokens(16384)))
+    short = replace(few_tokens(64), K=128)
+    assert {t.split for t in HALF.offered(short)} == {1, 2}, "two slices are not for four blocks"
+    five = replace(few_tokens(64), K=5 * 64)
+    assert {t.split for t in HALF.offered(five)} == {1, 2}, "2 + 2 + 1 + 0"
+    assert not any(t.split > 1 for t in HALF.offered(few_tokens(64, summed=True)))
+
+
+def test_the_others_sums_fit_the_ring_behind_the_source_tiles() -> None:
+    """block.h's assertion, for tiles of either table."""
+    for t in SPLIT:
+        stage = (t.bm + t.bn) * 128
+        source = -(-(t.bn // 64) // min(t.bn // 64, stage // (t.bm * 128)))
+        assert source + -(-(t.split - 1) * t.bm * t.bn * 4 // stage) <= t.stages, t.name
+
+
+def test_segments_have_a_map_each_and_the_head_that_each_begins_with() -> None:
+    segments = tuple(Segment(n, (64 * 512 * n, 64 * 512, 64)) for n in (4, 2, 2))
+    p = replace(
+        problem(M=512, N=512, K=64, batch=2, heads=8, summed=True, segmented=True),
+        a_strides=(0, 0, 0),
+        c_head_group=8,
+        segments=segments,
+        c_strides=(512 * 512, 0, 512),
+    )
+    assert HALF.refuse(p, ROW) is None
+    tile = HALF.tile(p, ROW, H200)
+    maps = HALF.tensor_maps(p, tile, H200)
+    assert [maps[n].operand for n in ("a_map", "a1_map", "a2_map")] == ["A", "A1", "A2"]
+    assert [maps[n].extents[2] for n in ("a_map", "a1_map", "a2_map")] == [4, 2, 2]
+    assert maps["c_map"].extents == (512, 512, 1, 2), "one result an entry of the batch"
+    v = HALF.values(p, tile, H200)
+    assert [v[n] for n in ("a1_first", "a2_first", "batch_group", "head_group")] == [4, 6, 1, 8]
+    shared = replace(p, segments=(*segments[:2], Segment(2, (0, 64, 64))))
+    assert HALF.refuse(shared, ROW) == "heads or batches of A's segments share memory"
+
+
+@pytest.mark.parametrize("dim", [64, 128, 96])
+def test_joined_heads_are_of_whole_boxes(dim: int) -> None:
+    p = replace(
+        problem(M=300, N=8 * dim, K=256, batch=1, heads=1, a_transposed=True, joined="b"),
+        joined_heads=8,
+        b_strides=(0, 256 * dim, dim),
+    )
+    if dim % 64:
+        assert HALF.refuse(p, ROW) == "it does not join such heads along B"
+        return
+    tile = HALF.tile(p, ROW, H200)
+    assert HALF.tensor_maps(p, tile, H200)["b_map"].extents == (dim, 256, 8, 1)
+    assert HALF.values(p, tile, H200)["joined"] == dim
+    assert HALF.defines(p.spec, tile, ROW)["JOINED"] == 2

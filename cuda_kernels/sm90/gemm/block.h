@@ -7,10 +7,18 @@
 
 typedef KS_T T;
 typedef KS_TC TC;
+typedef Choose<sizeof(T) == 2, T, f16>::type Half;  // of what is stored by fragments of 16 bits
 
 typedef Maybe<KS_BIAS> Bias;
+typedef Maybe<KS_ROW_SUMS> RowSums;
+
+// Heads whose elements lie one head after the other: C's rows are those of A, its columns those of B, or K counts those of A.
+enum { JOINED_A = 1, JOINED_B = 2, JOINED_K = 3 };
+enum { ROWS = 0, TMA = 1 };  // who stores: see epilogue.h
 
 constexpr int BM = KS_BM, BN = KS_BN, GROUPS = KS_GROUPS, STAGES = KS_STAGES, CLUSTER = KS_CLUSTER, BUFFERS = KS_BUFFERS;
+constexpr int SPLIT = KS_SPLIT;  // blocks of a cluster that sum a part of K each
+static_assert(SPLIT == 1 || CLUSTER == 1, "a cluster shares columns of B, or a sum");
 constexpr int BK = 128 / sizeof(T), MT = BM / (64 * GROUPS), PANELS = BN / 64, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
 static_assert(MT * 64 * GROUPS == BM && PANELS * 64 == BN, "tiles are of 64 rows a consumer, and panels of 64 columns");
 
@@ -24,7 +32,20 @@ constexpr int SOURCE_PANELS = min_of(C_PANELS, STAGE_BYTES / A_BYTES);
 // Epilogue buffers are 64 rows of a panel each; BATCH are stored at once, SLOTS batches in flight a consumer.
 constexpr int BATCH = C_PANELS <= BUFFERS ? C_PANELS : C_PANELS % BUFFERS == 0 ? BUFFERS : 1, SLOTS = BUFFERS / BATCH;
 
-struct alignas(1024) SharedStorage {
+// The right factor of the products that sum A's rows: a column of ones, whatever its layout.
+struct Ones {
+  alignas(1024) u32 pairs[256];
+  KS_DEVICE u32* ones() { return pairs; }
+};
+struct NoOnes {
+  KS_DEVICE u32* ones() { return nullptr; }
+};
+
+// Split sums: the others' accumulators lie in the ring of the first block, behind the source tiles, until it has added them.
+constexpr int SOURCE_STAGES = divide_up(C_PANELS, SOURCE_PANELS), PARTIAL_BYTES = (SPLIT - 1) * BM * BN * 4;
+static_assert(SPLIT == 1 || SOURCE_STAGES + divide_up(PARTIAL_BYTES, STAGE_BYTES) <= STAGES, "the others' sums fit the ring");
+
+struct alignas(1024) SharedStorage : Choose<RowSums::THERE, Ones, NoOnes>::type {
   char stages[STAGES][STAGE_BYTES];
   char out[GROUPS][BUFFERS][ROWS_BYTES];
   float bias[Bias::THERE ? GROUPS : 1][Bias::THERE ? BN : 1];
@@ -32,7 +53,8 @@ struct alignas(1024) SharedStorage {
 };
 static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
 
-struct Maps { const TensorMap &a, &b, &c, &residual; };
+// a1, a2: of the other operands that A's heads come from; c1, c2: that C's columns go to.
+struct Maps { const TensorMap &a, &b, &c, &residual, &a1, &a2, &c1, &c2; };
 
 // The kernel's arguments beside its maps, as the roles use them: operands are addresses, or lists of them.
 struct Arguments {
@@ -42,10 +64,22 @@ struct Arguments {
   int c_row, M, N, slices;  // of K, 64 each
   int a_head, a_batch, b_head, b_batch, residual_head, residual_batch;  // 0 where all heads, or batches, share one matrix
   float alpha, beta;
+  void* sums;
+  i64 sums_batch, sums_head;
+  int batch_group, head_group;  // products that are summed into one C: batches, and heads of each
+  int a1_first, a2_first;       // heads that A's other operands begin with
 };
 
 // The matrix of a tile: by its number in a list, or by head and batch.
 KS_DEVICE Matrix matrix_of(const Arguments& a, const void* list, const TileCoord& at, int head, int by_head, int by_batch) {
   if (KS_POINTERS) return matrix_at(listed((const T*)list, at.matrix), a.origin);
   return {head * by_head, at.batch * by_batch};
+}
+
+// The slices of K that a block of a cluster sums, of which none has none: the first, and how many.
+struct Part { int first, count; };
+KS_DEVICE int part_slices(int slices) { return divide_up(slices, SPLIT); }
+KS_DEVICE Part part_of(int slices, int rank) {
+  const int first = rank * part_slices(slices);
+  return {first, min_of(part_slices(slices), slices - first)};
 }

@@ -3,13 +3,13 @@
 #include "sm90/gemm/epilogue.h"
 
 struct Consumer {
-  typedef Choose<sizeof(T) == 2, T, f16>::type Half;
   SharedStorage& storage;
   const Ring<STAGES>& ring;
   const Ring<SLOTS>& out_ring;
   const Arguments& a;
   const TileScheduler& scheduler;
-  int rank, group, warp, thread_lane;
+  const Result& result;
+  int rank, split_rank, group, warp, thread_lane;
   PipelineState<STAGES> state{0, 0};
   PipelineState<SLOTS> out_state{0, 1};
 
@@ -23,14 +23,26 @@ struct Consumer {
     }
   }
 
-  KS_DEVICE void mainloop(float (&acc)[MT][BN / 2]) {
+  // summing: the sums of A's rows, too, by products with ones; each is in all columns of its row. (A branch about the loop,
+  // with a loop for either way, has the products serialised.)
+  KS_DEVICE void mainloop(float (&acc)[MT][BN / 2], float (&sums)[MT][4], bool summing) {
     constexpr int A_STEP = KS_A_TRANSPOSED ? 16 * 128 : 32, B_STEP = KS_B_TRANSPOSED ? 32 : 16 * 128;
     auto descriptor = [](bool k_major, u32 address) {
       return k_major ? descriptor_k_major(address) : descriptor_mn_major(address, ROWS_BYTES);
     };
     PipelineState<STAGES> previous = state;
+    const int slices = KS_SUMMED ? a.slices * a.batch_group * a.head_group
+                       : SPLIT > 1 ? part_of(a.slices, split_rank).count : a.slices;
+    u32 ones = 0;
+    if constexpr (RowSums::THERE) {
+      ones = descriptor_k_major(shared_address(storage.ones()));
+#pragma unroll
+      for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) sums[i][e] = 0;
+    }
 #pragma unroll 1
-    for (int s = 0; s < a.slices; s++) {
+    for (int s = 0; s < slices; s++) {
       const u32 stage = shared_address(storage.stages[state.stage]);
       const u32 a_descriptor = descriptor(!KS_A_TRANSPOSED, stage + group * MT * ROWS_BYTES);
       const u32 b_descriptor = descriptor(KS_B_TRANSPOSED, stage + A_BYTES);
@@ -39,9 +51,13 @@ struct Consumer {
 #pragma unroll
       for (int k = 0; k < 4; k++)  // 32 bytes of K each
 #pragma unroll
-        for (int i = 0; i < MT; i++)
+        for (int i = 0; i < MT; i++) {
           Wgmma<T, BN>::template ss<KS_A_TRANSPOSED, !KS_B_TRANSPOSED>(
               acc[i], advanced(a_descriptor, i * ROWS_BYTES + k * A_STEP), advanced(b_descriptor, k * B_STEP), s | k);
+          if (RowSums::THERE && summing)
+            Wgmma<Half, 8>::template ss<KS_A_TRANSPOSED, 0>(
+                sums[i], advanced(a_descriptor, i * ROWS_BYTES + k * A_STEP), ones, 1);
+        }
       wgmma_commit();
       wgmma_wait<1>();  // the previous slice is done
       if (s) release(previous);
@@ -123,6 +139,59 @@ struct Consumer {
     }
   }
 
+  // Where four of a thread's accumulators, from e on, of block 1, 2, … lie in the first block's ring.
+  KS_DEVICE u32 partial_place(int from, int e) const {
+    const int row = ((from - 1) * MT * (BN / 2) + e) / 4 * CONSUMERS * 16;  // of all threads' bytes
+    static_assert(STAGE_BYTES % (CONSUMERS * 16) == 0, "such a row lies in one stage");
+    const int stage = (part_slices(a.slices) + SOURCE_STAGES + row / STAGE_BYTES) % STAGES;
+    return shared_address(storage.stages[stage]) + row % STAGE_BYTES + (group * 128 + thread()) * 16;
+  }
+  // Adds up a cluster's sums in its first block; false in the others, which are done.
+  KS_DEVICE bool add_up(float (&acc)[MT][BN / 2]) const {
+    cluster_barrier();  // the first block's ring has been read
+    if (split_rank)
+#pragma unroll
+      for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int e = 0; e < BN / 2; e += 4) {
+          const float* const x = &acc[i][e];
+          store_at(partial_place(split_rank, i * (BN / 2) + e), 0, x[0], x[1], x[2], x[3]);
+        }
+    cluster_barrier();
+    if (split_rank) return false;
+#pragma unroll 1
+    for (int from = 1; from < SPLIT; from++)
+#pragma unroll
+      for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int e = 0; e < BN / 2; e += 4) {
+          float x[4];
+          load_four(partial_place(from, i * (BN / 2) + e), x);
+#pragma unroll
+          for (int n = 0; n < 4; n++) acc[i][e + n] += x[n];
+        }
+    return true;
+  }
+
+  KS_DEVICE void store_sums(const float (&sums)[MT][4], const TileCoord& p) const {
+    auto* const to = (typename RowSums::type*)a.sums + p.batch * a.sums_batch + p.head * a.sums_head;
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int row = p.row + 64 * (group * MT + i) + 16 * warp + (thread_lane >> 2) + 8 * half;
+        if ((thread_lane & 3) == 0 && row < a.M) to[row] = convert<typename RowSums::type>(sums[i][2 * half]);
+      }
+  }
+
+  // Where chunk 2j + lane/16 of a panel goes in a warp's rows of an epilogue buffer: as chunk_offset has it; or, where boxes
+  // are of 32 columns, into the first or the second half of the buffer, rows of 64 bytes in the 64-byte swizzle.
+  KS_DEVICE u32 buffer_place(u32 panel, int j) const {
+    if constexpr (Result::BOX_COLUMNS == 64) return panel + row_offset() + chunk_offset(j);
+    const int chunk = 2 * (j & 1) + (thread_lane >> 4);
+    return panel + j / 2 * (ROWS_BYTES / 2) + (thread_lane & 15) * 64 + (chunk ^ (thread_lane >> 1 & 3)) * 16;
+  }
+
   KS_DEVICE void store(const float (&acc)[MT][BN / 2], const TileCoord& p, TC* c) {
     const int at = sizeof(TC) == 4 ? opaque(thread_lane) : thread_lane;
 #pragma unroll
@@ -130,7 +199,7 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < MT; i++, out_state.advance()) {
         if (KS_STORE == TMA) out_ring.wait_empty(out_state);
-        char* const to = storage.out[group][out_state.stage * BATCH] + warp * 16 * 128;
+        char* const to = storage.out[group][out_state.stage * BATCH] + warp * 16 * 2 * Result::BOX_COLUMNS;
 #pragma unroll
         for (int n = 0; n < BATCH; n++)
 #pragma unroll
@@ -141,7 +210,7 @@ struct Consumer {
               store_pair(shared_address(to) + n * ROWS_BYTES + pair_offset(at, j, 1), d[2], d[3]);
             } else {
               const float* d = &acc[i][32 * (first + n) + 8 * j];
-              stmatrix(shared_address(to) + n * ROWS_BYTES + row_offset() + chunk_offset(j), pack2(d[0], d[1], Half()),
+              stmatrix(buffer_place(shared_address(to) + n * ROWS_BYTES, j), pack2(d[0], d[1], Half()),
                        pack2(d[2], d[3], Half()), pack2(d[4], d[5], Half()), pack2(d[6], d[7], Half()));
             }
           }
@@ -151,13 +220,13 @@ struct Consumer {
           if (thread_lane == 0) barrier_arrive(out_ring.full(out_state));
         } else {
           warp_barrier();
-          const int row = p.row + 64 * (group * MT + i) + 16 * warp;
+          const typename Result::Rows rows = result.rows(a, p, p.row + 64 * (group * MT + i) + 16 * warp);
 #pragma unroll
           for (int q = 0; q < 4 * BATCH; q++) {  // 8·BATCH chunks a row
             const int index = q * WARP + thread_lane, r = index / (8 * BATCH), chunk = index % (8 * BATCH);
             const Chunk<TC>& x = *(const Chunk<TC>*)(to + chunk / 8 * ROWS_BYTES + r * 128 + ((chunk ^ r) & 7) * 16);
             const int column = p.column + C_COLUMNS * first + Chunk<TC>::N * chunk;
-            if (row + r < a.M) store_chunk(c + (i64)(row + r) * a.c_row + column, x, a.N - column);
+            result.store(a, c, rows, r, column, x);
           }
           warp_barrier();
         }
@@ -175,21 +244,29 @@ struct Consumer {
 #pragma unroll
         for (int n = 0; n < divide_up(BN, 128); n++) {
           const int column = p.column + thread() + 128 * n;
-          if (column < a.N) bias_fragment[n] = to_sum(bias[column]);
+          if (column < a.N) bias_fragment[n] = to_sum(bias[result.weight_row(column)]);
         }
       }
       TC* c = (TC*)a.c;
       if (KS_STORE == ROWS) c = KS_POINTERS ? listed((TC*)a.c, p.matrix) : c + p.batch * a.c_batch + p.head * a.c_head;
       float acc[MT][BN / 2];
-      mainloop(acc);
+      float sums[MT][4];
+      // Of the tiles that hold the same rows one sums them: heads may share a left factor, and so its sums.
+      const bool summing = RowSums::THERE && p.column == 0 && (p.head == 0 || a.sums_head != 0);
+      mainloop(acc, sums, summing);
+      if (summing) store_sums(sums, p);
+      if constexpr (SPLIT > 1) {
+        if (!add_up(acc)) return;
+      }
       if (a.alpha != 1.f)
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
           for (int e = 0; e < BN / 2; e++) acc[i][e] *= a.alpha;
       if constexpr (Bias::THERE) add_bias(acc, bias_fragment);
-      if (a.beta != 0) add_source(acc, a.beta);
+      if (!KS_HEADS && a.beta != 0) add_source(acc, a.beta);
       if (KS_RESIDUAL) add_source(acc, 1.f);
+      result.turn(acc, p, p.row + 64 * group * MT + 16 * warp + (thread_lane >> 2), 2 * (thread_lane & 3), a.M);
       store(acc, p, c);
     }
   }

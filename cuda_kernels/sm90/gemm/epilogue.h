@@ -3,9 +3,13 @@
 //   TMA:  a warp of the producer warpgroup for each consumer stores boxes of 64 rows by TMA. The consumer goes on as soon as a
 //         buffer is free (a ring: full after one arrival a warp, empty when TMA has read it); but loads queue behind stores.
 #pragma once
-#include "sm90/gemm/block.h"
-
-enum { ROWS = 0, TMA = 1 };
+#if KS_HEADS
+#include "sm90/gemm/heads.h"
+typedef HeadsResult Result;
+#else
+#include "sm90/gemm/result.h"
+typedef MatrixResult Result;
+#endif
 
 // The thread that issues a consumer's TMA stores.
 struct EpilogueStore {
@@ -14,6 +18,7 @@ struct EpilogueStore {
   const Ring<SLOTS>& out_ring;
   const Arguments& a;
   const TileScheduler& scheduler;
+  const Result& result;
   int rank, group;
 
   KS_DEVICE void run(int first, int step) {
@@ -23,7 +28,7 @@ struct EpilogueStore {
 #pragma unroll 1
     for (int t = first; t < scheduler.total; t += step) {
       const TileCoord p = scheduler.tile(t, rank);
-      const Matrix c = matrix_of(a, a.c, p, p.head, 1, 1);
+      const Matrix c = result.matrix(a, p);
 #pragma unroll 1
       for (int panel = 0; panel < C_PANELS; panel += BATCH)
 #pragma unroll 1
@@ -33,8 +38,7 @@ struct EpilogueStore {
 #pragma unroll
           for (int n = 0; n < BATCH; n++) {
             const u32 from = shared_address(storage.out[group][out_state.stage * BATCH + n]);
-            if (KS_C_FIRST) tma_store(maps.c, from, p.column + C_COLUMNS * (panel + n), row, c.x2, c.x3, policy);
-            else tma_store(maps.c, from, p.column + C_COLUMNS * (panel + n), row, c.x2, c.x3);
+            result.store_boxes(maps, a, from, c, p.column + C_COLUMNS * (panel + n), row, policy);
           }
           tma_store_commit();
           tma_store_wait_read<SLOTS - 1>();  // the batch SLOTS − 1 before this one was read: the next slot's
@@ -44,13 +48,3 @@ struct EpilogueStore {
     tma_store_wait<0>();
   }
 };
-
-KS_DEVICE void store_chunk(TC* to, const Chunk<TC>& x, int left) {
-  if (left >= Chunk<TC>::N) {
-    *(Chunk<TC>*)to = x;
-  } else {
-#pragma unroll
-    for (int e = 0; e < Chunk<TC>::N; e++)
-      if (e < left) to[e] = x.v[e];
-  }
-}

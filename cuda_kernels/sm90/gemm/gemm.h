@@ -5,14 +5,23 @@
 // and which multicast B to each other. A producer thread fills a ring of STAGES slices (128 bytes of K) of A and B by TMA, on from one
 // tile of C to the next; source tiles (C, residual) of the epilogue come through the same ring. GROUPS consumer warpgroups
 // multiply by wgmma, KS_BM/GROUPS rows each, and store their rows (epilogue.h).
+// Sums of several products (KS_SUMMED: batches, heads) follow one another through the ring. A's heads may be those of three
+// operands (KS_SEGMENTED), with a map each. Heads whose elements follow one another along an axis are one product (KS_JOINED):
+// a box is then found by its head. Sums of A's rows (KS_ROW_SUMS) are products with a column of ones, in the tiles of column 0.
+// Few tiles: a cluster of KS_SPLIT blocks has one tile, each block a part of K. The others' sums come to the first through stages
+// of its ring that no source tile needs, and it adds them, always in that order.
+// Results go to a matrix (result.h), or to the heads of q, k and v, rotated or not, in strided memory or pages (heads.h).
 // Lists: a tensor map that begins at any address, the origin, reaches a matrix wherever it lies, by two axes, of which one
 // counts 16 bytes.
 //
-// Constants (from the kernel definition): KS_T, KS_TC (element types of A and B, of C and the residual), KS_A_TRANSPOSED, KS_B_TRANSPOSED, KS_POINTERS, KS_BIAS (element type, void where there
-// is none), KS_RESIDUAL, KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER, KS_BLOCKS (that share a multiprocessor), KS_BUFFERS
+// Constants (from the kernel definition): KS_T, KS_TC (element types of A and B, of C and the residual), KS_A_TRANSPOSED,
+// KS_B_TRANSPOSED, KS_POINTERS, KS_BIAS (element type, void where there is none), KS_RESIDUAL, KS_ROW_SUMS (element type, or void),
+// KS_SUMMED, KS_SEGMENTED, KS_JOINED, KS_HEADS (and those of heads.h), KS_SPLIT, KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER,
+// KS_BLOCKS (that share a multiprocessor), KS_BUFFERS
 // (epilogue buffers a consumer, 64 rows of 128 bytes), KS_STORE, KS_C_FIRST (whether C is stored with the L2 policy evict-first), KS_PRODUCER_REGISTERS,
 // KS_CONSUMER_REGISTERS (0: as launched), KS_SHARED_BYTES.
-// Shared memory: STAGES·(BM + BN)·128 bytes, GROUPS·BUFFERS·8 KB, the bias, barriers. Registers: BM·BN/(128·GROUPS) accumulators.
+// Shared memory: STAGES·(BM + BN)·128 bytes, GROUPS·BUFFERS·8 KB, the bias, 1 KB of ones where rows are summed, barriers.
+// Registers: BM·BN/(128·GROUPS) accumulators, 4 for each 64 rows whose elements are summed.
 #include "sm90/gemm/consumer.h"
 #include "sm90/gemm/producer.h"
 
@@ -21,38 +30,72 @@ gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT 
           KS_ARGUMENT TensorMap residual_map, const void* a, const void* b, void* c, const void* bias, const void* residual,
           const void* origin, i64 c_batch, i64 c_head, i64 bias_batch, i64 bias_head, int c_row, int M, int N, int slices,
           int a_head_step, int a_batch_step, int b_head_step, int b_batch_step, int residual_head_step,
-          int residual_batch_step, float alpha, float beta, KS_ARGUMENT TileScheduler scheduler, KS_ARGUMENT Divider b_heads) {
+          int residual_batch_step, float alpha, float beta, KS_ARGUMENT TileScheduler scheduler, KS_ARGUMENT Divider b_heads,
+          void* sums, i64 sums_batch, i64 sums_head, int batch_group, int head_group
+#if KS_SEGMENTED
+          , KS_ARGUMENT TensorMap a1_map, KS_ARGUMENT TensorMap a2_map, int a1_first, int a2_first
+#endif
+#if KS_JOINED
+          , KS_ARGUMENT Divider joined
+#endif
+#if KS_HEADS
+          , KS_ARGUMENT TensorMap c1_map, KS_ARGUMENT TensorMap c2_map, KS_ARGUMENT HeadsResult result
+#endif
+) {
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
-  const Maps maps{a_map, b_map, c_map, residual_map};
+#if KS_SEGMENTED
+  const TensorMap &a1 = a1_map, &a2 = a2_map;
+#else
+  const TensorMap &a1 = a_map, &a2 = a_map;
+  const int a1_first = 0, a2_first = 0;
+#endif
+#if !KS_JOINED
+  const Divider& joined = b_heads;
+#endif
+#if KS_HEADS
+  const TensorMap &c1 = c1_map, &c2 = c2_map;
+#else
+  const TensorMap &c1 = c_map, &c2 = c_map;
+  const MatrixResult result;
+#endif
+  const Maps maps{a_map, b_map, c_map, residual_map, a1, a2, c1, c2};
   const Arguments arguments{a, b, bias, residual, origin, c, c_batch, c_head, bias_batch, bias_head, c_row, M, N, slices,
                             a_head_step, a_batch_step, b_head_step, b_batch_step, residual_head_step, residual_batch_step,
-                            alpha, beta};
+                            alpha, beta, sums, sums_batch, sums_head, batch_group, head_group, a1_first, a2_first};
   const Ring<STAGES> ring{shared_address(storage.ring)};
   const int group = warp_index() / 4, warp = warp_index() % 4, rank = CLUSTER > 1 ? cluster_rank() : 0;
-  const int first = block_index() / CLUSTER, step = gridDim.x / CLUSTER;
+  const int split_rank = SPLIT > 1 ? cluster_rank() : 0;
+  const int first = block_index() / (CLUSTER * SPLIT), step = gridDim.x / (CLUSTER * SPLIT);
 
   if (thread_index() == 0) {
     ring.init(GROUPS * CLUSTER);
     for (int g = 0; g < GROUPS; g++) Ring<SLOTS>{shared_address(storage.out_ring[g])}.init(1, 4);
     barrier_init_fence();
   }
+  if constexpr (RowSums::THERE) {
+    for (int i = thread_index(); i < 256; i += THREADS) storage.ones()[i] = pack2(1.f, 1.f, Half());
+    async_proxy_fence();
+  }
   if (CLUSTER > 1) cluster_barrier();
   else block_barrier();
 
   if (group == GROUPS) {
     if (KS_PRODUCER_REGISTERS) registers_dealloc<KS_PRODUCER_REGISTERS>();
+    // add_up's barriers: of all warps, whose stores wait for what comes after them, and whose loads for what comes before.
+    if (SPLIT > 1 && warp > 0) cluster_barrier(), cluster_barrier();
     if (thread_index() == CONSUMERS) {
-      Producer{storage, maps, ring, arguments, scheduler, b_heads, rank}.run(first, step);
-    } else if (KS_STORE == TMA && warp >= 1 && warp <= GROUPS && lane() == 0) {
+      Producer{storage, maps, ring, arguments, scheduler, b_heads, joined, result, rank, split_rank}.run(first, step);
+    } else if (KS_STORE == TMA && split_rank == 0 && warp >= 1 && warp <= GROUPS && lane() == 0) {
       const Ring<SLOTS> out_ring{shared_address(storage.out_ring[warp - 1])};
-      EpilogueStore{storage, maps, out_ring, arguments, scheduler, rank, warp - 1}.run(first, step);
+      EpilogueStore{storage, maps, out_ring, arguments, scheduler, result, rank, warp - 1}.run(first, step);
     }
     warp_barrier();
+    if (SPLIT > 1 && warp == 0) cluster_barrier(), cluster_barrier();
   } else {
     if (KS_CONSUMER_REGISTERS) registers_alloc<KS_CONSUMER_REGISTERS>();
     const Ring<SLOTS> out_ring{shared_address(storage.out_ring[group])};
-    Consumer{storage, ring, out_ring, arguments, scheduler, rank, group, warp, lane()}.run(first, step);
+    Consumer{storage, ring, out_ring, arguments, scheduler, result, rank, split_rank, group, warp, lane()}.run(first, step);
   }
   if (CLUSTER > 1) cluster_barrier();  // no block leaves while others may signal its barriers
 }

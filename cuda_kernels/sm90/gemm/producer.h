@@ -1,6 +1,6 @@
 // The producer thread: slices of A and B, then the epilogue's source tiles.
 #pragma once
-#include "sm90/gemm/block.h"
+#include "sm90/gemm/epilogue.h"
 
 struct Producer {
   SharedStorage& storage;
@@ -8,8 +8,9 @@ struct Producer {
   const Ring<STAGES>& ring;
   const Arguments& a;
   const TileScheduler& scheduler;
-  const Divider& b_heads;
-  int rank;
+  const Divider &b_heads, &joined;
+  const Result& result;
+  int rank, split_rank;
   PipelineState<STAGES> state{0, 1};
 
   // The next tile; for lists also its addresses, read a tile ahead to hide their latency.
@@ -25,33 +26,80 @@ struct Producer {
   struct Operands {
     TileCoord tile;
     Matrix a, b;
+    int segment;
   };
+  // The boxes of a tile that are found by division, once for all its slices. ORDERED: rows of B. JOINED_A: the first element of
+  // a head, and four times the head within its operand, whose number is added. JOINED_B: the first element and the head.
+  static constexpr int BOXES = Result::ORDERED ? BN / CLUSTER / Result::UNIT_ROWS : KS_JOINED == JOINED_A ? BM / 64
+                               : KS_JOINED == JOINED_B ? PANELS : 1;
+  struct Boxes { int first[BOXES], head[BOXES]; };
+  KS_DEVICE Boxes boxes_of(const TileCoord& p) const {
+    Boxes x = {};
+#pragma unroll
+    for (int i = 0; i < BOXES; i++) {
+      if (Result::ORDERED) x.first[i] = result.weight_row(p.column + rank * (BN / CLUSTER) + i * Result::UNIT_ROWS);
+      if (KS_JOINED == JOINED_A || KS_JOINED == JOINED_B) {
+        const int element = (KS_JOINED == JOINED_A ? p.row : p.column) + 64 * i, head = joined.quotient(element);
+        const int n = KS_SEGMENTED ? segment_of(head) : 0;
+        x.first[i] = element - head * joined.d;
+        x.head[i] = KS_JOINED == JOINED_A ? (head - first_of(n)) * 4 + n : head;
+      }
+    }
+    return x;
+  }
+  KS_DEVICE const TensorMap& a_map(int segment) const {
+    if (!KS_SEGMENTED) return maps.a;
+    return segment == 0 ? maps.a : segment == 1 ? maps.a1 : maps.a2;
+  }
+  KS_DEVICE int segment_of(int head) const { return (head >= a.a1_first) + (head >= a.a2_first); }
+  KS_DEVICE int first_of(int segment) const { return segment == 0 ? 0 : segment == 1 ? a.a1_first : a.a2_first; }
   KS_DEVICE Operands operands(const Next& x) const {
-    const TileCoord& p = x.tile;
-    if (KS_POINTERS) return {p, matrix_at(x.a, a.origin), matrix_at(x.b, a.origin)};
-    return {p, {p.head * a.a_head, p.batch * a.a_batch}, {b_heads.quotient(p.head) * a.b_head, p.batch * a.b_batch}};
+    if (KS_POINTERS) return {x.tile, matrix_at(x.a, a.origin), matrix_at(x.b, a.origin), 0};
+    return of_head(x.tile, x.tile.head, x.tile.batch);
+  }
+  // Of one of the products that are summed into a tile, by the head and the batch of its factors.
+  KS_DEVICE Operands of_head(const TileCoord& p, int head, int batch) const {
+    if (!KS_SEGMENTED) return {p, {head * a.a_head, batch * a.a_batch}, {b_heads.quotient(head) * a.b_head, batch * a.b_batch}, 0};
+    const int n = segment_of(head);
+    return {p, {head - first_of(n), batch}, {b_heads.quotient(head) * a.b_head, batch * a.b_batch}, n};
   }
 
-  KS_DEVICE void load_slice(const Operands& x, int k) {
+  KS_DEVICE void load_slice(const Operands& x, const Boxes& boxes, int k) {
     const u32 full = ring.full(state), to_a = shared_address(storage.stages[state.stage]), to_b = to_a + A_BYTES;
     ring.wait_empty(state);
     barrier_arrive_expect_tx(full, STAGE_BYTES);
-    if (!KS_A_TRANSPOSED) {
-      tma_load(to_a, maps.a, full, k, x.tile.row, x.a.x2, x.a.x3);
+    if (KS_JOINED == JOINED_K) {  // a slice is of one head
+      const int head = joined.quotient(k), n = KS_SEGMENTED ? segment_of(head) : 0;
+      tma_load(to_a, a_map(n), full, k - head * joined.d, x.tile.row, head - first_of(n), x.a.x3);
+    } else if (!KS_A_TRANSPOSED) {
+      tma_load(to_a, a_map(x.segment), full, k, x.tile.row, x.a.x2, x.a.x3);
+    } else if (KS_JOINED == JOINED_A) {  // 64 of the tile's rows are elements of one head
+#pragma unroll
+      for (int i = 0; i < BM / 64; i++)
+        tma_load(to_a + i * ROWS_BYTES, a_map(boxes.head[i] & 3), full, boxes.first[i], k, boxes.head[i] >> 2, x.a.x3);
     } else {
 #pragma unroll
       for (int i = 0; i < BM / 64; i++)
-        tma_load(to_a + i * ROWS_BYTES, maps.a, full, x.tile.row + 64 * i, k, x.a.x2, x.a.x3);
+        tma_load(to_a + i * ROWS_BYTES, a_map(x.segment), full, x.tile.row + 64 * i, k, x.a.x2, x.a.x3);
     }
     // Each block of a cluster multicasts its part of B to all.
-    auto load_b = [&](int offset, int x0, int x1) {
-      if (CLUSTER == 1) tma_load(to_b + offset, maps.b, full, x0, x1, x.b.x2, x.b.x3);
-      else tma_load_multicast(to_b + offset, maps.b, full, x0, x1, x.b.x2, x.b.x3, (1 << CLUSTER) - 1);
+    auto load_b_of = [&](int offset, int x0, int x1, int x2) {
+      if (CLUSTER == 1) tma_load(to_b + offset, maps.b, full, x0, x1, x2, x.b.x3);
+      else tma_load_multicast(to_b + offset, maps.b, full, x0, x1, x2, x.b.x3, (1 << CLUSTER) - 1);
     };
-    if (KS_B_TRANSPOSED) {
-      load_b(rank * (B_BYTES / CLUSTER), k, x.tile.column + rank * (BN / CLUSTER));
-    } else {
+    auto load_b = [&](int offset, int x0, int x1) { load_b_of(offset, x0, x1, x.b.x2); };
+    if constexpr (Result::ORDERED) {
 #pragma unroll
+      for (int i = 0; i < BOXES; i++) load_b((rank * BOXES + i) * Result::UNIT_ROWS * 128, k, boxes.first[i]);
+    } else if (KS_B_TRANSPOSED) {
+      load_b(rank * (B_BYTES / CLUSTER), k, x.tile.column + rank * (BN / CLUSTER));
+    } else if (KS_JOINED == JOINED_B) {
+#pragma unroll
+      for (int i = 0; i < PANELS; i++)
+        load_b_of(i * ROWS_BYTES + rank * (ROWS_BYTES / CLUSTER), boxes.first[i], k + rank * (BK / CLUSTER), boxes.head[i]);
+    } else {
+      constexpr int AT_ONCE = KS_SUMMED ? 1 : PANELS;
+#pragma unroll AT_ONCE
       for (int i = 0; i < PANELS; i++)
         load_b(i * ROWS_BYTES + rank * (ROWS_BYTES / CLUSTER), x.tile.column + 64 * i, k + rank * (BK / CLUSTER));
     }
@@ -78,11 +126,30 @@ struct Producer {
     Next next = find(first);
 #pragma unroll 1
     for (int t = first; t < scheduler.total; t += step) {
+      if (KS_JOINED) next = find(t);  // what is known ahead would not fit the registers
       const Operands x = operands(next);
-      if (t + step < scheduler.total) next = find(t + step);
+      if (!KS_JOINED && t + step < scheduler.total) next = find(t + step);
+      const Boxes boxes = boxes_of(x.tile);
+      if (KS_SUMMED) {
 #pragma unroll 1
-      for (int s = 0; s < a.slices; s++) load_slice(x, s * BK);
-      if (a.beta != 0) load_source(maps.c, x.tile, matrix_of(a, a.c, x.tile, x.tile.head, 1, 1));
+        for (int batch = 0; batch < a.batch_group; batch++)
+#pragma unroll 1
+          for (int head = 0; head < (KS_JOINED ? 1 : a.head_group); head++) {
+            const TileCoord& p = x.tile;
+            const Operands term = of_head(p, KS_JOINED ? 0 : p.head * a.head_group + head, p.batch * a.batch_group + batch);
+#pragma unroll 1
+            for (int s = 0; s < a.slices; s++) load_slice(term, boxes, s * BK);
+          }
+      } else if (SPLIT > 1) {
+        const Part part = part_of(a.slices, split_rank);
+#pragma unroll 1
+        for (int s = 0; s < part.count; s++) load_slice(x, boxes, (part.first + s) * BK);
+        if (split_rank) break;  // the first adds up
+      } else {
+#pragma unroll 1
+        for (int s = 0; s < a.slices; s++) load_slice(x, boxes, s * BK);
+      }
+      if (!KS_HEADS && a.beta != 0) load_source(maps.c, x.tile, matrix_of(a, a.c, x.tile, x.tile.head, 1, 1));
       if (KS_RESIDUAL)
         load_source(maps.residual, x.tile, matrix_of(a, a.residual, x.tile, x.tile.head, a.residual_head, a.residual_batch));
     }

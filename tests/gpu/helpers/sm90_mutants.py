@@ -53,6 +53,16 @@ NT, NN, ADDED, ONE, LISTS = (
     )
 )
 
+GEMM_HEADS = "sm90/gemm/heads.h"
+HALVES, PARTLY_TURNED, PAGES, FEW_TOKENS = (
+    f"qkv-projection-f16-{what}"
+    for what in (
+        "tiles-halves-128-of-128",
+        "tiles-halves-64-of-128",
+        "tiles-halves-pages",
+        "few-tokens",
+    )
+)
 ROUNDED, SPLIT, TURNED = (
     f"gemm-f32-{ops}-many-tiles-{precision}"
     for ops, precision in (("nt", "tf32"), ("nt", "tf32x3"), ("nn", "tf32"))
@@ -878,6 +888,50 @@ MUTANTS = (
         LISTS,
         "matrices before the origin are half of all memory away",
         "words",
+    ),
+    # ---- heads, and parts of a sum
+    _mutant(
+        "upper-half-first",
+        GEMM_HEADS,
+        "(c / UNIT & 1) * (rotary_dim / 2)",
+        "(1 - (c / UNIT & 1)) * (rotary_dim / 2)",
+        HALVES,
+        "the halves of a head are turned the other way about",
+        "words",
+    ),
+    _mutant(
+        "turned-beyond-its-end",
+        GEMM_HEADS,
+        "column < turned_end && c < rotary_dim",
+        "column < turned_end",
+        PARTLY_TURNED,
+        "elements behind those that are turned change places too",
+        "words",
+    ),
+    _mutant(
+        "last-part-too-long",
+        "sm90/gemm/block.h",
+        "min_of(part_slices(slices), slices - first)",
+        "part_slices(slices)",
+        FEW_TOKENS,
+        "a part of a sum has more slices than are left",
+        "words",
+    ),
+    _mutant(
+        "page-of-the-first-token",
+        GEMM_HEADS,
+        "const int number = page.quotient(t.position);",
+        "const int number = 0;",
+        PAGES,
+        "every token goes to its entry's first page",
+    ),
+    _mutant(
+        "one-part-left-out",
+        GEMM_CONSUMER,
+        "for (int from = 1; from < SPLIT; from++)",
+        "for (int from = 2; from < SPLIT; from++)",
+        FEW_TOKENS,
+        "the second block's sums are not added",
     ),
     # ---- TF32: fragments of the left factor, parts of the right one
     _mutant(

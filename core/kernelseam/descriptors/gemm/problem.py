@@ -55,6 +55,10 @@ class GemmSpec:
     """Whether A's heads are those of three operands."""
     heads: HeadsSpec | None = None
     """Whether C's columns are heads of three operands."""
+    joined: str | None = None
+    """The axis that all heads' elements are together, in one product instead of one a head: "a",
+    C's rows, the heads A's; "b", C's columns, the heads B's; "k", what is summed over, the heads
+    A's. Projections alone ask for it."""
     precision: str | None = None
     """How float32 is multiplied: None as IEEE arithmetic says; "tf32" rounded to TF32 first;
     "tf32x3" split into two such parts."""
@@ -71,13 +75,14 @@ class GemmSpec:
             or self.row_sums
             or self.segmented
             or self.heads
+            or self.joined
         )
 
     def __str__(self) -> str:
         ops = ("T" if self.a_transposed else "N") + ("T" if self.b_transposed else "N")
         more = [
             n
-            for n in ("bias", "residual", "summed", "row_sums", "segmented", "heads")
+            for n in ("bias", "residual", "summed", "row_sums", "segmented", "heads", "joined")
             if getattr(self, n)
         ]
         more += [f"precision={self.precision}"] * bool(self.precision)
@@ -165,6 +170,8 @@ class GemmProblem:
     """Three where the spec says so, in place of ``a_strides``."""
     heads: HeadsProblem | None = None
     """Where the spec says so, in place of ``c_strides``."""
+    joined_heads: int = 0
+    """Where the spec joins heads: how many there are; ``num_heads`` is 1."""
 
     operation = "gemm"
 

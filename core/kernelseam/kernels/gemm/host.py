@@ -54,12 +54,12 @@ def _segments(names: tuple[str, str, str]) -> Structure:
     return Structure(tuple((n, one(n)) for n in names), ("of[0]", "of[1]", "of[2]"))
 
 
-_HEADS_POINTERS = ("cosines", "sines", "positions", "table")
+HEADS_POINTERS = ("cosines", "sines", "positions", "table")
 _HEADS_INTS = ("positions_row", "table_row", "rotary_row", "first_position")
-_HEADS_STRUCTURE = Structure(
+HEADS_STRUCTURE = Structure(
     (
         ("operands", _segments(_HEADS)),
-        *((n, "pointer") for n in _HEADS_POINTERS),
+        *((n, "pointer") for n in HEADS_POINTERS),
         ("positions_batch", "i64"),
         *((n, "i32") for n in _HEADS_INTS),
         (
@@ -87,6 +87,10 @@ class GemmDefinition(KernelDefinition):
 
     def refuse(self, problem: GemmProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
+        if spec.joined:
+            return f"it does not join heads along {spec.joined.upper()}"
+        if spec.heads and not spec.b_transposed:
+            return "it makes heads of a weight [columns, hidden] alone"
         if reason := refuse_dtype(spec.dtype, row):
             return reason
         if not self.tiles(spec, row):
@@ -169,7 +173,7 @@ class GemmDefinition(KernelDefinition):
             "SUMMED": spec.summed,
             "SEGMENTED": spec.segmented,
             "HEADS": spec.heads is not None,
-            **(_heads_defines(spec.heads) if spec.heads else {}),
+            **(heads_defines(spec.heads) if spec.heads else {}),
             "BM": tile.bm,
             "BN": tile.bn,
             "BK": tile.bk,
@@ -192,7 +196,7 @@ class GemmDefinition(KernelDefinition):
                 ("alpha", scalar),
                 ("beta", scalar),
                 *((("segments", _segments(_SEGMENTS)),) if spec.segmented else ()),
-                *((("heads", _HEADS_STRUCTURE),) if spec.heads else ()),
+                *((("heads", HEADS_STRUCTURE),) if spec.heads else ()),
             )
         )
 
@@ -251,7 +255,7 @@ class GemmDefinition(KernelDefinition):
             "blocks": self.grid(p, tile, device),
             "alpha": p.alpha if reads else 0.0,
             "beta": p.beta,
-            **(_heads_values(p.heads) if p.heads else {}),
+            **(heads_values(p.heads) if p.heads else {}),
         }
 
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
@@ -260,7 +264,7 @@ class GemmDefinition(KernelDefinition):
         added = {n: f"{n}{suffix}" for n in ("bias", "residual") if getattr(spec, n)}
         others = [*_STRIDED, *(_SEGMENTS if spec.segmented else ())]
         if spec.heads:
-            others += [*_HEADS, *_HEADS_POINTERS]
+            others += [*_HEADS, *HEADS_POINTERS]
         return {
             **dict.fromkeys(others, ""),
             **own,
@@ -277,11 +281,11 @@ def _refuse_rounding(spec: GemmSpec) -> str | None:
     return None
 
 
-def _heads_defines(spec: HeadsSpec) -> dict[str, object]:
+def heads_defines(spec: HeadsSpec) -> dict[str, object]:
     return {"ROTARY": _ROTARY[spec.rotary], "POSITIONS": spec.positions, "PAGED": spec.paged}
 
 
-def _heads_values(heads: HeadsProblem) -> dict[str, int | float]:
+def heads_values(heads: HeadsProblem) -> dict[str, int | float]:
     """Arguments of heads.h."""
     values: dict[str, int | float] = {
         "positions_batch": heads.positions_strides[0],

@@ -35,8 +35,9 @@ class Projection(Composition):
     """An operation whose launches are independent GEMMs.
 
     ``kernels``: kernels of the operation "gemm"; each product uses the one with the least predicted
-    time. By default the shared one alone. A plugin that has a faster one passes both, with a name
-    and archs of its own.
+    time of those that take it. By default the shared one alone. A plugin that has faster ones
+    passes them before it, with a name and archs of its own; then the shared one makes what they do
+    not take.
     """
 
     def __init__(
@@ -51,18 +52,24 @@ class Projection(Composition):
         self._products_of, self._kernels = products_of, kernels
 
     def refuse(self, problem: Any, row: ArchRow) -> str | None:
-        preferred, takes_part = self._kernels[0], False
+        preferred, own, takes_part = self._kernels[0], self._kernels[:-1], False
         for product in self._products_of(problem):
             able = self._kernels_for(product, row)
             if not able:
                 return f"{product.name}: {preferred.refuse(product.problem, row)}"
-            takes_part |= preferred in able
+            takes_part |= any(kernel in able for kernel in own)
         if len(self._kernels) > 1 and not takes_part:
             return f"none of its products is for {preferred.entry}"
         return _refuse_heads(problem) if isinstance(problem, QkvProjectionProblem) else None
 
     def _kernels_for(self, product: Product, row: ArchRow) -> list[KernelDefinition]:
         return [kernel for kernel in self._kernels if kernel.refuse(product.problem, row) is None]
+
+    def _preferred_for(self, product: Product, row: ArchRow) -> list[KernelDefinition]:
+        """Those of its own; the shared one where none of them takes the product. What is faster by
+        the shared one alone is another implementation's, which dispatch knows."""
+        able = self._kernels_for(product, row)
+        return [kernel for kernel in able if kernel in self._kernels[:-1]] or able
 
     def tile(self, problem: Any, row: ArchRow, device: Device) -> tuple[Configuration, ...]:
         """One a product."""
@@ -78,7 +85,7 @@ class Projection(Composition):
             min(
                 (
                     Configuration(kernel, kernel.tile(p.problem, row, device))
-                    for kernel in self._kernels_for(p, row)
+                    for kernel in self._preferred_for(p, row)
                 ),
                 key=lambda c, p=p: seconds(p, c),  # type: ignore[misc]
             )
@@ -111,23 +118,22 @@ class Projection(Composition):
 
     def launches(self, problem: Any, tile: tuple[Configuration, ...], device: Device) -> Launches:
         gemms = tuple(self._products_of(problem))
-        steps = tuple(
-            Launch(
-                c.kernel,
-                p.problem,
-                c.tile,
-                p.workspace,
-                {**p.operands, **_map_operands(p, c, device)},
-            )
-            for p, c in zip(gemms, tile, strict=True)
-        )
+        steps = tuple(_launch(p, c, device) for p, c in zip(gemms, tile, strict=True))
         return Launches(steps, max((p.workspace_bytes for p in gemms), default=0))
 
 
-def _map_operands(product: Product, configuration: Configuration, device: Device) -> dict[str, str]:
-    """Tensor map parameter of a product's kernel → operand of the projection."""
-    maps = configuration.kernel.tensor_maps(product.problem, configuration.tile, device)
-    return {parameter: product.operands[m.operand.lower()] for parameter, m in maps.items()}
+def _launch(product: Product, configuration: Configuration, device: Device) -> Launch:
+    """A product by its kernel, whose tensor maps walk operands of the projection, or the
+    workspace."""
+    kernel, tile = configuration.kernel, configuration.tile
+    operands, workspace = dict(product.operands), dict(product.workspace)
+    for parameter, tensor_map in kernel.tensor_maps(product.problem, tile, device).items():
+        name = tensor_map.operand.lower()
+        if name in product.workspace:
+            workspace[parameter] = product.workspace[name]
+        else:
+            operands[parameter] = product.operands[name]
+    return Launch(kernel, product.problem, tile, workspace, operands)
 
 
 def _refuse_heads(p: QkvProjectionProblem) -> str | None:

@@ -36,6 +36,7 @@ def projection_cases() -> list[ProjectionCase]:
             "projection to q, k and v": _qkv(),
             "rotary embedding": _rotary(),
             "k and v into pages": _pages(),
+            "projection to whole tiles of heads": _tiles(),
             "projection of an attention's result": _output(),
         }
     )
@@ -80,6 +81,7 @@ def _qkv() -> Iterator[ProjectionCase]:
     yield case(QKV, "f16", "no-hidden", hidden=0, bias=F16)
     yield case(QKV, "f16", "integers", data="integers", bias=F16, S=65)
     yield case(QKV, "f16", "positive", data="positive", hidden=1032, S=17)
+    yield case(QKV, "f16", "few-tokens", S=9, hidden=1096, head_dim=64, bias=F16)
     nan = (
         InjectedValue("input", NAN, (0, 0, 5, 6)),
         InjectedValue("input", INF, (1, 0, 0, 71)),
@@ -124,6 +126,32 @@ def _rotary() -> Iterator[ProjectionCase]:
     yield case(QKV, "f16", "rotary-halves-decode", S=1, batch=7, **positioned)
 
 
+def _tiles() -> Iterator[ProjectionCase]:
+    """Heads of whole panels, and entries that are one matrix, of whole boxes of rows, or neither:
+    what kernels with a tensor map for each operand store by it, and what they do not."""
+    one: dict[str, Any] = {"batch": 1, "S": 200, "num_heads": 3, "kv_heads": 1, "hidden": 264}
+    for kind, dim in (("f16", 64), ("bf16", 128), ("f16", 256)):
+        yield case(QKV, kind, f"tiles-{dim}", of_qkv(TOKENS), head_dim=dim, bias=F32, **one)
+    boxes: dict[str, Any] = {"batch": 3, "S": 128, "head_dim": 64}
+    yield case(QKV, "f16", "tiles-boxes", bias=F32, **boxes)
+    yield case(QKV, "f16", "tiles-boxes-packed", packed=True, bias=F32, **boxes)
+    apart: dict[str, Any] = {"batch": 3, "S": 100, "head_dim": 128}
+    yield case(QKV, "f16", "tiles-entries-apart", {"input": APART, **of_qkv(GAPS)}, **apart)
+    yield case(QKV, "f16", "tiles-short-entries-apart", {"input": APART}, S=20, head_dim=64)
+    yield case(QKV, "f16", "tiles-entries-end-within", bias=F32, **apart)
+    for style in ("halves", "pairs"):
+        turned: dict[str, Any] = {"rotary": style, "bias": F32}
+        for dim, some in ((64, 64), (128, 128), (128, 64), (256, 256)):
+            what = f"tiles-{style}-{some}-of-{dim}"
+            yield case(QKV, "f16", what, head_dim=dim, rotary_dim=some, **one, **turned)
+        told = {"positions": True, **turned}
+        yield case(QKV, "f16", f"tiles-{style}-positions", **boxes, **told)
+        yield case(QKV, "f16", f"tiles-{style}-entries-apart", {"input": APART}, **apart, **told)
+        yield case(QKV, "f16", f"tiles-{style}-entries-end-within", **apart, **told)
+        yield case(QKV, "f16", f"tiles-{style}-96", head_dim=96, S=70, **turned)
+        yield case(QKV, "f16", f"tiles-{style}-pages", page_size=16, **apart, **told)
+
+
 def _pages() -> Iterator[ProjectionCase]:
     turned: dict[str, Any] = {"rotary": "halves", "positions": True, "bias": F32}
     for size in (1, 16, 24):
@@ -152,6 +180,10 @@ def _output() -> Iterator[ProjectionCase]:
             yield case(OUT, kind, "token-major-bias-residual", token_major, **more)
     for dim in (33, 64, 80, 128):
         yield case(OUT, "f16", f"dim-{dim}", head_dim=dim, num_heads=3, **both)
+    # Few tokens and long sums, which a kernel may split over blocks.
+    few: dict[str, Any] = {"S": 9, "num_heads": 8, "head_dim": 128, "hidden": 264, **both}
+    yield case(OUT, "f16", "few-tokens", **few)
+    yield case(OUT, "f16", "few-tokens-token-major", token_major, **few)
     yield case(OUT, "f16", "in-place", in_place=True, **both)
     yield case(OUT, "f16", "token-major-in-place", token_major, in_place=True, **both)
     for S, hidden in ((1, 64), (65, 8), (129, 264)):

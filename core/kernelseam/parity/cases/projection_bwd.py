@@ -65,6 +65,11 @@ def _both(
     yield case(operation, "f16", "entries-apart", {**tokens, rows: APART}, bias=F32)
     yield case(operation, "f16", "integers", data="integers", bias=F32, S=40)
     yield case(operation, "f16", "no-hidden", hidden=0, bias=F32)
+    # Heads of whole panels, which a kernel may take as one axis, and more than one tile of each.
+    whole: dict[str, Any] = {"num_heads": 4, "kv_heads": 2, "bias": F32}
+    for dim, batch, S in ((64, 3, 100), (128, 1, 200), (64, 2, 64)):
+        what = f"tiles-{dim}-{batch}x{S}"
+        yield case(operation, "f16", what, head_dim=dim, batch=batch, S=S, hidden=264, **whole)
     nothing: dict[str, dict[str, Any]] = {"no-batch": {"batch": 0}, "no-tokens": {"S": 0}}
     for what, extents in nothing.items():
         yield case(operation, "f16", what, bias=F32, **extents)

@@ -1,34 +1,58 @@
 """Definitions of the kernels that are for Hopper alone: sm_90a, by TMA and wgmma; projections made
 of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.gemm.host import GemmDefinition
 from kernelseam.kernels.projection import products
 from kernelseam.kernels.projection.host import Projection
 from kernelseam.kernels.projection.products import Product
 
+from kernelseam_cuda.sm90 import joined
 from kernelseam_cuda.sm90.attention import HopperAttention
 from kernelseam_cuda.sm90.gemm import HopperGemm
+from kernelseam_cuda.sm90.heads import HopperHeads
 from kernelseam_cuda.sm90.tf32 import HopperTf32Gemm
 
-_GEMM = HopperGemm()
+_GEMM, _HEADS = HopperGemm(), HopperHeads()
 
 
 class HopperProjection(Projection):
     """A projection of which Hopper's GEMM makes a product, the shared one the others."""
 
-    def __init__(self, operation: str, made_of: Callable[[Any], Iterator[Product]]) -> None:
-        super().__init__(operation, made_of, (_GEMM, GemmDefinition()), _GEMM.name, _GEMM.archs)
+    def __init__(
+        self,
+        operation: str,
+        made_of: Callable[[Any], Iterator[Product]],
+        own: tuple[HopperGemm, ...] = (_GEMM,),
+        covered: bool = False,
+    ) -> None:
+        """``covered``: whether the tests compile its kernels as this one's."""
+        super().__init__(operation, made_of, (*own, GemmDefinition()), _GEMM.name, _GEMM.archs)
+        self._own, self._covered = own, covered
+
+    def covering(self) -> Iterable[Covered]:
+        for kernel in self._own if self._covered else ():
+            yield from kernel.covering()
 
 
 KERNELS = (
     HopperAttention(),
     _GEMM,
     HopperTf32Gemm(),
-    HopperProjection("output_projection", products.output),
-    HopperProjection("output_projection_bwd", products.output_bwd),
+    HopperProjection("qkv_projection", products.qkv, (_HEADS,), covered=True),
+    HopperProjection("output_projection", joined.output(_GEMM)),
+    HopperProjection("qkv_projection_bwd", joined.qkv_bwd(_GEMM)),
+    HopperProjection("output_projection_bwd", joined.output_bwd(_GEMM, _HEADS), (_GEMM, _HEADS)),
 )
 
-__all__ = ["KERNELS", "HopperAttention", "HopperGemm", "HopperProjection", "HopperTf32Gemm"]
+__all__ = [
+    "KERNELS",
+    "HopperAttention",
+    "HopperGemm",
+    "HopperHeads",
+    "HopperProjection",
+    "HopperTf32Gemm",
+]

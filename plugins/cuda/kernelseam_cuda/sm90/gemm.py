@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import accumulate
 
 from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
 from kernelseam.costs import Work, predicted
@@ -14,6 +15,7 @@ from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
+    INT32,
     divide_up,
     divider_parameter,
     divider_values,
@@ -21,13 +23,21 @@ from kernelseam.kernels.elements import (
 )
 from kernelseam.kernels.signature import Signature, Structure
 
-from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, HopperGemmTile, HopperTf32Tile
+from kernelseam_cuda.sm90.tiles import (
+    GEMM,
+    REGISTERS,
+    SPLIT,
+    HopperGemmTile,
+    HopperTf32Tile,
+)
 from kernelseam_cuda.toolchain import sources
 
 SLICE_BYTES = 128
 """Of K, in a stage of the ring."""
 _SLICE = 64
 """Elements of K whose products take as long, of 16 bits; of TF32 half as many do."""
+_FEW_TILES = 400
+"""More than that fill the GPU without a split of their sums."""
 _MAX_EXTENT = 2**30
 """Rows and columns: a tile's place, and its end, are 32-bit."""
 MAX_TILES = 2**31 - 2**16
@@ -58,12 +68,22 @@ _INTS = (
     "residual_head_step",
     "residual_batch_step",
 )
+_SUMS_STRIDES = ("sums_batch", "sums_head")
+_GROUPS = ("batch_group", "head_group")
+_SEGMENTS = (("a_map", "A"), ("a1_map", "A1"), ("a2_map", "A2"))
+"""Maps and operands of A's heads where they are those of three."""
 ORDER = Structure(
     (
         *((n, divider_parameter(n)) for n in ("matrix", "group", "last", "heads")),
         ("rows", "i32"),
         ("total", "i32"),
     )
+)
+_SEGMENT_PARAMETERS = (
+    ("a1_map", "tensor_map"),
+    ("a2_map", "tensor_map"),
+    ("a1_first", "i32"),
+    ("a2_first", "i32"),
 )
 _MOSTLY_C = 0.75
 """Above this part of the bytes moved C is stored with the L2 policy evict-first. H200:
@@ -105,9 +125,10 @@ class HopperGemm(KernelDefinition):
             return f"it takes bfloat16, float16 and float32, not {spec.dtype}"
         if spec.dtype_c not in (results := dict.fromkeys((spec.dtype, DType.float32))):
             return f"its result is of {' or '.join(map(str, results))}, not {spec.dtype_c}"
-        for option in ("summed", "row_sums", "segmented", "heads"):
-            if getattr(spec, option):
-                return f"it does not know {option}"
+        if reason := self.refuse_options(problem):
+            return reason
+        if p.summed * p.K >= INT32:
+            return f"it sums {p.summed} products of K = {p.K} into one C, 2^31 terms or more"
         if spec.residual not in (None, spec.dtype_c):
             return f"its residual is of the result's {spec.dtype_c}, not of {spec.residual}"
         vectors = {"A": spec.vector_a, "B": spec.vector_b, "C": spec.vector_c}
@@ -118,17 +139,36 @@ class HopperGemm(KernelDefinition):
                 return f"rows of {name} at multiples of {vector} bytes: TMA takes multiples of 16"
         if reason := refuse_extents(p):
             return reason
-        if not self._offered(p):
+        if not self.offered(p):
             return f"it needs {MAX_TILES} tiles or more"
+        a_rows = {f"stride_a{i}_row": s.strides[2] for i, s in enumerate(p.segments)}
         return refuse_row_strides(
-            stride_a_row=p.a_strides[2],
+            **(a_rows or {"stride_a_row": p.a_strides[2]}),
             stride_b_row=p.b_strides[2],
             stride_c_row=p.c_strides[2],
             stride_residual_row=p.residual_strides[2],
         )
 
+    def refuse_options(self, problem: GemmProblem) -> str | None:
+        """Why it does not take what the spec asks for beside a product, or None."""
+        spec = problem.spec
+        if spec.heads:
+            return "it does not know heads"
+        for option in ("row_sums", "segmented", "joined"):
+            if spec.dtype is DType.float32 and getattr(spec, option):
+                return f"it does not know {option} of float32"
+        if spec.summed and spec.view == "pointers":
+            return "it does not sum products of lists"
+        if spec.joined and not _joins(problem):
+            return f"it does not join such heads along {spec.joined.upper()}"
+        for segment in problem.segments:
+            head_and_batch = (segment.heads, problem.batch)
+            if 0 in _steps_where_many(head_and_batch, segment.strides):
+                return "heads or batches of A's segments share memory"
+        return None
+
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[HopperGemmTile, ...]:
-        return GEMM
+        return _tiles_of(spec)
 
     def as_launched(self, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
         return (tile, replace(tile, c_first=True)) if tile.store == "tma" else (tile,)
@@ -136,11 +176,11 @@ class HopperGemm(KernelDefinition):
     def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> HopperGemmTile:
         """The tile that should take the least time."""
         return min(
-            self._offered(problem),
+            self.offered(problem),
             key=lambda t: predicted(_work(problem, t), row.costs, device.limits),
         )
 
-    def _offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
+    def offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
         """TMA stores chunks of 16 bytes whole: where C's last is not, tiles whose warps store.
         Where C is most of what is moved, TMA's stores leave the L2 cache to A and B."""
         row = p.N * p.spec.dtype_c.itemsize
@@ -148,14 +188,25 @@ class HopperGemm(KernelDefinition):
         whole = row % _UNIT_BYTES == 0
         return tuple(
             replace(t, c_first=mostly_c and t.store == "tma")
-            for t in GEMM
-            if tile_count(p, t) < MAX_TILES and (whole or t.store == "rows")
+            for t in _tiles_of(p.spec)
+            if self.few_enough(p, t) and (whole or t.store == "rows")
+        )
+
+    def few_enough(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
+        """Whether its tiles can be counted; where their sums are split, that they are few, and
+        that every part has something to sum."""
+        if tile.split == 1:
+            return tile_count(p, tile) < MAX_TILES
+        slices = divide_up(p.K, _slice(p.spec))
+        return (
+            tile_count(p, tile) <= _FEW_TILES
+            and (tile.split - 1) * divide_up(slices, tile.split) < slices
         )
 
     def variants(
         self, problem: GemmProblem, row: ArchRow, device: Device
     ) -> dict[str, HopperGemmTile]:
-        return {t.name: t for t in (self.tile(problem, row, device), *self._offered(problem))}
+        return {t.name: t for t in (self.tile(problem, row, device), *self.offered(problem))}
 
     def launches(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> Launches:
         if problem.spec.view != "pointers":
@@ -174,11 +225,17 @@ class HopperGemm(KernelDefinition):
             "POINTERS": spec.view == "pointers",
             "BIAS": DEVICE_TYPE[spec.bias] if spec.bias else "void",
             "RESIDUAL": spec.residual is not None,
+            "ROW_SUMS": DEVICE_TYPE[spec.row_sums] if spec.row_sums else "void",
+            "SUMMED": spec.summed,
+            "SEGMENTED": spec.segmented,
+            "JOINED": (None, "a", "b", "k").index(spec.joined),
+            "HEADS": False,
             "BM": tile.bm,
             "BN": tile.bn,
             "GROUPS": tile.groups,
             "STAGES": tile.stages,
             "CLUSTER": tile.cluster,
+            "SPLIT": tile.split,
             "BLOCKS": tile.blocks,
             "BUFFERS": tile.buffers,
             "STORE": int(tile.store == "tma"),
@@ -199,23 +256,32 @@ class HopperGemm(KernelDefinition):
                 ("beta", "f32"),
                 ("order", ORDER),
                 ("b_heads", divider_parameter("b_heads")),
+                ("sums", "pointer"),
+                *((s, "i64") for s in _SUMS_STRIDES),
+                *((g, "i32") for g in _GROUPS),
+                *(_SEGMENT_PARAMETERS if spec.segmented else ()),
+                *((("joined", divider_parameter("joined")),) if spec.joined else ()),
             )
         )
 
     def grid(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> int:
+        if tile.split > 1:  # each cluster has one tile
+            return tile_count(problem, tile) * tile.split
         clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks
         return min(tile_count(problem, tile), clusters) * tile.cluster
 
     def config(
         self, problem: GemmProblem, tile: HopperGemmTile, row: ArchRow, device: Device
     ) -> LaunchConfig:
-        return replace(super().config(problem, tile, row, device), cluster=(tile.cluster, 1, 1))
+        return replace(
+            super().config(problem, tile, row, device), cluster=(tile.cluster * tile.split, 1, 1)
+        )
 
     def threads(self, tile: HopperGemmTile, row: ArchRow) -> int:
         return 128 * (tile.groups + 1)
 
     def shared_bytes(self, spec: GemmSpec, tile: HopperGemmTile) -> int:
-        return tile.shared_bytes(spec.bias is not None)
+        return tile.shared_bytes(spec.bias is not None, spec.row_sums is not None)
 
     def values(
         self, problem: GemmProblem, tile: HopperGemmTile, device: Device
@@ -227,17 +293,30 @@ class HopperGemm(KernelDefinition):
             p.M,
             p.N,
             divide_up(p.K, _slice(p.spec)),
-            *steps(p, p.num_heads, p.a_strides),
-            *steps(p, p.num_heads // p.b_head_group, p.b_strides),
-            *steps(p, p.num_heads, p.residual_strides),
+            *steps(p.num_heads, p.batch, p.a_strides),
+            *steps(p.num_heads // p.b_head_group, p.batch, p.b_strides),
+            *steps(*results_of(p), p.residual_strides),
         )
         found = dict(zip(_STRIDES, strides, strict=True)) | dict(zip(_INTS, ints, strict=True))
+        for i, first in enumerate(accumulate(s.heads for s in p.segments[:-1]), 1):
+            found[f"a{i}_first"] = first
+        found |= dict(zip(_SUMS_STRIDES, p.sums_strides, strict=True))
+        found |= dict(zip(_GROUPS, (p.c_batch_group, p.c_head_group), strict=True))
+        if p.spec.joined:
+            found |= divider_values("joined", _joined_dim(p))
         return {**found, **order_values(p, tile), "alpha": p.alpha, "beta": p.beta}
 
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
         suffix = "_ptrs" if spec.view == "pointers" else ""
         added = {n: f"{n}{suffix}" if getattr(spec, n) else "" for n in ("bias", "residual")}
-        return {"a": f"A{suffix}", "b": f"B{suffix}", "c": f"C{suffix}", **added, "origin": ""}
+        return {
+            "a": f"A{suffix}",
+            "b": f"B{suffix}",
+            "c": f"C{suffix}",
+            **added,
+            "origin": "",
+            "sums": "",
+        }
 
     def tensor_maps(
         self, problem: GemmProblem, tile: HopperGemmTile, device: Device
@@ -252,25 +331,50 @@ class HopperGemm(KernelDefinition):
         b_box = (k, tile.bn // tile.cluster) if s.b_transposed else (k, k // tile.cluster)
         c_shape, c_box = (p.M, p.N), (_PANEL_BYTES // s.dtype_c.itemsize, _ROWS)
         rounded = s.precision == "tf32"
-        a = tensor_map(p, "A", p.a_shape, p.num_heads, p.a_strides, a_box, rounded)
-        b = tensor_map(p, "B", p.b_shape, b_heads, p.b_strides, b_box, rounded)
-        c = tensor_map(p, "C", c_shape, p.num_heads, p.c_strides, c_box)
-        residual = (
-            tensor_map(p, "residual", c_shape, p.num_heads, p.residual_strides, c_box)
+        a_shape, b_shape = p.a_shape, p.b_shape
+        a_heads, dim = p.num_heads, _joined_dim(p) if s.joined else 0
+        if s.joined == "a":
+            a_shape = (p.K, dim)
+        elif s.joined == "b":
+            b_shape, b_heads = (p.K, dim), p.joined_heads
+        elif s.joined == "k":
+            a_shape, a_heads = (p.M, dim), p.joined_heads
+        found = {
+            parameter: tensor_map(
+                p, name, a_shape, (segment.heads, p.batch), segment.strides, a_box, rounded
+            )
+            for (parameter, name), segment in zip(_SEGMENTS, p.segments, strict=False)
+        } or {"a_map": tensor_map(p, "A", a_shape, (a_heads, p.batch), p.a_strides, a_box, rounded)}
+        found["b_map"] = tensor_map(
+            p, "B", b_shape, (b_heads, p.batch), p.b_strides, b_box, rounded
+        )
+        c = found["c_map"] = tensor_map(p, "C", c_shape, results_of(p), p.c_strides, c_box)
+        found["residual_map"] = (
+            tensor_map(p, "residual", c_shape, results_of(p), p.residual_strides, c_box)
             if s.residual
             else c
         )
-        return {"a_map": a, "b_map": b, "c_map": c, "residual_map": residual}
+        return found
 
     def work(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> Work:
         return _work(problem, tile)
 
     def covering(self) -> Iterable[Covered]:
-        """Both dtypes, every transposition, view and option."""
+        """Both dtypes, every transposition, view, option and kind of sum."""
         f16, bf16, f32 = DType.float16, DType.bfloat16, DType.float32
         plain = GemmSpec(bf16, bf16, f32)
         yield Covered(self, replace(plain, b_transposed=True, bias=bf16, residual=bf16))
         yield Covered(self, GemmSpec(f16, f16, f32, a_transposed=True, view="pointers"))
+        summed = replace(plain, summed=True)
+        yield Covered(self, replace(summed, b_transposed=True, bias=bf16, residual=bf16))
+        yield Covered(self, replace(summed, segmented=True), often=False)
+        joined = replace(plain, a_transposed=True, summed=True, row_sums=bf16)
+        yield Covered(self, replace(joined, segmented=True, joined="a"), often=False)
+        yield Covered(self, replace(joined, joined="b"), often=False)
+        yield Covered(self, replace(plain, segmented=True, joined="k"), often=False)
+        sums = GemmSpec(f16, f16, f32, a_transposed=True, segmented=True, row_sums=f16)
+        yield Covered(self, sums)
+        yield Covered(self, replace(sums, summed=True, segmented=False, row_sums=f32), often=False)
         yield Covered(self, GemmSpec(bf16, f32, f32, bias=f32, residual=f32))
         yield Covered(
             self, GemmSpec(f16, f32, f32, b_transposed=True, view="pointers"), often=False
@@ -307,6 +411,11 @@ def tile_count(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> int:
     return rows * columns * p.results
 
 
+def results_of(p: GemmProblem) -> tuple[int, int]:
+    """Heads and batches of results."""
+    return p.num_heads // p.c_head_group, p.batch // p.c_batch_group
+
+
 def order_values(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> dict[str, int]:
     """The walk of tiles (tiles.h's TileScheduler), and the divider that finds B's head."""
     rows, columns = grid_of_tiles(p, tile)
@@ -314,7 +423,7 @@ def order_values(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> dict[
         "matrix": rows * columns,
         "group": _GROUP_ROWS * columns,
         "last": rows % _GROUP_ROWS or 1,
-        "heads": p.num_heads,
+        "heads": results_of(p)[0],
         "b_heads": p.b_head_group,
     }
     found = {"rows": rows, "total": tile_count(p, tile)}
@@ -328,34 +437,69 @@ def _slice(spec: GemmSpec) -> int:
     return SLICE_BYTES // spec.dtype.itemsize
 
 
-def steps(p: GemmProblem, heads: int, strides: tuple[int, int, int]) -> tuple[int, int]:
+def steps(heads: int, entries: int, strides: tuple[int, int, int]) -> tuple[int, int]:
     """What a head and an entry of the batch count in a map's coordinates: 0 where all share one
     matrix."""
     batch, head, _ = strides
-    return int(heads > 1 and head != 0), int(p.batch > 1 and batch != 0)
+    return int(heads > 1 and head != 0), int(entries > 1 and batch != 0)
+
+
+def _joined_dim(p: GemmProblem) -> int:
+    """Elements of each of the heads that are joined."""
+    return {"a": p.M, "b": p.N, "k": p.K}[p.spec.joined or ""] // p.joined_heads
+
+
+def _joins(p: GemmProblem) -> bool:
+    """Whether a box's 64 elements of the joined axis are of one head, and that axis is the first in
+    memory."""
+    s, many = p.spec, p.joined_heads > 1
+    first = {
+        "a": s.a_transposed and s.segmented,
+        "b": not s.b_transposed and (p.b_strides[1] > 0 or not many),
+        "k": not s.a_transposed and (s.segmented or p.a_strides[1] > 0 or not many),
+    }[s.joined or ""]
+    return first and p.num_heads == 1 and _joined_dim(p) % _SLICE == 0
+
+
+def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
+    if spec.joined == "a" and spec.summed:  # places of so many boxes do not fit the registers
+        return tuple(t for t in GEMM if t.bm < 256)
+    return GEMM + (SPLIT if _linear(spec) else ())
+
+
+def _linear(spec: GemmSpec) -> bool:
+    """Whether it is a linear layer's product, or that of its input's gradient: rows of A are
+    tokens, nothing else is summed, and the result is of 16 bits."""
+    plain = not (spec.a_transposed or spec.summed or spec.row_sums)
+    return plain and spec.view == "strided" and spec.dtype_c.itemsize == 2
+
+
+def _steps_where_many(counts: tuple[int, int], strides: tuple[int, int, int]) -> list[int]:
+    """``steps`` of the axes that have more than one."""
+    return [step for n, step in zip(counts, steps(*counts, strides), strict=True) if n > 1]
 
 
 def tensor_map(
     p: GemmProblem,
     name: str,
     shape: tuple[int, int],
-    heads: int,
+    matrices: tuple[int, int],
     strides: tuple[int, int, int],
     box: tuple[int, int],
     to_tf32: bool = False,
 ) -> TensorMap:
+    """``matrices``: heads and entries of the batch."""
     batch_stride, head_stride, row = strides
-    dtype = p.spec.dtype if name in ("A", "B") else p.spec.dtype_c
+    dtype = p.spec.dtype if name[0] in "AB" else p.spec.dtype_c
+    extents: tuple[int, ...]
     if p.spec.view == "pointers":
         unit = _UNIT_BYTES // dtype.itemsize
         extents, apart = (2**_UNITS_BITS, _REACH), (unit, unit << _UNITS_BITS)
         name = f"{name}_ptrs"
     else:
-        by_head, by_batch = steps(p, heads, strides)
-        extents, apart = (
-            (heads if by_head else 1, p.batch if by_batch else 1),
-            (head_stride, batch_stride),
-        )
+        by = steps(*matrices, strides)
+        extents = tuple(n if step else 1 for n, step in zip(matrices, by, strict=True))
+        apart = (head_stride, batch_stride)
     return TensorMap(
         name,
         dtype,
@@ -379,12 +523,12 @@ def _work(p: GemmProblem, tile: HopperGemmTile) -> Work:
     slice_operations = max(
         2.0 * tile.bm * tile.bn * _SLICE,
         _LINE_OPERATIONS * tile.rate * lines,
-        _SHARED_OPERATIONS * columns,
+        _SHARED_OPERATIONS * columns / tile.split,
     )
     return Work(
         p.bytes_moved,
-        rows * tile.cluster * columns * p.results,
-        slice_operations * divide_up(p.K, _slice(p.spec)),
+        rows * tile.cluster * columns * p.results * tile.split,
+        slice_operations * divide_up(divide_up(p.K, _slice(p.spec)), tile.split) * p.summed,
         dtype=DType.bfloat16,
         rate=tile.rate,
         block_seconds=tile.block_seconds,

@@ -183,8 +183,8 @@ class HopperTf32Gemm(KernelDefinition):
             p.M,
             p.N,
             divide_up(p.K, SLICE),
-            *steps(p, p.num_heads, p.a_strides),
-            *steps(p, p.num_heads // p.b_head_group, p.b_strides),
+            *steps(p.num_heads, p.batch, p.a_strides),
+            *steps(p.num_heads // p.b_head_group, p.batch, p.b_strides),
         )
         found = dict(zip(_STRIDES, strides, strict=True)) | dict(zip(_INTS, ints, strict=True))
         return {**found, **order_values(p, tile), "alpha": p.alpha, "beta": p.beta}
@@ -205,8 +205,8 @@ class HopperTf32Gemm(KernelDefinition):
         a_box = (_PANEL, SLICE) if spec.a_transposed else (SLICE, along_k[0])
         b_box = (SLICE, along_k[1]) if spec.b_transposed else (_PANEL, SLICE)
         b_heads = p.num_heads // p.b_head_group
-        a = tensor_map(p, "A", p.a_shape, p.num_heads, p.a_strides, a_box, rounded)
-        b = tensor_map(p, "B", p.b_shape, b_heads, p.b_strides, b_box, rounded)
+        a = tensor_map(p, "A", p.a_shape, (p.num_heads, p.batch), p.a_strides, a_box, rounded)
+        b = tensor_map(p, "B", p.b_shape, (b_heads, p.batch), p.b_strides, b_box, rounded)
         return {"left_map": b, "right_map": a} if tile.turned else {"left_map": a, "right_map": b}
 
     def work(self, problem: GemmProblem, tile: HopperTf32Tile, device: Device) -> Work:

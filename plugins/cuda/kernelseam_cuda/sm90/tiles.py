@@ -40,6 +40,8 @@ class HopperGemmTile:
     store: str
     blocks: int = 1
     c_first: bool = False
+    split: int = 1
+    """Blocks of a cluster that share a tile, each a part of what is summed: for few tiles."""
     rate: float = 0.0
     """The part of the arch's product rate that the loop reaches."""
     block_seconds: float = 0.0
@@ -50,14 +52,16 @@ class HopperGemmTile:
         more = f"-{self.cluster}together" * (self.cluster > 1) + f"-{self.blocks}blocks" * (
             self.blocks > 1
         )
+        more += f"-split{self.split}" * (self.split > 1)
         return f"{self.bm}x{self.bn}-{self.stages}-{self.store}{more}" + "-cfirst" * self.c_first
 
-    def shared_bytes(self, bias: bool) -> int:
-        """Ring, buffers, the bias of each consumer, control; in whole KiB."""
+    def shared_bytes(self, bias: bool, sums: bool = False) -> int:
+        """Ring, buffers, the bias of each consumer, a factor that sums rows, control; in whole
+        KiB."""
         size = self.stages * (self.bm + self.bn) * 128 + self.groups * (
             self.buffers * 8192 + bias * self.bn * 4
         )
-        size += 16 * (self.stages + self.groups * self.buffers)
+        size += 16 * (self.stages + self.groups * self.buffers) + sums * 1024
         assert size * self.blocks <= _SHARED_BYTES
         return -(-size // 1024) * 1024
 
@@ -72,6 +76,22 @@ GEMM = (
     HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, rate=0.65, block_seconds=4e-7),
 )
 """Tiles of products; the cost model chooses."""
+
+SPLIT = (
+    HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, split=2, rate=0.65, block_seconds=1e-7),
+)
+"""Tiles of linear layers of few tokens: products whose factors have K last, and few tiles."""
+
+HEADS = (
+    HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.22, block_seconds=1.6e-6),
+    HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=7e-7),
+    HopperGemmTile(128, 128, 2, 5, 1, 4, "tma", rate=1.15, block_seconds=2e-7),
+    HopperGemmTile(128, 64, 2, 6, 1, 4, "tma", rate=0.80, block_seconds=2.8e-7),
+    HopperGemmTile(128, 192, 2, 5, 2, 1, "rows", rate=1.166, block_seconds=1e-7),
+    HopperGemmTile(128, 128, 2, 5, 1, 4, "rows", rate=1.13, block_seconds=3e-7),
+    HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, rate=0.65, block_seconds=4e-7),
+)
+"""Tiles of products whose columns are heads; the cost model chooses."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,168 @@
+"""Kernel definition of Hopper's GEMM whose columns are heads of q, k and v: the epilogue of
+cuda_kernels/sm90/gemm/heads.h."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from kernelseam.contract import ArchRow, Device, TensorMap
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
+from kernelseam.dtypes import DType
+from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.elements import refuse_row_strides
+from kernelseam.kernels.gemm.host import (
+    HEADS_POINTERS,
+    HEADS_STRUCTURE,
+    heads_defines,
+    heads_values,
+)
+from kernelseam.kernels.signature import Signature
+
+from kernelseam_cuda.sm90.gemm import HopperGemm
+from kernelseam_cuda.sm90.tiles import HEADS, SPLIT, HopperGemmTile
+
+_CHUNK = 8
+"""Elements of 16 bytes: a head is of whole ones."""
+_PANEL, _ROWS = 64, 64
+"""Columns and rows that TMA stores of one head and one entry."""
+_UNIT, _GROUP = 32, 64
+"""Of the columns that are turned by halves: so many of one half lie together, then as many of the
+other, which make a group."""
+_C_MAPS = (("c_map", "C", "q"), ("c1_map", "C1", "k"), ("c2_map", "C2", "v"))
+
+
+class HopperHeads(HopperGemm):
+    """Products whose columns are heads of q, k and v, rotated or not, into strided memory or
+    pages."""
+
+    def refuse_options(self, problem: GemmProblem) -> str | None:
+        p, spec, h = problem, problem.spec, problem.heads
+        if h is None or spec.heads is None:
+            return "it knows heads alone"
+        if spec.dtype.itemsize != 2 or spec.dtype_c is not spec.dtype:
+            return f"its heads are of 16 bits, of {spec.dtype} in and out, not of {spec.dtype_c}"
+        for option in ("a_transposed", "residual", "summed", "row_sums", "segmented", "joined"):
+            if getattr(spec, option):
+                return f"it does not know {option} of heads"
+        if p.alpha != 1 or p.beta:
+            return "it takes alpha = 1 and beta = 0"
+        if spec.heads.rotary and not spec.b_transposed:
+            return "it turns heads of a weight [columns, hidden] alone"
+        if h.head_dim % _CHUNK:
+            return f"head_dim = {h.head_dim}: it takes multiples of {_CHUNK}"
+        if spec.heads.rotary == "halves" and (h.head_dim % _GROUP or h.rotary_dim % _GROUP):
+            return (
+                f"rotary_dim = {h.rotary_dim} of head_dim = {h.head_dim} by halves: it takes "
+                f"multiples of {_GROUP}"
+            )
+        return refuse_row_strides(
+            **{f"the {n} token stride": getattr(h, f"{n}_strides")[2] for n in "qkv"}
+        )
+
+    def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[HopperGemmTile, ...]:
+        assert spec.heads is not None
+        return _tiles_of(spec.heads)
+
+    def as_launched(self, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
+        return (tile,)
+
+    def offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
+        """TMA stores 64 rows of one entry, and 64 columns of one head."""
+        h, spec = p.heads, p.spec.heads
+        assert h is not None and spec is not None
+        return tuple(
+            t
+            for t in _tiles_of(spec)
+            if self.few_enough(p, t) and (t.store == "rows" or _stored_by_tma(p, h, spec))
+        )
+
+    def defines(self, spec: GemmSpec, tile: HopperGemmTile, row: ArchRow) -> dict[str, object]:
+        assert spec.heads is not None
+        found = super().defines(spec, tile, row)
+        return {**found, "HEADS": True, **heads_defines(spec.heads)}
+
+    def signature(self, spec: GemmSpec) -> Signature:
+        return Signature(
+            (
+                *super().signature(spec).parameters,
+                ("c1_map", "tensor_map"),
+                ("c2_map", "tensor_map"),
+                ("result", HEADS_STRUCTURE),
+            )
+        )
+
+    def values(
+        self, problem: GemmProblem, tile: HopperGemmTile, device: Device
+    ) -> dict[str, int | float]:
+        h = problem.heads
+        assert h is not None
+        places = {
+            f"{parameter}_{axis}": stride
+            for parameter, strides in (
+                ("c", h.q_strides),
+                ("c1", h.k_strides),
+                ("c2", h.v_strides),
+            )
+            for axis, stride in zip(("batch", "head", "row"), strides, strict=True)
+        }
+        return {**super().values(problem, tile, device), **places, **heads_values(h)}
+
+    def pointers(self, spec: GemmSpec) -> dict[str, str]:
+        return {**super().pointers(spec), **dict.fromkeys(("c1", "c2", *HEADS_POINTERS), "")}
+
+    def tensor_maps(
+        self, problem: GemmProblem, tile: HopperGemmTile, device: Device
+    ) -> dict[str, TensorMap]:
+        """Of q, k and v: element, token, head, entry. Where warps store, and where the rows of B
+        come in units, that is what is not used, or the box."""
+        h, spec = problem.heads, problem.spec.heads
+        assert h is not None and spec is not None
+        found = super().tensor_maps(problem, tile, device)
+        if spec.rotary == "halves":
+            found["b_map"] = replace(found["b_map"], box=(_PANEL, _UNIT, 1, 1))
+        ordered = spec.rotary == "halves" and tile.store == "tma"
+        counts = (h.num_heads, h.kv_heads, h.kv_heads)
+        for (parameter, name, operand), count in zip(_C_MAPS, counts, strict=True):
+            found[parameter] = found["a_map"]
+            if tile.store == "tma" and count == 0:
+                found[parameter] = found["c_map"]
+            elif tile.store == "tma":
+                batch, head, row = getattr(h, f"{operand}_strides")
+                found[parameter] = TensorMap(
+                    name,
+                    problem.spec.dtype,
+                    (h.head_dim, h.tokens, count, _entries(problem, h)),
+                    (1, row, head, batch),
+                    (_UNIT if ordered else _PANEL, _ROWS, 1, 1),
+                    swizzle=64 if ordered else 128,
+                    l2_promotion=256,
+                )
+        found["residual_map"] = found["a_map"]
+        return found
+
+    def covering(self) -> Iterable[Covered]:
+        """Every rotation, positions and pages, with and without a bias."""
+        f16, bf16, f32 = DType.float16, DType.bfloat16, DType.float32
+        plain = GemmSpec(bf16, bf16, f32, b_transposed=True, heads=HeadsSpec())
+        yield Covered(self, replace(plain, bias=bf16, heads=HeadsSpec("halves")))
+        paged = HeadsSpec("halves", positions=True, paged=True)
+        yield Covered(self, GemmSpec(f16, f16, f32, b_transposed=True, bias=f32, heads=paged))
+        yield Covered(self, replace(plain, heads=HeadsSpec("pairs", positions=True)), often=False)
+        yield Covered(self, replace(plain, bias=bf16), often=False)
+        yield Covered(self, replace(plain, b_transposed=False), often=False)
+
+
+def _tiles_of(spec: HeadsSpec) -> tuple[HopperGemmTile, ...]:
+    """TMA stores no pages."""
+    return tuple(t for t in (*HEADS, *SPLIT) if t.store == "rows" or not spec.paged)
+
+
+def _entries(p: GemmProblem, h: HeadsProblem) -> int:
+    """Of the batch, whose tokens are rows of one matrix or of one each."""
+    return p.batch if p.batch > 1 else p.M // max(h.tokens, 1)
+
+
+def _stored_by_tma(p: GemmProblem, h: HeadsProblem, spec: HeadsSpec) -> bool:
+    one_entry = h.tokens == p.M
+    return not spec.paged and h.head_dim % _PANEL == 0 and (one_entry or h.tokens % _ROWS == 0)
