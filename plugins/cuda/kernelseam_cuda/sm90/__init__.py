@@ -10,6 +10,7 @@ from kernelseam.kernels.projection.host import Projection
 from kernelseam.kernels.projection.products import Product
 
 from kernelseam_cuda.sm90.attention import HopperAttention
+from kernelseam_cuda.sm90.attention_bwd import HopperAttentionBwd
 from kernelseam_cuda.sm90.gemm import HopperGemm
 from kernelseam_cuda.sm90.tf32 import HopperTf32Gemm
 
@@ -25,10 +26,18 @@ class HopperProjection(Projection):
 
 KERNELS = (
     HopperAttention(),
+    HopperAttentionBwd(),
     _GEMM,
     HopperTf32Gemm(),
     HopperProjection("output_projection", products.output),
     HopperProjection("output_projection_bwd", products.output_bwd),
 )
 
-__all__ = ["KERNELS", "HopperAttention", "HopperGemm", "HopperProjection", "HopperTf32Gemm"]
+__all__ = [
+    "KERNELS",
+    "HopperAttention",
+    "HopperAttentionBwd",
+    "HopperGemm",
+    "HopperProjection",
+    "HopperTf32Gemm",
+]
