@@ -82,7 +82,17 @@ COLUMNS = (
 Key = tuple[str, str, str]
 
 
-UNSHOWN = ("dtypes", "max_dim", "plain", "grouped", "splits", "rate", "block_seconds", "precision")
+UNSHOWN = (
+    "dtypes",
+    "max_dim",
+    "plain",
+    "grouped",
+    "splits",
+    "rate",
+    "rate_in_order",
+    "block_seconds",
+    "precision",
+)
 """Columns of tiles that shape no binary, or are told by the spec."""
 
 

@@ -190,8 +190,17 @@ def gradients(
 
 
 def backward_rows() -> list[BackwardRow]:
-    return [
+    long = [
         BackwardRow(4, heads, 4096, D, causal)
         for D, heads in ((128, 16), (64, 32), (256, 8))
         for causal in (False, True)
     ]
+    short = [
+        BackwardRow(batch, heads, S, D, causal, dtype)
+        for batch, heads, S, D, dtype in (
+            (16, 16, 1024, 128, "bfloat16"),
+            (32, 12, 512, 64, "float16"),
+        )
+        for causal in (False, True)
+    ]
+    return [*long, *short]

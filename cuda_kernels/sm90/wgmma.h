@@ -20,6 +20,9 @@ KS_DEVICE u32 descriptor_k_major(u32 address) { return 1u << 16 | (address & 0x3
 // MN-major (V): the next k16 step is 16 rows on. `panel`: bytes between panels of 64 columns.
 KS_DEVICE u32 descriptor_mn_major(u32 address, int panel) { return panel >> 4 << 16 | (address & 0x3ffff) >> 4; }
 KS_DEVICE u32 advanced(u32 descriptor, int bytes) { return descriptor + (bytes >> 4); }
+// A whole descriptor: the compiler then adds to one base where a product has many, and moves no high half for each.
+KS_DEVICE u64 whole(u32 descriptor) { return (u64)0x40000040 << 32 | descriptor; }
+KS_DEVICE u64 advanced(u64 descriptor, int bytes) { return descriptor + (bytes >> 4); }
 
 // Before the first wgmma, and after writes to registers that it uses.
 KS_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -66,6 +69,9 @@ template<int N> KS_DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.syn
 #define KS_D256 KS_D240, KS_EIGHT(120)
 
 // Whether d is added to must be a predicate: with an immediate there the compiler crashes. `make`: the 64-bit x and y.
+#define KS_WGMMA_WHOLE(n, type, a, b, add, tail) \
+  "{\n.reg .pred p;\nsetp.ne.b32 p, %" #add ", 0;\n" \
+  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" KS_R##n "}, " a ", %" #b ", p, " tail ";\n}"
 #define KS_WGMMA(n, k, type, make, a, add, tail) \
   "{\n.reg .pred p;\n.reg .b32 high;\n.reg .b64 x, y;\nsetp.ne.b32 p, %" #add ", 0;\n" \
   "mov.b32 high, " KS_DESCRIPTOR_HIGH ";\n" make \
@@ -81,6 +87,14 @@ template<class T, int N> struct Wgmma;
     template<int A_M = 0, int B_N = 0> static KS_DEVICE void ss(float (&d)[n / 2], u32 a, u32 b, int add) { \
       asm volatile(KS_WGMMA(n, 16, type, KS_WIDE("x", o0) KS_WIDE("y", o1), "x", o2, "1, 1, %" #o3 ", %" #o4) \
                    : KS_D##n : "r"(a), "r"(b), "r"(add), "n"(A_M), "n"(B_N)); \
+    } \
+    template<int A_M = 0, int B_N = 0> static KS_DEVICE void ss(float (&d)[n / 2], u64 a, u64 b, int add) { \
+      asm volatile(KS_WGMMA_WHOLE(n, type, "%" #o0, o1, o2, "1, 1, %" #o3 ", %" #o4) \
+                   : KS_D##n : "l"(a), "l"(b), "r"(add), "n"(A_M), "n"(B_N)); \
+    } \
+    static KS_DEVICE void rs(float (&d)[n / 2], const u32* a, u64 b, int add) { \
+      asm volatile(KS_WGMMA_WHOLE(n, type, "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}", o4, o5, "1, 1, 1") \
+                   : KS_D##n : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); \
     } \
     static KS_DEVICE void rs(float (&d)[n / 2], const u32* a, u32 b, int add) { \
       asm volatile(KS_WGMMA(n, 16, type, KS_WIDE("y", o4), "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}", o5, "1, 1, 1") \

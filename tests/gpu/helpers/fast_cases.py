@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kernelseam.dtypes import DType
+from kernelseam.parity.cases.attention_bwd_case import BackwardCase
+from kernelseam.parity.cases.attention_bwd_case import case as gradients
 from kernelseam.parity.cases.attention_case import AttentionCase
 from kernelseam.parity.cases.attention_case import case as attention
 from kernelseam.parity.cases.case import Case
@@ -90,6 +92,31 @@ def _attention() -> Iterator[AttentionCase]:
     yield attention("bf16-128", "many-tiles-sequences", num_heads=4, **packed)
 
 
+def _gradients() -> Iterator[BackwardCase]:
+    # Three tiles a block and more, with one and with several steps, in order and in any; no larger,
+    # as the oracle's gradients are whole.
+    for kind in ("f16-64", "bf16-128"):
+        for name, free in (("", {}), ("-any-order", {"deterministic": False})):
+            yield gradients(kind, f"many-tiles{name}", S_q=40, S_k=260, **_heads(1), **free)
+            both = {"S_q": 140, "S_k": 140, **_heads(1), **free}
+            yield gradients(f"{kind}-causal", f"many-tiles{name}", **both)
+        yield gradients(f"{kind}-causal", "many-tiles-few-keys", S_q=90, S_k=33, **_heads(3))
+        grouped = {"batch": 7, "num_heads": HEADS, "kv_heads": HEADS // 4}
+        yield gradients(f"{kind}-causal", "many-tiles-gqa", S_q=9, S_k=200, **grouped)
+        yield gradients(kind, "many-tiles-window", window=(33, 12), S_q=70, S_k=140, **_heads(2))
+        q, k = (tuple(a * i % b for i in range(60)) for a, b in ((37, 71), (53, 203)))
+        walks = dict.fromkeys(("q", "k", "v", "out", "dout", "dq", "dk", "dv"), TOKENS)
+        packed = {
+            "q_sequences": q,
+            "k_sequences": k,
+            "batch": len(q),
+            "S_q": max(q),
+            "S_k": max(k),
+            **walks,
+        }
+        yield gradients(f"{kind}-causal", "many-tiles-sequences", num_heads=6, **packed)
+
+
 def _gemm() -> Iterator[GemmCase]:
     # Tiles that end within the matrix, and sums of more blocks than a ring has stages, the last of
     # them short.
@@ -144,7 +171,9 @@ def _gemm() -> Iterator[GemmCase]:
 
 def _all() -> dict[str, Case]:
     cases: list[AttentionCase | GemmCase] = [*_attention(), *_gemm()]
-    results = [replace(c, group="many tiles a block", sample=ROWS) for c in cases]
+    group = "many tiles a block"
+    results: list[Case] = [replace(c, group=group, sample=ROWS) for c in cases]
+    results += [replace(c, group=group) for c in _gradients()]
     assert len({c.name for c in results}) == len(results)
     return {c.name: c for c in results}
 

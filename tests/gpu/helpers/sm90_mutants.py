@@ -12,6 +12,7 @@ then.
 
 from __future__ import annotations
 
+import sm90_gradient_mutants
 from mutant import Mutant
 
 PIPELINE, WGMMA = "sm90/pipeline.h", "sm90/wgmma.h"
@@ -985,6 +986,7 @@ MUTANTS = (
         "products may read what was in shared memory before",
         "order",
     ),
+    *sm90_gradient_mutants.MUTANTS,
 )
 
 LUCK = {
@@ -1003,6 +1005,7 @@ LUCK = {
     "cluster-leaves-early": "a cluster's blocks seldom end so far apart",
     "fragments-fence": "reads are mostly over before TMA's next writes arrive",
     "parts-fence": "stores to shared memory mostly arrive before products read them",
+    **sm90_gradient_mutants.LUCK,
 }
 """Why a GPU may show nothing. Where the binary is the same, nvrtc 13.5 put the fence there by
 itself."""

@@ -39,6 +39,7 @@ def attention_bwd_cases() -> list[BackwardCase]:
         "gradients: scores": _scores,
         "gradients of biases and sinks": _operands,
         "gradients: lengths": _lengths,
+        "gradients of wide heads": _wide,
         "gradients in any order": _any_order,
     }
     plain = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
@@ -340,6 +341,15 @@ def _lengths() -> Iterator[BackwardCase]:
     yield case(
         "f16-64", "sequences-0-of-q-bias-any-order", bias=F32, deterministic=False, **nothing
     )
+
+
+def _wide() -> Iterator[BackwardCase]:
+    # What kernels for few head dims take, with the other dim and dtype.
+    kind = "bf16-128"
+    yield case(kind, "window-33-12", window=(33, 12), S_q=33, S_k=200, batch=1)
+    yield case(kind, "softcap-5", softcap=5.0)
+    yield case(kind, "sinks", sinks=(0.5, -1.0), sink_gradient=True, S_q=70)
+    yield case(kind, "lengths", kv_lengths=(40, 129, 0, 65), batch=4, S_q=33, S_k=129)
 
 
 def _any_order() -> Iterator[BackwardCase]:

@@ -12,6 +12,7 @@ from kernelseam.kernels.projection.products import Product
 
 from kernelseam_cuda.sm90 import joined
 from kernelseam_cuda.sm90.attention import HopperAttention
+from kernelseam_cuda.sm90.attention_bwd import HopperAttentionBwd
 from kernelseam_cuda.sm90.gemm import HopperGemm
 from kernelseam_cuda.sm90.heads import HopperHeads
 from kernelseam_cuda.sm90.tf32 import HopperTf32Gemm
@@ -40,6 +41,7 @@ class HopperProjection(Projection):
 
 KERNELS = (
     HopperAttention(),
+    HopperAttentionBwd(),
     _GEMM,
     HopperTf32Gemm(),
     HopperProjection("qkv_projection", products.qkv, (_HEADS,), covered=True),
@@ -51,6 +53,7 @@ KERNELS = (
 __all__ = [
     "KERNELS",
     "HopperAttention",
+    "HopperAttentionBwd",
     "HopperGemm",
     "HopperHeads",
     "HopperProjection",

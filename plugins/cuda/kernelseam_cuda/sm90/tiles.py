@@ -238,3 +238,53 @@ ATTENTION = (
     ),
 )
 """The preferred of a spec first."""
+
+
+@dataclass(frozen=True)
+class HopperBackwardTile:
+    """Two consumers of 64 keys each, and 8192 / ``head_dim`` queries a step.
+
+    ``stages`` of queries, ``o_stages`` of their result's gradient, ``kv_stages`` of keys and values
+    (2: the next tile's arrive during this one).
+    """
+
+    head_dim: int
+    stages: int
+    o_stages: int
+    kv_stages: int = 1
+    rate: float = 0.0
+    """The part of the arch's product rate that the loop reaches."""
+    rate_in_order: float = 0.0
+    """The same where sums of dq have one order."""
+    block_seconds: float = 1e-6
+
+    @property
+    def name(self) -> str:
+        """Keys×queries, stages of queries, of their result's gradient, of keys."""
+        return f"{self.keys}x{self.step}-{self.stages}q-{self.o_stages}dout-{self.kv_stages}kv"
+
+    @property
+    def keys(self) -> int:
+        return 128
+
+    @property
+    def step(self) -> int:
+        return 8192 // self.head_dim
+
+    @property
+    def shared_bytes(self) -> int:
+        """K and V, rings of q and dout with their rows' values, ds of two steps, control."""
+        kv = self.kv_stages * 2 * self.keys * self.head_dim * 2
+        ring = (self.stages + self.o_stages) * self.step * (self.head_dim * 2 + 4)
+        size = kv + ring + 2 * self.keys * self.step * 2 + _CONTROL_BYTES
+        assert size <= _SHARED_BYTES
+        return size
+
+
+BACKWARD_REGISTERS = 24, 240
+"""As ``REGISTERS``, of the gradients' two consumers."""
+ATTENTION_BWD = (
+    HopperBackwardTile(64, 3, 2, 2, rate=0.86, rate_in_order=0.66),
+    HopperBackwardTile(128, 3, 3, rate=1.03, rate_in_order=0.66),
+)
+"""The preferred of a spec first."""

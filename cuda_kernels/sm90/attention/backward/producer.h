@@ -1,0 +1,82 @@
+// The producer thread: gets tiles from the scheduler, loads K and V once a tile, q, dout and their rows' values once a step.
+#pragma once
+#include "sm90/attention/backward/block.h"
+
+struct Producer {
+  SharedStorage& storage;
+  const Maps& maps;
+  const Rings& rings;
+  const Operands& a;
+  TileScheduler<KEYS> scheduler;
+  PipelineState<KV_STAGES> kv{0, 1};
+  PipelineState<STAGES> q{0, 1};
+  PipelineState<O_STAGES> o{0, 1};
+
+  // In order the first tile is taken from the counter, too: whoever holds it runs.
+  KS_DEVICE int first_tile() const { return KS_IN_ORDER ? (int)atomicAdd(a.counter, 1u) : (int)block_index(); }
+  KS_DEVICE int tile_after(int t) const {
+    return KS_DYNAMIC ? (int)atomicAdd(a.counter, 1u) + (KS_IN_ORDER ? 0 : (int)gridDim.x) : t + (int)gridDim.x;
+  }
+
+  // q of a step, and beside it what every row subtracts; so dout. `block`: of row values (sums.h); `row`: the step's first.
+  KS_DEVICE void load_q(const WorkTile& w, int head, int block, int row) {
+    rings.q.wait_empty(q);
+    const u32 full = rings.q.full(q);
+    barrier_arrive_expect_tx(full, Q_BYTES + ROW_BYTES);
+    tile_load<STEP, D>(shared_address(storage.q[q.stage]), maps.q, full, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
+    bulk_load(shared_address(storage.lse[q.stage]), a.lse + (i64)block * STEP, ROW_BYTES, full);
+    q.advance();
+  }
+  KS_DEVICE void load_dout(const WorkTile& w, int head, int block, int row) {
+    rings.dout.wait_empty(o);
+    const u32 full = rings.dout.full(o);
+    barrier_arrive_expect_tx(full, Q_BYTES + ROW_BYTES);
+    tile_load<STEP, D>(shared_address(storage.dout[o.stage]), maps.dout, full, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
+    bulk_load(shared_address(storage.dots[o.stage]), a.dots + (i64)block * STEP, ROW_BYTES, full);
+    o.advance();
+  }
+  // Publishes the work tile to the consumers.
+  KS_DEVICE void load_kv(const WorkTile& w) {
+    rings.kv.wait_empty(kv);
+    const u32 full = rings.kv.full(kv);
+    barrier_arrive_expect_tx(full, 2 * KV_BYTES);
+    const int row = w.k_first + w.tile * KEYS, batch = KS_KV_VIEW == PACKED ? 0 : w.batch;
+    tile_load<KEYS, D>(shared_address(storage.k[kv.stage]), maps.k, full, row, w.kv_head, batch);
+    tile_load<KEYS, D>(shared_address(storage.v[kv.stage]), maps.v, full, row, w.kv_head, batch);
+    kv.advance();
+  }
+
+  // Coordinates of the tile are read from shared memory: this thread has few registers.
+  KS_DEVICE void run() {
+    const SumBlocks& blocks = scheduler.count.blocks;
+    int t = first_tile();
+#pragma unroll 1
+    for (; scheduler.next(t, storage.work_tiles[work_slot(kv)]); t = tile_after(t)) {
+      const WorkTile& w = storage.work_tiles[work_slot(kv)];
+      if (w.steps == 0) {
+        load_kv(w);
+        continue;
+      }
+      int head = w.kv_head * scheduler.count.head_group, m = w.begin;
+      auto block = [&] { return blocks.first(w.batch, w.q_first) + head * blocks.head_blocks + m; };
+      load_q(w, head, block(), w.q_first + m * STEP);
+      load_kv(w);
+#pragma unroll 1
+      for (;;) {
+        load_dout(w, head, block(), w.q_first + m * STEP);
+        if (++m == w.end) {
+          m = w.begin;
+          if (++head == (w.kv_head + 1) * scheduler.count.head_group) break;
+        }
+        load_q(w, head, block(), w.q_first + m * STEP);
+      }
+    }
+    rings.kv.wait_empty(kv);
+    storage.work_tiles[work_slot(kv)].steps = -1;
+    barrier_arrive(rings.kv.full(kv));
+    if (KS_DYNAMIC) {  // the last block resets the counter
+      __threadfence();
+      if (atomicAdd(a.counter + 1, 1u) == gridDim.x - 1) a.counter[0] = 0, a.counter[1] = 0;
+    }
+  }
+};

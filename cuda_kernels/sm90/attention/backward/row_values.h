@@ -1,0 +1,51 @@
+// Before the gradients: for every query row dots = Σ dout·out, what the softmax's gradient subtracts (FlashAttention-2, §3.1.2),
+// and −LSE in base 2; rows beyond a sequence's end get −inf, so that they have no weight. Besides, the sums of dq and the counters of
+// turns are set to zero.
+//
+// One block of 256 threads 64 rows of a head, D/8 threads a row, 16 bytes each; nothing is shared. It moves 8·D + 8 bytes a row and
+// runs at the speed of memory.
+// Constants: those of scores.h and sequences.h; KS_T, KS_D, KS_STEP, KS_IN_ORDER (there are turns).
+#include "sm90/attention/backward/sums.h"
+
+typedef KS_T T;
+constexpr int ROWS = 64, ROW_THREADS = D / 8, AT_ONCE = 256 / ROW_THREADS;
+
+struct alignas(16) Eight { T x[8]; };
+
+KS_KERNEL(256, 1)
+attention_backward_rows_sm90(Matrices<const T> out, Matrices<const T> dout, RowValues<const float> lse, float* lse_base2, float* dots,
+                             float* sums, unsigned* turns, Sequences sequences, SumBlocks blocks) {
+  constexpr int PARTS = STEP / ROWS;
+  const int tiles = blocks.query_blocks * PARTS, index = (int)block_index(), tile = index % tiles;
+  const int head = index / tiles % blocks.num_heads, batch = index / tiles / blocks.num_heads;
+  const Sequence s = sequences.at(batch);
+  if (tile / PARTS * STEP >= s.S_q) return;
+  const i64 block = blocks.first(batch, s.q_first) + (i64)head * blocks.head_blocks + tile / PARTS;
+  const int row0 = tile % PARTS * ROWS;  // in the block
+  Chunk<float>* const zeros = (Chunk<float>*)(sums + block * (STEP * D) + row0 * D);
+#pragma unroll
+  for (int i = 0; i < ROWS * D / 4 / 256; i++) zeros[i * 256 + thread_index()] = Chunk<float>{};
+  if (KS_IN_ORDER && row0 == 0 && thread_index() < ADDERS) turns[block * ADDERS + thread_index()] = 0;
+
+  const T* const x = dout.at<KS_Q_VIEW>(batch, head, blocks.num_heads, s.q_first);
+  const T* const y = out.at<KS_Q_VIEW>(batch, head, blocks.num_heads, s.q_first);
+  const float* const logs = lse.base + (KS_Q_VIEW == PACKED ? s.q_first : batch * lse.batch) + head * lse.head;
+  const int column = thread_index() % ROW_THREADS * 8;
+#pragma unroll
+  for (int i = 0; i < ROWS; i += AT_ONCE) {
+    const int at = i + thread_index() / ROW_THREADS, row = tile * ROWS + at;
+    float sum = 0.f;
+    if (row < s.S_q) {
+      const Eight left = *(const Eight*)(x + (i64)row * dout.row + column), right = *(const Eight*)(y + (i64)row * out.row + column);
+#pragma unroll
+      for (int e = 0; e < 8; e++) sum = fmaf(to_sum(left.x[e]), to_sum(right.x[e]), sum);
+    }
+#pragma unroll
+    for (int m = 1; m < ROW_THREADS; m *= 2) sum += shuffle_xor(sum, m);
+    if (column == 0) {
+      const float log = row < s.S_q ? logs[row] : -infinity();
+      dots[block * STEP + row0 + at] = sum;
+      lse_base2[block * STEP + row0 + at] = log == -infinity() ? -infinity() : -LOG2_E * log;
+    }
+  }
+}

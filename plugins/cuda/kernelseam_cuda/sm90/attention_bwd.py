@@ -1,0 +1,481 @@
+"""Kernel definitions of cuda_kernels/sm90/attention/backward.h, and of the two kernels before and
+after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
+from kernelseam.costs import Work
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
+from kernelseam.descriptors.attention.problem import AttentionSpec
+from kernelseam.dtypes import DType
+from kernelseam.kernels.attention.arguments import (
+    SEQUENCES,
+    STRIDES,
+    matrices,
+    row_values,
+)
+from kernelseam.kernels.attention.cost import keys_met
+from kernelseam.kernels.attention.host import VIEWS
+from kernelseam.kernels.attention.row_kernels import (
+    ROW_DOTS,
+    SINK_GRADIENT,
+    DotsProblem,
+    DotsSpec,
+    RowTile,
+    SinkProblem,
+    SinkSpec,
+)
+from kernelseam.kernels.attention.scores import score_defines, score_values
+from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.definition import KernelDefinition
+from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
+from kernelseam.kernels.signature import Signature, Structure
+
+from kernelseam_cuda.sm90.tiles import ATTENTION_BWD, BACKWARD_REGISTERS, HopperBackwardTile
+from kernelseam_cuda.toolchain import sources
+
+OPTIONS = frozenset(
+    {"causal", "window", "softcap", "sinks", "q_view", "kv_view", "lengths", "batch_invariant"}
+)
+"""The forward's options that the kernel has the gradients of."""
+DIMS = tuple(dict.fromkeys(t.head_dim for t in ATTENTION_BWD))
+MAX_SEQUENCE = 2**30
+"""Queries and keys of one sequence, together."""
+_ADDERS = 8
+"""Warps that add to a block of sums: sums.h."""
+_BOX_COLUMNS, _STORE_ROWS, _ROWS = 64, 16, 64
+_SECTION_BYTES = {False: 64 << 20, True: 32 << 20}
+"""Queries, their result's gradients and sums of dq of the heads whose tiles are scheduled together,
+in any order and in order."""
+_COUNTERS_BYTES = 256
+_PRODUCTS = 5
+
+_MAPS = {
+    "q_map": "q",
+    "dout_map": "dout",
+    "k_map": "k",
+    "v_map": "v",
+    "dk_map": "dk",
+    "dv_map": "dv",
+}
+_SCALES = ("scale", "scale_log2", "cap", "cap_inverse")
+_OPERANDS = {"lengths": "kv_lengths", "q_offsets": "cu_seqlens_q", "k_offsets": "cu_seqlens_k"}
+_WORKSPACE = ("lse_base2", "dots", "sums", "turns")
+_BLOCK_COUNT = ("query_blocks", "head_blocks", "num_heads")
+_BLOCKS = Structure(tuple((n, "i32") for n in _BLOCK_COUNT))
+_TILE_COUNT = ("key_tiles", "total", "section", "section_tiles", "batch", "kv_heads", "head_group")
+_SIGNATURE = Signature(
+    (
+        *((m, "tensor_map") for m in _MAPS),
+        (
+            "operands",
+            Structure(
+                (
+                    ("dk", matrices("dk")),
+                    ("dv", matrices("dv")),
+                    *((p, "pointer") for p in (*_WORKSPACE, "counter")),
+                ),
+                ("dk", "dv", "lse", *_WORKSPACE[1:], "counter"),
+            ),
+        ),
+        ("sequences", SEQUENCES),
+        ("count", Structure((*((n, "i32") for n in _TILE_COUNT), ("blocks", _BLOCKS)))),
+        ("left", "i32"),
+        ("right", "i32"),
+        *((f, "f32") for f in _SCALES),
+    )
+)
+
+
+class HopperBackwardKernel(KernelDefinition):
+    """What the three kernels have in common: one problem, one tile, blocks of ``step`` queries."""
+
+    operation = "attention_bwd"
+    name = "sm90"
+    archs = ("sm_90a",)
+
+    def sources(self) -> Mapping[str, str]:
+        return sources()
+
+    def refuse(self, problem: AttentionBwdProblem, row: ArchRow) -> str | None:
+        p, spec = problem.forward, problem.spec.forward
+        if unsupported := spec.options - OPTIONS:
+            return f"it does not know {', '.join(sorted(unsupported))}"
+        if spec.dtype.itemsize != 2:
+            return f"it takes bfloat16 and float16, not {spec.dtype}"
+        if spec.head_dim != spec.value_dim or spec.head_dim not in DIMS:
+            return f"head dims {spec.dims}: it takes {', '.join(map(str, DIMS))}"
+        if (spec.q_view, spec.kv_view) not in (("strided", "strided"), ("packed", "packed")):
+            return (
+                f"queries {spec.q_view} with keys {spec.kv_view}: it takes both strided or "
+                "both packed"
+            )
+        if spec.vector < 16:
+            return f"rows at multiples of {spec.vector} bytes: TMA takes multiples of 16"
+        if p.scale <= 0:
+            return f"scale = {p.scale}: it takes more than 0"
+        if not (p.batch and p.num_heads and p.S_q and p.S_k):
+            return "there is nothing to multiply"
+        if (total := p.S_q + p.S_k) >= MAX_SEQUENCE:
+            return f"S_q + S_k = {total}: it takes less than 2**30"
+        return refuse_row_strides(
+            stride_q_row=p.q_strides[2],
+            stride_k_row=p.k_strides[2],
+            stride_v_row=p.v_strides[2],
+            stride_out_row=p.out_strides[2],
+            stride_dout_row=problem.dout_strides[2],
+            stride_dq_row=problem.dq_strides[2],
+            stride_dk_row=problem.dk_strides[2],
+            stride_dv_row=problem.dv_strides[2],
+        )
+
+    def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[HopperBackwardTile, ...]:
+        return tuple(t for t in ATTENTION_BWD if t.head_dim == spec.forward.head_dim)
+
+    def tile(
+        self, problem: AttentionBwdProblem, row: ArchRow, device: Device
+    ) -> HopperBackwardTile:
+        return self.tiles(problem.spec, row)[0]
+
+    def launches(
+        self, problem: AttentionBwdProblem, tile: HopperBackwardTile, device: Device
+    ) -> Launches:
+        """Values of the rows, and sums set to zero; the gradients; dq of its sums; the sinks'
+        gradient."""
+        p, spec = problem.forward, problem.spec.forward
+        blocks = _total_blocks(problem, tile)
+        rows = blocks * tile.step
+        workspace, size = dict[str, int](), _COUNTERS_BYTES
+        for name, needed in (
+            ("lse_base2", 4 * rows),
+            ("dots", 4 * rows),
+            ("sums", 4 * rows * tile.head_dim),
+            ("turns", 4 * _ADDERS * blocks if _in_order(problem.spec) else 0),
+        ):
+            workspace[name] = size
+            size += divide_up(needed, 256) * 256
+        sums = {"sums": workspace["sums"]}
+        steps = [
+            Launch(ROW_VALUES, problem, tile, workspace),
+            Launch(self, problem, tile, {**workspace, "counter": 0}),
+            Launch(QUERY_GRADIENT, problem, tile, sums),
+        ]
+        if problem.spec.sink_gradient:
+            packed = spec.q_view == "packed"
+            if packed:  # the sums' blocks are the sequences': their rows are laid out anew
+                entries, length, dots = 1, p.total_q, (0, p.total_q)
+                plain = DotsProblem(
+                    DotsSpec(spec.dtype, spec.value_dim, packed),
+                    entries,
+                    p.num_heads,
+                    length,
+                    problem.dout_strides,
+                    p.out_strides,
+                    dots,
+                    p.batch,
+                )
+                steps.append(Launch(ROW_DOTS, plain, RowTile(), {"dots": size, "zeros": size}))
+                at, size = size, size + divide_up(4 * p.num_heads * length, 256) * 256
+            else:
+                entries, length, at = p.batch, p.S_q, workspace["dots"]
+                padded = divide_up(p.S_q, tile.step) * tile.step
+                dots = (p.num_heads * padded, padded)
+            sinks = SinkProblem(
+                SinkSpec(packed), entries, p.num_heads, length, p.lse_strides, dots, p.batch
+            )
+            steps.append(Launch(SINK_GRADIENT, sinks, RowTile(), {"dots": at}))
+        return Launches(tuple(steps), size, zeroed_bytes=_COUNTERS_BYTES)
+
+    def defines(
+        self, spec: AttentionBwdSpec, tile: HopperBackwardTile, row: ArchRow
+    ) -> dict[str, object]:
+        s = spec.forward
+        return {
+            "T": DEVICE_TYPE[s.dtype],
+            "D": s.head_dim,
+            **score_defines(s),
+            "Q_VIEW": VIEWS[s.q_view],
+            "KV_VIEW": VIEWS[s.kv_view],
+            "LENGTHS": s.lengths,
+            "STEP": tile.step,
+            "IN_ORDER": _in_order(spec),
+        }
+
+    def shared_bytes(self, spec: AttentionBwdSpec, tile: HopperBackwardTile) -> int:
+        return 0
+
+    def pointers(self, spec: AttentionBwdSpec) -> dict[str, str]:
+        return {
+            p: _OPERANDS.get(p, p)
+            for p, kind in _scalars(self.signature(spec))
+            if kind == "pointer"
+        }
+
+    def values(
+        self, problem: AttentionBwdProblem, tile: HopperBackwardTile, device: Device
+    ) -> dict[str, int | float]:
+        p, count = problem.forward, _tile_count(problem, tile)
+        walks = {
+            "out": p.out_strides,
+            "dout": problem.dout_strides,
+            "dq": problem.dq_strides,
+            "dk": problem.dk_strides,
+            "dv": problem.dv_strides,
+        }
+        scores = score_values(p)
+        known: dict[str, int | float] = {
+            **{
+                f"{n}_{a}": x
+                for n, walk in walks.items()
+                for a, x in zip(STRIDES, walk, strict=True)
+            },
+            "lse_batch": p.lse_strides[0],
+            "lse_head": p.lse_strides[1],
+            "S_q": p.S_q,
+            "S_k": p.S_k,
+            **count,
+            **{name: scores[name] for name in ("left", "right", *_SCALES[1:])},
+            "scale": p.scale,
+        }
+        wanted = (n for n, kind in _scalars(self.signature(problem.spec)) if kind not in _ADDRESSES)
+        return {n: known[n] for n in wanted}
+
+    def work(self, problem: Any, tile: HopperBackwardTile, device: Device) -> Work:
+        """Memory's: it reads and writes once."""
+        return Work(_total_blocks(problem, tile) * tile.step * self.row_bytes(tile.head_dim))
+
+    def row_bytes(self, head_dim: int) -> int:
+        """Bytes that a row of queries moves."""
+        raise NotImplementedError
+
+
+_ADDRESSES = ("pointer", "tensor_map")
+
+
+class RowValues(HopperBackwardKernel):
+    """A block 64 rows of queries: their values; their sums set to zero."""
+
+    entry = "attention_backward_rows_sm90"
+    source = "sm90/attention/backward/row_values.h"
+    _signature = Signature(
+        (
+            ("out", matrices("out")),
+            ("dout", matrices("dout")),
+            ("lse", row_values("lse")),
+            *((p, "pointer") for p in _WORKSPACE),
+            ("sequences", SEQUENCES),
+            ("blocks", _BLOCKS),
+        )
+    )
+
+    def signature(self, spec: AttentionBwdSpec) -> Signature:
+        return self._signature
+
+    def grid(self, problem: AttentionBwdProblem, tile: HopperBackwardTile, device: Device) -> int:
+        p = problem.forward
+        return p.batch * p.num_heads * divide_up(p.S_q, tile.step) * tile.step // _ROWS
+
+    def threads(self, tile: HopperBackwardTile, row: ArchRow) -> int:
+        return 256
+
+    def row_bytes(self, head_dim: int) -> int:
+        return 8 * head_dim + 12
+
+
+class QueryGradient(HopperBackwardKernel):
+    """A block 64 rows of queries."""
+
+    entry = "attention_backward_dq_sm90"
+    source = "sm90/attention/backward/query_gradient.h"
+    _signature = Signature(
+        (
+            ("sums", "pointer"),
+            ("dq", matrices("dq")),
+            ("sequences", SEQUENCES),
+            ("blocks", _BLOCKS),
+            ("scale", "f32"),
+        )
+    )
+
+    def signature(self, spec: AttentionBwdSpec) -> Signature:
+        return self._signature
+
+    def grid(self, problem: AttentionBwdProblem, tile: HopperBackwardTile, device: Device) -> int:
+        p = problem.forward
+        return p.batch * p.num_heads * divide_up(p.S_q, _ROWS)
+
+    def threads(self, tile: HopperBackwardTile, row: ArchRow) -> int:
+        return 128
+
+    def row_bytes(self, head_dim: int) -> int:
+        return 6 * head_dim
+
+
+ROW_VALUES, QUERY_GRADIENT = RowValues(), QueryGradient()
+
+
+class HopperAttentionBwd(HopperBackwardKernel):
+    """Attention's gradients in half precision, a persistent block a multiprocessor."""
+
+    entry = "attention_backward_sm90"
+    source = "sm90/attention/backward.h"
+    multiplies = True
+
+    def defines(
+        self, spec: AttentionBwdSpec, tile: HopperBackwardTile, row: ArchRow
+    ) -> dict[str, object]:
+        producer, consumer = BACKWARD_REGISTERS
+        return {
+            **super().defines(spec, tile, row),
+            "STAGES": tile.stages,
+            "O_STAGES": tile.o_stages,
+            "KV_STAGES": tile.kv_stages,
+            "DYNAMIC": _counted(spec),
+            "PRODUCER_REGISTERS": producer,
+            "CONSUMER_REGISTERS": consumer,
+            "SHARED_BYTES": tile.shared_bytes,
+        }
+
+    def signature(self, spec: AttentionBwdSpec) -> Signature:
+        return _SIGNATURE
+
+    def grid(self, problem: AttentionBwdProblem, tile: HopperBackwardTile, device: Device) -> int:
+        return min(_tile_count(problem, tile)["total"], max(device.limits.compute_units, 1))
+
+    def threads(self, tile: HopperBackwardTile, row: ArchRow) -> int:
+        return 384
+
+    def shared_bytes(self, spec: AttentionBwdSpec, tile: HopperBackwardTile) -> int:
+        return tile.shared_bytes
+
+    def tensor_maps(
+        self, problem: AttentionBwdProblem, tile: HopperBackwardTile, device: Device
+    ) -> dict[str, TensorMap]:
+        """Axes column, row, head, batch; packed rows are of one entry. Boxes are panels of 64
+        columns."""
+        p, s = problem.forward, problem.spec.forward
+        packed = s.q_view == "packed"
+        batch = 1 if packed else p.batch
+        queries, keys = (p.total_q, p.total_k) if packed else (p.S_q, p.S_k)
+        of_queries, of_keys = (queries, p.num_heads), (keys, p.kv_heads)
+        shapes = {
+            "q_map": (of_queries, p.q_strides, tile.step),
+            "dout_map": (of_queries, problem.dout_strides, tile.step),
+            "k_map": (of_keys, p.k_strides, tile.keys),
+            "v_map": (of_keys, p.v_strides, tile.keys),
+            "dk_map": (of_keys, problem.dk_strides, _STORE_ROWS),
+            "dv_map": (of_keys, problem.dv_strides, _STORE_ROWS),
+        }
+        return {
+            name: TensorMap(
+                _MAPS[name],
+                s.dtype,
+                (s.head_dim, *rows, batch),
+                (1, *reversed(strides)),
+                (_BOX_COLUMNS, box, 1, 1),
+                swizzle=128,
+                l2_promotion=256,
+            )
+            for name, (rows, strides, box) in shapes.items()
+        }
+
+    def variants(
+        self, problem: AttentionBwdProblem, row: ArchRow, device: Device
+    ) -> dict[str, HopperBackwardTile]:
+        return {t.name: t for t in self.tiles(problem.spec, row)}
+
+    def work(self, problem: AttentionBwdProblem, tile: HopperBackwardTile, device: Device) -> Work:
+        """A tile's keys meet the queries that see its middle one, and half a step and half a tile
+        more."""
+        p = problem.forward
+        keys, _ = keys_met(p, tile.keys, tile.step, p.S_q, p.S_k)
+        met = keys * p.S_q / max(p.S_k, 1) * p.head_group
+        longest = float(divide_up(p.S_q, tile.step) * tile.step * p.head_group)
+        operations = 2.0 * tile.keys * _PRODUCTS * tile.head_dim
+        return Work(
+            problem.bytes_moved,
+            _tile_count(problem, tile)["total"],
+            operations * met,
+            operations * max(longest, met),
+            p.spec.dtype,
+            tile.rate_in_order if _in_order(problem.spec) else tile.rate,
+            tile.block_seconds,
+        )
+
+    def covering(self) -> Iterable[Covered]:
+        """Every dtype and head dim with and without a causal mask, in order and in any; every
+        option; packed sequences; and the two small kernels."""
+        f16, bf16 = DType.float16, DType.bfloat16
+        for dim in DIMS:
+            causal = AttentionSpec(bf16, dim, dim, True, True)
+            yield Covered(self, AttentionBwdSpec(causal))
+            yield Covered(
+                self, AttentionBwdSpec(AttentionSpec(f16, dim, dim, lse=True), deterministic=False)
+            )
+            yield Covered(self, AttentionBwdSpec(causal, deterministic=False), often=False)
+            every = replace(causal, causal=False, window=True, softcap=True, lengths=True)
+            yield Covered(self, AttentionBwdSpec(every))
+            packed = replace(causal, q_view="packed", kv_view="packed")
+            yield Covered(self, AttentionBwdSpec(packed), often=False)
+            window = replace(packed, dtype=f16, causal=False, window=True)
+            yield Covered(self, AttentionBwdSpec(window, deterministic=False))
+            for small in (ROW_VALUES, QUERY_GRADIENT):
+                yield Covered(small, AttentionBwdSpec(AttentionSpec(f16, dim, dim, lse=True)))
+                yield Covered(small, AttentionBwdSpec(packed))
+
+
+def _scalars(signature: Signature) -> Iterable[tuple[str, str]]:
+    """Names and kinds of a signature's scalars, those of structures among them."""
+    for name, kind in signature.parameters:
+        if isinstance(kind, Structure):
+            yield from ((n, k) for n, k, _ in kind.scalars)
+        else:
+            yield name, kind
+
+
+def _in_order(spec: AttentionBwdSpec) -> bool:
+    """Whether sums of dq have one order."""
+    return spec.deterministic or spec.forward.batch_invariant
+
+
+def _counted(spec: AttentionBwdSpec) -> bool:
+    """Whether tiles are scheduled by an atomic counter: they differ in length, or have an order."""
+    s = spec.forward
+    return s.causal or s.window or s.lengths or s.q_view == "packed" or _in_order(spec)
+
+
+def _total_blocks(problem: AttentionBwdProblem, tile: HopperBackwardTile) -> int:
+    """Blocks of sums: sums.h numbers them."""
+    p = problem.forward
+    if p.spec.q_view == "packed":
+        return (p.total_q // tile.step + p.batch) * p.num_heads
+    return p.batch * p.num_heads * divide_up(p.S_q, tile.step)
+
+
+def _tile_count(problem: AttentionBwdProblem, tile: HopperBackwardTile) -> dict[str, int]:
+    """Tiles of a launch and blocks of its sums. A section's queries, their result's gradients and
+    their sums stay in L2."""
+    p = problem.forward
+    key_tiles, query_blocks = divide_up(p.S_k, tile.keys), divide_up(p.S_q, tile.step)
+    heads = p.batch * p.kv_heads
+    section_bytes = _SECTION_BYTES[_in_order(problem.spec)]
+    row_bytes = p.spec.head_dim * (2 * p.spec.dtype.itemsize + 4)
+    head_bytes = p.S_q * row_bytes * p.head_group
+    section = min(max(section_bytes // head_bytes, 1), heads)
+    packed = p.spec.q_view == "packed"
+    return {
+        "key_tiles": key_tiles,
+        "total": key_tiles * heads,
+        "section": section,
+        "section_tiles": section * key_tiles,
+        "batch": p.batch,
+        "kv_heads": p.kv_heads,
+        "head_group": p.head_group,
+        "query_blocks": query_blocks,
+        "head_blocks": p.total_q // tile.step + p.batch if packed else query_blocks,
+        "num_heads": p.num_heads,
+    }

@@ -1,0 +1,225 @@
+"""Bugs planted in Hopper's gradients of an attention, of the kinds of sm90_mutants.py, and of their
+own: turns, and stages of two rings that one state counts."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+FOLDER = "sm90/attention/backward/"
+PRODUCER, CONSUMER, BLOCK, TILES, SUMS, ROWS, DQ = (
+    f"{FOLDER}{name}.h"
+    for name in ("producer", "consumer", "block", "tiles", "sums", "row_values", "query_gradient")
+)
+MANY, CAUSAL = "attention-bwd-f16-64-many-tiles", "attention-bwd-bf16-128-causal-many-tiles"
+SEQUENCES = "attention-bwd-f16-64-causal-many-tiles-sequences"
+HANDED = "warp_barrier();\n        if (lane == 0) barrier_arrive(rings.ds.full"
+
+
+def _mutant(
+    name: str, place: str, find: str, plant: str, case: str, what: str, said: str = ""
+) -> Mutant:
+    return Mutant(f"gradients-{name}", place, find, plant, case, said, what, implementation="sm90")
+
+
+MUTANTS = (
+    _mutant(
+        "ds-phase",
+        CONSUMER,
+        "PipelineState<DS_STAGES> ds_out{0, 1};",
+        "PipelineState<DS_STAGES> ds_out{0, 0};",
+        MANY,
+        "ds waits for the end of a phase before anyone was in it",
+    ),
+    _mutant(
+        "queries-phase",
+        PRODUCER,
+        "PipelineState<STAGES> q{0, 1};",
+        "PipelineState<STAGES> q{0, 0};",
+        MANY,
+        "the same of the queries' loads",
+    ),
+    _mutant(
+        "ds-not-waited",
+        CONSUMER,
+        "if (!first) rings.ds.wait_full(ds_out);",
+        "",
+        CAUSAL,
+        "dq is of what the other consumer has not written",
+    ),
+    _mutant(
+        "ds-written-early",
+        CONSUMER,
+        "else rings.ds.wait_empty(ds_out);",
+        "",
+        CAUSAL,
+        "ds is written while the other consumer reads that of two steps before",
+    ),
+    _mutant(
+        "ds-of-the-last-step",
+        CONSUMER,
+        "ds_in.advance();",
+        "",
+        MANY,
+        "a tile's last dq is of the step before",
+    ),
+    _mutant(
+        "first-dq-added",
+        CONSUMER,
+        "first = false;\n          return;",
+        "first = false;",
+        MANY,
+        "what the first step multiplies is added",
+    ),
+    _mutant(
+        "queries-released-twice",
+        CONSUMER,
+        "if (!first) release_q();",
+        "release_q();",
+        MANY,
+        "a stage is handed back before anyone has read it",
+    ),
+    _mutant(
+        "queries-of-another-stage",
+        CONSUMER,
+        "q.stage == 0 ? STAGES - 1 : q.stage - 1",
+        "q.stage",
+        MANY,
+        "the stage in use is handed back for the one before",
+    ),
+    _mutant(
+        "turns-not-waited",
+        CONSUMER,
+        "while (done != before) done = load_relaxed(turns(turn));",
+        "",
+        CAUSAL,
+        "sums are in anyone's order",
+    ),
+    _mutant(
+        "turns-not-zeroed",
+        ROWS,
+        "if (KS_IN_ORDER && row0 == 0",
+        "if (KS_IN_ORDER && row0 == 64",
+        CAUSAL,
+        "the second launch waits for the turns of the first",
+    ),
+    _mutant(
+        "last-turn-not-passed",
+        CONSUMER,
+        "add_dq(dq, ds_in, ask_turn());\n        pass_turn();",
+        "add_dq(dq, ds_in, ask_turn());",
+        CAUSAL,
+        "the next tile waits for ever",
+    ),
+    _mutant(
+        "counter-not-reset",
+        PRODUCER,
+        "a.counter[0] = 0, a.counter[1] = 0;",
+        "a.counter[1] = 0;",
+        CAUSAL,
+        "the second launch begins where the first ended",
+    ),
+    _mutant(
+        "slot-of-a-tile",
+        BLOCK,
+        "return kv.stage + KV_STAGES * kv.parity;",
+        "return kv.stage;",
+        CAUSAL,
+        "a tile is written while consumers read the one before",
+    ),
+    _mutant(
+        "queries-of-the-next-sequence",
+        CONSUMER,
+        "zero_rows<STEP>(storage.dout[o().stage], w.S_q - m * STEP);",
+        "{}",
+        SEQUENCES,
+        "NaN behind a sequence's queries come into its dv",
+    ),
+    _mutant(
+        "last-rows-not-swizzled",
+        CONSUMER,
+        "(panel + i / 8 * 128 + (i % 8 ^ i / 8 % 8) * 16);",
+        "(panel + i / 8 * 128 + i % 8 * 16);",
+        SEQUENCES,
+        "a sequence's last keys are taken as if they were not",
+    ),
+    _mutant(
+        "depth-of-ds",
+        CONSUMER,
+        "k / 4 * DS_BYTES + k % 4 * 2048",
+        "k / 4 * DS_BYTES + k % 4 * 1024",
+        MANY,
+        "16 keys on in ds are 8",
+    ),
+    _mutant(
+        "piece-of-dq",
+        DQ,
+        "from[c / 8 * (PIECE / 4) + c % 8 * 32]",
+        "from[c % 8 * 32]",
+        CAUSAL,
+        "columns from 64 on are the first again",
+    ),
+    _mutant(
+        "room-of-a-sequence",
+        SUMS,
+        "q_first / STEP + batch :",
+        "q_first / STEP :",
+        SEQUENCES,
+        "sequences share blocks of sums",
+    ),
+    # ---- fences
+    _mutant(
+        "handing-fence",
+        CONSUMER,
+        f"async_proxy_fence();\n        {HANDED}",
+        HANDED,
+        MANY,
+        "ds is handed on before wgmma may read it",
+        "order",
+    ),
+    _mutant(
+        "store-fence",
+        CONSUMER,
+        "async_proxy_fence();\n      warp_barrier();\n      if (KS_KV_VIEW",
+        "warp_barrier();\n      if (KS_KV_VIEW",
+        MANY,
+        "TMA may store what was in shared memory before",
+        "order",
+    ),
+    _mutant(
+        "products-fence",
+        CONSUMER,
+        "wgmma_fence();\n        const u64 o_here",
+        "const u64 o_here",
+        MANY,
+        "registers that dp's products use may not be written yet",
+        "order",
+    ),
+    _mutant(
+        "stores-not-waited",
+        CONSUMER,
+        "if (lane == 0) tma_store_wait<0>();\n}",
+        "}",
+        MANY,
+        "a block ends with stores on their way out of its shared memory",
+        "order",
+    ),
+)
+
+SAID = {
+    "gradients-handing-fence": "no proxy fence between fragments and the arrival that hands them "
+    "over",
+    "gradients-store-fence": "no proxy fence between stores to shared memory and TMA's reading of "
+    "it",
+    "gradients-products-fence": "no fence between registers written and the products that use them",
+    "gradients-stores-not-waited": "a block ends with stores on their way",
+}
+"""What the rules of tests/crosscompile/test_order.py say of each."""
+LUCK = {
+    "gradients-handing-fence": "stores to shared memory mostly arrive before wgmma reads them",
+    "gradients-store-fence": "the same of TMA",
+    "gradients-products-fence": "the binary is the same",
+    "gradients-stores-not-waited": "a block's shared memory is seldom taken by another so soon",
+    "gradients-ds-written-early": "the other consumer is seldom two steps behind",
+    "gradients-turns-not-waited": "tiles mostly come in order",
+    "gradients-slot-of-a-tile": "consumers have mostly read a tile long before",
+}

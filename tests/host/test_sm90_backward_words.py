@@ -1,0 +1,215 @@
+"""The walk of the gradients' tiles (cuda_kernels/sm90/attention/backward/tiles.h) runs on the host:
+every tile once, with the queries that see it, and an order of additions in which nobody waits for a
+tile that comes later."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from kernelseam.contract import LaunchConfig, SourceBundle
+from kernelseam.kernels.sources import shared_sources
+from kernelseam_hostcpp import HostToolchain
+from kernelseam_hostcpp.library import library
+
+toolchain_module = pytest.importorskip(
+    "kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed"
+)
+Change = Callable[[SourceBundle], SourceBundle]
+KEYS, STEP, FIELDS = 64, 32, 10
+TILES = f"""
+#include "sm90/attention/backward/tiles.h"
+KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets, i64* out, i64* blocks, i64* met) {{
+  if (thread_index() != 0) return;
+  const Band band{{(int)n[11], (int)n[12]}};
+  const SumBlocks sums{{(int)n[7], (int)n[8], (int)n[5] * (int)n[6]}};
+  TileScheduler<{KEYS}> scheduler{{{{(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], sums}},
+                          {{nullptr, q_offsets, k_offsets, (int)n[9], (int)n[10]}}, band, 0, 0}};
+  for (int t = 0; t < (int)n[13]; t++) {{
+    WorkTile w{{}};
+    if (!scheduler.next(t, w)) return;
+    const int found[] = {{w.batch, w.kv_head, w.tile, w.steps, w.begin, w.end, w.S_q, w.S_k, w.q_first, w.k_first}};
+    for (int i = 0; i < {FIELDS}; i++) out[{FIELDS} * t + i] = found[i];
+    blocks[t] = sums.first(w.batch, w.q_first);
+    for (int m = 0; m < (int)n[14]; m++) met[(int)n[14] * t + m] = band.tiles_met(m * {STEP}, w.S_k - w.S_q, w.S_k, {KEYS});
+  }}
+}}"""  # noqa: E501
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A launch: what is asked of TileScheduler, and how keys are hidden."""
+
+    batch: int
+    kv_heads: int
+    S_q: int
+    S_k: int
+    head_group: int = 1
+    causal: bool = False
+    window: tuple[int, int] | None = None
+    section: int = 1
+    dynamic: bool = True
+    in_order: bool = False
+    q: tuple[int, ...] = ()
+    """Lengths of packed sequences, of queries and of keys."""
+    k: tuple[int, ...] = ()
+
+    def lengths(self, entry: int) -> tuple[int, int]:
+        return (self.q[entry], self.k[entry]) if self.q else (self.S_q, self.S_k)
+
+    def sees(self, entry: int, i: int, j: int) -> bool:
+        S_q, S_k = self.lengths(entry)
+        d = j - i - (S_k - S_q)
+        if self.window is not None:
+            return -self.window[0] <= d <= self.window[1]
+        return not self.causal or d <= 0
+
+
+WALKS = {
+    "plain": Walk(3, 4, 150, 100, head_group=2, dynamic=False),
+    "plain-sections": Walk(3, 4, 150, 300, section=5),
+    "causal": Walk(2, 5, 150, 170, causal=True, section=4),
+    "causal-few-keys": Walk(1, 3, 200, 70, causal=True, section=2),
+    "causal-few-queries": Walk(1, 3, 40, 270, causal=True, section=2),
+    "window": Walk(2, 2, 330, 400, window=(103, 3), section=3),
+    "window-unseen-keys": Walk(1, 2, 40, 500, window=(30, 0), section=2),
+    "sequences": Walk(5, 2, 130, 130, q=(70, 0, 64, 130, 1), k=(70, 40, 0, 100, 33)),
+    "causal-sequences": Walk(
+        5, 3, 130, 130, causal=True, q=(70, 0, 64, 130, 1), k=(90, 40, 7, 100, 33), head_group=2
+    ),
+}
+
+
+def as_it_is(made: SourceBundle) -> SourceBundle:
+    return made
+
+
+def check_walk(walk: Walk, change: Change) -> None:
+    heads = [(e, h) for e in range(walk.batch) for h in range(walk.kv_heads)]
+    tiles = [(e, h, n) for e, h in heads for n in range(-(-walk.lengths(e)[1] // KEYS))]
+    key_tiles, query_blocks = -(-walk.S_k // KEYS), -(-walk.S_q // STEP)
+    packed, total_q = int(bool(walk.q)), sum(walk.q)
+    offsets = [np.concatenate([[0], np.cumsum(x)]).astype(np.int32) for x in (walk.q, walk.k)]
+    left, right = walk.window or (0, 0)
+    head_blocks = total_q // STEP + walk.batch if packed else query_blocks
+    given = np.array(
+        [
+            key_tiles,
+            key_tiles * len(heads),
+            walk.section,
+            walk.section * key_tiles,
+            walk.batch,
+            walk.kv_heads,
+            walk.head_group,
+            query_blocks,
+            head_blocks,
+            walk.S_q,
+            walk.S_k,
+            left,
+            right,
+            len(tiles) + 3,
+            query_blocks,
+        ],
+        np.int64,
+    )
+    out = np.full((len(tiles) + 3, FIELDS), -1, np.int64)
+    blocks, met = np.zeros(len(out), np.int64), np.zeros((len(out), query_blocks), np.int64)
+    constants = {
+        "CAUSAL": int(walk.causal),
+        "WINDOW": int(walk.window is not None),
+        **dict.fromkeys(("PREFIX", "MASK", "ALIBI", "SOFTCAP", "SINKS", "LENGTHS", "GROUPED"), 0),
+        "BIAS": "void",
+        **dict.fromkeys(("Q_VIEW", "KV_VIEW", "OUT_VIEW"), packed),
+        "D": 64,
+        "STEP": STEP,
+        "DYNAMIC": int(walk.dynamic),
+        "IN_ORDER": int(walk.in_order),
+    }
+    _run({f"KS_{n}": x for n, x in constants.items()}, change, given, *offsets, out, blocks, met)
+    found = [tuple(int(x) for x in row) for row in out if row[0] >= 0]
+    assert sorted((e, h, n) for e, h, n, *_ in found) == tiles, "every tile once"
+
+    visits: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    places: dict[int, tuple[int, int]] = {}
+    for at, (e, h, n, steps, begin, end, S_q, S_k, q_first, k_first) in enumerate(found):
+        assert (S_q, S_k) == walk.lengths(e)
+        assert not packed or (q_first, k_first) == (sum(walk.q[:e]), sum(walk.k[:e]))
+        keys = range(n * KEYS, min((n + 1) * KEYS, S_k))
+        seeing = [
+            m
+            for m in range(-(-S_q // STEP))
+            if any(
+                walk.sees(e, i, j) for i in range(m * STEP, min((m + 1) * STEP, S_q)) for j in keys
+            )
+        ]
+        assert steps == walk.head_group * len(seeing)
+        if seeing:
+            assert (begin, end) == (seeing[0], seeing[-1] + 1)
+        for m in seeing:
+            waits = int(met[at, m]) - 1 - n
+            visits.setdefault((e, h, m), []).append((at, waits))
+        # Blocks of sums of one head: nobody else's.
+        for m in range(-(-S_q // STEP)):
+            place = int(blocks[at]) + m
+            assert places.setdefault(place, (e, m)) == (e, m)
+            assert place < (head_blocks if packed else len(heads) * walk.head_group * head_blocks)
+    for block, turns in visits.items() if walk.in_order else ():
+        assert [waits for _, waits in sorted(turns)] == list(range(len(turns))), block
+
+
+def _run(constants: dict[str, int | str], change: Change, *arrays: np.ndarray) -> None:
+    toolchain = HostToolchain()
+    files = {n: t for n, t in shared_sources().items() if n.startswith(("tile/", "attention/"))}
+    files |= {n: t for n, t in toolchain_module.sources().items() if n.startswith("sm90/")}
+    files.update(toolchain.platform_files("host"))
+    files["platform.h"] = files.pop("platform_host.h")
+    files["probe.h"] = f'#include "tile/tile.h"\n{TILES}'
+    defines = tuple((k, str(v)) for k, v in {"KS_THROUGH_REGISTERS": 0, **constants}.items())
+    options = toolchain.arch_row("host").options
+    made = SourceBundle("probe", "probe.h", tuple(sorted(files.items())), defines, options)
+    kernel = library(toolchain.compile(change(made), "host"))
+    arguments = struct.pack(f"{len(arrays)}Q", *(x.ctypes.data for x in arrays))
+    kernel.prepare(LaunchConfig((1, 1, 1), (16, 1, 1), 0), arguments)(0)
+
+
+@pytest.mark.parametrize("in_order", [False, True], ids=["any-order", "in-order"])
+@pytest.mark.parametrize("name", WALKS)
+def test_every_tile_meets_the_queries_that_see_it_and_waits_for_those_before(
+    name: str, in_order: bool
+) -> None:
+    check_walk(
+        replace(WALKS[name], in_order=in_order, dynamic=WALKS[name].dynamic or in_order), as_it_is
+    )
+
+
+TILES_FILE = "sm90/attention/backward/tiles.h"
+BUGS = {
+    "begin-of-the-band": ("max_of(j - shift - reach(), 0)", "max_of(j - reach(), 0)", "causal"),
+    "end-of-the-band": ("j - shift + left + 1", "j - shift + left", "window"),
+    "tiles-that-a-block-meets": ("i + STEP + shift + reach()", "i + shift + reach()", "causal"),
+    "order-of-tiles": ("w.tile = count.key_tiles - 1 - w.tile", "w.tile = w.tile", "causal"),
+    "heads-of-a-section": (
+        "count.batch * count.kv_heads - section * count.section",
+        "count.section",
+        "causal",
+    ),
+    "steps-of-one-head": (" * count.head_group : 0", " : 0", "plain"),
+    "tiles-of-a-sequence": ("before += tiles * count.kv_heads", "before += tiles", "sequences"),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    find, plant, walk = BUGS[name]
+
+    def planted(made: SourceBundle) -> SourceBundle:
+        files = dict(made.files)
+        assert files[TILES_FILE].count(find) == 1
+        files[TILES_FILE] = files[TILES_FILE].replace(find, plant)
+        return replace(made, files=tuple(sorted(files.items())))
+
+    with pytest.raises(AssertionError):
+        check_walk(replace(WALKS[walk], in_order=walk != "plain"), planted)

@@ -1,0 +1,240 @@
+"""The kernel definition of Hopper's gradients: what it takes, what it is launched with. Nothing
+here needs a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from kernelseam.contract import Device, DeviceLimits
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.dtypes import DType
+from kernelseam_cuda import archs, tensor_maps
+from kernelseam_cuda.sm90.attention_bwd import (
+    DIMS,
+    QUERY_GRADIENT,
+    ROW_VALUES,
+    HopperAttentionBwd,
+)
+from kernelseam_cuda.sm90.tiles import ATTENTION_BWD, BACKWARD_REGISTERS
+
+KERNEL, ROW = HopperAttentionBwd(), archs.row("sm_90a")
+H200 = Device(
+    "cuda", 0, "sm_90a", limits=DeviceLimits(compute_units=132, shared_bytes_per_block=232_448)
+)
+
+
+def problem(
+    S_q: int = 4096,
+    S_k: int = 4096,
+    heads: int = 16,
+    kv_heads: int = 16,
+    batch: int = 4,
+    deterministic: bool = True,
+    sink_gradient: bool = False,
+    **spec: object,
+) -> AttentionBwdProblem:
+    """Rows as [batch, sequence, head, dim] has them."""
+    s = AttentionSpec(
+        **{"dtype": DType.bfloat16, "head_dim": 128, "value_dim": 128, "lse": True, **spec}
+    )
+    d, packed = s.head_dim, s.q_view == "packed"
+    of_q = S_q * heads * d, d, heads * d
+    of_k = S_k * kv_heads * d, d, kv_heads * d
+    forward = AttentionProblem(
+        s,
+        batch,
+        heads,
+        kv_heads,
+        S_q,
+        S_k,
+        of_q,
+        of_k,
+        of_k,
+        of_q,
+        (heads * S_q, S_q),
+        d**-0.5,
+        left=7 if s.window else None,
+        right=0 if s.window else None,
+        softcap=30.0 if s.softcap else 0.0,
+        total_q=batch * S_q if packed else 0,
+        total_k=batch * S_k if packed else 0,
+    )
+    whole = AttentionBwdSpec(s, sink_gradient=sink_gradient, deterministic=deterministic)
+    return AttentionBwdProblem(whole, forward, of_q, of_q, of_k, of_k)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"dtype": DType.float32}, "it takes bfloat16 and float16, not float32"),
+        ({"dtype_out": DType.float32}, "it does not know dtype_out"),
+        ({"head_dim": 80, "value_dim": 80}, "head dims 80: it takes 64, 128"),
+        ({"head_dim": 192, "value_dim": 128}, "head dims 192/128: it takes 64, 128"),
+        ({"mask": True, "prefix": True}, "it does not know mask, prefix"),
+        ({"bias": DType.float16, "alibi": True}, "it does not know alibi, bias"),
+        (
+            {"q_view": "packed"},
+            "queries packed with keys strided: it takes both strided or both packed",
+        ),
+        ({"vector": 8}, "rows at multiples of 8 bytes: TMA takes multiples of 16"),
+    ],
+)
+def test_what_the_kernel_does_not_take_is_refused_by_name(
+    changes: dict[str, object], reason: str
+) -> None:
+    assert KERNEL.refuse(problem(**changes), ROW) == reason
+
+
+def test_problems_are_refused_by_their_numbers() -> None:
+    p = problem()
+    negative = replace(p, forward=replace(p.forward, scale=-1.0))
+    assert KERNEL.refuse(negative, ROW) == "scale = -1.0: it takes more than 0"
+    for nothing in ({"S_q": 0}, {"S_k": 0}, {"batch": 0}, {"heads": 0, "kv_heads": 0}):
+        assert KERNEL.refuse(problem(**nothing), ROW) == "there is nothing to multiply"
+    assert (
+        KERNEL.refuse(problem(S_k=2**30), ROW) == "S_q + S_k = 1073745920: it takes less than 2**30"
+    )
+    far = replace(p, dq_strides=(1, 1, 2**31))
+    reason = KERNEL.refuse(far, ROW)
+    assert reason is not None and "stride_dq_row = 2147483648" in reason
+
+
+@pytest.mark.parametrize("deterministic", [True, False], ids=["in-order", "any-order"])
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True},
+        {"window": True, "softcap": True},
+        {"sinks": True, "lengths": True},
+        {"q_view": "packed", "kv_view": "packed"},
+    ],
+    ids=["full", "causal", "window-softcap", "sinks-lengths", "packed"],
+)
+def test_every_head_dim_has_a_tile_whose_maps_the_hardware_takes(
+    dim: int, options: dict[str, object], deterministic: bool
+) -> None:
+    p = problem(head_dim=dim, value_dim=dim, deterministic=deterministic, **options)
+    assert KERNEL.refuse(p, ROW) is None
+    tile = KERNEL.tile(p, ROW, H200)
+    assert (tile.head_dim, tile.step) == (dim, 8192 // dim)
+    assert tile.shared_bytes <= ROW.shared_bytes_per_block
+    for m in KERNEL.tensor_maps(p, tile, H200).values():
+        assert tensor_maps.refuse(m, 16) is None
+
+
+def test_registers_of_a_block_are_those_it_starts_with() -> None:
+    """A consumer that asks for more than the loading warps give back waits for ever."""
+    producer, consumer = BACKWARD_REGISTERS
+    at_launch = 65536 // 384 // 8 * 8
+    assert 2 * (consumer - at_launch) <= at_launch - producer
+    assert all(24 <= n <= 256 and n % 8 == 0 for n in BACKWARD_REGISTERS)
+
+
+def test_maps_walk_the_operands() -> None:
+    p = problem(kv_heads=4, S_k=1000)
+    maps = KERNEL.tensor_maps(p, KERNEL.tile(p, ROW, H200), H200)
+    assert (maps["q_map"].operand, maps["q_map"].extents, maps["q_map"].box) == (
+        "q",
+        (128, 4096, 16, 4),
+        (64, 64, 1, 1),
+    )
+    assert maps["dout_map"].operand == "dout"
+    assert (maps["v_map"].extents, maps["v_map"].box) == ((128, 1000, 4, 4), (64, 128, 1, 1))
+    assert (maps["dk_map"].operand, maps["dk_map"].box) == ("dk", (64, 16, 1, 1))
+    assert maps["dk_map"].strides == (1, 512, 128, 512_000)
+    packed = problem(q_view="packed", kv_view="packed", head_dim=64, value_dim=64)
+    maps = KERNEL.tensor_maps(packed, KERNEL.tile(packed, ROW, H200), H200)
+    assert (maps["q_map"].extents, maps["q_map"].box) == ((64, 16384, 16, 1), (64, 128, 1, 1))
+
+
+def test_three_launches_share_a_workspace() -> None:
+    """4·D bytes of sums a row of queries and head, 8 of values; in order a counter for each of
+    eight warps that add to a block."""
+    rows = 4 * 16 * 4096
+    blocks = rows // 64
+    for deterministic, turns in ((True, 32 * blocks), (False, 0)):
+        p = problem(deterministic=deterministic)
+        launches = KERNEL.launches(p, KERNEL.tile(p, ROW, H200), H200)
+        assert [x.kernel.entry for x in launches.kernels] == [
+            "attention_backward_rows_sm90",
+            "attention_backward_sm90",
+            "attention_backward_dq_sm90",
+        ]
+        assert launches.zeroed_bytes == 256
+        first, main, last = (x.workspace for x in launches.kernels)
+        assert first == {
+            "lse_base2": 256,
+            "dots": 256 + 4 * rows,
+            "sums": 256 + 8 * rows,
+            "turns": 256 + 8 * rows + 512 * rows,
+        }
+        assert main == {**first, "counter": 0} and last == {"sums": first["sums"]}
+        assert launches.workspace_bytes == first["turns"] + turns
+
+
+def test_sinks_have_a_gradient_of_the_same_row_values() -> None:
+    """Packed rows lie otherwise in blocks: theirs are made again."""
+    p = problem(sinks=True, sink_gradient=True, S_q=100)
+    launches = KERNEL.launches(p, KERNEL.tile(p, ROW, H200), H200)
+    sinks = launches.kernels[-1]
+    assert sinks.kernel.entry == "sink_gradient" and len(launches.kernels) == 4
+    assert sinks.problem.dots_strides == (16 * 128, 128)
+    assert sinks.workspace == {"dots": launches.kernels[0].workspace["dots"]}
+    packed = problem(sinks=True, sink_gradient=True, S_q=100, q_view="packed", kv_view="packed")
+    launches = KERNEL.launches(packed, KERNEL.tile(packed, ROW, H200), H200)
+    dots, sinks = launches.kernels[-2:]
+    assert (dots.kernel.entry, sinks.problem.dots_strides) == ("row_dots", (0, 400))
+    assert dots.workspace["dots"] == sinks.workspace["dots"]
+    assert launches.workspace_bytes == dots.workspace["dots"] + 4 * 16 * 400
+
+
+def test_blocks_of_packed_sequences_have_room() -> None:
+    """⌊rows / step⌋ + sequences, for each head: sums.h says why."""
+    p = problem(S_q=100, batch=3, q_view="packed", kv_view="packed", deterministic=False)
+    tile = KERNEL.tile(p, ROW, H200)
+    values = KERNEL.values(p, tile, H200)
+    assert (values["query_blocks"], values["head_blocks"], values["num_heads"]) == (2, 7, 16)
+    launches = KERNEL.launches(p, tile, H200)
+    assert launches.workspace_bytes == 256 + 7 * 16 * 64 * (8 + 512)
+
+
+@pytest.mark.parametrize(("batch", "S"), [(1, 64), (3, 700), (4, 4096), (64, 512)])
+def test_tiles_and_blocks_of_a_launch(batch: int, S: int) -> None:
+    p = problem(S_q=S, S_k=S, batch=batch, causal=True)
+    tile = KERNEL.tile(p, ROW, H200)
+    v = KERNEL.values(p, tile, H200)
+    assert v["total"] == v["key_tiles"] * batch * 16 == -(-S // 128) * batch * 16
+    assert v["section_tiles"] == v["section"] * v["key_tiles"]
+    assert 1 <= v["section"] <= batch * 16
+    assert KERNEL.grid(p, tile, H200) == min(v["total"], 132)
+    assert ROW_VALUES.grid(p, tile, H200) == batch * 16 * -(-S // tile.step) * tile.step // 64
+    assert QUERY_GRADIENT.grid(p, tile, H200) == batch * 16 * -(-S // 64)
+
+
+def test_sums_in_order_or_batch_invariant_take_turns() -> None:
+    any_order = problem(deterministic=False)
+    tile = KERNEL.tile(any_order, ROW, H200)
+    defines = KERNEL.defines(any_order.spec, tile, ROW)
+    assert (defines["IN_ORDER"], defines["DYNAMIC"]) == (False, False)
+    invariant = replace(
+        any_order.spec, forward=replace(any_order.spec.forward, batch_invariant=True)
+    )
+    for spec in (problem().spec, invariant):
+        defines = KERNEL.defines(spec, tile, ROW)
+        assert (defines["IN_ORDER"], defines["DYNAMIC"]) == (True, True)
+    p = replace(
+        any_order, spec=invariant, forward=replace(any_order.forward, spec=invariant.forward)
+    )
+    assert len(KERNEL.variants(p, ROW, H200)) == 1
+
+
+def test_variants_have_names_of_their_own() -> None:
+    assert len({(t.head_dim, t.name) for t in ATTENTION_BWD}) == len(ATTENTION_BWD)
+    p = problem()
+    names = list(KERNEL.variants(p, ROW, H200))
+    assert names[0] == KERNEL.tile(p, ROW, H200).name
+    assert set(names) == {t.name for t in ATTENTION_BWD if t.head_dim == 128}
