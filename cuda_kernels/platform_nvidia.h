@@ -31,6 +31,7 @@ template<int BYTES> KS_DEVICE char* shared_memory() {
   return memory;
 }
 
+KS_DEVICE int shuffle_xor(int x, int m) { return __shfl_xor_sync(~0u, x, m); }
 KS_DEVICE float shuffle_xor(float x, int m) { return __shfl_xor_sync(~0u, x, m); }
 KS_DEVICE double shuffle_xor(double x, int m) { return __shfl_xor_sync(~0u, x, m); }
 KS_DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
@@ -115,6 +116,15 @@ template<int N> KS_DEVICE void lanes_load(float (&x)[N], const float* from) {
   }
 }
 
+// ---- blocks that tell each other of what they wrote
+
+KS_DEVICE void arrival_fence() {}  // an arrival and a barrier of its thread with others speak for them
+KS_DEVICE int arrive(int* counter) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
 // ---- copies from global to shared memory
 
 KS_DEVICE unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
@@ -128,8 +138,9 @@ template<int PENDING> KS_DEVICE void copies_wait() {}
 #endif
 
 // The copy of one tile by THREADS threads. VECTOR = 16: every row starts 16-byte aligned; else elements are loaded one by one.
-// EXACT: the tile is as wide as the matrix, so that no column is out of bounds.
-template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
+// EXACT: the tile is as wide as the matrix, so that no column is out of bounds. BRIEF: for less code, one path for
+// tiles inside the matrix and at its end.
+template<class Tile, int THREADS, int VECTOR, bool EXACT, bool BRIEF = false> struct Copy {
   typedef typename Tile::T T;
   typedef Share<Tile, THREADS> Mine;
   static constexpr int V = Mine::V;
@@ -143,6 +154,19 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
       return Mine::STEP % Tile::Layout::PERIOD == 0 ? to + i * Mine::STEP * Tile::COLS * (int)sizeof(T)
                                  : shared_address(&t.chunk(r0 + i * Mine::STEP, c));
     };
+#if __CUDA_ARCH__ >= 800
+    if constexpr (BRIEF && VECTOR == 16 && EXACT) {
+      const T* at[Mine::ROUNDS];  // all at once: no load passes a copy
+#pragma unroll
+      for (int i = 0; i < Mine::ROUNDS; i++, walk.next()) at[i] = walk.at + col0 + c;
+#pragma unroll
+      for (int i = 0; i < Mine::ROUNDS; i++)
+        if (Mine::takes(i))
+          asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(place(i)), "l"(at[i]),
+                       "r"(row0 + r0 + i * Mine::STEP < row_end ? 16 : 0) : "memory");
+      return;
+    }
+#endif
     if (VECTOR == 16 && row0 + Tile::ROWS <= row_end && (EXACT || col0 + Tile::COLS <= col_end)) {
 #if __CUDA_ARCH__ >= 800
 #pragma unroll
@@ -190,6 +214,26 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
     }
   }
   KS_DEVICE void land(Tile) {}
+  template<class View> KS_DEVICE void load(Tile t, View v, int row0, int row_end, int col0, int col_end) {
+    const int r0 = Mine::row(), c = Mine::column(), left = col_end - col0 - c;
+    Chunk<T> x[Mine::ROUNDS];
+#pragma unroll
+    for (int i = 0; i < Mine::ROUNDS; i++) {
+      const bool there = Mine::takes(i) && row0 + r0 + i * Mine::STEP < row_end;
+      const T* const from = v.row(there ? row0 + r0 + i * Mine::STEP : row0) + col0 + c;
+      x[i] = {};
+      if (VECTOR == 16 && (EXACT || left >= V)) {
+        if (there) x[i] = *(const Chunk<T>*)from;
+      } else {
+#pragma unroll
+        for (int e = 0; e < V; e++)
+          if (there && e < left) x[i].v[e] = from[e];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < Mine::ROUNDS; i++)
+      if (Mine::takes(i)) t.chunk(r0 + i * Mine::STEP, c) = x[i];
+  }
   static KS_DEVICE void store(unsigned place, uint4 x) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(place), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
   }

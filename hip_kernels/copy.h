@@ -97,7 +97,7 @@ template<int SIZE> KS_DEVICE Quad moved_down(Quad x, int n) {
   return x;
 }
 
-template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
+template<class Tile, int THREADS, int VECTOR, bool EXACT, bool BRIEF = false> struct Copy {
   typedef typename Tile::T T;
   typedef Dealing<Tile, THREADS> Mine;
   static constexpr int ROUNDS = Mine::ROUNDS, RUN = Mine::RUN, V = Mine::V;
@@ -136,6 +136,10 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
       });
   }
 
+  template<class View> KS_DEVICE void load(Tile t, View v, int row0, int row_end, int col0, int col_end) {
+    fetch(t, v, row0, row_end, col0, col_end);
+    land(t);
+  }
   KS_DEVICE void land(Tile t) {
     const Mine mine = dealt();
     if (!inside())

@@ -110,5 +110,12 @@ template<int N> KS_DEVICE void lanes_load(float (&x)[N], const float* from) {
   for (int i = 0; i < N; i++) x[i] = ((const KS_GLOBAL float*)from)[i * WARP + lane()];
 }
 
+// ---- blocks that tell each other of what they wrote
+
+KS_DEVICE void arrival_fence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
+KS_DEVICE int arrive(int* counter) {
+  return __hip_atomic_fetch_add((KS_GLOBAL int*)counter, 1, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
+}
+
 #include "engine.h"
 #include "copy.h"

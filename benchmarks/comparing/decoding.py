@@ -29,7 +29,8 @@ from benchmarks.comparing.rows import (
 
 @dataclass(frozen=True)
 class DecodeRow:
-    """``keys`` of each entry; ``page``: rows of a page. Pages lie in any order."""
+    """``keys`` of each entry, or where ``mixed`` 1 to so many, log-uniform; ``page``: rows of a
+    page. Pages lie in any order."""
 
     batch: int
     keys: int
@@ -40,29 +41,37 @@ class DecodeRow:
     dtype: str = "bfloat16"
     suite: str = "decode"
     least: float = 1.0
+    mixed: bool = False
 
     @property
     def name(self) -> str:
-        return (
-            f"B{self.batch} × {self.keys} H{self.heads}/{self.kv_heads} D{self.D} page {self.page}"
-        )
+        keys = f"1 to {self.keys}" if self.mixed else f"{self.keys}"
+        return f"B{self.batch} × {keys} H{self.heads}/{self.kv_heads} D{self.D} page {self.page}"
+
+    @property
+    def lengths(self) -> list[int]:
+        """Keys of each entry, the same in every run."""
+        if not self.mixed:
+            return [self.keys] * self.batch
+        exponents = np.random.default_rng(5).uniform(0, np.log(self.keys), self.batch)
+        return [int(x) for x in np.exp(exponents)]
 
     @property
     def operations(self) -> float:
-        return 4.0 * self.batch * self.heads * self.keys * self.D
+        return 4.0 * sum(self.lengths) * self.heads * self.D
 
     @property
     def bytes(self) -> float:
         """Of K and V, once each."""
-        return 2.0 * 2 * self.batch * self.keys * self.kv_heads * self.D
+        return 2.0 * 2 * sum(self.lengths) * self.kv_heads * self.D
 
     @property
-    def pages(self) -> int:
-        """Of an entry."""
-        return -(-self.keys // self.page)
+    def pages(self) -> list[int]:
+        """Of each entry."""
+        return [-(-n // self.page) for n in self.lengths]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        cache = (self.batch * self.pages, self.page, self.kv_heads, self.D)
+        cache = (sum(self.pages), self.page, self.kv_heads, self.D)
         return {"q": (self.batch, 1, self.heads, self.D), "k": cache, "v": cache}
 
     def descriptor(self, arrays: Mapping[str, Any], out: Any) -> Descriptor:
@@ -74,14 +83,14 @@ class DecodeRow:
             layout="bshd",
             block_table=arrays["table"],
             kv_lengths=arrays["lengths"],
-            max_seqlen_k=self.keys,
+            max_seqlen_k=max(self.lengths),
         )
 
     def planned(self, session: Session) -> Iterable[Descriptor]:
         arrays: dict[str, Any] = {
             n: session.phantom(shape, self.dtype) for n, shape in self.shapes().items()
         }
-        arrays["table"] = session.phantom((self.batch, self.pages), "int32")
+        arrays["table"] = session.phantom((self.batch, max(self.pages)), "int32")
         arrays["lengths"] = session.phantom((self.batch,), "int32")
         yield self.descriptor(arrays, session.phantom(self.shapes()["q"], self.dtype))
 
@@ -93,11 +102,12 @@ class DecodeRow:
         arrays: dict[str, Any] = {
             n: session.random(shape, self.dtype) for n, shape in self.shapes().items()
         }
-        order = torch.randperm(self.batch * self.pages, device=session.device)
-        arrays["table"] = order.to(torch.int32).reshape(self.batch, self.pages)
-        arrays["lengths"] = torch.full(
-            (self.batch,), self.keys, dtype=torch.int32, device=session.device
-        )
+        order = torch.randperm(sum(self.pages), device=session.device).to(torch.int32)
+        table = torch.zeros(self.batch, max(self.pages), dtype=torch.int32, device=session.device)
+        for entry, own in zip(table, order.split(self.pages), strict=True):
+            entry[: len(own)] = own
+        arrays["table"] = table
+        arrays["lengths"] = torch.tensor(self.lengths, dtype=torch.int32, device=session.device)
         prepared = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
         shape = self.shapes()["q"]
         prepared.ours(
@@ -122,8 +132,9 @@ class DecodeRow:
                     causal=False,
                 ),
             )
-        k, v = arrays["k"], torch.empty_like(arrays["k"])
         # as much is read as written
+        k = arrays["k"].reshape(-1)[: int(self.bytes) // (2 * arrays["k"].element_size())]
+        v = torch.empty_like(k)
         prepared.contestants.append(Contestant("copy", COPY, lambda: v.copy_(k)))
         return prepared
 
@@ -137,7 +148,7 @@ class Judge:
             g = h * row.kv_heads // row.heads
             pages = arrays["table"][b].long()
             k, v = (
-                host(arrays[n][pages, :, g].reshape(-1, row.D)[: row.keys])[None, None]
+                host(arrays[n][pages, :, g].reshape(-1, row.D)[: row.lengths[b]])[None, None]
                 for n in "kv"
             )
             q = host(arrays["q"][b, :, h])[None, None]
@@ -172,4 +183,4 @@ def decode_rows() -> list[DecodeRow]:
     return [
         DecodeRow(batch, keys, 32, 8, 128, page)
         for batch, keys, page in ((64, 8192, 16), (64, 8192, 256), (16, 2048, 16), (1, 32768, 16))
-    ]
+    ] + [DecodeRow(64, 32768, 32, 8, 128, 16, mixed=True)]

@@ -40,6 +40,8 @@ def check_binaries() -> Callable[[Toolchain, str, Covered, int], None]:
         row, kernel, spec = toolchain.arch_row(arch), covered.kernel, covered.spec
         if kernel.archs and arch not in kernel.archs:
             pytest.skip(f"{kernel.entry} is for {', '.join(kernel.archs)}")
+        if kernel.entry == "attention_decode" and "attention_decode" not in row.tiles:
+            pytest.skip(f"{arch} has no tiles for attention_decode")
         tiles, precision = covered.tiles(row), getattr(spec, "precision", None)
         if precision and not any(t.precision == precision for t in row.tiles["gemm"]):
             pytest.skip(f"{arch} has no {precision} products")

@@ -74,6 +74,7 @@ def test_every_kernel_with_structures_is_there() -> None:
     assert flat == {
         "attention_forward": True,
         "attention_backward": True,
+        "attention_decode": True,
         "gemm": False,
         "softmax": True,
     }

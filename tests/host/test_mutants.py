@@ -10,14 +10,21 @@ from collections.abc import Callable, Iterator
 import pytest
 from kernelseam.contract import Device
 from kernelseam.kernels.sources import shared_sources
-from kernelseam.parity.cases.common import UNFUSED
+from kernelseam.parity.cases.common import DECODE, UNFUSED
 from kernelseam.parity.matrix import named
 from kernelseam.parity.running.run import Target, run_case
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp.executable import BUILDS, SANITIZERS, Report, run
 from kernelseam_hostcpp.runtime import DEVICES
 from kernelseam_hostcpp.toolchain import sources
-from mutant import CONTRACTED, GEMM, SANITIZED, SANITIZED_UNFUSED, Mutant
+from mutant import (
+    CONTRACTED,
+    GEMM,
+    SANITIZED,
+    SANITIZED_DECODE,
+    SANITIZED_UNFUSED,
+    Mutant,
+)
 from mutants import MUTANTS, WRONG_NUMBERS
 
 
@@ -32,7 +39,11 @@ def test_the_table_is_sound() -> None:
     assert [n for n, count in Counter(m.name for m in MUTANTS).items() if count > 1] == []
     assert len(WRONG_NUMBERS) >= 20
     assert {m.build for m in MUTANTS} == set(BUILDS)
-    for implementation, cases in (("shared", SANITIZED), (UNFUSED, SANITIZED_UNFUSED)):
+    for implementation, cases in (
+        ("shared", SANITIZED),
+        (UNFUSED, SANITIZED_UNFUSED),
+        (DECODE, SANITIZED_DECODE),
+    ):
         mine = [m for m in MUTANTS if m.implementation == implementation]
         assert {m.case for m in mine if m.build in SANITIZERS} <= set(cases)
     assert {m.case for m in MUTANTS if m.build == "contracted"} <= set(CONTRACTED)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 from kernelseam.contract import Device
-from kernelseam.parity.cases.common import UNFUSED
+from kernelseam.parity.cases.common import DECODE, UNFUSED
 from kernelseam.parity.matrix import named
 from kernelseam_hostcpp.executable import Report, run
 from kernelseam_hostcpp.runtime import DEVICES
-from mutant import SANITIZED, SANITIZED_UNFUSED
+from mutant import SANITIZED, SANITIZED_DECODE, SANITIZED_UNFUSED
 
 MORE = (
     "gemm-f16-tn-unaligned",
@@ -134,5 +134,35 @@ def test_nothing_is_found_in_the_unfused_attention(
     """Its three launches, one after the other, the scores between them."""
     has_sanitizer(sanitizer)
     report = unfused_reports(request.node)
+    assert report.findings == (), report.log
+    assert report.verdict is not None and report.verdict.passed, report.verdict
+
+
+@pytest.fixture(scope="module")
+def decode_reports(
+    ahead: Callable[..., Callable[[pytest.Item], Report]],
+) -> Callable[[pytest.Item], Report]:
+    return ahead(
+        "test_nothing_is_found_in_the_kernel_for_few_queries",
+        lambda name, device, sanitizer: run(named(name), device, sanitizer, implementation=DECODE),
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "sanitizer"),
+    [_under(d, s, often=d is DEVICES[0]) for d in DEVICES for s in ("thread", "address")],
+)
+@pytest.mark.parametrize("name", SANITIZED_DECODE)
+def test_nothing_is_found_in_the_kernel_for_few_queries(
+    request: pytest.FixtureRequest,
+    decode_reports: Callable[[pytest.Item], Report],
+    has_sanitizer: Callable[[str], None],
+    name: str,
+    device: Device,
+    sanitizer: str,
+) -> None:
+    """Blocks one after the other, each its part of the keys; the last joins."""
+    has_sanitizer(sanitizer)
+    report = decode_reports(request.node)
     assert report.findings == (), report.log
     assert report.verdict is not None and report.verdict.passed, report.verdict

@@ -379,11 +379,12 @@ def test_other_bits_after_the_times(
             rows.compared(record, prepared, session)
 
 
-@pytest.mark.parametrize("page", [16, 40])
-def test_decode_rows(comparing: Any, session: Any, page: int) -> None:
-    row = comparing.decoding.DecodeRow(3, 100, 8, 2, 64, page)
+@pytest.mark.parametrize(("page", "mixed"), [(16, False), (40, False), (16, True)])
+def test_decode_rows(comparing: Any, session: Any, page: int, mixed: bool) -> None:
+    row = comparing.decoding.DecodeRow(3, 100, 8, 2, 64, page, mixed=mixed)
+    assert len(set(row.lengths)) == (3 if mixed else 1) and max(row.lengths) <= 100
     assert (
-        row.bytes == 2 * 3 * 100 * 2 * 64 * 2
+        row.bytes == 2 * sum(row.lengths) * 2 * 64 * 2
         and comparing.running.compile_ahead([row], session) == []
     )
     record = comparing.running.measured(row, session)

@@ -126,7 +126,27 @@ def test_hoppers_products_are_near_what_was_measured(row: Row) -> None:
 
 @pytest.mark.parametrize("row", DECODE, ids=lambda r: r.name)
 def test_decoding_is_near_what_was_measured(row: Row) -> None:
-    assert abs(predictions(row)["shared"] / row.us["shared"] - 1) < DECODE_ERROR
+    found = predictions(row)
+    for name, us in row.us.items():
+        assert abs(found[name] / us - 1) < DECODE_ERROR, name
+    assert found["decode"] < found["shared"], "dispatch takes what was measured to be faster"
+
+
+@pytest.mark.parametrize(
+    ("batch", "S_q", "S_k", "taken"),
+    [
+        (16, 1, 16, "shared"),  # 5.2 µs, and 8.4 with a list that has to be cut
+        (64, 1, 200, "decode"),
+        (1, 4, 4096, "decode"),  # 16 rows
+        (4, 16, 1024, "shared"),  # 64 rows: keys read two or four times
+    ],
+)
+def test_where_few_queries_are_few(batch: int, S_q: int, S_k: int, taken: str) -> None:
+    problem = replace(DECODE[0].problem, batch=batch, S_q=S_q, S_k=S_k)  # type: ignore[type-var]
+    found = {
+        n: IMPLEMENTATIONS["attention", n].cost(problem, H200).seconds for n in ("decode", "shared")
+    }
+    assert min(found, key=found.__getitem__) == taken, found
 
 
 def test_lists_cost_what_they_were_measured_to_cost() -> None:

@@ -11,6 +11,7 @@ from kernelseam.contract import Composition, Device, Implementation, KernelFacts
 from kernelseam.errors import InvalidValue
 from kernelseam.kernels.attention.backward import AttentionBwdDefinition
 from kernelseam.kernels.attention.backward_tile import BackwardTile
+from kernelseam.kernels.attention.decode import DECODE, DecodeTile
 from kernelseam.kernels.attention.host import AttentionDefinition
 from kernelseam.kernels.attention.merge import MERGE
 from kernelseam.kernels.attention.tile import AttentionTile
@@ -37,7 +38,11 @@ COMPOSITIONS: Mapping[str, Composition] = {**KERNELS, **{p.operation: p for p in
 def shared_implementations(toolchain: Toolchain) -> tuple[Implementation, ...]:
     """Implementations of every shared kernel and composition on a toolchain."""
     shared = {name: KernelImplementation(c, toolchain) for name, c in COMPOSITIONS.items()}
-    return (*shared.values(), UnfusedAttention(toolchain, shared["attention"]))
+    return (
+        *shared.values(),
+        KernelImplementation(DECODE, toolchain),
+        UnfusedAttention(toolchain, shared["attention"]),
+    )
 
 
 def operation_of(spec: Any) -> str:
@@ -128,6 +133,8 @@ __all__ = [
     "COMPOSITIONS",
     "AttentionTile",
     "BackwardTile",
+    "DECODE",
+    "DecodeTile",
     "Composition",
     "Covered",
     "GemmTile",

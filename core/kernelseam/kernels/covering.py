@@ -16,6 +16,7 @@ from kernelseam.descriptors.gemm.problem import GemmSpec, HeadsSpec
 from kernelseam.descriptors.gemm.strided import PRECISIONS
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.backward import AttentionBwdDefinition
+from kernelseam.kernels.attention.decode import DECODE
 from kernelseam.kernels.attention.host import AttentionDefinition
 from kernelseam.kernels.attention.merge import MERGE
 from kernelseam.kernels.attention.query_gradient import QUERY_GRADIENT, QueryGradientSpec
@@ -46,11 +47,19 @@ def covering(kernels: Iterable[Composition] = ()) -> tuple[Covered, ...]:
 
     Attention: every dtype with head dims from 32 to 576, different ones for keys and values, odd
     ones, causal or not, with LSE or not; every option alone or with those that models give it;
-    every view. Its gradients: every dtype, head dims from 64 to 256, with and without options. And
-    the small kernels beside them.
+    every view; few queries over many keys. Its gradients: every dtype, head dims from 64 to 256,
+    with and without options. And the small kernels beside them.
     """
     own = (c for k in kernels for c in k.covering())
-    return (*_gemms(), *_attentions(), *_variants(), *_gradients(), *_small(), *own)
+    return (
+        *_gemms(),
+        *_attentions(),
+        *_variants(),
+        *_gradients(),
+        *_small(),
+        *DECODE.covering(),
+        *own,
+    )
 
 
 def covering_specs() -> tuple[Any, ...]:

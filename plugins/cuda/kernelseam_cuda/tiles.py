@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernelseam.dtypes import DType
-from kernelseam.kernels import AttentionTile, BackwardTile, GemmTile
+from kernelseam.kernels import AttentionTile, BackwardTile, DecodeTile, GemmTile
 
 _HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
 _SINGLE = frozenset({DType.float32})
@@ -180,6 +180,18 @@ ATTENTION = (
     AttentionTile(_SINGLE, 256, 4, 8, 16, 2),
 )
 
+DECODE = (
+    DecodeTile(_HALF_PRECISION, 64, 4, 16, 16, 5, 2, q_resident=True, item_cost=12),
+    DecodeTile(_HALF_PRECISION, 64, 4, 32, 32, 3, 2, q_resident=True),
+    DecodeTile(_HALF_PRECISION, 128, 4, 16, 16, 3, 2, q_resident=True),
+    DecodeTile(_HALF_PRECISION, 128, 4, 32, 16, 3, 1, rate=0.2),
+    DecodeTile(_HALF_PRECISION, 128, 4, 16, 16, 2, 1, q_resident=True, rate=0.2),
+    DecodeTile(_HALF_PRECISION, 256, 4, 16, 16, 3, 1, item_cost=5, rate=0.3),
+    DecodeTile(_HALF_PRECISION, 256, 4, 16, 16, 2, 1, item_cost=5, rate=0.3),
+    DecodeTile(_HALF_PRECISION, 256, 2, 16, 16, 2, 1, item_cost=5, rate=0.2),
+)
+"""Few queries over many keys. An H200 measured 16 rows of D 128; its other rates are estimates."""
+
 
 _BACKWARD_RATES = {
     (64, 0): 0.39,
@@ -267,18 +279,24 @@ ATTENTION_BWD = _backward(
 def tiles(matrix_double: bool) -> Mapping[str, tuple[Any, ...]]:
     """By operation, for archs whose matrix units are worth using for float64, or for others."""
     double = _MATRIX_DOUBLE if matrix_double else _PLAIN_DOUBLE
-    return {"gemm": (*GEMM, *double), "attention": ATTENTION, "attention_bwd": ATTENTION_BWD}
+    return {
+        "gemm": (*GEMM, *double),
+        "attention": ATTENTION,
+        "attention_decode": DECODE,
+        "attention_bwd": ATTENTION_BWD,
+    }
 
 
 def _turing() -> Mapping[str, tuple[Any, ...]]:
-    """Those of the others without bfloat16 and TF32, which it has no instructions for; and
-    gradients whose rows fit into 64 KB."""
+    """Those of the others without bfloat16 and TF32, which it has no instructions for; gradients
+    whose rows fit into 64 KB; no decoding in one launch, whose rings want asynchronous copies."""
     narrow = _backward(
         (_HALF_PRECISION, 128, 8, 16, 16, 2, 0, 0, 4, 1, False),
         (_HALF_PRECISION, 256, 8, 16, 16, 8, 0, 0, 4, 1, False),
         (_SINGLE, 128, 4, 8, 16, 2, 0, 0, 4, 1, False),
     )
     found = dict(tiles(False))
+    del found["attention_decode"]
     found["gemm"] = tuple(t for t in found["gemm"] if t.precision in ("", None))
     found["attention_bwd"] = (*found["attention_bwd"], *narrow)
     return {

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from mutant import ATTENTION, BASE, BEYOND, FINITE, INFINITE, NAN, SIMT, UNTOUCHED, WRONG, Mutant
+from mutant import (
+    ATTENTION,
+    BASE,
+    BEYOND,
+    FINITE,
+    FORWARD,
+    INFINITE,
+    NAN,
+    SIMT,
+    UNTOUCHED,
+    WRONG,
+    Mutant,
+)
 
 ANY_ORDER = "attention-bwd-f16-64-causal-any-order"
 SHORT_PLANE = "attention-bwd-f16-64-sequences-of-q-bias"
@@ -75,7 +87,7 @@ ATTENTIONS = (
     ),
     Mutant(
         "attention-window-edge-not-masked",
-        ATTENTION,
+        FORWARD,
         "tile >= all_begin && tile < all_end",
         "tile < all_end",
         "attention-f16-64-window-16-0",
@@ -194,7 +206,7 @@ ATTENTIONS = (
     # ---- attention: what it writes, and parts of the keys
     Mutant(
         "attention-lse-of-the-wrong-sequence",
-        ATTENTION,
+        FORWARD,
         "lse.base[at + own.q_first +",
         "lse.base[at +",
         "attention-f16-64-sequences",
@@ -270,7 +282,7 @@ ATTENTIONS = (
     # ---- attention: the softmax and its state
     Mutant(
         "attention-rescale-missed",
-        ATTENTION,
+        FORWARD,
         "E::row_apply(o, fade, [](float x, float y) { return x * y; });",
         "",
         "attention-f16-64-climbing",
@@ -279,7 +291,7 @@ ATTENTIONS = (
     ),
     Mutant(
         "attention-sum-not-rescaled",
-        ATTENTION,
+        FORWARD,
         "E::zip(l, l, fade, [](float x, float y) { return x * y; });",
         "",
         "attention-f16-64-climbing",
@@ -288,7 +300,7 @@ ATTENTIONS = (
     ),
     Mutant(
         "attention-no-maximum",
-        ATTENTION,
+        FORWARD,
         "x == -infinity() ? 0.f : x * c",
         "0.f",
         "attention-f32-64-falling",
@@ -297,7 +309,7 @@ ATTENTIONS = (
     ),
     Mutant(
         "attention-infinity-minus-itself",
-        ATTENTION,
+        FORWARD,
         "x == -infinity() ? 0.f : x * c",
         "x * c",
         "attention-f16-64-minus-inf-all",
@@ -315,7 +327,7 @@ ATTENTIONS = (
     ),
     Mutant(
         "attention-sign-of-scale-ignored",
-        ATTENTION,
+        FORWARD,
         "if (scale_log2 <= 0)",
         "if (false)",
         "attention-f16-64-scale-negative",
@@ -352,7 +364,7 @@ ATTENTIONS = (
     # ---- attention: values that are not finite
     Mutant(
         "attention-hidden-times-zero",
-        ATTENTION,
+        FORWARD,
         "if constexpr (HIDES && masked.value) hidden",
         "if (false) hidden",
         "attention-f16-64-causal-nan-in-hidden-v",
@@ -361,7 +373,7 @@ ATTENTIONS = (
     ),
     Mutant(
         "attention-taken-out-for-good",
-        ATTENTION,
+        FORWARD,
         "if (hidden) {",
         "if (false) {",
         "attention-f16-64-causal-nan-in-hidden-v",

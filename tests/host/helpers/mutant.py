@@ -106,6 +106,14 @@ the bug."""
 SANITIZED_UNFUSED = ("attention-f16-64-7x63", "attention-f32-64-causal")
 """The same of the unfused attention."""
 
+SANITIZED_DECODE = (
+    "attention-f16-64-split-batches",
+    "attention-f16-64-split-pages",
+    "attention-f16-64-causal-split-sinks",
+    "attention-bf16-128-causal-nan-in-hidden-v",
+)
+"""The same of the kernel for few queries."""
+
 CONTRACTED = (
     "attention-f16-64-everything",
     "attention-bf16-128-everything",
@@ -133,6 +141,7 @@ shows in them."""
 
 # Where to look: a folder's files, or one file.
 GEMM, ATTENTION, BASE, SIMT = "gemm/", "attention/", "tile/base.h", "tile/simt.h"
+FORWARD, DECODE = "attention/forward.h", "attention/decode.h"
 HOST, WARPS = "platform.h", "host/warps.h"
 
 # What kills: words of verdicts, and what sanitizers call it.

@@ -9,6 +9,7 @@ never deleted because it no longer fits.
 from __future__ import annotations
 
 from attention_mutants import ATTENTIONS
+from decode_mutants import DECODED
 from mutant import (
     ATTENTION,
     BASE,
@@ -520,4 +521,4 @@ WRONG_ORDER = (
     ),
 )
 
-MUTANTS = (*WRONG_NUMBERS, *WRONG_ORDER, *PRODUCTS, *UNFUSED_ATTENTIONS)
+MUTANTS = (*WRONG_NUMBERS, *WRONG_ORDER, *PRODUCTS, *UNFUSED_ATTENTIONS, *DECODED)

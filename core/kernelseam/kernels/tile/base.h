@@ -167,13 +167,13 @@ KS_DEVICE float tanh_fast(float x) {
 // Not of a product: fused with it, x − x is what it was rounded by.
 template<class S> KS_DEVICE bool finite(S x) { return x - x == 0; }
 
-// Puts zeros in the place of NaN and inf in a tile, whatever its layout; the block's threads share the work.
-// True where this thread found any.
+// Puts zeros in the place of NaN and inf in a tile, whatever its layout; the block's threads share
+// the work or, THREADS being WARP, a warp's lanes. True where this thread found any.
 template<int THREADS, class Tile> KS_DEVICE bool take_out_non_finite(Tile t) {
   typedef typename Tile::T T;
   bool found = false;
 #pragma unroll 1
-  for (int i = thread_index(); i < Tile::BYTES / 16; i += THREADS) {
+  for (int i = THREADS == WARP ? lane() : thread_index(); i < Tile::BYTES / 16; i += THREADS) {
     Chunk<T>& place = ((Chunk<T>*)t.base)[i];
     Chunk<T> x = place;
     bool here = false;

@@ -13,6 +13,7 @@ from kernelseam.parity.cases.attention_guards import guards
 from kernelseam.parity.cases.attention_scores import biases, masks, together, windows
 from kernelseam.parity.cases.attention_sequences import lengths, packed, paged, pointers
 from kernelseam.parity.cases.common import (
+    DECODE,
     INF,
     NAN,
     NAN_EXEMPTIONS,
@@ -47,7 +48,10 @@ def attention_cases() -> list[AttentionCase]:
     }
     plain = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
     plain = [
-        replace(c, may_refuse=c.may_refuse | {UNFUSED}) if _beyond_unfused(c) else c for c in plain
+        replace(
+            c, may_refuse=c.may_refuse | {DECODE} | ({UNFUSED} if _beyond_unfused(c) else set())
+        )
+        for c in plain
     ]
     cases_and_ramps = [x for c in plain for x in (c, replace(c, name=c.name + "-ramp", ramp=True))]
     assert len({c.name for c in cases_and_ramps}) == len(cases_and_ramps)

@@ -13,6 +13,8 @@ SHORT = {"f16": DType.float16, "bf16": DType.bfloat16, "f32": DType.float32, "f6
 TOKENS = OperandLayout(order="brh")
 ODD = OperandLayout(offset=1)
 UNFUSED = "gemm-softmax-gemm"
+DECODE = "decode"
+"""For few queries alone, on archs that have tiles for it."""
 Exemptions = tuple[tuple[str, str], ...]
 """(implementation of the core, reason): it does not support what the case requires, and is not
 run."""

@@ -10,7 +10,7 @@ from kernelseam.contract import ArchRow
 from kernelseam.descriptors.gemm.strided import PRECISIONS
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
-from kernelseam.kernels import AttentionTile, BackwardTile, GemmTile
+from kernelseam.kernels import AttentionTile, BackwardTile, DecodeTile, GemmTile
 
 WARP = 16
 OPTIONS = (
@@ -78,6 +78,10 @@ TILES = {
         _attention(_SINGLE, 256, 3, warps=4, rows=8, bn=16),
         _attention(_F16 | _BF16, 576, 2, warps=8, bn=16, column_warps=8),
     ),
+    "attention_decode": (
+        DecodeTile(_F16, 128, 3, 16, 16, 3, 2, q_resident=True, item_cost=5),
+        DecodeTile(_BF16, 128, 2, 32, 16, 2, 1, item_cost=5),
+    ),
     "attention_bwd": (
         BackwardTile(_F16, 256, 2, 16, 32, 3),
         BackwardTile(_BF16, 256, 2, 32, 16, 2, score_rows=32, resident=True),
@@ -105,6 +109,10 @@ TILES_THROUGH_REGISTERS = {
         _attention(_SINGLE, 128, 1),
         _attention(_SINGLE, 256, 2, warps=4, rows=8, bn=16),
         _attention(_F16 | _BF16, 576, 1, warps=8, bn=16, column_warps=4),
+    ),
+    "attention_decode": (
+        DecodeTile(_F16, 128, 3, 16, 16, 1, 2, q_resident=True, item_cost=5),
+        DecodeTile(_BF16, 128, 2, 32, 32, 2, 1, item_cost=5),
     ),
     "attention_bwd": (
         BackwardTile(_F16, 256, 2, 16, 32, 1, one_layout=False),

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from kernelseam.contract import Device, Launch, Launches, SourceBundle
 from kernelseam.descriptors.common.protocol import Descriptor
-from kernelseam.kernels import COMPOSITIONS
+from kernelseam.kernels import COMPOSITIONS, DECODE
 from kernelseam.kernels.attention.unfused import Unfused
 from kernelseam.kernels.kernel import bundle
 from kernelseam.oracle.check import Verdict
@@ -121,14 +121,15 @@ def run(
     """Compile a case's kernels for a device's arch in one of the BUILDS, run them in order while
     nothing is found, and hold the results against the oracle.
 
-    ``change`` plants a fault in their sources. ``implementation``: "shared" or UNFUSED. Raises
-    CompileError, subprocess.TimeoutExpired.
+    ``change`` plants a fault in their sources. ``implementation``: "shared", UNFUSED or "decode".
+    Raises CompileError, subprocess.TimeoutExpired.
     """
     toolchain, made = HostToolchain(), prepared(case, device, separate=build in SANITIZERS)
     before = made.layout.buffers()
     made.layout.write(before, operands.values(case))
     problem = made.problem
-    composition = Unfused() if implementation == UNFUSED else COMPOSITIONS[problem.operation]
+    named = {UNFUSED: Unfused(), DECODE.name: DECODE}
+    composition = named.get(implementation, COMPOSITIONS[problem.operation])
     launches = composition.launches(
         problem, composition.tile(problem, toolchain.arch_row(device.arch), device), device
     )
@@ -165,9 +166,11 @@ def _place(offset: int) -> str:
 
 def _workspace(launches: Launches) -> dict[str, Array]:
     """What lies between one place that launches name in the workspace and the next."""
+    workspace = np.full(launches.workspace_bytes, POISON, np.uint8)
+    workspace[: launches.zeroed_bytes] = 0
     starts = sorted({offset for launch in launches.kernels for offset in launch.workspace.values()})
     ends = (*starts[1:], launches.workspace_bytes)
-    return {_place(s): np.full(e - s, POISON, np.uint8) for s, e in zip(starts, ends, strict=False)}
+    return {_place(s): workspace[s:e] for s, e in zip(starts, ends, strict=False)}
 
 
 def _content(

@@ -39,6 +39,7 @@ template<class To, class From> KS_DEVICE To bits_as(From x) {
   return y;
 }
 
+KS_DEVICE int shuffle_xor(int x, int m) { return (int)(unsigned)host::exchange((unsigned)x, m); }
 KS_DEVICE float shuffle_xor(float x, int m) { return bits_as<float>((unsigned)host::exchange(bits_as<unsigned>(x), m)); }
 KS_DEVICE double shuffle_xor(double x, int m) { return bits_as<double>(host::exchange(bits_as<unsigned long long>(x), m)); }
 KS_DEVICE float maximum(float a, float b) { return __builtin_fmaxf((host::Plain)a, (host::Plain)b); }
@@ -102,12 +103,17 @@ template<int N> KS_DEVICE void lanes_load(float (&x)[N], const float* from) {
   for (int i = 0; i < N; i++) x[i] = from[i * WARP + lane()];
 }
 
+// ---- blocks that tell each other of what they wrote
+
+KS_DEVICE void arrival_fence() {}
+KS_DEVICE int arrive(int* counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_ACQ_REL); }
+
 // ---- copies from global to shared memory
 
 KS_DEVICE void copies_commit() { host::close_group(); }
 template<int PENDING> KS_DEVICE void copies_wait() { host::finish_copies(PENDING); }
 
-template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
+template<class Tile, int THREADS, int VECTOR, bool EXACT, bool BRIEF = false> struct Copy {
   typedef typename Tile::T T;
   typedef Share<Tile, THREADS> Mine;
   static constexpr int V = Mine::V;
@@ -128,6 +134,14 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
       } else {
         host::start_copy(&t.chunk(row, c), from, left * (int)sizeof(T));
       }
+    }
+  }
+  template<class View> KS_DEVICE void load(Tile t, View v, int row0, int row_end, int col0, int col_end) {
+    for (int i = 0; i < Mine::ROUNDS; i++) {
+      if (!Mine::takes(i)) break;
+      const int row = Mine::row() + i * Mine::STEP, c = Mine::column();
+      for (int e = 0; e < V; e++)
+        t.chunk(row, c).v[e] = row0 + row < row_end && col0 + c + e < col_end ? v.row(row0 + row)[col0 + c + e] : zero_of<T>();
     }
   }
   KS_DEVICE void land(Tile t) {

@@ -1,0 +1,463 @@
+// Fused attention forward of few queries over many keys, in one launch: blocks that stay share all keys of the batch evenly,
+// and the last to arrive at a sequence and KV head joins its parts.
+//
+// Algorithm (flash-decoding with a work list cut as stream-K cuts products; Dao et al. 2023; Osama et al., PPoPP 2023): an item is
+// a KV head of a sequence with up to ROWS of its rows, the queries of the group's heads. Its keys are tiles of BN, and ITEM_COST
+// places before them stand for the time that an item takes beside its tiles. All places of all items are one list, of which each
+// block takes an equal part: it finds where its part begins by a prefix sum over the sequences' lengths, in device memory. A block's warps take tiles in turn, each with a ring of its own and an online softmax of its
+// own (forward.h), so that no barrier holds up the copies; copies run on into the next item. At an item's end the warps' states
+//   (m, l, o):  m' = max m_w,  l' = Σ l_w·2^(m_w − m'),  o' = Σ o_w·2^(m_w − m')
+// are joined through the stages that were read last. Where the item is the block's alone the result is o'/l'. Else the block leaves
+// its state in the workspace and counts itself; the last of the item's blocks joins the states in the order of the keys, writes the
+// result and leaves the counter 0. What a part is joined with is the same from launch to launch: so are the bits.
+//
+// Constants: those of scores.h and sequences.h (but KS_GROUPED: a group's heads always share rows); KS_T, KS_OUT, KS_DQK, KS_DV,
+// KS_LSE, KS_VECTOR, KS_WARPS, KS_ROWS, KS_BN (keys of a warp's tile), KS_STAGES (of a warp), KS_Q_RESIDENT, KS_ITEM_COST,
+// KS_MIN_BLOCKS, KS_SHARED_BYTES.
+// Shared memory: ROWS·DQ·size for queries; WARPS·STAGES·max(BN·(DQ + DO)·size, ROWS·DO·4) for rings, in which the states are joined;
+// WARPS·(8·ROWS + 16·BN + 16) for m, l, and where rows lie in pages.
+// Registers: ROWS·(DO + BN)/lanes for o and s, ROWS·DQ/(2·lanes) more for queries that stay.
+#include "attention/sequences.h"
+
+typedef KS_T T;
+typedef KS_OUT Out;
+typedef Engine<T> E;
+
+constexpr int WARPS = KS_WARPS, ROWS = KS_ROWS, BN = KS_BN, STAGES = KS_STAGES, THREADS = WARP * WARPS;
+constexpr int DQ = (KS_DQK + 15) / 16 * 16, DO = (KS_DV + 15) / 16 * 16;
+constexpr int AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1;
+typedef E::Tile<ROWS, DQ, true> TileQ;
+typedef E::Tile<BN, DQ, true> TileK;
+typedef E::Tile<DO, BN, false> TileV;
+typedef PlainTile<float, ROWS, DO> TileO;
+constexpr int ITEM_COST = KS_ITEM_COST;
+constexpr int COLUMNS = 4, GROUPS = DO / COLUMNS;  // neighbouring columns that a thread joins
+constexpr int COPIED_BYTES = TileK::BYTES + TileV::BYTES;
+constexpr int STAGE_BYTES = COPIED_BYTES > TileO::BYTES ? COPIED_BYTES : TileO::BYTES;
+constexpr int LOOK_UPS = (BN + WARP - 1) / WARP;
+constexpr int CONTROL_BYTES = 8 * ROWS + 16 * BN + 16;  // of a warp
+static_assert(TileQ::BYTES + WARPS * (STAGES * STAGE_BYTES + CONTROL_BYTES) <= KS_SHARED_BYTES, "the tiles fit");
+static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight needs a stage of its own");
+static_assert(E::operand_bytes<ROWS, BN>() == 0, "a matrix engine keeps operands in registers");
+
+KS_DEVICE float minimum(float a, float b) { return -maximum(-a, -b); }
+
+// What the blocks of an item hand to the last of them. A state is a block's ROWS·DO sums, with (m, l) for each row; a
+// block has two, of the item that it begins with and of that which it ends with.
+struct Parts {
+  float *sums, *scales;
+  int* counters;
+  int batch, blocks;
+};
+
+// The list of `total` places, cut: the first `more` blocks take one place more than `each`.
+struct Cut {
+  int blocks, each, more;
+  KS_DEVICE int begin(int block) const { return block * each + min_of(block, more); }
+  // The block that takes a place.
+  KS_DEVICE int taker(int place) const {
+    const int longer = more * (each + 1);
+    return place < longer ? place / (each + 1) : more + (place - longer) / each;
+  }
+};
+
+// A sequence in the list: tiles of keys [first, last) that some of its queries see. Without any it has the place of one, too.
+struct Entry {
+  Sequence own;
+  int first, last, row_tiles;
+  KS_DEVICE int tiles() const { return max_of(last - first, 1); }
+  KS_DEVICE int places() const { return tiles() + ITEM_COST; }
+};
+
+// A part of an item, tiles [tile, end): `left` places of the block's share come after it.
+struct Piece {
+  Entry entry;
+  int batch, head, turn, tile, end, left;
+};
+
+// Where rows of keys and of values begin that a warp looked up, in elements from their matrices' first.
+struct PageRow { i64 k, v; };
+template<class X, i64 PageRow::*OF> struct LookedUpView {
+  X* base;
+  const PageRow* rows;
+  int first;
+  KS_DEVICE X* row(int i) const { return base + rows[min_of(i - first, BN - 1)].*OF; }
+  template<int STEP> KS_DEVICE RowByRow<LookedUpView, X, STEP> walk(int i) const { return {*this, row(i), i}; }
+};
+
+KS_DEVICE int warp_sum(int x) {
+#pragma unroll
+  for (int m = 1; m < WARP; m *= 2) x += shuffle_xor(x, m);
+  return x;
+}
+
+// A state of COLUMNS sums of one row.
+struct Joined {
+  float top = -infinity(), sum = 0.f;
+  Chunk<float> y = {};
+  // With N others of maxima m and sums l. Of one whose l is 0, which saw no key, x may be anything.
+  template<int N> KS_DEVICE void add(const float (&m)[N], const float (&l)[N], const Chunk<float> (&x)[N]) {
+    float now = top;
+#pragma unroll
+    for (int n = 0; n < N; n++) now = maximum(now, m[n]);
+    const float base = now == -infinity() ? 0.f : now, mine = exp2_fast(top - base);  // exactly 1 where the maximum stays
+    sum *= mine;
+#pragma unroll
+    for (int e = 0; e < COLUMNS; e++) y.v[e] *= mine;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      const float other = exp2_fast(m[n] - base);
+      sum += l[n] * other;
+#pragma unroll
+      for (int e = 0; e < COLUMNS; e++) y.v[e] += l[n] == 0.f ? 0.f : x[n].v[e] * other;
+    }
+    top = now;
+  }
+};
+
+KS_BODY(THREADS, KS_MIN_BLOCKS)
+attention_decode_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T> v, Matrices<Out> out, RowValues<float> lse,
+                      ScoreArguments score, const float* sinks, Sequences sequences, Pages pages, int num_heads, Divider group,
+                      Parts parts) {
+  char* const memory = shared_memory<KS_SHARED_BYTES>();
+  const int head_group = group.d, kv_heads = num_heads / head_group, warp = warp_index();
+
+  // ---- the block's share of the list
+
+  auto entry_of = [&](int batch) {
+    Entry e{sequences.at(batch), 0, 0, 0};
+    e.own.S_k = max_of(e.own.S_k, 0);  // whatever the lengths say
+    const Scores s = score.of(batch, e.own.S_q, e.own.S_k);
+    e.row_tiles = divide_up(e.own.S_q * head_group, ROWS);
+    e.first = s.begin(0) / BN;
+    e.last = max_of(divide_up(s.end(e.own.S_q - 1), BN), e.first);
+    return e;
+  };
+  auto count = [&](int batch) {
+    if (batch >= parts.batch) return 0;
+    const Entry e = entry_of(batch);
+    return e.places() * e.row_tiles * kv_heads;
+  };
+  int here = count(lane()), total = warp_sum(here);
+#pragma unroll 1
+  for (int b = WARP; b < parts.batch; b += WARP) total += warp_sum(count(b + lane()));
+  if (total == 0) return;
+  // No block has less than an item with a tile for each of its warps, but where there is no more.
+  Cut cut;
+  cut.blocks = min_of(parts.blocks, max_of(total / (ITEM_COST + WARPS), 1));
+  cut.each = total / cut.blocks, cut.more = total - cut.blocks * cut.each;
+  const int block = (int)block_index();
+  if (block >= cut.blocks) return;
+  const int begin = cut.begin(block), share = cut.begin(block + 1) - begin;
+
+  Piece piece;
+  int place = 0;  // of the block's first, within its sequence
+#pragma unroll 1
+  for (int b = 0, before = 0;; b += WARP) {
+    if (b > 0) here = count(b + lane());
+    int end = here, all = here;
+#pragma unroll
+    for (int m = 1; m < WARP; m *= 2) {
+      const int other = shuffle_xor(all, m);
+      if (lane() & m) end += other;
+      all += other;
+    }
+    if (begin < before + all) {
+      const int offset = begin - (before + end - here);
+      const bool found = offset >= 0 && offset < here;
+      piece.batch = warp_sum(found ? b + lane() : 0);
+      place = warp_sum(found ? offset : 0);
+      break;
+    }
+    before += all;
+  }
+  // The place of the first tile of the piece's item.
+  int item_begin;
+  {
+    piece.entry = entry_of(piece.batch);
+    const int places = piece.entry.places(), item = place / places, row_tiles = piece.entry.row_tiles;
+    piece.head = item / row_tiles, piece.turn = item - piece.head * row_tiles;
+    const int at = place - item * places - ITEM_COST, ahead = max_of(-at, 0);  // places to the first tile
+    item_begin = begin - at;
+    piece.tile = piece.entry.first + max_of(at, 0);
+    piece.end = min_of(piece.entry.first + piece.entry.tiles(), piece.tile + share - ahead);
+    piece.left = share - ahead - (piece.end - piece.tile);
+    if (share <= ahead) return;  // the item's tiles are the next block's
+  }
+  auto next_piece = [&](Piece& p) {
+    if (p.left <= ITEM_COST) return false;
+    if (++p.turn == p.entry.row_tiles) {
+      p.turn = 0;
+      if (++p.head == kv_heads) {
+        p.head = 0;
+        do p.entry = entry_of(++p.batch);
+        while (p.entry.row_tiles == 0);
+      }
+    }
+    const int taken = min_of(p.entry.tiles(), p.left - ITEM_COST);
+    p.tile = p.entry.first, p.end = p.tile + taken, p.left -= ITEM_COST + taken;
+    return true;
+  };
+
+  // ---- the warp's ring
+
+  const TileQ tile_q(memory);
+  char* const rings = memory + TileQ::BYTES;
+  char* const ring = rings + warp * STAGES * STAGE_BYTES;
+  PageRow* const all_rows = (PageRow*)(rings + WARPS * STAGES * STAGE_BYTES), *const page_rows = all_rows + warp * BN;
+  float* const scales = (float*)(all_rows + WARPS * BN);  // [warp, row]: m, l
+  int* const read_last = (int*)(scales + WARPS * ROWS * 2);  // a warp's stage with its state
+  auto tile_k = [&](int stage) { return TileK(ring + stage * STAGE_BYTES); };
+  auto tile_v = [&](int stage) { return TileV(ring + stage * STAGE_BYTES + TileK::BYTES); };
+
+  // The next tile to be copied, and where its rows lie, which was asked for one copy earlier.
+  Piece ahead = piece;
+  ahead.tile += warp;
+  bool more_ahead = true;
+  int page[LOOK_UPS];
+  auto ahead_key = [&](int i) { return min_of(ahead.tile * BN + i * WARP + lane(), ahead.entry.own.S_k - 1); };
+  auto find_ahead = [&] {
+    while (more_ahead && ahead.tile >= min_of(ahead.end, ahead.entry.last)) {
+      more_ahead = next_piece(ahead);
+      ahead.tile += warp;
+    }
+    if constexpr (KS_KV_VIEW == PAGED) {
+      if (!more_ahead) return;
+      const int* const table = pages.table + ahead.batch * pages.table_row;
+#pragma unroll
+      for (int i = 0; i < LOOK_UPS; i++) page[i] = table[pages.size.quotient(ahead_key(i))];
+    }
+  };
+  Copy<TileQ, THREADS, KS_VECTOR, DQ == KS_DQK> copy_q;
+  Copy<TileK, WARP, KS_VECTOR, DQ == KS_DQK, true> copy_k;
+  Copy<TileV, WARP, KS_VECTOR, DO == KS_DV, true> copy_v;
+  auto fetch = [&](int stage) {
+    if (more_ahead) {
+      const int first = ahead.tile * BN, S_k = ahead.entry.own.S_k;
+      const T* const k_base = k.at<KS_KV_VIEW>(ahead.batch, ahead.head, kv_heads, ahead.entry.own.k_first);
+      const T* const v_base = v.at<KS_KV_VIEW>(ahead.batch, ahead.head, kv_heads, ahead.entry.own.k_first);
+      if constexpr (KS_KV_VIEW == PAGED) {
+        warp_barrier();
+#pragma unroll
+        for (int i = 0; i < LOOK_UPS; i++) {
+          const i64 key = ahead_key(i), row = key - (i64)pages.size.quotient((int)key) * pages.size.d;
+          if (BN % WARP == 0 || i * WARP + lane() < BN)
+            page_rows[i * WARP + lane()] = {page[i] * k.batch + row * k.row, page[i] * v.batch + row * v.row};
+        }
+        warp_barrier();
+        copy_k.fetch(tile_k(stage), LookedUpView<const T, &PageRow::k>{k_base, page_rows, first}, first, S_k, 0, KS_DQK);
+        copy_v.fetch(tile_v(stage), LookedUpView<const T, &PageRow::v>{v_base, page_rows, first}, first, S_k, 0, KS_DV);
+      } else {
+        copy_k.fetch(tile_k(stage), StridedView<const T>{k_base, k.row}, first, S_k, 0, KS_DQK);
+        copy_v.fetch(tile_v(stage), StridedView<const T>{v_base, v.row}, first, S_k, 0, KS_DV);
+      }
+      ahead.tile += WARPS;
+      find_ahead();
+    }
+    copies_commit();
+  };
+  find_ahead();
+#pragma unroll 1  // code that runs once costs more to be loaded than to be run
+  for (int s = 0; s < AHEAD; s++) fetch(s);
+
+  const float scale_log2 = score.scale_log2;
+  // A scale that is not positive is applied to the products themselves, so that masks stay −∞ and the largest score wins.
+  const float c = CHANGED_SCORES ? 1.f : scale_log2 > 0 ? scale_log2 : scale_log2 < 0 ? -scale_log2 : 1.f;
+
+  int stage = 0;
+  bool more = true;
+  while (more) {
+    const Sequence own = piece.entry.own;
+    const int batch = piece.batch, first_head = piece.head * head_group, row0 = piece.turn * ROWS;
+    const int rows = min_of(own.S_q * head_group - row0, ROWS);
+    auto query_of = [=](int row) { return group.quotient(row0 + row); };
+    auto head_of = [=](int row) { return row0 + row - group.quotient(row0 + row) * head_group; };
+    const Scores scores = score.of(batch, first_head, own.S_q, own.S_k);
+
+    // ---- the queries: not asynchronously, or they would have to be waited for among keys
+    const GroupedView<const T> Q{q.at<KS_Q_VIEW>(batch, first_head, num_heads, own.q_first), group, q.row, q.head};
+    copy_q.load(tile_q, Q, row0, row0 + rows, 0, KS_DQK);
+    block_barrier();  // and what was joined last has been read
+    constexpr int Q_STEP = KS_Q_RESIDENT ? DQ : k_piece<E, DQ>();
+    auto q_operand = E::template operand<ROWS, Q_STEP>(tile_q, 0, 0);
+
+    // ---- the warp's tiles
+
+    E::Acc<ROWS, DO> o;
+    E::Row<ROWS> m, l;
+    E::zero(o);
+    E::fill(m, -infinity());
+    E::fill(l, 0.f);
+    // `masked`: whether some row does not see the whole tile.
+    auto step = [&](int tile, bool masked) {
+      const int j0 = tile * BN;
+      E::Acc<ROWS, BN> s;
+      E::zero(s);
+#pragma unroll 4
+      for (int d = 0; d < DQ; d += Q_STEP) {
+        if (!KS_Q_RESIDENT) q_operand = E::template operand<ROWS, Q_STEP>(tile_q, 0, d);
+        E::mma(s, q_operand, tile_k(stage), 0, d);
+      }
+      if constexpr (CHANGED_SCORES) {
+        E::map(s, [&](int r, int j, float x) { return scores.score(x, head_of(r), query_of(r), j0 + j); });
+      } else {
+        if (scale_log2 <= 0) E::map(s, [=](int, int, float x) { return scale_log2 < 0 ? -x : 0 * x; });
+      }
+      if (masked)
+        E::map(s, [&](int r, int j, float x) { return scores.sees(head_of(r), query_of(r), j0 + j) ? x : -infinity(); });
+      E::Row<ROWS> top, base, fade;
+      E::row_max(top, s);
+      E::zip(top, top, m, [](float x, float y) { return maximum(x, y); });
+      E::zip(base, top, top, [=](float x, float) { return x == -infinity() ? 0.f : x * c; });
+      // Exactly 1 where the maximum stays: over many tiles a rounding each time would add up.
+      E::zip(fade, m, top, [=](float x, float y) { return x == -infinity() ? 0.f : exp2_fast((x - y) * c); });
+      m = top;
+      E::row_apply(s, base, [=](float x, float y) { return exp2_fast(x * c - y); });
+      E::zip(l, l, fade, [](float x, float y) { return x * y; });
+      E::row_add_partial(l, s);
+      E::row_apply(o, fade, [](float x, float y) { return x * y; });
+      const auto p = E::to_operand(s, nullptr);
+      bool hidden = false;  // whether values that some rows must not see had to be taken out
+      if (HIDES && masked) hidden = warp_sum(take_out_non_finite<WARP>(tile_v(stage))) > 0, warp_barrier();
+      E::mma(o, p, tile_v(stage), 0, 0);
+      if (HIDES && hidden) {
+        const T* const v_base = v.at<KS_KV_VIEW>(batch, piece.head, kv_heads, own.k_first);
+#pragma unroll 1
+        for (int j = j0; j < min_of(j0 + BN, own.S_k); j++) {
+          const T* values;
+          if constexpr (KS_KV_VIEW == PAGED) {
+            const int n = pages.size.quotient(j);
+            values = v_base + pages.table[batch * pages.table_row + n] * v.batch + (i64)(j - n * pages.size.d) * v.row;
+          } else {
+            values = v_base + (i64)j * v.row;
+          }
+          E::map(o, [&](int r, int d, float x) {
+            const float y = to_sum(values[min_of(d, KS_DV - 1)]);  // columns beyond the last are not written
+            const float excess = y - minimum(maximum(y, -LARGEST), LARGEST);  // 0 where y is finite, else y
+            return x + (scores.sees(head_of(r), query_of(r), j) ? excess : 0.f);
+          });
+        }
+      }
+    };
+    // Tiles that every row sees whole are not masked.
+    const int all_begin = divide_up(scores.all_begin(query_of(rows - 1)), BN), all_end = scores.all_end(query_of(0)) / BN;
+    const int stop = min_of(piece.end, piece.entry.last);
+    int used = stage;
+    bool any = false;
+#pragma unroll 1
+    for (int tile = piece.tile + warp; tile < stop; tile += WARPS) {
+      copies_wait<AHEAD - 1>();
+      if (STAGES == 1) warp_barrier();  // every lane has used the tile that lay here
+      copy_k.land(tile_k(stage));
+      copy_v.land(tile_v(stage));
+      warp_barrier();  // this tile is visible to all lanes, and the stage refilled below is no longer read
+      int next = stage + AHEAD;
+      if (next >= STAGES) next -= STAGES;
+      fetch(next);
+      step(tile, KS_MASK || tile < all_begin || tile >= all_end);
+      used = stage, any = true;
+      if (++stage == STAGES) stage = 0;
+    }
+
+    // ---- the warps' states become one
+
+    E::row_finish_sum(l);
+    E::row_map(m, [=](int, float x) { return x * c; });
+    if (any) {
+      warp_barrier();
+      E::to_shared(TileO(ring + used * STAGE_BYTES), o);
+    }
+    E::each_row(m, [&](int r, float x) { scales[(warp * ROWS + r) * 2] = x; });
+    E::each_row(l, [&](int r, float x) { scales[(warp * ROWS + r) * 2 + 1] = x; });
+    if (lane() == 0) read_last[warp] = used;
+    block_barrier();
+
+    const GroupedView<Out> O{out.at<KS_OUT_VIEW>(batch, first_head, num_heads, own.q_first), group, out.row, out.head};
+    auto write = [&](int r, int d, Joined z) {
+      if constexpr (KS_SINKS) {
+        const float sink = LOG2_E * sinks[first_head + head_of(r)];
+        const float m[1] = {sink}, l[1] = {sink == -infinity() ? 0.f : 1.f};
+        const Chunk<float> x[1] = {};
+        z.add(m, l, x);
+      }
+      const float inverse = z.sum == 0.f ? 0.f : 1.f / z.sum;
+      Out* const to = O.row(row0 + r) + d;
+      if constexpr (KS_VECTOR == 16 && KS_DV % COLUMNS == 0) {
+        struct alignas(COLUMNS * sizeof(Out)) Stored { Out v[COLUMNS]; } y;
+#pragma unroll
+        for (int e = 0; e < COLUMNS; e++) y.v[e] = convert<Out>(z.y.v[e] * inverse);
+        if (d < KS_DV) *(Stored*)to = y;
+      } else {
+#pragma unroll
+        for (int e = 0; e < COLUMNS; e++)
+          if (d + e < KS_DV) to[e] = convert<Out>(z.y.v[e] * inverse);
+      }
+      if (KS_LSE && d == 0) {
+        const i64 at = (i64)batch * lse.batch + (first_head + head_of(r)) * lse.head;
+        lse.base[at + own.q_first + query_of(r)] = z.sum == 0.f ? -infinity() : 0.69314718056f * (z.top + log2_fast(z.sum));
+      }
+    };
+    const int tiles = piece.entry.tiles();
+    const bool whole = piece.end - piece.tile == tiles;
+    // The blocks that have tiles of this item.
+    const int first_block = whole ? block : cut.taker(item_begin), last_block = whole ? block : cut.taker(item_begin + tiles - 1);
+    auto state_of = [=](int b) { return 2 * b + (b == first_block); };
+#pragma unroll 1
+    for (int i = thread_index(); i < rows * GROUPS; i += THREADS) {
+      const int r = i / GROUPS, d = i % GROUPS * COLUMNS;
+      Joined z;
+      float m[WARPS], l[WARPS];
+      Chunk<float> x[WARPS];
+#pragma unroll
+      for (int w = 0; w < WARPS; w++) {
+        m[w] = scales[(w * ROWS + r) * 2], l[w] = scales[(w * ROWS + r) * 2 + 1];
+        x[w] = TileO(rings + (w * STAGES + read_last[w]) * STAGE_BYTES).chunk(r, d);
+      }
+      z.add(m, l, x);
+      if (whole) {
+        write(r, d, z);
+      } else {
+        const i64 row = (i64)state_of(block) * ROWS + r;
+        *(Chunk<float>*)(parts.sums + row * DO + d) = z.y;
+        if (d == 0) parts.scales[row * 2] = z.top, parts.scales[row * 2 + 1] = z.sum;
+      }
+    }
+
+    // ---- the blocks' states become one, by the last to arrive
+    if (!whole) {
+      arrival_fence();
+      block_barrier();
+      bool last = false;
+      if (thread_index() == 0) {
+        int* const counter = parts.counters + first_block;
+        last = arrive(counter) == last_block - first_block;
+        if (last) *counter = 0;
+      }
+      if (block_any(last)) {
+        arrival_fence();
+#pragma unroll 1
+        for (int i = thread_index(); i < rows * GROUPS; i += THREADS) {
+          const int r = i / GROUPS, d = i % GROUPS * COLUMNS;
+          Joined z;
+          constexpr int AT_ONCE = 12;  // loads in flight
+#pragma unroll 1
+          for (int b = first_block; b <= last_block; b += AT_ONCE) {
+            float m[AT_ONCE], l[AT_ONCE];
+            Chunk<float> x[AT_ONCE];
+#pragma unroll
+            for (int e = 0; e < AT_ONCE; e++) {
+              const i64 row = (i64)state_of(min_of(b + e, last_block)) * ROWS + r;
+              m[e] = parts.scales[row * 2], l[e] = b + e <= last_block ? parts.scales[row * 2 + 1] : 0.f;
+              x[e] = *(const Chunk<float>*)(parts.sums + row * DO + d);
+            }
+            z.add(m, l, x);
+          }
+          write(r, d, z);
+        }
+      }
+    }
+    item_begin += tiles + ITEM_COST;
+    more = next_piece(piece);
+  }
+  copies_wait<0>();
+}

@@ -1,0 +1,314 @@
+"""Kernel definition of decode.h: few queries over many keys in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kernelseam.contract import ArchRow, Device, Launch, Launches
+from kernelseam.costs import Work
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.dtypes import DType
+from kernelseam.kernels.attention.arguments import (
+    PAGES,
+    SCORE_POINTERS,
+    SCORES,
+    SEQUENCE_POINTERS,
+    SEQUENCES,
+    STRIDES,
+    matrices,
+    row_values,
+)
+from kernelseam.kernels.attention.host import KNOWN, VIEWS
+from kernelseam.kernels.attention.scores import (
+    SCORE_OPERANDS,
+    refuse_scores,
+    score_defines,
+    score_values,
+)
+from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.definition import KernelDefinition
+from kernelseam.kernels.elements import (
+    DEVICE_TYPE,
+    INT32,
+    divide_up,
+    divider_parameter,
+    divider_values,
+    pad,
+    refuse_dtype,
+    refuse_row_strides,
+)
+from kernelseam.kernels.signature import Signature, Structure
+
+MOST_ROWS = 128
+"""Queries times heads of a group: 16 heads with 8 queries each. K and V are read again for every
+tile of rows."""
+
+_MATRICES = ("q", "k", "v", "out")
+_POINTERS = (*_MATRICES, "lse", *SCORE_POINTERS, "sinks", *SEQUENCE_POINTERS, "table")
+_SIGNATURE = Signature(
+    (
+        *((name, matrices(name)) for name in _MATRICES),
+        ("lse", row_values("lse")),
+        ("score", SCORES),
+        ("sinks", "pointer"),
+        ("sequences", SEQUENCES),
+        ("pages", PAGES),
+        ("num_heads", "i32"),
+        ("group", divider_parameter("head_group")),
+        (
+            "parts",
+            Structure(
+                (
+                    ("sums", "pointer"),
+                    ("scales", "pointer"),
+                    ("counters", "pointer"),
+                    ("batch", "i32"),
+                    ("blocks", "i32"),
+                )
+            ),
+        ),
+    ),
+    flat=True,
+)
+_OPERANDS = {
+    **SCORE_OPERANDS,
+    "lengths": "kv_lengths",
+    "q_offsets": "cu_seqlens_q",
+    "k_offsets": "cu_seqlens_k",
+    "table": "block_table",
+}
+
+
+@dataclass(frozen=True)
+class DecodeTile:
+    """A row of an arch's table, for head dims up to ``max_dim``: ``warps`` a block, each with a
+    ring of ``stages`` tiles of ``bn`` keys; ``rows`` queries, heads of a group counted; ``blocks``
+    that share a compute unit, which is how many the grid has of them."""
+
+    dtypes: frozenset[DType]
+    max_dim: int
+    warps: int
+    rows: int
+    bn: int
+    stages: int
+    blocks: int
+    q_resident: bool = False
+    """Whether the queries stay in registers."""
+    item_cost: int = 8
+    """The time that a sequence's KV head takes beside its keys, in a warp's tiles: with less,
+    blocks of many short sequences are late."""
+    rate: float = field(default=0.4, compare=False)
+    """As in GemmTile; so ``block_seconds``."""
+    block_seconds: float = field(default=4e-6, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Rows×keys, warps, stages, blocks."""
+        more = "-resident" * self.q_resident
+        return f"{self.rows}x{self.bn}-{self.warps}w-{self.stages}-{self.blocks}blocks{more}"
+
+    def shared_bytes(self, spec: AttentionSpec) -> int:
+        """Queries; a ring for each warp, whose stages hold its result too; its rows' scales and
+        the places of a tile's rows."""
+        dq, do, size = pad(spec.head_dim), pad(spec.value_dim), spec.dtype.itemsize
+        stage = max(self.bn * (dq + do) * size, self.rows * do * 4)
+        control = 8 * self.rows + 16 * self.bn + 16
+        return self.rows * dq * size + self.warps * (self.stages * stage + control)
+
+
+class AttentionDecode(KernelDefinition):
+    """Blocks that stay share the keys of a batch evenly; the last of an item's joins its parts."""
+
+    operation = "attention"
+    name = "decode"
+    entry = "attention_decode"
+    source = "attention/decode.h"
+    multiplies = True
+
+    def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
+        p, spec = problem, problem.spec
+        if unknown := spec.options - KNOWN:
+            return f"it does not know {', '.join(sorted(unknown))}"
+        if spec.batch_invariant:
+            return "it cuts keys by the lengths of all entries, which batch_invariant excludes"
+        if spec.dtype.itemsize != 2:
+            return f"it takes bfloat16 and float16, not {spec.dtype}"
+        if "pointers" in (spec.q_view, spec.kv_view):
+            return "it takes no lists of addresses"
+        for name, dim in (("head_dim", spec.head_dim), ("value_dim", spec.value_dim)):
+            if dim < 1:
+                return f"{name} = {dim}: it takes 1 and more"
+        if (rows := p.S_q * p.head_group) > MOST_ROWS:
+            return f"S_q·heads of a group = {rows}: it takes {MOST_ROWS} at most"
+        if not (p.batch and p.num_heads and p.S_q):
+            return "there are no queries"
+        if not (tiles := self.tiles(spec, row)):
+            return (
+                f"no tile of {row.arch} takes {spec.dtype} with head dims {spec.head_dim} and "
+                f"{spec.value_dim}"
+            )
+        if (places := max(_places(p, t) for t in tiles)) >= INT32:
+            return f"{places} tiles of keys: it takes less than 2^31"
+        return (
+            refuse_dtype(spec.dtype, row)
+            or refuse_scores(p)
+            or refuse_row_strides(
+                stride_q_row=p.q_strides[2],
+                stride_k_row=p.k_strides[2],
+                stride_v_row=p.v_strides[2],
+                stride_out_row=p.out_strides[2],
+            )
+        )
+
+    def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[DecodeTile, ...]:
+        dim = max(pad(spec.head_dim), pad(spec.value_dim))
+        fit = [
+            t
+            for t in row.tiles.get("attention_decode", ())
+            if spec.dtype in t.dtypes
+            and dim <= t.max_dim
+            and t.shared_bytes(spec) <= row.shared_bytes_per_block
+        ]
+        narrowest = min((t.max_dim for t in fit), default=0)
+        return tuple(t for t in fit if t.max_dim == narrowest)
+
+    def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> DecodeTile:
+        """The first of those that read K and V least often."""
+        tiles, rows = self.tiles(problem.spec, row), problem.S_q * problem.head_group
+        return min(tiles, key=lambda t: divide_up(rows, t.rows))
+
+    def variants(
+        self, problem: AttentionProblem, row: ArchRow, device: Device
+    ) -> dict[str, DecodeTile]:
+        tiles = (self.tile(problem, row, device), *self.tiles(problem.spec, row))
+        return {t.name: t for t in tiles}
+
+    def launches(self, problem: AttentionProblem, tile: DecodeTile, device: Device) -> Launches:
+        """The kernel alone. Its workspace: a counter for each block, which the kernel leaves 0, and
+        two states for each."""
+        blocks = self.grid(problem, tile, device)
+        counters = divide_up(4 * blocks, 16) * 16
+        sums = 2 * blocks * tile.rows * pad(problem.spec.value_dim) * 4
+        workspace = {"counters": 0, "sums": counters, "scales": counters + sums}
+        return Launches(
+            (Launch(self, problem, tile, workspace),),
+            counters + sums + 2 * blocks * tile.rows * 8,
+            zeroed_bytes=counters,
+        )
+
+    def defines(self, spec: AttentionSpec, tile: DecodeTile, row: ArchRow) -> dict[str, object]:
+        return {
+            "T": DEVICE_TYPE[spec.dtype],
+            "OUT": DEVICE_TYPE[spec.out],
+            "DQK": spec.head_dim,
+            "DV": spec.value_dim,
+            **score_defines(spec),
+            "Q_VIEW": VIEWS[spec.q_view],
+            "KV_VIEW": VIEWS[spec.kv_view],
+            "OUT_VIEW": VIEWS[spec.q_view],
+            "LENGTHS": spec.lengths,
+            "LSE": spec.lse,
+            "VECTOR": spec.vector,
+            "WARPS": tile.warps,
+            "ROWS": tile.rows,
+            "BN": tile.bn,
+            "STAGES": tile.stages,
+            "Q_RESIDENT": tile.q_resident,
+            "ITEM_COST": tile.item_cost,
+            "MIN_BLOCKS": tile.blocks,
+            "SHARED_BYTES": tile.shared_bytes(spec),
+        }
+
+    def signature(self, spec: AttentionSpec) -> Signature:
+        return _SIGNATURE
+
+    def grid(self, problem: AttentionProblem, tile: DecodeTile, device: Device) -> int:
+        """What the device runs at once; no more than there can be work for."""
+        return min(
+            max(device.limits.compute_units, 1) * tile.blocks,
+            max(_places(problem, tile) // (tile.item_cost + tile.warps), 1),
+        )
+
+    def threads(self, tile: DecodeTile, row: ArchRow) -> int:
+        return row.warp_size * tile.warps
+
+    def shared_bytes(self, spec: AttentionSpec, tile: DecodeTile) -> int:
+        return tile.shared_bytes(spec)
+
+    def values(
+        self, problem: AttentionProblem, tile: DecodeTile, device: Device
+    ) -> dict[str, int | float]:
+        p = problem
+        walks = (p.q_strides, p.k_strides, p.v_strides, p.out_strides)
+        strides: dict[str, int | float] = {
+            f"{name}_{axis}": stride
+            for name, walk in zip(_MATRICES, walks, strict=True)
+            for axis, stride in zip(STRIDES, walk, strict=True)
+        }
+        return {
+            **strides,
+            "lse_batch": p.lse_strides[0],
+            "lse_head": p.lse_strides[1],
+            **score_values(p),
+            "S_q": p.S_q,
+            "S_k": p.S_k,
+            "table_row": p.table_stride,
+            **divider_values("page_size", max(p.page_size, 1)),
+            "num_heads": p.num_heads,
+            **divider_values("head_group", p.head_group),
+            "batch": p.batch,
+            "blocks": self.grid(p, tile, device),
+        }
+
+    def pointers(self, spec: AttentionSpec) -> dict[str, str]:
+        return {p: _OPERANDS.get(p, p) for p in _POINTERS}
+
+    def work(self, problem: AttentionProblem, tile: DecodeTile, device: Device) -> Work:
+        """Every block an equal part of all keys that are seen, whole tiles of rows. Each tile of
+        rows reads keys and values again."""
+        p, blocks = problem, self.grid(problem, tile, device)
+        rows = divide_up(p.S_q * p.head_group, tile.rows)
+        keys = p.batch * p.kv_heads * p.visible / max(p.S_q, 1)
+        dims = p.spec.head_dim + p.spec.value_dim
+        again = int((rows - 1) * keys * dims * p.spec.dtype.itemsize)
+        padded = 2.0 * (pad(p.spec.head_dim) + pad(p.spec.value_dim))
+        operations = padded * keys * rows * tile.rows / max(blocks, 1)
+        return Work(
+            p.bytes_moved + again,
+            blocks,
+            operations,
+            operations,
+            p.spec.dtype,
+            tile.rate,
+            tile.block_seconds,
+        )
+
+    def covering(self) -> Iterable[Covered]:
+        """Both dtypes, head dims from 64 to 256, options alone and together, every view."""
+        f16, bf16 = DType.float16, DType.bfloat16
+        paged: dict[str, Any] = {"kv_view": "paged", "lengths": True}
+        plain = AttentionSpec(bf16, 128, 128, lse=True, **paged)
+        for dim in (64, 96, 128, 256):
+            yield Covered(self, AttentionSpec(bf16, dim, dim, **paged), often=dim in (64, 128))
+        yield Covered(self, AttentionSpec(f16, 192, 128, True, True, **paged), often=False)
+        yield Covered(self, replace(plain, causal=True, q_view="packed"))
+        yield Covered(self, replace(plain, window=True, softcap=True, sinks=True), often=False)
+        yield Covered(
+            self,
+            replace(plain, kv_view="strided", causal=True, dtype_out=DType.float32),
+            often=False,
+        )
+        yield Covered(
+            self, AttentionSpec(f16, 40, 72, lse=True, vector=2, bias=f16, mask=True), often=False
+        )
+
+
+DECODE = AttentionDecode()
+
+
+def _places(p: AttentionProblem, tile: DecodeTile) -> int:
+    """Of the kernel's list, where every sequence is as long as it can be."""
+    rows = divide_up(p.S_q * p.head_group, tile.rows)
+    return p.batch * p.kv_heads * rows * (max(divide_up(p.S_k, tile.bn), 1) + tile.item_cost)
