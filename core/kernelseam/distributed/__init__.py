@@ -1,0 +1,18 @@
+"""Attention over sequences that several devices hold, on torch.distributed: the same functions on a
+process group, and the same numbers. Importing this imports torch.
+"""
+
+from kernelseam.distributed.calls import attention, attention_varlen, explain
+from kernelseam.distributed.costs import Machine
+from kernelseam.distributed.sharding import shard, unshard
+from kernelseam.distributed.transfers import measured
+
+__all__ = [
+    "Machine",
+    "attention",
+    "attention_varlen",
+    "explain",
+    "measured",
+    "shard",
+    "unshard",
+]

@@ -1,0 +1,386 @@
+"""What each rank of a test does: its shard of operands that every rank makes alike, forward and
+backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Arrays = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention over several ranks."""
+
+    method: str = "ring"
+    order: str = "balanced"
+    rows: int = 48
+    rows_k: int | None = None
+    heads: int = 4
+    kv_heads: int = 2
+    batch: int = 2
+    dim: int = 8
+    value_dim: int = 6
+    dtype: str = "float64"
+    causal: bool = True
+    window: tuple[int | None, int | None] | None = None
+    softcap: float | None = None
+    alibi: bool = False
+    sinks: bool = False
+    prefix: tuple[int, ...] | None = None
+    kv_lengths: tuple[int, ...] | None = None
+    documents: tuple[int, ...] | None = None
+    lse: bool = False
+    mesh: tuple[int, int] | None = None
+
+
+def operands(case: Case) -> Arrays:
+    """The whole's operands and the gradients of its results, as float64 that the dtype holds."""
+    rng = np.random.default_rng(7)
+    rows_k = case.rows_k or case.rows
+    batch = 1 if case.documents else case.batch
+    shapes = {
+        "q": (batch, case.heads, case.rows, case.dim),
+        "k": (batch, case.kv_heads, rows_k, case.dim),
+        "v": (batch, case.kv_heads, rows_k, case.value_dim),
+        "dout": (batch, case.heads, case.rows, case.value_dim),
+        "dlse": (batch, case.heads, case.rows),
+    }
+    found = {n: rng.standard_normal(s) for n, s in shapes.items()}
+    found["alibi"] = (2.0 ** -np.arange(1, case.heads + 1)).astype(np.float32)
+    found["sinks"] = rng.standard_normal(case.heads).astype(np.float32)
+    return found
+
+
+def attention(group: Any, case: Case, fault: str | None = None, **more: Any) -> Arrays:
+    """This rank's results and gradients, as float64."""
+    import distributed_faults
+    import torch
+    from gloo_ranks import host
+    from kernelseam import distributed
+
+    with distributed_faults.planted(fault, group):
+        whole = operands(case)
+        balanced = case.order == "balanced"
+        kind = getattr(torch, case.dtype)
+
+        def mine(name: str) -> Any:
+            x = torch.from_numpy(whole[name])
+            x = x.to(
+                torch.float64
+                if name == "dlse" and kind == torch.float64
+                else kind
+                if name != "dlse"
+                else torch.float32
+            )
+            return distributed.shard(x, dim=2, group=group, causal=balanced).detach()
+
+        q, k, v = (mine(n).requires_grad_() for n in "qkv")
+        options: dict[str, Any] = {
+            "group": group if case.mesh is None else _mesh(group, case.mesh),
+            "method": case.method,
+            "order": case.order,
+            "causal": case.causal,
+            "window": case.window,
+            "softcap": case.softcap,
+            "return_lse": True,
+            **more,
+        }
+        sinks = None
+        if case.sinks:
+            sinks = options["sinks"] = torch.from_numpy(whole["sinks"]).requires_grad_()
+        if case.alibi:
+            options["alibi_slopes"] = torch.from_numpy(whole["alibi"])
+        for name, lengths in (("prefix_lengths", case.prefix), ("kv_lengths", case.kv_lengths)):
+            if lengths is not None:
+                options[name] = torch.tensor(lengths, dtype=torch.int32)
+        if case.documents is None:
+            out, lse = distributed.attention(q, k, v, **options)
+        else:
+            a, b, c = (x[0].transpose(0, 1) for x in (q, k, v))
+            out, lse = distributed.attention_varlen(a, b, c, case.documents, **options)
+            out, lse = out.transpose(0, 1)[None], lse[None]
+        results, given = [out], [mine("dout").to(out.dtype)]
+        if case.lse:
+            results.append(torch.where(lse == -torch.inf, 0, lse))
+            given.append(mine("dlse"))
+        torch.autograd.backward(results, given)
+        return {
+            "out": host(out),
+            "lse": host(lse),
+            "dq": host(q.grad),
+            "dk": host(k.grad),
+            "dv": host(v.grad),
+            "dsinks": None if sinks is None else host(sinks.grad),
+            "dtypes": [str(x.dtype) for x in (out, lse, q.grad, k.grad, v.grad)],
+        }
+
+
+_meshes: dict[tuple[int, ...], Any] = {}
+
+
+def _mesh(group: Any, shape: tuple[int, int]) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if shape not in _meshes:
+        _meshes[shape] = init_device_mesh("cpu", shape, mesh_dim_names=("ring", "heads"))
+    return _meshes[shape]
+
+
+def expected(case: Case) -> Arrays:
+    """The float64 oracle of the whole."""
+    from kernelseam.oracle import formulas, gradients
+
+    whole = operands(case)
+    if case.dtype != "float64":
+        whole = {n: _rounded(x, case.dtype) if n in "qkvdout" else x for n, x in whole.items()}
+    scale = case.dim**-0.5
+    if case.documents is not None:
+        return _packed(case, whole, scale)
+    variant = formulas.Variant(
+        window=case.window or (None, None),
+        prefix=case.prefix,
+        softcap=case.softcap,
+        alibi=np.broadcast_to(whole["alibi"], (case.batch, case.heads)) if case.alibi else None,
+        sinks=whole["sinks"] if case.sinks else None,
+        kv_lengths=case.kv_lengths,
+    )
+    q, k, v = (whole[n] for n in "qkv")
+    made = formulas.attention(q, k, v, case.causal, scale, variant=variant)
+    found = gradients.attention_bwd(q, k, v, whole["dout"], case.causal, scale, variant)
+    result: Arrays = {"out": made.out, "lse": made.lse, "dsinks": None}
+    result |= {n: x.value for n, x in found.items()}
+    if case.lse:
+        _add_lse(result, q, k, made.lse, whole["dlse"], case, scale, variant)
+    return result
+
+
+def _add_lse(
+    result: Arrays, q: Any, k: Any, lse: Any, dlse: Any, case: Case, scale: float, variant: Any
+) -> None:
+    """Add the gradients of the LSE: those of Σ dlse·lse, by the result of values that are columns
+    of the identity, which is p itself."""
+    from kernelseam.oracle import formulas
+
+    rows = k.shape[2]
+    eye = np.broadcast_to(np.eye(rows), (*k.shape[:3], rows))
+    p = formulas.attention(q, k, eye, case.causal, scale, variant=variant).out
+    group = q.shape[1] // k.shape[1]
+    ds = p * dlse[..., None]
+    if case.softcap is not None:
+        x = scale * np.einsum("bhid,bhjd->bhij", q, np.repeat(k, group, 1))
+        ds = ds * (1 - np.tanh(x / case.softcap) ** 2)
+    result["dq"] = result["dq"] + scale * ds @ np.repeat(k, group, 1)
+    dk = scale * ds.swapaxes(2, 3) @ q
+    result["dk"] = result["dk"] + dk.reshape(*k.shape[:2], group, *k.shape[2:]).sum(2)
+    if case.sinks:
+        share = np.exp(variant.sinks[:, None] - lse)
+        result["dsinks"] = result["dsinks"] + (share * dlse).sum((0, 2))
+
+
+def _packed(case: Case, whole: Mapping[str, Any], scale: float) -> Arrays:
+    """Documents one by one."""
+    from kernelseam.oracle import formulas, gradients
+
+    assert case.documents is not None
+    result: Arrays = {
+        "out": np.zeros_like(whole["dout"]),
+        "lse": np.full(whole["dlse"].shape, -np.inf),
+        **{f"d{n}": np.zeros_like(whole[n]) for n in "qkv"},
+        "dsinks": np.zeros(case.heads) if case.sinks else None,
+    }
+    variant = formulas.Variant(
+        window=case.window or (None, None),
+        softcap=case.softcap,
+        alibi=whole["alibi"][None] if case.alibi else None,
+        sinks=whole["sinks"] if case.sinks else None,
+    )
+    if case.sinks:
+        result["lse"][:] = whole["sinks"][:, None]
+    for a, b in zip(case.documents, case.documents[1:], strict=False):
+        q, k, v, dout = (whole[n][:, :, a:b] for n in ("q", "k", "v", "dout"))
+        made = formulas.attention(q, k, v, case.causal, scale, variant=variant)
+        found = gradients.attention_bwd(q, k, v, dout, case.causal, scale, variant)
+        result["out"][:, :, a:b], result["lse"][:, :, a:b] = made.out, made.lse
+        for n in "qkv":
+            result[f"d{n}"][:, :, a:b] = found[f"d{n}"].value
+        if case.sinks:
+            result["dsinks"] += found["dsinks"].value
+    return result
+
+
+def _rounded(x: Any, dtype: str) -> Any:
+    import ml_dtypes
+
+    kind: Any = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    return x.astype(kind).astype(np.float64)
+
+
+def worst(case: Case, shards: list[Arrays]) -> dict[str, float]:
+    """The largest error of each result over its largest magnitude; that of the LSE as it is."""
+    from gloo_ranks import gathered
+
+    want, found = expected(case), {}
+    for name in ("out", "lse", "dq", "dk", "dv", "dsinks"):
+        if want[name] is None:
+            assert all(x[name] is None for x in shards)
+            continue
+        if name == "dsinks":
+            have = sum(x[name] for x in shards)
+        else:
+            have = gathered([x[name] for x in shards], 2, case.order)
+        assert have.shape == want[name].shape, name
+        nowhere = np.isneginf(want[name])
+        assert np.array_equal(nowhere, np.isneginf(have)), name
+        off = np.abs(np.where(nowhere, 0, have) - np.where(nowhere, 0, want[name]))
+        size = 1.0 if name == "lse" else np.abs(want[name]).max(initial=1e-300)
+        found[name] = float(np.nan_to_num(off, nan=np.inf).max(initial=0) / size)
+    return found
+
+
+def _small(rows: int = 8) -> dict[str, Any]:
+    import torch
+
+    torch.manual_seed(0)
+    return {n: torch.randn(1, 2, rows, 4, dtype=torch.float64) for n in "qkv"}
+
+
+def differing(group: Any, change: str) -> None:
+    """A call that the last rank makes in another way."""
+    import torch
+    import torch.distributed as dist
+    from kernelseam import distributed
+
+    odd = dist.get_rank(group) == dist.get_world_size(group) - 1
+    x, causal, window = _small(), True, None
+    if odd and change == "rows":
+        x = {n: a[:, :, :4] for n, a in x.items()}
+    elif odd and change == "causal":
+        causal = False
+    elif odd and change == "dtype":
+        x = {n: a.float() for n, a in x.items()}
+    elif odd and change == "window":
+        window = (3, 0)
+    elif odd and change == "gradient":
+        x["q"].requires_grad_()
+    elif odd and change == "heads":
+        x["q"] = torch.randn(1, 3, 8, 4, dtype=torch.float64)
+    distributed.attention(
+        **x, group=group, method="ring", order="balanced", causal=causal, window=window, check=True
+    )
+
+
+def misfit(group: Any, change: str) -> None:
+    """A call that no rank may make."""
+    import torch
+    from kernelseam import distributed
+
+    x: dict[str, Any] = _small(3 if change == "odd" else 8)
+    given: dict[str, Any] = {"group": group, "method": "ring", "causal": True}
+    if change == "shard":
+        distributed.shard(torch.zeros(1, 1, 10), dim=2, group=group, causal=True)
+    elif change == "unshard":
+        distributed.unshard(torch.zeros(1, 1, 3), dim=-1, group=group, causal=True)
+    elif change in ("bias", "mask"):
+        given[change] = torch.zeros(8, 24)
+    elif change == "lengths":
+        given["kv_lengths"] = torch.tensor([3], dtype=torch.int32)
+    elif change == "method":
+        given["method"] = "rings"
+    elif change == "order":
+        given["order"] = "zigzag"
+    elif change == "ulysses":
+        given["method"] = "ulysses"
+    elif change == "group":
+        given["group"] = "WORLD"
+    elif change == "tensor":
+        x["q"] = x["q"].numpy()
+    elif change == "documents":
+        q, k, v = (a[0].transpose(0, 1) for a in x.values())
+        distributed.attention_varlen(q, k, v, [0, 30], group=group)
+    distributed.attention(**x, **given)
+
+
+def sharded(group: Any) -> bool:
+    """Shards put together are the whole, and so are gradients."""
+    import torch
+    import torch.distributed as dist
+    from kernelseam import distributed
+
+    n = dist.get_world_size(group)
+    for causal in (False, True):
+        for dim in (0, -2, 2):
+            x = torch.arange(12.0 * 12 * 12).view(12, 12, 12).requires_grad_()
+            mine = distributed.shard(x, dim=dim, group=group, causal=causal)
+            whole = distributed.unshard(mine, dim=dim, group=group, causal=causal)
+            assert torch.equal(whole, x)
+            rank = dist.get_rank(group)
+            (whole * (rank + 1)).sum().backward()
+            assert mine.shape[dim] == 12 // n
+            part = torch.full_like(mine, n * (n + 1) / 2).detach()
+            places = distributed.shard(torch.arange(12), dim=0, group=group, causal=causal)
+            want = torch.zeros_like(x.detach()).index_copy_(dim, places, part)
+            assert x.grad is not None and torch.equal(x.grad, want)
+            chunks = [rank * 2, rank * 2 + 1, 10 - rank * 2, 11 - rank * 2]
+            if n == 3 and causal:
+                assert places.tolist() == chunks
+    return True
+
+
+def explained(group: Any) -> tuple[str, str, str]:
+    import torch
+    from kernelseam import distributed
+
+    machine = distributed.Machine(6e14)
+
+    def made(rows: int, heads: int, kv_heads: int) -> Any:
+        q = torch.empty(1, heads, rows, 128, dtype=torch.bfloat16, device="meta")
+        k = torch.empty(1, kv_heads, rows, 128, dtype=torch.bfloat16, device="meta")
+        return distributed.explain(q, k, k, group=group, causal=True, machine=machine)
+
+    long = made(65536, 16, 3)
+    return made(256, 16, 1).best.method, long.best.method, str(long)
+
+
+def counted(group: Any) -> tuple[int, float]:
+    from kernelseam import distributed
+
+    with distributed.measured() as found:
+        distributed.attention(**_small(), group=group, method="ring")
+    return found.sent, found.waited
+
+
+def lost(group: Any, how: str) -> None:
+    """A rank that another waits for in vain."""
+    import os
+    import time
+
+    if how == "killed":
+        time.sleep(0.3)
+        os._exit(9)
+    time.sleep(8)
+
+
+def alone(group: Any, method: str) -> tuple[str, str, list[str]]:
+    """What the rank meets whose neighbour is lost: (error, its text, what was logged)."""
+    import logging
+
+    from kernelseam import distributed
+
+    logged: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logged.append(record.getMessage())
+
+    logger = logging.getLogger("kernelseam")
+    logger.addHandler(Keep(logging.ERROR))
+    try:
+        distributed.attention(**_small(), group=group, method=method)
+    except Exception as error:
+        return type(error).__name__, str(error), logged
+    return "nothing", "", logged
