@@ -4,15 +4,18 @@ process group, and the same numbers. Importing this imports torch.
 
 from kernelseam.distributed.calls import attention, attention_varlen, explain
 from kernelseam.distributed.costs import Machine
+from kernelseam.distributed.decoding import attention_paged, shard_lengths
 from kernelseam.distributed.sharding import shard, unshard
 from kernelseam.distributed.transfers import measured
 
 __all__ = [
     "Machine",
     "attention",
+    "attention_paged",
     "attention_varlen",
     "explain",
     "measured",
     "shard",
+    "shard_lengths",
     "unshard",
 ]

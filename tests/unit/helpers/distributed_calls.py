@@ -384,3 +384,110 @@ def alone(group: Any, method: str) -> tuple[str, str, list[str]]:
     except Exception as error:
         return type(error).__name__, str(error), logged
     return "nothing", "", logged
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Pages on several ranks."""
+
+    lengths: tuple[int, ...] = (29, 0, 3, 64)
+    rows: int = 1
+    page_size: int = 4
+    causal: bool = True
+    sinks: bool = False
+    softcap: float | None = None
+    kv_layout: str = "nhd"
+    dtype: str = "float64"
+
+
+def _tokens(case: Decoding) -> Arrays:
+    rng = np.random.default_rng(3)
+    batch, longest = len(case.lengths), max(case.lengths)
+    return {
+        "q": rng.standard_normal((batch, case.rows, 4, 8)),
+        "k": rng.standard_normal((batch, longest, 2, 8)),
+        "v": rng.standard_normal((batch, longest, 2, 6)),
+        "sinks": rng.standard_normal(4).astype(np.float32),
+    }
+
+
+def decoded(group: Any, case: Decoding) -> Arrays:
+    import torch
+    import torch.distributed as dist
+    from gloo_ranks import host
+    from kernelseam import distributed
+
+    rank, n, size = dist.get_rank(group), dist.get_world_size(group), case.page_size
+    whole = _tokens(case)
+    kind = getattr(torch, case.dtype)
+    q, k, v = (torch.from_numpy(whole[x]).to(kind) for x in "qkv")
+    pages = -(-max(case.lengths) // size)
+    width = max(1, -(-pages // n))
+    table = torch.zeros(len(case.lengths), width, dtype=torch.int32)
+    order = torch.randperm(len(case.lengths) * width, generator=torch.Generator().manual_seed(rank))
+    k_pages = torch.full((len(order), size, 2, 8), torch.nan, dtype=kind)
+    v_pages = torch.full((len(order), size, 2, 6), torch.nan, dtype=kind)
+    mine = [0] * len(case.lengths)
+    for b, length in enumerate(case.lengths):
+        for p in range(rank, pages, n):
+            at = int(order[b * width + p // n])
+            table[b, p // n] = at
+            rows = slice(p * size, min(p * size + size, length))
+            count = max(0, rows.stop - rows.start)
+            mine[b] += count
+            if count:
+                k_pages[at, :count], v_pages[at, :count] = k[b, rows], v[b, rows]
+    lengths = torch.tensor(case.lengths, dtype=torch.int32)
+    assert distributed.shard_lengths(lengths, page_size=size, group=group).tolist() == mine
+    if case.kv_layout == "hnd":
+        k_pages, v_pages = (x.transpose(1, 2).contiguous() for x in (k_pages, v_pages))
+    out, lse = distributed.attention_paged(
+        q,
+        k_pages,
+        v_pages,
+        table,
+        lengths,
+        group=group,
+        causal=case.causal,
+        softcap=case.softcap,
+        sinks=torch.from_numpy(whole["sinks"]) if case.sinks else None,
+        kv_layout=case.kv_layout,
+        return_lse=True,
+        check=True,
+    )
+    return {"out": host(out), "lse": host(lse), "dtype": str(out.dtype)}
+
+
+def expected_decoding(case: Decoding) -> Arrays:
+    from kernelseam.oracle import formulas
+
+    whole = _tokens(case)
+    if case.dtype != "float64":
+        whole = {n: _rounded(x, case.dtype) if n in "qkv" else x for n, x in whole.items()}
+    q, k, v = (whole[x].swapaxes(1, 2) for x in "qkv")
+    variant = formulas.Variant(
+        softcap=case.softcap,
+        sinks=whole["sinks"] if case.sinks else None,
+        kv_lengths=case.lengths,
+    )
+    made = formulas.attention(q, k, v, case.causal, 8**-0.5, variant=variant)
+    return {"out": made.out.swapaxes(1, 2), "lse": made.lse}
+
+
+def pages_misfit(group: Any, change: str) -> None:
+    import torch
+    from kernelseam import distributed
+
+    q = torch.zeros(2, 1, 4, 8)
+    pages = torch.zeros(3, 4, 2, 8)
+    table = torch.zeros(2, 3, dtype=torch.int32)
+    lengths = torch.ones(2, dtype=torch.int32)
+    if change == "rank":
+        q = q[0]
+    elif change == "table":
+        table = table.long()
+    elif change == "gradient":
+        q.requires_grad_()
+    elif change == "lengths":
+        lengths = lengths[:1]
+    distributed.attention_paged(q, pages, pages, table, lengths, group=group)
