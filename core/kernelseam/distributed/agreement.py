@@ -67,7 +67,7 @@ def _exchanged(axis: Axis, said: Mapping[str, object]) -> list[dict[str, Any]]:
     if len(text) > _BYTES:
         text = json.dumps({"call": f"{text[: _BYTES // 2].decode(errors='replace')}…"}).encode()
     device = torch.device("cpu")
-    if "gloo" not in str(dist.get_backend(axis.group)):
+    if "gloo" not in str(dist.get_backend_config(axis.group)):
         device = torch.accelerator.current_accelerator(check_available=True) or device
     mine = torch.zeros(_BYTES, dtype=torch.uint8)
     mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)

@@ -222,7 +222,11 @@ def explain(
     balanced = _balanced(order, causal)
     mask = Mask(q.shape[2] * axis.size, k.shape[2] * axis.size, left, right)
     return costs.explain(
-        costs.Sizes.of(q, k, v), mask, axis.size, balanced, machine or costs.machine_of(q.device)
+        costs.Sizes.of(q, k, v),
+        mask,
+        axis.size,
+        balanced,
+        machine or costs.machine_of(q.device, q.dtype),
     )
 
 
@@ -561,7 +565,7 @@ def _laid_out(
     shared = {"ring": 1, "all_gather": 1, "ulysses": size}.get(method, 0)
     if method == "auto":
         made = costs.explain(
-            costs.Sizes.of(q, k, v), mask, size, balanced, costs.machine_of(q.device)
+            costs.Sizes.of(q, k, v), mask, size, balanced, costs.machine_of(q.device, q.dtype)
         ).best
         method, shared = made.method, made.heads
     elif method == "mesh":

@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class Machine:
     ranks_per_host: int = 8
 
 
+@lru_cache(maxsize=16)
 def machine_of(device: Any, dtype: Any = torch.bfloat16) -> Machine:
     """The rates of a tensor's device as its plugin knows them, links by default: a host's processes
     over shared memory at 2 GB/s, other devices at 450 GB/s within a host and 50 GB/s between. How
@@ -128,6 +130,7 @@ def widest(heads_q: int, kv_heads: int, size: int) -> int:
     return max((u for u in some if not heads.misfit(heads_q, kv_heads, u)), default=1)
 
 
+@lru_cache(maxsize=256)
 def explain(sizes: Sizes, mask: Mask, size: int, balanced: bool, machine: Machine) -> Explanation:
     """All methods, the fastest first; on a tie the one that holds less, then the ring."""
     found = [*_candidates(sizes, mask, size, balanced, machine)]

@@ -103,13 +103,14 @@ def seen(part: Part) -> int:
     left, right = part.window
     if left is None and right is None:
         return part.m * part.n
-    total, step = 0, max(1, part.m // 256)
-    for i in range(0, part.m, step):  # every so many rows: a sum over a few hundred is near enough
-        corner = i + part.n - part.m
+    total, step = 0.0, max(1, part.m // 256)
+    for i in range(0, part.m, step):  # so many rows by the middle one: near enough
+        rows = min(step, part.m - i)
+        corner = i + (rows - 1) / 2 + part.n - part.m
         high = part.n if right is None else min(part.n, corner + right + 1)
         low = 0 if left is None else max(0, corner - left)
-        total += max(0, high - low) * min(step, part.m - i)
-    return total
+        total += max(0, high - low) * rows
+    return round(total)
 
 
 def _sees(mask: Mask, queries: Sequence[Run], keys: Sequence[Run]) -> bool:

@@ -4,7 +4,8 @@ At step t, the rank at place r has the keys of place r − t. They are sent on, 
 into the other of two buffers, while the queries look at those at hand. Keys go as far as anyone
 sees them: with a window, some steps. In the gradients, dK and dV of the keys at hand come after
 them: what the ranks before have summed is received during the step, this rank's part is added, and
-the sum goes on, from the last that sees the keys straight back to the rank they belong to.
+the sum goes on, from the last that sees the keys straight back to the rank they belong to, which
+has kept its own part.
 """
 
 from __future__ import annotations
@@ -145,8 +146,9 @@ def backward(
     dq = torch.zeros_like(q, dtype=wide, memory_format=torch.contiguous_format)
     split, size = k.numel(), k.numel() + v.numel()
     keys = _Keys(ring, k, v)
-    home: Tensor | None = None  # sums that came back
-    coming = returned = None
+    kept = k.new_zeros(0)  # this rank's part of its own keys' gradients
+    home: Tensor | None = None  # the others' parts
+    coming: Transfer | None = None
     arriving: Tensor | None = None
     busy: list[Transfer] = []
     for step in range(ring.steps()):
@@ -167,29 +169,29 @@ def backward(
             sent.wait()
         busy, sends, receives = [], [], []
         arriving = None
+        if step == 0:
+            assert own is not None
+            kept, own = own, None
         if own is not None and ring.goes_on(step):
             sends.append((own, axis.index + 1))
-        if step + 1 < ring.steps() and ring.arrives(step + 1):
+        if step and step + 1 < ring.steps() and ring.arrives(step + 1):
             arriving = k.new_empty(size, dtype=wide)
             receives.append((arriving, axis.index - 1))
         coming = exchange(axis, sends, receives, ring.named("sums of dK and dV", step), _SUMS)
         # Then, from the last that sees them, sums go home.
         sends, receives = [], []
         if own is not None and not ring.goes_on(step):
-            if step == 0:
-                home = own
-            else:
-                sends.append((own, ring.source(step)))
+            sends.append((own, ring.source(step)))
         if step and ring.reach(axis.index) == step:
             home = k.new_empty(size, dtype=wide)
             receives.append((home, axis.index + step))
-        returned = exchange(axis, sends, receives, ring.named("dK and dV back", step), _SUMS)
-        busy.append(returned)
+        busy.append(exchange(axis, sends, receives, ring.named("dK and dV back", step), _SUMS))
         transfer.wait()
         keys.turn()
     if coming is not None:
         coming.wait()
     for sent in busy:
         sent.wait()
-    assert home is not None
-    return dq, home[:split].view(k.shape), home[split:].view(v.shape)
+    if home is not None:
+        kept += home
+    return dq, kept[:split].view(k.shape), kept[split:].view(v.shape)
