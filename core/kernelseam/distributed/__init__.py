@@ -5,6 +5,7 @@ process group, and the same numbers. Importing this imports torch.
 from kernelseam.distributed.calls import attention, attention_varlen, explain
 from kernelseam.distributed.costs import Machine
 from kernelseam.distributed.decoding import attention_paged, shard_lengths
+from kernelseam.distributed.projections import output_projection, qkv_projection, shard_qkv
 from kernelseam.distributed.sharding import shard, unshard
 from kernelseam.distributed.transfers import measured
 
@@ -15,7 +16,10 @@ __all__ = [
     "attention_varlen",
     "explain",
     "measured",
+    "output_projection",
+    "qkv_projection",
     "shard",
     "shard_lengths",
+    "shard_qkv",
     "unshard",
 ]

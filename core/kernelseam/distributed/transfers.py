@@ -127,6 +127,34 @@ def reduce_scatter(axis: Axis, x: Tensor, step: str) -> Tensor:
     return out
 
 
+def start_gather(axis: Axis, x: Tensor, step: str) -> tuple[Tensor, Transfer]:
+    """``all_gather``, to be waited for."""
+    out = x.new_empty((axis.size, *x.shape))
+    flat, given = out.view(-1), x.view(-1)
+    sent = _bytes(x) * (axis.size - 1)
+    return out, _started(step, x, sent, lambda: _gather(flat, given, axis.group, True))
+
+
+def start_scatter(axis: Axis, x: Tensor, step: str) -> tuple[Tensor, Transfer]:
+    """``reduce_scatter``, to be waited for."""
+    out = torch.empty_like(x[0])
+    flat, given, total = out.view(-1), x.view(-1), dist.ReduceOp.SUM
+    sent = _bytes(out) * (axis.size - 1)
+    return out, _started(step, x, sent, lambda: _reduce(flat, given, total, axis.group, True))
+
+
+def start_sum(axis: Axis, x: Tensor, step: str) -> tuple[Tensor, Transfer]:
+    """x, which takes the sum over ranks once it is waited for."""
+    sent = 2 * _bytes(x) * (axis.size - 1) // axis.size
+    return x, _started(step, x, sent, lambda: dist.all_reduce(x, group=axis.group, async_op=True))
+
+
+def _started(step: str, like: Tensor, sent: int, run: Callable[[], Any]) -> Transfer:
+    _log.debug("%s", step)
+    with _named(step):
+        return Transfer([run()], step, like, sent)
+
+
 def all_to_all(axis: Axis, x: Tensor, step: str) -> Tensor:
     """[size, L] whose row i is what member i had in the row of this one, of x [size, L], which is
     contiguous. Ranks of the group that are no members take part with nothing."""

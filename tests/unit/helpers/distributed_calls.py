@@ -491,3 +491,139 @@ def pages_misfit(group: Any, change: str) -> None:
     elif change == "lengths":
         lengths = lengths[:1]
     distributed.attention_paged(q, pages, pages, table, lengths, group=group)
+
+
+def layer(
+    group: Any, rows: str, order: str, chunks: int, dtype: str = "float64", bias: bool = True
+) -> dict[str, float]:
+    """Projections of heads over ranks around an attention, beside the whole by torch alone: the
+    largest error of each result over its largest magnitude."""
+    import torch
+    import torch.distributed as dist
+    from kernelseam import distributed
+    from kernelseam.interop.torch import attention as local_attention
+
+    n, rank = dist.get_world_size(group), dist.get_rank(group)
+    heads, kv_heads, dim, batch, length, hidden = 2 * n, n, 4, 2, 4 * n * 3, 10
+    torch.manual_seed(5)
+    kind = getattr(torch, dtype)
+
+    def made(*shape: int) -> Any:
+        return torch.randn(*shape, dtype=torch.float64).to(kind).requires_grad_()
+
+    whole = {
+        "x": made(batch, length, hidden),
+        "w": made((heads + 2 * kv_heads) * dim, hidden),
+        "b": made((heads + 2 * kv_heads) * dim),
+        "wo": made(hidden, heads * dim),
+        "bo": made(hidden),
+    }
+    dy = made(batch, length, hidden).detach()
+    # The whole, by torch.
+    wide = {name: a.detach().double().requires_grad_() for name, a in whole.items()}
+    qkv = wide["x"] @ wide["w"].T + (wide["b"] if bias else 0)
+    q, k, v = qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], -1)
+    q, k, v = (a.unflatten(-1, (-1, dim)).transpose(1, 2) for a in (q, k, v))
+    k, v = (a.repeat_interleave(2, 1) for a in (k, v))
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    y = y.transpose(1, 2).flatten(2) @ wide["wo"].T + wide["x"]
+    y = y + (wide["bo"] if bias else 0)
+    y.backward(dy.double())
+    # This rank's.
+    balanced, sharded = order == "balanced", rows == "sharded"
+
+    def mine(a: Any) -> Any:
+        return distributed.shard(a, dim=1, group=group, causal=balanced) if sharded else a
+
+    x = mine(whole["x"].detach()).clone().requires_grad_()
+    cut = {"group": group, "num_heads": heads, "num_kv_heads": kv_heads}
+    options: dict[str, Any] = {
+        "group": group, "rows": rows, "order": order, "chunks": chunks, "check": True,
+    }  # fmt: skip
+    q, k, v = distributed.qkv_projection(
+        x,
+        distributed.shard_qkv(whole["w"], **cut),
+        distributed.shard_qkv(whole["b"], **cut) if bias else None,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        **options,
+    )
+    out = distributed.output_projection(
+        local_attention(q, k, v, causal=True),
+        distributed.shard(whole["wo"], dim=1, group=group),
+        whole["bo"] if bias else None,
+        x,
+        **options,
+    )
+    out.backward(mine(dy))
+    pairs = {"out": (out, mine(y)), "dx": (x.grad, mine(wide["x"].grad))}
+    for name in ("w", "wo", "b", "bo")[: 4 if bias else 2]:
+        grad = whole[name].grad.double()
+        if name != "bo" or sharded:  # the other ranks' heads, or rows
+            dist.all_reduce(grad, group=group)
+        pairs[f"d{name}"] = (grad, wide[name].grad)
+    assert rank < n and out.dtype == kind
+    return {
+        name: float((a.double() - b).abs().max() / b.abs().max()) for name, (a, b) in pairs.items()
+    }
+
+
+def projections_misfit(group: Any, change: str) -> None:
+    import torch
+    from kernelseam import distributed
+
+    x, w = torch.zeros(1, 6, 8), torch.zeros(12, 8)
+    heads = {"num_heads": 2, "num_kv_heads": 2}
+    given: dict[str, Any] = {"group": group}
+    if change == "heads":
+        heads["num_kv_heads"] = 1
+    elif change == "weight":
+        w = torch.zeros(12, 7)
+    elif change == "rows":
+        given["rows"] = "all"
+    elif change == "odd":
+        x, given["order"] = x[:, :3], "balanced"
+    elif change == "chunks":
+        given["chunks"] = 0
+    elif change == "cut":
+        distributed.shard_qkv(torch.zeros(13, 8), **heads, group=group)
+    elif change == "residual":
+        y = torch.zeros(1, 1, 6, 8)
+        distributed.output_projection(y, torch.zeros(8, 8), None, torch.zeros(1, 6, 8), **given)
+    elif change == "lengths":
+        distributed.output_projection(torch.zeros(1, 1, 5, 8), torch.zeros(8, 8), **given)
+    distributed.qkv_projection(x, w, num_heads=2, num_kv_heads=heads["num_kv_heads"], **given)
+
+
+def rounded_once(group: Any, rows: str) -> tuple[float, float]:
+    """(largest error of an output projection in bfloat16 beyond its one rounding, of sums that were
+    rounded before they were joined)."""
+    import torch
+    import torch.distributed as dist
+    from kernelseam import distributed
+
+    n, rank = dist.get_world_size(group), dist.get_rank(group)
+    torch.manual_seed(2)
+    x = torch.randn(1, n, 6 * n, 16).bfloat16()
+    w, residual = torch.randn(24, n * 16).bfloat16(), torch.randn(1, 6 * n, 24).bfloat16()
+    mine = residual
+    if rows == "sharded":
+        mine = distributed.shard(residual, dim=1, group=group)
+    out = distributed.output_projection(
+        x[:, rank : rank + 1],
+        distributed.shard(w, dim=1, group=group),
+        residual=mine,
+        group=group,
+        rows=rows,
+    )
+    by_head = [x[:, h].double() @ w[:, 16 * h : 16 * h + 16].double().T for h in range(n)]
+    exact = torch.stack(by_head).sum(0) + residual.double()
+    rounded = torch.stack([a.bfloat16().double() for a in by_head])
+    early = (rounded.sum(0) + residual.double()).bfloat16()
+    if rows == "sharded":
+        exact, early = (distributed.shard(a, dim=1, group=group) for a in (exact, early))
+
+    def beyond(a: Any) -> float:
+        return float(((a.double() - exact).abs() - exact.abs() * 2.0**-8).max())
+
+    return beyond(out), beyond(early)
