@@ -106,6 +106,7 @@ def test_mesh(ranks: Ranks, name: str) -> None:
 
 def test_a_device_mesh_names_ring_and_heads(ranks: Ranks) -> None:
     check(ranks, Case(method="mesh", mesh=(2, 2)), 4)
+    check(ranks, Case(mesh=(4,)), 4)  # a mesh of one dimension is a group
 
 
 def test_auto_takes_one_of_them(ranks: Ranks) -> None:

@@ -257,7 +257,8 @@ class Call:
             slopes = None if slopes is None else slopes[..., mine]
         lengths = x.get("prefix_lengths", x.get("kv_lengths"))
         around = Ring(self.outer, self.mask, self.balanced)
-        options = Options(self.forward, self.backward, slopes, lengths)
+        narrow = sinks is None and self.out_dtype in (None, q.dtype)
+        options = Options(self.forward, self.backward, slopes, lengths, narrow)
         setup = (around, self.method, options, self.out_dtype)
         out, lse = _Attention.apply(setup, q, k, v, sinks)
         if n == 1:

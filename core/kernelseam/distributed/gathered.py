@@ -45,7 +45,7 @@ def _parts(ring: Ring) -> Any:
 def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, options: Options) -> State:
     """The state of this rank's queries over all keys."""
     state = State((*q.shape[:-1], v.shape[-1]), q)
-    add_parts(state, q, *_whole(ring, k, v), _parts(ring), options)
+    add_parts(state, q, *_whole(ring, k, v), _parts(ring), options, last=True)
     return state
 
 

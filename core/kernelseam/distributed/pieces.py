@@ -4,7 +4,7 @@ their gradients. A state is (result, LSE) of the keys seen so far."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +28,9 @@ class Options:
     """[H] or [B, H]."""
     lengths: Tensor | None = None
     """int32 [B]: keys of the whole below it are seen (a prefix), or alone (lengths)."""
+    narrow: bool = False
+    """The result is of q's dtype and nothing is joined to it later: one call that sees all keys may
+    round it."""
 
 
 @dataclass(eq=False)
@@ -37,17 +40,32 @@ class State:
 
     shape: tuple[int, ...]
     like: Tensor
-    out: Tensor = field(init=False)
-    lse: Tensor = field(init=False)
+    _out: Tensor | None = None
+    _lse: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        wide = wider(self.like.dtype)
-        self.out = self.like.new_zeros(self.shape, dtype=wide)
-        self.lse = self.like.new_full(self.shape[:-1], -torch.inf, dtype=wide)
+    @property
+    def out(self) -> Tensor:
+        self._begin()
+        return self._out
+
+    @property
+    def lse(self) -> Tensor:
+        self._begin()
+        return self._lse
+
+    def _begin(self) -> None:
+        """Where nothing is joined yet, no key was seen."""
+        if self._out is None:
+            wide = wider(self.like.dtype)
+            self._out = self.like.new_zeros(self.shape, dtype=wide)
+            self._lse = self.like.new_full(self.shape[:-1], -torch.inf, dtype=wide)
 
     def add(self, first: int, out: Tensor, lse: Tensor) -> None:
-        """Join what rows first … saw of other keys."""
+        """Join what rows first … saw of other keys; the state may keep both tensors."""
         rows = out.shape[2]
+        if self._out is None and rows == self.shape[2]:
+            self._out, self._lse = out, lse
+            return
         so_far, sums = self.out[:, :, first : first + rows], self.lse[:, :, first : first + rows]
         # The part's share, e^b / (e^a + e^b). One that saw no key has none, whatever the other is;
         # NaN stays NaN.
@@ -62,14 +80,22 @@ def wider(dtype: Any) -> Any:
 
 
 def add_parts(
-    state: State, q: Tensor, k: Tensor, v: Tensor, parts: Sequence[Part], options: Options
+    state: State,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    parts: Sequence[Part],
+    options: Options,
+    last: bool = False,
 ) -> None:
-    """Join the state with what q [B, H, S_q, D] sees of k [B, H_kv, S_k, D] and v."""
+    """Join the state with what q [B, H, S_q, D] sees of k [B, H_kv, S_k, D] and v. ``last``: there
+    are no other keys, before or after."""
     wide = wider(q.dtype)
+    alone = last and options.narrow and len(parts) == 1 and parts[0].m == q.shape[2]
     for part in parts:
         operands, given, moved = _call(part, q, k, v, options)
         # The descriptor's results are q's dtype or float32.
-        asked = {"out_dtype": "float32"} if wide == torch.float32 else {}
+        asked = {"out_dtype": "float32"} if wide == torch.float32 and not alone else {}
         out, lse = torch_attention.forward(
             operands, {**options.forward, **given, **asked, "return_lse": True}
         )

@@ -125,7 +125,8 @@ def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, options: Options) -> St
     for step in range(ring.steps()):
         transfer = keys.pass_on(step)
         if ring.arrives(step):
-            add_parts(state, q, *keys.views(step), ring.parts(step), options)
+            only = ring.steps() == 1
+            add_parts(state, q, *keys.views(step), ring.parts(step), options, last=only)
         transfer.wait()
         keys.turn()
     return state

@@ -35,7 +35,7 @@ class Case:
     kv_lengths: tuple[int, ...] | None = None
     documents: tuple[int, ...] | None = None
     lse: bool = False
-    mesh: tuple[int, int] | None = None
+    mesh: tuple[int, ...] | None = None
 
 
 def operands(case: Case) -> Arrays:
@@ -60,7 +60,7 @@ def attention(group: Any, case: Case, fault: str | None = None, **more: Any) -> 
     """This rank's results and gradients, as float64."""
     import distributed_faults
     import torch
-    from gloo_ranks import host
+    from gloo_ranks import device_of, host
     from kernelseam import distributed
 
     with distributed_faults.planted(fault, group):
@@ -68,15 +68,11 @@ def attention(group: Any, case: Case, fault: str | None = None, **more: Any) -> 
         balanced = case.order == "balanced"
         kind = getattr(torch, case.dtype)
 
+        device = device_of(group)
+
         def mine(name: str) -> Any:
-            x = torch.from_numpy(whole[name])
-            x = x.to(
-                torch.float64
-                if name == "dlse" and kind == torch.float64
-                else kind
-                if name != "dlse"
-                else torch.float32
-            )
+            x = torch.from_numpy(whole[name]).to(device)
+            x = x.to(kind if name != "dlse" or case.dtype == "float64" else torch.float32)
             return distributed.shard(x, dim=2, group=group, causal=balanced).detach()
 
         q, k, v = (mine(n).requires_grad_() for n in "qkv")
@@ -92,12 +88,12 @@ def attention(group: Any, case: Case, fault: str | None = None, **more: Any) -> 
         }
         sinks = None
         if case.sinks:
-            sinks = options["sinks"] = torch.from_numpy(whole["sinks"]).requires_grad_()
+            sinks = options["sinks"] = torch.from_numpy(whole["sinks"]).to(device).requires_grad_()
         if case.alibi:
-            options["alibi_slopes"] = torch.from_numpy(whole["alibi"])
+            options["alibi_slopes"] = torch.from_numpy(whole["alibi"]).to(device)
         for name, lengths in (("prefix_lengths", case.prefix), ("kv_lengths", case.kv_lengths)):
             if lengths is not None:
-                options[name] = torch.tensor(lengths, dtype=torch.int32)
+                options[name] = torch.tensor(lengths, dtype=torch.int32, device=device)
         if case.documents is None:
             out, lse = distributed.attention(q, k, v, **options)
         else:
@@ -123,11 +119,13 @@ def attention(group: Any, case: Case, fault: str | None = None, **more: Any) -> 
 _meshes: dict[tuple[int, ...], Any] = {}
 
 
-def _mesh(group: Any, shape: tuple[int, int]) -> Any:
+def _mesh(group: Any, shape: tuple[int, ...]) -> Any:
+    from gloo_ranks import device_of
     from torch.distributed.device_mesh import init_device_mesh
 
     if shape not in _meshes:
-        _meshes[shape] = init_device_mesh("cpu", shape, mesh_dim_names=("ring", "heads"))
+        names, kind = ("ring", "heads")[: len(shape)], device_of(group).type
+        _meshes[shape] = init_device_mesh(kind, shape, mesh_dim_names=names)
     return _meshes[shape]
 
 
@@ -414,9 +412,10 @@ def _tokens(case: Decoding) -> Arrays:
 def decoded(group: Any, case: Decoding) -> Arrays:
     import torch
     import torch.distributed as dist
-    from gloo_ranks import host
+    from gloo_ranks import device_of, host
     from kernelseam import distributed
 
+    device = device_of(group)
     rank, n, size = dist.get_rank(group), dist.get_world_size(group), case.page_size
     whole = _tokens(case)
     kind = getattr(torch, case.dtype)
@@ -442,15 +441,11 @@ def decoded(group: Any, case: Decoding) -> Arrays:
     if case.kv_layout == "hnd":
         k_pages, v_pages = (x.transpose(1, 2).contiguous() for x in (k_pages, v_pages))
     out, lse = distributed.attention_paged(
-        q,
-        k_pages,
-        v_pages,
-        table,
-        lengths,
+        *(x.to(device) for x in (q, k_pages, v_pages, table, lengths)),
         group=group,
         causal=case.causal,
         softcap=case.softcap,
-        sinks=torch.from_numpy(whole["sinks"]) if case.sinks else None,
+        sinks=torch.from_numpy(whole["sinks"]).to(device) if case.sinks else None,
         kv_layout=case.kv_layout,
         return_lse=True,
         check=True,
@@ -500,16 +495,17 @@ def layer(
     largest error of each result over its largest magnitude."""
     import torch
     import torch.distributed as dist
+    from gloo_ranks import device_of
     from kernelseam import distributed
     from kernelseam.interop.torch import attention as local_attention
 
     n, rank = dist.get_world_size(group), dist.get_rank(group)
     heads, kv_heads, dim, batch, length, hidden = 2 * n, n, 4, 2, 4 * n * 3, 10
     torch.manual_seed(5)
-    kind = getattr(torch, dtype)
+    kind, device = getattr(torch, dtype), device_of(group)
 
     def made(*shape: int) -> Any:
-        return torch.randn(*shape, dtype=torch.float64).to(kind).requires_grad_()
+        return torch.randn(*shape, dtype=torch.float64).to(device, kind).requires_grad_()
 
     whole = {
         "x": made(batch, length, hidden),

@@ -1,5 +1,6 @@
-"""Processes that form groups of torch.distributed on this host, over gloo, and run functions at the
-same time. A forkserver that has imported torch starts them: none imports it again."""
+"""Processes that form groups of torch.distributed on this host, over gloo, or over NCCL with a GPU
+each, and run functions at the same time. A forkserver that has imported torch starts them: none
+imports it again."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class Ranks:
     """``size`` processes of one group; ``run(function, …, ranks=n)`` calls function(group, …) in
     the first n of them, of which group is one of their own."""
 
-    def __init__(self, size: int, seconds: float = 60) -> None:
+    def __init__(self, size: int, seconds: float = 60, device: str = "cpu") -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch.distributed", "kernelseam.distributed"])
         self._folder = tempfile.TemporaryDirectory(prefix="kernelseam-gloo-")
@@ -30,7 +31,7 @@ class Ranks:
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(theirs, rank, size, store, seconds), daemon=True
+                target=_serve, args=(theirs, rank, size, store, seconds, device), daemon=True
             )
             process.start()
             theirs.close()
@@ -69,22 +70,31 @@ class Ranks:
 
 
 @contextmanager
-def ranks_of(size: int, seconds: float = 60) -> Iterator[Ranks]:
-    found = Ranks(size, seconds)
+def ranks_of(size: int, seconds: float = 60, device: str = "cpu") -> Iterator[Ranks]:
+    found = Ranks(size, seconds, device)
     try:
         yield found
     finally:
         found.close()
 
 
-def _serve(pipe: Any, rank: int, size: int, store: str, seconds: float) -> None:
+def _serve(pipe: Any, rank: int, size: int, store: str, seconds: float, device: str) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     timeout = timedelta(seconds=seconds)
+    own = None
+    if device == "cuda":
+        own = torch.device(device, rank)
+        torch.cuda.set_device(own)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout
+        "gloo" if own is None else "nccl",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=size,
+        timeout=timeout,
+        device_id=own,
     )
     groups = {n: dist.new_group(list(range(n)), timeout=timeout) for n in range(1, size)}
     groups[size] = dist.group.WORLD
@@ -106,7 +116,16 @@ def _serve(pipe: Any, rank: int, size: int, store: str, seconds: float) -> None:
 
 def host(x: Any) -> Any:
     """A tensor as float64, or None."""
-    return None if x is None else x.detach().double().numpy()
+    return None if x is None else x.detach().double().cpu().numpy()
+
+
+def device_of(group: Any) -> Any:
+    """Where this rank's tensors belong."""
+    import torch
+    import torch.distributed as dist
+
+    gpu = "nccl" in str(dist.get_backend(group))
+    return torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
 
 
 def gathered(shards: Sequence[Any], axis: int, order: str) -> Any:
