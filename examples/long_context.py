@@ -15,10 +15,13 @@ import os
 import resource
 import time
 
-import torch
-import torch.distributed as dist
-from kernelseam import distributed
-from kernelseam.interop.torch import attention
+try:
+    import torch
+    import torch.distributed as dist
+    from kernelseam import distributed
+    from kernelseam.interop.torch import attention
+except ModuleNotFoundError as e:
+    raise SystemExit(f"{e.name} is missing: pip install kernelseam torch") from None
 
 
 class Layer(torch.nn.Module):

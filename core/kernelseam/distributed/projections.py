@@ -338,7 +338,7 @@ class _Qkv(torch.autograd.Function):  # type: ignore[misc]
                 d_weight.add_(made.d_weight)
             if of_weight and d_bias is not None:
                 d_bias.add_(made.d_bias)
-            if of_x:
+            if made.d_input is not None:
                 sums.append(call.scatter(made.d_input.to(wide), "sum of the input's gradient"))
 
         _gathering(call, x, "gather of the projection's input", multiply)

@@ -16,7 +16,7 @@ def planted(fault: str | None, group: Any) -> Iterator[None]:
         return
     import torch
     import torch.distributed as dist
-    from kernelseam.distributed import calls, gathered, order, pieces, plan, ring, transfers
+    from kernelseam.distributed import gathered, order, pieces, plan, ring, running, transfers
 
     def replace(where: Any, name: str, value: Any) -> Any:
         return mock.patch.object(where, name, value)
@@ -79,8 +79,8 @@ def planted(fault: str | None, group: Any) -> Iterator[None]:
 
             stack.enter_context(replace(ring, "add_gradients", alone))
         elif fault == "sink counted by every rank":
-            of = calls._of_sinks
-            stack.enter_context(replace(calls, "_of_sinks", lambda *a: of(*a) * 2))
+            of = running._of_sinks
+            stack.enter_context(replace(running, "_of_sinks", lambda *a: of(*a) * 2))
         elif fault == "window of the shard":
             right_parts = plan.parts
 
