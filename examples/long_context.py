@@ -16,6 +16,7 @@ import resource
 import time
 
 try:
+    import kernelseam
     import torch
     import torch.distributed as dist
     from kernelseam import distributed
@@ -61,6 +62,7 @@ def parsed(on_gpu: bool) -> argparse.Namespace:
 def main() -> None:
     local, size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     on_gpu = torch.cuda.is_available() and torch.cuda.device_count() > local
+    on_gpu = on_gpu and any(d.backend != "numpy" for d in kernelseam.devices())
     device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
