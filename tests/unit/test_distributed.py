@@ -124,6 +124,15 @@ def test_narrow_dtypes(ranks: Ranks, method: str, dtype: str, bound: float) -> N
     assert made[0]["dtypes"] == [kind, wide, kind, kind, kind]
 
 
+@pytest.mark.parametrize("method", ["ring", "all_gather"])
+def test_states_that_are_rounded_early_are_joined_in_float32(ranks: Ranks, method: str) -> None:
+    case = Case(method=method, dtype="bfloat16", sinks=True, causal=False)
+    early = worst(case, run(ranks, case, 3, "states rounded early"))
+    whole = worst(case, run(ranks, case, 3))
+    assert max(early.values()) < 3e-2, early
+    assert whole["out"] <= early["out"] < 2.5 * whole["out"]  # two roundings, not four
+
+
 def test_results_in_float32_are_not_rounded(ranks: Ranks) -> None:
     case = Case(dtype="bfloat16")
     made = run(ranks, case, 2, out_dtype="float32")

@@ -11,9 +11,12 @@ import numpy.typing as npt
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+from kernelseam import absent  # noqa: E402
 from kernelseam.distributed import plan  # noqa: E402
 from kernelseam.distributed.order import Run, runs  # noqa: E402
 from kernelseam.distributed.plan import Mask, Part, parts, reach, seen  # noqa: E402
+from kernelseam.distributed.states import _rounded_is_faster  # noqa: E402
+from kernelseam.plugins import plugins  # noqa: E402
 
 Plane = npt.NDArray[np.int64]
 
@@ -134,3 +137,20 @@ def test_a_window_ends_the_way_round() -> None:
     assert reach(Mask(64, 64, None, 0), 8, False) == (7, 6, 5, 4, 3, 2, 1, 0)
     assert reach(Mask(64, 64), 8, False) == (7,) * 8
     assert reach(Mask(64, 64, documents=(0, 8, 24, 64)), 8, False) == (0, 1, 7, 4, 7, 7, 7, 7)
+
+
+def test_states_are_rounded_early_only_where_that_is_faster() -> None:
+    """A kernel that writes q's dtype alone is worth it; where none is there, states are float32."""
+    if "cuda" not in plugins().registry.backends:
+        pytest.skip("the plugin for CUDA is not installed")
+    plain = (False, False, False, False)
+    device = absent.product("sm_90a")
+    for dim, dtype, features, want in (
+        (128, "bfloat16", plain, True),
+        (128, "float16", (False, False, False, True), True),
+        (128, "bfloat16", (True, False, False, False), False),
+        (80, "bfloat16", plain, False),
+    ):
+        shape = (1, 16, 4096, 4096, dim, 16, dim)
+        assert _rounded_is_faster(device, dtype, shape, features, None) is want
+    assert not _rounded_is_faster(device, "bfloat16", (1, 16, 4096, 4096, 128, 16, 128), plain, "x")

@@ -28,6 +28,8 @@ class Options:
     """[H] or [B, H]."""
     lengths: Tensor | None = None
     """int32 [B]: keys of the whole below it are seen (a prefix), or alone (lengths)."""
+    states: Any = None
+    """The dtype of a call's result before it is joined; None: that of sums."""
     narrow: bool = False
     """The result is of q's dtype and nothing is joined to it later: one call that sees all keys may
     round it."""
@@ -60,12 +62,14 @@ class State:
             self._out = self.like.new_zeros(self.shape, dtype=wide)
             self._lse = self.like.new_full(self.shape[:-1], -torch.inf, dtype=wide)
 
-    def add(self, first: int, out: Tensor, lse: Tensor) -> None:
-        """Join what rows first … saw of other keys; the state may keep both tensors."""
+    def add(self, first: int, out: Tensor, lse: Tensor, rounded: bool = False) -> None:
+        """Join what rows first … saw of other keys; the state may keep both tensors. ``rounded``:
+        nothing else will be joined, and the result may stay of its dtype."""
         rows = out.shape[2]
         if self._out is None and rows == self.shape[2]:
-            self._out, self._lse = out, lse
+            self._out, self._lse = out if rounded else out.to(lse.dtype), lse
             return
+        out = out.to(lse.dtype)
         so_far, sums = self.out[:, :, first : first + rows], self.lse[:, :, first : first + rows]
         # The part's share, e^b / (e^a + e^b). One that saw no key has none, whatever the other is;
         # NaN stays NaN.
@@ -92,16 +96,17 @@ def add_parts(
     are no other keys, before or after."""
     wide = wider(q.dtype)
     alone = last and options.narrow and len(parts) == 1 and parts[0].m == q.shape[2]
+    narrow = alone or options.states == q.dtype
     for part in parts:
         operands, given, moved = _call(part, q, k, v, options)
         # The descriptor's results are q's dtype or float32.
-        asked = {"out_dtype": "float32"} if wide == torch.float32 and not alone else {}
+        asked = {"out_dtype": "float32"} if wide == torch.float32 and not narrow else {}
         out, lse = torch_attention.forward(
             operands, {**options.forward, **given, **asked, "return_lse": True}
         )
         if part.offsets is not None:
             out, lse = out.transpose(0, 1).unsqueeze(0), lse.unsqueeze(0)
-        state.add(part.query, out, lse if moved is None else lse + moved)
+        state.add(part.query, out, lse if moved is None else lse + moved, alone)
 
 
 def add_gradients(

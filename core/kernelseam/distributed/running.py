@@ -13,6 +13,7 @@ from kernelseam.distributed.pieces import Options, wider
 from kernelseam.distributed.plan import Mask
 from kernelseam.distributed.ranks import Axis
 from kernelseam.distributed.ring import Ring
+from kernelseam.distributed.states import states_dtype
 from kernelseam.interop.torch_function import Gradients, differentiable_once, with_rows
 
 Tensor = Any
@@ -46,7 +47,10 @@ class Call:
         lengths = x.get("prefix_lengths", x.get("kv_lengths"))
         around = Ring(self.outer, self.mask, self.balanced)
         narrow = sinks is None and self.out_dtype in (None, q.dtype)
-        options = Options(self.forward, self.backward, slopes, lengths, narrow)
+        states = self.out_dtype  # asked for in float32, nothing is rounded before
+        if states in (None, q.dtype):
+            states = states_dtype(q, k, v, self.mask, self.forward)
+        options = Options(self.forward, self.backward, slopes, lengths, states, narrow)
         setup = (around, self.method, options, self.out_dtype)
         out, lse = _Attention.apply(setup, q, k, v, sinks)
         if n == 1:

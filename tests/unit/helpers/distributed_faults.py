@@ -29,7 +29,7 @@ def planted(fault: str | None, group: Any) -> Iterator[None]:
             )
         elif fault == "wrong merge":
 
-            def add(self: Any, first: int, out: Any, lse: Any) -> None:
+            def add(self: Any, first: int, out: Any, lse: Any, rounded: bool = False) -> None:
                 rows = slice(first, first + out.shape[2])
                 self.out[:, :, rows] += out
                 torch.logaddexp(self.lse[:, :, rows], lse, out=self.lse[:, :, rows])
@@ -57,6 +57,8 @@ def planted(fault: str | None, group: Any) -> Iterator[None]:
 
             for module in (ring, gathered):
                 stack.enter_context(replace(module, "runs", wrong))
+        elif fault == "states rounded early":  # no fault: as on devices where that is faster
+            stack.enter_context(replace(running, "states_dtype", lambda q, *_: q.dtype))
         elif fault == "the wrong keys":
             of_step = ring.Ring.parts
             stack.enter_context(
