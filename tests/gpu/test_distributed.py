@@ -1,5 +1,4 @@
-"""On two GPUs of one host: attention over both, against the float64 oracle of the whole
-sequence."""
+"""On two GPUs of one host: attention over both, against the whole sequence by torch in float64."""
 
 from __future__ import annotations
 
@@ -16,11 +15,11 @@ if not torch.cuda.is_available() or torch.cuda.device_count() < 2:
 if {d.backend for d in kernelseam.devices()} <= {"numpy"}:
     pytest.skip("gpu is missing: no plugin here knows torch's device", allow_module_level=True)
 import distributed_calls  # noqa: E402
-from distributed_calls import Case, Decoding, worst  # noqa: E402
+from distributed_calls import Case, Decoding, expected_by_torch, worst  # noqa: E402
 from gloo_ranks import Ranks, ranks_of  # noqa: E402
 
 LIMITS = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5}
-LARGE: dict[str, Any] = {"rows": 1024, "heads": 4, "kv_heads": 2, "dim": 64, "value_dim": 64}
+LARGE: dict[str, Any] = {"rows": 512, "heads": 4, "kv_heads": 2, "dim": 64, "value_dim": 64}
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +35,10 @@ CASES = {
     "window": {"window": (200, None)},
     "softcap, sinks, lse": {"softcap": 3.0, "sinks": True, "lse": True},
     "alibi": {"alibi": True},
-    "prefix": {"prefix": (100, 700)},
-    "lengths": {"kv_lengths": (1024, 300), "causal": False, "order": "contiguous"},
-    "documents": {"documents": (0, 5, 5, 700, 1024)},
-    "documents window": {"documents": (0, 333, 1024), "window": (99, None)},
+    "prefix": {"prefix": (100, 400)},
+    "lengths": {"kv_lengths": (512, 300), "causal": False, "order": "contiguous"},
+    "documents": {"documents": (0, 5, 5, 300, 512)},
+    "documents window": {"documents": (0, 133, 512), "window": (99, None)},
 }
 
 
@@ -52,7 +51,7 @@ def test_two_gpus(ranks: Ranks, name: str, method: str, dtype: str) -> None:
     for x in made:
         if isinstance(x, Exception):
             raise x
-    found = worst(case, made)
+    found = worst(case, made, expected_by_torch)
     lse = found.pop("lse")  # absolute
     assert max(found.values()) < LIMITS[dtype] and lse < 1e-2, (found, lse)
 

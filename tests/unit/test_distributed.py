@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -107,6 +108,17 @@ def test_mesh(ranks: Ranks, name: str) -> None:
 def test_a_device_mesh_names_ring_and_heads(ranks: Ranks) -> None:
     check(ranks, Case(method="mesh", mesh=(2, 2)), 4)
     check(ranks, Case(mesh=(4,)), 4)  # a mesh of one dimension is a group
+
+
+@pytest.mark.parametrize("name", [n for n in MASKS if not (MASKS[n].documents and MASKS[n].sinks)])
+def test_what_gpus_are_held_to_is_the_oracle(name: str) -> None:
+    want = distributed_calls.expected(MASKS[name])
+    have = distributed_calls.expected_by_torch(MASKS[name])
+    for result, x in want.items():
+        if x is None:
+            assert have[result] is None
+        else:
+            np.testing.assert_allclose(have[result], x, rtol=0, atol=1e-12)
 
 
 def test_auto_takes_one_of_them(ranks: Ranks) -> None:
