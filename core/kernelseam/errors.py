@@ -173,6 +173,23 @@ class WrongResult(KernelSeamError):
         return type(self), (self.implementation, self.device, self.problem, self.finding)
 
 
+class RankLost(KernelSeamError, RuntimeError):
+    """A process of the group did not send or receive within the group's timeout, or died.
+
+    Attributes: ``step`` (what was under way) and ``reason`` (torch.distributed's words).
+    """
+
+    def __init__(self, step: str, reason: str) -> None:
+        self.step, self.reason = step, reason
+        super().__init__(
+            f"{step}: another rank died, or did not come within the group's timeout ({reason}). "
+            "End this process, and look for the first error of the others."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.step, self.reason)
+
+
 def copy_error(what: str, remedy: str) -> TypeError:
     """The error for deep-copying or pickling an object that holds addresses: a copy would use the
     original's memory."""

@@ -116,6 +116,27 @@ def test_transformer_layer(python_command: list[str]) -> None:
     )
 
 
+def test_long_context(python_command: list[str]) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    launched = [*python_command, "-m", "torch.distributed.run", "--standalone"]
+    sized, timed, shares, off = said(
+        [*launched, "--nproc-per-node", "2"], "long_context.py", "--method", "ring", "--steps", "1"
+    )
+    assert sized == (
+        "2 ranks on cpu (gloo): 512 tokens, 256 a rank, 4 heads on 2, dim 16, float32, method ring"
+    )
+    assert re.fullmatch(r"forward and backward: [\d.]+ ms, \d+ tokens/s", timed)
+    found = re.fullmatch(
+        r"at most, of all ranks: ([\d.]+)% of it waiting for transfers, ([\d.]+) MB sent a step, "
+        r"(\d+) MB of memory",
+        shares,
+    )
+    # K and V of 256 rows, 2 · 2 · 16 floats each, forward and backward, then dK and dV home.
+    assert found and 0 < float(found[1]) < 100 and float(found[2]) == 0.2
+    difference = re.fullmatch(r"off from one process: (\S+)", off)
+    assert difference and float(difference[1]) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("arrays", "dtype", "off"),
     [

@@ -1,0 +1,214 @@
+"""Attention over a sequence that lies on several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from kernelseam.descriptors.common.validation import flag
+from kernelseam.distributed import costs
+from kernelseam.distributed.agreement import agree
+from kernelseam.distributed.checks import band_of, checked, is_balanced, offsets_of, ranks_of
+from kernelseam.distributed.plan import Mask
+from kernelseam.distributed.running import Call
+from kernelseam.errors import InvalidValue
+
+Tensor = Any
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    group: Any,
+    method: str = "auto",
+    order: str | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    prefix_lengths: Tensor | None = None,
+    kv_lengths: Tensor | None = None,
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+    deterministic: bool = True,
+    backend: str | None = None,
+    implementation: str | None = None,
+    bwd_implementation: str | None = None,
+    check: bool = False,
+) -> Any:
+    """``kernelseam.attention`` of the whole sequence, of which each rank of ``group`` has its rows:
+    q [B, H, S_q/n, D], k [B, H_kv, S_k/n, D], v [B, H_kv, S_k/n, D_v]. Every rank calls it alike,
+    and walks its gradients back alike.
+
+    ``group``: a ProcessGroup or a dimension of a DeviceMesh; for ``method="mesh"`` also a mesh of
+    two dimensions (ring, heads). ``order``: how rows lie, as ``shard`` has them: "contiguous", or
+    "balanced" (rank r has chunks r and 2n − 1 − r of 2n), the default where ``causal``.
+
+    ``method``: "ring" passes K and V round, "all_gather" has all of both on each rank, "ulysses"
+    exchanges rows for heads (H a multiple of n, H_kv dividing n or its multiple), "mesh" does so
+    within blocks of neighbours and passes round between blocks; "auto" is the one that ``explain``
+    expects to be fastest.
+
+    Masks are those of the whole sequence, in ``kernelseam.attention``'s words and with its
+    defaults; ``alibi_slopes``, ``sinks``, ``prefix_lengths`` and ``kv_lengths`` are whole and the
+    same on every rank. ``bias`` and ``mask`` are refused (no rank could hold them), and so is
+    ``kv_lengths`` beside a band or slopes, whose diagonal it would move for each entry.
+
+    Gradients flow to q, k, v and ``sinks``, of the sum of all ranks' losses; that of ``sinks`` is
+    this rank's part, to be summed over ranks as that of every parameter. States are joined in
+    float32 (float64 where q is), and rounded once.
+
+    ``check``: one small exchange, so that shapes, dtypes or options that differ between ranks, and
+    what one rank refuses, raise the same InvalidValue on every rank; without it such ranks end by
+    the group's timeout. The contents of whole operands are not compared.
+
+    Returns the rank's rows of the result [B, H, S_q/n, D_v], or (result, lse [B, H, S_q/n]).
+    Raises InvalidValue for what does not fit together, RankLost where another rank does not answer.
+    """
+    given = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "bias": bias,
+        "mask": mask,
+        "alibi_slopes": alibi_slopes,
+        "sinks": sinks,
+        "prefix_lengths": prefix_lengths,
+        "kv_lengths": kv_lengths,
+    }
+    everyone, dims = ranks_of(group, method)
+
+    def make() -> tuple[Call, dict[str, object]]:
+        return checked(
+            given,
+            everyone,
+            dims,
+            method,
+            order,
+            documents=None,
+            options={
+                "causal": causal,
+                "window": window,
+                "scale": scale,
+                "softcap": softcap,
+                "out_dtype": out_dtype,
+                "return_lse": return_lse,
+                "batch_invariant": batch_invariant,
+                "deterministic": deterministic,
+                "backend": backend,
+                "implementation": implementation,
+                "bwd_implementation": bwd_implementation,
+            },
+        )
+
+    return agree(everyone, flag("check", check), make).run()
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Sequence[int] | Tensor,
+    *,
+    group: Any,
+    method: str = "auto",
+    order: str | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+    deterministic: bool = True,
+    backend: str | None = None,
+    implementation: str | None = None,
+    bwd_implementation: str | None = None,
+    check: bool = False,
+) -> Any:
+    """Packed documents over several ranks: q [T/n, H, D], k [T/n, H_kv, D], v [T/n, H_kv, D_v] are
+    this rank's rows of T, wherever documents begin.
+
+    Document b has rows cu_seqlens[b] … cu_seqlens[b + 1] − 1 of the whole, of queries and keys
+    alike. The offsets are the same on every rank, a list or an integer tensor; one on a device is
+    read, which synchronises. ``alibi_slopes`` is [H]. The rest is as in ``attention``.
+
+    Returns the rank's rows of the result [T/n, H, D_v], or (result, lse [H, T/n]). Rows of no
+    document are 0, and −inf in the LSE.
+    """
+    everyone, dims = ranks_of(group, method)
+
+    def make() -> tuple[Call, dict[str, object]]:
+        given: dict[str, Any] = {"q": q, "k": k, "v": v}
+        for name, x in given.items():
+            if isinstance(x, torch.Tensor):
+                if x.ndim != 3:
+                    raise InvalidValue(
+                        name, tuple(x.shape), "must be [T/n, heads, dim]", "Pack the documents"
+                    )
+                given[name] = x.transpose(0, 1).unsqueeze(0)
+        rows = q.shape[0] * everyone.size if isinstance(q, torch.Tensor) else 0
+        return checked(
+            {**given, "alibi_slopes": alibi_slopes, "sinks": sinks},
+            everyone,
+            dims,
+            method,
+            order,
+            documents=offsets_of(cu_seqlens, rows),
+            options={
+                "causal": causal,
+                "window": window,
+                "scale": scale,
+                "softcap": softcap,
+                "out_dtype": out_dtype,
+                "return_lse": return_lse,
+                "batch_invariant": batch_invariant,
+                "deterministic": deterministic,
+                "backend": backend,
+                "implementation": implementation,
+                "bwd_implementation": bwd_implementation,
+            },
+        )
+
+    made = agree(everyone, flag("check", check), make).run()
+    if return_lse:
+        return made[0][0].transpose(0, 1), made[1][0]
+    return made[0].transpose(0, 1)
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    group: Any,
+    order: str | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    machine: costs.Machine | None = None,
+) -> costs.Explanation:
+    """Which method "auto" takes for such operands, and what the model of bytes, links and products
+    expects of each. Nothing is launched or sent, and q, k and v may be on the meta device."""
+    axis, dims = ranks_of(group, "mesh" if isinstance(group, DeviceMesh) else "auto")
+    left, right = band_of(causal, window)
+    balanced = is_balanced(order, causal)
+    mask = Mask(q.shape[2] * axis.size, k.shape[2] * axis.size, left, right)
+    return costs.explain(
+        costs.Sizes.of(q, k, v),
+        mask,
+        axis.size,
+        balanced,
+        machine or costs.machine_of(q.device, q.dtype),
+    )

@@ -1,0 +1,78 @@
+"""Which processes take part: a group of torch.distributed, or a dimension of a DeviceMesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from kernelseam.errors import InvalidValue
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """Processes in a row, of which this is one: all of a group, or some of it."""
+
+    group: Any
+    members: tuple[int, ...]
+    """Their ranks in the group."""
+    index: int
+    """This process's place among them."""
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    @property
+    def whole(self) -> bool:
+        """Whether they are the whole group, in its order."""
+        return self.members == tuple(range(dist.get_world_size(self.group)))
+
+    def peer(self, index: int) -> int:
+        """The global rank of the member at a place, counted round."""
+        return int(dist.get_global_rank(self.group, self.members[index % self.size]))
+
+    def split(self, inner: int) -> tuple[Axis, Axis]:
+        """(outer, inner): neighbours in blocks of ``inner``, and those at the same place of every
+        block."""
+        block, place = divmod(self.index, inner)
+        blocks = self.size // inner
+        return (
+            Axis(self.group, tuple(self.members[i * inner + place] for i in range(blocks)), block),
+            Axis(self.group, self.members[block * inner : (block + 1) * inner], place),
+        )
+
+
+def axis_of(group: Any, field: str = "group") -> Axis:
+    """The processes of a ProcessGroup or of a one-dimensional DeviceMesh.
+
+    Raises InvalidValue where torch.distributed is not initialised, for what is no group, and for a
+    group that this process is not part of.
+    """
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise InvalidValue(
+                field,
+                f"a DeviceMesh of {group.ndim} dimensions",
+                "must have one dimension (two with method='mesh': ring, heads)",
+                "Name the one that the sequence is sharded over: mesh['…']",
+            )
+        group = group.get_group()
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InvalidValue(
+            field,
+            "not initialised",
+            "torch.distributed has no process group yet",
+            "Call torch.distributed.init_process_group() in every process, started by torchrun",
+        )
+    if not isinstance(group, dist.ProcessGroup):
+        raise InvalidValue(
+            field,
+            type(group).__name__,
+            "must be a ProcessGroup that this process is part of, or a dimension of a DeviceMesh",
+            "Pass torch.distributed.group.WORLD, what new_group() gave, or mesh['…']",
+        )
+    rank = dist.get_rank(group)
+    return Axis(group, tuple(range(dist.get_world_size(group))), rank)

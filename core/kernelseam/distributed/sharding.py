@@ -1,0 +1,67 @@
+"""A rank's rows of the whole, and the whole again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernelseam.distributed.order import check_divisible, joined, parted
+from kernelseam.distributed.ranks import Axis, axis_of
+from kernelseam.distributed.transfers import all_gather, reduce_scatter
+from kernelseam.errors import InvalidValue
+
+Tensor = Any
+
+
+def shard(x: Tensor, *, dim: int, group: Any, causal: bool = False) -> Tensor:
+    """This rank's rows along ``dim`` of a tensor that every rank has, without a transfer.
+
+    Rank r of n has the r-th of n equal parts; with ``causal``, chunks r and 2n − 1 − r of 2n, in
+    this order, by which causal work is even. The first is a view. Differentiable: what flows back
+    is this rank's part of the gradient. Raises InvalidValue for a length that the ranks do not
+    divide, saying what to pad to.
+    """
+    axis = axis_of(group)
+    dim = _dim(x, dim)
+    check_divisible(f"x.shape[{dim}]", x.shape[dim], axis.size, causal)
+    return parted(x, axis.size, dim, causal)[axis.index]
+
+
+def unshard(x: Tensor, *, dim: int, group: Any, causal: bool = False) -> Tensor:
+    """The whole of what every rank has its rows of, as ``shard`` cuts it; one all-gather.
+
+    Differentiable: the gradients of all ranks are summed, as of the sum of their losses (one
+    reduce-scatter, in x's dtype).
+    """
+    axis = axis_of(group)
+    dim = _dim(x, dim)
+    if causal and x.shape[dim] % 2:
+        raise InvalidValue(
+            f"x.shape[{dim}]",
+            x.shape[dim],
+            "has two chunks of one length where causal=True",
+            "Shard it with causal=True, too",
+        )
+    return _Unshard.apply(x, dim, axis, causal)
+
+
+def _dim(x: Tensor, dim: int) -> int:
+    if not -x.ndim <= dim < x.ndim:
+        raise InvalidValue("dim", dim, f"must be one of the {x.ndim} axes of x", "Name an axis")
+    return dim % int(x.ndim)
+
+
+class _Unshard(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, axis: Axis, causal: bool) -> Tensor:
+        ctx.dim, ctx.axis, ctx.causal = dim, axis, causal
+        whole = all_gather(axis, x.contiguous(), f"unshard on rank {axis.index} of {axis.size}")
+        return joined(list(whole), dim, causal).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor) -> tuple[Tensor | None, ...]:
+        axis = ctx.axis
+        parts = torch.stack(parted(given, axis.size, ctx.dim, ctx.causal))
+        step = f"gradient of unshard on rank {axis.index} of {axis.size}"
+        return reduce_scatter(axis, parts, step), None, None, None

@@ -1,0 +1,98 @@
+"""Faults planted into this process's distributed attention: each must be seen by a test."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+
+@contextmanager
+def planted(fault: str | None, group: Any) -> Iterator[None]:
+    if fault is None:
+        yield
+        return
+    import torch
+    import torch.distributed as dist
+    from kernelseam.distributed import gathered, order, pieces, plan, ring, running, transfers
+
+    def replace(where: Any, name: str, value: Any) -> Any:
+        return mock.patch.object(where, name, value)
+
+    with ExitStack() as stack:
+        if fault == "skipped chunk":
+            right = ring.Ring.parts
+            stack.enter_context(
+                replace(ring.Ring, "parts", lambda self, t: right(self, t) if t != 1 else ())
+            )
+        elif fault == "wrong merge":
+
+            def add(self: Any, first: int, out: Any, lse: Any, rounded: bool = False) -> None:
+                rows = slice(first, first + out.shape[2])
+                self.out[:, :, rows] += out
+                torch.logaddexp(self.lse[:, :, rows], lse, out=self.lse[:, :, rows])
+
+            stack.enter_context(replace(pieces.State, "add", add))
+        elif fault == "lost wait":
+            late: list[Any] = []
+            wait, right_forward = transfers.Transfer.wait, ring.forward
+
+            def forward(*given: Any) -> Any:
+                with replace(transfers.Transfer, "wait", lambda self: late.append(self)):
+                    made = right_forward(*given)
+                for transfer in late:
+                    wait(transfer)
+                return made
+
+            stack.enter_context(replace(ring, "forward", forward))
+            if dist.get_rank(group) == 0:  # the others have used what did not arrive
+                time.sleep(0.5)
+        elif fault == "chunks in the wrong order":
+            swapped = order.runs
+
+            def wrong(index: int, size: int, rows: int, balanced: bool) -> Any:
+                return swapped(index, size, rows, balanced)[::-1]
+
+            for module in (ring, gathered):
+                stack.enter_context(replace(module, "runs", wrong))
+        elif fault == "states rounded early":  # no fault: as on devices where that is faster
+            stack.enter_context(replace(running, "states_dtype", lambda q, *_: q.dtype))
+        elif fault == "the wrong keys":
+            of_step = ring.Ring.parts
+            stack.enter_context(
+                replace(ring.Ring, "parts", lambda self, t: of_step(self, -t % self.axis.size))
+            )
+        elif fault == "sums not sent home":
+            right_back = ring.backward
+
+            def backward(around: Any, *given: Any) -> Any:
+                dq, dk, dv = right_back(around, *given)
+                return dq, dk * (around.axis.index > 0), dv
+
+            stack.enter_context(replace(ring, "backward", backward))
+        elif fault == "keys' gradients counted twice":
+            whole = pieces.add_gradients
+
+            def alone(grads: Any, *given: Any) -> None:
+                whole(grads, *given)
+                grads[1].mul_(2)
+
+            stack.enter_context(replace(ring, "add_gradients", alone))
+        elif fault == "sink counted by every rank":
+            of = running._of_sinks
+            stack.enter_context(replace(running, "_of_sinks", lambda *a: of(*a) * 2))
+        elif fault == "window of the shard":
+            right_parts = plan.parts
+
+            def parts(mask: Any, queries: Any, keys: Any) -> Any:
+                found = right_parts(mask, queries, keys)
+                return tuple(
+                    p.__class__(**{**p.__dict__, "window": (mask.left, mask.right)}) for p in found
+                )
+
+            stack.enter_context(replace(ring, "parts", parts))
+        else:
+            raise AssertionError(fault)
+        yield
