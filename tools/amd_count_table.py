@@ -84,10 +84,14 @@ def counts_of(toolchain: Toolchain, arch: str, covered: Covered) -> dict[Key, Co
 
 
 def chosen(backend: Backend, arch: str, everything: bool = False) -> Iterator[Covered]:
-    """The covering kernels that multiply matrices: what every run of the tests compiles for the
-    arch, or all."""
+    """The covering kernels that multiply matrices and have tiles for the arch: what every run of
+    the tests compiles for it, or all."""
+    assert backend.toolchain is not None
+    row = backend.toolchain.arch_row(arch)
     for number, covered in enumerate(covering(backend.kernels)):
-        if covered.products and (everything or not kernel_table.rare(arch, number, covered)):
+        if not (covered.products and covered.tiles(row)):
+            continue
+        if everything or not kernel_table.rare(arch, number, covered):
             yield covered
 
 

@@ -39,6 +39,7 @@ EXTRAS = {
     "row_sums": "sums of A's rows",
     "segmented": "a segmented A",
     "heads": "a segmented C",
+    "joined": "heads joined along an axis",
 }
 """Features beyond a plain product, by field of the spec."""
 

@@ -154,7 +154,7 @@ KS_DEVICE void store_pair(u32 to, float x, float y) {
 
 KS_DEVICE Pair load_pair(u32 from) {
   Pair x;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
+  asm volatile("ld.shared::cta.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
   return x;
 }
 

@@ -14,6 +14,7 @@
 #define __align__(n)
 #define KS_MATRIX_DOUBLE 1
 #define __CUDA_ARCH__ 900
+struct uint4 { unsigned x, y, z, w; };
 static struct { int x; } threadIdx, blockIdx;  // of one lane at a time
 template<class T> T __shfl_sync(unsigned, T x, int) { return x; }
 template<class T> T __shfl_xor_sync(unsigned, T x, int) { return x; }

@@ -88,7 +88,7 @@ def test_the_place_of_a_binary_can_be_copied(
         *("arch", "kernel", "regs", "spills", "scratch", "shared", "matrix")
     ]
     paths = [line.strip() for line in lines[header:] if line.strip().endswith(".bin")]
-    assert len(paths) == 3 and all(Path(p).exists() for p in paths)
+    assert len(paths) == 6 and all(Path(p).exists() for p in paths)
     assert all(len(line) <= 80 for line in lines if line.strip() not in paths)
     status, lines = on_a_terminal("cache", "ls")
     assert status == 0 and {line.strip() for line in lines} >= {Path(p).name for p in paths}

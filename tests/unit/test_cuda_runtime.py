@@ -210,11 +210,11 @@ def test_devices_and_their_limits(driver: Driver) -> None:
 def test_a_card_that_no_row_knows_keeps_its_own_arch(driver: Driver) -> None:
     driver.attributes |= {
         "COMPUTE_CAPABILITY_MAJOR": 7,
-        "COMPUTE_CAPABILITY_MINOR": 5,
+        "COMPUTE_CAPABILITY_MINOR": 0,
         "MEMORY_CLOCK_RATE": 0,
     }
     device = CudaRuntime().devices()[0]
-    assert device.arch == "sm_75"
+    assert device.arch == "sm_70"
     assert device.limits.bytes_per_second == 1e10
     assert device.limits.operations_per_second == {}
 

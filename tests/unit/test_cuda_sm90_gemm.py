@@ -301,6 +301,9 @@ def test_sums_are_split_where_there_are_few_tiles_and_something_for_each_part() 
     five = replace(few_tokens(64), K=5 * 64)
     assert {t.split for t in HALF.offered(five)} == {1, 2}, "2 + 2 + 1 + 0"
     assert not any(t.split > 1 for t in HALF.offered(few_tokens(64, summed=True)))
+    both = few_tokens(64, residual=DType.bfloat16)
+    assert any(t.split > 1 for t in HALF.offered(both))
+    assert not any(t.split > 1 for t in HALF.offered(replace(both, beta=-1))), "one source tile"
 
 
 def test_the_others_sums_fit_the_ring_behind_the_source_tiles() -> None:

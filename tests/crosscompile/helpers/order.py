@@ -24,7 +24,7 @@ WORDS = {
     "cluster meeting": r"barrier\.cluster\.wait",
     "meeting": r"bar(?:rier)?\.(?:cta\.)?(?:sync|arrive|red)",
     "fragment": r"stmatrix\.",
-    "fragment load": r"ldmatrix\.|ld\.shared\.v2\.f32",
+    "fragment load": r"ldmatrix\.|ld\.shared::cta\.v2\.f32",
     "plain store": r"st\.(?:volatile\.)?shared\.v[24]",
     "proxy fence": r"fence\.proxy\.async",
     "bulk store": r"cp\.(?:reduce\.)?async\.bulk\.tensor\.\S*\.global\.shared",

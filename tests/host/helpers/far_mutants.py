@@ -7,7 +7,7 @@ far_cases.CASES.
 
 from __future__ import annotations
 
-from mutant import ATTENTION, BASE, GEMM, Mutant
+from mutant import ATTENTION, BASE, FORWARD, GEMM, Mutant
 
 
 def _mutant(name: str, place: str, find: str, plant: str, case: str) -> Mutant:
@@ -25,7 +25,7 @@ FAR_MUTANTS = (
     _mutant("page", BASE, "table[n] * page_stride", "(int)(table[n] * page_stride)", "k-pages"),
     _mutant(
         "lse",
-        ATTENTION,
+        FORWARD,
         "const i64 at = (i64)batch * lse.batch",
         "const int at = (i64)batch * lse.batch",
         "lse-batches",

@@ -193,10 +193,13 @@ class HopperGemm(KernelDefinition):
         )
 
     def few_enough(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
-        """Whether its tiles can be counted; where their sums are split, that they are few, and
-        that every part has something to sum."""
+        """Whether its tiles can be counted; where their sums are split, that they are few, that
+        every part has something to sum, and that the ring has room for the parts: behind one
+        source tile, not behind two."""
         if tile.split == 1:
             return tile_count(p, tile) < MAX_TILES
+        if p.beta != 0 and p.spec.residual:
+            return False
         slices = divide_up(p.K, _slice(p.spec))
         return (
             tile_count(p, tile) <= _FEW_TILES
