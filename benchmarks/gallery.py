@@ -92,13 +92,13 @@ def gradients() -> tuple[Sequence[str], Bars]:
     }
 
     def rate(r: dict[str, str], peer: str) -> float:
-        return float(r["TFLOP/s"]) * float(r["µs"]) / float(r[peer])
+        return float(r["TFLOP/s"]) / _ratio(r[f"{peer} / ours"])
 
     return names, {
         "kernelseam": [float(r["TFLOP/s"]) for r in by_way["in order"]],
         "kernelseam, any order": [float(r["TFLOP/s"]) for r in by_way["any order"]],
-        "FlashAttention-2": [rate(r, "FA2 µs") for r in by_way["in order"]],
-        "cuDNN": [rate(r, "cuDNN µs") for r in by_way["in order"]],
+        "FlashAttention-3": [rate(r, "FA3") for r in by_way["in order"]],
+        "cuDNN": [rate(r, "cuDNN") for r in by_way["in order"]],
     }
 
 
