@@ -50,6 +50,7 @@ def problem(
         ({"summed": True}, "it does not know summed"),
         ({"row_sums": F32}, "it does not know row_sums"),
         ({"segmented": True}, "it does not know segmented"),
+        ({"joined": "a"}, "it does not know joined"),
         ({"dtype_c": F64}, "its result is of float32, not float64"),
         ({"residual": F16}, "its residual is of float32, not float16"),
         (

@@ -24,6 +24,10 @@ class HeadsSpec:
     """Whether k and v are written into pages, at the rows' positions."""
 
 
+EXTRAS = ("bias", "residual", "summed", "row_sums", "segmented", "heads", "joined")
+"""Fields of a GemmSpec that make it more than a plain product."""
+
+
 @dataclass(frozen=True)
 class GemmSpec:
     """The compile-time parameters of a batched GEMM.
@@ -68,24 +72,16 @@ class GemmSpec:
     @property
     def plain(self) -> bool:
         """Whether it is alpha·op(A)·op(B) + beta·C and nothing more."""
-        return not (
-            self.bias
-            or self.residual
-            or self.summed
-            or self.row_sums
-            or self.segmented
-            or self.heads
-            or self.joined
-        )
+        return not self.extras
+
+    @property
+    def extras(self) -> list[str]:
+        """What it is more, of ``EXTRAS``, in that order."""
+        return [name for name in EXTRAS if getattr(self, name)]
 
     def __str__(self) -> str:
         ops = ("T" if self.a_transposed else "N") + ("T" if self.b_transposed else "N")
-        more = [
-            n
-            for n in ("bias", "residual", "summed", "row_sums", "segmented", "heads", "joined")
-            if getattr(self, n)
-        ]
-        more += [f"precision={self.precision}"] * bool(self.precision)
+        more = self.extras + [f"precision={self.precision}"] * bool(self.precision)
         return " ".join((f"gemm {self.dtype}→{self.dtype_c} {ops} {self.view}", *more))
 
 

@@ -102,6 +102,24 @@ class _TileCount:
     last_section: int
 
 
+def refuse_rows(p: AttentionProblem) -> str | None:
+    """Why neither the forward nor the gradients take such rows of queries and keys, or None."""
+    if (p.spec.q_view, p.spec.kv_view) not in (("strided", "strided"), ("packed", "packed")):
+        return (
+            f"queries {p.spec.q_view} with keys {p.spec.kv_view}: it takes both strided or "
+            "both packed"
+        )
+    if p.spec.vector < 16:
+        return f"rows at multiples of {p.spec.vector} bytes: TMA takes multiples of 16"
+    if p.scale <= 0:
+        return f"scale = {p.scale}: it takes more than 0"
+    if not (p.batch and p.num_heads and p.S_q and p.S_k):
+        return "there is nothing to multiply"
+    if (total := p.S_q + p.S_k) >= MAX_SEQUENCE:
+        return f"S_q + S_k = {total}: it takes less than 2**30"
+    return None
+
+
 class HopperAttention(KernelDefinition):
     """Attention forward in half precision, a persistent block a multiprocessor."""
 
@@ -128,20 +146,7 @@ class HopperAttention(KernelDefinition):
                 f"head dims {spec.dims}: it takes "
                 f"{', '.join(f'{a}/{b}' if a != b else str(a) for a, b in DIMS)}"
             )
-        if (spec.q_view, spec.kv_view) not in (("strided", "strided"), ("packed", "packed")):
-            return (
-                f"queries {spec.q_view} with keys {spec.kv_view}: it takes both strided or "
-                "both packed"
-            )
-        if spec.vector < 16:
-            return f"rows at multiples of {spec.vector} bytes: TMA takes multiples of 16"
-        if p.scale <= 0:
-            return f"scale = {p.scale}: it takes more than 0"
-        if not (p.batch and p.num_heads and p.S_q and p.S_k):
-            return "there is nothing to multiply"
-        if (total := p.S_q + p.S_k) >= MAX_SEQUENCE:
-            return f"S_q + S_k = {total}: it takes less than 2**30"
-        return refuse_row_strides(
+        return refuse_rows(p) or refuse_row_strides(
             stride_q_row=p.q_strides[2],
             stride_k_row=p.k_strides[2],
             stride_v_row=p.v_strides[2],

@@ -35,6 +35,7 @@ from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
 
+from kernelseam_cuda.sm90.attention import refuse_rows
 from kernelseam_cuda.sm90.tiles import ATTENTION_BWD, BACKWARD_REGISTERS, HopperBackwardTile
 from kernelseam_cuda.toolchain import sources
 
@@ -43,8 +44,6 @@ OPTIONS = frozenset(
 )
 """The forward's options that the kernel has the gradients of."""
 DIMS = tuple(dict.fromkeys(t.head_dim for t in ATTENTION_BWD))
-MAX_SEQUENCE = 2**30
-"""Queries and keys of one sequence, together."""
 _ADDERS = 8
 """Warps that add to a block of sums: sums.h."""
 _BOX_COLUMNS, _STORE_ROWS, _ROWS = 64, 16, 64
@@ -109,20 +108,7 @@ class HopperBackwardKernel(KernelDefinition):
             return f"it takes bfloat16 and float16, not {spec.dtype}"
         if spec.head_dim != spec.value_dim or spec.head_dim not in DIMS:
             return f"head dims {spec.dims}: it takes {', '.join(map(str, DIMS))}"
-        if (spec.q_view, spec.kv_view) not in (("strided", "strided"), ("packed", "packed")):
-            return (
-                f"queries {spec.q_view} with keys {spec.kv_view}: it takes both strided or "
-                "both packed"
-            )
-        if spec.vector < 16:
-            return f"rows at multiples of {spec.vector} bytes: TMA takes multiples of 16"
-        if p.scale <= 0:
-            return f"scale = {p.scale}: it takes more than 0"
-        if not (p.batch and p.num_heads and p.S_q and p.S_k):
-            return "there is nothing to multiply"
-        if (total := p.S_q + p.S_k) >= MAX_SEQUENCE:
-            return f"S_q + S_k = {total}: it takes less than 2**30"
-        return refuse_row_strides(
+        return refuse_rows(p) or refuse_row_strides(
             stride_q_row=p.q_strides[2],
             stride_k_row=p.k_strides[2],
             stride_v_row=p.v_strides[2],

@@ -76,8 +76,8 @@ class HopperTf32Gemm(KernelDefinition):
         p, spec = problem, problem.spec
         if spec.precision is None:
             return "it multiplies float32 with a precision of tf32 or tf32x3"
-        for option in ("summed", "row_sums", "segmented", "heads"):
-            if getattr(spec, option):
+        for option in spec.extras:
+            if option not in ("bias", "residual"):
                 return f"it does not know {option}"
         if spec.dtype_c is not DType.float32:
             return f"its result is of float32, not {spec.dtype_c}"
