@@ -130,12 +130,26 @@ def plant(mutant: Mutant | None, backend: str) -> None:
         return changed
 
     toolchain.platform_files = platform_files  # type: ignore[method-assign]
-    for kernel in registered.kernels:
-        if isinstance(kernel, KernelDefinition):
-            own = {
-                name: changed.get(name, text) for name, text in type(kernel).sources(kernel).items()
-            }
-            kernel.sources = lambda own=own: own  # type: ignore[method-assign, misc]
+    for definition in _with_sources(KernelDefinition):
+        original = _ORIGINALS.setdefault(definition, definition.__dict__["sources"])
+
+        def sources(self: Any, original: Any = original) -> Mapping[str, str]:
+            return {name: changed.get(name, text) for name, text in original(self).items()}
+
+        definition.sources = sources
+
+
+_ORIGINALS: dict[Any, Any] = {}
+"""Kernel definitions' own ``sources``, as they were before the first bug."""
+
+
+def _with_sources(definition: Any) -> Iterator[Any]:
+    """The classes with a ``sources`` of their own: definitions of kernels that only others launch
+    (the backward's rows and sums) are not among a backend's kernels."""
+    if "sources" in definition.__dict__:
+        yield definition
+    for below in definition.__subclasses__():
+        yield from _with_sources(below)
 
 
 # ---------------------------------------------------------------- a process
