@@ -165,8 +165,11 @@ class _prepared:
         self, kept: dict[str, Any], whole: Any, side: Side, causal: bool, device: Any
     ) -> None:
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor.experimental import context_parallel
+        from torch.distributed.tensor.experimental import _attention, context_parallel
 
+        _attention._cp_options.enable_load_balance = (
+            causal  # torch refuses it without a causal mask
+        )
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         q, k, v, dout = whole()
         self._buffers = (q, k, v)

@@ -411,7 +411,9 @@ attention_decode_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T
 #pragma unroll
       for (int w = 0; w < WARPS; w++) {
         m[w] = scales[(w * ROWS + r) * 2], l[w] = scales[(w * ROWS + r) * 2 + 1];
-        x[w] = TileO(rings + (w * STAGES + read_last[w]) * STAGE_BYTES).chunk(r, d);
+        x[w] = Chunk<float>{};
+        // A warp that saw no key has left no state there: its stage may be one that a copy is on its way to.
+        if (l[w] != 0.f) x[w] = TileO(rings + (w * STAGES + read_last[w]) * STAGE_BYTES).chunk(r, d);
       }
       z.add(m, l, x);
       if (whole) {
