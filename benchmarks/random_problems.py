@@ -85,7 +85,9 @@ def draw(
     """The problems of these numbers; with ``takes``, of specs of which it takes a first problem."""
     kinds = family.kinds(np.random.default_rng(seed), specs * (DRAWN if takes else 1))
     if takes is not None:
-        kinds = list(itertools.islice((k for k in kinds if _taken(k, seed, takes)), specs))
+        rng = np.random.default_rng(seed)
+        those = (k for k in kinds if takes(k.draw("random-attempt", rng)))
+        kinds = list(itertools.islice(those, specs))
         if not kinds:
             raise SystemExit(f"of {DRAWN * specs} specs that were drawn none is taken")
     drawn = []
@@ -95,10 +97,6 @@ def draw(
             Problem(i, kind, kind.draw(f"random-{seed}-{i}", np.random.default_rng((seed, i))))
         )
     return drawn
-
-
-def _taken(kind: Kind, seed: int, takes: Callable[[Case], bool]) -> bool:
-    return takes(kind.draw("random-attempt", np.random.default_rng(seed)))
 
 
 def taken_by(implementation: str, device: Device) -> Callable[[Case], bool]:
