@@ -91,7 +91,7 @@ def test_what_is_tuned_is_what_explain_then_shows(
     assert told["implementations"][0]["measured_seconds"] == configuration["seconds"]
     _, shown, _ = command("explain", *arguments)
     assert (
-        "  chosen  numpy, the fastest of those that were measured on a problem of its class\n"
+        "  chosen  numpy, the fastest measured on a problem of its class\n"
         in shown
     )
     assert "predicted" in shown and "measured" in shown
@@ -104,7 +104,7 @@ def test_what_is_tuned_is_what_explain_then_shows(
     assert (
         backward
         or command("explain", *arguments, "--implementation", "numpy")[1].count(
-            "numpy, as asked for"
+            "numpy, as requested"
         )
         == 1
     )
