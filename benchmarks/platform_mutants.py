@@ -46,7 +46,7 @@ from kernelseam.parity.running.run import Target, run_case
 from kernelseam.parity.running.workers import cores
 from kernelseam.plugins import plugins
 
-from benchmarks import ahead
+from benchmarks import precompile
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path += [str(TESTS / "host" / "helpers"), str(TESTS / "gpu" / "helpers")]
@@ -171,7 +171,7 @@ def cases_of(
             yield mine, case
         if mutant.name in LUCK and len(names) == FEW:
             return
-    for case in ahead.choice(matrix(), device):
+    for case in precompile.choice(matrix(), device):
         if case.name not in names:
             yield mine, case
 
@@ -226,7 +226,7 @@ def _compiled_ahead(case: Case, device: Device, implementation: str) -> str:
     toolchain = plugins().backend(device.backend).toolchain
     assert toolchain is not None
     try:
-        for kernel, spec, tile in ahead.units([case], device, implementation):
+        for kernel, spec, tile in precompile.units([case], device, implementation):
             build(kernel, spec, tile, toolchain, device.arch)
     except CompileError as e:
         return e.log
@@ -319,7 +319,7 @@ def compiled(mutant: Mutant, arch: str, backend: str) -> str:
     toolchain = plugins().backend(backend).toolchain
     assert toolchain is not None
     limits = DeviceLimits(UNITS, toolchain.arch_row(arch).shared_bytes_per_block, 1 << 36)
-    units = ahead.units(
+    units = precompile.units(
         [case_named(mutant.case)], Device(backend, 0, arch, limits=limits), mutant.implementation
     )
     binaries = []

@@ -39,9 +39,9 @@ from kernelseam.parity.running.run import Outcome, Target, targets
 from kernelseam.parity.running.workers import cores
 from kernelseam.plugins import plugins
 
-from benchmarks import ahead
-from benchmarks.ahead import problem_of
+from benchmarks import precompile
 from benchmarks.drawing import FAMILIES, Family, Kind
+from benchmarks.precompile import problem_of
 
 DRAWN = 200
 """Where an implementation is named: specs that are drawn for each one that is kept."""
@@ -180,8 +180,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     if arguments.only is not None:
         print(cases[0])
-    units = ahead.units(cases, device, arguments.implementation or "shared")
-    wrong = ahead.compile_all(units, device, None if arguments.workers else 1) if units else []
+    units = precompile.units(cases, device, arguments.implementation or "shared")
+    wrong = precompile.compile_all(units, device, None if arguments.workers else 1) if units else []
     print(
         f"{len(units)} binaries after {time.perf_counter() - start:.0f} s",
         *wrong,

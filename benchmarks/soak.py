@@ -44,7 +44,7 @@ from kernelseam.parity.cases.case import Case
 from kernelseam.parity.running.workers import cores
 from kernelseam.plugins import plugins
 
-from benchmarks import ahead
+from benchmarks import precompile
 from benchmarks.drawing import FAMILIES
 from benchmarks.random_problems import draw
 from benchmarks.soaking import (
@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
         compiled = problems.binaries(batches, device, implementation, workers, mine)
         soaked.figures["binaries"] = len(compiled)
         if compiled and workers:  # else each is compiled when it is launched
-            soaked.wrong += ahead.compile_all(compiled, device, workers, seconds=mine.left)
+            soaked.wrong += precompile.compile_all(compiled, device, workers, seconds=mine.left)
 
     def threads(soaked: Soaked) -> None:
         cases = _some(arguments.mixed, arguments.specs, arguments.seed)

@@ -17,7 +17,7 @@ from kernelseam.parity.running.pipeline import device_failure
 from kernelseam.parity.running.run import run_case
 from kernelseam.parity.running.workers import Workers
 
-from benchmarks import ahead
+from benchmarks import precompile
 from benchmarks.drawing import FAMILIES
 from benchmarks.random_problems import chosen, draw
 from benchmarks.soaking import Clock, Soaked
@@ -67,10 +67,10 @@ def batches(problems: int, specs: int, seed: int, size: int = BATCH) -> list[Bat
 _poisoned = False
 
 
-def units(batch: Batch, device: Device, implementation: str) -> dict[Hashable, ahead.Unit]:
+def units(batch: Batch, device: Device, implementation: str) -> dict[Hashable, precompile.Unit]:
     """The binaries that a batch launches."""
     problems = draw(FAMILIES[batch.family], batch.seed, batch.specs, list(batch.numbers))
-    return ahead.keyed([p.case for p in problems], device, implementation)
+    return precompile.keyed([p.case for p in problems], device, implementation)
 
 
 def run_batch(
@@ -101,9 +101,9 @@ def run_batch(
 
 def binaries(
     batches: list[Batch], device: Device, implementation: str, workers: int, clock: Clock
-) -> list[ahead.Unit]:
+) -> list[precompile.Unit]:
     """Every binary that the batches launch, once. Raises TimeoutError."""
-    by_key: dict[Hashable, ahead.Unit] = {}
+    by_key: dict[Hashable, precompile.Unit] = {}
     if not workers:
         for batch in batches:
             by_key |= units(batch, device, implementation)

@@ -47,7 +47,7 @@ from sm90_mutants import (  # noqa: E402
     VALUE_FILTER,
 )
 
-from benchmarks import ahead  # noqa: E402
+from benchmarks import precompile  # noqa: E402
 from benchmarks.comparing import binaries  # noqa: E402
 
 H200 = Device("cuda", 0, "sm_90a", limits=DeviceLimits(132, 232_448, 1 << 36))
@@ -142,7 +142,7 @@ def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
             "cleans": "attention-bf16-128-causal-250x250",
             "gradients": "attention-bwd-bf16-128-causal",
         }
-        found = ahead.units([named(cases.get(what, "attention-f16-64"))], H200, "sm90")
+        found = precompile.units([named(cases.get(what, "attention-f16-64"))], H200, "sm90")
         ((kernel, spec, tile),) = [u for u in found if u[0].multiplies]
     made = bundle(kernel, spec, tile, TOOLCHAIN, "sm_90a")
     return made, tile, tuple(order_of(made, tile))

@@ -1,4 +1,4 @@
-"""On an NVIDIA GPU: results that are sums of nothing, also where memory held NaN."""
+"""On an NVIDIA GPU: results of empty reductions, over memory that held NaN."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from empty_reductions import CASES, Array, Case
 from kernelseam.errors import Unsupported
 from kernelseam_cuda import arrays
-from nothing_to_sum import CASES, Array, Case
 from nvidia_gpu import cupy
 
 pytestmark = pytest.mark.gpu
