@@ -252,8 +252,8 @@ def _repeats(case: Case, device: Device, implementation: str) -> str | None:
     except Unsupported:
         return None
     except Exception as e:
-        # What a launch broke is told by our driver calls, or by CuPy's; all else is a fault of this
-        # script.
+        # Launch failures are raised by our driver calls, or by CuPy's; any other error is this
+        # script's.
         if not isinstance(e, DeviceError) and type(e).__name__ != "CUDARuntimeError":
             raise
         return f"{type(e).__name__}: {e}"

@@ -7,8 +7,8 @@ launches by the million, memory that runs out, an error that sticks.
 
 Stages, each with its part of ``--seconds``, what is left over going to the last:
 
-* a sticky error: a child process launches over an address that nobody has; all it does afterwards
-must say so;
+* a sticky error: a child process launches over an unallocated address; all its later calls must
+report it;
 * launches: one bound product, ``--launches`` times;
 * operations: functions on arrays, ``--operations`` times, each with a new result;
 * no memory left: results that fit nowhere, a full device; bound calls go on, and everything when

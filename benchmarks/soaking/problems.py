@@ -76,11 +76,11 @@ def units(batch: Batch, device: Device, implementation: str) -> dict[Hashable, p
 def run_batch(
     batch: Batch, device: Device, implementation: str, alone: bool = False
 ) -> tuple[list[Row], str]:
-    """Every problem of a batch up to one that lost the device, and how. ``alone``: this process is
-    nobody's worker."""
+    """Every problem of a batch up to one that lost the device, and how. ``alone``: this process
+    is not a worker."""
     global _poisoned
     if _poisoned:
-        # this process's context is of no use any more: whoever gave the batch has another take it
+        # this process's context is lost: the parent gives the batch to another worker
         os._exit(1)
     rows = []
     targets = {t.operation: t for t in chosen(device, implementation)}
@@ -185,8 +185,8 @@ def _rows(
 
 
 def _answer(task: Future[tuple[list[Row], str]], batch: Batch) -> Iterator[Row | Batch]:
-    """What came of a batch, and what of it is to be run again: one by one where nobody knows which
-    problem it was that ended the process."""
+    """Rows of a batch, and the problems to run again: one by one if the process ended, as any of
+    them could be the cause."""
     try:
         rows, failure = task.result()
     except Exception as e:

@@ -67,4 +67,4 @@ class ArchRow:
     """None: costs are predicted by the roofline."""
     product: Device | None = field(default=None, compare=False)
     """A device of this arch as its data sheet has it, with evidence ABSENT: what ``explain --arch``
-    and bundles reason about where no such device is here. None where nobody wrote one down."""
+    and bundles reason about where no such device is here. None if unknown."""
