@@ -52,6 +52,19 @@ KS_DEVICE void store_at(u32 to, int rank, float x, float y, float z, float w) {
                :: "r"(to), "r"(rank), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
 }
 
+// Writes 4 bytes at the same place of another block's shared memory; counts them at that block's `barrier`.
+KS_DEVICE void store_async(u32 to, int x, u32 barrier, int rank) {
+  asm volatile("{\n.reg .b32 there, signal;\nmapa.shared::cluster.u32 there, %0, %3;\nmapa.shared::cluster.u32 signal, %2, %3;\n"
+               "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %1, [signal];\n}"
+               :: "r"(to), "r"(x), "r"(barrier), "r"(rank) : "memory");
+}
+// Copies `bytes`, a multiple of 16, to another block's shared memory; counts them at that block's `barrier`.
+KS_DEVICE void bulk_copy_to(u32 to, u32 from, int bytes, u32 barrier, int rank) {
+  asm volatile("{\n.reg .b32 there, signal;\nmapa.shared::cluster.u32 there, %0, %4;\nmapa.shared::cluster.u32 signal, %3, %4;\n"
+               "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [there], [%1], %2, [signal];\n}"
+               :: "r"(to), "r"(from), "r"(bytes), "r"(barrier), "r"(rank) : "memory");
+}
+
 KS_DEVICE void load_four(u32 from, float (&x)[4]) {
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(from) : "memory");
 }
@@ -145,6 +158,15 @@ KS_DEVICE int shuffle(int x, int from) {
   int y;
   asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(y) : "r"(x), "r"(from));
   return y;
+}
+
+// 16 bytes of fragments, from one warp to another as they lie.
+KS_DEVICE void store_fragment(u32 to, const u32 (&x)[4]) {
+  asm volatile("st.shared::cta.v4.b32 [%0], {%1, %2, %3, %4};" :: "r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+}
+KS_DEVICE void load_fragment(u32 from, u32 (&x)[4]) {
+  asm volatile("ld.shared::cta.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from) : "memory");
 }
 
 struct Pair { float x, y; };

@@ -32,12 +32,13 @@ from kernelseam_cuda.sm90.tiles import (  # noqa: E402
     HopperBackwardTile,
     HopperGemmTile,
     HopperTf32Tile,
+    HopperWideBackwardTile,
 )
 
 ROOT = Path(__file__).parents[2]
 from mutant import Mutant  # noqa: E402
 from order import ptx, violations  # noqa: E402
-from sm90_gradient_mutants import FOLDER  # noqa: E402
+from sm90_gradient_mutants import FOLDER, WIDE_FOLDER  # noqa: E402
 from sm90_gradient_mutants import SAID as SAID_OF_GRADIENTS  # noqa: E402
 from sm90_mutants import (  # noqa: E402
     LUCK,
@@ -96,7 +97,7 @@ def order_of(made: SourceBundle, tile: Any) -> list[str]:
         return violations(text, ahead=1, handed=tile.store == "tma")
     if isinstance(tile, HopperTf32Tile):
         return violations(text, ahead=1, handed=True)
-    if isinstance(tile, HopperBackwardTile):
+    if isinstance(tile, HopperBackwardTile | HopperWideBackwardTile):
         return [x for x in violations(text, handed=True) if x not in GRADIENTS]
     return violations(text, tile.out_stages)
 
@@ -141,6 +142,7 @@ def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
         cases = {
             "cleans": "attention-bf16-128-causal-250x250",
             "gradients": "attention-bwd-bf16-128-causal",
+            "wide gradients": "attention-bwd-f16-256",
         }
         found = precompile.units([named(cases.get(what, "attention-f16-64"))], H200, "sm90")
         ((kernel, spec, tile),) = [u for u in found if u[0].multiplies]
@@ -154,7 +156,7 @@ def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
 def test_a_bug_of_order_is_found(mutant: Mutant) -> None:
     """Where only kernels that search V have the code, in such a one."""
     places = {VALUE_FILTER: "cleans", TF32_CONSUMER: "tf32", TF32_PRODUCER: "tf32x3"}
-    folders = {FOLDER: "gradients", "sm90/gemm/": "gemm"}
+    folders = {WIDE_FOLDER: "wide gradients", FOLDER: "gradients", "sm90/gemm/": "gemm"}
     kind = next((k for place, k in folders.items() if mutant.place.startswith(place)), "plain")
     made, tile, before = clean(places.get(mutant.place, kind))
     assert SAID[mutant.name] in order_of(mutant(made), tile)

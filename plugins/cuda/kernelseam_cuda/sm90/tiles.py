@@ -8,6 +8,8 @@ _SHARED_BYTES = 232_448
 """Of a block."""
 _CONTROL_BYTES = 1024
 """Barriers, and what the block's warps tell each other of tiles."""
+_WIDE_CONTROL_BYTES = 512
+"""The same of the wide gradients' blocks."""
 _PANEL = 64
 """Columns of a tile in shared memory that lie together, 128 bytes a row."""
 _WARP_PANEL_BYTES = 16 * 128
@@ -263,9 +265,15 @@ class HopperBackwardTile:
         """Keys×queries, stages of queries, of their result's gradient, of keys."""
         return f"{self.keys}x{self.step}-{self.stages}q-{self.o_stages}dout-{self.kv_stages}kv"
 
+    cluster = 1
+
     @property
     def keys(self) -> int:
         return 128
+
+    @property
+    def block_keys(self) -> int:
+        return self.keys
 
     @property
     def step(self) -> int:
@@ -281,10 +289,62 @@ class HopperBackwardTile:
         return size
 
 
+@dataclass(frozen=True)
+class HopperWideBackwardTile:
+    """Clusters of two blocks of 64 keys each, of which one consumer makes the values' gradient and
+    one the keys'; 64 queries a step.
+
+    ``stages`` of queries, ``o_stages`` of their result's gradient, each half of the columns.
+    """
+
+    head_dim: int
+    stages: int
+    o_stages: int
+    rate: float = 0.0
+    """The part of the arch's product rate that the loop reaches."""
+    rate_in_order: float = 0.0
+    """The same where sums of dq have one order."""
+    block_seconds: float = 1e-6
+
+    cluster = 2
+
+    @property
+    def name(self) -> str:
+        """Keys×queries, halves of queries and of their result's gradient."""
+        return f"{self.keys}x{self.step}-{self.stages}q-{self.o_stages}dout-halves"
+
+    @property
+    def block_keys(self) -> int:
+        return 64
+
+    @property
+    def keys(self) -> int:
+        """Of a cluster."""
+        return self.block_keys * self.cluster
+
+    @property
+    def step(self) -> int:
+        return 64
+
+    @property
+    def shared_bytes(self) -> int:
+        """K, V and half the other block's K; halves of q with their rows' values and of dout; ds of
+        two steps and of both blocks' keys; control; in whole KiB."""
+        row = self.head_dim * 2
+        kv = self.block_keys * row * 5 // 2
+        ring = (self.stages + self.o_stages) * self.step * row // 2
+        ring += self.stages * self.step * 8
+        ds = 2 * self.cluster * self.block_keys * self.step * 2
+        size = -(-(kv + ring + ds + _WIDE_CONTROL_BYTES) // 1024) * 1024
+        assert size <= _SHARED_BYTES
+        return size
+
+
 BACKWARD_REGISTERS = 24, 240
 """As ``REGISTERS``, of the gradients' two consumers."""
 ATTENTION_BWD = (
     HopperBackwardTile(64, 3, 2, 2, rate=0.86, rate_in_order=0.66),
     HopperBackwardTile(128, 3, 3, rate=1.03, rate_in_order=0.66),
+    HopperWideBackwardTile(256, 4, 3, rate=0.82, rate_in_order=0.52),
 )
 """The preferred of a spec first."""
