@@ -102,6 +102,22 @@ class Views:
             x[0, g, own.k_first : own.k_first + own.S_k] if view == "packed" else x[b, g, : own.S_k]
         ]
 
+    def key_scales(self, name: str, b: int, g: int, own: Sequence) -> Array | None:
+        """The scale of each key of one KV head, [S_k], or one for all, [1]; None without scales."""
+        p, kind = self.problem, self.problem.spec.kv_scales
+        if kind is None:
+            return None
+        x: Array = self.arrays[f"{name}_scales"]
+        if kind == "heads":
+            return x[b, g]
+        j = np.arange(own.S_k)
+        if p.spec.kv_view == "paged":
+            pages = self.arrays["block_table"][b][j // p.page_size]
+            return x[pages, g, j % p.page_size // p.scale_block]
+        if p.spec.kv_view == "packed":
+            return x[0, g, (own.k_first + j) // p.scale_block]
+        return x[b, g, j // p.scale_block]
+
     def scores(self, b: int, h: int, own: Sequence) -> Scores:
         p, s = self.problem, self.problem.spec
         return Scores(

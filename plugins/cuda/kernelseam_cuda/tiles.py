@@ -192,6 +192,24 @@ DECODE = (
 )
 """Few queries over many keys. An H200 measured 16 rows of D 128; its other rates are estimates."""
 
+_E4M3 = DType.float8_e4m3fn
+_STORED_ATTENTION = tuple(
+    replace(t, dtype_kv=_E4M3) for t in ATTENTION if t.dtypes is _HALF_PRECISION
+)
+_STORED_DECODE = tuple(
+    DecodeTile(_HALF_PRECISION, *shape, q_resident=q_resident, dtype_kv=_E4M3, **more)
+    for shape, q_resident, more in (
+        ((64, 4, 16, 32, 5, 2), True, {"item_cost": 6}),
+        ((64, 4, 32, 32, 3, 2), True, {}),
+        ((128, 4, 16, 32, 3, 2), True, {"item_cost": 4}),
+        ((128, 4, 32, 16, 3, 1), False, {"rate": 0.2}),
+        ((256, 4, 16, 32, 3, 1), False, {"item_cost": 5, "rate": 0.3}),
+        ((256, 4, 16, 16, 2, 1), False, {"item_cost": 5, "rate": 0.3}),
+        ((256, 2, 16, 16, 2, 1), False, {"item_cost": 5, "rate": 0.2}),
+    )
+)
+"""Over keys and values of 8 bits: twice the keys are as many bytes in flight."""
+
 
 _BACKWARD_RATES = {
     (64, 0): 0.39,
@@ -281,8 +299,8 @@ def tiles(matrix_double: bool) -> Mapping[str, tuple[Any, ...]]:
     double = _MATRIX_DOUBLE if matrix_double else _PLAIN_DOUBLE
     return {
         "gemm": (*GEMM, *double),
-        "attention": ATTENTION,
-        "attention_decode": DECODE,
+        "attention": (*ATTENTION, *_STORED_ATTENTION),
+        "attention_decode": (*DECODE, *_STORED_DECODE),
         "attention_bwd": ATTENTION_BWD,
     }
 
