@@ -69,8 +69,8 @@ def attention(
 
     ``layout`` "bshd": the head after the row, in all of them and in the result. Any strides with a
     contiguous last axis; nothing is copied. Arrays of float16, bfloat16, float32 or float64, all of
-    one dtype (but for stored k and v, below), from NumPy, torch or any library with DLPack, all on one device. H is a multiple of
-    H_kv: query head h uses KV head h // (H / H_kv).
+    one dtype (but for stored k and v, below), from NumPy, torch or any library with DLPack, all on
+    one device. H is a multiple of H_kv: query head h uses KV head h // (H / H_kv).
 
     With d = j − i − (S_k − S_q), query i sees key j iff d ≤ 0 (``causal``), −left ≤ d ≤ right
     (``window``), mask[…, i, j] is True (``mask``), or j < prefix_lengths[b] whatever the first two
@@ -79,10 +79,10 @@ def attention(
     ``mask`` repeat to [B, H, S_q, S_k], ``alibi_slopes`` to [B, H]; ``sinks`` is [H]. A query that
     sees no key gives zeros (and −inf in the LSE).
 
-    k and v may be stored in 8 bits, float8_e4m3fn (or float8_e4m3fnuz on gfx942), with q in float16
-    or bfloat16. Their numbers then stand for themselves times ``k_scales`` and ``v_scales``, float32,
-    which repeat to [B, H_kv]; with ``scale_block`` so many keys share a scale, and scales are
-    [B, H_kv, S_k / scale_block, rounded up] (in ``layout``'s order). Left out, they are 1.
+    k and v may be stored in 8 bits, float8_e4m3fn (float8_e4m3fnuz on gfx942), with q in float16 or
+    bfloat16. Their numbers then stand for themselves times ``k_scales`` and ``v_scales``, float32,
+    which repeat to [B, H_kv]; with ``scale_block`` so many keys share a scale, and scales are [B,
+    H_kv, S_k / scale_block, rounded up] (in ``layout``'s order). Left out, they are 1.
 
     ``scale`` defaults to 1/√D. ``out``: an array for the result, else a new one of q's kind, of
     ``out_dtype`` (q's, or float32). ``return_lse``: also return ln Σexp(scores) over the visible
@@ -331,7 +331,8 @@ def attention_paged(
     least the longest of kv_lengths, by default what the table has room for. ``bias`` and ``mask``
     repeat to [B, H, S_q, max_seqlen_k], of which each entry has the first rows and columns. With
     ``scale_block``, from 1 to page_size, scales are [pages, page_size / scale_block, H_kv] (in
-    ``kv_layout``'s order). The rest is as in ``attention``; ``causal`` is True here: the last query is the entry's last token.
+    ``kv_layout``'s order). The rest is as in ``attention``; ``causal`` is True here: the last query
+    is the entry's last token.
     """
     _require(block_table=block_table, kv_lengths=kv_lengths)
     arrays = {

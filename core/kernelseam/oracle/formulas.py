@@ -108,11 +108,11 @@ def attention(
     dtype.
 
     Query head h uses KV head h // (H / H_kv). With d = j − i − (S_k − S_q), of the entry's own
-    lengths, the score of key j for query i is softcap·tanh(scale·q·k/softcap) − slope·|d| + bias
-    (k and v times their scales), and the key is visible iff the mask allows it and (j < prefix, or −left ≤ d ≤ right, and d ≤ 0
-    where causal). A sink is a key of value 0. A row without a visible key, or whose every score is
-    −inf, gives zeros and an LSE of −inf. Hidden keys never contribute. ``rows``: numbers (b·H +
-    h)·S_q + i.
+    lengths, the score of key j for query i is softcap·tanh(scale·q·k/softcap) − slope·|d| + bias,
+    and the key is visible iff the mask allows it and (j < prefix, or −left ≤ d ≤ right, and d ≤ 0
+    where causal). Keys and values are multiplied by their scales. A sink is a key of value 0. A row
+    without a visible key, or whose every score is −inf, gives zeros and an LSE of −inf. Hidden keys
+    never contribute. ``rows``: numbers (b·H + h)·S_q + i.
     """
     B, H, S_q, _ = q.shape
     H_kv, S_k, D_v = v.shape[1:]

@@ -107,16 +107,15 @@ class Views:
         p, kind = self.problem, self.problem.spec.kv_scales
         if kind is None:
             return None
-        x: Array = self.arrays[f"{name}_scales"]
-        if kind == "heads":
-            return x[b, g]
-        j = np.arange(own.S_k)
-        if p.spec.kv_view == "paged":
-            pages = self.arrays["block_table"][b][j // p.page_size]
-            return x[pages, g, j % p.page_size // p.scale_block]
-        if p.spec.kv_view == "packed":
-            return x[0, g, (own.k_first + j) // p.scale_block]
-        return x[b, g, j // p.scale_block]
+        outer, row = np.full(1, b), np.zeros(1, np.int64)
+        if kind == "blocks":
+            row = np.arange(own.S_k)
+            if p.spec.kv_view == "paged":
+                outer, row = self.arrays["block_table"][b][row // p.page_size], row % p.page_size
+            elif p.spec.kv_view == "packed":
+                outer, row = np.zeros(1, np.int64), own.k_first + row
+        scales: Array = self.arrays[f"{name}_scales"][outer, g, row // max(p.scale_block, 1)]
+        return scales
 
     def scores(self, b: int, h: int, own: Sequence) -> Scores:
         p, s = self.problem, self.problem.spec

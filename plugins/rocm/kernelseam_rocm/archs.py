@@ -66,7 +66,8 @@ STORED = {
     "gfx942": DType.float8_e4m3fnuz,
     **dict.fromkeys(("gfx950", "gfx1200", "gfx1201"), DType.float8_e4m3fn),
 }
-"""The dtype of 8 bits that an arch's instructions convert. Source: AMD's instruction set manuals."""
+"""The dtype of 8 bits that an arch's instructions convert. Source: AMD's manuals of its instruction
+sets."""
 
 
 def _product(arch: str, shared_bytes: int) -> Device:

@@ -62,10 +62,10 @@ class Attention(AttentionFields):
 
     Keys and values of 8 bits (float8_e4m3fn, or float8_e4m3fnuz on gfx942), with q and out in 16:
     ``dtype_kv``, by default the arrays'. A number x of k stands for k_scale·x, one of v for
-    v_scale·x: ``k_scales`` and ``v_scales``, float32, both or none (1), each [batch, kv_heads]. With
-    ``scale_block`` so many keys share a scale in place of all: [batch, kv_heads, blocks], where
-    block n begins with key n·scale_block; of pages [pages, kv_heads, blocks of a page's rows]; of
-    packed rows [kv_heads, blocks of all total_k rows].
+    v_scale·x: ``k_scales`` and ``v_scales``, float32, both or none (1), each [batch, kv_heads].
+    With ``scale_block`` so many keys share a scale in place of all: [batch, kv_heads, blocks],
+    where block n begins with key n·scale_block; of pages [pages, kv_heads, blocks of a page's
+    rows]; of packed rows [kv_heads, blocks of all total_k rows].
 
     Operands are arrays, addresses (ints), or None until ``bind``; ``return_lse`` says that an lse
     will be bound (an lse that is given says so too). An optional one (bias … block_table) that
@@ -161,8 +161,8 @@ class Attention(AttentionFields):
         D_v] and ``max_seqlen_k``. With ``block_table`` [B, width]: k and v [pages, page_size, H_kv,
         D] ("nhd"), or with the head before the row ("hnd").
 
-        ``k_scales`` and ``v_scales`` repeat to [B, H_kv]; with ``scale_block`` they have the axes of
-        k and v but the last, blocks in the place of rows.
+        ``k_scales`` and ``v_scales`` repeat to [B, H_kv]; with ``scale_block`` they have the axes
+        of k and v but the last, blocks in the place of rows.
 
         ``options``: the descriptor's other fields. ``bias``, ``mask`` and ``alibi_slopes`` repeat
         along axes of extent 1 and along those that they lack from the left.

@@ -37,7 +37,6 @@ from kernelseam.descriptors.common.validation import (
 from kernelseam.dtypes import E4M3, DType
 from kernelseam.errors import InvalidValue
 
-
 SCALES = ("k_scales", "v_scales")
 
 

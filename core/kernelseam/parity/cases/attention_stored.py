@@ -1,5 +1,5 @@
-"""Attention cases with keys and values of 8 bits: scales of a tensor, heads, entries and blocks; few
-queries and many; every view."""
+"""Attention cases with keys and values of 8 bits: scales of a tensor, heads, entries and blocks;
+few queries and many; every view."""
 
 from __future__ import annotations
 

@@ -270,10 +270,10 @@ def placements(case: AttentionCase) -> dict[str, Placement]:
     if case.sinks:
         placements["sinks"] = Placement("sinks", DType.float32, (case.num_heads,), (1,))
     if case.scales:
-        shape = scale_shape(case)
-        strides = tuple(int(np.prod(shape[i + 1 :])) + (i == 0) for i in range(len(shape)))
+        of_scales = scale_shape(case)
+        steps = tuple(math.prod(of_scales[i + 1 :]) + (i == 0) for i in range(len(of_scales)))
         for name in ("k_scales", "v_scales"):
-            placements[name] = Placement(name, DType.float32, shape, strides)
+            placements[name] = Placement(name, DType.float32, of_scales, steps)
     one_each = {"prefix_lengths": case.prefix, "kv_lengths": case.kv_lengths}
     for name, count, given in (
         *((n, case.batch, x) for n, x in one_each.items()),
