@@ -133,7 +133,7 @@ def _row(arch: str, shared_kib: int) -> ArchRow:
         ),
         matrix_dtypes=halves | {DType.float64} if doubles else halves,
         stored_dtypes=frozenset({DType.float8_e4m3fn} if arch in CONVERTS_E4M3 else ()),
-        tiles=TURING if arch == "sm_75" else tiles(doubles),
+        tiles=TURING if arch == "sm_75" else tiles(doubles, arch in CONVERTS_E4M3),
         options=OPTIONS,
         cluster_blocks=_CLUSTER_BLOCKS if clustered else 1,
         programmatic_launch=clustered,

@@ -240,7 +240,7 @@ attention_decode_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const 
       const int first = ahead.tile * BN, S_k = ahead.entry.own.S_k;
       const KV* const k_base = k.at<KS_KV_VIEW>(ahead.batch, ahead.head, kv_heads, ahead.entry.own.k_first);
       const KV* const v_base = v.at<KS_KV_VIEW>(ahead.batch, ahead.head, kv_heads, ahead.entry.own.k_first);
-      key_scales.fetch(stage, stored, ahead.head, [&](int i) {
+      key_scales.fetch(stage, stored.of(ahead.head), [&](int i) {
         const int key = ahead_key(i);
         if (KS_KV_VIEW == PAGED) return ScalePlace{page[i], key - pages.size.quotient(key) * pages.size.d};
         return ScalePlace{KS_KV_VIEW == PACKED ? 0 : ahead.batch, ahead.entry.own.k_first + key};
@@ -278,7 +278,8 @@ attention_decode_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const 
     auto query_of = [=](int row) { return group.quotient(row0 + row); };
     auto head_of = [=](int row) { return row0 + row - group.quotient(row0 + row) * head_group; };
     const Scores scores = score.of(batch, first_head, own.S_q, own.S_k);
-    const float k_scale = stored.of_keys(batch, piece.head), v_scale = stored.of_values(batch, piece.head);
+    const StoredScales own_scales = stored.of(piece.head);
+    const float k_scale = own_scales.of_keys(batch), v_scale = own_scales.of_values(batch);
     const float factor = k_scale * score.scale_log2;
     // A factor that is not positive is applied to the products themselves, so that masks stay −∞ and the largest score wins.
     const float c = CHANGED_SCORES ? 1.f : factor > 0 ? factor : factor < 0 ? -factor : 1.f;
@@ -310,8 +311,8 @@ attention_decode_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const 
         EV::mma(s, q_operand, tile_k(stage), 0, d);
       }
       if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
-        const float* const own_scales = key_scales.keys(stage);
-        E::map(s, [=](int, int j, float x) { return x * own_scales[j]; });
+        const float* const k_scales = key_scales.keys(stage);
+        E::map(s, [=](int, int j, float x) { return x * k_scales[j]; });
       }
       if constexpr (CHANGED_SCORES) {
         E::map(s, [&](int r, int j, float x) { return scores.score(k_scale * x, head_of(r), query_of(r), j0 + j); });
@@ -331,10 +332,10 @@ attention_decode_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const 
       E::zip(l, l, fade, [](float x, float y) { return x * y; });
       E::row_add_partial(l, s);
       if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
-        const float* const own_scales = key_scales.values(stage);
-        const float shrink = unit.grow<BN>(own_scales, seen_begin - j0, seen_end - j0), inverse = unit.inverse();
+        const float* const v_scales = key_scales.values(stage);
+        const float shrink = unit.grow<BN>(v_scales, seen_begin - j0, seen_end - j0), inverse = unit.inverse();
         E::map(s, [&](int r, int j, float x) {
-          return masked && !scores.sees(head_of(r), query_of(r), j0 + j) ? 0.f : x * (own_scales[j] * inverse);
+          return masked && !scores.sees(head_of(r), query_of(r), j0 + j) ? 0.f : x * (v_scales[j] * inverse);
         });
         E::zip(fade, fade, fade, [=](float x, float) { return x * shrink; });
       }

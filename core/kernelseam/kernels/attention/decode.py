@@ -112,6 +112,8 @@ class DecodeTile:
     dtype_kv: DType | None = None
     """As in AttentionTile; so ``widened``."""
     widened: bool = False
+    plain: bool = False
+    """Only without a bias and a mask, which take more registers."""
 
     @property
     def name(self) -> str:
@@ -184,6 +186,7 @@ class AttentionDecode(KernelDefinition):
             for t in row.tiles.get("attention_decode", ())
             if spec.dtype in t.dtypes
             and spec.dtype_kv is t.dtype_kv
+            and not (t.plain and (spec.bias or spec.mask))
             and dim <= t.max_dim
             and t.shared_bytes(spec) <= row.shared_bytes_per_block
         ]

@@ -105,7 +105,8 @@ attention_forward_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const
 #endif
 
   const Scores scores = score.of(batch, first_head, own.S_q, own.S_k);
-  const float k_scale = stored.of_keys(batch, kv_head), v_scale = stored.of_values(batch, kv_head);
+  const StoredScales own_scales = stored.of(kv_head);
+  const float k_scale = own_scales.of_keys(batch), v_scale = own_scales.of_values(batch);
   const float factor = k_scale * score.scale_log2;
 
   // Keys [begin, end) are seen by some query of the block, [all_begin, all_end) by all. Tiles [first, last) are this block's.
@@ -131,7 +132,7 @@ attention_forward_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const
   KeyScales key_scales(ring + STAGES * STAGE_BYTES + WARPS * P_BYTES);
   auto fetch = [&](int tile, int stage) {
     if (tile < last) {
-      key_scales.fetch(stage, stored, kv_head, [&](int i) {
+      key_scales.fetch(stage, own_scales, [&](int i) {
         const int key = min_of(tile * BN + i * THREADS + KeyScales::me(), own.S_k - 1);
 #if KS_KV_VIEW == 2
         const int n = pages.size.quotient(key);
@@ -189,8 +190,8 @@ attention_forward_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const
       EV::mma(s, q_operand, tile_k(stage), 0, d);
     }
     if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
-      const float* const own_scales = key_scales.keys(stage);
-      E::map(s, [=](int, int j, float x) { return x * own_scales[j]; });
+      const float* const k_scales = key_scales.keys(stage);
+      E::map(s, [=](int, int j, float x) { return x * k_scales[j]; });
     }
     if constexpr (CHANGED_SCORES) {
       E::map(s, [&](int r, int j, float x) { return scores.score(k_scale * x, head_of(mine + r), query_of(mine + r), j0 + j); });
@@ -213,11 +214,11 @@ attention_forward_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const
     E::zip(l, l, fade, [](float x, float y) { return x * y; });
     E::row_add_partial(l, s);
     if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
-      const float* const own_scales = key_scales.values(stage);
-      const float shrink = unit.grow<BN>(own_scales, begin - j0, end - j0), inverse = unit.inverse();
+      const float* const v_scales = key_scales.values(stage);
+      const float shrink = unit.grow<BN>(v_scales, begin - j0, end - j0), inverse = unit.inverse();
       E::map(s, [&](int r, int j, float x) {
         const bool seen = !masked.value || scores.sees(head_of(mine + r), query_of(mine + r), j0 + j);
-        return seen ? x * (own_scales[j] * inverse) : 0.f;
+        return seen ? x * (v_scales[j] * inverse) : 0.f;
       });
       E::zip(fade, fade, fade, [=](float x, float) { return x * shrink; });
     }

@@ -15,16 +15,21 @@ typedef KS_KV KV;
 // The scales of k or of v; strides in elements. Of paged keys a page stands for the batch.
 struct Scales {
   const float* base;
-  i64 batch, head, block;
-  KS_DEVICE float at(int b, int h, int n) const { return base[b * batch + h * head + n * block]; }
+  i64 batch;
+  int head, block;
+  KS_DEVICE Scales of(int h) const { return {base + (i64)h * head, batch, head, block}; }
+  // Of a head's.
+  KS_DEVICE float at(int b, int n) const { return base[b * batch + (i64)n * block]; }
 };
 
 // `block`: keys that share a scale.
 struct StoredScales {
   Scales k, v;
   Divider block;
-  KS_DEVICE float of_keys(int batch, int head) const { return KS_KV_SCALES == HEAD_SCALES ? k.at(batch, head, 0) : 1.f; }
-  KS_DEVICE float of_values(int batch, int head) const { return KS_KV_SCALES == HEAD_SCALES ? v.at(batch, head, 0) : 1.f; }
+  KS_DEVICE StoredScales of(int head) const { return {k.of(head), v.of(head), block}; }
+  // Of a head's: what all keys of an entry are multiplied by.
+  KS_DEVICE float of_keys(int batch) const { return KS_KV_SCALES == HEAD_SCALES ? k.at(batch, 0) : 1.f; }
+  KS_DEVICE float of_values(int batch) const { return KS_KV_SCALES == HEAD_SCALES ? v.at(batch, 0) : 1.f; }
 };
 
 // The row of a key where its blocks are counted from, and the batch or the page of that row.
@@ -40,15 +45,15 @@ template<int KEYS, int THREADS> struct ScaleRing {
 
   KS_DEVICE explicit ScaleRing(char* memory) : base((float*)memory) {}
   static KS_DEVICE int me() { return THREADS == WARP ? lane() : thread_index(); }
-  // place(i): where the scales of key i·THREADS + me() of the tile are.
-  template<class Place> KS_DEVICE void fetch(int stage, const StoredScales& scales, int head, Place place) {
+  // Of a head's; place(i): where the scales of key i·THREADS + me() of the tile are.
+  template<class Place> KS_DEVICE void fetch(int stage, const StoredScales& scales, Place place) {
     if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
 #pragma unroll
       for (int i = 0; i < EACH; i++) {
         if (KEYS % THREADS && i * THREADS + me() >= KEYS) break;
         const ScalePlace at = place(i);
         const int n = scales.block.quotient(at.row);
-        k[i] = scales.k.at(at.batch, head, n), v[i] = scales.v.at(at.batch, head, n);
+        k[i] = scales.k.at(at.batch, n), v[i] = scales.v.at(at.batch, n);
       }
       loaded = stage;
     }

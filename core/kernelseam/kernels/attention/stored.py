@@ -5,7 +5,7 @@ from __future__ import annotations
 from kernelseam.contract import ArchRow
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.kernels.attention.arguments import STRIDES
-from kernelseam.kernels.elements import DEVICE_TYPE, divider_parameter, divider_values
+from kernelseam.kernels.elements import DEVICE_TYPE, INT32, divider_parameter, divider_values
 from kernelseam.kernels.signature import Signature, Structure
 
 _SCALES = {None: 0, "heads": 1, "blocks": 2}
@@ -17,7 +17,11 @@ _AXES = (*STRIDES[:2], "block")
 def _scales(name: str) -> Structure:
     """Scales: an address, and its strides."""
     return Structure(
-        ((name, "pointer"), *((f"{name}_{axis}", "i64") for axis in _AXES)), ("base", *_AXES)
+        (
+            (name, "pointer"),
+            *((f"{name}_{axis}", "i64" if axis == "batch" else "i32") for axis in _AXES),
+        ),
+        ("base", *_AXES),
     )
 
 
@@ -67,8 +71,12 @@ def refuse_stored(p: AttentionProblem, row: ArchRow) -> str | None:
         if known:
             return f"k and v are {stored}: {row.arch} converts {known}"
         return f"k and v are {stored}: {row.arch} has no instructions that convert it"
-    if p.scale_block >= 2**31:
+    for name, strides in (("k_scales", p.k_scale_strides), ("v_scales", p.v_scale_strides)):
+        for axis, stride in zip(_AXES[1:], strides[1:], strict=True):
+            if stride >= INT32:
+                return f"stride_{name}_{axis} = {stride}: it takes less than 2^31"
+    if p.scale_block >= INT32:
         return f"scale_block = {p.scale_block}: it takes less than 2^31"
-    if p.spec.kv_scales == "blocks" and p.spec.kv_view == "packed" and p.total_k >= 2**31:
+    if p.spec.kv_scales == "blocks" and p.spec.kv_view == "packed" and p.total_k >= INT32:
         return f"total_k = {p.total_k}: with scales of blocks it takes less than 2^31"
     return None
