@@ -179,7 +179,7 @@ def _stored() -> Iterator[Covered]:
         for spec in (
             AttentionSpec(BF16, 64, 64, True, dtype_kv=stored),
             AttentionSpec(BF16, 256, 256, True, **pages, **blocks),
-            AttentionSpec(F16, 40, 72, lse=True, vector=2, bias=F16, mask=True, **blocks),
+            AttentionSpec(F16, 40, 72, lse=True, vector=2, mask=True, **blocks),
             AttentionSpec(BF16, 576, 512, True, **pages, **heads),
         ):
             yield Covered(FORWARD, spec, often=False)

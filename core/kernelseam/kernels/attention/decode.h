@@ -240,10 +240,10 @@ attention_decode_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const 
       const int first = ahead.tile * BN, S_k = ahead.entry.own.S_k;
       const KV* const k_base = k.at<KS_KV_VIEW>(ahead.batch, ahead.head, kv_heads, ahead.entry.own.k_first);
       const KV* const v_base = v.at<KS_KV_VIEW>(ahead.batch, ahead.head, kv_heads, ahead.entry.own.k_first);
-      key_scales.fetch(stage, stored.of(ahead.head), [&](int i) {
+      key_scales.fetch(stage, stored.of(ahead.batch, ahead.head), [&](int i) {
         const int key = ahead_key(i);
         if (KS_KV_VIEW == PAGED) return ScalePlace{page[i], key - pages.size.quotient(key) * pages.size.d};
-        return ScalePlace{KS_KV_VIEW == PACKED ? 0 : ahead.batch, ahead.entry.own.k_first + key};
+        return ScalePlace{0, ahead.entry.own.k_first + key};
       });
       if constexpr (KS_KV_VIEW == PAGED) {
         warp_barrier();
@@ -278,8 +278,8 @@ attention_decode_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const 
     auto query_of = [=](int row) { return group.quotient(row0 + row); };
     auto head_of = [=](int row) { return row0 + row - group.quotient(row0 + row) * head_group; };
     const Scores scores = score.of(batch, first_head, own.S_q, own.S_k);
-    const StoredScales own_scales = stored.of(piece.head);
-    const float k_scale = own_scales.of_keys(batch), v_scale = own_scales.of_values(batch);
+    const StoredScales own_scales = stored.of(batch, piece.head);
+    const float k_scale = own_scales.of_keys(), v_scale = own_scales.of_values();
     const float factor = k_scale * score.scale_log2;
     // A factor that is not positive is applied to the products themselves, so that masks stay −∞ and the largest score wins.
     const float c = CHANGED_SCORES ? 1.f : factor > 0 ? factor : factor < 0 ? -factor : 1.f;

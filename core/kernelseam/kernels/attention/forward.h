@@ -105,8 +105,8 @@ attention_forward_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const
 #endif
 
   const Scores scores = score.of(batch, first_head, own.S_q, own.S_k);
-  const StoredScales own_scales = stored.of(kv_head);
-  const float k_scale = own_scales.of_keys(batch), v_scale = own_scales.of_values(batch);
+  const StoredScales own_scales = stored.of(batch, kv_head);
+  const float k_scale = own_scales.of_keys(), v_scale = own_scales.of_values();
   const float factor = k_scale * score.scale_log2;
 
   // Keys [begin, end) are seen by some query of the block, [all_begin, all_end) by all. Tiles [first, last) are this block's.
@@ -138,7 +138,7 @@ attention_forward_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const
         const int n = pages.size.quotient(key);
         return ScalePlace{table[n], key - n * pages.size.d};
 #else
-        return ScalePlace{KS_KV_VIEW == PACKED ? 0 : batch, own.k_first + key};
+        return ScalePlace{0, own.k_first + key};
 #endif
       });
       copy_k.fetch(tile_k(stage), K, tile * BN, own.S_k, 0, KS_DQK);

@@ -17,23 +17,27 @@ struct Scales {
   const float* base;
   i64 batch;
   int head, block;
-  KS_DEVICE Scales of(int h) const { return {base + (i64)h * head, batch, head, block}; }
-  // Of a head's.
-  KS_DEVICE float at(int b, int n) const { return base[b * batch + (i64)n * block]; }
 };
 
-// `block`: keys that share a scale.
+// `block`: keys that share a scale. Those of blocks have the same strides for k and v.
 struct StoredScales {
   Scales k, v;
   Divider block;
-  KS_DEVICE StoredScales of(int head) const { return {k.of(head), v.of(head), block}; }
-  // Of a head's: what all keys of an entry are multiplied by.
-  KS_DEVICE float of_keys(int batch) const { return KS_KV_SCALES == HEAD_SCALES ? k.at(batch, 0) : 1.f; }
-  KS_DEVICE float of_values(int batch) const { return KS_KV_SCALES == HEAD_SCALES ? v.at(batch, 0) : 1.f; }
+  // Those of an entry's head, or of a head in all pages.
+  KS_DEVICE StoredScales of(int batch, int head) const {
+    const int b = KS_KV_SCALES == BLOCK_SCALES && KS_KV_VIEW == PAGED ? 0 : batch;
+    const i64 of_k = b * k.batch + (i64)head * k.head, of_v = b * v.batch + (i64)head * v.head;
+    StoredScales own = *this;
+    own.k.base += of_k, own.v.base += KS_KV_SCALES == BLOCK_SCALES ? of_k : of_v;
+    return own;
+  }
+  // Of an entry's head: what all its keys are multiplied by, and all its values.
+  KS_DEVICE float of_keys() const { return KS_KV_SCALES == HEAD_SCALES ? *k.base : 1.f; }
+  KS_DEVICE float of_values() const { return KS_KV_SCALES == HEAD_SCALES ? *v.base : 1.f; }
 };
 
-// The row of a key where its blocks are counted from, and the batch or the page of that row.
-struct ScalePlace { int batch, row; };
+// The row of a key where its blocks are counted from, and its page (0 where there is none).
+struct ScalePlace { int page, row; };
 
 // A scale for each key of a ring's tiles, KEYS each, by THREADS threads (WARP: by each warp its own). They are loaded when a tile
 // is fetched and stored a tile later, so that nobody waits for them.
@@ -45,15 +49,15 @@ template<int KEYS, int THREADS> struct ScaleRing {
 
   KS_DEVICE explicit ScaleRing(char* memory) : base((float*)memory) {}
   static KS_DEVICE int me() { return THREADS == WARP ? lane() : thread_index(); }
-  // Of a head's; place(i): where the scales of key i·THREADS + me() of the tile are.
+  // `scales`: a head's; place(i): where the scales of key i·THREADS + me() of the tile are.
   template<class Place> KS_DEVICE void fetch(int stage, const StoredScales& scales, Place place) {
     if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
 #pragma unroll
       for (int i = 0; i < EACH; i++) {
         if (KEYS % THREADS && i * THREADS + me() >= KEYS) break;
-        const ScalePlace at = place(i);
-        const int n = scales.block.quotient(at.row);
-        k[i] = scales.k.at(at.batch, n), v[i] = scales.v.at(at.batch, n);
+        const ScalePlace own = place(i);
+        const i64 at = own.page * scales.k.batch + (i64)scales.block.quotient(own.row) * scales.k.block;
+        k[i] = scales.k.base[at], v[i] = scales.v.base[at];
       }
       loaded = stage;
     }

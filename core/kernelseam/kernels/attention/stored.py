@@ -75,6 +75,11 @@ def refuse_stored(p: AttentionProblem, row: ArchRow) -> str | None:
         for axis, stride in zip(_AXES[1:], strides[1:], strict=True):
             if stride >= INT32:
                 return f"stride_{name}_{axis} = {stride}: it takes less than 2^31"
+    if p.spec.kv_scales == "blocks" and p.k_scale_strides != p.v_scale_strides:
+        return (
+            f"k_scales has strides {p.k_scale_strides} and v_scales {p.v_scale_strides}: of blocks "
+            "it takes the same"
+        )
     if p.scale_block >= INT32:
         return f"scale_block = {p.scale_block}: it takes less than 2^31"
     if p.spec.kv_scales == "blocks" and p.spec.kv_view == "packed" and p.total_k >= INT32:
