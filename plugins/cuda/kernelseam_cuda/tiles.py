@@ -199,17 +199,18 @@ _STORED_ATTENTION = tuple(
 _STORED_DECODE = tuple(
     DecodeTile(_HALF_PRECISION, *shape, q_resident=q_resident, dtype_kv=_E4M3, **more)
     for shape, q_resident, more in (
-        ((64, 4, 16, 32, 5, 2), True, {"item_cost": 12}),
+        ((64, 4, 16, 32, 4, 3), True, {"item_cost": 12}),
         ((64, 4, 32, 32, 3, 2), True, {}),
-        ((128, 4, 16, 32, 3, 2), True, {}),
+        ((128, 4, 16, 32, 3, 2), True, {"item_cost": 12}),
         ((128, 4, 32, 16, 3, 1), False, {"rate": 0.2, "plain": True}),
         ((128, 4, 16, 16, 2, 1), True, {"rate": 0.2}),
-        ((256, 4, 16, 32, 3, 1), False, {"item_cost": 5, "rate": 0.3}),
+        ((256, 6, 16, 32, 2, 1), False, {"rate": 0.3}),
         ((256, 4, 16, 16, 2, 1), False, {"item_cost": 5, "rate": 0.3}),
         ((256, 2, 16, 16, 2, 1), False, {"item_cost": 5, "rate": 0.2}),
     )
 )
-"""Over keys and values of 8 bits: twice the keys are as many bytes in flight."""
+"""Over keys and values of 8 bits: twice the keys are as many bytes in flight. An H200 measured 16
+rows of D 64, 128 and 256."""
 
 
 _BACKWARD_RATES = {
