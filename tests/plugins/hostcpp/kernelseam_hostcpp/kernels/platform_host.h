@@ -21,7 +21,9 @@ static constexpr bool COPY_THROUGH_REGISTERS = KS_THROUGH_REGISTERS;
 
 struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
+#if KS_E4M3
 struct e4m3 { unsigned char bits; };
+#endif
 
 KS_DEVICE int lane() { return host::self()->number; }
 KS_DEVICE int warp_index() { return host::warp_index(); }
@@ -59,11 +61,13 @@ KS_DEVICE float to_sum(f16 x) {
   return bits_as<float>(y | (x.bits & 0x8000u) << 16);
 }
 KS_DEVICE float to_sum(bf16 x) { return bits_as<float>((unsigned)x.bits << 16); }
+#if KS_E4M3
 KS_DEVICE float to_sum(e4m3 x) {
   if (KS_E4M3 == 1 ? (x.bits & 0x7f) == 0x7f : x.bits == 0x80) return __builtin_nanf("");
   const float size = bits_as<float>((unsigned)(x.bits & 0x7f) << 20) * (KS_E4M3 == 1 ? 0x1p120f : 0x1p119f);
   return x.bits & 0x80 ? -size : size;
 }
+#endif
 KS_DEVICE float to_sum(float x) { return x; }
 KS_DEVICE double to_sum(double x) { return x; }
 
@@ -302,9 +306,9 @@ template<int PRODUCTS> using Tf32Engine = MatrixEngine<float, PRODUCTS>;
 
 // ---- right factors that are stored as e4m3
 
-#if KS_THROUGH_REGISTERS  // converted as they land
+#if KS_E4M3 && KS_THROUGH_REGISTERS  // converted as they land
 template<class T> using E4m3Engine = MatrixEngine<T>;
-#else
+#elif KS_E4M3
 // Converted as they are multiplied. As on a GPU, a left factor for rows of k has its own order of k (pairs are swapped), and
 // accumulators of a product with columns of k have their own order of columns.
 template<class T> struct E4m3Engine : MatrixEngine<T> {
