@@ -92,6 +92,8 @@ UNSHOWN = (
     "rate_in_order",
     "block_seconds",
     "precision",
+    "dtype_kv",
+    "widened",
 )
 """Columns of tiles that shape no binary, or are told by the spec."""
 

@@ -88,6 +88,26 @@ class AttentionOptions:
     return_lse: Annotated[
         bool, typer.Option("--return-lse", help="Return the log-sum-exp of the scores, too.")
     ] = False
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-dtype",
+            help="Of keys and values stored in 8 bits: float8_e4m3fn or float8_e4m3fnuz.",
+        ),
+    ] = None
+    kv_scales: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-scales",
+            help="Random scales of --kv-dtype: one a tensor, heads, entries (and heads) or blocks.",
+        ),
+    ] = None
+    scale_block: Annotated[
+        int | None,
+        typer.Option(
+            "--scale-block", min=1, help="Keys that share a scale, with --kv-scales blocks."
+        ),
+    ] = None
     batch_invariant: Annotated[
         bool,
         typer.Option(
@@ -98,6 +118,8 @@ class AttentionOptions:
     def __post_init__(self) -> None:
         """Refuse options that exclude each other; the descriptor checks the rest."""
         shapes.one_of("layout", self.layout, "bhsd", "bshd")
+        if self.kv_scales is not None:
+            shapes.one_of("--kv-scales", self.kv_scales, "tensor", "heads", "entries", "blocks")
         refused = {
             "--page-size": (
                 self.page_size is not None and not self.paged,
@@ -118,6 +140,21 @@ class AttentionOptions:
                 self.backward and self.paged,
                 "pages have no gradients",
                 "Leave --paged out",
+            ),
+            "--kv-dtype": (
+                self.kv_dtype is not None and self.backward,
+                "keys and values of 8 bits have no gradients",
+                "Leave one of the two out",
+            ),
+            "--kv-scales": (
+                self.kv_scales is not None and self.kv_dtype is None,
+                "scales are for keys and values of 8 bits",
+                "Give --kv-dtype too",
+            ),
+            "--scale-block": (
+                (self.scale_block is not None) != (self.kv_scales == "blocks"),
+                "blocks of keys have scales with --kv-scales blocks",
+                "Give both or neither",
             ),
             "--any-order": (
                 self.any_order and not self.backward,
@@ -167,6 +204,10 @@ class AttentionOptions:
                     "the extents are the file's",
                     "Leave it out",
                 )
+        if self.kv_dtype is not None:
+            raise InvalidValue(
+                "--kv-dtype", self.kv_dtype, "the dtypes are the file's", "Leave it out"
+            )
         for name in ("varlen", "paged"):
             if getattr(self, name):
                 raise InvalidValue(
@@ -249,6 +290,9 @@ class AttentionOptions:
             sinks=tuple(float(x) for x in rng.standard_normal(heads)) if self.sinks else (),
             prefix=None if self.prefix is None else (self.prefix,) * batch,
             batch_invariant=self.batch_invariant,
+            dtype_kv=None if self.kv_dtype is None else shapes.stored_dtype(self.kv_dtype),
+            scales=self.kv_scales or "",
+            scale_block=self.scale_block,
         )
         if self.varlen:
             case = replace(case, q_sequences=lengths(S_q))

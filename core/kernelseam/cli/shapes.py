@@ -12,8 +12,8 @@ import typer
 
 from kernelseam.cli.output import json_alone
 from kernelseam.descriptors import Attention, BatchedGemmPointers, BatchedGemmStrided
-from kernelseam.dtypes import FLOATING, DType
-from kernelseam.errors import InvalidValue
+from kernelseam.dtypes import E4M3, FLOATING, DType
+from kernelseam.errors import InvalidValue, UnknownName
 from kernelseam.plugins import plugins
 
 SHORT_DTYPES = {
@@ -27,6 +27,15 @@ SHORT_DTYPES = {
 def dtype_of(name: str, field: str) -> DType:
     """A dtype by its name or a short one. Raises UnknownName."""
     return DType.of(SHORT_DTYPES.get(name, name), field)
+
+
+def stored_dtype(name: str) -> DType:
+    """A dtype of 8 bits. Raises UnknownName."""
+    found = DType.of(name, "--kv-dtype", floating=False)
+    if not found.stored:
+        kinds = ", ".join(map(str, E4M3))
+        raise UnknownName("--kv-dtype", name, f"must be one of {kinds}", "Name one of these")
+    return found
 
 
 def _some(*values: str) -> Callable[[], list[str]]:

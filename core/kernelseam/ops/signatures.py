@@ -55,6 +55,9 @@ class Packed(Scores, OnArrays, total=False):
 
     causal: bool
     out: Any
+    k_scales: Any
+    v_scales: Any
+    scale_block: int | None
 
 
 class Dense(Packed, total=False):
@@ -97,6 +100,9 @@ class PagedTensors(Scores, Ways, total=False):
     max_seqlen_k: int | None
     layout: str
     kv_layout: str
+    k_scales: Any
+    v_scales: Any
+    scale_block: int | None
     out_dtype: Any
 
 
