@@ -102,6 +102,42 @@ def order_of(made: SourceBundle, tile: Any) -> list[str]:
     return violations(text, tile.out_stages)
 
 
+FAST = binaries.kernels("sm_90a", "sm90")
+SHARE = 3
+"""Every run of the tests looks at each SHARE-th tile of a kernel with more of them."""
+
+
+def _often() -> set[tuple[Covered, str]]:
+    """Binaries that every run of the tests looks at: of each kernel that is compiled often each
+    SHARE-th tile, beginning with another for the next kernel; and of each tile the first binary."""
+    tiles: dict[Covered, list[str]] = {}
+    first: dict[tuple[str, str], tuple[Covered, str]] = {}
+    for covered, tile in FAST:
+        if covered.often:
+            tiles.setdefault(covered, []).append(tile.name)
+            first.setdefault((covered.kernel.entry, tile.name), (covered, tile.name))
+    chosen = {
+        (covered, name)
+        for i, (covered, names) in enumerate(tiles.items())
+        for j, name in enumerate(names)
+        if len(names) <= SHARE or (i + j) % SHARE == 0
+    }
+    present = {(covered.kernel.entry, name) for covered, name in chosen}
+    return chosen | {binary for key, binary in first.items() if key not in present}
+
+
+OFTEN = _often()
+
+
+def test_every_tile_is_looked_at_often() -> None:
+    often = [(c, t.name) for c, t in FAST if c.often]
+    assert {c for c, _ in OFTEN} == {c for c, _ in often}
+    assert {(c.kernel.entry, name) for c, name in OFTEN} == {
+        (c.kernel.entry, name) for c, name in often
+    }
+    assert len(OFTEN) < 0.6 * len(often)
+
+
 @pytest.mark.parametrize(
     ("kernel", "tile"),
     [
@@ -109,9 +145,9 @@ def order_of(made: SourceBundle, tile: Any) -> list[str]:
             c,
             t,
             id=f"{str(c).replace(' ', '-')}-{t.name}",
-            marks=[pytest.mark.slow("a kernel of the same kind")] * (not c.often),
+            marks=[pytest.mark.slow("a kernel of the same kind")] * ((c, t.name) not in OFTEN),
         )
-        for c, t in binaries.kernels("sm_90a", "sm90")
+        for c, t in FAST
     ],
 )
 def test_every_fast_kernel_is_in_order(kernel: Covered, tile: Any) -> None:
