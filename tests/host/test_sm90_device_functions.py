@@ -100,6 +100,7 @@ GEMM_CONSTANTS: dict[str, int | str] = {
     "KS_SPLIT": 1,
     "KS_BUFFERS": 2,
     "KS_POINTERS": 1,
+    "KS_RESIDUAL": 0,
     "KS_C_FIRST": 0,
     "KS_SHARED_BYTES": 1 << 18,
 }

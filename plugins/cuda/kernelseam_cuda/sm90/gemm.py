@@ -168,15 +168,15 @@ class HopperGemm(KernelDefinition):
 
     def few_enough(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
         """Whether its tiles can be counted; where their sums are split, that they are few, that
-        every part has something to sum, and that the ring has room for the parts: behind one
-        source tile, not behind two."""
+        every part has something to sum, and that the ring has room for the parts behind the
+        source tiles."""
         if tile.split == 1:
             return tile_count(p, tile) < MAX_TILES
-        if p.beta != 0 and p.spec.residual:
-            return False
         slices = divide_up(p.K, slice_of(p.spec))
+        sources = (p.beta != 0) + (p.spec.residual is not None)
         return (
-            tile_count(p, tile) <= _FEW_TILES
+            tile.stages_after_sums(sources) <= tile.stages
+            and tile_count(p, tile) <= _FEW_TILES
             and (tile.split - 1) * divide_up(slices, tile.split) < slices
         )
 

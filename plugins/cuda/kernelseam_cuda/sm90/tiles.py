@@ -67,6 +67,13 @@ class HopperGemmTile:
         assert size * self.blocks <= _SHARED_BYTES
         return -(-size // 1024) * 1024
 
+    def stages_after_sums(self, sources: int) -> int:
+        """Of the ring, that a split tile of a 16-bit result needs at once: ``sources`` source
+        tiles, and the sums of its other blocks."""
+        stage, panels = (self.bm + self.bn) * 128, _panels(self.bn)
+        source = -(-panels // min(panels, stage // (self.bm * 128)))
+        return sources * source + -(-(self.split - 1) * self.bm * self.bn * 4 // stage)
+
 
 GEMM = (
     HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.22, block_seconds=1.6e-6),
