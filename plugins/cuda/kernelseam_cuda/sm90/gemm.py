@@ -250,8 +250,11 @@ class HopperGemm(KernelDefinition):
     def config(
         self, problem: GemmProblem, tile: HopperGemmTile, row: ArchRow, device: Device
     ) -> LaunchConfig:
+        """Its blocks set up their barriers while the kernel before it ends."""
         return replace(
-            super().config(problem, tile, row, device), cluster=(tile.cluster * tile.split, 1, 1)
+            super().config(problem, tile, row, device),
+            cluster=(tile.cluster * tile.split, 1, 1),
+            programmatic=True,
         )
 
     def threads(self, tile: HopperGemmTile, row: ArchRow) -> int:
