@@ -317,6 +317,16 @@ def test_a_split_tile_is_offered_where_its_ring_has_room_behind_the_source_tiles
     assert not HALF.few_enough(replace(added, beta=-1.0), wide)
 
 
+def test_a_factor_along_m_has_a_ring_of_four_slices() -> None:
+    """Of a weight's gradient, whose tokens lie along K; the input's has three and more buffers."""
+    large = {"batch": 1, "heads": 1}
+    d_weight = problem(M=4096, N=4096, K=16384, a_transposed=True, **large)
+    d_input = problem(M=16384, N=4096, K=4096, **large)
+    for p, name in ((d_weight, "128x256-4-tma-2together"), (d_input, "128x256-3-tma-2together")):
+        assert HALF.tile(p, ROW, H200).name == name
+    assert HALF.config(d_input, HALF.tile(d_input, ROW, H200), ROW, H200).programmatic
+
+
 def test_segments_have_a_map_each_and_the_head_that_each_begins_with() -> None:
     segments = tuple(Segment(n, (64 * 512 * n, 64 * 512, 64)) for n in (4, 2, 2))
     p = replace(

@@ -46,6 +46,9 @@ class HopperGemmTile:
     """Blocks of a cluster that share a tile, each a part of what is summed: for few tiles."""
     rate: float = 0.0
     """The part of the arch's product rate that the loop reaches."""
+    rate_along_m: float = 0.0
+    """The same where A lies along M, in boxes of 64 rows, if that differs: three slices are too few
+    then."""
     block_seconds: float = 0.0
 
     @property
@@ -76,7 +79,8 @@ class HopperGemmTile:
 
 
 GEMM = (
-    HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.22, block_seconds=1.6e-6),
+    HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.22, rate_along_m=1.0, block_seconds=1.6e-6),
+    HopperGemmTile(128, 256, 2, 4, 2, 1, "tma", rate=1.19, block_seconds=1.6e-6),
     HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=7e-7),
     HopperGemmTile(128, 128, 2, 5, 1, 4, "tma", rate=1.15, block_seconds=2e-7),
     HopperGemmTile(256, 128, 2, 4, 1, 2, "rows", rate=1.04, block_seconds=2.8e-7),
