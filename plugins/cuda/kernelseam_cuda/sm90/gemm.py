@@ -35,8 +35,6 @@ from kernelseam_cuda.sm90.gemm_tiling import (
 from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, SPLIT, HopperGemmTile
 from kernelseam_cuda.toolchain import sources
 
-_FEW_TILES = 400
-"""More than that fill the GPU without a split of their sums."""
 _MAX_EXTENT = 2**30
 """Rows and columns: a tile's place, and its end, are 32-bit."""
 _PANEL_BYTES, _ROWS = 128, 64
@@ -176,7 +174,7 @@ class HopperGemm(KernelDefinition):
         sources = (p.beta != 0) + (p.spec.residual is not None)
         return (
             tile.stages_after_sums(sources) <= tile.stages
-            and tile_count(p, tile) <= _FEW_TILES
+            and tile_count(p, tile) <= tile.most_tiles
             and (tile.split - 1) * divide_up(slices, tile.split) < slices
         )
 

@@ -44,6 +44,8 @@ class HopperGemmTile:
     c_first: bool = False
     split: int = 1
     """Blocks of a cluster that share a tile, each a part of what is summed: for few tiles."""
+    most_tiles: int = 400
+    """Of a result that such tiles are for: more fill the GPU without a split."""
     rate: float = 0.0
     """The part of the arch's product rate that the loop reaches."""
     rate_along_m: float = 0.0
@@ -92,14 +94,17 @@ GEMM = (
 
 SPLIT = (
     HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, split=2, rate=0.65, block_seconds=1e-7),
+    HopperGemmTile(64, 64, 1, 6, 1, 1, "rows", blocks=2, split=2, most_tiles=66, rate=0.65),
 )
-"""Tiles of linear layers of few tokens: products whose factors have K last, and few tiles."""
+"""Tiles of linear layers of few tokens: products whose factors have K last, and few tiles. Where
+each block has a multiprocessor, a longer ring."""
 
 HEADS = (
     HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.22, block_seconds=1.6e-6),
     HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=7e-7),
     HopperGemmTile(128, 128, 2, 5, 1, 4, "tma", rate=1.15, block_seconds=2e-7),
     HopperGemmTile(128, 64, 2, 6, 1, 4, "tma", rate=0.80, block_seconds=2.8e-7),
+    HopperGemmTile(64, 192, 1, 6, 1, 3, "tma", rate=0.98, block_seconds=2e-7),
     HopperGemmTile(128, 192, 2, 5, 2, 1, "rows", rate=1.166, block_seconds=1e-7),
     HopperGemmTile(128, 128, 2, 5, 1, 4, "rows", rate=1.13, block_seconds=3e-7),
     HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, rate=0.65, block_seconds=4e-7),
