@@ -364,3 +364,37 @@ ATTENTION_BWD = (
     HopperWideBackwardTile(256, 4, 3, rate=0.82, rate_in_order=0.52),
 )
 """The preferred of a spec first."""
+
+
+@dataclass(frozen=True)
+class HopperLatentTile:
+    """64 heads of a query and 64 keys a step, for these head dims; a ring of two tiles of keys."""
+
+    head_dim: int
+    value_dim: int
+    item_cost: int = 2
+    """The time that a sequence's 64 heads take beside their keys, in tiles."""
+    rate: float = 0.0
+    """The part of the arch's product rate that the loop reaches."""
+    block_seconds: float = 3e-6
+
+    rows = bn = 64
+
+    @property
+    def name(self) -> str:
+        """Rows×keys."""
+        return f"{self.rows}x{self.bn}"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Queries, two tiles of keys, P, control."""
+        size = (self.rows + 2 * self.bn) * self.head_dim * 2 + self.rows * self.bn * 2
+        size += _CONTROL_BYTES
+        assert size <= _SHARED_BYTES
+        return size
+
+
+LATENT_REGISTERS = 56, 224
+"""As ``REGISTERS``, of latent attention's two consumers."""
+LATENT = (HopperLatentTile(576, 512, rate=1.15),)
+"""The preferred first."""
