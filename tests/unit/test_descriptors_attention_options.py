@@ -587,6 +587,8 @@ def _latent(**changes: Any) -> Attention:
 def test_values_that_are_columns_of_the_keys() -> None:
     p = _latent().problem()
     assert p.spec.latent and p.spec.options == frozenset(), "whoever reads v twice is right, too"
+    assert str(p.spec) == "attention bfloat16 latent dim=576/512"
+    assert str(p).startswith("attention bfloat16 latent batch=2 heads=16/1 S_q=1")
     apart = _latent(latent=False).problem()
     assert not apart.spec.latent
     # its rows have 512 elements of 576; of one head the stride does not count

@@ -78,7 +78,8 @@ class AttentionSpec:
         apart = {"q_view", "kv_view", "dtype_kv"}
         options = "".join(f" {o}" for o in sorted(self.options - apart))
         views = "" if self.q_view == self.kv_view == "strided" else f" {self.q_view}/{self.kv_view}"
-        return f"{self.dtype}{stored}{options}{views}"
+        latent = " latent" * self.latent
+        return f"{self.dtype}{stored}{options}{latent}{views}"
 
     @property
     def out(self) -> DType:
