@@ -85,6 +85,13 @@ KS_DEVICE bool named_barrier_any(int id, int threads, bool x) {
   return any;
 }
 
+// ---- programmatic dependent launch: a kernel may start while the one before it in the stream still runs
+
+// Until the kernels before it have ended and their writes can be read. Without such a launch they have.
+KS_DEVICE void earlier_kernels_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// The next kernel may start as soon as all blocks have said so, or ended, and there is room for its blocks.
+KS_DEVICE void next_kernel_launch() { asm volatile("griddepcontrol.launch_dependents;"); }
+
 // ---- registers of a warpgroup's threads (setmaxnreg). registers_alloc blocks until other warps have deallocated enough.
 
 template<int N> KS_DEVICE void registers_dealloc() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
@@ -93,6 +100,10 @@ template<int N> KS_DEVICE void registers_alloc() { asm volatile("setmaxnreg.inc.
 // ---- TMA: tiles of a tensor that a map describes, by coordinates, the contiguous axis first
 
 struct alignas(64) TensorMap { u64 opaque[16]; };
+
+KS_DEVICE void tensor_map_prefetch(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
+}
 
 // Elements outside the tensor are filled with zeros; their bytes count as transferred.
 KS_DEVICE void tma_load(u32 to, const TensorMap& map, u32 barrier, int x0, int x1, int x2, int x3) {
@@ -131,6 +142,17 @@ KS_DEVICE void bulk_load(u32 to, const void* from, int bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
+
+// ---- copies of 16 bytes by a thread (cp.async), zeros where there is nothing to copy
+
+KS_DEVICE void async_copy(u32 to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+// Arrives at the barrier when this thread's copies so far have ended; the barrier counts on it.
+KS_DEVICE void async_copies_arrive(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(barrier) : "memory");
+}
+KS_DEVICE void async_copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // An L2 cache policy: these lines are evicted first. Naming the normal policy differs from naming none: GEMMs with few columns
 // took 8 % longer.

@@ -31,6 +31,7 @@ from kernelseam_cuda.sm90.tiles import (  # noqa: E402
     GEMM,
     HopperBackwardTile,
     HopperGemmTile,
+    HopperLatentTile,
     HopperTf32Tile,
     HopperWideBackwardTile,
 )
@@ -99,6 +100,8 @@ def order_of(made: SourceBundle, tile: Any) -> list[str]:
         return violations(text, ahead=1, handed=True)
     if isinstance(tile, HopperBackwardTile | HopperWideBackwardTile):
         return [x for x in violations(text, handed=True) if x not in GRADIENTS]
+    if isinstance(tile, HopperLatentTile):
+        return violations(text, handed=True)
     return violations(text, tile.out_stages)
 
 

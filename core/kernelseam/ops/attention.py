@@ -60,6 +60,7 @@ def attention(
     out_dtype: DType | str | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
+    latent: bool = False,
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
@@ -87,7 +88,8 @@ def attention(
     ``scale`` defaults to 1/√D. ``out``: an array for the result, else a new one of q's kind, of
     ``out_dtype`` (q's, or float32). ``return_lse``: also return ln Σexp(scores) over the visible
     keys, [B, H, S_q], float32 (float64 where q is). ``batch_invariant``: a row's bits do not depend
-    on what else is in the batch. ``backend`` must be that of the arrays' device; ``implementation``
+    on what else is in the batch. ``latent``: v is a view of k, its first columns, which a kernel
+    may then read once. ``backend`` must be that of the arrays' device; ``implementation``
     names one of its ways; ``stream`` is an int, an object with ``__cuda_stream__``, or None for the
     array library's current one; results of a call on another stream must be kept until that stream
     has passed.
@@ -121,6 +123,7 @@ def attention(
         layout,
         scale_block,
         batch_invariant,
+        latent,
     )
     results = operate(DENSE_WORK, arrays, options, backend, implementation, stream, _DENSE_WORDING)
     result = results["out"] if out is None else out
@@ -317,6 +320,7 @@ def attention_paged(
     out_dtype: DType | str | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
+    latent: bool = False,
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
@@ -368,6 +372,7 @@ def attention_paged(
         max_seqlen_k,
         scale_block,
         batch_invariant,
+        latent,
     )
     results = operate(PAGED_WORK, arrays, options, backend, implementation, stream, _PAGED_WORDING)
     result = results["out"] if out is None else out
@@ -379,7 +384,7 @@ def checked(options: dict[str, Any]) -> dict[str, Any]:
     return {n: x if x is None and n in _OPTIONAL else _RULES[n](n, x) for n, x in options.items()}
 
 
-_FLAGS = ("causal", "batch_invariant")
+_FLAGS = ("causal", "batch_invariant", "latent")
 _OPTIONAL = ("window", "scale", "softcap", "max_seqlen_q", "max_seqlen_k", "scale_block")
 """Options that may be None."""
 _RULES: dict[str, Callable[[str, Any], object]] = {
@@ -452,7 +457,7 @@ def _lse_shape(q: ArrayInfo, names: list[str]) -> tuple[int, ...]:
 
 DENSE_WORK = partial(
     _work,
-    ("causal", "window", "scale", "softcap", "layout", "scale_block", "batch_invariant"),
+    ("causal", "window", "scale", "softcap", "layout", "scale_block", "batch_invariant", "latent"),
 )
 PACKED_WORK = partial(
     _work,
@@ -480,6 +485,7 @@ PAGED_WORK = partial(
         "max_seqlen_k",
         "scale_block",
         "batch_invariant",
+        "latent",
     ),
 )
 _DENSE_WORDING, _PAGED_WORDING = (

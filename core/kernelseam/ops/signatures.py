@@ -65,6 +65,7 @@ class Dense(Packed, total=False):
 
     kv_lengths: Any
     layout: str
+    latent: bool
 
 
 class Paged(Packed, total=False):
@@ -75,6 +76,7 @@ class Paged(Packed, total=False):
     max_seqlen_k: int | None
     layout: str
     kv_layout: str
+    latent: bool
 
 
 class PackedTensors(Scores, OnTensors, total=False):

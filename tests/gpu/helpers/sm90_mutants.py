@@ -14,6 +14,7 @@ then.
 from __future__ import annotations
 
 import sm90_gradient_mutants
+import sm90_latent_mutants
 from mutant import Mutant
 
 PIPELINE, WGMMA = "sm90/pipeline.h", "sm90/wgmma.h"
@@ -988,6 +989,7 @@ MUTANTS = (
         "order",
     ),
     *sm90_gradient_mutants.MUTANTS,
+    *sm90_latent_mutants.MUTANTS,
 )
 
 LUCK = {

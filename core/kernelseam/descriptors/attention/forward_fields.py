@@ -82,6 +82,7 @@ class AttentionFields:
     dtype_kv: DType | str | None = None
     scale_block: int | None = None
     batch_invariant: bool = False
+    latent: bool = False
     stride_q_batch: int | None = None
     stride_q_head: int | None = None
     stride_q_row: int | None = None

@@ -117,6 +117,7 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         batch_invariant=flag("batch_invariant", given.batch_invariant),
         dtype_kv=dtype_kv,
         kv_scales=_scaled(given, dtype_kv),
+        latent=_latent(given, shapes["k"], d_v, strides["k"], strides["v"]),
     )
     problem = AttentionProblem(
         spec,
@@ -206,6 +207,34 @@ def _scaled(given: AttentionFields, dtype_kv: DType | None) -> str | None:
             "scale_block", given.scale_block, "is about scales", "Give k_scales and v_scales too"
         )
     return None if not there else "heads" if given.scale_block is None else "blocks"
+
+
+def _latent(
+    given: AttentionFields,
+    shape: tuple[int, ...],
+    d_v: int,
+    k: tuple[int, ...],
+    v: tuple[int, ...],
+) -> bool:
+    """Whether v is the first columns of k, of that shape, with its strides; those of axes of extent
+    1 do not count. Addresses are compared at bind."""
+    latent = flag("latent", given.latent)
+    d = shape[-1]
+    if latent and d_v > d:
+        raise InvalidValue(
+            "latent",
+            True,
+            f"v is the first columns of k, and value_dim = {d_v} of head_dim = {d}",
+            "Leave it out",
+        )
+    if latent and any(n > 1 and s != t for n, s, t in zip(shape[:3], k, v, strict=True)):
+        raise InvalidValue(
+            "latent",
+            True,
+            f"v is the first columns of k, and its strides are {v}, those of k {k}",
+            "Give v as a view of k, or leave it out",
+        )
+    return latent
 
 
 def _table_stride(given: AttentionFields, width: int) -> int:

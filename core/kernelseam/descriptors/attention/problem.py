@@ -12,7 +12,7 @@ from kernelseam.descriptors.common.extents import distinct
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
 
-PLAIN = frozenset({"dtype", "head_dim", "value_dim", "vector", "lse"})
+PLAIN = frozenset({"dtype", "head_dim", "value_dim", "vector", "lse", "latent"})
 """Fields of a spec that are not options: every implementation supports them."""
 
 
@@ -48,6 +48,9 @@ class AttentionSpec:
     """That of k and v where they are stored in 8 bits; None: that of q."""
     kv_scales: str | None = None
     """What has a scale of k and one of v: "heads" of an entry, or "blocks" of their keys."""
+    latent: bool = False
+    """Whether v is the first columns of k, as in multi-head latent attention: at the same address,
+    with the same strides. Who reads v as any other is right, too."""
 
     operation = "attention"
 
@@ -75,7 +78,8 @@ class AttentionSpec:
         apart = {"q_view", "kv_view", "dtype_kv"}
         options = "".join(f" {o}" for o in sorted(self.options - apart))
         views = "" if self.q_view == self.kv_view == "strided" else f" {self.q_view}/{self.kv_view}"
-        return f"{self.dtype}{stored}{options}{views}"
+        latent = " latent" * self.latent
+        return f"{self.dtype}{stored}{options}{latent}{views}"
 
     @property
     def out(self) -> DType:
@@ -177,6 +181,7 @@ class AttentionProblem:
             width: int,
             strides: tuple[int, int, int],
             written: bool = False,
+            same_as: str = "",
         ) -> OperandRule:
             used = 1 if written else reads
             if view == "pointers":
@@ -191,11 +196,13 @@ class AttentionProblem:
                 (*strides, 1),
                 s.vector if s.vector >= 16 else dtype.itemsize,
                 written,
+                same_as=same_as,
             )
 
         yield rows("q", s.dtype, s.q_view, h, s.head_dim, self.q_strides)
         yield rows("k", s.kv, s.kv_view, g, s.head_dim, self.k_strides)
-        yield rows("v", s.kv, s.kv_view, g, s.value_dim, self.v_strides)
+        same_as = "k" if s.latent else ""
+        yield rows("v", s.kv, s.kv_view, g, s.value_dim, self.v_strides, same_as=same_as)
         yield rows("out", s.out, s.q_view, h, s.value_dim, self.out_strides, True)
         if s.lse:
             outer, inner = query_rows.get(s.q_view, (b, self.S_q))
@@ -313,7 +320,8 @@ class AttentionProblem:
             distinct(self.kv_heads, self.k_strides[1]) if s.kv_view != "pointers" else self.kv_heads
         )
         read = queries * h * s.head_dim * s.dtype.itemsize
-        read += keys * kv_h * (s.head_dim + s.value_dim) * s.kv.itemsize
+        width = s.head_dim if s.latent else s.head_dim + s.value_dim
+        read += keys * kv_h * width * s.kv.itemsize
         if self.scale_block:
             read += 8 * (keys // self.scale_block) * kv_h
         written = s.value_dim * s.out.itemsize + (s.dtype_lse.itemsize if s.lse else 0)

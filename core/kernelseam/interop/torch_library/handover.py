@@ -42,7 +42,8 @@ def _ordered(arrays: Arrays, names: tuple[str, ...]) -> list[Tensor | None]:
 
 
 def _dense(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Made:
-    out_dtype, return_lse, causal, window, scale, softcap, layout, block, invariant = options
+    # latent only allows what an operator does not do
+    out_dtype, return_lse, causal, window, scale, softcap, layout, block, invariant, _ = options
     _refuse_scales(arrays, block)
     out, lse = attention.ATTENTION(
         *_ordered(arrays, attention.DENSE),
@@ -127,6 +128,7 @@ def _paged(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> M
         longest_k,
         scale_block,
         invariant,
+        _,
     ) = options
     pages = {"k_pages": arrays["k"], "v_pages": arrays["v"]}
     out, lse = attention.ATTENTION_PAGED(

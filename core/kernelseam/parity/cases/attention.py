@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases.attention_case import AttentionCase, case
-from kernelseam.parity.cases.attention_decode import few_queries, options
+from kernelseam.parity.cases.attention_decode import few_queries, latent, options
 from kernelseam.parity.cases.attention_guards import guards
 from kernelseam.parity.cases.attention_scores import biases, masks, together, windows
 from kernelseam.parity.cases.attention_sequences import lengths, packed, paged, pointers
@@ -46,6 +46,7 @@ def attention_cases() -> list[AttentionCase]:
         "lists of addresses": pointers,
         "few queries and split keys": few_queries,
         "keys and values of 8 bits": stored,
+        "latent": latent,
         "wide heads, results in float32, batch invariance": options,
     }
     plain = [replace(c, group=group) for group, cases in groups.items() for c in cases()]

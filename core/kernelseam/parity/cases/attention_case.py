@@ -75,6 +75,8 @@ class AttentionCase:
     """What has scales of k and v: "tensor", "heads", "entries" (and heads), or "blocks"."""
     scale_block: int | None = None
     batch_invariant: bool = False
+    latent: bool = False
+    """v is the first columns of k."""
     data: str = "normal"
     """"normal" N(0,1); with scores made "extreme" (sd 256), "falling" (near −512), "climbing" (4 a
     key); or with keys whose score is −inf: "holes" (every third), "voids" (all); or "faint": scores

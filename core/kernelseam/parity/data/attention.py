@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 
@@ -65,6 +66,8 @@ def values(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
         for name, x, kind in zip(operand_layouts, (q, k, v), kinds, strict=True)
     }
     inputs |= scales
+    if case.latent:
+        inputs["v"] = inputs["k"][..., : case.value_dim]
     plane = (case.batch, case.num_heads, case.S_q, case.S_k)
     if case.bias:
         inputs["bias"] = repeated_copy(
@@ -253,6 +256,8 @@ def placements(case: AttentionCase) -> dict[str, Placement]:
             placements[name] = Placement(
                 "qkv", case.dtype, operand_shapes[name], (case.S_q * row, D, row, 1), first
             )
+    if case.latent:
+        placements["v"] = replace(placements["k"], shape=operand_shapes["v"])
     if case.lse:
         placements["lse"] = _lse(case, operand_shapes["q"][:3])
     planes = {

@@ -36,6 +36,7 @@ FIELDS = (
     "dtype_kv",
     "scale_block",
     "batch_invariant",
+    "latent",
 )
 """Fields with the same name in a case and in the descriptor."""
 

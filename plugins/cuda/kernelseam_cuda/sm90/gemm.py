@@ -35,8 +35,6 @@ from kernelseam_cuda.sm90.gemm_tiling import (
 from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, SPLIT, HopperGemmTile
 from kernelseam_cuda.toolchain import sources
 
-_FEW_TILES = 400
-"""More than that fill the GPU without a split of their sums."""
 _MAX_EXTENT = 2**30
 """Rows and columns: a tile's place, and its end, are 32-bit."""
 _PANEL_BYTES, _ROWS = 128, 64
@@ -168,15 +166,15 @@ class HopperGemm(KernelDefinition):
 
     def few_enough(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
         """Whether its tiles can be counted; where their sums are split, that they are few, that
-        every part has something to sum, and that the ring has room for the parts: behind one
-        source tile, not behind two."""
+        every part has something to sum, and that the ring has room for the parts behind the
+        source tiles."""
         if tile.split == 1:
             return tile_count(p, tile) < MAX_TILES
-        if p.beta != 0 and p.spec.residual:
-            return False
         slices = divide_up(p.K, slice_of(p.spec))
+        sources = (p.beta != 0) + (p.spec.residual is not None)
         return (
-            tile_count(p, tile) <= _FEW_TILES
+            tile.stages_after_sums(sources) <= tile.stages
+            and tile_count(p, tile) <= tile.most_tiles
             and (tile.split - 1) * divide_up(slices, tile.split) < slices
         )
 
@@ -250,8 +248,11 @@ class HopperGemm(KernelDefinition):
     def config(
         self, problem: GemmProblem, tile: HopperGemmTile, row: ArchRow, device: Device
     ) -> LaunchConfig:
+        """Its blocks set up their barriers while the kernel before it ends."""
         return replace(
-            super().config(problem, tile, row, device), cluster=(tile.cluster * tile.split, 1, 1)
+            super().config(problem, tile, row, device),
+            cluster=(tile.cluster * tile.split, 1, 1),
+            programmatic=True,
         )
 
     def threads(self, tile: HopperGemmTile, row: ArchRow) -> int:

@@ -38,6 +38,7 @@ def work(p: GemmProblem, tile: HopperGemmTile) -> Work:
     """Bytes, blocks and operations of a product by a tile."""
     rows, columns = grid_of_tiles(p, tile)
     size = p.spec.dtype.itemsize
+    rate = (p.spec.a_transposed and tile.rate_along_m) or tile.rate
     whole = _LISTED if p.spec.view == "pointers" and not tile.c_first else 1
     lines = sum(
         n * (2 if row * size % _LINE else whole)
@@ -45,7 +46,7 @@ def work(p: GemmProblem, tile: HopperGemmTile) -> Work:
     )
     slice_operations = max(
         2.0 * tile.bm * tile.bn * _SLICE,
-        _LINE_OPERATIONS * tile.rate * lines,
+        _LINE_OPERATIONS * rate * lines,
         _SHARED_OPERATIONS * columns / tile.split,
     )
     return Work(
@@ -53,6 +54,6 @@ def work(p: GemmProblem, tile: HopperGemmTile) -> Work:
         rows * tile.cluster * columns * p.results * tile.split,
         slice_operations * divide_up(divide_up(p.K, slice_of(p.spec)), tile.split) * p.summed,
         dtype=DType.bfloat16,
-        rate=tile.rate,
+        rate=rate,
         block_seconds=tile.block_seconds,
     )
