@@ -127,7 +127,12 @@ def describe_strided(
 ) -> Attention:
     """The descriptor of an attention without pointer lists."""
     return Attention(
-        **addresses, **strides(layout, packed(case)), **dict(_views(case)), **_options(case)
+        **addresses,
+        **strides(layout, packed(case)),
+        **dict(_views(case)),
+        **_options(case),
+        dtype_kv=case.dtype_kv,
+        scale_block=case.scale_block,
     )
 
 
