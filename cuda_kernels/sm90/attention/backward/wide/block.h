@@ -30,7 +30,7 @@ struct alignas(1024) SharedStorage {
   float lse[Q_STAGES][STEP], dots[Q_STAGES][STEP];  // beside the first half of q
   WorkTile work_tiles[WORK_SLOTS];
   u64 kv_ring[2], q_ring[2 * Q_STAGES], dout_ring[2 * O_STAGES], ds_ring[2 * DS_STAGES], p_ring[2 * DS_STAGES], tile_ring[2];
-  int tile;
+  int tile;  // the number that the first block's producer tells the other's
 };
 static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
 

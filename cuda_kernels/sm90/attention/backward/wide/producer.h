@@ -17,7 +17,7 @@ struct Producer {
   // The next number of the counter: the first block asks, and tells the other. One message a tile, as of K and V: the phase of
   // the one follows from that of the other.
   KS_DEVICE int count_tile() {
-    const u32 parity = KS_IN_ORDER ? kv.parity ^ 1 : kv.parity;
+    const u32 parity = kv.parity ^ 1;
     if (rank() == 0) {
       const int t = (int)atomicAdd(a.counter, 1u);
       barrier_wait(rings.tile.empty({0, 0}), parity ^ 1);
@@ -30,9 +30,9 @@ struct Producer {
     barrier_arrive_at(rings.tile.empty({0, 0}), 0);
     return t;
   }
-  // In order the first tile is taken from the counter, too: whoever holds it runs.
-  KS_DEVICE int first_tile() { return KS_IN_ORDER ? count_tile() : (int)block_index() / CLUSTER; }
-  KS_DEVICE int tile_after(int t) { return KS_DYNAMIC ? count_tile() + (KS_IN_ORDER ? 0 : clusters()) : t + clusters(); }
+  // The first tile is taken from the counter, too: in order, whoever holds one runs.
+  KS_DEVICE int first_tile() { return KS_DYNAMIC ? count_tile() : (int)block_index() / CLUSTER; }
+  KS_DEVICE int tile_after(int t) { return KS_DYNAMIC ? count_tile() : t + clusters(); }
 
   // The stage of half n of a ring, and the phase to wait for.
   template<int STAGES> static KS_DEVICE PipelineState<STAGES> nth(u32 n) { return {(int)(n % STAGES), n / STAGES % 2 ^ 1}; }
