@@ -36,7 +36,6 @@ FIELDS = (
     "dtype_kv",
     "scale_block",
     "batch_invariant",
-    "latent",
 )
 """Fields with the same name in a case and in the descriptor."""
 
@@ -133,6 +132,7 @@ def describe_strided(
         **_options(case),
         dtype_kv=case.dtype_kv,
         scale_block=case.scale_block,
+        latent=case.latent,
     )
 
 
