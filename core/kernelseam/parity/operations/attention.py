@@ -33,11 +33,9 @@ FIELDS = (
     "softcap",
     "dtype",
     "dtype_out",
-    "dtype_kv",
-    "scale_block",
     "batch_invariant",
 )
-"""Fields with the same name in a case and in the descriptor."""
+"""Fields with the same name in a case and in both descriptors."""
 
 
 class AttentionForward(Operation[AttentionCase, AttentionResult]):
