@@ -13,7 +13,7 @@ import kernelseam as ks
 import numpy as np
 import pytest
 from kernelseam.contract import LaunchConfig, SourceBundle
-from kernelseam.dtypes import DType
+from kernelseam.dtypes import E4M3, DType
 from kernelseam.errors import InvalidValue, OutOfDeviceMemory
 from nvidia_gpu import DEVICE, RUNTIME, TOOLCHAIN, cupy
 
@@ -25,7 +25,7 @@ def normal(*shape: int, dtype: Any = np.float32) -> Any:
     return RNG.standard_normal(shape).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", list(DType), ids=str)
+@pytest.mark.parametrize("dtype", [d for d in DType if d not in E4M3], ids=str)
 def test_a_round_trip_keeps_every_bit(dtype: DType) -> None:
     host = normal(3, 5, 7).astype(dtype.numpy)
     there = RUNTIME.from_host(host, DEVICE)
