@@ -11,6 +11,14 @@ KS_DEVICE Quad load_chunk(const void* p) {
   typedef Quad Anywhere __attribute__((aligned(2)));
   return *(const KS_GLOBAL Anywhere*)p;
 }
+// The same by narrow loads, for what is rare.
+KS_DEVICE Quad load_words(const void* p) {
+  typedef unsigned Word __attribute__((aligned(2)));
+  Quad x;
+#pragma unroll
+  for (int i = 0; i < 4; i++) x[i] = ((const volatile KS_GLOBAL Word*)p)[i];
+  return x;
+}
 // x, whose loads are complete from here on.
 KS_DEVICE Quad arrived(Quad x) {
   asm volatile("" : "+v"(x));
@@ -97,41 +105,68 @@ template<int SIZE> KS_DEVICE Quad moved_down(Quad x, int n) {
   return x;
 }
 
+// Whether rows of a view lie one common distance apart: then one base and 32-bit offsets address a tile's.
+template<class View> struct Strides { static constexpr bool COMMON = false; };
+#if !KS_SEGMENTED  // which leaves no scalar registers for the base
+template<class T> struct Strides<StridedView<T>> { static constexpr bool COMMON = true; };
+#endif
+
 template<class Tile, int THREADS, int VECTOR, bool EXACT, bool BRIEF = false> struct Copy {
   typedef typename Tile::T T;
   typedef Dealing<Tile, THREADS> Mine;
-  static constexpr int ROUNDS = Mine::ROUNDS, RUN = Mine::RUN, V = Mine::V;
+  static constexpr int ROUNDS = Mine::ROUNDS, RUN = Mine::RUN, V = Mine::V, SIZE = (int)sizeof(T);
   Quad x[ROUNDS][RUN];
   int rows_left, cols_left;  // from the tile's first row and column to the matrix's ends
 
   // A warp's number among several that copy each its own tiles does not count.
-  static KS_DEVICE Mine dealt() { return {(unsigned)opaque(THREADS == WARP ? lane() : thread_index())}; }
+  static KS_DEVICE int self() { return THREADS == WARP ? lane() : thread_index(); }
+  // What it is dealt, known once; and made anew, where it would take registers for what happens rarely.
+  static KS_DEVICE Mine dealt() { return {(unsigned)self()}; }
+  static KS_DEVICE Mine dealt_anew() { return {(unsigned)opaque(self())}; }
   KS_DEVICE bool inside() const { return rows_left >= Tile::ROWS && (EXACT || cols_left >= Tile::COLS); }
+
+  // load(i, j, row, column) of every chunk: row and column in the tile.
+  template<class Load> KS_DEVICE void each_chunk(const Mine mine, Load load) {
+    unrolled<ROUNDS>([&](auto i) {
+      if (!mine.takes(i)) return;
+      unrolled<RUN>([&](auto j) { x[i][j] = load(mine.row(i) + j, mine.column(i)); });
+      one_by_one();
+    });
+  }
 
   // What is beyond an end is loaded from before it: instead of a row the last one, instead of a chunk that its row's end
   // cuts off the row's last 16 bytes. It is put right when it lands. So every tile takes the same way, without
   // branches: loads of two ways into the same registers wait for each other.
   template<class View> KS_DEVICE void fetch(Tile, View v, int row0, int row_end, int col0, int col_end) {
     rows_left = opaque_uniform(row_end - row0), cols_left = opaque_uniform(col_end - col0);
-    const Mine mine = dealt();
-    auto each_chunk = [&](auto load) {
-      unrolled<ROUNDS>([&](auto i) {
-        if (!mine.takes(i)) return;
-        unrolled<RUN>([&](auto j) {
-          const T* row = v.row(row0 + min_of(mine.row(i) + j, rows_left - 1)) + col0;
-          x[i][j] = load(row, mine.column(i));
+    if constexpr (Strides<View>::COMMON) {
+      // Of a tile with a common stride the offsets stay what they are from tile to tile: only the base moves.
+      constexpr int FAR = 0x7fffffff / (Tile::ROWS * SIZE);
+      // Every one of these is at least 0: a row has a chunk, the tile begins inside, and the stride is small.
+      if ((col_end - V | rows_left - 1 | cols_left - 1 | v.stride | FAR - v.stride) >= 0) {
+        // A chunk that is cut off begins before the tile: offsets are from a chunk before it.
+        constexpr int BEFORE = EXACT ? 0 : V;
+        const KS_GLOBAL char* const base = (const KS_GLOBAL char*)(v.row(row0) + col0 - BEFORE);
+        const unsigned stride = (unsigned)v.stride * SIZE, last = (unsigned)(rows_left - 1) * stride;
+        each_chunk(dealt(), [&](int row, int column) {
+          typedef Quad Anywhere __attribute__((aligned(2)));
+          const unsigned from = (EXACT ? column : min_of(column, cols_left - V) + BEFORE) * SIZE;
+          const unsigned wanted = row * stride + from, most = last + from;
+          return *(const KS_GLOBAL Anywhere*)(base + (wanted < most ? wanted : most));
         });
-        one_by_one();
-      });
-    };
+        return;
+      }
+    }
+    auto row_of = [&](int row) { return v.row(row0 + min_of(row, rows_left - 1)) + col0; };
     if (col_end >= V)
-      each_chunk([&](const T* row, int column) {
-        return load_chunk(row + (EXACT ? column : min_of(column, cols_left - V)));
+      each_chunk(dealt_anew(), [&](int row, int column) {
+        const T* const from = row_of(row) + (EXACT ? column : min_of(column, cols_left - V));
+        return Strides<View>::COMMON ? arrived(load_words(from)) : load_chunk(from);
       });
     else  // a whole row is less than a chunk: its elements become the last ones of each
-      each_chunk([&](const T* row, int) {
+      each_chunk(dealt_anew(), [&](int row, int) {
         Chunk<T> y;
-        unrolled<V>([&](auto e) { y.v[e] = load_global<T>(row + max_of(cols_left - V + e, 0)); });
+        unrolled<V>([&](auto e) { y.v[e] = load_global<T>(row_of(row) + max_of(cols_left - V + e, 0)); });
         return arrived(__builtin_bit_cast(Quad, y));
       });
   }
@@ -141,15 +176,17 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT, bool BRIEF = false> st
     land(t);
   }
   KS_DEVICE void land(Tile t) {
-    const Mine mine = dealt();
-    if (!inside())
+    if (!inside()) {
+      const Mine mine = dealt_anew();
       unrolled<ROUNDS>([&](auto i) {
         unrolled<RUN>([&](auto j) {
           const int beyond = EXACT ? 0 : mine.column(i) + V - cols_left;
-          x[i][j] = moved_down<sizeof(T)>(x[i][j], mine.row(i) + j < rows_left ? beyond : V);
+          x[i][j] = moved_down<SIZE>(x[i][j], mine.row(i) + j < rows_left ? beyond : V);
         });
         one_by_one();
       });
+    }
+    const Mine mine = dealt();
     unrolled<ROUNDS>([&](auto i) {
       if (mine.takes(i)) mine.store(t, i, x[i]);
     });

@@ -1,7 +1,8 @@
 // AMD: wave64 with MFMA (gfx90a, gfx942, gfx950), wave32 with WMMA (gfx11, gfx12). The vendor's half of the tile vocabulary.
 //
 // Constants (from the arch's row): KS_WARP (lanes), KS_SIMDS (vector units that share a compute unit's waves),
-// KS_MATRIX_HEADER (the arch's matrix instructions and how their operands lie in lanes).
+// KS_LDS_BANKS (of 4 bytes, for wide reads), KS_MATRIX_HEADER (the arch's matrix instructions and how their operands lie
+// in lanes), KS_BF16_CONVERTS where an instruction rounds to bf16.
 #pragma once
 
 #define KS_DEVICE __device__ inline __attribute__((always_inline))
