@@ -187,6 +187,13 @@ template<class T_> struct MatrixEngine {
 #pragma unroll
         for (int e = 0; e < BLOCK_SUMS; e++) a.x[r][b][e] = f(a.x[r][b][e], v.x[r]);
   }
+  // Nothing, where no row of the wave changes: over many tiles the largest score seldom moves.
+  template<int R, int C> static KS_DEVICE void row_scale(Acc<R, C>& a, const Row<R>& v) {
+    bool changed = false;
+#pragma unroll
+    for (int r = 0; r < R / 16; r++) changed |= v.x[r] != 1.f;
+    if (any_lane(changed)) row_apply(a, v, [](float x, float y) { return x * y; });
+  }
   template<int R, int C> static KS_DEVICE void row_max(Row<R>& out, const Acc<R, C>& a) {
 #pragma unroll
     for (int r = 0; r < R / 16; r++) {

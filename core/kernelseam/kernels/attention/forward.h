@@ -192,7 +192,7 @@ attention_forward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const 
     E::row_apply(s, base, [=](float x, float y) { return exp2_fast(x * c - y); });
     E::zip(l, l, fade, [](float x, float y) { return x * y; });
     E::row_add_partial(l, s);
-    E::row_apply(o, fade, [](float x, float y) { return x * y; });
+    E::row_scale(o, fade);
     const auto p = E::to_operand(s, scratch);
     bool hidden = false;  // whether values that some rows must not see had to be taken out
     if constexpr (HIDES && masked.value) hidden = block_any(take_out_non_finite<THREADS>(tile_v(stage)));
