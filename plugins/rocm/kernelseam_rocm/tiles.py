@@ -1,8 +1,8 @@
 """Tile shapes of the shared kernels by family of archs.
 
-Chosen by what the compiler makes of them: none spills for any covering spec, none moves registers
-to AGPRs in its loop, and of those the ones whose matrix units would work the most by count. None
-was timed on a device yet.
+Chosen by what the compiler makes of them: none spills for any covering spec, those for head dims up
+to 128 move no registers to AGPRs in their loops, and of such the ones whose matrix units would work
+the most by count. None was timed on a device yet.
 """
 
 from __future__ import annotations
@@ -74,15 +74,19 @@ CDNA_ATTENTION = (
     AttentionTile(HALF_PRECISION, 64, 4, 32, 64, 1, True, 2, plain=True),
     AttentionTile(HALF_PRECISION, 64, 4, 32, 32, 1, True, 2),
     AttentionTile(HALF_PRECISION, 64, 4, 16, 64, 1, True, 2, plain=True),
-    AttentionTile(HALF_PRECISION, 128, 4, 32, 32, 1, True, 2),
+    AttentionTile(HALF_PRECISION, 128, 4, 32, 32, 1, True, 2, plain=True),
     AttentionTile(HALF_PRECISION, 128, 4, 16, 64, 1, True, 2, plain=True),
-    AttentionTile(HALF_PRECISION, 256, 4, 16, 16, 1, True, 2),
+    AttentionTile(HALF_PRECISION, 128, 4, 16, 32, 1, True, 2),
+    AttentionTile(HALF_PRECISION, 256, 4, 16, 16, 1, True, 2, plain=True),
+    AttentionTile(HALF_PRECISION, 256, 4, 16, 16, 1, True),
     AttentionTile(HALF_PRECISION, 576, 4, 16, 16, 1, column_warps=4),
     *CDNA_SINGLE_ATTENTION,
 )
 CDNA4_ATTENTION = (
+    AttentionTile(HALF_PRECISION, 64, 8, 32, 128, 1, True, plain=True),
     AttentionTile(HALF_PRECISION, 64, 4, 32, 64, 1, True, 2),
     AttentionTile(HALF_PRECISION, 64, 4, 16, 64, 1, True, 2, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 8, 32, 64, 1, True, plain=True),
     AttentionTile(HALF_PRECISION, 128, 4, 32, 32, 1, True, 2),
     AttentionTile(HALF_PRECISION, 128, 4, 16, 64, 1, True, 2, plain=True),
     AttentionTile(HALF_PRECISION, 256, 4, 16, 32, 1, True, 2),
@@ -93,6 +97,7 @@ CDNA4_ATTENTION = (
 # A wave of 32 lanes has registers for 128 columns of 16 rows and little more: wider heads, and
 # scores with options, are shared by waves.
 RDNA3_ATTENTION = (
+    AttentionTile(HALF_PRECISION, 64, 8, 16, 64, 1, plain=True),
     AttentionTile(HALF_PRECISION, 64, 8, 16, 32, 1, True),
     AttentionTile(HALF_PRECISION, 64, 4, 16, 32, 1, True),
     AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, plain=True),
@@ -107,7 +112,7 @@ RDNA4_ATTENTION = (
     AttentionTile(HALF_PRECISION, 64, 8, 16, 64, 1, True, plain=True),
     AttentionTile(HALF_PRECISION, 64, 8, 16, 32, 1, True),
     AttentionTile(HALF_PRECISION, 64, 4, 16, 32, 1, True),
-    AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, True, plain=True),
     AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, column_warps=2),
     AttentionTile(HALF_PRECISION, 256, 8, 16, 16, 1, plain=True, column_warps=2),
     AttentionTile(HALF_PRECISION, 256, 8, 16, 16, 1, column_warps=4),
@@ -121,7 +126,8 @@ def _atomic(
 ) -> tuple[BackwardTile, ...]:
     """With atomics: no score is made twice. What is owned is "resident" in registers where those
     suffice, so that LDS holds more of it; "plain" rows would have too few scalar registers for
-    scores with options; "two" blocks' registers: of more the compiler makes AGPRs, and moves."""
+    scores with options; "two" blocks' registers: of more the compiler makes AGPRs, and moves;
+    "rolled" loops over K: on gfx11, where fragments take twice the registers, two steps spill."""
     return tuple(
         BackwardTile(
             dtypes,
@@ -137,29 +143,31 @@ def _atomic(
             score_rows=score_rows,
             query_rows=query_rows,
             resident="resident" in words,
-            unroll=2,
+            unroll=1 if "rolled" in words else 2,
         )
         for dtypes, max_dim, warps, own, step, column_warps, score_rows, query_rows, words in rows
     )
 
 
-def _apart(max_dim: int, rows: int, step: int, stages: int, **more: Any) -> BackwardTile:
-    """Keys and queries in a launch each, of four warps."""
+def _apart(max_dim: int, warps: int, rows: int, step: int, **more: Any) -> BackwardTile:
+    """Keys and queries in a launch each."""
     return BackwardTile(
-        HALF_PRECISION, max_dim, 4, rows, step, stages, apart=True, one_layout=False, **more
+        HALF_PRECISION, max_dim, warps, rows, step, 1, apart=True, one_layout=False, **more
     )
 
 
 # What is owned and what is walked over lie in LDS, the latter as either factor of a product; what
-# is owned stays in registers where those suffice.
+# is owned stays in registers where those suffice. Blocks of 8 warps, and head dims up to 512, fit
+# the LDS of CDNA 4 alone.
 CDNA_ATTENTION_BWD = (
-    _apart(64, 32, 32, 1, min_blocks=2, resident=True, plain=True),
-    _apart(64, 16, 32, 1, min_blocks=2),
-    _apart(128, 16, 32, 1, min_blocks=2, resident=True, plain=True),
-    _apart(128, 16, 16, 1, min_blocks=2),
-    BackwardTile(HALF_PRECISION, 256, 4, 16, 16, 1, column_warps=4, apart=True, one_layout=False),
-    # in the LDS of CDNA 4 alone
-    BackwardTile(HALF_PRECISION, 512, 4, 16, 16, 1, column_warps=4, apart=True, one_layout=False),
+    _apart(64, 8, 32, 64, resident=True, plain=True),
+    _apart(64, 4, 32, 32, min_blocks=2, resident=True, plain=True),
+    _apart(64, 4, 16, 32, min_blocks=2),
+    _apart(128, 8, 16, 64, resident=True, plain=True),
+    _apart(128, 4, 16, 32, min_blocks=2, resident=True, plain=True),
+    _apart(128, 4, 16, 16, min_blocks=2),
+    _apart(256, 4, 16, 16, column_warps=4),
+    _apart(512, 4, 16, 16, column_warps=4),
     BackwardTile(SINGLE, 64, 4, 16, 16, 1, apart=True),
     BackwardTile(SINGLE, 128, 4, 8, 16, 1, column_warps=2, apart=True),
     BackwardTile(SINGLE, 256, 4, 8, 16, 1, column_warps=4, apart=True),
@@ -173,29 +181,30 @@ CDNA_ATTENTION_BWD = (
     ),
 )
 _RDNA_ATTENTION_BWD = (
-    BackwardTile(HALF_PRECISION, 64, 8, 16, 16, 1, column_warps=2, apart=True, one_layout=False),
-    BackwardTile(
-        HALF_PRECISION, 128, 8, 16, 16, 1, column_warps=2, plain=True, apart=True, one_layout=False
-    ),
-    BackwardTile(HALF_PRECISION, 128, 8, 16, 16, 1, column_warps=4, apart=True, one_layout=False),
-    BackwardTile(HALF_PRECISION, 256, 8, 16, 16, 1, column_warps=8, apart=True, one_layout=False),
+    _apart(64, 8, 16, 16, column_warps=2),
+    _apart(128, 8, 16, 16, column_warps=2, plain=True),
+    _apart(128, 8, 16, 16, column_warps=4),
+    _apart(256, 8, 16, 16, column_warps=8),
     BackwardTile(SINGLE, 64, 4, 8, 16, 1, apart=True),
     BackwardTile(SINGLE, 128, 4, 8, 16, 1, column_warps=2, apart=True),
     BackwardTile(SINGLE, 256, 4, 8, 16, 1, column_warps=4, apart=True),
     *_atomic(
-        (HALF_PRECISION, 128, 4, 16, 32, 2, 16, 16, ""),
         (SINGLE, 64, 8, 16, 16, 2, 8, 8, ""),
         (SINGLE, 128, 4, 16, 16, 2, 8, 8, ""),
     ),
 )
 RDNA3_ATTENTION_BWD = (
     *_RDNA_ATTENTION_BWD,
-    *_atomic((HALF_PRECISION, 64, 8, 32, 32, 4, 16, 16, "")),
+    *_atomic(
+        (HALF_PRECISION, 64, 8, 32, 32, 4, 16, 16, ""),
+        (HALF_PRECISION, 128, 4, 16, 32, 2, 16, 16, "rolled"),
+    ),
 )
 RDNA4_ATTENTION_BWD = (
     *_RDNA_ATTENTION_BWD,
     *_atomic(
         (HALF_PRECISION, 64, 8, 32, 32, 2, 16, 16, "resident plain"),
         (HALF_PRECISION, 64, 8, 32, 32, 4, 16, 16, ""),
+        (HALF_PRECISION, 128, 4, 16, 32, 2, 16, 16, ""),
     ),
 )
