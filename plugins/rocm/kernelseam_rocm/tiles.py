@@ -86,10 +86,12 @@ CDNA4_ATTENTION = (
     AttentionTile(HALF_PRECISION, 64, 8, 32, 128, 1, True, plain=True),
     AttentionTile(HALF_PRECISION, 64, 4, 32, 64, 1, True, 2),
     AttentionTile(HALF_PRECISION, 64, 4, 16, 64, 1, True, 2, plain=True),
-    AttentionTile(HALF_PRECISION, 128, 8, 32, 64, 1, True, plain=True),
-    AttentionTile(HALF_PRECISION, 128, 4, 32, 32, 1, True, 2),
+    AttentionTile(HALF_PRECISION, 128, 8, 32, 64, 1, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 4, 32, 32, 1, True, 2, plain=True),
     AttentionTile(HALF_PRECISION, 128, 4, 16, 64, 1, True, 2, plain=True),
-    AttentionTile(HALF_PRECISION, 256, 4, 16, 32, 1, True, 2),
+    AttentionTile(HALF_PRECISION, 128, 4, 16, 32, 1, True, 2),
+    AttentionTile(HALF_PRECISION, 256, 4, 16, 32, 1, True, 2, plain=True),
+    AttentionTile(HALF_PRECISION, 256, 4, 16, 32, 2, True),
     AttentionTile(HALF_PRECISION, 576, 4, 16, 16, 1, column_warps=4),
     *CDNA_SINGLE_ATTENTION,
 )
@@ -112,7 +114,7 @@ RDNA4_ATTENTION = (
     AttentionTile(HALF_PRECISION, 64, 8, 16, 64, 1, True, plain=True),
     AttentionTile(HALF_PRECISION, 64, 8, 16, 32, 1, True),
     AttentionTile(HALF_PRECISION, 64, 4, 16, 32, 1, True),
-    AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, True, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, plain=True),
     AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, column_warps=2),
     AttentionTile(HALF_PRECISION, 256, 8, 16, 16, 1, plain=True, column_warps=2),
     AttentionTile(HALF_PRECISION, 256, 8, 16, 16, 1, column_warps=4),
@@ -160,7 +162,6 @@ def _apart(max_dim: int, warps: int, rows: int, step: int, **more: Any) -> Backw
 # is owned stays in registers where those suffice. Blocks of 8 warps, and head dims up to 512, fit
 # the LDS of CDNA 4 alone.
 CDNA_ATTENTION_BWD = (
-    _apart(64, 8, 32, 64, resident=True, plain=True),
     _apart(64, 4, 32, 32, min_blocks=2, resident=True, plain=True),
     _apart(64, 4, 16, 32, min_blocks=2),
     _apart(128, 8, 16, 64, resident=True, plain=True),
@@ -189,22 +190,16 @@ _RDNA_ATTENTION_BWD = (
     BackwardTile(SINGLE, 128, 4, 8, 16, 1, column_warps=2, apart=True),
     BackwardTile(SINGLE, 256, 4, 8, 16, 1, column_warps=4, apart=True),
     *_atomic(
+        (HALF_PRECISION, 64, 8, 32, 32, 4, 16, 16, ""),
         (SINGLE, 64, 8, 16, 16, 2, 8, 8, ""),
         (SINGLE, 128, 4, 16, 16, 2, 8, 8, ""),
     ),
 )
 RDNA3_ATTENTION_BWD = (
     *_RDNA_ATTENTION_BWD,
-    *_atomic(
-        (HALF_PRECISION, 64, 8, 32, 32, 4, 16, 16, ""),
-        (HALF_PRECISION, 128, 4, 16, 32, 2, 16, 16, "rolled"),
-    ),
+    *_atomic((HALF_PRECISION, 128, 4, 16, 32, 2, 16, 16, "rolled")),
 )
 RDNA4_ATTENTION_BWD = (
     *_RDNA_ATTENTION_BWD,
-    *_atomic(
-        (HALF_PRECISION, 64, 8, 32, 32, 2, 16, 16, "resident plain"),
-        (HALF_PRECISION, 64, 8, 32, 32, 4, 16, 16, ""),
-        (HALF_PRECISION, 128, 4, 16, 32, 2, 16, 16, ""),
-    ),
+    *_atomic((HALF_PRECISION, 128, 4, 16, 32, 2, 16, 16, "")),
 )
