@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,13 @@ ROOT = Path(__file__).parents[1]
 RESULTS, PICTURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "pictures"
 COLOURS = {"kernelseam": "#1f6f8b", "FlashAttention-3": "#c9a227", "cuDNN": "#8a8a8a"}
 COLOURS |= {"FlashAttention-2": "#cfcfcf", "cuBLAS": "#c9a227", "kernelseam, any order": "#6fb1c6"}
+PARTS = {
+    "norm, q, k, v": "#1f6f8b",
+    "attention": "#6fb1c6",
+    "output": "#c9a227",
+    "norm, MLP": "#cfcfcf",
+}
+"""Of a decoder block."""
 DEVICE = "one NVIDIA H200"
 Bars = Mapping[str, Sequence[float]]
 """By contestant, a bar a row."""
@@ -32,6 +40,10 @@ PRODUCTS = (
     *("1 × 16384×4096×4096 bf16 NT bias residual", "384 × 1×512×64 f16 NT"),
     *("100 × 333×777×129 f16 NN", "256 × 2048×2048×128 f16 NT lists in one allocation, shuffled"),
     "64 × 1024×1024×1024 f16 NN lists allocated one by one, shuffled",
+)
+BLOCK = (
+    "training, 2 × 8192 tokens, ms",
+    "a step of decoding, 16 entries, 3584 + 512 keys, ms",
 )
 
 
@@ -102,6 +114,17 @@ def gradients() -> tuple[Sequence[str], Bars]:
     }
 
 
+def decoder_block(column: str) -> tuple[Sequence[str], Bars]:
+    """The contestants of a pass, and of each part their milliseconds, forward and backward
+    together."""
+    rows = table("h200-decoder-block.md", column)
+    names = [name for name in rows[0] if name != column]
+    return names, {
+        part: [sum(float(r[n]) for r in rows if r[column].startswith(part)) for n in names]
+        for part in PARTS
+    }
+
+
 def draw(folder: Path) -> list[Path]:
     """Write every picture into a folder; the files."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,22 +133,63 @@ def draw(folder: Path) -> list[Path]:
         "products": (products(), "batched products beside cuBLAS", "cuBLAS's time over ours"),
         "gradients": (gradients(), "attention's gradients", "TFLOP/s, causal counted half"),
     }
-    return [
+    written = [
         _bars(folder / f"{name}.svg", rows, f"{title}, {DEVICE}", unit)
         for name, (rows, title, unit) in wanted.items()
     ]
+    passes = {column: decoder_block(column) for column in BLOCK}
+    return [*written, _stacked(folder / "decoder-block.svg", passes)]
 
 
-def _bars(path: Path, found: tuple[Sequence[str], Bars], title: str, unit: str) -> Path:
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Text stays text, and the same figures make the same file."""
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib.figure import Figure
-
-    names, bars = found
-    # Text stays text, and the same figures make the same file.
     settings: dict[str, Any] = {"svg.fonttype": "none", "svg.hashsalt": "kernelseam"}
     with matplotlib.rc_context(settings):
+        yield
+
+
+def _save(figure: Any, path: Path) -> Path:
+    figure.savefig(path, metadata={"Date": None, "Creator": None}, facecolor="white")
+    text = path.read_text(encoding="utf-8")
+    path.write_text(re.sub(r"[ \t]+\n", "\n", text), encoding="utf-8")
+    return path
+
+
+def _stacked(path: Path, passes: Mapping[str, tuple[Sequence[str], Bars]]) -> Path:
+    """A panel a pass, a bar a contestant, of its parts one after the other."""
+    with _settings():
+        from matplotlib.figure import Figure
+
+        heights = [len(names) for names, _ in passes.values()]
+        figure = Figure(figsize=(9, 1 + 0.42 * sum(heights)), layout="constrained")
+        panels = figure.subplots(len(passes), squeeze=False, height_ratios=heights)[:, 0]
+        for axes, (title, (names, parts)) in zip(panels, passes.items(), strict=True):
+            ends = [0.0] * len(names)
+            for part, values in parts.items():
+                axes.barh(names, values, 0.7, left=ends, color=PARTS[part], label=part)
+                ends = [end + x for end, x in zip(ends, values, strict=True)]
+            for y, end in enumerate(ends):
+                text = f"{end:.1f}" if end > 1 else f"{end:.3f}"
+                place: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
+                axes.annotate(text, (end, y), (4, 0), fontsize=8, **place)
+            axes.invert_yaxis()
+            axes.tick_params(labelsize=8)
+            axes.set_title(title, fontsize=9, loc="left")
+            axes.spines[["top", "right"]].set_visible(False)
+        panels[0].legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+        figure.suptitle(f"where a decoder block's time goes, {DEVICE}", fontsize=10)
+        return _save(figure, path)
+
+
+def _bars(path: Path, found: tuple[Sequence[str], Bars], title: str, unit: str) -> Path:
+    names, bars = found
+    with _settings():
+        from matplotlib.figure import Figure
+
         figure = Figure(
             figsize=(9, 1.2 + 0.12 * len(names) * (len(bars) + 1)), layout="constrained"
         )
@@ -157,10 +221,7 @@ def _bars(path: Path, found: tuple[Sequence[str], Bars], title: str, unit: str) 
         axes.spines[["top", "right"]].set_visible(False)
         if len(bars) > 1:
             axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-        figure.savefig(path, metadata={"Date": None, "Creator": None}, facecolor="white")
-    text = path.read_text(encoding="utf-8")
-    path.write_text(re.sub(r"[ \t]+\n", "\n", text), encoding="utf-8")
-    return path
+        return _save(figure, path)
 
 
 if __name__ == "__main__":

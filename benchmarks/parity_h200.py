@@ -37,7 +37,7 @@ from kernelseam.parity.running.run import Outcome, targets
 from kernelseam.parity.running.workers import cores
 from kernelseam.plugins import plugins
 
-from benchmarks import ahead
+from benchmarks import precompile
 
 OPERATIONS = tuple(dict.fromkeys(c.operation for c in matrix()))
 
@@ -91,11 +91,11 @@ def main(argv: list[str] | None = None) -> int:
     known = many_tiles(arguments.filter) if arguments.many_tiles else matrix(arguments.filter)
     cases = [c for c in known if c.operation in (arguments.operation or OPERATIONS)]
     if arguments.covering:
-        cases = ahead.choice(cases, device)
+        cases = precompile.choice(cases, device)
     if arguments.separate and not arguments.compile_only:
         return separate(cases, device, arguments.implementation, arguments.verbose)
-    units = ahead.units(cases, device, arguments.implementation)
-    wrong = ahead.compile_all(units, device) if units else []
+    units = precompile.units(cases, device, arguments.implementation)
+    wrong = precompile.compile_all(units, device) if units else []
     seconds = time.perf_counter() - start
     print(
         f"{len(cases)} cases, {len(units)} binaries in {seconds:.0f} s",

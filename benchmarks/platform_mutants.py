@@ -46,7 +46,7 @@ from kernelseam.parity.running.run import Target, run_case
 from kernelseam.parity.running.workers import cores
 from kernelseam.plugins import plugins
 
-from benchmarks import ahead
+from benchmarks import precompile
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path += [str(TESTS / "host" / "helpers"), str(TESTS / "gpu" / "helpers")]
@@ -130,12 +130,26 @@ def plant(mutant: Mutant | None, backend: str) -> None:
         return changed
 
     toolchain.platform_files = platform_files  # type: ignore[method-assign]
-    for kernel in registered.kernels:
-        if isinstance(kernel, KernelDefinition):
-            own = {
-                name: changed.get(name, text) for name, text in type(kernel).sources(kernel).items()
-            }
-            kernel.sources = lambda own=own: own  # type: ignore[method-assign, misc]
+    for definition in _with_sources(KernelDefinition):
+        original = _ORIGINALS.setdefault(definition, definition.__dict__["sources"])
+
+        def sources(self: Any, original: Any = original) -> Mapping[str, str]:
+            return {name: changed.get(name, text) for name, text in original(self).items()}
+
+        definition.sources = sources
+
+
+_ORIGINALS: dict[Any, Any] = {}
+"""Kernel definitions' own ``sources``, as they were before the first bug."""
+
+
+def _with_sources(definition: Any) -> Iterator[Any]:
+    """The classes with a ``sources`` of their own: definitions of kernels that only others launch
+    (the backward's rows and sums) are not among a backend's kernels."""
+    if "sources" in definition.__dict__:
+        yield definition
+    for below in definition.__subclasses__():
+        yield from _with_sources(below)
 
 
 # ---------------------------------------------------------------- a process
@@ -157,7 +171,7 @@ def cases_of(
             yield mine, case
         if mutant.name in LUCK and len(names) == FEW:
             return
-    for case in ahead.choice(matrix(), device):
+    for case in precompile.choice(matrix(), device):
         if case.name not in names:
             yield mine, case
 
@@ -212,7 +226,7 @@ def _compiled_ahead(case: Case, device: Device, implementation: str) -> str:
     toolchain = plugins().backend(device.backend).toolchain
     assert toolchain is not None
     try:
-        for kernel, spec, tile in ahead.units([case], device, implementation):
+        for kernel, spec, tile in precompile.units([case], device, implementation):
             build(kernel, spec, tile, toolchain, device.arch)
     except CompileError as e:
         return e.log
@@ -238,8 +252,8 @@ def _repeats(case: Case, device: Device, implementation: str) -> str | None:
     except Unsupported:
         return None
     except Exception as e:
-        # What a launch broke is told by our driver calls, or by CuPy's; all else is a fault of this
-        # script.
+        # Launch failures are raised by our driver calls, or by CuPy's; any other error is this
+        # script's.
         if not isinstance(e, DeviceError) and type(e).__name__ != "CUDARuntimeError":
             raise
         return f"{type(e).__name__}: {e}"
@@ -305,7 +319,7 @@ def compiled(mutant: Mutant, arch: str, backend: str) -> str:
     toolchain = plugins().backend(backend).toolchain
     assert toolchain is not None
     limits = DeviceLimits(UNITS, toolchain.arch_row(arch).shared_bytes_per_block, 1 << 36)
-    units = ahead.units(
+    units = precompile.units(
         [case_named(mutant.case)], Device(backend, 0, arch, limits=limits), mutant.implementation
     )
     binaries = []

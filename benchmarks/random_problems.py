@@ -4,11 +4,11 @@
     python -m benchmarks.random_problems --family products --device cuda:0
 
 Of attentions, gradients and merges, or of batched GEMMs, projections and their gradients
-(``drawing``). Draws ``--specs`` specs, compiles all that they need in parallel, then runs problems
-of them with extents, strides, gaps, lengths, pages and data of their own. What lies beyond every
-end and in every gap is NaN; each problem runs twice and must give the same bits. What fails is
-printed with its number (``--only NUMBER`` runs it alone) and as the case that it is, which belongs
-into the matrix.
+(``drawing``); with ``--implementation``, of specs that it takes. Draws ``--specs`` specs, compiles
+all that they need in parallel, then runs problems of them with extents, strides, gaps, lengths,
+pages and data of their own. What lies beyond every end and in every gap is NaN; each problem runs
+twice and must give the same bits. What fails is printed with its number (``--only NUMBER`` runs it
+alone) and as the case that it is, which belongs into the matrix.
 
 This process alone uses the device; ``--workers`` others make data and judge results (0: this one
 does, for checkers). No stage of a problem takes more than ``--limit`` seconds: a worker that dies
@@ -19,11 +19,12 @@ Exit status 1 where one failed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,8 +39,12 @@ from kernelseam.parity.running.run import Outcome, Target, targets
 from kernelseam.parity.running.workers import cores
 from kernelseam.plugins import plugins
 
-from benchmarks import ahead
+from benchmarks import precompile
 from benchmarks.drawing import FAMILIES, Family, Kind
+from benchmarks.precompile import problem_of
+
+DRAWN = 200
+"""Where an implementation is named: specs that are drawn for each one that is kept."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +75,21 @@ class Result:
         yield from self.problem.kind.about(self.problem.case)
 
 
-def draw(family: Family, seed: int, specs: int, numbers: list[int]) -> list[Problem]:
-    """The problems of these numbers."""
-    kinds = family.kinds(np.random.default_rng(seed), specs)
+def draw(
+    family: Family,
+    seed: int,
+    specs: int,
+    numbers: list[int],
+    takes: Callable[[Case], bool] | None = None,
+) -> list[Problem]:
+    """The problems of these numbers; with ``takes``, of specs of which it takes a first problem."""
+    kinds = family.kinds(np.random.default_rng(seed), specs * (DRAWN if takes else 1))
+    if takes is not None:
+        rng = np.random.default_rng(seed)
+        those = (k for k in kinds if takes(k.draw("random-attempt", rng)))
+        kinds = list(itertools.islice(those, specs))
+        if not kinds:
+            raise SystemExit(f"of {DRAWN * specs} specs that were drawn none is taken")
     drawn = []
     for i in numbers:
         kind = kinds[i % len(kinds)]
@@ -80,6 +97,21 @@ def draw(family: Family, seed: int, specs: int, numbers: list[int]) -> list[Prob
             Problem(i, kind, kind.draw(f"random-{seed}-{i}", np.random.default_rng((seed, i))))
         )
     return drawn
+
+
+def taken_by(implementation: str, device: Device) -> Callable[[Case], bool]:
+    """Whether an implementation of that name supports a case."""
+    known = [
+        i
+        for i in plugins().registry.implementations
+        if (i.backend, i.name) == (device.backend, implementation)
+    ]
+
+    def takes(case: Case) -> bool:
+        those = [i for i in known if i.operation == case.operation]
+        return any(i.supports(problem_of(case, device), device) is None for i in those)
+
+    return takes
 
 
 def chosen(device: Device, implementation: str | None) -> list[Target]:
@@ -128,12 +160,16 @@ def main(argv: list[str] | None = None) -> int:
     numbers = [arguments.only] if arguments.only is not None else list(range(arguments.problems))
     family = FAMILIES[arguments.family]
     specs = arguments.specs or family.specs
-    problems = draw(family, arguments.seed, specs, numbers)
-    cases, targets = [p.case for p in problems], chosen(device, arguments.implementation)
+    targets = chosen(device, arguments.implementation)
     if not targets:
         parser.error(
             f"{device} has no implementation {arguments.implementation or 'shared or numpy'}"
         )
+    takes = None
+    if arguments.implementation is not None:
+        takes = taken_by(arguments.implementation, device)
+    problems = draw(family, arguments.seed, specs, numbers, takes)
+    cases = [p.case for p in problems]
     print(
         f"{len(problems)} problems of {len({p.kind for p in problems})} specs, seed "
         f"{arguments.seed}, on {device}, "
@@ -144,8 +180,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     if arguments.only is not None:
         print(cases[0])
-    units = ahead.units(cases, device, arguments.implementation or "shared")
-    wrong = ahead.compile_all(units, device, None if arguments.workers else 1) if units else []
+    units = precompile.units(cases, device, arguments.implementation or "shared")
+    wrong = precompile.compile_all(units, device, None if arguments.workers else 1) if units else []
     print(
         f"{len(units)} binaries after {time.perf_counter() - start:.0f} s",
         *wrong,

@@ -4,7 +4,8 @@ parallelism, forward and backward, causal and full.
     torchrun --nproc-per-node 2 -m benchmarks.several_gpus --tokens 32768 131072 262144
 
 Times are medians of runs that take turns; rates are of all ranks together, by 4·S²·H·D operations
-forward (half under a causal mask) and 2.5 times as many backward. Without a GPU for each rank it
+forward (half under a causal mask) and 2.5 times as many backward. Our gradients are summed in order
+(the same bits every time) but with ``--any-order``; torch's in any. Without a GPU for each rank it
 runs small on the host, which shows that it runs.
 """
 
@@ -47,6 +48,9 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["ring"])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--peers", nargs="+", default=["one", "torch"], choices=["one", "torch"])
+    parser.add_argument(
+        "--any-order", action="store_true", help="gradients whose order of summation varies"
+    )
     options = parser.parse_args()
     local = int(os.environ["LOCAL_RANK"])
     on_gpu = torch.cuda.is_available() and torch.cuda.device_count() > local
@@ -80,13 +84,21 @@ def _row(tokens: int, heads: int, kv_heads: int, causal: bool, device: Any, opti
 
     def one() -> tuple[Any, Callable[[], None]]:
         q, k, v, dout = kept["one"]
-        out = attention(q, k, v, causal=causal)
+        out = attention(q, k, v, causal=causal, deterministic=not options.any_order)
         return out, lambda: _walk(out, dout, q, k, v)
 
     def ours(method: str) -> Callable[[], tuple[Any, Callable[[], None]]]:
         def run() -> tuple[Any, Callable[[], None]]:
             q, k, v, dout = kept["ours"]
-            out = distributed.attention(q, k, v, group=group, method=method, causal=causal)
+            out = distributed.attention(
+                q,
+                k,
+                v,
+                group=group,
+                method=method,
+                causal=causal,
+                deterministic=not options.any_order,
+            )
             return out, lambda: _walk(out, dout, q, k, v)
 
         return run
@@ -153,8 +165,11 @@ class _prepared:
         self, kept: dict[str, Any], whole: Any, side: Side, causal: bool, device: Any
     ) -> None:
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor.experimental import context_parallel
+        from torch.distributed.tensor.experimental import _attention, context_parallel
 
+        _attention._cp_options.enable_load_balance = (
+            causal  # torch refuses it without a causal mask
+        )
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         q, k, v, dout = whole()
         self._buffers = (q, k, v)

@@ -7,8 +7,8 @@ launches by the million, memory that runs out, an error that sticks.
 
 Stages, each with its part of ``--seconds``, what is left over going to the last:
 
-* a sticky error: a child process launches over an address that nobody has; all it does afterwards
-must say so;
+* a sticky error: a child process launches over an unallocated address; all its later calls must
+report it;
 * launches: one bound product, ``--launches`` times;
 * operations: functions on arrays, ``--operations`` times, each with a new result;
 * no memory left: results that fit nowhere, a full device; bound calls go on, and everything when
@@ -44,7 +44,7 @@ from kernelseam.parity.cases.case import Case
 from kernelseam.parity.running.workers import cores
 from kernelseam.plugins import plugins
 
-from benchmarks import ahead
+from benchmarks import precompile
 from benchmarks.drawing import FAMILIES
 from benchmarks.random_problems import draw
 from benchmarks.soaking import (
@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
         compiled = problems.binaries(batches, device, implementation, workers, mine)
         soaked.figures["binaries"] = len(compiled)
         if compiled and workers:  # else each is compiled when it is launched
-            soaked.wrong += ahead.compile_all(compiled, device, workers, seconds=mine.left)
+            soaked.wrong += precompile.compile_all(compiled, device, workers, seconds=mine.left)
 
     def threads(soaked: Soaked) -> None:
         cases = _some(arguments.mixed, arguments.specs, arguments.seed)

@@ -2,6 +2,7 @@
 #pragma once
 
 typedef unsigned Quad __attribute__((ext_vector_type(4)));  // 16 bytes
+typedef unsigned Pair __attribute__((ext_vector_type(2)));  // 8 bytes
 
 // What a view points to lies in global memory, which the compiler cannot always see.
 template<class X> KS_DEVICE X load_global(const void* p) { return *(const KS_GLOBAL X*)p; }
@@ -12,15 +13,15 @@ KS_DEVICE Quad load_chunk(const void* p) {
   return *(const KS_GLOBAL Anywhere*)p;
 }
 // The same by narrow loads, for what is rare.
-KS_DEVICE Quad load_words(const void* p) {
-  typedef unsigned Word __attribute__((aligned(2)));
-  Quad x;
+template<class X, int ALIGNED> KS_DEVICE X load_words(const void* p) {
+  typedef unsigned Word __attribute__((aligned(ALIGNED)));
+  X x;
 #pragma unroll
-  for (int i = 0; i < 4; i++) x[i] = ((const volatile KS_GLOBAL Word*)p)[i];
+  for (int i = 0; i < (int)sizeof(X) / 4; i++) x[i] = ((const volatile KS_GLOBAL Word*)p)[i];
   return x;
 }
 // x, whose loads are complete from here on.
-KS_DEVICE Quad arrived(Quad x) {
+template<class X> KS_DEVICE X arrived(X x) {
   asm volatile("" : "+v"(x));
   return x;
 }
@@ -105,6 +106,45 @@ template<int SIZE> KS_DEVICE Quad moved_down(Quad x, int n) {
   return x;
 }
 
+// How a tile's elements come from memory: S there, a chunk's worth of them, and the tile as it is stored.
+template<class Tile> struct Source {
+  typedef typename Tile::T S;
+  typedef Quad Loaded;
+  typedef Tile Kept;
+  static KS_DEVICE Quad load(const void* p) { return load_chunk(p); }
+  static KS_DEVICE Loaded moved(Loaded x, int n) { return moved_down<sizeof(S)>(x, n); }
+  static KS_DEVICE Quad kept(Loaded x) { return x; }
+};
+#if KS_E4M3
+// A pair of T of numbers that both have, whichever way they are rounded.
+template<class T> KS_DEVICE unsigned short_pair(float lo, float hi) {
+  return __builtin_bit_cast(unsigned, __builtin_amdgcn_cvt_pkrtz(lo, hi));
+}
+template<> KS_DEVICE unsigned short_pair<bf16>(float lo, float hi) {
+  return __builtin_amdgcn_perm(__builtin_bit_cast(unsigned, hi), __builtin_bit_cast(unsigned, lo), 0x07060302);
+}
+// Half the bytes, which become T, exactly, as they are stored.
+template<class T, int N, int K, bool K_LAST> struct Source<WidenedTile<T, N, K, K_LAST>> {
+  typedef e4m3 S;
+  typedef Pair Loaded;
+  typedef MatrixTile<T, N, K, K_LAST> Kept;
+  static KS_DEVICE Pair load(const void* p) {
+    typedef Pair Anywhere __attribute__((aligned(1)));
+    return *(const KS_GLOBAL Anywhere*)p;
+  }
+  static KS_DEVICE Pair moved(Pair x, int n) { return moved_down<1>(Quad{x.x, x.y, 0, 0}, n).lo; }
+  static KS_DEVICE Quad kept(Pair x) {
+    Quad y;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const auto two = i % 2 ? __builtin_amdgcn_cvt_pk_f32_fp8(x[i / 2], true) : __builtin_amdgcn_cvt_pk_f32_fp8(x[i / 2], false);
+      y[i] = short_pair<T>(two[0], two[1]);
+    }
+    return y;
+  }
+};
+#endif
+
 // Whether rows of a view lie one common distance apart: then one base and 32-bit offsets address a tile's.
 template<class View> struct Strides { static constexpr bool COMMON = false; };
 #if !KS_SEGMENTED  // which leaves no scalar registers for the base
@@ -112,10 +152,12 @@ template<class T> struct Strides<StridedView<T>> { static constexpr bool COMMON 
 #endif
 
 template<class Tile, int THREADS, int VECTOR, bool EXACT, bool BRIEF = false> struct Copy {
-  typedef typename Tile::T T;
-  typedef Dealing<Tile, THREADS> Mine;
-  static constexpr int ROUNDS = Mine::ROUNDS, RUN = Mine::RUN, V = Mine::V, SIZE = (int)sizeof(T);
-  Quad x[ROUNDS][RUN];
+  typedef Source<Tile> From;
+  typedef typename From::S S;
+  typedef typename From::Loaded Loaded;
+  typedef Dealing<typename From::Kept, THREADS> Mine;
+  static constexpr int ROUNDS = Mine::ROUNDS, RUN = Mine::RUN, V = Mine::V, SIZE = (int)sizeof(S);
+  Loaded x[ROUNDS][RUN];
   int rows_left, cols_left;  // from the tile's first row and column to the matrix's ends
 
   // A warp's number among several that copy each its own tiles does not count.
@@ -149,10 +191,9 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT, bool BRIEF = false> st
         const KS_GLOBAL char* const base = (const KS_GLOBAL char*)(v.row(row0) + col0 - BEFORE);
         const unsigned stride = (unsigned)v.stride * SIZE, last = (unsigned)(rows_left - 1) * stride;
         each_chunk(dealt(), [&](int row, int column) {
-          typedef Quad Anywhere __attribute__((aligned(2)));
           const unsigned from = (EXACT ? column : min_of(column, cols_left - V) + BEFORE) * SIZE;
           const unsigned wanted = row * stride + from, most = last + from;
-          return *(const KS_GLOBAL Anywhere*)(base + (wanted < most ? wanted : most));
+          return From::load((const void*)(base + (wanted < most ? wanted : most)));
         });
         return;
       }
@@ -160,14 +201,14 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT, bool BRIEF = false> st
     auto row_of = [&](int row) { return v.row(row0 + min_of(row, rows_left - 1)) + col0; };
     if (col_end >= V)
       each_chunk(dealt_anew(), [&](int row, int column) {
-        const T* const from = row_of(row) + (EXACT ? column : min_of(column, cols_left - V));
-        return Strides<View>::COMMON ? arrived(load_words(from)) : load_chunk(from);
+        const S* const from = row_of(row) + (EXACT ? column : min_of(column, cols_left - V));
+        return Strides<View>::COMMON ? arrived(load_words<Loaded, SIZE == 1 ? 1 : 2>(from)) : From::load(from);
       });
     else  // a whole row is less than a chunk: its elements become the last ones of each
       each_chunk(dealt_anew(), [&](int row, int) {
-        Chunk<T> y;
-        unrolled<V>([&](auto e) { y.v[e] = load_global<T>(row_of(row) + max_of(cols_left - V + e, 0)); });
-        return arrived(__builtin_bit_cast(Quad, y));
+        struct alignas(sizeof(Loaded)) { S v[V]; } y;
+        unrolled<V>([&](auto e) { y.v[e] = load_global<S>(row_of(row) + max_of(cols_left - V + e, 0)); });
+        return arrived(__builtin_bit_cast(Loaded, y));
       });
   }
 
@@ -181,14 +222,17 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT, bool BRIEF = false> st
       unrolled<ROUNDS>([&](auto i) {
         unrolled<RUN>([&](auto j) {
           const int beyond = EXACT ? 0 : mine.column(i) + V - cols_left;
-          x[i][j] = moved_down<SIZE>(x[i][j], mine.row(i) + j < rows_left ? beyond : V);
+          x[i][j] = From::moved(x[i][j], mine.row(i) + j < rows_left ? beyond : V);
         });
         one_by_one();
       });
     }
     const Mine mine = dealt();
     unrolled<ROUNDS>([&](auto i) {
-      if (mine.takes(i)) mine.store(t, i, x[i]);
+      if (!mine.takes(i)) return;
+      Quad y[RUN];
+      unrolled<RUN>([&](auto j) { y[j] = From::kept(x[i][j]); });
+      mine.store(t, i, y);
     });
   }
 };

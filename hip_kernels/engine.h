@@ -321,3 +321,13 @@ template<class T_> struct MatrixEngine {
       }
   }
 };
+
+#if KS_E4M3
+// Right factors that are stored as e4m3: they become factors of T as they land (copy.h).
+template<class T, int N, int K, bool K_LAST> struct WidenedTile : MatrixTile<T, N, K, K_LAST> {
+  KS_DEVICE explicit WidenedTile(char* memory) : MatrixTile<T, N, K, K_LAST>(memory) {}
+};
+template<class T> struct E4m3Engine : MatrixEngine<T> {
+  template<int N, int K, bool K_LAST> using Tile = WidenedTile<T, N, K, K_LAST>;
+};
+#endif

@@ -2,7 +2,8 @@
 //
 // Constants (from the arch's row): KS_WARP (lanes), KS_SIMDS (vector units that share a compute unit's waves),
 // KS_LDS_BANKS (of 4 bytes, for wide reads), KS_MATRIX_HEADER (the arch's matrix instructions and how their operands lie
-// in lanes), KS_BF16_CONVERTS where an instruction rounds to bf16.
+// in lanes), KS_BF16_CONVERTS where an instruction rounds to bf16; KS_E4M3 where it converts e4m3, which is float8_e4m3fnuz
+// on gfx942 and float8_e4m3fn on later ones.
 #pragma once
 
 #define KS_DEVICE __device__ inline __attribute__((always_inline))
@@ -21,6 +22,9 @@ static constexpr bool COPY_THROUGH_REGISTERS = true;
 
 typedef _Float16 f16;
 typedef __bf16 bf16;
+#if KS_E4M3
+struct e4m3 { unsigned char bits; };
+#endif
 
 KS_DEVICE int thread_index() { return __builtin_amdgcn_workitem_id_x(); }
 KS_DEVICE int lane() { return thread_index() % WARP; }
@@ -97,6 +101,10 @@ KS_DEVICE float to_sum(float x) { return x; }
 KS_DEVICE double to_sum(double x) { return x; }
 template<class T, class S> KS_DEVICE T convert(S x) { return (T)x; }
 template<class T> KS_DEVICE T zero_of() { return (T)0.f; }
+#if KS_E4M3
+KS_DEVICE float to_sum(e4m3 x) { return __builtin_amdgcn_cvt_f32_fp8(x.bits, 0); }
+template<> KS_DEVICE e4m3 zero_of<e4m3>() { return {0}; }
+#endif
 
 #include "tile/base.h"
 

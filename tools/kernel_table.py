@@ -60,7 +60,7 @@ MIXED = {"sm_103": ("sm_90a", "sm_86")}
 """Archs with the tiles of one other, but for float64's, which are those of a second: as rare."""
 OWN = ("sm_75",)
 """Archs with tiles of their own, which are those of others with less memory: as rare."""
-PART = 8
+PART = 14
 SHARED = (("sm_80", "sm_86", "sm_90a"), ("gfx942", "gfx1100", "gfx950", "gfx1201"))
 """Archs that every run of the tests compiles each shared binary for one of, and the slow ones for
 all: there is no time for more. A run sees a third of what is particular to sm_80, and a quarter of
@@ -92,6 +92,8 @@ UNSHOWN = (
     "rate_in_order",
     "block_seconds",
     "precision",
+    "dtype_kv",
+    "widened",
 )
 """Columns of tiles that shape no binary, or are told by the spec."""
 

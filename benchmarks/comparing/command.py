@@ -24,7 +24,7 @@ from pathlib import Path
 
 def main(arguments: Sequence[str] | None = None) -> int:
     start = time.monotonic()  # importing torch takes long, too
-    from benchmarks.comparing import pretending, running, tables
+    from benchmarks.comparing import idle_device, running, tables
 
     options = _parser(tuple(running.SUITES)).parse_args(arguments)
     if options.command == "rows":
@@ -32,8 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{row.suite}/{row.name}")
         return 0
     if options.command == "run":
-        if options.device == "idle" and not pretending.pretending():
-            return pretending.beside_idle_driver(sys.argv[1:] if arguments is None else arguments)
+        if options.device == "idle" and not idle_device.active():
+            return idle_device.run_with_idle_driver(
+                sys.argv[1:] if arguments is None else arguments
+            )
         return _run(options, start)
     environment, records = running.read(options.file)
     if options.command == "draw":
@@ -98,13 +100,13 @@ def _parser(suites: Sequence[str]) -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, start: float) -> int:
     import torch
 
-    from benchmarks.comparing import clocks, machine, pretending, running, tables
+    from benchmarks.comparing import clocks, idle_device, machine, running, tables
     from benchmarks.comparing.rows import Session
     from benchmarks.comparing.timing import Settings
 
     rows = running.chosen(options.suites or running.SUITES, options.only)
-    if pretending.pretending():
-        pretending.pretend()
+    if idle_device.active():
+        idle_device.install()
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
     torch.backends.cuda.matmul.allow_tf32 = False

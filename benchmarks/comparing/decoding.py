@@ -1,10 +1,10 @@
 """Decoding with a paged cache, one query an entry, beside FlashAttention-3 and beside a copy of K
-and V."""
+and V; of latent attention, whose V is the first columns of K, beside a copy of K alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import kernelseam as ks
@@ -26,11 +26,22 @@ from benchmarks.comparing.rows import (
     relative,
 )
 
+LATENT = (
+    ((128, 8192), 16),
+    ((64, 4096), 16),
+    ((64, 4096), 64),
+    ((64, 4096), 128),
+    ((128, 8192), 128),
+    ((16, 2048), 128),
+    ((1, 32768), 128),
+)
+"""Of latent attention: (batch, keys), heads."""
+
 
 @dataclass(frozen=True)
 class DecodeRow:
     """``keys`` of each entry, or where ``mixed`` 1 to so many, log-uniform; ``page``: rows of a
-    page. Pages lie in any order."""
+    page. Pages lie in any order. ``latent``: the columns of K that are V, 0 where V is its own."""
 
     batch: int
     keys: int
@@ -42,11 +53,17 @@ class DecodeRow:
     suite: str = "decode"
     least: float = 1.0
     mixed: bool = False
+    latent: int = 0
 
     @property
     def name(self) -> str:
         keys = f"1 to {self.keys}" if self.mixed else f"{self.keys}"
-        return f"B{self.batch} × {keys} H{self.heads}/{self.kv_heads} D{self.D} page {self.page}"
+        dims = f"D{self.D}" + f"/{self.latent} latent" * bool(self.latent)
+        return f"B{self.batch} × {keys} H{self.heads}/{self.kv_heads} {dims} page {self.page}"
+
+    @property
+    def value_dim(self) -> int:
+        return self.latent or self.D
 
     @property
     def lengths(self) -> list[int]:
@@ -58,12 +75,13 @@ class DecodeRow:
 
     @property
     def operations(self) -> float:
-        return 4.0 * sum(self.lengths) * self.heads * self.D
+        return 2.0 * sum(self.lengths) * self.heads * (self.D + self.value_dim)
 
     @property
     def bytes(self) -> float:
-        """Of K and V, once each."""
-        return 2.0 * 2 * sum(self.lengths) * self.kv_heads * self.D
+        """Of K and V, once each; where V is a part of K, of K."""
+        columns = self.D if self.latent else 2 * self.D
+        return 2.0 * sum(self.lengths) * self.kv_heads * columns
 
     @property
     def pages(self) -> list[int]:
@@ -72,7 +90,13 @@ class DecodeRow:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         cache = (sum(self.pages), self.page, self.kv_heads, self.D)
-        return {"q": (self.batch, 1, self.heads, self.D), "k": cache, "v": cache}
+        apart = {} if self.latent else {"v": cache}
+        return {"q": (self.batch, 1, self.heads, self.D), "k": cache, **apart}
+
+    @property
+    def result(self) -> tuple[int, ...]:
+        """Its shape."""
+        return (self.batch, 1, self.heads, self.value_dim)
 
     def descriptor(self, arrays: Mapping[str, Any], out: Any) -> Descriptor:
         return ks.Attention.from_arrays(
@@ -80,6 +104,7 @@ class DecodeRow:
             arrays["k"],
             arrays["v"],
             out,
+            latent=bool(self.latent),
             layout="bshd",
             block_table=arrays["table"],
             kv_lengths=arrays["lengths"],
@@ -92,7 +117,10 @@ class DecodeRow:
         }
         arrays["table"] = session.phantom((self.batch, max(self.pages)), "int32")
         arrays["lengths"] = session.phantom((self.batch,), "int32")
-        yield self.descriptor(arrays, session.phantom(self.shapes()["q"], self.dtype))
+        if self.latent:
+            k = arrays["k"]
+            arrays["v"] = replace(k, shape=(*k.shape[:-1], self.latent))
+        yield self.descriptor(arrays, session.phantom(self.result, self.dtype))
 
     def measure(self, session: Session) -> Record:
         record = Record(self.suite, self.name, self.operations, self.bytes, self.least)
@@ -102,6 +130,8 @@ class DecodeRow:
         arrays: dict[str, Any] = {
             n: session.random(shape, self.dtype) for n, shape in self.shapes().items()
         }
+        if self.latent:
+            arrays["v"] = arrays["k"][..., : self.latent]
         order = torch.randperm(sum(self.pages), device=session.device).to(torch.int32)
         table = torch.zeros(self.batch, max(self.pages), dtype=torch.int32, device=session.device)
         for entry, own in zip(table, order.split(self.pages), strict=True):
@@ -109,13 +139,13 @@ class DecodeRow:
         arrays["table"] = table
         arrays["lengths"] = torch.tensor(self.lengths, dtype=torch.int32, device=session.device)
         prepared = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
-        shape = self.shapes()["q"]
+        shape = self.result
         prepared.ours(
             session,
             lambda out: self.descriptor(arrays, out),
             lambda: session.poisoned(shape, self.dtype),
         )
-        module = flash_attention_3()
+        module = "it has no head dims 576/512" if self.latent else flash_attention_3()
         if isinstance(module, str) or not hasattr(module, "fa3_decode"):
             prepared.refused["FA3"] = (
                 module if isinstance(module, str) else "flash_attn_interface has no fa3_decode"
@@ -148,7 +178,7 @@ class Judge:
             g = h * row.kv_heads // row.heads
             pages = arrays["table"][b].long()
             k, v = (
-                host(arrays[n][pages, :, g].reshape(-1, row.D)[: row.lengths[b]])[None, None]
+                host(arrays[n][pages, :, g].flatten(0, 1)[: row.lengths[b]])[None, None]
                 for n in "kv"
             )
             q = host(arrays["q"][b, :, h])[None, None]
@@ -183,4 +213,9 @@ def decode_rows() -> list[DecodeRow]:
     return [
         DecodeRow(batch, keys, 32, 8, 128, page)
         for batch, keys, page in ((64, 8192, 16), (64, 8192, 256), (16, 2048, 16), (1, 32768, 16))
-    ] + [DecodeRow(64, 32768, 32, 8, 128, 16, mixed=True)]
+    ] + [
+        DecodeRow(64, 32768, 32, 8, 128, 16, mixed=True),
+        *(DecodeRow(*entries, heads, 1, 576, 64, latent=512) for entries, heads in LATENT),
+        DecodeRow(64, 4096, 128, 1, 576, 1, latent=512),
+        DecodeRow(64, 32768, 128, 1, 576, 64, mixed=True, latent=512),
+    ]

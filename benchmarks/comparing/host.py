@@ -18,7 +18,7 @@ import torch.nn.functional as functional
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.planning import Call
 
-from benchmarks.comparing.pretending import pretending
+from benchmarks.comparing import idle_device
 from benchmarks.comparing.results import HOST, OURS, PEER, Record, Timed
 from benchmarks.comparing.rows import Session
 from benchmarks.comparing.timing import Run
@@ -43,7 +43,9 @@ class HostRow:
 
     def measure(self, session: Session) -> Record:
         ours, peer = self.make(session)
-        runs = {OURS: ours} | ({"torch": peer} if peer is not None and not pretending() else {})
+        if idle_device.active():
+            peer = None
+        runs = {OURS: ours} | ({"torch": peer} if peer is not None else {})
         record = Record(
             self.suite, self.name, limits={} if self.limit is None else {HOST: self.limit}
         )

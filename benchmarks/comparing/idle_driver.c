@@ -42,6 +42,8 @@ int cuCtxPushCurrent_v2(void *context) { contexts[depth++] = context; return 0; 
 int cuCtxPopCurrent_v2(void **context) { *context = contexts[--depth]; return 0; }
 int cuCtxSynchronize(void) { return 0; }
 int cuStreamSynchronize(void *stream) { return 0; }
+int cuStreamIsCapturing(void *stream, int *state) { *state = 0; return 0; }
+int cuThreadExchangeStreamCaptureMode(int *mode) { return 0; }
 
 int cuModuleLoadData(void **module, const void *image) { *module = (void *)0x2000; return 0; }
 int cuModuleGetFunction(void **function, void *module, const char *name) { *function = (void *)0x3000; return 0; }

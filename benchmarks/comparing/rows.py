@@ -24,9 +24,9 @@ from benchmarks.comparing.results import BACK_TO_BACK, FLUSHED, OURS, PEER, Reco
 from benchmarks.comparing.timing import Clock, Run, Settings, Turn, measure
 
 BASE = 1 << 40
-"""Where memory is said to lie that is not there."""
+"""Placeholder address of arrays that are only planned for."""
 PEERS_DIFFER = {"float16": 1e-2, "bfloat16": 2e-2, "float32": 1e-4, "float64": 1e-10}
-"""‖result − float64‖ / ‖float64‖ beyond which a peer computes something else."""
+"""Relative error, ‖result − float64‖ / ‖float64‖, above which a peer's result is wrong."""
 
 Array = np.ndarray[Any, Any]
 Make = Callable[[Sequence[int], str], Any]
@@ -48,13 +48,13 @@ class Session:
         return torch.randn(*shape, device=self.device, dtype=getattr(torch, dtype))
 
     def poisoned(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
-        """NaN everywhere: what is not written shows."""
+        """Filled with NaN, so that missing writes show."""
         return torch.full(
             tuple(shape), float("nan"), device=self.device, dtype=getattr(torch, dtype)
         )
 
     def stream(self) -> int:
-        """torch's current one, a graph's while it is captured."""
+        """torch's current stream; during capture the graph's."""
         return 0 if self.device == "cpu" else int(torch.cuda.current_stream().cuda_stream)
 
     def synchronize(self) -> None:
@@ -67,8 +67,7 @@ class Session:
         return find_device("numpy" if self.device == "cpu" else vendor)
 
     def phantom(self, shape: Sequence[int], dtype: str) -> ArrayInfo:
-        """An array's description, without memory: what is planned for it is known before it is
-        there."""
+        """An array's description without memory, to plan for."""
         strides = [1] * len(shape)
         for i in reversed(range(len(shape) - 1)):
             strides[i] = strides[i + 1] * max(shape[i + 1], 1)
@@ -103,14 +102,14 @@ class Judged:
 
 @dataclass
 class Prepared:
-    """A row's contestants over memory that is there."""
+    """A row's contestants over allocated memory."""
 
     contestants: list[Contestant] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     judge: Callable[[Any], Judged] = lambda result: Judged(0.0, 0.0, "")
     dtype: str = "float32"
     keep: object = None
-    """Memory that is told by addresses alone."""
+    """Owners of memory that the plans know by address only."""
 
     def ours(
         self,
@@ -119,8 +118,8 @@ class Prepared:
         result: Callable[[], Any],
         shown: Callable[[Any], Any] = lambda out: out,
     ) -> None:
-        """Ours by dispatch, and by each name that is asked for and does not refuse, each over a
-        result of its own. ``shown``: the result as the judge takes it."""
+        """Add ours as dispatched, and each named implementation that supports the problem, each
+        with its own output. ``shown`` converts an output to what the judge takes."""
         first = self.add(session, descriptor, result, shown, OURS, OURS)
         implementations = {first.implementation}
         for name in session.implementations:
@@ -144,7 +143,7 @@ class Prepared:
         role: str,
         implementation: str | None = None,
     ) -> Contestant:
-        """One plan as a contestant. Raises what planning and binding raise."""
+        """Add one plan as a contestant. Raises the errors of planning and binding."""
         out = result()
         plan = ks.plan(descriptor(out), device=session.target(), implementation=implementation)
         called = plan.implementation + (f":{plan.choice.variant}" if plan.choice.variant else "")
@@ -195,7 +194,7 @@ class Row(Protocol):
 
 
 class Wrong(Exception):
-    """A result that is not what the row asks for."""
+    """A contestant's result is wrong."""
 
 
 def compared(record: Record, prepared: Prepared, session: Session) -> Record:

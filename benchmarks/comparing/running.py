@@ -17,7 +17,7 @@ from kernelseam.dispatch import select
 from kernelseam.errors import KernelSeamError
 from kernelseam.kernels.kernel import KernelImplementation
 
-from benchmarks import ahead
+from benchmarks import precompile
 from benchmarks.comparing.attention import adversarial_rows, forward_rows, option_rows
 from benchmarks.comparing.backward import backward_rows
 from benchmarks.comparing.compiling import compile_rows
@@ -69,8 +69,8 @@ def compile_ahead(rows: Iterable[Row], session: Session) -> list[str]:
                     problem = descriptor.simplified()[0].problem()
                     implementation = select(problem, device, name).implementation
                     if isinstance(implementation, KernelImplementation):
-                        units.update(ahead.units_of(implementation, problem, device))
-    return ahead.compile_all(list(units.values()), device) if units else []
+                        units.update(precompile.units_of(implementation, problem, device))
+    return precompile.compile_all(list(units.values()), device) if units else []
 
 
 def measured(row: Row, session: Session) -> Record:

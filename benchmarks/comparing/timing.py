@@ -25,8 +25,8 @@ class Settings:
     most_flushed: int = 8
     """Launches of one contestant in a round, each after a flush."""
     short_seconds: float = 100e-6
-    """Launches that take the device less are replayed from a graph, where launching takes the host
-    longer."""
+    """Launches with shorter device times are replayed from a graph, if the host takes longer to
+    launch them."""
     captured_launches: int = 20
 
 
@@ -111,7 +111,7 @@ def _warm(
 
 
 def _graphs(turns: Mapping[str, Turn], clock: Clock, count: int) -> dict[str, Run]:
-    """Of all of them, or of none: else they would not be comparable."""
+    """Graphs of all contestants or of none, so that their times are comparable."""
     graphs: dict[str, Run] = {}
     for name, turn in turns.items():
         with turn.around():

@@ -71,8 +71,8 @@ def is_host(device: Device) -> bool:
 
 
 def free_bytes(device: Device) -> int | None:
-    """Device memory that nobody holds, what the array library's pool keeps given back first; None
-    where the device has no memory of its own, or nobody tells."""
+    """Free device memory, after the array library's pool has released its blocks; None where the
+    device has no memory of its own or it is unknown."""
     if is_host(device) or device.backend != "cuda":
         return None
     import cupy

@@ -17,7 +17,7 @@ from kernelseam.parity.running.pipeline import device_failure
 from kernelseam.parity.running.run import run_case
 from kernelseam.parity.running.workers import Workers
 
-from benchmarks import ahead
+from benchmarks import precompile
 from benchmarks.drawing import FAMILIES
 from benchmarks.random_problems import chosen, draw
 from benchmarks.soaking import Clock, Soaked
@@ -67,20 +67,20 @@ def batches(problems: int, specs: int, seed: int, size: int = BATCH) -> list[Bat
 _poisoned = False
 
 
-def units(batch: Batch, device: Device, implementation: str) -> dict[Hashable, ahead.Unit]:
+def units(batch: Batch, device: Device, implementation: str) -> dict[Hashable, precompile.Unit]:
     """The binaries that a batch launches."""
     problems = draw(FAMILIES[batch.family], batch.seed, batch.specs, list(batch.numbers))
-    return ahead.keyed([p.case for p in problems], device, implementation)
+    return precompile.keyed([p.case for p in problems], device, implementation)
 
 
 def run_batch(
     batch: Batch, device: Device, implementation: str, alone: bool = False
 ) -> tuple[list[Row], str]:
-    """Every problem of a batch up to one that lost the device, and how. ``alone``: this process is
-    nobody's worker."""
+    """Every problem of a batch up to one that lost the device, and how. ``alone``: this process
+    is not a worker."""
     global _poisoned
     if _poisoned:
-        # this process's context is of no use any more: whoever gave the batch has another take it
+        # this process's context is lost: the parent gives the batch to another worker
         os._exit(1)
     rows = []
     targets = {t.operation: t for t in chosen(device, implementation)}
@@ -101,9 +101,9 @@ def run_batch(
 
 def binaries(
     batches: list[Batch], device: Device, implementation: str, workers: int, clock: Clock
-) -> list[ahead.Unit]:
+) -> list[precompile.Unit]:
     """Every binary that the batches launch, once. Raises TimeoutError."""
-    by_key: dict[Hashable, ahead.Unit] = {}
+    by_key: dict[Hashable, precompile.Unit] = {}
     if not workers:
         for batch in batches:
             by_key |= units(batch, device, implementation)
@@ -185,8 +185,8 @@ def _rows(
 
 
 def _answer(task: Future[tuple[list[Row], str]], batch: Batch) -> Iterator[Row | Batch]:
-    """What came of a batch, and what of it is to be run again: one by one where nobody knows which
-    problem it was that ended the process."""
+    """Rows of a batch, and the problems to run again: one by one if the process ended, as any of
+    them could be the cause."""
     try:
         rows, failure = task.result()
     except Exception as e:

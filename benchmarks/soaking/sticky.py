@@ -3,7 +3,7 @@ afterwards must say so.
 
     python -m benchmarks.soaking.sticky --device cuda:0
 
-A product is launched over an address that nobody has. From then on the process's context is lost.
+A product is launched over an unallocated address. From then on the process's context is lost.
 Prints what each of our calls says about it, as JSON.
 """
 

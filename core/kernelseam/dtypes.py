@@ -14,7 +14,8 @@ from kernelseam.errors import UnknownName, format_value
 
 class DType(enum.Enum):
     """An element type, named as in NumPy and ml_dtypes. Data are floating-point; lengths, offsets
-    and tables are int32, masks are bool."""
+    and tables are int32, masks are bool. Numbers of 8 bits are only stored: an operation that takes
+    them converts them, exactly, to the dtype that it computes in."""
 
     float16 = "float16"
     bfloat16 = "bfloat16"
@@ -22,6 +23,10 @@ class DType(enum.Enum):
     float64 = "float64"
     int32 = "int32"
     boolean = "bool"
+    float8_e4m3fn = "float8_e4m3fn"
+    """4 bits of exponent, 3 of mantissa; no infinities, 448 at most (OCP 8-bit floating point)."""
+    float8_e4m3fnuz = "float8_e4m3fnuz"
+    """The same with half the values, 240 at most, one NaN and no −0: gfx942's."""
 
     @classmethod
     def of(cls, value: object, field: str = "dtype", floating: bool = True) -> DType:
@@ -41,8 +46,13 @@ class DType(enum.Enum):
 
     @property
     def floating(self) -> bool:
-        """Whether it is a floating-point type."""
-        return self is not DType.int32 and self is not DType.boolean
+        """Whether it is a floating-point type that operations compute in."""
+        return self in _COMPUTED
+
+    @property
+    def stored(self) -> bool:
+        """Whether it is a floating-point type of 8 bits, which is only stored."""
+        return self in E4M3
 
     # members are singletons; Enum's own hash is slow enough to show in a call's time
     __hash__ = object.__hash__
@@ -54,7 +64,7 @@ class DType(enum.Enum):
 
     @property
     def unit_roundoff(self) -> float:
-        """Half the spacing of 1: 2⁻¹¹, 2⁻⁸, 2⁻²⁴, 2⁻⁵³."""
+        """Half the spacing of 1: 2⁻¹¹, 2⁻⁸, 2⁻²⁴, 2⁻⁵³; 2⁻⁴ of 8 bits."""
         return _FACTS[self][1]
 
     @property
@@ -74,7 +84,7 @@ class DType(enum.Enum):
 
     @property
     def numpy(self) -> npt.DTypeLike:
-        """The NumPy dtype; bfloat16's comes from ml_dtypes."""
+        """The NumPy dtype; bfloat16's and those of 8 bits come from ml_dtypes."""
         return _numpy_dtype(self)
 
     def __str__(self) -> str:
@@ -101,10 +111,15 @@ _FACTS = {
     DType.float64: (8, 2.0**-53, 2.0**-1074, 2.0**-1022),
     DType.int32: (4, 0.0, 1.0, 1.0),
     DType.boolean: (1, 0.0, 1.0, 1.0),
+    DType.float8_e4m3fn: (1, 2.0**-4, 2.0**-9, 2.0**-6),
+    DType.float8_e4m3fnuz: (1, 2.0**-4, 2.0**-10, 2.0**-7),
 }
+_COMPUTED = frozenset({DType.float16, DType.bfloat16, DType.float32, DType.float64})
+E4M3 = (DType.float8_e4m3fn, DType.float8_e4m3fnuz)
+"""The types of 8 bits."""
 _NAMED = {d.value: d for d in DType}
 FLOATING = tuple(d for d in DType if d.floating)
-"""The floating-point types."""
+"""The floating-point types that operations compute in."""
 OPERAND_DTYPES = {
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "prefix_lengths"), DType.int32),
     **dict.fromkeys(("block_table", "positions"), DType.int32),
@@ -115,10 +130,10 @@ OPERAND_DTYPES = {
 
 @cache
 def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    if dtype is DType.bfloat16:
+    if dtype is DType.bfloat16 or dtype.stored:
         import ml_dtypes
 
-        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return bfloat16
+        narrow: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype.value))
+        return narrow
     native: np.dtype[Any] = np.dtype(dtype.value)
     return native

@@ -52,6 +52,19 @@ KS_DEVICE void store_at(u32 to, int rank, float x, float y, float z, float w) {
                :: "r"(to), "r"(rank), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
 }
 
+// Writes 4 bytes at the same place of another block's shared memory; counts them at that block's `barrier`.
+KS_DEVICE void store_async(u32 to, int x, u32 barrier, int rank) {
+  asm volatile("{\n.reg .b32 there, signal;\nmapa.shared::cluster.u32 there, %0, %3;\nmapa.shared::cluster.u32 signal, %2, %3;\n"
+               "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %1, [signal];\n}"
+               :: "r"(to), "r"(x), "r"(barrier), "r"(rank) : "memory");
+}
+// Copies `bytes`, a multiple of 16, to another block's shared memory; counts them at that block's `barrier`.
+KS_DEVICE void bulk_copy_to(u32 to, u32 from, int bytes, u32 barrier, int rank) {
+  asm volatile("{\n.reg .b32 there, signal;\nmapa.shared::cluster.u32 there, %0, %4;\nmapa.shared::cluster.u32 signal, %3, %4;\n"
+               "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [there], [%1], %2, [signal];\n}"
+               :: "r"(to), "r"(from), "r"(bytes), "r"(barrier), "r"(rank) : "memory");
+}
+
 KS_DEVICE void load_four(u32 from, float (&x)[4]) {
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(from) : "memory");
 }
@@ -72,6 +85,13 @@ KS_DEVICE bool named_barrier_any(int id, int threads, bool x) {
   return any;
 }
 
+// ---- programmatic dependent launch: a kernel may start while the one before it in the stream still runs
+
+// Until the kernels before it have ended and their writes can be read. Without such a launch they have.
+KS_DEVICE void earlier_kernels_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// The next kernel may start as soon as all blocks have said so, or ended, and there is room for its blocks.
+KS_DEVICE void next_kernel_launch() { asm volatile("griddepcontrol.launch_dependents;"); }
+
 // ---- registers of a warpgroup's threads (setmaxnreg). registers_alloc blocks until other warps have deallocated enough.
 
 template<int N> KS_DEVICE void registers_dealloc() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
@@ -80,6 +100,10 @@ template<int N> KS_DEVICE void registers_alloc() { asm volatile("setmaxnreg.inc.
 // ---- TMA: tiles of a tensor that a map describes, by coordinates, the contiguous axis first
 
 struct alignas(64) TensorMap { u64 opaque[16]; };
+
+KS_DEVICE void tensor_map_prefetch(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
+}
 
 // Elements outside the tensor are filled with zeros; their bytes count as transferred.
 KS_DEVICE void tma_load(u32 to, const TensorMap& map, u32 barrier, int x0, int x1, int x2, int x3) {
@@ -119,6 +143,17 @@ KS_DEVICE void bulk_load(u32 to, const void* from, int bytes, u32 barrier) {
                :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 
+// ---- copies of 16 bytes by a thread (cp.async), zeros where there is nothing to copy
+
+KS_DEVICE void async_copy(u32 to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+// Arrives at the barrier when this thread's copies so far have ended; the barrier counts on it.
+KS_DEVICE void async_copies_arrive(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(barrier) : "memory");
+}
+KS_DEVICE void async_copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // An L2 cache policy: these lines are evicted first. Naming the normal policy differs from naming none: GEMMs with few columns
 // took 8 % longer.
 KS_DEVICE u64 evict_first() {
@@ -145,6 +180,15 @@ KS_DEVICE int shuffle(int x, int from) {
   int y;
   asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(y) : "r"(x), "r"(from));
   return y;
+}
+
+// 16 bytes of fragments, from one warp to another as they lie.
+KS_DEVICE void store_fragment(u32 to, const u32 (&x)[4]) {
+  asm volatile("st.shared::cta.v4.b32 [%0], {%1, %2, %3, %4};" :: "r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+}
+KS_DEVICE void load_fragment(u32 from, u32 (&x)[4]) {
+  asm volatile("ld.shared::cta.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from) : "memory");
 }
 
 struct Pair { float x, y; };

@@ -31,13 +31,15 @@ from kernelseam_cuda.sm90.tiles import (  # noqa: E402
     GEMM,
     HopperBackwardTile,
     HopperGemmTile,
+    HopperLatentTile,
     HopperTf32Tile,
+    HopperWideBackwardTile,
 )
 
 ROOT = Path(__file__).parents[2]
 from mutant import Mutant  # noqa: E402
 from order import ptx, violations  # noqa: E402
-from sm90_gradient_mutants import FOLDER  # noqa: E402
+from sm90_gradient_mutants import FOLDER, WIDE_FOLDER  # noqa: E402
 from sm90_gradient_mutants import SAID as SAID_OF_GRADIENTS  # noqa: E402
 from sm90_mutants import (  # noqa: E402
     LUCK,
@@ -47,7 +49,7 @@ from sm90_mutants import (  # noqa: E402
     VALUE_FILTER,
 )
 
-from benchmarks import ahead  # noqa: E402
+from benchmarks import precompile  # noqa: E402
 from benchmarks.comparing import binaries  # noqa: E402
 
 H200 = Device("cuda", 0, "sm_90a", limits=DeviceLimits(132, 232_448, 1 << 36))
@@ -96,9 +98,47 @@ def order_of(made: SourceBundle, tile: Any) -> list[str]:
         return violations(text, ahead=1, handed=tile.store == "tma")
     if isinstance(tile, HopperTf32Tile):
         return violations(text, ahead=1, handed=True)
-    if isinstance(tile, HopperBackwardTile):
+    if isinstance(tile, HopperBackwardTile | HopperWideBackwardTile):
         return [x for x in violations(text, handed=True) if x not in GRADIENTS]
+    if isinstance(tile, HopperLatentTile):
+        return violations(text, handed=True)
     return violations(text, tile.out_stages)
+
+
+FAST = binaries.kernels("sm_90a", "sm90")
+SHARE = 3
+"""Every run of the tests looks at each SHARE-th tile of a kernel with more of them."""
+
+
+def _often() -> set[tuple[Covered, str]]:
+    """Binaries that every run of the tests looks at: of each kernel that is compiled often each
+    SHARE-th tile, beginning with another for the next kernel; and of each tile the first binary."""
+    tiles: dict[Covered, list[str]] = {}
+    first: dict[tuple[str, str], tuple[Covered, str]] = {}
+    for covered, tile in FAST:
+        if covered.often:
+            tiles.setdefault(covered, []).append(tile.name)
+            first.setdefault((covered.kernel.entry, tile.name), (covered, tile.name))
+    chosen = {
+        (covered, name)
+        for i, (covered, names) in enumerate(tiles.items())
+        for j, name in enumerate(names)
+        if len(names) <= SHARE or (i + j) % SHARE == 0
+    }
+    present = {(covered.kernel.entry, name) for covered, name in chosen}
+    return chosen | {binary for key, binary in first.items() if key not in present}
+
+
+OFTEN = _often()
+
+
+def test_every_tile_is_looked_at_often() -> None:
+    often = [(c, t.name) for c, t in FAST if c.often]
+    assert {c for c, _ in OFTEN} == {c for c, _ in often}
+    assert {(c.kernel.entry, name) for c, name in OFTEN} == {
+        (c.kernel.entry, name) for c, name in often
+    }
+    assert len(OFTEN) < 0.6 * len(often)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +148,9 @@ def order_of(made: SourceBundle, tile: Any) -> list[str]:
             c,
             t,
             id=f"{str(c).replace(' ', '-')}-{t.name}",
-            marks=[pytest.mark.slow("a kernel of the same kind")] * (not c.often),
+            marks=[pytest.mark.slow("a kernel of the same kind")] * ((c, t.name) not in OFTEN),
         )
-        for c, t in binaries.kernels("sm_90a", "sm90")
+        for c, t in FAST
     ],
 )
 def test_every_fast_kernel_is_in_order(kernel: Covered, tile: Any) -> None:
@@ -141,8 +181,9 @@ def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
         cases = {
             "cleans": "attention-bf16-128-causal-250x250",
             "gradients": "attention-bwd-bf16-128-causal",
+            "wide gradients": "attention-bwd-f16-256",
         }
-        found = ahead.units([named(cases.get(what, "attention-f16-64"))], H200, "sm90")
+        found = precompile.units([named(cases.get(what, "attention-f16-64"))], H200, "sm90")
         ((kernel, spec, tile),) = [u for u in found if u[0].multiplies]
     made = bundle(kernel, spec, tile, TOOLCHAIN, "sm_90a")
     return made, tile, tuple(order_of(made, tile))
@@ -154,7 +195,7 @@ def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
 def test_a_bug_of_order_is_found(mutant: Mutant) -> None:
     """Where only kernels that search V have the code, in such a one."""
     places = {VALUE_FILTER: "cleans", TF32_CONSUMER: "tf32", TF32_PRODUCER: "tf32x3"}
-    folders = {FOLDER: "gradients", "sm90/gemm/": "gemm"}
+    folders = {WIDE_FOLDER: "wide gradients", FOLDER: "gradients", "sm90/gemm/": "gemm"}
     kind = next((k for place, k in folders.items() if mutant.place.startswith(place)), "plain")
     made, tile, before = clean(places.get(mutant.place, kind))
     assert SAID[mutant.name] in order_of(mutant(made), tile)

@@ -28,7 +28,7 @@ DEVICE: Device = BACKEND.runtime.devices()[0]
 cupy = pytest.importorskip("cupy")
 
 from fast_cases import CASES  # noqa: E402
-from held import Held, ahead, configurations, unlike  # noqa: E402
+from held import Held, configurations, precompile, unlike  # noqa: E402
 
 FAST = tuple(
     (t.implementation, t.operation)
@@ -50,6 +50,9 @@ MATRIX = (
     "attention-bwd-f16-64",
     "attention-bwd-bf16-128-causal",
     "attention-bwd-f16-64-causal-sequences",
+    "attention-bwd-f16-256",
+    "attention-bwd-bf16-256-window-softcap-sinks",
+    "attention-bwd-f16-256-causal-sequences",
     "gemm-f16-nt",
     "gemm-bf16-nn-large",
     "gemm-f16-tn",
@@ -105,7 +108,7 @@ def _compiled() -> None:
         if i == 0 or name in EVERY_WAY
     ]
     units = {repr(u): u for binaries in configurations_run for u in binaries}
-    assert ahead.compile_all(list(units.values()), DEVICE) == []
+    assert precompile.compile_all(list(units.values()), DEVICE) == []
 
 
 def test_there_are_fast_kernels_where_they_belong() -> None:

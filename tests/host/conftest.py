@@ -123,6 +123,7 @@ def probe() -> Probe:
         shared: int = 0,
         through_registers: bool = False,
         contracted: bool = False,
+        e4m3: int = 1,
     ) -> None:
         toolchain = HostToolchain()
         files = {n: t for n, t in shared_sources().items() if n.startswith("tile/")}
@@ -137,7 +138,7 @@ def probe() -> Probe:
             "probe",
             "probe.h",
             tuple(sorted(files.items())),
-            (("KS_THROUGH_REGISTERS", str(int(through_registers))),),
+            (("KS_THROUGH_REGISTERS", str(int(through_registers))), ("KS_E4M3", str(e4m3))),
             options,
         )
         kernel = library(toolchain.compile(source, "host"))

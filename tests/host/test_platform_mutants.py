@@ -98,7 +98,7 @@ def test_an_undetected_bug_is_tried_on_the_covering_choice(
     script: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases = [named("gemm-f16-nt"), named("gemm-f16-nn")]
-    monkeypatch.setattr(script.ahead, "choice", lambda known, device: cases)
+    monkeypatch.setattr(script.precompile, "choice", lambda known, device: cases)
     seen = script.hunt(BUG, device, time.monotonic() + 60)  # it is not planted
     assert (seen.passed, seen.case) == (2, "") and not seen.as_it_should
     assert not script.hunt(BUG, device, 0.0).as_it_should, "no time"

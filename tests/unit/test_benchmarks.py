@@ -399,6 +399,24 @@ def test_decode_rows(comparing: Any, session: Any, page: int, mixed: bool) -> No
     assert prepared.judge(contestant.result()).worst <= 1 < prepared.judge(wrong).worst
 
 
+def test_a_decode_row_whose_values_are_columns_of_the_keys(comparing: Any, session: Any) -> None:
+    row = comparing.decoding.DecodeRow(3, 100, 8, 1, 64, 16, latent=40)
+    assert row.name == "B3 × 100 H8/1 D64/40 latent page 16"
+    assert row.bytes == 2 * 300 * 64 and row.operations == 2 * 300 * 8 * 104
+    assert comparing.running.compile_ahead([row], session) == []
+    record = comparing.running.measured(row, session)
+    assert not record.failure, record.failure
+    assert record.of("ours")[0].worst <= 1 and [t.name for t in record.of("copy")] == ["copy"]
+    assert record.refused["FA3"] == "it has no head dims 576/512"
+    prepared = row.prepare(session)
+    contestant = prepared.contestants[0]
+    contestant.run()
+    wrong = contestant.result().clone()
+    assert wrong.shape == (3, 1, 8, 40)
+    wrong[2, 0, 7, 39] += 1
+    assert prepared.judge(contestant.result()).worst <= 1 < prepared.judge(wrong).worst
+
+
 @pytest.mark.parametrize("tokens", [20, 70])
 @pytest.mark.parametrize(
     "kind",

@@ -128,7 +128,7 @@ OPERATIONS: dict[str, Callable[[], Callable[[], object]]] = {
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_calls_that_compute_leave_nothing(operation: str, discovered: Discovered) -> None:
     discovered()
-    blocks, memory = growth(OPERATIONS[operation](), 500)
+    blocks, memory = growth(OPERATIONS[operation](), 200)
     assert blocks < 100 and memory < 2_000_000, (blocks, memory)
 
 
@@ -153,7 +153,7 @@ def test_failed_calls_leave_nothing(discovered: Discovered) -> None:
             with pytest.raises(InvalidValue):
                 wrong()
 
-    blocks, memory = growth(refused, 500)
+    blocks, memory = growth(refused, 200)
     assert blocks < 100 and memory < 2_000_000, (blocks, memory)
 
 

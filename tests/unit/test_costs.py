@@ -71,6 +71,10 @@ def test_waves_of_blocks_and_bytes() -> None:
     slower = Coefficients("a test", bandwidth=0.5, multiply={F16: 0.5})
     assert predicted(both, slower, LIMITS) == pytest.approx(1e-6 + math.hypot(24e-3, 15e-3))
     assert predicted(Work(0), PLAIN, LIMITS) == 1e-6
+    alone = replace(work, alone=10e-3)  # longer than its three rounds, shorter than six
+    assert predicted(alone, PLAIN, LIMITS) == pytest.approx(1e-6 + 10e-3)
+    more = replace(alone, blocks=60)
+    assert predicted(more, PLAIN, LIMITS) == predicted(replace(work, blocks=60), PLAIN, LIMITS)
 
 
 def test_a_toolchain_that_knows_no_costs_has_the_roofline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,9 @@ class Library:
         self.found, self.state, self.refused = 1, 0, ""
         self.ranked, self.states, self.algorithms = [98, 99, 97, 96], dict[int, int](), list[int]()
         """Where several are asked for: in that order, and what the library says of each."""
+        self.first: Callable[[int], int] = lambda bias: 99
+        """The algorithm where one is asked for, by the bias's address."""
+        self.workspace_of = dict[int, int]()
 
     def __getattr__(self, name: str) -> Any:
         kind, action = re.fullmatch(r"cublasLt(\w+?)(Create|SetAttribute|Destroy)", name).groups()  # type: ignore[union-attr]
@@ -93,18 +96,14 @@ class Library:
     def cublasLtMatmulAlgoGetHeuristic(self, handle: Any, *given: Any) -> int:
         *described, preference, most, results, count = given
         assert handle.value == 42 and not any(self.made[x.value]["gone"] for x in described)
-        ranked = [99] if most == 1 else self.ranked[:most]
-        self.asked.append(
-            {
-                **self.made[preference.value]["set"],
-                "bias": self.made[described[0].value]["set"].get(8),
-            }
-        )
+        bias = self.made[described[0].value]["set"].get(8)
+        ranked = [self.first(bias or 0)] if most == 1 else self.ranked[:most]
+        self.asked.append({**self.made[preference.value]["set"], "bias": bias})
         count._obj.value = self.found and len(ranked)
         for result, (i, word) in zip(results._obj, enumerate(ranked), strict=False):
             result.state, result.workspace_bytes = (
                 self.states.get(word, self.state),
-                self.workspace_bytes * (i + 1),
+                self.workspace_of.get(word, self.workspace_bytes * (i + 1)),
             )
             result.algorithm[7] = word
         return self.ask_status
@@ -128,7 +127,8 @@ class Library:
             stream,
         ) = given
         *zeros, word = (ctypes.c_uint64 * 8).from_address(algorithm)
-        assert handle.value == 42 and zeros == [0] * 7 and word in (99, *self.ranked)
+        assert handle.value == 42 and zeros == [0] * 7
+        assert word in (99, *self.ranked, *self.workspace_of)
         self.algorithms.append(word)
         self.streams.append(stream)
         self.workspaces.append((workspace, size))
@@ -266,7 +266,7 @@ def test_products_agree(
         return
     assert gemm.supports(problem, DEVICE) is None
     parts = gemm.build(problem, DEVICE)
-    assert parts.workspace_bytes == 0 and len(library.asked) == 1
+    assert parts.workspace_bytes == 0 and len(library.asked) == (2 if spec.bias else 1)
     (step,) = parts.steps
     assert (step.record.kernel, step.record.kind) == ("cublasLtMatmul", "library")
     where = {"A": a, "B": b, "C": c, "bias": bias, "residual": residual}
@@ -363,11 +363,27 @@ def test_the_heuristic_is_queried_once_per_problem(
     for _ in range(3):
         assert gemm.supports(problem, DEVICE) is None
         gemm.build(problem, DEVICE)
-    # The library's A is our B; partial sums are as wide as the accumulator; a bias is known to be a
-    # float16's multiple.
+    # The library's A is our B; partial sums are as wide as the accumulator.
     assert library.asked == [{1: 32 << 20, 3: 2, 5: 16, 6: 2, 7: 16, 8: 2, "bias": None}]
-    gemm.supports(replace(problem, spec=replace(spec, residual=None, bias=F16)), DEVICE)
-    assert library.asked[1:] == [{1: 32 << 20, 3: 2, 5: 16, 6: 2, 7: 2, 8: 2, "bias": 2}]
+
+
+@pytest.mark.parametrize(("offset", "algorithm"), [(0, 99), (16, 99), (2, 50), (8, 50)])
+def test_a_bias_that_is_less_aligned_has_an_algorithm_of_its_own(
+    gemm: blas_lt.CublasLtGemm, library: Library, offset: int, algorithm: int
+) -> None:
+    """The heuristic looks at its address, which a plan does not know."""
+    library.first = lambda bias: 99 if bias % 16 == 0 else 50
+    library.workspace_of = {99: 100, 50: 3000}
+    problem = replace(PROBLEM, spec=replace(PROBLEM.spec, bias=F16))
+    assert gemm.supports(problem, DEVICE) is None
+    parts = gemm.build(problem, DEVICE)
+    assert [x["bias"] for x in library.asked] == [16, 2]
+    assert parts.workspace_bytes == 3000 + 240, "whichever is bound"
+    x = np.zeros(400, np.float16)
+    aligned = -(-x.ctypes.data // 16) * 16
+    parts.steps[0].bind({**dict.fromkeys("ABC", aligned), "bias": aligned + offset}, 4096)(0)
+    assert library.algorithms == [algorithm]
+    assert library.workspaces[-1][1] == library.workspace_of[algorithm]
 
 
 def test_the_workspace_is_aligned_within_the_callers(

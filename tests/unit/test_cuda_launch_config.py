@@ -25,7 +25,7 @@ class Status(int):
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """The structures of the bindings; launches are recorded."""
-    fake = SimpleNamespace(status=0, extended=[])
+    fake = SimpleNamespace(status=0, extended=[], version=12030)
 
     def extended(config: Any, function: object, parameters: int, extra: int) -> tuple[Status]:
         clusters = [
@@ -48,6 +48,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         return (Status(fake.status),)
 
     fake.cuLaunchKernelEx = extended
+    fake.cuDriverGetVersion = lambda: (0, fake.version)
     fake.cuGetErrorString = lambda status: (0, b"what it means")
     for name in ("CUlaunchConfig", "CUlaunchAttribute", "CUlaunchAttributeID"):
         setattr(fake, name, getattr(cu, name))
@@ -85,6 +86,14 @@ def test_clusters_and_early_starts_are_attributes_of_the_launch(
         match=r"^cuLaunchKernelEx failed with CUDA_ERROR_FAKE \(1\): what it means \(grid",
     ):
         run(77)
+
+
+def test_a_driver_that_captures_no_early_starts_makes_none(driver: SimpleNamespace) -> None:
+    driver.version = 12020
+    config = LaunchConfig((4, 2, 1), (64, 2, 1), 512, (2, 1, 1), programmatic=True)
+    kernel((0, 8)).prepare(config, bytes(8))(77)
+    (*_, clusters, early) = driver.extended[0]
+    assert (clusters, early) == ([(2, 1, 1)], [])
 
 
 def test_parameters_by_cs_rules_go_as_one_buffer(driver: SimpleNamespace) -> None:

@@ -48,6 +48,7 @@ class Driver:
     """Two devices. A context is 1 more than its device's index; ``stack`` is the thread's."""
 
     CUdevice_attribute = CUpointer_attribute = CUfunction_attribute = Names()
+    CUstreamCaptureMode = Names()
 
     def __init__(self) -> None:
         self.stack: list[int] = []
@@ -55,6 +56,8 @@ class Driver:
         self.log: list[Any] = []
         self.attributes = dict(ATTRIBUTES)
         self.clock, self.version = 0.0, 13000
+        self.mode = "CU_STREAM_CAPTURE_MODE_GLOBAL"
+        self.captured: set[int] = set()
 
     def cuInit(self, flags: int) -> tuple[Any, ...]:
         self.begun = True
@@ -121,7 +124,15 @@ class Driver:
     def cuDriverGetVersion(self) -> tuple[Any, ...]:
         return 0, self.version
 
+    def cuThreadExchangeStreamCaptureMode(self, mode: str) -> tuple[Any, ...]:
+        before, self.mode = self.mode, mode
+        return 0, before
+
+    def cuStreamIsCapturing(self, stream: int) -> tuple[Any, ...]:
+        return 0, int(stream in self.captured)
+
     def cuModuleLoadData(self, binary: bytes) -> tuple[Any, ...]:
+        assert self.mode == "CU_STREAM_CAPTURE_MODE_RELAXED"
         self.log.append(("module", self.stack[-1] - 1))
         return 0, "module"
 
@@ -274,6 +285,38 @@ def test_lists_of_addresses_are_staged_at_bind(driver: Driver) -> None:
     info = cuda_runtime.describe(held)
     assert info is not None and info.pointer == pointer
     assert cuda_runtime.to_host(held).view(np.uint64).tolist() == actual.tolist()
+
+
+@pytest.mark.parametrize("current", ["cupy", "torch"])
+def test_lists_are_not_staged_while_a_current_stream_is_captured(
+    driver: Driver, current: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda_runtime = CudaRuntime()
+    device = cuda_runtime.devices()[1]
+    api = SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 90 + index)
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True), _C=api)
+    monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]
+    assert not cuda_runtime.is_capturing(device)
+    handle = {"cupy": 77, "torch": 91}[current]
+    driver.captured.add(handle)
+    assert cuda_runtime.is_capturing(device) and cuda_runtime.is_capturing(device, handle)
+    assert not cuda_runtime.is_capturing(device, 5)
+    with pytest.raises(InvalidValue) as caught:
+        stage(np.array([16], np.uint64), cuda_runtime, device)
+    assert str(caught.value) == (
+        "stream = one that is being captured in a graph: lists of addresses are copied to the "
+        "device first, which synchronises. Bind before the capture, over lists in device memory "
+        "where they change."
+    )
+    assert driver.log == []
+
+
+def test_a_stream_that_a_capture_would_draw_in_counts(driver: Driver) -> None:
+    """The legacy stream, beside a stream that is captured and waits for it."""
+    cuda_runtime = CudaRuntime()
+    device = cuda_runtime.devices()[0]
+    driver.cuStreamIsCapturing = lambda stream: (Status(906), None)  # type: ignore[method-assign]
+    assert cuda_runtime.is_capturing(device, 0)
 
 
 def test_strided_and_reversed_arrays_come_back_packed(driver: Driver) -> None:

@@ -70,8 +70,8 @@ def problem(
     [
         ({"dtype": DType.float32}, "it takes bfloat16 and float16, not float32"),
         ({"dtype_out": DType.float32}, "it does not know dtype_out"),
-        ({"head_dim": 80, "value_dim": 80}, "head dims 80: it takes 64, 128"),
-        ({"head_dim": 192, "value_dim": 128}, "head dims 192/128: it takes 64, 128"),
+        ({"head_dim": 80, "value_dim": 80}, "head dims 80: it takes 64, 128, 256"),
+        ({"head_dim": 192, "value_dim": 128}, "head dims 192/128: it takes 64, 128, 256"),
         ({"mask": True, "prefix": True}, "it does not know mask, prefix"),
         ({"bias": DType.float16, "alibi": True}, "it does not know alibi, bias"),
         (
@@ -120,9 +120,9 @@ def test_every_head_dim_has_a_tile_whose_maps_the_hardware_takes(
     p = problem(head_dim=dim, value_dim=dim, deterministic=deterministic, **options)
     assert KERNEL.refuse(p, ROW) is None
     tile = KERNEL.tile(p, ROW, H200)
-    assert (tile.head_dim, tile.step) == (dim, 8192 // dim)
+    assert (tile.head_dim, tile.step) == (dim, max(8192 // dim, 64))
     assert tile.shared_bytes <= ROW.shared_bytes_per_block
-    for m in KERNEL.tensor_maps(p, tile, H200).values():
+    for m in KERNEL.main(tile).tensor_maps(p, tile, H200).values():
         assert tensor_maps.refuse(m, 16) is None
 
 
@@ -190,6 +190,39 @@ def test_sinks_have_a_gradient_of_the_same_row_values() -> None:
     assert (dots.kernel.entry, sinks.problem.dots_strides) == ("row_dots", (0, 400))
     assert dots.workspace["dots"] == sinks.workspace["dots"]
     assert launches.workspace_bytes == dots.workspace["dots"] + 4 * 16 * 400
+
+
+def test_wide_heads_take_clusters_whose_blocks_share_queries_and_sums() -> None:
+    """Two blocks of 64 keys: a tile of 128; each of sixteen warps adds to a part of a block of
+    sums."""
+    p = problem(head_dim=256, value_dim=256, heads=8, kv_heads=8, S_k=1000)
+    tile = KERNEL.tile(p, ROW, H200)
+    launches = KERNEL.launches(p, tile, H200)
+    main = launches.kernels[1]
+    assert main.kernel.entry == "attention_backward_wide_sm90"
+    config = main.kernel.config(p, tile, ROW, H200)
+    assert (config.grid, config.cluster, config.block) == ((132, 1, 1), (2, 1, 1), (384, 1, 1))
+    assert config.shared_bytes == tile.shared_bytes
+    values = main.kernel.values(p, tile, H200)
+    assert (values["key_tiles"], values["total"]) == (8, 8 * 4 * 8)
+    defines = main.kernel.defines(p.spec, tile, ROW)
+    assert (defines["D"], defines["STEP"], defines["STAGES"], defines["O_STAGES"]) == (
+        256,
+        64,
+        4,
+        3,
+    )
+    maps = main.kernel.tensor_maps(p, tile, H200)
+    assert (maps["k_map"].extents, maps["k_map"].box) == ((256, 1000, 8, 4), (64, 64, 1, 1))
+    rows, turns = 4 * 8 * 4096, launches.kernels[0].workspace["turns"]
+    assert turns == 256 + rows * (8 + 4 * 256)
+    assert launches.workspace_bytes == turns + rows // 64 * 16 * 4
+
+
+def test_few_wide_tiles_are_one_cluster_each() -> None:
+    p = problem(head_dim=256, value_dim=256, heads=3, kv_heads=3, batch=1, S_q=64, S_k=129)
+    tile = KERNEL.tile(p, ROW, H200)
+    assert KERNEL.main(tile).grid(p, tile, H200) == 2 * (2 * 3)
 
 
 def test_blocks_of_packed_sequences_have_room() -> None:

@@ -301,17 +301,30 @@ def test_sums_are_split_where_there_are_few_tiles_and_something_for_each_part() 
     five = replace(few_tokens(64), K=5 * 64)
     assert {t.split for t in HALF.offered(five)} == {1, 2}, "2 + 2 + 1 + 0"
     assert not any(t.split > 1 for t in HALF.offered(few_tokens(64, summed=True)))
-    both = few_tokens(64, residual=DType.bfloat16)
+    both = replace(few_tokens(64, residual=DType.bfloat16), beta=-1.0)
     assert any(t.split > 1 for t in HALF.offered(both))
-    assert not any(t.split > 1 for t in HALF.offered(replace(both, beta=-1))), "one source tile"
 
 
-def test_the_others_sums_fit_the_ring_behind_the_source_tiles() -> None:
-    """block.h's assertion, for tiles of either table."""
-    for t in SPLIT:
-        stage = (t.bm + t.bn) * 128
-        source = -(-(t.bn // 64) // min(t.bn // 64, stage // (t.bm * 128)))
-        assert source + -(-(t.split - 1) * t.bm * t.bn * 4 // stage) <= t.stages, t.name
+def test_a_split_tile_is_offered_where_its_ring_has_room_behind_the_source_tiles() -> None:
+    tile = SPLIT[0]
+    assert (tile.bm, tile.bn, tile.split, tile.stages) == (64, 64, 2, 4)
+    assert [tile.stages_after_sums(sources) for sources in (0, 1, 2)] == [1, 2, 3]
+    wide = replace(tile, bm=64, bn=192, split=3, stages=4)
+    # 96 KB of sums in stages of 32 KB, and three panels of C or of the residual in one
+    assert [wide.stages_after_sums(sources) for sources in (0, 1, 2)] == [3, 4, 5]
+    added = few_tokens(64, residual=DType.bfloat16)
+    assert HALF.few_enough(added, wide)
+    assert not HALF.few_enough(replace(added, beta=-1.0), wide)
+
+
+def test_a_factor_along_m_has_a_ring_of_four_slices() -> None:
+    """Of a weight's gradient, whose tokens lie along K; the input's has three and more buffers."""
+    large = {"batch": 1, "heads": 1}
+    d_weight = problem(M=4096, N=4096, K=16384, a_transposed=True, **large)
+    d_input = problem(M=16384, N=4096, K=4096, **large)
+    for p, name in ((d_weight, "128x256-4-tma-2together"), (d_input, "128x256-3-tma-2together")):
+        assert HALF.tile(p, ROW, H200).name == name
+    assert HALF.config(d_input, HALF.tile(d_input, ROW, H200), ROW, H200).programmatic
 
 
 def test_segments_have_a_map_each_and_the_head_that_each_begins_with() -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from kernelseam import Attention, plan
+from kernelseam import attention as attend
 from kernelseam.contract import Runtime
 from kernelseam.descriptors import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
 from kernelseam_thirdvendor import AcmeArray
 
 Refused = Callable[[str, Callable[[], object]], None]
@@ -563,3 +565,59 @@ def test_contents_on_a_device_are_read_with_check(acme: Runtime, refused: Refuse
         )  # type: ignore[misc]
     lengths.host[1] = 7
     d.check_device(d.resolve({"kv_lengths": lengths}, acme, device), acme, device)
+
+
+def _latent(**changes: Any) -> Attention:
+    fields: dict[str, Any] = {
+        "batch": 2,
+        "num_heads": 16,
+        "kv_heads": 1,
+        "S_q": 1,
+        "S_k": 64,
+        "head_dim": 576,
+        "value_dim": 512,
+        "dtype": "bfloat16",
+        "stride_v_row": 576,
+        "stride_v_batch": 64 * 576,
+        "latent": True,
+    }
+    return Attention(**{**fields, **changes})
+
+
+def test_values_that_are_columns_of_the_keys() -> None:
+    p = _latent().problem()
+    assert p.spec.latent and p.spec.options == frozenset(), "whoever reads v twice is right, too"
+    assert str(p.spec) == "attention bfloat16 latent dim=576/512"
+    assert str(p).startswith("attention bfloat16 latent batch=2 heads=16/1 S_q=1")
+    apart = _latent(latent=False).problem()
+    assert not apart.spec.latent
+    # its rows have 512 elements of 576; of one head the stride does not count
+    assert apart.bytes_moved - p.bytes_moved == 2 * 64 * 512 * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"head_dim": 64, "value_dim": 128, "stride_v_row": 128, "stride_v_batch": 8192},
+            "v is the first columns of k, and value_dim = 128 of head_dim = 64",
+        ),
+        (
+            {"stride_v_row": 512},
+            r"its strides are \(36864, .*, 512\), those of k \(36864, .*, 576\)",
+        ),
+        ({"latent": 1}, "latent = 1: must be True or False"),
+    ],
+)
+def test_values_that_are_no_columns_of_the_keys(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        _latent(**changes)
+
+
+def test_latent_values_lie_where_the_keys_do() -> None:
+    q, k = np.ones((1, 2, 1, 8), np.float16), np.ones((1, 1, 5, 8), np.float16)
+    out = attend(q, k, k[..., :4], latent=True)
+    assert np.array_equal(out, np.ones((1, 2, 1, 4), np.float16))
+    other = np.ones((1, 1, 5, 8), np.float16)
+    with pytest.raises(InvalidValue, match="v = 0x.*: must be the address of k, of which it is a"):
+        attend(q, k, other[..., :4], latent=True)

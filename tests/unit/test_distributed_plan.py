@@ -14,7 +14,14 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from kernelseam import absent  # noqa: E402
 from kernelseam.distributed import plan  # noqa: E402
 from kernelseam.distributed.order import Run, runs  # noqa: E402
-from kernelseam.distributed.plan import Mask, Part, parts, reach, seen  # noqa: E402
+from kernelseam.distributed.plan import (  # noqa: E402
+    Mask,
+    Part,
+    opening_and_closing,
+    parts,
+    reach,
+    seen,
+)
 from kernelseam.distributed.states import _rounded_is_faster  # noqa: E402
 from kernelseam.plugins import plugins  # noqa: E402
 
@@ -78,7 +85,9 @@ def hold(mask: Mask, size: int, balanced: bool, gathered: bool, prefix: int) -> 
             rows, columns = places(queries), places(keys)
             times = np.zeros((len(rows), len(columns)), int)
             found = parts(mask, queries, keys)
-            for part in found:
+            opening, closing = opening_and_closing(found)
+            assert sum(map(seen, opening)) <= sum(map(seen, closing)) or len(found) > 1
+            for part in opening + closing:
                 at = np.ix_(
                     range(part.query, part.query + part.m), range(part.key, part.key + part.n)
                 )
@@ -129,6 +138,16 @@ def test_balanced_causal_work_is_even_and_in_few_calls() -> None:
         work.add(sum(map(seen, itertools.chain(*found))))
     assert calls == {1}
     assert work == {rows * (rows + 1) // 2 // size}
+
+
+def test_a_triangle_and_a_rectangle_are_cut_in_two() -> None:
+    opening, closing = opening_and_closing((Part(0, 9, 0, 9, 0, 0, (None, 0)),))
+    assert opening == (Part(0, 4, 0, 4, 0, 0, (None, 0)),)
+    assert closing == (Part(4, 5, 0, 9, 4, 0, (None, 0)),)
+    opening, closing = opening_and_closing((Part(0, 9, 3, 5, 0, 3),))
+    assert (opening, closing) == ((Part(0, 4, 3, 5, 0, 3),), (Part(4, 5, 3, 5, 4, 3),))
+    banded = (Part(0, 9, 0, 9, 0, 0, (2, 0)),)
+    assert opening_and_closing(banded) == ((), banded)
 
 
 def test_a_window_ends_the_way_round() -> None:

@@ -69,6 +69,29 @@ def test_paged_decoding(python_command: list[str]) -> None:
     assert drawn == "dense attention draws the same tokens"
 
 
+def test_cuda_graphs(python_command: list[str]) -> None:
+    """Without a GPU: the same steps, without a graph."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    (line,) = said(python_command, "cuda_graphs.py")
+    assert line.startswith("on cpu: 40 steps without a graph, 41, 55, 56, 70 keys, off by ")
+
+
+def test_decoder_block(python_command: list[str]) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    first, *tables, last = said(python_command, "decoder_block.py", "--repeats", "1")
+    assert first.startswith("On the CPU: 4 heads on 2, dim 16, hidden 64, MLP 160, float32, torch ")
+    cells = [line.strip("| ").split(" | ") for line in tables if line.startswith("|")]
+    titles = [row[0] for row in cells if row[1:] == ["kernelseam", "torch"]]
+    assert titles == [
+        "training, 2 × 48 tokens, ms",
+        "a step of decoding, 3 entries, 40 + 24 keys, ms",
+    ]
+    rates = [[float(x) for x in row[1:]] for row in cells if row[0] == "tokens/s"]
+    assert len(rates) == 2 and min(min(pair) for pair in rates) > 0
+    found = re.fullmatch(r"Decoded rows are those of the forward over all 64: (\S+) off\.", last)
+    assert found and float(found[1]) < 1e-5
+
+
 def test_train_attention(python_command: list[str]) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     *steps, last = said(python_command, "train_attention.py")

@@ -87,7 +87,7 @@ def test_models_and_a_training_step(name: str, monkeypatch: pytest.MonkeyPatch) 
     from kernelseam.interop import diffusers_attention
 
     calls: list[Any] = []
-    found: dict[str, Any] = {}
+    actual: dict[str, Any] = {}
 
     def counted(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments[0].shape)
@@ -101,10 +101,10 @@ def test_models_and_a_training_step(name: str, monkeypatch: pytest.MonkeyPatch) 
         assert bool(calls) is False
         out = model(**inputs, return_dict=False)[0]
         out.square().mean().backward()
-        found[backend] = (out.detach(), {n: p.grad for n, p in model.named_parameters()})
+        actual[backend] = (out.detach(), {n: p.grad for n, p in model.named_parameters()})
     assert len(calls) == {"flux": 2, "wan": 4}[name]
-    torch.testing.assert_close(found["kernelseam"][0], found["native"][0], rtol=1e-4, atol=1e-5)
-    slopes, expected = found["kernelseam"][1], found["native"][1]
+    torch.testing.assert_close(actual["kernelseam"][0], actual["native"][0], rtol=1e-4, atol=1e-5)
+    slopes, expected = actual["kernelseam"][1], actual["native"][1]
     assert sum(g is not None for g in slopes.values()) > 10
     for parameter, slope in slopes.items():
         if expected[parameter] is None:
@@ -129,15 +129,15 @@ def test_what_the_dispatcher_passes(mask: str, gqa: bool) -> None:
     given = {"attn_mask": MASKS[mask](), "enable_gqa": gqa, "scale": 0.2}
     expected = dispatcher.dispatch_attention_fn(q, k, v, **given)
     with dispatcher.attention_backend("kernelseam"):
-        found = dispatcher.dispatch_attention_fn(q, k, v, **given)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        actual = dispatcher.dispatch_attention_fn(q, k, v, **given)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     named = dispatcher.dispatch_attention_fn(q, k, v, **given, backend="kernelseam")
-    assert torch.equal(named, found)
+    assert torch.equal(named, actual)
     if mask == "none":
         causal = {**given, "is_causal": True, "backend": "kernelseam"}
         expected = dispatcher.dispatch_attention_fn(q, k, v, **given, is_causal=True)
-        found = dispatcher.dispatch_attention_fn(q, k, v, **causal)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        actual = dispatcher.dispatch_attention_fn(q, k, v, **causal)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_compiled_whole() -> None:
@@ -146,8 +146,8 @@ def test_compiled_whole() -> None:
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
         expected = model(**inputs, return_dict=False)[0]
-        found = compiled(**inputs, return_dict=False)[0]
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        actual = compiled(**inputs, return_dict=False)[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_what_is_refused() -> None:

@@ -65,12 +65,12 @@ def own_attention(
     return out.swapaxes(1, 2) if layout == "bshd" else out, lse
 
 
-def agree(found: Array, expected: Array, dtype: str = "float32") -> None:
-    assert found.shape == expected.shape
-    given = np.asarray(found, np.float32)
-    assert np.isfinite(given).all()
+def agree(actual: Array, expected: Array, dtype: str = "float32") -> None:
+    assert actual.shape == expected.shape
+    values = np.asarray(actual, np.float32)
+    assert np.isfinite(values).all()
     np.testing.assert_allclose(
-        given, np.asarray(expected, np.float32), atol=BOUND[dtype], rtol=BOUND[dtype]
+        values, np.asarray(expected, np.float32), atol=BOUND[dtype], rtol=BOUND[dtype]
     )
 
 
@@ -93,9 +93,9 @@ def test_attention_and_its_gradients_under_jit(dtype: str) -> None:
     ours = jax.jit(lambda *x: ks.attention(*x, causal=True))
     assert ours(q, k, v).dtype == q.dtype
     agree(ours(q, k, v), jax.jit(own_attention)(q, k, v)[0], dtype)
-    found = jax.jit(jax.grad(loss(ours), (0, 1, 2)))(q, k, v)
+    actual = jax.jit(jax.grad(loss(ours), (0, 1, 2)))(q, k, v)
     expected = jax.jit(jax.grad(loss(lambda *x: own_attention(*x)[0]), (0, 1, 2)))(q, k, v)
-    for f, e in zip(found, expected, strict=True):
+    for f, e in zip(actual, expected, strict=True):
         assert f.dtype == e.dtype == q.dtype
         agree(f, e, dtype)
 
@@ -127,9 +127,9 @@ def test_options_and_gradients_of_the_lse(layout: str, of: tuple[float, float]) 
     arrays, every = (q, k, v, bias, sinks), (0, 1, 2, 3, 4)
     ours = loss(ks.attention, causal=True, layout=layout, return_lse=True)
     own = loss(own_attention, layout=layout)
-    found, expected = (jax.jit(jax.value_and_grad(x, every))(*arrays) for x in (ours, own))
-    agree(found[0], expected[0])
-    for f, e in zip(found[1], expected[1], strict=True):
+    actual, expected = (jax.jit(jax.value_and_grad(x, every))(*arrays) for x in (ours, own))
+    agree(actual[0], expected[0])
+    for f, e in zip(actual[1], expected[1], strict=True):
         agree(f, e)
 
 
@@ -137,9 +137,9 @@ def test_only_what_is_wanted_is_differentiated() -> None:
     """A bias without a gradient is no matter of the backward pass: it is that of q alone."""
     q, k, v = (normal(i, 1, 2, 8, 16) for i in range(3))
     bias = normal(3, 1, 2, 8, 8)
-    found = jax.grad(lambda q: ks.attention(q, k, v, bias=bias).sum())(q)
+    actual = jax.grad(lambda q: ks.attention(q, k, v, bias=bias).sum())(q)
     own = jax.grad(lambda q: own_attention(q, k, v, bias, causal=False)[0].sum())
-    agree(found, jax.jit(own)(q))
+    agree(actual, jax.jit(own)(q))
     with pytest.raises(InvalidValue) as caught:
         jax.grad(lambda s: ks.attention(q, k, v, alibi_slopes=s).sum())(jnp.ones(2))
     assert str(caught.value) == (
@@ -165,9 +165,9 @@ def test_bmm_and_its_gradients_under_jit() -> None:
         return lambda *x: jnp.sum(jnp.sin(product(*x)))
 
     every = (0, 1, 2, 3)
-    found, expected = (jax.jit(jax.value_and_grad(loss(x), every))(*arrays) for x in (ours, own))
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
-    for f, e in zip(found[1], expected[1], strict=True):
+    actual, expected = (jax.jit(jax.value_and_grad(loss(x), every))(*arrays) for x in (ours, own))
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
+    for f, e in zip(actual[1], expected[1], strict=True):
         agree(f, e)
     wide = ks.bmm(
         a.astype("bfloat16"), b.astype("bfloat16"), b_transposed=True, out_dtype="float32"
@@ -181,8 +181,8 @@ def test_vmap_of_gradients() -> None:
     def gradient(attend: Callable[..., Array]) -> Callable[..., Array]:
         return jax.vmap(jax.grad(lambda q, k, v: jnp.sum(attend(q, k, v) ** 2)), in_axes=(0, 0, 0))
 
-    found = jax.jit(gradient(lambda *x: ks.attention(*x, causal=True)))(q, k, v)
-    agree(found, jax.jit(gradient(lambda *x: own_attention(*x)[0]))(q, k, v))
+    actual = jax.jit(gradient(lambda *x: ks.attention(*x, causal=True)))(q, k, v)
+    agree(actual, jax.jit(gradient(lambda *x: own_attention(*x)[0]))(q, k, v))
 
 
 def test_training_step_in_a_scan() -> None:
@@ -200,9 +200,9 @@ def test_training_step_in_a_scan() -> None:
 
         return jax.jit(lambda w: jax.lax.scan(step, w, jnp.arange(2)))(w)[1]
 
-    found = train(lambda *x: ks.attention(*x, causal=True))
-    agree(found, train(lambda *x: own_attention(*x)[0]))
-    assert found[1] < found[0]
+    actual = train(lambda *x: ks.attention(*x, causal=True))
+    agree(actual, train(lambda *x: own_attention(*x)[0]))
+    assert actual[1] < actual[0]
 
 
 def test_what_does_not_fit_is_refused_while_jax_traces() -> None:

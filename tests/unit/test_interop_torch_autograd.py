@@ -21,8 +21,8 @@ B, H, G, S_Q, S_K, D, D_V = 2, 4, 2, 17, 23, 16, 8
 
 
 def tensors(*shapes: tuple[int, ...], seed: int = 0, dtype: Any = torch.float32) -> list[Any]:
-    made = torch.Generator().manual_seed(seed)
-    return [torch.randn(s, generator=made).to(dtype).requires_grad_() for s in shapes]
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
 
 
 def qkv(dtype: Any = torch.float32) -> list[Any]:
@@ -307,13 +307,13 @@ def test_every_element_of_an_expanded_bias_has_its_own_gradient(axis: str, taken
         bias = (
             base.detach().repeat_interleave(2, 3)[..., ::2].expand(B, H, S_Q, S_K).requires_grad_()
         )
-    given = bias[:, :, :, :] if taken == "part of a leaf" else bias
+    passed = bias[:, :, :, :] if taken == "part of a leaf" else bias
     if taken == "retained on the way":
         bias.retain_grad()
-        ks.attention(q, k, v, bias=given).square().sum().backward()
+        ks.attention(q, k, v, bias=passed).square().sum().backward()
         got, full = bias.grad, bias.detach().clone().requires_grad_()
     else:
-        (got,) = torch.autograd.grad(ks.attention(q, k, v, bias=given).square().sum(), bias)
+        (got,) = torch.autograd.grad(ks.attention(q, k, v, bias=passed).square().sum(), bias)
         full = bias.detach().clone().requires_grad_()
     (want,) = torch.autograd.grad(formula(q, k, v, bias=full).square().sum(), full)
     assert got.shape == (B, H, S_Q, S_K)
@@ -371,9 +371,9 @@ def test_gradients_have_no_gradients() -> None:
             dq.square().sum().backward()
     rows, offsets = torch.ones(3, 2, 4, requires_grad=True), torch.tensor([0, 3], dtype=torch.int32)
     y = ks.attention_varlen(rows, rows, rows, offsets, offsets, 3, 3)
-    (found,) = torch.autograd.grad(y.sum(), rows, create_graph=True)
+    (actual,) = torch.autograd.grad(y.sum(), rows, create_graph=True)
     with pytest.raises(InvalidValue, match="^create_graph = True: gradients of attention"):
-        torch.autograd.grad(found.sum(), rows)
+        torch.autograd.grad(actual.sum(), rows)
 
 
 def test_a_graph_of_gradients_that_is_not_walked_back() -> None:
@@ -382,8 +382,8 @@ def test_a_graph_of_gradients_that_is_not_walked_back() -> None:
     q, k, v = qkv()
     y = ks.attention(q, k, v)
     plain = torch.autograd.grad(y.square().sum(), (q, k, v), retain_graph=True)
-    found = torch.autograd.grad(y.square().sum() + v.pow(3).sum(), (q, k, v), create_graph=True)
-    for got, want, more in zip(found, plain, (0, 0, 3 * v.detach() ** 2), strict=True):
+    actual = torch.autograd.grad(y.square().sum() + v.pow(3).sum(), (q, k, v), create_graph=True)
+    for got, want, more in zip(actual, plain, (0, 0, 3 * v.detach() ** 2), strict=True):
         assert got.requires_grad
         torch.testing.assert_close(got.detach(), want + more)
     (penalty,) = torch.autograd.grad(v.pow(3).sum(), v, create_graph=True)

@@ -19,9 +19,9 @@ Refused = Callable[[str, Callable[[], object]], None]
 
 
 def tensors(*shapes: tuple[int, ...], seed: int = 0, dtype: Any = torch.float64) -> list[Any]:
-    made = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     return [
-        torch.randn(s, generator=made, dtype=torch.float64).to(dtype).requires_grad_()
+        torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
         for s in shapes
     ]
 

@@ -45,8 +45,8 @@ def test_the_lse_has_a_gradient(loss: str, layout: str) -> None:
     exact = [x.detach().double().requires_grad_() for x in qkv()]
     for dtype, limit in ((torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 2e-2)):
         q, k, v = (x.detach().to(dtype).requires_grad_() for x in exact)
-        turned = [x.transpose(1, 2) if layout == "bshd" else x for x in (q, k, v)]
-        out, lse = ks.attention(*turned, causal=True, layout=layout, return_lse=True)
+        transposed = [x.transpose(1, 2) if layout == "bshd" else x for x in (q, k, v)]
+        out, lse = ks.attention(*transposed, causal=True, layout=layout, return_lse=True)
         if layout == "bshd":
             out = out.transpose(1, 2)
         true = [x.detach().double().requires_grad_() for x in (q, k, v)]
@@ -111,8 +111,8 @@ def test_other_dtypes_of_the_result() -> None:
         assert a.dtype == torch.float16
         torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)
     x, w, b = projected()
-    made = ks.fused_qkv_projection(x.half(), w.half(), b, 4, 2, out_dtype=torch.float32)
-    for y, rows in zip(made, (slice(0, 32), slice(32, 48), slice(48, 64)), strict=True):
+    results = ks.fused_qkv_projection(x.half(), w.half(), b, 4, 2, out_dtype=torch.float32)
+    for y, rows in zip(results, (slice(0, 32), slice(32, 48), slice(48, 64)), strict=True):
         assert y.dtype == torch.float32
         (dw,) = torch.autograd.grad(y.sum(), w, retain_graph=True)
         want = torch.zeros_like(w)
@@ -186,7 +186,7 @@ def test_autocast() -> None:
     x, w, b = projected()
     heads, hidden = cells(2, 4, 6, 8), cells(12, 32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        made = {
+        results = {
             "attention": ks.attention(q, k, v, bias=cells(4, 6, 9), sinks=cells(4)),
             "sdpa": ks.scaled_dot_product_attention(q, k, v, enable_gqa=True),
             "bmm": ks.bmm(q[:, 0], k[:, 0].mT, bias=cells(9)),
@@ -198,10 +198,10 @@ def test_autocast() -> None:
         wide = ks.bmm(q[:, 0].double(), k[:, 0].mT.double())
         with torch.autocast("cpu", enabled=False):
             assert ks.attention(q, k, v).dtype == torch.float32
-    assert {n: y.dtype for n, y in made.items()} == dict.fromkeys(made, torch.bfloat16)
+    assert {n: y.dtype for n, y in results.items()} == dict.fromkeys(results, torch.bfloat16)
     assert wide.dtype == torch.float64 and theirs.dtype == torch.bfloat16
-    torch.testing.assert_close(made["sdpa"], theirs, rtol=2e-2, atol=2e-2)
-    for name, y in made.items():
+    torch.testing.assert_close(results["sdpa"], theirs, rtol=2e-2, atol=2e-2)
+    for name, y in results.items():
         leaf = {"qkv": x, "output": heads}.get(name, q)
         (gradient,) = torch.autograd.grad(y.float().sum(), leaf, retain_graph=True)
         assert gradient.dtype == torch.float32 and gradient.abs().max() > 1e-3, name
@@ -216,8 +216,8 @@ def test_nested_tensors_are_packed_rows(layout: str) -> None:
     parts = [nested((3, 5, 2), h, 10 * h + i) for i, h in enumerate((4, 2, 2))]
 
     def jagged(x: Any) -> Any:
-        made = torch.nested.as_nested_tensor(x, layout=torch.jagged)
-        return made.transpose(1, 2) if layout == "bhsd" else made
+        results = torch.nested.as_nested_tensor(x, layout=torch.jagged)
+        return results.transpose(1, 2) if layout == "bhsd" else results
 
     q = jagged(parts[0])
     k, v = (
@@ -228,12 +228,12 @@ def test_nested_tensors_are_packed_rows(layout: str) -> None:
         k, v = k.transpose(1, 2), v.transpose(1, 2)
     out = ks.attention(q, k, v, causal=True, layout=layout)
     assert out.is_nested and out.layout is torch.jagged
-    found = out.transpose(1, 2) if layout == "bhsd" else out
-    for i, got in enumerate(found.unbind()):
+    actual = out.transpose(1, 2) if layout == "bhsd" else out
+    for i, got in enumerate(actual.unbind()):
         rows = [x[i].detach().double().transpose(0, 1)[None] for x in parts]
         want, _ = formula(*rows)
         torch.testing.assert_close(got.double(), want[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
-    found.values().square().sum().backward()
+    actual.values().square().sum().backward()
     leaves = [x.detach().double().requires_grad_() for x in parts[0]]
     for i, leaf in enumerate(leaves):
         rows = [leaf.transpose(0, 1)[None]]
@@ -244,26 +244,26 @@ def test_nested_tensors_are_packed_rows(layout: str) -> None:
 
 def test_nested_tensors_that_are_refused(refused: Refused) -> None:
     rows = nested((3, 5), 4, 1)
-    made = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-    turned = made.transpose(1, 2)
+    results = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    transposed = results.transpose(1, 2)
     refused(
         "k.layout = torch.strided: must be torch.jagged as q's is. Nest all of q, k and v, or "
         "none.",
-        lambda: ks.attention(turned, cells(2, 4, 5, 8), turned),
+        lambda: ks.attention(transposed, cells(2, 4, 5, 8), transposed),
     )
     refused(
         "q = ragged along axis 1: must be ragged along axis 2, as layout says. Check layout, or "
         "transpose.",
-        lambda: ks.attention(made, made, made),
+        lambda: ks.attention(results, results, results),
     )
     refused(
         "return_lse = True: the LSE of packed rows is [H, T], no nested tensor. Call "
         "attention_varlen with x.values() and x.offsets().",
-        lambda: ks.attention(turned, turned, turned, return_lse=True),
+        lambda: ks.attention(transposed, transposed, transposed, return_lse=True),
     )
     refused(
         "attn_mask = given: nested tensors have none. Call attention_varlen with its mask.",
         lambda: ks.scaled_dot_product_attention(
-            turned, turned, turned, attn_mask=torch.ones(5, 5) > 0
+            transposed, transposed, transposed, attn_mask=torch.ones(5, 5) > 0
         ),
     )

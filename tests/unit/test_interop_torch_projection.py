@@ -17,8 +17,8 @@ WIDTH = (H + 2 * G) * D
 
 
 def tensors(*shapes: tuple[int, ...], seed: int = 0, dtype: Any = torch.float32) -> list[Any]:
-    made = torch.Generator().manual_seed(seed)
-    return [torch.randn(s, generator=made).to(dtype).requires_grad_() for s in shapes]
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
 
 
 def angles(rows: int, half: int = D // 2) -> tuple[Any, Any]:
@@ -56,8 +56,8 @@ def formula(
 
 def agree(got: Any, want: Any, inputs: dict[str, Any], limit: float) -> None:
     """The same results, and the same gradients for the same random gradients of the results."""
-    made = torch.Generator().manual_seed(9)
-    douts = [torch.randn(x.shape, generator=made).to(x.dtype) for x in got]
+    generator = torch.Generator().manual_seed(9)
+    douts = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in got]
     for x, y in zip(got, want, strict=True):
         assert x.shape == y.shape
         torch.testing.assert_close(
@@ -181,9 +181,9 @@ def test_the_output(form: str, dtype: str, limit: float) -> None:
     (bias,) = tensors(
         (HIDDEN,), seed=2, dtype=torch.float64 if dtype == "float64" else torch.float32
     )
-    given = attn_out.transpose(1, 2) if form == "transposed" else attn_out
+    arguments = attn_out.transpose(1, 2) if form == "transposed" else attn_out
     layout = "bshd" if form == "bshd" else "bhsd"
-    got = ks.fused_output_projection_residual(given, weight, bias, residual, layout=layout)
+    got = ks.fused_output_projection_residual(arguments, weight, bias, residual, layout=layout)
     rows = attn_out.transpose(1, 2) if form == "bhsd" else attn_out
     rows = rows if form in ("rows", "packed") else rows.flatten(2)
     want = (
@@ -206,18 +206,18 @@ def test_finite_differences() -> None:
 def test_only_what_is_wanted_is_computed_and_kept() -> None:
     x, weight, bias = tensors((B, S, HIDDEN), (WIDTH, HIDDEN), (WIDTH,))
     for frozen, kept in (("weight", 1), ("input", 1), ("", 2)):
-        given = {"input": x, "weight": weight, "bias": bias}
+        arguments = {"input": x, "weight": weight, "bias": bias}
         if frozen:
-            given[frozen] = given[frozen].detach()
-        q, _, _ = ks.fused_qkv_projection(**given, num_heads=H, num_kv_heads=G)
+            arguments[frozen] = arguments[frozen].detach()
+        q, _, _ = ks.fused_qkv_projection(**arguments, num_heads=H, num_kv_heads=G)
         assert len(q.grad_fn.saved_tensors) == kept
-        wanted = [t for n, t in given.items() if n != frozen]
-        found = torch.autograd.grad(q.sum(), wanted)
+        wanted = [t for n, t in arguments.items() if n != frozen]
+        gradients = torch.autograd.grad(q.sum(), wanted)
         for a, b in zip(
-            found,
+            gradients,
             torch.autograd.grad(
                 formula(x, weight, bias, "bhsd")[0].sum(),
-                [{"input": x, "weight": weight, "bias": bias}[n] for n in given if n != frozen],
+                [{"input": x, "weight": weight, "bias": bias}[n] for n in arguments if n != frozen],
             ),
             strict=True,
         ):
@@ -241,8 +241,8 @@ def test_the_residual_s_gradient_is_the_result_s() -> None:
     attn_out, w, residual = tensors((B, S, H * D), (HIDDEN, H * D), (B, S, HIDDEN))
     y = ks.fused_output_projection_residual(attn_out, w, None, residual)
     dout = torch.randn(B, S, HIDDEN)
-    found = torch.autograd.grad(y, [attn_out, residual], dout)
-    assert found[1].data_ptr() == dout.data_ptr(), "no copy"
+    gradients = torch.autograd.grad(y, [attn_out, residual], dout)
+    assert gradients[1].data_ptr() == dout.data_ptr(), "no copy"
     (residual,) = tensors((B, S, HIDDEN), dtype=torch.float64)
     with pytest.raises(
         kernelseam.errors.InvalidValue, match=r"^residual = an array of float64: must be no wider"

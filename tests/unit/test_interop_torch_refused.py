@@ -24,8 +24,10 @@ def offsets() -> Any:
     return torch.tensor([0, 3], dtype=torch.int32)
 
 
-def projected(rotary0: Any = None, rotary1: Any = None, **given: Any) -> Any:
-    return ks.fused_qkv_projection(num_heads=2, num_kv_heads=1, rotary=(rotary0, rotary1), **given)
+def projected(rotary0: Any = None, rotary1: Any = None, **operands_of: Any) -> Any:
+    return ks.fused_qkv_projection(
+        num_heads=2, num_kv_heads=1, rotary=(rotary0, rotary1), **operands_of
+    )
 
 
 FUNCTIONS: dict[str, tuple[Call, dict[str, Any], tuple[str, ...]]] = {
@@ -85,7 +87,7 @@ FUNCTIONS: dict[str, tuple[Call, dict[str, Any], tuple[str, ...]]] = {
         ("attn_out", "weight"),
     ),
 }
-OPERANDS = [(f, n) for f, (_, given, _) in FUNCTIONS.items() for n in given]
+OPERANDS = [(f, n) for f, (_, operands_of, _) in FUNCTIONS.items() for n in operands_of]
 NEEDED = [(f, n) for f, (_, _, needed) in FUNCTIONS.items() for n in needed]
 
 
@@ -97,8 +99,8 @@ def shown(name: str) -> str:
 def called(function: str, name: str, value: Any, gradients: bool = True) -> Any:
     """The function with one of its operands replaced; the others that can have gradients want
     them."""
-    call, given, needed = FUNCTIONS[function]
-    operands = {n: x.clone() for n, x in given.items()}
+    call, operands_of, needed = FUNCTIONS[function]
+    operands = {n: x.clone() for n, x in operands_of.items()}
     if gradients:
         for n in needed:
             if n != name and not n.startswith(("cu_", "rotary")):
@@ -108,8 +110,8 @@ def called(function: str, name: str, value: Any, gradients: bool = True) -> Any:
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_the_calls_are_right_as_they_are(function: str) -> None:
-    _, given, needed = FUNCTIONS[function]
-    called(function, needed[0], given[needed[0]])
+    _, operands_of, needed = FUNCTIONS[function]
+    called(function, needed[0], operands_of[needed[0]])
 
 
 @pytest.mark.parametrize("gradients", [True, False])

@@ -118,6 +118,68 @@ def test_a_given_workspace_is_aligned_and_set_at_bind(counting: Counting) -> Non
             planned.bind(workspace=wrong)
 
 
+CAPTURED = "stream = one that is being captured in a graph: "
+FREED = (
+    f"{CAPTURED}this call's workspace is freed when it returns, and the graph would use it later. "
+    "Capture torch's tensors on torch's current stream, or plan and bind before the capture."
+)
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> set[int | None]:
+    """The streams that the host runtime says are being captured; None: a current one."""
+    streams: set[int | None] = set()
+    monkeypatch.setattr(
+        HostRuntime,
+        "is_capturing",
+        lambda self, device, stream=None: stream in streams,
+        raising=False,
+    )
+    return streams
+
+
+def test_a_capture_refuses_what_synchronises(counting: Counting, captured: set[int | None]) -> None:
+    planned = plan(small())
+    call, checked = planned.bind(), plan(small(), implementation="numpy").bind(check=True)
+    captured |= {None, 0}
+    with pytest.raises(InvalidValue) as error:
+        planned.bind()
+    assert str(error.value) == (
+        f"{CAPTURED}binding this plan sets the start of its workspace to 0 and synchronises. "
+        "Bind before the capture."
+    )
+    for attempt in (lambda: checked.plan.bind(check=True), checked):
+        with pytest.raises(InvalidValue) as error:
+            attempt()
+        assert str(error.value) == (
+            f"{CAPTURED}check=True copies operands to the host, which synchronises. "
+            "Bind without check, or launch outside of the capture."
+        )
+    call()
+    assert len(counting.places) == 1 and counting.found == [0]
+    captured.clear()
+    checked()
+
+
+def test_a_capture_refuses_a_workspace_that_is_freed(
+    counting: Counting, captured: set[int | None]
+) -> None:
+    """A function's, but torch's on its current stream, which is of the graph's own pool."""
+    a = np.ones((1, 1, 2, 2), np.float32)
+    kernelseam.bmm(a, a)
+    captured.add(0)
+    with pytest.raises(InvalidValue) as error:
+        kernelseam.bmm(a, a)
+    assert str(error.value) == FREED and len(counting.found) == 1
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    b = torch.ones(1, 1, 2, 2)
+    kernelseam.bmm(b, b)
+    captured.add(5)
+    with pytest.raises(InvalidValue) as error:
+        kernelseam.bmm(b, b, stream=5)
+    assert str(error.value) == FREED and len(counting.found) == 2
+
+
 def test_plans_that_want_no_more_are_as_they_were() -> None:
     assert (PlanParts(()).workspace_alignment, PlanParts(()).zeroed_bytes) == (16, 0)
     planned = plan(small())

@@ -17,7 +17,7 @@ from kernelseam.oracle.projections import qkv_projection
 from kernelseam.parity.data import attention as attention_data
 from kernelseam.planning import plan
 
-from calibration import guarded_softmax, tile_model, tile_model_bwd
+from calibration import guarded_softmax, stored_keys, tile_model, tile_model_bwd
 from calibration.data import differentiated, outgrowing, scored
 
 DTYPES = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
@@ -88,6 +88,26 @@ def variant_samples(rng: np.random.Generator) -> Iterator[Sample]:
         o, row = tile_model.attention(x.q, x.k, x.v, False, D**-0.5, changes=x.changes)
     result = o[None, None], row[None, None]
     yield _judge_attention(f"tile model {dtype}, changed scores", want, *result, len(x.k), D, dtype)
+
+
+def stored_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """One random attention head over keys and values of 8 bits, through both implementations."""
+    x, causal = stored_keys.drawn(rng), bool(rng.integers(2))
+    (S_q, D), S_k, dtype = x.q.shape, len(x.k), DType.of(x.q.dtype)
+    q, k, v = (y[None, None] for y in (x.q, x.k, x.v))
+    want = formulas.attention(q, k, v, causal, D**-0.5, None, x.variant)
+    out, lse = np.empty_like(q), np.empty((1, 1, S_q), np.float32)
+    scales: dict[str, Any] = {
+        f"{n}_scales": y[None, None, :: x.block].copy()
+        for n, y in (("k", x.k_scales), ("v", x.v_scales))
+    }
+    made = Attention.from_arrays(q, k, v, out, lse, causal=causal, **scales, scale_block=x.block)
+    plan(made, backend="numpy").bind()()
+    yield _judge_attention(f"reference {dtype}, keys of 8 bits", want, out, lse, S_k, D, dtype)
+    with np.errstate(all="ignore"):
+        o, row = stored_keys.attention(x, causal, D**-0.5, exp2=_hardware(rng))
+    result = o[None, None], row[None, None]
+    yield _judge_attention(f"tile model {dtype}, keys of 8 bits", want, *result, S_k, D, dtype)
 
 
 def guarded_samples(rng: np.random.Generator) -> Iterator[Sample]:

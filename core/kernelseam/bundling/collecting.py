@@ -39,7 +39,7 @@ class LeftOut:
 
 
 Progress = Callable[[int, int, str], None]
-"""Told before each compilation: its number from 1 on, of how many, and what is compiled."""
+"""Called before each compilation: its number from 1, the total, and the kernel's name."""
 
 
 def collect(

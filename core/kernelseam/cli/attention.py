@@ -1,4 +1,4 @@
-"""``kernelseam attention``: on random data or on a file's; forward or gradients."""
+"""``kernelseam attention``: forward or gradients, on random inputs or on those of a file."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ from kernelseam.plugins import plugins
 
 Array = npt.NDArray[Any]
 MOST_VERIFIED = 1e11
-"""Operations of gradients beyond which the oracle, which makes all of them, would take minutes."""
+"""Floating-point operations of a backward pass above which its oracle, which computes every
+element, would take minutes."""
 ROWS = ("out", "dq", "dk", "dv")
-"""Results whose axes have the order that is asked for."""
+"""Results whose axes have the requested layout."""
 FULL_LENGTHS = "the rate counts every entry of the batch at its full length"
 
 
@@ -59,13 +60,13 @@ def run(
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare with the float64 oracle.")
     ] = False,
-    time: Annotated[bool, typer.Option("--time", help="Measure, after a warm-up.")] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random data.")] = 0,
+    time: Annotated[bool, typer.Option("--time", help="Time it, after a warm-up.")] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random inputs.")] = 0,
 ) -> None:
     """softmax(q·kᵀ/√D)·v, or its gradients."""
     if output is not None:
         check_output(output)
-    found: list[tuple[AttentionCase, Inputs | None]] = (
+    cases: list[tuple[AttentionCase, Inputs | None]] = (
         [(request.case(seed), None)]
         if input is None
         else [
@@ -83,7 +84,7 @@ def run(
     )
     problems = [
         request.over(request.backward_case(c) if request.backward else c).problem()
-        for c, _ in found
+        for c, _ in cases
     ]
     largest = max(problems, key=lambda p: p.bytes_moved)
     if request.backward and verify and largest.operations > MOST_VERIFIED:
@@ -95,12 +96,12 @@ def run(
         )
     device = device_for(largest, backend)
     runs, results = [], {}
-    for case, inputs in found:
-        done, made = compute(
+    for case, inputs in cases:
+        one, outputs = compute(
             request, case, inputs, device, implementation, seed, verify=verify, timed=time
         )
-        runs.append(done)
-        results.update(made)
+        runs.append(one)
+        results.update(outputs)
     if output is not None:
         save(output, results)
     report(
@@ -132,12 +133,13 @@ def compute(
     verify: bool,
     timed: bool,
 ) -> tuple[Run, dict[str, Array]]:
-    """Run one attention, or its gradients; the report and the results on the host, by name."""
-    whole = request.backward_case(case) if request.backward else case
+    """Run one attention, or its gradients. Returns the report, and the results by name as arrays on
+    the host."""
+    full_case = request.backward_case(case) if request.backward else case
     name = "" if inputs is None else inputs.name
     with working("making random inputs" if inputs is None else f"reading {name or 'the inputs'}"):
-        values = random_values(request, whole, inputs, seed)
-        memory = Memory(whole, values, device)
+        values = random_values(request, full_case, inputs, seed)
+        memory = Memory(full_case, values, device)
     with working(f"computing the attention on {device}"):
         forward = plan(
             memory.descriptor(case),
@@ -145,35 +147,35 @@ def compute(
             implementation=None if request.backward else implementation,
         ).bind()
         launches = execute(forward)
-    call, written = forward, ("out", *(("lse",) if case.lse else ()))
-    if isinstance(whole, BackwardCase):
+    call, names = forward, ("out", *(("lse",) if case.lse else ()))
+    if isinstance(full_case, BackwardCase):
         with working(f"computing its gradients on {device}"):
             call = plan(
-                memory.descriptor(whole), device=device, implementation=implementation
+                memory.descriptor(full_case), device=device, implementation=implementation
             ).bind()
-            launches, written = execute(call), attention_bwd_data.outputs(whole)
-    found = {n: memory.read(n) for n in written}
+            launches, names = execute(call), attention_bwd_data.outputs(full_case)
+    outputs = {n: memory.read(n) for n in names}
     flushed = flushes(plugins().backend(device.backend), device)
     verdicts = {}
     with working("comparing with the float64 oracle"):
-        if verify and isinstance(whole, BackwardCase):
-            wanted = attention_bwd_data.expected(whole, values)
-            verdicts["oracle"] = check.attention_bwd(wanted, case.dtype, found, flushed=flushed)
+        if verify and isinstance(full_case, BackwardCase):
+            expected = attention_bwd_data.expected(full_case, values)
+            verdicts["oracle"] = check.attention_bwd(expected, case.dtype, outputs, flushed=flushed)
         elif verify:
             verdicts = _verify(
                 case,
                 values,
-                found,
+                outputs,
                 None if inputs is None else _logical(inputs.stored, request),
                 flushed,
             )
     notes = [inputs.note] if inputs is not None and verify and inputs.note else []
     if timed and (case.keys or case.q_sequences):
         notes.append(FULL_LENGTHS)
-    elements = sum(x.size for x in found.values())
+    elements = sum(x.size for x in outputs.values())
     timing = measure(call) if timed else None
     results = {
-        _saved_as(name, n): _logical(x, request) if n in ROWS else x for n, x in found.items()
+        _saved_as(name, n): _logical(x, request) if n in ROWS else x for n, x in outputs.items()
     }
     return Run(name, call.plan, launches, elements, verdicts, timing, tuple(notes)), results
 
@@ -186,34 +188,36 @@ def _saved_as(name: str, operand: str) -> str:
 
 
 def _logical(x: Array | None, request: AttentionOptions) -> Any:
-    """[batch, head, row, column] ↔ the order of the axes that is asked for."""
+    """Convert between [batch, head, row, column] and the requested layout, either way."""
     return x if x is None or request.layout == "bhsd" else x.swapaxes(1, 2)
 
 
 def random_values(
-    request: AttentionOptions, whole: AttentionCase | BackwardCase, inputs: Inputs | None, seed: int
+    request: AttentionOptions,
+    full_case: AttentionCase | BackwardCase,
+    inputs: Inputs | None,
+    seed: int,
 ) -> dict[str, Array]:
-    """Operands by name, [batch, head, row, column]: random ones, and a file's in the place of
-    theirs."""
+    """Operands by name, [batch, head, row, column]: random, except those that a file gives."""
     rng = np.random.default_rng(seed)
-    case = whole.forward if isinstance(whole, BackwardCase) else whole
-    found = attention_data.values(case, rng)
-    if isinstance(whole, BackwardCase):
-        found["dout"] = rng.standard_normal(attention_data.shapes(case)["out"]).astype(
+    case = full_case.forward if isinstance(full_case, BackwardCase) else full_case
+    values = attention_data.values(case, rng)
+    if isinstance(full_case, BackwardCase):
+        values["dout"] = rng.standard_normal(attention_data.shapes(case)["out"]).astype(
             case.dtype.numpy
         )
     if request.mask_density is not None:
         plane = (case.batch, case.num_heads, case.S_q, case.S_k)
-        found["mask"] = repeated_copy(
+        values["mask"] = repeated_copy(
             rng.random(unrepeated_shape(plane, case.mask_layout)) < request.mask_density, plane
         )
     if inputs is not None:
-        found.update({n: _logical(getattr(inputs, n), request) for n in "qkv"})
-    return found
+        values.update({n: _logical(getattr(inputs, n), request) for n in "qkv"})
+    return values
 
 
 class Memory:
-    """A case's operands on a device, each in an allocation of its own; what is not given is NaN."""
+    """A case's operands on a device, each in its own allocation; outputs are filled with NaN."""
 
     def __init__(
         self, case: AttentionCase | BackwardCase, values: Mapping[str, Array], device: Device
@@ -222,25 +226,27 @@ class Memory:
         self.runtime = plugins().backend(device.backend).runtime
         host = self.layout.buffers()
         self.layout.write(host, values)
-        self.held = {
+        self.buffers = {
             name: self.runtime.from_host(b.view(np.float32), device) for name, b in host.items()
         }
 
     def descriptor(self, case: AttentionCase | BackwardCase) -> Any:
-        """The case's own over these operands."""
-        wanted = operands.layout(case).placements
+        """The case's descriptor over these operands."""
+        placements = operands.layout(case).placements
         addresses = {}
-        for name, p in wanted.items():
-            info = self.runtime.describe(self.held[p.block])
+        for name, p in placements.items():
+            info = self.runtime.describe(self.buffers[p.block])
             assert info is not None
             addresses[name] = info.pointer + p.offset * p.dtype.itemsize
-        return describe(case, Layout(wanted), addresses, self.runtime, self.device)
+        return describe(case, Layout(placements), addresses, self.runtime, self.device)
 
     def read(self, name: str) -> Array:
-        """An operand on the host, [batch, head, row, column]; 0 where it has no memory."""
+        """An operand on the host, [batch, head, row, column]; 0 for elements without memory."""
         block = self.layout.placements[name].block
         bytes_ = (
-            np.ascontiguousarray(self.runtime.to_host(self.held[block])).view(np.uint8).reshape(-1)
+            np.ascontiguousarray(self.runtime.to_host(self.buffers[block]))
+            .view(np.uint8)
+            .reshape(-1)
         )
         return self.layout.read({block: bytes_}, name)
 

@@ -16,12 +16,12 @@ from kernelseam.errors import InvalidValue
 
 Array = npt.NDArray[Any]
 _NAMES = re.compile(r"(?:(.*)_)?(q|k|v|out)", re.DOTALL)
-"""Those of an attention's arrays, its own name first."""
+"""Array names of an attention: an optional name, then the operand."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """q, k and v of one attention as they lie in memory, and a result to compare with."""
+    """q, k and v of one attention in the file's layout, and a stored result to compare with."""
 
     name: str
     q: Array
@@ -46,7 +46,7 @@ class Inputs:
         shape = (*self.q.shape[:3], self.v.shape[3])
         try:
             return np.empty(shape, self.q.dtype)
-        # as large as nothing is, where an array without elements has such extents
+        # an array without elements may have extents whose product overflows
         except (ValueError, MemoryError):
             raise InvalidValue(
                 f"{self.name or 'file'}: shape of the result",
@@ -60,9 +60,9 @@ def read_inputs(path: Path, dtype: DType | None, changes: tuple[str, ...]) -> li
     """Every q, k, v in an .npz, in the order of their names, converted to ``dtype`` if one is
     given.
 
-    ``changes``: options in force that the stored results know nothing of.
+    ``changes``: given options that stored results were computed without.
 
-    Raises InvalidValue for what is not such a file.
+    Raises InvalidValue for any other file.
     """
     arrays, others = _load(path)
     names = {m[1] or "" for key in arrays if (m := re.fullmatch(_NAMES, key)) and m[2] != "out"}
@@ -78,14 +78,13 @@ def read_inputs(path: Path, dtype: DType | None, changes: tuple[str, ...]) -> li
 
 
 def _load(path: Path) -> tuple[dict[str, Array], list[str]]:
-    """What attentions are made of in an .npz, by name, and the names of all else, which is not
-    read."""
+    """The attentions' arrays of an .npz, by name; and the names of all others, unread."""
     try:
         with path.open("rb") as file:
             array = np.load(file, allow_pickle=False)
             names = [] if isinstance(array, np.ndarray) else array.files
             arrays = {name: array[name] for name in names if re.fullmatch(_NAMES, name)}
-    # it is a stranger's file: zipfile, zlib, lzma, tokenize and NumPy each raise their own
+    # the file is untrusted: zipfile, zlib, lzma, tokenize and NumPy each raise their own errors
     except Exception as e:
         if "pickle" in str(e):  # NumPy takes every file without a magic number for a pickle
             rule = "is neither an .npz nor an .npy"
@@ -117,12 +116,12 @@ def _read_one(
         )
     q, k, v = (arrays[prefix + x] for x in "qkv")
     stored, note = arrays.get(f"{prefix}out"), ""
-    kind = DType.of(q.dtype, f"{prefix}q") if dtype is None else dtype
-    exact = all(np.can_cast(x.dtype, kind.numpy, "safe") for x in (q, k, v))
-    q, k, v = (x.astype(kind.numpy, copy=False) for x in (q, k, v))
+    target = DType.of(q.dtype, f"{prefix}q") if dtype is None else dtype
+    exact = all(np.can_cast(x.dtype, target.numpy, "safe") for x in (q, k, v))
+    q, k, v = (x.astype(target.numpy, copy=False) for x in (q, k, v))
     if stored is not None:
         if changes or not exact:
-            why = f"the inputs were rounded to {kind}"
+            why = f"the inputs were rounded to {target}"
             if changes:
                 why = (
                     "it is of every key"
@@ -145,23 +144,23 @@ def check_output(path: Path) -> None:
 
 
 def save(path: Path, results: dict[str, Array]) -> None:
-    """Results by name into an .npz; into an .npy the one there is, or several of one shape stacked
-    in their order.
+    """Save results: into an .npz by name; into an .npy the only one, or several of one shape,
+    stacked.
 
-    bfloat16, which the format does not know, is saved as float32, which holds its every value.
+    bfloat16, which the format lacks, is saved as float32, exactly.
     """
-    plain = {n: x.astype(np.float32) if x.dtype.kind == "V" else x for n, x in results.items()}
+    arrays = {n: x.astype(np.float32) if x.dtype.kind == "V" else x for n, x in results.items()}
     try:
         if path.suffix == ".npz":
-            # numpy.savez has parameters of its own, which are names here
+            # not numpy.savez, whose parameter names could be results' names
             with zipfile.ZipFile(path, "w") as file:
-                for name, x in plain.items():
+                for name, x in arrays.items():
                     with file.open(f"{name}.npy", "w", force_zip64=True) as member:
                         np.lib.format.write_array(member, x, allow_pickle=False)
-        elif len(plain) == 1:
-            np.save(path, next(iter(plain.values())))
-        elif len({x.shape for x in plain.values()}) == 1:
-            np.save(path, np.stack(list(plain.values())))
+        elif len(arrays) == 1:
+            np.save(path, next(iter(arrays.values())))
+        elif len({x.shape for x in arrays.values()}) == 1:
+            np.save(path, np.stack(list(arrays.values())))
         else:
             raise InvalidValue(
                 "--output", path, "results of several shapes do not fit one array", "Name an .npz"

@@ -1,4 +1,4 @@
-"""The options that say which attention: one list of them for every command that takes one."""
+"""The options that describe an attention, shared by every command that takes one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAGE_SIZE = 16
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """What the command line says of an attention."""
+    """The attention that the command line asks for."""
 
     batch: shapes.Batch = None
     heads: shapes.Heads = None
@@ -43,7 +43,7 @@ class AttentionOptions:
     window: Annotated[
         str | None,
         typer.Option(
-            "--window", help="LEFT,RIGHT: keys seen from the diagonal; a side left out, all."
+            "--window", help="LEFT,RIGHT: a sliding window; a side left out has no bound."
         ),
     ] = None
     softcap: Annotated[
@@ -51,45 +51,63 @@ class AttentionOptions:
     ] = None
     alibi: Annotated[bool, typer.Option("--alibi", help="Slopes 2^(-8(h+1)/H).")] = False
     bias: Annotated[
-        str | None, typer.Option("--bias", help="Its dtype: float32, or that of --dtype.")
+        str | None,
+        typer.Option("--bias", help="An additive bias of this dtype: float32, or that of --dtype."),
     ] = None
     mask_density: Annotated[
         float | None,
         typer.Option(
-            "--mask-density", min=0, max=1, help="A random mask shows this part of the keys."
+            "--mask-density", min=0, max=1, help="A random mask with this share of visible keys."
         ),
     ] = None
-    sinks: Annotated[bool, typer.Option("--sinks", help="A random sink a head.")] = False
+    sinks: Annotated[bool, typer.Option("--sinks", help="A random sink for each head.")] = False
     prefix: Annotated[
-        int | None, typer.Option("--prefix", min=0, help="Keys that every query sees.")
+        int | None,
+        typer.Option("--prefix", min=0, help="Leading keys that every query sees (prefix LM)."),
     ] = None
     kv_lengths: Annotated[
-        bool, typer.Option("--kv-lengths", help="Random numbers of keys, up to --kv-seq-len.")
+        bool, typer.Option("--kv-lengths", help="Random key lengths, up to --kv-seq-len.")
     ] = False
     paged: Annotated[bool, typer.Option("--paged", help="Keys and values in shuffled pages.")] = (
         False
     )
     page_size: Annotated[
-        int | None, typer.Option("--page-size", min=1, help=f"Keys of a page. [{PAGE_SIZE}]")
+        int | None, typer.Option("--page-size", min=1, help=f"Keys per page. [{PAGE_SIZE}]")
     ] = None
     varlen: Annotated[
         bool,
-        typer.Option(
-            "--varlen", help="Sequences of random lengths, up to --seq-len, one after the other."
-        ),
+        typer.Option("--varlen", help="Packed sequences of random lengths, up to --seq-len."),
     ] = False
-    backward: Annotated[
-        bool, typer.Option("--backward", help="The gradients in place of the result.")
-    ] = False
+    backward: Annotated[bool, typer.Option("--backward", help="Compute the gradients.")] = False
     any_order: Annotated[
         bool,
         typer.Option(
-            "--any-order", help="Gradients may be summed in any order, where that is faster."
+            "--any-order", help="Gradients may be summed in any order (nondeterministic, faster)."
         ),
     ] = False
     return_lse: Annotated[
-        bool, typer.Option("--return-lse", help="The log-sum-exp of the scores, too.")
+        bool, typer.Option("--return-lse", help="Return the log-sum-exp of the scores, too.")
     ] = False
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-dtype",
+            help="Of keys and values stored in 8 bits: float8_e4m3fn or float8_e4m3fnuz.",
+        ),
+    ] = None
+    kv_scales: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-scales",
+            help="Random scales of --kv-dtype: one a tensor, heads, entries (and heads) or blocks.",
+        ),
+    ] = None
+    scale_block: Annotated[
+        int | None,
+        typer.Option(
+            "--scale-block", min=1, help="Keys that share a scale, with --kv-scales blocks."
+        ),
+    ] = None
     batch_invariant: Annotated[
         bool,
         typer.Option(
@@ -98,8 +116,10 @@ class AttentionOptions:
     ] = False
 
     def __post_init__(self) -> None:
-        """Refuse what does not go together; the rest is the descriptor's."""
+        """Refuse options that exclude each other; the descriptor checks the rest."""
         shapes.one_of("layout", self.layout, "bhsd", "bshd")
+        if self.kv_scales is not None:
+            shapes.one_of("--kv-scales", self.kv_scales, "tensor", "heads", "entries", "blocks")
         refused = {
             "--page-size": (
                 self.page_size is not None and not self.paged,
@@ -120,6 +140,21 @@ class AttentionOptions:
                 self.backward and self.paged,
                 "pages have no gradients",
                 "Leave --paged out",
+            ),
+            "--kv-dtype": (
+                self.kv_dtype is not None and self.backward,
+                "keys and values of 8 bits have no gradients",
+                "Leave one of the two out",
+            ),
+            "--kv-scales": (
+                self.kv_scales is not None and self.kv_dtype is None,
+                "scales are for keys and values of 8 bits",
+                "Give --kv-dtype too",
+            ),
+            "--scale-block": (
+                (self.scale_block is not None) != (self.kv_scales == "blocks"),
+                "blocks of keys have scales with --kv-scales blocks",
+                "Give both or neither",
             ),
             "--any-order": (
                 self.any_order and not self.backward,
@@ -144,8 +179,8 @@ class AttentionOptions:
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """Options in force under which the result is another than that of every key and plain
-        scores."""
+        """The given options that change the result: any other than dense, unmasked attention with
+        plain scores."""
         names = (
             "causal",
             "window",
@@ -160,7 +195,7 @@ class AttentionOptions:
         return tuple(n.replace("_", "-") for n in names if getattr(self, n) not in (None, False))
 
     def refuse_for_file(self) -> None:
-        """Refuse options that a file answers."""
+        """Refuse options whose values come from the file."""
         for name in EXTENTS:
             if (value := getattr(self, name)) is not None:
                 raise InvalidValue(
@@ -169,6 +204,10 @@ class AttentionOptions:
                     "the extents are the file's",
                     "Leave it out",
                 )
+        if self.kv_dtype is not None:
+            raise InvalidValue(
+                "--kv-dtype", self.kv_dtype, "the dtypes are the file's", "Leave it out"
+            )
         for name in ("varlen", "paged"):
             if getattr(self, name):
                 raise InvalidValue(
@@ -176,7 +215,7 @@ class AttentionOptions:
                 )
 
     def case(self, seed: int = 0) -> AttentionCase:
-        """The attention of these extents."""
+        """The case of these options."""
         s = shapes.AttentionShape.of(
             **{n: getattr(self, n) for n in EXTENTS},
             causal=self.causal,
@@ -196,7 +235,7 @@ class AttentionOptions:
         )
 
     def case_of(self, problem: AttentionProblem, seed: int = 0) -> AttentionCase:
-        """The attention of a file's arrays, whose extents those of ``problem`` are."""
+        """The case of a file's arrays, with the extents of ``problem``."""
         p, s = problem, problem.spec
         return self._case(
             seed, s.dtype, p.batch, p.num_heads, p.kv_heads, p.S_q, p.S_k, s.head_dim, s.value_dim
@@ -216,15 +255,15 @@ class AttentionOptions:
     ) -> AttentionCase:
         rng = np.random.default_rng(seed)
 
-        def lengths(most: int) -> tuple[int, ...]:
-            """One entry has the most."""
-            drawn = rng.integers(min(most, 1), most + 1, batch)
-            return (*(int(n) for n in drawn[1:]), *((most,) if batch else ()))
+        def lengths(longest: int) -> tuple[int, ...]:
+            """One entry has the longest."""
+            drawn = rng.integers(min(longest, 1), longest + 1, batch)
+            return (*(int(n) for n in drawn[1:]), *((longest,) if batch else ()))
 
         tokens, tight = OperandLayout(order="brh", aligned=False), OperandLayout(aligned=False)
         dense = tokens if self.layout == "bshd" else tight
         queries, keys = (tokens if x else dense for x in (self.varlen, self.varlen or self.paged))
-        made = AttentionCase(
+        case = AttentionCase(
             f"seed {seed}",
             dtype,
             head_dim,
@@ -251,19 +290,22 @@ class AttentionOptions:
             sinks=tuple(float(x) for x in rng.standard_normal(heads)) if self.sinks else (),
             prefix=None if self.prefix is None else (self.prefix,) * batch,
             batch_invariant=self.batch_invariant,
+            dtype_kv=None if self.kv_dtype is None else shapes.stored_dtype(self.kv_dtype),
+            scales=self.kv_scales or "",
+            scale_block=self.scale_block,
         )
         if self.varlen:
-            made = replace(made, q_sequences=lengths(S_q))
+            case = replace(case, q_sequences=lengths(S_q))
         if self.paged:
             size = PAGE_SIZE if self.page_size is None else self.page_size
-            told = lengths(S_k) if self.kv_lengths or self.varlen else (S_k,) * batch
-            return replace(made, page_size=size, kv_lengths=told)
+            kv_lengths = lengths(S_k) if self.kv_lengths or self.varlen else (S_k,) * batch
+            return replace(case, page_size=size, kv_lengths=kv_lengths)
         if self.varlen:
-            return replace(made, k_sequences=made.q_sequences if S_q == S_k else lengths(S_k))
-        return replace(made, kv_lengths=lengths(S_k)) if self.kv_lengths else made
+            return replace(case, k_sequences=case.q_sequences if S_q == S_k else lengths(S_k))
+        return replace(case, kv_lengths=lengths(S_k)) if self.kv_lengths else case
 
     def backward_case(self, case: AttentionCase) -> BackwardCase:
-        """The gradients of a case, those of its bias and sinks among them."""
+        """The gradients of a case, including those of its bias and sinks."""
         return BackwardCase(
             case.name,
             case,
@@ -278,22 +320,22 @@ class AttentionOptions:
         )
 
     def descriptor(self) -> Attention | AttentionBwd:
-        """The problem over memory that is not there. Raises InvalidValue."""
+        """The descriptor, over placeholder addresses. Raises InvalidValue."""
         case = self.case()
         return self.over(self.backward_case(case) if self.backward else case)
 
     def over(self, case: AttentionCase | BackwardCase) -> Attention | AttentionBwd:
-        """A case over memory that is not there. Raises InvalidValue."""
+        """The descriptor of a case, over placeholder addresses. Raises InvalidValue."""
         host, layout = plugins().backend("numpy").runtime, operands.layout(case)
-        found = describe(
+        descriptor = describe(
             case,
             layout,
             {n: (i + 1) << 48 for i, n in enumerate(layout.placements)},
             host,
             host.devices()[0],
         )
-        assert isinstance(found, Attention | AttentionBwd)
-        return found
+        assert isinstance(descriptor, Attention | AttentionBwd)
+        return descriptor
 
 
 def _window(text: str | None) -> tuple[int | None, int | None] | None:
@@ -312,8 +354,7 @@ def _window(text: str | None) -> tuple[int | None, int | None] | None:
 
 
 def with_attention_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is an AttentionOptions, with an option for every field of it
-    in its place."""
+    """Replace a command's first parameter, an AttentionOptions, by one option per field."""
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     hints = get_type_hints(AttentionOptions, include_extras=True)
     shared = [
@@ -323,10 +364,10 @@ def with_attention_options(command: Callable[..., None]) -> Callable[..., None]:
         for f in fields(AttentionOptions)
     ]
 
-    def run(**given: Any) -> None:
+    def run(**options: Any) -> None:
         command(
-            AttentionOptions(**{f.name: given.pop(f.name) for f in fields(AttentionOptions)}),
-            **given,
+            AttentionOptions(**{f.name: options.pop(f.name) for f in fields(AttentionOptions)}),
+            **options,
         )
 
     parameters = [*shared, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]

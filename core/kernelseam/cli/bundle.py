@@ -1,5 +1,5 @@
-"""``kernelseam compile --from``: binaries for what an application launches, in an installable
-wheel."""
+"""``kernelseam compile --from``: compile a trace's problems into an installable wheel of
+binaries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def run(
     context: typer.Context,
     trace: Annotated[
         Path | None,
-        typer.Option("--from", help="A file that kernelseam.trace(path) wrote: compile all of it."),
+        typer.Option(
+            "--from", help="Compile every problem of a file written by kernelseam.trace(path)."
+        ),
     ] = None,
     arch: Annotated[
         list[str] | None, typer.Option("--arch", help="With --from; may be given again.")
@@ -38,13 +40,12 @@ def run(
         bool,
         typer.Option(
             "--all-choices",
-            help="With --from: every implementation and tile, not the likely ones alone.",
+            help="With --from: every implementation and tile, not only the likely ones.",
         ),
     ] = False,
     json: shapes.Json = False,
 ) -> None:
-    """Compile an operation's kernels, or all that a trace has, for archs whose devices need not be
-    here."""
+    """Compile an operation's kernels, or those of a trace, for any arch; no device is needed."""
     if context.invoked_subcommand is not None:
         given = {"--from": trace, "--arch": arch, "--bundle": bundle, "--all-choices": all_choices}
         for option in (name for name, value in given.items() if value):
@@ -83,11 +84,10 @@ def run(
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """Each compilation on standard error: on a terminal in one line, elsewhere the first and every
-    tenth."""
+    """Report compilations on standard error: all in one line on a terminal, else every tenth."""
     terminal = sys.stderr.isatty()
 
-    def tell(number: int, total: int, name: str) -> None:
+    def show(number: int, total: int, name: str) -> None:
         text = f"compiling {name} ({number} of {total})"
         if terminal:
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
@@ -95,7 +95,7 @@ def _progress() -> Iterator[Progress]:
             print(text, file=sys.stderr, flush=True)
 
     try:
-        yield tell
+        yield show
     finally:
         if terminal:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
@@ -108,7 +108,7 @@ def _report(
     for c in collected:
         counts.setdefault((c.arch, c.source.name), []).append(len(c.binary.data))
     if as_json:
-        found: dict[str, Any] = {
+        data: dict[str, Any] = {
             "bundle": str(path),
             "bytes": path.stat().st_size,
             "problems": problems,
@@ -126,7 +126,7 @@ def _report(
                 {"problem": x.problem, "arch": x.arch, "reason": x.reason} for x in left_out
             ],
         }
-        emit_json(found)
+        emit_json(data)
         return
     heading(f"{problems} problems, {len(collected)} binaries")
     table(

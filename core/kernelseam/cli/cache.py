@@ -1,4 +1,4 @@
-"""``kernelseam cache``: what it holds, and clearing it."""
+"""``kernelseam cache``: list and clear the cached binaries."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ls(json: shapes.Json = False) -> None:
 
 @app.command("clear")
 def clear(json: shapes.Json = False) -> None:
-    """Remove every binary and every source that was kept for a failed compilation."""
+    """Remove every binary, and the saved sources of failed compilations."""
     folder, removed = compilation.cache_folder(), compilation.clear()
     if json:
         emit_json({"folder": folder, **asdict(removed)})

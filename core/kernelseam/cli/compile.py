@@ -1,5 +1,5 @@
-"""``kernelseam compile``: an operation's kernels for any arch, and what is read off them. Needs no
-device."""
+"""``kernelseam compile``: compile an operation's kernels for any arch and show their registers,
+spills and shared memory. Needs no device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def names_of_archs() -> list[str]:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Compile an operation's kernels for archs whose devices need not be here.",
+    help="Compile an operation's kernels for any arch; no device is needed.",
 )
 
 Archs = Annotated[
@@ -48,7 +48,7 @@ Archs = Annotated[
 @app.command("attention")
 @with_attention_options
 def attention(request: AttentionOptions, arch: Archs, json: shapes.Json = False) -> None:
-    """Compile an attention; batch, heads and lengths do not shape the binary and may be left
+    """Compile an attention; binaries do not depend on batch, heads and lengths, which may be left
     out."""
     _compile(request.descriptor().problem(), arch, json)
 
@@ -71,7 +71,7 @@ def gemm(
     layout: shapes.GemmLayout = "strided",
     json: shapes.Json = False,
 ) -> None:
-    """Compile a batched GEMM; extents matter only where rows do not start at multiples of 16
+    """Compile a batched GEMM; binaries depend on extents only through the alignment of rows to 16
     bytes."""
     shape = shapes.GemmShape.of(
         batch=batch,
@@ -96,7 +96,7 @@ def gemm(
 def _compile(
     problem: GemmProblem | AttentionProblem | AttentionBwdProblem, archs: list[str], as_json: bool
 ) -> None:
-    """What compiled is shown beside what did not; ends with status 1 where anything did not."""
+    """Compile for each arch and show binaries and failures; exit status 1 if there is a failure."""
     rows: list[dict[str, Any]] = []
     failures: dict[str, CompileError | InvalidValue] = {}
     compilers = {arch: compiler_for(arch) for arch in archs}
@@ -130,7 +130,7 @@ def _built(
     backend: Backend,
     toolchain: Toolchain,
 ) -> list[dict[str, Any]]:
-    """What is known of each kernel that is compiled for one arch. Raises CompileError."""
+    """Facts of each kernel compiled for one arch. Raises CompileError."""
     with Contained(f"the toolchain of backend {toolchain.backend}"):
         built = [
             (name, x, *build_binary(toolchain, x.problem.spec, arch, x.tile, x.kernel))

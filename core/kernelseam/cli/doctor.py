@@ -1,4 +1,5 @@
-"""``kernelseam doctor``: what is here, what is not, and why."""
+"""``kernelseam doctor``: devices, plugins and implementations that are available, and why others
+are not."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from kernelseam.contract import CONTRACT_VERSION, Backend, Device
 from kernelseam.plugins import Failure, Plugins, failure, plugins
 
 VARIABLES = {
-    "KERNELSEAM_BACKEND": "the backend where a call names none",
+    "KERNELSEAM_BACKEND": "the default backend",
     "KERNELSEAM_CACHE_DIR": "the folder of compiled binaries",
-    "KERNELSEAM_NO_JIT": "1: nothing is compiled, installed bundles' binaries alone are used",
+    "KERNELSEAM_NO_JIT": "1: compile nothing, use only the binaries of installed bundles",
     "KERNELSEAM_PLUGINS": "the plugins to load, separated by commas; all where it is unset",
     "KERNELSEAM_PROBE_SECONDS": "how long a plugin's import, a hook or the first listing of "
     "devices may take; 30",
@@ -34,21 +35,20 @@ def run(
         bool,
         typer.Option(
             "--check/--no-check",
-            help="Try every implementation on small problems, numbers and all.",
+            help="Run every implementation on small problems and check the results.",
         ),
     ] = True,
 ) -> None:
     """Devices, plugins, implementations, failures, the cache's folder, environment variables."""
-    found = collect(check)
+    data = collect(check)
     if json:
-        emit_json(found)
+        emit_json(data)
     else:
-        show(found)
+        show(data)
 
 
 def collect(check: bool = True) -> dict[str, Any]:
-    """All of it, for programs. With ``check`` every implementation computes something on every
-    device."""
+    """The report as data; with ``check`` every implementation runs small problems."""
     with working("asking every plugin"):
         known = plugins()
         reports, failures = known.doctor(), list(known.failures)
@@ -60,7 +60,7 @@ def collect(check: bool = True) -> dict[str, Any]:
     for backend in sorted(known.registry.backends.values(), key=lambda b: -b.priority):
         try:
             devices += [(backend, d) for d in known.devices_of(backend)]
-        except Exception as e:  # a broken runtime is what one calls the doctor for
+        except Exception as e:  # the doctor must report a broken runtime
             failures.append(failure(known.registry.owners[backend.name,], "devices", e))
     findings: list[Finding] = []
     if check:
@@ -130,7 +130,7 @@ def _cache() -> dict[str, Any]:
 
 
 def _environment(plugins: dict[str, str]) -> dict[str, Any]:
-    """Values and meanings. ``plugins``: meanings of the plugins' own variables."""
+    """Environment variables with values and meanings; ``plugins``: meanings of the plugins' own."""
     others = {n: "" for n in sorted(os.environ) if n.startswith("KERNELSEAM_")}
     return {
         name: {"value": os.environ.get(name), "meaning": meaning}
@@ -138,12 +138,12 @@ def _environment(plugins: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def show(found: dict[str, Any]) -> None:
-    """All of it, for people."""
+def show(data: dict[str, Any]) -> None:
+    """Print the report."""
     heading(
-        f"kernelseam {found['version']}, contract {found['contract_version']}, Python "
-        f"{found['python']}, "
-        f"{found['platform']}"
+        f"kernelseam {data['version']}, contract {data['contract_version']}, Python "
+        f"{data['python']}, "
+        f"{data['platform']}"
     )
     heading("\nDevices")
     table(
@@ -157,17 +157,17 @@ def show(found: dict[str, Any]) -> None:
                 scaled(d["memory_bytes"], "B", 1024),
                 str(d["compute_units"]),
             )
-            for d in found["devices"]
+            for d in data["devices"]
         ],
     )
     heading("\nPlugins")
-    for p in found["plugins"]:
+    for p in data["plugins"]:
         facts([(f"  {p['plugin']} {p['version']}", p["summary"])])
         if p["report"]:
             facts([(f"    {name}", _line(value)) for name, value in p["report"].items()])
-    for name, backend in found["backends"].items():
+    for name, backend in data["backends"].items():
         facts([(f"  backend {name}", ", ".join(backend["implementations"]) or "no implementation")])
-    if found["examined"]:
+    if data["examined"]:
         heading("\nTried out")
         table(
             ("  implementation", "device", "finding"),
@@ -177,14 +177,14 @@ def show(found: dict[str, Any]) -> None:
                     f["device"],
                     f"{f['state']}: {f['detail']}",
                 )
-                for f in found["examined"]
+                for f in data["examined"]
             ],
         )
-    heading("\nFailures" if found["failures"] else "\nNo failures")
-    for f in found["failures"]:
+    heading("\nFailures" if data["failures"] else "\nNo failures")
+    for f in data["failures"]:
         heading(f"  {f['plugin']} failed at {f['stage']}: {f['message']}")
         print("".join(f"    {line}\n" for line in f["traceback"].splitlines()), end="")
-    cache = found["cache"]
+    cache = data["cache"]
     heading("\nCache")
     facts(
         [
@@ -194,7 +194,7 @@ def show(found: dict[str, Any]) -> None:
     )
     if cache["problem"]:
         heading(f"  {cache['problem']}")
-    if found["bundles"]:
+    if data["bundles"]:
         heading("\nBundles")
         facts(
             [
@@ -202,7 +202,7 @@ def show(found: dict[str, Any]) -> None:
                     f"  {b['name']} {b['version']}",
                     b["problem"] or f"{b['binaries']} binaries for {', '.join(b['archs'])}",
                 )
-                for b in found["bundles"]
+                for b in data["bundles"]
             ]
         )
     heading("\nEnvironment")
@@ -210,7 +210,7 @@ def show(found: dict[str, Any]) -> None:
         None,
         [
             (f"  {name}", "(unset)" if v["value"] is None else v["value"], v["meaning"])
-            for name, v in found["environment"].items()
+            for name, v in data["environment"].items()
         ],
     )
 

@@ -1,5 +1,4 @@
-"""What the doctor tries out: every implementation on a few small problems, its numbers held against
-the oracle."""
+"""The doctor's check: every implementation on a few small problems, compared with the oracle."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from kernelseam.plugins import Failure, Plugins, failure
 
 F16, F32 = DType.float16, DType.float32
 PROBE = 1 << 40
-"""The address of what is only planned, and how far its operands are apart."""
+"""Placeholder address of the first operand, and the distance between operands."""
 CASES: dict[str, tuple[Case, ...]] = {
     "gemm": tuple(
         GemmCase(
@@ -93,12 +92,13 @@ CASES: dict[str, tuple[Case, ...]] = {
         for operation in ("qkv_projection_bwd", "output_projection_bwd")
     },
 }
-"""By operation: in half and in single precision, and over lists of addresses."""
+"""By operation: in half and in single precision, and over pointer arrays."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """How one implementation did on one device. ``state`` is "right", "refuses" or "broken"."""
+    """The result of one implementation on one device. ``state`` is "right", "refuses" or
+    "broken"."""
 
     implementation: str
     operation: str
@@ -111,9 +111,9 @@ class Finding:
 def examine(
     known: Plugins, devices: Sequence[tuple[Backend, Device]]
 ) -> tuple[list[Finding], list[Failure]]:
-    """Try every implementation on the devices, emulated ones left out, and tell which are broken.
+    """Run every implementation on the devices, except emulated ones, and report which are broken.
 
-    Case by case: all that compute it are held against the oracle that is computed once.
+    Case by case, so that each case's oracle is computed once for all implementations.
     """
     trials = [
         _Trial(
@@ -131,20 +131,20 @@ def examine(
         for case in CASES.get(operation, ()):
             for trial in trials:
                 if trial.implementation.operation == operation and trial.failure is None:
-                    trial.take(case)
+                    trial.run(case)
     return [t.finding for t in trials], [t.failure for t in trials if t.failure is not None]
 
 
 class _Trial:
-    """One implementation on one device: how far it came."""
+    """One implementation on one device, with its results so far."""
 
     def __init__(self, i: Implementation, backend: Backend, device: Device, plugin: str) -> None:
         self.implementation, self._backend, self._device, self._plugin = i, backend, device, plugin
-        self._taken, self._refusals = 0, list[str]()
+        self._passed, self._refusals = 0, list[str]()
         self.failure: Failure | None = None
 
-    def take(self, case: Case) -> None:
-        """One more case. What goes wrong is kept as ``failure``."""
+    def run(self, case: Case) -> None:
+        """Run one more case. An error is kept as ``failure``."""
         stage, i = "call", self.implementation
         try:
             with Contained("the trial"):
@@ -166,7 +166,7 @@ class _Trial:
                 stage = "call"
                 flushed = flushes(self._backend, self._device)
                 _run(case, Target(self._device, i.name, i.operation, False, flushed), problem)
-            self._taken += 1
+            self._passed += 1
         except _Raised as e:
             self._broken(Failure(self._plugin, stage, str(e).strip().rpartition("\n")[2], str(e)))
         except WrongResult as e:
@@ -174,32 +174,32 @@ class _Trial:
         except Exception as e:
             self._broken(failure(self._plugin, stage, e))
 
-    def _broken(self, said: Failure) -> None:
+    def _broken(self, failure: Failure) -> None:
         i = self.implementation
-        self._said = f"at {said.stage}: {said.message}"
+        self._summary = f"at {failure.stage}: {failure.message}"
         self.failure = replace(
-            said, message=f"{i.name} of {i.operation} on {self._device}: {said.message}"
+            failure, message=f"{i.name} of {i.operation} on {self._device}: {failure.message}"
         )
 
     @property
     def finding(self) -> Finding:
-        """What is to be told of it."""
-        state, detail = "right", f"{self._taken} problems, each within its tolerance"
+        """The result of all cases."""
+        state, detail = "right", f"{self._passed} problems, each within its tolerance"
         if self.failure is not None:
-            state, detail = "broken", self._said
-        elif not self._taken:
-            nothing = f"nothing is known to try {self.implementation.operation} with"
+            state, detail = "broken", self._summary
+        elif not self._passed:
+            nothing = f"there are no small problems of {self.implementation.operation}"
             state, detail = "refuses", "; ".join(self._refusals) or nothing
         i = self.implementation
         return Finding(i.name, i.operation, str(self._device), self._plugin, state, detail)
 
 
 class _Raised(Exception):
-    """What a parity case's run raised, as a traceback."""
+    """The traceback of an exception within a parity case."""
 
 
 def _run(case: Case, target: Target, problem: Problem) -> None:
-    """Raises WrongResult, and _Raised for all else that goes wrong."""
+    """Raises WrongResult, or _Raised for any other error."""
     outcome = run_case(case, target)
     if outcome.verdict is None:
         raise _Raised(outcome.error or outcome.refusal)

@@ -1,4 +1,4 @@
-"""``kernelseam explain``: which implementation a problem gets, and why."""
+"""``kernelseam explain``: which implementation dispatch chooses for a problem, and why."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from kernelseam.variants import SEPARATOR
 Arch = Annotated[
     str | None,
     typer.Option(
-        "--arch", help="For a GPU that is not here: its arch, as `kernelseam doctor` lists them."
+        "--arch",
+        help="Explain for a GPU of this arch, from its data sheet.",
     ),
 ]
 app = typer.Typer(
-    no_args_is_help=True, help="Which implementation takes a problem, and why not the others."
+    no_args_is_help=True,
+    help="Which implementation is chosen for a problem, and why not the others.",
 )
 
 
@@ -122,7 +124,7 @@ def projection(
 
 
 def _device(backend: str | None, arch: str | None) -> Device:
-    """The device that is here, or one of an arch from its data sheet."""
+    """The available device, or one of an arch from its data sheet."""
     if arch is None:
         return find_device(backend)
     if backend is not None:
@@ -219,14 +221,14 @@ def _sizes(record: LaunchRecord) -> tuple[str, ...]:
 
 
 def _launches(choice: Choice, problem: Problem, device: Device) -> tuple[LaunchRecord, ...]:
-    """What the choice would launch, where it can tell without compiling."""
-    tell = getattr(choice.implementation, "records", None)
-    return tuple(tell(problem, device, choice.variant)) if tell else ()
+    """The launches of the choice, where they are known without compiling."""
+    records = getattr(choice.implementation, "records", None)
+    return tuple(records(problem, device, choice.variant)) if records else ()
 
 
 _BY = {
-    "named": "as asked for",
-    "tuned": "the fastest of those that were measured on a problem of its class",
+    "named": "as requested",
+    "tuned": "the fastest measured on a problem of its class",
     "model": "predicted to be the fastest",
 }
 

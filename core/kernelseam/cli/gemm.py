@@ -1,4 +1,4 @@
-"""``kernelseam gemm``: on random data, over strides or over lists of addresses."""
+"""``kernelseam gemm``: on random inputs, strided or over pointer arrays."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def run(
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare with the float64 oracle.")
     ] = False,
-    time: Annotated[bool, typer.Option("--time", help="Measure, after a warm-up.")] = False,
+    time: Annotated[bool, typer.Option("--time", help="Time it, after a warm-up.")] = False,
     json: shapes.Json = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random data.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random inputs.")] = 0,
 ) -> None:
     """C = op(A)·op(B) + bias + residual for every matrix of a batch."""
     shape = shapes.GemmShape.of(
@@ -59,38 +59,40 @@ def run(
     )
     device = device_for(shape.descriptor().problem(), backend)
     runtime = plugins().backend(device.backend).runtime
-    rng, lie, kinds = np.random.default_rng(seed), shape.shapes(), shape.dtypes()
+    rng, shapes_of, dtypes = np.random.default_rng(seed), shape.shapes(), shape.dtypes()
     with working("making random inputs"):
-        host = {name: normal(rng, lie[name], kinds[name]) for name in lie if name != "C"}
+        host = {
+            name: normal(rng, shapes_of[name], dtypes[name]) for name in shapes_of if name != "C"
+        }
         arrays = {name: runtime.from_host(x, device) for name, x in host.items()}
-    arrays["C"] = runtime.empty(lie["C"], kinds["C"], device)
+    arrays["C"] = runtime.empty(shapes_of["C"], dtypes["C"], device)
     operands: dict[str, object] = dict(arrays)
     if layout == "pointers":
         operands = {
             name: info.pointer for name, x in arrays.items() if (info := runtime.describe(x))
         }
     with working(f"computing the products on {device}"):
-        made = plan(shape.descriptor(**operands), device=device, implementation=implementation)
-        call = made.bind()
+        planned = plan(shape.descriptor(**operands), device=device, implementation=implementation)
+        call = planned.bind()
         launches = execute(call)
     host["C"] = runtime.to_host(arrays["C"])
     verdicts = {}
     if verify:
-        found = host
-        if layout == "pointers":  # back into the lists' order
-            found = {
-                name: host[name].reshape(-1, *lie[name][2:])[order].reshape(lie[name])
+        matrices = host
+        if layout == "pointers":  # in the order of the pointer arrays
+            matrices = {
+                name: host[name].reshape(-1, *shapes_of[name][2:])[order].reshape(shapes_of[name])
                 for name, order in shape.orders().items()
             }
         with working("comparing with the float64 oracle"):
             verdicts["oracle"] = check.gemm(
-                found["A"],
-                found["B"],
-                found["C"],
+                matrices["A"],
+                matrices["B"],
+                matrices["C"],
                 a_transposed=a_transposed,
                 b_transposed=b_transposed,
-                bias=found.get("bias"),
-                residual=found.get("residual"),
+                bias=matrices.get("bias"),
+                residual=matrices.get("residual"),
                 rows=sampled(4 * shape.N * shape.K),
                 precision=shape.precision,
             )
@@ -98,7 +100,7 @@ def run(
     report(
         "gemm",
         device,
-        [Run("", made, launches, host["C"].size, verdicts, timing)],
+        [Run("", planned, launches, host["C"].size, verdicts, timing)],
         verify=verify,
         as_json=json,
     )

@@ -60,38 +60,37 @@ app.add_typer(cache.app, name="cache")
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command; ends by SystemExit. ``arguments`` default to the process's own."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    # What --json begins ends with the command: typer leaves open the context of a command line that
-    # it refuses.
+    command_line = list(sys.argv[1:] if arguments is None else arguments)
+    # Ends --json's redirection with the command: typer does not close the context of a command line
+    # that it rejects.
     with ExitStack() as ends, warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         with suppress(AttributeError, ValueError):  # it may be closed, or no file
-            # A name of a file, or a plugin, may have what it cannot say.
+            # Names of files and plugins may have characters that it cannot encode.
             cast(TextIOWrapper, sys.stdout).reconfigure(errors="backslashreplace")
         try:
-            status = app(args=given, obj=ends, standalone_mode=False)
+            status = app(args=command_line, obj=ends, standalone_mode=False)
         except typer.Abort:
             print("Aborted!", file=sys.stderr)
             raise SystemExit(1) from None
         except (InvalidValue, Unsupported) as e:
-            _end(e, 2, given)
+            _end(e, 2, command_line)
         except (KernelSeamError, MemoryError) as e:
-            _end(e, 1, given)
+            _end(e, 1, command_line)
         except Exception as e:
-            if not hasattr(e, "format_message"):  # a command line that is refused
+            if not hasattr(e, "format_message"):  # no usage error
                 raise
-            _end(e, 2, given)
+            _end(e, 2, command_line)
     raise SystemExit(status if isinstance(status, int) else 0)
 
 
-def _end(error: Exception, status: int, given: Sequence[str]) -> NoReturn:
-    """Tell an error: to people on standard error, with --json to programs on standard output,
-    too."""
+def _end(error: Exception, status: int, command_line: Sequence[str]) -> NoReturn:
+    """Report an error on standard error, with --json on standard output too, and exit."""
     show = getattr(error, "show", None)
     if show is not None:
         show()
     else:
         print(f"error: {message_of(error)}", file=sys.stderr)
-    if "--json" in given:
+    if "--json" in command_line:
         emit_json({"error": described(error), "status": status})
     raise SystemExit(status)

@@ -1,5 +1,4 @@
-"""Memory for a problem whose operands are numbers alone: random inputs, by the rules of its
-operands."""
+"""Memory for a problem without pointer arrays: random inputs, sized by its operands' rules."""
 
 from __future__ import annotations
 
@@ -13,11 +12,11 @@ from kernelseam.plugins import plugins
 def random_operands(
     problem: Problem, device: Device, seed: int = 0
 ) -> tuple[dict[str, int], tuple[object, ...]]:
-    """Addresses by operand name, and the arrays that are behind them."""
+    """Allocate and fill operands. Returns addresses by name, and the arrays that own the memory."""
     runtime, rng = plugins().backend(device.backend).runtime, np.random.default_rng(seed)
     addresses, arrays = {}, []
     for rule in problem.operands:
-        assert rule.dtype is not None, "lists of addresses are made from their matrices"
+        assert rule.dtype is not None, "pointer arrays are built from their matrices"
         if rule.written:
             array = runtime.empty((rule.span,), rule.dtype, device)
         else:

@@ -1,5 +1,4 @@
-"""What a person sees and what a program reads: tables as wide as the terminal at most, or one JSON
-object."""
+"""Output of the commands: tables no wider than the terminal, or one JSON object."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ _json: TextIO | None = None
 
 @contextmanager
 def json_alone() -> Iterator[None]:
-    """Within the block standard output is for ``emit_json`` alone: what anybody else prints goes to
+    """Within the block only ``emit_json`` writes to standard output: all other output goes to
     standard error.
 
-    Where standard output is the process's own, that holds of C libraries and child processes, too,
-    and until the process ends, for what they print at its end.
+    Where standard output is file descriptor 1, that includes C libraries and child processes, and
+    lasts until the process ends.
     """
     global _json
     out, apart = sys.stdout, None
@@ -45,7 +44,7 @@ def json_alone() -> Iterator[None]:
 
 
 def emit_json(value: dict[str, Any]) -> None:
-    """One JSON object on standard output; what JSON has no word for (inf, NaN) becomes a string."""
+    """Print a JSON object on standard output; inf and NaN become strings."""
     print(
         json.dumps(_plain(value), indent=2, ensure_ascii=False),
         file=_json or sys.stdout,
@@ -54,27 +53,27 @@ def emit_json(value: dict[str, Any]) -> None:
 
 
 def described(error: Exception) -> dict[str, Any]:
-    """An error for programs: its kind, its message, and what it is made of."""
-    found: dict[str, Any] = {"kind": type(error).__name__, "message": message_of(error)}
+    """An error as JSON data: its kind, its message and its fields."""
+    data: dict[str, Any] = {"kind": type(error).__name__, "message": message_of(error)}
     if isinstance(error, InvalidValue):
-        found |= {
+        data |= {
             "field": error.field,
             "value": format_value(error.value),
             "rule": error.rule,
             "remedy": error.remedy,
         }
     elif isinstance(error, Unsupported):
-        found["refusals"] = [asdict(r) for r in error.refusals]
+        data["refusals"] = [asdict(r) for r in error.refusals]
     elif isinstance(error, CompileError):
-        found |= {"kernel": error.kernel, "arch": error.arch, "source": error.source}
-        found["log"] = error.log
-    return found
+        data |= {"kernel": error.kernel, "arch": error.arch, "source": error.source}
+        data["log"] = error.log
+    return data
 
 
 def message_of(error: Exception) -> str:
-    """What an error says, one of the command line's own, too."""
-    tell = getattr(error, "format_message", None)
-    return str(tell() if tell else error) or type(error).__name__
+    """An error's message, of typer's usage errors too."""
+    format_message = getattr(error, "format_message", None)
+    return str(format_message() if format_message else error) or type(error).__name__
 
 
 def _plain(value: Any) -> Any:
@@ -88,22 +87,22 @@ def _plain(value: Any) -> Any:
 
 
 def heading(text: str) -> None:
-    """A title above what follows, or a sentence; on a terminal wrapped between words."""
+    """Print a title or a sentence; on a terminal wrapped between words."""
     print(*_wrapped(text, _width(), "", "    "), sep="\n")
 
 
 def facts(rows: Sequence[tuple[str, object]]) -> None:
-    """Names with their values, one a line."""
+    """Print names with their values, one per line."""
     table(None, [(name, str(value)) for name, value in rows])
 
 
 def table(
     columns: Sequence[str] | None, rows: Sequence[Sequence[str]], *, whole: bool = False
 ) -> None:
-    """Rows under columns (or under nothing), as wide as the terminal at most.
+    """Print a table, with a header unless ``columns`` is None, no wider than the terminal.
 
-    Outside a terminal a row is a line. ``whole``: the last column has paths, which are to be copied
-    and never wrapped.
+    Outside a terminal a row is a line. ``whole``: never wrap the last column, which has paths to
+    copy.
     """
     print(*lines_of(columns, rows, _width(), whole=whole), sep="\n")
 
@@ -114,7 +113,7 @@ def _width() -> int | None:
 
 
 _NARROWEST = 24
-"""Columns that a text needs beside others; where fewer are left it goes beneath."""
+"""The narrowest last column; where less is left, its text goes below the row."""
 
 
 def lines_of(
@@ -139,19 +138,22 @@ def lines_of(
         return [x for row in rows for x in _record(columns, row, width, whole)]
     if width is None or left + widths[-1] <= width:
         return [_row(line, widths).rstrip() for line in lines]
-    found = []
+    output_lines = []
     for *cells, last in lines:
         start = _row(cells, widths)
         if left + len(last) <= width:
-            found.append(f"{start}  {last}".rstrip() if cells else last)
+            output_lines.append(f"{start}  {last}".rstrip() if cells else last)
         elif not whole and width - left >= _NARROWEST:
             first, *more = _wrapped(last, width - left, "", "")
-            found += [f"{start}  {first}" if cells else first, *(" " * left + x for x in more)]
+            output_lines += [
+                f"{start}  {first}" if cells else first,
+                *(" " * left + x for x in more),
+            ]
         else:
             below = " " * (len(start) - len(start.lstrip()) + 2)
-            found.append(start.rstrip())
-            found += [below + last] if whole else _wrapped(last, width, below, below)
-    return found
+            output_lines.append(start.rstrip())
+            output_lines += [below + last] if whole else _wrapped(last, width, below, below)
+    return output_lines
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -173,7 +175,7 @@ def _record(
 
 
 def _wrapped(text: str, width: int | None, first: str, others: str) -> list[str]:
-    """A text between words, each of its own lines by itself."""
+    """Wrap each line of a text between words."""
     if width is None:
         return [first + text]
     return [

@@ -1,5 +1,5 @@
-"""``kernelseam parity``: every case on every implementation, held against the oracle; a report
-where one is wanted."""
+"""``kernelseam parity``: every case on every implementation, compared with the oracle; optionally
+a report."""
 
 from __future__ import annotations
 
@@ -43,12 +43,14 @@ def run(
         str | None, typer.Option("--device", help="BACKEND:INDEX. [a backend's first]")
     ] = None,
     operation: Annotated[
-        str | None, typer.Option("--operation", help="Cases of this one. [all]")
+        str | None, typer.Option("--operation", help="Only cases of this operation. [all]")
     ] = None,
     case: Annotated[
         list[str] | None,
         typer.Option(
-            "--case", metavar="GLOB", help="Cases of such names; may be given again. [all]"
+            "--case",
+            metavar="GLOB",
+            help="Only cases with matching names; may be given again. [all]",
         ),
     ] = None,
     implementation: Annotated[
@@ -63,13 +65,17 @@ def run(
     workers: Annotated[
         int,
         typer.Option(
-            "--workers", min=0, help="Processes that make data and judge results; 0: only this. [0]"
+            "--workers",
+            min=0,
+            help="Processes that make inputs and check results; 0: only this one. [0]",
         ),
     ] = 0,
     limit: Annotated[
         float,
         typer.Option(
-            "--limit", metavar="SECONDS", help="With workers: of each stage of a case. [300]"
+            "--limit",
+            metavar="SECONDS",
+            help="With --workers: time limit of each stage of a case. [300]",
         ),
     ] = LIMIT,
     json: shapes.Json = False,
@@ -82,8 +88,8 @@ def run(
         )
     cases = _cases(operation, case or [])
     with working("looking for devices"):
-        wanted = _targets(backend, device)
-    wanted = _chosen(wanted, cases, implementation)
+        chosen = _targets(backend, device)
+    chosen = _chosen(chosen, cases, implementation)
     options: dict[str, list[str | None]] = {
         "backend": [backend],
         "device": [device],
@@ -99,35 +105,35 @@ def run(
         if v is not None
         for x in (f"--{name}", v)
     ]
-    found: list[Outcome] = []
-    left_out = summary.not_covered(cases, wanted)
+    outcomes: list[Outcome] = []
+    left_out = summary.not_covered(cases, chosen)
     with _progress(
-        sum(t.operation == c.operation for c in cases for t in wanted), quiet=json
+        sum(t.operation == c.operation for c in cases for t in chosen), quiet=json
     ) as show:
         try:
-            for outcome in run_all(cases, wanted, workers=workers, limit=limit):
-                found.append(outcome)
+            for outcome in run_all(cases, chosen, workers=workers, limit=limit):
+                outcomes.append(outcome)
                 show(outcome)
         except DeviceError as e:
             left_out.append(str(e))
-    made = Report(
-        found,
-        wanted,
-        summary.facts(plugins(), wanted),
+    report = Report(
+        outcomes,
+        chosen,
+        summary.facts(plugins(), chosen),
         shlex.join(["kernelseam", "parity", *command]),
         left_out,
     )
     for page in pages or []:
-        page.write_text(PAGES[page.suffix](made), encoding="utf-8")
+        page.write_text(PAGES[page.suffix](report), encoding="utf-8")
     if json:
-        emit_json(_data(made))
+        emit_json(_data(report))
     else:
-        _show(made, pages or [])
-    if not made.passed:
+        _show(report, pages or [])
+    if not report.passed:
         raise typer.Exit(1)
 
 
-# ---------------------------------------------------------------- what is asked for
+# ---------------------------------------------------------------- selection
 
 
 def _check_pages(pages: list[Path]) -> None:
@@ -146,7 +152,7 @@ def _check_pages(pages: list[Path]) -> None:
 
 
 def _cases(operation: str | None, patterns: list[str]) -> list[Case]:
-    """Raises InvalidValue where an operation or a pattern chooses none."""
+    """The selected cases. Raises InvalidValue if an operation or a pattern matches none."""
     every = matrix()
     operations = list(dict.fromkeys(c.operation for c in every))
     if operation is not None:
@@ -164,7 +170,7 @@ def _cases(operation: str | None, patterns: list[str]) -> list[Case]:
 
 
 def _targets(backend: str | None, name: str | None) -> list[Target]:
-    """Raises UnknownName where what is named is not there."""
+    """Targets of the named device or backend, else of all. Raises UnknownName."""
     device: Device | None = None
     if name is not None:
         device = find_device(name)
@@ -175,14 +181,14 @@ def _targets(backend: str | None, name: str | None) -> list[Target]:
     return targets(plugins(), backend, device)
 
 
-def _chosen(found: list[Target], cases: list[Case], implementation: str | None) -> list[Target]:
-    """Those that have cases, and are of the name asked for. Raises UnknownName where none is
-    left."""
+def _chosen(available: list[Target], cases: list[Case], implementation: str | None) -> list[Target]:
+    """The targets that have cases and match ``implementation``. Raises UnknownName if there are
+    none."""
     operations = list(dict.fromkeys(c.operation for c in cases))
-    left = [t for o in operations for t in found if t.operation == o]
-    chosen = [t for t in left if implementation in (None, t.implementation)]
+    matching = [t for o in operations for t in available if t.operation == o]
+    chosen = [t for t in matching if implementation in (None, t.implementation)]
     if not chosen:
-        names = ", ".join(dict.fromkeys(t.implementation for t in left)) or "none"
+        names = ", ".join(dict.fromkeys(t.implementation for t in matching)) or "none"
         raise UnknownName(
             "implementation",
             implementation or "any",
@@ -192,13 +198,13 @@ def _chosen(found: list[Target], cases: list[Case], implementation: str | None) 
     return chosen
 
 
-# ---------------------------------------------------------------- what is shown
+# ---------------------------------------------------------------- output
 
 
 @contextmanager
 def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[Outcome], None]]:
-    """Tell of each outcome: on a terminal a bar, and what failed; else a line each; with ``quiet``
-    how long it takes."""
+    """Report outcomes: on a terminal a progress bar and failures, else a line each; with ``quiet``
+    only the elapsed time."""
     if quiet:
         with working(f"running the matrix: {total} outcomes"):
             yield lambda outcome: None
@@ -217,9 +223,9 @@ def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[Outcome], None]]
 
 
 def _line(o: Outcome) -> str:
-    found = summary.ratio(o.verdict.worst) if o.verdict is not None else ""
-    why = "" if o.status == "passed" else f": {last_line(o.detail)}"
-    return f"{o.status:<7} {found:>6}  {o.case.name} on {o.backend}-{o.implementation}{why}"
+    ratio = summary.ratio(o.verdict.worst) if o.verdict is not None else ""
+    reason = "" if o.status == "passed" else f": {last_line(o.detail)}"
+    return f"{o.status:<7} {ratio:>6}  {o.case.name} on {o.backend}-{o.implementation}{reason}"
 
 
 @contextmanager
@@ -248,39 +254,39 @@ def _bar(total: int) -> Iterator[Callable[[Outcome], None]]:
             count["failed" if o.status in summary.FAILED else o.status] += 1
             if o.status in summary.FAILED:
                 progress.console.print(Text(_line(o), style="red"))
-            said = " ".join(f"{n} {what}" for what, n in count.items() if n)
-            progress.update(task, advance=1, description=o.case.name, count=said)
+            counts = " ".join(f"{n} {what}" for what, n in count.items() if n)
+            progress.update(task, advance=1, description=o.case.name, count=counts)
 
         yield advance
 
 
-def _show(made: Report, pages: list[Path]) -> None:
+def _show(report: Report, pages: list[Path]) -> None:
     if sys.stdout.isatty():
-        _show_by_operation(made)
+        _show_by_operation(report)
     else:
-        print(summary.table(summary.rows(made.outcomes)))
-    computing = sum(o.computing for o in made.outcomes)
+        print(summary.table(summary.rows(report.outcomes)))
+    computing = sum(o.computing for o in report.outcomes)
     print(
         f"plans, launches and copies: {computing:.1f} s; data and verdicts: "
-        f"{sum(o.seconds for o in made.outcomes) - computing:.1f} s"
+        f"{sum(o.seconds for o in report.outcomes) - computing:.1f} s"
     )
-    refused = summary.refusals(made.outcomes)
-    for operation, who, why, n in refused[:SHOWN_REASONS]:
-        heading(f"{who} refused {n} case(s) of {operation}: {why}")
+    refused = summary.refusals(report.outcomes)
+    for operation, who, reason, n in refused[:SHOWN_REASONS]:
+        heading(f"{who} refused {n} case(s) of {operation}: {reason}")
     if len(refused) > SHOWN_REASONS:
         print(f"… and {len(refused) - SHOWN_REASONS} more reasons: see --report")
-    for o in made.bad:
+    for o in report.bad:
         heading(f"FAILED {o.case.name} on {o.backend}-{o.implementation}: {last_line(o.detail)}")
-    for sentence in made.not_covered:
+    for sentence in report.not_covered:
         heading(sentence)
     for page in pages:
         print(f"report: {page}")
 
 
-def _show_by_operation(made: Report) -> None:
-    """For a terminal, on which the rows of all operations would be wider than 80 columns."""
-    found = summary.rows(made.outcomes)
-    for operation in made.operations:
+def _show_by_operation(report: Report) -> None:
+    """A table per operation, for terminals: one of all would be wider than 80 columns."""
+    rows = summary.rows(report.outcomes)
+    for operation in report.operations:
         heading(operation)
         table(
             (
@@ -296,20 +302,20 @@ def _show_by_operation(made: Report) -> None:
                     f"{r.seconds:.1f}",
                     r.worst_case,
                 )
-                for r in found
+                for r in rows
                 if r.operation == operation
             ],
         )
     print("worst: the largest error over tolerance, in the case that is named")
 
 
-def _data(made: Report) -> dict[str, Any]:
-    """For programs."""
+def _data(report: Report) -> dict[str, Any]:
+    """The report as JSON data."""
     return {
-        "passed": made.passed,
-        "command": made.command,
-        "facts": dict(made.facts),
-        "not_covered": made.not_covered,
+        "passed": report.passed,
+        "command": report.command,
+        "facts": dict(report.facts),
+        "not_covered": report.not_covered,
         "implementations": [
             {
                 **vars(row),
@@ -318,8 +324,8 @@ def _data(made: Report) -> dict[str, Any]:
                 "name": t.device.name,
                 "evidence": t.device.evidence,
             }
-            for t in made.targets
-            for row in summary.rows(made.of(t))
+            for t in report.targets
+            for row in summary.rows(report.of(t))
         ],
         "cases": [
             {
@@ -334,6 +340,6 @@ def _data(made: Report) -> dict[str, Any]:
                 "computing": o.computing,
                 "worst": None if o.verdict is None else o.verdict.worst,
             }
-            for o in made.outcomes
+            for o in report.outcomes
         ],
     }

@@ -1,4 +1,4 @@
-"""What is being done, for a person who waits: on standard error, from the third second on."""
+"""Progress messages on standard error, for steps that take longer than two seconds."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 PATIENCE = 2.0
-"""Seconds of silence."""
+"""Seconds before the first message."""
 
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Say that ``what`` is being done while the block runs, and for how long.
+    """Show ``what`` and the elapsed time while the block runs.
 
-    On a terminal one line, which counts the seconds and goes at the end. Elsewhere a line each time
-    that the time has doubled.
+    On a terminal in one line, updated every second and erased at the end; elsewhere a new line each
+    time the elapsed time has doubled.
     """
     stream = sys.stderr
     terminal = bool(getattr(stream, "isatty", bool)())
-    over, begun = threading.Event(), time.monotonic()
+    finished, start = threading.Event(), time.monotonic()
 
-    def tell() -> None:
+    def show() -> None:
         wait, shown = PATIENCE, False
-        with suppress(OSError, ValueError):  # nobody reads it any more
-            while not over.wait(wait):
-                passed = time.monotonic() - begun
+        with suppress(OSError, ValueError):  # the stream is closed
+            while not finished.wait(wait):
+                elapsed = time.monotonic() - start
                 if terminal:
-                    print(f"\r\x1b[K{what}, {passed:.0f} s", end="", file=stream, flush=True)
+                    print(f"\r\x1b[K{what}, {elapsed:.0f} s", end="", file=stream, flush=True)
                     wait, shown = 1.0, True
                 else:
-                    print(f"{what}, {passed:.0f} s", file=stream, flush=True)
-                    wait = passed
+                    print(f"{what}, {elapsed:.0f} s", file=stream, flush=True)
+                    wait = elapsed
             if shown:
                 print("\r\x1b[K", end="", file=stream, flush=True)
 
-    teller = threading.Thread(target=tell, name="kernelseam-progress", daemon=True)
-    teller.start()
+    thread = threading.Thread(target=show, name="kernelseam-progress", daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        over.set()
-        teller.join()
+        finished.set()
+        thread.join()

@@ -1,4 +1,4 @@
-"""The options that say which projection, and its descriptor without memory."""
+"""The options that describe a projection, and its descriptor over placeholder addresses."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from kernelseam.errors import InvalidValue
 
 Kind = Annotated[str, typer.Option("--kind", help="qkv: before an attention; output: after it.")]
 Hidden = Annotated[
-    int | None, typer.Option("--hidden", min=0, help="Columns of the model. [heads x head-dim]")
+    int | None, typer.Option("--hidden", min=0, help="Hidden size of the model. [heads x head-dim]")
 ]
-Tokens = Annotated[
-    int | None, typer.Option("--seq-len", min=0, help="Tokens of an entry of the batch. [512]")
-]
-Bias = Annotated[bool, typer.Option("--bias", help="Of --dtype.")]
+Tokens = Annotated[int | None, typer.Option("--seq-len", min=0, help="Tokens per sequence. [512]")]
+Bias = Annotated[bool, typer.Option("--bias", help="Add a bias of --dtype.")]
 Residual = Annotated[
-    bool, typer.Option("--residual", help="With --kind output: added, of --dtype.")
+    bool, typer.Option("--residual", help="With --kind output: add a residual of --dtype.")
 ]
-Rotary = Annotated[str | None, typer.Option("--rotary", help="With --kind qkv: halves or pairs.")]
+Rotary = Annotated[
+    str | None, typer.Option("--rotary", help="With --kind qkv, rotary embedding: halves or pairs.")
+]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class ProjectionShape:
         )
 
     def descriptor(self) -> QkvProjection | OutputProjection:
-        """The problem without memory. Raises InvalidValue."""
+        """The descriptor, over placeholder addresses. Raises InvalidValue."""
         common: dict[str, Any] = {
             "batch": self.batch,
             "S": self.seq_len,
@@ -98,11 +98,11 @@ class ProjectionShape:
             if self.residual:
                 common["residual"] = 0
             return OutputProjection(**common)
-        turned: dict[str, Any] = {
+        rotary: dict[str, Any] = {
             "rotary_style": self.rotary,
             "max_position": self.seq_len,
             "cos": 0,
             "sin": 0,
         }
-        turned["rotary_dim"] = self.head_dim // 2 * 2
-        return QkvProjection(**common, kv_heads=self.kv_heads, **(turned if self.rotary else {}))
+        rotary["rotary_dim"] = self.head_dim // 2 * 2
+        return QkvProjection(**common, kv_heads=self.kv_heads, **(rotary if self.rotary else {}))

@@ -1,4 +1,4 @@
-"""What attention and gemm share: where it runs, how long it takes, and the report."""
+"""Running, timing and reporting, shared by the commands attention and gemm."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def device_for(problem: Problem, backend: str | None) -> Device:
 
 
 def normal(rng: np.random.Generator, shape: Sequence[int], dtype: DType) -> npt.NDArray[Any]:
-    """N(0,1) of a dtype."""
+    """Standard normal values of a dtype."""
     if dtype is DType.float64:
         return rng.standard_normal(tuple(shape))
     return rng.standard_normal(tuple(shape), dtype=np.float32).astype(dtype.numpy)
@@ -54,8 +54,7 @@ def normal(rng: np.random.Generator, shape: Sequence[int], dtype: DType) -> npt.
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one call on the device's clock: median, and what 10 % and 90 % of the runs stay
-    under."""
+    """Seconds of one call on the device's clock: the median, 10th and 90th percentile."""
 
     median: float
     low: float
@@ -64,8 +63,7 @@ class Timing:
 
 
 def measure(call: Call) -> Timing:
-    """Time a call that ran before, for about half a second, or FEWEST_RUNS times where that is
-    longer."""
+    """Time a warm call for about half a second, FEWEST_RUNS times at least."""
     device = call.plan.device
     runtime, launch = plugins().backend(device.backend).runtime, call.launcher()
     with runtime.activate(device), working(f"timing on {device}"):
@@ -75,8 +73,8 @@ def measure(call: Call) -> Timing:
             runs = int(min(max(TIMED_SECONDS / max(once, 1e-7), FEWEST_RUNS), 500))
             seconds = list(runtime.time(launch, device, runs))
     while len(seconds) < FEWEST_RUNS:
-        said = f"timing on {device}: {len(seconds)} of {FEWEST_RUNS} runs"
-        with runtime.activate(device), working(f"{said}, each {duration(seconds[-1])}"):
+        progress = f"timing on {device}: {len(seconds)} of {FEWEST_RUNS} runs"
+        with runtime.activate(device), working(f"{progress}, each {duration(seconds[-1])}"):
             seconds += runtime.time(launch, device, 1)
     seconds.sort()
     at = len(seconds) - 1
@@ -87,15 +85,15 @@ def measure(call: Call) -> Timing:
 
 @dataclass(frozen=True)
 class Run:
-    """One problem that was computed."""
+    """One computed problem, for the report."""
 
     name: str
     plan: Plan
     launches: int
     elements: int
-    """Of the result."""
+    """Of the results."""
     verdicts: dict[str, Verdict]
-    """By what the result was held against: the oracle, or a stored result."""
+    """By reference: the oracle, or a stored result."""
     timing: Timing | None
     notes: tuple[str, ...] = ()
 
@@ -104,9 +102,9 @@ class Run:
         return all(v.passed for v in self.verdicts.values())
 
     def data(self) -> dict[str, Any]:
-        """For programs. Seconds, operations and bytes; rates are of the median."""
+        """As JSON data. Rates are of the median time."""
         plan, problem = self.plan, self.plan.problem
-        found: dict[str, Any] = {
+        data: dict[str, Any] = {
             "name": self.name,
             "problem": str(problem),
             "implementation": plan.implementation,
@@ -119,12 +117,12 @@ class Run:
             "notes": self._notes(),
         }
         if self.verdicts:
-            found["verify"] = {
+            data["verify"] = {
                 n: {**asdict(v), "passed": bool(v.passed)} for n, v in self.verdicts.items()
             }
         if self.timing is not None:
             t = self.timing
-            found["time"] = {
+            data["time"] = {
                 "median_seconds": t.median,
                 "p10_seconds": t.low,
                 "p90_seconds": t.high,
@@ -132,7 +130,7 @@ class Run:
                 "tflops": problem.operations / t.median / 1e12,
                 "gbytes_per_second": problem.bytes_moved / t.median / 1e9,
             }
-        return found
+        return data
 
     def _notes(self) -> list[str]:
         emulated = self.timing is not None and self.plan.device.evidence == EMULATED
@@ -141,7 +139,7 @@ class Run:
         ]
 
     def show(self) -> None:
-        """For people."""
+        """Print it."""
         problem, t = self.plan.problem, self.timing
         rows: list[tuple[str, object]] = [
             ("device", f"{self.plan.device} {self.plan.device.name}".rstrip()),
@@ -176,7 +174,7 @@ class Run:
 
 
 def execute(call: Call) -> int:
-    """Run a call to its end; how many launches it made."""
+    """Run a call and synchronize. Returns the number of launches."""
     with trace() as records:
         call()
     device = call.plan.device
@@ -187,7 +185,7 @@ def execute(call: Call) -> int:
 def report(
     operation: str, device: Device, runs: Sequence[Run], *, verify: bool, as_json: bool
 ) -> None:
-    """Show the runs; ends with status 1 where one of them is not verified."""
+    """Show the runs; exit status 1 if a verification failed."""
     passed = all(r.passed for r in runs)
     if as_json:
         emit_json(

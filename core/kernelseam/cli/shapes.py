@@ -1,4 +1,4 @@
-"""The options that say which problem, and descriptors made from them without memory."""
+"""The options that describe a problem, and descriptors over placeholder addresses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import typer
 
 from kernelseam.cli.output import json_alone
 from kernelseam.descriptors import Attention, BatchedGemmPointers, BatchedGemmStrided
-from kernelseam.dtypes import FLOATING, DType
-from kernelseam.errors import InvalidValue
+from kernelseam.dtypes import E4M3, FLOATING, DType
+from kernelseam.errors import InvalidValue, UnknownName
 from kernelseam.plugins import plugins
 
 SHORT_DTYPES = {
@@ -21,12 +21,21 @@ SHORT_DTYPES = {
     for bits, name in (("16", "float16"), ("32", "float32"), ("64", "float64"))
     for prefix in ("f", "fp")
 } | {"bf16": "bfloat16"}
-"""Short names on the command line → those of DType."""
+"""DType names by their short forms."""
 
 
 def dtype_of(name: str, field: str) -> DType:
     """A dtype by its name or a short one. Raises UnknownName."""
     return DType.of(SHORT_DTYPES.get(name, name), field)
+
+
+def stored_dtype(name: str) -> DType:
+    """A dtype of 8 bits. Raises UnknownName."""
+    found = DType.of(name, "--kv-dtype", floating=False)
+    if not found.stored:
+        kinds = ", ".join(map(str, E4M3))
+        raise UnknownName("--kv-dtype", name, f"must be one of {kinds}", "Name one of these")
+    return found
 
 
 def _some(*values: str) -> Callable[[], list[str]]:
@@ -81,29 +90,33 @@ AttentionLayout = Annotated[
 
 Rows = Annotated[int | None, typer.Option("--m", min=0, help="Rows of C. [512]")]
 Columns = Annotated[int | None, typer.Option("--n", min=0, help="Columns of C. [512]")]
-Inner = Annotated[int | None, typer.Option("--k", min=0, help="What is summed over. [512]")]
+Inner = Annotated[int | None, typer.Option("--k", min=0, help="Columns of A, rows of B. [512]")]
 ATransposed = Annotated[bool, typer.Option("--a-transposed", help="A is K x M in memory.")]
 BTransposed = Annotated[bool, typer.Option("--b-transposed", help="B is N x K in memory.")]
-Bias = Annotated[str | None, typer.Option("--bias", help="Of that dtype, one for each matrix.")]
-Residual = Annotated[str | None, typer.Option("--residual", help="Of that dtype, as large as C.")]
+Bias = Annotated[
+    str | None, typer.Option("--bias", help="Add a bias of this dtype, N values for each matrix.")
+]
+Residual = Annotated[
+    str | None, typer.Option("--residual", help="Add a residual of this dtype, of C's shape.")
+]
 Precision = Annotated[
     str | None,
     typer.Option(
         "--precision",
         autocompletion=_some("ieee", "tf32", "tf32x3"),
-        help="Of float32: ieee, or by way of TF32: tf32, tf32x3. [ieee]",
+        help="Products of float32: ieee, tf32 or tf32x3. [ieee]",
     ),
 ]
 OutDtype = Annotated[
     str | None,
-    typer.Option("--out-dtype", autocompletion=names_of_dtypes, help="That of C. [as --dtype]"),
+    typer.Option("--out-dtype", autocompletion=names_of_dtypes, help="Dtype of C. [as --dtype]"),
 ]
 GemmLayout = Annotated[
     str,
     typer.Option(
         "--layout",
         autocompletion=_some("strided", "pointers"),
-        help="strided, or pointers: lists of addresses.",
+        help="strided, or pointers: arrays of addresses.",
     ),
 ]
 Spacing = Annotated[
@@ -111,7 +124,7 @@ Spacing = Annotated[
     typer.Option(
         "--spacing",
         autocompletion=_some("scattered", "even"),
-        help="With pointers: scattered, or even, which the strided way serves.",
+        help="With pointers: scattered, or even, which is run as strided.",
     ),
 ]
 
@@ -137,17 +150,25 @@ def _alone(context: typer.Context, wanted: bool) -> bool:
 Json = Annotated[
     bool,
     typer.Option(
-        "--json", callback=_alone, is_eager=True, help="One JSON object alone on standard output."
+        "--json",
+        callback=_alone,
+        is_eager=True,
+        help="Print one JSON object, and nothing else, on standard output.",
     ),
 ]
 
-MADE_UP_ADDRESSES = {"A": 1 << 40, "B": 1 << 50, "C": 1 << 60, "bias": 1 << 45, "residual": 1 << 55}
-"""Where matrices lie that are only reasoned about: apart from each other, and multiples of every
-alignment."""
+PLACEHOLDER_ADDRESSES = {
+    "A": 1 << 40,
+    "B": 1 << 50,
+    "C": 1 << 60,
+    "bias": 1 << 45,
+    "residual": 1 << 55,
+}
+"""Addresses of matrices of plans that never run: far apart, multiples of every alignment."""
 
 
 def one_of(option: str, value: str, *names: str) -> str:
-    """The value; raises InvalidValue where it is none of the names."""
+    """The value, if it is one of the names. Raises InvalidValue."""
     if value not in names:
         raise InvalidValue(option, value, f"must be one of {', '.join(names)}", "Name one of these")
     return value
@@ -203,8 +224,8 @@ class AttentionShape:
         )
 
     def shapes(self) -> dict[str, tuple[int, int, int, int]]:
-        """q, k, v and out as they lie in memory."""
-        wanted = {
+        """Shapes of q, k, v and out in memory."""
+        extents = {
             "q": (self.heads, self.seq_len, self.head_dim),
             "k": (self.kv_heads, self.kv_seq_len, self.head_dim),
             "v": (self.kv_heads, self.kv_seq_len, self.value_dim),
@@ -213,11 +234,11 @@ class AttentionShape:
         swap = self.layout == "bshd"
         return {
             n: (self.batch, s, h, d) if swap else (self.batch, h, s, d)
-            for n, (h, s, d) in wanted.items()
+            for n, (h, s, d) in extents.items()
         }
 
     def descriptor(self) -> Attention:
-        """The problem without memory. Raises InvalidValue."""
+        """The descriptor, over placeholder addresses. Raises InvalidValue."""
         strides: dict[str, Any] = {}
         if self.layout == "bshd":
             for name, (_, rows, heads, columns) in self.shapes().items():
@@ -244,7 +265,7 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class GemmShape:
-    """Extents of a batched GEMM and how its matrices are found."""
+    """Extents and options of a batched GEMM, and the layout of its matrices."""
 
     batch: int
     heads: int
@@ -312,7 +333,7 @@ class GemmShape:
         return self.batch * self.heads
 
     def dtypes(self) -> dict[str, DType]:
-        """Of the operands that there are."""
+        """Dtypes of the given operands."""
         added = (("bias", self.bias), ("residual", self.residual))
         return {
             "A": self.dtype,
@@ -322,19 +343,19 @@ class GemmShape:
         }
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The operands as they lie in memory."""
+        """Shapes of the given operands in memory."""
         c = (self.M, self.N)
-        found = {
+        matrices = {
             "A": (self.K, self.M) if self.a_transposed else (self.M, self.K),
             "B": (self.N, self.K) if self.b_transposed else (self.K, self.N),
             "C": c,
             "bias": (self.N,),
             "residual": c,
         }
-        return {n: (self.batch, self.heads, *found[n]) for n in self.dtypes()}
+        return {n: (self.batch, self.heads, *matrices[n]) for n in self.dtypes()}
 
     def orders(self) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
-        """With pointers: which matrix of its allocation each entry of a list names."""
+        """With pointers: by operand, the matrix of its allocation that each entry points to."""
         count, names = self.matrices, self.dtypes()
         if self.spacing == "even":
             return dict.fromkeys(names, np.arange(count))
@@ -342,12 +363,12 @@ class GemmShape:
         return {name: rng.permutation(count) for name in names}
 
     def descriptor(self, **operands: Any) -> BatchedGemmStrided | BatchedGemmPointers:
-        """The problem over operands by name (arrays, or the addresses of their first elements for
-        lists).
+        """The descriptor over operands by name: arrays, or the addresses of the allocations that
+        pointer arrays point into.
 
-        Without operands it is over none, or over lists of made-up addresses. Raises InvalidValue.
+        Operands left out have no memory, or placeholder addresses. Raises InvalidValue.
         """
-        kinds = self.dtypes()
+        dtypes = self.dtypes()
         extents: dict[str, Any] = {
             "M": self.M,
             "N": self.N,
@@ -357,20 +378,20 @@ class GemmShape:
             "a_transposed": self.a_transposed,
             "b_transposed": self.b_transposed,
             "dtype": self.dtype,
-            "dtype_c": kinds["C"],
+            "dtype_c": dtypes["C"],
             "dtype_bias": self.bias,
             "dtype_residual": self.residual,
             "precision": self.precision,
         }
-        bound: dict[str, Any] = {n: 0 for n in ("bias", "residual") if n in kinds}
+        bound: dict[str, Any] = {n: 0 for n in ("bias", "residual") if n in dtypes}
         if self.layout == "strided":
             return BatchedGemmStrided(**extents, **{**bound, **operands})
-        # extents are checked before lists of that length are made
+        # checks extents before pointer arrays of that length are built
         BatchedGemmStrided(**extents, **bound)
         lists: dict[str, Any] = {}
         for name, order in self.orders().items():
-            first = operands.get(name, MADE_UP_ADDRESSES[name])
+            first = operands.get(name, PLACEHOLDER_ADDRESSES[name])
             lists[f"{name}_ptrs"] = first + order * (
-                math.prod(self.shapes()[name][2:]) * kinds[name].itemsize
+                math.prod(self.shapes()[name][2:]) * dtypes[name].itemsize
             )
         return BatchedGemmPointers(**extents, **lists)

@@ -1,5 +1,5 @@
-"""``kernelseam tune``: every implementation and every tile timed on a problem, and the fastest kept
-for its class."""
+"""``kernelseam tune``: time every implementation and tile on a problem and save the fastest for its
+class."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from kernelseam.tuning import Configuration, Tuning, tune
 app = typer.Typer(
     no_args_is_help=True,
     invoke_without_command=True,
-    help="Time every configuration for a problem, and keep the fastest for problems like it.",
+    help="Time every configuration for a problem, and save the fastest for problems like it.",
 )
 
 
 @dataclass(frozen=True)
 class Target:
-    """A problem to be tuned: its descriptor without memory, and what makes one with random inputs
-    on a device."""
+    """A problem to tune: its descriptor over placeholder addresses, and a function that allocates
+    random inputs on a device."""
 
     descriptor: Descriptor
     prepare: Callable[[Device], tuple[Descriptor, Mapping[str, object], object]]
-    """To a descriptor, operands that it lacks, and what must be kept."""
+    """Returns a descriptor, operands that it lacks, and the arrays to keep alive."""
 
 
 @app.callback()
@@ -57,13 +57,11 @@ def every(
             "--file", help='A JSON list of problems: {"operation": "gemm", "m": 64, ...}.'
         ),
     ] = None,
-    clear: Annotated[
-        bool, typer.Option("--clear", help="Remove every choice that was kept.")
-    ] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove every saved choice.")] = False,
     backend: shapes.Backend = None,
     json: shapes.Json = False,
 ) -> None:
-    """Tune the problems of a file, or clear what was kept."""
+    """Tune the problems of a file, or clear the saved choices."""
     if context.invoked_subcommand is not None:
         given = {"--file": file, "--clear": clear, "--backend": backend, "--json": json}
         for option, value in given.items():
@@ -168,7 +166,7 @@ def projection(
         residual=residual,
         rotary=rotary,
     )
-    _run([_plain(shape.descriptor())], backend, json)
+    _run([_without_lists(shape.descriptor())], backend, json)
 
 
 # ---------------------------------------------------------------- problems with memory
@@ -177,43 +175,43 @@ def projection(
 def _attention(request: AttentionOptions) -> Target:
     def prepare(device: Device) -> tuple[Descriptor, Mapping[str, object], object]:
         case = request.case()
-        whole = request.backward_case(case) if request.backward else case
-        memory = Memory(whole, random_values(request, whole, None, 0), device)
-        if request.backward:  # whose results its gradients read
+        full_case = request.backward_case(case) if request.backward else case
+        memory = Memory(full_case, random_values(request, full_case, None, 0), device)
+        if request.backward:  # gradients read its results
             execute(plan(memory.descriptor(case), device=device).bind())
-        return memory.descriptor(whole), {}, memory
+        return memory.descriptor(full_case), {}, memory
 
     return Target(request.descriptor(), prepare)
 
 
 def _gemm(shape: shapes.GemmShape) -> Target:
     if shape.layout == "strided":
-        return _plain(shape.descriptor())
+        return _without_lists(shape.descriptor())
 
     def prepare(device: Device) -> tuple[Descriptor, Mapping[str, object], object]:
         import numpy as np
 
-        runtime, rng, kinds = (
+        runtime, rng, dtypes = (
             plugins().backend(device.backend).runtime,
             np.random.default_rng(0),
             shape.dtypes(),
         )
-        held = {
-            n: runtime.from_host(normal(rng, s, kinds[n]), device)
+        arrays = {
+            n: runtime.from_host(normal(rng, s, dtypes[n]), device)
             for n, s in shape.shapes().items()
         }
-        places = {n: info.pointer for n, x in held.items() if (info := runtime.describe(x))}
-        return shape.descriptor(**places), {}, held
+        addresses = {n: info.pointer for n, x in arrays.items() if (info := runtime.describe(x))}
+        return shape.descriptor(**addresses), {}, arrays
 
     return Target(shape.descriptor(), prepare)
 
 
-def _plain(descriptor: Descriptor) -> Target:
-    """One whose operands are numbers alone."""
+def _without_lists(descriptor: Descriptor) -> Target:
+    """A problem without pointer arrays."""
 
     def prepare(device: Device) -> tuple[Descriptor, Mapping[str, object], object]:
-        operands, held = random_operands(descriptor.problem(), device)
-        return descriptor, operands, held
+        operands, arrays = random_operands(descriptor.problem(), device)
+        return descriptor, operands, arrays
 
     return Target(descriptor, prepare)
 
@@ -227,10 +225,10 @@ def _from_options(operation: str, options: Mapping[str, Any]) -> Target:
         return _attention(
             AttentionOptions(**{f.name: options[f.name] for f in fields(AttentionOptions)})
         )
-    given = {n: x for n, x in options.items() if n not in ("backend", "json")}
+    values = {n: x for n, x in options.items() if n not in ("backend", "json")}
     if operation == "gemm":
-        return _gemm(shapes.GemmShape.of(**given))
-    return _plain(projections.ProjectionShape.of(**given).descriptor())
+        return _gemm(shapes.GemmShape.of(**values))
+    return _without_lists(projections.ProjectionShape.of(**values).descriptor())
 
 
 def _read(path: Path) -> list[Target]:
@@ -246,7 +244,7 @@ def _read(path: Path) -> list[Target]:
             "--file", path, "must hold a list of objects, and one of them at least", remedy
         )
     commands: Any = typer.main.get_command(app)
-    found = []
+    targets = []
     for i, case in enumerate(cases):
         where, operation = f"case {i + 1} of {path}", case.get("operation")
         if operation not in commands.commands:
@@ -263,8 +261,8 @@ def _read(path: Path) -> list[Target]:
             raise InvalidValue(
                 where, " ".join(arguments), e.format_message(), "See `kernelseam tune --help`"
             ) from e
-        found.append(_from_options(operation, options))
-    return found
+        targets.append(_from_options(operation, options))
+    return targets
 
 
 def _arguments(case: Mapping[str, object]) -> Iterator[str]:
@@ -276,27 +274,27 @@ def _arguments(case: Mapping[str, object]) -> Iterator[str]:
             yield str(value)
 
 
-# ---------------------------------------------------------------- the work, and what is shown of it
+# ---------------------------------------------------------------- running and output
 
 
 def _run(targets: list[Target], backend: str | None, as_json: bool) -> None:
-    done = []
+    tunings = []
     for target in targets:
         device = device_for(target.descriptor.problem(), backend)
-        with _progress() as say:
-            say("random inputs", 0, 1)
-            descriptor, operands, held = target.prepare(device)
-            done.append(tune(descriptor, device, operands, say))
-            del held
+        with _progress() as show:
+            show("random inputs", 0, 1)
+            descriptor, operands, owners = target.prepare(device)
+            tunings.append(tune(descriptor, device, operands, show))
+            del owners
         if not as_json:
-            _show(done[-1])
+            _show(tunings[-1])
     if as_json:
-        emit_json({"tunings": [_data(t) for t in done]})
+        emit_json({"tunings": [_data(t) for t in tunings]})
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """What is being timed, on a terminal; elsewhere how long it takes."""
+    """On a terminal the configuration being timed; elsewhere the elapsed time."""
     if not sys.stderr.isatty():
         with working("timing every configuration"):
             yield lambda configuration, done, all: None

@@ -63,8 +63,10 @@ class ArchRow:
     """Maximum cluster size in blocks; 1 without clusters."""
     programmatic_launch: bool = False
     """Whether it has programmatic dependent launch."""
+    stored_dtypes: frozenset[DType] = frozenset()
+    """The dtypes of 8 bits that it converts: its row has the define KS_E4M3 for them, and tiles."""
     costs: Coefficients | None = field(default=None, compare=False)
     """None: costs are predicted by the roofline."""
     product: Device | None = field(default=None, compare=False)
     """A device of this arch as its data sheet has it, with evidence ABSENT: what ``explain --arch``
-    and bundles reason about where no such device is here. None where nobody wrote one down."""
+    and bundles reason about where no such device is here. None if unknown."""

@@ -119,6 +119,15 @@ class FastRuntime(Protocol):
         addresses)."""
 
 
+@runtime_checkable
+class GraphRuntime(Protocol):
+    """An optional extension of Runtime, for devices whose launches can be captured in graphs."""
+
+    def is_capturing(self, device: Device, stream: int | None = None) -> bool:
+        """Whether a stream of the device is being captured; where None, whether the current one of
+        an array library in use is."""
+
+
 def host_array(
     pointer: int, shape: Sequence[int], strides: Sequence[int], dtype: DType
 ) -> npt.NDArray[Any]:

@@ -27,6 +27,8 @@ class OperandRule:
     may_alias: str = ""
     """The written operand that it may alias: with the same address, dtype, shape and strides. Other
     overlap is refused."""
+    same_as: str = ""
+    """The operand of which it is a part that begins where that begins: with the same address."""
 
     @cached_property
     def span(self) -> int:

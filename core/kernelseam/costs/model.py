@@ -2,7 +2,8 @@
 
 Blocks run on the compute units in waves. The compute time is waves · (a block's operations / its
 tile's rate + the block's overhead); where blocks differ in length, half of the difference between
-the longest and the average is added as tail. The memory time is bytes / achieved bandwidth. The two
+the longest and the average is added as tail. Few blocks of a long sum take as long as one does,
+which waits for memory slice by slice. The memory time is bytes / achieved bandwidth. The two
 overlap partly: the launch takes √(compute² + memory²), close to the longer where they differ, and
 1.4 times either where they are equal.
 
@@ -38,6 +39,9 @@ class Work:
     """The fraction of the dtype's rate that the tile's main loop reaches."""
     block_seconds: float = 0.0
     """Overhead of a block on its compute unit."""
+    alone: float = 0.0
+    """Seconds of a block that no other hides: it waits for one slice of its operands after the
+    other."""
 
 
 _UNKNOWN = Coefficients("nothing")
@@ -50,6 +54,7 @@ def predicted(work: Work, coefficients: Coefficients | None, limits: DeviceLimit
     rate = peak(limits, work.dtype) * known.multiply.get(work.dtype, 1.0) * work.rate / units
     block = work.operations / rate
     tail = max(work.longest / rate - block, 0.0) / 2 if work.blocks else 0.0
-    computing = -(-work.blocks // units) * (block + work.block_seconds) + tail
+    waves = -(-work.blocks // units)
+    computing = max(waves * (block + work.block_seconds) + tail, work.alone)
     moving = work.bytes / (limits.bytes_per_second * known.bandwidth)
     return limits.launch_seconds + math.hypot(computing, moving)

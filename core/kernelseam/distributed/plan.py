@@ -80,6 +80,26 @@ def parts(mask: Mask, queries: tuple[Run, ...], keys: tuple[Run, ...]) -> tuple[
     return tuple(_fused(found))
 
 
+def opening_and_closing(found: tuple[Part, ...]) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """The same calls in two portions, so that a transfer hides under each. A single call that is
+    a rectangle or a causal triangle is cut at half of its queries; any other is in the second."""
+    if len(found) != 1:
+        return found[: len(found) // 2], found[len(found) // 2 :]
+    (part,) = found
+    half = part.m // 2
+    triangle = replace(part, window=(None, None)) if part.window == (None, 0) else None
+    if half and _plain(part):
+        first = replace(part, m=half)
+    elif half and triangle is not None and _plain(triangle) and part.m == part.n:
+        first = replace(part, m=half, n=half)
+    else:
+        return (), found
+    rest = replace(
+        part, query=part.query + half, m=part.m - half, first_query=part.first_query + half
+    )
+    return (first,), (rest,)
+
+
 @lru_cache(maxsize=256)
 def reach(mask: Mask, size: int, balanced: bool) -> tuple[int, ...]:
     """For each rank's keys: how many steps round the ring they go, to the last rank that sees any

@@ -5,7 +5,7 @@ into the other of two buffers, while the queries look at those at hand. Keys go 
 sees them: with a window, some steps. In the gradients, dK and dV of the keys at hand come after
 them: what the ranks before have summed is received during the step, this rank's part is added, and
 the sum goes on, from the last that sees the keys straight back to the rank they belong to, which
-has kept its own part.
+has kept its own part. Of that, a portion is computed at the end, while the sums are on their way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kernelseam.distributed.pieces import (
     add_parts,
     wider,
 )
-from kernelseam.distributed.plan import Mask, Part, parts, reach
+from kernelseam.distributed.plan import Mask, Part, opening_and_closing, parts, reach
 from kernelseam.distributed.ranks import Axis
 from kernelseam.distributed.transfers import Transfer, exchange
 
@@ -152,15 +152,20 @@ def backward(
     coming: Transfer | None = None
     arriving: Tensor | None = None
     busy: list[Transfer] = []
+    only = ring.steps() == 1
+    opening, closing = (ring.parts(0), ()) if only else opening_and_closing(ring.parts(0))
+
+    def add(own: Tensor, k: Tensor, v: Tensor, found: tuple[Part, ...]) -> None:
+        """``own``: the sums of dK and dV."""
+        dk, dv = own[:split].view(k.shape), own[split:].view(v.shape)
+        add_gradients((dq, dk, dv), given, q, k, v, out, lse, found, options)
+
     for step in range(ring.steps()):
         transfer = keys.pass_on(step)
         own: Tensor | None = None
         if ring.arrives(step):
             own = k.new_zeros(size, dtype=wide)
-            dk, dv = own[:split].view(k.shape), own[split:].view(v.shape)
-            add_gradients(
-                (dq, dk, dv), given, q, *keys.views(step), out, lse, ring.parts(step), options
-            )
+            add(own, *keys.views(step), ring.parts(step) if step else opening)
         if coming is not None:
             coming.wait()
             if arriving is not None:
@@ -189,6 +194,7 @@ def backward(
         busy.append(exchange(axis, sends, receives, ring.named("dK and dV back", step), _SUMS))
         transfer.wait()
         keys.turn()
+    add(kept, k, v, closing)
     if coming is not None:
         coming.wait()
     for sent in busy:

@@ -275,6 +275,8 @@ def attention_paged(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     prefix_lengths: Tensor | None = None,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
     out_dtype: Any = None,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -293,6 +295,8 @@ def attention_paged(
         "alibi_slopes": alibi_slopes,
         "sinks": sinks,
         "prefix_lengths": prefix_lengths,
+        "k_scales": k_scales,
+        "v_scales": v_scales,
     }
     operands, _ = tensors(given, ("q", "k_pages", "v_pages", "block_table", "kv_lengths"))
     for name in ("out", "stream"):

@@ -159,8 +159,8 @@ def differentiable_once(
 
 
 class _Once(torch.autograd.Function):  # type: ignore[misc]
-    """``count`` gradients as they are, as functions of the tensors behind them, which nobody can
-    differentiate."""
+    """``count`` gradients as they are, as functions of the tensors that they depend on, which
+    cannot be differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, function: str, count: int, *given: Tensor) -> Gradients:

@@ -33,7 +33,7 @@ def attention_forward(
     [B, 1 or H, S_q or 1, keys] of bool or to be added to the scores. One of four axes says all of
     what a query sees; with others, ``is_causal`` (the layer's own where it is None) counts from the
     last query and the last key. ``s_aux`` are sinks, ``position_bias`` is added to the scores and
-    may have gradients. Packed rows may be told by ``cu_seq_lens_q``, ``cu_seq_lens_k``,
+    may have gradients. Packed rows may be given by ``cu_seq_lens_q``, ``cu_seq_lens_k``,
     ``max_length_q`` and ``max_length_k``. What else a model hands over is not needed.
 
     Where only padding is hidden, and nothing compiles the caller, rows of padding are left out of

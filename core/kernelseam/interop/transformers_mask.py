@@ -1,6 +1,6 @@
 """Masks that our attention takes from Transformers' models. Imports torch and Transformers.
 
-What a query may see is told in few elements where it follows a pattern:
+A mask that follows a pattern is encoded in few elements:
 
 - None: all keys, or the causal ones where the layer is causal; the last query meets the last key.
 - [batch, left + 2, keys], of stride 0 along its second axis: padding, by key. The extent of that

@@ -14,7 +14,7 @@ from kernelseam.descriptors.attention.merge_problem import MergeSpec
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.descriptors.gemm.problem import GemmSpec, HeadsSpec
 from kernelseam.descriptors.gemm.strided import PRECISIONS
-from kernelseam.dtypes import DType
+from kernelseam.dtypes import E4M3, DType
 from kernelseam.kernels.attention.backward import AttentionBwdDefinition
 from kernelseam.kernels.attention.decode import DECODE
 from kernelseam.kernels.attention.host import AttentionDefinition
@@ -58,6 +58,7 @@ def covering(kernels: Iterable[Composition] = ()) -> tuple[Covered, ...]:
         *_gradients(),
         *_small(),
         *DECODE.covering(),
+        *_stored(),
         *own,
     )
 
@@ -163,6 +164,34 @@ def _variants() -> Iterator[Covered]:
     yield one(AttentionSpec(BF16, 576, 512, True, True, **pages), True)
     yield one(AttentionSpec(F32, 64, 64, lse=True, bias=F32, **EVERY))
     yield one(AttentionSpec(F32, 128, 128, True, **pages), True)
+
+
+def _stored() -> Iterator[Covered]:
+    """Keys and values of 8 bits: of each arch the dtype that it converts."""
+    pages: dict[str, Any] = {"kv_view": "paged", "lengths": True}
+    for stored in E4M3:
+        heads: dict[str, Any] = {"dtype_kv": stored, "kv_scales": "heads"}
+        blocks: dict[str, Any] = {"dtype_kv": stored, "kv_scales": "blocks"}
+        yield Covered(FORWARD, AttentionSpec(F16, 128, 128, True, True, **heads))
+        yield Covered(
+            FORWARD, AttentionSpec(BF16, 128, 128, q_view="packed", **pages, **blocks), True
+        )
+        for spec in (
+            AttentionSpec(BF16, 64, 64, True, dtype_kv=stored),
+            AttentionSpec(BF16, 256, 256, True, **pages, **blocks),
+            AttentionSpec(F16, 40, 72, lse=True, vector=2, mask=True, **blocks),
+            AttentionSpec(BF16, 576, 512, True, **pages, **heads),
+        ):
+            yield Covered(FORWARD, spec, often=False)
+        yield Covered(DECODE, AttentionSpec(BF16, 128, 128, True, **pages, **heads))
+        yield Covered(DECODE, AttentionSpec(F16, 64, 64, lse=True, **pages, **blocks))
+        for spec in (
+            AttentionSpec(F16, 128, 128, dtype_kv=stored, **pages),
+            AttentionSpec(BF16, 128, 128, window=True, softcap=True, sinks=True, **pages, **blocks),
+            AttentionSpec(F16, 40, 72, lse=True, vector=2, bias=F16, mask=True, **blocks),
+            AttentionSpec(BF16, 256, 256, **pages, **blocks),
+        ):
+            yield Covered(DECODE, spec, often=False)
 
 
 def _gradients() -> Iterator[Covered]:

@@ -11,7 +11,10 @@ DEVICE_TYPE = {
     DType.bfloat16: "bf16",
     DType.float32: "float",
     DType.float64: "double",
+    DType.float8_e4m3fn: "e4m3",
+    DType.float8_e4m3fnuz: "e4m3",
 }
+"""e4m3 is that of the two that the arch converts."""
 
 INT32 = 2**31
 """Extents and row strides are 32-bit in device sources; batch and head strides are 64-bit."""

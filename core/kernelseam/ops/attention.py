@@ -50,6 +50,9 @@ def attention(
     mask: Any = None,
     alibi_slopes: Any = None,
     sinks: Any = None,
+    k_scales: Any = None,
+    v_scales: Any = None,
+    scale_block: int | None = None,
     prefix_lengths: Any = None,
     kv_lengths: Any = None,
     layout: str = "bhsd",
@@ -57,6 +60,7 @@ def attention(
     out_dtype: DType | str | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
+    latent: bool = False,
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
@@ -66,8 +70,8 @@ def attention(
 
     ``layout`` "bshd": the head after the row, in all of them and in the result. Any strides with a
     contiguous last axis; nothing is copied. Arrays of float16, bfloat16, float32 or float64, all of
-    one dtype, from NumPy, torch or any library with DLPack, all on one device. H is a multiple of
-    H_kv: query head h uses KV head h // (H / H_kv).
+    one dtype (but for stored k and v, below), from NumPy, torch or any library with DLPack, all on
+    one device. H is a multiple of H_kv: query head h uses KV head h // (H / H_kv).
 
     With d = j − i − (S_k − S_q), query i sees key j iff d ≤ 0 (``causal``), −left ≤ d ≤ right
     (``window``), mask[…, i, j] is True (``mask``), or j < prefix_lengths[b] whatever the first two
@@ -76,10 +80,16 @@ def attention(
     ``mask`` repeat to [B, H, S_q, S_k], ``alibi_slopes`` to [B, H]; ``sinks`` is [H]. A query that
     sees no key gives zeros (and −inf in the LSE).
 
+    k and v may be stored in 8 bits, float8_e4m3fn (float8_e4m3fnuz on gfx942), with q in float16 or
+    bfloat16. Their numbers then stand for themselves times ``k_scales`` and ``v_scales``, float32,
+    which repeat to [B, H_kv]; with ``scale_block`` so many keys share a scale, and scales are [B,
+    H_kv, S_k / scale_block, rounded up] (in ``layout``'s order). Left out, they are 1.
+
     ``scale`` defaults to 1/√D. ``out``: an array for the result, else a new one of q's kind, of
     ``out_dtype`` (q's, or float32). ``return_lse``: also return ln Σexp(scores) over the visible
     keys, [B, H, S_q], float32 (float64 where q is). ``batch_invariant``: a row's bits do not depend
-    on what else is in the batch. ``backend`` must be that of the arrays' device; ``implementation``
+    on what else is in the batch. ``latent``: v is a view of k, its first columns, which a kernel
+    may then read once. ``backend`` must be that of the arrays' device; ``implementation``
     names one of its ways; ``stream`` is an int, an object with ``__cuda_stream__``, or None for the
     array library's current one; results of a call on another stream must be kept until that stream
     has passed.
@@ -97,11 +107,24 @@ def attention(
             prefix_lengths=prefix_lengths,
             kv_lengths=kv_lengths,
         )
+    if k_scales is not None or v_scales is not None:
+        arrays |= not_none(k_scales=k_scales, v_scales=v_scales)
     if out is not None:
         arrays["out"] = out
     if window is not None:
         window = band("window", window)
-    options = (out_dtype, return_lse, causal, window, scale, softcap, layout, batch_invariant)
+    options = (
+        out_dtype,
+        return_lse,
+        causal,
+        window,
+        scale,
+        softcap,
+        layout,
+        scale_block,
+        batch_invariant,
+        latent,
+    )
     results = operate(DENSE_WORK, arrays, options, backend, implementation, stream, _DENSE_WORDING)
     result = results["out"] if out is None else out
     return (result, results["lse"]) if return_lse else result
@@ -169,6 +192,9 @@ def attention_varlen(
     mask: Any = None,
     alibi_slopes: Any = None,
     sinks: Any = None,
+    k_scales: Any = None,
+    v_scales: Any = None,
+    scale_block: int | None = None,
     prefix_lengths: Any = None,
     out: Any = None,
     out_dtype: DType | str | None = None,
@@ -184,7 +210,8 @@ def attention_varlen(
     Sequence b has rows cu_seqlens_q[b] … cu_seqlens_q[b+1] − 1 of q and likewise of k and v; the
     offsets are int32 [B + 1] on the arrays' device. ``max_seqlen_*``: at least the longest
     sequence. ``bias`` and ``mask`` repeat to [B, H, max_seqlen_q, max_seqlen_k], of which each
-    sequence has the first rows and columns. The rest is as in ``attention``.
+    sequence has the first rows and columns. With ``scale_block`` scales are [T_k / scale_block,
+    H_kv]. The rest is as in ``attention``.
 
     Returns the result [T, H, D_v], or (result, lse [H, T]). Rows that belong to no sequence are not
     written.
@@ -201,6 +228,8 @@ def attention_varlen(
             mask=mask,
             alibi_slopes=alibi_slopes,
             sinks=sinks,
+            k_scales=k_scales,
+            v_scales=v_scales,
             prefix_lengths=prefix_lengths,
             out=out,
         ),
@@ -216,6 +245,7 @@ def attention_varlen(
         softcap,
         max_seqlen_q,
         max_seqlen_k,
+        scale_block,
         batch_invariant,
     )
     results = operate(PACKED_WORK, arrays, options, backend, implementation, stream, _DENSE_WORDING)
@@ -280,6 +310,9 @@ def attention_paged(
     mask: Any = None,
     alibi_slopes: Any = None,
     sinks: Any = None,
+    k_scales: Any = None,
+    v_scales: Any = None,
+    scale_block: int | None = None,
     prefix_lengths: Any = None,
     layout: str = "bshd",
     kv_layout: str = "nhd",
@@ -287,6 +320,7 @@ def attention_paged(
     out_dtype: DType | str | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
+    latent: bool = False,
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
@@ -299,8 +333,10 @@ def attention_paged(
     the head before the row of a page. q is [B, S_q, H, D] (``layout`` "bshd"; "bhsd": the head
     before the row), or with ``cu_seqlens_q`` and ``max_seqlen_q`` [T, H, D]. ``max_seqlen_k``: at
     least the longest of kv_lengths, by default what the table has room for. ``bias`` and ``mask``
-    repeat to [B, H, S_q, max_seqlen_k], of which each entry has the first rows and columns. The
-    rest is as in ``attention``; ``causal`` is True here: the last query is the entry's last token.
+    repeat to [B, H, S_q, max_seqlen_k], of which each entry has the first rows and columns. With
+    ``scale_block``, from 1 to page_size, scales are [pages, page_size / scale_block, H_kv] (in
+    ``kv_layout``'s order). The rest is as in ``attention``; ``causal`` is True here: the last query
+    is the entry's last token.
     """
     _require(block_table=block_table, kv_lengths=kv_lengths)
     arrays = {
@@ -315,6 +351,8 @@ def attention_paged(
             mask=mask,
             alibi_slopes=alibi_slopes,
             sinks=sinks,
+            k_scales=k_scales,
+            v_scales=v_scales,
             prefix_lengths=prefix_lengths,
             out=out,
         ),
@@ -332,7 +370,9 @@ def attention_paged(
         kv_layout,
         max_seqlen_q,
         max_seqlen_k,
+        scale_block,
         batch_invariant,
+        latent,
     )
     results = operate(PAGED_WORK, arrays, options, backend, implementation, stream, _PAGED_WORDING)
     result = results["out"] if out is None else out
@@ -344,8 +384,8 @@ def checked(options: dict[str, Any]) -> dict[str, Any]:
     return {n: x if x is None and n in _OPTIONAL else _RULES[n](n, x) for n, x in options.items()}
 
 
-_FLAGS = ("causal", "batch_invariant")
-_OPTIONAL = ("window", "scale", "softcap", "max_seqlen_q", "max_seqlen_k")
+_FLAGS = ("causal", "batch_invariant", "latent")
+_OPTIONAL = ("window", "scale", "softcap", "max_seqlen_q", "max_seqlen_k", "scale_block")
 """Options that may be None."""
 _RULES: dict[str, Callable[[str, Any], object]] = {
     **dict.fromkeys(_FLAGS, flag),
@@ -354,6 +394,7 @@ _RULES: dict[str, Callable[[str, Any], object]] = {
     "softcap": finite,
     "max_seqlen_q": extent,
     "max_seqlen_k": extent,
+    "scale_block": lambda n, x: extent(n, x, 1),
     "layout": lambda n, x: order(n, x, LAYOUTS),
     "kv_layout": lambda n, x: order(n, x, KV_LAYOUTS),
 }
@@ -414,10 +455,22 @@ def _lse_shape(q: ArrayInfo, names: list[str]) -> tuple[int, ...]:
     return tuple(by_name[n] for n in ("B", "H", "S", "T") if n in by_name)
 
 
-DENSE_WORK = partial(_work, ("causal", "window", "scale", "softcap", "layout", "batch_invariant"))
+DENSE_WORK = partial(
+    _work,
+    ("causal", "window", "scale", "softcap", "layout", "scale_block", "batch_invariant", "latent"),
+)
 PACKED_WORK = partial(
     _work,
-    ("causal", "window", "scale", "softcap", "max_seqlen_q", "max_seqlen_k", "batch_invariant"),
+    (
+        "causal",
+        "window",
+        "scale",
+        "softcap",
+        "max_seqlen_q",
+        "max_seqlen_k",
+        "scale_block",
+        "batch_invariant",
+    ),
 )
 PAGED_WORK = partial(
     _work,
@@ -430,7 +483,9 @@ PAGED_WORK = partial(
         "kv_layout",
         "max_seqlen_q",
         "max_seqlen_k",
+        "scale_block",
         "batch_invariant",
+        "latent",
     ),
 )
 _DENSE_WORDING, _PAGED_WORDING = (

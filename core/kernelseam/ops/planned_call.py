@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.arrays import describe, runtime_of
+from kernelseam.capture import refuse_capture
 from kernelseam.contract import ArrayInfo, Device, FastRuntime, OperandRule, Runtime
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.dtypes import DType
@@ -23,6 +24,12 @@ BoundLaunches = dict[Hashable, Bound]
 """Bound launches by planned call, workspace address and array addresses."""
 MAX_ENTRIES = 1024
 """Entries of each cache; a full one is cleared."""
+
+FREED = (
+    "this call's workspace is freed when it returns, and the graph would use it later",
+    "Capture torch's tensors on torch's current stream, or plan and bind before the capture",
+)
+"""Rule and remedy."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +118,15 @@ class PlannedCall:
                 {n: i.pointer for n, i in infos.items()}, key, bound
             )
             handle = stream_handle(stream, runtime, device, first)
+            # The library may reuse the workspace at once: its allocator does not know this stream.
+            # The lists of addresses are freed with the call.
+            waits = self.synchronizes or bool(
+                workspace and stream is not None and handle != runtime.current_stream(device, first)
+            )
+            if waits or (workspace and first.kind != "torch"):
+                refuse_capture(runtime, device, *FREED, stream=handle)
             launches.launch(handle)
-        # The library may reuse the workspace at once: its allocator does not know this stream. The
-        # lists of addresses are freed with the call.
-        if self.synchronizes or (
-            workspace and stream is not None and handle != runtime.current_stream(device, first)
-        ):
+        if waits:
             runtime.synchronize(device)
         return workspace
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelseam.arrays import torch as torch_arrays
+from kernelseam.capture import refuse_capture
 from kernelseam.contract import ArrayInfo, FastRuntime
-from kernelseam.ops.planned_call import BoundLaunches, Infos, PlannedCall
+from kernelseam.ops.planned_call import FREED, BoundLaunches, Infos, PlannedCall
 from kernelseam.planning.streams import stream_handle
 from kernelseam.trace import active
 
@@ -72,6 +73,10 @@ class Shortcut:
             handle = stream
         else:
             handle = stream_handle(stream, planned.runtime, planned.device)
+        # The library may reuse the workspace at once: its allocator does not know this stream.
+        waits = workspace is not None and stream is not None and handle != self._stream()
+        if waits:
+            refuse_capture(planned.runtime, planned.device, *FREED, stream=handle)
         key = (planned, workspace_address, *pointers)
         launches = bound.get(key)
         if launches is not None and self._is_current() and not active():
@@ -83,8 +88,7 @@ class Shortcut:
                     addresses = dict(zip(self._names, pointers, strict=True))
                     launches = planned.bind_addresses(addresses, key, bound)
                 launches.launch(handle)
-        # The library may reuse the workspace at once: its allocator does not know this stream.
-        if workspace is not None and stream is not None and handle != self._stream():
+        if waits:
             planned.runtime.synchronize(planned.device)
         if planned.written:
             self._count_writes(tuple([arrays[name] for name in planned.written]))

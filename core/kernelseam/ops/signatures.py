@@ -55,6 +55,9 @@ class Packed(Scores, OnArrays, total=False):
 
     causal: bool
     out: Any
+    k_scales: Any
+    v_scales: Any
+    scale_block: int | None
 
 
 class Dense(Packed, total=False):
@@ -62,6 +65,7 @@ class Dense(Packed, total=False):
 
     kv_lengths: Any
     layout: str
+    latent: bool
 
 
 class Paged(Packed, total=False):
@@ -72,6 +76,7 @@ class Paged(Packed, total=False):
     max_seqlen_k: int | None
     layout: str
     kv_layout: str
+    latent: bool
 
 
 class PackedTensors(Scores, OnTensors, total=False):
@@ -97,6 +102,9 @@ class PagedTensors(Scores, Ways, total=False):
     max_seqlen_k: int | None
     layout: str
     kv_layout: str
+    k_scales: Any
+    v_scales: Any
+    scale_block: int | None
     out_dtype: Any
 
 

@@ -43,6 +43,9 @@ class Variant:
     """[B]: queries of an entry; rows after them are 0 in every result."""
     kv_lengths: Sequence[int] | None = None
     """[B]: keys of an entry."""
+    k_scales: Array | None = None
+    """[B, H_kv, S_k]: what each key is multiplied by."""
+    v_scales: Array | None = None
 
 
 PLAIN = Variant()
@@ -62,7 +65,8 @@ class AttentionResult:
     """max of |scale|·Σ_d|q_d·k_d| over the visible keys, […]; not counting keys whose score is
     −inf."""
     values: Floats
-    """Σ_j|v_j| / ℓ over the visible keys, […, D_v], with ℓ = Σexp(score − largest score)."""
+    """Σ_j|v_j| / ℓ over the visible keys, […, D_v], with ℓ = Σexp(score − largest score). With
+    scales 2·max_j|scale_j|·Σ_j|v_j| / ℓ, v_j without them."""
     changes: Floats
     """max of |capped product| + |slope·d| + |bias| as far as a score has them, and |sink|, […],
     over keys whose weight is not 0 in float32."""
@@ -106,9 +110,9 @@ def attention(
     Query head h uses KV head h // (H / H_kv). With d = j − i − (S_k − S_q), of the entry's own
     lengths, the score of key j for query i is softcap·tanh(scale·q·k/softcap) − slope·|d| + bias,
     and the key is visible iff the mask allows it and (j < prefix, or −left ≤ d ≤ right, and d ≤ 0
-    where causal). A sink is a key of value 0. A row without a visible key, or whose every score is
-    −inf, gives zeros and an LSE of −inf. Hidden keys never contribute. ``rows``: numbers (b·H +
-    h)·S_q + i.
+    where causal). Keys and values are multiplied by their scales. A sink is a key of value 0. A row
+    without a visible key, or whose every score is −inf, gives zeros and an LSE of −inf. Hidden keys
+    never contribute. ``rows``: numbers (b·H + h)·S_q + i.
     """
     B, H, S_q, _ = q.shape
     H_kv, S_k, D_v = v.shape[1:]
@@ -136,7 +140,14 @@ def attention(
             else variant.bias[b, h, i, :n_k].astype(np.float64)
         )
         sink = -np.inf if variant.sinks is None else float(variant.sinks[h])
-        K, V = (x[b, h // (H // H_kv), :n_k].astype(np.float64) for x in (k, v))
+        g = h // (H // H_kv)
+        K, V = (x[b, g, :n_k].astype(np.float64) for x in (k, v))
+        ones = np.ones(n_k)
+        k_scales, v_scales = (
+            ones if x is None else x[b, g, :n_k].astype(np.float64)
+            for x in (variant.k_scales, variant.v_scales)
+        )
+        K *= k_scales[:, None]
         alike, which = np.unique(attended, axis=0, return_inverse=True)
         for pattern, keys in enumerate(alike):
             of = np.flatnonzero(which.reshape(-1) == pattern)
@@ -145,6 +156,7 @@ def attention(
                 scale * (Q @ K[keys].T),
                 abs(scale) * (np.abs(Q) @ np.abs(K[keys]).T),
                 V[keys],
+                None if variant.v_scales is None else v_scales[keys],
                 variant.softcap,
                 slope * np.abs(d[of][:, keys]),
                 bias[of][:, keys],
@@ -179,13 +191,17 @@ def _softmax_rows(
     x: Floats,
     magnitude: Floats,
     V: Floats,
+    v_scales: Floats | None,
     cap: float | None,
     slopes: Floats,
     bias: Floats,
     sink: float,
 ) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
     """The formula for queries that see all of V's keys, from x = scale·q·kᵀ and |scale|·|q||k|:
-    out, LSE and the bound's ingredients. The sink is the last column."""
+    out, LSE and the bound's ingredients. The sink is the last column. V is without its scales."""
+    stored = V
+    if v_scales is not None:
+        V = V * v_scales[:, None]
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         capped = x if cap is None else cap * np.tanh(x / cap)
         scores = _with_sink(capped - slopes + bias, sink)
@@ -199,6 +215,9 @@ def _softmax_rows(
         pv = weights @ np.abs(V) / total[:, None]
         products = np.where(np.isneginf(scores), 0, _with_sink(magnitude, 0)).max(axis=1)
         values = np.abs(V).sum(axis=0) / total[:, None]
+        if v_scales is not None:
+            largest_scale = np.abs(v_scales).max(initial=0)
+            values = 2 * largest_scale * np.abs(stored).sum(axis=0) / total[:, None]
         sizes = _with_sink(
             (0 if cap is None else np.abs(capped)) + np.abs(slopes) + np.abs(bias), abs(sink)
         )

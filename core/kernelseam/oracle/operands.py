@@ -77,6 +77,8 @@ class Operands:
             return arrays[name]
         heads = p.kv_heads if of_keys else p.num_heads
         dtype = p.spec.out if like == "out" else p.spec.dtype_lse if name == "lse" else p.spec.dtype
+        if of_keys:
+            dtype = p.spec.kv
         width = p.spec.head_dim if like in "qk" else p.spec.value_dim
         whole = np.zeros((p.batch, heads, most, width)[: 3 if name == "lse" else 4], dtype.numpy)
         rules = {rule.name: rule for rule in p.operands}

@@ -57,7 +57,26 @@ class _Memory:
             x.get("sinks"),
             self.q_lengths,
             self.k_lengths,
+            *(self._scales(p, n) for n in ("k_scales", "v_scales")),
         )
+
+    def _scales(self, p: AttentionProblem, name: str) -> Array | None:
+        """The scale of every key, [batch, KV head, key]; those after an entry's length are 0."""
+        if p.spec.kv_scales is None:
+            return None
+        x, whole = self.arrays[name], np.zeros((p.batch, p.kv_heads, p.S_k), np.float32)
+        if not p.scale_block:
+            return whole + x
+        for b in range(p.batch):
+            n = p.S_k if self.k_lengths is None else self.k_lengths[b]
+            for j in range(n):
+                outer, row = b, j
+                if p.spec.kv_view == "paged":
+                    outer, row = self.arrays["block_table"][b, j // p.page_size], j % p.page_size
+                elif p.spec.kv_view == "packed":
+                    outer, row = 0, self.arrays["cu_seqlens_k"][b] + j
+                whole[b, :, j] = x[outer, :, row // p.scale_block]
+        return whole
 
 
 class AttentionVerifier(Verifier[AttentionProblem]):

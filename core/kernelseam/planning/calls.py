@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from kernelseam.arrays import torch as torch_arrays
+from kernelseam.capture import refuse_capture
 from kernelseam.contract import ArrayInfo, LaunchRecord
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.dispatch import Choice
@@ -77,6 +78,16 @@ class Plan(BindablePlan):
         )
 
 
+_CHECKED = (
+    "check=True copies operands to the host, which synchronises",
+    "Bind without check, or launch outside of the capture",
+)
+_ZEROED = (
+    "binding this plan sets the start of its workspace to 0 and synchronises",
+    "Bind before the capture",
+)
+
+
 class Call:
     """A plan bound to memory. Calling it only launches.
 
@@ -118,6 +129,9 @@ class Call:
         runtime = plugins().backend(plan.device.backend).runtime
         self._runtime = runtime
         with runtime.activate(plan.device):
+            zeroing = plan.zeroing
+            if check or zeroing is not None:
+                refuse_capture(runtime, plan.device, *(_CHECKED if check else _ZEROED))
             resolved = plan.descriptor.resolve(self._operands, runtime, plan.device)
             self._arrays = resolved.arrays
             first = self._arrays[0] if self._arrays else None
@@ -127,7 +141,7 @@ class Call:
                 plan, resolved, runtime, lambda: self._bind_workspace(resolved), check=check
             )
             # once: the launches reset the bytes that they use
-            if (zeroing := plan.zeroing) is not None:
+            if zeroing is not None:
                 zeroing.bind({}, bound.workspace)(self.stream_handle(None))
                 runtime.synchronize(plan.device)
         self._check_contents = bound.check_contents
@@ -187,6 +201,8 @@ class Call:
 
     def _launch(self, handle: int) -> None:
         """The general path: make the device current, check contents and results where asked to."""
+        if self._check:
+            refuse_capture(self._runtime, self.plan.device, *_CHECKED, stream=handle)
         # memory may have changed since the call was bound
         if self._check_contents is not None:
             with self._runtime.activate(self.plan.device):

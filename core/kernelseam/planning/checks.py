@@ -32,6 +32,13 @@ def check_operands(rules: tuple[OperandRule, ...], resolved: Resolved) -> None:
                 "so that a kernel "
                 "without wide accesses is planned",
             )
+        if rule.same_as and pointer != resolved.pointers.get(rule.same_as):
+            raise InvalidValue(
+                rule.name,
+                hex(pointer),
+                f"must be the address of {rule.same_as}, of which it is a view",
+                f"Give a view of {rule.same_as}, or plan without latent",
+            )
     for out in rules:
         if (
             not out.written

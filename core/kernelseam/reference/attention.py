@@ -38,6 +38,8 @@ SUPPORTED = frozenset(
         "lengths",
         "dtype_out",
         "batch_invariant",
+        "dtype_kv",
+        "kv_scales",
     }
 )
 """Options of a spec. All rows are batch-invariant: a row's work depends on its own sequence
@@ -45,7 +47,7 @@ alone."""
 
 
 class NumpyAttention:
-    """Every dtype (16 bits computed in float32, float64 in float64), any sizes, strides and
+    """Every dtype (8 and 16 bits computed in float32, float64 in float64), any sizes, strides and
     views."""
 
     name, backend, operation = "numpy", "numpy", "attention"
@@ -101,7 +103,11 @@ class _AttentionStep:
                     starts = range(part * QUERIES, own.S_q, self.parts * QUERIES)
                     if not starts:
                         continue
-                    head.load(views.keys("k", b, g, own), views.keys("v", b, g, own))
+                    head.load(
+                        views.keys("k", b, g, own),
+                        views.keys("v", b, g, own),
+                        *(views.key_scales(name, b, g, own) for name in "kv"),
+                    )
                     for h in range(g * p.head_group, (g + 1) * p.head_group):
                         scores, lse = views.scores(b, h, own), views.lse(b, h, own)
                         q, out = views.queries("q", b, h, own), views.queries("out", b, h, own)

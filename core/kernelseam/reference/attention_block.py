@@ -32,7 +32,7 @@ def in_place(p: AttentionProblem) -> tuple[bool, ...]:
     time."""
     return tuple(
         p.spec.kv_view != "paged"
-        and p.spec.dtype is p.spec.dtype.accumulator
+        and p.spec.kv is p.spec.dtype.accumulator
         and strides[2] >= columns
         for strides, columns in ((p.k_strides, p.spec.head_dim), (p.v_strides, p.spec.value_dim))
     )
@@ -67,14 +67,24 @@ class Head:
         self.widths = p.spec.head_dim, p.spec.value_dim
         self.hides = p.spec.causal or p.spec.window or p.spec.mask
 
-    def load(self, k: list[Array], v: list[Array]) -> None:
-        """Set k [S_k, D] and v [S_k, D_v], each a list of consecutive pieces."""
+    def load(
+        self,
+        k: list[Array],
+        v: list[Array],
+        k_scales: Array | None = None,
+        v_scales: Array | None = None,
+    ) -> None:
+        """Set k [S_k, D] and v [S_k, D_v], each a list of consecutive pieces, times their scales,
+        [S_k] or [1]."""
         self.k, self.v = (
             x[0] if kept else joined(x, copy, width)
             for x, kept, copy, width in zip(
                 (k, v), self.keep, self.copies, self.widths, strict=True
             )
         )
+        for x, scales in ((self.k, k_scales), (self.v, v_scales)):
+            if scales is not None:
+                np.multiply(x, scales[:, None], out=x)
         # A hidden value has weight 0, but 0·NaN is NaN: one sum tells whether that can happen.
         self.finite = not self.hides or bool(np.isfinite(self.v.sum()))
 

@@ -102,6 +102,21 @@ class Views:
             x[0, g, own.k_first : own.k_first + own.S_k] if view == "packed" else x[b, g, : own.S_k]
         ]
 
+    def key_scales(self, name: str, b: int, g: int, own: Sequence) -> Array | None:
+        """The scale of each key of one KV head, [S_k], or one for all, [1]; None without scales."""
+        p, kind = self.problem, self.problem.spec.kv_scales
+        if kind is None:
+            return None
+        outer, row = np.full(1, b), np.zeros(1, np.int64)
+        if kind == "blocks":
+            row = np.arange(own.S_k)
+            if p.spec.kv_view == "paged":
+                outer, row = self.arrays["block_table"][b][row // p.page_size], row % p.page_size
+            elif p.spec.kv_view == "packed":
+                outer, row = np.zeros(1, np.int64), own.k_first + row
+        scales: Array = self.arrays[f"{name}_scales"][outer, g, row // max(p.scale_block, 1)]
+        return scales
+
     def scores(self, b: int, h: int, own: Sequence) -> Scores:
         p, s = self.problem, self.problem.spec
         return Scores(

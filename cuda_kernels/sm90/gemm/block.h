@@ -41,10 +41,10 @@ struct NoOnes {
   KS_DEVICE u32* ones() { return nullptr; }
 };
 
-// Split sums: the others' accumulators lie in the ring of the first block, behind the source tiles of C or of
-// the residual (not of both), until it has added them.
+// Split sums: the others' accumulators lie in the ring of the first block, behind its source tiles, until it has added them.
+// (Whether there is a tile of C is known at run time: the host looks whether both fit.)
 constexpr int SOURCE_STAGES = divide_up(C_PANELS, SOURCE_PANELS), PARTIAL_BYTES = (SPLIT - 1) * BM * BN * 4;
-static_assert(SPLIT == 1 || SOURCE_STAGES + divide_up(PARTIAL_BYTES, STAGE_BYTES) <= STAGES, "the others' sums fit the ring");
+static_assert(SPLIT == 1 || SOURCE_STAGES * KS_RESIDUAL + divide_up(PARTIAL_BYTES, STAGE_BYTES) <= STAGES, "the others' sums fit the ring");
 
 struct alignas(1024) SharedStorage : Choose<RowSums::THERE, Ones, NoOnes>::type {
   char stages[STAGES][STAGE_BYTES];

@@ -139,11 +139,12 @@ struct Consumer {
     }
   }
 
-  // Where four of a thread's accumulators, from e on, of block 1, 2, … lie in the first block's ring.
+  // Where four of a thread's accumulators, from e on, of block 1, 2, … lie in the first block's ring: behind the source tiles.
   KS_DEVICE u32 partial_place(int from, int e) const {
     const int row = ((from - 1) * MT * (BN / 2) + e) / 4 * CONSUMERS * 16;  // of all threads' bytes
     static_assert(STAGE_BYTES % (CONSUMERS * 16) == 0, "such a row lies in one stage");
-    const int stage = (part_slices(a.slices) + SOURCE_STAGES + row / STAGE_BYTES) % STAGES;
+    const int sources = (!KS_HEADS && a.beta != 0) + KS_RESIDUAL;
+    const int stage = (part_slices(a.slices) + sources * SOURCE_STAGES + row / STAGE_BYTES) % STAGES;
     return shared_address(storage.stages[stage]) + row % STAGE_BYTES + (group * 128 + thread()) * 16;
   }
   // Adds up a cluster's sums in its first block; false in the others, which are done.

@@ -68,6 +68,10 @@ gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT 
   const int split_rank = SPLIT > 1 ? cluster_rank() : 0;
   const int first = block_index() / (CLUSTER * SPLIT), step = gridDim.x / (CLUSTER * SPLIT);
 
+  if (thread_index() == CONSUMERS) {
+    tensor_map_prefetch(a_map), tensor_map_prefetch(b_map);
+    if (KS_STORE == TMA) tensor_map_prefetch(c_map);
+  }
   if (thread_index() == 0) {
     ring.init(GROUPS * CLUSTER);
     for (int g = 0; g < GROUPS; g++) Ring<SLOTS>{shared_address(storage.out_ring[g])}.init(1, 4);
@@ -79,6 +83,8 @@ gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT 
   }
   if (CLUSTER > 1) cluster_barrier();
   else block_barrier();
+  earlier_kernels_wait();
+  next_kernel_launch();
 
   if (group == GROUPS) {
     if (KS_PRODUCER_REGISTERS) registers_dealloc<KS_PRODUCER_REGISTERS>();

@@ -56,6 +56,8 @@ them to it."""
 MATRIX_DOUBLE = frozenset({"sm_80", "sm_90a", "sm_100a"})
 """Archs whose matrix units multiply float64; others have the instruction, and next to no units for
 it."""
+CONVERTS_E4M3 = frozenset({"sm_89", "sm_90a", "sm_100a", "sm_103", "sm_120"})
+"""Archs with instructions that convert float8_e4m3fn: compute capability 8.9 and later."""
 CLUSTERED = frozenset({"sm_90a", "sm_100a", "sm_103", "sm_120"})
 """Archs with clusters, programmatic dependent launch and tensor maps: compute capability 9.0 and
 later."""
@@ -125,9 +127,13 @@ def _row(arch: str, shared_kib: int) -> ArchRow:
         shared_bytes_per_block=shared_kib * _KIB,
         registers_per_lane=255,
         platform="platform_nvidia.h",
-        defines=(("KS_MATRIX_DOUBLE", str(int(doubles))),),
+        defines=(
+            ("KS_MATRIX_DOUBLE", str(int(doubles))),
+            *((("KS_E4M3", "1"),) if arch in CONVERTS_E4M3 else ()),
+        ),
         matrix_dtypes=halves | {DType.float64} if doubles else halves,
-        tiles=TURING if arch == "sm_75" else tiles(doubles),
+        stored_dtypes=frozenset({DType.float8_e4m3fn} if arch in CONVERTS_E4M3 else ()),
+        tiles=TURING if arch == "sm_75" else tiles(doubles, arch in CONVERTS_E4M3),
         options=OPTIONS,
         cluster_blocks=_CLUSTER_BLOCKS if clustered else 1,
         programmatic_launch=clustered,

@@ -214,6 +214,16 @@ def current_stream(device: Device, kind: str | None) -> int:
     )
 
 
+def current_streams(device: Device) -> set[int]:
+    """The handles of the streams that torch and cupy use now, as far as they are loaded."""
+    torch: Any = sys.modules.get("torch")
+    initialised = torch is not None and torch.cuda.is_initialized()
+    return {
+        current_stream(device, None),
+        *([stream_getter(device, "torch")()] if initialised else ()),
+    }
+
+
 def stream_getter(device: Device, kind: str | None) -> Callable[[], int]:
     """A function that returns ``current_stream`` of one device and library."""
     if kind != "torch":

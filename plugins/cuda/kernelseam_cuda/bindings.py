@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from typing import Any, NoReturn
 
@@ -61,6 +63,18 @@ def call(name: str, *arguments: object) -> Any:
     if int(status):
         fail(name, status)
     return results[0] if len(results) == 1 else tuple(results)
+
+
+@contextmanager
+def kept_from_capture() -> Iterator[None]:
+    """Within it this thread may load modules and allocate while a stream is captured in a graph,
+    which the driver refuses otherwise: neither becomes a part of the graph."""
+    relaxed = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = call("cuThreadExchangeStreamCaptureMode", relaxed)
+    try:
+        yield
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", before)
 
 
 def fail(name: str, status: Any, detail: str = "") -> NoReturn:

@@ -38,6 +38,10 @@ _MAX_WORKSPACE = 32 << 20
 """What the vendor recommends for its newer archs."""
 _CALL_ALIGNMENT = 16
 """Bytes: the alignment of every call's workspace."""
+_ALIGNED = 16
+"""Bytes: what a plan takes the address of a bias for a multiple of. The heuristic looks at that
+address; for one at a multiple of the element size alone it gives algorithms that are ten times
+slower."""
 
 
 _VARIANTS = 8
@@ -74,7 +78,7 @@ class CublasLtGemm(LibraryGemm):
     def __init__(self, runtime: Runtime) -> None:
         """``runtime``: that of the backend, which makes a device current."""
         self._runtime = runtime
-        self._algorithms = lru_cache(maxsize=1024)(self._heuristic)
+        self._heuristics = lru_cache(maxsize=1024)(self._heuristic)
 
     def unavailable(self) -> str | None:
         return cublaslt.unavailable()
@@ -110,16 +114,22 @@ class CublasLtGemm(LibraryGemm):
         reason = super().supports(problem, device)
         if reason or empty(problem) or device.evidence == ABSENT:
             return reason
-        algorithms = self._algorithms(problem, device, 1)
-        return algorithms if isinstance(algorithms, str) else None
+        for aligned in (True, False) if problem.spec.bias else (True,):
+            algorithms = self._heuristics(problem, device, 1, aligned)
+            if isinstance(algorithms, str):
+                return algorithms
+        return None
 
     def build(self, problem: GemmProblem, device: Device) -> PlanParts:
         if empty(problem):
             return PlanParts(())
-        algorithms = self._algorithms(problem, device, 1)
+        return self._parts(problem, device, self._first(problem, device))
+
+    def _first(self, problem: GemmProblem, device: Device, aligned: bool = True) -> Algorithm:
+        algorithms = self._heuristics(problem, device, 1, aligned)
         if isinstance(algorithms, str):
             raise DeviceError(f"{self.function} {algorithms}")
-        return self._parts(problem, device, algorithms[0])
+        return algorithms[0]
 
     def variants(self, problem: GemmProblem, device: Device) -> tuple[Variant, ...]:
         """The heuristic's first algorithms, all predicted to take what the library takes."""
@@ -134,7 +144,7 @@ class CublasLtGemm(LibraryGemm):
         if empty(problem):
             return {}
         # more may rank another first
-        first, more = (self._algorithms(problem, device, n) for n in (1, _VARIANTS))
+        first, more = (self._heuristics(problem, device, n, True) for n in (1, _VARIANTS))
         return {
             a.name: a
             for algorithms in (first, more)
@@ -143,14 +153,17 @@ class CublasLtGemm(LibraryGemm):
         }
 
     def _parts(self, problem: GemmProblem, device: Device, algorithm: Algorithm) -> PlanParts:
-        operation = None if problem.spec.bias else _operation(problem, 0)
-        step = _Step(self, problem, device, algorithm, _layouts(problem), operation)
-        return PlanParts((step,), algorithm.padded_bytes)
+        bias = problem.spec.bias is not None
+        unaligned = self._first(problem, device, aligned=False) if bias else algorithm
+        operation = None if bias else _operation(problem, 0)
+        step = _Step(self, problem, device, algorithm, unaligned, _layouts(problem), operation)
+        return PlanParts((step,), max(algorithm.padded_bytes, unaligned.padded_bytes))
 
     def _heuristic(
-        self, problem: GemmProblem, device: Device, max_count: int
+        self, problem: GemmProblem, device: Device, max_count: int, aligned: bool
     ) -> tuple[Algorithm, ...] | str:
-        """The heuristic's best algorithms, or why there is none."""
+        """The heuristic's best algorithms, or why there is none. ``aligned``: for a bias at a
+        multiple of 16 bytes; else of its element size."""
         p, spec = problem, problem.spec
         c_alignment = spec.vector_r if spec.residual else spec.vector_c
         preference = LtDescriptor(
@@ -164,9 +177,11 @@ class CublasLtGemm(LibraryGemm):
                 cublaslt.ALIGNMENT_D: spec.vector_c,
             },
         )
-        # Of a bias the heuristic looks at the address, for its alignment: a plan knows no more than
-        # its element size.
-        operation = _operation(p, spec.bias.itemsize if spec.bias else 0)
+        # Of a bias the heuristic looks at the address, for its alignment.
+        alignment = 0
+        if spec.bias:
+            alignment = _ALIGNED if aligned else spec.bias.itemsize
+        operation = _operation(p, alignment)
         layouts, results, count = (
             _layouts(p),
             (cublaslt.HeuristicResult * max_count)(),
@@ -252,6 +267,8 @@ class _Step:
     problem: GemmProblem
     device: Device
     algorithm: Algorithm
+    unaligned: Algorithm
+    """Where the bias lies at no multiple of 16 bytes."""
     layouts: tuple[LtDescriptor, LtDescriptor, LtDescriptor, LtDescriptor]
     operation: LtDescriptor | None
     """None where there is a bias, whose address is part of it."""
@@ -261,15 +278,18 @@ class _Step:
         return self.gemm.record(self.problem, self.device)
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
-        p, need = self.problem, self.algorithm.workspace_bytes
+        p = self.problem
+        aligned = not p.spec.bias or pointers["bias"] % _ALIGNED == 0
+        chosen = self.algorithm if aligned else self.unaligned
+        need = chosen.workspace_bytes
         x, (alpha, beta) = column_major_gemm(p, pointers), scalars(p)
         c_address = x.result.address
         if p.spec.residual:
             c_address, beta.value = pointers["residual"], 1
         operation = self.operation or _operation(p, pointers["bias"])
         a, b, c, d = (layout.handle for layout in self.layouts)
-        algorithm = (ctypes.c_uint64 * 8)(*self.algorithm.data)
-        aligned = (
+        algorithm = (ctypes.c_uint64 * 8)(*chosen.data)
+        padded = (
             -(-workspace // cublaslt.WORKSPACE_ALIGNMENT) * cublaslt.WORKSPACE_ALIGNMENT
             if need
             else None
@@ -289,7 +309,7 @@ class _Step:
             x.result.address,
             d,
             ctypes.addressof(algorithm),
-            aligned,
+            padded,
             need,
         )
 

@@ -16,6 +16,9 @@ _WITHOUT_OPT_IN = 48 * 1024
 """Bytes of static and dynamic shared memory that a block has without opting in to more."""
 _HAS_FUNC_LOAD = _HAS_PARAM_INFO = 12040
 """The first driver, by the CUDA it serves, that has cuFuncLoad, and cuFuncGetParamInfo."""
+_CAPTURES_EARLY_STARTS = 12030
+"""The first that captures programmatic dependent launches into graphs. On those before, such a
+kernel starts as others do: its wait for them returns at once."""
 _INVALID_VALUE = 1
 _STREAMS = 8
 """Streams that a launch remembers its structure for."""
@@ -122,7 +125,7 @@ def _launch_structure(config: LaunchConfig, stream: int) -> Any:
             config.cluster
         )
         attributes.append(cluster)
-    if config.programmatic:
+    if config.programmatic and bindings.call("cuDriverGetVersion") >= _CAPTURES_EARLY_STARTS:
         early = api.CUlaunchAttribute()
         early.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         early.value.programmaticStreamSerializationAllowed = 1

@@ -137,6 +137,14 @@ class CudaRuntime:
 
         return CallState(is_current, arrays.stream_getter(device, kind))
 
+    def is_capturing(self, device: Device, stream: int | None = None) -> bool:
+        streams = {stream} if stream is not None else arrays.current_streams(device)
+        # another status than success: the legacy stream beside a capture that it would join
+        return any(
+            int(status) or int(*state)
+            for status, *state in map(bindings.driver().cuStreamIsCapturing, streams)
+        )
+
     def time(self, launch: Callable[[int], None], device: Device, repeats: int) -> list[float]:
         with self.activate(device), _events(2 * repeats) as events:
             stream = self.current_stream(device)

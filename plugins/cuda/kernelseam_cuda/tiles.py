@@ -192,6 +192,26 @@ DECODE = (
 )
 """Few queries over many keys. An H200 measured 16 rows of D 128; its other rates are estimates."""
 
+_E4M3 = DType.float8_e4m3fn
+_STORED_ATTENTION = tuple(
+    replace(t, dtype_kv=_E4M3) for t in ATTENTION if t.dtypes is _HALF_PRECISION
+)
+_STORED_DECODE = tuple(
+    DecodeTile(_HALF_PRECISION, *shape, q_resident=q_resident, dtype_kv=_E4M3, **more)
+    for shape, q_resident, more in (
+        ((64, 4, 16, 32, 4, 3), True, {"item_cost": 12}),
+        ((64, 4, 32, 32, 3, 2), True, {}),
+        ((128, 4, 16, 32, 3, 2), True, {"item_cost": 12}),
+        ((128, 4, 32, 16, 3, 1), False, {"rate": 0.2, "plain": True}),
+        ((128, 4, 16, 16, 2, 1), True, {"rate": 0.2}),
+        ((256, 6, 16, 32, 2, 1), False, {"rate": 0.3}),
+        ((256, 4, 16, 16, 2, 1), False, {"item_cost": 5, "rate": 0.3}),
+        ((256, 2, 16, 16, 2, 1), False, {"item_cost": 5, "rate": 0.2}),
+    )
+)
+"""Over keys and values of 8 bits: twice the keys are as many bytes in flight. An H200 measured 16
+rows of D 64, 128 and 256."""
+
 
 _BACKWARD_RATES = {
     (64, 0): 0.39,
@@ -276,13 +296,14 @@ ATTENTION_BWD = _backward(
 )
 
 
-def tiles(matrix_double: bool) -> Mapping[str, tuple[Any, ...]]:
-    """By operation, for archs whose matrix units are worth using for float64, or for others."""
+def tiles(matrix_double: bool, e4m3: bool) -> Mapping[str, tuple[Any, ...]]:
+    """By operation, for archs whose matrix units are worth using for float64, or for others, and
+    that convert e4m3 or do not."""
     double = _MATRIX_DOUBLE if matrix_double else _PLAIN_DOUBLE
     return {
         "gemm": (*GEMM, *double),
-        "attention": ATTENTION,
-        "attention_decode": DECODE,
+        "attention": (*ATTENTION, *(_STORED_ATTENTION if e4m3 else ())),
+        "attention_decode": (*DECODE, *(_STORED_DECODE if e4m3 else ())),
         "attention_bwd": ATTENTION_BWD,
     }
 
@@ -295,7 +316,7 @@ def _turing() -> Mapping[str, tuple[Any, ...]]:
         (_HALF_PRECISION, 256, 8, 16, 16, 8, 0, 0, 4, 1, False),
         (_SINGLE, 128, 4, 8, 16, 2, 0, 0, 4, 1, False),
     )
-    found = dict(tiles(False))
+    found = dict(tiles(False, False))
     del found["attention_decode"]
     found["gemm"] = tuple(t for t in found["gemm"] if t.precision in ("", None))
     found["attention_bwd"] = (*found["attention_bwd"], *narrow)

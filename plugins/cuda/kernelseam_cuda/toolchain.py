@@ -112,7 +112,7 @@ class CudaToolchain:
         module, key = (digest, device.index), (digest, device.index, kernel)
         with self._lock:
             if key not in self._kernels:
-                with self._runtime.activate(device):
+                with self._runtime.activate(device), bindings.kept_from_capture():
                     if module not in self._modules:
                         self._modules[module] = bindings.call("cuModuleLoadData", binary)
                     self._kernels[key] = launch.load(

@@ -62,6 +62,14 @@ PRODUCTS = {
 GB of memory. Source: AMD's product pages."""
 
 
+STORED = {
+    "gfx942": DType.float8_e4m3fnuz,
+    **dict.fromkeys(("gfx950", "gfx1200", "gfx1201"), DType.float8_e4m3fn),
+}
+"""The dtype of 8 bits that an arch's instructions convert. Source: AMD's manuals of its instruction
+sets."""
+
+
 def _product(arch: str, shared_bytes: int) -> Device:
     name, units, megahertz, bandwidth, gigabytes = PRODUCTS[arch]
     limits = DeviceLimits(
@@ -88,6 +96,10 @@ def _row(
     options: tuple[str, ...] = (),
 ) -> ArchRow:
     defines = {"KS_WARP": str(warp), "KS_SIMDS": str(simds), "KS_LDS_BANKS": str(banks), **matrix}
+    stored = STORED.get(arch)
+    if stored is not None:
+        defines["KS_E4M3"] = "1"
+        shapes = {**shapes, "attention": tiles.with_stored(shapes["attention"], stored)}
     return ArchRow(
         arch=arch,
         warp_size=warp,
@@ -96,6 +108,7 @@ def _row(
         platform="platform_amd.h",
         defines=tuple(defines.items()),
         matrix_dtypes=tiles.HALF_PRECISION,
+        stored_dtypes=frozenset({stored} if stored else ()),
         tiles=shapes,
         options=(*_OPTIONS, *options),
         costs=ESTIMATED,

@@ -21,6 +21,8 @@ _CODES = {
     DType.float64: (2, 64),
     DType.int32: (0, 32),
     DType.boolean: (6, 8),
+    DType.float8_e4m3fn: (10, 8),
+    DType.float8_e4m3fnuz: (11, 8),
 }
 _NAME, _USED = b"dltensor", b"used_dltensor"
 

@@ -7,6 +7,7 @@ the most by count. None was timed on a device yet.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kernelseam.dtypes import DType
@@ -121,6 +122,15 @@ RDNA4_ATTENTION = (
     AttentionTile(HALF_PRECISION, 576, 8, 16, 16, 1, column_warps=8),
     *RDNA_SINGLE_ATTENTION,
 )
+
+
+def with_stored(rows: tuple[AttentionTile, ...], stored: DType) -> tuple[AttentionTile, ...]:
+    """Those in half precision once more, over keys and values of 8 bits, which are converted on
+    their way to LDS."""
+    return (
+        *rows,
+        *(replace(t, dtype_kv=stored, widened=True) for t in rows if t.dtypes is HALF_PRECISION),
+    )
 
 
 def _atomic(

@@ -14,7 +14,7 @@ from kernelseam.planning import Call, plan
 from kernelseam.plugins import plugins
 from kernelseam.variants import SEPARATOR
 
-from benchmarks import ahead
+from benchmarks import precompile
 
 
 class Held:
@@ -79,7 +79,7 @@ class Held:
 def configurations(case: Case, device: Device, implementation: str) -> dict[str, tuple[Any, ...]]:
     """The configurations in which a kernel takes a case, "sm90:128x192…" or its name where it has
     one, each with its binaries (kernel, spec, tile); none where it refuses."""
-    problem, result = ahead.problem_of(case, device), {}
+    problem, result = precompile.problem_of(case, device), {}
     for known in plugins().registry.implementations:
         if (known.backend, known.name, known.operation) != (
             device.backend,

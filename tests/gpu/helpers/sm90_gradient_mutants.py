@@ -6,12 +6,23 @@ from __future__ import annotations
 from mutant import Mutant
 
 FOLDER = "sm90/attention/backward/"
-PRODUCER, CONSUMER, BLOCK, TILES, SUMS, ROWS, DQ = (
+PRODUCER, CONSUMER, BLOCK, FRAGMENTS, SUMS, ROWS, DQ = (
     f"{FOLDER}{name}.h"
-    for name in ("producer", "consumer", "block", "tiles", "sums", "row_values", "query_gradient")
+    for name in (
+        "producer",
+        "consumer",
+        "block",
+        "fragments",
+        "sums",
+        "row_values",
+        "query_gradient",
+    )
 )
 MANY, CAUSAL = "attention-bwd-f16-64-many-tiles", "attention-bwd-bf16-128-causal-many-tiles"
 SEQUENCES = "attention-bwd-f16-64-causal-many-tiles-sequences"
+WIDE_FOLDER = FOLDER + "wide/"
+WIDE_PRODUCER, WIDE_CONSUMER = (f"{WIDE_FOLDER}{name}.h" for name in ("producer", "consumer"))
+WIDE = "attention-bwd-bf16-256-many-tiles"
 HANDED = "warp_barrier();\n        if (lane == 0) barrier_arrive(rings.ds.full"
 
 
@@ -129,14 +140,14 @@ MUTANTS = (
     _mutant(
         "queries-of-the-next-sequence",
         CONSUMER,
-        "zero_rows<STEP>(storage.dout[o().stage], w.S_q - m * STEP);",
+        "zero<STEP>(storage.dout[o().stage], w.S_q - m * STEP);",
         "{}",
         SEQUENCES,
         "NaN behind a sequence's queries come into its dv",
     ),
     _mutant(
         "last-rows-not-swizzled",
-        CONSUMER,
+        FRAGMENTS,
         "(panel + i / 8 * 128 + (i % 8 ^ i / 8 % 8) * 16);",
         "(panel + i / 8 * 128 + i % 8 * 16);",
         SEQUENCES,
@@ -166,7 +177,57 @@ MUTANTS = (
         SEQUENCES,
         "sequences share blocks of sums",
     ),
+    # ---- wide heads: what two consumers and two blocks hand to each other
+    _mutant(
+        "wide-p-not-waited",
+        WIDE_CONSUMER,
+        "barrier_wait(rings.p.full(ds_out), ds_out.parity ^ 1);",
+        "",
+        WIDE,
+        "ds is of what the other consumer has not written",
+    ),
+    _mutant(
+        "wide-ds-stays",
+        WIDE_CONSUMER,
+        "WARP_DS_BYTES, full, rank ^ 1);",
+        "WARP_DS_BYTES, full, rank);",
+        WIDE,
+        "a block sends ds to itself",
+    ),
+    _mutant(
+        "wide-panel",
+        WIDE_CONSUMER,
+        "return rank * GROUPS + group;",
+        "return group;",
+        WIDE,
+        "both blocks make the same columns of dq",
+    ),
+    _mutant(
+        "wide-keys-of-one",
+        WIDE_PRODUCER,
+        "first + (rank() ^ 1) * BLOCK_KEYS",
+        "first + rank() * BLOCK_KEYS",
+        WIDE,
+        "the other block's ds meets this one's keys",
+    ),
+    _mutant(
+        "wide-second-half",
+        WIDE_CONSUMER,
+        "(2 * h + k / 4) * KEY_PANEL_BYTES",
+        "k / 4 * KEY_PANEL_BYTES",
+        WIDE,
+        "the queries' second half meets the keys' first",
+    ),
     # ---- fences
+    _mutant(
+        "wide-handing-fence",
+        WIDE_CONSUMER,
+        "async_proxy_fence();\n        warp_barrier();\n        if (lane == 0) {",
+        "warp_barrier();\n        if (lane == 0) {",
+        WIDE,
+        "ds is handed on before wgmma and the copy may read it",
+        "order",
+    ),
     _mutant(
         "handing-fence",
         CONSUMER,
@@ -178,9 +239,9 @@ MUTANTS = (
     ),
     _mutant(
         "store-fence",
-        CONSUMER,
-        "async_proxy_fence();\n      warp_barrier();\n      if (KS_KV_VIEW",
-        "warp_barrier();\n      if (KS_KV_VIEW",
+        FRAGMENTS,
+        "async_proxy_fence();\n    warp_barrier();\n    if (KS_KV_VIEW",
+        "warp_barrier();\n    if (KS_KV_VIEW",
         MANY,
         "TMA may store what was in shared memory before",
         "order",
@@ -208,6 +269,8 @@ MUTANTS = (
 SAID = {
     "gradients-handing-fence": "no proxy fence between fragments and the arrival that hands them "
     "over",
+    "gradients-wide-handing-fence": "no proxy fence between fragments and the arrival that hands "
+    "them over",
     "gradients-store-fence": "no proxy fence between stores to shared memory and TMA's reading of "
     "it",
     "gradients-products-fence": "no fence between registers written and the products that use them",
@@ -216,6 +279,7 @@ SAID = {
 """What the rules of tests/crosscompile/test_order.py say of each."""
 LUCK = {
     "gradients-handing-fence": "stores to shared memory mostly arrive before wgmma reads them",
+    "gradients-wide-handing-fence": "the same",
     "gradients-store-fence": "the same of TMA",
     "gradients-products-fence": "the binary is the same",
     "gradients-stores-not-waited": "a block's shared memory is seldom taken by another so soon",

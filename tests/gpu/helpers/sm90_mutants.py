@@ -5,7 +5,8 @@ benchmarks/platform_mutants.py runs them on a GPU, each in a process that is end
 on its case first: a case of the matrix, or of fast_cases.py, where blocks meet several tiles.
 ``reported``: what says so without a GPU, if anything does: "order", the rules of
 tests/crosscompile/test_order.py over the PTX; "log", the assembler's, which serialises the
-products; "words", tests/host/test_sm90_words.py, which runs the plain C++ among them on the host.
+products; "words", tests/host/test_sm90_device_functions.py, which runs the plain C++ among them on
+the host.
 ``LUCK``: those of which a GPU may show nothing, since what they leave out is nearly always over by
 then.
 """
@@ -13,6 +14,7 @@ then.
 from __future__ import annotations
 
 import sm90_gradient_mutants
+import sm90_latent_mutants
 from mutant import Mutant
 
 PIPELINE, WGMMA = "sm90/pipeline.h", "sm90/wgmma.h"
@@ -987,6 +989,7 @@ MUTANTS = (
         "order",
     ),
     *sm90_gradient_mutants.MUTANTS,
+    *sm90_latent_mutants.MUTANTS,
 )
 
 LUCK = {

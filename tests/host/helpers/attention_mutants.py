@@ -16,11 +16,54 @@ from mutant import (
     Mutant,
 )
 
+STORED, MULTIPLIED = "attention-f16-64-e4m3fn-blocks", ("host",)
+"""A case of the dtype that one of the archs converts, as it is multiplied."""
 ANY_ORDER = "attention-bwd-f16-64-causal-any-order"
 SHORT_PLANE = "attention-bwd-f16-64-sequences-of-q-bias"
 HANDED_ON = "E::to_shared(ds_tile.last(), dp, score_row, score_column);"
 
 ATTENTIONS = (
+    # ---- keys and values of 8 bits
+    Mutant(
+        "stored-unit-kept",
+        ATTENTION,
+        "return exp2_fast(before - exponent);",
+        "return 1.f;",
+        STORED,
+        WRONG,
+        "what was summed is not rescaled where the unit of scales grows",
+        archs=MULTIPLIED,
+    ),
+    Mutant(
+        "stored-scales-of-another-stage",
+        ATTENTION,
+        "return base + stage * STAGE; }",
+        "return base; }",
+        STORED,
+        WRONG,
+        "keys take the scales of another tile",
+        archs=MULTIPLIED,
+    ),
+    Mutant(
+        "stored-hidden-scale",
+        FORWARD,
+        "return seen ? x * (v_scales[j] * inverse) : 0.f;",
+        "return x * (v_scales[j] * inverse);",
+        "attention-f16-64-causal-e4m3fn-blocks-hidden-nan",
+        NAN,
+        "a hidden value's scale reaches a row",
+        archs=MULTIPLIED,
+    ),
+    Mutant(
+        "stored-columns-in-another-order",
+        FORWARD,
+        "EV::to_shared(staged, o);",
+        "E::to_shared(staged, o);",
+        "attention-f16-64-e4m3fn",
+        WRONG,
+        "columns of a product with stored values are taken for those of another",
+        archs=MULTIPLIED,
+    ),
     # ---- attention: which keys a query sees
     Mutant(
         "attention-last-key-dropped",
@@ -161,8 +204,8 @@ ATTENTIONS = (
     Mutant(
         "attention-first-head's-slope",
         ATTENTION,
-        "scores.score(x, head_of(mine + r),",
-        "scores.score(x, 0,",
+        "scores.score(k_scale * x, head_of(mine + r),",
+        "scores.score(k_scale * x, 0,",
         "attention-f16-64-causal-alibi-gqa",
         WRONG,
         "all heads of a group have the first one's slope",
@@ -319,8 +362,8 @@ ATTENTIONS = (
     Mutant(
         "attention-empty-row-divides",
         ATTENTION,
-        "x == 0.f ? 0.f : 1.f / x",
-        "1.f / x",
+        "x == 0.f ? 0.f : whole / x",
+        "whole / x",
         "attention-f16-64-causal-masked-rows",
         NAN,
         "a row without weight is divided by 0",
@@ -328,7 +371,7 @@ ATTENTIONS = (
     Mutant(
         "attention-sign-of-scale-ignored",
         FORWARD,
-        "if (scale_log2 <= 0)",
+        "if (!(factor > 0))",
         "if (false)",
         "attention-f16-64-scale-negative",
         WRONG,

@@ -25,6 +25,25 @@ def _mutant(
 
 
 DECODED = (
+    # ---- keys and values of 8 bits
+    _mutant(
+        "decode-stored-k-in-another-order",
+        "auto q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, 0, 0);",
+        "auto q_operand = E::template operand<ROWS, Q_STEP>(tile_q, 0, 0);",
+        "attention-f16-64-e4m3fn-1-query-gqa",
+        WRONG,
+        "queries are multiplied with other columns of stored keys",
+        archs=("host",),
+    ),
+    _mutant(
+        "decode-stored-scales-too-late",
+        "copies_wait<AHEAD - 1>(); if (STAGES == 1) warp_barrier();",
+        "copies_wait<AHEAD - 1>(); key_scales.loaded = -1; if (STAGES == 1) warp_barrier();",
+        "attention-f16-64-e4m3fn-blocks-1-query-gqa",
+        UNTOUCHED,
+        "scales that were loaded are not stored",
+        archs=("host",),
+    ),
     # ---- the list, cut
     _mutant(
         "decode-cut-one-short",
@@ -141,8 +160,8 @@ DECODED = (
     ),
     _mutant(
         "decode-tile-not-awaited",
-        "copy_v.land(tile_v(stage)); warp_barrier();",
-        "copy_v.land(tile_v(stage));",
+        "key_scales.land(); warp_barrier();",
+        "key_scales.land();",
         BATCHES,
         r"data race",
         "lanes read what others have copied without waiting for them",

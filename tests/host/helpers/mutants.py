@@ -237,8 +237,8 @@ WRONG_NUMBERS = (
     Mutant(
         "attention-values-not-landed",
         ATTENTION,
-        "copy_v.land(tile_v(stage)); block_barrier(); // this",
-        "block_barrier(); // this",
+        "copy_v.land(tile_v(stage)); key_scales.land(); block_barrier(); // this",
+        "key_scales.land(); block_barrier(); // this",
         "attention-f16-64",
         NAN,
         "values stay in the registers that they are copied through",

@@ -32,6 +32,7 @@ def fields_of(
     kv_layout: str,
     max_seqlen_q: int | None,
     max_seqlen_k: int | None,
+    scale_block: int | None = None,
 ) -> dict[str, Any]:
     """Extents and strides for the descriptor, and the views in place of the arrays.
 
@@ -119,6 +120,9 @@ def fields_of(
     for name in ("bias", "mask"):
         if name in infos:
             _broadcast(fields, name, name, infos[name], plane)
+    for name in ("k_scales", "v_scales"):
+        if name in infos:
+            _scales(fields, name, infos[name], key_axes, scale_block, {"B": batch, **k})
     if "alibi_slopes" in infos:
         _broadcast(fields, "alibi_slopes", "alibi", infos["alibi_slopes"], plane[:2])
     for name, known in (
@@ -158,6 +162,36 @@ def _read(
     if outer is not None:
         fields[f"stride_{name}_batch"] = outer
     return extents
+
+
+def _scales(
+    fields: dict[str, Any],
+    name: str,
+    info: ArrayInfo,
+    key_axes: str,
+    scale_block: int | None,
+    known: Mapping[str, int],
+) -> None:
+    """Strides of the scales of k or v: they repeat to [B, H_kv], or with ``scale_block`` have the
+    axes of k without the last, blocks in the place of rows."""
+    if scale_block is None:
+        _broadcast(fields, name, name, info, (("batch", known["B"]), ("head", known["H_kv"])))
+        return
+    block = extent("scale_block", scale_block, 1)
+    row = next(a for a in key_axes.split() if a in "SNT")
+    rows = known[{"S": "S_k", "T": "T_k"}.get(row, row)]
+    letters = {"H": "H_kv", row: "blocks"}
+    labels = [letters.get(a, a) for a in key_axes.split()[:-1]]
+    axes(name, info, " ".join(labels), {**known, "blocks": -(-rows // block)}, rows=False)
+    strides = dict(zip(labels, canonical(info), strict=True))
+    outer = strides.get("B", strides.get("P"))
+    fields.update(
+        {
+            f"stride_{name}_batch": outer,
+            f"stride_{name}_head": strides["H_kv"],
+            f"stride_{name}_block": strides["blocks"],
+        }
+    )
 
 
 def _longest(name: str, value: int | None) -> int:

@@ -90,6 +90,13 @@ class AttentionBwd:
                 "Fill in its descriptor",
             )
         p = self.forward.problem()
+        if p.spec.dtype_kv is not None:
+            raise InvalidValue(
+                "forward",
+                f"an attention over {p.spec.dtype_kv} keys and values",
+                "gradients are of keys and values of q's dtype",
+                "Convert k and v",
+            )
         if not p.spec.lse:
             raise InvalidValue(
                 "forward",

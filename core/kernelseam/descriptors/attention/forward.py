@@ -60,6 +60,13 @@ class Attention(AttentionFields):
       page's stride is the batch's), and key j of entry b is row j % page_size of page
       block_table[b, j // page_size].
 
+    Keys and values of 8 bits (float8_e4m3fn, or float8_e4m3fnuz on gfx942), with q and out in 16:
+    ``dtype_kv``, by default the arrays'. A number x of k stands for k_scale·x, one of v for
+    v_scale·x: ``k_scales`` and ``v_scales``, float32, both or none (1), each [batch, kv_heads].
+    With ``scale_block`` so many keys share a scale in place of all: [batch, kv_heads, blocks],
+    where block n begins with key n·scale_block; of pages [pages, kv_heads, blocks of a page's
+    rows]; of packed rows [kv_heads, blocks of all total_k rows].
+
     Operands are arrays, addresses (ints), or None until ``bind``; ``return_lse`` says that an lse
     will be bound (an lse that is given says so too). An optional one (bias … block_table) that
     ``bind`` will give is announced by address 0. Strides count elements and are those of the axes
@@ -70,8 +77,10 @@ class Attention(AttentionFields):
     ``kv_heads`` defaults to num_heads, ``value_dim`` to head_dim, ``scale`` to 1/√head_dim,
     ``dtype`` (of q, k and v) to the arrays', ``dtype_out`` to dtype (float32 keeps partial results
     for ``merge_states``), ``dtype_bias`` to the array's, else to dtype. ``batch_invariant``: a
-    row's bits do not depend on what else is in the batch. Raises InvalidValue (naming field, value,
-    rule and remedy) where no such problem exists.
+    row's bits do not depend on what else is in the batch. ``latent``: v is the first columns of k,
+    a view at its address with its strides, as in multi-head latent attention; so a kernel may read
+    the two once. Raises InvalidValue (naming field, value, rule and remedy) where no such problem
+    exists.
     """
 
     _problem: AttentionProblem = field(init=False, repr=False)
@@ -108,7 +117,12 @@ class Attention(AttentionFields):
         """The same over the addresses of its arrays: it keeps no memory alive."""
         spec = self._problem.spec
         return without_arrays(
-            self, self._arrays, dtype=spec.dtype, dtype_out=spec.dtype_out, dtype_bias=spec.bias
+            self,
+            self._arrays,
+            dtype=spec.dtype,
+            dtype_out=spec.dtype_out,
+            dtype_bias=spec.bias,
+            dtype_kv=spec.dtype_kv,
         )
 
     def simplified(self) -> tuple[Attention, str]:
@@ -149,6 +163,9 @@ class Attention(AttentionFields):
         D_v] and ``max_seqlen_k``. With ``block_table`` [B, width]: k and v [pages, page_size, H_kv,
         D] ("nhd"), or with the head before the row ("hnd").
 
+        ``k_scales`` and ``v_scales`` repeat to [B, H_kv]; with ``scale_block`` they have the axes
+        of k and v but the last, blocks in the place of rows.
+
         ``options``: the descriptor's other fields. ``bias``, ``mask`` and ``alibi_slopes`` repeat
         along axes of extent 1 and along those that they lack from the left.
         """
@@ -162,5 +179,15 @@ class Attention(AttentionFields):
         }
         arrays = {n: x for n, x in given.items() if x is not None or n in ROWS}
         return cls(
-            **{**fields_of(arrays, layout, kv_layout, max_seqlen_q, max_seqlen_k), **options}
+            **{
+                **fields_of(
+                    arrays,
+                    layout,
+                    kv_layout,
+                    max_seqlen_q,
+                    max_seqlen_k,
+                    options.get("scale_block"),
+                ),
+                **options,
+            }
         )

@@ -12,6 +12,8 @@ OPTIONAL = (
     "mask",
     "alibi_slopes",
     "sinks",
+    "k_scales",
+    "v_scales",
     "prefix_lengths",
     "kv_lengths",
     "cu_seqlens_q",
@@ -27,6 +29,10 @@ STRIDE_FIELDS = {
         for n in ("bias", "mask")
     },
     "alibi_slopes": ("stride_alibi_batch", "stride_alibi_head"),
+    **{
+        n: tuple(f"stride_{n}_{axis}" for axis in ("batch", "head", "block"))
+        for n in ("k_scales", "v_scales")
+    },
     "block_table": ("stride_table_row",),
 }
 """Operand → its stride fields."""
@@ -58,6 +64,8 @@ class AttentionFields:
     mask: object = field(default=None, repr=False)
     alibi_slopes: object = field(default=None, repr=False)
     sinks: object = field(default=None, repr=False)
+    k_scales: object = field(default=None, repr=False)
+    v_scales: object = field(default=None, repr=False)
     prefix_lengths: object = field(default=None, repr=False)
     kv_lengths: object = field(default=None, repr=False)
     cu_seqlens_q: object = field(default=None, repr=False)
@@ -71,7 +79,10 @@ class AttentionFields:
     dtype: DType | str | None = None
     dtype_out: DType | str | None = None
     dtype_bias: DType | str | None = None
+    dtype_kv: DType | str | None = None
+    scale_block: int | None = None
     batch_invariant: bool = False
+    latent: bool = False
     stride_q_batch: int | None = None
     stride_q_head: int | None = None
     stride_q_row: int | None = None
@@ -96,4 +107,10 @@ class AttentionFields:
     stride_mask_column: int | None = None
     stride_alibi_batch: int | None = None
     stride_alibi_head: int | None = None
+    stride_k_scales_batch: int | None = None
+    stride_k_scales_head: int | None = None
+    stride_k_scales_block: int | None = None
+    stride_v_scales_batch: int | None = None
+    stride_v_scales_head: int | None = None
+    stride_v_scales_block: int | None = None
     stride_table_row: int | None = None

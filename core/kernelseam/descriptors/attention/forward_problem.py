@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.attention.forward_fields import (
@@ -16,6 +17,7 @@ from kernelseam.descriptors.attention.forward_strides import (
     no_batch,
     plane_strides,
     row_strides,
+    scale_strides,
     slope_strides,
 )
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
@@ -32,8 +34,10 @@ from kernelseam.descriptors.common.validation import (
     stride,
     vector_bytes,
 )
-from kernelseam.dtypes import DType
+from kernelseam.dtypes import E4M3, DType
 from kernelseam.errors import InvalidValue
+
+SCALES = ("k_scales", "v_scales")
 
 
 def band(field: str, value: object) -> tuple[int | None, int | None]:
@@ -47,9 +51,7 @@ def band(field: str, value: object) -> tuple[int | None, int | None]:
 def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> AttentionProblem:
     """The problem of these fields. ``infos``: the views of those operands that are arrays. Raises
     InvalidValue where no such problem exists."""
-    dtype = required(
-        "dtype", dtype_of("dtype", given.dtype, infos, ("q", "k", "v")), "q, k, v and out"
-    )
+    dtype, dtype_kv = _dtypes(given, infos)
     _refuse_fields_of_absent_operands(given)
     dtype_out = _dtype_or_float32(given, "out", dtype, infos)
     batch, heads = extent("batch", given.batch), extent("num_heads", given.num_heads)
@@ -73,7 +75,7 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
     }
     strides, vector = {}, 16
     for name, shape in shapes.items():
-        operand_dtype = dtype_out if name == "out" else dtype
+        operand_dtype = {"q": dtype, "out": dtype_out}.get(name, dtype_kv or dtype)
         view = kv_view if name in "kv" else q_view
         strides[name] = row_strides(given, name, shape, view, operand_dtype)
         address = pointer(name, getattr(given, name), infos)
@@ -113,8 +115,11 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         lengths=given.kv_lengths is not None,
         dtype_out=None if dtype_out is dtype else dtype_out,
         batch_invariant=flag("batch_invariant", given.batch_invariant),
+        dtype_kv=dtype_kv,
+        kv_scales=_scaled(given, dtype_kv),
+        latent=_latent(given, shapes["k"], d_v, strides["k"], strides["v"]),
     )
-    return AttentionProblem(
+    problem = AttentionProblem(
         spec,
         batch,
         heads,
@@ -139,7 +144,97 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         page_size=page_size,
         table_width=width,
         table_stride=_table_stride(given, width) if kv_view == "paged" else 0,
+        scale_block=0 if given.scale_block is None else extent("scale_block", given.scale_block, 1),
     )
+    if not spec.kv_scales:
+        return problem
+    outer, blocks = problem.scale_extents
+    k_scales, v_scales = (
+        scale_strides(given, name, kv_view, (outer, kv_heads, blocks)) for name in SCALES
+    )
+    return replace(problem, k_scale_strides=k_scales, v_scale_strides=v_scales)
+
+
+def _dtypes(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> tuple[DType, DType | None]:
+    """(of q, of k and v): the second None where it is the first."""
+    stored = given.dtype_kv is not None and DType.of(given.dtype_kv, "dtype_kv", floating=False)
+    if not stored and any(infos[n].dtype.stored for n in "kv" if n in infos):
+        stored = next(infos[n].dtype for n in "kv" if n in infos and infos[n].dtype.stored)
+    if not stored:
+        dtype = dtype_of("dtype", given.dtype, infos, ("q", "k", "v"))
+        return required("dtype", dtype, "q, k, v and out"), None
+    dtype = required("dtype", dtype_of("dtype", given.dtype, infos, ("q",)), "q and out")
+    kinds = ", ".join(map(str, E4M3))
+    if not stored.stored and stored is not dtype:
+        raise InvalidValue(
+            "dtype_kv", stored, f"must be {dtype} as q's, or one of {kinds}", "Convert k and v"
+        )
+    for name in "kv":
+        if name in infos and infos[name].dtype is not stored:
+            raise InvalidValue(
+                name,
+                f"an array of {infos[name].dtype}",
+                f"must be {stored} as {'k' if name == 'v' and 'k' in infos else 'dtype_kv'} is",
+                "Convert the array: k and v share their dtype",
+            )
+    if stored is dtype:
+        return dtype, None
+    if dtype.itemsize != 2:
+        raise InvalidValue(
+            "dtype",
+            dtype,
+            f"must be float16 or bfloat16 where k and v are {stored}",
+            "Convert q, or k and v",
+        )
+    return dtype, stored
+
+
+def _scaled(given: AttentionFields, dtype_kv: DType | None) -> str | None:
+    """What has a scale of its own; None without scales."""
+    there = [n for n in SCALES if getattr(given, n) is not None]
+    for name in there:
+        if dtype_kv is None:
+            raise InvalidValue(
+                name, "given", "scales are for k and v of 8 bits", "Leave it out, or give dtype_kv"
+            )
+        if len(there) == 1:
+            (missing,) = set(SCALES) - {name}
+            raise InvalidValue(
+                missing, None, f"must be given where {name} is", "Give it: ones change nothing"
+            )
+    if not there and given.scale_block is not None:
+        raise InvalidValue(
+            "scale_block", given.scale_block, "is about scales", "Give k_scales and v_scales too"
+        )
+    return None if not there else "heads" if given.scale_block is None else "blocks"
+
+
+def _latent(
+    given: AttentionFields,
+    shape: tuple[int, ...],
+    d_v: int,
+    k: tuple[int, ...],
+    v: tuple[int, ...],
+) -> bool:
+    """Whether v is the first columns of k, of that shape, with its strides; those of axes of extent
+    1 do not count. Addresses are compared at bind."""
+    latent = flag("latent", given.latent)
+    d = shape[-1]
+    if latent and d_v > d:
+        raise InvalidValue(
+            "latent",
+            True,
+            f"v is the first columns of k, and value_dim = {d_v} of head_dim = {d}",
+            "Leave it out",
+        )
+    if latent and any(n > 1 and s != t for n, s, t in zip(shape[:3], k, v, strict=True)):
+        raise InvalidValue(
+            "latent",
+            True,
+            f"v is the first columns of k, and its strides are {v}, those of k {k}",
+            "Give v as a view of k, or leave it out",
+        )
+    return latent
 
 
 def _table_stride(given: AttentionFields, width: int) -> int:
@@ -151,7 +246,7 @@ def _table_stride(given: AttentionFields, width: int) -> int:
 
 def _refuse_fields_of_absent_operands(given: AttentionFields) -> None:
     """Refuse fields of an operand that is not there."""
-    for name in ("bias", "mask", "alibi_slopes", "block_table"):
+    for name in ("bias", "mask", "alibi_slopes", *SCALES, "block_table"):
         for field_name in (*STRIDE_FIELDS[name], *(("dtype_bias",) if name == "bias" else ())):
             if getattr(given, name) is None and (value := getattr(given, field_name)) is not None:
                 raise InvalidValue(

@@ -4,7 +4,7 @@ of those left out."""
 from __future__ import annotations
 
 from kernelseam.descriptors.attention.forward_fields import STRIDE_FIELDS, AttentionFields
-from kernelseam.descriptors.common.validation import packed, stride
+from kernelseam.descriptors.common.validation import packed, stride, three, two
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 
@@ -59,3 +59,22 @@ def slope_strides(given: AttentionFields, batch: int, heads: int) -> tuple[int, 
         return 0, 0
     outer, inner = packed((batch, heads), checked_strides(given, "alibi_slopes", DType.float32))
     return outer, inner
+
+
+def scale_strides(
+    given: AttentionFields, name: str, view: str, extents: tuple[int, int, int]
+) -> tuple[int, int, int]:
+    """(batch, head, block) of the scales of k or v, of ``extents`` (batch or pages, heads, blocks).
+    Where left out, heads of packed and paged memory pack within blocks."""
+    outer, heads, blocks = extents
+    batch, head, block = checked_strides(given, name, DType.float32)
+    if given.scale_block is None:
+        if block is not None:
+            raise InvalidValue(
+                f"stride_{name}_block", block, "describes blocks of keys", "Give scale_block too"
+            )
+        return (*two(packed((outer, heads), (batch, head))), 0)
+    if view == "strided":
+        return three(packed(extents, (batch, head, block)))
+    batch, block, head = packed((outer, blocks, heads), (batch, block, head))
+    return (no_batch(given, name, batch) if view == "packed" else batch), head, block

@@ -12,7 +12,7 @@ from kernelseam.descriptors.common.extents import distinct
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
 
-PLAIN = frozenset({"dtype", "head_dim", "value_dim", "vector", "lse"})
+PLAIN = frozenset({"dtype", "head_dim", "value_dim", "vector", "lse", "latent"})
 """Fields of a spec that are not options: every implementation supports them."""
 
 
@@ -44,8 +44,20 @@ class AttentionSpec:
     dtype_out: DType | None = None
     """None: that of q, k and v."""
     batch_invariant: bool = False
+    dtype_kv: DType | None = None
+    """That of k and v where they are stored in 8 bits; None: that of q."""
+    kv_scales: str | None = None
+    """What has a scale of k and one of v: "heads" of an entry, or "blocks" of their keys."""
+    latent: bool = False
+    """Whether v is the first columns of k, as in multi-head latent attention: at the same address,
+    with the same strides. Who reads v as any other is right, too."""
 
     operation = "attention"
+
+    @property
+    def kv(self) -> DType:
+        """The element type of k and v as they lie in memory; products are of ``dtype``."""
+        return self.dtype_kv or self.dtype
 
     @property
     def dims(self) -> str:
@@ -57,9 +69,17 @@ class AttentionSpec:
         )
 
     def __str__(self) -> str:
-        options = "".join(f" {o}" for o in sorted(self.options - {"q_view", "kv_view"}))
+        return f"attention {self.words} dim={self.dims}"
+
+    @property
+    def words(self) -> str:
+        """Dtypes, options and views."""
+        stored = "" if self.dtype_kv is None else f"/{self.dtype_kv}"
+        apart = {"q_view", "kv_view", "dtype_kv"}
+        options = "".join(f" {o}" for o in sorted(self.options - apart))
         views = "" if self.q_view == self.kv_view == "strided" else f" {self.q_view}/{self.kv_view}"
-        return f"attention {self.dtype}{options}{views} dim={self.dims}"
+        latent = " latent" * self.latent
+        return f"{self.dtype}{stored}{options}{latent}{views}"
 
     @property
     def out(self) -> DType:
@@ -127,6 +147,13 @@ class AttentionProblem:
     table_width: int = 0
     """Pages per row of the block table."""
     table_stride: int = 0
+    k_scale_strides: tuple[int, int, int] = (0, 0, 0)
+    """(batch, head, block); so of v. Blocks of paged keys are counted in each page, which stands
+    for the batch; of packed keys over all rows, and there is no batch."""
+    v_scale_strides: tuple[int, int, int] = (0, 0, 0)
+    scale_block: int = 0
+    """Keys that share a scale, from the first of an entry's, of a page's or of all packed rows on;
+    0: all of an entry."""
 
     operation = "attention"
 
@@ -144,11 +171,7 @@ class AttentionProblem:
         b, h, g = self.batch, self.num_heads, self.kv_heads
         reads = int((b > 0 and h > 0 and self.S_q > 0 and s.value_dim > 0) or s.lse)
         query_rows = {"strided": (b, self.S_q), "packed": (1, self.total_q)}
-        key_rows = {
-            "strided": (b, self.S_k),
-            "packed": (1, self.total_k),
-            "paged": (self.pages, self.page_size),
-        }
+        key_rows = self._key_rows
 
         def rows(
             name: str,
@@ -158,6 +181,7 @@ class AttentionProblem:
             width: int,
             strides: tuple[int, int, int],
             written: bool = False,
+            same_as: str = "",
         ) -> OperandRule:
             used = 1 if written else reads
             if view == "pointers":
@@ -170,13 +194,15 @@ class AttentionProblem:
                 dtype,
                 (outer * used, heads, inner, width),
                 (*strides, 1),
-                max(s.vector, dtype.itemsize),
+                s.vector if s.vector >= 16 else dtype.itemsize,
                 written,
+                same_as=same_as,
             )
 
         yield rows("q", s.dtype, s.q_view, h, s.head_dim, self.q_strides)
-        yield rows("k", s.dtype, s.kv_view, g, s.head_dim, self.k_strides)
-        yield rows("v", s.dtype, s.kv_view, g, s.value_dim, self.v_strides)
+        yield rows("k", s.kv, s.kv_view, g, s.head_dim, self.k_strides)
+        same_as = "k" if s.latent else ""
+        yield rows("v", s.kv, s.kv_view, g, s.value_dim, self.v_strides, same_as=same_as)
         yield rows("out", s.out, s.q_view, h, s.value_dim, self.out_strides, True)
         if s.lse:
             outer, inner = query_rows.get(s.q_view, (b, self.S_q))
@@ -200,6 +226,13 @@ class AttentionProblem:
             yield OperandRule("alibi_slopes", f32, (b * reads, h), self.alibi_strides, 4)
         if s.sinks:
             yield OperandRule("sinks", f32, (h * reads,), (1,), 4)
+        if s.kv_scales:
+            outer, blocks = self.scale_extents
+            for name, walk in (
+                ("k_scales", self.k_scale_strides),
+                ("v_scales", self.v_scale_strides),
+            ):
+                yield OperandRule(name, f32, (outer * reads, g, blocks), walk, 4)
         if s.prefix:
             yield OperandRule("prefix_lengths", i32, (b * reads,), (1,), 4)
         if s.lengths:
@@ -210,6 +243,23 @@ class AttentionProblem:
             yield OperandRule("cu_seqlens_k", i32, ((b + 1) * min(b, 1),), (1,), 4)
         if s.kv_view == "paged":
             yield OperandRule("block_table", i32, (b, self.table_width), (self.table_stride, 1), 4)
+
+    @property
+    def _key_rows(self) -> dict[str, tuple[int, int]]:
+        """(outer axis, rows) of k and v by view."""
+        return {
+            "strided": (self.batch, self.S_k),
+            "packed": (1, self.total_k),
+            "paged": (self.pages, self.page_size),
+        }
+
+    @property
+    def scale_extents(self) -> tuple[int, int]:
+        """(batch or pages, blocks): how many scales a KV head has."""
+        if not self.scale_block:
+            return self.batch, 1
+        outer, rows = self._key_rows[self.spec.kv_view]
+        return outer, -(-rows // self.scale_block)
 
     @property
     def visible(self) -> int:
@@ -269,9 +319,11 @@ class AttentionProblem:
         kv_h = (
             distinct(self.kv_heads, self.k_strides[1]) if s.kv_view != "pointers" else self.kv_heads
         )
-        read = (
-            queries * h * s.head_dim + keys * kv_h * (s.head_dim + s.value_dim)
-        ) * s.dtype.itemsize
+        read = queries * h * s.head_dim * s.dtype.itemsize
+        width = s.head_dim if s.latent else s.head_dim + s.value_dim
+        read += keys * kv_h * width * s.kv.itemsize
+        if self.scale_block:
+            read += 8 * (keys // self.scale_block) * kv_h
         written = s.value_dim * s.out.itemsize + (s.dtype_lse.itemsize if s.lse else 0)
         return read + self.plane_bytes + queries * h * written
 
@@ -286,9 +338,7 @@ class AttentionProblem:
             if self.kv_heads == self.num_heads
             else f"{self.num_heads}/{self.kv_heads}"
         )
-        options = "".join(f" {o}" for o in sorted(s.options - {"q_view", "kv_view"}))
-        views = "" if s.q_view == s.kv_view == "strided" else f" {s.q_view}/{s.kv_view}"
         return (
-            f"attention {s.dtype}{options}{views} batch={self.batch} heads={heads} "
+            f"attention {s.words} batch={self.batch} heads={heads} "
             f"S_q={self.S_q} S_k={self.S_k} dim={s.dims}"
         )

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.arrays import torch as torch_arrays
+from kernelseam.capture import refuse_capture
 from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
 from kernelseam.descriptors.common.operands import check_rows, describe, is_address
 from kernelseam.descriptors.common.validation import address
@@ -362,6 +363,12 @@ def spacing(addresses: Addresses, itemsize: int) -> int | None:
 
 def stage(addresses: Addresses, runtime: Runtime, device: Device) -> tuple[object, int]:
     """The addresses copied to device memory: the array and its address."""
+    refuse_capture(
+        runtime,
+        device,
+        "lists of addresses are copied to the device first, which synchronises",
+        "Bind before the capture, over lists in device memory where they change",
+    )
     array = runtime.from_host(addresses.view(np.float64), device)
     info = runtime.describe(array)
     if info is None:

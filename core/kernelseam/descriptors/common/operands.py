@@ -103,12 +103,14 @@ def required(field: str, dtype: DType | None, names: str) -> DType:
     return dtype
 
 
-def axes(field: str, info: ArrayInfo, labels: str, known: Mapping[str, int]) -> tuple[int, ...]:
+def axes(
+    field: str, info: ArrayInfo, labels: str, known: Mapping[str, int], rows: bool = True
+) -> tuple[int, ...]:
     """The extents of an array with one axis a label, in the labels' order, agreeing with those
     known.
 
-    ``labels``: for example "B H S_q D". Raises for another rank, for other extents, and where the
-    last axis is not contiguous.
+    ``labels``: for example "B H S_q D". Raises for another rank, for other extents, and, with
+    ``rows``, where the last axis is not contiguous.
     """
     names = labels.split()
     wanted = ", ".join(f"{n}={known[n]}" if n in known else n for n in names)
@@ -121,7 +123,8 @@ def axes(field: str, info: ArrayInfo, labels: str, known: Mapping[str, int]) -> 
             f"must be [{wanted}]",
             "Check the order of the axes of all arrays",
         )
-    check_rows(field, info)
+    if rows:
+        check_rows(field, info)
     return info.shape
 
 

@@ -47,7 +47,11 @@ _BACKWARD = (
 _LAYOUT = 'str layout="bhsd"'
 DENSE = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sinks", "prefix_lengths", "kv_lengths")
 VARLEN = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", *DENSE[3:8])
-PAGED = ("q", "k_pages", "v_pages", "block_table", "kv_lengths", "cu_seqlens_q", *DENSE[3:8])
+PAGED = (
+    *("q", "k_pages", "v_pages", "block_table", "kv_lengths", "cu_seqlens_q"),
+    *DENSE[3:8],
+    *("k_scales", "v_scales"),
+)
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,8 +272,9 @@ def _paged_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -
 
 ATTENTION_PAGED = define(
     "attention_paged(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, "
-    f"Tensor kv_lengths, Tensor? cu_seqlens_q=None, {_ADDED}, *, SymInt? max_seqlen_q=None, "
-    f'SymInt? max_seqlen_k=None, {_SCORES}, str layout="bshd", str kv_layout="nhd", '
+    f"Tensor kv_lengths, Tensor? cu_seqlens_q=None, {_ADDED}, Tensor? k_scales=None, "
+    "Tensor? v_scales=None, *, SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
+    f'{_SCORES}, str layout="bshd", str kv_layout="nhd", SymInt? scale_block=None, '
     "ScalarType? out_dtype=None, bool return_lse=True, bool batch_invariant=False, "
     "str? backend=None, str? implementation=None) -> (Tensor, Tensor)",
     _computed(PAGED),

@@ -44,7 +44,7 @@ def define(
     torch.library.register_fake(qualified, fake, lib=LIBRARY)
     if backward is not None:
         torch.library.register_autograd(
-            qualified, _cut(backward), setup_context=setup and _told(setup), lib=LIBRARY
+            qualified, _cut(backward), setup_context=setup and _with_wanted(setup), lib=LIBRARY
         )
     if batched is not None:
         torch.library.register_vmap(qualified, batched, lib=LIBRARY)
@@ -67,16 +67,16 @@ _interpreter = torch._C._functorch.peek_interpreter_stack
 _FUNCTIONALIZE = torch._C._functorch.TransformType.Functionalize
 
 
-def _told(setup: Callable[..., None]) -> Callable[..., None]:
-    """torch leaves inputs at their defaults out of ``needs_input_grad``, where its own comes
-    last."""
+def _with_wanted(setup: Callable[..., None]) -> Callable[..., None]:
+    """Set ``ctx.wanted``, one flag per input: torch leaves inputs at their defaults out of
+    ``needs_input_grad``, whose last entry is its own."""
 
-    def told(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+    def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
         given = ctx.needs_input_grad[:-1]
         ctx.wanted = (*given, *[False] * (len(inputs) - len(given)))
         setup(ctx, inputs, keyword_only_inputs, output)
 
-    return told
+    return setup_context
 
 
 def _cut(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_library import attention, gemm, merge, projection
 from kernelseam.interop.torch_library.dtypes import accumulator, torch_dtype
 from kernelseam.ops import attention as attention_ops
@@ -41,7 +42,9 @@ def _ordered(arrays: Arrays, names: tuple[str, ...]) -> list[Tensor | None]:
 
 
 def _dense(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Made:
-    out_dtype, return_lse, causal, window, scale, softcap, layout, batch_invariant = options
+    # latent only allows what an operator does not do
+    out_dtype, return_lse, causal, window, scale, softcap, layout, block, invariant, _ = options
+    _refuse_scales(arrays, block)
     out, lse = attention.ATTENTION(
         *_ordered(arrays, attention.DENSE),
         causal=causal,
@@ -51,11 +54,23 @@ def _dense(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> M
         layout=layout,
         out_dtype=_out_dtype(out_dtype, arrays),
         return_lse=return_lse or _differentiated(arrays),
-        batch_invariant=batch_invariant,
+        batch_invariant=invariant,
         backend=backend,
         implementation=implementation,
     )
     return _filled(arrays, {"out": out, "lse": lse})
+
+
+def _refuse_scales(arrays: Arrays, scale_block: int | None) -> None:
+    """Only the operator over pages has scales."""
+    for name, value in (*arrays.items(), ("scale_block", scale_block)):
+        if name in ("k_scales", "v_scales", "scale_block") and value is not None:
+            raise InvalidValue(
+                name,
+                "given",
+                "traced calls take scales of k and v in attention_paged alone",
+                "Call it outside of what is traced",
+            )
 
 
 def _differentiated(arrays: Arrays) -> bool:
@@ -64,7 +79,19 @@ def _differentiated(arrays: Arrays) -> bool:
 
 
 def _varlen(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Made:
-    out_dtype, return_lse, causal, window, scale, softcap, longest_q, longest_k, invariant = options
+    (
+        out_dtype,
+        return_lse,
+        causal,
+        window,
+        scale,
+        softcap,
+        longest_q,
+        longest_k,
+        scale_block,
+        invariant,
+    ) = options
+    _refuse_scales(arrays, scale_block)
     out, lse = attention.ATTENTION_VARLEN(
         *_ordered(arrays, attention.VARLEN),
         max_seqlen_q=longest_q,
@@ -99,7 +126,9 @@ def _paged(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> M
         kv_layout,
         longest_q,
         longest_k,
+        scale_block,
         invariant,
+        _,
     ) = options
     pages = {"k_pages": arrays["k"], "v_pages": arrays["v"]}
     out, lse = attention.ATTENTION_PAGED(
@@ -112,6 +141,7 @@ def _paged(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> M
         softcap=softcap,
         layout=layout,
         kv_layout=kv_layout,
+        scale_block=scale_block,
         out_dtype=_out_dtype(out_dtype, arrays),
         return_lse=return_lse,
         batch_invariant=invariant,

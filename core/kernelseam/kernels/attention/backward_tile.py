@@ -35,13 +35,13 @@ class BackwardTile:
     one_layout: bool = True
     """Whether a tile lies the same as either factor of a product (the platform's E::ONE_LAYOUT)."""
     score_rows: int = 0
-    """Owned rows of the scores that a warp makes, of which it hands on what follows in shared
-    memory; 0 where each warp makes those of all its own rows, and so each of ``column_warps`` the
+    """Owned rows of the scores that a warp computes and shares with others through shared memory; 0
+    where each warp computes those of all its rows, so that ``column_warps`` warps compute the
     same."""
     query_rows: int = 0
-    """Rows of dq that a warp makes at each step and adds up with atomics: blocks own keys alone,
-    nothing is made twice, and the order of the sums is nobody's. 0 where blocks that own queries
-    make dq."""
+    """Rows of dq that a warp computes at each step and accumulates by atomics, in no fixed order:
+    blocks own keys only, and no product is computed twice. 0 where blocks that own queries compute
+    dq."""
     resident: bool = False
     """Whether what is owned stays in registers as a left factor."""
     unroll: int = 4

@@ -12,7 +12,7 @@ from kernelseam.kernels.elements import divide_up, pad
 NARROW = 0.6
 """Of a tile's rate where rows are read element by element."""
 ESTIMATED_RATE, ESTIMATED_BACKWARD = 0.4, 0.3
-"""Of tiles that nobody has measured."""
+"""Rates of tiles that were not measured."""
 PRODUCTS = {"both": 7, "keys": 4, "queries": 3}
 """That a launch makes of the scores' size, of which five count: scores and dp are made by keys and
 by queries."""

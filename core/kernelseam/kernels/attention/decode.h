@@ -13,22 +13,24 @@
 //
 // Constants: those of scores.h and sequences.h (but KS_GROUPED: a group's heads always share rows); KS_T, KS_OUT, KS_DQK, KS_DV,
 // KS_LSE, KS_VECTOR, KS_WARPS, KS_ROWS, KS_BN (keys of a warp's tile), KS_STAGES (of a warp), KS_Q_RESIDENT, KS_ITEM_COST,
-// KS_MIN_BLOCKS, KS_SHARED_BYTES.
-// Shared memory: ROWS·DQ·size for queries; WARPS·STAGES·max(BN·(DQ + DO)·size, ROWS·DO·4) for rings, in which the states are joined;
-// WARPS·(8·ROWS + 16·BN + 16) for m, l, and where rows lie in pages.
+// KS_MIN_BLOCKS, KS_SHARED_BYTES; those of stored.h.
+// Shared memory: ROWS·DQ·size for queries; WARPS·STAGES·max(BN·(DQ + DO)·size, ROWS·DO·4) for rings, in which the states are joined
+// (size being that of keys as the platform keeps them); WARPS·(8·ROWS + 16·BN + 16) for m, l, and where rows lie in pages; with
+// scales of blocks WARPS·STAGES·BN·8.
 // Registers: ROWS·(DO + BN)/lanes for o and s, ROWS·DQ/(2·lanes) more for queries that stay.
-#include "attention/sequences.h"
+#include "attention/stored.h"
 
 typedef KS_T T;
 typedef KS_OUT Out;
 typedef Engine<T> E;
+typedef Engine<T, KV> EV;  // of products with keys and values as they are stored
 
 constexpr int WARPS = KS_WARPS, ROWS = KS_ROWS, BN = KS_BN, STAGES = KS_STAGES, THREADS = WARP * WARPS;
 constexpr int DQ = (KS_DQK + 15) / 16 * 16, DO = (KS_DV + 15) / 16 * 16;
 constexpr int AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1;
 typedef E::Tile<ROWS, DQ, true> TileQ;
-typedef E::Tile<BN, DQ, true> TileK;
-typedef E::Tile<DO, BN, false> TileV;
+typedef EV::Tile<BN, DQ, true> TileK;
+typedef EV::Tile<DO, BN, false> TileV;
 typedef PlainTile<float, ROWS, DO> TileO;
 constexpr int ITEM_COST = KS_ITEM_COST;
 constexpr int COLUMNS = 4, GROUPS = DO / COLUMNS;  // neighbouring columns that a thread joins
@@ -116,9 +118,9 @@ struct Joined {
 };
 
 KS_BODY(THREADS, KS_MIN_BLOCKS)
-attention_decode_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T> v, Matrices<Out> out, RowValues<float> lse,
+attention_decode_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const KV> v, Matrices<Out> out, RowValues<float> lse,
                       ScoreArguments score, const float* sinks, Sequences sequences, Pages pages, int num_heads, Divider group,
-                      Parts parts) {
+                      Parts parts, StoredScales stored = {}) {
   char* const memory = shared_memory<KS_SHARED_BYTES>();
   const int head_group = group.d, kv_heads = num_heads / head_group, warp = warp_index();
 
@@ -207,6 +209,8 @@ attention_decode_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T
   PageRow* const all_rows = (PageRow*)(rings + WARPS * STAGES * STAGE_BYTES), *const page_rows = all_rows + warp * BN;
   float* const scales = (float*)(all_rows + WARPS * BN);  // [warp, row]: m, l
   int* const read_last = (int*)(scales + WARPS * ROWS * 2);  // a warp's stage with its state
+  typedef ScaleRing<BN, WARP> KeyScales;
+  KeyScales key_scales((char*)(read_last + 4 * WARPS) + warp * STAGES * KeyScales::STAGE * 4);
   auto tile_k = [&](int stage) { return TileK(ring + stage * STAGE_BYTES); };
   auto tile_v = [&](int stage) { return TileV(ring + stage * STAGE_BYTES + TileK::BYTES); };
 
@@ -234,8 +238,13 @@ attention_decode_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T
   auto fetch = [&](int stage) {
     if (more_ahead) {
       const int first = ahead.tile * BN, S_k = ahead.entry.own.S_k;
-      const T* const k_base = k.at<KS_KV_VIEW>(ahead.batch, ahead.head, kv_heads, ahead.entry.own.k_first);
-      const T* const v_base = v.at<KS_KV_VIEW>(ahead.batch, ahead.head, kv_heads, ahead.entry.own.k_first);
+      const KV* const k_base = k.at<KS_KV_VIEW>(ahead.batch, ahead.head, kv_heads, ahead.entry.own.k_first);
+      const KV* const v_base = v.at<KS_KV_VIEW>(ahead.batch, ahead.head, kv_heads, ahead.entry.own.k_first);
+      key_scales.fetch(stage, stored.of(ahead.batch, ahead.head), [&](int i) {
+        const int key = ahead_key(i);
+        if (KS_KV_VIEW == PAGED) return ScalePlace{page[i], key - pages.size.quotient(key) * pages.size.d};
+        return ScalePlace{0, ahead.entry.own.k_first + key};
+      });
       if constexpr (KS_KV_VIEW == PAGED) {
         warp_barrier();
 #pragma unroll
@@ -245,11 +254,11 @@ attention_decode_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T
             page_rows[i * WARP + lane()] = {page[i] * k.batch + row * k.row, page[i] * v.batch + row * v.row};
         }
         warp_barrier();
-        copy_k.fetch(tile_k(stage), LookedUpView<const T, &PageRow::k>{k_base, page_rows, first}, first, S_k, 0, KS_DQK);
-        copy_v.fetch(tile_v(stage), LookedUpView<const T, &PageRow::v>{v_base, page_rows, first}, first, S_k, 0, KS_DV);
+        copy_k.fetch(tile_k(stage), LookedUpView<const KV, &PageRow::k>{k_base, page_rows, first}, first, S_k, 0, KS_DQK);
+        copy_v.fetch(tile_v(stage), LookedUpView<const KV, &PageRow::v>{v_base, page_rows, first}, first, S_k, 0, KS_DV);
       } else {
-        copy_k.fetch(tile_k(stage), StridedView<const T>{k_base, k.row}, first, S_k, 0, KS_DQK);
-        copy_v.fetch(tile_v(stage), StridedView<const T>{v_base, v.row}, first, S_k, 0, KS_DV);
+        copy_k.fetch(tile_k(stage), StridedView<const KV>{k_base, k.row}, first, S_k, 0, KS_DQK);
+        copy_v.fetch(tile_v(stage), StridedView<const KV>{v_base, v.row}, first, S_k, 0, KS_DV);
       }
       ahead.tile += WARPS;
       find_ahead();
@@ -258,11 +267,7 @@ attention_decode_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T
   };
   find_ahead();
 #pragma unroll 1  // code that runs once costs more to be loaded than to be run
-  for (int s = 0; s < AHEAD; s++) fetch(s);
-
-  const float scale_log2 = score.scale_log2;
-  // A scale that is not positive is applied to the products themselves, so that masks stay −∞ and the largest score wins.
-  const float c = CHANGED_SCORES ? 1.f : scale_log2 > 0 ? scale_log2 : scale_log2 < 0 ? -scale_log2 : 1.f;
+  for (int s = 0; s < AHEAD; s++) fetch(s), key_scales.land();
 
   int stage = 0;
   bool more = true;
@@ -273,13 +278,18 @@ attention_decode_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T
     auto query_of = [=](int row) { return group.quotient(row0 + row); };
     auto head_of = [=](int row) { return row0 + row - group.quotient(row0 + row) * head_group; };
     const Scores scores = score.of(batch, first_head, own.S_q, own.S_k);
+    const StoredScales own_scales = stored.of(batch, piece.head);
+    const float k_scale = own_scales.of_keys(), v_scale = own_scales.of_values();
+    const float factor = k_scale * score.scale_log2;
+    // A factor that is not positive is applied to the products themselves, so that masks stay −∞ and the largest score wins.
+    const float c = CHANGED_SCORES ? 1.f : factor > 0 ? factor : factor < 0 ? -factor : 1.f;
 
     // ---- the queries: not asynchronously, or they would have to be waited for among keys
     const GroupedView<const T> Q{q.at<KS_Q_VIEW>(batch, first_head, num_heads, own.q_first), group, q.row, q.head};
     copy_q.load(tile_q, Q, row0, row0 + rows, 0, KS_DQK);
     block_barrier();  // and what was joined last has been read
-    constexpr int Q_STEP = KS_Q_RESIDENT ? DQ : k_piece<E, DQ>();
-    auto q_operand = E::template operand<ROWS, Q_STEP>(tile_q, 0, 0);
+    constexpr int Q_STEP = KS_Q_RESIDENT ? DQ : k_piece<EV, DQ>();
+    auto q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, 0, 0);
 
     // ---- the warp's tiles
 
@@ -288,6 +298,8 @@ attention_decode_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T
     E::zero(o);
     E::fill(m, -infinity());
     E::fill(l, 0.f);
+    Unit unit;
+    const int seen_begin = scores.begin(query_of(0)), seen_end = scores.end(query_of(rows - 1));
     // `masked`: whether some row does not see the whole tile.
     auto step = [&](int tile, bool masked) {
       const int j0 = tile * BN;
@@ -295,13 +307,17 @@ attention_decode_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T
       E::zero(s);
 #pragma unroll 4
       for (int d = 0; d < DQ; d += Q_STEP) {
-        if (!KS_Q_RESIDENT) q_operand = E::template operand<ROWS, Q_STEP>(tile_q, 0, d);
-        E::mma(s, q_operand, tile_k(stage), 0, d);
+        if (!KS_Q_RESIDENT) q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, 0, d);
+        EV::mma(s, q_operand, tile_k(stage), 0, d);
+      }
+      if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
+        const float* const k_scales = key_scales.keys(stage);
+        E::map(s, [=](int, int j, float x) { return x * k_scales[j]; });
       }
       if constexpr (CHANGED_SCORES) {
-        E::map(s, [&](int r, int j, float x) { return scores.score(x, head_of(r), query_of(r), j0 + j); });
+        E::map(s, [&](int r, int j, float x) { return scores.score(k_scale * x, head_of(r), query_of(r), j0 + j); });
       } else {
-        if (scale_log2 <= 0) E::map(s, [=](int, int, float x) { return scale_log2 < 0 ? -x : 0 * x; });
+        if (!(factor > 0)) E::map(s, [=](int, int, float x) { return factor < 0 ? -x : factor * x; });
       }
       if (masked)
         E::map(s, [&](int r, int j, float x) { return scores.sees(head_of(r), query_of(r), j0 + j) ? x : -infinity(); });
@@ -315,23 +331,31 @@ attention_decode_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T
       E::row_apply(s, base, [=](float x, float y) { return exp2_fast(x * c - y); });
       E::zip(l, l, fade, [](float x, float y) { return x * y; });
       E::row_add_partial(l, s);
+      if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
+        const float* const v_scales = key_scales.values(stage);
+        const float shrink = unit.grow<BN>(v_scales, seen_begin - j0, seen_end - j0), inverse = unit.inverse();
+        E::map(s, [&](int r, int j, float x) {
+          return masked && !scores.sees(head_of(r), query_of(r), j0 + j) ? 0.f : x * (v_scales[j] * inverse);
+        });
+        E::zip(fade, fade, fade, [=](float x, float) { return x * shrink; });
+      }
       E::row_apply(o, fade, [](float x, float y) { return x * y; });
       const auto p = E::to_operand(s, nullptr);
       bool hidden = false;  // whether values that some rows must not see had to be taken out
       if (HIDES && masked) hidden = warp_sum(take_out_non_finite<WARP>(tile_v(stage))) > 0, warp_barrier();
-      E::mma(o, p, tile_v(stage), 0, 0);
+      EV::mma(o, p, tile_v(stage), 0, 0);
       if (HIDES && hidden) {
-        const T* const v_base = v.at<KS_KV_VIEW>(batch, piece.head, kv_heads, own.k_first);
+        const KV* const v_base = v.at<KS_KV_VIEW>(batch, piece.head, kv_heads, own.k_first);
 #pragma unroll 1
         for (int j = j0; j < min_of(j0 + BN, own.S_k); j++) {
-          const T* values;
+          const KV* values;
           if constexpr (KS_KV_VIEW == PAGED) {
             const int n = pages.size.quotient(j);
             values = v_base + pages.table[batch * pages.table_row + n] * v.batch + (i64)(j - n * pages.size.d) * v.row;
           } else {
             values = v_base + (i64)j * v.row;
           }
-          E::map(o, [&](int r, int d, float x) {
+          EV::map(o, [&](int r, int d, float x) {
             const float y = to_sum(values[min_of(d, KS_DV - 1)]);  // columns beyond the last are not written
             const float excess = y - minimum(maximum(y, -LARGEST), LARGEST);  // 0 where y is finite, else y
             return x + (scores.sees(head_of(r), query_of(r), j) ? excess : 0.f);
@@ -350,6 +374,7 @@ attention_decode_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T
       if (STAGES == 1) warp_barrier();  // every lane has used the tile that lay here
       copy_k.land(tile_k(stage));
       copy_v.land(tile_v(stage));
+      key_scales.land();
       warp_barrier();  // this tile is visible to all lanes, and the stage refilled below is no longer read
       int next = stage + AHEAD;
       if (next >= STAGES) next -= STAGES;
@@ -363,9 +388,13 @@ attention_decode_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T
 
     E::row_finish_sum(l);
     E::row_map(m, [=](int, float x) { return x * c; });
+    if (KS_KV_SCALES != NO_SCALES) {
+      const float whole = KS_KV_SCALES == BLOCK_SCALES ? unit.size() : v_scale;
+      E::row_apply(o, l, [=](float x, float) { return x * whole; });
+    }
     if (any) {
       warp_barrier();
-      E::to_shared(TileO(ring + used * STAGE_BYTES), o);
+      EV::to_shared(TileO(ring + used * STAGE_BYTES), o);
     }
     E::each_row(m, [&](int r, float x) { scales[(warp * ROWS + r) * 2] = x; });
     E::each_row(l, [&](int r, float x) { scales[(warp * ROWS + r) * 2 + 1] = x; });
@@ -411,7 +440,9 @@ attention_decode_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T
 #pragma unroll
       for (int w = 0; w < WARPS; w++) {
         m[w] = scales[(w * ROWS + r) * 2], l[w] = scales[(w * ROWS + r) * 2 + 1];
-        x[w] = TileO(rings + (w * STAGES + read_last[w]) * STAGE_BYTES).chunk(r, d);
+        x[w] = Chunk<float>{};
+        // A warp that saw no key has left no state there: its stage may be one that a copy is on its way to.
+        if (l[w] != 0.f) x[w] = TileO(rings + (w * STAGES + read_last[w]) * STAGE_BYTES).chunk(r, d);
       }
       z.add(m, l, x);
       if (whole) {

@@ -27,6 +27,13 @@ from kernelseam.kernels.attention.scores import (
     score_defines,
     score_values,
 )
+from kernelseam.kernels.attention.stored import (
+    refuse_stored,
+    stored_defines,
+    stored_pointers,
+    stored_values,
+    with_scales,
+)
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
@@ -102,19 +109,27 @@ class DecodeTile:
     rate: float = field(default=0.4, compare=False)
     """As in GemmTile; so ``block_seconds``."""
     block_seconds: float = field(default=4e-6, compare=False)
+    dtype_kv: DType | None = None
+    """As in AttentionTile; so ``widened``."""
+    widened: bool = False
+    plain: bool = False
+    """Only without a bias and a mask, which take more registers."""
 
     @property
     def name(self) -> str:
         """Rows×keys, warps, stages, blocks."""
-        more = "-resident" * self.q_resident
+        more = "-resident" * self.q_resident + f"-{self.dtype_kv}" * (self.dtype_kv is not None)
         return f"{self.rows}x{self.bn}-{self.warps}w-{self.stages}-{self.blocks}blocks{more}"
 
     def shared_bytes(self, spec: AttentionSpec) -> int:
-        """Queries; a ring for each warp, whose stages hold its result too; its rows' scales and
-        the places of a tile's rows."""
+        """Queries; a ring for each warp, whose stages hold its result too; its rows' scales, the
+        places of a tile's rows, and scales of blocks."""
         dq, do, size = pad(spec.head_dim), pad(spec.value_dim), spec.dtype.itemsize
-        stage = max(self.bn * (dq + do) * size, self.rows * do * 4)
+        stored = size if self.widened else spec.kv.itemsize
+        stage = max(self.bn * (dq + do) * stored, self.rows * do * 4)
         control = 8 * self.rows + 16 * self.bn + 16
+        if spec.kv_scales == "blocks":
+            control += self.stages * self.bn * 8
         return self.rows * dq * size + self.warps * (self.stages * stage + control)
 
 
@@ -144,6 +159,8 @@ class AttentionDecode(KernelDefinition):
             return f"S_q·heads of a group = {rows}: it takes {MOST_ROWS} at most"
         if not (p.batch and p.num_heads and p.S_q):
             return "there are no queries"
+        if reason := refuse_stored(p, row):
+            return reason
         if not (tiles := self.tiles(spec, row)):
             return (
                 f"no tile of {row.arch} takes {spec.dtype} with head dims {spec.head_dim} and "
@@ -168,6 +185,8 @@ class AttentionDecode(KernelDefinition):
             t
             for t in row.tiles.get("attention_decode", ())
             if spec.dtype in t.dtypes
+            and spec.dtype_kv is t.dtype_kv
+            and not (t.plain and (spec.bias or spec.mask))
             and dim <= t.max_dim
             and t.shared_bytes(spec) <= row.shared_bytes_per_block
         ]
@@ -205,6 +224,7 @@ class AttentionDecode(KernelDefinition):
             "DQK": spec.head_dim,
             "DV": spec.value_dim,
             **score_defines(spec),
+            **stored_defines(spec),
             "Q_VIEW": VIEWS[spec.q_view],
             "KV_VIEW": VIEWS[spec.kv_view],
             "OUT_VIEW": VIEWS[spec.q_view],
@@ -222,7 +242,7 @@ class AttentionDecode(KernelDefinition):
         }
 
     def signature(self, spec: AttentionSpec) -> Signature:
-        return _SIGNATURE
+        return with_scales(_SIGNATURE, spec)
 
     def grid(self, problem: AttentionProblem, tile: DecodeTile, device: Device) -> int:
         """What the device runs at once; no more than there can be work for."""
@@ -252,6 +272,7 @@ class AttentionDecode(KernelDefinition):
             "lse_batch": p.lse_strides[0],
             "lse_head": p.lse_strides[1],
             **score_values(p),
+            **stored_values(p),
             "S_q": p.S_q,
             "S_k": p.S_k,
             "table_row": p.table_stride,
@@ -263,7 +284,7 @@ class AttentionDecode(KernelDefinition):
         }
 
     def pointers(self, spec: AttentionSpec) -> dict[str, str]:
-        return {p: _OPERANDS.get(p, p) for p in _POINTERS}
+        return {p: _OPERANDS.get(p, p) for p in (*_POINTERS, *stored_pointers(spec))}
 
     def work(self, problem: AttentionProblem, tile: DecodeTile, device: Device) -> Work:
         """Every block an equal part of all keys that are seen, whole tiles of rows. Each tile of
@@ -272,7 +293,7 @@ class AttentionDecode(KernelDefinition):
         rows = divide_up(p.S_q * p.head_group, tile.rows)
         keys = p.batch * p.kv_heads * p.visible / max(p.S_q, 1)
         dims = p.spec.head_dim + p.spec.value_dim
-        again = int((rows - 1) * keys * dims * p.spec.dtype.itemsize)
+        again = int((rows - 1) * keys * dims * p.spec.kv.itemsize)
         padded = 2.0 * (pad(p.spec.head_dim) + pad(p.spec.value_dim))
         operations = padded * keys * rows * tile.rows / max(blocks, 1)
         return Work(

@@ -14,16 +14,17 @@
 //
 // Constants (from the kernel definition): those of scores.h and sequences.h; KS_T, KS_OUT (element types), KS_DQK, KS_DV, KS_LSE,
 // KS_VECTOR, KS_WARPS, KS_COLUMN_WARPS, KS_ROWS (queries a warp), KS_BN, KS_STAGES, KS_Q_RESIDENT (the queries stay in
-// registers), KS_MIN_BLOCKS, KS_SHARED_BYTES.
+// registers), KS_MIN_BLOCKS, KS_SHARED_BYTES; those of stored.h.
 // Shared memory: BM·max(DQ·size, DO·size_out) + STAGES·BN·(DQ + DO)·size, DQ and DO being the head dims rounded up to
 // 16 (DO to 16·COLUMN_WARPS);
-// for float32 also WARPS·ROWS·BN·size.
+// for float32 also WARPS·ROWS·BN·size; with scales of blocks STAGES·BN·8. In the ring size is that of keys as the platform keeps them.
 // Registers: ROWS·(DO/COLUMN_WARPS + BN)/lanes for o and s, ROWS·DQ/(2·lanes) more for queries that stay.
-#include "attention/sequences.h"
+#include "attention/stored.h"
 
 typedef KS_T T;
 typedef KS_OUT Out;
 typedef Engine<T> E;
+typedef Engine<T, KV> EV;  // of products with keys and values as they are stored
 
 constexpr int WARPS = KS_WARPS, COLUMN_WARPS = KS_COLUMN_WARPS, UNIT = 16 * COLUMN_WARPS;
 constexpr int DQ = (KS_DQK + 15) / 16 * 16, DO = (KS_DV + UNIT - 1) / UNIT * UNIT;
@@ -32,21 +33,23 @@ constexpr int BN = KS_BN, STAGES = KS_STAGES, MINE = DO / COLUMN_WARPS;
 constexpr int THREADS = WARP * WARPS;
 constexpr int AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1;
 typedef E::Tile<BM, DQ, true> TileQ;
-typedef E::Tile<BN, DQ, true> TileK;   // product over the head dim, which is contiguous
-typedef E::Tile<DO, BN, false> TileV;  // product over the keys, which are the rows
+typedef EV::Tile<BN, DQ, true> TileK;   // product over the head dim, which is contiguous
+typedef EV::Tile<DO, BN, false> TileV;  // product over the keys, which are the rows
 typedef PlainTile<Out, ROWS, MINE> TileO;
 constexpr int Q_BYTES = TileQ::BYTES > WARPS * TileO::BYTES ? TileQ::BYTES : WARPS * TileO::BYTES;
 constexpr int STAGE_BYTES = TileK::BYTES + TileV::BYTES, P_BYTES = E::operand_bytes<ROWS, BN>();
-static_assert(Q_BYTES + STAGES * STAGE_BYTES + WARPS * P_BYTES <= KS_SHARED_BYTES, "the tiles fit");
+typedef ScaleRing<BN, THREADS> KeyScales;
+constexpr int SCALE_BYTES = KS_KV_SCALES == BLOCK_SCALES ? STAGES * KeyScales::STAGE * 4 : 0;
+static_assert(Q_BYTES + STAGES * STAGE_BYTES + WARPS * P_BYTES + SCALE_BYTES <= KS_SHARED_BYTES, "the tiles fit");
 static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight needs a stage of its own");
 static_assert(WARPS % COLUMN_WARPS == 0, "warps share rows evenly");
 
 KS_DEVICE float minimum(float a, float b) { return -maximum(-a, -b); }
 
 #if KS_KV_VIEW == 2
-typedef PagedView<const T> KeyView;
+typedef PagedView<const KV> KeyView;
 #else
-typedef StridedView<const T> KeyView;
+typedef StridedView<const KV> KeyView;
 #endif
 #if KS_GROUPED
 typedef GroupedView<const T> QueryView;
@@ -64,9 +67,9 @@ struct Parts {
 };
 
 KS_BODY(THREADS, KS_MIN_BLOCKS)
-attention_forward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T> v, Matrices<Out> out,
+attention_forward_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const KV> v, Matrices<Out> out,
                        RowValues<float> lse, ScoreArguments score, const float* sinks, Sequences sequences, Pages pages,
-                       int num_heads, Divider group, Parts parts) {
+                       int num_heads, Divider group, Parts parts, StoredScales stored = {}) {
   char* const memory = shared_memory<KS_SHARED_BYTES>();
   const int head_group = group.d, q_tiles = parts.q_tiles;
   const int heads = KS_GROUPED ? num_heads / head_group : num_heads;
@@ -91,8 +94,8 @@ attention_forward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const 
 #else
   const QueryView Q{q_base, q.row};
 #endif
-  const T* const k_base = k.at<KS_KV_VIEW>(batch, kv_head, kv_heads, own.k_first);
-  const T* const v_base = v.at<KS_KV_VIEW>(batch, kv_head, kv_heads, own.k_first);
+  const KV* const k_base = k.at<KS_KV_VIEW>(batch, kv_head, kv_heads, own.k_first);
+  const KV* const v_base = v.at<KS_KV_VIEW>(batch, kv_head, kv_heads, own.k_first);
 #if KS_KV_VIEW == 2
   const int* const table = pages.table + batch * pages.table_row;
   const KeyView K{k_base, table, pages.size, k.batch, k.row, own.S_k - 1};
@@ -102,7 +105,9 @@ attention_forward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const 
 #endif
 
   const Scores scores = score.of(batch, first_head, own.S_q, own.S_k);
-  const float scale_log2 = score.scale_log2;
+  const StoredScales own_scales = stored.of(batch, kv_head);
+  const float k_scale = own_scales.of_keys(), v_scale = own_scales.of_values();
+  const float factor = k_scale * score.scale_log2;
 
   // Keys [begin, end) are seen by some query of the block, [all_begin, all_end) by all. Tiles [first, last) are this block's.
   const int i0 = query_of(row0), i1 = query_of(min_of(row0 + BM, rows) - 1);
@@ -124,8 +129,18 @@ attention_forward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const 
   Copy<TileQ, THREADS, KS_VECTOR, DQ == KS_DQK> copy_q;
   Copy<TileK, THREADS, KS_VECTOR, DQ == KS_DQK> copy_k;
   Copy<TileV, THREADS, KS_VECTOR, DO == KS_DV> copy_v;
+  KeyScales key_scales(ring + STAGES * STAGE_BYTES + WARPS * P_BYTES);
   auto fetch = [&](int tile, int stage) {
     if (tile < last) {
+      key_scales.fetch(stage, own_scales, [&](int i) {
+        const int key = min_of(tile * BN + i * THREADS + KeyScales::me(), own.S_k - 1);
+#if KS_KV_VIEW == 2
+        const int n = pages.size.quotient(key);
+        return ScalePlace{table[n], key - n * pages.size.d};
+#else
+        return ScalePlace{0, own.k_first + key};
+#endif
+      });
       copy_k.fetch(tile_k(stage), K, tile * BN, own.S_k, 0, KS_DQK);
       copy_v.fetch(tile_v(stage), V, tile * BN, own.S_k, 0, KS_DV);
     }
@@ -135,12 +150,13 @@ attention_forward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const 
   copy_q.land(tile_q);
   copies_commit();
 #pragma unroll
-  for (int s = 0; s < AHEAD; s++) fetch(first + s, s);
+  for (int s = 0; s < AHEAD; s++) fetch(first + s, s), key_scales.land();
 
   const int warp_row = warp_index() / COLUMN_WARPS * ROWS, column0 = warp_index() % COLUMN_WARPS * MINE;
   const int mine = row0 + warp_row;  // this warp's first row
-  // A scale that is not positive is applied to the products themselves, so that masks stay −∞ and the largest score wins.
-  const float c = CHANGED_SCORES ? 1.f : scale_log2 > 0 ? scale_log2 : scale_log2 < 0 ? -scale_log2 : 1.f;
+  // A factor that is not positive is applied to the products themselves, so that masks stay −∞ and the largest score wins.
+  const float c = CHANGED_SCORES ? 1.f : factor > 0 ? factor : factor < 0 ? -factor : 1.f;
+  Unit unit;
   E::Acc<ROWS, MINE> o;
   E::Row<ROWS> m, l;
   E::zero(o);
@@ -148,10 +164,10 @@ attention_forward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const 
   E::fill(l, 0.f);
   if (KS_SINKS && split == 0) E::row_map(m, [&](int r, float) { return LOG2_E * sinks[first_head + head_of(mine + r)]; });
 
-  constexpr int Q_STEP = KS_Q_RESIDENT ? DQ : k_piece<E, DQ>();
+  constexpr int Q_STEP = KS_Q_RESIDENT ? DQ : k_piece<EV, DQ>();
   copies_wait<AHEAD>();
   block_barrier();
-  auto q_operand = E::template operand<ROWS, Q_STEP>(tile_q, warp_row, 0);
+  auto q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, warp_row, 0);
 
   int stage = 0;
   auto step = [&](int tile, auto masked) {
@@ -159,6 +175,7 @@ attention_forward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const 
     if (STAGES == 1) block_barrier();  // everyone has used the tile that lay here
     copy_k.land(tile_k(stage));
     copy_v.land(tile_v(stage));
+    key_scales.land();
     block_barrier();  // this tile is visible to all, and the stage refilled below is no longer read
     int next = stage + AHEAD;
     if (next >= STAGES) next -= STAGES;
@@ -169,13 +186,17 @@ attention_forward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const 
     E::zero(s);
 #pragma unroll 4  // all of a wide head dim at once would take more registers than there are
     for (int d = 0; d < DQ; d += Q_STEP) {
-      if (!KS_Q_RESIDENT) q_operand = E::template operand<ROWS, Q_STEP>(tile_q, warp_row, d);
-      E::mma(s, q_operand, tile_k(stage), 0, d);
+      if (!KS_Q_RESIDENT) q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, warp_row, d);
+      EV::mma(s, q_operand, tile_k(stage), 0, d);
+    }
+    if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
+      const float* const k_scales = key_scales.keys(stage);
+      E::map(s, [=](int, int j, float x) { return x * k_scales[j]; });
     }
     if constexpr (CHANGED_SCORES) {
-      E::map(s, [&](int r, int j, float x) { return scores.score(x, head_of(mine + r), query_of(mine + r), j0 + j); });
+      E::map(s, [&](int r, int j, float x) { return scores.score(k_scale * x, head_of(mine + r), query_of(mine + r), j0 + j); });
     } else {
-      if (scale_log2 <= 0) E::map(s, [=](int, int, float x) { return scale_log2 < 0 ? -x : 0 * x; });
+      if (!(factor > 0)) E::map(s, [=](int, int, float x) { return factor < 0 ? -x : factor * x; });
     }
     if constexpr (masked.value)
       E::map(s, [&](int r, int j, float x) {
@@ -192,16 +213,25 @@ attention_forward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const 
     E::row_apply(s, base, [=](float x, float y) { return exp2_fast(x * c - y); });
     E::zip(l, l, fade, [](float x, float y) { return x * y; });
     E::row_add_partial(l, s);
+    if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
+      const float* const v_scales = key_scales.values(stage);
+      const float shrink = unit.grow<BN>(v_scales, begin - j0, end - j0), inverse = unit.inverse();
+      E::map(s, [&](int r, int j, float x) {
+        const bool seen = !masked.value || scores.sees(head_of(mine + r), query_of(mine + r), j0 + j);
+        return seen ? x * (v_scales[j] * inverse) : 0.f;
+      });
+      E::zip(fade, fade, fade, [=](float x, float) { return x * shrink; });
+    }
     E::row_scale(o, fade);
     const auto p = E::to_operand(s, scratch);
     bool hidden = false;  // whether values that some rows must not see had to be taken out
     if constexpr (HIDES && masked.value) hidden = block_any(take_out_non_finite<THREADS>(tile_v(stage)));
-    E::mma(o, p, tile_v(stage), column0, 0);
+    EV::mma(o, p, tile_v(stage), column0, 0);
     if (hidden) {
 #pragma unroll 1
       for (int j = j0; j < min_of(j0 + BN, own.S_k); j++) {
-        const T* const values = V.row(j);
-        E::map(o, [&](int r, int d, float x) {
+        const KV* const values = V.row(j);
+        EV::map(o, [&](int r, int d, float x) {
           const float y = to_sum(values[min_of(column0 + d, KS_DV - 1)]);  // columns beyond the last are not written
           const float excess = y - minimum(maximum(y, -LARGEST), LARGEST);  // 0 where y is finite, else y
           return x + (scores.sees(head_of(mine + r), query_of(mine + r), j) ? excess : 0.f);
@@ -232,7 +262,8 @@ attention_forward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const 
     E::zip(l, l, own_share, [](float x, float y) { return x + y; });
   }
   E::Row<ROWS> inverse;
-  E::zip(inverse, l, l, [](float x, float) { return x == 0.f ? 0.f : 1.f / x; });
+  const float whole = KS_KV_SCALES == BLOCK_SCALES ? unit.size() : v_scale;
+  E::zip(inverse, l, l, [=](float x, float) { return x == 0.f ? 0.f : whole / x; });
   E::row_apply(o, inverse, [](float x, float y) { return x * y; });
   if (KS_LSE && column0 == 0) {
     E::zip(m, m, l, [=](float x, float y) { return y == 0.f ? -infinity() : 0.69314718056f * (x * c + log2_fast(y)); });
@@ -252,7 +283,7 @@ attention_forward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const 
   const OutView O{out_base, out.row};
 #endif
   TileO staged(memory + warp_index() * TileO::BYTES);
-  E::to_shared(staged, o);
+  EV::to_shared(staged, o);
   warp_barrier();
   warp_copy_out<KS_VECTOR>(staged, O, mine, rows, column0, KS_DV);
 }

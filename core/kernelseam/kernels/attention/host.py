@@ -27,6 +27,13 @@ from kernelseam.kernels.attention.scores import (
     score_defines,
     score_values,
 )
+from kernelseam.kernels.attention.stored import (
+    refuse_stored,
+    stored_defines,
+    stored_pointers,
+    stored_values,
+    with_scales,
+)
 from kernelseam.kernels.attention.tile import AttentionTile, is_plain
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
@@ -55,6 +62,8 @@ KNOWN = frozenset(
         "lengths",
         "dtype_out",
         "batch_invariant",
+        "dtype_kv",
+        "kv_scales",
     }
 )
 """The options that forward.h has."""
@@ -112,7 +121,7 @@ class AttentionDefinition(KernelDefinition):
         for name, dim in (("head_dim", spec.head_dim), ("value_dim", spec.value_dim)):
             if dim < 1:
                 return f"{name} = {dim}: it takes 1 and more"
-        if reason := refuse_dtype(spec.dtype, row):
+        if reason := refuse_dtype(spec.dtype, row) or refuse_stored(problem, row):
             return reason
         if not self.tiles(spec, row):
             return (
@@ -138,6 +147,7 @@ class AttentionDefinition(KernelDefinition):
             t
             for t in row.tiles.get("attention", ())
             if spec.dtype in t.dtypes
+            and spec.dtype_kv is t.dtype_kv
             and dim <= t.max_dim
             and (plain or not t.plain)
             and t.shared_bytes(spec) <= row.shared_bytes_per_block
@@ -258,6 +268,7 @@ class AttentionDefinition(KernelDefinition):
             "DQK": spec.head_dim,
             "DV": spec.value_dim,
             **score_defines(spec),
+            **stored_defines(spec),
             "Q_VIEW": VIEWS[spec.q_view],
             "KV_VIEW": VIEWS[spec.kv_view],
             "LENGTHS": spec.lengths,
@@ -278,7 +289,7 @@ class AttentionDefinition(KernelDefinition):
         }
 
     def signature(self, spec: AttentionSpec) -> Signature:
-        return _SIGNATURE
+        return with_scales(_SIGNATURE, spec)
 
     def grid(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> int:
         return (
@@ -307,6 +318,7 @@ class AttentionDefinition(KernelDefinition):
             "lse_batch": p.lse_strides[0],
             "lse_head": p.lse_strides[1],
             **score_values(p),
+            **stored_values(p),
             "S_q": p.S_q,
             "S_k": p.S_k,
             "table_row": p.table_stride,
@@ -323,7 +335,8 @@ class AttentionDefinition(KernelDefinition):
     def pointers(self, spec: AttentionSpec) -> dict[str, str]:
         views = {"q": spec.q_view, "k": spec.kv_view, "v": spec.kv_view, "out": spec.q_view}
         lists = {name: f"{name}_ptrs" for name, view in views.items() if view == "pointers"}
-        return {p: lists.get(p) or _OPERANDS.get(p, p) for p in _POINTERS}
+        parameters = (*_POINTERS, *stored_pointers(spec))
+        return {p: lists.get(p) or _OPERANDS.get(p, p) for p in parameters}
 
     def work(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> Work:
         return forward_work(problem, tile, self.grid(problem, tile, device))

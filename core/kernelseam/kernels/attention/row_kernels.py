@@ -28,7 +28,7 @@ class SmallKernel(KernelDefinition):
     """What the three have in common: one tile, no shared memory of a launch's own, whole problems
     in one grid.
 
-    Part of another operation's launches: nobody plans them by themselves.
+    They are launched only as part of other operations.
     """
 
     operation = ""

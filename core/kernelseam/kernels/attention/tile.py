@@ -31,6 +31,10 @@ class AttentionTile:
     rate: float = field(default=0.0, compare=False)
     """As in GemmTile; so ``block_seconds``."""
     block_seconds: float = field(default=0.0, compare=False)
+    dtype_kv: DType | None = None
+    """The dtype of 8 bits that k and v are stored in; None: that of q."""
+    widened: bool = False
+    """Whether the platform converts them on their way to shared memory."""
     grouped: bool = False
     """No column of the table: whether a block's rows are the heads of a group, chosen for a
     problem. So ``splits``."""
@@ -42,6 +46,7 @@ class AttentionTile:
         keys."""
         shared = f"/{self.column_warps}" if self.column_warps > 1 else ""
         more = "-resident" * self.q_resident + "-grouped" * self.grouped
+        more += f"-{self.dtype_kv}" * (self.dtype_kv is not None)
         more += f"-{self.splits}parts" * (self.splits > 1)
         return f"{self.bm}x{self.bn}-{self.warps}{shared}w-{self.stages}{more}"
 
@@ -50,15 +55,18 @@ class AttentionTile:
         return self.warps // self.column_warps * self.rows
 
     def shared_bytes(self, spec: AttentionSpec) -> int:
-        """Queries (later the output), the ring, and in float32 the probabilities."""
+        """Queries (later the output), the ring, in float32 the probabilities, and scales of
+        blocks."""
         dq, do, size = (
             pad(spec.head_dim),
             pad(spec.value_dim, self.column_warps),
             spec.dtype.itemsize,
         )
+        stored = size if self.widened else spec.kv.itemsize
+        scales = self.stages * self.bn * 8 if spec.kv_scales == "blocks" else 0
         scratch = self.warps * self.rows * self.bn * size if spec.dtype.itemsize > 2 else 0
         first = self.bm * max(dq * size, do * spec.out.itemsize)
-        return first + self.stages * self.bn * (dq + do) * size + scratch
+        return first + self.stages * self.bn * (dq + do) * stored + scratch + scales
 
 
 def is_plain(spec: AttentionSpec) -> bool:
@@ -70,4 +78,5 @@ def is_plain(spec: AttentionSpec) -> bool:
         "lengths",
         "dtype_out",
         "batch_invariant",
+        "dtype_kv",
     }

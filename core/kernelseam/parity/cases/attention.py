@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases.attention_case import AttentionCase, case
-from kernelseam.parity.cases.attention_decode import few_queries, options
+from kernelseam.parity.cases.attention_decode import few_queries, latent, options
 from kernelseam.parity.cases.attention_guards import guards
 from kernelseam.parity.cases.attention_scores import biases, masks, together, windows
 from kernelseam.parity.cases.attention_sequences import lengths, packed, paged, pointers
+from kernelseam.parity.cases.attention_stored import stored
 from kernelseam.parity.cases.common import (
     DECODE,
     INF,
@@ -44,6 +45,8 @@ def attention_cases() -> list[AttentionCase]:
         "pages": paged,
         "lists of addresses": pointers,
         "few queries and split keys": few_queries,
+        "keys and values of 8 bits": stored,
+        "latent": latent,
         "wide heads, results in float32, batch invariance": options,
     }
     plain = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
@@ -63,6 +66,7 @@ def _beyond_unfused(c: AttentionCase) -> bool:
     return (
         c.view != "strided"
         or c.dtype is DType.float64
+        or c.dtype_kv is not None
         or c.q_sequences is not None
         or c.keys is not None
     )

@@ -344,12 +344,20 @@ def _lengths() -> Iterator[BackwardCase]:
 
 
 def _wide() -> Iterator[BackwardCase]:
-    # What kernels for few head dims take, with the other dim and dtype.
+    # What kernels for few head dims take, with the other dims and dtype.
     kind = "bf16-128"
     yield case(kind, "window-33-12", window=(33, 12), S_q=33, S_k=200, batch=1)
     yield case(kind, "softcap-5", softcap=5.0)
     yield case(kind, "sinks", sinks=(0.5, -1.0), sink_gradient=True, S_q=70)
     yield case(kind, "lengths", kv_lengths=(40, 129, 0, 65), batch=4, S_q=33, S_k=129)
+    kind = "bf16-256"
+    lengths = {"kv_lengths": (40, 129, 0, 65), "batch": 4, "S_q": 70, "S_k": 129}
+    sinks = {"sinks": (0.5, -1.0), "sink_gradient": True}
+    yield case(kind, "window-softcap-sinks", window=(33, 12), softcap=5.0, **sinks, **lengths)
+    sequences = {"q_sequences": (33, 7, 0, 70), "k_sequences": (33, 20, 5, 140), "batch": 4}
+    tokens = dict.fromkeys(EVERY, TOKENS)
+    shape = {"S_q": 70, "S_k": 140, "num_heads": 4}
+    yield case("f16-256-causal", "sequences", **sequences, **shape, **tokens)
 
 
 def _any_order() -> Iterator[BackwardCase]:

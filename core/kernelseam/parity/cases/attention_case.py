@@ -69,7 +69,14 @@ class AttentionCase:
     """k and v are paged: shuffled pages, some of them unused, and a block table with invalid
     entries beyond the lengths."""
     dtype_out: DType | None = None
+    dtype_kv: DType | None = None
+    """That of k and v where they are stored in 8 bits."""
+    scales: str = ""
+    """What has scales of k and v: "tensor", "heads", "entries" (and heads), or "blocks"."""
+    scale_block: int | None = None
     batch_invariant: bool = False
+    latent: bool = False
+    """v is the first columns of k."""
     data: str = "normal"
     """"normal" N(0,1); with scores made "extreme" (sd 256), "falling" (near −512), "climbing" (4 a
     key); or with keys whose score is −inf: "holes" (every third), "voids" (all); or "faint": scores
@@ -99,6 +106,11 @@ class AttentionCase:
     def out_dtype(self) -> DType:
         """The dtype of out."""
         return self.dtype_out or self.dtype
+
+    @property
+    def kv_dtype(self) -> DType:
+        """The dtype of k and v."""
+        return self.dtype_kv or self.dtype
 
     @property
     def keys(self) -> tuple[int, ...] | None:

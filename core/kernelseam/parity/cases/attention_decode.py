@@ -73,3 +73,43 @@ def options() -> Iterator[AttentionCase]:
     yield case(
         "f16-64", "split-to-f32", S_q=1, S_k=1500, batch=1, num_heads=1, kv_heads=1, dtype_out=F32
     )
+
+
+def latent() -> Iterator[AttentionCase]:
+    """Multi-head latent attention: v is the first columns of k, which all heads share."""
+    one = {"S_q": 1, "num_heads": 16, "kv_heads": 1, "latent": True}
+    pages = {**one, "k": TOKENS, "v": TOKENS, "page_size": 64}
+    yield case("f16-64/40-causal", "latent", **one, S_k=70)
+    yield case("bf16-576/512-causal", "latent", **{**one, "S_q": 2}, S_k=130)
+    yield case("bf16-576/512", "latent-lengths", **one, S_k=200, kv_lengths=(200, 63))
+    yield case(
+        "bf16-576/512-causal",
+        "latent-pages-64",
+        **pages,
+        S_k=700,
+        batch=5,
+        kv_lengths=(1, 64, 700, 0, 129),
+    )
+    yield case(
+        "f16-576/512",
+        "latent-pages-5",
+        **{**pages, "num_heads": 20, "page_size": 5, "lse": False},
+        S_k=200,
+        kv_lengths=(200, 33),
+    )
+    yield case(
+        "bf16-576/512-causal",
+        "latent-pages-1-2-queries",
+        **{**pages, "num_heads": 128, "S_q": 2, "page_size": 1},
+        S_k=130,
+        kv_lengths=(65, 130),
+    )
+    yield case(
+        "bf16-576/512-causal",
+        "latent-split",
+        **{**pages, "page_size": 48},
+        S_k=3000,
+        batch=1,
+        kv_lengths=(2990,),
+        ramp=True,
+    )

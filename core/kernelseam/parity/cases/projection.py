@@ -144,12 +144,19 @@ def _tiles() -> Iterator[ProjectionCase]:
         for dim, some in ((64, 64), (128, 128), (128, 64), (256, 256)):
             what = f"tiles-{style}-{some}-of-{dim}"
             yield case(QKV, "f16", what, head_dim=dim, rotary_dim=some, **one, **turned)
-        told = {"positions": True, **turned}
-        yield case(QKV, "f16", f"tiles-{style}-positions", **boxes, **told)
-        yield case(QKV, "f16", f"tiles-{style}-entries-apart", {"input": APART}, **apart, **told)
-        yield case(QKV, "f16", f"tiles-{style}-entries-end-within", **apart, **told)
+        positioned_rotary = {"positions": True, **turned}
+        yield case(QKV, "f16", f"tiles-{style}-positions", **boxes, **positioned_rotary)
+        yield case(
+            QKV,
+            "f16",
+            f"tiles-{style}-entries-apart",
+            {"input": APART},
+            **apart,
+            **positioned_rotary,
+        )
+        yield case(QKV, "f16", f"tiles-{style}-entries-end-within", **apart, **positioned_rotary)
         yield case(QKV, "f16", f"tiles-{style}-96", head_dim=96, S=70, **turned)
-        yield case(QKV, "f16", f"tiles-{style}-pages", page_size=16, **apart, **told)
+        yield case(QKV, "f16", f"tiles-{style}-pages", page_size=16, **apart, **positioned_rotary)
 
 
 def _pages() -> Iterator[ProjectionCase]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 
@@ -56,10 +57,17 @@ def values(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
         v[...] = np.where(k[..., 1:2] == k[..., 1].max(), 0, np.abs(v))
     if case.ramp:
         ramp(q, k)
+    scales = _scales(case, rng) if case.scales else {}
+    if scales:
+        k /= key_scales(case, scales["k_scales"])[..., None]
+    kinds = (case.dtype, case.kv_dtype, case.kv_dtype)
     inputs: dict[str, Array] = {
-        name: repeated_copy(x.astype(case.dtype.numpy), operand_shapes[name])
-        for name, x in zip(operand_layouts, (q, k, v), strict=True)
+        name: repeated_copy(x.astype(kind.numpy), operand_shapes[name])
+        for name, x, kind in zip(operand_layouts, (q, k, v), kinds, strict=True)
     }
+    inputs |= scales
+    if case.latent:
+        inputs["v"] = inputs["k"][..., : case.value_dim]
     plane = (case.batch, case.num_heads, case.S_q, case.S_k)
     if case.bias:
         inputs["bias"] = repeated_copy(
@@ -157,6 +165,50 @@ def _mask(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> npt.ND
     return ~hidden
 
 
+def _scales(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
+    """Scales as they lie in memory. k is divided by its own; those of blocks of v differ by up to
+    10⁴, more than the range of float16 allows to a weight."""
+    shape = scale_shape(case)
+    drawn = {"tensor": (1, 1), "heads": (1, shape[1])}.get(case.scales, shape)
+    least = 1e-4 if case.scales == "blocks" else 0.1
+    k, v = 2.0 ** rng.uniform(-3, 3, drawn), least ** rng.uniform(0, 1, drawn)
+    return {
+        name: repeated_copy(x.astype(np.float32), shape)
+        for name, x in (("k_scales", k), ("v_scales", v))
+    }
+
+
+def scale_shape(case: AttentionCase) -> tuple[int, ...]:
+    """[batch, KV head], or [batch or page, KV head, block]."""
+    if case.scale_block is None:
+        return case.batch, case.kv_heads
+    outer, rows = case.batch, case.S_k
+    if case.k_sequences is not None:
+        outer, rows = 1, sum(case.k_sequences) + 2 * case.margin
+    elif case.page_size:
+        outer, rows = pages(case), case.page_size
+    return outer, case.kv_heads, -(-rows // case.scale_block)
+
+
+def key_scales(case: AttentionCase, scales: Array) -> Array:
+    """The scale of each key, [batch, KV head, S_k]; 1 for keys beyond an entry's."""
+    whole = np.ones((case.batch, case.kv_heads, case.S_k), np.float32)
+    starts = offsets(case.k_sequences, case.margin) if case.k_sequences is not None else ()
+    for b in range(case.batch):
+        n = case.S_k if case.keys is None else case.keys[b]
+        j = np.arange(n)
+        if case.scale_block is None:
+            whole[b, :, :n] = scales[b][:, None]
+        elif case.k_sequences is not None:
+            whole[b, :, :n] = scales[0][:, (starts[b] + j) // case.scale_block]
+        elif case.page_size:
+            at = block_table(case)[b, j // case.page_size]
+            whole[b, :, :n] = scales[at, :, j % case.page_size // case.scale_block].T
+        else:
+            whole[b, :, :n] = scales[b][:, j // case.scale_block]
+    return whole
+
+
 def offsets(lengths: tuple[int, ...], margin: int) -> list[int]:
     """Where each packed sequence begins, and where the last one ends."""
     return [*accumulate(lengths, initial=margin)]
@@ -195,7 +247,7 @@ def placements(case: AttentionCase) -> dict[str, Placement]:
             name,
             operand_layout,
             operand_shapes[name],
-            case.out_dtype if name == "out" else case.dtype,
+            {"q": case.dtype, "out": case.out_dtype}.get(name, case.kv_dtype),
         )
     if case.packed:
         H, G, D = case.num_heads, case.kv_heads, case.head_dim
@@ -204,6 +256,8 @@ def placements(case: AttentionCase) -> dict[str, Placement]:
             placements[name] = Placement(
                 "qkv", case.dtype, operand_shapes[name], (case.S_q * row, D, row, 1), first
             )
+    if case.latent:
+        placements["v"] = replace(placements["k"], shape=operand_shapes["v"])
     if case.lse:
         placements["lse"] = _lse(case, operand_shapes["q"][:3])
     planes = {
@@ -220,6 +274,11 @@ def placements(case: AttentionCase) -> dict[str, Placement]:
         placements["alibi_slopes"] = Placement("alibi_slopes", DType.float32, plane[:2], strides)
     if case.sinks:
         placements["sinks"] = Placement("sinks", DType.float32, (case.num_heads,), (1,))
+    if case.scales:
+        of_scales = scale_shape(case)
+        steps = tuple(math.prod(of_scales[i + 1 :]) + (i == 0) for i in range(len(of_scales)))
+        for name in ("k_scales", "v_scales"):
+            placements[name] = Placement(name, DType.float32, of_scales, steps)
     one_each = {"prefix_lengths": case.prefix, "kv_lengths": case.kv_lengths}
     for name, count, given in (
         *((n, case.batch, x) for n, x in one_each.items()),
@@ -313,4 +372,5 @@ def variant(case: AttentionCase, x: Mapping[str, Array]) -> Variant:
         x.get("sinks"),
         case.q_sequences,
         case.keys,
+        *(key_scales(case, x[n]) if case.scales else None for n in ("k_scales", "v_scales")),
     )

@@ -19,6 +19,7 @@ _FIELDS = {
     **{n: (n, _PLANE) for n in ("bias", "mask", "dbias")},
     "lse": ("lse", ("batch", "head")),
     "alibi_slopes": ("alibi", ("batch", "head")),
+    **{n: (n, ("batch", "head", "block")) for n in ("k_scales", "v_scales")},
     "block_table": ("table", ("row",)),
     "outs": ("outs", ("part", *_MATRIX)),
     "lses": ("lses", ("part", "batch", "head")),

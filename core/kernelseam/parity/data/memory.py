@@ -1,6 +1,7 @@
 """A case's memory: operands and the canaries around them.
 
-All memory but the inputs starts as 0xFF bytes, which are NaN in every dtype. So results that were
+All memory but the inputs starts as 0xFF bytes, which are NaN in every dtype (but float8_e4m3fnuz,
+where they are −240). So results that were
 never written, reads beyond an end or in a gap, and writes outside the output are detected.
 """
 

@@ -33,7 +33,10 @@ FIELDS = (
     "softcap",
     "dtype",
     "dtype_out",
+    "dtype_kv",
+    "scale_block",
     "batch_invariant",
+    "latent",
 )
 """Fields with the same name in a case and in the descriptor."""
 
@@ -131,7 +134,8 @@ def describe_strided(
 def packed(case: AttentionCase) -> set[str]:
     """Operands whose rows are packed."""
     queries = set() if case.q_sequences is None else {"q", "out", "lse"}
-    return queries | (set() if case.k_sequences is None else {"k", "v"})
+    keys = {"k", "v"} | ({"k_scales", "v_scales"} if case.scale_block else set())
+    return queries | (set() if case.k_sequences is None else keys)
 
 
 def _options(case: AttentionCase) -> dict[str, Any]:

@@ -1,18 +1,7 @@
 // A consumer: one warpgroup, 64 keys of every tile.
-//
-// A thread has two of its warp's 16 keys, lane/4 and lane/4 + 8, and of every 8 queries two, lane%4·2 on: element i of s or dp is
-// of key i/2 % 2 and query i/4·8 + lane%4·2 + i%2.
 #pragma once
 #include "sm90/attention/backward/block.h"
-
-// The two numbers of 16 bits in x, as pack2 has put them.
-KS_DEVICE float unpacked_low(u32 x, bf16) { return __uint_as_float(x << 16); }
-KS_DEVICE float unpacked_high(u32 x, bf16) { return __uint_as_float(x & 0xffff0000u); }
-KS_DEVICE float unpacked_low(u32 x, f16) { return to_sum(f16{(unsigned short)x}); }
-KS_DEVICE float unpacked_high(u32 x, f16) { return to_sum(f16{(unsigned short)(x >> 16)}); }
-
-// The score of a hidden pair, or its tanh, where 1 − tanh² must be a number: p is 0 of both.
-KS_DEVICE float hidden_score() { return KS_SOFTCAP ? -1e15f : -infinity(); }
+#include "sm90/attention/backward/fragments.h"
 
 struct Consumer {
   SharedStorage& storage;
@@ -26,67 +15,11 @@ struct Consumer {
   int group, warp, thread_lane;
 
   KS_DEVICE int adder() const { return group * 4 + warp; }
-  // The row of 16 that this lane addresses in stmatrix, in panels of 128-byte rows; `chunk`: the 16 bytes, of the swizzled row.
-  KS_DEVICE u32 matrix_row() const { return thread_lane % 16 * 128; }
-  KS_DEVICE u32 matrix_chunk(int chunk) const { return ((chunk + thread_lane / 16) ^ thread_lane % 8) * 16; }
-
-  // Sets rows [from, ROWS) of a tile to zero: TMA has brought another sequence's. Every consumer does so before it reads, over
-  // zeros that the other may have written.
-  template<int ROWS> KS_DEVICE void zero_rows(char* tile, int from) const {
-    const int thread = warp * WARP + thread_lane;
-#pragma unroll 1
-    for (int i = max_of(from, 0) * 8 + thread; i < ROWS * 8; i += 128)
-#pragma unroll
-      for (int c = 0; c < D / 64; c++) *(uint4*)(tile + c * ROWS * 128 + i * 16) = uint4{0, 0, 0, 0};
-    async_proxy_fence();
-    named_barrier_sync(1 + group, 128);
-  }
-
-  // Scores of hidden pairs. ahead: from the diagonal's query of the consumer's first key, key0, to the step's first.
-  KS_DEVICE void mask_scores(float (&s)[STEP / 2], int ahead, int key0, int S_k) const {
-    const int mine = warp * 16 + thread_lane / 4, key = key0 + mine, from = ahead - mine + thread_lane % 4 * 2;
-    int low[2], high[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      low[r] = KS_CAUSAL || KS_WINDOW ? 8 * r - band.reach() - from : -STEP;
-      high[r] = KS_WINDOW ? 8 * r + band.left + 1 - from : STEP;
-      if (key + 8 * r >= S_k) low[r] = STEP;
-    }
-#pragma unroll
-    for (int i = 0; i < STEP / 2; i++) {
-      const int query = i / 4 * 8 + i % 2, r = i / 2 % 2;
-      if (query < low[r] || (KS_WINDOW && query >= high[r])) s[i] = hidden_score();
-    }
-  }
-
-  // A gradient of this warp's 16 keys: through its own rows of V to global memory. TMA does not write rows beyond a dense tensor's
-  // last; a packed sequence's last rows are stored by the threads, as the next sequence follows them.
+  template<int ROWS> KS_DEVICE void zero(char* tile, int from) const { zero_rows<ROWS, D>(tile, from, 1 + group, warp, thread_lane); }
+  // A gradient, through this warp's rows of V.
   KS_DEVICE void store(const float (&x)[D / 2], float by, const WorkTile& w, int stage, const TensorMap& map, const Matrices<T>& to) const {
-    const int first = group * 64 + warp * 16, row = w.tile * KEYS + first, lane = thread_lane;
-    const int rows = KS_KV_VIEW == PACKED ? w.S_k - row : 16;
-#pragma unroll
-    for (int c = 0; c < D; c += 64) {
-      char* const panel = storage.v[stage] + c / 64 * KEYS * 128 + first * 128;
-      const u32 line = shared_address(panel) + matrix_row();
-#pragma unroll
-      for (int chunk = 0; chunk < 8; chunk += 2) {
-        const float* const y = x + c / 2 + chunk * 4;
-        stmatrix(line + matrix_chunk(chunk), pack2(y[0] * by, y[1] * by, T()), pack2(y[2] * by, y[3] * by, T()),
-                 pack2(y[4] * by, y[5] * by, T()), pack2(y[6] * by, y[7] * by, T()));
-      }
-      async_proxy_fence();
-      warp_barrier();
-      if (KS_KV_VIEW != PACKED || rows >= 16) {
-        if (lane == 0) tma_store(map, shared_address(panel), c, w.k_first + row, w.kv_head, KS_KV_VIEW == PACKED ? 0 : w.batch);
-      } else {
-        T* const line_to = to.base + (i64)(w.k_first + row) * to.row + w.kv_head * to.head + c;
-#pragma unroll 1
-        for (int i = lane; i < rows * 8; i += WARP)
-          *(uint4*)(line_to + (i64)(i / 8) * to.row + i % 8 * 8) = *(const uint4*)(panel + i / 8 * 128 + (i % 8 ^ i / 8 % 8) * 16);
-      }
-    }
-    if (lane == 0) tma_store_commit(), tma_store_wait_read<0>();
-    warp_barrier();
+    const int first = group * 64 + warp * 16;
+    store_gradient<T, KEYS>(x, by, storage.v[stage], first, w.tile * KEYS + first, w, map, to, thread_lane);
   }
 
   KS_DEVICE void run() const;
@@ -106,7 +39,7 @@ KS_DEVICE void Consumer::run() const {
   const u64 o_k_major = whole(descriptor_k_major(shared_address(storage.dout)));
   const u64 o_mn_major = whole(descriptor_mn_major(shared_address(storage.dout), STEP * 128));
   const u64 ds_tiles = whole(descriptor_mn_major(shared_address(storage.ds) + group / (D / 64) * 64 * 128, 64 * 128));
-  const u32 ds_rows = shared_address(storage.ds) + group * DS_BYTES + warp * 16 * 128 + matrix_row() + matrix_chunk(0);
+  const u32 ds_rows = shared_address(storage.ds) + group * DS_BYTES + warp * 16 * 128 + matrix_row(lane) + matrix_chunk(0, lane);
   const u32 lse_rows = shared_address(storage.lse) + lane % 4 * 8;
   constexpr int DOTS = sizeof(storage.lse);  // from the values of lse to those of dots
   // With as many stages of dout as of q, one state serves both.
@@ -123,8 +56,8 @@ KS_DEVICE void Consumer::run() const {
     const int shift = w.S_k - w.S_q, key0 = w.tile * KEYS + group * 64;
     const bool tail = key0 + 64 > w.S_k;
     if (RAGGED_KEYS && (w.tile + 1) * KEYS > w.S_k) {
-      zero_rows<KEYS>(storage.k[kv.stage], w.S_k - w.tile * KEYS);
-      zero_rows<KEYS>(storage.v[kv.stage], w.S_k - w.tile * KEYS);
+      zero<KEYS>(storage.k[kv.stage], w.S_k - w.tile * KEYS);
+      zero<KEYS>(storage.v[kv.stage], w.S_k - w.tile * KEYS);
     }
     const u64 k_k_major = whole(descriptor_k_major(shared_address(storage.k[kv.stage]) + group * 64 * 128));
     const u64 v_k_major = whole(descriptor_k_major(shared_address(storage.v[kv.stage]) + group * 64 * 128));
@@ -150,7 +83,7 @@ KS_DEVICE void Consumer::run() const {
       };
       auto start_s = [&] {
         rings.q.wait_full(q);
-        if (RAGGED_QUERIES && m * STEP + STEP > w.S_q) zero_rows<STEP>(storage.q[q.stage], w.S_q - m * STEP);
+        if (RAGGED_QUERIES && m * STEP + STEP > w.S_q) zero<STEP>(storage.q[q.stage], w.S_q - m * STEP);
         wgmma_fence();
         const u64 y = advanced(q_k_major, q.stage * Q_BYTES);
 #pragma unroll
@@ -214,15 +147,12 @@ KS_DEVICE void Consumer::run() const {
         const u64 q_rows = advanced(q_mn_major, q.stage * Q_BYTES), o_rows = advanced(o_mn_major, o().stage * Q_BYTES);
         // p, rounded, while dk of the last step is multiplied
         const int ahead = m * STEP - (key0 - shift);  // of the diagonal of the consumer's first key
-        bool masked = tail;
-        if (KS_CAUSAL || KS_WINDOW) masked = masked || ahead < 63 - band.reach();
-        if (KS_WINDOW) masked = masked || ahead + STEP - 1 > band.left;
         if constexpr (KS_SOFTCAP) {
           rings.ds.wait_empty(ds_out);
 #pragma unroll
           for (int i = 0; i < STEP / 2; i++) s[i] = tanh_large(s[i] * cap_inverse);
         }
-        if (masked) mask_scores(s, ahead, key0, w.S_k);
+        if (some_hidden(band, ahead, tail)) mask_scores(s, band, ahead, key0, w.S_k, warp, lane);
 #pragma unroll
         for (int i = 0; i < STEP / 8; i++) {
           const Pair lse = load_pair(lse_rows + q.stage * ROW_BYTES + i * 32);
@@ -237,7 +167,7 @@ KS_DEVICE void Consumer::run() const {
           }
         }
         rings.dout.wait_full(o());
-        if (RAGGED_QUERIES && m * STEP + STEP > w.S_q) zero_rows<STEP>(storage.dout[o().stage], w.S_q - m * STEP);
+        if (RAGGED_QUERIES && m * STEP + STEP > w.S_q) zero<STEP>(storage.dout[o().stage], w.S_q - m * STEP);
         pin(dv);
         wgmma_fence();
         const u64 o_here = advanced(o_k_major, o().stage * Q_BYTES);

@@ -15,6 +15,7 @@ from kernelseam_cuda.sm90.attention import HopperAttention
 from kernelseam_cuda.sm90.attention_bwd import HopperAttentionBwd
 from kernelseam_cuda.sm90.gemm import HopperGemm
 from kernelseam_cuda.sm90.heads import HopperHeads
+from kernelseam_cuda.sm90.latent import HopperLatent
 from kernelseam_cuda.sm90.tf32 import HopperTf32Gemm
 
 _GEMM, _HEADS = HopperGemm(), HopperHeads()
@@ -42,6 +43,7 @@ class HopperProjection(Projection):
 KERNELS = (
     HopperAttention(),
     HopperAttentionBwd(),
+    HopperLatent(),
     _GEMM,
     HopperTf32Gemm(),
     HopperProjection("qkv_projection", products.qkv, (_HEADS,), covered=True),
@@ -56,6 +58,7 @@ __all__ = [
     "HopperAttentionBwd",
     "HopperGemm",
     "HopperHeads",
+    "HopperLatent",
     "HopperProjection",
     "HopperTf32Gemm",
 ]

@@ -1,5 +1,5 @@
-"""Kernel definitions of cuda_kernels/sm90/attention/backward.h, and of the two kernels before and
-after it."""
+"""Kernel definitions of cuda_kernels/sm90/attention/backward.h and backward_wide.h, and of the two
+kernels before and after them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
+from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.descriptors.attention.problem import AttentionSpec
@@ -18,7 +18,6 @@ from kernelseam.kernels.attention.arguments import (
     matrices,
     row_values,
 )
-from kernelseam.kernels.attention.cost import keys_met
 from kernelseam.kernels.attention.host import VIEWS
 from kernelseam.kernels.attention.row_kernels import (
     ROW_DOTS,
@@ -36,7 +35,20 @@ from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strid
 from kernelseam.kernels.signature import Signature, Structure
 
 from kernelseam_cuda.sm90.attention import refuse_rows
-from kernelseam_cuda.sm90.tiles import ATTENTION_BWD, BACKWARD_REGISTERS, HopperBackwardTile
+from kernelseam_cuda.sm90.attention_bwd_cost import (
+    BackwardTile,
+    counted,
+    gradient_work,
+    in_order,
+    row_work,
+    tile_count,
+    total_blocks,
+)
+from kernelseam_cuda.sm90.tiles import (
+    ATTENTION_BWD,
+    BACKWARD_REGISTERS,
+    HopperWideBackwardTile,
+)
 from kernelseam_cuda.toolchain import sources
 
 OPTIONS = frozenset(
@@ -44,14 +56,10 @@ OPTIONS = frozenset(
 )
 """The forward's options that the kernel has the gradients of."""
 DIMS = tuple(dict.fromkeys(t.head_dim for t in ATTENTION_BWD))
-_ADDERS = 8
-"""Warps that add to a block of sums: sums.h."""
+_WARP_PIECE = 16 * 64
+"""Sums that a warp adds to: sums.h."""
 _BOX_COLUMNS, _STORE_ROWS, _ROWS = 64, 16, 64
-_SECTION_BYTES = {False: 64 << 20, True: 32 << 20}
-"""Queries, their result's gradients and sums of dq of the heads whose tiles are scheduled together,
-in any order and in order."""
 _COUNTERS_BYTES = 256
-_PRODUCTS = 5
 
 _MAPS = {
     "q_map": "q",
@@ -119,35 +127,37 @@ class HopperBackwardKernel(KernelDefinition):
             stride_dv_row=problem.dv_strides[2],
         )
 
-    def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[HopperBackwardTile, ...]:
+    def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
         return tuple(t for t in ATTENTION_BWD if t.head_dim == spec.forward.head_dim)
 
-    def tile(
-        self, problem: AttentionBwdProblem, row: ArchRow, device: Device
-    ) -> HopperBackwardTile:
+    def tile(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> BackwardTile:
         return self.tiles(problem.spec, row)[0]
 
+    def main(self, tile: BackwardTile) -> HopperBackwardKernel:
+        """The kernel that multiplies."""
+        return WIDE if isinstance(tile, HopperWideBackwardTile) else self
+
     def launches(
-        self, problem: AttentionBwdProblem, tile: HopperBackwardTile, device: Device
+        self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device
     ) -> Launches:
         """Values of the rows, and sums set to zero; the gradients; dq of its sums; the sinks'
         gradient."""
         p, spec = problem.forward, problem.spec.forward
-        blocks = _total_blocks(problem, tile)
-        rows = blocks * tile.step
+        blocks = total_blocks(problem, tile)
+        rows, adders = blocks * tile.step, tile.step * tile.head_dim // _WARP_PIECE
         workspace, size = dict[str, int](), _COUNTERS_BYTES
         for name, needed in (
             ("lse_base2", 4 * rows),
             ("dots", 4 * rows),
             ("sums", 4 * rows * tile.head_dim),
-            ("turns", 4 * _ADDERS * blocks if _in_order(problem.spec) else 0),
+            ("turns", 4 * adders * blocks * in_order(problem.spec)),
         ):
             workspace[name] = size
             size += divide_up(needed, 256) * 256
         sums = {"sums": workspace["sums"]}
         steps = [
             Launch(ROW_VALUES, problem, tile, workspace),
-            Launch(self, problem, tile, {**workspace, "counter": 0}),
+            Launch(self.main(tile), problem, tile, {**workspace, "counter": 0}),
             Launch(QUERY_GRADIENT, problem, tile, sums),
         ]
         if problem.spec.sink_gradient:
@@ -177,7 +187,7 @@ class HopperBackwardKernel(KernelDefinition):
         return Launches(tuple(steps), size, zeroed_bytes=_COUNTERS_BYTES)
 
     def defines(
-        self, spec: AttentionBwdSpec, tile: HopperBackwardTile, row: ArchRow
+        self, spec: AttentionBwdSpec, tile: BackwardTile, row: ArchRow
     ) -> dict[str, object]:
         s = spec.forward
         return {
@@ -188,10 +198,10 @@ class HopperBackwardKernel(KernelDefinition):
             "KV_VIEW": VIEWS[s.kv_view],
             "LENGTHS": s.lengths,
             "STEP": tile.step,
-            "IN_ORDER": _in_order(spec),
+            "IN_ORDER": in_order(spec),
         }
 
-    def shared_bytes(self, spec: AttentionBwdSpec, tile: HopperBackwardTile) -> int:
+    def shared_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
         return 0
 
     def pointers(self, spec: AttentionBwdSpec) -> dict[str, str]:
@@ -202,9 +212,9 @@ class HopperBackwardKernel(KernelDefinition):
         }
 
     def values(
-        self, problem: AttentionBwdProblem, tile: HopperBackwardTile, device: Device
+        self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device
     ) -> dict[str, int | float]:
-        p, count = problem.forward, _tile_count(problem, tile)
+        p, count = problem.forward, tile_count(problem, tile)
         walks = {
             "out": p.out_strides,
             "dout": problem.dout_strides,
@@ -230,9 +240,8 @@ class HopperBackwardKernel(KernelDefinition):
         wanted = (n for n, kind in _scalars(self.signature(problem.spec)) if kind not in _ADDRESSES)
         return {n: known[n] for n in wanted}
 
-    def work(self, problem: Any, tile: HopperBackwardTile, device: Device) -> Work:
-        """Memory's: it reads and writes once."""
-        return Work(_total_blocks(problem, tile) * tile.step * self.row_bytes(tile.head_dim))
+    def work(self, problem: Any, tile: BackwardTile, device: Device) -> Work:
+        return row_work(problem, tile, self.row_bytes(tile.head_dim))
 
     def row_bytes(self, head_dim: int) -> int:
         """Bytes that a row of queries moves."""
@@ -261,11 +270,11 @@ class RowValues(HopperBackwardKernel):
     def signature(self, spec: AttentionBwdSpec) -> Signature:
         return self._signature
 
-    def grid(self, problem: AttentionBwdProblem, tile: HopperBackwardTile, device: Device) -> int:
+    def grid(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> int:
         p = problem.forward
         return p.batch * p.num_heads * divide_up(p.S_q, tile.step) * tile.step // _ROWS
 
-    def threads(self, tile: HopperBackwardTile, row: ArchRow) -> int:
+    def threads(self, tile: BackwardTile, row: ArchRow) -> int:
         return 256
 
     def row_bytes(self, head_dim: int) -> int:
@@ -290,11 +299,11 @@ class QueryGradient(HopperBackwardKernel):
     def signature(self, spec: AttentionBwdSpec) -> Signature:
         return self._signature
 
-    def grid(self, problem: AttentionBwdProblem, tile: HopperBackwardTile, device: Device) -> int:
+    def grid(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> int:
         p = problem.forward
         return p.batch * p.num_heads * divide_up(p.S_q, _ROWS)
 
-    def threads(self, tile: HopperBackwardTile, row: ArchRow) -> int:
+    def threads(self, tile: BackwardTile, row: ArchRow) -> int:
         return 128
 
     def row_bytes(self, head_dim: int) -> int:
@@ -312,34 +321,38 @@ class HopperAttentionBwd(HopperBackwardKernel):
     multiplies = True
 
     def defines(
-        self, spec: AttentionBwdSpec, tile: HopperBackwardTile, row: ArchRow
+        self, spec: AttentionBwdSpec, tile: BackwardTile, row: ArchRow
     ) -> dict[str, object]:
         producer, consumer = BACKWARD_REGISTERS
         return {
             **super().defines(spec, tile, row),
             "STAGES": tile.stages,
             "O_STAGES": tile.o_stages,
-            "KV_STAGES": tile.kv_stages,
-            "DYNAMIC": _counted(spec),
+            **self.own_defines(tile),
+            "DYNAMIC": counted(spec),
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
             "SHARED_BYTES": tile.shared_bytes,
         }
 
+    def own_defines(self, tile: Any) -> dict[str, object]:
+        return {"KV_STAGES": tile.kv_stages}
+
     def signature(self, spec: AttentionBwdSpec) -> Signature:
         return _SIGNATURE
 
-    def grid(self, problem: AttentionBwdProblem, tile: HopperBackwardTile, device: Device) -> int:
-        return min(_tile_count(problem, tile)["total"], max(device.limits.compute_units, 1))
+    def grid(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> int:
+        clusters = max(device.limits.compute_units // tile.cluster, 1)
+        return min(tile_count(problem, tile)["total"], clusters) * tile.cluster
 
-    def threads(self, tile: HopperBackwardTile, row: ArchRow) -> int:
+    def threads(self, tile: BackwardTile, row: ArchRow) -> int:
         return 384
 
-    def shared_bytes(self, spec: AttentionBwdSpec, tile: HopperBackwardTile) -> int:
+    def shared_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
         return tile.shared_bytes
 
     def tensor_maps(
-        self, problem: AttentionBwdProblem, tile: HopperBackwardTile, device: Device
+        self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device
     ) -> dict[str, TensorMap]:
         """Axes column, row, head, batch; packed rows are of one entry. Boxes are panels of 64
         columns."""
@@ -351,8 +364,8 @@ class HopperAttentionBwd(HopperBackwardKernel):
         shapes = {
             "q_map": (of_queries, p.q_strides, tile.step),
             "dout_map": (of_queries, problem.dout_strides, tile.step),
-            "k_map": (of_keys, p.k_strides, tile.keys),
-            "v_map": (of_keys, p.v_strides, tile.keys),
+            "k_map": (of_keys, p.k_strides, tile.block_keys),
+            "v_map": (of_keys, p.v_strides, tile.block_keys),
             "dk_map": (of_keys, problem.dk_strides, _STORE_ROWS),
             "dv_map": (of_keys, problem.dv_strides, _STORE_ROWS),
         }
@@ -371,47 +384,52 @@ class HopperAttentionBwd(HopperBackwardKernel):
 
     def variants(
         self, problem: AttentionBwdProblem, row: ArchRow, device: Device
-    ) -> dict[str, HopperBackwardTile]:
+    ) -> dict[str, BackwardTile]:
         return {t.name: t for t in self.tiles(problem.spec, row)}
 
-    def work(self, problem: AttentionBwdProblem, tile: HopperBackwardTile, device: Device) -> Work:
-        """A tile's keys meet the queries that see its middle one, and half a step and half a tile
-        more."""
-        p = problem.forward
-        keys, _ = keys_met(p, tile.keys, tile.step, p.S_q, p.S_k)
-        met = keys * p.S_q / max(p.S_k, 1) * p.head_group
-        longest = float(divide_up(p.S_q, tile.step) * tile.step * p.head_group)
-        operations = 2.0 * tile.keys * _PRODUCTS * tile.head_dim
-        return Work(
-            problem.bytes_moved,
-            _tile_count(problem, tile)["total"],
-            operations * met,
-            operations * max(longest, met),
-            p.spec.dtype,
-            tile.rate_in_order if _in_order(problem.spec) else tile.rate,
-            tile.block_seconds,
-        )
+    def work(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> Work:
+        return gradient_work(problem, tile)
 
     def covering(self) -> Iterable[Covered]:
         """Every dtype and head dim with and without a causal mask, in order and in any; every
         option; packed sequences; and the two small kernels."""
         f16, bf16 = DType.float16, DType.bfloat16
         for dim in DIMS:
+            main = self.main(next(t for t in ATTENTION_BWD if t.head_dim == dim))
             causal = AttentionSpec(bf16, dim, dim, True, True)
-            yield Covered(self, AttentionBwdSpec(causal))
+            yield Covered(main, AttentionBwdSpec(causal))
             yield Covered(
-                self, AttentionBwdSpec(AttentionSpec(f16, dim, dim, lse=True), deterministic=False)
+                main, AttentionBwdSpec(AttentionSpec(f16, dim, dim, lse=True), deterministic=False)
             )
-            yield Covered(self, AttentionBwdSpec(causal, deterministic=False), often=False)
+            yield Covered(main, AttentionBwdSpec(causal, deterministic=False), often=False)
             every = replace(causal, causal=False, window=True, softcap=True, lengths=True)
-            yield Covered(self, AttentionBwdSpec(every))
+            yield Covered(main, AttentionBwdSpec(every))
             packed = replace(causal, q_view="packed", kv_view="packed")
-            yield Covered(self, AttentionBwdSpec(packed), often=False)
+            yield Covered(main, AttentionBwdSpec(packed), often=False)
             window = replace(packed, dtype=f16, causal=False, window=True)
-            yield Covered(self, AttentionBwdSpec(window, deterministic=False))
+            yield Covered(main, AttentionBwdSpec(window, deterministic=False))
             for small in (ROW_VALUES, QUERY_GRADIENT):
                 yield Covered(small, AttentionBwdSpec(AttentionSpec(f16, dim, dim, lse=True)))
                 yield Covered(small, AttentionBwdSpec(packed))
+
+
+class HopperWideAttentionBwd(HopperAttentionBwd):
+    """The same where the gradients of 64 keys fill a block's registers, by clusters of two
+    blocks."""
+
+    entry = "attention_backward_wide_sm90"
+    source = "sm90/attention/backward_wide.h"
+
+    def own_defines(self, tile: Any) -> dict[str, object]:
+        return {}
+
+    def config(
+        self, problem: AttentionBwdProblem, tile: Any, row: ArchRow, device: Device
+    ) -> LaunchConfig:
+        return replace(super().config(problem, tile, row, device), cluster=(tile.cluster, 1, 1))
+
+
+WIDE = HopperWideAttentionBwd()
 
 
 def _scalars(signature: Signature) -> Iterable[tuple[str, str]]:
@@ -421,47 +439,3 @@ def _scalars(signature: Signature) -> Iterable[tuple[str, str]]:
             yield from ((n, k) for n, k, _ in kind.scalars)
         else:
             yield name, kind
-
-
-def _in_order(spec: AttentionBwdSpec) -> bool:
-    """Whether sums of dq have one order."""
-    return spec.deterministic or spec.forward.batch_invariant
-
-
-def _counted(spec: AttentionBwdSpec) -> bool:
-    """Whether tiles are scheduled by an atomic counter: they differ in length, or have an order."""
-    s = spec.forward
-    return s.causal or s.window or s.lengths or s.q_view == "packed" or _in_order(spec)
-
-
-def _total_blocks(problem: AttentionBwdProblem, tile: HopperBackwardTile) -> int:
-    """Blocks of sums: sums.h numbers them."""
-    p = problem.forward
-    if p.spec.q_view == "packed":
-        return (p.total_q // tile.step + p.batch) * p.num_heads
-    return p.batch * p.num_heads * divide_up(p.S_q, tile.step)
-
-
-def _tile_count(problem: AttentionBwdProblem, tile: HopperBackwardTile) -> dict[str, int]:
-    """Tiles of a launch and blocks of its sums. A section's queries, their result's gradients and
-    their sums stay in L2."""
-    p = problem.forward
-    key_tiles, query_blocks = divide_up(p.S_k, tile.keys), divide_up(p.S_q, tile.step)
-    heads = p.batch * p.kv_heads
-    section_bytes = _SECTION_BYTES[_in_order(problem.spec)]
-    row_bytes = p.spec.head_dim * (2 * p.spec.dtype.itemsize + 4)
-    head_bytes = p.S_q * row_bytes * p.head_group
-    section = min(max(section_bytes // head_bytes, 1), heads)
-    packed = p.spec.q_view == "packed"
-    return {
-        "key_tiles": key_tiles,
-        "total": key_tiles * heads,
-        "section": section,
-        "section_tiles": section * key_tiles,
-        "batch": p.batch,
-        "kv_heads": p.kv_heads,
-        "head_group": p.head_group,
-        "query_blocks": query_blocks,
-        "head_blocks": p.total_q // tile.step + p.batch if packed else query_blocks,
-        "num_heads": p.num_heads,
-    }

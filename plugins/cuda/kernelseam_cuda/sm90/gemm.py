@@ -21,29 +21,22 @@ from kernelseam.kernels.elements import (
     divider_values,
     refuse_row_strides,
 )
-from kernelseam.kernels.signature import Signature, Structure
+from kernelseam.kernels.signature import Signature
 
-from kernelseam_cuda.sm90.tiles import (
-    GEMM,
-    REGISTERS,
-    SPLIT,
-    HopperGemmTile,
-    HopperTf32Tile,
+from kernelseam_cuda.sm90 import gemm_cost
+from kernelseam_cuda.sm90.gemm_tiling import (
+    MAX_TILES,
+    ORDER,
+    order_values,
+    results_of,
+    slice_of,
+    tile_count,
 )
+from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, SPLIT, HopperGemmTile
 from kernelseam_cuda.toolchain import sources
 
-SLICE_BYTES = 128
-"""Of K, in a stage of the ring."""
-_SLICE = 64
-"""Elements of K whose products take as long, of 16 bits; of TF32 half as many do."""
-_FEW_TILES = 400
-"""More than that fill the GPU without a split of their sums."""
 _MAX_EXTENT = 2**30
 """Rows and columns: a tile's place, and its end, are 32-bit."""
-MAX_TILES = 2**31 - 2**16
-"""A block counts in 32 bits by a grid's clusters, beyond the last."""
-_GROUP_ROWS = 8
-"""Rows of tiles in a group of the rasterisation: tiles.h."""
 _PANEL_BYTES, _ROWS = 128, 64
 """Of a row of a box of the result, and its rows."""
 _UNIT_BYTES, _UNITS_BITS, _REACH = 16, 31, 2**29
@@ -72,32 +65,12 @@ _SUMS_STRIDES = ("sums_batch", "sums_head")
 _GROUPS = ("batch_group", "head_group")
 _SEGMENTS = (("a_map", "A"), ("a1_map", "A1"), ("a2_map", "A2"))
 """Maps and operands of A's heads where they are those of three."""
-ORDER = Structure(
-    (
-        *((n, divider_parameter(n)) for n in ("matrix", "group", "last", "heads")),
-        ("rows", "i32"),
-        ("total", "i32"),
-    )
-)
 _SEGMENT_PARAMETERS = (
     ("a1_map", "tensor_map"),
     ("a2_map", "tensor_map"),
     ("a1_first", "i32"),
     ("a2_first", "i32"),
 )
-_MOSTLY_C = 0.75
-"""Above this part of the bytes moved C is stored with the L2 policy evict-first. H200:
-256 × 2048×2048×128, C 0.89 of them, gains 4 %; 256 × 2048×128×2048, 0.06, would lose 8 %."""
-_LINE, _LINE_OPERATIONS = 128, 7_000
-"""Bytes of a line of the L2 cache; what a block at full rate could do while one comes (H200: 1.4
-ns). Where rows are not whole lines, a panel's row of 128 bytes lies in two."""
-_LISTED = 1.25
-"""Lines of such a row in a list, whose matrices may begin anywhere within a line. Where they do,
-64 × 1024³ takes 243 µs by pairs that share B and 370 by the tile that is as fast where they do not
-(210); where C is most of what is moved, its stores decide."""
-_SHARED_OPERATIONS = 15_000
-"""That a block could do meanwhile, where another reads the same lines of A as it does: the cache
-serves them one after the other (H200: 3 ns). It bounds products of few rows with many columns."""
 
 
 class HopperGemm(KernelDefinition):
@@ -177,32 +150,31 @@ class HopperGemm(KernelDefinition):
         """The tile that should take the least time."""
         return min(
             self.offered(problem),
-            key=lambda t: predicted(_work(problem, t), row.costs, device.limits),
+            key=lambda t: predicted(gemm_cost.work(problem, t), row.costs, device.limits),
         )
 
     def offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
         """TMA stores chunks of 16 bytes whole: where C's last is not, tiles whose warps store.
         Where C is most of what is moved, TMA's stores leave the L2 cache to A and B."""
-        row = p.N * p.spec.dtype_c.itemsize
-        mostly_c = p.results * p.M * row > _MOSTLY_C * p.bytes_moved
-        whole = row % _UNIT_BYTES == 0
+        whole = p.N * p.spec.dtype_c.itemsize % _UNIT_BYTES == 0
+        c_first = gemm_cost.mostly_c(p)
         return tuple(
-            replace(t, c_first=mostly_c and t.store == "tma")
+            replace(t, c_first=c_first and t.store == "tma")
             for t in _tiles_of(p.spec)
             if self.few_enough(p, t) and (whole or t.store == "rows")
         )
 
     def few_enough(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
         """Whether its tiles can be counted; where their sums are split, that they are few, that
-        every part has something to sum, and that the ring has room for the parts: behind one
-        source tile, not behind two."""
+        every part has something to sum, and that the ring has room for the parts behind the
+        source tiles."""
         if tile.split == 1:
             return tile_count(p, tile) < MAX_TILES
-        if p.beta != 0 and p.spec.residual:
-            return False
-        slices = divide_up(p.K, _slice(p.spec))
+        slices = divide_up(p.K, slice_of(p.spec))
+        sources = (p.beta != 0) + (p.spec.residual is not None)
         return (
-            tile_count(p, tile) <= _FEW_TILES
+            tile.stages_after_sums(sources) <= tile.stages
+            and tile_count(p, tile) <= tile.most_tiles
             and (tile.split - 1) * divide_up(slices, tile.split) < slices
         )
 
@@ -276,8 +248,11 @@ class HopperGemm(KernelDefinition):
     def config(
         self, problem: GemmProblem, tile: HopperGemmTile, row: ArchRow, device: Device
     ) -> LaunchConfig:
+        """Its blocks set up their barriers while the kernel before it ends."""
         return replace(
-            super().config(problem, tile, row, device), cluster=(tile.cluster * tile.split, 1, 1)
+            super().config(problem, tile, row, device),
+            cluster=(tile.cluster * tile.split, 1, 1),
+            programmatic=True,
         )
 
     def threads(self, tile: HopperGemmTile, row: ArchRow) -> int:
@@ -295,7 +270,7 @@ class HopperGemm(KernelDefinition):
             p.c_strides[2],
             p.M,
             p.N,
-            divide_up(p.K, _slice(p.spec)),
+            divide_up(p.K, slice_of(p.spec)),
             *steps(p.num_heads, p.batch, p.a_strides),
             *steps(p.num_heads // p.b_head_group, p.batch, p.b_strides),
             *steps(*results_of(p), p.residual_strides),
@@ -329,7 +304,7 @@ class HopperGemm(KernelDefinition):
         b_heads = p.num_heads // p.b_head_group
         # Where what is summed over comes first, a box holds a tile's whole side; else it is a
         # panel, and a cluster's blocks share its rows.
-        k = _slice(s)
+        k = slice_of(s)
         a_box = (k, k) if s.a_transposed else (k, tile.bm)
         b_box = (k, tile.bn // tile.cluster) if s.b_transposed else (k, k // tile.cluster)
         c_shape, c_box = (p.M, p.N), (_PANEL_BYTES // s.dtype_c.itemsize, _ROWS)
@@ -360,7 +335,7 @@ class HopperGemm(KernelDefinition):
         return found
 
     def work(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> Work:
-        return _work(problem, tile)
+        return gemm_cost.work(problem, tile)
 
     def covering(self) -> Iterable[Covered]:
         """Both dtypes, every transposition, view, option and kind of sum."""
@@ -403,43 +378,6 @@ def refuse_extents(p: GemmProblem) -> str | None:
     return None
 
 
-def grid_of_tiles(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> tuple[int, int]:
-    """Of one matrix: rows of a cluster's tiles, columns."""
-    return divide_up(p.M, tile.bm * tile.cluster), divide_up(p.N, tile.bn)
-
-
-def tile_count(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> int:
-    """Of all matrices, a cluster's counted once."""
-    rows, columns = grid_of_tiles(p, tile)
-    return rows * columns * p.results
-
-
-def results_of(p: GemmProblem) -> tuple[int, int]:
-    """Heads and batches of results."""
-    return p.num_heads // p.c_head_group, p.batch // p.c_batch_group
-
-
-def order_values(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> dict[str, int]:
-    """The walk of tiles (tiles.h's TileScheduler), and the divider that finds B's head."""
-    rows, columns = grid_of_tiles(p, tile)
-    dividers = {
-        "matrix": rows * columns,
-        "group": _GROUP_ROWS * columns,
-        "last": rows % _GROUP_ROWS or 1,
-        "heads": results_of(p)[0],
-        "b_heads": p.b_head_group,
-    }
-    found = {"rows": rows, "total": tile_count(p, tile)}
-    for name, d in dividers.items():
-        found |= divider_values(name, d)
-    return found
-
-
-def _slice(spec: GemmSpec) -> int:
-    """Elements of K in a stage of the ring."""
-    return SLICE_BYTES // spec.dtype.itemsize
-
-
 def steps(heads: int, entries: int, strides: tuple[int, int, int]) -> tuple[int, int]:
     """What a head and an entry of the batch count in a map's coordinates: 0 where all share one
     matrix."""
@@ -461,7 +399,7 @@ def _joins(p: GemmProblem) -> bool:
         "b": not s.b_transposed and (p.b_strides[1] > 0 or not many),
         "k": not s.a_transposed and (s.segmented or p.a_strides[1] > 0 or not many),
     }[s.joined or ""]
-    return first and p.num_heads == 1 and _joined_dim(p) % _SLICE == 0
+    return first and p.num_heads == 1 and _joined_dim(p) % slice_of(p.spec) == 0
 
 
 def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
@@ -512,27 +450,4 @@ def tensor_map(
         swizzle=128,
         l2_promotion=256,
         to_tf32=to_tf32,
-    )
-
-
-def _work(p: GemmProblem, tile: HopperGemmTile) -> Work:
-    rows, columns = grid_of_tiles(p, tile)
-    size = p.spec.dtype.itemsize
-    whole = _LISTED if p.spec.view == "pointers" and not tile.c_first else 1
-    lines = sum(
-        n * (2 if row * size % _LINE else whole)
-        for n, row in ((tile.bm, p.a_strides[2]), (tile.bn // tile.cluster, p.b_strides[2]))
-    )
-    slice_operations = max(
-        2.0 * tile.bm * tile.bn * _SLICE,
-        _LINE_OPERATIONS * tile.rate * lines,
-        _SHARED_OPERATIONS * columns / tile.split,
-    )
-    return Work(
-        p.bytes_moved,
-        rows * tile.cluster * columns * p.results * tile.split,
-        slice_operations * divide_up(divide_up(p.K, _slice(p.spec)), tile.split) * p.summed,
-        dtype=DType.bfloat16,
-        rate=tile.rate,
-        block_seconds=tile.block_seconds,
     )

@@ -8,6 +8,8 @@ _SHARED_BYTES = 232_448
 """Of a block."""
 _CONTROL_BYTES = 1024
 """Barriers, and what the block's warps tell each other of tiles."""
+_WIDE_CONTROL_BYTES = 512
+"""The same of the wide gradients' blocks."""
 _PANEL = 64
 """Columns of a tile in shared memory that lie together, 128 bytes a row."""
 _WARP_PANEL_BYTES = 16 * 128
@@ -42,8 +44,13 @@ class HopperGemmTile:
     c_first: bool = False
     split: int = 1
     """Blocks of a cluster that share a tile, each a part of what is summed: for few tiles."""
+    most_tiles: int = 400
+    """Of a result that such tiles are for: more fill the GPU without a split."""
     rate: float = 0.0
     """The part of the arch's product rate that the loop reaches."""
+    rate_along_m: float = 0.0
+    """The same where A lies along M, in boxes of 64 rows, if that differs: three slices are too few
+    then."""
     block_seconds: float = 0.0
 
     @property
@@ -65,9 +72,17 @@ class HopperGemmTile:
         assert size * self.blocks <= _SHARED_BYTES
         return -(-size // 1024) * 1024
 
+    def stages_after_sums(self, sources: int) -> int:
+        """Of the ring, that a split tile of a 16-bit result needs at once: ``sources`` source
+        tiles, and the sums of its other blocks."""
+        stage, panels = (self.bm + self.bn) * 128, _panels(self.bn)
+        source = -(-panels // min(panels, stage // (self.bm * 128)))
+        return sources * source + -(-(self.split - 1) * self.bm * self.bn * 4 // stage)
+
 
 GEMM = (
-    HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.22, block_seconds=1.6e-6),
+    HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.22, rate_along_m=1.0, block_seconds=1.6e-6),
+    HopperGemmTile(128, 256, 2, 4, 2, 1, "tma", rate=1.19, block_seconds=1.6e-6),
     HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=7e-7),
     HopperGemmTile(128, 128, 2, 5, 1, 4, "tma", rate=1.15, block_seconds=2e-7),
     HopperGemmTile(256, 128, 2, 4, 1, 2, "rows", rate=1.04, block_seconds=2.8e-7),
@@ -79,14 +94,17 @@ GEMM = (
 
 SPLIT = (
     HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, split=2, rate=0.65, block_seconds=1e-7),
+    HopperGemmTile(64, 64, 1, 6, 1, 1, "rows", blocks=2, split=2, most_tiles=66, rate=0.65),
 )
-"""Tiles of linear layers of few tokens: products whose factors have K last, and few tiles."""
+"""Tiles of linear layers of few tokens: products whose factors have K last, and few tiles. Where
+each block has a multiprocessor, a longer ring."""
 
 HEADS = (
     HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.22, block_seconds=1.6e-6),
     HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=7e-7),
     HopperGemmTile(128, 128, 2, 5, 1, 4, "tma", rate=1.15, block_seconds=2e-7),
     HopperGemmTile(128, 64, 2, 6, 1, 4, "tma", rate=0.80, block_seconds=2.8e-7),
+    HopperGemmTile(64, 192, 1, 6, 1, 3, "tma", rate=0.98, block_seconds=2e-7),
     HopperGemmTile(128, 192, 2, 5, 2, 1, "rows", rate=1.166, block_seconds=1e-7),
     HopperGemmTile(128, 128, 2, 5, 1, 4, "rows", rate=1.13, block_seconds=3e-7),
     HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, rate=0.65, block_seconds=4e-7),
@@ -263,9 +281,15 @@ class HopperBackwardTile:
         """Keys×queries, stages of queries, of their result's gradient, of keys."""
         return f"{self.keys}x{self.step}-{self.stages}q-{self.o_stages}dout-{self.kv_stages}kv"
 
+    cluster = 1
+
     @property
     def keys(self) -> int:
         return 128
+
+    @property
+    def block_keys(self) -> int:
+        return self.keys
 
     @property
     def step(self) -> int:
@@ -281,10 +305,96 @@ class HopperBackwardTile:
         return size
 
 
+@dataclass(frozen=True)
+class HopperWideBackwardTile:
+    """Clusters of two blocks of 64 keys each, of which one consumer makes the values' gradient and
+    one the keys'; 64 queries a step.
+
+    ``stages`` of queries, ``o_stages`` of their result's gradient, each half of the columns.
+    """
+
+    head_dim: int
+    stages: int
+    o_stages: int
+    rate: float = 0.0
+    """The part of the arch's product rate that the loop reaches."""
+    rate_in_order: float = 0.0
+    """The same where sums of dq have one order."""
+    block_seconds: float = 1e-6
+
+    cluster = 2
+
+    @property
+    def name(self) -> str:
+        """Keys×queries, halves of queries and of their result's gradient."""
+        return f"{self.keys}x{self.step}-{self.stages}q-{self.o_stages}dout-halves"
+
+    @property
+    def block_keys(self) -> int:
+        return 64
+
+    @property
+    def keys(self) -> int:
+        """Of a cluster."""
+        return self.block_keys * self.cluster
+
+    @property
+    def step(self) -> int:
+        return 64
+
+    @property
+    def shared_bytes(self) -> int:
+        """K, V and half the other block's K; halves of q with their rows' values and of dout; ds of
+        two steps and of both blocks' keys; control; in whole KiB."""
+        row = self.head_dim * 2
+        kv = self.block_keys * row * 5 // 2
+        ring = (self.stages + self.o_stages) * self.step * row // 2
+        ring += self.stages * self.step * 8
+        ds = 2 * self.cluster * self.block_keys * self.step * 2
+        size = -(-(kv + ring + ds + _WIDE_CONTROL_BYTES) // 1024) * 1024
+        assert size <= _SHARED_BYTES
+        return size
+
+
 BACKWARD_REGISTERS = 24, 240
 """As ``REGISTERS``, of the gradients' two consumers."""
 ATTENTION_BWD = (
     HopperBackwardTile(64, 3, 2, 2, rate=0.86, rate_in_order=0.66),
     HopperBackwardTile(128, 3, 3, rate=1.03, rate_in_order=0.66),
+    HopperWideBackwardTile(256, 4, 3, rate=0.82, rate_in_order=0.52),
 )
 """The preferred of a spec first."""
+
+
+@dataclass(frozen=True)
+class HopperLatentTile:
+    """64 heads of a query and 64 keys a step, for these head dims; a ring of two tiles of keys."""
+
+    head_dim: int
+    value_dim: int
+    item_cost: int = 2
+    """The time that a sequence's 64 heads take beside their keys, in tiles."""
+    rate: float = 0.0
+    """The part of the arch's product rate that the loop reaches."""
+    block_seconds: float = 3e-6
+
+    rows = bn = 64
+
+    @property
+    def name(self) -> str:
+        """Rows×keys."""
+        return f"{self.rows}x{self.bn}"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Queries, two tiles of keys, P, control."""
+        size = (self.rows + 2 * self.bn) * self.head_dim * 2 + self.rows * self.bn * 2
+        size += _CONTROL_BYTES
+        assert size <= _SHARED_BYTES
+        return size
+
+
+LATENT_REGISTERS = 56, 224
+"""As ``REGISTERS``, of latent attention's two consumers."""
+LATENT = (HopperLatentTile(576, 512, rate=1.15),)
+"""The preferred first."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from kernelseam.contract import ArchRow
 from kernelseam.descriptors.gemm.strided import PRECISIONS
-from kernelseam.dtypes import DType
+from kernelseam.dtypes import E4M3, DType
 from kernelseam.errors import UnknownName
 from kernelseam.kernels import AttentionTile, BackwardTile, DecodeTile, GemmTile
 
@@ -140,16 +141,36 @@ TILES_THROUGH_REGISTERS = {
 }
 
 
-def _row(arch: str, through_registers: bool, tiles: Mapping[str, tuple[object, ...]]) -> ArchRow:
+def _with_stored(
+    tiles: Mapping[str, tuple[Any, ...]], stored: DType, widened: bool
+) -> Mapping[str, tuple[Any, ...]]:
+    """The tiles of attention in half precision once more, over keys of 8 bits."""
+    found = dict(tiles)
+    for operation in ("attention", "attention_decode"):
+        found[operation] += tuple(
+            replace(t, dtype_kv=stored, widened=widened)
+            for t in tiles[operation]
+            if not t.dtypes & _SINGLE
+        )
+    return found
+
+
+def _row(
+    arch: str, through_registers: bool, tiles: Mapping[str, tuple[Any, ...]], stored: DType
+) -> ArchRow:
     return ArchRow(
         arch=arch,
         warp_size=WARP,
         shared_bytes_per_block=1 << 20,
         registers_per_lane=0,
         platform="platform_host.h",
-        defines=(("KS_THROUGH_REGISTERS", str(int(through_registers))),),
+        defines=(
+            ("KS_THROUGH_REGISTERS", str(int(through_registers))),
+            ("KS_E4M3", str(1 + E4M3.index(stored))),
+        ),
         matrix_dtypes=_F16 | _BF16,
-        tiles=tiles,
+        stored_dtypes=frozenset({stored}),
+        tiles=_with_stored(tiles, stored, through_registers),
         options=(*OPTIONS, *LIBRARY),
     )
 
@@ -157,8 +178,8 @@ def _row(arch: str, through_registers: bool, tiles: Mapping[str, tuple[object, .
 ROWS = {
     r.arch: r
     for r in (
-        _row("host", False, TILES),
-        _row("host-registers", True, TILES_THROUGH_REGISTERS),
+        _row("host", False, TILES, DType.float8_e4m3fn),
+        _row("host-registers", True, TILES_THROUGH_REGISTERS, DType.float8_e4m3fnuz),
     )
 }
 

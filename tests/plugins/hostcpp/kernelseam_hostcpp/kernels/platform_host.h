@@ -2,7 +2,7 @@
 // Warps of 16 lanes; of accumulators in half precision a lane holds whole rows, as AMD's matrix units have it.
 //
 // Constant (from the arch's row): KS_THROUGH_REGISTERS, whether a copy goes through registers as on AMD (1), or writes
-// shared memory by itself as on NVIDIA (0). KS_CONTRACTED, where it is defined, fuses products with the sums that take them.
+// shared memory by itself as on NVIDIA (0); KS_E4M3, whether e4m3 is float8_e4m3fn (1) or float8_e4m3fnuz (2). KS_CONTRACTED, where it is defined, fuses products with the sums that take them.
 #pragma once
 #include "host/warps.h"
 namespace host { typedef float Plain; }
@@ -21,6 +21,9 @@ static constexpr bool COPY_THROUGH_REGISTERS = KS_THROUGH_REGISTERS;
 
 struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
+#if KS_E4M3
+struct e4m3 { unsigned char bits; };
+#endif
 
 KS_DEVICE int lane() { return host::self()->number; }
 KS_DEVICE int warp_index() { return host::warp_index(); }
@@ -58,6 +61,13 @@ KS_DEVICE float to_sum(f16 x) {
   return bits_as<float>(y | (x.bits & 0x8000u) << 16);
 }
 KS_DEVICE float to_sum(bf16 x) { return bits_as<float>((unsigned)x.bits << 16); }
+#if KS_E4M3
+KS_DEVICE float to_sum(e4m3 x) {
+  if (KS_E4M3 == 1 ? (x.bits & 0x7f) == 0x7f : x.bits == 0x80) return __builtin_nanf("");
+  const float size = bits_as<float>((unsigned)(x.bits & 0x7f) << 20) * (KS_E4M3 == 1 ? 0x1p120f : 0x1p119f);
+  return x.bits & 0x80 ? -size : size;
+}
+#endif
 KS_DEVICE float to_sum(float x) { return x; }
 KS_DEVICE double to_sum(double x) { return x; }
 
@@ -86,6 +96,11 @@ template<class T, class S> KS_DEVICE T convert(S x) {
   return Convert<T>::from(x);
 }
 template<class T> KS_DEVICE T zero_of() { return T{}; }
+// An element as a tile of T keeps it.
+template<class T, class S> KS_DEVICE T kept_as(S x) {
+  if constexpr (sizeof(S) < sizeof(T)) return convert<T>(to_sum(x));
+  else return x;
+}
 
 #include "tile/base.h"
 
@@ -127,11 +142,12 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT, bool BRIEF = false> st
       if (!Mine::takes(i)) break;
       const int row = Mine::row() + i * Mine::STEP;
       const int left = row0 + row < row_end ? max_of(0, min_of(V, col_end - col0 - c)) : 0;
-      const T* from = left ? walk.at + col0 + c : nullptr;
-      if (VECTOR == 16 && (u64)from % 16) host::fail("a row that is said to be aligned to 16 bytes is not");
+      const decltype(walk.at) from = left ? walk.at + col0 + c : nullptr;
+      if (VECTOR == 16 && (u64)from % (V * sizeof *from)) host::fail("a row that is said to be aligned to 16 bytes is not");
       if (KS_THROUGH_REGISTERS) {
-        for (int e = 0; e < V; e++) held[i].v[e] = e < left ? from[e] : zero_of<T>();
+        for (int e = 0; e < V; e++) held[i].v[e] = e < left ? kept_as<T>(from[e]) : zero_of<T>();
       } else {
+        static_assert(KS_THROUGH_REGISTERS || sizeof *from == sizeof(T), "such a copy converts nothing");
         host::start_copy(&t.chunk(row, c), from, left * (int)sizeof(T));
       }
     }
@@ -290,3 +306,47 @@ template<class T_, int PRODUCTS = 0> struct MatrixEngine {
   }
 };
 template<int PRODUCTS> using Tf32Engine = MatrixEngine<float, PRODUCTS>;
+
+// ---- right factors that are stored as e4m3
+
+#if KS_E4M3 && KS_THROUGH_REGISTERS  // converted as they land
+template<class T> using E4m3Engine = MatrixEngine<T>;
+#elif KS_E4M3
+// Converted as they are multiplied. As on a GPU, a left factor for rows of k has its own order of k (pairs are swapped), and
+// accumulators of a product with columns of k have their own order of columns.
+template<class T> struct E4m3Engine : MatrixEngine<T> {
+  typedef MatrixEngine<T> E;
+  template<int R, int C> using Acc = typename E::template Acc<R, C>;
+  template<int R, int K> using Operand = typename E::template Operand<R, K>;
+  static constexpr int K_STEP = 32;
+
+  template<int N, int K, bool K_LAST_> struct Tile : PlainTile<e4m3, K_LAST_ ? N : K, K_LAST_ ? K : N> {
+    static constexpr bool K_LAST = K_LAST_;
+    KS_DEVICE explicit Tile(char* m) : PlainTile<e4m3, K_LAST_ ? N : K, K_LAST_ ? K : N>(m) {}
+    KS_DEVICE e4m3 element(int n, int k) const { return K_LAST ? this->at(n, k) : this->at(k, n); }
+  };
+
+  template<int R, int K, class From> static KS_DEVICE Operand<R, K> operand(From tile, int row0, int k0) {
+    const Operand<R, K> a = E::template operand<R, K>(tile, row0, k0);
+    Operand<R, K> b;
+    for (int r = 0; r < R / WARP; r++)
+      for (int k = 0; k < K; k++) b.x[r][k] = a.x[r][k ^ 1];
+    return b;
+  }
+  template<int R, int C, int K, class B>
+  static KS_DEVICE void mma(Acc<R, C>& acc, const Operand<R, K>& a, B b, int n0, int k0) {
+    for (int k = 0; k < K; k++)
+      for (int c = 0; c < C; c++) {
+        const float x = to_sum(B::K_LAST ? b.element(n0 + c, k0 + (k ^ 1)) : b.element(n0 + (c ^ 1), k0 + k));
+        for (int r = 0; r < R / WARP; r++) acc.x[r][c] += a.x[r][k] * x;
+      }
+  }
+  template<int R, int C, class F> static KS_DEVICE void map(Acc<R, C>& a, F f) {
+    E::map(a, [&](int r, int c, float x) { return f(r, c ^ 1, x); });
+  }
+  template<class Out, int R, int C> static KS_DEVICE void to_shared(Out out, const Acc<R, C>& a) {
+    for (int r = 0; r < R / WARP; r++)
+      for (int c = 0; c < C; c++) out.at(r * WARP + lane(), c ^ 1) = convert<typename Out::T>(a.x[r][c]);
+  }
+};
+#endif

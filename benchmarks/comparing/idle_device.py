@@ -1,8 +1,8 @@
-"""Host times without a GPU: beside a driver that does nothing (``idle_driver.c``, compiled here),
-with torch's CPU tensors taken for those of a device.
+"""Host times without a GPU: a stub driver whose functions return at once (``idle_driver.c``,
+compiled here), with torch's CPU tensors in the place of CUDA tensors.
 
-Launches and allocations of a real driver are not in these times; what Python does is. torch's own
-calls are left out.
+These times have the Python of a call, but not the driver's part of launches and allocations.
+torch's own calls are not measured.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 VARIABLE = "KERNELSEAM_IDLE_DRIVER"
-"""Set in the process that runs beside that driver."""
+"""Set in the process that has loaded the stub driver."""
 
 
-def beside_idle_driver(arguments: Sequence[str]) -> int:
-    """``python -m benchmarks`` with these arguments, in a process that finds that driver: its exit
-    status."""
+def run_with_idle_driver(arguments: Sequence[str]) -> int:
+    """Run ``python -m benchmarks`` with these arguments in a process that loads the stub driver.
+    Returns its exit status."""
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(__file__).with_name("idle_driver.c"), Path(folder, "libcuda.so.1")
         subprocess.run(
@@ -41,13 +41,13 @@ def beside_idle_driver(arguments: Sequence[str]) -> int:
         ).returncode
 
 
-def pretending() -> bool:
-    """Whether this process runs beside that driver."""
+def active() -> bool:
+    """Whether this process has loaded the stub driver."""
     return VARIABLE in os.environ
 
 
-def pretend() -> None:
-    """Take torch's CPU tensors for those of the device cuda:0."""
+def install() -> None:
+    """Treat torch's CPU tensors as tensors of cuda:0."""
     from kernelseam.arrays import torch as torch_arrays
     from kernelseam_cuda import arrays
 

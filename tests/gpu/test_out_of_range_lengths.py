@@ -1,5 +1,4 @@
-"""On an NVIDIA GPU: lengths in device memory beyond the keys and below 0, which nobody looked
-at."""
+"""On an NVIDIA GPU: key lengths in device memory that are out of range are clamped."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from typing import Any
 
 import pytest
 from nvidia_gpu import cupy
-from told_lengths import Array, hold
+from out_of_range_lengths import Array, check_clamped
 
 pytestmark = pytest.mark.gpu
 
@@ -17,4 +16,4 @@ def into(array: Any, values: Array) -> None:
 
 
 def test_lengths_beyond_the_keys_are_cut_and_negative_ones_are_0() -> None:
-    hold(cupy.asarray, cupy.asnumpy, into)
+    check_clamped(cupy.asarray, cupy.asnumpy, into)

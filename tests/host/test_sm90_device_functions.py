@@ -7,27 +7,22 @@ Each is held against its meaning in Python, and bugs planted there are found
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from kernelseam.contract import LaunchConfig, SourceBundle
+from kernelseam.contract import SourceBundle
 from kernelseam.kernels.elements import divider
-from kernelseam.kernels.sources import shared_sources
-from kernelseam_hostcpp import HostToolchain
-from kernelseam_hostcpp.library import library
 from mutant import Mutant
 
 toolchain_module = pytest.importorskip(
     "kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed"
 )
 from sm90_mutants import GEMM_MATRIX, MUTANTS  # noqa: E402
+from sm90_probe import Change, run  # noqa: E402
 
 Ints = npt.NDArray[np.int64]
-Change = Callable[[SourceBundle], SourceBundle]
 BM, BN, FIELDS = 64, 32, 12
 WORDS = [m for m in MUTANTS if m.reported == "words"]
 
@@ -100,28 +95,11 @@ GEMM_CONSTANTS: dict[str, int | str] = {
     "KS_SPLIT": 1,
     "KS_BUFFERS": 2,
     "KS_POINTERS": 1,
+    "KS_RESIDUAL": 0,
     "KS_C_FIRST": 0,
     "KS_SHARED_BYTES": 1 << 18,
 }
 """Of the GEMM's block.h."""
-
-
-def run(
-    text: str, constants: Mapping[str, int | str], change: Change, *arrays: npt.NDArray[np.generic]
-) -> None:
-    """The kernel ``probe`` of a text over arrays, in place, with the device sources changed."""
-    toolchain = HostToolchain()
-    files = {n: t for n, t in shared_sources().items() if n.startswith(("tile/", "attention/"))}
-    files |= {n: t for n, t in toolchain_module.sources().items() if n.startswith("sm90/")}
-    files.update(toolchain.platform_files("host"))
-    files["platform.h"] = files.pop("platform_host.h")
-    files["probe.h"] = f'#include "tile/tile.h"\n{text}'
-    defines = tuple((k, str(v)) for k, v in {"KS_THROUGH_REGISTERS": 0, **constants}.items())
-    options = toolchain.arch_row("host").options
-    made = SourceBundle("probe", "probe.h", tuple(sorted(files.items())), defines, options)
-    kernel = library(toolchain.compile(change(made), "host"))
-    arguments = struct.pack(f"{len(arrays)}Q", *(x.ctypes.data for x in arrays))
-    kernel.prepare(LaunchConfig((1, 1, 1), (16, 1, 1), 0), arguments)(0)
 
 
 # ---------------------------------------------------------------- rings and descriptors

@@ -1,5 +1,5 @@
-"""Lengths in device memory that say more keys than there are, or fewer than none, found when nobody
-looks at them."""
+"""Key lengths in device memory that are out of range, which only kernels can see: more than S_k is
+clamped to S_k, less than 0 to 0."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from kernelseam import Attention, AttentionBwd, plan
 from kernelseam.contract import Device
 
 Array = npt.NDArray[Any]
-KEYS, MORE, QUERIES = 70, 64, 5
-TOLD, MEANT = (2**31 - 1, KEYS + 1, -1), (KEYS, KEYS, 0)
-"""What the lengths say, and what they are taken for."""
+KEYS, PADDING, QUERIES = 70, 64, 5
+GIVEN, CLAMPED = (2**31 - 1, KEYS + 1, -1), (KEYS, KEYS, 0)
+"""Lengths, and what kernels must clamp them to."""
 
 
-def hold(
-    there: Callable[[Array], Any],
-    back: Callable[[Any], Array],
+def check_clamped(
+    to_device: Callable[[Array], Any],
+    to_host: Callable[[Any], Array],
     into: Callable[[Any, Array], None],
     device: Device | None = None,
 ) -> None:
-    """Compute with both lengths, forward and backward, over arrays made by ``there``: the same
-    bits, nothing of what lies behind the keys, which is NaN. ``into(array, values)`` overwrites an
-    array's memory."""
+    """Compute forward and backward with both lengths: the results must be the same bits and must
+    not depend on the padding after the keys, which is NaN. ``to_device`` and ``to_host`` copy an
+    array; ``into(array, values)`` overwrites its memory."""
     rng = np.random.default_rng(8)
     shape = (3, 2, QUERIES, 64)
 
     def normal(*shape: int) -> Array:
         return rng.standard_normal(shape).astype(np.float16)
 
-    rows = [np.full((3, 2, KEYS + MORE, 64), np.nan, np.float16) for _ in "kv"]
+    rows = [np.full((3, 2, KEYS + PADDING, 64), np.nan, np.float16) for _ in "kv"]
     for x in rows:
         x[:, :, :KEYS] = normal(3, 2, KEYS, 64)
-    q, dout = there(normal(*shape)), there(normal(*shape))
-    k, v = (there(x)[:, :, :KEYS] for x in rows)
-    lengths = there(np.array(MEANT, np.int32))
-    out, lse = there(np.zeros(shape, np.float16)), there(np.zeros(shape[:3], np.float32))
+    q, dout = to_device(normal(*shape)), to_device(normal(*shape))
+    k, v = (to_device(x)[:, :, :KEYS] for x in rows)
+    lengths = to_device(np.array(CLAMPED, np.int32))
+    out, lse = to_device(np.zeros(shape, np.float16)), to_device(np.zeros(shape[:3], np.float32))
     forward = Attention.from_arrays(q, k, v, out, lse, kv_lengths=lengths)
     dq, dk, dv = (
-        there(np.zeros(s, np.float16)) for s in (shape, (3, 2, KEYS, 64), (3, 2, KEYS, 64))
+        to_device(np.zeros(s, np.float16)) for s in (shape, (3, 2, KEYS, 64), (3, 2, KEYS, 64))
     )
     backward = AttentionBwd(forward=forward, dout=dout, dq=dq, dk=dk, dv=dv)
     calls = [plan(x, device=device, implementation="shared").bind() for x in (forward, backward)]
     results: list[list[Array]] = []
-    for output in (MEANT, TOLD):
-        into(lengths, np.array(output, np.int32))
+    for values in (CLAMPED, GIVEN):
+        into(lengths, np.array(values, np.int32))
         for call in calls:
             call()
-        results.append([back(x) for x in (out, lse, dq, dk, dv)])
+        results.append([to_host(x) for x in (out, lse, dq, dk, dv)])
     for name, expected, actual in zip(("out", "lse", "dq", "dk", "dv"), *results, strict=True):
         assert np.isfinite(expected[:2]).all() and expected[:2].any(), name
         assert not expected[2].any() if name != "lse" else np.isneginf(expected[2]).all(), name

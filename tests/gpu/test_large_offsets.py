@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from far_cases import CASES, held
 from kernelseam.parity.data.memory import Placement
+from large_offsets import CASES, verdict_of
 from nvidia_gpu import DEVICE, cupy
 
 pytestmark = pytest.mark.gpu
@@ -60,5 +60,5 @@ def memory(before: int, size: int) -> Iterator[Memory]:
 def test_one_operand_spans_more_than_2_31_elements(name: str) -> None:
     operand, case = CASES[name]
     cupy.get_default_memory_pool().free_all_blocks()
-    verdict = held(case, operand, DEVICE, "shared", memory)
+    verdict = verdict_of(case, operand, DEVICE, "shared", memory)
     assert verdict.passed, verdict.message

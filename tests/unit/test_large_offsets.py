@@ -4,12 +4,12 @@ elements."""
 from __future__ import annotations
 
 import pytest
-from far_cases import CASES, held
 from kernelseam.plugins import plugins
+from large_offsets import CASES, verdict_of
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_operand_spans_more_than_2_31_elements(name: str) -> None:
     operand, case = CASES[name]
-    verdict = held(case, operand, plugins().backend("numpy").runtime.devices()[0], "numpy")
+    verdict = verdict_of(case, operand, plugins().backend("numpy").runtime.devices()[0], "numpy")
     assert verdict.passed, verdict.message

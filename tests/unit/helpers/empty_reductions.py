@@ -1,5 +1,5 @@
-"""Calls of every operation in which some axis is empty, or every sequence, and what they give:
-where nothing is summed, zeros and what is added to them."""
+"""Calls of every operation with an empty axis or empty sequences, and their results: an empty sum
+is zero, plus bias, residual and beta·C."""
 
 from __future__ import annotations
 

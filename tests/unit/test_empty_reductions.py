@@ -1,5 +1,5 @@
-"""Results that are sums of nothing, on NumPy and through autograd: every element is written, also
-where memory held NaN."""
+"""Results of empty reductions, on NumPy and through autograd: every element is written, over memory
+that held NaN."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from empty_reductions import CASES, Case
 from kernelseam.arrays import torch as torch_arrays
 from kernelseam.interop import torch as ks
 from kernelseam.reference.runtime import HostRuntime
-from nothing_to_sum import CASES, Case
 
 
 @pytest.fixture(autouse=True)

@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import pytest
-from far_cases import CASES, held
-from far_mutants import FAR_MUTANTS, OFTEN
 from kernelseam.kernels import sources
 from kernelseam.plugins import Plugins
+from large_offsets import CASES, verdict_of
 from mutant import Mutant
+from offset_mutants import FAR_MUTANTS, OFTEN
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_operand_spans_more_than_2_31_elements(hostcpp: Plugins, name: str) -> None:
     operand, case = CASES[name]
-    verdict = held(case, operand, hostcpp.backend("hostcpp").runtime.devices()[0], "shared")
+    verdict = verdict_of(case, operand, hostcpp.backend("hostcpp").runtime.devices()[0], "shared")
     assert verdict.passed, verdict.message
 
 
@@ -33,4 +33,6 @@ def test_an_offset_of_32_bits_is_seen(
     planted = mutant.planted(sources.shared_sources())
     monkeypatch.setattr(sources, "shared_sources", lambda: planted)
     operand, case = CASES[mutant.case]
-    assert not held(case, operand, hostcpp.backend("hostcpp").runtime.devices()[0], "shared").passed
+    assert not verdict_of(
+        case, operand, hostcpp.backend("hostcpp").runtime.devices()[0], "shared"
+    ).passed

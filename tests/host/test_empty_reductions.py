@@ -1,4 +1,4 @@
-"""Results that are sums of nothing, through the shared kernels."""
+"""Results of empty reductions, through the shared kernels."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from empty_reductions import CASES, Case
 from kernelseam.descriptors import Attention, AttentionBwd
 from kernelseam.errors import Unsupported
 from kernelseam.planning import plan
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostArray
-from nothing_to_sum import CASES, Case
 
 Array = np.ndarray[Any, Any]
 

@@ -1,4 +1,4 @@
-"""Shared kernels on lengths beyond the keys and below 0, which nobody looked at."""
+"""Shared kernels clamp key lengths in device memory that are out of range."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernelseam.kernels import sources
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostArray
 from mutant import ATTENTION, Mutant
-from told_lengths import Array, hold
+from out_of_range_lengths import Array, check_clamped
 
 
 class Sliced(HostArray):
@@ -28,7 +28,7 @@ def _hold(hostcpp: Plugins) -> None:
     """On the host as if it were another device, whose memory is not looked at before each
     launch."""
     device = replace(hostcpp.backend("hostcpp").runtime.devices()[0], evidence="measured")
-    hold(Sliced, lambda x: x.host.copy(), into, device)
+    check_clamped(Sliced, lambda x: x.host.copy(), into, device)
 
 
 def test_lengths_beyond_the_keys_are_cut_and_negative_ones_are_0(hostcpp: Plugins) -> None:

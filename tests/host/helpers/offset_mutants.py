@@ -1,8 +1,8 @@
-"""Offsets of 32 bits, planted in the shared kernels, and the case of far_cases.py that each is
+"""Offsets of 32 bits, planted in the shared kernels, and the case of large_offsets.py that each is
 wrong in.
 
 As in mutants.py, every row is bound to a few words of a source; ``case`` is a name of
-far_cases.CASES.
+large_offsets.CASES.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def memory(before: int, size: int) -> Iterator[Memory]:
         created.close()
 
 
-def held(
+def verdict_of(
     case: Case,
     operand: str,
     device: Device,

@@ -1,5 +1,5 @@
-"""Compile all that parity cases or benchmarks launch before any of them runs: in parallel, into the
-binary cache."""
+"""Compile all kernels of parity cases or benchmarks in parallel, into the binary cache, before they
+run."""
 
 from __future__ import annotations
 

@@ -1,0 +1,87 @@
+"""Attention cases with keys and values of 8 bits: scales of a tensor, heads, entries and blocks;
+few queries and many; every view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kernelseam.dtypes import E4M3, DType
+from kernelseam.parity.cases.attention_case import AttentionCase, case
+from kernelseam.parity.cases.common import NAN, ODD, TOKENS, InjectedValue
+
+_SHORT = {DType.float8_e4m3fn: "e4m3fn", DType.float8_e4m3fnuz: "e4m3fnuz"}
+_ARCHS = frozenset({"shared"})
+"""An arch converts one of the two, or none."""
+
+
+def stored() -> Iterator[AttentionCase]:
+    """Each case with either of the two dtypes."""
+    for made in _cases():
+        for dtype in E4M3:
+            yield replace(
+                made,
+                name=made.name.replace("8-bit", _SHORT[dtype]),
+                dtype_kv=dtype,
+                may_refuse=_ARCHS,
+            )
+
+
+def _cases() -> Iterator[AttentionCase]:
+    few = {"S_q": 1, "num_heads": 8}
+    for kind in ("f16-64", "bf16-128"):
+        yield case(kind, "8-bit")
+        yield case(kind, "8-bit-1-query-gqa", **few, scales="tensor")
+    for dims in ("16", "40", "80", "96", "128", "192/128", "256"):
+        yield case(f"f16-{dims}-causal", "8-bit-heads", scales="heads", S_q=3)
+    yield case("f16-250/40", "8-bit-odd", k=ODD, v=ODD, scales="entries")
+    yield case("bf16-576/512-causal", "8-bit-mqa", S_q=5, S_k=70, num_heads=4, kv_heads=1)
+    yield case("f16-64", "8-bit-negative-scale", scale=-0.2, scales="entries", S_q=2)
+    yield case("f16-64", "8-bit-nan", S_q=3, injected=(InjectedValue("v", NAN, (0, 0, 70, 3)),))
+    yield case(
+        "f16-64-causal",
+        "8-bit-hidden-nan",
+        injected=(InjectedValue("v", NAN, (0, 0, 120, 3)), InjectedValue("k", NAN, (1, 1, 90, 0))),
+    )
+    yield case(
+        "f16-64",
+        "8-bit-nan-scale",
+        **few,
+        scales="entries",
+        injected=(InjectedValue("v_scales", NAN, (0, 1)), InjectedValue("k_scales", NAN, (1, 0))),
+    )
+    blocks = {"scales": "blocks", "scale_block": 16}
+    for kind in ("f16-64", "bf16-128-causal"):
+        yield case(kind, "8-bit-blocks", **blocks, S_q=40)
+        yield case(kind, "8-bit-blocks-1-query-gqa", **blocks, **few)
+    yield case("f16-64-causal", "8-bit-keys", scales="blocks", scale_block=1, S_q=20)
+    yield case("f16-64", "8-bit-blocks-softcap", **blocks, softcap=3.0, S_q=5, mask="random")
+    yield case(
+        "f16-64-causal",
+        "8-bit-blocks-hidden-nan",
+        **blocks,
+        injected=(
+            InjectedValue("v_scales", NAN, (0, 0, 7)),
+            InjectedValue("v", NAN, (1, 0, 100, 3)),
+        ),
+    )
+    pages = {"page_size": 16, "k": TOKENS, "v": TOKENS}
+    decoded = {"kv_lengths": (1, 16, 17, 0, 100), "batch": 5, "S_k": 200, **pages}
+    yield case("f16-64", "8-bit-pages", **few, **decoded, scales="heads")
+    yield case("bf16-128-causal", "8-bit-pages", **{**few, "S_q": 4}, **decoded, scales="entries")
+    yield case("f16-128", "8-bit-pages-blocks", **few, **decoded, scales="blocks", scale_block=16)
+    yield case("bf16-64", "8-bit-pages-keys", **few, **decoded, scales="blocks", scale_block=1)
+    yield case("f16-64", "8-bit-pages-uneven", **few, **decoded, scales="blocks", scale_block=5)
+    packed = {
+        "q_sequences": (33, 1, 0, 40),
+        "k_sequences": (33, 70, 0, 129),
+        "batch": 4,
+        "S_q": 40,
+        "margin": 3,
+        **dict.fromkeys(("q", "k", "v", "out"), TOKENS),
+    }
+    yield case("f16-64-causal", "8-bit-sequences", **packed, scales="entries")
+    yield case("bf16-64", "8-bit-sequences-blocks", **packed, scales="blocks", scale_block=32)
+    split = {"S_q": 1, "S_k": 3000, "batch": 1, "num_heads": 4, "kv_heads": 1}
+    yield case("f16-64", "8-bit-split", **split, scales="heads")
+    yield case("bf16-128", "8-bit-split-blocks", **split, scales="blocks", scale_block=64)

@@ -1,0 +1,91 @@
+// What consumers do with fragments of scores and of gradients, whichever products are theirs.
+//
+// Scores are transposed, keys × queries. A thread has two of its warp's 16 keys, lane/4 and lane/4 + 8, and of every 8 queries two,
+// lane%4·2 on: element i is of key i/2 % 2 and query i/4·8 + lane%4·2 + i%2.
+#pragma once
+#include "sm90/attention/backward/tiles.h"
+#include "sm90/attention/softmax.h"
+#include "sm90/pipeline.h"
+
+// The two numbers of 16 bits in x, as pack2 has put them.
+KS_DEVICE float unpacked_low(u32 x, bf16) { return __uint_as_float(x << 16); }
+KS_DEVICE float unpacked_high(u32 x, bf16) { return __uint_as_float(x & 0xffff0000u); }
+KS_DEVICE float unpacked_low(u32 x, f16) { return to_sum(f16{(unsigned short)x}); }
+KS_DEVICE float unpacked_high(u32 x, f16) { return to_sum(f16{(unsigned short)(x >> 16)}); }
+
+// The score of a hidden pair, or its tanh, where 1 − tanh² must be a number: p is 0 of both.
+KS_DEVICE float hidden_score() { return KS_SOFTCAP ? -1e15f : -infinity(); }
+
+// The row of 16 that a lane addresses in stmatrix, in panels of 128-byte rows; `chunk`: the 16 bytes, of the swizzled row.
+KS_DEVICE u32 matrix_row(int lane) { return lane % 16 * 128; }
+KS_DEVICE u32 matrix_chunk(int chunk, int lane) { return ((chunk + lane / 16) ^ lane % 8) * 16; }
+
+// Whether some pair of 64 keys and STEP queries is hidden. ahead: from the diagonal's query of the first key to the first query;
+// tail: whether keys end among these.
+KS_DEVICE bool some_hidden(const Band& band, int ahead, bool tail) {
+  bool masked = tail;
+  if (KS_CAUSAL || KS_WINDOW) masked = masked || ahead < 63 - band.reach();
+  if (KS_WINDOW) masked = masked || ahead + STEP - 1 > band.left;
+  return masked;
+}
+
+// Scores of hidden pairs of 64 keys from key0 on. ahead: as in some_hidden.
+KS_DEVICE void mask_scores(float (&s)[STEP / 2], const Band& band, int ahead, int key0, int S_k, int warp, int lane) {
+  const int mine = warp * 16 + lane / 4, key = key0 + mine, from = ahead - mine + lane % 4 * 2;
+  int low[2], high[2];
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    low[r] = KS_CAUSAL || KS_WINDOW ? 8 * r - band.reach() - from : -STEP;
+    high[r] = KS_WINDOW ? 8 * r + band.left + 1 - from : STEP;
+    if (key + 8 * r >= S_k) low[r] = STEP;
+  }
+#pragma unroll
+  for (int i = 0; i < STEP / 2; i++) {
+    const int query = i / 4 * 8 + i % 2, r = i / 2 % 2;
+    if (query < low[r] || (KS_WINDOW && query >= high[r])) s[i] = hidden_score();
+  }
+}
+
+// Sets rows [from, ROWS) of a tile to zero: TMA has brought another sequence's. A consumer does so before it reads, over zeros that
+// the other may have written. `barrier`: a named one of its own.
+template<int ROWS, int COLUMNS> KS_DEVICE void zero_rows(char* tile, int from, int barrier, int warp, int lane) {
+  const int thread = warp * WARP + lane;
+#pragma unroll 1
+  for (int i = max_of(from, 0) * 8 + thread; i < ROWS * 8; i += 128)
+#pragma unroll
+    for (int c = 0; c < COLUMNS / 64; c++) *(uint4*)(tile + c * ROWS * 128 + i * 16) = uint4{0, 0, 0, 0};
+  async_proxy_fence();
+  named_barrier_sync(barrier, 128);
+}
+
+// A gradient of a warp's 16 keys, times `by`: through rows of its own, from `first` on, of a tile of ROWS, to global memory, from
+// `row` of the sequence on. TMA does not write rows beyond a dense tensor's last; a packed sequence's last rows are stored by the threads, as
+// the next sequence follows them.
+template<class T, int ROWS>
+KS_DEVICE void store_gradient(const float (&x)[D / 2], float by, char* tile, int first, int row, const WorkTile& w, const TensorMap& map,
+                              const Matrices<T>& to, int lane) {
+  const int count = KS_KV_VIEW == PACKED ? w.S_k - row : 16;
+#pragma unroll
+  for (int c = 0; c < D; c += 64) {
+    char* const panel = tile + c / 64 * ROWS * 128 + first * 128;
+    const u32 line = shared_address(panel) + matrix_row(lane);
+#pragma unroll
+    for (int chunk = 0; chunk < 8; chunk += 2) {
+      const float* const y = x + c / 2 + chunk * 4;
+      stmatrix(line + matrix_chunk(chunk, lane), pack2(y[0] * by, y[1] * by, T()), pack2(y[2] * by, y[3] * by, T()),
+               pack2(y[4] * by, y[5] * by, T()), pack2(y[6] * by, y[7] * by, T()));
+    }
+    async_proxy_fence();
+    warp_barrier();
+    if (KS_KV_VIEW != PACKED || count >= 16) {
+      if (lane == 0) tma_store(map, shared_address(panel), c, w.k_first + row, w.kv_head, KS_KV_VIEW == PACKED ? 0 : w.batch);
+    } else {
+      T* const line_to = to.base + (i64)(w.k_first + row) * to.row + w.kv_head * to.head + c;
+#pragma unroll 1
+      for (int i = lane; i < count * 8; i += WARP)
+        *(uint4*)(line_to + (i64)(i / 8) * to.row + i % 8 * 8) = *(const uint4*)(panel + i / 8 * 128 + (i % 8 ^ i / 8 % 8) * 16);
+    }
+  }
+  if (lane == 0) tma_store_commit(), tma_store_wait_read<0>();
+  warp_barrier();
+}

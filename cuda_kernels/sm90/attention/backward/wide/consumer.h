@@ -1,0 +1,322 @@
+// The two consumers of a block. Each makes one product of every step and one gradient of the block's 64 keys:
+//   scores:    s = k·qᵀ, p = 2^(s − lse),            dv += p·dout
+//   gradients: dp = v·doutᵀ, ds = p·(dp − dots),      dk += ds·q
+// p goes from the one to the other through shared memory as fragments lie, warp by warp. ds goes to the products of dq, which each
+// makes for its columns, here and in the other block.
+#pragma once
+#include "sm90/attention/backward/fragments.h"
+#include "sm90/attention/backward/wide/block.h"
+
+// The columns of a gradient that one product makes.
+KS_DEVICE float (&half(float (&sum)[D / 2], int h))[HALF / 2] { return *(float(*)[HALF / 2])(sum + h * (HALF / 2)); }
+
+// The stage `back` stages before.
+template<int STAGES> KS_DEVICE PipelineState<STAGES> before(const PipelineState<STAGES>& x, int back) {
+  return {x.stage < back ? x.stage + STAGES - back : x.stage - back, 0};
+}
+
+// The address of shared memory, made where it is used: the compiler would keep all of them, and registers are few.
+template<class X> KS_DEVICE u32 address_here(const X& x) { return opaque((int)shared_address(&x)); }
+
+struct Consumer {
+  SharedStorage& storage;
+  const Maps& maps;
+  const Rings& rings;
+  const Operands& a;
+  const Sequences& sequences;
+  const TileCount& count;
+  Band band;
+  float scale, scale_log2, cap, cap_inverse;
+  int rank, group, warp, thread_lane;
+
+  template<int COLUMNS> KS_DEVICE void zero(char* tile, int from) const {
+    zero_rows<64, COLUMNS>(tile, from, 1 + group, warp, thread_lane);
+  }
+
+  // Of the four panels of dq's columns, this consumer's; of the warps that add to a block of sums, this one.
+  KS_DEVICE int panel() const { return rank * GROUPS + group; }
+  KS_DEVICE int adder() const { return panel() * 4 + warp; }
+
+  template<bool SCORES> KS_DEVICE void run() const;
+};
+
+template<bool SCORES> KS_DEVICE void Consumer::run() const {
+  // The ring of the first product's queries, a step ahead, and of the second's: q and dout, or dout and q.
+  constexpr int NEAR_STAGES = SCORES ? Q_STAGES : O_STAGES, FAR_STAGES = SCORES ? O_STAGES : Q_STAGES;
+  const auto& near_ring = [&]() -> const auto& { if constexpr (SCORES) return rings.q; else return rings.dout; }();
+  const auto& far_ring = [&]() -> const auto& { if constexpr (SCORES) return rings.dout; else return rings.q; }();
+  char* const near_tiles = SCORES ? storage.q[0] : storage.dout[0];
+  char* const far_tiles = SCORES ? storage.dout[0] : storage.q[0];
+  u32 kv_parity = 0;
+  PipelineState<NEAR_STAGES> near{0, 0};
+  PipelineState<FAR_STAGES> far{0, 0};
+  // Where ds is written next, with its parity: with two stages that is where ds of the step before the last written lies.
+  PipelineState<DS_STAGES> ds_out{0, 1};
+  const int lane = thread_lane;
+  const float c = KS_SOFTCAP ? cap : scale_log2;
+
+#pragma unroll 1
+  for (;;) {
+    barrier_wait(rings.kv.full({0, 0}), kv_parity);
+    const WorkTile& w = storage.work_tiles[kv_parity ^ 1];
+    if (w.steps < 0) break;
+    const int shift = w.S_k - w.S_q, key0 = w.tile * KEYS + rank * BLOCK_KEYS;
+    const bool tail = key0 + BLOCK_KEYS > w.S_k;
+    if (RAGGED_KEYS && (w.tile + 1) * KEYS > w.S_k) {
+      zero<D>(storage.k, w.S_k - key0);
+      zero<D>(storage.v, w.S_k - key0);
+      zero<D / CLUSTER>(storage.other_k, w.S_k - w.tile * KEYS - (rank ^ 1) * BLOCK_KEYS);
+    }
+
+    float sum[D / 2];  // dv or dk
+#pragma unroll
+    for (int i = 0; i < D / 2; i++) sum[i] = 0.f;
+    pin(sum);
+
+    if (w.steps > 0) {
+      const int begin = w.begin, end = w.end;
+      // The step's block of queries: as products are made, and a step behind, as dq is added.
+      int m_near = begin, m = begin, m_added = begin;
+      int block = count.blocks.first(w.batch, w.q_first) + w.kv_head * count.head_group * count.blocks.head_blocks + begin;
+      bool first = true;      // whether no ds has been written
+      int turn = -1;          // in order: the block that was added to last, whose counter is not yet advanced
+      float x[STEP / 2];      // s or dp
+
+      auto start_near = [&] {
+        if (RAGGED_QUERIES && m_near * STEP + STEP > w.S_q) {
+          auto second = near;
+          second.advance();
+          near_ring.wait_full(near);
+          near_ring.wait_full(second);
+          zero<HALF>(near_tiles + near.stage * HALF_BYTES, w.S_q - m_near * STEP);
+          zero<HALF>(near_tiles + second.stage * HALF_BYTES, w.S_q - m_near * STEP);
+        }
+        if (++m_near == end) m_near = begin;
+        const u64 own = whole(descriptor_k_major(address_here(SCORES ? storage.k : storage.v)));
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          near_ring.wait_full(near);
+          if (h == 0) wgmma_fence();
+          const u64 y = whole(descriptor_k_major(address_here(*near_tiles) + near.stage * HALF_BYTES));
+#pragma unroll
+          for (int k = 0; k < HALF / 16; k++)
+            Wgmma<T, STEP>::template ss<0, 0>(x, advanced(own, (2 * h + k / 4) * KEY_PANEL_BYTES + k % 4 * 32),
+                                              advanced(y, k / 4 * PANEL_BYTES + k % 4 * 32), h != 0 || k != 0);
+          near.advance();
+        }
+        wgmma_commit();
+      };
+      auto release_near = [&] {
+        release(near_ring.empty(before(near, 2)), lane);
+        release(near_ring.empty(before(near, 1)), lane);
+      };
+      // The block's columns of dq are a panel for each consumer, of the keys of both blocks: this one's first.
+      auto start_dq = [&](float (&dq)[32], const PipelineState<DS_STAGES>& ds_in) {
+        wgmma_fence();
+        const u64 y = whole(descriptor_mn_major(address_here(storage.ds) + ds_in.stage * CLUSTER * DS_BYTES, KEY_PANEL_BYTES));
+        const u64 own = whole(descriptor_mn_major(address_here(storage.k) + panel() * KEY_PANEL_BYTES, KEY_PANEL_BYTES));
+        const u64 other = whole(descriptor_mn_major(address_here(storage.other_k) + group * KEY_PANEL_BYTES, KEY_PANEL_BYTES));
+#pragma unroll
+        for (int k = 0; k < BLOCK_KEYS / 16; k++)
+          Wgmma<T, 64>::template ss<1, 1>(dq, advanced(y, k * 2048), advanced(own, k * 2048), k != 0);
+#pragma unroll
+        for (int k = 0; k < BLOCK_KEYS / 16; k++)
+          Wgmma<T, 64>::template ss<1, 1>(dq, advanced(y, DS_BYTES + k * 2048), advanced(other, k * 2048), 1);
+        wgmma_commit();
+      };
+      // In order: the piece added to last is handed to the tile of the keys before. A step late: then its additions are over.
+      auto turns = [&](int at) { return a.turns + (i64)at * ADDERS + adder(); };
+      auto pass_turn = [&] {
+        if (!KS_IN_ORDER || turn < 0) return;
+        warp_barrier();
+        if (lane == 0) add_release(turns(turn), 1);  // releases what the other lanes have added, too
+        turn = -1;
+      };
+      // How many tiles have added to the next piece: asked for ahead, as the answer takes a while.
+      auto ask_turn = [&]() -> u32 { return KS_IN_ORDER && lane == 0 ? load_relaxed(turns(block)) : 0; };
+      // Until all tiles of later keys have. The additions after it are made in L2, where the counter is: relaxed loads will do.
+      auto take_turn = [&](u32 done) {
+        if (!KS_IN_ORDER) return;
+        turn = block;
+        if (lane == 0) {
+          const u32 earlier = band.tiles_met(m_added * STEP, shift, w.S_k, KEYS) - 1 - w.tile;
+          while (done != earlier) done = load_relaxed(turns(turn));
+        }
+        warp_barrier();
+      };
+      // This warp's part of a piece to the sums, as fragments lie.
+      auto add_dq = [&](float (&dq)[32], const PipelineState<DS_STAGES>& ds_in, u32 done) {
+        pin(dq);
+        if (first) {  // what the first step multiplies is nothing's ds
+          first = false;
+          return;
+        }
+        take_turn(done);
+        float* const to = a.sums + (i64)block * (STEP * D) + adder() * WARP_PIECE + lane * 4;
+#pragma unroll
+        for (int i = 0; i < 8; i++) global_add(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+        release(rings.ds.empty(ds_in), lane);
+        block++;
+        if (++m_added == end) {
+          m_added = begin;
+          block += count.blocks.head_blocks - (end - begin);
+        }
+      };
+
+      // Where this thread's p is handed on, and its warp's ds will be: 16 bytes of each 16 queries.
+      auto p_fragments = [&] {
+        return address_here(storage.ds) + ds_out.stage * CLUSTER * DS_BYTES + warp * WARP_DS_BYTES + lane * 16;
+      };
+      // p of scores, rounded, to both consumers.
+      auto make_p = [&](u32 (&p)[STEP / 4]) {
+        const int ahead = m * STEP - (key0 - shift);  // of the diagonal of the block's first key
+        if constexpr (KS_SOFTCAP)
+#pragma unroll
+          for (int i = 0; i < STEP / 2; i++) x[i] = tanh_large(x[i] * cap_inverse);
+        if (some_hidden(band, ahead, tail)) mask_scores(x, band, ahead, key0, w.S_k, warp, lane);
+        rings.ds.wait_empty(ds_out);
+        const u32 to = p_fragments();
+        const u32 lse_rows = address_here(storage.lse) + lane % 4 * 8 + before(near, 2).stage * ROW_BYTES;
+#pragma unroll
+        for (int i = 0; i < STEP / 16; i++) {
+          u32 handed[4];
+#pragma unroll
+          for (int j = 0; j < 2; j++) {
+            const Pair lse = load_pair(lse_rows + (2 * i + j) * 32);
+            const float* const s = x + 8 * i + 4 * j;
+            float y[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) y[e] = exp2_fast(fmaf(s[e], c, e % 2 ? lse.y : lse.x));
+            p[4 * i + 2 * j] = pack2(y[0], y[1], T()), p[4 * i + 2 * j + 1] = pack2(y[2], y[3], T());
+            if (KS_SOFTCAP) {  // p · (1 − tanh²)
+#pragma unroll
+              for (int e = 0; e < 4; e++) y[e] *= fmaf(-s[e], s[e], 1.f);
+            }
+            handed[2 * j] = pack2(y[0], y[1], T()), handed[2 * j + 1] = pack2(y[2], y[3], T());
+          }
+          store_fragment(to + i * WARP * 16, handed);
+        }
+        async_proxy_fence();  // lse has been read; TMA writes the next there once the other consumer is done with q
+        warp_barrier();
+        if (lane == 0) barrier_arrive(rings.p.full(ds_out));
+      };
+      // ds, rounded, to this consumer's registers and to the products of dq.
+      auto make_ds = [&](u32 (&ds)[STEP / 4]) {
+        barrier_wait(rings.p.full(ds_out), ds_out.parity ^ 1);
+        far_ring.wait_full(far);  // has dots, too
+        const u32 from = p_fragments();
+        const u32 dots_rows = address_here(storage.dots) + lane % 4 * 8 + far.stage * ROW_BYTES;
+#pragma unroll
+        for (int i = 0; i < STEP / 16; i++) {
+          u32 p[4];
+          load_fragment(from + i * WARP * 16, p);
+#pragma unroll
+          for (int j = 0; j < 2; j++) {
+            const Pair dots = load_pair(dots_rows + (2 * i + j) * 32);
+            float y[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+              const u32 two = p[2 * j + e / 2];
+              y[e] = (e % 2 ? unpacked_high(two, T()) : unpacked_low(two, T())) * (x[8 * i + 4 * j + e] - (e % 2 ? dots.y : dots.x));
+            }
+            ds[4 * i + 2 * j] = pack2(y[0], y[1], T()), ds[4 * i + 2 * j + 1] = pack2(y[2], y[3], T());
+          }
+        }
+        warp_barrier();
+        const u32 to = address_here(storage.ds) + warp * WARP_DS_BYTES + matrix_row(lane) + matrix_chunk(0, lane) + ds_out.stage * CLUSTER * DS_BYTES;
+#pragma unroll
+        for (int i = 0; i < STEP / 16; i++) stmatrix(to ^ i * 32, ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
+        async_proxy_fence();
+        warp_barrier();
+        if (lane == 0) {
+          const u32 full = rings.ds.full(ds_out), own = shared_address(storage.ds[ds_out.stage][0]) + warp * WARP_DS_BYTES;
+          barrier_arrive_expect_tx(full, WARP_DS_BYTES);  // what the other block's warp sends
+          bulk_copy_to(own + DS_BYTES, own, WARP_DS_BYTES, full, rank ^ 1);
+        }
+      };
+
+      // One step. On entry s or dp of it is done; on leaving that of the next.
+      auto step = [&](auto last) {
+        constexpr bool LAST = decltype(last)::value;
+        u32 y[STEP / 4];
+        float dq[32];
+        if constexpr (SCORES) make_p(y);
+        else make_ds(y);
+        ds_out.advance();  // to ds of the step before
+        const u32 done = ask_turn();
+        pass_turn();
+        pin(sum);
+        if (RAGGED_QUERIES && SCORES && m * STEP + STEP > w.S_q) {  // q has been set to zero before s
+          auto second = far;
+          second.advance();
+          far_ring.wait_full(far);
+          far_ring.wait_full(second);
+          zero<HALF>(far_tiles + far.stage * HALF_BYTES, w.S_q - m * STEP);
+          zero<HALF>(far_tiles + second.stage * HALF_BYTES, w.S_q - m * STEP);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          far_ring.wait_full(far);
+          if (h == 0) wgmma_fence();
+          const u64 rows =
+              whole(descriptor_mn_major(address_here(*far_tiles) + far.stage * HALF_BYTES, PANEL_BYTES));
+#pragma unroll
+          for (int k = 0; k < STEP / 16; k++) Wgmma<T, HALF>::rs(half(sum, h), y + 4 * k, advanced(rows, k * 2048), 1);
+          wgmma_commit();
+          far.advance();
+        }
+        // The product that the next step waits for comes before dq; in order dq, which other tiles wait for.
+        if (!KS_IN_ORDER && !LAST) start_near();
+        if (!first) rings.ds.wait_full(ds_out);
+        start_dq(dq, ds_out);
+        if (KS_IN_ORDER && !LAST) start_near();
+        wgmma_wait<LAST ? 2 : 3>();
+        pin(half(sum, 0));
+        release(far_ring.empty(before(far, 2)), lane);
+        wgmma_wait<LAST ? 1 : 2>();
+        pin(half(sum, 1));
+        release(far_ring.empty(before(far, 1)), lane);
+        if (!KS_IN_ORDER && !LAST) {
+          wgmma_wait<1>();
+          pin(x);
+          release_near();
+        }
+        wgmma_wait<KS_IN_ORDER && !LAST ? 1 : 0>();
+        add_dq(dq, ds_out, done);
+        if (KS_IN_ORDER && !LAST) {
+          wgmma_wait<0>();
+          pin(x);
+          release_near();
+        }
+        if (++m == end) m = begin;
+      };
+
+      start_near();
+      wgmma_wait<0>();
+      pin(x);
+      release_near();
+#pragma unroll 1
+      for (int i = w.steps - 1; i > 0; i--) step(Flag<false>{});
+      step(Flag<true>{});
+      {
+        float dq[32];
+        auto ds_in = ds_out;
+        ds_in.advance();
+        rings.ds.wait_full(ds_in);
+        start_dq(dq, ds_in);
+        wgmma_wait<0>();
+        pass_turn();
+        add_dq(dq, ds_in, ask_turn());
+        pass_turn();
+      }
+    }
+    named_barrier_sync(3, CONSUMERS);  // all products of K and V are over
+    const int first = warp * 16;
+    store_gradient<T, BLOCK_KEYS>(sum, SCORES ? 1.f : scale, SCORES ? storage.v : storage.k, first, key0 + first, w,
+                                  SCORES ? maps.dv : maps.dk, SCORES ? a.dv : a.dk, lane);
+    if (lane == 0) barrier_arrive(rings.kv.empty({0, 0}));
+    warp_barrier();
+    kv_parity ^= 1;
+  }
+  if (lane == 0) tma_store_wait<0>();
+}

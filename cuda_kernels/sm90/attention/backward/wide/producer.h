@@ -1,0 +1,116 @@
+// The producer thread: gets tiles from the scheduler, loads K and V once a tile, q, dout and their rows' values once a step.
+#pragma once
+#include "sm90/attention/backward/wide/block.h"
+
+struct Producer {
+  SharedStorage& storage;
+  const Maps& maps;
+  const Rings& rings;
+  const Operands& a;
+  TileScheduler<KEYS> scheduler;
+  PipelineState<1> kv{0, 1};
+  u32 halves = 0;  // of q and of dout that were loaded: where they go follows
+
+  // Asked for each time: this thread has few registers.
+  static KS_DEVICE int rank() { return cluster_rank(); }
+  KS_DEVICE int clusters() const { return gridDim.x / CLUSTER; }
+  // The next number of the counter: the first block asks, and tells the other. One message a tile, as of K and V: the phase of
+  // the one follows from that of the other.
+  KS_DEVICE int count_tile() {
+    const u32 parity = KS_IN_ORDER ? kv.parity ^ 1 : kv.parity;
+    if (rank() == 0) {
+      const int t = (int)atomicAdd(a.counter, 1u);
+      barrier_wait(rings.tile.empty({0, 0}), parity ^ 1);
+      store_async(shared_address(&storage.tile), t, rings.tile.full({0, 0}), 1);
+      return t;
+    }
+    barrier_arrive_expect_tx(rings.tile.full({0, 0}), 4);
+    barrier_wait(rings.tile.full({0, 0}), parity);
+    const int t = *(volatile int*)&storage.tile;
+    barrier_arrive_at(rings.tile.empty({0, 0}), 0);
+    return t;
+  }
+  // In order the first tile is taken from the counter, too: whoever holds it runs.
+  KS_DEVICE int first_tile() { return KS_IN_ORDER ? count_tile() : (int)block_index() / CLUSTER; }
+  KS_DEVICE int tile_after(int t) { return KS_DYNAMIC ? count_tile() + (KS_IN_ORDER ? 0 : clusters()) : t + clusters(); }
+
+  // The stage of half n of a ring, and the phase to wait for.
+  template<int STAGES> static KS_DEVICE PipelineState<STAGES> nth(u32 n) { return {(int)(n % STAGES), n / STAGES % 2 ^ 1}; }
+
+  // A half of q's or dout's columns: each block of the cluster loads one panel for both.
+  KS_DEVICE void load_half(u32 to, const TensorMap& map, u32 full, int column, int row, int head, int batch) {
+    tma_load_multicast(to + rank() * PANEL_BYTES, map, full, column + rank() * 64, row, head, batch, (1 << CLUSTER) - 1);
+  }
+  // q of a step, and beside it what every row subtracts. `block`: of row values (sums.h); `row`: the step's first.
+  KS_DEVICE void load_q(const WorkTile& w, int head, int block, int row) {
+#pragma unroll 1
+    for (int h = 0; h < 2; h++) {
+      const auto q = nth<Q_STAGES>(halves + h);
+      rings.q.wait_empty(q);
+      const u32 full = rings.q.full(q);
+      barrier_arrive_expect_tx(full, HALF_BYTES + (h == 0 ? 2 * ROW_BYTES : 0));
+      load_half(shared_address(storage.q[q.stage]), maps.q, full, h * HALF, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
+      if (h == 0) {
+        bulk_load(shared_address(storage.lse[q.stage]), a.lse + (i64)block * STEP, ROW_BYTES, full);
+        bulk_load(shared_address(storage.dots[q.stage]), a.dots + (i64)block * STEP, ROW_BYTES, full);
+      }
+    }
+  }
+  KS_DEVICE void load_dout(const WorkTile& w, int head, int row) {
+#pragma unroll 1
+    for (int h = 0; h < 2; h++) {
+      const auto o = nth<O_STAGES>(halves + h);
+      rings.dout.wait_empty(o);
+      const u32 full = rings.dout.full(o);
+      barrier_arrive_expect_tx(full, HALF_BYTES);
+      load_half(shared_address(storage.dout[o.stage]), maps.dout, full, h * HALF, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
+    }
+    halves += 2;
+  }
+  // Publishes the work tile to the consumers.
+  KS_DEVICE void load_kv(const WorkTile& w) {
+    rings.kv.wait_empty(kv);
+    const u32 full = rings.kv.full(kv);
+    barrier_arrive_expect_tx(full, 2 * KV_BYTES + OTHER_BYTES);
+    const int first = w.k_first + w.tile * KEYS, row = first + rank() * BLOCK_KEYS, batch = KS_KV_VIEW == PACKED ? 0 : w.batch;
+    tile_load<BLOCK_KEYS, D>(shared_address(storage.k), maps.k, full, row, w.kv_head, batch);
+    tile_load<BLOCK_KEYS, D>(shared_address(storage.v), maps.v, full, row, w.kv_head, batch);
+#pragma unroll
+    for (int c = 0; c < D / CLUSTER; c += 64)
+      tma_load(shared_address(storage.other_k) + c / 64 * KEY_PANEL_BYTES, maps.k, full, rank() * (D / CLUSTER) + c,
+               first + (rank() ^ 1) * BLOCK_KEYS, w.kv_head, batch);
+    kv.advance();
+  }
+
+  // Coordinates of the tile are read from shared memory: this thread has few registers.
+  KS_DEVICE void run() {
+    const SumBlocks& blocks = scheduler.count.blocks;
+    int t = first_tile();
+#pragma unroll 1
+    for (; scheduler.next(t, storage.work_tiles[kv.parity]); t = tile_after(t)) {
+      const WorkTile& w = storage.work_tiles[kv.parity];
+      if (w.steps == 0) {
+        load_kv(w);
+        continue;
+      }
+      int head = w.kv_head * scheduler.count.head_group, m = w.begin;
+#pragma unroll 1
+      for (;;) {
+        load_q(w, head, blocks.first(w.batch, w.q_first) + head * blocks.head_blocks + m, w.q_first + m * STEP);
+        if (m == w.begin && head == w.kv_head * scheduler.count.head_group) load_kv(w);
+        load_dout(w, head, w.q_first + m * STEP);
+        if (++m == w.end) {
+          m = w.begin;
+          if (++head == (w.kv_head + 1) * scheduler.count.head_group) break;
+        }
+      }
+    }
+    rings.kv.wait_empty(kv);
+    storage.work_tiles[kv.parity].steps = -1;
+    barrier_arrive(rings.kv.full(kv));
+    if (KS_DYNAMIC && rank() == 0) {  // the last cluster resets the counter
+      __threadfence();
+      if (atomicAdd(a.counter + 1, 1u) == clusters() - 1) a.counter[0] = 0, a.counter[1] = 0;
+    }
+  }
+};

@@ -1,0 +1,68 @@
+// Attention's gradients for Hopper where those of 64 keys, dk and dv, fill a block's registers: head dim 256. One launch between the
+// two small ones of backward.h, whose formulas it shares.
+//
+// Algorithm: a cluster of two blocks owns KEYS keys, each block 64 of them, and walks over the queries of its KV head's group, STEP
+// at a time. Scores are transposed, keys × queries. A block's two consumers divide the products, not the keys: one makes scores
+// and the values' gradient, the other the keys',
+//   s = k·qᵀ, p,    dv += p·dout        and        dp = v·doutᵀ, ds = p·(dp − dots),    dk += ds·q
+// so that each keeps one gradient of 64 keys × D in registers, and what is multiplied into it, p or ds, is a register operand. p
+// goes from the one to the other as fragments lie, warp by warp, into the memory where ds will be.
+// dq of a step sums over the keys of both blocks: each block sends its ds to the other (8 KB, a bulk copy from shared memory to
+// shared memory), and each of the four consumers multiplies 64 of the 256 columns, one step late. So half as much is added in
+// L2 as by blocks alone, which would bound them: 8.6 GB at B4 H8 S4096, at 3.0 TB/s. q and dout are multicast, each block loading
+// half. What a consumer issues in step i, and what its warps do meanwhile:
+//   dv(i) or dk(i), s(i+1) or dp(i+1), dq(i−1)      hand stages back, add dq once it is there, then p(i+1) or ds(i+1)
+// While the one makes p or ds, the other's products run. In order dq comes before s or dp, as other tiles wait for its sums;
+// turns are those of backward.h.
+//
+// K, V and the columns of the other block's K that dq takes come by TMA once a tile; q and dout by rings of halves of their
+// columns, so that a half is handed back while the other is multiplied. The first block of a cluster takes tiles from the
+// counter and tells the other.
+//
+// Bytes of shared memory that a step reads and writes: 352 KB, 2750 clocks, beside 2560 of products.
+//
+// Constants (from the kernel definition): those of backward.h without KS_KV_STAGES; KS_STAGES and KS_O_STAGES count halves.
+// Shared memory, KB: 32 of K, 32 of V, 16 of the other block's K, 16·(STAGES + O_STAGES) of q and dout, 32 of ds (two steps', both
+// blocks' keys), STAGES/2 of row values, and barriers.
+// Registers of a consumer's thread: 128 of dv or dk, 32 of s or dp, 32 of dq, 16 of p or ds, and about 25.
+#include "sm90/attention/backward/wide/consumer.h"
+#include "sm90/attention/backward/wide/producer.h"
+
+KS_KERNEL(THREADS, 1)
+attention_backward_wide_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_map, KS_ARGUMENT TensorMap k_map,
+                             KS_ARGUMENT TensorMap v_map, KS_ARGUMENT TensorMap dk_map, KS_ARGUMENT TensorMap dv_map,
+                             KS_ARGUMENT Operands operands, KS_ARGUMENT Sequences sequences, KS_ARGUMENT TileCount count, int left,
+                             int right, float scale, float scale_log2, float cap, float cap_inverse) {
+  extern __shared__ __align__(1024) char memory[];
+  SharedStorage& storage = *(SharedStorage*)memory;
+  const Maps maps{q_map, dout_map, k_map, v_map, dk_map, dv_map};
+  const Rings rings{{shared_address(storage.kv_ring)}, {shared_address(storage.q_ring)}, {shared_address(storage.dout_ring)},
+                    {shared_address(storage.ds_ring)}, {shared_address(storage.p_ring)}, {shared_address(storage.tile_ring)}};
+  const Band band{left, right};
+  const int rank = cluster_rank();
+
+  if (thread_index() == 0) {
+    constexpr int ALL = CONSUMERS / WARP, OF_GROUP = ALL / GROUPS;
+    rings.kv.init(ALL);
+    rings.q.init(ALL * CLUSTER);
+    rings.dout.init(ALL * CLUSTER);
+    rings.ds.init(ALL * CLUSTER, OF_GROUP);
+    rings.p.init(1, OF_GROUP);
+    rings.tile.init(1);
+    barrier_init_fence();
+  }
+  cluster_barrier();
+
+  const int group = warp_index() / 4, warp = warp_index() % 4;
+  if (group == GROUPS) {
+    registers_dealloc<KS_PRODUCER_REGISTERS>();
+    if (thread_index() == CONSUMERS) Producer{storage, maps, rings, operands, {count, sequences, band, 0, 0}}.run();
+  } else {
+    registers_alloc<KS_CONSUMER_REGISTERS>();
+    const Consumer consumer{storage, maps, rings, operands, sequences, count, band, scale, scale_log2, cap, cap_inverse, rank,
+                            group, warp, lane()};
+    if (group == 0) consumer.run<true>();
+    else consumer.run<false>();
+  }
+  cluster_barrier();  // no block leaves while others may signal its barriers
+}

@@ -1,0 +1,357 @@
+// Latent attention of few queries (MLA's decoding) for Hopper: all heads share keys of 576 elements, whose first 512 are the values too.
+//
+// Algorithm: flash-decoding over a list of work that is cut evenly (latent_list.h), FlashAttention-2's online softmax with a
+// reference that grows by 8 at least. K is read once, from shared memory twice. A block is two consumer warpgroups and one that loads:
+//   scores:  S = Q·Kᵀ of 64 heads and 64 keys, softmax, P to shared memory; and O[:, :256] += P·K[:, :256], P from registers
+//   columns: O[:, 256:] += P·K[:, 256:512], P from shared memory
+//   load:    rows of K by cp.async, wherever pages have them, through a ring of two tiles; the queries
+// The two consumers of P exchange through named barriers: P and the factors of its rows are ready (FULL), have been read (EMPTY).
+// Where a block has a part of an item's keys alone, it leaves its o and log-sum-exp in the workspace for latent_merge.h.
+// A tile's rows are heads of one query, so that all see the same keys: those that it does not see arrive as zeros.
+//
+// Constants: those of scores.h and sequences.h; KS_T, KS_DQK, KS_DV, KS_LSE, KS_ITEM_COST, KS_PRODUCER_REGISTERS,
+// KS_CONSUMER_REGISTERS, KS_SHARED_BYTES.
+// Shared memory: 72 KB of queries, two tiles of 72 KB of keys, 8 KB of P, barriers and factors.
+// Registers of a consumer's thread: 128 of O; of the first one 32 of S and 16 of P more.
+#include "sm90/attention/latent_list.h"
+#include "sm90/attention/softmax.h"
+#include "sm90/pipeline.h"
+
+typedef KS_T T;
+
+constexpr int DQK = KS_DQK, DV = KS_DV, STAGES = 2, PANEL_BYTES = 64 * 128, PANELS = DQK / 64, HALF = DV / 2;
+constexpr int TILE_BYTES = PANELS * PANEL_BYTES, THREADS = 384;
+static_assert(DQK % 64 == 0 && HALF == 256 && DV <= DQK, "panels of 64 columns, and a product of 256 a consumer");
+enum { SCORES, COLUMNS, LOAD };      // warpgroups
+enum { FULL = 1, EMPTY };            // named barriers
+constexpr int EXCHANGE = 256;        // their threads
+
+struct alignas(1024) SharedStorage {
+  char q[TILE_BYTES], k[STAGES][TILE_BYTES], p[PANEL_BYTES];
+  float factors[ROWS];
+  u64 k_ring[2 * STAGES], q_ring[2];
+};
+static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
+
+// Arguments, passed whole.
+struct Operands {
+  Matrices<const T> q, k;
+  Matrices<T> out;
+  RowValues<float> lse;
+  float *sums, *sums_lse;  // [state, row, column], [state, row]
+  float scale_log2;
+};
+
+// The warpgroup that loads: 8 lanes a row of a panel, 16 rows at a time.
+struct Producer {
+  SharedStorage& storage;
+  const Operands& a;
+  const List& list;
+  const Pages& pages;
+  const Ring<STAGES>& k_ring;
+  const Ring<1>& q_ring;
+  int thread;
+  PipelineState<STAGES> state{0, 1};
+  PipelineState<1> q_state{0, 1};
+
+  static constexpr int PASSES = 4;  // of 16 rows
+  KS_DEVICE int row(int i) const { return thread / 8 + 16 * i; }
+  // A row's chunks, one of every panel; zeros where it is not `there`.
+  KS_DEVICE void copy(u32 tile, int i, const T* from, bool there) const {
+    const u32 to = tile + row(i) * 128 + (thread ^ row(i)) % 8 * 16;
+#pragma unroll
+    for (int p = 0; p < PANELS; p++) async_copy(to + p * PANEL_BYTES, from + 64 * p, there);
+  }
+
+  KS_DEVICE void load_queries(const Piece& piece) {
+    const Item item(list, piece.item);
+    const T* const base = a.q.base + piece.entry * a.q.batch + item.kv_head * list.head_group * a.q.head
+                        + (i64)item.query * a.q.row + 8 * (thread % 8);
+    q_ring.wait_empty(q_state);
+#pragma unroll 1
+    for (int i = 0; i < PASSES; i++) {
+      const int head = item.head + row(i);
+      const bool there = head < list.head_group;
+      copy(shared_address(storage.q), i, base + (there ? head : 0) * a.q.head, there);
+    }
+    async_copies_arrive(q_ring.full(q_state));
+    q_state.advance();
+  }
+
+  // The pages of a tile's rows, looked up one tile ahead. Of keys that are not seen page 0.
+  KS_DEVICE void look_up(int (&page)[PASSES], int entry, int tile, int limit) const {
+    if constexpr (KS_KV_VIEW != PAGED) return;
+#pragma unroll
+    for (int i = 0; i < PASSES; i++) {
+      const int key = tile * BN + row(i);
+      page[i] = key < limit ? pages.table[entry * pages.table_row + pages.size.quotient(key)] : 0;
+    }
+  }
+  KS_DEVICE void load_keys(const int (&page)[PASSES], const T* base, int tile, int limit) {
+    k_ring.wait_empty(state);
+#pragma unroll
+    for (int i = 0; i < PASSES; i++) {
+      const int key = tile * BN + row(i);
+      const bool there = key < limit;
+      i64 at = there ? (i64)key * a.k.row : 0;
+      if constexpr (KS_KV_VIEW == PAGED)
+        at = page[i] * a.k.batch + (there ? (i64)(key - pages.size.quotient(key) * pages.size.d) * a.k.row : 0);
+      copy(shared_address(storage.k[state.stage]), i, base + at, there);
+    }
+    async_copies_arrive(k_ring.full(state));
+    state.advance();
+  }
+
+  KS_DEVICE void run(Walk walk) {
+    bool more = true;
+#pragma unroll 1
+    while (more) {
+      const Piece piece = walk.piece;
+      const Item item(list, piece.item);
+      const int limit = item.limit(list, list.keys(piece.entry));
+      const T* const base = a.k.base + item.kv_head * a.k.head + (KS_KV_VIEW == PAGED ? 0 : piece.entry * a.k.batch)
+                          + 8 * (thread % 8);
+      int page[PASSES];
+      look_up(page, piece.entry, piece.begin, limit);
+      load_queries(piece);
+#pragma unroll 1
+      for (int tile = piece.begin; tile < piece.end; tile++) {
+        int now[PASSES];
+#pragma unroll
+        for (int i = 0; i < PASSES; i++) now[i] = page[i];
+        look_up(page, piece.entry, tile + 1, limit);  // beyond the limit nothing
+        load_keys(now, base, tile, limit);
+      }
+      more = walk.next();
+    }
+    async_copies_wait();
+  }
+};
+
+// What both consumers have of the piece.
+struct Consumer {
+  SharedStorage& storage;
+  const Operands& a;
+  const List& list;
+  const Ring<STAGES>& k_ring;
+  const Ring<1>& q_ring;
+  int block, warp, thread_lane;
+  PipelineState<STAGES> state{0, 0};
+  PipelineState<1> q_state{0, 0};
+
+  KS_DEVICE int row(int half) const { return 16 * warp + (thread_lane >> 2) + 8 * half; }
+  KS_DEVICE bool first_thread() const { return warp == 0 && thread_lane == 0; }
+  KS_DEVICE void release(const PipelineState<STAGES>& from) const {
+    if (first_thread()) barrier_arrive(k_ring.empty(from));
+  }
+  // The number of a tile's stage behind, of columns from `column` on.
+  KS_DEVICE u32 values(int stage, int column) const {
+    return descriptor_mn_major(shared_address(storage.k[stage]) + column / 64 * PANEL_BYTES, PANEL_BYTES);
+  }
+
+  // Columns `column` on of the result, or of the state that the block leaves. o: not normalised.
+  KS_DEVICE void store(const float (&o)[HALF / 2], const float (&inverse)[2], const Piece& piece, int column) const {
+    const Item item(list, piece.item);
+    const int first = column + 2 * (thread_lane & 3);
+    float* const sums = a.sums + (i64)(2 * block + (piece.begin == 0)) * ROWS * DV;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int head = item.head + row(h);
+      if (head >= list.head_group) continue;
+      if (piece.whole()) {
+        T* const to = a.out.base + piece.entry * a.out.batch + (item.kv_head * list.head_group + head) * a.out.head
+                    + (i64)item.query * a.out.row + first;
+#pragma unroll
+        for (int i = 0; i < HALF / 8; i++)
+          *(u32*)(to + 8 * i) = pack2(o[4 * i + 2 * h] * inverse[h], o[4 * i + 2 * h + 1] * inverse[h], T());
+      } else {
+        float* const to = sums + row(h) * DV + first;
+#pragma unroll
+        for (int i = 0; i < HALF / 8; i++)
+          *(float2*)(to + 8 * i) = float2{o[4 * i + 2 * h] * inverse[h], o[4 * i + 2 * h + 1] * inverse[h]};
+      }
+    }
+  }
+};
+
+struct ScoreConsumer : Consumer {
+  // Hands factors of the rows, and P where there is one, to the other consumer.
+  KS_DEVICE void hand_over(const float (&factors)[2]) const {
+    if ((thread_lane & 3) == 0) storage.factors[row(0)] = factors[0], storage.factors[row(1)] = factors[1];
+  }
+  KS_DEVICE void hand_over(const u32 (&p)[BN / 4]) const {
+    const u32 to = shared_address(storage.p) + (16 * warp + (thread_lane & 15)) * 128;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+      stmatrix(to + ((2 * j + (thread_lane >> 4)) ^ (thread_lane & 7)) * 16, p[4 * j], p[4 * j + 1], p[4 * j + 2], p[4 * j + 3]);
+    async_proxy_fence();
+  }
+
+  KS_DEVICE void start_scores(float (&s)[BN / 2]) const {
+    const u32 x = descriptor_k_major(shared_address(storage.q)), y = descriptor_k_major(shared_address(storage.k[state.stage]));
+    wgmma_fence();
+#pragma unroll
+    for (int d = 0; d < DQK / 16; d++)
+      Wgmma<T, BN>::template ss<0, 0>(s, advanced(x, d / 4 * PANEL_BYTES + d % 4 * 32), advanced(y, d / 4 * PANEL_BYTES + d % 4 * 32), d);
+    wgmma_commit();
+  }
+  KS_DEVICE void start_products(float (&o)[HALF / 2], const u32 (&p)[BN / 4], int stage, bool add) const {
+    const u32 v = values(stage, 0);
+    wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < BN / 16; j++) Wgmma<T, HALF>::rs(o, p + 4 * j, advanced(v, j * 2048), add || j);
+    wgmma_commit();
+  }
+  // S to P; the rows' references m, sums l (this thread's part) and the factor for what was summed before.
+  KS_DEVICE void softmax(float (&s)[BN / 2], u32 (&p)[BN / 4], float (&m)[2], float (&l)[2], float (&correction)[2], int keys) const {
+    const int high = keys - 2 * (thread_lane & 3);
+    if (keys < BN) mask_columns(s, {0, 0}, {high, high});
+    float top[2], sum[2];
+    row_max(s, top);
+#pragma unroll
+    for (int r = 0; r < 2; r++) update_reference<false>(m[r], correction[r], top[r], a.scale_log2);
+    exp2_and_sum<0, BN / 2, true>(s, m, sum, a.scale_log2);
+#pragma unroll
+    for (int r = 0; r < 2; r++) l[r] = l[r] * correction[r] + sum[r];
+#pragma unroll
+    for (int i = 0; i < BN / 4; i++) p[i] = pack2(s[2 * i], s[2 * i + 1], T());
+  }
+
+  // After the piece's last scores.
+  KS_DEVICE void release_queries(bool last) {
+    if (!last) return;
+    if (first_thread()) barrier_arrive(q_ring.empty(q_state));
+    q_state.advance();
+  }
+
+  KS_DEVICE void run(Walk walk) {
+    bool more = true;
+#pragma unroll 1
+    while (more) {
+      const Piece piece = walk.piece;
+      const Item item(list, piece.item);
+      const int limit = item.limit(list, list.keys(piece.entry));
+      float o[HALF / 2], s[BN / 2], m[2] = {-infinity(), -infinity()}, l[2] = {0.f, 0.f}, correction[2];
+      u32 p[BN / 4];
+      q_ring.wait_full(q_state);
+      k_ring.wait_full(state);
+      async_proxy_fence();  // what cp.async wrote comes before what wgmma reads
+      start_scores(s);
+      wgmma_wait<0>();
+      pin(s);
+      release_queries(piece.begin + 1 == piece.end);
+      softmax(s, p, m, l, correction, limit - piece.begin * BN);
+#pragma unroll 1
+      for (int tile = piece.begin; tile < piece.end; tile++) {
+        const PipelineState<STAGES> now = state;
+        const bool add = tile > piece.begin, more = tile + 1 < piece.end;
+        state.advance();
+        named_barrier_sync(EMPTY, EXCHANGE);
+        hand_over(correction);
+        hand_over(p);
+        named_barrier_arrive(FULL, EXCHANGE);
+        if (add) rescale(o, correction);
+        // Products are not kept waiting for the next keys: their stage is the next to be loaded.
+        start_products(o, p, now.stage, add);
+        wgmma_wait<0>();
+        pin(o);
+        release(now);
+        if (more) {
+          k_ring.wait_full(state);
+          async_proxy_fence();
+          start_scores(s);
+          wgmma_wait<0>();
+          pin(s);
+          release_queries(tile + 2 == piece.end);
+          softmax(s, p, m, l, correction, limit - (tile + 1) * BN);
+        }
+      }
+      float inverse[2];
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const float sum = quad_sum(l[r]);
+        inverse[r] = sum == 0.f ? 0.f : 1.f / sum;
+        const float lse = sum == 0.f ? -infinity() : m[r] + log2_fast(sum);
+        const int head = item.head + row(r);
+        if ((thread_lane & 3) || head >= list.head_group) continue;
+        if (!piece.whole()) a.sums_lse[(2 * block + (piece.begin == 0)) * ROWS + row(r)] = lse;
+        else if (KS_LSE)
+          a.lse.base[piece.entry * a.lse.batch + (item.kv_head * list.head_group + head) * a.lse.head + item.query] =
+              0.69314718056f * lse;
+      }
+      named_barrier_sync(EMPTY, EXCHANGE);
+      hand_over(inverse);
+      named_barrier_arrive(FULL, EXCHANGE);
+      store(o, inverse, piece, 0);
+      more = walk.next();
+    }
+    named_barrier_sync(EMPTY, EXCHANGE);  // the other consumer's last arrival
+  }
+};
+
+struct ColumnConsumer : Consumer {
+  KS_DEVICE void take_over(float (&factors)[2]) const {
+    named_barrier_sync(FULL, EXCHANGE);
+    factors[0] = storage.factors[row(0)], factors[1] = storage.factors[row(1)];
+  }
+  KS_DEVICE void run(Walk walk) {
+    const u32 p = descriptor_k_major(shared_address(storage.p));
+    bool more = true;
+    named_barrier_arrive(EMPTY, EXCHANGE);
+#pragma unroll 1
+    while (more) {
+      const Piece piece = walk.piece;
+      float o[HALF / 2], factors[2];
+#pragma unroll 1
+      for (int tile = piece.begin; tile < piece.end; tile++) {
+        take_over(factors);
+        k_ring.wait_full(state);
+        async_proxy_fence();
+        if (tile > piece.begin) rescale(o, factors);
+        const u32 v = values(state.stage, HALF);
+        wgmma_fence();
+#pragma unroll
+        for (int j = 0; j < BN / 16; j++)
+          Wgmma<T, HALF>::template ss<0, 1>(o, advanced(p, j * 32), advanced(v, j * 2048), tile > piece.begin || j);
+        wgmma_commit();
+        wgmma_wait<0>();
+        named_barrier_arrive(EMPTY, EXCHANGE);
+        release(state);
+        state.advance();
+      }
+      take_over(factors);
+      named_barrier_arrive(EMPTY, EXCHANGE);
+      store(o, factors, piece, HALF);
+      more = walk.next();
+    }
+  }
+};
+
+KS_KERNEL(THREADS, 1)
+attention_latent_sm90(KS_ARGUMENT Operands operands, KS_ARGUMENT List list, KS_ARGUMENT Pages pages) {
+  extern __shared__ __align__(1024) char memory[];
+  SharedStorage& storage = *(SharedStorage*)memory;
+  const Ring<STAGES> k_ring{shared_address(storage.k_ring)};
+  const Ring<1> q_ring{shared_address(storage.q_ring)};
+  if (thread_index() == 0) {
+    k_ring.init(2, 128);
+    q_ring.init(1, 128);
+    barrier_init_fence();
+  }
+  block_barrier();
+  earlier_kernels_wait();
+  next_kernel_launch();
+
+  const int group = warp_index() / 4, warp = warp_index() % 4, block = block_index();
+  Walk walk{list};
+  if (!walk.start(block)) return;
+  if (group == LOAD) {
+    registers_dealloc<KS_PRODUCER_REGISTERS>();
+    Producer{storage, operands, list, pages, k_ring, q_ring, thread_index() % 128}.run(walk);
+  } else {
+    registers_alloc<KS_CONSUMER_REGISTERS>();
+    const Consumer both{storage, operands, list, k_ring, q_ring, block, warp, lane()};
+    if (group == SCORES) ScoreConsumer{both}.run(walk);
+    else ColumnConsumer{both}.run(walk);
+  }
+}

@@ -1,0 +1,85 @@
+"""What a launch of Hopper's gradients counts: blocks of sums, tiles of keys, and the work that
+predicts its time."""
+
+from __future__ import annotations
+
+from kernelseam.costs import Work
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
+from kernelseam.kernels.attention.cost import keys_met
+from kernelseam.kernels.elements import divide_up
+
+from kernelseam_cuda.sm90.tiles import HopperBackwardTile, HopperWideBackwardTile
+
+BackwardTile = HopperBackwardTile | HopperWideBackwardTile
+_SECTION_BYTES = {False: 64 << 20, True: 32 << 20}
+"""Queries, their result's gradients and sums of dq of the heads whose tiles are scheduled together,
+in any order and in order."""
+_PRODUCTS = 5
+
+
+def in_order(spec: AttentionBwdSpec) -> bool:
+    """Whether sums of dq have one order."""
+    return spec.deterministic or spec.forward.batch_invariant
+
+
+def counted(spec: AttentionBwdSpec) -> bool:
+    """Whether tiles are scheduled by an atomic counter: they differ in length, or have an order."""
+    s = spec.forward
+    return s.causal or s.window or s.lengths or s.q_view == "packed" or in_order(spec)
+
+
+def total_blocks(problem: AttentionBwdProblem, tile: BackwardTile) -> int:
+    """Blocks of sums: sums.h numbers them."""
+    p = problem.forward
+    if p.spec.q_view == "packed":
+        return (p.total_q // tile.step + p.batch) * p.num_heads
+    return p.batch * p.num_heads * divide_up(p.S_q, tile.step)
+
+
+def tile_count(problem: AttentionBwdProblem, tile: BackwardTile) -> dict[str, int]:
+    """Tiles of a launch and blocks of its sums. A section's queries, their result's gradients and
+    their sums stay in L2."""
+    p = problem.forward
+    key_tiles, query_blocks = divide_up(p.S_k, tile.keys), divide_up(p.S_q, tile.step)
+    heads = p.batch * p.kv_heads
+    section_bytes = _SECTION_BYTES[in_order(problem.spec)]
+    row_bytes = p.spec.head_dim * (2 * p.spec.dtype.itemsize + 4)
+    head_bytes = p.S_q * row_bytes * p.head_group
+    section = min(max(section_bytes // head_bytes, 1), heads)
+    packed = p.spec.q_view == "packed"
+    return {
+        "key_tiles": key_tiles,
+        "total": key_tiles * heads,
+        "section": section,
+        "section_tiles": section * key_tiles,
+        "batch": p.batch,
+        "kv_heads": p.kv_heads,
+        "head_group": p.head_group,
+        "query_blocks": query_blocks,
+        "head_blocks": p.total_q // tile.step + p.batch if packed else query_blocks,
+        "num_heads": p.num_heads,
+    }
+
+
+def row_work(problem: AttentionBwdProblem, tile: BackwardTile, row_bytes: int) -> Work:
+    """Memory's: each row of queries is read and written once, ``row_bytes`` in all."""
+    return Work(total_blocks(problem, tile) * tile.step * row_bytes)
+
+
+def gradient_work(problem: AttentionBwdProblem, tile: BackwardTile) -> Work:
+    """A tile's keys meet the queries that see its middle one, and half a step and half a tile
+    more."""
+    p = problem.forward
+    keys, _ = keys_met(p, tile.keys, tile.step, p.S_q, p.S_k)
+    met = keys * p.S_q / max(p.S_k, 1) * p.head_group
+    longest = float(divide_up(p.S_q, tile.step) * tile.step * p.head_group)
+    operations = 2.0 * tile.keys * _PRODUCTS * tile.head_dim
+    return Work(
+        problem.bytes_moved,
+        tile_count(problem, tile)["total"] * tile.cluster,
+        operations * met / tile.cluster,
+        operations * max(longest, met) / tile.cluster,
+        p.spec.dtype,
+        tile.rate_in_order if in_order(problem.spec) else tile.rate,
+        tile.block_seconds,
+    )

@@ -1,0 +1,347 @@
+"""Kernel definitions of cuda_kernels/sm90/attention/latent.h and latent_merge.h: latent attention
+of few queries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches
+from kernelseam.costs import Work
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.dtypes import DType
+from kernelseam.kernels.attention.arguments import PAGES, STRIDES, matrices, row_values
+from kernelseam.kernels.attention.host import VIEWS
+from kernelseam.kernels.attention.scores import score_defines, score_values
+from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.definition import KernelDefinition
+from kernelseam.kernels.elements import (
+    DEVICE_TYPE,
+    INT32,
+    divide_up,
+    divider_values,
+    refuse_row_strides,
+)
+from kernelseam.kernels.signature import Signature, Structure
+
+from kernelseam_cuda.sm90.tiles import LATENT, LATENT_REGISTERS, HopperLatentTile
+from kernelseam_cuda.toolchain import sources
+
+OPTIONS = frozenset({"causal", "kv_view", "lengths"})
+"""The options that the kernel has."""
+MOST_QUERIES = 8
+"""K is read again for every query, and for every 64 heads."""
+_STATES = 2
+"""That a block may leave: of the item that it begins with, and of that which it ends with."""
+_MERGE_WARPS = 8
+"""Of a block of latent_merge.h."""
+_FEW_PARTS = 4
+"""Of an item, up to which a warp adds up a row's: more warps would wait for each other."""
+
+_MATRICES = ("q", "k", "out")
+_LIST_INTS = ("S_q", "S_k", "batch", "kv_heads", "head_group", "head_tiles", "blocks")
+_LIST = Structure((("lengths", "pointer"), *((n, "i32") for n in _LIST_INTS)))
+_SIGNATURE = Signature(
+    (
+        (
+            "operands",
+            Structure(
+                (
+                    *((m, matrices(m)) for m in _MATRICES),
+                    ("lse", row_values("lse")),
+                    ("sums", "pointer"),
+                    ("sums_lse", "pointer"),
+                    ("scale_log2", "f32"),
+                )
+            ),
+        ),
+        ("list", _LIST),
+        ("pages", PAGES),
+    )
+)
+_MERGE_SIGNATURE = Signature(
+    (
+        (
+            "merged",
+            Structure(
+                (
+                    ("sums", "pointer"),
+                    ("sums_lse", "pointer"),
+                    ("out", matrices("out")),
+                    ("lse", row_values("lse")),
+                    ("sharing", "i32"),
+                )
+            ),
+        ),
+        ("list", _LIST),
+    )
+)
+
+
+class HopperLatent(KernelDefinition):
+    """Decoding whose values are the first columns of the keys, a persistent block a
+    multiprocessor; a second kernel joins what blocks share."""
+
+    operation = "attention"
+    name = "sm90-latent"
+    archs = ("sm_90a",)
+    entry = "attention_latent_sm90"
+    source = "sm90/attention/latent.h"
+    multiplies = True
+
+    def sources(self) -> Mapping[str, str]:
+        return sources()
+
+    def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
+        p, spec = problem, problem.spec
+        if not spec.latent:
+            return "it takes values that are the first columns of the keys: latent"
+        if unsupported := spec.options - OPTIONS:
+            return f"it does not know {', '.join(sorted(unsupported))}"
+        if spec.dtype.itemsize != 2:
+            return f"it takes bfloat16 and float16, not {spec.dtype}"
+        if not self.tiles(spec, row):
+            dims = ", ".join(f"{t.head_dim}/{t.value_dim}" for t in LATENT)
+            return f"head dims {spec.dims}: it takes {dims}"
+        if spec.kv_view == "packed":
+            return "it takes strided or paged keys"
+        if spec.vector < 16:
+            return f"rows at multiples of {spec.vector} bytes: it copies 16 bytes at a time"
+        if p.scale <= 0:
+            return f"scale = {p.scale}: it takes more than 0"
+        if not (p.batch and p.num_heads and p.S_q):
+            return "there are no queries"
+        if p.S_q > MOST_QUERIES:
+            return f"S_q = {p.S_q}: it takes {MOST_QUERIES} at most"
+        if (places := _places(p, self.tiles(spec, row)[0])) >= INT32:
+            return f"{places} tiles of keys: it takes less than 2^31"
+        return refuse_row_strides(
+            stride_q_row=p.q_strides[2],
+            stride_k_row=p.k_strides[2],
+            stride_out_row=p.out_strides[2],
+        )
+
+    def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperLatentTile, ...]:
+        dims = spec.head_dim, spec.value_dim
+        return tuple(t for t in LATENT if (t.head_dim, t.value_dim) == dims)
+
+    def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperLatentTile:
+        return self.tiles(problem.spec, row)[0]
+
+    def variants(
+        self, problem: AttentionProblem, row: ArchRow, device: Device
+    ) -> dict[str, HopperLatentTile]:
+        return {t.name: t for t in self.tiles(problem.spec, row)}
+
+    def launches(
+        self, problem: AttentionProblem, tile: HopperLatentTile, device: Device
+    ) -> Launches:
+        """The kernel and the one that joins what its blocks left in the workspace."""
+        rows = _STATES * self.grid(problem, tile, device) * tile.rows
+        sums = rows * tile.value_dim * 4
+        workspace = {"sums": 0, "sums_lse": sums}
+        return Launches(
+            (Launch(self, problem, tile, workspace), Launch(MERGE, problem, tile, workspace)),
+            sums + rows * 4,
+        )
+
+    def defines(
+        self, spec: AttentionSpec, tile: HopperLatentTile, row: ArchRow
+    ) -> dict[str, object]:
+        producer, consumer = LATENT_REGISTERS
+        return {
+            **_defines(spec, tile),
+            "DQK": spec.head_dim,
+            "PRODUCER_REGISTERS": producer,
+            "CONSUMER_REGISTERS": consumer,
+            "SHARED_BYTES": tile.shared_bytes,
+        }
+
+    def signature(self, spec: AttentionSpec) -> Signature:
+        return _SIGNATURE
+
+    def grid(self, problem: AttentionProblem, tile: HopperLatentTile, device: Device) -> int:
+        """A block a multiprocessor; no more than there can be work for."""
+        fewest = tile.item_cost + 2
+        most = max(_places(problem, tile) // fewest, 1)
+        return min(max(device.limits.compute_units, 1), most)
+
+    def config(
+        self, problem: AttentionProblem, tile: HopperLatentTile, row: ArchRow, device: Device
+    ) -> LaunchConfig:
+        return replace(super().config(problem, tile, row, device), programmatic=True)
+
+    def threads(self, tile: HopperLatentTile, row: ArchRow) -> int:
+        return 384
+
+    def shared_bytes(self, spec: AttentionSpec, tile: HopperLatentTile) -> int:
+        return tile.shared_bytes
+
+    def values(
+        self, problem: AttentionProblem, tile: HopperLatentTile, device: Device
+    ) -> dict[str, int | float]:
+        p = problem
+        strides = {
+            f"{name}_{axis}": stride
+            for name, walk in zip(_MATRICES, (p.q_strides, p.k_strides, p.out_strides), strict=True)
+            for axis, stride in zip(STRIDES, walk, strict=True)
+        }
+        return {
+            **_list_values(p, tile, self.grid(p, tile, device)),
+            **strides,
+            "lse_batch": p.lse_strides[0],
+            "lse_head": p.lse_strides[1],
+            "scale_log2": score_values(p)["scale_log2"],
+            "table_row": p.table_stride,
+            **divider_values("page_size", max(p.page_size, 1)),
+        }
+
+    def pointers(self, spec: AttentionSpec) -> dict[str, str]:
+        return {
+            **{n: n for n in (*_MATRICES, "lse")},
+            "sums": "",
+            "sums_lse": "",
+            "lengths": "kv_lengths",
+            "table": "block_table",
+        }
+
+    def work(self, problem: AttentionProblem, tile: HopperLatentTile, device: Device) -> Work:
+        """Every block an equal part of all keys. Each tile of rows reads them again."""
+        p, blocks = problem, self.grid(problem, tile, device)
+        tiles = p.S_q * divide_up(p.head_group, tile.rows)
+        keys = p.batch * p.kv_heads * p.S_k
+        operations = 2.0 * (tile.head_dim + tile.value_dim) * tile.rows * keys * tiles
+        return Work(
+            keys * tile.head_dim * p.spec.dtype.itemsize,
+            blocks,
+            operations / blocks,
+            operations / blocks,
+            p.spec.dtype,
+            tile.rate,
+            tile.block_seconds,
+        )
+
+    def covering(self) -> Iterable[Covered]:
+        """Both dtypes; pages, lengths, a causal mask; with and without an LSE."""
+        for t in LATENT:
+            paged = AttentionSpec(
+                DType.bfloat16,
+                t.head_dim,
+                t.value_dim,
+                causal=True,
+                lse=True,
+                kv_view="paged",
+                lengths=True,
+                latent=True,
+            )
+            for spec in (paged, replace(paged, dtype=DType.float16, kv_view="strided", lse=False)):
+                yield Covered(self, spec)
+                yield Covered(MERGE, spec)
+
+
+class HopperLatentMerge(KernelDefinition):
+    """A warp a row of the results that several blocks made."""
+
+    operation = "attention"
+    archs = ("sm_90a",)
+    entry = "attention_latent_merge_sm90"
+    source = "sm90/attention/latent_merge.h"
+
+    def sources(self) -> Mapping[str, str]:
+        return sources()
+
+    def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
+        return HopperLatent().refuse(problem, row)
+
+    def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperLatentTile, ...]:
+        return HopperLatent().tiles(spec, row)
+
+    def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperLatentTile:
+        return HopperLatent().tile(problem, row, device)
+
+    def launches(
+        self, problem: AttentionProblem, tile: HopperLatentTile, device: Device
+    ) -> Launches:
+        return HopperLatent().launches(problem, tile, device)
+
+    def defines(
+        self, spec: AttentionSpec, tile: HopperLatentTile, row: ArchRow
+    ) -> dict[str, object]:
+        return {**_defines(spec, tile), "SHARED_BYTES": self.shared_bytes(spec, tile)}
+
+    def signature(self, spec: AttentionSpec) -> Signature:
+        return _MERGE_SIGNATURE
+
+    def grid(self, problem: AttentionProblem, tile: HopperLatentTile, device: Device) -> int:
+        rows = _MERGE_WARPS // _sharing(problem, tile, device)
+        return _items(problem, tile) * (tile.rows // rows)
+
+    def config(
+        self, problem: AttentionProblem, tile: HopperLatentTile, row: ArchRow, device: Device
+    ) -> LaunchConfig:
+        return replace(super().config(problem, tile, row, device), programmatic=True)
+
+    def threads(self, tile: HopperLatentTile, row: ArchRow) -> int:
+        return row.warp_size * _MERGE_WARPS
+
+    def shared_bytes(self, spec: AttentionSpec, tile: HopperLatentTile) -> int:
+        return _MERGE_WARPS * tile.value_dim * 4
+
+    def values(
+        self, problem: AttentionProblem, tile: HopperLatentTile, device: Device
+    ) -> dict[str, int | float]:
+        p = problem
+        return {
+            **_list_values(p, tile, HopperLatent().grid(p, tile, device)),
+            **{f"out_{axis}": n for axis, n in zip(STRIDES, p.out_strides, strict=True)},
+            "lse_batch": p.lse_strides[0],
+            "lse_head": p.lse_strides[1],
+            "sharing": _sharing(p, tile, device),
+        }
+
+    def pointers(self, spec: AttentionSpec) -> dict[str, str]:
+        return {"sums": "", "sums_lse": "", "out": "out", "lse": "lse", "lengths": "kv_lengths"}
+
+    def work(self, problem: AttentionProblem, tile: HopperLatentTile, device: Device) -> Work:
+        rows = min(problem.head_group, tile.rows)
+        states = _STATES * HopperLatent().grid(problem, tile, device)
+        return Work(states * rows * tile.value_dim * 4)
+
+
+MERGE = HopperLatentMerge()
+
+
+def _defines(spec: AttentionSpec, tile: HopperLatentTile) -> dict[str, object]:
+    return {
+        "T": DEVICE_TYPE[spec.dtype],
+        "DV": spec.value_dim,
+        **score_defines(spec),
+        "Q_VIEW": VIEWS[spec.q_view],
+        "KV_VIEW": VIEWS[spec.kv_view],
+        "OUT_VIEW": VIEWS[spec.q_view],
+        "LENGTHS": spec.lengths,
+        "LSE": spec.lse,
+        "ITEM_COST": tile.item_cost,
+    }
+
+
+def _list_values(p: AttentionProblem, tile: HopperLatentTile, blocks: int) -> dict[str, int]:
+    head_tiles = divide_up(p.head_group, tile.rows)
+    ints = (p.S_q, p.S_k, p.batch, p.kv_heads, p.head_group, head_tiles, blocks)
+    return dict(zip(_LIST_INTS, ints, strict=True))
+
+
+def _items(p: AttentionProblem, tile: HopperLatentTile) -> int:
+    """Of all sequences: queries with up to 64 heads."""
+    return p.batch * p.kv_heads * p.S_q * divide_up(p.head_group, tile.rows)
+
+
+def _sharing(p: AttentionProblem, tile: HopperLatentTile, device: Device) -> int:
+    """Warps that add up a row, by the parts of an item that are to be expected."""
+    parts = HopperLatent().grid(p, tile, device) / _items(p, tile)
+    return _MERGE_WARPS if parts > _FEW_PARTS else 1
+
+
+def _places(p: AttentionProblem, tile: HopperLatentTile) -> int:
+    """Of the kernel's list, where every sequence is as long as it can be."""
+    return _items(p, tile) * (max(divide_up(p.S_k, tile.bn), 1) + tile.item_cost)

@@ -1,0 +1,94 @@
+"""Bugs planted in Hopper's latent attention, as those of sm90_mutants.py are."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+KERNEL, LIST, MERGE = (f"sm90/attention/latent{name}.h" for name in ("", "_list", "_merge"))
+CASE = "attention-bf16-576v512-causal-latent"
+TWO_QUERIES, PAGES, SPLIT, SPLIT_RAMP = (
+    f"{CASE}{what}" for what in ("", "-pages-64", "-split", "-split-ramp")
+)
+LENGTHS, ODD_PAGES = "attention-bf16-576v512-latent-lengths", "attention-f16-576v512-latent-pages-5"
+
+
+def _mutant(name: str, place: str, find: str, plant: str, case: str, what: str) -> Mutant:
+    return Mutant(
+        f"latent-{name}", place, find, plant, case, "", what, implementation="sm90-latent"
+    )
+
+
+MUTANTS = (
+    _mutant(
+        "scores-not-masked",
+        KERNEL,
+        "if (keys < BN) mask_columns(s, {0, 0}, {high, high});",
+        "",
+        LENGTHS,
+        "keys behind the last have a score of 0",
+    ),
+    _mutant(
+        "own-columns-not-rescaled",
+        KERNEL,
+        "if (add) rescale(o, correction);",
+        "",
+        SPLIT_RAMP,
+        "sums of earlier keys keep their reference",
+    ),
+    _mutant(
+        "other-columns-not-rescaled",
+        KERNEL,
+        "if (tile > piece.begin) rescale(o, factors);",
+        "",
+        SPLIT_RAMP,
+        "sums of earlier keys keep their reference",
+    ),
+    _mutant(
+        "sums-not-handed-over",
+        KERNEL,
+        "hand_over(inverse);",
+        "",
+        PAGES,
+        "the last columns are divided by what scaled the last tile",
+    ),
+    _mutant(
+        "rows-not-swizzled",
+        KERNEL,
+        "(thread ^ row(i)) % 8 * 16",
+        "thread % 8 * 16",
+        PAGES,
+        "chunks of a row lie in their order",
+    ),
+    _mutant(
+        "pages-of-64-rows",
+        KERNEL,
+        "pages.table[entry * pages.table_row + pages.size.quotient(key)]",
+        "pages.table[entry * pages.table_row + key / 64]",
+        ODD_PAGES,
+        "a row's page is looked up by another size",
+    ),
+    _mutant(
+        "first-query-sees-all",
+        LIST,
+        "KS_CAUSAL ? keys - (list.S_q - 1 - query) : keys",
+        "keys",
+        TWO_QUERIES,
+        "a query sees the keys of the next",
+    ),
+    _mutant(
+        "first-state-elsewhere",
+        LIST,
+        "return 2 * block + (block == first_block);",
+        "return 2 * block;",
+        SPLIT,
+        "what the first block left is not found",
+    ),
+    _mutant(
+        "parts-weigh-the-same",
+        MERGE,
+        "const float weight = exp2_fast(s - base);",
+        "const float weight = 1.f;",
+        SPLIT,
+        "parts are added up without their references",
+    ),
+)

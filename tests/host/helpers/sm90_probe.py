@@ -1,0 +1,40 @@
+"""Hopper's device sources that are plain C++, run on the host."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+from kernelseam.contract import LaunchConfig, SourceBundle
+from kernelseam.kernels.sources import shared_sources
+from kernelseam_cuda import toolchain as toolchain_module
+from kernelseam_hostcpp import HostToolchain
+from kernelseam_hostcpp.library import library
+
+Change = Callable[[SourceBundle], SourceBundle]
+WARP = LaunchConfig((1, 1, 1), (16, 1, 1), 0)
+"""One, of the host's 16 lanes."""
+
+
+def run(
+    text: str,
+    constants: Mapping[str, int | str],
+    change: Change,
+    *arrays: npt.NDArray[np.generic],
+    config: LaunchConfig = WARP,
+) -> None:
+    """The kernel ``probe`` of a text over arrays, in place, with the device sources changed."""
+    toolchain = HostToolchain()
+    files = {n: t for n, t in shared_sources().items() if n.startswith(("tile/", "attention/"))}
+    files |= {n: t for n, t in toolchain_module.sources().items() if n.startswith("sm90/")}
+    files.update(toolchain.platform_files("host"))
+    files["platform.h"] = files.pop("platform_host.h")
+    files["probe.h"] = f'#include "tile/tile.h"\n{text}'
+    defines = tuple((k, str(v)) for k, v in {"KS_THROUGH_REGISTERS": 0, **constants}.items())
+    options = toolchain.arch_row("host").options
+    made = SourceBundle("probe", "probe.h", tuple(sorted(files.items())), defines, options)
+    kernel = library(toolchain.compile(change(made), "host"))
+    arguments = struct.pack(f"{len(arrays)}Q", *(x.ctypes.data for x in arrays))
+    kernel.prepare(config, arguments)(0)

@@ -1,0 +1,110 @@
+"""The kernel definition of Hopper's latent attention: what it takes, what it is launched with.
+Nothing here needs a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from kernelseam.contract import Device, DeviceLimits
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.dtypes import DType
+from kernelseam_cuda import archs
+from kernelseam_cuda.sm90.latent import MERGE, HopperLatent
+from kernelseam_cuda.sm90.tiles import LATENT, LATENT_REGISTERS
+
+KERNEL, ROW, TILE = HopperLatent(), archs.row("sm_90a"), LATENT[0]
+H200 = Device(
+    "cuda", 0, "sm_90a", limits=DeviceLimits(compute_units=132, shared_bytes_per_block=232_448)
+)
+
+
+def problem(
+    S_q: int = 1, S_k: int = 4096, heads: int = 128, batch: int = 64, **spec: object
+) -> AttentionProblem:
+    """Pages of 64 rows."""
+    options = {
+        "dtype": DType.bfloat16,
+        "head_dim": 576,
+        "value_dim": 512,
+        "kv_view": "paged",
+        "lengths": True,
+        "latent": True,
+    }
+    s = AttentionSpec(**{**options, **spec})  # type: ignore[arg-type]
+    rows = (64 * 576, 576, 576)
+    return AttentionProblem(
+        s,
+        batch,
+        heads,
+        1,
+        S_q,
+        S_k,
+        (S_q * heads * 576, 576, heads * 576),
+        rows,
+        rows,
+        (S_q * heads * 512, 512, heads * 512),
+        scale=0.1,
+        pages=batch * -(-S_k // 64),
+        page_size=64,
+        table_width=-(-S_k // 64),
+        table_stride=-(-S_k // 64),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"latent": False}, "it takes values that are the first columns of the keys: latent"),
+        ({"dtype": DType.float32}, "it takes bfloat16 and float16, not float32"),
+        ({"dtype_out": DType.float32}, "it does not know dtype_out"),
+        ({"batch_invariant": True}, "it does not know batch_invariant"),
+        ({"head_dim": 512}, "head dims 512: it takes 576/512"),
+        ({"kv_view": "packed"}, "it takes strided or paged keys"),
+        ({"vector": 2}, "rows at multiples of 2 bytes: it copies 16 bytes at a time"),
+        ({"S_q": 9}, "S_q = 9: it takes 8 at most"),
+        ({"S_q": 0}, "there are no queries"),
+        ({"batch": 2**20, "S_k": 2**20}, "34363932672 tiles of keys: it takes less than 2^31"),
+    ],
+)
+def test_what_the_kernel_does_not_take_is_refused_by_name(
+    changes: dict[str, object], reason: str
+) -> None:
+    assert KERNEL.refuse(problem(**changes), ROW) == reason  # type: ignore[arg-type]
+
+
+def test_problems_are_refused_by_their_numbers() -> None:
+    assert KERNEL.refuse(problem(), ROW) is None
+    scaled = replace(problem(), scale=-1.0)
+    assert KERNEL.refuse(scaled, ROW) == "scale = -1.0: it takes more than 0"
+
+
+def test_registers_of_a_block_are_those_it_starts_with() -> None:
+    producer, consumer = LATENT_REGISTERS
+    assert producer + 2 * consumer <= 3 * 168, "168 is what 384 threads start with"
+
+
+def test_a_block_may_leave_two_states_for_the_merge() -> None:
+    p = problem()
+    first, second = KERNEL.launches(p, TILE, H200).kernels
+    assert (first.kernel, second.kernel) == (KERNEL, MERGE)
+    blocks = KERNEL.grid(p, TILE, H200)
+    assert blocks == 132
+    rows = 2 * blocks * 64
+    assert first.workspace == second.workspace == {"sums": 0, "sums_lse": rows * 512 * 4}
+    assert KERNEL.launches(p, TILE, H200).workspace_bytes == rows * 513 * 4
+
+
+def test_both_kernels_know_the_same_list() -> None:
+    p = problem(S_q=2, heads=130)
+    names = ("S_q", "S_k", "batch", "kv_heads", "head_group", "head_tiles", "blocks")
+    values = [k.values(p, TILE, H200) for k in (KERNEL, MERGE)]
+    for found in values:
+        assert [found[n] for n in names] == [2, 4096, 64, 1, 130, 3, 132]
+    # 64 rows of an item by blocks of 8 warps
+    assert MERGE.grid(p, TILE, H200) == 64 * 2 * 3 * 8 and MERGE.threads(TILE, ROW) == 256
+
+
+def test_few_keys_take_few_blocks() -> None:
+    p = problem(S_k=65, batch=1)
+    assert KERNEL.grid(p, TILE, H200) == 2 * (2 + TILE.item_cost) // (TILE.item_cost + 2)
