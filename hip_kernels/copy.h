@@ -13,11 +13,10 @@ KS_DEVICE Quad load_chunk(const void* p) {
   return *(const KS_GLOBAL Anywhere*)p;
 }
 // The same by narrow loads, for what is rare.
-template<class X, int ALIGNED> KS_DEVICE X load_words(const void* p) {
-  typedef unsigned Word __attribute__((aligned(ALIGNED)));
+template<class X, class Words> KS_DEVICE X load_words(const void* p) {
   X x;
 #pragma unroll
-  for (int i = 0; i < (int)sizeof(X) / 4; i++) x[i] = ((const volatile KS_GLOBAL Word*)p)[i];
+  for (int i = 0; i < (int)sizeof(X) / 4; i++) x[i] = ((Words)p)[i];
   return x;
 }
 // x, whose loads are complete from here on.
@@ -112,6 +111,10 @@ template<class Tile> struct Source {
   typedef Quad Loaded;
   typedef Tile Kept;
   static KS_DEVICE Quad load(const void* p) { return load_chunk(p); }
+  static KS_DEVICE Quad words(const void* p) {
+    typedef unsigned Word __attribute__((aligned(2)));
+    return load_words<Quad, const volatile KS_GLOBAL Word*>(p);
+  }
   static KS_DEVICE Loaded moved(Loaded x, int n) { return moved_down<sizeof(S)>(x, n); }
   static KS_DEVICE Quad kept(Loaded x) { return x; }
 };
@@ -131,6 +134,10 @@ template<class T, int N, int K, bool K_LAST> struct Source<WidenedTile<T, N, K, 
   static KS_DEVICE Pair load(const void* p) {
     typedef Pair Anywhere __attribute__((aligned(1)));
     return *(const KS_GLOBAL Anywhere*)p;
+  }
+  static KS_DEVICE Pair words(const void* p) {
+    typedef unsigned Word __attribute__((aligned(1)));
+    return load_words<Pair, const volatile KS_GLOBAL Word*>(p);
   }
   static KS_DEVICE Pair moved(Pair x, int n) { return moved_down<1>(Quad{x.x, x.y, 0, 0}, n).lo; }
   static KS_DEVICE Quad kept(Pair x) {
@@ -202,7 +209,7 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT, bool BRIEF = false> st
     if (col_end >= V)
       each_chunk(dealt_anew(), [&](int row, int column) {
         const S* const from = row_of(row) + (EXACT ? column : min_of(column, cols_left - V));
-        return Strides<View>::COMMON ? arrived(load_words<Loaded, SIZE == 1 ? 1 : 2>(from)) : From::load(from);
+        return Strides<View>::COMMON ? arrived(From::words(from)) : From::load(from);
       });
     else  // a whole row is less than a chunk: its elements become the last ones of each
       each_chunk(dealt_anew(), [&](int row, int) {
