@@ -337,6 +337,9 @@ template<class S, class Place> struct Accumulators {
 #pragma unroll
         for (int e = 0; e < 4; e++) a.x[r][c][e] = f(a.x[r][c][e], v.x[r][e / 2]);
   }
+  template<int R, int C> static KS_DEVICE void row_scale(Acc<R, C>& a, const Row<R>& v) {
+    row_apply(a, v, [](float x, float y) { return x * y; });
+  }
   template<int R, int C> static KS_DEVICE void row_max(Row<R>& out, const Acc<R, C>& a) {
 #pragma unroll
     for (int r = 0; r < R / 16; r++)

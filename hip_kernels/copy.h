@@ -12,6 +12,13 @@ KS_DEVICE Quad load_chunk(const void* p) {
   typedef Quad Anywhere __attribute__((aligned(2)));
   return *(const KS_GLOBAL Anywhere*)p;
 }
+// The same by narrow loads, for what is rare.
+template<class X, class Words> KS_DEVICE X load_words(const void* p) {
+  X x;
+#pragma unroll
+  for (int i = 0; i < (int)sizeof(X) / 4; i++) x[i] = ((Words)p)[i];
+  return x;
+}
 // x, whose loads are complete from here on.
 template<class X> KS_DEVICE X arrived(X x) {
   asm volatile("" : "+v"(x));
@@ -104,6 +111,10 @@ template<class Tile> struct Source {
   typedef Quad Loaded;
   typedef Tile Kept;
   static KS_DEVICE Quad load(const void* p) { return load_chunk(p); }
+  static KS_DEVICE Quad words(const void* p) {
+    typedef unsigned Word __attribute__((aligned(2)));
+    return load_words<Quad, const volatile KS_GLOBAL Word*>(p);
+  }
   static KS_DEVICE Loaded moved(Loaded x, int n) { return moved_down<sizeof(S)>(x, n); }
   static KS_DEVICE Quad kept(Loaded x) { return x; }
 };
@@ -124,6 +135,10 @@ template<class T, int N, int K, bool K_LAST> struct Source<WidenedTile<T, N, K, 
     typedef Pair Anywhere __attribute__((aligned(1)));
     return *(const KS_GLOBAL Anywhere*)p;
   }
+  static KS_DEVICE Pair words(const void* p) {
+    typedef unsigned Word __attribute__((aligned(1)));
+    return load_words<Pair, const volatile KS_GLOBAL Word*>(p);
+  }
   static KS_DEVICE Pair moved(Pair x, int n) { return moved_down<1>(Quad{x.x, x.y, 0, 0}, n).lo; }
   static KS_DEVICE Quad kept(Pair x) {
     Quad y;
@@ -137,43 +152,69 @@ template<class T, int N, int K, bool K_LAST> struct Source<WidenedTile<T, N, K, 
 };
 #endif
 
+// Whether rows of a view lie one common distance apart: then one base and 32-bit offsets address a tile's.
+template<class View> struct Strides { static constexpr bool COMMON = false; };
+#if !KS_SEGMENTED  // which leaves no scalar registers for the base
+template<class T> struct Strides<StridedView<T>> { static constexpr bool COMMON = true; };
+#endif
+
 template<class Tile, int THREADS, int VECTOR, bool EXACT, bool BRIEF = false> struct Copy {
   typedef Source<Tile> From;
   typedef typename From::S S;
   typedef typename From::Loaded Loaded;
   typedef Dealing<typename From::Kept, THREADS> Mine;
-  static constexpr int ROUNDS = Mine::ROUNDS, RUN = Mine::RUN, V = Mine::V;
+  static constexpr int ROUNDS = Mine::ROUNDS, RUN = Mine::RUN, V = Mine::V, SIZE = (int)sizeof(S);
   Loaded x[ROUNDS][RUN];
   int rows_left, cols_left;  // from the tile's first row and column to the matrix's ends
 
   // A warp's number among several that copy each its own tiles does not count.
-  static KS_DEVICE Mine dealt() { return {(unsigned)opaque(THREADS == WARP ? lane() : thread_index())}; }
+  static KS_DEVICE int self() { return THREADS == WARP ? lane() : thread_index(); }
+  // What it is dealt, known once; and made anew, where it would take registers for what happens rarely.
+  static KS_DEVICE Mine dealt() { return {(unsigned)self()}; }
+  static KS_DEVICE Mine dealt_anew() { return {(unsigned)opaque(self())}; }
   KS_DEVICE bool inside() const { return rows_left >= Tile::ROWS && (EXACT || cols_left >= Tile::COLS); }
+
+  // load(i, j, row, column) of every chunk: row and column in the tile.
+  template<class Load> KS_DEVICE void each_chunk(const Mine mine, Load load) {
+    unrolled<ROUNDS>([&](auto i) {
+      if (!mine.takes(i)) return;
+      unrolled<RUN>([&](auto j) { x[i][j] = load(mine.row(i) + j, mine.column(i)); });
+      one_by_one();
+    });
+  }
 
   // What is beyond an end is loaded from before it: instead of a row the last one, instead of a chunk that its row's end
   // cuts off the row's last 16 bytes. It is put right when it lands. So every tile takes the same way, without
   // branches: loads of two ways into the same registers wait for each other.
   template<class View> KS_DEVICE void fetch(Tile, View v, int row0, int row_end, int col0, int col_end) {
     rows_left = opaque_uniform(row_end - row0), cols_left = opaque_uniform(col_end - col0);
-    const Mine mine = dealt();
-    auto each_chunk = [&](auto load) {
-      unrolled<ROUNDS>([&](auto i) {
-        if (!mine.takes(i)) return;
-        unrolled<RUN>([&](auto j) {
-          const S* row = v.row(row0 + min_of(mine.row(i) + j, rows_left - 1)) + col0;
-          x[i][j] = load(row, mine.column(i));
+    if constexpr (Strides<View>::COMMON) {
+      // Of a tile with a common stride the offsets stay what they are from tile to tile: only the base moves.
+      constexpr int FAR = 0x7fffffff / (Tile::ROWS * SIZE);
+      // Every one of these is at least 0: a row has a chunk, the tile begins inside, and the stride is small.
+      if ((col_end - V | rows_left - 1 | cols_left - 1 | v.stride | FAR - v.stride) >= 0) {
+        // A chunk that is cut off begins before the tile: offsets are from a chunk before it.
+        constexpr int BEFORE = EXACT ? 0 : V;
+        const KS_GLOBAL char* const base = (const KS_GLOBAL char*)(v.row(row0) + col0 - BEFORE);
+        const unsigned stride = (unsigned)v.stride * SIZE, last = (unsigned)(rows_left - 1) * stride;
+        each_chunk(dealt(), [&](int row, int column) {
+          const unsigned from = (EXACT ? column : min_of(column, cols_left - V) + BEFORE) * SIZE;
+          const unsigned wanted = row * stride + from, most = last + from;
+          return From::load((const void*)(base + (wanted < most ? wanted : most)));
         });
-        one_by_one();
-      });
-    };
+        return;
+      }
+    }
+    auto row_of = [&](int row) { return v.row(row0 + min_of(row, rows_left - 1)) + col0; };
     if (col_end >= V)
-      each_chunk([&](const S* row, int column) {
-        return From::load(row + (EXACT ? column : min_of(column, cols_left - V)));
+      each_chunk(dealt_anew(), [&](int row, int column) {
+        const S* const from = row_of(row) + (EXACT ? column : min_of(column, cols_left - V));
+        return Strides<View>::COMMON ? arrived(From::words(from)) : From::load(from);
       });
     else  // a whole row is less than a chunk: its elements become the last ones of each
-      each_chunk([&](const S* row, int) {
+      each_chunk(dealt_anew(), [&](int row, int) {
         struct alignas(sizeof(Loaded)) { S v[V]; } y;
-        unrolled<V>([&](auto e) { y.v[e] = load_global<S>(row + max_of(cols_left - V + e, 0)); });
+        unrolled<V>([&](auto e) { y.v[e] = load_global<S>(row_of(row) + max_of(cols_left - V + e, 0)); });
         return arrived(__builtin_bit_cast(Loaded, y));
       });
   }
@@ -183,8 +224,8 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT, bool BRIEF = false> st
     land(t);
   }
   KS_DEVICE void land(Tile t) {
-    const Mine mine = dealt();
-    if (!inside())
+    if (!inside()) {
+      const Mine mine = dealt_anew();
       unrolled<ROUNDS>([&](auto i) {
         unrolled<RUN>([&](auto j) {
           const int beyond = EXACT ? 0 : mine.column(i) + V - cols_left;
@@ -192,6 +233,8 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT, bool BRIEF = false> st
         });
         one_by_one();
       });
+    }
+    const Mine mine = dealt();
     unrolled<ROUNDS>([&](auto i) {
       if (!mine.takes(i)) return;
       Quad y[RUN];

@@ -2,26 +2,65 @@
 // A lane holds one row of every 16 rows of an accumulator (row lane % 16), in blocks of 16 columns. Factors lie in shared
 // memory with k contiguous, whichever way they lay in global memory.
 #pragma once
+
+// Whether float32 is rounded to T by integer additions, which would carry a NaN's bits into its sign: a test of each
+// value, as the compiler makes it, takes more than the rounding. KS_BF16_CONVERTS: there is an instruction.
+template<class T> static constexpr bool ROUNDED_BY_HAND = false;
+#ifndef KS_BF16_CONVERTS
+template<> constexpr bool ROUNDED_BY_HAND<bf16> = true;
+#endif
+KS_DEVICE unsigned half_up(float x) {
+  const unsigned bits = __builtin_bit_cast(unsigned, x);
+  return bits + (bits >> 16 & 1) + 0x7fff;  // to nearest, ties to even
+}
+// Two sums rounded to T, the first in the lower half. What is rounded by hand is not NaN, or the NaN of `quieted`.
+template<class T> KS_DEVICE unsigned pack(float lo, float hi) {
+  typedef T Two __attribute__((ext_vector_type(2)));
+  if constexpr (ROUNDED_BY_HAND<T>) return __builtin_amdgcn_perm(half_up(hi), half_up(lo), 0x07060302);
+  else return __builtin_bit_cast(unsigned, Two{(T)lo, (T)hi});
+}
+KS_DEVICE float quieted(float x) { return x == x ? x : __builtin_bit_cast(float, 0x7fc00000); }
+KS_DEVICE bool any_lane(bool x) {
+#if KS_WARP == 64
+  return __builtin_amdgcn_ballot_w64(x) != 0;
+#else
+  return __builtin_amdgcn_ballot_w32(x) != 0;
+#endif
+}
+
 #include KS_MATRIX_HEADER
 
 // A factor in shared memory: N rows of K elements, their 16-byte chunks permuted against bank conflicts.
 // What must reach different groups of 4 banks at once: the same chunk of 8 rows that lie next to each other, that are
-// {0…3, 8…11} or {4…7, 12…15} of 16, or (as a transposed tile is stored) that are 8 apart.
+// {0…3, 8…11} or {4…7, 12…15} of 16, or (as a transposed tile is stored) that are 8 apart. With 64 banks those of
+// 16 rows that lie next to each other, or are i / 4 · 8 + i % 4.
 template<class T_, int N, int K, bool K_LAST_> struct MatrixTile {
   typedef T_ T;
   static constexpr bool K_LAST = K_LAST_;
   static constexpr int ROWS = K_LAST ? N : K, COLS = K_LAST ? K : N;
   static constexpr int BYTES = N * K * (int)sizeof(T);
   // Chunks that are permuted among each other, and rows that share one permutation because their chunks are neighbours.
-  static constexpr int CHUNKS = K / 8, P = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2, SHARING = 8 / P;
+  static constexpr int CHUNKS = K / 8, MOST = KS_LDS_BANKS / 4;
+  static constexpr int P = CHUNKS % MOST == 0 ? MOST : CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2, SHARING = 8 / P;
   static_assert(K % 16 == 0, "rows of a factor are whole pairs of chunks");
   T* base;
   KS_DEVICE explicit MatrixTile(char* memory) : base((T*)memory) {}
 
   static KS_DEVICE int permutation(int n) {
+    if (K_LAST) n %= 32;  // no access takes rows further apart: so places in blocks of 32 rows differ by constants
+#if KS_LDS_BANKS == 64
+    // Linear in the bits of n, found by search: reads without conflicts, writes with as few as their width allows.
+    constexpr int BITS[4][6] = {{1, 0, 1, 0, 0, 1}, {3, 3, 0, 3, 2, 1}, {7, 1, 5, 3, 6, 4}, {14, 7, 0, 12, 10, 13}};
+    constexpr int ROW = P == 16 ? 3 : P == 8 ? 2 : P == 4 ? 1 : 0;
+    int chunk = 0;
+#pragma unroll
+    for (int i = 0; i < 6; i++) chunk ^= (n >> i & 1) * BITS[ROW][i];
+    return chunk;
+#else
     const int far = n / 8, reversed = P == 8 ? (far & 1) * 4 | (far & 2) | far / 4 & 1
                                     : P == 4 ? (far & 1) * 2 | far / 2 & 1 : far & 1;
     return (n / SHARING ^ reversed) & (P - 1);
+#endif
   }
   // The element of outer index n at k; what follows it up to the next multiple of 8 is contiguous.
   KS_DEVICE T* place(int n, int k) const { return base + n * K + (k / 8 ^ permutation(n)) * 8 + k % 8; }
@@ -148,6 +187,13 @@ template<class T_> struct MatrixEngine {
 #pragma unroll
         for (int e = 0; e < BLOCK_SUMS; e++) a.x[r][b][e] = f(a.x[r][b][e], v.x[r]);
   }
+  // Nothing, where no row of the wave changes: over many tiles the largest score seldom moves.
+  template<int R, int C> static KS_DEVICE void row_scale(Acc<R, C>& a, const Row<R>& v) {
+    bool changed = false;
+#pragma unroll
+    for (int r = 0; r < R / 16; r++) changed |= v.x[r] != 1.f;
+    if (any_lane(changed)) row_apply(a, v, [](float x, float y) { return x * y; });
+  }
   template<int R, int C> static KS_DEVICE void row_max(Row<R>& out, const Acc<R, C>& a) {
 #pragma unroll
     for (int r = 0; r < R / 16; r++) {
@@ -183,16 +229,37 @@ template<class T_> struct MatrixEngine {
 
   // Accumulators lie as an operand does.
   template<int R, int C> static constexpr int operand_bytes() { return 0; }
-  template<int R, int C> static KS_DEVICE Operand<R, C> to_operand(const Acc<R, C>& a, char*) {
+  // Whether a lane of the wave may have a NaN: a sum of products finds all of them, and of what is not finite some more.
+  template<int R, int C> static KS_DEVICE bool suspicious(const Acc<R, C>& a) {
+    float sum = 0;
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int b = 0; b < C / 16; b++)
+#pragma unroll
+        for (int e = 0; e < BLOCK_SUMS; e += 2) sum = __builtin_fmaf(a.x[r][b][e], a.x[r][b][e + 1], sum);
+    return any_lane(sum != sum);
+  }
+  template<int R, int C, class Quiet> static KS_DEVICE Operand<R, C> packed(const Acc<R, C>& a, Quiet quiet) {
     typedef Operand<R, C> Result;
     Result p;
 #pragma unroll
     for (int r = 0; r < R / 16; r++) {
+      Sums x[C / 16];
 #pragma unroll
-      for (int u = 0; u < Result::UNITS; u++) p.x[r][u] = pack_unit<T>(&a.x[r][u * (UNIT_K / 16)]);
-      if constexpr (Result::TAIL) p.tail[r] = pack_tail<T>(a.x[r][C / 16 - 1]);
+      for (int b = 0; b < C / 16; b++)
+#pragma unroll
+        for (int e = 0; e < BLOCK_SUMS; e++) x[b][e] = quiet(a.x[r][b][e]);
+#pragma unroll
+      for (int u = 0; u < Result::UNITS; u++) p.x[r][u] = pack_unit<T>(&x[u * (UNIT_K / 16)]);
+      if constexpr (Result::TAIL) p.tail[r] = pack_tail<T>(x[C / 16 - 1]);
     }
     return p;
+  }
+  template<int R, int C> static KS_DEVICE Operand<R, C> to_operand(const Acc<R, C>& a, char*) {
+    if constexpr (ROUNDED_BY_HAND<T>)
+      if (suspicious(a)) return packed(a, [](float x) { return quieted(x); });
+    return packed(a, [](float x) { return x; });
   }
 
   template<class Out, int R, int C>

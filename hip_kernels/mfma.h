@@ -71,10 +71,6 @@ template<class From> KS_DEVICE HalfFragment load_tail(From from, int k) {
 }
 
 // The sums of a pair of blocks, rounded, as UNIT_K values of k; and of a single last block.
-template<class T> KS_DEVICE unsigned pack(float lo, float hi) {
-  typedef T Two __attribute__((ext_vector_type(2)));
-  return __builtin_bit_cast(unsigned, Two{(T)lo, (T)hi});
-}
 template<class T> KS_DEVICE Fragment pack_unit(const Sums* x) {
   return {pack<T>(x[0].x, x[0].y), pack<T>(x[0].z, x[0].w), pack<T>(x[1].x, x[1].y), pack<T>(x[1].z, x[1].w)};
 }

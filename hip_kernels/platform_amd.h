@@ -1,8 +1,9 @@
 // AMD: wave64 with MFMA (gfx90a, gfx942, gfx950), wave32 with WMMA (gfx11, gfx12). The vendor's half of the tile vocabulary.
 //
 // Constants (from the arch's row): KS_WARP (lanes), KS_SIMDS (vector units that share a compute unit's waves),
-// KS_MATRIX_HEADER (the arch's matrix instructions and how their operands lie in lanes); KS_E4M3 where it converts e4m3, which is
-// float8_e4m3fnuz on gfx942 and float8_e4m3fn on later ones.
+// KS_LDS_BANKS (of 4 bytes, for wide reads), KS_MATRIX_HEADER (the arch's matrix instructions and how their operands lie
+// in lanes), KS_BF16_CONVERTS where an instruction rounds to bf16; KS_E4M3 where it converts e4m3, which is float8_e4m3fnuz
+// on gfx942 and float8_e4m3fn on later ones.
 #pragma once
 
 #define KS_DEVICE __device__ inline __attribute__((always_inline))

@@ -58,10 +58,6 @@ template<class From> KS_DEVICE Fragment load_unit(From from, int k) {
 template<class From> KS_DEVICE HalfFragment load_tail(From from, int k) { return load_unit(from, k); }
 
 // The sums of a block, rounded, as 16 values of k.
-template<class T> KS_DEVICE unsigned pack(float lo, float hi) {
-  typedef T Two __attribute__((ext_vector_type(2)));
-  return __builtin_bit_cast(unsigned, Two{(T)lo, (T)hi});
-}
 template<class T> KS_DEVICE Fragment pack_unit(const Sums* x) {
   const Words mine = {pack<T>(x->s0, x->s1), pack<T>(x->s2, x->s3), pack<T>(x->s4, x->s5), pack<T>(x->s6, x->s7)};
 #if KS_WMMA == 11

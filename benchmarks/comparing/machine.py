@@ -29,10 +29,12 @@ PATIENCE = 0.5
 """Seconds after a row within which the card must have answered."""
 DISTRIBUTIONS = (
     "kernelseam-cuda",
+    "kernelseam-rocm",
     "cupy-cuda13x",
     "cupy-cuda12x",
     "cuda-core",
     "cuda-bindings",
+    "hip-python",
     "numpy",
     "triton",
 )
@@ -106,8 +108,11 @@ def versions() -> dict[str, str]:
         with suppress(importlib.metadata.PackageNotFoundError):
             by_package.setdefault(name, importlib.metadata.version(name))
     by_package["torch"] = torch.__version__
-    by_package["cuda"] = str(torch.version.cuda)
-    by_package["cudnn"] = str(torch.backends.cudnn.version())
+    if torch.version.hip:
+        by_package["hip"] = torch.version.hip
+    else:
+        by_package["cuda"] = str(torch.version.cuda)
+        by_package["cudnn"] = str(torch.backends.cudnn.version())
     with suppress(OSError, subprocess.SubprocessError):
         root = Path(__file__).parents[2]
         done = subprocess.run(

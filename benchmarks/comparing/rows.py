@@ -62,8 +62,9 @@ class Session:
             torch.cuda.synchronize()
 
     def target(self) -> Device:
-        """kernelseam's name for the device."""
-        return find_device("numpy" if self.device == "cpu" else "cuda:0")
+        """kernelseam's name for the device. torch calls AMD's GPUs ``cuda``, too."""
+        vendor = "rocm:0" if torch.version.hip else "cuda:0"
+        return find_device("numpy" if self.device == "cpu" else vendor)
 
     def phantom(self, shape: Sequence[int], dtype: str) -> ArrayInfo:
         """An array's description without memory, to plan for."""

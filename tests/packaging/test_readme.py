@@ -36,18 +36,34 @@ def test_the_torch_example_runs() -> None:
     assert all(x.grad is not None and x.grad.abs().max() > 0 for x in (q, k, v))
 
 
-def test_the_commands_are_there() -> None:
+@pytest.mark.parametrize(("page", "fewest"), [("README.md", 5), ("docs/amd-card.md", 2)])
+def test_the_commands_are_there(page: str, fewest: int) -> None:
     commands: Any = typer.main.get_command(app)
     shown = [
-        shlex.split(line, comments=True)
-        for line in re.findall(r"^kernelseam .*$", README, re.MULTILINE)
+        shlex.split(line.partition(" > ")[0], comments=True)
+        for line in re.findall(
+            r"^kernelseam .*$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE
+        )
     ]
-    assert len(shown) >= 5
+    assert len(shown) >= fewest
     for _, *words in shown:
         command, options = commands, list(words)
         while options and options[0] in getattr(command, "commands", ()):
             command = command.commands[options.pop(0)]
         assert command.make_context("kernelseam", options).params
+
+
+def test_the_benchmarks_for_an_amd_card_are_there() -> None:
+    pytest.importorskip("torch", reason="torch is missing: the benchmarks' peer")
+    from benchmarks.comparing import command, running
+
+    page = (ROOT / "docs/amd-card.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^python -m benchmarks (.*)$", page, re.MULTILINE)
+    options = command._parser(tuple(running.SUITES)).parse_args(shlex.split(line))
+    assert options.suites == ["attention", "backward", "gemm"]
+    assert (options.json.name, options.report.name) == ("amd.json", "amd.md")
+    for glob in re.findall(r"`--only '(.+?)'`", page):
+        assert running.chosen(options.suites, [glob]), f"no row is called {glob}"
 
 
 def test_the_table_of_speed_is_as_measured() -> None:
@@ -113,6 +129,8 @@ def test_links_lead_somewhere(page: str) -> None:
             elif link.startswith(PUBLISHED):
                 path = link.removeprefix(PUBLISHED).lstrip("/")
                 kind, _, rest = path.partition("/main/")
+                if kind == "issues/new":
+                    continue
                 assert kind in ("", "blob", "tree"), link
                 target = ROOT / rest
                 assert not path or target.is_dir() == (kind == "tree"), f"{file} links to {link}"

@@ -27,6 +27,7 @@ def comparing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from benchmarks.comparing import (  # noqa: F401
         attention,
         backward,
+        clocks,
         command,
         compiling,
         decoding,
@@ -788,3 +789,16 @@ def test_the_command(comparing: Any, tmp_path: Path, capsys: pytest.CaptureFixtu
     )
     assert comparing.command.main(["table", str(actual)]) == 0
     assert capsys.readouterr().out == page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("hip", "wanted"), [(None, "cuda:0"), ("6.4.43484", "rocm:0")])
+def test_torch_says_whose_gpu_cuda_is(
+    comparing: Any, monkeypatch: pytest.MonkeyPatch, hip: str | None, wanted: str
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(comparing.rows, "find_device", lambda name: name)
+    session = comparing.rows.Session("cuda", comparing.clocks.HostClock())
+    assert session.target() == wanted
+    assert comparing.rows.Session("cpu", session.clock).target() == "numpy"
+    versions = comparing.machine.versions()
+    assert versions.get("hip") == hip and ("cuda" in versions) == (hip is None)

@@ -261,6 +261,28 @@ def test_narrow_loads_next_to_wide_ones_are_the_ragged_ends() -> None:
         ("s_mov_b32 s1, 0", "s_add_i32 s1, s1, s2", "s_cmp_lg_u32 s1, 4", "scc1", None),
         ("s_mov_b32 s1, 0", "s_add_i32 s1, s1, 1", "s_cmp_lg_u32 s1, s6", "scc1", None),
         ("s_mov_b32 s1, 1", "s_add_i32 s1, s1, 2", "s_cmp_lg_u32 s1, 0", "scc1", None),
+        # a sum with the counter, of before its step and of after it
+        (
+            "s_mov_b32 s1, 0",
+            "s_add_i32 s2, s1, 48\ns_add_i32 s1, s1, 64",
+            "s_cmp_gt_u32 s2, 0x6f",
+            "scc0",
+            2,
+        ),
+        (
+            "s_mov_b32 s1, 0",
+            "s_add_i32 s1, s1, 64\ns_add_i32 s2, s1, 48",
+            "s_cmp_gt_u32 s2, 0x6f",
+            "scc0",
+            1,
+        ),
+        (
+            "s_mov_b32 s1, 0",
+            "s_add_i32 s2, s3, 48\ns_add_i32 s1, s1, 64",
+            "s_cmp_gt_u32 s2, 0x6f",
+            "scc0",
+            None,
+        ),
     ],
 )
 def test_trips(start: str, step: str, compare: str, branch: str, expected: int | None) -> None:

@@ -90,11 +90,12 @@ def _row(
     simds: int,
     shared: int,
     registers: int,
+    banks: int,
     matrix: Mapping[str, str],
     shapes: Mapping[str, tuple[Any, ...]],
     options: tuple[str, ...] = (),
 ) -> ArchRow:
-    defines = {"KS_WARP": str(warp), "KS_SIMDS": str(simds), **matrix}
+    defines = {"KS_WARP": str(warp), "KS_SIMDS": str(simds), "KS_LDS_BANKS": str(banks), **matrix}
     stored = STORED.get(arch)
     if stored is not None:
         defines["KS_E4M3"] = "1"
@@ -116,7 +117,7 @@ def _row(
 
 
 _MFMA16 = {"KS_MATRIX_HEADER": '"mfma.h"', "KS_MFMA_K": "16"}
-_MFMA32 = {"KS_MATRIX_HEADER": '"mfma.h"', "KS_MFMA_K": "32"}
+_MFMA32 = {"KS_MATRIX_HEADER": '"mfma.h"', "KS_MFMA_K": "32", "KS_BF16_CONVERTS": "1"}
 _FLUSHES = {"KS_FLUSHES_SUBNORMALS": "1"}  # in its MFMA: subnormal 16-bit numbers count as zeros
 _WMMA11 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "11"}
 _WMMA12 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "12"}
@@ -131,12 +132,12 @@ _CDNA4 = {
     "attention_bwd": tiles.CDNA_ATTENTION_BWD,
 }
 _RDNA3 = {
-    "gemm": tiles.RDNA_GEMM,
+    "gemm": tiles.RDNA3_GEMM,
     "attention": tiles.RDNA3_ATTENTION,
     "attention_bwd": tiles.RDNA3_ATTENTION_BWD,
 }
 _RDNA4 = {
-    "gemm": tiles.RDNA_GEMM,
+    "gemm": tiles.RDNA4_GEMM,
     "attention": tiles.RDNA4_ATTENTION,
     "attention_bwd": tiles.RDNA4_ATTENTION_BWD,
 }
@@ -148,13 +149,13 @@ _OPTIONS = ("-std=c++17", "-O3", "-fgpu-inline-threshold=1000000")
 ROWS = {
     r.arch: r
     for r in (
-        _row("gfx90a", 64, 4, 65536, 512, _MFMA16 | _FLUSHES, _CDNA),
-        _row("gfx942", 64, 4, 65536, 512, _MFMA16, _CDNA),
-        _row("gfx950", 64, 4, 163840, 512, _MFMA32, _CDNA4),
-        _row("gfx1100", 32, 2, 65536, 256, _WMMA11, _RDNA3, _CU_MODE),
-        _row("gfx1151", 32, 2, 65536, 256, _WMMA11, _RDNA3, _CU_MODE),
-        _row("gfx1200", 32, 2, 65536, 256, _WMMA12, _RDNA4, _CU_MODE),
-        _row("gfx1201", 32, 2, 65536, 256, _WMMA12, _RDNA4, _CU_MODE),
+        _row("gfx90a", 64, 4, 65536, 512, 32, _MFMA16 | _FLUSHES, _CDNA),
+        _row("gfx942", 64, 4, 65536, 512, 32, _MFMA16, _CDNA),
+        _row("gfx950", 64, 4, 163840, 512, 64, _MFMA32, _CDNA4),
+        _row("gfx1100", 32, 2, 65536, 256, 32, _WMMA11, _RDNA3, _CU_MODE),
+        _row("gfx1151", 32, 2, 65536, 256, 32, _WMMA11, _RDNA3, _CU_MODE),
+        _row("gfx1200", 32, 2, 65536, 256, 32, _WMMA12, _RDNA4, _CU_MODE),
+        _row("gfx1201", 32, 2, 65536, 256, 32, _WMMA12, _RDNA4, _CU_MODE),
     )
 }
 

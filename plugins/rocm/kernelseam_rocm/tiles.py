@@ -1,12 +1,14 @@
 """Tile shapes of the shared kernels by family of archs.
 
-Chosen by what the compiler makes of them: none spills for any covering spec. None was timed on a
-device yet.
+Chosen by what the compiler makes of them: none spills for any covering spec, those for head dims up
+to 128 move no registers to AGPRs in their loops, and of such the ones whose matrix units would work
+the most by count. None was timed on a device yet.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from kernelseam.dtypes import DType
 from kernelseam.kernels import AttentionTile, BackwardTile, GemmTile
@@ -14,15 +16,15 @@ from kernelseam.kernels import AttentionTile, BackwardTile, GemmTile
 HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
 SINGLE, DOUBLE = frozenset({DType.float32}), frozenset({DType.float64})
 
-# Slices of K are short, because the copies in flight are registers; a block computes one tile, so
-# that two share a compute unit's LDS.
+# 64 columns of K a slice are whole lines of 128 bytes. One slice in LDS, one on its way in
+# registers: another block of the compute unit works while this one waits.
 CDNA_GEMM = (
-    GemmTile(HALF_PRECISION, 128, 128, 32, 2, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(HALF_PRECISION, 128, 128, 64, 2, 2, stages=1, min_blocks=2, persistent=False),
     GemmTile(
-        HALF_PRECISION, 128, 64, 32, 2, 2, stages=2, min_blocks=2, persistent=False, row_sums=False
+        HALF_PRECISION, 128, 64, 64, 2, 2, stages=1, min_blocks=2, persistent=False, row_sums=False
     ),
-    GemmTile(HALF_PRECISION, 64, 64, 64, 2, 2, stages=2, min_blocks=2, persistent=False),
-    GemmTile(HALF_PRECISION, 32, 32, 64, 2, 2, stages=2, min_blocks=4, persistent=False),
+    GemmTile(HALF_PRECISION, 64, 64, 64, 2, 2, stages=1, min_blocks=2, persistent=False),
+    GemmTile(HALF_PRECISION, 32, 32, 64, 2, 2, stages=1, min_blocks=4, persistent=False),
     GemmTile(HALF_PRECISION, 16, 16, 32, 1, 1, stages=2, min_blocks=2, persistent=False, teams=4),
     GemmTile(SINGLE, 128, 64, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(SINGLE, 64, 64, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
@@ -31,12 +33,8 @@ CDNA_GEMM = (
     GemmTile(DOUBLE, 64, 64, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(DOUBLE, 32, 32, 16, 2, 2, stages=2, min_blocks=4, persistent=False),
 )
-RDNA_GEMM = (
-    GemmTile(
-        HALF_PRECISION, 128, 128, 32, 4, 2, stages=2, min_blocks=2, persistent=False, row_sums=False
-    ),
-    GemmTile(HALF_PRECISION, 128, 64, 32, 4, 2, stages=2, min_blocks=2, persistent=False),
-    GemmTile(HALF_PRECISION, 64, 64, 32, 2, 2, stages=2, min_blocks=2, persistent=False),
+_RDNA_GEMM = (
+    GemmTile(HALF_PRECISION, 64, 64, 64, 2, 2, stages=1, min_blocks=2, persistent=False),
     GemmTile(HALF_PRECISION, 32, 32, 64, 2, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(HALF_PRECISION, 16, 16, 32, 1, 1, stages=2, min_blocks=2, persistent=False, teams=4),
     GemmTile(SINGLE, 128, 64, 16, 4, 2, stages=2, min_blocks=2, persistent=False),
@@ -45,6 +43,20 @@ RDNA_GEMM = (
     GemmTile(SINGLE, 16, 16, 16, 1, 1, stages=2, min_blocks=2, persistent=False, teams=4),
     GemmTile(DOUBLE, 64, 64, 16, 4, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(DOUBLE, 32, 32, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
+)
+RDNA3_GEMM = (
+    GemmTile(HALF_PRECISION, 128, 128, 64, 4, 2, stages=1, persistent=False, row_sums=False),
+    GemmTile(
+        HALF_PRECISION, 128, 64, 64, 4, 2, stages=1, min_blocks=2, persistent=False, row_sums=False
+    ),
+    *_RDNA_GEMM,
+)
+RDNA4_GEMM = (
+    GemmTile(
+        HALF_PRECISION, 128, 128, 64, 4, 2, stages=1, min_blocks=2, persistent=False, row_sums=False
+    ),
+    GemmTile(HALF_PRECISION, 128, 64, 64, 4, 2, stages=1, min_blocks=2, persistent=False),
+    *_RDNA_GEMM,
 )
 
 # With 32 rows a wave every fragment that is read from LDS serves two matrix instructions: at 16 LDS
@@ -60,19 +72,26 @@ RDNA_SINGLE_ATTENTION = (
     AttentionTile(SINGLE, 256, 8, 8, 16, 1, column_warps=4),
 )
 CDNA_ATTENTION = (
-    AttentionTile(HALF_PRECISION, 64, 4, 32, 32, 2, True, 2),
+    AttentionTile(HALF_PRECISION, 64, 4, 32, 64, 1, True, 2, plain=True),
+    AttentionTile(HALF_PRECISION, 64, 4, 32, 32, 1, True, 2),
     AttentionTile(HALF_PRECISION, 64, 4, 16, 64, 1, True, 2, plain=True),
-    AttentionTile(HALF_PRECISION, 128, 4, 32, 32, 1, True),
-    AttentionTile(HALF_PRECISION, 128, 4, 16, 32, 2, True),
+    AttentionTile(HALF_PRECISION, 128, 4, 32, 32, 1, True, 2, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 4, 16, 64, 1, True, 2, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 4, 16, 16, 1, True, 2),
+    AttentionTile(HALF_PRECISION, 256, 4, 16, 16, 1, True, 2, plain=True),
     AttentionTile(HALF_PRECISION, 256, 4, 16, 16, 1, True),
     AttentionTile(HALF_PRECISION, 576, 4, 16, 16, 1, column_warps=4),
     *CDNA_SINGLE_ATTENTION,
 )
 CDNA4_ATTENTION = (
-    AttentionTile(HALF_PRECISION, 64, 4, 32, 64, 2, True, 2),
-    AttentionTile(HALF_PRECISION, 64, 4, 16, 64, 2, True, 2, plain=True),
-    AttentionTile(HALF_PRECISION, 128, 4, 32, 32, 2, True),
-    AttentionTile(HALF_PRECISION, 128, 4, 16, 32, 2, True, 2),
+    AttentionTile(HALF_PRECISION, 64, 8, 32, 128, 1, True, plain=True),
+    AttentionTile(HALF_PRECISION, 64, 4, 32, 64, 1, True, 2),
+    AttentionTile(HALF_PRECISION, 64, 4, 16, 64, 1, True, 2, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 8, 32, 64, 1, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 4, 32, 32, 1, True, 2, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 4, 16, 64, 1, True, 2, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 4, 16, 16, 1, True, 2),
+    AttentionTile(HALF_PRECISION, 256, 4, 16, 32, 1, True, 2, plain=True),
     AttentionTile(HALF_PRECISION, 256, 4, 16, 32, 2, True),
     AttentionTile(HALF_PRECISION, 576, 4, 16, 16, 1, column_warps=4),
     *CDNA_SINGLE_ATTENTION,
@@ -81,8 +100,9 @@ CDNA4_ATTENTION = (
 # A wave of 32 lanes has registers for 128 columns of 16 rows and little more: wider heads, and
 # scores with options, are shared by waves.
 RDNA3_ATTENTION = (
-    AttentionTile(HALF_PRECISION, 64, 8, 16, 32, 2, True),
-    AttentionTile(HALF_PRECISION, 64, 4, 16, 32, 2, True),
+    AttentionTile(HALF_PRECISION, 64, 8, 16, 64, 1, plain=True),
+    AttentionTile(HALF_PRECISION, 64, 8, 16, 32, 1, True),
+    AttentionTile(HALF_PRECISION, 64, 4, 16, 32, 1, True),
     AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, plain=True),
     AttentionTile(HALF_PRECISION, 128, 4, 16, 32, 1, plain=True),
     AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, column_warps=4),
@@ -92,8 +112,9 @@ RDNA3_ATTENTION = (
     *RDNA_SINGLE_ATTENTION,
 )
 RDNA4_ATTENTION = (
-    AttentionTile(HALF_PRECISION, 64, 8, 16, 32, 2, True),
-    AttentionTile(HALF_PRECISION, 64, 4, 16, 32, 2, True),
+    AttentionTile(HALF_PRECISION, 64, 8, 16, 64, 1, True, plain=True),
+    AttentionTile(HALF_PRECISION, 64, 8, 16, 32, 1, True),
+    AttentionTile(HALF_PRECISION, 64, 4, 16, 32, 1, True),
     AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, plain=True),
     AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, column_warps=2),
     AttentionTile(HALF_PRECISION, 256, 8, 16, 16, 1, plain=True, column_warps=2),
@@ -117,7 +138,8 @@ def _atomic(
 ) -> tuple[BackwardTile, ...]:
     """With atomics: no score is made twice. What is owned is "resident" in registers where those
     suffice, so that LDS holds more of it; "plain" rows would have too few scalar registers for
-    scores with options."""
+    scores with options; "two" blocks' registers: of more the compiler makes AGPRs, and moves;
+    "rolled" loops over K: on gfx11, where fragments take twice the registers, two steps spill."""
     return tuple(
         BackwardTile(
             dtypes,
@@ -127,58 +149,67 @@ def _atomic(
             step,
             1,
             column_warps,
+            min_blocks=2 if "two" in words else 1,
             plain="plain" in words,
             one_layout=dtypes is SINGLE,
             score_rows=score_rows,
             query_rows=query_rows,
             resident="resident" in words,
-            unroll=2,
+            unroll=1 if "rolled" in words else 2,
         )
         for dtypes, max_dim, warps, own, step, column_warps, score_rows, query_rows, words in rows
     )
 
 
-# What is owned and what is walked over lie in LDS, the latter as either factor of a product.
+def _apart(max_dim: int, warps: int, rows: int, step: int, **more: Any) -> BackwardTile:
+    """Keys and queries in a launch each."""
+    return BackwardTile(
+        HALF_PRECISION, max_dim, warps, rows, step, 1, apart=True, one_layout=False, **more
+    )
+
+
+# What is owned and what is walked over lie in LDS, the latter as either factor of a product; what
+# is owned stays in registers where those suffice. Blocks of 8 warps, and head dims up to 512, fit
+# the LDS of CDNA 4 alone.
 CDNA_ATTENTION_BWD = (
-    BackwardTile(HALF_PRECISION, 64, 4, 16, 32, 1, apart=True, one_layout=False),
-    BackwardTile(HALF_PRECISION, 128, 4, 16, 16, 1, apart=True, one_layout=False),
-    BackwardTile(HALF_PRECISION, 256, 4, 16, 16, 1, column_warps=4, apart=True, one_layout=False),
-    # in the LDS of CDNA 4 alone
-    BackwardTile(HALF_PRECISION, 512, 4, 16, 16, 1, column_warps=4, apart=True, one_layout=False),
+    _apart(64, 4, 32, 32, min_blocks=2, resident=True, plain=True),
+    _apart(64, 4, 16, 32, min_blocks=2),
+    _apart(128, 8, 16, 64, resident=True, plain=True),
+    _apart(128, 4, 16, 32, min_blocks=2, resident=True, plain=True),
+    _apart(128, 4, 16, 16, min_blocks=2),
+    _apart(256, 4, 16, 16, column_warps=4),
+    _apart(512, 4, 16, 16, column_warps=4),
     BackwardTile(SINGLE, 64, 4, 16, 16, 1, apart=True),
     BackwardTile(SINGLE, 128, 4, 8, 16, 1, column_warps=2, apart=True),
     BackwardTile(SINGLE, 256, 4, 8, 16, 1, column_warps=4, apart=True),
     BackwardTile(SINGLE, 512, 4, 8, 16, 1, column_warps=4, apart=True),
     *_atomic(
-        (HALF_PRECISION, 64, 4, 64, 32, 2, 32, 16, "resident plain"),
-        (HALF_PRECISION, 128, 4, 64, 32, 2, 32, 16, "resident plain"),
-        (HALF_PRECISION, 128, 4, 32, 32, 2, 16, 16, "resident plain"),
+        (HALF_PRECISION, 64, 4, 64, 32, 2, 32, 16, "resident plain two"),
+        (HALF_PRECISION, 128, 4, 32, 32, 2, 16, 16, "resident plain two"),
         (HALF_PRECISION, 256, 4, 64, 16, 4, 16, 16, "resident"),
         (SINGLE, 64, 4, 32, 16, 2, 16, 8, "plain"),
         (SINGLE, 128, 4, 16, 16, 2, 8, 8, ""),
     ),
 )
 _RDNA_ATTENTION_BWD = (
-    BackwardTile(HALF_PRECISION, 64, 8, 16, 16, 1, column_warps=2, apart=True, one_layout=False),
-    BackwardTile(HALF_PRECISION, 128, 8, 16, 16, 1, column_warps=4, apart=True, one_layout=False),
-    BackwardTile(HALF_PRECISION, 256, 8, 16, 16, 1, column_warps=8, apart=True, one_layout=False),
+    _apart(64, 8, 16, 16, column_warps=2),
+    _apart(128, 8, 16, 16, column_warps=2, plain=True),
+    _apart(128, 8, 16, 16, column_warps=4),
+    _apart(256, 8, 16, 16, column_warps=8),
     BackwardTile(SINGLE, 64, 4, 8, 16, 1, apart=True),
     BackwardTile(SINGLE, 128, 4, 8, 16, 1, column_warps=2, apart=True),
     BackwardTile(SINGLE, 256, 4, 8, 16, 1, column_warps=4, apart=True),
     *_atomic(
-        (HALF_PRECISION, 128, 4, 16, 32, 2, 16, 16, ""),
+        (HALF_PRECISION, 64, 8, 32, 32, 4, 16, 16, ""),
         (SINGLE, 64, 8, 16, 16, 2, 8, 8, ""),
         (SINGLE, 128, 4, 16, 16, 2, 8, 8, ""),
     ),
 )
 RDNA3_ATTENTION_BWD = (
     *_RDNA_ATTENTION_BWD,
-    *_atomic((HALF_PRECISION, 64, 8, 32, 32, 4, 16, 16, "")),
+    *_atomic((HALF_PRECISION, 128, 4, 16, 32, 2, 16, 16, "rolled")),
 )
 RDNA4_ATTENTION_BWD = (
     *_RDNA_ATTENTION_BWD,
-    *_atomic(
-        (HALF_PRECISION, 64, 8, 32, 32, 2, 16, 16, "resident plain"),
-        (HALF_PRECISION, 64, 8, 32, 32, 4, 16, 16, ""),
-    ),
+    *_atomic((HALF_PRECISION, 128, 4, 16, 32, 2, 16, 16, "")),
 )

@@ -326,7 +326,7 @@ ATTENTIONS = (
     Mutant(
         "attention-rescale-missed",
         FORWARD,
-        "E::row_apply(o, fade, [](float x, float y) { return x * y; });",
+        "E::row_scale(o, fade);",
         "",
         "attention-f16-64-climbing",
         WRONG,

@@ -222,7 +222,7 @@ attention_forward_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const
       });
       E::zip(fade, fade, fade, [=](float x, float) { return x * shrink; });
     }
-    E::row_apply(o, fade, [](float x, float y) { return x * y; });
+    E::row_scale(o, fade);
     const auto p = E::to_operand(s, scratch);
     bool hidden = false;  // whether values that some rows must not see had to be taken out
     if constexpr (HIDES && masked.value) hidden = block_any(take_out_non_finite<THREADS>(tile_v(stage)));

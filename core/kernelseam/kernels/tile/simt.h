@@ -250,6 +250,9 @@ template<class T_> struct SimtEngine {
 #pragma unroll
       for (int c = 0; c < C / Q; c++) a.x[r][c] = f(a.x[r][c], v.x[r]);
   }
+  template<int R, int C> static KS_DEVICE void row_scale(Acc<R, C>& a, const Row<R>& v) {
+    row_apply(a, v, [](Sum x, Sum y) { return x * y; });
+  }
   template<int R, int C> static KS_DEVICE void row_max(Row<R>& out, const Acc<R, C>& a) {
 #pragma unroll
     for (int r = 0; r < R / 8; r++) {

@@ -1,5 +1,6 @@
 """The trip count of an inner loop that the compiler did not fully unroll, from its counter: a
-scalar register with constant start, step and bound."""
+scalar register with constant start, step and bound, which is compared itself or with a constant
+added."""
 
 from __future__ import annotations
 
@@ -38,18 +39,26 @@ def trips(graph: Flow, loop: Loop) -> int | None:
         return None
     if bound is not None and compared.name.startswith("s_cmpk") and compared.name.endswith("i32"):
         bound = _signed16(bound)
+    # In the block of the comparison: a register that holds a sum may hold others before.
+    (block,) = [graph.blocks[b] for b in loop.blocks if compared in graph.blocks[b]]
+    written = [x for x in block if x.address < compared.address and _writes(x, counter)]
+    sum_of, added = _sum_of(written[-1]) if written else None, 0
+    if is_sum := sum_of is not None and sum_of[0] != counter:
+        counter, added = sum_of
     steps = [x for x in body if _writes(x, counter)]
     step = _step(steps[0], counter) if len(steps) == 1 else None
     start = _start(graph, loop, counter)
     if bound is None or step is None or start is None:
         return None
+    if is_sum and written[-1].address < steps[0].address:  # it is of the value before the step
+        added -= step
     compare = _COMPARE.match(compared.name)
     assert compare is not None
     unsigned, taken = compared.name.endswith("u32"), branch.name.endswith("scc1")
     value = start
     for trip in range(1, MOST + 1):
         value += step
-        a, b = (_wrapped(value, unsigned), _wrapped(bound, unsigned))
+        a, b = (_wrapped(value + added, unsigned), _wrapped(bound, unsigned))
         if _HOLDS[compare[1]](a, b) is not taken:
             return trip
     return None
@@ -80,14 +89,22 @@ def _writes(instruction: Instruction, counter: str) -> bool:
 
 
 def _step(instruction: Instruction, counter: str) -> int | None:
-    operands, name = instruction.operands, instruction.name
-    if name in ("s_addk_i32", "s_addk_co_i32"):
-        value = _constant(operands[1])
+    if instruction.name in ("s_addk_i32", "s_addk_co_i32"):
+        value = _constant(instruction.operands[1])
         return None if value is None else _signed16(value)
-    if re.match(r"s_(add|sub)_(co_)?[iu]32$", name) and operands[1] == counter:
-        value = _constant(operands[2])
-        return -value if value is not None and name.startswith("s_sub") else value
-    return None
+    register, value = _sum_of(instruction) or (None, None)
+    return value if register == counter else None
+
+
+def _sum_of(instruction: Instruction) -> tuple[str, int] | None:
+    """A scalar register and the constant that an instruction adds to it."""
+    if not re.match(r"s_(add|sub)_(co_)?[iu]32$", instruction.name):
+        return None
+    _, register, operand = instruction.operands
+    value = _constant(operand)
+    if value is None or not re.match(r"s\d+$", register):
+        return None
+    return register, -value if instruction.name.startswith("s_sub") else value
 
 
 def _signed16(value: int) -> int:

@@ -266,6 +266,9 @@ template<class T_, int PRODUCTS = 0> struct MatrixEngine {
     for (int r = 0; r < R / WARP; r++)
       for (float& x : a.x[r]) x = f(x, v.x[r]);
   }
+  template<int R, int C> static KS_DEVICE void row_scale(Acc<R, C>& a, const Row<R>& v) {
+    row_apply(a, v, [](float x, float y) { return x * y; });
+  }
   template<int R, int C> static KS_DEVICE void row_max(Row<R>& out, const Acc<R, C>& a) {
     for (int r = 0; r < R / WARP; r++) {
       out.x[r] = a.x[r][0];
