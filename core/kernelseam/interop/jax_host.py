@@ -1,8 +1,8 @@
-"""What JAX's functions share: results' shapes while JAX traces, and calls by platform. Imports JAX.
+"""What JAX's functions share: results' shapes while JAX traces, and calls back to the host. Imports
+JAX.
 
-On JAX's platform "cpu" a call is a ``jax.pure_callback``; on a GPU that a plugin here knows,
-``jax_device`` launches. For other platforms lowering refuses it: a callback there would copy
-everything to the host and compute on it.
+A call is a ``jax.pure_callback`` on JAX's platform "cpu". For other platforms lowering refuses it:
+a callback there would copy everything to the host and compute on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from jax.interpreters import batching, mlir
 from kernelseam.arrays import describe
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.errors import InvalidValue
-from kernelseam.interop import jax_device
 from kernelseam.ops.calling import Operation
 
 Array = Any
@@ -63,16 +62,15 @@ def outline(
     }
 
 
-def by_platform(
+def on_host(
     function: str,
     compute: Callable[..., Sequence[Any]],
-    on_device: Callable[..., Sequence[Array]],
     results: Sequence[jax.ShapeDtypeStruct],
     arrays: Sequence[Array],
 ) -> list[Array]:
-    """``compute(*arrays)`` on NumPy arrays, when the compiled function runs, or what JAX traces of
-    ``on_device(*arrays)``. jax.vmap calls them once an element. To differentiate it is refused: it
-    is within gradients of ``function``, or is one."""
+    """``compute(*arrays)`` on NumPy arrays, when the compiled function runs. jax.vmap calls it once
+    an element. To differentiate it is refused: it is within gradients of ``function``, or is
+    one."""
 
     def host(*values: Array) -> list[Any]:
         made = compute(*(np.asarray(x) for x in values))
@@ -85,10 +83,7 @@ def by_platform(
         return list(_refused.bind(*values, results=tuple(results)))
 
     def choose(*values: Array) -> list[Array]:
-        ways: dict[str, Callable[..., list[Array]]] = {"cpu": call}
-        if (of := jax_device.backend()) is not None:
-            ways[of.jax_platform] = lambda *values: list(on_device(*values))
-        return list(jax.lax.platform_dependent(*values, default=refuse, **ways))
+        return list(jax.lax.platform_dependent(*values, cpu=call, default=refuse))
 
     def differentiate(primals: Any, tangents: Any) -> Any:
         raise InvalidValue(
@@ -122,7 +117,7 @@ def _lower(context: Any, *operands: Any, results: Any) -> Any:
     raise InvalidValue(
         "platform",
         ", ".join(platforms),
-        "kernelseam.interop.jax computes on hosts, and on a GPU that a plugin here knows",
+        "kernelseam.interop.jax computes on hosts",
         _REMEDY,
     )
 

@@ -70,9 +70,7 @@ def bmm_bwd(
         sum_repeats,
         out_dtype,
     )
-    return _results(
-        arrays, operate(gradient_work, arrays, options, backend, implementation, stream)
-    )
+    return _results(arrays, operate(_gradients, arrays, options, backend, implementation, stream))
 
 
 def matmul2d_bwd(
@@ -108,12 +106,10 @@ def matmul2d_bwd(
         sum_repeats,
         out_dtype,
     )
-    return _results(
-        arrays, operate(gradient_work, arrays, options, backend, implementation, stream)
-    )
+    return _results(arrays, operate(_gradients, arrays, options, backend, implementation, stream))
 
 
-def gradient_work(
+def _gradients(
     operation: Operation,
     batched: bool,
     a_transposed: bool,
