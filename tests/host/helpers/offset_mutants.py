@@ -88,8 +88,8 @@ FAR_MUTANTS = (
     _mutant(
         "backward-head",
         ATTENTION,
-        "{base + h * head, row}",
-        "{base + (int)(h * head), row}",
+        "{base + head * head_stride, row}",
+        "{base + (int)(head * head_stride), row}",
         "bwd-dk-heads",
     ),
     _mutant(
