@@ -45,6 +45,10 @@ def check_binaries() -> Callable[[Toolchain, str, Covered, int], None]:
         tiles, precision = covered.tiles(row), getattr(spec, "precision", None)
         if precision and not any(t.precision == precision for t in row.tiles["gemm"]):
             pytest.skip(f"{arch} has no {precision} products")
+        stored = getattr(spec, "dtype_kv", None)
+        if stored is not None and stored not in row.stored_dtypes:
+            assert not tiles
+            pytest.skip(f"{arch} has no instructions that convert {stored}")
         if not tiles and kernel.operation == "attention_bwd" and spec.forward.head_dim > 256:
             pytest.skip(f"{arch} has not the shared memory for head dims of 512")
         if not tiles and arch == "sm_75":

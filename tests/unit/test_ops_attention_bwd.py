@@ -165,6 +165,7 @@ def test_all_options_reach_it() -> None:
         "return_lse",
         "out_dtype",
         "batch_invariant",
+        "latent",  # for decoding
         *("k_scales", "v_scales", "scale_block"),  # keys and values of 8 bits have no gradients
     }
     assert names <= set(inspect.signature(kernelseam.attention_bwd).parameters)

@@ -19,7 +19,7 @@ from kernelseam.ops.attention_bwd import attention_bwd
 Array = Any
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
 _WORDING = Wording({}, forward.EXTENTS)
-_FORWARD_ONLY = ("out_dtype", "return_lse", "scale_block", "batch_invariant")
+_FORWARD_ONLY = ("out_dtype", "return_lse", "scale_block", "batch_invariant", "latent")
 _KEPT = 256
 """Functions by operands and options, each of which JAX compiles for itself."""
 
@@ -77,6 +77,7 @@ def attention(
         "layout": layout,
         "scale_block": None,
         "batch_invariant": batch_invariant,
+        "latent": False,
     }
     outline(forward.DENSE_WORK, arrays, tuple(options.values()), _WORDING)
     made = _differentiable(tuple(arrays), tuple(options.items()))(*arrays.values())
