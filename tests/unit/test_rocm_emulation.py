@@ -482,6 +482,10 @@ def test_the_page_covers_blocks_of_several_tiles(page: Any, device: Device) -> N
                         )
                     )
     half = DType.float16
+    if row.warp_size == 64:
+        # There blocks are shared by thousands of matrices alone, more than an emulator runs.
+        assert not actual
+        return
     assert actual == {
         (half, False, True, False),
         (half, True, False, False),
