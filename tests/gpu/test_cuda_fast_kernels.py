@@ -151,8 +151,9 @@ def _others_data(case: Case) -> Case:
 @pytest.mark.parametrize(("implementation", "case"), _pairs(CASES, EVERY_WAY[:4]))
 def test_a_graph_replays_the_same_bits_and_new_inputs(implementation: str, case: Case) -> None:
     """Captured before it ever ran; replayed over the inputs that it was captured with, then over
-    others."""
+    others. Sums in any order have no bits to compare: each replay is judged instead."""
     held = Held(case, DEVICE, implementation)
+    in_order = getattr(case, "deterministic", True)
     other, stream = _others_data(case), cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device(DEVICE.index).synchronize()
     with stream:
@@ -168,7 +169,12 @@ def test_a_graph_replays_the_same_bits_and_new_inputs(implementation: str, case:
             for _ in range(3):
                 held.renew()
                 graph.launch(stream)
-                assert not bool(held.differs(direct))
+                if in_order:
+                    assert not bool(held.differs(direct))
+                else:
+                    stream.synchronize()
+                    verdict = judge(data, prepare(data), held.computed())
+                    assert verdict.passed, verdict.message
         stream.synchronize()
         verdict = judge(other, prepare(other), held.computed())
         assert verdict.passed, verdict.message
