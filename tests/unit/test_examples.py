@@ -13,6 +13,9 @@ import kernelseam
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+NAMES = sorted(
+    e.name for e in EXAMPLES.iterdir() if e.suffix == ".py" or (e / "__main__.py").exists()
+)
 
 
 def said(python_command: list[str], name: str, *arguments: str) -> list[str]:
@@ -29,7 +32,7 @@ def said(python_command: list[str], name: str, *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("name", [e.name for e in sorted(EXAMPLES.glob("*.py"))])
+@pytest.mark.parametrize("name", NAMES)
 def test_what_is_missing_is_named_with_what_to_install(name: str) -> None:
     """In an interpreter without packages."""
     done = subprocess.run(
@@ -44,7 +47,7 @@ def test_what_is_missing_is_named_with_what_to_install(name: str) -> None:
 
 def test_every_example_is_run_here() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
-    assert [e.name for e in EXAMPLES.glob("*.py") if f'"{e.name}"' not in text] == []
+    assert [name for name in NAMES if f'"{name}"' not in text] == []
 
 
 def test_raw_pointers(python_command: list[str]) -> None:
@@ -78,7 +81,7 @@ def test_cuda_graphs(python_command: list[str]) -> None:
 
 def test_decoder_block(python_command: list[str]) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    first, *tables, last = said(python_command, "decoder_block.py", "--repeats", "1")
+    first, *tables, last = said(python_command, "decoder_block", "--repeats", "1")
     assert first.startswith("On the CPU: 4 heads on 2, dim 16, hidden 64, MLP 160, float32, torch ")
     cells = [line.strip("| ").split(" | ") for line in tables if line.startswith("|")]
     titles = [row[0] for row in cells if row[1:] == ["kernelseam", "torch"]]
