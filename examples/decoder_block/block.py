@@ -105,8 +105,8 @@ else:  # one kernel each, forward and backward, for all implementations; torch's
 
 
 class Block:
-    """The four parts of a block; an implementation has its own of the first two. x is [B, S, hidden],
-    heads stand after rows."""
+    """The four parts of a block; an implementation has its own of the first two. x is
+    [B, S, hidden]; heads stand after rows."""
 
     name = ""
 
