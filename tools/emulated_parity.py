@@ -3,6 +3,7 @@
     python tools/emulated_parity.py           run them and show the page
     python tools/emulated_parity.py --write   … and write docs/parity/amd-emulated.md
     python tools/emulated_parity.py --arch gfx942 --case '*pages*'
+    python tools/emulated_parity.py --keep FILE --write    append each outcome to FILE; what is in it is not run
 
 Needs hiprtc (see tools/get-hiprtc.sh) and KERNELSEAM_TINYGRAD. The cases are those of
 emulated_cases.py; `kernelseam parity --device rocm:INDEX` runs all there are. Exit status 1 if a
@@ -12,6 +13,7 @@ case does not pass.
 from __future__ import annotations
 
 import argparse
+import json
 import platform
 import subprocess
 import sys
@@ -20,9 +22,11 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from emulated_cases import GROUPS, SHARED, Group
 from kernelseam.contract import EMULATED, Device
+from kernelseam.oracle.check import Verdict
 from kernelseam.parity.cases.case import Case
 from kernelseam.parity.matrix import matrix
 from kernelseam.parity.report.summary import last_line
@@ -138,25 +142,93 @@ def by_operation(groups: Sequence[Group]) -> dict[str, list[Group]]:
     return by_name
 
 
-def run(device: Device, groups: Sequence[Group]) -> Iterator[Part]:
+@dataclass(frozen=True)
+class Ran:
+    """A case that ran, and the digests of its code objects."""
+
+    outcome: Outcome
+    kernels: frozenset[str]
+
+
+class Kept:
+    """Outcomes in a file, a line each, so that a run that was ended can go on. Those of other
+    kernels than today's are the caller's to delete."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._ran: dict[tuple[str, str, str], Ran] = {}
+        if path is not None and path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                self._read(json.loads(line))
+
+    def _read(self, row: dict[str, Any]) -> None:
+        verdict = row["verdict"]
+        outcome = Outcome(
+            cases()[row["case"]],
+            "rocm",
+            row["implementation"],
+            verdict and Verdict(**{**verdict, "where": tuple(verdict["where"])}),
+            row["refusal"],
+            row["error"],
+            row["seconds"],
+            row["may_refuse"],
+        )
+        key = row["arch"], row["case"], row["implementation"]
+        self._ran[key] = Ran(outcome, frozenset(row["kernels"]))
+
+    def get(self, case: Case, target: Target) -> Ran | None:
+        return self._ran.get((target.device.arch, case.name, target.implementation))
+
+    def add(self, target: Target, ran: Ran) -> None:
+        if self._path is None:
+            return
+        o = ran.outcome
+        row = {
+            "arch": target.device.arch,
+            "case": o.case.name,
+            "implementation": o.implementation,
+            "verdict": o.verdict
+            and {
+                "passed": bool(o.verdict.passed),
+                "worst": float(o.verdict.worst),
+                "where": [int(i) for i in o.verdict.where],
+                "checked": int(o.verdict.checked),
+                "message": o.verdict.message,
+            },
+            "refusal": o.refusal,
+            "error": o.error,
+            "seconds": o.seconds,
+            "may_refuse": o.may_refuse,
+            "kernels": sorted(ran.kernels),
+        }
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def run(device: Device, groups: Sequence[Group], kept: Kept) -> Iterator[Part]:
     """Every case of the groups on a device, an operation at a time."""
-    used = emulation().used
+    known = set[str]()
     by_name = {(t.operation, t.implementation): t for t in targets(device=device)}
     for what, its in by_operation(groups).items():
-        before = len(used)
+        before = len(known)
         wanted = [(cases()[name], group.implementation) for group in its for name in group.cases]
-        outcomes = tuple(_reported(case, by_name[case.operation, name]) for case, name in wanted)
-        yield Part(device, what, outcomes, len(used) - before)
+        ran = [_reported(case, by_name[case.operation, name], kept) for case, name in wanted]
+        known.update(*(r.kernels for r in ran))
+        yield Part(device, what, tuple(r.outcome for r in ran), len(known) - before)
 
 
-def _reported(case: Case, target: Target) -> Outcome:
-    outcome = run_case(case, target)
-    why = "" if outcome.status == "passed" else f": {last_line(outcome.detail)}"
-    print(
-        f"{target.device.arch} {case.name}: {outcome.status} ({outcome.seconds:.1f} s){why}",
-        flush=True,
-    )
-    return outcome
+def _reported(case: Case, target: Target, kept: Kept) -> Ran:
+    ran = kept.get(case, target)
+    if ran is None:
+        used = emulation().used
+        used.clear()
+        outcome = run_case(case, target)
+        ran = Ran(outcome, frozenset(digest for _, digest in used))
+        kept.add(target, ran)
+    o = ran.outcome
+    why = "" if o.status == "passed" else f": {last_line(o.detail)}"
+    print(f"{target.device.arch} {case.name}: {o.status} ({o.seconds:.1f} s){why}", flush=True)
+    return ran
 
 
 def chosen(globs: Sequence[str]) -> tuple[Group, ...]:
@@ -232,6 +304,12 @@ def main() -> int:
     parser.add_argument(
         "--case", action="append", metavar="GLOB", help="only cases of such names; repeatable"
     )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FILE",
+        help="append each outcome, and take from there what it has",
+    )
     options = parser.parse_args()
     if options.write and (options.arch or options.case):
         parser.error(
@@ -240,7 +318,9 @@ def main() -> int:
     groups = chosen(options.case or ())
     if not groups:
         parser.error(f"no case here has such a name: {', '.join(options.case)}")
-    parts = [part for d in devices if d.arch in (options.arch or d.arch) for part in run(d, groups)]
+    kept = Kept(options.keep)
+    wanted = [d for d in devices if d.arch in (options.arch or d.arch)]
+    parts = [part for d in wanted for part in run(d, groups, kept)]
     text = page(parts, groups, versions(devices[0]))
     if options.write:
         PAGE.parent.mkdir(parents=True, exist_ok=True)

@@ -50,7 +50,6 @@ ALIKE = {
     "sm_89": "sm_86",
     "sm_120": "sm_86",
     "sm_100a": "sm_90a",
-    "gfx90a": "gfx942",
     "gfx1151": "gfx1100",
     "gfx1200": "gfx1201",
 }
@@ -58,8 +57,8 @@ ALIKE = {
 the slow ones all."""
 MIXED = {"sm_103": ("sm_90a", "sm_86")}
 """Archs with the tiles of one other, but for float64's, which are those of a second: as rare."""
-OWN = ("sm_75",)
-"""Archs with tiles of their own, which are those of others with less memory: as rare."""
+OWN = ("sm_75", "gfx90a")
+"""Archs with tiles of their own, which are nearly those of others: as rare."""
 PART = 14
 SHARED = (("sm_80", "sm_86", "sm_90a"), ("gfx942", "gfx1100", "gfx950", "gfx1201"))
 """Archs that every run of the tests compiles each shared binary for one of, and the slow ones for

@@ -126,6 +126,7 @@ _CDNA = {
     "attention": tiles.CDNA_ATTENTION,
     "attention_bwd": tiles.CDNA_ATTENTION_BWD,
 }
+_GFX90A = {**_CDNA, "attention": tiles.GFX90A_ATTENTION}
 _CDNA4 = {
     "gemm": tiles.CDNA_GEMM,
     "attention": tiles.CDNA4_ATTENTION,
@@ -149,7 +150,7 @@ _OPTIONS = ("-std=c++17", "-O3", "-fgpu-inline-threshold=1000000")
 ROWS = {
     r.arch: r
     for r in (
-        _row("gfx90a", 64, 4, 65536, 512, 32, _MFMA16 | _FLUSHES, _CDNA),
+        _row("gfx90a", 64, 4, 65536, 512, 32, _MFMA16 | _FLUSHES, _GFX90A),
         _row("gfx942", 64, 4, 65536, 512, 32, _MFMA16, _CDNA),
         _row("gfx950", 64, 4, 163840, 512, 64, _MFMA32, _CDNA4),
         _row("gfx1100", 32, 2, 65536, 256, 32, _WMMA11, _RDNA3, _CU_MODE),

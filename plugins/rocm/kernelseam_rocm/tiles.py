@@ -83,6 +83,10 @@ CDNA_ATTENTION = (
     AttentionTile(HALF_PRECISION, 576, 4, 16, 16, 1, column_warps=4),
     *CDNA_SINGLE_ATTENTION,
 )
+# Of 64 keys a scalar register of gfx90a's would spill, where rows are read an element at a time.
+GFX90A_ATTENTION = tuple(
+    replace(t, bn=32) if (t.max_dim, t.rows, t.bn) == (128, 16, 64) else t for t in CDNA_ATTENTION
+)
 CDNA4_ATTENTION = (
     AttentionTile(HALF_PRECISION, 64, 8, 32, 128, 1, True, plain=True),
     AttentionTile(HALF_PRECISION, 64, 4, 32, 64, 1, True, 2),
