@@ -203,6 +203,60 @@ def test_other_atomics_are_the_emulators(fields: tuple[tuple[int, int], ...]) ->
     assert patches.find(word, "GLOBAL_ATOMIC_ADD_F32", "rdna3", 8) is None
 
 
+@pytest.mark.parametrize(
+    ("arch", "dtype"), [("gfx942", "float8_e4m3fnuz"), ("gfx950", "float8_e4m3fn")]
+)
+def test_e4m3_on_cdna(arch: str, dtype: str) -> None:
+    """Of every byte, with SDWA's choice of byte and word, into active lanes alone."""
+    import ml_dtypes
+
+    wave = Host(64)
+    wave.vectors[9] = np.arange(256, dtype=np.uint8).view(np.uint32)
+    wave.scalars[EXEC] = 0xFFFF
+    before = wave.vectors.copy()
+    numbers = wave.vectors[9].view(getattr(ml_dtypes, dtype)).astype(np.float32).reshape(64, 4)
+    for name, second, columns in (
+        ("V_CVT_F32_FP8_E32", 0x00060609, (0,)),
+        ("V_CVT_F32_FP8_E32", 0x00030609, (3,)),
+        ("V_CVT_PK_F32_FP8_E32", 0x00050609, (2, 3)),
+    ):
+        word = 249 | 20 << 17 | second << 32
+        patch = patches.find(word, name, "cdna", 8, arch)
+        assert patch is not None
+        patch.step(wave)
+        for i, column in enumerate(columns):
+            actual = wave.vectors[20 + i].view(np.float32)
+            half = (np.arange(64) < 16) | (np.arange(64) >= 32)
+            assert np.array_equal(actual[half], numbers[half, column], equal_nan=True)
+            assert (wave.vectors[20 + i, ~half] == before[20 + i, ~half]).all()
+
+
+def test_e4m3_on_rdna() -> None:
+    """RDNA 4 counts the bytes of one number with the bits of op_sel in reverse."""
+    import ml_dtypes
+
+    wave = Host(32)
+    numbers = wave.vectors[9].view(ml_dtypes.float8_e4m3fn).astype(np.float32).reshape(32, 4)
+    for name, bits, columns in (
+        ("V_CVT_F32_FP8_E64", ((12, 1),), (1,)),
+        ("V_CVT_F32_FP8_E64", ((11, 1),), (2,)),
+        ("V_CVT_PK_F32_FP8_E64", ((11, 1),), (2, 3)),
+    ):
+        step(name, "rdna4", (0, 20), (32, 256 + 9), *bits)(wave)
+        for i, column in enumerate(columns):
+            actual = wave.vectors[20 + i].view(np.float32)
+            assert np.array_equal(actual, numbers[:, column], equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [249 | 0x00062609 << 32, 249 | 0x00160609 << 32, 250],
+    ids=["clamped", "negated", "DPP"],
+)
+def test_e4m3_with_modifiers_is_the_emulators_to_refuse(word: int) -> None:
+    assert patches.find(word, "V_CVT_F32_FP8_E32", "cdna", 8, "gfx942") is None
+
+
 def test_calls() -> None:
     wave = Host(64)
     wave.pc = 0x1000

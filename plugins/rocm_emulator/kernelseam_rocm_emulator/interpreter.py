@@ -224,7 +224,8 @@ class Interpreter:
             op, size = getattr(instruction, "op", None), instruction.size()
         except ValueError:  # an encoding that it does not know
             op, size = None, 8
-        patch = patches.find(int.from_bytes(code, "little"), getattr(op, "name", ""), kind, size)
+        word, name = int.from_bytes(code, "little"), getattr(op, "name", "")
+        patch = patches.find(word, name, kind, size, module.arch)
         if patch is not None and not patch.may_decline:
             decoded: Instruction = (patch.step, None, patch.size, False)
         else:

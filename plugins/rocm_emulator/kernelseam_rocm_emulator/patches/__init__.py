@@ -15,6 +15,7 @@ from kernelseam_rocm_emulator.patches import (
     atomics,
     buffers,
     compiled,
+    conversions,
     lanes,
     mfma,
     scalar,
@@ -42,12 +43,16 @@ class Patch:
     may_decline: bool = False
 
 
-def find(word: int, name: str, family: str, size: int) -> Patch | None:
+def find(word: int, name: str, family: str, size: int, arch: str = "") -> Patch | None:
     """The patch of an instruction, or None where the emulator executes it right.
 
     ``word``: 16 bytes from its first on, little-endian; ``name``: AMD's mnemonic in capitals, ""
-    where the emulator knows none; ``family``: "cdna", "rdna3" or "rdna4"; ``size``: in bytes.
+    where the emulator knows none; ``family``: "cdna", "rdna3" or "rdna4"; ``size``: in bytes;
+    ``arch``: tells formats of numbers apart.
     """
+    convert = conversions.find(word, name, family, arch)
+    if convert is not None:
+        return Patch(convert, size)
     for module in (mfma, wmma, shared, buffers, atomics, lanes, scalar, unaligned):
         step: Step | None = module.find(word, name, family)
         if step is not None:

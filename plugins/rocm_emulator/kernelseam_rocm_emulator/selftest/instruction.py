@@ -31,9 +31,10 @@ class InstructionTest:
     """The words that d must hold, of a, b, c and d's first value."""
     kinds: str = "hhhh"
     """What a, b, c and d are: h two float16, f a float32, g a float32 that float16 represents, i an
-    integer, s selectors."""
+    integer, s selectors, w four bytes: 64 lanes have each once."""
     compare: str = ""
-    """"": bit for bit; else "f" or "h", as float32 or pairs of float16, within the tolerance."""
+    """"": bit for bit; else "f" or "h", as float32 or pairs of float16, within the tolerance; or
+    "e", as float32 that are equal, or both NaN."""
     tolerance: float = 1e-5
 
 
@@ -79,6 +80,8 @@ def operand(kind: str, lanes: int, rng: np.random.Generator) -> Words:
     if kind in "fg":
         x = rng.standard_normal(lanes)
         return (x.astype(np.float16) if kind == "g" else x).astype(np.float32).view(U)
+    if kind == "w":
+        return rng.permutation(256)[np.arange(4 * lanes) % 256].astype(np.uint8).view(U)
     if kind == "s":
         return rng.integers(0, 8, (lanes, 4)).astype(np.uint8).view(U).ravel()
     return rng.integers(0, 1 << 32, lanes, dtype=U)
@@ -89,6 +92,10 @@ def difference(test: InstructionTest, actual: Words, expected: Words) -> str:
     if test.compare == "f":
         right = np.isclose(
             floats(actual), floats(expected), rtol=test.tolerance, atol=test.tolerance
+        )
+    elif test.compare == "e":
+        right = (floats(actual) == floats(expected)) | np.isnan(floats(actual)) & np.isnan(
+            floats(expected)
         )
     elif test.compare == "h":
         right = np.isclose(low(actual), low(expected), rtol=2e-3, atol=2e-3)

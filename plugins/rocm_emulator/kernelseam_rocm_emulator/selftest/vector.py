@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from kernelseam_rocm_emulator.selftest.instruction import (
@@ -38,6 +39,7 @@ def tests() -> Iterator[InstructionTest]:
     yield from _floats()
     yield from _integers()
     yield from _lanes()
+    yield from _narrowed()
 
 
 def _packed() -> Iterator[InstructionTest]:
@@ -182,6 +184,38 @@ def _bfloat16(a: Words, b: Words, c: Words, d: Words) -> Words:
         return (x + U(0x7FFF) + (x >> U(16) & U(1))) >> U(16)
 
     return rounded(a) | rounded(b) << U(16)
+
+
+def _narrowed() -> Iterator[InstructionTest]:
+    """e4m3 of every byte, of both formats: 0x80 is −0 in one and NaN in the other."""
+
+    def expected(dtype: Any, first: int, two: bool) -> Any:
+        def converted(a: Words, b: Words, c: Words, d: Words) -> Words:
+            numbers = as_bytes(a, dtype)[:, first : first + 1 + two].astype(np.float32)
+            return words(numbers[:, 0] + 2 * numbers[:, 1] if two else numbers[:, 0])
+
+        return converted
+
+    sdwa = tuple(f"sdwa %R, %1 src0_sel:{n}" for n in ("BYTE_1", "BYTE_3", "WORD_1"))
+    e64 = ("e64 %R, %1 byte_sel:1", "e64 %R, %1 byte_sel:2", "e64 %R, %1 op_sel:[1,0]")
+    for archs, dtype, forms in (
+        (("gfx942",), ml_dtypes.float8_e4m3fnuz, sdwa),
+        (("gfx950",), ml_dtypes.float8_e4m3fn, sdwa),
+        (RDNA4, ml_dtypes.float8_e4m3fn, e64),
+    ):
+        one = "v_cvt_f32_fp8_"
+        both = "v_cvt_pk_f32_fp8_"
+        for form, first in (
+            ("e32 %R, %1", 0),
+            (forms[0], 1),
+            (forms[1], 3 if forms is sdwa else 2),
+        ):
+            text = one + form.replace("%R", "%0")
+            yield InstructionTest(text, archs, text, expected(dtype, first, False), "wwww", "e")
+        for form, first in (("e32 %R, %1", 0), (forms[2], 2)):
+            text = both + form.replace("%R", "v[60:61]")
+            text += "\ns_nop 1\nv_fma_f32 %0, v61, 2.0, v60"
+            yield InstructionTest(text, archs, text, expected(dtype, first, True), "wwww", "e")
 
 
 def _floats() -> Iterator[InstructionTest]:
