@@ -36,3 +36,5 @@ class Backend:
     priority: int = 0
     """Where no device is named, the backend with devices and the highest priority is the
     default."""
+    jax_platform: str = ""
+    """JAX's name of the platform whose buffers and streams the runtime launches on; "" for none."""

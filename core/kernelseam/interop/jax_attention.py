@@ -8,18 +8,33 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from kernelseam.descriptors.common.wording import Wording
-from kernelseam.interop.jax_host import given, on_host, outline, refuse_gradient
+from kernelseam.interop.jax_device import launch
+from kernelseam.interop.jax_host import by_platform, given, outline, refuse_gradient
 from kernelseam.ops import attention as forward
-from kernelseam.ops.attention_bwd import attention_bwd
+from kernelseam.ops.attention_bwd import attention_bwd, gradient_work
 
 Array = Any
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
 _WORDING = Wording({}, forward.EXTENTS)
 _FORWARD_ONLY = ("out_dtype", "return_lse", "scale_block", "batch_invariant", "latent")
+_GRADIENT_OPTIONS: dict[str, Any] = {
+    "bias_gradient": False,
+    "sink_gradient": False,
+    "deterministic": True,
+    "causal": False,
+    "window": None,
+    "scale": None,
+    "softcap": None,
+    "layout": "bhsd",
+    "max_seqlen_q": None,
+    "max_seqlen_k": None,
+}
+"""As ``gradient_work`` takes them, in order."""
 _KEPT = 256
 """Functions by operands and options, each of which JAX compiles for itself."""
 
@@ -51,8 +66,9 @@ def attention(
     Shapes, dtypes and options are checked while JAX traces. Lengths that point outside of memory
     are refused when the compiled function runs; JAX wraps that error in one of its own.
 
-    It computes on JAX's platform "cpu", by a callback; lowering for another one raises
-    InvalidValue. Gradients are differentiable once: a second derivative raises InvalidValue.
+    It computes on JAX's platform "cpu", and on a GPU that a plugin here knows; lowering for another
+    one raises InvalidValue. On a GPU lengths are not checked: as everywhere, they are cut.
+    Gradients are differentiable once: a second derivative raises InvalidValue.
 
     Returns the result [B, H, S_q, D_v], or (result, lse). Raises InvalidValue.
     """
@@ -107,9 +123,14 @@ def _differentiable(
             )
             return made if return_lse else (made,)
 
-        return on_host(
-            "attention", host, [shapes[n] for n in ("out", "lse")[: len(shapes)]], arrays
-        )
+        def on_device(*values: Array) -> list[Array]:
+            operands = dict(zip(names, values, strict=True))
+            return list(
+                launch(forward.DENSE_WORK, operands, tuple(asked.values()), _WORDING).values()
+            )
+
+        results = [shapes[n] for n in ("out", "lse")[: len(shapes)]]
+        return by_platform("attention", host, on_device, results, arrays)
 
     def primal(*arrays: Array) -> list[Array]:
         return compute(arrays, given_options["return_lse"])
@@ -170,12 +191,7 @@ def _gradients(
     """Gradients by operand, of those that are wanted."""
     if dout is None and dlse is None:
         return {}
-    asked = {
-        **options,
-        "bias_gradient": "bias" in wanted,
-        "sink_gradient": "sinks" in wanted,
-        "backend": "numpy",
-    }
+    asked = {**options, "bias_gradient": "bias" in wanted, "sink_gradient": "sinks" in wanted}
     differentiated = [n for n in DIFFERENTIABLE if n in ("q", "k", "v") or n in wanted]
     results = [
         jax.ShapeDtypeStruct(
@@ -186,24 +202,41 @@ def _gradients(
     names, cotangents = tuple(operands), [x for x in (dout, dlse) if x is not None]
 
     def host(*values: Any) -> list[Any]:
+        before, lse, after = values[: len(names) + 1], values[len(names) + 1], len(names) + 2
+        # JAX's own cannot be written, as descriptors want it
+        values = (*before, np.array(lse), *values[after:])
+
+        def by_host(**given: Any) -> dict[str, Any]:
+            made = attention_bwd(**given, **asked, backend="numpy")
+            return {f"d{n}": getattr(made, f"d{n}") for n in differentiated}
+
+        return both(by_host, np, np.float64, *values)
+
+    def on_device(*values: Array) -> list[Array]:
+        ordered = tuple(asked.get(n, default) for n, default in _GRADIENT_OPTIONS.items())
+
+        def launched(**given: Array) -> dict[str, Array]:
+            first = {n: given.pop(n) for n in ("q", "k", "v", "out", "lse")}
+            return launch(gradient_work, {**first, **given}, ordered, _WORDING)
+
+        return both(launched, jnp, jnp.float32, *values)
+
+    def both(compute: Any, space: Any, wide: Any, *values: Any) -> list[Any]:
+        """The gradients by the result and by the LSE, added up, in the arrays of ``space``."""
         known, (out, lse, *rest) = dict(zip(names, values, strict=False)), values[len(names) :]
-        lse = np.array(lse)  # JAX's own cannot be written, as descriptors want it
         parts = []
         if dout is not None:
             kind = known["q"].dtype
-            parts.append(
-                attention_bwd(rest[0].astype(kind), **known, out=out.astype(kind), lse=lse, **asked)
-            )
+            parts.append(compute(dout=rest[0].astype(kind), **known, out=out.astype(kind), lse=lse))
         if dlse is not None:
-            parts.append(_of_lse(rest[-1], known, out, lse, asked))
+            parts.append(_of_lse(compute, space, rest[-1], known, out, lse, options["layout"]))
         return [
-            sum(getattr(p, f"d{n}").astype(np.float64) for p in parts)
-            if len(parts) > 1
-            else getattr(parts[0], f"d{n}")
+            sum(p[f"d{n}"].astype(wide) for p in parts) if len(parts) > 1 else parts[0][f"d{n}"]
             for n in differentiated
         ]
 
-    made = on_host("attention", host, results, (*operands.values(), out, lse, *cotangents))
+    every = (*operands.values(), out, lse, *cotangents)
+    made = by_platform("attention", host, on_device, results, every)
     return {
         n: x.astype(operands[n].dtype)
         for n, x in zip(differentiated, made, strict=True)
@@ -212,19 +245,25 @@ def _gradients(
 
 
 def _of_lse(
-    dlse: Any, operands: Mapping[str, Any], out: Any, lse: Any, options: Mapping[str, Any]
-) -> Any:
+    compute: Callable[..., dict[str, Any]],
+    space: Any,
+    dlse: Any,
+    operands: Mapping[str, Any],
+    out: Any,
+    lse: Any,
+    layout: str,
+) -> dict[str, Any]:
     """Gradients of the LSE alone. The gradient of a score is p·(dp − delta), delta = Σ dout·out.
     That of the LSE is p·dlse: dp is 0 where v is, and delta is −dlse where out is 1 and dout is
     −dlse, in two parts where its dtype has fewer bits."""
     q, v = operands["q"], operands["v"]
-    if options["layout"] == "bshd":
+    if layout == "bshd":
         dlse = dlse.swapaxes(-1, -2)
-    wide = 8  # columns: 16 bytes of halves
-    values = np.zeros((*v.shape[:-1], wide), v.dtype)
-    ones, rows = (np.zeros((*out.shape[:-1], wide), q.dtype) for _ in range(2))
-    ones[..., :2] = 1
-    rows[..., 0] = -dlse
-    rows[..., 1] = -dlse - rows[..., 0].astype(dlse.dtype)
-    made = attention_bwd(rows, **{**operands, "v": values}, out=ones, lse=lse, **options)
-    return made._replace(dv=np.zeros_like(v))
+    high = (-dlse).astype(q.dtype)
+    low = (-dlse - high.astype(dlse.dtype)).astype(q.dtype)
+    rest = [space.zeros_like(high)] * 6  # 8 columns: 16 bytes of halves
+    rows = space.stack([high, low, *rest], -1)
+    ones = space.stack([space.ones_like(high)] * 2 + rest, -1)
+    values = space.zeros((*v.shape[:-1], 8), v.dtype)
+    made = compute(dout=rows, **{**operands, "v": values}, out=ones, lse=lse)
+    return {**made, "dv": space.zeros_like(v)}

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernelseam.descriptors.common.wording import Wording
-from kernelseam.interop.jax_host import given, on_host, outline
+from kernelseam.interop.jax_device import launch
+from kernelseam.interop.jax_host import by_platform, given, outline
 from kernelseam.ops import gemm
-from kernelseam.ops.gemm_bwd import bmm_bwd
+from kernelseam.ops.gemm_bwd import bmm_bwd, gradient_work
 
 Array = Any
 _WORDING = Wording()
@@ -38,9 +39,9 @@ def bmm(
     b, ``bias`` and ``residual``.
 
     a [B, M, K] and b [B, K, N], or [B, H, M, K] and [B, H_b, K, N]; options as there, and static.
-    Shapes, dtypes and options are checked while JAX traces. It computes on JAX's platform "cpu", by
-    a callback; lowering for another one raises InvalidValue. Gradients are differentiable once: a
-    second derivative raises InvalidValue.
+    Shapes, dtypes and options are checked while JAX traces. It computes on JAX's platform "cpu",
+    and on a GPU that a plugin here knows; lowering for another one raises InvalidValue.
+    Gradients are differentiable once: a second derivative raises InvalidValue.
 
     Returns [B, M, N] or [B, H, M, N]. Raises InvalidValue.
     """
@@ -82,7 +83,11 @@ def _differentiable(
             )
             return (made,)
 
-        (made,) = on_host("bmm", host, [shapes["out"]], arrays)
+        def on_device(*values: Array) -> list[Array]:
+            found = dict(zip(names, values, strict=True))
+            return [launch(gemm.gemm_work, found, asked, _WORDING)["out"]]
+
+        (made,) = by_platform("bmm", host, on_device, [shapes["out"]], arrays)
         return made
 
     def fwd(*arrays: Array) -> tuple[Array, Any]:
@@ -96,8 +101,14 @@ def _differentiable(
             da, db = bmm_bwd(dc, a, b, sum_repeats=False, **options, backend="numpy")
             return da, db
 
+        def on_device(dc: Array, a: Array, b: Array) -> list[Array]:
+            of = {"dc": dc, "a": a, "b": b}
+            asked = (True, *transposed, alpha, 0, True, True, False, None)
+            made = launch(gradient_work, of, asked, _WORDING)
+            return [made["da"], made["db"]]
+
         results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (a, b)]
-        made = on_host("bmm", host, results, (dc.astype(a.dtype), a, b))
+        made = by_platform("bmm", host, on_device, results, (dc.astype(a.dtype), a, b))
         found = dict(zip(("a", "b"), made, strict=True))
         if "bias" in operands:
             found["bias"] = _of_bias(dc, operands["bias"])

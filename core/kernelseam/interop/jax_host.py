@@ -1,13 +1,13 @@
-"""What JAX's functions share: results' shapes while JAX traces, and calls back to the host. Imports
-JAX.
+"""What JAX's functions share: results' shapes while JAX traces, and calls by platform. Imports JAX.
 
-A call is a ``jax.pure_callback`` on JAX's platform "cpu". For other platforms lowering refuses it:
-a callback there would copy everything to the host and compute on it.
+On JAX's platform "cpu" a call is a ``jax.pure_callback``; on a GPU that a plugin here knows,
+``jax_device`` launches. For other platforms lowering refuses it: a callback there would copy
+everything to the host and compute on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from jax.interpreters import batching, mlir
 from kernelseam.arrays import describe
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.errors import InvalidValue
+from kernelseam.interop import jax_device
 from kernelseam.ops.calling import Operation
 
 Array = Any
@@ -40,7 +41,23 @@ def given(**arrays: Array) -> dict[str, Array]:
                 name, type(x).__name__, "must be an array of JAX or NumPy", "Pass jnp.asarray(…)"
             )
         found[name] = jnp.asarray(x)
-    return found
+    return dict(zip(found, varying_over(_axes(found.values()), found.values()), strict=True))
+
+
+def varying_over(axes: Iterable[str], arrays: Iterable[Array]) -> list[Array]:
+    """The arrays, as ones that vary over these axes of the mesh of a ``jax.shard_map``, which is
+    what it says of callbacks' results only where told. It then sums gradients over the axes along
+    which an operand did not vary."""
+    return [
+        jax.lax.pcast(x, more, to="varying") if (more := tuple(set(axes) - _axes([x]))) else x
+        for x in arrays
+    ]
+
+
+def _axes(arrays: Iterable[Array]) -> frozenset[str]:
+    """Those of a ``jax.shard_map``'s mesh along which any of the arrays varies."""
+    types = (getattr(jax.typeof(x), "mat", None) for x in arrays)
+    return frozenset().union(*(getattr(t, "varying", ()) for t in types))
 
 
 def outline(
@@ -62,15 +79,16 @@ def outline(
     }
 
 
-def on_host(
+def by_platform(
     function: str,
     compute: Callable[..., Sequence[Any]],
+    on_device: Callable[..., Sequence[Array]],
     results: Sequence[jax.ShapeDtypeStruct],
     arrays: Sequence[Array],
 ) -> list[Array]:
-    """``compute(*arrays)`` on NumPy arrays, when the compiled function runs. jax.vmap calls it once
-    an element. To differentiate it is refused: it is within gradients of ``function``, or is
-    one."""
+    """``compute(*arrays)`` on NumPy arrays, when the compiled function runs, or what JAX traces of
+    ``on_device(*arrays)``. jax.vmap calls them once an element. To differentiate it is refused: it
+    is within gradients of ``function``, or is one."""
 
     def host(*values: Array) -> list[Any]:
         made = compute(*(np.asarray(x) for x in values))
@@ -83,7 +101,10 @@ def on_host(
         return list(_refused.bind(*values, results=tuple(results)))
 
     def choose(*values: Array) -> list[Array]:
-        return list(jax.lax.platform_dependent(*values, cpu=call, default=refuse))
+        ways: dict[str, Callable[..., list[Array]]] = {"cpu": call}
+        if (of := jax_device.backend()) is not None:
+            ways[of.jax_platform] = lambda *values: list(on_device(*values))
+        return list(jax.lax.platform_dependent(*values, default=refuse, **ways))
 
     def differentiate(primals: Any, tangents: Any) -> Any:
         raise InvalidValue(
@@ -95,7 +116,7 @@ def on_host(
 
     chosen = jax.custom_jvp(choose)
     chosen.defjvp(differentiate)
-    return list(chosen(*arrays))
+    return varying_over(_axes(arrays), chosen(*arrays))
 
 
 def refuse_gradient(name: str) -> InvalidValue:
@@ -117,7 +138,7 @@ def _lower(context: Any, *operands: Any, results: Any) -> Any:
     raise InvalidValue(
         "platform",
         ", ".join(platforms),
-        "kernelseam.interop.jax computes on hosts",
+        "kernelseam.interop.jax computes on hosts, and on a GPU that a plugin here knows",
         _REMEDY,
     )
 

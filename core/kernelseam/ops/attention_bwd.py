@@ -106,11 +106,11 @@ def attention_bwd(
         max_seqlen_q,
         max_seqlen_k,
     )
-    results = operate(_work, arrays, options, backend, implementation, stream, _WORDING)
+    results = operate(gradient_work, arrays, options, backend, implementation, stream, _WORDING)
     return AttentionGradients(*map(results.get, ("dq", "dk", "dv", "dbias", "dsinks")))
 
 
-def _work(
+def gradient_work(
     operation: Operation,
     bias_gradient: bool,
     sink_gradient: bool,

@@ -213,8 +213,14 @@ class Operation:
         """Allocate an array for a result on the device of the array named ``like``, of the same
         library where possible. ``option``: the option that sets its dtype, for errors."""
         self._options[name] = option
-        self.infos[name] = info = new_array(name, shape, dtype, self.infos[like])
+        self.infos[name] = info = self.new_array(name, shape, dtype, self.infos[like])
         self._results.append(Result(name, tuple(shape), dtype, like, layout_of(info)))
+
+    def new_array(
+        self, name: str, shape: Sequence[int], dtype: DType, like: ArrayInfo
+    ) -> ArrayInfo:
+        """The array for a result."""
+        return new_array(name, shape, dtype, like)
 
     def launch(
         self,

@@ -70,7 +70,9 @@ def bmm_bwd(
         sum_repeats,
         out_dtype,
     )
-    return _results(arrays, operate(_gradients, arrays, options, backend, implementation, stream))
+    return _results(
+        arrays, operate(gradient_work, arrays, options, backend, implementation, stream)
+    )
 
 
 def matmul2d_bwd(
@@ -106,10 +108,12 @@ def matmul2d_bwd(
         sum_repeats,
         out_dtype,
     )
-    return _results(arrays, operate(_gradients, arrays, options, backend, implementation, stream))
+    return _results(
+        arrays, operate(gradient_work, arrays, options, backend, implementation, stream)
+    )
 
 
-def _gradients(
+def gradient_work(
     operation: Operation,
     batched: bool,
     a_transposed: bool,
