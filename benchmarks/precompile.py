@@ -55,16 +55,13 @@ def keyed(
     cases: Iterable[Case], device: Device, implementation: str | None = None
 ) -> dict[Hashable, Unit]:
     """The same by what tells one binary of an arch from another."""
-    known = [
-        i
-        for i in plugins().registry.implementations
-        if isinstance(i, KernelImplementation)
-        and i.backend == device.backend
-        and implementation in (None, i.name)
-    ]
     units: dict[Hashable, Unit] = {}
     for case in cases:
-        takers = [i for i in known if i.operation == case.operation]
+        takers = [
+            i
+            for i in plugins().registry.implementations_of(case.operation, device.backend)
+            if isinstance(i, KernelImplementation) and implementation in (None, i.name)
+        ]
         problem = problem_of(case, device) if takers else None
         for i in takers:
             if i.supports(problem, device) is not None:

@@ -101,14 +101,10 @@ def draw(
 
 def taken_by(implementation: str, device: Device) -> Callable[[Case], bool]:
     """Whether an implementation of that name supports a case."""
-    known = [
-        i
-        for i in plugins().registry.implementations
-        if (i.backend, i.name) == (device.backend, implementation)
-    ]
 
     def takes(case: Case) -> bool:
-        those = [i for i in known if i.operation == case.operation]
+        known = plugins().registry.implementations_of(case.operation, device.backend)
+        those = [i for i in known if i.name == implementation]
         return any(i.supports(problem_of(case, device), device) is None for i in those)
 
     return takes

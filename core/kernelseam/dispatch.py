@@ -152,8 +152,9 @@ def consider(
     with Contained("an implementation's check"):
         answers = [
             ask(i, problem, device)
-            for i in (current or plugins()).registry.implementations
-            if i.operation == problem.operation and i.backend == device.backend
+            for i in (current or plugins()).registry.implementations_of(
+                problem.operation, device.backend
+            )
         ]
     return _ordered(answers)
 

@@ -49,6 +49,16 @@ class Registry:
         check_implementation(implementation)
         self.implementations.append(implementation)
 
+    def implementations_of(
+        self, operation: str, backend: str | None = None
+    ) -> tuple[Implementation, ...]:
+        """Those of an operation, on one backend or on all, in the order of their registration."""
+        return tuple(
+            i
+            for i in self.implementations
+            if i.operation == operation and backend in (None, i.backend)
+        )
+
     def merge(self, other: Registry, plugin: str) -> None:
         """Add everything that a plugin registered, or nothing where a name is taken. Raises
         PluginError."""

@@ -3,6 +3,7 @@ and the transforms of torch.func."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +57,19 @@ def test_opcheck(name: str) -> None:
     called, operands, options = samples()[name]
     found = torch.library.opcheck(operator(called), operands, options)
     assert set(found.values()) == {"SUCCESS"} and len(found) == 4, found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n in SAMPLES if "-" not in n and not n.endswith(("_bwd", "qkv_projection_paged"))],
+)
+def test_defaults_are_those_of_the_function_that_computes(name: str) -> None:
+    """Torch leaves out what a call gives as the schema's default."""
+    own = inspect.signature(getattr(kernelseam, name)).parameters
+    for argument in operator(name)._schema.arguments:
+        # what returns all results computes them all
+        if argument.has_default_value() and argument.name in own and argument.name != "return_lse":
+            assert argument.default_value == own[argument.name].default, argument.name
 
 
 def shapes(made: Any) -> list[Any]:

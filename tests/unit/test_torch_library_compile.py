@@ -174,6 +174,18 @@ def test_decoding_into_pages() -> None:
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_pages_that_every_query_sees_or_not(causal: bool) -> None:
+    """The default is True here, and False elsewhere."""
+    q, *memory = pages()
+    q = torch.cat([q, q * 2, q - 1], 1)
+
+    def attend(q: Any) -> Any:
+        return kernelseam.attention_paged(q, *memory, causal=causal)
+
+    torch.testing.assert_close(compiled(attend)(q), attend(q))
+
+
 def test_results_given_by_the_caller() -> None:
     q, k, v, at, of = packed(grad=False)
     a, b, c = (cells(*s, grad=False) for s in ((5, 7), (7, 4), (5, 4)))

@@ -96,8 +96,8 @@ def _sources(
 
 
 def _kernels(backend: str, operation: str) -> Iterator[KernelImplementation]:
-    for i in plugins().registry.implementations:
-        if isinstance(i, KernelImplementation) and (i.backend, i.operation) == (backend, operation):
+    for i in plugins().registry.implementations_of(operation, backend):
+        if isinstance(i, KernelImplementation):
             yield i
 
 

@@ -163,8 +163,8 @@ def _explain(
             verdict = "chosen"
         name = c.implementation.name
         candidates.append(_row(name, device.backend, verdict, c.refusal or "", c.cost, measured))
-    for i in plugins().registry.implementations:
-        if i.operation == problem.operation and i.backend != device.backend:
+    for i in plugins().registry.implementations_of(problem.operation):
+        if i.backend != device.backend:
             elsewhere = f"it runs on {i.backend}, the device is {device}"
             candidates.append(_row(i.name, i.backend, "refused", elsewhere, None, None))
     launches = _launches(choice, problem, device) if choice else ()

@@ -13,28 +13,14 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from kernelseam.descriptors.common.wording import Wording
-from kernelseam.interop.jax_device import launch
-from kernelseam.interop.jax_host import by_platform, given, outline, refuse_gradient
-from kernelseam.ops import attention as forward
-from kernelseam.ops.attention_bwd import attention_bwd, gradient_work
+from kernelseam.interop.jax_host import Run, by_platform, given, outline, refuse_gradient
+from kernelseam.ops.attention import EXTENTS, attention_work
+from kernelseam.ops.attention_bwd import gradient_work
+from kernelseam.ops.attention_options import GradientOptions, Options
 
 Array = Any
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
-_WORDING = Wording({}, forward.EXTENTS)
-_FORWARD_ONLY = ("out_dtype", "return_lse", "scale_block", "batch_invariant", "latent")
-_GRADIENT_OPTIONS: dict[str, Any] = {
-    "bias_gradient": False,
-    "sink_gradient": False,
-    "deterministic": True,
-    "causal": False,
-    "window": None,
-    "scale": None,
-    "softcap": None,
-    "layout": "bhsd",
-    "max_seqlen_q": None,
-    "max_seqlen_k": None,
-}
-"""As ``gradient_work`` takes them, in order."""
+_WORDING = Wording({}, EXTENTS)
 _KEPT = 256
 """Functions by operands and options, each of which JAX compiles for itself."""
 
@@ -83,57 +69,39 @@ def attention(
         prefix_lengths=prefix_lengths,
         kv_lengths=kv_lengths,
     )
-    options: dict[str, Any] = {
-        "out_dtype": None if out_dtype is None else str(np.dtype(out_dtype)),
-        "return_lse": return_lse,
-        "causal": causal,
-        "window": None if window is None else tuple(window),
-        "scale": scale,
-        "softcap": softcap,
-        "layout": layout,
-        "scale_block": None,
-        "batch_invariant": batch_invariant,
-        "latent": False,
-    }
-    outline(forward.DENSE_WORK, arrays, tuple(options.values()), _WORDING)
-    made = _differentiable(tuple(arrays), tuple(options.items()))(*arrays.values())
+    sides: Any = None if window is None else tuple(window)
+    options = Options(
+        out_dtype=None if out_dtype is None else str(np.dtype(out_dtype)),
+        return_lse=return_lse,
+        causal=causal,
+        window=sides,
+        scale=scale,
+        softcap=softcap,
+        layout=layout,
+        batch_invariant=batch_invariant,
+    )
+    outline(attention_work, arrays, options, _WORDING)
+    made = _differentiable(tuple(arrays), options)(*arrays.values())
     return tuple(made) if return_lse else made[0]
 
 
 @lru_cache(_KEPT)
-def _differentiable(
-    names: tuple[str, ...], options: tuple[tuple[str, Any], ...]
-) -> Callable[..., list[Array]]:
+def _differentiable(names: tuple[str, ...], options: Options) -> Callable[..., list[Array]]:
     """The attention of these operands and options, as a function of the operands alone. Returns
     [result] or [result, lse]."""
-    given_options = dict(options)
 
     def compute(arrays: tuple[Array, ...], return_lse: bool) -> list[Array]:
-        asked = {**given_options, "return_lse": return_lse}
-        shapes = outline(
-            forward.DENSE_WORK,
-            dict(zip(names, arrays, strict=True)),
-            tuple(asked.values()),
-            _WORDING,
-        )
+        asked = options._replace(return_lse=return_lse)
+        shapes = outline(attention_work, dict(zip(names, arrays, strict=True)), asked, _WORDING)
 
-        def host(*values: Any) -> tuple[Any, ...]:
-            made = forward.attention(
-                **dict(zip(names, values, strict=True)), **asked, backend="numpy"
-            )
-            return made if return_lse else (made,)
+        def call(run: Run, *values: Any) -> list[Any]:
+            made = run(attention_work, dict(zip(names, values, strict=True)), asked, _WORDING)
+            return [made[n] for n in shapes]
 
-        def on_device(*values: Array) -> list[Array]:
-            operands = dict(zip(names, values, strict=True))
-            return list(
-                launch(forward.DENSE_WORK, operands, tuple(asked.values()), _WORDING).values()
-            )
-
-        results = [shapes[n] for n in ("out", "lse")[: len(shapes)]]
-        return by_platform("attention", host, on_device, results, arrays)
+        return by_platform("attention", call, list(shapes.values()), arrays)
 
     def primal(*arrays: Array) -> list[Array]:
-        return compute(arrays, given_options["return_lse"])
+        return compute(arrays, options.return_lse)
 
     def fwd(*primals: Any) -> tuple[list[Array], Any]:
         arrays = tuple(p.value for p in primals)
@@ -142,21 +110,20 @@ def _differentiable(
             if name not in DIFFERENTIABLE:
                 raise refuse_gradient(name)
         out, lse = compute(arrays, True)
-        kept = [out, lse] if given_options["return_lse"] else [out]
+        kept = [out, lse] if options.return_lse else [out]
         return kept, (arrays, out, lse, _Wanted(wanted))
 
     def bwd(residuals: Any, cotangents: Any) -> tuple[Array | None, ...]:
         arrays, out, lse, wanted = residuals
-        operands = dict(zip(names, arrays, strict=True))
         dout, dlse = (*cotangents, None)[:2]
         found = _gradients(
-            operands,
+            dict(zip(names, arrays, strict=True)),
             out,
             lse,
             None if isinstance(dout, SymbolicZero) else dout,
             None if isinstance(dlse, SymbolicZero) else dlse,
             wanted.names,
-            {n: x for n, x in given_options.items() if n not in _FORWARD_ONLY},
+            options,
         )
         return tuple(found.get(n) for n in names)
 
@@ -186,12 +153,16 @@ def _gradients(
     dout: Array | None,
     dlse: Array | None,
     wanted: tuple[str, ...],
-    options: Mapping[str, Any],
+    options: Options,
 ) -> dict[str, Array]:
     """Gradients by operand, of those that are wanted."""
     if dout is None and dlse is None:
         return {}
-    asked = {**options, "bias_gradient": "bias" in wanted, "sink_gradient": "sinks" in wanted}
+    asked = GradientOptions(
+        bias_gradient="bias" in wanted,
+        sink_gradient="sinks" in wanted,
+        **{n: x for n, x in options._asdict().items() if n in GradientOptions._fields},
+    )
     differentiated = [n for n in DIFFERENTIABLE if n in ("q", "k", "v") or n in wanted]
     results = [
         jax.ShapeDtypeStruct(
@@ -201,42 +172,30 @@ def _gradients(
     ]
     names, cotangents = tuple(operands), [x for x in (dout, dlse) if x is not None]
 
-    def host(*values: Any) -> list[Any]:
-        before, lse, after = values[: len(names) + 1], values[len(names) + 1], len(names) + 2
-        # JAX's own cannot be written, as descriptors want it
-        values = (*before, np.array(lse), *values[after:])
-
-        def by_host(**given: Any) -> dict[str, Any]:
-            made = attention_bwd(**given, **asked, backend="numpy")
-            return {f"d{n}": getattr(made, f"d{n}") for n in differentiated}
-
-        return both(by_host, np, np.float64, *values)
-
-    def on_device(*values: Array) -> list[Array]:
-        ordered = tuple(asked.get(n, default) for n, default in _GRADIENT_OPTIONS.items())
-
-        def launched(**given: Array) -> dict[str, Array]:
-            first = {n: given.pop(n) for n in ("q", "k", "v", "out", "lse")}
-            return launch(gradient_work, {**first, **given}, ordered, _WORDING)
-
-        return both(launched, jnp, jnp.float32, *values)
-
-    def both(compute: Any, space: Any, wide: Any, *values: Any) -> list[Any]:
-        """The gradients by the result and by the LSE, added up, in the arrays of ``space``."""
+    def call(run: Run, *values: Any) -> list[Any]:
+        """The gradients by the result and by the LSE, added up."""
         known, (out, lse, *rest) = dict(zip(names, values, strict=False)), values[len(names) :]
+        on_host = isinstance(lse, np.ndarray)
+        if on_host:
+            lse = np.array(lse)  # JAX's own cannot be written, as descriptors want it
+
+        def part(**given: Any) -> dict[str, Any]:
+            return run(gradient_work, given, asked, _WORDING)
+
         parts = []
         if dout is not None:
             kind = known["q"].dtype
-            parts.append(compute(dout=rest[0].astype(kind), **known, out=out.astype(kind), lse=lse))
+            parts.append(part(**known, out=out.astype(kind), lse=lse, dout=rest[0].astype(kind)))
         if dlse is not None:
-            parts.append(_of_lse(compute, space, rest[-1], known, out, lse, options["layout"]))
+            space = np if on_host else jnp
+            parts.append(_of_lse(part, space, rest[-1], known, out, lse, options.layout))
+        wide = np.float64 if on_host else np.float32
         return [
             sum(p[f"d{n}"].astype(wide) for p in parts) if len(parts) > 1 else parts[0][f"d{n}"]
             for n in differentiated
         ]
 
-    every = (*operands.values(), out, lse, *cotangents)
-    made = by_platform("attention", host, on_device, results, every)
+    made = by_platform("attention", call, results, (*operands.values(), out, lse, *cotangents))
     return {
         n: x.astype(operands[n].dtype)
         for n, x in zip(differentiated, made, strict=True)
@@ -245,7 +204,7 @@ def _gradients(
 
 
 def _of_lse(
-    compute: Callable[..., dict[str, Any]],
+    part: Callable[..., dict[str, Any]],
     space: Any,
     dlse: Any,
     operands: Mapping[str, Any],
@@ -265,5 +224,5 @@ def _of_lse(
     rows = space.stack([high, low, *rest], -1)
     ones = space.stack([space.ones_like(high)] * 2 + rest, -1)
     values = space.zeros((*v.shape[:-1], 8), v.dtype)
-    made = compute(dout=rows, **{**operands, "v": values}, out=ones, lse=lse)
+    made = part(**{**operands, "v": values}, out=ones, lse=lse, dout=rows)
     return {**made, "dv": space.zeros_like(v)}

@@ -48,7 +48,7 @@ def _is_jax_on(platform: str) -> bool:
 def launch(
     work: Work,
     arrays: Mapping[str, Array],
-    options: Sequence[Any],
+    options: tuple[Any, ...],
     wording: Wording,
 ) -> dict[str, Array]:
     """The results of an operation on JAX's arrays, by name.
@@ -58,7 +58,7 @@ def launch(
     of = backend()
     assert of is not None, "JAX computes on the host"
     shapes = {n: (x.shape, x.dtype) for n, x in arrays.items()}
-    call = _Call(of.name, work, shapes, tuple(options))
+    call = _Call(of.name, work, shapes, options)
     try:
         planned = call.planned(of.runtime.devices()[0])
     except InvalidValue as e:

@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernelseam.descriptors.common.wording import Wording
-from kernelseam.interop.jax_device import launch
-from kernelseam.interop.jax_host import by_platform, given, outline
-from kernelseam.ops import gemm
-from kernelseam.ops.gemm_bwd import bmm_bwd, gradient_work
+from kernelseam.interop.jax_host import Run, by_platform, given, outline
+from kernelseam.ops.gemm import gemm_work
+from kernelseam.ops.gemm_bwd import gradient_work
 
 Array = Any
 _WORDING = Wording()
@@ -48,7 +47,7 @@ def bmm(
     arrays = given(a=a, b=b, bias=bias, residual=residual)
     out_dtype = None if out_dtype is None else str(np.dtype(out_dtype))
     options = (True, a_transposed, b_transposed, alpha, 0, out_dtype, precision)
-    outline(gemm.gemm_work, arrays, options, _WORDING)
+    outline(gemm_work, arrays, options, _WORDING)
     transposed = (a_transposed, b_transposed)
     made: Array = _differentiable(tuple(arrays), transposed, alpha, out_dtype, precision)(
         *arrays.values()
@@ -65,29 +64,15 @@ def _differentiable(
     precision: str | None,
 ) -> Callable[..., Array]:
     """The product of these operands and options, as a function of the operands alone."""
-    options: dict[str, Any] = {
-        "a_transposed": transposed[0],
-        "b_transposed": transposed[1],
-        "alpha": alpha,
-    }
 
     def primal(*arrays: Array) -> Array:
-        operands = dict(zip(names, arrays, strict=True))
         asked = (True, *transposed, alpha, 0, out_dtype, precision)
-        shapes = outline(gemm.gemm_work, operands, asked, _WORDING)
+        shapes = outline(gemm_work, dict(zip(names, arrays, strict=True)), asked, _WORDING)
 
-        def host(*values: Any) -> tuple[Any]:
-            found = dict(zip(names, values, strict=True))
-            made = gemm.bmm(
-                **found, **options, out_dtype=out_dtype, precision=precision, backend="numpy"
-            )
-            return (made,)
+        def call(run: Run, *values: Any) -> list[Any]:
+            return [run(gemm_work, dict(zip(names, values, strict=True)), asked, _WORDING)["out"]]
 
-        def on_device(*values: Array) -> list[Array]:
-            found = dict(zip(names, values, strict=True))
-            return [launch(gemm.gemm_work, found, asked, _WORDING)["out"]]
-
-        (made,) = by_platform("bmm", host, on_device, [shapes["out"]], arrays)
+        (made,) = by_platform("bmm", call, [shapes["out"]], arrays)
         return made
 
     def fwd(*arrays: Array) -> tuple[Array, Any]:
@@ -97,18 +82,13 @@ def _differentiable(
         operands = dict(zip(names, arrays, strict=True))
         a, b = operands["a"], operands["b"]
 
-        def host(dc: Any, a: Any, b: Any) -> tuple[Any, Any]:
-            da, db = bmm_bwd(dc, a, b, sum_repeats=False, **options, backend="numpy")
-            return da, db
-
-        def on_device(dc: Array, a: Array, b: Array) -> list[Array]:
-            of = {"dc": dc, "a": a, "b": b}
+        def call(run: Run, dc: Any, a: Any, b: Any) -> list[Any]:
             asked = (True, *transposed, alpha, 0, True, True, False, None)
-            made = launch(gradient_work, of, asked, _WORDING)
+            made = run(gradient_work, {"dc": dc, "a": a, "b": b}, asked, _WORDING)
             return [made["da"], made["db"]]
 
         results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (a, b)]
-        made = by_platform("bmm", host, on_device, results, (dc.astype(a.dtype), a, b))
+        made = by_platform("bmm", call, results, (dc.astype(a.dtype), a, b))
         found = dict(zip(("a", "b"), made, strict=True))
         if "bias" in operands:
             found["bias"] = _of_bias(dc, operands["bias"])

@@ -20,10 +20,11 @@ from kernelseam.arrays import describe
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import jax_device
-from kernelseam.ops.calling import Operation
+from kernelseam.ops.calling import Operation, operate
 
 Array = Any
 Work = Callable[..., None]
+Run = Callable[[Work, Mapping[str, Any], tuple[Any, ...], Wording], dict[str, Any]]
 _REMEDY = (
     "Run it on JAX's host platform (jax.default_device(jax.devices('cpu')[0])), or call kernelseam "
     "on the arrays outside of jax.jit"
@@ -81,29 +82,32 @@ def outline(
 
 def by_platform(
     function: str,
-    compute: Callable[..., Sequence[Any]],
-    on_device: Callable[..., Sequence[Array]],
+    call: Callable[..., Sequence[Any]],
     results: Sequence[jax.ShapeDtypeStruct],
     arrays: Sequence[Array],
 ) -> list[Array]:
-    """``compute(*arrays)`` on NumPy arrays, when the compiled function runs, or what JAX traces of
-    ``on_device(*arrays)``. jax.vmap calls them once an element. To differentiate it is refused: it
-    is within gradients of ``function``, or is one."""
+    """``call(run, *arrays)``, which computes by ``run(work, arrays, options, wording)``: on NumPy
+    arrays when the compiled function runs, or on JAX's own while it traces. jax.vmap calls it once
+    an element. To differentiate it is refused: it is within gradients of ``function``, or is one.
+    """
 
     def host(*values: Array) -> list[Any]:
-        made = compute(*(np.asarray(x) for x in values))
+        made = call(_run, *(np.asarray(x) for x in values))
         return [np.asarray(x, r.dtype) for x, r in zip(made, results, strict=True)]
 
-    def call(*values: Array) -> list[Array]:
+    def call_back(*values: Array) -> list[Array]:
         return list(jax.pure_callback(host, list(results), *values, vmap_method="sequential"))
+
+    def launch(*values: Array) -> list[Array]:
+        return list(call(jax_device.launch, *values))
 
     def refuse(*values: Array) -> list[Array]:
         return list(_refused.bind(*values, results=tuple(results)))
 
     def choose(*values: Array) -> list[Array]:
-        ways: dict[str, Callable[..., list[Array]]] = {"cpu": call}
+        ways: dict[str, Callable[..., list[Array]]] = {"cpu": call_back}
         if (of := jax_device.backend()) is not None:
-            ways[of.jax_platform] = lambda *values: list(on_device(*values))
+            ways[of.jax_platform] = launch
         return list(jax.lax.platform_dependent(*values, default=refuse, **ways))
 
     def differentiate(primals: Any, tangents: Any) -> Any:
@@ -117,6 +121,12 @@ def by_platform(
     chosen = jax.custom_jvp(choose)
     chosen.defjvp(differentiate)
     return varying_over(_axes(arrays), chosen(*arrays))
+
+
+def _run(
+    work: Work, arrays: Mapping[str, Any], options: tuple[Any, ...], wording: Wording
+) -> dict[str, Any]:
+    return operate(work, arrays, options, "numpy", None, None, wording)
 
 
 def refuse_gradient(name: str) -> InvalidValue:

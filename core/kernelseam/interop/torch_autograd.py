@@ -24,6 +24,7 @@ from kernelseam.interop.torch_function import (
 from kernelseam.interop.torch_library import attention as operators
 from kernelseam.interop.torch_library.dtypes import dtype_name, torch_dtype
 from kernelseam.ops import attention as ops
+from kernelseam.ops.attention_options import GradientOptions
 from kernelseam.ops.signatures import DenseTensors, PackedTensors, PagedTensors
 
 
@@ -337,10 +338,15 @@ def _apply(
     forward = {**options, "implementation": implementation}
     if not wanted(operands, DIFFERENTIABLE):
         return torch_attention.forward(operands, forward)
-    del options["out_dtype"], options["batch_invariant"]
-    options.pop("return_lse")
-    backward = {**options, "deterministic": deterministic, "implementation": bwd_implementation}
+    backward = {
+        **{n: x for n, x in options.items() if n in _OF_GRADIENTS},
+        "deterministic": deterministic,
+        "implementation": bwd_implementation,
+    }
     return _Attention.apply(tuple(operands), forward, backward, *operands.values())
+
+
+_OF_GRADIENTS = (*GradientOptions._fields, "backend")
 
 
 def _traced(operands: dict[str, Tensor], options: dict[str, Any], chosen: dict[str, Any]) -> Any:

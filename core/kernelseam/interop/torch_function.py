@@ -118,11 +118,7 @@ def check_bwd_implementation(
             "Leave it out for the cheapest",
         )
     backend = describe(given[like].detach(), like).device.backend
-    known = [
-        i.name
-        for i in plugins().registry.implementations
-        if (i.operation, i.backend) == (operation, backend)
-    ]
+    known = [i.name for i in plugins().registry.implementations_of(operation, backend)]
     if name not in known:
         raise UnknownName(
             "bwd_implementation",

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, Unpack, overload
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import Attention
-from kernelseam.descriptors.attention.arrays import KV_LAYOUTS, LAYOUTS, PACKED, order
+from kernelseam.descriptors.attention.arrays import LAYOUTS, PACKED
 from kernelseam.descriptors.attention.forward_fields import OPTIONAL
 from kernelseam.descriptors.attention.forward_problem import band
-from kernelseam.descriptors.common.validation import extent, finite, flag
+from kernelseam.descriptors.common.validation import flag
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.ops.attention_options import Options
 from kernelseam.ops.calling import Operation, check_rank, not_none, operate
 from kernelseam.ops.signatures import Array, Dense, Packed, Paged
 
@@ -113,7 +112,8 @@ def attention(
         arrays["out"] = out
     if window is not None:
         window = band("window", window)
-    options = (
+    # by position, as all of them below: names would cost a call half a microsecond
+    options = Options(
         out_dtype,
         return_lse,
         causal,
@@ -125,7 +125,9 @@ def attention(
         batch_invariant,
         latent,
     )
-    results = operate(DENSE_WORK, arrays, options, backend, implementation, stream, _DENSE_WORDING)
+    results = operate(
+        attention_work, arrays, options, backend, implementation, stream, _DENSE_WORDING
+    )
     result = results["out"] if out is None else out
     return (result, results["lse"]) if return_lse else result
 
@@ -236,19 +238,23 @@ def attention_varlen(
     }
     if window is not None:
         window = band("window", window)
-    options = (
+    options = Options(
         out_dtype,
         return_lse,
         causal,
         window,
         scale,
         softcap,
-        max_seqlen_q,
-        max_seqlen_k,
+        _DEFAULT.layout,
         scale_block,
         batch_invariant,
+        _DEFAULT.latent,
+        max_seqlen_q,
+        max_seqlen_k,
     )
-    results = operate(PACKED_WORK, arrays, options, backend, implementation, stream, _DENSE_WORDING)
+    results = operate(
+        attention_work, arrays, options, backend, implementation, stream, _DENSE_WORDING
+    )
     result = results["out"] if out is None else out
     return (result, results["lse"]) if return_lse else result
 
@@ -359,7 +365,7 @@ def attention_paged(
     }
     if window is not None:
         window = band("window", window)
-    options = (
+    options = Options(
         out_dtype,
         return_lse,
         causal,
@@ -367,37 +373,18 @@ def attention_paged(
         scale,
         softcap,
         layout,
-        kv_layout,
-        max_seqlen_q,
-        max_seqlen_k,
         scale_block,
         batch_invariant,
         latent,
+        max_seqlen_q,
+        max_seqlen_k,
+        kv_layout,
     )
-    results = operate(PAGED_WORK, arrays, options, backend, implementation, stream, _PAGED_WORDING)
+    results = operate(
+        attention_work, arrays, options, backend, implementation, stream, _PAGED_WORDING
+    )
     result = results["out"] if out is None else out
     return (result, results["lse"]) if return_lse else result
-
-
-def checked(options: dict[str, Any]) -> dict[str, Any]:
-    """Options checked and converted as the descriptor takes them."""
-    return {n: x if x is None and n in _OPTIONAL else _RULES[n](n, x) for n, x in options.items()}
-
-
-_FLAGS = ("causal", "batch_invariant", "latent")
-_OPTIONAL = ("window", "scale", "softcap", "max_seqlen_q", "max_seqlen_k", "scale_block")
-"""Options that may be None."""
-_RULES: dict[str, Callable[[str, Any], object]] = {
-    **dict.fromkeys(_FLAGS, flag),
-    "window": band,
-    "scale": finite,
-    "softcap": finite,
-    "max_seqlen_q": extent,
-    "max_seqlen_k": extent,
-    "scale_block": lambda n, x: extent(n, x, 1),
-    "layout": lambda n, x: order(n, x, LAYOUTS),
-    "kv_layout": lambda n, x: order(n, x, KV_LAYOUTS),
-}
 
 
 EXTENTS = {
@@ -417,15 +404,10 @@ def _require(**arrays: Any) -> None:
             )
 
 
-def _work(
-    names: tuple[str, ...],
-    operation: Operation,
-    out_dtype: DType | str | None,
-    return_lse: bool,
-    *values: Any,
-) -> None:
-    """``names`` and ``values``: the descriptor's options."""
-    options, infos = checked(dict(zip(names, values, strict=True))), operation.infos
+def attention_work(operation: Operation, *values: Any) -> None:
+    """``values``: those of ``Options``."""
+    asked, infos = Options(*values), operation.infos
+    options, out_dtype = asked.of_descriptor(), asked.out_dtype
     labels = (PACKED if "cu_seqlens_q" in infos else LAYOUTS[options["layout"]]).split()
     first = infos["q"]
     check_rank("q", first, labels)
@@ -442,7 +424,7 @@ def _work(
         dtype = first.dtype if out_dtype is None else DType.of(out_dtype, "out_dtype")
         value_dim = infos["v"].shape[-1] if infos["v"].shape else 0
         operation.new_result("out", (*first.shape[:-1], value_dim), dtype, "q", "out_dtype")
-    if flag("return_lse", return_lse):
+    if flag("return_lse", asked.return_lse):
         operation.new_result("lse", _lse_shape(first, labels), first.dtype.accumulator, "q")
     ordered: dict[str, Any] = {
         n: infos[n] for n in ("q", "k", "v", "out", "lse", *OPTIONAL) if n in infos
@@ -455,39 +437,7 @@ def _lse_shape(q: ArrayInfo, names: list[str]) -> tuple[int, ...]:
     return tuple(by_name[n] for n in ("B", "H", "S", "T") if n in by_name)
 
 
-DENSE_WORK = partial(
-    _work,
-    ("causal", "window", "scale", "softcap", "layout", "scale_block", "batch_invariant", "latent"),
-)
-PACKED_WORK = partial(
-    _work,
-    (
-        "causal",
-        "window",
-        "scale",
-        "softcap",
-        "max_seqlen_q",
-        "max_seqlen_k",
-        "scale_block",
-        "batch_invariant",
-    ),
-)
-PAGED_WORK = partial(
-    _work,
-    (
-        "causal",
-        "window",
-        "scale",
-        "softcap",
-        "layout",
-        "kv_layout",
-        "max_seqlen_q",
-        "max_seqlen_k",
-        "scale_block",
-        "batch_invariant",
-        "latent",
-    ),
-)
+_DEFAULT = Options()
 _DENSE_WORDING, _PAGED_WORDING = (
     Wording({}, EXTENTS),
     Wording({"k": "k_pages", "v": "v_pages"}, EXTENTS),

@@ -13,7 +13,8 @@ from kernelseam.descriptors.common.validation import flag
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.attention import EXTENTS, checked
+from kernelseam.ops.attention import EXTENTS
+from kernelseam.ops.attention_options import GradientOptions
 from kernelseam.ops.calling import Operation, not_none, operate, unexpanded_shape
 from kernelseam.ops.signatures import Array
 
@@ -94,7 +95,7 @@ def attention_bwd(
         ),
         "dout": dout,
     }
-    options = (
+    options = GradientOptions(
         bias_gradient,
         sink_gradient,
         deterministic,
@@ -110,19 +111,10 @@ def attention_bwd(
     return AttentionGradients(*map(results.get, ("dq", "dk", "dv", "dbias", "dsinks")))
 
 
-def gradient_work(
-    operation: Operation,
-    bias_gradient: bool,
-    sink_gradient: bool,
-    deterministic: bool,
-    causal: bool,
-    window: tuple[int | None, int | None] | None,
-    scale: float | None,
-    softcap: float | None,
-    layout: str,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-) -> None:
+def gradient_work(operation: Operation, *values: Any) -> None:
+    """``values``: those of ``GradientOptions``."""
+    asked = GradientOptions(*values)
+    bias_gradient, sink_gradient = asked.bias_gradient, asked.sink_gradient
     infos = operation.infos
     for name, operand, wanted in (
         ("bias_gradient", "bias", bias_gradient),
@@ -138,18 +130,7 @@ def gradient_work(
         operation.new_result("dbias", unexpanded_shape(infos["bias"]), infos["bias"].dtype, "q")
     if sink_gradient:
         operation.new_result("dsinks", infos["sinks"].shape, DType.float32, "q")
-    options = checked(
-        {
-            "causal": causal,
-            "window": window,
-            "scale": scale,
-            "softcap": softcap,
-            "layout": layout,
-            "max_seqlen_q": max_seqlen_q,
-            "max_seqlen_k": max_seqlen_k,
-        }
-    )
-    deterministic = flag("deterministic", deterministic)
+    options, deterministic = asked.of_forward(), flag("deterministic", asked.deterministic)
     operation.launch(infos, lambda: describe(infos, options, deterministic))
 
 

@@ -105,6 +105,7 @@ class PagedTensors(Scores, Ways, total=False):
     k_scales: Any
     v_scales: Any
     scale_block: int | None
+    latent: bool
     out_dtype: Any
 
 

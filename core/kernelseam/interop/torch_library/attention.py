@@ -3,11 +3,13 @@ gradients of the first two."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 
+from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch_attention
 from kernelseam.interop.torch_function import check_bwd_implementation
@@ -21,8 +23,11 @@ from kernelseam.interop.torch_library.define import (
 )
 from kernelseam.interop.torch_library.dtypes import accumulator, dtype_name
 from kernelseam.ops.attention import attention_paged as paged_forward
+from kernelseam.ops.attention_options import PAGED as PAGED_DEFAULTS
+from kernelseam.ops.attention_options import GradientOptions, Options
 
 Tensor = Any
+_DEFAULT = Options()
 
 _ADDED = (
     "Tensor? bias=None, Tensor? mask=None, Tensor? alibi_slopes=None, Tensor? sinks=None, "
@@ -30,21 +35,44 @@ _ADDED = (
 )
 _DENSE = f"Tensor q, Tensor k, Tensor v, {_ADDED}, Tensor? kv_lengths=None"
 _VARLEN = f"Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, {_ADDED}"
-_SCORES = (
-    "bool causal=False, SymInt? window_left=None, SymInt? window_right=None, "
-    "float? scale=None, float? softcap=None"
-)
+_KINDS = {
+    bool: "bool",
+    str: "str",
+    float | None: "float?",
+    int | None: "SymInt?",
+    DType | str | None: "ScalarType?",
+}
+"""Types of options in torch's schemas."""
+
+
+def _schema(*names: str, of: NamedTuple = _DEFAULT) -> str:
+    """Options with the defaults that ``of`` has; a window by its sides. They must be those of the
+    function that computes: torch leaves out what a call gives as the schema's default."""
+    kinds = get_type_hints(type(of))
+    said = [
+        f"{_KINDS[kinds[n]]} {n}={json.dumps(x) if isinstance(x, str) else x}"
+        if n != "window"
+        else "SymInt? window_left=None, SymInt? window_right=None"
+        for n in names
+        for x in [getattr(of, n)]
+    ]
+    return ", ".join(said)
+
+
+_SCORED = ("causal", "window", "scale", "softcap")
+_SCORES = _schema(*_SCORED)
 _LENGTHS = "SymInt max_seqlen_q, SymInt max_seqlen_k"
 _FORWARD = (
-    "ScalarType? out_dtype=None, bool return_lse=True, bool batch_invariant=False, "
-    "bool deterministic=True, str? backend=None, str? implementation=None, "
-    "str? bwd_implementation=None"
+    f"{_schema('out_dtype')}, bool return_lse=True, {_schema('batch_invariant')}, "
+    f"{_schema('deterministic', of=GradientOptions())}, "
+    "str? backend=None, str? implementation=None, str? bwd_implementation=None"
 )
 _BACKWARD = (
-    "bool bias_gradient, bool sink_gradient, bool deterministic=True, "
+    "bool bias_gradient, bool sink_gradient, "
+    f"{_schema('deterministic', of=GradientOptions())}, "
     "str? backend=None, str? implementation=None"
 )
-_LAYOUT = 'str layout="bhsd"'
+_LAYOUT = _schema("layout")
 DENSE = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sinks", "prefix_lengths", "kv_lengths")
 VARLEN = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", *DENSE[3:8])
 PAGED = (
@@ -52,6 +80,7 @@ PAGED = (
     *DENSE[3:8],
     *("k_scales", "v_scales"),
 )
+_OF_GRADIENTS = (*GradientOptions._fields, "window_left", "window_right", "backend")
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,7 +144,7 @@ def _paged_fake(
     **given: Any,
 ) -> Any:
     of_rank("k_pages", k_pages, 4)
-    given = {"layout": "bshd", **given}
+    given = {"layout": PAGED_DEFAULTS.layout, **given}
     return _shapes(q, of_rank("v_pages", v_pages, 4), cu_seqlens_q is not None, given)
 
 
@@ -123,14 +152,12 @@ def _setup(names: tuple[str, ...]) -> Any:
     def setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
         refuse_gradients(ctx, names, torch_attention.DIFFERENTIABLE)
         options = dict(keyword_only_inputs)
-        for name in ("out_dtype", "batch_invariant", "implementation"):
-            options.pop(name)
-        if not options.pop("return_lse"):
+        if not options["return_lse"]:
             raise InvalidValue(
                 "return_lse", False, "gradients start from the LSE", "Pass return_lse=True"
             )
-        options["implementation"] = options.pop("bwd_implementation")
-        ctx.options = options
+        kept = {n: x for n, x in options.items() if n in _OF_GRADIENTS}
+        ctx.options = {**kept, "implementation": options["bwd_implementation"]}
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, *output)
 
@@ -273,12 +300,23 @@ def _paged_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -
 ATTENTION_PAGED = define(
     "attention_paged(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, "
     f"Tensor kv_lengths, Tensor? cu_seqlens_q=None, {_ADDED}, Tensor? k_scales=None, "
-    "Tensor? v_scales=None, *, SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
-    f'{_SCORES}, str layout="bshd", str kv_layout="nhd", SymInt? scale_block=None, '
-    "ScalarType? out_dtype=None, bool return_lse=True, bool batch_invariant=False, "
+    f"Tensor? v_scales=None, *, {_schema('max_seqlen_q', 'max_seqlen_k')}, "
+    f"{_schema(*_SCORED, 'layout', 'kv_layout', 'scale_block', of=PAGED_DEFAULTS)}, "
+    f"{_schema('out_dtype')}, bool return_lse=True, {_schema('batch_invariant')}, "
     "str? backend=None, str? implementation=None) -> (Tensor, Tensor)",
     _computed(PAGED),
     _paged_fake,
     setup=_paged_setup,
     backward=once_only("attention_paged"),
 )
+TAKEN = {
+    names: frozenset(
+        a.name for a in getattr(torch.ops.kernelseam, operator).default._schema.arguments
+    )
+    for names, operator in (
+        (DENSE, "attention"),
+        (VARLEN, "attention_varlen"),
+        (PAGED, "attention_paged"),
+    )
+}
+"""Arguments of the operators, by the names of their operands."""

@@ -14,6 +14,7 @@ from kernelseam.ops import attention as attention_ops
 from kernelseam.ops import gemm as gemm_ops
 from kernelseam.ops import merge as merge_ops
 from kernelseam.ops import projection as projection_ops
+from kernelseam.ops.attention_options import Options
 
 Tensor = Any
 Arrays = Mapping[str, Tensor]
@@ -41,114 +42,62 @@ def _ordered(arrays: Arrays, names: tuple[str, ...]) -> list[Tensor | None]:
     return [arrays.get(n) for n in names]
 
 
-def _dense(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Made:
-    # latent only allows what an operator does not do
-    out_dtype, return_lse, causal, window, scale, softcap, layout, block, invariant, _ = options
-    _refuse_scales(arrays, block)
-    out, lse = attention.ATTENTION(
-        *_ordered(arrays, attention.DENSE),
-        causal=causal,
-        **_window(window),
-        scale=scale,
-        softcap=softcap,
-        layout=layout,
-        out_dtype=_out_dtype(out_dtype, arrays),
-        return_lse=return_lse or _differentiated(arrays),
-        batch_invariant=invariant,
+def _attention(arrays: Arrays, options: Options, backend: Any, implementation: Any) -> Made:
+    paged, packed = "block_table" in arrays, "cu_seqlens_q" in arrays
+    names: tuple[str, ...]
+    if paged:
+        operator, names = attention.ATTENTION_PAGED, attention.PAGED
+        arrays = {**arrays, "k_pages": arrays["k"], "v_pages": arrays["v"]}
+    elif packed:
+        operator, names = attention.ATTENTION_VARLEN, attention.VARLEN
+    else:
+        operator, names = attention.ATTENTION, attention.DENSE
+    taken = attention.TAKEN[names]
+    _refuse_others(arrays, names, options, taken)
+    given = {n: x for n, x in zip(Options._fields, options, strict=True) if n in taken}
+    given["out_dtype"] = _out_dtype(options.out_dtype, arrays)
+    given["return_lse"] = options.return_lse or (not paged and _differentiated(arrays))
+    out, lse = operator(
+        *_ordered(arrays, names),
+        **given,
+        **_window(options.window),
         backend=backend,
         implementation=implementation,
     )
+    if "out" in arrays and packed and not paged:  # rows of no sequence stay as they are
+        offsets, into = arrays["cu_seqlens_q"], arrays["out"]
+        row = torch.arange(into.shape[0], device=into.device)
+        inside = (row >= offsets[0]) & (row < offsets[-1])
+        out = torch.where(inside[:, None, None], out, into)
     return _filled(arrays, {"out": out, "lse": lse})
 
 
-def _refuse_scales(arrays: Arrays, scale_block: int | None) -> None:
-    """Only the operator over pages has scales."""
-    for name, value in (*arrays.items(), ("scale_block", scale_block)):
-        if name in ("k_scales", "v_scales", "scale_block") and value is not None:
-            raise InvalidValue(
-                name,
-                "given",
-                "traced calls take scales of k and v in attention_paged alone",
-                "Call it outside of what is traced",
-            )
+_IGNORED = ("window", "latent")
+"""The window is given by its sides; latent keys only allow what an operator does not do."""
+
+
+def _refuse_others(
+    arrays: Arrays, names: tuple[str, ...], options: Options, taken: frozenset[str]
+) -> None:
+    """Raise InvalidValue for what is given and no argument of the operator."""
+    beyond = [n for n in ("k_scales", "v_scales") if n in arrays and n not in names]
+    beyond += [
+        n
+        for n, x, default in zip(Options._fields, options, Options(), strict=True)
+        if n not in taken and n not in _IGNORED and x != default
+    ]
+    for name in beyond:
+        raise InvalidValue(
+            name,
+            "given",
+            "traced calls take scales of k and v in attention_paged alone",
+            "Call it outside of what is traced",
+        )
 
 
 def _differentiated(arrays: Arrays) -> bool:
     """Whether gradients may be wanted, which start from the LSE."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in arrays.values())
-
-
-def _varlen(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Made:
-    (
-        out_dtype,
-        return_lse,
-        causal,
-        window,
-        scale,
-        softcap,
-        longest_q,
-        longest_k,
-        scale_block,
-        invariant,
-    ) = options
-    _refuse_scales(arrays, scale_block)
-    out, lse = attention.ATTENTION_VARLEN(
-        *_ordered(arrays, attention.VARLEN),
-        max_seqlen_q=longest_q,
-        max_seqlen_k=longest_k,
-        causal=causal,
-        **_window(window),
-        scale=scale,
-        softcap=softcap,
-        out_dtype=_out_dtype(out_dtype, arrays),
-        return_lse=return_lse or _differentiated(arrays),
-        batch_invariant=invariant,
-        backend=backend,
-        implementation=implementation,
-    )
-    if "out" in arrays:  # rows of no sequence stay as they are
-        offsets, given = arrays["cu_seqlens_q"], arrays["out"]
-        row = torch.arange(given.shape[0], device=given.device)
-        inside = (row >= offsets[0]) & (row < offsets[-1])
-        out = torch.where(inside[:, None, None], out, given)
-    return _filled(arrays, {"out": out, "lse": lse})
-
-
-def _paged(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Made:
-    (
-        out_dtype,
-        return_lse,
-        causal,
-        window,
-        scale,
-        softcap,
-        layout,
-        kv_layout,
-        longest_q,
-        longest_k,
-        scale_block,
-        invariant,
-        _,
-    ) = options
-    pages = {"k_pages": arrays["k"], "v_pages": arrays["v"]}
-    out, lse = attention.ATTENTION_PAGED(
-        *_ordered({**arrays, **pages}, attention.PAGED),
-        max_seqlen_q=longest_q,
-        max_seqlen_k=longest_k,
-        causal=causal,
-        **_window(window),
-        scale=scale,
-        softcap=softcap,
-        layout=layout,
-        kv_layout=kv_layout,
-        scale_block=scale_block,
-        out_dtype=_out_dtype(out_dtype, arrays),
-        return_lse=return_lse,
-        batch_invariant=invariant,
-        backend=backend,
-        implementation=implementation,
-    )
-    return _filled(arrays, {"out": out, "lse": lse})
 
 
 def _product(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Made:
@@ -231,9 +180,7 @@ def _output(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> 
 
 
 OPERATORS: dict[Any, Any] = {
-    attention_ops.DENSE_WORK: _dense,
-    attention_ops.PACKED_WORK: _varlen,
-    attention_ops.PAGED_WORK: _paged,
+    attention_ops.attention_work: _attention,
     gemm_ops.gemm_work: _product,
     merge_ops.merge_work: _merged,
     projection_ops.qkv_work: _qkv,
