@@ -3,7 +3,7 @@
     python tools/emulated_parity.py           run them and show the page
     python tools/emulated_parity.py --write   … and write docs/parity/amd-emulated.md
     python tools/emulated_parity.py --arch gfx942 --case '*pages*'
-    python tools/emulated_parity.py --keep FILE --write    append each outcome to FILE; what is in it is not run
+    python tools/emulated_parity.py --keep FILE --write   append to FILE, do not run what it has
 
 Needs hiprtc (see tools/get-hiprtc.sh) and KERNELSEAM_TINYGRAD. The cases are those of
 emulated_cases.py; `kernelseam parity --device rocm:INDEX` runs all there are. Exit status 1 if a
