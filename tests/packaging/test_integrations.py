@@ -1,0 +1,76 @@
+"""docs/integrations.md: every test and every function that it names is there, and every function of
+``kernelseam.interop`` is on it."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+TESTS = sorted(set(re.findall(r"`(\w+/test_\w+\.py)::(\w+)`", PAGE)))
+FUNCTIONS = sorted(set(re.findall(r"`(kernelseam(?:\.\w+)+)`", PAGE)))
+DOORS = ("diffusers", "jax", "torch", "transformers")
+
+
+@cache
+def functions_of(place: str) -> set[str]:
+    tree = ast.parse((ROOT / "tests" / place).read_text(encoding="utf-8"))
+    return {x.name for x in tree.body if isinstance(x, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize(("place", "name"), TESTS, ids=lambda x: x.removesuffix(".py"))
+def test_a_test_is_there(place: str, name: str) -> None:
+    assert name in functions_of(place)
+
+
+def test_all_tests_are_named_in_one_form() -> None:
+    assert len(TESTS) > 50
+    assert PAGE.count("::") == len(re.findall(r"`\w+/test_\w+\.py::\w+`", PAGE))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_is_there(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    try:
+        found: Any = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as e:
+        if str(e.name).startswith("kernelseam"):
+            raise
+        pytest.skip(f"{e.name} is not installed")
+    assert callable(found) or found.__name__ == name
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_function_of_a_door_is_on_the_page(door: str) -> None:
+    names = importlib.import_module(f"kernelseam.interop.{door}").__all__
+    calls = {n for n in names if n.islower()}
+    assert calls
+    assert calls <= {
+        n.rpartition(".")[2] for n in FUNCTIONS if n.startswith(f"kernelseam.interop.{door}.")
+    }
+
+
+def test_every_door_is_known() -> None:
+    folder = ROOT / "core" / "kernelseam" / "interop"
+    modules = {p.stem for p in folder.glob("*.py")} - {"__init__"}
+    assert {n for n in modules if "_" not in n} == set(DOORS)
+
+
+def test_versions_are_those_that_the_doors_name() -> None:
+    from kernelseam.interop import diffusers, transformers
+
+    for module in (diffusers, transformers):
+        for version in module.TESTED.split(" and "):
+            assert version in PAGE
+
+
+def test_it_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    assert ": integrations.md\n" in navigation
