@@ -194,6 +194,26 @@ def test_what_compiled_is_shown_beside_what_did_not(
     assert failure["kind"] == "CompileError"
 
 
+def test_a_compiler_that_is_missing_is_said_once_for_all_archs(
+    capsys: pytest.CaptureFixture[str],
+    archs: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
+    compilation.forget()
+    toolchain = plugins().backend("cuda" if archs[0].startswith("sm") else "rocm").toolchain
+
+    def missing(self: Any) -> str:
+        raise CompileError("the compiler", "any arch", "it is missing")
+
+    monkeypatch.setattr(type(toolchain), "compiler", missing)
+    status, out, err = compiled(capsys, "gemm", "--arch", archs[0], "--arch", archs[1])
+    assert (status, out) == (1, "")
+    assert err.startswith(f"error: {archs[0]}, {archs[1]}: the compiler did not compile for any")
+    assert err.count("it is missing") == 1
+
+
 def test_hiprtc_of_a_folder_is_found_without_its_wrapper(tmp_path: Path) -> None:
     """By KERNELSEAM_HIP, in a process under the host's C library."""
     run = os.environ.get("KERNELSEAM_HIP_RUN")

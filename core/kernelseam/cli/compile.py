@@ -118,8 +118,12 @@ def _compile(
     else:
         if rows:
             _show(problem.operation, spec, rows)
-        for failure in failures.values():
-            print(f"error: {failure}", file=sys.stderr)
+        alike: dict[str, list[str]] = {}
+        for arch, failure in failures.items():
+            alike.setdefault(str(failure), []).append(arch)
+        for text, those in alike.items():
+            named = "" if all(arch in text for arch in those) else f"{', '.join(those)}: "
+            print(f"error: {named}{text}", file=sys.stderr)
     if failures:
         raise typer.Exit(1)
 
