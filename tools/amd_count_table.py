@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import kernel_table
 from kernelseam.contract import Backend, Toolchain
-from kernelseam.kernels import Covered, build_binary, covering
+from kernelseam.kernels import Covered, build_binary
 from kernelseam_rocm_emulator.counting import iteration, model
 from kernelseam_rocm_emulator.counting.instructions import LDS, MEMORY, VECTOR, Class
 from kernelseam_rocm_emulator.counting.iteration import Iteration
@@ -70,11 +71,13 @@ class Counts:
         return f"{self.share:.1f} %, {self.moves} moves ({counts})"
 
 
-def counts_of(toolchain: Toolchain, arch: str, covered: Covered) -> dict[Key, Counts]:
-    """Rows of a covering kernel's binaries, compiled where they are not in the cache; none of those
-    without matrix instructions in a loop."""
+def counts_of(
+    toolchain: Toolchain, arch: str, covered: Covered, tiles: Iterable[Any]
+) -> dict[Key, Counts]:
+    """Rows of a covering kernel's binaries with these tiles, compiled where they are not in the
+    cache; none of those without matrix instructions in a loop."""
     counts: dict[Key, Counts] = {}
-    for tile in covered.tiles(toolchain.arch_row(arch)):
+    for tile in tiles:
         binary, _ = build_binary(toolchain, covered.spec, arch, tile, covered.kernel)
         (listing,) = listings(binary.data, arch).values()
         hot = iteration.compiled(listing, arch)
@@ -83,16 +86,13 @@ def counts_of(toolchain: Toolchain, arch: str, covered: Covered) -> dict[Key, Co
     return counts
 
 
-def chosen(backend: Backend, arch: str, everything: bool = False) -> Iterator[Covered]:
-    """The covering kernels that multiply matrices and have tiles for the arch: what every run of
-    the tests compiles for it, or all."""
+def chosen(backend: Backend, arch: str) -> Iterator[kernel_table.Binaries]:
+    """The covering kernels that multiply matrices and have tiles for the arch: with those that
+    every run of the tests compiles, and the others."""
     assert backend.toolchain is not None
-    row = backend.toolchain.arch_row(arch)
-    for number, covered in enumerate(covering(backend.kernels)):
-        if not (covered.products and covered.tiles(row)):
-            continue
-        if everything or not kernel_table.rare(arch, number, covered):
-            yield covered
+    for found in kernel_table.binaries(backend.toolchain, arch, backend.kernels):
+        if found.covered.products and (found.often or found.rarely):
+            yield found
 
 
 def read() -> dict[Key, Counts]:
@@ -115,12 +115,15 @@ def written(rows: Mapping[Key, Counts]) -> str:
     return out.getvalue()
 
 
-def worse(before: Mapping[Key, Counts], after: Mapping[Key, Counts]) -> list[str]:
-    """Messages about what got worse among the kernels in ``after``.
+def worse(
+    before: Mapping[Key, Counts], after: Mapping[Key, Counts], left: Collection[Key] = ()
+) -> list[str]:
+    """Messages about what got worse among the kernels in ``after``; ``left``: what was not
+    compiled.
 
     An existing tile: its share fell by more than `POINTS`, or its loop moves more registers
     between VGPRs and AGPRs. A new tile of a kernel that has rows: it moves any, or the best
-    tile's share fell so far. A kernel without rows is not compared.
+    tile's share fell so far, if all tiles were compiled. A kernel without rows is not compared.
     """
     said = []
     for key, row in after.items():
@@ -135,7 +138,8 @@ def worse(before: Mapping[Key, Counts], after: Mapping[Key, Counts]) -> list[str
                 )
         elif row.moves and any(k[:2] == key[:2] for k in before):
             said.append(f"{name}: {row.moves} registers move to the other file in an iteration")
-    for kernel in dict.fromkeys(key[:2] for key in after):
+    partly = {key[:2] for key in left}
+    for kernel in dict.fromkeys(key[:2] for key in after if key[:2] not in partly):
         best = max(row.share for key, row in after.items() if key[:2] == kernel)
         was_best = max((row.share for key, row in before.items() if key[:2] == kernel), default=0.0)
         if best < was_best - POINTS:

@@ -24,11 +24,12 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from fnmatch import fnmatchcase
 
 import amd_count_table as table
+import kernel_table
 from kernelseam.plugins import plugins
 from kernelseam_rocm_emulator import devices
 from kernelseam_rocm_emulator.counting import model, report, selftest
@@ -50,26 +51,27 @@ PRESETS = {
 # ---------------------------------------------------------------- what is compiled
 
 
-def compare(archs: Iterable[str], everything: bool, write: bool) -> list[str]:
+def compare(archs: Collection[str], everything: bool, write: bool) -> list[str]:
     """Compile, show what differs, and perhaps write the table; what is worse."""
     backend = plugins().backend("rocm")
     assert backend.toolchain is not None
-    before, after = table.read(), dict[table.Key, table.Counts]()
+    before, after, left = table.read(), dict[table.Key, table.Counts](), set[table.Key]()
     for arch in archs:
-        for covered in table.chosen(backend, arch, everything):
-            after.update(table.counts_of(backend.toolchain, arch, covered))
+        known = list(table.chosen(backend, arch))
+        for b in known:
+            tiles = b.often + b.rarely * everything
+            after.update(table.counts_of(backend.toolchain, arch, b.covered, tiles))
+        left |= set() if everything else kernel_table.left_out(arch, known)
         print(f"{arch}: {sum(key[0] == arch for key in after)} kernels with matrix instructions")
-    compiled = {key[:2] for key in after}
-    removed = {key for key in before if key[:2] in compiled and key not in after}
+    removed = {key for key in before if key[0] in archs and key not in after and key not in left}
     for key in sorted({*after, *removed}):
         was, now = before.get(key), after.get(key)
         if before and was != now:
             print(f"  {' | '.join(key)}: {was or 'new'} -> {now or 'gone'}")
     if write:
-        known = {(a, str(c)) for a in model.UNITS for c in table.chosen(backend, a, True)}
-        kept = {k: row for k, row in before.items() if k not in removed and k[:2] in known}
+        kept = {key: row for key, row in before.items() if key not in removed}
         table.TABLE.write_text(table.written({**kept, **after}), encoding="utf-8")
-    return table.worse(before, after)
+    return table.worse(before, after, left)
 
 
 # ---------------------------------------------------------------- what ran

@@ -1,8 +1,9 @@
 """The committed table of registers, spills, shared memory and matrix instructions, by kernel and
 arch, and its summary.
 
-    python tools/kernel_table.py            compile what every run of the tests does (of archs that
-                                            are like another, a part); show what differs
+    python tools/kernel_table.py            compile what every run of the tests does (of a spec's
+                                            tiles, and of archs that are like another, a part);
+                                            show what differs
     python tools/kernel_table.py --all      compile what the slow tests do, too
     python tools/kernel_table.py --write    … and write the table, and docs/parity/compiled.md
 
@@ -19,10 +20,12 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from kernelseam.contract import Backend, KernelFacts
+from kernelseam.contract import Composition, KernelFacts, Toolchain
 from kernelseam.errors import KernelSeamError, SlowBinary
 from kernelseam.kernels import Covered, build_binary, covering
 from kernelseam.plugins import plugins
@@ -89,6 +92,8 @@ UNSHOWN = (
     "splits",
     "rate",
     "rate_in_order",
+    "rate_along_m",
+    "most_tiles",
     "block_seconds",
     "precision",
     "dtype_kv",
@@ -112,7 +117,7 @@ def tile_name(tile: object) -> str:
 
 def rare(arch: str, number: int, covered: Covered) -> bool:
     """Whether only the slow tests compile what is that number of the covering choice for the
-    arch."""
+    arch, of whatever tile."""
     turns = any(
         arch in archs
         and not covered.kernel.archs
@@ -139,17 +144,72 @@ def _turn(number: int, of: int) -> int:
     return digits % of
 
 
-def facts_of(backend: Backend, arch: str, chosen: Iterable[Covered]) -> dict[Key, KernelFacts]:
-    """Facts of every binary of these for the arch."""
-    toolchain = backend.toolchain
-    assert toolchain is not None
+@dataclass(frozen=True)
+class Binaries:
+    """Those of one of the covering choice for an arch, by their tiles."""
+
+    covered: Covered
+    often: tuple[Any, ...]
+    """Tiles that every run of the tests compiles it with."""
+    rarely: tuple[Any, ...]
+    """And those that only the slow ones do."""
+
+
+def binaries(toolchain: Toolchain, arch: str, kernels: Iterable[Composition]) -> list[Binaries]:
+    """The covering choice for an arch, with a toolchain's own ``kernels``.
+
+    Every run compiles a spec with one tile: of those that its kernel was given least often so far,
+    the first. A tile that no spec is given so is compiled for the first spec that has it, but for
+    archs whose tiles are another's. Tiles of different element sizes and precisions are different
+    ones, whatever their names.
+    """
+    row = toolchain.arch_row(arch)
+    often: dict[int, list[Any]] = {}
+    uses: Counter[tuple[object, ...]] = Counter()
+    first: dict[tuple[object, ...], tuple[int, Any]] = {}
+    known = list(enumerate(covering(kernels)))
+    for i, covered in known:
+        tiles = () if rare(arch, i, covered) else covered.tiles(row)
+        if not tiles:
+            continue
+        dtype = getattr(covered.spec, "dtype", None)
+        kind = (
+            covered.kernel.entry,
+            dtype and dtype.itemsize,
+            getattr(covered.spec, "precision", None),
+        )
+        for tile in tiles:
+            first.setdefault((*kind, tile_name(tile)), (i, tile))
+        chosen = min(tiles, key=lambda t: uses[*kind, tile_name(t)])
+        uses[*kind, tile_name(chosen)] += 1
+        often[i] = [chosen]
+    for key, (i, tile) in first.items():
+        if not uses[key] and arch not in ALIKE and arch not in MIXED:
+            often[i].append(tile)
+    found = []
+    for i, covered in known:
+        tiles, chosen = covered.tiles(row), often.get(i, [])
+        parts = [tuple(t for t in tiles if (t in chosen) == which) for which in (True, False)]
+        found.append(Binaries(covered, *parts))
+    return found
+
+
+def facts_of(
+    toolchain: Toolchain, arch: str, chosen: Iterable[tuple[Covered, Iterable[Any]]]
+) -> dict[Key, KernelFacts]:
+    """Facts of these with their tiles, for the arch."""
     found: dict[Key, KernelFacts] = {}
-    for covered in chosen:
-        for tile in covered.tiles(toolchain.arch_row(arch)):
+    for covered, tiles in chosen:
+        for tile in tiles:
             _, kernels = build_binary(toolchain, covered.spec, arch, tile, covered.kernel)
             for facts in kernels.values():
                 found[arch, str(covered), tile_name(tile)] = facts
     return found
+
+
+def left_out(arch: str, known: Iterable[Binaries]) -> set[Key]:
+    """What only the slow tests compile."""
+    return {(arch, str(b.covered), tile_name(tile)) for b in known for tile in b.rarely}
 
 
 def read() -> dict[Key, tuple[str, ...]]:
@@ -207,14 +267,15 @@ def main() -> int:
     found = plugins().registry.backends.values()
     backends = {arch: b for b in found if b.toolchain for arch in b.toolchain.archs}
     everything, before, after = options.all or options.write, read(), {}
-    left = set[tuple[str, str]]()
+    left = set[Key]()
     for arch in options.arch or ARCHS:
         try:
-            known = list(enumerate(covering(backends[arch].kernels)))
-            left |= {(arch, str(c)) for i, c in known if not everything and rare(arch, i, c)}
-            facts = facts_of(
-                backends[arch], arch, [c for _, c in known if (arch, str(c)) not in left]
-            )
+            toolchain = backends[arch].toolchain
+            assert toolchain is not None
+            known = binaries(toolchain, arch, backends[arch].kernels)
+            chosen = [(b.covered, b.often + b.rarely * everything) for b in known]
+            facts = facts_of(toolchain, arch, chosen)
+            left |= set() if everything else left_out(arch, known)
         except (KeyError, KernelSeamError) as e:
             print(f"{arch}: not compiled here ({type(e).__name__}: {str(e).splitlines()[0]})")
             continue
@@ -233,7 +294,7 @@ def main() -> int:
         print(f"{arch}: {len(facts)} kernels, {most} registers at most")
     compiled = {key[0] for key in after}
     kept = {k: v for k, v in before.items() if k[0] not in compiled}
-    for key in sorted({k for k in before if k[0] in compiled and k[:2] not in left} | set(after)):
+    for key in sorted({k for k in before if k[0] in compiled and k not in left} | set(after)):
         if before and before.get(key) != after.get(key):
             print(f"  {' | '.join(key)}: {before.get(key, 'new')} -> {after.get(key, 'gone')}")
     if options.write:

@@ -3,46 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import kernel_table
 import pytest
 from kernelseam.contract import Toolchain
-from kernelseam.kernels import Covered, build_binary, covering
+from kernelseam.kernels import Covered, build_binary
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every arch of the module's toolchain with every covering binary, those of its own kernels
-    among them."""
-    if "covered" in metafunc.fixturenames:
-        known = list(enumerate(covering(getattr(metafunc.module, "KERNELS", ()))))
-        metafunc.parametrize(
-            ("arch", "covered"),
-            [
-                pytest.param(
-                    arch,
-                    c,
-                    id=f"{str(c).replace(' ', '-')}-{arch}",
-                    marks=[pytest.mark.slow("an arch whose turn it is not")]
-                    * kernel_table.rare(arch, i, c),
-                )
-                for arch in metafunc.module.TOOLCHAIN.archs
-                for i, c in known
-            ],
-        )
+    """Every arch of the module's toolchain with every covering spec, those of its own kernels among
+    them, each with the tiles that every run compiles and with the others."""
+    if "covered" not in metafunc.fixturenames:
+        return
+    toolchain, cases = metafunc.module.TOOLCHAIN, []
+    for arch in toolchain.archs:
+        known = kernel_table.binaries(toolchain, arch, getattr(metafunc.module, "KERNELS", ()))
+        for i, b in enumerate(known):
+            if b.covered.kernel.archs and arch not in b.covered.kernel.archs:
+                continue
+            name = f"{str(b.covered).replace(' ', '-')}-{arch}"
+            if b.often or not (b.rarely or kernel_table.rare(arch, i, b.covered)):
+                cases.append(pytest.param(arch, b.covered, b.often, id=name))
+                name += "-other-tiles"
+            elif not b.rarely:
+                slow = pytest.mark.slow("no tile of an arch whose turn it is not")
+                cases.append(pytest.param(arch, b.covered, (), id=name, marks=slow))
+            if b.rarely:
+                slow = pytest.mark.slow("a tile, or an arch, whose turn it is not")
+                cases.append(pytest.param(arch, b.covered, b.rarely, id=name, marks=slow))
+    metafunc.parametrize(("arch", "covered", "tiles"), cases)
 
 
 @pytest.fixture(scope="session")
-def check_binaries() -> Callable[[Toolchain, str, Covered, int], None]:
-    def check(toolchain: Toolchain, arch: str, covered: Covered, registers: int) -> None:
-        """Every tile of the spec: no spills, no scratch, matrix instructions where the arch
-        multiplies so, no access to memory of an unknown kind, arguments where we pack them, no more
-        shared memory and registers than there are."""
+def check_binaries() -> Callable[[Toolchain, str, Covered, tuple[Any, ...], int], None]:
+    def check(
+        toolchain: Toolchain, arch: str, covered: Covered, tiles: tuple[Any, ...], registers: int
+    ) -> None:
+        """The spec with each of these tiles: no spills, no scratch, matrix instructions where the
+        arch multiplies so, no access to memory of an unknown kind, arguments where we pack them, no
+        more shared memory and registers than there are."""
         row, kernel, spec = toolchain.arch_row(arch), covered.kernel, covered.spec
-        if kernel.archs and arch not in kernel.archs:
-            pytest.skip(f"{kernel.entry} is for {', '.join(kernel.archs)}")
         if kernel.entry == "attention_decode" and "attention_decode" not in row.tiles:
             pytest.skip(f"{arch} has no tiles for attention_decode")
-        tiles, precision = covered.tiles(row), getattr(spec, "precision", None)
+        precision = getattr(spec, "precision", None)
         if precision and not any(t.precision == precision for t in row.tiles["gemm"]):
             pytest.skip(f"{arch} has no {precision} products")
         stored = getattr(spec, "dtype_kv", None)

@@ -22,8 +22,10 @@ except CompileError as e:
     pytest.skip(f"hiprtc is missing: {e.log}", allow_module_level=True)
 
 
-def test_nothing_spills(arch: str, covered: Covered, check_binaries: Callable[..., None]) -> None:
-    check_binaries(TOOLCHAIN, arch, covered, TOOLCHAIN.arch_row(arch).registers_per_lane)
+def test_nothing_spills(
+    arch: str, covered: Covered, tiles: tuple[Any, ...], check_binaries: Callable[..., None]
+) -> None:
+    check_binaries(TOOLCHAIN, arch, covered, tiles, TOOLCHAIN.arch_row(arch).registers_per_lane)
 
 
 def kernel(body: str) -> SourceBundle:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kernelseam.compilation import compiled
@@ -27,8 +28,10 @@ except CompileError as e:
     pytest.skip(f"nvrtc is missing: {e.log}", allow_module_level=True)
 
 
-def test_nothing_spills(arch: str, covered: Covered, check_binaries: Callable[..., None]) -> None:
-    check_binaries(TOOLCHAIN, arch, covered, registers=255)
+def test_nothing_spills(
+    arch: str, covered: Covered, tiles: tuple[Any, ...], check_binaries: Callable[..., None]
+) -> None:
+    check_binaries(TOOLCHAIN, arch, covered, tiles, registers=255)
 
 
 def kernel(body: str, *options: str) -> SourceBundle:

@@ -519,6 +519,14 @@ def test_what_is_worse(after: dict[table.Key, table.Counts], expected: list[str]
     assert table.worse(BEFORE, after) == expected
 
 
+def test_the_best_tile_is_known_where_all_were_compiled() -> None:
+    after, other = {("gfx942", "gemm", "bm=64"): row(50.0)}, ("gfx942", "gemm", "bm=128")
+    assert table.worse(BEFORE, after, {other}) == []
+    assert table.worse(BEFORE, after) == [
+        "gfx942 | gemm: the best tile's matrix share fell from 90.0 to 50.0 %"
+    ]
+
+
 def test_the_table_is_read_as_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
