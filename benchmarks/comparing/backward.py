@@ -192,7 +192,7 @@ def gradients(
 def backward_rows() -> list[BackwardRow]:
     long = [
         BackwardRow(4, heads, 4096, D, causal)
-        for D, heads in ((128, 16), (64, 32), (256, 8))
+        for D, heads in ((128, 16), (64, 32), (256, 8), (96, 16))
         for causal in (False, True)
     ]
     short = [

@@ -103,6 +103,7 @@ template<class T, int N> struct Wgmma;
   };
 #define KS_WGMMA_SHAPES(n, ...) KS_WGMMA_SHAPE(f16, "f16", n, __VA_ARGS__) KS_WGMMA_SHAPE(bf16, "bf16", n, __VA_ARGS__)
 KS_WGMMA_SHAPES(8, 4, 5, 6, 7, 8, 9)
+KS_WGMMA_SHAPES(32, 16, 17, 18, 19, 20, 21)
 KS_WGMMA_SHAPES(64, 32, 33, 34, 35, 36, 37)
 KS_WGMMA_SHAPES(80, 40, 41, 42, 43, 44, 45)
 KS_WGMMA_SHAPES(96, 48, 49, 50, 51, 52, 53)

@@ -219,5 +219,7 @@ def test_what_a_gpu_may_not_show_is_found_without() -> None:
     assert unseen == {
         "gradients-ds-written-early",
         "gradients-turns-not-waited",
+        "gradients-turn-not-awaited",
+        "gradients-turn-of-another-step",
         "gradients-slot-of-a-tile",
     }, "races of the gradients: a GPU shows them or nothing does"

@@ -22,19 +22,20 @@ Change = Callable[[SourceBundle], SourceBundle]
 KEYS, STEP, FIELDS = 64, 32, 10
 TILES = f"""
 #include "sm90/attention/backward/tiles.h"
-KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets, i64* out, i64* blocks, i64* met) {{
+KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets, i64* out, i64* blocks, i64* earlier) {{
   if (thread_index() != 0) return;
   const Band band{{(int)n[11], (int)n[12]}};
   const SumBlocks sums{{(int)n[7], (int)n[8], (int)n[5] * (int)n[6]}};
+  int walk[2] = {{0, 0}};
   TileScheduler<{KEYS}> scheduler{{{{(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], sums}},
-                          {{nullptr, q_offsets, k_offsets, (int)n[9], (int)n[10]}}, band, 0, 0}};
+                          {{nullptr, q_offsets, k_offsets, (int)n[9], (int)n[10]}}, band, walk}};
   for (int t = 0; t < (int)n[13]; t++) {{
     WorkTile w{{}};
     if (!scheduler.next(t, w)) return;
-    const int found[] = {{w.batch, w.kv_head, w.tile, w.steps, w.begin, w.end, w.S_q, w.S_k, w.q_first, w.k_first}};
+    const int found[] = {{w.batch, w.kv_head, w.tile, w.steps, w.first, w.stop, w.S_q, w.S_k, w.q_first, w.k_first}};
     for (int i = 0; i < {FIELDS}; i++) out[{FIELDS} * t + i] = found[i];
     blocks[t] = sums.first(w.batch, w.q_first);
-    for (int m = 0; m < (int)n[14]; m++) met[(int)n[14] * t + m] = band.tiles_met(m * {STEP}, w.S_k - w.S_q, w.S_k, {KEYS});
+    for (int m = 0; m < (int)n[14]; m++) earlier[(int)n[14] * t + m] = band.earlier(w, m, {KEYS});
   }}
 }}"""  # noqa: E501
 
@@ -83,6 +84,14 @@ WALKS = {
 }
 
 
+def backwards(walk: Walk, entry: int, head: int) -> bool:
+    """Whether the tiles of a head walk from the last query to the first: in order, under a causal
+    mask, in the last section."""
+    plain = walk.causal and walk.window is None and not walk.q
+    first_of_last = (walk.batch * walk.kv_heads - 1) // walk.section * walk.section
+    return walk.in_order and plain and entry * walk.kv_heads + head >= first_of_last
+
+
 def as_it_is(made: SourceBundle) -> SourceBundle:
     return made
 
@@ -116,7 +125,7 @@ def check_walk(walk: Walk, change: Change) -> None:
         np.int64,
     )
     out = np.full((len(tiles) + 3, FIELDS), -1, np.int64)
-    blocks, met = np.zeros(len(out), np.int64), np.zeros((len(out), query_blocks), np.int64)
+    blocks, earlier = np.zeros(len(out), np.int64), np.zeros((len(out), query_blocks), np.int64)
     constants = {
         "CAUSAL": int(walk.causal),
         "WINDOW": int(walk.window is not None),
@@ -128,13 +137,15 @@ def check_walk(walk: Walk, change: Change) -> None:
         "DYNAMIC": int(walk.dynamic),
         "IN_ORDER": int(walk.in_order),
     }
-    _run({f"KS_{n}": x for n, x in constants.items()}, change, given, *offsets, out, blocks, met)
+    _run(
+        {f"KS_{n}": x for n, x in constants.items()}, change, given, *offsets, out, blocks, earlier
+    )
     found = [tuple(int(x) for x in row) for row in out if row[0] >= 0]
     assert sorted((e, h, n) for e, h, n, *_ in found) == tiles, "every tile once"
 
     visits: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     places: dict[int, tuple[int, int]] = {}
-    for at, (e, h, n, steps, begin, end, S_q, S_k, q_first, k_first) in enumerate(found):
+    for at, (e, h, n, steps, first, stop, S_q, S_k, q_first, k_first) in enumerate(found):
         assert (S_q, S_k) == walk.lengths(e)
         assert not packed or (q_first, k_first) == (sum(walk.q[:e]), sum(walk.k[:e]))
         keys = range(n * KEYS, min((n + 1) * KEYS, S_k))
@@ -147,10 +158,10 @@ def check_walk(walk: Walk, change: Change) -> None:
         ]
         assert steps == walk.head_group * len(seeing)
         if seeing:
-            assert (begin, end) == (seeing[0], seeing[-1] + 1)
+            up, down = (seeing[0], seeing[-1] + 1), (seeing[-1], seeing[0] - 1)
+            assert (first, stop) == (down if backwards(walk, e, h) else up)
         for m in seeing:
-            waits = int(met[at, m]) - 1 - n
-            visits.setdefault((e, h, m), []).append((at, waits))
+            visits.setdefault((e, h, m), []).append((at, int(earlier[at, m])))
         # Blocks of sums of one head: nobody else's.
         for m in range(-(-S_q // STEP)):
             place = int(blocks[at]) + m
@@ -191,6 +202,12 @@ BUGS = {
     "end-of-the-band": ("j - shift + left + 1", "j - shift + left", "window"),
     "tiles-that-a-block-meets": ("i + STEP + shift + reach()", "i + shift + reach()", "causal"),
     "order-of-tiles": ("w.tile = count.key_tiles - 1 - w.tile", "w.tile = w.tile", "causal"),
+    "order-backwards": ("w.way() < 0 ? w.tile :", "w.way() < 0 ? 0 :", "causal"),
+    "way-of-the-last-section": (
+        "backwards = BACKWARDS && (section + 1) * count.section_tiles >= count.total",
+        "backwards = BACKWARDS",
+        "causal",
+    ),
     "heads-of-a-section": (
         "count.batch * count.kv_heads - section * count.section",
         "count.section",

@@ -70,8 +70,8 @@ def problem(
     [
         ({"dtype": DType.float32}, "it takes bfloat16 and float16, not float32"),
         ({"dtype_out": DType.float32}, "it does not know dtype_out"),
-        ({"head_dim": 80, "value_dim": 80}, "head dims 80: it takes 64, 128, 256"),
-        ({"head_dim": 192, "value_dim": 128}, "head dims 192/128: it takes 64, 128, 256"),
+        ({"head_dim": 80, "value_dim": 80}, "head dims 80: it takes 64, 96, 128, 256"),
+        ({"head_dim": 192, "value_dim": 128}, "head dims 192/128: it takes 64, 96, 128, 256"),
         ({"mask": True, "prefix": True}, "it does not know mask, prefix"),
         ({"bias": DType.float16, "alibi": True}, "it does not know alibi, bias"),
         (
@@ -120,7 +120,7 @@ def test_every_head_dim_has_a_tile_whose_maps_the_hardware_takes(
     p = problem(head_dim=dim, value_dim=dim, deterministic=deterministic, **options)
     assert KERNEL.refuse(p, ROW) is None
     tile = KERNEL.tile(p, ROW, H200)
-    assert (tile.head_dim, tile.step) == (dim, max(8192 // dim, 64))
+    assert (tile.head_dim, tile.step) == (dim, 128 if dim == 64 else 64)
     assert tile.shared_bytes <= ROW.shared_bytes_per_block
     for m in KERNEL.main(tile).tensor_maps(p, tile, H200).values():
         assert tensor_maps.refuse(m, 16) is None
@@ -153,10 +153,10 @@ def test_maps_walk_the_operands() -> None:
 
 def test_three_launches_share_a_workspace() -> None:
     """4·D bytes of sums a row of queries and head, 8 of values; in order a counter for each of
-    eight warps that add to a block."""
+    two consumers that add to a block."""
     rows = 4 * 16 * 4096
     blocks = rows // 64
-    for deterministic, turns in ((True, 32 * blocks), (False, 0)):
+    for deterministic, turns in ((True, 8 * blocks), (False, 0)):
         p = problem(deterministic=deterministic)
         launches = KERNEL.launches(p, KERNEL.tile(p, ROW, H200), H200)
         assert [x.kernel.entry for x in launches.kernels] == [
@@ -193,7 +193,7 @@ def test_sinks_have_a_gradient_of_the_same_row_values() -> None:
 
 
 def test_wide_heads_take_clusters_whose_blocks_share_queries_and_sums() -> None:
-    """Two blocks of 64 keys: a tile of 128; each of sixteen warps adds to a part of a block of
+    """Two blocks of 64 keys: a tile of 128; each of four consumers adds to a piece of a block of
     sums."""
     p = problem(head_dim=256, value_dim=256, heads=8, kv_heads=8, S_k=1000)
     tile = KERNEL.tile(p, ROW, H200)
@@ -216,7 +216,30 @@ def test_wide_heads_take_clusters_whose_blocks_share_queries_and_sums() -> None:
     assert (maps["k_map"].extents, maps["k_map"].box) == ((256, 1000, 8, 4), (64, 64, 1, 1))
     rows, turns = 4 * 8 * 4096, launches.kernels[0].workspace["turns"]
     assert turns == 256 + rows * (8 + 4 * 256)
-    assert launches.workspace_bytes == turns + rows // 64 * 16 * 4
+    assert launches.workspace_bytes == turns + rows // 64 * 4 * 4
+
+
+def test_the_last_columns_of_head_dim_96_are_half_a_panel() -> None:
+    """In shared memory it is whole: TMA fills it with zeros, and does not store it."""
+    p = problem(head_dim=96, value_dim=96)
+    tile = KERNEL.tile(p, ROW, H200)
+    main = KERNEL.main(tile)
+    assert main is KERNEL
+    assert tile.shared_bytes == KERNEL.tile(problem(), ROW, H200).shared_bytes
+    maps = main.tensor_maps(p, tile, H200)
+    assert (maps["q_map"].extents, maps["q_map"].box) == ((96, 4096, 16, 4), (64, 64, 1, 1))
+    assert maps["dv_map"].extents == (96, 4096, 16, 4)
+    rows = 4 * 16 * 4096
+    launches = KERNEL.launches(p, tile, H200)
+    assert launches.workspace_bytes == 256 + rows * (8 + 4 * 96) + rows // 64 * 8
+
+
+def test_sections_of_an_order_are_of_one_width() -> None:
+    """A head has 4 MB, a section up to 32: ten heads are two of 5, not one of 8 and one of 2."""
+    for heads, section in ((3, 3), (8, 8), (10, 5), (33, 7), (64, 8)):
+        p = problem(batch=1, heads=heads, kv_heads=heads)
+        v = KERNEL.values(p, KERNEL.tile(p, ROW, H200), H200)
+        assert (v["section"], v["section_tiles"]) == (section, 32 * section)
 
 
 def test_few_wide_tiles_are_one_cluster_each() -> None:

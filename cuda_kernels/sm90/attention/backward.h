@@ -7,16 +7,16 @@
 // Algorithm: FlashAttention-2's (Dao 2023, arXiv:2307.08691) by warpgroups. A block is one producer warpgroup and two consumers.
 // It owns KEYS keys, each consumer 64 of them, and walks over the queries of its KV head's group, STEP at a time. Scores are
 // transposed, keys × queries: so pᵀ and dsᵀ are register operands of dv and dk, which stay in registers for the whole tile. Only
-// ds goes through shared memory: dq of a step sums over all keys of the block, and each consumer multiplies a 64×64 piece of it,
-// one step late, so that consumers meet nowhere else. What a consumer issues in step i, and what its warps do meanwhile:
+// ds goes through shared memory: dq of a step sums over all keys of the block, and each consumer multiplies a piece of it, 64 rows and
+// up to 64 columns, one step late, so that consumers meet nowhere else. What a consumer issues in step i, and what its warps do meanwhile:
 //   dp(i) dv(i)              ds(i), once dp is there
 //   dq(i−1) s(i+1) dk(i)     add dq, once it is there, then p(i+1), once s is there
 // K and V come by TMA once a tile, q and dout by rings of STAGES and O_STAGES. The grid is persistent: one block a
 // multiprocessor.
 //
-// The pieces of dq are added in L2, as fragments lie: a warp's 4 KB are contiguous. In any order, that is all. In order
-// (KS_IN_ORDER) the warps that add to the same 4 KB, one a tile, take turns by a counter in global memory: the tile of the
-// last keys first. Tiles are taken in that order, so who is waited for has begun. Extra memory: sums.h.
+// The pieces of dq are added in L2, as fragments lie: a warp's part is contiguous. In any order, that is all. In order
+// (KS_IN_ORDER) the tiles that add to the same piece take turns, for which threads beside the loading one wait: turns.h. Tiles are
+// taken in the order of turns, so who is waited for has begun. Extra memory: sums.h.
 //
 // p is rounded to 16 bits before ds is made of it: 16 registers fewer. Rows beyond a sequence's end are set to zero where other
 // data may lie there, so that no NaN of theirs counts.
@@ -24,10 +24,10 @@
 // Bytes of shared memory that a step of D = 128 reads and writes: 320 KB, 2500 clocks, beside 2560 of products; additions to dq,
 // 64·D·4 a step, cost 10 to 15 % there, 5 % at D = 64 (H200).
 //
-// Constants (from the kernel definition): those of scores.h and sequences.h; KS_T, KS_D, KS_STEP (64·64·2 / D queries), KS_STAGES,
+// Constants (from the kernel definition): those of scores.h and sequences.h; KS_T, KS_D, KS_STEP (queries: 128 at D = 64, else 64), KS_STAGES,
 // KS_O_STAGES, KS_KV_STAGES (2: the next tile's K and V arrive during this one), KS_IN_ORDER, KS_DYNAMIC (tiles from
 // an atomic counter), KS_PRODUCER_REGISTERS, KS_CONSUMER_REGISTERS, KS_SHARED_BYTES.
-// Shared memory, bytes: 512·D·KV_STAGES of K and V, 2·STEP·D·(STAGES + O_STAGES) of q and dout, 512·STEP of ds (two steps'),
+// Shared memory, bytes, D in whole panels of 64 columns: 512·D·KV_STAGES of K and V, 2·STEP·D·(STAGES + O_STAGES) of q and dout, 512·STEP of ds (two steps'),
 // 4·STEP·(STAGES + O_STAGES) of row values, 1 K.
 // Registers of a consumer's thread: D of dk and dv, STEP/2 of s (later dq), STEP/2 of dp, STEP/4 of p, STEP/4 of ds, and about 20.
 #include "sm90/attention/backward/consumer.h"
@@ -42,14 +42,16 @@ attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_
   SharedStorage& storage = *(SharedStorage*)memory;
   const Maps maps{q_map, dout_map, k_map, v_map, dk_map, dv_map};
   const Rings rings{{shared_address(storage.kv_ring)}, {shared_address(storage.q_ring)}, {shared_address(storage.dout_ring)},
-                    {shared_address(storage.ds_ring)}};
+                    {shared_address(storage.ds_ring)}, {shared_address(storage.turn_ring)}};
   const Band band{left, right};
 
   if (thread_index() == 0) {
-    rings.kv.init(CONSUMERS / WARP);
+    storage.walk[0] = storage.walk[1] = 0;
+    rings.kv.init(CONSUMERS / WARP + GROUPS * KS_IN_ORDER);
     rings.q.init(CONSUMERS / WARP);
     rings.dout.init(CONSUMERS / WARP);
     rings.ds.init(CONSUMERS / WARP, CONSUMERS / WARP);
+    for (int i = 0; i < GROUPS; i++) rings.turns.of(i).init(CONSUMERS / WARP / GROUPS);
     barrier_init_fence();
   }
   block_barrier();
@@ -57,9 +59,13 @@ attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_
   const int group = warp_index() / 4, warp = warp_index() % 4;
   if (group == GROUPS) {
     registers_dealloc<KS_PRODUCER_REGISTERS>();
-    if (thread_index() == CONSUMERS) Producer{storage, maps, rings, operands, {count, sequences, band, 0, 0}}.run();
+    if (thread_index() == CONSUMERS) Producer{storage, maps, rings, operands, {count, sequences, band, storage.walk}}.run();
+    if (KS_IN_ORDER && warp > 0 && warp <= GROUPS && lane() == 0)
+      TurnTaker<KEYS, KV_STAGES>{storage.work_tiles, rings.kv, rings.turns.of(warp - 1), count, band, operands.turns + warp - 1}.run();
   } else {
     registers_alloc<KS_CONSUMER_REGISTERS>();
-    Consumer{storage, maps, rings, operands, sequences, count, band, scale, scale_log2, cap, cap_inverse, group, warp, lane()}.run();
+    const Consumer consumer{storage, maps, rings, operands, sequences, count, band, scale, scale_log2, cap, cap_inverse, group, warp, lane()};
+    if (D % 64 == 0 || group == 0) consumer.run<64>();
+    else consumer.run<piece_columns(PANELS - 1)>();
   }
 }

@@ -6,12 +6,13 @@ from __future__ import annotations
 from mutant import Mutant
 
 FOLDER = "sm90/attention/backward/"
-PRODUCER, CONSUMER, BLOCK, FRAGMENTS, SUMS, ROWS, DQ = (
+PRODUCER, CONSUMER, TURNS, TILES, FRAGMENTS, SUMS, ROWS, DQ = (
     f"{FOLDER}{name}.h"
     for name in (
         "producer",
         "consumer",
-        "block",
+        "turns",
+        "tiles",
         "fragments",
         "sums",
         "row_values",
@@ -20,6 +21,8 @@ PRODUCER, CONSUMER, BLOCK, FRAGMENTS, SUMS, ROWS, DQ = (
 )
 MANY, CAUSAL = "attention-bwd-f16-64-many-tiles", "attention-bwd-bf16-128-causal-many-tiles"
 SEQUENCES = "attention-bwd-f16-64-causal-many-tiles-sequences"
+NARROW, GROUPED = "attention-bwd-bf16-96-many-tiles", "attention-bwd-bf16-128-causal-many-tiles-gqa"
+MAIN = "sm90/attention/backward.h"
 WIDE_FOLDER = FOLDER + "wide/"
 WIDE_PRODUCER, WIDE_CONSUMER = (f"{WIDE_FOLDER}{name}.h" for name in ("producer", "consumer"))
 WIDE = "attention-bwd-bf16-256-many-tiles"
@@ -99,11 +102,67 @@ MUTANTS = (
     ),
     _mutant(
         "turns-not-waited",
-        CONSUMER,
-        "while (done != before) done = load_relaxed(turns(turn));",
+        TURNS,
+        "while (done != before) done = load_relaxed(counter);",
         "",
         CAUSAL,
         "sums are in anyone's order",
+    ),
+    _mutant(
+        "turn-not-awaited",
+        CONSUMER,
+        "if (KS_IN_ORDER) barrier_wait(rings.turns.of(group).full({0, 0}), ds_in.stage);",
+        "",
+        CAUSAL,
+        "a consumer adds before its turn, which its thread still takes",
+    ),
+    _mutant(
+        "turn-of-another-step",
+        CONSUMER,
+        "rings.turns.of(group).full({0, 0}), ds_in.stage)",
+        "rings.turns.of(group).full({0, 0}), ds_in.stage ^ 1)",
+        CAUSAL,
+        "a consumer takes the turn of the step before for its own",
+    ),
+    _mutant(
+        "turn-skipped",
+        TURNS,
+        "add_release(own, 1);",
+        "if (left > 1) add_release(own, 1);",
+        CAUSAL,
+        "the next tile waits for ever for the last block of queries",
+    ),
+    _mutant(
+        "counter-raised-early",
+        TURNS,
+        "barrier_wait(turn.empty({0, 0}), parity);",
+        "",
+        CAUSAL,
+        "the next tile adds while this one does",
+    ),
+    _mutant(
+        "counter-of-the-next-head",
+        TURNS,
+        "counter += (count.blocks.head_blocks - (w.stop - m)) * PIECES;",
+        "counter += count.blocks.head_blocks * PIECES;",
+        GROUPED,
+        "turns of a group's second head are taken where the first's blocks end",
+    ),
+    _mutant(
+        "order-backwards",
+        TILES,
+        "return w.way() < 0 ? w.tile :",
+        "return w.way() < 0 ? 0 :",
+        CAUSAL,
+        "tiles of the last section wait for nobody, and then for ever",
+    ),
+    _mutant(
+        "way-of-the-producer",
+        PRODUCER,
+        "if ((m += w.way()) == w.stop) {",
+        "if (++m == w.stop) {",
+        CAUSAL,
+        "queries are loaded forwards where the consumers walk backwards",
     ),
     _mutant(
         "turns-not-zeroed",
@@ -112,14 +171,6 @@ MUTANTS = (
         "if (KS_IN_ORDER && row0 == 64",
         CAUSAL,
         "the second launch waits for the turns of the first",
-    ),
-    _mutant(
-        "last-turn-not-passed",
-        CONSUMER,
-        "add_dq(dq, ds_in, ask_turn());\n        pass_turn();",
-        "add_dq(dq, ds_in, ask_turn());",
-        CAUSAL,
-        "the next tile waits for ever",
     ),
     _mutant(
         "counter-not-reset",
@@ -131,7 +182,7 @@ MUTANTS = (
     ),
     _mutant(
         "slot-of-a-tile",
-        BLOCK,
+        TILES,
         "return kv.stage + KV_STAGES * kv.parity;",
         "return kv.stage;",
         CAUSAL,
@@ -148,8 +199,8 @@ MUTANTS = (
     _mutant(
         "last-rows-not-swizzled",
         FRAGMENTS,
-        "(panel + i / 8 * 128 + (i % 8 ^ i / 8 % 8) * 16);",
-        "(panel + i / 8 * 128 + i % 8 * 16);",
+        "(panel + i / chunks * 128 + (i % chunks ^ i / chunks % 8) * 16);",
+        "(panel + i / chunks * 128 + i % chunks * 16);",
         SEQUENCES,
         "a sequence's last keys are taken as if they were not",
     ),
@@ -164,8 +215,8 @@ MUTANTS = (
     _mutant(
         "piece-of-dq",
         DQ,
-        "from[c / 8 * (PIECE / 4) + c % 8 * 32]",
-        "from[c % 8 * 32]",
+        "from[c / 8 * (PIECE / 4) + ",
+        "from[",
         CAUSAL,
         "columns from 64 on are the first again",
     ),
@@ -176,6 +227,22 @@ MUTANTS = (
         "q_first / STEP :",
         SEQUENCES,
         "sequences share blocks of sums",
+    ),
+    _mutant(
+        "warps-of-a-narrow-piece",
+        DQ,
+        "warp * (4 * piece_columns(c / 8))",
+        "warp * 256",
+        NARROW,
+        "a piece of 32 columns is read as one of 64",
+    ),
+    _mutant(
+        "columns-of-the-second-consumer",
+        MAIN,
+        "consumer.run<piece_columns(PANELS - 1)>();",
+        "consumer.run<64>();",
+        NARROW,
+        "32 columns are added behind a block of sums",
     ),
     # ---- wide heads: what two consumers and two blocks hand to each other
     _mutant(
@@ -285,5 +352,7 @@ LUCK = {
     "gradients-stores-not-waited": "a block's shared memory is seldom taken by another so soon",
     "gradients-ds-written-early": "the other consumer is seldom two steps behind",
     "gradients-turns-not-waited": "tiles mostly come in order",
+    "gradients-turn-not-awaited": "the same",
+    "gradients-turn-of-another-step": "the same",
     "gradients-slot-of-a-tile": "consumers have mostly read a tile long before",
 }

@@ -113,6 +113,7 @@ def _shapes() -> Iterator[BackwardCase]:
         "bf16-128-causal",
         "f32-64",
         "f16-80/64",
+        "f16-96",
         "f16-256",
         "f32-128/40-causal",
     ):
@@ -350,14 +351,15 @@ def _wide() -> Iterator[BackwardCase]:
     yield case(kind, "softcap-5", softcap=5.0)
     yield case(kind, "sinks", sinks=(0.5, -1.0), sink_gradient=True, S_q=70)
     yield case(kind, "lengths", kv_lengths=(40, 129, 0, 65), batch=4, S_q=33, S_k=129)
-    kind = "bf16-256"
     lengths = {"kv_lengths": (40, 129, 0, 65), "batch": 4, "S_q": 70, "S_k": 129}
     sinks = {"sinks": (0.5, -1.0), "sink_gradient": True}
-    yield case(kind, "window-softcap-sinks", window=(33, 12), softcap=5.0, **sinks, **lengths)
+    for kind in ("bf16-96", "bf16-256"):
+        yield case(kind, "window-softcap-sinks", window=(33, 12), softcap=5.0, **sinks, **lengths)
     sequences = {"q_sequences": (33, 7, 0, 70), "k_sequences": (33, 20, 5, 140), "batch": 4}
     tokens = dict.fromkeys(EVERY, TOKENS)
     shape = {"S_q": 70, "S_k": 140, "num_heads": 4}
-    yield case("f16-256-causal", "sequences", **sequences, **shape, **tokens)
+    for kind in ("f16-96-causal", "f16-256-causal"):
+        yield case(kind, "sequences", **sequences, **shape, **tokens)
 
 
 def _any_order() -> Iterator[BackwardCase]:

@@ -1,7 +1,7 @@
 // What the roles of a block share: sizes, shared memory, rings, arguments. Constants: see backward.h.
 #pragma once
 #include "sm90/attention/backward/tiles.h"
-#include "sm90/pipeline.h"
+#include "sm90/attention/backward/turns.h"
 #include "sm90/attention/softmax.h"
 
 typedef KS_T T;
@@ -10,15 +10,12 @@ constexpr int GROUPS = 2, KEYS = 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS 
 constexpr int STAGES = KS_STAGES, O_STAGES = KS_O_STAGES, KV_STAGES = KS_KV_STAGES, DS_STAGES = 2;
 constexpr int KV_BYTES = tile_bytes<KEYS, D>, Q_BYTES = tile_bytes<STEP, D>, ROW_BYTES = STEP * 4;
 constexpr int DS_BYTES = 64 * STEP * 2;       // of one consumer's keys
-static_assert(ADDERS == CONSUMERS / WARP, "each consumer multiplies one 64×64 piece of dq");
+static_assert(PIECES == GROUPS, "each consumer multiplies one piece of dq");
 static_assert(DS_STAGES == 2, "ds of a step is written before dq of the last one is multiplied");
 // Whether other data may follow a sequence's last query, and its last key, in memory.
 constexpr bool RAGGED_QUERIES = KS_Q_VIEW == PACKED, RAGGED_KEYS = KS_KV_VIEW == PACKED || KS_LENGTHS;
 
-// Work tiles kept in shared memory: those whose K and V are there, and the one that the producer prepares. A tile's slot follows
-// from its place in the ring of K and V: two turns of it are told apart by their parity.
-constexpr int WORK_SLOTS = 2 * KV_STAGES;
-KS_DEVICE int work_slot(const PipelineState<KV_STAGES>& kv) { return kv.stage + KV_STAGES * kv.parity; }
+constexpr int WORK_SLOTS = 2 * KV_STAGES;  // work_slot
 
 struct alignas(1024) SharedStorage {
   char k[KV_STAGES][KV_BYTES], v[KV_STAGES][KV_BYTES];
@@ -26,7 +23,8 @@ struct alignas(1024) SharedStorage {
   char ds[DS_STAGES][GROUPS][DS_BYTES];
   float lse[STAGES][STEP], dots[O_STAGES][STEP];  // of a step's queries: −lse in base 2, and dots
   WorkTile work_tiles[WORK_SLOTS];
-  u64 kv_ring[2 * KV_STAGES], q_ring[2 * STAGES], dout_ring[2 * O_STAGES], ds_ring[2 * DS_STAGES];
+  int walk[2];
+  u64 kv_ring[2 * KV_STAGES], q_ring[2 * STAGES], dout_ring[2 * O_STAGES], ds_ring[2 * DS_STAGES], turn_ring[2 * GROUPS];
 };
 static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
 
@@ -37,7 +35,7 @@ struct Operands {
   Matrices<T> dk, dv;
   const float *lse, *dots;  // of every row of a block (sums.h): −lse in base 2, −inf where there is no such query, and dots
   float* sums;
-  u32* turns;               // of every block and warp that adds to it: how many tiles have
+  u32* turns;               // of every piece of a block: how many tiles have added
   u32* counter;             // [2]: next tile, finished blocks; zero before and after the launch
 };
 
@@ -46,4 +44,5 @@ struct Rings {
   Ring<STAGES> q;
   Ring<O_STAGES> dout;
   Ring<DS_STAGES> ds;
+  Turns turns;
 };

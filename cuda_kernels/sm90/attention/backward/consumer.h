@@ -14,7 +14,6 @@ struct Consumer {
   float scale, scale_log2, cap, cap_inverse;
   int group, warp, thread_lane;
 
-  KS_DEVICE int adder() const { return group * 4 + warp; }
   template<int ROWS> KS_DEVICE void zero(char* tile, int from) const { zero_rows<ROWS, D>(tile, from, 1 + group, warp, thread_lane); }
   // A gradient, through this warp's rows of V.
   KS_DEVICE void store(const float (&x)[D / 2], float by, const WorkTile& w, int stage, const TensorMap& map, const Matrices<T>& to) const {
@@ -22,10 +21,11 @@ struct Consumer {
     store_gradient<T, KEYS>(x, by, storage.v[stage], first, w.tile * KEYS + first, w, map, to, thread_lane);
   }
 
-  KS_DEVICE void run() const;
+  // COLUMNS: of this consumer's piece of dq.
+  template<int COLUMNS> KS_DEVICE void run() const;
 };
 
-KS_DEVICE void Consumer::run() const {
+template<int COLUMNS> KS_DEVICE void Consumer::run() const {
   PipelineState<KV_STAGES> kv{0, 0};
   PipelineState<STAGES> q{0, 0};
   PipelineState<O_STAGES> own_o{0, 0};
@@ -38,7 +38,7 @@ KS_DEVICE void Consumer::run() const {
   const u64 q_mn_major = whole(descriptor_mn_major(shared_address(storage.q), STEP * 128));
   const u64 o_k_major = whole(descriptor_k_major(shared_address(storage.dout)));
   const u64 o_mn_major = whole(descriptor_mn_major(shared_address(storage.dout), STEP * 128));
-  const u64 ds_tiles = whole(descriptor_mn_major(shared_address(storage.ds) + group / (D / 64) * 64 * 128, 64 * 128));
+  const u64 ds_tiles = whole(descriptor_mn_major(shared_address(storage.ds) + group / PANELS * 64 * 128, 64 * 128));
   const u32 ds_rows = shared_address(storage.ds) + group * DS_BYTES + warp * 16 * 128 + matrix_row(lane) + matrix_chunk(0, lane);
   const u32 lse_rows = shared_address(storage.lse) + lane % 4 * 8;
   constexpr int DOTS = sizeof(storage.lse);  // from the values of lse to those of dots
@@ -51,7 +51,7 @@ KS_DEVICE void Consumer::run() const {
 #pragma unroll 1
   for (;;) {
     rings.kv.wait_full(kv);
-    const WorkTile& w = storage.work_tiles[work_slot({kv.stage, kv.parity ^ 1})];
+    const WorkTile& w = storage.work_tiles[work_slot<KV_STAGES>({kv.stage, kv.parity ^ 1})];
     if (w.steps < 0) break;
     const int shift = w.S_k - w.S_q, key0 = w.tile * KEYS + group * 64;
     const bool tail = key0 + 64 > w.S_k;
@@ -61,7 +61,7 @@ KS_DEVICE void Consumer::run() const {
     }
     const u64 k_k_major = whole(descriptor_k_major(shared_address(storage.k[kv.stage]) + group * 64 * 128));
     const u64 v_k_major = whole(descriptor_k_major(shared_address(storage.v[kv.stage]) + group * 64 * 128));
-    const u64 k_mn_major = whole(descriptor_mn_major(shared_address(storage.k[kv.stage]) + group % (D / 64) * KEYS * 128, KEYS * 128));
+    const u64 k_mn_major = whole(descriptor_mn_major(shared_address(storage.k[kv.stage]) + group % PANELS * KEYS * 128, KEYS * 128));
 
     float dk[D / 2], dv[D / 2];
 #pragma unroll
@@ -69,12 +69,11 @@ KS_DEVICE void Consumer::run() const {
     pin(dk), pin(dv);  // else the compiler keeps the zeros of a tile without steps apart, and serialises the products
 
     if (w.steps > 0) {
-      const int begin = w.begin, end = w.end;
+      const int begin = w.first, end = w.stop, way = w.way();
       // The step's block of queries: as scores are made, and a step behind, as dq is added.
       int m = begin, m_added = begin;
       int block = count.blocks.first(w.batch, w.q_first) + w.kv_head * count.head_group * count.blocks.head_blocks + begin;
       bool first = true;      // whether no ds has been written
-      int turn = -1;          // in order: the block that was added to last, whose counter is not yet advanced
       float s[STEP / 2];
 
       // The stage of the step before, which dk has read.
@@ -92,47 +91,31 @@ KS_DEVICE void Consumer::run() const {
                                             advanced(y, k / 4 * STEP * 128 + k % 4 * 32), k != 0);
         wgmma_commit();
       };
-      auto start_dq = [&](float (&dq)[32], const PipelineState<DS_STAGES>& ds_in) {
+      auto start_dq = [&](float (&dq)[COLUMNS / 2], const PipelineState<DS_STAGES>& ds_in) {
         const u64 x = advanced(ds_tiles, ds_in.stage * GROUPS * DS_BYTES);
 #pragma unroll
         for (int k = 0; k < KEYS / 16; k++)
-          Wgmma<T, 64>::template ss<1, 1>(dq, advanced(x, k / 4 * DS_BYTES + k % 4 * 2048), advanced(k_mn_major, k * 2048), k != 0);
+          Wgmma<T, COLUMNS>::template ss<1, 1>(dq, advanced(x, k / 4 * DS_BYTES + k % 4 * 2048), advanced(k_mn_major, k * 2048), k != 0);
         wgmma_commit();
       };
-      // In order: the piece added to last is handed to the tile of the keys before. A step late: then its additions are over.
-      auto turns = [&](int at) { return a.turns + (i64)at * ADDERS + adder(); };
-      auto pass_turn = [&] {
-        if (!KS_IN_ORDER || turn < 0) return;
-        warp_barrier();
-        if (lane == 0) add_release(turns(turn), 1);  // releases what the other lanes have added, too
-        turn = -1;
-      };
-      // How many tiles have added to the next piece: asked for ahead, as the answer takes a while.
-      auto ask_turn = [&]() -> u32 { return KS_IN_ORDER && lane == 0 ? load_relaxed(turns(block)) : 0; };
-      // Until all tiles of later keys have. The additions after it are made in L2, where the counter is: relaxed loads will do.
-      auto take_turn = [&](u32 done) {
-        if (!KS_IN_ORDER) return;
-        turn = block;
-        if (lane == 0) {
-          const u32 before = band.tiles_met(m_added * STEP, shift, w.S_k, KEYS) - 1 - w.tile;
-          while (done != before) done = load_relaxed(turns(turn));
-        }
-        warp_barrier();
-      };
       // This warp's part of a piece to the sums, as fragments lie.
-      auto add_dq = [&](float (&dq)[32], const PipelineState<DS_STAGES>& ds_in, u32 done) {
+      auto add_dq = [&](float (&dq)[COLUMNS / 2], const PipelineState<DS_STAGES>& ds_in) {
         pin(dq);
         if (first) {  // what the first step multiplies is nothing's ds
           first = false;
           return;
         }
         if (lane == 0) barrier_arrive(rings.ds.empty(ds_in));
-        take_turn(done);
-        float* const to = a.sums + (i64)block * (STEP * D) + adder() * WARP_PIECE + lane * 4;
+        if (KS_IN_ORDER) barrier_wait(rings.turns.of(group).full({0, 0}), ds_in.stage);  // one turn a step: ds's stage is its parity
+        float* const to = a.sums + (i64)block * (STEP * D) + group * PIECE + warp * 16 * COLUMNS + lane * 4;
 #pragma unroll
-        for (int i = 0; i < 8; i++) global_add(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-        block++;
-        if (++m_added == end) {
+        for (int i = 0; i < COLUMNS / 8; i++) global_add(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+        if (KS_IN_ORDER) {
+          warp_barrier();
+          if (lane == 0) barrier_arrive(rings.turns.of(group).empty({0, 0}));
+        }
+        block += way;
+        if ((m_added += way) == end) {
           m_added = begin;
           block += count.blocks.head_blocks - (end - begin);
         }
@@ -207,16 +190,14 @@ KS_DEVICE void Consumer::run() const {
         warp_barrier();
         if (lane == 0) barrier_arrive(rings.ds.full(ds_out));
         ds_out.advance();
-        const u32 done = ask_turn();
-        pass_turn();
         wgmma_wait<0>();
         pin(dv);
         if (lane == 0) barrier_arrive(rings.dout.empty(o()));
         own_o.advance();
         q.advance();
-        if (++m == end) m = begin;
+        if ((m += way) == end) m = begin;
         pin(dk);
-        float dq[32];
+        float dq[COLUMNS / 2];
         if (!first) rings.ds.wait_full(ds_out);
         wgmma_fence();
         start_dq(dq, ds_out);
@@ -225,7 +206,7 @@ KS_DEVICE void Consumer::run() const {
         for (int k = 0; k < STEP / 16; k++) Wgmma<T, D>::rs(dk, ds + 4 * k, advanced(q_rows, k * 2048), 1);
         wgmma_commit();
         wgmma_wait<LAST ? 1 : 2>();
-        add_dq(dq, ds_out, done);
+        add_dq(dq, ds_out);
         if (!LAST) {  // s under way across the loop's end would serialise all products; only dk may be
           wgmma_wait<1>();
           pin(s);
@@ -239,16 +220,14 @@ KS_DEVICE void Consumer::run() const {
       for (int i = w.steps - 1; i > 0; i--) step(Flag<false>{});
       step(Flag<true>{});
       {
-        float dq[32];
+        float dq[COLUMNS / 2];
         auto ds_in = ds_out;
         ds_in.advance();
         rings.ds.wait_full(ds_in);
         wgmma_fence();
         start_dq(dq, ds_in);
         wgmma_wait<0>();
-        pass_turn();
-        add_dq(dq, ds_in, ask_turn());
-        pass_turn();
+        add_dq(dq, ds_in);
       }
       pin(dk);
       pin(dv);

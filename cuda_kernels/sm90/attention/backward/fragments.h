@@ -53,7 +53,7 @@ template<int ROWS, int COLUMNS> KS_DEVICE void zero_rows(char* tile, int from, i
 #pragma unroll 1
   for (int i = max_of(from, 0) * 8 + thread; i < ROWS * 8; i += 128)
 #pragma unroll
-    for (int c = 0; c < COLUMNS / 64; c++) *(uint4*)(tile + c * ROWS * 128 + i * 16) = uint4{0, 0, 0, 0};
+    for (int c = 0; c < (COLUMNS + 63) / 64; c++) *(uint4*)(tile + c * ROWS * 128 + i * 16) = uint4{0, 0, 0, 0};
   async_proxy_fence();
   named_barrier_sync(barrier, 128);
 }
@@ -68,9 +68,10 @@ KS_DEVICE void store_gradient(const float (&x)[D / 2], float by, char* tile, int
 #pragma unroll
   for (int c = 0; c < D; c += 64) {
     char* const panel = tile + c / 64 * ROWS * 128 + first * 128;
+    const int chunks = piece_columns(c / 64) / 8;
     const u32 line = shared_address(panel) + matrix_row(lane);
 #pragma unroll
-    for (int chunk = 0; chunk < 8; chunk += 2) {
+    for (int chunk = 0; chunk < chunks; chunk += 2) {
       const float* const y = x + c / 2 + chunk * 4;
       stmatrix(line + matrix_chunk(chunk, lane), pack2(y[0] * by, y[1] * by, T()), pack2(y[2] * by, y[3] * by, T()),
                pack2(y[4] * by, y[5] * by, T()), pack2(y[6] * by, y[7] * by, T()));
@@ -82,8 +83,9 @@ KS_DEVICE void store_gradient(const float (&x)[D / 2], float by, char* tile, int
     } else {
       T* const line_to = to.base + (i64)(w.k_first + row) * to.row + w.kv_head * to.head + c;
 #pragma unroll 1
-      for (int i = lane; i < count * 8; i += WARP)
-        *(uint4*)(line_to + (i64)(i / 8) * to.row + i % 8 * 8) = *(const uint4*)(panel + i / 8 * 128 + (i % 8 ^ i / 8 % 8) * 16);
+      for (int i = lane; i < count * chunks; i += WARP)
+        *(uint4*)(line_to + (i64)(i / chunks) * to.row + i % chunks * 8) =
+            *(const uint4*)(panel + i / chunks * 128 + (i % chunks ^ i / chunks % 8) * 16);
     }
   }
   if (lane == 0) tma_store_commit(), tma_store_wait_read<0>();

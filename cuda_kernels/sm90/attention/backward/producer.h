@@ -57,15 +57,15 @@ struct Producer {
         load_kv(w);
         continue;
       }
-      int head = w.kv_head * scheduler.count.head_group, m = w.begin;
+      int head = w.kv_head * scheduler.count.head_group, m = w.first;
       auto block = [&] { return blocks.first(w.batch, w.q_first) + head * blocks.head_blocks + m; };
       load_q(w, head, block(), w.q_first + m * STEP);
       load_kv(w);
 #pragma unroll 1
       for (;;) {
         load_dout(w, head, block(), w.q_first + m * STEP);
-        if (++m == w.end) {
-          m = w.begin;
+        if ((m += w.way()) == w.stop) {
+          m = w.first;
           if (++head == (w.kv_head + 1) * scheduler.count.head_group) break;
         }
         load_q(w, head, block(), w.q_first + m * STEP);

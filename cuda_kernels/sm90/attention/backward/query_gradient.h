@@ -8,7 +8,7 @@
 #include "sm90/wgmma.h"
 
 typedef KS_T T;
-constexpr int ROWS = 64, ROW_THREADS = D / 8, AT_ONCE = 128 / ROW_THREADS;
+constexpr int ROWS = 64, ROW_THREADS = D <= 64 ? 8 : D <= 128 ? 16 : 32, AT_ONCE = 128 / ROW_THREADS;
 
 KS_KERNEL(128, 1)
 attention_backward_dq_sm90(const float* sums, Matrices<T> dq, Sequences sequences, SumBlocks blocks, float scale) {
@@ -20,10 +20,10 @@ attention_backward_dq_sm90(const float* sums, Matrices<T> dq, Sequences sequence
   if (tile * ROWS >= s.S_q) return;
   const i64 block = blocks.first(batch, s.q_first) + (i64)head * blocks.head_blocks + tile / PARTS;
   const int warp = warp_index(), row = warp * 16 + lane() / 4;
-  const float4* const from = (const float4*)(sums + block * (STEP * D) + tile % PARTS * ROWS * D + warp * WARP_PIECE) + lane();
+  const float4* const from = (const float4*)(sums + block * (STEP * D) + tile % PARTS * ROWS * D) + lane();
 #pragma unroll
   for (int c = 0; c < D / 8; c++) {
-    const float4 x = from[c / 8 * (PIECE / 4) + c % 8 * 32];
+    const float4 x = from[c / 8 * (PIECE / 4) + warp * (4 * piece_columns(c / 8)) + c % 8 * 32];
     rows[row][c * 4 + lane() % 4] = pack2(x.x * scale, x.y * scale, T());
     rows[row + 8][c * 4 + lane() % 4] = pack2(x.z * scale, x.w * scale, T());
   }
@@ -33,6 +33,6 @@ attention_backward_dq_sm90(const float* sums, Matrices<T> dq, Sequences sequence
 #pragma unroll
   for (int i = 0; i < ROWS; i += AT_ONCE) {
     const int at = i + thread_index() / ROW_THREADS;
-    if (tile * ROWS + at < s.S_q) *(uint4*)(to + (i64)(tile * ROWS + at) * dq.row + column) = *(const uint4*)&rows[at][column / 2];
+    if (tile * ROWS + at < s.S_q && column < D) *(uint4*)(to + (i64)(tile * ROWS + at) * dq.row + column) = *(const uint4*)&rows[at][column / 2];
   }
 }

@@ -2,13 +2,13 @@
 // and −LSE in base 2; rows beyond a sequence's end get −inf, so that they have no weight. Besides, the sums of dq and the counters of
 // turns are set to zero.
 //
-// One block of 256 threads 64 rows of a head, D/8 threads a row, 16 bytes each; nothing is shared. It moves 8·D + 8 bytes a row and
+// One block of 256 threads 64 rows of a head, a power of two of threads a row, 16 bytes each; nothing is shared. It moves 8·D + 8 bytes a row and
 // runs at the speed of memory.
 // Constants: those of scores.h and sequences.h; KS_T, KS_D, KS_STEP, KS_IN_ORDER (there are turns).
 #include "sm90/attention/backward/sums.h"
 
 typedef KS_T T;
-constexpr int ROWS = 64, ROW_THREADS = D / 8, AT_ONCE = 256 / ROW_THREADS;
+constexpr int ROWS = 64, ROW_THREADS = D <= 64 ? 8 : D <= 128 ? 16 : 32, AT_ONCE = 256 / ROW_THREADS;
 
 struct alignas(16) Eight { T x[8]; };
 
@@ -25,7 +25,7 @@ attention_backward_rows_sm90(Matrices<const T> out, Matrices<const T> dout, RowV
   Chunk<float>* const zeros = (Chunk<float>*)(sums + block * (STEP * D) + row0 * D);
 #pragma unroll
   for (int i = 0; i < ROWS * D / 4 / 256; i++) zeros[i * 256 + thread_index()] = Chunk<float>{};
-  if (KS_IN_ORDER && row0 == 0 && thread_index() < ADDERS) turns[block * ADDERS + thread_index()] = 0;
+  if (KS_IN_ORDER && row0 == 0 && thread_index() < PIECES) turns[block * PIECES + thread_index()] = 0;
 
   const T* const x = dout.at<KS_Q_VIEW>(batch, head, blocks.num_heads, s.q_first);
   const T* const y = out.at<KS_Q_VIEW>(batch, head, blocks.num_heads, s.q_first);
@@ -35,7 +35,7 @@ attention_backward_rows_sm90(Matrices<const T> out, Matrices<const T> dout, RowV
   for (int i = 0; i < ROWS; i += AT_ONCE) {
     const int at = i + thread_index() / ROW_THREADS, row = tile * ROWS + at;
     float sum = 0.f;
-    if (row < s.S_q) {
+    if (row < s.S_q && column < D) {
       const Eight left = *(const Eight*)(x + (i64)row * dout.row + column), right = *(const Eight*)(y + (i64)row * out.row + column);
 #pragma unroll
       for (int e = 0; e < 8; e++) sum = fmaf(to_sum(left.x[e]), to_sum(right.x[e]), sum);

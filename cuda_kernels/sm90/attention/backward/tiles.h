@@ -2,19 +2,31 @@
 // consumers read the WorkTile in shared memory.
 //
 // Dense: under a mask or in order, tiles are handed out by a counter, `section` KV heads together. In any order a head's earliest
-// keys come first: causal tiles are then the longest first. In order the last keys come first, as they are added first: a tile
-// waits only for tiles that were handed out before, and under a mask those are ahead of it by the keys between them. Sections are
-// wide, so that few tiles of a head run at once. Else head after head by stride. Packed: sequence after sequence.
+// keys come first: causal tiles are then the longest first. In order a tile waits only for tiles that were handed out before. The
+// last keys come first, and their sums: under a mask they are ahead by the keys between them. But a launch would then end with its
+// longest tiles, up to a tenth of its time: so in the last section under a causal mask the earliest keys come first, and tiles walk
+// over their queries from the last, where all of them begin: BACKWARDS. Sections are wide, so that few tiles of a head run at once.
+// Else head after head by stride. Packed: sequence after sequence, in order all heads of one together.
 #pragma once
 #include "sm90/attention/backward/sums.h"
-#include "sm90/ptx.h"
+#include "sm90/pipeline.h"
 
-// A tile of keys, and the blocks [begin, end) of every head's queries that see one of them; steps: those of all heads of the group.
+// Whether some tiles walk over their queries from the last to the first.
+constexpr bool BACKWARDS = KS_IN_ORDER && KS_CAUSAL && !KS_WINDOW && KS_KV_VIEW != PACKED;
+
+// A tile of keys, and the blocks of every head's queries that see one of them, from `first` until before `stop`, which lies behind it
+// or, BACKWARDS, before it; steps: those of all heads of the group.
 struct alignas(16) WorkTile {
   int batch, kv_head, tile, steps;  // steps −1: no more work
-  int begin, end, S_q, S_k;
+  int first, stop, S_q, S_k;
   int q_first, k_first;
+  // From a block to the next.
+  KS_DEVICE int way() const { return BACKWARDS && first > stop ? -1 : 1; }
 };
+
+// Where the producer leaves a tile: those whose K and V are there, and the one that it prepares. The slot follows from the tile's
+// place in the ring of K and V: two turns of it are told apart by their parity.
+template<int KV_STAGES> KS_DEVICE int work_slot(const PipelineState<KV_STAGES>& kv) { return kv.stage + KV_STAGES * kv.parity; }
 
 // The number of a launch's tiles, computed on the host. An argument of the kernel, passed whole.
 struct TileCount {
@@ -37,26 +49,38 @@ struct Band {
     const int end = KS_CAUSAL || KS_WINDOW ? min_of(i + STEP + shift + reach(), S_k) : S_k;
     return (u32)(end + keys - 1) / keys;
   }
+  // How many tiles of `keys` keys add before w to the block of queries m: those of later keys, where it walks backwards of earlier.
+  KS_DEVICE int earlier(const WorkTile& w, int m, int keys) const {
+    return w.way() < 0 ? w.tile : tiles_met(m * STEP, w.S_k - w.S_q, w.S_k, keys) - 1 - w.tile;
+  }
 };
 
 template<int KEYS> struct TileScheduler {
   TileCount count;
   Sequences sequences;
   Band band;
-  int at, before;  // packed: the current sequence, and the number of tiles before it
+  int (&walk)[2];  // packed, in shared memory as registers are few: the current sequence, and the number of tiles before it; zeros first
 
   // Tile t, which is not below the previous call's; false where there is none.
   KS_DEVICE bool next(int t, WorkTile& w) {
+    bool backwards = false;
     if constexpr (KS_KV_VIEW == PACKED) {
-      int tiles;
+      int tiles, at = walk[0], before = walk[1];
       for (;; at++) {
         if (at == count.batch) return false;
         tiles = divide_up(sequences.k_offsets[at + 1] - sequences.k_offsets[at], KEYS);
         if (t < before + tiles * count.kv_heads) break;
         before += tiles * count.kv_heads;
       }
-      w.batch = at, w.kv_head = (t - before) / tiles, w.tile = (t - before) - w.kv_head * tiles;
-      if (KS_IN_ORDER) w.tile = tiles - 1 - w.tile;
+      walk[0] = at, walk[1] = before;
+      const int rest = t - before;
+      w.batch = at;
+      if constexpr (KS_IN_ORDER) {
+        const int tile = (u32)rest / (u32)count.kv_heads;
+        w.kv_head = rest - tile * count.kv_heads, w.tile = tiles - 1 - tile;
+      } else {
+        w.kv_head = (u32)rest / (u32)tiles, w.tile = rest - w.kv_head * tiles;
+      }
     } else {
       if (t >= count.total) return false;
       int head;
@@ -64,7 +88,8 @@ template<int KEYS> struct TileScheduler {
         const int section = (u32)t / (u32)count.section_tiles, rest = t - section * count.section_tiles;
         const int width = min_of(count.section, count.batch * count.kv_heads - section * count.section);
         w.tile = (u32)rest / (u32)width, head = section * count.section + (rest - w.tile * width);
-        if (KS_IN_ORDER) w.tile = count.key_tiles - 1 - w.tile;
+        backwards = BACKWARDS && (section + 1) * count.section_tiles >= count.total;
+        if (KS_IN_ORDER && !backwards) w.tile = count.key_tiles - 1 - w.tile;
       } else {
         head = (u32)t / (u32)count.key_tiles, w.tile = t - head * count.key_tiles;
       }
@@ -73,9 +98,10 @@ template<int KEYS> struct TileScheduler {
     const Sequence s = sequences.at(w.batch);
     const int S_k = s.S_k, key = w.tile * KEYS, shift = S_k - s.S_q;
     w.S_q = s.S_q, w.S_k = S_k, w.q_first = s.q_first, w.k_first = s.k_first;
-    w.begin = (u32)band.begin(key, shift) / STEP;
-    w.end = (u32)(band.end(min_of(key + KEYS, S_k) - 1, shift, opaque(s.S_q)) + STEP - 1) / STEP;
-    w.steps = key < S_k ? max_of(w.end - w.begin, 0) * count.head_group : 0;
+    const int begin = (u32)band.begin(key, shift) / STEP;
+    const int end = (u32)(band.end(min_of(key + KEYS, S_k) - 1, shift, opaque(s.S_q)) + STEP - 1) / STEP;
+    w.first = backwards ? end - 1 : begin, w.stop = backwards ? begin - 1 : end;
+    w.steps = key < S_k ? max_of(end - begin, 0) * count.head_group : 0;
     return true;
   }
 };

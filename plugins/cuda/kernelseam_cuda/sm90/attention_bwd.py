@@ -56,8 +56,8 @@ OPTIONS = frozenset(
 )
 """The forward's options that the kernel has the gradients of."""
 DIMS = tuple(dict.fromkeys(t.head_dim for t in ATTENTION_BWD))
-_WARP_PIECE = 16 * 64
-"""Sums that a warp adds to: sums.h."""
+_CONSUMERS = 2
+"""Of a block; each adds to a piece of its own of the sums: sums.h."""
 _BOX_COLUMNS, _STORE_ROWS, _ROWS = 64, 16, 64
 _COUNTERS_BYTES = 256
 
@@ -144,13 +144,13 @@ class HopperBackwardKernel(KernelDefinition):
         gradient."""
         p, spec = problem.forward, problem.spec.forward
         blocks = total_blocks(problem, tile)
-        rows, adders = blocks * tile.step, tile.step * tile.head_dim // _WARP_PIECE
+        rows = blocks * tile.step
         workspace, size = dict[str, int](), _COUNTERS_BYTES
         for name, needed in (
             ("lse_base2", 4 * rows),
             ("dots", 4 * rows),
             ("sums", 4 * rows * tile.head_dim),
-            ("turns", 4 * adders * blocks * in_order(problem.spec)),
+            ("turns", 4 * _CONSUMERS * tile.cluster * blocks * in_order(problem.spec)),
         ):
             workspace[name] = size
             size += divide_up(needed, 256) * 256

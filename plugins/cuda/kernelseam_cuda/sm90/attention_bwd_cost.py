@@ -38,14 +38,14 @@ def total_blocks(problem: AttentionBwdProblem, tile: BackwardTile) -> int:
 
 def tile_count(problem: AttentionBwdProblem, tile: BackwardTile) -> dict[str, int]:
     """Tiles of a launch and blocks of its sums. A section's queries, their result's gradients and
-    their sums stay in L2."""
+    their sums stay in L2; sections are of one width."""
     p = problem.forward
     key_tiles, query_blocks = divide_up(p.S_k, tile.keys), divide_up(p.S_q, tile.step)
     heads = p.batch * p.kv_heads
     section_bytes = _SECTION_BYTES[in_order(problem.spec)]
     row_bytes = p.spec.head_dim * (2 * p.spec.dtype.itemsize + 4)
     head_bytes = p.S_q * row_bytes * p.head_group
-    section = min(max(section_bytes // head_bytes, 1), heads)
+    section = divide_up(heads, divide_up(heads, max(section_bytes // head_bytes, 1)))
     packed = p.spec.q_view == "packed"
     return {
         "key_tiles": key_tiles,

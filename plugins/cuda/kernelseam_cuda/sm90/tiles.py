@@ -260,7 +260,7 @@ ATTENTION = (
 
 @dataclass(frozen=True)
 class HopperBackwardTile:
-    """Two consumers of 64 keys each, and 8192 / ``head_dim`` queries a step.
+    """Two consumers of 64 keys each, and 64 queries a step, 128 of head dim 64.
 
     ``stages`` of queries, ``o_stages`` of their result's gradient, ``kv_stages`` of keys and values
     (2: the next tile's arrive during this one).
@@ -293,13 +293,14 @@ class HopperBackwardTile:
 
     @property
     def step(self) -> int:
-        return 8192 // self.head_dim
+        return 128 if self.head_dim <= 64 else 64
 
     @property
     def shared_bytes(self) -> int:
         """K and V, rings of q and dout with their rows' values, ds of two steps, control."""
-        kv = self.kv_stages * 2 * self.keys * self.head_dim * 2
-        ring = (self.stages + self.o_stages) * self.step * (self.head_dim * 2 + 4)
+        row = -(-self.head_dim // 64) * 128
+        kv = self.kv_stages * 2 * self.keys * row
+        ring = (self.stages + self.o_stages) * self.step * (row + 4)
         size = kv + ring + 2 * self.keys * self.step * 2 + _CONTROL_BYTES
         assert size <= _SHARED_BYTES
         return size
@@ -359,9 +360,10 @@ class HopperWideBackwardTile:
 BACKWARD_REGISTERS = 24, 240
 """As ``REGISTERS``, of the gradients' two consumers."""
 ATTENTION_BWD = (
-    HopperBackwardTile(64, 3, 2, 2, rate=0.86, rate_in_order=0.66),
-    HopperBackwardTile(128, 3, 3, rate=1.03, rate_in_order=0.66),
-    HopperWideBackwardTile(256, 4, 3, rate=0.82, rate_in_order=0.52),
+    HopperBackwardTile(64, 3, 2, 2, rate=0.86, rate_in_order=0.87),
+    HopperBackwardTile(96, 3, 3, rate=0.87, rate_in_order=0.86),
+    HopperBackwardTile(128, 3, 3, rate=0.93, rate_in_order=0.91),
+    HopperWideBackwardTile(256, 4, 3, rate=0.74, rate_in_order=0.73),
 )
 """The preferred of a spec first."""
 

@@ -1,7 +1,7 @@
 // What the roles of a block share: sizes, shared memory, rings, arguments. Constants: see backward_wide.h.
 #pragma once
 #include "sm90/attention/backward/tiles.h"
-#include "sm90/pipeline.h"
+#include "sm90/attention/backward/turns.h"
 #include "sm90/attention/softmax.h"
 
 typedef KS_T T;
@@ -14,7 +14,7 @@ constexpr int KV_BYTES = tile_bytes<BLOCK_KEYS, D>, OTHER_BYTES = tile_bytes<BLO
 constexpr int HALF_BYTES = tile_bytes<STEP, HALF>, PANEL_BYTES = STEP * 128, KEY_PANEL_BYTES = BLOCK_KEYS * 128;
 constexpr int DS_BYTES = BLOCK_KEYS * STEP * 2, ROW_BYTES = STEP * 4, WARP_DS_BYTES = 16 * STEP * 2;
 static_assert(STEP == 64 && D == 2 * HALF, "a step is one box, a thread's part of dk or dv two halves");
-static_assert(ADDERS == CLUSTER * CONSUMERS / WARP, "each consumer of a cluster multiplies one 64×64 piece of dq");
+static_assert(PIECES == CLUSTER * GROUPS, "each consumer of a cluster multiplies one 64×64 piece of dq");
 static_assert(Q_STAGES >= 4 && O_STAGES >= 2, "a step's product is handed back after the next step's stages were waited for");
 // Whether other data may follow a sequence's last query, and its last key, in memory.
 constexpr bool RAGGED_QUERIES = KS_Q_VIEW == PACKED, RAGGED_KEYS = KS_KV_VIEW == PACKED || KS_LENGTHS;
@@ -29,7 +29,9 @@ struct alignas(1024) SharedStorage {
   char ds[DS_STAGES][CLUSTER][DS_BYTES];            // of this block's keys, where p was, and of the other's
   float lse[Q_STAGES][STEP], dots[Q_STAGES][STEP];  // beside the first half of q
   WorkTile work_tiles[WORK_SLOTS];
+  int walk[2];
   u64 kv_ring[2], q_ring[2 * Q_STAGES], dout_ring[2 * O_STAGES], ds_ring[2 * DS_STAGES], p_ring[2 * DS_STAGES], tile_ring[2];
+  u64 turn_ring[2 * GROUPS];
   int tile;  // the number that the first block's producer tells the other's
 };
 static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
@@ -41,7 +43,7 @@ struct Operands {
   Matrices<T> dk, dv;
   const float *lse, *dots;  // of every row of a block (sums.h): −lse in base 2, −inf where there is no such query, and dots
   float* sums;
-  u32* turns;               // of every block and warp that adds to it: how many tiles have
+  u32* turns;               // of every piece of a block: how many tiles have added
   u32* counter;             // [2]: next tile, finished clusters; zero before and after the launch
 };
 
@@ -52,6 +54,7 @@ struct Rings {
   Ring<DS_STAGES> ds;
   Ring<DS_STAGES> p;  // p, where ds will be; full alone: it is empty when ds is
   Ring<1> tile;
+  Turns turns;
 };
 
 // A warp's arrival at a stage's empty barrier, in both blocks of the cluster.

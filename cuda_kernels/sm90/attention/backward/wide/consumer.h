@@ -33,9 +33,8 @@ struct Consumer {
     zero_rows<64, COLUMNS>(tile, from, 1 + group, warp, thread_lane);
   }
 
-  // Of the four panels of dq's columns, this consumer's; of the warps that add to a block of sums, this one.
+  // Of the four panels of dq's columns, this consumer's.
   KS_DEVICE int panel() const { return rank * GROUPS + group; }
-  KS_DEVICE int adder() const { return panel() * 4 + warp; }
 
   template<bool SCORES> KS_DEVICE void run() const;
 };
@@ -74,12 +73,11 @@ template<bool SCORES> KS_DEVICE void Consumer::run() const {
     pin(sum);
 
     if (w.steps > 0) {
-      const int begin = w.begin, end = w.end;
+      const int begin = w.first, end = w.stop, way = w.way();
       // The step's block of queries: as products are made, and a step behind, as dq is added.
       int m_near = begin, m = begin, m_added = begin;
       int block = count.blocks.first(w.batch, w.q_first) + w.kv_head * count.head_group * count.blocks.head_blocks + begin;
       bool first = true;      // whether no ds has been written
-      int turn = -1;          // in order: the block that was added to last, whose counter is not yet advanced
       float x[STEP / 2];      // s or dp
 
       auto start_near = [&] {
@@ -91,7 +89,7 @@ template<bool SCORES> KS_DEVICE void Consumer::run() const {
           zero<HALF>(near_tiles + near.stage * HALF_BYTES, w.S_q - m_near * STEP);
           zero<HALF>(near_tiles + second.stage * HALF_BYTES, w.S_q - m_near * STEP);
         }
-        if (++m_near == end) m_near = begin;
+        if ((m_near += way) == end) m_near = begin;
         const u64 own = whole(descriptor_k_major(address_here(SCORES ? storage.k : storage.v)));
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -124,40 +122,24 @@ template<bool SCORES> KS_DEVICE void Consumer::run() const {
           Wgmma<T, 64>::template ss<1, 1>(dq, advanced(y, DS_BYTES + k * 2048), advanced(other, k * 2048), 1);
         wgmma_commit();
       };
-      // In order: the piece added to last is handed to the tile of the keys before. A step late: then its additions are over.
-      auto turns = [&](int at) { return a.turns + (i64)at * ADDERS + adder(); };
-      auto pass_turn = [&] {
-        if (!KS_IN_ORDER || turn < 0) return;
-        warp_barrier();
-        if (lane == 0) add_release(turns(turn), 1);  // releases what the other lanes have added, too
-        turn = -1;
-      };
-      // How many tiles have added to the next piece: asked for ahead, as the answer takes a while.
-      auto ask_turn = [&]() -> u32 { return KS_IN_ORDER && lane == 0 ? load_relaxed(turns(block)) : 0; };
-      // Until all tiles of later keys have. The additions after it are made in L2, where the counter is: relaxed loads will do.
-      auto take_turn = [&](u32 done) {
-        if (!KS_IN_ORDER) return;
-        turn = block;
-        if (lane == 0) {
-          const u32 earlier = band.tiles_met(m_added * STEP, shift, w.S_k, KEYS) - 1 - w.tile;
-          while (done != earlier) done = load_relaxed(turns(turn));
-        }
-        warp_barrier();
-      };
       // This warp's part of a piece to the sums, as fragments lie.
-      auto add_dq = [&](float (&dq)[32], const PipelineState<DS_STAGES>& ds_in, u32 done) {
+      auto add_dq = [&](float (&dq)[32], const PipelineState<DS_STAGES>& ds_in) {
         pin(dq);
         if (first) {  // what the first step multiplies is nothing's ds
           first = false;
           return;
         }
-        take_turn(done);
-        float* const to = a.sums + (i64)block * (STEP * D) + adder() * WARP_PIECE + lane * 4;
+        if (KS_IN_ORDER) barrier_wait(rings.turns.of(group).full({0, 0}), ds_in.stage);  // one turn a step: ds's stage is its parity
+        float* const to = a.sums + (i64)block * (STEP * D) + panel() * PIECE + warp * 16 * 64 + lane * 4;
 #pragma unroll
         for (int i = 0; i < 8; i++) global_add(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+        if (KS_IN_ORDER) {
+          warp_barrier();
+          if (lane == 0) barrier_arrive(rings.turns.of(group).empty({0, 0}));
+        }
         release(rings.ds.empty(ds_in), lane);
-        block++;
-        if (++m_added == end) {
+        block += way;
+        if ((m_added += way) == end) {
           m_added = begin;
           block += count.blocks.head_blocks - (end - begin);
         }
@@ -243,8 +225,6 @@ template<bool SCORES> KS_DEVICE void Consumer::run() const {
         if constexpr (SCORES) make_p(y);
         else make_ds(y);
         ds_out.advance();  // to ds of the step before
-        const u32 done = ask_turn();
-        pass_turn();
         pin(sum);
         if (RAGGED_QUERIES && SCORES && m * STEP + STEP > w.S_q) {  // q has been set to zero before s
           auto second = far;
@@ -282,13 +262,13 @@ template<bool SCORES> KS_DEVICE void Consumer::run() const {
           release_near();
         }
         wgmma_wait<KS_IN_ORDER && !LAST ? 1 : 0>();
-        add_dq(dq, ds_out, done);
+        add_dq(dq, ds_out);
         if (KS_IN_ORDER && !LAST) {
           wgmma_wait<0>();
           pin(x);
           release_near();
         }
-        if (++m == end) m = begin;
+        if ((m += way) == end) m = begin;
       };
 
       start_near();
@@ -305,9 +285,7 @@ template<bool SCORES> KS_DEVICE void Consumer::run() const {
         rings.ds.wait_full(ds_in);
         start_dq(dq, ds_in);
         wgmma_wait<0>();
-        pass_turn();
-        add_dq(dq, ds_in, ask_turn());
-        pass_turn();
+        add_dq(dq, ds_in);
       }
     }
     named_barrier_sync(3, CONSUMERS);  // all products of K and V are over

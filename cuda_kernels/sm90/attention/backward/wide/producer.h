@@ -93,14 +93,14 @@ struct Producer {
         load_kv(w);
         continue;
       }
-      int head = w.kv_head * scheduler.count.head_group, m = w.begin;
+      int head = w.kv_head * scheduler.count.head_group, m = w.first;
 #pragma unroll 1
       for (;;) {
         load_q(w, head, blocks.first(w.batch, w.q_first) + head * blocks.head_blocks + m, w.q_first + m * STEP);
-        if (m == w.begin && head == w.kv_head * scheduler.count.head_group) load_kv(w);
+        if (m == w.first && head == w.kv_head * scheduler.count.head_group) load_kv(w);
         load_dout(w, head, w.q_first + m * STEP);
-        if (++m == w.end) {
-          m = w.begin;
+        if ((m += w.way()) == w.stop) {
+          m = w.first;
           if (++head == (w.kv_head + 1) * scheduler.count.head_group) break;
         }
       }

@@ -1,0 +1,59 @@
+// Who adds to the sums of dq, and when: what makes a result the same every time. In order, the tiles of keys that add to a piece of a
+// block take turns by a counter in global memory, in the order in which tiles are handed out (tiles.h). A consumer neither asks for
+// its turn nor waits until its additions are over: a thread for each does, in a warp of its own beside the loading one. Every step it
+//   waits for the counter, tells the consumer, waits until its four warps have added, and raises the counter.
+// The raise is a release: it waits in L2 for the warps' additions, which were made before they arrived. The next counter is asked
+// for before that, as the answer takes as long.
+//
+// The barriers are a ring of one stage for each consumer: full, the turn is there; empty, its warps have added.
+#pragma once
+#include "sm90/attention/backward/tiles.h"
+
+struct Turns {
+  u32 barriers;
+  KS_DEVICE Ring<1> of(int group) const { return {barriers + 16 * group}; }
+};
+
+// KEYS: of a tile; KV_STAGES: of the ring by which the producer publishes tiles, which this thread releases like a consumer's warp.
+template<int KEYS, int KV_STAGES> struct TurnTaker {
+  const WorkTile* work_tiles;
+  const Ring<KV_STAGES>& tiles;
+  Ring<1> turn;
+  const TileCount& count;
+  Band band;
+  u32* turns;  // of the first block: the counter of this consumer's piece
+
+  KS_DEVICE void run() const {
+    PipelineState<KV_STAGES> at{0, 0};
+    u32 parity = 0;
+#pragma unroll 1
+    for (;; at.advance()) {
+      tiles.wait_full(at);
+      const WorkTile& w = work_tiles[work_slot<KV_STAGES>({at.stage, at.parity ^ 1})];
+      if (w.steps < 0) break;
+      int left = w.steps, m = w.first;
+      u32* counter =
+          turns + (i64)(count.blocks.first(w.batch, w.q_first) + w.kv_head * count.head_group * count.blocks.head_blocks + m) * PIECES;
+      if (left == 0) barrier_arrive(tiles.empty(at));
+      u32 done = left > 0 ? load_relaxed(counter) : 0;
+#pragma unroll 1
+      for (; left > 0; left--) {
+        // The additions that follow are made in L2, where the counter is: relaxed loads will do.
+        const u32 before = band.earlier(w, m, KEYS);
+        while (done != before) done = load_relaxed(counter);
+        barrier_arrive(turn.full({0, 0}));
+        u32* const own = counter;
+        m += w.way(), counter += w.way() * PIECES;
+        if (m == w.stop) {
+          m = w.first;
+          counter += (count.blocks.head_blocks - (w.stop - m)) * PIECES;
+        }
+        barrier_wait(turn.empty({0, 0}), parity);
+        parity ^= 1;
+        if (left > 1) done = load_relaxed(counter);
+        else barrier_arrive(tiles.empty(at));
+        add_release(own, 1);  // releases what the consumer has added, too
+      }
+    }
+  }
+};
