@@ -1,4 +1,4 @@
-"""Attention and matrix products that JAX compiles and differentiates, on hosts.
+"""Attention and matrix products that JAX compiles and differentiates, on hosts and on NVIDIA GPUs.
 
 The first use of one imports JAX.
 """

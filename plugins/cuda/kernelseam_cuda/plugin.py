@@ -34,7 +34,15 @@ def backend() -> Backend:
     """The backend "cuda": made at first use, loads nothing."""
     runtime = CudaRuntime()
     libraries = blas.CublasGemm(), CublasLtGemm(runtime), blas.CublasBatchedGemm()
-    return Backend("cuda", runtime, CudaToolchain(runtime), libraries, kernels=KERNELS, priority=10)
+    return Backend(
+        "cuda",
+        runtime,
+        CudaToolchain(runtime),
+        libraries,
+        kernels=KERNELS,
+        priority=10,
+        jax_platform="cuda",
+    )
 
 
 @hookimpl
