@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import types
 import typing
@@ -20,11 +21,11 @@ def functions() -> dict[str, Callable[..., Any]]:
         for n in kernelseam.__all__
         if isinstance(f := getattr(kernelseam, n), types.FunctionType)
     }
-    if find_spec("torch") is None:
-        return found
-    from kernelseam.interop import torch as ks
-
-    return found | {f"torch.{n}": getattr(ks, n) for n in ks.__all__}
+    for library in ("torch", "jax"):
+        if find_spec(library) is not None:
+            door = importlib.import_module(f"kernelseam.interop.{library}")
+            found |= {f"{library}.{n}": getattr(door, n) for n in door.__all__}
+    return found
 
 
 @pytest.mark.parametrize("name", functions())
@@ -44,6 +45,7 @@ OVERLOADED = {
     "torch.attention": signatures.DenseTensors,
     "torch.attention_varlen": signatures.PackedTensors,
     "torch.fused_qkv_projection": signatures.QkvTensors,
+    "jax.attention": signatures.DenseJax,
 }
 
 
@@ -51,7 +53,7 @@ OVERLOADED = {
 def test_overloads_have_the_parameters_of_the_function(name: str) -> None:
     """Each of them, none more, with the same defaults for those by position and the same types."""
     if name not in functions():
-        pytest.skip("torch is not installed")
+        pytest.skip(f"{name.partition('.')[0]} is not installed")
     function, options = functions()[name], OVERLOADED[name]
     whole = inspect.signature(function).parameters
     overloads = typing.get_overloads(function)

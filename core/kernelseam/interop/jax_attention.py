@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from kernelseam.interop.jax_host import Run, by_platform, given, outline, refuse
 from kernelseam.ops.attention import EXTENTS, attention_work
 from kernelseam.ops.attention_bwd import gradient_work
 from kernelseam.ops.attention_options import GradientOptions, Options
+from kernelseam.ops.signatures import DenseJax
 
 Array = Any
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
@@ -25,26 +26,54 @@ _KEPT = 256
 """Functions by operands and options, each of which JAX compiles for itself."""
 
 
+@overload
 def attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[DenseJax],
+) -> jax.Array: ...
+
+
+@overload
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[DenseJax],
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, *, return_lse: bool, **options: Unpack[DenseJax]
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
+
+
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
     *,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    bias: Array = None,
-    mask: Array = None,
-    alibi_slopes: Array = None,
-    sinks: Array = None,
-    prefix_lengths: Array = None,
-    kv_lengths: Array = None,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    alibi_slopes: jax.Array | None = None,
+    sinks: jax.Array | None = None,
+    prefix_lengths: jax.Array | None = None,
+    kv_lengths: jax.Array | None = None,
     layout: str = "bhsd",
-    out_dtype: str | None = None,
+    out_dtype: Any = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
-) -> Any:
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """``kernelseam.attention`` on JAX's arrays under jax.jit, jax.grad and jax.vmap, with gradients
     to q, k, v, ``bias`` and ``sinks``, and of the LSE too.
 
@@ -82,7 +111,7 @@ def attention(
     )
     outline(attention_work, arrays, options, _WORDING)
     made = _differentiable(tuple(arrays), options)(*arrays.values())
-    return tuple(made) if return_lse else made[0]
+    return (made[0], made[1]) if return_lse else made[0]
 
 
 @lru_cache(_KEPT)

@@ -23,17 +23,17 @@ _KEPT = 256
 
 
 def bmm(
-    a: Array,
-    b: Array,
+    a: jax.Array,
+    b: jax.Array,
     *,
     a_transposed: bool = False,
     b_transposed: bool = False,
     alpha: float = 1,
-    bias: Array = None,
-    residual: Array = None,
-    out_dtype: str | None = None,
+    bias: jax.Array | None = None,
+    residual: jax.Array | None = None,
+    out_dtype: Any = None,
     precision: str | None = None,
-) -> Array:
+) -> jax.Array:
     """``kernelseam.bmm`` on JAX's arrays under jax.jit, jax.grad and jax.vmap, with gradients to a,
     b, ``bias`` and ``residual``.
 
@@ -49,7 +49,7 @@ def bmm(
     options = (True, a_transposed, b_transposed, alpha, 0, out_dtype, precision)
     outline(gemm_work, arrays, options, _WORDING)
     transposed = (a_transposed, b_transposed)
-    made: Array = _differentiable(tuple(arrays), transposed, alpha, out_dtype, precision)(
+    made: jax.Array = _differentiable(tuple(arrays), transposed, alpha, out_dtype, precision)(
         *arrays.values()
     )
     return made

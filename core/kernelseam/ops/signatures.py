@@ -109,6 +109,15 @@ class PagedTensors(Scores, Ways, total=False):
     out_dtype: Any
 
 
+class DenseJax(Scores, total=False):
+    """Options of ``interop.jax.attention``."""
+
+    causal: bool
+    kv_lengths: Any
+    layout: str
+    out_dtype: Any
+
+
 class Qkv(TypedDict, total=False):
     """Options of the projection before an attention."""
 
