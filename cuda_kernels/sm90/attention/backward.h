@@ -46,7 +46,6 @@ attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_
   const Band band{left, right};
 
   if (thread_index() == 0) {
-    storage.walk[0] = storage.walk[1] = 0;
     rings.kv.init(CONSUMERS / WARP + GROUPS * KS_IN_ORDER);
     rings.q.init(CONSUMERS / WARP);
     rings.dout.init(CONSUMERS / WARP);

@@ -43,7 +43,6 @@ attention_backward_wide_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap 
   const int rank = cluster_rank();
 
   if (thread_index() == 0) {
-    storage.walk[0] = storage.walk[1] = 0;
     constexpr int ALL = CONSUMERS / WARP, OF_GROUP = ALL / GROUPS;
     rings.kv.init(ALL + GROUPS * KS_IN_ORDER);
     rings.q.init(ALL * CLUSTER);

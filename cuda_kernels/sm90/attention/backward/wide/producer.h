@@ -85,6 +85,7 @@ struct Producer {
   // Coordinates of the tile are read from shared memory: this thread has few registers.
   KS_DEVICE void run() {
     const SumBlocks& blocks = scheduler.count.blocks;
+    storage.walk[0] = storage.walk[1] = 0;
     int t = first_tile();
 #pragma unroll 1
     for (; scheduler.next(t, storage.work_tiles[kv.parity]); t = tile_after(t)) {
