@@ -637,3 +637,6 @@ template<class T_> struct E4m3Engine {
 #endif
 
 #include "wide_engine.h"
+#if KS_E4M3
+#include "e4m3_engine.h"
+#endif

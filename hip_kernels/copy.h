@@ -9,7 +9,7 @@ template<class X> KS_DEVICE X load_global(const void* p) { return *(const KS_GLO
 // 16 bytes that begin at any element: one load, as the target lets global memory be read at any address (the compiler's
 // unaligned-access-mode, which is on for amdhsa).
 KS_DEVICE Quad load_chunk(const void* p) {
-  typedef Quad Anywhere __attribute__((aligned(2)));
+  typedef Quad Anywhere __attribute__((aligned(1)));
   return *(const KS_GLOBAL Anywhere*)p;
 }
 // The same by narrow loads, for what is rare.
@@ -56,11 +56,11 @@ template<class Tile, int THREADS> struct Dealing {
 };
 
 // A tile whose rows are k is stored with k contiguous: a thread takes one chunk of RUN neighbouring rows and stores, for
-// each of the 8 outer indices, RUN values of k at once.
+// each of the chunk's outer indices, RUN values of k at once.
 template<class T, int N, int K, int THREADS> struct Dealing<MatrixTile<T, N, K, false>, THREADS> {
   typedef MatrixTile<T, N, K, false> Tile;
-  static constexpr int V = 8, PER_ROW = N / V;
-  static constexpr int RUN = K * PER_ROW >= 8 * THREADS ? 8 : K * PER_ROW >= 4 * THREADS ? 4 : 2;
+  static constexpr int V = 16 / (int)sizeof(T), PER_ROW = N / V;
+  static constexpr int RUN = K * PER_ROW >= 8 * THREADS ? 8 : K * PER_ROW >= 4 * THREADS || sizeof(T) == 1 ? 4 : 2;
   static constexpr int BUNDLES = K / RUN * PER_ROW, ROUNDS = (BUNDLES + THREADS - 1) / THREADS;
   // Lanes next to each other take chunks next to each other, 8 of them, then the next rows: so the stores of a wave
   // spread over all banks.
@@ -73,14 +73,23 @@ template<class T, int N, int K, int THREADS> struct Dealing<MatrixTile<T, N, K, 
     return (index(round) % NEAR + index(round) / NEAR / (K / RUN) * NEAR) * V;
   }
   KS_DEVICE void store(Tile t, int round, const Quad* x) const {
-    typedef unsigned Stored __attribute__((ext_vector_type(RUN / 2)));
+    typedef unsigned Stored __attribute__((ext_vector_type(RUN * (int)sizeof(T) / 4)));
     const int k = row(round), n = column(round);
+    const unsigned bytes = sizeof(T) == 1 ? opaque(0x0c0c0400) : 0;  // four constants would take scalar registers
 #pragma unroll
     for (int e = 0; e < V; e++) {
       Stored y;
+      if constexpr (sizeof(T) == 1) {
+        auto two = [&](int i) {  // the bytes e of rows i and i + 1
+          return __builtin_amdgcn_perm(x[i + 1][e / 4], x[i][e / 4], bytes + e % 4 * 0x101);
+        };
 #pragma unroll
-      for (int i = 0; i < RUN / 2; i++)  // the halves e of rows 2i and 2i + 1
-        y[i] = __builtin_amdgcn_perm(x[2 * i + 1][e / 2], x[2 * i][e / 2], e % 2 ? 0x07060302 : 0x05040100);
+        for (int i = 0; i < RUN / 4; i++) y[i] = two(4 * i) | two(4 * i + 2) << 16;
+      } else {
+#pragma unroll
+        for (int i = 0; i < RUN / 2; i++)  // the halves e of rows 2i and 2i + 1
+          y[i] = __builtin_amdgcn_perm(x[2 * i + 1][e / 2], x[2 * i][e / 2], e % 2 ? 0x07060302 : 0x05040100);
+      }
       *(Stored*)t.place(n + e, k) = y;
     }
   }
@@ -112,7 +121,7 @@ template<class Tile> struct Source {
   typedef Tile Kept;
   static KS_DEVICE Quad load(const void* p) { return load_chunk(p); }
   static KS_DEVICE Quad words(const void* p) {
-    typedef unsigned Word __attribute__((aligned(2)));
+    typedef unsigned Word __attribute__((aligned(1)));
     return load_words<Quad, const volatile KS_GLOBAL Word*>(p);
   }
   static KS_DEVICE Loaded moved(Loaded x, int n) { return moved_down<sizeof(S)>(x, n); }

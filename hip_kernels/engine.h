@@ -1,4 +1,4 @@
-// The matrix engine for f16 and bf16, over the words of KS_MATRIX_HEADER.
+// The matrix engine for f16, bf16 and, where the arch multiplies it, e4m3, over the words of KS_MATRIX_HEADER.
 // A lane holds one row of every 16 rows of an accumulator (row lane % 16), in blocks of 16 columns. Factors lie in shared
 // memory with k contiguous, whichever way they lay in global memory.
 #pragma once
@@ -40,9 +40,9 @@ template<class T_, int N, int K, bool K_LAST_> struct MatrixTile {
   static constexpr int ROWS = K_LAST ? N : K, COLS = K_LAST ? K : N;
   static constexpr int BYTES = N * K * (int)sizeof(T);
   // Chunks that are permuted among each other, and rows that share one permutation because their chunks are neighbours.
-  static constexpr int CHUNKS = K / 8, MOST = KS_LDS_BANKS / 4;
+  static constexpr int V = 16 / (int)sizeof(T), CHUNKS = K / V, MOST = KS_LDS_BANKS / 4;
   static constexpr int P = CHUNKS % MOST == 0 ? MOST : CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2, SHARING = 8 / P;
-  static_assert(K % 16 == 0, "rows of a factor are whole pairs of chunks");
+  static_assert(CHUNKS % 2 == 0, "rows of a factor are whole pairs of chunks");
   T* base;
   KS_DEVICE explicit MatrixTile(char* memory) : base((T*)memory) {}
 
@@ -62,8 +62,8 @@ template<class T_, int N, int K, bool K_LAST_> struct MatrixTile {
     return (n / SHARING ^ reversed) & (P - 1);
 #endif
   }
-  // The element of outer index n at k; what follows it up to the next multiple of 8 is contiguous.
-  KS_DEVICE T* place(int n, int k) const { return base + n * K + (k / 8 ^ permutation(n)) * 8 + k % 8; }
+  // The element of outer index n at k; what follows it up to the next multiple of V is contiguous.
+  KS_DEVICE T* place(int n, int k) const { return base + n * K + (k / V ^ permutation(n)) * V + k % V; }
   KS_DEVICE T element(int n, int k) const { return *place(n, k); }
 };
 
@@ -71,14 +71,14 @@ template<class T_> struct MatrixEngine {
   typedef T_ T;
   typedef float Sum;
   static constexpr bool MATRIX = true;
-  static constexpr int K_STEP = UNIT_K;
+  static constexpr int UNIT = UNIT_K * 2 / (int)sizeof(T), K_STEP = UNIT;  // UNIT_K is of 16 bits
   static constexpr bool ONE_LAYOUT = false;
 
   template<int N, int K, bool K_LAST> using Tile = MatrixTile<T, N, K, K_LAST>;
   template<int R, int C> struct Acc { Sums x[R / 16][C / 16]; };
   template<int R> struct Row { float x[R / 16]; };
   template<int R, int K> struct Operand {
-    static constexpr int UNITS = K / UNIT_K, TAIL = K % UNIT_K != 0;
+    static constexpr int UNITS = K / UNIT, TAIL = K % UNIT != 0;
     Fragment x[R / 16][UNITS + (UNITS == 0)];
     HalfFragment tail[R / 16];
   };
@@ -90,8 +90,8 @@ template<class T_> struct MatrixEngine {
     for (int r = 0; r < R / 16; r++) {
       auto from = [&](int k) { return tile.place(row0 + 16 * r + lane() % 16, k); };
 #pragma unroll
-      for (int u = 0; u < Result::UNITS; u++) a.x[r][u] = load_unit(from, k0 + u * UNIT_K);
-      if constexpr (Result::TAIL) a.tail[r] = load_tail(from, k0 + Result::UNITS * UNIT_K);
+      for (int u = 0; u < Result::UNITS; u++) a.x[r][u] = load_unit(from, k0 + u * UNIT);
+      if constexpr (Result::TAIL) a.tail[r] = load_tail(from, k0 + Result::UNITS * UNIT);
     }
     return a;
   }
@@ -113,17 +113,17 @@ template<class T_> struct MatrixEngine {
       for (int b = 0; b < C / 16; b++) {
         auto from = [&](int k) { return tile.place(n0 + outer_index<C>(b), k); };
         if (u < Left::UNITS) {
-          const Fragment outer = load_unit(from, k0 + u * UNIT_K);
+          const Fragment outer = load_unit(from, k0 + u * UNIT);
 #pragma unroll
           for (int r = 0; r < R / 16; r++) acc.x[r][b] = multiply<T>(outer, a.x[r][u], acc.x[r][b]);
         } else {
-          const HalfFragment outer = load_tail(from, k0 + u * UNIT_K);
+          const HalfFragment outer = load_tail(from, k0 + u * UNIT);
 #pragma unroll
           for (int r = 0; r < R / 16; r++) acc.x[r][b] = multiply<T>(outer, a.tail[r], acc.x[r][b]);
         }
         // Left to itself the compiler loads further ahead than there are registers. Products are counted on from one k
         // to the next: where a call has but one, several may still be loaded at once.
-        const int product = (k0 / UNIT_K + u) * (C / 16) + b;
+        const int product = (k0 / UNIT + u) * (C / 16) + b;
         if (FRAGMENTS_AHEAD && product % max_of(FRAGMENTS_AHEAD, 1) == FRAGMENTS_AHEAD - 1)
           __builtin_amdgcn_sched_barrier(0);
       }

@@ -1,5 +1,5 @@
 // CDNA: matrix instructions of 16×16, accumulators held transposed (a lane has one row).
-// Lane 16·g + i, g = 0…3, gives the instruction 4 (gfx950: 8) values of k to the outer index i, and receives the sums
+// Lane 16·g + i, g = 0…3, gives the instruction 4 (gfx950, and of e4m3: 8) values of k to the outer index i, and receives the sums
 // of the left factor's row i with the right factor's outer indices 4·g … 4·g + 3.
 //
 // Blocks come in pairs, 32 columns: the outer indices that an instruction is given are chosen so that a lane's sums in
@@ -8,8 +8,8 @@
 #pragma once
 
 typedef float Sums __attribute__((ext_vector_type(4)));
-typedef unsigned Fragment __attribute__((ext_vector_type(4)));      // 8 elements: k = 8·g …
-typedef unsigned HalfFragment __attribute__((ext_vector_type(2)));  // 4 elements: k = 4·g …
+typedef unsigned Fragment __attribute__((ext_vector_type(4)));      // 8 elements of 16 bits, k = 8·g …; of 8 bits twice as many
+typedef unsigned HalfFragment __attribute__((ext_vector_type(2)));  // half as many
 static constexpr int BLOCK_SUMS = 4, UNIT_K = 32, FRAGMENTS_AHEAD = 0;
 
 // The first column of a lane's sums in block b of an accumulator with C columns.
@@ -22,9 +22,6 @@ template<int C> KS_DEVICE int outer_index(int b) {
   const int i = lane() % 16;
   return b < C / 32 * 2 ? b / 2 * 32 + i / 4 * 8 + b % 2 * 4 + i % 4 : 16 * b + i;
 }
-// Where a lane's part of 32 (or of the last 16) values of k begins.
-KS_DEVICE int unit_place() { return lane() / 16 * 8; }
-KS_DEVICE int tail_place() { return lane() / 16 * 4; }
 
 template<class T> struct Instruction;
 template<> struct Instruction<f16> {
@@ -52,22 +49,29 @@ template<> struct Instruction<bf16> {
 #endif
 };
 
-// 32 values of k. Where an instruction takes 16, the order of k is free as long as both factors share it.
-template<class T> KS_DEVICE Sums multiply(Fragment outer, Fragment row, Sums c) {
-#if KS_MFMA_K == 32
-  return Instruction<T>::run(outer, row, c);
-#else
-  return Instruction<T>::run(outer.hi, row.hi, Instruction<T>::run(outer.lo, row.lo, c));
+#if KS_E4M3
+template<> struct Instruction<e4m3> {
+  static KS_DEVICE Sums run(HalfFragment outer, HalfFragment row, Sums c) {
+    return __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(__builtin_bit_cast(long, outer), __builtin_bit_cast(long, row), c, 0, 0, 0);
+  }
+};
 #endif
+
+// 32 values of k, of e4m3 64. Where an instruction takes half as many, the order of k is free as long as both factors share it.
+template<class T> KS_DEVICE Sums multiply(Fragment outer, Fragment row, Sums c) {
+  if constexpr (KS_MFMA_K == 32 && sizeof(T) == 2) return Instruction<T>::run(outer, row, c);
+  else return Instruction<T>::run(outer.hi, row.hi, Instruction<T>::run(outer.lo, row.lo, c));
 }
 template<class T> KS_DEVICE Sums multiply(HalfFragment outer, HalfFragment row, Sums c) {
   return Instruction<T>::run(outer, row, c);
 }
 
-// A lane's share of UNIT_K values of k from the row that begins at `from(k)`, k in elements.
-template<class From> KS_DEVICE Fragment load_unit(From from, int k) { return *(const Fragment*)from(k + unit_place()); }
+// A lane's share of a unit of k, or of the last half of one, from the row that begins at `from(k)`, k in elements.
+template<class From> KS_DEVICE Fragment load_unit(From from, int k) {
+  return *(const Fragment*)from(k + lane() / 16 * (16 / (int)sizeof(*from(0))));
+}
 template<class From> KS_DEVICE HalfFragment load_tail(From from, int k) {
-  return *(const HalfFragment*)from(k + tail_place());
+  return *(const HalfFragment*)from(k + lane() / 16 * (8 / (int)sizeof(*from(0))));
 }
 
 // The sums of a pair of blocks, rounded, as UNIT_K values of k; and of a single last block.

@@ -2,7 +2,7 @@
 // Lane 16·g + i, g = 0, 1, receives 8 sums of the left factor's row i: with the right factor's outer indices
 // 8·g … 8·g + 7 on gfx12, with g, g + 2, … on gfx11. There the outer indices that the instruction is given are permuted,
 // so that on both a lane's sums are 8 neighbours.
-// On gfx12 a lane gives the 8 values of k from 8·g, on gfx11 all 16 (both halves of a wave hold the same).
+// On gfx12 a lane gives the 8 values of k from 8·g (of e4m3 two instructions' at once, 16), on gfx11 all 16 (both halves of a wave hold the same).
 #pragma once
 
 typedef float Sums __attribute__((ext_vector_type(8)));
@@ -41,8 +41,20 @@ template<> struct Instruction<bf16> {
 #endif
   }
 };
+#if KS_E4M3
+template<> struct Instruction<e4m3> {
+  typedef int Lanes __attribute__((ext_vector_type(2)));
+  static KS_DEVICE Sums run(Lanes outer, Lanes row, Sums c) {
+    return __builtin_amdgcn_wmma_f32_16x16x16_fp8_fp8_w32_gfx12(outer, row, c);
+  }
+};
+#endif
 template<class T> KS_DEVICE Sums multiply(Fragment outer, Fragment row, Sums c) {
   typedef typename Instruction<T>::Lanes Lanes;
+  if constexpr (sizeof(Lanes) < sizeof(Fragment)) {  // the order of k is free as long as both factors share it
+    auto half = [](auto x) { return __builtin_bit_cast(Lanes, x); };
+    return Instruction<T>::run(half(outer.hi), half(row.hi), Instruction<T>::run(half(outer.lo), half(row.lo), c));
+  } else
   return Instruction<T>::run(__builtin_bit_cast(Lanes, outer), __builtin_bit_cast(Lanes, row), c);
 }
 
@@ -52,7 +64,7 @@ template<class From> KS_DEVICE Fragment load_unit(From from, int k) {
   const Words lo = *(const Words*)from(k), hi = *(const Words*)from(k + 8);
   return __builtin_shufflevector(lo, hi, 0, 1, 2, 3, 4, 5, 6, 7);
 #else
-  return *(const Words*)from(k + lane() / 16 * 8);
+  return *(const Words*)from(k + lane() / 16 * (16 / (int)sizeof(*from(0))));
 #endif
 }
 template<class From> KS_DEVICE HalfFragment load_tail(From from, int k) { return load_unit(from, k); }

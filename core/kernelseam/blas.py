@@ -33,6 +33,7 @@ LIMIT = 2**31 - 1
 """Libraries take extents and row strides as 32-bit integers."""
 
 EXTRAS = {
+    "scales": "scales of A and B",
     "bias": "a bias",
     "residual": "a residual",
     "summed": "products summed into one C",
@@ -158,6 +159,8 @@ class LibraryGemm(ABC):
         if spec.view != self.view:
             view = "strided batches" if self.view == "strided" else "lists of addresses"
             return f"takes {view} only"
+        if spec.dtype.stored:
+            return f"has no {spec.dtype} products"
         if more := [
             text for name, text in EXTRAS.items() if getattr(spec, name) and name not in self.extras
         ]:

@@ -14,8 +14,9 @@ from kernelseam.errors import UnknownName, format_value
 
 class DType(enum.Enum):
     """An element type, named as in NumPy and ml_dtypes. Data are floating-point; lengths, offsets
-    and tables are int32, masks are bool. Numbers of 8 bits are only stored: an operation that takes
-    them converts them, exactly, to the dtype that it computes in."""
+    and tables are int32, masks are bool. Numbers of 8 bits are inputs alone: attention converts
+    stored keys and values, exactly, to the dtype that it computes in, and a GEMM multiplies them
+    into float32 sums."""
 
     float16 = "float16"
     bfloat16 = "bfloat16"
@@ -29,18 +30,20 @@ class DType(enum.Enum):
     """The same with half the values, 240 at most, one NaN and no −0: gfx942's."""
 
     @classmethod
-    def of(cls, value: object, field: str = "dtype", floating: bool = True) -> DType:
+    def of(
+        cls, value: object, field: str = "dtype", floating: bool = True, stored: bool = False
+    ) -> DType:
         """The element type of a name, a dtype of NumPy or torch, a scalar type (``numpy.float32``),
         or a DType.
 
-        ``floating``: accept floating-point types only. Raises UnknownName (naming ``field``) for
-        anything else.
+        ``floating``: accept floating-point types only; ``stored``: those of 8 bits among them.
+        Raises UnknownName (naming ``field``) for anything else.
         """
         name = value if isinstance(value, str) else _name(value)
         dtype = value if isinstance(value, cls) else _NAMED.get(name)
-        if dtype is None or (floating and not dtype.floating):
+        if dtype is None or (floating and not (dtype.floating or (stored and dtype.stored))):
             raise UnknownName(
-                field, name, dtype_rule(floating), "Convert the array or name one of these"
+                field, name, dtype_rule(floating, stored), "Convert the array or name one of these"
             )
         return dtype
 
@@ -51,7 +54,7 @@ class DType(enum.Enum):
 
     @property
     def stored(self) -> bool:
-        """Whether it is a floating-point type of 8 bits, which is only stored."""
+        """Whether it is a floating-point type of 8 bits, in which inputs are stored."""
         return self in E4M3
 
     # members are singletons; Enum's own hash is slow enough to show in a call's time
@@ -91,9 +94,10 @@ class DType(enum.Enum):
         return self.value
 
 
-def dtype_rule(floating: bool = True) -> str:
-    """The rule text of errors about dtypes; ``floating``: with floating-point types only."""
-    return f"must be one of {', '.join(d.value for d in DType if d.floating or not floating)}"
+def dtype_rule(floating: bool = True, stored: bool = False) -> str:
+    """The rule text of errors about dtypes; ``floating`` and ``stored`` as in ``DType.of``."""
+    kinds = [d.value for d in DType if d.floating or not floating or (stored and d.stored)]
+    return f"must be one of {', '.join(kinds)}"
 
 
 def _name(value: object) -> str:

@@ -1,4 +1,4 @@
-// Warpgroup matrix multiplication (wgmma): m64nNk16, half-precision operands, or m64nNk8, TF32; float32 accumulators. Operand B is in shared
+// Warpgroup matrix multiplication (wgmma): m64nNk16, half-precision operands, m64nNk8, TF32, or m64nNk32, e4m3; float32 accumulators. Operand B is in shared
 // memory, A in shared memory or registers. It is asynchronous, from the commit to a wait.
 //
 // An accumulator of 64×n is n/2 registers a thread: per 8 columns the fragment of mma.sync's m16n8, with
@@ -134,6 +134,23 @@ KS_WGMMA_TF32(96, 48, 49, 50, 51, 52, 53)
 KS_WGMMA_TF32(128, 64, 65, 66, 67, 68, 69)
 KS_WGMMA_TF32(192, 96, 97, 98, 99, 100, 101)
 KS_WGMMA_TF32(256, 128, 129, 130, 131, 132, 133)
+
+#if KS_E4M3
+// e4m3: m64nNk32, both contiguous along k. Of a sum the units keep about 13 bits.
+#define KS_WGMMA_E4M3(n, o0, o1, o2) \
+  template<> struct Wgmma<e4m3, n> { \
+    template<int A_M = 0, int B_N = 0> static KS_DEVICE void ss(float (&d)[n / 2], u32 a, u32 b, int add) { \
+      static_assert(!A_M && !B_N, "e4m3 lies along k in shared memory"); \
+      asm volatile(KS_WGMMA(n, 32, "e4m3", KS_WIDE("x", o0) KS_WIDE("y", o1), "x", o2, "1, 1") \
+                   : KS_D##n : "r"(a), "r"(b), "r"(add)); \
+    } \
+  };
+KS_WGMMA_E4M3(64, 32, 33, 34)
+KS_WGMMA_E4M3(96, 48, 49, 50)
+KS_WGMMA_E4M3(128, 64, 65, 66)
+KS_WGMMA_E4M3(192, 96, 97, 98)
+KS_WGMMA_E4M3(256, 128, 129, 130)
+#endif
 
 // Two float32 to 16 bits each, the first in the low half, rounding to nearest even.
 KS_DEVICE u32 pack2(float low, float high, f16) {

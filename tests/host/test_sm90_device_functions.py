@@ -87,6 +87,7 @@ GEMM_CONSTANTS: dict[str, int | str] = {
     "KS_TC": "f16",
     "KS_BIAS": "void",
     "KS_ROW_SUMS": "void",
+    "KS_SCALES": 0,
     "KS_BM": 128,
     "KS_BN": 128,
     "KS_GROUPS": 2,

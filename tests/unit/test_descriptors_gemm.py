@@ -20,6 +20,7 @@ ROWS = "the last axis must be contiguous (stride 1). Copy the array into a conti
 DTYPES = (
     "must be one of float16, bfloat16, float32, float64. Convert the array or name one of these."
 )
+FACTORS = DTYPES.replace("64.", "64, float8_e4m3fn, float8_e4m3fnuz.")
 BASE: dict[str, Any] = {"M": 4, "N": 6, "K": 8, "batch": 2, "num_heads": 4, "dtype": "float32"}
 
 
@@ -245,7 +246,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"dtype": "int8"},
-        f"dtype = int8: {DTYPES}",
+        f"dtype = int8: {FACTORS}",
     ),
     (
         {"dtype_c": "complex64"},
@@ -356,7 +357,7 @@ ARRAY_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"A": np.zeros((2, 4, 4, 8), np.int32)},
-        f"A.dtype = int32: {DTYPES}",
+        f"A.dtype = int32: {FACTORS}",
     ),
     (
         {"A": np.zeros((2, 4, 3, 8), np.float32)},

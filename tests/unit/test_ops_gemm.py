@@ -200,9 +200,8 @@ def test_refusals(refused: Refused) -> None:
     )
     whole = np.ones((2, 2), np.int32)
     refused(
-        "a.dtype = int32: must be one of float16, bfloat16, float32, float64. Convert the array "
-        "or name one "
-        "of these.",
+        "a.dtype = int32: must be one of float16, bfloat16, float32, float64, float8_e4m3fn, "
+        "float8_e4m3fnuz. Convert the array or name one of these.",
         lambda: matmul2d(whole, whole),
     )
     refused(

@@ -20,18 +20,18 @@ SHORT_DTYPES = {
     f"{prefix}{bits}": name
     for bits, name in (("16", "float16"), ("32", "float32"), ("64", "float64"))
     for prefix in ("f", "fp")
-} | {"bf16": "bfloat16"}
+} | {"bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e4m3fnuz": "float8_e4m3fnuz"}
 """DType names by their short forms."""
 
 
-def dtype_of(name: str, field: str) -> DType:
-    """A dtype by its name or a short one. Raises UnknownName."""
-    return DType.of(SHORT_DTYPES.get(name, name), field)
+def dtype_of(name: str, field: str, stored: bool = False) -> DType:
+    """A dtype by its name or a short one; ``stored``: those of 8 bits too. Raises UnknownName."""
+    return DType.of(SHORT_DTYPES.get(name, name), field, stored=stored)
 
 
 def stored_dtype(name: str) -> DType:
     """A dtype of 8 bits. Raises UnknownName."""
-    found = DType.of(name, "--kv-dtype", floating=False)
+    found = DType.of(SHORT_DTYPES.get(name, name), "--kv-dtype", floating=False)
     if not found.stored:
         kinds = ", ".join(map(str, E4M3))
         raise UnknownName("--kv-dtype", name, f"must be one of {kinds}", "Name one of these")
@@ -318,7 +318,7 @@ class GemmShape:
             _or(k, 512),
             a_transposed,
             b_transposed,
-            dtype_of("float16" if dtype is None else dtype, "dtype"),
+            dtype_of("float16" if dtype is None else dtype, "dtype", stored=True),
             one_of("layout", layout, "strided", "pointers"),
             one_of("spacing", spacing, "scattered", "even"),
             out,
@@ -338,7 +338,7 @@ class GemmShape:
         return {
             "A": self.dtype,
             "B": self.dtype,
-            "C": self.out or self.dtype,
+            "C": self.out or (self.dtype.accumulator if self.dtype.stored else self.dtype),
             **{n: d for n, d in added if d},
         }
 

@@ -100,6 +100,12 @@ def _gemms() -> Iterator[Covered]:
         yield Covered(
             GEMM, GemmSpec(F32, F32, F32, True, bias=F32, residual=F32, precision=precision)
         )
+    # Factors of 8 bits: of each arch the dtype that it multiplies.
+    for stored in E4M3:
+        yield Covered(GEMM, GemmSpec(stored, BF16, F32, b_transposed=True, scales=True, bias=BF16))
+        yield Covered(GEMM, GemmSpec(stored, F32, F32, True, view="pointers", summed=True))
+        narrow = GemmSpec(stored, F16, F32, False, True, "strided", 1, 1, 2)
+        yield Covered(GEMM, narrow, often=False)
     for dtype in (F16, F32):
         acc = dtype.accumulator
         half_split, interleaved = HeadsSpec("halves", True, True), HeadsSpec("pairs")

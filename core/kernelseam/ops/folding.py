@@ -21,7 +21,8 @@ class Axis:
 
     extent: int
     strides: Mapping[str, int | None]
-    """Of A, B, C, bias and residual; those of bias and residual count where C is not SUMMED."""
+    """Of A, B, C, bias, residual and scales; a bias's and a residual's count where C is not
+    SUMMED."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class _Collapsed:
 
     def count(self, name: str) -> int:
         """An operand's number of distinct matrices."""
-        return self.extent // {"A": 1, "B": self.b_group}.get(name, self.c_group)
+        groups = {"A": 1, "a_scales": 1, "B": self.b_group, "b_scales": self.b_group}
+        return self.extent // groups.get(name, self.c_group)
 
 
 def fold(axes: Sequence[Axis]) -> dict[str, Any] | None:
@@ -94,10 +96,10 @@ def _collapse(axes: Sequence[Axis], *, share_b: bool) -> _Collapsed | None:
         return None
     b_own = len(axes)
     if share_b:
-        while b_own and axes[b_own - 1].strides["B"] == 0:
+        while b_own and not any(axes[b_own - 1].strides.get(n) for n in ("B", "b_scales")):
             b_own -= 1
         b_own = b_own or len(axes)  # a single B for all is a stride of 0
-    lengths = {"A": len(axes), "B": b_own}
+    lengths = {"A": len(axes), "a_scales": len(axes), "B": b_own, "b_scales": b_own}
     strides: dict[str, int] = {}
     for name in axes[0].strides if axes else ():
         n = lengths.get(name, own)

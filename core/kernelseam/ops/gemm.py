@@ -26,6 +26,8 @@ def bmm(
     beta: float = 0,
     bias: Any = None,
     residual: Any = None,
+    a_scales: Any = None,
+    b_scales: Any = None,
     out: Any = None,
     out_dtype: DType | str | None = None,
     precision: str | None = None,
@@ -48,6 +50,11 @@ def bmm(
     from a's. A residual may be ``out`` itself, where beta is 0; its contiguous axis must be that of
     the result.
 
+    a and b may both be float8_e4m3fn (float8_e4m3fnuz on gfx942); the result is float32 unless
+    ``out`` or ``out_dtype`` says otherwise. ``a_scales`` [M], or [B, M], [H, M] or [B, H, M], and
+    ``b_scales`` [N], or [B, N], [H_b, N] or [B, H_b, N], float32, both or none: what rows of op(a)
+    and columns of op(b) are multiplied by; extent 1 repeats, so [1] is the scale of all.
+
     ``out`` [B, M, N] or [B, H, M, N]: an array for the result, which may be wider than a and b;
     else a new one of a's kind and of ``out_dtype``, a's where that is None. beta ≠ 0 needs it, beta
     = 0 never reads it. ``precision`` says how float32 is multiplied: None or "ieee", "tf32" or
@@ -60,7 +67,19 @@ def bmm(
     """
     options = (True, a_transposed, b_transposed, alpha, beta, out_dtype, precision)
     product: Array = _multiplied(
-        a, b, out, bias, residual, options, backend, implementation, stream
+        {
+            "a": a,
+            "b": b,
+            "out": out,
+            "bias": bias,
+            "residual": residual,
+            "a_scales": a_scales,
+            "b_scales": b_scales,
+        },
+        options,
+        backend,
+        implementation,
+        stream,
     )
     return product
 
@@ -75,6 +94,8 @@ def matmul2d(
     beta: float = 0,
     bias: Any = None,
     residual: Any = None,
+    a_scales: Any = None,
+    b_scales: Any = None,
     out: Any = None,
     out_dtype: DType | str | None = None,
     precision: str | None = None,
@@ -83,34 +104,36 @@ def matmul2d(
     stream: object = None,
 ) -> Array:
     """alpha·op(a)·op(b) + beta·out + bias + residual of a [M, K], b [K, N], bias [N], residual [M,
-    N]; everything else as in ``bmm``."""
+    N], a_scales [M], b_scales [N]; everything else as in ``bmm``."""
     options = (False, a_transposed, b_transposed, alpha, beta, out_dtype, precision)
     product: Array = _multiplied(
-        a, b, out, bias, residual, options, backend, implementation, stream
+        {
+            "a": a,
+            "b": b,
+            "out": out,
+            "bias": bias,
+            "residual": residual,
+            "a_scales": a_scales,
+            "b_scales": b_scales,
+        },
+        options,
+        backend,
+        implementation,
+        stream,
     )
     return product
 
 
 def _multiplied(
-    a: Any,
-    b: Any,
-    out: Any,
-    bias: Any,
-    residual: Any,
+    given: dict[str, Any],
     options: tuple[Any, ...],
     backend: str | None,
     implementation: str | None,
     stream: object,
 ) -> Any:
-    arrays = {"a": a, "b": b}
-    if out is not None:
-        arrays["out"] = out
-    if bias is not None:
-        arrays["bias"] = bias
-    if residual is not None:
-        arrays["residual"] = residual
+    arrays = {name: x for name, x in given.items() if x is not None}
     results = operate(gemm_work, arrays, options, backend, implementation, stream)
-    return results["out"] if out is None else out
+    return results["out"] if given["out"] is None else given["out"]
 
 
 def gemm_work(
@@ -141,7 +164,14 @@ def gemm_work(
         "C": matrices(infos["out"]),
     }
     if "bias" in infos:
-        operands["bias"] = _bias(infos["bias"], shape)
+        operands["bias"] = _by_column("bias", infos["bias"], (*shape[:-2], shape[-1]))
+    of_b = infos["b"].shape[:-2]
+    for name, wanted in (
+        ("a_scales", shape[:-1]),
+        ("b_scales", (*of_b, shape[-1])),
+    ):
+        if name in infos:
+            operands[name] = _by_column(name, infos[name], wanted)
     if "residual" in infos:
         check_shape("residual", infos["residual"], shape)
         operands["residual"] = matrices(infos["residual"])
@@ -196,7 +226,9 @@ def result(
     another)."""
     kind, infos = None if dtype is None else DType.of(dtype, "out_dtype"), operation.infos
     if name not in infos:
-        operation.new_result(name, shape, kind or infos["a"].dtype, "a", "out_dtype")
+        like = infos["a"].dtype
+        made = like.accumulator if like.stored else like
+        operation.new_result(name, shape, kind or made, "a", "out_dtype")
         return
     check_shape(name, infos[name], shape)
     if kind not in (None, infos[name].dtype):
@@ -213,29 +245,36 @@ def check_shape(name: str, info: ArrayInfo, shape: tuple[int, ...]) -> None:
         )
 
 
-def _bias(info: ArrayInfo, shape: tuple[int, ...]) -> ArrayInfo:
-    """A bias viewed as [batch, head, column] for a result of this shape; extent 1 broadcasts."""
-    wanted = (*shape[:-2], shape[-1])
+def _by_column(name: str, info: ArrayInfo, wanted: tuple[int, ...]) -> ArrayInfo:
+    """A bias, or scales, viewed as [batch, head, column] where ``wanted`` is what it repeats to;
+    extent 1 repeats."""
+    bias = name == "bias"
+    last = info.shape[-1:]
     fits = (
         0 < len(info.shape) <= len(wanted)
-        and info.shape[-1] == wanted[-1]
+        and (last == wanted[-1:] or (last == (1,) and not bias))
         and all(n in (1, of) for n, of in zip(reversed(info.shape), reversed(wanted), strict=False))
     )
     if not fits:
+        axis = "N" if name != "a_scales" else "M"
         raise InvalidValue(
-            "bias",
+            name,
             _shape(info),
-            f"must be [N={wanted[-1]}], or broadcast to {list(wanted)}",
-            "A bias has no row axis: add batch or head axes with reshape",
+            f"must be [{axis}={wanted[-1]}], or broadcast to {list(wanted)}",
+            "A bias has no row axis: add batch or head axes with reshape"
+            if bias
+            else "Its axes are those of its matrices, from the right; extent 1 repeats",
         )
-    check_rows("bias", info)
+    if bias:
+        check_rows(name, info)
     missing = len(wanted) - len(info.shape)
     axes = [(1, 0)] * missing + list(zip(info.shape[:-1], info.strides[:-1], strict=True))
     axes = (axes + [(1, 0)])[:2] if len(wanted) == 2 else axes or [(1, 0)] * 2
+    step = info.strides[-1] if bias or info.shape[-1] == wanted[-1] > 1 else 0
     return replace(
         info,
         shape=(*(n for n, _ in axes), wanted[-1]),
-        strides=(*(s for _, s in axes), info.strides[-1]),
+        strides=(*(s for _, s in axes), step),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import BatchedGemmPointers, BatchedGemmStrided
 from kernelseam.descriptors.common.wording import Wording
+from kernelseam.descriptors.gemm.strided import SCALES
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation
 from kernelseam.ops.folding import SUMMED, Axis, fold, offsets
@@ -68,8 +69,9 @@ def multiply(
     """C = alpha·Σ A·B + beta·C + bias + residual, in one launch.
 
     ``operands``: A [batch, head, M, K], B [batch, head, K, N], C and residual [batch, head, M, N],
-    bias [batch, head, N]. A or B may have fewer heads: each is then used by several consecutive
-    heads. Products are summed along an axis on which C has extent 1 and A or B more; bias
+    bias [batch, head, N], a_scales [batch, head, M], b_scales [batch, head, N]. A or B may have
+    fewer heads: each is then used by several consecutive heads. Products are summed along an axis
+    on which C has extent 1 and A or B more; bias
     broadcasts along axes of extent 1. ``names``: the caller's arrays that A, B and C are.
 
     Where the strides do not collapse into one of batches and one of heads, the launch takes lists
@@ -84,10 +86,14 @@ def multiply(
                 "must have contiguous rows where a bias is added",
                 "Give a row-major array",
             )
-        exchanged = {"A": "B", "B": "A"}
-        operands = {exchanged.get(n, n): transpose(x) for n, x in operands.items()}
+        exchanged = {"A": "B", "B": "A", "a_scales": "b_scales", "b_scales": "a_scales"}
+        operands = {
+            exchanged.get(n, n): x if n in SCALES else transpose(x) for n, x in operands.items()
+        }
+        names = {n: n for n in SCALES if n in operands} | dict(names)
         names = {exchanged.get(n, n): x for n, x in names.items()}
-    ordered = {n: operands[n] for n in ("A", "B", "C", "bias", "residual") if n in operands}
+    known = ("A", "B", "C", "bias", "residual", *SCALES)
+    ordered = {n: operands[n] for n in known if n in operands}
     reword = Wording(names).reworded
     try:
         try:
@@ -98,6 +104,13 @@ def multiply(
                 reword,
             )
         except _IrregularStrides as e:
+            if "a_scales" in ordered:
+                raise InvalidValue(
+                    "a_scales",
+                    "given",
+                    "needs arrays whose batch and head axes each have one stride",
+                    "Copy the arrays, or scale with alpha",
+                ) from None
             operation.launch_lists(ordered, _pointer_descriptor(ordered, e.axes, e.fields), names)
     except InvalidValue as e:
         raise reword(e) from None
@@ -150,7 +163,10 @@ def _descriptor(
         "precision": precision,
     }
     for name, info in {**operands, "A": a, "B": b}.items():
-        if name == "bias":
+        if name in SCALES:
+            axis = "row" if name == "a_scales" else "column"
+            fields[f"stride_{name}_{axis}"] = info.strides[2] if info.shape[2] > 1 else None
+        if name in ("bias", *SCALES):
             continue
         transposed = _is_strided(info)
         if transposed and name == "residual":

@@ -193,6 +193,8 @@ def gemm(
     exact: bool = False,
     flushed: bool = False,
     precision: str | None = None,
+    a_scales: Array | None = None,
+    b_scales: Array | None = None,
 ) -> Verdict:
     """Compare out [B,H,M,N] (or [B,M,N], [M,N]) with alpha·Σ op(A)·op(B) + beta·C + bias +
     residual, ``c`` being C before the call, bias [B,H,N] (or [B,N], [N]).
@@ -202,11 +204,14 @@ def gemm(
     numbers (b·H + h)·M + i, of out's batches and heads, of the rows to compare, or how many to
     sample. ``zero_mean``: see ``tolerances``. ``exact``: the oracle's value, rounded once, must be
     met bit for bit. ``flushed``: subnormals count as lost. ``precision``: how float32 was
-    multiplied.
+    multiplied. ``a_scales`` [B,H,M] (or [B,M], [M]), ``b_scales`` [B,H,N]: what rows of op(A) and
+    columns of op(B) are multiplied by.
     """
     a4, b4, c4, added = (None if x is None else _four(x) for x in (a, b, c, residual))
     assert a4 is not None and b4 is not None
-    by_column = None if bias is None else _four(bias[..., None, :])[:, :, 0]
+    by_column, a_scales, b_scales = (
+        None if x is None else _four(x[..., None, :])[:, :, 0] for x in (bias, a_scales, b_scales)
+    )
     lead, numbers = out.shape[:-1], _numbers(rows, math.prod(out.shape[:-1]))
     result = formulas.gemm(
         a4,
@@ -221,12 +226,14 @@ def gemm(
         residual=added,
         batch_group=batch_group,
         head_group=head_group,
+        a_scales=a_scales,
+        b_scales=b_scales,
     )
     K = a4.shape[2 if a_transposed else 3] * batch_group * head_group
     return gemm_verdict(
         result,
         K,
-        DType.of(a.dtype),
+        DType.of(a.dtype, stored=True),
         out,
         lead,
         numbers,

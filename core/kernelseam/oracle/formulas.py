@@ -260,6 +260,8 @@ def gemm(
     residual: Array | None = None,
     batch_group: int = 1,
     head_group: int = 1,
+    a_scales: Array | None = None,
+    b_scales: Array | None = None,
 ) -> GemmResult:
     """alpha·Σ op(A)·op(B) + beta·C + bias + residual of A [B,H,M,K], B [B,H/g,K,N] as they lie in
     memory, bias [B',H',N], C and residual [B',H',M,N], any float dtype.
@@ -267,7 +269,8 @@ def gemm(
     op swaps the last two axes where the operand is transposed; matrix h of A meets matrix h // g of
     B. C of batch b' and head h' sums the products of batches b and heads h with b // batch_group =
     b' and h // head_group = h'. beta = 0 does not read C; alpha = 0 or K = 0 does not read A and B.
-    ``rows``: numbers (b'·H' + h')·M + i.
+    Rows of op(A) are multiplied by ``a_scales`` [B,H,M], columns of op(B) by ``b_scales``
+    [B,H/g,N]. ``rows``: numbers (b'·H' + h')·M + i.
     """
     A, B = (x.swapaxes(2, 3) if t else x for x, t in ((a, a_transposed), (b, b_transposed)))
     batch, heads, M, K = A.shape
@@ -290,6 +293,10 @@ def gemm(
                         A[entry, h, at[indices]].astype(np.float64),
                         B[entry, h // shared].astype(np.float64),
                     )
+                    if a_scales is not None:
+                        left = left * a_scales[entry, h, at[indices], None]
+                    if b_scales is not None:
+                        right = right * b_scales[entry, h // shared]
                     out[indices] += left @ right
                     magnitude[indices] += np.abs(left) @ np.abs(right)
                 out[indices] *= alpha

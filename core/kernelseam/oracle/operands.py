@@ -44,6 +44,8 @@ class Operands:
             "C": (spec.dtype_c, c, p.c_strides[2]),
             "residual": (spec.residual, c, p.residual_strides[2]),
             "bias": (spec.bias, (p.N,), 0),
+            "a_scales": (DType.float32, (p.M,), 0),
+            "b_scales": (DType.float32, (p.N,), 0),
         }
         dtype, shape, row = layouts[name]
         assert dtype is not None

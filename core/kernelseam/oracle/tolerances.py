@@ -8,7 +8,9 @@ inputs as they were rounded:
 * GEMM: 2·u_out·|ref| + 4·√(K+4)·u_acc·(|alpha|·Σ|A||B| + |beta·C| + |bias| + |residual|) + η_out,
   K being that of all products that are summed. √(K+4) holds for data of zero mean, whose rounding
   errors cancel; for other data K+4 stands in its place. With precision "tf32"
-  2·u_tf32·|alpha|·Σ|A||B| more, u_tf32 = 2⁻¹⁰; with "tf32x3" 8 for 4.
+  2·u_tf32·|alpha|·Σ|A||B| more, u_tf32 = 2⁻¹⁰; with "tf32x3" 8 for 4. Of A and B of 8 bits
+  8·2⁻¹³·|alpha|·Σ|A||B| more, 32·2⁻¹³ where the mean is not zero: matrix units add few bits of
+  their products.
 * attention: 2·u_out·|ref| + [u_P + c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t)]·(P|V|)
   + η_P·Σ_j|v_j|/ℓ + η_out, t = |capped product| + |slope·d| + |bias| as far as a score has them
   (the product where it is capped), and |sink|.
@@ -38,6 +40,11 @@ GEMM_CONSTANT = 4.0
 TF32_UNIT = 2.0**-10
 """What TF32, 10 bits behind the point, is off by at most: libraries leave the conversion to the
 units, which truncate."""
+E4M3_UNIT = 2.0**-13
+"""What matrix units cut off products of 8 bits that they add up, as a part of the largest."""
+E4M3, E4M3_ONE_SIGN = 8.0, 32.0
+"""How many of it a sum of products loses, as a part of the products' magnitudes: an H200's lost up
+to 3.1 of zero mean, and 11.3 of positive numbers."""
 TF32X3 = 2.0
 """The bound of products of split numbers, as a multiple of float32's."""
 ATTENTION_CONSTANT = 8.0
@@ -79,10 +86,11 @@ def gemm(
             + GEMM_CONSTANT * growth * dtype.accumulator.unit_roundoff * result.magnitude
             + smallest(dtype_c, flushed)
         )
-        if precision == "tf32":
-            bound += (
-                2 * TF32_UNIT * (result.magnitude if result.products is None else result.products)
-            )
+        coarse = 2 * TF32_UNIT if precision == "tf32" else 0.0
+        if dtype.stored:
+            coarse = E4M3_UNIT * (E4M3 if zero_mean else E4M3_ONE_SIGN)
+        if coarse:
+            bound += coarse * (result.magnitude if result.products is None else result.products)
     return bound
 
 

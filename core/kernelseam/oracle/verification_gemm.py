@@ -39,4 +39,6 @@ class GemmVerifier(Verifier[GemmProblem]):
             zero_mean=False,
             flushed=flushed,
             precision=p.spec.precision,
+            a_scales=operands.gemm(p, "a_scales") if p.spec.scales else None,
+            b_scales=operands.gemm(p, "b_scales") if p.spec.scales else None,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,8 @@ def round_to_tf32(x: Array) -> None:
 
 
 class NumpyGemm:
-    """Strided and pointer lists, every dtype (16 bits computed in float32), any sizes and strides.
+    """Strided and pointer lists, every dtype (8 and 16 bits computed in float32), any sizes and
+    strides.
     "tf32" rounds A and B; "tf32x3" is computed in float32, which is within its bound."""
 
     name, backend, operation = "numpy", "numpy", "gemm"
@@ -63,6 +64,8 @@ class _Stack:
     residual: Array | None
     products: Callable[[], Iterator[tuple[Array, Array]]]
     """A and B, with the same axes, of each product that is summed into C."""
+    scales: tuple[Array, Array] | None = None
+    """Of rows, with one column, and of columns, with one head within the group and one row."""
 
 
 class _GemmStep:
@@ -98,7 +101,12 @@ class _GemmStep:
         if p.reads_inputs:
             a, b = (_split(x, 0, p.c_batch_group) for x in (a, b))
         if summed % shared == 0 or shared % summed == 0:
-            return lambda: iter((self._stack(a, b, c, bias, residual),))
+            stack = self._stack(a, b, c, bias, residual)
+            if p.spec.scales:
+                by_row = _split(arrays["a_scales"][..., None], 1, shared)
+                by_column = arrays["b_scales"][:, :, None, None]
+                stack = replace(stack, scales=(by_row, by_column))
+            return lambda: iter((stack,))
 
         def one_per_head() -> Iterator[_Stack]:
             for h in range(c.shape[1]):
@@ -189,7 +197,7 @@ def _memory(pointer: int, rule: OperandRule) -> Array:
     shape, strides = rule.shape, rule.strides
     if rule.name == "bias" and len(shape) == 3:
         shape, strides = (*shape[:2], 1, shape[2]), (*strides[:2], 0, 1)
-    if shape[-2] <= 1:
+    if shape[-2] <= 1 and not rule.name.endswith("_scales"):
         strides = (*strides[:-2], shape[-1], 1)
     return host_array(pointer, shape, strides, rule.dtype)
 
@@ -297,9 +305,13 @@ class _Blocks:
     def _store(
         self, part: Array, out: Array, stack: _Stack, at: tuple[slice, ...], scratch: Array
     ) -> None:
-        """out = alpha·part + beta·out + bias + residual in the accumulator's dtype, rounded once;
-        beta = 0 never reads ``out``."""
+        """out = alpha·scaled part + beta·out + bias + residual in the accumulator's dtype, rounded
+        once; beta = 0 never reads ``out``."""
         p, old = self.problem, shaped(scratch, *out.shape)
+        if stack.scales is not None and p.reads_inputs:
+            by_row, by_column = stack.scales
+            part *= by_row[at[:4]]
+            part *= by_column[(*at[:2], slice(None), slice(None), at[4])]
         if p.alpha != 1 and p.reads_inputs:
             part *= p.alpha
         if p.beta:

@@ -7,7 +7,7 @@
 
 typedef KS_T T;
 typedef KS_TC TC;
-typedef Choose<sizeof(T) == 2, T, f16>::type Half;  // of what is stored by fragments of 16 bits
+typedef Choose<sizeof(TC) == 2, TC, Choose<sizeof(T) == 2, T, f16>::type>::type Half;  // of what is stored by fragments of 16 bits
 
 typedef Maybe<KS_BIAS> Bias;
 typedef Maybe<KS_ROW_SUMS> RowSums;
@@ -16,6 +16,7 @@ typedef Maybe<KS_ROW_SUMS> RowSums;
 enum { JOINED_A = 1, JOINED_B = 2, JOINED_K = 3 };
 enum { ROWS = 0, TMA = 1 };  // who stores: see epilogue.h
 
+constexpr bool E4M3 = sizeof(T) == 1, COLUMN_VALUES = Bias::THERE || KS_SCALES;
 constexpr int BM = KS_BM, BN = KS_BN, GROUPS = KS_GROUPS, STAGES = KS_STAGES, CLUSTER = KS_CLUSTER, BUFFERS = KS_BUFFERS;
 constexpr int SPLIT = KS_SPLIT;  // blocks of a cluster that sum a part of K each
 static_assert(SPLIT == 1 || CLUSTER == 1, "a cluster shares columns of B, or a sum");
@@ -49,13 +50,18 @@ static_assert(SPLIT == 1 || SOURCE_STAGES * KS_RESIDUAL + divide_up(PARTIAL_BYTE
 struct alignas(1024) SharedStorage : Choose<RowSums::THERE, Ones, NoOnes>::type {
   char stages[STAGES][STAGE_BYTES];
   char out[GROUPS][BUFFERS][ROWS_BYTES];
-  float bias[Bias::THERE ? GROUPS : 1][Bias::THERE ? BN : 1];
+  float columns[COLUMN_VALUES ? GROUPS : 1][COLUMN_VALUES ? BN : 1];  // of the bias, or columns' scales
   u64 ring[2 * STAGES], out_ring[GROUPS][2 * SLOTS];
 };
 static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
 
 // a1, a2: of the other operands that A's heads come from; c1, c2: that C's columns go to.
 struct Maps { const TensorMap &a, &b, &c, &residual, &a1, &a2, &c1, &c2; };
+
+// Scales of A's rows, by A's batch and head, and of B's columns, by B's.
+struct Scales {
+  struct { const float* base; i64 batch, head; int row; } a, b;
+};
 
 // The kernel's arguments beside its maps, as the roles use them: operands are addresses, or lists of them.
 struct Arguments {
@@ -69,6 +75,10 @@ struct Arguments {
   i64 sums_batch, sums_head;
   int batch_group, head_group;  // products that are summed into one C: batches, and heads of each
   int a1_first, a2_first;       // heads that A's other operands begin with
+#if KS_SCALES
+  const Scales& scales;
+  const Divider& b_heads;
+#endif
 };
 
 // The matrix of a tile: by its number in a list, or by head and batch.

@@ -68,6 +68,39 @@ struct Consumer {
     release(previous);
   }
 
+  // Of e4m3, of whose sums the units keep few bits: those of a slice alone, which float32 additions sum up. Another consumer's
+  // products go on meanwhile.
+  KS_DEVICE void mainloop_e4m3(float (&acc)[MT][BN / 2]) {
+    const int slices = KS_SUMMED ? a.slices * a.batch_group * a.head_group
+                       : SPLIT > 1 ? part_of(a.slices, split_rank).count : a.slices;
+    float part[MT][BN / 2];
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+      for (int e = 0; e < BN / 2; e++) acc[i][e] = 0;
+#pragma unroll 1
+    for (int s = 0; s < slices; s++) {
+      const u32 stage = shared_address(storage.stages[state.stage]);
+      const u32 a_descriptor = descriptor_k_major(stage + group * MT * ROWS_BYTES);
+      const u32 b_descriptor = descriptor_k_major(stage + A_BYTES);
+      ring.wait_full(state);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; k++)  // 32 of K each
+#pragma unroll
+        for (int i = 0; i < MT; i++)
+          Wgmma<T, BN>::ss(part[i], advanced(a_descriptor, i * ROWS_BYTES + k * 32), advanced(b_descriptor, k * 32), k);
+      wgmma_commit();
+      wgmma_wait<0>();
+      release(state);
+      state.advance();
+#pragma unroll
+      for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int e = 0; e < BN / 2; e++) acc[i][e] += part[i][e];
+    }
+  }
+
   // Adds two neighbouring elements of a panel to their accumulators.
   static KS_DEVICE void add_pair(float* d, u32 pair, float factor) {
     const TC* x = (const TC*)&pair;
@@ -121,28 +154,59 @@ struct Consumer {
     }
   }
 
-  KS_DEVICE void add_bias(float (&acc)[MT][BN / 2], const float (&bias_fragment)[divide_up(BN, 128)]) {
-    named_barrier_sync(1 + group, 128);  // the previous tile's bias has been read
+  // f(accumulators of the thread's two rows and two columns, both columns' values, i) throughout the tile.
+  template<class F>
+  KS_DEVICE void each_column(float (&acc)[MT][BN / 2], const float (&fragment)[divide_up(BN, 128)], F f) {
+    named_barrier_sync(1 + group, 128);  // what lay there before has been read
 #pragma unroll
     for (int n = 0; n < divide_up(BN, 128); n++)
-      if (thread() + 128 * n < BN) storage.bias[group][thread() + 128 * n] = bias_fragment[n];
+      if (thread() + 128 * n < BN) storage.columns[group][thread() + 128 * n] = fragment[n];
     named_barrier_sync(1 + group, 128);
 #pragma unroll
     for (int c = 0; c < BN / 8; c++) {
-      const float* x = &storage.bias[group][8 * c + 2 * (thread_lane & 3)];
+      const float* x = &storage.columns[group][8 * c + 2 * (thread_lane & 3)];
       const float x0 = x[0], x1 = x[1];
 #pragma unroll
-      for (int i = 0; i < MT; i++) {
-        float* const d = &acc[i][4 * c];
-        d[0] += x0, d[1] += x1, d[2] += x0, d[3] += x1;
-      }
+      for (int i = 0; i < MT; i++) f(&acc[i][4 * c], x0, x1, i);
     }
   }
+  KS_DEVICE void add_bias(float (&acc)[MT][BN / 2], const float (&bias_fragment)[divide_up(BN, 128)]) {
+    each_column(acc, bias_fragment, [](float* d, float x0, float x1, int) { d[0] += x0, d[1] += x1, d[2] += x0, d[3] += x1; });
+  }
+#if KS_SCALES
+  // Those of this thread's rows, and of the columns that it brings to shared memory.
+  struct ScaleFragment { float rows[MT][2], columns[divide_up(BN, 128)]; };
+  KS_DEVICE ScaleFragment load_scales(const TileCoord& p) const {
+    const auto &by_row = a.scales.a, &by_column = a.scales.b;
+    const float* const rows = by_row.base + p.batch * by_row.batch + p.head * by_row.head;
+    const float* const columns = by_column.base + p.batch * by_column.batch + a.b_heads.quotient(p.head) * by_column.head;
+    ScaleFragment x = {};
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int row = p.row + 64 * (group * MT + i) + 16 * warp + (thread_lane >> 2) + 8 * half;
+        if (row < a.M) x.rows[i][half] = rows[(i64)row * by_row.row];
+      }
+#pragma unroll
+    for (int n = 0; n < divide_up(BN, 128); n++) {
+      const int column = p.column + thread() + 128 * n;
+      if (column < a.N) x.columns[n] = columns[(i64)column * by_column.row];
+    }
+    return x;
+  }
+  KS_DEVICE void multiply_by_scales(float (&acc)[MT][BN / 2], const ScaleFragment& s) {
+    each_column(acc, s.columns, [&](float* d, float x0, float x1, int i) {
+      d[0] = d[0] * s.rows[i][0] * x0, d[1] = d[1] * s.rows[i][0] * x1;
+      d[2] = d[2] * s.rows[i][1] * x0, d[3] = d[3] * s.rows[i][1] * x1;
+    });
+  }
+#endif
 
   // Where four of a thread's accumulators, from e on, of block 1, 2, … lie in the first block's ring: behind the source tiles.
   KS_DEVICE u32 partial_place(int from, int e) const {
     const int row = ((from - 1) * MT * (BN / 2) + e) / 4 * CONSUMERS * 16;  // of all threads' bytes
-    static_assert(STAGE_BYTES % (CONSUMERS * 16) == 0, "such a row lies in one stage");
+    static_assert(SPLIT == 1 || STAGE_BYTES % (CONSUMERS * 16) == 0, "such a row lies in one stage");
     const int sources = (!KS_HEADS && a.beta != 0) + KS_RESIDUAL;
     const int stage = (part_slices(a.slices) + sources * SOURCE_STAGES + row / STAGE_BYTES) % STAGES;
     return shared_address(storage.stages[stage]) + row % STAGE_BYTES + (group * 128 + thread()) * 16;
@@ -254,11 +318,18 @@ struct Consumer {
       float sums[MT][4];
       // Of the tiles that hold the same rows one sums them: heads may share a left factor, and so its sums.
       const bool summing = RowSums::THERE && p.column == 0 && (p.head == 0 || a.sums_head != 0);
-      mainloop(acc, sums, summing);
+#if KS_SCALES
+      const ScaleFragment scales = load_scales(p);
+#endif
+      if constexpr (E4M3) mainloop_e4m3(acc);
+      else mainloop(acc, sums, summing);
       if (summing) store_sums(sums, p);
       if constexpr (SPLIT > 1) {
         if (!add_up(acc)) return;
       }
+#if KS_SCALES
+      multiply_by_scales(acc, scales);
+#endif
       if (a.alpha != 1.f)
 #pragma unroll
         for (int i = 0; i < MT; i++)

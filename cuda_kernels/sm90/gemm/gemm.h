@@ -1,5 +1,7 @@
 // Batched GEMM for Hopper: C[i] = alpha · op(A[i]) · op(B[i]) + beta · C[i] + bias[i] + residual[i] of 16 bits, summed in
-// float32 and of 16 bits or float32; or of float32 that lies along K, multiplied as TF32, to which TMA rounds it: for every matrix of a strided batch or of lists of addresses, in one launch.
+// float32 and of 16 bits or float32; or of float32 that lies along K, multiplied as TF32, to which TMA rounds it; or of e4m3 that
+// lies along K, with or without scales of its rows and columns: for every matrix of a strided batch or of lists of addresses, in
+// one launch.
 //
 // Algorithm: persistent, KS_BLOCKS blocks a multiprocessor, or clusters of KS_CLUSTER blocks, whose tiles are neighbours along M
 // and which multicast B to each other. A producer thread fills a ring of STAGES slices (128 bytes of K) of A and B by TMA, on from one
@@ -15,13 +17,13 @@
 // counts 16 bytes.
 //
 // Constants (from the kernel definition): KS_T, KS_TC (element types of A and B, of C and the residual), KS_A_TRANSPOSED,
-// KS_B_TRANSPOSED, KS_POINTERS, KS_BIAS (element type, void where there is none), KS_RESIDUAL, KS_ROW_SUMS (element type, or void),
+// KS_B_TRANSPOSED, KS_SCALES, KS_POINTERS, KS_BIAS (element type, void where there is none), KS_RESIDUAL, KS_ROW_SUMS (element type, or void),
 // KS_SUMMED, KS_SEGMENTED, KS_JOINED, KS_HEADS (and those of heads.h), KS_SPLIT, KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER,
 // KS_BLOCKS (that share a multiprocessor), KS_BUFFERS
 // (epilogue buffers a consumer, 64 rows of 128 bytes), KS_STORE, KS_C_FIRST (whether C is stored with the L2 policy evict-first), KS_PRODUCER_REGISTERS,
 // KS_CONSUMER_REGISTERS (0: as launched), KS_SHARED_BYTES.
 // Shared memory: STAGES·(BM + BN)·128 bytes, GROUPS·BUFFERS·8 KB, the bias, 1 KB of ones where rows are summed, barriers.
-// Registers: BM·BN/(128·GROUPS) accumulators, 4 for each 64 rows whose elements are summed.
+// Registers: BM·BN/(128·GROUPS) accumulators, of e4m3 twice (consumer.h), 4 for each 64 rows whose elements are summed.
 #include "sm90/gemm/consumer.h"
 #include "sm90/gemm/producer.h"
 
@@ -40,6 +42,9 @@ gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT 
 #endif
 #if KS_HEADS
           , KS_ARGUMENT TensorMap c1_map, KS_ARGUMENT TensorMap c2_map, KS_ARGUMENT HeadsResult result
+#endif
+#if KS_SCALES
+          , KS_ARGUMENT Scales scales
 #endif
 ) {
   extern __shared__ __align__(1024) char memory[];
@@ -62,7 +67,11 @@ gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT 
   const Maps maps{a_map, b_map, c_map, residual_map, a1, a2, c1, c2};
   const Arguments arguments{a, b, bias, residual, origin, c, c_batch, c_head, bias_batch, bias_head, c_row, M, N, slices,
                             a_head_step, a_batch_step, b_head_step, b_batch_step, residual_head_step, residual_batch_step,
-                            alpha, beta, sums, sums_batch, sums_head, batch_group, head_group, a1_first, a2_first};
+                            alpha, beta, sums, sums_batch, sums_head, batch_group, head_group, a1_first, a2_first
+#if KS_SCALES
+                            , scales, b_heads
+#endif
+  };
   const Ring<STAGES> ring{shared_address(storage.ring)};
   const int group = warp_index() / 4, warp = warp_index() % 4, rank = CLUSTER > 1 ? cluster_rank() : 0;
   const int split_rank = SPLIT > 1 ? cluster_rank() : 0;

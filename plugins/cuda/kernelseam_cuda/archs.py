@@ -28,25 +28,26 @@ _LIBRARIES = {"cublas": _LIBRARY, "cublaslt": _LIBRARY, "cublas-batched": _LISTS
 HOPPER = Coefficients(
     "H200",
     bandwidth=0.87,
-    multiply={DType.float16: 0.62, DType.bfloat16: 0.62},
+    multiply={DType.float16: 0.62, DType.bfloat16: 0.62, DType.float8_e4m3fn: 0.16},
     call_seconds=3e-6,
     libraries=_LIBRARIES,
 )
 """A copy moves 4.27 of 4.92 TB/s. mma.sync issues at 0.62 of what wgmma reaches, so that a shared
-kernel's tile cannot do better; libraries have wgmma."""
+kernel's tile cannot do better; libraries have wgmma. Of e4m3 it makes float16 first."""
 _ESTIMATED = Coefficients(
     "estimated: the H200's parts", bandwidth=0.87, call_seconds=3e-6, libraries=_LIBRARIES
 )
 """Where mma.sync is what there is, it issues at the peak; on sm_100a and sm_103 nobody has
 looked."""
+_BLACKWELL = {DType.float16: 0.3, DType.bfloat16: 0.3, DType.float8_e4m3fn: 0.08}
 COSTS = {
     "sm_75": _ESTIMATED,
     "sm_80": _ESTIMATED,
     "sm_86": _ESTIMATED,
     "sm_89": _ESTIMATED,
     "sm_90a": HOPPER,
-    "sm_100a": replace(_ESTIMATED, multiply={DType.float16: 0.3, DType.bfloat16: 0.3}),
-    "sm_103": replace(_ESTIMATED, multiply={DType.float16: 0.3, DType.bfloat16: 0.3}),
+    "sm_100a": replace(_ESTIMATED, multiply=_BLACKWELL),
+    "sm_103": replace(_ESTIMATED, multiply=_BLACKWELL),
     "sm_120": _ESTIMATED,
 }
 """What is left of each arch's peaks. The H200's are fitted to ``benchmarks/results``; tests hold
@@ -57,7 +58,8 @@ MATRIX_DOUBLE = frozenset({"sm_80", "sm_90a", "sm_100a"})
 """Archs whose matrix units multiply float64; others have the instruction, and next to no units for
 it."""
 CONVERTS_E4M3 = frozenset({"sm_89", "sm_90a", "sm_100a", "sm_103", "sm_120"})
-"""Archs with instructions that convert float8_e4m3fn: compute capability 8.9 and later."""
+"""Archs with instructions that convert and multiply float8_e4m3fn: compute capability 8.9 and
+later."""
 CLUSTERED = frozenset({"sm_90a", "sm_100a", "sm_103", "sm_120"})
 """Archs with clusters, programmatic dependent launch and tensor maps: compute capability 9.0 and
 later."""
@@ -65,22 +67,28 @@ _CLUSTER_BLOCKS = 8
 """Of a cluster that every such device can launch."""
 
 
-def _rates(half: int, single: int, double: int) -> dict[DType, int]:
-    return {DType.float16: half, DType.bfloat16: half, DType.float32: single, DType.float64: double}
+def _rates(half: int, single: int, double: int, stored: int = 0) -> dict[DType, int]:
+    rates = {
+        DType.float16: half,
+        DType.bfloat16: half,
+        DType.float32: single,
+        DType.float64: double,
+    }
+    return rates | ({DType.float8_e4m3fn: stored} if stored else {})
 
 
 RATES = {
     "sm_75": _rates(1024, 128, 4),
     "sm_80": _rates(2048, 128, 128),
     "sm_86": _rates(1024, 256, 4),
-    "sm_89": _rates(1024, 256, 4),
-    "sm_90a": _rates(4096, 256, 256),
-    "sm_100a": _rates(8192, 256, 128),
-    "sm_103": _rates(8192, 256, 4),
-    "sm_120": _rates(1024, 256, 4),
+    "sm_89": _rates(1024, 256, 4, 2048),
+    "sm_90a": _rates(4096, 256, 256, 8192),
+    "sm_100a": _rates(8192, 256, 128, 16384),
+    "sm_103": _rates(8192, 256, 4, 16384),
+    "sm_120": _rates(1024, 256, 4, 2048),
 }
-"""Dense operations of a multiprocessor in one clock: matrix units for half precision, and for
-float64 where they multiply it; plain units else.
+"""Dense operations of a multiprocessor in one clock: matrix units for half precision, for e4m3, and
+for float64 where they multiply it; plain units else.
 
 Source: the throughput table of the CUDA C++ Programming Guide and NVIDIA's architecture white
 papers.
@@ -121,6 +129,7 @@ def _product(arch: str, shared_bytes: int) -> Device:
 def _row(arch: str, shared_kib: int) -> ArchRow:
     clustered, doubles = arch in CLUSTERED, arch in MATRIX_DOUBLE
     halves = _HALF_PRECISION - {DType.bfloat16} if arch == "sm_75" else _HALF_PRECISION
+    stored = frozenset({DType.float8_e4m3fn} if arch in CONVERTS_E4M3 else ())
     return ArchRow(
         arch=arch,
         warp_size=32,
@@ -131,8 +140,8 @@ def _row(arch: str, shared_kib: int) -> ArchRow:
             ("KS_MATRIX_DOUBLE", str(int(doubles))),
             *((("KS_E4M3", "1"),) if arch in CONVERTS_E4M3 else ()),
         ),
-        matrix_dtypes=halves | {DType.float64} if doubles else halves,
-        stored_dtypes=frozenset({DType.float8_e4m3fn} if arch in CONVERTS_E4M3 else ()),
+        matrix_dtypes=halves | stored | ({DType.float64} if doubles else set()),
+        stored_dtypes=stored,
         tiles=TURING if arch == "sm_75" else tiles(doubles, arch in CONVERTS_E4M3),
         options=OPTIONS,
         cluster_blocks=_CLUSTER_BLOCKS if clustered else 1,

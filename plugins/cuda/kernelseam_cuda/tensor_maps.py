@@ -29,6 +29,7 @@ DTYPES = {
     DType.bfloat16: "BFLOAT16",
     DType.float32: "FLOAT32",
     DType.float64: "FLOAT64",
+    DType.float8_e4m3fn: "UINT8",
 }
 
 

@@ -193,6 +193,18 @@ DECODE = (
 """Few queries over many keys. An H200 measured 16 rows of D 128; its other rates are estimates."""
 
 _E4M3 = DType.float8_e4m3fn
+_STORED_GEMM = tuple(
+    GemmTile(frozenset({_E4M3}), *shape, min_blocks=blocks, teams=teams, rate=rate)
+    for shape, blocks, teams, rate in (
+        ((128, 128, 64, 4, 2, 3), 1, 1, 0.55),
+        ((128, 64, 64, 4, 2, 3), 1, 1, 0.42),
+        ((64, 64, 64, 2, 2, 3), 2, 1, 0.40),
+        ((32, 32, 128, 1, 2, 2), 6, 1, 0.25),
+        ((16, 16, 64, 1, 1, 2), 4, 8, 0.10),
+    )
+)
+"""Factors of 8 bits. Slices of 128 would have twice the fragments in registers at once, and spill.
+Rates are those of half precision, not measured."""
 _STORED_ATTENTION = tuple(
     replace(t, dtype_kv=_E4M3) for t in ATTENTION if t.dtypes is _HALF_PRECISION
 )
@@ -301,7 +313,7 @@ def tiles(matrix_double: bool, e4m3: bool) -> Mapping[str, tuple[Any, ...]]:
     that convert e4m3 or do not."""
     double = _MATRIX_DOUBLE if matrix_double else _PLAIN_DOUBLE
     return {
-        "gemm": (*GEMM, *double),
+        "gemm": (*GEMM, *double, *(_STORED_GEMM if e4m3 else ())),
         "attention": (*ATTENTION, *(_STORED_ATTENTION if e4m3 else ())),
         "attention_decode": (*DECODE, *(_STORED_DECODE if e4m3 else ())),
         "attention_bwd": ATTENTION_BWD,

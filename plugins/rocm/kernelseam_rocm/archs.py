@@ -33,21 +33,28 @@ ESTIMATED = Coefficients(
 """What is left of the peaks, of every arch alike; a library's blocks as NVIDIA's."""
 
 
-def _rates(half: int, single: int, double: int) -> dict[DType, int]:
-    return {DType.float16: half, DType.bfloat16: half, DType.float32: single, DType.float64: double}
+def _rates(half: int, single: int, double: int, stored: DType | None = None) -> dict[DType, int]:
+    rates = {
+        DType.float16: half,
+        DType.bfloat16: half,
+        DType.float32: single,
+        DType.float64: double,
+    }
+    return rates | ({stored: 2 * half} if stored else {})
 
 
 RATES = {
     "gfx90a": _rates(1024, 128, 128),
-    "gfx942": _rates(2048, 256, 128),
-    "gfx950": _rates(4096, 256, 128),
+    "gfx942": _rates(2048, 256, 128, DType.float8_e4m3fnuz),
+    "gfx950": _rates(4096, 256, 128, DType.float8_e4m3fn),
     "gfx1100": _rates(512, 256, 4),
     "gfx1151": _rates(512, 256, 4),
-    "gfx1200": _rates(1024, 256, 4),
-    "gfx1201": _rates(1024, 256, 4),
+    "gfx1200": _rates(1024, 256, 4, DType.float8_e4m3fn),
+    "gfx1201": _rates(1024, 256, 4, DType.float8_e4m3fn),
 }
-"""Dense operations of a compute unit in one clock: matrix units for half precision, vector units
-for the others. Derived from the peak rates, clocks and unit counts of AMD's product sheets."""
+"""Dense operations of a compute unit in one clock: matrix units for half precision and e4m3, vector
+units for the others. Derived from the peak rates, clocks and unit counts of AMD's product
+sheets."""
 
 PRODUCTS = {
     "gfx90a": ("AMD Instinct MI210", 104, 1700, 1.6e12, 64),
@@ -66,8 +73,8 @@ STORED = {
     "gfx942": DType.float8_e4m3fnuz,
     **dict.fromkeys(("gfx950", "gfx1200", "gfx1201"), DType.float8_e4m3fn),
 }
-"""The dtype of 8 bits that an arch's instructions convert. Source: AMD's manuals of its instruction
-sets."""
+"""The dtype of 8 bits that an arch's instructions convert and multiply. Source: AMD's manuals of
+its instruction sets."""
 
 
 def _product(arch: str, shared_bytes: int) -> Device:
@@ -99,7 +106,11 @@ def _row(
     stored = STORED.get(arch)
     if stored is not None:
         defines["KS_E4M3"] = "1"
-        shapes = {**shapes, "attention": tiles.with_stored(shapes["attention"], stored)}
+        shapes = {
+            **shapes,
+            "attention": tiles.with_stored(shapes["attention"], stored),
+            "gemm": tiles.with_stored_gemm(shapes["gemm"], stored),
+        }
     return ArchRow(
         arch=arch,
         warp_size=warp,
@@ -107,7 +118,7 @@ def _row(
         registers_per_lane=registers,
         platform="platform_amd.h",
         defines=tuple(defines.items()),
-        matrix_dtypes=tiles.HALF_PRECISION,
+        matrix_dtypes=tiles.HALF_PRECISION | ({stored} if stored else set()),
         stored_dtypes=frozenset({stored} if stored else ()),
         tiles=shapes,
         options=(*_OPTIONS, *options),

@@ -137,6 +137,22 @@ def with_stored(rows: tuple[AttentionTile, ...], stored: DType) -> tuple[Attenti
     )
 
 
+def with_stored_gemm(rows: tuple[GemmTile, ...], stored: DType) -> tuple[GemmTile, ...]:
+    """Those in half precision once more, of A and B of 8 bits: slices of as many bytes. On CDNA,
+    whose instructions take no constants, scales leave the smaller tiles too few scalar registers;
+    a factor that does not lie along K moves a few to vector registers."""
+    narrow = frozenset({stored})
+    few = rows is CDNA_GEMM
+    return (
+        *rows,
+        *(
+            replace(t, dtypes=narrow, bk=2 * t.bk, row_sums=False, plain=few and t.bn == 64)
+            for t in rows
+            if t.dtypes is HALF_PRECISION
+        ),
+    )
+
+
 def _atomic(
     *rows: tuple[frozenset[DType], int, int, int, int, int, int, int, str],
 ) -> tuple[BackwardTile, ...]:

@@ -71,16 +71,21 @@ def pointer(field: str, value: object, infos: Mapping[str, ArrayInfo]) -> int | 
 
 
 def dtype_of(
-    field: str, given: object, infos: Mapping[str, ArrayInfo], names: Sequence[str]
+    field: str,
+    given: object,
+    infos: Mapping[str, ArrayInfo],
+    names: Sequence[str],
+    stored: bool = False,
 ) -> DType | None:
     """The element type that is named or that of the arrays; None where neither is given. All must
-    agree."""
-    dtype = None if given is None else DType.of(given, field)
+    agree. ``stored``: it may be one of 8 bits."""
+    dtype = None if given is None else DType.of(given, field, stored=stored)
     source = field
     for name in names:
         if name in infos:
             if dtype is None:
-                dtype, source = DType.of(infos[name].dtype, f"{name}.dtype"), name
+                dtype = DType.of(infos[name].dtype, f"{name}.dtype", stored=stored)
+                source = name
             elif infos[name].dtype is not dtype:
                 raise InvalidValue(
                     name,

@@ -24,7 +24,7 @@ class HeadsSpec:
     """Whether k and v are written into pages, at the rows' positions."""
 
 
-EXTRAS = ("bias", "residual", "summed", "row_sums", "segmented", "heads", "joined")
+EXTRAS = ("scales", "bias", "residual", "summed", "row_sums", "segmented", "heads", "joined")
 """Fields of a GemmSpec that make it more than a plain product."""
 
 
@@ -66,6 +66,9 @@ class GemmSpec:
     precision: str | None = None
     """How float32 is multiplied: None as IEEE arithmetic says; "tf32" rounded to TF32 first;
     "tf32x3" split into two such parts."""
+
+    scales: bool = False
+    """Whether rows of A and columns of B, of 8 bits, have scales."""
 
     operation = "gemm"
 
@@ -135,7 +138,8 @@ class HeadsProblem:
 class GemmProblem:
     """C[b', h'] = alpha·Σ op(A[b,h])·op(B[b,h // b_head_group]) + beta·C[b', h'] + bias[b', h'] +
     residual[b', h'], the sum over those (b, h) with b // c_batch_group = b' and h // c_head_group =
-    h'. Strides in elements.
+    h'. With scales a number x of row m of op(A) stands for a_scales[m]·x, one of column n of op(B)
+    for b_scales[n]·x. Strides in elements.
 
     With pointer lists the batch and head strides are 0; the lists of A and B have batch·num_heads
     entries, the others one for each C.
@@ -168,6 +172,10 @@ class GemmProblem:
     """Where the spec says so, in place of ``c_strides``."""
     joined_heads: int = 0
     """Where the spec joins heads: how many there are; ``num_heads`` is 1."""
+    a_scale_strides: tuple[int, int, int] = (0, 0, 0)
+    """(batch, head, row of op(A)); 0 where one scale serves all."""
+    b_scale_strides: tuple[int, int, int] = (0, 0, 0)
+    """(batch, head of B, column of op(B))."""
 
     operation = "gemm"
 
@@ -282,6 +290,13 @@ class GemmProblem:
                 True,
             ),
         ]
+        if spec.scales:
+            for name, heads, n, walk in (
+                ("a_scales", h, self.M, self.a_scale_strides),
+                ("b_scales", b_lead[1], self.N, self.b_scale_strides),
+            ):
+                extents = (self.batch * reads, heads, n)
+                rules.append(OperandRule(name, DType.float32, extents, walk, 4))
         if spec.bias:
             rules.append(
                 rule("bias", spec.bias, 0, (*c_lead, self.N), self.bias_strides, int(live))

@@ -31,7 +31,9 @@ from kernelseam.descriptors.common.validation import (
     integer,
     multiple,
     number,
+    packed,
     row_strides,
+    stride,
     three,
     two,
     vector_bytes,
@@ -47,10 +49,13 @@ _STRIDES = {
         n: tuple(f"stride_{n.lower()}_{axis}" for axis in AXES) for n in ("A", "B", "C", "residual")
     },
     "bias": ("stride_bias_batch", "stride_bias_head"),
+    "a_scales": tuple(f"stride_a_scales_{axis}" for axis in ("batch", "head", "row")),
+    "b_scales": tuple(f"stride_b_scales_{axis}" for axis in ("batch", "head", "column")),
 }
 """Operand → its stride fields."""
 IEEE, PRECISIONS = "ieee", ("tf32", "tf32x3")
 """How float32 may be multiplied: the default, and others."""
+SCALES = ("a_scales", "b_scales")
 ADDED = ("bias", "residual")
 """Operands that take part where they are given; address 0 says that they will be bound."""
 
@@ -79,6 +84,13 @@ class BatchedGemmStrided:
     beta = 0 never reads C; alpha = 0 or K = 0 never reads A and B. ``alpha`` and ``beta`` may be
     any float: a NaN or an infinity spreads as IEEE arithmetic says.
 
+    A and B may be of 8 bits, both float8_e4m3fn (float8_e4m3fnuz on gfx942): ``dtype_c`` is then
+    float32 where neither it nor C's array is given. ``a_scales`` [batch, num_heads, M] and
+    ``b_scales`` [batch, num_heads // b_head_group, N], float32, both or none (1): a number x of
+    row m of op(A) stands for a_scales[m]·x, one of column n of op(B) for b_scales[n]·x. Strides of
+    0 repeat them: all three for one scale of a tensor, the last for one of a matrix. Not where
+    products are summed into one C.
+
     ``precision`` says how float32 is multiplied. None or "ieee": as float32. "tf32": A and B are
     rounded to TF32, 10 bits behind the point, to nearest (vendors' libraries may cut off), and
     products of those are summed in float32. "tf32x3": A and B are split into two such parts,
@@ -96,6 +108,8 @@ class BatchedGemmStrided:
     C: object = field(default=None, repr=False)
     bias: object = field(default=None, repr=False)
     residual: object = field(default=None, repr=False)
+    a_scales: object = field(default=None, repr=False)
+    b_scales: object = field(default=None, repr=False)
     batch: int = 1
     num_heads: int = 1
     stride_a_batch: int | None = None
@@ -112,6 +126,12 @@ class BatchedGemmStrided:
     stride_residual_batch: int | None = None
     stride_residual_head: int | None = None
     stride_residual_row: int | None = None
+    stride_a_scales_batch: int | None = None
+    stride_a_scales_head: int | None = None
+    stride_a_scales_row: int | None = None
+    stride_b_scales_batch: int | None = None
+    stride_b_scales_head: int | None = None
+    stride_b_scales_column: int | None = None
     a_transposed: bool = False
     b_transposed: bool = False
     alpha: float = 1.0
@@ -141,6 +161,7 @@ class BatchedGemmStrided:
         bias, residual = (
             added_dtype(self, name, name, infos, dtype_c, dtype_acc) for name in ADDED
         )
+        scaled = self._scaled(dtype)
         kinds = {"A": dtype, "B": dtype, "C": dtype_c, "bias": bias, "residual": residual}
         results = (self.batch // self.c_batch_group, self.num_heads // self.c_head_group)
         shapes = {
@@ -166,6 +187,15 @@ class BatchedGemmStrided:
                 vectors[name] = vector_bytes(
                     kind, shape, strides[name], pointer(name, getattr(self, name), infos)
                 )
+        scale_strides = {}
+        for name, shape in (
+            ("a_scales", (*shapes["A"][:2], self.M)),
+            ("b_scales", (*shapes["B"][:2], self.N)),
+        ):
+            given = zip(_STRIDES[name], self._strides(name), strict=True)
+            known = [None if s is None else stride(f, s, DType.float32) for f, s in given]
+            scale_strides[name] = three(packed(shape, known)) if scaled else (0, 0, 0)
+            pointer(name, getattr(self, name), infos)
         problem = GemmProblem(
             GemmSpec(
                 dtype,
@@ -182,6 +212,7 @@ class BatchedGemmStrided:
                 vectors.get("residual", WIDE),
                 self.c_batch_group * self.c_head_group > 1,
                 precision=precision_of(self.precision, dtype),
+                scales=scaled,
             ),
             self.M,
             self.N,
@@ -198,10 +229,41 @@ class BatchedGemmStrided:
             self.c_head_group,
             two(strides.get("bias", (0, 0))),
             three(strides.get("residual", (0, 0, 0))),
+            a_scale_strides=scale_strides["a_scales"],
+            b_scale_strides=scale_strides["b_scales"],
         )
         check_layout(problem.operands, infos, self._dense)
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", infos)
+
+    def _scaled(self, dtype: DType) -> bool:
+        """Whether there are scales. Raises InvalidValue for one without the other, and for scales
+        of what has none."""
+        there = [n for n in SCALES if getattr(self, n) is not None]
+        for name in SCALES:
+            refuse_idle(self, name, name, _STRIDES[name])
+        if not there:
+            return False
+        if not dtype.stored:
+            raise InvalidValue(
+                there[0],
+                "given",
+                f"scales are for A and B of 8 bits, and these are {dtype}",
+                "Leave it out: alpha scales a product",
+            )
+        if len(there) == 1:
+            (missing,) = set(SCALES) - {*there}
+            raise InvalidValue(
+                missing, None, f"must be given where {there[0]} is", "Give it: ones change nothing"
+            )
+        if self.c_batch_group * self.c_head_group > 1:
+            raise InvalidValue(
+                there[0],
+                "given",
+                "scales are of one product, and products are summed into one C",
+                "Leave it out, or sum after products of their own",
+            )
+        return True
 
     def _strides(self, name: str) -> list[int | None]:
         return [getattr(self, field_name) for field_name in _STRIDES[name]]
@@ -221,8 +283,10 @@ class BatchedGemmStrided:
         return self._problem
 
     def operands(self) -> dict[str, object]:
-        """A, B, C, bias and residual, as far as they are given."""
-        return {n: v for n in ("A", "B", "C", *ADDED) if (v := getattr(self, n)) is not None}
+        """A, B, C, bias, residual and scales, as far as they are given."""
+        return {
+            n: v for n in ("A", "B", "C", *ADDED, *SCALES) if (v := getattr(self, n)) is not None
+        }
 
     def without_arrays(self) -> BatchedGemmStrided:
         """The same over the addresses of its arrays: it keeps no memory alive."""
@@ -319,9 +383,13 @@ def gemm_dtypes(
 ) -> tuple[DType, DType, DType]:
     """(dtype, dtype_c, dtype_acc) from what is named and from the arrays."""
     kind = required(
-        "dtype", dtype_of("dtype", dtype, infos, inputs), f"{inputs[0]} and {inputs[1]}"
+        "dtype",
+        dtype_of("dtype", dtype, infos, inputs, stored=True),
+        f"{inputs[0]} and {inputs[1]}",
     )
-    kind_c = dtype_of("dtype_c", dtype_c, infos, (output,)) or kind
+    kind_c = dtype_of("dtype_c", dtype_c, infos, (output,)) or (
+        kind.accumulator if kind.stored else kind
+    )
     acc = kind.accumulator if dtype_acc is None else DType.of(dtype_acc, "dtype_acc")
     if acc is not kind.accumulator:
         raise InvalidValue(
@@ -359,7 +427,7 @@ def precision_of(value: object, dtype: DType) -> str | None:
 
 def refuse_idle(gemm: Any, name: str, operand: str, strides: Sequence[str]) -> None:
     """Refuse the fields of a bias or a residual that is not there."""
-    for field_name in (*strides, f"dtype_{name}"):
+    for field_name in (*strides, *([f"dtype_{name}"] if name in ADDED else ())):
         if getattr(gemm, operand) is None and (value := getattr(gemm, field_name)) is not None:
             raise InvalidValue(
                 field_name,

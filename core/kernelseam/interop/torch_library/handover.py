@@ -102,6 +102,13 @@ def _differentiated(arrays: Arrays) -> bool:
 
 def _product(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Made:
     batched, a_transposed, b_transposed, alpha, beta, out_dtype, precision = options
+    if "a_scales" in arrays:
+        raise InvalidValue(
+            "a_scales",
+            "given",
+            "what torch compiles has no operator with scales",
+            "Call it outside of torch.compile, or scale with alpha",
+        )
     residual = arrays.get("residual")
     if beta != 0 and "out" in arrays:  # summed as wide as the product is
         added = beta * arrays["out"].to(accumulator(arrays["a"].dtype))

@@ -1,4 +1,4 @@
-// Batched GEMM: C[i] = alpha · Σ op(A) · op(B) + beta · C[i] + bias[i] + residual[i] for every matrix C[i] of a strided
+// Batched GEMM: C[i] = alpha · Σ op(A) · op(B) (· scales of its row and its column) + beta · C[i] + bias[i] + residual[i] for every matrix C[i] of a strided
 // batch or of a list of addresses, in one launch; the sum over one product, or over those of several batches and heads.
 //
 // Algorithm: the work is cut into BM×BN tiles of all the C's. As many blocks start as the device holds at once, and each
@@ -14,7 +14,7 @@
 // Constants (from the kernel definition): KS_T, KS_TC (element types of A and B, and of C), KS_A_TRANSPOSED, KS_B_TRANSPOSED,
 // KS_POINTERS, KS_VECTOR_A/B/C/R (bytes that rows of A, B, C, the residual are aligned to), KS_BIAS, KS_RESIDUAL,
 // KS_ROW_SUMS (element types, void where there is none), KS_PRECISION (of float32: 0, or in how many products of TF32 it is
-// multiplied), KS_SUMMED, KS_SEGMENTED, KS_HEADS (and those of heads.h), KS_BM, KS_BN, KS_BK, KS_WARPS_M, KS_WARPS_N,
+// multiplied), KS_SCALES (of factors of 8 bits), KS_SUMMED, KS_SEGMENTED, KS_HEADS (and those of heads.h), KS_BM, KS_BN, KS_BK, KS_WARPS_M, KS_WARPS_N,
 // KS_TEAMS, KS_STAGES, KS_PERSISTENT, KS_MIN_BLOCKS, KS_SHARED_BYTES.
 // Shared memory, for each team: STAGES · (BM + BN) · BK elements, and (or, not persistent, at least) BM · BN elements of C.
 // Registers: BM·BN / threads accumulators, plus one slice's operands.
@@ -56,6 +56,11 @@ struct Segments {
   struct { void* base; i64 batch, head; int row, first; } of[3];
 };
 
+// Scales of A's rows, by A's batch and head, and of B's columns, by B's. An argument of the kernel, passed whole.
+struct Scales {
+  struct { const float* base; i64 batch, head; int row; } a, b;
+};
+
 #if KS_HEADS
 #include "gemm/heads.h"
 #endif
@@ -74,6 +79,9 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
 #endif
 #if KS_HEADS
      , KS_ARGUMENT Heads heads
+#endif
+#if KS_SCALES
+     , KS_ARGUMENT Scales scales
 #endif
 ) {
   const int team = TEAMS > 1 ? warp_index() : 0, warp = TEAMS > 1 ? 0 : warp_index();
@@ -164,6 +172,9 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
     TC* c;
     const Bias::type* bias;
     const Residual::type* residual;
+#if KS_SCALES
+    const float *by_row, *by_column;
+#endif
   };
   auto ends_of = [&](const Place& at) {
     auto one = [&](auto base, i64 by_batch, i64 by_head) {
@@ -171,7 +182,12 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
     };
     return Ends{KS_HEADS ? (TC*)c : one((TC*)c, c_batch, c_head),
                 Bias::THERE ? one((const Bias::type*)bias, bias_batch, bias_head) : nullptr,
-                Residual::THERE ? one((const Residual::type*)residual, residual_batch, residual_head) : nullptr};
+                Residual::THERE ? one((const Residual::type*)residual, residual_batch, residual_head) : nullptr
+#if KS_SCALES
+                , scales.a.base + at.batch * scales.a.batch + at.head * scales.a.head,
+                scales.b.base + at.batch * scales.b.batch + at.head / b_head_group * scales.b.head
+#endif
+    };
   };
 
   int stage = 0;
@@ -210,6 +226,12 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
 
     const int row0 = at.m * BM + warp_m, col0 = at.n * BN + warp_n;
     if (KS_PERSISTENT) ends = ends_of(at);
+#if KS_SCALES
+    E::map(acc, [&](int i, int j, Sum x) {
+      const i64 m = row0 + i, n = col0 + j;
+      return m < M && n < N ? x * ends.by_row[m * scales.a.row] * ends.by_column[n * scales.b.row] : x;
+    });
+#endif
     if (alpha != Sum(1)) E::map(acc, [=](int, int, Sum x) { return alpha * x; });
     if constexpr (RowSums::THERE) {
 #pragma unroll

@@ -41,6 +41,7 @@ _INTS = (
     "total",
     "blocks",
 )
+SCALES = ("a_scales", "b_scales")
 _SEGMENTS, _HEADS = ("a", "a1", "a2"), ("c", "c1", "c2")
 """Parameters where A, or C, consists of three operands."""
 
@@ -93,6 +94,8 @@ class GemmDefinition(KernelDefinition):
             return "it makes heads of a weight [columns, hidden] alone"
         if reason := refuse_dtype(spec.dtype, row):
             return reason
+        if spec.dtype.stored and (spec.row_sums or spec.segmented or spec.heads):
+            return f"it has no row sums, segments or heads of {spec.dtype}"
         if not self.tiles(spec, row):
             if spec.precision and spec.precision not in {
                 t.precision for t in row.tiles.get("gemm", ())
@@ -104,6 +107,8 @@ class GemmDefinition(KernelDefinition):
         if p.summed * max(p.K, 1) >= INT32:
             return f"it sums {p.summed} products of K = {p.K} into one C, 2^31 terms or more"
         rows = {"stride_b_row": p.b_strides[2], "stride_residual_row": p.residual_strides[2]}
+        rows["stride_a_scales_row"] = p.a_scale_strides[2]
+        rows["stride_b_scales_column"] = p.b_scale_strides[2]
         rows |= {f"stride_a{i}_row": s.strides[2] for i, s in enumerate(p.segments)} or {
             "stride_a_row": p.a_strides[2]
         }
@@ -170,6 +175,7 @@ class GemmDefinition(KernelDefinition):
             "RESIDUAL": kind(spec.residual),
             "ROW_SUMS": kind(spec.row_sums),
             "PRECISION": TF32_PRODUCTS[spec.precision],
+            "SCALES": spec.scales,
             "SUMMED": spec.summed,
             "SEGMENTED": spec.segmented,
             "HEADS": spec.heads is not None,
@@ -197,6 +203,7 @@ class GemmDefinition(KernelDefinition):
                 ("beta", scalar),
                 *((("segments", _segments(_SEGMENTS)),) if spec.segmented else ()),
                 *((("heads", HEADS_STRUCTURE),) if spec.heads else ()),
+                *((("scales", scales_structure()),) if spec.scales else ()),
             )
         )
 
@@ -256,12 +263,15 @@ class GemmDefinition(KernelDefinition):
             "alpha": p.alpha if reads else 0.0,
             "beta": p.beta,
             **(heads_values(p.heads) if p.heads else {}),
+            **scale_values(p),
         }
 
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
         suffix = "_ptrs" if spec.view == "pointers" else ""
         own = {"a": f"A{suffix}", "b": f"B{suffix}", "c": f"C{suffix}"}
         added = {n: f"{n}{suffix}" for n in ("bias", "residual") if getattr(spec, n)}
+        if spec.scales:
+            added |= {n: n for n in SCALES}
         others = [*_STRIDED, *(_SEGMENTS if spec.segmented else ())]
         if spec.heads:
             others += [*_HEADS, *HEADS_POINTERS]
@@ -279,6 +289,28 @@ def _refuse_rounding(spec: GemmSpec) -> str | None:
         if spec.dtype_acc is DType.float64 and dtype not in (None, DType.float64):
             return f"sums of float64 are stored as float64 alone, not as {dtype}"
     return None
+
+
+def scales_structure() -> Structure:
+    """Where scales lie: of A's rows, and of B's columns."""
+
+    def one(n: str) -> Structure:
+        strides = ((f"{n}_batch", "i64"), (f"{n}_head", "i64"), (f"{n}_row", "i32"))
+        members = ((n, "pointer"), *strides)
+        return Structure(members, ("base", *_AXES))
+
+    return Structure(tuple((n, one(n)) for n in SCALES), ("a", "b"))
+
+
+def scale_values(p: GemmProblem) -> dict[str, int]:
+    """Their strides."""
+    walks = zip(SCALES, (p.a_scale_strides, p.b_scale_strides), strict=True)
+    return {
+        f"{n}_{axis}": s
+        for n, strides in walks
+        for axis, s in zip(_AXES, strides, strict=True)
+        if p.spec.scales
+    }
 
 
 def heads_defines(spec: HeadsSpec) -> dict[str, object]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases.common import INF, NAN, ODD, SHORT, TOKENS, InjectedValue
 from kernelseam.parity.cases.gemm_case import GemmCase, case
+from kernelseam.parity.cases.gemm_stored import stored
 from kernelseam.parity.cases.operand_layout import OperandLayout
 
 TIGHT = OperandLayout(aligned=False)
@@ -38,6 +39,7 @@ def gemm_cases() -> list[GemmCase]:
         "sums over batches and heads": _sums,
         "many small matrices": _small,
         "precision of float32": _precisions,
+        "factors of 8 bits": stored,
     }
     grouped = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
     assert len({c.name for c in grouped}) == len(grouped)

@@ -34,6 +34,8 @@ class GemmCase:
     in_place: bool = False
     """The residual is C itself."""
     precision: str | None = None
+    scales: str = ""
+    """Of A and B of 8 bits: "tensor", "matrices" or "rows" (and columns); "" none."""
     a: OperandLayout = OperandLayout()
     b: OperandLayout = OperandLayout()
     c: OperandLayout = OperandLayout()
@@ -61,7 +63,7 @@ class GemmCase:
     @property
     def out_dtype(self) -> DType:
         """The dtype of C."""
-        return self.dtype_c or self.dtype
+        return self.dtype_c or (DType.float32 if self.dtype.stored else self.dtype)
 
     @property
     def lead(self) -> tuple[int, int]:

@@ -20,6 +20,8 @@ _FIELDS = {
     "lse": ("lse", ("batch", "head")),
     "alibi_slopes": ("alibi", ("batch", "head")),
     **{n: (n, ("batch", "head", "block")) for n in ("k_scales", "v_scales")},
+    "a_scales": ("a_scales", _MATRIX),
+    "b_scales": ("b_scales", ("batch", "head", "column")),
     "block_table": ("table", ("row",)),
     "outs": ("outs", ("part", *_MATRIX)),
     "lses": ("lses", ("part", "batch", "head")),

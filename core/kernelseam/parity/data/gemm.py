@@ -28,6 +28,14 @@ def shapes(case: GemmCase) -> dict[str, tuple[int, int, int, int]]:
     }
 
 
+def scale_shapes(case: GemmCase) -> dict[str, tuple[int, int, int]]:
+    """[batch, head, row of op(A) or column of op(B)], where the case has scales."""
+    if not case.scales:
+        return {}
+    B, H = case.batch, case.num_heads
+    return {"a_scales": (B, H, case.M), "b_scales": (B, H // case.b_head_group, case.N)}
+
+
 def values(case: GemmCase, rng: np.random.Generator) -> dict[str, Array]:
     """Inputs by name, [batch, head, row, column] as stored; C too where it is read or gets injected
     values."""
@@ -60,6 +68,10 @@ def values(case: GemmCase, rng: np.random.Generator) -> dict[str, Array]:
                 draw(unrepeated_shape(operand_shapes[name], operand_layout), dtype, case.data),
                 operand_shapes[name],
             )
+    for name, shape in scale_shapes(case).items():
+        drawn = {"tensor": (1, 1, 1), "matrices": (*shape[:2], 1)}.get(case.scales, shape)
+        powers = rng.integers(-3, 4, drawn) if case.exact else rng.uniform(-3, 3, drawn)
+        inputs[name] = repeated_copy((2.0**powers).astype(np.float32), shape)
     return inputs
 
 
@@ -83,4 +95,10 @@ def placements(case: GemmCase) -> dict[str, Placement]:
             placements[name] = scattered(name, operand_layout, operand_shapes[name], dtype, seed=i)
         else:
             placements[name] = placement(name, operand_layout, operand_shapes[name], dtype)
+    for name, of_scales in scale_shapes(case).items():
+        _, heads, n = of_scales
+        steps = {"tensor": (0, 0, 0), "matrices": (heads + 1, 1, 0)}.get(
+            case.scales, (heads * (n + 3) + 1, n + 3, 1)
+        )
+        placements[name] = Placement(name, DType.float32, of_scales, steps)
     return placements

@@ -100,6 +100,8 @@ class Gemm(Operation[GemmCase, GemmResult]):
             residual=inputs.get("residual"),
             batch_group=case.c_batch_group,
             head_group=case.c_head_group,
+            a_scales=inputs.get("a_scales"),
+            b_scales=inputs.get("b_scales"),
         )
 
     def verdict(

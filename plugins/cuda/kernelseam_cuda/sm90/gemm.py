@@ -19,8 +19,10 @@ from kernelseam.kernels.elements import (
     divide_up,
     divider_parameter,
     divider_values,
+    refuse_dtype,
     refuse_row_strides,
 )
+from kernelseam.kernels.gemm.host import SCALES, scale_values, scales_structure
 from kernelseam.kernels.signature import Signature
 
 from kernelseam_cuda.sm90 import gemm_cost
@@ -32,7 +34,13 @@ from kernelseam_cuda.sm90.gemm_tiling import (
     slice_of,
     tile_count,
 )
-from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, SPLIT, HopperGemmTile
+from kernelseam_cuda.sm90.tiles import (
+    E4M3,
+    GEMM,
+    REGISTERS,
+    SPLIT,
+    HopperGemmTile,
+)
 from kernelseam_cuda.toolchain import sources
 
 _MAX_EXTENT = 2**30
@@ -74,8 +82,8 @@ _SEGMENT_PARAMETERS = (
 
 
 class HopperGemm(KernelDefinition):
-    """Products of half precision, and in TF32 where both factors lie along K; a persistent block or
-    cluster a multiprocessor or two."""
+    """Products of half precision, and in TF32 and of e4m3 where both factors lie along K; a
+    persistent block or cluster a multiprocessor or two."""
 
     operation = "gemm"
     name = "sm90"
@@ -94,9 +102,14 @@ class HopperGemm(KernelDefinition):
                 return f"it multiplies float32 in tf32, not in {spec.precision or 'float32'}"
             if spec.a_transposed or not spec.b_transposed:
                 return "it takes TF32 out of shared memory, where A and B must lie along K"
+        elif spec.dtype.stored:
+            if spec.dtype not in row.matrix_dtypes:
+                return refuse_dtype(spec.dtype, row)
+            if spec.a_transposed or not spec.b_transposed:
+                return "it takes e4m3 out of shared memory, where A and B must lie along K"
         elif spec.dtype.itemsize != 2:
             return f"it takes bfloat16, float16 and float32, not {spec.dtype}"
-        if spec.dtype_c not in (results := dict.fromkeys((spec.dtype, DType.float32))):
+        if spec.dtype_c not in (results := _results(spec.dtype)):
             return f"its result is of {' or '.join(map(str, results))}, not {spec.dtype_c}"
         if reason := self.refuse_options(problem):
             return reason
@@ -120,6 +133,8 @@ class HopperGemm(KernelDefinition):
             stride_b_row=p.b_strides[2],
             stride_c_row=p.c_strides[2],
             stride_residual_row=p.residual_strides[2],
+            stride_a_scales_row=p.a_scale_strides[2],
+            stride_b_scales_column=p.b_scale_strides[2],
         )
 
     def refuse_options(self, problem: GemmProblem) -> str | None:
@@ -128,8 +143,8 @@ class HopperGemm(KernelDefinition):
         if spec.heads:
             return "it does not know heads"
         for option in ("row_sums", "segmented", "joined"):
-            if spec.dtype is DType.float32 and getattr(spec, option):
-                return f"it does not know {option} of float32"
+            if spec.dtype.itemsize != 2 and getattr(spec, option):
+                return f"it does not know {option} of {spec.dtype}"
         if spec.summed and spec.view == "pointers":
             return "it does not sum products of lists"
         if spec.joined and not _joins(problem):
@@ -197,6 +212,7 @@ class HopperGemm(KernelDefinition):
             "TC": DEVICE_TYPE[spec.dtype_c],
             "A_TRANSPOSED": spec.a_transposed,
             "B_TRANSPOSED": spec.b_transposed,
+            "SCALES": spec.scales,
             "POINTERS": spec.view == "pointers",
             "BIAS": DEVICE_TYPE[spec.bias] if spec.bias else "void",
             "RESIDUAL": spec.residual is not None,
@@ -236,6 +252,7 @@ class HopperGemm(KernelDefinition):
                 *((g, "i32") for g in _GROUPS),
                 *(_SEGMENT_PARAMETERS if spec.segmented else ()),
                 *((("joined", divider_parameter("joined")),) if spec.joined else ()),
+                *((("scales", scales_structure()),) if spec.scales else ()),
             )
         )
 
@@ -259,7 +276,7 @@ class HopperGemm(KernelDefinition):
         return 128 * (tile.groups + 1)
 
     def shared_bytes(self, spec: GemmSpec, tile: HopperGemmTile) -> int:
-        return tile.shared_bytes(spec.bias is not None, spec.row_sums is not None)
+        return tile.shared_bytes(spec.bias is not None or spec.scales, spec.row_sums is not None)
 
     def values(
         self, problem: GemmProblem, tile: HopperGemmTile, device: Device
@@ -282,6 +299,7 @@ class HopperGemm(KernelDefinition):
         found |= dict(zip(_GROUPS, (p.c_batch_group, p.c_head_group), strict=True))
         if p.spec.joined:
             found |= divider_values("joined", _joined_dim(p))
+        found |= scale_values(p)
         return {**found, **order_values(p, tile), "alpha": p.alpha, "beta": p.beta}
 
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
@@ -292,6 +310,7 @@ class HopperGemm(KernelDefinition):
             "b": f"B{suffix}",
             "c": f"C{suffix}",
             **added,
+            **{n: n for n in SCALES if spec.scales},
             "origin": "",
             "sums": "",
         }
@@ -362,6 +381,10 @@ class HopperGemm(KernelDefinition):
         yield Covered(
             self, replace(plain, a_transposed=True, b_transposed=True, bias=f32), often=False
         )
+        stored = GemmSpec(DType.float8_e4m3fn, bf16, f32, b_transposed=True)
+        yield Covered(self, replace(stored, scales=True, bias=bf16, residual=bf16))
+        yield Covered(self, replace(stored, dtype_c=f32, view="pointers"), often=False)
+        yield Covered(self, replace(stored, dtype_c=f16, summed=True), often=False)
         single = GemmSpec(f32, f32, f32, b_transposed=True, precision="tf32")
         yield Covered(self, single)
         yield Covered(self, replace(single, view="pointers", bias=f32, residual=f32), often=False)
@@ -385,6 +408,12 @@ def steps(heads: int, entries: int, strides: tuple[int, int, int]) -> tuple[int,
     return int(heads > 1 and head != 0), int(entries > 1 and batch != 0)
 
 
+def _results(dtype: DType) -> tuple[DType, ...]:
+    """Dtypes of the result of products of a dtype."""
+    single = (DType.float32,) if dtype is DType.float32 else (dtype, DType.float32)
+    return (DType.bfloat16, DType.float16, DType.float32) if dtype.stored else single
+
+
 def _joined_dim(p: GemmProblem) -> int:
     """Elements of each of the heads that are joined."""
     return {"a": p.M, "b": p.N, "k": p.K}[p.spec.joined or ""] // p.joined_heads
@@ -403,6 +432,8 @@ def _joins(p: GemmProblem) -> bool:
 
 
 def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
+    if spec.dtype.stored:
+        return E4M3
     if spec.joined == "a" and spec.summed:  # places of so many boxes do not fit the registers
         return tuple(t for t in GEMM if t.bm < 256)
     return GEMM + (SPLIT if _linear(spec) else ())

@@ -99,6 +99,16 @@ SPLIT = (
 """Tiles of linear layers of few tokens: products whose factors have K last, and few tiles. Where
 each block has a multiprocessor, a longer ring."""
 
+E4M3 = (
+    HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.08, block_seconds=1e-6),
+    HopperGemmTile(128, 192, 2, 5, 1, 1, "tma", rate=1.07, block_seconds=6e-7),
+    HopperGemmTile(128, 128, 2, 6, 1, 2, "tma", rate=0.99, block_seconds=3e-7),
+    HopperGemmTile(128, 128, 2, 6, 1, 2, "rows", rate=0.97, block_seconds=5e-7),
+    HopperGemmTile(64, 64, 1, 6, 1, 1, "rows", blocks=2, rate=0.48, block_seconds=2e-7),
+)
+"""Tiles of products of e4m3, whose sums of a slice have registers of their own: 256 columns do not
+fit."""
+
 HEADS = (
     HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.22, block_seconds=1.6e-6),
     HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=7e-7),

@@ -50,10 +50,10 @@ def find(word: int, name: str, family: str, size: int, arch: str = "") -> Patch 
     where the emulator knows none; ``family``: "cdna", "rdna3" or "rdna4"; ``size``: in bytes;
     ``arch``: tells formats of numbers apart.
     """
-    convert = conversions.find(word, name, family, arch)
-    if convert is not None:
-        return Patch(convert, size)
-    for module in (mfma, wmma, shared, buffers, atomics, lanes, scalar, unaligned):
+    for of_arch in (conversions.find, mfma.find):
+        if (known := of_arch(word, name, family, arch)) is not None:
+            return Patch(known, size)
+    for module in (wmma, shared, buffers, atomics, lanes, scalar, unaligned):
         step: Step | None = module.find(word, name, family)
         if step is not None:
             return Patch(step, 0 if module is scalar else size, module is unaligned)

@@ -16,10 +16,11 @@ TYPES: dict[str, Any] = {
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
     "FP8": ml_dtypes.float8_e4m3fn,
+    "FP8FNUZ": ml_dtypes.float8_e4m3fnuz,
     "BF8": ml_dtypes.float8_e5m2,
     "F32": np.float32,
 }
-BITS = {"F16": 16, "BF16": 16, "IU8": 8, "FP8": 8, "BF8": 8, "IU4": 4}
+BITS = {"F16": 16, "BF16": 16, "IU8": 8, "FP8": 8, "FP8FNUZ": 8, "BF8": 8, "IU4": 4}
 
 
 def unpack(words: Words, kind: str, signed: bool) -> Numbers:

@@ -1,5 +1,6 @@
-"""CDNA's MFMA of half-precision operands: the emulator mixes up the rows of the large ones, and
-treats inf, NaN and subnormals wrongly in all."""
+"""CDNA's MFMA of half-precision operands and of 8 bits: the emulator mixes up the rows of the large
+ones, treats inf, NaN and subnormals wrongly in all, and knows 8 bits as OCP's alone, where those of
+gfx942 are fnuz."""
 
 from __future__ import annotations
 
@@ -8,18 +9,21 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kernelseam_rocm_emulator.patches.elements import unpack
+from kernelseam_rocm_emulator.patches.elements import BITS, unpack
 from kernelseam_rocm_emulator.wave import Wave, bits
 
-_NAME = re.compile(r"V_MFMA_F32_(16X16X(?:16|32)|32X32X(?:8|16))_?(F16|BF16)(?:_1K)?$")
+_NAME = re.compile(
+    r"V_MFMA_F32_(16X16X(?:16|32)|32X32X(?:8|16))_?(F16|BF16|FP8(?=_FP8$))(?:_1K|_FP8)?$"
+)
 
 
-def find(word: int, name: str, family: str) -> Callable[[Wave], None] | None:
+def find(word: int, name: str, family: str, arch: str) -> Callable[[Wave], None] | None:
+    """Numbers of 8 bits are fnuz on gfx942."""
     match = _NAME.match(name) if family == "cdna" else None
     if match is None:
         return None
     side, _, depth = (int(x) for x in match[1].split("X"))
-    return _product(word, side, depth, match[2])
+    return _product(word, side, depth, match[2] + "FNUZ" * (arch == "gfx942" and match[2] == "FP8"))
 
 
 def _product(word: int, side: int, depth: int, kind: str) -> Callable[[Wave], None]:
@@ -36,7 +40,7 @@ def _product(word: int, side: int, depth: int, kind: str) -> Callable[[Wave], No
         return _refuse(f"an MFMA whose operand is no vector register (codes {a} and {b})")
     groups = 64 // side
     each = depth // groups  # elements of a lane
-    count, registers = each // 2, side * side // 64
+    count, registers = each * BITS[kind] // 32, side * side // 64
     i, lane = np.arange(registers)[:, None], np.arange(64)[None, :]
     row, column = 4 * groups * (i // 4) + 4 * (lane // side) + i % 4, lane % side
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam_rocm_emulator.patches.elements import TYPES
+from kernelseam_rocm_emulator.patches.elements import BITS, TYPES
 from kernelseam_rocm_emulator.selftest.instruction import RDNA4
 from kernelseam_rocm_emulator.selftest.kernels import KernelTest, Launcher
 
@@ -29,7 +29,7 @@ class Product:
     builtin: str
     arch: str
     kind: str
-    """Of the elements: F16, BF16 or IU8."""
+    """Of the elements: F16, BF16, FP8 (or FP8FNUZ) or IU8."""
     element: str
     """The builtin's own type of an element, or of the words that hold several."""
     side: int
@@ -66,6 +66,11 @@ def products(arch: str) -> Iterator[Product]:
                     depth * side // 64,
                     "x, y, c, 0, 0, 0",
                 )
+        if arch != "gfx90a":
+            kind = "FP8FNUZ" if arch == "gfx942" else "FP8"
+            for side, depth in ((16, 32), (32, 16)):
+                name, call = f"mfma_f32_{side}x{side}x{depth}_fp8_fp8", "{x}, {y}, c, 0, 0, 0"
+                yield Product(name, arch, kind, "int", side, depth, "float", 8, _longs(call))
         return
     tail = "_w32_gfx12" if arch in RDNA4 else "_w32"
     each = 8 if arch in RDNA4 else 16
@@ -82,8 +87,16 @@ def products(arch: str) -> Iterator[Product]:
             each,
             "x, y, c",
         )
+    if arch in RDNA4:
+        name = "wmma_f32_16x16x16_fp8_fp8" + tail
+        yield Product(name, arch, "FP8", "int", 16, 16, "float", 8, "x, y, c")
     call = "true, x, false, y, c, false"
     yield Product(f"wmma_i32_16x16x16_iu8{tail}", arch, "IU8", "int", 16, 16, "int", each, call)
+
+
+def _longs(call: str) -> str:
+    """Operands of 8 bytes as MFMA takes them."""
+    return call.format(**{n: f"__builtin_bit_cast(long, {n})" for n in "xy"})
 
 
 def tests(arch: str) -> Iterator[KernelTest]:
@@ -97,8 +110,8 @@ def tests(arch: str) -> Iterator[KernelTest]:
 
 def _source(p: Product, copied: bool = True) -> str:
     """The kernel: rows of A and B by lane, C read and D written by the accumulators' map."""
-    width = 2 if p.kind != "IU8" else 1
-    packed = p.each * width // 4 if p.kind == "IU8" else p.each
+    width = BITS[p.kind] // 8
+    packed = p.each // 4 if width == 1 else p.each
     group = f"l / {p.side}" if p.lanes == 64 or p.each == 8 else "0"
     count = p.side * p.side // p.lanes
     rows = {
@@ -141,6 +154,10 @@ def _operands(
         )
         return a, b, rng.integers(-1000, 1000, (p.side, p.side)).astype(np.int32)
     a, b = (rng.standard_normal(shape).astype(TYPES[p.kind]) for _ in "ab")
+    if BITS[p.kind] == 8:  # 7 subnormals, and no inf
+        a[0] = rng.integers(1, 8, p.depth).astype(np.uint8).view(TYPES[p.kind])
+        a[-1, 2] = np.nan
+        return a, b, rng.standard_normal((p.side, p.side)).astype(np.float32)
     a[0] = rng.integers(1, 100, p.depth).astype(np.uint16).view(TYPES[p.kind])  # subnormal
     a[-1, :3] = np.inf, -np.inf, np.nan
     a[-2, 1] = np.inf

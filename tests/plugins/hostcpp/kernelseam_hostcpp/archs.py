@@ -144,8 +144,13 @@ TILES_THROUGH_REGISTERS = {
 def _with_stored(
     tiles: Mapping[str, tuple[Any, ...]], stored: DType, widened: bool
 ) -> Mapping[str, tuple[Any, ...]]:
-    """The tiles of attention in half precision once more, over keys of 8 bits."""
+    """The tiles of attention in half precision once more, over keys of 8 bits; and of the GEMM, of
+    A and B of 8 bits."""
     found = dict(tiles)
+    narrow = frozenset({stored})
+    found["gemm"] += tuple(
+        replace(t, dtypes=narrow, bk=32) for t in tiles["gemm"] if t.dtypes & _F16
+    )
     for operation in ("attention", "attention_decode"):
         found[operation] += tuple(
             replace(t, dtype_kv=stored, widened=widened)
@@ -168,7 +173,7 @@ def _row(
             ("KS_THROUGH_REGISTERS", str(int(through_registers))),
             ("KS_E4M3", str(1 + E4M3.index(stored))),
         ),
-        matrix_dtypes=_F16 | _BF16,
+        matrix_dtypes=_F16 | _BF16 | {stored},
         stored_dtypes=frozenset({stored}),
         tiles=_with_stored(tiles, stored, through_registers),
         options=(*OPTIONS, *LIBRARY),

@@ -1,0 +1,35 @@
+"""GEMMs of A and B of 8 bits on the host platform: parity, and which arch multiplies which."""
+
+from __future__ import annotations
+
+import pytest
+from kernelseam.contract import Device
+from kernelseam.descriptors import BatchedGemmStrided
+from kernelseam.dispatch import consider
+from kernelseam.dtypes import E4M3
+from kernelseam.parity.matrix import named
+from kernelseam.parity.running.run import Target, run_case
+from kernelseam.plugins import Plugins
+from kernelseam_hostcpp.runtime import DEVICES
+
+OWN = dict(zip((d.arch for d in DEVICES), E4M3, strict=True))
+CASES = ("nn", "nt-integers", "tn", "tt-integers", "nt-added", "nt-group", "nn-odd", "nt-sum")
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.arch)
+@pytest.mark.parametrize("name", [*CASES, "nt-nan-scales", "nt-to-float32-beta", "nt-pointers"])
+def test_parity(hostcpp: Plugins, name: str, device: Device) -> None:
+    """None is refused."""
+    case = named(f"gemm-{OWN[device.arch].value.removeprefix('float8_')}-{name}")
+    outcome = run_case(case, Target(device, "shared", "gemm", builtin=True))
+    outcome.require()
+    assert outcome.refusal is None
+    assert outcome.verdict is not None and outcome.verdict.passed
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.arch)
+def test_the_other_dtype_is_refused_by_name(hostcpp: Plugins, device: Device) -> None:
+    (other,) = set(E4M3) - {OWN[device.arch]}
+    problem = BatchedGemmStrided(M=8, N=8, K=8, dtype=other).problem()
+    refusals = {c.implementation.name: c.refusal for c in consider(problem, device)}
+    assert refusals["shared"] == f"{device.arch} multiplies {OWN[device.arch]}, not {other}"

@@ -1,0 +1,222 @@
+"""GEMMs of A and B of 8 bits: their descriptors, scales, NumPy's result, and who refuses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import kernelseam
+import numpy as np
+import pytest
+from kernelseam.contract import Device
+from kernelseam.descriptors import BatchedGemmPointers, BatchedGemmStrided
+from kernelseam.dispatch import consider
+from kernelseam.dtypes import E4M3, DType
+from kernelseam.oracle import check
+from kernelseam.planning import plan
+from kernelseam.plugins import plugins
+
+Refused = Callable[[str, Callable[[], object]], None]
+BASE: dict[str, Any] = {"M": 4, "N": 6, "K": 8, "batch": 2, "num_heads": 4, "dtype": E4M3[0]}
+SCALES: dict[str, Any] = {"a_scales": 0, "b_scales": 0}
+
+
+def gemm(**more: Any) -> BatchedGemmStrided:
+    return BatchedGemmStrided(**{**BASE, **more})
+
+
+def drawn(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(E4M3[0].numpy)
+
+
+def test_dtypes() -> None:
+    spec = gemm().problem().spec
+    assert (spec.dtype, spec.dtype_c, spec.dtype_acc) == (E4M3[0], DType.float32, DType.float32)
+    assert not spec.scales
+    assert gemm(dtype_c="float16", bias=0).problem().spec.bias is DType.float16
+    listed = BatchedGemmPointers(**{**BASE, "dtype": "float8_e4m3fnuz"}).problem().spec
+    assert (listed.dtype, listed.dtype_c, listed.vector_a) == (E4M3[1], DType.float32, 1)
+
+
+def test_scales_pack_as_their_matrices_do() -> None:
+    p = gemm(**SCALES, b_head_group=2).problem()
+    assert p.spec.scales and not p.spec.plain and "scales" in str(p.spec)
+    assert (p.a_scale_strides, p.b_scale_strides) == ((16, 4, 1), (12, 6, 1))
+    rules = {r.name: r for r in p.operands}
+    assert (rules["a_scales"].shape, rules["b_scales"].shape) == ((2, 4, 4), (2, 2, 6))
+    assert rules["a_scales"].dtype is DType.float32 and rules["a_scales"].alignment == 4
+    one = gemm(
+        **SCALES,
+        **{f"stride_a_scales_{axis}": 0 for axis in ("batch", "head", "row")},
+        **{f"stride_b_scales_{axis}": 0 for axis in ("batch", "head", "column")},
+    ).problem()
+    assert one.a_scale_strides == one.b_scale_strides == (0, 0, 0)
+    assert {r.span for r in one.operands if r.name in SCALES} == {1}
+    assert {r.span for r in gemm(**SCALES, K=0).problem().operands if r.name in SCALES} == {0}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"a_scales": 0},
+            "b_scales = None: must be given where a_scales is. Give it: ones change nothing.",
+        ),
+        (
+            {**SCALES, "dtype": "float16"},
+            (
+                "a_scales = given: scales are for A and B of 8 bits, and these are float16. Leave "
+                "it out: alpha scales a product."
+            ),
+        ),
+        (
+            {**SCALES, "c_batch_group": 2},
+            (
+                "a_scales = given: scales are of one product, and products are summed into one C. "
+                "Leave it out, or sum after products of their own."
+            ),
+        ),
+        (
+            {"stride_b_scales_column": 0},
+            (
+                "stride_b_scales_column = 0: describes b_scales. Give b_scales too (0: it will be "
+                "bound)."
+            ),
+        ),
+        (
+            {"dtype_c": "float8_e4m3fn"},
+            (
+                "dtype_c = float8_e4m3fn: must be one of float16, bfloat16, float32, float64. "
+                "Convert the array or name one of these."
+            ),
+        ),
+        (
+            {"dtype_acc": "float16"},
+            (
+                "dtype_acc = float16: products of float8_e4m3fn are summed in float32. Leave "
+                "dtype_acc out."
+            ),
+        ),
+        (
+            {"precision": "tf32"},
+            (
+                "precision = tf32: is a way to multiply float32, and A and B are float8_e4m3fn. "
+                "Leave precision out."
+            ),
+        ),
+    ],
+)
+def test_refused(refused: Refused, more: dict[str, Any], message: str) -> None:
+    refused(message, lambda: gemm(**more))
+
+
+def held(a: Any, b: Any, out: Any, **more: Any) -> None:
+    verdict = check.gemm(a, b, out, zero_mean=False, **more)
+    assert verdict, verdict.message
+
+
+@pytest.mark.parametrize("shape", ["one", "rows", "heads"])
+def test_bmm_scales(shape: str) -> None:
+    a, b = drawn(2, 4, 5, 33), drawn(2, 2, 7, 33, seed=1)
+    rng = np.random.default_rng(2)
+    of_a, of_b = {
+        "one": ((1,), (1, 1)),
+        "rows": ((2, 4, 5), (2, 2, 7)),
+        "heads": ((4, 1), (2, 7)),
+    }[shape]
+    sa, sb = (rng.uniform(0.2, 3, n).astype(np.float32) for n in (of_a, of_b))
+    out = kernelseam.bmm(
+        a, b, b_transposed=True, a_scales=sa, b_scales=sb, alpha=-1.5, backend="numpy"
+    )
+    assert out.dtype == np.float32
+    whole = {
+        "a_scales": np.broadcast_to(sa, (2, 4, 5)),
+        "b_scales": np.broadcast_to(sb, (2, 2, 7)),
+    }
+    held(a, b, out, b_transposed=True, alpha=-1.5, **whole)
+    if shape != "heads":  # by columns: heads of a would repeat those of b
+        turned = np.empty((2, 4, 7, 5), np.float16).swapaxes(2, 3)
+        kernelseam.bmm(a, b, b_transposed=True, a_scales=sa, b_scales=sb, out=turned)
+        held(a, b, turned, b_transposed=True, **whole)
+
+
+def test_bmm_scales_of_a_repeated_b() -> None:
+    """B is one matrix, and each batch has scales of its own for it."""
+    a, b = drawn(3, 5, 16), np.broadcast_to(drawn(7, 16, seed=1), (3, 7, 16))
+    sa, sb = np.ones(1, np.float32), np.arange(1, 22, dtype=np.float32).reshape(3, 7)
+    out = kernelseam.bmm(a, b, b_transposed=True, a_scales=sa, b_scales=sb)
+    held(a, b, out, b_transposed=True, a_scales=np.ones((3, 5)), b_scales=sb)
+    flat = kernelseam.matmul2d(a[0], b[0], b_transposed=True, a_scales=sa, b_scales=sb[1])
+    held(a[0], b[0], flat, b_transposed=True, a_scales=np.ones(5), b_scales=sb[1])
+
+
+def test_what_bmm_refuses(refused: Refused) -> None:
+    a, b, ones = drawn(5, 16), drawn(7, 16), np.ones(7, np.float32)
+    refused(
+        "a_scales = an array of shape [7]: must be [M=5], or broadcast to [5]. Its axes are those "
+        "of its matrices, from the right; extent 1 repeats.",
+        lambda: kernelseam.matmul2d(a, b, b_transposed=True, a_scales=ones, b_scales=ones),
+    )
+    refused(
+        "b = an array of float16: must be float8_e4m3fn as a is. Convert one of them.",
+        lambda: kernelseam.matmul2d(a, b.astype(np.float16), b_transposed=True),
+    )
+
+
+def test_bind_can_check_it() -> None:
+    a, b, c = drawn(1, 2, 5, 16), drawn(1, 2, 7, 16, seed=1), np.empty((1, 2, 5, 7), np.float32)
+    sa, sb = np.full((1, 2, 5), 2, np.float32), np.full((1, 2, 7), 3, np.float32)
+    made = BatchedGemmStrided(
+        M=5, N=7, K=16, num_heads=2, A=a, B=b, C=c, b_transposed=True, a_scales=sa, b_scales=sb
+    )
+    plan(made).bind(check=True)()
+    held(a, b, c, b_transposed=True, a_scales=sa, b_scales=sb)
+
+
+def _device(backend: str, arch: str) -> Device:
+    chain = plugins().backend(backend).toolchain
+    assert chain is not None
+    product = chain.arch_row(arch).product
+    assert product is not None
+    return product
+
+
+def refusals(device: Device, **more: Any) -> dict[str, str | None]:
+    wide = {"M": 256, "N": 256, "K": 256, "b_transposed": True}
+    problem = gemm(**{**wide, **more}).problem()
+    return {c.implementation.name: c.refusal for c in consider(problem, device)}
+
+
+def test_who_takes_it_on_nvidia() -> None:
+    pytest.importorskip("kernelseam_cuda")
+    hopper = refusals(_device("cuda", "sm_90a"), **SCALES, dtype_c="bfloat16")
+    assert hopper["shared"] is None and hopper["sm90"] is None
+    assert hopper["cublas"] == hopper["cublaslt"] == "has no float8_e4m3fn products"
+    along = refusals(_device("cuda", "sm_90a"), b_transposed=False)
+    assert along["shared"] is None
+    assert along["sm90"] == "it takes e4m3 out of shared memory, where A and B must lie along K"
+    other = refusals(_device("cuda", "sm_90a"), dtype=E4M3[1])
+    assert (
+        other["shared"] == other["sm90"] == "sm_90a multiplies float8_e4m3fn, not float8_e4m3fnuz"
+    )
+    assert refusals(_device("cuda", "sm_89"))["shared"] is None
+    assert (
+        refusals(_device("cuda", "sm_80"))["shared"]
+        == "sm_80 multiplies no numbers of 8 bits, not float8_e4m3fn"
+    )
+
+
+def test_who_takes_it_on_amd() -> None:
+    pytest.importorskip("kernelseam_rocm")
+    for arch in ("gfx950", "gfx1201"):
+        assert refusals(_device("rocm", arch), **SCALES)["shared"] is None
+    mine = refusals(_device("rocm", "gfx942"), dtype=E4M3[1])
+    assert mine["shared"] is None and mine["hipblas"] == "has no float8_e4m3fnuz products"
+    assert (
+        refusals(_device("rocm", "gfx942"))["shared"]
+        == "gfx942 multiplies float8_e4m3fnuz, not float8_e4m3fn"
+    )
+    assert (
+        refusals(_device("rocm", "gfx1100"))["shared"]
+        == "gfx1100 multiplies no numbers of 8 bits, not float8_e4m3fn"
+    )
