@@ -53,6 +53,9 @@ def check_binaries() -> Callable[[Toolchain, str, Covered, tuple[Any, ...], int]
         if stored is not None and stored not in row.stored_dtypes:
             assert not tiles
             pytest.skip(f"{arch} has no instructions that convert {stored}")
+        if kernel.operation == "gemm" and spec.dtype.stored and spec.dtype not in row.matrix_dtypes:
+            assert not tiles
+            pytest.skip(f"{arch} does not multiply {spec.dtype}")
         if not tiles and kernel.operation == "attention_bwd" and spec.forward.head_dim > 256:
             pytest.skip(f"{arch} has not the shared memory for head dims of 512")
         if not tiles and arch == "sm_75":

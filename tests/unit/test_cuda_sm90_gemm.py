@@ -13,7 +13,7 @@ from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsSpec
 from kernelseam.dtypes import DType
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.gemm import HopperGemm
-from kernelseam_cuda.sm90.tiles import GEMM, HEADS, REGISTERS, SPLIT, HopperGemmTile
+from kernelseam_cuda.sm90.tiles import E4M3, GEMM, HEADS, REGISTERS, SPLIT, HopperGemmTile
 
 HALF, ROW = HopperGemm(), archs.row("sm_90a")
 LIMITS = DeviceLimits(
@@ -24,6 +24,7 @@ LIMITS = DeviceLimits(
 )
 H200 = Device("cuda", 0, "sm_90a", limits=LIMITS)
 BF16, F16, F32 = DType.bfloat16, DType.float16, DType.float32
+FN = DType.float8_e4m3fn
 
 
 def problem(
@@ -63,7 +64,7 @@ def problem(
     [
         (
             {"dtype": DType.float64, "dtype_c": DType.float64},
-            "it takes bfloat16, float16 and float32, not float64",
+            "it takes bfloat16, float16, float32 and e4m3, not float64",
         ),
         ({"dtype": F32, "dtype_c": F32}, "it multiplies float32 in tf32, not in float32"),
         (
@@ -75,6 +76,22 @@ def problem(
             "it takes TF32 out of shared memory, where A and B must lie along K",
         ),
         ({"dtype_c": F16}, "its result is of bfloat16 or float32, not float16"),
+        (
+            {"dtype": FN, "a_transposed": True, "b_transposed": True},
+            "it takes e4m3 out of shared memory, where A and B must lie along K",
+        ),
+        (
+            {"dtype": DType.float8_e4m3fnuz, "b_transposed": True},
+            "sm_90a multiplies float8_e4m3fn, not float8_e4m3fnuz",
+        ),
+        (
+            {"dtype": FN, "b_transposed": True, "vector_b": 1},
+            "rows of B at multiples of 1 bytes: TMA takes multiples of 16",
+        ),
+        (
+            {"dtype": FN, "b_transposed": True, "row_sums": BF16},
+            "it does not know row_sums of float8_e4m3fn",
+        ),
         (
             {
                 "dtype": F32,
@@ -130,6 +147,40 @@ def test_problems_are_refused_by_their_numbers() -> None:
     assert HALF.refuse(problem(vector_r=2), ROW) is None, "there is no residual"
     heads = replace(problem(), spec=replace(problem().spec, heads=HeadsSpec()))
     assert HALF.refuse(heads, ROW) == "it does not know heads"
+
+
+@pytest.mark.parametrize("tile", E4M3, ids=lambda t: t.name)
+@pytest.mark.parametrize("view", ["strided", "pointers"])
+def test_factors_of_8_bits(tile: HopperGemmTile, view: str) -> None:
+    """Maps that the hardware takes, 128 of K a box; both sums of a thread fit its registers."""
+    p = problem(dtype=FN, dtype_c=F16, view=view, b_transposed=True, scales=view == "strided")
+    assert HALF.refuse(p, ROW) is None
+    maps = HALF.tensor_maps(p, tile, H200)
+    assert maps["a_map"].box[:2] == (128, tile.bm)
+    assert maps["b_map"].box[:2] == (128, tile.bn // tile.cluster)
+    for m in maps.values():
+        assert tensor_maps.refuse(m, 16) is None
+    sums = 2 * tile.bm * tile.bn // (128 * tile.groups)
+    assert sums <= (REGISTERS[tile.groups][1] or 65536 // (256 * tile.blocks)) - 30
+    defines = HALF.defines(p.spec, tile, ROW)
+    assert (defines["T"], defines["TC"], defines["SCALES"]) == ("e4m3", "f16", p.spec.scales)
+
+
+@pytest.mark.parametrize(
+    ("M", "N", "K", "batch", "name"),
+    [
+        (512, 6144, 4096, 1, "128x192-5-tma"),
+        (64, 6144, 4096, 1, "64x64-6-rows-2blocks"),
+        (1024, 1024, 1024, 64, "128x128-6-tma"),
+    ],
+)
+def test_the_tile_that_was_the_fastest_of_8_bits(
+    M: int, N: int, K: int, batch: int, name: str
+) -> None:
+    product = archs.row("sm_90a").product
+    assert product is not None
+    p = problem(M, N, K, batch, 1, dtype=FN, b_transposed=True)
+    assert HALF.tile(p, ROW, product).name == name
 
 
 @pytest.mark.parametrize("tile", GEMM, ids=lambda t: t.name)

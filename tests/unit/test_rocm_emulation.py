@@ -338,6 +338,20 @@ def test_parity(name: str, arch: str) -> None:
     assert {(r.arch, r.evidence) for r in records} == {(arch, "emulated")}
 
 
+@pytest.mark.parametrize("name", ["nn", "tt-integers", "nt-added"])
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950", "gfx1201"])
+def test_parity_of_factors_of_8_bits(name: str, arch: str) -> None:
+    from kernelseam.parity.matrix import named
+    from kernelseam.parity.running.run import Target, run_case
+
+    kind = "e4m3fnuz" if arch == "gfx942" else "e4m3fn"
+    outcome = run_case(
+        named(f"gemm-{kind}-{name}"), Target(emulated(arch), "shared", "gemm", False)
+    )
+    outcome.require()
+    assert outcome.refusal is None
+
+
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module that makes the page."""

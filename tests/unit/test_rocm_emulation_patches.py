@@ -231,6 +231,29 @@ def test_e4m3_on_cdna(arch: str, dtype: str) -> None:
             assert (wave.vectors[20 + i, ~half] == before[20 + i, ~half]).all()
 
 
+@pytest.mark.parametrize(
+    ("arch", "dtype"), [("gfx942", "float8_e4m3fnuz"), ("gfx950", "float8_e4m3fn")]
+)
+def test_products_of_e4m3_on_cdna(arch: str, dtype: str) -> None:
+    """16×16×32: a lane has 8 values of k, from 8 · (lane / 16) on, of row lane % 16."""
+    import ml_dtypes
+
+    wave, rng = Host(64), np.random.default_rng(4)
+    factors = rng.standard_normal((2, 16, 32)).astype(getattr(ml_dtypes, dtype))
+    for at, x in zip((4, 8), factors, strict=True):
+        lanes = x.reshape(16, 4, 8).transpose(1, 0, 2).reshape(64, 8)
+        wave.vectors[at : at + 2] = np.ascontiguousarray(lanes).view(np.uint32).T
+    word = 20 | (256 + 4) << 32 | (256 + 8) << 41 | 128 << 50
+    patch = patches.find(word, "V_MFMA_F32_16X16X32_FP8_FP8", "cdna", 8, arch)
+    assert patch is not None
+    wave.scalars[128] = 0
+    patch.step(wave)
+    a, b = factors.astype(np.float64)
+    out = np.ascontiguousarray(wave.vectors[20:24].T).view(np.float32).reshape(4, 16, 4)
+    actual = out.transpose(0, 2, 1).reshape(16, 16)
+    np.testing.assert_allclose(actual, a @ b.T, rtol=1e-6, atol=1e-6)
+
+
 def test_e4m3_on_rdna() -> None:
     """RDNA 4 counts the bytes of one number with the bits of op_sel in reverse."""
     import ml_dtypes

@@ -108,7 +108,7 @@ class HopperGemm(KernelDefinition):
             if spec.a_transposed or not spec.b_transposed:
                 return "it takes e4m3 out of shared memory, where A and B must lie along K"
         elif spec.dtype.itemsize != 2:
-            return f"it takes bfloat16, float16 and float32, not {spec.dtype}"
+            return f"it takes bfloat16, float16, float32 and e4m3, not {spec.dtype}"
         if spec.dtype_c not in (results := _results(spec.dtype)):
             return f"its result is of {' or '.join(map(str, results))}, not {spec.dtype_c}"
         if reason := self.refuse_options(problem):
