@@ -9,6 +9,7 @@ struct Consumer {
   const Rings& rings;
   const Operands& a;
   Scores scores;
+  const SmallCap& small_cap;
   int group, warp, thread_lane;
 
   // The query of the warpgroup's first row; of the thread's first row, whose second is 8 further.
@@ -32,7 +33,7 @@ struct Consumer {
 
   // Softmax of a tile's first block.
   KS_DEVICE void first_softmax(float (&s)[BN / 2], const WorkTile& w, int row, int block, float (&m)[2], float (&l)[2]) const {
-    if (KS_SOFTCAP) cap_scores(s, scores.cap, scores.cap_inverse);
+    if (KS_SOFTCAP) cap_scores(s, scores.cap, scores.cap_inverse, small_cap);
     if (HAS_MASK || (block + 1) * BN > scores.S_k) mask_scores(s, w, row, block);
     float row_maximum[2], correction[2];
     row_max(s, row_maximum);
@@ -54,7 +55,7 @@ struct Consumer {
     recompute_scores<T, DQK, PRODUCTS>(p, q + (i64)inside(x, S_q) * a.q.row + column,
                                        q + (i64)inside(x + 8, S_q) * a.q.row + column, k + (i64)key * a.k.row + column,
                                        (i64)8 * a.k.row);
-    if (KS_SOFTCAP) cap_scores(p, scores.cap, scores.cap_inverse);
+    if (KS_SOFTCAP) cap_scores(p, scores.cap, scores.cap_inverse, small_cap);
     rebase_by_max(p, o, m, l, sum, factor());
   }
 
@@ -280,7 +281,7 @@ KS_DEVICE void Consumer::run() const {
       pin(s);
       release_k();
       if (block == begin) release_q();
-      if (KS_SOFTCAP) cap_scores(s, scores.cap, scores.cap_inverse);
+      if (KS_SOFTCAP) cap_scores(s, scores.cap, scores.cap_inverse, small_cap);
       if (masked.value) {
         mask_scores(s, storage.work_tiles[tile % WORK_SLOTS], row, block);
         float row_maximum[2];

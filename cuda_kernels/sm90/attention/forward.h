@@ -23,7 +23,7 @@
 KS_KERNEL(THREADS, 1)
 attention_forward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap k_map, KS_ARGUMENT TensorMap v_map,
                        KS_ARGUMENT TensorMap out_map, Operands operands, Sequences sequences, TileCount count, int left, int right,
-                       float scale_log2, float cap, float cap_inverse) {
+                       float scale_log2, float cap, float cap_inverse, SmallCap small_cap) {
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
   const Maps maps{q_map, k_map, v_map, out_map};
@@ -50,6 +50,6 @@ attention_forward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap k_map,
     }
   } else {
     registers_alloc<KS_CONSUMER_REGISTERS>();
-    Consumer{storage, maps, rings, operands, scores, group, warp, lane()}.run();
+    Consumer{storage, maps, rings, operands, scores, small_cap, group, warp, lane()}.run();
   }
 }

@@ -32,18 +32,26 @@ KS_DEVICE float tanh_large(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(exp2_fast(2.88539008f * x) + 1.f));
   return fmaf(-2.f, inverse, 1.f);
 }
-// Softcap: scores in base 2 from q·k, in place. tanh of small arguments is a polynomial; a warp whose scores are all small, as
-// nearly always, computes no exponential.
-template<int N> KS_DEVICE void cap_scores(float (&s)[N], float cap, float cap_inverse) {
+// cap·tanh of small products x = q·k: x·(c0 + u·(c1 + …)), u = x², the scale within the coefficients. Serves where |x| < limit.
+struct SmallCap { float limit, c0, c1, c2, c3, c4; };
+
+// Softcap: scores in base 2 from q·k, in place. A warp whose products are all small, as nearly always, computes no exponential.
+template<int N> KS_DEVICE void cap_scores(float (&s)[N], float cap, float cap_inverse, const SmallCap& small) {
   float most = 0.f;
 #pragma unroll
-  for (int i = 0; i < N; i++) s[i] *= cap_inverse, most = fmaxf(most, fabsf(s[i]));
-  if (__all_sync(~0u, most < 0.6f)) {
+  for (int i = 0; i < N; i++) most = fmaxf(most, fabsf(s[i]));
+  if (__all_sync(~0u, most < small.limit)) {
 #pragma unroll
-    for (int i = 0; i < N; i++) s[i] = cap * tanh_small(s[i]);
+    for (int i = 0; i < N; i++) {
+      const float u = s[i] * s[i];
+      s[i] *= fmaf(fmaf(fmaf(fmaf(small.c4, u, small.c3), u, small.c2), u, small.c1), u, small.c0);
+    }
   } else {
 #pragma unroll
-    for (int i = 0; i < N; i++) s[i] = cap * (fabsf(s[i]) < 0.6f ? tanh_small(s[i]) : tanh_large(s[i]));
+    for (int i = 0; i < N; i++) {
+      const float x = s[i] * cap_inverse;
+      s[i] = cap * (fabsf(x) < 0.6f ? tanh_small(x) : tanh_large(x));
+    }
   }
 }
 

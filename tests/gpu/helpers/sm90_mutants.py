@@ -668,8 +668,8 @@ MUTANTS = (
     _mutant(
         "cap-of-small-scores",
         SOFTMAX,
-        "if (__all_sync(~0u, most < 0.6f)) {",
-        "if (__all_sync(~0u, most < 60.f)) {",
+        "if (__all_sync(~0u, most < small.limit)) {",
+        "if (__all_sync(~0u, most < 100.f * small.limit)) {",
         "attention-f16-64-softcap-30-extreme",
         "a polynomial of small scores is taken of all",
     ),

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate, repeat
+from operator import mul
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
 from kernelseam.costs import Work
@@ -60,6 +62,12 @@ _MAPS = ("q_map", "k_map", "v_map", "out_map")
 _MATRICES = ("q", "k", "v", "out")
 _POINTERS = (*_MATRICES, "lse", "sinks", *SEQUENCE_POINTERS)
 _FLOATS = ("scale_log2", "cap", "cap_inverse")
+_TANH = (0.999999927, -0.3333231, 0.133101737, -0.0521014809, 0.0154754275)
+"""tanh(x)/x by powers of x²: relative error 7.3e-8 up to ``_TANH_LIMIT``."""
+_TANH_LIMIT = 0.6
+_SMALL_CAP = ("limit", *(f"c{i}" for i in range(len(_TANH))))
+_LEAST_COEFFICIENT, _LARGEST_COEFFICIENT = 1e-36, 1e30
+"""Of tanh with the scale in it: what float32 holds, and its sums with a fourth power."""
 _TILE_COUNT = ("q_tiles", "total", "section", "last_section", "batch", "num_heads", "head_group")
 _SIGNATURE = Signature(
     (
@@ -87,6 +95,7 @@ _SIGNATURE = Signature(
         ("left", "i32"),
         ("right", "i32"),
         *((f, "f32") for f in _FLOATS),
+        ("small_cap", Structure(tuple((f"small_cap_{n}", "f32") for n in _SMALL_CAP), _SMALL_CAP)),
     )
 )
 _OPERANDS = {"lengths": "kv_lengths", "q_offsets": "cu_seqlens_q", "k_offsets": "cu_seqlens_k"}
@@ -244,6 +253,7 @@ class HopperAttention(KernelDefinition):
             "batch": p.batch,
             "head_group": p.head_group,
             **{name: scores[name] for name in ("left", "right", *_FLOATS)},
+            **_small_cap(scores["cap"], scores["cap_inverse"]),
         }
 
     def pointers(self, spec: AttentionSpec) -> dict[str, str]:
@@ -326,6 +336,18 @@ class HopperAttention(KernelDefinition):
         yield Covered(
             self, AttentionSpec(bf16, 256, 256, window=True, softcap=True, lse=True), often=False
         )
+
+
+def _small_cap(cap: float, cap_inverse: float) -> dict[str, int | float]:
+    """The coefficients of ``cap``·tanh(``cap_inverse``·x), and below which x they serve: 0 where
+    float32 does not hold them."""
+    powers = accumulate(repeat(cap_inverse**2, len(_TANH) - 1), mul, initial=cap * cap_inverse)
+    c = [x * power for x, power in zip(_TANH, powers, strict=True)]
+    held = all(_LEAST_COEFFICIENT < abs(x) < _LARGEST_COEFFICIENT for x in c)
+    limit = _TANH_LIMIT / cap_inverse if held else 0.0
+    return dict(
+        zip((f"small_cap_{n}" for n in _SMALL_CAP), (limit, *(x * held for x in c)), strict=True)
+    )
 
 
 def _counted(spec: AttentionSpec) -> bool:
