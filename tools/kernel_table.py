@@ -70,6 +70,8 @@ what is to gfx950. A kernel of one arch takes no turns."""
 MANY = 12
 """Binaries of a kernel that takes turns: of fewer each arch has all, or a kind of arch might have
 none."""
+READ = ("sm_90a",)
+"""Archs whose kernels' PTX tests read."""
 COLUMNS = (
     "arch",
     "kernel",
@@ -159,9 +161,9 @@ def binaries(toolchain: Toolchain, arch: str, kernels: Iterable[Composition]) ->
     """The covering choice for an arch, with a toolchain's own ``kernels``.
 
     Every run compiles a spec with one tile: of those that its kernel was given least often so far,
-    the first. A tile that no spec is given so is compiled for the first spec that has it, but for
-    archs whose tiles are another's. Tiles of different element sizes and precisions are different
-    ones, whatever their names.
+    the first. A tile that no spec is given so is compiled for the first spec that has it, where the
+    kernel is one arch's own. Tiles of different element sizes and precisions are different ones,
+    whatever their names.
     """
     row = toolchain.arch_row(arch)
     often: dict[int, list[Any]] = {}
@@ -178,13 +180,13 @@ def binaries(toolchain: Toolchain, arch: str, kernels: Iterable[Composition]) ->
             dtype and dtype.itemsize,
             getattr(covered.spec, "precision", None),
         )
-        for tile in tiles:
+        for tile in tiles if covered.kernel.archs else ():
             first.setdefault((*kind, tile_name(tile)), (i, tile))
         chosen = min(tiles, key=lambda t: uses[*kind, tile_name(t)])
         uses[*kind, tile_name(chosen)] += 1
         often[i] = [chosen]
     for key, (i, tile) in first.items():
-        if not uses[key] and arch not in ALIKE and arch not in MIXED:
+        if not uses[key]:
             often[i].append(tile)
     found = []
     for i, covered in known:
@@ -205,6 +207,17 @@ def facts_of(
             for facts in kernels.values():
                 found[arch, str(covered), tile_name(tile)] = facts
     return found
+
+
+def keeping(toolchain: Toolchain | None, arch: str) -> Toolchain:
+    """Where tests read what is compiled for the arch as PTX, a toolchain that keeps it for them."""
+    assert toolchain is not None
+    if arch not in READ:
+        return toolchain
+    from kept_ptx import KeepsPtx
+    from kernelseam_cuda.runtime import CudaRuntime
+
+    return KeepsPtx(CudaRuntime())
 
 
 def left_out(arch: str, known: Iterable[Binaries]) -> set[Key]:
@@ -270,8 +283,7 @@ def main() -> int:
     left = set[Key]()
     for arch in options.arch or ARCHS:
         try:
-            toolchain = backends[arch].toolchain
-            assert toolchain is not None
+            toolchain = keeping(backends[arch].toolchain, arch)
             known = binaries(toolchain, arch, backends[arch].kernels)
             chosen = [(b.covered, b.often + b.rarely * everything) for b in known]
             facts = facts_of(toolchain, arch, chosen)

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import kernel_table
 import pytest
 from kernelseam.compilation.build import KEY
 from kernelseam.contract import Device, DeviceLimits, SourceBundle
@@ -20,7 +21,10 @@ from kernelseam.parity.matrix import named
 from kernelseam.plugins import plugins
 
 pytest.importorskip("kernelseam_cuda", reason="nvrtc is missing: kernelseam-cuda is not installed")
-TOOLCHAIN: Any = plugins().backend("cuda").toolchain
+from kept_ptx import KeepsPtx  # noqa: E402
+from kernelseam_cuda.runtime import CudaRuntime  # noqa: E402
+
+TOOLCHAIN, KERNELS = KeepsPtx(CudaRuntime()), plugins().backend("cuda").kernels
 try:
     TOOLCHAIN.compiler()
 except CompileError as e:
@@ -93,7 +97,10 @@ SAID = {
 
 
 def order_of(made: SourceBundle, tile: Any) -> list[str]:
-    text = ptx(replace(made, defines=(*made.defines, (KEY, '"a key"'))))
+    return order_in(ptx(replace(made, defines=(*made.defines, (KEY, '"a key"')))), tile)
+
+
+def order_in(text: str, tile: Any) -> list[str]:
     if isinstance(tile, HopperGemmTile):  # a slice's products run while the next one's begin
         return violations(text, ahead=1, handed=tile.store == "tma")
     if isinstance(tile, HopperTf32Tile):
@@ -106,37 +113,21 @@ def order_of(made: SourceBundle, tile: Any) -> list[str]:
 
 
 FAST = binaries.kernels("sm_90a", "sm90")
-SHARE = 3
-"""Every run of the tests looks at each SHARE-th tile of a kernel with more of them."""
-
-
-def _often() -> set[tuple[Covered, str]]:
-    """Binaries that every run of the tests looks at: of each kernel that is compiled often each
-    SHARE-th tile, beginning with another for the next kernel; and of each tile the first binary."""
-    tiles: dict[Covered, list[str]] = {}
-    first: dict[tuple[str, str], tuple[Covered, str]] = {}
-    for covered, tile in FAST:
-        if covered.often:
-            tiles.setdefault(covered, []).append(tile.name)
-            first.setdefault((covered.kernel.entry, tile.name), (covered, tile.name))
-    chosen = {
-        (covered, name)
-        for i, (covered, names) in enumerate(tiles.items())
-        for j, name in enumerate(names)
-        if len(names) <= SHARE or (i + j) % SHARE == 0
-    }
-    present = {(covered.kernel.entry, name) for covered, name in chosen}
-    return chosen | {binary for key, binary in first.items() if key not in present}
-
-
-OFTEN = _often()
+OFTEN = {
+    (b.covered, tile)
+    for b in kernel_table.binaries(TOOLCHAIN, "sm_90a", KERNELS)
+    for tile in b.often
+    if b.covered.kernel.name.startswith("sm90")
+}
+"""Binaries that every run of the tests compiles: with their PTX."""
 
 
 def test_every_tile_is_looked_at_often() -> None:
-    often = [(c, t.name) for c, t in FAST if c.often]
+    often = [(c, t) for c, t in FAST if c.often]
+    assert set(often) >= OFTEN
     assert {c for c, _ in OFTEN} == {c for c, _ in often}
-    assert {(c.kernel.entry, name) for c, name in OFTEN} == {
-        (c.kernel.entry, name) for c, name in often
+    assert {(c.kernel.entry, t.name) for c, t in OFTEN} == {
+        (c.kernel.entry, t.name) for c, t in often
     }
     assert len(OFTEN) < 0.6 * len(often)
 
@@ -148,13 +139,14 @@ def test_every_tile_is_looked_at_often() -> None:
             c,
             t,
             id=f"{str(c).replace(' ', '-')}-{t.name}",
-            marks=[pytest.mark.slow("a kernel of the same kind")] * ((c, t.name) not in OFTEN),
+            marks=[pytest.mark.slow("a kernel of the same kind")] * ((c, t) not in OFTEN),
         )
         for c, t in FAST
     ],
 )
 def test_every_fast_kernel_is_in_order(kernel: Covered, tile: Any) -> None:
-    found = order_of(bundle(kernel.kernel, kernel.spec, tile, TOOLCHAIN, "sm_90a"), tile)
+    made = bundle(kernel.kernel, kernel.spec, tile, TOOLCHAIN, "sm_90a")
+    found = order_in(TOOLCHAIN.ptx(made, "sm_90a"), tile)
     capped = [CROSSING] * bool(getattr(kernel.spec, "softcap", False))
     forward = getattr(kernel.spec, "forward", None)
     if forward is not None and forward.softcap:  # what ds is made of is stored for the warp itself

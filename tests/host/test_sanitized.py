@@ -63,11 +63,21 @@ MORE = (
 )
 
 
-def _under(device: Device, sanitizer: str, often: bool) -> object:
-    slow = pytest.mark.slow("another way to copy")
+def _under(device: Device, sanitizer: str, often: bool, *name: str) -> object:
+    slow = pytest.mark.slow("another way to copy, or more of the same views")
     return pytest.param(
-        device, sanitizer, id=f"{device.arch}-{sanitizer}", marks=[slow] * (not often)
+        *name,
+        device,
+        sanitizer,
+        id="-".join((*name, device.arch, sanitizer)),
+        marks=[slow] * (not often),
     )
+
+
+def _often(number: int, device: Device, sanitizer: str) -> bool:
+    """Of the two ways to copy, every run of the tests looks for races in one of a case, the other
+    one in the next case."""
+    return device is DEVICES[number % 2 if sanitizer == "thread" else 0]
 
 
 @pytest.fixture(scope="module")
@@ -80,18 +90,12 @@ def reports(
 
 
 @pytest.mark.parametrize(
-    ("device", "sanitizer"),
+    ("name", "device", "sanitizer"),
     [
-        _under(d, s, often=s == "thread" or d is DEVICES[0])
+        _under(d, s, n in SANITIZED and _often(i, d, s), n)
+        for i, n in enumerate((*SANITIZED, *MORE))
         for d in DEVICES
         for s in ("thread", "address")
-    ],
-)
-@pytest.mark.parametrize(
-    "name",
-    [
-        *SANITIZED,
-        *(pytest.param(n, marks=pytest.mark.slow("more of the same views")) for n in MORE),
     ],
 )
 def test_nothing_is_found(

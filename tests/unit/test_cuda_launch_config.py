@@ -165,6 +165,8 @@ def test_the_log_of_a_success_is_read(
             nvrtcGetProgramLogSize=lambda _: (0, len(log) + 2),
             nvrtcGetCUBINSize=lambda _: (0, 4),
             nvrtcGetCUBIN=lambda *_: (0,),
+            nvrtcGetPTXSize=lambda _: (0, 1),
+            nvrtcGetPTX=lambda *_: (0,),
             nvrtcDestroyProgram=lambda _: (0,),
         ),
     )

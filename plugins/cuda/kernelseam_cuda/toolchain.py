@@ -60,6 +60,10 @@ class CudaToolchain:
             return _version()
 
     def compile(self, bundle: SourceBundle, arch: str) -> bytes:
+        return self.compile_with_ptx(bundle, arch)[0]
+
+    def compile_with_ptx(self, bundle: SourceBundle, arch: str) -> tuple[bytes, bytes]:
+        """The cubin, and the PTX that it was assembled from. Raises CompileError."""
         self.arch_row(arch)
         names, texts = [n.encode() for n, _ in bundle.files], [t.encode() for _, t in bundle.files]
         with _FORK_GATE.work():
@@ -93,9 +97,12 @@ class CudaToolchain:
                         SlowBinary,
                         stacklevel=2,
                     )
-                binary = bytearray(_nvrtc(bundle.name, arch, "nvrtcGetCUBINSize", program))
-                _nvrtc(bundle.name, arch, "nvrtcGetCUBIN", program, binary)
-                return bytes(binary)
+                results = []
+                for kind in ("CUBIN", "PTX"):
+                    result = bytearray(_nvrtc(bundle.name, arch, f"nvrtcGet{kind}Size", program))
+                    _nvrtc(bundle.name, arch, f"nvrtcGet{kind}", program, result)
+                    results.append(bytes(result))
+                return results[0], results[1].rstrip(bytes(1))
             finally:
                 bindings.nvrtc().nvrtcDestroyProgram(program)
 
