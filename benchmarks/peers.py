@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -14,6 +14,12 @@ def median_ms(run: Callable[[], object], repeat_ms: int) -> float:
     from triton.testing import do_bench
 
     return float(do_bench(run, warmup=25, rep=repeat_ms, return_mode="median"))
+
+
+def in_turns(runs: Mapping[str, Callable[[], object]], repeat_ms: int) -> dict[str, float]:
+    """The median of three rounds for each, in which all take turns: clocks drift."""
+    rounds = [{name: median_ms(run, repeat_ms) for name, run in runs.items()} for _ in range(3)]
+    return {name: sorted(times[name] for times in rounds)[1] for name in runs}
 
 
 def relative_error(ours: torch.Tensor, peer: torch.Tensor) -> float:

@@ -26,6 +26,7 @@ KS_DEVICE int warp_index() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }  //
 KS_DEVICE int thread_index() { return threadIdx.x; }
 KS_DEVICE unsigned block_index() { return blockIdx.x; }
 KS_DEVICE void block_barrier() { __syncthreads(); }
+KS_DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 KS_DEVICE bool block_any(bool x) { return __syncthreads_or(x); }
 KS_DEVICE void warp_barrier() { __syncwarp(); }
 
@@ -338,7 +339,12 @@ template<class S, class Place> struct Accumulators {
         for (int e = 0; e < 4; e++) a.x[r][c][e] = f(a.x[r][c][e], v.x[r][e / 2]);
   }
   template<int R, int C> static KS_DEVICE void row_scale(Acc<R, C>& a, const Row<R>& v) {
-    row_apply(a, v, [](float x, float y) { return x * y; });
+    bool changed = false;
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) changed |= v.x[r][h] != 1.f;
+    if (any_lane(changed)) row_apply(a, v, [](float x, float y) { return x * y; });
   }
   template<int R, int C> static KS_DEVICE void row_max(Row<R>& out, const Acc<R, C>& a) {
 #pragma unroll

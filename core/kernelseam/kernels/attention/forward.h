@@ -44,6 +44,8 @@ static_assert(Q_BYTES + STAGES * STAGE_BYTES + WARPS * P_BYTES + SCALE_BYTES <= 
 static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight needs a stage of its own");
 static_assert(WARPS % COLUMN_WARPS == 0, "warps share rows evenly");
 
+constexpr float RISE = 4;  // in base 2: how far scores may exceed the reference that their row keeps
+
 KS_DEVICE float minimum(float a, float b) { return -maximum(-a, -b); }
 
 #if KS_KV_VIEW == 2
@@ -184,7 +186,7 @@ attention_forward_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const
     const int j0 = tile * BN;
     E::Acc<ROWS, BN> s;
     E::zero(s);
-#pragma unroll 4  // all of a wide head dim at once would take more registers than there are
+#pragma unroll 2  // all of a wide head dim at once would take more registers than there are
     for (int d = 0; d < DQ; d += Q_STEP) {
       if (!KS_Q_RESIDENT) q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, warp_row, d);
       EV::mma(s, q_operand, tile_k(stage), 0, d);
@@ -205,7 +207,7 @@ attention_forward_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const
 
     E::Row<ROWS> top, base, fade;
     E::row_max(top, s);
-    E::zip(top, top, m, [](float x, float y) { return maximum(x, y); });
+    E::zip(top, top, m, [=](float x, float y) { return (x - y) * c > RISE ? x : y; });
     E::zip(base, top, top, [=](float x, float) { return x == -infinity() ? 0.f : x * c; });
     // Exactly 1 where the maximum stays: over many tiles a rounding each time would add up.
     E::zip(fade, m, top, [=](float x, float y) { return x == -infinity() ? 0.f : exp2_fast((x - y) * c); });
