@@ -342,6 +342,15 @@ ATTENTIONS = (
         "the sum of the weights is not rescaled when the maximum grows",
     ),
     Mutant(
+        "attention-reference-kept-too-long",
+        FORWARD,
+        "> REFERENCE_RISE ?",
+        "> 200.f ?",
+        "attention-f16-64-climbing",
+        INFINITE,
+        "a row's reference stays until its weights are infinite",
+    ),
+    Mutant(
         "attention-no-maximum",
         FORWARD,
         "x == -infinity() ? 0.f : x * c",

@@ -1,10 +1,12 @@
 // Fused attention forward: out = softmax(scores) · v, and optionally the log-sum-exp of every row, in one launch.
 //
 // Algorithm (FlashAttention-2, Dao 2023, arXiv:2307.08691): a block owns BM queries of one head and walks over the keys in
-// tiles of BN. Each warp keeps ROWS rows of the output, their running maximum m and sum l:
+// tiles of BN. Each warp keeps ROWS rows of the output, their reference m and sum l:
 //   s = scores;  m' = max(m, max s);  p = 2^(c·(s − m'));  f = 2^(c·(m − m'));  l = l·f + Σp;  o = o·f + p·v
-// At the end out = o / l and lse = ln 2 · (c·m + log2 l). Where a score is but scale·q·k, s = q·k and c = |scale|·log2 e;
-// else s is the score in base 2 (scores.h) and c = 1. An attention sink is a key of value 0, the state's first.
+// m is a reference, not always the maximum: it stays while no score exceeds it by more than REFERENCE_RISE in base 2, so that
+// outputs are rarely rescaled; any m cancels (docs/accuracy.md). At the end out = o / l and lse = ln 2 · (c·m + log2 l).
+// Where a score is but scale·q·k, s = q·k and c = |scale|·log2 e; else s is the score in base 2 (scores.h) and c = 1. An
+// attention sink is a key of value 0, the state's first.
 // Tiles of keys that every query of the block sees whole take a way without masks. K and V come through a ring of STAGES
 // tiles, copied ahead of use. What is masked cannot reach a row, even where V holds NaN or inf there: such a tile of V is
 // multiplied with its non-finite values taken out, which are then given to the rows that see them.
@@ -43,8 +45,6 @@ constexpr int SCALE_BYTES = KS_KV_SCALES == BLOCK_SCALES ? STAGES * KeyScales::S
 static_assert(Q_BYTES + STAGES * STAGE_BYTES + WARPS * P_BYTES + SCALE_BYTES <= KS_SHARED_BYTES, "the tiles fit");
 static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight needs a stage of its own");
 static_assert(WARPS % COLUMN_WARPS == 0, "warps share rows evenly");
-
-constexpr float RISE = 4;  // in base 2: how far scores may exceed the reference that their row keeps
 
 KS_DEVICE float minimum(float a, float b) { return -maximum(-a, -b); }
 
@@ -186,7 +186,7 @@ attention_forward_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const
     const int j0 = tile * BN;
     E::Acc<ROWS, BN> s;
     E::zero(s);
-#pragma unroll 2  // all of a wide head dim at once would take more registers than there are
+#pragma unroll 4  // all of a wide head dim at once would take more registers than there are
     for (int d = 0; d < DQ; d += Q_STEP) {
       if (!KS_Q_RESIDENT) q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, warp_row, d);
       EV::mma(s, q_operand, tile_k(stage), 0, d);
@@ -207,9 +207,11 @@ attention_forward_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const
 
     E::Row<ROWS> top, base, fade;
     E::row_max(top, s);
-    E::zip(top, top, m, [=](float x, float y) { return (x - y) * c > RISE ? x : y; });
+    E::zip(top, top, m, [=](float x, float y) {
+      return REFERENCE_RISE == 0 ? maximum(x, y) : (x - y) * c > REFERENCE_RISE ? x : y;
+    });
     E::zip(base, top, top, [=](float x, float) { return x == -infinity() ? 0.f : x * c; });
-    // Exactly 1 where the maximum stays: over many tiles a rounding each time would add up.
+    // Exactly 1 where the reference stays: over many tiles a rounding each time would add up.
     E::zip(fade, m, top, [=](float x, float y) { return x == -infinity() ? 0.f : exp2_fast((x - y) * c); });
     m = top;
     E::row_apply(s, base, [=](float x, float y) { return exp2_fast(x * c - y); });
