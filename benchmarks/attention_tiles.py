@@ -36,27 +36,25 @@ def _tile(dim: int, warps: int, rows: int, bn: int, stages: int = 2, **more: Any
 CANDIDATES = {
     64: (
         _tile(64, 4, 32, 64),
-        _tile(64, 4, 32, 64, min_blocks=2),
-        _tile(64, 4, 32, 128),
+        _tile(64, 4, 32, 80),
+        _tile(64, 4, 32, 96),
+        _tile(64, 4, 32, 128),  # spills
         _tile(64, 4, 16, 64, q_resident=True, min_blocks=3),
     ),
     128: (
-        _tile(128, 4, 16, 64, q_resident=True, min_blocks=2),
-        _tile(128, 4, 32, 32, min_blocks=2),
         _tile(128, 4, 32, 48, min_blocks=2),
+        _tile(128, 4, 32, 32, min_blocks=2),
         _tile(128, 4, 32, 64, min_blocks=2),  # spills
+        _tile(128, 4, 16, 64, q_resident=True, min_blocks=2),
         _tile(128, 8, 16, 64, q_resident=True),
         _tile(128, 8, 16, 128),
         _tile(128, 8, 32, 48),
-        _tile(128, 4, 16, 32, 3, q_resident=True, min_blocks=2),
     ),
     256: (
+        _tile(256, 8, 16, 64),  # more shared memory than sm_80 has
+        _tile(256, 8, 16, 48),  # than sm_86 and sm_89 have
         _tile(256, 8, 16, 32),
-        _tile(256, 8, 16, 48),  # more shared memory than sm_86 and sm_89 have
-        _tile(256, 8, 16, 64),  # than sm_80 has
         _tile(256, 4, 16, 32, min_blocks=2),
-        _tile(256, 4, 16, 48),
-        _tile(256, 4, 16, 32),
     ),
 }
 

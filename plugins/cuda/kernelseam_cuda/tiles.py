@@ -146,6 +146,9 @@ ATTENTION = (
     ),
     AttentionTile(_HALF_PRECISION, 64, 4, 16, 32, 2, q_resident=True, min_blocks=2, rate=0.40),
     AttentionTile(
+        _HALF_PRECISION, 128, 4, 32, 48, 2, min_blocks=2, plain=True, rate=0.54, block_seconds=_US
+    ),
+    AttentionTile(
         _HALF_PRECISION,
         128,
         4,
@@ -171,6 +174,8 @@ ATTENTION = (
         block_seconds=_US,
     ),
     AttentionTile(_HALF_PRECISION, 192, 8, 16, 32, 2, rate=0.42),
+    AttentionTile(_HALF_PRECISION, 256, 8, 16, 64, 2, plain=True, rate=0.47, block_seconds=_US),
+    AttentionTile(_HALF_PRECISION, 256, 8, 16, 48, 2, plain=True, rate=0.43, block_seconds=_US),
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 32, 2, plain=True, rate=0.39, block_seconds=_US),
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 16, 2, rate=0.27),
     AttentionTile(_HALF_PRECISION, 576, 4, 16, 32, 2, column_warps=4, rate=0.25),
