@@ -36,25 +36,28 @@ def _tile(dim: int, warps: int, rows: int, bn: int, stages: int = 2, **more: Any
 CANDIDATES = {
     64: (
         _tile(64, 4, 32, 64),
+        _tile(64, 4, 32, 64, score_unroll=2),
+        _tile(64, 4, 32, 64, score_unroll=1),
         _tile(64, 4, 32, 80),
         _tile(64, 4, 32, 96),
         _tile(64, 4, 32, 128),  # spills
         _tile(64, 4, 16, 64, q_resident=True, min_blocks=3),
     ),
     128: (
-        _tile(128, 4, 32, 48, min_blocks=2),
+        _tile(128, 4, 32, 48, min_blocks=2, score_unroll=1),
+        _tile(128, 4, 32, 48, min_blocks=2, score_unroll=2),
+        _tile(128, 4, 32, 48, min_blocks=2),  # spills
         _tile(128, 4, 32, 32, min_blocks=2),
         _tile(128, 4, 32, 64, min_blocks=2),  # spills
         _tile(128, 4, 16, 64, q_resident=True, min_blocks=2),
         _tile(128, 8, 16, 64, q_resident=True),
-        _tile(128, 8, 16, 128),
-        _tile(128, 8, 32, 48),
     ),
     256: (
+        _tile(256, 8, 16, 64, score_unroll=1),
+        _tile(256, 8, 16, 64, score_unroll=2),
         _tile(256, 8, 16, 64),  # more shared memory than sm_80 has
         _tile(256, 8, 16, 48),  # than sm_86 and sm_89 have
         _tile(256, 8, 16, 32),
-        _tile(256, 4, 16, 32, min_blocks=2),
     ),
 }
 
@@ -96,7 +99,7 @@ def compiled(arch: str, dims: list[int]) -> Iterator[str]:
                 facts(toolchain, arch, AttentionSpec(DType.bfloat16, dim, dim, causal), tile)
                 for causal in (False, True)
             ]
-            yield f"| {dim} | {tile.name}, {tile.min_blocks} | {' | '.join(cells)} |"
+            yield f"| {dim} | {tile.name}, {tile.min_blocks}, {tile.score_unroll} | {' | '.join(cells)} |"
 
 
 def timed(dims: list[int], repeat_ms: int, device: str = "cuda") -> Iterator[str]:
@@ -139,7 +142,7 @@ def timed(dims: list[int], repeat_ms: int, device: str = "cuda") -> Iterator[str
                 spent = peers.in_turns({"ours": call, "FA2": flash}, repeat_ms)
                 error = peers.relative_error(out, expected)
                 yield (
-                    f"| {dim} | {'causal' if causal else 'full'} | {tile.name}, {tile.min_blocks} "
+                    f"| {dim} | {'causal' if causal else 'full'} | {tile.name}, {tile.min_blocks}, {tile.score_unroll} "
                     f"| {spent['ours'] * 1e3:.0f} | {flops / spent['ours'] / 1e9:.0f} "
                     f"| {spent['FA2'] / spent['ours']:.2f} | {error:.1e} | {cells} |"
                 )

@@ -104,7 +104,7 @@ UNSHOWN = (
 """Columns of tiles that shape no binary, or are told by the spec."""
 
 
-USUAL = {"split": 1}
+USUAL = {"split": 1, "score_unroll": 4}
 """Columns that few tiles have, and what the others have there."""
 
 

@@ -146,7 +146,17 @@ ATTENTION = (
     ),
     AttentionTile(_HALF_PRECISION, 64, 4, 16, 32, 2, q_resident=True, min_blocks=2, rate=0.40),
     AttentionTile(
-        _HALF_PRECISION, 128, 4, 32, 48, 2, min_blocks=2, plain=True, rate=0.54, block_seconds=_US
+        _HALF_PRECISION,
+        128,
+        4,
+        32,
+        48,
+        2,
+        min_blocks=2,
+        plain=True,
+        score_unroll=1,
+        rate=0.54,
+        block_seconds=_US,
     ),
     AttentionTile(
         _HALF_PRECISION,

@@ -16,7 +16,7 @@
 //
 // Constants (from the kernel definition): those of scores.h and sequences.h; KS_T, KS_OUT (element types), KS_DQK, KS_DV, KS_LSE,
 // KS_VECTOR, KS_WARPS, KS_COLUMN_WARPS, KS_ROWS (queries a warp), KS_BN, KS_STAGES, KS_Q_RESIDENT (the queries stay in
-// registers), KS_MIN_BLOCKS, KS_SHARED_BYTES; those of stored.h.
+// registers), KS_UNROLL (of the scores' loop), KS_MIN_BLOCKS, KS_SHARED_BYTES; those of stored.h.
 // Shared memory: BM·max(DQ·size, DO·size_out) + STAGES·BN·(DQ + DO)·size, DQ and DO being the head dims rounded up to
 // 16 (DO to 16·COLUMN_WARPS);
 // for float32 also WARPS·ROWS·BN·size; with scales of blocks STAGES·BN·8. In the ring size is that of keys as the platform keeps them.
@@ -186,7 +186,7 @@ attention_forward_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const
     const int j0 = tile * BN;
     E::Acc<ROWS, BN> s;
     E::zero(s);
-#pragma unroll 4  // all of a wide head dim at once would take more registers than there are
+#pragma unroll KS_UNROLL  // all of a wide head dim at once would take more registers than there are
     for (int d = 0; d < DQ; d += Q_STEP) {
       if (!KS_Q_RESIDENT) q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, warp_row, d);
       EV::mma(s, q_operand, tile_k(stage), 0, d);

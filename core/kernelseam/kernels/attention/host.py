@@ -284,6 +284,7 @@ class AttentionDefinition(KernelDefinition):
             "BN": tile.bn,
             "STAGES": tile.stages,
             "Q_RESIDENT": tile.q_resident,
+            "UNROLL": tile.score_unroll,
             "MIN_BLOCKS": tile.min_blocks,
             "SHARED_BYTES": tile.shared_bytes(spec),
         }

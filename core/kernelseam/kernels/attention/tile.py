@@ -28,6 +28,8 @@ class AttentionTile:
     plain: bool = False
     """Only for strided keys and scores that are scale·q·k, hidden by nothing but a causal mask:
     others take more registers."""
+    score_unroll: int = 4
+    """Steps that the loop of scores over the head dim is unrolled by."""
     rate: float = field(default=0.0, compare=False)
     """As in GemmTile; so ``block_seconds``."""
     block_seconds: float = field(default=0.0, compare=False)
