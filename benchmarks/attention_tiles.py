@@ -62,6 +62,11 @@ CANDIDATES = {
 }
 
 
+def named(tile: AttentionTile) -> str:
+    blocks = f", {tile.min_blocks} blocks" * (tile.min_blocks > 1)
+    return f"{tile.name}{blocks}, unroll {tile.score_unroll}"
+
+
 @dataclass(frozen=True)
 class OneTile(AttentionDefinition):
     """The forward with a tile of ours."""
@@ -99,7 +104,7 @@ def compiled(arch: str, dims: list[int]) -> Iterator[str]:
                 facts(toolchain, arch, AttentionSpec(DType.bfloat16, dim, dim, causal), tile)
                 for causal in (False, True)
             ]
-            yield f"| {dim} | {tile.name}, {tile.min_blocks}, {tile.score_unroll} | {' | '.join(cells)} |"
+            yield f"| {dim} | {named(tile)} | {' | '.join(cells)} |"
 
 
 def timed(dims: list[int], repeat_ms: int, device: str = "cuda") -> Iterator[str]:
@@ -142,7 +147,7 @@ def timed(dims: list[int], repeat_ms: int, device: str = "cuda") -> Iterator[str
                 spent = peers.in_turns({"ours": call, "FA2": flash}, repeat_ms)
                 error = peers.relative_error(out, expected)
                 yield (
-                    f"| {dim} | {'causal' if causal else 'full'} | {tile.name}, {tile.min_blocks}, {tile.score_unroll} "
+                    f"| {dim} | {'causal' if causal else 'full'} | {named(tile)} "
                     f"| {spent['ours'] * 1e3:.0f} | {flops / spent['ours'] / 1e9:.0f} "
                     f"| {spent['FA2'] / spent['ours']:.2f} | {error:.1e} | {cells} |"
                 )
