@@ -340,12 +340,15 @@ template<class S, class Place> struct Accumulators {
         for (int e = 0; e < 4; e++) a.x[r][c][e] = f(a.x[r][c][e], v.x[r][e / 2]);
   }
   template<int R, int C> static KS_DEVICE void row_scale(Acc<R, C>& a, const Row<R>& v) {
-    bool changed = false;
+    if constexpr (C >= 128) {  // fewer products cost less among the others than a branch that nothing passes
+      bool changed = false;
 #pragma unroll
-    for (int r = 0; r < R / 16; r++)
+      for (int r = 0; r < R / 16; r++)
 #pragma unroll
-      for (int h = 0; h < 2; h++) changed |= v.x[r][h] != 1.f;
-    if (any_lane(changed)) row_apply(a, v, [](float x, float y) { return x * y; });
+        for (int h = 0; h < 2; h++) changed |= v.x[r][h] != 1.f;
+      if (!any_lane(changed)) return;
+    }
+    row_apply(a, v, [](float x, float y) { return x * y; });
   }
   template<int R, int C> static KS_DEVICE void row_max(Row<R>& out, const Acc<R, C>& a) {
 #pragma unroll
