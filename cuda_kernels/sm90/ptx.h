@@ -208,6 +208,9 @@ KS_DEVICE Pair load_pair(u32 from) {
 KS_DEVICE void global_add(float* to, float a, float b, float c, float d) {
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" :: "l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
+KS_DEVICE void global_store(float* to, float a, float b, float c, float d) {
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" :: "l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
 // From L2, whatever is in this multiprocessor's cache.
 KS_DEVICE u32 load_relaxed(const u32* from) {
   u32 x;

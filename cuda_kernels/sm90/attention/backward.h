@@ -11,7 +11,8 @@
 // up to 64 columns, one step late, so that consumers meet nowhere else. What a consumer issues in step i, and what its warps do meanwhile:
 //   dp(i) dv(i)              ds(i), once dp is there
 //   dq(i−1) s(i+1) dk(i)     add dq, once it is there, then p(i+1), once s is there
-// K and V come by TMA once a tile, q and dout by rings of STAGES and O_STAGES. The grid is persistent: one block a
+// K and V come by TMA once a tile, K while the gradients of the last one are stored, through V; q and dout by rings of STAGES and
+// O_STAGES. The grid is persistent: one block a
 // multiprocessor.
 //
 // The pieces of dq are added in L2, as fragments lie: a warp's part is contiguous. In any order, that is all. In order
@@ -41,12 +42,13 @@ attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
   const Maps maps{q_map, dout_map, k_map, v_map, dk_map, dv_map};
-  const Rings rings{{shared_address(storage.kv_ring)}, {shared_address(storage.q_ring)}, {shared_address(storage.dout_ring)},
-                    {shared_address(storage.ds_ring)}, {shared_address(storage.turn_ring)}};
+  const Rings rings{{shared_address(storage.k_ring)}, {shared_address(storage.v_ring)}, {shared_address(storage.q_ring)}, {shared_address(storage.dout_ring)},
+                    {shared_address(storage.ds_ring)}, {shared_address(storage.turns)}};
   const Band band{left, right};
 
   if (thread_index() == 0) {
-    rings.kv.init(CONSUMERS / WARP + GROUPS * KS_IN_ORDER);
+    rings.k.init(CONSUMERS / WARP + GROUPS * KS_IN_ORDER);
+    rings.v.init(CONSUMERS / WARP);
     rings.q.init(CONSUMERS / WARP);
     rings.dout.init(CONSUMERS / WARP);
     rings.ds.init(CONSUMERS / WARP, CONSUMERS / WARP);
@@ -60,7 +62,7 @@ attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_
     registers_dealloc<KS_PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) Producer{storage, maps, rings, operands, {count, sequences, band, storage.walk}}.run();
     if (KS_IN_ORDER && warp > 0 && warp <= GROUPS && lane() == 0)
-      TurnTaker<KEYS, KV_STAGES>{storage.work_tiles, rings.kv, rings.turns.of(warp - 1), count, band, operands.turns + warp - 1}.run();
+      TurnTaker<KEYS, KV_STAGES>{storage.work_tiles, rings.k, rings.turns.of(warp - 1), count, band, storage.turns[warp - 1].first, operands.turns + warp - 1}.run();
   } else {
     registers_alloc<KS_CONSUMER_REGISTERS>();
     const Consumer consumer{storage, maps, rings, operands, sequences, count, band, scale, scale_log2, cap, cap_inverse, group, warp, lane()};

@@ -12,8 +12,7 @@
 // L2 as by blocks alone, which would bound them: 8.6 GB at B4 H8 S4096, at 3.0 TB/s. q and dout are multicast, each block loading
 // half. What a consumer issues in step i, and what its warps do meanwhile:
 //   dv(i) or dk(i), s(i+1) or dp(i+1), dq(i−1)      hand stages back, add dq once it is there, then p(i+1) or ds(i+1)
-// While the one makes p or ds, the other's products run. In order dq comes before s or dp, as other tiles wait for its sums;
-// turns are those of turns.h.
+// While the one makes p or ds, the other's products run. Turns are those of turns.h.
 //
 // K, V and the columns of the other block's K that dq takes come by TMA once a tile; q and dout by rings of halves of their
 // columns, so that a half is handed back while the other is multiplied. The first block of a cluster takes tiles from the
@@ -38,7 +37,7 @@ attention_backward_wide_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap 
   const Maps maps{q_map, dout_map, k_map, v_map, dk_map, dv_map};
   const Rings rings{{shared_address(storage.kv_ring)}, {shared_address(storage.q_ring)}, {shared_address(storage.dout_ring)},
                     {shared_address(storage.ds_ring)}, {shared_address(storage.p_ring)}, {shared_address(storage.tile_ring)},
-                    {shared_address(storage.turn_ring)}};
+                    {shared_address(storage.turns)}};
   const Band band{left, right};
   const int rank = cluster_rank();
 
@@ -60,7 +59,7 @@ attention_backward_wide_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap 
     registers_dealloc<KS_PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) Producer{storage, maps, rings, operands, {count, sequences, band, storage.walk}}.run();
     if (KS_IN_ORDER && warp > 0 && warp <= GROUPS && lane() == 0)
-      TurnTaker<KEYS, 1>{storage.work_tiles, rings.kv, rings.turns.of(warp - 1), count, band, operands.turns + rank * GROUPS + warp - 1}.run();
+      TurnTaker<KEYS, 1>{storage.work_tiles, rings.kv, rings.turns.of(warp - 1), count, band, storage.turns[warp - 1].first, operands.turns + rank * GROUPS + warp - 1}.run();
   } else {
     registers_alloc<KS_CONSUMER_REGISTERS>();
     const Consumer consumer{storage, maps, rings, operands, sequences, count, band, scale, scale_log2, cap, cap_inverse, rank,

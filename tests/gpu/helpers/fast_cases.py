@@ -100,7 +100,7 @@ def _gradients() -> Iterator[BackwardCase]:
             yield gradients(kind, f"many-tiles{name}", S_q=40, S_k=260, **_heads(1), **free)
             both = {"S_q": 140, "S_k": 140, **_heads(1), **free}
             yield gradients(f"{kind}-causal", f"many-tiles{name}", **both)
-        yield gradients(f"{kind}-causal", "many-tiles-few-keys", S_q=90, S_k=33, **_heads(3))
+        yield gradients(f"{kind}-causal", "many-tiles-few-keys", S_q=200, S_k=33, **_heads(2))
         grouped = {"batch": 7, "num_heads": HEADS, "kv_heads": HEADS // 4}
         yield gradients(f"{kind}-causal", "many-tiles-gqa", S_q=9, S_k=200, **grouped)
         yield gradients(kind, "many-tiles-window", window=(33, 12), S_q=70, S_k=140, **_heads(2))

@@ -21,6 +21,7 @@ PRODUCER, CONSUMER, TURNS, TILES, FRAGMENTS, SUMS, ROWS, DQ = (
 )
 MANY, CAUSAL = "attention-bwd-f16-64-many-tiles", "attention-bwd-bf16-128-causal-many-tiles"
 SEQUENCES = "attention-bwd-f16-64-causal-many-tiles-sequences"
+FEW_KEYS = "attention-bwd-bf16-128-causal-many-tiles-few-keys"
 NARROW, GROUPED = "attention-bwd-bf16-96-many-tiles", "attention-bwd-bf16-128-causal-many-tiles-gqa"
 MAIN = "sm90/attention/backward.h"
 WIDE_FOLDER = FOLDER + "wide/"
@@ -155,6 +156,38 @@ MUTANTS = (
         "return w.way() < 0 ? 0 :",
         CAUSAL,
         "tiles of the last section wait for nobody, and then for ever",
+    ),
+    _mutant(
+        "first-adds",
+        TURNS,
+        "first = before == 0;",
+        "first = false;",
+        CAUSAL,
+        "sums begin with what was in memory",
+    ),
+    _mutant(
+        "unseen-not-zeroed",
+        ROWS,
+        "if (!KS_IN_ORDER || Band{left, right}.unseen(tile / PARTS, s.S_k - s.S_q, s.S_k)) {",
+        "if (!KS_IN_ORDER) {",
+        FEW_KEYS,
+        "dq of queries that see no key is what was in memory",
+    ),
+    _mutant(
+        "keys-released-early",
+        CONSUMER,
+        "wgmma_wait<0>();\n        if (lane == 0) barrier_arrive(rings.k.empty(kv));",
+        "if (lane == 0) barrier_arrive(rings.k.empty(kv));\n        wgmma_wait<0>();",
+        CAUSAL,
+        "the next tile's keys come while the last dq reads these",
+    ),
+    _mutant(
+        "values-not-waited",
+        CONSUMER,
+        "if (first) rings.v.wait_full(kv);",
+        "",
+        CAUSAL,
+        "dp is of values that are on their way",
     ),
     _mutant(
         "way-of-the-producer",

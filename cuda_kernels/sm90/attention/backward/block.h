@@ -24,7 +24,8 @@ struct alignas(1024) SharedStorage {
   float lse[STAGES][STEP], dots[O_STAGES][STEP];  // of a step's queries: −lse in base 2, and dots
   WorkTile work_tiles[WORK_SLOTS];
   int walk[2];
-  u64 kv_ring[2 * KV_STAGES], q_ring[2 * STAGES], dout_ring[2 * O_STAGES], ds_ring[2 * DS_STAGES], turn_ring[2 * GROUPS];
+  u64 k_ring[2 * KV_STAGES], v_ring[2 * KV_STAGES], q_ring[2 * STAGES], dout_ring[2 * O_STAGES], ds_ring[2 * DS_STAGES];
+  Turn turns[GROUPS];
 };
 static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
 
@@ -40,7 +41,7 @@ struct Operands {
 };
 
 struct Rings {
-  Ring<KV_STAGES> kv;
+  Ring<KV_STAGES> k, v;
   Ring<STAGES> q;
   Ring<O_STAGES> dout;
   Ring<DS_STAGES> ds;

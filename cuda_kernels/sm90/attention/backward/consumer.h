@@ -50,12 +50,13 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
 
 #pragma unroll 1
   for (;;) {
-    rings.kv.wait_full(kv);
+    rings.k.wait_full(kv);
     const WorkTile& w = storage.work_tiles[work_slot<KV_STAGES>({kv.stage, kv.parity ^ 1})];
     if (w.steps < 0) break;
     const int shift = w.S_k - w.S_q, key0 = w.tile * KEYS + group * 64;
     const bool tail = key0 + 64 > w.S_k;
     if (RAGGED_KEYS && (w.tile + 1) * KEYS > w.S_k) {
+      rings.v.wait_full(kv);
       zero<KEYS>(storage.k[kv.stage], w.S_k - w.tile * KEYS);
       zero<KEYS>(storage.v[kv.stage], w.S_k - w.tile * KEYS);
     }
@@ -108,8 +109,13 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         if (lane == 0) barrier_arrive(rings.ds.empty(ds_in));
         if (KS_IN_ORDER) barrier_wait(rings.turns.of(group).full({0, 0}), ds_in.stage);  // one turn a step: ds's stage is its parity
         float* const to = a.sums + (i64)block * (STEP * D) + group * PIECE + warp * 16 * COLUMNS + lane * 4;
+        if (KS_IN_ORDER && rings.turns.first(group)) {
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 8; i++) global_add(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+          for (int i = 0; i < COLUMNS / 8; i++) global_store(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+        } else {
+#pragma unroll
+          for (int i = 0; i < COLUMNS / 8; i++) global_add(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+        }
         if (KS_IN_ORDER) {
           warp_barrier();
           if (lane == 0) barrier_arrive(rings.turns.of(group).empty({0, 0}));
@@ -149,6 +155,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
             *(uint2*)(sloped + i / 8 * 8192 + i % 8 * 256) = uint2{pack2(x[0], x[1], T()), pack2(x[2], x[3], T())};
           }
         }
+        if (first) rings.v.wait_full(kv);
         rings.dout.wait_full(o());
         if (RAGGED_QUERIES && m * STEP + STEP > w.S_q) zero<STEP>(storage.dout[o().stage], w.S_q - m * STEP);
         pin(dv);
@@ -226,17 +233,25 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         rings.ds.wait_full(ds_in);
         wgmma_fence();
         start_dq(dq, ds_in);
+        wgmma_wait<1>();
+        pin(dk);
+        release_q();
+        named_barrier_sync(1 + group, 128);  // all four warps are done with this consumer's rows of V
+        store(dv, 1.f, w, kv.stage, maps.dv, a.dv);
         wgmma_wait<0>();
+        if (lane == 0) barrier_arrive(rings.k.empty(kv));
         add_dq(dq, ds_in);
+        stores_read(lane);
       }
-      pin(dk);
-      pin(dv);
-      release_q();
+    } else {
+      rings.v.wait_full(kv);
+      if (lane == 0) barrier_arrive(rings.k.empty(kv));
+      store(dv, 1.f, w, kv.stage, maps.dv, a.dv);
+      stores_read(lane);
     }
-    named_barrier_sync(1 + group, 128);  // all four warps are done with this consumer's rows of V
-    store(dv, 1.f, w, kv.stage, maps.dv, a.dv);
     store(dk, scale, w, kv.stage, maps.dk, a.dk);
-    if (lane == 0) barrier_arrive(rings.kv.empty(kv));
+    stores_read(lane);
+    if (lane == 0) barrier_arrive(rings.v.empty(kv));
     warp_barrier();
     kv.advance();
   }

@@ -88,6 +88,10 @@ KS_DEVICE void store_gradient(const float (&x)[D / 2], float by, char* tile, int
             *(const uint4*)(panel + i / chunks * 128 + (i % chunks ^ i / chunks % 8) * 16);
     }
   }
-  if (lane == 0) tma_store_commit(), tma_store_wait_read<0>();
+  if (lane == 0) tma_store_commit();
+}
+// Until the warp's stores have been read out of shared memory.
+KS_DEVICE void stores_read(int lane) {
+  if (lane == 0) tma_store_wait_read<0>();
   warp_barrier();
 }

@@ -35,14 +35,16 @@ struct Producer {
     bulk_load(shared_address(storage.dots[o.stage]), a.dots + (i64)block * STEP, ROW_BYTES, full);
     o.advance();
   }
+  KS_DEVICE void load_keys(const WorkTile& w, const Ring<KV_STAGES>& ring, const char* to, const TensorMap& map) {
+    ring.wait_empty(kv);
+    const u32 full = ring.full(kv);
+    barrier_arrive_expect_tx(full, KV_BYTES);
+    tile_load<KEYS, D>(shared_address(to), map, full, w.k_first + w.tile * KEYS, w.kv_head, KS_KV_VIEW == PACKED ? 0 : w.batch);
+  }
   // Publishes the work tile to the consumers.
-  KS_DEVICE void load_kv(const WorkTile& w) {
-    rings.kv.wait_empty(kv);
-    const u32 full = rings.kv.full(kv);
-    barrier_arrive_expect_tx(full, 2 * KV_BYTES);
-    const int row = w.k_first + w.tile * KEYS, batch = KS_KV_VIEW == PACKED ? 0 : w.batch;
-    tile_load<KEYS, D>(shared_address(storage.k[kv.stage]), maps.k, full, row, w.kv_head, batch);
-    tile_load<KEYS, D>(shared_address(storage.v[kv.stage]), maps.v, full, row, w.kv_head, batch);
+  KS_DEVICE void load_k(const WorkTile& w) { load_keys(w, rings.k, storage.k[kv.stage], maps.k); }
+  KS_DEVICE void load_v(const WorkTile& w) {
+    load_keys(w, rings.v, storage.v[kv.stage], maps.v);
     kv.advance();
   }
 
@@ -55,26 +57,28 @@ struct Producer {
     for (; scheduler.next(t, storage.work_tiles[work_slot(kv)]); t = tile_after(t)) {
       const WorkTile& w = storage.work_tiles[work_slot(kv)];
       if (w.steps == 0) {
-        load_kv(w);
+        load_k(w);
+        load_v(w);
         continue;
       }
       int head = w.kv_head * scheduler.count.head_group, m = w.first;
       auto block = [&] { return blocks.first(w.batch, w.q_first) + head * blocks.head_blocks + m; };
-      load_q(w, head, block(), w.q_first + m * STEP);
-      load_kv(w);
+      auto begins = [&] { return m == w.first && head == w.kv_head * scheduler.count.head_group; };
 #pragma unroll 1
       for (;;) {
+        load_q(w, head, block(), w.q_first + m * STEP);
+        if (begins()) load_k(w);
         load_dout(w, head, block(), w.q_first + m * STEP);
+        if (begins()) load_v(w);
         if ((m += w.way()) == w.stop) {
           m = w.first;
           if (++head == (w.kv_head + 1) * scheduler.count.head_group) break;
         }
-        load_q(w, head, block(), w.q_first + m * STEP);
       }
     }
-    rings.kv.wait_empty(kv);
+    rings.k.wait_empty(kv);
     storage.work_tiles[work_slot(kv)].steps = -1;
-    barrier_arrive(rings.kv.full(kv));
+    barrier_arrive(rings.k.full(kv));
     if (KS_DYNAMIC) {  // the last block resets the counter
       __threadfence();
       if (atomicAdd(a.counter + 1, 1u) == gridDim.x - 1) a.counter[0] = 0, a.counter[1] = 0;

@@ -1,11 +1,11 @@
 // Before the gradients: for every query row dots = Σ dout·out, what the softmax's gradient subtracts (FlashAttention-2, §3.1.2),
-// and −LSE in base 2; rows beyond a sequence's end get −inf, so that they have no weight. Besides, the sums of dq and the counters of
-// turns are set to zero.
+// and −LSE in base 2; rows beyond a sequence's end get −inf, so that they have no weight. Besides, the counters of turns are set to
+// zero, and the sums of dq: in order only of queries that see no key, as who comes first to others stores (turns.h).
 //
-// One block of 256 threads 64 rows of a head, a power of two of threads a row, 16 bytes each; nothing is shared. It moves 8·D + 8 bytes a row and
-// runs at the speed of memory.
+// One block of 256 threads 64 rows of a head, a power of two of threads a row, 16 bytes each; nothing is shared. It moves 8·D + 8
+// bytes a row, 4·D + 8 in order, and runs at the speed of memory.
 // Constants: those of scores.h and sequences.h; KS_T, KS_D, KS_STEP, KS_IN_ORDER (there are turns).
-#include "sm90/attention/backward/sums.h"
+#include "sm90/attention/backward/tiles.h"
 
 typedef KS_T T;
 constexpr int ROWS = 64, ROW_THREADS = D <= 64 ? 8 : D <= 128 ? 16 : 32, AT_ONCE = 256 / ROW_THREADS;
@@ -14,7 +14,7 @@ struct alignas(16) Eight { T x[8]; };
 
 KS_KERNEL(256, 1)
 attention_backward_rows_sm90(Matrices<const T> out, Matrices<const T> dout, RowValues<const float> lse, float* lse_base2, float* dots,
-                             float* sums, unsigned* turns, Sequences sequences, SumBlocks blocks) {
+                             float* sums, unsigned* turns, Sequences sequences, SumBlocks blocks, int left, int right) {
   constexpr int PARTS = STEP / ROWS;
   const int tiles = blocks.query_blocks * PARTS, index = (int)block_index(), tile = index % tiles;
   const int head = index / tiles % blocks.num_heads, batch = index / tiles / blocks.num_heads;
@@ -22,9 +22,11 @@ attention_backward_rows_sm90(Matrices<const T> out, Matrices<const T> dout, RowV
   if (tile / PARTS * STEP >= s.S_q) return;
   const i64 block = blocks.first(batch, s.q_first) + (i64)head * blocks.head_blocks + tile / PARTS;
   const int row0 = tile % PARTS * ROWS;  // in the block
-  Chunk<float>* const zeros = (Chunk<float>*)(sums + block * (STEP * D) + row0 * D);
+  if (!KS_IN_ORDER || Band{left, right}.unseen(tile / PARTS, s.S_k - s.S_q, s.S_k)) {
+    Chunk<float>* const zeros = (Chunk<float>*)(sums + block * (STEP * D) + row0 * D);
 #pragma unroll
-  for (int i = 0; i < ROWS * D / 4 / 256; i++) zeros[i * 256 + thread_index()] = Chunk<float>{};
+    for (int i = 0; i < ROWS * D / 4 / 256; i++) zeros[i * 256 + thread_index()] = Chunk<float>{};
+  }
   if (KS_IN_ORDER && row0 == 0 && thread_index() < PIECES) turns[block * PIECES + thread_index()] = 0;
 
   const T* const x = dout.at<KS_Q_VIEW>(batch, head, blocks.num_heads, s.q_first);

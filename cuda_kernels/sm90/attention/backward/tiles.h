@@ -49,6 +49,10 @@ struct Band {
     const int end = KS_CAUSAL || KS_WINDOW ? min_of(i + STEP + shift + reach(), S_k) : S_k;
     return (u32)(end + keys - 1) / keys;
   }
+  // Whether no query of block m sees a key, so that nobody adds to its sums.
+  KS_DEVICE bool unseen(int m, int shift, int S_k) const {
+    return S_k == 0 || ((KS_CAUSAL || KS_WINDOW) && m * STEP + STEP + shift + reach() <= 0);
+  }
   // How many tiles of `keys` keys add before w to the block of queries m: those of later keys, where it walks backwards of earlier.
   KS_DEVICE int earlier(const WorkTile& w, int m, int keys) const {
     return w.way() < 0 ? w.tile : tiles_met(m * STEP, w.S_k - w.S_q, w.S_k, keys) - 1 - w.tile;

@@ -3,15 +3,27 @@
 // its turn nor waits until its additions are over: a thread for each does, in a warp of its own beside the loading one. Every step it
 //   waits for the counter, tells the consumer, waits until its four warps have added, and raises the counter.
 // The raise is a release: it waits in L2 for the warps' additions, which were made before they arrived. The next counter is asked
-// for before that, as the answer takes as long.
+// for before that, as the answer takes as long. Who is first stores and does not add: sums need not be zero before.
 //
 // The barriers are a ring of one stage for each consumer: full, the turn is there; empty, its warps have added.
 #pragma once
 #include "sm90/attention/backward/tiles.h"
 
+// In shared memory, of one consumer.
+struct Turn {
+  u64 ring[2];
+  volatile int first;  // whether the turn is the block's first
+  int unused;
+};
 struct Turns {
-  u32 barriers;
-  KS_DEVICE Ring<1> of(int group) const { return {barriers + 16 * group}; }
+  u32 turns;
+  KS_DEVICE Ring<1> of(int group) const { return {turns + (u32)sizeof(Turn) * group}; }
+  // Behind the ring, whose address a consumer has.
+  KS_DEVICE bool first(int group) const {
+    u32 x;
+    asm volatile("ld.shared.u32 %0, [%1 + 16];" : "=r"(x) : "r"(of(group).barriers) : "memory");
+    return x != 0;
+  }
 };
 
 // KEYS: of a tile; KV_STAGES: of the ring by which the producer publishes tiles, which this thread releases like a consumer's warp.
@@ -21,6 +33,7 @@ template<int KEYS, int KV_STAGES> struct TurnTaker {
   Ring<1> turn;
   const TileCount& count;
   Band band;
+  volatile int& first;
   u32* turns;  // of the first block: the counter of this consumer's piece
 
   KS_DEVICE void run() const {
@@ -41,6 +54,7 @@ template<int KEYS, int KV_STAGES> struct TurnTaker {
         // The additions that follow are made in L2, where the counter is: relaxed loads will do.
         const u32 before = band.earlier(w, m, KEYS);
         while (done != before) done = load_relaxed(counter);
+        first = before == 0;
         barrier_arrive(turn.full({0, 0}));
         u32* const own = counter;
         m += w.way(), counter += w.way() * PIECES;

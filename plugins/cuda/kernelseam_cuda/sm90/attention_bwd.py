@@ -241,9 +241,9 @@ class HopperBackwardKernel(KernelDefinition):
         return {n: known[n] for n in wanted}
 
     def work(self, problem: Any, tile: BackwardTile, device: Device) -> Work:
-        return row_work(problem, tile, self.row_bytes(tile.head_dim))
+        return row_work(problem, tile, self.row_bytes(problem.spec))
 
-    def row_bytes(self, head_dim: int) -> int:
+    def row_bytes(self, spec: AttentionBwdSpec) -> int:
         """Bytes that a row of queries moves."""
         raise NotImplementedError
 
@@ -264,6 +264,8 @@ class RowValues(HopperBackwardKernel):
             *((p, "pointer") for p in _WORKSPACE),
             ("sequences", SEQUENCES),
             ("blocks", _BLOCKS),
+            ("left", "i32"),
+            ("right", "i32"),
         )
     )
 
@@ -277,8 +279,8 @@ class RowValues(HopperBackwardKernel):
     def threads(self, tile: BackwardTile, row: ArchRow) -> int:
         return 256
 
-    def row_bytes(self, head_dim: int) -> int:
-        return 8 * head_dim + 12
+    def row_bytes(self, spec: AttentionBwdSpec) -> int:
+        return (4 if in_order(spec) else 8) * spec.forward.head_dim + 12
 
 
 class QueryGradient(HopperBackwardKernel):
@@ -306,8 +308,8 @@ class QueryGradient(HopperBackwardKernel):
     def threads(self, tile: BackwardTile, row: ArchRow) -> int:
         return 128
 
-    def row_bytes(self, head_dim: int) -> int:
-        return 6 * head_dim
+    def row_bytes(self, spec: AttentionBwdSpec) -> int:
+        return 6 * spec.forward.head_dim
 
 
 ROW_VALUES, QUERY_GRADIENT = RowValues(), QueryGradient()

@@ -370,10 +370,10 @@ class HopperWideBackwardTile:
 BACKWARD_REGISTERS = 24, 240
 """As ``REGISTERS``, of the gradients' two consumers."""
 ATTENTION_BWD = (
-    HopperBackwardTile(64, 3, 2, 2, rate=0.86, rate_in_order=0.87),
-    HopperBackwardTile(96, 3, 3, rate=0.87, rate_in_order=0.86),
-    HopperBackwardTile(128, 3, 3, rate=0.93, rate_in_order=0.91),
-    HopperWideBackwardTile(256, 4, 3, rate=0.74, rate_in_order=0.73),
+    HopperBackwardTile(64, 3, 2, 2, rate=0.88, rate_in_order=0.89),
+    HopperBackwardTile(96, 3, 3, rate=0.9, rate_in_order=0.88),
+    HopperBackwardTile(128, 3, 3, rate=0.97, rate_in_order=0.93),
+    HopperWideBackwardTile(256, 4, 3, rate=0.76, rate_in_order=0.74),
 )
 """The preferred of a spec first."""
 

@@ -31,7 +31,7 @@ struct alignas(1024) SharedStorage {
   WorkTile work_tiles[WORK_SLOTS];
   int walk[2];
   u64 kv_ring[2], q_ring[2 * Q_STAGES], dout_ring[2 * O_STAGES], ds_ring[2 * DS_STAGES], p_ring[2 * DS_STAGES], tile_ring[2];
-  u64 turn_ring[2 * GROUPS];
+  Turn turns[GROUPS];
   int tile;  // the number that the first block's producer tells the other's
 };
 static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");

@@ -131,8 +131,13 @@ template<bool SCORES> KS_DEVICE void Consumer::run() const {
         }
         if (KS_IN_ORDER) barrier_wait(rings.turns.of(group).full({0, 0}), ds_in.stage);  // one turn a step: ds's stage is its parity
         float* const to = a.sums + (i64)block * (STEP * D) + panel() * PIECE + warp * 16 * 64 + lane * 4;
+        if (KS_IN_ORDER && rings.turns.first(group)) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) global_add(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+          for (int i = 0; i < 8; i++) global_store(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+        } else {
+#pragma unroll
+          for (int i = 0; i < 8; i++) global_add(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+        }
         if (KS_IN_ORDER) {
           warp_barrier();
           if (lane == 0) barrier_arrive(rings.turns.of(group).empty({0, 0}));
@@ -245,29 +250,22 @@ template<bool SCORES> KS_DEVICE void Consumer::run() const {
           wgmma_commit();
           far.advance();
         }
-        // The product that the next step waits for comes before dq; in order dq, which other tiles wait for.
-        if (!KS_IN_ORDER && !LAST) start_near();
+        if (!LAST) start_near();
         if (!first) rings.ds.wait_full(ds_out);
         start_dq(dq, ds_out);
-        if (KS_IN_ORDER && !LAST) start_near();
         wgmma_wait<LAST ? 2 : 3>();
         pin(half(sum, 0));
         release(far_ring.empty(before(far, 2)), lane);
         wgmma_wait<LAST ? 1 : 2>();
         pin(half(sum, 1));
         release(far_ring.empty(before(far, 1)), lane);
-        if (!KS_IN_ORDER && !LAST) {
+        if (!LAST) {
           wgmma_wait<1>();
           pin(x);
           release_near();
         }
-        wgmma_wait<KS_IN_ORDER && !LAST ? 1 : 0>();
+        wgmma_wait<0>();
         add_dq(dq, ds_out);
-        if (KS_IN_ORDER && !LAST) {
-          wgmma_wait<0>();
-          pin(x);
-          release_near();
-        }
         if ((m += way) == end) m = begin;
       };
 
@@ -292,6 +290,7 @@ template<bool SCORES> KS_DEVICE void Consumer::run() const {
     const int first = warp * 16;
     store_gradient<T, BLOCK_KEYS>(sum, SCORES ? 1.f : scale, SCORES ? storage.v : storage.k, first, key0 + first, w,
                                   SCORES ? maps.dv : maps.dk, SCORES ? a.dv : a.dk, lane);
+    stores_read(lane);
     if (lane == 0) barrier_arrive(rings.kv.empty({0, 0}));
     warp_barrier();
     kv_parity ^= 1;
