@@ -15,13 +15,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import kernelseam.interop.jax as ks
+from kernelseam.interop import jax_device
 
 Array = Any
 Step = Callable[..., Any]
@@ -65,7 +67,9 @@ def main() -> None:
         for product in PRODUCTS if on_gpu else [(2, 16, 16, 16)]:
             _product(product, options.seconds)
     if "host" in options.only:
-        print("\n| a small call | ours µs | XLA or cuDNN µs |\n|---|---|---|", flush=True)
+        print(
+            "\n| small calls, µs each | ours in graphs | ours | XLA or cuDNN |\n" + "|---" * 4 + "|"
+        )
         _host(on_gpu, options.seconds)
 
 
@@ -99,23 +103,67 @@ def _product(shape: tuple[int, int, int, int], turn: float) -> None:
 
 
 def _host(on_gpu: bool, turn: float) -> None:
-    q = _normal(0, 1, 64, 4, 64)
-    ours, peer = _ours(True), _peer(True, on_gpu)
+    """Calls too small for the GPU to matter, within XLA's graphs (its command buffers) and not."""
+    q, x = _normal(0, 1, 64, 4, 64), _normal(1, 64 if on_gpu else 1, 256, 256) / 16
+    attend, peer = _ours(True), _peer(True, on_gpu)
 
-    def chain(attend: Step) -> Any:
+    def attentions(f: Step, count: int) -> Step:
         def run(q: Array) -> Array:
-            for _ in range(CHAIN):
-                q = attend(q, q, q)
+            for _ in range(count):
+                q = f(q, q, q)
             return q
 
-        return jax.jit(run)
+        return run
 
-    for name, sides, calls in (
-        ("alone", [jax.jit(lambda q, f=f: f(q, q, q)) for f in (ours, peer)], 1),
-        (f"one of {CHAIN} within a jax.jit", [chain(f) for f in (ours, peer)], CHAIN),
+    def between(f: Step, count: int) -> Step:
+        def run(q: Array) -> Array:
+            for _ in range(count):
+                q = jnp.tanh(f(q, q, q)) * 0.5 + q
+            return q
+
+        return run
+
+    def gradient(f: Step, count: int) -> Any:
+        layer = between(f, count)
+        return jax.grad(lambda q: layer(q).astype(jnp.float32).sum())
+
+    def products(f: Step, count: int) -> Step:
+        def run(x: Array) -> Array:
+            for _ in range(count):
+                x = f(x, x)
+            return x
+
+        return run
+
+    for name, make, count, array, ours, theirs in (
+        ("attention, alone", attentions, 1, q, attend, peer),
+        (f"… one of {CHAIN}", attentions, CHAIN, q, attend, peer),
+        (f"… one of {CHAIN}, XLA's kernels between", between, CHAIN, q, attend, peer),
+        ("… and their gradients", gradient, CHAIN, q, attend, peer),
+        ("bmm 64×256×256×256, alone", products, 1, x, ks.bmm, jnp.matmul),
+        ("… one of 10", products, 10, x, ks.bmm, jnp.matmul),
     ):
-        a, b = (x / calls * 1e6 for x in _in_turns(sides, (q,), turn))
-        print(f"| {name} | {a:.1f} | {b:.1f} |", flush=True)
+        sides = []
+        for f, graphs in ((ours, True), (ours, False), (theirs, True)):
+            step = jax.jit(make(f, count))
+            with _graphs(graphs):
+                jax.block_until_ready(step(array))
+            sides.append(step)
+        found = (x / count * 1e6 for x in _in_turns(sides, (array,), turn))
+        print(f"| {name} | " + " | ".join(f"{x:.1f}" for x in found) + " |", flush=True)
+
+
+@contextmanager
+def _graphs(allowed: bool) -> Iterator[None]:
+    """What is traced within may be put into XLA's graphs, or not."""
+    device: Any = jax_device
+    own = device.buffer_callback
+    if not allowed:
+        device.buffer_callback = lambda *a, command_buffer_compatible, **k: own(*a, **k)
+    try:
+        yield
+    finally:
+        device.buffer_callback = own
 
 
 def _normal(seed: int, *shape: int) -> Array:

@@ -1,4 +1,5 @@
-"""Attention and matrix products that JAX compiles and differentiates, on hosts and on NVIDIA GPUs.
+"""Attention and matrix products that JAX compiles and differentiates, on hosts and on GPUs that a
+plugin knows.
 
 The first use of one imports JAX.
 """

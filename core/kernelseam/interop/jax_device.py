@@ -3,7 +3,8 @@
 ``jax.experimental.buffer_callback`` calls Python with the buffers of operands and results, and with
 the stream. The call is planned while JAX traces, on shapes; what it needs as workspace is one
 result more, so that XLA allocates all memory. When the compiled function runs, the callback binds
-the plan to addresses and launches: it copies nothing, and waits for nothing.
+the plan to addresses and launches: it copies nothing, and waits for nothing. XLA may capture the
+launches in a command buffer (a graph), and replay that over the same addresses without asking.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def launch(
     results = [jax.ShapeDtypeStruct(r.shape, np.dtype(r.dtype.numpy)) for r in planned.results]
     if planned.workspace_bytes:
         results.append(jax.ShapeDtypeStruct((planned.workspace_bytes,), np.dtype(np.uint8)))
-    made = buffer_callback(call, results, vmap_method="sequential")(*arrays.values())
+    made = buffer_callback(call, results, vmap_method="sequential", command_buffer_compatible=True)(
+        *arrays.values()
+    )
     return {r.name: x for r, x in zip(planned.results, made, strict=False)}
 
 
