@@ -156,6 +156,20 @@ def test_sections_cover_every_tile_once(batch: int, S: int) -> None:
     assert sorted(seen) == [(h, m) for h in range(heads) for m in range(q_tiles)]
 
 
+@pytest.mark.parametrize(
+    ("dim", "S", "heads", "together"),
+    [(256, 16384, 8, 2), (128, 16384, 16, 4), (128, 4096, 16, 16), (64, 4096, 32, 32)],
+)
+def test_blocks_that_ask_late_end_together_with_fewer_heads(
+    dim: int, S: int, heads: int, together: int
+) -> None:
+    """Their keys and values are no more than 32 MiB, of an L2 cache of 50."""
+    p = problem(S, S, heads, heads, 1, head_dim=dim, value_dim=dim, causal=True)
+    late = next(t for t in HALF.tiles(p.spec, ROW) if t.late)
+    count = HALF.values(p, late, H200)["last_section"]
+    assert count == together and count * S * dim * 4 <= 32 << 20
+
+
 @pytest.mark.parametrize("cap", [1e-3, 1.0, 30.0, 50.0, 200.0])
 @pytest.mark.parametrize("scale", [64**-0.5, 256**-0.5, 1.0])
 def test_small_scores_are_capped_by_a_polynomial(cap: float, scale: float) -> None:

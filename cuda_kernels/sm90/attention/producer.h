@@ -76,14 +76,25 @@ struct Producer {
         load_v(work_tile(index), block, index);
         block--;
       };
-      t = KS_DYNAMIC ? (int)atomicAdd(a.counter, 1u) + (int)gridDim.x : t + (int)gridDim.x;
-      if (KS_EARLY) {
-        if (block > begin) step();
+      auto ask = [&] { t = KS_DYNAMIC ? (int)atomicAdd(a.counter, 1u) + (int)gridDim.x : t + (int)gridDim.x; };
+      auto load_next_q = [&] {
+        if (!KS_EARLY) return;
         more = next_tile(t);
         if (more) load_q(work_tile(index + 1));
+      };
+      if (!KS_LATE) {
+        ask();
+        if (KS_EARLY && block > begin) step();
+        load_next_q();
       }
 #pragma unroll 1
-      while (block > begin) step();
+      while (block > begin + (KS_LATE ? 2 : 0)) step();
+      if (KS_LATE) {  // the answer comes during a step
+        ask();
+        if (block > begin + 1) step();
+        load_next_q();
+        if (block > begin) step();
+      }
       if (KS_EARLY && more) load_first_k(index + 1);
       load_v(work_tile(index), block, index);
       if (!KS_EARLY) {

@@ -56,6 +56,8 @@ in the L2 cache beside the rest."""
 _LAST_SECTION_TILES = 512
 """Tiles of the last section, about four a multiprocessor: enough short ones to fill the launch's
 end."""
+_LAST_SECTION_BYTES = 32 << 20
+"""Its keys and values, where blocks that ask late for tiles end together with fewer of them."""
 _COUNTERS_BYTES = 8
 
 _MAPS = ("q_map", "k_map", "v_map", "out_map")
@@ -210,6 +212,7 @@ class HopperAttention(KernelDefinition):
             "AHEAD": tile.ahead,
             "REMAKE": tile.remake,
             "DYNAMIC": _counted(spec),
+            "LATE": tile.late,
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
             "SHARED_BYTES": tile.shared_bytes,
@@ -366,5 +369,8 @@ def _tiles(p: AttentionProblem, tile: HopperAttentionTile) -> _TileCount:
     q_tiles, heads, group = divide_up(p.S_q, tile.bm), p.batch * p.num_heads, p.head_group
     head_bytes = p.S_k * (p.spec.head_dim + p.spec.value_dim) * p.spec.dtype.itemsize
     section = min(max(tile.fewest_heads, _SECTION_BYTES // head_bytes) * group, heads)
-    last = min(max(section, _LAST_SECTION_TILES // q_tiles * group), heads)
+    last_heads = _LAST_SECTION_TILES // q_tiles
+    if tile.late:
+        last_heads = min(last_heads, _LAST_SECTION_BYTES // head_bytes)
+    last = min(max(section, last_heads * group), heads)
     return _TileCount(q_tiles, q_tiles * heads, section, last)

@@ -216,6 +216,8 @@ class HopperAttentionTile:
     remake: bool = False
     """Rows into which a hidden NaN came are made again, in place of a search of V ahead of its
     use."""
+    late: bool = False
+    """A block asks for its next tile when it is nearly done with one, not when it begins it."""
     fewest_heads: int = 2
     """Of a section, whose tiles are handed out together."""
     hides: bool | None = None
@@ -230,6 +232,7 @@ class HopperAttentionTile:
     def name(self) -> str:
         """Queries×keys, stages of keys, exponentials ahead."""
         way = "-turns" * self.turns + "-early" * self.early + "-remake" * self.remake
+        way += "-late" * self.late
         way += f"-{self.fewest_heads}heads" * (self.fewest_heads != 2)
         return f"{self.bm}x{self.bn}-{self.stages}-{self.ahead}ahead{way}"
 
@@ -263,6 +266,15 @@ ATTENTION = (
     ),
     HopperAttentionTile(
         256, 256, 2, 64, 2, 1, 2, False, False, 32, remake=True, hides=True, rate=1.2
+    ),
+    HopperAttentionTile(
+        64, 64, 4, 64, 4, 2, 1, False, True, 32, remake=True, late=True, hides=True, rate=0.95
+    ),
+    HopperAttentionTile(
+        128, 128, 2, 128, 2, 2, 2, True, True, 24, late=True, hides=True, rate=1.22
+    ),
+    HopperAttentionTile(
+        256, 256, 2, 64, 2, 1, 2, False, False, 32, remake=True, late=True, hides=True, rate=1.2
     ),
 )
 """The preferred of a spec first."""
