@@ -17,7 +17,9 @@ CASES = ("nn", "nt-integers", "tn", "tt-integers", "nt-added", "nt-group", "nn-o
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.arch)
-@pytest.mark.parametrize("name", [*CASES, "nt-nan-scales", "nt-to-float32-beta", "nt-pointers"])
+@pytest.mark.parametrize(
+    "name", [*CASES, "nt-nan-scales", "nt-to-float32-beta", "nt-pointers", "nt-pointers-scales"]
+)
 def test_parity(hostcpp: Plugins, name: str, device: Device) -> None:
     """None is refused."""
     case = named(f"gemm-{OWN[device.arch].value.removeprefix('float8_')}-{name}")

@@ -163,6 +163,54 @@ def test_what_bmm_refuses(refused: Refused) -> None:
     )
 
 
+@pytest.mark.parametrize("gap", [0, 3])
+def test_lists_of_scales(gap: int) -> None:
+    """At gaps, and evenly spaced, where they become strides."""
+    rng, M, N, K = np.random.default_rng(5), 5, 7, 16
+    a, b = [drawn(M, K, seed=i) for i in range(3)], [drawn(N, K, seed=9 + i) for i in range(3)]
+    c = np.empty((3, M, N), np.float32)
+    of_a = rng.uniform(0.2, 3, (3, M + gap)).astype(np.float32)
+    of_b = rng.uniform(0.2, 3, (3, N)).astype(np.float32)
+    made = BatchedGemmPointers(
+        M=M,
+        N=N,
+        K=K,
+        num_heads=3,
+        A_ptrs=a,
+        B_ptrs=b,
+        C_ptrs=list(c),
+        a_scales_ptrs=[x[:M] for x in of_a[[0, 2, 1] if gap else [0, 1, 2]]],
+        b_scales_ptrs=list(of_b),
+        b_transposed=True,
+        alpha=0.5,
+    )
+    assert made.problem().spec.scales
+    call = plan(made).bind(check=True)
+    call()
+    order = [0, 2, 1] if gap else [0, 1, 2]
+    held(
+        np.stack(a)[None],
+        np.stack(b)[None],
+        c[None],
+        b_transposed=True,
+        alpha=0.5,
+        a_scales=of_a[None, order, :M],
+        b_scales=of_b[None],
+    )
+
+
+def test_what_lists_refuse(refused: Refused) -> None:
+    refused(
+        "b_scales_ptrs = None: must be given where a_scales_ptrs is. Give it: ones change nothing.",
+        lambda: BatchedGemmPointers(**BASE, a_scales_ptrs=0),
+    )
+    refused(
+        "a_scales_ptrs = 3 entries: must have batch·num_heads = 8. Give one entry a matrix, "
+        "batch-major.",
+        lambda: BatchedGemmPointers(**BASE, a_scales_ptrs=[4096] * 3, b_scales_ptrs=0),
+    )
+
+
 def test_bind_can_check_it() -> None:
     a, b, c = drawn(1, 2, 5, 16), drawn(1, 2, 7, 16, seed=1), np.empty((1, 2, 5, 7), np.float32)
     sa, sb = np.full((1, 2, 5), 2, np.float32), np.full((1, 2, 7), 3, np.float32)

@@ -166,6 +166,8 @@ class _GemmStep:
             "C": (spec.dtype_c, (p.M, p.N), p.c_strides[2]),
             "bias": (spec.bias, *vector),
             "residual": (spec.residual, (p.M, p.N), p.residual_strides[2]),
+            "a_scales": (DType.float32, (p.M, 1), 1),
+            "b_scales": (DType.float32, (1, p.N), 0),
         }
 
         def matrix(name: str, i: int) -> Array:
@@ -179,9 +181,11 @@ class _GemmStep:
                     matrix(n, i) if n in lists else None for n in ("C", "bias", "residual")
                 )
                 assert c is not None
-                yield _Stack(
-                    c, bias, residual, partial(products, *divmod(i, p.num_heads // p.c_head_group))
-                )
+                scales = None
+                if spec.scales and p.reads_inputs:
+                    scales = matrix("a_scales", i), matrix("b_scales", i)
+                factors = partial(products, *divmod(i, p.num_heads // p.c_head_group))
+                yield _Stack(c, bias, residual, factors, scales)
 
         def products(b: int, h: int) -> Iterator[tuple[Array, Array]]:
             for j, k in itertools.product(range(p.c_batch_group), range(p.c_head_group)):

@@ -29,6 +29,7 @@ from kernelseam.descriptors.gemm.strided import (
     ADDED,
     BatchedGemmStrided,
     added_dtype,
+    are_scaled,
     check_numbers,
     gemm_dtypes,
     precision_of,
@@ -37,7 +38,9 @@ from kernelseam.descriptors.gemm.strided import (
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 
-NAMES = ("A_ptrs", "B_ptrs", "C_ptrs", "bias_ptrs", "residual_ptrs")
+SCALES = ("a_scales_ptrs", "b_scales_ptrs")
+NAMES = ("A_ptrs", "B_ptrs", "C_ptrs", "bias_ptrs", "residual_ptrs", *SCALES)
+VECTORS = ("bias_ptrs", *SCALES)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -55,6 +58,9 @@ class BatchedGemmPointers:
     share their dtype and their row stride (``stride_a_row``, …, in elements; left out: the arrays',
     else packed). Shapes, transposes, factors, dtypes and ``precision`` are as in
     BatchedGemmStrided. An entry of the residual may be its own C, where beta is 0.
+    ``a_scales_ptrs`` and ``b_scales_ptrs``, both or none, are for A and B of 8 bits: float32
+    vectors, M and N long, one for each A and B, by which rows of op(A) and columns of op(B) are
+    multiplied.
 
     ``alignment``: a multiple of bytes that all addresses keep, a power of two. It is found from
     host lists where it is left out; for lists that the host cannot read it is then the element
@@ -75,6 +81,8 @@ class BatchedGemmPointers:
     C_ptrs: object = field(default=None, repr=False)
     bias_ptrs: object = field(default=None, repr=False)
     residual_ptrs: object = field(default=None, repr=False)
+    a_scales_ptrs: object = field(default=None, repr=False)
+    b_scales_ptrs: object = field(default=None, repr=False)
     batch: int = 1
     num_heads: int = 1
     stride_a_row: int | None = None
@@ -117,6 +125,8 @@ class BatchedGemmPointers:
             for n, kind in (("bias_ptrs", bias), ("residual_ptrs", residual))
             if kind is not None
         }
+        scaled = are_scaled(self, dtype, SCALES)
+        kinds |= dict.fromkeys(SCALES, DType.float32) if scaled else {}
         matrices = {n: completed(n, blank[n], given.get(n), kind) for n, kind in kinds.items()}
         vectors = {
             n: m.itemsize if m.vector else vector_of(m, given.get(n), self.alignment)
@@ -139,6 +149,7 @@ class BatchedGemmPointers:
                 vectors.get("residual_ptrs", WIDE),
                 self.c_batch_group * self.c_head_group > 1,
                 precision=precision_of(self.precision, dtype),
+                scales=scaled,
             ),
             self.M,
             self.N,
@@ -154,6 +165,8 @@ class BatchedGemmPointers:
             self.c_batch_group,
             self.c_head_group,
             residual_strides=strides.get("residual_ptrs", (0, 0, 0)),
+            a_scale_strides=(0, 0, int(scaled)),
+            b_scale_strides=(0, 0, int(scaled)),
         )
         put(self, "_problem", problem)
         put(self, "_lists", Lists.of(problem, matrices, given, vectors, self.alignment is not None))
@@ -168,7 +181,7 @@ class BatchedGemmPointers:
             counted if results == products else f"{counted} / (c_batch_group·c_head_group)"
         )
         c = (self.M, self.N)
-        rows = {n: given_row(n, getattr(self, row_field(n))) for n in NAMES if n != "bias_ptrs"}
+        rows = {n: given_row(n, getattr(self, row_field(n))) for n in NAMES if n not in VECTORS}
         return {
             "A_ptrs": Matrix(*a, rows["A_ptrs"], None, products, counted),
             "B_ptrs": Matrix(*b, rows["B_ptrs"], None, products, counted),
@@ -182,6 +195,8 @@ class BatchedGemmPointers:
                 results_counted,
                 may_alias="" if self.beta else "C_ptrs",
             ),
+            "a_scales_ptrs": Matrix(1, self.M, None, None, products, counted, vector=True),
+            "b_scales_ptrs": Matrix(1, self.N, None, None, products, counted, vector=True),
         }
 
     @property
@@ -241,7 +256,7 @@ class BatchedGemmPointers:
             operand, matrix = plain(name), self.matrix(name)
             heads = (
                 self.num_heads
-                if name in ("A_ptrs", "B_ptrs")
+                if name in ("A_ptrs", "B_ptrs", *SCALES)
                 else self.num_heads // self.c_head_group
             )
             batches = matrix.entries // heads

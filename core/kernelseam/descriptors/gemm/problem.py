@@ -238,12 +238,13 @@ class GemmProblem:
         reads = int(live and self.matrices > 0 and self.reads_inputs)
         added = [n for n in ("bias", "residual") if getattr(spec, n)]
         if spec.view == "pointers":
-            n, c = self.matrices * reads, self.results * int(live)
+            products, c = self.matrices * reads, self.results * int(live)
             lists = (
-                ("A_ptrs", n),
-                ("B_ptrs", n),
+                ("A_ptrs", products),
+                ("B_ptrs", products),
                 ("C_ptrs", c),
                 *((f"{n}_ptrs", c) for n in added),
+                *((f"{n}_ptrs", products) for n in ("a_scales", "b_scales") if spec.scales),
             )
             return tuple(OperandRule(name, None, (entries,), (1,), 8) for name, entries in lists)
 

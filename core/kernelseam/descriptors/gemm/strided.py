@@ -161,7 +161,9 @@ class BatchedGemmStrided:
         bias, residual = (
             added_dtype(self, name, name, infos, dtype_c, dtype_acc) for name in ADDED
         )
-        scaled = self._scaled(dtype)
+        for name in SCALES:
+            refuse_idle(self, name, name, _STRIDES[name])
+        scaled = are_scaled(self, dtype, SCALES)
         kinds = {"A": dtype, "B": dtype, "C": dtype_c, "bias": bias, "residual": residual}
         results = (self.batch // self.c_batch_group, self.num_heads // self.c_head_group)
         shapes = {
@@ -235,35 +237,6 @@ class BatchedGemmStrided:
         check_layout(problem.operands, infos, self._dense)
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", infos)
-
-    def _scaled(self, dtype: DType) -> bool:
-        """Whether there are scales. Raises InvalidValue for one without the other, and for scales
-        of what has none."""
-        there = [n for n in SCALES if getattr(self, n) is not None]
-        for name in SCALES:
-            refuse_idle(self, name, name, _STRIDES[name])
-        if not there:
-            return False
-        if not dtype.stored:
-            raise InvalidValue(
-                there[0],
-                "given",
-                f"scales are for A and B of 8 bits, and these are {dtype}",
-                "Leave it out: alpha scales a product",
-            )
-        if len(there) == 1:
-            (missing,) = set(SCALES) - {*there}
-            raise InvalidValue(
-                missing, None, f"must be given where {there[0]} is", "Give it: ones change nothing"
-            )
-        if self.c_batch_group * self.c_head_group > 1:
-            raise InvalidValue(
-                there[0],
-                "given",
-                "scales are of one product, and products are summed into one C",
-                "Leave it out, or sum after products of their own",
-            )
-        return True
 
     def _strides(self, name: str) -> list[int | None]:
         return [getattr(self, field_name) for field_name in _STRIDES[name]]
@@ -423,6 +396,34 @@ def precision_of(value: object, dtype: DType) -> str | None:
             "Leave precision out",
         )
     return value
+
+
+def are_scaled(gemm: Any, dtype: DType, names: tuple[str, str]) -> bool:
+    """Whether there are scales, in the fields of these names. Raises InvalidValue for one without
+    the other, and for scales of what has none."""
+    there = [n for n in names if getattr(gemm, n) is not None]
+    if not there:
+        return False
+    if not dtype.stored:
+        raise InvalidValue(
+            there[0],
+            "given",
+            f"scales are for A and B of 8 bits, and these are {dtype}",
+            "Leave it out: alpha scales a product",
+        )
+    if len(there) == 1:
+        (missing,) = set(names) - {*there}
+        raise InvalidValue(
+            missing, None, f"must be given where {there[0]} is", "Give it: ones change nothing"
+        )
+    if gemm.c_batch_group * gemm.c_head_group > 1:
+        raise InvalidValue(
+            there[0],
+            "given",
+            "scales are of one product, and products are summed into one C",
+            "Leave it out, or sum after products of their own",
+        )
+    return True
 
 
 def refuse_idle(gemm: Any, name: str, operand: str, strides: Sequence[str]) -> None:

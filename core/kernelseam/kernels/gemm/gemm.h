@@ -56,7 +56,7 @@ struct Segments {
   struct { void* base; i64 batch, head; int row, first; } of[3];
 };
 
-// Scales of A's rows, by A's batch and head, and of B's columns, by B's. An argument of the kernel, passed whole.
+// Scales of A's rows, by A's batch and head, and of B's columns, by B's; or lists of them. An argument of the kernel, passed whole.
 struct Scales {
   struct { const float* base; i64 batch, head; int row; } a, b;
 };
@@ -184,8 +184,9 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
                 Bias::THERE ? one((const Bias::type*)bias, bias_batch, bias_head) : nullptr,
                 Residual::THERE ? one((const Residual::type*)residual, residual_batch, residual_head) : nullptr
 #if KS_SCALES
-                , scales.a.base + at.batch * scales.a.batch + at.head * scales.a.head,
-                scales.b.base + at.batch * scales.b.batch + at.head / b_head_group * scales.b.head
+                , one(scales.a.base, scales.a.batch, scales.a.head),
+                matrix_at(scales.b.base, at.batch, KS_POINTERS ? at.head : at.head / b_head_group, num_heads, scales.b.batch,
+                          scales.b.head)
 #endif
     };
   };

@@ -271,7 +271,7 @@ class GemmDefinition(KernelDefinition):
         own = {"a": f"A{suffix}", "b": f"B{suffix}", "c": f"C{suffix}"}
         added = {n: f"{n}{suffix}" for n in ("bias", "residual") if getattr(spec, n)}
         if spec.scales:
-            added |= {n: n for n in SCALES}
+            added |= {n: f"{n}{suffix}" for n in SCALES}
         others = [*_STRIDED, *(_SEGMENTS if spec.segmented else ())]
         if spec.heads:
             others += [*_HEADS, *HEADS_POINTERS]

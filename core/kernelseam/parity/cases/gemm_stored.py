@@ -65,4 +65,7 @@ def _cases() -> Iterator[GemmCase]:
     yield _case("nt", "plain", **bare)
     yield _case("nt", "sum", batch=4, c_batch_group=2, num_heads=6, c_head_group=3, **bare)
     yield _case("nt", "pointers", view="host", scattered=True, **bare)
-    yield _case("nt", "pointers-device", view="device", scattered=True, **bare)
+    yield _case("nt", "pointers-scales", view="host", scattered=True)
+    yield _case("nt", "pointers-device", view="device", scattered=True)
+    yield _case("nt", "pointers-even", view="host", beta=0.5)
+    yield _case("nt", "pointers-scales-k-0", view="host", scattered=True, K=0)

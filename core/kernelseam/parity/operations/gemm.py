@@ -19,6 +19,8 @@ from kernelseam.parity.data.descriptors import address_list, strides
 from kernelseam.parity.data.memory import Layout, Placement
 from kernelseam.parity.operations.operation import Operation
 
+_ROWS = {f"stride_{n}_row" for n in ("a", "b", "c", "residual")}
+
 
 class Gemm(Operation[GemmCase, GemmResult]):
     """alpha·Σ op(A)·op(B) + beta·C + bias + residual."""
@@ -78,7 +80,7 @@ class Gemm(Operation[GemmCase, GemmResult]):
             return BatchedGemmStrided(
                 **addresses, **steps, **options, b_head_group=case.b_head_group
             )
-        rows: dict[str, Any] = {n: s for n, s in steps.items() if n.endswith("_row")}
+        rows: dict[str, Any] = {n: s for n, s in steps.items() if n in _ROWS}
         for name, at in addresses.items():
             options[name + "_ptrs"] = address_list(case.view, layout, name, at, runtime, device)
         if case.view == "device":

@@ -147,6 +147,8 @@ class HopperGemm(KernelDefinition):
                 return f"it does not know {option} of {spec.dtype}"
         if spec.summed and spec.view == "pointers":
             return "it does not sum products of lists"
+        if spec.scales and spec.view == "pointers":
+            return "it takes no lists of scales"
         if spec.joined and not _joins(problem):
             return f"it does not join such heads along {spec.joined.upper()}"
         for segment in problem.segments:
