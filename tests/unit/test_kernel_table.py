@@ -146,7 +146,7 @@ def test_every_run_compiles_each_spec_and_each_tile_of_own_kernels(arch: str) ->
     assert toolchain is not None
     found = kernel_table.binaries(toolchain, arch, kernels)
     row = toolchain.arch_row(arch)
-    often, every = Counter[tuple[str, str]](), set[tuple[str, str]]()
+    often, every, count = Counter[tuple[str, str]](), set[tuple[str, str]](), 0
     for i, (b, covered) in enumerate(zip(found, covering(kernels), strict=True)):
         rare = kernel_table.rare(arch, i, covered)
         assert b.covered == covered and bool(b.often) == (not rare and bool(covered.tiles(row)))
@@ -155,10 +155,11 @@ def test_every_run_compiles_each_spec_and_each_tile_of_own_kernels(arch: str) ->
         if covered.kernel.archs:
             often.update((entry, kernel_table.tile_name(t)) for t in b.often)
             every |= {(entry, kernel_table.tile_name(t)) for t in covered.tiles(row) if not rare}
+            count += 0 if rare else len(covered.tiles(row))
         else:
             assert len(b.often) <= 1
     assert set(often) == every
-    assert sum(often.values()) < 100 and (arch == "sm_90a") == bool(every)
+    assert sum(often.values()) <= 0.7 * count and (arch == "sm_90a") == bool(every)
     tiles = [kernel_table.tile_name(t) for b in found for t in b.often]
     assert len(set(tiles)) > len(tiles) / 4
     left = kernel_table.left_out(arch, found)
