@@ -38,12 +38,13 @@ def _nothing(wave: Wave) -> None:
 
 
 def _load_to_lds(word: int, words: int) -> Callable[[Wave], None]:
-    """Lane after lane, side by side from M0 on."""
+    """Lane after lane, side by side from M0 on, of which bits 2 to 17 count (AMD's guides to CDNA 3
+    and 4, chapter 10.3)."""
     offset = bits(word, 0, 12) - bits(word, 12, 1) * 0x1000
     address, base = bits(word, 32, 8), bits(word, 48, 7)
 
     def step(wave: Wave) -> None:
-        target = wave.shared + (int(wave.scalars[M0]) & 0xFFFF) + offset
+        target = wave.shared + (int(wave.scalars[M0]) & 0x3FFFC) + offset
         for lane in wave.active().nonzero()[0].tolist():
             low = int(wave.vectors[address, lane])
             source = (

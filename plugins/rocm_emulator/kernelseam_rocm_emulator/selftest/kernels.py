@@ -39,6 +39,9 @@ def tests(arch: str) -> Iterator[KernelTest]:
     if arch.startswith("gfx9"):
         yield KernelTest("a load straight to LDS", _TO_LDS, _to_lds)
         yield KernelTest("floats added out of accumulation registers", _ADDED_ACC, _added)
+    if arch == "gfx950":
+        yield KernelTest("16 bytes a lane straight to LDS", _WIDE_TO_LDS, _wide_to_lds)
+        yield KernelTest("a transposing read of LDS", _TRANSPOSED, _transposed)
     if not arch.startswith("gfx12"):
         yield KernelTest("buffers and their bounds", _BUFFER, _buffer)
 
@@ -196,6 +199,50 @@ def _to_lds(launch: Launcher, rng: np.random.Generator) -> str:
     x, out, t = rng.integers(0, 1 << 32, 64, np.uint32), np.zeros(64, np.uint32), np.arange(64)
     launch((1, 1, 1), (64, 1, 1), x, out)
     return _same(out, x[(63 - t) ^ 5])
+
+
+_WIDE_TO_LDS = """extern "C" __global__ void NAME(const unsigned* x, unsigned* out) {
+  __shared__ unsigned s[20480];  // beyond 64 KiB
+  int t = threadIdx.x;
+  for (int i = t; i < 20480; i += 64) s[i] = i;
+  __syncthreads();
+  __builtin_amdgcn_global_load_lds(
+      (const __attribute__((address_space(1))) void*)(x + 4 * (t ^ 5)), (__attribute__((address_space(3))) void*)(s + 18000),
+      16, 0, 0);
+  __syncthreads();
+  for (int i = 0; i < 4; i++) out[i * 64 + t] = s[18000 + i * 64 + t] + s[t] - t;
+}
+"""  # noqa: E501
+
+
+def _wide_to_lds(launch: Launcher, rng: np.random.Generator) -> str:
+    x, out = rng.integers(0, 1 << 32, 256, np.uint32), np.zeros(256, np.uint32)
+    launch((1, 1, 1), (64, 1, 1), x, out)
+    return _same(out, x.reshape(64, 4)[np.arange(64) ^ 5].ravel())
+
+
+_TRANSPOSED = """extern "C" __global__ void NAME(const unsigned* x, unsigned* out) {
+  typedef short four __attribute__((ext_vector_type(4)));
+  __shared__ __attribute__((aligned(16))) unsigned s[160];
+  int t = threadIdx.x;
+  for (int i = 0; i < 2; i++) s[i * 64 + t] = x[i * 64 + t];
+  if (t < 32) s[128 + t] = x[128 + t];
+  __syncthreads();
+  // groups of 16 lanes: 4 rows of 16 elements, 72 elements apart, from element 12 + 16 a group on
+  auto at = (__attribute__((address_space(3))) four*)((__attribute__((address_space(3))) short*)s
+      + 12 + t / 16 * 16 + t % 16 / 4 * 72 + t % 4 * 4);
+  struct two { unsigned a, b; } y = __builtin_bit_cast(two, __builtin_amdgcn_ds_read_tr16_b64_v4i16(at));
+  out[2 * t] = y.a, out[2 * t + 1] = y.b;
+}
+"""  # noqa: E501
+
+
+def _transposed(launch: Launcher, rng: np.random.Generator) -> str:
+    x, out = rng.integers(0, 1 << 32, 160, np.uint32), np.zeros(128, np.uint32)
+    launch((1, 1, 1), (64, 1, 1), x, out)
+    t, element = np.arange(64)[:, None], np.arange(4)[None, :]
+    expected = x.view(np.uint16)[12 + t // 16 * 16 + element * 72 + t % 16]
+    return _same(out.view(np.uint16).reshape(64, 4), expected)
 
 
 _BUFFER = """extern "C" __global__ void NAME(unsigned* x, unsigned* out) {
