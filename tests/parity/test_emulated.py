@@ -6,10 +6,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-from kernelseam import planning
+from kernelseam import attention, planning
 from kernelseam.contract import EMULATED, Device
 from kernelseam.errors import CompileError
+from kernelseam.oracle import check
+from kernelseam.oracle.check import Verdict
 from kernelseam.parity.matrix import named
 from kernelseam.parity.running.run import Outcome, run_case, targets
 from kernelseam.plugins import plugins
@@ -116,3 +119,104 @@ def test_a_read_behind_an_operand_ends_at_its_guard(
     assert outcome.status == "error", outcome.detail
     assert "DeviceError: kernel gemm on " in outcome.detail, outcome.detail
     assert " behind the end of an allocation of device memory" in outcome.detail, outcome.detail
+
+
+# ---------------------------------------------------------------- kernels of one arch
+
+GFX950 = [d for d in DEVICES if d.arch == "gfx950"]
+OWN_CASES = (
+    "attention-f16-64",
+    "attention-bf16-128-causal",
+    "attention-f16-64-gqa-6-2",
+    "attention-f16-64-causal-sequences",
+    "attention-f16-64-causal-nan-in-hidden-v",
+    "attention-f16-64-extreme",
+    "attention-f16-64-causal-lengths",
+)
+
+
+def _own(name: str, device: Device) -> Outcome:
+    case = named(name)
+    target = next(
+        t
+        for t in targets(device=device)
+        if (t.operation, t.implementation) == (case.operation, "gfx950")
+    )
+    return run_case(case, target, separate=True)
+
+
+@pytest.mark.parametrize("device", GFX950, ids=lambda d: d.arch)
+@pytest.mark.parametrize("name", OWN_CASES)
+def test_the_attention_of_gfx950(name: str, device: Device) -> None:
+    _own(name, device).require()
+
+
+def _long(device: Device, dim: int, causal: bool) -> Verdict:
+    """More keys than the matrix has: the loop of three tiles, whose rings turn more than once, and
+    the largest scores late, so that rows are rescaled there."""
+    S_q, S_k, heads, kv_heads = 40, 1100 if dim == 128 else 1900, 2, 1
+    rng, runtime = np.random.default_rng(5), plugins().backend("rocm").runtime
+    q = rng.standard_normal((1, heads, S_q, dim)).astype(np.float16)
+    k, v = (rng.standard_normal((1, kv_heads, S_k, dim)).astype(np.float16) for _ in "kv")
+    k *= (1 + np.arange(S_k) / S_k)[:, None].astype(np.float16)
+    out, lse = attention(
+        *(runtime.from_host(x, device) for x in (q, k, v)),
+        causal=causal,
+        return_lse=True,
+        implementation="gfx950",
+    )
+    return check.attention(
+        q, k, v, runtime.to_host(out), runtime.to_host(lse), causal=causal, rows=None
+    )
+
+
+@pytest.mark.parametrize("device", GFX950, ids=lambda d: d.arch)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_many_keys_on_gfx950(dim: int, causal: bool, device: Device) -> None:
+    verdict = _long(device, dim, causal)
+    assert verdict.passed, verdict.message
+
+
+PLANTED = {
+    "rows whose maximum moved keep old sums": ("o[d] *= fade;", ";", True),
+    "values are read from other columns' places": (
+        "((2 * g + i % 4 / 2) ^ v_permutation(row))",
+        "((2 * g + i % 4 / 2) ^ v_permutation(row + 1))",
+        True,
+    ),
+    "hidden keys are seen": ("if (tile >= clear)", "if (tile > clear)", True),
+    "keys are overwritten before they are read": (
+        "K.copy(ring + n * TILE);",
+        "K.copy(ring + NEXT * TILE);",
+        True,
+    ),
+    "keys beyond the last are seen": (
+        "return seen.sees(0, mine, tile * BN + j);",
+        "return tile * BN + j >= 0;",
+        False,
+    ),
+}
+"""By what is wrong: what stands in the source, what is planted there, whether under a causal
+mask."""
+
+
+@pytest.mark.parametrize("device", GFX950, ids=lambda d: d.arch)
+@pytest.mark.parametrize("what", PLANTED)
+def test_what_is_planted_in_the_attention_of_gfx950_is_found(
+    what: str, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernelseam_rocm.gfx950 import Gfx950Attention
+
+    find, plant, causal = PLANTED[what]
+    source, files = Gfx950Attention.source, dict(TOOLCHAIN.platform_files(device.arch))
+    assert files[source].count(find) == 1
+    files[source] = files[source].replace(find, plant)
+    monkeypatch.setattr(Gfx950Attention, "sources", lambda self: files)
+    monkeypatch.setattr(TOOLCHAIN, "platform_files", lambda arch: files)
+    planning.forget()
+    try:
+        failed = not _long(device, 128, causal).passed
+    finally:
+        planning.forget()
+    assert failed

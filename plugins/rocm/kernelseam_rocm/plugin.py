@@ -14,6 +14,7 @@ from kernelseam.registry import Registry
 
 from kernelseam_rocm import emulator, worker
 from kernelseam_rocm.blas import HipBlasBatchedGemm, HipBlasGemm
+from kernelseam_rocm.gfx950 import KERNELS
 from kernelseam_rocm.joined import JoinedRuntime
 from kernelseam_rocm.runtime import HipRuntime
 from kernelseam_rocm.toolchain import HipToolchain
@@ -31,7 +32,12 @@ def backend() -> Backend:
     emulated = emulator.find()
     runtime: Runtime = real() if isinstance(emulated, str) else JoinedRuntime(real(), emulated)
     return Backend(
-        "rocm", runtime, HipToolchain(runtime), (HipBlasGemm(), HipBlasBatchedGemm()), priority=10
+        "rocm",
+        runtime,
+        HipToolchain(runtime),
+        (HipBlasGemm(), HipBlasBatchedGemm()),
+        kernels=KERNELS,
+        priority=10,
     )
 
 

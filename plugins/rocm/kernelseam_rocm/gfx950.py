@@ -1,0 +1,211 @@
+"""Kernel definition of hip_kernels/gfx950/attention.h: which tile, which constants, which
+arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from kernelseam.contract import ArchRow, Device, Launch, Launches
+from kernelseam.costs import Work
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.dtypes import DType
+from kernelseam.kernels.attention.arguments import (
+    SEQUENCE_POINTERS,
+    SEQUENCES,
+    STRIDES,
+    matrices,
+    row_values,
+)
+from kernelseam.kernels.attention.cost import keys_met
+from kernelseam.kernels.attention.host import VIEWS
+from kernelseam.kernels.attention.scores import score_defines, score_values
+from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.definition import KernelDefinition
+from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
+from kernelseam.kernels.signature import Signature, Structure
+
+from kernelseam_rocm.toolchain import sources
+
+OPTIONS = frozenset({"causal", "q_view", "kv_view", "lengths", "dtype_out", "batch_invariant"})
+"""The options that the kernel has."""
+DIMS = (64, 128)
+WAVES, ROWS, STAGES = 8, 32, 3
+BM = WAVES * ROWS
+UNTRIED_RATE = 0.05
+"""Of the peak. No device has run the kernel: dispatch takes it only where it is named."""
+
+_MATRICES = ("q", "k", "v", "out")
+_POINTERS = (*_MATRICES, "lse", *SEQUENCE_POINTERS)
+_COUNT = ("q_tiles", "batch", "num_heads", "head_group")
+_SIGNATURE = Signature(
+    (
+        *((name, matrices(name)) for name in _MATRICES),
+        ("lse", row_values("lse")),
+        ("sequences", SEQUENCES),
+        (
+            "count",
+            Structure(tuple((n, "i32") for n in _COUNT), ("q_tiles", "batch", "heads", _COUNT[3])),
+        ),
+        ("scale_log2", "f32"),
+    ),
+    flat=True,
+)
+_OPERANDS = {"lengths": "kv_lengths", "q_offsets": "cu_seqlens_q", "k_offsets": "cu_seqlens_k"}
+
+
+@dataclass(frozen=True)
+class Gfx950AttentionTile:
+    """``bn`` keys a step for a head dim; a block owns 256 queries."""
+
+    head_dim: int
+    bn: int
+
+    @property
+    def name(self) -> str:
+        """Rows×keys, waves, stages."""
+        return f"{BM}x{self.bn}-{WAVES}w-{STAGES}"
+
+    @property
+    def shared_bytes(self) -> int:
+        """The rings of K and V, later the output."""
+        return max(2 * STAGES * self.bn, BM) * self.head_dim * 2
+
+
+TILES = (Gfx950AttentionTile(64, 128), Gfx950AttentionTile(128, 64))
+
+
+class Gfx950Attention(KernelDefinition):
+    """Attention forward in half precision for head dims of 64 and 128, 256 queries a block."""
+
+    operation = "attention"
+    name = "gfx950"
+    archs = ("gfx950",)
+    entry = "attention_forward_gfx950"
+    source = "gfx950/attention.h"
+    multiplies = True
+
+    def sources(self) -> Mapping[str, str]:
+        return sources()
+
+    def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
+        p, spec = problem, problem.spec
+        if unsupported := spec.options - OPTIONS:
+            return f"it does not know {', '.join(sorted(unsupported))}"
+        if spec.dtype.itemsize != 2:
+            return f"it takes bfloat16 and float16, not {spec.dtype}"
+        if spec.out is not spec.dtype:
+            return f"its result is of {spec.dtype}, not {spec.out}"
+        if spec.head_dim != spec.value_dim or spec.head_dim not in DIMS:
+            return f"head dims {spec.dims}: it takes {' and '.join(map(str, DIMS))}"
+        if (spec.q_view, spec.kv_view) not in (("strided", "strided"), ("packed", "packed")):
+            return (
+                f"queries {spec.q_view} with keys {spec.kv_view}: it takes both strided or "
+                "both packed"
+            )
+        if spec.vector < 16:
+            return f"rows at multiples of {spec.vector} bytes: its copies take multiples of 16"
+        if p.scale <= 0:
+            return f"scale = {p.scale}: it takes more than 0"
+        if (total := p.S_q + p.S_k) >= 2**30:
+            return f"S_q + S_k = {total}: it takes less than 2**30"
+        for name, stride in (("k", p.k_strides[2]), ("v", p.v_strides[2])):
+            if not 0 <= stride < 2**22:
+                return (
+                    f"stride_{name}_row = {stride}: it takes 0 to 2**22 - 1, as offsets within a "
+                    "tile have 32 bits"
+                )
+        return refuse_row_strides(stride_q_row=p.q_strides[2], stride_out_row=p.out_strides[2])
+
+    def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[Gfx950AttentionTile, ...]:
+        return tuple(t for t in TILES if t.head_dim == spec.head_dim == spec.value_dim)
+
+    def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> Gfx950AttentionTile:
+        return self.tiles(problem.spec, row)[0]
+
+    def launches(
+        self, problem: AttentionProblem, tile: Gfx950AttentionTile, device: Device
+    ) -> Launches:
+        """The kernel alone."""
+        return Launches((Launch(self, problem, tile),))
+
+    def defines(
+        self, spec: AttentionSpec, tile: Gfx950AttentionTile, row: ArchRow
+    ) -> dict[str, object]:
+        return {
+            "T": DEVICE_TYPE[spec.dtype],
+            "DQK": spec.head_dim,
+            "DV": spec.value_dim,
+            **score_defines(spec),
+            "Q_VIEW": VIEWS[spec.q_view],
+            "OUT_VIEW": VIEWS[spec.q_view],
+            "KV_VIEW": VIEWS[spec.kv_view],
+            "LENGTHS": spec.lengths,
+            "GROUPED": False,
+            "LSE": spec.lse,
+            "BN": tile.bn,
+            "SHARED_BYTES": tile.shared_bytes,
+        }
+
+    def signature(self, spec: AttentionSpec) -> Signature:
+        return _SIGNATURE
+
+    def grid(self, problem: AttentionProblem, tile: Gfx950AttentionTile, device: Device) -> int:
+        return divide_up(problem.S_q, BM) * problem.batch * problem.num_heads
+
+    def threads(self, tile: Gfx950AttentionTile, row: ArchRow) -> int:
+        return row.warp_size * WAVES
+
+    def shared_bytes(self, spec: AttentionSpec, tile: Gfx950AttentionTile) -> int:
+        return tile.shared_bytes
+
+    def values(
+        self, problem: AttentionProblem, tile: Gfx950AttentionTile, device: Device
+    ) -> dict[str, int | float]:
+        p = problem
+        walks = (p.q_strides, p.k_strides, p.v_strides, p.out_strides)
+        strides: dict[str, int | float] = {
+            f"{name}_{axis}": stride
+            for name, walk in zip(_MATRICES, walks, strict=True)
+            for axis, stride in zip(STRIDES, walk, strict=True)
+        }
+        return {
+            **strides,
+            "lse_batch": p.lse_strides[0],
+            "lse_head": p.lse_strides[1],
+            "S_q": p.S_q,
+            "S_k": p.S_k,
+            "q_tiles": divide_up(p.S_q, BM),
+            "batch": p.batch,
+            "num_heads": p.num_heads,
+            "head_group": p.head_group,
+            "scale_log2": score_values(p)["scale_log2"],
+        }
+
+    def pointers(self, spec: AttentionSpec) -> dict[str, str]:
+        return {p: _OPERANDS.get(p, p) for p in _POINTERS}
+
+    def work(self, problem: AttentionProblem, tile: Gfx950AttentionTile, device: Device) -> Work:
+        """A tile's queries meet the keys visible to its middle one, and half a block and half a
+        tile more."""
+        p = problem
+        keys, longest = keys_met(p, BM, tile.bn, p.S_q, p.S_k)
+        step = 2.0 * BM * (p.spec.head_dim + p.spec.value_dim)
+        blocks = self.grid(problem, tile, device)
+        return Work(p.bytes_moved, blocks, step * keys, step * longest, p.spec.dtype, UNTRIED_RATE)
+
+    def covering(self) -> Iterable[Covered]:
+        """Every dtype and head dim, with and without a causal mask; packed sequences; lengths."""
+        f16, bf16 = DType.float16, DType.bfloat16
+        for dim in DIMS:
+            yield Covered(self, AttentionSpec(bf16, dim, dim))
+            yield Covered(self, AttentionSpec(f16, dim, dim, True, True))
+            yield Covered(self, AttentionSpec(bf16, dim, dim, True, True), often=False)
+            yield Covered(self, AttentionSpec(f16, dim, dim), often=False)
+        plain = AttentionSpec(bf16, 128, 128, lse=True)
+        packed = replace(plain, q_view="packed", kv_view="packed")
+        yield Covered(self, replace(packed, causal=True))
+        yield Covered(self, replace(plain, causal=True, lengths=True), often=False)
+
+
+KERNELS = (Gfx950Attention(),)

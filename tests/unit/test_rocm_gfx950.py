@@ -1,0 +1,133 @@
+"""The kernel definition of gfx950's attention: what it takes, what it is launched with, and that
+dispatch prefers what is there. Nothing here needs a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from kernelseam.contract import Device
+from kernelseam.costs import predicted
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.dtypes import DType
+from kernelseam.kernels import COMPOSITIONS
+from kernelseam_rocm import archs
+from kernelseam_rocm.gfx950 import BM, DIMS, STAGES, TILES, Gfx950Attention
+
+KERNEL, ROW = Gfx950Attention(), archs.row("gfx950")
+assert ROW.product is not None
+DEVICE: Device = ROW.product
+
+
+def problem(
+    S_q: int = 4096,
+    S_k: int = 4096,
+    heads: int = 16,
+    kv_heads: int = 16,
+    batch: int = 2,
+    **spec: object,
+) -> AttentionProblem:
+    """Rows as [batch, sequence, head, dim] has them."""
+    s = AttentionSpec(
+        **{"dtype": DType.bfloat16, "head_dim": 128, "value_dim": 128, "lse": True, **spec}  # type: ignore[arg-type]
+    )
+    d, v = s.head_dim, s.value_dim
+    packed = s.q_view == "packed"
+    return AttentionProblem(
+        s,
+        batch,
+        heads,
+        kv_heads,
+        S_q,
+        S_k,
+        (S_q * heads * d, d, heads * d),
+        (S_k * kv_heads * d, d, kv_heads * d),
+        (S_k * kv_heads * v, v, kv_heads * v),
+        (S_q * heads * v, v, heads * v),
+        (heads * S_q, S_q),
+        d**-0.5,
+        left=7 if s.window else None,
+        right=0 if s.window else None,
+        softcap=30.0 if s.softcap else 0.0,
+        total_q=batch * S_q if packed else 0,
+        total_k=batch * S_k if packed else 0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"window": True}, "it does not know window"),
+        ({"softcap": True, "sinks": True}, "it does not know sinks, softcap"),
+        ({"dtype": DType.float32}, "it takes bfloat16 and float16, not float32"),
+        ({"dtype_out": DType.float32}, "its result is of bfloat16, not float32"),
+        ({"head_dim": 96, "value_dim": 96}, "head dims 96: it takes 64 and 128"),
+        ({"head_dim": 128, "value_dim": 64}, "head dims 128/64: it takes 64 and 128"),
+        (
+            {"kv_view": "paged"},
+            "queries strided with keys paged: it takes both strided or both packed",
+        ),
+        ({"vector": 8}, "rows at multiples of 8 bytes: its copies take multiples of 16"),
+        ({"S_k": 2**30}, "S_q + S_k = 1073745920: it takes less than 2**30"),
+        (
+            {"kv_heads": 2**15, "heads": 2**15},
+            (
+                "stride_k_row = 4194304: it takes 0 to 2**22 - 1, as offsets within a tile have 32 "
+                "bits"
+            ),
+        ),
+    ],
+)
+def test_what_it_does_not_take_is_refused_with_the_reason(
+    changes: dict[str, object], reason: str
+) -> None:
+    assert KERNEL.refuse(problem(**changes), ROW) == reason  # type: ignore[arg-type]
+
+
+def test_a_scale_that_is_not_positive_is_refused() -> None:
+    assert (
+        KERNEL.refuse(replace(problem(), scale=-1.0), ROW) == "scale = -1.0: it takes more than 0"
+    )
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("more", [{}, {"causal": True}, {"q_view": "packed", "kv_view": "packed"}])
+def test_what_it_takes(dim: int, more: dict[str, object]) -> None:
+    p = problem(head_dim=dim, value_dim=dim, kv_heads=4, lengths=not more, **more)  # type: ignore[arg-type]
+    assert KERNEL.refuse(p, ROW) is None
+    tile = KERNEL.tile(p, ROW, DEVICE)
+    assert tile.head_dim == dim and tile.bn * dim == 8192
+    # both rings; waves copy twice 1024 bytes of a tile each
+    assert tile.shared_bytes == 2 * STAGES * tile.bn * dim * 2 == 98304
+    assert tile.shared_bytes <= ROW.shared_bytes_per_block
+    assert tile.bn * dim * 2 == 8 * 2048
+    assert KERNEL.grid(p, tile, DEVICE) == 16 * 16 * 2 and KERNEL.threads(tile, ROW) == 512
+    values = KERNEL.values(p, tile, DEVICE)
+    assert (values["q_tiles"], values["head_group"], values["batch"]) == (16, 4, 2)
+    assert values["scale_log2"] == pytest.approx(dim**-0.5 * 1.4426950408889634)
+    (launch,) = KERNEL.launches(p, tile, DEVICE).steps
+    assert launch.kernel is KERNEL
+
+
+def test_blocks_of_ragged_queries() -> None:
+    p = problem(S_q=BM + 1)
+    assert KERNEL.grid(p, KERNEL.tile(p, ROW, DEVICE), DEVICE) == 2 * 16 * 2
+    assert [t.name for t in TILES] == ["256x128-8w-3", "256x64-8w-3"]
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("S", [1, 100, 4096, 65536])
+@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize("causal", [False, True])
+def test_dispatch_prefers_the_shared_kernel(dim: int, S: int, batch: int, causal: bool) -> None:
+    """No device has run this one: only who names it gets it."""
+    p = problem(S, S, batch=batch, head_dim=dim, value_dim=dim, causal=causal)
+    shared = COMPOSITIONS["attention"]
+    seconds = {
+        kernel: sum(
+            predicted(step.kernel.work(step.problem, step.tile, DEVICE), ROW.costs, DEVICE.limits)
+            for step in kernel.launches(p, kernel.tile(p, ROW, DEVICE), DEVICE).steps
+        )
+        for kernel in (KERNEL, shared)
+    }
+    assert seconds[KERNEL] > seconds[shared]
