@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 import kernelseam
 import pytest
 from kernelseam.errors import InvalidValue
+from kernelseam.ops import attention as ops
 from kernelseam.ops import signatures
 from kernelseam.ops.attention_options import PAGED, GradientOptions, Options
 
@@ -54,6 +55,29 @@ def test_functions_name_the_options_with_their_types_and_defaults(name: str) -> 
             assert p.default == getattr(options, n), n
             if n != "out_dtype":  # other libraries have dtypes of their own
                 assert annotated[n] == types[n], n
+
+
+@pytest.mark.parametrize("name", ["attention", "attention_varlen", "attention_paged"])
+def test_values_are_handed_on_in_the_order_of_the_options(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By position, in a plain tuple."""
+    function, defaults = functions()[name]
+    own = inspect.signature(function).parameters
+    given = {n: f"the {n}" for n in Options._fields if n in own and n != "return_lse"}
+    given["window"] = (1, 2)
+    handed: list[Any] = []
+
+    def operate(work: Any, arrays: Any, values: Any, *rest: Any) -> dict[str, Any]:
+        handed.append((work, values))
+        return {"out": None}
+
+    monkeypatch.setattr(ops, "operate", operate)
+    needed = [n for n, p in own.items() if p.default is p.empty and n not in given]
+    assert function(*[n for n in needed if n != "return_lse"], **given) is None
+    ((work, values),) = handed
+    assert work is ops.attention_work and type(values) is tuple
+    assert Options(*values) == defaults._replace(**given)
 
 
 def test_every_option_is_some_functions() -> None:

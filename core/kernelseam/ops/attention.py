@@ -13,7 +13,7 @@ from kernelseam.descriptors.common.validation import flag
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.attention_options import Options
+from kernelseam.ops.attention_options import Options, ordered
 from kernelseam.ops.calling import Operation, check_rank, not_none, operate
 from kernelseam.ops.signatures import Array, Dense, Packed, Paged
 
@@ -112,8 +112,7 @@ def attention(
         arrays["out"] = out
     if window is not None:
         window = band("window", window)
-    # by position, as all of them below: names would cost a call half a microsecond
-    options = Options(
+    options = ordered(
         out_dtype,
         return_lse,
         causal,
@@ -238,7 +237,7 @@ def attention_varlen(
     }
     if window is not None:
         window = band("window", window)
-    options = Options(
+    options = ordered(
         out_dtype,
         return_lse,
         causal,
@@ -365,7 +364,7 @@ def attention_paged(
     }
     if window is not None:
         window = band("window", window)
-    options = Options(
+    options = ordered(
         out_dtype,
         return_lse,
         causal,

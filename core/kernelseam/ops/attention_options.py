@@ -8,7 +8,7 @@ made of these.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelseam.descriptors.attention.arrays import KV_LAYOUTS, LAYOUTS, order
 from kernelseam.descriptors.attention.forward_problem import band
@@ -38,6 +38,17 @@ class Options(NamedTuple):
     def of_descriptor(self) -> dict[str, Any]:
         """Those that ``Attention.from_arrays`` takes, checked. Raises InvalidValue."""
         return _checked(self, ("out_dtype", "return_lse"))
+
+
+if TYPE_CHECKING:
+    ordered = Options
+else:
+
+    def ordered(*values):
+        """The first values of ``Options``, as a plain tuple: to type checkers they are Options. A
+        call on arrays has them in its key, and making Options of them costs it as much as reading
+        a tensor."""
+        return values
 
 
 PAGED = Options(causal=True, layout="bshd")

@@ -42,7 +42,8 @@ def _ordered(arrays: Arrays, names: tuple[str, ...]) -> list[Tensor | None]:
     return [arrays.get(n) for n in names]
 
 
-def _attention(arrays: Arrays, options: Options, backend: Any, implementation: Any) -> Made:
+def _attention(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Made:
+    options = Options(*values)
     paged, packed = "block_table" in arrays, "cu_seqlens_q" in arrays
     names: tuple[str, ...]
     if paged:
