@@ -159,7 +159,8 @@ def test_every_run_compiles_each_spec_and_each_tile_of_own_kernels(arch: str) ->
         else:
             assert len(b.often) <= 1
     assert set(often) == every
-    assert sum(often.values()) <= 0.7 * count and (arch == "sm_90a") == bool(every)
+    assert sum(often.values()) <= (0.7 if arch == "sm_90a" else 1) * count  # gfx950: a tile a spec
+    assert (arch in ("sm_90a", "gfx950")) == bool(every)
     tiles = [kernel_table.tile_name(t) for b in found for t in b.often]
     assert len(set(tiles)) > len(tiles) / 4
     left = kernel_table.left_out(arch, found)
