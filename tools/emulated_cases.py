@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernelseam.dtypes import E4M3, DType
+
 SHARED, UNFUSED = "shared", "gemm-softmax-gemm"
 
 
@@ -22,10 +24,27 @@ class Group:
     """The names of its cases, separated by blanks."""
     implementation: str = SHARED
 
+    stored: DType | None = None
+    """The dtype of 8 bits of its cases' keys and values: archs that do not convert it pass over
+    them."""
+
     @property
     def cases(self) -> tuple[str, ...]:
         return tuple(self.names.split())
 
+
+_STORED = """attention-f16-64-% attention-bf16-128-%-ramp attention-bf16-128-%-1-query-gqa
+attention-f16-40-causal-%-heads attention-f16-128-causal-%-heads-ramp
+attention-f16-192v128-causal-%-heads attention-f16-256-causal-%-heads
+attention-f16-250v40-%-odd attention-bf16-576v512-causal-%-mqa
+attention-f16-64-%-negative-scale attention-f16-64-%-nan attention-f16-64-causal-%-hidden-nan
+attention-f16-64-%-nan-scale attention-f16-64-%-blocks-ramp
+attention-bf16-128-causal-%-blocks attention-f16-64-causal-%-keys attention-f16-64-%-blocks-softcap
+attention-f16-64-causal-%-blocks-hidden-nan attention-f16-64-%-pages
+attention-bf16-128-causal-%-pages-ramp attention-f16-128-%-pages-blocks
+attention-bf16-64-%-pages-keys attention-f16-64-%-pages-uneven
+attention-f16-64-causal-%-sequences attention-bf16-64-%-sequences-blocks
+attention-f16-64-%-split attention-bf16-128-%-split-blocks"""
 
 GROUPS = (
     Group(
@@ -124,6 +143,15 @@ GROUPS = (
     Group(
         "pointer lists",
         "attention-f16-64-causal-device-pointers attention-bf16-128-device-pointers",
+    ),
+    *(
+        Group(
+            f"keys and values of {stored}: scales of tensors, heads, keys and blocks, numbers that "
+            "are none, pages, sequences, parts",
+            _STORED.replace("%", stored.value.removeprefix("float8_")),
+            stored=stored,
+        )
+        for stored in E4M3
     ),
     Group(
         "split keys, in two launches",

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from kernelseam.contract import EMULATED, Device, Runtime, SourceBundle
 from kernelseam.dispatch import find_device
-from kernelseam.dtypes import DType
+from kernelseam.dtypes import E4M3, DType
 from kernelseam.errors import DeviceError, InvalidValue, UnknownName
 
 pytest.importorskip("kernelseam_rocm_emulator", reason="kernelseam-rocm-emulator is not installed")
@@ -377,8 +377,11 @@ def test_the_cases_of_the_page_exist(page: Any) -> None:
         "qkv_projection_bwd",
         "output_projection_bwd",
     ]
-    for arch in ARCHS:
-        for what, groups in page.by_operation(page.GROUPS).items():
+    assert set(page.ARCHS) < set(ARCHS)
+    assert not any(f"| {arch} |" in text for arch in set(ARCHS) - set(page.ARCHS))
+    for arch in page.ARCHS:
+        groups_of = page.taken(page.GROUPS, archs.row(arch))
+        for what, groups in page.by_operation(groups_of).items():
             n = sum(len(g.cases) for g in groups)
             assert f"| {arch} | {what} | {n} | {n} |" in text, "every case passed"
 
@@ -420,6 +423,9 @@ def test_what_the_page_covers_of_attention(page: Any) -> None:
     }
     assert any(n % c.page_size for c in paged for n in c.kv_lengths or ())
     assert any(c.view == "device" for c in forward) and any(c.bias_data == "holes" for c in forward)
+    stored = [c for c in forward if c.dtype_kv]
+    assert {c.dtype_kv for c in stored} == set(E4M3)
+    assert any(c.page_size for c in stored) and any(c.k_sequences for c in stored)
     gradients = [c for c in cases if isinstance(c, BackwardCase)]
     assert any(c.bias_gradient for c in gradients) and any(c.sink_gradient for c in gradients)
     assert {c.deterministic for c in gradients} == {True, False}
