@@ -3,7 +3,7 @@ against the oracle.
 
 By default a choice of specs that covers them all: with every dtype every value that a field of a
 spec takes in some case. Their cases run on the arch whose copies write shared memory by themselves;
-of every third spec the first case runs on the arch whose copies go through registers. The rest of
+of every sixth spec the first case runs on the arch whose copies go through registers. The rest of
 the matrix is slow: each spec is a compilation.
 """
 
@@ -47,7 +47,7 @@ def _parameters() -> Iterator[object]:
             )
             first = spec not in seen
             number = seen.setdefault(spec, len(seen))
-            slow |= device.arch == "host-registers" and (not first or number % 3 > 0)
+            slow |= device.arch == "host-registers" and (not first or number % 6 > 0)
             marks = [pytest.mark.slow("a compilation each")] if slow else []
             yield pytest.param(case, device, id=f"{case.name}-on-{device.arch}", marks=marks)
 
