@@ -74,10 +74,9 @@ def _under(device: Device, sanitizer: str, often: bool, *name: str) -> object:
     )
 
 
-def _often(number: int, device: Device, sanitizer: str) -> bool:
-    """Of the two ways to copy, every run of the tests looks for races in one of a case, the other
-    one in the next case."""
-    return device is DEVICES[number % 2 if sanitizer == "thread" else 0]
+WAYS = tuple((d, s) for d in DEVICES for s in ("thread", "address"))
+TURNS = ((DEVICES[0], "thread"), (DEVICES[0], "address"), (DEVICES[1], "thread"))
+"""Of each case every run of the tests takes one of these, of the next case the next."""
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +91,9 @@ def reports(
 @pytest.mark.parametrize(
     ("name", "device", "sanitizer"),
     [
-        _under(d, s, n in SANITIZED and _often(i, d, s), n)
+        _under(*way, n in SANITIZED and way == TURNS[i % len(TURNS)], n)
         for i, n in enumerate((*SANITIZED, *MORE))
-        for d in DEVICES
-        for s in ("thread", "address")
+        for way in WAYS
     ],
 )
 def test_nothing_is_found(

@@ -38,6 +38,9 @@ def test_what_adds_no_value_is_left_out() -> None:
         both,
         other,
     ]
+    again = AttentionSpec(F32, 64, 64, mask=True)
+    assert covering([plain, both, other, again]) == [plain, both, other, again]
+    assert covering([plain, both, other, again], each_dtype=False) == [plain, both, other]
     assert covering(
         [AttentionBwdSpec(plain), AttentionBwdSpec(causal), AttentionBwdSpec(causal)]
     ) == [AttentionBwdSpec(plain), AttentionBwdSpec(causal)]

@@ -17,12 +17,14 @@ def flat(spec: Any) -> Iterator[tuple[str, Hashable]]:
             yield f.name, value
 
 
-def covering(specs: Iterable[Any]) -> list[Any]:
-    """The specs, in order, that have a field value which no earlier spec of the same dtype had."""
+def covering(specs: Iterable[Any], each_dtype: bool = True) -> list[Any]:
+    """The specs, in order, that have a field value which no earlier spec of the same dtype had, or
+    which none had."""
     seen: set[object] = set()
     chosen = []
     for spec in specs:
-        new = {(type(spec), spec.dtype, name, value) for name, value in flat(spec)} - seen
+        kind = (type(spec), spec.dtype if each_dtype else None)
+        new = {(kind, name, value) for name, value in flat(spec)} - seen
         if new:
             chosen.append(spec)
             seen |= new
