@@ -82,6 +82,34 @@ def test_keys_in_pages(kind: str, queries: int, kv_layout: str) -> None:
     np.testing.assert_allclose(back(sums), lse, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("queries", [1, 5, 40])
+@pytest.mark.parametrize("order", ["nhd", "hnd"])
+def test_keys_beside_values(queries: int, order: str) -> None:
+    """Pages as vLLM has them: [pages, H_kv, rows, 2·D], in either order of memory."""
+    given = drawn(queries)
+    out = wanted(given)[0]
+    both = np.concatenate([given["k"], given["v"]], -1)
+    if order == "hnd":
+        pages = there(np.ascontiguousarray(both.swapaxes(1, 2)), "torch")
+    else:
+        pages = there(both, "torch").transpose(1, 2)
+    q, table, lengths = (there(given[n], "torch") for n in ("q", "block_table", "kv_lengths"))
+    starts = there(np.arange(0, len(q) * queries + 1, queries, dtype=np.int32), "torch")
+    packed = q.reshape(-1, H, D)
+    actual = attention_paged(
+        packed,
+        pages[..., :D],
+        pages[..., D:],
+        table,
+        lengths,
+        cu_seqlens_q=starts,
+        max_seqlen_q=queries,
+        max_seqlen_k=table.shape[1] * PAGE,
+        kv_layout="hnd",
+    )
+    np.testing.assert_allclose(back(actual).reshape(out.shape), out, rtol=2e-3, atol=2e-3)
+
+
 @pytest.mark.parametrize("size", [1, 3, 128])
 def test_pages_of_any_size(size: int) -> None:
     given = drawn(3, (29, 5), size)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
 TESTS = sorted(set(re.findall(r"`(\w+/test_\w+\.py)::(\w+)`", PAGE)))
 FUNCTIONS = sorted(set(re.findall(r"`(kernelseam(?:\.\w+)+)`", PAGE)))
-DOORS = ("diffusers", "jax", "torch", "transformers")
+DOORS = ("diffusers", "jax", "torch", "transformers", "vllm")
 
 
 @cache
@@ -64,9 +64,9 @@ def test_every_door_is_known() -> None:
 
 
 def test_versions_are_those_that_the_doors_name() -> None:
-    from kernelseam.interop import diffusers, transformers
+    from kernelseam.interop import diffusers, transformers, vllm
 
-    for module in (diffusers, transformers):
+    for module in (diffusers, transformers, vllm):
         for version in module.TESTED.split(" and "):
             assert version in PAGE
 

@@ -28,6 +28,7 @@ BY_NAME = {
     "interop.jax": "functions that import JAX; TYPE_CHECKING imports the same",
     "interop.torch": "functions that import torch; TYPE_CHECKING imports the same",
     "interop.transformers": "what imports torch and Transformers, by register()",
+    "interop.vllm": "vLLM and its registry, by register()",
 }
 """Modules that import others by a name that is a string, which no walk over imports sees."""
 

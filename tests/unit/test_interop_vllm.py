@@ -1,0 +1,273 @@
+"""Ours as vLLM's attention backend: through vLLM's own registry, layer, metadata and forward
+context, beside dense attention. Its model runner, which needs a GPU, does not run here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import kernelseam
+import pytest
+from kernelseam.errors import InvalidValue
+from kernelseam.interop import vllm as door
+
+ROOT = Path(__file__).parents[2]
+PAGE, PAGES = 16, 24
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Any:
+    pytest.importorskip("torch", reason="torch is not installed")
+    found = pytest.importorskip("vllm", reason="vllm is missing: pip install vllm")
+    door.register()
+    return found
+
+
+@pytest.fixture
+def backend(vllm: Any) -> Any:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    return AttentionBackendEnum[door.NAME].get_class()
+
+
+def test_registered_under_its_name(backend: Any) -> None:
+    assert backend.__name__ == "KernelseamBackend" and backend.get_name() == door.NAME
+    assert door.register() == (door.NAME,)
+
+
+def refusals(backend: Any, **changed: Any) -> list[str]:
+    import torch
+    from vllm.platforms.interface import DeviceCapability
+
+    asked: dict[str, Any] = {
+        "head_size": 128,
+        "dtype": torch.bfloat16,
+        "kv_cache_dtype": "auto",
+        "block_size": 16,
+        "use_mla": False,
+        "has_sink": True,
+        "use_sparse": False,
+        "use_mm_prefix": False,
+        "use_per_head_quant_scales": False,
+        "device_capability": DeviceCapability(9, 0),
+        "attn_type": "decoder",
+        "has_sliding_window": True,
+        "use_batch_invariant": True,
+    }
+    found: list[str] = backend.validate_configuration(**{**asked, **changed})
+    return found
+
+
+def test_what_it_takes_and_what_not(backend: Any) -> None:
+    assert refusals(backend) == []
+    assert refusals(backend, use_mla=True) == ["MLA not supported"]
+    assert refusals(backend, head_size=100) == ["head_size not supported"]
+    assert refusals(backend, kv_cache_dtype="fp8") == ["kv_cache_dtype not supported"]
+    assert refusals(backend, block_size=8) == ["block_size not supported"]
+    assert refusals(backend, attn_type="encoder_only") == [
+        "attention type encoder_only not supported"
+    ]
+    assert refusals(backend, use_non_causal=True) == ["non-causal attention not supported"]
+    with pytest.raises(InvalidValue, match="^attn_type = encoder: "):
+        backend.get_impl_cls()(4, 32, 1.0, attn_type="encoder")
+
+
+def _config() -> Any:
+    from vllm.config import DeviceConfig, VllmConfig
+
+    return VllmConfig(device_config=DeviceConfig(device="cpu"))
+
+
+class Served:
+    """Requests whose keys are in pages, by one layer of vLLM's."""
+
+    def __init__(self, backend: Any, heads: int, kv_heads: int, dim: int, **options: Any) -> None:
+        import torch
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.layers.attention import Attention
+
+        self.config, self.name, self.torch = _config(), "model.layers.0.attn", torch
+        self.config.cache_config.block_size = PAGE
+        with set_current_vllm_config(self.config):
+            self.layer = Attention(
+                heads, dim, dim**-0.5, kv_heads, prefix=self.name, attn_backend=backend, **options
+            )
+            spec = SimpleNamespace(block_size=PAGE, num_kv_heads=kv_heads, head_size=dim)
+            self.builder = backend.get_builder_cls()(
+                spec, [self.name], self.config, torch.device("cpu")
+            )
+        self.made = torch.Generator().manual_seed(1)
+        self.shape, self.heads = (kv_heads, dim), heads
+        self.known: list[list[Any]] = []
+        self.tables: list[list[int]] = []
+        self.free = list(range(PAGES - 1, 0, -1))  # the first is vLLM's null page
+
+    def cache(self, order: str) -> None:
+        kv_heads, dim = self.shape
+        nan = self.torch.nan
+        if order == "nhd":
+            whole = self.torch.full((PAGES, PAGE, kv_heads, 2 * dim), nan).transpose(1, 2)
+        else:
+            whole = self.torch.full((PAGES, kv_heads, PAGE, 2 * dim), nan)
+        self.layer.kv_cache = whole
+
+    def draw(self, tokens: int, heads: int) -> Any:
+        return self.torch.randn(tokens, heads, self.shape[1], generator=self.made)
+
+    def step(self, counts: list[int], padding: int = 0) -> tuple[Any, Any]:
+        """So many tokens more of each request; (results, dense attention's)."""
+        from vllm.config import set_current_vllm_config
+        from vllm.forward_context import set_forward_context
+        from vllm.v1.attention.backend import CommonAttentionMetadata
+
+        torch, (kv_heads, _) = self.torch, self.shape
+        tokens, slots = sum(counts), []
+        q, k, v = (self.draw(tokens + padding, n) for n in (self.heads, kv_heads, kv_heads))
+        at = 0
+        for i, n in enumerate(counts):
+            if i == len(self.known):
+                self.known.append([torch.empty(0, *self.shape)] * 2)
+                self.tables.append([])
+            before = self.known[i][0].shape[0]
+            rows = slice(at, at + n)
+            self.known[i] = [
+                torch.cat([x, y[rows]]) for x, y in zip(self.known[i], (k, v), strict=True)
+            ]
+            while len(self.tables[i]) * PAGE < before + n:
+                self.tables[i].append(self.free.pop())
+            slots += [
+                self.tables[i][j // PAGE] * PAGE + j % PAGE for j in range(before, before + n)
+            ]
+            at += n
+        lengths = [x.shape[0] for x, _ in self.known]
+        starts = torch.tensor([0, *counts]).cumsum(0).int()
+        table = torch.zeros(len(counts), 8, dtype=torch.int32)
+        for i, pages in enumerate(self.tables):
+            table[i, : len(pages)] = torch.tensor(pages)
+        slot_mapping = torch.tensor([*slots, *[-1] * padding])
+        common = CommonAttentionMetadata(
+            query_start_loc=starts,
+            query_start_loc_cpu=starts,
+            seq_lens=torch.tensor(lengths).int(),
+            num_reqs=len(counts),
+            num_actual_tokens=tokens,
+            max_query_len=max(counts),
+            max_seq_len=max(lengths),
+            block_table_tensor=table,
+            slot_mapping=slot_mapping,
+        )
+        batch = self.builder.build(0, common)
+        with (
+            set_current_vllm_config(self.config),
+            set_forward_context(
+                {self.name: batch}, self.config, slot_mapping={self.name: slot_mapping}
+            ),
+        ):
+            out = self.layer(*(x.flatten(1) for x in (q, k, v)))
+        parts, at = [], 0
+        for (keys, values), n in zip(self.known, counts, strict=True):
+            parts.append(self.dense(q[at : at + n], keys, values))
+            at += n
+        return out[:tokens], torch.cat(parts)
+
+    def dense(self, q: Any, k: Any, v: Any) -> Any:
+        impl = self.layer.impl
+        made = kernelseam.attention(
+            *(x.transpose(0, 1)[None] for x in (q, k, v)),
+            causal=True,
+            window=impl.window,
+            scale=impl.scale,
+            softcap=impl.softcap,
+            alibi_slopes=impl.slopes,
+            sinks=impl.sinks,
+        )
+        return made[0].transpose(0, 1).flatten(1)
+
+
+@pytest.mark.parametrize("order", ["nhd", "hnd"])
+@pytest.mark.parametrize("options", ["plain", "window", "softcap", "alibi", "sinks"])
+def test_prompts_chunks_and_decoding(backend: Any, options: str, order: str) -> None:
+    import torch
+
+    given: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "window": {"per_layer_sliding_window": 7},
+        "softcap": {"logits_soft_cap": 3.0},
+        "alibi": {"alibi_slopes": [0.5, 0.25, 0.1, 0.05]},
+        "sinks": {"sinks": torch.tensor([0.1, -0.5, 1.0, 0.0])},
+    }
+    served = Served(backend, 4, 2, 32, **given[options])
+    served.cache(order)
+    # prompts; the second's next chunk beside decoding; decoding, with rows of padding
+    for counts, padding in (([20, 5, 33], 0), ([1, 17, 1], 0), ([1, 1, 1], 5), ([1, 1, 1], 5)):
+        found, expected = served.step(counts, padding)
+        assert found.isfinite().all()
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+def test_a_profiling_run_and_what_is_refused(backend: Any) -> None:
+    import torch
+
+    impl = backend.get_impl_cls()(2, 16, 0.25, 1)
+    out = torch.ones(3, 2, 16)
+    assert impl.forward(None, out, out, out, None, None, out).abs().max() == 0
+    with pytest.raises(InvalidValue, match="^output_scale = given: "):
+        impl.forward(None, out, out, out, None, None, out, output_scale=out)
+    builder = backend.get_builder_cls()(None, [], None, None)
+    with pytest.raises(InvalidValue, match="^causal = bool: KERNELSEAM has causal decoders only"):
+        builder.build(0, SimpleNamespace(causal=False))
+
+
+def test_lengths_are_rounded_so_that_plans_are_few(backend: Any) -> None:
+    builder = backend.get_builder_cls()(None, [], None, None)
+
+    def lengths(query: int, keys: int) -> tuple[int, int]:
+        common = SimpleNamespace(causal=True, max_query_len=query, max_seq_len=keys)
+        for name in ("num_actual_tokens", "query_start_loc", "seq_lens", "block_table_tensor"):
+            setattr(common, name, None)
+        common.slot_mapping = None
+        made = builder.build(0, common)
+        return made.max_query_len, made.max_seq_len
+
+    assert lengths(1, 1) == (1, 256)
+    assert lengths(3, 257) == (4, 512)
+    assert lengths(512, 512) == (512, 512)
+    assert len({lengths(1, n) for n in range(1, 4096)}) == 5
+
+
+def test_the_entry_point_is_load() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["entry-points"]["vllm.general_plugins"] == {
+        "kernelseam": "kernelseam.interop.vllm:load"
+    }
+
+
+def test_another_vllm_is_refused_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.20.1"))
+    with pytest.raises(InvalidValue, match=r"^vllm = 0\.20\.1: must be 0\.33 or later\. pip "):
+        door.register()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        door.load()
+    assert "vLLM has no backend KERNELSEAM: vllm = 0.20.1" in str(caught[0].message)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.34.0"))
+    monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.registry", SimpleNamespace())
+    with pytest.raises(InvalidValue, match="its registry of attention backends is not the one"):
+        door.register()
+
+
+def test_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(InvalidValue, match=r"^vllm = None: is not installed\. pip install 'vllm>="):
+        door.register()
+
+
+def test_importing_the_door_imports_no_vllm() -> None:
+    code = "import sys, kernelseam.interop.vllm; print('vllm' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
