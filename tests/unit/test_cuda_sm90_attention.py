@@ -158,16 +158,28 @@ def test_sections_cover_every_tile_once(batch: int, S: int) -> None:
 
 @pytest.mark.parametrize(
     ("dim", "S", "heads", "together"),
-    [(256, 16384, 8, 2), (128, 16384, 16, 4), (128, 4096, 16, 16), (64, 4096, 32, 32)],
+    [
+        (256, 16384, 8, 4),
+        (256, 4096, 32, 16),
+        (256, 1024, 128, 32),
+        (64, 16384, 32, 8),
+        (64, 1024, 512, 128),
+    ],
 )
 def test_blocks_that_ask_late_end_together_with_fewer_heads(
     dim: int, S: int, heads: int, together: int
 ) -> None:
-    """Their keys and values are no more than 32 MiB, of an L2 cache of 50."""
+    """Of 512 tiles, and 32 MiB of keys and values or 16 heads."""
     p = problem(S, S, heads, heads, 1, head_dim=dim, value_dim=dim, causal=True)
-    late = next(t for t in HALF.tiles(p.spec, ROW) if t.late)
-    count = HALF.values(p, late, H200)["last_section"]
-    assert count == together and count * S * dim * 4 <= 32 << 20
+    tile = HALF.tile(p, ROW, H200)
+    assert tile.late and HALF.values(p, tile, H200)["last_section"] == together
+
+
+def test_tiles_of_one_length_are_not_asked_for_late() -> None:
+    for dim in (64, 256):
+        for options in ({}, {"window": True}, {"lengths": True}):
+            p = problem(head_dim=dim, value_dim=dim, **options)
+            assert not any(t.late for t in HALF.tiles(p.spec, ROW))
 
 
 @pytest.mark.parametrize("cap", [1e-3, 1.0, 30.0, 50.0, 200.0])

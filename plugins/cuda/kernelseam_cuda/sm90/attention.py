@@ -56,8 +56,9 @@ in the L2 cache beside the rest."""
 _LAST_SECTION_TILES = 512
 """Tiles of the last section, about four a multiprocessor: enough short ones to fill the launch's
 end."""
-_LAST_SECTION_BYTES = 32 << 20
-"""Its keys and values, where blocks that ask late for tiles end together with fewer of them."""
+_LAST_SECTION_BYTES, _LAST_SECTION_HEADS = 32 << 20, 16
+"""No more of its keys and values, or of its heads, whichever is more heads, where blocks ask late
+for tiles, so that they end together with fewer of them."""
 _COUNTERS_BYTES = 8
 
 _MAPS = ("q_map", "k_map", "v_map", "out_map")
@@ -168,7 +169,11 @@ class HopperAttention(KernelDefinition):
         hides = spec.causal or spec.window
         dims = spec.head_dim, spec.value_dim
         return tuple(
-            t for t in ATTENTION if (t.head_dim, t.value_dim) == dims and t.hides in (None, hides)
+            t
+            for t in ATTENTION
+            if (t.head_dim, t.value_dim) == dims
+            and t.hides in (None, hides)
+            and (spec.causal or not t.late)
         )
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperAttentionTile:
@@ -371,6 +376,7 @@ def _tiles(p: AttentionProblem, tile: HopperAttentionTile) -> _TileCount:
     section = min(max(tile.fewest_heads, _SECTION_BYTES // head_bytes) * group, heads)
     last_heads = _LAST_SECTION_TILES // q_tiles
     if tile.late:
-        last_heads = min(last_heads, _LAST_SECTION_BYTES // head_bytes)
+        cached = max(_LAST_SECTION_BYTES // head_bytes, _LAST_SECTION_HEADS)
+        last_heads = min(last_heads, cached)
     last = min(max(section, last_heads * group), heads)
     return _TileCount(q_tiles, q_tiles * heads, section, last)

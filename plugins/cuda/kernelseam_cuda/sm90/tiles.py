@@ -217,7 +217,8 @@ class HopperAttentionTile:
     """Rows into which a hidden NaN came are made again, in place of a search of V ahead of its
     use."""
     late: bool = False
-    """A block asks for its next tile when it is nearly done with one, not when it begins it."""
+    """A block asks for its next tile when it is nearly done with one, not when it begins it: for
+    causal specs, whose tiles differ in length."""
     fewest_heads: int = 2
     """Of a section, whose tiles are handed out together."""
     hides: bool | None = None
@@ -256,6 +257,9 @@ ATTENTION = (
         64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=False, short=True, rate=0.98
     ),
     HopperAttentionTile(
+        64, 64, 4, 64, 4, 2, 1, False, True, 32, remake=True, late=True, hides=True, rate=0.98
+    ),
+    HopperAttentionTile(
         64, 64, 4, 64, 4, 2, 1, False, True, 16, remake=True, hides=True, rate=0.95
     ),
     HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1),
@@ -265,16 +269,10 @@ ATTENTION = (
         256, 256, 2, 64, 2, 1, 2, True, False, 32, fewest_heads=4, hides=False, rate=1.2
     ),
     HopperAttentionTile(
+        256, 256, 2, 64, 2, 1, 2, False, False, 32, remake=True, late=True, hides=True, rate=1.22
+    ),
+    HopperAttentionTile(
         256, 256, 2, 64, 2, 1, 2, False, False, 32, remake=True, hides=True, rate=1.2
-    ),
-    HopperAttentionTile(
-        64, 64, 4, 64, 4, 2, 1, False, True, 32, remake=True, late=True, hides=True, rate=0.95
-    ),
-    HopperAttentionTile(
-        128, 128, 2, 128, 2, 2, 2, True, True, 24, late=True, hides=True, rate=1.22
-    ),
-    HopperAttentionTile(
-        256, 256, 2, 64, 2, 1, 2, False, False, 32, remake=True, late=True, hides=True, rate=1.2
     ),
 )
 """The preferred of a spec first."""
