@@ -131,7 +131,7 @@ def _multiplied(
     implementation: str | None,
     stream: object,
 ) -> Any:
-    arrays = {name: x for name, x in given.items() if x is not None}
+    arrays = {name: x for name, x in given.items() if name in "ab" or x is not None}
     results = operate(gemm_work, arrays, options, backend, implementation, stream)
     return results["out"] if given["out"] is None else given["out"]
 
