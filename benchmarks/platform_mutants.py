@@ -245,7 +245,7 @@ def _verdict(case: Case, device: Device, implementation: str) -> str | None:
 
 def _repeats(case: Case, device: Device, implementation: str) -> str | None:
     """The same of the bits of many launches."""
-    from held import unlike
+    from bound_case import unlike
 
     try:
         unlike_first = unlike(case, device, implementation, REPEATS)

@@ -27,8 +27,8 @@ if BACKEND is None or not BACKEND.runtime.devices():
 DEVICE: Device = BACKEND.runtime.devices()[0]
 cupy = pytest.importorskip("cupy")
 
+from bound_case import Held, configurations, precompile, unlike  # noqa: E402
 from fast_cases import CASES  # noqa: E402
-from held import Held, configurations, precompile, unlike  # noqa: E402
 
 FAST = tuple(
     (t.implementation, t.operation)
