@@ -4,21 +4,15 @@ tile that comes later."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from kernelseam.contract import LaunchConfig, SourceBundle
-from kernelseam.kernels.sources import shared_sources
-from kernelseam_hostcpp import HostToolchain
-from kernelseam_hostcpp.library import library
+from kernelseam.contract import SourceBundle
 
-toolchain_module = pytest.importorskip(
-    "kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed"
-)
-Change = Callable[[SourceBundle], SourceBundle]
+pytest.importorskip("kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed")
+from sm90_probe import Change, run  # noqa: E402
+
 KEYS, STEP, FIELDS = 64, 32, 10
 TILES = f"""
 #include "sm90/attention/backward/tiles.h"
@@ -137,9 +131,8 @@ def check_walk(walk: Walk, change: Change) -> None:
         "DYNAMIC": int(walk.dynamic),
         "IN_ORDER": int(walk.in_order),
     }
-    _run(
-        {f"KS_{n}": x for n, x in constants.items()}, change, given, *offsets, out, blocks, earlier
-    )
+    named = {f"KS_{n}": x for n, x in constants.items()}
+    run(TILES, named, change, given, *offsets, out, blocks, earlier)
     found = [tuple(int(x) for x in row) for row in out if row[0] >= 0]
     assert sorted((e, h, n) for e, h, n, *_ in found) == tiles, "every tile once"
 
@@ -169,21 +162,6 @@ def check_walk(walk: Walk, change: Change) -> None:
             assert place < (head_blocks if packed else len(heads) * walk.head_group * head_blocks)
     for block, turns in visits.items() if walk.in_order else ():
         assert [waits for _, waits in sorted(turns)] == list(range(len(turns))), block
-
-
-def _run(constants: dict[str, int | str], change: Change, *arrays: np.ndarray) -> None:
-    toolchain = HostToolchain()
-    files = {n: t for n, t in shared_sources().items() if n.startswith(("tile/", "attention/"))}
-    files |= {n: t for n, t in toolchain_module.sources().items() if n.startswith("sm90/")}
-    files.update(toolchain.platform_files("host"))
-    files["platform.h"] = files.pop("platform_host.h")
-    files["probe.h"] = f'#include "tile/tile.h"\n{TILES}'
-    defines = tuple((k, str(v)) for k, v in {"KS_THROUGH_REGISTERS": 0, **constants}.items())
-    options = toolchain.arch_row("host").options
-    made = SourceBundle("probe", "probe.h", tuple(sorted(files.items())), defines, options)
-    kernel = library(toolchain.compile(change(made), "host"))
-    arguments = struct.pack(f"{len(arrays)}Q", *(x.ctypes.data for x in arrays))
-    kernel.prepare(LaunchConfig((1, 1, 1), (16, 1, 1), 0), arguments)(0)
 
 
 @pytest.mark.parametrize("in_order", [False, True], ids=["any-order", "in-order"])
