@@ -256,7 +256,8 @@ def test_completion_can_be_installed(command: Command) -> None:
             {
                 "field": "dtype",
                 "value": "nope",
-                "rule": "must be one of float16, bfloat16, float32, float64",
+                "rule": "must be one of float16, bfloat16, float32, float64, float8_e4m3fn, "
+                "float8_e4m3fnuz",
                 "remedy": "Convert the array or name one of these",
             },
         ),
