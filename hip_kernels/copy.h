@@ -6,6 +6,9 @@ typedef unsigned Pair __attribute__((ext_vector_type(2)));  // 8 bytes
 
 // What a view points to lies in global memory, which the compiler cannot always see.
 template<class X> KS_DEVICE X load_global(const void* p) { return *(const KS_GLOBAL X*)p; }
+#if KS_E4M3
+template<> KS_DEVICE e4m3 load_global<e4m3>(const void* p) { return {*(const KS_GLOBAL unsigned char*)p}; }
+#endif
 // 16 bytes that begin at any element: one load, as the target lets global memory be read at any address (the compiler's
 // unaligned-access-mode, which is on for amdhsa).
 KS_DEVICE Quad load_chunk(const void* p) {

@@ -173,7 +173,7 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
     const Bias::type* bias;
     const Residual::type* residual;
 #if KS_SCALES
-    const float *by_row, *by_column;
+    const float KS_GLOBAL *by_row, *by_column;  // said, because of a pointer in a structure no compiler finds out
 #endif
   };
   auto ends_of = [&](const Place& at) {
@@ -184,9 +184,9 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
                 Bias::THERE ? one((const Bias::type*)bias, bias_batch, bias_head) : nullptr,
                 Residual::THERE ? one((const Residual::type*)residual, residual_batch, residual_head) : nullptr
 #if KS_SCALES
-                , one(scales.a.base, scales.a.batch, scales.a.head),
-                matrix_at(scales.b.base, at.batch, KS_POINTERS ? at.head : at.head / b_head_group, num_heads, scales.b.batch,
-                          scales.b.head)
+                , (const float KS_GLOBAL*)one(scales.a.base, scales.a.batch, scales.a.head),
+                (const float KS_GLOBAL*)matrix_at(scales.b.base, at.batch, KS_POINTERS ? at.head : at.head / b_head_group,
+                                                  num_heads, scales.b.batch, scales.b.head)
 #endif
     };
   };
