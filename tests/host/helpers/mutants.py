@@ -111,8 +111,8 @@ WRONG_NUMBERS = (
     Mutant(
         "gemm-wrong-b-head",
         GEMM,
-        "head / b_head_group",
-        "head % b_head_group",
+        "? head : head / b_head_group",
+        "? head : head % b_head_group",
         "gemm-f16-nt-b-group-2",
         WRONG,
         "heads that share a B take another's",

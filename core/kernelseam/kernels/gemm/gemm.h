@@ -184,9 +184,11 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
                 Bias::THERE ? one((const Bias::type*)bias, bias_batch, bias_head) : nullptr,
                 Residual::THERE ? one((const Residual::type*)residual, residual_batch, residual_head) : nullptr
 #if KS_SCALES
-                , (const float KS_GLOBAL*)one(scales.a.base, scales.a.batch, scales.a.head),
-                (const float KS_GLOBAL*)matrix_at(scales.b.base, at.batch, KS_POINTERS ? at.head : at.head / b_head_group,
-                                                  num_heads, scales.b.batch, scales.b.head)
+                // Where nothing is multiplied, scales are not there to be read, nor is a list of them.
+                , K > 0 ? (const float KS_GLOBAL*)one(scales.a.base, scales.a.batch, scales.a.head) : nullptr,
+                K > 0 ? (const float KS_GLOBAL*)matrix_at(scales.b.base, at.batch, KS_POINTERS ? at.head : at.head / b_head_group,
+                                                          num_heads, scales.b.batch, scales.b.head)
+                      : nullptr
 #endif
     };
   };
@@ -228,7 +230,7 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
     const int row0 = at.m * BM + warp_m, col0 = at.n * BN + warp_n;
     if (KS_PERSISTENT) ends = ends_of(at);
 #if KS_SCALES
-    E::map(acc, [&](int i, int j, Sum x) {
+    if (K > 0) E::map(acc, [&](int i, int j, Sum x) {
       const i64 m = row0 + i, n = col0 + j;
       return m < M && n < N ? x * ends.by_row[m * scales.a.row] * ends.by_column[n * scales.b.row] : x;
     });
