@@ -20,6 +20,7 @@ template<class T> T __shfl_sync(unsigned, T x, int) { return x; }
 template<class T> T __shfl_xor_sync(unsigned, T x, int) { return x; }
 inline void __syncthreads() {}
 inline int __syncthreads_or(bool x) { return x; }
+inline int __any_sync(unsigned, bool x) { return x; }
 inline void __syncwarp() {}
 inline float fmaxf(float a, float b) { return a > b ? a : b; }
 inline double fmax(double a, double b) { return a > b ? a : b; }

@@ -147,6 +147,19 @@ ATTENTION = (
     AttentionTile(_HALF_PRECISION, 64, 4, 16, 32, 2, q_resident=True, min_blocks=2, rate=0.40),
     AttentionTile(
         _HALF_PRECISION,
+        96,  # where 32 rows a warp spill
+        4,
+        16,
+        64,
+        2,
+        q_resident=True,
+        min_blocks=2,
+        plain=True,
+        rate=0.50,
+        block_seconds=_US,
+    ),
+    AttentionTile(
+        _HALF_PRECISION,
         128,
         4,
         32,

@@ -727,8 +727,8 @@ MUTANTS = (
     _mutant(
         "slices-fence",
         GEMM_CONSUMER,
-        "wgmma_fence();\n#pragma unroll",
-        "\n#pragma unroll",
+        "wgmma_fence();\n#pragma unroll\n      for (int k = 0; k < 4; k++)  // 32 bytes",
+        "\n#pragma unroll\n      for (int k = 0; k < 4; k++)  // 32 bytes",
         NT,
         "registers that products use may not be written yet",
         "order",
