@@ -23,6 +23,8 @@ from kernelseam.kernels import AttentionTile, KernelImplementation, build_binary
 from kernelseam.kernels.attention.host import AttentionDefinition
 from kernelseam.plugins import plugins
 
+from benchmarks.precompile import toolchain_of
+
 HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
 SHAPES = {64: (4, 32, 4096), 128: (4, 16, 4096), 256: (4, 8, 4096)}
 """Head dim → batch, heads, S."""
@@ -90,8 +92,7 @@ def facts(toolchain: Toolchain, arch: str, spec: AttentionSpec, tile: AttentionT
 
 def compiled(arch: str, dims: list[int]) -> Iterator[str]:
     """What the compiler makes of each."""
-    toolchains = (b.toolchain for b in plugins().registry.backends.values() if b.toolchain)
-    toolchain = next(t for t in toolchains if arch in t.archs)
+    toolchain = toolchain_of(arch)
     yield from (
         f"{arch}, bf16",
         "",

@@ -25,6 +25,8 @@ from kernelseam.kernels import GemmTile, KernelImplementation, build_binary
 from kernelseam.kernels.gemm.host import GemmDefinition
 from kernelseam.plugins import plugins
 
+from benchmarks.precompile import toolchain_of
+
 HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
 LINEAR = [
     (1, 16384, 6144, 4096, True),
@@ -206,8 +208,7 @@ def facts(toolchain: Toolchain, arch: str, spec: GemmSpec, t: GemmTile) -> str:
 
 def compiled(arch: str, name: str, kind: Kind) -> Iterator[str]:
     """What the compiler makes of each."""
-    toolchains = (b.toolchain for b in plugins().registry.backends.values() if b.toolchain)
-    toolchain = next(t for t in toolchains if arch in t.archs)
+    toolchain = toolchain_of(arch)
     acc = kind.dtype.accumulator
     spec = GemmSpec(kind.dtype, kind.dtype, acc, b_transposed=True, precision=kind.precision)
     yield from (

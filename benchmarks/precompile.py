@@ -10,8 +10,8 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from kernelseam.contract import Device
-from kernelseam.errors import SlowBinary
+from kernelseam.contract import Device, Toolchain
+from kernelseam.errors import SlowBinary, UnknownName
 from kernelseam.kernels.kernel import KernelImplementation, build, bundle
 from kernelseam.parity.cases.attention_case import AttentionCase
 from kernelseam.parity.cases.case import Case
@@ -44,6 +44,16 @@ def problem_of(case: Case, device: Device) -> Any:
         case, layout, addresses, plugins().backend(device.backend).runtime, device
     )
     return descriptor.simplified()[0].problem()
+
+
+def toolchain_of(arch: str) -> Toolchain:
+    """Of the plugin that compiles for an arch. Raises UnknownName."""
+    known = [b.toolchain for b in plugins().registry.backends.values() if b.toolchain]
+    for toolchain in known:
+        if arch in toolchain.archs:
+            return toolchain
+    archs = ", ".join(a for t in known for a in t.archs)
+    raise UnknownName("arch", arch, f"must be one of {archs}", "Name one of these")
 
 
 def units(cases: Iterable[Case], device: Device, implementation: str | None = None) -> list[Unit]:

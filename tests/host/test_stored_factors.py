@@ -18,7 +18,15 @@ CASES = ("nn", "nt-integers", "tn", "tt-integers", "nt-added", "nt-group", "nn-o
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.arch)
 @pytest.mark.parametrize(
-    "name", [*CASES, "nt-nan-scales", "nt-to-float32-beta", "nt-pointers", "nt-pointers-scales"]
+    "name",
+    [
+        *CASES,
+        "nt-nan-scales",
+        "nt-to-float32-beta",
+        "nt-pointers",
+        "nt-pointers-scales",
+        "nt-pointers-scales-k-0",
+    ],
 )
 def test_parity(hostcpp: Plugins, name: str, device: Device) -> None:
     """None is refused."""

@@ -139,25 +139,26 @@ _MATRIX_DOUBLE = (
 """A slice's rows fill all banks, as the matrix engine's float64 wants it. Rates are an H200's."""
 
 _US = 1e-6
+_SIXTEEN_ROWS = AttentionTile(
+    _HALF_PRECISION,
+    128,
+    4,
+    16,
+    64,
+    2,
+    q_resident=True,
+    min_blocks=2,
+    plain=True,
+    rate=0.50,
+    block_seconds=_US,
+)
 ATTENTION = (
     AttentionTile(_HALF_PRECISION, 64, 4, 32, 64, 2, plain=True, rate=0.52, block_seconds=_US),
     AttentionTile(
         _HALF_PRECISION, 64, 4, 16, 64, 2, q_resident=True, min_blocks=2, plain=True, rate=0.44
     ),
     AttentionTile(_HALF_PRECISION, 64, 4, 16, 32, 2, q_resident=True, min_blocks=2, rate=0.40),
-    AttentionTile(
-        _HALF_PRECISION,
-        96,  # where 32 rows a warp spill
-        4,
-        16,
-        64,
-        2,
-        q_resident=True,
-        min_blocks=2,
-        plain=True,
-        rate=0.50,
-        block_seconds=_US,
-    ),
+    replace(_SIXTEEN_ROWS, max_dim=96),  # where 32 rows a warp spill
     AttentionTile(
         _HALF_PRECISION,
         128,
@@ -171,19 +172,7 @@ ATTENTION = (
         rate=0.54,
         block_seconds=_US,
     ),
-    AttentionTile(
-        _HALF_PRECISION,
-        128,
-        4,
-        16,
-        64,
-        2,
-        q_resident=True,
-        min_blocks=2,
-        plain=True,
-        rate=0.50,
-        block_seconds=_US,
-    ),
+    _SIXTEEN_ROWS,
     AttentionTile(
         _HALF_PRECISION,
         128,

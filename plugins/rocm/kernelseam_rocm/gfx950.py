@@ -13,12 +13,13 @@ from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
     SEQUENCE_POINTERS,
     SEQUENCES,
-    STRIDES,
     matrices,
     row_values,
+    walk_values,
 )
 from kernelseam.kernels.attention.cost import keys_met
 from kernelseam.kernels.attention.host import VIEWS
+from kernelseam.kernels.attention.refusals import refuse_but_half_precision, refuse_mixed_views
 from kernelseam.kernels.attention.scores import score_defines, score_values
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
@@ -90,19 +91,12 @@ class Gfx950Attention(KernelDefinition):
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
-        if unsupported := spec.options - OPTIONS:
-            return f"it does not know {', '.join(sorted(unsupported))}"
-        if spec.dtype.itemsize != 2:
-            return f"it takes bfloat16 and float16, not {spec.dtype}"
-        if spec.out is not spec.dtype:
-            return f"its result is of {spec.dtype}, not {spec.out}"
+        if reason := refuse_but_half_precision(spec, OPTIONS):
+            return reason
         if spec.head_dim != spec.value_dim or spec.head_dim not in DIMS:
             return f"head dims {spec.dims}: it takes {' and '.join(map(str, DIMS))}"
-        if (spec.q_view, spec.kv_view) not in (("strided", "strided"), ("packed", "packed")):
-            return (
-                f"queries {spec.q_view} with keys {spec.kv_view}: it takes both strided or "
-                "both packed"
-            )
+        if reason := refuse_mixed_views(spec):
+            return reason
         if spec.vector < 16:
             return f"rows at multiples of {spec.vector} bytes: its copies take multiples of 16"
         if p.scale <= 0:
@@ -164,13 +158,8 @@ class Gfx950Attention(KernelDefinition):
     ) -> dict[str, int | float]:
         p = problem
         walks = (p.q_strides, p.k_strides, p.v_strides, p.out_strides)
-        strides: dict[str, int | float] = {
-            f"{name}_{axis}": stride
-            for name, walk in zip(_MATRICES, walks, strict=True)
-            for axis, stride in zip(STRIDES, walk, strict=True)
-        }
         return {
-            **strides,
+            **walk_values(_MATRICES, walks),
             "lse_batch": p.lse_strides[0],
             "lse_head": p.lse_strides[1],
             "S_q": p.S_q,

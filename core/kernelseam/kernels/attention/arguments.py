@@ -3,6 +3,8 @@ arguments."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kernelseam.kernels.elements import divider_parameter
 from kernelseam.kernels.signature import Structure
 
@@ -15,6 +17,17 @@ def matrices(name: str) -> Structure:
     return Structure(
         ((name, "pointer"), (batch, "i64"), (head, "i64"), (row, "i32")), ("base", *STRIDES)
     )
+
+
+def walk_values(
+    names: Iterable[str], walks: Iterable[tuple[int, int, int]]
+) -> dict[str, int | float]:
+    """The strides of ``matrices`` of these names, each walk (batch, head, row)."""
+    return {
+        f"{name}_{axis}": stride
+        for name, walk in zip(names, walks, strict=True)
+        for axis, stride in zip(STRIDES, walk, strict=True)
+    }
 
 
 def row_values(name: str) -> Structure:

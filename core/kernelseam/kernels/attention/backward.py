@@ -17,6 +17,7 @@ from kernelseam.kernels.attention.arguments import (
     STRIDES,
     matrices,
     row_values,
+    walk_values,
 )
 from kernelseam.kernels.attention.backward_tile import BackwardTile, backward_tiles
 from kernelseam.kernels.attention.cost import backward_work
@@ -297,13 +298,8 @@ class AttentionBwdDefinition(KernelDefinition):
             problem.dk_strides,
             problem.dv_strides,
         )
-        arguments: dict[str, int | float] = {
-            f"{name}_{axis}": stride
-            for name, walk in zip(_MATRICES, walks, strict=True)
-            for axis, stride in zip(STRIDES, walk, strict=True)
-        }
         return {
-            **arguments,
+            **walk_values(_MATRICES, walks),
             "lse_batch": p.lse_strides[0],
             "lse_head": p.lse_strides[1],
             "dots_batch": 0 if packed else p.num_heads * rows,

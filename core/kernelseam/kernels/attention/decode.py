@@ -16,9 +16,9 @@ from kernelseam.kernels.attention.arguments import (
     SCORES,
     SEQUENCE_POINTERS,
     SEQUENCES,
-    STRIDES,
     matrices,
     row_values,
+    walk_values,
 )
 from kernelseam.kernels.attention.host import KNOWN, VIEWS
 from kernelseam.kernels.attention.scores import (
@@ -262,13 +262,8 @@ class AttentionDecode(KernelDefinition):
     ) -> dict[str, int | float]:
         p = problem
         walks = (p.q_strides, p.k_strides, p.v_strides, p.out_strides)
-        strides: dict[str, int | float] = {
-            f"{name}_{axis}": stride
-            for name, walk in zip(_MATRICES, walks, strict=True)
-            for axis, stride in zip(STRIDES, walk, strict=True)
-        }
         return {
-            **strides,
+            **walk_values(_MATRICES, walks),
             "lse_batch": p.lse_strides[0],
             "lse_head": p.lse_strides[1],
             **score_values(p),

@@ -15,9 +15,9 @@ from kernelseam.kernels.attention.arguments import (
     SCORES,
     SEQUENCE_POINTERS,
     SEQUENCES,
-    STRIDES,
     matrices,
     row_values,
+    walk_values,
 )
 from kernelseam.kernels.attention.cost import forward_work
 from kernelseam.kernels.attention.merge import MERGE, MERGE_TILE, MergeProblem, MergeSpec
@@ -309,13 +309,8 @@ class AttentionDefinition(KernelDefinition):
         p = problem
         walks = (p.q_strides, p.k_strides, p.v_strides, p.out_strides)
         entries = 1 if p.spec.q_view == "packed" else p.batch
-        arguments: dict[str, int | float] = {
-            f"{name}_{axis}": stride
-            for name, walk in zip(_MATRICES, walks, strict=True)
-            for axis, stride in zip(STRIDES, walk, strict=True)
-        }
         return {
-            **arguments,
+            **walk_values(_MATRICES, walks),
             "lse_batch": p.lse_strides[0],
             "lse_head": p.lse_strides[1],
             **score_values(p),

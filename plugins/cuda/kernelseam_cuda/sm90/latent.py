@@ -10,7 +10,7 @@ from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.attention.arguments import PAGES, STRIDES, matrices, row_values
+from kernelseam.kernels.attention.arguments import PAGES, matrices, row_values, walk_values
 from kernelseam.kernels.attention.host import VIEWS
 from kernelseam.kernels.attention.scores import score_defines, score_values
 from kernelseam.kernels.covered import Covered
@@ -181,14 +181,9 @@ class HopperLatent(KernelDefinition):
         self, problem: AttentionProblem, tile: HopperLatentTile, device: Device
     ) -> dict[str, int | float]:
         p = problem
-        strides = {
-            f"{name}_{axis}": stride
-            for name, walk in zip(_MATRICES, (p.q_strides, p.k_strides, p.out_strides), strict=True)
-            for axis, stride in zip(STRIDES, walk, strict=True)
-        }
         return {
             **_list_values(p, tile, self.grid(p, tile, device)),
-            **strides,
+            **walk_values(_MATRICES, (p.q_strides, p.k_strides, p.out_strides)),
             "lse_batch": p.lse_strides[0],
             "lse_head": p.lse_strides[1],
             "scale_log2": score_values(p)["scale_log2"],
@@ -293,7 +288,7 @@ class HopperLatentMerge(KernelDefinition):
         p = problem
         return {
             **_list_values(p, tile, HopperLatent().grid(p, tile, device)),
-            **{f"out_{axis}": n for axis, n in zip(STRIDES, p.out_strides, strict=True)},
+            **walk_values(("out",), (p.out_strides,)),
             "lse_batch": p.lse_strides[0],
             "lse_head": p.lse_strides[1],
             "sharing": _sharing(p, tile, device),
