@@ -85,7 +85,7 @@ class Product:
     def theirs(self, fast: bool) -> Run:
         """Of one matrix."""
         a, b, out = self.a[0], self.b[0].t(), self.out[0]
-        of_a, of_b = self.scales
+        of_a, of_b = (scale.clone() for scale in self.scales)  # cuBLASLt: aligned to 16 bytes
 
         def run() -> object:
             return torch._scaled_mm(
