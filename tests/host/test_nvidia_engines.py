@@ -14,6 +14,8 @@ FILES = {
     name: (folder / name).read_text(encoding="utf-8")
     for folder, name in (
         (ROOT / "cuda_kernels", "platform_nvidia.h"),
+        (ROOT / "cuda_kernels", "copy.h"),
+        (ROOT / "cuda_kernels", "engine.h"),
         (ROOT / "cuda_kernels", "wide_engine.h"),
         (ROOT / "core" / "kernelseam" / "kernels", "tile/base.h"),
         (ROOT / "core" / "kernelseam" / "kernels", "tile/simt.h"),

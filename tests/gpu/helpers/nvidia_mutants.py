@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-PLATFORM, WIDE = "platform_nvidia.h", "wide_engine.h"
+PLATFORM, COPY, ENGINE = "platform_nvidia.h", "copy.h", "engine.h"
+WIDE = "wide_engine.h"
 
 
 def _mutant(
@@ -27,6 +28,7 @@ MUTANTS = (
         "",
         "attention-f16-64",
         "two lanes of a row have another maximum than the other two",
+        ENGINE,
     ),
     _mutant(
         "row-maximum-of-the-wrong-lanes",
@@ -34,6 +36,7 @@ MUTANTS = (
         "out.x[r][h] = maximum(v, shuffle_xor(v, 1));",
         "attention-f16-64",
         "the halves of a row do not tell each other their maximum",
+        ENGINE,
     ),
     _mutant(
         "row-maximum-of-another-row",
@@ -41,6 +44,7 @@ MUTANTS = (
         "out.x[r][h] = maximum(v, shuffle_xor(v, 4));",
         "attention-f16-64-causal-65x65",
         "the maximum is taken over two rows' halves",
+        ENGINE,
     ),
     _mutant(
         "row-maximum-of-half-the-columns",
@@ -48,6 +52,7 @@ MUTANTS = (
         "maximum(v, a.x[r][c][2 * h]);",
         "attention-f16-64-extreme",
         "odd columns do not count for the maximum",
+        ENGINE,
     ),
     _mutant(
         "row-sum-without-neighbours",
@@ -55,6 +60,7 @@ MUTANTS = (
         "",
         "attention-f16-64",
         "the weights of neighbouring lanes are left out of a row's sum",
+        ENGINE,
     ),
     _mutant(
         "row-sum-of-half-the-columns",
@@ -62,6 +68,7 @@ MUTANTS = (
         "out.x[r][h] += a.x[r][c][2 * h];",
         "attention-f16-64",
         "odd columns are left out of a row's sum",
+        ENGINE,
     ),
     # ---- waits
     _mutant(
@@ -70,6 +77,7 @@ MUTANTS = (
         '::"n"(PENDING + 1) : "memory"',
         "gemm-f16-nt-large",
         "one group of copies too many is left in flight",
+        COPY,
     ),
     _mutant(
         "wait-missing",
@@ -77,6 +85,7 @@ MUTANTS = (
         "",
         "gemm-f16-nt-large",
         "no copy is waited for",
+        COPY,
     ),
     _mutant(
         "groups-not-closed",
@@ -84,6 +93,7 @@ MUTANTS = (
         "",
         "gemm-f16-nt-large",
         "copies belong to no group, so that no wait is for them",
+        COPY,
     ),
     _mutant(
         "barrier-of-the-warp-alone",
@@ -99,6 +109,7 @@ MUTANTS = (
         "tile.address(row0 + 16 * r, low, k0 + 16 * k, 8 * middle)",
         "gemm-f16-nt",
         "lanes 8 to 15 ask for the second half of A's columns, which is lanes 16 to 31's",
+        ENGINE,
     ),
     _mutant(
         "fragment-a-transposed",
@@ -106,6 +117,7 @@ MUTANTS = (
         "inner + 8 * middle, row0 + 16 * r, 8 * high)",
         "gemm-f16-tn",
         "two quarters of a transposed A are exchanged",
+        ENGINE,
     ),
     _mutant(
         "fragment-b-columns",
@@ -113,6 +125,7 @@ MUTANTS = (
         "b.address(n0 + 16 * c, inner + 8 * middle, k0 + 16 * k, 8 * high)",
         "gemm-f16-nt",
         "two quarters of B are exchanged",
+        ENGINE,
     ),
     _mutant(
         "fragment-b-transposed",
@@ -120,6 +133,7 @@ MUTANTS = (
         "b.address(k0 + 16 * k, low, n0 + 16 * c, 0)",
         "gemm-f16-nn",
         "B's first eight columns are taken twice",
+        ENGINE,
     ),
     _mutant(
         "fragment-not-transposed",
@@ -127,6 +141,7 @@ MUTANTS = (
         "ldmatrix.sync.aligned.m8n8.x4.shared.b16",
         "gemm-f16-nn",
         "8×8 blocks are not transposed when loaded",
+        ENGINE,
     ),
     _mutant(
         "product-of-the-wrong-half",
@@ -134,6 +149,7 @@ MUTANTS = (
         "Mma<T>::run(acc.x[r][2 * c + 1], a.x[r][k], x[0], x[1]);",
         "gemm-f16-nt",
         "columns 8 to 15 of a product are columns 0 to 7 again",
+        ENGINE,
     ),
     _mutant(
         "permutation-of-chunks-lost",
@@ -141,6 +157,7 @@ MUTANTS = (
         "(first + (column0 & TURNED) * (int)sizeof(T))",
         "gemm-f16-nt",
         "columns of a tile are looked for where they would be without the permutation of chunks",
+        ENGINE,
     ),
     _mutant(
         "accumulator-rows",
@@ -148,6 +165,7 @@ MUTANTS = (
         "a.x[r][c][e] = f(Place::row(r, e % 2), Place::column(c) + e / 2, a.x[r][c][e]);",
         "attention-f16-64-causal-65x65",
         "a mask hides other elements of a lane than those it is about",
+        ENGINE,
     ),
     _mutant(
         "accumulator-pairs",
@@ -155,6 +173,7 @@ MUTANTS = (
         "f(Place::row(r, 1 - h), Place::column(c), a.x[r][c][2 * h]",
         "qkv-projection-f16-rotary-pairs",
         "pairs are turned by another row's angle",
+        ENGINE,
     ),
     _mutant(
         "row-apply-lanes",
@@ -162,6 +181,7 @@ MUTANTS = (
         "f(a.x[r][c][e], v.x[r][e % 2]);",
         "attention-f16-64",
         "elements are scaled by another row's factor",
+        ENGINE,
     ),
     _mutant(
         "row-map-rows",
@@ -169,6 +189,7 @@ MUTANTS = (
         "a.x[r][h] = f(Place::row(r, 0), a.x[r][h]);",
         "attention-bwd-f16-64-causal-sequences",
         "rows 8 to 15 take the values of rows 0 to 7",
+        ENGINE,
     ),
     _mutant(
         "each-row-rows",
@@ -176,6 +197,7 @@ MUTANTS = (
         "for (int h = 0; h < 2; h++) f(Place::row(r, h), a.x[r][1 - h]);",
         "attention-f16-64",
         "the LSEs of rows 8 apart are exchanged",
+        ENGINE,
     ),
     _mutant(
         "operand-columns",
@@ -183,6 +205,7 @@ MUTANTS = (
         "const float(&x)[4] = a.x[r][2 * k];",
         "attention-f16-64",
         "weights of keys 8 to 15 are those of keys 0 to 7",
+        ENGINE,
     ),
     _mutant(
         "operand-neighbours",
@@ -190,6 +213,7 @@ MUTANTS = (
         "Pack<T>::two(x[2 * (e % 2) + 1], x[2 * (e % 2)]);",
         "attention-f16-64",
         "neighbouring keys have each other's weight",
+        ENGINE,
     ),
     _mutant(
         "stored-rows",
@@ -197,6 +221,7 @@ MUTANTS = (
         "out.at(row0 + Place::row(r, 1 - h), column0 + Place::column(c));",
         "gemm-f16-nt",
         "rows 8 apart are exchanged when they are written",
+        ENGINE,
     ),
     _mutant(
         "atomics-lanes",
@@ -277,6 +302,7 @@ MUTANTS = (
         '"r"(16) : "memory"',
         "attention-f16-64-causal-65x65",
         "rows beyond the last are copied, not filled with zeros",
+        COPY,
     ),
     _mutant(
         "copy-of-whole-tiles",
@@ -284,6 +310,7 @@ MUTANTS = (
         "VECTOR == 16 && (EXACT",
         "attention-f16-64-causal-65x65",
         "a tile that reaches beyond the last row is copied whole",
+        COPY,
     ),
     _mutant(
         "copy-of-columns-beyond-the-end",
@@ -291,6 +318,7 @@ MUTANTS = (
         "true",
         "gemm-f16-nt-large",
         "a tile that reaches beyond the last column is copied whole",
+        COPY,
     ),
     _mutant(
         "copy-of-chunks-beyond-the-end",
@@ -298,6 +326,7 @@ MUTANTS = (
         "if (VECTOR == 16) {",
         "gemm-f16-nt",
         "the last chunk of a row is copied whole, however few columns it has",
+        COPY,
     ),
     _mutant(
         "copy-of-elements-beyond-the-end",
@@ -305,6 +334,7 @@ MUTANTS = (
         "row_in ? from[e] : zero_of<T>();",
         "gemm-f16-nt-unaligned",
         "elements beyond a row's end are copied",
+        COPY,
     ),
     _mutant(
         "copy-places",
@@ -312,6 +342,7 @@ MUTANTS = (
         "true ? to + i",
         "attention-bf16-576v512-causal-mqa",
         "the permutation of chunks is taken for the same in rows that are not 8 apart",
+        COPY,
     ),
     # ---- conversions
     _mutant(
