@@ -33,7 +33,7 @@ import kernel_table
 from kernelseam.plugins import plugins
 from kernelseam_rocm_emulator import devices
 from kernelseam_rocm_emulator.counting import model, report, selftest
-from kernelseam_rocm_emulator.counting.recording import recorded
+from kernelseam_rocm_emulator.emulation import recorded
 
 PAGE = table.TABLE.parent / "parity" / "amd-counts.md"
 _LONG = "attention --batch 1 --heads 1 --seq-len 128 --kv-seq-len 768"

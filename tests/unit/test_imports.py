@@ -1,10 +1,10 @@
-"""The core's imports form no circle and go down: what a module may import is below its room in the
-order that docs/architecture.md writes down.
+"""Imports form no cycle, in the core, the plugins and the benchmarks; the core's go down: what a
+module may import is below its package in the order that docs/architecture.md writes down.
 
 Every import counts: at the top of a module, within a function, under TYPE_CHECKING. ``from package
 import name`` is an import of the submodule of that name where there is one, else of the package's
-``__init__``. Python runs a module's own packages before it; those are of its own room, so that the
-order of the rooms covers them.
+``__init__``. Python runs the packages that a module is in before it; the order covers them, being
+in one top-level package.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import pytest
 
 ROOT = "kernelseam"
 CORE = Path(kernelseam.__file__).parent
-ARCHITECTURE = Path(__file__).parents[2] / "docs/architecture.md"
+REPOSITORY = Path(__file__).parents[2]
+ARCHITECTURE = REPOSITORY / "docs/architecture.md"
 
 BY_NAME = {
     "__init__": "the public names, at their first use; TYPE_CHECKING imports the same",
@@ -64,7 +65,7 @@ def graph_of(modules: Mapping[str, str]) -> Graph:
     return {name: {*imported(text, modules)} - {name} for name, text in modules.items()}
 
 
-def circles(graph: Graph) -> list[list[str]]:
+def cycles(graph: Graph) -> list[list[str]]:
     """Sets of several modules each of which imports, by others, all of the set."""
     reached = {}
     for start in graph:
@@ -83,30 +84,31 @@ def circles(graph: Graph) -> list[list[str]]:
     return sorted(sorted(f) for f in result)
 
 
-def room(module: str) -> str:
-    """The package's module or folder that a module belongs to; the package itself is a room."""
+def top_level(module: str) -> str:
+    """The top-level module or package of the core that a module is in; kernelseam itself is one."""
     return (module.split(".") + [""])[1] or ROOT
 
 
 def order(text: str) -> dict[str, int]:
-    """Room → its line in the order that the page writes down, counted from the ground."""
+    """Top-level package → its line in the order that the page writes down, from the lowest up."""
     block = re.search(r"^```layers\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert block is not None
     result: dict[str, int] = {}
-    for line, rooms in enumerate(block[1].splitlines()):
-        for name in re.findall(r"\w+", rooms):
+    for line, names in enumerate(block[1].splitlines()):
+        for name in re.findall(r"\w+", names):
             assert name not in result, f"{name} stands twice in the order"
             result[name] = line
     return result
 
 
 def up(graph: Graph, levels: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Imports of another room that is not below the module's own."""
+    """Imports of another top-level package that is not below the module's own."""
     return sorted(
         (module, target)
         for module, targets in graph.items()
         for target in targets
-        if room(module) != room(target) and levels[room(target)] >= levels[room(module)]
+        if top_level(module) != top_level(target)
+        and levels[top_level(target)] >= levels[top_level(module)]
     )
 
 
@@ -122,12 +124,27 @@ def levels() -> dict[str, int]:
     return order(ARCHITECTURE.read_text(encoding="utf-8"))
 
 
-def test_every_room_has_its_place(graph: Graph, levels: dict[str, int]) -> None:
-    assert sorted(levels) == sorted({room(m) for m in graph})
+def test_every_package_is_in_the_order(graph: Graph, levels: dict[str, int]) -> None:
+    assert sorted(levels) == sorted({top_level(m) for m in graph})
 
 
-def test_no_circle(graph: Graph) -> None:
-    assert circles(graph) == []
+def test_no_cycle(graph: Graph) -> None:
+    assert cycles(graph) == []
+
+
+@pytest.mark.parametrize(
+    "folder",
+    (
+        "plugins/cuda/kernelseam_cuda",
+        "plugins/rocm/kernelseam_rocm",
+        "plugins/rocm_emulator/kernelseam_rocm_emulator",
+        "benchmarks",
+    ),
+)
+def test_no_cycle_beside_the_core(folder: str) -> None:
+    modules = {m: p.read_text(encoding="utf-8") for m, p in sources(REPOSITORY / folder).items()}
+    assert len(modules) > 15
+    assert cycles(graph_of(modules)) == []
 
 
 def test_no_import_goes_up(graph: Graph, levels: dict[str, int]) -> None:
@@ -160,7 +177,7 @@ def test_the_walk_sees_every_import() -> None:
         "k.c": {"k.a", "k"},
         "k.d": {"k.c"},
     }
-    assert circles(graph) == [["k.a", "k.b", "k.c"]]
+    assert cycles(graph) == [["k.a", "k.b", "k.c"]]
     levels = order("```layers\na\nb d\nc\nkernelseam\n```\n")
     assert up(graph, levels) == [("k.a", "k.b"), ("k.b", "k.c"), ("k.c", "k"), ("k.d", "k.c")]
     assert up({"k.b": {"k.d"}}, levels) == [("k.b", "k.d")]

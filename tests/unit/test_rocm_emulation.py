@@ -25,9 +25,10 @@ from kernelseam_rocm import archs, emulator, plugin  # noqa: E402
 from kernelseam_rocm.blas import HipBlasGemm  # noqa: E402
 from kernelseam_rocm.joined import JoinedRuntime  # noqa: E402
 from kernelseam_rocm.runtime import HipRuntime  # noqa: E402
-from kernelseam_rocm_emulator import checkout, selftest, start  # noqa: E402
+from kernelseam_rocm_emulator import checkout, start  # noqa: E402
 from kernelseam_rocm_emulator.devices import EmulatedArray, EmulatedRuntime, devices  # noqa: E402
 from kernelseam_rocm_emulator.memory import Arena  # noqa: E402
+from kernelseam_rocm_emulator.selftest import required  # noqa: E402
 from rocm_process import DEVICES, python  # noqa: E402
 
 ARCHS = ["gfx942", "gfx950", "gfx1100", "gfx1201", "gfx1151", "gfx1200"]
@@ -235,7 +236,7 @@ def test_a_failed_selftest_is_reported_and_a_pass_is_cached(tmp_path: Path) -> N
     toolchain: Any = Toolchain()
     bad: Any = Emulator(tmp_path, [f"v_test_{i}: 1 lanes differ" for i in range(10)])
     with pytest.raises(DeviceError) as caught:
-        selftest.require(bad, "gfx942", toolchain)
+        required.require(bad, "gfx942", toolchain)
     assert str(caught.value) == (
         f"the emulator in {tmp_path} fails 10 self-tests for gfx942, so its results mean nothing: "
         + "; ".join(f"v_test_{i}: 1 lanes differ" for i in range(8))
@@ -244,9 +245,9 @@ def test_a_failed_selftest_is_reported_and_a_pass_is_cached(tmp_path: Path) -> N
     )
     good: Any = Emulator(tmp_path, [])
     for _ in range(2):
-        selftest.require(good, "gfx942", toolchain)
+        required.require(good, "gfx942", toolchain)
     assert (bad.runs, good.runs) == (1, 1)
-    selftest.require(good, "gfx950", toolchain)
+    required.require(good, "gfx950", toolchain)
     assert good.runs == 2
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from kernelseam.errors import DeviceError, NoDevice, OutOfDeviceMemory
 
+from kernelseam_rocm import worker
+
 LAYOUTS = ("rocm.bindings", "hip")
 """hip-python 10 puts its modules under the first, 7.2 under the second."""
 
@@ -51,8 +53,6 @@ def hip() -> Any:
     runtime = module("hip")
     if not any(os.path.exists(path) for path in DRIVERS):
         raise NoDevice(f"no AMD GPU driver is here: neither {' nor '.join(DRIVERS)} exists")
-    from kernelseam_rocm import worker
-
     worker.server().start()
     return runtime
 

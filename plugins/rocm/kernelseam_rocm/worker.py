@@ -139,7 +139,12 @@ def launcher() -> Path | None:
     return None if os.path.exists(under) and os.path.samefile(program, under) else program
 
 
-_START = "import sys; sys.path[:] = sys.argv[3:]; from kernelseam_rocm import worker; worker.main()"
+_START = """
+import sys
+sys.path[:] = sys.argv[3:]
+from kernelseam_rocm import compiler, disassembly, worker  # of the first two most requests are
+worker.main()
+"""
 
 
 def _spawn(program: Path, connection: Connection[Any, Any]) -> int:
@@ -152,8 +157,6 @@ def _spawn(program: Path, connection: Connection[Any, Any]) -> int:
 
 def main() -> NoReturn:
     """Serve, as a program of its own: by the connection and for the owner that it was given."""
-    from kernelseam_rocm import compiler, disassembly  # noqa: F401  what most requests are about
-
     _serve(Connection(int(sys.argv[1])), int(sys.argv[2]))
 
 

@@ -83,7 +83,7 @@ class Emulator:
         self._log = -1
         self._sent: set[str] = set()
         self.recording: Recording | None = None
-        """Where launches are counted; `counting.recorded` sets it."""
+        """Where launches are counted; `emulation.recorded` sets it."""
 
     def launch(
         self, digest: str, elf: bytes, arch: str, kernel: str, launch: Launch, arguments: bytes

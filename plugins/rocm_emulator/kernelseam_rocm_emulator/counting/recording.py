@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kernelseam_rocm import codeobject
 from kernelseam_rocm.codeobject import CodeObject
-from kernelseam_rocm.emulator import required
 
-from kernelseam_rocm_emulator import Emulation
 from kernelseam_rocm_emulator.counting import iteration
 from kernelseam_rocm_emulator.counting.instructions import Access, accesses
 from kernelseam_rocm_emulator.counting.iteration import Iteration
@@ -59,16 +56,3 @@ class Recording:
         if cached is None:
             cached = self._listings[elf, arch] = listings(elf, arch)
         return cached
-
-
-@contextmanager
-def recorded() -> Iterator[Recording]:
-    """Within the block, every launch of an emulated device is counted, at half its speed or less.
-    Raises NoDevice where nothing is emulated."""
-    emulation = required()
-    assert isinstance(emulation, Emulation)
-    recording = emulation.emulator.recording = Recording()
-    try:
-        yield recording
-    finally:
-        emulation.emulator.recording = None

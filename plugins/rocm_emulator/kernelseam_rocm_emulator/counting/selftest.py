@@ -14,7 +14,8 @@ from kernelseam.plugins import plugins
 from kernelseam_rocm_emulator.counting import model
 from kernelseam_rocm_emulator.counting.instructions import Class
 from kernelseam_rocm_emulator.counting.recorder import Tally
-from kernelseam_rocm_emulator.counting.recording import Counted, recorded
+from kernelseam_rocm_emulator.counting.recording import Counted
+from kernelseam_rocm_emulator.emulation import recorded
 
 TRIPS = 7
 STRIDES = (1, 2, 4, 8)

@@ -7,16 +7,12 @@ emulator that has a fault which our patches do not cover.
 
 from __future__ import annotations
 
-import hashlib
 import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from kernelseam.compilation import compiled
-from kernelseam.contract import SourceBundle, Toolchain
-from kernelseam.errors import DeviceError
 
 from kernelseam_rocm_emulator.loader import Extents, Launch
 from kernelseam_rocm_emulator.selftest import instruction, kernels, matrix, narrow, vector
@@ -25,12 +21,9 @@ from kernelseam_rocm_emulator.selftest.kernels import KernelTest
 
 if TYPE_CHECKING:
     from kernelseam_rocm_emulator.interpreter import Interpreter, Module
-    from kernelseam_rocm_emulator.worker import Emulator
 
 _BUFFER_FLAGS = {"gfx9": "0x27000", "gfx11": "0x31014000"}
 """Word 3 of a raw buffer's descriptor."""
-
-_NAMED = 8
 
 
 def tests(arch: str) -> Iterator[tuple[str, InstructionTest | KernelTest]]:
@@ -101,32 +94,3 @@ class _Launcher:
     def __call__(self, grid: Extents, block: Extents, *arrays: npt.NDArray[Any]) -> None:
         arguments = b"".join(x.ctypes.data.to_bytes(8, "little") for x in arrays)
         self._interpreter.run(self._module, self._kernel, Launch(grid, block, 0), arguments)
-
-
-def bundle(arch: str, toolchain: Toolchain) -> SourceBundle:
-    """What is compiled for an arch."""
-    files = (("selftest.h", source(arch)),)
-    return SourceBundle(
-        "emulation_selftest", "selftest.h", files, (), toolchain.arch_row(arch).options
-    )
-
-
-def require(emulator: Emulator, arch: str, toolchain: Toolchain) -> None:
-    """Run an arch's self-test, unless it has passed with this emulator before. Raises DeviceError
-    with what failed."""
-    binary = compiled(toolchain, bundle(arch, toolchain), arch)
-    digest = hashlib.sha256(f"{binary.key} {emulator.checkout.version()}".encode()).hexdigest()
-    passed = emulator.folder() / f"passed-{arch}"
-    if passed.is_file() and passed.read_text() == digest:
-        return
-    failures = emulator.test(binary.data, arch)
-    if failures:
-        more = f"; and {len(failures) - _NAMED} more" if len(failures) > _NAMED else ""
-        raise DeviceError(
-            f"the emulator in {emulator.checkout.folder} fails {len(failures)} self-tests for "
-            f"{arch}, so its results "
-            f"mean nothing: {'; '.join(failures[:_NAMED])}{more}. Take the commit of tinygrad "
-            "that the documentation "
-            "names, or unset the variable"
-        )
-    passed.write_text(digest)
