@@ -25,8 +25,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     seed = arguments.seed
     rng = np.random.default_rng(seed)
-    others, gradients, sums, projections, guarded, precisions, stored = (
-        np.random.default_rng((seed, i)) for i in range(1, 8)
+    others, gradients, sums, projections, guarded, precisions, stored, queries = (
+        np.random.default_rng((seed, i)) for i in range(1, 9)
     )
     by_name: dict[str, list[samples.Sample]] = defaultdict(list)
     for _ in range(arguments.problems):
@@ -40,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
             *samples.guarded_samples(guarded),
             *samples.precision_samples(precisions),
             *samples.stored_samples(stored),
+            *samples.query_samples(queries),
         ):
             by_name[sample.kind].append(sample)
     print(f"{'':48}{'problems':>9}{'constant needed':>17}{'in force':>10}{'error/tolerance':>17}")
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     everything = [x for s in by_name.values() for x in s]
     alarms = sum(x.ratio > 1 for x in everything)
     print(
-        f"{9 * arguments.problems} problems, {len(everything)} comparisons, {alarms} false alarms"
+        f"{10 * arguments.problems} problems, {len(everything)} comparisons, {alarms} false alarms"
     )
     return int(alarms > 0)
 

@@ -16,6 +16,8 @@ from kernelseam.plugins import plugins
 from kernelseam.reference import attention as reference
 from kernelseam.reference import attention_block
 
+STORED = frozenset({"dtype_q", "dtype_kv", "q_scales", "kv_scales"})
+
 
 def run(case: Mixture) -> None:
     d = Attention(**case.fields)
@@ -95,8 +97,8 @@ def test_the_mixtures_mix() -> None:
     }
     specs: list[AttentionSpec] = [Attention(**c.fields).problem().spec for c in cases]
     options = frozenset().union(*(s.options for s in specs))
-    # keys of 8 bits: test_stored_keys.py
-    assert options >= reference.SUPPORTED - {"q_view", "kv_view", "dtype_kv", "kv_scales"}
+    # of 8 bits: test_stored_keys.py, test_stored_queries.py
+    assert options >= reference.SUPPORTED - STORED - {"q_view", "kv_view"}
     assert {s.dtype for s in specs} == {DType.of(k) for k in KINDS}
     assert any(0 in c.S_q for c in cases) and any(0 in c.S_k for c in cases)
     assert any(

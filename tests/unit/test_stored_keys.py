@@ -323,9 +323,9 @@ def test_what_the_functions_refuse(refused: Refused) -> None:
         lambda: kernelseam.attention(q, k, v, k_scales=scales, v_scales=scales, scale_block=0),
     )
     refused(
-        "q.dtype = float8_e4m3fn: must be one of float16, bfloat16, float32, float64. Convert the "
-        "array or name one of these.",
-        lambda: kernelseam.attention(k, k, v),
+        "k = an array of float16: must be float8_e4m3fn as q is. Convert the array: with q of 8 "
+        "bits, q, k and v share their dtype.",
+        lambda: kernelseam.attention(k, q, q),
     )
 
 

@@ -17,7 +17,7 @@ from kernelseam.oracle.projections import qkv_projection
 from kernelseam.parity.data import attention as attention_data
 from kernelseam.planning import plan
 
-from calibration import guarded_softmax, stored_keys, tile_model, tile_model_bwd
+from calibration import guarded_softmax, stored_keys, stored_queries, tile_model, tile_model_bwd
 from calibration.data import differentiated, outgrowing, scored
 
 DTYPES = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
@@ -110,6 +110,26 @@ def stored_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield _judge_attention(f"tile model {dtype}, keys of 8 bits", want, *result, S_k, D, dtype)
 
 
+def query_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """One random attention head whose q, k and v are of 8 bits, through both implementations."""
+    x, causal = stored_queries.drawn(rng), bool(rng.integers(2))
+    (S_q, D), S_k, dtype = x.q.shape, len(x.k), DType.of(x.q.dtype, stored=True)
+    q, k, v = (y[None, None] for y in (x.q, x.k, x.v))
+    want = formulas.attention(q, k, v, causal, D**-0.5, None, x.variant)
+    out, lse = np.empty(q.shape, DType.bfloat16.numpy), np.empty((1, 1, S_q), np.float32)
+    scales: dict[str, Any] = {
+        f"{n}_scales": np.full((1, 1), y, np.float32) for n, y in zip("qkv", x.scales, strict=True)
+    }
+    made = Attention.from_arrays(q, k, v, out, lse, causal=causal, **scales)
+    plan(made, backend="numpy").bind()()
+    yield _judge_attention(f"reference {dtype}", want, out, lse, S_k, D, dtype)
+    with np.errstate(all="ignore"):
+        o, row = stored_queries.attention(x, causal, D**-0.5, exp2=_hardware(rng))
+    yield _judge_attention(
+        f"tile model {dtype}", want, o[None, None], row[None, None], S_k, D, dtype
+    )
+
+
 def guarded_samples(rng: np.random.Generator) -> Iterator[Sample]:
     """One random 16-bit attention head through the model of the softmax that rescales by sums."""
     x = outgrowing(rng)
@@ -140,7 +160,7 @@ def _judge_attention(
     growth = dtype.accumulator.unit_roundoff * (
         np.sqrt(S_k) + np.sqrt(D) * want.products + want.changes
     )
-    bound, lse_bound = tolerances.attention(want, S_k, D, dtype, dtype)
+    bound, lse_bound = tolerances.attention(want, S_k, D, dtype, DType.of(out.dtype))
     constant = tolerances.ATTENTION_CONSTANT
     needed = max(
         _needed(

@@ -420,7 +420,8 @@ def attention_work(operation: Operation, *values: Any) -> None:
                 "Give one of the two",
             )
     else:
-        dtype = first.dtype if out_dtype is None else DType.of(out_dtype, "out_dtype")
+        own = DType.bfloat16 if first.dtype.stored else first.dtype
+        dtype = own if out_dtype is None else DType.of(out_dtype, "out_dtype")
         value_dim = infos["v"].shape[-1] if infos["v"].shape else 0
         operation.new_result("out", (*first.shape[:-1], value_dim), dtype, "q", "out_dtype")
     if flag("return_lse", asked.return_lse):

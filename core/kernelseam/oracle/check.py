@@ -59,7 +59,15 @@ def attention(
         q, k, v, causal, q.shape[3] ** -0.5 if scale is None else scale, numbers, variant
     )
     return attention_verdict(
-        result, k.shape[2], q.shape[3], DType.of(q.dtype), out, lse, lead, numbers, flushed
+        result,
+        k.shape[2],
+        q.shape[3],
+        DType.of(q.dtype, stored=True),
+        out,
+        lse,
+        lead,
+        numbers,
+        flushed,
     )
 
 

@@ -43,6 +43,8 @@ class Variant:
     """[B]: queries of an entry; rows after them are 0 in every result."""
     kv_lengths: Sequence[int] | None = None
     """[B]: keys of an entry."""
+    q_scales: Array | None = None
+    """[B, H, S_q]: what each query is multiplied by."""
     k_scales: Array | None = None
     """[B, H_kv, S_k]: what each key is multiplied by."""
     v_scales: Array | None = None
@@ -67,6 +69,9 @@ class AttentionResult:
     values: Floats
     """Σ_j|v_j| / ℓ over the visible keys, […, D_v], with ℓ = Σexp(score − largest score). With
     scales 2·max_j|scale_j|·Σ_j|v_j| / ℓ, v_j without them."""
+    spread: Floats
+    """What independent errors of weights amount to, as a part of the largest of them, […, D_v]: the
+    smaller of P|V| and |out| + 3·√Σ_j(P_j·v_j)²."""
     changes: Floats
     """max of |capped product| + |slope·d| + |bias| as far as a score has them, and |sink|, […],
     over keys whose weight is not 0 in float32."""
@@ -110,15 +115,15 @@ def attention(
     Query head h uses KV head h // (H / H_kv). With d = j − i − (S_k − S_q), of the entry's own
     lengths, the score of key j for query i is softcap·tanh(scale·q·k/softcap) − slope·|d| + bias,
     and the key is visible iff the mask allows it and (j < prefix, or −left ≤ d ≤ right, and d ≤ 0
-    where causal). Keys and values are multiplied by their scales. A sink is a key of value 0. A row
-    without a visible key, or whose every score is −inf, gives zeros and an LSE of −inf. Hidden keys
-    never contribute. ``rows``: numbers (b·H + h)·S_q + i.
+    where causal). Queries, keys and values are multiplied by their scales. A sink is a key of value
+    0. A row without a visible key, or whose every score is −inf, gives zeros and an LSE of −inf.
+    Hidden keys never contribute. ``rows``: numbers (b·H + h)·S_q + i.
     """
     B, H, S_q, _ = q.shape
     H_kv, S_k, D_v = v.shape[1:]
     numbers = np.arange(B * H * S_q) if rows is None else np.asarray(rows, np.int64)
     n = len(numbers)
-    out, pv, values = (np.zeros((n, D_v)) for _ in range(3))
+    out, pv, values, spread = (np.zeros((n, D_v)) for _ in range(4))
     lse, products, changes = (np.zeros(n) for _ in range(3))
     heads, queries = np.divmod(numbers, max(S_q, 1))
     for head in np.unique(heads):
@@ -152,6 +157,8 @@ def attention(
         for pattern, keys in enumerate(alike):
             of = np.flatnonzero(which.reshape(-1) == pattern)
             Q, at = q[b, h, i[of]].astype(np.float64), indices[of]
+            if variant.q_scales is not None:
+                Q *= variant.q_scales[b, h, i[of], None].astype(np.float64)
             o = _softmax_rows(
                 scale * (Q @ K[keys].T),
                 abs(scale) * (np.abs(Q) @ np.abs(K[keys]).T),
@@ -162,7 +169,7 @@ def attention(
                 bias[of][:, keys],
                 sink,
             )
-            out[at], lse[at], pv[at], products[at], values[at], changes[at] = o
+            out[at], lse[at], pv[at], products[at], values[at], spread[at], changes[at] = o
     lead = (B, H, S_q) if rows is None else (n,)
     return AttentionResult(
         out.reshape(*lead, D_v),
@@ -170,6 +177,7 @@ def attention(
         pv.reshape(*lead, D_v),
         products.reshape(lead),
         values.reshape(*lead, D_v),
+        spread.reshape(*lead, D_v),
         changes.reshape(lead),
     )
 
@@ -196,7 +204,7 @@ def _softmax_rows(
     slopes: Floats,
     bias: Floats,
     sink: float,
-) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
+) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats]:
     """The formula for queries that see all of V's keys, from x = scale·q·kᵀ and |scale|·|q||k|:
     out, LSE and the bound's ingredients. The sink is the last column. V is without its scales."""
     stored = V
@@ -213,6 +221,8 @@ def _softmax_rows(
         lse = largest + np.log(total)
         out = weights @ V / total[:, None]
         pv = weights @ np.abs(V) / total[:, None]
+        spread = np.abs(out) + 3 * np.sqrt(weights**2 @ V**2) / total[:, None]
+        spread = np.fmin(spread, pv)
         products = np.where(np.isneginf(scores), 0, _with_sink(magnitude, 0)).max(axis=1)
         values = np.abs(V).sum(axis=0) / total[:, None]
         if v_scales is not None:
@@ -222,8 +232,8 @@ def _softmax_rows(
             (0 if cap is None else np.abs(capped)) + np.abs(slopes) + np.abs(bias), abs(sink)
         )
         changes = np.where(weights >= WEIGHS, sizes, 0).max(axis=1)
-    out[nothing], pv[nothing], values[nothing] = 0, 0, 0
-    return out, lse, pv, products, values, changes
+    out[nothing], pv[nothing], values[nothing], spread[nothing] = 0, 0, 0, 0
+    return out, lse, pv, products, values, spread, changes
 
 
 def _with_sink(x: Floats, value: float) -> Floats:

@@ -78,7 +78,7 @@ class Operands:
         if view == "strided" or (view == "pointers" and name == "lse"):
             return arrays[name]
         heads = p.kv_heads if of_keys else p.num_heads
-        dtype = p.spec.out if like == "out" else p.spec.dtype_lse if name == "lse" else p.spec.dtype
+        dtype = p.spec.out if like == "out" else p.spec.dtype_lse if name == "lse" else p.spec.q
         if of_keys:
             dtype = p.spec.kv
         width = p.spec.head_dim if like in "qk" else p.spec.value_dim

@@ -15,12 +15,16 @@ inputs as they were rounded:
   + η_P·Σ_j|v_j|/ℓ + η_out, t = |capped product| + |slope·d| + |bias| as far as a score has them
   (the product where it is capped), and |sink|.
 * its LSE: c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t + |ref|).
+* of q of 8 bits [u_e4m3 + 8·2⁻¹³·max scale·|q||k|]·min(P|V|, |ref| + 3·√Σ(P_j·v_j)²) + 8·2⁻¹³·P|V|
+  in place of u_P·(P|V|), 2⁻⁸ of e4m3's smallest subnormal for η_P, and 8·2⁻¹³·max scale·|q||k| more
+  in the LSE: probabilities may be rounded to e4m3, and matrix units add few bits of its products.
 * N states merged: 2·u_out·|ref| + c·u_32·(√N + max|s_n|)·Σ_n e^(s_n − s)·|o_n| + η_out.
 * their LSE: c·u_32·(√N + max|s_n| + |ref|).
 * an attention's gradients: 2·u_out·|ref| + u_P·R + c·u_32·(E + L) + u_out·O + η·V + η_out, of the
   sums R, E, L, O and V of magnitudes that ``gradients.Gradient`` holds.
 
-Probabilities are rounded to the dtype of V before the second product, hence u_P and η_P. Where the
+Probabilities are rounded to the dtype of V before the second product (of q, where V alone is of
+8 bits), hence u_P and η_P. Where the
 inputs are float64, float64 takes float32's place inside an attention and in a merge: u_64 for u_32,
 and LSEs are stored in it.
 """
@@ -47,6 +51,8 @@ E4M3, E4M3_ONE_SIGN = 8.0, 32.0
 to 3.1 of zero mean, and 11.3 of positive numbers."""
 TF32X3 = 2.0
 """The bound of products of split numbers, as a multiple of float32's."""
+LARGEST_WEIGHT = {DType.float8_e4m3fn: 2.0**8, DType.float8_e4m3fnuz: 2.0**7}
+"""What a row's largest weight of 8 bits is scaled to, so that few of the others vanish."""
 ATTENTION_CONSTANT = 8.0
 """c: calibrated, with room for other orders of summation and for hardware exponentials."""
 
@@ -58,7 +64,9 @@ def smallest(dtype: DType, flushed: bool = False) -> float:
 
 def smallest_weight(dtype: DType, flushed: bool = False) -> float:
     """The magnitude below which a probability of this dtype may be flushed to 0: fast exponentials
-    may flush float32's subnormals."""
+    may flush float32's subnormals, and in 8 bits weights are up to 2⁸ or 2⁷, for 1."""
+    if dtype.stored:
+        return dtype.smallest_subnormal * LARGEST_WEIGHT[dtype] ** -1
     return max(smallest(dtype, flushed), DType.float32.smallest_normal)
 
 
@@ -103,21 +111,25 @@ def attention(
     *,
     flushed: bool = False,
 ) -> tuple[Floats, Floats]:
-    """The bounds of each element of out and of the LSE; ``dtype`` is that of q, k and v."""
+    """The bounds of each element of out and of the LSE; ``dtype`` is that of q."""
     growth = math.sqrt(S_k) + math.sqrt(head_dim) * result.products + result.changes
     with np.errstate(invalid="ignore", over="ignore"):
-        inner = (
-            dtype.unit_roundoff
-            + ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * growth[..., None]
-        )
+        inner = ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * growth[..., None]
+        weights = dtype.unit_roundoff * result.pv
+        cut = E4M3 * E4M3_UNIT * result.products if dtype.stored else 0.0 * growth
+        if dtype.stored:
+            weights = (dtype.unit_roundoff + cut[..., None]) * result.spread
+            weights += E4M3 * E4M3_UNIT * result.pv
         out: Floats = (
             2 * dtype_out.unit_roundoff * np.abs(result.out)
+            + weights
             + inner * result.pv
             + smallest_weight(dtype, flushed) * result.values
             + smallest(dtype_out, flushed)
         )
         lse: Floats = (
             ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * (growth + np.abs(result.lse))
+            + cut
         )
     return out, lse
 

@@ -57,8 +57,26 @@ class _Memory:
             x.get("sinks"),
             self.q_lengths,
             self.k_lengths,
+            self._query_scales(p),
             *(self._scales(p, n) for n in ("k_scales", "v_scales")),
         )
+
+    def _query_scales(self, p: AttentionProblem) -> Array | None:
+        """The scale of every query, [batch, head, query]; those after an entry's length are 0."""
+        if p.spec.q_scales is None:
+            return None
+        x = self.arrays["q_scales"]
+        whole: Array = np.zeros((p.batch, p.num_heads, p.S_q), np.float32)
+        if not p.q_scale_block:
+            whole += np.repeat(x, p.head_group, axis=1)
+            return whole
+        for b in range(p.batch):
+            n = p.S_q if self.q_lengths is None else self.q_lengths[b]
+            packed = self.q_lengths is not None
+            outer, first = (0, int(self.arrays["cu_seqlens_q"][b])) if packed else (b, 0)
+            for i in range(n):
+                whole[b, :, i] = x[outer, :, (first + i) // p.q_scale_block]
+        return whole
 
     def _scales(self, p: AttentionProblem, name: str) -> Array | None:
         """The scale of every key, [batch, KV head, key]; those after an entry's length are 0."""

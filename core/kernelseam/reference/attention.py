@@ -40,6 +40,8 @@ SUPPORTED = frozenset(
         "batch_invariant",
         "dtype_kv",
         "kv_scales",
+        "dtype_q",
+        "q_scales",
     }
 )
 """Options of a spec. All rows are batch-invariant: a row's work depends on its own sequence
@@ -111,10 +113,16 @@ class _AttentionStep:
                     for h in range(g * p.head_group, (g + 1) * p.head_group):
                         scores, lse = views.scores(b, h, own), views.lse(b, h, own)
                         q, out = views.queries("q", b, h, own), views.queries("out", b, h, own)
+                        q_scales = views.query_scales(b, h, own)
                         for i in starts:
                             rows = slice(i, i + QUERIES)
                             head.block(
-                                q[rows], i, scores, out[rows], None if lse is None else lse[rows]
+                                q[rows],
+                                i,
+                                scores,
+                                out[rows],
+                                None if lse is None else lse[rows],
+                                None if q_scales is None else q_scales[rows],
                             )
 
         def launch(stream: int) -> None:

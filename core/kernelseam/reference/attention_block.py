@@ -88,13 +88,24 @@ class Head:
         # A hidden value has weight 0, but 0·NaN is NaN: one sum tells whether that can happen.
         self.finite = not self.hides or bool(np.isfinite(self.v.sum()))
 
-    def block(self, q: Array, i: int, scores: Scores, out: Array, lse: Array | None) -> None:
-        """Attention of queries q [n, D], the first of which is query ``i``."""
+    def block(
+        self,
+        q: Array,
+        i: int,
+        scores: Scores,
+        out: Array,
+        lse: Array | None,
+        q_scales: Array | None = None,
+    ) -> None:
+        """Attention of queries q [n, D] times their scales, [n], the first of which is query
+        ``i``."""
         n, d = q.shape
         wide = _padded(n)
         x, acc = shaped(self.queries, d, wide), shaped(self.acc, wide, self.v.shape[1])
         exp, log, unit = (np.exp2, np.log2, math.log(2)) if scores.plain else (np.exp, np.log, 1.0)
         np.multiply(q.T, scores.factor, out=x[:, :n], dtype=self.dtype)
+        if q_scales is not None:
+            np.multiply(x[:, :n], q_scales, out=x[:, :n])
         x[:, n:] = 0
         acc[...] = 0
         top = np.full(wide, scores.sink, self.dtype)

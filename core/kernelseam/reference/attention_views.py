@@ -102,6 +102,18 @@ class Views:
             x[0, g, own.k_first : own.k_first + own.S_k] if view == "packed" else x[b, g, : own.S_k]
         ]
 
+    def query_scales(self, b: int, h: int, own: Sequence) -> Array | None:
+        """The scale of each query of one head, [S_q]; None without scales."""
+        p, kind = self.problem, self.problem.spec.q_scales
+        if kind is None:
+            return None
+        scales: Array = self.arrays["q_scales"]
+        if kind == "heads":
+            return np.full(own.S_q, scales[b, h // p.head_group, 0])
+        outer = 0 if p.spec.q_view == "packed" else b
+        rows: Array = scales[outer, h, (own.q_first + np.arange(own.S_q)) // p.q_scale_block]
+        return rows
+
     def key_scales(self, name: str, b: int, g: int, own: Sequence) -> Array | None:
         """The scale of each key of one KV head, [S_k], or one for all, [1]; None without scales."""
         p, kind = self.problem, self.problem.spec.kv_scales

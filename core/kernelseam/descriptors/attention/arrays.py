@@ -33,6 +33,7 @@ def fields_of(
     max_seqlen_q: int | None,
     max_seqlen_k: int | None,
     scale_block: int | None = None,
+    q_scale_block: int | None = None,
 ) -> dict[str, Any]:
     """Extents and strides for the descriptor, and the views in place of the arrays.
 
@@ -123,6 +124,9 @@ def fields_of(
     for name in ("k_scales", "v_scales"):
         if name in infos:
             _scales(fields, name, infos[name], key_axes, scale_block, {"B": batch, **k})
+    if "q_scales" in infos:
+        of_q = {"B": batch, "H_kv": k["H_kv"], **q}
+        _scales(fields, "q_scales", infos["q_scales"], query_axes, q_scale_block, of_q)
     if "alibi_slopes" in infos:
         _broadcast(fields, "alibi_slopes", "alibi", infos["alibi_slopes"], plane[:2])
     for name, known in (
@@ -168,27 +172,29 @@ def _scales(
     fields: dict[str, Any],
     name: str,
     info: ArrayInfo,
-    key_axes: str,
-    scale_block: int | None,
+    row_axes: str,
+    block: int | None,
     known: Mapping[str, int],
 ) -> None:
-    """Strides of the scales of k or v: they repeat to [B, H_kv], or with ``scale_block`` have the
-    axes of k without the last, blocks in the place of rows."""
-    if scale_block is None:
+    """Strides of the scales of q, k or v: they repeat to [B, H_kv], or with a ``block`` of rows
+    have the axes of the operand without the last, blocks in the place of rows."""
+    if block is None:
         _broadcast(fields, name, name, info, (("batch", known["B"]), ("head", known["H_kv"])))
         return
-    block = extent("scale_block", scale_block, 1)
-    row = next(a for a in key_axes.split() if a in "SNT")
-    rows = known[{"S": "S_k", "T": "T_k"}.get(row, row)]
-    letters = {"H": "H_kv", row: "blocks"}
-    labels = [letters.get(a, a) for a in key_axes.split()[:-1]]
+    queries = name == "q_scales"
+    block = extent("q_scale_block" if queries else "scale_block", block, 1)
+    row = next(a for a in row_axes.split() if a in "SNT")
+    head, names = ("H", {"S": "S_q"}) if queries else ("H_kv", {"S": "S_k", "T": "T_k"})
+    rows = known[names.get(row, row)]
+    letters = {"H": head, row: "blocks"}
+    labels = [letters.get(a, a) for a in row_axes.split()[:-1]]
     axes(name, info, " ".join(labels), {**known, "blocks": -(-rows // block)}, rows=False)
     strides = dict(zip(labels, canonical(info), strict=True))
     outer = strides.get("B", strides.get("P"))
     fields.update(
         {
             f"stride_{name}_batch": outer,
-            f"stride_{name}_head": strides["H_kv"],
+            f"stride_{name}_head": strides[head],
             f"stride_{name}_block": strides["blocks"],
         }
     )

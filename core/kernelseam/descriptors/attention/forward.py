@@ -67,6 +67,14 @@ class Attention(AttentionFields):
     where block n begins with key n·scale_block; of pages [pages, kv_heads, blocks of a page's
     rows]; of packed rows [kv_heads, blocks of all total_k rows].
 
+    Queries of 8 bits, of the same type as k and v, which are then of 8 bits, too: ``dtype_q``, by
+    default the array's. ``dtype`` then is what out and bias are of and what implementations may
+    compute in: float16 or bfloat16, by default out's, else bfloat16. A number x of q stands for
+    q_scale·x: ``q_scales`` [batch, kv_heads], one for each KV head's group of query heads; with
+    ``q_scale_block`` so many queries of a head share one: [batch, num_heads, blocks], of packed
+    rows [num_heads, blocks of all total_q rows]. Scales are there of all three or of none.
+    Probabilities may be rounded to 8 bits before they are multiplied by v.
+
     Operands are arrays, addresses (ints), or None until ``bind``; ``return_lse`` says that an lse
     will be bound (an lse that is given says so too). An optional one (bias … block_table) that
     ``bind`` will give is announced by address 0. Strides count elements and are those of the axes
@@ -122,6 +130,7 @@ class Attention(AttentionFields):
             dtype=spec.dtype,
             dtype_out=spec.dtype_out,
             dtype_bias=spec.bias,
+            dtype_q=spec.dtype_q,
             dtype_kv=spec.dtype_kv,
         )
 
@@ -164,7 +173,8 @@ class Attention(AttentionFields):
         D] ("nhd"), or with the head before the row ("hnd").
 
         ``k_scales`` and ``v_scales`` repeat to [B, H_kv]; with ``scale_block`` they have the axes
-        of k and v but the last, blocks in the place of rows.
+        of k and v but the last, blocks in the place of rows; so have ``q_scales`` those of q with
+        ``q_scale_block``.
 
         ``options``: the descriptor's other fields. ``bias``, ``mask`` and ``alibi_slopes`` repeat
         along axes of extent 1 and along those that they lack from the left.
@@ -187,6 +197,7 @@ class Attention(AttentionFields):
                     max_seqlen_q,
                     max_seqlen_k,
                     options.get("scale_block"),
+                    options.get("q_scale_block"),
                 ),
                 **options,
             }

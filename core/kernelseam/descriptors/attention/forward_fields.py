@@ -12,6 +12,7 @@ OPTIONAL = (
     "mask",
     "alibi_slopes",
     "sinks",
+    "q_scales",
     "k_scales",
     "v_scales",
     "prefix_lengths",
@@ -31,7 +32,7 @@ STRIDE_FIELDS = {
     "alibi_slopes": ("stride_alibi_batch", "stride_alibi_head"),
     **{
         n: tuple(f"stride_{n}_{axis}" for axis in ("batch", "head", "block"))
-        for n in ("k_scales", "v_scales")
+        for n in ("q_scales", "k_scales", "v_scales")
     },
     "block_table": ("stride_table_row",),
 }
@@ -64,6 +65,7 @@ class AttentionFields:
     mask: object = field(default=None, repr=False)
     alibi_slopes: object = field(default=None, repr=False)
     sinks: object = field(default=None, repr=False)
+    q_scales: object = field(default=None, repr=False)
     k_scales: object = field(default=None, repr=False)
     v_scales: object = field(default=None, repr=False)
     prefix_lengths: object = field(default=None, repr=False)
@@ -79,7 +81,9 @@ class AttentionFields:
     dtype: DType | str | None = None
     dtype_out: DType | str | None = None
     dtype_bias: DType | str | None = None
+    dtype_q: DType | str | None = None
     dtype_kv: DType | str | None = None
+    q_scale_block: int | None = None
     scale_block: int | None = None
     batch_invariant: bool = False
     latent: bool = False
@@ -107,6 +111,9 @@ class AttentionFields:
     stride_mask_column: int | None = None
     stride_alibi_batch: int | None = None
     stride_alibi_head: int | None = None
+    stride_q_scales_batch: int | None = None
+    stride_q_scales_head: int | None = None
+    stride_q_scales_block: int | None = None
     stride_k_scales_batch: int | None = None
     stride_k_scales_head: int | None = None
     stride_k_scales_block: int | None = None

@@ -37,7 +37,8 @@ from kernelseam.descriptors.common.validation import (
 from kernelseam.dtypes import E4M3, DType
 from kernelseam.errors import InvalidValue
 
-SCALES = ("k_scales", "v_scales")
+KEY_SCALES = ("k_scales", "v_scales")
+SCALES = ("q_scales", *KEY_SCALES)
 
 
 def band(field: str, value: object) -> tuple[int | None, int | None]:
@@ -51,7 +52,7 @@ def band(field: str, value: object) -> tuple[int | None, int | None]:
 def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> AttentionProblem:
     """The problem of these fields. ``infos``: the views of those operands that are arrays. Raises
     InvalidValue where no such problem exists."""
-    dtype, dtype_kv = _dtypes(given, infos)
+    dtype, dtype_q, dtype_kv = _dtypes(given, infos)
     _refuse_fields_of_absent_operands(given)
     dtype_out = _dtype_or_float32(given, "out", dtype, infos)
     batch, heads = extent("batch", given.batch), extent("num_heads", given.num_heads)
@@ -75,7 +76,7 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
     }
     strides, vector = {}, 16
     for name, shape in shapes.items():
-        operand_dtype = {"q": dtype, "out": dtype_out}.get(name, dtype_kv or dtype)
+        operand_dtype = {"q": dtype_q or dtype, "out": dtype_out}.get(name, dtype_kv or dtype)
         view = kv_view if name in "kv" else q_view
         strides[name] = row_strides(given, name, shape, view, operand_dtype)
         address = pointer(name, getattr(given, name), infos)
@@ -96,6 +97,7 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
     right = 0 if causal else right
     windowed = left is not None or (right is not None and right != 0)
     plane = (batch, heads, s_q, s_k)
+    q_scales, kv_scales = _scaled(given, dtype_q, dtype_kv)
     spec = AttentionSpec(
         dtype,
         d,
@@ -116,7 +118,9 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         dtype_out=None if dtype_out is dtype else dtype_out,
         batch_invariant=flag("batch_invariant", given.batch_invariant),
         dtype_kv=dtype_kv,
-        kv_scales=_scaled(given, dtype_kv),
+        kv_scales=kv_scales,
+        dtype_q=dtype_q,
+        q_scales=q_scales,
         latent=_latent(given, shapes["k"], d_v, strides["k"], strides["v"]),
     )
     problem = AttentionProblem(
@@ -144,31 +148,44 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         page_size=page_size,
         table_width=width,
         table_stride=_table_stride(given, width) if kv_view == "paged" else 0,
-        scale_block=0 if given.scale_block is None else extent("scale_block", given.scale_block, 1),
+        scale_block=_block(given, "scale_block"),
+        q_scale_block=_block(given, "q_scale_block"),
     )
+    if spec.q_scales:
+        extents = problem.q_scale_extents
+        walk = scale_strides(given, "q_scales", "q_scale_block", q_view, extents)
+        problem = replace(problem, q_scale_strides=walk)
     if not spec.kv_scales:
         return problem
     outer, blocks = problem.scale_extents
     k_scales, v_scales = (
-        scale_strides(given, name, kv_view, (outer, kv_heads, blocks)) for name in SCALES
+        scale_strides(given, name, "scale_block", kv_view, (outer, kv_heads, blocks))
+        for name in KEY_SCALES
     )
     return replace(problem, k_scale_strides=k_scales, v_scale_strides=v_scales)
 
 
-def _dtypes(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> tuple[DType, DType | None]:
-    """(of q, of k and v): the second None where it is the first."""
-    stored = given.dtype_kv is not None and DType.of(given.dtype_kv, "dtype_kv", floating=False)
-    if not stored and any(infos[n].dtype.stored for n in "kv" if n in infos):
-        stored = next(infos[n].dtype for n in "kv" if n in infos and infos[n].dtype.stored)
-    if not stored:
+def _block(given: AttentionFields, name: str) -> int:
+    """How many rows share a scale; 0: all."""
+    value = getattr(given, name)
+    return 0 if value is None else extent(name, value, 1)
+
+
+def _dtypes(
+    given: AttentionFields, infos: Mapping[str, ArrayInfo]
+) -> tuple[DType, DType | None, DType | None]:
+    """(what is computed in, that of q, that of k and v): None where it is the first."""
+    if (dtype_q := _of_8_bits(given, infos, "dtype_q", "q")) is not None:
+        return _dtype_of_result(given, infos, dtype_q), dtype_q, dtype_q
+    stored = _of_8_bits(given, infos, "dtype_kv", "kv")
+    if stored is None:
         dtype = dtype_of("dtype", given.dtype, infos, ("q", "k", "v"))
-        return required("dtype", dtype, "q, k, v and out"), None
+        dtype = required("dtype", dtype, "q, k, v and out")
+        _refuse_other("dtype_q", given.dtype_q, dtype, "dtype is")
+        _refuse_other("dtype_kv", given.dtype_kv, dtype, "q's")
+        return dtype, None, None
     dtype = required("dtype", dtype_of("dtype", given.dtype, infos, ("q",)), "q and out")
-    kinds = ", ".join(map(str, E4M3))
-    if not stored.stored and stored is not dtype:
-        raise InvalidValue(
-            "dtype_kv", stored, f"must be {dtype} as q's, or one of {kinds}", "Convert k and v"
-        )
+    _refuse_other("dtype_q", given.dtype_q, dtype, "dtype is")
     for name in "kv":
         if name in infos and infos[name].dtype is not stored:
             raise InvalidValue(
@@ -177,8 +194,6 @@ def _dtypes(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> tuple[DTy
                 f"must be {stored} as {'k' if name == 'v' and 'k' in infos else 'dtype_kv'} is",
                 "Convert the array: k and v share their dtype",
             )
-    if stored is dtype:
-        return dtype, None
     if dtype.itemsize != 2:
         raise InvalidValue(
             "dtype",
@@ -186,27 +201,89 @@ def _dtypes(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> tuple[DTy
             f"must be float16 or bfloat16 where k and v are {stored}",
             "Convert q, or k and v",
         )
-    return dtype, stored
+    return dtype, None, stored
 
 
-def _scaled(given: AttentionFields, dtype_kv: DType | None) -> str | None:
-    """What has a scale of its own; None without scales."""
+def _of_8_bits(
+    given: AttentionFields, infos: Mapping[str, ArrayInfo], field: str, names: str
+) -> DType | None:
+    """The dtype of 8 bits that q, or k and v, are said to have or that one of their arrays has."""
+    if (value := getattr(given, field)) is not None:
+        named = DType.of(value, field, floating=False)
+        return named if named.stored else None
+    return next((infos[n].dtype for n in names if n in infos and infos[n].dtype.stored), None)
+
+
+def _refuse_other(field: str, value: object, dtype: DType, other: str) -> None:
+    """Refuse a dtype of q, or of k and v, that is neither one of 8 bits nor the other operand's."""
+    if value is None or (named := DType.of(value, field, floating=False)) is dtype:
+        return
+    kinds = ", ".join(map(str, E4M3))
+    raise InvalidValue(
+        field,
+        named,
+        f"must be {dtype} as {other}, or one of {kinds}",
+        f"Convert {'q' if field == 'dtype_q' else 'k and v'}",
+    )
+
+
+def _dtype_of_result(
+    given: AttentionFields, infos: Mapping[str, ArrayInfo], stored: DType
+) -> DType:
+    """The dtype of 16 bits of an attention whose q, k and v are all ``stored``."""
+    for name in "qkv":
+        if name in infos and infos[name].dtype is not stored:
+            raise InvalidValue(
+                name,
+                f"an array of {infos[name].dtype}",
+                f"must be {stored} as {'dtype_q' if name == 'q' else 'q'} is",
+                "Convert the array: with q of 8 bits, q, k and v share their dtype",
+            )
+    if given.dtype_kv is not None:
+        kv = DType.of(given.dtype_kv, "dtype_kv", floating=False)
+        if kv is not stored:
+            rule = f"must be {stored} as q's"
+            raise InvalidValue("dtype_kv", kv, rule, "Leave it out, or convert q")
+    dtype = DType.bfloat16
+    if given.dtype is not None:
+        dtype = DType.of(given.dtype, "dtype")
+    elif "out" in infos and infos["out"].dtype.itemsize == 2:
+        dtype = infos["out"].dtype
+    if dtype.itemsize != 2:
+        rule = f"must be float16 or bfloat16 where q, k and v are {stored}"
+        raise InvalidValue("dtype", dtype, rule, "Give dtype_out='float32' for a wider result")
+    return dtype
+
+
+def _scaled(
+    given: AttentionFields, dtype_q: DType | None, dtype_kv: DType | None
+) -> tuple[str | None, str | None]:
+    """What has a scale of its own, of q and of k and v; None without scales."""
+    needed = KEY_SCALES if dtype_q is None else SCALES
     there = [n for n in SCALES if getattr(given, n) is not None]
     for name in there:
-        if dtype_kv is None:
-            raise InvalidValue(
-                name, "given", "scales are for k and v of 8 bits", "Leave it out, or give dtype_kv"
-            )
-        if len(there) == 1:
-            (missing,) = set(SCALES) - {name}
-            raise InvalidValue(
-                missing, None, f"must be given where {name} is", "Give it: ones change nothing"
-            )
-    if not there and given.scale_block is not None:
-        raise InvalidValue(
-            "scale_block", given.scale_block, "is about scales", "Give k_scales and v_scales too"
+        stored, operands, field = (
+            (dtype_q, "q", "dtype_q") if name == "q_scales" else (dtype_kv, "k and v", "dtype_kv")
         )
-    return None if not there else "heads" if given.scale_block is None else "blocks"
+        if stored is None:
+            raise InvalidValue(
+                name,
+                "given",
+                f"scales are for {operands} of 8 bits",
+                f"Leave it out, or give {field}",
+            )
+        if missing := [n for n in needed if n not in there]:
+            raise InvalidValue(
+                missing[0], None, f"must be given where {name} is", "Give it: ones change nothing"
+            )
+    for field, of in (("q_scale_block", "q_scales"), ("scale_block", "k_scales and v_scales")):
+        if (block := getattr(given, field)) is not None and of.split()[0] not in there:
+            raise InvalidValue(field, block, "is about scales", f"Give {of} too")
+    q, kv = (None if n not in there else "heads" for n in ("q_scales", "k_scales"))
+    return (
+        q if given.q_scale_block is None else "blocks",
+        kv if given.scale_block is None else "blocks",
+    )
 
 
 def _latent(

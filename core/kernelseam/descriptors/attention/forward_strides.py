@@ -62,16 +62,20 @@ def slope_strides(given: AttentionFields, batch: int, heads: int) -> tuple[int, 
 
 
 def scale_strides(
-    given: AttentionFields, name: str, view: str, extents: tuple[int, int, int]
+    given: AttentionFields, name: str, field: str, view: str, extents: tuple[int, int, int]
 ) -> tuple[int, int, int]:
-    """(batch, head, block) of the scales of k or v, of ``extents`` (batch or pages, heads, blocks).
-    Where left out, heads of packed and paged memory pack within blocks."""
+    """(batch, head, block) of the scales of q, k or v, of ``extents`` (batch or pages, heads,
+    blocks); ``field`` says how many rows share one. Where left out, heads of packed and paged
+    memory pack within blocks."""
     outer, heads, blocks = extents
     batch, head, block = checked_strides(given, name, DType.float32)
-    if given.scale_block is None:
+    if getattr(given, field) is None:
         if block is not None:
             raise InvalidValue(
-                f"stride_{name}_block", block, "describes blocks of keys", "Give scale_block too"
+                f"stride_{name}_block",
+                block,
+                f"describes blocks of {'queries' if name == 'q_scales' else 'keys'}",
+                f"Give {field} too",
             )
         return (*two(packed((outer, heads), (batch, head))), 0)
     if view == "strided":

@@ -48,11 +48,20 @@ class AttentionSpec:
     """That of k and v where they are stored in 8 bits; None: that of q."""
     kv_scales: str | None = None
     """What has a scale of k and one of v: "heads" of an entry, or "blocks" of their keys."""
+    dtype_q: DType | None = None
+    """That of q where it is stored in 8 bits, as k and v then are; None: ``dtype``."""
+    q_scales: str | None = None
+    """What has a scale of q: "heads", a KV head's group of an entry, or "blocks" of queries."""
     latent: bool = False
     """Whether v is the first columns of k, as in multi-head latent attention: at the same address,
     with the same strides. Who reads v as any other is right, too."""
 
     operation = "attention"
+
+    @property
+    def q(self) -> DType:
+        """The element type of q as it lies in memory."""
+        return self.dtype_q or self.dtype
 
     @property
     def kv(self) -> DType:
@@ -74,12 +83,14 @@ class AttentionSpec:
     @property
     def words(self) -> str:
         """Dtypes, options and views."""
-        stored = "" if self.dtype_kv is None else f"/{self.dtype_kv}"
-        apart = {"q_view", "kv_view", "dtype_kv"}
+        dtypes = f"{self.dtype}" if self.dtype_kv is None else f"{self.dtype}/{self.dtype_kv}"
+        if self.dtype_q is not None:
+            dtypes = f"{self.dtype_q} to {self.dtype}"
+        apart = {"q_view", "kv_view", "dtype_kv", "dtype_q"}
         options = "".join(f" {o}" for o in sorted(self.options - apart))
         views = "" if self.q_view == self.kv_view == "strided" else f" {self.q_view}/{self.kv_view}"
         latent = " latent" * self.latent
-        return f"{self.dtype}{stored}{options}{latent}{views}"
+        return f"{dtypes}{options}{latent}{views}"
 
     @property
     def out(self) -> DType:
@@ -151,6 +162,11 @@ class AttentionProblem:
     """(batch, head, block); so of v. Blocks of paged keys are counted in each page, which stands
     for the batch; of packed keys over all rows, and there is no batch."""
     v_scale_strides: tuple[int, int, int] = (0, 0, 0)
+    q_scale_strides: tuple[int, int, int] = (0, 0, 0)
+    """(batch, head, block); heads are KV heads where a head has one scale, else query heads."""
+    q_scale_block: int = 0
+    """Queries that share a scale, from the first of an entry's or of all packed rows on; 0: all of
+    an entry."""
     scale_block: int = 0
     """Keys that share a scale, from the first of an entry's, of a page's or of all packed rows on;
     0: all of an entry."""
@@ -199,7 +215,7 @@ class AttentionProblem:
                 same_as=same_as,
             )
 
-        yield rows("q", s.dtype, s.q_view, h, s.head_dim, self.q_strides)
+        yield rows("q", s.q, s.q_view, h, s.head_dim, self.q_strides)
         yield rows("k", s.kv, s.kv_view, g, s.head_dim, self.k_strides)
         same_as = "k" if s.latent else ""
         yield rows("v", s.kv, s.kv_view, g, s.value_dim, self.v_strides, same_as=same_as)
@@ -226,6 +242,10 @@ class AttentionProblem:
             yield OperandRule("alibi_slopes", f32, (b * reads, h), self.alibi_strides, 4)
         if s.sinks:
             yield OperandRule("sinks", f32, (h * reads,), (1,), 4)
+        if s.q_scales:
+            extents = self.q_scale_extents
+            shape = (extents[0] * reads, *extents[1:])
+            yield OperandRule("q_scales", f32, shape, self.q_scale_strides, 4)
         if s.kv_scales:
             outer, blocks = self.scale_extents
             for name, walk in (
@@ -260,6 +280,15 @@ class AttentionProblem:
             return self.batch, 1
         outer, rows = self._key_rows[self.spec.kv_view]
         return outer, -(-rows // self.scale_block)
+
+    @property
+    def q_scale_extents(self) -> tuple[int, int, int]:
+        """(batch, heads, blocks) of the scales of q."""
+        if not self.q_scale_block:
+            return self.batch, self.kv_heads, 1
+        packed = self.spec.q_view == "packed"
+        outer, rows = (1, self.total_q) if packed else (self.batch, self.S_q)
+        return outer, self.num_heads, -(-rows // self.q_scale_block)
 
     @property
     def visible(self) -> int:
@@ -319,9 +348,11 @@ class AttentionProblem:
         kv_h = (
             distinct(self.kv_heads, self.k_strides[1]) if s.kv_view != "pointers" else self.kv_heads
         )
-        read = queries * h * s.head_dim * s.dtype.itemsize
+        read = queries * h * s.head_dim * s.q.itemsize
         width = s.head_dim if s.latent else s.head_dim + s.value_dim
         read += keys * kv_h * width * s.kv.itemsize
+        if self.q_scale_block:
+            read += 4 * (queries // self.q_scale_block) * h
         if self.scale_block:
             read += 8 * (keys // self.scale_block) * kv_h
         written = s.value_dim * s.out.itemsize + (s.dtype_lse.itemsize if s.lse else 0)
@@ -329,7 +360,7 @@ class AttentionProblem:
 
     @property
     def compute_dtype(self) -> DType:
-        return self.spec.dtype
+        return self.spec.q
 
     def __str__(self) -> str:
         s = self.spec

@@ -12,7 +12,7 @@ from kernelseam.parity.cases.attention_decode import few_queries, latent, option
 from kernelseam.parity.cases.attention_guards import guards
 from kernelseam.parity.cases.attention_scores import biases, masks, together, windows
 from kernelseam.parity.cases.attention_sequences import lengths, packed, paged, pointers
-from kernelseam.parity.cases.attention_stored import stored
+from kernelseam.parity.cases.attention_stored import stored, stored_queries
 from kernelseam.parity.cases.common import (
     DECODE,
     INF,
@@ -46,6 +46,7 @@ def attention_cases() -> list[AttentionCase]:
         "lists of addresses": pointers,
         "few queries and split keys": few_queries,
         "keys and values of 8 bits": stored,
+        "queries, keys and values of 8 bits": stored_queries,
         "latent": latent,
         "wide heads, results in float32, batch invariance": options,
     }

@@ -71,9 +71,14 @@ class AttentionCase:
     dtype_out: DType | None = None
     dtype_kv: DType | None = None
     """That of k and v where they are stored in 8 bits."""
+    dtype_q: DType | None = None
+    """That of q where it is stored in 8 bits; k and v are, too."""
     scales: str = ""
-    """What has scales of k and v: "tensor", "heads", "entries" (and heads), or "blocks"."""
+    """What has scales of k and v, and of q of 8 bits: "tensor", "heads", "entries" (and heads), or
+    "blocks"."""
     scale_block: int | None = None
+    q_scale_block: int | None = None
+    """Scales of q are those of blocks of so many queries, whatever those of k and v are of."""
     batch_invariant: bool = False
     latent: bool = False
     """v is the first columns of k."""
@@ -106,6 +111,11 @@ class AttentionCase:
     def out_dtype(self) -> DType:
         """The dtype of out."""
         return self.dtype_out or self.dtype
+
+    @property
+    def q_dtype(self) -> DType:
+        """The dtype of q."""
+        return self.dtype_q or self.dtype
 
     @property
     def kv_dtype(self) -> DType:

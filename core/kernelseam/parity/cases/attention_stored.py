@@ -1,5 +1,5 @@
 """Attention cases with keys and values of 8 bits: scales of a tensor, heads, entries and blocks;
-few queries and many; every view."""
+few queries and many; every view. And with queries of 8 bits, too."""
 
 from __future__ import annotations
 
@@ -25,6 +25,69 @@ def stored() -> Iterator[AttentionCase]:
                 dtype_kv=dtype,
                 may_refuse=_ARCHS,
             )
+
+
+def stored_queries() -> Iterator[AttentionCase]:
+    """The same of cases in which q is of 8 bits, too."""
+    for made in _cases_of_queries():
+        for dtype in E4M3:
+            yield replace(
+                made,
+                name=made.name.replace("8-bit", _SHORT[dtype] + "-q"),
+                dtype_q=dtype,
+                dtype_kv=dtype,
+                may_refuse=_ARCHS,
+            )
+
+
+def _cases_of_queries() -> Iterator[AttentionCase]:
+    for kind in ("f16-64", "bf16-128-causal", "bf16-256", "f16-96-causal", "bf16-192/128"):
+        yield case(kind, "8-bit")
+    yield case("bf16-64-causal", "8-bit-gqa", num_heads=6, scales="tensor")
+    yield case("bf16-128", "8-bit-gqa-heads", num_heads=8, S_q=33, scales="heads")
+    yield case("f16-250/40", "8-bit-odd", **dict.fromkeys(("q", "k", "v"), ODD), scales="entries")
+    yield case("bf16-128", "8-bit-1-query", S_q=1, num_heads=8, scales="entries")
+    yield case("bf16-64", "8-bit-float32", scales="entries", dtype_out=DType.float32)
+    yield case("f16-64", "8-bit-negative-scale", scale=-0.2, scales="entries", S_q=40)
+    more = {"softcap": 3.0, "window": (40, 9), "sinks": (0.5, -1.0), "alibi": (0.01, 0.3)}
+    yield case("bf16-128-causal", "8-bit-changed", **more, scales="entries")
+    yield case("bf16-64", "8-bit-bias-mask", bias=DType.bfloat16, mask="random", scales="heads")
+    yield case("bf16-64", "8-bit-nan", injected=(InjectedValue("q", NAN, (0, 1, 7, 3)),))
+    yield case(
+        "f16-64-causal",
+        "8-bit-hidden-nan",
+        injected=(InjectedValue("v", NAN, (0, 0, 120, 3)), InjectedValue("k", NAN, (1, 1, 90, 0))),
+    )
+    yield case(
+        "bf16-64",
+        "8-bit-nan-scale",
+        scales="entries",
+        injected=(InjectedValue("q_scales", NAN, (0, 1)),),
+    )
+    blocks = {"scales": "blocks", "scale_block": 16}
+    yield case("bf16-128-causal", "8-bit-blocks", **blocks, q_scale_block=32)
+    yield case("f16-64", "8-bit-blocks-gqa", **blocks, q_scale_block=5, num_heads=6, S_q=20)
+    yield case("bf16-64", "8-bit-query-blocks", scales="heads", q_scale_block=16)
+    yield case("bf16-64", "8-bit-key-blocks", **blocks, S_q=40)
+    yield case("f16-64-causal", "8-bit-blocks-softcap", **blocks, q_scale_block=1, softcap=3.0)
+    packed = {
+        "q_sequences": (33, 1, 0, 40),
+        "k_sequences": (33, 70, 0, 129),
+        "batch": 4,
+        "S_q": 40,
+        "margin": 3,
+        **dict.fromkeys(("q", "k", "v", "out"), TOKENS),
+    }
+    yield case("bf16-128-causal", "8-bit-sequences", **packed, scales="entries")
+    more = {"scales": "blocks", "scale_block": 32, "q_scale_block": 8}
+    yield case("f16-64", "8-bit-sequences-blocks", **packed, **more)
+    pages = {"page_size": 16, "k": TOKENS, "v": TOKENS}
+    decoded = {"kv_lengths": (1, 16, 17, 0, 100), "batch": 5, "S_k": 200, **pages}
+    yield case("bf16-128-causal", "8-bit-pages", **decoded, S_q=4, num_heads=8, scales="entries")
+    more = {"scales": "blocks", "scale_block": 5, "q_scale_block": 3}
+    yield case("f16-64", "8-bit-pages-blocks", **decoded, **more, S_q=20)
+    split = {"S_q": 17, "S_k": 3000, "batch": 1, "num_heads": 4, "kv_heads": 1}
+    yield case("bf16-128", "8-bit-split", **split, scales="heads")
 
 
 def _cases() -> Iterator[AttentionCase]:

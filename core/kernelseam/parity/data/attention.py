@@ -60,9 +60,11 @@ def values(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
     scales = _scales(case, rng) if case.scales else {}
     if scales:
         k /= key_scales(case, scales["k_scales"])[..., None]
-    kinds = (case.dtype, case.kv_dtype, case.kv_dtype)
+    if "q_scales" in scales:
+        q /= query_scales(case, scales["q_scales"])[..., None]
+    kinds = (case.q_dtype, case.kv_dtype, case.kv_dtype)
     inputs: dict[str, Array] = {
-        name: repeated_copy(x.astype(kind.numpy), operand_shapes[name])
+        name: repeated_copy(_converted(x, kind), operand_shapes[name])
         for name, x, kind in zip(operand_layouts, (q, k, v), kinds, strict=True)
     }
     inputs |= scales
@@ -93,6 +95,14 @@ def values(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
     if case.page_size:
         inputs["block_table"] = block_table(case).copy()
     return inputs
+
+
+def _converted(x: Array, kind: DType) -> Array:
+    """Numbers of a dtype; those beyond the range of 8 bits are its largest."""
+    if kind.stored:
+        most = float(ml_dtypes.finfo(kind.numpy).max)
+        x = np.clip(x, -most, most)
+    return x.astype(kind.numpy)
 
 
 def shape_scores(q: Array, k: Array, kind: str) -> None:
@@ -166,16 +176,46 @@ def _mask(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> npt.ND
 
 
 def _scales(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
-    """Scales as they lie in memory. k is divided by its own; those of blocks of v differ by up to
-    10⁴, more than the range of float16 allows to a weight."""
+    """Scales as they lie in memory. k and q are divided by their own; those of blocks of v differ
+    by up to 10⁴, more than the range of float16 allows to a weight."""
     shape = scale_shape(case)
     drawn = {"tensor": (1, 1), "heads": (1, shape[1])}.get(case.scales, shape)
     least = 1e-4 if case.scales == "blocks" else 0.1
     k, v = 2.0 ** rng.uniform(-3, 3, drawn), least ** rng.uniform(0, 1, drawn)
-    return {
+    made = {
         name: repeated_copy(x.astype(np.float32), shape)
         for name, x in (("k_scales", k), ("v_scales", v))
     }
+    if case.dtype_q is not None:
+        of_q = q_scale_shape(case)
+        drawn = drawn if len(of_q) == 2 and len(drawn) == 2 else of_q
+        q = 2.0 ** rng.uniform(-3, 3, drawn)
+        made["q_scales"] = repeated_copy(q.astype(np.float32), of_q)
+    return made
+
+
+def q_scale_shape(case: AttentionCase) -> tuple[int, ...]:
+    """[batch, KV head], or [batch, head, block]."""
+    if case.q_scale_block is None:
+        return case.batch, case.kv_heads
+    outer, rows = case.batch, case.S_q
+    if case.q_sequences is not None:
+        outer, rows = 1, sum(case.q_sequences) + 2 * case.margin
+    return outer, case.num_heads, -(-rows // case.q_scale_block)
+
+
+def query_scales(case: AttentionCase, scales: Array) -> Array:
+    """The scale of each query, [batch, head, S_q]; 1 for queries beyond an entry's."""
+    whole = np.ones((case.batch, case.num_heads, case.S_q), np.float32)
+    if case.q_scale_block is None:
+        whole *= np.repeat(scales, case.num_heads // case.kv_heads, axis=1)[..., None]
+        return whole
+    starts = offsets(case.q_sequences, case.margin) if case.q_sequences is not None else ()
+    for b in range(case.batch):
+        n = case.S_q if case.q_sequences is None else case.q_sequences[b]
+        outer, first = (0, starts[b]) if case.q_sequences is not None else (b, 0)
+        whole[b, :, :n] = scales[outer][:, (first + np.arange(n)) // case.q_scale_block]
+    return whole
 
 
 def scale_shape(case: AttentionCase) -> tuple[int, ...]:
@@ -247,7 +287,7 @@ def placements(case: AttentionCase) -> dict[str, Placement]:
             name,
             operand_layout,
             operand_shapes[name],
-            {"q": case.dtype, "out": case.out_dtype}.get(name, case.kv_dtype),
+            {"q": case.q_dtype, "out": case.out_dtype}.get(name, case.kv_dtype),
         )
     if case.packed:
         H, G, D = case.num_heads, case.kv_heads, case.head_dim
@@ -275,10 +315,12 @@ def placements(case: AttentionCase) -> dict[str, Placement]:
     if case.sinks:
         placements["sinks"] = Placement("sinks", DType.float32, (case.num_heads,), (1,))
     if case.scales:
-        of_scales = scale_shape(case)
-        steps = tuple(math.prod(of_scales[i + 1 :]) + (i == 0) for i in range(len(of_scales)))
-        for name in ("k_scales", "v_scales"):
-            placements[name] = Placement(name, DType.float32, of_scales, steps)
+        of_scales = dict.fromkeys(("k_scales", "v_scales"), scale_shape(case))
+        if case.dtype_q is not None:
+            of_scales["q_scales"] = q_scale_shape(case)
+        for name, extents in of_scales.items():
+            steps = tuple(math.prod(extents[i + 1 :]) + (i == 0) for i in range(len(extents)))
+            placements[name] = Placement(name, DType.float32, extents, steps)
     one_each = {"prefix_lengths": case.prefix, "kv_lengths": case.kv_lengths}
     for name, count, given in (
         *((n, case.batch, x) for n, x in one_each.items()),
@@ -372,5 +414,6 @@ def variant(case: AttentionCase, x: Mapping[str, Array]) -> Variant:
         x.get("sinks"),
         case.q_sequences,
         case.keys,
+        query_scales(case, x["q_scales"]) if "q_scales" in x else None,
         *(key_scales(case, x[n]) if case.scales else None for n in ("k_scales", "v_scales")),
     )

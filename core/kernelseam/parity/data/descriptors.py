@@ -19,7 +19,7 @@ _FIELDS = {
     **{n: (n, _PLANE) for n in ("bias", "mask", "dbias")},
     "lse": ("lse", ("batch", "head")),
     "alibi_slopes": ("alibi", ("batch", "head")),
-    **{n: (n, ("batch", "head", "block")) for n in ("k_scales", "v_scales")},
+    **{n: (n, ("batch", "head", "block")) for n in ("q_scales", "k_scales", "v_scales")},
     "a_scales": ("a_scales", _MATRIX),
     "b_scales": ("b_scales", ("batch", "head", "column")),
     "block_table": ("table", ("row",)),

@@ -110,7 +110,7 @@ class AttentionForward(Operation[AttentionCase, AttentionResult]):
             expected,
             case.S_k,
             case.head_dim,
-            case.dtype,
+            case.q_dtype,
             results["out"],
             results.get("lse"),
             results["out"].shape[:-1],
@@ -128,7 +128,9 @@ def describe_strided(
         **strides(layout, packed(case)),
         **dict(_views(case)),
         **_options(case),
+        dtype_q=case.dtype_q,
         dtype_kv=case.dtype_kv,
+        q_scale_block=case.q_scale_block,
         scale_block=case.scale_block,
         latent=case.latent,
     )
@@ -137,6 +139,7 @@ def describe_strided(
 def packed(case: AttentionCase) -> set[str]:
     """Operands whose rows are packed."""
     queries = set() if case.q_sequences is None else {"q", "out", "lse"}
+    queries |= {"q_scales"} if queries and case.q_scale_block else set()
     keys = {"k", "v"} | ({"k_scales", "v_scales"} if case.scale_block else set())
     return queries | (set() if case.k_sequences is None else keys)
 
