@@ -88,6 +88,19 @@ def test_clusters_and_early_starts_are_attributes_of_the_launch(
         run(77)
 
 
+def test_launches_of_a_config_share_a_structure_for_each_stream(driver: SimpleNamespace) -> None:
+    made: list[object] = []
+    driver.CUlaunchConfig = lambda: made.append(None) or cu.CUlaunchConfig()
+    shared, config = kernel((0, 8)), LaunchConfig((4, 2, 1), (64, 2, 1))
+    for arguments in (bytes(8), bytes(7) + b"1"):
+        run = shared.prepare(config, arguments)
+        run(77)
+        run(99)
+    assert (len(made), len(driver.extended)) == (2, 4)
+    shared.prepare(LaunchConfig((5, 2, 1), (64, 2, 1)), bytes(8))(77)
+    assert len(made) == 3 and driver.extended[-1][0] == (5, 2, 1)
+
+
 def test_a_driver_that_captures_no_early_starts_makes_none(driver: SimpleNamespace) -> None:
     driver.version = 12020
     config = LaunchConfig((4, 2, 1), (64, 2, 1), 512, (2, 1, 1), programmatic=True)

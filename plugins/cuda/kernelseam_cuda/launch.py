@@ -20,8 +20,9 @@ _CAPTURES_EARLY_STARTS = 12030
 """The first that captures programmatic dependent launches into graphs. On those before, such a
 kernel starts as others do: its wait for them returns at once."""
 _INVALID_VALUE = 1
-_STREAMS = 8
-"""Streams that a launch remembers its structure for."""
+_STRUCTURES = 256
+"""Configs of a kernel, and streams of each, whose launch structures are remembered; a full
+dictionary is cleared."""
 
 # CU_LAUNCH_PARAM_END, CU_LAUNCH_PARAM_BUFFER_POINTER and CU_LAUNCH_PARAM_BUFFER_SIZE of cuda.h.
 _END, _POINTER, _SIZE = 0, 1, 2
@@ -62,6 +63,7 @@ class CudaKernel:
         )
         self._has_tensor_maps = any(size >= TENSOR_MAP_BYTES for _, size in facts.parameters)
         self._max_dynamic_shared = _WITHOUT_OPT_IN - facts.shared_bytes
+        self._structures: dict[LaunchConfig, dict[int, Any]] = {}
         self._lock = new_lock()
 
     def prepare(self, config: LaunchConfig, arguments: bytes) -> Callable[[int], None]:
@@ -79,19 +81,20 @@ class CudaKernel:
     ) -> Callable[[int], None]:
         """cuLaunchKernelEx for all: its four arguments are handed over in less time than
         cuLaunchKernel's eleven. The structure holds the stream as well: there is one for each
-        stream, which never changes."""
+        config and stream, which never changes and which all launches share: to make it takes
+        longer than to launch."""
         run, function, (addresses, extra) = (
             bindings.driver().cuLaunchKernelEx,
             self._function,
             parameters,
         )
-        structures: dict[int, Any] = {}
+        structures = self._structures_of(config)
 
         def launch(stream: int, keep_alive: object = keep_alive) -> None:
             try:
                 structure = structures[stream]
             except KeyError:
-                if len(structures) >= _STREAMS:
+                if len(structures) >= _STRUCTURES:
                     structures.clear()
                 structure = structures[stream] = _launch_structure(config, stream)
             (status,) = run(structure, function, addresses, extra)
@@ -99,6 +102,12 @@ class CudaKernel:
                 bindings.fail("cuLaunchKernelEx", status, str(config))
 
         return launch
+
+    def _structures_of(self, config: LaunchConfig) -> dict[int, Any]:
+        """By stream."""
+        if len(self._structures) >= _STRUCTURES:
+            self._structures.clear()  # launches keep their own
+        return self._structures.setdefault(config, {})
 
     def _opt_in_shared(self, shared_bytes: int) -> None:
         """Opt in to that much dynamic shared memory, never back to less: other plans share the

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 from kernelseam.contract import TENSOR_MAP_BYTES, TensorMap
 from kernelseam.dtypes import DType
@@ -114,6 +116,21 @@ def _refusal(tensor_map: TensorMap, text: str) -> str:
 
 def encode(tensor_map: TensorMap, address: int) -> bytes:
     """The 128 bytes, over an operand's address. Raises DeviceError, NoDevice without a driver."""
+    elements, rest = _encoder_arguments(tensor_map)
+    encoded = bindings.call(
+        "cuTensorMapEncodeTiled",
+        elements,
+        len(tensor_map.extents),
+        address + tensor_map.offset,
+        *rest,
+    )
+    return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
+
+
+@lru_cache(256)
+def _encoder_arguments(tensor_map: TensorMap) -> tuple[Any, tuple[Any, ...]]:
+    """What the driver takes before the number of axes and after the address: a launch is bound to
+    new addresses more often than it is planned."""
     m, numbers, cu = tensor_map, tiled(tensor_map), bindings.driver()
     swizzle = getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[m.swizzle]}")
     promotion = getattr(
@@ -121,11 +138,7 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
     )
     elements = "TFLOAT32" if m.to_tf32 else DTYPES[m.dtype]
     fill = "NAN_REQUEST_ZERO_FMA" if m.fill_nan else "NONE"
-    encoded = bindings.call(
-        "cuTensorMapEncodeTiled",
-        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{elements}"),
-        len(m.extents),
-        address + m.offset,
+    return getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{elements}"), (
         [cu.cuuint64_t(n) for n in numbers.extents],
         [cu.cuuint64_t(s) for s in numbers.strides],
         [cu.cuuint32_t(n) for n in numbers.box],
@@ -135,4 +148,3 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
         promotion,
         getattr(cu.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{fill}"),
     )
-    return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
