@@ -61,11 +61,10 @@ def main() -> None:
         for shape in ATTENTIONS if on_gpu else [(1, 2, 2, 32, 16, True)]:
             _attention(shape, on_gpu, options.seconds)
     if "products" in options.only:
-        print(
-            "\n| product B×M×N×K | ours ms | XLA ms | XLA / ours |\n|---|---|---|---|", flush=True
-        )
+        print("\n| product B×M×N×K | ours ms | XLA ms | XLA / ours | the same in a graph |")
+        print("|---" * 5 + "|", flush=True)
         for product in PRODUCTS if on_gpu else [(2, 16, 16, 16)]:
-            _product(product, options.seconds)
+            _product(product, on_gpu, options.seconds)
     if "host" in options.only:
         print(
             "\n| small calls, µs each | ours in graphs | ours | XLA or cuDNN |\n" + "|---" * 4 + "|"
@@ -95,11 +94,16 @@ def _attention(shape: tuple[Any, ...], on_gpu: bool, turn: float) -> None:
         errors = ["", ""]
 
 
-def _product(shape: tuple[int, int, int, int], turn: float) -> None:
+def _product(shape: tuple[int, int, int, int], on_gpu: bool, turn: float) -> None:
+    """Each alone in a function, as XLA runs it and with a graph (command buffer) of one kernel."""
     batch, m, n, k = shape
     arrays = _normal(0, batch, m, k), _normal(1, batch, k, n)
-    a, b = _in_turns([jax.jit(ks.bmm), jax.jit(jnp.matmul)], arrays, turn)
-    print(f"| {batch}×{m}×{n}×{k} | {a * 1e3:.4f} | {b * 1e3:.4f} | {b / a:.2f} |", flush=True)
+    graph = {"compiler_options": {"xla_gpu_graph_min_graph_size": 1}} if on_gpu else {}
+    sides = [jax.jit(f, **o) for o in ({}, graph) for f in (partial(ks.bmm), partial(jnp.matmul))]
+    a, b, *graphs = _in_turns(sides, arrays, turn)
+    cells = [f"{batch}×{m}×{n}×{k}", f"{a * 1e3:.4f}", f"{b * 1e3:.4f}", f"{b / a:.2f}"]
+    cells.append(f"{graphs[0] * 1e3:.4f}, {graphs[1] * 1e3:.4f}: {graphs[1] / graphs[0]:.2f}")
+    print("| " + " | ".join(cells) + " |", flush=True)
 
 
 def _host(on_gpu: bool, turn: float) -> None:

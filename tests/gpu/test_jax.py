@@ -133,6 +133,16 @@ def test_products(m: int, n: int, k: int, b_transposed: bool) -> None:
         jax_problems.agree(f, e, "bfloat16")
 
 
+def test_a_call_alone_in_a_graph_of_xlas() -> None:
+    """Which replays it over other operands and results without asking Python."""
+    options = {"xla_gpu_graph_min_graph_size": 1}
+    product = jax.jit(ks.bmm, compiler_options=options)
+    for seed in range(6):
+        a = jax_problems.normal(seed, 4, 48, 64, dtype="bfloat16")
+        b = jax_problems.normal(seed + 9, 4, 64, 32, dtype="bfloat16") / 8
+        jax_problems.agree(product(a, b), a @ b, "bfloat16")
+
+
 def test_products_and_gradients_of_many_in_one_function() -> None:
     """Enough for XLA to make a graph of what it may."""
     w = jax_problems.normal(0, 8, 96, 96, dtype="bfloat16") / 10
