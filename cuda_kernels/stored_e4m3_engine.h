@@ -4,6 +4,7 @@
 // ldmatrix moves pairs of e4m3, and a lane has four neighbours of a row where it has two elements of T. So
 // - a factor whose rows are k (K_LAST) is multiplied with k in another order within 16, in which the left factor is loaded too:
 //   lane 4·g + t has k = 4t … 4t + 3;
+//   A left factor that is stored as e4m3, too, is converted as it is loaded.
 // - of a transposed factor a lane has columns 2g and 2g + 1: the even columns of 16 are one block of accumulators and the odd
 //   ones the next. `map` and `to_shared` go by the true columns of such accumulators: lane 4·g + t has 4t … 4t + 3.
 #pragma once
@@ -45,7 +46,10 @@ template<class T_> struct E4m3Engine {
       for (int r = 0; r < R / 16; r++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          const Two x = *(const Two*)&tile.at(row0 + 16 * r + 8 * h + lane_group(), k0 + 16 * k + 4 * lane_in_group());
+          const auto* const from = &tile.at(row0 + 16 * r + 8 * h + lane_group(), k0 + 16 * k + 4 * lane_in_group());
+          Two x;
+          if constexpr (sizeof *from == 1) widen<T>(*(const unsigned*)from, x.lo, x.hi);
+          else x = *(const Two*)from;
           a.x[r][k][h] = x.lo, a.x[r][k][2 + h] = x.hi;
         }
     return a;

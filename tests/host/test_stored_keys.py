@@ -1,5 +1,5 @@
-"""Keys and values of 8 bits on the host platform: what their bits are, which arch converts which,
-that neither loses a case, and lengths that change between calls of one launch."""
+"""Keys and values, and queries, of 8 bits on the host platform: what their bits are, which arch
+converts which, that neither loses a case, and lengths that change between calls of one launch."""
 
 from __future__ import annotations
 
@@ -36,12 +36,21 @@ CASES = (
     "bf16-128-causal-8-blocks",
     "f16-250v40-8-odd",
     "bf16-64-8-sequences-blocks",
+    "bf16-128-causal-8-q-blocks",
+    "f16-64-8-q-blocks-gqa",
+    "f16-250v40-8-q-odd",
+    "bf16-64-8-q-nan",
+    "bf16-128-causal-8-q-changed",
+    "bf16-128-causal-8-q-sequences",
 )
 DECODED = (
     "f16-64-8-pages-uneven",
     "f16-64-8-nan-scale",
     "bf16-128-causal-8-pages",
     "bf16-128-8-split-blocks",
+    "bf16-128-8-q-1-query",
+    "f16-64-8-q-pages-blocks",
+    "bf16-128-8-q-split",
 )
 
 

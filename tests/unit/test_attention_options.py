@@ -36,7 +36,8 @@ def functions() -> dict[str, tuple[Callable[..., Any], Any]]:
 
 
 ARRAYS = {
-    *("bias", "mask", "alibi_slopes", "sinks", "k_scales", "v_scales", "prefix_lengths"),
+    *("bias", "mask", "alibi_slopes", "sinks", "prefix_lengths"),
+    *("q_scales", "k_scales", "v_scales"),
     *("kv_lengths", "cu_seqlens_q", "cu_seqlens_k", "out"),
 }
 WAYS = {"backend", "implementation", "bwd_implementation", "stream", "deterministic"}
@@ -88,24 +89,24 @@ def test_every_option_is_some_functions() -> None:
     assert taken > set(Options._fields) | set(GradientOptions._fields)
     # what gradients need not know: a new option must be put into one of the two
     assert set(Options._fields) - set(GradientOptions._fields) == {
-        *("out_dtype", "return_lse", "scale_block", "batch_invariant", "latent", "kv_layout"),
+        *("out_dtype", "return_lse", "batch_invariant", "latent", "kv_layout"),
+        *("q_scale_block", "scale_block"),
     }
 
 
-def test_torchs_operators_take_every_option_or_refuse_it() -> None:
+def test_torchs_operators_take_every_option() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    from kernelseam.interop.torch_library import attention, handover
+    from kernelseam.interop.torch_library import attention
 
-    for names, operator, apart in (
-        (attention.DENSE, "attention", {"scale_block", "kv_layout"}),
-        (attention.VARLEN, "attention_varlen", {"scale_block", "layout", "kv_layout"}),
-        (attention.PAGED, "attention_paged", set()),
+    for names, operator in (
+        (attention.SCALED_DENSE, "attention"),
+        (attention.SCALED_VARLEN, "attention_varlen"),
+        (attention.PAGED, "attention_paged"),
     ):
+        # a window is given by its sides; latent keys only allow what an operator does not do
         lacking = set(Options._fields) - attention.TAKEN[names] - {"window", "latent"}
         own = set(inspect.signature(getattr(kernelseam, operator)).parameters)
-        assert lacking & own == apart & own, operator
-    with pytest.raises(InvalidValue, match="^scale_block = given: "):
-        handover._attention({"q": None, "k": None, "v": None}, Options(scale_block=4), None, None)
+        assert not lacking & own, operator
 
 
 def test_options_are_typed_where_overloads_name_them() -> None:

@@ -268,3 +268,48 @@ def test_who_takes_it_on_amd() -> None:
         refusals(_device("rocm", "gfx1100"))["shared"]
         == "gfx1100 multiplies no numbers of 8 bits, not float8_e4m3fn"
     )
+
+
+def test_torch_compiles_products_with_scales() -> None:
+    torch = pytest.importorskip("torch", reason="torch is missing")
+    a, b = (torch.from_numpy(drawn(2, n, 16, seed=n).view(np.uint8)) for n in (5, 7))
+    a, b = (x.view(torch.float8_e4m3fn) for x in (a, b))
+    rows, columns = torch.rand(2, 5) + 0.5, torch.rand(7) + 0.5
+    bias = torch.rand(7)
+    scales: dict[str, Any] = {"a_scales": rows, "b_scales": columns}
+
+    def batched(a: Any, b: Any) -> Any:
+        return kernelseam.bmm(a, b, b_transposed=True, **scales, out_dtype=torch.bfloat16)
+
+    def single(a: Any, b: Any) -> Any:
+        own = {"a_scales": rows[0], "b_scales": columns[:1]}
+        return kernelseam.matmul2d(a[0], b[1], b_transposed=True, **own, bias=bias)
+
+    for function, dtype in ((batched, torch.bfloat16), (single, torch.float32)):
+        expected = function(a, b)
+        actual = torch.compile(function, backend="eager", fullgraph=True)(a, b)
+        assert expected.dtype is dtype and torch.equal(actual, expected)
+
+
+def test_torchs_operators_take_scales(refused: Refused) -> None:
+    torch = pytest.importorskip("torch", reason="torch is missing")
+    from kernelseam.interop.torch_library.gemm import BMM
+
+    a, b = (torch.from_numpy(drawn(2, n, 16, seed=n)[..., :16].view(np.uint8)) for n in (5, 7))
+    a, b = (x.view(torch.float8_e4m3fn) for x in (a, b))
+    rows, columns = torch.rand(2, 5) + 0.5, torch.rand(2, 7) + 0.5
+    arrays, options = (a, b, None, None, rows, columns), {"b_transposed": True}
+    operator = torch.ops.kernelseam.bmm
+    expected = kernelseam.bmm(a, b, **options, a_scales=rows, b_scales=columns)
+    assert torch.equal(operator(*arrays, **options), expected)
+    # its other utilities compare tensors of 8 bits, which torch has no products of
+    torch.library.opcheck(operator.default, arrays, options, test_utils="test_faketensor")
+    mapped = torch.vmap(lambda s: BMM(*arrays[:4], s, columns, **options))
+    assert torch.equal(mapped(torch.stack([rows, 2 * rows]))[1], 2 * expected)
+    bias = torch.rand(7, requires_grad=True)
+    operator(a, b, bias, None, rows, columns, **options).sum().backward()
+    assert torch.equal(bias.grad, torch.full((7,), 10.0))
+    refused(
+        "a_scales.requires_grad = True: gradients do not flow to it. Pass tensor.detach().",
+        lambda: operator(a, b, None, None, rows.clone().requires_grad_(), columns, **options),
+    )

@@ -144,6 +144,8 @@ def test_scales_of_every_kind(kind: type) -> None:
         ones, out = np.ones((1, 1), np.float32), np.empty(q.shape, np.float16)
         given: dict[str, Any] = {"q_scales": scales, "k_scales": ones, "v_scales": ones}
         plan(Attention.from_arrays(q, k, v, out, **given, q_scale_block=block)).bind(check=True)()
+        made = kernelseam.attention(q, k, v, **given, q_scale_block=block, out_dtype="float16")
+        assert np.array_equal(made, out)
         variant = Variant(q_scales=per_query(scales), k_scales=of_keys)
         assert check.attention(q, k, v, out, causal=False, variant=variant)
         assert not check.attention(q, k, v, out, causal=False)
@@ -168,3 +170,65 @@ def test_the_bound_is_wider_than_that_of_16_bits() -> None:
         for d in (FN, DType.bfloat16)
     ]
     assert 3 * bounds[1] < bounds[0] < 30 * bounds[1]
+
+
+def tensors() -> tuple[Any, ...]:
+    """q, k, v and their scales as torch's."""
+    torch = pytest.importorskip("torch", reason="torch is missing")
+    arrays = [torch.from_numpy(x.view(np.uint8)).view(torch.float8_e4m3fn) for x in drawn()]
+    rng = torch.Generator().manual_seed(2)
+    return *arrays, *(torch.rand((2, 2), generator=rng) + 0.5 for _ in range(3))
+
+
+def test_torch_compiles_it() -> None:
+    """Dense, packed and paged, with the same bits as outside of what is compiled."""
+    q, k, v, *scales = tensors()
+    torch = pytest.importorskip("torch", reason="torch is missing")
+    given: dict[str, Any] = dict(zip(SCALES, scales, strict=True))
+
+    def dense(q: Any, k: Any, v: Any) -> Any:
+        return kernelseam.attention(q, k, v, causal=True, **given)
+
+    offsets = torch.tensor([0, 20, 33], dtype=torch.int32)
+    packed_q, packed_k, packed_v = (x[0].transpose(0, 1).contiguous() for x in (q, k, v))
+
+    def packed(q: Any, k: Any, v: Any) -> Any:
+        return kernelseam.attention_varlen(q, k, v, offsets, offsets, 33, 33, **given)
+
+    table = torch.arange(2, dtype=torch.int32)[:, None]
+    lengths = torch.tensor([70, 61], dtype=torch.int32)
+    tokens = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+
+    def paged(q: Any, k: Any, v: Any) -> Any:
+        return kernelseam.attention_paged(q, k, v, table, lengths, **given)
+
+    for function, operands in (
+        (dense, (q, k, v)),
+        (packed, (packed_q, packed_k, packed_v)),
+        (paged, tokens),
+    ):
+        expected = function(*operands)
+        assert expected.dtype is torch.bfloat16
+        actual = torch.compile(function, backend="eager", fullgraph=True)(*operands)
+        assert torch.equal(actual, expected), function.__name__
+
+
+def test_torchs_operators_take_scales() -> None:
+    q, k, v, *scales = tensors()
+    torch = pytest.importorskip("torch", reason="torch is missing")
+    from kernelseam.interop.torch_library.attention import ATTENTION
+
+    operator = torch.ops.kernelseam.attention
+    arrays = (q, k, v, *[None] * 6, *scales)
+    out, lse = operator(*arrays, causal=True)
+    expected = kernelseam.attention(
+        q, k, v, causal=True, **dict(zip(SCALES, scales, strict=True)), return_lse=True
+    )
+    assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
+    # its other utilities compare tensors of 8 bits, which torch has no products of
+    given = {"causal": True}
+    torch.library.opcheck(operator.default, arrays, given, test_utils="test_faketensor")
+    mapped = torch.vmap(lambda q, s: ATTENTION(q, *arrays[1:9], s, *scales[1:])[0])
+    two = torch.stack([scales[0], 2 * scales[0]])
+    both = mapped(torch.stack([q, q]), two)
+    assert torch.equal(both[0], operator(*arrays)[0]) and not torch.equal(both[1], both[0])

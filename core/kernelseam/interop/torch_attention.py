@@ -27,7 +27,7 @@ def forward(operands: Mapping[str, Tensor], options: Mapping[str, Any]) -> Any:
     if v.ndim and not any(
         x.layout is not torch.strided or x.is_nested or x.is_quantized for x in (q, v)
     ):
-        dtype = given.pop("out_dtype", None) or q.dtype
+        dtype = given.pop("out_dtype", None) or (torch.bfloat16 if q.itemsize == 1 else q.dtype)
         kind = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None)
         if kind is None:  # which is refused there
             given["out_dtype"] = dtype

@@ -276,6 +276,7 @@ def attention_paged(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     prefix_lengths: Tensor | None = None,
+    q_scales: Tensor | None = None,
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
     out_dtype: Any = None,
@@ -283,7 +284,7 @@ def attention_paged(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``kernelseam.attention_paged`` on torch tensors, with its options but ``out`` and ``stream``.
     Gradients do not flow through pages: a tensor that wants one is refused. Under torch.autocast q
-    is converted to its dtype, the pages are not."""
+    is converted to its dtype, unless it has 8 bits; the pages are not."""
     given = {
         "q": q,
         "k_pages": k_pages,
@@ -296,6 +297,7 @@ def attention_paged(
         "alibi_slopes": alibi_slopes,
         "sinks": sinks,
         "prefix_lengths": prefix_lengths,
+        "q_scales": q_scales,
         "k_scales": k_scales,
         "v_scales": v_scales,
     }

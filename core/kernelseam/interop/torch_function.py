@@ -75,7 +75,8 @@ _autocasts = torch._C._is_any_autocast_enabled
 
 def autocast(given: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
     """The tensors with those of ``names`` in the dtype of torch.autocast, where it is enabled for
-    their device. As in torch's own products, what is float64 stays as it is."""
+    their device. As in torch's own products, what is float64 stays as it is; so does what
+    has 8 bits."""
     if not _autocasts():  # by no device
         return given
     device = given[names[0]].device.type
@@ -85,7 +86,7 @@ def autocast(given: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor
     cast = {
         n: x.to(dtype)
         for n, x in given.items()
-        if n in names and x.is_floating_point() and x.dtype != torch.float64
+        if n in names and x.is_floating_point() and x.itemsize not in (1, 8)
     }
     return {**given, **cast}
 

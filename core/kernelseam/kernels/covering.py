@@ -173,7 +173,7 @@ def _variants() -> Iterator[Covered]:
 
 
 def _stored() -> Iterator[Covered]:
-    """Keys and values of 8 bits: of each arch the dtype that it converts."""
+    """Keys and values of 8 bits, and queries of 8 bits: of each arch the dtype that it converts."""
     pages: dict[str, Any] = {"kv_view": "paged", "lengths": True}
     for stored in E4M3:
         heads: dict[str, Any] = {"dtype_kv": stored, "kv_scales": "heads"}
@@ -189,6 +189,16 @@ def _stored() -> Iterator[Covered]:
             AttentionSpec(BF16, 576, 512, True, **pages, **heads),
         ):
             yield Covered(FORWARD, spec, often=False)
+        queries: dict[str, Any] = {"dtype_q": stored, "q_scales": "heads"}
+        rows: dict[str, Any] = {"dtype_q": stored, "q_scales": "blocks"}
+        yield Covered(FORWARD, AttentionSpec(BF16, 128, 128, True, True, **heads, **queries))
+        for spec in (
+            AttentionSpec(BF16, 64, 64, dtype_kv=stored, dtype_q=stored),
+            AttentionSpec(F16, 256, 256, True, **heads, **queries),
+            AttentionSpec(F16, 40, 72, lse=True, vector=2, softcap=True, **blocks, **rows),
+        ):
+            yield Covered(FORWARD, spec, often=False)
+        yield Covered(DECODE, AttentionSpec(BF16, 128, 128, **pages, **heads, **rows), often=False)
         yield Covered(DECODE, AttentionSpec(BF16, 128, 128, True, **pages, **heads))
         yield Covered(DECODE, AttentionSpec(F16, 64, 64, lse=True, **pages, **blocks))
         for spec in (

@@ -49,8 +49,10 @@ def attention(
     mask: Any = None,
     alibi_slopes: Any = None,
     sinks: Any = None,
+    q_scales: Any = None,
     k_scales: Any = None,
     v_scales: Any = None,
+    q_scale_block: int | None = None,
     scale_block: int | None = None,
     prefix_lengths: Any = None,
     kv_lengths: Any = None,
@@ -82,16 +84,20 @@ def attention(
     k and v may be stored in 8 bits, float8_e4m3fn (float8_e4m3fnuz on gfx942), with q in float16 or
     bfloat16. Their numbers then stand for themselves times ``k_scales`` and ``v_scales``, float32,
     which repeat to [B, H_kv]; with ``scale_block`` so many keys share a scale, and scales are [B,
-    H_kv, S_k / scale_block, rounded up] (in ``layout``'s order). Left out, they are 1.
+    H_kv, S_k / scale_block, rounded up] (in ``layout``'s order). Left out, they are 1. q may be of
+    the same 8 bits, too: then ``q_scales`` stand beside the other two and repeat to [B, H_kv], one
+    for each KV head's queries, or with ``q_scale_block`` queries to a scale are [B, H, S_q /
+    q_scale_block]; the result is bfloat16, if ``out`` or ``out_dtype`` say nothing else, and
+    probabilities may be rounded to 8 bits.
 
     ``scale`` defaults to 1/√D. ``out``: an array for the result, else a new one of q's kind, of
-    ``out_dtype`` (q's, or float32). ``return_lse``: also return ln Σexp(scores) over the visible
-    keys, [B, H, S_q], float32 (float64 where q is). ``batch_invariant``: a row's bits do not depend
-    on what else is in the batch. ``latent``: v is a view of k, its first columns, which a kernel
-    may then read once. ``backend`` must be that of the arrays' device; ``implementation``
-    names one of its ways; ``stream`` is an int, an object with ``__cuda_stream__``, or None for the
-    array library's current one; results of a call on another stream must be kept until that stream
-    has passed.
+    ``out_dtype`` (q's, or float32; of q of 8 bits float16, bfloat16 or float32). ``return_lse``:
+    also return ln Σexp(scores) over the visible keys, [B, H, S_q], float32 (float64 where q is).
+    ``batch_invariant``: a row's bits do not depend on what else is in the batch. ``latent``: v is a
+    view of k, its first columns, which a kernel may then read once. ``backend`` must be that of the
+    arrays' device; ``implementation`` names one of its ways; ``stream`` is an int, an object with
+    ``__cuda_stream__``, or None for the array library's current one; results of a call on another
+    stream must be kept until that stream has passed.
 
     Returns the result [B, H, S_q, D_v] (``out`` where it was given), or (result, lse). Raises
     InvalidValue for what does not fit together, Unsupported with each implementation's reason.
@@ -106,8 +112,8 @@ def attention(
             prefix_lengths=prefix_lengths,
             kv_lengths=kv_lengths,
         )
-    if k_scales is not None or v_scales is not None:
-        arrays |= not_none(k_scales=k_scales, v_scales=v_scales)
+    if not (q_scales is k_scales is v_scales is None):
+        arrays |= not_none(q_scales=q_scales, k_scales=k_scales, v_scales=v_scales)
     if out is not None:
         arrays["out"] = out
     if window is not None:
@@ -120,6 +126,7 @@ def attention(
         scale,
         softcap,
         layout,
+        q_scale_block,
         scale_block,
         batch_invariant,
         latent,
@@ -193,8 +200,10 @@ def attention_varlen(
     mask: Any = None,
     alibi_slopes: Any = None,
     sinks: Any = None,
+    q_scales: Any = None,
     k_scales: Any = None,
     v_scales: Any = None,
+    q_scale_block: int | None = None,
     scale_block: int | None = None,
     prefix_lengths: Any = None,
     out: Any = None,
@@ -212,7 +221,8 @@ def attention_varlen(
     offsets are int32 [B + 1] on the arrays' device. ``max_seqlen_*``: at least the longest
     sequence. ``bias`` and ``mask`` repeat to [B, H, max_seqlen_q, max_seqlen_k], of which each
     sequence has the first rows and columns. With ``scale_block`` scales are [T_k / scale_block,
-    H_kv]. The rest is as in ``attention``.
+    H_kv], with ``q_scale_block`` those of q [T / q_scale_block, H]. The rest is as in
+    ``attention``.
 
     Returns the result [T, H, D_v], or (result, lse [H, T]). Rows that belong to no sequence are not
     written.
@@ -229,6 +239,7 @@ def attention_varlen(
             mask=mask,
             alibi_slopes=alibi_slopes,
             sinks=sinks,
+            q_scales=q_scales,
             k_scales=k_scales,
             v_scales=v_scales,
             prefix_lengths=prefix_lengths,
@@ -245,6 +256,7 @@ def attention_varlen(
         scale,
         softcap,
         _DEFAULT.layout,
+        q_scale_block,
         scale_block,
         batch_invariant,
         _DEFAULT.latent,
@@ -315,8 +327,10 @@ def attention_paged(
     mask: Any = None,
     alibi_slopes: Any = None,
     sinks: Any = None,
+    q_scales: Any = None,
     k_scales: Any = None,
     v_scales: Any = None,
+    q_scale_block: int | None = None,
     scale_block: int | None = None,
     prefix_lengths: Any = None,
     layout: str = "bshd",
@@ -356,6 +370,7 @@ def attention_paged(
             mask=mask,
             alibi_slopes=alibi_slopes,
             sinks=sinks,
+            q_scales=q_scales,
             k_scales=k_scales,
             v_scales=v_scales,
             prefix_lengths=prefix_lengths,
@@ -372,6 +387,7 @@ def attention_paged(
         scale,
         softcap,
         layout,
+        q_scale_block,
         scale_block,
         batch_invariant,
         latent,

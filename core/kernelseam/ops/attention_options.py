@@ -28,6 +28,7 @@ class Options(NamedTuple):
     scale: float | None = None
     softcap: float | None = None
     layout: str = "bhsd"
+    q_scale_block: int | None = None
     scale_block: int | None = None
     batch_invariant: bool = False
     latent: bool = False
@@ -84,7 +85,10 @@ def _checked(options: NamedTuple, without: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-_NULLABLE = ("window", "scale", "softcap", "max_seqlen_q", "max_seqlen_k", "scale_block")
+_NULLABLE = (
+    *("window", "scale", "softcap", "max_seqlen_q", "max_seqlen_k"),
+    *("scale_block", "q_scale_block"),
+)
 _RULES: dict[str, Callable[[str, Any], object]] = {
     **dict.fromkeys(("causal", "batch_invariant", "latent"), flag),
     "window": band,
@@ -92,7 +96,7 @@ _RULES: dict[str, Callable[[str, Any], object]] = {
     "softcap": finite,
     "max_seqlen_q": extent,
     "max_seqlen_k": extent,
-    "scale_block": lambda n, x: extent(n, x, 1),
+    **dict.fromkeys(("scale_block", "q_scale_block"), lambda n, x: extent(n, x, 1)),
     "layout": lambda n, x: order(n, x, LAYOUTS),
     "kv_layout": lambda n, x: order(n, x, KV_LAYOUTS),
 }

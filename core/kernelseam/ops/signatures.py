@@ -55,8 +55,10 @@ class Packed(Scores, OnArrays, total=False):
 
     causal: bool
     out: Any
+    q_scales: Any
     k_scales: Any
     v_scales: Any
+    q_scale_block: int | None
     scale_block: int | None
 
 
@@ -102,8 +104,10 @@ class PagedTensors(Scores, Ways, total=False):
     max_seqlen_k: int | None
     layout: str
     kv_layout: str
+    q_scales: Any
     k_scales: Any
     v_scales: Any
+    q_scale_block: int | None
     scale_block: int | None
     latent: bool
     out_dtype: Any

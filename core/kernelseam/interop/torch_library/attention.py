@@ -33,6 +33,7 @@ _ADDED = (
     "Tensor? bias=None, Tensor? mask=None, Tensor? alibi_slopes=None, Tensor? sinks=None, "
     "Tensor? prefix_lengths=None"
 )
+_SCALES = "Tensor? q_scales=None, Tensor? k_scales=None, Tensor? v_scales=None"
 _DENSE = f"Tensor q, Tensor k, Tensor v, {_ADDED}, Tensor? kv_lengths=None"
 _VARLEN = f"Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, {_ADDED}"
 _KINDS = {
@@ -73,13 +74,17 @@ _BACKWARD = (
     "str? backend=None, str? implementation=None"
 )
 _LAYOUT = _schema("layout")
+_BLOCKS = _schema("q_scale_block", "scale_block")
 DENSE = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sinks", "prefix_lengths", "kv_lengths")
 VARLEN = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", *DENSE[3:8])
+SCALES = ("q_scales", "k_scales", "v_scales")
 PAGED = (
     *("q", "k_pages", "v_pages", "block_table", "kv_lengths", "cu_seqlens_q"),
     *DENSE[3:8],
-    *("k_scales", "v_scales"),
+    *SCALES,
 )
+SCALED_DENSE, SCALED_VARLEN = (*DENSE, *SCALES), (*VARLEN, *SCALES)
+"""Operands of the operators; gradients have no scales."""
 _OF_GRADIENTS = (*GradientOptions._fields, "window_left", "window_right", "backend")
 
 
@@ -112,7 +117,8 @@ def _computed(names: tuple[str, ...]) -> Any:
 
 def _shapes(q: Tensor, v: Tensor, packed: bool, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     of_rank("q", q, 3 if packed else 4)
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=given.get("out_dtype") or q.dtype)
+    dtype = given.get("out_dtype") or (torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype)
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
     if not given.get("return_lse", True):
         return out, none(q)
     rows = q.shape[:-1]
@@ -175,13 +181,14 @@ def _backward(names: tuple[str, ...], operator: Any) -> Any:
             dlse,
             out,
             lse,
-            *tensors,
+            *tensors[: len(names)],
             **ctx.options,
             bias_gradient=wanted["bias"],
             sink_gradient=wanted["sinks"],
         )
         found = dict(zip(torch_attention.DIFFERENTIABLE, made, strict=True))
-        return tuple(found[n] if wanted.get(n) else None for n in names[: len(tensors)])
+        of_names = (found[n] if wanted.get(n) else None for n in names[: len(tensors)])
+        return (*of_names, *[None] * max(len(tensors) - len(names), 0))
 
     return backward
 
@@ -228,8 +235,8 @@ def _bwd_fake(names: tuple[str, ...]) -> Any:
 def _foldable(in_dims: Any, args: Any, first: int) -> bool:
     """Whether nothing but rows and lengths differs from entry to entry: ``args[first:]`` are q, k
     and v and what comes after."""
-    given = dict(zip(DENSE, zip(args[first:], in_dims[first:], strict=True), strict=False))
-    return all(
+    given = dict(zip(SCALED_DENSE, zip(args[first:], in_dims[first:], strict=True), strict=False))
+    return all(given.get(n, (None, None))[0] is None for n in SCALES) and all(
         repeats(*given.get(n, (None, None)), rank)
         for n, rank in (("bias", 4), ("mask", 4), ("alibi_slopes", 2), ("sinks", 2))
     )
@@ -241,7 +248,7 @@ def _dense_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batch
         return each(ATTENTION, count, in_dims, args, options)
     whole = [
         x if n in _REPEATED else fold(x, d, count)
-        for n, x, d in zip(DENSE, args, in_dims, strict=False)
+        for n, x, d in zip(SCALED_DENSE, args, in_dims, strict=False)
     ]
     return unfold(ATTENTION(*whole, **options), count)
 
@@ -270,10 +277,11 @@ ATTENTION_BWD = define(
     batched=_dense_bwd_batched,
 )
 ATTENTION = define(
-    f"attention({_DENSE}, *, {_SCORES}, {_LAYOUT}, {_FORWARD}) -> (Tensor, Tensor)",
-    _computed(DENSE),
+    f"attention({_DENSE}, {_SCALES}, *, {_SCORES}, {_LAYOUT}, {_BLOCKS}, {_FORWARD}) "
+    "-> (Tensor, Tensor)",
+    _computed(SCALED_DENSE),
     _dense_fake,
-    setup=_setup(DENSE),
+    setup=_setup(SCALED_DENSE),
     backward=_backward(DENSE, ATTENTION_BWD),
     batched=_dense_batched,
 )
@@ -285,10 +293,11 @@ VARLEN_BWD = define(
     backward=once_only("attention_varlen"),
 )
 ATTENTION_VARLEN = define(
-    f"attention_varlen({_VARLEN}, *, {_LENGTHS}, {_SCORES}, {_FORWARD}) -> (Tensor, Tensor)",
-    _computed(VARLEN),
+    f"attention_varlen({_VARLEN}, {_SCALES}, *, {_LENGTHS}, {_SCORES}, {_BLOCKS}, {_FORWARD}) "
+    "-> (Tensor, Tensor)",
+    _computed(SCALED_VARLEN),
     _varlen_fake,
-    setup=_setup(VARLEN),
+    setup=_setup(SCALED_VARLEN),
     backward=_backward(VARLEN, VARLEN_BWD),
 )
 
@@ -299,9 +308,9 @@ def _paged_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -
 
 ATTENTION_PAGED = define(
     "attention_paged(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, "
-    f"Tensor kv_lengths, Tensor? cu_seqlens_q=None, {_ADDED}, Tensor? k_scales=None, "
-    f"Tensor? v_scales=None, *, {_schema('max_seqlen_q', 'max_seqlen_k')}, "
-    f"{_schema(*_SCORED, 'layout', 'kv_layout', 'scale_block', of=PAGED_DEFAULTS)}, "
+    f"Tensor kv_lengths, Tensor? cu_seqlens_q=None, {_ADDED}, {_SCALES}, "
+    f"*, {_schema('max_seqlen_q', 'max_seqlen_k')}, "
+    f"{_schema(*_SCORED, 'layout', 'kv_layout', of=PAGED_DEFAULTS)}, {_BLOCKS}, "
     f"{_schema('out_dtype')}, bool return_lse=True, {_schema('batch_invariant')}, "
     "str? backend=None, str? implementation=None) -> (Tensor, Tensor)",
     _computed(PAGED),
@@ -314,8 +323,8 @@ TAKEN = {
         a.name for a in getattr(torch.ops.kernelseam, operator).default._schema.arguments
     )
     for names, operator in (
-        (DENSE, "attention"),
-        (VARLEN, "attention_varlen"),
+        (SCALED_DENSE, "attention"),
+        (SCALED_VARLEN, "attention_varlen"),
         (PAGED, "attention_paged"),
     )
 }

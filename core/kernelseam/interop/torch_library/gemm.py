@@ -9,12 +9,19 @@ import torch
 
 from kernelseam.interop.torch_function import check_bwd_implementation, with_matrices
 from kernelseam.interop.torch_library.batches import Batched, each, fold, repeats, unfold
-from kernelseam.interop.torch_library.define import define, none, of_rank, once_only
+from kernelseam.interop.torch_library.define import (
+    define,
+    none,
+    of_rank,
+    once_only,
+    refuse_gradients,
+)
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.ops import gemm, gemm_bwd
 
 Tensor = Any
 
+_OPERANDS = ("a", "b", "bias", "residual", "a_scales", "b_scales")
 _TRANSPOSED = "bool a_transposed=False, bool b_transposed=False, float alpha=1.0"
 _CHOSEN = "str? backend=None, str? implementation=None"
 
@@ -25,6 +32,8 @@ def _computed(function: Callable[..., Any]) -> Callable[..., Any]:
         b: Tensor,
         bias: Tensor | None = None,
         residual: Tensor | None = None,
+        a_scales: Tensor | None = None,
+        b_scales: Tensor | None = None,
         *,
         out_dtype: Any = None,
         bwd_implementation: str | None = None,
@@ -33,7 +42,14 @@ def _computed(function: Callable[..., Any]) -> Callable[..., Any]:
         check_bwd_implementation(bwd_implementation, "gemm", "a", {"a": a})
         with torch.no_grad():
             return function(
-                a, b, bias=bias, residual=residual, out_dtype=dtype_name(out_dtype), **options
+                a,
+                b,
+                bias=bias,
+                residual=residual,
+                a_scales=a_scales,
+                b_scales=b_scales,
+                out_dtype=dtype_name(out_dtype),
+                **options,
             )
 
     return compute
@@ -45,6 +61,8 @@ def _faked(*ranks: int) -> Callable[..., Any]:
         b: Tensor,
         bias: Tensor | None = None,
         residual: Tensor | None = None,
+        a_scales: Tensor | None = None,
+        b_scales: Tensor | None = None,
         *,
         a_transposed: bool = False,
         b_transposed: bool = False,
@@ -54,13 +72,16 @@ def _faked(*ranks: int) -> Callable[..., Any]:
         of_rank("a", a, *ranks)
         of_rank("b", b, a.dim())
         rows, columns = a.shape[-1 if a_transposed else -2], b.shape[-2 if b_transposed else -1]
-        return a.new_empty((*a.shape[:-2], rows, columns), dtype=out_dtype or a.dtype)
+        own = torch.float32 if a.itemsize == 1 else a.dtype  # as ops.gemm.result has it
+        return a.new_empty((*a.shape[:-2], rows, columns), dtype=out_dtype or own)
 
     return fake
 
 
 def _setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
-    a, b, bias, residual = inputs
+    a, b, bias, residual, *_ = inputs
+    if a.itemsize == 1:
+        refuse_gradients(ctx, _OPERANDS[: len(inputs)], ("bias", "residual"))
     options = dict(keyword_only_inputs)
     for name in ("out_dtype", "precision", "implementation"):
         options.pop(name)
@@ -89,7 +110,8 @@ def _backward(operator: Any) -> Callable[..., Any]:
         da = db = None
         if of_a or of_b:
             da, db = operator(dc.to(a.dtype), a, b, a_gradient=of_a, b_gradient=of_b, **ctx.options)
-        return da if of_a else None, db if of_b else None, *added_gradients(dc, ctx.added, rest)
+        added = added_gradients(dc, ctx.added, rest)
+        return da if of_a else None, db if of_b else None, *added, None, None
 
     return backward
 
@@ -114,10 +136,10 @@ def _bwd_fake(
 
 def _bmm_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
     count = info.batch_size
-    a, b, bias, residual = (*args, None, None)[:4]
+    a, b, bias, residual, *scales = (*args, None, None)
     of_a, of_b, of_bias, of_residual = (*in_dims, None, None)[:4]
     rank = a.dim() - (of_a is not None) - 1
-    if not repeats(bias, of_bias, rank):
+    if not repeats(bias, of_bias, rank) or any(x is not None for x in scales):
         return each(BMM, count, in_dims, args, options)
     whole = fold(a, of_a, count), fold(b, of_b, count), bias, fold(residual, of_residual, count)
     return unfold(BMM(*whole, **options), count)
@@ -157,7 +179,8 @@ def _defined(name: str, function: Any, gradients: Any, ranks: Any, batched: Any)
         batched=batched[1],
     )
     of_results = define(
-        f"{name}(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, *, {_TRANSPOSED}, "
+        f"{name}(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, "
+        f"Tensor? a_scales=None, Tensor? b_scales=None, *, {_TRANSPOSED}, "
         f"ScalarType? out_dtype=None, str? precision=None, {_CHOSEN}, "
         "str? bwd_implementation=None) -> Tensor",
         _computed(function),

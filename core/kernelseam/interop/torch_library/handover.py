@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_library import attention, gemm, merge, projection
 from kernelseam.interop.torch_library.dtypes import accumulator, torch_dtype
 from kernelseam.ops import attention as attention_ops
@@ -50,11 +49,10 @@ def _attention(arrays: Arrays, values: Any, backend: Any, implementation: Any) -
         operator, names = attention.ATTENTION_PAGED, attention.PAGED
         arrays = {**arrays, "k_pages": arrays["k"], "v_pages": arrays["v"]}
     elif packed:
-        operator, names = attention.ATTENTION_VARLEN, attention.VARLEN
+        operator, names = attention.ATTENTION_VARLEN, attention.SCALED_VARLEN
     else:
-        operator, names = attention.ATTENTION, attention.DENSE
+        operator, names = attention.ATTENTION, attention.SCALED_DENSE
     taken = attention.TAKEN[names]
-    _refuse_others(arrays, names, options, taken)
     given = {n: x for n, x in zip(Options._fields, options, strict=True) if n in taken}
     given["out_dtype"] = _out_dtype(options.out_dtype, arrays)
     given["return_lse"] = options.return_lse or (not paged and _differentiated(arrays))
@@ -73,29 +71,6 @@ def _attention(arrays: Arrays, values: Any, backend: Any, implementation: Any) -
     return _filled(arrays, {"out": out, "lse": lse})
 
 
-_IGNORED = ("window", "latent")
-"""The window is given by its sides; latent keys only allow what an operator does not do."""
-
-
-def _refuse_others(
-    arrays: Arrays, names: tuple[str, ...], options: Options, taken: frozenset[str]
-) -> None:
-    """Raise InvalidValue for what is given and no argument of the operator."""
-    beyond = [n for n in ("k_scales", "v_scales") if n in arrays and n not in names]
-    beyond += [
-        n
-        for n, x, default in zip(Options._fields, options, Options(), strict=True)
-        if n not in taken and n not in _IGNORED and x != default
-    ]
-    for name in beyond:
-        raise InvalidValue(
-            name,
-            "given",
-            "traced calls take scales of k and v in attention_paged alone",
-            "Call it outside of what is traced",
-        )
-
-
 def _differentiated(arrays: Arrays) -> bool:
     """Whether gradients may be wanted, which start from the LSE."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in arrays.values())
@@ -103,13 +78,6 @@ def _differentiated(arrays: Arrays) -> bool:
 
 def _product(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Made:
     batched, a_transposed, b_transposed, alpha, beta, out_dtype, precision = options
-    if "a_scales" in arrays:
-        raise InvalidValue(
-            "a_scales",
-            "given",
-            "what torch compiles has no operator with scales",
-            "Call it outside of torch.compile, or scale with alpha",
-        )
     residual = arrays.get("residual")
     if beta != 0 and "out" in arrays:  # summed as wide as the product is
         added = beta * arrays["out"].to(accumulator(arrays["a"].dtype))
@@ -120,6 +88,8 @@ def _product(arrays: Arrays, options: Any, backend: Any, implementation: Any) ->
         arrays["b"],
         arrays.get("bias"),
         residual,
+        arrays.get("a_scales"),
+        arrays.get("b_scales"),
         a_transposed=a_transposed,
         b_transposed=b_transposed,
         alpha=alpha,

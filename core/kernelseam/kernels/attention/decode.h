@@ -14,7 +14,7 @@
 // Constants: those of scores.h and sequences.h (but KS_GROUPED: a group's heads always share rows); KS_T, KS_OUT, KS_DQK, KS_DV,
 // KS_LSE, KS_VECTOR, KS_WARPS, KS_ROWS, KS_BN (keys of a warp's tile), KS_STAGES (of a warp), KS_Q_RESIDENT, KS_ITEM_COST,
 // KS_MIN_BLOCKS, KS_SHARED_BYTES; those of stored.h.
-// Shared memory: ROWS·DQ·size for queries; WARPS·STAGES·max(BN·(DQ + DO)·size, ROWS·DO·4) for rings, in which the states are joined
+// Shared memory: ROWS·DQ·size for queries (their own size, where the platform keeps them so); WARPS·STAGES·max(BN·(DQ + DO)·size, ROWS·DO·4) for rings, in which the states are joined
 // (size being that of keys as the platform keeps them); WARPS·(8·ROWS + 16·BN + 16) for m, l, and where rows lie in pages; with
 // scales of blocks WARPS·STAGES·BN·8.
 // Registers: ROWS·(DO + BN)/lanes for o and s, ROWS·DQ/(2·lanes) more for queries that stay.
@@ -28,7 +28,7 @@ typedef Engine<T, KV> EV;  // of products with keys and values as they are store
 constexpr int WARPS = KS_WARPS, ROWS = KS_ROWS, BN = KS_BN, STAGES = KS_STAGES, THREADS = WARP * WARPS;
 constexpr int DQ = (KS_DQK + 15) / 16 * 16, DO = (KS_DV + 15) / 16 * 16;
 constexpr int AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1;
-typedef E::Tile<ROWS, DQ, true> TileQ;
+typedef Engine<T, Query>::Tile<ROWS, DQ, true> TileQ;
 typedef EV::Tile<BN, DQ, true> TileK;
 typedef EV::Tile<DO, BN, false> TileV;
 typedef PlainTile<float, ROWS, DO> TileO;
@@ -118,9 +118,9 @@ struct Joined {
 };
 
 KS_BODY(THREADS, KS_MIN_BLOCKS)
-attention_decode_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const KV> v, Matrices<Out> out, RowValues<float> lse,
+attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<const KV> v, Matrices<Out> out, RowValues<float> lse,
                       ScoreArguments score, const float* sinks, Sequences sequences, Pages pages, int num_heads, Divider group,
-                      Parts parts, StoredScales stored = {}) {
+                      Parts parts, StoredScales stored = {}, QueryScales queries = {}) {
   char* const memory = shared_memory<KS_SHARED_BYTES>();
   const int head_group = group.d, kv_heads = num_heads / head_group, warp = warp_index();
 
@@ -279,13 +279,13 @@ attention_decode_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const 
     auto head_of = [=](int row) { return row0 + row - group.quotient(row0 + row) * head_group; };
     const Scores scores = score.of(batch, first_head, own.S_q, own.S_k);
     const StoredScales own_scales = stored.of(batch, piece.head);
-    const float k_scale = own_scales.of_keys(), v_scale = own_scales.of_values();
+    const float k_scale = queries.of_head(batch, piece.head) * own_scales.of_keys(), v_scale = own_scales.of_values();
     const float factor = k_scale * score.scale_log2;
     // A factor that is not positive is applied to the products themselves, so that masks stay −∞ and the largest score wins.
     const float c = CHANGED_SCORES ? 1.f : factor > 0 ? factor : factor < 0 ? -factor : 1.f;
 
     // ---- the queries: not asynchronously, or they would have to be waited for among keys
-    const GroupedView<const T> Q{q.at<KS_Q_VIEW>(batch, first_head, num_heads, own.q_first), group, q.row, q.head};
+    const GroupedView<const Query> Q{q.at<KS_Q_VIEW>(batch, first_head, num_heads, own.q_first), group, q.row, q.head};
     copy_q.load(tile_q, Q, row0, row0 + rows, 0, KS_DQK);
     block_barrier();  // and what was joined last has been read
     constexpr int Q_STEP = KS_Q_RESIDENT ? DQ : k_piece<EV, DQ>();
@@ -294,7 +294,12 @@ attention_decode_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const 
     // ---- the warp's tiles
 
     E::Acc<ROWS, DO> o;
-    E::Row<ROWS> m, l;
+    E::Row<ROWS> m, l, of_rows;
+    if constexpr (KS_Q_SCALES == BLOCK_SCALES)
+      E::row_map(of_rows, [&](int r, float) {
+        const int row = min_of(r, rows - 1);
+        return queries.of_query(batch, first_head + head_of(row), own.q_first + query_of(row));
+      });
     E::zero(o);
     E::fill(m, -infinity());
     E::fill(l, 0.f);
@@ -310,6 +315,7 @@ attention_decode_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const 
         if (!KS_Q_RESIDENT) q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, 0, d);
         EV::mma(s, q_operand, tile_k(stage), 0, d);
       }
+      if constexpr (KS_Q_SCALES == BLOCK_SCALES) E::row_apply(s, of_rows, [](float x, float y) { return x * y; });
       if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
         const float* const k_scales = key_scales.keys(stage);
         E::map(s, [=](int, int j, float x) { return x * k_scales[j]; });

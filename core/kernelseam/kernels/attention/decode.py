@@ -28,6 +28,7 @@ from kernelseam.kernels.attention.scores import (
     score_values,
 )
 from kernelseam.kernels.attention.stored import (
+    query_bytes,
     refuse_stored,
     stored_defines,
     stored_pointers,
@@ -130,7 +131,8 @@ class DecodeTile:
         control = 8 * self.rows + 16 * self.bn + 16
         if spec.kv_scales == "blocks":
             control += self.stages * self.bn * 8
-        return self.rows * dq * size + self.warps * (self.stages * stage + control)
+        queries = self.rows * dq * query_bytes(spec, self.widened)
+        return queries + self.warps * (self.stages * stage + control)
 
 
 class AttentionDecode(KernelDefinition):

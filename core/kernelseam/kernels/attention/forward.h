@@ -14,11 +14,11 @@
 // COLUMN_WARPS warps share the same rows, each making its part of the output's columns (a wide head fits no warp alone).
 // `splits` blocks share the same queries: each walks over a part of the keys and writes its own out and lse.
 //
-// Constants (from the kernel definition): those of scores.h and sequences.h; KS_T, KS_OUT (element types), KS_DQK, KS_DV, KS_LSE,
+// Constants (from the kernel definition): those of scores.h and sequences.h; KS_T (what is multiplied), KS_OUT (element types), KS_DQK, KS_DV, KS_LSE,
 // KS_VECTOR, KS_WARPS, KS_COLUMN_WARPS, KS_ROWS (queries a warp), KS_BN, KS_STAGES, KS_Q_RESIDENT (the queries stay in
 // registers), KS_UNROLL (of the scores' loop), KS_MIN_BLOCKS, KS_SHARED_BYTES; those of stored.h.
 // Shared memory: BM·max(DQ·size, DO·size_out) + STAGES·BN·(DQ + DO)·size, DQ and DO being the head dims rounded up to
-// 16 (DO to 16·COLUMN_WARPS);
+// 16 (DO to 16·COLUMN_WARPS), and size that of queries, too, where they are of 8 bits and the platform keeps them so;
 // for float32 also WARPS·ROWS·BN·size; with scales of blocks STAGES·BN·8. In the ring size is that of keys as the platform keeps them.
 // Registers: ROWS·(DO/COLUMN_WARPS + BN)/lanes for o and s, ROWS·DQ/(2·lanes) more for queries that stay.
 #include "attention/stored.h"
@@ -34,7 +34,7 @@ constexpr int ROWS = KS_ROWS, BM = WARPS / COLUMN_WARPS * ROWS;
 constexpr int BN = KS_BN, STAGES = KS_STAGES, MINE = DO / COLUMN_WARPS;
 constexpr int THREADS = WARP * WARPS;
 constexpr int AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1;
-typedef E::Tile<BM, DQ, true> TileQ;
+typedef Engine<T, Query>::Tile<BM, DQ, true> TileQ;
 typedef EV::Tile<BN, DQ, true> TileK;   // product over the head dim, which is contiguous
 typedef EV::Tile<DO, BN, false> TileV;  // product over the keys, which are the rows
 typedef PlainTile<Out, ROWS, MINE> TileO;
@@ -54,10 +54,10 @@ typedef PagedView<const KV> KeyView;
 typedef StridedView<const KV> KeyView;
 #endif
 #if KS_GROUPED
-typedef GroupedView<const T> QueryView;
+typedef GroupedView<const Query> QueryView;
 typedef GroupedView<Out> OutView;
 #else
-typedef StridedView<const T> QueryView;
+typedef StridedView<const Query> QueryView;
 typedef StridedView<Out> OutView;
 #endif
 
@@ -69,9 +69,9 @@ struct Parts {
 };
 
 KS_BODY(THREADS, KS_MIN_BLOCKS)
-attention_forward_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const KV> v, Matrices<Out> out,
+attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<const KV> v, Matrices<Out> out,
                        RowValues<float> lse, ScoreArguments score, const float* sinks, Sequences sequences, Pages pages,
-                       int num_heads, Divider group, Parts parts, StoredScales stored = {}) {
+                       int num_heads, Divider group, Parts parts, StoredScales stored = {}, QueryScales queries = {}) {
   char* const memory = shared_memory<KS_SHARED_BYTES>();
   const int head_group = group.d, q_tiles = parts.q_tiles;
   const int heads = KS_GROUPED ? num_heads / head_group : num_heads;
@@ -90,7 +90,7 @@ attention_forward_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const
 
   const int first_head = KS_GROUPED ? head * head_group : head, kv_head = KS_GROUPED ? head : head / head_group;
   const int kv_heads = num_heads / head_group;
-  const T* const q_base = q.at<KS_Q_VIEW>(batch, first_head, num_heads, own.q_first);
+  const Query* const q_base = q.at<KS_Q_VIEW>(batch, first_head, num_heads, own.q_first);
 #if KS_GROUPED
   const QueryView Q{q_base, group, q.row, q.head};
 #else
@@ -108,7 +108,7 @@ attention_forward_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const
 
   const Scores scores = score.of(batch, first_head, own.S_q, own.S_k);
   const StoredScales own_scales = stored.of(batch, kv_head);
-  const float k_scale = own_scales.of_keys(), v_scale = own_scales.of_values();
+  const float k_scale = queries.of_head(batch, kv_head) * own_scales.of_keys(), v_scale = own_scales.of_values();
   const float factor = k_scale * score.scale_log2;
 
   // Keys [begin, end) are seen by some query of the block, [all_begin, all_end) by all. Tiles [first, last) are this block's.
@@ -160,11 +160,17 @@ attention_forward_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const
   const float c = CHANGED_SCORES ? 1.f : factor > 0 ? factor : factor < 0 ? -factor : 1.f;
   Unit unit;
   E::Acc<ROWS, MINE> o;
-  E::Row<ROWS> m, l;
+  E::Row<ROWS> m, l, of_rows;
   E::zero(o);
   E::fill(m, -infinity());
   E::fill(l, 0.f);
   if (KS_SINKS && split == 0) E::row_map(m, [&](int r, float) { return LOG2_E * sinks[first_head + head_of(mine + r)]; });
+
+  if constexpr (KS_Q_SCALES == BLOCK_SCALES)
+    E::row_map(of_rows, [&](int r, float) {
+      const int row = min_of(mine + r, rows - 1);
+      return queries.of_query(batch, first_head + head_of(row), own.q_first + query_of(row));
+    });
 
   constexpr int Q_STEP = KS_Q_RESIDENT ? DQ : k_piece<EV, DQ>();
   copies_wait<AHEAD>();
@@ -191,6 +197,7 @@ attention_forward_body(Matrices<const T> q, Matrices<const KV> k, Matrices<const
       if (!KS_Q_RESIDENT) q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, warp_row, d);
       EV::mma(s, q_operand, tile_k(stage), 0, d);
     }
+    if constexpr (KS_Q_SCALES == BLOCK_SCALES) E::row_apply(s, of_rows, [](float x, float y) { return x * y; });
     if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
       const float* const k_scales = key_scales.keys(stage);
       E::map(s, [=](int, int j, float x) { return x * k_scales[j]; });

@@ -64,6 +64,8 @@ KNOWN = frozenset(
         "batch_invariant",
         "dtype_kv",
         "kv_scales",
+        "dtype_q",
+        "q_scales",
     }
 )
 """The options that forward.h has."""

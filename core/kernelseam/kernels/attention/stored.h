@@ -1,16 +1,20 @@
-// Keys and values that are stored in 8 bits, and what their numbers are multiplied by.
+// Keys and values that are stored in 8 bits, queries too or not, and what their numbers are multiplied by.
 //
 // A head's scales (HEAD_SCALES): k's is a factor of its scores, v's of its result. Those of blocks of keys (BLOCK_SCALES): a
 // key's product is multiplied by k's, and its weight, once it is counted in the sum l, by v's. Weights are rounded to T, whose
 // range may be small: they are multiplied by scale/2^unit, 2^unit being the least power of 2 above all scales met so far, and o is
 // counted in 2^unit, as it is in the running maximum.
 //
-// Constants: KS_KV, the element type of keys and values in memory; KS_KV_SCALES, one of the words below.
+// Scales of queries: a KV head's are one more factor of its scores, those of blocks of queries each a row's.
+//
+// Constants: KS_KV, the element type of keys and values in memory; KS_KV_SCALES, one of the words below; KS_Q and KS_Q_SCALES,
+// the same of queries.
 #pragma once
 #include "attention/sequences.h"
 
 enum { NO_SCALES, HEAD_SCALES, BLOCK_SCALES };
 typedef KS_KV KV;
+typedef KS_Q Query;
 
 // The scales of k or of v; strides in elements. Of paged keys a page stands for the batch.
 struct Scales {
@@ -34,6 +38,22 @@ struct StoredScales {
   // Of an entry's head: what all its keys are multiplied by, and all its values.
   KS_DEVICE float of_keys() const { return KS_KV_SCALES == HEAD_SCALES ? *k.base : 1.f; }
   KS_DEVICE float of_values() const { return KS_KV_SCALES == HEAD_SCALES ? *v.base : 1.f; }
+};
+
+// The scales of q, strides in elements; `rows`: queries that share one.
+struct QueryScales {
+  const float* base;
+  i64 batch;
+  int head, block;
+  Divider rows;
+  // Of a KV head of an entry: what all its queries are multiplied by.
+  KS_DEVICE float of_head(int entry, int kv_head) const {
+    return KS_Q_SCALES == HEAD_SCALES ? base[entry * batch + (i64)kv_head * head] : 1.f;
+  }
+  // Of a query, counted from the entry's first or, of packed rows, from the first of all.
+  KS_DEVICE float of_query(int entry, int own_head, int query) const {
+    return base[entry * batch + (i64)own_head * head + (i64)rows.quotient(query) * block];
+  }
 };
 
 // The row of a key where its blocks are counted from, and its page (0 where there is none).

@@ -1,4 +1,4 @@
-"""Kernel definition of stored.h: keys and values of 8 bits, and their scales."""
+"""Kernel definition of stored.h: keys and values, and queries, of 8 bits, and their scales."""
 
 from __future__ import annotations
 
@@ -31,47 +31,74 @@ STORED_SCALES = Structure(
         ("block", divider_parameter("scale_block")),
     )
 )
+_QUERY_BLOCK = "q_scale_block"
+QUERY_SCALES = Structure(
+    (*_scales("q_scales").members, ("q_scale_rows", divider_parameter(_QUERY_BLOCK))),
+    ("base", *_AXES, "rows"),
+)
 
 
 def with_scales(signature: Signature, spec: AttentionSpec) -> Signature:
     """A kernel's signature, with the scales where a spec has them."""
     if not spec.kv_scales:
         return signature
-    return Signature((*signature.parameters, ("stored", STORED_SCALES)), flat=signature.flat)
+    more = (("stored", STORED_SCALES), *((("queries", QUERY_SCALES),) if spec.q_scales else ()))
+    return Signature((*signature.parameters, *more), flat=signature.flat)
 
 
 def stored_defines(spec: AttentionSpec) -> dict[str, object]:
     """The constants."""
-    return {"KV": DEVICE_TYPE[spec.kv], "KV_SCALES": _SCALES[spec.kv_scales]}
+    return {
+        "KV": DEVICE_TYPE[spec.kv],
+        "KV_SCALES": _SCALES[spec.kv_scales],
+        "Q": DEVICE_TYPE[spec.q],
+        "Q_SCALES": _SCALES[spec.q_scales],
+    }
 
 
 def stored_values(p: AttentionProblem) -> dict[str, int | float]:
     """Strides of scales, and how many keys share one."""
     if not p.spec.kv_scales:
         return {}
+    walks = dict(zip(_NAMES, (p.k_scale_strides, p.v_scale_strides), strict=True))
+    values = divider_values("scale_block", max(p.scale_block, 1))
+    if p.spec.q_scales:
+        walks["q_scales"] = p.q_scale_strides
+        values |= divider_values(_QUERY_BLOCK, max(p.q_scale_block, 1))
     strides = {
         f"{name}_{axis}": stride
-        for name, walk in zip(_NAMES, (p.k_scale_strides, p.v_scale_strides), strict=True)
+        for name, walk in walks.items()
         for axis, stride in zip(_AXES, walk, strict=True)
     }
-    return {**strides, **divider_values("scale_block", max(p.scale_block, 1))}
+    return {**strides, **values}
 
 
 def stored_pointers(spec: AttentionSpec) -> tuple[str, ...]:
     """Pointer parameters, named as their operands."""
-    return _NAMES if spec.kv_scales else ()
+    return (*_NAMES, *(("q_scales",) if spec.q_scales else ())) if spec.kv_scales else ()
+
+
+def query_bytes(spec: AttentionSpec, widened: bool) -> int:
+    """Bytes of an element of q in shared memory, where a platform converts (``widened``) what it
+    stores."""
+    return spec.dtype.itemsize if widened else spec.q.itemsize
 
 
 def refuse_stored(p: AttentionProblem, row: ArchRow) -> str | None:
     """Why a kernel does not take keys and values as they are stored on an arch."""
     if (stored := p.spec.dtype_kv) is None:
         return None
+    who = "k and v" if p.spec.dtype_q is None else "q, k and v"
     if stored not in row.stored_dtypes:
         known = ", ".join(sorted(map(str, row.stored_dtypes)))
         if known:
-            return f"k and v are {stored}: {row.arch} converts {known}"
-        return f"k and v are {stored}: {row.arch} has no instructions that convert it"
-    for name, strides in (("k_scales", p.k_scale_strides), ("v_scales", p.v_scale_strides)):
+            return f"{who} are {stored}: {row.arch} converts {known}"
+        return f"{who} are {stored}: {row.arch} has no instructions that convert it"
+    for name, strides in (
+        ("q_scales", p.q_scale_strides),
+        ("k_scales", p.k_scale_strides),
+        ("v_scales", p.v_scale_strides),
+    ):
         for axis, stride in zip(_AXES[1:], strides[1:], strict=True):
             if stride >= INT32:
                 return f"stride_{name}_{axis} = {stride}: it takes less than 2^31"
@@ -80,8 +107,11 @@ def refuse_stored(p: AttentionProblem, row: ArchRow) -> str | None:
             f"k_scales has strides {p.k_scale_strides} and v_scales {p.v_scale_strides}: of blocks "
             "it takes the same"
         )
-    if p.scale_block >= INT32:
-        return f"scale_block = {p.scale_block}: it takes less than 2^31"
+    for name, block in (("scale_block", p.scale_block), ("q_scale_block", p.q_scale_block)):
+        if block >= INT32:
+            return f"{name} = {block}: it takes less than 2^31"
+    if p.spec.q_scales == "blocks" and p.spec.q_view == "packed" and p.total_q >= INT32:
+        return f"total_q = {p.total_q}: with scales of blocks it takes less than 2^31"
     if p.spec.kv_scales == "blocks" and p.spec.kv_view == "packed" and p.total_k >= INT32:
         return f"total_k = {p.total_k}: with scales of blocks it takes less than 2^31"
     return None

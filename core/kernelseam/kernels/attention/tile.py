@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.attention.stored import query_bytes
 from kernelseam.kernels.elements import pad
 
 
@@ -67,7 +68,7 @@ class AttentionTile:
         stored = size if self.widened else spec.kv.itemsize
         scales = self.stages * self.bn * 8 if spec.kv_scales == "blocks" else 0
         scratch = self.warps * self.rows * self.bn * size if spec.dtype.itemsize > 2 else 0
-        first = self.bm * max(dq * size, do * spec.out.itemsize)
+        first = self.bm * max(dq * query_bytes(spec, self.widened), do * spec.out.itemsize)
         return first + self.stages * self.bn * (dq + do) * stored + scratch + scales
 
 
@@ -81,4 +82,5 @@ def is_plain(spec: AttentionSpec) -> bool:
         "dtype_out",
         "batch_invariant",
         "dtype_kv",
+        "dtype_q",
     }

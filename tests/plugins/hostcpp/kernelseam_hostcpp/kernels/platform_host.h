@@ -158,7 +158,7 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT, bool BRIEF = false> st
       if (!Mine::takes(i)) break;
       const int row = Mine::row() + i * Mine::STEP, c = Mine::column();
       for (int e = 0; e < V; e++)
-        t.chunk(row, c).v[e] = row0 + row < row_end && col0 + c + e < col_end ? v.row(row0 + row)[col0 + c + e] : zero_of<T>();
+        t.chunk(row, c).v[e] = row0 + row < row_end && col0 + c + e < col_end ? kept_as<T>(v.row(row0 + row)[col0 + c + e]) : zero_of<T>();
     }
   }
   KS_DEVICE void land(Tile t) {
