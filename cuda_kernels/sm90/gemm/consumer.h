@@ -178,8 +178,11 @@ struct Consumer {
   struct ScaleFragment { float rows[MT][2], columns[divide_up(BN, 128)]; };
   KS_DEVICE ScaleFragment load_scales(const TileCoord& p) const {
     const auto &by_row = a.scales.a, &by_column = a.scales.b;
-    const float* const rows = by_row.base + p.batch * by_row.batch + p.head * by_row.head;
-    const float* const columns = by_column.base + p.batch * by_column.batch + a.b_heads.quotient(p.head) * by_column.head;
+    const float* const rows =
+        KS_POINTERS ? listed(by_row.base, p.matrix) : by_row.base + p.batch * by_row.batch + p.head * by_row.head;
+    const float* const columns =
+        KS_POINTERS ? listed(by_column.base, p.matrix)
+                    : by_column.base + p.batch * by_column.batch + a.b_heads.quotient(p.head) * by_column.head;
     ScaleFragment x = {};
 #pragma unroll
     for (int i = 0; i < MT; i++)

@@ -147,8 +147,6 @@ class HopperGemm(KernelDefinition):
                 return f"it does not know {option} of {spec.dtype}"
         if spec.summed and spec.view == "pointers":
             return "it does not sum products of lists"
-        if spec.scales and spec.view == "pointers":
-            return "it takes no lists of scales"
         if spec.joined and not _joins(problem):
             return f"it does not join such heads along {spec.joined.upper()}"
         for segment in problem.segments:
@@ -312,7 +310,7 @@ class HopperGemm(KernelDefinition):
             "b": f"B{suffix}",
             "c": f"C{suffix}",
             **added,
-            **{n: n for n in SCALES if spec.scales},
+            **{n: f"{n}{suffix}" for n in SCALES if spec.scales},
             "origin": "",
             "sums": "",
         }
@@ -385,6 +383,7 @@ class HopperGemm(KernelDefinition):
         )
         stored = GemmSpec(DType.float8_e4m3fn, bf16, f32, b_transposed=True)
         yield Covered(self, replace(stored, scales=True, bias=bf16, residual=bf16))
+        yield Covered(self, replace(stored, scales=True, view="pointers"), often=False)
         yield Covered(self, replace(stored, dtype_c=f32, view="pointers"), often=False)
         yield Covered(self, replace(stored, dtype_c=f16, summed=True), often=False)
         single = GemmSpec(f32, f32, f32, b_transposed=True, precision="tf32")
