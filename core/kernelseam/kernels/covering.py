@@ -12,8 +12,8 @@ from kernelseam.contract import Composition
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdSpec
 from kernelseam.descriptors.attention.merge_problem import MergeSpec
 from kernelseam.descriptors.attention.problem import AttentionSpec
+from kernelseam.descriptors.gemm.fields import PRECISIONS
 from kernelseam.descriptors.gemm.problem import GemmSpec, HeadsSpec
-from kernelseam.descriptors.gemm.strided import PRECISIONS
 from kernelseam.dtypes import E4M3, DType
 from kernelseam.kernels.attention.backward import AttentionBwdDefinition
 from kernelseam.kernels.attention.decode import DECODE

@@ -10,7 +10,7 @@ from typing import Any
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import BatchedGemmPointers, BatchedGemmStrided
 from kernelseam.descriptors.common.wording import Wording
-from kernelseam.descriptors.gemm.strided import SCALES
+from kernelseam.descriptors.gemm.fields import SCALES
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation
 from kernelseam.ops.folding import SUMMED, Axis, fold, offsets

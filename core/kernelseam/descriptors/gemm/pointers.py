@@ -24,10 +24,8 @@ from kernelseam.descriptors.common.lists import (
 from kernelseam.descriptors.common.operands import is_address, known_names
 from kernelseam.descriptors.common.protocol import Descriptor, Resolved
 from kernelseam.descriptors.common.validation import WIDE
-from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
-from kernelseam.descriptors.gemm.strided import (
+from kernelseam.descriptors.gemm.fields import (
     ADDED,
-    BatchedGemmStrided,
     added_dtype,
     are_scaled,
     check_numbers,
@@ -35,6 +33,8 @@ from kernelseam.descriptors.gemm.strided import (
     precision_of,
     refuse_idle,
 )
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.strided import BatchedGemmStrided
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 

@@ -25,7 +25,15 @@ from kernelseam.kernels.elements import (
 from kernelseam.kernels.gemm.host import SCALES, scale_values, scales_structure
 from kernelseam.kernels.signature import Signature
 
-from kernelseam_cuda.sm90 import gemm_cost
+from kernelseam_cuda.sm90 import gemm_cost, gemm_maps
+from kernelseam_cuda.sm90.gemm_maps import (
+    MAPS,
+    ORIGIN_BYTES,
+    UNIT_BYTES,
+    joined_dim,
+    steps,
+    steps_where_many,
+)
 from kernelseam_cuda.sm90.gemm_tiling import (
     MAX_TILES,
     ORDER,
@@ -45,16 +53,6 @@ from kernelseam_cuda.toolchain import sources
 
 _MAX_EXTENT = 2**30
 """Rows and columns: a tile's place, and its end, are 32-bit."""
-_PANEL_BYTES, _ROWS = 128, 64
-"""Of a row of a box of the result, and its rows."""
-_UNIT_BYTES, _UNITS_BITS, _REACH = 16, 31, 2**29
-"""Of a map that reaches every address: what its third axis counts, how far; how many such lengths
-its fourth has."""
-ORIGIN_BYTES = 256
-"""Of the workspace: where such maps begin. TMA touches a map's first bytes where a box lies wholly
-outside."""
-
-_MAPS = ("a_map", "b_map", "c_map", "residual_map")
 _POINTERS = ("a", "b", "c", "bias", "residual", "origin")
 _STRIDES = ("c_batch", "c_head", "bias_batch", "bias_head")
 _INTS = (
@@ -71,8 +69,6 @@ _INTS = (
 )
 _SUMS_STRIDES = ("sums_batch", "sums_head")
 _GROUPS = ("batch_group", "head_group")
-_SEGMENTS = (("a_map", "A"), ("a1_map", "A1"), ("a2_map", "A2"))
-"""Maps and operands of A's heads where they are those of three."""
 _SEGMENT_PARAMETERS = (
     ("a1_map", "tensor_map"),
     ("a2_map", "tensor_map"),
@@ -151,7 +147,7 @@ class HopperGemm(KernelDefinition):
             return f"it does not join such heads along {spec.joined.upper()}"
         for segment in problem.segments:
             head_and_batch = (segment.heads, problem.batch)
-            if 0 in _steps_where_many(head_and_batch, segment.strides):
+            if 0 in steps_where_many(head_and_batch, segment.strides):
                 return "heads or batches of A's segments share memory"
         return None
 
@@ -171,7 +167,7 @@ class HopperGemm(KernelDefinition):
     def offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
         """TMA stores chunks of 16 bytes whole: where C's last is not, tiles whose warps store.
         Where C is most of what is moved, TMA's stores leave the L2 cache to A and B."""
-        whole = p.N * p.spec.dtype_c.itemsize % _UNIT_BYTES == 0
+        whole = p.N * p.spec.dtype_c.itemsize % UNIT_BYTES == 0
         c_first = gemm_cost.mostly_c(p)
         return tuple(
             replace(t, c_first=c_first and t.store == "tma")
@@ -202,7 +198,7 @@ class HopperGemm(KernelDefinition):
         if problem.spec.view != "pointers":
             return Launches((Launch(self, problem, tile),))
         return Launches(
-            (Launch(self, problem, tile, dict.fromkeys((*_MAPS, "origin"), 0)),), ORIGIN_BYTES
+            (Launch(self, problem, tile, dict.fromkeys((*MAPS, "origin"), 0)),), ORIGIN_BYTES
         )
 
     def defines(self, spec: GemmSpec, tile: HopperGemmTile, row: ArchRow) -> dict[str, object]:
@@ -239,7 +235,7 @@ class HopperGemm(KernelDefinition):
     def signature(self, spec: GemmSpec) -> Signature:
         return Signature(
             (
-                *((m, "tensor_map") for m in _MAPS),
+                *((m, "tensor_map") for m in MAPS),
                 *((p, "pointer") for p in _POINTERS),
                 *((s, "i64") for s in _STRIDES),
                 *((i, "i32") for i in _INTS),
@@ -298,7 +294,7 @@ class HopperGemm(KernelDefinition):
         found |= dict(zip(_SUMS_STRIDES, p.sums_strides, strict=True))
         found |= dict(zip(_GROUPS, (p.c_batch_group, p.c_head_group), strict=True))
         if p.spec.joined:
-            found |= divider_values("joined", _joined_dim(p))
+            found |= divider_values("joined", joined_dim(p))
         found |= scale_values(p)
         return {**found, **order_values(p, tile), "alpha": p.alpha, "beta": p.beta}
 
@@ -318,40 +314,7 @@ class HopperGemm(KernelDefinition):
     def tensor_maps(
         self, problem: GemmProblem, tile: HopperGemmTile, device: Device
     ) -> dict[str, TensorMap]:
-        """Axes column, row, head, batch; of lists column, row, and two that reach any address."""
-        p, s = problem, problem.spec
-        b_heads = p.num_heads // p.b_head_group
-        # Where what is summed over comes first, a box holds a tile's whole side; else it is a
-        # panel, and a cluster's blocks share its rows.
-        k = slice_of(s)
-        a_box = (k, k) if s.a_transposed else (k, tile.bm)
-        b_box = (k, tile.bn // tile.cluster) if s.b_transposed else (k, k // tile.cluster)
-        c_shape, c_box = (p.M, p.N), (_PANEL_BYTES // s.dtype_c.itemsize, _ROWS)
-        rounded = s.precision == "tf32"
-        a_shape, b_shape = p.a_shape, p.b_shape
-        a_heads, dim = p.num_heads, _joined_dim(p) if s.joined else 0
-        if s.joined == "a":
-            a_shape = (p.K, dim)
-        elif s.joined == "b":
-            b_shape, b_heads = (p.K, dim), p.joined_heads
-        elif s.joined == "k":
-            a_shape, a_heads = (p.M, dim), p.joined_heads
-        found = {
-            parameter: tensor_map(
-                p, name, a_shape, (segment.heads, p.batch), segment.strides, a_box, rounded
-            )
-            for (parameter, name), segment in zip(_SEGMENTS, p.segments, strict=False)
-        } or {"a_map": tensor_map(p, "A", a_shape, (a_heads, p.batch), p.a_strides, a_box, rounded)}
-        found["b_map"] = tensor_map(
-            p, "B", b_shape, (b_heads, p.batch), p.b_strides, b_box, rounded
-        )
-        c = found["c_map"] = tensor_map(p, "C", c_shape, results_of(p), p.c_strides, c_box)
-        found["residual_map"] = (
-            tensor_map(p, "residual", c_shape, results_of(p), p.residual_strides, c_box)
-            if s.residual
-            else c
-        )
-        return found
+        return gemm_maps.tensor_maps(problem, tile)
 
     def work(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> Work:
         return gemm_cost.work(problem, tile)
@@ -402,22 +365,10 @@ def refuse_extents(p: GemmProblem) -> str | None:
     return None
 
 
-def steps(heads: int, entries: int, strides: tuple[int, int, int]) -> tuple[int, int]:
-    """What a head and an entry of the batch count in a map's coordinates: 0 where all share one
-    matrix."""
-    batch, head, _ = strides
-    return int(heads > 1 and head != 0), int(entries > 1 and batch != 0)
-
-
 def _results(dtype: DType) -> tuple[DType, ...]:
     """Dtypes of the result of products of a dtype."""
     single = (DType.float32,) if dtype is DType.float32 else (dtype, DType.float32)
     return (DType.bfloat16, DType.float16, DType.float32) if dtype.stored else single
-
-
-def _joined_dim(p: GemmProblem) -> int:
-    """Elements of each of the heads that are joined."""
-    return {"a": p.M, "b": p.N, "k": p.K}[p.spec.joined or ""] // p.joined_heads
 
 
 def _joins(p: GemmProblem) -> bool:
@@ -429,7 +380,7 @@ def _joins(p: GemmProblem) -> bool:
         "b": not s.b_transposed and (p.b_strides[1] > 0 or not many),
         "k": not s.a_transposed and (s.segmented or p.a_strides[1] > 0 or not many),
     }[s.joined or ""]
-    return first and p.num_heads == 1 and _joined_dim(p) % slice_of(p.spec) == 0
+    return first and p.num_heads == 1 and joined_dim(p) % slice_of(p.spec) == 0
 
 
 def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
@@ -445,41 +396,3 @@ def _linear(spec: GemmSpec) -> bool:
     tokens, nothing else is summed, and the result is of 16 bits."""
     plain = not (spec.a_transposed or spec.summed or spec.row_sums)
     return plain and spec.view == "strided" and spec.dtype_c.itemsize == 2
-
-
-def _steps_where_many(counts: tuple[int, int], strides: tuple[int, int, int]) -> list[int]:
-    """``steps`` of the axes that have more than one."""
-    return [step for n, step in zip(counts, steps(*counts, strides), strict=True) if n > 1]
-
-
-def tensor_map(
-    p: GemmProblem,
-    name: str,
-    shape: tuple[int, int],
-    matrices: tuple[int, int],
-    strides: tuple[int, int, int],
-    box: tuple[int, int],
-    to_tf32: bool = False,
-) -> TensorMap:
-    """``matrices``: heads and entries of the batch."""
-    batch_stride, head_stride, row = strides
-    dtype = p.spec.dtype if name[0] in "AB" else p.spec.dtype_c
-    extents: tuple[int, ...]
-    if p.spec.view == "pointers":
-        unit = _UNIT_BYTES // dtype.itemsize
-        extents, apart = (2**_UNITS_BITS, _REACH), (unit, unit << _UNITS_BITS)
-        name = f"{name}_ptrs"
-    else:
-        by = steps(*matrices, strides)
-        extents = tuple(n if step else 1 for n, step in zip(matrices, by, strict=True))
-        apart = (head_stride, batch_stride)
-    return TensorMap(
-        name,
-        dtype,
-        (shape[1], shape[0], *extents),
-        (1, row, *apart),
-        (*box, 1, 1),
-        swizzle=128,
-        l2_promotion=256,
-        to_tf32=to_tf32,
-    )

@@ -20,7 +20,8 @@ from kernelseam.kernels.elements import (
 from kernelseam.kernels.gemm.host import TF32_PRODUCTS
 from kernelseam.kernels.signature import Signature
 
-from kernelseam_cuda.sm90.gemm import ORIGIN_BYTES, refuse_extents, steps, tensor_map
+from kernelseam_cuda.sm90.gemm import refuse_extents
+from kernelseam_cuda.sm90.gemm_maps import ORIGIN_BYTES, steps, tensor_map
 from kernelseam_cuda.sm90.gemm_tiling import MAX_TILES, ORDER, order_values, tile_count
 from kernelseam_cuda.sm90.tiles import TF32, TF32_REGISTERS, HopperTf32Tile
 from kernelseam_cuda.toolchain import sources

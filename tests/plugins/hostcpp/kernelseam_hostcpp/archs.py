@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernelseam.contract import ArchRow
-from kernelseam.descriptors.gemm.strided import PRECISIONS
+from kernelseam.descriptors.gemm.fields import PRECISIONS
 from kernelseam.dtypes import E4M3, DType
 from kernelseam.errors import UnknownName
 from kernelseam.kernels import AttentionTile, BackwardTile, DecodeTile, GemmTile

@@ -1,0 +1,158 @@
+"""The fields that the descriptors of strided memory and of lists share: their dtypes, precision,
+scales, bias and residual, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kernelseam.contract import ArrayInfo
+from kernelseam.descriptors.common.operands import dtype_of, required
+from kernelseam.descriptors.common.validation import (
+    MAX_EXTENT,
+    extent,
+    flag,
+    integer,
+    multiple,
+    number,
+)
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+
+IEEE, PRECISIONS = "ieee", ("tf32", "tf32x3")
+"""How float32 may be multiplied: the default, and others."""
+SCALES = ("a_scales", "b_scales")
+ADDED = ("bias", "residual")
+"""Operands that take part where they are given; address 0 says that they will be bound."""
+
+
+def gemm_dtypes(
+    dtype: object,
+    dtype_c: object,
+    dtype_acc: object,
+    infos: Mapping[str, ArrayInfo],
+    inputs: tuple[str, str],
+    output: str,
+) -> tuple[DType, DType, DType]:
+    """(dtype, dtype_c, dtype_acc) from what is named and from the arrays."""
+    kind = required(
+        "dtype",
+        dtype_of("dtype", dtype, infos, inputs, stored=True),
+        f"{inputs[0]} and {inputs[1]}",
+    )
+    kind_c = dtype_of("dtype_c", dtype_c, infos, (output,)) or (
+        kind.accumulator if kind.stored else kind
+    )
+    acc = kind.accumulator if dtype_acc is None else DType.of(dtype_acc, "dtype_acc")
+    if acc is not kind.accumulator:
+        raise InvalidValue(
+            "dtype_acc",
+            acc,
+            f"products of {kind} are summed in {kind.accumulator}",
+            "Leave dtype_acc out",
+        )
+    return kind, kind_c, acc
+
+
+def precision_of(value: object, dtype: DType) -> str | None:
+    """A spec's precision from what a descriptor is given. Raises InvalidValue."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or value not in (IEEE, *PRECISIONS):
+        names = ", ".join((IEEE, *PRECISIONS))
+        raise InvalidValue(
+            "precision",
+            value,
+            f"must be one of {names}",
+            "Name one of these, or leave precision out",
+        )
+    if value == IEEE:
+        return None
+    if dtype is not DType.float32:
+        raise InvalidValue(
+            "precision",
+            value,
+            f"is a way to multiply float32, and A and B are {dtype}",
+            "Leave precision out",
+        )
+    return value
+
+
+def are_scaled(gemm: Any, dtype: DType, names: tuple[str, str]) -> bool:
+    """Whether there are scales, in the fields of these names. Raises InvalidValue for one without
+    the other, and for scales of what has none."""
+    there = [n for n in names if getattr(gemm, n) is not None]
+    if not there:
+        return False
+    if not dtype.stored:
+        raise InvalidValue(
+            there[0],
+            "given",
+            f"scales are for A and B of 8 bits, and these are {dtype}",
+            "Leave it out: alpha scales a product",
+        )
+    if len(there) == 1:
+        (missing,) = set(names) - {*there}
+        raise InvalidValue(
+            missing, None, f"must be given where {there[0]} is", "Give it: ones change nothing"
+        )
+    if gemm.c_batch_group * gemm.c_head_group > 1:
+        raise InvalidValue(
+            there[0],
+            "given",
+            "scales are of one product, and products are summed into one C",
+            "Leave it out, or sum after products of their own",
+        )
+    return True
+
+
+def refuse_idle(gemm: Any, name: str, operand: str, strides: Sequence[str]) -> None:
+    """Refuse the fields of a bias or a residual that is not there."""
+    for field_name in (*strides, *([f"dtype_{name}"] if name in ADDED else ())):
+        if getattr(gemm, operand) is None and (value := getattr(gemm, field_name)) is not None:
+            raise InvalidValue(
+                field_name,
+                value,
+                f"describes {operand}",
+                f"Give {operand} too (0: it will be bound)",
+            )
+
+
+def added_dtype(
+    gemm: Any, name: str, operand: str, infos: Mapping[str, ArrayInfo], dtype_c: DType, acc: DType
+) -> DType | None:
+    """The element type of a bias or a residual: what is named, its array's, C's; None where it is
+    not there."""
+    if getattr(gemm, operand) is None:
+        return None
+    kind = dtype_of(f"dtype_{name}", getattr(gemm, f"dtype_{name}"), infos, (operand,)) or dtype_c
+    if kind.itemsize > acc.itemsize:
+        field_name, value = (
+            (operand, f"an array of {kind}") if operand in infos else (f"dtype_{name}", kind)
+        )
+        raise InvalidValue(
+            field_name, value, f"must be no wider than {acc}, in which it is added", "Convert it"
+        )
+    return kind
+
+
+def check_numbers(gemm: Any) -> None:
+    """Replace the extents, flags, groups and factors of a GEMM by plain ints, bools and floats, or
+    refuse them."""
+    put = object.__setattr__
+    for name in ("M", "N", "K", "batch", "num_heads"):
+        put(gemm, name, extent(name, getattr(gemm, name)))
+    for name in ("a_transposed", "b_transposed"):
+        put(gemm, name, flag(name, getattr(gemm, name)))
+    for name in ("alpha", "beta"):
+        put(gemm, name, number(name, getattr(gemm, name)))
+    for name, of in (("c_batch_group", "batch"), ("c_head_group", "num_heads")):
+        put(gemm, name, extent(name, getattr(gemm, name), 1))
+        multiple(of, getattr(gemm, of), name, getattr(gemm, name))
+    integer(
+        "batch·num_heads",
+        gemm.batch * gemm.num_heads,
+        0,
+        MAX_EXTENT,
+        "Split the batch over several calls",
+    )

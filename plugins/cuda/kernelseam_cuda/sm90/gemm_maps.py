@@ -1,0 +1,108 @@
+"""Tensor maps of cuda_kernels/sm90/gemm/gemm.h: what TMA loads of A, B and the residual, and where
+it stores C."""
+
+from __future__ import annotations
+
+from kernelseam.contract import TensorMap
+from kernelseam.descriptors.gemm.problem import GemmProblem
+
+from kernelseam_cuda.sm90.gemm_tiling import results_of, slice_of
+from kernelseam_cuda.sm90.tiles import HopperGemmTile
+
+_PANEL_BYTES, _ROWS = 128, 64
+"""Of a row of a box of the result, and its rows."""
+UNIT_BYTES, _UNITS_BITS, _REACH = 16, 31, 2**29
+"""Of a map that reaches every address: what its third axis counts, how far; how many such lengths
+its fourth has."""
+ORIGIN_BYTES = 256
+"""Of the workspace: where such maps begin. TMA touches a map's first bytes where a box lies wholly
+outside."""
+
+MAPS = ("a_map", "b_map", "c_map", "residual_map")
+_SEGMENTS = (("a_map", "A"), ("a1_map", "A1"), ("a2_map", "A2"))
+"""Maps and operands of A's heads where they are those of three."""
+
+
+def tensor_maps(problem: GemmProblem, tile: HopperGemmTile) -> dict[str, TensorMap]:
+    """Axes column, row, head, batch; of lists column, row, and two that reach any address."""
+    p, s = problem, problem.spec
+    b_heads = p.num_heads // p.b_head_group
+    # Where what is summed over comes first, a box holds a tile's whole side; else it is a
+    # panel, and a cluster's blocks share its rows.
+    k = slice_of(s)
+    a_box = (k, k) if s.a_transposed else (k, tile.bm)
+    b_box = (k, tile.bn // tile.cluster) if s.b_transposed else (k, k // tile.cluster)
+    c_shape, c_box = (p.M, p.N), (_PANEL_BYTES // s.dtype_c.itemsize, _ROWS)
+    rounded = s.precision == "tf32"
+    a_shape, b_shape = p.a_shape, p.b_shape
+    a_heads, dim = p.num_heads, joined_dim(p) if s.joined else 0
+    if s.joined == "a":
+        a_shape = (p.K, dim)
+    elif s.joined == "b":
+        b_shape, b_heads = (p.K, dim), p.joined_heads
+    elif s.joined == "k":
+        a_shape, a_heads = (p.M, dim), p.joined_heads
+    found = {
+        parameter: tensor_map(
+            p, name, a_shape, (segment.heads, p.batch), segment.strides, a_box, rounded
+        )
+        for (parameter, name), segment in zip(_SEGMENTS, p.segments, strict=False)
+    } or {"a_map": tensor_map(p, "A", a_shape, (a_heads, p.batch), p.a_strides, a_box, rounded)}
+    found["b_map"] = tensor_map(p, "B", b_shape, (b_heads, p.batch), p.b_strides, b_box, rounded)
+    c = found["c_map"] = tensor_map(p, "C", c_shape, results_of(p), p.c_strides, c_box)
+    found["residual_map"] = (
+        tensor_map(p, "residual", c_shape, results_of(p), p.residual_strides, c_box)
+        if s.residual
+        else c
+    )
+    return found
+
+
+def steps(heads: int, entries: int, strides: tuple[int, int, int]) -> tuple[int, int]:
+    """What a head and an entry of the batch count in a map's coordinates: 0 where all share one
+    matrix."""
+    batch, head, _ = strides
+    return int(heads > 1 and head != 0), int(entries > 1 and batch != 0)
+
+
+def steps_where_many(counts: tuple[int, int], strides: tuple[int, int, int]) -> list[int]:
+    """``steps`` of the axes that have more than one."""
+    return [step for n, step in zip(counts, steps(*counts, strides), strict=True) if n > 1]
+
+
+def joined_dim(p: GemmProblem) -> int:
+    """Elements of each of the heads that are joined."""
+    return {"a": p.M, "b": p.N, "k": p.K}[p.spec.joined or ""] // p.joined_heads
+
+
+def tensor_map(
+    p: GemmProblem,
+    name: str,
+    shape: tuple[int, int],
+    matrices: tuple[int, int],
+    strides: tuple[int, int, int],
+    box: tuple[int, int],
+    to_tf32: bool = False,
+) -> TensorMap:
+    """``matrices``: heads and entries of the batch."""
+    batch_stride, head_stride, row = strides
+    dtype = p.spec.dtype if name[0] in "AB" else p.spec.dtype_c
+    extents: tuple[int, ...]
+    if p.spec.view == "pointers":
+        unit = UNIT_BYTES // dtype.itemsize
+        extents, apart = (2**_UNITS_BITS, _REACH), (unit, unit << _UNITS_BITS)
+        name = f"{name}_ptrs"
+    else:
+        by = steps(*matrices, strides)
+        extents = tuple(n if step else 1 for n, step in zip(matrices, by, strict=True))
+        apart = (head_stride, batch_stride)
+    return TensorMap(
+        name,
+        dtype,
+        (shape[1], shape[0], *extents),
+        (1, row, *apart),
+        (*box, 1, 1),
+        swizzle=128,
+        l2_promotion=256,
+        to_tf32=to_tf32,
+    )
