@@ -203,13 +203,36 @@ def test_results_given_by_the_caller() -> None:
     torch.testing.assert_close(both[0][1], a @ b + 2 * c)
 
 
+class Called(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *operands: Any) -> tuple[Any, ...]:
+        return several(self.function(*operands))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_is_exported(name: str, strict: bool) -> None:
+    function = functions()[name]
+    operands = tuple(x.detach() for x in function.operands)
+    for called in (function.plain, function.differentiable):
+        if called is None:  # of pages there are no gradients
+            continue
+        program = torch.export.export(Called(called), operands, strict=strict)
+        assert used(program.graph) == {name}
+        for a, b in zip(program.module()(*operands), several(called(*operands)), strict=True):
+            torch.testing.assert_close(a, b, equal_nan=True)
+
+
 class Module(torch.nn.Module):  # type: ignore[misc]
     def forward(self, q: Any, k: Any, v: Any) -> Any:
         return kernelseam.attention(q, k, v, causal=True) + ks.attention(q, k, v)
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_export(strict: bool) -> None:
+def test_exported_with_lengths_that_vary(strict: bool) -> None:
     operands = tuple(x.detach() for x in qkv())
     rows, keys = torch.export.Dim("rows"), torch.export.Dim("keys")
     program = torch.export.export(
