@@ -253,7 +253,6 @@ def test_a_spec_without_a_tile_is_refused_in_words(
     )
     assert (status, out) == (2, "")
     assert err == (
-        f"error: spec = attention float16 dim=4096/8: no tile of {archs[0]} takes it. Choose "
-        "another dtype or smaller "
-        "head dims.\n"
+        f"error: spec = attention float16 dim=4096/8: no tile of {archs[0]} takes float16 with "
+        "head dims 4096 and 8. Choose another dtype or smaller head dims.\n"
     )

@@ -414,12 +414,19 @@ def test_a_model_with_an_attention_of_its_own_is_refused(name: str, compiled: bo
     reason="this Transformers has other names for continuous batching",
 )
 def test_transformers_has_no_door_for_continuous_batching() -> None:
-    """It knows names of its own and those of flash attention alone. When this test fails, there is
-    a door."""
+    """It knows names of its own, and names with "flash" in them, which it looks up elsewhere though
+    they are registered. When this test fails, there is a door."""
     with pytest.raises(ValueError, match="kernelseam is not supported for continuous batching"):
         made("llama", "kernelseam").generate_batch(
             [[3, 4, 5]], generation_config=hf.GenerationConfig(max_new_tokens=2, eos_token_id=-1)
         )
+    modeling = importlib.import_module("transformers.modeling_utils")
+    modeling.AttentionInterface.register("kernelseam_flash", ours.attention_forward)
+    try:
+        with pytest.raises(ValueError, match="Could not find the currently requested flash"):
+            made("llama", "kernelseam_flash")
+    finally:
+        del modeling.ALL_ATTENTION_FUNCTIONS._global_mapping["kernelseam_flash"]
 
 
 # --- registration

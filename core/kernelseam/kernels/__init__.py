@@ -91,7 +91,7 @@ def launches_of(
         return composition.launches(problem, composition.tile(problem, row, device), device).kernels
     tiles = composition.tiles(problem.spec, row)
     if not tiles:
-        raise _no_tile(problem.spec, arch)
+        raise _no_tile(problem.spec, arch, composition.refuse(problem, row))
     return composition.launches(problem, tiles[0], device).kernels
 
 
@@ -117,10 +117,9 @@ def launches_by_implementation(
     return (shared, *launches)
 
 
-def _no_tile(spec: Any, arch: str) -> InvalidValue:
-    return InvalidValue(
-        "spec", spec, f"no tile of {arch} takes it", "Choose another dtype or smaller head dims"
-    )
+def _no_tile(spec: Any, arch: str, reason: str | None = None) -> InvalidValue:
+    rule = reason or f"no tile of {arch} takes it"
+    return InvalidValue("spec", spec, rule, "Choose another dtype or smaller head dims")
 
 
 def tiles_of(toolchain: Toolchain, spec: Any, arch: str) -> tuple[Any, ...]:

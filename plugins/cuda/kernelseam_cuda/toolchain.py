@@ -145,12 +145,12 @@ _BUILD = re.compile(r"Compiler Build ID: (?P<build>\S+)|release .*, V(?P<version
 @cache
 def _version() -> str:
     """nvrtc's version with its patch level, and its build, from the header of its PTX."""
-    major, minor = _nvrtc("compiler", "any arch", "nvrtcVersion")
-    program = _nvrtc("compiler", "any arch", "nvrtcCreateProgram", b"", b"version.cu", 0, [], [])
-    _nvrtc("compiler", "any arch", "nvrtcCompileProgram", program, 0, [])
-    ptx = bytearray(_nvrtc("compiler", "any arch", "nvrtcGetPTXSize", program))
-    _nvrtc("compiler", "any arch", "nvrtcGetPTX", program, ptx)
-    _nvrtc("compiler", "any arch", "nvrtcDestroyProgram", program)
+    major, minor = _nvrtc("nvrtc", "any arch", "nvrtcVersion")
+    program = _nvrtc("nvrtc", "any arch", "nvrtcCreateProgram", b"", b"version.cu", 0, [], [])
+    _nvrtc("nvrtc", "any arch", "nvrtcCompileProgram", program, 0, [])
+    ptx = bytearray(_nvrtc("nvrtc", "any arch", "nvrtcGetPTXSize", program))
+    _nvrtc("nvrtc", "any arch", "nvrtcGetPTX", program, ptx)
+    _nvrtc("nvrtc", "any arch", "nvrtcDestroyProgram", program)
     fields = {
         k: v
         for match in _BUILD.finditer(ptx.decode(errors="replace"))

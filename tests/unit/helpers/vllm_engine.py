@@ -84,6 +84,7 @@ def by_engine(folder: str) -> tuple[Tokens, int]:
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
 
+    door.register()  # as the entry point does where kernelseam is installed
     if current_platform.is_cpu():
         _host_takes_ours()
     from kernelseam.interop.vllm_attention import KernelseamImpl
