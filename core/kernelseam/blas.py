@@ -44,6 +44,9 @@ EXTRAS = {
 }
 """Features beyond a plain product, by field of the spec."""
 
+_FEW, _MATRIX = 8, 1 << 14
+"""Up to so many rows, of a matrix of at least so many elements, take a library as long as one row:
+its kernels wait for memory."""
 _STEP = 16
 """Libraries' small tiles are padded to multiples of this many rows and columns, a step of the
 matrix units."""
@@ -191,11 +194,11 @@ class LibraryGemm(ABC):
             return roofline(p, device.limits)
         m, n = (min(rate.block, divide_up(x, _STEP) * _STEP) for x in (p.M, p.N))
         blocks = p.matrices * divide_up(p.M, rate.block) * divide_up(p.N, rate.block)
-        vector = 1 in (p.M, p.N)
-        if vector:
+        few = _few_rows(p)
+        if few:
             blocks = 0  # bound by reading the matrix
         work = Work(
-            p.bytes_moved,
+            round(p.bytes_moved / rate.few_rows) if few else p.bytes_moved,
             blocks,
             2.0 * m * n * p.K * p.reads_inputs,
             dtype=p.spec.dtype,
@@ -204,7 +207,7 @@ class LibraryGemm(ABC):
         )
         # The library's instructions, not those of the shared kernels.
         seconds = predicted(work, replace(known, multiply={}), device.limits)
-        if not vector:  # whose kernels begin as fast as ours: H200, 384 × 1×512×64 in 7.7 µs
+        if not few:  # whose kernels begin as fast as ours: H200, 384 × 1×512×64 in 7.7 µs
             seconds += known.call_seconds
         return Cost(p.bytes_moved, p.operations, seconds)
 
@@ -267,3 +270,9 @@ class _Step:
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         return self.gemm.bind(self.problem, self.device, pointers)
+
+
+def _few_rows(p: GemmProblem) -> bool:
+    """Whether reading the longer factor bounds a product, which has few rows or columns."""
+    few, many = sorted((p.M, p.N))
+    return few == 1 or (few <= _FEW and many * p.K >= _MATRIX)

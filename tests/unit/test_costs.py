@@ -15,7 +15,17 @@ from kernelseam.kernels import KernelImplementation, shared_implementations
 from kernelseam.kernels.gemm.host import GemmDefinition
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
-from h200_rows import BACKWARD, DECODE, FORWARD, GEMM, H200, HOPPER, LIBRARY, Row  # noqa: E402
+from h200_rows import (  # noqa: E402
+    BACKWARD,
+    DECODE,
+    FORWARD,
+    GEMM,
+    GEMV,
+    H200,
+    HOPPER,
+    LIBRARY,
+    Row,
+)
 from kernelseam_cuda import archs, blas  # noqa: E402
 from kernelseam_cuda.blas_lt import CublasLtGemm  # noqa: E402
 from kernelseam_cuda.plugin import backend  # noqa: E402
@@ -164,7 +174,7 @@ def test_lists_cost_what_they_were_measured_to_cost() -> None:
     assert more == pytest.approx(listed.us["shared"] / strided.us["shared"], abs=0.05)
 
 
-@pytest.mark.parametrize("row", [*GEMM, *HOPPER], ids=lambda r: r.name)
+@pytest.mark.parametrize("row", [*GEMM, *GEMV, *HOPPER], ids=lambda r: r.name)
 def test_the_choice_is_that_of_the_measurement(row: Row) -> None:
     actual = predictions(row)
     chosen = min(actual, key=actual.__getitem__)

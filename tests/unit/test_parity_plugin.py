@@ -34,6 +34,6 @@ def test_a_conftest_and_three_lines_run_the_matrix(
         if line.startswith(("gemm ", "attention "))
     ]
     assert [line[:6] for line in lines] == [
-        ["gemm", "numpy", "numpy", "5", "5", "0"],
+        ["gemm", "numpy", "numpy", "11", "11", "0"],
         ["attention", "numpy", "numpy", "2", "2", "0"],
     ]

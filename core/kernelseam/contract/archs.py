@@ -22,6 +22,8 @@ class LibraryRate:
     """Overhead of a block on its compute unit; every matrix, however small, has its own blocks."""
     tf32: float = 1.0
     """Speed-up of TF32 over float32, where it has TF32."""
+    few_rows: float = 1.0
+    """The fraction of a copy's bandwidth at which it reads the matrix of a product of few rows."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from kernelseam.kernels.attention.unfused import UnfusedAttention
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.covering import covering, covering_specs
 from kernelseam.kernels.definition import KernelDefinition
+from kernelseam.kernels.gemm.gemv import GEMV, GemvTile
 from kernelseam.kernels.gemm.host import GemmDefinition
 from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.kernel import KernelImplementation, build
@@ -41,6 +42,7 @@ def shared_implementations(toolchain: Toolchain) -> tuple[Implementation, ...]:
     return (
         *shared.values(),
         KernelImplementation(DECODE, toolchain),
+        KernelImplementation(GEMV, toolchain),
         UnfusedAttention(toolchain, shared["attention"]),
     )
 
@@ -136,7 +138,9 @@ __all__ = [
     "DecodeTile",
     "Composition",
     "Covered",
+    "GEMV",
     "GemmTile",
+    "GemvTile",
     "KernelDefinition",
     "KernelImplementation",
     "build_binary",

@@ -29,6 +29,7 @@ from kernelseam.kernels.attention.row_kernels import (
     SumSpec,
 )
 from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.gemm.gemv import GEMV
 from kernelseam.kernels.gemm.host import GemmDefinition
 
 F16, BF16, F32, F64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
@@ -58,6 +59,7 @@ def covering(kernels: Iterable[Composition] = ()) -> tuple[Covered, ...]:
         *_gradients(),
         *_small(),
         *DECODE.covering(),
+        *GEMV.covering(),
         *_stored(),
         *own,
     )

@@ -16,7 +16,8 @@ OPTIONS = ("-std=c++17", "-default-device")
 """Of every compilation. As part of a row they are part of a binary's key."""
 
 _HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
-_HALF, _SINGLE = LibraryRate(128, 0.72, 3.3e-7), LibraryRate(32, 0.825, 2.4e-7, tf32=6.0)
+_HALF = LibraryRate(128, 0.72, 3.3e-7, few_rows=0.98)
+_SINGLE = LibraryRate(32, 0.825, 2.4e-7, tf32=6.0, few_rows=0.75)
 _LIBRARY = {
     DType.float16: _HALF,
     DType.bfloat16: _HALF,

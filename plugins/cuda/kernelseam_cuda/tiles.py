@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernelseam.dtypes import DType
-from kernelseam.kernels import AttentionTile, BackwardTile, DecodeTile, GemmTile
+from kernelseam.kernels import AttentionTile, BackwardTile, DecodeTile, GemmTile, GemvTile
 
 _HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
 _SINGLE = frozenset({DType.float32})
@@ -325,12 +325,22 @@ ATTENTION_BWD = _backward(
 )
 
 
+GEMV = (
+    GemvTile(True, 8, 4, 128, 4, latency=9e-7),
+    GemvTile(True, 32, 4, 128, 4, ahead=True, latency=1.05e-6),
+    GemvTile(True, 32, 1, 128, 4, ahead=True, latency=5.2e-7),
+    GemvTile(False, 8, 4, 256, 8, latency=1.05e-6),
+    GemvTile(False, 8, 4, 512, 16, ahead=True, latency=1.05e-6),
+)
+
+
 def tiles(matrix_double: bool, e4m3: bool) -> Mapping[str, tuple[Any, ...]]:
     """By operation, for archs whose matrix units are worth using for float64, or for others, and
     that convert e4m3 or do not."""
     double = _MATRIX_DOUBLE if matrix_double else _PLAIN_DOUBLE
     return {
         "gemm": (*GEMM, *double, *(_STORED_GEMM if e4m3 else ())),
+        "gemv": GEMV,
         "attention": (*ATTENTION, *(_STORED_ATTENTION if e4m3 else ())),
         "attention_decode": (*DECODE, *(_STORED_DECODE if e4m3 else ())),
         "attention_bwd": ATTENTION_BWD,

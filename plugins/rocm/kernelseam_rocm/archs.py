@@ -134,22 +134,26 @@ _WMMA11 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "11"}
 _WMMA12 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "12"}
 _CDNA = {
     "gemm": tiles.CDNA_GEMM,
+    "gemv": tiles.CDNA_GEMV,
     "attention": tiles.CDNA_ATTENTION,
     "attention_bwd": tiles.CDNA_ATTENTION_BWD,
 }
 _GFX90A = {**_CDNA, "attention": tiles.GFX90A_ATTENTION}
 _CDNA4 = {
     "gemm": tiles.CDNA_GEMM,
+    "gemv": tiles.CDNA_GEMV,
     "attention": tiles.CDNA4_ATTENTION,
     "attention_bwd": tiles.CDNA_ATTENTION_BWD,
 }
 _RDNA3 = {
     "gemm": tiles.RDNA3_GEMM,
+    "gemv": tiles.RDNA_GEMV,
     "attention": tiles.RDNA3_ATTENTION,
     "attention_bwd": tiles.RDNA3_ATTENTION_BWD,
 }
 _RDNA4 = {
     "gemm": tiles.RDNA4_GEMM,
+    "gemv": tiles.RDNA_GEMV,
     "attention": tiles.RDNA4_ATTENTION,
     "attention_bwd": tiles.RDNA4_ATTENTION_BWD,
 }

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernelseam.dtypes import DType
-from kernelseam.kernels import AttentionTile, BackwardTile, GemmTile
+from kernelseam.kernels import AttentionTile, BackwardTile, GemmTile, GemvTile
 
 HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
 SINGLE, DOUBLE = frozenset({DType.float32}), frozenset({DType.float64})
@@ -32,6 +32,18 @@ CDNA_GEMM = (
     GemmTile(SINGLE, 16, 16, 16, 1, 1, stages=2, min_blocks=2, persistent=False, teams=4),
     GemmTile(DOUBLE, 64, 64, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(DOUBLE, 32, 32, 16, 2, 2, stages=2, min_blocks=4, persistent=False),
+)
+CDNA_GEMV = (
+    GemvTile(True, 8, 4, 128, 2),
+    GemvTile(True, 64, 2, 256, 4, ahead=True),
+    GemvTile(False, 8, 4, 256, 4),
+    GemvTile(False, 8, 2, 512, 8, ahead=True),
+)
+RDNA_GEMV = (
+    GemvTile(True, 8, 4, 128, 4),
+    GemvTile(True, 32, 2, 128, 4, ahead=True),
+    GemvTile(False, 8, 4, 256, 8),
+    GemvTile(False, 8, 2, 512, 16, ahead=True),
 )
 _RDNA_GEMM = (
     GemmTile(HALF_PRECISION, 64, 64, 64, 2, 2, stages=1, min_blocks=2, persistent=False),

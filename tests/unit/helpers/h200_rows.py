@@ -124,6 +124,21 @@ HOPPER = (
     product(8192, 32, 32, 32, "float16", {"cublas": 29.9, "shared": 14.5}, layout="NN"),
     product(384, 1, 512, 64, "float16", {"cublas": 7.9, "sm90": 10.8}),
 )
+# few rows or columns, in turns and in graphs: vectors by matrices, the tile that the model chooses
+GEMV = (
+    product(384, 1, 512, 64, "float16", {"gemv": 7.4, "cublas": 7.8, "sm90": 11.2}),
+    product(384, 1, 64, 512, "float16", {"gemv": 5.7, "cublas": 7.6, "sm90": 13.9}, layout="NN"),
+    product(384, 1, 512, 128, "bfloat16", {"gemv": 14.1, "cublas": 15.3, "sm90": 18.5}),
+    product(1, 1, 8192, 8192, "bfloat16", {"gemv": 34.5, "cublas": 33.8, "sm90": 90.9}),
+    product(1, 1, 8192, 8192, "float32", {"gemv": 61.0, "cublas": 90.3}),
+    product(1, 1, 4096, 4096, "float64", {"gemv": 31.9, "cublas": 32.8}),
+    product(64, 512, 1, 512, "float16", {"gemv": 6.2, "cublas": 6.3}, layout="NN"),
+    product(384, 2, 512, 64, "float16", {"gemv": 9.2, "cublas": 7.8, "sm90": 10.4}),
+    product(384, 4, 512, 64, "float16", {"gemv": 12.1, "cublas": 7.8, "sm90": 10.4}),
+    product(384, 4, 64, 512, "float16", {"gemv": 10.3, "cublas": 7.7, "sm90": 13.7}, layout="NN"),
+    product(1, 4, 6144, 4096, "bfloat16", {"gemv": 16.4, "cublas": 14.4, "sm90": 30.9}),
+    product(1, 8, 6144, 4096, "bfloat16", {"cublas": 13.3, "sm90": 29.2}),
+)
 LIBRARY = (  # PEERS of which the shared kernel was not measured, or long ago
     product(384, 512, 64, 512, "float32", {"cublas": 306}, layout="NN"),
     product(256, 2048, 2048, 128, "float32", {"cublas": 6471}),

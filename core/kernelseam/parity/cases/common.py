@@ -15,6 +15,8 @@ ODD = OperandLayout(offset=1)
 UNFUSED = "gemm-softmax-gemm"
 DECODE = "decode"
 """For few queries alone, on archs that have tiles for it."""
+GEMV = "gemv"
+"""For products of few rows or few columns."""
 Exemptions = tuple[tuple[str, str], ...]
 """(implementation of the core, reason): it does not support what the case requires, and is not
 run."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.common import INF, NAN, ODD, SHORT, TOKENS, InjectedValue
+from kernelseam.parity.cases.common import GEMV, INF, NAN, ODD, SHORT, TOKENS, InjectedValue
 from kernelseam.parity.cases.gemm_case import GemmCase, case
 from kernelseam.parity.cases.gemm_stored import stored
 from kernelseam.parity.cases.operand_layout import OperandLayout
@@ -38,10 +39,15 @@ def gemm_cases() -> list[GemmCase]:
         "bias and residual": _added,
         "sums over batches and heads": _sums,
         "many small matrices": _small,
+        "few rows or few columns": _few,
         "precision of float32": _precisions,
         "factors of 8 bits": stored,
     }
-    grouped = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
+    grouped = [
+        replace(c, group=group, may_refuse=c.may_refuse | {GEMV})
+        for group, cases in groups.items()
+        for c in cases()
+    ]
     assert len({c.name for c in grouped}) == len(grouped)
     return grouped
 
@@ -389,6 +395,26 @@ def _small() -> Iterator[GemmCase]:
     yield case(
         "f16-nt", "35-of-16x16x16-sum", M=16, N=16, K=16, batch=35, num_heads=3, c_batch_group=7
     )
+
+
+def _few() -> Iterator[GemmCase]:
+    """Vectors by matrices: what is read once, whichever way it lies, and sums that are cut."""
+    for dtype, ops in (("f16", "nt"), ("bf16", "nn"), ("f32", "tn"), ("f64", "tt")):
+        for few in (1, 3, 4):
+            yield case(f"{dtype}-{ops}", f"{few}-rows", M=few, N=200, K=344)
+            yield case(f"{dtype}-{ops}", f"{few}-columns", M=200, N=few, K=344)
+    for kind in ("f16-nt", "f16-nn"):
+        yield case(kind, "2-rows-long", M=2, N=72, K=4104, batch=1, sample=2)
+        yield case(kind, "3-rows-beta", M=3, N=130, K=72, **_both(F16, alpha=2.5, beta=-0.5))
+        yield case(kind, "3-columns-beta", M=130, N=3, K=72, **_both(F16, alpha=2.5, beta=-0.5))
+        yield case(kind, "1-row-group", M=1, N=136, K=64, num_heads=6, b_head_group=2)
+        yield case(kind, "1-column-group", M=136, N=1, K=64, num_heads=6, b_head_group=2)
+        yield case(
+            kind, "1-row-nan", M=1, N=136, K=64, injected=(InjectedValue("B", NAN, (0, 0, 5, 7)),)
+        )
+    lists: dict[str, Any] = {"view": "host", "scattered": True}
+    yield case("bf16-nt", "4-rows-pointers", M=4, N=100, K=136, **lists, **_both(BF16))
+    yield case("f16-tn", "4-columns-pointers", M=104, N=4, K=130, **lists, dtype_c=F32, bias=F32)
 
 
 def _precisions() -> Iterator[GemmCase]:

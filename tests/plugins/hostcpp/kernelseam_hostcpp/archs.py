@@ -11,7 +11,7 @@ from kernelseam.contract import ArchRow
 from kernelseam.descriptors.gemm.fields import PRECISIONS
 from kernelseam.dtypes import E4M3, DType
 from kernelseam.errors import UnknownName
-from kernelseam.kernels import AttentionTile, BackwardTile, DecodeTile, GemmTile
+from kernelseam.kernels import AttentionTile, BackwardTile, DecodeTile, GemmTile, GemvTile
 
 WARP = 16
 OPTIONS = (
@@ -72,6 +72,10 @@ TILES = {
         _teams(_BF16, 2, False),
         *(replace(_gemm(_SINGLE, 32, 16, 2, False), precision=p) for p in PRECISIONS),
     ),
+    "gemv": (
+        GemvTile(True, 4, 2, 32, 2),
+        GemvTile(False, 4, 2, 64, 4, ahead=True),
+    ),
     "attention": (
         _attention(_F16, 256, 3),
         _attention(_BF16, 256, 2, q_resident=True),
@@ -103,6 +107,10 @@ TILES_THROUGH_REGISTERS = {
         _teams(_F16 | _SINGLE, 1, False),
         _teams(_BF16, 2, True),
         *(replace(_gemm(_SINGLE, 32, 16, 1, True), precision=p) for p in PRECISIONS),
+    ),
+    "gemv": (
+        GemvTile(True, 16, 1, 64, 4, ahead=True),
+        GemvTile(False, 8, 3, 32, 2),
     ),
     "attention": (
         _attention(_F16, 256, 1),

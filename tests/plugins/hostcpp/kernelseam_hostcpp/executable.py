@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from kernelseam.contract import Device, Launch, Launches, SourceBundle
 from kernelseam.descriptors.common.protocol import Descriptor
-from kernelseam.kernels import COMPOSITIONS, DECODE
+from kernelseam.kernels import COMPOSITIONS, DECODE, GEMV
 from kernelseam.kernels.attention.unfused import Unfused
 from kernelseam.kernels.kernel import bundle
 from kernelseam.oracle.check import Verdict
@@ -121,14 +121,14 @@ def run(
     """Compile a case's kernels for a device's arch in one of the BUILDS, run them in order while
     nothing is found, and hold the results against the oracle.
 
-    ``change`` plants a fault in their sources. ``implementation``: "shared", UNFUSED or "decode".
-    Raises CompileError, subprocess.TimeoutExpired.
+    ``change`` plants a fault in their sources. ``implementation``: "shared", UNFUSED, "decode" or
+    "gemv". Raises CompileError, subprocess.TimeoutExpired.
     """
     toolchain, made = HostToolchain(), prepared(case, device, separate=build in SANITIZERS)
     before = made.layout.buffers()
     made.layout.write(before, operands.values(case))
     problem = made.problem
-    named = {UNFUSED: Unfused(), DECODE.name: DECODE}
+    named = {UNFUSED: Unfused(), DECODE.name: DECODE, GEMV.name: GEMV}
     composition = named.get(implementation, COMPOSITIONS[problem.operation])
     launches = composition.launches(
         problem, composition.tile(problem, toolchain.arch_row(device.arch), device), device
