@@ -28,6 +28,7 @@ from typing import Any
 from kernelseam.contract import Composition, KernelFacts, Toolchain
 from kernelseam.errors import KernelSeamError, SlowBinary
 from kernelseam.kernels import Covered, build_binary, covering
+from kernelseam.parity.cases.covering import covering as with_new_values
 from kernelseam.plugins import plugins
 
 TABLE = Path(__file__).parent.parent / "docs" / "kernel-facts.csv"
@@ -64,12 +65,13 @@ OWN = ("sm_75", "gfx90a")
 """Archs with tiles of their own, which are nearly those of others: as rare."""
 PART = 14
 SHARED = (("sm_80", "sm_86", "sm_90a"), ("gfx942", "gfx1100", "gfx950", "gfx1201"))
-"""Archs that every run of the tests compiles each shared binary for one of, and the slow ones for
-all: there is no time for more. A run sees a third of what is particular to sm_80, and a quarter of
-what is to gfx950. A kernel of one arch takes no turns."""
+"""Archs that take turns: of a kernel with MANY specs every run of the tests compiles those that
+have a field value which none before had, each for one of these archs. The slow tests compile all,
+for all. There is no time for more: a run sees a third of what is particular to sm_80 in these, and
+a quarter of what is to gfx950. A kernel of one arch takes no turns."""
 MANY = 12
-"""Binaries of a kernel that takes turns: of fewer each arch has all, or a kind of arch might have
-none."""
+"""Specs of a kernel for which archs take turns: of fewer each arch has all, or a kind of arch might
+have none."""
 READ = ("sm_90a",)
 """Archs whose kernels' PTX tests read."""
 COLUMNS = (
@@ -120,20 +122,32 @@ def tile_name(tile: object) -> str:
 def rare(arch: str, number: int, covered: Covered) -> bool:
     """Whether only the slow tests compile what is that number of the covering choice for the
     arch, of whatever tile."""
-    turns = any(
-        arch in archs
-        and not covered.kernel.archs
-        and archs[_turn(number + 1, len(archs))] != arch
-        and _count()[covered.kernel.entry] >= MANY
-        for archs in SHARED
-    )
-    return not covered.often or (arch in (*ALIKE, *MIXED, *OWN) and number % PART > 0) or turns
+    if not covered.often:
+        return True
+    if arch in (*ALIKE, *MIXED, *OWN):
+        return number % PART > 0
+    turns = next((archs for archs in SHARED if arch in archs), ())
+    if covered.kernel.archs or not turns or _count()[covered.kernel.entry] < MANY:
+        return False
+    place = taking_turns().get(number)
+    return place is None or turns[_turn(place + 2, len(turns))] != arch
 
 
 @cache
 def _count() -> Counter[str]:
-    """Binaries of each kernel that every run compiles."""
+    """Specs of each shared kernel that could be compiled in every run."""
     return Counter(c.kernel.entry for c in covering() if c.often)
+
+
+@cache
+def taking_turns() -> dict[int, int]:
+    """Of the covering choice's kernels with MANY specs, the numbers of those specs that have a new
+    field value; each with its place among them."""
+    known = [
+        (i, c) for i, c in enumerate(covering()) if c.often and _count()[c.kernel.entry] >= MANY
+    ]
+    needed = {id(s) for s in with_new_values([c.spec for _, c in known], each_dtype=False)}
+    return {i: place for place, i in enumerate(i for i, c in known if id(c.spec) in needed)}
 
 
 def _turn(number: int, of: int) -> int:

@@ -32,7 +32,7 @@ def _wrong(folder: Path, files: dict[str, str]) -> set[str]:
     command = [
         "c++",
         "-std=c++17",
-        "-O1",
+        "-O0",
         "-w",
         f"-I{folder}",
         str(SOURCE),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -168,7 +169,7 @@ def test_each_has_a_process_of_its_own(
     assert "NOT AS IT SHOULD: b: its process ended with 9: killed" in out
     assert "as it should: d: gemm-f16-nt: it does not come back within 10 s" in out
     assert "as it may: e: no case showed it, which may be: it is luck" in out
-    assert "2 of 5 bugs were seen, 1 may go unseen, in 0 s" in out
+    assert re.search(r"^2 of 5 bugs were seen, 1 may go unseen, in \d+ s$", out, re.MULTILINE)
     assert (
         "after d had hung: no case showed it" in out
         and requested[-1] == "none"

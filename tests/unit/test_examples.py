@@ -166,7 +166,7 @@ def test_long_context(python_command: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arrays", "dtype", "off"),
     [
-        ("numpy", "float32", 1e-6),
+        pytest.param("numpy", "float32", 1e-6, marks=pytest.mark.slow("a model of 150 MB")),
         pytest.param("torch", "float16", 1e-5, marks=pytest.mark.slow("a minute")),
     ],
 )

@@ -8,6 +8,8 @@ import kernel_table
 import pytest
 from kernelseam.contract import ArchRow
 from kernelseam.kernels import covering
+from kernelseam.kernels.covered import Covered
+from kernelseam.parity.cases.covering import flat
 from kernelseam.plugins import plugins
 
 ROWS = {
@@ -15,6 +17,14 @@ ROWS = {
     ("sm_90a", "gemm float32", "bm=32"): ("255", "3", "16", "4096", "0"),
     ("gfx942", "merge_states float32", "warps=4"): ("40", "0", "0", "0", "0"),
 }
+
+
+def in_every_run() -> list[tuple[int, Covered]]:
+    """Numbers and specs of the shared kernels that every run compiles for some arch."""
+    often = [(i, c) for i, c in enumerate(covering()) if c.often]
+    count = Counter(c.kernel.entry for _, c in often)
+    turns = kernel_table.taking_turns()
+    return [(i, c) for i, c in often if count[c.kernel.entry] < kernel_table.MANY or i in turns]
 
 
 def test_the_summary_counts_by_arch_and_kernel() -> None:
@@ -77,7 +87,7 @@ def test_archs_that_are_alike_have_the_same_tiles(arch: str) -> None:
         }
 
     assert shapes(mine) == shapes(its)
-    often = [(i, c) for i, c in enumerate(covering()) if c.often]
+    often = in_every_run()
     others = [a for archs in kernel_table.SHARED if other in archs for a in archs] or [other]
     assert all(any(not kernel_table.rare(a, i, c) for a in others) for i, c in often)
     part = [c for i, c in often if not kernel_table.rare(arch, i, c)]
@@ -107,16 +117,13 @@ def test_archs_with_the_tiles_of_two_others(arch: str) -> None:
 
 @pytest.mark.parametrize("archs", kernel_table.SHARED, ids="-".join)
 def test_archs_take_turns(archs: tuple[str, ...]) -> None:
-    """Each binary is one arch's, and of a kernel with few of them every arch's; each arch has every
-    kernel, products with every transpose, and its share."""
-    often = [(i, c) for i, c in enumerate(covering()) if c.often]
+    """Each spec is one arch's, and of a kernel with few of them every arch's; each arch has every
+    kernel, several dtypes and transposes, and its share. No field's value is left out."""
+    often = in_every_run()
     parts = [[c for i, c in often if not kernel_table.rare(arch, i, c)] for arch in archs]
     count = Counter(c.kernel.entry for _, c in often)
-    expected = [
-        str(c)
-        for _, c in often
-        for _ in range(1 if count[c.kernel.entry] >= kernel_table.MANY else len(archs))
-    ]
+    turns = kernel_table.taking_turns()
+    expected = [str(c) for i, c in often for _ in range(1 if i in turns else len(archs))]
     assert sorted(str(c) for part in parts for c in part) == sorted(expected)
     assert all({c.kernel.entry for c in part} == set(count) for part in parts)
     for part in parts:
@@ -131,8 +138,14 @@ def test_archs_take_turns(archs: tuple[str, ...]) -> None:
                     if c.kernel.entry == "gemm"
                 }
             )
-            >= 3
+            >= 2
         )
+    for entry in count:
+        values = [
+            {pair for c in some if c.kernel.entry == entry for pair in flat(c.spec)}
+            for some in ([c for c in covering() if c.often], [c for _, c in often])
+        ]
+        assert values[0] == values[1]
 
 
 @pytest.mark.parametrize("arch", kernel_table.ARCHS)

@@ -7,7 +7,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelseam.contract import KernelFacts
 from kernelseam.errors import DeviceError
@@ -80,6 +80,7 @@ RANGES: dict[str, Any] = {
 }
 
 
+@settings(deadline=None)
 @given(st.lists(kinds, min_size=1, max_size=6).map(tuple), st.data())
 def test_every_value_that_a_type_has_arrives(kinds: tuple[Any, ...], data: st.DataObject) -> None:
     """Strides of 2³² and more, addresses in the upper half: what C reads from the buffer is what

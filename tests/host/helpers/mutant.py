@@ -96,8 +96,8 @@ SANITIZED = (
     "attention-bwd-f16-64-causal-mqa-5",
     "attention-bwd-f32-64-causal-bias-window",
     "attention-bwd-bf16-192v256-causal",
-    "attention-bwd-f16-64-causal-any-order",
     "attention-bwd-f16-64-causal-sequences-everything",
+    "attention-bwd-f16-64-causal-any-order",
     "attention-bwd-f16-64-sequences-of-q-bias-any-order",
 )
 """Cases that cover the sources, in which sanitizers find nothing: what they report of a mutant is
