@@ -26,6 +26,16 @@ CASES = ("nn", "nt-integers", "tn", "tt-integers", "nt-added", "nt-group", "nn-o
         "nt-pointers",
         "nt-pointers-scales",
         "nt-pointers-scales-k-0",
+        "nt-blocks-1x128x128",
+        "nn-blocks-1x128x128",
+        "nt-blocks-of-32",
+        "nt-blocks-of-rows",
+        "nt-blocks-ragged",
+        "nt-blocks-group",
+        "nt-blocks-integers",
+        "nt-blocks-added",
+        "nt-blocks-k-0",
+        "nt-blocks-nan-scales",
     ],
 )
 def test_parity(hostcpp: Plugins, name: str, device: Device) -> None:

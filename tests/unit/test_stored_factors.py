@@ -270,6 +270,87 @@ def test_who_takes_it_on_amd() -> None:
     )
 
 
+def blocks(a: Any, rows: Any, of: int, k: int) -> Any:
+    """The scale of each element of a [..., rows, K]."""
+    return rows.repeat(of, -2)[..., : a.shape[-2], :].repeat(k, -1)[..., : a.shape[-1]]
+
+
+@pytest.mark.parametrize("sizes", [(1, 128, 128), (1, 1, 32), (16, 8, 50)])
+@pytest.mark.parametrize("columns_first", [False, True])
+def test_bmm_scales_of_blocks(sizes: tuple[int, int, int], columns_first: bool) -> None:
+    """Where the result's columns are contiguous, A and B change places, and so do their blocks."""
+    m, n, k = sizes
+    a, b = drawn(2, 3, 20, 300), drawn(2, 3, 150, 300, seed=1)
+    rng = np.random.default_rng(4)
+    rows = rng.uniform(0.1, 2, (2, 3, -(-20 // m), -(-300 // k))).astype(np.float32)
+    columns = rng.uniform(0.1, 2, (3, -(-150 // n), -(-300 // k))).astype(np.float32)
+    out = np.zeros((2, 3, 150, 20), np.float32).swapaxes(2, 3) if columns_first else None
+    made = kernelseam.bmm(
+        a, b, b_transposed=True, a_scales=rows, b_scales=columns, scale_block=sizes, out=out
+    )
+    of_b = np.broadcast_to(columns, (2, *columns.shape))
+    verdict = check.gemm(
+        a,
+        b,
+        np.ascontiguousarray(made),
+        b_transposed=True,
+        a_scales=blocks(a, rows, m, k),
+        b_scales=blocks(b, of_b, n, k),
+    )
+    assert verdict, verdict.message
+
+
+def test_scales_of_blocks_in_descriptors(refused: Refused) -> None:
+    p = gemm(**SCALES, scale_block=(1, 4, 3), b_head_group=2).problem()
+    assert p.spec.scale_block == (1, 4, 3) and "scale_block=1×4×3" in str(p.spec)
+    rules = {r.name: r for r in p.operands}
+    assert (rules["a_scales"].shape, rules["b_scales"].shape) == ((2, 4, 4, 3), (2, 2, 2, 3))
+    assert rules["a_scales"].strides == (48, 12, 3, 1)
+    steps = {"batch": 48, "head": 12, "row": 1, "k": 4}
+    given = {f"stride_a_scales_{axis}": step for axis, step in steps.items()}
+    along = {r.name: r for r in gemm(**SCALES, scale_block=[1, 4, 3], **given).problem().operands}
+    assert along["a_scales"].strides == (48, 12, 1, 4)
+    refused(
+        "scale_block = (1, 4, 3): is about scales. Give a_scales and b_scales too.",
+        lambda: gemm(scale_block=(1, 4, 3)),
+    )
+    refused(
+        "scale_block = 128: must be (rows of A, columns of B, values of k) that share a scale. "
+        "For example (1, 128, 128).",
+        lambda: gemm(**SCALES, scale_block=128),
+    )
+    refused(
+        "scale_block[2] = 0: must be from 1 to 2**31 - 1. Give a count in that range.",
+        lambda: gemm(**SCALES, scale_block=(1, 4, 0)),
+    )
+    refused(
+        "stride_a_scales_k = 1: describes blocks of k. Give scale_block too.",
+        lambda: gemm(**SCALES, stride_a_scales_k=1),
+    )
+    a, b = drawn(5, 16), drawn(16, 7)
+    ones = np.ones((5, 3), np.float32)
+    refused(
+        "a_scales = an array of shape [5, 3]: must be [5, 2], or broadcast to [5, 2]. Its axes are "
+        "those of its matrices, then blocks of rows or columns, then blocks of k.",
+        lambda: kernelseam.matmul2d(a, b, a_scales=ones, b_scales=ones, scale_block=(1, 7, 8)),
+    )
+
+
+def test_bind_can_check_scales_of_blocks() -> None:
+    a, b = drawn(2, 1, 5, 40), drawn(2, 1, 40, 7, seed=1)
+    rng, out = np.random.default_rng(4), np.zeros((2, 1, 5, 7), np.float32)
+    rows, columns = (rng.uniform(0.1, 2, (2, 1, n, 3)).astype(np.float32) for n in (5, 2))
+    options: dict[str, Any] = {"batch": 2, "num_heads": 1, "scale_block": (1, 4, 16)}
+    made = BatchedGemmStrided(
+        M=5, N=7, K=40, A=a, B=b, C=out, a_scales=rows, b_scales=columns, **options
+    )
+    plan(made).bind(check=True)()
+    wide = (a * blocks(a, rows, 1, 16)) @ (
+        b * blocks(b.swapaxes(2, 3), columns, 4, 16).swapaxes(2, 3)
+    )
+    assert np.allclose(out, wide, rtol=1e-5, atol=1e-5)
+
+
 def test_torch_compiles_products_with_scales() -> None:
     torch = pytest.importorskip("torch", reason="torch is missing")
     a, b = (torch.from_numpy(drawn(2, n, 16, seed=n).view(np.uint8)) for n in (5, 7))
@@ -306,6 +387,10 @@ def test_torchs_operators_take_scales(refused: Refused) -> None:
     torch.library.opcheck(operator.default, arrays, options, test_utils="test_faketensor")
     mapped = torch.vmap(lambda s: BMM(*arrays[:4], s, columns, **options))
     assert torch.equal(mapped(torch.stack([rows, 2 * rows]))[1], 2 * expected)
+    deep: dict[str, Any] = {"scale_block": (1, 7, 8)}
+    parts = torch.rand(5, 2), torch.rand(1, 2)
+    by_block = kernelseam.bmm(a, b, **options, a_scales=parts[0], b_scales=parts[1], **deep)
+    assert torch.equal(operator(*arrays[:4], *parts, **options, **deep), by_block)
     bias = torch.rand(7, requires_grad=True)
     operator(a, b, bias, None, rows, columns, **options).sum().backward()
     assert torch.equal(bias.grad, torch.full((7,), 10.0))

@@ -8,6 +8,7 @@ from typing import Any
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.common.operands import check_rows
 from kernelseam.descriptors.common.validation import flag, number
+from kernelseam.descriptors.gemm.fields import scale_block_of
 from kernelseam.descriptors.gemm.strided import group_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -28,6 +29,7 @@ def bmm(
     residual: Any = None,
     a_scales: Any = None,
     b_scales: Any = None,
+    scale_block: tuple[int, int, int] | None = None,
     out: Any = None,
     out_dtype: DType | str | None = None,
     precision: str | None = None,
@@ -53,7 +55,10 @@ def bmm(
     a and b may both be float8_e4m3fn (float8_e4m3fnuz on gfx942); the result is float32 unless
     ``out`` or ``out_dtype`` says otherwise. ``a_scales`` [M], or [B, M], [H, M] or [B, H, M], and
     ``b_scales`` [N], or [B, N], [H_b, N] or [B, H_b, N], float32, both or none: what rows of op(a)
-    and columns of op(b) are multiplied by; extent 1 repeats, so [1] is the scale of all.
+    and columns of op(b) are multiplied by; extent 1 repeats, so [1] is the scale of all. With
+    ``scale_block`` = (m, n, k) scales are of blocks, ``a_scales`` [..., M / m, K / k] of m rows of
+    op(a) by k values of k and ``b_scales`` [..., N / n, K / k], rounded up: (1, 128, 128) is
+    DeepSeek-V3's, (1, 1, 32) that of MX formats, but with scales of float32.
 
     ``out`` [B, M, N] or [B, H, M, N]: an array for the result, which may be wider than a and b;
     else a new one of a's kind and of ``out_dtype``, a's where that is None. beta ≠ 0 needs it, beta
@@ -65,7 +70,8 @@ def bmm(
     Returns the result (``out`` where it was given). Raises InvalidValue for what does not fit
     together, Unsupported with each implementation's reason.
     """
-    options = (True, a_transposed, b_transposed, alpha, beta, out_dtype, precision)
+    how = (True, a_transposed, b_transposed, alpha, beta, out_dtype, precision)
+    options = (*how, of_three(scale_block))
     product: Array = _multiplied(
         {
             "a": a,
@@ -96,6 +102,7 @@ def matmul2d(
     residual: Any = None,
     a_scales: Any = None,
     b_scales: Any = None,
+    scale_block: tuple[int, int, int] | None = None,
     out: Any = None,
     out_dtype: DType | str | None = None,
     precision: str | None = None,
@@ -105,7 +112,8 @@ def matmul2d(
 ) -> Array:
     """alpha·op(a)·op(b) + beta·out + bias + residual of a [M, K], b [K, N], bias [N], residual [M,
     N], a_scales [M], b_scales [N]; everything else as in ``bmm``."""
-    options = (False, a_transposed, b_transposed, alpha, beta, out_dtype, precision)
+    how = (False, a_transposed, b_transposed, alpha, beta, out_dtype, precision)
+    options = (*how, of_three(scale_block))
     product: Array = _multiplied(
         {
             "a": a,
@@ -145,6 +153,7 @@ def gemm_work(
     beta: float,
     out_dtype: DType | str | None,
     precision: str | None,
+    scale_block: tuple[int, int, int] | None = None,
 ) -> None:
     a_transposed, b_transposed = (
         flag("a_transposed", a_transposed),
@@ -166,19 +175,24 @@ def gemm_work(
     if "bias" in infos:
         operands["bias"] = _by_column("bias", infos["bias"], (*shape[:-2], shape[-1]))
     of_b = infos["b"].shape[:-2]
-    for name, wanted in (
-        ("a_scales", shape[:-1]),
-        ("b_scales", (*of_b, shape[-1])),
+    k = infos["a"].shape[-2 if a_transposed else -1]
+    sizes = scale_block_of(scale_block, "a_scales" in infos or "b_scales" in infos)
+    for i, (name, wanted) in enumerate(
+        (("a_scales", shape[:-1]), ("b_scales", (*of_b, shape[-1])))
     ):
-        if name in infos:
+        if name in infos and sizes is None:
             operands[name] = _by_column(name, infos[name], wanted)
+        elif name in infos and sizes is not None:
+            blocks = (*wanted[:-1], -(-wanted[-1] // sizes[i]), -(-k // sizes[2]))
+            operands[name] = _by_block(name, infos[name], blocks)
     if "residual" in infos:
         check_shape("residual", infos["residual"], shape)
         operands["residual"] = matrices(infos["residual"])
     for name in ("a", "b", "out", "residual"):
         if name in infos:
             check_matrices(name, infos[name])
-    multiply(operation, operands, {"A": "a", "B": "b", "C": "out"}, alpha, beta, precision)
+    names = {"A": "a", "B": "b", "C": "out"}
+    multiply(operation, operands, names, alpha, beta, precision, sizes)
 
 
 def result_shape(
@@ -275,6 +289,38 @@ def _by_column(name: str, info: ArrayInfo, wanted: tuple[int, ...]) -> ArrayInfo
         info,
         shape=(*(n for n, _ in axes), wanted[-1]),
         strides=(*(s for _, s in axes), step),
+    )
+
+
+def of_three(scale_block: Any) -> Any:
+    """A list as a tuple: calls are remembered by their options."""
+    return tuple(scale_block) if isinstance(scale_block, list) else scale_block
+
+
+def _by_block(name: str, info: ArrayInfo, wanted: tuple[int, ...]) -> ArrayInfo:
+    """Scales of blocks viewed as [batch, head, block of rows or columns, block of k], where
+    ``wanted`` is what their first axes repeat to."""
+    lead, given = wanted[:-2], info.shape[:-2]
+    missing = len(lead) - len(given)
+    if (
+        missing < 0
+        or info.shape[-2:] != wanted[-2:]
+        or any(n not in (1, of) for n, of in zip(given, lead[missing:], strict=True))
+    ):
+        raise InvalidValue(
+            name,
+            _shape(info),
+            f"must be {list(wanted[-2:])}, or broadcast to {list(wanted)}",
+            "Its axes are those of its matrices, then blocks of rows or columns, then blocks of k",
+        )
+    axes = [(1, 0)] * missing + [
+        (n, s if n > 1 else 0) for n, s in zip(given, info.strides[:-2], strict=True)
+    ]
+    axes = (axes + [(1, 0)] * 2)[:2]
+    return replace(
+        info,
+        shape=(*(n for n, _ in axes), *wanted[-2:]),
+        strides=(*(s for _, s in axes), *info.strides[-2:]),
     )
 
 

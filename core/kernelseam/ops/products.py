@@ -65,11 +65,13 @@ def multiply(
     alpha: float,
     beta: float,
     precision: str | None = None,
+    scale_block: tuple[int, int, int] | None = None,
 ) -> None:
     """C = alpha·Σ A·B + beta·C + bias + residual, in one launch.
 
     ``operands``: A [batch, head, M, K], B [batch, head, K, N], C and residual [batch, head, M, N],
-    bias [batch, head, N], a_scales [batch, head, M], b_scales [batch, head, N]. A or B may have
+    bias [batch, head, N], a_scales [batch, head, M], b_scales [batch, head, N], with
+    ``scale_block`` of blocks and an axis of blocks of k behind. A or B may have
     fewer heads: each is then used by several consecutive heads. Products are summed along an axis
     on which C has extent 1 and A or B more; bias
     broadcasts along axes of extent 1. ``names``: the caller's arrays that A, B and C are.
@@ -90,6 +92,8 @@ def multiply(
         operands = {
             exchanged.get(n, n): x if n in SCALES else transpose(x) for n, x in operands.items()
         }
+        if scale_block is not None:
+            scale_block = (scale_block[1], scale_block[0], scale_block[2])
         names = {n: n for n in SCALES if n in operands} | dict(names)
         names = {exchanged.get(n, n): x for n, x in names.items()}
     known = ("A", "B", "C", "bias", "residual", *SCALES)
@@ -99,7 +103,7 @@ def multiply(
         try:
             operation.launch(
                 ordered,
-                lambda: _descriptor(ordered, names, infos, alpha, beta, precision),
+                lambda: _descriptor(ordered, names, infos, alpha, beta, precision, scale_block),
                 names,
                 reword,
             )
@@ -141,6 +145,7 @@ def _descriptor(
     alpha: float,
     beta: float,
     precision: str | None,
+    scale_block: tuple[int, int, int] | None,
 ) -> BatchedGemmStrided:
     a, b, c = (operands[n] for n in "ABC")
     M, N, K = c.shape[2], c.shape[3], a.shape[3]
@@ -162,10 +167,14 @@ def _descriptor(
         "beta": beta,
         "precision": precision,
     }
+    if scale_block is not None:
+        fields["scale_block"] = scale_block
     for name, info in {**operands, "A": a, "B": b}.items():
         if name in SCALES:
             axis = "row" if name == "a_scales" else "column"
             fields[f"stride_{name}_{axis}"] = info.strides[2] if info.shape[2] > 1 else None
+            if scale_block is not None:
+                fields[f"stride_{name}_k"] = info.strides[3] if info.shape[3] > 1 else None
         if name in ("bias", *SCALES):
             continue
         transposed = _is_strided(info)

@@ -213,12 +213,13 @@ def gemm(
     sample. ``zero_mean``: see ``tolerances``. ``exact``: the oracle's value, rounded once, must be
     met bit for bit. ``flushed``: subnormals count as lost. ``precision``: how float32 was
     multiplied. ``a_scales`` [B,H,M] (or [B,M], [M]), ``b_scales`` [B,H,N]: what rows of op(A) and
-    columns of op(B) are multiplied by.
+    columns of op(B) are multiplied by; [B,H,M,K] and [B,H,N,K]: their elements.
     """
     a4, b4, c4, added = (None if x is None else _four(x) for x in (a, b, c, residual))
     assert a4 is not None and b4 is not None
     by_column, a_scales, b_scales = (
-        None if x is None else _four(x[..., None, :])[:, :, 0] for x in (bias, a_scales, b_scales)
+        x if x is None or x.ndim == 4 else _four(x[..., None, :])[:, :, 0]
+        for x in (bias, a_scales, b_scales)
     )
     lead, numbers = out.shape[:-1], _numbers(rows, math.prod(out.shape[:-1]))
     result = formulas.gemm(

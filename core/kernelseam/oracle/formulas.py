@@ -280,7 +280,8 @@ def gemm(
     B. C of batch b' and head h' sums the products of batches b and heads h with b // batch_group =
     b' and h // head_group = h'. beta = 0 does not read C; alpha = 0 or K = 0 does not read A and B.
     Rows of op(A) are multiplied by ``a_scales`` [B,H,M], columns of op(B) by ``b_scales``
-    [B,H/g,N]. ``rows``: numbers (b'·H' + h')·M + i.
+    [B,H/g,N]; or their elements, by [B,H,M,K] and [B,H/g,N,K]. ``rows``: numbers (b'·H' + h')·M +
+    i.
     """
     A, B = (x.swapaxes(2, 3) if t else x for x, t in ((a, a_transposed), (b, b_transposed)))
     batch, heads, M, K = A.shape
@@ -304,9 +305,10 @@ def gemm(
                         B[entry, h // shared].astype(np.float64),
                     )
                     if a_scales is not None:
-                        left = left * a_scales[entry, h, at[indices], None]
+                        of_rows = a_scales[entry, h, at[indices]]
+                        left = left * (of_rows[:, None] if of_rows.ndim == 1 else of_rows)
                     if b_scales is not None:
-                        right = right * b_scales[entry, h // shared]
+                        right = right * b_scales[entry, h // shared].T
                     out[indices] += left @ right
                     magnitude[indices] += np.abs(left) @ np.abs(right)
                 out[indices] *= alpha

@@ -39,6 +39,19 @@ class GemmVerifier(Verifier[GemmProblem]):
             zero_mean=False,
             flushed=flushed,
             precision=p.spec.precision,
-            a_scales=operands.gemm(p, "a_scales") if p.spec.scales else None,
-            b_scales=operands.gemm(p, "b_scales") if p.spec.scales else None,
+            a_scales=_scales(p, operands, "a_scales"),
+            b_scales=_scales(p, operands, "b_scales"),
         )
+
+
+def _scales(p: GemmProblem, operands: Operands, name: str) -> Array | None:
+    """As the oracle takes them: of rows or columns, or those of blocks of every element."""
+    if not p.spec.scales:
+        return None
+    scales = operands.gemm(p, name)
+    if p.spec.scale_block is None:
+        return scales
+    m, n, k = p.spec.scale_block
+    outer, most = (m, p.M) if name == "a_scales" else (n, p.N)
+    whole: Array = scales.repeat(outer, axis=2)[:, :, :most].repeat(k, axis=3)[..., : p.K]
+    return whole

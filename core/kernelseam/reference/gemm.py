@@ -65,7 +65,8 @@ class _Stack:
     products: Callable[[], Iterator[tuple[Array, Array]]]
     """A and B, with the same axes, of each product that is summed into C."""
     scales: tuple[Array, Array] | None = None
-    """Of rows, with one column, and of columns, with one head within the group and one row."""
+    """Of rows, with one column, and of columns, with one head within the group and one row; those
+    of blocks with an axis of blocks of k behind that of rows or columns."""
 
 
 class _GemmStep:
@@ -103,8 +104,10 @@ class _GemmStep:
         if summed % shared == 0 or shared % summed == 0:
             stack = self._stack(a, b, c, bias, residual)
             if p.spec.scales:
-                by_row = _split(arrays["a_scales"][..., None], 1, shared)
-                by_column = arrays["b_scales"][:, :, None, None]
+                by_row, by_column = arrays["a_scales"], arrays["b_scales"][:, :, None]
+                if p.spec.scale_block is None:
+                    by_row, by_column = by_row[..., None], by_column[:, :, :, None]
+                by_row = _split(by_row, 1, shared)
                 stack = replace(stack, scales=(by_row, by_column))
             return lambda: iter((stack,))
 
@@ -214,6 +217,13 @@ def _split(x: Array, axis: int, inner: int) -> Array:
     return np.lib.stride_tricks.as_strided(x, shape, strides)
 
 
+def _of_blocks(scales: Array, rows: slice, of_rows: int, inner: slice, of_k: int) -> Array:
+    """The scale of each element of a block of A or B, whose last axes are rows or columns and k."""
+    i, k = (np.arange(s.start, s.stop) // n for s, n in ((rows, of_rows), (inner, of_k)))
+    found: Array = scales[..., i[:, None], k]
+    return found
+
+
 @dataclass(frozen=True)
 class _Operand:
     """How blocks of A or B are passed to BLAS: in place, or as a copy in the accumulator's
@@ -296,6 +306,12 @@ class _Blocks:
                     inner = slice(k, min(k + self.k, p.K))
                     left = self.a.take(a, at[:3], at[3], inner, scratch[2])
                     right = self.b.take(b, (*at[:2], slice(None)), inner, at[4], scratch[3])
+                    if p.spec.scale_block is not None and stack.scales is not None:
+                        of_rows, of_columns = stack.scales
+                        m, n, k_block = p.spec.scale_block
+                        left *= _of_blocks(of_rows[at[:3]], at[3], m, inner, k_block)
+                        columns = of_columns[(*at[:2], slice(None))]
+                        right *= _of_blocks(columns, at[4], n, inner, k_block).swapaxes(-1, -2)
                     np.matmul(left, right, out=more)
                     if more is not part:
                         part += more
@@ -312,7 +328,7 @@ class _Blocks:
         """out = alpha·scaled part + beta·out + bias + residual in the accumulator's dtype, rounded
         once; beta = 0 never reads ``out``."""
         p, old = self.problem, shaped(scratch, *out.shape)
-        if stack.scales is not None and p.reads_inputs:
+        if stack.scales is not None and p.reads_inputs and p.spec.scale_block is None:
             by_row, by_column = stack.scales
             part *= by_row[at[:4]]
             part *= by_column[(*at[:2], slice(None), slice(None), at[4])]

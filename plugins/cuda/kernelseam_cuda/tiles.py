@@ -211,13 +211,13 @@ DECODE = (
 
 _E4M3 = DType.float8_e4m3fn
 _STORED_GEMM = tuple(
-    GemmTile(frozenset({_E4M3}), *shape, min_blocks=blocks, teams=teams, rate=rate)
-    for shape, blocks, teams, rate in (
-        ((128, 128, 64, 4, 2, 3), 1, 1, 0.55),
-        ((128, 64, 64, 4, 2, 3), 1, 1, 0.42),
-        ((64, 64, 64, 2, 2, 3), 2, 1, 0.40),
-        ((32, 32, 128, 1, 2, 2), 6, 1, 0.25),
-        ((16, 16, 64, 1, 1, 2), 4, 8, 0.10),
+    GemmTile(frozenset({_E4M3}), *shape, min_blocks=blocks, teams=teams, rate=rate, scale_k=scale_k)
+    for shape, blocks, teams, rate, scale_k in (
+        ((128, 128, 64, 4, 2, 3), 1, 1, 0.55, 0),
+        ((128, 64, 64, 4, 2, 3), 1, 1, 0.42, 32),
+        ((64, 64, 64, 2, 2, 3), 2, 1, 0.40, 32),
+        ((32, 32, 128, 1, 2, 2), 6, 1, 0.25, 32),
+        ((16, 16, 64, 1, 1, 2), 4, 8, 0.10, 32),
     )
 )
 """Factors of 8 bits. Slices of 128 would have twice the fragments in registers at once, and spill.

@@ -152,13 +152,21 @@ def with_stored(rows: tuple[AttentionTile, ...], stored: DType) -> tuple[Attenti
 def with_stored_gemm(rows: tuple[GemmTile, ...], stored: DType) -> tuple[GemmTile, ...]:
     """Those in half precision once more, of A and B of 8 bits: slices of as many bytes. On CDNA,
     whose instructions take no constants, scales leave the smaller tiles too few scalar registers;
-    a factor that does not lie along K moves a few to vector registers."""
+    a factor that does not lie along K moves a few to vector registers, and so do scales of blocks
+    with a bias and a residual. Blocks' sums beside the others leave 128×128 too few of either."""
     narrow = frozenset({stored})
     few = rows is CDNA_GEMM
     return (
         *rows,
         *(
-            replace(t, dtypes=narrow, bk=2 * t.bk, row_sums=False, plain=few and t.bn == 64)
+            replace(
+                t,
+                dtypes=narrow,
+                bk=2 * t.bk,
+                row_sums=False,
+                plain=few and t.bn == 64,
+                scale_k=0 if t.bm == 128 else 64 if few else 32,
+            )
             for t in rows
             if t.dtypes is HALF_PRECISION
         ),

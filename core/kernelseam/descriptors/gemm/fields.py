@@ -106,6 +106,25 @@ def are_scaled(gemm: Any, dtype: DType, names: tuple[str, str]) -> bool:
     return True
 
 
+def scale_block_of(value: object, scaled: bool) -> tuple[int, int, int] | None:
+    """A spec's blocks of scales, validated. Raises InvalidValue."""
+    if value is None:
+        return None
+    if not scaled:
+        raise InvalidValue(
+            "scale_block", value, "is about scales", "Give a_scales and b_scales too"
+        )
+    if not isinstance(value, tuple | list) or len(value) != 3:
+        raise InvalidValue(
+            "scale_block",
+            value,
+            "must be (rows of A, columns of B, values of k) that share a scale",
+            "For example (1, 128, 128)",
+        )
+    m, n, k = (extent(f"scale_block[{i}]", x, 1) for i, x in enumerate(value))
+    return m, n, k
+
+
 def refuse_idle(gemm: Any, name: str, operand: str, strides: Sequence[str]) -> None:
     """Refuse the fields of a bias or a residual that is not there."""
     for field_name in (*strides, *([f"dtype_{name}"] if name in ADDED else ())):

@@ -69,6 +69,9 @@ class GemmSpec:
 
     scales: bool = False
     """Whether rows of A and columns of B, of 8 bits, have scales."""
+    scale_block: tuple[int, int, int] | None = None
+    """How many rows of op(A), columns of op(B) and values of k share a scale; None: a row or a
+    column has one."""
 
     operation = "gemm"
 
@@ -85,6 +88,8 @@ class GemmSpec:
     def __str__(self) -> str:
         ops = ("T" if self.a_transposed else "N") + ("T" if self.b_transposed else "N")
         more = self.extras + [f"precision={self.precision}"] * bool(self.precision)
+        if self.scale_block:
+            more.append(f"scale_block={'×'.join(map(str, self.scale_block))}")
         return " ".join((f"gemm {self.dtype}→{self.dtype_c} {ops} {self.view}", *more))
 
 
@@ -139,7 +144,8 @@ class GemmProblem:
     """C[b', h'] = alpha·Σ op(A[b,h])·op(B[b,h // b_head_group]) + beta·C[b', h'] + bias[b', h'] +
     residual[b', h'], the sum over those (b, h) with b // c_batch_group = b' and h // c_head_group =
     h'. With scales a number x of row m of op(A) stands for a_scales[m]·x, one of column n of op(B)
-    for b_scales[n]·x. Strides in elements.
+    for b_scales[n]·x; those of blocks are counted by blocks of rows or columns, and of k. Strides
+    in elements.
 
     With pointer lists the batch and head strides are 0; the lists of A and B have batch·num_heads
     entries, the others one for each C.
@@ -176,6 +182,8 @@ class GemmProblem:
     """(batch, head, row of op(A)); 0 where one scale serves all."""
     b_scale_strides: tuple[int, int, int] = (0, 0, 0)
     """(batch, head of B, column of op(B))."""
+    scale_k_strides: tuple[int, int] = (0, 0)
+    """Of A's scales and of B's, from one block of k to the next."""
 
     operation = "gemm"
 
@@ -292,12 +300,17 @@ class GemmProblem:
             ),
         ]
         if spec.scales:
-            for name, heads, n, walk in (
-                ("a_scales", h, self.M, self.a_scale_strides),
-                ("b_scales", b_lead[1], self.N, self.b_scale_strides),
+            walks = (self.a_scale_strides, self.b_scale_strides)
+            for name, extents, walk, step in zip(
+                ("a_scales", "b_scales"),
+                self.scale_extents,
+                walks,
+                self.scale_k_strides,
+                strict=True,
             ):
-                extents = (self.batch * reads, heads, n)
-                rules.append(OperandRule(name, DType.float32, extents, walk, 4))
+                whole = (*walk, step)[: len(extents)]
+                read = (extents[0] * reads, *extents[1:])
+                rules.append(OperandRule(name, DType.float32, read, whole, 4))
         if spec.bias:
             rules.append(
                 rule("bias", spec.bias, 0, (*c_lead, self.N), self.bias_strides, int(live))
@@ -309,6 +322,20 @@ class GemmProblem:
             )
             rules.append(added_to if self.beta else replace(added_to, may_alias="C"))
         return tuple(rules)
+
+    @property
+    def scale_extents(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(batch, head, row) of A's scales and (batch, head, column) of B's; with blocks of those
+        and, last, blocks of k."""
+        lead, lead_b = (
+            (self.batch, self.num_heads),
+            (self.batch, self.num_heads // self.b_head_group),
+        )
+        if self.spec.scale_block is None:
+            return (*lead, self.M), (*lead_b, self.N)
+        m, n, k = self.spec.scale_block
+        blocks = -(-self.K // k)
+        return (*lead, -(-self.M // m), blocks), (*lead_b, -(-self.N // n), blocks)
 
     @property
     def operations(self) -> int:

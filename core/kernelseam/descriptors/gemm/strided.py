@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
@@ -43,6 +43,7 @@ from kernelseam.descriptors.gemm.fields import (
     gemm_dtypes,
     precision_of,
     refuse_idle,
+    scale_block_of,
 )
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
@@ -54,8 +55,8 @@ _STRIDES = {
         n: tuple(f"stride_{n.lower()}_{axis}" for axis in AXES) for n in ("A", "B", "C", "residual")
     },
     "bias": ("stride_bias_batch", "stride_bias_head"),
-    "a_scales": tuple(f"stride_a_scales_{axis}" for axis in ("batch", "head", "row")),
-    "b_scales": tuple(f"stride_b_scales_{axis}" for axis in ("batch", "head", "column")),
+    "a_scales": tuple(f"stride_a_scales_{axis}" for axis in ("batch", "head", "row", "k")),
+    "b_scales": tuple(f"stride_b_scales_{axis}" for axis in ("batch", "head", "column", "k")),
 }
 """Operand → its stride fields."""
 
@@ -89,7 +90,9 @@ class BatchedGemmStrided:
     ``b_scales`` [batch, num_heads // b_head_group, N], float32, both or none (1): a number x of
     row m of op(A) stands for a_scales[m]·x, one of column n of op(B) for b_scales[n]·x. Strides of
     0 repeat them: all three for one scale of a tensor, the last for one of a matrix. Not where
-    products are summed into one C.
+    products are summed into one C. ``scale_block`` = (m, n, k): scales are of blocks of m rows of
+    op(A) or n columns of op(B) by k values of k, a_scales [batch, num_heads, ⌈M/m⌉, ⌈K/k⌉] and
+    b_scales [batch, num_heads // b_head_group, ⌈N/n⌉, ⌈K/k⌉]; DeepSeek-V3's are (1, 128, 128).
 
     ``precision`` says how float32 is multiplied. None or "ieee": as float32. "tf32": A and B are
     rounded to TF32, 10 bits behind the point, to nearest (vendors' libraries may cut off), and
@@ -129,9 +132,12 @@ class BatchedGemmStrided:
     stride_a_scales_batch: int | None = None
     stride_a_scales_head: int | None = None
     stride_a_scales_row: int | None = None
+    stride_a_scales_k: int | None = None
     stride_b_scales_batch: int | None = None
     stride_b_scales_head: int | None = None
     stride_b_scales_column: int | None = None
+    stride_b_scales_k: int | None = None
+    scale_block: tuple[int, int, int] | None = None
     a_transposed: bool = False
     b_transposed: bool = False
     alpha: float = 1.0
@@ -164,6 +170,7 @@ class BatchedGemmStrided:
         for name in SCALES:
             refuse_idle(self, name, name, _STRIDES[name])
         scaled = are_scaled(self, dtype, SCALES)
+        blocks = scale_block_of(self.scale_block, scaled)
         kinds = {"A": dtype, "B": dtype, "C": dtype_c, "bias": bias, "residual": residual}
         results = (self.batch // self.c_batch_group, self.num_heads // self.c_head_group)
         shapes = {
@@ -189,15 +196,12 @@ class BatchedGemmStrided:
                 vectors[name] = vector_bytes(
                     kind, shape, strides[name], pointer(name, getattr(self, name), infos)
                 )
-        scale_strides = {}
-        for name, shape in (
-            ("a_scales", (*shapes["A"][:2], self.M)),
-            ("b_scales", (*shapes["B"][:2], self.N)),
-        ):
-            given = zip(_STRIDES[name], self._strides(name), strict=True)
-            known = [None if s is None else stride(f, s, DType.float32) for f, s in given]
-            scale_strides[name] = three(packed(shape, known)) if scaled else (0, 0, 0)
+        for name in SCALES:
             pointer(name, getattr(self, name), infos)
+            if blocks is None and (step := getattr(self, f"stride_{name}_k")) is not None:
+                raise InvalidValue(
+                    f"stride_{name}_k", step, "describes blocks of k", "Give scale_block too"
+                )
         problem = GemmProblem(
             GemmSpec(
                 dtype,
@@ -215,6 +219,7 @@ class BatchedGemmStrided:
                 self.c_batch_group * self.c_head_group > 1,
                 precision=precision_of(self.precision, dtype),
                 scales=scaled,
+                scale_block=blocks,
             ),
             self.M,
             self.N,
@@ -231,12 +236,26 @@ class BatchedGemmStrided:
             self.c_head_group,
             two(strides.get("bias", (0, 0))),
             three(strides.get("residual", (0, 0, 0))),
-            a_scale_strides=scale_strides["a_scales"],
-            b_scale_strides=scale_strides["b_scales"],
         )
+        if scaled:
+            problem = self._with_scale_strides(problem)
         check_layout(problem.operands, infos, self._dense)
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", infos)
+
+    def _with_scale_strides(self, problem: GemmProblem) -> GemmProblem:
+        walks = []
+        for name, extents in zip(SCALES, problem.scale_extents, strict=True):
+            given = zip(_STRIDES[name], self._strides(name), strict=True)
+            known = [None if s is None else stride(f, s, DType.float32) for f, s in given]
+            walks.append((*packed(extents, known[: len(extents)]), 0))
+        a, b = walks
+        return replace(
+            problem,
+            a_scale_strides=three(a[:3]),
+            b_scale_strides=three(b[:3]),
+            scale_k_strides=(a[3], b[3]),
+        )
 
     def _strides(self, name: str) -> list[int | None]:
         return [getattr(self, field_name) for field_name in _STRIDES[name]]

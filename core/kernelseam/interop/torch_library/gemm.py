@@ -83,7 +83,7 @@ def _setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None
     if a.itemsize == 1:
         refuse_gradients(ctx, _OPERANDS[: len(inputs)], ("bias", "residual"))
     options = dict(keyword_only_inputs)
-    for name in ("out_dtype", "precision", "implementation"):
+    for name in ("out_dtype", "precision", "scale_block", "implementation"):
         options.pop(name)
     options["implementation"] = options.pop("bwd_implementation")
     ctx.options = options
@@ -181,7 +181,7 @@ def _defined(name: str, function: Any, gradients: Any, ranks: Any, batched: Any)
     of_results = define(
         f"{name}(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, "
         f"Tensor? a_scales=None, Tensor? b_scales=None, *, {_TRANSPOSED}, "
-        f"ScalarType? out_dtype=None, str? precision=None, {_CHOSEN}, "
+        f"ScalarType? out_dtype=None, str? precision=None, SymInt[]? scale_block=None, {_CHOSEN}, "
         "str? bwd_implementation=None) -> Tensor",
         _computed(function),
         _faked(*ranks),

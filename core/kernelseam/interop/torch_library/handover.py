@@ -77,7 +77,7 @@ def _differentiated(arrays: Arrays) -> bool:
 
 
 def _product(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Made:
-    batched, a_transposed, b_transposed, alpha, beta, out_dtype, precision = options
+    batched, a_transposed, b_transposed, alpha, beta, out_dtype, precision, scale_block = options
     residual = arrays.get("residual")
     if beta != 0 and "out" in arrays:  # summed as wide as the product is
         added = beta * arrays["out"].to(accumulator(arrays["a"].dtype))
@@ -95,6 +95,7 @@ def _product(arrays: Arrays, options: Any, backend: Any, implementation: Any) ->
         alpha=alpha,
         out_dtype=_out_dtype(out_dtype, arrays),
         precision=precision,
+        scale_block=scale_block,
         backend=backend,
         implementation=implementation,
     )

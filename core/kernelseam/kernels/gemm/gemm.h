@@ -9,15 +9,17 @@
 // written in whole rows: to C, or to the heads of three operands (heads.h).
 // Where KS_PERSISTENT is 0 there are as many blocks as tiles, each computes one, and the result is laid out where the ring
 // was: less shared memory and fewer registers, for devices that rather hold several blocks at once.
+// With scales of blocks along K the products of a block are summed from 0, multiplied by their scales and then added up.
 // Where KS_TEAMS is more than 1, a block computes that many small tiles at once, each by a warp with a ring of its own.
 //
 // Constants (from the kernel definition): KS_T, KS_TC (element types of A and B, and of C), KS_A_TRANSPOSED, KS_B_TRANSPOSED,
 // KS_POINTERS, KS_VECTOR_A/B/C/R (bytes that rows of A, B, C, the residual are aligned to), KS_BIAS, KS_RESIDUAL,
+// KS_SCALE_M, KS_SCALE_N, KS_SCALE_K (rows, columns and values of k that share a scale, 0 where rows and columns have one: see below),
 // KS_ROW_SUMS (element types, void where there is none), KS_PRECISION (of float32: 0, or in how many products of TF32 it is
 // multiplied), KS_SCALES (of factors of 8 bits), KS_SUMMED, KS_SEGMENTED, KS_HEADS (and those of heads.h), KS_BM, KS_BN, KS_BK, KS_WARPS_M, KS_WARPS_N,
 // KS_TEAMS, KS_STAGES, KS_PERSISTENT, KS_MIN_BLOCKS, KS_SHARED_BYTES.
 // Shared memory, for each team: STAGES · (BM + BN) · BK elements, and (or, not persistent, at least) BM · BN elements of C.
-// Registers: BM·BN / threads accumulators, plus one slice's operands.
+// Registers: BM·BN / threads accumulators, with scales of blocks twice, plus one slice's operands.
 #include "tile/tile.h"
 
 typedef KS_T T;
@@ -56,10 +58,20 @@ struct Segments {
   struct { void* base; i64 batch, head; int row, first; } of[3];
 };
 
-// Scales of A's rows, by A's batch and head, and of B's columns, by B's; or lists of them. An argument of the kernel, passed whole.
+// Scales of A's rows, by A's batch and head, and of B's columns, by B's; or lists of them; or of blocks. An argument of the kernel, passed whole.
 struct Scales {
-  struct { const float* base; i64 batch, head; int row; } a, b;
+  struct {
+    const float* base;
+    i64 batch, head;
+    int row;
+#if KS_SCALE_K
+    int k;
+#endif
+  } a, b;
 };
+#if KS_SCALE_K
+static_assert(KS_SCALE_K % E::K_STEP == 0 && (KS_SCALE_K % BK == 0 || BK % KS_SCALE_K == 0), "slices and blocks nest");
+#endif
 
 #if KS_HEADS
 #include "gemm/heads.h"
@@ -172,10 +184,19 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
     TC* c;
     const Bias::type* bias;
     const Residual::type* residual;
-#if KS_SCALES
+#if KS_SCALES && !KS_SCALE_K
     const float KS_GLOBAL *by_row, *by_column;  // said, because of a pointer in a structure no compiler finds out
 #endif
   };
+#if KS_SCALES
+  auto scales_of_rows = [&](const Place& at) {
+    return (const float KS_GLOBAL*)matrix_at(scales.a.base, at.batch, at.head, num_heads, scales.a.batch, scales.a.head);
+  };
+  auto scales_of_columns = [&](const Place& at) {
+    return (const float KS_GLOBAL*)matrix_at(scales.b.base, at.batch, KS_POINTERS ? at.head : at.head / b_head_group, num_heads,
+                                             scales.b.batch, scales.b.head);
+  };
+#endif
   auto ends_of = [&](const Place& at) {
     auto one = [&](auto base, i64 by_batch, i64 by_head) {
       return matrix_at(base, at.batch, at.head, num_heads, by_batch, by_head);
@@ -183,12 +204,9 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
     return Ends{KS_HEADS ? (TC*)c : one((TC*)c, c_batch, c_head),
                 Bias::THERE ? one((const Bias::type*)bias, bias_batch, bias_head) : nullptr,
                 Residual::THERE ? one((const Residual::type*)residual, residual_batch, residual_head) : nullptr
-#if KS_SCALES
+#if KS_SCALES && !KS_SCALE_K
                 // Where nothing is multiplied, scales are not there to be read, nor is a list of them.
-                , K > 0 ? (const float KS_GLOBAL*)one(scales.a.base, scales.a.batch, scales.a.head) : nullptr,
-                K > 0 ? (const float KS_GLOBAL*)matrix_at(scales.b.base, at.batch, KS_POINTERS ? at.head : at.head / b_head_group,
-                                                          num_heads, scales.b.batch, scales.b.head)
-                      : nullptr
+                , K > 0 ? scales_of_rows(at) : nullptr, K > 0 ? scales_of_columns(at) : nullptr
 #endif
     };
   };
@@ -205,7 +223,26 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
         ? (Sums)sums + at.batch * sums_batch + at.head * sums_head : nullptr;
     Sum row_sums[SUM_ROWS] = {};
     Ends ends;
-    if (!KS_PERSISTENT) ends = ends_of(at);
+    if (!KS_PERSISTENT && !KS_SCALE_K) ends = ends_of(at);
+#if KS_SCALE_K
+    const auto of_rows = scales_of_rows(at), of_columns = scales_of_columns(at);
+    const int row0 = at.m * BM + warp_m, col0 = at.n * BN + warp_n;
+    E::Acc<WM, WN> part;  // of a block along K
+    E::zero(part);
+    auto add_block = [&](int block) {
+      // Beyond the last row and column the last one's: what they scale is not stored.
+      const auto by_row = of_rows + (i64)block * scales.a.k, by_column = of_columns + (i64)block * scales.b.k;
+      E::Row<WM> factors;
+      E::row_map(factors, [&](int i, float) { return by_row[(i64)(min_of(row0 + i, M - 1) / KS_SCALE_M) * scales.a.row]; });
+      E::row_apply(part, factors, [](float x, float y) { return x * y; });
+      E::map2(acc, part, [&](int, int j, float x, float y) {
+        return x + y * by_column[(i64)(min_of(col0 + j, N - 1) / KS_SCALE_N) * scales.b.row];
+      });
+      E::zero(part);
+    };
+#else
+    auto& part = acc;
+#endif
     for (int slice = 0; slice < slices * terms; slice++) {
       copies_wait<AHEAD - 1>();
       if (STAGES == 1) team_barrier();  // everyone has multiplied the slice that lay here
@@ -216,7 +253,15 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
 #pragma unroll
       for (int k = 0; k < BK; k += E::K_STEP) {
         const auto left = E::template operand<WM, E::K_STEP>(tile_a(stage), warp_m, k);
-        E::mma(acc, left, tile_b(stage), warp_n, k);
+        E::mma(part, left, tile_b(stage), warp_n, k);
+#if KS_SCALE_K
+        const int k_end = slice * BK + k + E::K_STEP;
+        if (BK % KS_SCALE_K == 0) {  // beyond K there are neither products nor scales
+          if ((k + E::K_STEP) % KS_SCALE_K == 0 && k_end - KS_SCALE_K < K) add_block(k_end / KS_SCALE_K - 1);
+        } else if (k + E::K_STEP == BK && (k_end % KS_SCALE_K == 0 || slice + 1 == slices)) {
+          add_block((k_end - 1) / KS_SCALE_K);
+        }
+#endif
       }
       if (RowSums::THERE && sums_of)
 #pragma unroll
@@ -227,9 +272,11 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
       if (++stage == STAGES) stage = 0;
     }
 
+#if !KS_SCALE_K
     const int row0 = at.m * BM + warp_m, col0 = at.n * BN + warp_n;
-    if (KS_PERSISTENT) ends = ends_of(at);
-#if KS_SCALES
+#endif
+    if (KS_PERSISTENT || KS_SCALE_K) ends = ends_of(at);
+#if KS_SCALES && !KS_SCALE_K
     if (K > 0) E::map(acc, [&](int i, int j, Sum x) {
       const i64 m = row0 + i, n = col0 + j;
       return m < M && n < N ? x * ends.by_row[m * scales.a.row] * ends.by_column[n * scales.b.row] : x;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work, predicted
@@ -97,6 +98,9 @@ class GemmDefinition(KernelDefinition):
         if spec.dtype.stored and (spec.row_sums or spec.segmented or spec.heads):
             return f"it has no row sums, segments or heads of {spec.dtype}"
         if not self.tiles(spec, row):
+            if spec.scale_block and self.tiles(replace(spec, scale_block=None), row):
+                k = spec.scale_block[2]
+                return f"scale_block[2] = {k}: no tile of {row.arch} scales sums of so many"
             if spec.precision and spec.precision not in {
                 t.precision for t in row.tiles.get("gemm", ())
             }:
@@ -109,6 +113,8 @@ class GemmDefinition(KernelDefinition):
         rows = {"stride_b_row": p.b_strides[2], "stride_residual_row": p.residual_strides[2]}
         rows["stride_a_scales_row"] = p.a_scale_strides[2]
         rows["stride_b_scales_column"] = p.b_scale_strides[2]
+        for name, step in zip(SCALES, p.scale_k_strides, strict=True):
+            rows[f"stride_{name}_k"] = step
         rows |= {f"stride_a{i}_row": s.strides[2] for i, s in enumerate(p.segments)} or {
             "stride_a_row": p.a_strides[2]
         }
@@ -128,6 +134,7 @@ class GemmDefinition(KernelDefinition):
             and t.shared_bytes(spec) <= row.shared_bytes_per_block
             and (t.row_sums or not spec.row_sums)
             and (spec.plain or not t.plain)
+            and (spec.scale_block is None or t.scales_blocks(spec.scale_block[2]))
         )
 
     def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> GemmTile:
@@ -176,6 +183,9 @@ class GemmDefinition(KernelDefinition):
             "ROW_SUMS": kind(spec.row_sums),
             "PRECISION": TF32_PRODUCTS[spec.precision],
             "SCALES": spec.scales,
+            **dict(
+                zip(("SCALE_M", "SCALE_N", "SCALE_K"), spec.scale_block or (0, 0, 0), strict=True)
+            ),
             "SUMMED": spec.summed,
             "SEGMENTED": spec.segmented,
             "HEADS": spec.heads is not None,
@@ -203,7 +213,7 @@ class GemmDefinition(KernelDefinition):
                 ("beta", scalar),
                 *((("segments", _segments(_SEGMENTS)),) if spec.segmented else ()),
                 *((("heads", HEADS_STRUCTURE),) if spec.heads else ()),
-                *((("scales", scales_structure()),) if spec.scales else ()),
+                *((("scales", scales_structure(spec)),) if spec.scales else ()),
             )
         )
 
@@ -291,26 +301,30 @@ def _refuse_rounding(spec: GemmSpec) -> str | None:
     return None
 
 
-def scales_structure() -> Structure:
-    """Where scales lie: of A's rows, and of B's columns."""
+def scales_structure(spec: GemmSpec) -> Structure:
+    """Where scales lie: of A's rows, and of B's columns; or of their blocks."""
+    axes = (*_AXES, *(("k",) if spec.scale_block else ()))
 
     def one(n: str) -> Structure:
-        strides = ((f"{n}_batch", "i64"), (f"{n}_head", "i64"), (f"{n}_row", "i32"))
-        members = ((n, "pointer"), *strides)
-        return Structure(members, ("base", *_AXES))
+        kinds = {axis: "i64" if axis in _AXES[:2] else "i32" for axis in axes}
+        members = ((n, "pointer"), *((f"{n}_{axis}", kind) for axis, kind in kinds.items()))
+        return Structure(members, ("base", *axes))
 
     return Structure(tuple((n, one(n)) for n in SCALES), ("a", "b"))
 
 
 def scale_values(p: GemmProblem) -> dict[str, int]:
     """Their strides."""
-    walks = zip(SCALES, (p.a_scale_strides, p.b_scale_strides), strict=True)
-    return {
+    if not p.spec.scales:
+        return {}
+    walks = dict(zip(SCALES, (p.a_scale_strides, p.b_scale_strides), strict=True))
+    by_k = zip(SCALES, p.scale_k_strides, strict=True)
+    values = {
         f"{n}_{axis}": s
-        for n, strides in walks
+        for n, strides in walks.items()
         for axis, s in zip(_AXES, strides, strict=True)
-        if p.spec.scales
     }
+    return values | ({f"{n}_k": s for n, s in by_k} if p.spec.scale_block else {})
 
 
 def heads_defines(spec: HeadsSpec) -> dict[str, object]:

@@ -35,6 +35,9 @@ class GemmTile:
     """Whether it leaves no registers for an epilogue with bias or residual."""
     precision: str | None = None
     """That of the spec."""
+    scale_k: int = 0
+    """Values of k after which sums of 8 bits can be scaled, or multiples of them; 0: it leaves no
+    registers for sums of blocks beside those of all of K."""
     rate: float = field(default=0.0, compare=False)
     """For its cost: the part of the instruction's rate that it reaches; 0: not measured.
     ``block_seconds`` is what starting and ending a block takes."""
@@ -52,6 +55,11 @@ class GemmTile:
         ring = self.stages * (self.bm + self.bn) * self.bk * spec.dtype.itemsize
         result = self.bm * self.bn * spec.dtype_c.itemsize
         return self.teams * (ring + result if self.persistent else max(ring, result))
+
+    def scales_blocks(self, k: int) -> bool:
+        """Whether sums can be scaled after every ``k`` values: slices and blocks nest."""
+        nests = k % self.bk == 0 or self.bk % k == 0
+        return self.scale_k > 0 and k % self.scale_k == 0 and nests
 
     def count(self, problem: GemmProblem) -> int:
         """Tiles of all matrices."""

@@ -35,7 +35,9 @@ class GemmCase:
     """The residual is C itself."""
     precision: str | None = None
     scales: str = ""
-    """Of A and B of 8 bits: "tensor", "matrices" or "rows" (and columns); "" none."""
+    """Of A and B of 8 bits: "tensor", "matrices", "rows" (and columns) or "blocks"; "" none."""
+    scale_block: tuple[int, int, int] | None = None
+    """Rows, columns and values of k that share a scale."""
     a: OperandLayout = OperandLayout()
     b: OperandLayout = OperandLayout()
     c: OperandLayout = OperandLayout()

@@ -1,5 +1,5 @@
 """GEMM cases with A and B of 8 bits: every layout, view, sum and epilogue, scales of a tensor, a
-matrix, rows and columns."""
+matrix, rows and columns, and blocks of them along K."""
 
 from __future__ import annotations
 
@@ -61,6 +61,19 @@ def _cases() -> Iterator[GemmCase]:
     scaled = (InjectedValue("a_scales", NAN, (0, 1, 5)), InjectedValue("b_scales", NAN, (1, 2, 7)))
     yield _case("nt", "nan-scales", injected=scaled)
     yield _case("nt", "300-of-16x16x32", M=16, N=16, K=32, batch=60, num_heads=5, scales="matrices")
+    for ops, sizes in (("nt", (1, 128, 128)), ("nn", (1, 128, 128)), ("nt", (1, 1, 64))):
+        what = "blocks-" + "x".join(map(str, sizes))
+        yield _case(ops, what, scales="blocks", scale_block=sizes, K=528, batch=1)
+    deep: dict[str, object] = {"scales": "blocks", "scale_block": (1, 128, 128)}
+    yield _case("nt", "blocks-of-rows", **{**deep, "scale_block": (128, 128, 256)}, K=400)
+    yield _case("nt", "blocks-of-32", **{**deep, "scale_block": (1, 1, 32)}, batch=1)
+    yield _case("nt", "blocks-ragged", **deep, M=7, N=133, K=401)
+    yield _case("nt", "blocks-group", **deep, num_heads=6, b_head_group=3, M=33)
+    yield _case("nt", "blocks-integers", **deep, data="integers", K=272)
+    yield _case("nt", "blocks-added", **deep, bias=_BF16, residual=_BF16, alpha=2.5, beta=0.5)
+    yield _case("nt", "blocks-k-0", **deep, K=0, beta=0.5)
+    broken = tuple(InjectedValue(n, NAN, (0, 1, 1, 1)) for n in ("a_scales", "b_scales"))
+    yield _case("nt", "blocks-nan-scales", **deep, injected=broken)
     bare: dict[str, object] = {"scales": ""}
     yield _case("nt", "plain", **bare)
     yield _case("nt", "sum", batch=4, c_batch_group=2, num_heads=6, c_head_group=3, **bare)

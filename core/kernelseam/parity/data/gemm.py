@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from kernelseam.dtypes import DType
@@ -28,12 +30,33 @@ def shapes(case: GemmCase) -> dict[str, tuple[int, int, int, int]]:
     }
 
 
-def scale_shapes(case: GemmCase) -> dict[str, tuple[int, int, int]]:
-    """[batch, head, row of op(A) or column of op(B)], where the case has scales."""
+def scale_shapes(case: GemmCase) -> dict[str, tuple[int, ...]]:
+    """[batch, head, row of op(A) or column of op(B)], where the case has scales; those of blocks
+    [batch, head, block of rows or columns, block of k]."""
     if not case.scales:
         return {}
     B, H = case.batch, case.num_heads
-    return {"a_scales": (B, H, case.M), "b_scales": (B, H // case.b_head_group, case.N)}
+    lead, lead_b = (B, H), (B, H // case.b_head_group)
+    if case.scale_block is None:
+        return {"a_scales": (*lead, case.M), "b_scales": (*lead_b, case.N)}
+    m, n, k = (
+        -(-x // of) for x, of in zip((case.M, case.N, case.K), case.scale_block, strict=True)
+    )
+    return {"a_scales": (*lead, m, k), "b_scales": (*lead_b, n, k)}
+
+
+def element_scales(case: GemmCase, inputs: Mapping[str, Array]) -> dict[str, Array | None]:
+    """Scales as the oracle takes them: those of blocks of every element of op(A), and of op(B)
+    transposed."""
+    given = {n: inputs.get(n) for n in ("a_scales", "b_scales")}
+    if case.scale_block is None:
+        return given
+    found: dict[str, Array | None] = {}
+    m, n, k = case.scale_block
+    for (name, x), of, most in zip(given.items(), (m, n), (case.M, case.N), strict=True):
+        assert x is not None
+        found[name] = x.repeat(of, axis=2)[:, :, :most].repeat(k, axis=3)[..., : case.K]
+    return found
 
 
 def values(case: GemmCase, rng: np.random.Generator) -> dict[str, Array]:
@@ -96,9 +119,10 @@ def placements(case: GemmCase) -> dict[str, Placement]:
         else:
             placements[name] = placement(name, operand_layout, operand_shapes[name], dtype)
     for name, of_scales in scale_shapes(case).items():
-        _, heads, n = of_scales
-        steps = {"tensor": (0, 0, 0), "matrices": (heads + 1, 1, 0)}.get(
-            case.scales, (heads * (n + 3) + 1, n + 3, 1)
-        )
+        _, heads, n, *blocks = of_scales
+        steps: tuple[int, ...] = (heads * (n + 3) + 1, n + 3, 1)
+        if blocks:  # a row's are not next to each other
+            steps = (heads * (n + 1) * blocks[0], (n + 1) * blocks[0], 1, n + 1)
+        steps = {"tensor": (0, 0, 0), "matrices": (heads + 1, 1, 0)}.get(case.scales, steps)
         placements[name] = Placement(name, DType.float32, of_scales, steps)
     return placements

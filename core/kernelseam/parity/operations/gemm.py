@@ -78,7 +78,11 @@ class Gemm(Operation[GemmCase, GemmResult]):
         }
         if case.view == "strided":
             return BatchedGemmStrided(
-                **addresses, **steps, **options, b_head_group=case.b_head_group
+                **addresses,
+                **steps,
+                **options,
+                b_head_group=case.b_head_group,
+                scale_block=case.scale_block,
             )
         rows: dict[str, Any] = {n: s for n, s in steps.items() if n in _ROWS}
         for name, at in addresses.items():
@@ -102,8 +106,7 @@ class Gemm(Operation[GemmCase, GemmResult]):
             residual=inputs.get("residual"),
             batch_group=case.c_batch_group,
             head_group=case.c_head_group,
-            a_scales=inputs.get("a_scales"),
-            b_scales=inputs.get("b_scales"),
+            **data.element_scales(case, inputs),
         )
 
     def verdict(

@@ -141,6 +141,8 @@ class HopperGemm(KernelDefinition):
         for option in ("row_sums", "segmented", "joined"):
             if spec.dtype.itemsize != 2 and getattr(spec, option):
                 return f"it does not know {option} of {spec.dtype}"
+        if spec.scale_block:
+            return "it does not know scale_block"
         if spec.summed and spec.view == "pointers":
             return "it does not sum products of lists"
         if spec.joined and not _joins(problem):
@@ -248,7 +250,7 @@ class HopperGemm(KernelDefinition):
                 *((g, "i32") for g in _GROUPS),
                 *(_SEGMENT_PARAMETERS if spec.segmented else ()),
                 *((("joined", divider_parameter("joined")),) if spec.joined else ()),
-                *((("scales", scales_structure()),) if spec.scales else ()),
+                *((("scales", scales_structure(spec)),) if spec.scales else ()),
             )
         )
 

@@ -157,7 +157,7 @@ def _with_stored(
     found = dict(tiles)
     narrow = frozenset({stored})
     found["gemm"] += tuple(
-        replace(t, dtypes=narrow, bk=32) for t in tiles["gemm"] if t.dtypes & _F16
+        replace(t, dtypes=narrow, bk=32, scale_k=32) for t in tiles["gemm"] if t.dtypes & _F16
     )
     for operation in ("attention", "attention_decode"):
         found[operation] += tuple(
