@@ -271,7 +271,7 @@ def test_a_wrong_gradient_ends_with_1(command: Command, monkeypatch: pytest.Monk
             ("--bias", "int8"),
             (
                 "--bias = int8: must be one of float16, bfloat16, float32, float64. "
-                "Convert the array or name one of these."
+                "Name one of these; short: bf16, f16, f32, f64."
             ),
         ),
         (

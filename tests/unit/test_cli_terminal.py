@@ -258,7 +258,7 @@ def test_completion_can_be_installed(command: Command) -> None:
                 "value": "nope",
                 "rule": "must be one of float16, bfloat16, float32, float64, float8_e4m3fn, "
                 "float8_e4m3fnuz",
-                "remedy": "Convert the array or name one of these",
+                "remedy": "Name one of these; short: bf16, f16, f32, f64, e4m3, e4m3fnuz",
             },
         ),
         (("gemm", "--bogus"), 2, "NoSuchOption", {}),

@@ -26,7 +26,11 @@ SHORT_DTYPES = {
 
 def dtype_of(name: str, field: str, stored: bool = False) -> DType:
     """A dtype by its name or a short one; ``stored``: those of 8 bits too. Raises UnknownName."""
-    return DType.of(SHORT_DTYPES.get(name, name), field, stored=stored)
+    try:
+        return DType.of(SHORT_DTYPES.get(name, name), field, stored=stored)
+    except UnknownName as e:  # there is no array to convert
+        short = "bf16, f16, f32, f64" + ", e4m3, e4m3fnuz" * stored
+        raise UnknownName(e.field, e.value, e.rule, f"Name one of these; short: {short}") from None
 
 
 def stored_dtype(name: str) -> DType:
