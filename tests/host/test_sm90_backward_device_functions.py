@@ -46,7 +46,6 @@ class Walk:
     causal: bool = False
     window: tuple[int, int] | None = None
     section: int = 1
-    dynamic: bool = True
     in_order: bool = False
     q: tuple[int, ...] = ()
     """Lengths of packed sequences, of queries and of keys."""
@@ -64,7 +63,7 @@ class Walk:
 
 
 WALKS = {
-    "plain": Walk(3, 4, 150, 100, head_group=2, dynamic=False),
+    "plain": Walk(3, 4, 150, 100, head_group=2),
     "plain-sections": Walk(3, 4, 150, 300, section=5),
     "causal": Walk(2, 5, 150, 170, causal=True, section=4),
     "causal-few-keys": Walk(1, 3, 200, 70, causal=True, section=2),
@@ -128,7 +127,6 @@ def check_walk(walk: Walk, change: Change) -> None:
         **dict.fromkeys(("Q_VIEW", "KV_VIEW", "OUT_VIEW"), packed),
         "D": 64,
         "STEP": STEP,
-        "DYNAMIC": int(walk.dynamic),
         "IN_ORDER": int(walk.in_order),
     }
     named = {f"KS_{n}": x for n, x in constants.items()}
@@ -169,9 +167,7 @@ def check_walk(walk: Walk, change: Change) -> None:
 def test_every_tile_meets_the_queries_that_see_it_and_waits_for_those_before(
     name: str, in_order: bool
 ) -> None:
-    check_walk(
-        replace(WALKS[name], in_order=in_order, dynamic=WALKS[name].dynamic or in_order), as_it_is
-    )
+    check_walk(replace(WALKS[name], in_order=in_order), as_it_is)
 
 
 TILES_FILE = "sm90/attention/backward/tiles.h"

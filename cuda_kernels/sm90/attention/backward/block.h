@@ -15,6 +15,9 @@ static_assert(DS_STAGES == 2, "ds of a step is written before dq of the last one
 // Whether other data may follow a sequence's last query, and its last key, in memory.
 constexpr bool RAGGED_QUERIES = KS_Q_VIEW == PACKED, RAGGED_KEYS = KS_KV_VIEW == PACKED || KS_LENGTHS;
 
+// Whether the first step of a consumer's keys may be left out: causal, where blocks of queries are no longer than a consumer's keys.
+constexpr bool SKIPS = KS_CAUSAL && !KS_WINDOW && STEP == 64 && O_STAGES == STAGES;
+
 constexpr int WORK_SLOTS = 2 * KV_STAGES;  // work_slot
 
 struct alignas(1024) SharedStorage {

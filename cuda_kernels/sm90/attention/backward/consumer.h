@@ -74,7 +74,9 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
       // The step's block of queries: as scores are made, and a step behind, as dq is added.
       int m = begin, m_added = begin;
       int block = count.blocks.first(w.batch, w.q_first) + w.kv_head * count.head_group * count.blocks.head_blocks + begin;
-      bool first = true;      // whether no ds has been written
+      // Whether none of the first block's queries sees a key of this consumer's.
+      const bool skips = SKIPS && way > 0 && w.steps > 1 && begin * STEP + STEP <= key0 - shift;
+      bool first = !skips;    // whether no ds has been written
       float s[STEP / 2];
 
       // The stage of the step before, which dk has read.
@@ -107,19 +109,8 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
           return;
         }
         if (lane == 0) barrier_arrive(rings.ds.empty(ds_in));
-        if (KS_IN_ORDER) barrier_wait(rings.turns.of(group).full({0, 0}), ds_in.stage);  // one turn a step: ds's stage is its parity
-        float* const to = a.sums + (i64)block * (STEP * D) + group * PIECE + warp * 16 * COLUMNS + lane * 4;
-        if (KS_IN_ORDER && rings.turns.first(group)) {
-#pragma unroll
-          for (int i = 0; i < COLUMNS / 8; i++) global_store(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-        } else {
-#pragma unroll
-          for (int i = 0; i < COLUMNS / 8; i++) global_add(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-        }
-        if (KS_IN_ORDER) {
-          warp_barrier();
-          if (lane == 0) barrier_arrive(rings.turns.of(group).empty({0, 0}));
-        }
+        add_fragments(a.sums + (i64)block * (STEP * D) + group * PIECE + warp * 16 * COLUMNS + lane * 4, dq, rings.turns, group,
+                      ds_in.stage, lane);  // one turn a step: the stage of ds is its parity
         block += way;
         if ((m_added += way) == end) {
           m_added = begin;
@@ -220,11 +211,26 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         }
       };
 
+      if (skips) {  // its ds is zero, and nothing else is made of it
+        rings.ds.wait_empty(ds_out);
+#pragma unroll
+        for (int i = 0; i < STEP / 16; i++) stmatrix((ds_rows + ds_out.stage * GROUPS * DS_BYTES) ^ i * 32, 0, 0, 0, 0);
+        async_proxy_fence();
+        warp_barrier();
+        if (lane == 0) barrier_arrive(rings.ds.full(ds_out));
+        ds_out.advance();
+        q.advance();
+        if ((m += way) == end) m = begin;
+      }
       start_s();
+      if (skips) {  // dout of that step was asked for before q of this one
+        if (lane == 0) barrier_arrive(rings.dout.empty({q.stage == 0 ? STAGES - 1 : q.stage - 1, 0}));
+        rings.v.wait_full(kv);
+      }
       wgmma_wait<0>();
       pin(s);
 #pragma unroll 1
-      for (int i = w.steps - 1; i > 0; i--) step(Flag<false>{});
+      for (int i = w.steps - 1 - skips; i > 0; i--) step(Flag<false>{});
       step(Flag<true>{});
       {
         float dq[COLUMNS / 2];

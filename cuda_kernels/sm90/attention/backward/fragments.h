@@ -4,6 +4,7 @@
 // lane%4·2 on: element i is of key i/2 % 2 and query i/4·8 + lane%4·2 + i%2.
 #pragma once
 #include "sm90/attention/backward/tiles.h"
+#include "sm90/attention/backward/turns.h"
 #include "sm90/attention/softmax.h"
 #include "sm90/pipeline.h"
 
@@ -43,6 +44,22 @@ KS_DEVICE void mask_scores(float (&s)[STEP / 2], const Band& band, int ahead, in
   for (int i = 0; i < STEP / 2; i++) {
     const int query = i / 4 * 8 + i % 2, r = i / 2 % 2;
     if (query < low[r] || (KS_WINDOW && query >= high[r])) s[i] = hidden_score();
+  }
+}
+
+// A warp's fragments of dq to the sums, where its lane's part of them begins; in order at the turn of its consumer, of this parity.
+template<int N> KS_DEVICE void add_fragments(float* to, const float (&dq)[N], const Turns& turns, int group, u32 parity, int lane) {
+  if (KS_IN_ORDER) barrier_wait(turns.of(group).full({0, 0}), parity);
+  if (KS_IN_ORDER && turns.first(group)) {
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) global_store(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) global_add(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+  }
+  if (KS_IN_ORDER) {
+    warp_barrier();
+    if (lane == 0) barrier_arrive(turns.of(group).empty({0, 0}));
   }
 }
 

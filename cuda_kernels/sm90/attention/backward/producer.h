@@ -14,8 +14,8 @@ struct Producer {
 
   // In order the first tile is taken from the counter, too: whoever holds it runs.
   KS_DEVICE int first_tile() const { return KS_IN_ORDER ? (int)atomicAdd(a.counter, 1u) : (int)block_index(); }
-  KS_DEVICE int tile_after(int t) const {
-    return KS_DYNAMIC ? (int)atomicAdd(a.counter, 1u) + (KS_IN_ORDER ? 0 : (int)gridDim.x) : t + (int)gridDim.x;
+  KS_DEVICE int next_tile() const {
+    return (int)atomicAdd(a.counter, 1u) + (KS_IN_ORDER ? 0 : (int)gridDim.x);
   }
 
   // q of a step, and beside it what every row subtracts; so dout. `block`: of row values (sums.h); `row`: the step's first.
@@ -54,7 +54,7 @@ struct Producer {
     storage.walk[0] = storage.walk[1] = 0;
     int t = first_tile();
 #pragma unroll 1
-    for (; scheduler.next(t, storage.work_tiles[work_slot(kv)]); t = tile_after(t)) {
+    for (; scheduler.next(t, storage.work_tiles[work_slot(kv)]); t = next_tile()) {
       const WorkTile& w = storage.work_tiles[work_slot(kv)];
       if (w.steps == 0) {
         load_k(w);
@@ -79,9 +79,7 @@ struct Producer {
     rings.k.wait_empty(kv);
     storage.work_tiles[work_slot(kv)].steps = -1;
     barrier_arrive(rings.k.full(kv));
-    if (KS_DYNAMIC) {  // the last block resets the counter
-      __threadfence();
-      if (atomicAdd(a.counter + 1, 1u) == gridDim.x - 1) a.counter[0] = 0, a.counter[1] = 0;
-    }
+    __threadfence();
+    if (atomicAdd(a.counter + 1, 1u) == gridDim.x - 1) a.counter[0] = 0, a.counter[1] = 0;  // the last block resets the counter
   }
 };

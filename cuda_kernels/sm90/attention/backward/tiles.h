@@ -1,12 +1,12 @@
 // The tile scheduler: which tile of keys comes next, and the blocks of queries that it meets. The producer thread calls it; the
 // consumers read the WorkTile in shared memory.
 //
-// Dense: under a mask or in order, tiles are handed out by a counter, `section` KV heads together. In any order a head's earliest
-// keys come first: causal tiles are then the longest first. In order a tile waits only for tiles that were handed out before. The
+// Dense: tiles are handed out by a counter, `section` KV heads together, whose queries, dout and sums stay in L2. In any order a
+// head's earliest keys come first: causal tiles are then the longest first. In order a tile waits only for tiles that were handed out before. The
 // last keys come first, and their sums: under a mask they are ahead by the keys between them. But a launch would then end with its
 // longest tiles, up to a tenth of its time: so in the last section under a causal mask the earliest keys come first, and tiles walk
 // over their queries from the last, where all of them begin: BACKWARDS. Sections are wide, so that few tiles of a head run at once.
-// Else head after head by stride. Packed: sequence after sequence, in order all heads of one together.
+// Packed: sequence after sequence, in order all heads of one together.
 #pragma once
 #include "sm90/attention/backward/sums.h"
 #include "sm90/pipeline.h"
@@ -87,16 +87,12 @@ template<int KEYS> struct TileScheduler {
       }
     } else {
       if (t >= count.total) return false;
-      int head;
-      if constexpr (KS_DYNAMIC) {
-        const int section = (u32)t / (u32)count.section_tiles, rest = t - section * count.section_tiles;
-        const int width = min_of(count.section, count.batch * count.kv_heads - section * count.section);
-        w.tile = (u32)rest / (u32)width, head = section * count.section + (rest - w.tile * width);
-        backwards = BACKWARDS && (section + 1) * count.section_tiles >= count.total;
-        if (KS_IN_ORDER && !backwards) w.tile = count.key_tiles - 1 - w.tile;
-      } else {
-        head = (u32)t / (u32)count.key_tiles, w.tile = t - head * count.key_tiles;
-      }
+      const int section = (u32)t / (u32)count.section_tiles, rest = t - section * count.section_tiles;
+      const int width = min_of(count.section, count.batch * count.kv_heads - section * count.section);
+      w.tile = (u32)rest / (u32)width;
+      const int head = section * count.section + (rest - w.tile * width);
+      backwards = BACKWARDS && (section + 1) * count.section_tiles >= count.total;
+      if (KS_IN_ORDER && !backwards) w.tile = count.key_tiles - 1 - w.tile;
       w.batch = (u32)head / (u32)count.kv_heads, w.kv_head = head - w.batch * count.kv_heads;
     }
     const Sequence s = sequences.at(w.batch);

@@ -37,7 +37,6 @@ from kernelseam.kernels.signature import Signature, Structure
 from kernelseam_cuda.sm90.attention import refuse_rows
 from kernelseam_cuda.sm90.attention_bwd_cost import (
     BackwardTile,
-    counted,
     gradient_work,
     in_order,
     row_work,
@@ -331,7 +330,6 @@ class HopperAttentionBwd(HopperBackwardKernel):
             "STAGES": tile.stages,
             "O_STAGES": tile.o_stages,
             **self.own_defines(tile),
-            "DYNAMIC": counted(spec),
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
             "SHARED_BYTES": tile.shared_bytes,

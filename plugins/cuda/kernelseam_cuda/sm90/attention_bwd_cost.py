@@ -11,21 +11,14 @@ from kernelseam.kernels.elements import divide_up
 from kernelseam_cuda.sm90.tiles import HopperBackwardTile, HopperWideBackwardTile
 
 BackwardTile = HopperBackwardTile | HopperWideBackwardTile
-_SECTION_BYTES = {False: 64 << 20, True: 32 << 20}
-"""Queries, their result's gradients and sums of dq of the heads whose tiles are scheduled together,
-in any order and in order."""
+_SECTION_TILES = 128
+"""A section has at least that many, divided by a cluster's blocks: about what runs at once."""
 _PRODUCTS = 5
 
 
 def in_order(spec: AttentionBwdSpec) -> bool:
     """Whether sums of dq have one order."""
     return spec.deterministic or spec.forward.batch_invariant
-
-
-def counted(spec: AttentionBwdSpec) -> bool:
-    """Whether tiles are scheduled by an atomic counter: they differ in length, or have an order."""
-    s = spec.forward
-    return s.causal or s.window or s.lengths or s.q_view == "packed" or in_order(spec)
 
 
 def total_blocks(problem: AttentionBwdProblem, tile: BackwardTile) -> int:
@@ -37,15 +30,14 @@ def total_blocks(problem: AttentionBwdProblem, tile: BackwardTile) -> int:
 
 
 def tile_count(problem: AttentionBwdProblem, tile: BackwardTile) -> dict[str, int]:
-    """Tiles of a launch and blocks of its sums. A section's queries, their result's gradients and
-    their sums stay in L2; sections are of one width."""
+    """Tiles of a launch and blocks of its sums. Sections are of one width."""
     p = problem.forward
     key_tiles, query_blocks = divide_up(p.S_k, tile.keys), divide_up(p.S_q, tile.step)
     heads = p.batch * p.kv_heads
-    section_bytes = _SECTION_BYTES[in_order(problem.spec)]
     row_bytes = p.spec.head_dim * (2 * p.spec.dtype.itemsize + 4)
     head_bytes = p.S_q * row_bytes * p.head_group
-    section = divide_up(heads, divide_up(heads, max(section_bytes // head_bytes, 1)))
+    fewest = divide_up(_SECTION_TILES // tile.cluster, key_tiles)
+    section = divide_up(heads, divide_up(heads, max(tile.section_bytes // head_bytes, fewest)))
     packed = p.spec.q_view == "packed"
     return {
         "key_tiles": key_tiles,

@@ -290,6 +290,9 @@ class HopperBackwardTile:
     stages: int
     o_stages: int
     kv_stages: int = 1
+    section_bytes: int = 32 << 20
+    """Queries, their result's gradients and sums of dq of the heads whose tiles are scheduled
+    together: they stay in L2."""
     rate: float = 0.0
     """The part of the arch's product rate that the loop reaches."""
     rate_in_order: float = 0.0
@@ -337,6 +340,8 @@ class HopperWideBackwardTile:
     head_dim: int
     stages: int
     o_stages: int
+    section_bytes: int = 16 << 20
+    """As of the other tiles."""
     rate: float = 0.0
     """The part of the arch's product rate that the loop reaches."""
     rate_in_order: float = 0.0

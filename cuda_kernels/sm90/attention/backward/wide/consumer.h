@@ -129,20 +129,9 @@ template<bool SCORES> KS_DEVICE void Consumer::run() const {
           first = false;
           return;
         }
-        if (KS_IN_ORDER) barrier_wait(rings.turns.of(group).full({0, 0}), ds_in.stage);  // one turn a step: ds's stage is its parity
-        float* const to = a.sums + (i64)block * (STEP * D) + panel() * PIECE + warp * 16 * 64 + lane * 4;
-        if (KS_IN_ORDER && rings.turns.first(group)) {
-#pragma unroll
-          for (int i = 0; i < 8; i++) global_store(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-        } else {
-#pragma unroll
-          for (int i = 0; i < 8; i++) global_add(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-        }
-        if (KS_IN_ORDER) {
-          warp_barrier();
-          if (lane == 0) barrier_arrive(rings.turns.of(group).empty({0, 0}));
-        }
         release(rings.ds.empty(ds_in), lane);
+        add_fragments(a.sums + (i64)block * (STEP * D) + panel() * PIECE + warp * 16 * 64 + lane * 4, dq, rings.turns, group, ds_in.stage,
+                      lane);  // one turn a step: the stage of ds is its parity
         block += way;
         if ((m_added += way) == end) {
           m_added = begin;

@@ -14,7 +14,7 @@ struct Producer {
   // Asked for each time: this thread has few registers.
   static KS_DEVICE int rank() { return cluster_rank(); }
   KS_DEVICE int clusters() const { return gridDim.x / CLUSTER; }
-  // The next number of the counter: the first block asks, and tells the other. One message a tile, as of K and V: the phase of
+  // The next number of the counter, from the first tile on: in order, whoever holds one runs. The first block asks, and tells the other. One message a tile, as of K and V: the phase of
   // the one follows from that of the other.
   KS_DEVICE int count_tile() {
     const u32 parity = kv.parity ^ 1;
@@ -30,10 +30,6 @@ struct Producer {
     barrier_arrive_at(rings.tile.empty({0, 0}), 0);
     return t;
   }
-  // The first tile is taken from the counter, too: in order, whoever holds one runs.
-  KS_DEVICE int first_tile() { return KS_DYNAMIC ? count_tile() : (int)block_index() / CLUSTER; }
-  KS_DEVICE int tile_after(int t) { return KS_DYNAMIC ? count_tile() : t + clusters(); }
-
   // The stage of half n of a ring, and the phase to wait for.
   template<int STAGES> static KS_DEVICE PipelineState<STAGES> nth(u32 n) { return {(int)(n % STAGES), n / STAGES % 2 ^ 1}; }
 
@@ -86,9 +82,9 @@ struct Producer {
   KS_DEVICE void run() {
     const SumBlocks& blocks = scheduler.count.blocks;
     storage.walk[0] = storage.walk[1] = 0;
-    int t = first_tile();
+    int t = count_tile();
 #pragma unroll 1
-    for (; scheduler.next(t, storage.work_tiles[kv.parity]); t = tile_after(t)) {
+    for (; scheduler.next(t, storage.work_tiles[kv.parity]); t = count_tile()) {
       const WorkTile& w = storage.work_tiles[kv.parity];
       if (w.steps == 0) {
         load_kv(w);
@@ -109,7 +105,7 @@ struct Producer {
     rings.kv.wait_empty(kv);
     storage.work_tiles[kv.parity].steps = -1;
     barrier_arrive(rings.kv.full(kv));
-    if (KS_DYNAMIC && rank() == 0) {  // the last cluster resets the counter
+    if (rank() == 0) {  // the last cluster resets the counter
       __threadfence();
       if (atomicAdd(a.counter + 1, 1u) == clusters() - 1) a.counter[0] = 0, a.counter[1] = 0;
     }
