@@ -13,13 +13,15 @@ process has take the command from the fixture ``python_command``, or fork.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +141,46 @@ def pytest_xdist_setupnodes(specs: list[Any]) -> None:
     """``pytest -n``: workers start under the same loader, too."""
     for spec in specs:
         spec.python = spec.python or shlex.join(_python())
+
+
+@pytest.fixture(scope="session")
+def reported(python_command: list[str]) -> Callable[[str, Path, Mapping[str, str]], dict[str, Any]]:
+    """``reported(script, folder, environment)``: what a script prints as JSON, run in the folder by
+    a Python of its own."""
+
+    def run(script: str, folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+        done = subprocess.run(
+            [*python_command, "-c", script],
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=folder,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        result: dict[str, Any] = json.loads(done.stdout)
+        return result
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def install(python_command: list[str]) -> Callable[[Path, Path], None]:
+    """``install(distribution, target)``: from its folder into another by pip, as anyone would,
+    without what it needs."""
+    for tool in ("hatchling", "pip"):
+        pytest.importorskip(
+            tool, reason=f"{tool} is missing: it builds or installs the distributions of this test"
+        )
+    pip = [*python_command, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--target"]
+
+    def run(distribution: Path, target: Path) -> None:
+        command = [*pip, *options, str(target), str(distribution)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=target, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return run
 
 
 MadeOnce = Callable[[str, Callable[[Path], None]], Path]

@@ -9,11 +9,10 @@ the matrix is slow: each spec is a compilation.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import kernelseam
 import pytest
@@ -105,45 +104,20 @@ print(json.dumps({
 """  # noqa: E501
 
 
-def test_installed(tmp_path: Path, python_command: list[str]) -> None:
+def test_installed(
+    tmp_path: Path,
+    install: Callable[[Path, Path], None],
+    reported: Callable[..., dict[str, Any]],
+) -> None:
     """As a distribution of its own, found by its entry point, its headers with it."""
-    for tool in ("hatchling", "pip"):
-        pytest.importorskip(
-            tool, reason=f"{tool} is missing: it builds or installs the distribution of this test"
-        )
-    distribution = Path(__file__).parents[1] / "plugins" / "hostcpp"
-    command = [
-        *python_command,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "--disable-pip-version-check",
-        "--target",
-        str(tmp_path),
-        str(distribution),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+    install(Path(__file__).parents[1] / "plugins" / "hostcpp", tmp_path)
     core = Path(kernelseam.__file__).parents[1]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(tmp_path), str(core)]),
         "KERNELSEAM_PLUGINS": "hostcpp",
     }
-    done = subprocess.run(
-        [*python_command, "-c", SCRIPT],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=tmp_path,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
+    assert reported(SCRIPT, tmp_path, environment) == {
         "loaded": ["hostcpp", "reference"],
         "failures": [],
         "kind": "HostArray",

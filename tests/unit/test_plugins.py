@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
@@ -232,46 +230,24 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="session")
-def installed(made_once: MadeOnce, python_command: list[str]) -> Path:
-    """A folder with the third vendor and the broken plugins, installed by pip as anyone would."""
-    for tool in ("hatchling", "pip"):
-        pytest.importorskip(
-            tool, reason=f"{tool} is missing: it builds or installs the distributions of this test"
-        )
+def installed(made_once: MadeOnce, install: Callable[[Path, Path], None]) -> Path:
+    """A folder with the third vendor and the broken plugins installed."""
 
-    def install(target: Path) -> None:
-        pip = [*python_command, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
+    def both(target: Path) -> None:
         for name in ("thirdvendor", "broken"):
-            command = [*pip, *options, str(DISTRIBUTIONS / name)]
-            done = subprocess.run(command, capture_output=True, text=True, cwd=target, timeout=120)
-            assert done.returncode == 0, done.stdout + done.stderr
+            install(DISTRIBUTIONS / name, target)
 
-    return made_once("plugins", install)
+    return made_once("plugins", both)
 
 
 @pytest.fixture
-def run(installed: Path, python_command: list[str]) -> Callable[..., dict[str, Any]]:
+def run(installed: Path, reported: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """Run the script in a Python of its own that sees what is installed and this core."""
 
     def call(**variables: str) -> dict[str, Any]:
         core = Path(kernelseam.__file__).parents[1]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(installed), str(core)]),
-            **variables,
-        }
-        done = subprocess.run(
-            [*python_command, "-c", SCRIPT],
-            capture_output=True,
-            text=True,
-            env=environment,
-            cwd=installed,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
-        result: dict[str, Any] = json.loads(done.stdout)
-        return result
+        path = os.pathsep.join([str(installed), str(core)])
+        return reported(SCRIPT, installed, {**os.environ, "PYTHONPATH": path, **variables})
 
     return call
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,32 +85,16 @@ print(json.dumps({
 
 
 @pytest.fixture
-def fresh(tmp_path: Path, python_command: list[str]) -> Callable[[], dict[str, Any]]:
+def fresh(tmp_path: Path, reported: Callable[..., dict[str, Any]]) -> Callable[[], dict[str, Any]]:
     """What a new Python reports of its import, in an empty home."""
-
-    def call() -> dict[str, Any]:
-        kept = {
-            k: v for k, v in os.environ.items() if not k.startswith(("KERNELSEAM_CACHE", "XDG_"))
-        }
-        environment = {
-            **kept,
-            "HOME": str(tmp_path),
-            "PYTHONPATH": str(CORE.parent),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        done = subprocess.run(
-            [*python_command, "-c", SCRIPT],
-            capture_output=True,
-            text=True,
-            env=environment,
-            cwd=tmp_path,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stderr
-        result: dict[str, Any] = json.loads(done.stdout)
-        return result
-
-    return call
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("KERNELSEAM_CACHE", "XDG_"))}
+    environment = {
+        **kept,
+        "HOME": str(tmp_path),
+        "PYTHONPATH": str(CORE.parent),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    return lambda: reported(SCRIPT, tmp_path, environment)
 
 
 def test_importing_loads_no_vendor_and_makes_nothing(fresh: Callable[[], dict[str, Any]]) -> None:
