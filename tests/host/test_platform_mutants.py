@@ -40,8 +40,14 @@ BUG = Mutant(
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     from benchmarks import platform_mutants
 
-    monkeypatch.setattr(platform_mutants, "MUTANTS", (BUG,))
+    monkeypatch.setattr(platform_mutants.mutant_hunt, "MUTANTS", (BUG,))
     return platform_mutants
+
+
+@pytest.fixture
+def hunting(script: Any) -> Any:
+    """What a process of the script does."""
+    return script.mutant_hunt
 
 
 @pytest.fixture
@@ -78,15 +84,15 @@ def test_the_table_is_sound() -> None:
     assert len([m for m in nvidia() if m.implementation == "sm90"]) >= 50
 
 
-def test_a_bug_is_seen_by_its_case(script: Any, device: Device) -> None:
-    script.plant(BUG, "hostcpp")
-    seen = script.hunt(BUG, device, time.monotonic() + 60)
+def test_a_bug_is_seen_by_its_case(hunting: Any, device: Device) -> None:
+    hunting.plant(BUG, "hostcpp")
+    seen = hunting.hunt(BUG, device, time.monotonic() + 60)
     assert (seen.name, seen.passed, seen.case) == (BUG.name, 0, "gemm-f16-nt")
     assert "error/tolerance" in seen.said and seen.as_it_should
 
 
-def test_the_header_as_it_is_passes(script: Any, device: Device) -> None:
-    seen = script.hunt(None, device, time.monotonic() + 60)
+def test_the_header_as_it_is_passes(hunting: Any, device: Device) -> None:
+    seen = hunting.hunt(None, device, time.monotonic() + 60)
     assert (seen.name, seen.passed, seen.case, seen.trouble) == (
         "none",
         1,
@@ -96,28 +102,28 @@ def test_the_header_as_it_is_passes(script: Any, device: Device) -> None:
 
 
 def test_an_undetected_bug_is_tried_on_the_covering_choice(
-    script: Any, device: Device, monkeypatch: pytest.MonkeyPatch
+    hunting: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases = [named("gemm-f16-nt"), named("gemm-f16-nn")]
-    monkeypatch.setattr(script.precompile, "choice", lambda known, device: cases)
-    seen = script.hunt(BUG, device, time.monotonic() + 60)  # it is not planted
+    monkeypatch.setattr(hunting.precompile, "choice", lambda known, device: cases)
+    seen = hunting.hunt(BUG, device, time.monotonic() + 60)  # it is not planted
     assert (seen.passed, seen.case) == (2, "") and not seen.as_it_should
-    assert not script.hunt(BUG, device, 0.0).as_it_should, "no time"
+    assert not hunting.hunt(BUG, device, 0.0).as_it_should, "no time"
 
 
-def test_what_does_not_compile_is_no_bug(script: Any, device: Device) -> None:
+def test_what_does_not_compile_is_no_bug(hunting: Any, device: Device) -> None:
     broken = Mutant("broken", "platform_host.h", BUG.find, "no such thing;", "gemm-f16-nt", "", "")
-    script.plant(broken, "hostcpp")
-    seen = script.hunt(broken, device, time.monotonic() + 60)
+    hunting.plant(broken, "hostcpp")
+    seen = hunting.hunt(broken, device, time.monotonic() + 60)
     assert seen.trouble.startswith("it does not compile: ") and not seen.as_it_should
-    script.plant(BUG, "hostcpp")  # in the header as it was
-    assert script.hunt(BUG, device, time.monotonic() + 60).as_it_should
+    hunting.plant(BUG, "hostcpp")  # in the header as it was
+    assert hunting.hunt(BUG, device, time.monotonic() + 60).as_it_should
 
 
-def test_bugs_compile_to_something_else(script: Any, hostcpp: Plugins, device: Device) -> None:
+def test_bugs_compile_to_something_else(hunting: Any, hostcpp: Plugins, device: Device) -> None:
     idle = Mutant("idle", "platform_host.h", BUG.find, f"{BUG.find} ", "gemm-f16-nt", "", "")
-    assert script.compiled(BUG, "host", "hostcpp") == ""
-    assert script.compiled(idle, "host", "hostcpp") == "idle: it changes nothing in gemm-f16-nt"
+    assert hunting.compiled(BUG, "host", "hostcpp") == ""
+    assert hunting.compiled(idle, "host", "hostcpp") == "idle: it changes nothing in gemm-f16-nt"
 
 
 def test_each_has_a_process_of_its_own(
@@ -132,8 +138,8 @@ def test_each_has_a_process_of_its_own(
         Mutant(name, "platform_host.h", "x", "y", "gemm-f16-nt", "", f"it is {name}")
         for name in "abcde"
     ]
-    monkeypatch.setattr(script, "MUTANTS", tuple(bugs))
-    monkeypatch.setattr(script, "LUCK", {"e": "it is luck"})
+    monkeypatch.setattr(script.mutant_hunt, "MUTANTS", tuple(bugs))
+    monkeypatch.setattr(script.mutant_hunt, "LUCK", {"e": "it is luck"})
     requested = []
 
     def run(line: list[str], timeout: float, **options: Any) -> Any:
@@ -188,9 +194,9 @@ import sys, time
 from benchmarks import platform_mutants as script
 from kernelseam.contract import Device
 
-script._compiled_ahead = lambda *given: ""
-script._verdict = lambda case, *given: time.sleep(60)
-script.hunt(None, Device("hostcpp", 0, "host"), time.monotonic() + 60, 0.3, script.MUTANTS[:1], script._print)
+script.mutant_hunt._compiled_ahead = lambda *given: ""
+script.mutant_hunt._verdict = lambda case, *given: time.sleep(60)
+script.mutant_hunt.hunt(None, Device("hostcpp", 0, "host"), time.monotonic() + 60, 0.3, script.mutant_hunt.MUTANTS[:1], script._print)
 """  # noqa: E501
 
 
