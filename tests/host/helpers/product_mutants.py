@@ -74,6 +74,37 @@ PRODUCTS = (
         WRONG,
         "the residual is multiplied by alpha",
     ),
+    # ---- scales of blocks
+    Mutant(
+        "gemm-scales-of-the-first-block",
+        GEMM,
+        "of_rows + (i64)block * scales.a.k",
+        "of_rows",
+        "gemm-e4m3fn-nt-blocks-1x128x128",
+        WRONG,
+        "every block along K takes the first one's scale of A",
+        archs=("host",),
+    ),
+    Mutant(
+        "gemm-block-not-started-anew",
+        GEMM,
+        "}); E::zero(part); };",
+        "}); };",
+        "gemm-e4m3fn-nt-blocks-1x128x128",
+        WRONG,
+        "a block's sum is counted again with the next",
+        archs=("host",),
+    ),
+    Mutant(
+        "gemm-last-block-missed",
+        GEMM,
+        "(k_end % KS_SCALE_K == 0 || slice + 1 == slices)",
+        "k_end % KS_SCALE_K == 0",
+        "gemm-e4m3fn-nt-blocks-1x128x128",
+        WRONG,
+        "a last block that is shorter is not added",
+        archs=("host",),
+    ),
     # ---- sums of rows
     Mutant(
         "gemm-row-sums-one-short",
