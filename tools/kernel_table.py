@@ -69,7 +69,7 @@ SHARED = (("sm_80", "sm_86", "sm_90a"), ("gfx942", "gfx1100", "gfx950", "gfx1201
 have a field value which none before had, each for one of these archs. The slow tests compile all,
 for all. There is no time for more: a run sees a third of what is particular to sm_80 in these, and
 a quarter of what is to gfx950. A kernel of one arch takes no turns."""
-MANY = 12
+MANY = 5
 """Specs of a kernel for which archs take turns: of fewer each arch has all, or a kind of arch might
 have none."""
 READ = ("sm_90a",)
@@ -130,7 +130,7 @@ def rare(arch: str, number: int, covered: Covered) -> bool:
     if covered.kernel.archs or not turns or _count()[covered.kernel.entry] < MANY:
         return False
     place = taking_turns().get(number)
-    return place is None or turns[_turn(place + 2, len(turns))] != arch
+    return place is None or turns[_turn(place, len(turns))] != arch
 
 
 @cache
@@ -142,12 +142,17 @@ def _count() -> Counter[str]:
 @cache
 def taking_turns() -> dict[int, int]:
     """Of the covering choice's kernels with MANY specs, the numbers of those specs that have a new
-    field value; each with its place among them."""
-    known = [
-        (i, c) for i, c in enumerate(covering()) if c.often and _count()[c.kernel.entry] >= MANY
-    ]
-    needed = {id(s) for s in with_new_values([c.spec for _, c in known], each_dtype=False)}
-    return {i: place for place, i in enumerate(i for i, c in known if id(c.spec) in needed)}
+    field value; each with its place among its kernel's."""
+    places: dict[int, int] = {}
+    for entry, count in _count().items():
+        known = [
+            (i, c.spec) for i, c in enumerate(covering()) if c.often and c.kernel.entry == entry
+        ]
+        if count >= MANY:
+            needed = {id(s) for s in with_new_values([s for _, s in known], each_dtype=False)}
+            numbers = [i for i, s in known if id(s) in needed]
+            places |= {number: place for place, number in enumerate(numbers)}
+    return places
 
 
 def _turn(number: int, of: int) -> int:
