@@ -83,6 +83,24 @@ def test_options(command: Command, name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "called"),
+    [
+        (("--kv-dtype", "e4m3", "--kv-scales", "heads"), "float16/float8_e4m3fn kv_scales"),
+        (("--q-dtype", "e4m3", "--dtype", "bf16"), "float8_e4m3fn to bfloat16"),
+        (
+            ("--q-dtype", "e4m3fnuz", "--kv-scales", "blocks", "--scale-block", "8", "--varlen"),
+            "float8_e4m3fnuz to float16 kv_scales q_scales packed/packed",
+        ),
+    ],
+)
+def test_of_8_bits(command: Command, options: tuple[str, ...], called: str) -> None:
+    found = parsed(command("attention", *SMALL, *options, "--verify", "--json"))
+    (run,) = found["runs"]
+    assert found["passed"] and run["problem"] == f"attention {called} {NAME}"
+    assert 0 < run["verify"]["oracle"]["worst"] < 1
+
+
+@pytest.mark.parametrize(
     "options",
     [
         (),
@@ -292,6 +310,17 @@ def test_a_wrong_gradient_ends_with_1(command: Command, monkeypatch: pytest.Monk
         (
             ("--input", MINILM, "--heads", 3),
             "--heads = 3: the extents are the file's. Leave it out.",
+        ),
+        (
+            ("--q-dtype", "e4m3", "--backward"),
+            (
+                "--q-dtype = e4m3: queries, keys and values of 8 bits share their dtype and have "
+                "no gradients. Leave --backward and --kv-dtype out."
+            ),
+        ),
+        (
+            ("--q-dtype", "f16"),
+            ("--q-dtype = f16: must be one of float8_e4m3fn, float8_e4m3fnuz. Name one of these."),
         ),
         (
             ("--backward", "--verify", "--seq-len", 65536),

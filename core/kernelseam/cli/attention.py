@@ -273,7 +273,7 @@ def _verify(
             reference, case.S_k, case.head_dim, of, got, lse, lead, rows, flushed
         )
 
-    out, dtype = found["out"], case.dtype
+    out, dtype = found["out"], case.q_dtype
     verdicts = {"oracle": against(expected, out, found.get("lse"), dtype)}
     if stored is not None:
         kept: Array = stored.astype(np.float64).reshape(-1, case.value_dim)

@@ -95,11 +95,19 @@ class AttentionOptions:
             help="Of keys and values stored in 8 bits: float8_e4m3fn or float8_e4m3fnuz.",
         ),
     ] = None
+    q_dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--q-dtype",
+            help="Of queries, keys and values all stored in 8 bits; --dtype is the result's.",
+        ),
+    ] = None
     kv_scales: Annotated[
         str | None,
         typer.Option(
             "--kv-scales",
-            help="Random scales of --kv-dtype: one a tensor, heads, entries (and heads) or blocks.",
+            help="Random scales of --kv-dtype, and of --q-dtype: one a tensor, heads, entries (and "
+            "heads) or blocks.",
         ),
     ] = None
     scale_block: Annotated[
@@ -146,8 +154,13 @@ class AttentionOptions:
                 "keys and values of 8 bits have no gradients",
                 "Leave one of the two out",
             ),
+            "--q-dtype": (
+                self.q_dtype is not None and (self.backward or self.kv_dtype is not None),
+                "queries, keys and values of 8 bits share their dtype and have no gradients",
+                "Leave --backward and --kv-dtype out",
+            ),
             "--kv-scales": (
-                self.kv_scales is not None and self.kv_dtype is None,
+                self.kv_scales is not None and self.kv_dtype is None and self.q_dtype is None,
                 "scales are for keys and values of 8 bits",
                 "Give --kv-dtype too",
             ),
@@ -204,10 +217,9 @@ class AttentionOptions:
                     "the extents are the file's",
                     "Leave it out",
                 )
-        if self.kv_dtype is not None:
-            raise InvalidValue(
-                "--kv-dtype", self.kv_dtype, "the dtypes are the file's", "Leave it out"
-            )
+        for option, dtype in (("--kv-dtype", self.kv_dtype), ("--q-dtype", self.q_dtype)):
+            if dtype is not None:
+                raise InvalidValue(option, dtype, "the dtypes are the file's", "Leave it out")
         for name in ("varlen", "paged"):
             if getattr(self, name):
                 raise InvalidValue(
@@ -290,7 +302,9 @@ class AttentionOptions:
             sinks=tuple(float(x) for x in rng.standard_normal(heads)) if self.sinks else (),
             prefix=None if self.prefix is None else (self.prefix,) * batch,
             batch_invariant=self.batch_invariant,
-            dtype_kv=None if self.kv_dtype is None else shapes.stored_dtype(self.kv_dtype),
+            dtype_q=shapes.stored_dtype(self.q_dtype, "--q-dtype"),
+            dtype_kv=shapes.stored_dtype(self.q_dtype, "--q-dtype")
+            or shapes.stored_dtype(self.kv_dtype, "--kv-dtype"),
             scales=self.kv_scales or "",
             scale_block=self.scale_block,
         )

@@ -33,12 +33,14 @@ def dtype_of(name: str, field: str, stored: bool = False) -> DType:
         raise UnknownName(e.field, e.value, e.rule, f"Name one of these; short: {short}") from None
 
 
-def stored_dtype(name: str) -> DType:
-    """A dtype of 8 bits. Raises UnknownName."""
-    found = DType.of(SHORT_DTYPES.get(name, name), "--kv-dtype", floating=False)
+def stored_dtype(name: str | None, option: str) -> DType | None:
+    """A dtype of 8 bits; None where none is named. Raises UnknownName."""
+    if name is None:
+        return None
+    found = DType.of(SHORT_DTYPES.get(name, name), option, floating=False)
     if not found.stored:
         kinds = ", ".join(map(str, E4M3))
-        raise UnknownName("--kv-dtype", name, f"must be one of {kinds}", "Name one of these")
+        raise UnknownName(option, name, f"must be one of {kinds}", "Name one of these")
     return found
 
 
