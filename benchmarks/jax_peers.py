@@ -155,8 +155,8 @@ def _host(on_gpu: bool, turn: float) -> None:
             with _graphs(graphs):
                 jax.block_until_ready(step(array))
             sides.append(step)
-        found = (x / count * 1e6 for x in _in_turns(sides, (array,), turn))
-        print(f"| {name} | " + " | ".join(f"{x:.1f}" for x in found) + " |", flush=True)
+        result = (x / count * 1e6 for x in _in_turns(sides, (array,), turn))
+        print(f"| {name} | " + " | ".join(f"{x:.1f}" for x in result) + " |", flush=True)
 
 
 @contextmanager
@@ -222,8 +222,8 @@ def _in_turns(sides: Iterable[Step], arrays: tuple[Array, ...], turn: float) -> 
 def _seconds(step: Step, arrays: tuple[Array, ...], calls: int) -> float:
     start = time.perf_counter()
     for _ in range(calls):
-        made = step(*arrays)
-    jax.block_until_ready(made)
+        result = step(*arrays)
+    jax.block_until_ready(result)
     return (time.perf_counter() - start) / calls
 
 

@@ -74,10 +74,10 @@ def main() -> None:
 def _row(tokens: int, heads: int, kv_heads: int, causal: bool, device: Any, options: Any) -> None:
     group, size = dist.group.WORLD, dist.get_world_size()
     kind = torch.bfloat16 if device.type != "cpu" else torch.float32
-    made = torch.Generator(device).manual_seed(1)
+    result = torch.Generator(device).manual_seed(1)
 
     def operand(count: int, rows: int) -> Any:
-        return torch.randn(1, count, rows, DIM, generator=made, device=device).to(kind)
+        return torch.randn(1, count, rows, DIM, generator=result, device=device).to(kind)
 
     def whole() -> tuple[Any, ...]:
         return tuple(operand(n, tokens) for n in (heads, kv_heads, kv_heads, heads))

@@ -90,9 +90,9 @@ def chosen(backend: Backend, arch: str) -> Iterator[kernel_table.Binaries]:
     """The covering kernels that multiply matrices and have tiles for the arch: with those that
     every run of the tests compiles, and the others."""
     assert backend.toolchain is not None
-    for found in kernel_table.binaries(backend.toolchain, arch, backend.kernels):
-        if found.covered.products and (found.often or found.rarely):
-            yield found
+    for result in kernel_table.binaries(backend.toolchain, arch, backend.kernels):
+        if result.covered.products and (result.often or result.rarely):
+            yield result
 
 
 def read() -> dict[Key, Counts]:

@@ -14,10 +14,10 @@ _log = logging.getLogger("kernelseam")
 
 def compiler_for(arch: str) -> tuple[Backend, Toolchain]:
     """The backend that compiles for the arch, and its toolchain. Raises UnknownName."""
-    found, known = plugins(), list[str]()
-    for backend in found.registry.backends.values():
+    result, known = plugins(), list[str]()
+    for backend in result.registry.backends.values():
         try:
-            archs = found.archs_of(backend)
+            archs = result.archs_of(backend)
         except Exception:  # one that is broken must not stand before the one that knows the arch
             _log.warning("backend %s does not list its archs", backend.name, exc_info=True)
             continue
@@ -34,12 +34,12 @@ def product(arch: str) -> Device:
     """A device of the arch as its data sheet has it; nothing runs on it. Raises UnknownName, also
     where the arch's plugin wrote none down."""
     _, toolchain = compiler_for(arch)
-    found = toolchain.arch_row(arch).product
-    if found is None:
+    result = toolchain.arch_row(arch).product
+    if result is None:
         raise UnknownName(
             "arch",
             arch,
             f"the plugin of backend {toolchain.backend} has no data sheet of such a device",
             "Ask on a machine that has one, without --arch",
         )
-    return found
+    return result

@@ -120,8 +120,8 @@ def query_samples(rng: np.random.Generator) -> Iterator[Sample]:
     scales: dict[str, Any] = {
         f"{n}_scales": np.full((1, 1), y, np.float32) for n, y in zip("qkv", x.scales, strict=True)
     }
-    made = Attention.from_arrays(q, k, v, out, lse, causal=causal, **scales)
-    plan(made, backend="numpy").bind()()
+    result = Attention.from_arrays(q, k, v, out, lse, causal=causal, **scales)
+    plan(result, backend="numpy").bind()()
     yield _judge_attention(f"reference {dtype}", want, out, lse, S_k, D, dtype)
     with np.errstate(all="ignore"):
         o, row = stored_queries.attention(x, causal, D**-0.5, exp2=_hardware(rng))

@@ -75,7 +75,7 @@ def _sources(
     entry: TracedProblem, arch: str, backend: Backend, all_choices: bool
 ) -> tuple[list[SourceBundle], str | None]:
     """What a problem's launches are compiled from; and, where no kernel takes it, why."""
-    found: list[SourceBundle] = []
+    result: list[SourceBundle] = []
     reasons: dict[str, None] = {}
     taken = False
     for device in _devices(entry.device, arch, backend):
@@ -90,9 +90,9 @@ def _sources(
         for rank, implementation in enumerate(takers):
             if all_choices or rank == 0 or implementation.name == entry.implementation:
                 for variant in _variants(implementation, entry, device, all_choices):
-                    found += implementation.source_bundles(entry.problem, device, variant)
+                    result += implementation.source_bundles(entry.problem, device, variant)
     none = "; ".join(reasons) or f"backend {backend.name} has no kernel for it"
-    return found, None if taken else none
+    return result, None if taken else none
 
 
 def _kernels(backend: str, operation: str) -> Iterator[KernelImplementation]:

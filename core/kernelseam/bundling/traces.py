@@ -70,14 +70,14 @@ def read_trace(path: Path) -> tuple[TracedProblem, ...]:
 
 
 def _traced(entry: object, at: str) -> TracedProblem:
-    found = _typed(dict, entry, at)
-    operation = _typed(str, found.get("operation"), f"{at}.operation")
+    result = _typed(dict, entry, at)
+    operation = _typed(str, result.get("operation"), f"{at}.operation")
     if operation not in PROBLEMS:
         known = ", ".join(PROBLEMS)
         raise InvalidValue(f"{at}.operation", operation, f"must be one of {known}", _REMEDY)
-    device = _typed(dict, found.get("device"), f"{at}.device")
+    device = _typed(dict, result.get("device"), f"{at}.device")
     return TracedProblem(
-        _decoded(PROBLEMS[operation], found.get("problem"), f"{at}.problem"),
+        _decoded(PROBLEMS[operation], result.get("problem"), f"{at}.problem"),
         Device(
             _typed(str, device.get("backend"), f"{at}.device.backend"),
             0,
@@ -86,15 +86,15 @@ def _traced(entry: object, at: str) -> TracedProblem:
             _limits(device.get("limits", {}), f"{at}.device.limits"),
             _typed(str, device.get("evidence", "measured"), f"{at}.device.evidence"),
         ),
-        _typed(str, found.get("implementation", ""), f"{at}.implementation"),
-        _typed(str, found.get("variant", ""), f"{at}.variant"),
+        _typed(str, result.get("implementation", ""), f"{at}.implementation"),
+        _typed(str, result.get("variant", ""), f"{at}.variant"),
     )
 
 
 def _limits(value: object, at: str) -> DeviceLimits:
-    found = dict(_typed(dict, value, at))
-    rates = _typed(dict, found.pop("operations_per_second", {}), f"{at}.operations_per_second")
-    limits: DeviceLimits = _decoded(DeviceLimits, found, at)
+    result = dict(_typed(dict, value, at))
+    rates = _typed(dict, result.pop("operations_per_second", {}), f"{at}.operations_per_second")
+    limits: DeviceLimits = _decoded(DeviceLimits, result, at)
     decoded = {n: _decoded(float, x, f"{at}.operations_per_second") for n, x in rates.items()}
     return replace(limits, operations_per_second=decoded)
 

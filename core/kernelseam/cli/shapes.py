@@ -37,11 +37,11 @@ def stored_dtype(name: str | None, option: str) -> DType | None:
     """A dtype of 8 bits; None where none is named. Raises UnknownName."""
     if name is None:
         return None
-    found = DType.of(SHORT_DTYPES.get(name, name), option, floating=False)
-    if not found.stored:
+    result = DType.of(SHORT_DTYPES.get(name, name), option, floating=False)
+    if not result.stored:
         kinds = ", ".join(map(str, E4M3))
         raise UnknownName(option, name, f"must be one of {kinds}", "Name one of these")
-    return found
+    return result
 
 
 def _some(*values: str) -> Callable[[], list[str]]:

@@ -68,8 +68,8 @@ def compiled(toolchain: Toolchain, bundle: SourceBundle, arch: str) -> Binary:
     with the place of the saved source; MissingBinary where KERNELSEAM_NO_JIT is set and no
     installed bundle has it.
     """
-    if found := _bundled(toolchain, bundle, arch):
-        return found
+    if result := _bundled(toolchain, bundle, arch):
+        return result
     if bundled.no_jit():
         raise MissingBinary(bundle.name, arch, bundled.installed_text())
     key = binary_key(bundle, arch, toolchain.backend, toolchain.compiler())
@@ -88,14 +88,14 @@ def is_cached(toolchain: Toolchain, bundle: SourceBundle, arch: str) -> bool:
     with _memo_lock:
         if key in _memo:
             return True
-    found = _from_cache(key, say=False)
-    return found is not None and _kept(key, found) is not None
+    result = _from_cache(key, say=False)
+    return result is not None and _kept(key, result) is not None
 
 
 def _bundled(toolchain: Toolchain, bundle: SourceBundle, arch: str) -> Binary | None:
     """The binary that an installed bundle has; its compiler need not be here."""
-    found = bundled.find(bundle, arch, toolchain.backend)
-    return None if found is None else _kept(found.key, Binary(found.data, None, found.key))
+    result = bundled.find(bundle, arch, toolchain.backend)
+    return None if result is None else _kept(result.key, Binary(result.data, None, result.key))
 
 
 def _kept(key: str, found: Binary) -> Binary:
@@ -148,8 +148,8 @@ def _from_cache(key: str, *, say: bool) -> Binary | None:
 
 def _build(toolchain: Toolchain, bundle: SourceBundle, arch: str, key: str) -> Binary:
     with _locked(key) as writable:
-        if writable and (found := _from_cache(key, say=False)):  # another process was faster
-            return found
+        if writable and (result := _from_cache(key, say=False)):  # another process was faster
+            return result
         try:
             data = _compile(toolchain, bundle, arch, key)
         except CompileError as e:

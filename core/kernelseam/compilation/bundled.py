@@ -84,10 +84,10 @@ def find(bundle: SourceBundle, arch: str, backend: str) -> BundledBinary | None:
     binaries = _installed()[1]
     if not binaries:
         return None
-    found = binaries.get(source_key(bundle, arch, backend))
-    if found is None:
+    result = binaries.get(source_key(bundle, arch, backend))
+    if result is None:
         return None
-    place, key = found
+    place, key = result
     try:
         header, payload = entry.unpack(place.read_bytes())
         if header["key"] != key or not entry.carries(payload, key):
@@ -129,14 +129,14 @@ def _installed() -> tuple[tuple[InstalledBundle, ...], Places]:
             index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
             if index["format"] != FORMAT:
                 raise ValueError(f"its format is {index['format']}, this version reads {FORMAT}")
-            found = {b["source"]: (folder / b["file"], str(b["key"])) for b in index["binaries"]}
+            result = {b["source"]: (folder / b["file"], str(b["key"])) for b in index["binaries"]}
             archs = tuple(sorted({str(b["arch"]) for b in index["binaries"]}))
-            bundle = InstalledBundle(name, version, len(found), archs, str(index["kernelseam"]))
+            bundle = InstalledBundle(name, version, len(result), archs, str(index["kernelseam"]))
         except Exception as e:  # whatever is wrong with it, the others serve
             problem = f"not used: {type(e).__name__}: {e}"
             bundles.append(InstalledBundle(name, version, problem=problem))
             warnings.warn(f"the bundle {bundles[-1]}", CacheWarning, stacklevel=4)
             continue
         bundles.append(bundle)
-        places = {**found, **places}
+        places = {**result, **places}
     return tuple(bundles), places

@@ -25,11 +25,11 @@ def agree(axis: Axis, check: bool, make: Callable[[], tuple[Made, Mapping[str, o
     what any of them refuses, and InvalidValue where descriptions differ, naming field and ranks."""
     if not check:
         return make()[0]
-    made: Made | None = None
+    result: Made | None = None
     error: KernelSeamError | None = None
     said: Mapping[str, object] = {}
     try:
-        made, said = make()
+        result, said = make()
     except KernelSeamError as refused:
         error = refused
         words = (
@@ -38,15 +38,15 @@ def agree(axis: Axis, check: bool, make: Callable[[], tuple[Made, Mapping[str, o
             else ["call", type(refused).__name__, str(refused)[:400], "Change the call"]
         )
         said = {"refused": words}
-    found = _exchanged(axis, said)
-    for rank, other in enumerate(found):
+    everywhere = _exchanged(axis, said)
+    for rank, other in enumerate(everywhere):
         if "refused" in other:
             field, value, rule, remedy = other["refused"]
             raise InvalidValue(
                 field, value, f"rank {rank} of {axis.size} refuses it: {rule}", remedy
             ) from error
-    for name in {n: None for other in found for n in other}:
-        values = [other.get(name) for other in found]
+    for name in {n: None for other in everywhere for n in other}:
+        values = [other.get(name) for other in everywhere]
         if any(v != values[0] for v in values):
             kinds: dict[str, list[int]] = {}
             for rank, v in enumerate(values):
@@ -58,8 +58,8 @@ def agree(axis: Axis, check: bool, make: Callable[[], tuple[Made, Mapping[str, o
             raise InvalidValue(
                 name, differing, "must be the same on every rank", "Pass the same everywhere"
             )
-    assert made is not None
-    return made
+    assert result is not None
+    return result
 
 
 def _exchanged(axis: Axis, said: Mapping[str, object]) -> list[dict[str, Any]]:

@@ -182,10 +182,10 @@ def attention_varlen(
             },
         )
 
-    made = agree(everyone, flag("check", check), make).run()
+    result = agree(everyone, flag("check", check), make).run()
     if return_lse:
-        return made[0][0].transpose(0, 1), made[1][0]
-    return made[0].transpose(0, 1)
+        return result[0][0].transpose(0, 1), result[1][0]
+    return result[0].transpose(0, 1)
 
 
 def explain(

@@ -58,15 +58,15 @@ def offsets_of(given: Sequence[int] | Tensor, rows: int) -> tuple[int, ...]:
                 "cu_seqlens", tuple(given.shape), "must be integers [B + 1]", "Pass the offsets"
             )
         given = given.tolist()
-    found = tuple(int(x) for x in given)
-    if not found or list(found) != sorted(found) or found[0] < 0 or found[-1] > rows:
+    result = tuple(int(x) for x in given)
+    if not result or list(result) != sorted(result) or result[0] < 0 or result[-1] > rows:
         raise InvalidValue(
             "cu_seqlens",
-            list(found),
+            list(result),
             f"must not decrease, from 0 or more up to at most the {rows} rows of all ranks",
             "Pass the offsets of the whole, not of a shard",
         )
-    return found
+    return result
 
 
 def checked(
@@ -266,10 +266,10 @@ def _laid_out(
         return "ring", outer, inner
     shared = {"ring": 1, "all_gather": 1, "ulysses": size}.get(method, 0)
     if method == "auto":
-        made = costs.explain(
+        result = costs.explain(
             costs.Sizes.of(q, k, v), mask, size, balanced, costs.machine_of(q.device, q.dtype)
         ).best
-        method, shared = made.method, made.heads
+        method, shared = result.method, result.heads
     elif method == "mesh":
         shared = costs.widest(*counts, size)
     if (problem := heads.misfit(*counts, shared)) is not None:

@@ -133,12 +133,12 @@ def widest(heads_q: int, kv_heads: int, size: int) -> int:
 @lru_cache(maxsize=256)
 def explain(sizes: Sizes, mask: Mask, size: int, balanced: bool, machine: Machine) -> Explanation:
     """All methods, the fastest first; on a tie the one that holds less, then the ring."""
-    found = [*_candidates(sizes, mask, size, balanced, machine)]
+    result = [*_candidates(sizes, mask, size, balanced, machine)]
     order = sorted(
-        range(len(found)),
-        key=lambda i: (bool(found[i].refusal), round(found[i].seconds, 12), found[i].held, i),
+        range(len(result)),
+        key=lambda i: (bool(result[i].refusal), round(result[i].seconds, 12), result[i].held, i),
     )
-    return Explanation(tuple(found[i] for i in order), machine)
+    return Explanation(tuple(result[i] for i in order), machine)
 
 
 def _candidates(

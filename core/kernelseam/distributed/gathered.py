@@ -25,14 +25,14 @@ Tensor = Any
 def _whole(ring: Ring, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values of the whole sequence, in its order."""
     axis, split = ring.axis, k.numel()
-    found = all_gather(
+    result = all_gather(
         axis,
         torch.cat([k.reshape(-1), v.reshape(-1)]),
         f"all-gather of keys and values on rank {axis.index} of {axis.size}",
     )
     return (
-        joined(list(found[:, :split].view(axis.size, *k.shape)), 2, ring.balanced),
-        joined(list(found[:, split:].view(axis.size, *v.shape)), 2, ring.balanced),
+        joined(list(result[:, :split].view(axis.size, *k.shape)), 2, ring.balanced),
+        joined(list(result[:, split:].view(axis.size, *v.shape)), 2, ring.balanced),
     )
 
 

@@ -53,8 +53,8 @@ def _to_heads(axis: Axis, xs: Sequence[Tensor], balanced: bool) -> list[Tensor]:
         each = x.shape[1] // n
         shapes.append((batch, each, rows, dim))
         sent.append(x.reshape(batch, n, each, rows, dim).transpose(0, 1).reshape(n, -1))
-    found = all_to_all(axis, torch.cat(sent, 1), _step(axis, "rows"))
-    pieces = found.split([x.shape[1] for x in sent], 1)
+    result = all_to_all(axis, torch.cat(sent, 1), _step(axis, "rows"))
+    pieces = result.split([x.shape[1] for x in sent], 1)
     return [
         joined([p.view(shape) for p in piece], 2, balanced)
         for piece, shape in zip(pieces, shapes, strict=True)
@@ -68,9 +68,9 @@ def _to_rows(
     n, sent = axis.size, []
     for x in xs:
         sent.append(torch.stack([p.reshape(-1) for p in parted(x, n, 2, balanced)]))
-    found = all_to_all(axis, torch.cat(sent, 1), _step(axis, "heads"))
+    result = all_to_all(axis, torch.cat(sent, 1), _step(axis, "heads"))
     results = []
-    pieces = found.split([x.shape[1] for x in sent], 1)
+    pieces = result.split([x.shape[1] for x in sent], 1)
     for piece, x, count in zip(pieces, xs, heads, strict=True):
         batch, each, rows, dim = x.shape
         whole = piece.reshape(n, batch, each, rows // n, dim).transpose(0, 1)

@@ -68,16 +68,16 @@ def parts(mask: Mask, queries: tuple[Run, ...], keys: tuple[Run, ...]) -> tuple[
     if whole is not None:
         return (whole,)
     shift = mask.rows_k - mask.rows_q
-    found: list[Part] = []
+    result: list[Part] = []
     at = 0
     for q in queries:
         beside = 0
         for k in keys:
             piece = Part(at, q.rows, beside, k.rows, q.start + shift, k.start)
-            found += _of_piece(mask, piece)
+            result += _of_piece(mask, piece)
             beside += k.rows
         at += q.rows
-    return tuple(_fused(found))
+    return tuple(_fused(result))
 
 
 def opening_and_closing(found: tuple[Part, ...]) -> tuple[tuple[Part, ...], tuple[Part, ...]]:

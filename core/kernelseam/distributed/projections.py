@@ -293,16 +293,18 @@ class _Qkv(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, call: _Call, x: Tensor, weight: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        made: list[tuple[Tensor, Tensor, Tensor]] = []
+        result: list[tuple[Tensor, Tensor, Tensor]] = []
         options: dict[str, Any] = {"backend": call.backend, "implementation": call.implementation}
 
         def multiply(rows: Tensor, piece: slice) -> None:
-            made.append(projection.fused_qkv_projection(rows, weight, bias, *call.heads, **options))
+            result.append(
+                projection.fused_qkv_projection(rows, weight, bias, *call.heads, **options)
+            )
 
         _gathering(call, x, "gather of the projection's input", multiply)
         ctx.call, ctx.bias = call, None if bias is None else bias.dtype
         ctx.save_for_backward(x, weight)
-        q, k, v = (call.whole([chunk[i] for chunk in made]) for i in range(3))
+        q, k, v = (call.whole([chunk[i] for chunk in result]) for i in range(3))
         return q, k, v
 
     @staticmethod
@@ -319,7 +321,7 @@ class _Qkv(torch.autograd.Function):  # type: ignore[misc]
 
         def multiply(rows: Tensor, piece: slice) -> None:
             dq, dk, dv = (_stacked(g, piece) for g in by_rank)
-            made = projection_bwd.fused_qkv_projection_bwd(
+            result = projection_bwd.fused_qkv_projection_bwd(
                 dq,
                 dk,
                 dv,
@@ -335,11 +337,11 @@ class _Qkv(torch.autograd.Function):  # type: ignore[misc]
                 implementation=call.bwd_implementation,
             )
             if of_weight:
-                d_weight.add_(made.d_weight)
+                d_weight.add_(result.d_weight)
             if of_weight and d_bias is not None:
-                d_bias.add_(made.d_bias)
-            if made.d_input is not None:
-                sums.append(call.scatter(made.d_input.to(wide), "sum of the input's gradient"))
+                d_bias.add_(result.d_bias)
+            if result.d_input is not None:
+                sums.append(call.scatter(result.d_input.to(wide), "sum of the input's gradient"))
 
         _gathering(call, x, "gather of the projection's input", multiply)
         d_x = torch.cat([_done(*s) for s in sums], 1).to(x.dtype) if of_x else None
@@ -390,10 +392,10 @@ class _Output(torch.autograd.Function):  # type: ignore[misc]
         of_x, of_weight = ctx.needs_input_grad[1:3]
         by_rank = call.by_rank(x)
         d_weight = torch.zeros_like(weight, dtype=wide)
-        made: list[Tensor] = []
+        d_rows: list[Tensor] = []
 
         def multiply(rows: Tensor, piece: slice) -> None:
-            found = projection_bwd.fused_output_projection_residual_bwd(
+            gradients = projection_bwd.fused_output_projection_residual_bwd(
                 rows,
                 _stacked(by_rank, piece),
                 weight,
@@ -404,16 +406,16 @@ class _Output(torch.autograd.Function):  # type: ignore[misc]
                 implementation=call.bwd_implementation,
             )
             if of_weight:
-                d_weight.add_(found.d_weight)
+                d_weight.add_(gradients.d_weight)
             if of_x:
-                made.append(found.d_attn_out)
+                d_rows.append(gradients.d_attn_out)
 
         if of_x or of_weight:
             rows_of = with_rows(given.to(x.dtype))
             _gathering(call, rows_of, "gather of the result's gradient", multiply)
         d_bias = None if of_bias is None else given.to(wide).sum((0, 1)).to(of_bias)
         d_residual = None if of_residual is None else given.to(of_residual)
-        d_x = call.whole(made) if of_x else None
+        d_x = call.whole(d_rows) if of_x else None
         return None, d_x, d_weight.to(weight.dtype), d_bias, d_residual
 
 

@@ -94,8 +94,8 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         if dout is None and dlse is None:
             given = (torch.zeros_like(out), None)  # the other ranks wait for this one
         by = gathered if method == "all_gather" else ring
-        made = by.backward(around, given, q, k, v, out, lse, options)
-        dq, dk, dv = (a.to(x.dtype) for a, x in zip(made, (q, k, v), strict=True))
+        result = by.backward(around, given, q, k, v, out, lse, options)
+        dq, dk, dv = (a.to(x.dtype) for a, x in zip(result, (q, k, v), strict=True))
         dsinks = None
         if sinks and ctx.needs_input_grad[4]:
             dsinks = _of_sinks(sinks[0], given, out, lse)

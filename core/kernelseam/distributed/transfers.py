@@ -40,11 +40,11 @@ class Measured:
     def waited(self) -> float:
         """Seconds that the caller, or on a device its stream, stood still for transfers;
         synchronises."""
-        found = self._host
+        result = self._host
         for begin, end in self._events:
             end.synchronize()
-            found += begin.elapsed_time(end) / 1e3
-        return found
+            result += begin.elapsed_time(end) / 1e3
+        return result
 
 
 _measuring: list[Measured] = []
@@ -53,12 +53,12 @@ _measuring: list[Measured] = []
 @contextmanager
 def measured() -> Iterator[Measured]:
     """Count bytes and waits of this process's calls until the block ends, gradients' too."""
-    found = Measured()
-    _measuring.append(found)
+    result = Measured()
+    _measuring.append(result)
     try:
-        yield found
+        yield result
     finally:
-        _measuring.remove(found)
+        _measuring.remove(result)
 
 
 class Transfer:

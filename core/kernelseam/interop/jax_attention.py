@@ -110,8 +110,8 @@ def attention(
         batch_invariant=batch_invariant,
     )
     outline(attention_work, arrays, options, _WORDING)
-    made = _differentiable(tuple(arrays), options)(*arrays.values())
-    return (made[0], made[1]) if return_lse else made[0]
+    result = _differentiable(tuple(arrays), options)(*arrays.values())
+    return (result[0], result[1]) if return_lse else result[0]
 
 
 @lru_cache(_KEPT)
@@ -124,8 +124,8 @@ def _differentiable(names: tuple[str, ...], options: Options) -> Callable[..., l
         shapes = outline(attention_work, dict(zip(names, arrays, strict=True)), asked, _WORDING)
 
         def call(run: Run, *values: Any) -> list[Any]:
-            made = run(attention_work, dict(zip(names, values, strict=True)), asked, _WORDING)
-            return [made[n] for n in shapes]
+            outputs = run(attention_work, dict(zip(names, values, strict=True)), asked, _WORDING)
+            return [outputs[n] for n in shapes]
 
         return by_platform("attention", call, list(shapes.values()), arrays)
 
@@ -145,7 +145,7 @@ def _differentiable(names: tuple[str, ...], options: Options) -> Callable[..., l
     def bwd(residuals: Any, cotangents: Any) -> tuple[Array | None, ...]:
         arrays, out, lse, wanted = residuals
         dout, dlse = (*cotangents, None)[:2]
-        found = _gradients(
+        gradients = _gradients(
             dict(zip(names, arrays, strict=True)),
             out,
             lse,
@@ -154,7 +154,7 @@ def _differentiable(names: tuple[str, ...], options: Options) -> Callable[..., l
             wanted.names,
             options,
         )
-        return tuple(found.get(n) for n in names)
+        return tuple(gradients.get(n) for n in names)
 
     function: Callable[..., list[Array]] = jax.custom_vjp(primal)
     function.defvjp(fwd, bwd, symbolic_zeros=True)  # type: ignore[attr-defined]
@@ -224,10 +224,10 @@ def _gradients(
             for n in differentiated
         ]
 
-    made = by_platform("attention", call, results, (*operands.values(), out, lse, *cotangents))
+    result = by_platform("attention", call, results, (*operands.values(), out, lse, *cotangents))
     return {
         n: x.astype(operands[n].dtype)
-        for n, x in zip(differentiated, made, strict=True)
+        for n, x in zip(differentiated, result, strict=True)
         if n in wanted
     }
 
@@ -253,5 +253,5 @@ def _of_lse(
     rows = space.stack([high, low, *rest], -1)
     ones = space.stack([space.ones_like(high)] * 2 + rest, -1)
     values = space.zeros((*v.shape[:-1], 8), v.dtype)
-    made = part(**{**operands, "v": values}, out=ones, lse=lse, dout=rows)
-    return {**made, "dv": space.zeros_like(v)}
+    result = part(**{**operands, "v": values}, out=ones, lse=lse, dout=rows)
+    return {**result, "dv": space.zeros_like(v)}

@@ -67,10 +67,10 @@ def launch(
     results = [jax.ShapeDtypeStruct(r.shape, np.dtype(r.dtype.numpy)) for r in planned.results]
     if planned.workspace_bytes:
         results.append(jax.ShapeDtypeStruct((planned.workspace_bytes,), np.dtype(np.uint8)))
-    made = buffer_callback(call, results, vmap_method="sequential", command_buffer_compatible=True)(
-        *arrays.values()
-    )
-    return {r.name: x for r, x in zip(planned.results, made, strict=False)}
+    result = buffer_callback(
+        call, results, vmap_method="sequential", command_buffer_compatible=True
+    )(*arrays.values())
+    return {r.name: x for r, x in zip(planned.results, result, strict=False)}
 
 
 class _Cache:
@@ -101,18 +101,18 @@ class _Call:
         last = self._last  # read once: XLA has a thread for each device
         if last is not None and last[0] is cache and last[1] is device:
             return last[2]
-        found = cache.planned.get((device, self._key))
-        if found is None:
+        result = cache.planned.get((device, self._key))
+        if result is None:
             infos = {n: _view(*x, device) for n, x in self._arrays.items()}
             operation = _Outline(infos, None)
             self._work(operation, *self._options)
-            found = operation.planned()
-            assert not found.synchronizes, "rows in order need no lists of addresses"
+            result = operation.planned()
+            assert not result.synchronizes, "rows in order need no lists of addresses"
             if len(cache.planned) >= MAX_ENTRIES:
                 cache.planned.clear()
-            cache.planned[device, self._key] = found
-        self._last = cache, device, found
-        return found
+            cache.planned[device, self._key] = result
+        self._last = cache, device, result
+        return result
 
     def __call__(self, context: Any, results: Sequence[Any], *operands: Any) -> None:
         places = [_place(x) for x in (*operands, *results)]

@@ -49,10 +49,10 @@ def bmm(
     options = (True, a_transposed, b_transposed, alpha, 0, out_dtype, precision)
     outline(gemm_work, arrays, options, _WORDING)
     transposed = (a_transposed, b_transposed)
-    made: jax.Array = _differentiable(tuple(arrays), transposed, alpha, out_dtype, precision)(
+    result: jax.Array = _differentiable(tuple(arrays), transposed, alpha, out_dtype, precision)(
         *arrays.values()
     )
-    return made
+    return result
 
 
 @lru_cache(_KEPT)
@@ -72,8 +72,8 @@ def _differentiable(
         def call(run: Run, *values: Any) -> list[Any]:
             return [run(gemm_work, dict(zip(names, values, strict=True)), asked, _WORDING)["out"]]
 
-        (made,) = by_platform("bmm", call, [shapes["out"]], arrays)
-        return made
+        (product,) = by_platform("bmm", call, [shapes["out"]], arrays)
+        return product
 
     def fwd(*arrays: Array) -> tuple[Array, Any]:
         return primal(*arrays), arrays
@@ -84,17 +84,17 @@ def _differentiable(
 
         def call(run: Run, dc: Any, a: Any, b: Any) -> list[Any]:
             asked = (True, *transposed, alpha, 0, True, True, False, None)
-            made = run(gradient_work, {"dc": dc, "a": a, "b": b}, asked, _WORDING)
-            return [made["da"], made["db"]]
+            outputs = run(gradient_work, {"dc": dc, "a": a, "b": b}, asked, _WORDING)
+            return [outputs["da"], outputs["db"]]
 
         results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (a, b)]
-        made = by_platform("bmm", call, results, (dc.astype(a.dtype), a, b))
-        found = dict(zip(("a", "b"), made, strict=True))
+        outputs = by_platform("bmm", call, results, (dc.astype(a.dtype), a, b))
+        gradients = dict(zip(("a", "b"), outputs, strict=True))
         if "bias" in operands:
-            found["bias"] = _of_bias(dc, operands["bias"])
+            gradients["bias"] = _of_bias(dc, operands["bias"])
         if "residual" in operands:
-            found["residual"] = dc.astype(operands["residual"].dtype)
-        return tuple(found[n] for n in names)
+            gradients["residual"] = dc.astype(operands["residual"].dtype)
+        return tuple(gradients[n] for n in names)
 
     function: Callable[..., Array] = jax.custom_vjp(primal)
     function.defvjp(fwd, bwd)  # type: ignore[attr-defined]
@@ -107,5 +107,5 @@ def _of_bias(dc: Array, bias: Array) -> Array:
     _, pull = jax.vjp(
         lambda x: jnp.broadcast_to(x[..., None, :], dc.shape), jnp.zeros(bias.shape, wide.dtype)
     )
-    (found,) = pull(wide)
-    return found.astype(bias.dtype)
+    (result,) = pull(wide)
+    return result.astype(bias.dtype)

@@ -33,7 +33,7 @@ _REMEDY = (
 
 def given(**arrays: Array) -> dict[str, Array]:
     """The arrays that are not None. Raises InvalidValue for what JAX does not know as an array."""
-    found = {}
+    result = {}
     for name, x in arrays.items():
         if x is None:
             continue
@@ -41,8 +41,8 @@ def given(**arrays: Array) -> dict[str, Array]:
             raise InvalidValue(
                 name, type(x).__name__, "must be an array of JAX or NumPy", "Pass jnp.asarray(…)"
             )
-        found[name] = jnp.asarray(x)
-    return dict(zip(found, varying_over(_axes(found.values()), found.values()), strict=True))
+        result[name] = jnp.asarray(x)
+    return dict(zip(result, varying_over(_axes(result.values()), result.values()), strict=True))
 
 
 def varying_over(axes: Iterable[str], arrays: Iterable[Array]) -> list[Array]:
@@ -92,8 +92,8 @@ def by_platform(
     """
 
     def host(*values: Array) -> list[Any]:
-        made = call(_run, *(np.asarray(x) for x in values))
-        return [np.asarray(x, r.dtype) for x, r in zip(made, results, strict=True)]
+        result = call(_run, *(np.asarray(x) for x in values))
+        return [np.asarray(x, r.dtype) for x, r in zip(result, results, strict=True)]
 
     def call_back(*values: Array) -> list[Array]:
         return list(jax.pure_callback(host, list(results), *values, vmap_method="sequential"))

@@ -34,10 +34,10 @@ def forward(operands: Mapping[str, Tensor], options: Mapping[str, Any]) -> Any:
         else:
             out = torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=kind, device=q.device)
     # refuses those without an out
-    made = attention_varlen(**operands, **given, out=out)
+    result = attention_varlen(**operands, **given, out=out)
     if given.get("return_lse"):
-        clear_beyond(made[1], operands["cu_seqlens_q"], -torch.inf, axis=1)
-    return made
+        clear_beyond(result[1], operands["cu_seqlens_q"], -torch.inf, axis=1)
+    return result
 
 
 def gradients(
@@ -73,11 +73,11 @@ def gradients(
         )
     if dlse is not None:
         parts.append(_of_lse(dlse, given, out, lse, asked))
-    found = parts[0] if len(parts) == 1 else AttentionGradients(*map(_sum, *parts))
+    result = parts[0] if len(parts) == 1 else AttentionGradients(*map(_sum, *parts))
     for name, offsets in _OFFSETS:
         if offsets in given:
-            clear_beyond(getattr(found, f"d{name}"), given[offsets])
-    return found
+            clear_beyond(getattr(result, f"d{name}"), given[offsets])
+    return result
 
 
 def _of_lse(
@@ -99,8 +99,8 @@ def _of_lse(
     ones[..., :2] = 1
     rows[..., 0] = -dlse
     rows[..., 1] = -dlse - rows[..., 0]
-    made = attention_bwd(rows, **{**operands, "v": values}, out=ones, lse=lse, **options)
-    return made._replace(dv=torch.zeros_like(v, memory_format=torch.contiguous_format))
+    result = attention_bwd(rows, **{**operands, "v": values}, out=ones, lse=lse, **options)
+    return result._replace(dv=torch.zeros_like(v, memory_format=torch.contiguous_format))
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -379,7 +379,7 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Gra
         return (None,) * (3 + len(ctx.names))
     *operands, out, lse = ctx.saved_tensors
     asked = {n for n, w in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if w}
-    made = torch_attention.gradients(
+    computed = torch_attention.gradients(
         dout,
         dlse,
         dict(zip(ctx.names, operands, strict=True)),
@@ -389,8 +389,8 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Gra
         sink_gradient="sinks" in asked,
         **ctx.options,
     )
-    found = {name: getattr(made, f"d{name}") for name in asked}
-    return (None, None, None, *(found.get(name) for name in ctx.names))
+    result = {name: getattr(computed, f"d{name}") for name in asked}
+    return (None, None, None, *(result.get(name) for name in ctx.names))
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
@@ -406,10 +406,10 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     ) -> Any:
         asked = options["return_lse"]
         operands = dict(zip(names, tensors, strict=True))
-        made = torch_attention.forward(operands, {**options, "return_lse": True})
+        result = torch_attention.forward(operands, {**options, "return_lse": True})
         ctx.names, ctx.options = names, bwd_options
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *made)
-        return made if flag("return_lse", asked) else made[0]
+        ctx.save_for_backward(*tensors, *result)
+        return result if flag("return_lse", asked) else result[0]
 
     backward = staticmethod(_gradients)

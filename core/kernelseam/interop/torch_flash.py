@@ -145,7 +145,7 @@ def _gradients(
     grad_out: Tensor, operands: dict[str, Tensor], out: Tensor, lse: Tensor, **options: Any
 ) -> Any:
     with torch.no_grad():
-        made = torch_attention.gradients(
+        result = torch_attention.gradients(
             grad_out,
             None,
             operands,
@@ -156,7 +156,7 @@ def _gradients(
             deterministic=torch.are_deterministic_algorithms_enabled(),
             **options,
         )
-    return made.dq, made.dk, made.dv
+    return result.dq, result.dk, result.dv
 
 
 def _forward(
@@ -199,9 +199,9 @@ def _forward(
             del given["k"], given["v"]
             pages = {"k_pages": key, "v_pages": value, "block_table": block_table}
             packed = {} if cum_seq_q is None else {"cu_seqlens_q": cum_seq_q, "max_seqlen_q": max_q}
-            made = attention_paged(**given, **pages, kv_lengths=seqused_k, **packed, **options)
+            result = attention_paged(**given, **pages, kv_lengths=seqused_k, **packed, **options)
         elif cum_seq_q is None:
-            made = attention(**given, kv_lengths=seqused_k, layout="bshd", **options)
+            result = attention(**given, kv_lengths=seqused_k, layout="bshd", **options)
         else:
             if seqused_k is not None:
                 raise InvalidValue(
@@ -209,8 +209,8 @@ def _forward(
                 )
             offsets = {"cu_seqlens_q": cum_seq_q, "cu_seqlens_k": cum_seq_k}
             longest = {"max_seqlen_q": max_q, "max_seqlen_k": max_k}
-            made = torch_attention.forward({**given, **offsets}, {**options, **longest})
-    return *made, *_auxiliary(query)
+            result = torch_attention.forward({**given, **offsets}, {**options, **longest})
+    return *result, *_auxiliary(query)
 
 
 def _forward_into(out: Tensor, *operands: Any, **options: Any) -> Tensor:

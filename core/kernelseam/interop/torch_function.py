@@ -29,27 +29,27 @@ def tensors(
     Raises InvalidValue for what is no tensor, where one of ``needed`` is None, and where
     forward-mode differentiation is asked for.
     """
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     odd = False
     for name, x in given.items():
         kind: Any = type(x)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
-            found[name] = x
+            result[name] = x
         elif x is not None:
             if not isinstance(x, torch.Tensor):
                 raise InvalidValue(
                     name, kind.__name__, "must be a torch tensor", "Pass torch.as_tensor(…)"
                 )
-            found[name] = x
+            result[name] = x
             odd = True
         elif name in needed:
             raise InvalidValue(name, None, "must be a torch tensor", "Give it")
     if forward_ad._current_level >= 0:
-        for name, x in found.items():
+        for name, x in result.items():
             refuse_tangent(f"{name}.tangent", x)
-    if odd or found[needed[0]].is_meta:
-        return found, stands_for_others(found.values())
-    return found, _modes() > 0 or _interpreter() is not None
+    if odd or result[needed[0]].is_meta:
+        return result, stands_for_others(result.values())
+    return result, _modes() > 0 or _interpreter() is not None
 
 
 def _compiled(
@@ -95,13 +95,13 @@ def wanted(given: Mapping[str, Tensor], differentiable: Sequence[str]) -> list[s
     """Names of the tensors that want gradients. Raises InvalidValue for one that can have none."""
     if not torch.is_grad_enabled():
         return []
-    found = [name for name, x in given.items() if x.requires_grad]
-    for name in found:
+    result = [name for name, x in given.items() if x.requires_grad]
+    for name in result:
         if name not in differentiable:
             raise InvalidValue(
                 f"{name}.requires_grad", True, "gradients do not flow to it", "Pass tensor.detach()"
             )
-    return found
+    return result
 
 
 def check_bwd_implementation(
@@ -142,13 +142,13 @@ def differentiable_once(
     def decorated(gradients: Callable[..., Gradients]) -> Callable[..., Gradients]:
         def backward(ctx: Any, *given: Tensor) -> Gradients:
             with torch.no_grad():
-                found = gradients(ctx, *given)
+                result = gradients(ctx, *given)
             if not torch.is_grad_enabled():
-                return found
-            there = [x for x in found if x is not None]
+                return result
+            there = [x for x in result if x is not None]
             depends_on = [x for x in (*given, *ctx.saved_tensors) if x is not None]
-            made = iter(_Once.apply(function, len(there), *there, *depends_on))
-            return tuple([None if x is None else next(made) for x in found])
+            connected = iter(_Once.apply(function, len(there), *there, *depends_on))
+            return tuple([None if x is None else next(connected) for x in result])
 
         return backward
 

@@ -176,10 +176,10 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         residual: Tensor | None,
     ) -> Tensor:
         operation, options = forward
-        found = operation(a, b, bias=bias, residual=residual, **options)
+        result = operation(a, b, bias=bias, residual=residual, **options)
         ctx.gradients = gradients
         ctx.added = [None if x is None else (x.shape, x.dtype) for x in (bias, residual)]
         ctx.save_for_backward(a, b)
-        return found
+        return result
 
     backward = staticmethod(_gradients)

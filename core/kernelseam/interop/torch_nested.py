@@ -47,7 +47,7 @@ def attention(
     offsets = [x.offsets().to(torch.int32) for x in (q, k)]
     longest = [_longest(x) for x in (q, k)]
     left_out = ("layout", "return_lse")
-    made = varlen(
+    result = varlen(
         *(x.values() for x in packed.values()),
         *offsets,
         *longest,
@@ -55,7 +55,7 @@ def attention(
         **{n: x for n, x in options.items() if n not in left_out},
         **chosen,
     )
-    out = torch.nested.nested_tensor_from_jagged(made, q.offsets())
+    out = torch.nested.nested_tensor_from_jagged(result, q.offsets())
     return out.transpose(1, 2) if heads_first else out
 
 
@@ -75,19 +75,19 @@ def _packed(name: str, x: Tensor, heads_first: bool) -> Tensor:
             "must have 4",
             "Add the heads with unflatten(-1, (H, D)).transpose(1, 2)",
         )
-    found = x.transpose(1, 2) if heads_first else x
-    if found._ragged_idx != 1:
+    result = x.transpose(1, 2) if heads_first else x
+    if result._ragged_idx != 1:
         raise InvalidValue(
             name,
             f"ragged along axis {x._ragged_idx}",
             f"must be ragged along axis {2 if heads_first else 1}, as layout says",
             "Check layout, or transpose",
         )
-    if found.lengths() is not None:
+    if result.lengths() is not None:
         raise InvalidValue(
             name, "with gaps between its rows", "must lie without", "Call x.contiguous()"
         )
-    return found
+    return result
 
 
 def _longest(x: Tensor) -> int:

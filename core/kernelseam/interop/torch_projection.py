@@ -227,7 +227,7 @@ def _qkv_gradients(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> Gradients:
     dq, dk, dv = (with_rows(x) for x in (dq, dk, dv))
     asked = {n for n, w in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if w}
     heads = -3 if ctx.options["layout"] == "bhsd" else -2
-    made = projection_bwd.fused_qkv_projection_bwd(
+    gradients = projection_bwd.fused_qkv_projection_bwd(
         dq,
         dk,
         dv,
@@ -244,8 +244,8 @@ def _qkv_gradients(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> Gradients:
         backend=ctx.options["backend"],
         implementation=ctx.bwd_implementation,
     )
-    found = {"input": made.d_input, "weight": made.d_weight, "bias": made.d_bias}
-    return (None, None, None, *(found.get(n) for n in ctx.names))
+    result = {"input": gradients.d_input, "weight": gradients.d_weight, "bias": gradients.d_bias}
+    return (None, None, None, *(result.get(n) for n in ctx.names))
 
 
 class _Qkv(torch.autograd.Function):  # type: ignore[misc]
@@ -275,12 +275,12 @@ class _Qkv(torch.autograd.Function):  # type: ignore[misc]
 @differentiable_once("fused_output_projection_residual")
 def _output_gradients(ctx: Any, d_output: Tensor) -> Gradients:
     asked = {n for n, w in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if w}
-    found: dict[str, Tensor | None] = {}
+    result: dict[str, Tensor | None] = {}
     if "residual" in asked:
-        found["residual"] = d_output.to(ctx.dtypes["residual"])
+        result["residual"] = d_output.to(ctx.dtypes["residual"])
     if asked - {"residual"}:
         saved = dict(zip(ctx.kept, ctx.saved_tensors, strict=True))
-        made = projection_bwd.fused_output_projection_residual_bwd(
+        gradients = projection_bwd.fused_output_projection_residual_bwd(
             with_rows(d_output.to(ctx.dtypes["attn_out"])),
             saved["attn_out"],
             saved.get("weight"),
@@ -292,8 +292,12 @@ def _output_gradients(ctx: Any, d_output: Tensor) -> Gradients:
             backend=ctx.options["backend"],
             implementation=ctx.bwd_implementation,
         )
-        found |= {"attn_out": made.d_attn_out, "weight": made.d_weight, "bias": made.d_bias}
-    return (None, None, None, *(found.get(n) for n in ctx.names))
+        result |= {
+            "attn_out": gradients.d_attn_out,
+            "weight": gradients.d_weight,
+            "bias": gradients.d_bias,
+        }
+    return (None, None, None, *(result.get(n) for n in ctx.names))
 
 
 class _Output(torch.autograd.Function):  # type: ignore[misc]

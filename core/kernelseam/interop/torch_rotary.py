@@ -33,10 +33,10 @@ def turned_back(
         if pairs
         else (slice(0, half), slice(half, 2 * half))
     )
-    found = torch.empty_like(x, memory_format=torch.contiguous_format)
-    found[..., 2 * half :] = x[..., 2 * half :]
+    result = torch.empty_like(x, memory_format=torch.contiguous_format)
+    result[..., 2 * half :] = x[..., 2 * half :]
     a, b = x[..., first], x[..., second]
     # as wide as the tables, without a wide copy of x
-    found[..., first] = torch.addcmul(a * cos, b, sin)
-    found[..., second] = torch.addcmul(b * cos, a, sin, value=-1)
-    return found
+    result[..., first] = torch.addcmul(a * cos, b, sin)
+    result[..., second] = torch.addcmul(b * cos, a, sin, value=-1)
+    return result

@@ -140,7 +140,7 @@ def _told(options: dict[str, Any]) -> _Packed | None:
 def _varlen(rows: tuple[Tensor, ...], packed: _Packed, asked: dict[str, Any]) -> Tensor:
     """All rows of a batch as one list."""
     q, k, v = (x.reshape(-1, *x.shape[2:]) for x in rows)
-    made = attention_varlen(
+    result = attention_varlen(
         q,
         k,
         v,
@@ -150,7 +150,7 @@ def _varlen(rows: tuple[Tensor, ...], packed: _Packed, asked: dict[str, Any]) ->
         packed.longest_k,
         **asked,
     )
-    return made.view(*rows[0].shape[:2], *made.shape[1:])
+    return result.view(*rows[0].shape[:2], *result.shape[1:])
 
 
 class _Padding(NamedTuple):
@@ -177,7 +177,7 @@ def _padding(mask: Tensor, queries: int) -> _Padding:
     counts = [x.sum(-1, dtype=torch.int32) for x in (of_queries, seen)]
     begins = starts.sum(-1) + seen[:, 0]
     facts = torch.stack([counts[0].max(), counts[1].max(), begins.max(), starts.sum()]).tolist()
-    found = _Padding(
+    result = _Padding(
         whole=facts[2] <= 1,
         last=facts[3] == 0,
         lengths=counts[1],
@@ -185,8 +185,8 @@ def _padding(mask: Tensor, queries: int) -> _Padding:
         indices_k=seen.flatten().nonzero().flatten(),
         packed=_Packed(_offsets(counts[0]), _offsets(counts[1]), facts[0], facts[1]),
     )
-    mask._kernelseam_padding = ((mask._version, queries), found)
-    return found
+    mask._kernelseam_padding = ((mask._version, queries), result)
+    return result
 
 
 def _offsets(lengths: Tensor) -> Tensor:
@@ -197,10 +197,12 @@ def _unpadded(rows: tuple[Tensor, ...], padding: _Padding, asked: dict[str, Any]
     """By rows that are no padding; the others' results are 0."""
     places = (padding.indices_q, padding.indices_k, padding.indices_k)
     q, k, v = (x.reshape(-1, *x.shape[2:])[i] for x, i in zip(rows, places, strict=True))
-    made = attention_varlen(q, k, v, *padding.packed, **asked)
+    result = attention_varlen(q, k, v, *padding.packed, **asked)
     queries = rows[0]
-    whole = made.new_zeros((queries.shape[0] * queries.shape[1], *made.shape[1:]))
-    return whole.index_copy(0, padding.indices_q, made).view(*queries.shape[:2], *made.shape[1:])
+    whole = result.new_zeros((queries.shape[0] * queries.shape[1], *result.shape[1:]))
+    return whole.index_copy(0, padding.indices_q, result).view(
+        *queries.shape[:2], *result.shape[1:]
+    )
 
 
 def _sequences(numbers: Tensor) -> _Packed:
@@ -215,6 +217,6 @@ def _sequences(numbers: Tensor) -> _Packed:
     begins = first.flatten().nonzero().flatten()
     offsets = torch.nn.functional.pad(begins, (0, 1), value=of_rows.numel()).to(torch.int32)
     longest = int(offsets.diff().max())
-    found = _Packed(offsets, offsets, longest, longest)
-    numbers._kernelseam_packed = (numbers._version, found)
-    return found
+    result = _Packed(offsets, offsets, longest, longest)
+    numbers._kernelseam_packed = (numbers._version, result)
+    return result

@@ -127,10 +127,10 @@ def fused_qkv_projection(
     results = operate(
         qkv_work, arrays, options, backend, implementation, stream, _wording(paged, out)
     )
-    made: Array | tuple[Array, Array, Array] = out
+    result: Array | tuple[Array, Array, Array] = out
     if out is None:
-        made = results["q"] if paged else (results["q"], results["k"], results["v"])
-    return made
+        result = results["q"] if paged else (results["q"], results["k"], results["v"])
+    return result
 
 
 def qkv_work(

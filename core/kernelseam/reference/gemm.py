@@ -220,8 +220,8 @@ def _split(x: Array, axis: int, inner: int) -> Array:
 def _of_blocks(scales: Array, rows: slice, of_rows: int, inner: slice, of_k: int) -> Array:
     """The scale of each element of a block of A or B, whose last axes are rows or columns and k."""
     i, k = (np.arange(s.start, s.stop) // n for s, n in ((rows, of_rows), (inner, of_k)))
-    found: Array = scales[..., i[:, None], k]
-    return found
+    result: Array = scales[..., i[:, None], k]
+    return result
 
 
 @dataclass(frozen=True)

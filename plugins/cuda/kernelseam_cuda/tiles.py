@@ -355,15 +355,15 @@ def _turing() -> Mapping[str, tuple[Any, ...]]:
         (_HALF_PRECISION, 256, 8, 16, 16, 8, 0, 0, 4, 1, False),
         (_SINGLE, 128, 4, 8, 16, 2, 0, 0, 4, 1, False),
     )
-    found = dict(tiles(False, False))
-    del found["attention_decode"]
-    found["gemm"] = tuple(t for t in found["gemm"] if t.precision in ("", None))
-    found["attention_bwd"] = (*found["attention_bwd"], *narrow)
+    result = dict(tiles(False, False))
+    del result["attention_decode"]
+    result["gemm"] = tuple(t for t in result["gemm"] if t.precision in ("", None))
+    result["attention_bwd"] = (*result["attention_bwd"], *narrow)
     return {
         operation: tuple(
             replace(t, dtypes=kept) for t in rows if (kept := t.dtypes - {DType.bfloat16})
         )
-        for operation, rows in found.items()
+        for operation, rows in result.items()
     }
 
 

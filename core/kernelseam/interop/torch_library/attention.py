@@ -90,9 +90,9 @@ _OF_GRADIENTS = (*GradientOptions._fields, "window_left", "window_right", "backe
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     """An operator's options as the functions on arrays take them."""
-    found = dict(given)
-    window = (found.pop("window_left", None), found.pop("window_right", None))
-    return found if window == (None, None) else {**found, "window": window}
+    result = dict(given)
+    window = (result.pop("window_left", None), result.pop("window_right", None))
+    return result if window == (None, None) else {**result, "window": window}
 
 
 def _computed(names: tuple[str, ...]) -> Any:
@@ -107,10 +107,10 @@ def _computed(names: tuple[str, ...]) -> Any:
             options["out_dtype"] = dtype_name(options["out_dtype"])
         with torch.no_grad():
             if names is PAGED:
-                made = paged_forward(**operands, **options)
+                result = paged_forward(**operands, **options)
             else:
-                made = torch_attention.forward(operands, options)
-        return made if options["return_lse"] else (made, none(operands["q"]))
+                result = torch_attention.forward(operands, options)
+        return result if options["return_lse"] else (result, none(operands["q"]))
 
     return compute
 
@@ -176,7 +176,7 @@ def _backward(names: tuple[str, ...], operator: Any) -> Any:
         if dout is None and dlse is None:
             return (None,) * len(tensors)
         wanted = dict(zip(names, ctx.wanted, strict=False))
-        made = operator(
+        gradients = operator(
             dout,
             dlse,
             out,
@@ -186,8 +186,8 @@ def _backward(names: tuple[str, ...], operator: Any) -> Any:
             bias_gradient=wanted["bias"],
             sink_gradient=wanted["sinks"],
         )
-        found = dict(zip(torch_attention.DIFFERENTIABLE, made, strict=True))
-        of_names = (found[n] if wanted.get(n) else None for n in names[: len(tensors)])
+        by_name = dict(zip(torch_attention.DIFFERENTIABLE, gradients, strict=True))
+        of_names = (by_name[n] if wanted.get(n) else None for n in names[: len(tensors)])
         return (*of_names, *[None] * max(len(tensors) - len(names), 0))
 
     return backward
@@ -204,8 +204,8 @@ def _bwd_computed(names: tuple[str, ...]) -> Any:
     ) -> Any:
         operands = {n: x for n, x in zip(names, tensors, strict=False) if x is not None}
         with torch.no_grad():
-            made = torch_attention.gradients(dout, dlse, operands, out, lse, **_options(given))
-        return tuple(none(operands["q"]) if x is None else x for x in made)
+            result = torch_attention.gradients(dout, dlse, operands, out, lse, **_options(given))
+        return tuple(none(operands["q"]) if x is None else x for x in result)
 
     return compute
 

@@ -119,8 +119,8 @@ def _backward(operator: Any) -> Callable[..., Any]:
 def _bwd_computed(function: Callable[..., Any]) -> Callable[..., Any]:
     def compute(dc: Tensor, a: Tensor, b: Tensor, **options: Any) -> Any:
         with torch.no_grad():
-            made = function(with_matrices(dc), a, b, sum_repeats=False, **options)
-        return tuple(none(a) if x is None else x for x in made)
+            result = function(with_matrices(dc), a, b, sum_repeats=False, **options)
+        return tuple(none(a) if x is None else x for x in result)
 
     return compute
 

@@ -128,7 +128,7 @@ def _qkv(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Mad
         "implementation": implementation,
     }
     if "block_table" in arrays:
-        made = projection.FUSED_QKV_PAGED(
+        result = projection.FUSED_QKV_PAGED(
             *_ordered(
                 {**arrays, "k_pages": arrays["k"], "v_pages": arrays["v"]},
                 ("input", "weight", "k_pages", "v_pages", "block_table", *projection.QKV[2:]),
@@ -136,10 +136,10 @@ def _qkv(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Mad
             kv_layout=kv_layout,
             **given,
         )
-        results = {"q": made}
+        results = {"q": result}
     else:
-        made = projection.FUSED_QKV(*_ordered(arrays, projection.QKV), **given)
-        results = dict(zip(("q", "k", "v"), made, strict=True))
+        result = projection.FUSED_QKV(*_ordered(arrays, projection.QKV), **given)
+        results = dict(zip(("q", "k", "v"), result, strict=True))
     for name, x in results.items():
         if name in arrays:
             arrays[name].copy_(x)

@@ -91,7 +91,7 @@ def _qkv_backward(operator: Any) -> Any:
             dq, dk = (turned_back(x, cos, sin, positions, options) for x in (dq, dk))
         of_input, of_weight, of_bias, *_ = ctx.wanted
         heads, kv_heads, dim = ctx.heads
-        made = operator(
+        result = operator(
             dq,
             dk,
             dv,
@@ -109,7 +109,7 @@ def _qkv_backward(operator: Any) -> Any:
             implementation=options["bwd_implementation"],
         )
         wanted = of_input, of_weight, of_bias
-        return *(x if w else None for x, w in zip(made, wanted, strict=True)), None, None, None
+        return *(x if w else None for x, w in zip(result, wanted, strict=True)), None, None, None
 
     return backward
 
@@ -126,10 +126,10 @@ def _qkv_bwd_compute(
 ) -> Any:
     dq, dk, dv = (with_rows(x) for x in (dq, dk, dv))
     with torch.no_grad():
-        made = projection_bwd.fused_qkv_projection_bwd(
+        result = projection_bwd.fused_qkv_projection_bwd(
             dq, dk, dv, input, weight, bias_dtype=dtype_name(bias_dtype), **options
         )
-    return tuple(none(dq) if x is None else x for x in made)
+    return tuple(none(dq) if x is None else x for x in result)
 
 
 def _qkv_bwd_fake(
@@ -267,9 +267,9 @@ def _output_backward(operator: Any) -> Any:
     def backward(ctx: Any, d_output: Tensor) -> Any:
         attn_out, weight = ctx.saved_tensors
         of_attn_out, of_weight, of_bias, of_residual = wanted = ctx.wanted
-        made: Any = None, None, None
+        result: Any = None, None, None
         if any(wanted[:3]):
-            made = operator(
+            result = operator(
                 d_output.to(ctx.dtypes[0]),
                 attn_out,
                 weight,
@@ -282,7 +282,7 @@ def _output_backward(operator: Any) -> Any:
                 implementation=ctx.options["bwd_implementation"],
             )
         d_residual = d_output.to(ctx.dtypes[3]) if of_residual else None
-        return *(x if w else None for x, w in zip(made, wanted, strict=False)), d_residual
+        return *(x if w else None for x, w in zip(result, wanted, strict=False)), d_residual
 
     return backward
 
@@ -296,10 +296,10 @@ def _output_bwd_compute(
     **options: Any,
 ) -> Any:
     with torch.no_grad():
-        made = projection_bwd.fused_output_projection_residual_bwd(
+        result = projection_bwd.fused_output_projection_residual_bwd(
             with_rows(d_output), attn_out, weight, bias_dtype=dtype_name(bias_dtype), **options
         )
-    return tuple(none(d_output) if x is None else x for x in made[:3])
+    return tuple(none(d_output) if x is None else x for x in result[:3])
 
 
 def _output_bwd_fake(

@@ -17,11 +17,11 @@ _ARCHS = frozenset({"shared"})
 
 def stored() -> Iterator[AttentionCase]:
     """Each case with either of the two dtypes."""
-    for made in _cases():
+    for result in _cases():
         for dtype in E4M3:
             yield replace(
-                made,
-                name=made.name.replace("8-bit", _SHORT[dtype]),
+                result,
+                name=result.name.replace("8-bit", _SHORT[dtype]),
                 dtype_kv=dtype,
                 may_refuse=_ARCHS,
             )
@@ -29,11 +29,11 @@ def stored() -> Iterator[AttentionCase]:
 
 def stored_queries() -> Iterator[AttentionCase]:
     """The same of cases in which q is of 8 bits, too."""
-    for made in _cases_of_queries():
+    for result in _cases_of_queries():
         for dtype in E4M3:
             yield replace(
-                made,
-                name=made.name.replace("8-bit", _SHORT[dtype] + "-q"),
+                result,
+                name=result.name.replace("8-bit", _SHORT[dtype] + "-q"),
                 dtype_q=dtype,
                 dtype_kv=dtype,
                 may_refuse=_ARCHS,

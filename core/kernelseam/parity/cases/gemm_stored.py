@@ -20,17 +20,17 @@ _TIGHT = OperandLayout(aligned=False)
 
 def stored() -> Iterator[GemmCase]:
     """Each case with either of the two dtypes."""
-    for made in _cases():
+    for result in _cases():
         for dtype in E4M3:
-            name = made.name.replace("8-bit", _SHORT[dtype])
-            yield replace(made, name=name, dtype=dtype, may_refuse=_ARCHS)
+            name = result.name.replace("8-bit", _SHORT[dtype])
+            yield replace(result, name=name, dtype=dtype, may_refuse=_ARCHS)
 
 
 def _case(ops: str, what: str, **fields: object) -> GemmCase:
     """By default with rows of whole chunks of 16 bytes, and scales: each other is compiled."""
     whole = {"dtype_c": _BF16, "M": 144, "N": 144, "K": 272, "scales": "rows"}
-    made = case(f"f16-{ops}", what, **{**whole, **fields})
-    return replace(made, name=made.name.replace("f16", "8-bit"))
+    result = case(f"f16-{ops}", what, **{**whole, **fields})
+    return replace(result, name=result.name.replace("f16", "8-bit"))
 
 
 def _cases() -> Iterator[GemmCase]:

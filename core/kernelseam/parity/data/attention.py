@@ -182,7 +182,7 @@ def _scales(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
     drawn = {"tensor": (1, 1), "heads": (1, shape[1])}.get(case.scales, shape)
     least = 1e-4 if case.scales == "blocks" else 0.1
     k, v = 2.0 ** rng.uniform(-3, 3, drawn), least ** rng.uniform(0, 1, drawn)
-    made = {
+    result = {
         name: repeated_copy(x.astype(np.float32), shape)
         for name, x in (("k_scales", k), ("v_scales", v))
     }
@@ -190,8 +190,8 @@ def _scales(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
         of_q = q_scale_shape(case)
         drawn = drawn if len(of_q) == 2 and len(drawn) == 2 else of_q
         q = 2.0 ** rng.uniform(-3, 3, drawn)
-        made["q_scales"] = repeated_copy(q.astype(np.float32), of_q)
-    return made
+        result["q_scales"] = repeated_copy(q.astype(np.float32), of_q)
+    return result
 
 
 def q_scale_shape(case: AttentionCase) -> tuple[int, ...]:

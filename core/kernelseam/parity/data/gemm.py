@@ -51,12 +51,12 @@ def element_scales(case: GemmCase, inputs: Mapping[str, Array]) -> dict[str, Arr
     given = {n: inputs.get(n) for n in ("a_scales", "b_scales")}
     if case.scale_block is None:
         return given
-    found: dict[str, Array | None] = {}
+    result: dict[str, Array | None] = {}
     m, n, k = case.scale_block
     for (name, x), of, most in zip(given.items(), (m, n), (case.M, case.N), strict=True):
         assert x is not None
-        found[name] = x.repeat(of, axis=2)[:, :, :most].repeat(k, axis=3)[..., : case.K]
-    return found
+        result[name] = x.repeat(of, axis=2)[:, :, :most].repeat(k, axis=3)[..., : case.K]
+    return result
 
 
 def values(case: GemmCase, rng: np.random.Generator) -> dict[str, Array]:

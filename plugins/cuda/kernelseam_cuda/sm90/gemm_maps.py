@@ -42,20 +42,20 @@ def tensor_maps(problem: GemmProblem, tile: HopperGemmTile) -> dict[str, TensorM
         b_shape, b_heads = (p.K, dim), p.joined_heads
     elif s.joined == "k":
         a_shape, a_heads = (p.M, dim), p.joined_heads
-    found = {
+    result = {
         parameter: tensor_map(
             p, name, a_shape, (segment.heads, p.batch), segment.strides, a_box, rounded
         )
         for (parameter, name), segment in zip(_SEGMENTS, p.segments, strict=False)
     } or {"a_map": tensor_map(p, "A", a_shape, (a_heads, p.batch), p.a_strides, a_box, rounded)}
-    found["b_map"] = tensor_map(p, "B", b_shape, (b_heads, p.batch), p.b_strides, b_box, rounded)
-    c = found["c_map"] = tensor_map(p, "C", c_shape, results_of(p), p.c_strides, c_box)
-    found["residual_map"] = (
+    result["b_map"] = tensor_map(p, "B", b_shape, (b_heads, p.batch), p.b_strides, b_box, rounded)
+    c = result["c_map"] = tensor_map(p, "C", c_shape, results_of(p), p.c_strides, c_box)
+    result["residual_map"] = (
         tensor_map(p, "residual", c_shape, results_of(p), p.residual_strides, c_box)
         if s.residual
         else c
     )
-    return found
+    return result
 
 
 def steps(heads: int, entries: int, strides: tuple[int, int, int]) -> tuple[int, int]:

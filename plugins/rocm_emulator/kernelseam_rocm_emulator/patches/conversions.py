@@ -49,8 +49,8 @@ def find(word: int, name: str, family: str, arch: str) -> Callable[[Wave], None]
     def step(wave: Wave) -> None:
         active = wave.active()
         held = wave.vectors[source - 256] if source >= 256 else wave.scalars[source]
-        made = [values[held >> np.uint32(8 * (at + i)) & np.uint32(255)] for i in range(1 + two)]
-        for i, x in enumerate(made):
+        result = [values[held >> np.uint32(8 * (at + i)) & np.uint32(255)] for i in range(1 + two)]
+        for i, x in enumerate(result):
             wave.vectors[destination + i] = np.where(active, x, wave.vectors[destination + i])
 
     return step
