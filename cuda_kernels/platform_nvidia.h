@@ -14,7 +14,6 @@ static constexpr int WARP = 32;
 #define KS_PAIRED_LANES
 // cp.async writes shared memory itself: STAGES − 1 copies are in flight while one stage is used.
 static constexpr bool COPY_THROUGH_REGISTERS = false;
-static constexpr float REFERENCE_RISE = 4;
 
 struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };

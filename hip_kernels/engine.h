@@ -9,15 +9,24 @@ template<class T> static constexpr bool ROUNDED_BY_HAND = false;
 #ifndef KS_BF16_CONVERTS
 template<> constexpr bool ROUNDED_BY_HAND<bf16> = true;
 #endif
-KS_DEVICE unsigned half_up(float x) {
-  const unsigned bits = __builtin_bit_cast(unsigned, x);
-  return bits + (bits >> 16 & 1) + 0x7fff;  // to nearest, ties to even
+// Whether the rounding is an fma's, which writes one half of a register (v_fma_mix): after conversions another instruction
+// would have to join two.
+template<class T> static constexpr bool ROUNDED_BY_FMA = false;
+#ifdef KS_WMMA
+template<> constexpr bool ROUNDED_BY_FMA<f16> = true;
+#endif
+KS_DEVICE unsigned half_up(float x) { return __builtin_bit_cast(unsigned, x) + 0x8000; }  // to nearest, ties away from 0
+KS_DEVICE float opaque_one() {
+  float x = 1.f;
+  asm("" : "+s"(x));
+  return x;
 }
 // Two sums rounded to T, the first in the lower half. What is rounded by hand is not NaN, or the NaN of `quieted`.
 template<class T> KS_DEVICE unsigned pack(float lo, float hi) {
   typedef T Two __attribute__((ext_vector_type(2)));
   if constexpr (ROUNDED_BY_HAND<T>) return __builtin_amdgcn_perm(half_up(hi), half_up(lo), 0x07060302);
-  else return __builtin_bit_cast(unsigned, Two{(T)lo, (T)hi});
+  if constexpr (ROUNDED_BY_FMA<T>) lo = __builtin_fmaf(lo, opaque_one(), -0.f), hi = __builtin_fmaf(hi, opaque_one(), -0.f);
+  return __builtin_bit_cast(unsigned, Two{(T)lo, (T)hi});
 }
 KS_DEVICE float quieted(float x) { return x == x ? x : __builtin_bit_cast(float, 0x7fc00000); }
 KS_DEVICE bool any_lane(bool x) {
@@ -37,9 +46,10 @@ KS_DEVICE bool any_lane(bool x) {
 template<class T_, int N, int K, bool K_LAST_> struct MatrixTile {
   typedef T_ T;
   static constexpr bool K_LAST = K_LAST_;
+  static constexpr int OUTER = N;
   static constexpr int ROWS = K_LAST ? N : K, COLS = K_LAST ? K : N;
   static constexpr int BYTES = N * K * (int)sizeof(T);
-  // Chunks that are permuted among each other, and rows that share one permutation because their chunks are neighbours.
+  // Chunks of a row that are permuted among each other, and rows whose chunks lie side by side in one line of the 32 banks.
   static constexpr int V = 16 / (int)sizeof(T), CHUNKS = K / V, MOST = KS_LDS_BANKS / 4;
   static constexpr int P = CHUNKS % MOST == 0 ? MOST : CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2, SHARING = 8 / P;
   static_assert(CHUNKS % 2 == 0, "rows of a factor are whole pairs of chunks");
@@ -57,13 +67,22 @@ template<class T_, int N, int K, bool K_LAST_> struct MatrixTile {
     for (int i = 0; i < 6; i++) chunk ^= (n >> i & 1) * BITS[ROW][i];
     return chunk;
 #else
-    const int far = n / 8, reversed = P == 8 ? (far & 1) * 4 | (far & 2) | far / 4 & 1
-                                    : P == 4 ? (far & 1) * 2 | far / 2 & 1 : far & 1;
-    return (n / SHARING ^ reversed) & (P - 1);
+    // Which bits of the chunk's place in a line n's bits 3, 4 and 5 change: where rows share a line, that of the row, too.
+    const int far = n / 8, three = P == 8 ? 4 : P == 4 ? 2 : 1, four = P == 8 ? 2 : P == 4 ? 1 : 2, five = P == 8 ? 1 : 4;
+    const int other = (far & 1) * three ^ (far / 2 & 1) * four ^ (far / 4 & 1) * five;
+    return (n / SHARING ^ other) & (P - 1) | (CHUNKS == P ? other & -P : 0);
 #endif
   }
   // The element of outer index n at k; what follows it up to the next multiple of V is contiguous.
-  KS_DEVICE T* place(int n, int k) const { return base + n * K + (k / V ^ permutation(n)) * V + k % V; }
+  KS_DEVICE T* place(int n, int k) const { return base + (n * CHUNKS + k / V ^ permutation(n)) * V + k % V; }
+  // That of n + far_n at k + far_k, which have no bits in common with n and k: as the permutation is linear, and rows begin at
+  // multiples of P chunks, what is far but constant costs a lane one exclusive or, and an offset of the instruction.
+  KS_DEVICE T* place(int n, int k, int far_n, int far_k) const {
+    const int chunk = far_k / V, permuted = chunk & P - 1 ^ permutation(far_n);
+    const unsigned near = (unsigned)(size_t)(KS_LOCAL char*)(char*)place(n, k);
+    const unsigned at = (near ^ permuted * 16) + far_n * K * (int)sizeof(T) + (chunk & -P) * 16;
+    return (T*)(KS_LOCAL T*)(size_t)at;
+  }
   KS_DEVICE T element(int n, int k) const { return *place(n, k); }
 };
 
@@ -84,11 +103,12 @@ template<class T_> struct MatrixEngine {
   };
 
   template<int R, int K, class From> static KS_DEVICE Operand<R, K> operand(From tile, int row0, int k0) {
+    static_assert((R & R - 1) == 0, "row0, a multiple of R, has no bits in common with what is added to it");
     typedef Operand<R, K> Result;
     Result a;
 #pragma unroll
     for (int r = 0; r < R / 16; r++) {
-      auto from = [&](int k) { return tile.place(row0 + 16 * r + lane() % 16, k); };
+      auto from = [&](int k, int far) { return tile.place(row0 + lane() % 16, k, 16 * r, far); };
 #pragma unroll
       for (int u = 0; u < Result::UNITS; u++) a.x[r][u] = load_unit(from, k0 + u * UNIT);
       if constexpr (Result::TAIL) a.tail[r] = load_tail(from, k0 + Result::UNITS * UNIT);
@@ -107,11 +127,16 @@ template<class T_> struct MatrixEngine {
   static KS_DEVICE void mma(Acc<R, C>& acc, const Operand<R, K>& a, B tile, int n0, int k0) {
     static_assert(C % 16 == 0 && K % 16 == 0 && R % 16 == 0, "shape of a matrix product");
     typedef Operand<R, K> Left;
+    // Whether n0, a multiple of C, has no bits in common with what is added to it.
+    constexpr bool APART = (C & C - 1) == 0 || C == B::OUTER;
 #pragma unroll
     for (int u = 0; u < Left::UNITS + Left::TAIL; u++)
 #pragma unroll
       for (int b = 0; b < C / 16; b++) {
-        auto from = [&](int k) { return tile.place(n0 + outer_index<C>(b), k); };
+        auto from = [&](int k, int far) {
+          const int block = n0 + outer_block<C>(b), index = outer_index<C>(b);
+          return APART ? tile.place(n0 + index, k, block - n0, far) : tile.place(block + index, k, 0, far);
+        };
         if (u < Left::UNITS) {
           const Fragment outer = load_unit(from, k0 + u * UNIT);
 #pragma unroll
@@ -207,13 +232,17 @@ template<class T_> struct MatrixEngine {
       out.x[r] = v;
     }
   }
+  // By two sums of neighbours: instructions that add a pair take them.
   template<int R, int C> static KS_DEVICE void row_add_partial(Row<R>& out, const Acc<R, C>& a) {
 #pragma unroll
-    for (int r = 0; r < R / 16; r++)
+    for (int r = 0; r < R / 16; r++) {
+      float even = out.x[r], odd = 0.f;
 #pragma unroll
       for (int b = 0; b < C / 16; b++)
 #pragma unroll
-        for (int e = 0; e < BLOCK_SUMS; e++) out.x[r] += a.x[r][b][e];
+        for (int e = 0; e < BLOCK_SUMS; e += 2) even += a.x[r][b][e], odd += a.x[r][b][e + 1];
+      out.x[r] = even + odd;
+    }
   }
   template<int R> static KS_DEVICE void row_finish_sum(Row<R>& a) {
 #pragma unroll

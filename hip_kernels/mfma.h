@@ -17,11 +17,12 @@ template<int C> KS_DEVICE int sums_column(int b) {
   const int g = lane() / 16;
   return b < C / 32 * 2 ? b / 2 * 32 + 8 * g + b % 2 * 4 : 16 * b + 4 * g;
 }
-// The outer index of the right factor that this lane gives to block b.
+// The outer index of the right factor that this lane gives to block b: the sum of the lane's part and the block's.
 template<int C> KS_DEVICE int outer_index(int b) {
   const int i = lane() % 16;
-  return b < C / 32 * 2 ? b / 2 * 32 + i / 4 * 8 + b % 2 * 4 + i % 4 : 16 * b + i;
+  return b < C / 32 * 2 ? i / 4 * 8 + i % 4 : i;
 }
+template<int C> KS_DEVICE constexpr int outer_block(int b) { return b < C / 32 * 2 ? b / 2 * 32 + b % 2 * 4 : 16 * b; }
 
 template<class T> struct Instruction;
 template<> struct Instruction<f16> {
@@ -66,12 +67,12 @@ template<class T> KS_DEVICE Sums multiply(HalfFragment outer, HalfFragment row, 
   return Instruction<T>::run(outer, row, c);
 }
 
-// A lane's share of a unit of k, or of the last half of one, from the row that begins at `from(k)`, k in elements.
+// A lane's share of a unit of k, or of the last half of one, from the row whose element `from(i, k)` is that at k + i.
 template<class From> KS_DEVICE Fragment load_unit(From from, int k) {
-  return *(const Fragment*)from(k + lane() / 16 * (16 / (int)sizeof(*from(0))));
+  return *(const Fragment*)from(lane() / 16 * (16 / (int)sizeof(*from(0, 0))), k);
 }
 template<class From> KS_DEVICE HalfFragment load_tail(From from, int k) {
-  return *(const HalfFragment*)from(k + lane() / 16 * (8 / (int)sizeof(*from(0))));
+  return *(const HalfFragment*)from(lane() / 16 * (8 / (int)sizeof(*from(0, 0))), k);
 }
 
 // The sums of a pair of blocks, rounded, as UNIT_K values of k; and of a single last block.

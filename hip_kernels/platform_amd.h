@@ -15,11 +15,11 @@
 
 // A pointer out of a list could else point anywhere, and its loads would wait for shared memory as well.
 #define KS_GLOBAL __attribute__((address_space(1)))
+#define KS_LOCAL __attribute__((address_space(3)))
 
 static constexpr int WARP = KS_WARP;
 // The load instructions write registers, which are stored to shared memory when they are wanted.
 static constexpr bool COPY_THROUGH_REGISTERS = true;
-static constexpr float REFERENCE_RISE = 0;  // rows without a new maximum are left as they are by row_scale already
 
 typedef _Float16 f16;
 typedef __bf16 bf16;
@@ -67,7 +67,7 @@ KS_DEVICE bool block_any(bool x) {
 }
 
 template<int BYTES> KS_DEVICE char* shared_memory() {
-  extern __shared__ __attribute__((aligned(128))) char memory[];
+  extern __shared__ __attribute__((aligned(KS_LDS_BANKS * 4))) char memory[];
   return memory;
 }
 

@@ -15,10 +15,11 @@ static constexpr int BLOCK_SUMS = 8, UNIT_K = 16, FRAGMENTS_AHEAD = 64 / (int)si
 typedef Fragment HalfFragment;  // of a last half unit: there is none, a unit is 16
 
 template<int C> KS_DEVICE int sums_column(int b) { return 16 * b + lane() / 16 * 8; }
-template<int C> KS_DEVICE int outer_index(int b) {
+template<int C> KS_DEVICE int outer_index(int) {
   const int i = lane() % 16;
-  return 16 * b + (KS_WMMA == 11 ? i % 2 * 8 + i / 2 : i);
+  return KS_WMMA == 11 ? i % 2 * 8 + i / 2 : i;
 }
+template<int C> KS_DEVICE constexpr int outer_block(int b) { return 16 * b; }
 
 template<class T> struct Instruction;
 template<> struct Instruction<f16> {
@@ -61,10 +62,10 @@ template<class T> KS_DEVICE Sums multiply(Fragment outer, Fragment row, Sums c) 
 typedef unsigned Words __attribute__((ext_vector_type(4)));
 template<class From> KS_DEVICE Fragment load_unit(From from, int k) {
 #if KS_WMMA == 11
-  const Words lo = *(const Words*)from(k), hi = *(const Words*)from(k + 8);
+  const Words lo = *(const Words*)from(0, k), hi = *(const Words*)from(0, k + 8);
   return __builtin_shufflevector(lo, hi, 0, 1, 2, 3, 4, 5, 6, 7);
 #else
-  return *(const Words*)from(k + lane() / 16 * (16 / (int)sizeof(*from(0))));
+  return *(const Words*)from(lane() / 16 * (16 / (int)sizeof(*from(0, 0))), k);
 #endif
 }
 template<class From> KS_DEVICE HalfFragment load_tail(From from, int k) { return load_unit(from, k); }

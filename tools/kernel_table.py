@@ -102,8 +102,9 @@ UNSHOWN = (
     "precision",
     "dtype_kv",
     "widened",
+    "q_returned",
 )
-"""Columns of tiles that shape no binary, or are told by the spec."""
+"""Columns of tiles that shape no binary, or are told by the spec or by another of the arch's."""
 
 
 USUAL = {"split": 1, "score_unroll": 4}

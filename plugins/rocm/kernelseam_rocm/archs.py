@@ -12,9 +12,9 @@ from kernelseam.errors import UnknownName
 
 from kernelseam_rocm import tiles
 
-RESERVED = 128
+RESERVED = 256
 """Bytes of a block's LDS that the platform takes for itself: block_any's word, and what aligns the
-rest."""
+rest to a line of 64 banks."""
 
 _HALF, _OTHER = LibraryRate(128, 0.8, 3e-7), LibraryRate(64, 0.8, 3e-7)
 _LIBRARY = {

@@ -71,6 +71,25 @@ RDNA4_GEMM = (
     *_RDNA_GEMM,
 )
 
+
+def _resident(
+    max_dim: int, warps: int, rows: int, bn: int, stages: int, blocks: int = 1, plain: bool = False
+) -> AttentionTile:
+    """In half precision, with queries in registers and the ring where they lay."""
+    return AttentionTile(
+        HALF_PRECISION,
+        max_dim,
+        warps,
+        rows,
+        bn,
+        stages,
+        q_resident=True,
+        min_blocks=blocks,
+        plain=plain,
+        q_returned=True,
+    )
+
+
 # With 32 rows a wave every fragment that is read from LDS serves two matrix instructions: at 16 LDS
 # would be the limit.
 CDNA_SINGLE_ATTENTION = (
@@ -84,14 +103,14 @@ RDNA_SINGLE_ATTENTION = (
     AttentionTile(SINGLE, 256, 8, 8, 16, 1, column_warps=4),
 )
 CDNA_ATTENTION = (
-    AttentionTile(HALF_PRECISION, 64, 4, 32, 64, 1, True, 2, plain=True),
-    AttentionTile(HALF_PRECISION, 64, 4, 32, 32, 1, True, 2),
-    AttentionTile(HALF_PRECISION, 64, 4, 16, 64, 1, True, 2, plain=True),
-    AttentionTile(HALF_PRECISION, 128, 4, 32, 32, 1, True, 2, plain=True),
-    AttentionTile(HALF_PRECISION, 128, 4, 16, 64, 1, True, 2, plain=True),
-    AttentionTile(HALF_PRECISION, 128, 4, 16, 16, 1, True, 2),
-    AttentionTile(HALF_PRECISION, 256, 4, 16, 16, 1, True, 2, plain=True),
-    AttentionTile(HALF_PRECISION, 256, 4, 16, 16, 1, True),
+    _resident(64, 4, 32, 64, 1, 2, plain=True),
+    _resident(64, 4, 32, 32, 1, 2),
+    _resident(64, 4, 16, 64, 1, 2, plain=True),
+    _resident(128, 4, 32, 32, 1, 2, plain=True),
+    _resident(128, 4, 16, 64, 1, 2, plain=True),
+    _resident(128, 4, 16, 16, 1, 2),
+    _resident(256, 4, 16, 16, 1, 2, plain=True),
+    _resident(256, 4, 16, 16, 1),
     AttentionTile(HALF_PRECISION, 576, 4, 16, 16, 1, column_warps=4),
     *CDNA_SINGLE_ATTENTION,
 )
@@ -100,15 +119,15 @@ GFX90A_ATTENTION = tuple(
     replace(t, bn=32) if (t.max_dim, t.rows, t.bn) == (128, 16, 64) else t for t in CDNA_ATTENTION
 )
 CDNA4_ATTENTION = (
-    AttentionTile(HALF_PRECISION, 64, 8, 32, 128, 1, True, plain=True),
-    AttentionTile(HALF_PRECISION, 64, 4, 32, 64, 1, True, 2),
-    AttentionTile(HALF_PRECISION, 64, 4, 16, 64, 1, True, 2, plain=True),
+    _resident(64, 8, 32, 128, 1, plain=True),
+    _resident(64, 4, 32, 64, 1, 2),
+    _resident(64, 4, 16, 64, 1, 2, plain=True),
     AttentionTile(HALF_PRECISION, 128, 8, 32, 64, 1, plain=True),
-    AttentionTile(HALF_PRECISION, 128, 4, 32, 32, 1, True, 2, plain=True),
-    AttentionTile(HALF_PRECISION, 128, 4, 16, 64, 1, True, 2, plain=True),
-    AttentionTile(HALF_PRECISION, 128, 4, 16, 16, 1, True, 2),
-    AttentionTile(HALF_PRECISION, 256, 4, 16, 32, 1, True, 2, plain=True),
-    AttentionTile(HALF_PRECISION, 256, 4, 16, 32, 2, True),
+    _resident(128, 4, 32, 32, 1, 2, plain=True),
+    _resident(128, 4, 16, 64, 1, 2, plain=True),
+    _resident(128, 4, 16, 16, 1, 2),
+    _resident(256, 4, 16, 32, 1, 2, plain=True),
+    _resident(256, 4, 16, 32, 2),
     AttentionTile(HALF_PRECISION, 576, 4, 16, 16, 1, column_warps=4),
     *CDNA_SINGLE_ATTENTION,
 )
@@ -117,8 +136,8 @@ CDNA4_ATTENTION = (
 # scores with options, are shared by waves.
 RDNA3_ATTENTION = (
     AttentionTile(HALF_PRECISION, 64, 8, 16, 64, 1, plain=True),
-    AttentionTile(HALF_PRECISION, 64, 8, 16, 32, 1, True),
-    AttentionTile(HALF_PRECISION, 64, 4, 16, 32, 1, True),
+    _resident(64, 8, 16, 32, 1),
+    _resident(64, 4, 16, 32, 1),
     AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, plain=True),
     AttentionTile(HALF_PRECISION, 128, 4, 16, 32, 1, plain=True),
     AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, column_warps=4),
@@ -128,10 +147,10 @@ RDNA3_ATTENTION = (
     *RDNA_SINGLE_ATTENTION,
 )
 RDNA4_ATTENTION = (
-    AttentionTile(HALF_PRECISION, 64, 8, 16, 64, 1, True, plain=True),
-    AttentionTile(HALF_PRECISION, 64, 8, 16, 32, 1, True),
-    AttentionTile(HALF_PRECISION, 64, 4, 16, 32, 1, True),
-    AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, plain=True),
+    _resident(64, 8, 16, 64, 1, plain=True),
+    _resident(64, 8, 16, 32, 1),
+    _resident(64, 4, 16, 32, 1),
+    _resident(128, 8, 16, 64, 1, plain=True),
     AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, column_warps=2),
     AttentionTile(HALF_PRECISION, 256, 8, 16, 16, 1, plain=True, column_warps=2),
     AttentionTile(HALF_PRECISION, 256, 8, 16, 16, 1, column_warps=4),

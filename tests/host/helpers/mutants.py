@@ -327,6 +327,17 @@ WRONG_ORDER = (
         REGISTERS,
     ),
     Mutant(
+        "attention-keys-over-queries",
+        ATTENTION,
+        "if (KS_Q_RETURNED && STAGES > 1) block_barrier();",
+        "",
+        "attention-bf16-128",
+        RACE,
+        "keys land where a slower warp still reads its queries",
+        "thread",
+        REGISTERS,
+    ),
+    Mutant(
         "attention-tile-not-visible",
         ATTENTION,
         "block_barrier(); // this tile",

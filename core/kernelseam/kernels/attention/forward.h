@@ -16,10 +16,12 @@
 //
 // Constants (from the kernel definition): those of scores.h and sequences.h; KS_T (what is multiplied), KS_OUT (element types), KS_DQK, KS_DV, KS_LSE,
 // KS_VECTOR, KS_WARPS, KS_COLUMN_WARPS, KS_ROWS (queries a warp), KS_BN, KS_STAGES, KS_Q_RESIDENT (the queries stay in
-// registers), KS_UNROLL (of the scores' loop), KS_MIN_BLOCKS, KS_SHARED_BYTES; those of stored.h.
-// Shared memory: BM·max(DQ·size, DO·size_out) + STAGES·BN·(DQ + DO)·size, DQ and DO being the head dims rounded up to
-// 16 (DO to 16·COLUMN_WARPS), and size that of queries, too, where they are of 8 bits and the platform keeps them so;
-// for float32 also WARPS·ROWS·BN·size; with scales of blocks STAGES·BN·8. In the ring size is that of keys as the platform keeps them.
+// registers), KS_Q_RETURNED (and the ring takes their shared memory), KS_UNROLL (of the scores' loop), KS_MIN_BLOCKS,
+// KS_SHARED_BYTES; those of stored.h.
+// Shared memory: BM·max(DQ·size, DO·size_out) + STAGES·BN·(DQ + DO)·size, with KS_Q_RETURNED the larger of both, DQ and DO being
+// the head dims rounded up to 16 (DO to 16·COLUMN_WARPS), and size that of queries, too, where they are of 8 bits and the platform
+// keeps them so; for float32 also WARPS·ROWS·BN·size; with scales of blocks STAGES·BN·8. In the ring size is that of keys as the
+// platform keeps them.
 // Registers: ROWS·(DO/COLUMN_WARPS + BN)/lanes for o and s, ROWS·DQ/(2·lanes) more for queries that stay.
 #include "attention/stored.h"
 
@@ -42,7 +44,12 @@ constexpr int Q_BYTES = TileQ::BYTES > WARPS * TileO::BYTES ? TileQ::BYTES : WAR
 constexpr int STAGE_BYTES = TileK::BYTES + TileV::BYTES, P_BYTES = E::operand_bytes<ROWS, BN>();
 typedef ScaleRing<BN, THREADS> KeyScales;
 constexpr int SCALE_BYTES = KS_KV_SCALES == BLOCK_SCALES ? STAGES * KeyScales::STAGE * 4 : 0;
-static_assert(Q_BYTES + STAGES * STAGE_BYTES + WARPS * P_BYTES + SCALE_BYTES <= KS_SHARED_BYTES, "the tiles fit");
+// Where the ring begins and ends. What lands in it goes through registers where it takes the queries' place: none before all have
+// theirs.
+constexpr int RING = KS_Q_RETURNED ? 0 : Q_BYTES;
+constexpr int RING_END = RING + STAGES * STAGE_BYTES > Q_BYTES ? RING + STAGES * STAGE_BYTES : Q_BYTES;
+static_assert(RING_END + WARPS * P_BYTES + SCALE_BYTES <= KS_SHARED_BYTES, "the tiles fit");
+static_assert(!KS_Q_RETURNED || (KS_Q_RESIDENT && COPY_THROUGH_REGISTERS), "queries that are in registers, and a later ring");
 static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight needs a stage of its own");
 static_assert(WARPS % COLUMN_WARPS == 0, "warps share rows evenly");
 
@@ -123,15 +130,15 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   }
 
   const TileQ tile_q(memory);
-  char* const ring = memory + Q_BYTES;
-  char* const scratch = ring + STAGES * STAGE_BYTES + warp_index() * P_BYTES;
+  char* const ring = memory + RING;
+  char* const scratch = memory + RING_END + warp_index() * P_BYTES;
   auto tile_k = [&](int stage) { return TileK(ring + stage * STAGE_BYTES); };
   auto tile_v = [&](int stage) { return TileV(ring + stage * STAGE_BYTES + TileK::BYTES); };
 
   Copy<TileQ, THREADS, KS_VECTOR, DQ == KS_DQK> copy_q;
   Copy<TileK, THREADS, KS_VECTOR, DQ == KS_DQK> copy_k;
   Copy<TileV, THREADS, KS_VECTOR, DO == KS_DV> copy_v;
-  KeyScales key_scales(ring + STAGES * STAGE_BYTES + WARPS * P_BYTES);
+  KeyScales key_scales(memory + RING_END + WARPS * P_BYTES);
   auto fetch = [&](int tile, int stage) {
     if (tile < last) {
       key_scales.fetch(stage, own_scales, [&](int i) {
@@ -176,6 +183,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   copies_wait<AHEAD>();
   block_barrier();
   auto q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, warp_row, 0);
+  if (KS_Q_RETURNED && STAGES > 1) block_barrier();  // else a step begins with one
 
   int stage = 0;
   auto step = [&](int tile, auto masked) {
@@ -214,9 +222,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
 
     E::Row<ROWS> top, base, fade;
     E::row_max(top, s);
-    E::zip(top, top, m, [=](float x, float y) {
-      return REFERENCE_RISE == 0 ? maximum(x, y) : (x - y) * c > REFERENCE_RISE ? x : y;
-    });
+    E::zip(top, top, m, [=](float x, float y) { return (x - y) * c > REFERENCE_RISE ? x : y; });
     E::zip(base, top, top, [=](float x, float) { return x == -infinity() ? 0.f : x * c; });
     // Exactly 1 where the reference stays: over many tiles a rounding each time would add up.
     E::zip(fade, m, top, [=](float x, float y) { return x == -infinity() ? 0.f : exp2_fast((x - y) * c); });

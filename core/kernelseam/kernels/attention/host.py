@@ -286,6 +286,7 @@ class AttentionDefinition(KernelDefinition):
             "BN": tile.bn,
             "STAGES": tile.stages,
             "Q_RESIDENT": tile.q_resident,
+            "Q_RETURNED": tile.q_returned,
             "UNROLL": tile.score_unroll,
             "MIN_BLOCKS": tile.min_blocks,
             "SHARED_BYTES": tile.shared_bytes(spec),

@@ -10,6 +10,8 @@
 #include "tile/tile.h"
 
 constexpr float LOG2_E = 1.44269504f, LARGEST = 3.4028234663852886e38f;
+// What an attention's rows are measured against moves once a score exceeds it by more than this, in base 2.
+constexpr float REFERENCE_RISE = 4;
 template<class A, class B> struct Same { static constexpr bool value = false; };
 template<class A> struct Same<A, A> { static constexpr bool value = true; };
 constexpr bool HAS_BIAS = !Same<KS_BIAS, void>::value;

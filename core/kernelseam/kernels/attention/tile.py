@@ -31,6 +31,9 @@ class AttentionTile:
     others take more registers."""
     score_unroll: int = 4
     """Steps that the loop of scores over the head dim is unrolled by."""
+    q_returned: bool = False
+    """Whether the ring takes the shared memory of queries that stay in registers. Only where copies
+    go through registers."""
     rate: float = field(default=0.0, compare=False)
     """As in GemmTile; so ``block_seconds``."""
     block_seconds: float = field(default=0.0, compare=False)
@@ -58,8 +61,8 @@ class AttentionTile:
         return self.warps // self.column_warps * self.rows
 
     def shared_bytes(self, spec: AttentionSpec) -> int:
-        """Queries (later the output), the ring, in float32 the probabilities, and scales of
-        blocks."""
+        """Queries (later the output) and the ring, side by side or in one place, in float32 the
+        probabilities, and scales of blocks."""
         dq, do, size = (
             pad(spec.head_dim),
             pad(spec.value_dim, self.column_warps),
@@ -69,7 +72,8 @@ class AttentionTile:
         scales = self.stages * self.bn * 8 if spec.kv_scales == "blocks" else 0
         scratch = self.warps * self.rows * self.bn * size if spec.dtype.itemsize > 2 else 0
         first = self.bm * max(dq * query_bytes(spec, self.widened), do * spec.out.itemsize)
-        return first + self.stages * self.bn * (dq + do) * stored + scratch + scales
+        ring = self.stages * self.bn * (dq + do) * stored
+        return (max(first, ring) if self.q_returned else first + ring) + scratch + scales
 
 
 def is_plain(spec: AttentionSpec) -> bool:

@@ -52,10 +52,19 @@ def _attention(
     rows: int = 16,
     bn: int = 32,
     q_resident: bool = False,
+    q_returned: bool = False,
     column_warps: int = 1,
 ) -> AttentionTile:
     return AttentionTile(
-        dtypes, max_dim, warps, rows, bn, stages, q_resident, column_warps=column_warps
+        dtypes,
+        max_dim,
+        warps,
+        rows,
+        bn,
+        stages,
+        q_resident,
+        column_warps=column_warps,
+        q_returned=q_returned,
     )
 
 
@@ -113,8 +122,8 @@ TILES_THROUGH_REGISTERS = {
         GemvTile(False, 8, 3, 32, 2),
     ),
     "attention": (
-        _attention(_F16, 256, 1),
-        _attention(_BF16, 256, 2, q_resident=True),
+        _attention(_F16, 256, 1, q_resident=True, q_returned=True),
+        _attention(_BF16, 256, 2, q_resident=True, q_returned=True),
         _attention(_SINGLE, 128, 1),
         _attention(_SINGLE, 256, 2, warps=4, rows=8, bn=16),
         _attention(_F16 | _BF16, 576, 1, warps=8, bn=16, column_warps=4),

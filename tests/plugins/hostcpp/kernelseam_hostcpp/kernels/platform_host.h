@@ -18,7 +18,6 @@ namespace host { typedef float Plain; }
 
 static constexpr int WARP = host::LANES;
 static constexpr bool COPY_THROUGH_REGISTERS = KS_THROUGH_REGISTERS;
-static constexpr float REFERENCE_RISE = KS_THROUGH_REGISTERS ? 0 : 4;  // as AMD's and NVIDIA's
 
 struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
