@@ -7,7 +7,7 @@
 //
 // The 8 waves are two of a SIMD, and take turns: in a phase of products a wave makes the scores of tile i + 1 and adds tile i
 // to O, in a phase of vector work it makes P of the scores; waves 4…7 are a phase behind. A barrier ends each phase. O and the
-// sums are rescaled only where a row's maximum moved.
+// sums are rescaled only where a score exceeds its row's reference by more than REFERENCE_RISE in base 2 (forward.h).
 //
 // Copies go straight to LDS, 16 bytes a lane, into rings of STAGES = 3 tiles each of K and V. In phase i of products the copies
 // of K's tile i + 3 and V's tile i + 2 begin, whose places everyone has read (the phase before last); they are complete at the
@@ -16,13 +16,15 @@
 // LDS: rows as in memory, 1024 bytes a copy of a wave; the chunks of 16 bytes of a row are permuted, by the lanes' choice of
 // what they load: K's such that the 16 lanes of a phase of a read of 128 bits meet each of 64 banks once, V's such that the 32
 // lanes of a phase of a transposing read of 64 bits do. That read gives lane 16·g + i the elements of column i of 4 rows of
-// 16 elements, whose 8-byte pieces lanes 16·g … 16·g + 15 address in order.
+// 16 elements, whose 8-byte pieces lanes 16·g … 16·g + 15 address in order. The queries are loaded in whole rows, and reach their
+// lanes through LDS that no tile has yet, permuted as K.
 //
 // What a mask hides cannot reach a row, even where V holds NaN or inf there: a tile that is not whole for a wave is searched
 // for such values, and where it has some they are taken out of the factor and given to the rows that see them.
 //
 // Constants (from the kernel definition): those of scores.h and sequences.h; KS_T, KS_DQK = KS_DV, KS_LSE, KS_BN, KS_SHARED_BYTES.
-// LDS: 6·BN·D·2 bytes, 96 KiB; afterwards the waves' parts of the output. Registers of a lane (256, of two waves a SIMD): D/2 of O,
+// LDS: 6·BN·D·2 bytes, 96 KiB; before it from V's second tile on the waves' queries, D·512 bytes; afterwards their parts of the
+// output. Registers of a lane (256, of two waves a SIMD): D/2 of O,
 // D/4 of the queries, BN/2 of S, BN/4 of P.
 #include "attention/sequences.h"
 
@@ -31,7 +33,8 @@ constexpr int D = KS_DQK, BN = KS_BN, STAGES = 3, WAVES = 8, ROWS = 32, BM = WAV
 static_assert(D == KS_DV && (D == 64 || D == 128) && BN % 32 == 0 && sizeof(T) == 2, "what the layout is made for");
 constexpr int ROW = 2 * D, CHUNKS = D / 8, TILE = BN * ROW, V_RING = STAGES * TILE;
 constexpr int COPIED = 1024, COPY_ROWS = COPIED / ROW;
-static_assert(2 * STAGES * TILE <= KS_SHARED_BYTES && WAVES * ROWS * ROW <= KS_SHARED_BYTES, "the tiles fit");
+constexpr int Q_RING = V_RING + TILE;  // the waves' queries, before the first phase
+static_assert(2 * STAGES * TILE <= KS_SHARED_BYTES && Q_RING + BM * ROW <= KS_SHARED_BYTES, "the tiles fit");
 static_assert(2 * WAVES * COPIED == TILE, "a wave copies twice a kilobyte of a tile");
 constexpr int KEY_BLOCKS = BN / 32, STEPS_D = D / 16, BLOCKS_D = D / 32;
 
@@ -39,23 +42,33 @@ typedef float Block __attribute__((ext_vector_type(16)));  // a lane's part of 3
 typedef float Two __attribute__((ext_vector_type(2)));
 typedef unsigned Part __attribute__((ext_vector_type(2)));
 
+// `first` adds to the constant 0, of which the compiler would make 16 registers ahead of a loop and copy them at each use. No
+// wait is due around it: what it reads came from LDS, and the next product may follow at once with its sums.
+#define KS_FIRST_PRODUCT(type)                                                                              \
+  static KS_DEVICE Block first(Fragment a, Fragment b) {                                                    \
+    Block c;                                                                                                \
+    asm("v_mfma_f32_32x32x16_" type " %0, %1, %2, 0" : "=&v"(c) : "v"(a), "v"(b));                          \
+    return c;                                                                                               \
+  }
 template<class X> struct Product;
 template<> struct Product<f16> {
   typedef _Float16 Eight __attribute__((ext_vector_type(8)));
   static KS_DEVICE Block run(Fragment a, Fragment b, Block c) {
     return __builtin_amdgcn_mfma_f32_32x32x16_f16(__builtin_bit_cast(Eight, a), __builtin_bit_cast(Eight, b), c, 0, 0, 0);
   }
+  KS_FIRST_PRODUCT("f16")
 };
 template<> struct Product<bf16> {
   typedef __bf16 Eight __attribute__((ext_vector_type(8)));
   static KS_DEVICE Block run(Fragment a, Fragment b, Block c) {
     return __builtin_amdgcn_mfma_f32_32x32x16_bf16(__builtin_bit_cast(Eight, a), __builtin_bit_cast(Eight, b), c, 0, 0, 0);
   }
+  KS_FIRST_PRODUCT("bf16")
 };
 
 // Addresses in LDS, of 32 bits.
-#define KS_LOCAL __attribute__((address_space(3)))
 template<class X> KS_DEVICE X read_shared(unsigned at) { return *(const KS_LOCAL X*)(size_t)at; }
+template<class X> KS_DEVICE void write_shared(unsigned at, X x) { *(KS_LOCAL X*)(size_t)at = x; }
 KS_DEVICE Part read_transposed(unsigned at) {
   typedef short Four __attribute__((ext_vector_type(4)));
   return __builtin_bit_cast(Part, __builtin_amdgcn_ds_read_tr16_b64_v4i16((KS_LOCAL Four*)(size_t)at));
@@ -138,7 +151,7 @@ struct Walk {
   Block s[KEY_BLOCKS], o[BLOCKS_D];
   Fragment p[KEY_BLOCKS][2];
   unsigned k_at, v_at;  // in LDS, of the first parts
-  float m, base, c;  // the largest product so far, what exponents are taken from, and their factor
+  float base, limit, c;  // the reference, times the factor c; the largest product that leaves it
   Two l;
 
   KS_DEVICE void begin(unsigned ring, float factor) {
@@ -149,7 +162,7 @@ struct Walk {
     v_at = ring + V_RING + row * ROW + ((2 * g + i % 4 / 2) ^ v_permutation(row)) * 16 + i % 2 * 8;
 #pragma unroll
     for (int d = 0; d < BLOCKS_D; d++) o[d] = 0.f;
-    m = -infinity(), base = 0.f, c = factor, l = 0.f;
+    base = 0.f, limit = -infinity(), c = factor, l = 0.f;
   }
   // Steps of the products: of the scores, one block after the other with each part of the queries; of the values, each
   // block of columns with each part of the weights.
@@ -159,7 +172,7 @@ struct Walk {
   }
   template<int N> KS_DEVICE void add_score(Fragment x) {
     constexpr int b = N % KEY_BLOCKS, d = N / KEY_BLOCKS;
-    s[b] = Product<T>::run(x, q[d], d == 0 ? Block(0.f) : s[b]);
+    s[b] = d == 0 ? Product<T>::first(x, q[d]) : Product<T>::run(x, q[d], s[b]);
   }
   // A lane's sums of a block are of keys 8·a + 4·h + 0…3, a = 0…3: those of a = 2·t, 2·t + 1 are the factor's of step t.
   template<int N> KS_DEVICE static Fragment value_factor(unsigned at, unsigned stage) {
@@ -204,11 +217,13 @@ struct Walk {
       float& largest = e % 4 ? top : other;
       largest = maximum(maximum(largest, s[e / 16][e % 16]), s[e / 16][e % 16 + 1]);
     }
-    top = both_max(maximum(maximum(top, other), m));
-    if (any_lane(top != m)) {
-      // Exactly 1 where the maximum stays.
-      const float fade = m == -infinity() ? 0.f : exp2_fast((m - top) * c);
-      m = top, base = top == -infinity() ? 0.f : top * c;
+    const float largest = both_max(maximum(top, other));
+    const bool moves = largest > limit;
+    if (any_lane(moves)) {
+      const float moved = moves ? largest * c : base;
+      // Exactly 1 where the reference stays.
+      const float fade = limit == -infinity() ? 0.f : exp2_fast(base - moved);
+      base = moved, limit = moves ? largest + REFERENCE_RISE * __builtin_amdgcn_rcpf(c) : limit;
       l *= fade;
 #pragma unroll
       for (int d = 0; d < BLOCKS_D; d++) o[d] *= fade;
@@ -301,9 +316,18 @@ attention_forward_gfx950_body(Matrices<const T> q, Matrices<const T> k, Matrices
   Walk w;
   w.begin(ring, scale_log2);
   {
-    const T* const from = q.at<KS_Q_VIEW>(batch, head, count.heads, own.q_first) + (i64)min_of(mine, own.S_q - 1) * q.row;
+    const T* const from = q.at<KS_Q_VIEW>(batch, head, count.heads, own.q_first);
+    const unsigned at = ring + Q_RING + warp_index() * ROWS * ROW;
+    const int l = opaque(lane());  // else the places would be kept for the output's
 #pragma unroll
-    for (int d = 0; d < STEPS_D; d++) w.q[d] = load_global<Fragment>(from + 16 * d + lane() / 32 * 8);
+    for (int i = 0; i < ROWS; i += COPY_ROWS) {
+      const int row = i + l / CHUNKS, chunk = l % CHUNKS;
+      write_shared(at + row * ROW + (chunk ^ k_permutation(row)) * 16,
+                   load_global<Fragment>(from + (i64)min_of(first + row, own.S_q - 1) * q.row + 8 * chunk));
+    }
+    warp_barrier();
+#pragma unroll
+    for (int d = 0; d < STEPS_D; d++) w.q[d] = read_shared<Fragment>(at + (w.k_at - ring ^ d * 32));
   }
   copies_arrive();
   end_phase();
@@ -364,7 +388,7 @@ attention_forward_gfx950_body(Matrices<const T> q, Matrices<const T> k, Matrices
   const float l = both_sum(w.l.x + w.l.y), inverse = l == 0.f ? 0.f : 1.f / l;
   if (KS_LSE && lane() < 32 && mine < own.S_q)
     lse.base[(i64)batch * lse.batch + head * lse.head + own.q_first + mine] =
-        l == 0.f ? -infinity() : 0.69314718056f * (w.m * w.c + log2_fast(l));
+        l == 0.f ? -infinity() : 0.69314718056f * (w.base + log2_fast(l));
   PlainTile<T, ROWS, D> staged(memory + warp_index() * ROWS * ROW);
 #pragma unroll
   for (int d = 0; d < BLOCKS_D; d++)
