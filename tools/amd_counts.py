@@ -36,7 +36,7 @@ from kernelseam_rocm_emulator.counting import model, report, selftest
 from kernelseam_rocm_emulator.emulation import recorded
 
 PAGE = table.TABLE.parent / "parity" / "amd-counts.md"
-_LONG = "attention --batch 1 --heads 1 --seq-len 128 --kv-seq-len 768"
+_LONG = "attention --batch 1 --heads 1 --seq-len 256 --kv-seq-len 768"
 PRESETS = {
     "attention-d128": f"{_LONG} --head-dim 128 --dtype bfloat16",
     "attention-d64": f"{_LONG} --head-dim 64",

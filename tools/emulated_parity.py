@@ -283,21 +283,20 @@ def versions(device: Device) -> list[tuple[str, str]]:
     """What the results came from."""
     toolchain = plugins().backend(device.backend).toolchain
     assert toolchain is not None
-    folder = emulation().checkout.folder
-    commit = subprocess.run(
-        ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True
-    )
+    emulator = f"tinygrad's test tree, commit {_commit(emulation().checkout.folder)}"
     return [
+        ("kernels", f"commit {_commit(PAGE.parent)}"),
         ("compiler", toolchain.compiler()),
-        (
-            "emulator",
-            (
-                f"tinygrad's test tree, commit {commit.stdout.strip()[:10] or 'unknown'}, with our "
-                "patches"
-            ),
-        ),
+        ("emulator", f"{emulator}, with our patches"),
         ("Python", platform.python_version()),
     ]
+
+
+def _commit(folder: Path) -> str:
+    """What a checkout stands at."""
+    command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    said = subprocess.run(command, capture_output=True, text=True)
+    return said.stdout.strip()[:10] or "unknown"
 
 
 def main() -> int:
