@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from kernelseam.contract import SourceBundle
 from kernelseam.errors import CompileError
+from kernelseam.kernels import build_binary
 
 plugin = pytest.importorskip(
     "kernelseam_rocm.plugin", reason="hiprtc is missing: kernelseam-rocm is not installed"
@@ -56,6 +57,21 @@ def test_the_table_is_of_these_kernels() -> None:
         if b.covered.spec.dtype in TOOLCHAIN.arch_row(arch).matrix_dtypes
     ]
     assert sum(k in known for k in multiplied) > 0.75 * len(multiplied)
+
+
+FIRST = {str(b.covered).split()[0]: b for a, b in CHOSEN if a == "gfx1201"}
+
+
+@pytest.mark.parametrize("kernel", FIRST)
+def test_gfx1200_has_the_instructions_of_gfx1201(kernel: str) -> None:
+    """So what is emulated of the one is of the other."""
+    b = FIRST[kernel]
+    (tile, *_), texts = b.often, []
+    for arch in ("gfx1200", "gfx1201"):
+        binary, _ = build_binary(TOOLCHAIN, b.covered.spec, arch, tile, b.covered.kernel)
+        (listing,) = listings(binary.data, arch).values()
+        texts.append([i.text for i in listing])
+    assert len(texts[0]) > 500 and texts[0] == texts[1]
 
 
 def compiled(body: str, arch: str = "gfx942") -> iteration.Iteration | None:
