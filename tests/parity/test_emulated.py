@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from kernelseam import attention, planning
 from kernelseam.contract import EMULATED, Device
+from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError
 from kernelseam.oracle import check
 from kernelseam.oracle.check import Verdict
@@ -78,6 +79,25 @@ def _run(name: str, device: Device) -> Outcome:
 @pytest.mark.parametrize("name", CASES)
 def test_a_covering_choice(name: str, device: Device) -> None:
     _run(name, device).require()
+
+
+STORED_CASES = (
+    "attention-bf16-128-causal-%-q-blocks",
+    "attention-f16-64-%-q-pages-blocks",
+    "attention-bf16-64-%-q-nan",
+    "gemm-%-nt-blocks-1x128x128",
+    "gemm-%-nt-blocks-ragged",
+)
+"""Queries of 8 bits, and products with scales of blocks."""
+OWN_STORED = [(d, s) for d in DEVICES for s in TOOLCHAIN.arch_row(d.arch).stored_dtypes]
+
+
+@pytest.mark.parametrize(("device", "stored"), OWN_STORED, ids=lambda x: getattr(x, "arch", x))
+@pytest.mark.parametrize("name", STORED_CASES)
+def test_of_8_bits(name: str, device: Device, stored: DType) -> None:
+    outcome = _run(name.replace("%", stored.value.removeprefix("float8_")), device)
+    outcome.require()
+    assert outcome.refusal is None
 
 
 BEYOND = (
