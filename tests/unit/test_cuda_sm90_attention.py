@@ -184,15 +184,21 @@ def test_tiles_of_one_length_are_not_asked_for_late() -> None:
 
 @pytest.mark.parametrize("cap", [1e-3, 1.0, 30.0, 50.0, 200.0])
 @pytest.mark.parametrize("scale", [64**-0.5, 256**-0.5, 1.0])
-def test_small_scores_are_capped_by_a_polynomial(cap: float, scale: float) -> None:
+@pytest.mark.parametrize(
+    ("bound", "up_to", "coefficients"),
+    [("least", 0.19, ("d0", "d1", "d2")), ("limit", 0.6, ("c0", "c1", "c2", "c3", "c4"))],
+)
+def test_small_scores_are_capped_by_a_polynomial(
+    cap: float, scale: float, bound: str, up_to: float, coefficients: tuple[str, ...]
+) -> None:
     """In float32, as the kernel has it; against tanh to a few of its roundings."""
     p = replace(problem(head_dim=64, value_dim=64, softcap=True), scale=scale, softcap=cap)
     v = HALF.values(p, HALF.tile(p, ROW, H200), H200)
-    x = np.linspace(-1, 1, 2001).astype(np.float32) * np.float32(v["small_cap_limit"])
-    assert x.max() == pytest.approx(0.6 * cap / scale)
-    y = np.float32(v["small_cap_c4"])
-    for i in (3, 2, 1, 0):
-        y = y * (x * x) + np.float32(v[f"small_cap_c{i}"])
+    x = np.linspace(-1, 1, 2001).astype(np.float32) * np.float32(v[f"small_cap_{bound}"])
+    assert x.max() == pytest.approx(up_to * cap / scale)
+    y = np.float32(0)
+    for name in reversed(coefficients):
+        y = y * (x * x) + np.float32(v[f"small_cap_{name}"])
     want = math.log2(math.e) * cap * np.tanh(x.astype(np.float64) * scale / cap)
     assert np.allclose(x * y, want, rtol=4e-7, atol=0)
 
@@ -201,7 +207,8 @@ def test_small_scores_are_capped_by_a_polynomial(cap: float, scale: float) -> No
 def test_caps_whose_powers_leave_float32_have_no_polynomial(cap: float) -> None:
     p = replace(problem(softcap=True), softcap=cap)
     v = HALF.values(p, HALF.tile(p, ROW, H200), H200)
-    assert all(v[f"small_cap_{n}"] == 0 for n in ("limit", "c0", "c1", "c2", "c3", "c4"))
+    names = ("least", "d0", "d1", "d2", "limit", "c0", "c1", "c2", "c3", "c4")
+    assert all(v[f"small_cap_{n}"] == 0 for n in names)
 
 
 def test_the_counter_is_first_in_a_workspace_that_is_zero_before_the_first_launch() -> None:

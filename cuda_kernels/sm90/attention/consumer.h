@@ -22,6 +22,24 @@ struct Consumer {
   }
   KS_DEVICE float factor() const { return KS_SOFTCAP ? 1.f : scores.scale_log2; }
 
+  // With a softcap, how a block's products become scores.
+  KS_DEVICE CapWay cap_way(float (&s)[BN / 2]) const {
+    return KS_SOFTCAP ? cap_large(s, scores.cap, scores.cap_inverse, small_cap) : DONE;
+  }
+  template<int FROM, int TO, bool MASKED>
+  KS_DEVICE void exponentials(float (&s)[BN / 2], const float (&m)[2], float (&sum)[2], CapWay way) const {
+    if (KS_SOFTCAP && way == SHORT) exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<false>{small_cap});
+    else if (KS_SOFTCAP && way == LONG) exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<true>{small_cap});
+    else exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Scaled{factor()});
+  }
+  // The rows' largest scores, where a softcap is not yet applied to products: it keeps their order.
+  KS_DEVICE void top_scores(const float (&s)[BN / 2], float (&top)[2], CapWay way) const {
+    row_max(s, top);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      if (KS_SOFTCAP && way != DONE && top[r] != -infinity()) top[r] = Capped<true>{small_cap}(top[r], 0.f);
+  }
+
   // Masks a block's scores of the thread's rows.
   KS_DEVICE void mask_scores(float (&s)[BN / 2], const WorkTile& w, int row, int block) const {
     const Scores own = scores_of(w);
@@ -33,13 +51,13 @@ struct Consumer {
 
   // Softmax of a tile's first block.
   KS_DEVICE void first_softmax(float (&s)[BN / 2], const WorkTile& w, int row, int block, float (&m)[2], float (&l)[2]) const {
-    if (KS_SOFTCAP) cap_scores(s, scores.cap, scores.cap_inverse, small_cap);
+    const CapWay way = cap_way(s);
     if (HAS_MASK || (block + 1) * BN > scores.S_k) mask_scores(s, w, row, block);
     float row_maximum[2], correction[2];
-    row_max(s, row_maximum);
+    top_scores(s, row_maximum, way);
 #pragma unroll
     for (int r = 0; r < 2; r++) update_reference<true>(m[r], correction[r], row_maximum[r], factor());
-    exp2_and_sum<0, BN / 2, true>(s, m, l, factor());
+    exponentials<0, BN / 2, true>(s, m, l, way);
   }
 
   // Rare: moves p, O, m, l and the block's sums to a reference at which none overflows.
@@ -55,7 +73,7 @@ struct Consumer {
     recompute_scores<T, DQK, PRODUCTS>(p, q + (i64)inside(x, S_q) * a.q.row + column,
                                        q + (i64)inside(x + 8, S_q) * a.q.row + column, k + (i64)key * a.k.row + column,
                                        (i64)8 * a.k.row);
-    if (KS_SOFTCAP) cap_scores(p, scores.cap, scores.cap_inverse, small_cap);
+    if (KS_SOFTCAP) cap_scores(p, scores.cap, scores.cap_inverse);
     rebase_by_max(p, o, m, l, sum, factor());
   }
 
@@ -281,22 +299,22 @@ KS_DEVICE void Consumer::run() const {
       pin(s);
       release_k();
       if (block == begin) release_q();
-      if (KS_SOFTCAP) cap_scores(s, scores.cap, scores.cap_inverse, small_cap);
+      const CapWay way = cap_way(s);
       if (masked.value) {
         mask_scores(s, storage.work_tiles[tile % WORK_SLOTS], row, block);
         float row_maximum[2];
-        row_max(s, row_maximum);
+        top_scores(s, row_maximum, way);
 #pragma unroll
         for (int r = 0; r < 2; r++) update_reference<false>(m[r], correction[r], row_maximum[r], c);
       }
-      exp2_and_sum<0, AHEAD, masked.value>(s, m, sum, c);
+      exponentials<0, AHEAD, masked.value>(s, m, sum, way);
       wait_next_k(s, sum, block > begin);
       wgmma_wait<0>();
       pin(o);
       release_v();
       if (masked.value) rescale(o, correction);
       if constexpr (AHEAD < BN / 2) {
-        exp2_and_sum<AHEAD, BN / 2, masked.value>(s, m, rest, c);
+        exponentials<AHEAD, BN / 2, masked.value>(s, m, rest, way);
         sum[0] += rest[0], sum[1] += rest[1];
       }
       if (masked.value) {

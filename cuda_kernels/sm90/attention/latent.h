@@ -210,7 +210,7 @@ struct ScoreConsumer : Consumer {
     row_max(s, top);
 #pragma unroll
     for (int r = 0; r < 2; r++) update_reference<false>(m[r], correction[r], top[r], a.scale_log2);
-    exp2_and_sum<0, BN / 2, true>(s, m, sum, a.scale_log2);
+    exp2_and_sum<0, BN / 2, true>(s, m, sum, Scaled{a.scale_log2});
 #pragma unroll
     for (int r = 0; r < 2; r++) l[r] = l[r] * correction[r] + sum[r];
 #pragma unroll

@@ -32,28 +32,51 @@ KS_DEVICE float tanh_large(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(exp2_fast(2.88539008f * x) + 1.f));
   return fmaf(-2.f, inverse, 1.f);
 }
-// cap·tanh of small products x = q·k: x·(c0 + u·(c1 + …)), u = x², the scale within the coefficients. Serves where |x| < limit.
-struct SmallCap { float limit, c0, c1, c2, c3, c4; };
-
-// Softcap: scores in base 2 from q·k, in place. A warp whose products are all small, as nearly always, computes no exponential.
-template<int N> KS_DEVICE void cap_scores(float (&s)[N], float cap, float cap_inverse, const SmallCap& small) {
-  float most = 0.f;
+// Softcap: scores in base 2 from products, in place.
+template<int N> KS_DEVICE void cap_scores(float (&s)[N], float cap, float cap_inverse) {
 #pragma unroll
-  for (int i = 0; i < N; i++) most = fmaxf(most, fabsf(s[i]));
-  if (__all_sync(~0u, most < small.limit)) {
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-      const float u = s[i] * s[i];
-      s[i] *= fmaf(fmaf(fmaf(fmaf(small.c4, u, small.c3), u, small.c2), u, small.c1), u, small.c0);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-      const float x = s[i] * cap_inverse;
-      s[i] = cap * (fabsf(x) < 0.6f ? tanh_small(x) : tanh_large(x));
-    }
+  for (int i = 0; i < N; i++) {
+    const float x = s[i] * cap_inverse;
+    s[i] = cap * (fabsf(x) < 0.6f ? tanh_small(x) : tanh_large(x));
   }
 }
+
+// cap·tanh of products x = q·k: x·(c0 + u·(c1 + …)), u = x², the scale within the coefficients. The short polynomial serves where
+// |x| < least, the other where |x| < limit.
+struct SmallCap { float least, d0, d1, d2, limit, c0, c1, c2, c3, c4; };
+enum CapWay { SHORT, LONG, DONE };
+
+// Which polynomial serves all of a warp's products; DONE: they were too large, as they seldom are, and are scores in base 2 now.
+// Sums of the squares of eight are above each of them, and take half the time of maxima.
+template<int N> KS_DEVICE CapWay cap_large(float (&s)[N], float cap, float cap_inverse, const SmallCap& small) {
+  constexpr int SUMS = N / 8;
+  float sums[SUMS];
+#pragma unroll
+  for (int i = 0; i < N; i++) sums[i % SUMS] = i < SUMS ? s[i] * s[i] : fmaf(s[i], s[i], sums[i % SUMS]);
+  auto below = [&](float limit) {
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) all = all && sums[i] < limit * limit;  // false for NaN
+    return __all_sync(~0u, all);
+  };
+  if (below(small.least)) return SHORT;
+  if (below(small.limit)) return LONG;
+  cap_scores(s, cap, cap_inverse);
+  return DONE;
+}
+// What the exponent of a score x in base 2, −∞ included, is above the reference m: by a factor, or by a polynomial.
+struct Scaled {
+  float c;
+  KS_DEVICE float operator()(float x, float m) const { return fmaf(x, c, -m); }
+};
+template<bool LONGER> struct Capped {
+  const SmallCap& c;
+  KS_DEVICE float operator()(float x, float m) const {
+    const float u = x * x;
+    if (!LONGER) return fmaf(x, fmaf(fmaf(c.d2, u, c.d1), u, c.d0), -m);
+    return fmaf(x, fmaf(fmaf(fmaf(fmaf(c.c4, u, c.c3), u, c.c2), u, c.c1), u, c.c0), -m);
+  }
+};
 
 // Sets masked scores to −inf: keys before low and from high on, counted from the thread's first column.
 template<int N> KS_DEVICE void mask_columns(float (&s)[N], const int (&low)[2], const int (&high)[2]) {
@@ -86,15 +109,15 @@ template<bool FIRST> KS_DEVICE void update_reference(float& m, float& correction
   m = stays ? m : now;
 }
 
-// p of elements FROM … TO − 1 in place, and their sums. MASKED: a row may have had no visible key yet.
-template<int FROM, int TO, bool MASKED, int N>
-KS_DEVICE void exp2_and_sum(float (&s)[N], const float (&m)[2], float (&sum)[2], float c) {
+// p of elements FROM … TO − 1 in place, and their sums. MASKED: a row may have had no visible key yet. above(x, m): an exponent.
+template<int FROM, int TO, bool MASKED, int N, class Above>
+KS_DEVICE void exp2_and_sum(float (&s)[N], const float (&m)[2], float (&sum)[2], Above above) {
   float base[2], t[4];
 #pragma unroll
   for (int r = 0; r < 2; r++) base[r] = MASKED && m[r] == -infinity() ? 0.f : m[r];
 #pragma unroll
   for (int i = FROM; i < TO; i++) {
-    s[i] = exp2_fast(fmaf(s[i], c, -base[i / 2 % 2]));
+    s[i] = exp2_fast(above(s[i], base[i / 2 % 2]));
     t[i % 4] = i < FROM + 4 ? s[i] : t[i % 4] + s[i];
   }
   sum[0] = t[0] + t[1];
@@ -140,7 +163,7 @@ KS_DEVICE void rebase_by_max(float (&s)[N], float (&o)[M], float (&m)[2], float 
     m[r] = now;
     l[r] *= correction[r];
   }
-  exp2_and_sum<0, N, true>(s, m, sum, c);
+  exp2_and_sum<0, N, true>(s, m, sum, Scaled{c});
   scale_rows(o, correction);
 }
 

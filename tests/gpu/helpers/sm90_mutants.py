@@ -198,8 +198,8 @@ MUTANTS = (
     _mutant(
         "queries-released-early",
         CONSUMER,
-        "if (block == begin) release_q();\n      if (KS_SOFTCAP)",
-        "release_q();\n      if (KS_SOFTCAP)",
+        "if (block == begin) release_q();\n      const CapWay way",
+        "release_q();\n      const CapWay way",
         LONG,
         "queries are handed back at every block",
     ),
@@ -668,10 +668,18 @@ MUTANTS = (
     _mutant(
         "cap-of-small-scores",
         SOFTMAX,
-        "if (__all_sync(~0u, most < small.limit)) {",
-        "if (__all_sync(~0u, most < 100.f * small.limit)) {",
+        "if (below(small.limit)) return LONG;",
+        "if (below(100.f * small.limit)) return LONG;",
         "attention-f16-64-softcap-30-extreme",
         "a polynomial of small scores is taken of all",
+    ),
+    _mutant(
+        "cap-of-smallest-scores",
+        SOFTMAX,
+        "if (below(small.least)) return SHORT;",
+        "if (below(100.f * small.least)) return SHORT;",
+        "attention-f16-64-softcap-5",
+        "the shorter polynomial is taken of scores beyond it",
     ),
     _mutant(
         "lse-without-reference",
