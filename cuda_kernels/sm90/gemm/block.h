@@ -19,7 +19,9 @@ enum { ROWS = 0, TMA = 1 };  // who stores: see epilogue.h
 constexpr bool E4M3 = sizeof(T) == 1, COLUMN_VALUES = Bias::THERE || KS_SCALES;
 constexpr int BM = KS_BM, BN = KS_BN, GROUPS = KS_GROUPS, STAGES = KS_STAGES, CLUSTER = KS_CLUSTER, BUFFERS = KS_BUFFERS;
 constexpr int SPLIT = KS_SPLIT;  // blocks of a cluster that sum a part of K each
-static_assert(SPLIT == 1 || CLUSTER == 1, "a cluster shares columns of B, or a sum");
+// Blocks that load parts of a slice of A, or of B, for all of them.
+constexpr int A_PARTS = KS_SHARED_A ? CLUSTER : 1, B_PARTS = KS_SHARED_A ? 1 : CLUSTER;
+static_assert(SPLIT == 1 || CLUSTER == 1, "a cluster shares rows of A, columns of B, or a sum");
 constexpr int BK = 128 / sizeof(T), MT = BM / (64 * GROUPS), PANELS = BN / 64, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
 static_assert(MT * 64 * GROUPS == BM && PANELS * 64 == BN, "tiles are of 64 rows a consumer, and panels of 64 columns");
 

@@ -4,7 +4,7 @@
 // one launch.
 //
 // Algorithm: persistent, KS_BLOCKS blocks a multiprocessor, or clusters of KS_CLUSTER blocks, whose tiles are neighbours along M
-// and which multicast B to each other. A producer thread fills a ring of STAGES slices (128 bytes of K) of A and B by TMA, on from one
+// and which multicast B to each other, or along N and multicast A (KS_SHARED_A). A producer thread fills a ring of STAGES slices (128 bytes of K) of A and B by TMA, on from one
 // tile of C to the next; source tiles (C, residual) of the epilogue come through the same ring. GROUPS consumer warpgroups
 // multiply by wgmma, KS_BM/GROUPS rows each, and store their rows (epilogue.h).
 // Sums of several products (KS_SUMMED: batches, heads) follow one another through the ring. A's heads may be those of three
@@ -18,7 +18,7 @@
 //
 // Constants (from the kernel definition): KS_T, KS_TC (element types of A and B, of C and the residual), KS_A_TRANSPOSED,
 // KS_B_TRANSPOSED, KS_SCALES, KS_POINTERS, KS_BIAS (element type, void where there is none), KS_RESIDUAL, KS_ROW_SUMS (element type, or void),
-// KS_SUMMED, KS_SEGMENTED, KS_JOINED, KS_HEADS (and those of heads.h), KS_SPLIT, KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER,
+// KS_SUMMED, KS_SEGMENTED, KS_JOINED, KS_HEADS (and those of heads.h), KS_SPLIT, KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER, KS_SHARED_A,
 // KS_BLOCKS (that share a multiprocessor), KS_BUFFERS
 // (epilogue buffers a consumer, 64 rows of 128 bytes), KS_STORE, KS_C_FIRST (whether C is stored with the L2 policy evict-first), KS_PRODUCER_REGISTERS,
 // KS_CONSUMER_REGISTERS (0: as launched), KS_SHARED_BYTES.

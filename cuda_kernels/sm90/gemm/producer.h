@@ -2,6 +2,8 @@
 #pragma once
 #include "sm90/gemm/epilogue.h"
 
+static_assert(A_PARTS == 1 || !KS_A_TRANSPOSED, "shared rows of A are boxes along K");
+
 struct Producer {
   SharedStorage& storage;
   const Maps& maps;
@@ -12,6 +14,8 @@ struct Producer {
   const Result& result;
   int rank, split_rank;
   PipelineState<STAGES> state{0, 1};
+
+  KS_DEVICE int b_part() const { return B_PARTS > 1 ? rank : 0; }
 
   // The next tile; for lists also its addresses, read a tile ahead to hide their latency.
   struct Next {
@@ -30,14 +34,14 @@ struct Producer {
   };
   // The boxes of a tile that are found by division, once for all its slices. ORDERED: rows of B. JOINED_A: the first element of
   // a head, and four times the head within its operand, whose number is added. JOINED_B: the first element and the head.
-  static constexpr int BOXES = Result::ORDERED ? BN / CLUSTER / Result::UNIT_ROWS : KS_JOINED == JOINED_A ? BM / 64
+  static constexpr int BOXES = Result::ORDERED ? BN / B_PARTS / Result::UNIT_ROWS : KS_JOINED == JOINED_A ? BM / 64
                                : KS_JOINED == JOINED_B ? PANELS : 1;
   struct Boxes { int first[BOXES], head[BOXES]; };
   KS_DEVICE Boxes boxes_of(const TileCoord& p) const {
     Boxes x = {};
 #pragma unroll
     for (int i = 0; i < BOXES; i++) {
-      if (Result::ORDERED) x.first[i] = result.weight_row(p.column + rank * (BN / CLUSTER) + i * Result::UNIT_ROWS);
+      if (Result::ORDERED) x.first[i] = result.weight_row(p.column + b_part() * (BN / B_PARTS) + i * Result::UNIT_ROWS);
       if (KS_JOINED == JOINED_A || KS_JOINED == JOINED_B) {
         const int element = (KS_JOINED == JOINED_A ? p.row : p.column) + 64 * i, head = joined.quotient(element);
         const int n = KS_SEGMENTED ? segment_of(head) : 0;
@@ -68,11 +72,16 @@ struct Producer {
     const u32 full = ring.full(state), to_a = shared_address(storage.stages[state.stage]), to_b = to_a + A_BYTES;
     ring.wait_empty(state);
     barrier_arrive_expect_tx(full, STAGE_BYTES);
+    auto load_a = [&](const TensorMap& map, int x0, int x2) {
+      const int part = A_PARTS > 1 ? rank : 0, row = x.tile.row + part * (BM / A_PARTS);
+      if (A_PARTS == 1) tma_load(to_a, map, full, x0, row, x2, x.a.x3);
+      else tma_load_multicast(to_a + part * (A_BYTES / A_PARTS), map, full, x0, row, x2, x.a.x3, (1 << CLUSTER) - 1);
+    };
     if (KS_JOINED == JOINED_K) {  // a slice is of one head
       const int head = joined.quotient(k), n = KS_SEGMENTED ? segment_of(head) : 0;
-      tma_load(to_a, a_map(n), full, k - head * joined.d, x.tile.row, head - first_of(n), x.a.x3);
+      load_a(a_map(n), k - head * joined.d, head - first_of(n));
     } else if (!KS_A_TRANSPOSED) {
-      tma_load(to_a, a_map(x.segment), full, k, x.tile.row, x.a.x2, x.a.x3);
+      load_a(a_map(x.segment), k, x.a.x2);
     } else if (KS_JOINED == JOINED_A) {  // 64 of the tile's rows are elements of one head
 #pragma unroll
       for (int i = 0; i < BM / 64; i++)
@@ -82,26 +91,26 @@ struct Producer {
       for (int i = 0; i < BM / 64; i++)
         tma_load(to_a + i * ROWS_BYTES, a_map(x.segment), full, x.tile.row + 64 * i, k, x.a.x2, x.a.x3);
     }
-    // Each block of a cluster multicasts its part of B to all.
+    // Each block of a cluster multicasts its part of what they share to all.
     auto load_b_of = [&](int offset, int x0, int x1, int x2) {
-      if (CLUSTER == 1) tma_load(to_b + offset, maps.b, full, x0, x1, x2, x.b.x3);
+      if (B_PARTS == 1) tma_load(to_b + offset, maps.b, full, x0, x1, x2, x.b.x3);
       else tma_load_multicast(to_b + offset, maps.b, full, x0, x1, x2, x.b.x3, (1 << CLUSTER) - 1);
     };
     auto load_b = [&](int offset, int x0, int x1) { load_b_of(offset, x0, x1, x.b.x2); };
     if constexpr (Result::ORDERED) {
 #pragma unroll
-      for (int i = 0; i < BOXES; i++) load_b((rank * BOXES + i) * Result::UNIT_ROWS * 128, k, boxes.first[i]);
+      for (int i = 0; i < BOXES; i++) load_b((b_part() * BOXES + i) * Result::UNIT_ROWS * 128, k, boxes.first[i]);
     } else if (KS_B_TRANSPOSED) {
-      load_b(rank * (B_BYTES / CLUSTER), k, x.tile.column + rank * (BN / CLUSTER));
+      load_b(b_part() * (B_BYTES / B_PARTS), k, x.tile.column + b_part() * (BN / B_PARTS));
     } else if (KS_JOINED == JOINED_B) {
 #pragma unroll
       for (int i = 0; i < PANELS; i++)
-        load_b_of(i * ROWS_BYTES + rank * (ROWS_BYTES / CLUSTER), boxes.first[i], k + rank * (BK / CLUSTER), boxes.head[i]);
+        load_b_of(i * ROWS_BYTES + b_part() * (ROWS_BYTES / B_PARTS), boxes.first[i], k + b_part() * (BK / B_PARTS), boxes.head[i]);
     } else {
       constexpr int AT_ONCE = KS_SUMMED ? 1 : PANELS;
 #pragma unroll AT_ONCE
       for (int i = 0; i < PANELS; i++)
-        load_b(i * ROWS_BYTES + rank * (ROWS_BYTES / CLUSTER), x.tile.column + 64 * i, k + rank * (BK / CLUSTER));
+        load_b(i * ROWS_BYTES + b_part() * (ROWS_BYTES / B_PARTS), x.tile.column + 64 * i, k + b_part() * (BK / B_PARTS));
     }
     state.advance();
   }

@@ -1,6 +1,7 @@
 // The tile scheduler: the order of tiles over all matrices, the same for all roles of a block and all blocks of a cluster.
 //
-// The blocks of a cluster take neighbouring tiles along M, which share their columns of B. Tiles are rasterised in groups of
+// The blocks of a cluster take neighbouring tiles along M, which share their columns of B, or with KS_SHARED_A along N, which share
+// rows of A. Tiles are rasterised in groups of
 // GROUP_ROWS rows of clusters, column by column, so that A and B are reused in L2; matrices follow one another.
 #pragma once
 #include "sm90/ptx.h"
@@ -24,6 +25,7 @@ struct TileScheduler {
     const int high = min_of(GROUP_ROWS, rows - g * GROUP_ROWS);
     const int column = high == GROUP_ROWS ? in_group / GROUP_ROWS : last.quotient(in_group);
     const int row = g * GROUP_ROWS + in_group - column * high, batch = heads.quotient(number);
+    if (KS_SHARED_A) return {row * KS_BM, (column * KS_CLUSTER + rank) * KS_BN, number, number - batch * heads.d, batch};
     return {(row * KS_CLUSTER + rank) * KS_BM, column * KS_BN, number, number - batch * heads.d, batch};
   }
 };

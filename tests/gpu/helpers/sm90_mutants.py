@@ -874,6 +874,14 @@ MUTANTS = (
         "a cluster's blocks have the same rows",
     ),
     _mutant(
+        "ranks-that-share-rows",
+        GEMM_TILES,
+        "(column * KS_CLUSTER + rank) * KS_BN",
+        "column * KS_CLUSTER * KS_BN",
+        "qkv-projection-f16-ragged-1x64",
+        "blocks that share rows of A have the same columns",
+    ),
+    _mutant(
         "origin-not-subtracted",
         GEMM_MATRIX,
         "((u64)address - (u64)origin) >> 4;",

@@ -44,6 +44,7 @@ from kernelseam_cuda.sm90.gemm_tiling import (
 )
 from kernelseam_cuda.sm90.tiles import (
     E4M3,
+    FEW_ROWS,
     GEMM,
     REGISTERS,
     SPLIT,
@@ -51,6 +52,8 @@ from kernelseam_cuda.sm90.tiles import (
 )
 from kernelseam_cuda.toolchain import sources
 
+_FEW_ROWS = 64
+"""Of A that blocks share: of more, wider tiles read B less often."""
 _MAX_EXTENT = 2**30
 """Rows and columns: a tile's place, and its end, are 32-bit."""
 _POINTERS = ("a", "b", "c", "bias", "residual", "origin")
@@ -178,9 +181,11 @@ class HopperGemm(KernelDefinition):
         )
 
     def few_enough(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
-        """Whether its tiles can be counted; where their sums are split, that they are few, that
-        every part has something to sum, and that the ring has room for the parts behind the
-        source tiles."""
+        """Whether its tiles can be counted; where blocks share rows of A, that it is one product
+        of few rows; where sums are split, that tiles are few, that every part has something to
+        sum, and that the ring has room for the parts behind the source tiles."""
+        if tile.shared_a and (p.results > 1 or p.M > _FEW_ROWS):
+            return False
         if tile.split == 1:
             return tile_count(p, tile) < MAX_TILES
         slices = divide_up(p.K, slice_of(p.spec))
@@ -224,6 +229,7 @@ class HopperGemm(KernelDefinition):
             "GROUPS": tile.groups,
             "STAGES": tile.stages,
             "CLUSTER": tile.cluster,
+            "SHARED_A": tile.shared_a,
             "SPLIT": tile.split,
             "BLOCKS": tile.blocks,
             "BUFFERS": tile.buffers,
@@ -390,7 +396,7 @@ def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
         return E4M3
     if spec.joined == "a" and spec.summed:  # places of so many boxes do not fit the registers
         return tuple(t for t in GEMM if t.bm < 256)
-    return GEMM + (SPLIT if _linear(spec) else ())
+    return GEMM + ((*SPLIT, *FEW_ROWS) if _linear(spec) else ())
 
 
 def _linear(spec: GemmSpec) -> bool:

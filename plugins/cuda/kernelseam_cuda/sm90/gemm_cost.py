@@ -40,10 +40,13 @@ def work(p: GemmProblem, tile: HopperGemmTile) -> Work:
     rows, columns = grid_of_tiles(p, tile)
     size = p.spec.dtype.itemsize
     rate = (p.spec.a_transposed and tile.rate_along_m) or tile.rate
+    loaded = tile.bm, tile.bn // tile.cluster
+    if tile.shared_a:
+        loaded = tile.bm // tile.cluster, tile.bn
     whole = _LISTED if p.spec.view == "pointers" and not tile.c_first else 1
     lines = sum(
         n * (2 if row * size % _LINE else whole)
-        for n, row in ((tile.bm, p.a_strides[2]), (tile.bn // tile.cluster, p.b_strides[2]))
+        for n, row in zip(loaded, (p.a_strides[2], p.b_strides[2]), strict=True)
     )
     slice_operations = max(
         2.0 * tile.bm * tile.bn * _SLICE,

@@ -30,8 +30,9 @@ def tensor_maps(problem: GemmProblem, tile: HopperGemmTile) -> dict[str, TensorM
     # Where what is summed over comes first, a box holds a tile's whole side; else it is a
     # panel, and a cluster's blocks share its rows.
     k = slice_of(s)
-    a_box = (k, k) if s.a_transposed else (k, tile.bm)
-    b_box = (k, tile.bn // tile.cluster) if s.b_transposed else (k, k // tile.cluster)
+    a_parts, b_parts = (tile.cluster, 1) if tile.shared_a else (1, tile.cluster)
+    a_box = (k, k) if s.a_transposed else (k, tile.bm // a_parts)
+    b_box = (k, tile.bn // b_parts) if s.b_transposed else (k, k // b_parts)
     c_shape, c_box = (p.M, p.N), (_PANEL_BYTES // s.dtype_c.itemsize, _ROWS)
     rounded = s.precision == "tf32"
     a_shape, b_shape = p.a_shape, p.b_shape

@@ -24,7 +24,9 @@ ORDER = Structure(
 
 
 def grid_of_tiles(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> tuple[int, int]:
-    """Rows and columns of tiles of one matrix; a row of tiles is a cluster's."""
+    """Rows and columns of tiles of one matrix, those of a cluster counted as one."""
+    if tile.shared_a:
+        return divide_up(p.M, tile.bm), divide_up(p.N, tile.bn * tile.cluster)
     return divide_up(p.M, tile.bm * tile.cluster), divide_up(p.N, tile.bn)
 
 

@@ -20,7 +20,7 @@ from kernelseam.kernels.gemm.host import (
 from kernelseam.kernels.signature import Signature
 
 from kernelseam_cuda.sm90.gemm import HopperGemm
-from kernelseam_cuda.sm90.tiles import HEADS, SPLIT, HopperGemmTile
+from kernelseam_cuda.sm90.tiles import FEW_ROWS, HEADS, SPLIT, HopperGemmTile
 
 _CHUNK = 8
 """Elements of 16 bytes: a head is of whole ones."""
@@ -155,7 +155,7 @@ class HopperHeads(HopperGemm):
 
 def _tiles_of(spec: HeadsSpec) -> tuple[HopperGemmTile, ...]:
     """TMA stores no pages."""
-    return tuple(t for t in (*HEADS, *SPLIT) if t.store == "rows" or not spec.paged)
+    return tuple(t for t in (*HEADS, *SPLIT, *FEW_ROWS) if t.store == "rows" or not spec.paged)
 
 
 def _entries(p: GemmProblem, h: HeadsProblem) -> int:

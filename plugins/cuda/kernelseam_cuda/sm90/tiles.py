@@ -28,9 +28,10 @@ class HopperGemmTile:
     """``groups`` consumers that make ``bm``×``bn`` of a result, through a ring of ``stages`` slices
     of 64.
 
-    ``cluster``: blocks that share their columns of B; ``blocks``: that share a multiprocessor;
-    ``buffers``: of 64×64 through which a consumer's results leave; ``store``: who writes them, each
-    warp its "rows", or the "tma" unit; ``c_first``: C is the first to leave the L2 cache.
+    ``cluster``: blocks that share their columns of B, or with ``shared_a`` their rows of A;
+    ``blocks``: that share a multiprocessor; ``buffers``: of 64×64 through which a consumer's
+    results leave; ``store``: who writes them, each warp its "rows", or the "tma" unit;
+    ``c_first``: C is the first to leave the L2 cache.
     """
 
     bm: int
@@ -42,6 +43,7 @@ class HopperGemmTile:
     store: str
     blocks: int = 1
     c_first: bool = False
+    shared_a: bool = False
     split: int = 1
     """Blocks of a cluster that share a tile, each a part of what is summed: for few tiles."""
     most_tiles: int = 400
@@ -59,7 +61,7 @@ class HopperGemmTile:
         more = f"-{self.cluster}together" * (self.cluster > 1) + f"-{self.blocks}blocks" * (
             self.blocks > 1
         )
-        more += f"-split{self.split}" * (self.split > 1)
+        more += "-of-a" * self.shared_a + f"-split{self.split}" * (self.split > 1)
         return f"{self.bm}x{self.bn}-{self.stages}-{self.store}{more}" + "-cfirst" * self.c_first
 
     def shared_bytes(self, bias: bool, sums: bool = False) -> int:
@@ -98,6 +100,12 @@ SPLIT = (
 )
 """Tiles of linear layers of few tokens: products whose factors have K last, and few tiles. Where
 each block has a multiprocessor, a longer ring."""
+
+FEW_ROWS = (
+    HopperGemmTile(64, 64, 1, 13, 4, 1, "rows", shared_a=True, rate=0.65, block_seconds=1e-7),
+)
+"""Tiles of the same for few tokens and many columns: every block would read all tokens, and four
+share them."""
 
 E4M3 = (
     HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.08, block_seconds=1e-6),
@@ -143,6 +151,7 @@ class HopperTf32Tile:
     block_seconds: float = 0.0
 
     cluster = 1
+    shared_a = False
 
     @property
     def bm(self) -> int:
