@@ -182,10 +182,11 @@ class HopperGemm(KernelDefinition):
 
     def few_enough(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
         """Whether its tiles can be counted; where blocks share rows of A, that it is one product
-        of few rows; where sums are split, that tiles are few, that every part has something to
+        of few rows whose clusters run at once; where sums are split, that tiles are few, that every part has something to
         sum, and that the ring has room for the parts behind the source tiles."""
-        if tile.shared_a and (p.results > 1 or p.M > _FEW_ROWS):
-            return False
+        if tile.shared_a:
+            few = p.results == 1 and p.M <= _FEW_ROWS
+            return few and tile_count(p, tile) <= tile.most_tiles
         if tile.split == 1:
             return tile_count(p, tile) < MAX_TILES
         slices = divide_up(p.K, slice_of(p.spec))
