@@ -182,8 +182,9 @@ class HopperGemm(KernelDefinition):
 
     def few_enough(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
         """Whether its tiles can be counted; where blocks share rows of A, that it is one product
-        of few rows whose clusters run at once; where sums are split, that tiles are few, that every part has something to
-        sum, and that the ring has room for the parts behind the source tiles."""
+        of few rows whose clusters run at once; where sums are split, that tiles are few, that
+        every part has something to sum, and that the ring has room for the parts behind the source
+        tiles."""
         if tile.shared_a:
             few = p.results == 1 and p.M <= _FEW_ROWS
             return few and tile_count(p, tile) <= tile.most_tiles

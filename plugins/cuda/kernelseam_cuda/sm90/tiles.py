@@ -101,10 +101,8 @@ SPLIT = (
 """Tiles of linear layers of few tokens: products whose factors have K last, and few tiles. Where
 each block has a multiprocessor, a longer ring."""
 
-FEW_ROWS = (
-    HopperGemmTile(64, 64, 1, 13, 4, 1, "rows", shared_a=True, most_tiles=33, rate=0.65),
-)
-"""Tiles of the same for up to 64 tokens: every block would read all of them, and four share them."""
+FEW_ROWS = (HopperGemmTile(64, 64, 1, 13, 4, 1, "rows", shared_a=True, most_tiles=33, rate=0.65),)
+"""Tiles of the same for up to 64 tokens: every block would read all of them; four share them."""
 
 E4M3 = (
     HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.08, block_seconds=1e-6),
