@@ -4,6 +4,7 @@ needs a GPU."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -149,11 +150,28 @@ def test_problems_are_refused_by_their_numbers() -> None:
     assert HALF.refuse(heads, ROW) == "it does not know heads"
 
 
+def test_scales_of_blocks() -> None:
+    """Those of a slice along K and of all columns of a tile."""
+    deep: dict[str, Any] = {"dtype": FN, "dtype_c": F16, "b_transposed": True, "scales": True}
+    own = problem(**deep, scale_block=(1, 128, 128))
+    assert HALF.refuse(own, ROW) is None
+    assert {t.bn for t in HALF.tiles(own.spec, ROW)} == {128, 64}
+    assert {t.bn for t in HALF.tiles(replace(own.spec, scale_block=(1, 192, 128)), ROW)} == {
+        192,
+        64,
+    }
+    for sizes in ((1, 128, 64), (1, 32, 128)):
+        assert HALF.refuse(problem(**deep, scale_block=sizes), ROW) == (
+            f"scale_block = {sizes}: it scales blocks of 128 values of k and of multiples of 64 "
+            "columns"
+        )
+
+
 @pytest.mark.parametrize("tile", E4M3, ids=lambda t: t.name)
 @pytest.mark.parametrize("view", ["strided", "pointers"])
 def test_factors_of_8_bits(tile: HopperGemmTile, view: str) -> None:
     """Maps that the hardware takes, 128 of K a box; both sums of a thread fit its registers."""
-    p = problem(dtype=FN, dtype_c=F16, view=view, b_transposed=True, scales=view == "strided")
+    p = problem(dtype=FN, dtype_c=F16, view=view, b_transposed=True, scales=True)
     assert HALF.refuse(p, ROW) is None
     maps = HALF.tensor_maps(p, tile, H200)
     assert maps["a_map"].box[:2] == (128, tile.bm)

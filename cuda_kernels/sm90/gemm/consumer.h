@@ -69,11 +69,25 @@ struct Consumer {
   }
 
   // Of e4m3, of whose sums the units keep few bits: those of a slice alone, which float32 additions sum up. Another consumer's
-  // products go on meanwhile.
-  KS_DEVICE void mainloop_e4m3(float (&acc)[MT][BN / 2]) {
+  // products go on meanwhile. Scales of blocks are those of a slice: the additions multiply by them.
+  KS_DEVICE void mainloop_e4m3(float (&acc)[MT][BN / 2], const TileCoord& p) {
     const int slices = KS_SUMMED ? a.slices * a.batch_group * a.head_group
                        : SPLIT > 1 ? part_of(a.slices, split_rank).count : a.slices;
     float part[MT][BN / 2];
+#if KS_SCALE_K
+    const auto &by_row = a.scales.a, &by_column = a.scales.b;
+    const float* const first_row = by_row.base + p.batch * by_row.batch + p.head * by_row.head;
+    const float* rows[MT][2];
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {  // of rows beyond the last its own: they are not stored
+        const int row = p.row + 64 * (group * MT + i) + 16 * warp + (thread_lane >> 2) + 8 * half;
+        rows[i][half] = first_row + (i64)(min_of(row, a.M - 1) / KS_SCALE_M) * by_row.row;
+      }
+    const float* const columns = by_column.base + p.batch * by_column.batch + a.b_heads.quotient(p.head) * by_column.head +
+                                 (i64)(p.column / KS_SCALE_N) * by_column.row;
+#endif
 #pragma unroll
     for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -83,6 +97,14 @@ struct Consumer {
       const u32 stage = shared_address(storage.stages[state.stage]);
       const u32 a_descriptor = descriptor_k_major(stage + group * MT * ROWS_BYTES);
       const u32 b_descriptor = descriptor_k_major(stage + A_BYTES);
+#if KS_SCALE_K
+      float factors[MT][2];  // which arrive while the products are made
+      const float of_columns = columns[(i64)s * by_column.k];
+#pragma unroll
+      for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) factors[i][half] = rows[i][half][(i64)s * by_row.k];
+#endif
       ring.wait_full(state);
       wgmma_fence();
 #pragma unroll
@@ -97,7 +119,13 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < MT; i++)
 #pragma unroll
-        for (int e = 0; e < BN / 2; e++) acc[i][e] += part[i][e];
+        for (int e = 0; e < BN / 2; e++) {
+#if KS_SCALE_K
+          acc[i][e] = fmaf(part[i][e], factors[i][e >> 1 & 1] * of_columns, acc[i][e]);
+#else
+          acc[i][e] += part[i][e];
+#endif
+        }
     }
   }
 
@@ -173,7 +201,7 @@ struct Consumer {
   KS_DEVICE void add_bias(float (&acc)[MT][BN / 2], const float (&bias_fragment)[divide_up(BN, 128)]) {
     each_column(acc, bias_fragment, [](float* d, float x0, float x1, int) { d[0] += x0, d[1] += x1, d[2] += x0, d[3] += x1; });
   }
-#if KS_SCALES
+#if KS_SCALES && !KS_SCALE_K
   // Those of this thread's rows, and of the columns that it brings to shared memory.
   struct ScaleFragment { float rows[MT][2], columns[divide_up(BN, 128)]; };
   KS_DEVICE ScaleFragment load_scales(const TileCoord& p) const {
@@ -321,16 +349,16 @@ struct Consumer {
       float sums[MT][4];
       // Of the tiles that hold the same rows one sums them: heads may share a left factor, and so its sums.
       const bool summing = RowSums::THERE && p.column == 0 && (p.head == 0 || a.sums_head != 0);
-#if KS_SCALES
+#if KS_SCALES && !KS_SCALE_K
       const ScaleFragment scales = load_scales(p);
 #endif
-      if constexpr (E4M3) mainloop_e4m3(acc);
+      if constexpr (E4M3) mainloop_e4m3(acc, p);
       else mainloop(acc, sums, summing);
       if (summing) store_sums(sums, p);
       if constexpr (SPLIT > 1) {
         if (!add_up(acc)) return;
       }
-#if KS_SCALES
+#if KS_SCALES && !KS_SCALE_K
       multiply_by_scales(acc, scales);
 #endif
       if (a.alpha != 1.f)

@@ -1,6 +1,6 @@
 // Batched GEMM for Hopper: C[i] = alpha · op(A[i]) · op(B[i]) + beta · C[i] + bias[i] + residual[i] of 16 bits, summed in
 // float32 and of 16 bits or float32; or of float32 that lies along K, multiplied as TF32, to which TMA rounds it; or of e4m3 that
-// lies along K, with or without scales of its rows and columns: for every matrix of a strided batch or of lists of addresses, in
+// lies along K, with or without scales of its rows and columns, or of blocks of them along K: for every matrix of a strided batch or of lists of addresses, in
 // one launch.
 //
 // Algorithm: persistent, KS_BLOCKS blocks a multiprocessor, or clusters of KS_CLUSTER blocks, whose tiles are neighbours along M
@@ -17,7 +17,8 @@
 // counts 16 bytes.
 //
 // Constants (from the kernel definition): KS_T, KS_TC (element types of A and B, of C and the residual), KS_A_TRANSPOSED,
-// KS_B_TRANSPOSED, KS_SCALES, KS_POINTERS, KS_BIAS (element type, void where there is none), KS_RESIDUAL, KS_ROW_SUMS (element type, or void),
+// KS_B_TRANSPOSED, KS_SCALES, KS_SCALE_M, KS_SCALE_N, KS_SCALE_K (rows, columns and values of k that share a scale, or 0),
+// KS_POINTERS, KS_BIAS (element type, void where there is none), KS_RESIDUAL, KS_ROW_SUMS (element type, or void),
 // KS_SUMMED, KS_SEGMENTED, KS_JOINED, KS_HEADS (and those of heads.h), KS_SPLIT, KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER, KS_SHARED_A,
 // KS_BLOCKS (that share a multiprocessor), KS_BUFFERS
 // (epilogue buffers a consumer, 64 rows of 128 bytes), KS_STORE, KS_C_FIRST (whether C is stored with the L2 policy evict-first), KS_PRODUCER_REGISTERS,

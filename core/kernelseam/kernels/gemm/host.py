@@ -183,9 +183,7 @@ class GemmDefinition(KernelDefinition):
             "ROW_SUMS": kind(spec.row_sums),
             "PRECISION": TF32_PRODUCTS[spec.precision],
             "SCALES": spec.scales,
-            **dict(
-                zip(("SCALE_M", "SCALE_N", "SCALE_K"), spec.scale_block or (0, 0, 0), strict=True)
-            ),
+            **scale_defines(spec),
             "SUMMED": spec.summed,
             "SEGMENTED": spec.segmented,
             "HEADS": spec.heads is not None,
@@ -299,6 +297,12 @@ def _refuse_rounding(spec: GemmSpec) -> str | None:
         if spec.dtype_acc is DType.float64 and dtype not in (None, DType.float64):
             return f"sums of float64 are stored as float64 alone, not as {dtype}"
     return None
+
+
+def scale_defines(spec: GemmSpec) -> dict[str, object]:
+    """How many rows, columns and values of k share a scale; 0: a row and a column has one."""
+    names = ("SCALE_M", "SCALE_N", "SCALE_K")
+    return dict(zip(names, spec.scale_block or (0, 0, 0), strict=True))
 
 
 def scales_structure(spec: GemmSpec) -> Structure:

@@ -22,7 +22,7 @@ from kernelseam.kernels.elements import (
     refuse_dtype,
     refuse_row_strides,
 )
-from kernelseam.kernels.gemm.host import SCALES, scale_values, scales_structure
+from kernelseam.kernels.gemm.host import SCALES, scale_defines, scale_values, scales_structure
 from kernelseam.kernels.signature import Signature
 
 from kernelseam_cuda.sm90 import gemm_cost, gemm_maps
@@ -134,6 +134,8 @@ class HopperGemm(KernelDefinition):
             stride_residual_row=p.residual_strides[2],
             stride_a_scales_row=p.a_scale_strides[2],
             stride_b_scales_column=p.b_scale_strides[2],
+            stride_a_scales_k=p.scale_k_strides[0],
+            stride_b_scales_k=p.scale_k_strides[1],
         )
 
     def refuse_options(self, problem: GemmProblem) -> str | None:
@@ -144,8 +146,12 @@ class HopperGemm(KernelDefinition):
         for option in ("row_sums", "segmented", "joined"):
             if spec.dtype.itemsize != 2 and getattr(spec, option):
                 return f"it does not know {option} of {spec.dtype}"
-        if spec.scale_block:
-            return "it does not know scale_block"
+        if spec.scale_block and (spec.scale_block[2] != slice_of(spec) or not _tiles_of(spec)):
+            columns = min(t.bn for t in E4M3)
+            return (
+                f"scale_block = {spec.scale_block}: it scales blocks of {slice_of(spec)} values of "
+                f"k and of multiples of {columns} columns"
+            )
         if spec.summed and spec.view == "pointers":
             return "it does not sum products of lists"
         if spec.joined and not _joins(problem):
@@ -218,6 +224,7 @@ class HopperGemm(KernelDefinition):
             "A_TRANSPOSED": spec.a_transposed,
             "B_TRANSPOSED": spec.b_transposed,
             "SCALES": spec.scales,
+            **scale_defines(spec),
             "POINTERS": spec.view == "pointers",
             "BIAS": DEVICE_TYPE[spec.bias] if spec.bias else "void",
             "RESIDUAL": spec.residual is not None,
@@ -357,6 +364,9 @@ class HopperGemm(KernelDefinition):
         stored = GemmSpec(DType.float8_e4m3fn, bf16, f32, b_transposed=True)
         yield Covered(self, replace(stored, scales=True, bias=bf16, residual=bf16))
         yield Covered(self, replace(stored, scales=True, view="pointers"), often=False)
+        deep = replace(stored, scales=True, scale_block=(1, 128, 128))
+        yield Covered(self, deep)
+        yield Covered(self, replace(deep, bias=bf16, residual=bf16), often=False)
         yield Covered(self, replace(stored, dtype_c=f32, view="pointers"), often=False)
         yield Covered(self, replace(stored, dtype_c=f16, summed=True), often=False)
         single = GemmSpec(f32, f32, f32, b_transposed=True, precision="tf32")
@@ -394,6 +404,8 @@ def _joins(p: GemmProblem) -> bool:
 
 
 def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
+    if spec.scale_block:
+        return tuple(t for t in E4M3 if spec.scale_block[1] % t.bn == 0)
     if spec.dtype.stored:
         return E4M3
     if spec.joined == "a" and spec.summed:  # places of so many boxes do not fit the registers
