@@ -189,9 +189,9 @@ def timed(dims: list[int], causal: bool, repeat_ms: int, device: str = "cuda") -
             q, k, v, out, torch.empty(batch, heads, s, device=device), causal=causal
         )
         ks.plan(forward).bind()()
-        given = dict(zip(("dq", "dk", "dv"), grads, strict=True))
+        gradients = dict(zip(("dq", "dk", "dv"), grads, strict=True))
         flops = 10 * batch * heads * s * s * dim * (0.5 if causal else 1.0)
-        ordered = ks.plan(ks.AttentionBwd(forward=forward, dout=dout, **given))
+        ordered = ks.plan(ks.AttentionBwd(forward=forward, dout=dout, **gradients))
         call = ordered.bind()
         base = peers.median_ms(call, repeat_ms)
         expected = [x.clone() for x in grads]
@@ -199,7 +199,9 @@ def timed(dims: list[int], causal: bool, repeat_ms: int, device: str = "cuda") -
             f"| {dim} | the table's, in order | {base * 1e3:.0f} | {flops / base / 1e9:.0f} | "
             "1 | 0 | – | – | – |"
         )
-        free = ks.plan(ks.AttentionBwd(forward=forward, dout=dout, **given, deterministic=False))
+        free = ks.plan(
+            ks.AttentionBwd(forward=forward, dout=dout, **gradients, deterministic=False)
+        )
         toolchain = plugins().backend(free.device.backend).toolchain
         assert toolchain is not None and isinstance(free.problem.spec, AttentionBwdSpec)
         for tile in CANDIDATES[dim]:

@@ -240,9 +240,9 @@ def timed(kind: Kind, repeat_ms: int) -> Iterator[str]:
         b = torch.randn(count, *((n, k) if k_last else (k, n)), device="cuda", dtype=dtype)
         c, peer_c = (torch.empty(count, m, n, device="cuda", dtype=dtype) for _ in range(2))
         name, flops = f"{count} × {m}×{n}×{k}", 2 * count * m * n * k
-        turned = b.transpose(1, 2) if k_last else b
+        b_matrix = b.transpose(1, 2) if k_last else b
 
-        def peer(a: object = a, b: object = turned, out: object = peer_c) -> None:
+        def peer(a: object = a, b: object = b_matrix, out: object = peer_c) -> None:
             torch.bmm(a, b, out=out)
 
         base = peers.median_ms(peer, repeat_ms)

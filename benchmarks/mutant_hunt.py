@@ -55,7 +55,7 @@ class Seen:
     passed: int
     """Cases that did not show it."""
     case: str = ""
-    said: str = ""
+    finding: str = ""
     trouble: str = ""
     """Why it counts for nothing."""
 
@@ -184,12 +184,12 @@ def hunt(
                     # needs no lock that a hung call may hold
                     faulthandler.dump_traceback_later(hang, exit=True)
                 try:
-                    said = step()
+                    finding = step()
                 finally:
                     faulthandler.cancel_dump_traceback_later()
-                if said:
-                    return Seen(name, passed, case.name, said)
-        passed += said is not None
+                if finding:
+                    return Seen(name, passed, case.name, finding)
+        passed += finding is not None
     return Seen(name, passed)
 
 

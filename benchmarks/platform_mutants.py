@@ -10,7 +10,7 @@ two streams, for kernels of one arch; then the first case of every spec of a cov
 bug is compiled and run by a process of its own, so that none can harm another: ``--workers`` of
 them at once. What a case needs is compiled before its time counts: a process in which a case then
 takes longer than ``--hang`` seconds ends itself, which ends its kernel. The sources as they are
-pass all of those first cases, or nothing that is said of the bugs counts; and again after a process
+pass all of those first cases, or no result counts; and again after a process
 has hung. ``--compile-only`` needs no GPU: it compiles each bug's first case. ``--seconds`` is for
 all. Exit status 1 where a bug was not seen (but those that may go unseen, which say why), did not
 compile or was not tried.
@@ -112,12 +112,13 @@ def page(results: Iterable[Seen], device: Device, command: str) -> str:
         f"* device: {device}, {device.name}, {toolchain.compiler()}",
         f"* command: `{command}`",
         "",
-        "| bug | what is wrong | the case that showed it | what that said | passed before |",
+        "| bug | what is wrong | the case that showed it | its message | passed before |",
         "|---|---|---|---|---|",
     ]
     what = {m.name: m.what for m in mutant_hunt.MUTANTS}
     lines += [
-        f"| {s.name} | {what[s.name]} | {s.case or '–'} | {_cell(s.said or _why(s))} | {s.passed} |"
+        f"| {s.name} | {what[s.name]} | {s.case or '–'} | {_cell(s.finding or _why(s))} | "
+        f"{s.passed} |"
         for s in bugs
     ]
     return "\n".join(lines) + "\n"
@@ -129,7 +130,7 @@ def _why(seen: Seen) -> str:
         if seen.may_pass
         else "no case showed it"
     )
-    return seen.trouble or (f"{seen.case}: {seen.said}" if seen.case else unseen)
+    return seen.trouble or (f"{seen.case}: {seen.finding}" if seen.case else unseen)
 
 
 def _cell(text: str) -> str:
@@ -207,7 +208,7 @@ def main(argv: list[str] | None = None) -> int:
         controls = [pool.submit(one, CONTROL, chosen=names) for names in _shares(chosen)]
         results += pool.map(one, [m.name for m in chosen])
         results.insert(0, _together([c.result() for c in controls]))
-        if hung := [s.name for s in results if "does not come back" in s.said]:
+        if hung := [s.name for s in results if "does not come back" in s.finding]:
             again = _together([one(CONTROL, chosen=names) for names in _shares(chosen)[:1]])
             print(f"after {', '.join(hung)} had hung: {_cell(_why(again))}")
             if not again.as_it_should:

@@ -120,17 +120,19 @@ def main(argv: list[str] | None = None) -> int:
         soaked.wrong += sticky.faults(answer)
 
     def binaries(soaked: Soaked) -> None:
-        mine = part("binaries")
-        compiled = problems.binaries(batches, device, implementation, workers, mine)
+        until = part("binaries")
+        compiled = problems.binaries(batches, device, implementation, workers, until)
         soaked.figures["binaries"] = len(compiled)
         if compiled and workers:  # else each is compiled when it is launched
-            soaked.wrong += precompile.compile_all(compiled, device, workers, seconds=mine.left)
+            soaked.wrong += precompile.compile_all(compiled, device, workers, seconds=until.left)
 
     def threads(soaked: Soaked) -> None:
         cases = _some(arguments.mixed, arguments.specs, arguments.seed)
         known = mixed.known(cases, device, implementation, soaked)
-        mine = clock.within(arguments.mixed_seconds)
-        mixed.run(soaked, known, device, implementation, arguments.threads, arguments.streams, mine)
+        until = clock.within(arguments.mixed_seconds)
+        mixed.run(
+            soaked, known, device, implementation, arguments.threads, arguments.streams, until
+        )
 
     stages: list[tuple[str, Callable[[Soaked], None], int]] = [
         ("a sticky error", error, PIECE),

@@ -261,12 +261,12 @@ class Judge:
                 **_sums(oracle.output_projection_bwd(d, attn, None, 1)),
             }
         if row.kind.startswith("qkv"):
-            turned: dict[str, Any] = {}
+            rotary: dict[str, Any] = {}
             if row.kind == "qkv turned":
-                turned = {"cos": cut["cos"], "sin": cut["sin"], "style": "halves"}
-                turned["positions"] = np.arange(len(self._tokens))[None]
+                rotary = {"cos": cut["cos"], "sin": cut["sin"], "style": "halves"}
+                rotary["positions"] = np.arange(len(self._tokens))[None]
             return oracle.qkv_projection(
-                cut["input"], cut["weight"], cut["bias"], row.heads, row.kv_heads, row.D, **turned
+                cut["input"], cut["weight"], cut["bias"], row.heads, row.kv_heads, row.D, **rotary
             )
         attn = (
             cut["attn_out"].swapaxes(1, 2) if row.kind == "output token-major" else cut["attn_out"]

@@ -137,11 +137,11 @@ def head(environment: dict[str, Any]) -> list[str]:
         environment.get("device", {}),
         environment.get("device", {}).get("versions", {}),
     )
-    said = [str(device.get("name", "?"))]
-    said += [f"driver {device['driver']}"] if "driver" in device else []
-    said += [f"{device['power_limit_w']:.0f} W"] if "power_limit_w" in device else []
-    said += [f"{name} {version}" for name, version in versions.items() if version != "None"]
-    lines = [", ".join(said) + "."]
+    facts = [str(device.get("name", "?"))]
+    facts += [f"driver {device['driver']}"] if "driver" in device else []
+    facts += [f"{device['power_limit_w']:.0f} W"] if "power_limit_w" in device else []
+    facts += [f"{name} {version}" for name, version in versions.items() if version != "None"]
+    lines = [", ".join(facts) + "."]
     if ceilings := environment.get("ceilings"):
         lines.append(
             f"Ceilings: a copy {ceilings['copy_gbs']:.0f} GB/s (read and written), cuBLAS 8192³ "
@@ -185,9 +185,9 @@ def summary(records: Sequence[Record]) -> list[str]:
             for t in r.of(OURS)[:1]
             if (x := r.counted(t)) is not None
         ]
-        said = ", ".join(f"{name} {ratio:.3f}" for name, ratio in by.items())
+        shown = ", ".join(f"{name} {ratio:.3f}" for name, ratio in by.items())
         lines.append(
-            f"{suite}: geometric mean {said}; least {min(ratios):.2f} of {len(ratios)} rows"
+            f"{suite}: geometric mean {shown}; least {min(ratios):.2f} of {len(ratios)} rows"
         )
     lines += [
         f"BELOW {r.suite}/{r.name} {ours.name}: {'; '.join(missed)}"

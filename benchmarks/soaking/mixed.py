@@ -128,12 +128,12 @@ def run(
         rng, count, wrong = np.random.default_rng(thread), Counter[str](), list[str]()
         runtime = runtime_of(device)
         with runtime.activate(device), np.errstate(all="ignore"):
-            mine = streams(device, each)
+            own_streams = streams(device, each)
             while not clock.over and (rounds is None or count["rounds"] < rounds) and not wrong:
                 drawn = [known_cases[int(i)] for i in rng.integers(len(known_cases), size=each)]
                 flights = [
                     begun(x, device, implementation, s)
-                    for x, (s, _) in zip(drawn, mine, strict=True)
+                    for x, (s, _) in zip(drawn, own_streams, strict=True)
                 ]
                 for _ in range(LAUNCHES):
                     for flight in flights:

@@ -88,7 +88,7 @@ def test_a_bug_is_seen_by_its_case(hunting: Any, device: Device) -> None:
     hunting.plant(BUG, "hostcpp")
     seen = hunting.hunt(BUG, device, time.monotonic() + 60)
     assert (seen.name, seen.passed, seen.case) == (BUG.name, 0, "gemm-f16-nt")
-    assert "error/tolerance" in seen.said and seen.as_it_should
+    assert "error/tolerance" in seen.finding and seen.as_it_should
 
 
 def test_the_header_as_it_is_passes(hunting: Any, device: Device) -> None:
@@ -211,4 +211,4 @@ def test_a_case_that_hangs_ends_its_process(script: Any, python_command: list[st
         done.stderr
     )
     last = script.Seen(**json.loads(done.stdout.splitlines()[-1]))
-    assert (last.case, last.said) == (nvidia()[0].case, "it does not come back within 0.3 s")
+    assert (last.case, last.finding) == (nvidia()[0].case, "it does not come back within 0.3 s")
