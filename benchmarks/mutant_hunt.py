@@ -206,7 +206,13 @@ def _compiled_ahead(case: Case, device: Device, implementation: str) -> str:
 
 
 def _verdict(case: Case, device: Device, implementation: str) -> str | None:
-    """What shows a bug; "" for nothing, None for a case that is refused."""
+    """What shows a bug; "" for nothing, None for a case that is refused or of an operation that the
+    implementation does not compute."""
+    if not any(
+        (i.name, i.operation, i.backend) == (implementation, case.operation, device.backend)
+        for i in plugins().registry.implementations
+    ):
+        return None
     o = run_case(
         case, Target(device, implementation, case.operation, builtin=implementation == "shared")
     )

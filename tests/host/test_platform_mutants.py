@@ -101,6 +101,13 @@ def test_the_header_as_it_is_passes(hunting: Any, device: Device) -> None:
     ) and seen.as_it_should
 
 
+def test_a_case_of_another_operation_shows_nothing(hunting: Any, device: Device) -> None:
+    """A fast kernel's bug is tried on cases of other bugs: that it cannot compute them is no sign
+    of it."""
+    assert hunting._verdict(named("gemm-f16-nt"), device, "decode") is None
+    assert hunting._verdict(named("gemm-f16-nt"), device, "shared") == ""
+
+
 def test_an_undetected_bug_is_tried_on_the_covering_choice(
     hunting: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

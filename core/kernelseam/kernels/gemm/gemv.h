@@ -88,60 +88,64 @@ gemv(const void* x, const void* w, void* y, const void* bias, const void* residu
   };
 
   const int me = thread_index() % LANES, group = thread_index() / LANES;
-  const T *vector[VECTORS], *rows = nullptr;
-  if (K > 0) {
+  // Where nothing is multiplied, there may be neither lists nor matrices to take addresses from.
+  auto where_multiplied = [&](auto multiply) {
+    if (K == 0) return;
     const T* const first = matrix_at((const T*)x, head / x_head_group, x_batch, x_head);
-    rows = matrix_at((const T*)w, head / w_head_group, w_batch, w_head);
+    const T* vector[VECTORS];
 #pragma unroll
     for (int f = 0; f < VECTORS; f++) vector[f] = first + (i64)min_of(f, vectors - 1) * x_f;
-  }
+    multiply(vector, matrix_at((const T*)w, head / w_head_group, w_batch, w_head));
+  };
 
 #if KS_K_LAST
   const int n0 = (slab * GROUPS + group) * ROWS;
   Sum sum[VECTORS][ROWS] = {};
-  const T* row[ROWS];
+  where_multiplied([&](const T* const (&vector)[VECTORS], const T* rows) {
+    const T* row[ROWS];
 #pragma unroll
-  for (int r = 0; r < ROWS; r++) row[r] = K > 0 ? rows + (i64)min_of(n0 + r, N - 1) * w_row : nullptr;
-  Piece<PIECE> own[ROWS], next[ROWS];
-  auto add = [&](int k, int valid) {
+    for (int r = 0; r < ROWS; r++) row[r] = rows + (i64)min_of(n0 + r, N - 1) * w_row;
+    Piece<PIECE> own[ROWS], next[ROWS];
+    auto add = [&](int k, int valid) {
 #pragma unroll
-    for (int f = 0; f < VECTORS; f++) {
-      Sum factor[PIECE];
-      if (X_PIECE == PIECE && valid == PIECE) {
-        Piece<PIECE> x;
-        x.load(vector[f] + k);
+      for (int f = 0; f < VECTORS; f++) {
+        Sum factor[PIECE];
+        if (X_PIECE == PIECE && valid == PIECE) {
+          Piece<PIECE> x;
+          x.load(vector[f] + k);
 #pragma unroll
-        for (int e = 0; e < PIECE; e++) factor[e] = x.at(e);
-      } else {
+          for (int e = 0; e < PIECE; e++) factor[e] = x.at(e);
+        } else {
 #pragma unroll
-        for (int e = 0; e < PIECE; e++) factor[e] = e < valid ? to_sum(vector[f][(i64)(k + e) * x_k]) : Sum(0);
+          for (int e = 0; e < PIECE; e++) factor[e] = e < valid ? to_sum(vector[f][(i64)(k + e) * x_k]) : Sum(0);
+        }
+#pragma unroll
+        for (int e = 0; e < PIECE; e++)
+#pragma unroll
+          for (int r = 0; r < ROWS; r++) sum[f][r] += factor[e] * own[r].at(e);
       }
+    };
+    const int whole = K / PIECE * PIECE;
+    int k = me * PIECE;
+    if (KS_AHEAD && k < whole)
 #pragma unroll
-      for (int e = 0; e < PIECE; e++)
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) sum[f][r] += factor[e] * own[r].at(e);
-    }
-  };
-  const int whole = K / PIECE * PIECE;
-  int k = me * PIECE;
-  if (KS_AHEAD && k < whole)
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) own[r].load(row[r] + k);
+      for (int r = 0; r < ROWS; r++) own[r].load(row[r] + k);
 #pragma unroll 1
-  for (; k < whole; k += LANES * PIECE) {
-    const int from = !KS_AHEAD || k + LANES * PIECE >= whole ? k : k + LANES * PIECE;  // the last piece twice: no branch
+    for (; k < whole; k += LANES * PIECE) {
+      const int from = !KS_AHEAD || k + LANES * PIECE >= whole ? k : k + LANES * PIECE;  // the last piece twice: no branch
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) (KS_AHEAD ? next : own)[r].load(row[r] + from);
-    add(k, PIECE);
-    if (KS_AHEAD)
+      for (int r = 0; r < ROWS; r++) (KS_AHEAD ? next : own)[r].load(row[r] + from);
+      add(k, PIECE);
+      if (KS_AHEAD)
 #pragma unroll
-      for (int r = 0; r < ROWS; r++) own[r] = next[r];
-  }
-  if (k == whole && whole < K) {
+        for (int r = 0; r < ROWS; r++) own[r] = next[r];
+    }
+    if (k == whole && whole < K) {
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) own[r].load(row[r] + k, K - whole);
-    add(k, K - whole);
-  }
+      for (int r = 0; r < ROWS; r++) own[r].load(row[r] + k, K - whole);
+      add(k, K - whole);
+    }
+  });
 #pragma unroll
   for (int f = 0; f < VECTORS; f++)
 #pragma unroll
@@ -161,39 +165,41 @@ gemv(const void* x, const void* w, void* y, const void* bias, const void* residu
 #else
   const int n0 = slab * COLUMNS, n = n0 + me * PIECE;
   Sum sum[VECTORS][PIECE] = {};
-  // Rows of W beyond its last are that one, times zero.
-  auto multiply = [&](auto load) {
-    Piece<PIECE> own[ROWS], next[ROWS];
-    Sum factor[VECTORS][ROWS];
-    auto rows_from = [&](int k, Piece<PIECE>(&to)[ROWS]) {
+  where_multiplied([&](const T* const (&vector)[VECTORS], const T* rows) {
+    // Rows of W beyond its last are that one, times zero.
+    auto multiply = [&](auto load) {
+      Piece<PIECE> own[ROWS], next[ROWS];
+      Sum factor[VECTORS][ROWS];
+      auto rows_from = [&](int k, Piece<PIECE>(&to)[ROWS]) {
 #pragma unroll
-      for (int r = 0; r < ROWS; r++) load(to[r], rows + (i64)min_of(k + r, K - 1) * w_row + n);
-    };
-    int k = group * ROWS;
-    if (KS_AHEAD && k < K) rows_from(k, own);
+        for (int r = 0; r < ROWS; r++) load(to[r], rows + (i64)min_of(k + r, K - 1) * w_row + n);
+      };
+      int k = group * ROWS;
+      if (KS_AHEAD && k < K) rows_from(k, own);
 #pragma unroll 1
-    for (; k < K; k += GROUPS * ROWS) {
-      rows_from(KS_AHEAD ? k + GROUPS * ROWS : k, KS_AHEAD ? next : own);
+      for (; k < K; k += GROUPS * ROWS) {
+        rows_from(KS_AHEAD ? k + GROUPS * ROWS : k, KS_AHEAD ? next : own);
 #pragma unroll
-      for (int f = 0; f < VECTORS; f++)
+        for (int f = 0; f < VECTORS; f++)
+#pragma unroll
+          for (int r = 0; r < ROWS; r++)
+            factor[f][r] = k + r < K ? to_sum(vector[f][(i64)min_of(k + r, K - 1) * x_k]) : Sum(0);
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
-          factor[f][r] = k + r < K ? to_sum(vector[f][(i64)min_of(k + r, K - 1) * x_k]) : Sum(0);
 #pragma unroll
-      for (int r = 0; r < ROWS; r++)
+          for (int e = 0; e < PIECE; e++) {
+            const Sum y = k + r < K ? own[r].at(e) : Sum(0);
 #pragma unroll
-        for (int e = 0; e < PIECE; e++) {
-          const Sum y = k + r < K ? own[r].at(e) : Sum(0);
+            for (int f = 0; f < VECTORS; f++) sum[f][e] += factor[f][r] * y;
+          }
+        if (KS_AHEAD)
 #pragma unroll
-          for (int f = 0; f < VECTORS; f++) sum[f][e] += factor[f][r] * y;
-        }
-      if (KS_AHEAD)
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) own[r] = next[r];
-    }
-  };
-  if (n + PIECE <= N) multiply([](Piece<PIECE>& to, const T* from) { to.load(from); });
-  else if (n < N) multiply([&](Piece<PIECE>& to, const T* from) { to.load(from, N - n); });
+          for (int r = 0; r < ROWS; r++) own[r] = next[r];
+      }
+    };
+    if (n + PIECE <= N) multiply([](Piece<PIECE>& to, const T* from) { to.load(from); });
+    else if (n < N) multiply([&](Piece<PIECE>& to, const T* from) { to.load(from, N - n); });
+  });
 #pragma unroll
   for (int f = 0; f < VECTORS; f++)
 #pragma unroll
