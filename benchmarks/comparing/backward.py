@@ -8,6 +8,7 @@ atomics. Operations are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ GRADIENTS = ("dq", "dk", "dv")
 
 @dataclass(frozen=True)
 class BackwardRow:
-    """Of as many KV heads as heads."""
+    """``kv_heads``: as many as heads, where it is 0."""
 
     batch: int
     heads: int
@@ -36,12 +37,14 @@ class BackwardRow:
     D: int
     causal: bool = False
     dtype: str = "bfloat16"
+    kv_heads: int = 0
     suite: str = "backward"
     least: float = 1.0
 
     @property
     def name(self) -> str:
-        return f"B{self.batch} H{self.heads} S{self.S} D{self.D}" + " causal" * self.causal
+        grouped = f"/{self.kv_heads}" * bool(self.kv_heads)
+        return f"B{self.batch} H{self.heads}{grouped} S{self.S} D{self.D}" + " causal" * self.causal
 
     @property
     def operations(self) -> float:
@@ -56,11 +59,29 @@ class BackwardRow:
     @property
     def bytes(self) -> float:
         """Of q, k, v, out, dout and the gradients, once each."""
-        return 8 * 2.0 * self.batch * self.heads * self.S * self.D
+        heads = self.heads + (self.kv_heads or self.heads)
+        return 4 * 2.0 * self.batch * heads * self.S * self.D
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.batch, self.heads, self.S, self.D
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every operand."""
+        kv_heads = self.kv_heads or self.heads
+        heads = {
+            **dict.fromkeys(("q", "out", "dout", "dq"), self.heads),
+            **dict.fromkeys(("k", "v", "dk", "dv"), kv_heads),
+        }
+        return {name: (self.batch, n, self.S, self.D) for name, n in heads.items()}
+
+    def parted(self, gradients: torch.Tensor) -> dict[str, torch.Tensor]:
+        """dq, dk and dv of what has their elements one after the other."""
+        shapes = [self.shapes[n] for n in GRADIENTS]
+        each = gradients.split([math.prod(s) for s in shapes])
+        return {n: x.view(s) for n, x, s in zip(GRADIENTS, each, shapes, strict=True)}
+
+    @property
+    def elements(self) -> int:
+        """Of all gradients."""
+        return sum(math.prod(self.shapes[n]) for n in GRADIENTS)
 
     def forward(self, arrays: Mapping[str, Any]) -> ks.Attention:
         return ks.Attention.from_arrays(
@@ -79,12 +100,12 @@ class BackwardRow:
 
     def planned(self, session: Session) -> Iterable[Descriptor]:
         arrays = {
-            n: session.phantom(self.shape, self.dtype) for n in ("q", "k", "v", "out", "dout")
+            n: session.phantom(self.shapes[n], self.dtype) for n in ("q", "k", "v", "out", "dout")
         }
-        arrays["lse"] = session.phantom(self.shape[:3], "float32")
+        arrays["lse"] = session.phantom(self.shapes["q"][:3], "float32")
         yield self.forward(arrays)
         for deterministic in (True, False):
-            gradients = {n: session.phantom(self.shape, self.dtype) for n in GRADIENTS}
+            gradients = {n: session.phantom(self.shapes[n], self.dtype) for n in GRADIENTS}
             yield self.descriptor(arrays, gradients, deterministic)
 
     def measure(self, session: Session) -> Record:
@@ -93,21 +114,19 @@ class BackwardRow:
 
     def prepare(self, session: Session) -> Prepared:
         arrays: dict[str, Any] = {
-            n: session.random(self.shape, self.dtype) for n in ("q", "k", "v", "dout")
+            n: session.random(self.shapes[n], self.dtype) for n in ("q", "k", "v", "dout")
         }
-        arrays["out"] = session.poisoned(self.shape, self.dtype)
-        arrays["lse"] = session.poisoned(self.shape[:3], "float32")
+        arrays["out"] = session.poisoned(self.shapes["out"], self.dtype)
+        arrays["lse"] = session.poisoned(self.shapes["q"][:3], "float32")
         ks.plan(self.forward(arrays), device=session.target()).bind()()
         session.synchronize()
         prepared = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
 
         def result() -> torch.Tensor:
-            return session.poisoned((len(GRADIENTS), *self.shape), self.dtype)
+            return session.poisoned((self.elements,), self.dtype)
 
         def way(deterministic: bool) -> Any:
-            return lambda outputs: self.descriptor(
-                arrays, dict(zip(GRADIENTS, outputs, strict=True)), deterministic
-            )
+            return lambda outputs: self.descriptor(arrays, self.parted(outputs), deterministic)
 
         prepared.ours(session, way(True), result)
         prepared.add(
@@ -122,7 +141,9 @@ class BackwardRow:
             q, k, v = inputs = tuple(arrays[n].detach().clone().requires_grad_() for n in "qkv")
             try:
                 with sdpa_kernel(backend), torch.enable_grad():
-                    out = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+                    out = functional.scaled_dot_product_attention(
+                        q, k, v, is_causal=self.causal, enable_gqa=bool(self.kv_heads)
+                    )
             except RuntimeError as e:  # no kernel
                 prepared.refused[name] = str(e).strip().splitlines()[0][:200]
                 continue
@@ -130,7 +151,7 @@ class BackwardRow:
             def run(out: Any = out, inputs: Any = inputs) -> Any:
                 return torch.autograd.grad(out, inputs, arrays["dout"], retain_graph=True)
 
-            prepared.peer(name, run, torch.stack)
+            prepared.peer(name, run, _joined)
 
     def _flash_attention_3(self, prepared: Prepared, arrays: Mapping[str, Any]) -> None:
         module = flash_attention_3()
@@ -140,10 +161,8 @@ class BackwardRow:
             )
             return
         dout, q, k, v, out = (arrays[n].transpose(1, 2) for n in ("dout", "q", "k", "v", "out"))
-        gradients = torch.empty(
-            len(GRADIENTS), *self.shape, dtype=arrays["q"].dtype, device=q.device
-        )
-        dq, dk, dv = gradients.transpose(2, 3)
+        gradients = torch.empty(self.elements, dtype=arrays["q"].dtype, device=q.device)
+        dq, dk, dv = (x.transpose(1, 2) for x in self.parted(gradients).values())
 
         def run() -> torch.Tensor:
             module.fa3_bwd(
@@ -154,22 +173,37 @@ class BackwardRow:
         prepared.peer("FA3", run)
 
 
+def _joined(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([x.flatten() for x in gradients])
+
+
 class Judge:
-    """The first head of the first entry and the last of the last, in float64 on the device: the
-    largest error of the three gradients, ‖x − float64‖ / ‖float64‖, over what peers may differ."""
+    """The first KV head of the first entry and the last of the last, with their heads, in float64
+    on the device: the largest error of the three gradients, ‖x − float64‖ / ‖float64‖, over what
+    peers may differ."""
 
     def __init__(self, row: BackwardRow, arrays: Mapping[str, Any]) -> None:
         self._row = row
-        self._parts = []
-        for place in sorted({(0, 0), (row.batch - 1, row.heads - 1)}):
-            q, k, v, dout = (arrays[n][place].double() for n in ("q", "k", "v", "dout"))
-            self._parts.append((place, gradients(q, k, v, dout, row.causal)))
+        self._parts: list[tuple[str, int, int, torch.Tensor]] = []
+        kv_heads = row.kv_heads or row.heads
+        group = row.heads // kv_heads
+        for entry, kv_head in sorted({(0, 0), (row.batch - 1, kv_heads - 1)}):
+            k, v = (arrays[n][entry, kv_head].double() for n in ("k", "v"))
+            sums = torch.zeros_like(k), torch.zeros_like(v)
+            for head in range(kv_head * group, (kv_head + 1) * group):
+                q, dout = (arrays[n][entry, head].double() for n in ("q", "dout"))
+                dq, *more = gradients(q, k, v, dout, row.causal)
+                for total, x in zip(sums, more, strict=True):
+                    total += x
+                self._parts.append(("dq", entry, head, dq))
+            for name, total in zip(("dk", "dv"), sums, strict=True):
+                self._parts.append((name, entry, kv_head, total))
 
     def __call__(self, result: Any) -> Judged:
+        parted = self._row.parted(result)
         each = {
-            f"{name}[{place[0]}, {place[1]}]": apart(actual[place], reference)
-            for place, expected in self._parts
-            for name, actual, reference in zip(GRADIENTS, result, expected, strict=True)
+            f"{name}[{entry}, {head}]": apart(parted[name][entry, head], reference)
+            for name, entry, head, reference in self._parts
         }
         worst = max(each, key=lambda n: float("inf") if each[n] != each[n] else each[n])
         return Judged(each[worst], each[worst] / PEERS_DIFFER[self._row.dtype], f"{worst} is off")
@@ -203,4 +237,5 @@ def backward_rows() -> list[BackwardRow]:
         )
         for causal in (False, True)
     ]
-    return [*long, *short]
+    grouped = [BackwardRow(4, 32, 4096, 128, causal, kv_heads=8) for causal in (False, True)]
+    return [*long, *short, *grouped]

@@ -323,14 +323,20 @@ def test_gemm_rows(comparing: Any, session: Any, name: str) -> None:
     assert prepared.judge(contestant.result()).worst <= 1 < prepared.judge(c).worst
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_backward_rows(comparing: Any, session: Any, causal: bool) -> None:
+@pytest.mark.parametrize(
+    ("causal", "heads", "kv_heads"), [(False, 3, 0), (True, 3, 0), (True, 6, 3)]
+)
+def test_backward_rows(
+    comparing: Any, session: Any, causal: bool, heads: int, kv_heads: int
+) -> None:
     """In order and in any order, each beside torch's; a wrong element of any gradient is found."""
-    row = comparing.backward.BackwardRow(2, 3, 48, 32, causal)
+    row = comparing.backward.BackwardRow(2, heads, 48, 32, causal, kv_heads=kv_heads)
+    assert row.name == "B2 H" + ("6/3" if kv_heads else "3") + " S48 D32" + " causal" * causal
     assert comparing.running.compile_ahead([row], session) == []
     record = comparing.running.measured(row, session)
     assert not record.failure, record.failure
-    assert record.operations == 10 * 2 * 3 * 48 * 48 * 32 * (0.5 if causal else 1)
+    assert record.operations == 10 * 2 * heads * 48 * 48 * 32 * (0.5 if causal else 1)
+    assert record.bytes == 8 * 2 * 48 * 32 * (heads + 3)
     assert [t.name for t in record.of("ours")] == ["ours", "ours, any order"]
     assert all(
         t.error < 4e-3 and t.worst == pytest.approx(t.error / 2e-2) for t in record.of("ours")
@@ -341,12 +347,13 @@ def test_backward_rows(comparing: Any, session: Any, causal: bool) -> None:
     contestant = prepared.contestants[0]
     contestant.run()
     assert prepared.judge(contestant.result()).worst <= 1
-    for i, name in enumerate(("dq", "dk", "dv")):
+    last = {"dq": heads - 1, "dk": 2, "dv": 2}
+    for name, head in last.items():
         wrong = contestant.result().clone()
-        wrong[i, 1, 2, 5, 7] += 10
+        row.parted(wrong)[name][1, head, 5, 7] += 10
         judged = prepared.judge(wrong)
-        assert judged.worst > 1 and judged.message == f"{name}[1, 2] is off"
-    wrong[0, 0, 0, 0, 0] = float("nan")
+        assert judged.worst > 1 and judged.message == f"{name}[1, {head}] is off"
+    wrong[0] = float("nan")
     assert (
         not prepared.judge(wrong).worst <= 1 and prepared.judge(wrong).message == "dq[0, 0] is off"
     )
@@ -361,7 +368,7 @@ def test_other_bits_after_the_times(
     measure = rows.measure
 
     def disturbed(turns: Any, *others: Any) -> Any:
-        prepared.contestants[at].result()[0, 0, 0, 0, 0] += 1
+        prepared.contestants[at].result()[0] += 1
         return measure({}, *others)[0] | {
             n: comparing.timing.Samples([1.0], [1.0]) for n in turns
         }, False
