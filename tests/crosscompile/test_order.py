@@ -210,6 +210,7 @@ def test_what_a_gpu_may_not_show_is_found_without() -> None:
     }
     assert unseen == {
         "gradients-ds-written-early",
+        "gradients-keys-released-early",
         "gradients-turns-not-waited",
         "gradients-turn-not-awaited",
         "gradients-turn-of-another-step",

@@ -126,6 +126,7 @@ def check_walk(walk: Walk, change: Change) -> None:
         "BIAS": "void",
         **dict.fromkeys(("Q_VIEW", "KV_VIEW", "OUT_VIEW"), packed),
         "D": 64,
+        "DV": 64,
         "STEP": STEP,
         "IN_ORDER": int(walk.in_order),
     }

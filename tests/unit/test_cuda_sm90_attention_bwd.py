@@ -70,8 +70,11 @@ def problem(
     [
         ({"dtype": DType.float32}, "it takes bfloat16 and float16, not float32"),
         ({"dtype_out": DType.float32}, "it does not know dtype_out"),
-        ({"head_dim": 80, "value_dim": 80}, "head dims 80: it takes 64, 96, 128, 256"),
-        ({"head_dim": 192, "value_dim": 128}, "head dims 192/128: it takes 64, 96, 128, 256"),
+        ({"head_dim": 80, "value_dim": 80}, "head dims 80: it takes 64, 96, 128, 192/128, 256"),
+        (
+            {"head_dim": 128, "value_dim": 192},
+            "head dims 128/192: it takes 64, 96, 128, 192/128, 256",
+        ),
         ({"mask": True, "prefix": True}, "it does not know mask, prefix"),
         ({"bias": DType.float16, "alibi": True}, "it does not know alibi, bias"),
         (
@@ -102,7 +105,7 @@ def test_problems_are_refused_by_their_numbers() -> None:
 
 
 @pytest.mark.parametrize("deterministic", [True, False], ids=["in-order", "any-order"])
-@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("dims", DIMS, ids=["64", "96", "128", "192v128", "256"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -115,9 +118,10 @@ def test_problems_are_refused_by_their_numbers() -> None:
     ids=["full", "causal", "window-softcap", "sinks-lengths", "packed"],
 )
 def test_every_head_dim_has_a_tile_whose_maps_the_hardware_takes(
-    dim: int, options: dict[str, object], deterministic: bool
+    dims: tuple[int, int], options: dict[str, object], deterministic: bool
 ) -> None:
-    p = problem(head_dim=dim, value_dim=dim, deterministic=deterministic, **options)
+    dim, value_dim = dims
+    p = problem(head_dim=dim, value_dim=value_dim, deterministic=deterministic, **options)
     assert KERNEL.refuse(p, ROW) is None
     tile = KERNEL.tile(p, ROW, H200)
     assert (tile.head_dim, tile.step) == (dim, 128 if dim == 64 else 64)
@@ -254,6 +258,26 @@ def test_sections_are_of_one_width(heads: int, kv_heads: int, dim: int, section:
     tile = KERNEL.tile(p, ROW, H200)
     v = KERNEL.main(tile).values(p, tile, H200)
     assert (v["section"], v["section_tiles"]) == (section, 32 * section)
+
+
+def test_heads_of_192_have_values_of_128() -> None:
+    """A piece of dq for three of a cluster's four consumers: three panels of sums."""
+    p = problem(head_dim=192, value_dim=128, kv_heads=4)
+    tile = KERNEL.tile(p, ROW, H200)
+    main = KERNEL.main(tile)
+    assert main.entry == "attention_backward_wide_sm90"
+    assert (main.defines(p.spec, tile, ROW)["D"], main.defines(p.spec, tile, ROW)["DV"]) == (
+        192,
+        128,
+    )
+    maps = main.tensor_maps(p, tile, H200)
+    columns = {name: m.extents[0] for name, m in maps.items()}
+    of_keys, of_values = ("q_map", "k_map", "dk_map"), ("dout_map", "v_map", "dv_map")
+    assert columns == {**dict.fromkeys(of_keys, 192), **dict.fromkeys(of_values, 128)}
+    rows, launches = 4 * 16 * 4096, KERNEL.launches(p, tile, H200)
+    assert launches.kernels[0].workspace["turns"] == 256 + rows * (8 + 4 * 192)
+    head = 4096 * (192 * 6 + 128 * 2) * 4
+    assert main.values(p, tile, H200)["section"] == max((16 << 20) // head, 64 // 32)
 
 
 def test_few_wide_tiles_are_one_cluster_each() -> None:

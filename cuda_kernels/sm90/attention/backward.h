@@ -25,7 +25,7 @@
 // Bytes of shared memory that a step of D = 128 reads and writes: 320 KB, 2500 clocks, beside 2560 of products; additions to dq,
 // 64·D·4 a step, cost 10 to 15 % there, 5 % at D = 64 (H200).
 //
-// Constants (from the kernel definition): those of scores.h and sequences.h; KS_T, KS_D, KS_STEP (queries: 128 at D = 64, else 64), KS_STAGES,
+// Constants (from the kernel definition): those of scores.h and sequences.h; KS_T, KS_D, KS_DV (the same), KS_STEP (queries: 128 at D = 64, else 64), KS_STAGES,
 // KS_O_STAGES, KS_KV_STAGES (2: the next tile's K and V arrive during this one), KS_IN_ORDER,
 // KS_PRODUCER_REGISTERS, KS_CONSUMER_REGISTERS, KS_SHARED_BYTES.
 // Shared memory, bytes, D in whole panels of 64 columns: 512·D·KV_STAGES of K and V, 2·STEP·D·(STAGES + O_STAGES) of q and dout, 512·STEP of ds (two steps'),

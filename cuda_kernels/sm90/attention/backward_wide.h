@@ -1,29 +1,31 @@
-// Attention's gradients for Hopper where those of 64 keys, dk and dv, fill a block's registers: head dim 256. One launch between the
-// two small ones of backward.h, whose formulas it shares.
+// Attention's gradients for Hopper where those of 64 keys, dk and dv, fill a block's registers: head dims 256, and 192 with values of 128.
+// One launch between the two small ones of backward.h, whose formulas it shares.
 //
 // Algorithm: a cluster of two blocks owns KEYS keys, each block 64 of them, and walks over the queries of its KV head's group, STEP
 // at a time. Scores are transposed, keys × queries. A block's two consumers divide the products, not the keys: one makes scores
 // and the values' gradient, the other the keys',
 //   s = k·qᵀ, p,    dv += p·dout        and        dp = v·doutᵀ, ds = p·(dp − dots),    dk += ds·q
-// so that each keeps one gradient of 64 keys × D in registers, and what is multiplied into it, p or ds, is a register operand. p
+// so that each keeps one gradient of 64 keys in registers, and what is multiplied into it, p or ds, is a register operand. p
 // goes from the one to the other as fragments lie, warp by warp, into the memory where ds will be.
 // dq of a step sums over the keys of both blocks: each block sends its ds to the other (8 KB, a bulk copy from shared memory to
-// shared memory), and each of the four consumers multiplies 64 of the 256 columns, one step late. So half as much is added in
+// shared memory), and each of the four consumers multiplies 64 of the 256 columns, one step late; of 192 the last none. So half as much is added in
 // L2 as by blocks alone, which would bound them: 8.6 GB at B4 H8 S4096, at 3.0 TB/s. q and dout are multicast, each block loading
 // half. What a consumer issues in step i, and what its warps do meanwhile:
-//   dv(i) or dk(i), s(i+1) or dp(i+1), dq(i−1)      hand stages back, add dq once it is there, then p(i+1) or ds(i+1)
-// While the one makes p or ds, the other's products run. Turns are those of turns.h.
+//   dv(i) or dk(i), dq(i−1)      hand stages back
+//   s(i+1), or half of dp(i+1)   add dq, once it is there; the other half of dp; then p(i+1) or ds(i+1)
+// While the one makes p or ds, the other's products run. dout comes late, as a step and a half of it have room, and the scores' consumer,
+// who is ahead, holds it longest: so nobody waits for the next stages before the last are handed back. Turns are those of turns.h.
 //
-// K, V and the columns of the other block's K that dq takes come by TMA once a tile; q and dout by rings of halves of their
-// columns, so that a half is handed back while the other is multiplied. The first block of a cluster takes tiles from the
+// K, V and the columns of the other block's K that dq takes come by TMA once a tile; q and dout by rings of parts of up
+// to 128 columns, so that a half is handed back while the other is multiplied. The first block of a cluster takes tiles from the
 // counter and tells the other.
 //
-// Bytes of shared memory that a step reads and writes: 352 KB, 2750 clocks, beside 2560 of products.
+// Bytes of shared memory that a step of D = 256 reads and writes: 352 KB, 2750 clocks, beside 2560 of products.
 //
-// Constants (from the kernel definition): those of backward.h without KS_KV_STAGES; KS_STAGES and KS_O_STAGES count halves.
-// Shared memory, KB: 32 of K, 32 of V, 16 of the other block's K, 16·(STAGES + O_STAGES) of q and dout, 32 of ds (two steps', both
+// Constants (from the kernel definition): those of backward.h without KS_KV_STAGES; KS_DV is the values' head dim; KS_STAGES and KS_O_STAGES count parts.
+// Shared memory, KB: D/8 of K, DV/8 of V, 16 of the other block's K, 16·(STAGES + O_STAGES) of q and dout, 32 of ds (two steps', both
 // blocks' keys), STAGES/2 of row values, and barriers.
-// Registers of a consumer's thread: 128 of dv or dk, 32 of s or dp, 32 of dq, 16 of p or ds, and about 25.
+// Registers of a consumer's thread: DV/2 of dv or D/2 of dk, 32 of s or dp, 32 of dq, 16 of p or ds, and about 25.
 #include "sm90/attention/backward/wide/consumer.h"
 #include "sm90/attention/backward/wide/producer.h"
 
@@ -43,10 +45,10 @@ attention_backward_wide_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap 
 
   if (thread_index() == 0) {
     constexpr int ALL = CONSUMERS / WARP, OF_GROUP = ALL / GROUPS;
-    rings.kv.init(ALL + GROUPS * KS_IN_ORDER);
+    rings.kv.init(ALL + (KS_IN_ORDER ? min_of(PIECES - rank * GROUPS, GROUPS) : 0));
     rings.q.init(ALL * CLUSTER);
     rings.dout.init(ALL * CLUSTER);
-    rings.ds.init(ALL * CLUSTER, OF_GROUP);
+    rings.ds.init(OF_GROUP * PIECES, OF_GROUP);
     rings.p.init(1, OF_GROUP);
     rings.tile.init(1);
     for (int i = 0; i < GROUPS; i++) rings.turns.of(i).init(OF_GROUP);
@@ -58,14 +60,15 @@ attention_backward_wide_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap 
   if (group == GROUPS) {
     registers_dealloc<KS_PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) Producer{storage, maps, rings, operands, {count, sequences, band, storage.walk}}.run();
-    if (KS_IN_ORDER && warp > 0 && warp <= GROUPS && lane() == 0)
+    if (KS_IN_ORDER && warp > 0 && warp <= min_of(PIECES - rank * GROUPS, GROUPS) && lane() == 0)
       TurnTaker<KEYS, 1>{storage.work_tiles, rings.kv, rings.turns.of(warp - 1), count, band, storage.turns[warp - 1].first, operands.turns + rank * GROUPS + warp - 1}.run();
   } else {
     registers_alloc<KS_CONSUMER_REGISTERS>();
     const Consumer consumer{storage, maps, rings, operands, sequences, count, band, scale, scale_log2, cap, cap_inverse, rank,
                             group, warp, lane()};
-    if (group == 0) consumer.run<true>();
-    else consumer.run<false>();
+    if (group == 0) consumer.run<true, true>();
+    else if (PIECES == CLUSTER * GROUPS || rank == 0) consumer.run<false, true>();
+    else consumer.run<false, false>();
   }
   cluster_barrier();  // no block leaves while others may signal its barriers
 }

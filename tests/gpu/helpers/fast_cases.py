@@ -95,7 +95,7 @@ def _attention() -> Iterator[AttentionCase]:
 def _gradients() -> Iterator[BackwardCase]:
     # Three tiles a block and more, with one and with several steps, in order and in any; no larger,
     # as the oracle's gradients are whole.
-    for kind in ("f16-64", "bf16-96", "bf16-128", "bf16-256"):
+    for kind in ("f16-64", "bf16-96", "bf16-128", "bf16-192/128", "bf16-256"):
         for name, free in (("", {}), ("-any-order", {"deterministic": False})):
             yield gradients(kind, f"many-tiles{name}", S_q=40, S_k=260, **_heads(1), **free)
             both = {"S_q": 140, "S_k": 140, **_heads(1), **free}

@@ -313,7 +313,7 @@ MUTANTS = (
     _mutant(
         "wide-second-half",
         WIDE_CONSUMER,
-        "(2 * h + k / 4) * KEY_PANEL_BYTES",
+        "(2 * H + k / 4) * KEY_PANEL_BYTES",
         "k / 4 * KEY_PANEL_BYTES",
         WIDE,
         "the queries' second half meets the keys' first",
@@ -384,6 +384,7 @@ LUCK = {
     "gradients-products-fence": "the binary is the same",
     "gradients-stores-not-waited": "a block's shared memory is seldom taken by another so soon",
     "gradients-ds-written-early": "the other consumer is seldom two steps behind",
+    "gradients-keys-released-early": "the next tile's keys come later than the product ends",
     "gradients-turns-not-waited": "tiles mostly come in order",
     "gradients-turn-not-awaited": "the same",
     "gradients-turn-of-another-step": "the same",

@@ -114,6 +114,7 @@ def _shapes() -> Iterator[BackwardCase]:
         "f32-64",
         "f16-80/64",
         "f16-96",
+        "f16-192/128",
         "f16-256",
         "f32-128/40-causal",
     ):
@@ -353,12 +354,12 @@ def _wide() -> Iterator[BackwardCase]:
     yield case(kind, "lengths", kv_lengths=(40, 129, 0, 65), batch=4, S_q=33, S_k=129)
     lengths = {"kv_lengths": (40, 129, 0, 65), "batch": 4, "S_q": 70, "S_k": 129}
     sinks = {"sinks": (0.5, -1.0), "sink_gradient": True}
-    for kind in ("bf16-96", "bf16-256"):
+    for kind in ("bf16-96", "bf16-192/128", "bf16-256"):
         yield case(kind, "window-softcap-sinks", window=(33, 12), softcap=5.0, **sinks, **lengths)
     sequences = {"q_sequences": (33, 7, 0, 70), "k_sequences": (33, 20, 5, 140), "batch": 4}
     tokens = dict.fromkeys(EVERY, TOKENS)
     shape = {"S_q": 70, "S_k": 140, "num_heads": 4}
-    for kind in ("f16-96-causal", "f16-256-causal"):
+    for kind in ("f16-96-causal", "f16-192/128-causal", "f16-256-causal"):
         yield case(kind, "sequences", **sequences, **shape, **tokens)
 
 

@@ -11,6 +11,7 @@ constexpr int STAGES = KS_STAGES, O_STAGES = KS_O_STAGES, KV_STAGES = KS_KV_STAG
 constexpr int KV_BYTES = tile_bytes<KEYS, D>, Q_BYTES = tile_bytes<STEP, D>, ROW_BYTES = STEP * 4;
 constexpr int DS_BYTES = 64 * STEP * 2;       // of one consumer's keys
 static_assert(PIECES == GROUPS, "each consumer multiplies one piece of dq");
+static_assert(DV == D);
 static_assert(DS_STAGES == 2, "ds of a step is written before dq of the last one is multiplied");
 // Whether other data may follow a sequence's last query, and its last key, in memory.
 constexpr bool RAGGED_QUERIES = KS_Q_VIEW == PACKED, RAGGED_KEYS = KS_KV_VIEW == PACKED || KS_LENGTHS;

@@ -18,7 +18,7 @@ struct Consumer {
   // A gradient, through this warp's rows of V.
   KS_DEVICE void store(const float (&x)[D / 2], float by, const WorkTile& w, int stage, const TensorMap& map, const Matrices<T>& to) const {
     const int first = group * 64 + warp * 16;
-    store_gradient<T, KEYS>(x, by, storage.v[stage], first, w.tile * KEYS + first, w, map, to, thread_lane);
+    store_gradient<T, KEYS, D>(x, by, storage.v[stage], first, w.tile * KEYS + first, w, map, to, thread_lane);
   }
 
   // COLUMNS: of this consumer's piece of dq.
@@ -80,8 +80,20 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
       float s[STEP / 2];
 
       // The stage of the step before, which dk has read.
+      auto last_stage = [&] { return q.stage == 0 ? STAGES - 1 : q.stage - 1; };
       auto release_q = [&] {
-        if (lane == 0) barrier_arrive(rings.q.empty({q.stage == 0 ? STAGES - 1 : q.stage - 1, 0}));
+        if (lane == 0) barrier_arrive(rings.q.empty({last_stage(), 0}));
+      };
+      // ds to the products of dq.
+      auto hand_over = [&](const u32 (&ds)[STEP / 4]) {
+#pragma unroll
+        for (int i = 0; i < STEP / 16; i++)
+          stmatrix(((ds_rows + ds_out.stage * GROUPS * DS_BYTES) ^ i % 4 * 32) + i / 4 * 8192, ds[4 * i], ds[4 * i + 1], ds[4 * i + 2],
+                   ds[4 * i + 3]);
+        async_proxy_fence();
+        warp_barrier();
+        if (lane == 0) barrier_arrive(rings.ds.full(ds_out));
+        ds_out.advance();
       };
       auto start_s = [&] {
         rings.q.wait_full(q);
@@ -180,14 +192,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         }
         if (KS_SOFTCAP) warp_barrier();
         else rings.ds.wait_empty(ds_out);
-#pragma unroll
-        for (int i = 0; i < STEP / 16; i++)
-          stmatrix(((ds_rows + ds_out.stage * GROUPS * DS_BYTES) ^ i % 4 * 32) + i / 4 * 8192, ds[4 * i], ds[4 * i + 1], ds[4 * i + 2],
-                   ds[4 * i + 3]);
-        async_proxy_fence();
-        warp_barrier();
-        if (lane == 0) barrier_arrive(rings.ds.full(ds_out));
-        ds_out.advance();
+        hand_over(ds);
         wgmma_wait<0>();
         pin(dv);
         if (lane == 0) barrier_arrive(rings.dout.empty(o()));
@@ -213,18 +218,14 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
 
       if (skips) {  // its ds is zero, and nothing else is made of it
         rings.ds.wait_empty(ds_out);
-#pragma unroll
-        for (int i = 0; i < STEP / 16; i++) stmatrix((ds_rows + ds_out.stage * GROUPS * DS_BYTES) ^ i * 32, 0, 0, 0, 0);
-        async_proxy_fence();
-        warp_barrier();
-        if (lane == 0) barrier_arrive(rings.ds.full(ds_out));
-        ds_out.advance();
+        const u32 nothing[STEP / 4] = {};
+        hand_over(nothing);
         q.advance();
         if ((m += way) == end) m = begin;
       }
       start_s();
       if (skips) {  // dout of that step was asked for before q of this one
-        if (lane == 0) barrier_arrive(rings.dout.empty({q.stage == 0 ? STAGES - 1 : q.stage - 1, 0}));
+        if (lane == 0) barrier_arrive(rings.dout.empty({last_stage(), 0}));
         rings.v.wait_full(kv);
       }
       wgmma_wait<0>();

@@ -78,14 +78,14 @@ template<int ROWS, int COLUMNS> KS_DEVICE void zero_rows(char* tile, int from, i
 // A gradient of a warp's 16 keys, times `by`: through rows of its own, from `first` on, of a tile of ROWS, to global memory, from
 // `row` of the sequence on. TMA does not write rows beyond a dense tensor's last; a packed sequence's last rows are stored by the threads, as
 // the next sequence follows them.
-template<class T, int ROWS>
-KS_DEVICE void store_gradient(const float (&x)[D / 2], float by, char* tile, int first, int row, const WorkTile& w, const TensorMap& map,
+template<class T, int ROWS, int COLUMNS>
+KS_DEVICE void store_gradient(const float (&x)[COLUMNS / 2], float by, char* tile, int first, int row, const WorkTile& w, const TensorMap& map,
                               const Matrices<T>& to, int lane) {
   const int count = KS_KV_VIEW == PACKED ? w.S_k - row : 16;
 #pragma unroll
-  for (int c = 0; c < D; c += 64) {
+  for (int c = 0; c < COLUMNS; c += 64) {
     char* const panel = tile + c / 64 * ROWS * 128 + first * 128;
-    const int chunks = piece_columns(c / 64) / 8;
+    const int chunks = min_of(COLUMNS - c, 64) / 8;
     const u32 line = shared_address(panel) + matrix_row(lane);
 #pragma unroll
     for (int chunk = 0; chunk < chunks; chunk += 2) {

@@ -4,11 +4,11 @@
 //
 // One block of 256 threads 64 rows of a head, a power of two of threads a row, 16 bytes each; nothing is shared. It moves 8·D + 8
 // bytes a row, 4·D + 8 in order, and runs at the speed of memory.
-// Constants: those of scores.h and sequences.h; KS_T, KS_D, KS_STEP, KS_IN_ORDER (there are turns).
+// Constants: those of scores.h and sequences.h; KS_T, KS_D, KS_DV, KS_STEP, KS_IN_ORDER (there are turns).
 #include "sm90/attention/backward/tiles.h"
 
 typedef KS_T T;
-constexpr int ROWS = 64, ROW_THREADS = D <= 64 ? 8 : D <= 128 ? 16 : 32, AT_ONCE = 256 / ROW_THREADS;
+constexpr int ROWS = 64, ROW_THREADS = DV <= 64 ? 8 : DV <= 128 ? 16 : 32, AT_ONCE = 256 / ROW_THREADS;
 
 struct alignas(16) Eight { T x[8]; };
 
@@ -37,7 +37,7 @@ attention_backward_rows_sm90(Matrices<const T> out, Matrices<const T> dout, RowV
   for (int i = 0; i < ROWS; i += AT_ONCE) {
     const int at = i + thread_index() / ROW_THREADS, row = tile * ROWS + at;
     float sum = 0.f;
-    if (row < s.S_q && column < D) {
+    if (row < s.S_q && column < DV) {
       const Eight left = *(const Eight*)(x + (i64)row * dout.row + column), right = *(const Eight*)(y + (i64)row * out.row + column);
 #pragma unroll
       for (int e = 0; e < 8; e++) sum = fmaf(to_sum(left.x[e]), to_sum(right.x[e]), sum);

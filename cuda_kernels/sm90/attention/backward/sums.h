@@ -4,7 +4,7 @@
 // A block of sums is STEP × D float32 in pieces of 64×64, at D = 96 a second one of 64×32, and a piece is the fragments of one
 // warpgroup: 16 rows a warp, 4 KB, of which every 8 columns are 512 bytes, a lane's 16 beside the next's. So each reduction of a
 // warp covers whole lines.
-// Blocks are numbered head by head; a dense entry of the batch has query_blocks of them for each head. A packed sequence that
+// Values have DV columns. Blocks are numbered head by head; a dense entry of the batch has query_blocks of them for each head. A packed sequence that
 // begins at row r of all and has n rows takes ⌈n / STEP⌉ from number ⌊r / STEP⌋ + its own number on; the next one's begin
 // behind them: ⌊(r + n) / STEP⌋ + 1 ≥ ⌊r / STEP⌋ + ⌈n / STEP⌉.
 //
@@ -13,7 +13,7 @@
 #pragma once
 #include "attention/sequences.h"
 
-constexpr int D = KS_D, STEP = KS_STEP;
+constexpr int D = KS_D, DV = KS_DV, STEP = KS_STEP;
 constexpr int PIECE = 64 * 64;                            // float32 of a whole piece
 constexpr int PANELS = (D + 63) / 64, PIECES = STEP / 64 * PANELS;  // of 64 columns or what is left of them, and of a block
 KS_DEVICE constexpr int piece_columns(int panel) { return D - panel * 64 < 64 ? D - panel * 64 : 64; }

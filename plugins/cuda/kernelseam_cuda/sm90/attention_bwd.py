@@ -54,7 +54,8 @@ OPTIONS = frozenset(
     {"causal", "window", "softcap", "sinks", "q_view", "kv_view", "lengths", "batch_invariant"}
 )
 """The forward's options that the kernel has the gradients of."""
-DIMS = tuple(dict.fromkeys(t.head_dim for t in ATTENTION_BWD))
+DIMS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in ATTENTION_BWD))
+"""Of queries and keys, and of values."""
 _CONSUMERS = 2
 """Of a block; each adds to a piece of its own of the sums: sums.h."""
 _BOX_COLUMNS, _STORE_ROWS, _ROWS = 64, 16, 64
@@ -113,8 +114,9 @@ class HopperBackwardKernel(KernelDefinition):
             return f"it does not know {', '.join(sorted(unsupported))}"
         if spec.dtype.itemsize != 2:
             return f"it takes bfloat16 and float16, not {spec.dtype}"
-        if spec.head_dim != spec.value_dim or spec.head_dim not in DIMS:
-            return f"head dims {spec.dims}: it takes {', '.join(map(str, DIMS))}"
+        if (spec.head_dim, spec.value_dim) not in DIMS:
+            known = (f"{d}/{v}" if d != v else f"{d}" for d, v in DIMS)
+            return f"head dims {spec.dims}: it takes {', '.join(known)}"
         return refuse_rows(p) or refuse_row_strides(
             stride_q_row=p.q_strides[2],
             stride_k_row=p.k_strides[2],
@@ -127,7 +129,8 @@ class HopperBackwardKernel(KernelDefinition):
         )
 
     def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
-        return tuple(t for t in ATTENTION_BWD if t.head_dim == spec.forward.head_dim)
+        dims = spec.forward.head_dim, spec.forward.value_dim
+        return tuple(t for t in ATTENTION_BWD if (t.head_dim, t.value_dim) == dims)
 
     def tile(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> BackwardTile:
         return self.tiles(problem.spec, row)[0]
@@ -192,6 +195,7 @@ class HopperBackwardKernel(KernelDefinition):
         return {
             "T": DEVICE_TYPE[s.dtype],
             "D": s.head_dim,
+            "DV": s.value_dim,
             **score_defines(s),
             "Q_VIEW": VIEWS[s.q_view],
             "KV_VIEW": VIEWS[s.kv_view],
@@ -279,7 +283,8 @@ class RowValues(HopperBackwardKernel):
         return 256
 
     def row_bytes(self, spec: AttentionBwdSpec) -> int:
-        return (4 if in_order(spec) else 8) * spec.forward.head_dim + 12
+        s = spec.forward
+        return 4 * s.value_dim + (0 if in_order(spec) else 4 * s.head_dim) + 12
 
 
 class QueryGradient(HopperBackwardKernel):
@@ -362,24 +367,24 @@ class HopperAttentionBwd(HopperBackwardKernel):
         queries, keys = (p.total_q, p.total_k) if packed else (p.S_q, p.S_k)
         of_queries, of_keys = (queries, p.num_heads), (keys, p.kv_heads)
         shapes = {
-            "q_map": (of_queries, p.q_strides, tile.step),
-            "dout_map": (of_queries, problem.dout_strides, tile.step),
-            "k_map": (of_keys, p.k_strides, tile.block_keys),
-            "v_map": (of_keys, p.v_strides, tile.block_keys),
-            "dk_map": (of_keys, problem.dk_strides, _STORE_ROWS),
-            "dv_map": (of_keys, problem.dv_strides, _STORE_ROWS),
+            "q_map": (s.head_dim, of_queries, p.q_strides, tile.step),
+            "dout_map": (s.value_dim, of_queries, problem.dout_strides, tile.step),
+            "k_map": (s.head_dim, of_keys, p.k_strides, tile.block_keys),
+            "v_map": (s.value_dim, of_keys, p.v_strides, tile.block_keys),
+            "dk_map": (s.head_dim, of_keys, problem.dk_strides, _STORE_ROWS),
+            "dv_map": (s.value_dim, of_keys, problem.dv_strides, _STORE_ROWS),
         }
         return {
             name: TensorMap(
                 _MAPS[name],
                 s.dtype,
-                (s.head_dim, *rows, batch),
+                (columns, *rows, batch),
                 (1, *reversed(strides)),
                 (_BOX_COLUMNS, box, 1, 1),
                 swizzle=128,
                 l2_promotion=256,
             )
-            for name, (rows, strides, box) in shapes.items()
+            for name, (columns, rows, strides, box) in shapes.items()
         }
 
     def variants(
@@ -394,12 +399,12 @@ class HopperAttentionBwd(HopperBackwardKernel):
         """Every dtype and head dim with and without a causal mask, in order and in any; every
         option; packed sequences; and the two small kernels."""
         f16, bf16 = DType.float16, DType.bfloat16
-        for dim in DIMS:
-            main = self.main(next(t for t in ATTENTION_BWD if t.head_dim == dim))
-            causal = AttentionSpec(bf16, dim, dim, True, True)
+        for dims in DIMS:
+            main = self.main(next(t for t in ATTENTION_BWD if (t.head_dim, t.value_dim) == dims))
+            causal = AttentionSpec(bf16, *dims, True, True)
             yield Covered(main, AttentionBwdSpec(causal))
             yield Covered(
-                main, AttentionBwdSpec(AttentionSpec(f16, dim, dim, lse=True), deterministic=False)
+                main, AttentionBwdSpec(AttentionSpec(f16, *dims, lse=True), deterministic=False)
             )
             yield Covered(main, AttentionBwdSpec(causal, deterministic=False), often=False)
             every = replace(causal, causal=False, window=True, softcap=True, lengths=True)
@@ -409,7 +414,7 @@ class HopperAttentionBwd(HopperBackwardKernel):
             window = replace(packed, dtype=f16, causal=False, window=True)
             yield Covered(main, AttentionBwdSpec(window, deterministic=False))
             for small in (ROW_VALUES, QUERY_GRADIENT):
-                yield Covered(small, AttentionBwdSpec(AttentionSpec(f16, dim, dim, lse=True)))
+                yield Covered(small, AttentionBwdSpec(AttentionSpec(f16, *dims, lse=True)))
                 yield Covered(small, AttentionBwdSpec(packed))
 
 

@@ -13,7 +13,6 @@ from kernelseam_cuda.sm90.tiles import HopperBackwardTile, HopperWideBackwardTil
 BackwardTile = HopperBackwardTile | HopperWideBackwardTile
 _SECTION_TILES = 128
 """A section has at least that many, divided by a cluster's blocks: about what runs at once."""
-_PRODUCTS = 5
 
 
 def in_order(spec: AttentionBwdSpec) -> bool:
@@ -34,7 +33,9 @@ def tile_count(problem: AttentionBwdProblem, tile: BackwardTile) -> dict[str, in
     p = problem.forward
     key_tiles, query_blocks = divide_up(p.S_k, tile.keys), divide_up(p.S_q, tile.step)
     heads = p.batch * p.kv_heads
-    row_bytes = p.spec.head_dim * (2 * p.spec.dtype.itemsize + 4)
+    row_bytes = (
+        p.spec.head_dim * (p.spec.dtype.itemsize + 4) + p.spec.value_dim * p.spec.dtype.itemsize
+    )
     head_bytes = p.S_q * row_bytes * p.head_group
     fewest = divide_up(_SECTION_TILES // tile.cluster, key_tiles)
     section = divide_up(heads, divide_up(heads, max(tile.section_bytes // head_bytes, fewest)))
@@ -65,7 +66,7 @@ def gradient_work(problem: AttentionBwdProblem, tile: BackwardTile) -> Work:
     keys, _ = keys_met(p, tile.keys, tile.step, p.S_q, p.S_k)
     met = keys * p.S_q / max(p.S_k, 1) * p.head_group
     longest = float(divide_up(p.S_q, tile.step) * tile.step * p.head_group)
-    operations = 2.0 * tile.keys * _PRODUCTS * tile.head_dim
+    operations = 2.0 * tile.keys * (3 * tile.head_dim + 2 * tile.value_dim)
     return Work(
         problem.bytes_moved,
         tile_count(problem, tile)["total"] * tile.cluster,

@@ -313,6 +313,10 @@ class HopperBackwardTile:
     cluster = 1
 
     @property
+    def value_dim(self) -> int:
+        return self.head_dim
+
+    @property
     def keys(self) -> int:
         return 128
 
@@ -340,10 +344,11 @@ class HopperWideBackwardTile:
     """Clusters of two blocks of 64 keys each, of which one consumer makes the values' gradient and
     one the keys'; 64 queries a step.
 
-    ``stages`` of queries, ``o_stages`` of their result's gradient, each half of the columns.
+    ``stages`` of queries, ``o_stages`` of their result's gradient, each of up to 128 columns.
     """
 
     head_dim: int
+    value_dim: int
     stages: int
     o_stages: int
     section_bytes: int = 16 << 20
@@ -358,8 +363,8 @@ class HopperWideBackwardTile:
 
     @property
     def name(self) -> str:
-        """Keys×queries, halves of queries and of their result's gradient."""
-        return f"{self.keys}x{self.step}-{self.stages}q-{self.o_stages}dout-halves"
+        """Keys×queries, parts of queries and of their result's gradient."""
+        return f"{self.keys}x{self.step}-{self.stages}q-{self.o_stages}dout-parts"
 
     @property
     def block_keys(self) -> int:
@@ -376,12 +381,10 @@ class HopperWideBackwardTile:
 
     @property
     def shared_bytes(self) -> int:
-        """K, V and half the other block's K; halves of q with their rows' values and of dout; ds of
-        two steps and of both blocks' keys; control; in whole KiB."""
-        row = self.head_dim * 2
-        kv = self.block_keys * row * 5 // 2
-        ring = (self.stages + self.o_stages) * self.step * row // 2
-        ring += self.stages * self.step * 8
+        """K, V and two panels of the other block's K; parts of q with their rows' values and of
+        dout; ds of two steps and of both blocks' keys; control; in whole KiB."""
+        kv = self.block_keys * 2 * (self.head_dim + self.value_dim + 2 * _PANEL)
+        ring = (self.stages + self.o_stages) * self.step * 4 * _PANEL + self.stages * self.step * 8
         ds = 2 * self.cluster * self.block_keys * self.step * 2
         size = -(-(kv + ring + ds + _WIDE_CONTROL_BYTES) // 1024) * 1024
         assert size <= _SHARED_BYTES
@@ -394,7 +397,8 @@ ATTENTION_BWD = (
     HopperBackwardTile(64, 3, 2, 2, rate=0.88, rate_in_order=0.89),
     HopperBackwardTile(96, 3, 3, rate=0.9, rate_in_order=0.88),
     HopperBackwardTile(128, 3, 3, rate=0.97, rate_in_order=0.93),
-    HopperWideBackwardTile(256, 4, 3, rate=0.76, rate_in_order=0.74),
+    HopperWideBackwardTile(192, 128, 4, 4, rate=0.67, rate_in_order=0.67),
+    HopperWideBackwardTile(256, 256, 4, 3, rate=0.87, rate_in_order=0.89),
 )
 """The preferred of a spec first."""
 

@@ -8,14 +8,17 @@ typedef KS_T T;
 
 constexpr int CLUSTER = 2, GROUPS = 2, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
 constexpr int BLOCK_KEYS = 64, KEYS = BLOCK_KEYS * CLUSTER;  // of a block, of a tile
-constexpr int HALF = 128;                                    // columns of q or dout that a stage holds
+constexpr int PART = 128;                                    // columns of q or dout that a stage holds, or what is left of them
+KS_DEVICE constexpr int parts(int columns) { return (columns + PART - 1) / PART; }
+KS_DEVICE constexpr int part_columns(int columns, int part) { return columns - part * PART < PART ? columns - part * PART : PART; }
+constexpr int Q_PARTS = parts(D), O_PARTS = parts(DV);
 constexpr int Q_STAGES = KS_STAGES, O_STAGES = KS_O_STAGES, DS_STAGES = 2;
-constexpr int KV_BYTES = tile_bytes<BLOCK_KEYS, D>, OTHER_BYTES = tile_bytes<BLOCK_KEYS, D / CLUSTER>;
-constexpr int HALF_BYTES = tile_bytes<STEP, HALF>, PANEL_BYTES = STEP * 128, KEY_PANEL_BYTES = BLOCK_KEYS * 128;
+constexpr int K_BYTES = tile_bytes<BLOCK_KEYS, D>, V_BYTES = tile_bytes<BLOCK_KEYS, DV>, OTHER_BYTES = tile_bytes<BLOCK_KEYS, GROUPS * 64>;
+constexpr int PART_BYTES = tile_bytes<STEP, PART>, PANEL_BYTES = STEP * 128, KEY_PANEL_BYTES = BLOCK_KEYS * 128;
 constexpr int DS_BYTES = BLOCK_KEYS * STEP * 2, ROW_BYTES = STEP * 4, WARP_DS_BYTES = 16 * STEP * 2;
-static_assert(STEP == 64 && D == 2 * HALF, "a step is one box, a thread's part of dk or dv two halves");
-static_assert(PIECES == CLUSTER * GROUPS, "each consumer of a cluster multiplies one 64×64 piece of dq");
-static_assert(Q_STAGES >= 4 && O_STAGES >= 2, "a step's product is handed back after the next step's stages were waited for");
+static_assert(STEP == 64 && D % 64 == 0 && DV % 64 == 0, "a step is one box");
+static_assert(PIECES <= CLUSTER * GROUPS, "each consumer of a cluster multiplies one 64×64 piece of dq, or none");
+static_assert(Q_STAGES >= 2 * Q_PARTS && O_STAGES > O_PARTS, "a step's product is handed back after the next step's stages were waited for");
 // Whether other data may follow a sequence's last query, and its last key, in memory.
 constexpr bool RAGGED_QUERIES = KS_Q_VIEW == PACKED, RAGGED_KEYS = KS_KV_VIEW == PACKED || KS_LENGTHS;
 
@@ -23,11 +26,11 @@ constexpr bool RAGGED_QUERIES = KS_Q_VIEW == PACKED, RAGGED_KEYS = KS_KV_VIEW ==
 constexpr int WORK_SLOTS = 2;
 
 struct alignas(1024) SharedStorage {
-  char k[KV_BYTES], v[KV_BYTES];
+  char k[K_BYTES], v[V_BYTES];
   char other_k[OTHER_BYTES];                        // of the other block's keys, the columns of this block's part of dq
-  char q[Q_STAGES][HALF_BYTES], dout[O_STAGES][HALF_BYTES];
+  char q[Q_STAGES][PART_BYTES], dout[O_STAGES][PART_BYTES];
   char ds[DS_STAGES][CLUSTER][DS_BYTES];            // of this block's keys, where p was, and of the other's
-  float lse[Q_STAGES][STEP], dots[Q_STAGES][STEP];  // beside the first half of q
+  float lse[Q_STAGES][STEP], dots[Q_STAGES][STEP];  // beside the first part of q
   WorkTile work_tiles[WORK_SLOTS];
   int walk[2];
   u64 kv_ring[2], q_ring[2 * Q_STAGES], dout_ring[2 * O_STAGES], ds_ring[2 * DS_STAGES], p_ring[2 * DS_STAGES], tile_ring[2];

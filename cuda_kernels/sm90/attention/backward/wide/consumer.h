@@ -8,7 +8,9 @@
 #include "sm90/attention/backward/wide/block.h"
 
 // The columns of a gradient that one product makes.
-KS_DEVICE float (&half(float (&sum)[D / 2], int h))[HALF / 2] { return *(float(*)[HALF / 2])(sum + h * (HALF / 2)); }
+template<int COLUMNS, int H> KS_DEVICE float (&part(float (&sum)[COLUMNS / 2]))[part_columns(COLUMNS, H) / 2] {
+  return *(float(*)[part_columns(COLUMNS, H) / 2])(sum + H * (PART / 2));
+}
 
 // The stage `back` stages before.
 template<int STAGES> KS_DEVICE PipelineState<STAGES> before(const PipelineState<STAGES>& x, int back) {
@@ -36,12 +38,15 @@ struct Consumer {
   // Of the four panels of dq's columns, this consumer's.
   KS_DEVICE int panel() const { return rank * GROUPS + group; }
 
-  template<bool SCORES> KS_DEVICE void run() const;
+  // DQ: whether a piece of dq is this consumer's.
+  template<bool SCORES, bool DQ> KS_DEVICE void run() const;
 };
 
-template<bool SCORES> KS_DEVICE void Consumer::run() const {
+template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
   // The ring of the first product's queries, a step ahead, and of the second's: q and dout, or dout and q.
   constexpr int NEAR_STAGES = SCORES ? Q_STAGES : O_STAGES, FAR_STAGES = SCORES ? O_STAGES : Q_STAGES;
+  constexpr int NEAR_COLUMNS = SCORES ? D : DV, FAR_COLUMNS = SCORES ? DV : D;
+  constexpr int NEAR_PARTS = parts(NEAR_COLUMNS), FAR_PARTS = parts(FAR_COLUMNS);
   const auto& near_ring = [&]() -> const auto& { if constexpr (SCORES) return rings.q; else return rings.dout; }();
   const auto& far_ring = [&]() -> const auto& { if constexpr (SCORES) return rings.dout; else return rings.q; }();
   char* const near_tiles = SCORES ? storage.q[0] : storage.dout[0];
@@ -63,13 +68,13 @@ template<bool SCORES> KS_DEVICE void Consumer::run() const {
     const bool tail = key0 + BLOCK_KEYS > w.S_k;
     if (RAGGED_KEYS && (w.tile + 1) * KEYS > w.S_k) {
       zero<D>(storage.k, w.S_k - key0);
-      zero<D>(storage.v, w.S_k - key0);
-      zero<D / CLUSTER>(storage.other_k, w.S_k - w.tile * KEYS - (rank ^ 1) * BLOCK_KEYS);
+      zero<DV>(storage.v, w.S_k - key0);
+      zero<GROUPS * 64>(storage.other_k, w.S_k - w.tile * KEYS - (rank ^ 1) * BLOCK_KEYS);
     }
 
-    float sum[D / 2];  // dv or dk
+    float sum[FAR_COLUMNS / 2];  // dv or dk
 #pragma unroll
-    for (int i = 0; i < D / 2; i++) sum[i] = 0.f;
+    for (int i = 0; i < FAR_COLUMNS / 2; i++) sum[i] = 0.f;
     pin(sum);
 
     if (w.steps > 0) {
@@ -80,33 +85,33 @@ template<bool SCORES> KS_DEVICE void Consumer::run() const {
       bool first = true;      // whether no ds has been written
       float x[STEP / 2];      // s or dp
 
-      auto start_near = [&] {
+      auto next_near = [&] {
         if (RAGGED_QUERIES && m_near * STEP + STEP > w.S_q) {
-          auto second = near;
-          second.advance();
-          near_ring.wait_full(near);
-          near_ring.wait_full(second);
-          zero<HALF>(near_tiles + near.stage * HALF_BYTES, w.S_q - m_near * STEP);
-          zero<HALF>(near_tiles + second.stage * HALF_BYTES, w.S_q - m_near * STEP);
+          auto at = near;
+#pragma unroll
+          for (int h = 0; h < NEAR_PARTS; h++, at.advance()) {
+            near_ring.wait_full(at);
+            zero<PART>(near_tiles + at.stage * PART_BYTES, w.S_q - m_near * STEP);
+          }
         }
         if ((m_near += way) == end) m_near = begin;
-        const u64 own = whole(descriptor_k_major(address_here(SCORES ? storage.k : storage.v)));
+      };
+      auto start_near = [&](auto h) {
+        constexpr int H = decltype(h)::value;
+        near_ring.wait_full(near);
+        wgmma_fence();
+        const u64 own = whole(descriptor_k_major(address_here(SCORES ? *storage.k : *storage.v)));
+        const u64 y = whole(descriptor_k_major(address_here(*near_tiles) + near.stage * PART_BYTES));
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-          near_ring.wait_full(near);
-          if (h == 0) wgmma_fence();
-          const u64 y = whole(descriptor_k_major(address_here(*near_tiles) + near.stage * HALF_BYTES));
-#pragma unroll
-          for (int k = 0; k < HALF / 16; k++)
-            Wgmma<T, STEP>::template ss<0, 0>(x, advanced(own, (2 * h + k / 4) * KEY_PANEL_BYTES + k % 4 * 32),
-                                              advanced(y, k / 4 * PANEL_BYTES + k % 4 * 32), h != 0 || k != 0);
-          near.advance();
-        }
+        for (int k = 0; k < part_columns(NEAR_COLUMNS, H) / 16; k++)
+          Wgmma<T, STEP>::template ss<0, 0>(x, advanced(own, (2 * H + k / 4) * KEY_PANEL_BYTES + k % 4 * 32),
+                                            advanced(y, k / 4 * PANEL_BYTES + k % 4 * 32), H != 0 || k != 0);
         wgmma_commit();
+        near.advance();
       };
       auto release_near = [&] {
-        release(near_ring.empty(before(near, 2)), lane);
-        release(near_ring.empty(before(near, 1)), lane);
+#pragma unroll
+        for (int h = NEAR_PARTS; h > 0; h--) release(near_ring.empty(before(near, h)), lane);
       };
       // The block's columns of dq are a panel for each consumer, of the keys of both blocks: this one's first.
       auto start_dq = [&](float (&dq)[32], const PipelineState<DS_STAGES>& ds_in) {
@@ -152,7 +157,7 @@ template<bool SCORES> KS_DEVICE void Consumer::run() const {
         if (some_hidden(band, ahead, tail)) mask_scores(x, band, ahead, key0, w.S_k, warp, lane);
         rings.ds.wait_empty(ds_out);
         const u32 to = p_fragments();
-        const u32 lse_rows = address_here(storage.lse) + lane % 4 * 8 + before(near, 2).stage * ROW_BYTES;
+        const u32 lse_rows = address_here(storage.lse) + lane % 4 * 8 + before(near, NEAR_PARTS).stage * ROW_BYTES;
 #pragma unroll
         for (int i = 0; i < STEP / 16; i++) {
           u32 handed[4];
@@ -221,51 +226,67 @@ template<bool SCORES> KS_DEVICE void Consumer::run() const {
         ds_out.advance();  // to ds of the step before
         pin(sum);
         if (RAGGED_QUERIES && SCORES && m * STEP + STEP > w.S_q) {  // q has been set to zero before s
-          auto second = far;
-          second.advance();
-          far_ring.wait_full(far);
-          far_ring.wait_full(second);
-          zero<HALF>(far_tiles + far.stage * HALF_BYTES, w.S_q - m * STEP);
-          zero<HALF>(far_tiles + second.stage * HALF_BYTES, w.S_q - m * STEP);
+          auto at = far;
+#pragma unroll
+          for (int h = 0; h < FAR_PARTS; h++, at.advance()) {
+            far_ring.wait_full(at);
+            zero<PART>(far_tiles + at.stage * PART_BYTES, w.S_q - m * STEP);
+          }
         }
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
+        auto start_far = [&](auto h) {
+          constexpr int H = decltype(h)::value, COLUMNS = part_columns(FAR_COLUMNS, H);
           far_ring.wait_full(far);
-          if (h == 0) wgmma_fence();
-          const u64 rows =
-              whole(descriptor_mn_major(address_here(*far_tiles) + far.stage * HALF_BYTES, PANEL_BYTES));
+          if (H == 0) wgmma_fence();
+          const u64 rows = whole(descriptor_mn_major(address_here(*far_tiles) + far.stage * PART_BYTES, PANEL_BYTES));
 #pragma unroll
-          for (int k = 0; k < STEP / 16; k++) Wgmma<T, HALF>::rs(half(sum, h), y + 4 * k, advanced(rows, k * 2048), 1);
+          for (int k = 0; k < STEP / 16; k++)
+            Wgmma<T, COLUMNS>::rs(part<FAR_COLUMNS, H>(sum), y + 4 * k, advanced(rows, k * 2048), 1);
           wgmma_commit();
           far.advance();
+        };
+        auto end_far = [&](auto h) {
+          constexpr int H = decltype(h)::value;
+          wgmma_wait<DQ + FAR_PARTS - 1 - H>();
+          pin(part<FAR_COLUMNS, H>(sum));
+          release(far_ring.empty(before(far, FAR_PARTS - H)), lane);
+        };
+        // dout comes late: scores' consumer holds it longest. So what is done with is handed back before the next is waited for, and
+        // dq is added before the last part of dp.
+        constexpr int EARLY_PARTS = LAST ? 0 : SCORES ? NEAR_PARTS : 1;
+        start_far(Flag<false>{});
+        if constexpr (FAR_PARTS == 2) start_far(Flag<true>{});
+        if constexpr (DQ) {
+          if (!first) rings.ds.wait_full(ds_out);
+          start_dq(dq, ds_out);
         }
-        if (!LAST) start_near();
-        if (!first) rings.ds.wait_full(ds_out);
-        start_dq(dq, ds_out);
-        wgmma_wait<LAST ? 2 : 3>();
-        pin(half(sum, 0));
-        release(far_ring.empty(before(far, 2)), lane);
-        wgmma_wait<LAST ? 1 : 2>();
-        pin(half(sum, 1));
-        release(far_ring.empty(before(far, 1)), lane);
-        if (!LAST) {
-          wgmma_wait<1>();
+        end_far(Flag<false>{});
+        if constexpr (FAR_PARTS == 2) end_far(Flag<true>{});
+        if (!LAST) next_near();
+        if constexpr (EARLY_PARTS > 0) start_near(Flag<false>{});
+        if constexpr (EARLY_PARTS > 1) start_near(Flag<true>{});
+        if constexpr (DQ) {
+          wgmma_wait<EARLY_PARTS>();
+          add_dq(dq, ds_out);
+        }
+        if constexpr (!LAST) {
+          if constexpr (EARLY_PARTS < NEAR_PARTS) start_near(Flag<true>{});
+          wgmma_wait<0>();
           pin(x);
           release_near();
         }
-        wgmma_wait<0>();
-        add_dq(dq, ds_out);
         if ((m += way) == end) m = begin;
       };
 
-      start_near();
+      next_near();
+      start_near(Flag<false>{});
+      if constexpr (NEAR_PARTS == 2) start_near(Flag<true>{});
       wgmma_wait<0>();
       pin(x);
       release_near();
 #pragma unroll 1
       for (int i = w.steps - 1; i > 0; i--) step(Flag<false>{});
       step(Flag<true>{});
-      {
+      if constexpr (DQ) {
         float dq[32];
         auto ds_in = ds_out;
         ds_in.advance();
@@ -277,7 +298,7 @@ template<bool SCORES> KS_DEVICE void Consumer::run() const {
     }
     named_barrier_sync(3, CONSUMERS);  // all products of K and V are over
     const int first = warp * 16;
-    store_gradient<T, BLOCK_KEYS>(sum, SCORES ? 1.f : scale, SCORES ? storage.v : storage.k, first, key0 + first, w,
+    store_gradient<T, BLOCK_KEYS, FAR_COLUMNS>(sum, SCORES ? 1.f : scale, SCORES ? storage.v : storage.k, first, key0 + first, w,
                                   SCORES ? maps.dv : maps.dk, SCORES ? a.dv : a.dk, lane);
     stores_read(lane);
     if (lane == 0) barrier_arrive(rings.kv.empty({0, 0}));

@@ -9,7 +9,7 @@ struct Producer {
   const Operands& a;
   TileScheduler<KEYS> scheduler;
   PipelineState<1> kv{0, 1};
-  u32 halves = 0;  // of q and of dout that were loaded: where they go follows
+  u32 steps = 0;  // that were loaded: where q and dout go follows
 
   // Asked for each time: this thread has few registers.
   static KS_DEVICE int rank() { return cluster_rank(); }
@@ -30,22 +30,24 @@ struct Producer {
     barrier_arrive_at(rings.tile.empty({0, 0}), 0);
     return t;
   }
-  // The stage of half n of a ring, and the phase to wait for.
+  // The stage of part n of a ring, and the phase to wait for.
   template<int STAGES> static KS_DEVICE PipelineState<STAGES> nth(u32 n) { return {(int)(n % STAGES), n / STAGES % 2 ^ 1}; }
 
-  // A half of q's or dout's columns: each block of the cluster loads one panel for both.
-  KS_DEVICE void load_half(u32 to, const TensorMap& map, u32 full, int column, int row, int head, int batch) {
-    tma_load_multicast(to + rank() * PANEL_BYTES, map, full, column + rank() * 64, row, head, batch, (1 << CLUSTER) - 1);
+  // A part of q's or dout's columns: each block of the cluster loads one panel for both.
+  KS_DEVICE void load_part(u32 to, const TensorMap& map, u32 full, int column, int columns, int row, int head, int batch) {
+    if (rank() * 64 < columns)
+      tma_load_multicast(to + rank() * PANEL_BYTES, map, full, column + rank() * 64, row, head, batch, (1 << CLUSTER) - 1);
   }
   // q of a step, and beside it what every row subtracts. `block`: of row values (sums.h); `row`: the step's first.
   KS_DEVICE void load_q(const WorkTile& w, int head, int block, int row) {
-#pragma unroll 1
-    for (int h = 0; h < 2; h++) {
-      const auto q = nth<Q_STAGES>(halves + h);
+#pragma unroll
+    for (int h = 0; h < Q_PARTS; h++) {
+      const auto q = nth<Q_STAGES>(steps * Q_PARTS + h);
+      const int columns = part_columns(D, h);
       rings.q.wait_empty(q);
       const u32 full = rings.q.full(q);
-      barrier_arrive_expect_tx(full, HALF_BYTES + (h == 0 ? 2 * ROW_BYTES : 0));
-      load_half(shared_address(storage.q[q.stage]), maps.q, full, h * HALF, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
+      barrier_arrive_expect_tx(full, columns * (STEP * 2) + (h == 0 ? 2 * ROW_BYTES : 0));
+      load_part(shared_address(storage.q[q.stage]), maps.q, full, h * PART, columns, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
       if (h == 0) {
         bulk_load(shared_address(storage.lse[q.stage]), a.lse + (i64)block * STEP, ROW_BYTES, full);
         bulk_load(shared_address(storage.dots[q.stage]), a.dots + (i64)block * STEP, ROW_BYTES, full);
@@ -53,28 +55,31 @@ struct Producer {
     }
   }
   KS_DEVICE void load_dout(const WorkTile& w, int head, int row) {
-#pragma unroll 1
-    for (int h = 0; h < 2; h++) {
-      const auto o = nth<O_STAGES>(halves + h);
+#pragma unroll
+    for (int h = 0; h < O_PARTS; h++) {
+      const auto o = nth<O_STAGES>(steps * O_PARTS + h);
+      const int columns = part_columns(DV, h);
       rings.dout.wait_empty(o);
       const u32 full = rings.dout.full(o);
-      barrier_arrive_expect_tx(full, HALF_BYTES);
-      load_half(shared_address(storage.dout[o.stage]), maps.dout, full, h * HALF, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
+      barrier_arrive_expect_tx(full, columns * (STEP * 2));
+      load_part(shared_address(storage.dout[o.stage]), maps.dout, full, h * PART, columns, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
     }
-    halves += 2;
+    steps++;
   }
   // Publishes the work tile to the consumers.
   KS_DEVICE void load_kv(const WorkTile& w) {
     rings.kv.wait_empty(kv);
     const u32 full = rings.kv.full(kv);
-    barrier_arrive_expect_tx(full, 2 * KV_BYTES + OTHER_BYTES);
+    constexpr bool ALL = PIECES == CLUSTER * GROUPS;  // of the consumers multiply a panel of dq
+    barrier_arrive_expect_tx(full, K_BYTES + V_BYTES + (ALL || rank() == 0 ? OTHER_BYTES : KEY_PANEL_BYTES));
     const int first = w.k_first + w.tile * KEYS, row = first + rank() * BLOCK_KEYS, batch = KS_KV_VIEW == PACKED ? 0 : w.batch;
     tile_load<BLOCK_KEYS, D>(shared_address(storage.k), maps.k, full, row, w.kv_head, batch);
-    tile_load<BLOCK_KEYS, D>(shared_address(storage.v), maps.v, full, row, w.kv_head, batch);
+    tile_load<BLOCK_KEYS, DV>(shared_address(storage.v), maps.v, full, row, w.kv_head, batch);
 #pragma unroll
-    for (int c = 0; c < D / CLUSTER; c += 64)
-      tma_load(shared_address(storage.other_k) + c / 64 * KEY_PANEL_BYTES, maps.k, full, rank() * (D / CLUSTER) + c,
-               first + (rank() ^ 1) * BLOCK_KEYS, w.kv_head, batch);
+    for (int c = 0; c < GROUPS; c++)
+      if (ALL || c == 0 || rank() == 0)
+        tma_load(shared_address(storage.other_k) + c * KEY_PANEL_BYTES, maps.k, full, (rank() * GROUPS + c) * 64,
+                 first + (rank() ^ 1) * BLOCK_KEYS, w.kv_head, batch);
     kv.advance();
   }
 
