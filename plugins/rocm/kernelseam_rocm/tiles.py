@@ -150,7 +150,7 @@ RDNA4_ATTENTION = (
     _resident(64, 8, 16, 64, 1, plain=True),
     _resident(64, 8, 16, 32, 1),
     _resident(64, 4, 16, 32, 1),
-    _resident(128, 8, 16, 64, 1, plain=True),
+    _resident(128, 8, 16, 32, 1, plain=True),
     AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, column_warps=2),
     AttentionTile(HALF_PRECISION, 256, 8, 16, 16, 1, plain=True, column_warps=2),
     AttentionTile(HALF_PRECISION, 256, 8, 16, 16, 1, column_warps=4),
