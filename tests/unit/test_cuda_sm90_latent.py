@@ -64,7 +64,7 @@ def problem(
         ({"vector": 2}, "rows at multiples of 2 bytes: it copies 16 bytes at a time"),
         ({"S_q": 9}, "S_q = 9: it takes 8 at most"),
         ({"S_q": 0}, "there are no queries"),
-        ({"batch": 2**20, "S_k": 2**20}, "34363932672 tiles of keys: it takes less than 2^31"),
+        ({"batch": 2**20, "S_k": 2**20}, "17181966336 tiles of keys: it takes less than 2^31"),
     ],
 )
 def test_what_the_kernel_does_not_take_is_refused_by_name(
@@ -97,14 +97,47 @@ def test_a_block_may_leave_two_states_for_the_merge() -> None:
 
 def test_both_kernels_know_the_same_list() -> None:
     p = problem(S_q=2, heads=130)
-    names = ("S_q", "S_k", "batch", "kv_heads", "head_group", "head_tiles", "blocks")
+    names = ("S_q", "S_k", "batch", "kv_heads", "head_group", "head_tiles", "together", "groups")
     values = [k.values(p, TILE, H200) for k in (KERNEL, MERGE)]
     for found in values:
-        assert [found[n] for n in names] == [2, 4096, 64, 1, 130, 3, 132]
+        assert [found[n] for n in names] == [2, 4096, 64, 1, 130, 3, 3, 44]
     # 64 rows of an item by blocks of 8 warps
     assert MERGE.grid(p, TILE, H200) == 64 * 2 * 3 * 8 and MERGE.threads(TILE, ROW) == 256
 
 
+@pytest.mark.parametrize(("page_size", "boxes"), [(64, 1), (128, 1), (48, 0), (1, 0)])
+def test_tiles_of_one_page_are_boxes(page_size: int, boxes: int) -> None:
+    p = replace(problem(), page_size=page_size, pages=500)
+    assert KERNEL.values(p, TILE, H200)["boxes"] == boxes
+    found = KERNEL.tensor_maps(p, TILE, H200)["k_map"]
+    assert (found.operand, found.box, found.swizzle) == ("k", (64, 64, 1, 1), 128)
+    assert found.extents == (576, page_size, 1, 500 if boxes else 1)
+    assert found.strides == (1, 576, 576, 64 * 576)
+
+
+def test_entries_that_share_their_keys_have_no_boxes() -> None:
+    """TMA takes no strides of 0."""
+    dense = replace(problem(kv_view="strided"), k_strides=(0, 0, 576))
+    assert KERNEL.values(dense, TILE, H200)["boxes"] == 0
+    apart = replace(dense, k_strides=(4096 * 576, 0, 576))
+    assert KERNEL.values(apart, TILE, H200)["boxes"] == 1
+    found = KERNEL.tensor_maps(apart, TILE, H200)["k_map"]
+    assert found.extents == (576, 4096, 1, 64) and found.strides == (1, 576, 0, 4096 * 576)
+
+
 def test_few_keys_take_few_blocks() -> None:
+    """One group of two: both tiles of heads read the same keys."""
     p = problem(S_k=65, batch=1)
     assert KERNEL.grid(p, TILE, H200) == 2 * (2 + TILE.item_cost) // (TILE.item_cost + 2)
+
+
+@pytest.mark.parametrize(
+    ("S_q", "heads", "together"),
+    [(1, 16, 1), (1, 128, 2), (2, 128, 4), (3, 16, 3), (5, 64, 1), (6, 64, 3), (8, 128, 4)],
+)
+def test_tiles_of_rows_over_the_same_keys_are_taken_side_by_side(
+    S_q: int, heads: int, together: int
+) -> None:
+    p = problem(S_q=S_q, heads=heads)
+    assert KERNEL.values(p, TILE, H200)["together"] == together
+    assert KERNEL.grid(p, TILE, H200) == 132

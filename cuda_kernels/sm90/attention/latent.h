@@ -4,7 +4,8 @@
 // reference that grows by 8 at least. K is read once, from shared memory twice. A block is two consumer warpgroups and one that loads:
 //   scores:  S = Q·Kᵀ of 64 heads and 64 keys, softmax, P to shared memory; and O[:, :256] += P·K[:, :256], P from registers
 //   columns: O[:, 256:] += P·K[:, 256:512], P from shared memory
-//   load:    rows of K by cp.async, wherever pages have them, through a ring of two tiles; the queries
+//   load:    K through a ring of two tiles in halves; the queries. TMA brings whole tiles, where a page holds all of their rows; others
+//            come row by row, by cp.async, wherever pages have them
 // The two consumers of P exchange through named barriers: P and the factors of its rows are ready (FULL), have been read (EMPTY).
 // Where a block has a part of an item's keys alone, it leaves its o and log-sum-exp in the workspace for latent_merge.h.
 // A tile's rows are heads of one query, so that all see the same keys: those that it does not see arrive as zeros.
@@ -20,6 +21,7 @@
 typedef KS_T T;
 
 constexpr int DQK = KS_DQK, DV = KS_DV, STAGES = 2, PANEL_BYTES = 64 * 128, PANELS = DQK / 64, HALF = DV / 2;
+constexpr int PART = HALF / 64;      // panels of a tile's first part, whose values are the score consumer's; the second is the rest
 constexpr int TILE_BYTES = PANELS * PANEL_BYTES, THREADS = 384;
 static_assert(DQK % 64 == 0 && HALF == 256 && DV <= DQK, "panels of 64 columns, and a product of 256 a consumer");
 enum { SCORES, COLUMNS, LOAD };      // warpgroups
@@ -29,7 +31,8 @@ constexpr int EXCHANGE = 256;        // their threads
 struct alignas(1024) SharedStorage {
   char q[TILE_BYTES], k[STAGES][TILE_BYTES], p[PANEL_BYTES];
   float factors[ROWS];
-  u64 k_ring[2 * STAGES], q_ring[2];
+  u64 k_rings[2][2 * STAGES], q_ring[2];  // of each part of a tile of keys
+  Piece pieces[THREADS / 32];             // of the warps, all the same: registers are few
 };
 static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
 
@@ -42,87 +45,124 @@ struct Operands {
   float scale_log2;
 };
 
+// A warp's piece, in shared memory.
+struct Pieces {
+  const List& list;
+  Piece& piece;
+  KS_DEVICE const Piece& now() const { return piece; }
+  KS_DEVICE void set(const Piece& x) const {
+    warp_barrier();
+    if (lane() == 0) piece = x;
+    warp_barrier();
+  }
+  KS_DEVICE bool next() const {
+    Piece x = piece;
+    if (!next_piece(list, x)) return false;
+    set(x);
+    return true;
+  }
+};
+
 // The warpgroup that loads: 8 lanes a row of a panel, 16 rows at a time.
 struct Producer {
   SharedStorage& storage;
   const Operands& a;
   const List& list;
   const Pages& pages;
-  const Ring<STAGES>& k_ring;
+  const Ring<STAGES> (&k_rings)[2];
   const Ring<1>& q_ring;
+  const TensorMap& k_map;  // element, row, head, page or entry
+  bool boxes;              // whether a tile of rows is a box of it
   int thread;
   PipelineState<STAGES> state{0, 1};
   PipelineState<1> q_state{0, 1};
 
   static constexpr int PASSES = 4;  // of 16 rows
   KS_DEVICE int row(int i) const { return thread / 8 + 16 * i; }
-  // A row's chunks, one of every panel; zeros where it is not `there`.
-  KS_DEVICE void copy(u32 tile, int i, const T* from, bool there) const {
+  // A row's chunks, one of each panel from BEGIN to END; zeros where it is not `there`.
+  template<int BEGIN, int END> KS_DEVICE void copy(u32 tile, int i, const T* from, bool there) const {
     const u32 to = tile + row(i) * 128 + (thread ^ row(i)) % 8 * 16;
 #pragma unroll
-    for (int p = 0; p < PANELS; p++) async_copy(to + p * PANEL_BYTES, from + 64 * p, there);
+    for (int p = BEGIN; p < END; p++) async_copy(to + p * PANEL_BYTES, from + 64 * p, there);
   }
 
   KS_DEVICE void load_queries(const Piece& piece) {
-    const Item item(list, piece.item);
-    const T* const base = a.q.base + piece.entry * a.q.batch + item.kv_head * list.head_group * a.q.head
-                        + (i64)item.query * a.q.row + 8 * (thread % 8);
+    const Rows rows(list, piece.item, list.member(block_index()));
+    const T* const base = a.q.base + piece.entry * a.q.batch + rows.kv_head * list.head_group * a.q.head
+                        + (i64)rows.query * a.q.row + 8 * (thread % 8);
     q_ring.wait_empty(q_state);
 #pragma unroll 1
     for (int i = 0; i < PASSES; i++) {
-      const int head = item.head + row(i);
+      const int head = rows.head + row(i);
       const bool there = head < list.head_group;
-      copy(shared_address(storage.q), i, base + (there ? head : 0) * a.q.head, there);
+      copy<0, PANELS>(shared_address(storage.q), i, base + (there ? head : 0) * a.q.head, there);
     }
     async_copies_arrive(q_ring.full(q_state));
     q_state.advance();
   }
 
-  // The pages of a tile's rows, looked up one tile ahead. Of keys that are not seen page 0.
-  KS_DEVICE void look_up(int (&page)[PASSES], int entry, int tile, int limit) const {
-    if constexpr (KS_KV_VIEW != PAGED) return;
+  // The page of a key. Of keys that are not seen page 0.
+  KS_DEVICE int look_up(int entry, int key, int limit) const {
+    return KS_KV_VIEW == PAGED && key < limit ? pages.table[entry * pages.table_row + pages.size.quotient(key)] : 0;
+  }
+  // Where its row lies, in elements from the item's first.
+  KS_DEVICE i64 place(int page, int key, int limit) const {
+    if (KS_KV_VIEW != PAGED) return key < limit ? (i64)key * a.k.row : 0;
+    return page * a.k.batch + (key < limit ? (i64)(key - pages.size.quotient(key) * pages.size.d) * a.k.row : 0);
+  }
+  template<int BEGIN, int END>
+  KS_DEVICE void load_part(const Ring<STAGES>& ring, const int (&page)[PASSES], const T* base, int tile, int limit) const {
+    ring.wait_empty(state);
 #pragma unroll
-    for (int i = 0; i < PASSES; i++) {
-      const int key = tile * BN + row(i);
-      page[i] = key < limit ? pages.table[entry * pages.table_row + pages.size.quotient(key)] : 0;
+    for (int i = 0; i < PASSES; i++)
+      copy<BEGIN, END>(shared_address(storage.k[state.stage]), i, base + place(page[i], tile * BN + row(i), limit), tile * BN + row(i) < limit);
+    async_copies_arrive(ring.full(state));
+  }
+  template<int BEGIN, int END> KS_DEVICE void load_box(const Ring<STAGES>& ring, int row, int head, int at) const {
+    const u32 full = ring.full(state);
+    ring.wait_empty(state);
+    if (thread) {
+      barrier_arrive(full);  // counts on as many threads as copy rows
+    } else {
+      barrier_arrive_expect_tx(full, (END - BEGIN) * PANEL_BYTES);
+#pragma unroll
+      for (int p = BEGIN; p < END; p++)
+        tma_load(shared_address(storage.k[state.stage]) + p * PANEL_BYTES, k_map, full, 64 * p, row, head, at);
     }
   }
-  KS_DEVICE void load_keys(const int (&page)[PASSES], const T* base, int tile, int limit) {
-    k_ring.wait_empty(state);
-#pragma unroll
-    for (int i = 0; i < PASSES; i++) {
-      const int key = tile * BN + row(i);
-      const bool there = key < limit;
-      i64 at = there ? (i64)key * a.k.row : 0;
-      if constexpr (KS_KV_VIEW == PAGED)
-        at = page[i] * a.k.batch + (there ? (i64)(key - pages.size.quotient(key) * pages.size.d) * a.k.row : 0);
-      copy(shared_address(storage.k[state.stage]), i, base + at, there);
+  KS_DEVICE void load_keys(const int (&page)[PASSES], const T* base, int entry, int kv_head, int tile, int limit) {
+    if (boxes && (tile + 1) * BN <= limit) {
+      int row = tile * BN;
+      if (KS_KV_VIEW == PAGED) row -= pages.size.quotient(row) * pages.size.d, entry = page[0];  // of the first thread the tile's
+      load_box<0, PART>(k_rings[0], row, kv_head, entry);
+      load_box<PART, PANELS>(k_rings[1], row, kv_head, entry);
+    } else {
+      load_part<0, PART>(k_rings[0], page, base, tile, limit);
+      load_part<PART, PANELS>(k_rings[1], page, base, tile, limit);
     }
-    async_copies_arrive(k_ring.full(state));
     state.advance();
   }
-
-  KS_DEVICE void run(Walk walk) {
+  KS_DEVICE void run(const Pieces& pieces) {
     bool more = true;
 #pragma unroll 1
     while (more) {
-      const Piece piece = walk.piece;
-      const Item item(list, piece.item);
-      const int limit = item.limit(list, list.keys(piece.entry));
-      const T* const base = a.k.base + item.kv_head * a.k.head + (KS_KV_VIEW == PAGED ? 0 : piece.entry * a.k.batch)
-                          + 8 * (thread % 8);
-      int page[PASSES];
-      look_up(page, piece.entry, piece.begin, limit);
+      const Piece piece = pieces.now();
+      const Rows rows(list, piece.item, list.member(block_index()));
+      const int limit = rows.limit(list, list.keys(piece.entry));
+      const T* const base = a.k.base + rows.kv_head * a.k.head + (KS_KV_VIEW == PAGED ? 0 : piece.entry * a.k.batch);
+      int page[PASSES];  // looked up while the tile before is loaded
+      auto look_up_rows = [&](int tile) {
+#pragma unroll
+        for (int i = 0; i < PASSES; i++) page[i] = look_up(piece.entry, tile * BN + row(i), limit);
+      };
+      look_up_rows(piece.begin);
       load_queries(piece);
 #pragma unroll 1
       for (int tile = piece.begin; tile < piece.end; tile++) {
-        int now[PASSES];
-#pragma unroll
-        for (int i = 0; i < PASSES; i++) now[i] = page[i];
-        look_up(page, piece.entry, tile + 1, limit);  // beyond the limit nothing
-        load_keys(now, base, tile, limit);
+        load_keys(page, base + 8 * (thread % 8), piece.entry, rows.kv_head, tile, limit);
+        look_up_rows(tile + 1);  // beyond the limit nothing
       }
-      more = walk.next();
+      more = pieces.next();
     }
     async_copies_wait();
   }
@@ -133,34 +173,34 @@ struct Consumer {
   SharedStorage& storage;
   const Operands& a;
   const List& list;
-  const Ring<STAGES>& k_ring;
+  const Ring<STAGES> (&k_rings)[2];
   const Ring<1>& q_ring;
-  int block, warp, thread_lane;
+  int warp, thread_lane;
   PipelineState<STAGES> state{0, 0};
   PipelineState<1> q_state{0, 0};
 
   KS_DEVICE int row(int half) const { return 16 * warp + (thread_lane >> 2) + 8 * half; }
   KS_DEVICE bool first_thread() const { return warp == 0 && thread_lane == 0; }
-  KS_DEVICE void release(const PipelineState<STAGES>& from) const {
-    if (first_thread()) barrier_arrive(k_ring.empty(from));
+  KS_DEVICE void release(int part, const PipelineState<STAGES>& from) const {
+    if (first_thread()) barrier_arrive(k_rings[part].empty(from));
   }
   // The number of a tile's stage behind, of columns from `column` on.
   KS_DEVICE u32 values(int stage, int column) const {
-    return descriptor_mn_major(shared_address(storage.k[stage]) + column / 64 * PANEL_BYTES, PANEL_BYTES);
+    return uniform(descriptor_mn_major(shared_address(storage.k[stage]) + column / 64 * PANEL_BYTES, PANEL_BYTES));
   }
 
   // Columns `column` on of the result, or of the state that the block leaves. o: not normalised.
   KS_DEVICE void store(const float (&o)[HALF / 2], const float (&inverse)[2], const Piece& piece, int column) const {
-    const Item item(list, piece.item);
+    const Rows rows(list, piece.item, list.member(block_index()));
     const int first = column + 2 * (thread_lane & 3);
-    float* const sums = a.sums + (i64)(2 * block + (piece.begin == 0)) * ROWS * DV;
+    float* const sums = a.sums + (i64)(2 * (int)block_index() + (piece.begin == 0)) * ROWS * DV;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      const int head = item.head + row(h);
+      const int head = rows.head + row(h);
       if (head >= list.head_group) continue;
       if (piece.whole()) {
-        T* const to = a.out.base + piece.entry * a.out.batch + (item.kv_head * list.head_group + head) * a.out.head
-                    + (i64)item.query * a.out.row + first;
+        T* const to = a.out.base + piece.entry * a.out.batch + (rows.kv_head * list.head_group + head) * a.out.head
+                    + (i64)rows.query * a.out.row + first;
 #pragma unroll
         for (int i = 0; i < HALF / 8; i++)
           *(u32*)(to + 8 * i) = pack2(o[4 * i + 2 * h] * inverse[h], o[4 * i + 2 * h + 1] * inverse[h], T());
@@ -187,13 +227,22 @@ struct ScoreConsumer : Consumer {
     async_proxy_fence();
   }
 
-  KS_DEVICE void start_scores(float (&s)[BN / 2]) const {
-    const u32 x = descriptor_k_major(shared_address(storage.q)), y = descriptor_k_major(shared_address(storage.k[state.stage]));
+  template<int BEGIN, int END> KS_DEVICE void start_part(const Ring<STAGES>& ring, float (&s)[BN / 2]) const {
+    const u32 x = uniform(descriptor_k_major(shared_address(storage.q))), y = uniform(descriptor_k_major(shared_address(storage.k[state.stage])));
+    ring.wait_full(state);
+    async_proxy_fence();  // what cp.async wrote comes before what wgmma reads
     wgmma_fence();
 #pragma unroll
-    for (int d = 0; d < DQK / 16; d++)
+    for (int d = 4 * BEGIN; d < 4 * END; d++)
       Wgmma<T, BN>::template ss<0, 0>(s, advanced(x, d / 4 * PANEL_BYTES + d % 4 * 32), advanced(y, d / 4 * PANEL_BYTES + d % 4 * 32), d);
     wgmma_commit();
+  }
+  // As soon as the keys are there, part by part.
+  KS_DEVICE void make_scores(float (&s)[BN / 2]) const {
+    start_part<0, PART>(k_rings[0], s);
+    start_part<PART, PANELS>(k_rings[1], s);
+    wgmma_wait<0>();
+    pin(s);
   }
   KS_DEVICE void start_products(float (&o)[HALF / 2], const u32 (&p)[BN / 4], int stage, bool add) const {
     const u32 v = values(stage, 0);
@@ -224,27 +273,22 @@ struct ScoreConsumer : Consumer {
     q_state.advance();
   }
 
-  KS_DEVICE void run(Walk walk) {
+  KS_DEVICE void run(const Pieces& pieces) {
     bool more = true;
 #pragma unroll 1
     while (more) {
-      const Piece piece = walk.piece;
-      const Item item(list, piece.item);
-      const int limit = item.limit(list, list.keys(piece.entry));
+      const int begin = pieces.now().begin, end = pieces.now().end;
+      const int limit = Rows(list, pieces.now().item, list.member(block_index())).limit(list, list.keys(pieces.now().entry));
       float o[HALF / 2], s[BN / 2], m[2] = {-infinity(), -infinity()}, l[2] = {0.f, 0.f}, correction[2];
       u32 p[BN / 4];
       q_ring.wait_full(q_state);
-      k_ring.wait_full(state);
-      async_proxy_fence();  // what cp.async wrote comes before what wgmma reads
-      start_scores(s);
-      wgmma_wait<0>();
-      pin(s);
-      release_queries(piece.begin + 1 == piece.end);
-      softmax(s, p, m, l, correction, limit - piece.begin * BN);
+      make_scores(s);
+      release_queries(begin + 1 == end);
+      softmax(s, p, m, l, correction, limit - begin * BN);
 #pragma unroll 1
-      for (int tile = piece.begin; tile < piece.end; tile++) {
+      for (int tile = begin; tile < end; tile++) {
         const PipelineState<STAGES> now = state;
-        const bool add = tile > piece.begin, more = tile + 1 < piece.end;
+        const bool add = tile > begin, more = tile + 1 < end;
         state.advance();
         named_barrier_sync(EMPTY, EXCHANGE);
         hand_over(correction);
@@ -255,35 +299,33 @@ struct ScoreConsumer : Consumer {
         start_products(o, p, now.stage, add);
         wgmma_wait<0>();
         pin(o);
-        release(now);
+        release(0, now);
         if (more) {
-          k_ring.wait_full(state);
-          async_proxy_fence();
-          start_scores(s);
-          wgmma_wait<0>();
-          pin(s);
-          release_queries(tile + 2 == piece.end);
+          make_scores(s);
+          release_queries(tile + 2 == end);
           softmax(s, p, m, l, correction, limit - (tile + 1) * BN);
         }
       }
+      const Piece piece = pieces.now();
+      const Rows rows(list, piece.item, list.member(block_index()));
       float inverse[2];
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         const float sum = quad_sum(l[r]);
         inverse[r] = sum == 0.f ? 0.f : 1.f / sum;
         const float lse = sum == 0.f ? -infinity() : m[r] + log2_fast(sum);
-        const int head = item.head + row(r);
+        const int head = rows.head + row(r);
         if ((thread_lane & 3) || head >= list.head_group) continue;
-        if (!piece.whole()) a.sums_lse[(2 * block + (piece.begin == 0)) * ROWS + row(r)] = lse;
+        if (!piece.whole()) a.sums_lse[(2 * (int)block_index() + (piece.begin == 0)) * ROWS + row(r)] = lse;
         else if (KS_LSE)
-          a.lse.base[piece.entry * a.lse.batch + (item.kv_head * list.head_group + head) * a.lse.head + item.query] =
+          a.lse.base[piece.entry * a.lse.batch + (rows.kv_head * list.head_group + head) * a.lse.head + rows.query] =
               0.69314718056f * lse;
       }
       named_barrier_sync(EMPTY, EXCHANGE);
       hand_over(inverse);
       named_barrier_arrive(FULL, EXCHANGE);
       store(o, inverse, piece, 0);
-      more = walk.next();
+      more = pieces.next();
     }
     named_barrier_sync(EMPTY, EXCHANGE);  // the other consumer's last arrival
   }
@@ -294,47 +336,48 @@ struct ColumnConsumer : Consumer {
     named_barrier_sync(FULL, EXCHANGE);
     factors[0] = storage.factors[row(0)], factors[1] = storage.factors[row(1)];
   }
-  KS_DEVICE void run(Walk walk) {
-    const u32 p = descriptor_k_major(shared_address(storage.p));
+  KS_DEVICE void run(const Pieces& pieces) {
     bool more = true;
     named_barrier_arrive(EMPTY, EXCHANGE);
 #pragma unroll 1
     while (more) {
-      const Piece piece = walk.piece;
+      const int begin = pieces.now().begin, end = pieces.now().end;
       float o[HALF / 2], factors[2];
 #pragma unroll 1
-      for (int tile = piece.begin; tile < piece.end; tile++) {
+      for (int tile = begin; tile < end; tile++) {
         take_over(factors);
-        k_ring.wait_full(state);
+        k_rings[1].wait_full(state);
         async_proxy_fence();
-        if (tile > piece.begin) rescale(o, factors);
-        const u32 v = values(state.stage, HALF);
+        if (tile > begin) rescale(o, factors);
+        const u32 p = uniform(descriptor_k_major(shared_address(storage.p))), v = values(state.stage, HALF);
         wgmma_fence();
 #pragma unroll
         for (int j = 0; j < BN / 16; j++)
-          Wgmma<T, HALF>::template ss<0, 1>(o, advanced(p, j * 32), advanced(v, j * 2048), tile > piece.begin || j);
+          Wgmma<T, HALF>::template ss<0, 1>(o, advanced(p, j * 32), advanced(v, j * 2048), tile > begin || j);
         wgmma_commit();
         wgmma_wait<0>();
         named_barrier_arrive(EMPTY, EXCHANGE);
-        release(state);
+        release(1, state);
         state.advance();
       }
       take_over(factors);
       named_barrier_arrive(EMPTY, EXCHANGE);
-      store(o, factors, piece, HALF);
-      more = walk.next();
+      store(o, factors, pieces.now(), HALF);
+      more = pieces.next();
     }
   }
 };
 
 KS_KERNEL(THREADS, 1)
-attention_latent_sm90(KS_ARGUMENT Operands operands, KS_ARGUMENT List list, KS_ARGUMENT Pages pages) {
+attention_latent_sm90(KS_ARGUMENT TensorMap k_map, KS_ARGUMENT Operands operands, KS_ARGUMENT List list, KS_ARGUMENT Pages pages,
+                      int boxes) {
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
-  const Ring<STAGES> k_ring{shared_address(storage.k_ring)};
+  const Ring<STAGES> k_rings[2]{{shared_address(storage.k_rings[0])}, {shared_address(storage.k_rings[1])}};
   const Ring<1> q_ring{shared_address(storage.q_ring)};
   if (thread_index() == 0) {
-    k_ring.init(2, 128);
+    tensor_map_prefetch(k_map);
+    for (int part = 0; part < 2; part++) k_rings[part].init(1, 128);
     q_ring.init(1, 128);
     barrier_init_fence();
   }
@@ -342,16 +385,18 @@ attention_latent_sm90(KS_ARGUMENT Operands operands, KS_ARGUMENT List list, KS_A
   earlier_kernels_wait();
   next_kernel_launch();
 
-  const int group = warp_index() / 4, warp = warp_index() % 4, block = block_index();
-  Walk walk{list};
-  if (!walk.start(block)) return;
+  const int group = warp_index() / 4, warp = warp_index() % 4;
+  Piece piece;
+  if (!first_piece(list, list.group(block_index()), piece)) return;
+  const Pieces pieces{list, storage.pieces[warp_index()]};
+  pieces.set(piece);
   if (group == LOAD) {
     registers_dealloc<KS_PRODUCER_REGISTERS>();
-    Producer{storage, operands, list, pages, k_ring, q_ring, thread_index() % 128}.run(walk);
+    Producer{storage, operands, list, pages, k_rings, q_ring, k_map, boxes != 0, thread_index() % 128}.run(pieces);
   } else {
     registers_alloc<KS_CONSUMER_REGISTERS>();
-    const Consumer both{storage, operands, list, k_ring, q_ring, block, warp, lane()};
-    if (group == SCORES) ScoreConsumer{both}.run(walk);
-    else ColumnConsumer{both}.run(walk);
+    const Consumer both{storage, operands, list, k_rings, q_ring, warp, lane()};
+    if (group == SCORES) ScoreConsumer{both}.run(pieces);
+    else ColumnConsumer{both}.run(pieces);
   }
 }

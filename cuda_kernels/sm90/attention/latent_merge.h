@@ -29,30 +29,31 @@ KS_KERNEL(THREADS, 1)
 attention_latent_merge_sm90(KS_ARGUMENT Merged a, KS_ARGUMENT List list) {
   auto* const others = (float4 (*)[DV / 4])shared_memory<KS_SHARED_BYTES>();  // [warp]
   earlier_kernels_wait();
-  const int warp = warp_index(), rows = WARPS / a.sharing, groups = ROWS / rows;  // of a block; blocks of an item
-  const int number = block_index() / groups, row = (block_index() - number * groups) * rows + warp / a.sharing;
-  const int entry = number / list.items_of_entry(), in_entry = number - entry * list.items_of_entry();
-  const Item item(list, in_entry);
-  if (item.head + row - warp / a.sharing >= list.head_group) return;  // so are all of the block's
-  const Cut cut(list.total(), list.blocks);
-  const int tiles = list.tiles(entry), first = list.places_before(entry) + in_entry * (tiles + ITEM_COST) + ITEM_COST;
-  const int first_block = cut.taker(first), last_block = cut.taker(first + tiles - 1);
-  if (first_block == last_block) return;
+  const int warp = warp_index(), rows = WARPS / a.sharing, blocks = ROWS / rows;  // rows of a block, blocks of a tile
+  const int number = block_index() / blocks, row = (block_index() - number * blocks) * rows + warp / a.sharing;
+  const int items = list.items_of_entry(), entry = number / (items * list.together), in_entry = number - entry * items * list.together;
+  const int item = in_entry / list.together, member = in_entry - item * list.together;
+  const Rows rows_of(list, item, member);
+  if (rows_of.head + row - warp / a.sharing >= list.head_group) return;  // so are all of the block's
+  const Cut cut(list);
+  const int tiles = list.tiles(entry), first = list.places_before(entry) + item * (tiles + ITEM_COST) + ITEM_COST;
+  const int first_group = cut.taker(first), last_group = cut.taker(first + tiles - 1);
+  if (first_group == last_group) return;
 
   float top = -infinity(), sum = 0.f;
   bool lost = false;  // a NaN, which a maximum would pass over
-#pragma unroll 1
-  for (int b = first_block; b <= last_block; b++) {
-    const float s = a.sums_lse[state_of(b, first_block) * ROWS + row];
+#pragma unroll 8  // so many loads in flight
+  for (int g = first_group; g <= last_group; g++) {
+    const float s = a.sums_lse[state_of(list, g, member, first_group) * ROWS + row];
     top = maximum(top, s), lost = lost || s != s;
   }
   const float base = top == -infinity() ? 0.f : top;
-#pragma unroll 1
-  for (int b = first_block; b <= last_block; b++) sum += exp2_fast(a.sums_lse[state_of(b, first_block) * ROWS + row] - base);
+#pragma unroll 8
+  for (int g = first_group; g <= last_group; g++) sum += exp2_fast(a.sums_lse[state_of(list, g, member, first_group) * ROWS + row] - base);
   float4 y[EACH] = {};
 #pragma unroll 4
-  for (int b = first_block + warp % a.sharing; b <= last_block; b += a.sharing) {
-    const int state = state_of(b, first_block) * ROWS + row;
+  for (int g = first_group + warp % a.sharing; g <= last_group; g += a.sharing) {
+    const int state = state_of(list, g, member, first_group) * ROWS + row;
     const float s = a.sums_lse[state];
     if (s == -infinity()) continue;
     const float weight = exp2_fast(s - base);
@@ -62,7 +63,7 @@ attention_latent_merge_sm90(KS_ARGUMENT Merged a, KS_ARGUMENT List list) {
 #pragma unroll
   for (int i = 0; i < EACH; i++) others[warp][i * WARP + lane()] = y[i];
   block_barrier();
-  const int head = item.head + row;
+  const int head = rows_of.head + row;
   if (warp % a.sharing || head >= list.head_group) return;
 #pragma unroll 1
   for (int w = 1; w < a.sharing; w++)
@@ -70,7 +71,7 @@ attention_latent_merge_sm90(KS_ARGUMENT Merged a, KS_ARGUMENT List list) {
     for (int i = 0; i < EACH; i++) add_four(y[i], 1.f, others[warp + w][i * WARP + lane()]);
 
   const float inverse = sum == 0.f ? 0.f : 1.f / sum;
-  T* const to = a.out.base + entry * a.out.batch + (item.kv_head * list.head_group + head) * a.out.head + (i64)item.query * a.out.row;
+  T* const to = a.out.base + entry * a.out.batch + (rows_of.kv_head * list.head_group + head) * a.out.head + (i64)rows_of.query * a.out.row;
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
     struct alignas(8) Four { T v[4]; } z{{convert<T>(y[i].x * inverse), convert<T>(y[i].y * inverse),
@@ -78,6 +79,6 @@ attention_latent_merge_sm90(KS_ARGUMENT Merged a, KS_ARGUMENT List list) {
     ((Four*)to)[i * WARP + lane()] = z;
   }
   if (KS_LSE && lane() == 0)
-    a.lse.base[entry * a.lse.batch + (item.kv_head * list.head_group + head) * a.lse.head + item.query] =
+    a.lse.base[entry * a.lse.batch + (rows_of.kv_head * list.head_group + head) * a.lse.head + rows_of.query] =
         sum == 0.f ? -infinity() : lost ? sum : 0.69314718056f * (top + log2_fast(sum));
 }

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches
+from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
@@ -29,20 +29,28 @@ from kernelseam_cuda.toolchain import sources
 
 OPTIONS = frozenset({"causal", "kv_view", "lengths"})
 """The options that the kernel has."""
+_PANEL = 64
+"""Columns of a tile in shared memory that lie together."""
 MOST_QUERIES = 8
 """K is read again for every query, and for every 64 heads."""
 _STATES = 2
 """That a block may leave: of the item that it begins with, and of that which it ends with."""
 _MERGE_WARPS = 8
 """Of a block of latent_merge.h."""
+_MOST_TOGETHER = 4
+"""Blocks that take the tiles of rows of an item side by side."""
 _FEW_PARTS = 4
 """Of an item, up to which a warp adds up a row's: more warps would wait for each other."""
 
 _MATRICES = ("q", "k", "out")
-_LIST_INTS = ("S_q", "S_k", "batch", "kv_heads", "head_group", "head_tiles", "blocks")
+_LIST_INTS = (
+    *("S_q", "S_k", "batch", "kv_heads", "head_group", "head_tiles"),
+    *("together", "groups"),
+)
 _LIST = Structure((("lengths", "pointer"), *((n, "i32") for n in _LIST_INTS)))
 _SIGNATURE = Signature(
     (
+        ("k_map", "tensor_map"),
         (
             "operands",
             Structure(
@@ -57,6 +65,7 @@ _SIGNATURE = Signature(
         ),
         ("list", _LIST),
         ("pages", PAGES),
+        ("boxes", "i32"),
     )
 )
 _MERGE_SIGNATURE = Signature(
@@ -162,9 +171,7 @@ class HopperLatent(KernelDefinition):
 
     def grid(self, problem: AttentionProblem, tile: HopperLatentTile, device: Device) -> int:
         """A block a multiprocessor; no more than there can be work for."""
-        fewest = tile.item_cost + 2
-        most = max(_places(problem, tile) // fewest, 1)
-        return min(max(device.limits.compute_units, 1), most)
+        return _together(problem, tile) * _groups(problem, tile, device)
 
     def config(
         self, problem: AttentionProblem, tile: HopperLatentTile, row: ArchRow, device: Device
@@ -182,13 +189,14 @@ class HopperLatent(KernelDefinition):
     ) -> dict[str, int | float]:
         p = problem
         return {
-            **_list_values(p, tile, self.grid(p, tile, device)),
+            **_list_values(p, tile, device),
             **walk_values(_MATRICES, (p.q_strides, p.k_strides, p.out_strides)),
             "lse_batch": p.lse_strides[0],
             "lse_head": p.lse_strides[1],
             "scale_log2": score_values(p)["scale_log2"],
             "table_row": p.table_stride,
             **divider_values("page_size", max(p.page_size, 1)),
+            "boxes": int(_boxes(p, tile)),
         }
 
     def pointers(self, spec: AttentionSpec) -> dict[str, str]:
@@ -198,6 +206,26 @@ class HopperLatent(KernelDefinition):
             "sums_lse": "",
             "lengths": "kv_lengths",
             "table": "block_table",
+        }
+
+    def tensor_maps(
+        self, problem: AttentionProblem, tile: HopperLatentTile, device: Device
+    ) -> dict[str, TensorMap]:
+        """Of keys: element, row, head, page or entry; boxes of 64 rows. Where tiles of rows are no
+        boxes of it, of one page alone, and not used."""
+        p = problem
+        row = p.k_strides[2] or tile.head_dim
+        counts = _matrices(p) if _boxes(p, tile) else (1, 1)
+        return {
+            "k_map": TensorMap(
+                "k",
+                p.spec.dtype,
+                (tile.head_dim, max(_rows(p), 1), *counts),
+                (1, row, *_apart(p)),
+                (_PANEL, tile.bn, 1, 1),
+                swizzle=128,
+                l2_promotion=256,
+            )
         }
 
     def work(self, problem: AttentionProblem, tile: HopperLatentTile, device: Device) -> Work:
@@ -269,7 +297,7 @@ class HopperLatentMerge(KernelDefinition):
 
     def grid(self, problem: AttentionProblem, tile: HopperLatentTile, device: Device) -> int:
         rows = _MERGE_WARPS // _sharing(problem, tile, device)
-        return _items(problem, tile) * (tile.rows // rows)
+        return _row_tiles(problem, tile) * problem.batch * problem.kv_heads * (tile.rows // rows)
 
     def config(
         self, problem: AttentionProblem, tile: HopperLatentTile, row: ArchRow, device: Device
@@ -287,7 +315,7 @@ class HopperLatentMerge(KernelDefinition):
     ) -> dict[str, int | float]:
         p = problem
         return {
-            **_list_values(p, tile, HopperLatent().grid(p, tile, device)),
+            **_list_values(p, tile, device),
             **walk_values(("out",), (p.out_strides,)),
             "lse_batch": p.lse_strides[0],
             "lse_head": p.lse_strides[1],
@@ -320,20 +348,61 @@ def _defines(spec: AttentionSpec, tile: HopperLatentTile) -> dict[str, object]:
     }
 
 
-def _list_values(p: AttentionProblem, tile: HopperLatentTile, blocks: int) -> dict[str, int]:
+def _list_values(p: AttentionProblem, tile: HopperLatentTile, device: Device) -> dict[str, int]:
     head_tiles = divide_up(p.head_group, tile.rows)
-    ints = (p.S_q, p.S_k, p.batch, p.kv_heads, p.head_group, head_tiles, blocks)
-    return dict(zip(_LIST_INTS, ints, strict=True))
+    ints = (p.S_q, p.S_k, p.batch, p.kv_heads, p.head_group, head_tiles)
+    return dict(zip(_LIST_INTS, (*ints, _together(p, tile), _groups(p, tile, device)), strict=True))
+
+
+def _row_tiles(p: AttentionProblem, tile: HopperLatentTile) -> int:
+    """Of a KV head: queries with up to 64 heads."""
+    return p.S_q * divide_up(p.head_group, tile.rows)
+
+
+def _together(p: AttentionProblem, tile: HopperLatentTile) -> int:
+    """Tiles of rows that as many blocks take side by side, over the same keys: each key then comes
+    from memory once for all of them."""
+    tiles = _row_tiles(p, tile)
+    return max(n for n in range(1, _MOST_TOGETHER + 1) if tiles % n == 0)
 
 
 def _items(p: AttentionProblem, tile: HopperLatentTile) -> int:
-    """Of all sequences: queries with up to 64 heads."""
-    return p.batch * p.kv_heads * p.S_q * divide_up(p.head_group, tile.rows)
+    return p.batch * p.kv_heads * _row_tiles(p, tile) // _together(p, tile)
+
+
+def _groups(p: AttentionProblem, tile: HopperLatentTile, device: Device) -> int:
+    """Of blocks that share the items; no more than there can be work for."""
+    fewest = tile.item_cost + 2
+    units = max(device.limits.compute_units // _together(p, tile), 1)
+    return min(units, max(_places(p, tile) // fewest, 1))
+
+
+def _rows(p: AttentionProblem) -> int:
+    """Of a page, or of an entry's keys."""
+    return p.page_size if p.spec.kv_view == "paged" else p.S_k
+
+
+def _matrices(p: AttentionProblem) -> tuple[int, int]:
+    """KV heads, and pages or entries."""
+    return p.kv_heads, max(p.pages, 1) if p.spec.kv_view == "paged" else p.batch
+
+
+def _apart(p: AttentionProblem) -> tuple[int, int]:
+    """Strides of those."""
+    outer, head, _ = p.k_strides
+    return head, outer
+
+
+def _boxes(p: AttentionProblem, tile: HopperLatentTile) -> bool:
+    """Whether TMA finds a tile of keys: its rows lie in one page, and no matrices share memory."""
+    apart = all(s > 0 or n == 1 for n, s in zip(_matrices(p), _apart(p), strict=True))
+    whole = p.spec.kv_view != "paged" or p.page_size % tile.bn == 0
+    return whole and apart and p.k_strides[2] > 0
 
 
 def _sharing(p: AttentionProblem, tile: HopperLatentTile, device: Device) -> int:
     """Warps that add up a row, by the parts of an item that are to be expected."""
-    parts = HopperLatent().grid(p, tile, device) / _items(p, tile)
+    parts = _groups(p, tile, device) / _items(p, tile)
     return _MERGE_WARPS if parts > _FEW_PARTS else 1
 
 

@@ -431,7 +431,7 @@ class HopperLatentTile:
         return size
 
 
-LATENT_REGISTERS = 56, 224
+LATENT_REGISTERS = 72, 216
 """As ``REGISTERS``, of latent attention's two consumers."""
 LATENT = (HopperLatentTile(576, 512, rate=1.15),)
 """The preferred first."""
