@@ -99,6 +99,7 @@ UNSHOWN = (
     "rate_along_m",
     "most_tiles",
     "block_seconds",
+    "section_bytes",
     "precision",
     "dtype_kv",
     "widened",
