@@ -251,7 +251,8 @@ CDNA_ATTENTION_BWD = (
     ),
 )
 _RDNA_ATTENTION_BWD = (
-    _apart(64, 8, 16, 16, column_warps=2),
+    _apart(64, 8, 16, 16, column_warps=2, plain=True),
+    _apart(64, 8, 16, 16, column_warps=4),
     _apart(128, 8, 16, 16, column_warps=2, plain=True),
     _apart(128, 8, 16, 16, column_warps=4),
     _apart(256, 8, 16, 16, column_warps=8),
