@@ -55,6 +55,9 @@ class Kind:
     any_order: bool = False
     """Gradients that may be added up in any order."""
     batch_invariant: bool = False
+    stored: str = ""
+    """What is of 8 bits: "keys" and values, or "queries", too."""
+    scales: str = ""
 
     @property
     def features(self) -> Iterator[str]:
@@ -70,6 +73,8 @@ class Kind:
             "to float32": self.to_f32,
             "any order": self.any_order,
             "batch invariant": self.batch_invariant,
+            f"{self.stored} of 8 bits": bool(self.stored),
+            f"scales of {self.scales}": bool(self.scales),
         }
         yield from (name for name, there in flags.items() if there)
 
@@ -138,6 +143,9 @@ def _kind(rng: Random, operation: str, turn: int) -> Kind:
     options = {x for x in OPTIONS if rng.random() < 0.3}
     if dtype is F32 or {"bias", "bias-f32"} <= options:
         options -= {"bias-f32"}
+    stored = one(rng, ("", "", "keys", "queries"))
+    if backward or dtype is F32 or "pointers" in views:
+        stored = ""
     return Kind(
         operation,
         dtype,
@@ -151,6 +159,8 @@ def _kind(rng: Random, operation: str, turn: int) -> Kind:
         not backward and rng.random() < 0.2,
         backward and turn % 3 == 2,
         rng.random() < 0.2,
+        stored,
+        one(rng, ("", "tensor", "heads", "entries")) if stored else "",
     )
 
 
@@ -198,9 +208,9 @@ def _attention(kind: Kind, name: str, rng: Random) -> AttentionCase:
     }
     for operand in ("q", "k", "v", "out"):
         view = kv if operand in "kv" else q
-        fields[operand] = _operand_layout(
-            kind, rng, view, repeats=view == "strided" and operand in "kv"
-        )
+        repeats = view == "strided" and operand in "kv" and not kind.scales
+        size = _dtypes(kind).get(operand, kind.dtype).itemsize
+        fields[operand] = _operand_layout(kind, rng, view, repeats, size)
     return AttentionCase(
         name,
         kind.dtype,
@@ -220,8 +230,17 @@ def _attention(kind: Kind, name: str, rng: Random) -> AttentionCase:
             rng, ("normal",) * 8 + ("extreme", "climbing" if kind.head_dim > 1 else "extreme")
         ),
         ramp=bool(rng.random() < 0.3),
+        dtype_q=_dtypes(kind).get("q"),
+        dtype_kv=_dtypes(kind).get("k"),
+        scales=kind.scales,
         **fields,
     )
+
+
+def _dtypes(kind: Kind) -> dict[str, DType]:
+    """The operands of 8 bits."""
+    operands = {"keys": "kv", "queries": "qkv"}.get(kind.stored, "")
+    return dict.fromkeys(operands, DType.float8_e4m3fn)
 
 
 Fields = Iterator[tuple[str, Any]]
@@ -302,8 +321,9 @@ def _merge(kind: Kind, name: str, rng: Random) -> MergeCase:
 
 
 def _operand_layout(
-    kind: Kind, rng: Random, view: str = "strided", repeats: bool = False
+    kind: Kind, rng: Random, view: str = "strided", repeats: bool = False, size: int | None = None
 ) -> OperandLayout:
+    """``size``: of an element, where it is not of the kind's dtype."""
     orders = {"packed": ("brh", "brh", "bhr"), "paged": ("brh", "bhr", "hbr"), "pointers": ("bhr",)}
     order = one(rng, orders.get(view, ("bhr", "brh", "rbh", "hbr")))
     if not kind.aligned:
@@ -312,7 +332,7 @@ def _operand_layout(
     return OperandLayout(
         order,
         gaps(rng),
-        offset=int(rng.integers(3)) * 16 // kind.dtype.itemsize,
+        offset=int(rng.integers(3)) * 16 // (size or kind.dtype.itemsize),
         broadcast=broadcast,
     )
 

@@ -29,11 +29,16 @@ template<int STAGES> struct Ring {
   KS_DEVICE void wait_empty(const State& state) const { barrier_wait(empty(state), state.parity); }
 };
 
-// Loads rows row … row + ROWS − 1 and COLUMNS columns of a matrix into a tile: panels of 64 columns, one box each. Signals
-// `barrier`, which has to expect tile_bytes. The map's axes are column, row, head, batch.
-template<int ROWS, int COLUMNS> constexpr int tile_bytes = ROWS * ((COLUMNS + 63) / 64) * 128;
-template<int ROWS, int COLUMNS>
+// Loads rows row … row + ROWS − 1 and COLUMNS columns of a matrix, of SIZE bytes each, into a tile: panels of 128 bytes of columns,
+// one box each; rows of 64 bytes are one panel of 64. Signals `barrier`, which has to expect tile_bytes. The map's axes are column,
+// row, head, batch.
+template<int COLUMNS, int SIZE> constexpr int panel_row = COLUMNS * SIZE == 64 ? 64 : 128;
+template<int ROWS, int COLUMNS, int SIZE = 2>
+constexpr int tile_bytes = ROWS * divide_up(COLUMNS * SIZE, panel_row<COLUMNS, SIZE>) * panel_row<COLUMNS, SIZE>;
+template<int ROWS, int COLUMNS, int SIZE = 2>
 KS_DEVICE void tile_load(u32 to, const TensorMap& map, u32 barrier, int row, int head, int batch) {
+  constexpr int PER = panel_row<COLUMNS, SIZE> / SIZE;
 #pragma unroll
-  for (int c = 0; c < COLUMNS; c += 64) tma_load(to + c / 64 * ROWS * 128, map, barrier, c, row, head, batch);
+  for (int c = 0; c < COLUMNS; c += PER)
+    tma_load(to + c / PER * ROWS * panel_row<COLUMNS, SIZE>, map, barrier, c, row, head, batch);
 }

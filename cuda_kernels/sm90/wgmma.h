@@ -14,6 +14,8 @@
 // advancing it is one 32-bit addition. In a cluster an address has the block's rank from bit 24 on, which is not
 // part of it.
 #define KS_DESCRIPTOR_HIGH "0x40000040"
+// The high half for rows of ROW bytes, which are 128, or 64 in the 64-byte swizzle: 512 bytes from 8 rows to the next 8.
+template<int ROW> constexpr u32 descriptor_high = ROW == 64 ? 0x80000020 : 0x40000040;
 
 // K-major (Q, K): the next k16 step is 32 bytes on, in a panel.
 KS_DEVICE u32 descriptor_k_major(u32 address) { return 1u << 16 | (address & 0x3ffff) >> 4; }
@@ -72,31 +74,33 @@ template<int N> KS_DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.syn
 #define KS_WGMMA_WHOLE(n, type, a, b, add, tail) \
   "{\n.reg .pred p;\nsetp.ne.b32 p, %" #add ", 0;\n" \
   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" KS_R##n "}, " a ", %" #b ", p, " tail ";\n}"
-#define KS_WGMMA(n, k, type, make, a, add, tail) \
+#define KS_WGMMA(n, k, type, make, a, add, tail) KS_WGMMA_OF(n, k, type, KS_DESCRIPTOR_HIGH, make, a, add, tail)
+#define KS_WGMMA_HIGH(n, k, type, high, make, a, add, tail) KS_WGMMA_OF(n, k, type, "%" #high, make, a, add, tail)
+#define KS_WGMMA_OF(n, k, type, high, make, a, add, tail) \
   "{\n.reg .pred p;\n.reg .b32 high;\n.reg .b64 x, y;\nsetp.ne.b32 p, %" #add ", 0;\n" \
-  "mov.b32 high, " KS_DESCRIPTOR_HIGH ";\n" make \
+  "mov.b32 high, " high ";\n" make \
   "wgmma.mma_async.sync.aligned.m64n" #n "k" #k ".f32." type "." type " {" KS_R##n "}, " a ", y, p, " tail ";\n}"
 #define KS_WIDE(x, low) "mov.b64 " x ", {%" #low ", high};\n"
 
 template<class T, int N> struct Wgmma;
 
 // ss: A and B in shared memory; A_M, B_N: 1 where MN-major, 0 where K-major. rs: A in registers, B
-// contiguous along n.
+// contiguous along n. ROW: bytes of a row in shared memory, of 16-bit operands 128.
 #define KS_WGMMA_SHAPE(T, type, n, o0, o1, o2, o3, o4, o5) \
   template<> struct Wgmma<T, n> { \
-    template<int A_M = 0, int B_N = 0> static KS_DEVICE void ss(float (&d)[n / 2], u32 a, u32 b, int add) { \
+    template<int A_M = 0, int B_N = 0, int ROW = 128> static KS_DEVICE void ss(float (&d)[n / 2], u32 a, u32 b, int add) { \
       asm volatile(KS_WGMMA(n, 16, type, KS_WIDE("x", o0) KS_WIDE("y", o1), "x", o2, "1, 1, %" #o3 ", %" #o4) \
                    : KS_D##n : "r"(a), "r"(b), "r"(add), "n"(A_M), "n"(B_N)); \
     } \
-    template<int A_M = 0, int B_N = 0> static KS_DEVICE void ss(float (&d)[n / 2], u64 a, u64 b, int add) { \
+    template<int A_M = 0, int B_N = 0, int ROW = 128> static KS_DEVICE void ss(float (&d)[n / 2], u64 a, u64 b, int add) { \
       asm volatile(KS_WGMMA_WHOLE(n, type, "%" #o0, o1, o2, "1, 1, %" #o3 ", %" #o4) \
                    : KS_D##n : "l"(a), "l"(b), "r"(add), "n"(A_M), "n"(B_N)); \
     } \
-    static KS_DEVICE void rs(float (&d)[n / 2], const u32* a, u64 b, int add) { \
+    template<int ROW = 128> static KS_DEVICE void rs(float (&d)[n / 2], const u32* a, u64 b, int add) { \
       asm volatile(KS_WGMMA_WHOLE(n, type, "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}", o4, o5, "1, 1, 1") \
                    : KS_D##n : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); \
     } \
-    static KS_DEVICE void rs(float (&d)[n / 2], const u32* a, u32 b, int add) { \
+    template<int ROW = 128> static KS_DEVICE void rs(float (&d)[n / 2], const u32* a, u32 b, int add) { \
       asm volatile(KS_WGMMA(n, 16, type, KS_WIDE("y", o4), "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}", o5, "1, 1, 1") \
                    : KS_D##n : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add)); \
     } \
@@ -136,20 +140,32 @@ KS_WGMMA_TF32(192, 96, 97, 98, 99, 100, 101)
 KS_WGMMA_TF32(256, 128, 129, 130, 131, 132, 133)
 
 #if KS_E4M3
-// e4m3: m64nNk32, both contiguous along k. Of a sum the units keep about 13 bits.
-#define KS_WGMMA_E4M3(n, o0, o1, o2) \
+// e4m3: m64nNk32, both contiguous along k, in rows of ROW bytes. Of a sum the units keep about 13 bits.
+#define KS_WGMMA_E4M3(n, o0, o1, o2, o3, o4, o5, o6) \
   template<> struct Wgmma<e4m3, n> { \
-    template<int A_M = 0, int B_N = 0> static KS_DEVICE void ss(float (&d)[n / 2], u32 a, u32 b, int add) { \
+    template<int A_M = 0, int B_N = 0, int ROW = 128> static KS_DEVICE void ss(float (&d)[n / 2], u32 a, u32 b, int add) { \
       static_assert(!A_M && !B_N, "e4m3 lies along k in shared memory"); \
-      asm volatile(KS_WGMMA(n, 32, "e4m3", KS_WIDE("x", o0) KS_WIDE("y", o1), "x", o2, "1, 1") \
-                   : KS_D##n : "r"(a), "r"(b), "r"(add)); \
+      asm volatile(KS_WGMMA_HIGH(n, 32, "e4m3", o3, KS_WIDE("x", o0) KS_WIDE("y", o1), "x", o2, "1, 1") \
+                   : KS_D##n : "r"(a), "r"(b), "r"(add), "n"(descriptor_high<ROW>)); \
+    } \
+    template<int ROW = 128> static KS_DEVICE void rs(float (&d)[n / 2], const u32* a, u32 b, int add) { \
+      asm volatile(KS_WGMMA_HIGH(n, 32, "e4m3", o6, KS_WIDE("y", o4), "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}", o5, "1, 1") \
+                   : KS_D##n : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add), "n"(descriptor_high<ROW>)); \
     } \
   };
-KS_WGMMA_E4M3(64, 32, 33, 34)
-KS_WGMMA_E4M3(96, 48, 49, 50)
-KS_WGMMA_E4M3(128, 64, 65, 66)
-KS_WGMMA_E4M3(192, 96, 97, 98)
-KS_WGMMA_E4M3(256, 128, 129, 130)
+KS_WGMMA_E4M3(64, 32, 33, 34, 35, 36, 37, 38)
+KS_WGMMA_E4M3(96, 48, 49, 50, 51, 52, 53, 54)
+KS_WGMMA_E4M3(128, 64, 65, 66, 67, 68, 69, 70)
+KS_WGMMA_E4M3(192, 96, 97, 98, 99, 100, 101, 102)
+KS_WGMMA_E4M3(256, 128, 129, 130, 131, 132, 133, 134)
+
+// Four float32 to e4m3, the first in the lowest byte, to nearest even; of what is larger, 448.
+KS_DEVICE u32 pack4(float a, float b, float c, float d) {
+  u32 r;
+  asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}" : "=r"(r) : "f"(a), "f"(b), "f"(c), "f"(d));
+  return r;
+}
 #endif
 
 // Two float32 to 16 bits each, the first in the low half, rounding to nearest even.

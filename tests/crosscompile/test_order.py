@@ -34,6 +34,7 @@ from kernelseam_cuda.sm90 import HopperGemm, HopperTf32Gemm  # noqa: E402
 from kernelseam_cuda.sm90.tiles import (  # noqa: E402
     GEMM,
     HopperBackwardTile,
+    HopperE4m3AttentionTile,
     HopperGemmTile,
     HopperLatentTile,
     HopperTf32Tile,
@@ -51,6 +52,7 @@ from sm90_mutants import (  # noqa: E402
     TF32_CONSUMER,
     TF32_PRODUCER,
     VALUE_FILTER,
+    VALUE_TRANSPOSE,
 )
 
 from benchmarks import precompile  # noqa: E402
@@ -58,7 +60,8 @@ from benchmarks.comparing import binaries  # noqa: E402
 
 H200 = Device("cuda", 0, "sm_90a", limits=DeviceLimits(132, 232_448, 1 << 36))
 CROSSING = "a step begins while products of the one before run"
-"""Not asked where scores are capped: the compiler puts a branch of the cap behind the loop."""
+"""Not asked where scores are capped or queries have scales: the compiler puts a branch of the cap,
+or of a factor that is not above 0, behind the loop."""
 GRADIENTS = {
     CROSSING,
     "results are stored while products run",
@@ -92,6 +95,7 @@ SAID = {
     "fragments-fence": "no proxy fence between fragments that were read and the arrival that "
     "lets TMA in",
     "parts-fence": "no proxy fence between fragments and the arrival that hands them over",
+    "transpose-fence": "no proxy fence between fragments and the arrival that hands them over",
     **SAID_OF_GRADIENTS,
 }
 
@@ -109,7 +113,7 @@ def order_in(text: str, tile: Any) -> list[str]:
         return [x for x in violations(text, handed=True) if x not in GRADIENTS]
     if isinstance(tile, HopperLatentTile):
         return violations(text, handed=True)
-    return violations(text, tile.out_stages)
+    return violations(text, tile.out_stages, handed=isinstance(tile, HopperE4m3AttentionTile))
 
 
 FAST = binaries.kernels("sm_90a", "sm90")
@@ -147,7 +151,8 @@ def test_every_tile_is_looked_at_often() -> None:
 def test_every_fast_kernel_is_in_order(kernel: Covered, tile: Any) -> None:
     made = bundle(kernel.kernel, kernel.spec, tile, TOOLCHAIN, "sm_90a")
     found = order_in(TOOLCHAIN.ptx(made, "sm_90a"), tile)
-    capped = [CROSSING] * bool(getattr(kernel.spec, "softcap", False))
+    branches = (getattr(kernel.spec, name, None) for name in ("softcap", "q_scales"))
+    capped = [CROSSING] * any(branches)
     forward = getattr(kernel.spec, "forward", None)
     if forward is not None and forward.softcap:  # what ds is made of is stored for the warp itself
         capped += ["no proxy fence between fragments and the arrival that hands them over"]
@@ -174,8 +179,10 @@ def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
             "cleans": "attention-bf16-128-causal-250x250",
             "gradients": "attention-bwd-bf16-128-causal",
             "wide gradients": "attention-bwd-f16-256",
+            "transposes": "attention-f16-64-e4m3fn-q",
         }
-        found = precompile.units([named(cases.get(what, "attention-f16-64"))], H200, "sm90")
+        implementation = "sm90-e4m3" if what == "transposes" else "sm90"
+        found = precompile.units([named(cases.get(what, "attention-f16-64"))], H200, implementation)
         ((kernel, spec, tile),) = [u for u in found if u[0].multiplies]
     made = bundle(kernel, spec, tile, TOOLCHAIN, "sm_90a")
     return made, tile, tuple(order_of(made, tile))
@@ -186,7 +193,12 @@ def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
 )
 def test_a_bug_of_order_is_found(mutant: Mutant) -> None:
     """Where only kernels that search V have the code, in such a one."""
-    places = {VALUE_FILTER: "cleans", TF32_CONSUMER: "tf32", TF32_PRODUCER: "tf32x3"}
+    places = {
+        VALUE_FILTER: "cleans",
+        VALUE_TRANSPOSE: "transposes",
+        TF32_CONSUMER: "tf32",
+        TF32_PRODUCER: "tf32x3",
+    }
     folders = {WIDE_FOLDER: "wide gradients", FOLDER: "gradients", "sm90/gemm/": "gemm"}
     kind = next((k for place, k in folders.items() if mutant.place.startswith(place)), "plain")
     made, tile, before = clean(places.get(mutant.place, kind))

@@ -138,7 +138,7 @@ def test_constants_are_the_hopper_kernels() -> None:
         f"constexpr float LARGEST_SUM = {guarded_softmax.LARGEST_SUM:.0e}f;".replace("e+", "e")
         in source
     )
-    assert f"const bool stays = by >= -{guarded_softmax.STAYS:.0f}.f;" in source
+    assert f"int HEADROOM = 0, int RISE = {guarded_softmax.STAYS:.0f}>" in source
 
 
 def test_cases_are_of_specs_that_others_compile() -> None:

@@ -16,8 +16,9 @@ inputs as they were rounded:
   (the product where it is capped), and |sink|.
 * its LSE: c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t + |ref|).
 * of q of 8 bits [u_e4m3 + 8·2⁻¹³·max scale·|q||k|]·min(P|V|, |ref| + 3·√Σ(P_j·v_j)²) + 8·2⁻¹³·P|V|
-  in place of u_P·(P|V|), 2⁻⁸ of e4m3's smallest subnormal for η_P, and 8·2⁻¹³·max scale·|q||k| more
-  in the LSE: probabilities may be rounded to e4m3, and matrix units add few bits of its products.
+  in place of u_P·(P|V|), 2⁻⁶ of e4m3's smallest subnormal (fnuz: 2⁻⁵) for η_P, and
+  8·2⁻¹³·max scale·|q||k| more in the LSE: probabilities may be rounded to e4m3, and matrix units
+  add few bits of its products.
 * N states merged: 2·u_out·|ref| + c·u_32·(√N + max|s_n|)·Σ_n e^(s_n − s)·|o_n| + η_out.
 * their LSE: c·u_32·(√N + max|s_n| + |ref|).
 * an attention's gradients: 2·u_out·|ref| + u_P·R + c·u_32·(E + L) + u_out·O + η·V + η_out, of the
@@ -51,7 +52,7 @@ E4M3, E4M3_ONE_SIGN = 8.0, 32.0
 to 3.1 of zero mean, and 11.3 of positive numbers."""
 TF32X3 = 2.0
 """The bound of products of split numbers, as a multiple of float32's."""
-LARGEST_WEIGHT = {DType.float8_e4m3fn: 2.0**8, DType.float8_e4m3fnuz: 2.0**7}
+LARGEST_WEIGHT = {DType.float8_e4m3fn: 2.0**6, DType.float8_e4m3fnuz: 2.0**5}
 """What a row's largest weight of 8 bits is scaled to, so that few of the others vanish."""
 ATTENTION_CONSTANT = 8.0
 """c: calibrated, with room for other orders of summation and for hardware exponentials."""
@@ -64,7 +65,7 @@ def smallest(dtype: DType, flushed: bool = False) -> float:
 
 def smallest_weight(dtype: DType, flushed: bool = False) -> float:
     """The magnitude below which a probability of this dtype may be flushed to 0: fast exponentials
-    may flush float32's subnormals, and in 8 bits weights are up to 2⁸ or 2⁷, for 1."""
+    may flush float32's subnormals, and in 8 bits weights are up to 2⁶ or 2⁵, for 1."""
     if dtype.stored:
         return dtype.smallest_subnormal * LARGEST_WEIGHT[dtype] ** -1
     return max(smallest(dtype, flushed), DType.float32.smallest_normal)

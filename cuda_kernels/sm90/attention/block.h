@@ -4,18 +4,22 @@
 #include "sm90/attention/tiles.h"
 #include "sm90/pipeline.h"
 
-typedef KS_T T;
+typedef KS_T T;    // of q, k and v
+typedef KS_TO TO;  // of the result
 
 constexpr int DQK = KS_DQK, DV = KS_DV, BN = KS_BN, GROUPS = KS_GROUPS, STAGES = KS_STAGES, Q_STAGES = KS_Q_STAGES;
 constexpr int BM = 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
-constexpr int Q_BYTES = tile_bytes<64, DQK>, K_BYTES = tile_bytes<BN, DQK>, V_BYTES = tile_bytes<BN, DV>;
+constexpr int SIZE = sizeof(T);
+constexpr bool E4M3 = SIZE == 1;
+constexpr int Q_BYTES = tile_bytes<64, DQK, SIZE>, K_BYTES = tile_bytes<BN, DQK, SIZE>, V_BYTES = tile_bytes<BN, DV, SIZE>;
+constexpr int QK_ROW = panel_row<DQK, SIZE>;  // bytes of a row of a panel of Q and K
 constexpr int O_BYTES = 16 * 128;  // a warp's rows of one panel
 constexpr bool RAGGED = KS_Q_VIEW == PACKED || KS_LENGTHS;
 // Whether blocks of V may hold masked keys (rows beyond a dense V arrive as zeros). NaN and inf among them must not reach the
 // result: they are replaced in V ahead of its use (value_filter.h), or rows with NaN are recomputed (recompute.h). The filter
 // serves where sequences end within a block, as memory behind them may hold anything.
 constexpr bool HAS_MASK = KS_CAUSAL || KS_WINDOW || RAGGED;
-constexpr bool RECOMPUTES = HAS_MASK && !RAGGED && KS_REMAKE, FILTERS_VALUES = HAS_MASK && !RECOMPUTES;
+constexpr bool RECOMPUTES = HAS_MASK && !RAGGED && KS_REMAKE, FILTERS_VALUES = HAS_MASK && !RECOMPUTES && !E4M3;
 constexpr int AHEAD = KS_AHEAD;
 static_assert(KS_EARLY == 0 || Q_STAGES == 2, "the next tile's queries arrive during this one");
 static_assert(KS_TURNS == 0 || GROUPS == 2, "two consumers take turns");
@@ -27,23 +31,62 @@ enum { SCHEDULER = 1, FILTER = 3 };
 // be busy with the five tiles before it, where each has one block of keys.
 constexpr int WORK_SLOTS = 8;
 
+// What the loads of V write to, and what P·V reads: the same, or of e4m3 its transpose (value_transpose.h).
+struct ValuesAsLoaded {
+  static constexpr int STAGES_LOADED = STAGES;
+  char tiles[STAGES][V_BYTES];
+  KS_DEVICE char* loaded(int stage) { return tiles[stage]; }
+};
+struct ValuesTransposed {
+  static constexpr int STAGES_LOADED = E4M3 ? KS_V_STAGES : 1;
+  char tiles[STAGES][V_BYTES], rows[STAGES_LOADED][V_BYTES];
+  KS_DEVICE char* loaded(int stage) { return rows[stage]; }
+};
+// e4m3: a reference lies HEADROOM below the largest score when it is chosen, and so that sums of a quarter of a thread's p, which
+// bound them, may be as large as p: what is 2^-15 of a row's largest p is not yet 0.
+constexpr int HEADROOM = E4M3 ? 5 : 0, RISE = E4M3 ? 3 : 8;
+static_assert(!E4M3 || max_of(KS_AHEAD, BN / 2 - KS_AHEAD) / 4 * (1 << HEADROOM) < 448, "equal scores fit");
+constexpr int P_REGISTERS = BN / 8 * SIZE;
+typedef Choose<E4M3, ValuesTransposed, ValuesAsLoaded>::type Values;
+constexpr int V_STAGES = Values::STAGES_LOADED;
+
+// Memory of each warp: panels through which its results leave, and where P·V has sums (sums.h) these, in the same place.
+struct Staging {
+  char warps[GROUPS * 4][KS_OUT_STAGES * O_BYTES];
+};
+struct SumsAndStaging {
+  char warps[GROUPS * 4][16 * DV * 3];
+};
+static_assert(KS_SUM_BLOCKS == 0 || KS_OUT_STAGES * O_BYTES <= 16 * DV * 3, "results leave through the memory of sums");
+
 struct alignas(1024) SharedStorage {
   char q[Q_STAGES][GROUPS][Q_BYTES];
-  char k[STAGES][K_BYTES], v[STAGES][V_BYTES];
-  char out[GROUPS * 4][KS_OUT_STAGES][O_BYTES];
+  char k[STAGES][K_BYTES];
+  Values v;
+  Choose<(KS_SUM_BLOCKS > 0), SumsAndStaging, Staging>::type out;
   WorkTile work_tiles[WORK_SLOTS];
   int v_filtered[WORK_SLOTS];  // whether non-finite values of V were set to zero
-  struct { int rows, tile; bool masked; } v_block[STAGES];  // for the filter: valid rows, work tile
-  u64 q_ring[2 * Q_STAGES * GROUPS], k_ring[2 * STAGES], v_ring[2 * STAGES], v_loaded[STAGES];
+  struct { int rows, tile; bool masked; } v_block[V_STAGES];  // for the filter: valid rows, work tile
+  u64 q_ring[2 * Q_STAGES * GROUPS], k_ring[2 * STAGES], v_ring[2 * STAGES], v_loaded[E4M3 ? 2 * V_STAGES : V_STAGES];
+  struct { float scores, values; } scales[KS_Q_SCALES ? WORK_SLOTS : 1];  // of a work tile
 };
 static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
+
+// What the numbers of q, k or v are multiplied by: one number an entry's KV head.
+struct Scales {
+  const float* base;
+  i64 batch;
+  int head, block;
+  KS_DEVICE float at(int b, int h) const { return base[b * batch + (i64)h * head]; }
+};
+struct OperandScales { Scales q, k, v; };
 
 struct Maps { const TensorMap &q, &k, &v, &out; };
 
 // What the kernel is given beside its maps and what counts its tiles, as the roles use it. An argument, passed whole.
 struct Operands {
   Matrices<const T> q, k, v;
-  Matrices<T> out;
+  Matrices<TO> out;
   RowValues<float> lse;
   const float* sinks;
   unsigned* counter;  // [2]: next tile, finished blocks; zero before and after the launch
@@ -54,4 +97,5 @@ struct Operands {
 struct Rings {
   Ring<Q_STAGES * GROUPS> q;  // each consumer's rows by themselves
   Ring<STAGES> k, v;
+  Ring<V_STAGES> v_loaded;  // of e4m3 alone: V as it lies in memory
 };

@@ -1,6 +1,8 @@
 // A consumer: one warpgroup, 64 queries of every tile.
 #pragma once
+#include "sm90/attention/sums.h"
 #include "sm90/attention/value_filter.h"
+#include "sm90/attention/value_transpose.h"
 #include "sm90/attention/recompute.h"
 
 struct Consumer {
@@ -20,17 +22,32 @@ struct Consumer {
     if (RAGGED) s.S_q = w.S_q, s.S_k = w.S_k;
     return s;
   }
-  KS_DEVICE float factor() const { return KS_SOFTCAP ? 1.f : scores.scale_log2; }
+  // What a tile's scores are multiplied by: here, in place, where that is no factor above 0; else in the exponential.
+  struct Factor { float here, c; };
+  KS_DEVICE Factor factor(int tile) const {
+    const float scale = KS_SOFTCAP ? 1.f : scores.scale_log2;
+    if constexpr (!KS_Q_SCALES) return {1.f, scale};
+    const float own = storage.scales[tile % WORK_SLOTS].scores, c = fabsf(own) * scale;
+    if (KS_SOFTCAP) return {own, 1.f};
+    if (c > 0.f) return {own < 0.f ? -1.f : 1.f, c};
+    return {own * 0.f, 1.f};
+  }
+  static KS_DEVICE void multiply(float (&s)[BN / 2], const Factor& f) {
+    if (KS_Q_SCALES && f.here != 1.f) {
+#pragma unroll
+      for (int i = 0; i < BN / 2; i++) s[i] *= f.here;
+    }
+  }
 
   // With a softcap, how a block's products become scores.
   KS_DEVICE CapWay cap_way(float (&s)[BN / 2]) const {
     return KS_SOFTCAP ? cap_large(s, scores.cap, scores.cap_inverse, small_cap) : DONE;
   }
   template<int FROM, int TO, bool MASKED>
-  KS_DEVICE void exponentials(float (&s)[BN / 2], const float (&m)[2], float (&sum)[2], CapWay way) const {
-    if (KS_SOFTCAP && way == SHORT) exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<false>{small_cap});
-    else if (KS_SOFTCAP && way == LONG) exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<true>{small_cap});
-    else exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Scaled{factor()});
+  KS_DEVICE bool exponentials(float (&s)[BN / 2], const float (&m)[2], float (&sum)[2], CapWay way, float c) const {
+    if (KS_SOFTCAP && way == SHORT) return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<false>{small_cap});
+    if (KS_SOFTCAP && way == LONG) return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<true>{small_cap});
+    return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Scaled{c});
   }
   // The rows' largest scores, where a softcap is not yet applied to products: it keeps their order.
   KS_DEVICE void top_scores(const float (&s)[BN / 2], float (&top)[2], CapWay way) const {
@@ -50,31 +67,39 @@ struct Consumer {
   }
 
   // Softmax of a tile's first block.
-  KS_DEVICE void first_softmax(float (&s)[BN / 2], const WorkTile& w, int row, int block, float (&m)[2], float (&l)[2]) const {
+  KS_DEVICE void first_softmax(float (&s)[BN / 2], const WorkTile& w, int row, int block, float (&m)[2], float (&l)[2],
+                               const Factor& f) const {
+    multiply(s, f);
     const CapWay way = cap_way(s);
     if (HAS_MASK || (block + 1) * BN > scores.S_k) mask_scores(s, w, row, block);
     float row_maximum[2], correction[2];
     top_scores(s, row_maximum, way);
 #pragma unroll
-    for (int r = 0; r < 2; r++) update_reference<true>(m[r], correction[r], row_maximum[r], factor());
-    exponentials<0, BN / 2, true>(s, m, l, way);
+    for (int r = 0; r < 2; r++) update_reference<true, HEADROOM>(m[r], correction[r], row_maximum[r], f.c);
+    exponentials<0, BN / 2, true>(s, m, l, way, f.c);
   }
 
-  // Rare: moves p, O, m, l and the block's sums to a reference at which none overflows.
-  KS_DEVICE void rebase(float (&p)[BN / 2], float (&o)[DV / 2], float (&m)[2], float (&l)[2], float (&sum)[2], int tile,
-                        int row, int block) const {
-    if (__all_sync(~0u, sum[0] + sum[1] < LARGEST_SUM)) return rebase_by_sums(p, o, m, l, sum);
+  // Rare: moves p, O, m, l and the block's sums to a reference at which none overflows. Of e4m3, the factor of earlier sums is
+  // `correction`.
+  KS_DEVICE void rebase(float (&p)[BN / 2], float (&o)[DV / 2], float (&m)[2], float (&l)[2], float (&sum)[2], float (&correction)[2],
+                        int tile, int row, int block, const Factor& f) const {
+    if (__all_sync(~0u, sum[0] + sum[1] < LARGEST_SUM)) {
+      if constexpr (E4M3) rebase_by_largest<HEADROOM>(p, o, m, l, sum, correction);
+      else rebase_by_sums(p, o, m, l, sum);
+      return;
+    }
     const WorkTile& w = storage.work_tiles[opaque(tile) % WORK_SLOTS];
     const int x = opaque(row), batch = w.batch, head = w.head, S_q = RAGGED ? w.S_q : scores.S_q;
     const T* const q = a.q.at<KS_Q_VIEW>(batch, head, a.num_heads, w.q_first);
     const T* const k = a.k.at<KS_KV_VIEW>(batch, w.kv_head, 1, w.k_first);
-    constexpr int PRODUCTS = DQK > 64 ? 2 : 1;  // a load; more would spill where a thread has 112 registers
-    const int column = thread_lane % 4 * 4 * PRODUCTS, key = opaque(block) * BN + thread_lane / 4;
+    constexpr int PRODUCTS = DQK > 64 && !E4M3 ? 2 : 1;  // a load; more would spill where a thread has 112 registers
+    const int column = thread_lane % 4 * (8 / SIZE) * PRODUCTS, key = opaque(block) * BN + thread_lane / 4;
     recompute_scores<T, DQK, PRODUCTS>(p, q + (i64)inside(x, S_q) * a.q.row + column,
                                        q + (i64)inside(x + 8, S_q) * a.q.row + column, k + (i64)key * a.k.row + column,
                                        (i64)8 * a.k.row);
+    multiply(p, f);
     if (KS_SOFTCAP) cap_scores(p, scores.cap, scores.cap_inverse);
-    rebase_by_max(p, o, m, l, sum, factor());
+    rebase_by_max<HEADROOM>(p, o, m, l, sum, correction, f.c);
   }
 
   // Adds visible non-finite values, which the filter set to zero, to the stored tile: each warp its own rows, in place. The sum
@@ -83,7 +108,7 @@ struct Consumer {
     const Scores own = scores_of(w);
     const int first = group_row(w) + 16 * warp, S_q = RAGGED ? w.S_q : scores.S_q, S_k = RAGGED ? w.S_k : scores.S_k;
     const T* const v = a.v.at<KS_KV_VIEW>(w.batch, w.kv_head, 1, w.k_first);
-    T* const to = a.out.at<KS_Q_VIEW>(w.batch, w.head, 1, w.q_first);
+    TO* const to = a.out.at<KS_Q_VIEW>(w.batch, w.head, 1, w.q_first);
     if (thread_lane == 0) tma_store_wait<0>();
     warp_barrier();
 #pragma unroll 1
@@ -96,8 +121,8 @@ struct Consumer {
           const float y = to_sum(v[(i64)key * a.v.row + d]);
           if (!finite(y)) x += y;
         }
-        T& place = to[(i64)row * a.out.row + d];
-        if (x != 0.f) place = convert<T>(to_sum(place) + x);
+        TO& place = to[(i64)row * a.out.row + d];
+        if (x != 0.f) place = convert<TO>(to_sum(place) + x);
       }
     }
   }
@@ -122,7 +147,7 @@ struct Consumer {
   }
 
   // Reduces the rows' sums: writes LSE, returns the factor for O.
-  KS_DEVICE void finalize_softmax(const WorkTile& w, float (&m)[2], float (&l)[2], float (&inverse)[2]) const {
+  KS_DEVICE void finalize_softmax(const WorkTile& w, int tile, float (&m)[2], float (&l)[2], float (&inverse)[2]) const {
     const int S_q = RAGGED ? w.S_q : scores.S_q;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -135,6 +160,7 @@ struct Consumer {
         sum = sum * correction + (sink == -infinity() ? 0.f : exp2_fast(sink - top));
       }
       inverse[r] = sum == 0.f ? 0.f : correction / sum;
+      if (KS_Q_SCALES) inverse[r] *= storage.scales[tile % WORK_SLOTS].values;
       const int row = thread_row(w) + 8 * r;
       if (KS_LSE && thread_lane % 4 == 0 && row < S_q)
         a.lse.base[(KS_Q_VIEW == PACKED ? 0 : w.batch * a.lse.batch) + w.head * a.lse.head + w.q_first + row] =
@@ -151,7 +177,7 @@ struct Consumer {
     const int rows = KS_Q_VIEW == PACKED ? w.S_q - row : 16;
 #pragma unroll
     for (int c = 0; c < DV; c += 64) {
-      char* const panel = storage.out[group * 4 + warp][c / 64 % KS_OUT_STAGES];
+      char* const panel = storage.out.warps[group * 4 + warp] + c / 64 % KS_OUT_STAGES * O_BYTES;
       if (c / 64 % KS_OUT_STAGES == 0) {
         if (lane == 0) tma_store_wait_read<0>();
         warp_barrier();
@@ -160,8 +186,8 @@ struct Consumer {
 #pragma unroll
       for (int chunk = 0; chunk < min_of(DV - c, 64) / 8; chunk += 2) {
         const float* const x = o + c / 2 + chunk * 4;
-        const uint4 y{pack2(x[0] * inverse[0], x[1] * inverse[0], T()), pack2(x[2] * inverse[1], x[3] * inverse[1], T()),
-                      pack2(x[4] * inverse[0], x[5] * inverse[0], T()), pack2(x[6] * inverse[1], x[7] * inverse[1], T())};
+        const uint4 y{pack2(x[0] * inverse[0], x[1] * inverse[0], TO()), pack2(x[2] * inverse[1], x[3] * inverse[1], TO()),
+                      pack2(x[4] * inverse[0], x[5] * inverse[0], TO()), pack2(x[6] * inverse[1], x[7] * inverse[1], TO())};
         stmatrix(line + ((chunk + lane / 16) ^ lane % 8) * 16, y.x, y.y, y.z, y.w);
         if (RECOMPUTES) most = max_magnitude(most, y);
       }
@@ -173,7 +199,7 @@ struct Consumer {
           tma_store_commit();
         }
       } else {
-        T* const to = a.out.base + (i64)(w.q_first + row) * a.out.row + w.head * a.out.head + c;
+        TO* const to = a.out.base + (i64)(w.q_first + row) * a.out.row + w.head * a.out.head + c;
         const int chunks = min_of(DV - c, 64) / 8;
 #pragma unroll 1
         for (int i = lane; i < rows * chunks; i += WARP) {
@@ -194,29 +220,34 @@ KS_DEVICE void Consumer::run() const {
   PipelineState<Q_STAGES> q{0, 0};
   int tile = 0;          // tiles so far
   float o[DV / 2];       // the tile's accumulator, not yet normalised
-  u32 p[BN / 4];         // the last block's P, the A fragment of P·V
+  u32 p[P_REGISTERS];    // the last block's P, the A fragment of P·V
   float m[2], l[2];      // the rows' references, and this thread's part of their sums
   bool first_block_done = false;  // whether the tile's first block is done
   int block = 0, row = 0;
-  const float c = factor();
+  Factor f = factor(0);
+  Sums sums{storage, group * 4 + warp, thread_lane};
 
   const u32 q_tiles = descriptor_k_major(shared_address(storage.q[0][group]));
   const u32 k_tiles = descriptor_k_major(shared_address(storage.k));
-  const u32 v_tiles = descriptor_mn_major(shared_address(storage.v), BN * 128);
+  const u32 v_tiles = E4M3 ? descriptor_k_major(shared_address(storage.v.tiles))
+                           : descriptor_mn_major(shared_address(storage.v.tiles), BN * 128);
   auto q_state = [&] { return PipelineState<Q_STAGES * GROUPS>{q.stage * GROUPS + group, q.parity}; };
 
+  auto release_q = [&] { if (thread_lane == 0) barrier_arrive(rings.q.empty(q_state())); };
   auto start_qk = [&](float (&s)[BN / 2]) {
     const u32 x = advanced(q_tiles, q.stage * GROUPS * Q_BYTES), y = advanced(k_tiles, k.stage * K_BYTES);
 #pragma unroll
-    for (int d = 0; d < DQK / 16; d++)
-      Wgmma<T, BN>::ss(s, advanced(x, d / 4 * 64 * 128 + d % 4 * 32), advanced(y, d / 4 * BN * 128 + d % 4 * 32),
-                       d != 0);
+    for (int d = 0; d < DQK * SIZE / 32; d++) {
+      constexpr int PER = QK_ROW / 32;
+      Wgmma<T, BN>::ss<0, 0, QK_ROW>(s, advanced(x, d / PER * 64 * QK_ROW + d % PER * 32),
+                                     advanced(y, d / PER * BN * QK_ROW + d % PER * 32), d != 0);
+    }
     wgmma_commit();
   };
   auto start_pv = [&] {
     const u32 y = advanced(v_tiles, v.stage * V_BYTES);
 #pragma unroll
-    for (int j = 0; j < BN / 16; j++) Wgmma<T, DV>::rs(o, p + 4 * j, advanced(y, j * 16 * 128), 1);
+    for (int j = 0; j < BN * SIZE / 32; j++) Wgmma<T, DV>::rs<E4M3 ? BN : 128>(o, p + 4 * j, advanced(y, E4M3 ? j * 32 : j * 16 * 128), 1);
     wgmma_commit();
   };
   auto scheduler_barrier_sync = [&] { if (KS_TURNS) named_barrier_sync(SCHEDULER + group, CONSUMERS); };
@@ -229,11 +260,7 @@ KS_DEVICE void Consumer::run() const {
     if (thread_lane == 0) barrier_arrive(rings.v.empty(v));
     v.advance();
   };
-  auto release_q = [&] { if (thread_lane == 0) barrier_arrive(rings.q.empty(q_state())); };
-  auto round_p = [&](const float (&s)[BN / 2]) {
-#pragma unroll
-    for (int i = 0; i < BN / 4; i++) p[i] = pack2(s[2 * i], s[2 * i + 1], T());
-  };
+  auto round_p = [&](const float (&s)[BN / 2]) { round_weights(p, s, T()); };
   auto zero_o = [&] {
 #pragma unroll
     for (int i = 0; i < DV / 2; i++) o[i] = 0.f;
@@ -278,9 +305,11 @@ KS_DEVICE void Consumer::run() const {
       pin(s);
       release_k();
       if (block == begin) release_q();
-      first_softmax(s, w, row, block, m, l);
+      f = factor(tile);
+      first_softmax(s, w, row, block, m, l, f);
       round_p(s);
       zero_o();
+      sums.begin();
       block--;
       if (block >= begin) rings.k.wait_full(k);
     }
@@ -299,22 +328,23 @@ KS_DEVICE void Consumer::run() const {
       pin(s);
       release_k();
       if (block == begin) release_q();
+      multiply(s, f);
       const CapWay way = cap_way(s);
       if (masked.value) {
         mask_scores(s, storage.work_tiles[tile % WORK_SLOTS], row, block);
         float row_maximum[2];
         top_scores(s, row_maximum, way);
 #pragma unroll
-        for (int r = 0; r < 2; r++) update_reference<false>(m[r], correction[r], row_maximum[r], c);
+        for (int r = 0; r < 2; r++) update_reference<false, HEADROOM, RISE>(m[r], correction[r], row_maximum[r], f.c);
       }
-      exponentials<0, AHEAD, masked.value>(s, m, sum, way);
+      bool fits = exponentials<0, AHEAD, masked.value>(s, m, sum, way, f.c);
       wait_next_k(s, sum, block > begin);
       wgmma_wait<0>();
       pin(o);
       release_v();
-      if (masked.value) rescale(o, correction);
+      if (masked.value) rescale(o, correction), sums.rescale(correction);
       if constexpr (AHEAD < BN / 2) {
-        exponentials<AHEAD, BN / 2, masked.value>(s, m, rest, way);
+        fits = exponentials<AHEAD, BN / 2, masked.value>(s, m, rest, way, f.c) && fits;
         sum[0] += rest[0], sum[1] += rest[1];
       }
       if (masked.value) {
@@ -322,13 +352,16 @@ KS_DEVICE void Consumer::run() const {
         round_p(s);
       } else {
         round_p(s);
-        if (__builtin_expect(__any_sync(~0u, !(sum[0] + sum[1] < LIMIT)), 0)) {
-          rebase(s, o, m, l, sum, tile, row, block);
+        if (!E4M3) fits = sum[0] + sum[1] < LIMIT;
+        if (__builtin_expect(__any_sync(~0u, !fits), 0)) {
+          rebase(s, o, m, l, sum, correction, tile, row, block, f);
+          sums.rescale(correction);
           round_p(s);
         }
         l[0] += sum[0], l[1] += sum[1];
       }
       block--;
+      sums.count(o);
     };
     {
       // Blocks without masked keys for the warpgroup's rows, and before which each row has had a visible key.
@@ -356,7 +389,7 @@ KS_DEVICE void Consumer::run() const {
 
     // The tile's last P·V, and with EARLY the next tile's first block around it.
     const WorkTile& done = storage.work_tiles[tile % WORK_SLOTS];
-    auto v_filtered = [&] { return FILTERS_VALUES && storage.v_filtered[tile % WORK_SLOTS]; };
+    auto v_filtered = [&] { return (FILTERS_VALUES || (E4M3 && HAS_MASK)) && storage.v_filtered[tile % WORK_SLOTS]; };
     float inverse[2];
     if constexpr (KS_EARLY) {
       barrier_wait(rings.q.full(q_state()), q.parity);
@@ -372,14 +405,15 @@ KS_DEVICE void Consumer::run() const {
         rings.v.wait_full(v);
         start_pv();
         scheduler_barrier_arrive();
-        finalize_softmax(done, m, l, inverse);
+        finalize_softmax(done, tile, m, l, inverse);
         wgmma_wait<1>();
         pin(s);
         block = w.end - 1;
         row = thread_row(w);
         release_k();
         if (block == w.begin) release_q();
-        first_softmax(s, w, row, block, m, l);
+        f = factor(tile + 1);
+        first_softmax(s, w, row, block, m, l, f);
         block--;
         wait_next_k(s, l, block >= w.begin);
         const bool add_back = v_filtered();
@@ -387,9 +421,11 @@ KS_DEVICE void Consumer::run() const {
         pin(o);
         release_v();
         round_p(s);
+        sums.add_to(o);
         if (__builtin_expect(store(o, done, inverse), 0)) recompute(done);
         if (__builtin_expect(add_back, 0)) add_back_non_finite(done);
         zero_o();
+        sums.begin();
         tile++;
         continue;
       }
@@ -398,11 +434,12 @@ KS_DEVICE void Consumer::run() const {
     pin(o);
     wgmma_fence();
     start_pv();
-    finalize_softmax(done, m, l, inverse);
+    finalize_softmax(done, tile, m, l, inverse);
     const bool add_back = v_filtered();
     wgmma_wait<0>();
     pin(o);
     release_v();
+    sums.add_to(o);
     if (__builtin_expect(store(o, done, inverse), 0)) recompute(done);
     if (__builtin_expect(add_back, 0)) add_back_non_finite(done);
     tile++;

@@ -24,18 +24,27 @@
 KS_KERNEL(THREADS, 1)
 attention_forward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap k_map, KS_ARGUMENT TensorMap v_map,
                        KS_ARGUMENT TensorMap out_map, Operands operands, Sequences sequences, TileCount count, int left, int right,
-                       float scale_log2, float cap, float cap_inverse, SmallCap small_cap) {
+                       float scale_log2, float cap, float cap_inverse, SmallCap small_cap
+#if KS_Q_SCALES
+                       , OperandScales scales
+#endif
+) {
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
   const Maps maps{q_map, k_map, v_map, out_map};
-  const Rings rings{{shared_address(storage.q_ring)}, {shared_address(storage.k_ring)}, {shared_address(storage.v_ring)}};
+#if !KS_Q_SCALES
+  const OperandScales scales{};
+#endif
+  const Rings rings{{shared_address(storage.q_ring)}, {shared_address(storage.k_ring)}, {shared_address(storage.v_ring)},
+                    {shared_address(storage.v_loaded)}};
   const Scores scores{sequences.S_q, sequences.S_k, left, right, 0, scale_log2, cap, cap_inverse};
 
   if (thread_index() == 0) {
     rings.q.init(4);  // a warp's lane each
     rings.k.init(4 * GROUPS);
-    rings.v.init(4 * GROUPS + FILTERS_VALUES);
-    for (int i = 0; i < STAGES; i++) barrier_init(shared_address(&storage.v_loaded[i]), 1);
+    rings.v.init(4 * GROUPS + FILTERS_VALUES, E4M3 ? TRANSPOSING_WARPS : 1);
+    if (E4M3) rings.v_loaded.init(TRANSPOSING_WARPS);
+    else for (int i = 0; i < STAGES; i++) barrier_init(shared_address(&storage.v_loaded[i]), 1);
     barrier_init_fence();
   }
   block_barrier();
@@ -45,9 +54,10 @@ attention_forward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap k_map,
     registers_dealloc<KS_PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) {
       TileScheduler<BM, BN> scheduler{count, sequences, scores, 0, 0};
-      Producer{storage, maps, rings}.run(scheduler, operands);
-    } else if (FILTERS_VALUES && warp > 0) {
-      filter_values(storage, rings, thread_index() - CONSUMERS - WARP);
+      Producer{storage, maps, rings}.run(scheduler, operands, scales);
+    } else if (warp > 0) {
+      if constexpr (E4M3) transpose_values(storage, rings, warp - 1);
+      else if (FILTERS_VALUES) filter_values(storage, rings, thread_index() - CONSUMERS - WARP);
     }
   } else {
     registers_alloc<KS_CONSUMER_REGISTERS>();

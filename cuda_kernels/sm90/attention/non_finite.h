@@ -1,8 +1,8 @@
-// Tests of pairs of half-precision elements for NaN and inf.
+// Tests of pairs of half-precision elements for NaN and inf. Where V is of e4m3 nobody asks.
 #pragma once
 #include "sm90/attention/block.h"
 
-constexpr u32 EXPONENT = Same<T, f16>::value ? 0x7c00 : 0x7f80;
+constexpr u32 EXPONENT = Same<TO, f16>::value ? 0x7c00 : 0x7f80;
 
 // The larger of two pairs' magnitudes, element by element; NaN wins.
 KS_DEVICE u32 max_magnitude(u32 a, u32 b, f16) {
@@ -16,7 +16,7 @@ KS_DEVICE u32 max_magnitude(u32 a, u32 b, bf16) {
   return r;
 }
 KS_DEVICE u32 max_magnitude(u32 most, const uint4& x) {
-  return max_magnitude(max_magnitude(max_magnitude(max_magnitude(most, x.x, T()), x.y, T()), x.z, T()), x.w, T());
+  return max_magnitude(max_magnitude(max_magnitude(max_magnitude(most, x.x, TO()), x.y, TO()), x.z, TO()), x.w, TO());
 }
 // A pair with zeros in place of NaN and inf.
 KS_DEVICE u32 finite_part(u32 pair) {

@@ -1,13 +1,14 @@
 // The producer thread: gets tiles from the scheduler and loads Q, K and V.
 #pragma once
-#include "sm90/attention/block.h"
+#include "sm90/attention/value_transpose.h"
 
 struct Producer {
   SharedStorage& storage;
   const Maps& maps;
   const Rings& rings;
   PipelineState<Q_STAGES * GROUPS> q{0, 1};
-  PipelineState<STAGES> k{0, 1}, v{0, 1};
+  PipelineState<STAGES> k{0, 1};
+  PipelineState<V_STAGES> v{0, 1};
   int tile = 0;  // tiles so far
 
   KS_DEVICE void load_q(const WorkTile& w) {
@@ -15,7 +16,7 @@ struct Producer {
     for (int g = 0; g < GROUPS; g++, q.advance()) {
       rings.q.wait_empty(q);
       barrier_arrive_expect_tx(rings.q.full(q), Q_BYTES);  // publishes the work tile to the consumer
-      tile_load<64, DQK>(shared_address(storage.q) + q.stage * Q_BYTES, maps.q, rings.q.full(q), w.q_first + w.row + 64 * g, w.head,
+      tile_load<64, DQK, SIZE>(shared_address(storage.q) + q.stage * Q_BYTES, maps.q, rings.q.full(q), w.q_first + w.row + 64 * g, w.head,
                          KS_Q_VIEW == PACKED ? 0 : w.batch);
     }
   }
@@ -23,8 +24,8 @@ struct Producer {
     storage.work_tiles[tile % WORK_SLOTS].end = 0;
 #pragma unroll 1
     for (int g = 0; g < GROUPS; g++, q.advance()) rings.q.wait_empty(q), barrier_arrive(rings.q.full(q));
-    if (FILTERS_VALUES) {
-      rings.v.wait_empty(v);
+    if (E4M3 || FILTERS_VALUES) {
+      wait_empty_v();
       storage.v_block[v.stage].tile = -1;
       barrier_arrive(shared_address(&storage.v_loaded[v.stage]));
     }
@@ -32,15 +33,21 @@ struct Producer {
   KS_DEVICE void load_k(const WorkTile& w, int block) {
     rings.k.wait_empty(k);
     barrier_arrive_expect_tx(rings.k.full(k), K_BYTES);
-    tile_load<BN, DQK>(shared_address(storage.k[k.stage]), maps.k, rings.k.full(k), w.k_first + block * BN, w.kv_head,
+    tile_load<BN, DQK, SIZE>(shared_address(storage.k[k.stage]), maps.k, rings.k.full(k), w.k_first + block * BN, w.kv_head,
                        KS_KV_VIEW == PACKED ? 0 : w.batch);
     k.advance();
   }
-  // `index`: the block's tile. Where keys are masked, the filter's warps mark V as full.
+  KS_DEVICE void wait_empty_v() {
+    barrier_wait(E4M3 ? rings.v_loaded.empty(v) : rings.v.barriers + 8 * (STAGES + v.stage), v.parity);
+  }
+  // `index`: the block's tile. Where keys are masked, the filter's warps mark V as full; of e4m3 those that transpose it, always.
   KS_DEVICE void load_v(const WorkTile& w, int block, int index) {
-    rings.v.wait_empty(v);
-    u32 full = rings.v.full(v);
-    if constexpr (FILTERS_VALUES) {
+    wait_empty_v();
+    u32 full = E4M3 ? rings.v_loaded.full(v) : rings.v.barriers + 8 * v.stage;
+    if constexpr (E4M3) {
+      const bool masked = HAS_MASK && (block < w.unmasked_begin || block >= w.unmasked_end);
+      storage.v_block[v.stage] = {w.S_k - block * BN, index % WORK_SLOTS, masked};
+    } else if constexpr (FILTERS_VALUES) {
       const u32 loaded = shared_address(&storage.v_loaded[v.stage]);
       const bool masked = block < w.unmasked_begin || block >= w.unmasked_end;
       storage.v_block[v.stage] = {w.S_k - block * BN, index % WORK_SLOTS, masked};
@@ -48,19 +55,24 @@ struct Producer {
       else barrier_arrive(loaded);
     }
     barrier_arrive_expect_tx(full, V_BYTES);
-    tile_load<BN, DV>(shared_address(storage.v[v.stage]), maps.v, full, w.k_first + block * BN, w.kv_head,
+    tile_load<BN, DV, SIZE>(shared_address(storage.v.loaded(v.stage)), maps.v, full, w.k_first + block * BN, w.kv_head,
                       KS_KV_VIEW == PACKED ? 0 : w.batch);
     v.advance();
   }
 
   // Per step K of a block, then V of the previous one. With EARLY a tile's first K precedes the previous tile's last V.
-  KS_DEVICE void run(TileScheduler<BM, BN>& scheduler, const Operands& a) {
+  KS_DEVICE void run(TileScheduler<BM, BN>& scheduler, const Operands& a, const OperandScales& scales) {
     // Coordinates are read from shared memory: this thread has few registers.
     auto work_tile = [&](int index) -> const WorkTile& { return storage.work_tiles[index % WORK_SLOTS]; };
     auto load_first_k = [&](int index) { load_k(work_tile(index), work_tile(index).end - 1); };
     auto next_tile = [&](int t) {
       if (!scheduler.next(t, storage.work_tiles[tile % WORK_SLOTS])) return false;
-      if (FILTERS_VALUES) storage.v_filtered[tile % WORK_SLOTS] = 0;
+      if constexpr (KS_Q_SCALES) {
+        const WorkTile& w = storage.work_tiles[tile % WORK_SLOTS];
+        storage.scales[tile % WORK_SLOTS] = {scales.q.at(w.batch, w.kv_head) * scales.k.at(w.batch, w.kv_head),
+                                             scales.v.at(w.batch, w.kv_head)};
+      }
+      if (FILTERS_VALUES || E4M3) storage.v_filtered[tile % WORK_SLOTS] = 0;
       tile++;
       return true;
     };

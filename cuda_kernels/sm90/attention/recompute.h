@@ -7,7 +7,7 @@
 
 struct Recompute {
   const T *q, *k, *v;  // of the tile's head
-  T* out;
+  TO* out;
   int q_row, k_row, v_row, out_row;
   float scale_log2, cap, cap_inverse;
   float sink;  // in base 2; −inf: none
@@ -70,9 +70,9 @@ struct Recompute {
     for (int i = 0; i < PER_LANE; i++) {
       const int d = lane + i * WARP;
       if (d >= DV) break;
-      T& place = out[(i64)row * out_row + d];
+      TO& place = out[(i64)row * out_row + d];
       const float old = to_sum(place);
-      if (old != old) place = convert<T>((l == 0.f ? 0.f : o[i] / l) + non_finite[i]);
+      if (old != old) place = convert<TO>((l == 0.f ? 0.f : o[i] / l) + non_finite[i]);
     }
   }
 };

@@ -14,6 +14,8 @@
 
 // p ≤ 2^15 is finite in float16, and a sum over keys of p·v in float32 wherever |v| < 2^113/S_k.
 constexpr float LIMIT = 32768.f;
+// e4m3's largest number, to which larger ones are rounded.
+constexpr float LARGEST_E4M3 = 448.f;
 // Up to here a block is scaled down by its own sums: the factor, their inverse, is not lost among subnormals.
 constexpr float LARGEST_SUM = 1e30f;
 
@@ -95,23 +97,25 @@ template<int N> KS_DEVICE void row_max(const float (&s)[N], float (&row_maximum)
   row_maximum[1] = quad_max(fmaxf(t[2], t[3]));
 }
 
-// Updates the reference m of a row from a block's maximum q·k, top. correction: the factor for earlier sums. m is kept where it
-// would grow by less than 8, as p may exceed 1.
-template<bool FIRST> KS_DEVICE void update_reference(float& m, float& correction, float top, float c) {
-  const float x = top * c;
+// Updates the reference m of a row from a block's maximum q·k, top, to HEADROOM below it: p up to 2^HEADROOM. correction: the factor
+// for earlier sums. m is kept where it would grow by less than RISE, so that p may exceed that.
+template<bool FIRST, int HEADROOM = 0, int RISE = 8>
+KS_DEVICE void update_reference(float& m, float& correction, float top, float c) {
+  const float x = HEADROOM ? fmaf(top, c, (float)-HEADROOM) : top * c;
   if (FIRST) {
     m = x, correction = 1.f;
     return;
   }
   const float now = fmaxf(m, x), by = m - (now == -infinity() ? 0.f : now);
-  const bool stays = by >= -8.f;
+  const bool stays = by >= (float)-RISE;
   correction = stays ? 1.f : exp2_fast(by);
   m = stays ? m : now;
 }
 
 // p of elements FROM … TO − 1 in place, and their sums. MASKED: a row may have had no visible key yet. above(x, m): an exponent.
+// Returns whether sums of a quarter of them each are below LARGEST_E4M3, which then bounds p.
 template<int FROM, int TO, bool MASKED, int N, class Above>
-KS_DEVICE void exp2_and_sum(float (&s)[N], const float (&m)[2], float (&sum)[2], Above above) {
+KS_DEVICE bool exp2_and_sum(float (&s)[N], const float (&m)[2], float (&sum)[2], Above above) {
   float base[2], t[4];
 #pragma unroll
   for (int r = 0; r < 2; r++) base[r] = MASKED && m[r] == -infinity() ? 0.f : m[r];
@@ -122,6 +126,7 @@ KS_DEVICE void exp2_and_sum(float (&s)[N], const float (&m)[2], float (&sum)[2],
   }
   sum[0] = t[0] + t[1];
   sum[1] = t[2] + t[3];
+  return t[0] < LARGEST_E4M3 && t[1] < LARGEST_E4M3 && t[2] < LARGEST_E4M3 && t[3] < LARGEST_E4M3;
 }
 
 template<int N> KS_DEVICE void scale_rows(float (&x)[N], const float (&by)[2]) {
@@ -132,6 +137,25 @@ template<int N> KS_DEVICE void scale_rows(float (&x)[N], const float (&by)[2]) {
 template<int N> KS_DEVICE void rescale(float (&o)[N], const float (&correction)[2]) {
   if (__any_sync(~0u, correction[0] != 1.f || correction[1] != 1.f)) scale_rows(o, correction);
 }
+
+// ---- P as a factor of P·V: the A fragments of its steps along the keys
+
+template<int N, int M, class T> KS_DEVICE void round_weights(u32 (&p)[M], const float (&s)[N], T) {
+  static_assert(2 * M == N, "16 bits");
+#pragma unroll
+  for (int i = 0; i < M; i++) p[i] = pack2(s[2 * i], s[2 * i + 1], T());
+}
+#if KS_E4M3
+// The keys of 4 bytes are 2t, 2t + 1, 8 + 2t, 9 + 2t of 16: as a lane has them, and as value_transpose.h orders V's.
+template<int N, int M> KS_DEVICE void round_weights(u32 (&p)[M], const float (&s)[N], e4m3) {
+  static_assert(4 * M == N, "8 bits");
+#pragma unroll
+  for (int i = 0; i < M; i++) {
+    const float* const x = s + i / 2 * 8 + i % 2 * 2;
+    p[i] = pack4(x[0], x[1], x[4], x[5]);
+  }
+}
+#endif
 
 // ---- rebasing (rare)
 
@@ -152,13 +176,14 @@ KS_DEVICE void rebase_by_sums(float (&p)[N], float (&o)[M], float (&m)[2], float
 }
 
 // A block whose sums are too large or not finite: an online-softmax step from its scores.
-template<int N, int M>
-KS_DEVICE void rebase_by_max(float (&s)[N], float (&o)[M], float (&m)[2], float (&l)[2], float (&sum)[2], float c) {
-  float row_maximum[2], correction[2];
+template<int HEADROOM, int N, int M>
+KS_DEVICE void rebase_by_max(float (&s)[N], float (&o)[M], float (&m)[2], float (&l)[2], float (&sum)[2], float (&correction)[2],
+                             float c) {
+  float row_maximum[2];
   row_max(s, row_maximum);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const float now = fmaxf(m[r], row_maximum[r] * c);
+    const float now = fmaxf(m[r], HEADROOM ? fmaf(row_maximum[r], c, (float)-HEADROOM) : row_maximum[r] * c);
     correction[r] = exp2_fast(m[r] - (now == -infinity() ? 0.f : now));
     m[r] = now;
     l[r] *= correction[r];
@@ -167,20 +192,45 @@ KS_DEVICE void rebase_by_max(float (&s)[N], float (&o)[M], float (&m)[2], float 
   scale_rows(o, correction);
 }
 
+// A block of which a p exceeds what its type holds, all p being finite: references move so that a row's largest is 2^HEADROOM.
+template<int HEADROOM, int N, int M>
+KS_DEVICE void rebase_by_largest(float (&p)[N], float (&o)[M], float (&m)[2], float (&l)[2], float (&sum)[2], float (&correction)[2]) {
+  float most[2];
+  row_max(p, most);
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const float by = most[r] > (float)(1 << HEADROOM) ? log2_fast(most[r]) - HEADROOM : 0.f;
+    correction[r] = exp2_fast(-by);
+    m[r] += by, sum[r] *= correction[r], l[r] *= correction[r];
+  }
+  scale_rows(p, correction);
+  scale_rows(o, correction);
+}
+
+#if KS_E4M3
+template<> struct Mma<e4m3> {
+  static KS_DEVICE void run(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+};
+#endif
+
 // Recomputes the scores of a warp's 16 rows and BN keys from global memory, by mma.sync, whose accumulator layout is wgmma's.
-// PRODUCTS: of 16 elements of depth, a step. A lane's 4 · PRODUCTS neighbouring elements are its columns of them: any order of
-// the depth gives the same sums. a, a8: its first elements of its two rows, at lane % 4 · 4 · PRODUCTS; b: of the key lane/4,
+// PRODUCTS: of 32 bytes of depth, a step. A lane's 8 · PRODUCTS neighbouring bytes are its columns of them: any order of
+// the depth gives the same sums. a, a8: its first elements of its two rows, 8 · PRODUCTS bytes a lane % 4; b: of the key lane/4,
 // b_step elements before the one 8 keys on.
 template<class T, int DEPTH, int PRODUCTS, int N>
 KS_DEVICE void recompute_scores(float (&s)[N], const T* a, const T* a8, const T* b, i64 b_step) {
-  static_assert(DEPTH % (16 * PRODUCTS) == 0, "whole steps");
+  constexpr int LANE = 8 / sizeof(T), PRODUCT = 4 * LANE;  // elements
+  static_assert(DEPTH % (PRODUCT * PRODUCTS) == 0, "whole steps");
 #pragma unroll
   for (int i = 0; i < N; i++) s[i] = 0.f;
 #pragma unroll 1
-  for (int d = 0; d < DEPTH; d += 16 * PRODUCTS) {
+  for (int d = 0; d < DEPTH; d += PRODUCT * PRODUCTS) {
     uint2 row[PRODUCTS], row8[PRODUCTS];
 #pragma unroll
-    for (int i = 0; i < PRODUCTS; i++) row[i] = *(const uint2*)(a + d + 4 * i), row8[i] = *(const uint2*)(a8 + d + 4 * i);
+    for (int i = 0; i < PRODUCTS; i++) row[i] = *(const uint2*)(a + d + LANE * i), row8[i] = *(const uint2*)(a8 + d + LANE * i);
     const T* at = b + d;
 #pragma unroll
     for (int n = 0; n < N / 4; n++) {

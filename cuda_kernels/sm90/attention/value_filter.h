@@ -39,7 +39,7 @@ KS_DEVICE void filter_values(SharedStorage& storage, const Rings& rings, int thr
     barrier_wait(shared_address(&storage.v_loaded[v.stage]), v.parity);
     const auto block = storage.v_block[v.stage];
     if (block.tile < 0) return;
-    const ValueFilter filter{(uint4*)storage.v[v.stage], thread};
+    const ValueFilter filter{(uint4*)storage.v.tiles[v.stage], thread};
     bool non_finite = false;
     if (block.masked) {
       if (RAGGED && block.rows < BN) filter.zero_rows_from(block.rows), async_proxy_fence();

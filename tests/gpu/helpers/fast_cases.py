@@ -90,6 +90,22 @@ def _attention() -> Iterator[AttentionCase]:
     }
     yield attention("f16-64-causal", "many-tiles-sequences", num_heads=8, **packed)
     yield attention("bf16-128", "many-tiles-sequences", num_heads=4, **packed)
+    # Of e4m3: sums are moved after 2048 keys; tiles of one block of keys, hidden NaN, sequences.
+    stored = dict.fromkeys(("dtype_q", "dtype_kv"), DType.float8_e4m3fn)
+    for kind in ("f16-64", "bf16-128", "bf16-256"):
+        yield attention(kind, "many-tiles-e4m3", **stored, **_heads(3))
+        shared = {"batch": 2, "num_heads": HEADS, "kv_heads": HEADS // 33, "S_q": 33, "S_k": 2500}
+        yield attention(kind, "many-tiles-e4m3-long", **stored, **shared)
+        for name, by in (("rises", 9.0), ("rises-far", 78.0)):
+            far = {"steps": ((0, by), (200, 0.0)), **shared}
+            yield attention(kind, f"many-tiles-e4m3-{name}", **far, **stored)
+        few = {"S_q": 70, "S_k": 50, "scales": "entries"}
+        yield attention(kind, "many-tiles-e4m3-one-block", **few, **stored, **_heads(4))
+        both = {"S_q": 129, "S_k": 129, "injected": hidden}
+        yield attention(f"{kind}-causal", "many-tiles-e4m3-nan-in-v", **both, **stored, **_heads(2))
+        yield attention(
+            f"{kind}-causal", "many-tiles-e4m3-sequences", num_heads=4, **stored, **packed
+        )
 
 
 def _gradients() -> Iterator[BackwardCase]:

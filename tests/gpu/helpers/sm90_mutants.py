@@ -56,6 +56,11 @@ NT, NN, ADDED, ONE, LISTS = (
     )
 )
 
+VALUE_TRANSPOSE = "sm90/attention/value_transpose.h"
+E4M3, E4M3_LONG, E4M3_RISES, E4M3_SCALED = (
+    f"attention-bf16-128-many-tiles-e4m3{what}" for what in ("", "-long", "-rises", "-one-block")
+)
+E4M3_HIDDEN = "attention-bf16-128-causal-many-tiles-e4m3-nan-in-v"
 GEMM_HEADS = "sm90/gemm/heads.h"
 HALVES, PARTLY_TURNED, PAGES, FEW_TOKENS = (
     f"qkv-projection-f16-{what}"
@@ -76,6 +81,8 @@ def _mutant(
     name: str, place: str, find: str, plant: str, case: str, what: str, said: str = ""
 ) -> Mutant:
     implementation = "sm90-tf32" if place.startswith("sm90/gemm/tf32") else "sm90"
+    if "e4m3" in case:
+        implementation = "sm90-e4m3"
     return Mutant(name, place, find, plant, case, said, what, implementation=implementation)
 
 
@@ -102,8 +109,8 @@ MUTANTS = (
     _mutant(
         "full-before-it-is-loaded",
         PRODUCER,
-        "PipelineState<STAGES> k{0, 1}, v{0, 1};",
-        "PipelineState<STAGES> k{0, 0}, v{0, 0};",
+        "PipelineState<STAGES> k{0, 1};\n  PipelineState<V_STAGES> v{0, 1};",
+        "PipelineState<STAGES> k{0, 0};\n  PipelineState<V_STAGES> v{0, 0};",
         MANY,
         "the producer waits for the end of a phase before anyone was in it",
     ),
@@ -177,8 +184,8 @@ MUTANTS = (
     _mutant(
         "last-result-not-waited",
         CONSUMER,
-        "wgmma_wait<0>();\n    pin(o);\n    release_v();\n    if (__builtin_expect(store(",
-        "pin(o);\n    release_v();\n    if (__builtin_expect(store(",
+        "wgmma_wait<0>();\n    pin(o);\n    release_v();\n    sums.add_to(o);\n    if (",
+        "pin(o);\n    release_v();\n    sums.add_to(o);\n    if (",
         "attention-f16-192v128-many-tiles",
         "a tile is stored before it is done",
         "order",
@@ -198,16 +205,16 @@ MUTANTS = (
     _mutant(
         "queries-released-early",
         CONSUMER,
-        "if (block == begin) release_q();\n      const CapWay way",
-        "release_q();\n      const CapWay way",
+        "if (block == begin) release_q();\n      multiply(s, f);",
+        "release_q();\n      multiply(s, f);",
         LONG,
         "queries are handed back at every block",
     ),
     _mutant(
         "values-released-twice",
         CONSUMER,
-        "Wgmma<T, DV>::rs(o, p + 4 * j, advanced(y, j * 16 * 128), 1);\n    wgmma_commit();",
-        "Wgmma<T, DV>::rs(o, p + 4 * j, advanced(y, j * 16 * 128), 1);\n    wgmma_commit();\n"
+        "E4M3 ? j * 32 : j * 16 * 128), 1);\n    wgmma_commit();",
+        "E4M3 ? j * 32 : j * 16 * 128), 1);\n    wgmma_commit();\n"
         "    if (thread_lane == 0) barrier_arrive(rings.v.empty(v));",
         LONG,
         "values are handed back while the product reads them, and again when it is done",
@@ -224,8 +231,8 @@ MUTANTS = (
     _mutant(
         "filter-not-counted",
         FORWARD,
-        "rings.v.init(4 * GROUPS + FILTERS_VALUES);",
-        "rings.v.init(4 * GROUPS);",
+        "rings.v.init(4 * GROUPS + FILTERS_VALUES,",
+        "rings.v.init(4 * GROUPS,",
         CAUSAL,
         "the filter's arrival stands for a consumer's",
     ),
@@ -295,8 +302,8 @@ MUTANTS = (
     _mutant(
         "store-fence",
         CONSUMER,
-        "async_proxy_fence();\n      warp_barrier();",
-        "warp_barrier();",
+        "async_proxy_fence();\n      warp_barrier();\n      if (KS_Q_VIEW",
+        "warp_barrier();\n      if (KS_Q_VIEW",
         MANY,
         "TMA may store what was in shared memory before",
         "order",
@@ -377,24 +384,24 @@ MUTANTS = (
     _mutant(
         "depth-of-keys",
         CONSUMER,
-        "advanced(y, d / 4 * BN * 128 + d % 4 * 32)",
-        "advanced(y, d / 4 * BN * 128 + d % 4 * 64)",
+        "advanced(y, d / PER * BN * QK_ROW + d % PER * 32), d != 0",
+        "advanced(y, d / PER * BN * QK_ROW + d % PER * 64), d != 0",
         "attention-f16-64",
         "16 deeper in K is 64 bytes on",
     ),
     _mutant(
         "panels-of-keys",
         CONSUMER,
-        "advanced(y, d / 4 * BN * 128 + d % 4 * 32)",
-        "advanced(y, d / 4 * 64 * 128 + d % 4 * 32)",
+        "advanced(y, d / PER * BN * QK_ROW + d % PER * 32), d != 0",
+        "advanced(y, d / PER * 64 * QK_ROW + d % PER * 32), d != 0",
         "attention-f16-128",
         "a panel of K has as many rows as one of Q",
     ),
     _mutant(
         "depth-of-values",
         CONSUMER,
-        "advanced(y, j * 16 * 128), 1)",
-        "advanced(y, j * 8 * 128), 1)",
+        "E4M3 ? j * 32 : j * 16 * 128), 1)",
+        "E4M3 ? j * 32 : j * 8 * 128), 1)",
         "attention-f16-64",
         "16 deeper in V is 8 rows on",
     ),
@@ -522,7 +529,7 @@ MUTANTS = (
     _mutant(
         "nothing-is-given-back",
         CONSUMER,
-        "if (x != 0.f) place = convert<T>(to_sum(place) + x);",
+        "if (x != 0.f) place = convert<TO>(to_sum(place) + x);",
         "",
         HIDDEN,
         "seen NaN and inf are lost",
@@ -612,8 +619,8 @@ MUTANTS = (
     _mutant(
         "never-rebased",
         CONSUMER,
-        "!(sum[0] + sum[1] < LIMIT)), 0)",
-        "false), 0)",
+        "__any_sync(~0u, !fits), 0)",
+        "false, 0)",
         "attention-f16-64-rises-sums",
         "weights outgrow a half",
     ),
@@ -628,8 +635,8 @@ MUTANTS = (
     _mutant(
         "sums-not-rebased",
         SOFTMAX,
-        "sum[r] *= correction[r], l[r] *= correction[r];",
-        "sum[r] *= correction[r];",
+        "m[r] = to;\n    sum[r] *= correction[r], l[r] *= correction[r];",
+        "m[r] = to;\n    sum[r] *= correction[r];",
         "attention-f16-64-rises-sums",
         "earlier sums keep their reference",
     ),
@@ -1003,6 +1010,112 @@ MUTANTS = (
         SPLIT,
         "products may read what was in shared memory before",
         "order",
+    ),
+    # ---- e4m3: values transposed on their way, P of 8 bits
+    _mutant(
+        "keys-in-order",
+        VALUE_TRANSPOSE,
+        "low = lane < 16 ? 0x6420 : 0x7531,",
+        "low = lane < 16 ? 0x6240 : 0x7351,",
+        E4M3,
+        "the four keys of a word of V are not in the order of P's",
+    ),
+    _mutant(
+        "columns-trade-places-not",
+        VALUE_TRANSPOSE,
+        "2 * r + (r / 4 ^ lane / 8 % 2)",
+        "2 * r + lane / 8 % 2",
+        E4M3,
+        "neighbouring columns of V are exchanged in half of the rows",
+    ),
+    _mutant(
+        "transposed-not-swizzled",
+        VALUE_TRANSPOSE,
+        "(to ^ k * 16) + (first + i) * 32 * COLUMN",
+        "to + k * 16 + (first + i) * 32 * COLUMN",
+        E4M3,
+        "16 keys lie behind the 16 before them, whatever the row",
+    ),
+    _mutant(
+        "transposed-before-it-is-loaded",
+        VALUE_TRANSPOSE,
+        "rings.v_loaded.wait_full(rows);",
+        "",
+        E4M3,
+        "what was in shared memory before is transposed",
+    ),
+    _mutant(
+        "transposed-over-a-stage-in-use",
+        VALUE_TRANSPOSE,
+        "rings.v.wait_empty(v);",
+        "",
+        E4M3_LONG,
+        "the stage that P·V reads is overwritten",
+    ),
+    _mutant(
+        "transpose-fence",
+        VALUE_TRANSPOSE,
+        "async_proxy_fence();\n    warp_barrier();",
+        "warp_barrier();",
+        E4M3,
+        "products may read what was in shared memory before",
+        "order",
+    ),
+    _mutant(
+        "transposing-phase",
+        VALUE_TRANSPOSE,
+        "PipelineState<STAGES> v{0, 1};",
+        "PipelineState<STAGES> v{0, 0};",
+        E4M3,
+        "the transpose waits for the end of a phase before anyone was in it",
+    ),
+    _mutant(
+        "nan-transposed",
+        VALUE_TRANSPOSE,
+        "y[j] &= ~bad, nan |= bad;",
+        "nan |= bad;",
+        E4M3_HIDDEN,
+        "a weight of 0 times a hidden NaN is NaN",
+    ),
+    _mutant(
+        "weights-in-order",
+        SOFTMAX,
+        "pack4(x[0], x[1], x[4], x[5])",
+        "pack4(x[0], x[4], x[1], x[5])",
+        E4M3,
+        "the four keys of a word of P are not in the order of V's",
+    ),
+    _mutant(
+        "weights-are-cut-off",
+        SOFTMAX,
+        "t[2] < LARGEST_E4M3 && t[3] < LARGEST_E4M3;",
+        "true;",
+        E4M3_RISES,
+        "weights beyond 448 count as 448",
+    ),
+    _mutant(
+        "headroom",
+        SOFTMAX,
+        "const float by = most[r] > (float)(1 << HEADROOM) ? log2_fast(most[r]) - HEADROOM : 0.f;",
+        "const float by = most[r] > (float)(1 << HEADROOM) ? log2_fast(most[r]) - 12 : 0.f;",
+        E4M3_RISES,
+        "a row is scaled such that it exceeds what e4m3 holds",
+    ),
+    _mutant(
+        "scale-of-keys",
+        PRODUCER,
+        "scales.q.at(w.batch, w.kv_head) * scales.k.at(w.batch, w.kv_head)",
+        "scales.q.at(w.batch, w.kv_head)",
+        E4M3_SCALED,
+        "keys are not scaled",
+    ),
+    _mutant(
+        "scales-of-the-head-of-queries",
+        PRODUCER,
+        "scales.v.at(w.batch, w.kv_head)",
+        "scales.v.at(w.batch, 0)",
+        E4M3_SCALED,
+        "every head has the first one's scale of values",
     ),
     *sm90_gradient_mutants.MUTANTS,
     *sm90_latent_mutants.MUTANTS,

@@ -11,30 +11,30 @@ from kernelseam.kernels.signature import Signature, Structure
 _SCALES = {None: 0, "heads": 1, "blocks": 2}
 """As stored.h counts them."""
 _NAMES = ("k_scales", "v_scales")
-_AXES = (*STRIDES[:2], "block")
+SCALE_AXES = (*STRIDES[:2], "block")
 
 
-def _scales(name: str) -> Structure:
+def scales_structure(name: str) -> Structure:
     """Scales: an address, and its strides."""
     return Structure(
         (
             (name, "pointer"),
-            *((f"{name}_{axis}", "i64" if axis == "batch" else "i32") for axis in _AXES),
+            *((f"{name}_{axis}", "i64" if axis == "batch" else "i32") for axis in SCALE_AXES),
         ),
-        ("base", *_AXES),
+        ("base", *SCALE_AXES),
     )
 
 
 STORED_SCALES = Structure(
     (
-        *((name[0], _scales(name)) for name in _NAMES),
+        *((name[0], scales_structure(name)) for name in _NAMES),
         ("block", divider_parameter("scale_block")),
     )
 )
 _QUERY_BLOCK = "q_scale_block"
 QUERY_SCALES = Structure(
-    (*_scales("q_scales").members, ("q_scale_rows", divider_parameter(_QUERY_BLOCK))),
-    ("base", *_AXES, "rows"),
+    (*scales_structure("q_scales").members, ("q_scale_rows", divider_parameter(_QUERY_BLOCK))),
+    ("base", *SCALE_AXES, "rows"),
 )
 
 
@@ -68,7 +68,7 @@ def stored_values(p: AttentionProblem) -> dict[str, int | float]:
     strides = {
         f"{name}_{axis}": stride
         for name, walk in walks.items()
-        for axis, stride in zip(_AXES, walk, strict=True)
+        for axis, stride in zip(SCALE_AXES, walk, strict=True)
     }
     return {**strides, **values}
 
@@ -99,7 +99,7 @@ def refuse_stored(p: AttentionProblem, row: ArchRow) -> str | None:
         ("k_scales", p.k_scale_strides),
         ("v_scales", p.v_scale_strides),
     ):
-        for axis, stride in zip(_AXES[1:], strides[1:], strict=True):
+        for axis, stride in zip(SCALE_AXES[1:], strides[1:], strict=True):
             if stride >= INT32:
                 return f"stride_{name}_{axis} = {stride}: it takes less than 2^31"
     if p.spec.kv_scales == "blocks" and p.k_scale_strides != p.v_scale_strides:

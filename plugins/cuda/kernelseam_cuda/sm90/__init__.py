@@ -13,6 +13,7 @@ from kernelseam.kernels.projection.products import Product
 from kernelseam_cuda.sm90 import joined
 from kernelseam_cuda.sm90.attention import HopperAttention
 from kernelseam_cuda.sm90.attention_bwd import HopperAttentionBwd
+from kernelseam_cuda.sm90.attention_e4m3 import HopperE4m3Attention
 from kernelseam_cuda.sm90.gemm import HopperGemm
 from kernelseam_cuda.sm90.heads import HopperHeads
 from kernelseam_cuda.sm90.latent import HopperLatent
@@ -42,6 +43,7 @@ class HopperProjection(Projection):
 
 KERNELS = (
     HopperAttention(),
+    HopperE4m3Attention(),
     HopperAttentionBwd(),
     HopperLatent(),
     _GEMM,
@@ -56,6 +58,7 @@ __all__ = [
     "KERNELS",
     "HopperAttention",
     "HopperAttentionBwd",
+    "HopperE4m3Attention",
     "HopperGemm",
     "HopperHeads",
     "HopperLatent",

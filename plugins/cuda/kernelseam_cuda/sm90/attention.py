@@ -28,7 +28,7 @@ from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
 
-from kernelseam_cuda.sm90.tiles import ATTENTION, REGISTERS, HopperAttentionTile
+from kernelseam_cuda.sm90.tiles import ATTENTION, HopperAttentionTile
 from kernelseam_cuda.toolchain import sources
 
 OPTIONS = frozenset(
@@ -45,12 +45,18 @@ OPTIONS = frozenset(
     }
 )
 """The options that the kernel has."""
-DIMS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in ATTENTION))
+
+
+def _dims(tiles: tuple[HopperAttentionTile, ...]) -> tuple[tuple[int, int], ...]:
+    return tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in tiles))
+
+
+DIMS = _dims(ATTENTION)
 SHORT_SEQUENCE = 2048
 """Below this number of keys the tiles for short sequences are used."""
 MAX_SEQUENCE = 2**30
 """Queries and keys of one sequence, together."""
-_BOX_COLUMNS, _STORE_ROWS, _QUERY_ROWS = 64, 16, 64
+_PANEL_BYTES, _STORE_ROWS, _QUERY_ROWS = 128, 16, 64
 _SECTION_BYTES = 8 << 20
 """Keys and values of the heads of a section, whose tiles are scheduled together: as much as stays
 in the L2 cache beside the rest."""
@@ -141,18 +147,20 @@ class HopperAttention(KernelDefinition):
     entry = "attention_forward_sm90"
     source = "sm90/attention/forward.h"
     multiplies = True
+    known_tiles: tuple[HopperAttentionTile, ...] = ATTENTION
+    options = OPTIONS
 
     def sources(self) -> Mapping[str, str]:
         return sources()
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
-        if reason := refuse_but_half_precision(spec, OPTIONS):
+        if reason := refuse_but_half_precision(spec, self.options):
             return reason
-        if (spec.head_dim, spec.value_dim) not in DIMS:
+        if (spec.head_dim, spec.value_dim) not in (dims := _dims(self.known_tiles)):
             return (
                 f"head dims {spec.dims}: it takes "
-                f"{', '.join(f'{a}/{b}' if a != b else str(a) for a, b in DIMS)}"
+                f"{', '.join(f'{a}/{b}' if a != b else str(a) for a, b in dims)}"
             )
         return refuse_rows(p) or refuse_row_strides(
             stride_q_row=p.q_strides[2],
@@ -166,7 +174,7 @@ class HopperAttention(KernelDefinition):
         dims = spec.head_dim, spec.value_dim
         return tuple(
             t
-            for t in ATTENTION
+            for t in self.known_tiles
             if (t.head_dim, t.value_dim) == dims
             and t.hides in (None, hides)
             and (spec.causal or not t.late)
@@ -193,9 +201,13 @@ class HopperAttention(KernelDefinition):
     def defines(
         self, spec: AttentionSpec, tile: HopperAttentionTile, row: ArchRow
     ) -> dict[str, object]:
-        producer, consumer = REGISTERS[tile.groups]
+        producer, consumer = tile.registers
         return {
-            "T": DEVICE_TYPE[spec.dtype],
+            "T": DEVICE_TYPE[spec.q],
+            "TO": DEVICE_TYPE[spec.out],
+            "Q_SCALES": spec.q_scales is not None,
+            "V_STAGES": tile.v_stages,
+            "SUM_BLOCKS": tile.sum_blocks,
             "DQK": spec.head_dim,
             "DV": spec.value_dim,
             **score_defines(spec),
@@ -261,8 +273,8 @@ class HopperAttention(KernelDefinition):
     def tensor_maps(
         self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device
     ) -> dict[str, TensorMap]:
-        """Axes column, row, head, batch; packed rows are of one entry. Boxes are panels of 64
-        columns."""
+        """Axes column, row, head, batch; packed rows are of one entry. Boxes are panels of 128
+        bytes of columns, or whole rows of 64."""
         p, s = problem, problem.spec
         packed = s.q_view == "packed"
         batch = 1 if packed else p.batch
@@ -271,13 +283,15 @@ class HopperAttention(KernelDefinition):
         def map_of(
             operand: str, width: int, rows: int, heads: int, strides: tuple[int, int, int], box: int
         ) -> TensorMap:
+            dtype = s.out if operand == "out" else s.q
+            panel = min(_PANEL_BYTES, width * dtype.itemsize)
             return TensorMap(
                 operand,
-                s.dtype,
+                dtype,
                 (width, rows, heads, batch),
                 (1, *reversed(strides)),
-                (_BOX_COLUMNS, box, 1, 1),
-                swizzle=128,
+                (panel // dtype.itemsize, box, 1, 1),
+                swizzle=panel,
                 l2_promotion=256,
             )
 
@@ -369,7 +383,7 @@ def _tiles(p: AttentionProblem, tile: HopperAttentionTile) -> _TileCount:
     """Sections of heads whose keys and values fit into a part of L2, and no fewer than the
     tile's."""
     q_tiles, heads, group = divide_up(p.S_q, tile.bm), p.batch * p.num_heads, p.head_group
-    head_bytes = p.S_k * (p.spec.head_dim + p.spec.value_dim) * p.spec.dtype.itemsize
+    head_bytes = p.S_k * (p.spec.head_dim + p.spec.value_dim) * p.spec.kv.itemsize
     section = min(max(tile.fewest_heads, _SECTION_BYTES // head_bytes) * group, heads)
     last_heads = _LAST_SECTION_TILES // q_tiles
     if tile.late:

@@ -235,6 +235,13 @@ class HopperAttentionTile:
     """The part of the arch's product rate that the loop reaches."""
     block_seconds: float = 1e-6
 
+    v_stages = sum_blocks = 0
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of a thread of the loading warpgroup and of a consumer's."""
+        return REGISTERS[self.groups]
+
     @property
     def name(self) -> str:
         """Queries×keys, stages of keys, exponentials ahead."""
@@ -279,6 +286,50 @@ ATTENTION = (
     ),
     HopperAttentionTile(
         256, 256, 2, 64, 2, 1, 2, False, False, 32, remake=True, hides=True, rate=1.2
+    ),
+)
+"""The preferred of a spec first."""
+
+
+E4M3_REGISTERS = {64: (40, 232), 128: (40, 232), 256: (56, 224)}
+"""As ``REGISTERS``, by head dim, where the loading warpgroup of two consumers transposes values."""
+
+
+@dataclass(frozen=True)
+class HopperE4m3AttentionTile(HopperAttentionTile):
+    """The same of e4m3, whose values are transposed on their way: from ``v_stages`` as they are
+    loaded to ``stages``.
+
+    ``sum_blocks``: steps whose P·V the matrix units sum, before sums in shared memory take them.
+    """
+
+    v_stages: int = 3
+    sum_blocks: int = 16
+
+    @property
+    def name(self) -> str:
+        return f"{super().name}-{self.v_stages}v"
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        return E4M3_REGISTERS[self.head_dim]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Rings of Q, K, V and its transpose, sums, through whose memory results leave, control."""
+        queries, keys = self.q_stages * self.bm, self.stages * self.bn
+        rings = (queries + keys) * self.head_dim
+        rings += (self.stages + self.v_stages) * self.bn * self.value_dim
+        size = rings + self.bm * self.value_dim * 3 + _CONTROL_BYTES
+        assert size <= _SHARED_BYTES
+        return size
+
+
+E4M3_ATTENTION = (
+    HopperE4m3AttentionTile(64, 64, 2, 128, 3, 2, 1, True, True, 24, rate=1.0),
+    HopperE4m3AttentionTile(128, 128, 2, 128, 3, 2, 2, True, True, 24, rate=1.45),
+    HopperE4m3AttentionTile(
+        256, 256, 2, 64, 2, 1, 4, True, False, 32, rate=1.6, v_stages=2, sum_blocks=32
     ),
 )
 """The preferred of a spec first."""

@@ -1,0 +1,89 @@
+// Products of e4m3 sum few bits (about 13): what a tile's P·V has summed goes to sums in shared memory every KS_SUM_BLOCKS blocks of
+// keys, and O starts anew. Of float32 these keep 24 bits, 16 behind the point: four numbers lie in three words, the fourth one's
+// bytes below the others'. A thread has its own; neighbouring threads' are 16 bytes apart. A warp's results leave through the same
+// memory. Products of 16 bits have none.
+#pragma once
+#include "sm90/attention/block.h"
+
+struct NoSums {
+  KS_DEVICE NoSums(SharedStorage&, int, int) {}
+  KS_DEVICE void begin() {}
+  template<int N> KS_DEVICE void count(float (&)[N]) {}
+  template<int N> KS_DEVICE void add_to(float (&)[N]) const {}
+  KS_DEVICE void rescale(const float (&)[2]) const {}
+};
+
+// Three words to four numbers, and back.
+KS_DEVICE void unpack_24(const u32* words, float* x) {
+#pragma unroll
+  for (int i = 0; i < 3; i++) x[i] = __uint_as_float(words[i] & ~0xffu);
+  x[3] = __uint_as_float(__byte_perm(__byte_perm(words[0], words[1], 0x0400), words[2], 0x4210) & ~0xffu);
+}
+KS_DEVICE void pack_24(const float* x, u32* words) {
+  u32 bits[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) bits[i] = __float_as_uint(x[i]) + 0x80;
+#pragma unroll
+  for (int i = 0; i < 3; i++) words[i] = __byte_perm(bits[i], bits[3], 0x3215 + i);
+}
+
+struct SharedSums {
+  static constexpr int STEP = WARP * 16;
+  u32 place;
+  int lane;
+  int blocks = 0;  // since O started
+  bool any = false;
+
+  KS_DEVICE SharedSums(SharedStorage& storage, int warp, int lane)
+      : place(shared_address(storage.out.warps[warp]) + lane * 16), lane(lane) {}
+  KS_DEVICE void begin() { blocks = 0, any = false; }
+  // A block was summed.
+  template<int N> KS_DEVICE void count(float (&o)[N]) {
+    if (++blocks < KS_SUM_BLOCKS) return;
+    add_to(o);
+    if (lane == 0) tma_store_wait_read<0>();
+    warp_barrier();
+#pragma unroll
+    for (int i = 0; i < N; i += 16) {
+      store(i, o + i);
+#pragma unroll
+      for (int j = 0; j < 16; j++) o[i + j] = 0.f;
+    }
+    blocks = 0, any = true;
+  }
+  template<int N> KS_DEVICE void add_to(float (&o)[N]) const {
+    if (!any) return;
+#pragma unroll
+    for (int i = 0; i < N; i += 16) {
+      float x[16];
+      load(i, x);
+#pragma unroll
+      for (int j = 0; j < 16; j++) o[i + j] += x[j];
+    }
+  }
+  KS_DEVICE void rescale(const float (&by)[2]) const {
+    if (!any) return;
+#pragma unroll 1
+    for (int i = 0; i < DV / 2; i += 16) {
+      float x[16];
+      load(i, x);
+      scale_rows(x, by);
+      store(i, x);
+    }
+  }
+  KS_DEVICE void load(int i, float (&x)[16]) const {
+    u32 words[12];
+#pragma unroll
+    for (int j = 0; j < 3; j++) load_fragment(place + (i / 16 * 3 + j) * STEP, *(u32(*)[4])(words + 4 * j));
+#pragma unroll
+    for (int j = 0; j < 4; j++) unpack_24(words + 3 * j, x + 4 * j);
+  }
+  KS_DEVICE void store(int i, const float* x) const {
+    u32 words[12];
+#pragma unroll
+    for (int j = 0; j < 4; j++) pack_24(x + 4 * j, words + 3 * j);
+#pragma unroll
+    for (int j = 0; j < 3; j++) store_fragment(place + (i / 16 * 3 + j) * STEP, *(u32(*)[4])(words + 4 * j));
+  }
+};
+typedef Choose<(KS_SUM_BLOCKS > 0), SharedSums, NoSums>::type Sums;

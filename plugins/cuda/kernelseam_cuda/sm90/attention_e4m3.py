@@ -1,0 +1,79 @@
+"""Kernel definition of cuda_kernels/sm90/attention/forward.h where q, k and v are of e4m3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from kernelseam.contract import ArchRow, Device
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.dtypes import DType
+from kernelseam.kernels.attention.stored import (
+    SCALE_AXES,
+    refuse_stored,
+    scales_structure,
+)
+from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.signature import Signature, Structure
+
+from kernelseam_cuda.sm90.attention import OPTIONS, HopperAttention
+from kernelseam_cuda.sm90.tiles import E4M3_ATTENTION, HopperAttentionTile
+
+_STORED = frozenset({"dtype_q", "dtype_kv", "q_scales", "kv_scales"})
+_SCALES = ("q_scales", "k_scales", "v_scales")
+_PARAMETER = Structure(tuple((name[0], scales_structure(name)) for name in _SCALES))
+
+
+class HopperE4m3Attention(HopperAttention):
+    """Attention forward of e4m3, multiplied as it is: P, too, is rounded to e4m3."""
+
+    name = "sm90-e4m3"
+    known_tiles = E4M3_ATTENTION
+    options = (OPTIONS | _STORED) - {"softcap", "lengths"}
+    """Those that have run on a GPU."""
+
+    def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
+        spec = problem.spec
+        if spec.dtype_q is not DType.float8_e4m3fn:
+            return f"q is of {spec.q}: it takes {DType.float8_e4m3fn}"
+        if "blocks" in (spec.q_scales, spec.kv_scales):
+            return "blocks of queries or of keys have scales of their own: it takes one a head"
+        return super().refuse(problem, row) or refuse_stored(problem, row)
+
+    def signature(self, spec: AttentionSpec) -> Signature:
+        plain = super().signature(spec)
+        if not spec.q_scales:
+            return plain
+        return Signature((*plain.parameters, ("scales", _PARAMETER)))
+
+    def pointers(self, spec: AttentionSpec) -> dict[str, str]:
+        scales = _SCALES if spec.q_scales else ()
+        return super().pointers(spec) | {name: name for name in scales}
+
+    def values(
+        self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device
+    ) -> dict[str, int | float]:
+        p = problem
+        values = super().values(p, tile, device)
+        if not p.spec.q_scales:
+            return values
+        walks = (p.q_scale_strides, p.k_scale_strides, p.v_scale_strides)
+        return values | {
+            f"{name}_{axis}": stride
+            for name, walk in zip(_SCALES, walks, strict=True)
+            for axis, stride in zip(SCALE_AXES, walk, strict=True)
+        }
+
+    def covering(self) -> Iterable[Covered]:
+        """Every head dim with and without a causal mask and scales; every option; packed
+        sequences."""
+        e4m3, bf16 = DType.float8_e4m3fn, DType.bfloat16
+        for dim in dict.fromkeys(t.head_dim for t in self.known_tiles):
+            plain = AttentionSpec(DType.float16, dim, dim, dtype_q=e4m3, dtype_kv=e4m3)
+            yield Covered(self, plain)
+            scaled = replace(plain, dtype=bf16, lse=True, q_scales="heads", kv_scales="heads")
+            yield Covered(self, replace(scaled, causal=True))
+            if dim == 128:
+                yield Covered(self, replace(scaled, window=True, sinks=True))
+                packed = replace(scaled, q_view="packed", kv_view="packed")
+                yield Covered(self, replace(packed, causal=True), often=False)
