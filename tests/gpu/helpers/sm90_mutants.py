@@ -810,8 +810,8 @@ MUTANTS = (
     _mutant(
         "not-to-the-whole-cluster",
         GEMM_PRODUCER,
-        "(1 << CLUSTER) - 1);",
-        "1 << rank);",
+        "maps.b, full, x0, x1, x2, x.b.x3, (1 << CLUSTER) - 1);",
+        "maps.b, full, x0, x1, x2, x.b.x3, 1 << rank);",
         ONE,
         "a block keeps its part of B, and the other waits for ever",
     ),
