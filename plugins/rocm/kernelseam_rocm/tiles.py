@@ -139,7 +139,7 @@ RDNA3_ATTENTION = (
     _resident(64, 8, 16, 32, 1),
     _resident(64, 4, 16, 32, 1),
     AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, plain=True),
-    AttentionTile(HALF_PRECISION, 128, 4, 16, 32, 1, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 4, 16, 32, 1, plain=True, score_unroll=2),
     AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, column_warps=4),
     AttentionTile(HALF_PRECISION, 256, 8, 16, 16, 1, plain=True, column_warps=2),
     AttentionTile(HALF_PRECISION, 256, 8, 16, 16, 1, column_warps=4),
