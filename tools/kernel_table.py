@@ -95,6 +95,7 @@ UNSHOWN = (
     "grouped",
     "splits",
     "rate",
+    "latency",
     "rate_in_order",
     "rate_along_m",
     "most_tiles",

@@ -3,6 +3,7 @@ that supports it."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import warnings
@@ -128,6 +129,9 @@ class Candidate:
     cost: Cost | None
     error: str = ""
     """The traceback, where its check raised."""
+    rank: float = math.inf
+    """Predicted seconds that candidates are ordered by: the cost's, or those of the problem's
+    ``ranked``, where it has one."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,7 @@ def consider(
 def ask(implementation: Implementation, problem: Problem, device: Device) -> Candidate:
     """One implementation's answer. An implementation that raises counts as not supporting the
     problem."""
-    refusal, cost = None, None
+    refusal, cost, rank = None, None, math.inf
     try:
         with Contained(f"the check of {implementation.name!r}"):
             refusal = validated_refusal(
@@ -171,20 +175,29 @@ def ask(implementation: Implementation, problem: Problem, device: Device) -> Can
             cost = validated(
                 f"cost() of {implementation.name!r}", implementation.cost(problem, device), Cost
             )
+            if (ranked := _ranked(problem)) is None:
+                rank = cost.seconds
+            elif refusal is None:
+                rank = implementation.cost(ranked, device).seconds
     except Exception as e:
         if refusal is None:
             return Candidate(
                 implementation, f"its check raised {error_text(e)}", None, traceback_text(e)
             )
         cost = None  # cost() may raise for a problem that is not supported
-    return Candidate(implementation, refusal, cost)
+    return Candidate(implementation, refusal, cost, rank=rank)
+
+
+def _ranked(problem: Problem) -> Problem | None:
+    """Another problem, by whose predicted times implementations are ordered; None: by its own. A
+    problem whose result must not depend on its extents names one of fixed extents."""
+    ranked: Problem | None = getattr(problem, "ranked", None)
+    return ranked
 
 
 def _ordered(answers: list[Candidate]) -> tuple[Candidate, ...]:
     return tuple(
-        sorted(
-            answers, key=lambda a: a.cost.seconds if a.cost and a.refusal is None else float("inf")
-        )
+        sorted(answers, key=lambda a: a.rank if a.cost and a.refusal is None else math.inf)
     )
 
 
@@ -290,7 +303,10 @@ def _unknown(implementation: object, known: str, problem: Problem, device: Devic
 
 
 def _tuned(candidates: tuple[Candidate, ...], problem: Problem, device: Device) -> Choice | None:
-    """The tuned choice of the problem's class, if it supports this problem."""
+    """The tuned choice of the problem's class, if it supports this problem. None where extents must
+    not decide: a class is one of extents."""
+    if _ranked(problem) is not None:
+        return None
     # imported late, to keep importing kernelseam fast
     from kernelseam.tuned.store import tuned_choice
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from kernelseam import Attention, AttentionBwd, dispatch
 from kernelseam.contract import Coefficients, Cost, Device, DeviceLimits, LibraryRate
 from kernelseam.costs import Work, predicted, roofline
 from kernelseam.dtypes import DType
@@ -161,6 +162,33 @@ def test_where_few_queries_are_few(batch: int, S_q: int, S_k: int, taken: str) -
         n: IMPLEMENTATIONS["attention", n].cost(problem, H200).seconds for n in ("decode", "shared")
     }
     assert min(found, key=found.__getitem__) == taken, found
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_extents_do_not_choose_where_rows_must_not_depend_on_them(head_dim: int) -> None:
+    """Costs differ by batch and lengths, as the plain choice does; batch_invariant's is one."""
+    forward = [i for (o, _), i in IMPLEMENTATIONS.items() if o == "attention"]
+    backward = [i for (o, _), i in IMPLEMENTATIONS.items() if o == "attention_bwd"]
+    extents = [(b, *s) for b in (1, 2, 64) for s in ((1, 3000), (64, 64), (512, 512), (4096, 4096))]
+
+    def chosen(invariant: bool) -> set[tuple[str, str]]:
+        found = set()
+        for batch, S_q, S_k in extents:
+            fields: dict[str, Any] = {"batch": batch, "S_q": S_q, "S_k": S_k, "num_heads": 16}
+            fields |= {"kv_heads": 4, "head_dim": head_dim, "dtype": "bfloat16"}
+            fields["batch_invariant"] = invariant
+            made = Attention(**fields, return_lse=True)
+            problems = made.problem(), AttentionBwd(forward=made).problem()
+            names = []
+            for problem, offered in zip(problems, (forward, backward), strict=True):
+                answers = [dispatch.ask(i, problem, H200) for i in offered]
+                taken = [a for a in answers if a.refusal is None]
+                names.append(min(taken, key=lambda a: a.rank).implementation.name)
+                assert all(a.cost is not None and a.rank > 0 for a in taken)
+            found.add((names[0], names[1]))
+        return found
+
+    assert len(chosen(True)) == 1 < len(chosen(False))
 
 
 def test_lists_cost_what_they_were_measured_to_cost() -> None:
