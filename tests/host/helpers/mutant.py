@@ -72,6 +72,7 @@ class Mutant:
 
 
 SANITIZED = (
+    "attention-bf16-128",
     "gemm-f16-nt",
     "gemm-bf16-tn",
     "gemm-f32-nn-unaligned",

@@ -101,7 +101,7 @@ WRONG_NUMBERS = (
     ),
     Mutant(
         "gemm-batch-stride-ignored",
-        GEMM,
+        "gemm/gemm.h",
         "batch * by_batch +",
         "",
         "gemm-f16-nt",
@@ -148,7 +148,7 @@ WRONG_NUMBERS = (
     # ---- GEMM: alpha, beta, and what is written
     Mutant(
         "gemm-beta-read-at-0",
-        GEMM,
+        "gemm/gemm.h",
         "if (beta != Sum(0))",
         "",
         "gemm-f16-nn-beta-0-nan-in-c",
