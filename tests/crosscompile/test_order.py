@@ -116,12 +116,19 @@ def order_in(text: str, tile: Any) -> list[str]:
     return violations(text, tile.out_stages, handed=isinstance(tile, HopperE4m3AttentionTile))
 
 
-FAST = binaries.kernels("sm_90a", "sm90")
+FAST = [
+    (c, t)
+    for c, t in binaries.kernels("sm_90a", "sm90")
+    if c.kernel.entry != "attention_latent_sm90"
+]
+"""Not latent attention: its consumers exchange P and factors through shared memory by named
+barriers, and the rules are of kernels whose consumers do not."""
 OFTEN = {
     (b.covered, tile)
     for b in kernel_table.binaries(TOOLCHAIN, "sm_90a", KERNELS)
     for tile in b.often
     if b.covered.kernel.name.startswith("sm90")
+    and b.covered.kernel.entry != "attention_latent_sm90"
 }
 """Binaries that every run of the tests compiles: with their PTX."""
 
