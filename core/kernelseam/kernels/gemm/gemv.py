@@ -18,6 +18,7 @@ from kernelseam.kernels.elements import (
     refuse_dtype,
     refuse_row_strides,
 )
+from kernelseam.kernels.gemm.host import refuse_rounding
 from kernelseam.kernels.signature import Signature
 
 MOST_VECTORS = 4
@@ -133,8 +134,8 @@ class GemvDefinition(KernelDefinition):
             return reason
         if not self.tiles(spec, row):
             return f"no tile of {row.arch} takes {spec.dtype}"
-        if spec.dtype_acc is DType.float64 and spec.dtype_c is not DType.float64:
-            return f"sums of float64 are stored as float64 alone, not as {spec.dtype_c}"
+        if reason := refuse_rounding(spec):
+            return reason
         if min(p.M, p.N) > MOST_VECTORS:
             return f"M = {p.M} and N = {p.N}: one of them must be at most {MOST_VECTORS}"
         return refuse_row_strides(

@@ -123,7 +123,7 @@ class GemmDefinition(KernelDefinition):
         else:
             tokens = {n: getattr(p.heads, f"{n}_strides")[2] for n in "qkv"}
             rows |= {f"the {n} token stride": s for n, s in tokens.items()}
-        return _refuse_rounding(spec) or refuse_row_strides(**rows)
+        return refuse_rounding(spec) or refuse_row_strides(**rows)
 
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[GemmTile, ...]:
         return tuple(
@@ -290,7 +290,7 @@ class GemmDefinition(KernelDefinition):
         }  # null, unless the launch names an operand
 
 
-def _refuse_rounding(spec: GemmSpec) -> str | None:
+def refuse_rounding(spec: GemmSpec) -> str | None:
     """Why float64 sums are refused where the result has another dtype: it would be rounded
     twice."""
     for dtype in (spec.dtype_c, spec.row_sums):
