@@ -56,7 +56,7 @@ def test_the_table_is_of_these_kernels() -> None:
         for arch, b in CHOSEN
         if b.covered.spec.dtype in TOOLCHAIN.arch_row(arch).matrix_dtypes
     ]
-    assert sum(k in known for k in multiplied) > 0.5 * len(multiplied)
+    assert sum(k in known for k in multiplied) > 0.75 * len(multiplied)
 
 
 FIRST = {str(b.covered).split()[0]: b for a, b in CHOSEN if a == "gfx1201"}
