@@ -16,11 +16,11 @@ from kernelseam.dispatch import consider
 from kernelseam.kernels import kernel as kernels_module
 from kernelseam.parity.cases.attention_case import AttentionCase
 from kernelseam.parity.cases.common import DECODE
-from kernelseam.parity.matrix import matrix, named
-from kernelseam.parity.running.run import Target, run_case
+from kernelseam.parity.matrix import matrix
 from kernelseam.planning import plan
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp.runtime import DEVICES, HostArray
+from own_cases import own_cases, require_passed
 
 RNG = np.random.default_rng(7)
 PAGE, WIDTH, HEADS, KV_HEADS, D = 5, 60, 6, 2, 32
@@ -172,19 +172,9 @@ OFTEN = {
 }
 
 
-@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.arch)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=[] if n in OFTEN else [pytest.mark.slow("a compilation each")])
-        for n in TAKEN
-    ],
-)
+@pytest.mark.parametrize(("name", "device"), own_cases(TAKEN, OFTEN))
 def test_parity(hostcpp: Plugins, name: str, device: Device) -> None:
-    """What the kernel is made for it takes: nothing is refused."""
-    case = named(name)
-    outcome = run_case(case, Target(device, DECODE, case.operation, builtin=True))
-    assert outcome.status == "passed", outcome.detail
+    require_passed(name, device, DECODE)
 
 
 def test_the_cases_that_are_run_often_are_there() -> None:

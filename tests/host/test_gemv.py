@@ -1,17 +1,16 @@
-"""GEMV on the host platform: every case of the matrix that it takes, which side it takes for
-vectors, and what it refuses."""
+"""GEMV on the host platform: every case of the matrix that it takes."""
 
 from __future__ import annotations
 
 import pytest
 from kernelseam.contract import Device
 from kernelseam.kernels import GEMV
-from kernelseam.parity.matrix import matrix, named
-from kernelseam.parity.running.run import Target, run_case
+from kernelseam.parity.matrix import matrix
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostToolchain
 from kernelseam_hostcpp.executable import prepared
 from kernelseam_hostcpp.runtime import DEVICES
+from own_cases import own_cases, require_passed
 
 ROW = HostToolchain().arch_row(DEVICES[0].arch)
 TAKEN = tuple(
@@ -35,19 +34,9 @@ OFTEN = {
 }
 
 
-@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.arch)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=[] if n in OFTEN else [pytest.mark.slow("a compilation each")])
-        for n in TAKEN
-    ],
-)
+@pytest.mark.parametrize(("name", "device"), own_cases(TAKEN, OFTEN))
 def test_parity(hostcpp: Plugins, name: str, device: Device) -> None:
-    """What the kernel is made for it takes: nothing is refused."""
-    case = named(name)
-    outcome = run_case(case, Target(device, GEMV.name, case.operation, builtin=True))
-    assert outcome.status == "passed", outcome.detail
+    require_passed(name, device, GEMV.name)
 
 
 def test_the_cases_that_are_run_often_are_there() -> None:

@@ -86,6 +86,10 @@ def test_waves_of_blocks_and_bytes() -> None:
     assert predicted(alone, PLAIN, LIMITS) == pytest.approx(1e-6 + 10e-3)
     more = replace(alone, blocks=60)
     assert predicted(more, PLAIN, LIMITS) == predicted(replace(work, blocks=60), PLAIN, LIMITS)
+    for waiting, seconds in ((14e-3, 15e-3), (16e-3, 16e-3)):
+        assert predicted(replace(both, waiting=waiting), PLAIN, LIMITS) == pytest.approx(
+            1e-6 + seconds
+        )
 
 
 def test_a_toolchain_that_knows_no_costs_has_the_roofline(monkeypatch: pytest.MonkeyPatch) -> None:

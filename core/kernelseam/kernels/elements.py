@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kernelseam.contract import ArchRow
 from kernelseam.dtypes import DType
 from kernelseam.kernels.signature import Structure
 
-DEVICE_TYPE = {
+DEVICE_TYPE: Mapping[DType | None, str] = {
     DType.float16: "f16",
     DType.bfloat16: "bf16",
     DType.float32: "float",
     DType.float64: "double",
     DType.float8_e4m3fn: "e4m3",
     DType.float8_e4m3fnuz: "e4m3",
+    None: "void",
 }
-"""e4m3 is that of the two that the arch converts."""
+"""e4m3 is that of the two that the arch converts; void stands for an operand that is not given."""
 
 INT32 = 2**31
 """Extents and row strides are 32-bit in device sources; batch and head strides are 64-bit."""

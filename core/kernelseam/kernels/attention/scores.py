@@ -33,7 +33,7 @@ def score_defines(spec: AttentionSpec) -> dict[str, object]:
         "MASK": spec.mask,
         "ALIBI": spec.alibi,
         "SOFTCAP": spec.softcap,
-        "BIAS": DEVICE_TYPE[spec.bias] if spec.bias else "void",
+        "BIAS": DEVICE_TYPE[spec.bias],
         "SINKS": spec.sinks,
     }
 

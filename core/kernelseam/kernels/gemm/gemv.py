@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -26,8 +25,6 @@ MOST_VECTORS = 4
 RATE = 0.245
 """The part of the plain units' rate that products with further vectors reach, half of the
 instructions being conversions; those with the first are hidden behind the loads."""
-BANDWIDTH = 0.87
-"""The part of the peak bandwidth that a copy reaches."""
 RESIDENT = 1024
 """Threads of a compute unit's blocks that run at once."""
 
@@ -173,9 +170,6 @@ class GemvDefinition(KernelDefinition):
         return Launches((Launch(self, problem, tile, operands=swapped),))
 
     def defines(self, spec: GemmSpec, tile: GemvTile, row: ArchRow) -> dict[str, object]:
-        def kind(dtype: DType | None) -> str:
-            return DEVICE_TYPE[dtype] if dtype else "void"
-
         return {
             "T": DEVICE_TYPE[spec.dtype],
             "TY": DEVICE_TYPE[spec.dtype_c],
@@ -183,8 +177,8 @@ class GemvDefinition(KernelDefinition):
             "POINTERS": spec.view == "pointers",
             "VECTOR": tile.vector(spec),
             "X_VECTOR": tile.x_vector(spec),
-            "BIAS": kind(spec.bias),
-            "RESIDUAL": kind(spec.residual),
+            "BIAS": DEVICE_TYPE[spec.bias],
+            "RESIDUAL": DEVICE_TYPE[spec.residual],
             "VECTORS": tile.vectors,
             "LANES": tile.lanes,
             "ROWS": tile.rows,
@@ -263,22 +257,19 @@ class GemvDefinition(KernelDefinition):
         return {"x": f"A{lists}", "w": f"B{lists}", "y": f"C{lists}", **added}
 
     def work(self, problem: GemmProblem, tile: GemvTile, device: Device) -> Work:
-        """Memory's, or the latency of its loads, one after the other: whichever is longer, as
-        nothing else is waited for."""
+        """Memory's, or the latency of its loads, one after the other: whichever is longer."""
         p, spec = problem, problem.spec
         n, k = tile.block_columns(spec), p.K if p.reads_inputs else 0
         blocks, units = p.results * _slabs(p, tile), max(device.limits.compute_units, 1)
         rounds = divide_up(blocks, units * max(RESIDENT // tile.threads, 1))
         loads = divide_up(n * k, tile.threads * tile.rows * tile.piece(spec))
-        moving = p.bytes_moved / (device.limits.bytes_per_second * BANDWIDTH)
-        waiting = rounds * loads * tile.latency
         return Work(
             p.bytes_moved,
             blocks,
             2.0 * (tile.vectors - 1) * n * k,
             dtype=DType.float64 if spec.dtype_acc is DType.float64 else DType.float32,
             rate=RATE,
-            alone=math.sqrt(max(waiting**2 - moving**2, 0.0)),
+            waiting=rounds * loads * tile.latency,
         )
 
     def covering(self) -> Iterator[Covered]:

@@ -165,9 +165,6 @@ class GemmDefinition(KernelDefinition):
         return Launches((Launch(self, problem, tile),))
 
     def defines(self, spec: GemmSpec, tile: GemmTile, row: ArchRow) -> dict[str, object]:
-        def kind(dtype: DType | None) -> str:
-            return DEVICE_TYPE[dtype] if dtype else "void"
-
         return {
             "T": DEVICE_TYPE[spec.dtype],
             "TC": DEVICE_TYPE[spec.dtype_c],
@@ -178,9 +175,9 @@ class GemmDefinition(KernelDefinition):
             "VECTOR_B": spec.vector_b,
             "VECTOR_C": spec.vector_c,
             "VECTOR_R": spec.vector_r,
-            "BIAS": kind(spec.bias),
-            "RESIDUAL": kind(spec.residual),
-            "ROW_SUMS": kind(spec.row_sums),
+            "BIAS": DEVICE_TYPE[spec.bias],
+            "RESIDUAL": DEVICE_TYPE[spec.residual],
+            "ROW_SUMS": DEVICE_TYPE[spec.row_sums],
             "PRECISION": TF32_PRODUCTS[spec.precision],
             "SCALES": spec.scales,
             **scale_defines(spec),

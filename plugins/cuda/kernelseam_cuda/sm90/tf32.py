@@ -125,7 +125,7 @@ class HopperTf32Gemm(KernelDefinition):
             "TURNED": tile.turned,
             "LEFT_TRANSPOSED": tile.turned or spec.a_transposed,
             "POINTERS": spec.view == "pointers",
-            "BIAS": DEVICE_TYPE[spec.bias] if spec.bias else "void",
+            "BIAS": DEVICE_TYPE[spec.bias],
             "RESIDUAL": spec.residual is not None,
             "VECTOR_C": spec.vector_c,
             "VECTOR_R": spec.vector_r,

@@ -1,0 +1,32 @@
+"""The matrix's cases that one kernel must take, on the host platform."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import pytest
+from kernelseam.contract import Device
+from kernelseam.parity.matrix import named
+from kernelseam.parity.running.run import Target, run_case
+from kernelseam_hostcpp.runtime import DEVICES
+
+
+def own_cases(names: Iterable[str], often: Collection[str]) -> list[object]:
+    """Parameters (name, device): every case on every device; those not in ``often`` are slow."""
+    return [
+        pytest.param(
+            name,
+            device,
+            id=f"{name}-{device.arch}",
+            marks=[] if name in often else [pytest.mark.slow("a compilation each")],
+        )
+        for name in names
+        for device in DEVICES
+    ]
+
+
+def require_passed(name: str, device: Device, implementation: str) -> None:
+    """Run a case by the implementation, which may not refuse it."""
+    case = named(name)
+    outcome = run_case(case, Target(device, implementation, case.operation, builtin=True))
+    assert outcome.status == "passed", outcome.detail
