@@ -59,7 +59,7 @@ def _tile(
 
 
 def _in_order(*shape: int, **more: Any) -> BackwardTile:
-    """Deterministic, the scores handed on as well: none is made by two warps of a block."""
+    """Deterministic, the scores handed on as well: none is computed by two warps of a block."""
     return replace(_tile(*shape, **more), apart=True)
 
 

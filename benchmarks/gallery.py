@@ -185,8 +185,8 @@ def _stacked(path: Path, passes: Mapping[str, tuple[Sequence[str], Bars]]) -> Pa
         return _save(figure, path)
 
 
-def _bars(path: Path, found: tuple[Sequence[str], Bars], title: str, unit: str) -> Path:
-    names, bars = found
+def _bars(path: Path, drawn: tuple[Sequence[str], Bars], title: str, unit: str) -> Path:
+    names, bars = drawn
     with _settings():
         from matplotlib.figure import Figure
 

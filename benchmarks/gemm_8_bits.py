@@ -75,7 +75,7 @@ class Product:
         steps: dict[str, Any] = {
             f"stride_{x}_scales_{axis}": 0 for x, names in axes.items() for axis in names
         }
-        made = ks.BatchedGemmStrided(
+        descriptor = ks.BatchedGemmStrided(
             M=m,
             N=n,
             K=k,
@@ -88,7 +88,7 @@ class Product:
             b_transposed=True,
             **steps,
         )
-        return ks.plan(made, implementation=implementation)
+        return ks.plan(descriptor, implementation=implementation)
 
     def ours(self, implementation: str | None = None) -> Run:
         call = self.planned(implementation).bind()
@@ -185,7 +185,7 @@ class Blocks:
         steps = {"a_scales_row": 1, "a_scales_k": m, "b_scales_column": k // SIDE, "b_scales_k": 1}
         steps |= {f"{name}_{axis}": 0 for name in SCALES for axis in ("batch", "head")}
         given: dict[str, Any] = {f"stride_{name}": step for name, step in steps.items()}
-        made = ks.BatchedGemmStrided(
+        descriptor = ks.BatchedGemmStrided(
             M=m,
             N=n,
             K=k,
@@ -198,7 +198,7 @@ class Blocks:
             scale_block=(1, SIDE, SIDE),
             **given,
         )
-        call = ks.plan(made, implementation=implementation).bind()
+        call = ks.plan(descriptor, implementation=implementation).bind()
         return lambda: call(stream=torch.cuda.current_stream())
 
     def theirs(self) -> Run:

@@ -203,9 +203,9 @@ def _exact(q: Array, k: Array, v: Array, causal: bool) -> Array:
         return jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation="xla")
 
 
-def _error(found: Array, exact: Array) -> Array:
-    """|found − exact| / |exact|, Euclidean."""
-    return jnp.linalg.norm(found[:1].astype(jnp.float32) - exact) / jnp.linalg.norm(exact)
+def _error(result: Array, exact: Array) -> Array:
+    """|result − exact| / |exact|, Euclidean."""
+    return jnp.linalg.norm(result[:1].astype(jnp.float32) - exact) / jnp.linalg.norm(exact)
 
 
 def _in_turns(sides: Iterable[Step], arrays: tuple[Array, ...], turn: float) -> list[float]:

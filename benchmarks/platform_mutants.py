@@ -204,7 +204,7 @@ def main(argv: list[str] | None = None) -> int:
 
     results: list[Seen] = []
     with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(arguments.workers) as pool:
-        one = partial(_told, device=device, cache=cache, end=end, hang=arguments.hang)
+        one = partial(_printed, device=device, cache=cache, end=end, hang=arguments.hang)
         controls = [pool.submit(one, CONTROL, chosen=names) for names in _shares(chosen)]
         results += pool.map(one, [m.name for m in chosen])
         results.insert(0, _together([c.result() for c in controls]))
@@ -245,7 +245,7 @@ def _print(seen: Seen) -> None:
     print(json.dumps(asdict(seen)), flush=True)
 
 
-def _told(name: str, **options: Any) -> Seen:
+def _printed(name: str, **options: Any) -> Seen:
     seen = ask(name, **options)
     how = (
         "as it should"

@@ -211,25 +211,25 @@ def binaries(toolchain: Toolchain, arch: str, kernels: Iterable[Composition]) ->
     for key, (i, tile) in first.items():
         if not uses[key]:
             often[i].append(tile)
-    found = []
+    result = []
     for i, covered in known:
         tiles, chosen = covered.tiles(row), often.get(i, [])
         parts = [tuple(t for t in tiles if (t in chosen) == which) for which in (True, False)]
-        found.append(Binaries(covered, *parts))
-    return found
+        result.append(Binaries(covered, *parts))
+    return result
 
 
 def facts_of(
     toolchain: Toolchain, arch: str, chosen: Iterable[tuple[Covered, Iterable[Any]]]
 ) -> dict[Key, KernelFacts]:
     """Facts of these with their tiles, for the arch."""
-    found: dict[Key, KernelFacts] = {}
+    result: dict[Key, KernelFacts] = {}
     for covered, tiles in chosen:
         for tile in tiles:
             _, kernels = build_binary(toolchain, covered.spec, arch, tile, covered.kernel)
             for facts in kernels.values():
-                found[arch, str(covered), tile_name(tile)] = facts
-    return found
+                result[arch, str(covered), tile_name(tile)] = facts
+    return result
 
 
 def keeping(toolchain: Toolchain | None, arch: str) -> Toolchain:
@@ -277,14 +277,14 @@ def summary(rows: dict[Key, tuple[str, ...]]) -> str:
     ]
     for arch in ARCHS:
         for kernel in sorted({key[1].split()[0] for key in rows if key[0] == arch}):
-            found = [
+            counts = [
                 [int(x) for x in v]
                 for key, v in rows.items()
                 if key[0] == arch and key[1].split()[0] == kernel
             ]
-            registers, spills, scratch = ([facts[i] for facts in found] for i in range(3))
+            registers, spills, scratch = ([facts[i] for facts in counts] for i in range(3))
             lines.append(
-                f"| {arch} | compiled | {kernel} | {len(found)} | {max(registers)} | "
+                f"| {arch} | compiled | {kernel} | {len(counts)} | {max(registers)} | "
                 f"{sum(spills)} | {sum(scratch)} |"
             )
     return "\n".join(lines) + "\n"
@@ -300,8 +300,8 @@ def main() -> int:
     options = parser.parse_args()
     # else the tests would find it in the cache, and its log unread
     warnings.simplefilter("error", SlowBinary)
-    found = plugins().registry.backends.values()
-    backends = {arch: b for b in found if b.toolchain for arch in b.toolchain.archs}
+    known_backends = plugins().registry.backends.values()
+    backends = {arch: b for b in known_backends if b.toolchain for arch in b.toolchain.archs}
     everything, before, after = options.all or options.write, read(), {}
     left = set[Key]()
     for arch in options.arch or ARCHS:

@@ -159,9 +159,9 @@ def empty_pages() -> tuple[Tensor, Tensor]:
 
 def block_table() -> Tensor:
     """Every entry's pages, in any order."""
-    made = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     width = -(-(SIZE.prompt + SIZE.steps) // SIZE.page)
-    order = torch.randperm(SIZE.entries * width, generator=made).to(torch.int32)
+    order = torch.randperm(SIZE.entries * width, generator=generator).to(torch.int32)
     return order.reshape(SIZE.entries, width).to(DEVICE)
 
 

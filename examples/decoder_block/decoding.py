@@ -68,27 +68,27 @@ class Decoding:
 
 def decoding(blocks: list[Any], repeats: int) -> float:
     """How far decoded rows are off the forward's, at most."""
-    z, made, worst = SIZE, [], 0.0
+    z, decodings, worst = SIZE, [], 0.0
     hidden = normal(z.entries, z.prompt + z.steps, z.hidden)
     exact = torch.cat([blocks[0](h[None])[:, z.prompt :] for h in hidden])
     blocks = [b for b in blocks if b.decodes]
     for block in blocks:
         print(f"decoding by {block.name} …", file=sys.stderr)
-        made.append(Decoding(block, hidden))
-        made[-1].whole()
-        rows = made[-1].outs[:, :, 0].transpose(0, 1)
+        decodings.append(Decoding(block, hidden))
+        decodings[-1].whole()
+        rows = decodings[-1].outs[:, :, 0].transpose(0, 1)
         worst = max(worst, off(rows, exact))
         assert worst < OFF, f"{block.name}: decoded rows are {worst:.1e} off the forward's"
     runs: dict[str, dict[str, Run]] = {}
-    for block, of in zip(blocks, made, strict=True):
+    for block, of in zip(blocks, decodings, strict=True):
         for name, run in {**of.parts(), "whole": of.whole}.items():
             runs.setdefault(name, {})[block.name] = run
     spent = {name: [*milliseconds(each, repeats).values()] for name, each in runs.items()}
     between = [x / 2 for x in spent.pop("rewind")]  # which it did twice
-    found = {
+    per_step = {
         part: [(x - b) / TIMES for x, b in zip(spent[part], between, strict=True)] for part in PARTS
     }
-    found["whole"] = [x / z.steps for x in spent["whole"]]
+    per_step["whole"] = [x / z.steps for x in spent["whole"]]
     title = f"a step of decoding, {z.entries} entries, {z.prompt} + {z.steps} keys"
-    table(title, [b.name for b in blocks], found, z.entries)
+    table(title, [b.name for b in blocks], per_step, z.entries)
     return worst

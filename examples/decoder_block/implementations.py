@@ -165,8 +165,8 @@ class Flash3(Sdpa):
         self.turns = [t.to(DTYPE) for t in rotary]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        made = self.interface.flash_attn_func(q, k, v, causal=True)
-        return made[0] if isinstance(made, tuple) else made
+        result = self.interface.flash_attn_func(q, k, v, causal=True)
+        return result[0] if isinstance(result, tuple) else result
 
     def fill(self, x: Tensor) -> None:
         self.pages = [torch.zeros_like(p) for p in empty_pages()]
@@ -182,7 +182,7 @@ class Flash3(Sdpa):
 
     def step_attend(self, cached: int, *of: Tensor) -> Tensor:
         q, k, v = of
-        made = self.interface.flash_attn_with_kvcache(
+        result = self.interface.flash_attn_with_kvcache(
             q,
             *self.pages,
             k=k,
@@ -195,7 +195,7 @@ class Flash3(Sdpa):
             rotary_interleaved=False,
         )
         self.lengths.add_(1)
-        return made[0] if isinstance(made, tuple) else made
+        return result[0] if isinstance(result, tuple) else result
 
     def rewind(self, cached: int) -> None:
         self.lengths.fill_(cached)
@@ -205,9 +205,9 @@ def available(w: Weights, rotary: tuple[Tensor, Tensor]) -> list[Any]:
     """Ours, then what else is here."""
     if not on_gpu:
         return [Ours(w, rotary), Sdpa(w, rotary)]
-    found: list[Any] = [Ours(w, rotary), *(Sdpa(w, rotary, backend) for backend in NAMES)]
+    blocks: list[Any] = [Ours(w, rotary), *(Sdpa(w, rotary, backend) for backend in NAMES)]
     try:
-        found.append(Flash3(w, rotary))
+        blocks.append(Flash3(w, rotary))
     except (ImportError, OSError) as e:
         print(f"FlashAttention-3 is not here: {e}", file=sys.stderr)
-    return found
+    return blocks

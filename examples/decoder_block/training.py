@@ -23,8 +23,8 @@ def forward_and_backward(block: Block, x: Tensor, dy: Tensor) -> dict[str, Run]:
         (PARTS[3], block.mlp, (w.norm_mlp, w.gate_up, w.down)),
     ):
         leaves = [t.detach().requires_grad_() for t in inputs]
-        made = several(part(*leaves))
-        down = [torch.randn_like(t) for t in made]
+        results = several(part(*leaves))
+        down = [torch.randn_like(t) for t in results]
 
         def forward(part: Any = part, leaves: Any = leaves) -> Any:
             return several(part(*leaves))
@@ -35,12 +35,12 @@ def forward_and_backward(block: Block, x: Tensor, dy: Tensor) -> dict[str, Run]:
             return torch.autograd.grad(forward(), [*leaves, *own], down)
 
         passes |= {f"{name}, forward": forward, f"{name}, both": both}
-        inputs = tuple(t.detach() for t in made)
+        inputs = tuple(t.detach() for t in results)
     return {**passes, "whole": lambda: torch.autograd.grad(block(x), [x, *w], dy)}
 
 
-def several(made: Any) -> tuple[Tensor, ...]:
-    return made if isinstance(made, tuple) else (made,)
+def several(results: Any) -> tuple[Tensor, ...]:
+    return results if isinstance(results, tuple) else (results,)
 
 
 def training(blocks: list[Any], repeats: int) -> None:
@@ -52,13 +52,13 @@ def training(blocks: list[Any], repeats: int) -> None:
     for block in blocks:
         print(f"training by {block.name} …", file=sys.stderr)
         passes.append(forward_and_backward(block, x, dy))
-        found: Any = passes[-1]["whole"]()
-        exact = exact or found
-        worst = max(off(a, b) for a, b in zip(found, exact, strict=True))
+        gradients: Any = passes[-1]["whole"]()
+        exact = exact or gradients
+        worst = max(off(a, b) for a, b in zip(gradients, exact, strict=True))
         assert worst < OFF, f"{block.name}: gradients are {worst:.1e} off {blocks[0].name}'s"
     rows: dict[str, list[float]] = {}
     for name in passes[0]:
-        runs = {block.name: made[name] for block, made in zip(blocks, passes, strict=True)}
+        runs = {block.name: run[name] for block, run in zip(blocks, passes, strict=True)}
         rows[name] = [*milliseconds(runs, repeats).values()]
     for part in PARTS:
         forward = rows[f"{part}, forward"]

@@ -19,11 +19,11 @@ class DeviceSources(BuildHookInterface):
         link = Path(self.root) / LINK
         if link.is_dir() and any(link.glob("*.h")):
             return
-        found = "a file" if link.is_file() else "a folder without them" if link.is_dir() else "none"
+        here = "a file" if link.is_file() else "a folder without them" if link.is_dir() else "none"
         sources = os.path.relpath(os.path.join(self.root, os.path.dirname(LINK), SOURCES))
         place = os.path.relpath(link)
         raise SystemExit(
-            f"{place} must be the folder of device sources, and is {found}: it is a symbolic link "
+            f"{place} must be the folder of device sources, and is {here}: it is a symbolic link "
             f"to {SOURCES}, which a zip of the sources and Git on Windows without symbolic links "
             f"do not keep. Put a copy in its place, `rm -rf {place} && cp -r {sources} {place}`, "
             "or clone anew with `git clone -c core.symlinks=true`."

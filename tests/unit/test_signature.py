@@ -55,6 +55,7 @@ def fill(into: Any, kinds: tuple[Any, ...], values: Any) -> None:
             setattr(into, f"m{i}", next(values))
 
 
+@settings(deadline=None)
 @given(st.lists(kinds, min_size=1, max_size=6).map(tuple))
 def test_the_layout_is_c_s(kinds: tuple[Any, ...]) -> None:
     signature, whole = Signature(members(kinds)), c_type(kinds)
@@ -180,6 +181,7 @@ def test_a_tensor_map_is_whole(given: Any) -> None:
         MAPS.pack({"n": 7, "a": given, "at": 0, "m": 0})
 
 
+@settings(deadline=None)
 @given(st.lists(kinds, min_size=1, max_size=6).map(tuple))
 def test_a_flat_signature_takes_members_by_themselves(kinds: tuple[Any, ...]) -> None:
     flat, leaf = Signature(members(kinds), flat=True), tuple(leaves(kinds))

@@ -38,7 +38,7 @@ GUARDED_FAULTS = {
     "rare-keeps-o": "the output is not scaled down to the new reference",
     "rare-keeps-l": "the sum of earlier blocks is not scaled down to the new reference",
     "rare-first-row": "a thread scales its second row by what its first one needs",
-    "rare-unscaled": "products that are made once more lack the scale",
+    "rare-unscaled": "products that are computed again lack the scale",
     "rare-by-sum": "the new reference is a thread's sum and not its mean: it can be 2^5 above "
     "the largest weight",
 }

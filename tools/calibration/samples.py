@@ -101,8 +101,9 @@ def stored_samples(rng: np.random.Generator) -> Iterator[Sample]:
         f"{n}_scales": y[None, None, :: x.block].copy()
         for n, y in (("k", x.k_scales), ("v", x.v_scales))
     }
-    made = Attention.from_arrays(q, k, v, out, lse, causal=causal, **scales, scale_block=x.block)
-    plan(made, backend="numpy").bind()()
+    operands = (q, k, v, out, lse)
+    descriptor = Attention.from_arrays(*operands, causal=causal, **scales, scale_block=x.block)
+    plan(descriptor, backend="numpy").bind()()
     yield _judge_attention(f"reference {dtype}, keys of 8 bits", want, out, lse, S_k, D, dtype)
     with np.errstate(all="ignore"):
         o, row = stored_keys.attention(x, causal, D**-0.5, exp2=_hardware(rng))

@@ -61,9 +61,9 @@ def read_trace(path: Path) -> tuple[TracedProblem, ...]:
     except (OSError, ValueError) as e:
         raise InvalidValue("--from", path, f"cannot be read as JSON: {e}", _REMEDY) from e
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        found = content.get("format") if isinstance(content, dict) else None
+        actual = content.get("format") if isinstance(content, dict) else None
         raise InvalidValue(
-            "--from", path, f"is no trace of format {FORMAT}, its format is {found}", _REMEDY
+            "--from", path, f"is no trace of format {FORMAT}, its format is {actual}", _REMEDY
         )
     problems = _typed(list, content.get("problems"), "problems")
     return tuple(_traced(entry, f"problems[{i}]") for i, entry in enumerate(problems))

@@ -254,7 +254,7 @@ class Memory:
 def _verify(
     case: AttentionCase,
     x: Mapping[str, Array],
-    found: Mapping[str, Array],
+    results: Mapping[str, Array],
     stored: Array | None,
     flushed: bool,
 ) -> dict[str, check.Verdict]:
@@ -273,8 +273,8 @@ def _verify(
             reference, case.S_k, case.head_dim, of, got, lse, lead, rows, flushed
         )
 
-    out, dtype = found["out"], case.q_dtype
-    verdicts = {"oracle": against(expected, out, found.get("lse"), dtype)}
+    out, dtype = results["out"], case.q_dtype
+    verdicts = {"oracle": against(expected, out, results.get("lse"), dtype)}
     if stored is not None:
         kept: Array = stored.astype(np.float64).reshape(-1, case.value_dim)
         kept = (kept if rows is None else kept[rows]).reshape(expected.out.shape)

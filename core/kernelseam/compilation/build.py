@@ -98,9 +98,9 @@ def _bundled(toolchain: Toolchain, bundle: SourceBundle, arch: str) -> Binary | 
     return None if result is None else _kept(result.key, Binary(result.data, None, result.key))
 
 
-def _kept(key: str, found: Binary) -> Binary:
+def _kept(key: str, binary: Binary) -> Binary:
     with _memo_lock:
-        return _memo.setdefault(key, found)
+        return _memo.setdefault(key, binary)
 
 
 _said: ContextVar[list[str] | None] = ContextVar("kernelseam_cache_warnings", default=None)

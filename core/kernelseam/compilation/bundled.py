@@ -38,14 +38,14 @@ class InstalledBundle:
     version: str
     binaries: int = 0
     archs: tuple[str, ...] = ()
-    made_by: str = ""
+    core_version: str = ""
     """The version of kernelseam whose sources were compiled."""
     problem: str = ""
 
     def __str__(self) -> str:
         what = self.problem or (
             f"{self.binaries} binaries for {', '.join(self.archs) or 'no arch'}, "
-            f"of kernelseam {self.made_by}"
+            f"of kernelseam {self.core_version}"
         )
         return f"{self.name} {self.version} ({what})"
 

@@ -15,17 +15,17 @@ from kernelseam.distributed.transfers import all_gather
 from kernelseam.errors import InvalidValue, KernelSeamError
 
 Tensor = Any
-Made = TypeVar("Made")
+T = TypeVar("T")
 _BYTES = 4096
 """A rank's description, as JSON."""
 
 
-def agree(axis: Axis, check: bool, make: Callable[[], tuple[Made, Mapping[str, object]]]) -> Made:
+def agree(axis: Axis, check: bool, make: Callable[[], tuple[T, Mapping[str, object]]]) -> T:
     """What ``make`` returns beside a description of the call. With ``check``, every rank raises
     what any of them refuses, and InvalidValue where descriptions differ, naming field and ranks."""
     if not check:
         return make()[0]
-    result: Made | None = None
+    result: T | None = None
     error: KernelSeamError | None = None
     said: Mapping[str, object] = {}
     try:

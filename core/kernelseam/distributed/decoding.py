@@ -155,9 +155,9 @@ def attention_paged(
         lse = lse.view(batch, rows, heads).transpose(1, 2)
     split = out.numel()
     step = f"join of decoded states on rank {axis.index} of {axis.size}"
-    found = all_gather(axis, torch.cat([out.reshape(-1), lse.reshape(-1)]), step)
-    outs = found[:, :split].view(axis.size, *out.shape).transpose(2, 3)
-    lses = found[:, split:].view(axis.size, batch, heads, rows)
+    gathered = all_gather(axis, torch.cat([out.reshape(-1), lse.reshape(-1)]), step)
+    outs = gathered[:, :split].view(axis.size, *out.shape).transpose(2, 3)
+    lses = gathered[:, split:].view(axis.size, batch, heads, rows)
     result, total = merge_states(outs, lses, backend=backend)
     if sinks is not None:
         with_sink = torch.logaddexp(total, sinks.detach().to(wide).view(1, -1, 1))

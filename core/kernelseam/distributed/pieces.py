@@ -133,7 +133,7 @@ def add_gradients(
         if part.offsets is not None:
             dout, result = (None if x is None else x[0].transpose(0, 1) for x in (dout, result))
             dlse, sums = (None if x is None else x[0] for x in (dlse, sums))
-        found = torch_attention.gradients(
+        gradients = torch_attention.gradients(
             dout,
             dlse,
             operands,
@@ -144,7 +144,7 @@ def add_gradients(
             **options.backward,
             **asked,
         )
-        for total, x, where in zip(grads, found[:3], (rows, keys, keys), strict=True):
+        for total, x, where in zip(grads, gradients[:3], (rows, keys, keys), strict=True):
             if part.offsets is not None:
                 x = x.transpose(0, 1).unsqueeze(0)
             total[:, :, where] += x

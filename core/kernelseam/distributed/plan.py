@@ -80,12 +80,12 @@ def parts(mask: Mask, queries: tuple[Run, ...], keys: tuple[Run, ...]) -> tuple[
     return tuple(_fused(result))
 
 
-def opening_and_closing(found: tuple[Part, ...]) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+def opening_and_closing(all_parts: tuple[Part, ...]) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
     """The same calls in two portions, so that a transfer hides under each. A single call that is
     a rectangle or a causal triangle is cut at half of its queries; any other is in the second."""
-    if len(found) != 1:
-        return found[: len(found) // 2], found[len(found) // 2 :]
-    (part,) = found
+    if len(all_parts) != 1:
+        return all_parts[: len(all_parts) // 2], all_parts[len(all_parts) // 2 :]
+    (part,) = all_parts
     half = part.m // 2
     triangle = replace(part, window=(None, None)) if part.window == (None, 0) else None
     if half and _plain(part):
@@ -93,7 +93,7 @@ def opening_and_closing(found: tuple[Part, ...]) -> tuple[tuple[Part, ...], tupl
     elif half and triangle is not None and _plain(triangle) and part.m == part.n:
         first = replace(part, m=half, n=half)
     else:
-        return (), found
+        return (), all_parts
     rest = replace(
         part, query=part.query + half, m=part.m - half, first_query=part.first_query + half
     )
@@ -271,11 +271,11 @@ def _of_documents(mask: Mask, piece: Part) -> Iterator[Part]:
                 yield from _banded(mask, replace(kept, slopes=side if mask.alibi else ""))
 
 
-def _fused(found: list[Part]) -> list[Part]:
+def _fused(all_parts: list[Part]) -> list[Part]:
     """Parts all of whose queries see all of their keys, joined where they lie side by side."""
     for along in ("n", "m"):
         kept: list[Part] = []
-        for part in found:
+        for part in all_parts:
             before = kept[-1] if kept else None
             if before is not None and _plain(before) and _plain(part):
                 if along == "n" and (
@@ -291,8 +291,8 @@ def _fused(found: list[Part]) -> list[Part]:
                     kept[-1] = replace(before, m=before.m + part.m)
                     continue
             kept.append(part)
-        found = kept
-    return found
+        all_parts = kept
+    return all_parts
 
 
 def _plain(part: Part) -> bool:

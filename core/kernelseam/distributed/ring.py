@@ -155,10 +155,10 @@ def backward(
     only = ring.steps() == 1
     opening, closing = (ring.parts(0), ()) if only else opening_and_closing(ring.parts(0))
 
-    def add(own: Tensor, k: Tensor, v: Tensor, found: tuple[Part, ...]) -> None:
+    def add(own: Tensor, k: Tensor, v: Tensor, parts: tuple[Part, ...]) -> None:
         """``own``: the sums of dK and dV."""
         dk, dv = own[:split].view(k.shape), own[split:].view(v.shape)
-        add_gradients((dq, dk, dv), given, q, k, v, out, lse, found, options)
+        add_gradients((dq, dk, dv), given, q, k, v, out, lse, parts, options)
 
     for step in range(ring.steps()):
         transfer = keys.pass_on(step)

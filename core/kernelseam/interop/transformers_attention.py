@@ -101,7 +101,7 @@ def attention_forward(
             left = sliding_window - 1
             asked["window"] = (left, None if is_causal else left)
         asked["causal"] = is_causal
-        if (packed := _told(options)) is not None:
+        if (packed := _packed_rows(options)) is not None:
             return _varlen(rows, packed, asked), None
     if position_bias is not None:
         asked["bias"] = _added(position_bias[..., :keys], query)
@@ -129,7 +129,7 @@ class _Packed(NamedTuple):
     longest_k: int
 
 
-def _told(options: dict[str, Any]) -> _Packed | None:
+def _packed_rows(options: dict[str, Any]) -> _Packed | None:
     names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     q, k, longest_q, longest_k = (options.get(n) for n in names)
     if q is None or k is None or longest_q is None or longest_k is None:

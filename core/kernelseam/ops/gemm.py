@@ -241,8 +241,8 @@ def result(
     kind, infos = None if dtype is None else DType.of(dtype, "out_dtype"), operation.infos
     if name not in infos:
         like = infos["a"].dtype
-        made = like.accumulator if like.stored else like
-        operation.new_result(name, shape, kind or made, "a", "out_dtype")
+        default = like.accumulator if like.stored else like
+        operation.new_result(name, shape, kind or default, "a", "out_dtype")
         return
     check_shape(name, infos[name], shape)
     if kind not in (None, infos[name].dtype):

@@ -37,7 +37,7 @@ class OnTensors(Ways, total=False):
 
 
 class Scores(TypedDict, total=False):
-    """How scores are made and which keys a query sees."""
+    """How scores are computed and which keys a query sees."""
 
     window: Window
     scale: float | None

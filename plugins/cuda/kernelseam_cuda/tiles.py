@@ -310,7 +310,7 @@ ATTENTION_BWD = _backward(
     (_SINGLE, 128, 4, 8, 16, 1, 0, 0, 4, 1, False),
     (_SINGLE, 256, 4, 8, 16, 2, 0, 0, 4, 1, False),
     (_SINGLE, 512, 4, 8, 16, 4, 0, 0, 4, 1, False),
-    # With atomics: no score is made twice. Warps divide scores, dk and dv, and dq each in their own
+    # With atomics, scores once. Warps divide scores, dk and dv, and dq each in their own
     # way, so that a fragment that is read from shared memory serves as many products as it can.
     # Where 64 rows a step do not fit, or scores are changed, it is 32.
     (_HALF_PRECISION, 64, 4, 32, 64, 2, 32, 32, 2, 3, True),

@@ -195,7 +195,7 @@ def with_stored_gemm(rows: tuple[GemmTile, ...], stored: DType) -> tuple[GemmTil
 def _atomic(
     *rows: tuple[frozenset[DType], int, int, int, int, int, int, int, str],
 ) -> tuple[BackwardTile, ...]:
-    """With atomics: no score is made twice. What is owned is "resident" in registers where those
+    """With atomics: scores are computed once. What is owned is "resident" in registers where those
     suffice, so that LDS holds more of it; "plain" rows would have too few scalar registers for
     scores with options; "two" blocks' registers: of more the compiler makes AGPRs, and moves;
     "rolled" loops over K: on gfx11, where fragments take twice the registers, two steps spill."""

@@ -79,7 +79,7 @@ class BatchedGemmStrided:
     have batch // c_batch_group batches and num_heads // c_head_group heads. 0 repeats an input; an
     output must have memory of its own for each element. ``dtype`` (A and B) comes from the arrays
     where it is left out, ``dtype_c`` from C's array, else it is ``dtype``, ``dtype_bias`` and
-    ``dtype_residual`` from theirs, else they are ``dtype_c``. All sums are made in
+    ``dtype_residual`` from theirs, else they are ``dtype_c``. All sums are accumulated in
     ``dtype.accumulator``, products by b, then by h, and rounded once.
 
     beta = 0 never reads C; alpha = 0 or K = 0 never reads A and B. ``alpha`` and ``beta`` may be

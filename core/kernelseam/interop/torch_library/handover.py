@@ -17,7 +17,7 @@ from kernelseam.ops.attention_options import Options
 
 Tensor = Any
 Arrays = Mapping[str, Tensor]
-Made = dict[str, Any]
+Results = dict[str, Any]
 
 
 def _out_dtype(asked: Any, arrays: Arrays) -> Any:
@@ -25,14 +25,14 @@ def _out_dtype(asked: Any, arrays: Arrays) -> Any:
     return torch_dtype(asked) if "out" not in arrays else arrays["out"].dtype
 
 
-def _filled(arrays: Arrays, made: Made) -> Made:
+def _filled(arrays: Arrays, results: Results) -> Results:
     """Copy a result to the array that is given for it."""
     if "out" in arrays:
-        arrays["out"].copy_(made.pop("out"))
-    return made
+        arrays["out"].copy_(results.pop("out"))
+    return results
 
 
-def _window(window: Any) -> Made:
+def _window(window: Any) -> dict[str, Any]:
     left, right = (None, None) if window is None else window
     return {"window_left": left, "window_right": right}
 
@@ -41,7 +41,7 @@ def _ordered(arrays: Arrays, names: tuple[str, ...]) -> list[Tensor | None]:
     return [arrays.get(n) for n in names]
 
 
-def _attention(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Made:
+def _attention(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
     options = Options(*values)
     paged, packed = "block_table" in arrays, "cu_seqlens_q" in arrays
     names: tuple[str, ...]
@@ -76,7 +76,7 @@ def _differentiated(arrays: Arrays) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in arrays.values())
 
 
-def _product(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Made:
+def _product(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Results:
     batched, a_transposed, b_transposed, alpha, beta, out_dtype, precision, scale_block = options
     residual = arrays.get("residual")
     if beta != 0 and "out" in arrays:  # summed as wide as the product is
@@ -102,7 +102,7 @@ def _product(arrays: Arrays, options: Any, backend: Any, implementation: Any) ->
     return _filled(arrays, {"out": out})
 
 
-def _merged(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Made:
+def _merged(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Results:
     out, lse = merge.MERGE_STATES(
         arrays["outs"],
         arrays["lses"],
@@ -113,7 +113,7 @@ def _merged(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> 
     return _filled(arrays, {"out": out, "lse": lse})
 
 
-def _qkv(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Made:
+def _qkv(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Results:
     heads, kv_heads, dim, layout, kv_layout, rotary_style, first_position, out_dtype = options
     dtype = torch_dtype(out_dtype) if "q" not in arrays else arrays["q"].dtype
     given = {
@@ -146,7 +146,7 @@ def _qkv(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Mad
     return results
 
 
-def _output(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Made:
+def _output(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Results:
     layout, out_dtype = options
     out = projection.FUSED_OUTPUT(
         *_ordered(arrays, projection.OUTPUT),

@@ -4,12 +4,12 @@
 //   dp = dout·vᵀ,  dx = p·(dp − dots),  ds = scale·dx (times 1 − tanh² under a softcap),
 //   dv = pᵀ·dout,  dk = dsᵀ·q,  dq = ds·k,  dbias = dx.
 // (FlashAttention-2, Dao 2023, arXiv:2307.08691, algorithm 2.)
-// Deterministic, the scores are made twice so that no sum needs atomics: the first `key_blocks` blocks each own OWN keys of
-// one KV head and walk over the queries of its group's heads, making dk and dv; the others each own OWN queries of one head
-// and walk over the keys, making dq. With atomics (KS_QUERY_ROWS) there are only the former: at each step they also make
+// Deterministic, the scores are computed twice so that no sum needs atomics: the first `key_blocks` blocks each own OWN keys of
+// one KV head and walk over the queries of its group's heads, for dk and dv; the others each own OWN queries of one head
+// and walk over the keys, for dq. With atomics (KS_QUERY_ROWS) there are only the former: at each step they also make
 // what OWN keys give to dq of STEP queries, and add it to float32 sums (query_sums.h). 5 products instead of 7.
 // Blocks keep what they own in shared memory and take the other side in tiles of STEP rows through a ring of STAGES,
-// copied ahead of use. Scores are made with the owned rows as rows: so they are left factors as they are, each warp's own
+// copied ahead of use. Scores are computed with the owned rows as rows: so they are left factors as they are, each warp's own
 // rows; or (KS_SCORE_ROWS) warps divide the scores among them and hand p and ds on, rounded, in shared memory.
 //
 // Bytes of atomics: STEP·DQ·4 a step, for 10·OWN·STEP·D operations: 2.5·OWN operations a byte. At 400 TFLOP/s and OWN = 128
@@ -38,7 +38,7 @@ static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight n
 
 // Whether a bias's gradient has rows of queries that a sequence lacks: they are zeros, whatever lies there in the bias.
 constexpr bool SHORT_PLANE = KS_BIAS_GRADIENT && KS_Q_VIEW == PACKED;
-// Whether scores are handed on; how many of them a warp makes, and how many warps lie side by side over those of a step.
+// Whether scores are handed on; how many of them a warp computes, and how many warps lie side by side over those of a step.
 constexpr bool HANDED = KS_SCORE_ROWS > 0;
 constexpr int SCORE_ROWS = HANDED ? KS_SCORE_ROWS : ROWS, SCORE_COLUMNS = HANDED ? OWN * STEP / WARPS / SCORE_ROWS : STEP;
 constexpr int ACROSS = HANDED ? STEP / SCORE_COLUMNS : COLUMN_WARPS;
@@ -289,7 +289,7 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
 #pragma unroll 1
     for (int parity = 0; now.head < end_head; now.next(first, last), parity ^= 1) {
       const int h = now.head, i0 = now.tile * STEP;
-      // Of the tile's queries: the LSE in base 2, and dots. Two sets, so that nobody still reads the one written.
+      // Of the tile's queries: the LSE in base 2, and dots. Two sets, as warps may still read the one before.
       float* const line = lines + parity * 2 * STEP;
       for (int t = thread_index(); t < STEP; t += THREADS) {
         const bool there = i0 + t < own.S_q;
@@ -316,7 +316,7 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
       }
       E::map(s, [&](int r, int c, float x) { return exp2_fast(scores.score(x, 0, i + c, j + r) - mine[c]); });
       const int i1 = min_of(i0 + STEP, own.S_q) - 1;
-      // Keys beyond the last have gradients that nobody writes; but dq must not take anything of them.
+      // Keys beyond the last have gradients that are not written; but dq must not take anything of them.
       if ((HIDES || KS_LENGTHS || ATOMIC) && !(scores.all_begin(i1) <= own0 && own0 + OWN <= scores.all_end(i0)))
         E::map(s, [&](int r, int c, float x) { return scores.sees(0, i + c, j + r) ? x : 0.f; });
       if constexpr (HANDED) E::to_shared(p_tile, s, score_row, score_column);

@@ -14,10 +14,10 @@ NARROW = 0.6
 ESTIMATED_RATE, ESTIMATED_BACKWARD = 0.4, 0.3
 """Rates of tiles that were not measured."""
 PRODUCTS = {"both": 7, "keys": 4, "queries": 3}
-"""That a launch makes of the scores' size, of which five count: scores and dp are made by keys and
+"""Of the scores' size, of which five count: scores and dp are computed by keys and
 by queries."""
 PRODUCTS_ONCE = 5
-"""With atomics: nothing is made twice."""
+"""With atomics: nothing is computed twice."""
 
 
 def forward_work(p: AttentionProblem, tile: AttentionTile, blocks: int) -> Work:

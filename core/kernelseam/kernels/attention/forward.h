@@ -11,7 +11,7 @@
 // tiles, copied ahead of use. What is masked cannot reach a row, even where V holds NaN or inf there: such a tile of V is
 // multiplied with its non-finite values taken out, which are then given to the rows that see them.
 //
-// COLUMN_WARPS warps share the same rows, each making its part of the output's columns (a wide head fits no warp alone).
+// COLUMN_WARPS warps share the same rows, each computing its part of the output's columns (a wide head fits no warp alone).
 // `splits` blocks share the same queries: each walks over a part of the keys and writes its own out and lse.
 //
 // Constants (from the kernel definition): those of scores.h and sequences.h; KS_T (what is multiplied), KS_OUT (element types), KS_DQK, KS_DV, KS_LSE,

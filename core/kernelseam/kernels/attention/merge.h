@@ -2,7 +2,7 @@
 //   s = ln Σ e^(s_n),  o = Σ e^(s_n − s)·o_n.
 // A part that saw no key has s_n = −inf and is not read. No part with a key: zeros and −inf.
 //
-// One thread makes COLUMNS neighbouring columns of one row. Nothing is shared between threads.
+// One thread computes COLUMNS neighbouring columns of one row. Nothing is shared between threads.
 // Constants: KS_T, KS_OUT, KS_DV, KS_LSE, KS_VECTOR (bytes that rows are aligned to), KS_POINTERS (out is a list of
 // matrices), KS_PACKED (only rows from offsets[0] to offsets[sequences] belong to anyone), KS_THREADS.
 #include "tile/tile.h"

@@ -1,6 +1,6 @@
 // dq = scale · the sums that backward.h left of it, rounded and put where it belongs.
 //
-// One block a tile of STEP queries, each of its warps with the part that a warp of backward.h made.
+// One block a tile of STEP queries, each of its warps with the part that a warp of backward.h computed.
 // Constants: those of query_sums.h; KS_T, KS_VECTOR, KS_PACKED (queries of sequence b are rows offsets[b] to offsets[b + 1]).
 #include "attention/query_sums.h"
 

@@ -5,8 +5,8 @@
 // Tiles of packed sequences: one that begins at row r of all and has n rows takes ⌈n / STEP⌉ from number ⌊r / STEP⌋ + its own
 // number on, each for all heads. The next begins behind them: ⌊(r + n) / STEP⌋ + 1 ≥ ⌊r / STEP⌋ + ⌈n / STEP⌉.
 //
-// Constants: KS_DQK, KS_WARPS, KS_COLUMN_WARPS (warps that share their rows and make a part of the columns each, of dk and
-// dv), KS_STEP, KS_QUERY_ROWS (rows of dq that a warp makes at a step; 0 where there are no such sums).
+// Constants: KS_DQK, KS_WARPS, KS_COLUMN_WARPS (warps that share their rows and compute a part of the columns each, of dk and
+// dv), KS_STEP, KS_QUERY_ROWS (rows of dq that a warp computes at a step; 0 where there are no such sums).
 #pragma once
 #include "tile/tile.h"
 

@@ -15,7 +15,7 @@ constexpr float REFERENCE_RISE = 4;
 template<class A, class B> struct Same { static constexpr bool value = false; };
 template<class A> struct Same<A, A> { static constexpr bool value = true; };
 constexpr bool HAS_BIAS = !Same<KS_BIAS, void>::value;
-// Whether scores are changed by more than a factor: then they are made in base 2, else the factor is left to the exponential.
+// Whether scores are changed by more than a factor: then they are computed in base 2, else the factor is left to the exponential.
 constexpr bool CHANGED_SCORES = KS_SOFTCAP || KS_ALIBI || HAS_BIAS || KS_SINKS;
 // Whether a query may not see a key of its own sequence.
 constexpr bool HIDES = KS_CAUSAL || KS_WINDOW || KS_MASK;
@@ -88,7 +88,7 @@ struct Scores {
   }
 };
 
-// ---- what a kernel is given to make scores of products: an argument of its body. Of an option that is off nothing is read.
+// ---- by what a kernel computes scores from products: an argument of its body. Of an option that is off nothing is read.
 
 // A bias or a mask over [batch, head, query, key]; any strides.
 template<class T> struct Planes {

@@ -1,13 +1,13 @@
 // The softmax of every row of an attention's scores, between the two products that the unfused way leaves to a GEMM:
-// from s = q·k it makes  p = FACTOR·2^(x − m)/l  with x the score in base 2 of what the query sees (scores.h), m the largest
+// from s = q·k it computes  p = FACTOR·2^(x − m)/l  with x the score in base 2 of what the query sees (scores.h), m the largest
 // of the row and l = Σ 2^(x − m), sink included; and where it is asked for  lse = ln 2·(m + log2 l).
 //
 // One warp a row, a few neighbouring columns a lane. Two passes: the first keeps a maximum and a sum for each lane (online
-// softmax, Milakov and Gimelshein 2018, arXiv:1805.02867) and joins them, the second makes the scores anew and writes. A row
+// softmax, Milakov and Gimelshein 2018, arXiv:1805.02867) and joins them, the second computes the scores again and writes. A row
 // that sees no key gets zeros, and an lse of −inf. Nothing is shared between warps. p may lie where s does.
 //
 // Constants: those of scores.h; KS_T (element type of p), KS_FACTOR, KS_LSE, KS_WARPS. Rows of s and p are `pitch` elements
-// apart, a multiple of COLUMNS; of p, columns from S_k on are nobody's: any number may stand there.
+// apart, a multiple of COLUMNS; of p, columns from S_k on are not read: any number may stand there.
 #include "attention/scores.h"
 
 typedef KS_T T;

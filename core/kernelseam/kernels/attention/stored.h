@@ -60,7 +60,7 @@ struct QueryScales {
 struct ScalePlace { int page, row; };
 
 // A scale for each key of a ring's tiles, KEYS each, by THREADS threads (WARP: by each warp its own). They are loaded when a tile
-// is fetched and stored a tile later, so that nobody waits for them.
+// is fetched and stored a tile later, so that no thread waits for them.
 template<int KEYS, int THREADS> struct ScaleRing {
   static constexpr int EACH = (KEYS + THREADS - 1) / THREADS, STAGE = 2 * KEYS;
   float* const base;
@@ -103,7 +103,7 @@ struct Unit {
   static constexpr float LEAST = -120.f, MOST = 120.f;  // the inverse is no subnormal
   float exponent = LEAST;
 
-  // With those of keys [begin, end) of a tile of KEYS counted in: what sums made so far are multiplied by. By a whole warp.
+  // With those of keys [begin, end) of a tile of KEYS counted in: what the sums so far are multiplied by. By a whole warp.
   template<int KEYS> KS_DEVICE float grow(const float* scales, int begin, int end) {
     float most = 0.f;
 #pragma unroll

@@ -1,4 +1,4 @@
-// The epilogue of the projection that makes q, k and v: C's columns are heads, which lie in three operands, token by token.
+// The epilogue of the projection to q, k and v: C's columns are heads, which lie in three operands, token by token.
 //
 // Columns are numbered head after head, those of q first, then k's, then v's. Half-split rotary embedding turns element i
 // with i + n/2 (n = rotary_dim): the rows of the weight are taken in an order that makes the two neighbours. Column 2i of a
@@ -25,7 +25,7 @@ struct Order {
   KS_DEVICE int element(int column, int c) const {
     return KS_ROTARY == HALF_SPLIT ? c + ((c / 2 + (c & 1) * (rotary_dim / 2) - c) & turned(column, c)) : c;
   }
-  // The row of the weight, and the element of the bias, that makes a column.
+  // The row of the weight, and the element of the bias, of a column.
   KS_DEVICE int weight_row(int column) const {
     if (KS_ROTARY != HALF_SPLIT) return column;
     const int start = head.quotient(column) * head.d;

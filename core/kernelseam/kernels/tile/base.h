@@ -28,7 +28,7 @@ template<class X> KS_DEVICE X* listed(X* list, i64 i) { return (X*)((X KS_GLOBAL
 template<bool B, class X, class Y> struct Choose { typedef X type; };
 template<class X, class Y> struct Choose<false, X, Y> { typedef Y type; };
 
-// What may be added or made beside a result: its element type, void where there is none.
+// What may be added to a result, or computed beside it: its element type, void where there is none.
 template<class X> struct Maybe { static constexpr bool THERE = true; typedef X type; };
 template<> struct Maybe<void> { static constexpr bool THERE = false; typedef float type; };
 

@@ -3,7 +3,7 @@
 // columns (g·Q + q)·V + e. An operand is a place in shared memory, not registers.
 //
 // Where a platform defines KS_PAIRED_LANES, lanes next to each other share columns and lanes 2 apart share rows, a lane has up
-// to 16 bytes of neighbouring rows, and addresses of a step of k are made once: see PairedLayout and Reader.
+// to 16 bytes of neighbouring rows, and addresses of a step of k are computed once: see PairedLayout and Reader.
 #pragma once
 
 #ifdef KS_PAIRED_LANES

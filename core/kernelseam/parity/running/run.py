@@ -39,14 +39,14 @@ class Target:
 
 
 def targets(
-    found: Plugins | None = None, backend: str | None = None, device: Device | None = None
+    known: Plugins | None = None, backend: str | None = None, device: Device | None = None
 ) -> list[Target]:
     """Every implementation registered for one device of each backend, or of one backend: its first,
     or ``device``.
 
     An emulated device is taken only where it or its backend is named.
     """
-    known = found or plugins()
+    known = known or plugins()
     if device is not None:
         devices = [device]
     elif backend is not None:

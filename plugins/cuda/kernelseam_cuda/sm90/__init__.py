@@ -28,12 +28,12 @@ class HopperProjection(Projection):
     def __init__(
         self,
         operation: str,
-        made_of: Callable[[Any], Iterator[Product]],
+        products_of: Callable[[Any], Iterator[Product]],
         own: tuple[HopperGemm, ...] = (_GEMM,),
         covered: bool = False,
     ) -> None:
         """``covered``: whether the tests compile its kernels as this one's."""
-        super().__init__(operation, made_of, (*own, GemmDefinition()), _GEMM.name, _GEMM.archs)
+        super().__init__(operation, products_of, (*own, GemmDefinition()), _GEMM.name, _GEMM.archs)
         self._own, self._covered = own, covered
 
     def covering(self) -> Iterable[Covered]:

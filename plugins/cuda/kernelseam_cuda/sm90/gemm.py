@@ -305,15 +305,15 @@ class HopperGemm(KernelDefinition):
             *steps(p.num_heads // p.b_head_group, p.batch, p.b_strides),
             *steps(*results_of(p), p.residual_strides),
         )
-        found = dict(zip(_STRIDES, strides, strict=True)) | dict(zip(_INTS, ints, strict=True))
+        values = dict(zip(_STRIDES, strides, strict=True)) | dict(zip(_INTS, ints, strict=True))
         for i, first in enumerate(accumulate(s.heads for s in p.segments[:-1]), 1):
-            found[f"a{i}_first"] = first
-        found |= dict(zip(_SUMS_STRIDES, p.sums_strides, strict=True))
-        found |= dict(zip(_GROUPS, (p.c_batch_group, p.c_head_group), strict=True))
+            values[f"a{i}_first"] = first
+        values |= dict(zip(_SUMS_STRIDES, p.sums_strides, strict=True))
+        values |= dict(zip(_GROUPS, (p.c_batch_group, p.c_head_group), strict=True))
         if p.spec.joined:
-            found |= divider_values("joined", joined_dim(p))
-        found |= scale_values(p)
-        return {**found, **order_values(p, tile), "alpha": p.alpha, "beta": p.beta}
+            values |= divider_values("joined", joined_dim(p))
+        values |= scale_values(p)
+        return {**values, **order_values(p, tile), "alpha": p.alpha, "beta": p.beta}
 
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
         suffix = "_ptrs" if spec.view == "pointers" else ""

@@ -79,8 +79,8 @@ class HopperHeads(HopperGemm):
 
     def defines(self, spec: GemmSpec, tile: HopperGemmTile, row: ArchRow) -> dict[str, object]:
         assert spec.heads is not None
-        found = super().defines(spec, tile, row)
-        return {**found, "HEADS": True, **heads_defines(spec.heads)}
+        defines = super().defines(spec, tile, row)
+        return {**defines, "HEADS": True, **heads_defines(spec.heads)}
 
     def signature(self, spec: GemmSpec) -> Signature:
         return Signature(
@@ -118,18 +118,18 @@ class HopperHeads(HopperGemm):
         come in units, that is what is not used, or the box."""
         h, spec = problem.heads, problem.spec.heads
         assert h is not None and spec is not None
-        found = super().tensor_maps(problem, tile, device)
+        maps = super().tensor_maps(problem, tile, device)
         if spec.rotary == "halves":
-            found["b_map"] = replace(found["b_map"], box=(_PANEL, _UNIT, 1, 1))
+            maps["b_map"] = replace(maps["b_map"], box=(_PANEL, _UNIT, 1, 1))
         ordered = spec.rotary == "halves" and tile.store == "tma"
         counts = (h.num_heads, h.kv_heads, h.kv_heads)
         for (parameter, name, operand), count in zip(_C_MAPS, counts, strict=True):
-            found[parameter] = found["a_map"]
+            maps[parameter] = maps["a_map"]
             if tile.store == "tma" and count == 0:
-                found[parameter] = found["c_map"]
+                maps[parameter] = maps["c_map"]
             elif tile.store == "tma":
                 batch, head, row = getattr(h, f"{operand}_strides")
-                found[parameter] = TensorMap(
+                maps[parameter] = TensorMap(
                     name,
                     problem.spec.dtype,
                     (h.head_dim, h.tokens, count, _entries(problem, h)),
@@ -138,8 +138,8 @@ class HopperHeads(HopperGemm):
                     swizzle=64 if ordered else 128,
                     l2_promotion=256,
                 )
-        found["residual_map"] = found["a_map"]
-        return found
+        maps["residual_map"] = maps["a_map"]
+        return maps
 
     def covering(self) -> Iterable[Covered]:
         """Every rotation, positions and pages, with and without a bias."""

@@ -40,7 +40,7 @@ def summed_over_heads(x: GemmProblem) -> GemmProblem:
 def output(gemm: HopperGemm) -> Callable[[Any], Iterator[Product]]:
     """One product also where heads lie apart."""
 
-    def made_of(p: Any) -> Iterator[Product]:
+    def products_of(p: Any) -> Iterator[Product]:
         for product in products.output(p):
             x = product.problem
             if x.num_heads > 1:
@@ -48,14 +48,14 @@ def output(gemm: HopperGemm) -> Callable[[Any], Iterator[Product]]:
             else:
                 yield product
 
-    return made_of
+    return products_of
 
 
 def qkv_bwd(gemm: HopperGemm) -> Callable[[Any], Iterator[Product]]:
     """The heads of dq, dk and dv joined: d_input's sums run over their elements, d_weight's rows
     are their elements."""
 
-    def made_of(p: Any) -> Iterator[Product]:
+    def products_of(p: Any) -> Iterator[Product]:
         for product in products.qkv_bwd(p):
             x = product.problem
             if product.name == "d_input":
@@ -77,14 +77,14 @@ def qkv_bwd(gemm: HopperGemm) -> Callable[[Any], Iterator[Product]]:
             else:
                 yield product
 
-    return made_of
+    return products_of
 
 
 def output_bwd(gemm: HopperGemm, heads: HopperHeads) -> Callable[[Any], Iterator[Product]]:
     """Where heads lie apart: d_attn_out as one product whose columns are heads, d_weight as one
     whose columns are the elements of the heads of attn_out."""
 
-    def made_of(p: Any) -> Iterator[Product]:
+    def products_of(p: Any) -> Iterator[Product]:
         for product in products.output_bwd(p):
             x = product.problem
             if x.num_heads == 1:
@@ -126,4 +126,4 @@ def output_bwd(gemm: HopperGemm, heads: HopperHeads) -> Callable[[Any], Iterator
                     ),
                 )
 
-    return made_of
+    return products_of

@@ -180,8 +180,8 @@ class HopperTf32Gemm(KernelDefinition):
             *steps(p.num_heads, p.batch, p.a_strides),
             *steps(p.num_heads // p.b_head_group, p.batch, p.b_strides),
         )
-        found = dict(zip(_STRIDES, strides, strict=True)) | dict(zip(_INTS, ints, strict=True))
-        return {**found, **order_values(p, tile), "alpha": p.alpha, "beta": p.beta}
+        values = dict(zip(_STRIDES, strides, strict=True)) | dict(zip(_INTS, ints, strict=True))
+        return {**values, **order_values(p, tile), "alpha": p.alpha, "beta": p.beta}
 
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
         suffix = "_ptrs" if spec.view == "pointers" else ""

@@ -45,8 +45,8 @@ LDS = frozenset({Class.LDS_READ, Class.LDS_WRITE, Class.LDS_LANES})
 MEMORY = frozenset({Class.LOAD, Class.STORE, Class.ATOMIC})
 
 _CLASSES = tuple(
-    (re.compile(pattern), found)
-    for pattern, found in (
+    (re.compile(pattern), kind)
+    for pattern, kind in (
         (r"v_s?w?mf?mac?_", Class.MATRIX),
         (r"v_(s_)?(exp|log|rcp|rsq|sqrt|sin|cos)_", Class.TRANSCENDENTAL),
         (r"v_accvgpr_", Class.MOVE),
