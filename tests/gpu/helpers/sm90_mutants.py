@@ -1138,6 +1138,7 @@ LUCK = {
     "fragments-fence": "reads are mostly over before TMA's next writes arrive",
     "parts-fence": "stores to shared memory mostly arrive before products read them",
     **sm90_gradient_mutants.LUCK,
+    **sm90_latent_mutants.LUCK,
 }
 """Why a GPU may show nothing. Where the binary is the same, nvrtc 13.5 put the fence there by
 itself."""
