@@ -641,6 +641,14 @@ MUTANTS = (
         "earlier sums keep their reference",
     ),
     _mutant(
+        "half-leads",
+        BLOCK,
+        "Same<T, bf16>::value ? 15 : 0;",
+        "15;",
+        "attention-f16-128-faint",
+        "references of float16 lead, too",
+    ),
+    _mutant(
         "tops-not-rebased",
         SOFTMAX,
         "m[r] = now;\n    l[r] *= correction[r];",
