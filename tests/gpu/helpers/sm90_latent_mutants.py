@@ -158,4 +158,6 @@ SAID = {
 LUCK = {
     "latent-weights-fence": "stores to shared memory mostly arrive before wgmma reads them",
     "latent-copies-fence": "the same of copies",
+    "latent-weights-given-back-early": "the next P comes later than the products end",
+    "latent-keys-released-early": "the next keys do",
 }
