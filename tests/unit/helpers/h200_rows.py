@@ -102,6 +102,9 @@ GEMM = (
     product(65536, 8, 8, 8, "float16", both(212.2, 44.7)),
     product(65536, 16, 16, 16, "float16", both(207.3, 44.0)),
     product(16384, 32, 32, 32, "float16", both(58.3, 33.5)),
+    product(384, 512, 512, 64, "float64", both(431, 443), {BIG: 550, NARROW: 443, (64, 64): 439}),
+    product(64, 512, 512, 512, "float64", both(327, 396), layout="NN"),
+    product(1, 2048, 2048, 2048, "float64", both(299, 392), layout="NN"),
 )
 # in turns: products by TMA and wgmma, the tile that the model chooses, beside the others
 HOPPER = (
