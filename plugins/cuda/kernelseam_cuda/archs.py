@@ -38,8 +38,7 @@ kernel's tile cannot do better; libraries have wgmma. Of e4m3 it makes float16 f
 _ESTIMATED = Coefficients(
     "estimated: the H200's parts", bandwidth=0.87, call_seconds=3e-6, libraries=_LIBRARIES
 )
-"""Where mma.sync is what there is, it issues at the peak; on sm_100a and sm_103 nobody has
-looked."""
+"""Where mma.sync is what there is, it issues at the peak; sm_100a and sm_103 were not measured."""
 _BLACKWELL = {DType.float16: 0.3, DType.bfloat16: 0.3, DType.float8_e4m3fn: 0.08}
 COSTS = {
     "sm_75": _ESTIMATED,
