@@ -233,7 +233,7 @@ def test_rows_say_where_they_are_from() -> None:
         a: c.source for a, c in archs.COSTS.items() if not c.source.startswith("estimated")
     } == {"sm_90a": "H200"}
     rocm = pytest.importorskip("kernelseam_rocm.archs", reason="kernelseam-rocm is not installed")
-    assert {c.source for c in rocm.COSTS.values()} == {"estimated: nobody has measured one"}
+    assert {c.source for c in rocm.COSTS.values()} == {"estimated: none was measured"}
     assert all(r.costs is rocm.COSTS[a] for a, r in rocm.ROWS.items())
 
 
