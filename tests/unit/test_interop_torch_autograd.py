@@ -3,6 +3,7 @@ formula in float64."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -424,6 +425,10 @@ def test_torch_is_imported_where_it_is_asked_for() -> None:
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        env={"PYTHONPATH": ":".join([str(core), *sys.path]), "KERNELSEAM_PLUGINS": ""},
+        env={
+            **os.environ,
+            "PYTHONPATH": ":".join([str(core), *sys.path]),
+            "KERNELSEAM_PLUGINS": "",
+        },
     )
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,6 @@ from kernelseam.interop import torch as ks
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch_operators import cells, functions, ints, packed, pages, projected, qkv  # noqa: E402
 
 FUNCTIONS = tuple(functions())
@@ -30,6 +29,14 @@ def _apart() -> Any:
 
 def several(made: Any) -> tuple[Any, ...]:
     return made if isinstance(made, tuple) else (made,)
+
+
+def counting() -> Any:
+    """A backend that counts compilations. Imported here: it takes seconds, which each process of
+    the tests would pay to collect them."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    return CompileCounterWithBackend("aot_eager")
 
 
 def compiled(call: Callable[..., Any], backend: str = "aot_eager", **options: Any) -> Any:
@@ -106,7 +113,7 @@ def test_plain_functions_by_inductor(name: str) -> None:
 
 def lengths(call: Any, made: Callable[[int], tuple[Any, ...]], options: Any = None) -> int:
     """How often a call over operands of many lengths is compiled."""
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = counting()
     run = torch.compile(call, fullgraph=True, backend=counter, **(options or {}))
     for n in (6, 10, 17, 33, 64, 65):  # none that is another extent's too, which torch joins
         operands = made(n)
@@ -305,7 +312,7 @@ def test_autocast_in_what_is_compiled() -> None:
 
 def test_pages_are_decoded_at_growing_lengths_without_compiling() -> None:
     q, k, v, table, _ = pages()
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = counting()
     run = torch.compile(kernelseam.attention_paged, fullgraph=True, backend=counter)
     for n in range(1, 9):
         now = ints(n, n)
