@@ -29,6 +29,7 @@ from kernelseam.contract import Composition, KernelFacts, Toolchain
 from kernelseam.errors import KernelSeamError, SlowBinary
 from kernelseam.kernels import Covered, build_binary, covering
 from kernelseam.parity.cases.covering import covering as with_new_values
+from kernelseam.parity.cases.covering import fewest
 from kernelseam.plugins import plugins
 
 TABLE = Path(__file__).parent.parent / "docs" / "kernel-facts.csv"
@@ -159,6 +160,14 @@ def taking_turns() -> dict[int, int]:
     return places
 
 
+def _with_every_value(kernels: Iterable[Covered]) -> set[tuple[str, Any]]:
+    """Entries and specs: few that have every field value of each kernel's."""
+    specs: dict[str, list[Any]] = {}
+    for covered in kernels:
+        specs.setdefault(covered.kernel.entry, []).append(covered.spec)
+    return {(entry, s) for entry, known in specs.items() for s in fewest(known)}
+
+
 def _turn(number: int, of: int) -> int:
     """Whose turn it is: the sum of digits, which has no period that the covering choice could have.
     From 1 on it gives every arch each large kernel, which test_kernel_table.py asserts."""
@@ -184,33 +193,34 @@ def binaries(toolchain: Toolchain, arch: str, kernels: Iterable[Composition]) ->
     """The covering choice for an arch, with a toolchain's own ``kernels``.
 
     Every run compiles a spec with one tile: of those that its kernel was given least often so far,
-    the first. A tile that no spec is given so is compiled for the first spec that has it, where the
-    kernel is one arch's own. Tiles of different element sizes and precisions are different ones,
-    whatever their names.
+    the first. Tiles of different element sizes and precisions are different ones, whatever their
+    names. Of an arch's own kernels it compiles few specs that have every field value, and those
+    whose tiles none of these has.
     """
     row = toolchain.arch_row(arch)
     often: dict[int, list[Any]] = {}
     uses: Counter[tuple[object, ...]] = Counter()
-    first: dict[tuple[object, ...], tuple[int, Any]] = {}
     known = list(enumerate(covering(kernels)))
-    for i, covered in known:
+    values = _with_every_value(c for _, c in known if c.often)
+
+    def later(number: int, covered: Covered) -> bool:
+        entry = covered.kernel.entry
+        return bool(covered.kernel.archs) and (entry, covered.spec) not in values
+
+    for i, covered in sorted(known, key=lambda k: later(*k)):
         tiles = () if rare(arch, i, covered) else covered.tiles(row)
-        if not tiles:
-            continue
         dtype = getattr(covered.spec, "dtype", None)
         kind = (
             covered.kernel.entry,
             dtype and dtype.itemsize,
             getattr(covered.spec, "precision", None),
         )
-        for tile in tiles if covered.kernel.archs else ():
-            first.setdefault((*kind, tile_name(tile)), (i, tile))
+        used = all(uses[*kind, tile_name(t)] for t in tiles)
+        if not tiles or (used and later(i, covered)):
+            continue
         chosen = min(tiles, key=lambda t: uses[*kind, tile_name(t)])
         uses[*kind, tile_name(chosen)] += 1
         often[i] = [chosen]
-    for key, (i, tile) in first.items():
-        if not uses[key]:
-            often[i].append(tile)
     result = []
     for i, covered in known:
         tiles, chosen = covered.tiles(row), often.get(i, [])

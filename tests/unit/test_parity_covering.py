@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from kernelseam.descriptors import AttentionBwdSpec, AttentionSpec
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.covering import covering, flat
+from kernelseam.parity.cases.covering import covering, fewest, flat
 
 F16, F32 = DType.float16, DType.float32
 
@@ -44,3 +44,15 @@ def test_what_adds_no_value_is_left_out() -> None:
     assert covering(
         [AttentionBwdSpec(plain), AttentionBwdSpec(causal), AttentionBwdSpec(causal)]
     ) == [AttentionBwdSpec(plain), AttentionBwdSpec(causal)]
+
+
+def test_few_have_every_value() -> None:
+    plain, causal, both = (
+        AttentionSpec(F16, 64, 64),
+        AttentionSpec(F16, 64, 64, True),
+        AttentionSpec(F16, 64, 64, True, mask=True),
+    )
+    other = AttentionSpec(F32, 64, 32, True)
+    assert fewest([plain, causal, both, other]) == [plain, other, both]
+    assert fewest([both, plain, causal, other, plain]) == [both, other, plain]
+    assert fewest([]) == []

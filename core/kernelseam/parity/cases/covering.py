@@ -29,3 +29,16 @@ def covering(specs: Iterable[Any], each_dtype: bool = True) -> list[Any]:
             chosen.append(spec)
             seen |= new
     return chosen
+
+
+def fewest(specs: Iterable[Any]) -> list[Any]:
+    """A small choice of the specs that has every field value which they have: again and again the
+    first of those with the most values that none chosen before had."""
+    left = {s: {(type(s), *pair) for pair in flat(s)} for s in specs}
+    chosen = []
+    while left:
+        best = max(left, key=lambda s: len(left[s]))
+        new = left.pop(best)
+        chosen.append(best)
+        left = {s: rest for s, values in left.items() if (rest := values - new)}
+    return chosen
