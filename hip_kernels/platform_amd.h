@@ -57,13 +57,13 @@ KS_DEVICE void warp_barrier() {
 }
 
 KS_DEVICE bool block_any(bool x) {
-  __shared__ int any;
+  __shared__ int told;
   block_barrier();  // everyone has read the last answer
-  any = 0;
+  told = 0;
   block_barrier();
-  if (x) any = 1;
+  if (x) told = 1;
   block_barrier();
-  return __builtin_amdgcn_readfirstlane(any);
+  return __builtin_amdgcn_readfirstlane(told);
 }
 
 template<int BYTES> KS_DEVICE char* shared_memory() {

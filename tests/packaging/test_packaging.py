@@ -106,7 +106,10 @@ def _one(folder: Path, pattern: str) -> Path:
     return found
 
 
-@pytest.fixture(scope="session", params=["wheel", "sdist", "editable"])
+AGAIN = pytest.mark.slow("builds each wheel again")
+
+
+@pytest.fixture(scope="session", params=["wheel", pytest.param("sdist", marks=AGAIN), "editable"])
 def installed(
     request: pytest.FixtureRequest, made_once: MadeOnce, built: Path, libraries: Path
 ) -> tuple[str, Path]:

@@ -24,7 +24,7 @@ _LIBRARY = {
     DType.float64: _OTHER,
 }
 ESTIMATED = Coefficients(
-    "estimated: none was measured",
+    "estimated: nobody has measured one",
     bandwidth=0.85,
     multiply=dict.fromkeys(DType, 0.8),
     call_seconds=3e-6,
