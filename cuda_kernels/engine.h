@@ -3,15 +3,18 @@
 #pragma once
 
 // Accumulators of 16×8 blocks, as mma.sync produces them: lane 4·g + t holds four elements of each block, two neighbours in
-// its first row (h = 0) and two in its second (h = 1). Place gives their rows and columns.
+// its first row (h = 0) and two in its second (h = 1). Place gives their rows and columns; neighbours are STEP columns apart (1, but
+// for one `map`).
 
 KS_DEVICE int lane_group() { return lane() / 4; }
 KS_DEVICE int lane_in_group() { return lane() % 4; }
 
+template<class Sum, int R, int C> struct AccumulatorFragment { Sum x[R / 16][C / 8][4]; };
+
 template<class S, class Place> struct Accumulators {
   typedef S Sum;
 
-  template<int R, int C> struct Acc { Sum x[R / 16][C / 8][4]; };
+  template<int R, int C> using Acc = AccumulatorFragment<Sum, R, C>;
   template<int R> struct Row { Sum x[R / 16][2]; };
 
   template<int R, int C> static KS_DEVICE void zero(Acc<R, C>& a) {
@@ -28,7 +31,7 @@ template<class S, class Place> struct Accumulators {
       for (int c = 0; c < C / 8; c++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-          a.x[r][c][e] = f(Place::row(r, e / 2), Place::column(c) + e % 2, a.x[r][c][e]);
+          a.x[r][c][e] = f(Place::row(r, e / 2), Place::column(c) + e % 2 * Place::STEP, a.x[r][c][e]);
   }
 
   template<int R, int C, class F> static KS_DEVICE void map2(Acc<R, C>& a, const Acc<R, C>& b, F f) {
@@ -38,7 +41,7 @@ template<class S, class Place> struct Accumulators {
       for (int c = 0; c < C / 8; c++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-          a.x[r][c][e] = f(Place::row(r, e / 2), Place::column(c) + e % 2, a.x[r][c][e], b.x[r][c][e]);
+          a.x[r][c][e] = f(Place::row(r, e / 2), Place::column(c) + e % 2 * Place::STEP, a.x[r][c][e], b.x[r][c][e]);
   }
 
   template<int R, int C, class F> static KS_DEVICE void map_pairs(Acc<R, C>& a, F f) {
@@ -154,6 +157,7 @@ template<class S, class Place> struct Accumulators {
 
 // Rows g and g + 8 of a block, columns 2t and 2t + 1: mma.sync's own fragment layout.
 struct AsMultiplied {
+  static constexpr int STEP = 1;
   static KS_DEVICE int row(int r, int h) { return 16 * r + lane_group() + 8 * h; }
   static KS_DEVICE int column(int c) { return 8 * c + 2 * lane_in_group(); }
 };

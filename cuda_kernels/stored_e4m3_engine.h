@@ -16,6 +16,12 @@ KS_DEVICE void ldmatrix_two_transposed(unsigned (&d)[2], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(d[0]), "=r"(d[1]) : "r"(address) : "memory");
 }
 
+// Of every two blocks of 8 columns the even columns of 16 and the odd ones.
+struct EvenAndOdd : AsMultiplied {
+  static constexpr int STEP = 2;
+  static KS_DEVICE int column(int c) { return c / 2 * 16 + 4 * lane_in_group() + c % 2; }
+};
+
 template<class T_> struct E4m3Engine {
   typedef T_ T;
   typedef MatrixEngine<T> E;
@@ -95,13 +101,7 @@ template<class T_> struct E4m3Engine {
 
   // Accumulators of a product with a factor that is not K_LAST.
   template<int R, int C, class F> static KS_DEVICE void map(Acc<R, C>& a, F f) {
-#pragma unroll
-    for (int r = 0; r < R / 16; r++)
-#pragma unroll
-      for (int c = 0; c < C / 8; c++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-          a.x[r][c][e] = f(AsMultiplied::row(r, e / 2), column(c) + 2 * (e % 2), a.x[r][c][e]);
+    Accumulators<float, EvenAndOdd>::map(a, f);
   }
   template<class Out, int R, int C> static KS_DEVICE void to_shared(Out out, const Acc<R, C>& a) {
     typedef typename Out::T To;
@@ -113,9 +113,8 @@ template<class T_> struct E4m3Engine {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           const float(&even)[4] = a.x[r][c], (&odd)[4] = a.x[r][c + 1];
-          *(Four*)&out.at(AsMultiplied::row(r, h), column(c)) = {convert<To>(even[2 * h]), convert<To>(odd[2 * h]),
-                                                                 convert<To>(even[2 * h + 1]), convert<To>(odd[2 * h + 1])};
+          *(Four*)&out.at(EvenAndOdd::row(r, h), EvenAndOdd::column(c)) = {
+              convert<To>(even[2 * h]), convert<To>(odd[2 * h]), convert<To>(even[2 * h + 1]), convert<To>(odd[2 * h + 1])};
         }
   }
-  static KS_DEVICE int column(int c) { return c / 2 * 16 + 4 * lane_in_group() + c % 2; }
 };

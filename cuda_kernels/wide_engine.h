@@ -19,6 +19,7 @@ template<class T, int COLS, bool K_LAST> struct WideLayout {
 
 // Rows 2g and 2g + 1; of every two blocks of 8 columns, columns 4t … 4t + 3.
 struct InFours {
+  static constexpr int STEP = 1;
   static KS_DEVICE int row(int r, int h) { return 16 * r + 2 * lane_group() + h; }
   static KS_DEVICE int column(int c) { return 8 * (c & ~1) + 4 * lane_in_group() + 2 * (c & 1); }
 };

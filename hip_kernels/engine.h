@@ -123,6 +123,40 @@ template<class T_> struct MatrixEngine {
       for (int b = 0; b < C / 16; b++) a.x[r][b] = 0.f;
   }
 
+#ifdef KS_WMMA
+  // A lane's sums are all of one row: 8 registers serve every block of columns. (CDNA subtracts in pairs beside its products.)
+  template<int R> struct Start { Sums x[R / 16]; };
+  template<int R> static KS_DEVICE Start<R> start(const Row<R>& v) {
+    Start<R> a;
+#pragma unroll
+    for (int r = 0; r < R / 16; r++) {
+      a.x[r] = v.x[r];
+      asm volatile("" : "+v"(a.x[r]));  // else they would be made of one register for each product
+    }
+    return a;
+  }
+  template<int R, int C> static KS_DEVICE void begin(Acc<R, C>& a, const Start<R>& v) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int b = 0; b < C / 16; b++) a.x[r][b] = v.x[r];
+  }
+  template<int R, int C> static KS_DEVICE void row_max_partial(Row<R>& out, const Acc<R, C>& a) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++) out.x[r] = largest(a, r);
+  }
+  template<int R> static KS_DEVICE void row_max_finish(Row<R>& a) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++) a.x[r] = joined(a.x[r]);
+  }
+  template<int R> static KS_DEVICE bool any_above(const Row<R>& a, const Row<R>& b) {
+    bool above = false;
+#pragma unroll
+    for (int r = 0; r < R / 16; r++) above |= a.x[r] > b.x[r];
+    return any_lane(above);
+  }
+#endif
+
   template<int R, int C, int K, class B>
   static KS_DEVICE void mma(Acc<R, C>& acc, const Operand<R, K>& a, B tile, int n0, int k0) {
     static_assert(C % 16 == 0 && K % 16 == 0 && R % 16 == 0, "shape of a matrix product");
@@ -219,18 +253,22 @@ template<class T_> struct MatrixEngine {
     for (int r = 0; r < R / 16; r++) changed |= v.x[r] != 1.f;
     if (any_lane(changed)) row_apply(a, v, [](float x, float y) { return x * y; });
   }
+  template<int R, int C> static KS_DEVICE float largest(const Acc<R, C>& a, int r) {
+    float v = a.x[r][0][0];
+#pragma unroll
+    for (int b = 0; b < C / 16; b++)
+#pragma unroll
+      for (int e = b == 0; e < BLOCK_SUMS; e++) v = maximum(v, a.x[r][b][e]);
+    return v;
+  }
+  static KS_DEVICE float joined(float v) {
+#pragma unroll
+    for (int m = 16; m < WARP; m *= 2) v = maximum(v, shuffle_xor(v, m));
+    return v;
+  }
   template<int R, int C> static KS_DEVICE void row_max(Row<R>& out, const Acc<R, C>& a) {
 #pragma unroll
-    for (int r = 0; r < R / 16; r++) {
-      float v = a.x[r][0][0];
-#pragma unroll
-      for (int b = 0; b < C / 16; b++)
-#pragma unroll
-        for (int e = b == 0; e < BLOCK_SUMS; e++) v = maximum(v, a.x[r][b][e]);
-#pragma unroll
-      for (int m = 16; m < WARP; m *= 2) v = maximum(v, shuffle_xor(v, m));
-      out.x[r] = v;
-    }
+    for (int r = 0; r < R / 16; r++) out.x[r] = joined(largest(a, r));
   }
   // By two sums of neighbours: instructions that add a pair take them.
   template<int R, int C> static KS_DEVICE void row_add_partial(Row<R>& out, const Acc<R, C>& a) {

@@ -57,13 +57,13 @@ KS_DEVICE void warp_barrier() {
 }
 
 KS_DEVICE bool block_any(bool x) {
-  __shared__ int told;
+  __shared__ int any;
   block_barrier();  // everyone has read the last answer
-  told = 0;
+  any = 0;
   block_barrier();
-  if (x) told = 1;
+  if (x) any = 1;
   block_barrier();
-  return __builtin_amdgcn_readfirstlane(told);
+  return __builtin_amdgcn_readfirstlane(any);
 }
 
 template<int BYTES> KS_DEVICE char* shared_memory() {

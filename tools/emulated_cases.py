@@ -106,6 +106,13 @@ GROUPS = (
         attention-f16-64-causal-nan-in-hidden-v attention-bf16-128-causal-nan-in-hidden-k""",
     ),
     Group(
+        "scores that rise, fall, jump to infinity or begin late; scales of 0 and below",
+        """attention-f16-64-climbing attention-f16-64-falling attention-f16-64-from-nothing
+        attention-f16-64-rises-again-and-again attention-bf16-128-causal-stays-then-rises
+        attention-bf16-128-rises-inf-in-k attention-f16-64-minus-inf-all
+        attention-f16-64-scale-negative attention-f16-64-causal-scale-0""",
+    ),
+    Group(
         "pages of 1, 16, 48 and 256 keys, one query",
         """attention-f16-64-pages-1 attention-f16-64-pages-16-ramp attention-f16-64-pages-48
         attention-f16-64-pages-256""",

@@ -28,6 +28,7 @@ from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.forking import new_lock
 from kernelseam.kernels.elements import divide_up
+from kernelseam.kernels.gemm.cost import end_bytes
 
 LIMIT = 2**31 - 1
 """Libraries take extents and row strides as 32-bit integers."""
@@ -198,7 +199,9 @@ class LibraryGemm(ABC):
         if few:
             blocks = 0  # bound by reading the matrix
         work = Work(
-            round(p.bytes_moved / rate.few_rows) if few else p.bytes_moved,
+            round(p.bytes_moved / rate.few_rows)
+            if few
+            else p.bytes_moved + end_bytes(p, rate.block),
             blocks,
             2.0 * m * n * p.K * p.reads_inputs,
             dtype=p.spec.dtype,

@@ -47,6 +47,8 @@ from mutant import Mutant  # noqa: E402
 from order import ptx, violations  # noqa: E402
 from sm90_gradient_mutants import FOLDER, WIDE_FOLDER  # noqa: E402
 from sm90_gradient_mutants import SAID as SAID_OF_GRADIENTS  # noqa: E402
+from sm90_latent_mutants import KERNEL as LATENT_KERNEL  # noqa: E402
+from sm90_latent_mutants import SAID as SAID_OF_LATENT  # noqa: E402
 from sm90_mutants import (  # noqa: E402
     LUCK,
     MUTANTS,
@@ -104,6 +106,7 @@ SAID = {
     "parts-fence": "no proxy fence between fragments and the arrival that hands them over",
     "transpose-fence": "no proxy fence between fragments and the arrival that hands them over",
     **SAID_OF_GRADIENTS,
+    **SAID_OF_LATENT,
 }
 
 
@@ -119,23 +122,16 @@ def order_in(text: str, tile: Any) -> list[str]:
     if isinstance(tile, HopperBackwardTile | HopperWideBackwardTile):
         return [x for x in violations(text, handed=True) if x not in GRADIENTS]
     if isinstance(tile, HopperLatentTile):
-        return violations(text, handed=True)
+        return violations(text, handed=True, exchanged=True)
     return violations(text, tile.out_stages, handed=isinstance(tile, HopperE4m3AttentionTile))
 
 
-FAST = [
-    (c, t)
-    for c, t in binaries.kernels("sm_90a", "sm90")
-    if c.kernel.entry != "attention_latent_sm90"
-]
-"""Not latent attention: its consumers exchange P and factors through shared memory by named
-barriers, and the rules are of kernels whose consumers do not."""
+FAST = binaries.kernels("sm_90a", "sm90")
 OFTEN = {
     (b.covered, tile)
     for b in kernel_table.binaries(TOOLCHAIN, "sm_90a", KERNELS)
     for tile in b.often
     if b.covered.kernel.name.startswith("sm90")
-    and b.covered.kernel.entry != "attention_latent_sm90"
 }
 """Binaries that every run of the tests compiles: with their PTX."""
 
@@ -197,8 +193,10 @@ def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
             "gradients": "attention-bwd-bf16-128-causal",
             "wide gradients": "attention-bwd-f16-256",
             "transposes": "attention-f16-64-e4m3fn-q",
+            "exchanges": "attention-bf16-576v512-causal-latent-pages-64",
         }
-        implementation = "sm90-e4m3" if what == "transposes" else "sm90"
+        ways = {"transposes": "sm90-e4m3", "exchanges": "sm90-latent"}
+        implementation = ways.get(what, "sm90")
         found = precompile.units([named(cases.get(what, "attention-f16-64"))], H200, implementation)
         ((kernel, spec, tile),) = [u for u in found if u[0].multiplies]
     made = bundle(kernel, spec, tile, TOOLCHAIN, "sm_90a")
@@ -210,6 +208,7 @@ def place(mutant: Mutant) -> str:
     places = {
         VALUE_FILTER: "cleans",
         VALUE_TRANSPOSE: "transposes",
+        LATENT_KERNEL: "exchanges",
         TF32_CONSUMER: "tf32",
         TF32_PRODUCER: "tf32x3",
     }

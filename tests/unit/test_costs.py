@@ -25,6 +25,7 @@ from h200_rows import (  # noqa: E402
     H200,
     HOPPER,
     LIBRARY,
+    LISTS,
     Row,
 )
 from kernelseam_cuda import archs, blas  # noqa: E402
@@ -130,7 +131,9 @@ def test_a_cost_tells_bytes_and_operations() -> None:
 # ---------------------------------------------------------------- beside what was measured
 
 
-@pytest.mark.parametrize("row", [*GEMM, *LIBRARY, *FORWARD, *BACKWARD], ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "row", [*GEMM, *LISTS, *LIBRARY, *FORWARD, *BACKWARD], ids=lambda r: r.name
+)
 def test_a_prediction_is_near_what_was_measured(row: Row) -> None:
     for name, us in predictions(row).items():
         within = SHORT_ERROR if row.us[name] < SHORT else ERROR
@@ -206,7 +209,7 @@ def test_lists_cost_what_they_were_measured_to_cost() -> None:
     assert more == pytest.approx(listed.us["shared"] / strided.us["shared"], abs=0.05)
 
 
-@pytest.mark.parametrize("row", [*GEMM, *GEMV, *HOPPER], ids=lambda r: r.name)
+@pytest.mark.parametrize("row", [*GEMM, *GEMV, *HOPPER, *LISTS], ids=lambda r: r.name)
 def test_the_choice_is_that_of_the_measurement(row: Row) -> None:
     actual = predictions(row)
     chosen = min(actual, key=actual.__getitem__)
@@ -230,7 +233,7 @@ def test_rows_say_where_they_are_from() -> None:
         a: c.source for a, c in archs.COSTS.items() if not c.source.startswith("estimated")
     } == {"sm_90a": "H200"}
     rocm = pytest.importorskip("kernelseam_rocm.archs", reason="kernelseam-rocm is not installed")
-    assert {c.source for c in rocm.COSTS.values()} == {"estimated: nobody has measured one"}
+    assert {c.source for c in rocm.COSTS.values()} == {"estimated: none was measured"}
     assert all(r.costs is rocm.COSTS[a] for a, r in rocm.ROWS.items())
 
 

@@ -397,6 +397,23 @@ def test_a_factor_along_m_has_a_ring_of_four_slices() -> None:
     assert HALF.config(d_input, HALF.tile(d_input, ROW, H200), ROW, H200).programmatic
 
 
+def test_lists_at_any_place_are_stored_by_warps_or_read_by_pairs() -> None:
+    """Where matrices begin within lines of the cache: rows of 256 bytes share fewer of them where C
+    is most of what is moved, and pairs read fewer of them."""
+    many = {"view": "pointers", "b_transposed": True, "heads": 1}
+    scores, square = problem(2048, 2048, 128, 256, **many), problem(1024, 1024, 1024, 64, **many)
+    limits = replace(LIMITS, operations_per_second={"bfloat16": 1.07e15})
+    for p, whole, other in (
+        (scores, "128x128-5-tma-cfirst", "256x128-4-rows"),
+        (square, "128x128-5-tma", "128x256-4-tma-2together"),
+    ):
+        names = [
+            HALF.tile(replace(p, whole_lines=w), ROW, replace(H200, limits=limits)).name
+            for w in (True, False)
+        ]
+        assert names == [whole, other]
+
+
 def test_segments_have_a_map_each_and_the_head_that_each_begins_with() -> None:
     segments = tuple(Segment(n, (64 * 512 * n, 64 * 512, 64)) for n in (4, 2, 2))
     p = replace(

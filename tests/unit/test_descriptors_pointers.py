@@ -260,6 +260,26 @@ def test_alignment_is_a_promise_that_check_verifies(acme: Any, refused: Refused)
     )
 
 
+@pytest.mark.parametrize(
+    ("first", "alignment", "whole"),
+    [(0, None, True), (16, None, False), (0, 16, True), (None, 128, True), (None, 16, False)],
+)
+def test_a_problem_knows_whether_lists_begin_lines(
+    first: int | None, alignment: int | None, whole: bool
+) -> None:
+    """By the addresses of host lists, else by the promise; plans are cached by it, and serve
+    both."""
+    addresses = [4096, 65536, 3 << 16]
+    lists = {
+        f"{n}_ptrs": 0 if first is None else [x + i * (1 << 20) + first for x in addresses]
+        for i, n in enumerate("ABC", 1)
+    }
+    problem = BatchedGemmPointers(
+        M=64, N=64, K=64, batch=3, dtype="float16", alignment=alignment, **lists
+    ).problem()
+    assert problem.whole_lines is whole and problem.spec.vector_c == 16
+
+
 def test_device_lists_under_check(acme: Any, refused: Refused) -> None:
     a, b, c = lists()
     given = {f"{n}_ptrs": on_device(x) for n, x in zip("ABC", (a, b, c), strict=True)}

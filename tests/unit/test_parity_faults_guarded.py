@@ -34,6 +34,7 @@ FAULTS = {
     "rare-first-row": "attention-f16-64-rises-sums-every-24",
     "rare-unscaled": "attention-f16-64-rises-infinite",
     "rare-by-sum": "attention-f16-128-faint",
+    "half-leads": "attention-f16-128-faint",
 }
 
 

@@ -304,6 +304,7 @@ def test_a_bundle_holds_what_its_main_file_includes_and_nothing_else() -> None:
     assert [n for n, _ in source.files] == [
         "gemm/gemm.h",
         "gemm/heads.h",
+        "gemm/scales.h",
         "platform.h",
         "tile/base.h",
         "tile/simt.h",

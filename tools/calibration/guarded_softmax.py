@@ -23,6 +23,9 @@ LIMIT = np.float32(2**15)
 LARGEST_SUM = np.float32(1e30)
 STAYS = np.float32(8)
 """In base 2: an online step keeps a reference that would grow by no more."""
+LEAD = np.float32(15)
+"""In base 2, of bfloat16: how far above a row's largest score its reference may be set where a
+block's sums move it."""
 ROWS, WARP_ROWS, LANES = 64, 16, 4
 """Of a warpgroup, of a warp, and lanes that share a row."""
 
@@ -41,6 +44,7 @@ GUARDED_FAULTS = {
     "rare-unscaled": "products that are computed again lack the scale",
     "rare-by-sum": "the new reference is a thread's sum and not its mean: it can be 2^5 above "
     "the largest weight",
+    "half-leads": "references of float16 lead, too, as only bfloat16's weights may be so small",
 }
 
 
@@ -95,6 +99,11 @@ class _Head:
     """In base 2, and scale over the cap."""
     exp2: Callable[[Single], Single]
     fault: str
+
+    @property
+    def lead(self) -> np.float32:
+        leads = self.fault == "half-leads" or np.dtype(self.dtype) != np.float16
+        return LEAD if leads else np.float32(0)
 
     def scores(self, q: Single, block: int) -> Single:
         """[64, BN]: products, or capped scores in base 2."""
@@ -231,7 +240,7 @@ def _guarded(head: _Head, state: _State, s: Single) -> Single:
         rows = slice(WARP_ROWS * warp, WARP_ROWS * (warp + 1))
         own = _State(state.m[rows], state.l[rows], state.o[rows])
         if head.fault == "infinite-by-sums" or (threads[warp] < LARGEST_SUM).all():
-            p[rows], sums[rows] = _rebase_by_sums(own, p[rows], sums[rows], head.fault)
+            p[rows], sums[rows] = _rebase_by_sums(own, p[rows], sums[rows], head)
         else:
             p[rows], sums[rows] = _rebase_by_tops(head, own, s[rows])
         state.m[rows], state.l[rows], state.o[rows] = own.m, own.l, own.o
@@ -239,12 +248,13 @@ def _guarded(head: _Head, state: _State, s: Single) -> Single:
     return p
 
 
-def _rebase_by_sums(own: _State, p: Single, sums: Single, fault: str) -> tuple[Single, Single]:
+def _rebase_by_sums(own: _State, p: Single, sums: Single, head: _Head) -> tuple[Single, Single]:
     """A warp's block over the largest mean of the four lanes of a row, which no weight's maximum is
-    below."""
+    below, and a lead above it."""
+    fault = head.fault
     elements = 1 if fault == "rare-by-sum" else p.shape[1] // LANES
     most = sums.max(axis=1) / np.float32(elements)
-    to = np.where(most > 1, own.m + np.log2(most), own.m)
+    to = np.where(most > 1, own.m + (np.log2(most) + head.lead), own.m)
     fade = np.exp2(own.m - to)
     if fault == "rare-first-row":
         fade = np.tile(fade[: WARP_ROWS // 2], 2)

@@ -14,9 +14,9 @@ from jax.custom_derivatives import SymbolicZero
 
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.interop.jax_host import Run, by_platform, given, outline, refuse_gradient
-from kernelseam.ops.attention import EXTENTS, attention_work
 from kernelseam.ops.attention_bwd import gradient_work
 from kernelseam.ops.attention_options import GradientOptions, Options
+from kernelseam.ops.attention_work import EXTENTS, attention_work
 from kernelseam.ops.signatures import DenseJax
 
 Array = Any

@@ -13,8 +13,8 @@ from kernelseam.descriptors.common.validation import flag
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.attention import EXTENTS
 from kernelseam.ops.attention_options import GradientOptions
+from kernelseam.ops.attention_work import EXTENTS
 from kernelseam.ops.calling import Operation, not_none, operate, unexpanded_shape
 from kernelseam.ops.signatures import Array
 

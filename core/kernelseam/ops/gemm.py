@@ -12,7 +12,7 @@ from kernelseam.descriptors.gemm.fields import scale_block_of
 from kernelseam.descriptors.gemm.strided import group_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, check_rank, operate
+from kernelseam.ops.calling import Operation, check_rank, not_none, operate
 from kernelseam.ops.products import check_matrices, matrices, multiply
 from kernelseam.ops.signatures import Array
 
@@ -70,23 +70,16 @@ def bmm(
     Returns the result (``out`` where it was given). Raises InvalidValue for what does not fit
     together, Unsupported with each implementation's reason.
     """
-    how = (True, a_transposed, b_transposed, alpha, beta, out_dtype, precision)
-    options = (*how, of_three(scale_block))
-    product: Array = _multiplied(
-        {
-            "a": a,
-            "b": b,
-            "out": out,
-            "bias": bias,
-            "residual": residual,
-            "a_scales": a_scales,
-            "b_scales": b_scales,
-        },
-        options,
-        backend,
-        implementation,
-        stream,
-    )
+    if scale_block is not None:
+        scale_block = of_three(scale_block)
+    how = (True, a_transposed, b_transposed, alpha, beta, out_dtype, precision, scale_block)
+    arrays: dict[str, Any] = {"a": a, "b": b}
+    if out is not None:
+        arrays["out"] = out
+    if not (bias is residual is a_scales is b_scales is None):
+        arrays |= not_none(bias=bias, residual=residual, a_scales=a_scales, b_scales=b_scales)
+    results = operate(gemm_work, arrays, how, backend, implementation, stream)
+    product: Array = results["out"] if out is None else out
     return product
 
 
@@ -112,36 +105,17 @@ def matmul2d(
 ) -> Array:
     """alpha·op(a)·op(b) + beta·out + bias + residual of a [M, K], b [K, N], bias [N], residual [M,
     N], a_scales [M], b_scales [N]; everything else as in ``bmm``."""
-    how = (False, a_transposed, b_transposed, alpha, beta, out_dtype, precision)
-    options = (*how, of_three(scale_block))
-    product: Array = _multiplied(
-        {
-            "a": a,
-            "b": b,
-            "out": out,
-            "bias": bias,
-            "residual": residual,
-            "a_scales": a_scales,
-            "b_scales": b_scales,
-        },
-        options,
-        backend,
-        implementation,
-        stream,
-    )
+    if scale_block is not None:
+        scale_block = of_three(scale_block)
+    how = (False, a_transposed, b_transposed, alpha, beta, out_dtype, precision, scale_block)
+    arrays: dict[str, Any] = {"a": a, "b": b}
+    if out is not None:
+        arrays["out"] = out
+    if not (bias is residual is a_scales is b_scales is None):
+        arrays |= not_none(bias=bias, residual=residual, a_scales=a_scales, b_scales=b_scales)
+    results = operate(gemm_work, arrays, how, backend, implementation, stream)
+    product: Array = results["out"] if out is None else out
     return product
-
-
-def _multiplied(
-    given: dict[str, Any],
-    options: tuple[Any, ...],
-    backend: str | None,
-    implementation: str | None,
-    stream: object,
-) -> Any:
-    arrays = {name: x for name, x in given.items() if name in "ab" or x is not None}
-    results = operate(gemm_work, arrays, options, backend, implementation, stream)
-    return results["out"] if given["out"] is None else given["out"]
 
 
 def gemm_work(
@@ -293,7 +267,7 @@ def _by_column(name: str, info: ArrayInfo, wanted: tuple[int, ...]) -> ArrayInfo
 
 
 def of_three(scale_block: Any) -> Any:
-    """A list as a tuple: calls are remembered by their options."""
+    """A list as a tuple: planned calls are cached by their options."""
     return tuple(scale_block) if isinstance(scale_block, list) else scale_block
 
 

@@ -46,6 +46,8 @@ struct ValuesTransposed {
 // bound them, may be as large as p: what is 2^-15 of a row's largest p is not yet 0.
 constexpr int HEADROOM = E4M3 ? 5 : 0, RISE = E4M3 ? 3 : 8;
 static_assert(!E4M3 || max_of(KS_AHEAD, BN / 2 - KS_AHEAD) / 4 * (1 << HEADROOM) < 448, "equal scores fit");
+// bfloat16 has room below 1 as above it: p may be as small as 2^-LEAD of what it was, and then grow by as much as it may anyway.
+constexpr int LEAD = Same<T, bf16>::value ? 15 : 0;
 constexpr int P_REGISTERS = BN / 8 * SIZE;
 typedef Choose<E4M3, ValuesTransposed, ValuesAsLoaded>::type Values;
 constexpr int V_STAGES = Values::STAGES_LOADED;

@@ -85,7 +85,7 @@ struct Consumer {
                         int tile, int row, int block, const Factor& f) const {
     if (__all_sync(~0u, sum[0] + sum[1] < LARGEST_SUM)) {
       if constexpr (E4M3) rebase_by_largest<HEADROOM>(p, o, m, l, sum, correction);
-      else rebase_by_sums(p, o, m, l, sum);
+      else rebase_by_sums<LEAD>(p, o, m, l, sum);
       return;
     }
     const WorkTile& w = storage.work_tiles[opaque(tile) % WORK_SLOTS];

@@ -159,14 +159,15 @@ template<int N, int M> KS_DEVICE void round_weights(u32 (&p)[M], const float (&s
 
 // ---- rebasing (rare)
 
-// A block whose sums exceeded LIMIT and are finite: divides by the mean p of the lane with the largest sum of a row. That is no
-// more than the row's largest p, so nothing underflows that an online softmax keeps, and every p becomes at most N/2.
-template<int N, int M>
+// A block whose sums exceeded LIMIT and are finite: divides by the mean p of the lane with the largest sum of a row, and by 2^LEAD.
+// The mean is no more than the row's largest p, so the reference is at most LEAD above its largest score, and every p becomes at
+// most N/2. Where scores rise from block to block, a lead makes this rarer.
+template<int LEAD, int N, int M>
 KS_DEVICE void rebase_by_sums(float (&p)[N], float (&o)[M], float (&m)[2], float (&l)[2], float (&sum)[2]) {
   float correction[2];
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const float most = quad_max(sum[r]) * (2.f / N), to = most > 1.f ? m[r] + log2_fast(most) : m[r];
+    const float most = quad_max(sum[r]) * (2.f / N), to = most > 1.f ? m[r] + (log2_fast(most) + LEAD) : m[r];
     correction[r] = exp2_fast(m[r] - to);
     m[r] = to;
     sum[r] *= correction[r], l[r] *= correction[r];

@@ -1,5 +1,6 @@
 // What the roles of a block share: sizes, shared memory, rings, arguments. Constants: see gemm.h.
 #pragma once
+#include "gemm/scales.h"
 #include "sm90/gemm/matrix.h"
 #include "sm90/gemm/tiles.h"
 #include "sm90/pipeline.h"
@@ -60,17 +61,6 @@ static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
 // a1, a2: of the other operands that A's heads come from; c1, c2: that C's columns go to.
 struct Maps { const TensorMap &a, &b, &c, &residual, &a1, &a2, &c1, &c2; };
 
-// Scales of A's rows, by A's batch and head, and of B's columns, by B's; or of blocks of them along K.
-struct Scales {
-  struct {
-    const float* base;
-    i64 batch, head;
-    int row;
-#if KS_SCALE_K
-    int k;
-#endif
-  } a, b;
-};
 #if KS_SCALE_K
 static_assert(KS_SCALE_K == BK && KS_SCALE_N % BN == 0, "a slice's sums have one scale of a row and one of all columns");
 #endif

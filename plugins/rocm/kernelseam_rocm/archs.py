@@ -24,7 +24,7 @@ _LIBRARY = {
     DType.float64: _OTHER,
 }
 ESTIMATED = Coefficients(
-    "estimated: nobody has measured one",
+    "estimated: none was measured",
     bandwidth=0.85,
     multiply=dict.fromkeys(DType, 0.8),
     call_seconds=3e-6,

@@ -23,6 +23,8 @@ WORDS = {
     "distant arrive": r"mbarrier\.arrive\.shared::cluster",
     "cluster meeting": r"barrier\.cluster\.wait",
     "meeting": r"bar(?:rier)?\.(?:cta\.)?(?:sync|arrive|red)",
+    "warp meeting": r"bar\.warp\.sync",
+    "await": r"mbarrier\.try_wait",
     "fragment": r"stmatrix\.",
     "fragment load": r"ldmatrix\.|ld\.shared::cta\.v2\.f32",
     "plain store": r"st\.(?:volatile\.)?shared\.v[24]",
@@ -71,12 +73,17 @@ def steps(text: str) -> Iterator[tuple[str, int]]:
         yield word, int(groups["read"] or groups["bulk"] or groups["products"] or 0)
 
 
-def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False) -> list[str]:
+def violations(
+    text: str, panels: int = 1, ahead: int = 0, handed: bool = False, exchanged: bool = False
+) -> list[str]:
     """What is out of order.
 
     ``panels``: of the staging memory, so many may be on their way out while another is written.
     ``ahead``: groups of products that may still run where a new step begins. ``handed``: an
     arrival tells of what was stored to or read from shared memory, which others read or write.
+    ``exchanged``: so does a meeting, of fragments that others multiply or have multiplied; factors
+    may be copied by threads; a step's scores begin in two parts; and what a warp stores right
+    behind a meeting of its own is for itself.
     """
     results: list[str] = []
 
@@ -87,11 +94,14 @@ def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False)
     created = True  # whether a fence followed the barriers that were made
     plain = laid = True  # and plain stores to shared memory, and fragments
     read = True  # and reads of fragments, where TMA writes next
+    fenced = True  # and copies that a barrier told of, before the products that read them
     started = False  # whether registers are fenced for products
     waited = True  # for all that leaves shared memory
     together = True  # since a barrier of another block was arrived at
     running = begun = leaving = 0  # groups of products, all and of this step; groups of stores
+    own = False  # whether a warp has just met, and then done nothing but store
     for word, number in steps(text):
+        own = word == "warp meeting" or (own and word == "plain store")
         if word == "init":
             created = False
         elif word == "init fence":
@@ -104,7 +114,12 @@ def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False)
                 "made them",
             )
             rule(read, "no proxy fence between fragments that were read and the meeting of readers")
+            if exchanged:
+                rule(laid, "no proxy fence between fragments and the meeting that hands them over")
+                rule(running == 0, "fragments are given back while products read them")
             together = together or word == "cluster meeting"
+        elif word == "await":
+            fenced = not exchanged
         elif word == "fragment":
             laid = False
             rule(leaving < panels, "a panel is written while stores from it have not been read")
@@ -112,9 +127,9 @@ def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False)
         elif word == "fragment load":
             read = False
         elif word == "plain store":
-            plain = False
+            plain = plain and exchanged and own
         elif word == "proxy fence":
-            plain = laid = read = True
+            plain = laid = read = fenced = True
         elif word == "bulk store":
             rule(
                 plain and laid,
@@ -127,9 +142,12 @@ def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False)
             leaving = min(leaving, number)
             waited = waited or word == "bulk wait"
         elif word == "product fence":
-            rule(running <= ahead, "a step begins while products of the one before run")
-            started, begun, running = True, 0, max(running, ahead)  # as in a loop's later turns
+            rule(running <= ahead + exchanged, "a step begins while products of the one before run")
+            if not (exchanged and running == 1):  # the second part of the same step
+                begun, running = 0, max(running, ahead)  # as in a loop's later turns
+            started = True
         elif word == "product":
+            rule(fenced, "no proxy fence between copies by threads and the products that read them")
             rule(started, "no fence between registers written and the products that use them")
         elif word == "commit":
             running, begun = running + 1, begun + 1

@@ -12,9 +12,11 @@ TWO_QUERIES, PAGES, SPLIT, SPLIT_RAMP = (
 LENGTHS, ODD_PAGES = "attention-bf16-576v512-latent-lengths", "attention-f16-576v512-latent-pages-5"
 
 
-def _mutant(name: str, place: str, find: str, plant: str, case: str, what: str) -> Mutant:
+def _mutant(
+    name: str, place: str, find: str, plant: str, case: str, what: str, said: str = ""
+) -> Mutant:
     return Mutant(
-        f"latent-{name}", place, find, plant, case, "", what, implementation="sm90-latent"
+        f"latent-{name}", place, find, plant, case, said, what, implementation="sm90-latent"
     )
 
 
@@ -107,4 +109,55 @@ MUTANTS = (
         SPLIT,
         "parts are added up without their references",
     ),
+    _mutant(
+        "weights-fence",
+        KERNEL,
+        "p[4 * j + 3]);\n    async_proxy_fence();",
+        "p[4 * j + 3]);",
+        PAGES,
+        "the other consumer's products may read P of the tile before",
+        "order",
+    ),
+    _mutant(
+        "weights-given-back-early",
+        KERNEL,
+        "wgmma_wait<0>();\n        named_barrier_arrive(EMPTY, EXCHANGE);",
+        "named_barrier_arrive(EMPTY, EXCHANGE);\n        wgmma_wait<0>();",
+        SPLIT,
+        "P is written over while products read it",
+        "order",
+    ),
+    _mutant(
+        "copies-fence",
+        KERNEL,
+        "async_proxy_fence();  // what cp.async wrote",
+        "// what cp.async wrote",
+        ODD_PAGES,
+        "products may read what was in shared memory before keys were copied there",
+        "order",
+    ),
+    _mutant(
+        "keys-released-early",
+        KERNEL,
+        "wgmma_wait<0>();\n        pin(o);\n        release(0, now);",
+        "release(0, now);\n        wgmma_wait<0>();\n        pin(o);",
+        SPLIT,
+        "keys are handed back while the products of their values read them",
+        "order",
+    ),
 )
+
+SAID = {
+    "latent-weights-fence": "no proxy fence between fragments and the meeting that hands them over",
+    "latent-weights-given-back-early": "fragments are given back while products read them",
+    "latent-copies-fence": "no proxy fence between copies by threads and the products that read "
+    "them",
+    "latent-keys-released-early": "a slot is handed back while products read it",
+}
+"""What the check of the order of PTX says of those that it finds."""
+LUCK = {
+    "latent-weights-fence": "stores to shared memory mostly arrive before wgmma reads them",
+    "latent-copies-fence": "the same of copies",
+    "latent-weights-given-back-early": "the next P comes later than the products end",
+    "latent-keys-released-early": "the next keys do",
+}

@@ -641,6 +641,14 @@ MUTANTS = (
         "earlier sums keep their reference",
     ),
     _mutant(
+        "half-leads",
+        BLOCK,
+        "Same<T, bf16>::value ? 15 : 0;",
+        "15;",
+        "attention-f16-128-faint",
+        "references of float16 lead, too",
+    ),
+    _mutant(
         "tops-not-rebased",
         SOFTMAX,
         "m[r] = now;\n    l[r] *= correction[r];",
@@ -1138,6 +1146,7 @@ LUCK = {
     "fragments-fence": "reads are mostly over before TMA's next writes arrive",
     "parts-fence": "stores to shared memory mostly arrive before products read them",
     **sm90_gradient_mutants.LUCK,
+    **sm90_latent_mutants.LUCK,
 }
 """Why a GPU may show nothing. Where the binary is the same, nvrtc 13.5 put the fence there by
 itself."""

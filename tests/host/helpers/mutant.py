@@ -142,7 +142,8 @@ shows in them."""
 
 # Where to look: a folder's files, or one file.
 GEMM, ATTENTION, BASE, SIMT = "gemm/", "attention/", "tile/base.h", "tile/simt.h"
-FORWARD, DECODE = "attention/forward.h", "attention/decode.h"
+FORWARD, DECODE = "attention/forward.h", "attention/decode"
+START = "attention/start.h"
 HOST, WARPS = "platform.h", "host/warps.h"
 
 # What kills: words of verdicts, and what sanitizers call it.

@@ -51,7 +51,9 @@ def product(
     tiles: dict[tuple[int, int], float] | None = None,
     layout: str = "NT",
     view: str = "strided",
+    alignment: int = 128,
 ) -> Row:
+    """``alignment``: of lists' matrices."""
     extents = {
         "M": M,
         "N": N,
@@ -63,8 +65,9 @@ def product(
     problem = BatchedGemmStrided(**extents).problem()  # type: ignore[arg-type]
     if view == "pointers":
         lists = {f"{n}_ptrs": 0 for n in "ABC"}
-        problem = BatchedGemmPointers(**extents, **lists, alignment=16).problem()  # type: ignore[arg-type]
-    return Row(f"{count} × {M}×{N}×{K} {dtype} {view}", problem, us, tiles or {})
+        problem = BatchedGemmPointers(**extents, **lists, alignment=alignment).problem()  # type: ignore[arg-type]
+    more = f" at {alignment}" * (alignment != 128)
+    return Row(f"{count} × {M}×{N}×{K} {dtype} {view}{more}", problem, us, tiles or {})
 
 
 def both(cublas: float, shared: float) -> dict[str, float]:
@@ -99,6 +102,9 @@ GEMM = (
     product(65536, 8, 8, 8, "float16", both(212.2, 44.7)),
     product(65536, 16, 16, 16, "float16", both(207.3, 44.0)),
     product(16384, 32, 32, 32, "float16", both(58.3, 33.5)),
+    product(384, 512, 512, 64, "float64", both(431, 443), {BIG: 550, NARROW: 443, (64, 64): 439}),
+    product(64, 512, 512, 512, "float64", both(327, 396), layout="NN"),
+    product(1, 2048, 2048, 2048, "float64", both(299, 392), layout="NN"),
 )
 # in turns: products by TMA and wgmma, the tile that the model chooses, beside the others
 HOPPER = (
@@ -123,6 +129,29 @@ HOPPER = (
     ),
     product(8192, 32, 32, 32, "float16", {"cublas": 29.9, "shared": 14.5}, layout="NN"),
     product(384, 1, 512, 64, "float16", {"cublas": 7.9, "sm90": 10.8}),
+)
+# lists: matrices that were allocated one by one, and matrices at uneven gaps of 16 bytes
+LISTS = tuple(
+    product(
+        *extents,
+        "float16",
+        {"sm90": ours, "cublas-batched": cublas},
+        layout=layout,
+        view="pointers",
+        alignment=alignment,
+    )
+    for extents, layout, alignment, ours, cublas in (
+        ((384, 512, 512, 64), "NT", 128, 71.9, 81.9),
+        ((384, 512, 64, 512), "NN", 128, 62.6, 65.7),
+        ((256, 2048, 2048, 128), "NT", 128, 706.9, 777.0),
+        ((256, 2048, 128, 2048), "NN", 128, 609.2, 627.0),
+        ((64, 1024, 1024, 1024), "NN", 128, 235.0, 251.0),
+        ((384, 512, 512, 64), "NT", 16, 97.4, 113.7),
+        ((384, 512, 64, 512), "NN", 16, 72.4, 71.7),
+        ((256, 2048, 2048, 128), "NT", 16, 1297.0, 1028.0),
+        ((256, 2048, 128, 2048), "NN", 16, 869.3, 686.0),
+        ((64, 1024, 1024, 1024), "NN", 16, 252.0, 254.0),
+    )
 )
 # few rows or columns, in turns and in graphs: vectors by matrices, the tile that the model chooses
 GEMV = (

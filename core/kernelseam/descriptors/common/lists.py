@@ -3,7 +3,7 @@ their conversion to strides."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
@@ -31,6 +31,8 @@ from kernelseam.descriptors.common.validation import (
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 
+LINE = 128
+"""Bytes of a line of a GPU's L2 cache."""
 SPACED = "addresses are evenly spaced: the strided way is taken"
 
 
@@ -123,6 +125,20 @@ def _alignment(given: AddressList | None, dtype: DType, promise: object) -> int:
     if given is None or given.addresses is None or (given.addresses % WIDE).any():
         return dtype.itemsize
     return WIDE
+
+
+def begin_lines(
+    given: Mapping[str, AddressList], names: Iterable[str], promise: int | None
+) -> bool:
+    """Whether the matrices of these lists begin at multiples of LINE: of lists that the host can
+    read by their addresses, of others by the promise."""
+
+    def begins(one: AddressList | None) -> bool:
+        if one is None or one.addresses is None:
+            return promise is not None and promise % LINE == 0
+        return not (one.addresses % LINE).any()
+
+    return all(begins(given.get(n)) for n in names)
 
 
 @dataclass(frozen=True)

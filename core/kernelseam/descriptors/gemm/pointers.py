@@ -13,6 +13,7 @@ from kernelseam.descriptors.common.lists import (
     EvenlySpaced,
     Lists,
     arrays_of,
+    begin_lines,
     completed,
     first_arrays,
     given_row,
@@ -64,7 +65,8 @@ class BatchedGemmPointers:
 
     ``alignment``: a multiple of bytes that all addresses keep, a power of two. It is found from
     host lists where it is left out; for lists that the host cannot read it is then the element
-    size. Promise 16 for 16-byte accesses.
+    size. Promise 16 for 16-byte accesses; 128 tells, too, that matrices begin with lines of the
+    cache, which lets dispatch choose for such.
 
     Host lists are checked for null, misaligned and equal (or overlapping) addresses;
     ``bind(check=True)`` copies device lists to the host, which synchronises, and checks them too.
@@ -167,6 +169,7 @@ class BatchedGemmPointers:
             residual_strides=strides.get("residual_ptrs", (0, 0, 0)),
             a_scale_strides=(0, 0, int(scaled)),
             b_scale_strides=(0, 0, int(scaled)),
+            whole_lines=begin_lines(given, kinds.keys() - {*VECTORS}, self.alignment),
         )
         put(self, "_problem", problem)
         put(self, "_lists", Lists.of(problem, matrices, given, vectors, self.alignment is not None))

@@ -184,6 +184,9 @@ class GemmProblem:
     """(batch, head of B, column of op(B))."""
     scale_k_strides: tuple[int, int] = (0, 0)
     """Of A's scales and of B's, from one block of k to the next."""
+    whole_lines: bool = False
+    """Of lists: whether all matrices are known to begin with a line of the cache. It concerns time
+    alone: a plan serves lists that do not."""
 
     operation = "gemm"
 

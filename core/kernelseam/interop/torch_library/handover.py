@@ -9,11 +9,11 @@ import torch
 
 from kernelseam.interop.torch_library import attention, gemm, merge, projection
 from kernelseam.interop.torch_library.dtypes import accumulator, torch_dtype
-from kernelseam.ops import attention as attention_ops
 from kernelseam.ops import gemm as gemm_ops
 from kernelseam.ops import merge as merge_ops
 from kernelseam.ops import projection as projection_ops
 from kernelseam.ops.attention_options import Options
+from kernelseam.ops.attention_work import attention_work
 
 Tensor = Any
 Arrays = Mapping[str, Tensor]
@@ -159,7 +159,7 @@ def _output(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> 
 
 
 OPERATORS: dict[Any, Any] = {
-    attention_ops.attention_work: _attention,
+    attention_work: _attention,
     gemm_ops.gemm_work: _product,
     merge_ops.merge_work: _merged,
     projection_ops.qkv_work: _qkv,

@@ -3,9 +3,10 @@
 //
 // Algorithm (flash-decoding with a work list cut as stream-K cuts products; Dao et al. 2023; Osama et al., PPoPP 2023): an item is
 // a KV head of a sequence with up to ROWS of its rows, the queries of the group's heads. Its keys are tiles of BN, and ITEM_COST
-// places before them stand for the time that an item takes beside its tiles. All places of all items are one list, of which each
-// block takes an equal part: it finds where its part begins by a prefix sum over the sequences' lengths, in device memory. A block's warps take tiles in turn, each with a ring of its own and an online softmax of its
-// own (forward.h), so that no barrier holds up the copies; copies run on into the next item. At an item's end the warps' states
+// places before them stand for the time that an item takes beside its tiles. All places of all items are one list (decode_list.h), of
+// which each block takes an equal part: it finds where its part begins by a prefix sum over the sequences' lengths, in device memory.
+// A block's warps take tiles in turn, each with a ring of its own and an online softmax of its own (forward.h), so that no barrier
+// holds up the copies; copies run on into the next item. At an item's end the warps' states
 //   (m, l, o):  m' = max m_w,  l' = Σ l_w·2^(m_w − m'),  o' = Σ o_w·2^(m_w − m')
 // are joined through the stages that were read last. Where the item is the block's alone the result is o'/l'. Else the block leaves
 // its state in the workspace and counts itself; the last of the item's blocks joins the states in the order of the keys, writes the
@@ -14,10 +15,12 @@
 // Constants: those of scores.h and sequences.h (but KS_GROUPED: a group's heads always share rows); KS_T, KS_OUT, KS_DQK, KS_DV,
 // KS_LSE, KS_VECTOR, KS_WARPS, KS_ROWS, KS_BN (keys of a warp's tile), KS_STAGES (of a warp), KS_Q_RESIDENT, KS_ITEM_COST,
 // KS_MIN_BLOCKS, KS_SHARED_BYTES; those of stored.h.
-// Shared memory: ROWS·DQ·size for queries (their own size, where the platform keeps them so); WARPS·STAGES·max(BN·(DQ + DO)·size, ROWS·DO·4) for rings, in which the states are joined
-// (size being that of keys as the platform keeps them); WARPS·(8·ROWS + 16·BN + 16) for m, l, and where rows lie in pages; with
-// scales of blocks WARPS·STAGES·BN·8.
+// Shared memory: ROWS·DQ·size for queries (their own size, where the platform keeps them so); WARPS·STAGES·max(BN·(DQ + DO)·size,
+// ROWS·DO·4) for rings, in which the states are joined (size being that of keys as the platform keeps them); WARPS·(8·ROWS + 16·BN +
+// 16) for m, l, and where rows lie in pages; with scales of blocks WARPS·STAGES·BN·8.
 // Registers: ROWS·(DO + BN)/lanes for o and s, ROWS·DQ/(2·lanes) more for queries that stay.
+#include "attention/decode_list.h"
+#include "attention/decode_state.h"
 #include "attention/stored.h"
 
 typedef KS_T T;
@@ -32,8 +35,7 @@ typedef Engine<T, Query>::Tile<ROWS, DQ, true> TileQ;
 typedef EV::Tile<BN, DQ, true> TileK;
 typedef EV::Tile<DO, BN, false> TileV;
 typedef PlainTile<float, ROWS, DO> TileO;
-constexpr int ITEM_COST = KS_ITEM_COST;
-constexpr int COLUMNS = 4, GROUPS = DO / COLUMNS;  // neighbouring columns that a thread joins
+constexpr int GROUPS = DO / COLUMNS;
 constexpr int COPIED_BYTES = TileK::BYTES + TileV::BYTES;
 constexpr int STAGE_BYTES = COPIED_BYTES > TileO::BYTES ? COPIED_BYTES : TileO::BYTES;
 constexpr int LOOK_UPS = (BN + WARP - 1) / WARP;
@@ -52,31 +54,6 @@ struct Parts {
   int batch, blocks;
 };
 
-// The list of `total` places, cut: the first `more` blocks take one place more than `each`.
-struct Cut {
-  int blocks, each, more;
-  KS_DEVICE int begin(int block) const { return block * each + min_of(block, more); }
-  // The block that takes a place.
-  KS_DEVICE int taker(int place) const {
-    const int longer = more * (each + 1);
-    return place < longer ? place / (each + 1) : more + (place - longer) / each;
-  }
-};
-
-// A sequence in the list: tiles of keys [first, last) that some of its queries see. Without any it has the place of one, too.
-struct Entry {
-  Sequence own;
-  int first, last, row_tiles;
-  KS_DEVICE int tiles() const { return max_of(last - first, 1); }
-  KS_DEVICE int places() const { return tiles() + ITEM_COST; }
-};
-
-// A part of an item, tiles [tile, end): `left` places of the block's share come after it.
-struct Piece {
-  Entry entry;
-  int batch, head, turn, tile, end, left;
-};
-
 // Where rows of keys and of values begin that a warp looked up, in elements from their matrices' first.
 struct PageRow { i64 k, v; };
 template<class X, i64 PageRow::*OF> struct LookedUpView {
@@ -85,36 +62,6 @@ template<class X, i64 PageRow::*OF> struct LookedUpView {
   int first;
   KS_DEVICE X* row(int i) const { return base + rows[min_of(i - first, BN - 1)].*OF; }
   template<int STEP> KS_DEVICE RowByRow<LookedUpView, X, STEP> walk(int i) const { return {*this, row(i), i}; }
-};
-
-KS_DEVICE int warp_sum(int x) {
-#pragma unroll
-  for (int m = 1; m < WARP; m *= 2) x += shuffle_xor(x, m);
-  return x;
-}
-
-// A state of COLUMNS sums of one row.
-struct Joined {
-  float top = -infinity(), sum = 0.f;
-  Chunk<float> y = {};
-  // With N others of maxima m and sums l. Of one whose l is 0, which saw no key, x may be anything.
-  template<int N> KS_DEVICE void add(const float (&m)[N], const float (&l)[N], const Chunk<float> (&x)[N]) {
-    float now = top;
-#pragma unroll
-    for (int n = 0; n < N; n++) now = maximum(now, m[n]);
-    const float base = now == -infinity() ? 0.f : now, mine = exp2_fast(top - base);  // exactly 1 where the maximum stays
-    sum *= mine;
-#pragma unroll
-    for (int e = 0; e < COLUMNS; e++) y.v[e] *= mine;
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-      const float other = exp2_fast(m[n] - base);
-      sum += l[n] * other;
-#pragma unroll
-      for (int e = 0; e < COLUMNS; e++) y.v[e] += l[n] == 0.f ? 0.f : x[n].v[e] * other;
-    }
-    top = now;
-  }
 };
 
 KS_BODY(THREADS, KS_MIN_BLOCKS)

@@ -4,7 +4,8 @@
 // tiles of BN. Each warp keeps ROWS rows of the output, their reference m and sum l:
 //   s = scores;  m' = max(m, max s);  p = 2^(c·(s − m'));  f = 2^(c·(m − m'));  l = l·f + Σp;  o = o·f + p·v
 // m is a reference, not always the maximum: it stays while no score exceeds it by more than REFERENCE_RISE in base 2, so that
-// outputs are rarely rescaled; any m cancels (docs/accuracy.md). At the end out = o / l and lse = ln 2 · (c·m + log2 l).
+// outputs are rarely rescaled; any m cancels (docs/accuracy.md). Where a platform's sums begin anywhere at no cost, q·k begins
+// with −m (start.h). At the end out = o / l and lse = ln 2 · (c·m + log2 l).
 // Where a score is but scale·q·k, s = q·k and c = |scale|·log2 e; else s is the score in base 2 (scores.h) and c = 1. An
 // attention sink is a key of value 0, the state's first.
 // Tiles of keys that every query of the block sees whole take a way without masks. K and V come through a ring of STAGES
@@ -24,6 +25,7 @@
 // platform keeps them.
 // Registers: ROWS·(DO/COLUMN_WARPS + BN)/lanes for o and s, ROWS·DQ/(2·lanes) more for queries that stay.
 #include "attention/stored.h"
+#include "attention/start.h"
 
 typedef KS_T T;
 typedef KS_OUT Out;
@@ -52,6 +54,9 @@ static_assert(RING_END + WARPS * P_BYTES + SCALE_BYTES <= KS_SHARED_BYTES, "the 
 static_assert(!KS_Q_RETURNED || (KS_Q_RESIDENT && COPY_THROUGH_REGISTERS), "queries that are in registers, and a later ring");
 static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight needs a stage of its own");
 static_assert(WARPS % COLUMN_WARPS == 0, "warps share rows evenly");
+
+// Whether sums begin with references: those of plain scores.
+constexpr bool STARTED = Starts<E>::value && !CHANGED_SCORES && KS_Q_SCALES != BLOCK_SCALES && KS_KV_SCALES != BLOCK_SCALES;
 
 KS_DEVICE float minimum(float a, float b) { return -maximum(-a, -b); }
 
@@ -171,6 +176,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   E::zero(o);
   E::fill(m, -infinity());
   E::fill(l, 0.f);
+  RowStart<E, ROWS, STARTED> start(m, factor, c);
   if (KS_SINKS && split == 0) E::row_map(m, [&](int r, float) { return LOG2_E * sinks[first_head + head_of(mine + r)]; });
 
   if constexpr (KS_Q_SCALES == BLOCK_SCALES)
@@ -199,7 +205,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
 
     const int j0 = tile * BN;
     E::Acc<ROWS, BN> s;
-    E::zero(s);
+    start.begin(s, m, masked.value);
 #pragma unroll KS_UNROLL  // all of a wide head dim at once would take more registers than there are
     for (int d = 0; d < DQ; d += Q_STEP) {
       if (!KS_Q_RESIDENT) q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, warp_row, d);
@@ -210,7 +216,9 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
       const float* const k_scales = key_scales.keys(stage);
       E::map(s, [=](int, int j, float x) { return x * k_scales[j]; });
     }
-    if constexpr (CHANGED_SCORES) {
+    if constexpr (STARTED) {
+      start.finish(s, m);
+    } else if constexpr (CHANGED_SCORES) {
       E::map(s, [&](int r, int j, float x) { return scores.score(k_scale * x, head_of(mine + r), query_of(mine + r), j0 + j); });
     } else {
       if (!(factor > 0)) E::map(s, [=](int, int, float x) { return factor < 0 ? -x : factor * x; });
@@ -220,26 +228,32 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
         return scores.sees(head_of(mine + r), query_of(mine + r), j0 + j) ? x : -infinity();
       });
 
-    E::Row<ROWS> top, base, fade;
-    E::row_max(top, s);
-    E::zip(top, top, m, [=](float x, float y) { return (x - y) * c > REFERENCE_RISE ? x : y; });
-    E::zip(base, top, top, [=](float x, float) { return x == -infinity() ? 0.f : x * c; });
-    // Exactly 1 where the reference stays: over many tiles a rounding each time would add up.
-    E::zip(fade, m, top, [=](float x, float y) { return x == -infinity() ? 0.f : exp2_fast((x - y) * c); });
-    m = top;
-    E::row_apply(s, base, [=](float x, float y) { return exp2_fast(x * c - y); });
-    E::zip(l, l, fade, [](float x, float y) { return x * y; });
-    E::row_add_partial(l, s);
-    if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
-      const float* const v_scales = key_scales.values(stage);
-      const float shrink = unit.grow<BN>(v_scales, begin - j0, end - j0), inverse = unit.inverse();
-      E::map(s, [&](int r, int j, float x) {
-        const bool seen = !masked.value || scores.sees(head_of(mine + r), query_of(mine + r), j0 + j);
-        return seen ? x * (v_scales[j] * inverse) : 0.f;
-      });
-      E::zip(fade, fade, fade, [=](float x, float) { return x * shrink; });
+    if constexpr (STARTED) {
+      start.raise(s, m, l, o);
+      E::row_apply(s, m, [=](float x, float) { return exp2_fast(x * c); });
+      E::row_add_partial(l, s);
+    } else {
+      E::Row<ROWS> top, base, fade;
+      E::row_max(top, s);
+      E::zip(top, top, m, [=](float x, float y) { return (x - y) * c > REFERENCE_RISE ? x : y; });
+      E::zip(base, top, top, [=](float x, float) { return x == -infinity() ? 0.f : x * c; });
+      // Exactly 1 where the reference stays: over many tiles a rounding each time would add up.
+      E::zip(fade, m, top, [=](float x, float y) { return x == -infinity() ? 0.f : exp2_fast((x - y) * c); });
+      m = top;
+      E::row_apply(s, base, [=](float x, float y) { return exp2_fast(x * c - y); });
+      E::zip(l, l, fade, [](float x, float y) { return x * y; });
+      E::row_add_partial(l, s);
+      if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
+        const float* const v_scales = key_scales.values(stage);
+        const float shrink = unit.grow<BN>(v_scales, begin - j0, end - j0), inverse = unit.inverse();
+        E::map(s, [&](int r, int j, float x) {
+          const bool seen = !masked.value || scores.sees(head_of(mine + r), query_of(mine + r), j0 + j);
+          return seen ? x * (v_scales[j] * inverse) : 0.f;
+        });
+        E::zip(fade, fade, fade, [=](float x, float) { return x * shrink; });
+      }
+      E::row_scale(o, fade);
     }
-    E::row_scale(o, fade);
     const auto p = E::to_operand(s, scratch);
     bool hidden = false;  // whether values that some rows must not see had to be taken out
     if constexpr (HIDES && masked.value) hidden = block_any(take_out_non_finite<THREADS>(tile_v(stage)));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernelseam.costs import Work
+from kernelseam.descriptors.common.lists import LINE
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.kernels.elements import divide_up
 from kernelseam.kernels.gemm.tile import GemmTile
@@ -28,6 +29,14 @@ def estimated_rate(bm: int, bn: int, teams: int) -> float:
     return bm * bn / (bm * bn + EDGE * (bm + bn)) * 2 * teams / (teams + 1)
 
 
+def end_bytes(p: GemmProblem, columns: int) -> int:
+    """Bytes of the lines of C that two tiles of so many columns write, where the matrices of a list
+    may begin anywhere within one: each writes a part, at its own time."""
+    tiles = divide_up(p.N, columns)
+    scattered = p.spec.view == "pointers" and not p.whole_lines and tiles > 1
+    return scattered * LINE * tiles * p.M * p.results
+
+
 def gemm_work(p: GemmProblem, tile: GemmTile) -> Work:
     """A block is a team's tile, times the teams."""
     spec, k = p.spec, divide_up(p.K, tile.bk) * tile.bk if p.reads_inputs else 0
@@ -37,7 +46,7 @@ def gemm_work(p: GemmProblem, tile: GemmTile) -> Work:
         LIST_SECONDS / tile.min_blocks if spec.view == "pointers" else 0.0
     )
     return Work(
-        p.bytes_moved,
+        p.bytes_moved + end_bytes(p, tile.bn),
         tile.blocks(p),
         2.0 * tile.bm * tile.bn * k * p.summed * tile.teams,
         dtype=spec.dtype,

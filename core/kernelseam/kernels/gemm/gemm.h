@@ -21,6 +21,7 @@
 // Shared memory, for each team: STAGES · (BM + BN) · BK elements, and (or, not persistent, at least) BM · BN elements of C.
 // Registers: BM·BN / threads accumulators, with scales of blocks twice, plus one slice's operands.
 #include "tile/tile.h"
+#include "gemm/scales.h"
 
 typedef KS_T T;
 typedef KS_TC TC;
@@ -58,17 +59,6 @@ struct Segments {
   struct { void* base; i64 batch, head; int row, first; } of[3];
 };
 
-// Scales of A's rows, by A's batch and head, and of B's columns, by B's; or lists of them; or of blocks. An argument of the kernel, passed whole.
-struct Scales {
-  struct {
-    const float* base;
-    i64 batch, head;
-    int row;
-#if KS_SCALE_K
-    int k;
-#endif
-  } a, b;
-};
 #if KS_SCALE_K
 static_assert(KS_SCALE_K % E::K_STEP == 0 && (KS_SCALE_K % BK == 0 || BK % KS_SCALE_K == 0), "slices and blocks nest");
 #endif
@@ -178,7 +168,7 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
 #pragma unroll
     for (int s = 0; s < AHEAD; s++) fetch();
 
-  // Where what a tile makes goes, and what is added to it comes from. Made before the products where a block has one tile:
+  // Where a tile of the result goes, and what is added to it comes from. Set up before the products where a block has one tile:
   // that frees scalar registers. Else after them: what the host passed is at hand all the time.
   struct Ends {
     TC* c;

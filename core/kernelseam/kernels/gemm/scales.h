@@ -2,6 +2,7 @@
 // columns, by B's; or lists of them. Where KS_SCALE_K is not 0: of blocks of KS_SCALE_M rows, or KS_SCALE_N columns, and KS_SCALE_K
 // values of k.
 #pragma once
+#include "tile/tile.h"
 
 struct Scales {
   struct {

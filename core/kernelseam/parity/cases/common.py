@@ -10,6 +10,7 @@ from kernelseam.parity.cases.operand_layout import OperandLayout
 NAN, INF = float("nan"), float("inf")
 SHORT = {"f16": DType.float16, "bf16": DType.bfloat16, "f32": DType.float32, "f64": DType.float64}
 """Dtypes, as abbreviated in the names of cases."""
+F16, BF16, F32, F64 = SHORT.values()
 TOKENS = OperandLayout(order="brh")
 ODD = OperandLayout(offset=1)
 UNFUSED = "gemm-softmax-gemm"

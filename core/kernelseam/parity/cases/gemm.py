@@ -11,8 +11,20 @@ from dataclasses import replace
 from typing import Any
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.common import GEMV, INF, NAN, ODD, SHORT, TOKENS, InjectedValue
-from kernelseam.parity.cases.gemm_case import GemmCase, case
+from kernelseam.parity.cases.common import (
+    BF16,
+    F16,
+    F32,
+    GEMV,
+    INF,
+    NAN,
+    ODD,
+    SHORT,
+    TOKENS,
+    InjectedValue,
+)
+from kernelseam.parity.cases.gemm_added import added, sums
+from kernelseam.parity.cases.gemm_case import GemmCase, both, case
 from kernelseam.parity.cases.gemm_stored import stored
 from kernelseam.parity.cases.operand_layout import OperandLayout
 
@@ -36,8 +48,8 @@ def gemm_cases() -> list[GemmCase]:
         "alpha and beta": _scalars,
         "values at the edge": _values,
         "pointer lists": _pointers,
-        "bias and residual": _added,
-        "sums over batches and heads": _sums,
+        "bias and residual": added,
+        "sums over batches and heads": sums,
         "many small matrices": _small,
         "few rows or few columns": _few,
         "precision of float32": _precisions,
@@ -180,195 +192,6 @@ def _pointers() -> Iterator[GemmCase]:
     yield case("f32-nn", "pointers-none", view="host", batch=0)
 
 
-F16, BF16, F32, F64 = SHORT.values()
-ALL = OperandLayout(broadcast="bh")
-"""Broadcast over batches and heads."""
-
-
-def _both(dtype: DType, **fields: object) -> dict[str, object]:
-    """Fields of a case with a bias and a residual of one dtype."""
-    return {"bias": dtype, "residual": dtype, **fields}
-
-
-def _added() -> Iterator[GemmCase]:
-    yield case("f16-nt", "bias-residual", **_both(F16))
-    yield case(
-        "f16-nt", "bias-residual-alpha-beta", **_both(F16, alpha=2.5, beta=-0.5, M=129, K=64)
-    )
-    yield case(
-        "f16-nt",
-        "bias-residual-integers",
-        **_both(F16, data="integers", alpha=2, beta=-1, N=136, K=129),
-    )
-    yield case(
-        "f16-nt",
-        "bias-residual-ragged",
-        **_both(F16, M=7, N=136, bias_layout=OperandLayout(aligned=False, offset=1)),
-    )
-    yield case(
-        "f16-nt", "bias-residual-group", **_both(F16, num_heads=6, b_head_group=2, bias_layout=ALL)
-    )
-    for what, operand_layout in (
-        ("gaps", OperandLayout(gaps=(40, 24, 8))),
-        ("token-major", TOKENS),
-        ("same-batch", OperandLayout(broadcast="b")),
-        ("same-heads", OperandLayout(broadcast="h")),
-        ("same-rows", OperandLayout(broadcast="r")),
-    ):
-        yield case(
-            "f16-nt",
-            f"bias-residual-{what}",
-            **_both(F16, bias_layout=operand_layout, residual_layout=operand_layout),
-        )
-    yield case("f16-nt", "bias-residual-in-place", **_both(F16, in_place=True, M=129, N=136))
-    yield case(
-        "f16-nt",
-        "bias-residual-in-place-token-major",
-        **_both(F16, in_place=True, c=TOKENS, alpha=-1),
-    )
-    yield case("f16-nt", "bias", bias=F16, bias_layout=ALL)
-    yield case("f16-nt", "residual", residual=F16)
-    yield case("f16-nt", "bias-residual-to-f32", **_both(F32, dtype_c=F32, residual_layout=TOKENS))
-    mixed = {"bias": F32, "residual": BF16, "N": 136}
-    yield case("bf16-nn", "bias-f32-residual", **mixed)
-    yield case(
-        "bf16-nn", "bias-f32-residual-rounded", **mixed, data="integers", alpha=201, M=65, K=129
-    )
-    yield case(
-        "f64-tn", "bias-residual", **_both(F64, residual_layout=OperandLayout(gaps=(0, 0, 6)))
-    )
-    large = OperandLayout(broadcast="h")
-    for kind in ("f16-nt", "f32-nn"):
-        dtype = SHORT[kind[:3]]
-        yield case(
-            kind,
-            "bias-residual-large",
-            **_both(dtype, M=1100, N=1032, K=70, sample=300, residual_layout=large),
-        )
-        yield case(kind, "bias-residual-k-0", **_both(dtype, K=0, beta=0.5))
-        nan = (InjectedValue("A", NAN, (0, None, 1, 2)), InjectedValue("B", INF, (0, None, 2, 1)))
-        yield case(kind, "bias-residual-alpha-0-nan-in", **_both(dtype, alpha=0, injected=nan))
-        non_finite = (
-            InjectedValue("bias", NAN, (0, 1, 0, 5)),
-            InjectedValue("residual", INF, (1, 2, 64, 71)),
-        )
-        yield case(kind, "bias-nan-residual-inf", **_both(dtype, injected=non_finite))
-        yield case(
-            kind,
-            "bias-residual-beta-0-nan-in-c",
-            **_both(dtype, injected=(InjectedValue("C", NAN, (None,) * 4),)),
-        )
-    for kind, dtype, high in (("f16-nt", F16, 65504.0), ("f32-nn", F32, 3.4e38)):
-        # Near the largest finite value: alone a valid result, with an equal residual an overflow.
-        injected = tuple(
-            InjectedValue(name, x, index)
-            for x, column in ((high, 5), (-high, 69))
-            for name, index in (("bias", (0, 1, 0, column)), ("residual", (0, 1, 33, column)))
-        )
-        yield case(kind, "bias-residual-overflow", **_both(dtype, injected=injected))
-    yield case(
-        "f32-nn",
-        "bias-residual-odd",
-        **_both(F32, bias_layout=ODD, residual_layout=OperandLayout(offset=1, aligned=False)),
-    )
-    yield case("f16-nt", "bias-residual-no-rows", **_both(F16, M=0))
-    listed = _both(F16, view="host", scattered=True)
-    yield case("f16-nt", "pointers-bias-residual", **listed)
-    yield case(
-        "f16-nt",
-        "pointers-bias-residual-device",
-        **{**listed, "view": "device"},
-        residual_layout=OperandLayout(gaps=(0, 0, 8)),
-    )
-    yield case("f16-nt", "pointers-bias-residual-even", **_both(F16, view="host", beta=0.5))
-    yield case("f16-nt", "pointers-bias-residual-in-place", **listed, in_place=True)
-    yield case("f16-nt", "pointers-same-bias", **listed, bias_layout=ALL, K=0)
-
-
-def _sums() -> Iterator[GemmCase]:
-    """Sums as in gradients of broadcast operands: a weight for the batch, keys for a group of
-    heads."""
-    for ops, dtype, to in (
-        ("nt", "f16", None),
-        ("tn", "f16", F32),
-        ("nn", "f32", None),
-        ("tn", "bf16", None),
-    ):
-        kind = f"{dtype}-{ops}"
-        yield case(kind, "sum-batch", dtype_c=to, batch=5, num_heads=2, c_batch_group=5)
-        yield case(kind, "sum-heads", dtype_c=to, num_heads=6, c_head_group=3)
-    kind = "f16-nt"
-    yield case(kind, "sum-all", batch=4, num_heads=6, c_batch_group=4, c_head_group=6, M=33, N=40)
-    yield case(
-        kind,
-        "sum-both",
-        batch=6,
-        num_heads=6,
-        c_batch_group=3,
-        c_head_group=2,
-        M=33,
-        N=40,
-        a=TOKENS,
-        b=TOKENS,
-    )
-    for group, summed in ((2, 4), (4, 2), (3, 3), (4, 8), (3, 2)):
-        fields = {"num_heads": 8 if group % 3 else 6, "b_head_group": group, "c_head_group": summed}
-        yield case(kind, f"sum-{summed}-of-b-group-{group}", M=33, N=40, **fields)
-    yield case(kind, "sum-integers", data="integers", batch=4, c_batch_group=2, N=136)
-    yield case(kind, "sum-alpha-beta", batch=4, c_batch_group=2, alpha=-0.5, beta=1.5)
-    yield case(
-        kind,
-        "sum-alpha-0",
-        batch=4,
-        c_batch_group=2,
-        alpha=0,
-        beta=0.5,
-        injected=(InjectedValue("A", NAN, (None,) * 4),),
-    )
-    yield case(kind, "sum-k-0", batch=4, c_batch_group=2, K=0)
-    yield case(
-        kind,
-        "sum-nan-in-a",
-        batch=4,
-        c_batch_group=2,
-        injected=(InjectedValue("A", NAN, (3, 1, 5, 6)),),
-    )
-    yield case(kind, "sum-same-a", batch=4, c_batch_group=2, a=OperandLayout(broadcast="b"))
-    yield case(
-        kind, "sum-long", batch=8, num_heads=8, c_batch_group=8, c_head_group=4, M=17, N=24, K=300
-    )
-    yield case(
-        "f32-nn",
-        "sum-long-positive",
-        batch=64,
-        num_heads=2,
-        c_batch_group=64,
-        M=17,
-        N=24,
-        K=33,
-        data="positive",
-    )
-    yield case(
-        kind, "sum-many", M=8, N=8, K=8, batch=300, num_heads=4, c_batch_group=150, c_head_group=2
-    )
-    # sums of one matrix
-    yield case(kind, "sum-rows", M=1, N=72, K=40, batch=65, num_heads=3, c_batch_group=65)
-    together = _both(
-        F32,
-        batch=4,
-        c_batch_group=2,
-        num_heads=6,
-        c_head_group=3,
-        bias_layout=ALL,
-        residual_layout=TOKENS,
-    )
-    yield case("f32-nn", "sum-bias-residual", **together)
-    yield case("f32-nn", "sum-residual-in-place", **{**together, "in_place": True, "c": TOKENS})
-    listed = {**together, "view": "host", "residual_layout": OperandLayout()}
-    yield case("f32-nn", "pointers-sum-bias-residual", **listed, scattered=True)
-    yield case("f32-nn", "pointers-sum-even", **listed)
-
-
 def _small() -> Iterator[GemmCase]:
     for name, kind, M, N, K in (
         ("8x8x8", "f16-nt", 8, 8, 8),
@@ -383,14 +206,14 @@ def _small() -> Iterator[GemmCase]:
     # More than the compute units of the largest device, few enough for slow ones: several tiles per
     # block pay off.
     ragged = {"M": 13, "N": 11, "K": 9, "num_heads": 5}
-    yield case("f16-nt", "310-of-13x11x9-bias-residual", **_both(F16, batch=62, **ragged))
+    yield case("f16-nt", "310-of-13x11x9-bias-residual", **both(F16, batch=62, **ragged))
     for kind in ("f16-nt", "f32-nn"):
         yield case(kind, "310-of-13x11x9-sum-beta", beta=0.5, batch=124, c_batch_group=2, **ragged)
     yield case("f16-nt", "17-of-40x24x16", M=40, N=24, K=16, batch=17, num_heads=1)
     yield case(
         "f16-nt",
         "35-of-16x16x16-bias-residual",
-        **_both(F16, M=16, N=16, K=16, batch=7, num_heads=5),
+        **both(F16, M=16, N=16, K=16, batch=7, num_heads=5),
     )
     yield case(
         "f16-nt", "35-of-16x16x16-sum", M=16, N=16, K=16, batch=35, num_heads=3, c_batch_group=7
@@ -405,15 +228,15 @@ def _few() -> Iterator[GemmCase]:
             yield case(f"{dtype}-{ops}", f"{few}-columns", M=200, N=few, K=344)
     for kind in ("f16-nt", "f16-nn"):
         yield case(kind, "2-rows-long", M=2, N=72, K=4104, batch=1, sample=2)
-        yield case(kind, "3-rows-beta", M=3, N=130, K=72, **_both(F16, alpha=2.5, beta=-0.5))
-        yield case(kind, "3-columns-beta", M=130, N=3, K=72, **_both(F16, alpha=2.5, beta=-0.5))
+        yield case(kind, "3-rows-beta", M=3, N=130, K=72, **both(F16, alpha=2.5, beta=-0.5))
+        yield case(kind, "3-columns-beta", M=130, N=3, K=72, **both(F16, alpha=2.5, beta=-0.5))
         yield case(kind, "1-row-group", M=1, N=136, K=64, num_heads=6, b_head_group=2)
         yield case(kind, "1-column-group", M=136, N=1, K=64, num_heads=6, b_head_group=2)
         yield case(
             kind, "1-row-nan", M=1, N=136, K=64, injected=(InjectedValue("B", NAN, (0, 0, 5, 7)),)
         )
     lists: dict[str, Any] = {"view": "host", "scattered": True}
-    yield case("bf16-nt", "4-rows-pointers", M=4, N=100, K=136, **lists, **_both(BF16))
+    yield case("bf16-nt", "4-rows-pointers", M=4, N=100, K=136, **lists, **both(BF16))
     yield case("f16-tn", "4-columns-pointers", M=104, N=4, K=130, **lists, dtype_c=F32, bias=F32)
 
 
@@ -446,7 +269,7 @@ def _precisions() -> Iterator[GemmCase]:
             f"{precision}-sum-bias-residual",
             num_heads=6,
             c_head_group=3,
-            **_both(F32, **ways),
+            **both(F32, **ways),
         )
         yield case("f32-nn", f"{precision}-pointers", view="host", scattered=True, **ways)
         yield case("f32-nn", f"{precision}-integers", data="integers", M=65, N=130, K=129, **ways)

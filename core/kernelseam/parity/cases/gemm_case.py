@@ -89,3 +89,8 @@ def case(kind: str, what: str = "", **fields: object) -> GemmCase:
     name = "gemm-" + kind + ("-" + what if what else "")
     plain = GemmCase(name, SHORT[dtype], ops[0] == "t", ops[1] == "t")
     return replace(plain, **fields)  # type: ignore[arg-type]
+
+
+def both(dtype: DType, **fields: object) -> dict[str, object]:
+    """Fields of a case with a bias and a residual of one dtype."""
+    return {"bias": dtype, "residual": dtype, **fields}

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kernelseam.dtypes import E4M3, DType
-from kernelseam.parity.cases.common import NAN, ODD, TOKENS, InjectedValue
+from kernelseam.parity.cases.common import BF16, F16, F32, NAN, ODD, TOKENS, InjectedValue
 from kernelseam.parity.cases.gemm_case import GemmCase, case
 from kernelseam.parity.cases.operand_layout import OperandLayout
 
 _SHORT = {DType.float8_e4m3fn: "e4m3fn", DType.float8_e4m3fnuz: "e4m3fnuz"}
 _ARCHS = frozenset({"shared"})
 """An arch multiplies one of the two, or none."""
-_F16, _BF16, _F32 = DType.float16, DType.bfloat16, DType.float32
 _TIGHT = OperandLayout(aligned=False)
 
 
@@ -28,7 +27,7 @@ def stored() -> Iterator[GemmCase]:
 
 def _case(ops: str, what: str, **fields: object) -> GemmCase:
     """By default with rows of whole chunks of 16 bytes, and scales: each other is compiled."""
-    whole = {"dtype_c": _BF16, "M": 144, "N": 144, "K": 272, "scales": "rows"}
+    whole = {"dtype_c": BF16, "M": 144, "N": 144, "K": 272, "scales": "rows"}
     result = case(f"f16-{ops}", what, **{**whole, **fields})
     return replace(result, name=result.name.replace("f16", "8-bit"))
 
@@ -37,7 +36,7 @@ def _cases() -> Iterator[GemmCase]:
     for ops in ("nn", "nt", "tn", "tt"):
         yield _case(ops, "")
         yield _case(ops, "integers", data="integers", scales="tensor")
-    for c in (_F16, _F32):
+    for c in (F16, F32):
         yield _case("nt", f"to-{c}", dtype_c=c, M=130, scales="matrices")
         yield _case("nt", f"to-{c}-beta", dtype_c=c, M=130, beta=-0.5)
     for M, N, K in ((1, 1, 1), (7, 63, 65), (65, 129, 7), (1, 145, 529), (131, 9, 401)):
@@ -51,7 +50,7 @@ def _cases() -> Iterator[GemmCase]:
     yield _case("nt", "long", K=4112, M=33, N=40, batch=1, scales="tensor")
     yield _case("nt", "long-positive", K=4112, M=33, N=40, batch=1, data="positive")
     yield _case("nt", "group", num_heads=6, b_head_group=3, a=TOKENS, b=TOKENS)
-    added: dict[str, object] = {"bias": _BF16, "residual": _BF16, "residual_layout": TOKENS}
+    added: dict[str, object] = {"bias": BF16, "residual": BF16, "residual_layout": TOKENS}
     yield _case("nt", "added", **added, alpha=2.5, beta=0.5)
     yield _case("nt", "k-0", K=0, beta=0.5)
     yield _case("nt", "no-rows", M=0)
@@ -70,7 +69,7 @@ def _cases() -> Iterator[GemmCase]:
     yield _case("nt", "blocks-ragged", **deep, M=7, N=133, K=401)
     yield _case("nt", "blocks-group", **deep, num_heads=6, b_head_group=3, M=33)
     yield _case("nt", "blocks-integers", **deep, data="integers", K=272)
-    yield _case("nt", "blocks-added", **deep, bias=_BF16, residual=_BF16, alpha=2.5, beta=0.5)
+    yield _case("nt", "blocks-added", **deep, bias=BF16, residual=BF16, alpha=2.5, beta=0.5)
     yield _case("nt", "blocks-k-0", **deep, K=0, beta=0.5)
     broken = tuple(InjectedValue(n, NAN, (0, 1, 1, 1)) for n in ("a_scales", "b_scales"))
     yield _case("nt", "blocks-nan-scales", **deep, injected=broken)

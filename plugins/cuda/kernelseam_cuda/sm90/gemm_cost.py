@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from kernelseam.costs import Work
+from kernelseam.descriptors.common.lists import LINE
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.kernels.elements import divide_up
+from kernelseam.kernels.gemm.cost import end_bytes
 
 from kernelseam_cuda.sm90.gemm_tiling import grid_of_tiles, slice_of
 from kernelseam_cuda.sm90.tiles import HopperGemmTile
@@ -16,13 +18,15 @@ e4m3, of twice as many, takes as long."""
 _MOSTLY_C = 0.75
 """Above this part of the bytes moved C is stored with the L2 policy evict-first. H200:
 256 × 2048×2048×128, C 0.89 of them, gains 4 %; 256 × 2048×128×2048, 0.06, would lose 8 %."""
-_LINE, _LINE_OPERATIONS = 128, 7_000
-"""Bytes of a line of the L2 cache; what a block at full rate could do while one comes (H200: 1.4
-ns). Where rows are not whole lines, a panel's row of 128 bytes lies in two."""
-_LISTED = 1.25
-"""Lines of such a row in a list, whose matrices may begin anywhere within a line. Where they do,
-64 × 1024³ takes 243 µs by pairs that share B and 370 by the tile that is as fast where they do not
-(210); where C is most of what is moved, its stores decide."""
+_LINE_OPERATIONS = 7_000
+"""What a block at full rate could do while a line of the L2 cache comes (H200: 1.4 ns). Where rows
+are not whole lines, a panel's row of 128 bytes lies in two. So it does where matrices of a list
+begin within a line: 64 × 1024³ takes 243 µs by pairs that share B and 370 by the tile that is as
+fast where they do not (210)."""
+_ENDS = {"rows": 1.25, "tma": 2.0}
+"""What a line of C that is written in part costs, in whole ones: warps store 256 bytes of a row,
+TMA stores 128 (H200: 256 × 2048×2048×128 where matrices of a list begin with a line, or do not: by
+128×128 707 and 1630 µs by TMA and 1008 and 1444 by rows, by pairs of 128×256 747 and 1288)."""
 _SHARED_OPERATIONS = 15_000
 """That a block could do meanwhile, where another reads the same lines of A as it does: the cache
 serves them one after the other (H200: 3 ns). It bounds products of few rows with many columns, but
@@ -43,9 +47,9 @@ def work(p: GemmProblem, tile: HopperGemmTile) -> Work:
     loaded = tile.bm, tile.bn // tile.cluster
     if tile.shared_a:
         loaded = tile.bm // tile.cluster, tile.bn
-    whole = _LISTED if p.spec.view == "pointers" and not tile.c_first else 1
+    scattered = p.spec.view == "pointers" and not p.whole_lines
     lines = sum(
-        n * (2 if row * size % _LINE else whole)
+        n * (2 if scattered or row * size % LINE else 1)
         for n, row in zip(loaded, (p.a_strides[2], p.b_strides[2]), strict=True)
     )
     slice_operations = max(
@@ -54,7 +58,7 @@ def work(p: GemmProblem, tile: HopperGemmTile) -> Work:
         _SHARED_OPERATIONS * columns / tile.split * (not p.spec.dtype.stored),
     )
     return Work(
-        p.bytes_moved,
+        p.bytes_moved + round(_ENDS[tile.store] * end_bytes(p, tile.bn)),
         rows * tile.cluster * columns * p.results * tile.split,
         slice_operations * divide_up(divide_up(p.K, slice_of(p.spec)), tile.split) * p.summed,
         dtype=DType.bfloat16,

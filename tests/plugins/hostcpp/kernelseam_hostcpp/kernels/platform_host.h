@@ -269,6 +269,21 @@ template<class T_, int PRODUCTS = 0> struct MatrixEngine {
   template<int R, int C> static KS_DEVICE void row_scale(Acc<R, C>& a, const Row<R>& v) {
     row_apply(a, v, [](float x, float y) { return x * y; });
   }
+#if KS_THROUGH_REGISTERS  // so that both ways are run
+  template<int R> struct Start { Row<R> row; };
+  template<int R> static KS_DEVICE Start<R> start(const Row<R>& v) { return {v}; }
+  template<int R, int C> static KS_DEVICE void begin(Acc<R, C>& a, const Start<R>& v) {
+    row_apply(a, v.row, [](float, float y) { return y; });
+  }
+  template<int R, int C> static KS_DEVICE void row_max_partial(Row<R>& out, const Acc<R, C>& a) { row_max(out, a); }
+  template<int R> static KS_DEVICE void row_max_finish(Row<R>&) {}
+  template<int R> static KS_DEVICE bool any_above(const Row<R>& a, const Row<R>& b) {
+    bool above = false;
+    for (int r = 0; r < R / WARP; r++) above |= a.x[r] > b.x[r];
+    for (int m = 1; m < WARP; m *= 2) above |= shuffle_xor((int)above, m) != 0;
+    return above;
+  }
+#endif
   template<int R, int C> static KS_DEVICE void row_max(Row<R>& out, const Acc<R, C>& a) {
     for (int r = 0; r < R / WARP; r++) {
       out.x[r] = a.x[r][0];

@@ -1,0 +1,36 @@
+// The work list of decode.h: items (up to ROWS rows of a sequence and KV head) with their tiles of keys, cut into equal parts.
+#pragma once
+#include "attention/sequences.h"
+
+constexpr int ITEM_COST = KS_ITEM_COST;  // places that an item takes beside its tiles
+
+// The list of `total` places, cut: the first `more` blocks take one place more than `each`.
+struct Cut {
+  int blocks, each, more;
+  KS_DEVICE int begin(int block) const { return block * each + min_of(block, more); }
+  // The block that takes a place.
+  KS_DEVICE int taker(int place) const {
+    const int longer = more * (each + 1);
+    return place < longer ? place / (each + 1) : more + (place - longer) / each;
+  }
+};
+
+// A sequence in the list: tiles of keys [first, last) that some of its queries see. Without any it has the place of one, too.
+struct Entry {
+  Sequence own;
+  int first, last, row_tiles;
+  KS_DEVICE int tiles() const { return max_of(last - first, 1); }
+  KS_DEVICE int places() const { return tiles() + ITEM_COST; }
+};
+
+// A part of an item, tiles [tile, end): `left` places of the block's share come after it.
+struct Piece {
+  Entry entry;
+  int batch, head, turn, tile, end, left;
+};
+
+KS_DEVICE int warp_sum(int x) {
+#pragma unroll
+  for (int m = 1; m < WARP; m *= 2) x += shuffle_xor(x, m);
+  return x;
+}

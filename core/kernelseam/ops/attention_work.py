@@ -1,0 +1,58 @@
+"""What a call of attention on arrays allocates and launches: results by the arrays' shapes, and a
+descriptor over all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelseam.contract import ArrayInfo
+from kernelseam.descriptors import Attention
+from kernelseam.descriptors.attention.arrays import LAYOUTS, PACKED
+from kernelseam.descriptors.attention.forward_fields import OPTIONAL
+from kernelseam.descriptors.common.validation import flag
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+from kernelseam.ops.attention_options import Options
+from kernelseam.ops.calling import Operation, check_rank
+
+EXTENTS = {
+    **dict.fromkeys(("batch", "num_heads", "batch·num_heads", "S_q", "head_dim", "total_q"), "q"),
+    **dict.fromkeys(("kv_heads", "S_k", "total_k", "pages", "page_size"), "k"),
+    "value_dim": "v",
+    "table_width": "block_table",
+}
+"""Descriptor fields that follow from an array's shape, and the operand that they follow from."""
+
+
+def attention_work(operation: Operation, *values: Any) -> None:
+    """``values``: those of ``Options``."""
+    asked, infos = Options(*values), operation.infos
+    options, out_dtype = asked.of_descriptor(), asked.out_dtype
+    labels = (PACKED if "cu_seqlens_q" in infos else LAYOUTS[options["layout"]]).split()
+    first = infos["q"]
+    check_rank("q", first, labels)
+    if "out" in infos:
+        check_rank("out", infos["out"], labels)
+        if out_dtype is not None and DType.of(out_dtype, "out_dtype") is not infos["out"].dtype:
+            raise InvalidValue(
+                "out_dtype",
+                out_dtype,
+                f"out is an array of {infos['out'].dtype}",
+                "Give one of the two",
+            )
+    else:
+        own = DType.bfloat16 if first.dtype.stored else first.dtype
+        dtype = own if out_dtype is None else DType.of(out_dtype, "out_dtype")
+        value_dim = infos["v"].shape[-1] if infos["v"].shape else 0
+        operation.new_result("out", (*first.shape[:-1], value_dim), dtype, "q", "out_dtype")
+    if flag("return_lse", asked.return_lse):
+        operation.new_result("lse", _lse_shape(first, labels), first.dtype.accumulator, "q")
+    ordered: dict[str, Any] = {
+        n: infos[n] for n in ("q", "k", "v", "out", "lse", *OPTIONAL) if n in infos
+    }
+    operation.launch(ordered, lambda: Attention.from_arrays(**ordered, **options))
+
+
+def _lse_shape(q: ArrayInfo, names: list[str]) -> tuple[int, ...]:
+    by_name = dict(zip(names, q.shape, strict=True))
+    return tuple(by_name[n] for n in ("B", "H", "S", "T") if n in by_name)
