@@ -39,7 +39,7 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT, bool BRIEF = false> st
           const int bytes = row0 + r0 + i * Mine::STEP < row_end ? 16 : 0;
           if constexpr (Tile::COLS * sizeof(T) > 64)
             asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(place(i)), "l"(at[i]), "r"(bytes) : "memory");
-          else  // rows of other heads may lie beside it, which nobody wants yet
+          else  // rows of other heads may lie beside it, which are not wanted yet
             asm volatile("cp.async.cg.shared.global.L2::64B [%0], [%1], 16, %2;" ::"r"(place(i)), "l"(at[i]), "r"(bytes) : "memory");
         }
       return;

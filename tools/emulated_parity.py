@@ -68,7 +68,7 @@ LIMITS = """\
   access outside device memory, end the launch with an error.
 * **Some instructions** are missing: atomics that return a value (CDNA), generic pointers to private memory, and on
   gfx11 to shared memory, sparse products, buffer instructions on gfx12. A kernel that has one fails its test.
-* **Faults nobody has found yet.** The emulator gave wrong results for instructions of these kernels before they were
+* **Faults that were not found yet.** The emulator gave wrong results for instructions of these kernels before they were
   patched, and may do so for others. The self-test holds what is known.
 * **Other archs.** gfx90a is compiled only. gfx1200's kernels are gfx1201's, instruction for instruction; gfx1151 has the instruction
   set and tiles of gfx1100. Both run a choice of cases in `tests/parity/test_emulated.py`."""  # noqa: E501

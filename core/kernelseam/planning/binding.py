@@ -6,14 +6,14 @@ and packs arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from kernelseam.contract import LaunchRecord, Runtime, Step
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.planning.checks import check_operands
 from kernelseam.planning.planned import BindablePlan
 from kernelseam.planning.workspace import check_workspace_address
-from kernelseam.trace import Planned, active
+from kernelseam.trace import Planned, Recording, active
 
 
 class Bound:
@@ -44,8 +44,12 @@ class Bound:
         for launch in self.launches:
             launch(handle)
         if traced := active():
-            for recording in traced:
-                recording.add(self.records, self.plans)
+            self.record(traced)
+
+    def record(self, traced: Sequence[Recording]) -> None:
+        """Add the launches to these traces."""
+        for recording in traced:
+            recording.add(self.records, self.plans)
 
 
 def joined(parts: Iterable[Bound]) -> Bound:

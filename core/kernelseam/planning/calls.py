@@ -19,7 +19,7 @@ from kernelseam.planning.planned import BindablePlan
 from kernelseam.planning.streams import call_state, stream_handle
 from kernelseam.planning.workspace import allocate, check_workspace, workspace_address
 from kernelseam.plugins import plugins
-from kernelseam.trace import PlannedProblem, Recording, active
+from kernelseam.trace import PlannedProblem, active
 from kernelseam.verifier import verifier
 
 
@@ -100,6 +100,7 @@ class Call:
     __slots__ = (
         "__weakref__",
         "_arrays",
+        "_bound",
         "_check",
         "_check_contents",
         "_operands",
@@ -109,7 +110,6 @@ class Call:
         "_launches_only",
         "_owned_workspace",
         "_pointers",
-        "_records",
         "_runtime",
         "_stream",
         "_token",
@@ -150,7 +150,8 @@ class Call:
         if tensors := _written_tensors(plan, self._operands):
             increment = torch_arrays.version_incrementer()
             self._launches.append(lambda handle: increment(tensors))
-        self._records = bound.records
+        bound.plans = (plan,)
+        self._bound = bound
         self._keep, self._pointers = resolved.keep, resolved.pointers
 
     def _bind_workspace(self, resolved: Resolved) -> int:
@@ -193,7 +194,7 @@ class Call:
                 for launch in self._launches:
                     launch(handle)
                 if traced := active():
-                    self._trace(traced)
+                    self._bound.record(traced)
             else:
                 self._launch(handle)
         finally:
@@ -213,13 +214,9 @@ class Call:
         with self._runtime.activate(self.plan.device):
             for launch in self._launches:
                 launch(handle)
-        self._trace(active())
+        self._bound.record(active())
         if verification is not None:
             verification.require()
-
-    def _trace(self, traced: Sequence[Recording]) -> None:
-        for recording in traced:
-            recording.add(self._records, (self.plan,))
 
     def stream_handle(self, stream: object) -> int:
         """The integer handle of a stream as ``__call__`` takes it."""

@@ -115,7 +115,7 @@ def _release(managed: Any) -> None:
 
 @_DESTRUCTOR  # type: ignore[untyped-decorator]
 def _destroy(capsule: int) -> None:
-    if _is_valid(capsule, _NAME):  # nobody took it
+    if _is_valid(capsule, _NAME):  # no consumer took it
         _exported.pop(_address(capsule, _NAME), None)
 
 
