@@ -32,7 +32,8 @@ def test_attention_bound_is_the_formula() -> None:
     out, lse, pv, products, values = (
         np.array(x) for x in ([[0.5]], [2.0], [[0.8]], [3.0], [[5.0]])
     )
-    result = formulas.AttentionResult(out, lse, pv, products, values, pv, np.array([0.0]))
+    largest, changes = np.array([0.25]), np.array([0.0])
+    result = formulas.AttentionResult(out, lse, pv, products, largest, values, pv, changes)
     inner = 8 * 2**-24 * (10 + 8 * 3)
     actual, got_lse = tolerances.attention(result, 100, 64, DType.bfloat16, DType.bfloat16)
     assert actual[0, 0] == pytest.approx(
@@ -46,11 +47,11 @@ def test_attention_bound_is_the_formula() -> None:
     result = replace(result, spread=np.array([[0.6, 0.6]]))
     for stored in E4M3:
         actual, got_lse = tolerances.attention(result, 100, 64, stored, DType.bfloat16)
-        cut = 8 * 2**-13
+        cut, scores = 8 * 2**-13, 2**-13 * (8 * 3 + 3 * 8 * 0.25)
         assert actual[0, 0] == pytest.approx(
-            2 * 2**-8 * 0.5 + (2**-4 + cut * 3) * 0.6 + (cut + inner) * 0.8 + 2**-15 * 5, rel=1e-12
+            2 * 2**-8 * 0.5 + (2**-4 + scores) * 0.6 + (cut + inner) * 0.8 + 2**-15 * 5, rel=1e-12
         )
-        assert got_lse[0] == pytest.approx(8 * 2**-24 * (10 + 8 * 3 + 2) + cut * 3, rel=1e-12)
+        assert got_lse[0] == pytest.approx(8 * 2**-24 * (10 + 8 * 3 + 2) + scores, rel=1e-12)
     actual, got_lse = tolerances.attention(result, 100, 64, DType.float64, DType.float64)
     assert actual[0, 0] == pytest.approx(2**-53 * (1 + (1 + 8 * 34) * 0.8), rel=1e-14)
     assert got_lse[0] == pytest.approx(8 * 2**-53 * 36, rel=1e-14)
@@ -61,7 +62,7 @@ def test_changed_scores_widen_the_attention_bound() -> None:
         np.array(x) for x in ([[0.5]], [2.0], [[0.8]], [3.0], [[5.0]])
     )
     plain, changed = (
-        formulas.AttentionResult(out, lse, pv, products, values, pv, np.array([t]))
+        formulas.AttentionResult(out, lse, pv, products, products, values, pv, np.array([t]))
         for t in (0.0, 20.0)
     )
     for (actual, got_lse), (before, before_lse) in [

@@ -66,6 +66,9 @@ class AttentionResult:
     products: Floats
     """max of |scale|·Σ_d|q_d·k_d| over the visible keys, […]; not counting keys whose score is
     −inf."""
+    largest: Floats
+    """max over d of |scale·q_d|·max|k_d|, over the visible keys, […]: no term of a product is
+    larger."""
     values: Floats
     """Σ_j|v_j| / ℓ over the visible keys, […, D_v], with ℓ = Σexp(score − largest score). With
     scales 2·max_j|scale_j|·Σ_j|v_j| / ℓ, v_j without them."""
@@ -124,7 +127,7 @@ def attention(
     numbers = np.arange(B * H * S_q) if rows is None else np.asarray(rows, np.int64)
     n = len(numbers)
     out, pv, values, spread = (np.zeros((n, D_v)) for _ in range(4))
-    lse, products, changes = (np.zeros(n) for _ in range(3))
+    lse, products, largest, changes = (np.zeros(n) for _ in range(4))
     heads, queries = np.divmod(numbers, max(S_q, 1))
     for head in np.unique(heads):
         b, h = divmod(int(head), H)
@@ -170,12 +173,16 @@ def attention(
                 sink,
             )
             out[at], lse[at], pv[at], products[at], values[at], spread[at], changes[at] = o
+            with np.errstate(invalid="ignore", over="ignore"):
+                of_keys = np.abs(K[keys]).max(axis=0, initial=0)
+                largest[at] = abs(scale) * (np.abs(Q) * of_keys).max(axis=1, initial=0)
     lead = (B, H, S_q) if rows is None else (n,)
     return AttentionResult(
         out.reshape(*lead, D_v),
         lse.reshape(lead),
         pv.reshape(*lead, D_v),
         products.reshape(lead),
+        largest.reshape(lead),
         values.reshape(*lead, D_v),
         spread.reshape(*lead, D_v),
         changes.reshape(lead),

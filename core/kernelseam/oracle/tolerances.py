@@ -15,10 +15,10 @@ inputs as they were rounded:
   + η_P·Σ_j|v_j|/ℓ + η_out, t = |capped product| + |slope·d| + |bias| as far as a score has them
   (the product where it is capped), and |sink|.
 * its LSE: c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t + |ref|).
-* of q of 8 bits [u_e4m3 + 8·2⁻¹³·max scale·|q||k|]·min(P|V|, |ref| + 3·√Σ(P_j·v_j)²) + 8·2⁻¹³·P|V|
-  in place of u_P·(P|V|), 2⁻⁶ of e4m3's smallest subnormal (fnuz: 2⁻⁵) for η_P, and
-  8·2⁻¹³·max scale·|q||k| more in the LSE: probabilities may be rounded to e4m3, and matrix units
-  add few bits of its products.
+* of q of 8 bits [u_e4m3 + cut]·min(P|V|, |ref| + 3·√Σ(P_j·v_j)²) + 8·2⁻¹³·P|V| in place of
+  u_P·(P|V|), 2⁻⁶ of e4m3's smallest subnormal (fnuz: 2⁻⁵) for η_P, and cut more in the LSE, with
+  cut = 2⁻¹³·scale·(8·max|q||k| + 3·√D_qk·max|q_d·k_d|): probabilities may be rounded to e4m3, and
+  matrix units add few bits of its products.
 * N states merged: 2·u_out·|ref| + c·u_32·(√N + max|s_n|)·Σ_n e^(s_n − s)·|o_n| + η_out.
 * their LSE: c·u_32·(√N + max|s_n| + |ref|).
 * an attention's gradients: 2·u_out·|ref| + u_P·R + c·u_32·(E + L) + u_out·O + η·V + η_out, of the
@@ -50,6 +50,10 @@ E4M3_UNIT = 2.0**-13
 E4M3, E4M3_ONE_SIGN = 8.0, 32.0
 """How many of it a sum of products loses, as a part of the products' magnitudes: an H200's lost up
 to 3.1 of zero mean, and 11.3 of positive numbers."""
+E4M3_LARGEST = 3.0
+"""And how many where one term is much larger than the others, as a part of √terms·largest: all the
+others are cut off at its unit, independently, with a root mean square of 1/√3, so that this is five
+standard deviations."""
 TF32X3 = 2.0
 """The bound of products of split numbers, as a multiple of float32's."""
 LARGEST_WEIGHT = {DType.float8_e4m3fn: 2.0**6, DType.float8_e4m3fnuz: 2.0**5}
@@ -117,8 +121,10 @@ def attention(
     with np.errstate(invalid="ignore", over="ignore"):
         inner = ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * growth[..., None]
         weights = dtype.unit_roundoff * result.pv
-        cut = E4M3 * E4M3_UNIT * result.products if dtype.stored else 0.0 * growth
+        cut = 0.0 * growth
         if dtype.stored:
+            largest = math.sqrt(head_dim) * result.largest
+            cut = E4M3_UNIT * (E4M3 * result.products + E4M3_LARGEST * largest)
             weights = (dtype.unit_roundoff + cut[..., None]) * result.spread
             weights += E4M3 * E4M3_UNIT * result.pv
         out: Floats = (
