@@ -65,7 +65,6 @@ def problem(dim: int = 128, S: int = 4096, batch: int = 4, **spec: object) -> At
         ({"head_dim": 96, "value_dim": 96}, "head dims 96: it takes 64, 128, 256"),
         ({"head_dim": 192, "value_dim": 128}, "head dims 192/128: it takes 64, 128, 256"),
         ({"mask": True, "alibi": True}, "it does not know alibi, mask"),
-        ({"softcap": True, "lengths": True}, "it does not know lengths, softcap"),
         ({"vector": 8}, "rows at multiples of 8 bytes: TMA takes multiples of 16"),
     ],
 )

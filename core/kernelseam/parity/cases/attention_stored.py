@@ -51,6 +51,23 @@ def _cases_of_queries() -> Iterator[AttentionCase]:
     yield case("f16-64", "8-bit-negative-scale", scale=-0.2, scales="entries", S_q=40)
     more = {"softcap": 3.0, "window": (40, 9), "sinks": (0.5, -1.0), "alibi": (0.01, 0.3)}
     yield case("bf16-128-causal", "8-bit-changed", **more, scales="entries")
+    for kind in ("f16-64", "bf16-256"):  # one term of a score that is far above the others
+        yield case(kind, "8-bit-climbing", data="climbing", S_q=40)
+    for cap in (5.0, 0.5):
+        yield case("bf16-128", f"8-bit-softcap-{cap:g}", softcap=cap, scales="entries")
+    yield case("f16-64-causal", "8-bit-softcap-extreme", softcap=30.0, data="extreme")
+    lengths = {"kv_lengths": (40, 129, 0, 65), "batch": 4, "S_k": 200, "scales": "entries"}
+    for kind in ("bf16-64", "f16-128-causal", "bf16-256"):
+        yield case(kind, "8-bit-lengths", **lengths, S_q=33)
+    hidden = (InjectedValue("v", NAN, (1, 0, 130, 3)), InjectedValue("k", NAN, (0, 1, 40, 0)))
+    yield case(
+        "f16-64",
+        "8-bit-lengths-softcap",
+        **lengths,
+        softcap=3.0,
+        sinks=(0.5, -1.0),
+        injected=hidden,
+    )
     yield case("bf16-64", "8-bit-bias-mask", bias=DType.bfloat16, mask="random", scales="heads")
     yield case("bf16-64", "8-bit-nan", injected=(InjectedValue("q", NAN, (0, 1, 7, 3)),))
     yield case(

@@ -29,8 +29,7 @@ class HopperE4m3Attention(HopperAttention):
 
     name = "sm90-e4m3"
     known_tiles = E4M3_ATTENTION
-    options = (OPTIONS | _STORED) - {"softcap", "lengths"}
-    """Those that have run on a GPU."""
+    options = OPTIONS | _STORED
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         spec = problem.spec
@@ -73,6 +72,7 @@ class HopperE4m3Attention(HopperAttention):
             yield Covered(self, plain)
             scaled = replace(plain, dtype=bf16, lse=True, q_scales="heads", kv_scales="heads")
             yield Covered(self, replace(scaled, causal=True))
+            yield Covered(self, replace(scaled, softcap=True, lengths=True), often=dim == 64)
             if dim == 128:
                 yield Covered(self, replace(scaled, window=True, sinks=True))
                 packed = replace(scaled, q_view="packed", kv_view="packed")
