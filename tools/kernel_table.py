@@ -111,7 +111,7 @@ UNSHOWN = (
 """Columns of tiles that shape no binary, or are told by the spec or by another of the arch's."""
 
 
-USUAL = {"split": 1, "score_unroll": 4, "shared_a": False}
+USUAL = {"split": 1, "score_unroll": 4, "shared_a": False, "in_turns": False, "halves": False}
 """Columns that few tiles have, and what the others have there."""
 
 

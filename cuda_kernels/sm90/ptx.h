@@ -148,6 +148,9 @@ KS_DEVICE void bulk_load(u32 to, const void* from, int bytes, u32 barrier) {
 KS_DEVICE void async_copy(u32 to, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
+KS_DEVICE void async_copy_word(u32 to, const float* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(to), "l"(from) : "memory");
+}
 // Arrives at the barrier when this thread's copies so far have ended; the barrier counts on it.
 KS_DEVICE void async_copies_arrive(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(barrier) : "memory");

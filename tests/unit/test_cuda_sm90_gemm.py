@@ -14,7 +14,15 @@ from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsSpec
 from kernelseam.dtypes import DType
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.gemm import HopperGemm
-from kernelseam_cuda.sm90.tiles import E4M3, GEMM, HEADS, REGISTERS, SPLIT, HopperGemmTile
+from kernelseam_cuda.sm90.tiles import (
+    E4M3,
+    E4M3_BLOCKS,
+    GEMM,
+    HEADS,
+    REGISTERS,
+    SPLIT,
+    HopperGemmTile,
+)
 
 HALF, ROW = HopperGemm(), archs.row("sm_90a")
 LIMITS = DeviceLimits(
@@ -151,15 +159,11 @@ def test_problems_are_refused_by_their_numbers() -> None:
 
 
 def test_scales_of_blocks() -> None:
-    """Those of a slice along K and of all columns of a tile."""
+    """Those of a slice along K and of 64 columns of a tile."""
     deep: dict[str, Any] = {"dtype": FN, "dtype_c": F16, "b_transposed": True, "scales": True}
     own = problem(**deep, scale_block=(1, 128, 128))
     assert HALF.refuse(own, ROW) is None
-    assert {t.bn for t in HALF.tiles(own.spec, ROW)} == {128, 64}
-    assert {t.bn for t in HALF.tiles(replace(own.spec, scale_block=(1, 192, 128)), ROW)} == {
-        192,
-        64,
-    }
+    assert HALF.tiles(own.spec, ROW) == E4M3_BLOCKS
     for sizes in ((1, 128, 64), (1, 32, 128)):
         assert HALF.refuse(problem(**deep, scale_block=sizes), ROW) == (
             f"scale_block = {sizes}: it scales blocks of 128 values of k and of multiples of 64 "
@@ -198,6 +202,26 @@ def test_the_tile_that_was_the_fastest_of_8_bits(
     product = archs.row("sm_90a").product
     assert product is not None
     p = problem(M, N, K, batch, 1, dtype=FN, b_transposed=True)
+    assert HALF.tile(p, ROW, product).name == name
+
+
+@pytest.mark.parametrize(
+    ("M", "N", "K", "name"),
+    [
+        (64, 7168, 2048, "64x64-6-rows-2blocks"),
+        (512, 7168, 2048, "128x128-5-tma-turns"),
+        (4096, 7168, 2048, "128x192-5-tma-turns-halves"),
+        (4096, 4096, 7168, "128x192-5-tma-turns-halves"),
+        (8192, 8192, 8192, "128x192-5-tma-turns-halves"),
+    ],
+)
+def test_the_tile_that_was_the_fastest_with_scales_of_blocks(
+    M: int, N: int, K: int, name: str
+) -> None:
+    product = archs.row("sm_90a").product
+    assert product is not None
+    own: dict[str, Any] = {"dtype": FN, "b_transposed": True, "scales": True}
+    p = problem(M, N, K, 1, 1, **own, scale_block=(1, 128, 128))
     assert HALF.tile(p, ROW, product).name == name
 
 

@@ -17,14 +17,20 @@ typedef Maybe<KS_ROW_SUMS> RowSums;
 enum { JOINED_A = 1, JOINED_B = 2, JOINED_K = 3 };
 enum { ROWS = 0, TMA = 1 };  // who stores: see epilogue.h
 
-constexpr bool E4M3 = sizeof(T) == 1, COLUMN_VALUES = Bias::THERE || KS_SCALES;
+constexpr bool E4M3 = sizeof(T) == 1, COLUMN_VALUES = Bias::THERE || (KS_SCALES && !KS_SCALE_K);
 constexpr int BM = KS_BM, BN = KS_BN, GROUPS = KS_GROUPS, STAGES = KS_STAGES, CLUSTER = KS_CLUSTER, BUFFERS = KS_BUFFERS;
+// Arrivals that make a stage full, and those of a consumer that make it empty: scales are brought by a warp, and read by each.
+constexpr int FULL_ARRIVALS = KS_SCALE_K ? 1 + WARP : 1, RELEASES = KS_SCALE_K ? 4 : 1;
 constexpr int SPLIT = KS_SPLIT;  // blocks of a cluster that sum a part of K each
 // Blocks that load parts of a slice of A, or of B, for all of them.
 constexpr int A_PARTS = KS_SHARED_A ? CLUSTER : 1, B_PARTS = KS_SHARED_A ? 1 : CLUSTER;
 static_assert(SPLIT == 1 || CLUSTER == 1, "a cluster shares rows of A, columns of B, or a sum");
 constexpr int BK = 128 / sizeof(T), MT = BM / (64 * GROUPS), PANELS = BN / 64, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
-static_assert(MT * 64 * GROUPS == BM && PANELS * 64 == BN, "tiles are of 64 rows a consumer, and panels of 64 columns");
+static_assert(PANELS <= 4 && MT * 64 * GROUPS == BM && PANELS * 64 == BN, "tiles are of 64 rows a consumer, and panels of 64 columns");
+
+// Named barriers: 1 + g among consumer g's threads; TURN + g is its turn to multiply, where two take turns.
+enum { TURN = 3 };
+static_assert(!(KS_IN_TURNS || KS_HALVES) || (E4M3 && GROUPS == 2 && MT == 1), "two consumers of 64 rows");
 
 constexpr int ROWS_BYTES = 64 * 128;  // 64 rows of a panel
 constexpr int C_COLUMNS = 128 / sizeof(TC), C_PANELS = BN / C_COLUMNS;  // of the result's panels, of 128 bytes a row too
@@ -53,6 +59,7 @@ static_assert(SPLIT == 1 || SOURCE_STAGES * KS_RESIDUAL + divide_up(PARTIAL_BYTE
 struct alignas(1024) SharedStorage : Choose<RowSums::THERE, Ones, NoOnes>::type {
   char stages[STAGES][STAGE_BYTES];
   char out[GROUPS][BUFFERS][ROWS_BYTES];
+  float scales[KS_SCALE_K ? STAGES : 1][KS_SCALE_K ? BM + 4 : 1];  // of blocks (scale_loader.h)
   float columns[COLUMN_VALUES ? GROUPS : 1][COLUMN_VALUES ? BN : 1];  // of the bias, or columns' scales
   u64 ring[2 * STAGES], out_ring[GROUPS][2 * SLOTS];
 };
@@ -60,10 +67,6 @@ static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
 
 // a1, a2: of the other operands that A's heads come from; c1, c2: that C's columns go to.
 struct Maps { const TensorMap &a, &b, &c, &residual, &a1, &a2, &c1, &c2; };
-
-#if KS_SCALE_K
-static_assert(KS_SCALE_K == BK && KS_SCALE_N % BN == 0, "a slice's sums have one scale of a row and one of all columns");
-#endif
 
 // The kernel's arguments beside its maps, as the roles use them: operands are addresses, or lists of them.
 struct Arguments {

@@ -16,10 +16,11 @@ struct Consumer {
   KS_DEVICE int thread() const { return warp * WARP + thread_lane; }
   // Releases a stage: arrives at its empty barrier in every block that loads into it.
   KS_DEVICE void release(const PipelineState<STAGES>& from) const {
+    const int releasing = RELEASES > 1 ? thread_lane : thread();
     if (CLUSTER == 1) {
-      if (thread() == 0) barrier_arrive(ring.empty(from));
+      if (releasing == 0) barrier_arrive(ring.empty(from));
     } else {
-      if (thread() < CLUSTER) barrier_arrive_at(ring.empty(from), thread());
+      if (releasing < CLUSTER) barrier_arrive_at(ring.empty(from), releasing);
     }
   }
 
@@ -69,25 +70,29 @@ struct Consumer {
   }
 
   // Of e4m3, of whose sums the units keep few bits: those of a slice alone, which float32 additions sum up. Another consumer's
-  // products go on meanwhile. Scales of blocks are those of a slice: the additions multiply by them.
+  // products go on meanwhile: by chance, or IN_TURNS, each beginning when the other's are nearly done. HALVES: and those of the
+  // tile's second half of columns. Scales of blocks are those of a slice: the additions multiply by them.
   KS_DEVICE void mainloop_e4m3(float (&acc)[MT][BN / 2], const TileCoord& p) {
     const int slices = KS_SUMMED ? a.slices * a.batch_group * a.head_group
                        : SPLIT > 1 ? part_of(a.slices, split_rank).count : a.slices;
-    float part[MT][BN / 2];
+    constexpr int PARTS = KS_HALVES ? 2 : 1, COLUMNS = BN / PARTS;
+    float part[PARTS][MT][COLUMNS / 2];
 #if KS_SCALE_K
-    const auto &by_row = a.scales.a, &by_column = a.scales.b;
-    const float* const first_row = by_row.base + p.batch * by_row.batch + p.head * by_row.head;
-    const float* rows[MT][2];
-#pragma unroll
-    for (int i = 0; i < MT; i++)
-#pragma unroll
-      for (int half = 0; half < 2; half++) {  // of rows beyond the last its own: they are not stored
-        const int row = p.row + 64 * (group * MT + i) + 16 * warp + (thread_lane >> 2) + 8 * half;
-        rows[i][half] = first_row + (i64)(min_of(row, a.M - 1) / KS_SCALE_M) * by_row.row;
-      }
-    const float* const columns = by_column.base + p.batch * by_column.batch + a.b_heads.quotient(p.head) * by_column.head +
-                                 (i64)(p.column / KS_SCALE_N) * by_column.row;
+    float factors[MT][2][PANELS];
 #endif
+    auto add = [&](int n) {
+#pragma unroll
+      for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int e = 0; e < COLUMNS / 2; e++) {
+          float& sum = acc[i][n * COLUMNS / 2 + e];
+#if KS_SCALE_K
+          sum = fmaf(part[n][i][e], factors[i][e >> 1 & 1][(n * COLUMNS / 2 + e) / 32], sum);
+#else
+          sum += part[n][i][e];
+#endif
+        }
+    };
 #pragma unroll
     for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -97,35 +102,46 @@ struct Consumer {
       const u32 stage = shared_address(storage.stages[state.stage]);
       const u32 a_descriptor = descriptor_k_major(stage + group * MT * ROWS_BYTES);
       const u32 b_descriptor = descriptor_k_major(stage + A_BYTES);
-#if KS_SCALE_K
-      float factors[MT][2];  // which arrive while the products are made
-      const float of_columns = columns[(i64)s * by_column.k];
-#pragma unroll
-      for (int i = 0; i < MT; i++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) factors[i][half] = rows[i][half][(i64)s * by_row.k];
-#endif
       ring.wait_full(state);
+      if (KS_IN_TURNS) named_barrier_sync(TURN + group, CONSUMERS);
       wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < 4; k++)  // 32 of K each
+      for (int n = 0; n < PARTS; n++) {
 #pragma unroll
-        for (int i = 0; i < MT; i++)
-          Wgmma<T, BN>::ss(part[i], advanced(a_descriptor, i * ROWS_BYTES + k * 32), advanced(b_descriptor, k * 32), k);
-      wgmma_commit();
-      wgmma_wait<0>();
-      release(state);
-      state.advance();
+        for (int k = 0; k < 4; k++) {  // 32 of K each
+#pragma unroll
+          for (int i = 0; i < MT; i++)
+            Wgmma<T, COLUMNS>::ss(part[n][i], advanced(a_descriptor, i * ROWS_BYTES + k * 32),
+                                  advanced(b_descriptor, n * COLUMNS * 128 + k * 32), k);
+          if (KS_IN_TURNS && PARTS == 1 && k == 2) wgmma_commit();
+        }
+        wgmma_commit();
+      }
+      if (KS_IN_TURNS) {  // the other's first products are issued while the last ones here run
+        wgmma_wait<1>();
+        named_barrier_arrive(TURN + 1 - group, CONSUMERS);
+      }
+#if KS_SCALE_K
+      const float* const scales = storage.scales[state.stage];
 #pragma unroll
       for (int i = 0; i < MT; i++)
 #pragma unroll
-        for (int e = 0; e < BN / 2; e++) {
-#if KS_SCALE_K
-          acc[i][e] = fmaf(part[i][e], factors[i][e >> 1 & 1] * of_columns, acc[i][e]);
-#else
-          acc[i][e] += part[i][e];
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+          for (int n = 0; n < PANELS; n++)
+            factors[i][half][n] = scales[64 * (group * MT + i) + 16 * warp + (thread_lane >> 2) + 8 * half] * scales[BM + n];
 #endif
-        }
+      if constexpr (PARTS == 2) {
+        wgmma_wait<1>();
+        pin(part[0][0]);
+        add(0);
+        pin(acc[0]);
+      }
+      wgmma_wait<0>();
+      if (KS_SCALE_K) warp_barrier();  // all lanes have read the scales
+      release(state);
+      state.advance();
+      add(PARTS - 1);
     }
   }
 
@@ -330,6 +346,7 @@ struct Consumer {
   }
 
   KS_DEVICE void run(int first, int step) {
+    if (KS_IN_TURNS && group == 1) named_barrier_arrive(TURN, CONSUMERS);
 #pragma unroll 1
     for (int t = first; t < scheduler.total; t += step) {
       const TileCoord p = scheduler.tile(t, rank);

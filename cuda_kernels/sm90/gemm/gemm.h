@@ -20,13 +20,14 @@
 // KS_B_TRANSPOSED, KS_SCALES, KS_SCALE_M, KS_SCALE_N, KS_SCALE_K (rows, columns and values of k that share a scale, or 0),
 // KS_POINTERS, KS_BIAS (element type, void where there is none), KS_RESIDUAL, KS_ROW_SUMS (element type, or void),
 // KS_SUMMED, KS_SEGMENTED, KS_JOINED, KS_HEADS (and those of heads.h), KS_SPLIT, KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER, KS_SHARED_A,
-// KS_BLOCKS (that share a multiprocessor), KS_BUFFERS
+// KS_BLOCKS (that share a multiprocessor), KS_IN_TURNS, KS_HALVES (of e4m3: consumer.h), KS_BUFFERS
 // (epilogue buffers a consumer, 64 rows of 128 bytes), KS_STORE, KS_C_FIRST (whether C is stored with the L2 policy evict-first), KS_PRODUCER_REGISTERS,
 // KS_CONSUMER_REGISTERS (0: as launched), KS_SHARED_BYTES.
-// Shared memory: STAGES·(BM + BN)·128 bytes, GROUPS·BUFFERS·8 KB, the bias, 1 KB of ones where rows are summed, barriers.
+// Shared memory: STAGES·(BM + BN)·128 bytes, GROUPS·BUFFERS·8 KB, STAGES·(BM + 4)·4 of scales of blocks, the bias, 1 KB of ones where rows are summed, barriers.
 // Registers: BM·BN/(128·GROUPS) accumulators, of e4m3 twice (consumer.h), 4 for each 64 rows whose elements are summed.
 #include "sm90/gemm/consumer.h"
 #include "sm90/gemm/producer.h"
+#include "sm90/gemm/scale_loader.h"
 
 KS_KERNEL(THREADS, KS_BLOCKS)
 gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT TensorMap c_map,
@@ -76,14 +77,24 @@ gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT 
   const Ring<STAGES> ring{shared_address(storage.ring)};
   const int group = warp_index() / 4, warp = warp_index() % 4, rank = CLUSTER > 1 ? cluster_rank() : 0;
   const int split_rank = SPLIT > 1 ? cluster_rank() : 0;
-  const int first = block_index() / (CLUSTER * SPLIT), step = gridDim.x / (CLUSTER * SPLIT);
+  const int step = gridDim.x / (CLUSTER * SPLIT);
+#if KS_SCALE_K
+  // Read by each role: kept from here on it would be spilled.
+  auto first = [] {
+    int block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    return block / (CLUSTER * SPLIT);
+  };
+#else
+  auto first = [number = block_index() / (CLUSTER * SPLIT)] { return number; };
+#endif
 
   if (thread_index() == CONSUMERS) {
     tensor_map_prefetch(a_map), tensor_map_prefetch(b_map);
     if (KS_STORE == TMA) tensor_map_prefetch(c_map);
   }
   if (thread_index() == 0) {
-    ring.init(GROUPS * CLUSTER);
+    ring.init(GROUPS * CLUSTER * RELEASES, FULL_ARRIVALS);
     for (int g = 0; g < GROUPS; g++) Ring<SLOTS>{shared_address(storage.out_ring[g])}.init(1, 4);
     barrier_init_fence();
   }
@@ -101,17 +112,20 @@ gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT 
     // add_up's barriers: of all warps, whose stores wait for what comes after them, and whose loads for what comes before.
     if (SPLIT > 1 && warp > 0) cluster_barrier(), cluster_barrier();
     if (thread_index() == CONSUMERS) {
-      Producer{storage, maps, ring, arguments, scheduler, b_heads, joined, result, rank, split_rank}.run(first, step);
+      Producer{storage, maps, ring, arguments, scheduler, b_heads, joined, result, rank, split_rank}.run(first(), step);
     } else if (KS_STORE == TMA && split_rank == 0 && warp >= 1 && warp <= GROUPS && lane() == 0) {
       const Ring<SLOTS> out_ring{shared_address(storage.out_ring[warp - 1])};
-      EpilogueStore{storage, maps, out_ring, arguments, scheduler, result, rank, warp - 1}.run(first, step);
+      EpilogueStore{storage, maps, out_ring, arguments, scheduler, result, rank, warp - 1}.run(first(), step);
     }
+#if KS_SCALE_K
+    if (warp == 3) ScaleLoader{storage, ring, arguments, scheduler, rank, lane()}.run(first(), step);
+#endif
     warp_barrier();
     if (SPLIT > 1 && warp == 0) cluster_barrier(), cluster_barrier();
   } else {
     if (KS_CONSUMER_REGISTERS) registers_alloc<KS_CONSUMER_REGISTERS>();
     const Ring<SLOTS> out_ring{shared_address(storage.out_ring[group])};
-    Consumer{storage, ring, out_ring, arguments, scheduler, result, rank, split_rank, group, warp, lane()}.run(first, step);
+    Consumer{storage, ring, out_ring, arguments, scheduler, result, rank, split_rank, group, warp, lane()}.run(first(), step);
   }
   if (CLUSTER > 1) cluster_barrier();  // no block leaves while others may signal its barriers
 }

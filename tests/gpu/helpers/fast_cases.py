@@ -106,6 +106,15 @@ def _attention() -> Iterator[AttentionCase]:
         yield attention(
             f"{kind}-causal", "many-tiles-e4m3-sequences", num_heads=4, **stored, **packed
         )
+        yield attention(
+            kind,
+            "many-tiles-e4m3-lengths",
+            S_k=170,
+            kv_lengths=lengths,
+            softcap=20.0,
+            **stored,
+            **_heads(6),
+        )
 
 
 def _gradients() -> Iterator[BackwardCase]:
@@ -181,8 +190,22 @@ def _gemm() -> Iterator[GemmCase]:
                 scattered=True,
                 precision=precision,
             )
+    # Of e4m3: scales of blocks come beside the slices; source tiles, which have none, between them.
+    blocks = {"scales": "blocks", "scale_block": (1, 128, 128), "K": 592}
+    yield _stored("many-tiles-blocks", **{**shape, **blocks})
+    yield _stored(
+        "many-tiles-blocks-added", **{**shape, **blocks}, beta=0.5, residual=DType.bfloat16
+    )
+    yield _stored("many-tiles-blocks-one-matrix", M=2056, N=4104, **one, **blocks)
     odd = OperandLayout(gaps=(64, 8, 16))
     yield gemm("f16-nt", "many-tiles-gaps", a=odd, b=odd, c=odd, **shape)
+
+
+def _stored(what: str, **fields: object) -> GemmCase:
+    """Of e4m3, whose rows are whole chunks of 16 bytes."""
+    result = gemm("bf16-nt", what, **fields)
+    name = result.name.replace("bf16", "e4m3fn")
+    return replace(result, name=name, dtype=DType.float8_e4m3fn, dtype_c=DType.bfloat16)
 
 
 def _all() -> dict[str, Case]:

@@ -56,12 +56,18 @@ NT, NN, ADDED, ONE, LISTS = (
     )
 )
 
-VALUE_TRANSPOSE = "sm90/attention/value_transpose.h"
-E4M3, E4M3_LONG, E4M3_RISES, E4M3_SCALED = (
-    f"attention-bf16-128-many-tiles-e4m3{what}" for what in ("", "-long", "-rises", "-one-block")
+VALUE_TRANSPOSE, SUMS = (f"sm90/attention/{name}.h" for name in ("value_transpose", "sums"))
+E4M3, E4M3_LONG, E4M3_RISES, E4M3_FAR, E4M3_SCALED = (
+    f"attention-bf16-128-many-tiles-e4m3{what}"
+    for what in ("", "-long", "-rises", "-rises-far", "-one-block")
 )
 E4M3_HIDDEN = "attention-bf16-128-causal-many-tiles-e4m3-nan-in-v"
-GEMM_HEADS = "sm90/gemm/heads.h"
+GEMM_HEADS, GEMM_BLOCK, GEMM_SCALES = (
+    f"sm90/gemm/{name}.h" for name in ("heads", "block", "scale_loader")
+)
+SCALED, SCALED_SOURCES, SCALED_MATRIX = (
+    f"gemm-e4m3fn-nt-many-tiles-blocks{what}" for what in ("", "-added", "-one-matrix")
+)
 HALVES, PARTLY_TURNED, PAGES, FEW_TOKENS = (
     f"qkv-projection-f16-{what}"
     for what in (
@@ -81,7 +87,7 @@ def _mutant(
     name: str, place: str, find: str, plant: str, case: str, what: str, said: str = ""
 ) -> Mutant:
     implementation = "sm90-tf32" if place.startswith("sm90/gemm/tf32") else "sm90"
-    if "e4m3" in case:
+    if place.startswith("sm90/attention/") and "e4m3" in case:
         implementation = "sm90-e4m3"
     return Mutant(name, place, find, plant, case, said, what, implementation=implementation)
 
@@ -802,7 +808,7 @@ MUTANTS = (
     _mutant(
         "released-to-itself",
         GEMM_CONSUMER,
-        "barrier_arrive_at(ring.empty(from), thread());",
+        "barrier_arrive_at(ring.empty(from), releasing);",
         "barrier_arrive(ring.empty(from));",
         ONE,
         "a cluster's other block is not told that a stage is empty",
@@ -810,8 +816,8 @@ MUTANTS = (
     _mutant(
         "released-by-one-block",
         GEMM,
-        "ring.init(GROUPS * CLUSTER);",
-        "ring.init(GROUPS);",
+        "ring.init(GROUPS * CLUSTER * RELEASES, FULL_ARRIVALS);",
+        "ring.init(GROUPS * RELEASES, FULL_ARRIVALS);",
         ONE,
         "one block's arrivals make a cluster's stage empty",
     ),
@@ -1124,6 +1130,96 @@ MUTANTS = (
         "scales.v.at(w.batch, 0)",
         E4M3_SCALED,
         "every head has the first one's scale of values",
+    ),
+    # ---- sums of e4m3 in shared memory
+    _mutant(
+        "shared-sums-not-rebased",
+        CONSUMER,
+        "sums.rescale(correction);\n          round_p(s);",
+        "round_p(s);",
+        E4M3_FAR,
+        "sums in shared memory keep the old reference",
+    ),
+    _mutant(
+        "sums-twice",
+        SUMS,
+        "o[i + j] = 0.f;",
+        "{}",
+        E4M3_LONG,
+        "O goes on from what the sums in shared memory have, too",
+    ),
+    _mutant(
+        "sums-of-the-tile-before",
+        SUMS,
+        "KS_DEVICE void begin() { blocks = 0, any = false; }",
+        "KS_DEVICE void begin() { blocks = 0; }",
+        E4M3_LONG,
+        "a tile begins with another's sums",
+    ),
+    _mutant(
+        "fourth-number-of-sums",
+        SUMS,
+        "0x0400), words[2], 0x4210)",
+        "0x4000), words[2], 0x4210)",
+        E4M3_LONG,
+        "bytes of a number trade places",
+    ),
+    # ---- e4m3: scales of blocks beside the slices
+    _mutant(
+        "scales-signalled-early",
+        GEMM_SCALES,
+        "async_copies_arrive(ring.full(state));",
+        "barrier_arrive(ring.full(state));",
+        SCALED,
+        "a stage counts as full before its scales are there",
+    ),
+    _mutant(
+        "scales-over-a-stage-in-use",
+        GEMM_SCALES,
+        "ring.wait_empty(state);",
+        "",
+        SCALED,
+        "a stage that is still read gets the next turn's scales",
+    ),
+    _mutant(
+        "scales-not-counted",
+        GEMM_BLOCK,
+        "FULL_ARRIVALS = KS_SCALE_K ? 1 + WARP : 1",
+        "FULL_ARRIVALS = 1",
+        SCALED,
+        "a stage is full without its scales, or without its slice",
+    ),
+    _mutant(
+        "scales-of-one-slice",
+        GEMM_SCALES,
+        "rows += by_row.k, columns += by_column.k;",
+        "columns += by_column.k;",
+        SCALED,
+        "every slice has the first one's scales of rows",
+    ),
+    _mutant(
+        "scale-of-the-first-columns",
+        GEMM_CONSUMER,
+        "scales[BM + n]",
+        "scales[BM]",
+        SCALED_MATRIX,
+        "all columns of a tile have the first ones' scales",
+    ),
+    _mutant(
+        "turn-not-handed-over",
+        GEMM_CONSUMER,
+        "named_barrier_arrive(TURN + 1 - group, CONSUMERS);",
+        "",
+        SCALED,
+        "each consumer waits for the other",
+    ),
+    _mutant(
+        "source-tiles-not-counted",
+        GEMM_SCALES,
+        "s < a.slices + sources;",
+        "s < a.slices;",
+        SCALED_SOURCES,
+        "the stages of source tiles are never full",
     ),
     *sm90_gradient_mutants.MUTANTS,
     *sm90_latent_mutants.MUTANTS,

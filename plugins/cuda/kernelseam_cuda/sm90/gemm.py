@@ -44,6 +44,7 @@ from kernelseam_cuda.sm90.gemm_tiling import (
 )
 from kernelseam_cuda.sm90.tiles import (
     E4M3,
+    E4M3_BLOCKS,
     FEW_ROWS,
     GEMM,
     REGISTERS,
@@ -54,6 +55,8 @@ from kernelseam_cuda.toolchain import sources
 
 _FEW_ROWS = 64
 """Of A that blocks share: of more, wider tiles read B less often."""
+SCALED_COLUMNS = 64
+"""Of a tile, that share a scale where scales are of blocks."""
 _MAX_EXTENT = 2**30
 """Rows and columns: a tile's place, and its end, are 32-bit."""
 _POINTERS = ("a", "b", "c", "bias", "residual", "origin")
@@ -147,10 +150,9 @@ class HopperGemm(KernelDefinition):
             if spec.dtype.itemsize != 2 and getattr(spec, option):
                 return f"it does not know {option} of {spec.dtype}"
         if spec.scale_block and (spec.scale_block[2] != slice_of(spec) or not _tiles_of(spec)):
-            columns = min(t.bn for t in E4M3)
             return (
                 f"scale_block = {spec.scale_block}: it scales blocks of {slice_of(spec)} values of "
-                f"k and of multiples of {columns} columns"
+                f"k and of multiples of {SCALED_COLUMNS} columns"
             )
         if spec.summed and spec.view == "pointers":
             return "it does not sum products of lists"
@@ -240,6 +242,8 @@ class HopperGemm(KernelDefinition):
             "CLUSTER": tile.cluster,
             "SHARED_A": tile.shared_a,
             "SPLIT": tile.split,
+            "IN_TURNS": tile.in_turns,
+            "HALVES": tile.halves,
             "BLOCKS": tile.blocks,
             "BUFFERS": tile.buffers,
             "STORE": int(tile.store == "tma"),
@@ -289,7 +293,9 @@ class HopperGemm(KernelDefinition):
         return 128 * (tile.groups + 1)
 
     def shared_bytes(self, spec: GemmSpec, tile: HopperGemmTile) -> int:
-        return tile.shared_bytes(spec.bias is not None or spec.scales, spec.row_sums is not None)
+        blocks = spec.scale_block is not None
+        columns = spec.bias is not None or (spec.scales and not blocks)
+        return tile.shared_bytes(columns, spec.row_sums is not None, blocks)
 
     def values(
         self, problem: GemmProblem, tile: HopperGemmTile, device: Device
@@ -405,7 +411,7 @@ def _joins(p: GemmProblem) -> bool:
 
 def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
     if spec.scale_block:
-        return tuple(t for t in E4M3 if spec.scale_block[1] % t.bn == 0)
+        return E4M3_BLOCKS if spec.scale_block[1] % SCALED_COLUMNS == 0 else ()
     if spec.dtype.stored:
         return E4M3
     if spec.joined == "a" and spec.summed:  # places of so many boxes do not fit the registers

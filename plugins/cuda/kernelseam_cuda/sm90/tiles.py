@@ -54,6 +54,10 @@ class HopperGemmTile:
     """The same where A lies along M, in boxes of 64 rows, if that differs: three slices are too few
     then."""
     block_seconds: float = 0.0
+    in_turns: bool = False
+    """Of e4m3: two consumers alternate in multiplying, so that one adds up while the other does."""
+    halves: bool = False
+    """Of e4m3: a consumer multiplies half of its columns after the other, and adds up meanwhile."""
 
     @property
     def name(self) -> str:
@@ -61,16 +65,18 @@ class HopperGemmTile:
         more = f"-{self.cluster}together" * (self.cluster > 1) + f"-{self.blocks}blocks" * (
             self.blocks > 1
         )
+        more += "-turns" * self.in_turns + "-halves" * self.halves
         more += "-of-a" * self.shared_a + f"-split{self.split}" * (self.split > 1)
         return f"{self.bm}x{self.bn}-{self.stages}-{self.store}{more}" + "-cfirst" * self.c_first
 
-    def shared_bytes(self, bias: bool, sums: bool = False) -> int:
-        """Ring, buffers, the bias of each consumer, a factor that sums rows, control; in whole
-        KiB."""
+    def shared_bytes(self, bias: bool, sums: bool = False, scales: bool = False) -> int:
+        """Ring, buffers, the bias of each consumer, a factor that sums rows, scales of blocks,
+        control; in whole KiB."""
         size = self.stages * (self.bm + self.bn) * 128 + self.groups * (
             self.buffers * 8192 + bias * self.bn * 4
         )
         size += 16 * (self.stages + self.groups * self.buffers) + sums * 1024
+        size += scales * self.stages * (self.bm + 4) * 4
         assert size * self.blocks <= _SHARED_BYTES
         return -(-size // 1024) * 1024
 
@@ -113,6 +119,16 @@ E4M3 = (
 )
 """Tiles of products of e4m3, whose sums of a slice have registers of their own: 256 columns do not
 fit."""
+
+E4M3_BLOCKS = (
+    HopperGemmTile(
+        *(128, 192, 2, 5, 1, 1, "tma"), in_turns=True, halves=True, rate=1.02, block_seconds=6e-7
+    ),
+    HopperGemmTile(128, 128, 2, 5, 1, 2, "tma", in_turns=True, rate=0.89, block_seconds=3e-7),
+    HopperGemmTile(128, 128, 2, 5, 1, 2, "rows", in_turns=True, rate=0.87, block_seconds=5e-7),
+    HopperGemmTile(64, 64, 1, 6, 1, 1, "rows", blocks=2, rate=0.48, block_seconds=2e-7),
+)
+"""The same with scales of blocks, which take a part of every slice's stage."""
 
 HEADS = (
     HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.22, block_seconds=1.6e-6),
@@ -291,7 +307,7 @@ ATTENTION = (
 """The preferred of a spec first."""
 
 
-E4M3_REGISTERS = {64: (40, 232), 128: (40, 232), 256: (56, 224)}
+E4M3_REGISTERS = {64: (56, 224), 128: (40, 232), 256: (56, 224)}
 """As ``REGISTERS``, by head dim, where the loading warpgroup of two consumers transposes values."""
 
 
