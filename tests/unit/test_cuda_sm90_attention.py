@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from attention_problems import attention_problem as problem
 from kernelseam.contract import Device, DeviceLimits
-from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.attention import DIMS, HopperAttention
@@ -19,41 +19,6 @@ HALF, ROW = HopperAttention(), archs.row("sm_90a")
 H200 = Device(
     "cuda", 0, "sm_90a", limits=DeviceLimits(compute_units=132, shared_bytes_per_block=232_448)
 )
-
-
-def problem(
-    S_q: int = 4096,
-    S_k: int = 4096,
-    heads: int = 16,
-    kv_heads: int = 16,
-    batch: int = 4,
-    **spec: object,
-):
-    """Rows as [batch, sequence, head, dim] has them."""
-    s = AttentionSpec(
-        **{"dtype": DType.bfloat16, "head_dim": 128, "value_dim": 128, "lse": True, **spec}
-    )
-    d, v = s.head_dim, s.value_dim
-    packed = s.q_view == "packed"
-    return AttentionProblem(
-        s,
-        batch,
-        heads,
-        kv_heads,
-        S_q,
-        S_k,
-        (S_q * heads * d, d, heads * d),
-        (S_k * kv_heads * d, d, kv_heads * d),
-        (S_k * kv_heads * v, v, kv_heads * v),
-        (S_q * heads * v, v, heads * v),
-        (heads * S_q, S_q),
-        d**-0.5,
-        left=7 if s.window else None,
-        right=0 if s.window else None,
-        softcap=30.0 if s.softcap else 0.0,
-        total_q=batch * S_q if packed else 0,
-        total_k=batch * S_k if packed else 0,
-    )
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ dispatch prefers it. Nothing here needs a GPU."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from attention_problems import attention_problem
 from kernelseam.contract import Device
 from kernelseam.costs import predicted
-from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels import COMPOSITIONS
 from kernelseam_rocm import archs
@@ -17,41 +18,7 @@ from kernelseam_rocm.gfx950 import BM, DIMS, STAGES, TILES, Gfx950Attention
 KERNEL, ROW = Gfx950Attention(), archs.row("gfx950")
 assert ROW.product is not None
 DEVICE: Device = ROW.product
-
-
-def problem(
-    S_q: int = 4096,
-    S_k: int = 4096,
-    heads: int = 16,
-    kv_heads: int = 16,
-    batch: int = 2,
-    **spec: object,
-) -> AttentionProblem:
-    """Rows as [batch, sequence, head, dim] has them."""
-    s = AttentionSpec(
-        **{"dtype": DType.bfloat16, "head_dim": 128, "value_dim": 128, "lse": True, **spec}  # type: ignore[arg-type]
-    )
-    d, v = s.head_dim, s.value_dim
-    packed = s.q_view == "packed"
-    return AttentionProblem(
-        s,
-        batch,
-        heads,
-        kv_heads,
-        S_q,
-        S_k,
-        (S_q * heads * d, d, heads * d),
-        (S_k * kv_heads * d, d, kv_heads * d),
-        (S_k * kv_heads * v, v, kv_heads * v),
-        (S_q * heads * v, v, heads * v),
-        (heads * S_q, S_q),
-        d**-0.5,
-        left=7 if s.window else None,
-        right=0 if s.window else None,
-        softcap=30.0 if s.softcap else 0.0,
-        total_q=batch * S_q if packed else 0,
-        total_k=batch * S_k if packed else 0,
-    )
+problem = partial(attention_problem, batch=2)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +49,7 @@ def problem(
 def test_what_it_does_not_take_is_refused_with_the_reason(
     changes: dict[str, object], reason: str
 ) -> None:
-    assert KERNEL.refuse(problem(**changes), ROW) == reason  # type: ignore[arg-type]
+    assert KERNEL.refuse(problem(**changes), ROW) == reason
 
 
 def test_a_scale_that_is_not_positive_is_refused() -> None:
@@ -94,7 +61,7 @@ def test_a_scale_that_is_not_positive_is_refused() -> None:
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("more", [{}, {"causal": True}, {"q_view": "packed", "kv_view": "packed"}])
 def test_what_it_takes(dim: int, more: dict[str, object]) -> None:
-    p = problem(head_dim=dim, value_dim=dim, kv_heads=4, lengths=not more, **more)  # type: ignore[arg-type]
+    p = problem(head_dim=dim, value_dim=dim, kv_heads=4, lengths=not more, **more)
     assert KERNEL.refuse(p, ROW) is None
     tile = KERNEL.tile(p, ROW, DEVICE)
     assert tile.head_dim == dim and tile.bn * dim == 8192

@@ -1,0 +1,44 @@
+"""Problems of attention forward, for kernel definitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.dtypes import DType
+
+
+def attention_problem(
+    S_q: int = 4096,
+    S_k: int = 4096,
+    heads: int = 16,
+    kv_heads: int = 16,
+    batch: int = 4,
+    **spec: Any,
+) -> AttentionProblem:
+    """Operands [batch, sequence, head, dim], row-major; by default bfloat16 of head dim 128 with an
+    LSE. ``spec``: fields of ``AttentionSpec``."""
+    s = AttentionSpec(
+        **{"dtype": DType.bfloat16, "head_dim": 128, "value_dim": 128, "lse": True, **spec}
+    )
+    d, v = s.head_dim, s.value_dim
+    packed = s.q_view == "packed"
+    return AttentionProblem(
+        s,
+        batch,
+        heads,
+        kv_heads,
+        S_q,
+        S_k,
+        (S_q * heads * d, d, heads * d),
+        (S_k * kv_heads * d, d, kv_heads * d),
+        (S_k * kv_heads * v, v, kv_heads * v),
+        (S_q * heads * v, v, heads * v),
+        (heads * S_q, S_q),
+        d**-0.5,
+        left=7 if s.window else None,
+        right=0 if s.window else None,
+        softcap=30.0 if s.softcap else 0.0,
+        total_q=batch * S_q if packed else 0,
+        total_k=batch * S_k if packed else 0,
+    )
