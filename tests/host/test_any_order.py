@@ -54,10 +54,10 @@ def gradients(
 def test_three_launches_and_one_for_each_that_is_reduced(hostcpp: Plugins) -> None:
     x, reduced = inputs(), ["sum_axes", "sink_gradient"]
     ordered, wanted = gradients(x, True)
-    assert ordered == ["row_dots", "attention_backward", *reduced], "keys and queries in one"
+    assert ordered == ["row_delta", "attention_backward", *reduced], "keys and queries in one"
     for _ in range(2):  # the second starts from zeros again
         free, actual = gradients(x, False)
-        assert free == ["row_dots", "attention_backward", "query_gradient", *reduced]
+        assert free == ["row_delta", "attention_backward", "query_gradient", *reduced]
         for name, y in wanted.items():
             size = float(np.abs(y).max())
             assert size > 0.02

@@ -62,8 +62,8 @@ def launched(made: AttentionBwdSpec, *tiles: BackwardTile, **extents: int) -> tu
 
 def test_in_any_order_one_launch_of_keys_and_one_that_rounds() -> None:
     names, actual = launched(spec())
-    assert names == ["row_dots", "attention_backward", "query_gradient"]
-    dots, main, last = actual.steps
+    assert names == ["row_delta", "attention_backward", "query_gradient"]
+    delta, main, last = actual.steps
     assert (main.tile, last.tile) == (replace(PLAIN, role="keys"), PLAIN)
     assert main.kernel.grid(main.problem, main.tile, DEVICE) == -(-300 // 64) * 2 * 2, (
         "blocks own 64 keys of 2 KV heads"
@@ -74,24 +74,24 @@ def test_in_any_order_one_launch_of_keys_and_one_that_rounds() -> None:
     # 2 entries × 2 tiles × 6 heads of 64 × 128 float32 sums lie after the row sums.
     lines, sums = 2 * 6 * 100 * 4, 4 * (2 * 2 * 6) * 64 * 128
     at = -(-lines // 256) * 256
-    assert (dots.workspace, main.workspace, last.workspace) == (
-        {"dots": 0, "zeros": at},
-        {"dots": 0, "sums": at},
+    assert (delta.workspace, main.workspace, last.workspace) == (
+        {"delta": 0, "zeros": at},
+        {"delta": 0, "sums": at},
         {"sums": at},
     )
-    assert dots.kernel.values(dots.problem, dots.tile, DEVICE)["zero_chunks"] == sums // 16
+    assert delta.kernel.values(delta.problem, delta.tile, DEVICE)["zero_chunks"] == sums // 16
     assert actual.workspace_bytes == at + sums
 
 
 def test_in_order_nothing_is_summed_in_the_workspace() -> None:
     names, actual = launched(spec(deterministic=True))
-    assert names == ["row_dots", "attention_backward", "attention_backward"]
+    assert names == ["row_delta", "attention_backward", "attention_backward"]
     assert [x.tile.role for x in actual.steps[1:]] == ["keys", "queries"]
     assert actual.workspace_bytes == -(-2 * 6 * 100 * 4 // 256) * 256
-    dots = actual.steps[0]
-    assert dots.kernel.values(dots.problem, dots.tile, DEVICE)[
+    delta = actual.steps[0]
+    assert delta.kernel.values(delta.problem, delta.tile, DEVICE)[
         "zero_chunks"
-    ] == 0 and dots.workspace == {"dots": 0}
+    ] == 0 and delta.workspace == {"delta": 0}
 
 
 @pytest.mark.parametrize(("deterministic", "most"), [(False, 3), (True, 3)])
@@ -143,7 +143,7 @@ def test_which_rows_serve_a_spec(
 
 def test_a_row_that_does_not_fit_is_left_out() -> None:
     assert HOST.tiles(spec(), row(ANY_ORDER, IN_ORDER, shared=160)) == (IN_ORDER,)
-    # K and V, two stages of Q and dout, LSEs and dots twice, p and ds.
+    # K and V, two stages of Q and dout, LSEs and delta twice, p and ds.
     assert ANY_ORDER.shared_bytes(spec()) == 2 * (128 * 256 + 2 * 64 * 256 + 2 * 128 * 64) + 16 * 64
 
 

@@ -95,13 +95,16 @@ def test_compile(
 @pytest.mark.parametrize(
     ("options", "kernels"),
     [
-        ((), ["row_dots", "attention_backward: keys", "attention_backward: queries"]),
+        ((), ["row_delta", "attention_backward: keys", "attention_backward: queries"]),
         pytest.param(
             ("--any-order",),
-            ["row_dots", "attention_backward: keys", "query_gradient"],
+            ["row_delta", "attention_backward: keys", "query_gradient"],
             marks=pytest.mark.slow("with-more is in any order, too"),
         ),
-        (("--any-order", "--bias", "float16", "--sinks"), ["row_dots", "attention_backward: keys"]),
+        (
+            ("--any-order", "--bias", "float16", "--sinks"),
+            ["row_delta", "attention_backward: keys"],
+        ),
     ],
     ids=["in-order", "any-order", "with-more"],
 )

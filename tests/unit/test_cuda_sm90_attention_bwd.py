@@ -172,7 +172,7 @@ def test_three_launches_share_a_workspace() -> None:
         first, main, last = (x.workspace for x in launches.kernels)
         assert first == {
             "lse_base2": 256,
-            "dots": 256 + 4 * rows,
+            "delta": 256 + 4 * rows,
             "sums": 256 + 8 * rows,
             "turns": 256 + 8 * rows + 512 * rows,
         }
@@ -186,14 +186,14 @@ def test_sinks_have_a_gradient_of_the_same_row_values() -> None:
     launches = KERNEL.launches(p, KERNEL.tile(p, ROW, H200), H200)
     sinks = launches.kernels[-1]
     assert sinks.kernel.entry == "sink_gradient" and len(launches.kernels) == 4
-    assert sinks.problem.dots_strides == (16 * 128, 128)
-    assert sinks.workspace == {"dots": launches.kernels[0].workspace["dots"]}
+    assert sinks.problem.delta_strides == (16 * 128, 128)
+    assert sinks.workspace == {"delta": launches.kernels[0].workspace["delta"]}
     packed = problem(sinks=True, sink_gradient=True, S_q=100, q_view="packed", kv_view="packed")
     launches = KERNEL.launches(packed, KERNEL.tile(packed, ROW, H200), H200)
-    dots, sinks = launches.kernels[-2:]
-    assert (dots.kernel.entry, sinks.problem.dots_strides) == ("row_dots", (0, 400))
-    assert dots.workspace["dots"] == sinks.workspace["dots"]
-    assert launches.workspace_bytes == dots.workspace["dots"] + 4 * 16 * 400
+    delta, sinks = launches.kernels[-2:]
+    assert (delta.kernel.entry, sinks.problem.delta_strides) == ("row_delta", (0, 400))
+    assert delta.workspace["delta"] == sinks.workspace["delta"]
+    assert launches.workspace_bytes == delta.workspace["delta"] + 4 * 16 * 400
 
 
 def test_wide_heads_take_clusters_whose_blocks_share_queries_and_sums() -> None:

@@ -19,8 +19,8 @@ from kernelseam.parity.operations import operands
 from kernelseam.parity.running import stages
 
 CAUGHT = {
-    "no-dots": "f16-64",
-    "dots-of-the-first-row": "f16-64",
+    "no-delta": "f16-64",
+    "delta-of-the-first-row": "f16-64",
     "no-scale-dq": "f16-64",
     "no-scale-dk": "f16-64",
     "heads-not-summed": "f16-64-gqa-6-2",

@@ -14,8 +14,8 @@ from kernelseam.oracle.formulas import PLAIN, Array, Variant
 from calibration.tile_model import LOG2_E, Single
 
 FAULTS = {
-    "no-dots": "Σ dout·out is not subtracted",
-    "dots-of-the-first-row": "Σ dout·out is that of another row",
+    "no-delta": "Σ dout·out is not subtracted",
+    "delta-of-the-first-row": "Σ dout·out is that of another row",
     "no-scale-dq": "dq lacks the scale",
     "no-scale-dk": "dk lacks the scale",
     "heads-not-summed": "dk and dv are those of a group's last head",
@@ -78,10 +78,10 @@ def attention_bwd(
         p = np.where(
             seen, exp2((s * np.float32(LOG2_E) - base[:, None]).astype(np.float32)), 0
         ).astype(np.float32)
-        dots = (dO * out).sum(axis=1)
-        if fault == "dots-of-the-first-row":
-            dots = np.broadcast_to(dots[:1], dots.shape)
-        dx = np.where(p == 0, 0, p * (dO @ V.T - (0 if fault == "no-dots" else dots[:, None])))
+        delta = (dO * out).sum(axis=1)
+        if fault == "delta-of-the-first-row":
+            delta = np.broadcast_to(delta[:1], delta.shape)
+        dx = np.where(p == 0, 0, p * (dO @ V.T - (0 if fault == "no-delta" else delta[:, None])))
         ds = dx if fault == "no-cap-slope" else dx * flat
         p, dx, ds = (y.astype(np.float32) for y in (p, dx, ds))
         p16, ds16 = (y.astype(dtype).astype(np.float32) for y in (p, ds))
@@ -96,7 +96,7 @@ def attention_bwd(
             over = np.where(np.isneginf(lse), np.inf, 0 if fault == "sinks-without-lse" else lse)
             weight = exp2((sink - over) * LOG2_E)
             dsinks[h] += (1 if fault == "sinks-sign" else -1) * (
-                weight.astype(np.float32) * dots
+                weight.astype(np.float32) * delta
             ).sum()
     gradients: dict[str, Array] = {
         "dq": dq.astype(dtype),

@@ -21,10 +21,10 @@ from kernelseam.kernels.attention.host import AttentionDefinition
 from kernelseam.kernels.attention.merge import MERGE
 from kernelseam.kernels.attention.query_gradient import QUERY_GRADIENT, QueryGradientSpec
 from kernelseam.kernels.attention.row_kernels import (
-    ROW_DOTS,
+    ROW_DELTA,
     SINK_GRADIENT,
     SUM_AXES,
-    DotsSpec,
+    DeltaSpec,
     SinkSpec,
     SumSpec,
 )
@@ -256,8 +256,8 @@ def _small() -> Iterator[Covered]:
     yield Covered(MERGE, MergeSpec(F32, F16, 128))
     yield Covered(MERGE, MergeSpec(F16, F16, 33, False, 2, packed=True))
     yield Covered(MERGE, MergeSpec(F32, BF16, 512, pointers=True))
-    yield Covered(ROW_DOTS, DotsSpec(F16, 128, False))
-    yield Covered(ROW_DOTS, DotsSpec(F32, 50, True))
+    yield Covered(ROW_DELTA, DeltaSpec(F16, 128, False))
+    yield Covered(ROW_DELTA, DeltaSpec(F32, 50, True))
     yield Covered(QUERY_GRADIENT, QueryGradientSpec(F16, 64))
     yield Covered(QUERY_GRADIENT, QueryGradientSpec(F32, 50, True, 4))
     yield Covered(SINK_GRADIENT, SinkSpec(True))

@@ -540,7 +540,7 @@ ATTENTIONS = (
     ),
     # ---- gradients
     Mutant(
-        "backward-dots-missed",
+        "backward-delta-missed",
         ATTENTION,
         "p * (x - mine[STEP + c])",
         "p * x",
@@ -634,7 +634,7 @@ ATTENTIONS = (
         "a negative prefix is taken for a positive one",
     ),
     Mutant(
-        "row-dots-columns-lost",
+        "row-delta-columns-lost",
         ATTENTION,
         "d < KS_DV; d += WARP",
         "d < KS_DV; d += 2 * WARP",

@@ -114,7 +114,7 @@ FAR_MUTANTS = (
         "bwd-lse-heads",
     ),
     _mutant(
-        "row-dots",
+        "row-delta",
         ATTENTION,
         "x = dout + batch * dout_batch",
         "x = dout + (int)(batch * dout_batch)",

@@ -93,15 +93,15 @@ def gradients(
         seen, x, derivative = scores(q, k, i, scale=scale, **options)
         if lse[i] == -math.inf:
             continue
-        dots = dout[i] @ out[i]
+        delta = dout[i] @ out[i]
         p = np.exp(x - lse[i])
-        of_x = np.where(p == 0, 0, p * (v[seen] @ dout[i] - dots))
+        of_x = np.where(p == 0, 0, p * (v[seen] @ dout[i] - delta))
         of_product = np.where(p == 0, 0, scale * derivative * of_x)
         dq[i] = of_product @ k[seen]
         dk[seen] += of_product[:, None] * q[i]
         dv[seen] += p[:, None] * dout[i]
         dx[i, seen] = of_x
-        dsink -= np.exp(sink - lse[i]) * dots
+        dsink -= np.exp(sink - lse[i]) * delta
     return dq, dk, dv, dx, dsink
 
 

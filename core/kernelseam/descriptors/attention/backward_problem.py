@@ -118,8 +118,8 @@ class AttentionBwdProblem:
             return n
 
         # Σ dout·out, written and read
-        dots = p.batch * p.num_heads * p.S_q * p.spec.dtype.accumulator.itemsize
-        return sum(size(r.name) for r in self.operands) + 2 * dots
+        delta = p.batch * p.num_heads * p.S_q * p.spec.dtype.accumulator.itemsize
+        return sum(size(r.name) for r in self.operands) + 2 * delta
 
     @property
     def compute_dtype(self) -> DType:

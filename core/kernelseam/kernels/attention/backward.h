@@ -1,7 +1,7 @@
 // Fused attention backward: dq, dk, dv (and what the bias takes), deterministic or with atomics.
 //
-// With p = 2^(x − lse₂), x the scores in base 2 (scores.h), and dots = Σ dout·out of every row (row_dots.h):
-//   dp = dout·vᵀ,  dx = p·(dp − dots),  ds = scale·dx (times 1 − tanh² under a softcap),
+// With p = 2^(x − lse₂), x the scores in base 2 (scores.h), and delta = Σ dout·out of every row (row_delta.h):
+//   dp = dout·vᵀ,  dx = p·(dp − delta),  ds = scale·dx (times 1 − tanh² under a softcap),
 //   dv = pᵀ·dout,  dk = dsᵀ·q,  dq = ds·k,  dbias = dx.
 // (FlashAttention-2, Dao 2023, arXiv:2307.08691, algorithm 2.)
 // Deterministic, the scores are computed twice so that no sum needs atomics: the first `key_blocks` blocks each own OWN keys of
@@ -146,7 +146,7 @@ struct Blocks {
 
 KS_BODY(THREADS, KS_MIN_BLOCKS)
 attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T> v, Matrices<const T> dout,
-                        RowValues<const float> lse, RowValues<const float> dots, Matrices<T> dq, Matrices<T> dk,
+                        RowValues<const float> lse, RowValues<const float> delta, Matrices<T> dq, Matrices<T> dk,
                         Matrices<T> dv, float* sums, BiasGradient dbias, ScoreArguments score, Sequences sequences,
                         int num_heads, int head_group, Blocks blocks, float scale) {
   char* const memory = shared_memory<KS_SHARED_BYTES>();
@@ -181,7 +181,7 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
   entry(q, own.q_first, q.row);
   entry(dout, own.q_first, dout.row);
   entry(lse, own.q_first, 1);
-  entry(dots, own.q_first, 1);
+  entry(delta, own.q_first, 1);
   entry(k, own.k_first, k.row);
   entry(v, own.k_first, v.row);
   if constexpr (HAS_BIAS) entry(score.bias, 0, 0);
@@ -289,12 +289,12 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
 #pragma unroll 1
     for (int parity = 0; now.head < end_head; now.next(first, last), parity ^= 1) {
       const int h = now.head, i0 = now.tile * STEP;
-      // Of the tile's queries: the LSE in base 2, and dots. Two sets, as warps may still read the one before.
+      // Of the tile's queries: the LSE in base 2, and delta. Two sets, as warps may still read the one before.
       float* const line = lines + parity * 2 * STEP;
       for (int t = thread_index(); t < STEP; t += THREADS) {
         const bool there = i0 + t < own.S_q;
         line[t] = there ? lse_base2(lse.base[h * lse.head + i0 + t]) : infinity();
-        line[STEP + t] = there ? dots.base[h * dots.head + i0 + t] : 0.f;
+        line[STEP + t] = there ? delta.base[h * delta.head + i0 + t] : 0.f;
       }
       copies_wait<AHEAD - 1>();
       if (STAGES == 1) block_barrier();
@@ -376,7 +376,7 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
     });
     E::fill(dot, 0.f);
     E::row_map(dot, [&](int r, float) {
-      return mine + r < own.S_q ? dots.base[head * dots.head + mine + r] : 0.f;
+      return mine + r < own.S_q ? delta.base[head * delta.head + mine + r] : 0.f;
     });
     E::Acc<ROWS, MINE_Q> gradient;
     E::zero(gradient);

@@ -28,11 +28,11 @@ from kernelseam.kernels.attention.query_gradient import (
     QueryGradientSpec,
 )
 from kernelseam.kernels.attention.row_kernels import (
-    ROW_DOTS,
+    ROW_DELTA,
     SINK_GRADIENT,
     SUM_AXES,
-    DotsProblem,
-    DotsSpec,
+    DeltaProblem,
+    DeltaSpec,
     RowTile,
     SinkProblem,
     SinkSpec,
@@ -72,7 +72,7 @@ _MATRICES = ("q", "k", "v", "dout", "dq", "dk", "dv")
 _POINTERS = (
     *_MATRICES,
     "lse",
-    "dots",
+    "delta",
     "sums",
     "dbias",
     *SCORE_POINTERS,
@@ -85,7 +85,7 @@ _SIGNATURE = Signature(
     (
         *((name, matrices(name)) for name in _MATRICES[:4]),
         ("lse", row_values("lse")),
-        ("dots", row_values("dots")),
+        ("delta", row_values("delta")),
         *((name, matrices(name)) for name in _MATRICES[4:]),
         ("sums", "pointer"),
         ("dbias", _BIAS_GRADIENT),
@@ -172,9 +172,9 @@ class AttentionBwdDefinition(KernelDefinition):
         p, spec = problem.forward, problem.spec.forward
         packed = spec.q_view == "packed" and p.batch > 0  # else there are no offsets
         entries, rows = (1, p.total_q) if packed else (p.batch, p.S_q)
-        dots = (0 if packed else p.num_heads * rows, rows)
+        delta = (0 if packed else p.num_heads * rows, rows)
         size = _aligned(4 * entries * p.num_heads * rows)
-        workspace, zeros, sum_bytes = {"dots": 0}, dict[str, int](), 0
+        workspace, zeros, sum_bytes = {"delta": 0}, dict[str, int](), 0
         gradient = QueryGradientProblem(
             QueryGradientSpec(spec.dtype, spec.head_dim, packed, spec.vector),
             p.batch,
@@ -188,18 +188,18 @@ class AttentionBwdDefinition(KernelDefinition):
             sum_bytes = gradient.sum_bytes(tile)
             workspace["sums"] = zeros["zeros"] = size
             size += _aligned(sum_bytes)
-        row_sums = DotsProblem(
-            DotsSpec(spec.dtype, spec.value_dim, packed),
+        row_sums = DeltaProblem(
+            DeltaSpec(spec.dtype, spec.value_dim, packed),
             entries,
             p.num_heads,
             rows,
             problem.dout_strides,
             p.out_strides,
-            dots,
+            delta,
             p.batch,
             sum_bytes,
         )
-        steps = [Launch(ROW_DOTS, row_sums, RowTile(), {"dots": 0, **zeros})]
+        steps = [Launch(ROW_DELTA, row_sums, RowTile(), {"delta": 0, **zeros})]
         reduced = problem.spec.bias_gradient and not self._direct(problem)
         if reduced:
             workspace["dbias"] = size
@@ -219,9 +219,9 @@ class AttentionBwdDefinition(KernelDefinition):
             size += _aligned(4 * p.batch * p.num_heads * p.S_q * p.S_k)
         if problem.spec.sink_gradient:
             sinks = SinkProblem(
-                SinkSpec(packed), entries, p.num_heads, rows, p.lse_strides, dots, p.batch
+                SinkSpec(packed), entries, p.num_heads, rows, p.lse_strides, delta, p.batch
             )
-            steps.append(Launch(SINK_GRADIENT, sinks, RowTile(), {"dots": 0}))
+            steps.append(Launch(SINK_GRADIENT, sinks, RowTile(), {"delta": 0}))
         return Launches(tuple(steps), size)
 
     def _direct(self, problem: AttentionBwdProblem) -> bool:
@@ -302,8 +302,8 @@ class AttentionBwdDefinition(KernelDefinition):
             **walk_values(_MATRICES, walks),
             "lse_batch": p.lse_strides[0],
             "lse_head": p.lse_strides[1],
-            "dots_batch": 0 if packed else p.num_heads * rows,
-            "dots_head": rows,
+            "delta_batch": 0 if packed else p.num_heads * rows,
+            "delta_head": rows,
             "dbias_batch": dbias[0],
             "dbias_head": dbias[1],
             "dbias_row": dbias[2],

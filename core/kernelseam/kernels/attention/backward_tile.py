@@ -81,8 +81,8 @@ class BackwardTile:
         return pad(dim, max(self.column_warps, self.query_column_warps))
 
     def shared_bytes(self, spec: AttentionBwdSpec) -> int:
-        """What is owned, the ring, each row's LSE and dots, what is handed on of the scores, and in
-        float32 scratch."""
+        """What is owned, the ring, each row's LSE and delta, what is handed on of the scores, and
+        in float32 scratch."""
         s = spec.forward
         size, one_layout = s.dtype.itemsize, self.one_layout or s.dtype.itemsize > 2
         dq, do, twice = self.width(s.head_dim), self.width(s.value_dim), 1 if one_layout else 2

@@ -1,4 +1,4 @@
-"""Kernel definitions of the small kernels about an attention's gradients: row_dots.h,
+"""Kernel definitions of the small kernels about an attention's gradients: row_delta.h,
 sink_gradient.h, sum_axes.h."""
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class SmallKernel(KernelDefinition):
 
 
 @dataclass(frozen=True)
-class DotsSpec:
-    """What shapes the binary of row_dots.h."""
+class DeltaSpec:
+    """What shapes the binary of row_delta.h."""
 
     dtype: DType
     value_dim: int
@@ -100,17 +100,17 @@ class DotsSpec:
 
 
 @dataclass(frozen=True)
-class DotsProblem:
-    """dots [batch, head, row] of dout and out [batch, head, row, value_dim]; strides (batch, head,
+class DeltaProblem:
+    """delta [batch, head, row] of dout and out [batch, head, row, value_dim]; strides (batch, head,
     row)."""
 
-    spec: DotsSpec
+    spec: DeltaSpec
     batch: int
     num_heads: int
     rows: int
     dout_strides: tuple[int, int, int]
     out_strides: tuple[int, int, int]
-    dots_strides: tuple[int, int]
+    delta_strides: tuple[int, int]
     sequences: int
     zero_bytes: int = 0
     """Of `zeros`, a multiple of 16: memory that later launches add to."""
@@ -126,23 +126,23 @@ class DotsProblem:
         )
 
 
-class RowDots(SmallKernel):
+class RowDelta(SmallKernel):
     """A warp a row."""
 
-    entry, source = "row_dots", "attention/row_dots.h"
-    pointer_names = ("dout", "out", "dots", "zeros", "offsets")
+    entry, source = "row_delta", "attention/row_delta.h"
+    pointer_names = ("dout", "out", "delta", "zeros", "offsets")
     stride_names = (
         "dout_batch",
         "dout_head",
         "out_batch",
         "out_head",
-        "dots_batch",
-        "dots_head",
+        "delta_batch",
+        "delta_head",
         "zero_chunks",
     )
     int_names = ("dout_row", "out_row", "num_heads", "rows", "total", "sequences")
 
-    def defines(self, spec: DotsSpec, tile: RowTile, row: ArchRow) -> dict[str, object]:
+    def defines(self, spec: DeltaSpec, tile: RowTile, row: ArchRow) -> dict[str, object]:
         return {
             "T": DEVICE_TYPE[spec.dtype],
             "DV": spec.value_dim,
@@ -150,13 +150,15 @@ class RowDots(SmallKernel):
             "WARPS": tile.warps,
         }
 
-    def grid(self, problem: DotsProblem, tile: RowTile, device: Device) -> int:
+    def grid(self, problem: DeltaProblem, tile: RowTile, device: Device) -> int:
         return divide_up(problem.lines, tile.warps)
 
-    def values(self, problem: DotsProblem, tile: RowTile, device: Device) -> dict[str, int | float]:
+    def values(
+        self, problem: DeltaProblem, tile: RowTile, device: Device
+    ) -> dict[str, int | float]:
         p = problem
         return self._values(
-            (*p.dout_strides[:2], *p.out_strides[:2], *p.dots_strides, p.zero_bytes // 16),
+            (*p.dout_strides[:2], *p.out_strides[:2], *p.delta_strides, p.zero_bytes // 16),
             (
                 p.dout_strides[2],
                 p.out_strides[2],
@@ -177,14 +179,14 @@ class SinkSpec:
 
 @dataclass(frozen=True)
 class SinkProblem:
-    """dsinks [head] from lse and dots [batch, head, row]; strides (batch, head)."""
+    """dsinks [head] from lse and delta [batch, head, row]; strides (batch, head)."""
 
     spec: SinkSpec
     batch: int
     num_heads: int
     rows: int
     lse_strides: tuple[int, int]
-    dots_strides: tuple[int, int]
+    delta_strides: tuple[int, int]
     sequences: int
 
     @property
@@ -196,8 +198,8 @@ class SinkGradient(SmallKernel):
     """A block a head."""
 
     entry, source = "sink_gradient", "attention/sink_gradient.h"
-    pointer_names = ("sinks", "lse", "dots", "dsinks", "offsets")
-    stride_names = ("lse_batch", "lse_head", "dots_batch", "dots_head")
+    pointer_names = ("sinks", "lse", "delta", "dsinks", "offsets")
+    stride_names = ("lse_batch", "lse_head", "delta_batch", "delta_head")
     int_names = ("batch", "rows", "sequences")
     shared = WARPS * 16
 
@@ -209,7 +211,7 @@ class SinkGradient(SmallKernel):
 
     def values(self, problem: SinkProblem, tile: RowTile, device: Device) -> dict[str, int | float]:
         p = problem
-        return self._values((*p.lse_strides, *p.dots_strides), (p.batch, p.rows, p.sequences))
+        return self._values((*p.lse_strides, *p.delta_strides), (p.batch, p.rows, p.sequences))
 
 
 @dataclass(frozen=True)
@@ -260,4 +262,4 @@ class SumAxes(SmallKernel):
         )
 
 
-ROW_DOTS, SINK_GRADIENT, SUM_AXES = RowDots(), SinkGradient(), SumAxes()
+ROW_DELTA, SINK_GRADIENT, SUM_AXES = RowDelta(), SinkGradient(), SumAxes()

@@ -1,12 +1,12 @@
-// What an attention sink takes: dsinks[h] = −Σ e^(sink_h − lse)·dots over all rows of head h (row_dots.h).
+// What an attention sink takes: dsinks[h] = −Σ e^(sink_h − lse)·delta over all rows of head h (row_delta.h).
 //
 // One block a head; its threads share the rows, then add up in a fixed order.
 // Constants: KS_PACKED (rows of all sequences lie one after the other, from offsets[0] to offsets[sequences]), KS_WARPS.
 #include "tile/tile.h"
 
 KS_KERNEL(WARP * KS_WARPS, 1)
-sink_gradient(const float* sinks, const float* lse, const float* dots, float* dsinks, const int* offsets, i64 lse_batch,
-              i64 lse_head, i64 dots_batch, i64 dots_head, int batch, int rows, int sequences) {
+sink_gradient(const float* sinks, const float* lse, const float* delta, float* dsinks, const int* offsets, i64 lse_batch,
+              i64 lse_head, i64 delta_batch, i64 delta_head, int batch, int rows, int sequences) {
   float* const shares = (float*)shared_memory<KS_WARPS * 16>();
   const int head = block_index(), warp = warp_index();
   const int first = KS_PACKED ? offsets[0] : 0, end = KS_PACKED ? offsets[sequences] : rows;
@@ -15,7 +15,7 @@ sink_gradient(const float* sinks, const float* lse, const float* dots, float* ds
   for (int b = 0; b < batch; b++)
     for (int i = first + thread_index(); i < end; i += WARP * KS_WARPS) {
       const float s = lse[b * lse_batch + head * lse_head + i];
-      if (s != -infinity()) sum -= exp2_fast(sink - 1.44269504f * s) * dots[b * dots_batch + head * dots_head + i];
+      if (s != -infinity()) sum -= exp2_fast(sink - 1.44269504f * s) * delta[b * delta_batch + head * delta_head + i];
     }
 #pragma unroll
   for (int m = 1; m < WARP; m *= 2) sum += shuffle_xor(sum, m);

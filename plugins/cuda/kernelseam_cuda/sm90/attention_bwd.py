@@ -20,10 +20,10 @@ from kernelseam.kernels.attention.arguments import (
 )
 from kernelseam.kernels.attention.host import VIEWS
 from kernelseam.kernels.attention.row_kernels import (
-    ROW_DOTS,
+    ROW_DELTA,
     SINK_GRADIENT,
-    DotsProblem,
-    DotsSpec,
+    DeltaProblem,
+    DeltaSpec,
     RowTile,
     SinkProblem,
     SinkSpec,
@@ -71,7 +71,7 @@ _MAPS = {
 }
 _SCALES = ("scale", "scale_log2", "cap", "cap_inverse")
 _OPERANDS = {"lengths": "kv_lengths", "q_offsets": "cu_seqlens_q", "k_offsets": "cu_seqlens_k"}
-_WORKSPACE = ("lse_base2", "dots", "sums", "turns")
+_WORKSPACE = ("lse_base2", "delta", "sums", "turns")
 _BLOCK_COUNT = ("query_blocks", "head_blocks", "num_heads")
 _BLOCKS = Structure(tuple((n, "i32") for n in _BLOCK_COUNT))
 _TILE_COUNT = ("key_tiles", "total", "section", "section_tiles", "batch", "kv_heads", "head_group")
@@ -150,7 +150,7 @@ class HopperBackwardKernel(KernelDefinition):
         workspace, size = dict[str, int](), _COUNTERS_BYTES
         for name, needed in (
             ("lse_base2", 4 * rows),
-            ("dots", 4 * rows),
+            ("delta", 4 * rows),
             ("sums", 4 * rows * tile.head_dim),
             ("turns", 4 * _CONSUMERS * tile.cluster * blocks * in_order(problem.spec)),
         ):
@@ -165,27 +165,27 @@ class HopperBackwardKernel(KernelDefinition):
         if problem.spec.sink_gradient:
             packed = spec.q_view == "packed"
             if packed:  # the sums' blocks are the sequences': their rows are laid out anew
-                entries, length, dots = 1, p.total_q, (0, p.total_q)
-                plain = DotsProblem(
-                    DotsSpec(spec.dtype, spec.value_dim, packed),
+                entries, length, delta = 1, p.total_q, (0, p.total_q)
+                plain = DeltaProblem(
+                    DeltaSpec(spec.dtype, spec.value_dim, packed),
                     entries,
                     p.num_heads,
                     length,
                     problem.dout_strides,
                     p.out_strides,
-                    dots,
+                    delta,
                     p.batch,
                 )
-                steps.append(Launch(ROW_DOTS, plain, RowTile(), {"dots": size, "zeros": size}))
+                steps.append(Launch(ROW_DELTA, plain, RowTile(), {"delta": size, "zeros": size}))
                 at, size = size, size + divide_up(4 * p.num_heads * length, 256) * 256
             else:
-                entries, length, at = p.batch, p.S_q, workspace["dots"]
+                entries, length, at = p.batch, p.S_q, workspace["delta"]
                 padded = divide_up(p.S_q, tile.step) * tile.step
-                dots = (p.num_heads * padded, padded)
+                delta = (p.num_heads * padded, padded)
             sinks = SinkProblem(
-                SinkSpec(packed), entries, p.num_heads, length, p.lse_strides, dots, p.batch
+                SinkSpec(packed), entries, p.num_heads, length, p.lse_strides, delta, p.batch
             )
-            steps.append(Launch(SINK_GRADIENT, sinks, RowTile(), {"dots": at}))
+            steps.append(Launch(SINK_GRADIENT, sinks, RowTile(), {"delta": at}))
         return Launches(tuple(steps), size, zeroed_bytes=_COUNTERS_BYTES)
 
     def defines(

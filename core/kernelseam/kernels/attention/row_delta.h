@@ -1,4 +1,4 @@
-// For every query row of an attention: dots = Σ_d dout·out, what the softmax's gradient subtracts (FlashAttention-2, §3.1.2).
+// For every query row of an attention: delta = Σ_d dout·out, what the softmax's gradient subtracts (FlashAttention-2, §3.1.2).
 //
 // One warp a row, its lanes over the columns. Nothing is shared between warps. Besides, they zero memory that the launches
 // after this one add to: `zero_chunks` times 16 bytes.
@@ -9,8 +9,8 @@
 typedef KS_T T;
 
 KS_KERNEL(WARP * KS_WARPS, 1)
-row_dots(const T* dout, const T* out, float* dots, float* zeros, const int* offsets, i64 dout_batch, i64 dout_head, i64 out_batch,
-         i64 out_head, i64 dots_batch, i64 dots_head, i64 zero_chunks, int dout_row, int out_row, int num_heads, int rows,
+row_delta(const T* dout, const T* out, float* delta, float* zeros, const int* offsets, i64 dout_batch, i64 dout_head, i64 out_batch,
+         i64 out_head, i64 delta_batch, i64 delta_head, i64 zero_chunks, int dout_row, int out_row, int num_heads, int rows,
          int total, int sequences) {
   const i64 index = (i64)block_index() * KS_WARPS + warp_index();
   if (index >= total) return;
@@ -23,5 +23,5 @@ row_dots(const T* dout, const T* out, float* dots, float* zeros, const int* offs
   for (int d = lane(); d < KS_DV; d += WARP) sum += to_sum(x[d]) * to_sum(y[d]);
 #pragma unroll
   for (int m = 1; m < WARP; m *= 2) sum += shuffle_xor(sum, m);
-  if (lane() == 0) dots[batch * dots_batch + head * dots_head + row] = sum;
+  if (lane() == 0) delta[batch * delta_batch + head * delta_head + row] = sum;
 }
