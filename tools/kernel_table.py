@@ -106,6 +106,7 @@ UNSHOWN = (
     "dtype_kv",
     "widened",
     "q_returned",
+    "short_causal",
     "scale_k",
 )
 """Columns of tiles that shape no binary, or are told by the spec or by another of the arch's."""

@@ -184,13 +184,24 @@ _SIXTEEN_ROWS = AttentionTile(
     q_resident=True,
     min_blocks=2,
     plain=True,
+    short_causal=2048,
     rate=0.50,
     block_seconds=_US,
 )
 ATTENTION = (
     AttentionTile(_HALF_PRECISION, 64, 4, 32, 64, 2, plain=True, rate=0.52, block_seconds=_US),
     AttentionTile(
-        _HALF_PRECISION, 64, 4, 16, 64, 2, q_resident=True, min_blocks=2, plain=True, rate=0.44
+        _HALF_PRECISION,
+        64,
+        4,
+        16,
+        64,
+        2,
+        q_resident=True,
+        min_blocks=2,
+        plain=True,
+        short_causal=1024,
+        rate=0.44,
     ),
     AttentionTile(_HALF_PRECISION, 64, 4, 16, 32, 2, q_resident=True, min_blocks=2, rate=0.40),
     replace(_SIXTEEN_ROWS, max_dim=96),  # where 32 rows a warp spill
@@ -258,7 +269,7 @@ _STORED_GEMM = tuple(
 """Factors of 8 bits. Slices of 128 would have twice the fragments in registers at once, and spill.
 Rates are those of half precision, not measured."""
 _STORED_ATTENTION = tuple(
-    replace(t, dtype_kv=_E4M3) for t in ATTENTION if t.dtypes is _HALF_PRECISION
+    replace(t, dtype_kv=_E4M3, short_causal=0) for t in ATTENTION if t.dtypes is _HALF_PRECISION
 )
 _STORED_DECODE = tuple(
     DecodeTile(_HALF_PRECISION, *shape, q_resident=q_resident, dtype_kv=_E4M3, **more)

@@ -538,6 +538,15 @@ ATTENTIONS = (
         NAN,
         "an infinity in V is multiplied with a weight of 0",
     ),
+    Mutant(
+        "tile-one-of-a-pair-taken-out",
+        BASE,
+        "return carries & 0x8000 * BOTH;",
+        "return carries & 0x8000;",
+        "attention-bf16-128-causal-nan-in-hidden-v",
+        NAN,
+        "of two neighbours in V only the first is looked at",
+    ),
     # ---- gradients
     Mutant(
         "backward-delta-missed",

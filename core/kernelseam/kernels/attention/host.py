@@ -158,7 +158,8 @@ class AttentionDefinition(KernelDefinition):
         return tuple(t for t in fit if t.max_dim == narrowest)
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> AttentionTile:
-        """The first of the table, unless another leaves fewer rows of its blocks without work.
+        """The first of the table, or of those for short causal problems, unless another leaves
+        fewer rows of its blocks without work.
 
         Heads of a group share a block where that makes fewer of them. Keys are split where blocks
         are fewer than what the device runs at once. A batch-invariant spec has one tile, whatever
@@ -167,6 +168,8 @@ class AttentionDefinition(KernelDefinition):
         tiles = self.tiles(problem.spec, row)
         if problem.spec.batch_invariant:
             return tiles[0]
+        if problem.spec.causal:
+            tiles = tuple(sorted(tiles, key=lambda t: not _short(t, problem, row)))
         grouped = [self._grouped(problem, t) for t in tiles]
         best = min(grouped, key=lambda t: self._blocks_of_a_group(problem, t) * t.bm)
         return self._split(problem, best, row, device)
@@ -339,3 +342,9 @@ class AttentionDefinition(KernelDefinition):
 
     def work(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> Work:
         return forward_work(problem, tile, self.grid(problem, tile, device))
+
+
+def _short(tile: AttentionTile, problem: AttentionProblem, row: ArchRow) -> bool:
+    """Whether a causal problem is short enough for a tile of few rows."""
+    together = tile.min_blocks * tile.shared_bytes(problem.spec)
+    return problem.S_k <= tile.short_causal and together <= row.shared_bytes_per_block

@@ -34,6 +34,9 @@ class AttentionTile:
     q_returned: bool = False
     """Whether the ring takes the shared memory of queries that stay in registers. Only where copies
     go through registers."""
+    short_causal: int = field(default=0, compare=False)
+    """Causal problems of up to so many keys take it before tiles of more rows, whose blocks meet
+    more hidden keys, where ``min_blocks`` of it fit."""
     rate: float = field(default=0.0, compare=False)
     """As in GemmTile; so ``block_seconds``."""
     block_seconds: float = field(default=0.0, compare=False)

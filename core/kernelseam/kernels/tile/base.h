@@ -167,6 +167,25 @@ KS_DEVICE float tanh_fast(float x) {
 // Not of a product: fused with it, x − x is what it was rounded by.
 template<class S> KS_DEVICE bool finite(S x) { return x - x == 0; }
 
+// Whether a chunk in a tile has NaN or inf. Of 16 bits: an exponent of ones, to whose lowest bit, FIRST, 1 is added carries into the
+// sign.
+template<class T> KS_DEVICE bool any_non_finite(const Chunk<T>& x) {
+  bool any = false;
+#pragma unroll
+  for (int e = 0; e < Chunk<T>::N; e++) any = any || !finite(to_sum(x.v[e]));
+  return any;
+}
+struct alignas(16) ChunkWords { unsigned v[4]; };
+template<unsigned FIRST> KS_DEVICE bool any_exponent_of_ones(const ChunkWords x) {
+  constexpr unsigned BOTH = 0x10001;
+  unsigned carries = 0;
+#pragma unroll
+  for (int i = 0; i < 4; i++) carries |= (x.v[i] & (0x8000 - FIRST) * BOTH) + FIRST * BOTH;
+  return carries & 0x8000 * BOTH;
+}
+KS_DEVICE bool any_non_finite(const Chunk<f16>& x) { return any_exponent_of_ones<0x400>((const ChunkWords&)x); }
+KS_DEVICE bool any_non_finite(const Chunk<bf16>& x) { return any_exponent_of_ones<0x80>((const ChunkWords&)x); }
+
 // Puts zeros in the place of NaN and inf in a tile, whatever its layout; the block's threads share
 // the work or, THREADS being WARP, a warp's lanes. True where this thread found any.
 template<int THREADS, class Tile> KS_DEVICE bool take_out_non_finite(Tile t) {
@@ -175,13 +194,12 @@ template<int THREADS, class Tile> KS_DEVICE bool take_out_non_finite(Tile t) {
 #pragma unroll 1
   for (int i = THREADS == WARP ? lane() : thread_index(); i < Tile::BYTES / 16; i += THREADS) {
     Chunk<T>& place = ((Chunk<T>*)t.base)[i];
+    if (!any_non_finite(place)) continue;
     Chunk<T> x = place;
-    bool here = false;
 #pragma unroll
     for (int e = 0; e < Chunk<T>::N; e++)
-      if (!finite(to_sum(x.v[e]))) x.v[e] = zero_of<T>(), here = true;
-    if (here) place = x;
-    found |= here;
+      if (!finite(to_sum(x.v[e]))) x.v[e] = zero_of<T>();
+    place = x, found = true;
   }
   return found;
 }
