@@ -37,6 +37,13 @@ def test_no_public_function_returns_any(name: str) -> None:
         assert said not in ("Any", inspect.Signature.empty), name
 
 
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_functions_are_listed_before_their_library_is_imported(library: str) -> None:
+    """For completion in editors and shells."""
+    door = importlib.import_module(f"kernelseam.interop.{library}")
+    assert dir(door) == sorted(door._HOMES) == sorted(door.__all__)
+
+
 OVERLOADED = {
     "kernelseam.attention": signatures.Dense,
     "kernelseam.attention_varlen": signatures.Packed,

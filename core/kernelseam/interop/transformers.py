@@ -22,7 +22,7 @@ def register() -> tuple[str, ...]:
     """Register our attention, and the masks that it takes, with Transformers under the name
     "kernelseam", and return the names that are registered.
 
-    A model then takes it by ``attn_implementation="kernelseam"``, when it is made or later by
+    A model then takes it by ``attn_implementation="kernelseam"``, when it is loaded or later by
     ``model.set_attn_implementation("kernelseam")``. Registering again changes nothing. Raises
     InvalidValue where Transformers is missing or older than 5.20.
     """
