@@ -63,7 +63,13 @@ def _on(device: Device) -> object:
 
 
 @pytest.mark.parametrize("device", [_on(d) for d in DEVICES])
-@pytest.mark.parametrize("name", CONTRACTED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow("every other case: a compilation each")] * (i % 2))
+        for i, n in enumerate(CONTRACTED)
+    ],
+)
 def test_parity(
     request: pytest.FixtureRequest,
     reports: Callable[[pytest.Item], Report],

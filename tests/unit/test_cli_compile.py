@@ -58,8 +58,15 @@ def compiled(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 
 @pytest.mark.parametrize(
     "operation",
-    [("attention",), ("attention", "--paged", "--window", "7,0"), ("gemm",)],
-    ids=" ".join,
+    [
+        pytest.param(("attention",), id="attention"),
+        pytest.param(
+            ("attention", "--paged", "--window", "7,0"),
+            marks=pytest.mark.slow("compilations of more of the same"),
+            id="paged",
+        ),
+        pytest.param(("gemm",), id="gemm"),
+    ],
 )
 def test_compile(
     capsys: pytest.CaptureFixture[str],
