@@ -5,7 +5,7 @@
 // Algorithm: memory bounds it, so W goes from global memory to registers in pieces of 16 bytes, ROWS of them in flight in every
 // lane, and is used once; x comes from cache. All sums are Sum's: float32, or float64 of float64.
 //   Where k is contiguous in W (K_LAST), LANES lanes share ROWS rows n of W: each takes every LANES-th piece of them, and the
-//   lanes' sums are added by shuffles. A block has THREADS/LANES · ROWS rows.
+//   lanes' sums are added by shuffles, half of them in each lane of a pair. A block has THREADS/LANES · ROWS rows.
 //   Where n is contiguous, LANES lanes share a row k of W, a piece of its n each: a block has LANES pieces of n, and its groups of
 //   LANES lanes take ROWS rows k in turn. Their sums are added by shuffles within a warp, then in shared memory.
 //
@@ -100,7 +100,8 @@ gemv(const void* x, const void* w, void* y, const void* bias, const void* residu
 
 #if KS_K_LAST
   const int n0 = (slab * GROUPS + group) * ROWS;
-  Sum sum[VECTORS][ROWS] = {};
+  constexpr int SUMS = VECTORS * ROWS;
+  Sum sum[SUMS] = {};
   where_multiplied([&](const T* const (&vector)[VECTORS], const T* rows) {
     const T* row[ROWS];
 #pragma unroll
@@ -122,7 +123,7 @@ gemv(const void* x, const void* w, void* y, const void* bias, const void* residu
 #pragma unroll
         for (int e = 0; e < PIECE; e++)
 #pragma unroll
-          for (int r = 0; r < ROWS; r++) sum[f][r] += factor[e] * own[r].at(e);
+          for (int r = 0; r < ROWS; r++) sum[f * ROWS + r] += factor[e] * own[r].at(e);
       }
     };
     const int whole = K / PIECE * PIECE;
@@ -146,22 +147,25 @@ gemv(const void* x, const void* w, void* y, const void* bias, const void* residu
       add(k, K - whole);
     }
   });
+  // Lanes of a pair add up half of the sums each, then half of those with the lane of another pair. What is left one lane has, or
+  // some that are alike: neighbours, so that a warp writes neighbours together.
+  int first = 0, held = SUMS;
 #pragma unroll
-  for (int f = 0; f < VECTORS; f++)
+  for (int m = LANES / 2; m > 0; m /= 2) {
+    if (held == 1) {
+      sum[0] += shuffle_xor(sum[0], m);
+      continue;
+    }
+    held /= 2;
+    const bool upper = me & m;
 #pragma unroll
-    for (int r = 0; r < ROWS; r++)
-#pragma unroll
-      for (int m = 1; m < LANES; m *= 2) sum[f][r] += shuffle_xor(sum[f][r], m);
-  // Each of the group's lanes writes one, so that a warp writes neighbours together.
-#pragma unroll
-  for (int first = 0; first < VECTORS * ROWS; first += LANES) {
-    Sum mine = 0;
-#pragma unroll
-    for (int i = first; i < min_of(first + LANES, VECTORS * ROWS); i++)
-      if (me == i - first) mine = sum[i / ROWS][i % ROWS];
-    const int i = first + me;
-    if (i < VECTORS * ROWS) finish(i / ROWS, n0 + i % ROWS, mine);
+    for (int i = 0; i < SUMS / 2; i++)
+      if (i < held) sum[i] = (upper ? sum[i + held] : sum[i]) + shuffle_xor(upper ? sum[i] : sum[i + held], m);
+    first += upper ? held : 0;
   }
+  if (me % (LANES > SUMS ? LANES / SUMS : 1) == 0)
+#pragma unroll
+    for (int i = 0; i < (SUMS > LANES ? SUMS / LANES : 1); i++) finish((first + i) / ROWS, n0 + (first + i) % ROWS, sum[i]);
 #else
   const int n0 = slab * COLUMNS, n = n0 + me * PIECE;
   Sum sum[VECTORS][PIECE] = {};
