@@ -135,7 +135,7 @@ def test_many_tiles_a_block_are_right(implementation: str, case: Case) -> None:
 def test_a_hundred_repeats_have_the_same_bits(implementation: str, case: Case) -> None:
     """Each from memory as it was made, beside the same on another stream."""
     if not getattr(case, "deterministic", True):
-        pytest.skip("sums in any order: the bits are nobody's")
+        pytest.skip("sums in any order: bits differ from launch to launch")
     assert unlike(case, DEVICE, implementation, TIMES) == 0
 
 

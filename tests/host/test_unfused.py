@@ -51,7 +51,7 @@ def test_the_case_the_project_started_from(hostcpp: Plugins) -> None:
         *(normal(batch, heads, pages, size, dim) for _ in range(2)),
     )
     for x in (k, v):
-        x[:, :, -1, size - 1] = np.nan  # what lies behind the last key is nobody's
+        x[:, :, -1, size - 1] = np.nan  # behind the last key lies no operand
     ends = [x.reshape(batch, heads, pages * size, dim)[:, :, :keys] for x in (k, v)]
     assert all(x.base is not None and not x.flags.c_contiguous for x in ends), (
         "no copy: one row stride over all pages"

@@ -331,7 +331,7 @@ def test_a_plugin_refuses_another_core(built: Path, libraries: Path, tmp_path: P
 
 @pytest.mark.parametrize(("plugin", "sources"), [("cuda", "cuda_kernels"), ("rocm", "hip_kernels")])
 def test_a_link_that_did_not_survive(tmp_path: Path, plugin: str, sources: str) -> None:
-    """The build says so, and its remedy mends it."""
+    """The build says so, and its remedy works."""
     shutil.copytree(ROOT / sources, tmp_path / sources)
     package = tmp_path / "plugins" / plugin
     shutil.copytree(

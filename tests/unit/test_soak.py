@@ -154,7 +154,7 @@ def test_a_lost_device_ends_the_problems(
 
 
 def test_a_process_that_dies_costs_its_problem_alone(soak: Any) -> None:
-    """Whose batch came to nothing: it is run again one by one, and what ends a process alone is
+    """Whose batch has no result: it is run again one by one, and what ends a process alone is
     named."""
     batch = soak.problems.Batch("products", 1, 20, (4, 5, 6))
 

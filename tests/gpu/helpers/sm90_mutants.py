@@ -450,7 +450,7 @@ MUTANTS = (
         "(int)atomicAdd(a.counter, 1u) + (int)gridDim.x :",
         "(int)atomicAdd(a.counter, 1u) + (int)gridDim.x + 1 :",
         CAUSAL,
-        "the first tile of the counter is nobody's",
+        "no block takes the counter's first tile",
     ),
     _mutant(
         "tiles-of-a-block",

@@ -51,7 +51,7 @@ DECODED = (
         "p.end = p.tile + taken - 1,",
         BATCHES,
         WRONG,
-        "the last tile of a block's later items is nobody's",
+        "no block takes the last tile of a block's later items",
     ),
     _mutant(
         "decode-begins-at-its-item",

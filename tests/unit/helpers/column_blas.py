@@ -74,7 +74,7 @@ def integers(dtype: DType, *shape: int) -> Any:
 
 
 def scattered(dtype: DType, count: int, rows: int, columns: int) -> tuple[list[Any], Any]:
-    """Matrices in any order in memory, of which one is nobody's, and the list of their
+    """Matrices in any order in memory, of which one is unused, and the list of their
     addresses."""
     created = integers(dtype, count + 1, rows, columns)
     results = [created[i] for i in np.random.default_rng(rows).permutation(count + 1)[:count]]

@@ -107,7 +107,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
     for axis, shape in (("batches", _TWO_BATCHES), ("heads", _TWO_HEADS)):
         yield "lse", _attention(f"lse-{axis}", lse_gap=FAR, **shape)
         yield "lse", _gradients(f"bwd-lse-{axis}", {}, lse_gap=FAR, **shape)
-    # Pages as long as they are, several of them nobody's: each begins 2³¹ elements and more after
+    # Pages as long as they are, several of them unused: each begins 2³¹ elements and more after
     # the one before.
     paged = {"kv_lengths": (4, 2), "page_size": 2, **_TWO_BATCHES}
     for operand in "kv":
