@@ -6,13 +6,17 @@ from collections.abc import Collection, Iterable
 
 import pytest
 from kernelseam.contract import Device
-from kernelseam.parity.matrix import named
+from kernelseam.parity.matrix import matrix, named
 from kernelseam.parity.running.run import Target, run_case
+from kernelseam_hostcpp import HostToolchain
 from kernelseam_hostcpp.runtime import DEVICES
 
 
 def own_cases(names: Iterable[str], often: Collection[str]) -> list[object]:
-    """Parameters (name, device): every case on every device; those not in ``often`` are slow."""
+    """Parameters (name, device): every case on every device that converts its dtype of 8 bits, if
+    it has one; those not in ``often`` are slow."""
+    cases = {c.name: c for c in matrix()}
+    known = {d: HostToolchain().arch_row(d.arch).stored_dtypes for d in DEVICES}
     return [
         pytest.param(
             name,
@@ -22,6 +26,7 @@ def own_cases(names: Iterable[str], often: Collection[str]) -> list[object]:
         )
         for name in names
         for device in DEVICES
+        if getattr(cases[name], "dtype_kv", None) in (None, *known[device])
     ]
 
 
