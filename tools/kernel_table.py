@@ -99,6 +99,7 @@ UNSHOWN = (
     "latency",
     "rate_in_order",
     "rate_along_m",
+    "b_first",
     "most_tiles",
     "block_seconds",
     "section_bytes",

@@ -111,6 +111,13 @@ KS_DEVICE void tma_load(u32 to, const TensorMap& map, u32 barrier, int x0, int x
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
       :: "r"(to), "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
 }
+// The same with a policy for the L2 cache.
+KS_DEVICE void tma_load(u32 to, const TensorMap& map, u32 barrier, int x0, int x1, int x2, int x3, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "l"(policy) : "memory");
+}
 // To the same shared address in every block of the cluster whose bit is set in `blocks`; signals that block's own mbarrier.
 KS_DEVICE void tma_load_multicast(u32 to, const TensorMap& map, u32 barrier, int x0, int x1, int x2, int x3, int blocks) {
   asm volatile(
@@ -162,6 +169,12 @@ KS_DEVICE void async_copies_wait() { asm volatile("cp.async.wait_all;" ::: "memo
 KS_DEVICE u64 evict_first() {
   u64 policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+// The same of three lines in four; the others' policy is the normal one.
+KS_DEVICE u64 mostly_evict_first() {
+  u64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 0.75;" : "=l"(policy));
   return policy;
 }
 

@@ -248,6 +248,7 @@ class HopperGemm(KernelDefinition):
             "BUFFERS": tile.buffers,
             "STORE": int(tile.store == "tma"),
             "C_FIRST": tile.c_first,
+            "B_FIRST": tile.b_first,
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
             "SHARED_BYTES": self.shared_bytes(spec, tile),

@@ -31,7 +31,8 @@ class HopperGemmTile:
     ``cluster``: blocks that share their columns of B, or with ``shared_a`` their rows of A;
     ``blocks``: that share a multiprocessor; ``buffers``: of 64×64 through which a consumer's
     results leave; ``store``: who writes them, each warp its "rows", or the "tma" unit;
-    ``c_first``: C is the first to leave the L2 cache.
+    ``c_first``: C is the first to leave the L2 cache; ``b_first``: three quarters of a large
+    B are.
     """
 
     bm: int
@@ -43,6 +44,7 @@ class HopperGemmTile:
     store: str
     blocks: int = 1
     c_first: bool = False
+    b_first: bool = False
     shared_a: bool = False
     split: int = 1
     """Blocks of a cluster that share a tile, each a part of what is summed: for few tiles."""
@@ -101,13 +103,31 @@ GEMM = (
 """Tiles of products; the cost model chooses."""
 
 SPLIT = (
-    HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, split=2, rate=0.65, block_seconds=1e-7),
-    HopperGemmTile(64, 64, 1, 6, 1, 1, "rows", blocks=2, split=2, most_tiles=66, rate=0.65),
+    HopperGemmTile(
+        *(64, 64, 1, 4, 1, 1, "rows"),
+        blocks=3,
+        b_first=True,
+        split=2,
+        rate=0.65,
+        block_seconds=1e-7,
+    ),
+    HopperGemmTile(
+        *(64, 64, 1, 6, 1, 1, "rows"),
+        blocks=2,
+        b_first=True,
+        split=2,
+        most_tiles=66,
+        rate=0.65,
+    ),
 )
 """Tiles of linear layers of few tokens: products whose factors have K last, and few tiles. Where
 each block has a multiprocessor, a longer ring."""
 
-FEW_ROWS = (HopperGemmTile(64, 64, 1, 13, 4, 1, "rows", shared_a=True, most_tiles=33, rate=0.65),)
+FEW_ROWS = (
+    HopperGemmTile(
+        *(64, 64, 1, 13, 4, 1, "rows"), b_first=True, shared_a=True, most_tiles=33, rate=0.65
+    ),
+)
 """Tiles of the same for up to 64 tokens: every block would read all of them; four share them."""
 
 E4M3 = (
@@ -135,7 +155,7 @@ HEADS = (
     HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=7e-7),
     HopperGemmTile(128, 128, 2, 5, 1, 4, "tma", rate=1.15, block_seconds=2e-7),
     HopperGemmTile(128, 64, 2, 6, 1, 4, "tma", rate=0.80, block_seconds=2.8e-7),
-    HopperGemmTile(64, 192, 1, 6, 1, 3, "tma", rate=0.98, block_seconds=2e-7),
+    HopperGemmTile(64, 192, 1, 6, 1, 3, "tma", b_first=True, rate=0.98, block_seconds=2e-7),
     HopperGemmTile(128, 192, 2, 5, 2, 1, "rows", rate=1.166, block_seconds=1e-7),
     HopperGemmTile(128, 128, 2, 5, 1, 4, "rows", rate=1.13, block_seconds=3e-7),
     HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, rate=0.65, block_seconds=4e-7),
