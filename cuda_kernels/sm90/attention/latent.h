@@ -21,12 +21,17 @@
 typedef KS_T T;
 
 constexpr int DQK = KS_DQK, DV = KS_DV, STAGES = 2, PANEL_BYTES = 64 * 128, PANELS = DQK / 64, HALF = DV / 2;
-constexpr int PART = HALF / 64;      // panels of a tile's first part, whose values are the score consumer's; the second is the rest
+constexpr int OWN = HALF / 64;       // panels of values of a consumer
 constexpr int TILE_BYTES = PANELS * PANEL_BYTES, THREADS = 384;
 static_assert(DQK % 64 == 0 && HALF == 256 && DV <= DQK, "panels of 64 columns, and a product of 256 a consumer");
 enum { SCORES, COLUMNS, LOAD };      // warpgroups
-enum { FULL = 1, EMPTY };            // named barriers
+enum { FULL = 1, EMPTY, TURN };      // named barriers
 constexpr int EXCHANGE = 256;        // their threads
+
+// A tile's panels come in two parts: the score consumer's values and what is no value; the values of the other, which it is done
+// with later.
+template<int N> constexpr int part_panels = N ? OWN : PANELS - OWN;
+template<int N> KS_DEVICE constexpr int panel_of(int i) { return N ? OWN + i : i < OWN ? i : OWN + i; }
 
 struct alignas(1024) SharedStorage {
   char q[TILE_BYTES], k[STAGES][TILE_BYTES], p[PANEL_BYTES];
@@ -44,6 +49,11 @@ struct Operands {
   float *sums, *sums_lse;  // [state, row, column], [state, row]
   float scale_log2;
 };
+
+// Tiles of an item that boxes bring: those that all of its rows see whole.
+KS_DEVICE int boxed_tiles(const List& list, bool boxes, int keys) {
+  return boxes ? max_of(KS_CAUSAL ? keys - (list.S_q - 1) : keys, 0) / BN : 0;
+}
 
 // A warp's piece, in shared memory.
 struct Pieces {
@@ -79,11 +89,11 @@ struct Producer {
 
   static constexpr int PASSES = 4;  // of 16 rows
   KS_DEVICE int row(int i) const { return thread / 8 + 16 * i; }
-  // A row's chunks, one of each panel from BEGIN to END; zeros where it is not `there`.
-  template<int BEGIN, int END> KS_DEVICE void copy(u32 tile, int i, const T* from, bool there) const {
+  // A row's chunks, one of each panel of part N; zeros where it is not `there`.
+  template<int N> KS_DEVICE void copy(u32 tile, int i, const T* from, bool there) const {
     const u32 to = tile + row(i) * 128 + (thread ^ row(i)) % 8 * 16;
 #pragma unroll
-    for (int p = BEGIN; p < END; p++) async_copy(to + p * PANEL_BYTES, from + 64 * p, there);
+    for (int n = 0; n < part_panels<N>; n++) async_copy(to + panel_of<N>(n) * PANEL_BYTES, from + 64 * panel_of<N>(n), there);
   }
 
   KS_DEVICE void load_queries(const Piece& piece) {
@@ -95,7 +105,8 @@ struct Producer {
     for (int i = 0; i < PASSES; i++) {
       const int head = rows.head + row(i);
       const bool there = head < list.head_group;
-      copy<0, PANELS>(shared_address(storage.q), i, base + (there ? head : 0) * a.q.head, there);
+      copy<0>(shared_address(storage.q), i, base + (there ? head : 0) * a.q.head, there);
+      copy<1>(shared_address(storage.q), i, base + (there ? head : 0) * a.q.head, there);
     }
     async_copies_arrive(q_ring.full(q_state));
     q_state.advance();
@@ -110,35 +121,38 @@ struct Producer {
     if (KS_KV_VIEW != PAGED) return key < limit ? (i64)key * a.k.row : 0;
     return page * a.k.batch + (key < limit ? (i64)(key - pages.size.quotient(key) * pages.size.d) * a.k.row : 0);
   }
-  template<int BEGIN, int END>
-  KS_DEVICE void load_part(const Ring<STAGES>& ring, const int (&page)[PASSES], const T* base, int tile, int limit) const {
+  template<int N> KS_DEVICE void load_part(const int (&page)[PASSES], const T* base, int tile, int limit) const {
+    const Ring<STAGES>& ring = k_rings[N];
     ring.wait_empty(state);
 #pragma unroll
     for (int i = 0; i < PASSES; i++)
-      copy<BEGIN, END>(shared_address(storage.k[state.stage]), i, base + place(page[i], tile * BN + row(i), limit), tile * BN + row(i) < limit);
+      copy<N>(shared_address(storage.k[state.stage]), i, base + place(page[i], tile * BN + row(i), limit), tile * BN + row(i) < limit);
     async_copies_arrive(ring.full(state));
   }
-  template<int BEGIN, int END> KS_DEVICE void load_box(const Ring<STAGES>& ring, int row, int head, int at) const {
+  template<int N> KS_DEVICE void load_box(int row, int head, int at) const {
+    const Ring<STAGES>& ring = k_rings[N];
     const u32 full = ring.full(state);
     ring.wait_empty(state);
     if (thread) {
       barrier_arrive(full);  // counts on as many threads as copy rows
     } else {
-      barrier_arrive_expect_tx(full, (END - BEGIN) * PANEL_BYTES);
+      barrier_arrive_expect_tx(full, part_panels<N> * PANEL_BYTES);
 #pragma unroll
-      for (int p = BEGIN; p < END; p++)
+      for (int n = 0; n < part_panels<N>; n++) {
+        const int p = panel_of<N>(n);
         tma_load(shared_address(storage.k[state.stage]) + p * PANEL_BYTES, k_map, full, 64 * p, row, head, at);
+      }
     }
   }
-  KS_DEVICE void load_keys(const int (&page)[PASSES], const T* base, int entry, int kv_head, int tile, int limit) {
-    if (boxes && (tile + 1) * BN <= limit) {
+  KS_DEVICE void load_keys(const int (&page)[PASSES], const T* base, int entry, int kv_head, int tile, int limit, bool boxed) {
+    if (boxed) {
       int row = tile * BN;
       if (KS_KV_VIEW == PAGED) row -= pages.size.quotient(row) * pages.size.d, entry = page[0];  // of the first thread the tile's
-      load_box<0, PART>(k_rings[0], row, kv_head, entry);
-      load_box<PART, PANELS>(k_rings[1], row, kv_head, entry);
+      load_box<0>(row, kv_head, entry);
+      load_box<1>(row, kv_head, entry);
     } else {
-      load_part<0, PART>(k_rings[0], page, base, tile, limit);
-      load_part<PART, PANELS>(k_rings[1], page, base, tile, limit);
+      load_part<0>(page, base, tile, limit);
+      load_part<1>(page, base, tile, limit);
     }
     state.advance();
   }
@@ -148,7 +162,7 @@ struct Producer {
     while (more) {
       const Piece piece = pieces.now();
       const Rows rows(list, piece.item, list.member(block_index()));
-      const int limit = rows.limit(list, list.keys(piece.entry));
+      const int keys = list.keys(piece.entry), limit = rows.limit(list, keys), boxed = boxed_tiles(list, boxes, keys);
       const T* const base = a.k.base + rows.kv_head * a.k.head + (KS_KV_VIEW == PAGED ? 0 : piece.entry * a.k.batch);
       int page[PASSES];  // looked up while the tile before is loaded
       auto look_up_rows = [&](int tile) {
@@ -159,7 +173,7 @@ struct Producer {
       load_queries(piece);
 #pragma unroll 1
       for (int tile = piece.begin; tile < piece.end; tile++) {
-        load_keys(page, base + 8 * (thread % 8), piece.entry, rows.kv_head, tile, limit);
+        load_keys(page, base + 8 * (thread % 8), piece.entry, rows.kv_head, tile, limit, tile < boxed);
         look_up_rows(tile + 1);  // beyond the limit nothing
       }
       more = pieces.next();
@@ -175,6 +189,7 @@ struct Consumer {
   const List& list;
   const Ring<STAGES> (&k_rings)[2];
   const Ring<1>& q_ring;
+  bool boxes;
   int warp, thread_lane;
   PipelineState<STAGES> state{0, 0};
   PipelineState<1> q_state{0, 0};
@@ -224,23 +239,25 @@ struct ScoreConsumer : Consumer {
 #pragma unroll
     for (int j = 0; j < 4; j++)
       stmatrix(to + ((2 * j + (thread_lane >> 4)) ^ (thread_lane & 7)) * 16, p[4 * j], p[4 * j + 1], p[4 * j + 2], p[4 * j + 3]);
-    async_proxy_fence();
   }
 
-  template<int BEGIN, int END> KS_DEVICE void start_part(const Ring<STAGES>& ring, float (&s)[BN / 2]) const {
+  template<int N> KS_DEVICE void start_part(float (&s)[BN / 2], bool boxed) const {
+    const Ring<STAGES>& ring = k_rings[N];
     const u32 x = uniform(descriptor_k_major(shared_address(storage.q))), y = uniform(descriptor_k_major(shared_address(storage.k[state.stage])));
     ring.wait_full(state);
-    async_proxy_fence();  // what cp.async wrote comes before what wgmma reads
+    if (!boxed) async_proxy_fence();  // what cp.async wrote comes before what wgmma reads
     wgmma_fence();
 #pragma unroll
-    for (int d = 4 * BEGIN; d < 4 * END; d++)
-      Wgmma<T, BN>::template ss<0, 0>(s, advanced(x, d / 4 * PANEL_BYTES + d % 4 * 32), advanced(y, d / 4 * PANEL_BYTES + d % 4 * 32), d);
+    for (int i = 0; i < 4 * part_panels<N>; i++) {
+      const int offset = panel_of<N>(i / 4) * PANEL_BYTES + i % 4 * 32;
+      Wgmma<T, BN>::template ss<0, 0>(s, advanced(x, offset), advanced(y, offset), N || i);
+    }
     wgmma_commit();
   }
   // As soon as the keys are there, part by part.
-  KS_DEVICE void make_scores(float (&s)[BN / 2]) const {
-    start_part<0, PART>(k_rings[0], s);
-    start_part<PART, PANELS>(k_rings[1], s);
+  KS_DEVICE void make_scores(float (&s)[BN / 2], bool boxed) const {
+    start_part<0>(s, boxed);
+    start_part<1>(s, boxed);
     wgmma_wait<0>();
     pin(s);
   }
@@ -278,11 +295,13 @@ struct ScoreConsumer : Consumer {
 #pragma unroll 1
     while (more) {
       const int begin = pieces.now().begin, end = pieces.now().end;
-      const int limit = Rows(list, pieces.now().item, list.member(block_index())).limit(list, list.keys(pieces.now().entry));
+      const int keys = list.keys(pieces.now().entry), boxed = boxed_tiles(list, boxes, keys);
+      const int limit = Rows(list, pieces.now().item, list.member(block_index())).limit(list, keys);
       float o[HALF / 2], s[BN / 2], m[2] = {-infinity(), -infinity()}, l[2] = {0.f, 0.f}, correction[2];
       u32 p[BN / 4];
       q_ring.wait_full(q_state);
-      make_scores(s);
+      async_proxy_fence();
+      make_scores(s, begin < boxed);
       release_queries(begin + 1 == end);
       softmax(s, p, m, l, correction, limit - begin * BN);
 #pragma unroll 1
@@ -293,15 +312,17 @@ struct ScoreConsumer : Consumer {
         named_barrier_sync(EMPTY, EXCHANGE);
         hand_over(correction);
         hand_over(p);
-        named_barrier_arrive(FULL, EXCHANGE);
         if (add) rescale(o, correction);
         // Products are not kept waiting for the next keys: their stage is the next to be loaded.
         start_products(o, p, now.stage, add);
+        async_proxy_fence();
+        named_barrier_arrive(FULL, EXCHANGE);
         wgmma_wait<0>();
         pin(o);
         release(0, now);
+        if (more) make_scores(s, tile + 1 < boxed);
+        if (list.together > 1) named_barrier_arrive(TURN, EXCHANGE);
         if (more) {
-          make_scores(s);
           release_queries(tile + 2 == end);
           softmax(s, p, m, l, correction, limit - (tile + 1) * BN);
         }
@@ -342,13 +363,15 @@ struct ColumnConsumer : Consumer {
 #pragma unroll 1
     while (more) {
       const int begin = pieces.now().begin, end = pieces.now().end;
+      const int boxed = boxed_tiles(list, boxes, list.keys(pieces.now().entry));
       float o[HALF / 2], factors[2];
 #pragma unroll 1
       for (int tile = begin; tile < end; tile++) {
         take_over(factors);
         k_rings[1].wait_full(state);
-        async_proxy_fence();
+        if (tile >= boxed) async_proxy_fence();
         if (tile > begin) rescale(o, factors);
+        if (list.together > 1) named_barrier_sync(TURN, EXCHANGE);
         const u32 p = uniform(descriptor_k_major(shared_address(storage.p))), v = values(state.stage, HALF);
         wgmma_fence();
 #pragma unroll
@@ -395,7 +418,7 @@ attention_latent_sm90(KS_ARGUMENT TensorMap k_map, KS_ARGUMENT Operands operands
     Producer{storage, operands, list, pages, k_rings, q_ring, k_map, boxes != 0, thread_index() % 128}.run(pieces);
   } else {
     registers_alloc<KS_CONSUMER_REGISTERS>();
-    const Consumer both{storage, operands, list, k_rings, q_ring, warp, lane()};
+    const Consumer both{storage, operands, list, k_rings, q_ring, boxes != 0, warp, lane()};
     if (group == SCORES) ScoreConsumer{both}.run(pieces);
     else ColumnConsumer{both}.run(pieces);
   }
