@@ -1,10 +1,14 @@
-"""Decoding with a paged cache, one query an entry, beside FlashAttention-3 and beside a copy of K
-and V; of latent attention, whose V is the first columns of K, beside a copy of K alone."""
+"""Decoding with a paged cache, one query an entry, beside FlashAttention-3 and FlashInfer, a copy
+of K and V, and a kernel that only reads them; of latent attention, whose V is the first columns of
+K, beside those of K alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate
+from types import ModuleType
 from typing import Any
 
 import kernelseam as ks
@@ -15,6 +19,7 @@ from kernelseam.dtypes import DType
 from kernelseam.oracle import check, formulas
 
 from benchmarks.comparing.attention import flash_attention_3
+from benchmarks.comparing.reading import reading
 from benchmarks.comparing.results import COPY, Record
 from benchmarks.comparing.rows import (
     Contestant,
@@ -36,6 +41,21 @@ LATENT = (
     ((1, 32768), 128),
 )
 """Of latent attention: (batch, keys), heads."""
+
+
+_FLASHINFER_BYTES = 128 << 20
+"""Of its workspace, as its documentation has it."""
+
+
+@cache
+def flashinfer() -> ModuleType | str:
+    """The one that is there, or why there is none."""
+    try:
+        import flashinfer
+    except Exception as e:  # a library that does not load raises what it likes
+        return f"flashinfer cannot be imported: {type(e).__name__}: {e}"[:200]
+    module: ModuleType = flashinfer
+    return module
 
 
 @dataclass(frozen=True)
@@ -162,11 +182,55 @@ class DecodeRow:
                     causal=False,
                 ),
             )
+        self._flashinfer(prepared, arrays, order)
         # as much is read as written
         k = arrays["k"].reshape(-1)[: int(self.bytes) // (2 * arrays["k"].element_size())]
         v = torch.empty_like(k)
         prepared.contestants.append(Contestant("copy", COPY, lambda: v.copy_(k)))
+        if session.device != "cpu":
+            apart = () if self.latent else (arrays["v"].reshape(-1),)
+            memory = torch.cat([arrays["k"].reshape(-1), *apart])
+            try:
+                run = reading(memory[: int(self.bytes) // memory.element_size()])
+            except Exception as e:  # no cupy, or of another vendor
+                prepared.refused["read"] = f"{type(e).__name__}: {e}"[:200]
+            else:
+                prepared.contestants.append(Contestant("read", COPY, run))
         return prepared
+
+    def _flashinfer(
+        self, prepared: Prepared, arrays: Mapping[str, Any], order: torch.Tensor
+    ) -> None:
+        """Both of its ways; what it plans on the host, by the lengths, is not timed."""
+        module = "it is compared where keys and values are apart" if self.latent else flashinfer()
+        if isinstance(module, str):
+            prepared.refused["FlashInfer"] = module
+            return
+        q, k, v = (arrays[n] for n in "qkv")
+        q = q[:, 0].contiguous()
+        begins = torch.tensor([0, *accumulate(self.pages)], dtype=torch.int32)
+        last = torch.tensor([(n - 1) % self.page + 1 for n in self.lengths], dtype=torch.int32)
+        for name, tensor_cores in (("FlashInfer", True), ("FlashInfer, plain units", False)):
+            try:
+                memory = torch.empty(_FLASHINFER_BYTES, dtype=torch.uint8, device=q.device)
+                wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
+                    memory, "NHD", use_tensor_cores=tensor_cores
+                )
+                wrapper.plan(
+                    begins.to(q.device),
+                    order,
+                    last.to(q.device),
+                    self.heads,
+                    self.kv_heads,
+                    self.D,
+                    self.page,
+                    q_data_type=q.dtype,
+                    kv_data_type=k.dtype,
+                )
+            except Exception as e:  # it compiles at first use, which may fail in many ways
+                prepared.refused[name] = f"{type(e).__name__}: {e}".strip().splitlines()[0][:200]
+                continue
+            prepared.peer(name, lambda w=wrapper: w.run(q, (k, v))[:, None])  # type: ignore[misc]
 
 
 class Judge:
