@@ -7,6 +7,8 @@
 //   load:    K through a ring of two tiles in halves; the queries. TMA brings whole tiles, where a page holds all of their rows; others
 //            come row by row, by cp.async, wherever pages have them
 // The two consumers of P exchange through named barriers: P and the factors of its rows are ready (FULL), have been read (EMPTY).
+// Where products bound it, blocks taking the same keys side by side, the second consumer multiplies while the first one makes its next
+// softmax: it waits until the next scores are made (TURN). Else keys would be handed back later for nothing.
 // Where a block has a part of an item's keys alone, it leaves its o and log-sum-exp in the workspace for latent_merge.h.
 // A tile's rows are heads of one query, so that all see the same keys: those that it does not see arrive as zeros.
 //
