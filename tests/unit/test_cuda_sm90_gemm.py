@@ -211,7 +211,7 @@ def test_the_tile_that_was_the_fastest_of_8_bits(
         (64, 7168, 2048, "64x64-6-rows-2blocks"),
         (512, 7168, 2048, "128x128-5-tma-turns"),
         (4096, 7168, 2048, "128x192-5-tma-turns-halves"),
-        (4096, 4096, 7168, "128x192-5-tma-turns-halves"),
+        (4096, 4096, 7168, "128x128-5-tma-turns"),
         (8192, 8192, 8192, "128x192-5-tma-turns-halves"),
     ],
 )

@@ -82,14 +82,14 @@ struct Consumer {
   // Rare: moves p, O, m, l and the block's sums to a reference at which none overflows. Of e4m3, the factor of earlier sums is
   // `correction`.
   KS_DEVICE void rebase(float (&p)[BN / 2], float (&o)[DV / 2], float (&m)[2], float (&l)[2], float (&sum)[2], float (&correction)[2],
-                        int tile, int row, int block, const Factor& f) const {
+                        int tile, int block, const Factor& f) const {
     if (__all_sync(~0u, sum[0] + sum[1] < LARGEST_SUM)) {
       if constexpr (E4M3) rebase_by_largest<HEADROOM>(p, o, m, l, sum, correction);
       else rebase_by_sums<LEAD>(p, o, m, l, sum);
       return;
     }
     const WorkTile& w = storage.work_tiles[opaque(tile) % WORK_SLOTS];
-    const int x = opaque(row), batch = w.batch, head = w.head, S_q = RAGGED ? w.S_q : scores.S_q;
+    const int x = opaque(thread_row(w)), batch = w.batch, head = w.head, S_q = RAGGED ? w.S_q : scores.S_q;
     const T* const q = a.q.at<KS_Q_VIEW>(batch, head, a.num_heads, w.q_first);
     const T* const k = a.k.at<KS_KV_VIEW>(batch, w.kv_head, 1, w.k_first);
     constexpr int PRODUCTS = DQK > 64 && !E4M3 ? 2 : 1;  // a load; more would spill where a thread has 112 registers
@@ -218,12 +218,12 @@ struct Consumer {
 KS_DEVICE void Consumer::run() const {
   PipelineState<STAGES> k{0, 0}, v{0, 0};
   PipelineState<Q_STAGES> q{0, 0};
+  enum { NOT_BEGUN = -2 };
   int tile = 0;          // tiles so far
   float o[DV / 2];       // the tile's accumulator, not yet normalised
   u32 p[P_REGISTERS];    // the last block's P, the A fragment of P·V
   float m[2], l[2];      // the rows' references, and this thread's part of their sums
-  bool first_block_done = false;  // whether the tile's first block is done
-  int block = 0, row = 0;
+  int block = NOT_BEGUN, row = 0;  // the tile's next block; the thread's first row
   Factor f = factor(0);
   Sums sums{storage, group * 4 + warp, thread_lane};
 
@@ -286,7 +286,7 @@ KS_DEVICE void Consumer::run() const {
     const int begin = storage.work_tiles[tile % WORK_SLOTS].begin;
     if (storage.work_tiles[tile % WORK_SLOTS].end == 0) break;
 
-    if (!first_block_done) {  // the first block: nothing to overlap with
+    if (block == NOT_BEGUN) {  // the first block: nothing to overlap with
       const WorkTile& w = storage.work_tiles[tile % WORK_SLOTS];
       row = thread_row(w);
       const int mine = first_block(w);
@@ -354,7 +354,7 @@ KS_DEVICE void Consumer::run() const {
         round_p(s);
         if (!E4M3) fits = sum[0] + sum[1] < LIMIT;
         if (__builtin_expect(__any_sync(~0u, !fits), 0)) {
-          rebase(s, o, m, l, sum, correction, tile, row, block, f);
+          rebase(s, o, m, l, sum, correction, tile, block, f);
           sums.rescale(correction);
           round_p(s);
         }
@@ -394,8 +394,7 @@ KS_DEVICE void Consumer::run() const {
     if constexpr (KS_EARLY) {
       barrier_wait(rings.q.full(q_state()), q.parity);
       const WorkTile& w = storage.work_tiles[(tile + 1) % WORK_SLOTS];
-      first_block_done = w.end != 0 && first_block(w) == w.end - 1;
-      if (first_block_done) {
+      if (w.end != 0 && first_block(w) == w.end - 1) {
         float s[BN / 2];
         rings.k.wait_full(k);
         scheduler_barrier_sync();
@@ -430,6 +429,7 @@ KS_DEVICE void Consumer::run() const {
         continue;
       }
     }
+    block = NOT_BEGUN;
     rings.v.wait_full(v);
     pin(o);
     wgmma_fence();

@@ -31,15 +31,18 @@ struct SharedSums {
   static constexpr int STEP = WARP * 16;
   u32 place;
   int lane;
-  int blocks = 0;  // since O started
-  bool any = false;
+  int blocks = 0;  // of the tile so far
 
   KS_DEVICE SharedSums(SharedStorage& storage, int warp, int lane)
       : place(shared_address(storage.out.warps[warp]) + lane * 16), lane(lane) {}
-  KS_DEVICE void begin() { blocks = 0, any = false; }
+  KS_DEVICE void begin() { blocks = 0; }
+  KS_DEVICE bool any() const { return blocks >= KS_SUM_BLOCKS; }
   // A block was summed.
   template<int N> KS_DEVICE void count(float (&o)[N]) {
-    if (++blocks < KS_SUM_BLOCKS) return;
+    if ((blocks + 1) % KS_SUM_BLOCKS != 0) {
+      blocks++;
+      return;
+    }
     add_to(o);
     if (lane == 0) tma_store_wait_read<0>();
     warp_barrier();
@@ -49,10 +52,10 @@ struct SharedSums {
 #pragma unroll
       for (int j = 0; j < 16; j++) o[i + j] = 0.f;
     }
-    blocks = 0, any = true;
+    blocks++;
   }
   template<int N> KS_DEVICE void add_to(float (&o)[N]) const {
-    if (!any) return;
+    if (!any()) return;
 #pragma unroll
     for (int i = 0; i < N; i += 16) {
       float x[16];
@@ -62,7 +65,7 @@ struct SharedSums {
     }
   }
   KS_DEVICE void rescale(const float (&by)[2]) const {
-    if (!any) return;
+    if (!any()) return;
 #pragma unroll 1
     for (int i = 0; i < DV / 2; i += 16) {
       float x[16];

@@ -70,8 +70,8 @@ struct Consumer {
   }
 
   // Of e4m3, of whose sums the units keep few bits: those of a slice alone, which float32 additions sum up. Another consumer's
-  // products go on meanwhile: by chance, or IN_TURNS, each beginning when the other's are nearly done. HALVES: and those of the
-  // tile's second half of columns. Scales of blocks are those of a slice: the additions multiply by them.
+  // products go on meanwhile: by chance, or IN_TURNS, each beginning when the other's have begun. HALVES: when their first half is done; and
+  // those of the tile's second half of columns go on. Scales of blocks are those of a slice: the additions multiply by them.
   KS_DEVICE void mainloop_e4m3(float (&acc)[MT][BN / 2], const TileCoord& p) {
     const int slices = KS_SUMMED ? a.slices * a.batch_group * a.head_group
                        : SPLIT > 1 ? part_of(a.slices, split_rank).count : a.slices;
@@ -104,23 +104,19 @@ struct Consumer {
       const u32 b_descriptor = descriptor_k_major(stage + A_BYTES);
       ring.wait_full(state);
       if (KS_IN_TURNS) named_barrier_sync(TURN + group, CONSUMERS);
-      wgmma_fence();
 #pragma unroll
       for (int n = 0; n < PARTS; n++) {
+        wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) {  // 32 of K each
 #pragma unroll
           for (int i = 0; i < MT; i++)
             Wgmma<T, COLUMNS>::ss(part[n][i], advanced(a_descriptor, i * ROWS_BYTES + k * 32),
                                   advanced(b_descriptor, n * COLUMNS * 128 + k * 32), k);
-          if (KS_IN_TURNS && PARTS == 1 && k == 2) wgmma_commit();
         }
         wgmma_commit();
       }
-      if (KS_IN_TURNS) {  // the other's first products are issued while the last ones here run
-        wgmma_wait<1>();
-        named_barrier_arrive(TURN + 1 - group, CONSUMERS);
-      }
+      if (KS_IN_TURNS && PARTS == 1) named_barrier_arrive(TURN + 1 - group, CONSUMERS);
 #if KS_SCALE_K
       const float* const scales = storage.scales[state.stage];
 #pragma unroll
@@ -133,6 +129,7 @@ struct Consumer {
 #endif
       if constexpr (PARTS == 2) {
         wgmma_wait<1>();
+        if (KS_IN_TURNS) named_barrier_arrive(TURN + 1 - group, CONSUMERS);
         pin(part[0][0]);
         add(0);
         pin(acc[0]);
