@@ -106,6 +106,21 @@ def test_registers_of_a_block_are_those_it_starts_with() -> None:
         assert all(24 <= n <= 256 and n % 8 == 0 for n in (producer, consumer))
 
 
+def test_four_consumers_of_head_dim_64_share_a_tile_that_hides_no_keys() -> None:
+    wide = {t.hides: t.bm for t in E4M3_ATTENTION if t.head_dim == 64}
+    assert wide == {False: 256, True: 128}
+    for changes, rows in (
+        ({}, 256),
+        ({"softcap": True}, 256),
+        ({"causal": True}, 128),
+        ({"window": True}, 128),
+        ({"lengths": True}, 128),
+        ({"q_view": "packed", "kv_view": "packed"}, 128),
+    ):
+        p = problem(64, **changes)
+        assert E4M3.tile(p, ROW, H200).bm == rows, changes
+
+
 def test_sums_move_to_shared_memory_after_2048_keys() -> None:
     for tile in E4M3_ATTENTION:
         assert tile.sum_blocks * tile.bn == 2048
@@ -127,7 +142,7 @@ def test_scales_are_an_argument_where_there_are_some() -> None:
     assert E4M3.defines(scaled.spec, tile, ROW)["Q_SCALES"]
 
 
-@pytest.mark.parametrize(("dim", "TFLOPs"), [(64, 600), (128, 920), (256, 1000)])
+@pytest.mark.parametrize(("dim", "TFLOPs"), [(64, 700), (128, 920), (256, 1000)])
 def test_the_cost_model_predicts_what_was_measured(dim: int, TFLOPs: float) -> None:
     """benchmarks/results/h200-attention-e4m3.md: 16,384 keys, no mask."""
     s = AttentionSpec(DType.bfloat16, dim, dim, **STORED)

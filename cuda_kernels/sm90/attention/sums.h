@@ -29,12 +29,13 @@ KS_DEVICE void pack_24(const float* x, u32* words) {
 
 struct SharedSums {
   static constexpr int STEP = WARP * 16;
-  u32 place;
-  int lane;
+  SharedStorage& storage;
+  int warp, lane;
   int blocks = 0;  // of the tile so far
 
-  KS_DEVICE SharedSums(SharedStorage& storage, int warp, int lane)
-      : place(shared_address(storage.out.warps[warp]) + lane * 16), lane(lane) {}
+  KS_DEVICE SharedSums(SharedStorage& storage, int warp, int lane) : storage(storage), warp(warp), lane(lane) {}
+  // Computed where it is used: kept, it would be spilled.
+  KS_DEVICE u32 place() const { return shared_address(storage.out.warps[opaque(warp)]) + lane * 16; }
   KS_DEVICE void begin() { blocks = 0; }
   KS_DEVICE bool any() const { return blocks >= KS_SUM_BLOCKS; }
   // A block was summed.
@@ -76,17 +77,19 @@ struct SharedSums {
   }
   KS_DEVICE void load(int i, float (&x)[16]) const {
     u32 words[12];
+    const u32 from = place();
 #pragma unroll
-    for (int j = 0; j < 3; j++) load_fragment(place + (i / 16 * 3 + j) * STEP, *(u32(*)[4])(words + 4 * j));
+    for (int j = 0; j < 3; j++) load_fragment(from + (i / 16 * 3 + j) * STEP, *(u32(*)[4])(words + 4 * j));
 #pragma unroll
     for (int j = 0; j < 4; j++) unpack_24(words + 3 * j, x + 4 * j);
   }
   KS_DEVICE void store(int i, const float* x) const {
     u32 words[12];
+    const u32 to = place();
 #pragma unroll
     for (int j = 0; j < 4; j++) pack_24(x + 4 * j, words + 3 * j);
 #pragma unroll
-    for (int j = 0; j < 3; j++) store_fragment(place + (i / 16 * 3 + j) * STEP, *(u32(*)[4])(words + 4 * j));
+    for (int j = 0; j < 3; j++) store_fragment(to + (i / 16 * 3 + j) * STEP, *(u32(*)[4])(words + 4 * j));
   }
 };
 typedef Choose<(KS_SUM_BLOCKS > 0), SharedSums, NoSums>::type Sums;

@@ -34,7 +34,7 @@ struct ValueTranspose {
 
   // The block's keys 16·k … 16·k + 15. `valid`: rows of the block that are of the sequence. Returns whether there was NaN.
   template<bool MASKED> KS_DEVICE bool keys(int k, int valid) const {
-    constexpr int BATCH = GROUPS == 4 ? 1 : 2, UNROLL = MASKED ? 1 : DV / 32 / BATCH;  // in registers at once
+    constexpr int BATCH = 2, UNROLL = MASKED ? 1 : DV / 32 / BATCH;  // in registers at once
     const u32 low = lane < 16 ? 0x6420 : 0x7531, high = lane < 16 ? 0x7531 : 0x6420;
     u32 nan = 0, kept = ~0u;
     if (MASKED && RAGGED) {

@@ -1151,8 +1151,8 @@ MUTANTS = (
     _mutant(
         "sums-of-the-tile-before",
         SUMS,
-        "KS_DEVICE void begin() { blocks = 0, any = false; }",
         "KS_DEVICE void begin() { blocks = 0; }",
+        "KS_DEVICE void begin() {}",
         E4M3_LONG,
         "a tile begins with another's sums",
     ),
@@ -1208,9 +1208,9 @@ MUTANTS = (
     _mutant(
         "turn-not-handed-over",
         GEMM_CONSUMER,
-        "named_barrier_arrive(TURN + 1 - group, CONSUMERS);",
+        "if (KS_IN_TURNS) named_barrier_arrive(TURN + 1 - group, CONSUMERS);",
         "",
-        SCALED,
+        SCALED_MATRIX,
         "each consumer waits for the other",
     ),
     _mutant(

@@ -170,7 +170,7 @@ class HopperAttention(KernelDefinition):
         )
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperAttentionTile, ...]:
-        hides = spec.causal or spec.window
+        hides = self.hides(spec)
         dims = spec.head_dim, spec.value_dim
         return tuple(
             t
@@ -179,6 +179,10 @@ class HopperAttention(KernelDefinition):
             and t.hides in (None, hides)
             and (spec.causal or not t.late)
         )
+
+    def hides(self, spec: AttentionSpec) -> bool:
+        """Whether it takes the tiles of specs that hide keys."""
+        return spec.causal or spec.window
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperAttentionTile:
         tiles = self.tiles(problem.spec, row)

@@ -39,6 +39,10 @@ class HopperE4m3Attention(HopperAttention):
             return "blocks of queries or of keys have scales of their own: it takes one a head"
         return super().refuse(problem, row) or refuse_stored(problem, row)
 
+    def hides(self, spec: AttentionSpec) -> bool:
+        """Lengths, too: four consumers leave no registers for what masks V."""
+        return super().hides(spec) or spec.lengths or spec.q_view == "packed"
+
     def signature(self, spec: AttentionSpec) -> Signature:
         plain = super().signature(spec)
         if not spec.q_scales:

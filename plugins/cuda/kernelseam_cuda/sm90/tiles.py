@@ -144,8 +144,8 @@ E4M3_BLOCKS = (
     HopperGemmTile(
         *(128, 192, 2, 5, 1, 1, "tma"), in_turns=True, halves=True, rate=1.02, block_seconds=6e-7
     ),
-    HopperGemmTile(128, 128, 2, 5, 1, 2, "tma", in_turns=True, rate=0.89, block_seconds=3e-7),
-    HopperGemmTile(128, 128, 2, 5, 1, 2, "rows", in_turns=True, rate=0.87, block_seconds=5e-7),
+    HopperGemmTile(128, 128, 2, 5, 1, 2, "tma", in_turns=True, rate=0.93, block_seconds=3e-7),
+    HopperGemmTile(128, 128, 2, 5, 1, 2, "rows", in_turns=True, rate=0.9, block_seconds=5e-7),
     HopperGemmTile(64, 64, 1, 6, 1, 1, "rows", blocks=2, rate=0.48, block_seconds=2e-7),
 )
 """The same with scales of blocks, which take a part of every slice's stage."""
@@ -327,8 +327,8 @@ ATTENTION = (
 """The preferred of a spec first."""
 
 
-E4M3_REGISTERS = {64: (56, 224), 128: (40, 232), 256: (56, 224)}
-"""As ``REGISTERS``, by head dim, where the loading warpgroup of two consumers transposes values."""
+E4M3_REGISTERS = {(64, 2): (56, 224), (64, 4): (64, 104), (128, 2): (40, 232), (256, 2): (56, 224)}
+"""As ``REGISTERS``, by head dim and consumers, where the loading warpgroup transposes values."""
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,7 @@ class HopperE4m3AttentionTile(HopperAttentionTile):
 
     @property
     def registers(self) -> tuple[int, int]:
-        return E4M3_REGISTERS[self.head_dim]
+        return E4M3_REGISTERS[self.head_dim, self.groups]
 
     @property
     def shared_bytes(self) -> int:
@@ -362,7 +362,14 @@ class HopperE4m3AttentionTile(HopperAttentionTile):
 
 
 E4M3_ATTENTION = (
-    HopperE4m3AttentionTile(64, 64, 2, 128, 3, 2, 1, True, True, 24, rate=1.0),
+    HopperE4m3AttentionTile(
+        *(64, 64, 4, 64, 4, 2, 1, False, True, 32),
+        hides=False,
+        rate=1.1,
+        v_stages=4,
+        sum_blocks=32,
+    ),
+    HopperE4m3AttentionTile(64, 64, 2, 128, 3, 2, 1, False, True, 24, hides=True, rate=1.0),
     HopperE4m3AttentionTile(128, 128, 2, 128, 3, 2, 2, True, True, 24, rate=1.45),
     HopperE4m3AttentionTile(
         256, 256, 2, 64, 2, 1, 4, True, False, 32, rate=1.6, v_stages=2, sum_blocks=32
