@@ -32,15 +32,13 @@ except CompileError as e:
     pytest.skip(f"nvrtc is missing: {e.log}", allow_module_level=True)
 
 from kernelseam_cuda.sm90 import HopperGemm, HopperTf32Gemm  # noqa: E402
-from kernelseam_cuda.sm90.tiles import (  # noqa: E402
-    GEMM,
+from kernelseam_cuda.sm90.attention_tiles import (  # noqa: E402
     HopperBackwardTile,
     HopperE4m3AttentionTile,
-    HopperGemmTile,
     HopperLatentTile,
-    HopperTf32Tile,
     HopperWideBackwardTile,
 )
+from kernelseam_cuda.sm90.tiles import GEMM, HopperGemmTile, HopperTf32Tile  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 from mutant import Mutant  # noqa: E402

@@ -13,7 +13,8 @@ from kernelseam.contract import Device, DeviceLimits
 from kernelseam.dtypes import DType
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.attention import DIMS, HopperAttention
-from kernelseam_cuda.sm90.tiles import ATTENTION, REGISTERS
+from kernelseam_cuda.sm90.attention_tiles import ATTENTION
+from kernelseam_cuda.sm90.tiles import REGISTERS
 
 HALF, ROW = HopperAttention(), archs.row("sm_90a")
 H200 = Device(

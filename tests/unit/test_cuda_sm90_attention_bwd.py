@@ -17,7 +17,7 @@ from kernelseam_cuda.sm90.attention_bwd import (
     ROW_VALUES,
     HopperAttentionBwd,
 )
-from kernelseam_cuda.sm90.tiles import ATTENTION_BWD, BACKWARD_REGISTERS
+from kernelseam_cuda.sm90.attention_tiles import ATTENTION_BWD, BACKWARD_REGISTERS
 
 KERNEL, ROW = HopperAttentionBwd(), archs.row("sm_90a")
 H200 = Device(

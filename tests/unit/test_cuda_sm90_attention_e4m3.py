@@ -14,7 +14,7 @@ from kernelseam.kernels import KernelImplementation
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.plugin import backend
 from kernelseam_cuda.sm90 import HopperAttention, HopperE4m3Attention
-from kernelseam_cuda.sm90.tiles import E4M3_ATTENTION
+from kernelseam_cuda.sm90.attention_tiles import E4M3_ATTENTION
 
 E4M3, ROW = HopperE4m3Attention(), archs.row("sm_90a")
 H200 = Device(

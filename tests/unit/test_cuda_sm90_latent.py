@@ -10,8 +10,8 @@ from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam_cuda import archs
+from kernelseam_cuda.sm90.attention_tiles import LATENT, LATENT_REGISTERS
 from kernelseam_cuda.sm90.latent import MERGE, HopperLatent
-from kernelseam_cuda.sm90.tiles import LATENT, LATENT_REGISTERS
 
 KERNEL, ROW, TILE = HopperLatent(), archs.row("sm_90a"), LATENT[0]
 H200 = Device(

@@ -120,7 +120,7 @@ def test_a_lanes_columns_are_those_of_its_accumulator() -> None:
 
 def test_tiles_are_the_hopper_kernels() -> None:
     tiles = pytest.importorskip(
-        "kernelseam_cuda.sm90.tiles", reason="the CUDA plugin is not installed"
+        "kernelseam_cuda.sm90.attention_tiles", reason="the CUDA plugin is not installed"
     )
     for t in tiles.ATTENTION:
         for hides in (True, False) if t.hides is None else (t.hides,):

@@ -28,7 +28,7 @@ from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
 
-from kernelseam_cuda.sm90.tiles import ATTENTION, HopperAttentionTile
+from kernelseam_cuda.sm90.attention_tiles import ATTENTION, HopperAttentionTile
 from kernelseam_cuda.toolchain import sources
 
 OPTIONS = frozenset(

@@ -43,7 +43,7 @@ from kernelseam_cuda.sm90.attention_bwd_cost import (
     tile_count,
     total_blocks,
 )
-from kernelseam_cuda.sm90.tiles import (
+from kernelseam_cuda.sm90.attention_tiles import (
     ATTENTION_BWD,
     BACKWARD_REGISTERS,
     HopperWideBackwardTile,

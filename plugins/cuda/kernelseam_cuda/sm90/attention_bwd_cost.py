@@ -8,7 +8,7 @@ from kernelseam.descriptors.attention.backward_problem import AttentionBwdProble
 from kernelseam.kernels.attention.cost import keys_met
 from kernelseam.kernels.elements import divide_up
 
-from kernelseam_cuda.sm90.tiles import HopperBackwardTile, HopperWideBackwardTile
+from kernelseam_cuda.sm90.attention_tiles import HopperBackwardTile, HopperWideBackwardTile
 
 BackwardTile = HopperBackwardTile | HopperWideBackwardTile
 _SECTION_TILES = 128

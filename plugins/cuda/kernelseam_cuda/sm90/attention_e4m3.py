@@ -17,7 +17,7 @@ from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.signature import Signature, Structure
 
 from kernelseam_cuda.sm90.attention import OPTIONS, HopperAttention
-from kernelseam_cuda.sm90.tiles import E4M3_ATTENTION, HopperAttentionTile
+from kernelseam_cuda.sm90.attention_tiles import E4M3_ATTENTION, HopperAttentionTile
 
 _STORED = frozenset({"dtype_q", "dtype_kv", "q_scales", "kv_scales"})
 _SCALES = ("q_scales", "k_scales", "v_scales")

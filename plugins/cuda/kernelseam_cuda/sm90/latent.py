@@ -24,7 +24,7 @@ from kernelseam.kernels.elements import (
 )
 from kernelseam.kernels.signature import Signature, Structure
 
-from kernelseam_cuda.sm90.tiles import LATENT, LATENT_REGISTERS, HopperLatentTile
+from kernelseam_cuda.sm90.attention_tiles import LATENT, LATENT_REGISTERS, HopperLatentTile
 from kernelseam_cuda.toolchain import sources
 
 OPTIONS = frozenset({"causal", "kv_view", "lengths"})

@@ -1,0 +1,308 @@
+"""Tiles of Hopper's attention and its gradients: choices measured on an H200
+(``benchmarks/NOTES.md``), no code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelseam_cuda.sm90.tiles import CONTROL_BYTES, PANEL, REGISTERS, SHARED_BYTES, panels_of
+
+_WIDE_CONTROL_BYTES = 512
+"""Barriers, and what the warps of the wide gradients' blocks tell each other."""
+_WARP_PANEL_BYTES = 16 * 128
+"""A warp's rows of one panel of the result."""
+
+
+@dataclass(frozen=True)
+class HopperAttentionTile:
+    """``groups`` consumers of 64 queries and ``bn`` keys a step, for these head dims.
+
+    ``stages`` of keys and of values, ``q_stages`` of queries; ``out_stages`` panels a warp through
+    which results leave; ``turns``: two consumers alternate in issuing products; ``early``: the next
+    tile's first product starts before this one's last; ``ahead``: elements of a thread's part of
+    the scores, of ``bn``/2, whose exponentials come before the wait for P·V.
+    """
+
+    head_dim: int
+    value_dim: int
+    groups: int
+    bn: int
+    stages: int
+    q_stages: int
+    out_stages: int
+    turns: bool
+    early: bool
+    ahead: int
+    remake: bool = False
+    """Rows into which a hidden NaN came are made again, in place of a search of V ahead of its
+    use."""
+    late: bool = False
+    """A block asks for its next tile when it is nearly done with one, not when it begins it: for
+    causal specs, whose tiles differ in length."""
+    fewest_heads: int = 2
+    """Of a section, whose tiles are handed out together."""
+    hides: bool | None = None
+    """Only for specs that hide keys by their place, or only for others; None: for all."""
+    short: bool = False
+    """For few keys; a batch-invariant spec does not ask."""
+    rate: float = 0.0
+    """The part of the arch's product rate that the loop reaches."""
+    block_seconds: float = 1e-6
+
+    v_stages = sum_blocks = 0
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of a thread of the loading warpgroup and of a consumer's."""
+        return REGISTERS[self.groups]
+
+    @property
+    def name(self) -> str:
+        """Queries×keys, stages of keys, exponentials ahead."""
+        way = "-turns" * self.turns + "-early" * self.early + "-remake" * self.remake
+        way += "-late" * self.late
+        way += f"-{self.fewest_heads}heads" * (self.fewest_heads != 2)
+        return f"{self.bm}x{self.bn}-{self.stages}-{self.ahead}ahead{way}"
+
+    @property
+    def bm(self) -> int:
+        return 64 * self.groups
+
+    @property
+    def shared_bytes(self) -> int:
+        """Rings of Q, K and V, staging of the result, control."""
+        k, v = (panels_of(dim) * PANEL * 2 for dim in (self.head_dim, self.value_dim))
+        rings = self.q_stages * self.bm * k + self.stages * self.bn * (k + v)
+        size = rings + self.groups * 4 * self.out_stages * _WARP_PANEL_BYTES + CONTROL_BYTES
+        assert size <= SHARED_BYTES
+        return size
+
+
+ATTENTION = (
+    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 32, hides=False, rate=0.98),
+    HopperAttentionTile(
+        64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=False, short=True, rate=0.98
+    ),
+    HopperAttentionTile(
+        64, 64, 4, 64, 4, 2, 1, False, True, 32, remake=True, late=True, hides=True, rate=0.98
+    ),
+    HopperAttentionTile(
+        64, 64, 4, 64, 4, 2, 1, False, True, 16, remake=True, hides=True, rate=0.95
+    ),
+    HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1),
+    HopperAttentionTile(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.22),
+    HopperAttentionTile(192, 128, 2, 128, 2, 1, 1, True, False, 24, rate=1.15),
+    HopperAttentionTile(
+        256, 256, 2, 64, 2, 1, 2, True, False, 32, fewest_heads=4, hides=False, rate=1.2
+    ),
+    HopperAttentionTile(
+        256, 256, 2, 64, 2, 1, 2, False, False, 32, remake=True, late=True, hides=True, rate=1.22
+    ),
+    HopperAttentionTile(
+        256, 256, 2, 64, 2, 1, 2, False, False, 32, remake=True, hides=True, rate=1.2
+    ),
+)
+"""The preferred of a spec first."""
+
+E4M3_REGISTERS = {(64, 2): (56, 224), (64, 4): (64, 104), (128, 2): (40, 232), (256, 2): (56, 224)}
+"""As ``REGISTERS``, by head dim and consumers, where the loading warpgroup transposes values."""
+
+
+@dataclass(frozen=True)
+class HopperE4m3AttentionTile(HopperAttentionTile):
+    """The same of e4m3, whose values are transposed on their way: from ``v_stages`` as they are
+    loaded to ``stages``.
+
+    ``sum_blocks``: steps whose P·V the matrix units sum, before sums in shared memory take them.
+    """
+
+    v_stages: int = 3
+    sum_blocks: int = 16
+
+    @property
+    def name(self) -> str:
+        return f"{super().name}-{self.v_stages}v"
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        return E4M3_REGISTERS[self.head_dim, self.groups]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Rings of Q, K, V and its transpose, sums, through whose memory results leave, control."""
+        queries, keys = self.q_stages * self.bm, self.stages * self.bn
+        rings = (queries + keys) * self.head_dim
+        rings += (self.stages + self.v_stages) * self.bn * self.value_dim
+        size = rings + self.bm * self.value_dim * 3 + CONTROL_BYTES
+        assert size <= SHARED_BYTES
+        return size
+
+
+E4M3_ATTENTION = (
+    HopperE4m3AttentionTile(
+        *(64, 64, 4, 64, 4, 2, 1, False, True, 32),
+        hides=False,
+        rate=1.1,
+        v_stages=4,
+        sum_blocks=32,
+    ),
+    HopperE4m3AttentionTile(64, 64, 2, 128, 3, 2, 1, False, True, 24, hides=True, rate=1.0),
+    HopperE4m3AttentionTile(128, 128, 2, 128, 3, 2, 2, True, True, 24, rate=1.45),
+    HopperE4m3AttentionTile(
+        256, 256, 2, 64, 2, 1, 4, True, False, 32, rate=1.6, v_stages=2, sum_blocks=32
+    ),
+)
+"""The preferred of a spec first."""
+
+
+@dataclass(frozen=True)
+class HopperBackwardTile:
+    """Two consumers of 64 keys each, and 64 queries a step, 128 of head dim 64.
+
+    ``stages`` of queries, ``o_stages`` of their result's gradient, ``kv_stages`` of keys and values
+    (2: the next tile's arrive during this one).
+    """
+
+    head_dim: int
+    stages: int
+    o_stages: int
+    kv_stages: int = 1
+    section_bytes: int = 32 << 20
+    """Queries, their result's gradients and sums of dq of the heads whose tiles are scheduled
+    together: they stay in L2."""
+    rate: float = 0.0
+    """The part of the arch's product rate that the loop reaches."""
+    rate_in_order: float = 0.0
+    """The same where sums of dq have one order."""
+    block_seconds: float = 1e-6
+
+    @property
+    def name(self) -> str:
+        """Keys×queries, stages of queries, of their result's gradient, of keys."""
+        return f"{self.keys}x{self.step}-{self.stages}q-{self.o_stages}dout-{self.kv_stages}kv"
+
+    cluster = 1
+
+    @property
+    def value_dim(self) -> int:
+        return self.head_dim
+
+    @property
+    def keys(self) -> int:
+        return 128
+
+    @property
+    def block_keys(self) -> int:
+        return self.keys
+
+    @property
+    def step(self) -> int:
+        return 128 if self.head_dim <= 64 else 64
+
+    @property
+    def shared_bytes(self) -> int:
+        """K and V, rings of q and dout with their rows' values, ds of two steps, control."""
+        row = -(-self.head_dim // 64) * 128
+        kv = self.kv_stages * 2 * self.keys * row
+        ring = (self.stages + self.o_stages) * self.step * (row + 4)
+        size = kv + ring + 2 * self.keys * self.step * 2 + CONTROL_BYTES
+        assert size <= SHARED_BYTES
+        return size
+
+
+@dataclass(frozen=True)
+class HopperWideBackwardTile:
+    """Clusters of two blocks of 64 keys each, of which one consumer makes the values' gradient and
+    one the keys'; 64 queries a step.
+
+    ``stages`` of queries, ``o_stages`` of their result's gradient, each of up to 128 columns.
+    """
+
+    head_dim: int
+    value_dim: int
+    stages: int
+    o_stages: int
+    section_bytes: int = 16 << 20
+    """As of the other tiles."""
+    rate: float = 0.0
+    """The part of the arch's product rate that the loop reaches."""
+    rate_in_order: float = 0.0
+    """The same where sums of dq have one order."""
+    block_seconds: float = 1e-6
+
+    cluster = 2
+
+    @property
+    def name(self) -> str:
+        """Keys×queries, parts of queries and of their result's gradient."""
+        return f"{self.keys}x{self.step}-{self.stages}q-{self.o_stages}dout-parts"
+
+    @property
+    def block_keys(self) -> int:
+        return 64
+
+    @property
+    def keys(self) -> int:
+        """Of a cluster."""
+        return self.block_keys * self.cluster
+
+    @property
+    def step(self) -> int:
+        return 64
+
+    @property
+    def shared_bytes(self) -> int:
+        """K, V and two panels of the other block's K; parts of q with their rows' values and of
+        dout; ds of two steps and of both blocks' keys; control; in whole KiB."""
+        kv = self.block_keys * 2 * (self.head_dim + self.value_dim + 2 * PANEL)
+        ring = (self.stages + self.o_stages) * self.step * 4 * PANEL + self.stages * self.step * 8
+        ds = 2 * self.cluster * self.block_keys * self.step * 2
+        size = -(-(kv + ring + ds + _WIDE_CONTROL_BYTES) // 1024) * 1024
+        assert size <= SHARED_BYTES
+        return size
+
+
+BACKWARD_REGISTERS = 24, 240
+"""As ``REGISTERS``, of the gradients' two consumers."""
+ATTENTION_BWD = (
+    HopperBackwardTile(64, 3, 2, 2, rate=0.88, rate_in_order=0.89),
+    HopperBackwardTile(96, 3, 3, rate=0.9, rate_in_order=0.88),
+    HopperBackwardTile(128, 3, 3, rate=0.97, rate_in_order=0.93),
+    HopperWideBackwardTile(192, 128, 4, 4, rate=0.67, rate_in_order=0.67),
+    HopperWideBackwardTile(256, 256, 4, 3, rate=0.87, rate_in_order=0.89),
+)
+"""The preferred of a spec first."""
+
+
+@dataclass(frozen=True)
+class HopperLatentTile:
+    """64 heads of a query and 64 keys a step, for these head dims; a ring of two tiles of keys."""
+
+    head_dim: int
+    value_dim: int
+    item_cost: int = 2
+    """The time that a sequence's 64 heads take beside their keys, in tiles."""
+    rate: float = 0.0
+    """The part of the arch's product rate that the loop reaches."""
+    block_seconds: float = 3e-6
+
+    rows = bn = 64
+
+    @property
+    def name(self) -> str:
+        """Rows×keys."""
+        return f"{self.rows}x{self.bn}"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Queries, two tiles of keys, P, control."""
+        size = (self.rows + 2 * self.bn) * self.head_dim * 2 + self.rows * self.bn * 2
+        size += CONTROL_BYTES
+        assert size <= SHARED_BYTES
+        return size
+
+
+LATENT_REGISTERS = 72, 216
+"""As ``REGISTERS``, of latent attention's two consumers."""
+LATENT = (HopperLatentTile(576, 512, rate=1.15),)
+"""The preferred first."""
