@@ -27,7 +27,8 @@ def run(
 ) -> None:
     """The kernel ``probe`` of a text over arrays, in place, with the device sources changed."""
     toolchain = HostToolchain()
-    files = {n: t for n, t in shared_sources().items() if n.startswith(("tile/", "attention/"))}
+    shared = ("tile/", "attention/", "gemm/")
+    files = {n: t for n, t in shared_sources().items() if n.startswith(shared)}
     files |= {n: t for n, t in toolchain_module.sources().items() if n.startswith("sm90/")}
     files.update(toolchain.platform_files("host"))
     files["platform.h"] = files.pop("platform_host.h")
