@@ -17,7 +17,7 @@ struct Consumer {
   template<int ROWS> KS_DEVICE void zero(char* tile, int from) const { zero_rows<ROWS, D>(tile, from, 1 + group, warp, thread_lane); }
   // A gradient, through this warp's rows of V.
   KS_DEVICE void store(const float (&x)[D / 2], float by, const WorkTile& w, int stage, const TensorMap& map, const Matrices<T>& to) const {
-    const int first = group * 64 + warp * 16;
+    const int first = SPARING ? warp_index() * 16 : group * 64 + warp * 16;  // which keeps `group` through the steps
     store_gradient<T, KEYS, D>(x, by, storage.v[stage], first, w.tile * KEYS + first, w, map, to, thread_lane);
   }
 
