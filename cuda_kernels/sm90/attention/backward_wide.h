@@ -13,19 +13,22 @@
 // half. What a consumer issues in step i, and what its warps do meanwhile:
 //   dv(i) or dk(i), dq(i−1)      hand stages back
 //   s(i+1), or half of dp(i+1)   add dq, once it is there; the other half of dp; then p(i+1) or ds(i+1)
-// While the one makes p or ds, the other's products run. dout comes late, as a step and a half of it have room, and the scores' consumer,
+// While the one makes p or ds, the other's products run. p(i+1) has a place when all have multiplied ds(i−1): so of 192 columns the keys'
+// consumer issues dq(i−1) before it makes ds(i), beside which it runs, and p(i+1) is made before its place is asked for.
+// Of 256 dout comes late, as a step and a half of it have room, and the scores' consumer,
 // who is ahead, holds it longest: so nobody waits for the next stages before the last are handed back. Turns are those of turns.h.
 //
-// K, V and the columns of the other block's K that dq takes come by TMA once a tile; q and dout by rings of parts of up
-// to 128 columns, so that a half is handed back while the other is multiplied. The first block of a cluster takes tiles from the
+// K, V and the columns of the other block's K that dq takes come by TMA once a tile; q and dout by rings, of
+// 256 columns in halves, so that one is handed back while the other is multiplied. The first block of a cluster takes tiles from the
 // counter and tells the other.
 //
 // Bytes of shared memory that a step of D = 256 reads and writes: 352 KB, 2750 clocks, beside 2560 of products.
+// Of 192/128: 250 KB, 1940 clocks, beside 1790; a step takes about 3000, most of it from p to ds and back to p's place.
 //
 // Constants (from the kernel definition): those of backward.h without KS_KV_STAGES; KS_DV is the values' head dim; KS_STAGES and KS_O_STAGES count parts.
-// Shared memory, KB: D/8 of K, DV/8 of V, 16 of the other block's K, 16·(STAGES + O_STAGES) of q and dout, 32 of ds (two steps', both
+// Shared memory, KB: D/8 of K, DV/8 of V, 16 of the other block's K, an eighth of its columns for each part of q and dout, 32 of ds (two steps', both
 // blocks' keys), STAGES/2 of row values, and barriers.
-// Registers of a consumer's thread: DV/2 of dv or D/2 of dk, 32 of s or dp, 32 of dq, 16 of p or ds, and about 25.
+// Registers of a consumer's thread: DV/2 of dv or D/2 of dk, 32 of s or dp, 32 of dq, 16 of p or ds, 16 of lse, and about 25.
 #include "sm90/attention/backward/wide/consumer.h"
 #include "sm90/attention/backward/wide/producer.h"
 

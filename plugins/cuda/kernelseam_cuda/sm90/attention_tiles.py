@@ -215,7 +215,8 @@ class HopperWideBackwardTile:
     """Clusters of two blocks of 64 keys each, of which one consumer makes the values' gradient and
     one the keys'; 64 queries a step.
 
-    ``stages`` of queries, ``o_stages`` of their result's gradient, each of up to 128 columns.
+    ``stages`` of queries, ``o_stages`` of their result's gradient: each of all columns, of 256 of
+    half.
     """
 
     head_dim: int
@@ -255,7 +256,8 @@ class HopperWideBackwardTile:
         """K, V and two panels of the other block's K; parts of q with their rows' values and of
         dout; ds of two steps and of both blocks' keys; control; in whole KiB."""
         kv = self.block_keys * 2 * (self.head_dim + self.value_dim + 2 * PANEL)
-        ring = (self.stages + self.o_stages) * self.step * 4 * PANEL + self.stages * self.step * 8
+        q, dout = (dim if dim <= 192 else 128 for dim in (self.head_dim, self.value_dim))
+        ring = self.step * (self.stages * (2 * q + 8) + self.o_stages * 2 * dout)
         ds = 2 * self.cluster * self.block_keys * self.step * 2
         size = -(-(kv + ring + ds + _WIDE_CONTROL_BYTES) // 1024) * 1024
         assert size <= SHARED_BYTES
@@ -268,7 +270,7 @@ ATTENTION_BWD = (
     HopperBackwardTile(64, 3, 2, 2, rate=0.88, rate_in_order=0.89),
     HopperBackwardTile(96, 3, 3, rate=0.9, rate_in_order=0.88),
     HopperBackwardTile(128, 3, 3, rate=0.97, rate_in_order=0.93),
-    HopperWideBackwardTile(192, 128, 4, 4, rate=0.67, rate_in_order=0.67),
+    HopperWideBackwardTile(192, 128, 3, 3, rate=0.78, rate_in_order=0.79),
     HopperWideBackwardTile(256, 256, 4, 3, rate=0.87, rate_in_order=0.89),
 )
 """The preferred of a spec first."""

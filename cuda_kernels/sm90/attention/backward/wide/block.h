@@ -8,13 +8,14 @@ typedef KS_T T;
 
 constexpr int CLUSTER = 2, GROUPS = 2, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
 constexpr int BLOCK_KEYS = 64, KEYS = BLOCK_KEYS * CLUSTER;  // of a block, of a tile
-constexpr int PART = 128;                                    // columns of q or dout that a stage holds, or what is left of them
-KS_DEVICE constexpr int parts(int columns) { return (columns + PART - 1) / PART; }
-KS_DEVICE constexpr int part_columns(int columns, int part) { return columns - part * PART < PART ? columns - part * PART : PART; }
+// Columns of q or dout that a stage holds: all of up to 192, so that three steps' fit; of 256 half, so that one is handed back early.
+KS_DEVICE constexpr int part_columns(int columns) { return columns > 192 ? 128 : columns; }
+KS_DEVICE constexpr int parts(int columns) { return columns / part_columns(columns); }
+template<int COLUMNS> constexpr int PART_BYTES = tile_bytes<STEP, part_columns(COLUMNS)>;
 constexpr int Q_PARTS = parts(D), O_PARTS = parts(DV);
 constexpr int Q_STAGES = KS_STAGES, O_STAGES = KS_O_STAGES, DS_STAGES = 2;
 constexpr int K_BYTES = tile_bytes<BLOCK_KEYS, D>, V_BYTES = tile_bytes<BLOCK_KEYS, DV>, OTHER_BYTES = tile_bytes<BLOCK_KEYS, GROUPS * 64>;
-constexpr int PART_BYTES = tile_bytes<STEP, PART>, PANEL_BYTES = STEP * 128, KEY_PANEL_BYTES = BLOCK_KEYS * 128;
+constexpr int PANEL_BYTES = STEP * 128, KEY_PANEL_BYTES = BLOCK_KEYS * 128;
 constexpr int DS_BYTES = BLOCK_KEYS * STEP * 2, ROW_BYTES = STEP * 4, WARP_DS_BYTES = 16 * STEP * 2;
 static_assert(STEP == 64 && D % 64 == 0 && DV % 64 == 0, "a step is one box");
 static_assert(PIECES <= CLUSTER * GROUPS, "each consumer of a cluster multiplies one 64×64 piece of dq, or none");
@@ -28,7 +29,7 @@ constexpr int WORK_SLOTS = 2;
 struct alignas(1024) SharedStorage {
   char k[K_BYTES], v[V_BYTES];
   char other_k[OTHER_BYTES];                        // of the other block's keys, the columns of this block's part of dq
-  char q[Q_STAGES][PART_BYTES], dout[O_STAGES][PART_BYTES];
+  char q[Q_STAGES][PART_BYTES<D>], dout[O_STAGES][PART_BYTES<DV>];
   char ds[DS_STAGES][CLUSTER][DS_BYTES];            // of this block's keys, where p was, and of the other's
   float lse[Q_STAGES][STEP], dots[Q_STAGES][STEP];  // beside the first part of q
   WorkTile work_tiles[WORK_SLOTS];

@@ -8,8 +8,8 @@
 #include "sm90/attention/backward/wide/block.h"
 
 // The columns of a gradient that one product makes.
-template<int COLUMNS, int H> KS_DEVICE float (&part(float (&sum)[COLUMNS / 2]))[part_columns(COLUMNS, H) / 2] {
-  return *(float(*)[part_columns(COLUMNS, H) / 2])(sum + H * (PART / 2));
+template<int COLUMNS, int H> KS_DEVICE float (&part(float (&sum)[COLUMNS / 2]))[part_columns(COLUMNS) / 2] {
+  return *(float(*)[part_columns(COLUMNS) / 2])(sum + H * (part_columns(COLUMNS) / 2));
 }
 
 // The stage `back` stages before.
@@ -91,7 +91,7 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
 #pragma unroll
           for (int h = 0; h < NEAR_PARTS; h++, at.advance()) {
             near_ring.wait_full(at);
-            zero<PART>(near_tiles + at.stage * PART_BYTES, w.S_q - m_near * STEP);
+            zero<part_columns(NEAR_COLUMNS)>(near_tiles + at.stage * PART_BYTES<NEAR_COLUMNS>, w.S_q - m_near * STEP);
           }
         }
         if ((m_near += way) == end) m_near = begin;
@@ -101,13 +101,21 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
         near_ring.wait_full(near);
         wgmma_fence();
         const u64 own = whole(descriptor_k_major(address_here(SCORES ? *storage.k : *storage.v)));
-        const u64 y = whole(descriptor_k_major(address_here(*near_tiles) + near.stage * PART_BYTES));
+        const u64 y = whole(descriptor_k_major(address_here(*near_tiles) + near.stage * PART_BYTES<NEAR_COLUMNS>));
 #pragma unroll
-        for (int k = 0; k < part_columns(NEAR_COLUMNS, H) / 16; k++)
+        for (int k = 0; k < part_columns(NEAR_COLUMNS) / 16; k++)
           Wgmma<T, STEP>::template ss<0, 0>(x, advanced(own, (2 * H + k / 4) * KEY_PANEL_BYTES + k % 4 * 32),
                                             advanced(y, k / 4 * PANEL_BYTES + k % 4 * 32), H != 0 || k != 0);
         wgmma_commit();
         near.advance();
+      };
+      Pair lse[SCORES ? STEP / 8 : 1];  // of s's queries: there before s
+      auto load_lse = [&] {
+        if constexpr (SCORES) {
+          const u32 from = address_here(storage.lse) + lane % 4 * 8 + before(near, NEAR_PARTS).stage * ROW_BYTES;
+#pragma unroll
+          for (int i = 0; i < STEP / 8; i++) lse[i] = load_pair(from + i * 32);
+        }
       };
       auto release_near = [&] {
 #pragma unroll
@@ -155,50 +163,58 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
 #pragma unroll
           for (int i = 0; i < STEP / 2; i++) x[i] = tanh_large(x[i] * cap_inverse);
         if (some_hidden(band, ahead, tail)) mask_scores(x, band, ahead, key0, w.S_k, warp, lane);
+#pragma unroll
+        for (int i = 0; i < STEP / 16; i++) {
+#pragma unroll
+          for (int j = 0; j < 2; j++) {
+            const float* const s = x + 8 * i + 4 * j;
+            float y[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) y[e] = exp2_fast(fmaf(s[e], c, e % 2 ? lse[2 * i + j].y : lse[2 * i + j].x));
+            p[4 * i + 2 * j] = pack2(y[0], y[1], T()), p[4 * i + 2 * j + 1] = pack2(y[2], y[3], T());
+            if constexpr (KS_SOFTCAP) {  // p · (1 − tanh²), in the place of its scores
+#pragma unroll
+              for (int e = 0; e < 4; e++) y[e] *= fmaf(-s[e], s[e], 1.f);
+              x[8 * i + 4 * j] = __uint_as_float(pack2(y[0], y[1], T())), x[8 * i + 4 * j + 1] = __uint_as_float(pack2(y[2], y[3], T()));
+            }
+          }
+        }
         rings.ds.wait_empty(ds_out);
         const u32 to = p_fragments();
-        const u32 lse_rows = address_here(storage.lse) + lane % 4 * 8 + before(near, NEAR_PARTS).stage * ROW_BYTES;
 #pragma unroll
         for (int i = 0; i < STEP / 16; i++) {
           u32 handed[4];
 #pragma unroll
-          for (int j = 0; j < 2; j++) {
-            const Pair lse = load_pair(lse_rows + (2 * i + j) * 32);
-            const float* const s = x + 8 * i + 4 * j;
-            float y[4];
-#pragma unroll
-            for (int e = 0; e < 4; e++) y[e] = exp2_fast(fmaf(s[e], c, e % 2 ? lse.y : lse.x));
-            p[4 * i + 2 * j] = pack2(y[0], y[1], T()), p[4 * i + 2 * j + 1] = pack2(y[2], y[3], T());
-            if (KS_SOFTCAP) {  // p · (1 − tanh²)
-#pragma unroll
-              for (int e = 0; e < 4; e++) y[e] *= fmaf(-s[e], s[e], 1.f);
-            }
-            handed[2 * j] = pack2(y[0], y[1], T()), handed[2 * j + 1] = pack2(y[2], y[3], T());
-          }
+          for (int j = 0; j < 4; j++) handed[j] = KS_SOFTCAP ? __float_as_uint(x[8 * i + j / 2 * 4 + j % 2]) : p[4 * i + j];
           store_fragment(to + i * WARP * 16, handed);
         }
-        async_proxy_fence();  // lse has been read; TMA writes the next there once the other consumer is done with q
-        warp_barrier();
+        warp_barrier();  // TMA writes over lse behind the other consumer's fence of ds, which comes after this
         if (lane == 0) barrier_arrive(rings.p.full(ds_out));
       };
       // ds, rounded, to this consumer's registers and to the products of dq.
       auto make_ds = [&](u32 (&ds)[STEP / 4]) {
-        barrier_wait(rings.p.full(ds_out), ds_out.parity ^ 1);
         far_ring.wait_full(far);  // has dots, too
-        const u32 from = p_fragments();
         const u32 dots_rows = address_here(storage.dots) + lane % 4 * 8 + far.stage * ROW_BYTES;
+#pragma unroll
+        for (int i = 0; i < STEP / 8; i++) {
+          const Pair dots = load_pair(dots_rows + i * 32);
+#pragma unroll
+          for (int e = 0; e < 4; e++) x[4 * i + e] -= e % 2 ? dots.y : dots.x;
+        }
+        pin(x);
+        barrier_wait(rings.p.full(ds_out), ds_out.parity ^ 1);
+        const u32 from = p_fragments();
 #pragma unroll
         for (int i = 0; i < STEP / 16; i++) {
           u32 p[4];
           load_fragment(from + i * WARP * 16, p);
 #pragma unroll
           for (int j = 0; j < 2; j++) {
-            const Pair dots = load_pair(dots_rows + (2 * i + j) * 32);
             float y[4];
 #pragma unroll
             for (int e = 0; e < 4; e++) {
               const u32 two = p[2 * j + e / 2];
-              y[e] = (e % 2 ? unpacked_high(two, T()) : unpacked_low(two, T())) * (x[8 * i + 4 * j + e] - (e % 2 ? dots.y : dots.x));
+              y[e] = (e % 2 ? unpacked_high(two, T()) : unpacked_low(two, T())) * x[8 * i + 4 * j + e];
             }
             ds[4 * i + 2 * j] = pack2(y[0], y[1], T()), ds[4 * i + 2 * j + 1] = pack2(y[2], y[3], T());
           }
@@ -221,6 +237,14 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
         constexpr bool LAST = decltype(last)::value;
         u32 y[STEP / 4];
         float dq[32];
+        // The keys' consumer is behind: dq of the step before is multiplied while it makes ds, so that there is soon a place for the next p.
+        constexpr bool DQ_FIRST = DQ && !SCORES && FAR_PARTS == 1, DQ_LATER = DQ && !DQ_FIRST;
+        if constexpr (DQ_FIRST) {
+          auto ds_in = ds_out;
+          ds_in.advance();
+          if (!first) rings.ds.wait_full(ds_in);
+          start_dq(dq, ds_in);
+        }
         if constexpr (SCORES) make_p(y);
         else make_ds(y);
         ds_out.advance();  // to ds of the step before
@@ -230,14 +254,14 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
 #pragma unroll
           for (int h = 0; h < FAR_PARTS; h++, at.advance()) {
             far_ring.wait_full(at);
-            zero<PART>(far_tiles + at.stage * PART_BYTES, w.S_q - m * STEP);
+            zero<part_columns(FAR_COLUMNS)>(far_tiles + at.stage * PART_BYTES<FAR_COLUMNS>, w.S_q - m * STEP);
           }
         }
         auto start_far = [&](auto h) {
-          constexpr int H = decltype(h)::value, COLUMNS = part_columns(FAR_COLUMNS, H);
+          constexpr int H = decltype(h)::value, COLUMNS = part_columns(FAR_COLUMNS);
           far_ring.wait_full(far);
           if (H == 0) wgmma_fence();
-          const u64 rows = whole(descriptor_mn_major(address_here(*far_tiles) + far.stage * PART_BYTES, PANEL_BYTES));
+          const u64 rows = whole(descriptor_mn_major(address_here(*far_tiles) + far.stage * PART_BYTES<FAR_COLUMNS>, PANEL_BYTES));
 #pragma unroll
           for (int k = 0; k < STEP / 16; k++)
             Wgmma<T, COLUMNS>::rs(part<FAR_COLUMNS, H>(sum), y + 4 * k, advanced(rows, k * 2048), 1);
@@ -246,7 +270,7 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
         };
         auto end_far = [&](auto h) {
           constexpr int H = decltype(h)::value;
-          wgmma_wait<DQ + FAR_PARTS - 1 - H>();
+          wgmma_wait<DQ_LATER + FAR_PARTS - 1 - H>();
           pin(part<FAR_COLUMNS, H>(sum));
           release(far_ring.empty(before(far, FAR_PARTS - H)), lane);
         };
@@ -255,21 +279,26 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
         constexpr int EARLY_PARTS = LAST ? 0 : SCORES ? NEAR_PARTS : 1;
         start_far(Flag<false>{});
         if constexpr (FAR_PARTS == 2) start_far(Flag<true>{});
-        if constexpr (DQ) {
+        if constexpr (DQ_LATER) {
           if (!first) rings.ds.wait_full(ds_out);
           start_dq(dq, ds_out);
+        }
+        if constexpr (DQ_FIRST) {
+          wgmma_wait<FAR_PARTS>();
+          add_dq(dq, ds_out);
         }
         end_far(Flag<false>{});
         if constexpr (FAR_PARTS == 2) end_far(Flag<true>{});
         if (!LAST) next_near();
         if constexpr (EARLY_PARTS > 0) start_near(Flag<false>{});
         if constexpr (EARLY_PARTS > 1) start_near(Flag<true>{});
-        if constexpr (DQ) {
+        if constexpr (DQ_LATER) {
           wgmma_wait<EARLY_PARTS>();
           add_dq(dq, ds_out);
         }
         if constexpr (!LAST) {
           if constexpr (EARLY_PARTS < NEAR_PARTS) start_near(Flag<true>{});
+          load_lse();
           wgmma_wait<0>();
           pin(x);
           release_near();
@@ -280,6 +309,7 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
       next_near();
       start_near(Flag<false>{});
       if constexpr (NEAR_PARTS == 2) start_near(Flag<true>{});
+      load_lse();
       wgmma_wait<0>();
       pin(x);
       release_near();

@@ -33,21 +33,25 @@ struct Producer {
   // The stage of part n of a ring, and the phase to wait for.
   template<int STAGES> static KS_DEVICE PipelineState<STAGES> nth(u32 n) { return {(int)(n % STAGES), n / STAGES % 2 ^ 1}; }
 
-  // A part of q's or dout's columns: each block of the cluster loads one panel for both.
-  KS_DEVICE void load_part(u32 to, const TensorMap& map, u32 full, int column, int columns, int row, int head, int batch) {
-    if (rank() * 64 < columns)
-      tma_load_multicast(to + rank() * PANEL_BYTES, map, full, column + rank() * 64, row, head, batch, (1 << CLUSTER) - 1);
+  // A part of q's or dout's columns: the blocks of the cluster take turns at its panels, each for both.
+  template<int COLUMNS> KS_DEVICE void load_part(u32 to, const TensorMap& map, u32 full, int column, int row, int head, int batch) {
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c += CLUSTER * 64) {
+      const int panel = c / 64 + rank();
+      if (panel * 64 < COLUMNS)
+        tma_load_multicast(to + panel * PANEL_BYTES, map, full, column + panel * 64, row, head, batch, (1 << CLUSTER) - 1);
+    }
   }
   // q of a step, and beside it what every row subtracts. `block`: of row values (sums.h); `row`: the step's first.
   KS_DEVICE void load_q(const WorkTile& w, int head, int block, int row) {
 #pragma unroll
     for (int h = 0; h < Q_PARTS; h++) {
       const auto q = nth<Q_STAGES>(steps * Q_PARTS + h);
-      const int columns = part_columns(D, h);
+      constexpr int COLUMNS = part_columns(D);
       rings.q.wait_empty(q);
       const u32 full = rings.q.full(q);
-      barrier_arrive_expect_tx(full, columns * (STEP * 2) + (h == 0 ? 2 * ROW_BYTES : 0));
-      load_part(shared_address(storage.q[q.stage]), maps.q, full, h * PART, columns, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
+      barrier_arrive_expect_tx(full, COLUMNS * (STEP * 2) + (h == 0 ? 2 * ROW_BYTES : 0));
+      load_part<COLUMNS>(shared_address(storage.q[q.stage]), maps.q, full, h * COLUMNS, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
       if (h == 0) {
         bulk_load(shared_address(storage.lse[q.stage]), a.lse + (i64)block * STEP, ROW_BYTES, full);
         bulk_load(shared_address(storage.dots[q.stage]), a.dots + (i64)block * STEP, ROW_BYTES, full);
@@ -58,11 +62,11 @@ struct Producer {
 #pragma unroll
     for (int h = 0; h < O_PARTS; h++) {
       const auto o = nth<O_STAGES>(steps * O_PARTS + h);
-      const int columns = part_columns(DV, h);
+      constexpr int COLUMNS = part_columns(DV);
       rings.dout.wait_empty(o);
       const u32 full = rings.dout.full(o);
-      barrier_arrive_expect_tx(full, columns * (STEP * 2));
-      load_part(shared_address(storage.dout[o.stage]), maps.dout, full, h * PART, columns, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
+      barrier_arrive_expect_tx(full, COLUMNS * (STEP * 2));
+      load_part<COLUMNS>(shared_address(storage.dout[o.stage]), maps.dout, full, h * COLUMNS, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
     }
     steps++;
   }
