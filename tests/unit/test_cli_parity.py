@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kernelseam.cli import progress
 from kernelseam.cli.main import main
 from kernelseam.errors import DeviceError
 from kernelseam.parity.cases.case import Case
@@ -34,6 +35,7 @@ def parity(
     Acme are there."""
     discovered("kernelseam_thirdvendor")
     monkeypatch.delenv("KERNELSEAM_BACKEND", raising=False)
+    monkeypatch.setattr(progress, "PATIENCE", 3600)  # a machine may be busy
 
     def run(*arguments: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
