@@ -99,6 +99,7 @@ def violations(
     waited = True  # for all that leaves shared memory
     together = True  # since a barrier of another block was arrived at
     running = begun = leaving = 0  # groups of products, all and of this step; groups of stores
+    given = False  # whether fragments were written since the last meeting, which hands them over
     own = False  # whether a warp has just met, and then done nothing but store
     for word, number in steps(text):
         own = word == "warp meeting" or (own and word == "plain store")
@@ -116,12 +117,13 @@ def violations(
             rule(read, "no proxy fence between fragments that were read and the meeting of readers")
             if exchanged:
                 rule(laid, "no proxy fence between fragments and the meeting that hands them over")
-                rule(running == 0, "fragments are given back while products read them")
+                rule(running == 0 or given, "fragments are given back while products read them")
+                given = False
             together = together or word == "cluster meeting"
         elif word == "await":
             fenced = not exchanged
         elif word == "fragment":
-            laid = False
+            laid, given = False, True
             rule(leaving < panels, "a panel is written while stores from it have not been read")
             rule(running == 0, "results are stored while products run")
         elif word == "fragment load":

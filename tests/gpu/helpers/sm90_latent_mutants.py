@@ -112,8 +112,8 @@ MUTANTS = (
     _mutant(
         "weights-fence",
         KERNEL,
-        "p[4 * j + 3]);\n    async_proxy_fence();",
-        "p[4 * j + 3]);",
+        "async_proxy_fence();\n        named_barrier_arrive(FULL, EXCHANGE);",
+        "named_barrier_arrive(FULL, EXCHANGE);",
         PAGES,
         "the other consumer's products may read P of the tile before",
         "order",
