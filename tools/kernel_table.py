@@ -97,6 +97,7 @@ UNSHOWN = (
     "splits",
     "rate",
     "latency",
+    "most_ahead",
     "rate_in_order",
     "rate_along_m",
     "b_first",

@@ -63,6 +63,8 @@ class GemvTile:
     warps: int
     ahead: bool = False
     """Whether the next rows are loaded while these are multiplied."""
+    most_ahead: int = MOST_VECTORS
+    """The most vectors with whose sums the next rows still fit into registers."""
     latency: float = field(default=1e-6, compare=False)
     """For its cost: seconds from a load of its rows to their use."""
     dtypes: frozenset[DType] = _DTYPES
@@ -110,7 +112,8 @@ def _tiles(spec: GemmSpec, row: ArchRow, vectors: int, of_a: bool) -> Iterator[G
     along_k = not spec.a_transposed if of_a else spec.b_transposed
     for tile in row.tiles.get("gemv", ()):
         if tile.along_k == along_k and spec.dtype in tile.dtypes:
-            yield replace(tile, vectors=vectors, of_a=of_a)
+            ahead = tile.ahead and vectors <= tile.most_ahead
+            yield replace(tile, vectors=vectors, of_a=of_a, ahead=ahead)
 
 
 class GemvDefinition(KernelDefinition):
