@@ -1,7 +1,7 @@
 // Attention's gradients for Hopper: dk and dv, and float32 sums of dq, in one launch between two small ones.
 //
-// With p = 2^(x − lse₂), x the scores in base 2 (scores.h), and dots = Σ dout·out of every row (row_values.h):
-//   dp = dout·vᵀ,  ds = p·(dp − dots) (times 1 − tanh² under a softcap),
+// With p = 2^(x − lse₂), x the scores in base 2 (scores.h), and delta = Σ dout·out of every row (row_values.h):
+//   dp = dout·vᵀ,  ds = p·(dp − delta) (times 1 − tanh² under a softcap),
 //   dv = pᵀ·dout,  dk = scale·dsᵀ·q,  dq = scale·ds·k (query_gradient.h has the scale and the rounding).
 //
 // Algorithm: FlashAttention-2's (Dao 2023, arXiv:2307.08691) by warpgroups. A block is one producer warpgroup and two consumers.

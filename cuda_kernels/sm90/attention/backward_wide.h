@@ -4,7 +4,7 @@
 // Algorithm: a cluster of two blocks owns KEYS keys, each block 64 of them, and walks over the queries of its KV head's group, STEP
 // at a time. Scores are transposed, keys × queries. A block's two consumers divide the products, not the keys: one makes scores
 // and the values' gradient, the other the keys',
-//   s = k·qᵀ, p,    dv += p·dout        and        dp = v·doutᵀ, ds = p·(dp − dots),    dk += ds·q
+//   s = k·qᵀ, p,    dv += p·dout        and        dp = v·doutᵀ, ds = p·(dp − delta),    dk += ds·q
 // so that each keeps one gradient of 64 keys in registers, and what is multiplied into it, p or ds, is a register operand. p
 // goes from the one to the other as fragments lie, warp by warp, into the memory where ds will be.
 // dq of a step sums over the keys of both blocks: each block sends its ds to the other (8 KB, a bulk copy from shared memory to

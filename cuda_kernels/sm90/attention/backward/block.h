@@ -25,7 +25,7 @@ struct alignas(1024) SharedStorage {
   char k[KV_STAGES][KV_BYTES], v[KV_STAGES][KV_BYTES];
   char q[STAGES][Q_BYTES], dout[O_STAGES][Q_BYTES];
   char ds[DS_STAGES][GROUPS][DS_BYTES];
-  float lse[STAGES][STEP], dots[O_STAGES][STEP];  // of a step's queries: −lse in base 2, and dots
+  float lse[STAGES][STEP], delta[O_STAGES][STEP];  // of a step's queries: −lse in base 2, and delta
   WorkTile work_tiles[WORK_SLOTS];
   int walk[2];
   u64 k_ring[2 * KV_STAGES], v_ring[2 * KV_STAGES], q_ring[2 * STAGES], dout_ring[2 * O_STAGES], ds_ring[2 * DS_STAGES];
@@ -38,7 +38,7 @@ struct Maps { const TensorMap &q, &dout, &k, &v, &dk, &dv; };
 // What the kernel is given beside its maps and what counts its tiles. An argument, passed whole.
 struct Operands {
   Matrices<T> dk, dv;
-  const float *lse, *dots;  // of every row of a block (sums.h): −lse in base 2, −inf where there is no such query, and dots
+  const float *lse, *delta;  // of every row of a block (sums.h): −lse in base 2, −inf where there is no such query, and delta
   float* sums;
   u32* turns;               // of every piece of a block: how many tiles have added
   u32* counter;             // [2]: next tile, finished blocks; zero before and after the launch

@@ -41,7 +41,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
   const u64 ds_tiles = whole(descriptor_mn_major(shared_address(storage.ds) + group / PANELS * 64 * 128, 64 * 128));
   const u32 ds_rows = shared_address(storage.ds) + group * DS_BYTES + warp * 16 * 128 + matrix_row(lane) + matrix_chunk(0, lane);
   const u32 lse_rows = shared_address(storage.lse) + lane % 4 * 8;
-  constexpr int DOTS = sizeof(storage.lse);  // from the values of lse to those of dots
+  constexpr int DELTA = sizeof(storage.lse);  // from the values of lse to those of delta
   // With as many stages of dout as of q, one state serves both.
   auto o = [&]() -> PipelineState<O_STAGES> {
     if constexpr (O_STAGES == STAGES) return {q.stage, q.parity};
@@ -179,14 +179,14 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         // ds, rounded, while dv is multiplied
 #pragma unroll
         for (int i = 0; i < STEP / 8; i++) {
-          const Pair dots = load_pair(lse_rows + DOTS + o().stage * ROW_BYTES + i * 32);
+          const Pair delta = load_pair(lse_rows + DELTA + o().stage * ROW_BYTES + i * 32);
           uint2 weights{p[2 * i], p[2 * i + 1]};
           if (KS_SOFTCAP) weights = *(const uint2*)(sloped + i / 8 * 8192 + i % 8 * 256);
           float x[4];
 #pragma unroll
           for (int e = 0; e < 4; e++) {
             const u32 two = e < 2 ? weights.x : weights.y;
-            x[e] = (e % 2 ? unpacked_high(two, T()) : unpacked_low(two, T())) * (dp[4 * i + e] - (e % 2 ? dots.y : dots.x));
+            x[e] = (e % 2 ? unpacked_high(two, T()) : unpacked_low(two, T())) * (dp[4 * i + e] - (e % 2 ? delta.y : delta.x));
           }
           ds[2 * i] = pack2(x[0], x[1], T()), ds[2 * i + 1] = pack2(x[2], x[3], T());
         }

@@ -32,7 +32,7 @@ struct Producer {
     const u32 full = rings.dout.full(o);
     barrier_arrive_expect_tx(full, Q_BYTES + ROW_BYTES);
     tile_load<STEP, D>(shared_address(storage.dout[o.stage]), maps.dout, full, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
-    bulk_load(shared_address(storage.dots[o.stage]), a.dots + (i64)block * STEP, ROW_BYTES, full);
+    bulk_load(shared_address(storage.delta[o.stage]), a.delta + (i64)block * STEP, ROW_BYTES, full);
     o.advance();
   }
   KS_DEVICE void load_keys(const WorkTile& w, const Ring<KV_STAGES>& ring, const char* to, const TensorMap& map) {

@@ -1,4 +1,4 @@
-// Before the gradients: for every query row dots = Σ dout·out, what the softmax's gradient subtracts (FlashAttention-2, §3.1.2),
+// Before the gradients: for every query row delta = Σ dout·out, what the softmax's gradient subtracts (FlashAttention-2, §3.1.2),
 // and −LSE in base 2; rows beyond a sequence's end get −inf, so that they have no weight. Besides, the counters of turns are set to
 // zero, and the sums of dq: in order only of queries that see no key, as who comes first to others stores (turns.h).
 //
@@ -13,7 +13,7 @@ constexpr int ROWS = 64, ROW_THREADS = DV <= 64 ? 8 : DV <= 128 ? 16 : 32, AT_ON
 struct alignas(16) Eight { T x[8]; };
 
 KS_KERNEL(256, 1)
-attention_backward_rows_sm90(Matrices<const T> out, Matrices<const T> dout, RowValues<const float> lse, float* lse_base2, float* dots,
+attention_backward_rows_sm90(Matrices<const T> out, Matrices<const T> dout, RowValues<const float> lse, float* lse_base2, float* delta,
                              float* sums, unsigned* turns, Sequences sequences, SumBlocks blocks, int left, int right) {
   constexpr int PARTS = STEP / ROWS;
   const int tiles = blocks.query_blocks * PARTS, index = (int)block_index(), tile = index % tiles;
@@ -46,7 +46,7 @@ attention_backward_rows_sm90(Matrices<const T> out, Matrices<const T> dout, RowV
     for (int m = 1; m < ROW_THREADS; m *= 2) sum += shuffle_xor(sum, m);
     if (column == 0) {
       const float log = row < s.S_q ? logs[row] : -infinity();
-      dots[block * STEP + row0 + at] = sum;
+      delta[block * STEP + row0 + at] = sum;
       lse_base2[block * STEP + row0 + at] = log == -infinity() ? -infinity() : -LOG2_E * log;
     }
   }

@@ -31,7 +31,7 @@ struct alignas(1024) SharedStorage {
   char other_k[OTHER_BYTES];                        // of the other block's keys, the columns of this block's part of dq
   char q[Q_STAGES][PART_BYTES<D>], dout[O_STAGES][PART_BYTES<DV>];
   char ds[DS_STAGES][CLUSTER][DS_BYTES];            // of this block's keys, where p was, and of the other's
-  float lse[Q_STAGES][STEP], dots[Q_STAGES][STEP];  // beside the first part of q
+  float lse[Q_STAGES][STEP], delta[Q_STAGES][STEP];  // beside the first part of q
   WorkTile work_tiles[WORK_SLOTS];
   int walk[2];
   u64 kv_ring[2], q_ring[2 * Q_STAGES], dout_ring[2 * O_STAGES], ds_ring[2 * DS_STAGES], p_ring[2 * DS_STAGES], tile_ring[2];
@@ -45,7 +45,7 @@ struct Maps { const TensorMap &q, &dout, &k, &v, &dk, &dv; };
 // What the kernel is given beside its maps and what counts its tiles. An argument, passed whole.
 struct Operands {
   Matrices<T> dk, dv;
-  const float *lse, *dots;  // of every row of a block (sums.h): −lse in base 2, −inf where there is no such query, and dots
+  const float *lse, *delta;  // of every row of a block (sums.h): −lse in base 2, −inf where there is no such query, and delta
   float* sums;
   u32* turns;               // of every piece of a block: how many tiles have added
   u32* counter;             // [2]: next tile, finished clusters; zero before and after the launch

@@ -1,6 +1,6 @@
 // The two consumers of a block. Each makes one product of every step and one gradient of the block's 64 keys:
 //   scores:    s = k·qᵀ, p = 2^(s − lse),            dv += p·dout
-//   gradients: dp = v·doutᵀ, ds = p·(dp − dots),      dk += ds·q
+//   gradients: dp = v·doutᵀ, ds = p·(dp − delta),      dk += ds·q
 // p goes from the one to the other through shared memory as fragments lie, warp by warp. ds goes to the products of dq, which each
 // makes for its columns, here and in the other block.
 #pragma once
@@ -188,18 +188,19 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
           for (int j = 0; j < 4; j++) handed[j] = KS_SOFTCAP ? __float_as_uint(x[8 * i + j / 2 * 4 + j % 2]) : p[4 * i + j];
           store_fragment(to + i * WARP * 16, handed);
         }
-        warp_barrier();  // TMA writes over lse behind the other consumer's fence of ds, which comes after this
+        async_proxy_fence();  // lse has been read; TMA writes the next there once the other consumer is done with q
+        warp_barrier();
         if (lane == 0) barrier_arrive(rings.p.full(ds_out));
       };
       // ds, rounded, to this consumer's registers and to the products of dq.
       auto make_ds = [&](u32 (&ds)[STEP / 4]) {
-        far_ring.wait_full(far);  // has dots, too
-        const u32 dots_rows = address_here(storage.dots) + lane % 4 * 8 + far.stage * ROW_BYTES;
+        far_ring.wait_full(far);  // has delta, too
+        const u32 delta_rows = address_here(storage.delta) + lane % 4 * 8 + far.stage * ROW_BYTES;
 #pragma unroll
         for (int i = 0; i < STEP / 8; i++) {
-          const Pair dots = load_pair(dots_rows + i * 32);
+          const Pair delta = load_pair(delta_rows + i * 32);
 #pragma unroll
-          for (int e = 0; e < 4; e++) x[4 * i + e] -= e % 2 ? dots.y : dots.x;
+          for (int e = 0; e < 4; e++) x[4 * i + e] -= e % 2 ? delta.y : delta.x;
         }
         pin(x);
         barrier_wait(rings.p.full(ds_out), ds_out.parity ^ 1);

@@ -54,7 +54,7 @@ struct Producer {
       load_part<COLUMNS>(shared_address(storage.q[q.stage]), maps.q, full, h * COLUMNS, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
       if (h == 0) {
         bulk_load(shared_address(storage.lse[q.stage]), a.lse + (i64)block * STEP, ROW_BYTES, full);
-        bulk_load(shared_address(storage.dots[q.stage]), a.dots + (i64)block * STEP, ROW_BYTES, full);
+        bulk_load(shared_address(storage.delta[q.stage]), a.delta + (i64)block * STEP, ROW_BYTES, full);
       }
     }
   }
