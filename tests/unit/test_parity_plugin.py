@@ -15,7 +15,8 @@ def test_a_conftest_and_three_lines_run_the_matrix(
         "def test_parity(parity_outcome):\n    parity_outcome.require()\n"
     )
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -q -p no:cacheprovider\n")
-    env = {**os.environ, "KERNELSEAM_BACKEND": "numpy", "KERNELSEAM_PLUGINS": ""}
+    here = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"}
+    env = {**here, "KERNELSEAM_BACKEND": "numpy", "KERNELSEAM_PLUGINS": ""}
     chosen = ["-k", "f64-t or 64-mqa"]
     command = [
         *python_command,
