@@ -12,7 +12,7 @@ from attention_problems import attention_problem as problem
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.dtypes import DType
 from kernelseam_cuda import archs, tensor_maps
-from kernelseam_cuda.sm90.attention import DIMS, HopperAttention
+from kernelseam_cuda.sm90.attention import HopperAttention
 from kernelseam_cuda.sm90.attention_tiles import ATTENTION
 from kernelseam_cuda.sm90.tiles import REGISTERS
 
@@ -51,7 +51,7 @@ def test_problems_are_refused_by_their_numbers() -> None:
     )
 
 
-@pytest.mark.parametrize("dims", DIMS)
+@pytest.mark.parametrize("dims", HopperAttention().dims)
 @pytest.mark.parametrize(
     "options",
     [{}, {"causal": True}, {"window": True, "softcap": True}, {"sinks": True, "lengths": True}],

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from attention_problems import attention_problem
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
-from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.attention_bwd import (
@@ -35,34 +35,10 @@ def problem(
     sink_gradient: bool = False,
     **spec: object,
 ) -> AttentionBwdProblem:
-    """Rows as [batch, sequence, head, dim] has them."""
-    s = AttentionSpec(
-        **{"dtype": DType.bfloat16, "head_dim": 128, "value_dim": 128, "lse": True, **spec}
-    )
-    d, packed = s.head_dim, s.q_view == "packed"
-    of_q = S_q * heads * d, d, heads * d
-    of_k = S_k * kv_heads * d, d, kv_heads * d
-    forward = AttentionProblem(
-        s,
-        batch,
-        heads,
-        kv_heads,
-        S_q,
-        S_k,
-        of_q,
-        of_k,
-        of_k,
-        of_q,
-        (heads * S_q, S_q),
-        d**-0.5,
-        left=7 if s.window else None,
-        right=0 if s.window else None,
-        softcap=30.0 if s.softcap else 0.0,
-        total_q=batch * S_q if packed else 0,
-        total_k=batch * S_k if packed else 0,
-    )
-    whole = AttentionBwdSpec(s, sink_gradient=sink_gradient, deterministic=deterministic)
-    return AttentionBwdProblem(whole, forward, of_q, of_q, of_k, of_k)
+    """Gradients as their operands."""
+    p = attention_problem(S_q, S_k, heads, kv_heads, batch, **spec)
+    whole = AttentionBwdSpec(p.spec, sink_gradient=sink_gradient, deterministic=deterministic)
+    return AttentionBwdProblem(whole, p, p.out_strides, p.q_strides, p.k_strides, p.v_strides)
 
 
 @pytest.mark.parametrize(

@@ -73,14 +73,8 @@ def bmm(
     if scale_block is not None:
         scale_block = of_three(scale_block)
     how = (True, a_transposed, b_transposed, alpha, beta, out_dtype, precision, scale_block)
-    arrays: dict[str, Any] = {"a": a, "b": b}
-    if out is not None:
-        arrays["out"] = out
-    if not (bias is residual is a_scales is b_scales is None):
-        arrays |= not_none(bias=bias, residual=residual, a_scales=a_scales, b_scales=b_scales)
-    results = operate(gemm_work, arrays, how, backend, implementation, stream)
-    product: Array = results["out"] if out is None else out
-    return product
+    added = bias, residual, a_scales, b_scales
+    return _multiplied(a, b, out, added, how, backend, implementation, stream)
 
 
 def matmul2d(
@@ -108,9 +102,26 @@ def matmul2d(
     if scale_block is not None:
         scale_block = of_three(scale_block)
     how = (False, a_transposed, b_transposed, alpha, beta, out_dtype, precision, scale_block)
+    added = bias, residual, a_scales, b_scales
+    return _multiplied(a, b, out, added, how, backend, implementation, stream)
+
+
+def _multiplied(
+    a: Array,
+    b: Array,
+    out: Any,
+    added: tuple[Any, Any, Any, Any],
+    how: tuple[Any, ...],
+    backend: str | None,
+    implementation: str | None,
+    stream: object,
+) -> Array:
+    """``added``: bias, residual, a_scales, b_scales. Only what is given is collected, as that takes
+    a part of a small product's time."""
     arrays: dict[str, Any] = {"a": a, "b": b}
     if out is not None:
         arrays["out"] = out
+    bias, residual, a_scales, b_scales = added
     if not (bias is residual is a_scales is b_scales is None):
         arrays |= not_none(bias=bias, residual=residual, a_scales=a_scales, b_scales=b_scales)
     results = operate(gemm_work, arrays, how, backend, implementation, stream)

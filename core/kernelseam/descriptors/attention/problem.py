@@ -16,6 +16,11 @@ PLAIN = frozenset({"dtype", "head_dim", "value_dim", "vector", "lse", "latent"})
 """Fields of a spec that are not options: every implementation supports them."""
 
 
+def dims_name(head_dim: int, value_dim: int) -> str:
+    """Head dims, those of values apart where they differ: "64" or "192/128"."""
+    return f"{head_dim}" if head_dim == value_dim else f"{head_dim}/{value_dim}"
+
+
 @dataclass(frozen=True)
 class AttentionSpec:
     """The compile-time parameters of an attention forward. ``vector``: as in GemmSpec, one for q,
@@ -70,12 +75,8 @@ class AttentionSpec:
 
     @property
     def dims(self) -> str:
-        """The head dims, those of values apart where they differ: "64" or "192/128"."""
-        return (
-            f"{self.head_dim}"
-            if self.head_dim == self.value_dim
-            else f"{self.head_dim}/{self.value_dim}"
-        )
+        """The head dims, as they are named."""
+        return dims_name(self.head_dim, self.value_dim)
 
     def __str__(self) -> str:
         return f"attention {self.words} dim={self.dims}"

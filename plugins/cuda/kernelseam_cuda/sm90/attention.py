@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate, repeat
+from functools import cached_property
+from itertools import accumulate, repeat, starmap
 from operator import mul
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec, dims_name
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
     SEQUENCE_POINTERS,
@@ -46,12 +47,6 @@ OPTIONS = frozenset(
 )
 """The options that the kernel has."""
 
-
-def _dims(tiles: tuple[HopperAttentionTile, ...]) -> tuple[tuple[int, int], ...]:
-    return tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in tiles))
-
-
-DIMS = _dims(ATTENTION)
 SHORT_SEQUENCE = 2048
 """Below this number of keys the tiles for short sequences are used."""
 MAX_SEQUENCE = 2**30
@@ -150,6 +145,11 @@ class HopperAttention(KernelDefinition):
     known_tiles: tuple[HopperAttentionTile, ...] = ATTENTION
     options = OPTIONS
 
+    @cached_property
+    def dims(self) -> tuple[tuple[int, int], ...]:
+        """Of queries and keys, and of values: those of its tiles."""
+        return tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in self.known_tiles))
+
     def sources(self) -> Mapping[str, str]:
         return sources()
 
@@ -157,11 +157,8 @@ class HopperAttention(KernelDefinition):
         p, spec = problem, problem.spec
         if reason := refuse_but_half_precision(spec, self.options):
             return reason
-        if (spec.head_dim, spec.value_dim) not in (dims := _dims(self.known_tiles)):
-            return (
-                f"head dims {spec.dims}: it takes "
-                f"{', '.join(f'{a}/{b}' if a != b else str(a) for a, b in dims)}"
-            )
+        if (spec.head_dim, spec.value_dim) not in self.dims:
+            return f"head dims {spec.dims}: it takes {', '.join(starmap(dims_name, self.dims))}"
         return refuse_rows(p) or refuse_row_strides(
             stride_q_row=p.q_strides[2],
             stride_k_row=p.k_strides[2],
@@ -333,7 +330,7 @@ class HopperAttention(KernelDefinition):
         """Every dtype and head dim with and without a causal mask; every option; packed
         sequences."""
         f16, bf16 = DType.float16, DType.bfloat16
-        for both in DIMS:
+        for both in self.dims:
             yield Covered(self, AttentionSpec(bf16, *both, True, True))
             yield Covered(self, AttentionSpec(f16, *both))
         plain = AttentionSpec(bf16, 128, 128, lse=True)

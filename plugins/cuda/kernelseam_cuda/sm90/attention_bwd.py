@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import starmap
 from typing import Any
 
 from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
-from kernelseam.descriptors.attention.problem import AttentionSpec
+from kernelseam.descriptors.attention.problem import AttentionSpec, dims_name
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
     SEQUENCES,
@@ -115,8 +116,7 @@ class HopperBackwardKernel(KernelDefinition):
         if spec.dtype.itemsize != 2:
             return f"it takes bfloat16 and float16, not {spec.dtype}"
         if (spec.head_dim, spec.value_dim) not in DIMS:
-            known = (f"{d}/{v}" if d != v else f"{d}" for d, v in DIMS)
-            return f"head dims {spec.dims}: it takes {', '.join(known)}"
+            return f"head dims {spec.dims}: it takes {', '.join(starmap(dims_name, DIMS))}"
         return refuse_rows(p) or refuse_row_strides(
             stride_q_row=p.q_strides[2],
             stride_k_row=p.k_strides[2],

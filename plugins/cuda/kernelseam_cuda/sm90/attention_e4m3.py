@@ -71,7 +71,7 @@ class HopperE4m3Attention(HopperAttention):
         """Every head dim with and without a causal mask and scales; every option; packed
         sequences."""
         e4m3, bf16 = DType.float8_e4m3fn, DType.bfloat16
-        for dim in dict.fromkeys(t.head_dim for t in self.known_tiles):
+        for dim, _ in self.dims:
             plain = AttentionSpec(DType.float16, dim, dim, dtype_q=e4m3, dtype_kv=e4m3)
             yield Covered(self, plain)
             scaled = replace(plain, dtype=bf16, lse=True, q_scales="heads", kv_scales="heads")
