@@ -4,6 +4,7 @@ until one shows it."""
 from __future__ import annotations
 
 import faulthandler
+import hashlib
 import sys
 import time
 import warnings
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kernelseam.compilation.build import binary_key
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.errors import CompileError, DeviceError, SlowBinary, Unsupported
 from kernelseam.kernels.definition import KernelDefinition
@@ -21,6 +23,7 @@ from kernelseam.parity.cases.case import Case
 from kernelseam.parity.matrix import matrix, named
 from kernelseam.parity.report import summary
 from kernelseam.parity.running.run import Target, run_case
+from kernelseam.parity.running.stages import expected
 from kernelseam.plugins import plugins
 
 from benchmarks import precompile
@@ -176,8 +179,13 @@ def hunt(
             steps.append(partial(_repeats, case, device, implementation))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SlowBinary)
-            if trouble := _compiled_ahead(case, device, implementation):
+            if not (units := precompile.units([case], device, implementation)):
+                if mutant is None or case.name == mutant.case:
+                    return Seen(name, passed, trouble=f"{implementation} refuses {case.name}")
+                continue
+            if trouble := _build_all(units, device):
                 return Seen(name, passed, trouble=f"it does not compile: {trouble}")
+            expected(case)  # before the watchdog's time
             for step in steps:
                 tell(Seen(name, passed, case.name, f"it does not come back within {hang:g} s"))
                 if hang:
@@ -193,12 +201,12 @@ def hunt(
     return Seen(name, passed)
 
 
-def _compiled_ahead(case: Case, device: Device, implementation: str) -> str:
-    """Compile what the case launches into the cache: "" or why it does not."""
+def _build_all(units: Iterable[precompile.Unit], device: Device) -> str:
+    """Compile into the cache: "" or what does not compile."""
     toolchain = plugins().backend(device.backend).toolchain
     assert toolchain is not None
     try:
-        for kernel, spec, tile in precompile.units([case], device, implementation):
+        for kernel, spec, tile in units:
             build(kernel, spec, tile, toolchain, device.arch)
     except CompileError as e:
         return e.log
@@ -239,6 +247,28 @@ def _repeats(case: Case, device: Device, implementation: str) -> str | None:
         f"{unlike_first} of {2 * REPEATS} launches over the same inputs have other bits than the "
         "first" * (unlike_first > 0)
     )
+
+
+def keys(pairs: Iterable[Tried], mutant: Mutant | None, device: Device) -> str:
+    """A digest of the binaries that these cases launch with a bug planted: of sources, options and
+    compiler."""
+    toolchain = plugins().backend(device.backend).toolchain
+    assert toolchain is not None
+    plant(mutant, device.backend)
+    try:
+        found = [
+            binary_key(
+                bundle(kernel, spec, tile, toolchain, device.arch),
+                device.arch,
+                device.backend,
+                toolchain.compiler(),
+            )
+            for implementation, case in pairs
+            for kernel, spec, tile in precompile.units([case], device, implementation)
+        ]
+    finally:
+        plant(None, device.backend)
+    return hashlib.sha256(" ".join(found).encode()).hexdigest()
 
 
 def compiled(mutant: Mutant, arch: str, backend: str) -> str:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -196,12 +196,39 @@ def test_each_has_a_process_of_its_own(
     assert script.main([*given, "--only", "a", "--place", "sm90/"]) == 0, "none there"
 
 
+def test_a_run_goes_on_where_another_was_cut(
+    script: Any, device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What counts for something is asked once, as long as sources are the same."""
+    bugs = [replace(BUG, name=name, what=name) for name in "ab"]
+    monkeypatch.setattr(script.mutant_hunt, "MUTANTS", tuple(bugs))
+    requested: list[str] = []
+    trouble = {"b": "it was cut"}
+
+    def ask(name: str, *given: Any) -> Any:
+        requested.append(name)
+        case = "gemm-f16-nt" if name != "none" else ""
+        return script.Seen(name, 1, case, "C is 1", trouble.get(name, ""))
+
+    monkeypatch.setattr(script, "ask", ask)
+    monkeypatch.setattr(script, "find_device", lambda name: device)
+    given = ["--device", "hostcpp:0", "--workers", "1", "--results", str(tmp_path / "kept")]
+    assert script.main(given) == 1 and requested == ["none", "a", "b"]
+    trouble.clear()
+    assert script.main(given) == 0 and requested[3:] == ["b"]
+    assert script.main(given) == 0 and requested[4:] == []
+    changed = replace(bugs[0], plant="acc.x[r][c] = 0.0f;")
+    monkeypatch.setattr(script.mutant_hunt, "MUTANTS", (changed, bugs[1]))
+    assert script.main(given) == 0 and requested[4:] == ["a"]
+
+
 HANGS = """
 import sys, time
 from benchmarks import platform_mutants as script
 from kernelseam.contract import Device
 
-script.mutant_hunt._compiled_ahead = lambda *given: ""
+script.mutant_hunt.precompile.units = lambda *given: [()]
+script.mutant_hunt._build_all = lambda *given: ""
 script.mutant_hunt._verdict = lambda case, *given: time.sleep(60)
 script.mutant_hunt.hunt(None, Device("hostcpp", 0, "host"), time.monotonic() + 60, 0.3, script.mutant_hunt.MUTANTS[:1], script._print)
 """  # noqa: E501

@@ -148,7 +148,7 @@ def judge_memory(
 
 def verdict(case: Case, results: Mapping[str, Array], flushed: bool = False) -> Verdict:
     """Compare results by name, [batch, head, row, column], with the oracle."""
-    return operation_of(case).verdict(case, _expected(case), results, flushed=flushed)
+    return operation_of(case).verdict(case, expected(case), results, flushed=flushed)
 
 
 @lru_cache(maxsize=1)
@@ -158,6 +158,6 @@ def _values(case: Case) -> Mapping[str, Array]:
 
 
 @lru_cache(maxsize=1)
-def _expected(case: Case) -> Any:
-    """The oracle's results, computed once for all implementations."""
+def expected(case: Case) -> Any:
+    """The oracle's results, computed once for all implementations that run the case in turn."""
     return operation_of(case).expected(case, _values(case))
