@@ -4,7 +4,7 @@ strides."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from kernelseam.dtypes import DType
 from kernelseam.parity.cases.attention_bwd_case import BackwardCase
 from kernelseam.parity.cases.attention_case import AttentionCase
 from kernelseam.parity.cases.case import Case
+from kernelseam.parity.cases.common import InjectedValue
 from kernelseam.parity.cases.merge_case import MergeCase
 from kernelseam.parity.cases.operand_layout import OperandLayout
 
@@ -58,6 +59,16 @@ class Kind:
     stored: str = ""
     """What is of 8 bits: "keys" and values, or "queries", too."""
     scales: str = ""
+    query_blocks: bool = False
+    """Blocks of queries have scales, whatever those of keys are of."""
+    latent: bool = False
+
+    @property
+    def can_be_packed(self) -> bool:
+        """Whether q, k and v can be slices of one array, whose rows are aligned as the kind's."""
+        whole = self.head_dim * self.dtype.itemsize % 16 == 0
+        alike = self.head_dim == self.value_dim and self.views == ("strided", "strided")
+        return alike and whole == self.aligned and not (self.stored or self.latent)
 
     @property
     def features(self) -> Iterator[str]:
@@ -75,6 +86,8 @@ class Kind:
             "batch invariant": self.batch_invariant,
             f"{self.stored} of 8 bits": bool(self.stored),
             f"scales of {self.scales}": bool(self.scales),
+            "scales of blocks of queries": self.query_blocks,
+            "latent": self.latent,
         }
         yield from (name for name, there in flags.items() if there)
 
@@ -94,7 +107,9 @@ class Kind:
                 "ramp": forward.ramp,
                 "few queries": forward.S_q <= 8,
                 "more than 300 keys": forward.S_k > 300,
-                "extreme or climbing scores": forward.data != "normal",
+                "scores that are not normal": forward.data != "normal" or bool(forward.steps),
+                "packed q, k and v": forward.packed,
+                "a NaN or an infinity": bool(forward.injected),
                 "repeated operands": bool(forward.k.broadcast or forward.v.broadcast),
             }
             yield from (name for name, there in flags.items() if there)
@@ -134,6 +149,7 @@ def _kind(rng: Random, operation: str, turn: int) -> Kind:
             one(rng, (F32, F32, F16, BF16)),
             value_dim,
             value_dim,
+            lse=rng.random() < 0.8,
             to_f32=bool(rng.integers(2)),
         )
     backward = operation == "attention_bwd"
@@ -146,6 +162,10 @@ def _kind(rng: Random, operation: str, turn: int) -> Kind:
     stored = one(rng, ("", "", "keys", "queries"))
     if backward or dtype is F32 or "pointers" in views:
         stored = ""
+    likely = 0.6 if (head_dim, value_dim) == WIDE_DIMS else 0.1
+    latent = rng.random() < likely and value_dim <= head_dim
+    latent = latent and not (backward or stored or "pointers" in views)
+    scales = one(rng, ("", "tensor", "heads", "entries", "blocks")) if stored else ""
     return Kind(
         operation,
         dtype,
@@ -160,7 +180,9 @@ def _kind(rng: Random, operation: str, turn: int) -> Kind:
         backward and turn % 3 == 2,
         rng.random() < 0.2,
         stored,
-        one(rng, ("", "tensor", "heads", "entries")) if stored else "",
+        scales,
+        stored == "queries" and bool(scales) and rng.random() < 0.4,
+        latent,
     )
 
 
@@ -177,6 +199,7 @@ def _gradients(kind: Kind, forward: AttentionCase, rng: Random) -> BackwardCase:
         bias_gradient=bias,
         sink_gradient=sinks,
         deterministic=not kind.any_order,
+        packed=forward.packed and bool(rng.integers(2)),
         dbias=OperandLayout(gaps=gaps(rng), aligned=False, offset=int(rng.integers(3))),
     )
 
@@ -201,6 +224,12 @@ def _attention(kind: Kind, name: str, rng: Random) -> AttentionCase:
         fields["kv_lengths"] = _lengths(rng, batch, S_k)
     if kv == "paged":
         fields["page_size"] = int(one(rng, (1, 3, 16, 48, 64, 128)))
+    if kind.scales == "blocks":
+        fields["scale_block"] = int(one(rng, (1, 5, 16, 64, 128)))
+    if kind.query_blocks:
+        fields["q_scale_block"] = int(one(rng, (1, 7, 16, 64, 128)))
+    if kind.can_be_packed and rng.random() < 0.15:
+        fields["packed"], S_k = True, S_q
     if q == "pointers":
         fields |= {"view": one(rng, ("host", "device")), "scattered": True}
     fields |= {
@@ -208,10 +237,10 @@ def _attention(kind: Kind, name: str, rng: Random) -> AttentionCase:
     }
     for operand in ("q", "k", "v", "out"):
         view = kv if operand in "kv" else q
-        repeats = view == "strided" and operand in "kv" and not kind.scales
+        repeats = view == "strided" and operand in "kv" and not (kind.scales or "packed" in fields)
         size = _dtypes(kind).get(operand, kind.dtype).itemsize
         fields[operand] = _operand_layout(kind, rng, view, repeats, size)
-    return AttentionCase(
+    case = AttentionCase(
         name,
         kind.dtype,
         kind.head_dim,
@@ -226,6 +255,7 @@ def _attention(kind: Kind, name: str, rng: Random) -> AttentionCase:
         scale=one(rng, (None, None, None, float(rng.normal(0, 0.2)))),
         dtype_out=F32 if kind.to_f32 and kind.dtype is not F32 else None,
         batch_invariant=kind.batch_invariant,
+        latent=kind.latent,
         data=one(
             rng, ("normal",) * 8 + ("extreme", "climbing" if kind.head_dim > 1 else "extreme")
         ),
@@ -235,6 +265,57 @@ def _attention(kind: Kind, name: str, rng: Random) -> AttentionCase:
         scales=kind.scales,
         **fields,
     )
+    case = _stepped(case, rng)
+    return case if kind.operation == "attention_bwd" else _injected(_scored(case, rng), rng)
+
+
+def _stepped(case: AttentionCase, rng: Random) -> AttentionCase:
+    """The same, some times with scores that rise or fall by steps: what a softmax without a running
+    maximum has to guard against."""
+    if case.data != "normal" or case.head_dim == 1 or rng.random() < 0.75:
+        return case
+    firsts = sorted(int(x) for x in rng.integers(0, case.S_k, 3))
+    steps = tuple((first, float(rng.normal(0, 60))) for first in firsts)
+    return replace(case, steps=steps, steps_every=int(one(rng, (1, 1, 2, 3))))
+
+
+def _scored(case: AttentionCase, rng: Random) -> AttentionCase:
+    """The same, some times with scores that are all low, or −∞, or the steps alone."""
+    if case.data != "normal" or case.head_dim == 1 or case.latent or rng.random() < 0.85:
+        return case
+    if case.steps:
+        return replace(case, data="faint", ramp=False)
+    infinite = not case.dtype_kv and case.scale is None and case.softcap is None
+    return replace(case, data=one(rng, ("falling", *("holes", "voids") * infinite)))
+
+
+def _injected(case: AttentionCase, rng: Random) -> AttentionCase:
+    """The same, one time of ten with a NaN in a row of q, k or v, or an infinity in one of q or k:
+    what becomes of one in v depends on which weights are too small for float32, and the bound of a
+    capped score knows none."""
+    if rng.random() >= 0.1 or case.latent:
+        return case
+    values = []
+    for name, layout in (("q", case.q), ("k", case.k), ("v", case.v)):
+        stored = (case.dtype_q if name == "q" else case.dtype_kv) is not None
+        finite = stored or name == "v" or case.softcap is not None
+        value = np.nan if finite else one(rng, (np.nan, np.inf, -np.inf))
+        lengths, rows, heads, columns = (
+            (case.q_sequences, case.S_q, case.num_heads, case.head_dim)
+            if name == "q"
+            else (
+                case.keys,
+                case.S_k,
+                case.kv_heads,
+                case.value_dim if name == "v" else case.head_dim,
+            )
+        )
+        b = int(rng.integers(case.batch))
+        rows = rows if lengths is None else lengths[b]
+        if rows and not layout.broadcast and rng.random() < 0.5:
+            at = (b, *(int(rng.integers(n)) for n in (heads, rows, columns)))
+            values.append(InjectedValue(name, value, at))
+    return replace(case, injected=tuple(values))
 
 
 def _dtypes(kind: Kind) -> dict[str, DType]:
@@ -271,13 +352,15 @@ def _bias(dtype: DType | None) -> Callable[..., Fields]:
     def given(kind: Kind, rng: Random, batch: int, heads: int, S_k: int) -> Fields:
         yield "bias", dtype or kind.dtype
         yield "bias_layout", _plane(rng)
-        yield "bias_data", one(rng, ("normal", "normal", "holes", "voids", "low"))
+        # of a row without keys but of the least bias, the LSE is of the sums' rounding alone
+        least = ("lowest",) * (not kind.lse)
+        yield "bias_data", one(rng, ("normal", "normal", "holes", "voids", "low", *least))
 
     return given
 
 
 def _mask(kind: Kind, rng: Random, batch: int, heads: int, S_k: int) -> Fields:
-    yield "mask", one(rng, ("random", "random", "keys", "rows"))
+    yield "mask", one(rng, ("random",) * 4 + ("keys", "keys", "rows", "rows", "all"))
     yield "mask_layout", _plane(rng)
 
 
@@ -303,6 +386,7 @@ _OPTIONS: dict[str, Callable[..., Fields]] = {
 def _merge(kind: Kind, name: str, rng: Random) -> MergeCase:
     outs, out = (_operand_layout(kind, rng) for _ in range(2))
     parts, batch, heads, rows = (int(rng.integers(1, most)) for most in (20, 4, 5, 70))
+    wrong = ("nan", "inf") * (rows > 3)  # those of the fourth row
     dtype_out = F32 if kind.to_f32 else F16 if kind.dtype is F32 else kind.dtype
     return MergeCase(
         name,
@@ -316,7 +400,8 @@ def _merge(kind: Kind, name: str, rng: Random) -> MergeCase:
         outs=outs,
         out=out,
         part_gap=int(rng.integers(3)) * 8,
-        data=one(rng, ("normal", "normal", "apart", "absent", "nothing")),
+        lse=kind.lse,
+        data=one(rng, ("normal", "normal", "apart", "absent", "nothing", *wrong)),
     )
 
 

@@ -1,5 +1,5 @@
-"""Random batched GEMMs: dtypes × transposes × lists × what is added × sums × ragged sizes ×
-strides."""
+"""Random batched GEMMs: dtypes × scales × transposes × lists × what is added × sums × ragged sizes
+× strides."""
 
 from __future__ import annotations
 
@@ -24,21 +24,41 @@ from benchmarks.drawing.common import (
     planted,
 )
 
-DTYPES = (F16, BF16, F32, F16, F64)
+E4M3 = DType.float8_e4m3fn
+DTYPES = (F16, BF16, E4M3, F32, F16, F64, E4M3, BF16, F32)
+"""As many of them as have no divisor in common with the transposes and the lists."""
 RESULTS = {
+    E4M3: (BF16, BF16, F32, F16),
     F16: (F16, F16, F32, BF16),
     BF16: (BF16, BF16, F32, F16),
     F32: (F32, F32, F16, F64),
     F64: (F64,),
 }
 """What C may be. Sums of float64 are stored as float64 alone."""
-ADDED = {**dict.fromkeys((F16, BF16, F32), (F16, BF16, F32)), F64: (F16, F32, F64)}
+ADDED = {**dict.fromkeys((E4M3, F16, BF16, F32), (F16, BF16, F32)), F64: (F16, F32, F64)}
 """What a bias and a residual may be beside C's dtype: no wider than the accumulator."""
 VIEWS = ("strided", "strided", "scattered", "strided", "strided", "even", "strided")
+SCALES = ("", "tensor", "matrices", "rows", "blocks", "blocks", "blocks")
+"""Of A and B of 8 bits; those of lists have rows' or none."""
+SCALE_BLOCKS = (
+    (1, 128, 128),
+    (1, 128, 128),
+    (128, 128, 128),
+    (1, 1, 32),
+    (5, 7, 64),
+    (1, 64, 128),
+    (64, 256, 128),
+    (128, 128, 256),
+)
+EXACT = 300
+"""The most values of K whose products, scaled by powers of 2 in blocks, float32 sums exactly."""
 GROUPS = ((2, 1), (1, 2), (3, 2), (1, 6), (5, 1), (2, 3))
 SMALL, USUAL, LONG, LARGE = (16, 20), (2, 8, 40, 130, 200), 3000, 1100
 """Extents at most: of small matrices, which teams of warps share a block for; of most; of K; of M
 and N."""
+
+MAY_REFUSE = frozenset({"shared"})
+"""An arch may have no products of 8 bits, or in TF32."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +76,9 @@ class Kind:
     residual: DType | None = None
     narrow: frozenset[str] = frozenset()
     """Of a, b, c and residual: those whose rows begin at odd addresses."""
+    precision: str | None = None
+    scales: str = ""
+    scale_block: tuple[int, int, int] | None = None
 
     operation = "gemm"
 
@@ -71,6 +94,8 @@ class Kind:
             "gemm bias": self.bias is not None,
             "gemm residual": self.residual is not None,
             "gemm unaligned": bool(self.narrow),
+            f"gemm {self.precision}": self.precision is not None,
+            f"gemm scales of {self.scales}": bool(self.scales),
         }
         yield from (name for name, there in flags.items() if there)
 
@@ -79,6 +104,10 @@ class Kind:
         batch_group, head_group = one(rng, GROUPS) if self.summed else (1, 1)
         extents = _extents(rng, batch_group, head_group)
         data = one(rng, ("normal",) * 7 + ("integers", "integers", "positive", "tiny", "huge"))
+        if self.dtype.stored and data in ("tiny", "huge"):
+            data = "normal"  # nothing is left of the others in 8 bits
+        if self.scales == "blocks" and extents["K"] > EXACT and data == "integers":
+            data = "normal"
         exact = data == "integers"  # sums of which must stay exact
         alpha = one(rng, (1, 1, 2, -1) if exact else (1, 1, 1, 0.5, -1, 2.5, 0))
         beta = one(rng, (0, 0, 0, 1, -1) if exact else (0, 0, 0, 0, 1, 0.5, -0.5))
@@ -132,6 +161,10 @@ class Kind:
             c_batch_group=batch_group,
             c_head_group=head_group,
             dtype_c=self.dtype_c,
+            precision=self.precision,
+            scales=self.scales,
+            scale_block=self.scale_block,
+            may_refuse=MAY_REFUSE if self.precision or self.dtype.stored else frozenset(),
             a=a,
             b=b,
             c=c,
@@ -139,6 +172,7 @@ class Kind:
             **extents,
             **fields,
         )
+        scales = ("a_scales", "b_scales") if self.scales in ("rows", "blocks") else ()
         read = {
             "A": case.a,
             "B": case.b,
@@ -146,7 +180,9 @@ class Kind:
             "residual": case.residual_layout,
         }
         return planted(
-            case, rng, [*(n for n, w in read.items() if not w.broadcast), *["C"] * (beta != 0)]
+            case,
+            rng,
+            [*(n for n, w in read.items() if not w.broadcast), *["C"] * (beta != 0), *scales],
         )
 
     def about(self, case: GemmCase) -> Iterator[str]:
@@ -208,16 +244,21 @@ def kind(rng: Random, turn: int) -> Kind:
         one(rng, (kept, kept, *ADDED[dtype])) if rng.random() < 0.4 else None for _ in range(2)
     )
     narrow = narrowed(rng, ("a", "b", "c", *["residual"] * bool(residual)))
+    precision = one(rng, (None, "tf32", "tf32x3")) if dtype is F32 else None
+    scales = one(rng, SCALES if view == "strided" else ("", "rows")) if dtype.stored else ""
     return Kind(
         dtype,
         dtype_c,
         turn % 4 in (2, 3),
         turn % 4 in (1, 2),
         view,
-        rng.random() < 0.35,
+        not scales and rng.random() < 0.35,
         bias,
         residual,
         narrow,
+        precision,
+        scales,
+        one(rng, SCALE_BLOCKS) if scales == "blocks" else None,
     )
 
 

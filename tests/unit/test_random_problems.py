@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError
 from kernelseam.parity.cases.attention_bwd_case import BackwardCase
 from kernelseam.parity.cases.attention_case import AttentionCase
@@ -76,7 +77,10 @@ def test_few_kinds_cover_products(drawing: Any, seed: int) -> None:
     gemms = [k for k in kinds if k.operation == "gemm"]
     projections = {o: [k for k in kinds if k.operation == o] for o in drawing.projection.HEADS}
     assert [len(gemms), *map(len, projections.values())] == [20, 8, 4, 4, 4]
-    assert {k.dtype for k in gemms} == set(SHORT.values())
+    stored = [k for k in gemms if k.dtype.stored]
+    assert {k.dtype for k in gemms} == {*SHORT.values(), DType.float8_e4m3fn}
+    assert len(stored) >= 4 and any(k.scales for k in stored)
+    assert not any(k.scales and k.summed for k in gemms)
     assert {(k.a_transposed, k.b_transposed) for k in gemms} == {
         (a, b) for a in (0, 1) for b in (0, 1)
     }
@@ -91,6 +95,31 @@ def test_few_kinds_cover_products(drawing: Any, seed: int) -> None:
         False,
     }
     assert {bool(k.bias) for actual in projections.values() for k in actual} == {True, False}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_options_of_a_spec_are_drawn(drawing: Any, family: str) -> None:
+    """Every option that a descriptor of the family has."""
+    kinds = drawing.FAMILIES[family].kinds(np.random.default_rng(0), 400)
+    if family == "products":
+        gemms = [k for k in kinds if k.operation == "gemm"]
+        assert {k.precision for k in gemms} == {None, "tf32", "tf32x3"}
+        assert {k.scales for k in gemms} == set(drawing.gemm.SCALES)
+        assert {k.scale_block for k in gemms if k.scales == "blocks"} == {
+            *drawing.gemm.SCALE_BLOCKS
+        }
+        return
+    forwards = [k for k in kinds if k.operation == "attention"]
+    assert {k.scales for k in forwards} == {"", "tensor", "heads", "entries", "blocks"}
+    assert {k.query_blocks for k in forwards} == {k.latent for k in forwards} == {True, False}
+    assert {k.lse for k in kinds if k.operation == "merge_states"} == {True, False}
+    cases = [c for c in _drawn(drawing, family, 0, 1200) if isinstance(c, AttentionCase)]
+    kinds_of_data = {"normal", "extreme", "climbing", "falling", "holes", "voids", "faint"}
+    assert {c.data for c in cases} == kinds_of_data
+    assert {c.bias_data for c in cases if c.bias} >= {"normal", "holes", "voids", "low", "lowest"}
+    assert {c.mask for c in cases} == {"", "random", "keys", "rows", "all"}
+    for field in ("steps", "injected", "packed", "scale_block", "q_scale_block"):
+        assert any(getattr(c, field) for c in cases), field
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -184,7 +213,7 @@ def test_what_belongs_to_no_sequence_is_nan(drawing: Any) -> None:
         forward = case.forward if isinstance(case, BackwardCase) else case
         if not isinstance(forward, AttentionCase):
             continue
-        before = prepare(case)
+        before = prepare(replace(case, injected=()))
         for name in "qkv":
             placement = before.layout.placements[name]
             if placement.row_spans is None:
