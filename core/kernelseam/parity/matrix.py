@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+
 from kernelseam.parity.cases.case import Case
 from kernelseam.parity.operations.table import OPERATIONS
 
@@ -13,11 +16,22 @@ def matrix(pattern: str = "", operation: str | None = None) -> list[Case]:
         c
         for o in OPERATIONS.values()
         if operation in (None, o.name)
-        for c in o.cases()
+        for c in _cases(o.name)
         if not parts or any(p in c.name for p in parts)
     ]
 
 
 def named(name: str) -> Case:
     """The case of exactly that name; raises KeyError."""
-    return {c.name: c for c in matrix()}[name]
+    return _by_name()[name]
+
+
+@cache
+def _cases(operation: str) -> tuple[Case, ...]:
+    """Cases do not change: those of an operation are made once."""
+    return tuple(OPERATIONS[operation].cases())
+
+
+@cache
+def _by_name() -> Mapping[str, Case]:
+    return {c.name: c for c in matrix()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate, repeat, starmap
 from operator import mul
 
@@ -13,6 +12,7 @@ from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec, dims_name
 from kernelseam.dtypes import DType
+from kernelseam.forking import cached_property
 from kernelseam.kernels.attention.arguments import (
     SEQUENCE_POINTERS,
     SEQUENCES,
