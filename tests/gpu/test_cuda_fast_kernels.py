@@ -1,5 +1,5 @@
-"""On an NVIDIA GPU, every kernel of one arch ("sm90…"): many tiles a block, 100 repeats with the
-same bits, graphs."""
+"""On an NVIDIA GPU, every kernel of one arch ("sm90…"), and those of few queries, rows or columns:
+many tiles a block, 100 repeats with the same bits, graphs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from kernelseam.parity.cases.attention_bwd_case import BackwardCase
 from kernelseam.parity.cases.attention_case import AttentionCase
 from kernelseam.parity.cases.case import Case
 from kernelseam.parity.cases.gemm_case import GemmCase
+from kernelseam.parity.cases.projection_case import ProjectionCase
 from kernelseam.parity.matrix import named
 from kernelseam.parity.running.run import Target, run_case, targets
 from kernelseam.parity.running.stages import judge, prepare
 from kernelseam.plugins import plugins
+from kernelseam.variants import SEPARATOR
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
@@ -33,7 +35,7 @@ from fast_cases import CASES  # noqa: E402
 FAST = tuple(
     (t.implementation, t.operation)
     for t in targets(device=DEVICE)
-    if t.implementation.startswith("sm90") and DEVICE.arch == "sm_90a"
+    if t.implementation.startswith(("sm90", "decode", "gemv")) and DEVICE.arch == "sm_90a"
 )
 TIMES = 100
 MATRIX = (
@@ -74,6 +76,12 @@ CONFIGURATIONS = {
 """Of each case: the configurations of the kernels that take it, and their binaries."""
 
 
+PROJECTIONS = (
+    "qkv_projection",
+    "output_projection",
+    "qkv_projection_bwd",
+    "output_projection_bwd",
+)
 EVERY_WAY = (
     "attention-f16-64-many-tiles",
     "attention-bwd-f16-64-causal-many-tiles",
@@ -89,12 +97,18 @@ EVERY_WAY = (
 """Cases that every tile runs; the others run with the tile that is chosen for them."""
 
 
+def _chosen(name: str, every: tuple[str, ...] = EVERY_WAY) -> list[str]:
+    """The first configuration of each kernel that takes the case, or all."""
+    known = CONFIGURATIONS[name]
+    first = {w.partition(SEPARATOR)[0]: w for w in reversed(known)}
+    return [w for w in known if name in every or w in first.values()]
+
+
 def _pairs(names: Iterable[str], every: tuple[str, ...] = EVERY_WAY) -> list[Any]:
     return [
         pytest.param(configuration, CASES.get(name) or named(name), id=f"{name}-on-{configuration}")
         for name in names
-        for i, configuration in enumerate(CONFIGURATIONS[name])
-        if i == 0 or name in every
+        for configuration in _chosen(name, every)
     ]
 
 
@@ -102,10 +116,9 @@ def _pairs(names: Iterable[str], every: tuple[str, ...] = EVERY_WAY) -> list[Any
 def _compiled() -> None:
     """All at once, by every core."""
     configurations_run = [
-        w
-        for name, found in CONFIGURATIONS.items()
-        for i, w in enumerate(found.values())
-        if i == 0 or name in EVERY_WAY
+        CONFIGURATIONS[name][configuration]
+        for name in CONFIGURATIONS
+        for configuration in _chosen(name)
     ]
     units = {repr(u): u for binaries in configurations_run for u in binaries}
     assert precompile.compile_all(list(units.values()), DEVICE) == []
@@ -117,6 +130,11 @@ def test_there_are_fast_kernels_where_they_belong() -> None:
         ("sm90", "attention_bwd"),
         ("sm90", "gemm"),
         ("sm90-tf32", "gemm"),
+        ("sm90-e4m3", "attention"),
+        ("sm90-latent", "attention"),
+        ("decode", "attention"),
+        ("gemv", "gemm"),
+        *(("sm90", o) for o in PROJECTIONS),
     } <= set(FAST) or DEVICE.arch != "sm_90a"
     assert (
         len({configuration for found in CONFIGURATIONS.values() for configuration in found}) >= 7
@@ -144,6 +162,8 @@ def _others_data(case: Case) -> Case:
         return replace(case, ramp=True)
     if isinstance(case, BackwardCase):
         return replace(case, forward=replace(case.forward, ramp=True))
+    if isinstance(case, ProjectionCase):
+        return replace(case, data="positive")
     assert isinstance(case, GemmCase)
     return replace(case, data="positive" if case.data == "integers" else "integers")
 

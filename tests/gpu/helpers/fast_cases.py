@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases.attention_bwd_case import BackwardCase
@@ -21,6 +22,8 @@ from kernelseam.parity.cases.common import NAN, TOKENS, InjectedValue
 from kernelseam.parity.cases.gemm_case import GemmCase
 from kernelseam.parity.cases.gemm_case import case as gemm
 from kernelseam.parity.cases.operand_layout import OperandLayout
+from kernelseam.parity.cases.projection_case import ProjectionCase
+from kernelseam.parity.cases.projection_case import case as projection
 
 HEADS = 132
 """The multiprocessors of an H200; the other sizes are in these."""
@@ -117,6 +120,39 @@ def _attention() -> Iterator[AttentionCase]:
         )
 
 
+def _decoding() -> Iterator[AttentionCase]:
+    # Work that is cut by the lengths in memory: entries of no key, of one, and of several pieces.
+    lengths = tuple(397 * i % 1801 for i in range(40))
+    pages = {**dict.fromkeys("kv", TOKENS), "S_k": max(lengths), "kv_lengths": lengths}
+    few = {**pages, "batch": len(lengths), "kv_heads": 2}
+    yield attention("f16-128-causal", "many-entries", num_heads=8, page_size=16, S_q=3, **few)
+    yield attention("bf16-64", "many-entries", num_heads=4, page_size=1, S_q=1, **few)
+    one = {**few, "kv_heads": 1, "num_heads": 16, "latent": True}
+    for queries, size in ((1, 64), (2, 5)):
+        what = f"many-entries-latent-{queries}"
+        yield attention("bf16-576/512-causal", what, S_q=queries, page_size=size, **one)
+
+
+def _projections() -> Iterator[ProjectionCase]:
+    # Tokens of three entries, which end within tiles; heads of 128, some of them turned.
+    shape: dict[str, Any] = {
+        "batch": 3,
+        "S": 520,
+        "hidden": 520,
+        "head_dim": 128,
+        "num_heads": 12,
+        "kv_heads": 4,
+    }
+    yield projection("qkv_projection", "f16", "many-tiles", **shape, bias=DType.float16)
+    turned: dict[str, Any] = {"rotary": "halves", "positions": True, **shape}
+    yield projection("qkv_projection", "bf16", "many-tiles-turned", **turned)
+    yield projection("qkv_projection", "f16", "many-tiles-pages", page_size=16, **turned)
+    added: dict[str, Any] = {"residual": DType.bfloat16, **shape, "hidden": 2056}
+    yield projection("output_projection", "bf16", "many-tiles-added", **added)
+    yield projection("qkv_projection_bwd", "bf16", "many-tiles", **shape, bias=DType.float32)
+    yield projection("output_projection_bwd", "f16", "many-tiles", **{**shape, "hidden": 1032})
+
+
 def _gradients() -> Iterator[BackwardCase]:
     # Three tiles a block and more, with one and with several steps, in order and in any; no larger,
     # as the oracle's gradients are whole.
@@ -197,6 +233,11 @@ def _gemm() -> Iterator[GemmCase]:
         "many-tiles-blocks-added", **{**shape, **blocks}, beta=0.5, residual=DType.bfloat16
     )
     yield _stored("many-tiles-blocks-one-matrix", M=2056, N=4104, **one, **blocks)
+    # Of few rows or columns: blocks read rows of the other factor once.
+    for what, rows, columns in (("one-row", 1, 20488), ("three-columns", 20488, 3)):
+        thin = {"M": rows, "N": columns, "K": 1032, "batch": 1, "num_heads": 2}
+        yield gemm("bf16-nt", f"many-tiles-{what}", bias=DType.bfloat16, **thin)
+        yield gemm("f16-nn", f"many-tiles-{what}", **thin)
     odd = OperandLayout(gaps=(64, 8, 16))
     yield gemm("f16-nt", "many-tiles-gaps", a=odd, b=odd, c=odd, **shape)
 
@@ -209,10 +250,11 @@ def _stored(what: str, **fields: object) -> GemmCase:
 
 
 def _all() -> dict[str, Case]:
-    cases: list[AttentionCase | GemmCase] = [*_attention(), *_gemm()]
+    cases: list[AttentionCase | GemmCase] = [*_attention(), *_decoding(), *_gemm()]
     group = "many tiles a block"
     results: list[Case] = [replace(c, group=group, sample=ROWS) for c in cases]
     results += [replace(c, group=group) for c in _gradients()]
+    results += [replace(c, group=group) for c in _projections()]
     assert len({c.name for c in results}) == len(results)
     return {c.name: c for c in results}
 
