@@ -285,21 +285,19 @@ def _scored(case: AttentionCase, rng: Random) -> AttentionCase:
         return case
     if case.steps:
         return replace(case, data="faint", ramp=False)
-    infinite = not case.dtype_kv and case.scale is None and case.softcap is None
+    infinite = not case.dtype_kv and case.scale is None
     return replace(case, data=one(rng, ("falling", *("holes", "voids") * infinite)))
 
 
 def _injected(case: AttentionCase, rng: Random) -> AttentionCase:
     """The same, one time of ten with a NaN in a row of q, k or v, or an infinity in one of q or k:
-    what becomes of one in v depends on which weights are too small for float32, and the bound of a
-    capped score knows none."""
+    what becomes of one in v depends on which weights are too small for float32."""
     if rng.random() >= 0.1 or case.latent:
         return case
     values = []
     for name, layout in (("q", case.q), ("k", case.k), ("v", case.v)):
         stored = (case.dtype_q if name == "q" else case.dtype_kv) is not None
-        finite = stored or name == "v" or case.softcap is not None
-        value = np.nan if finite else one(rng, (np.nan, np.inf, -np.inf))
+        value = np.nan if stored or name == "v" else one(rng, (np.nan, np.inf, -np.inf))
         lengths, rows, heads, columns = (
             (case.q_sequences, case.S_q, case.num_heads, case.head_dim)
             if name == "q"

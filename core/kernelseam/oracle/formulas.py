@@ -162,18 +162,18 @@ def attention(
             Q, at = q[b, h, i[of]].astype(np.float64), indices[of]
             if variant.q_scales is not None:
                 Q *= variant.q_scales[b, h, i[of], None].astype(np.float64)
-            o = _softmax_rows(
-                scale * (Q @ K[keys].T),
-                abs(scale) * (np.abs(Q) @ np.abs(K[keys]).T),
-                V[keys],
-                None if variant.v_scales is None else v_scales[keys],
-                variant.softcap,
-                slope * np.abs(d[of][:, keys]),
-                bias[of][:, keys],
-                sink,
-            )
-            out[at], lse[at], pv[at], products[at], values[at], spread[at], changes[at] = o
             with np.errstate(invalid="ignore", over="ignore"):
+                o = _softmax_rows(
+                    scale * (Q @ K[keys].T),
+                    abs(scale) * (np.abs(Q) @ np.abs(K[keys]).T),
+                    V[keys],
+                    None if variant.v_scales is None else v_scales[keys],
+                    variant.softcap,
+                    slope * np.abs(d[of][:, keys]),
+                    bias[of][:, keys],
+                    sink,
+                )
+                out[at], lse[at], pv[at], products[at], values[at], spread[at], changes[at] = o
                 of_keys = np.abs(K[keys]).max(axis=0, initial=0)
                 largest[at] = abs(scale) * (np.abs(Q) * of_keys).max(axis=1, initial=0)
     lead = (B, H, S_q) if rows is None else (n,)
@@ -230,6 +230,8 @@ def _softmax_rows(
         pv = weights @ np.abs(V) / total[:, None]
         spread = np.abs(out) + 3 * np.sqrt(weights**2 @ V**2) / total[:, None]
         spread = np.fmin(spread, pv)
+        if cap is not None:  # an infinite score is capped exactly
+            magnitude = np.where(np.isinf(x), 0, magnitude)
         products = np.where(np.isneginf(scores), 0, _with_sink(magnitude, 0)).max(axis=1)
         values = np.abs(V).sum(axis=0) / total[:, None]
         if v_scales is not None:

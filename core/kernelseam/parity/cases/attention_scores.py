@@ -95,6 +95,9 @@ def biases() -> Iterator[AttentionCase]:
     """Softcap, ALiBi, bias and sinks."""
     for kind in ("f16-64", "f32-64"):
         yield case(kind, "softcap-5", softcap=5.0, batch=1)
+        # infinite scores are capped to ±5
+        infinite = (InjectedValue("q", INF, (0, 1, 7, 5)), InjectedValue("k", -INF, (0, 0, 40, 9)))
+        yield case(kind, "softcap-5-infinite", softcap=5.0, batch=1, injected=infinite)
     yield case("f16-64", "softcap-30-extreme", softcap=30.0, data="extreme", batch=1)
     yield case("f16-64", "softcap-huge", softcap=1e6, batch=1)
     yield case("f16-64", "softcap-tiny", softcap=1e-3, scale=-0.3, batch=1)
