@@ -43,8 +43,8 @@ class Work:
     """Seconds of a block that no other hides: it waits for one slice of its operands after the
     other."""
     waiting: float = 0.0
-    """Seconds of all loads' latency, where nothing else is waited for: the launch takes as long, or
-    longer by its memory time or its arithmetic."""
+    """Seconds of its loads' latency that other blocks do not hide; they overlap with the rest as
+    compute and memory time do."""
 
 
 _UNKNOWN = Coefficients("nothing")
@@ -60,4 +60,4 @@ def predicted(work: Work, coefficients: Coefficients | None, limits: DeviceLimit
     waves = -(-work.blocks // units)
     computing = max(waves * (block + work.block_seconds) + tail, work.alone)
     moving = work.bytes / (limits.bytes_per_second * known.bandwidth)
-    return limits.launch_seconds + max(math.hypot(computing, moving), work.waiting)
+    return limits.launch_seconds + math.hypot(computing, moving, work.waiting)
