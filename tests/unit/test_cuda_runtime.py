@@ -343,6 +343,33 @@ def test_what_is_elsewhere_does_not_come_back(driver: Driver) -> None:
     )
 
 
+class OlderContext:
+    """As cuda-bindings before 12.9.1 have it: equal to itself alone."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def __int__(self) -> int:
+        return self._address
+
+
+@pytest.mark.parametrize("context", [int, OlderContext])
+def test_a_call_knows_whether_its_device_is_current(
+    driver: Driver, context: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda_runtime = CudaRuntime()
+    device = cuda_runtime.devices()[1]
+    monkeypatch.setattr(driver, "cuDevicePrimaryCtxRetain", lambda index: (0, context(index + 1)))
+    asked = driver.cuCtxGetCurrent
+    monkeypatch.setattr(driver, "cuCtxGetCurrent", lambda: (0, context(asked()[1])))
+    before, driver.stack[:] = driver.stack[:], [2]
+    is_current = cuda_runtime.call_state(device, None).is_current
+    assert is_current()
+    driver.stack[:] = [1]
+    assert not is_current()
+    driver.stack[:] = before
+
+
 def test_out_of_memory_names_the_requested_size(driver: Driver) -> None:
     cuda_runtime = CudaRuntime()
     with pytest.raises(OutOfDeviceMemory) as caught:
