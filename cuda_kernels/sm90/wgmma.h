@@ -168,6 +168,89 @@ KS_DEVICE u32 pack4(float a, float b, float c, float d) {
 }
 #endif
 
+// ---- products of several steps along k
+
+// Four steps in one statement, as each statement that names an accumulator's registers takes 2 to 3 ms to compile. A_STEP, B_STEP: bytes
+// from one step to the next; the rest as Wgmma.
+template<class T, int N> struct WgmmaFour;
+
+#define KS_LOW(x, i, by) "add.s32 low, %" #i ", " by ";\nmov.b64 " x ", {low, high};\n"
+#define KS_ALL(x, i, by) "add.s64 " x ", %" #i ", " by ";\n"
+#define KS_FOUR(high, add, steps) \
+  "{\n.reg .pred p, q;\n.reg .b32 low, high;\n.reg .b64 x, y;\nmov.b32 high, %" #high ";\n" \
+  "setp.ne.b32 p, %" #add ", 0;\nsetp.eq.b32 q, 0, 0;\n" steps "}"
+#define KS_FOUR_STEP(n, k, type, a, add, tail) \
+  "wgmma.mma_async.sync.aligned.m64n" #n "k" #k ".f32." type "." type " {" KS_R##n "}, " a ", y, " add ", " tail ";\n"
+#define KS_STEP_SS(n, k, type, make, a, b, by_a, by_b, add, tail) make("x", a, by_a) make("y", b, by_b) KS_FOUR_STEP(n, k, type, "x", add, tail)
+#define KS_STEP_RS(n, k, type, make, a0, a1, a2, a3, b, by, add, tail) \
+  make("y", b, by) KS_FOUR_STEP(n, k, type, "{%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}", add, tail)
+#define KS_MAJOR(a, b) "1, 1, %" #a ", %" #b
+#define KS_CONTIGUOUS(a, b) "1, 1"
+#define KS_FOUR_SS(n, k, type, D, letter, make, tail, o0, o1, o2, o3, o4, o5, o6, o7, o8, o9, o10, o11, ...) \
+    template<int A_STEP, int B_STEP, int A_M = 0, int B_N = 0, int ROW = 128> static KS_DEVICE void ss(float (&d)[n / 2], D a, D b, int add) { \
+      asm volatile(KS_FOUR(o9, o2, KS_STEP_SS(n, k, type, make, o0, o1, "0", "0", "p", tail(o10, o11)) \
+                                   KS_STEP_SS(n, k, type, make, o0, o1, "%" #o3, "%" #o6, "q", tail(o10, o11)) \
+                                   KS_STEP_SS(n, k, type, make, o0, o1, "%" #o4, "%" #o7, "q", tail(o10, o11)) \
+                                   KS_STEP_SS(n, k, type, make, o0, o1, "%" #o5, "%" #o8, "q", tail(o10, o11))) \
+                   : KS_D##n : letter(a), letter(b), "r"(add), "n"(A_STEP / 16), "n"(A_STEP / 8), "n"(3 * A_STEP / 16), "n"(B_STEP / 16), \
+                   "n"(B_STEP / 8), "n"(3 * B_STEP / 16), "n"(descriptor_high<ROW>), "n"(A_M), "n"(B_N)); \
+    }
+#define KS_FOUR_RS(n, k, type, D, letter, make, tail, o0, o1, o2, o3, o4, o5, o6, o7, o8, o9, o10, o11, o12, o13, o14, o15, o16, o17, o18, \
+                   o19, o20, o21) \
+    template<int B_STEP, int ROW = 128> static KS_DEVICE void rs(float (&d)[n / 2], const u32* a, D b, int add) { \
+      asm volatile(KS_FOUR(o21, o17, KS_STEP_RS(n, k, type, make, o0, o1, o2, o3, o16, "0", "p", tail) \
+                                     KS_STEP_RS(n, k, type, make, o4, o5, o6, o7, o16, "%" #o18, "q", tail) \
+                                     KS_STEP_RS(n, k, type, make, o8, o9, o10, o11, o16, "%" #o19, "q", tail) \
+                                     KS_STEP_RS(n, k, type, make, o12, o13, o14, o15, o16, "%" #o20, "q", tail)) \
+                   : KS_D##n : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]), "r"(a[5]), "r"(a[6]), "r"(a[7]), "r"(a[8]), "r"(a[9]), \
+                   "r"(a[10]), "r"(a[11]), "r"(a[12]), "r"(a[13]), "r"(a[14]), "r"(a[15]), letter(b), "r"(add), "n"(B_STEP / 16), \
+                   "n"(B_STEP / 8), "n"(3 * B_STEP / 16), "n"(descriptor_high<ROW>)); \
+    }
+#define KS_FOUR_SHAPE(T, type, n, ...) \
+  template<> struct WgmmaFour<T, n> { \
+    KS_FOUR_SS(n, 16, type, u32, "r", KS_LOW, KS_MAJOR, __VA_ARGS__) KS_FOUR_SS(n, 16, type, u64, "l", KS_ALL, KS_MAJOR, __VA_ARGS__) \
+    KS_FOUR_RS(n, 16, type, u32, "r", KS_LOW, "1, 1, 1", __VA_ARGS__) KS_FOUR_RS(n, 16, type, u64, "l", KS_ALL, "1, 1, 1", __VA_ARGS__) \
+  };
+#define KS_FOUR_E4M3(n, ...) \
+  template<> struct WgmmaFour<e4m3, n> { \
+    KS_FOUR_SS(n, 32, "e4m3", u32, "r", KS_LOW, KS_CONTIGUOUS, __VA_ARGS__) KS_FOUR_RS(n, 32, "e4m3", u32, "r", KS_LOW, "1, 1", __VA_ARGS__) \
+  };
+#if KS_E4M3
+#define KS_FOUR_SHAPES(n, ...) \
+  KS_FOUR_SHAPE(f16, "f16", n, __VA_ARGS__) KS_FOUR_SHAPE(bf16, "bf16", n, __VA_ARGS__) KS_FOUR_E4M3(n, __VA_ARGS__)
+#else
+#define KS_FOUR_SHAPES(n, ...) KS_FOUR_SHAPE(f16, "f16", n, __VA_ARGS__) KS_FOUR_SHAPE(bf16, "bf16", n, __VA_ARGS__)
+#endif
+KS_FOUR_SHAPES(32, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37)
+KS_FOUR_SHAPES(64, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53)
+KS_FOUR_SHAPES(96, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65, 66, 67, 68, 69)
+KS_FOUR_SHAPES(128, 64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85)
+KS_FOUR_SHAPES(192, 96, 97, 98, 99, 100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117)
+KS_FOUR_SHAPES(256, 128, 129, 130, 131, 132, 133, 134, 135, 136, 137, 138, 139, 140, 141, 142, 143, 144, 145, 146, 147, 148, 149)
+
+// d = a·b, or added to d, over STEPS steps along k. Panels of PER steps: A_STEP, B_STEP bytes from a step to the next in a panel, A_PANEL,
+// B_PANEL from a panel to the next.
+template<class T, int N, int STEPS, int A_PANEL, int B_PANEL, int A_STEP = 32, int B_STEP = 32, int A_M = 0, int B_N = 0, int ROW = 128, class D>
+KS_DEVICE void multiply_ss(float (&d)[N / 2], D a, D b, bool add) {
+  constexpr int PER = ROW / 32, WHOLE = PER == 4 ? STEPS / 4 * 4 : 0;
+#pragma unroll
+  for (int k = 0; k < WHOLE; k += 4)
+    WgmmaFour<T, N>::template ss<A_STEP, B_STEP, A_M, B_N, ROW>(d, advanced(a, k / PER * A_PANEL), advanced(b, k / PER * B_PANEL), add || k);
+#pragma unroll
+  for (int k = WHOLE; k < STEPS; k++)
+    Wgmma<T, N>::template ss<A_M, B_N, ROW>(d, advanced(a, k / PER * A_PANEL + k % PER * A_STEP),
+                                            advanced(b, k / PER * B_PANEL + k % PER * B_STEP), add || k);
+}
+// The same where A is in registers, four a step.
+template<class T, int N, int STEPS, int B_STEP, int ROW = 128, class D>
+KS_DEVICE void multiply_rs(float (&d)[N / 2], const u32* a, D b, bool add) {
+  constexpr int WHOLE = STEPS / 4 * 4;
+#pragma unroll
+  for (int k = 0; k < WHOLE; k += 4) WgmmaFour<T, N>::template rs<B_STEP, ROW>(d, a + 4 * k, advanced(b, k * B_STEP), add || k);
+#pragma unroll
+  for (int k = WHOLE; k < STEPS; k++) Wgmma<T, N>::template rs<ROW>(d, a + 4 * k, advanced(b, k * B_STEP), add || k);
+}
+
 // Two float32 to 16 bits each, the first in the low half, rounding to nearest even.
 KS_DEVICE u32 pack2(float low, float high, f16) {
   u32 r;

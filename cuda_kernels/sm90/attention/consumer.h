@@ -236,18 +236,12 @@ KS_DEVICE void Consumer::run() const {
   auto release_q = [&] { if (thread_lane == 0) barrier_arrive(rings.q.empty(q_state())); };
   auto start_qk = [&](float (&s)[BN / 2]) {
     const u32 x = advanced(q_tiles, q.stage * GROUPS * Q_BYTES), y = advanced(k_tiles, k.stage * K_BYTES);
-#pragma unroll
-    for (int d = 0; d < DQK * SIZE / 32; d++) {
-      constexpr int PER = QK_ROW / 32;
-      Wgmma<T, BN>::ss<0, 0, QK_ROW>(s, advanced(x, d / PER * 64 * QK_ROW + d % PER * 32),
-                                     advanced(y, d / PER * BN * QK_ROW + d % PER * 32), d != 0);
-    }
+    multiply_ss<T, BN, DQK * SIZE / 32, 64 * QK_ROW, BN * QK_ROW, 32, 32, 0, 0, QK_ROW>(s, x, y, false);
     wgmma_commit();
   };
   auto start_pv = [&] {
     const u32 y = advanced(v_tiles, v.stage * V_BYTES);
-#pragma unroll
-    for (int j = 0; j < BN * SIZE / 32; j++) Wgmma<T, DV>::rs<E4M3 ? BN : 128>(o, p + 4 * j, advanced(y, E4M3 ? j * 32 : j * 16 * 128), 1);
+    multiply_rs<T, DV, BN * SIZE / 32, E4M3 ? 32 : 16 * 128, E4M3 ? BN : 128>(o, p, y, true);
     wgmma_commit();
   };
   auto scheduler_barrier_sync = [&] { if (KS_TURNS) named_barrier_sync(SCHEDULER + group, CONSUMERS); };

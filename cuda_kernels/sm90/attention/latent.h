@@ -250,9 +250,9 @@ struct ScoreConsumer : Consumer {
     if (!boxed) async_proxy_fence();  // what cp.async wrote comes before what wgmma reads
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 4 * part_panels<N>; i++) {
-      const int offset = panel_of<N>(i / 4) * PANEL_BYTES + i % 4 * 32;
-      Wgmma<T, BN>::template ss<0, 0>(s, advanced(x, offset), advanced(y, offset), N || i);
+    for (int i = 0; i < part_panels<N>; i++) {
+      const int panel = panel_of<N>(i) * PANEL_BYTES;
+      multiply_ss<T, BN, 4, PANEL_BYTES, PANEL_BYTES>(s, advanced(x, panel), advanced(y, panel), N || i);
     }
     wgmma_commit();
   }
@@ -266,8 +266,7 @@ struct ScoreConsumer : Consumer {
   KS_DEVICE void start_products(float (&o)[HALF / 2], const u32 (&p)[BN / 4], int stage, bool add) const {
     const u32 v = values(stage, 0);
     wgmma_fence();
-#pragma unroll
-    for (int j = 0; j < BN / 16; j++) Wgmma<T, HALF>::rs(o, p + 4 * j, advanced(v, j * 2048), add || j);
+    multiply_rs<T, HALF, BN / 16, 2048>(o, p, v, add);
     wgmma_commit();
   }
   // S to P; the rows' references m, sums l (this thread's part) and the factor for what was summed before.
@@ -376,9 +375,7 @@ struct ColumnConsumer : Consumer {
         if (list.together > 1) named_barrier_sync(TURN, EXCHANGE);
         const u32 p = uniform(descriptor_k_major(shared_address(storage.p))), v = values(state.stage, HALF);
         wgmma_fence();
-#pragma unroll
-        for (int j = 0; j < BN / 16; j++)
-          Wgmma<T, HALF>::template ss<0, 1>(o, advanced(p, j * 32), advanced(v, j * 2048), tile > begin || j);
+        multiply_ss<T, HALF, BN / 16, 4 * 32, 4 * 2048, 32, 2048, 0, 1>(o, p, v, tile > begin);
         wgmma_commit();
         wgmma_wait<0>();
         named_barrier_arrive(EMPTY, EXCHANGE);

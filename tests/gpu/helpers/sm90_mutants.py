@@ -219,8 +219,8 @@ MUTANTS = (
     _mutant(
         "values-released-twice",
         CONSUMER,
-        "E4M3 ? j * 32 : j * 16 * 128), 1);\n    wgmma_commit();",
-        "E4M3 ? j * 32 : j * 16 * 128), 1);\n    wgmma_commit();\n"
+        "E4M3 ? BN : 128>(o, p, y, true);\n    wgmma_commit();",
+        "E4M3 ? BN : 128>(o, p, y, true);\n    wgmma_commit();\n"
         "    if (thread_lane == 0) barrier_arrive(rings.v.empty(v));",
         LONG,
         "values are handed back while the product reads them, and again when it is done",

@@ -100,17 +100,12 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         if (RAGGED_QUERIES && m * STEP + STEP > w.S_q) zero<STEP>(storage.q[q.stage], w.S_q - m * STEP);
         wgmma_fence();
         const u64 y = advanced(q_k_major, q.stage * Q_BYTES);
-#pragma unroll
-        for (int k = 0; k < D / 16; k++)
-          Wgmma<T, STEP>::template ss<0, 0>(s, advanced(k_k_major, k / 4 * KEYS * 128 + k % 4 * 32),
-                                            advanced(y, k / 4 * STEP * 128 + k % 4 * 32), k != 0);
+        multiply_ss<T, STEP, D / 16, KEYS * 128, STEP * 128>(s, k_k_major, y, false);
         wgmma_commit();
       };
       auto start_dq = [&](float (&dq)[COLUMNS / 2], const PipelineState<DS_STAGES>& ds_in) {
         const u64 x = advanced(ds_tiles, ds_in.stage * GROUPS * DS_BYTES);
-#pragma unroll
-        for (int k = 0; k < KEYS / 16; k++)
-          Wgmma<T, COLUMNS>::template ss<1, 1>(dq, advanced(x, k / 4 * DS_BYTES + k % 4 * 2048), advanced(k_mn_major, k * 2048), k != 0);
+        multiply_ss<T, COLUMNS, KEYS / 16, DS_BYTES, 4 * 2048, 2048, 2048, 1, 1>(dq, x, k_mn_major, false);
         wgmma_commit();
       };
       // This warp's part of a piece to the sums, as fragments lie.
@@ -164,13 +159,9 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         pin(dv);
         wgmma_fence();
         const u64 o_here = advanced(o_k_major, o().stage * Q_BYTES);
-#pragma unroll
-        for (int k = 0; k < D / 16; k++)
-          Wgmma<T, STEP>::template ss<0, 0>(dp, advanced(v_k_major, k / 4 * KEYS * 128 + k % 4 * 32),
-                                            advanced(o_here, k / 4 * STEP * 128 + k % 4 * 32), k != 0);
+        multiply_ss<T, STEP, D / 16, KEYS * 128, STEP * 128>(dp, v_k_major, o_here, false);
         wgmma_commit();
-#pragma unroll
-        for (int k = 0; k < STEP / 16; k++) Wgmma<T, D>::rs(dv, p + 4 * k, advanced(o_rows, k * 2048), 1);
+        multiply_rs<T, D, STEP / 16, 2048>(dv, p, o_rows, true);
         wgmma_commit();
         wgmma_wait<1>();
         pin(dp);
@@ -205,8 +196,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         wgmma_fence();
         start_dq(dq, ds_out);
         if (!LAST) start_s();
-#pragma unroll
-        for (int k = 0; k < STEP / 16; k++) Wgmma<T, D>::rs(dk, ds + 4 * k, advanced(q_rows, k * 2048), 1);
+        multiply_rs<T, D, STEP / 16, 2048>(dk, ds, q_rows, true);
         wgmma_commit();
         wgmma_wait<LAST ? 1 : 2>();
         add_dq(dq, ds_out);

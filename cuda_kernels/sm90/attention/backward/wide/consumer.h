@@ -102,10 +102,7 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
         wgmma_fence();
         const u64 own = whole(descriptor_k_major(address_here(SCORES ? *storage.k : *storage.v)));
         const u64 y = whole(descriptor_k_major(address_here(*near_tiles) + near.stage * PART_BYTES<NEAR_COLUMNS>));
-#pragma unroll
-        for (int k = 0; k < part_columns(NEAR_COLUMNS) / 16; k++)
-          Wgmma<T, STEP>::template ss<0, 0>(x, advanced(own, (2 * H + k / 4) * KEY_PANEL_BYTES + k % 4 * 32),
-                                            advanced(y, k / 4 * PANEL_BYTES + k % 4 * 32), H != 0 || k != 0);
+        multiply_ss<T, STEP, part_columns(NEAR_COLUMNS) / 16, KEY_PANEL_BYTES, PANEL_BYTES>(x, advanced(own, 2 * H * KEY_PANEL_BYTES), y, H != 0);
         wgmma_commit();
         near.advance();
       };
@@ -127,12 +124,8 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
         const u64 y = whole(descriptor_mn_major(address_here(storage.ds) + ds_in.stage * CLUSTER * DS_BYTES, KEY_PANEL_BYTES));
         const u64 own = whole(descriptor_mn_major(address_here(storage.k) + panel() * KEY_PANEL_BYTES, KEY_PANEL_BYTES));
         const u64 other = whole(descriptor_mn_major(address_here(storage.other_k) + group * KEY_PANEL_BYTES, KEY_PANEL_BYTES));
-#pragma unroll
-        for (int k = 0; k < BLOCK_KEYS / 16; k++)
-          Wgmma<T, 64>::template ss<1, 1>(dq, advanced(y, k * 2048), advanced(own, k * 2048), k != 0);
-#pragma unroll
-        for (int k = 0; k < BLOCK_KEYS / 16; k++)
-          Wgmma<T, 64>::template ss<1, 1>(dq, advanced(y, DS_BYTES + k * 2048), advanced(other, k * 2048), 1);
+        multiply_ss<T, 64, BLOCK_KEYS / 16, 4 * 2048, 4 * 2048, 2048, 2048, 1, 1>(dq, y, own, false);
+        multiply_ss<T, 64, BLOCK_KEYS / 16, 4 * 2048, 4 * 2048, 2048, 2048, 1, 1>(dq, advanced(y, DS_BYTES), other, true);
         wgmma_commit();
       };
       // This warp's part of a piece to the sums, as fragments lie.
@@ -263,9 +256,7 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
           far_ring.wait_full(far);
           if (H == 0) wgmma_fence();
           const u64 rows = whole(descriptor_mn_major(address_here(*far_tiles) + far.stage * PART_BYTES<FAR_COLUMNS>, PANEL_BYTES));
-#pragma unroll
-          for (int k = 0; k < STEP / 16; k++)
-            Wgmma<T, COLUMNS>::rs(part<FAR_COLUMNS, H>(sum), y + 4 * k, advanced(rows, k * 2048), 1);
+          multiply_rs<T, COLUMNS, STEP / 16, 2048>(part<FAR_COLUMNS, H>(sum), y, rows, true);
           wgmma_commit();
           far.advance();
         };
