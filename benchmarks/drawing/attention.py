@@ -290,30 +290,25 @@ def _scored(case: AttentionCase, rng: Random) -> AttentionCase:
 
 
 def _injected(case: AttentionCase, rng: Random) -> AttentionCase:
-    """The same, one time of ten with a NaN in a row of q, k or v, or an infinity in one of q or k:
-    what becomes of one in v depends on which weights are too small for float32."""
-    if rng.random() >= 0.1 or case.latent:
+    """The same, one time of ten with a NaN or an infinity in a row of q or k, or a NaN in one of v:
+    what becomes of an infinity there depends on which weights are too small for float32. Nor is
+    there one where all of a row's scores may be −∞, without being hidden."""
+    name = one(rng, "qkv")
+    layout = {"q": case.q, "k": case.k, "v": case.v}[name]
+    infinite = case.data in ("holes", "voids") or case.bias_data != "normal"
+    if rng.random() >= 0.1 or case.latent or layout.broadcast or (name == "v" and infinite):
         return case
-    values = []
-    for name, layout in (("q", case.q), ("k", case.k), ("v", case.v)):
-        stored = (case.dtype_q if name == "q" else case.dtype_kv) is not None
-        value = np.nan if stored or name == "v" else one(rng, (np.nan, np.inf, -np.inf))
-        lengths, rows, heads, columns = (
-            (case.q_sequences, case.S_q, case.num_heads, case.head_dim)
-            if name == "q"
-            else (
-                case.keys,
-                case.S_k,
-                case.kv_heads,
-                case.value_dim if name == "v" else case.head_dim,
-            )
-        )
-        b = int(rng.integers(case.batch))
-        rows = rows if lengths is None else lengths[b]
-        if rows and not layout.broadcast and rng.random() < 0.5:
-            at = (b, *(int(rng.integers(n)) for n in (heads, rows, columns)))
-            values.append(InjectedValue(name, value, at))
-    return replace(case, injected=tuple(values))
+    stored = (case.dtype_q if name == "q" else case.dtype_kv) is not None
+    value = np.nan if stored or name == "v" else one(rng, (np.nan, np.inf, -np.inf))
+    lengths = case.q_sequences if name == "q" else case.keys
+    b = int(rng.integers(case.batch))
+    rows = (case.S_q if name == "q" else case.S_k) if lengths is None else lengths[b]
+    heads = case.num_heads if name == "q" else case.kv_heads
+    columns = case.value_dim if name == "v" else case.head_dim
+    if rows == 0:
+        return case
+    at = (b, *(int(rng.integers(n)) for n in (heads, rows, columns)))
+    return replace(case, injected=(InjectedValue(name, value, at),))
 
 
 def _dtypes(kind: Kind) -> dict[str, DType]:
