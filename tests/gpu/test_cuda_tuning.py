@@ -34,7 +34,15 @@ def attention(S_q: int, S_k: int) -> ks.Attention:
     return ks.Attention.from_arrays(q, k, v, out)
 
 
+def heads() -> ks.QkvProjection:
+    """131 tokens and 512 columns: the last tiles of rows are short, of 96 columns too."""
+    x, weight, bias = normal(1, 131, 320), normal(512, 320), normal(512)
+    q, k, v = (normal(1, n, 131, 64) for n in (6, 1, 1))
+    return ks.QkvProjection.from_arrays(x, weight, q, k, v, bias=bias)
+
+
 PROBLEMS = {
+    "heads": heads,
     "one product": lambda: product(1),
     "products": lambda: product(3),
     "attention": lambda: attention(300, 300),

@@ -25,15 +25,17 @@ constexpr int SPLIT = KS_SPLIT;  // blocks of a cluster that sum a part of K eac
 // Blocks that load parts of a slice of A, or of B, for all of them.
 constexpr int A_PARTS = KS_SHARED_A ? CLUSTER : 1, B_PARTS = KS_SHARED_A ? 1 : CLUSTER;
 static_assert(SPLIT == 1 || CLUSTER == 1, "a cluster shares rows of A, columns of B, or a sum");
-constexpr int BK = 128 / sizeof(T), MT = BM / (64 * GROUPS), PANELS = BN / 64, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
-static_assert(PANELS <= 4 && MT * 64 * GROUPS == BM && PANELS * 64 == BN, "tiles are of 64 rows a consumer, and panels of 64 columns");
+constexpr int BK = 128 / sizeof(T), MT = BM / (64 * GROUPS), PANELS = divide_up(BN, 64), CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
+static_assert(PANELS <= 4 && MT * 64 * GROUPS == BM, "tiles are of 64 rows a consumer, and up to four panels of 64 columns");
+// The last panel may be half a one: of a B that lies along K, and a result without source tiles, which warps store.
+static_assert(BN % 64 == 0 || (BN % 32 == 0 && KS_HEADS && KS_B_TRANSPOSED && KS_STORE == ROWS), "whole panels");
 
 // Named barriers: 1 + g among consumer g's threads; TURN + g is its turn to multiply, where two take turns.
 enum { TURN = 3 };
 static_assert(!(KS_IN_TURNS || KS_HALVES) || (E4M3 && GROUPS == 2 && MT == 1), "two consumers of 64 rows");
 
 constexpr int ROWS_BYTES = 64 * 128;  // 64 rows of a panel
-constexpr int C_COLUMNS = 128 / sizeof(TC), C_PANELS = BN / C_COLUMNS;  // of the result's panels, of 128 bytes a row too
+constexpr int C_COLUMNS = 128 / sizeof(TC), C_PANELS = divide_up(BN, C_COLUMNS);  // of the result's panels, of 128 bytes a row too
 constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + B_BYTES;
 
 // Source tiles (beta · C, residual) come through the same ring: panels of BM rows in a stage.

@@ -313,6 +313,7 @@ struct Consumer {
         for (int n = 0; n < BATCH; n++)
 #pragma unroll
           for (int j = 0; j < 4; j++) {
+            if (BN % C_COLUMNS && C_COLUMNS * (first + n) + 16 * j >= BN) break;
             if constexpr (sizeof(TC) == 4) {
               const float* d = &acc[i][16 * (first + n) + 4 * j];
               store_pair(shared_address(to) + n * ROWS_BYTES + pair_offset(at, j, 0), d[0], d[1]);
@@ -330,9 +331,11 @@ struct Consumer {
         } else {
           warp_barrier();
           const typename Result::Rows rows = result.rows(a, p, p.row + 64 * (group * MT + i) + 16 * warp);
+          const int chunks = BN % C_COLUMNS ? min_of(8 * BATCH, (BN - C_COLUMNS * first) / Chunk<TC>::N) : 8 * BATCH;  // of a row
 #pragma unroll
-          for (int q = 0; q < 4 * BATCH; q++) {  // 8·BATCH chunks a row
-            const int index = q * WARP + thread_lane, r = index / (8 * BATCH), chunk = index % (8 * BATCH);
+          for (int q = 0; q < 4 * BATCH; q++) {
+            if (BN % C_COLUMNS && 2 * q >= chunks) break;
+            const int index = q * WARP + thread_lane, r = index / chunks, chunk = index % chunks;
             const Chunk<TC>& x = *(const Chunk<TC>*)(to + chunk / 8 * ROWS_BYTES + r * 128 + ((chunk ^ r) & 7) * 16);
             const int column = p.column + C_COLUMNS * first + Chunk<TC>::N * chunk;
             result.store(a, c, rows, r, column, x);

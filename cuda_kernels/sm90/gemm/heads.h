@@ -16,7 +16,7 @@
 
 enum { HALF_SPLIT = 1, INTERLEAVED = 2 };
 constexpr int UNIT = 32, GROUP = 2 * UNIT;  // columns of a tile: GROUP of them, one half beside the other
-static_assert(BN % GROUP == 0 && BN / B_PARTS % UNIT == 0, "a tile is of whole groups, a block's part of B of whole units");
+static_assert(!KS_ROTARY || (BN % GROUP == 0 && BN / B_PARTS % UNIT == 0), "a tile is of whole groups, a block's part of B of whole units");
 
 // Which element of a head each column holds. Groups lie wholly within a head, and wholly within what is turned or outside.
 struct Order {

@@ -20,7 +20,7 @@ from kernelseam.kernels.gemm.host import (
 from kernelseam.kernels.signature import Signature
 
 from kernelseam_cuda.sm90.gemm import HopperGemm
-from kernelseam_cuda.sm90.tiles import FEW_ROWS, HEADS, SPLIT, HopperGemmTile
+from kernelseam_cuda.sm90.tiles import FEW_ROWS, HEADS, SPLIT, UNTURNED, HopperGemmTile
 
 _CHUNK = 8
 """Elements of 16 bytes: a head is of whole ones."""
@@ -61,8 +61,7 @@ class HopperHeads(HopperGemm):
         )
 
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[HopperGemmTile, ...]:
-        assert spec.heads is not None
-        return _tiles_of(spec.heads)
+        return _tiles_of(spec)
 
     def as_launched(self, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
         return (tile,)
@@ -73,7 +72,7 @@ class HopperHeads(HopperGemm):
         assert h is not None and spec is not None
         return tuple(
             t
-            for t in _tiles_of(spec)
+            for t in _tiles_of(p.spec)
             if self.few_enough(p, t) and (t.store == "rows" or _stored_by_tma(p, h, spec))
         )
 
@@ -153,9 +152,13 @@ class HopperHeads(HopperGemm):
         yield Covered(self, replace(plain, b_transposed=False), often=False)
 
 
-def _tiles_of(spec: HeadsSpec) -> tuple[HopperGemmTile, ...]:
-    """TMA stores no pages."""
-    return tuple(t for t in (*HEADS, *SPLIT, *FEW_ROWS) if t.store == "rows" or not spec.paged)
+def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
+    """TMA stores no pages. Half a panel of columns is for a weight that lies along K, and for heads
+    that are not turned."""
+    assert spec.heads is not None
+    whole_panels = spec.heads.rotary or not spec.b_transposed
+    tiles = (*HEADS, *(() if whole_panels else UNTURNED), *SPLIT, *FEW_ROWS)
+    return tuple(t for t in tiles if t.store == "rows" or not spec.heads.paged)
 
 
 def _entries(p: GemmProblem, h: HeadsProblem) -> int:

@@ -159,6 +159,12 @@ HEADS = (
 )
 """Tiles of products whose columns are heads; the cost model chooses."""
 
+UNTURNED = (
+    HopperGemmTile(128, 96, 2, 7, 1, 1, "rows", b_first=True, rate=1.0, block_seconds=2e-7),
+)
+"""More of them where no head is turned, which takes whole groups of 64 columns. 256 tokens by 6,144
+columns are 128 tiles that load an eighth less than 64×192."""
+
 
 @dataclass(frozen=True)
 class HopperTf32Tile:
