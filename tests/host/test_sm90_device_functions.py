@@ -166,6 +166,7 @@ def check_heads(change: Change) -> None:
     constants = {
         **GEMM_CONSTANTS,
         "KS_HEADS": 1,
+        "KS_B_TRANSPOSED": 1,
         "KS_ROTARY": 1,
         "KS_PAGED": 0,
         "KS_POSITIONS": 0,

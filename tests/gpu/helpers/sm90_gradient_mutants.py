@@ -240,8 +240,8 @@ MUTANTS = (
     _mutant(
         "depth-of-ds",
         CONSUMER,
-        "k / 4 * DS_BYTES + k % 4 * 2048",
-        "k / 4 * DS_BYTES + k % 4 * 1024",
+        "DS_BYTES, 4 * 2048, 2048, 2048, 1, 1>",
+        "DS_BYTES, 4 * 2048, 1024, 2048, 1, 1>",
         MANY,
         "16 keys on in ds are 8",
     ),
@@ -313,8 +313,8 @@ MUTANTS = (
     _mutant(
         "wide-second-half",
         WIDE_CONSUMER,
-        "(2 * H + k / 4) * KEY_PANEL_BYTES",
-        "k / 4 * KEY_PANEL_BYTES",
+        "advanced(own, 2 * H * KEY_PANEL_BYTES)",
+        "own",
         WIDE,
         "the queries' second half meets the keys' first",
     ),
