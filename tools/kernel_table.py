@@ -97,6 +97,7 @@ UNSHOWN = (
     "splits",
     "rate",
     "latency",
+    "resident_threads",
     "most_ahead",
     "rate_in_order",
     "rate_along_m",

@@ -373,7 +373,7 @@ ATTENTION_BWD = _backward(
 
 GEMV = (
     GemvTile(True, 8, 4, 128, 4, latency=1.2e-6),
-    GemvTile(True, 32, 4, 128, 4, ahead=True, resident=640, latency=9e-7),
+    GemvTile(True, 32, 4, 128, 4, ahead=True, resident_threads=640, latency=9e-7),
     GemvTile(True, 32, 1, 128, 4, ahead=True, latency=1.5e-7),
     GemvTile(False, 8, 4, 256, 8, latency=1.28e-6),
     GemvTile(False, 8, 4, 512, 16, ahead=True, most_ahead=2, latency=1.3e-6),

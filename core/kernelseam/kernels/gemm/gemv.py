@@ -65,7 +65,7 @@ class GemvTile:
     """Whether the next rows are loaded while these are multiplied."""
     most_ahead: int = MOST_VECTORS
     """The most vectors with whose sums the next rows still fit into registers."""
-    resident: int = field(default=1024, compare=False)
+    resident_threads: int = field(default=1024, compare=False)
     """For its cost: threads of a compute unit's blocks that run at once."""
     latency: float = field(default=1e-6, compare=False)
     """For its cost: of the seconds from a load of its rows to their use, those that other loads do
@@ -267,7 +267,7 @@ class GemvDefinition(KernelDefinition):
         p, spec = problem, problem.spec
         n, k = tile.block_columns(spec), p.K if p.reads_inputs else 0
         blocks, units = p.results * _slabs(p, tile), max(device.limits.compute_units, 1)
-        rounds = divide_up(blocks, units * max(tile.resident // tile.threads, 1))
+        rounds = divide_up(blocks, units * max(tile.resident_threads // tile.threads, 1))
         loads = divide_up(n * k, tile.threads * tile.rows * tile.piece(spec))
         return Work(
             p.bytes_moved,
