@@ -149,8 +149,8 @@ struct Consumer {
   }
   // Offsets for ldmatrix and stmatrix: this lane's row of a warp's 16 rows of a panel, and its chunk, 2j + lane/16 for the columns
   // of accumulators 8j … 8j + 7.
-  KS_DEVICE u32 row_offset() const { return (thread_lane & 15) * 128; }
-  KS_DEVICE u32 chunk_offset(int j) const { return ((2 * j + (thread_lane >> 4)) ^ (thread_lane & 7)) * 16; }
+  KS_DEVICE u32 row_offset(int lane) const { return (lane & 15) * 128; }
+  KS_DEVICE u32 chunk_offset(int lane, int j) const { return ((2 * j + (lane >> 4)) ^ (lane & 7)) * 16; }
 
   // Of float32: where in a warp's 16 rows of a panel the first of two neighbours lies that a lane holds of row lane/4 + 8·half,
   // of the panel's columns 8j … 8j + 7.
@@ -161,7 +161,7 @@ struct Consumer {
 
   // Adds factor · (tile of a source matrix), which comes through the ring.
   KS_DEVICE void add_source(float (&acc)[MT][BN / 2], float factor) {
-    const int at = sizeof(TC) == 4 ? opaque(thread_lane) : thread_lane;  // else offsets are kept from tile to tile, and spill
+    const int at = sizeof(TC) == 4 || KS_SUMMED ? opaque(thread_lane) : thread_lane;  // else offsets are kept from tile to tile, and spill
 #pragma unroll
     for (int first = 0; first < C_PANELS; first += SOURCE_PANELS) {
       ring.wait_full(state);
@@ -182,7 +182,7 @@ struct Consumer {
               }
             } else {
               u32 x[4];
-              ldmatrix(tile + row_offset() + (n - first) * A_BYTES + i * ROWS_BYTES + chunk_offset(j), x);
+              ldmatrix(tile + row_offset(at) + (n - first) * A_BYTES + i * ROWS_BYTES + chunk_offset(at, j), x);
 #pragma unroll
               for (int e = 0; e < 4; e++) add_pair(&acc[i][32 * n + 8 * j + 2 * e], x[e], factor);
             }
@@ -296,7 +296,7 @@ struct Consumer {
   // Where chunk 2j + lane/16 of a panel goes in a warp's rows of an epilogue buffer: as chunk_offset has it; or, where boxes
   // are of 32 columns, into the first or the second half of the buffer, rows of 64 bytes in the 64-byte swizzle.
   KS_DEVICE u32 buffer_place(u32 panel, int j) const {
-    if constexpr (Result::BOX_COLUMNS == 64) return panel + row_offset() + chunk_offset(j);
+    if constexpr (Result::BOX_COLUMNS == 64) return panel + row_offset(thread_lane) + chunk_offset(thread_lane, j);
     const int chunk = 2 * (j & 1) + (thread_lane >> 4);
     return panel + j / 2 * (ROWS_BYTES / 2) + (thread_lane & 15) * 64 + (chunk ^ (thread_lane >> 1 & 3)) * 16;
   }
