@@ -39,20 +39,22 @@ attention_latent_merge_sm90(KS_ARGUMENT Merged a, KS_ARGUMENT List list) {
   const int tiles = list.tiles(entry), first = list.places_before(entry) + item * (tiles + ITEM_COST) + ITEM_COST;
   const int first_group = cut.taker(first), last_group = cut.taker(first + tiles - 1);
   if (first_group == last_group) return;
+  const int head = rows_of.head + row;
+  const int end_group = head < list.head_group ? last_group + 1 : first_group;  // nobody wrote rows beyond the heads
 
   float top = -infinity(), sum = 0.f;
   bool lost = false;  // a NaN, which a maximum would pass over
 #pragma unroll 8  // so many loads in flight
-  for (int g = first_group; g <= last_group; g++) {
+  for (int g = first_group; g < end_group; g++) {
     const float s = a.sums_lse[state_of(list, g, member, first_group) * ROWS + row];
     top = maximum(top, s), lost = lost || s != s;
   }
   const float base = top == -infinity() ? 0.f : top;
 #pragma unroll 8
-  for (int g = first_group; g <= last_group; g++) sum += exp2_fast(a.sums_lse[state_of(list, g, member, first_group) * ROWS + row] - base);
+  for (int g = first_group; g < end_group; g++) sum += exp2_fast(a.sums_lse[state_of(list, g, member, first_group) * ROWS + row] - base);
   float4 y[EACH] = {};
 #pragma unroll 4
-  for (int g = first_group + warp % a.sharing; g <= last_group; g += a.sharing) {
+  for (int g = first_group + warp % a.sharing; g < end_group; g += a.sharing) {
     const int state = state_of(list, g, member, first_group) * ROWS + row;
     const float s = a.sums_lse[state];
     if (s == -infinity()) continue;
@@ -63,7 +65,6 @@ attention_latent_merge_sm90(KS_ARGUMENT Merged a, KS_ARGUMENT List list) {
 #pragma unroll
   for (int i = 0; i < EACH; i++) others[warp][i * WARP + lane()] = y[i];
   block_barrier();
-  const int head = rows_of.head + row;
   if (warp % a.sharing || head >= list.head_group) return;
 #pragma unroll 1
   for (int w = 1; w < a.sharing; w++)

@@ -149,8 +149,8 @@ struct Consumer {
   }
   // Offsets for ldmatrix and stmatrix: this lane's row of a warp's 16 rows of a panel, and its chunk, 2j + lane/16 for the columns
   // of accumulators 8j … 8j + 7.
-  KS_DEVICE u32 row_offset(int lane) const { return (lane & 15) * 128; }
-  KS_DEVICE u32 chunk_offset(int lane, int j) const { return ((2 * j + (lane >> 4)) ^ (lane & 7)) * 16; }
+  static KS_DEVICE u32 row_offset(int lane) { return (lane & 15) * 128; }
+  static KS_DEVICE u32 chunk_offset(int lane, int j) { return ((2 * j + (lane >> 4)) ^ (lane & 7)) * 16; }
 
   // Of float32: where in a warp's 16 rows of a panel the first of two neighbours lies that a lane holds of row lane/4 + 8·half,
   // of the panel's columns 8j … 8j + 7.

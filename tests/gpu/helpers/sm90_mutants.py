@@ -873,8 +873,8 @@ MUTANTS = (
     _mutant(
         "chunks-of-a-panel",
         GEMM_CONSUMER,
-        "((2 * j + (thread_lane >> 4)) ^ (thread_lane & 7)) * 16;",
-        "(2 * j + (thread_lane >> 4)) * 16;",
+        "((2 * j + (lane >> 4)) ^ (lane & 7)) * 16;",
+        "(2 * j + (lane >> 4)) * 16;",
         NT,
         "a panel is laid out as if it were not swizzled",
     ),
