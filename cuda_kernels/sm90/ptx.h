@@ -74,6 +74,10 @@ KS_DEVICE void load_four(u32 from, float (&x)[4]) {
 KS_DEVICE void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
+// The same for warps that meet from different places of the code, which .aligned does not allow.
+KS_DEVICE void named_barrier_meet(int id, int threads) {
+  asm volatile("barrier.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
 KS_DEVICE void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }

@@ -318,7 +318,7 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
         add_dq(dq, ds_in);
       }
     }
-    named_barrier_sync(3, CONSUMERS);  // all products of K and V are over
+    named_barrier_meet(3, CONSUMERS);  // all products of K and V are over
     const int first = warp * 16;
     store_gradient<T, BLOCK_KEYS, FAR_COLUMNS>(sum, SCORES ? 1.f : scale, SCORES ? storage.v : storage.k, first, key0 + first, w,
                                   SCORES ? maps.dv : maps.dk, SCORES ? a.dv : a.dk, lane);
