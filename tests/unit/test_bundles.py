@@ -275,11 +275,11 @@ def test_a_broken_bundle_is_left_out_by_name(
     place = install(tmp_path / "app-0-py3-none-any.whl")
     (place / "kernelseam_bundle_app" / "index.json").write_text('{"format": 9}')
     compilation.forget()
-    said = "app 0 (not used: ValueError: its format is 9, this version reads 1)"
+    said = "app 0 (not used: ValueError: its format is 9, this version reads 2)"
     with pytest.warns(CacheWarning, match="the bundle app 0 .not used: ValueError"):
         assert [str(b) for b in compilation.installed_bundles()] == [said]
     _, out, _ = run("doctor", "--no-check")
-    assert "Bundles\n  app 0  not used: ValueError: its format is 9, this version reads 1" in out
+    assert "Bundles\n  app 0  not used: ValueError: its format is 9, this version reads 2" in out
 
 
 @pytest.mark.parametrize(

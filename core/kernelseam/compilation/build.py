@@ -15,11 +15,12 @@ from pathlib import Path, PurePosixPath
 
 from kernelseam.compilation import bundled, entry
 from kernelseam.compilation.folder import CacheWarning, Untrusted, cache_folder, private
+from kernelseam.compilation.sources import identity
 from kernelseam.contract import SourceBundle, Toolchain
 from kernelseam.errors import CompileError, MissingBinary
 from kernelseam.forking import new_lock
 
-SCHEMA = 2
+SCHEMA = 3
 """Part of every key: raised when the meaning of a key or of an entry changes."""
 
 KEY = "KS_KEY"
@@ -43,8 +44,7 @@ class Binary:
 def binary_key(bundle: SourceBundle, arch: str, backend: str, compiler: str) -> str:
     """SHA-256, in hex, over everything that shapes the binary, the content of every file
     included."""
-    source = [bundle.name, bundle.main, sorted(bundle.files), bundle.defines, bundle.options]
-    parts = [SCHEMA, source, arch, backend, compiler]
+    parts = [SCHEMA, identity(bundle), arch, backend, compiler]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -20,12 +20,13 @@ from importlib.resources.abc import Traversable
 
 from kernelseam.compilation import entry
 from kernelseam.compilation.folder import CacheWarning
+from kernelseam.compilation.sources import identity
 from kernelseam.contract import SourceBundle
 from kernelseam.errors import InvalidValue
 
 GROUP = "kernelseam.binaries"
 INDEX = "index.json"
-FORMAT = 1
+FORMAT = 2
 """Of the index, and part of every source key: raised when the meaning of either changes."""
 NO_JIT = "KERNELSEAM_NO_JIT"
 
@@ -72,8 +73,8 @@ def no_jit() -> bool:
 def source_key(bundle: SourceBundle, arch: str, backend: str) -> str:
     """SHA-256, in hex, over everything that is given to the compiler: a binary's key but for the
     compiler."""
-    source = [bundle.name, bundle.main, sorted(bundle.files), bundle.defines, bundle.options]
-    return hashlib.sha256(json.dumps([FORMAT, source, arch, backend]).encode()).hexdigest()
+    parts = [FORMAT, identity(bundle), arch, backend]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def find(bundle: SourceBundle, arch: str, backend: str) -> BundledBinary | None:

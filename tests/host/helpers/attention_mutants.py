@@ -482,7 +482,6 @@ ATTENTIONS = (
         "attention-f16-64-scale-negative",
         WRONG,
         "a negative scale is taken for a positive one",
-        archs=DIRECT,
     ),
     Mutant(
         "attention-lse-base-2",
