@@ -482,6 +482,7 @@ ATTENTIONS = (
         "attention-f16-64-scale-negative",
         WRONG,
         "a negative scale is taken for a positive one",
+        archs=DIRECT,
     ),
     Mutant(
         "attention-lse-base-2",

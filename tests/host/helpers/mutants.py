@@ -396,6 +396,7 @@ WRONG_ORDER = (
         RACE,
         "results overwrite keys that another warp still reads",
         "thread",
+        archs=DIRECT,
     ),
     Mutant(
         "backward-results-overlap",

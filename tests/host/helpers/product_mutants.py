@@ -3,7 +3,7 @@ heads, teams."""
 
 from __future__ import annotations
 
-from mutant import GEMM, NAN, NOT_EXACT, RACE, STRAY, UNTOUCHED, WRONG, Mutant
+from mutant import DIRECT, GEMM, NAN, NOT_EXACT, RACE, STRAY, UNTOUCHED, WRONG, Mutant
 
 HALVES = "qkv-projection-f16-rotary-halves"
 
@@ -245,5 +245,6 @@ PRODUCTS = (
         "gemm-f16-nt-4096-of-8x8x8",
         f"{UNTOUCHED}|{NAN}",
         "a block's next tiles lie too far on",
+        archs=DIRECT,
     ),
 )
