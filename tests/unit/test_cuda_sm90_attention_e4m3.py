@@ -106,13 +106,17 @@ def test_registers_of_a_block_are_those_it_starts_with() -> None:
         assert all(24 <= n <= 256 and n % 8 == 0 for n in (producer, consumer))
 
 
-def test_four_consumers_of_head_dim_64_share_a_tile_that_hides_no_keys() -> None:
-    wide = {t.hides: t.bm for t in E4M3_ATTENTION if t.head_dim == 64}
-    assert wide == {False: 256, True: 128}
+def test_consumers_of_head_dim_64_are_as_many_as_what_hides_keys_leaves_registers_for() -> None:
     for changes, rows in (
         ({}, 256),
         ({"softcap": True}, 256),
-        ({"causal": True}, 128),
+        ({"causal": True}, 192),
+        ({"causal": True, "softcap": True}, 192),
+        ({"causal": True, "S": 2048}, 192),
+        ({"causal": True, "S": 2047}, 128),
+        ({"causal": True, "S": 1024, "batch_invariant": True}, 192),
+        ({"causal": True, "lengths": True}, 128),
+        ({"causal": True, "q_view": "packed", "kv_view": "packed"}, 128),
         ({"window": True}, 128),
         ({"lengths": True}, 128),
         ({"q_view": "packed", "kv_view": "packed"}, 128),

@@ -82,12 +82,13 @@ struct Consumer {
   // Rare: moves p, O, m, l and the block's sums to a reference at which none overflows. Of e4m3, the factor of earlier sums is
   // `correction`.
   KS_DEVICE void rebase(float (&p)[BN / 2], float (&o)[DV / 2], float (&m)[2], float (&l)[2], float (&sum)[2], float (&correction)[2],
-                        int tile, int block, const Factor& f) const {
+                        int tile, int block, const Factor& f, Sums& sums) const {
     if (__all_sync(~0u, sum[0] + sum[1] < LARGEST_SUM)) {
       if constexpr (E4M3) rebase_by_largest<HEADROOM>(p, o, m, l, sum, correction);
       else rebase_by_sums<LEAD>(p, o, m, l, sum);
       return;
     }
+    if constexpr (E4M3 && GROUPS == 3) sums.take(o);  // of three consumers a thread has registers for scores or O, not for both
     const WorkTile& w = storage.work_tiles[opaque(tile) % WORK_SLOTS];
     const int x = opaque(thread_row(w)), batch = w.batch, head = w.head, S_q = RAGGED ? w.S_q : scores.S_q;
     const T* const q = a.q.at<KS_Q_VIEW>(batch, head, a.num_heads, w.q_first);
@@ -348,7 +349,7 @@ KS_DEVICE void Consumer::run() const {
         round_p(s);
         if (!E4M3) fits = sum[0] + sum[1] < LIMIT;
         if (__builtin_expect(__any_sync(~0u, !fits), 0)) {
-          rebase(s, o, m, l, sum, correction, tile, block, f);
+          rebase(s, o, m, l, sum, correction, tile, block, f, sums);
           sums.rescale(correction);
           round_p(s);
         }

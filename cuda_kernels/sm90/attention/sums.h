@@ -9,6 +9,7 @@ struct NoSums {
   KS_DEVICE NoSums(SharedStorage&, int, int) {}
   KS_DEVICE void begin() {}
   template<int N> KS_DEVICE void count(float (&)[N]) {}
+  template<int N> KS_DEVICE void take(float (&)[N]) {}
   template<int N> KS_DEVICE void add_to(float (&)[N]) const {}
   KS_DEVICE void rescale(const float (&)[2]) const {}
 };
@@ -40,10 +41,15 @@ struct SharedSums {
   KS_DEVICE bool any() const { return blocks >= KS_SUM_BLOCKS; }
   // A block was summed.
   template<int N> KS_DEVICE void count(float (&o)[N]) {
-    if ((blocks + 1) % KS_SUM_BLOCKS != 0) {
-      blocks++;
-      return;
-    }
+    if ((blocks + 1) % KS_SUM_BLOCKS == 0) move(o);
+    blocks++;
+  }
+  // At once, for who needs O's registers: as if as many blocks had been summed as that takes.
+  template<int N> KS_DEVICE void take(float (&o)[N]) {
+    move(o);
+    blocks = (blocks / KS_SUM_BLOCKS + 1) * KS_SUM_BLOCKS;
+  }
+  template<int N> KS_DEVICE void move(float (&o)[N]) const {
     add_to(o);
     if (lane == 0) tma_store_wait_read<0>();
     warp_barrier();
@@ -53,7 +59,6 @@ struct SharedSums {
 #pragma unroll
       for (int j = 0; j < 16; j++) o[i + j] = 0.f;
     }
-    blocks++;
   }
   template<int N> KS_DEVICE void add_to(float (&o)[N]) const {
     if (!any()) return;

@@ -43,6 +43,12 @@ class HopperE4m3Attention(HopperAttention):
         """Lengths, too: four consumers leave no registers for what masks V."""
         return super().hides(spec) or spec.lengths or spec.q_view == "packed"
 
+    def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperAttentionTile, ...]:
+        """Three consumers where a causal mask is all that hides keys: a window would serialise
+        their products; lengths and packed sequences were not timed."""
+        alone = not (spec.window or spec.lengths or spec.q_view == "packed")
+        return tuple(t for t in super().tiles(spec, row) if t.groups != 3 or alone)
+
     def signature(self, spec: AttentionSpec) -> Signature:
         plain = super().signature(spec)
         if not spec.q_scales:

@@ -104,7 +104,13 @@ ATTENTION = (
 )
 """The preferred of a spec first."""
 
-E4M3_REGISTERS = {(64, 2): (56, 224), (64, 4): (64, 104), (128, 2): (40, 232), (256, 2): (56, 224)}
+E4M3_REGISTERS = {
+    (64, 2): (56, 224),
+    (64, 3): (56, 152),
+    (64, 4): (64, 104),
+    (128, 2): (40, 232),
+    (256, 2): (56, 224),
+}
 """As ``REGISTERS``, by head dim and consumers, where the loading warpgroup transposes values."""
 
 
@@ -146,7 +152,10 @@ E4M3_ATTENTION = (
         v_stages=4,
         sum_blocks=32,
     ),
-    HopperE4m3AttentionTile(64, 64, 2, 128, 3, 2, 1, False, True, 24, hides=True, rate=1.0),
+    HopperE4m3AttentionTile(64, 64, 3, 128, 3, 2, 1, False, True, 24, hides=True, rate=1.05),
+    HopperE4m3AttentionTile(
+        64, 64, 2, 128, 3, 2, 1, False, True, 24, hides=True, short=True, rate=1.0
+    ),
     HopperE4m3AttentionTile(128, 128, 2, 128, 3, 2, 2, True, True, 24, rate=1.45),
     HopperE4m3AttentionTile(
         256, 256, 2, 64, 2, 1, 4, True, False, 32, rate=1.6, v_stages=2, sum_blocks=32
