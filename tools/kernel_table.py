@@ -103,6 +103,7 @@ UNSHOWN = (
     "rate_along_m",
     "b_first",
     "most_tiles",
+    "mostly_c",
     "block_seconds",
     "section_bytes",
     "precision",

@@ -129,6 +129,15 @@ KS_DEVICE void tma_load_multicast(u32 to, const TensorMap& map, u32 barrier, int
       " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;"
       :: "r"(to), "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "h"((unsigned short)blocks) : "memory");
 }
+// The same with a policy for the L2 cache.
+KS_DEVICE void tma_load_multicast(u32 to, const TensorMap& map, u32 barrier, int x0, int x1, int x2, int x3, int blocks,
+                                  u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2], %7, %8;"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "h"((unsigned short)blocks), "l"(policy)
+      : "memory");
+}
 // Elements outside the tensor are not written.
 KS_DEVICE void tma_store(const TensorMap& map, u32 from, int x0, int x1, int x2, int x3) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"

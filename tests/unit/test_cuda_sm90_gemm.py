@@ -428,7 +428,7 @@ def test_lists_at_any_place_are_stored_by_warps_or_read_by_pairs() -> None:
     scores, square = problem(2048, 2048, 128, 256, **many), problem(1024, 1024, 1024, 64, **many)
     limits = replace(LIMITS, operations_per_second={"bfloat16": 1.07e15})
     for p, whole, other in (
-        (scores, "128x128-5-tma-cfirst", "256x128-4-rows"),
+        (scores, "128x128-5-tma-2together-cfirst", "256x128-4-rows"),
         (square, "128x128-5-tma", "128x256-4-tma-2together"),
     ):
         names = [
@@ -436,6 +436,26 @@ def test_lists_at_any_place_are_stored_by_warps_or_read_by_pairs() -> None:
             for w in (True, False)
         ]
         assert names == [whole, other]
+
+
+def test_pairs_of_a_result_that_is_most_of_what_is_moved_are_for_no_other() -> None:
+    scores, square = (
+        problem(M, M, K, 64, 1, b_transposed=True) for M, K in ((2048, 128), (1024, 1024))
+    )
+    pairs = "128x128-5-tma-2together-cfirst"
+    assert pairs in HALF.variants(scores, ROW, H200)
+    assert not any(t.mostly_c for t in HALF.offered(square))
+    (tile,) = (t for t in GEMM if t.mostly_c)
+    assert [t.name for t in HALF.as_launched(tile)] == [pairs]
+
+
+def test_warps_store_tiles_that_all_run_at_once() -> None:
+    """No other tile's products hide TMA's stores there. Most of B leaves the cache first."""
+    for M, name in ((512, "128x192-5-rows-2together"), (1024, "128x192-5-tma-2together")):
+        p = problem(M, 6144, 4096, 1, 1, b_transposed=True)
+        tile = HALF.tile(p, ROW, H200)
+        assert tile.name == name
+        assert HALF.defines(p.spec, tile, ROW)["B_FIRST"] == (M == 512)
 
 
 def test_segments_have_a_map_each_and_the_head_that_each_begins_with() -> None:

@@ -43,6 +43,7 @@ from kernelseam_cuda.sm90.gemm_tiling import (
     tile_count,
 )
 from kernelseam_cuda.sm90.tiles import (
+    AT_ONCE,
     E4M3,
     E4M3_BLOCKS,
     FEW_ROWS,
@@ -168,7 +169,8 @@ class HopperGemm(KernelDefinition):
         return _tiles_of(spec)
 
     def as_launched(self, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
-        return (tile, replace(tile, c_first=True)) if tile.store == "tma" else (tile,)
+        first = (replace(tile, c_first=True),) if tile.store == "tma" else ()
+        return first if tile.mostly_c else (tile, *first)
 
     def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> HopperGemmTile:
         """The tile that should take the least time."""
@@ -185,19 +187,19 @@ class HopperGemm(KernelDefinition):
         return tuple(
             replace(t, c_first=c_first and t.store == "tma")
             for t in _tiles_of(p.spec)
-            if self.few_enough(p, t) and (whole or t.store == "rows")
+            if self.few_enough(p, t) and (whole or t.store == "rows") and c_first >= t.mostly_c
         )
 
     def few_enough(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
-        """Whether its tiles can be counted; where blocks share rows of A, that it is one product
-        of few rows whose clusters run at once; where sums are split, that tiles are few, that
-        every part has something to sum, and that the ring has room for the parts behind the source
-        tiles."""
+        """Whether it is for so many tiles, which can be counted; where blocks share rows of A, that
+        it is one product of few rows whose clusters run at once; where sums are split, that tiles
+        are few, that every part has something to sum, and that the ring has room for the parts
+        behind the source tiles."""
         if tile.shared_a:
             few = p.results == 1 and p.M <= _FEW_ROWS
             return few and tile_count(p, tile) <= tile.most_tiles
         if tile.split == 1:
-            return tile_count(p, tile) < MAX_TILES
+            return tile_count(p, tile) < min(MAX_TILES, tile.most_tiles + 1)
         slices = divide_up(p.K, slice_of(p.spec))
         sources = (p.beta != 0) + (p.spec.residual is not None)
         return (
@@ -417,7 +419,7 @@ def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
         return E4M3
     if spec.joined == "a" and spec.summed:  # places of so many boxes do not fit the registers
         return tuple(t for t in GEMM if t.bm < 256)
-    return GEMM + ((*SPLIT, *FEW_ROWS) if _linear(spec) else ())
+    return GEMM + ((*AT_ONCE, *SPLIT, *FEW_ROWS) if _linear(spec) else ())
 
 
 def _linear(spec: GemmSpec) -> bool:

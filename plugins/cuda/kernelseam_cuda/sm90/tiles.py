@@ -45,8 +45,10 @@ class HopperGemmTile:
     shared_a: bool = False
     split: int = 1
     """Blocks of a cluster that share a tile, each a part of what is summed: for few tiles."""
-    most_tiles: int = 400
-    """Of a result that such tiles are for: more fill the GPU without a split."""
+    mostly_c: bool = False
+    """Only for products of which C is most of what is moved."""
+    most_tiles: int = 2**31
+    """Of a result that such tiles are for; those of a cluster count as one."""
     rate: float = 0.0
     """The part of the arch's product rate that the loop reaches."""
     rate_along_m: float = 0.0
@@ -91,13 +93,28 @@ GEMM = (
     HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.22, rate_along_m=1.0, block_seconds=1.6e-6),
     HopperGemmTile(128, 256, 2, 4, 2, 1, "tma", rate=1.19, block_seconds=1.6e-6),
     HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=7e-7),
+    HopperGemmTile(*(128, 128, 2, 5, 2, 4, "tma"), mostly_c=True, rate=1.15, block_seconds=2e-7),
     HopperGemmTile(128, 128, 2, 5, 1, 4, "tma", rate=1.15, block_seconds=2e-7),
     HopperGemmTile(256, 128, 2, 4, 1, 2, "rows", rate=1.04, block_seconds=2.8e-7),
     HopperGemmTile(128, 128, 2, 5, 1, 4, "rows", rate=1.00, block_seconds=4e-7),
     HopperGemmTile(128, 64, 2, 6, 1, 4, "tma", rate=0.80, block_seconds=2.8e-7),
     HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, rate=0.65, block_seconds=4e-7),
 )
-"""Tiles of products; the cost model chooses."""
+"""Tiles of products; the cost model chooses, of equal ones the first. Where C is most of what is
+moved, its stores fill the L2 cache with lines that memory has yet to take, and A and B leave it
+instead, before all blocks have read them: not where pairs read B once for two blocks."""
+
+AT_ONCE = (
+    HopperGemmTile(
+        *(128, 192, 2, 5, 2, 1, "rows"),
+        b_first=True,
+        most_tiles=66,
+        rate=1.18,
+        block_seconds=1e-7,
+    ),
+)
+"""Tiles of linear layers that all run at once: no other tile's products hide TMA's stores, and the
+warps' own end sooner."""
 
 SPLIT = (
     HopperGemmTile(
@@ -105,6 +122,7 @@ SPLIT = (
         blocks=3,
         b_first=True,
         split=2,
+        most_tiles=400,
         rate=0.65,
         block_seconds=1e-7,
     ),
@@ -117,8 +135,8 @@ SPLIT = (
         rate=0.65,
     ),
 )
-"""Tiles of linear layers of few tokens: products whose factors have K last, and few tiles. Where
-each block has a multiprocessor, a longer ring."""
+"""Tiles of linear layers of few tokens: products whose factors have K last, and few tiles: more
+fill the GPU without a split. Where each block has a multiprocessor, a longer ring."""
 
 FEW_ROWS = (
     HopperGemmTile(
