@@ -31,7 +31,7 @@ SHAPES = {64: (4, 32, 4096), 128: (4, 16, 4096), 256: (4, 8, 4096)}
 
 
 def _tile(dim: int, warps: int, rows: int, bn: int, stages: int = 2, **more: Any) -> AttentionTile:
-    return AttentionTile(HALF_PRECISION, dim, warps, rows, bn, stages, plain=True, **more)
+    return AttentionTile(HALF_PRECISION, dim, warps, rows, bn, stages, plain=True, **{"sections": True, **more})
 
 
 # The first of each head dim is the row that NVIDIA's table has.

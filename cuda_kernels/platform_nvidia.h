@@ -25,6 +25,9 @@ KS_DEVICE int lane() { return threadIdx.x & 31; }
 KS_DEVICE int warp_index() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }  // uniform to the compiler; all lanes must call it
 KS_DEVICE int thread_index() { return threadIdx.x; }
 KS_DEVICE unsigned block_index() { return blockIdx.x; }
+// As a value that the compiler takes for a new one.
+KS_DEVICE unsigned block_index_again() { unsigned x; asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x)); return x; }
+#define KS_BLOCK_INDEX_AGAIN block_index_again()
 KS_DEVICE void block_barrier() { __syncthreads(); }
 KS_DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 KS_DEVICE bool block_any(bool x) { return __syncthreads_or(x); }

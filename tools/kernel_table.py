@@ -111,6 +111,7 @@ UNSHOWN = (
     "widened",
     "q_returned",
     "short_causal",
+    "sections",
     "scale_k",
 )
 """Columns of tiles that shape no binary, or are told by the spec or by another of the arch's."""

@@ -63,6 +63,8 @@ later."""
 CLUSTERED = frozenset({"sm_90a", "sm_100a", "sm_103", "sm_120"})
 """Archs with clusters, programmatic dependent launch and tensor maps: compute capability 9.0 and
 later."""
+LARGE_CACHE = frozenset({"sm_80", "sm_90a", "sm_100a", "sm_103"})
+"""Archs whose devices have an L2 of 40 MB and more."""
 _CLUSTER_BLOCKS = 8
 """Of a cluster that every such device can launch."""
 
@@ -142,7 +144,7 @@ def _row(arch: str, shared_kib: int) -> ArchRow:
         ),
         matrix_dtypes=halves | stored | ({DType.float64} if doubles else set()),
         stored_dtypes=stored,
-        tiles=TURING if arch == "sm_75" else tiles(doubles, arch in CONVERTS_E4M3),
+        tiles=TURING if arch == "sm_75" else tiles(doubles, arch in CONVERTS_E4M3, arch in LARGE_CACHE),
         options=OPTIONS,
         cluster_blocks=_CLUSTER_BLOCKS if clustered else 1,
         programmatic_launch=clustered,

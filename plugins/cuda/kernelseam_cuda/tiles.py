@@ -184,7 +184,6 @@ _SIXTEEN_ROWS = AttentionTile(
     q_resident=True,
     min_blocks=2,
     plain=True,
-    short_causal=2048,
     rate=0.50,
     block_seconds=_US,
 )
@@ -205,6 +204,20 @@ ATTENTION = (
     ),
     AttentionTile(_HALF_PRECISION, 64, 4, 16, 32, 2, q_resident=True, min_blocks=2, rate=0.40),
     replace(_SIXTEEN_ROWS, max_dim=96),  # where 32 rows a warp spill
+    AttentionTile(
+        _HALF_PRECISION,
+        128,
+        4,
+        32,
+        64,
+        1,
+        min_blocks=2,
+        plain=True,
+        score_unroll=1,
+        in_turns=True,
+        rate=0.56,
+        block_seconds=_US,
+    ),
     AttentionTile(
         _HALF_PRECISION,
         128,
@@ -232,6 +245,19 @@ ATTENTION = (
         block_seconds=_US,
     ),
     AttentionTile(_HALF_PRECISION, 192, 8, 16, 32, 2, rate=0.42),
+    AttentionTile(
+        _HALF_PRECISION,
+        256,
+        4,
+        16,
+        64,
+        1,
+        min_blocks=2,
+        plain=True,
+        in_turns=True,
+        rate=0.50,
+        block_seconds=_US,
+    ),
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 64, 2, plain=True, rate=0.47, block_seconds=_US),
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 48, 2, plain=True, rate=0.43, block_seconds=_US),
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 32, 2, plain=True, rate=0.39, block_seconds=_US),
@@ -269,7 +295,9 @@ _STORED_GEMM = tuple(
 """Factors of 8 bits. Slices of 128 would have twice the fragments in registers at once, and spill.
 Rates are those of half precision, not measured."""
 _STORED_ATTENTION = tuple(
-    replace(t, dtype_kv=_E4M3, short_causal=0) for t in ATTENTION if t.dtypes is _HALF_PRECISION
+    replace(t, dtype_kv=_E4M3, short_causal=0)
+    for t in ATTENTION
+    if t.dtypes is _HALF_PRECISION and not t.in_turns
 )
 _STORED_DECODE = tuple(
     DecodeTile(_HALF_PRECISION, *shape, q_resident=q_resident, dtype_kv=_E4M3, **more)
@@ -380,14 +408,15 @@ GEMV = (
 )
 
 
-def tiles(matrix_double: bool, e4m3: bool) -> Mapping[str, tuple[Any, ...]]:
-    """By operation, for archs whose matrix units are worth using for float64, or for others, and
-    that convert e4m3 or do not."""
+def tiles(matrix_double: bool, e4m3: bool, large_cache: bool) -> Mapping[str, tuple[Any, ...]]:
+    """By operation, for archs whose matrix units are worth using for float64, or for others, that
+    convert e4m3 or do not, and whose cache keeps the keys of many heads or does not."""
+    attention = (*ATTENTION, *(_STORED_ATTENTION if e4m3 else ()))
     double = _MATRIX_DOUBLE if matrix_double else _PLAIN_DOUBLE
     return {
         "gemm": (*GEMM, *double, *(_STORED_GEMM if e4m3 else ())),
         "gemv": GEMV,
-        "attention": (*ATTENTION, *(_STORED_ATTENTION if e4m3 else ())),
+        "attention": tuple(replace(t, sections=large_cache) for t in attention),
         "attention_decode": (*DECODE, *(_STORED_DECODE if e4m3 else ())),
         "attention_bwd": ATTENTION_BWD,
     }
@@ -401,7 +430,7 @@ def _turing() -> Mapping[str, tuple[Any, ...]]:
         (_HALF_PRECISION, 256, 8, 16, 16, 8, 0, 0, 4, 1, False),
         (_SINGLE, 128, 4, 8, 16, 2, 0, 0, 4, 1, False),
     )
-    result = dict(tiles(False, False))
+    result = dict(tiles(False, False, False))
     del result["attention_decode"]
     result["gemm"] = tuple(t for t in result["gemm"] if t.precision in ("", None))
     result["attention_bwd"] = (*result["attention_bwd"], *narrow)

@@ -16,9 +16,9 @@
 // `splits` blocks share the same queries: each walks over a part of the keys and writes its own out and lse.
 //
 // Constants (from the kernel definition): those of scores.h and sequences.h; KS_T (what is multiplied), KS_OUT (element types), KS_DQK, KS_DV, KS_LSE,
-// KS_VECTOR, KS_WARPS, KS_COLUMN_WARPS, KS_ROWS (queries a warp), KS_BN, KS_STAGES, KS_Q_RESIDENT (the queries stay in
-// registers), KS_Q_RETURNED (and the ring takes their shared memory), KS_UNROLL (of the scores' loop), KS_MIN_BLOCKS,
-// KS_SHARED_BYTES; those of stored.h.
+// KS_VECTOR, KS_WARPS, KS_COLUMN_WARPS, KS_ROWS (queries a warp), KS_BN, KS_STAGES, KS_IN_TURNS (of one stage, keys and values
+// come in turns), KS_Q_RESIDENT (the queries stay in registers), KS_Q_RETURNED (and the ring takes their shared memory), KS_UNROLL
+// (of the scores' loop), KS_SECTIONS (of heads, whose longest blocks start first), KS_MIN_BLOCKS, KS_SHARED_BYTES; those of stored.h.
 // Shared memory: BM·max(DQ·size, DO·size_out) + STAGES·BN·(DQ + DO)·size, with KS_Q_RETURNED the larger of both, DQ and DO being
 // the head dims rounded up to 16 (DO to 16·COLUMN_WARPS), and size that of queries, too, where they are of 8 bits and the platform
 // keeps them so; for float32 also WARPS·ROWS·BN·size; with scales of blocks STAGES·BN·8. In the ring size is that of keys as the
@@ -37,7 +37,12 @@ constexpr int DQ = (KS_DQK + 15) / 16 * 16, DO = (KS_DV + UNIT - 1) / UNIT * UNI
 constexpr int ROWS = KS_ROWS, BM = WARPS / COLUMN_WARPS * ROWS;
 constexpr int BN = KS_BN, STAGES = KS_STAGES, MINE = DO / COLUMN_WARPS;
 constexpr int THREADS = WARP * WARPS;
-constexpr int AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1;
+// Keys and values in turns: a step's values come while its scores are computed, the next step's keys while its values are
+// multiplied. That is a second barrier a step, for shared memory of half the size, thus for another block on a compute unit.
+constexpr bool TURNS = KS_IN_TURNS;
+// Whether a warp's sums leave a thread about 60 registers.
+constexpr bool SUMS_FILL_REGISTERS = ROWS * (MINE + BN) / WARP >= 192;
+constexpr int AHEAD = COPY_THROUGH_REGISTERS || TURNS ? 1 : STAGES - 1;
 typedef Engine<T, Query>::Tile<BM, DQ, true> TileQ;
 typedef EV::Tile<BN, DQ, true> TileK;   // product over the head dim, which is contiguous
 typedef EV::Tile<DO, BN, false> TileV;  // product over the keys, which are the rows
@@ -52,7 +57,9 @@ constexpr int RING = KS_Q_RETURNED ? 0 : Q_BYTES;
 constexpr int RING_END = RING + STAGES * STAGE_BYTES > Q_BYTES ? RING + STAGES * STAGE_BYTES : Q_BYTES;
 static_assert(RING_END + WARPS * P_BYTES + SCALE_BYTES <= KS_SHARED_BYTES, "the tiles fit");
 static_assert(!KS_Q_RETURNED || (KS_Q_RESIDENT && COPY_THROUGH_REGISTERS), "queries that are in registers, and a later ring");
-static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight needs a stage of its own");
+static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS || TURNS, "a copy that is in flight needs a stage of its own");
+static_assert(!TURNS || (STAGES == 1 && !COPY_THROUGH_REGISTERS), "one place for keys, one for values");
+static_assert(!TURNS || KS_KV_SCALES != BLOCK_SCALES, "scales of blocks need a ring of keys and values together");
 static_assert(WARPS % COLUMN_WARPS == 0, "warps share rows evenly");
 
 // Whether sums begin with references: those of plain scores.
@@ -74,10 +81,16 @@ typedef StridedView<Out> OutView;
 #endif
 
 // How the work is cut: into q_tiles of a head's queries, the longest sequence's counted, and into parts of the keys, whose
-// results lie `out` and `lse` apart.
+// results lie `out` and `lse` apart. Of `together` of all `matrices` the longest blocks start first.
 struct Parts {
   i64 out, lse;
-  int q_tiles, splits;
+  int q_tiles, splits, together, matrices;
+};
+
+// What a block computes: rows from row0 on, of a head (with KS_GROUPED of a group of heads), over one part of the keys.
+struct Place {
+  int split, batch, head, row0;
+  Sequence own;
 };
 
 KS_BODY(THREADS, KS_MIN_BLOCKS)
@@ -87,15 +100,27 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   char* const memory = shared_memory<KS_SHARED_BYTES>();
   const int head_group = group.d, q_tiles = parts.q_tiles;
   const int heads = KS_GROUPED ? num_heads / head_group : num_heads;
-  const int split = block_index() % parts.splits, place = block_index() / parts.splits;
-  const int matrix_index = place / q_tiles, turn = place % q_tiles;
-  const int batch = matrix_index / heads, head = matrix_index % heads;
-  const Sequence own = sequences.at(batch);
+  // Under a causal mask the last queries have most to do: they start first. With KS_SECTIONS so do those of `together` heads, as
+  // many as keep the device busy, whose keys stay in its cache: else the long blocks of the last heads end alone.
+  auto place_of = [&](unsigned index) {
+    const int split = index % parts.splits, place = index / parts.splits;
+    int matrix, turn;
+    if constexpr (KS_SECTIONS) {
+      const int section = place / (parts.together * q_tiles), first = section * parts.together;
+      const int width = min_of(parts.together, parts.matrices - first), within = place - first * q_tiles;
+      turn = within / width, matrix = first + within % width;
+    } else {
+      matrix = place / q_tiles, turn = place % q_tiles;
+    }
+    const int batch = matrix / heads;
+    return Place{split, batch, matrix % heads, (KS_CAUSAL ? q_tiles - 1 - turn : turn) * BM, sequences.at(batch)};
+  };
+  const Place here = place_of(block_index());
+  const int split = here.split, batch = here.batch, head = here.head, row0 = here.row0;
+  const Sequence own = here.own;
 
   // The block's rows: queries, or with KS_GROUPED the heads of a group for query after query.
   const int rows = KS_GROUPED ? own.S_q * head_group : own.S_q;
-  // Under a causal mask the last queries have most to do: they start first.
-  const int row0 = (KS_CAUSAL ? q_tiles - 1 - turn : turn) * BM;
   if (row0 >= rows) return;  // sequences of a batch may be shorter than its longest
   auto query_of = [=](int row) { return KS_GROUPED ? group.quotient(row) : row; };
   auto head_of = [=](int row) { return KS_GROUPED ? row - group.quotient(row) * head_group : 0; };
@@ -141,8 +166,8 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   auto tile_v = [&](int stage) { return TileV(ring + stage * STAGE_BYTES + TileK::BYTES); };
 
   Copy<TileQ, THREADS, KS_VECTOR, DQ == KS_DQK> copy_q;
-  Copy<TileK, THREADS, KS_VECTOR, DQ == KS_DQK> copy_k;
-  Copy<TileV, THREADS, KS_VECTOR, DO == KS_DV> copy_v;
+  Copy<TileK, THREADS, KS_VECTOR, DQ == KS_DQK, TURNS> copy_k;
+  Copy<TileV, THREADS, KS_VECTOR, DO == KS_DV, TURNS> copy_v;
   KeyScales key_scales(memory + RING_END + WARPS * P_BYTES);
   auto fetch = [&](int tile, int stage) {
     if (tile < last) {
@@ -156,7 +181,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
 #endif
       });
       copy_k.fetch(tile_k(stage), K, tile * BN, own.S_k, 0, KS_DQK);
-      copy_v.fetch(tile_v(stage), V, tile * BN, own.S_k, 0, KS_DV);
+      if (!TURNS) copy_v.fetch(tile_v(stage), V, tile * BN, own.S_k, 0, KS_DV);
     }
     copies_commit();
   };
@@ -191,17 +216,31 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   auto q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, warp_row, 0);
   if (KS_Q_RETURNED && STAGES > 1) block_barrier();  // else a step begins with one
 
+  // The turn of the next keys: once scores are computed; where sums fill the registers, once half of them are free again.
+  auto other_turn = [&](int tile) {
+    copies_wait<0>();
+    block_barrier();  // these values are visible to all, and these keys are no longer read
+    fetch(tile + 1, 0);
+  };
+
   int stage = 0;
   auto step = [&](int tile, auto masked) {
-    copies_wait<AHEAD - 1>();
-    if (STAGES == 1) block_barrier();  // everyone has used the tile that lay here
-    copy_k.land(tile_k(stage));
-    copy_v.land(tile_v(stage));
-    key_scales.land();
-    block_barrier();  // this tile is visible to all, and the stage refilled below is no longer read
-    int next = stage + AHEAD;
-    if (next >= STAGES) next -= STAGES;
-    fetch(tile + AHEAD, next);
+    if constexpr (TURNS) {
+      copies_wait<0>();
+      block_barrier();  // these keys are visible to all, and the last values are no longer read
+      copy_v.fetch(tile_v(0), V, tile * BN, own.S_k, 0, KS_DV);
+      copies_commit();
+    } else {
+      copies_wait<AHEAD - 1>();
+      if (STAGES == 1) block_barrier();  // everyone has used the tile that lay here
+      copy_k.land(tile_k(stage));
+      copy_v.land(tile_v(stage));
+      key_scales.land();
+      block_barrier();  // this tile is visible to all, and the stage refilled below is no longer read
+      int next = stage + AHEAD;
+      if (next >= STAGES) next -= STAGES;
+      fetch(tile + AHEAD, next);
+    }
 
     const int j0 = tile * BN;
     E::Acc<ROWS, BN> s;
@@ -211,6 +250,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
       if (!KS_Q_RESIDENT) q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, warp_row, d);
       EV::mma(s, q_operand, tile_k(stage), 0, d);
     }
+    if constexpr (TURNS && !SUMS_FILL_REGISTERS) other_turn(tile);
     if constexpr (KS_Q_SCALES == BLOCK_SCALES) E::row_apply(s, of_rows, [](float x, float y) { return x * y; });
     if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
       const float* const k_scales = key_scales.keys(stage);
@@ -255,6 +295,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
       E::row_scale(o, fade);
     }
     const auto p = E::to_operand(s, scratch);
+    if constexpr (TURNS && SUMS_FILL_REGISTERS) other_turn(tile);
     bool hidden = false;  // whether values that some rows must not see had to be taken out
     if constexpr (HIDES && masked.value) hidden = block_any(take_out_non_finite<THREADS>(tile_v(stage)));
     EV::mma(o, p, tile_v(stage), column0, 0);
@@ -284,11 +325,21 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   }
   copies_wait<0>();
 
+  // In turns registers are few: what the end needs of its place is computed again, instead of kept over the loop.
+#ifdef KS_BLOCK_INDEX_AGAIN
+  const Place there = TURNS ? place_of(KS_BLOCK_INDEX_AGAIN) : here;
+#else
+  const Place& there = here;
+#endif
+  const int end_head = KS_GROUPED ? there.head * head_group : there.head;
+  const int end_rows = KS_GROUPED ? there.own.S_q * head_group : there.own.S_q;
+  const int end_column = TURNS ? warp_index() % COLUMN_WARPS * MINE : column0;
+  const int end_mine = TURNS ? there.row0 + warp_index() / COLUMN_WARPS * ROWS : mine;
   E::row_finish_sum(l);
-  if (KS_SINKS && split == 0) {
+  if (KS_SINKS && there.split == 0) {
     E::Row<ROWS> own_share = m;
     E::row_map(own_share, [&](int r, float x) {
-      return x == -infinity() ? 0.f : exp2_fast(LOG2_E * sinks[first_head + head_of(mine + r)] - x);
+      return x == -infinity() ? 0.f : exp2_fast(LOG2_E * sinks[end_head + head_of(end_mine + r)] - x);
     });
     E::zip(l, l, own_share, [](float x, float y) { return x + y; });
   }
@@ -296,18 +347,18 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   const float whole = KS_KV_SCALES == BLOCK_SCALES ? unit.size() : v_scale;
   E::zip(inverse, l, l, [=](float x, float) { return x == 0.f ? 0.f : whole / x; });
   E::row_apply(o, inverse, [](float x, float y) { return x * y; });
-  if (KS_LSE && column0 == 0) {
+  if (KS_LSE && end_column == 0) {
     E::zip(m, m, l, [=](float x, float y) { return y == 0.f ? -infinity() : 0.69314718056f * (x * c + log2_fast(y)); });
     E::each_row(m, [&](int r, float x) {
-      const int row = mine + r;
-      if (row < rows) {
-        const i64 at = (i64)batch * lse.batch + (first_head + head_of(row)) * lse.head + split * parts.lse;
-        lse.base[at + own.q_first + query_of(row)] = x;
+      const int row = end_mine + r;
+      if (row < end_rows) {
+        const i64 at = (i64)there.batch * lse.batch + (end_head + head_of(row)) * lse.head + there.split * parts.lse;
+        lse.base[at + there.own.q_first + query_of(row)] = x;
       }
     });
   }
   block_barrier();  // the queries are no longer read
-  Out* const out_base = out.at<KS_OUT_VIEW>(batch, first_head, num_heads, own.q_first) + split * parts.out;
+  Out* const out_base = out.at<KS_OUT_VIEW>(there.batch, end_head, num_heads, there.own.q_first) + there.split * parts.out;
 #if KS_GROUPED
   const OutView O{out_base, group, out.row, out.head};
 #else
@@ -316,5 +367,5 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   TileO staged(memory + warp_index() * TileO::BYTES);
   EV::to_shared(staged, o);
   warp_barrier();
-  warp_copy_out<KS_VECTOR>(staged, O, mine, rows, column0, KS_DV);
+  warp_copy_out<KS_VECTOR>(staged, O, end_mine, end_rows, end_column, KS_DV);
 }

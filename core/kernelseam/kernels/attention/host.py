@@ -74,6 +74,9 @@ VIEWS = {"strided": 0, "packed": 1, "paged": 2, "pointers": 3}
 FEWEST_KEYS = 256
 """Keys below which a part is not worth a block of its own."""
 MOST_SPLITS = 64
+SECTION_BYTES = 32 << 20
+"""Of keys and values at most that blocks of a section read: less than the L2 of archs that have
+sections."""
 
 _MATRICES = ("q", "k", "v", "out")
 _POINTERS = (*_MATRICES, "lse", *SCORE_POINTERS, "sinks", *SEQUENCE_POINTERS, "table")
@@ -90,8 +93,12 @@ _SIGNATURE = Signature(
         (
             "parts",
             Structure(
-                (("out_split", "i64"), ("lse_split", "i64"), ("q_tiles", "i32"), ("splits", "i32")),
-                ("out", "lse", "q_tiles", "splits"),
+                (
+                    ("out_split", "i64"),
+                    ("lse_split", "i64"),
+                    *((n, "i32") for n in ("q_tiles", "splits", "together", "matrices")),
+                ),
+                ("out", "lse", "q_tiles", "splits", "together", "matrices"),
             ),
         ),
     ),
@@ -152,7 +159,8 @@ class AttentionDefinition(KernelDefinition):
             and spec.dtype_kv is t.dtype_kv
             and dim <= t.max_dim
             and (plain or not t.plain)
-            and t.shared_bytes(spec) <= row.shared_bytes_per_block
+            and t.shared_bytes(spec) * (t.min_blocks if t.in_turns else 1)
+            <= row.shared_bytes_per_block
         ]
         narrowest = min((t.max_dim for t in fit), default=0)
         return tuple(t for t in fit if t.max_dim == narrowest)
@@ -293,6 +301,8 @@ class AttentionDefinition(KernelDefinition):
             "UNROLL": tile.score_unroll,
             "MIN_BLOCKS": tile.min_blocks,
             "SHARED_BYTES": tile.shared_bytes(spec),
+            "IN_TURNS": tile.in_turns,
+            "SECTIONS": tile.sections and spec.causal,
         }
 
     def signature(self, spec: AttentionSpec) -> Signature:
@@ -315,6 +325,7 @@ class AttentionDefinition(KernelDefinition):
         p = problem
         walks = (p.q_strides, p.k_strides, p.v_strides, p.out_strides)
         entries = 1 if p.spec.q_view == "packed" else p.batch
+        q_tiles = divide_up(p.S_q * (p.head_group if tile.grouped else 1), tile.bm)
         return {
             **walk_values(_MATRICES, walks),
             "lse_batch": p.lse_strides[0],
@@ -330,8 +341,10 @@ class AttentionDefinition(KernelDefinition):
             # From one part of a split result to the next: all heads of all entries.
             "out_split": p.out_strides[1] * p.num_heads * entries,
             "lse_split": p.lse_strides[1] * p.num_heads * entries,
-            "q_tiles": divide_up(p.S_q * (p.head_group if tile.grouped else 1), tile.bm),
+            "q_tiles": q_tiles,
             "splits": tile.splits,
+            "together": _together(p, tile, q_tiles, device),
+            "matrices": _matrices(p, tile),
         }
 
     def pointers(self, spec: AttentionSpec) -> dict[str, str]:
@@ -348,3 +361,22 @@ def _short(tile: AttentionTile, problem: AttentionProblem, row: ArchRow) -> bool
     """Whether a causal problem is short enough for a tile of few rows."""
     together = tile.min_blocks * tile.shared_bytes(problem.spec)
     return problem.S_k <= tile.short_causal and together <= row.shared_bytes_per_block
+
+
+def _together(problem: AttentionProblem, tile: AttentionTile, q_tiles: int, device: Device) -> int:
+    """Matrices in a section, whose blocks start in the order of their length: as many as fill the
+    device twice, unless their keys and values are more than a cache keeps. Somewhat fewer, where
+    the last section would be less than half of the others."""
+    spec = problem.spec
+    row = (pad(spec.head_dim) + pad(spec.value_dim)) * spec.kv.itemsize
+    heads = 1 if tile.grouped else problem.head_group  # that share keys
+    kept = SECTION_BYTES // max(problem.S_k * row, 1) * heads
+    at_once = device.limits.compute_units * max(tile.min_blocks, 1)
+    most = max(min(divide_up(2 * at_once, max(q_tiles, 1)), kept), 1)
+    matrices = _matrices(problem, tile)
+    even = (n for n in range(most, most // 2, -1) if 2 * (matrices % n or n) >= n)
+    return next(even, most)
+
+
+def _matrices(problem: AttentionProblem, tile: AttentionTile) -> int:
+    return problem.batch * (problem.kv_heads if tile.grouped else problem.num_heads)

@@ -54,6 +54,9 @@ def _attention(
     q_resident: bool = False,
     q_returned: bool = False,
     column_warps: int = 1,
+    plain: bool = False,
+    in_turns: bool = False,
+    sections: bool = False,
 ) -> AttentionTile:
     return AttentionTile(
         dtypes,
@@ -65,6 +68,9 @@ def _attention(
         q_resident,
         column_warps=column_warps,
         q_returned=q_returned,
+        plain=plain,
+        in_turns=in_turns,
+        sections=sections,
     )
 
 
@@ -86,7 +92,8 @@ TILES = {
         GemvTile(False, 4, 2, 64, 4, ahead=True),
     ),
     "attention": (
-        _attention(_F16, 256, 3),
+        _attention(_F16, 256, 3, sections=True),
+        _attention(_BF16, 64, 1, plain=True, in_turns=True, sections=True),
         _attention(_BF16, 256, 2, q_resident=True),
         _attention(_SINGLE, 128, 2),
         _attention(_SINGLE, 256, 3, warps=4, rows=8, bn=16),
