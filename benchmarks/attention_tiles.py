@@ -31,7 +31,9 @@ SHAPES = {64: (4, 32, 4096), 128: (4, 16, 4096), 256: (4, 8, 4096)}
 
 
 def _tile(dim: int, warps: int, rows: int, bn: int, stages: int = 2, **more: Any) -> AttentionTile:
-    return AttentionTile(HALF_PRECISION, dim, warps, rows, bn, stages, plain=True, **{"sections": True, **more})
+    return AttentionTile(
+        HALF_PRECISION, dim, warps, rows, bn, stages, plain=True, **{"sections": True, **more}
+    )
 
 
 # The first of each head dim is the row that NVIDIA's table has.
@@ -46,7 +48,9 @@ CANDIDATES = {
         _tile(64, 4, 16, 64, q_resident=True, min_blocks=3),
     ),
     128: (
-        _tile(128, 4, 32, 48, min_blocks=2, score_unroll=1),
+        _tile(128, 4, 32, 64, 1, min_blocks=2, score_unroll=1, in_turns=True),
+        _tile(128, 4, 32, 64, 1, min_blocks=2, score_unroll=2, in_turns=True),
+        _tile(128, 4, 32, 48, min_blocks=2, score_unroll=1),  # sm_86's and sm_89's
         _tile(128, 4, 32, 48, min_blocks=2, score_unroll=2),
         _tile(128, 4, 32, 48, min_blocks=2),  # spills
         _tile(128, 4, 32, 32, min_blocks=2),
@@ -55,6 +59,8 @@ CANDIDATES = {
         _tile(128, 8, 16, 64, q_resident=True),
     ),
     256: (
+        _tile(256, 4, 16, 64, 1, min_blocks=2, in_turns=True),
+        _tile(256, 4, 16, 64, 1, min_blocks=2, score_unroll=8, in_turns=True),
         _tile(256, 8, 16, 64, score_unroll=1),
         _tile(256, 8, 16, 64, score_unroll=2),
         _tile(256, 8, 16, 64),  # more shared memory than sm_80 has

@@ -30,7 +30,9 @@ def test_tiles_begin_with_the_tables(peers: Any) -> None:
 
     for dim, (first, *others) in backward_tiles.CANDIDATES.items():
         table = [
-            t for t in tiles.tiles(True, True)["attention_bwd"] if t.query_rows and t.max_dim == dim
+            t
+            for t in tiles.tiles(True, True, True)["attention_bwd"]
+            if t.query_rows and t.max_dim == dim
         ]
         assert first == replace(table[0], plain=False, dtypes=first.dtypes)
         for tile in (first, *others):

@@ -182,7 +182,7 @@ def test_several_products_have_every_pair_of_tiles() -> None:
 
 
 def test_names_of_tiles_tell_them_apart() -> None:
-    for operation, rows in (*tiles(True, True).items(), *tiles(False, False).items()):
+    for operation, rows in (*tiles(True, True, True).items(), *tiles(False, False, False).items()):
         kinds = [(t.dtypes, getattr(t, "precision", None)) for t in rows]
         for kind in set(kinds):
             names = [

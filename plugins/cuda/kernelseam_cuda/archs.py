@@ -144,7 +144,9 @@ def _row(arch: str, shared_kib: int) -> ArchRow:
         ),
         matrix_dtypes=halves | stored | ({DType.float64} if doubles else set()),
         stored_dtypes=stored,
-        tiles=TURING if arch == "sm_75" else tiles(doubles, arch in CONVERTS_E4M3, arch in LARGE_CACHE),
+        tiles=TURING
+        if arch == "sm_75"
+        else tiles(doubles, arch in CONVERTS_E4M3, arch in LARGE_CACHE),
         options=OPTIONS,
         cluster_blocks=_CLUSTER_BLOCKS if clustered else 1,
         programmatic_launch=clustered,

@@ -215,7 +215,7 @@ ATTENTION = (
         plain=True,
         score_unroll=1,
         in_turns=True,
-        rate=0.56,
+        rate=0.57,
         block_seconds=_US,
     ),
     AttentionTile(
@@ -255,7 +255,7 @@ ATTENTION = (
         min_blocks=2,
         plain=True,
         in_turns=True,
-        rate=0.50,
+        rate=0.49,
         block_seconds=_US,
     ),
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 64, 2, plain=True, rate=0.47, block_seconds=_US),
