@@ -35,8 +35,8 @@ class AttentionTile:
     """Whether the ring takes the shared memory of queries that stay in registers. Only where copies
     go through registers."""
     in_turns: bool = False
-    """Whether keys and values are copied in turns, each to a place of its own, instead of ahead to a
-    ring: one stage. Only where ``min_blocks`` fit a compute unit, which hide one another's
+    """Whether keys and values are copied in turns, each to a place of its own, instead of ahead to
+    a ring: one stage. Only where ``min_blocks`` fit a compute unit, which hide one another's
     waiting."""
     sections: bool = False
     """Whether the longest blocks of several heads start first under a causal mask, not head after
