@@ -241,6 +241,11 @@ KS_DEVICE Pair load_pair(u32 from) {
 KS_DEVICE void global_add(float* to, float a, float b, float c, float d) {
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" :: "l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
+// The same, or stores them, without a branch.
+KS_DEVICE void global_add_or_store(bool stores, float* to, float a, float b, float c, float d) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.global.v4.f32 [%0], {%1, %2, %3, %4};\n"
+               "@!p red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n}" :: "l"(to), "f"(a), "f"(b), "f"(c), "f"(d), "r"((int)stores) : "memory");
+}
 KS_DEVICE void global_store(float* to, float a, float b, float c, float d) {
   asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" :: "l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }

@@ -79,6 +79,12 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
       bool first = !skips;    // whether no ds has been written
       float s[STEP / 2];
 
+      Pair lse[AHEAD ? STEP / 8 : 1];  // of s's queries
+      auto load_lse = [&] {
+        if (AHEAD)
+#pragma unroll
+          for (int i = 0; i < STEP / 8; i++) lse[i] = load_pair(lse_rows + q.stage * ROW_BYTES + i * 32);
+      };
       // The stage of the step before, which dk has read.
       auto last_stage = [&] { return q.stage == 0 ? STAGES - 1 : q.stage - 1; };
       auto release_q = [&] {
@@ -142,10 +148,10 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         if (some_hidden(band, ahead, tail)) mask_scores(s, band, ahead, key0, w.S_k, warp, lane);
 #pragma unroll
         for (int i = 0; i < STEP / 8; i++) {
-          const Pair lse = load_pair(lse_rows + q.stage * ROW_BYTES + i * 32);
+          const Pair own = AHEAD ? lse[i] : load_pair(lse_rows + q.stage * ROW_BYTES + i * 32);
           float x[4];
 #pragma unroll
-          for (int e = 0; e < 4; e++) x[e] = exp2_fast(fmaf(s[4 * i + e], c, e % 2 ? lse.y : lse.x));
+          for (int e = 0; e < 4; e++) x[e] = exp2_fast(fmaf(s[4 * i + e], c, e % 2 ? own.y : own.x));
           p[2 * i] = pack2(x[0], x[1], T()), p[2 * i + 1] = pack2(x[2], x[3], T());
           if constexpr (KS_SOFTCAP) {
 #pragma unroll
@@ -163,6 +169,10 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         wgmma_commit();
         multiply_rs<T, D, STEP / 16, 2048>(dv, p, o_rows, true);
         wgmma_commit();
+        Pair delta[AHEAD ? STEP / 8 : 1];
+        if (AHEAD)
+#pragma unroll
+          for (int i = 0; i < STEP / 8; i++) delta[i] = load_pair(lse_rows + DELTA + o().stage * ROW_BYTES + i * 32);
         wgmma_wait<1>();
         pin(dp);
         pin(dk);
@@ -170,14 +180,14 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         // ds, rounded, while dv is multiplied
 #pragma unroll
         for (int i = 0; i < STEP / 8; i++) {
-          const Pair delta = load_pair(lse_rows + DELTA + o().stage * ROW_BYTES + i * 32);
+          const Pair own = AHEAD ? delta[i] : load_pair(lse_rows + DELTA + o().stage * ROW_BYTES + i * 32);
           uint2 weights{p[2 * i], p[2 * i + 1]};
           if (KS_SOFTCAP) weights = *(const uint2*)(sloped + i / 8 * 8192 + i % 8 * 256);
           float x[4];
 #pragma unroll
           for (int e = 0; e < 4; e++) {
             const u32 two = e < 2 ? weights.x : weights.y;
-            x[e] = (e % 2 ? unpacked_high(two, T()) : unpacked_low(two, T())) * (dp[4 * i + e] - (e % 2 ? delta.y : delta.x));
+            x[e] = (e % 2 ? unpacked_high(two, T()) : unpacked_low(two, T())) * (dp[4 * i + e] - (e % 2 ? own.y : own.x));
           }
           ds[2 * i] = pack2(x[0], x[1], T()), ds[2 * i + 1] = pack2(x[2], x[3], T());
         }
@@ -201,6 +211,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         wgmma_wait<LAST ? 1 : 2>();
         add_dq(dq, ds_out);
         if (!LAST) {  // s under way across the loop's end would serialise all products; only dk may be
+          load_lse();
           wgmma_wait<1>();
           pin(s);
         }
@@ -218,6 +229,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         if (lane == 0) barrier_arrive(rings.dout.empty({last_stage(), 0}));
         rings.v.wait_full(kv);
       }
+      load_lse();
       wgmma_wait<0>();
       pin(s);
 #pragma unroll 1

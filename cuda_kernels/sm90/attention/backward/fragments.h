@@ -47,10 +47,17 @@ KS_DEVICE void mask_scores(float (&s)[STEP / 2], const Band& band, int ahead, in
   }
 }
 
+// Whether who is first stores without a branch: 2 to 4 % of the time where it was measured the faster.
+constexpr bool BRANCHLESS = D == 64 || D == 192;
+
 // A warp's fragments of dq to the sums, where its lane's part of them begins; in order at the turn of its consumer, of this parity.
 template<int N> KS_DEVICE void add_fragments(float* to, const float (&dq)[N], const Turns& turns, int group, u32 parity, int lane) {
   if (KS_IN_ORDER) barrier_wait(turns.of(group).full({0, 0}), parity);
-  if (KS_IN_ORDER && turns.first(group)) {
+  if (KS_IN_ORDER && BRANCHLESS) {
+    const bool stores = turns.first(group);
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) global_add_or_store(stores, to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+  } else if (KS_IN_ORDER && turns.first(group)) {
 #pragma unroll
     for (int i = 0; i < N / 4; i++) global_store(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
   } else {

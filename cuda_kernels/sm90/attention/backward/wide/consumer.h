@@ -112,6 +112,7 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
           const u32 from = address_here(storage.lse) + lane % 4 * 8 + before(near, NEAR_PARTS).stage * ROW_BYTES;
 #pragma unroll
           for (int i = 0; i < STEP / 8; i++) lse[i] = load_pair(from + i * 32);
+          if (FENCE_FIRST) async_proxy_fence();  // TMA writes the next there once both consumers have handed q back
         }
       };
       auto release_near = [&] {
@@ -181,7 +182,7 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
           for (int j = 0; j < 4; j++) handed[j] = KS_SOFTCAP ? __float_as_uint(x[8 * i + j / 2 * 4 + j % 2]) : p[4 * i + j];
           store_fragment(to + i * WARP * 16, handed);
         }
-        async_proxy_fence();  // lse has been read; TMA writes the next there once the other consumer is done with q
+        if (!FENCE_FIRST) async_proxy_fence();  // lse has been read; TMA writes the next there once the other consumer is done with q
         warp_barrier();
         if (lane == 0) barrier_arrive(rings.p.full(ds_out));
       };
@@ -189,13 +190,6 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
       auto make_ds = [&](u32 (&ds)[STEP / 4]) {
         far_ring.wait_full(far);  // has delta, too
         const u32 delta_rows = address_here(storage.delta) + lane % 4 * 8 + far.stage * ROW_BYTES;
-#pragma unroll
-        for (int i = 0; i < STEP / 8; i++) {
-          const Pair delta = load_pair(delta_rows + i * 32);
-#pragma unroll
-          for (int e = 0; e < 4; e++) x[4 * i + e] -= e % 2 ? delta.y : delta.x;
-        }
-        pin(x);
         barrier_wait(rings.p.full(ds_out), ds_out.parity ^ 1);
         const u32 from = p_fragments();
 #pragma unroll
@@ -204,11 +198,12 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
           load_fragment(from + i * WARP * 16, p);
 #pragma unroll
           for (int j = 0; j < 2; j++) {
+            const Pair delta = load_pair(delta_rows + (2 * i + j) * 32);
             float y[4];
 #pragma unroll
             for (int e = 0; e < 4; e++) {
               const u32 two = p[2 * j + e / 2];
-              y[e] = (e % 2 ? unpacked_high(two, T()) : unpacked_low(two, T())) * x[8 * i + 4 * j + e];
+              y[e] = (e % 2 ? unpacked_high(two, T()) : unpacked_low(two, T())) * (x[8 * i + 4 * j + e] - (e % 2 ? delta.y : delta.x));
             }
             ds[4 * i + 2 * j] = pack2(y[0], y[1], T()), ds[4 * i + 2 * j + 1] = pack2(y[2], y[3], T());
           }
