@@ -30,7 +30,8 @@
 // KS_PRODUCER_REGISTERS, KS_CONSUMER_REGISTERS, KS_SHARED_BYTES.
 // Shared memory, bytes, D in whole panels of 64 columns: 512·D·KV_STAGES of K and V, 2·STEP·D·(STAGES + O_STAGES) of q and dout, 512·STEP of ds (two steps'),
 // 4·STEP·(STAGES + O_STAGES) of row values, 1 K.
-// Registers of a consumer's thread: D of dk and dv, STEP/2 of s (later dq), STEP/2 of dp, STEP/4 of p, STEP/4 of ds, and about 20.
+// Registers of a consumer's thread: D of dk and dv, STEP/2 of s (later dq), STEP/2 of dp, STEP/4 of p, STEP/4 of ds, STEP/4 of lse or delta where
+// they are loaded ahead, and about 20.
 #include "sm90/attention/backward/consumer.h"
 #include "sm90/attention/backward/producer.h"
 
