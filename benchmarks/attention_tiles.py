@@ -59,8 +59,8 @@ CANDIDATES = {
         _tile(128, 8, 16, 64, q_resident=True),
     ),
     256: (
-        _tile(256, 4, 16, 64, 1, min_blocks=2, in_turns=True),
         _tile(256, 4, 16, 64, 1, min_blocks=2, score_unroll=8, in_turns=True),
+        _tile(256, 4, 16, 64, 1, min_blocks=2, in_turns=True),
         _tile(256, 8, 16, 64, score_unroll=1),
         _tile(256, 8, 16, 64, score_unroll=2),
         _tile(256, 8, 16, 64),  # more shared memory than sm_80 has

@@ -71,6 +71,8 @@ def test_a_groups_heads_in_one_block_are_one_matrix() -> None:
         ("sm_86", 128, "128x48-4w-2"),
         ("sm_120", 256, "128x16-8w-2"),
         ("sm_90a", 64, "128x64-4w-2"),
+        ("sm_90a", 192, "64x64-4w-1"),
+        ("sm_86", 96, "128x64-4w-1"),
     ],
 )
 def test_keys_and_values_come_in_turns_where_two_blocks_fit(
