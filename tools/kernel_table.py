@@ -104,6 +104,7 @@ UNSHOWN = (
     "b_first",
     "most_tiles",
     "mostly_c",
+    "group_rows",
     "block_seconds",
     "section_bytes",
     "precision",

@@ -96,6 +96,7 @@ GEMM_CONSTANTS: dict[str, int | str] = {
     "KS_GROUPS": 2,
     "KS_STAGES": 2,
     "KS_CLUSTER": 1,
+    "KS_GROUP_ROWS": 8,
     "KS_SHARED_A": 0,
     "KS_SPLIT": 1,
     "KS_BUFFERS": 2,

@@ -337,10 +337,11 @@ def test_every_tile_is_walked_once(M: int, N: int, batch: int, heads: int, index
         in_matrix = t - number * int(v["matrix"])
         group = divided(v, "group", in_matrix)
         in_group = in_matrix - group * int(v["group"])
-        high = min(8, rows - group * 8)
-        column = in_group // 8 if high == 8 else divided(v, "last", in_group)
-        entry = divided(v, "heads", number)
-        seen.append((entry, number - entry * heads, group * 8 + in_group - column * high, column))
+        whole = tile.group_rows
+        high = min(whole, rows - group * whole)
+        column = in_group // whole if high == whole else divided(v, "last", in_group)
+        entry, row = divided(v, "heads", number), group * whole + in_group - column * high
+        seen.append((entry, number - entry * heads, row, column))
     columns = -(-N // tile.bn)
     assert sorted(seen) == [
         (b, h, r, c)

@@ -19,7 +19,7 @@
 // Constants (from the kernel definition): KS_T, KS_TC (element types of A and B, of C and the residual), KS_A_TRANSPOSED,
 // KS_B_TRANSPOSED, KS_SCALES, KS_SCALE_M, KS_SCALE_N, KS_SCALE_K (rows, columns and values of k that share a scale, or 0),
 // KS_POINTERS, KS_BIAS (element type, void where there is none), KS_RESIDUAL, KS_ROW_SUMS (element type, or void),
-// KS_SUMMED, KS_SEGMENTED, KS_JOINED, KS_HEADS (and those of heads.h), KS_SPLIT, KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER, KS_SHARED_A,
+// KS_SUMMED, KS_SEGMENTED, KS_JOINED, KS_HEADS (and those of heads.h), KS_SPLIT, KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER, KS_SHARED_A, KS_GROUP_ROWS,
 // KS_BLOCKS (that share a multiprocessor), KS_IN_TURNS, KS_HALVES (of e4m3: consumer.h), KS_BUFFERS
 // (epilogue buffers a consumer, 64 rows of 128 bytes), KS_STORE, KS_C_FIRST (whether C is stored with the L2 policy evict-first), KS_B_FIRST
 // (whether most of a large B is loaded with it), KS_PRODUCER_REGISTERS,

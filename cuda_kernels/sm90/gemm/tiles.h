@@ -6,7 +6,7 @@
 #pragma once
 #include "sm90/ptx.h"
 
-constexpr int GROUP_ROWS = 8;
+constexpr int GROUP_ROWS = KS_GROUP_ROWS;
 
 // A tile of C: its first row and column; the index, head and batch of its matrix.
 struct TileCoord { int row, column, matrix, head, batch; };

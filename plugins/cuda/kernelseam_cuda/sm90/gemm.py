@@ -242,6 +242,7 @@ class HopperGemm(KernelDefinition):
             "GROUPS": tile.groups,
             "STAGES": tile.stages,
             "CLUSTER": tile.cluster,
+            "GROUP_ROWS": tile.group_rows,
             "SHARED_A": tile.shared_a,
             "SPLIT": tile.split,
             "IN_TURNS": tile.in_turns,

@@ -12,8 +12,6 @@ SLICE_BYTES = 128
 """Bytes of a row of A or B along K in one pipeline stage."""
 MAX_TILES = 2**31 - 2**16
 """Tile indices are 32-bit, and a persistent block steps past the last one by the grid's size."""
-_GROUP_ROWS = 8
-"""Rows of tiles per rasterisation group: see tiles.h."""
 ORDER = Structure(
     (
         *((n, divider_parameter(n)) for n in ("matrix", "group", "last", "heads")),
@@ -46,8 +44,8 @@ def order_values(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> dict[
     rows, columns = grid_of_tiles(p, tile)
     dividers = {
         "matrix": rows * columns,
-        "group": _GROUP_ROWS * columns,
-        "last": rows % _GROUP_ROWS or 1,
+        "group": tile.group_rows * columns,
+        "last": rows % tile.group_rows or 1,
         "heads": results_of(p)[0],
         "b_heads": p.b_head_group,
     }

@@ -135,6 +135,7 @@ class HopperTf32Gemm(KernelDefinition):
             "LOADERS": tile.loaders,
             "STAGES": tile.stages,
             "CLUSTER": tile.cluster,
+            "GROUP_ROWS": tile.group_rows,
             "SHARED_A": False,
             "BLOCKS": tile.blocks,
             "PRODUCER_REGISTERS": producer,

@@ -45,6 +45,8 @@ class HopperGemmTile:
     shared_a: bool = False
     split: int = 1
     """Blocks of a cluster that share a tile, each a part of what is summed: for few tiles."""
+    group_rows: int = 8
+    """Rows of clusters whose tiles are taken column by column: see tiles.h."""
     mostly_c: bool = False
     """Only for products of which C is most of what is moved."""
     most_tiles: int = 2**31
@@ -93,7 +95,13 @@ GEMM = (
     HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.22, rate_along_m=1.0, block_seconds=1.6e-6),
     HopperGemmTile(128, 256, 2, 4, 2, 1, "tma", rate=1.19, block_seconds=1.6e-6),
     HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=7e-7),
-    HopperGemmTile(*(128, 128, 2, 5, 2, 4, "tma"), mostly_c=True, rate=1.15, block_seconds=2e-7),
+    HopperGemmTile(
+        *(128, 128, 2, 5, 2, 4, "tma"),
+        group_rows=1,
+        mostly_c=True,
+        rate=1.15,
+        block_seconds=2e-7,
+    ),
     HopperGemmTile(128, 128, 2, 5, 1, 4, "tma", rate=1.15, block_seconds=2e-7),
     HopperGemmTile(256, 128, 2, 4, 1, 2, "rows", rate=1.04, block_seconds=2.8e-7),
     HopperGemmTile(128, 128, 2, 5, 1, 4, "rows", rate=1.00, block_seconds=4e-7),
@@ -102,7 +110,8 @@ GEMM = (
 )
 """Tiles of products; the cost model chooses, of equal ones the first. Where C is most of what is
 moved, its stores fill the L2 cache with lines that memory has yet to take, and A and B leave it
-instead, before all blocks have read them: not where pairs read B once for two blocks."""
+instead, before all blocks have read them: not where pairs read B once for two blocks, and take
+whole rows of tiles, so that no later one reads A again."""
 
 AT_ONCE = (
     HopperGemmTile(
@@ -206,6 +215,7 @@ class HopperTf32Tile:
 
     cluster = 1
     shared_a = False
+    group_rows = 8
 
     @property
     def bm(self) -> int:
