@@ -824,7 +824,7 @@ MUTANTS = (
     _mutant(
         "not-to-the-whole-cluster",
         GEMM_PRODUCER,
-        "maps.b, full, x0, x1, x2, x.b.x3, (1 << CLUSTER) - 1);",
+        "maps.b, full, x0, x1, x2, x.b.x3, ALL);",
         "maps.b, full, x0, x1, x2, x.b.x3, 1 << rank);",
         ONE,
         "a block keeps its part of B, and the other waits for ever",
