@@ -245,8 +245,8 @@ ATTENTIONS = (
     Mutant(
         "attention-value-read-past-end",
         ATTENTION,
-        "V, tile * BN, own.S_k, 0",
-        "V, tile * BN, own.S_k + 1, 0",
+        "tile_v(stage), V, tile * BN, own.S_k, 0",
+        "tile_v(stage), V, tile * BN, own.S_k + 1, 0",
         "attention-f16-64",
         NAN,
         "what lies behind V is multiplied with a weight of 0",
@@ -273,7 +273,7 @@ ATTENTIONS = (
     Mutant(
         "attention-lse-of-the-wrong-sequence",
         FORWARD,
-        "lse.base[at + own.q_first +",
+        "lse.base[at + there.own.q_first +",
         "lse.base[at +",
         "attention-f16-64-sequences",
         UNTOUCHED,
@@ -291,7 +291,7 @@ ATTENTIONS = (
     Mutant(
         "attention-sink-in-every-part",
         ATTENTION,
-        "if (KS_SINKS && split == 0) { E::Row<ROWS> own_share",
+        "if (KS_SINKS && there.split == 0) { E::Row<ROWS> own_share",
         "if (KS_SINKS) { E::Row<ROWS> own_share",
         "attention-f16-64-causal-split-sinks",
         NAN,

@@ -72,6 +72,7 @@ class Mutant:
 
 
 SANITIZED = (
+    "attention-bf16-64",
     "attention-bf16-128",
     "gemm-f16-nt",
     "gemm-bf16-tn",

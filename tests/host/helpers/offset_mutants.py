@@ -26,8 +26,8 @@ FAR_MUTANTS = (
     _mutant(
         "lse",
         FORWARD,
-        "const i64 at = (i64)batch * lse.batch",
-        "const int at = (i64)batch * lse.batch",
+        "const i64 at = (i64)there.batch * lse.batch",
+        "const int at = (i64)there.batch * lse.batch",
         "lse-batches",
     ),
     _mutant(
