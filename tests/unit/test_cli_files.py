@@ -161,9 +161,10 @@ def test_a_malformed_file_ends_with_2_and_a_message(
 
 
 def test_no_file_at_all(command: Command, tmp_path: Path) -> None:
-    status, out, err = command("attention", "--input", tmp_path)
-    assert (status, out) == (2, "") and "Is a directory" in err
-    with pytest.raises(InvalidValue, match="embedded null byte"):  # in no command line of a shell
+    for path, why in ((tmp_path, "Is a directory"), (tmp_path / "a\0b.npz", "embedded null byte")):
+        status, out, err = command("attention", "--input", path)
+        assert (status, out) == (2, "") and why in err
+    with pytest.raises(InvalidValue, match="embedded null byte"):
         read_inputs(tmp_path / "a\0b.npz", None, ())
 
 

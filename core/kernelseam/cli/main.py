@@ -68,6 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         with suppress(AttributeError, ValueError):  # it may be closed, or no file
             # Names of files and plugins may have characters that it cannot encode.
             cast(TextIOWrapper, sys.stdout).reconfigure(errors="backslashreplace")
+        for argument in command_line:
+            if "\0" in argument:  # of a program, not of a shell; some versions of click fail by it
+                rule = "must be without an embedded null byte"
+                _end(InvalidValue("argument", argument, rule, "Leave it out"), 2, command_line)
         try:
             status = app(args=command_line, obj=ends, standalone_mode=False)
         except typer.Abort:
