@@ -19,6 +19,7 @@ from kernelseam.kernels.elements import (
     refuse_dtype,
     refuse_row_strides,
 )
+from kernelseam.kernels.gemm.bands import in_bands
 from kernelseam.kernels.gemm.cost import gemm_work
 from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.signature import Signature, Structure
@@ -228,7 +229,7 @@ class GemmDefinition(KernelDefinition):
     def values(
         self, problem: GemmProblem, tile: GemmTile, device: Device
     ) -> dict[str, int | float]:
-        p, reads = problem, problem.reads_inputs
+        p, reads = in_bands(problem, tile), problem.reads_inputs
         strides = {
             "a": p.a_strides,
             "b": p.b_strides,

@@ -106,6 +106,9 @@ def _layouts() -> Iterator[GemmCase]:
         yield case(kind, "same-b-heads", b=OperandLayout(broadcast="h"))
         yield case(kind, "same-b-all", b=OperandLayout(broadcast="bh"))
         yield case(kind, "same-a-rows", a=OperandLayout(broadcast="r"))
+        tall = {"M": 2304, "N": 136, "K": 40, "batch": 2, "num_heads": 1, "sample": 600}
+        yield case(kind, "tall-beta", a=gaps, b=gaps, c=gaps, beta=-0.5, **tall)
+    yield case("bf16-tn", "tall", **tall)
     for kind in ("f16-nt", "bf16-nn"):
         yield case(kind, "b-group-2", num_heads=6, b_head_group=2)
         yield case(kind, "b-group-all", num_heads=4, b_head_group=4, b=TOKENS)
