@@ -43,10 +43,11 @@ struct Consumer {
   KS_DEVICE CapWay cap_way(float (&s)[BN / 2]) const {
     return KS_SOFTCAP ? cap_large(s, scores.cap, scores.cap_inverse, small_cap) : DONE;
   }
+  // The short polynomial serves unmasked blocks alone: elsewhere it would be code, a tenth of a kernel's, for few blocks.
   template<int FROM, int TO, bool MASKED>
   KS_DEVICE bool exponentials(float (&s)[BN / 2], const float (&m)[2], float (&sum)[2], CapWay way, float c) const {
-    if (KS_SOFTCAP && way == SHORT) return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<false>{small_cap});
-    if (KS_SOFTCAP && way == LONG) return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<true>{small_cap});
+    if (KS_SOFTCAP && way == SHORT && !MASKED) return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<false>{small_cap});
+    if (KS_SOFTCAP && way != DONE) return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<true>{small_cap});
     return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Scaled{c});
   }
   // The rows' largest scores, where a softcap is not yet applied to products: it keeps their order.
