@@ -63,12 +63,14 @@ H200 = Device("cuda", 0, "sm_90a", limits=DeviceLimits(132, 232_448, 1 << 36))
 CROSSING = "a step begins while products of the one before run"
 """Not asked where scores are capped or queries have scales: the compiler puts a branch of the cap,
 or of a factor that is not above 0, behind the loop."""
-OF_RUNNING = {
+APART = {
     CROSSING,
     "results are stored while products run",
     "a slot is handed back while products read it",
+    "a slot is handed back before all who read fragments there have met",
 }
-"""Of products that still run. They are planted apart from the others, which they may hide."""
+"""Of products that still run, and of a meeting that is left out. They are planted apart from the
+others, which they may hide."""
 GRADIENTS = {
     CROSSING,
     "results are stored while products run",
@@ -98,6 +100,7 @@ SAID = {
     "source-fence": "no proxy fence between fragments that were read and the meeting of readers",
     "tile-stores-not-waited": "a block ends with stores on their way",
     "cluster-leaves-early": "a block ends while others may arrive at its barriers",
+    "added-released-early": "a slot is handed back before all who read fragments there have met",
     "fragments-released-early": "a slot is handed back while products read it",
     "fragments-fence": "no proxy fence between fragments that were read and the arrival that "
     "lets TMA in",
@@ -114,7 +117,7 @@ def order_of(made: SourceBundle, tile: Any) -> list[str]:
 
 def order_in(text: str, tile: Any) -> list[str]:
     if isinstance(tile, HopperGemmTile):  # a slice's products run while the next one's begin
-        return violations(text, ahead=1, handed=tile.store == "tma")
+        return violations(text, ahead=1, handed=tile.store == "tma", gathered=True)
     if isinstance(tile, HopperTf32Tile):
         return violations(text, ahead=1, handed=True)
     if isinstance(tile, HopperBackwardTile | HopperWideBackwardTile):
@@ -223,7 +226,7 @@ def together() -> Iterator[tuple[str, list[Mutant]]]:
     """The bugs that are planted in a kernel at once: each is reported in words of its own."""
     rounds: dict[tuple[str, bool], list[list[Mutant]]] = {}
     for bug in BUGS:
-        mine = rounds.setdefault((place(bug), SAID[bug.name] in OF_RUNNING), [])
+        mine = rounds.setdefault((place(bug), SAID[bug.name] in APART), [])
         free = (r for r in mine if SAID[bug.name] not in {SAID[m.name] for m in r})
         if (found := next(free, None)) is not None:
             found.append(bug)

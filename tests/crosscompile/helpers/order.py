@@ -74,7 +74,12 @@ def steps(text: str) -> Iterator[tuple[str, int]]:
 
 
 def violations(
-    text: str, panels: int = 1, ahead: int = 0, handed: bool = False, exchanged: bool = False
+    text: str,
+    panels: int = 1,
+    ahead: int = 0,
+    handed: bool = False,
+    exchanged: bool = False,
+    gathered: bool = False,
 ) -> list[str]:
     """What is out of order.
 
@@ -83,7 +88,8 @@ def violations(
     arrival tells of what was stored to or read from shared memory, which others read or write.
     ``exchanged``: so does a meeting, of fragments that others multiply or have multiplied; factors
     may be copied by threads; a step's scores begin in two parts; and what a warp stores right
-    behind a meeting of its own is for itself.
+    behind a meeting of its own is for itself. ``gathered``: one thread arrives for all warps that
+    read fragments.
     """
     results: list[str] = []
 
@@ -94,6 +100,7 @@ def violations(
     created = True  # whether a fence followed the barriers that were made
     plain = laid = True  # and plain stores to shared memory, and fragments
     read = True  # and reads of fragments, where TMA writes next
+    met = True  # whether those who read fragments met since
     fenced = True  # and copies that a barrier told of, before the products that read them
     started = False  # whether registers are fenced for products
     waited = True  # for all that leaves shared memory
@@ -119,6 +126,7 @@ def violations(
                 rule(laid, "no proxy fence between fragments and the meeting that hands them over")
                 rule(running == 0 or given, "fragments are given back while products read them")
                 given = False
+            met = True
             together = together or word == "cluster meeting"
         elif word == "await":
             fenced = not exchanged
@@ -127,7 +135,7 @@ def violations(
             rule(leaving < panels, "a panel is written while stores from it have not been read")
             rule(running == 0, "results are stored while products run")
         elif word == "fragment load":
-            read = False
+            read = met = False
         elif word == "plain store":
             plain = plain and exchanged and own
         elif word == "proxy fence":
@@ -169,6 +177,10 @@ def violations(
             rule(
                 read or not handed,
                 "no proxy fence between fragments that were read and the arrival that lets TMA in",
+            )
+            rule(
+                met or not gathered,
+                "a slot is handed back before all who read fragments there have met",
             )
             plain, together = True, together and word == "arrive"
         elif word == "exit":

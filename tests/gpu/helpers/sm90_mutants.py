@@ -853,6 +853,7 @@ MUTANTS = (
         "",
         ADDED,
         "one warp hands back what others still read",
+        "order",
     ),
     _mutant(
         "panels-of-a-slice",
