@@ -170,7 +170,7 @@ def hunt(
         and name in LUCK
         and "changes nothing" in compiled(mutant, device.arch, device.backend)
     ):
-        return Seen(name, 0)
+        return Seen(name, 0, finding="its binary is the same")
     for implementation, case in cases_of(mutant, device, chosen):
         if time.monotonic() > end:
             return Seen(name, passed, trouble="there was no time for the other cases")

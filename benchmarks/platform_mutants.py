@@ -152,19 +152,17 @@ def page(results: Iterable[Seen], device: Device, command: str) -> str:
     ]
     what = {m.name: m.what for m in mutant_hunt.MUTANTS}
     lines += [
-        f"| {s.name} | {what[s.name]} | {s.case or '–'} | {_cell(s.finding or _why(s))} | "
-        f"{s.passed} |"
+        f"| {s.name} | {what[s.name]} | {s.case or '–'} | "
+        f"{_cell(s.finding if s.case else _why(s))} | {s.passed} |"
         for s in bugs
     ]
     return "\n".join(lines) + "\n"
 
 
 def _why(seen: Seen) -> str:
-    unseen = (
-        f"no case showed it, which may be: {mutant_hunt.LUCK[seen.name]}"
-        if seen.may_pass
-        else "no case showed it"
-    )
+    unseen = seen.finding or "no case showed it"
+    if seen.may_pass:
+        unseen += f", which may be: {mutant_hunt.LUCK[seen.name]}"
     return seen.trouble or (f"{seen.case}: {seen.finding}" if seen.case else unseen)
 
 

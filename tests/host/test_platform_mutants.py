@@ -222,6 +222,30 @@ def test_a_run_goes_on_where_another_was_cut(
     assert script.main(given) == 0 and requested[4:] == ["a"]
 
 
+def test_a_bug_that_changes_no_binary_says_so(
+    script: Any, hunting: Any, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = Mutant("idle", "platform_host.h", BUG.find, f"{BUG.find} ", "gemm-f16-nt", "", "")
+    monkeypatch.setattr(hunting, "MUTANTS", (idle,))
+    monkeypatch.setattr(hunting, "LUCK", {"idle": "a test finds it"})
+    hunting.plant(idle, "hostcpp")
+    seen = hunting.hunt(idle, device, time.monotonic() + 60)
+    assert seen.may_pass and not seen.as_it_should
+    assert script._why(seen) == "its binary is the same, which may be: a test finds it"
+    page = script.page([script.Seen("none", 1), seen], device, "command")
+    assert "| – | its binary is the same, which may be: a test finds it | 0 |" in page
+
+
+def test_what_a_test_finds_in_the_ptx_may_go_unseen_on_a_gpu() -> None:
+    """By its mark: nothing names such bugs a second time."""
+    marked = [m for m in sm90_mutants.MUTANTS if m.reported in ("order", "log")]
+    assert len(marked) > 30
+    for mutant in marked:
+        test, _, finds = sm90_mutants.LUCK[mutant.name].partition(" ")
+        assert (Path(__file__).parents[2] / test).is_file() and finds.startswith("finds it in")
+    assert "added-released-early" in {m.name for m in marked}
+
+
 HANGS = """
 import sys, time
 from benchmarks import platform_mutants as script

@@ -378,11 +378,6 @@ SAID = {
 }
 """What the rules of tests/crosscompile/test_order.py say of each."""
 LUCK = {
-    "gradients-handing-fence": "stores to shared memory mostly arrive before wgmma reads them",
-    "gradients-wide-handing-fence": "the same",
-    "gradients-store-fence": "the same of TMA",
-    "gradients-products-fence": "the binary is the same",
-    "gradients-stores-not-waited": "a block's shared memory is seldom taken by another so soon",
     "gradients-ds-written-early": "the other consumer is seldom two steps behind",
     "gradients-keys-released-early": "the next tile's keys come later than the product ends",
     "gradients-turns-not-waited": "tiles mostly come in order",

@@ -155,9 +155,3 @@ SAID = {
     "latent-keys-released-early": "a slot is handed back while products read it",
 }
 """What the check of the order of PTX says of those that it finds."""
-LUCK = {
-    "latent-weights-fence": "stores to shared memory mostly arrive before wgmma reads them",
-    "latent-copies-fence": "the same of copies",
-    "latent-weights-given-back-early": "the next P comes later than the products end",
-    "latent-keys-released-early": "the next keys do",
-}
