@@ -12,10 +12,11 @@ them at once. What a case needs is compiled before its time counts: a process in
 takes longer than ``--hang`` seconds ends itself, which ends its kernel. The sources as they are
 pass all of those first cases, or no result counts; and again after a process
 has hung. ``--compile-only`` needs no GPU: it compiles each bug's first case. ``--seconds`` is for
-all; with ``--results`` what becomes of a bug is kept as it comes, and not asked again as long as
-the binaries of its first case would be the same, so that a run may be cut anywhere and continued.
-Exit status 1 where a bug was not seen (but those that may go unseen, which say why), did not
-compile or was not tried.
+all; with ``--results`` what becomes of a bug is kept as it comes, and where it is as it should or
+may be, not asked again as long as the binaries of its first case would be the same, so that a run
+may be cut anywhere and continued. Exit status 1 where a bug was not seen (but those that may go
+unseen, which say why), did not compile or was not tried. A bug that a test finds without a GPU,
+which the report then names, may go unseen.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ def ask(
 
 
 class Kept:
-    """Answers in a file of a JSON object a line, added as they come; those that count for something
-    and are of the sources and the compiler of today are given back."""
+    """Answers in a file of a JSON object a line, added as they come; those that are as they should
+    or may be, of the sources and the compiler of today, are given back."""
 
     def __init__(self, path: Path | None, device: Device) -> None:
         self._path, self._device, self._lock = path, device, threading.Lock()
@@ -111,7 +112,8 @@ class Kept:
 
     def get(self, name: str, chosen: Sequence[str]) -> Seen | None:
         """What is known of a bug, or of the sources as they are on the first cases of some bugs."""
-        return self._known.get(self._binaries(name, chosen)) if self._known else None
+        seen = self._known.get(self._binaries(name, chosen)) if self._known else None
+        return seen if seen and (seen.as_it_should or seen.may_pass) else None
 
     def add(self, seen: Seen, chosen: Sequence[str]) -> None:
         """Keep an answer, unless it counts for nothing."""

@@ -222,6 +222,31 @@ def test_a_run_goes_on_where_another_was_cut(
     assert script.main(given) == 0 and requested[4:] == ["a"]
 
 
+def test_what_was_not_as_it_should_be_is_asked_again(
+    script: Any, device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another case may show a bug that none did, and sources that failed may not have been at
+    fault."""
+    bugs = [replace(BUG, name=name, what=name) for name in "ab"]
+    monkeypatch.setattr(script.mutant_hunt, "MUTANTS", tuple(bugs))
+    monkeypatch.setattr(script.mutant_hunt, "LUCK", {"b": "it is luck"})
+    requested: list[str] = []
+    showing = {"none": "gemm-f16-nt"}
+
+    def ask(name: str, *given: Any) -> Any:
+        requested.append(name)
+        return script.Seen(name, 1, showing.get(name, ""), "C is 1" * (name in showing))
+
+    monkeypatch.setattr(script, "ask", ask)
+    monkeypatch.setattr(script, "find_device", lambda name: device)
+    given = ["--device", "hostcpp:0", "--workers", "1", "--results", str(tmp_path / "kept")]
+    assert script.main(given) == 1 and requested == ["none", "a", "b"]
+    showing.clear()
+    showing["a"] = "gemm-f16-nt"
+    assert script.main(given) == 0 and requested[3:] == ["none", "a"]
+    assert script.main(given) == 0 and requested[5:] == []
+
+
 def test_a_bug_that_changes_no_binary_says_so(
     script: Any, hunting: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
