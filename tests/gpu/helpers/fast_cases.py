@@ -102,6 +102,10 @@ def _attention() -> Iterator[AttentionCase]:
         for name, by in (("rises", 9.0), ("rises-far", 78.0)):
             far = {"steps": ((0, by), (200, 0.0)), **shared}
             yield attention(kind, f"many-tiles-e4m3-{name}", **far, **stored)
+        # Of a warp's 16 rows one alone: the first of a thread's two in one warp, the second in the
+        # next.
+        alone = {"steps": ((0, 9.0), (200, 0.0)), "steps_every": 24, **shared}
+        yield attention(kind, "many-tiles-e4m3-rises-every-24", **alone, **stored)
         few = {"S_q": 70, "S_k": 50, "scales": "entries"}
         yield attention(kind, "many-tiles-e4m3-one-block", **few, **stored, **_heads(4))
         both = {"S_q": 129, "S_k": 129, "injected": hidden}

@@ -57,9 +57,9 @@ NT, NN, ADDED, ONE, LISTS = (
 )
 
 VALUE_TRANSPOSE, SUMS = (f"sm90/attention/{name}.h" for name in ("value_transpose", "sums"))
-E4M3, E4M3_LONG, E4M3_RISES, E4M3_FAR, E4M3_SCALED = (
+E4M3, E4M3_LONG, E4M3_RISES, E4M3_RISES_ALONE, E4M3_FAR, E4M3_SCALED = (
     f"attention-bf16-128-many-tiles-e4m3{what}"
-    for what in ("", "-long", "-rises", "-rises-far", "-one-block")
+    for what in ("", "-long", "-rises", "-rises-every-24", "-rises-far", "-one-block")
 )
 E4M3_HIDDEN = "attention-bf16-128-causal-many-tiles-e4m3-nan-in-v"
 GEMM_HEADS, GEMM_BLOCK, GEMM_SCALES = (
@@ -1105,8 +1105,16 @@ MUTANTS = (
         SOFTMAX,
         "t[2] < LARGEST_E4M3 && t[3] < LARGEST_E4M3;",
         "true;",
-        E4M3_RISES,
-        "weights beyond 448 count as 448",
+        E4M3_RISES_ALONE,
+        "weights beyond 448 count as 448 in the second of a thread's two rows",
+    ),
+    _mutant(
+        "first-weights-are-cut-off",
+        SOFTMAX,
+        "return t[0] < LARGEST_E4M3 && t[1] < LARGEST_E4M3 &&",
+        "return",
+        E4M3_RISES_ALONE,
+        "the same in the first",
     ),
     _mutant(
         "headroom",
