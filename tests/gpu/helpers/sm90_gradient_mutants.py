@@ -21,6 +21,7 @@ PRODUCER, CONSUMER, TURNS, TILES, FRAGMENTS, SUMS, ROWS, DQ = (
 )
 MANY, CAUSAL = "attention-bwd-f16-64-many-tiles", "attention-bwd-bf16-128-causal-many-tiles"
 SEQUENCES = "attention-bwd-f16-64-causal-many-tiles-sequences"
+MARGIN = "attention-bwd-f16-64-causal-sequences-margin-gqa"
 FEW_KEYS = "attention-bwd-bf16-128-causal-many-tiles-few-keys"
 NARROW, GROUPED = "attention-bwd-bf16-96-many-tiles", "attention-bwd-bf16-128-causal-many-tiles-gqa"
 MAIN = "sm90/attention/backward.h"
@@ -226,7 +227,7 @@ MUTANTS = (
         CONSUMER,
         "zero<STEP>(storage.dout[o().stage], w.S_q - m * STEP);",
         "{}",
-        SEQUENCES,
+        MARGIN,
         "NaN behind a sequence's queries come into its dv",
     ),
     _mutant(
