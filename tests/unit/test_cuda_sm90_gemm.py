@@ -447,7 +447,24 @@ def test_pairs_of_a_result_that_is_most_of_what_is_moved_are_for_no_other() -> N
     assert pairs in HALF.variants(scores, ROW, H200)
     assert not any(t.mostly_c for t in HALF.offered(square))
     (tile,) = (t for t in GEMM if t.mostly_c)
-    assert [t.name for t in HALF.as_launched(tile)] == [pairs]
+    launched = [t.name for t in HALF.as_launched(tile)]
+    assert launched == [f"128x128-{n}-tma-2together-cfirst" for n in (5, 4, 3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "k", "stages"),
+    [(4.8e12, 128, 5), (3.35e12, 0, 2), (3.35e12, 64, 2), (3.35e12, 128, 3), (3.35e12, 320, 5)],
+)
+def test_where_memory_is_slow_a_large_result_is_made_in_step(
+    bandwidth: float, k: int, stages: int
+) -> None:
+    """A ring of one slice more than a tile sums; tuning times the longer one, too."""
+    p = problem(2048, 2048, k, 64, 1, b_transposed=True)
+    limits = replace(LIMITS, operations_per_second={"bfloat16": 1.07e15})
+    device = replace(H200, limits=replace(limits, bytes_per_second=bandwidth))
+    name = f"128x128-{stages}-tma-2together-cfirst"
+    assert {name, "128x128-5-tma-2together-cfirst"} <= set(HALF.variants(p, ROW, device))
+    assert k == 0 or HALF.tile(p, ROW, device).name == name
 
 
 def test_warps_store_tiles_that_all_run_at_once() -> None:
