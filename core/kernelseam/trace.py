@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -56,6 +56,8 @@ class Recording:
 
 
 _active: ContextVar[tuple[Recording, ...]] = ContextVar("kernelseam_trace", default=())
+active: Callable[[], tuple[Recording, ...]] = _active.get
+"""The active traces, usually none."""
 
 
 @contextmanager
@@ -75,11 +77,6 @@ def trace(path: str | os.PathLike[str] | None = None) -> Iterator[list[LaunchRec
         _active.reset(token)
         if path is not None:
             _write(Path(path), recording)
-
-
-def active() -> tuple[Recording, ...]:
-    """The active traces, usually none."""
-    return _active.get()
 
 
 def _write(path: Path, recording: Recording) -> None:

@@ -12,6 +12,7 @@ from kernelseam import OutputProjection, OutputProjectionBwd, QkvProjection, Qkv
 from kernelseam.errors import WrongResult
 from kernelseam.oracle import sampling
 from kernelseam.planning import Call
+from kernelseam.planning.binding import in_order
 
 Discovered = Callable[..., Any]
 RNG = np.random.default_rng(0)
@@ -185,7 +186,7 @@ def test_one_element_that_is_off_is_found(
         def off(stream: int) -> None:
             array[at] += 0.1
 
-        self._launches.append(off)
+        self._run = in_order((self._run, off))
 
     monkeypatch.setattr(Call, "__init__", spoil)
     descriptor = RIGHT[name]()
@@ -207,6 +208,6 @@ def test_a_page_that_is_off_is_found(discovered: Discovered) -> None:
     def moved(stream: int) -> None:
         swapped["block_table"].owner[...] = elsewhere
 
-    checked._launches.append(moved)
+    checked._run = in_order((checked._run, moved))
     with pytest.raises(WrongResult, match=r"[kv]\[\d, \d, \d, \d\] is"):
         checked()

@@ -80,8 +80,7 @@ class Shortcut:
         key = (planned, workspace_address, *pointers)
         launches = bound.get(key)
         if launches is not None and self._is_current() and not active():
-            for launch in launches.launches:
-                launch(handle)
+            launches.run(handle)
         else:
             with planned.runtime.activate(planned.device):
                 if launches is None:

@@ -19,17 +19,17 @@ from kernelseam.trace import Planned, Recording, active
 class Bound:
     """The launches of one plan, or of several in order, bound to memory."""
 
-    __slots__ = ("check_contents", "launches", "plans", "steps", "workspace")
+    __slots__ = ("check_contents", "launches", "plans", "run", "steps", "workspace")
 
     def __init__(
         self,
         steps: tuple[Step, ...],
-        launches: tuple[Callable[[int], object], ...],
+        launches: tuple[Callable[[int], None], ...],
         workspace: int = 0,
         check_contents: Callable[[], None] | None = None,
         plans: tuple[Planned, ...] = (),
     ) -> None:
-        self.steps, self.launches = steps, launches
+        self.steps, self.launches, self.run = steps, launches, in_order(launches)
         self.plans = plans  # for traces
         self.workspace, self.check_contents = workspace, check_contents
 
@@ -41,8 +41,7 @@ class Bound:
     def launch(self, handle: int) -> None:
         """Launch on a stream of the device, which must be current; record the launches in active
         traces."""
-        for launch in self.launches:
-            launch(handle)
+        self.run(handle)
         if traced := active():
             self.record(traced)
 
@@ -50,6 +49,19 @@ class Bound:
         """Add the launches to these traces."""
         for recording in traced:
             recording.add(self.records, self.plans)
+
+
+def in_order(launches: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
+    """One function that launches all of them. Of one it is that one: a loop around it takes a tenth
+    of a launch's time."""
+    if len(launches) == 1:
+        return launches[0]
+
+    def run(handle: int) -> None:
+        for launch in launches:
+            launch(handle)
+
+    return run
 
 
 def joined(parts: Iterable[Bound]) -> Bound:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -103,13 +104,13 @@ class Call:
         "_bound",
         "_check",
         "_check_contents",
-        "_operands",
+        "_count_writes",
         "_is_current",
         "_keep",
-        "_launches",
-        "_launches_only",
+        "_operands",
         "_owned_workspace",
         "_pointers",
+        "_run",
         "_runtime",
         "_stream",
         "_token",
@@ -145,11 +146,11 @@ class Call:
                 zeroing.bind({}, bound.workspace)(self.stream_handle(None))
                 runtime.synchronize(plan.device)
         self._check_contents = bound.check_contents
-        self._launches_only = self._check_contents is None and not check
-        self._launches: list[Callable[[int], object]] = [*bound.launches]
+        if check or self._check_contents is not None:
+            self._is_current = lambda: False  # the general path checks
+        self._run, self._count_writes = bound.run, None
         if tensors := _written_tensors(plan, self._operands):
-            increment = torch_arrays.version_incrementer()
-            self._launches.append(lambda handle: increment(tensors))
+            self._count_writes = partial(torch_arrays.version_incrementer(), tensors)
         bound.plans = (plan,)
         self._bound = bound
         self._keep, self._pointers = resolved.keep, resolved.pointers
@@ -190,9 +191,10 @@ class Call:
         except IndexError:
             raise CallInUse(self.plan.problem, self.plan.device) from None
         try:
-            if self._launches_only and self._is_current():
-                for launch in self._launches:
-                    launch(handle)
+            if self._is_current():
+                self._run(handle)
+                if (count_writes := self._count_writes) is not None:
+                    count_writes()
                 if traced := active():
                     self._bound.record(traced)
             else:
@@ -212,8 +214,7 @@ class Call:
         if self._check:
             verification = verifier().verification(self.plan, self._pointers, self._runtime)
         with self._runtime.activate(self.plan.device):
-            for launch in self._launches:
-                launch(handle)
+            self.launcher()(handle)
         self._bound.record(active())
         if verification is not None:
             verification.require()
@@ -227,12 +228,15 @@ class Call:
     def launcher(self) -> Callable[[int], None]:
         """``launch(handle)`` for timing loops of one thread: the same launches, without checks and
         stream lookup."""
+        run, count_writes = self._run, self._count_writes
+        if count_writes is None:
+            return run
 
-        def run(handle: int) -> None:
-            for launch in self._launches:
-                launch(handle)
+        def launch(handle: int) -> None:
+            run(handle)
+            count_writes()
 
-        return run
+        return launch
 
     def rebind(self, *, workspace: object = None, **operands: object) -> Call:
         """A call of the same plan over other memory; operands not named stay. It allocates its own
