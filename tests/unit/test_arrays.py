@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 from kernelseam import arrays
+from kernelseam.arrays import torch as torch_arrays
 from kernelseam.dtypes import DType
 from kernelseam.plugins import plugins
 
@@ -145,3 +147,40 @@ def test_one_device(acme: Any, refused: Refused) -> None:
     )
     del infos["v"]
     assert arrays.same_device(infos) == infos["q"].device
+
+
+def test_tensors_are_allocated_on_the_device_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what allocates on torch's current device, where that is the one."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    asked = list[tuple[Any, ...]]()
+    current = [1]
+    here = lambda *what: asked.append(what)  # noqa: E731
+    anywhere = lambda *what, dtype, device: asked.append((*what, dtype, device))  # noqa: E731
+    monkeypatch.setattr(torch._C._dynamo.guards, "_empty_strided_gpu", here, raising=False)
+    monkeypatch.setattr(torch._C, "_gpu_getDevice", lambda: current[0], raising=False)
+    monkeypatch.setattr(torch, "empty_strided", anywhere)
+    device = SimpleNamespace(type="gpu", index=1)
+    like = SimpleNamespace(device=device)
+    what = (2, 0, 3), (3, 3, 1), torch.float16
+
+    def allocate() -> tuple[Any, ...]:
+        torch_arrays.allocator((2, 0, 3), DType.float16, like)()
+        return asked.pop()
+
+    assert allocate() == what
+    current[0] = 0
+    assert allocate() == (*what, device)
+    monkeypatch.delattr(torch._C, "_gpu_getDevice")
+    assert allocate() == (*what, device)
+    device.index = None  # there is one, always current
+    assert allocate() == what
+    monkeypatch.delattr(torch._C._dynamo.guards, "_empty_strided_gpu")
+    assert allocate() == (*what, device)
+
+
+def test_an_allocated_tensor_is_row_major() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    for shape in ((2, 3, 4), (5,), (), (2, 0, 3)):
+        x = torch_arrays.allocator(shape, DType.bfloat16, torch.empty(1))()
+        assert (x.shape, x.dtype, x.device.type) == (shape, torch.bfloat16, "cpu")
+        assert x.stride() == torch.empty(shape).stride() and x._version == 0
