@@ -18,10 +18,11 @@ from typing import Any
 import kernelseam
 import pytest
 from kernelseam import planning
+from kernelseam.arrays import guards
 from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import ArrayInfo, Backend, CallState, Device, DeviceLimits
 from kernelseam.dtypes import DType
-from kernelseam.errors import InvalidValue, OutOfDeviceMemory, UnknownName
+from kernelseam.errors import InvalidValue, OutOfDeviceMemory, UnknownName, WrongResult
 from kernelseam.ops import calling, planned_call
 from kernelseam.planning import planner
 from kernelseam.plugins import plugins
@@ -127,10 +128,11 @@ def test_other_layouts_or_options_take_the_slow_path(card: CardRuntime) -> None:
             if expected is None:
                 continue
             torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
-    assert len(signatures().shortcuts) == len(ways) - 2
+    assert len(signatures().shortcuts.by_layout) == len(ways) - 2
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # by torch, of torch
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")  # the same, of torch 2.14
 def test_what_is_refused_is_refused_after_a_call_that_was_not(
     card: CardRuntime, refused: Refused
 ) -> None:
@@ -273,7 +275,8 @@ def test_no_array_is_kept_and_what_is_kept_is_bounded(
         for _ in range(2):
             close(kernelseam.matmul2d(a, b, out=out, alpha=i), i * (a @ b))
     memory = signatures()
-    assert max(map(len, (memory.shortcuts, memory.bound, memory.plans))) <= 3
+    caches = memory.shortcuts.by_layout, memory.shortcuts._recent, memory.bound, memory.plans
+    assert max(map(len, caches)) <= 3
 
 
 def test_out_of_memory_is_reported_by_the_runtime(
@@ -286,7 +289,7 @@ def test_out_of_memory_is_reported_by_the_runtime(
     def full(*arguments: Any, **more: Any) -> Any:
         raise OutOfDeviceMemory("card:0 has 12 bytes left")
 
-    (shortcut,) = signatures().shortcuts.values()
+    (shortcut,) = signatures().shortcuts.by_layout.values()
     with (
         monkeypatch.context() as patch,
         pytest.raises(OutOfDeviceMemory, match="^card:0 has 12 bytes left$"),
@@ -300,7 +303,7 @@ def test_out_of_memory_is_reported_by_the_runtime(
 def test_results_of_other_layouts_take_the_slow_path(card: CardRuntime) -> None:
     a, b = torch.randn(4, 4), torch.randn(4, 4)
     kernelseam.matmul2d(a, b)
-    (shortcut,) = signatures().shortcuts.values()
+    (shortcut,) = signatures().shortcuts.by_layout.values()
     shortcut._allocators = [("out", lambda: torch.empty(17)[1:].view(4, 4))]
     card.described = 0
     close(kernelseam.matmul2d(a, b), a @ b)
@@ -318,6 +321,10 @@ def test_gradients_of_both_factors_by_a_shortcut(card: CardRuntime) -> None:
     card.described = 0
     actual = kernelseam.bmm_bwd(dc, a, b)
     assert card.described == 0
+    into = {"da": torch.empty(2, 3, 4), "db": torch.empty(2, 4, 5)}
+    for n in range(1, 4):
+        kernelseam.bmm_bwd(dc, a, b, **into)
+        assert [x._version for x in (dc, a, b, *into.values())] == [0, 0, 0, n, n]
     square = torch.randn(2, 4, 4)
     kernelseam.bmm_bwd(square, square, square, da=torch.empty(2, 4, 4))
     other = torch.randn(2, 4, 4)
@@ -386,3 +393,214 @@ def test_no_fast_path_is_prepared_where_none_can_be_used(
     for _ in range(4):
         kernelseam.bmm(a, a)
     assert not created
+
+
+# ---------------------------------------------------------------- found by addresses
+
+
+def test_memory_that_was_seen_is_not_read_again(
+    card: CardRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, out = torch.randn(2, 3, 4), torch.randn(2, 4, 5), torch.empty(2, 3, 5)
+    for _ in range(2):
+        kernelseam.bmm(a, b)
+        kernelseam.bmm(a, b, out=out)
+    monkeypatch.setattr(torch_arrays, "layouts", lambda *_: pytest.fail("layouts were read"))
+    for _ in range(3):
+        # new tensors over the same memory
+        close(kernelseam.bmm(a.view(2, 3, 4), b.view(2, 4, 5)), a @ b)
+        close(kernelseam.bmm(a, b, out=out.zero_()), a @ b)
+
+
+def test_one_address_with_many_layouts(card: CardRuntime) -> None:
+    """In turns, so that each is found where another was."""
+    a, b = torch.randn(4, 4), torch.randn(4, 4)
+    views = (a, a.mT, a[:2], a[:, :4], a[::2], a.view(1, 4, 4)[0], a[:1].expand(4, 4))
+    for _ in range(4):
+        for view in views:
+            close(kernelseam.matmul2d(view, b), view @ b)
+            close(kernelseam.matmul2d(b, view.mT), b @ view.mT)
+        c, d = a.view(torch.float16), a.view(torch.bfloat16)
+        for x in (c, d):
+            x.copy_(torch.randn(4, 8))
+            torch.testing.assert_close(kernelseam.matmul2d(x.mT, x), x.mT @ x)
+        a.copy_(torch.randn(4, 4))
+
+
+def test_one_tensor_as_several_operands(card: CardRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = torch.randn(2, 4, 4), torch.randn(2, 4, 4)
+    same = a.view(2, 4, 4)  # another tensor over a's memory
+    ways = ((a, a), (a, b), (b, b), (a, same), (a, a.mT), (same, same))
+
+    def check() -> None:
+        for x, y in ways:
+            close(kernelseam.bmm(x, y), x @ y)
+
+    for _ in range(3):
+        check()
+    card.described = 0
+    check()
+    assert card.described == 0
+    monkeypatch.setattr(torch_arrays, "layouts", lambda *_: pytest.fail("layouts were read"))
+    for _ in range(2):
+        kernelseam.bmm(b, b)
+
+
+def test_gradients_are_not_lost_where_memory_was_seen(card: CardRuntime) -> None:
+    weight, b = torch.nn.Parameter(torch.randn(4, 4)), torch.randn(4, 4)
+    for _ in range(3):
+        with torch.no_grad():
+            for _ in range(3):
+                close(kernelseam.matmul2d(weight, b), weight @ b)
+                close(kernelseam.matmul2d(weight, weight), weight @ weight)
+        for operands in ((weight, b), (weight, weight)):
+            with pytest.raises(InvalidValue, match=r"^a\.requires_grad = True: gradients do not"):
+                kernelseam.matmul2d(*operands)
+    a = torch.randn(4, 4)
+    for _ in range(3):
+        kernelseam.matmul2d(a, b)
+    with pytest.raises(InvalidValue, match=r"^a\.requires_grad = True"):
+        kernelseam.matmul2d(a.requires_grad_(), b)
+    close(kernelseam.matmul2d(a.requires_grad_(False), b), a @ b)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(a, torch.ones_like(a))
+        with pytest.raises(InvalidValue, match=r"^a\.tangent = given"):
+            kernelseam.matmul2d(dual, b)
+    with pytest.raises(InvalidValue, match=r"^a\.is_neg = True"):
+        kernelseam.matmul2d(torch._neg_view(a), b)
+
+
+def test_torchs_modes_take_turns(card: CardRuntime) -> None:
+    a, b = torch.randn(4, 4), torch.randn(4, 4)
+    modes = (
+        *(torch.no_grad, torch.enable_grad, torch.inference_mode),
+        lambda: torch.autocast("cpu", torch.bfloat16),
+    )
+    for _ in range(4):
+        for mode in modes:
+            with mode():
+                close(kernelseam.matmul2d(a, b), (a.double() @ b.double()).float())
+    (shortcut,) = signatures().shortcuts.by_layout.values()
+    assert 1 < len(shortcut.guards) <= 4
+
+
+def test_strides_that_do_not_matter_do_not_pile_up(card: CardRuntime) -> None:
+    """Along an axis of extent 1: one shortcut, with a guard for each of the latest."""
+    memory, b = torch.randn(4), torch.randn(4, 4)
+    for _ in range(2):
+        for stride in range(4, 12):
+            a = memory.as_strided((1, 4), (stride, 1))
+            close(kernelseam.matmul2d(a, b), a @ b)
+    (shortcut,) = signatures().shortcuts.by_layout.values()
+    assert len(shortcut.guards) == 4
+
+
+def test_fake_tensors_are_not_asked_for_addresses(
+    card: CardRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch warns of it."""
+    from torch._subclasses import FakeTensor, FakeTensorMode
+
+    a, b = torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(3):
+        kernelseam.matmul2d(a, b)
+    monkeypatch.setattr(
+        FakeTensor, "data_ptr", lambda _: pytest.fail("an address was asked for"), raising=False
+    )
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(x) for x in (a, b)]
+        assert kernelseam.matmul2d(*fake).shape == (4, 4)
+
+
+def test_functionalized_tensors_do_not_take_a_shortcut(card: CardRuntime) -> None:
+    """They have the layout of what they stand for, and null for an address."""
+    a, b = torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(3):
+        kernelseam.matmul2d(a, b)
+    close(torch.func.functionalize(kernelseam.matmul2d)(a, b), a @ b)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "equal"),
+    [
+        ({"a_transposed": True}, {"a_transposed": 1}),
+        ({}, {"a_transposed": 0}),
+        ({}, {"b_transposed": 0.0}),
+        ({"alpha": 1.0}, {"alpha": True}),
+        ({"beta": 0.0}, {"beta": False}),
+    ],
+)
+def test_equal_options_of_other_types_are_refused_as_at_first(
+    wanted: dict[str, Any], equal: dict[str, Any], card: CardRuntime
+) -> None:
+    a = torch.randn(2, 4, 4)
+    (name,) = equal
+    for function, operand in ((kernelseam.bmm, a), (kernelseam.matmul2d, a[0])):
+        with pytest.raises(InvalidValue, match=f"^{name} = ") as first:
+            function(operand, operand, **equal)
+        for _ in range(3):
+            function(operand, operand, **wanted)
+        with pytest.raises(InvalidValue) as later:
+            function(operand, operand, **equal)
+        assert str(later.value) == str(first.value)
+
+
+def test_without_the_guards_of_torchs_compiler(
+    card: CardRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guards, "_guards", lambda: None)
+    a, b = torch.randn(4, 4), torch.randn(4, 4)
+    kernelseam.matmul2d(a, b)
+    card.described = 0
+    for _ in range(3):
+        close(kernelseam.matmul2d(a, b), a @ b)
+    assert card.described == 0
+
+
+def test_guards_that_hold_for_everything_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = guards._guards.__wrapped__
+    theirs = torch._C._dynamo.guards
+    assert find() is theirs.TensorGuards
+
+    class Lax:
+        def __init__(self, *tensors: Any, **more: Any) -> None: ...
+
+        def check(self, *tensors: Any) -> bool:
+            return True
+
+    monkeypatch.setattr(theirs, "TensorGuards", Lax)
+    assert find() is None
+    monkeypatch.delattr(theirs, "TensorGuards")
+    assert find() is None
+
+
+# ---------------------------------------------------------------- calls of plans
+
+
+def planned(a: Any, b: Any, c: Any, **more: Any) -> Any:
+    gemm = kernelseam.BatchedGemmStrided(A=a, B=b, C=c, M=4, N=4, K=4)
+    return kernelseam.plan(gemm).bind(**more)
+
+
+def test_a_call_counts_its_writes(card: CardRuntime) -> None:
+    a, b, c = torch.randn(4, 4), torch.randn(4, 4), torch.empty(4, 4)
+    call = planned(a, b, c)
+    for n in (1, 2, 3):
+        card.current = n % 2  # without making the device current, and with it
+        call()
+        close(c, a @ b)
+        assert (a._version, b._version, c._version) == (0, 0, n)
+    call.launcher()(0)
+    assert c._version == 4
+
+
+def test_a_checked_call_checks_though_its_device_is_current(
+    card: CardRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Step, "bind", lambda *_: lambda stream: None)
+    a, b, c = torch.randn(4, 4), torch.randn(4, 4), torch.zeros(4, 4)
+    call = planned(a, b, c, check=True)
+    with pytest.raises(WrongResult):
+        call()
+    c.copy_(a @ b)
+    call()

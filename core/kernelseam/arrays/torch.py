@@ -95,47 +95,49 @@ def refuse_tangent(field: str, tensor: Any) -> None:
         )
 
 
-TensorReader = Callable[[Iterable[object], list[object]], list[int] | None]
+AddressReader = Callable[[Iterable[object]], list[int] | None]
 
 
-def tensor_reader() -> TensorReader | None:
-    """``read(arrays, key)``: returns the tensors' addresses, and appends to ``key`` everything else
-    of them that a plan depends on. None where torch is not loaded.
-
-    ``read`` returns None where an array is no tensor, has no memory, is not 16-byte aligned, or has
-    gradients, a tangent or a lazy negation that the call would lose; ``describe`` then raises the
-    error. The key of a contiguous tensor has True in place of the strides, which follow from the
-    shape (but for axes of extent 1, whose strides do not matter).
-    """
+def address_reader() -> AddressReader | None:
+    """``addresses(arrays)``: those of tensors. It returns None where an array is no tensor or not
+    strided, and while forward-mode derivatives are computed. None where torch is not loaded."""
     torch: Any = sys.modules.get("torch")
     forward: Any = sys.modules.get("torch.autograd.forward_ad")
     if torch is None or forward is None:
         return None
-    tensor, parameter, grad_enabled = torch.Tensor, torch.nn.Parameter, torch.is_grad_enabled
+    tensor, parameter = torch.Tensor, torch.nn.Parameter
 
-    def read(arrays: Iterable[object], key: list[object]) -> list[int] | None:
+    def addresses(arrays: Iterable[object]) -> list[int] | None:
         if forward._current_level >= 0:
             return None
         pointers: list[int] = []
-        combined = 0
         x: Any
         try:
             for x in arrays:
-                if (type(x) is not tensor and type(x) is not parameter) or x.is_neg():
+                if type(x) is not tensor and type(x) is not parameter:
                     return None
-                if x.requires_grad and grad_enabled():
-                    return None
-                pointer = x.data_ptr()  # raises for every layout but torch.strided
-                if not pointer:
-                    return None
-                combined |= pointer
-                pointers.append(pointer)
-                key += (x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device)
+                pointers.append(x.data_ptr())  # raises for every layout but torch.strided
         except RuntimeError:
             return None
-        return None if combined & 15 else pointers
+        return pointers
 
-    return read
+    return addresses
+
+
+def layouts(tensors: Iterable[Any]) -> tuple[object, ...] | None:
+    """Everything of tensors that a plan depends on but their addresses; None where one has
+    gradients or a lazy negation that the call would lose: ``describe`` then raises the error.
+
+    A contiguous tensor has True in place of the strides, which follow from the shape (but for axes
+    of extent 1, whose strides do not matter).
+    """
+    grad_enabled = sys.modules["torch"].is_grad_enabled()
+    read: list[object] = []
+    for x in tensors:
+        if x.is_neg() or (x.requires_grad and grad_enabled):
+            return None
+        read += (x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device)
+    return tuple(read)
 
 
 def allocator(shape: tuple[int, ...], dtype: DType, like: Any) -> Callable[[], Any]:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from kernelseam.arrays import describe, mark_written, runtime_of, same_device
-from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import ArrayInfo, OperandRule
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dispatch import check_backend, check_name, preferred_backend
@@ -28,7 +27,7 @@ from kernelseam.ops.planned_call import (
     layout_of,
     new_array,
 )
-from kernelseam.ops.shortcut import Shortcut
+from kernelseam.ops.shortcut import Shortcut, Shortcuts
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
 from kernelseam.traced import hand_over, stands_for_others
@@ -43,9 +42,7 @@ class CallCache:
     def __init__(self) -> None:
         self.plans: dict[Hashable, PlannedCall] = {}
         self.bound: BoundLaunches = {}
-        self.shortcuts: dict[Hashable, Shortcut] = {}
-        self.read: torch_arrays.TensorReader | None = None
-        """Reads tensors' addresses and layouts; None before the first shortcut."""
+        self.shortcuts = Shortcuts()
 
 
 _DEFAULT_WORDING = Wording()
@@ -71,19 +68,20 @@ def operate(
     """
     try:
         backend_name = preferred_backend(backend)
+        types = tuple(map(type, options))  # as 1 == True
+        signature = (compute, backend_name, implementation, options, types, *arrays)
         cache: CallCache | None = plugins().caches.get(CallCache)
-        if cache is not None and cache.read is not None:
-            key = _key(compute, arrays, options, backend_name, implementation)
-            if (pointers := cache.read(arrays.values(), key)) is not None:
-                try:
-                    shortcut = cache.shortcuts.get(tuple(key))
-                except Exception:  # an option that cannot be hashed, which ``compute`` refuses
-                    shortcut = None
+        if cache is not None and (addresses := cache.shortcuts.addresses) is not None:
+            tensors = tuple(arrays.values())
+            if (pointers := addresses(tensors)) is not None:
+                shortcut = cache.shortcuts.find(signature, tensors, pointers)
                 if shortcut is not None:
-                    results = shortcut.call(pointers, arrays, stream, cache.bound)
+                    results = shortcut.call(pointers, tensors, stream, cache.bound)
                     if results is not None:
                         return results
-        return _run_planned(compute, arrays, options, backend_name, implementation, stream)
+        return _run_planned(
+            signature, compute, arrays, options, backend_name, implementation, stream
+        )
     except InvalidValue as e:
         raise wording.reworded(e) from None
 
@@ -94,6 +92,7 @@ operate._torchdynamo_inline = hand_over  # type: ignore[attr-defined]
 
 
 def _run_planned(
+    signature: tuple[object, ...],
     compute: Callable[..., None],
     arrays: Mapping[str, object],
     options: tuple[Any, ...],
@@ -113,16 +112,7 @@ def _run_planned(
         if stands_for_others(arrays.values()):
             return hand_over(compute, arrays, options, backend_name, implementation, stream)
         raise
-    # The options' types are part of the key, as 1 == True.
-    key: Hashable = (
-        compute,
-        backend_name,
-        implementation,
-        options,
-        *map(type, options),
-        *infos,
-        *map(layout_of, infos.values()),
-    )
+    key: Hashable = (*signature, *map(layout_of, infos.values()))
     try:
         planned = cache.plans.get(key)
     except Exception:  # an option that cannot be hashed, which ``compute`` refuses
@@ -144,44 +134,12 @@ def _run_planned(
     for name in planned.written:
         mark_written(infos[name])
     if key is not None and planned.allows_shortcut(infos, workspace):
-        _remember_shortcut(
-            cache,
-            planned,
-            infos,
-            workspace,
-            _key(compute, arrays, options, backend_name, implementation),
-            arrays,
+        cache.shortcuts.add(
+            signature, tuple(arrays.values()), lambda: Shortcut(planned, infos, workspace)
         )
     return {
         r.name: to_callers_library(infos[r.name], infos[r.like], stream) for r in planned.results
     }
-
-
-def _key(
-    compute: Callable[..., None],
-    arrays: Mapping[str, object],
-    options: tuple[Any, ...],
-    backend_name: str | None,
-    implementation: str | None,
-) -> list[object]:
-    """The start of a shortcut's key, to which a TensorReader appends the layouts. The options'
-    types are part of it, as 1 == True."""
-    return [compute, backend_name, implementation, options, *map(type, options), *arrays]
-
-
-def _remember_shortcut(
-    cache: CallCache,
-    planned: PlannedCall,
-    infos: Infos,
-    workspace: ArrayInfo | None,
-    key: list[object],
-    arrays: Mapping[str, object],
-) -> None:
-    cache.read = read = cache.read or torch_arrays.tensor_reader()
-    if read is not None and read(arrays.values(), key) is not None:
-        if len(cache.shortcuts) >= planned_call.MAX_ENTRIES:
-            cache.shortcuts.clear()
-        cache.shortcuts[tuple(key)] = Shortcut(planned, infos, workspace)
 
 
 def _check_arrays(infos: Infos, backend_name: str | None) -> None:
