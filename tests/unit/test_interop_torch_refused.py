@@ -233,7 +233,7 @@ def test_what_is_meant_for_the_backward_is_refused_at_the_forward(
             )
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 def test_tangents_are_refused() -> None:
     """Derivatives of forward mode would be lost."""
     x = cells(3, 3)

@@ -52,6 +52,8 @@ def test_every_operator_has_a_sample() -> None:
     assert defined == {name for name, _, _ in samples().values()}
 
 
+# torch 2.14's own check reads it of the results
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("name", SAMPLES)
 def test_opcheck(name: str) -> None:
     called, operands, options = samples()[name]
