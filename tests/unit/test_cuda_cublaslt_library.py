@@ -176,7 +176,8 @@ def test_the_library_reads_its_arguments_as_far_as_the_handle(
         match=r"^cublasLtMatmulAlgoGetHeuristic failed with CUBLAS_STATUS_NOT_INITIALIZED",
     ):
         gemm.supports(problem, device)
-    monkeypatch.setattr(gemm, "_algorithms", lambda *_: (blas_lt.Algorithm((0,) * 8, 1000),))
+    algorithm = blas_lt.Algorithm((0,) * 8, 1000)
+    monkeypatch.setattr(gemm, "_heuristics", lambda *_: (algorithm,))
     (step,) = gemm.build(problem, device).steps
     launch = step.bind({"A": 1 << 20, "B": 1 << 21, "C": 1 << 22, "bias": 1 << 23}, 1 << 24)
     with pytest.raises(
