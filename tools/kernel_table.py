@@ -286,7 +286,10 @@ def summary(rows: dict[Key, tuple[str, ...]]) -> str:
             "GPU. This says that they compile and what they take, not that they are right: what ran "  # noqa: E501
             "is in"
         ),
-        "[h200.md](h200.md) (measured) and [amd-emulated.md](amd-emulated.md) (emulated). Made by",
+        (
+            "[h200.md](h200.md), [h100.md](h100.md) (measured) and "
+            "[amd-emulated.md](amd-emulated.md) (emulated). Made by"
+        ),
         "`python tools/kernel_table.py --write` from [kernel-facts.csv](../kernel-facts.csv).",
         "",
         "| arch | evidence | kernel | binaries | registers at most | spills | scratch bytes |",
