@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from kernelseam.errors import CompileError, DeviceError
 from kernelseam.oracle import check
 from kernelseam.oracle.sampling import sampled
 from kernelseam.planning import Call
+from kernelseam.planning.binding import in_order
 from kernelseam.plugins import plugins
 
 STRIDED, POINTERS, EACH = "strides", "pointers", "a call per matrix"
@@ -186,7 +187,7 @@ class Bench:
 
     def seconds(self, calls: tuple[Call, ...]) -> float:
         """The median of all calls together, warmed up."""
-        run = _together([call.launcher() for call in calls])
+        run = in_order([call.launcher() for call in calls])
         with self._runtime.activate(self.device):
             once = min(self._runtime.time(run, self.device, 3))
             runs = int(min(max(TIMED_SECONDS / max(once, 1e-7), 5), 500))
@@ -199,17 +200,6 @@ class Bench:
         a, b = self.host["A"], self.host["B"]
         verdict = check.gemm(a, b, c, b_transposed=p.b_transposed, rows=sampled(4 * p.N * p.K))
         assert verdict.passed, f"is wrong: {verdict.message}"
-
-
-def _together(launchers: list[Callable[[int], None]]) -> Callable[[int], None]:
-    if len(launchers) == 1:
-        return launchers[0]
-
-    def run(stream: int) -> None:
-        for launch in launchers:
-            launch(stream)
-
-    return run
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Array:
