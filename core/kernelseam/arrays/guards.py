@@ -37,6 +37,12 @@ def tensor_guard(tensors: Sequence[Any]) -> Guard:
     return holds_for_all
 
 
+def compilers_own() -> Any:
+    """What torch's compiler calls, which is no public part of torch; None where it is missing."""
+    torch: Any = sys.modules["torch"]
+    return getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+
+
 def _never(*others: Any) -> bool:
     return False
 
@@ -48,11 +54,10 @@ def _guard(guards: Any, tensors: Sequence[Any]) -> Guard:
 
 @cache
 def _guards() -> Any:
-    """The class of torch's guards, which is no public part of torch: None where it is missing, or
-    does not tell apart what it must."""
+    """The class of torch's guards; None where it is missing, or does not tell apart all it must."""
     torch: Any = sys.modules["torch"]
     try:
-        guards = torch._C._dynamo.guards.TensorGuards
+        guards = compilers_own().TensorGuards
         with torch.inference_mode(False), torch.enable_grad():
             x = torch.empty(2, 2)
             holds = _guard(guards, [x])

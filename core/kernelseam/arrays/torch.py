@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any, cast
 
+from kernelseam.arrays.guards import compilers_own
 from kernelseam.contract import ArrayInfo, Device
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -149,8 +150,7 @@ def allocator(shape: tuple[int, ...], dtype: DType, like: Any) -> Callable[[], A
     layout, kind, device = (shape, tuple(strides)), getattr(torch, dtype.value), like.device
     anywhere = partial(torch.empty_strided, *layout, dtype=kind, device=device)
     # What torch's compiler calls takes half of the time, and allocates on the current device.
-    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-    here = getattr(guards, f"_empty_strided_{device.type}", None)
+    here = getattr(compilers_own(), f"_empty_strided_{device.type}", None)
     current = getattr(torch._C, f"_{device.type}_getDevice", None)
     if here is None or (current is None and device.index is not None):
         return anywhere
