@@ -105,8 +105,8 @@ class Call:
         "_check",
         "_check_contents",
         "_count_writes",
-        "_is_current",
         "_keep",
+        "_launches_only",
         "_operands",
         "_owned_workspace",
         "_pointers",
@@ -137,7 +137,7 @@ class Call:
             self._arrays = resolved.arrays
             first = self._arrays[0] if self._arrays else None
             state = call_state(runtime, plan.device, first)
-            self._is_current, self._stream = state.is_current, state.current_stream
+            self._stream = state.current_stream
             bound = bind(
                 plan, resolved, runtime, lambda: self._bind_workspace(resolved), check=check
             )
@@ -146,8 +146,9 @@ class Call:
                 zeroing.bind({}, bound.workspace)(self.stream_handle(None))
                 runtime.synchronize(plan.device)
         self._check_contents = bound.check_contents
-        if check or self._check_contents is not None:
-            self._is_current = lambda: False  # the general path checks
+        checks = check or self._check_contents is not None
+        # asked at every call: whether its device is current, and there is nothing to check
+        self._launches_only: Callable[[], bool] = (lambda: False) if checks else state.is_current
         self._run, self._count_writes = bound.run, None
         if tensors := _written_tensors(plan, self._operands):
             self._count_writes = partial(torch_arrays.version_incrementer(), tensors)
@@ -191,7 +192,7 @@ class Call:
         except IndexError:
             raise CallInUse(self.plan.problem, self.plan.device) from None
         try:
-            if self._is_current():
+            if self._launches_only():
                 self._run(handle)
                 if (count_writes := self._count_writes) is not None:
                     count_writes()
