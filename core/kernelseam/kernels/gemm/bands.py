@@ -42,5 +42,4 @@ def in_bands(p: GemmProblem, tile: GemmTile) -> GemmProblem:
         c_strides=strides(p.c_strides),
         residual_strides=strides(p.residual_strides),
         bias_strides=(p.bias_strides[0], 0),
-        b_head_group=1,
     )

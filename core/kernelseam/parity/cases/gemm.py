@@ -24,7 +24,7 @@ from kernelseam.parity.cases.common import (
     InjectedValue,
 )
 from kernelseam.parity.cases.gemm_added import added, sums
-from kernelseam.parity.cases.gemm_case import GemmCase, both, case
+from kernelseam.parity.cases.gemm_case import TALL, GemmCase, both, case
 from kernelseam.parity.cases.gemm_stored import stored
 from kernelseam.parity.cases.operand_layout import OperandLayout
 
@@ -106,9 +106,8 @@ def _layouts() -> Iterator[GemmCase]:
         yield case(kind, "same-b-heads", b=OperandLayout(broadcast="h"))
         yield case(kind, "same-b-all", b=OperandLayout(broadcast="bh"))
         yield case(kind, "same-a-rows", a=OperandLayout(broadcast="r"))
-        tall = {"M": 2304, "N": 136, "K": 40, "batch": 2, "num_heads": 1, "sample": 600}
-        yield case(kind, "tall-beta", a=gaps, b=gaps, c=gaps, beta=-0.5, **tall)
-    yield case("bf16-tn", "tall", **tall)
+        yield case(kind, "tall-beta", a=gaps, b=gaps, c=gaps, beta=-0.5, **TALL)
+    yield case("bf16-tn", "tall", **TALL)
     for kind in ("f16-nt", "bf16-nn"):
         yield case(kind, "b-group-2", num_heads=6, b_head_group=2)
         yield case(kind, "b-group-all", num_heads=4, b_head_group=4, b=TOKENS)

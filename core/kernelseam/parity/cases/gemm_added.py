@@ -17,7 +17,7 @@ from kernelseam.parity.cases.common import (
     TOKENS,
     InjectedValue,
 )
-from kernelseam.parity.cases.gemm_case import GemmCase, both, case
+from kernelseam.parity.cases.gemm_case import TALL, GemmCase, both, case
 from kernelseam.parity.cases.operand_layout import OperandLayout
 
 ALL = OperandLayout(broadcast="bh")
@@ -104,8 +104,7 @@ def added() -> Iterator[GemmCase]:
         **both(F32, bias_layout=ODD, residual_layout=OperandLayout(offset=1, aligned=False)),
     )
     yield case("f16-nt", "bias-residual-no-rows", **both(F16, M=0))
-    tall = {"M": 2304, "N": 136, "K": 40, "batch": 2, "num_heads": 1, "sample": 600}
-    yield case("f16-nt", "bias-residual-tall", **both(F16, **tall))
+    yield case("f16-nt", "bias-residual-tall", **both(F16, **TALL))
     listed = both(F16, view="host", scattered=True)
     yield case("f16-nt", "pointers-bias-residual", **listed)
     yield case(

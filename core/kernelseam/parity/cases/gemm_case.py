@@ -91,6 +91,10 @@ def case(kind: str, what: str = "", **fields: object) -> GemmCase:
     return replace(plain, **fields)  # type: ignore[arg-type]
 
 
+TALL: dict[str, object] = {"M": 2304, "N": 136, "K": 40, "batch": 2, "num_heads": 1, "sample": 600}
+"""A result of many rows of tiles, each 128 or fewer: walked in bands."""
+
+
 def both(dtype: DType, **fields: object) -> dict[str, object]:
     """Fields of a case with a bias and a residual of one dtype."""
     return {"bias": dtype, "residual": dtype, **fields}
