@@ -18,18 +18,18 @@ TILES = f"""
 #include "sm90/attention/backward/tiles.h"
 KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets, i64* out, i64* blocks, i64* earlier) {{
   if (thread_index() != 0) return;
-  const Band band{{(int)n[11], (int)n[12]}};
-  const SumBlocks sums{{(int)n[7], (int)n[8], (int)n[5] * (int)n[6]}};
+  const Band band{{(int)n[12], (int)n[13]}};
+  const SumBlocks sums{{(int)n[8], (int)n[9], (int)n[6] * (int)n[7]}};
   int walk[2] = {{0, 0}};
-  TileScheduler<{KEYS}> scheduler{{{{(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], sums}},
-                          {{nullptr, q_offsets, k_offsets, (int)n[9], (int)n[10]}}, band, walk}};
-  for (int t = 0; t < (int)n[13]; t++) {{
+  TileScheduler<{KEYS}> scheduler{{{{(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], (int)n[7], sums}},
+                          {{nullptr, q_offsets, k_offsets, (int)n[10], (int)n[11]}}, band, walk}};
+  for (int t = 0; t < (int)n[14]; t++) {{
     WorkTile w{{}};
     if (!scheduler.next(t, w)) return;
     const int found[] = {{w.batch, w.kv_head, w.tile, w.steps, w.first, w.stop, w.S_q, w.S_k, w.q_first, w.k_first}};
     for (int i = 0; i < {FIELDS}; i++) out[{FIELDS} * t + i] = found[i];
     blocks[t] = sums.first(w.batch, w.q_first);
-    for (int m = 0; m < (int)n[14]; m++) earlier[(int)n[14] * t + m] = band.earlier(w, m, {KEYS});
+    for (int m = 0; m < (int)n[15]; m++) earlier[(int)n[15] * t + m] = band.earlier(w, m, {KEYS});
   }}
 }}"""  # noqa: E501
 
@@ -46,6 +46,8 @@ class Walk:
     causal: bool = False
     window: tuple[int, int] | None = None
     section: int = 1
+    cycle: int = 1000
+    """Of so many sections one walks backwards, counted from the last; none where it is 0."""
     in_order: bool = False
     q: tuple[int, ...] = ()
     """Lengths of packed sequences, of queries and of keys."""
@@ -66,6 +68,10 @@ WALKS = {
     "plain": Walk(3, 4, 150, 100, head_group=2),
     "plain-sections": Walk(3, 4, 150, 300, section=5),
     "causal": Walk(2, 5, 150, 170, causal=True, section=4),
+    "causal-every-other-section": Walk(
+        2, 4, 150, 170, head_group=2, causal=True, section=2, cycle=2
+    ),
+    "causal-never-backwards": Walk(2, 5, 150, 170, causal=True, section=4, cycle=0),
     "causal-few-keys": Walk(1, 3, 200, 70, causal=True, section=2),
     "causal-few-queries": Walk(1, 3, 40, 270, causal=True, section=2),
     "window": Walk(2, 2, 330, 400, window=(103, 3), section=3),
@@ -79,10 +85,12 @@ WALKS = {
 
 def backwards(walk: Walk, entry: int, head: int) -> bool:
     """Whether the tiles of a head walk from the last query to the first: in order, under a causal
-    mask, in the last section."""
+    mask, in the last section of each cycle."""
     plain = walk.causal and walk.window is None and not walk.q
-    first_of_last = (walk.batch * walk.kv_heads - 1) // walk.section * walk.section
-    return walk.in_order and plain and entry * walk.kv_heads + head >= first_of_last
+    last, own = (
+        n // walk.section for n in (walk.batch * walk.kv_heads - 1, entry * walk.kv_heads + head)
+    )
+    return walk.in_order and plain and walk.cycle > 0 and (last - own) % walk.cycle == 0
 
 
 def as_it_is(made: SourceBundle) -> SourceBundle:
@@ -103,6 +111,7 @@ def check_walk(walk: Walk, change: Change) -> None:
             key_tiles * len(heads),
             walk.section,
             walk.section * key_tiles,
+            walk.cycle,
             walk.batch,
             walk.kv_heads,
             walk.head_group,
@@ -179,9 +188,14 @@ BUGS = {
     "order-of-tiles": ("w.tile = count.key_tiles - 1 - w.tile", "w.tile = w.tile", "causal"),
     "order-backwards": ("w.way() < 0 ? w.tile :", "w.way() < 0 ? 0 :", "causal"),
     "way-of-the-last-section": (
-        "backwards = BACKWARDS && (section + 1) * count.section_tiles >= count.total",
-        "backwards = BACKWARDS",
+        "(u32)((count.total - 1) / count.section_tiles - section) % (u32)count.cycle == 0",
+        "true",
         "causal",
+    ),
+    "which-section-of-a-cycle": (
+        "(count.total - 1) / count.section_tiles - section",
+        "section",
+        "causal-every-other-section",
     ),
     "heads-of-a-section": (
         "count.batch * count.kv_heads - section * count.section",

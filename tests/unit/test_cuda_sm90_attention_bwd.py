@@ -285,26 +285,86 @@ def test_tiles_and_blocks_of_a_launch(batch: int, S: int) -> None:
     assert QUERY_GRADIENT.grid(p, tile, H200) == batch * 16 * -(-S // 64)
 
 
-def test_sums_in_order_or_batch_invariant_take_turns() -> None:
-    any_order = problem(deterministic=False)
-    tile = KERNEL.tile(any_order, ROW, H200)
-    defines = KERNEL.defines(any_order.spec, tile, ROW)
-    assert defines["IN_ORDER"] is False
-    invariant = replace(
-        any_order.spec, forward=replace(any_order.spec.forward, batch_invariant=True)
-    )
-    for spec in (problem().spec, invariant):
-        defines = KERNEL.defines(spec, tile, ROW)
-        assert defines["IN_ORDER"] is True
-    p = replace(
-        any_order, spec=invariant, forward=replace(any_order.forward, spec=invariant.forward)
-    )
-    assert len(KERNEL.variants(p, ROW, H200)) == 1
+def invariant_of(p: AttentionBwdProblem) -> AttentionBwdProblem:
+    spec = replace(p.spec, forward=replace(p.spec.forward, batch_invariant=True))
+    return replace(p, spec=spec, forward=replace(p.forward, spec=spec.forward))
+
+
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+def test_sums_in_order_or_batch_invariant_take_turns(dim: int) -> None:
+    any_order = problem(deterministic=False, head_dim=dim, value_dim=dim)
+    for p, ways in (
+        (problem(head_dim=dim, value_dim=dim), [True]),
+        (invariant_of(any_order), [True]),
+        (any_order, [False, True]),
+    ):
+        tiles = KERNEL.variants(p, ROW, H200).values()
+        assert [KERNEL.main(t).defines(p.spec, t, ROW)["IN_ORDER"] for t in tiles] == ways
+        assert KERNEL.tile(p, ROW, H200).in_order is ways[0]
+
+
+@pytest.mark.parametrize(
+    ("S_q", "S_k", "causal", "in_order"),
+    [
+        (4096, 4096, False, False),
+        (4096, 4096, True, False),
+        (4095, 4095, True, False),
+        (4000, 4000, True, True),
+        (2048, 2048, False, False),
+        (2048, 2047, False, True),
+        (1024, 1024, True, True),
+        (64, 4096, False, False),
+    ],
+)
+def test_few_keys_are_summed_in_order_whether_asked_or_not(
+    S_q: int, S_k: int, causal: bool, in_order: bool
+) -> None:
+    """Of 2048 keys a query and more turns cost more than setting sums to zero: 4095 causal ones
+    are 2048 on average."""
+    p = problem(S_q=S_q, S_k=S_k, causal=causal, deterministic=False)
+    assert KERNEL.tile(p, ROW, H200).in_order is in_order
+
+
+@pytest.mark.parametrize(
+    ("changes", "cycle"),
+    [
+        ({}, 8),
+        ({"causal": True}, 8),
+        ({"S_q": 2048, "S_k": 2048, "causal": True}, 8),
+        ({"heads": 64, "causal": True}, 2),
+    ],
+)
+def test_sections_that_walk_backwards(changes: dict[str, object], cycle: int) -> None:
+    """The last of all; every other where heads share keys. None of a batch-invariant spec, whose
+    order of sums may not depend on how many heads there are."""
+    p = problem(**changes)  # type: ignore[arg-type]
+    for q, expected in ((p, cycle), (invariant_of(p), 0)):
+        assert KERNEL.values(q, KERNEL.tile(q, ROW, H200), H200)["cycle"] == expected
+
+
+@pytest.mark.parametrize(
+    ("S", "dim", "section"), [(4096, 128, 8), (2048, 128, 8), (1024, 128, 16), (512, 64, 64)]
+)
+def test_sections_of_short_sequences_are_narrow(S: int, dim: int, section: int) -> None:
+    """32 MB of queries, their result's gradients and sums; 16 of up to 2048 queries; at least 128
+    tiles of 128 keys."""
+    p = problem(S_q=S, S_k=S, batch=16, head_dim=dim, value_dim=dim)
+    v = KERNEL.values(p, KERNEL.tile(p, ROW, H200), H200)
+    assert v["section"] == section and v["section_tiles"] >= 128
+
+
+def test_each_launch_starts_while_the_one_before_it_ends() -> None:
+    for dim in (128, 256):
+        p = problem(head_dim=dim, value_dim=dim)
+        launches = KERNEL.launches(p, KERNEL.tile(p, ROW, H200), H200)
+        configs = [x.kernel.config(p, x.tile, ROW, H200) for x in launches.kernels]
+        assert [c.programmatic for c in configs] == [True, True, True]
 
 
 def test_variants_have_names_of_their_own() -> None:
     assert len({(t.head_dim, t.name) for t in ATTENTION_BWD}) == len(ATTENTION_BWD)
     p = problem()
     names = list(KERNEL.variants(p, ROW, H200))
-    assert names[0] == KERNEL.tile(p, ROW, H200).name
-    assert set(names) == {t.name for t in ATTENTION_BWD if t.head_dim == 128}
+    assert names == [KERNEL.tile(p, ROW, H200).name] == ["128x64-3q-3dout-1kv-in-order"]
+    names = list(KERNEL.variants(problem(deterministic=False), ROW, H200))
+    assert names == ["128x64-3q-3dout-1kv", "128x64-3q-3dout-1kv-in-order"]

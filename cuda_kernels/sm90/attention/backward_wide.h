@@ -59,8 +59,10 @@ attention_backward_wide_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap 
   }
   cluster_barrier();
 
+  next_kernel_launch();
   const int group = warp_index() / 4, warp = warp_index() % 4;
   if (group == GROUPS) {
+    earlier_kernels_wait();  // nobody else touches what they write before row values have been loaded
     registers_dealloc<KS_PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) Producer{storage, maps, rings, operands, {count, sequences, band, storage.walk}}.run();
     if (KS_IN_ORDER && warp > 0 && warp <= min_of(PIECES - rank * GROUPS, GROUPS) && lane() == 0)

@@ -83,7 +83,7 @@ template<int ROWS, int COLUMNS> KS_DEVICE void zero_rows(char* tile, int from, i
 }
 
 // A gradient of a warp's 16 keys, times `by`: through rows of its own, from `first` on, of a tile of ROWS, to global memory, from
-// `row` of the sequence on. TMA does not write rows beyond a dense tensor's last; a packed sequence's last rows are stored by the threads, as
+// `row` of the sequence on; L2 is for queries and sums. TMA does not write rows beyond a dense tensor's last; a packed sequence's last rows are stored by the threads, as
 // the next sequence follows them.
 template<class T, int ROWS, int COLUMNS>
 KS_DEVICE void store_gradient(const float (&x)[COLUMNS / 2], float by, char* tile, int first, int row, const WorkTile& w, const TensorMap& map,
@@ -103,7 +103,7 @@ KS_DEVICE void store_gradient(const float (&x)[COLUMNS / 2], float by, char* til
     async_proxy_fence();
     warp_barrier();
     if (KS_KV_VIEW != PACKED || count >= 16) {
-      if (lane == 0) tma_store(map, shared_address(panel), c, w.k_first + row, w.kv_head, KS_KV_VIEW == PACKED ? 0 : w.batch);
+      if (lane == 0) tma_store(map, shared_address(panel), c, w.k_first + row, w.kv_head, KS_KV_VIEW == PACKED ? 0 : w.batch, evict_first());
     } else {
       T* const line_to = to.base + (i64)(w.k_first + row) * to.row + w.kv_head * to.head + c;
 #pragma unroll 1

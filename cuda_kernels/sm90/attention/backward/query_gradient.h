@@ -1,8 +1,8 @@
 // After the gradients: dq = scale · its sums, rounded and put where it belongs.
 //
 // One block of 128 threads 64 rows of a head: each warp takes fragments of 16 rows out of the sums, 512 bytes at a time, lays them
-// as rows into shared memory, 64 · (D + 8) elements, and stores 16 bytes a thread. It moves 6·D bytes a row and runs at the speed
-// of memory.
+// as rows into shared memory, 64 · (D + 8) elements, and stores 16 bytes a thread. The last rows come first: their sums are in L2 still.
+// It moves 6·D bytes a row and runs at the speed of memory.
 // Constants: those of scores.h and sequences.h; KS_T, KS_D, KS_STEP.
 #include "sm90/attention/backward/sums.h"
 #include "sm90/wgmma.h"
@@ -13,8 +13,10 @@ constexpr int ROWS = 64, ROW_THREADS = D <= 64 ? 8 : D <= 128 ? 16 : 32, AT_ONCE
 KS_KERNEL(128, 1)
 attention_backward_dq_sm90(const float* sums, Matrices<T> dq, Sequences sequences, SumBlocks blocks, float scale) {
   __shared__ __align__(16) u32 rows[ROWS][D / 2 + 4];
+  earlier_kernels_wait();
+  next_kernel_launch();
   constexpr int PARTS = STEP / ROWS;
-  const int tiles = divide_up(sequences.S_q, ROWS), index = (int)block_index(), tile = index % tiles;
+  const int tiles = divide_up(sequences.S_q, ROWS), index = (int)(gridDim.x - 1 - block_index()), tile = index % tiles;
   const int head = index / tiles % blocks.num_heads, batch = index / tiles / blocks.num_heads;
   const Sequence s = sequences.at(batch);
   if (tile * ROWS >= s.S_q) return;

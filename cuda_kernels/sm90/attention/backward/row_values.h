@@ -2,7 +2,8 @@
 // and −LSE in base 2; rows beyond a sequence's end get −inf, so that they have no weight. Besides, the counters of turns are set to
 // zero, and the sums of dq: in order only of queries that see no key, as who comes first to others stores (turns.h).
 //
-// One block of 256 threads 64 rows of a head, a power of two of threads a row, 16 bytes each; nothing is shared. It moves 8·D + 8
+// One block of 256 threads 64 rows of a head, a power of two of threads a row, 16 bytes each; nothing is shared. The last rows come first, so
+// that dout of the first is in L2 when the gradients begin with them, and out, which nobody reads again, leaves it first. It moves 8·D + 8
 // bytes a row, 4·D + 8 in order, and runs at the speed of memory.
 // Constants: those of scores.h and sequences.h; KS_T, KS_D, KS_DV, KS_STEP, KS_IN_ORDER (there are turns).
 #include "sm90/attention/backward/tiles.h"
@@ -12,11 +13,18 @@ constexpr int ROWS = 64, ROW_THREADS = DV <= 64 ? 8 : DV <= 128 ? 16 : 32, AT_ON
 
 struct alignas(16) Eight { T x[8]; };
 
+KS_DEVICE Eight last_load(const T* from) {
+  union { uint4 words; Eight eight; } x{__ldcs((const uint4*)from)};
+  return x.eight;
+}
+
 KS_KERNEL(256, 1)
 attention_backward_rows_sm90(Matrices<const T> out, Matrices<const T> dout, RowValues<const float> lse, float* lse_base2, float* delta,
                              float* sums, unsigned* turns, Sequences sequences, SumBlocks blocks, int left, int right) {
+  earlier_kernels_wait();
+  next_kernel_launch();
   constexpr int PARTS = STEP / ROWS;
-  const int tiles = blocks.query_blocks * PARTS, index = (int)block_index(), tile = index % tiles;
+  const int tiles = blocks.query_blocks * PARTS, index = (int)(gridDim.x - 1 - block_index()), tile = index % tiles;
   const int head = index / tiles % blocks.num_heads, batch = index / tiles / blocks.num_heads;
   const Sequence s = sequences.at(batch);
   if (tile / PARTS * STEP >= s.S_q) return;
@@ -38,7 +46,7 @@ attention_backward_rows_sm90(Matrices<const T> out, Matrices<const T> dout, RowV
     const int at = i + thread_index() / ROW_THREADS, row = tile * ROWS + at;
     float sum = 0.f;
     if (row < s.S_q && column < DV) {
-      const Eight left = *(const Eight*)(x + (i64)row * dout.row + column), right = *(const Eight*)(y + (i64)row * out.row + column);
+      const Eight left = *(const Eight*)(x + (i64)row * dout.row + column), right = last_load(y + (i64)row * out.row + column);
 #pragma unroll
       for (int e = 0; e < 8; e++) sum = fmaf(to_sum(left.x[e]), to_sum(right.x[e]), sum);
     }

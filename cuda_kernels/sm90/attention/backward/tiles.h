@@ -5,7 +5,9 @@
 // head's earliest keys come first: causal tiles are then the longest first. In order a tile waits only for tiles that were handed out before. The
 // last keys come first, and their sums: under a mask they are ahead by the keys between them. But a launch would then end with its
 // longest tiles, up to a tenth of its time: so in the last section under a causal mask the earliest keys come first, and tiles walk
-// over their queries from the last, where all of them begin: BACKWARDS. Sections are wide, so that few tiles of a head run at once.
+// over their queries from the last, where all of them begin: BACKWARDS. Where query heads share keys, so does every other section:
+// a tile walks over its group's heads one after the other, and the short tiles of one section then make room for the long ones of the
+// next, so that the tiles of a head are at the same queries at about the same time. Else each of them would load these anew.
 // Packed: sequence after sequence, in order all heads of one together.
 #pragma once
 #include "sm90/attention/backward/sums.h"
@@ -30,7 +32,9 @@ template<int KV_STAGES> KS_DEVICE int work_slot(const PipelineState<KV_STAGES>& 
 
 // The number of a launch's tiles, computed on the host. An argument of the kernel, passed whole.
 struct TileCount {
-  int key_tiles, total, section, section_tiles, batch, kv_heads, head_group;
+  int key_tiles, total, section, section_tiles;
+  int cycle;  // of so many sections one walks backwards: the launch's last, and so on; 0: none
+  int batch, kv_heads, head_group;
   SumBlocks blocks;
 };
 
@@ -91,7 +95,7 @@ template<int KEYS> struct TileScheduler {
       const int width = min_of(count.section, count.batch * count.kv_heads - section * count.section);
       w.tile = (u32)rest / (u32)width;
       const int head = section * count.section + (rest - w.tile * width);
-      backwards = BACKWARDS && (section + 1) * count.section_tiles >= count.total;
+      backwards = BACKWARDS && count.cycle > 0 && (u32)((count.total - 1) / count.section_tiles - section) % (u32)count.cycle == 0;
       if (KS_IN_ORDER && !backwards) w.tile = count.key_tiles - 1 - w.tile;
       w.batch = (u32)head / (u32)count.kv_heads, w.kv_head = head - w.batch * count.kv_heads;
     }

@@ -39,7 +39,6 @@ from kernelseam_cuda.sm90.attention import refuse_rows
 from kernelseam_cuda.sm90.attention_bwd_cost import (
     BackwardTile,
     gradient_work,
-    in_order,
     row_work,
     tile_count,
     total_blocks,
@@ -59,6 +58,8 @@ DIMS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in ATTENTION_BWD))
 """Of queries and keys, and of values."""
 _CONSUMERS = 2
 """Of a block; each adds to a piece of its own of the sums: sums.h."""
+_FEW_KEYS = 2048
+"""Of a query, on average."""
 _BOX_COLUMNS, _STORE_ROWS, _ROWS = 64, 16, 64
 _COUNTERS_BYTES = 256
 
@@ -75,7 +76,16 @@ _OPERANDS = {"lengths": "kv_lengths", "q_offsets": "cu_seqlens_q", "k_offsets": 
 _WORKSPACE = ("lse_base2", "delta", "sums", "turns")
 _BLOCK_COUNT = ("query_blocks", "head_blocks", "num_heads")
 _BLOCKS = Structure(tuple((n, "i32") for n in _BLOCK_COUNT))
-_TILE_COUNT = ("key_tiles", "total", "section", "section_tiles", "batch", "kv_heads", "head_group")
+_TILE_COUNT = (
+    "key_tiles",
+    "total",
+    "section",
+    "section_tiles",
+    "cycle",
+    "batch",
+    "kv_heads",
+    "head_group",
+)
 _SIGNATURE = Signature(
     (
         *((m, "tensor_map") for m in _MAPS),
@@ -130,10 +140,17 @@ class HopperBackwardKernel(KernelDefinition):
 
     def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
         dims = spec.forward.head_dim, spec.forward.value_dim
-        return tuple(t for t in ATTENTION_BWD if (t.head_dim, t.value_dim) == dims)
+        tiles = tuple(t for t in ATTENTION_BWD if (t.head_dim, t.value_dim) == dims)
+        if spec.deterministic or spec.forward.batch_invariant:
+            return tuple(replace(t, in_order=True) for t in tiles)
+        return *tiles, *(replace(t, in_order=True) for t in tiles)
 
     def tile(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> BackwardTile:
-        return self.tiles(problem.spec, row)[0]
+        """In order also where any order is allowed and few keys are met: to set the sums to zero
+        would take longer than turns."""
+        first, *others = self.tiles(problem.spec, row)
+        p = problem.forward
+        return others[0] if others and p.visible < _FEW_KEYS * p.S_q else first
 
     def main(self, tile: BackwardTile) -> HopperBackwardKernel:
         """The kernel that multiplies."""
@@ -152,7 +169,7 @@ class HopperBackwardKernel(KernelDefinition):
             ("lse_base2", 4 * rows),
             ("delta", 4 * rows),
             ("sums", 4 * rows * tile.head_dim),
-            ("turns", 4 * _CONSUMERS * tile.cluster * blocks * in_order(problem.spec)),
+            ("turns", 4 * _CONSUMERS * tile.cluster * blocks * tile.in_order),
         ):
             workspace[name] = size
             size += divide_up(needed, 256) * 256
@@ -201,8 +218,14 @@ class HopperBackwardKernel(KernelDefinition):
             "KV_VIEW": VIEWS[s.kv_view],
             "LENGTHS": s.lengths,
             "STEP": tile.step,
-            "IN_ORDER": in_order(spec),
+            "IN_ORDER": tile.in_order,
         }
+
+    def config(
+        self, problem: AttentionBwdProblem, tile: Any, row: ArchRow, device: Device
+    ) -> LaunchConfig:
+        """Each starts while the one before it ends."""
+        return replace(super().config(problem, tile, row, device), programmatic=True)
 
     def shared_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
         return 0
@@ -244,9 +267,9 @@ class HopperBackwardKernel(KernelDefinition):
         return {n: known[n] for n in wanted}
 
     def work(self, problem: Any, tile: BackwardTile, device: Device) -> Work:
-        return row_work(problem, tile, self.row_bytes(problem.spec))
+        return row_work(problem, tile, self.row_bytes(problem.spec, tile))
 
-    def row_bytes(self, spec: AttentionBwdSpec) -> int:
+    def row_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
         """Bytes that a row of queries moves."""
         raise NotImplementedError
 
@@ -282,9 +305,9 @@ class RowValues(HopperBackwardKernel):
     def threads(self, tile: BackwardTile, row: ArchRow) -> int:
         return 256
 
-    def row_bytes(self, spec: AttentionBwdSpec) -> int:
+    def row_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
         s = spec.forward
-        return 4 * s.value_dim + (0 if in_order(spec) else 4 * s.head_dim) + 12
+        return 4 * s.value_dim + (0 if tile.in_order else 4 * s.head_dim) + 12
 
 
 class QueryGradient(HopperBackwardKernel):
@@ -312,7 +335,7 @@ class QueryGradient(HopperBackwardKernel):
     def threads(self, tile: BackwardTile, row: ArchRow) -> int:
         return 128
 
-    def row_bytes(self, spec: AttentionBwdSpec) -> int:
+    def row_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
         return 6 * spec.forward.head_dim
 
 

@@ -4,7 +4,7 @@ predicts its time."""
 from __future__ import annotations
 
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
 from kernelseam.kernels.attention.cost import keys_met
 from kernelseam.kernels.elements import divide_up
 
@@ -13,11 +13,9 @@ from kernelseam_cuda.sm90.attention_tiles import HopperBackwardTile, HopperWideB
 BackwardTile = HopperBackwardTile | HopperWideBackwardTile
 _SECTION_TILES = 128
 """A section has at least that many, divided by a cluster's blocks: about what runs at once."""
-
-
-def in_order(spec: AttentionBwdSpec) -> bool:
-    """Whether sums of dq have one order."""
-    return spec.deterministic or spec.forward.batch_invariant
+_SHORT_SEQUENCE = 2048
+"""Tiles of no more queries meet all of them so soon that sections half as wide are up to 15 %
+faster (H100)."""
 
 
 def total_blocks(problem: AttentionBwdProblem, tile: BackwardTile) -> int:
@@ -29,7 +27,10 @@ def total_blocks(problem: AttentionBwdProblem, tile: BackwardTile) -> int:
 
 
 def tile_count(problem: AttentionBwdProblem, tile: BackwardTile) -> dict[str, int]:
-    """Tiles of a launch and blocks of its sums. Sections are of one width."""
+    """Tiles of a launch and blocks of its sums. Sections are of one width.
+
+    ``cycle``: of so many sections one walks backwards, none where it is 0. The order of sums must
+    not depend on the batch for a batch-invariant spec."""
     p = problem.forward
     key_tiles, query_blocks = divide_up(p.S_k, tile.keys), divide_up(p.S_q, tile.step)
     heads = p.batch * p.kv_heads
@@ -38,13 +39,19 @@ def tile_count(problem: AttentionBwdProblem, tile: BackwardTile) -> dict[str, in
     )
     head_bytes = p.S_q * row_bytes * p.head_group
     fewest = divide_up(_SECTION_TILES // tile.cluster, key_tiles)
-    section = divide_up(heads, divide_up(heads, max(tile.section_bytes // head_bytes, fewest)))
+    section_bytes = tile.section_bytes
+    if p.S_q <= _SHORT_SEQUENCE:
+        section_bytes = min(section_bytes, 16 << 20)
+    section = divide_up(heads, divide_up(heads, max(section_bytes // head_bytes, fewest)))
+    sections = divide_up(heads, section)
+    cycle = 0 if p.spec.batch_invariant else 2 if p.head_group > 1 else sections
     packed = p.spec.q_view == "packed"
     return {
         "key_tiles": key_tiles,
         "total": key_tiles * heads,
         "section": section,
         "section_tiles": section * key_tiles,
+        "cycle": cycle,
         "batch": p.batch,
         "kv_heads": p.kv_heads,
         "head_group": p.head_group,
@@ -73,6 +80,6 @@ def gradient_work(problem: AttentionBwdProblem, tile: BackwardTile) -> Work:
         operations * met / tile.cluster,
         operations * max(longest, met) / tile.cluster,
         p.spec.dtype,
-        tile.rate_in_order if in_order(problem.spec) else tile.rate,
+        tile.rate_in_order if tile.in_order else tile.rate,
         tile.block_seconds,
     )

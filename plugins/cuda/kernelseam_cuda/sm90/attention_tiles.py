@@ -184,11 +184,14 @@ class HopperBackwardTile:
     rate_in_order: float = 0.0
     """The same where sums of dq have one order."""
     block_seconds: float = 1e-6
+    in_order: bool = False
+    """Sums of dq have one order."""
 
     @property
     def name(self) -> str:
         """Keys×queries, stages of queries, of their result's gradient, of keys."""
-        return f"{self.keys}x{self.step}-{self.stages}q-{self.o_stages}dout-{self.kv_stages}kv"
+        stages = f"{self.stages}q-{self.o_stages}dout-{self.kv_stages}kv"
+        return f"{self.keys}x{self.step}-{stages}" + "-in-order" * self.in_order
 
     cluster = 1
 
@@ -239,13 +242,16 @@ class HopperWideBackwardTile:
     rate_in_order: float = 0.0
     """The same where sums of dq have one order."""
     block_seconds: float = 1e-6
+    in_order: bool = False
+    """As of the other tiles."""
 
     cluster = 2
 
     @property
     def name(self) -> str:
         """Keys×queries, parts of queries and of their result's gradient."""
-        return f"{self.keys}x{self.step}-{self.stages}q-{self.o_stages}dout-parts"
+        parts = f"{self.stages}q-{self.o_stages}dout-parts"
+        return f"{self.keys}x{self.step}-{parts}" + "-in-order" * self.in_order
 
     @property
     def block_keys(self) -> int:
