@@ -237,6 +237,37 @@ def test_gradients_are_the_same_bits_every_time() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize("heads", [(16, 16), (16, 4)], ids=["plain", "grouped"])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_batch_invariant_gradients_do_not_depend_on_the_batch(
+    dim: int, heads: tuple[int, int]
+) -> None:
+    """Of one entry, alone and first of nine: where a launch ends its sums may not change order."""
+    q_heads, kv_heads = heads
+    whole = tensors((9, q_heads, 600, dim), *2 * ((9, kv_heads, 600, dim),))
+    alone = [x.detach()[:1].clone().requires_grad_() for x in whole]
+
+    dout = tensors((9, q_heads, 600, dim), seed=1)[0].detach()
+
+    def gradients(inputs: list[Any]) -> dict[str, Any]:
+        arrays = [x.detach() for x in inputs]
+        q = arrays[0]
+        out, lse = torch.empty_like(q), torch.empty(q.shape[:3], device=DEVICE)
+        forward = kernelseam.Attention.from_arrays(
+            *arrays, out, lse, causal=True, batch_invariant=True
+        )
+        kernelseam.plan(forward).bind()()
+        found = {n: torch.empty_like(x) for n, x in zip(("dq", "dk", "dv"), arrays, strict=True)}
+        kernelseam.plan(
+            kernelseam.AttentionBwd(forward=forward, dout=dout[: len(q)], **found)
+        ).bind()()
+        return found
+
+    expected = gradients(alone)
+    for name, x in gradients(whole).items():
+        assert torch.equal(x[:1], expected[name]), name
+
+
 def test_torchs_current_stream() -> None:
     """Inputs that a stream is still writing are read after it, forward and backward alike."""
     q, k, v = tensors((2, 8, 512, 64), (2, 8, 512, 64), (2, 8, 512, 64))
