@@ -343,12 +343,20 @@ def test_sections_that_walk_backwards(changes: dict[str, object], cycle: int) ->
 
 
 @pytest.mark.parametrize(
-    ("S", "dim", "section"), [(4096, 128, 8), (2048, 128, 8), (1024, 128, 16), (512, 64, 64)]
+    ("S", "dim", "causal", "section"),
+    [
+        (4096, 128, False, 8),
+        (4096, 128, True, 8),
+        (2048, 128, False, 16),
+        (2048, 128, True, 8),
+        (1024, 128, False, 16),
+        (512, 64, False, 64),
+    ],
 )
-def test_sections_of_short_sequences_are_narrow(S: int, dim: int, section: int) -> None:
-    """32 MB of queries, their result's gradients and sums; 16 of up to 2048 queries; at least 128
-    tiles of 128 keys."""
-    p = problem(S_q=S, S_k=S, batch=16, head_dim=dim, value_dim=dim)
+def test_sections_of_few_keys_are_narrow(S: int, dim: int, causal: bool, section: int) -> None:
+    """32 MB of queries, their result's gradients and sums; 16 where a query meets less than 1536
+    keys on average; at least 128 tiles of 128 keys."""
+    p = problem(S_q=S, S_k=S, batch=16, head_dim=dim, value_dim=dim, causal=causal)
     v = KERNEL.values(p, KERNEL.tile(p, ROW, H200), H200)
     assert v["section"] == section and v["section_tiles"] >= 128
 

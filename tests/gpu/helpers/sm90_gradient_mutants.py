@@ -143,6 +143,22 @@ MUTANTS = (
         "the next tile adds while this one does",
     ),
     _mutant(
+        "sums-read-early",
+        DQ,
+        "  earlier_kernels_wait();\n",
+        "",
+        CAUSAL,
+        "dq is made of sums to which tiles still add",
+    ),
+    _mutant(
+        "row-values-read-early",
+        MAIN,
+        "    earlier_kernels_wait();",
+        "   ",
+        CAUSAL,
+        "the first tiles read row values that are not written yet",
+    ),
+    _mutant(
         "counter-of-the-next-head",
         TURNS,
         "counter += (count.blocks.head_blocks - (w.stop - m)) * PIECES;",
