@@ -58,8 +58,6 @@ DIMS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in ATTENTION_BWD))
 """Of queries and keys, and of values."""
 _CONSUMERS = 2
 """Of a block; each adds to a piece of its own of the sums: sums.h."""
-_FEW_KEYS = 2048
-"""Of a query, on average."""
 _BOX_COLUMNS, _STORE_ROWS, _ROWS = 64, 16, 64
 _COUNTERS_BYTES = 256
 
@@ -150,7 +148,7 @@ class HopperBackwardKernel(KernelDefinition):
         would take longer than turns."""
         first, *others = self.tiles(problem.spec, row)
         p = problem.forward
-        return others[0] if others and p.visible < _FEW_KEYS * p.S_q else first
+        return others[0] if others and p.visible < first.few_keys * p.S_q else first
 
     def main(self, tile: BackwardTile) -> HopperBackwardKernel:
         """The kernel that multiplies."""

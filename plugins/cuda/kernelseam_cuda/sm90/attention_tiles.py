@@ -184,6 +184,9 @@ class HopperBackwardTile:
     rate_in_order: float = 0.0
     """The same where sums of dq have one order."""
     block_seconds: float = 1e-6
+    few_keys: int = 2048
+    """Where a query meets fewer on average, sums of dq have one order even if any is allowed: to
+    set them to zero first takes longer than turns."""
     in_order: bool = False
     """Sums of dq have one order."""
 
@@ -242,6 +245,7 @@ class HopperWideBackwardTile:
     rate_in_order: float = 0.0
     """The same where sums of dq have one order."""
     block_seconds: float = 1e-6
+    few_keys: int = 2048
     in_order: bool = False
     """As of the other tiles."""
 
@@ -282,11 +286,11 @@ class HopperWideBackwardTile:
 BACKWARD_REGISTERS = 24, 240
 """As ``REGISTERS``, of the gradients' two consumers."""
 ATTENTION_BWD = (
-    HopperBackwardTile(64, 3, 2, 2, rate=0.88, rate_in_order=0.89),
+    HopperBackwardTile(64, 3, 2, 2, rate=0.88, rate_in_order=0.89, few_keys=8192),
     HopperBackwardTile(96, 3, 3, rate=0.9, rate_in_order=0.88),
     HopperBackwardTile(128, 3, 3, rate=0.97, rate_in_order=0.93),
     HopperWideBackwardTile(192, 128, 3, 3, rate=0.78, rate_in_order=0.79),
-    HopperWideBackwardTile(256, 256, 4, 3, rate=0.87, rate_in_order=0.89),
+    HopperWideBackwardTile(256, 256, 4, 3, rate=0.87, rate_in_order=0.89, few_keys=4096),
 )
 """The preferred of a spec first."""
 
