@@ -107,6 +107,7 @@ UNSHOWN = (
     "group_rows",
     "block_seconds",
     "section_bytes",
+    "few_keys",
     "precision",
     "dtype_kv",
     "widened",

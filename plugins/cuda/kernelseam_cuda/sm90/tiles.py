@@ -180,7 +180,7 @@ HEADS = (
     HopperGemmTile(128, 128, 2, 5, 1, 4, "tma", rate=1.15, block_seconds=2e-7),
     HopperGemmTile(128, 64, 2, 6, 1, 4, "tma", rate=0.80, block_seconds=2.8e-7),
     HopperGemmTile(64, 192, 1, 6, 1, 3, "tma", b_first=True, rate=0.98, block_seconds=2e-7),
-    HopperGemmTile(128, 192, 2, 5, 2, 1, "rows", rate=1.166, block_seconds=1e-7),
+    HopperGemmTile(128, 192, 2, 5, 2, 1, "rows", b_first=True, rate=1.166, block_seconds=1e-7),
     HopperGemmTile(128, 128, 2, 5, 1, 4, "rows", rate=1.13, block_seconds=3e-7),
     HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, rate=0.65, block_seconds=4e-7),
 )
