@@ -222,15 +222,17 @@ def test_the_last_columns_of_head_dim_96_are_half_a_panel() -> None:
         (10, 10, 128, 5),
         (33, 33, 128, 7),
         (64, 64, 128, 8),
-        (64, 16, 128, 4),
+        (64, 16, 128, 8),
+        (64, 16, -128, 4),
         (9, 9, 256, 2),
     ],
 )
 def test_sections_are_of_one_width(heads: int, kv_heads: int, dim: int, section: int) -> None:
     """A head has 4 MB, a section up to 32: ten heads are two of 5, not one of 8 and one of 2. Of
-    groups of four, a section has 64 MB: two are 64 tiles, too few. A wide head has 8, a section
-    16."""
-    p = problem(batch=1, heads=heads, kv_heads=kv_heads, head_dim=dim, value_dim=dim)
+    groups of four, a section has 128 MB: four are 128 tiles, too few, but for a causal mask, here
+    −128. A wide head has 8, a section 16."""
+    causal, dim = dim < 0, abs(dim)
+    p = problem(batch=1, heads=heads, kv_heads=kv_heads, head_dim=dim, value_dim=dim, causal=causal)
     tile = KERNEL.tile(p, ROW, H200)
     v = KERNEL.main(tile).values(p, tile, H200)
     assert (v["section"], v["section_tiles"]) == (section, 32 * section)
@@ -253,7 +255,7 @@ def test_heads_of_192_have_values_of_128() -> None:
     rows, launches = 4 * 16 * 4096, KERNEL.launches(p, tile, H200)
     assert launches.kernels[0].workspace["turns"] == 256 + rows * (8 + 4 * 192)
     head = 4096 * (192 * 6 + 128 * 2) * 4
-    assert main.values(p, tile, H200)["section"] == max((16 << 20) // head, 64 // 32)
+    assert main.values(p, tile, H200)["section"] == max((16 << 20) // head, 128 // 32)
 
 
 def test_few_wide_tiles_are_one_cluster_each() -> None:
