@@ -61,7 +61,7 @@ attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_
   next_kernel_launch();
   const int group = warp_index() / 4, warp = warp_index() % 4;
   if (group == GROUPS) {
-    earlier_kernels_wait();  // nobody else touches what they write before row values have been loaded
+    earlier_kernels_wait();  // for row values and turns; consumers wait for what these load
     registers_dealloc<KS_PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) Producer{storage, maps, rings, operands, {count, sequences, band, storage.walk}}.run();
     if (KS_IN_ORDER && warp > 0 && warp <= GROUPS && lane() == 0)
