@@ -215,23 +215,24 @@ def test_the_last_columns_of_head_dim_96_are_half_a_panel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "section"),
+    ("heads", "kv_heads", "dim", "causal", "section"),
     [
-        (3, 3, 128, 3),
-        (8, 8, 128, 8),
-        (10, 10, 128, 5),
-        (33, 33, 128, 7),
-        (64, 64, 128, 8),
-        (64, 16, 128, 8),
-        (64, 16, -128, 4),
-        (9, 9, 256, 2),
+        (3, 3, 128, False, 3),
+        (8, 8, 128, False, 8),
+        (10, 10, 128, False, 5),
+        (33, 33, 128, False, 7),
+        (64, 64, 128, False, 8),
+        (64, 16, 128, False, 8),
+        (64, 16, 128, True, 4),
+        (9, 9, 256, False, 2),
     ],
 )
-def test_sections_are_of_one_width(heads: int, kv_heads: int, dim: int, section: int) -> None:
+def test_sections_are_of_one_width(
+    heads: int, kv_heads: int, dim: int, causal: bool, section: int
+) -> None:
     """A head has 4 MB, a section up to 32: ten heads are two of 5, not one of 8 and one of 2. Of
-    groups of four, a section has 128 MB: four are 128 tiles, too few, but for a causal mask, here
-    −128. A wide head has 8, a section 16."""
-    causal, dim = dim < 0, abs(dim)
+    groups of four, a section has 128 MB: four are 128 tiles, too few, but for a causal mask. A
+    wide head has 8, a section 16."""
     p = problem(batch=1, heads=heads, kv_heads=kv_heads, head_dim=dim, value_dim=dim, causal=causal)
     tile = KERNEL.tile(p, ROW, H200)
     v = KERNEL.main(tile).values(p, tile, H200)

@@ -83,8 +83,8 @@ template<int ROWS, int COLUMNS> KS_DEVICE void zero_rows(char* tile, int from, i
 }
 
 // A gradient of a warp's 16 keys, times `by`: through rows of its own, from `first` on, of a tile of ROWS, to global memory, from
-// `row` of the sequence on; L2 is for queries and sums. TMA does not write rows beyond a dense tensor's last; a packed sequence's last rows are stored by the threads, as
-// the next sequence follows them.
+// `row` of the sequence on; L2 is for queries and sums. TMA does not write rows beyond a dense tensor's last; a packed sequence's last
+// rows are stored by the threads, as the next sequence follows them.
 template<class T, int ROWS, int COLUMNS>
 KS_DEVICE void store_gradient(const float (&x)[COLUMNS / 2], float by, char* tile, int first, int row, const WorkTile& w, const TensorMap& map,
                               const Matrices<T>& to, int lane) {

@@ -40,6 +40,7 @@ from kernelseam_cuda.sm90.attention_bwd_cost import (
     BackwardTile,
     gradient_work,
     row_work,
+    sees_fewer,
     tile_count,
     total_blocks,
 )
@@ -139,16 +140,14 @@ class HopperBackwardKernel(KernelDefinition):
     def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
         dims = spec.forward.head_dim, spec.forward.value_dim
         tiles = tuple(t for t in ATTENTION_BWD if (t.head_dim, t.value_dim) == dims)
-        if spec.deterministic or spec.forward.batch_invariant:
-            return tuple(replace(t, in_order=True) for t in tiles)
-        return *tiles, *(replace(t, in_order=True) for t in tiles)
+        ordered = tuple(replace(t, in_order=True) for t in tiles)
+        return ordered if spec.deterministic or spec.forward.batch_invariant else tiles + ordered
 
     def tile(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> BackwardTile:
         """In order also where any order is allowed and few keys are met: to set the sums to zero
         would take longer than turns."""
         first, *others = self.tiles(problem.spec, row)
-        p = problem.forward
-        return others[0] if others and p.visible < first.few_keys * p.S_q else first
+        return others[0] if others and sees_fewer(problem.forward, first.few_keys) else first
 
     def main(self, tile: BackwardTile) -> HopperBackwardKernel:
         """The kernel that multiplies."""

@@ -185,7 +185,7 @@ class HopperBackwardTile:
     """The same where sums of dq have one order."""
     block_seconds: float = 1e-6
     few_keys: int = 2048
-    """Where a query meets fewer on average, sums of dq have one order even if any is allowed: to
+    """Where a query sees fewer on average, sums of dq have one order even if any is allowed: to
     set them to zero first takes longer than turns."""
     in_order: bool = False
     """Sums of dq have one order."""
