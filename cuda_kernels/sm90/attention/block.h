@@ -1,8 +1,7 @@
 // What the roles of a block share: sizes, shared memory, rings, arguments. Constants: see forward.h.
 #pragma once
+#include "sm90/attention/keys.h"
 #include "sm90/attention/softmax.h"
-#include "sm90/attention/tiles.h"
-#include "sm90/pipeline.h"
 
 typedef KS_T T;    // of q, k and v
 typedef KS_TO TO;  // of the result
@@ -12,7 +11,9 @@ constexpr int BM = 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 
 constexpr int SIZE = sizeof(T);
 constexpr bool E4M3 = SIZE == 1;
 constexpr int Q_BYTES = tile_bytes<64, DQK, SIZE>, K_BYTES = tile_bytes<BN, DQK, SIZE>, V_BYTES = tile_bytes<BN, DV, SIZE>;
-constexpr int QK_ROW = panel_row<DQK, SIZE>;  // bytes of a row of a panel of Q and K
+typedef RowKeys<T, BN> Keys;
+typedef Keys::Block<DQK> KBlock;
+typedef Keys::Block<DV> VBlock;
 constexpr int O_BYTES = 16 * 128;  // a warp's rows of one panel
 constexpr bool RAGGED = KS_Q_VIEW == PACKED || KS_LENGTHS;
 // Whether blocks of V may hold masked keys (rows beyond a dense V arrive as zeros). NaN and inf among them must not reach the
@@ -71,6 +72,7 @@ struct alignas(1024) SharedStorage {
   struct { int rows, tile; bool masked; } v_block[V_STAGES];  // for the filter: valid rows, work tile
   u64 q_ring[2 * Q_STAGES * GROUPS], k_ring[2 * STAGES], v_ring[2 * STAGES], v_loaded[E4M3 ? 2 * V_STAGES : V_STAGES];
   struct { float scores, values; } scales[KS_Q_SCALES ? WORK_SLOTS : 1];  // of a work tile
+  alignas(16) Keys::Memory loader;
 };
 static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
 
@@ -87,7 +89,8 @@ struct Maps { const TensorMap &q, &k, &v, &out; };
 
 // What the kernel is given beside its maps and what counts its tiles, as the roles use it. An argument, passed whole.
 struct Operands {
-  Matrices<const T> q, k, v;
+  Matrices<const T> q;
+  Keys keys;
   Matrices<TO> out;
   RowValues<float> lse;
   const float* sinks;

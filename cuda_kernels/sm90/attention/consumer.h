@@ -91,14 +91,13 @@ struct Consumer {
     }
     if constexpr (E4M3 && GROUPS == 3) sums.take(o);  // of three consumers a thread has registers for scores or O, not for both
     const WorkTile& w = storage.work_tiles[opaque(tile) % WORK_SLOTS];
-    const int x = opaque(thread_row(w)), batch = w.batch, head = w.head, S_q = RAGGED ? w.S_q : scores.S_q;
-    const T* const q = a.q.at<KS_Q_VIEW>(batch, head, a.num_heads, w.q_first);
-    const T* const k = a.k.at<KS_KV_VIEW>(batch, w.kv_head, 1, w.k_first);
+    const int x = opaque(thread_row(w)), S_q = RAGGED ? w.S_q : scores.S_q;
+    const T* const q = a.q.at<KS_Q_VIEW>(w.batch, w.head, a.num_heads, w.q_first);
     constexpr int PRODUCTS = DQK > 64 && !E4M3 ? 2 : 1;  // a load; more would spill where a thread has 112 registers
-    const int column = thread_lane % 4 * (8 / SIZE) * PRODUCTS, key = opaque(block) * BN + thread_lane / 4;
+    const int column = thread_lane % 4 * (8 / SIZE) * PRODUCTS;
     recompute_scores<T, DQK, PRODUCTS>(p, q + (i64)inside(x, S_q) * a.q.row + column,
-                                       q + (i64)inside(x + 8, S_q) * a.q.row + column, k + (i64)key * a.k.row + column,
-                                       (i64)8 * a.k.row);
+                                       q + (i64)inside(x + 8, S_q) * a.q.row + column,
+                                       a.keys.key_rows(w, opaque(block) * BN, thread_lane, column));
     multiply(p, f);
     if (KS_SOFTCAP) cap_scores(p, scores.cap, scores.cap_inverse);
     rebase_by_max<HEADROOM>(p, o, m, l, sum, correction, f.c);
@@ -109,7 +108,7 @@ struct Consumer {
   KS_DEVICE void add_back_non_finite(const WorkTile& w) const {
     const Scores own = scores_of(w);
     const int first = group_row(w) + 16 * warp, S_q = RAGGED ? w.S_q : scores.S_q, S_k = RAGGED ? w.S_k : scores.S_k;
-    const T* const v = a.v.at<KS_KV_VIEW>(w.batch, w.kv_head, 1, w.k_first);
+    const auto v = a.keys.values(w);
     TO* const to = a.out.at<KS_Q_VIEW>(w.batch, w.head, 1, w.q_first);
     if (thread_lane == 0) tma_store_wait<0>();
     warp_barrier();
@@ -120,7 +119,7 @@ struct Consumer {
         float x = 0.f;
 #pragma unroll 1
         for (int key = max_of(own.band_begin(row), w.begin * BN); key < min_of(own.band_end(row), S_k); key++) {
-          const float y = to_sum(v[(i64)key * a.v.row + d]);
+          const float y = to_sum(v.row(key)[d]);
           if (!finite(y)) x += y;
         }
         TO& place = to[(i64)row * a.out.row + d];
@@ -136,10 +135,10 @@ struct Consumer {
     warp_barrier();
     const Recompute rows{
         a.q.at<STRIDED>(w.batch, w.head, a.num_heads, 0),
-        a.k.at<STRIDED>(w.batch, w.kv_head, 1, 0),
-        a.v.at<STRIDED>(w.batch, w.kv_head, 1, 0),
+        a.keys.k.at<STRIDED>(w.batch, w.kv_head, 1, 0),
+        a.keys.v.at<STRIDED>(w.batch, w.kv_head, 1, 0),
         a.out.at<STRIDED>(w.batch, w.head, 1, 0),
-        a.q.row, a.k.row, a.v.row, a.out.row, scores.scale_log2, scores.cap, scores.cap_inverse,
+        a.q.row, a.keys.k.row, a.keys.v.row, a.out.row, scores.scale_log2, scores.cap, scores.cap_inverse,
         KS_SINKS ? LOG2_E * a.sinks[w.head] : -infinity(), thread_lane};
     if (rows.finite_values(w.begin * BN, scores.band_begin(end - 1)) &&
         rows.finite_values(scores.band_end(first), min_of(w.end * BN, scores.S_k)))
@@ -232,18 +231,18 @@ KS_DEVICE void Consumer::run() const {
   const u32 q_tiles = descriptor_k_major(shared_address(storage.q[0][group]));
   const u32 k_tiles = descriptor_k_major(shared_address(storage.k));
   const u32 v_tiles = E4M3 ? descriptor_k_major(shared_address(storage.v.tiles))
-                           : descriptor_mn_major(shared_address(storage.v.tiles), BN * 128);
+                           : descriptor_mn_major(shared_address(storage.v.tiles), VBlock::PANEL);
   auto q_state = [&] { return PipelineState<Q_STAGES * GROUPS>{q.stage * GROUPS + group, q.parity}; };
 
   auto release_q = [&] { if (thread_lane == 0) barrier_arrive(rings.q.empty(q_state())); };
   auto start_qk = [&](float (&s)[BN / 2]) {
     const u32 x = advanced(q_tiles, q.stage * GROUPS * Q_BYTES), y = advanced(k_tiles, k.stage * K_BYTES);
-    multiply_ss<T, BN, DQK * SIZE / 32, 64 * QK_ROW, BN * QK_ROW, 32, 32, 0, 0, QK_ROW>(s, x, y, false);
+    multiply_ss<T, BN, DQK * SIZE / 32, 64 * KBlock::ROW, KBlock::PANEL, 32, 32, 0, 0, KBlock::ROW>(s, x, y, false);
     wgmma_commit();
   };
   auto start_pv = [&] {
     const u32 y = advanced(v_tiles, v.stage * V_BYTES);
-    multiply_rs<T, DV, BN * SIZE / 32, E4M3 ? 32 : 16 * 128, E4M3 ? BN : 128>(o, p, y, true);
+    multiply_rs<T, DV, BN * SIZE / 32, E4M3 ? 32 : 2 * VBlock::EIGHT_ROWS, E4M3 ? BN : 128>(o, p, y, true);
     wgmma_commit();
   };
   auto scheduler_barrier_sync = [&] { if (KS_TURNS) named_barrier_sync(SCHEDULER + group, CONSUMERS); };

@@ -52,9 +52,9 @@ attention_forward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap k_map,
   const int group = warp_index() / 4, warp = warp_index() % 4;
   if (group == GROUPS) {
     registers_dealloc<KS_PRODUCER_REGISTERS>();
-    if (thread_index() == CONSUMERS) {
+    if (thread_index() - CONSUMERS < Keys::Loader::THREADS) {
       TileScheduler<BM, BN> scheduler{count, sequences, scores, 0, 0};
-      Producer{storage, maps, rings}.run(scheduler, operands, scales);
+      Producer{storage, maps, rings, {operands.keys, storage.loader}}.run(scheduler, operands, scales);
     } else if (warp > 0) {
       if constexpr (E4M3) transpose_values(storage, rings, warp - 1);
       else if (FILTERS_VALUES) filter_values(storage, rings, thread_index() - CONSUMERS - WARP);

@@ -1,4 +1,4 @@
-// The producer thread: gets tiles from the scheduler and loads Q, K and V.
+// The producer: gets tiles from the scheduler and loads Q, K and V. A thread, or a warp of which one thread leads: the Keys policy says.
 #pragma once
 #include "sm90/attention/value_transpose.h"
 
@@ -6,6 +6,7 @@ struct Producer {
   SharedStorage& storage;
   const Maps& maps;
   const Rings& rings;
+  Keys::Loader keys;
   PipelineState<Q_STAGES * GROUPS> q{0, 1};
   PipelineState<STAGES> k{0, 1};
   PipelineState<V_STAGES> v{0, 1};
@@ -15,6 +16,7 @@ struct Producer {
 #pragma unroll 1
     for (int g = 0; g < GROUPS; g++, q.advance()) {
       rings.q.wait_empty(q);
+      if (!keys.leads()) continue;
       barrier_arrive_expect_tx(rings.q.full(q), Q_BYTES);  // publishes the work tile to the consumer
       tile_load<64, DQK, SIZE>(shared_address(storage.q) + q.stage * Q_BYTES, maps.q, rings.q.full(q), w.q_first + w.row + 64 * g, w.head,
                          KS_Q_VIEW == PACKED ? 0 : w.batch);
@@ -30,65 +32,78 @@ struct Producer {
       barrier_arrive(shared_address(&storage.v_loaded[v.stage]));
     }
   }
-  KS_DEVICE void load_k(const WorkTile& w, int block) {
+  // `first`: of the tile.
+  KS_DEVICE Keys::Place load_k(const WorkTile& w, int block, bool first = false) {
+    const auto place = keys.find(w, block, first);
+    const auto boxes = keys.boxes(block, place);
     rings.k.wait_empty(k);
-    barrier_arrive_expect_tx(rings.k.full(k), K_BYTES);
-    tile_load<BN, DQK, SIZE>(shared_address(storage.k[k.stage]), maps.k, rings.k.full(k), w.k_first + block * BN, w.kv_head,
-                       KS_KV_VIEW == PACKED ? 0 : w.batch);
+    if (keys.leads()) {
+      barrier_arrive_expect_tx(rings.k.full(k), K_BYTES);
+      keys.load<DQK>(shared_address(storage.k[k.stage]), maps.k, rings.k.full(k), w, block, boxes);
+    }
     k.advance();
+    return place;
   }
   KS_DEVICE void wait_empty_v() {
     barrier_wait(E4M3 ? rings.v_loaded.empty(v) : rings.v.barriers + 8 * (STAGES + v.stage), v.parity);
   }
   // `index`: the block's tile. Where keys are masked, the filter's warps mark V as full; of e4m3 those that transpose it, always.
-  KS_DEVICE void load_v(const WorkTile& w, int block, int index) {
+  KS_DEVICE void load_v(const WorkTile& w, int block, int index, Keys::Place place) {
+    const auto boxes = keys.boxes(block, place);
     wait_empty_v();
-    u32 full = E4M3 ? rings.v_loaded.full(v) : rings.v.barriers + 8 * v.stage;
-    if constexpr (E4M3) {
-      const bool masked = HAS_MASK && (block < w.unmasked_begin || block >= w.unmasked_end);
-      storage.v_block[v.stage] = {w.S_k - block * BN, index % WORK_SLOTS, masked};
-    } else if constexpr (FILTERS_VALUES) {
-      const u32 loaded = shared_address(&storage.v_loaded[v.stage]);
-      const bool masked = block < w.unmasked_begin || block >= w.unmasked_end;
-      storage.v_block[v.stage] = {w.S_k - block * BN, index % WORK_SLOTS, masked};
-      if (masked) full = loaded;
-      else barrier_arrive(loaded);
+    if (keys.leads()) {
+      u32 full = E4M3 ? rings.v_loaded.full(v) : rings.v.barriers + 8 * v.stage;
+      if constexpr (E4M3) {
+        const bool masked = HAS_MASK && (block < w.unmasked_begin || block >= w.unmasked_end);
+        storage.v_block[v.stage] = {w.S_k - block * BN, index % WORK_SLOTS, masked};
+      } else if constexpr (FILTERS_VALUES) {
+        const u32 loaded = shared_address(&storage.v_loaded[v.stage]);
+        const bool masked = block < w.unmasked_begin || block >= w.unmasked_end;
+        storage.v_block[v.stage] = {w.S_k - block * BN, index % WORK_SLOTS, masked};
+        if (masked) full = loaded;
+        else barrier_arrive(loaded);
+      }
+      barrier_arrive_expect_tx(full, V_BYTES);
+      keys.load<DV>(shared_address(storage.v.loaded(v.stage)), maps.v, full, w, block, boxes);
     }
-    barrier_arrive_expect_tx(full, V_BYTES);
-    tile_load<BN, DV, SIZE>(shared_address(storage.v.loaded(v.stage)), maps.v, full, w.k_first + block * BN, w.kv_head,
-                      KS_KV_VIEW == PACKED ? 0 : w.batch);
     v.advance();
   }
 
   // Per step K of a block, then V of the previous one. With EARLY a tile's first K precedes the previous tile's last V.
   KS_DEVICE void run(TileScheduler<BM, BN>& scheduler, const Operands& a, const OperandScales& scales) {
-    // Coordinates are read from shared memory: this thread has few registers.
+    // Coordinates are read from shared memory: a thread has few registers.
     auto work_tile = [&](int index) -> const WorkTile& { return storage.work_tiles[index % WORK_SLOTS]; };
-    auto load_first_k = [&](int index) { load_k(work_tile(index), work_tile(index).end - 1); };
+    auto load_first_k = [&](int index) { return load_k(work_tile(index), work_tile(index).end - 1, true); };
     auto next_tile = [&](int t) {
-      if (!scheduler.next(t, storage.work_tiles[tile % WORK_SLOTS])) return false;
-      if constexpr (KS_Q_SCALES) {
-        const WorkTile& w = storage.work_tiles[tile % WORK_SLOTS];
-        storage.scales[tile % WORK_SLOTS] = {scales.q.at(w.batch, w.kv_head) * scales.k.at(w.batch, w.kv_head),
-                                             scales.v.at(w.batch, w.kv_head)};
+      if (!keys.agree(keys.leads() && scheduler.next(t, storage.work_tiles[tile % WORK_SLOTS]))) return false;
+      keys.begin(storage.work_tiles[tile % WORK_SLOTS]);
+      if (keys.leads()) {
+        if constexpr (KS_Q_SCALES) {
+          const WorkTile& w = storage.work_tiles[tile % WORK_SLOTS];
+          storage.scales[tile % WORK_SLOTS] = {scales.q.at(w.batch, w.kv_head) * scales.k.at(w.batch, w.kv_head),
+                                               scales.v.at(w.batch, w.kv_head)};
+        }
+        if (FILTERS_VALUES || E4M3) storage.v_filtered[tile % WORK_SLOTS] = 0;
       }
-      if (FILTERS_VALUES || E4M3) storage.v_filtered[tile % WORK_SLOTS] = 0;
       tile++;
       return true;
     };
     int t = block_index();
     bool more = next_tile(t);
-    if (more) load_first_k(0), load_q(work_tile(0));
+    Keys::Place place;  // of the block whose V comes next
+    if (more) place = load_first_k(0), load_q(work_tile(0));
 #pragma unroll 1
     while (more) {
       const int index = tile - 1, begin = work_tile(index).begin;
       int block = work_tile(index).end - 1;
       auto step = [&] {
-        load_k(work_tile(index), block - 1);
-        load_v(work_tile(index), block, index);
-        block--;
+        const auto next = load_k(work_tile(index), block - 1);
+        load_v(work_tile(index), block, index, place);
+        place = next, block--;
       };
-      auto ask = [&] { t = KS_DYNAMIC ? (int)atomicAdd(a.counter, 1u) + (int)gridDim.x : t + (int)gridDim.x; };
+      auto ask = [&] {
+        if (keys.leads()) t = KS_DYNAMIC ? (int)atomicAdd(a.counter, 1u) + (int)gridDim.x : t + (int)gridDim.x;
+      };
       auto load_next_q = [&] {
         if (!KS_EARLY) return;
         more = next_tile(t);
@@ -107,13 +122,15 @@ struct Producer {
         load_next_q();
         if (block > begin) step();
       }
-      if (KS_EARLY && more) load_first_k(index + 1);
-      load_v(work_tile(index), block, index);
+      const auto last = place;
+      if (KS_EARLY && more) place = load_first_k(index + 1);
+      load_v(work_tile(index), block, index, last);
       if (!KS_EARLY) {
         more = next_tile(t);
-        if (more) load_first_k(index + 1), load_q(work_tile(index + 1));
+        if (more) place = load_first_k(index + 1), load_q(work_tile(index + 1));
       }
     }
+    if (!keys.leads()) return;
     stop();
     if (KS_DYNAMIC) {  // the last block resets the counter
       __threadfence();

@@ -231,10 +231,10 @@ template<> struct Mma<e4m3> {
 
 // Recomputes the scores of a warp's 16 rows and BN keys from global memory, by mma.sync, whose accumulator layout is wgmma's.
 // PRODUCTS: of 32 bytes of depth, a step. A lane's 8 · PRODUCTS neighbouring bytes are its columns of them: any order of
-// the depth gives the same sums. a, a8: its first elements of its two rows, 8 · PRODUCTS bytes a lane % 4; b: of the key lane/4,
-// b_step elements before the one 8 keys on.
-template<class T, int DEPTH, int PRODUCTS, int N>
-KS_DEVICE void recompute_scores(float (&s)[N], const T* a, const T* a8, const T* b, i64 b_step) {
+// the depth gives the same sums. a, a8: its first elements of its two rows, 8 · PRODUCTS bytes a lane % 4; b: of the key lane/4, a walk
+// that goes on by 8 keys at each step (keys.h).
+template<class T, int DEPTH, int PRODUCTS, int N, class Walk>
+KS_DEVICE void recompute_scores(float (&s)[N], const T* a, const T* a8, const Walk& b) {
   constexpr int LANE = 8 / sizeof(T), PRODUCT = 4 * LANE;  // elements
   static_assert(DEPTH % (PRODUCT * PRODUCTS) == 0, "whole steps");
 #pragma unroll
@@ -244,16 +244,16 @@ KS_DEVICE void recompute_scores(float (&s)[N], const T* a, const T* a8, const T*
     uint2 row[PRODUCTS], row8[PRODUCTS];
 #pragma unroll
     for (int i = 0; i < PRODUCTS; i++) row[i] = *(const uint2*)(a + d + LANE * i), row8[i] = *(const uint2*)(a8 + d + LANE * i);
-    const T* at = b + d;
+    Walk keys = b.from(d);
 #pragma unroll
     for (int n = 0; n < N / 4; n++) {
       u32 y[2 * PRODUCTS];
-      // By hand, so that the compiler does not compute all addresses ahead and keep them in registers.
+      const T* const at = keys.at(n);
       if constexpr (PRODUCTS == 1)
         asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(y[0]), "=r"(y[1]) : "l"(at));
       else
         asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(y[0]), "=r"(y[1]), "=r"(y[2]), "=r"(y[3]) : "l"(at));
-      asm volatile("add.s64 %0, %0, %1;" : "+l"(at) : "l"(b_step * (i64)sizeof(T)));
+      keys.next();
 #pragma unroll
       for (int i = 0; i < PRODUCTS; i++) {
         const u32 x[4] = {row[i].x, row8[i].x, row[i].y, row8[i].y};

@@ -22,7 +22,7 @@ struct ValueFilter {
   KS_DEVICE void zero_rows_from(int rows) const {
 #pragma unroll 1
     for (int i = thread; i < V_BYTES / 16; i += FILTER_THREADS)
-      if (i / 8 % BN >= rows) block[i] = uint4{0, 0, 0, 0};
+      if (VBlock::row_of(i) >= rows) block[i] = uint4{0, 0, 0, 0};
   }
   KS_DEVICE void zero_non_finite() const {
 #pragma unroll 1

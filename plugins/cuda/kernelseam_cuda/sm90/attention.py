@@ -83,7 +83,9 @@ _SIGNATURE = Signature(
             "operands",
             Structure(
                 (
-                    *((m, matrices(m)) for m in _MATRICES),
+                    ("q", matrices("q")),
+                    ("keys", Structure(tuple((m, matrices(m)) for m in ("k", "v")))),
+                    ("out", matrices("out")),
                     ("lse", row_values("lse")),
                     ("sinks", "pointer"),
                     ("counter", "pointer"),
