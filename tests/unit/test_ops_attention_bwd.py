@@ -288,7 +288,7 @@ def test_refusals(refused: Refused) -> None:
     )
     order = "Check the order of the axes of all arrays."
     refused(
-        f"dout = an array of shape [2, 4, 9, 11]: must be [B=2, H=4, S=9, D_v=12]. {order}",
+        f"dout = an array of shape [2, 4, 9, 11]: must be [B=2, H=4, S_q=9, D_v=12]. {order}",
         lambda: bwd(dout=x["dout"][..., :11]),
     )
     refused(

@@ -68,7 +68,9 @@ def test_a_query_that_sees_no_key() -> None:
             "page_size": 3,
         },
     ):
-        more = {**more, **({"stride_k_head": 12, "stride_k_row": 4} if "pages" in more else {})}
+        if "pages" in more:  # heads before rows
+            strides = ("stride_k_head", 12), ("stride_k_row", 4)
+            more |= {f.replace("_k_", f"_{n}_"): s for n in "kv" for f, s in strides}
         out, lse = dense(q, k, v, **more)
         assert (out == 0).all() and (lse == -np.inf).all()
         out, lse = dense(q, k, v, sinks=np.array([0.5, -np.inf], np.float32), **more)

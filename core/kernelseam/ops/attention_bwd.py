@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any, Generic, NamedTuple
 
 from kernelseam.contract import ArrayInfo
-from kernelseam.descriptors import Attention, AttentionBwd
-from kernelseam.descriptors.attention.arrays import LAYOUTS, PACKED
+from kernelseam.descriptors import AttentionBwd
 from kernelseam.descriptors.attention.forward_problem import band
-from kernelseam.descriptors.common.operands import axes, canonical
 from kernelseam.descriptors.common.validation import flag
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
@@ -131,34 +129,15 @@ def gradient_work(operation: Operation, *values: Any) -> None:
     if sink_gradient:
         operation.new_result("dsinks", infos["sinks"].shape, DType.float32, "q")
     options, deterministic = asked.of_forward(), flag("deterministic", asked.deterministic)
-    operation.launch(infos, lambda: describe(infos, options, deterministic))
+    operation.launch(infos, lambda: _descriptor(infos, options, deterministic))
 
 
-def describe(
-    infos: dict[str, ArrayInfo], options: dict[str, Any], deterministic: bool = True
+def _descriptor(
+    infos: dict[str, ArrayInfo], options: dict[str, Any], deterministic: bool
 ) -> AttentionBwd:
     """The descriptor over the views of all operands, by their names."""
-    names = ("dout", "dq", "dk", "dv", "dbias", "dsinks")
-    arrays: dict[str, Any] = {n: i for n, i in infos.items() if n not in names}
-    forward = Attention.from_arrays(**arrays, **options)
-    layout = options.get("layout", "bhsd")
-    of_rows = f"{PACKED if 'cu_seqlens_q' in infos else LAYOUTS[layout]}_v"
-    axes(
-        "dout", infos["dout"], of_rows, dict(zip(of_rows.split(), infos["out"].shape, strict=True))
-    )
-    strides: dict[str, int] = {}
-    for name, packed in (
-        ("dout", "cu_seqlens_q"),
-        ("dq", "cu_seqlens_q"),
-        ("dk", "cu_seqlens_k"),
-        ("dv", "cu_seqlens_k"),
-    ):
-        labels = "rh" if packed in infos else {"bhsd": "bhr", "bshd": "brh"}[layout]
-        for label, stride in zip(labels, canonical(infos[name]), strict=False):
-            axis = {"b": "batch", "h": "head", "r": "row"}[label]
-            strides[f"stride_{name}_{axis}"] = stride
-    gradients: dict[str, Any] = {n: infos[n] for n in names if n in infos}
-    return AttentionBwd(forward=forward, **gradients, **strides, deterministic=deterministic)
+    arrays: dict[str, Any] = dict(infos)
+    return AttentionBwd.from_arrays(**arrays, **options, deterministic=deterministic)
 
 
 _WORDING = Wording({}, EXTENTS)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
+from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.common.operands import axes, canonical, describe_arrays
 from kernelseam.descriptors.common.validation import extent, packed
 from kernelseam.errors import InvalidValue
@@ -146,6 +147,40 @@ def fields_of(
         "head_dim": q["D"],
         "value_dim": v["D_v"],
     }
+
+
+def gradient_fields(
+    arrays: Mapping[str, object], forward: AttentionProblem, layout: str
+) -> dict[str, Any]:
+    """Strides of what AttentionBwd has beside its forward, and the views in place of the arrays.
+
+    ``arrays``: dout, dq, dk, dv, dbias and dsinks, as far as they are given, laid out as out, q, k
+    and v. Raises InvalidValue for ranks and extents that do not fit.
+    """
+    infos = dict(zip(arrays, describe_arrays(**arrays), strict=True))
+    fields: dict[str, Any] = dict(infos)
+    p, dense = forward, LAYOUTS[order("layout", layout, LAYOUTS)]
+    views = {"q": p.spec.q_view, "k": p.spec.kv_view}
+    known = {"B": p.batch, "H": p.num_heads, "S_q": p.S_q, "T": p.total_q}
+    known |= {"H_kv": p.kv_heads, "S_k": p.S_k, "T_k": p.total_k}
+    known |= {"D": p.spec.head_dim, "D_v": p.spec.value_dim}
+    keys = {"H": "H_kv", "S": "S_k", "T": "T_k"}
+    for name, side, letters in (
+        ("dout", "q", {"S": "S_q", "D": "D_v"}),
+        ("dq", "q", {"S": "S_q"}),
+        ("dk", "k", keys),
+        ("dv", "k", {**keys, "D": "D_v"}),
+    ):
+        if name in infos:
+            labels = PACKED if views[side] == "packed" else dense
+            _read(fields, name, labels, infos[name], letters, known)
+    if "dbias" in infos:
+        plane = ("batch", p.batch), ("head", p.num_heads), ("row", p.S_q), ("column", p.S_k)
+        own = [(a, n if s else 1) for (a, n), s in zip(plane, p.bias_strides, strict=True)]
+        _broadcast(fields, "dbias", "dbias", infos["dbias"], own)
+    if "dsinks" in infos:
+        axes("dsinks", infos["dsinks"], "H", known)
+    return fields
 
 
 def _read(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
 from kernelseam.descriptors.attention import contents
+from kernelseam.descriptors.attention.arrays import gradient_fields
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.descriptors.attention.forward import Attention
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.common.operands import (
     check_layout,
     describe_all,
+    left_out,
     pointer,
     resolve,
     without_arrays,
@@ -141,7 +144,7 @@ class AttentionBwd:
             if self.dbias is None
             else replace(blank, dbias_strides=self._bias_strides(blank.dbias_shape))
         )
-        check_layout([r for r in problem.operands if r.name in NAMES], infos, self._dense)
+        check_layout([r for r in problem.operands if r.name in NAMES], infos, self._packed_strides)
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", {**self.forward._arrays, **infos})
 
@@ -194,9 +197,11 @@ class AttentionBwd:
         return a, b, c, d
 
     @cached_property
-    def _dense(self) -> frozenset[str]:
-        """Operands whose strides were all left out."""
-        return frozenset(n for n in NAMES if all(s is None for s in self._given(n)))
+    def _packed_strides(self) -> dict[str, bool]:
+        p = self.forward.problem()
+        return left_out(
+            {n: self._given(n)[self._view(p, n) == "packed" and n in _MODELS :] for n in NAMES}
+        )
 
     def _own(self) -> dict[str, object]:
         return {n: v for n in NAMES if (v := getattr(self, n)) is not None}
@@ -230,10 +235,41 @@ class AttentionBwd:
             self._problem.operands,
             operands,
             self._arrays,
-            self._dense | self.forward._dense,
+            {**self._packed_strides, **self.forward._packed_strides},
             device,
         )
 
     def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
         """Check lengths and offsets against the extents that they index; synchronises."""
         contents.check(self._problem.forward, resolved, runtime, device)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        q: object,
+        k: object,
+        v: object,
+        out: object,
+        lse: object,
+        dout: object,
+        dq: object,
+        dk: object,
+        dv: object,
+        dbias: object = None,
+        dsinks: object = None,
+        *,
+        layout: str = "bhsd",
+        deterministic: bool = True,
+        **options: Any,
+    ) -> AttentionBwd:
+        """The gradients of arrays as they lie in memory: nothing is copied.
+
+        Axes of q, k, v, out and lse, and ``options``, as in ``Attention.from_arrays``; those of
+        dout, dq, dk and dv as of out, q, k and v. ``dbias`` has the bias's extents, 1 where that
+        repeats by a stride of 0; ``dsinks`` [H].
+        """
+        forward = Attention.from_arrays(q, k, v, out, lse, layout=layout, **options)
+        given = {"dout": dout, "dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsinks": dsinks}
+        arrays = {n: x for n, x in given.items() if x is not None or n in _MODELS}
+        fields = gradient_fields(arrays, forward.problem(), layout)
+        return cls(forward=forward, deterministic=deterministic, **fields)

@@ -11,11 +11,12 @@ from kernelseam.descriptors.attention import contents
 from kernelseam.descriptors.attention.arrays import fields_of
 from kernelseam.descriptors.attention.forward_fields import OPTIONAL, ROWS, AttentionFields
 from kernelseam.descriptors.attention.forward_problem import band, problem_of
-from kernelseam.descriptors.attention.forward_strides import given_strides
+from kernelseam.descriptors.attention.forward_strides import axis_strides
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.common.operands import (
     check_layout,
     describe_all,
+    left_out,
     resolve,
     without_arrays,
 )
@@ -80,7 +81,8 @@ class Attention(AttentionFields):
     ``bind`` will give is announced by address 0. Strides count elements and are those of the axes
     (batch, head, row) whatever their order in memory; columns are contiguous, and so are the rows
     of lse. One left out packs row-major around the others (packed and paged rows: heads within
-    rows). 0 repeats an input.
+    rows); an array then must have the operand's axes in that order, which may be merged, and axes
+    of extent 1 do not count. 0 repeats an input.
 
     ``kv_heads`` defaults to num_heads, ``value_dim`` to head_dim, ``scale`` to 1/√head_dim,
     ``dtype`` (of q, k and v) to the arrays', ``dtype_out`` to dtype (float32 keeps partial results
@@ -97,16 +99,13 @@ class Attention(AttentionFields):
     def __post_init__(self) -> None:
         infos = describe_all(self.operands())
         problem = problem_of(self, infos)
-        check_layout(problem.operands, infos, self._dense)
+        check_layout(problem.operands, infos, self._packed_strides)
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", infos)
 
     @cached_property
-    def _dense(self) -> frozenset[str]:
-        """Operands whose strides were all left out."""
-        return frozenset(
-            n for n in (*ROWS, "lse", *OPTIONAL) if all(s is None for s in given_strides(self, n))
-        )
+    def _packed_strides(self) -> dict[str, bool]:
+        return left_out({n: axis_strides(self, n) for n in (*ROWS, "lse", *OPTIONAL)})
 
     @property
     def device(self) -> Device | None:
@@ -141,7 +140,7 @@ class Attention(AttentionFields):
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
         """Addresses of the operands. Raises InvalidValue where an array does not fit the
         problem."""
-        return resolve(self._problem.operands, operands, self._arrays, self._dense, device)
+        return resolve(self._problem.operands, operands, self._arrays, self._packed_strides, device)
 
     def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
         """Hold lengths, offsets and the block table against the memory that they point into;

@@ -14,6 +14,21 @@ def given_strides(given: AttentionFields, name: str) -> list[int | None]:
     return [getattr(given, field_name) for field_name in STRIDE_FIELDS.get(name, ())]
 
 
+def axis_strides(given: AttentionFields, name: str) -> list[int | None]:
+    """The stride fields of the axes that an operand has: packed rows have no batch, and scales
+    without blocks no block."""
+    strides = given_strides(given, name)
+    queries = name in ("q", "out", "lse", "q_scales")
+    keys = name in ("k", "v", "k_scales", "v_scales")
+    per_block = given.q_scale_block if queries else given.scale_block
+    if name.endswith("_scales") and per_block is None:
+        return strides[:-1]
+    packed_rows = (queries and given.cu_seqlens_q is not None) or (
+        keys and given.cu_seqlens_k is not None
+    )
+    return strides[1:] if packed_rows else strides
+
+
 def checked_strides(given: AttentionFields, name: str, dtype: DType) -> list[int | None]:
     """The given strides, validated."""
     return [

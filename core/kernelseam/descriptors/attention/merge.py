@@ -11,6 +11,7 @@ from kernelseam.descriptors.common.operands import (
     check_layout,
     describe_all,
     dtype_of,
+    left_out,
     pointer,
     required,
     resolve,
@@ -26,6 +27,7 @@ from kernelseam.descriptors.common.validation import (
     vector_bytes,
 )
 from kernelseam.dtypes import DType
+from kernelseam.forking import cached_property
 
 _AXES = {
     "outs": ("part", "batch", "head", "row"),
@@ -109,11 +111,13 @@ class MergeStates:
             three(s["out"]),
             (s["lse"][0], s["lse"][1]) if lse else (0, 0),
         )
-        check_layout(
-            problem.operands, infos, frozenset(n for n in _AXES if set(self._given(n)) == {None})
-        )
+        check_layout(problem.operands, infos, self._packed_strides)
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", infos)
+
+    @cached_property
+    def _packed_strides(self) -> dict[str, bool]:
+        return left_out({n: self._given(n) for n in _AXES})
 
     def _given(self, name: str) -> list[int | None]:
         return [getattr(self, f"stride_{name}_{axis}") for axis in _AXES[name]]
@@ -151,8 +155,7 @@ class MergeStates:
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
         """Addresses of the operands. Raises InvalidValue where an array does not fit the
         problem."""
-        dense = frozenset(n for n in _AXES if set(self._given(n)) == {None})
-        return resolve(self._problem.operands, operands, self._arrays, dense, device)
+        return resolve(self._problem.operands, operands, self._arrays, self._packed_strides, device)
 
 
 def _four(x: tuple[int, ...]) -> tuple[int, int, int, int]:

@@ -205,7 +205,7 @@ class AttentionPointers:
         lists = self.read(operands, device)
         rest = {n: x for n, x in operands.items() if n not in lists}
         resolved = resolve(
-            self._problem.operands, rest, self._rest._arrays, self._rest._dense, device
+            self._problem.operands, rest, self._rest._arrays, self._rest._packed_strides, device
         )
         self._lists.check_beside(lists, resolved.pointers, self._problem.operands)
         pointers, staged = self._lists.stage(lists, runtime, device)

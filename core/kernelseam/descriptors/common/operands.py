@@ -151,10 +151,24 @@ def canonical(info: ArrayInfo) -> tuple[int, ...]:
     return packed(info.shape, known)
 
 
-def check_array(rule: OperandRule, info: ArrayInfo, dense: bool) -> None:
-    """Refuse an array of another dtype, a read-only output, and one that is smaller than the walk.
+def left_out(strides: Mapping[str, Sequence[object]]) -> dict[str, bool]:
+    """Operand → whether all its stride fields are None; one whose fields are all given is left out.
 
-    ``dense``: the strides were left out, so that the array must be row-major without gaps.
+    ``strides``: operand → its stride fields; an operand without any counts as one with None alone.
+    """
+    return {
+        name: all(s is None for s in given)
+        for name, given in strides.items()
+        if not given or None in given
+    }
+
+
+def check_array(rule: OperandRule, info: ArrayInfo, packed_strides: bool | None = None) -> None:
+    """Refuse an array of another dtype, a read-only output, one that is smaller than the walk, and
+    one that has other axes where strides were left out.
+
+    ``packed_strides``: its entry of ``left_out``. Where True the array must be row-major without
+    gaps, and of the operand's shape; None if all strides were given.
     """
     if rule.dtype is not None and info.dtype is not rule.dtype:
         remedy = "Convert the array" + ", or plan for its dtype" * (rule.name not in OPERAND_DTYPES)
@@ -166,6 +180,7 @@ def check_array(rule: OperandRule, info: ArrayInfo, dense: bool) -> None:
         if 0 in info.shape
         else 1 + sum((n - 1) * s for n, s in zip(info.shape, info.strides, strict=True))
     )
+    dense = bool(packed_strides)
     if dense and rule.span and canonical(info) != packed(info.shape, [None] * len(info.shape)):
         raise InvalidValue(
             rule.name,
@@ -180,20 +195,71 @@ def check_array(rule: OperandRule, info: ArrayInfo, dense: bool) -> None:
             f"the extents and strides walk over {rule.span}",
             "Make them smaller, or give a larger array (or an address, where more memory follows)",
         )
+    if packed_strides is None or not rule.span or has_axes(rule, info, dense):
+        return
+    walked = sorted(
+        ((n, s) for n, s in zip(rule.shape, rule.strides, strict=True) if s),
+        key=lambda axis: -axis[1],
+    )
+    extents = [n for n, _ in walked]
+    raise InvalidValue(
+        rule.name,
+        f"an array of shape {list(info.shape)}"
+        + ("" if dense else f" with strides {list(info.strides)}"),
+        f"must be {extents} where no strides are given"
+        if dense
+        else f"its axes are not {extents} with strides {[s for _, s in walked]}, those left out "
+        "packed",
+        "Check the order of the axes, or give all strides",
+    )
+
+
+def _walk(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+    """(extent, stride) of the axes along which the address changes, outermost in memory first."""
+    axes = [(n, s) for n, s in zip(shape, strides, strict=True) if n > 1 and s]
+    return sorted(axes, key=lambda axis: -axis[1])
+
+
+def has_axes(rule: OperandRule, info: ArrayInfo, whole: bool) -> bool:
+    """Whether the axes along which an operand is walked are those of an array.
+
+    Axes of extent 1 and those that repeat do not count. One axis of either may be several adjacent
+    ones of the other, merged; not several of one be several of the other, so that [2, 3, 4] is
+    [6, 4] and [2, 12], but not [3, 2, 4]. Unless ``whole``, the array may be longer along any axis,
+    and one of a single axis holds any walk.
+    """
+    ours, theirs = _walk(rule.shape, rule.strides), _walk(info.shape, info.strides)
+    if not whole and len(theirs) == 1:
+        return True
+    while ours:
+        n, s = ours.pop()
+        while theirs and theirs[-1][1] < s and not whole:
+            theirs.pop()  # one place along it
+        if not theirs or theirs[-1][1] != s:
+            return False
+        m, _ = theirs.pop()
+        part = n < m and not whole
+        while n < m and ours and ours[-1][1] == n * s and n * ours[-1][0] <= m:
+            n *= ours.pop()[0]
+        while n > m and theirs and theirs[-1][1] == m * s:
+            m *= theirs.pop()[0]
+        if n != m and not part:
+            return False
+    return not (whole and theirs)
 
 
 def check_layout(
-    rules: Sequence[OperandRule], infos: Mapping[str, ArrayInfo], dense: frozenset[str]
+    rules: Sequence[OperandRule], infos: Mapping[str, ArrayInfo], packed_strides: Mapping[str, bool]
 ) -> None:
     """Every check of a descriptor that needs its whole walk: sizes, outputs that overlap
-    themselves, arrays."""
+    themselves, arrays. ``packed_strides``: those of ``left_out``."""
     for rule in rules:
         check_walk(
             rule,
             [f"stride_{rule.name.lower()}_{axis}" for axis in (*AXES, "column")[: len(rule.shape)]],
         )
         if rule.name in infos:
-            check_array(rule, infos[rule.name], rule.name in dense)
+            check_array(rule, infos[rule.name], packed_strides.get(rule.name))
 
 
 def known_names(rules: Sequence[OperandRule], operands: Mapping[str, object]) -> None:
@@ -210,11 +276,11 @@ def resolve(
     rules: Sequence[OperandRule],
     operands: Mapping[str, object],
     planned: Mapping[str, ArrayInfo],
-    dense: frozenset[str],
+    packed_strides: Mapping[str, bool],
     device: Device,
 ) -> Resolved:
     """Addresses of the operands. An array in place of one that was planned with must have its shape
-    and strides."""
+    and strides. ``packed_strides``: those of ``left_out``."""
     known_names(rules, operands)
     pointers: dict[str, int] = {}
     infos: list[ArrayInfo] = []
@@ -234,7 +300,7 @@ def resolve(
                     "Move it there, or plan for its device",
                 )
             if info is not before:
-                check_array(rule, info, rule.name in dense)
+                check_array(rule, info, packed_strides.get(rule.name))
                 if before is not None:
                     _check_same_walk(rule.name, info, before)
             pointers[rule.name] = info.pointer

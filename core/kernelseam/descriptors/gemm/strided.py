@@ -15,6 +15,7 @@ from kernelseam.descriptors.common.operands import (
     describe_all,
     describe_arrays,
     dtype_of,
+    left_out,
     pointer,
     resolve,
     without_arrays,
@@ -76,7 +77,8 @@ class BatchedGemmStrided:
 
     Strides count elements. One left out packs row-major around the others, [batch, heads, rows,
     columns], where B has num_heads // b_head_group heads, and C, bias (without rows) and residual
-    have batch // c_batch_group batches and num_heads // c_head_group heads. 0 repeats an input; an
+    have batch // c_batch_group batches and num_heads // c_head_group heads; an array then must have
+    those axes, which may be merged, and axes of extent 1 do not count. 0 repeats an input; an
     output must have memory of its own for each element. ``dtype`` (A and B) comes from the arrays
     where it is left out, ``dtype_c`` from C's array, else it is ``dtype``, ``dtype_bias`` and
     ``dtype_residual`` from theirs, else they are ``dtype_c``. All sums are accumulated in
@@ -239,7 +241,7 @@ class BatchedGemmStrided:
         )
         if scaled:
             problem = self._with_scale_strides(problem)
-        check_layout(problem.operands, infos, self._dense)
+        check_layout(problem.operands, infos, self._packed_strides)
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", infos)
 
@@ -261,9 +263,11 @@ class BatchedGemmStrided:
         return [getattr(self, field_name) for field_name in _STRIDES[name]]
 
     @cached_property
-    def _dense(self) -> frozenset[str]:
-        """Operands whose strides were all left out."""
-        return frozenset(n for n in _STRIDES if all(s is None for s in self._strides(n)))
+    def _packed_strides(self) -> dict[str, bool]:
+        blocked = self.scale_block is not None
+        return left_out(
+            {n: self._strides(n)[: None if n not in SCALES or blocked else 3] for n in _STRIDES}
+        )
 
     @property
     def device(self) -> Device | None:
@@ -299,7 +303,7 @@ class BatchedGemmStrided:
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
         """Addresses of the operands. Raises InvalidValue where an array does not fit the
         problem."""
-        return resolve(self._problem.operands, operands, self._arrays, self._dense, device)
+        return resolve(self._problem.operands, operands, self._arrays, self._packed_strides, device)
 
     @classmethod
     def for_scores(

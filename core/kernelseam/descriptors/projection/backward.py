@@ -142,7 +142,7 @@ class QkvProjectionBwd(Projecting):
             two(strides["d_input"]),
             strides["d_weight"][0],
         )
-        check_layout(problem.operands, infos, self._dense)
+        check_layout(problem.operands, infos, self._packed_strides)
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", infos)
 
@@ -270,7 +270,7 @@ class OutputProjectionBwd(Projecting):
             d_attn_out,
             strides["d_weight"][0],
         )
-        check_layout(problem.operands, infos, self._dense)
+        check_layout(problem.operands, infos, self._packed_strides)
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", infos)
 

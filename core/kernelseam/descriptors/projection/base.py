@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from kernelseam.contract import ArrayInfo, Device, Problem, Runtime
-from kernelseam.descriptors.common.operands import dtype_of, pointer, resolve
+from kernelseam.descriptors.common.operands import dtype_of, left_out, pointer, resolve
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import packed, stride, vector_bytes
 from kernelseam.dtypes import DType
@@ -51,15 +51,14 @@ class Projecting:
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
         """Addresses of the operands. Raises InvalidValue where an array does not fit the
         problem."""
-        return resolve(self._problem.operands, operands, self._arrays, self._dense, device)
+        return resolve(self._problem.operands, operands, self._arrays, self._packed_strides, device)
 
     def _given(self, name: str) -> list[Any]:
         return [getattr(self, field_name) for field_name in self.stride_fields(name)]
 
     @cached_property
-    def _dense(self) -> frozenset[str]:
-        """Operands whose strides were all left out."""
-        return frozenset(n for n in self.AXES if all(s is None for s in self._given(n)))
+    def _packed_strides(self) -> dict[str, bool]:
+        return left_out({n: self._given(n) for n in self.AXES})
 
     def _strides_of(
         self, name: str, shape: Sequence[int], dtype: DType, order: Sequence[int] = ()

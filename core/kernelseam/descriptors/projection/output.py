@@ -132,7 +132,7 @@ class OutputProjection(Projecting):
             of_out,
             of_residual if residual else (0, 0),
         )
-        check_layout(problem.operands, infos, self._dense)
+        check_layout(problem.operands, infos, self._packed_strides)
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", infos)
 

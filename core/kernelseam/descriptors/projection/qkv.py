@@ -188,7 +188,7 @@ class QkvProjection(Projecting):
             pages,
             width_of_table,
         )
-        check_layout(problem.operands, infos, self._dense)
+        check_layout(problem.operands, infos, self._packed_strides)
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", infos)
 
