@@ -96,7 +96,23 @@ def test_a_planted_fault_is_seen(ranks: Ranks, fault: str) -> None:
         ("odd", r"^input\.shape\[1\] = 3: order 'balanced' has two chunks of one length on each "),
         ("chunks", r"^chunks = 0: "),
         ("cut", r"^weight\.shape\[0\] = 13: must be a multiple of num_heads \+ 2·num_kv_heads = 6"),
-        ("residual", r"^residual = \(1, 6, 8\): must be \(1, 3, 8\), as the result\. Pass its "),
+        (
+            "residual",
+            r"^residual = torch\.float32 \[1, 6, 8\]: must be torch\.float32, of shape \[1, 3",
+        ),
+        (
+            "residual of integers",
+            r"^residual = torch\.int8 \[1, 3, 8\]: must be torch\.float32, of",
+        ),
+        (
+            "bias of integers",
+            r"^bias = torch\.int8 \[8\]: must be torch\.float32, of shape \[8\]\. ",
+        ),
+        (
+            "gradients",
+            r"^bwd_implementation = nobody: must be one of numpy for qkv_projection_bwd on ",
+        ),
+        ("output gradients", r"^bwd_implementation = nobody: must be one of numpy for output_proj"),
         ("lengths", r"^attn_out\.shape\[2\] = 5: must be a multiple of the 2 ranks\. Pad to 6\.$"),
     ],
 )

@@ -4,7 +4,7 @@ differ, and what one rank refuses, every rank raises."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -12,32 +12,35 @@ import torch.distributed as dist
 
 from kernelseam.distributed.ranks import Axis
 from kernelseam.distributed.transfers import all_gather
-from kernelseam.errors import InvalidValue, KernelSeamError
+from kernelseam.errors import InvalidValue, format_value
 
 Tensor = Any
 T = TypeVar("T")
 _BYTES = 4096
-"""A rank's description, as JSON."""
+"""Of a rank's description in the first exchange: its length in so many digits, then JSON."""
+_DIGITS = 12
+_SHOWN = 60
+"""Characters of each of the values that differ."""
 
 
 def agree(axis: Axis, check: bool, make: Callable[[], tuple[T, Mapping[str, object]]]) -> T:
     """What ``make`` returns beside a description of the call. With ``check``, every rank raises
-    what any of them refuses, and InvalidValue where descriptions differ, naming field and ranks."""
+    InvalidValue for what any of them refuses or fails at, and where descriptions differ, naming
+    field and ranks."""
     if not check:
         return make()[0]
     result: T | None = None
-    error: KernelSeamError | None = None
+    error: Exception | None = None
     said: Mapping[str, object] = {}
     try:
         result, said = make()
-    except KernelSeamError as refused:
+    except InvalidValue as refused:
         error = refused
-        words = (
-            [refused.field, str(refused.value), refused.rule, refused.remedy]
-            if isinstance(refused, InvalidValue)
-            else ["call", type(refused).__name__, str(refused)[:400], "Change the call"]
-        )
+        words = [refused.field, format_value(refused.value), refused.rule, refused.remedy]
         said = {"refused": words}
+    except Exception as failed:  # the other ranks must not wait for this one
+        error = failed
+        said = {"refused": ["call", type(failed).__name__, str(failed), "Change the call"]}
     everywhere = _exchanged(axis, said)
     for rank, other in enumerate(everywhere):
         if "refused" in other:
@@ -48,29 +51,50 @@ def agree(axis: Axis, check: bool, make: Callable[[], tuple[T, Mapping[str, obje
     for name in {n: None for other in everywhere for n in other}:
         values = [other.get(name) for other in everywhere]
         if any(v != values[0] for v in values):
-            kinds: dict[str, list[int]] = {}
+            ranks: dict[str, list[int]] = {}
             for rank, v in enumerate(values):
-                kinds.setdefault(str(v), []).append(rank)
-            differing = "; ".join(
-                f"{v} on rank{'s' * (len(at) > 1)} {', '.join(map(str, at))}"
-                for v, at in kinds.items()
-            )
+                ranks.setdefault(str(v), []).append(rank)
             raise InvalidValue(
-                name, differing, "must be the same on every rank", "Pass the same everywhere"
+                name,
+                "; ".join(f"{_short(v)} on {_named(at)}" for v, at in ranks.items()),
+                "must be the same on every rank",
+                "Pass the same everywhere",
             )
     assert result is not None
     return result
 
 
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """Ascending ranks in words, three and more neighbours as one span."""
+    spans: list[tuple[int, int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], rank)
+        else:
+            spans.append((rank, rank))
+    words = [f"{a} to {b}" if b > a + 1 else ", ".join(map(str, range(a, b + 1))) for a, b in spans]
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(words)}"
+
+
 def _exchanged(axis: Axis, said: Mapping[str, object]) -> list[dict[str, Any]]:
-    text = json.dumps(said, default=str).encode()
-    if len(text) > _BYTES:
-        text = json.dumps({"call": f"{text[: _BYTES // 2].decode(errors='replace')}…"}).encode()
+    """Every rank's description: by one exchange, and by a second where one of them is longer."""
+    text = json.dumps(said, default=format_value).encode()
     device = torch.device("cpu")
     if "gloo" not in str(dist.get_backend_config(axis.group)):
         device = torch.accelerator.current_accelerator(check_available=True) or device
-    mine = torch.zeros(_BYTES, dtype=torch.uint8)
-    mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     step = f"exchange of options on rank {axis.index} of {axis.size}"
-    everyone = all_gather(axis, mine.to(device), step).cpu().numpy()
-    return [json.loads(row.tobytes().rstrip(b"\0")) for row in everyone]
+
+    def gathered(sent: bytes, size: int) -> list[bytes]:
+        mine = torch.frombuffer(bytearray(sent.ljust(size)), dtype=torch.uint8)
+        return [row.tobytes() for row in all_gather(axis, mine.to(device), step).cpu().numpy()]
+
+    first = gathered((f"{len(text):{_DIGITS}}".encode() + text)[:_BYTES], _BYTES)
+    longest = max(int(row[:_DIGITS]) for row in first)
+    whole = [row[_DIGITS:] for row in first]
+    if longest > _BYTES - _DIGITS:
+        whole = gathered(text, longest)
+    return [json.loads(row) for row in whole]

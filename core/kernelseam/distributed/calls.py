@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch.distributed.device_mesh import DeviceMesh
-
 from kernelseam.descriptors.common.validation import flag
 from kernelseam.distributed import costs
 from kernelseam.distributed.agreement import agree
-from kernelseam.distributed.checks import band_of, checked, is_balanced, offsets_of, ranks_of
+from kernelseam.distributed.checks import band_of, check_rows, checked, is_balanced, offsets_of
+from kernelseam.distributed.operands import check_axes, check_own
 from kernelseam.distributed.plan import Mask
+from kernelseam.distributed.ranks import axes_of
 from kernelseam.distributed.running import Call
 from kernelseam.errors import InvalidValue
 
@@ -86,7 +85,7 @@ def attention(
         "prefix_lengths": prefix_lengths,
         "kv_lengths": kv_lengths,
     }
-    everyone, dims = ranks_of(group, method)
+    everyone, dims = axes_of(group)
 
     def make() -> tuple[Call, dict[str, object]]:
         return checked(
@@ -148,18 +147,15 @@ def attention_varlen(
     Returns the rank's rows of the result [T/n, H, D_v], or (result, lse [H, T/n]). Rows of no
     document are 0, and −inf in the LSE.
     """
-    everyone, dims = ranks_of(group, method)
+    everyone, dims = axes_of(group)
 
     def make() -> tuple[Call, dict[str, object]]:
         given: dict[str, Any] = {"q": q, "k": k, "v": v}
+        check_own(given, tuple(given))
         for name, x in given.items():
-            if isinstance(x, torch.Tensor):
-                if x.ndim != 3:
-                    raise InvalidValue(
-                        name, tuple(x.shape), "must be [T/n, heads, dim]", "Pack the documents"
-                    )
-                given[name] = x.transpose(0, 1).unsqueeze(0)
-        rows = q.shape[0] * everyone.size if isinstance(q, torch.Tensor) else 0
+            check_axes(name, x, "T/n, heads, dim")
+            given[name] = x.transpose(0, 1).unsqueeze(0)
+        rows = q.shape[0] * everyone.size
         return checked(
             {**given, "alibi_slopes": alibi_slopes, "sinks": sinks},
             everyone,
@@ -201,14 +197,14 @@ def explain(
 ) -> costs.Explanation:
     """Which method "auto" takes for such operands, and what the model of bytes, links and products
     expects of each. Nothing is launched or sent, and q, k and v may be on the meta device."""
-    axis, dims = ranks_of(group, "mesh" if isinstance(group, DeviceMesh) else "auto")
+    axis, _ = axes_of(group)
+    check_own({"q": q, "k": k, "v": v}, ("q", "k", "v"))
+    check_rows(q, k, v)
     left, right = band_of(causal, window)
     balanced = is_balanced(order, causal)
     mask = Mask(q.shape[2] * axis.size, k.shape[2] * axis.size, left, right)
-    return costs.explain(
-        costs.Sizes.of(q, k, v),
-        mask,
-        axis.size,
-        balanced,
-        machine or costs.machine_of(q.device, q.dtype),
-    )
+    if machine is None:
+        machine = costs.machine_of(q.device, q.dtype)
+    elif not isinstance(machine, costs.Machine):
+        raise InvalidValue("machine", machine, "must be a Machine", "Leave it out for this one's")
+    return costs.explain(costs.Sizes.of(q, k, v), mask, axis.size, balanced, machine)

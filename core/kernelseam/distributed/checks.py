@@ -6,42 +6,39 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
 from kernelseam.descriptors.attention.forward import band
 from kernelseam.descriptors.common.extents import default_scale
-from kernelseam.descriptors.common.validation import finite, flag
+from kernelseam.descriptors.common.validation import finite, flag, integer, positive
 from kernelseam.distributed import costs, heads
+from kernelseam.distributed.operands import (
+    check_axes,
+    check_lengths,
+    check_names,
+    check_operand,
+    check_own,
+    described,
+    one_of,
+    out_dtype_of,
+    own_tensors,
+)
 from kernelseam.distributed.order import ORDERS
 from kernelseam.distributed.plan import Mask
-from kernelseam.distributed.ranks import Axis, axis_of
+from kernelseam.distributed.ranks import Axis
 from kernelseam.distributed.running import Call
-from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.interop.torch_function import autocast, check_bwd_implementation, tensors
-from kernelseam.interop.torch_library.dtypes import torch_dtype
+from kernelseam.interop.torch_function import autocast, check_bwd_implementation
 
 Tensor = Any
 METHODS = ("auto", "ring", "all_gather", "ulysses", "mesh")
 
 
-def ranks_of(group: Any, method: str) -> tuple[Axis, tuple[Axis, Axis] | None]:
-    """All ranks, and (ring, heads) where a mesh of two dimensions has them."""
-    if method not in METHODS:
-        raise InvalidValue("method", method, f"must be one of {', '.join(METHODS)}", "Choose one")
-    if isinstance(group, DeviceMesh) and group.ndim == 2 and method == "mesh":
-        outer, inner = axis_of(group.get_group(0)), axis_of(group.get_group(1))
-        return axis_of(group._flatten().get_group()), (outer, inner)
-    return axis_of(group), None
-
-
 def is_balanced(order: str | None, causal: bool) -> bool:
     if order is None:
         return flag("causal", causal)
-    if order not in ORDERS:
-        raise InvalidValue("order", order, f"must be one of {', '.join(ORDERS)}", "Choose one")
-    return order == "balanced"
+    return one_of("order", order, ORDERS) == "balanced"
 
 
 def band_of(
@@ -52,13 +49,23 @@ def band_of(
 
 
 def offsets_of(given: Sequence[int] | Tensor, rows: int) -> tuple[int, ...]:
+    """Offsets of the whole, of ``rows`` rows, as the host's integers."""
     if isinstance(given, torch.Tensor):
-        if given.ndim != 1 or given.is_floating_point():
+        check_own({"cu_seqlens": given}, ())
+    if isinstance(given, torch.Tensor | np.ndarray):
+        if given.ndim != 1 or getattr(given, "is_meta", False):
             raise InvalidValue(
-                "cu_seqlens", tuple(given.shape), "must be integers [B + 1]", "Pass the offsets"
+                "cu_seqlens", list(given.shape), "must be integers [B + 1]", "Pass the offsets"
             )
         given = given.tolist()
-    result = tuple(int(x) for x in given)
+    elif not isinstance(given, list | tuple | range):
+        raise InvalidValue(
+            "cu_seqlens", given, "must be a list or a tensor of integers", "Pass the offsets"
+        )
+    result = tuple(
+        x if type(x) is int else integer(f"cu_seqlens[{i}]", x, 0, rows, "Pass the offsets")
+        for i, x in enumerate(given)
+    )
     if not result or list(result) != sorted(result) or result[0] < 0 or result[-1] > rows:
         raise InvalidValue(
             "cu_seqlens",
@@ -87,15 +94,18 @@ def checked(
                 "has an element for every query and key of the whole, which no rank holds",
                 "Use causal, window, alibi_slopes or prefix_lengths, or call kernelseam.attention",
             )
-    operands, traced = tensors(given, ("q", "k", "v"))
-    if traced:
+    one_of("method", method, METHODS)
+    if dims is not None and method != "mesh":
         raise InvalidValue(
-            "q", "a traced tensor", "torch does not trace this function", "Call it uncompiled"
+            "group",
+            "a DeviceMesh of 2 dimensions",
+            "must have one dimension (two with method='mesh': ring, heads)",
+            "Name the one that the sequence is sharded over: mesh['…']",
         )
-    operands = autocast(operands, ("q", "k", "v"))
+    operands = autocast(own_tensors(given, ("q", "k", "v")), ("q", "k", "v"))
     q, k, v = (operands[n] for n in "qkv")
     size = everyone.size
-    _check_rows(q, k, v)
+    check_rows(q, k, v)
     balanced = is_balanced(order, options["causal"])
     left, right = band_of(options["causal"], options["window"])
     for name, x in (("q", q), ("k", k)):
@@ -124,28 +134,20 @@ def checked(
                 f"moves each entry's diagonal, which {beside[0]} counts from",
                 "Pack the entries: attention_varlen",
             )
+    batch, heads_q = q.shape[:2]
     for name in ("prefix_lengths", "kv_lengths"):
-        x = operands.get(name)
-        if x is not None and (x.dtype != torch.int32 or tuple(x.shape) != (q.shape[0],)):
-            raise InvalidValue(
-                name,
-                f"{x.dtype} {tuple(x.shape)}",
-                f"must be int32 [{q.shape[0]}], one for each entry of the batch",
-                "Convert it",
-            )
-    heads_q = q.shape[1]
-    slopes, sinks = operands.get("alibi_slopes"), operands.get("sinks")
-    if sinks is not None and tuple(sinks.shape) != (heads_q,):
-        raise InvalidValue("sinks", tuple(sinks.shape), f"must be [{heads_q}]", "Reshape it")
-    if slopes is not None and (slopes.ndim not in (1, 2) or slopes.shape[-1] != heads_q):
-        raise InvalidValue(
-            "alibi_slopes", tuple(slopes.shape), f"must end in the {heads_q} heads", "Reshape it"
-        )
+        check_operand(name, operands.get(name), q, [torch.int32], (batch,))
+    if lengths:
+        check_lengths("kv_lengths", operands["kv_lengths"], k.shape[2] * size, "S_k of all ranks")
+    slopes = operands.get("alibi_slopes")
+    check_operand("alibi_slopes", slopes, q, [torch.float32], (heads_q,), (batch, heads_q))
+    check_operand("sinks", operands.get("sinks"), q, [torch.float32], (heads_q,))
     for name in ("alibi_slopes", "prefix_lengths", "kv_lengths"):
         if name in operands and operands[name].requires_grad:
             raise InvalidValue(
                 f"{name}.requires_grad", True, "gradients do not flow to it", "Pass tensor.detach()"
             )
+    check_names(backend=options["backend"], implementation=options["implementation"])
     check_bwd_implementation(options["bwd_implementation"], "attention_bwd", "q", operands)
     mask = Mask(
         q.shape[2] * size,
@@ -160,8 +162,10 @@ def checked(
     chosen, outer, inner = _laid_out(method, everyone, dims, mask, balanced, q, k, v)
     scale = options["scale"]
     scale = default_scale(q.shape[3]) if scale is None else finite("scale", scale)
-    shared = {"scale": scale, "softcap": options["softcap"], "backend": options["backend"]}
-    out_dtype = _out_dtype(options["out_dtype"], q)
+    cap = options["softcap"]
+    cap = None if cap is None else positive("softcap", cap, "Leave it out for no cap")
+    shared = {"scale": scale, "softcap": cap, "backend": options["backend"]}
+    out_dtype = out_dtype_of(options["out_dtype"], q)
     call = Call(
         outer,
         inner,
@@ -172,7 +176,7 @@ def checked(
         {
             **shared,
             "implementation": options["implementation"],
-            "batch_invariant": options["batch_invariant"],
+            "batch_invariant": flag("batch_invariant", options["batch_invariant"]),
         },
         {
             **shared,
@@ -182,13 +186,10 @@ def checked(
         out_dtype,
         flag("return_lse", options["return_lse"]),
     )
-    said: dict[str, object] = {
-        n: f"{str(x.dtype).removeprefix('torch.')} {[*x.shape]}"
-        + (" with gradients" if x.requires_grad else "")
-        for n, x in operands.items()
-    }
+    said = described(operands)
     said |= {"method": f"{chosen}, {inner.size} for heads", "order": balanced}
     said |= {n: x for n, x in options.items() if x is not None}
+    said |= {"scale": scale, "out_dtype": str(out_dtype or q.dtype).removeprefix("torch.")}
     said["cu_seqlens"] = None if documents is None else _digest(documents)
     return call, said
 
@@ -199,12 +200,9 @@ def _digest(documents: tuple[int, ...]) -> str:
     return f"{len(documents)} offsets, {hashlib.sha256(text).hexdigest()[:16]}"
 
 
-def _check_rows(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_rows(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.ndim != 4:
-            raise InvalidValue(
-                name, tuple(x.shape), "must be [B, heads, rows, dim]", "Reshape the array"
-            )
+        check_axes(name, x, "B, heads, rows, dim")
         if x.dtype != q.dtype or x.device != q.device:
             raise InvalidValue(
                 name,
@@ -233,18 +231,6 @@ def _check_rows(q: Tensor, k: Tensor, v: Tensor) -> None:
             f"must be a multiple of k.shape[1] = {k.shape[1]}",
             "Make the heads a multiple of the KV heads",
         )
-
-
-def _out_dtype(given: Any, q: Tensor) -> Any:
-    if given is None:
-        return None
-    named = torch_dtype(given)
-    kind = named if isinstance(named, torch.dtype) else getattr(torch, DType.of(given).name)
-    if kind not in (q.dtype, torch.float32):
-        raise InvalidValue(
-            "out_dtype", kind, f"must be {q.dtype} or torch.float32", "Leave it out for q's dtype"
-        )
-    return kind
 
 
 def _laid_out(

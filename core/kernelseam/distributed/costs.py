@@ -19,10 +19,12 @@ import torch
 
 from kernelseam.arrays import describe
 from kernelseam.costs.roofline import peak
+from kernelseam.descriptors.common.validation import MAX_EXTENT, extent, finite, positive
 from kernelseam.distributed import heads
 from kernelseam.distributed.order import Run, runs
 from kernelseam.distributed.plan import Mask, parts, reach, seen
 from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
 
 _ATTAINED = 0.6
 """Of a device's peak, by attention."""
@@ -44,13 +46,26 @@ class Machine:
     """Seconds of a transfer that are not due to its bytes."""
     ranks_per_host: int = 8
 
+    def __post_init__(self) -> None:
+        for name in ("products", "within", "between"):
+            positive(name, getattr(self, name), "Give a rate per second")
+        if finite("latency", self.latency) < 0:
+            raise InvalidValue("latency", self.latency, "must not be negative", "Give seconds")
+        extent("ranks_per_host", self.ranks_per_host, 1)
+
 
 @lru_cache(maxsize=16)
 def machine_of(device: Any, dtype: Any = torch.bfloat16) -> Machine:
     """The rates of a tensor's device as its plugin knows them, links by default: a host's processes
     over shared memory at 2 GB/s, other devices at 450 GB/s within a host and 50 GB/s between. How
     many ranks a host has is torchrun's LOCAL_WORLD_SIZE, else all."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 0) or 1 << 30
+    given = os.environ.get("LOCAL_WORLD_SIZE") or str(MAX_EXTENT)
+    try:
+        ranks = int(given)
+    except ValueError:
+        raise InvalidValue(
+            "LOCAL_WORLD_SIZE", given, "must be a number of ranks", "Set it as torchrun does"
+        ) from None
     if device.type == "meta":
         return Machine(_ATTAINED * 1e15, ranks_per_host=ranks)
     info = describe(torch.zeros(1, device=device), "q").device

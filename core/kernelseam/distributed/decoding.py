@@ -3,29 +3,49 @@ are joined by one collective."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from kernelseam.descriptors.common.validation import extent, flag
+from kernelseam.descriptors.common.validation import MAX_EXTENT, extent, flag
 from kernelseam.distributed.agreement import agree
-from kernelseam.distributed.pieces import wider
+from kernelseam.distributed.operands import (
+    check_axes,
+    check_lengths,
+    check_names,
+    check_operand,
+    check_own,
+    described,
+    one_of,
+    out_dtype_of,
+    own_tensors,
+)
 from kernelseam.distributed.ranks import Axis, axis_of
 from kernelseam.distributed.transfers import all_gather
 from kernelseam.errors import InvalidValue
-from kernelseam.interop.torch_function import tensors, wanted
-from kernelseam.interop.torch_library.dtypes import torch_dtype
+from kernelseam.interop.torch_function import wanted
 from kernelseam.ops.attention import attention_paged as paged
 from kernelseam.ops.merge import merge_states
 
 Tensor = Any
-_NEEDED = ("q", "k_pages", "v_pages", "block_table", "kv_lengths")
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_LABELS = {
+    "q": "B, S_q, H, D",
+    "k_pages": "pages, page_size, H_kv, D",
+    "v_pages": "pages, page_size, H_kv, D_v",
+    "block_table": "B, width",
+    "kv_lengths": "B",
+}
 
 
 def shard_lengths(kv_lengths: Tensor, *, page_size: int, group: Any) -> Tensor:
     """How many keys of each entry lie on this rank, of kv_lengths keys in all: page p of an entry
     is on rank p % n, as its page p // n there. Any integers, and as many of the same dtype."""
-    return _on_rank(kv_lengths, extent("page_size", page_size), axis_of(group))
+    axis = axis_of(group)
+    check_own({"kv_lengths": kv_lengths}, ("kv_lengths",))
+    if kv_lengths.dtype not in _INTEGERS:
+        raise InvalidValue("kv_lengths", kv_lengths.dtype, "must be integers", "Convert it")
+    return _on_rank(kv_lengths, extent("page_size", page_size, 1), axis)
 
 
 def _on_rank(lengths: Tensor, page_size: int, axis: Axis) -> Tensor:
@@ -78,90 +98,105 @@ def attention_paged(
         "kv_lengths": kv_lengths,
         "sinks": sinks,
     }
-    if kv_layout not in ("nhd", "hnd"):
-        raise InvalidValue("kv_layout", kv_layout, "must be one of nhd, hnd", "Choose one")
+    options = {
+        "causal": causal,
+        "scale": scale,
+        "softcap": softcap,
+        "kv_layout": kv_layout,
+        "out_dtype": out_dtype,
+        "return_lse": return_lse,
+        "batch_invariant": batch_invariant,
+        "backend": backend,
+        "implementation": implementation,
+    }
 
-    def make() -> tuple[dict[str, Tensor], dict[str, object]]:
-        operands, traced = tensors(given, _NEEDED)
-        if traced:
-            raise InvalidValue(
-                "q", "a traced tensor", "torch does not trace this function", "Call it uncompiled"
-            )
-        wanted(operands, ())
-        for name, labels in (
-            ("q", "B S_q H D"),
-            ("k_pages", "pages page_size H_kv D"),
-            ("v_pages", "pages page_size H_kv D_v"),
-            ("block_table", "B width"),
-            ("kv_lengths", "B"),
-        ):
-            x = operands[name]
-            if x.ndim != len(labels.split()):
-                raise InvalidValue(
-                    name, tuple(x.shape), f"must be [{labels.replace(' ', ', ')}]", "Reshape it"
-                )
-        batch = q.shape[0]
-        for name in ("block_table", "kv_lengths"):
-            if operands[name].shape[0] != batch or operands[name].dtype != torch.int32:
-                raise InvalidValue(
-                    name,
-                    f"{operands[name].dtype} {tuple(operands[name].shape)}",
-                    f"must be int32 with a row for each of q's {batch} entries",
-                    "Convert it",
-                )
-        said: dict[str, object] = {
-            n: f"{str(x.dtype).removeprefix('torch.')} {[*x.shape]}"
-            for n, x in operands.items()
-            if n in ("q", "kv_lengths", "sinks")
-        }
-        said |= {
-            "pages": f"{[*k_pages.shape[1:]]} and {[*v_pages.shape[1:]]}",
-            "causal": flag("causal", causal),
-            "scale": scale,
-            "softcap": softcap,
-            "kv_layout": kv_layout,
-        }
-        return operands, said
+    def make() -> tuple[_State, dict[str, object]]:
+        checked = _checked(axis, given, options)
+        return _own_state(axis, *checked), _said(*checked)
 
-    operands = agree(axis, flag("check", check), make)
-    q, lengths = operands["q"], operands["kv_lengths"]
-    batch, rows, heads, _ = q.shape
-    page_size = k_pages.shape[1 if kv_layout == "nhd" else 2]
+    own = agree(axis, flag("check", check), make)
+    batch, heads, rows = own.lse.shape
+    split = own.out.numel()
+    step = f"join of decoded states on rank {axis.index} of {axis.size}"
+    gathered = all_gather(axis, torch.cat([own.out.reshape(-1), own.lse.reshape(-1)]), step)
+    outs = gathered[:, :split].view(axis.size, *own.out.shape).transpose(2, 3)
+    lses = gathered[:, split:].view(axis.size, batch, heads, rows)
+    result, total = merge_states(outs, lses, backend=backend)
+    if sinks is not None:
+        with_sink = torch.logaddexp(total, sinks.detach().to(total.dtype).view(1, -1, 1))
+        share = torch.exp(total - with_sink).masked_fill_(total == -torch.inf, 0)
+        result, total = result * share.unsqueeze(-1), with_sink
+    result = result.transpose(1, 2).to(own.dtype)
+    return (result, total) if return_lse else result
+
+
+class _State(NamedTuple):
+    """What this rank's pages give: out [B, S_q, H, D_v] and lse [B, H, S_q], and the dtype of the
+    joined result."""
+
+    out: Tensor
+    lse: Tensor
+    dtype: Any
+
+
+def _checked(
+    axis: Axis, given: dict[str, Any], options: dict[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Operands and options that fit together."""
+    operands = own_tensors(given, tuple(_LABELS))
+    wanted(operands, ())
+    for name, labels in _LABELS.items():
+        check_axes(name, operands[name], labels)
+    q, lengths, table = operands["q"], operands["kv_lengths"], operands["block_table"]
+    batch, heads = q.shape[0], q.shape[2]
+    check_operand("block_table", table, q, [torch.int32], (batch, table.shape[1]))
+    check_operand("kv_lengths", lengths, q, [torch.int32], (batch,))
+    check_operand("sinks", operands.get("sinks"), q, [torch.float32], (heads,))
+    one_of("kv_layout", options["kv_layout"], ("nhd", "hnd"))
+    for name in ("causal", "return_lse", "batch_invariant"):
+        flag(name, options[name])
+    options = {**options, "out_dtype": out_dtype_of(options["out_dtype"], q) or q.dtype}
+    check_names(backend=options["backend"], implementation=options["implementation"])
+    page_size = operands["k_pages"].shape[1 if options["kv_layout"] == "nhd" else 2]
+    if page_size == 0:
+        raise InvalidValue("k_pages", "pages of no rows", "must have rows", "Pass real pages")
+    check_lengths("kv_lengths", lengths, MAX_EXTENT, "the largest")
+    return operands, options
+
+
+def _said(operands: dict[str, Tensor], options: dict[str, Any]) -> dict[str, object]:
+    """What every rank must have alike; a rank has pages and a table of its own."""
+    same = {n: x for n, x in operands.items() if n in ("q", "kv_lengths", "sinks")}
+    k_pages, v_pages = operands["k_pages"], operands["v_pages"]
+    pages = f"{[*k_pages.shape[1:]]} and {[*v_pages.shape[1:]]}"
+    dtype = str(options["out_dtype"]).removeprefix("torch.")
+    return {**described(same), "pages": pages, **options, "out_dtype": dtype}
+
+
+def _own_state(axis: Axis, operands: dict[str, Tensor], options: dict[str, Any]) -> _State:
+    """The state over this rank's pages; nothing is sent."""
+    q, lengths, table = (operands[n] for n in ("q", "kv_lengths", "block_table"))
+    batch, rows, heads, dim = q.shape
+    page_size = operands["k_pages"].shape[1 if options["kv_layout"] == "nhd" else 2]
     # Each query sees keys up to its own: an entry of its own, with so many keys.
-    if causal and rows > 1:
+    if options["causal"] and rows > 1:
         each = lengths[:, None] - rows + 1 + torch.arange(rows, device=q.device, dtype=torch.int32)
         lengths = each.clamp_(min=0).reshape(-1)
-        block_table = block_table.repeat_interleave(rows, 0)
-        q = q.reshape(batch * rows, 1, heads, q.shape[3])
-    wide = wider(q.dtype)
+        table = table.repeat_interleave(rows, 0)
+        q = q.reshape(batch * rows, 1, heads, dim)
+    kept = ("scale", "softcap", "kv_layout", "batch_invariant", "backend", "implementation")
     out, lse = paged(
         q,
-        k_pages,
-        v_pages,
-        block_table,
+        operands["k_pages"],
+        operands["v_pages"],
+        table,
         _on_rank(lengths, page_size, axis),
         causal=False,
-        scale=scale,
-        softcap=softcap,
-        kv_layout=kv_layout,
-        out_dtype=None if wide == torch.float64 else "float32",
+        out_dtype=None if q.dtype == torch.float64 else "float32",
         return_lse=True,
-        batch_invariant=batch_invariant,
-        backend=backend,
-        implementation=implementation,
+        **{n: options[n] for n in kept},
     )
     out = out.view(batch, rows, heads, -1)
     if lse.shape[0] != batch:
         lse = lse.view(batch, rows, heads).transpose(1, 2)
-    split = out.numel()
-    step = f"join of decoded states on rank {axis.index} of {axis.size}"
-    gathered = all_gather(axis, torch.cat([out.reshape(-1), lse.reshape(-1)]), step)
-    outs = gathered[:, :split].view(axis.size, *out.shape).transpose(2, 3)
-    lses = gathered[:, split:].view(axis.size, batch, heads, rows)
-    result, total = merge_states(outs, lses, backend=backend)
-    if sinks is not None:
-        with_sink = torch.logaddexp(total, sinks.detach().to(wide).view(1, -1, 1))
-        share = torch.exp(total - with_sink).masked_fill_(total == -torch.inf, 0)
-        result, total = result * share.unsqueeze(-1), with_sink
-    result = result.transpose(1, 2).to(torch_dtype(out_dtype) or q.dtype)
-    return (result, total) if return_lse else result
+    return _State(out, lse, options["out_dtype"])

@@ -13,6 +13,15 @@ import torch
 
 from kernelseam.descriptors.common.validation import extent, flag
 from kernelseam.distributed.agreement import agree
+from kernelseam.distributed.operands import (
+    check_axes,
+    check_names,
+    check_operand,
+    check_own,
+    described,
+    one_of,
+    own_tensors,
+)
 from kernelseam.distributed.order import ORDERS, joined, parted
 from kernelseam.distributed.pieces import wider
 from kernelseam.distributed.ranks import Axis, axis_of
@@ -21,8 +30,8 @@ from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_function import (
     Gradients,
     autocast,
+    check_bwd_implementation,
     differentiable_once,
-    tensors,
     wanted,
     with_rows,
 )
@@ -40,7 +49,10 @@ def shard_qkv(
     axis = axis_of(group)
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     _check_heads(axis, num_heads, kv_heads)
+    check_own({"weight": weight}, ("weight",))
     total = num_heads + 2 * kv_heads
+    if not weight.ndim:
+        raise InvalidValue("weight", "a tensor of no axes", "has no rows", "Pass one that has")
     if weight.shape[0] % total:
         raise InvalidValue(
             "weight.shape[0]",
@@ -90,12 +102,14 @@ def qkv_projection(
 
     def make() -> tuple[_Call, dict[str, object]]:
         _check_heads(axis, num_heads, kv_heads)
-        call = _call(axis, given, ("input", "weight"), rows, order, chunks, backend)
-        call.implementation, call.bwd_implementation = implementation, bwd_implementation
+        names = (backend, implementation, bwd_implementation)
+        call = _call(axis, given, "qkv_projection_bwd", rows, order, chunks, names)
         call.heads = (num_heads // axis.size, kv_heads // axis.size)
         total = call.heads[0] + 2 * call.heads[1]
         x, w = call.operands["input"], call.operands["weight"]
-        if x.ndim != 3 or w.ndim != 2 or w.shape[0] % total or w.shape[1] != x.shape[-1]:
+        check_axes("input", x, "B, rows, hidden")
+        check_axes("weight", w, "rows, hidden")
+        if w.shape[0] % total or w.shape[1] != x.shape[-1]:
             raise InvalidValue(
                 "weight",
                 tuple(w.shape),
@@ -144,10 +158,12 @@ def output_projection(
     given = {"attn_out": attn_out, "weight": weight, "bias": bias, "residual": residual}
 
     def make() -> tuple[_Call, dict[str, object]]:
-        call = _call(axis, given, ("attn_out", "weight"), rows, order, chunks, backend)
-        call.implementation, call.bwd_implementation = implementation, bwd_implementation
+        names = (backend, implementation, bwd_implementation)
+        call = _call(axis, given, "output_projection_bwd", rows, order, chunks, names)
         x, w = call.operands["attn_out"], call.operands["weight"]
-        if x.ndim != 4 or w.ndim != 2 or w.shape[1] != x.shape[1] * x.shape[3]:
+        check_axes("attn_out", x, "B, H/n, S, D")
+        check_axes("weight", w, "hidden, H/n·D")
+        if w.shape[1] != x.shape[1] * x.shape[3]:
             raise InvalidValue(
                 "weight",
                 tuple(w.shape),
@@ -164,14 +180,9 @@ def output_projection(
             )
         each = x.shape[2] // count
         _check_order(call, "attn_out.shape[2]", each)
-        shape, r = (x.shape[0], each, w.shape[0]), call.operands.get("residual")
-        if r is not None and tuple(r.shape) != shape:
-            raise InvalidValue(
-                "residual", tuple(r.shape), f"must be {shape}, as the result", "Pass its rows"
-            )
-        b = call.operands.get("bias")
-        if b is not None and tuple(b.shape) != shape[2:]:
-            raise InvalidValue("bias", tuple(b.shape), f"must be [{shape[2]}]", "Reshape it")
+        shape, dtypes = (x.shape[0], each, w.shape[0]), (x.dtype, torch.float32)
+        for name, extents in (("residual", shape), ("bias", shape[2:])):
+            check_operand(name, call.operands.get(name), x, dtypes, extents)
         return call, call.said
 
     call = agree(axis, flag("check", check), make)
@@ -187,9 +198,9 @@ class _Call:
     balanced: bool
     chunks: int
     backend: str | None
+    implementation: str | None
+    bwd_implementation: str | None
     said: dict[str, object]
-    implementation: str | None = None
-    bwd_implementation: str | None = None
     heads: tuple[int, int] = (0, 0)
 
     @property
@@ -242,29 +253,25 @@ def _stacked(by_rank: list[Tensor], piece: slice) -> Tensor:
 def _call(
     axis: Axis,
     given: dict[str, Any],
-    needed: tuple[str, str],
+    gradients: str,
     rows: str,
     order: str,
     chunks: int,
-    backend: str | None,
+    names: tuple[str | None, str | None, str | None],
 ) -> _Call:
-    for name, value, known in (("rows", rows, ROWS), ("order", order, ORDERS)):
-        if value not in known:
-            raise InvalidValue(name, value, f"must be one of {', '.join(known)}", "Choose one")
-    operands, traced = tensors(given, needed)
-    if traced:
-        raise InvalidValue(
-            needed[0], "a traced tensor", "torch does not trace this function", "Call it uncompiled"
-        )
-    operands = autocast(operands, needed)
+    """What was checked of a call. ``gradients``: their operation; ``names``: of the backend and the
+    implementations of results and gradients."""
+    needed = tuple(given)[:2]
+    one_of("rows", rows, ROWS)
+    one_of("order", order, ORDERS)
+    operands = autocast(own_tensors(given, needed), needed)
     wanted(operands, tuple(given))
-    said: dict[str, object] = {
-        n: f"{str(x.dtype).removeprefix('torch.')} {[*x.shape]}"
-        + (" with gradients" if x.requires_grad else "")
-        for n, x in operands.items()
-    }
+    said = described(operands)
+    check_names(backend=names[0], implementation=names[1])
+    check_bwd_implementation(names[2], gradients, needed[0], operands)
     said |= {"rows": rows, "order": order, "chunks": extent("chunks", chunks, 1)}
-    return _Call(axis, operands, rows == "sharded", order == "balanced", chunks, backend, said)
+    said |= zip(("backend", "implementation", "bwd_implementation"), names, strict=True)
+    return _Call(axis, operands, rows == "sharded", order == "balanced", chunks, *names, said)
 
 
 def _check_heads(axis: Axis, num_heads: int, kv_heads: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -45,11 +46,29 @@ class Axis:
         )
 
 
+def axes_of(group: Any) -> tuple[Axis, tuple[Axis, Axis] | None]:
+    """All ranks of a group, and (ring, heads) of a DeviceMesh of two dimensions. Raises as
+    ``axis_of``."""
+    if not (isinstance(group, DeviceMesh) and group.ndim == 2):
+        return axis_of(group), None
+    _check_order(group, "group")
+    if group.mesh_dim_names is None:
+        raise InvalidValue(
+            "group",
+            "a DeviceMesh without names",
+            "must name its two dimensions, so that torch makes a group of all its ranks",
+            'Make it with mesh_dim_names=("ring", "heads")',
+        )
+    ring, heads = axis_of(group.get_group(0)), axis_of(group.get_group(1))
+    return axis_of(group._flatten().get_group()), (ring, heads)
+
+
 def axis_of(group: Any, field: str = "group") -> Axis:
     """The processes of a ProcessGroup or of a one-dimensional DeviceMesh.
 
-    Raises InvalidValue where torch.distributed is not initialised, for what is no group, and for a
-    group that this process is not part of.
+    Raises InvalidValue where torch.distributed is not initialised, for what is no group, for a
+    group that this process is not part of, and for a mesh that lists its ranks in another order
+    than by number.
     """
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
@@ -59,6 +78,7 @@ def axis_of(group: Any, field: str = "group") -> Axis:
                 "must have one dimension (two with method='mesh': ring, heads)",
                 "Name the one that the sequence is sharded over: mesh['…']",
             )
+        _check_order(group, field)
         group = group.get_group()
     if not (dist.is_available() and dist.is_initialized()):
         raise InvalidValue(
@@ -76,3 +96,23 @@ def axis_of(group: Any, field: str = "group") -> Axis:
         )
     rank = dist.get_rank(group)
     return Axis(group, tuple(range(dist.get_world_size(group))), rank)
+
+
+def _check_order(mesh: DeviceMesh, field: str) -> None:
+    """Refuse a mesh that this process is not part of, and one that lists its ranks in another order
+    than by number: torch's groups number their ranks by the latter, and shards lie by it."""
+    if mesh.get_coordinate() is None:
+        raise InvalidValue(
+            field,
+            f"a DeviceMesh of the ranks {mesh.mesh.flatten().tolist()}",
+            f"must have this process, rank {dist.get_rank()}",
+            "Call this on the mesh's ranks alone",
+        )
+    ranks = mesh.mesh.flatten().tolist()
+    if ranks != sorted(ranks):
+        raise InvalidValue(
+            field,
+            f"the DeviceMesh {mesh.mesh.tolist()}",
+            "must list its ranks in ascending order: shards lie on ranks by their number",
+            f"Make the mesh of {torch.tensor(sorted(ranks)).view_as(mesh.mesh).tolist()}",
+        )

@@ -52,6 +52,16 @@ class Ring:
             runs(self.source(step), size, self.mask.rows_k, self.balanced),
         )
 
+    def of_no_document(self, device: Any) -> Tensor | None:
+        """Which of this rank's rows lie before the first packed document or after the last, bool
+        [S_q]; None where none does."""
+        offsets, rows = self.mask.documents, self.mask.rows_q
+        if offsets is None or (offsets[0], offsets[-1]) == (0, rows):
+            return None
+        own = runs(self.axis.index, self.axis.size, rows, self.balanced)
+        row = torch.cat([torch.arange(r.start, r.stop, device=device) for r in own])
+        return (row < offsets[0]) | (row >= offsets[-1])
+
     def arrives(self, step: int) -> bool:
         """Whether keys are at hand at this step."""
         return step <= self._reach[self.source(step)]

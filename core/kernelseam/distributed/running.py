@@ -77,6 +77,9 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             with_sink = torch.logaddexp(lse, sinks.to(lse.dtype).view(1, -1, 1))
             out *= torch.exp(lse - with_sink).masked_fill_(lse == -torch.inf, 0).unsqueeze(-1)
             lse = with_sink
+            nowhere = around.of_no_document(q.device)
+            if nowhere is not None:
+                lse = lse.masked_fill_(nowhere, -torch.inf)
         result = out.to(out_dtype or q.dtype)
         ctx.setup, ctx.has_sinks = setup, sinks is not None
         ctx.set_materialize_grads(False)

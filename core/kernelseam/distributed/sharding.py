@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from kernelseam.descriptors.common.validation import flag, integer
+from kernelseam.distributed.operands import check_own
 from kernelseam.distributed.order import check_divisible, joined, parted
 from kernelseam.distributed.ranks import Axis, axis_of
 from kernelseam.distributed.transfers import all_gather, reduce_scatter
@@ -24,7 +26,7 @@ def shard(x: Tensor, *, dim: int, group: Any, causal: bool = False) -> Tensor:
     """
     axis = axis_of(group)
     dim = _dim(x, dim)
-    check_divisible(f"x.shape[{dim}]", x.shape[dim], axis.size, causal)
+    check_divisible(f"x.shape[{dim}]", x.shape[dim], axis.size, flag("causal", causal))
     return parted(x, axis.size, dim, causal)[axis.index]
 
 
@@ -36,7 +38,7 @@ def unshard(x: Tensor, *, dim: int, group: Any, causal: bool = False) -> Tensor:
     """
     axis = axis_of(group)
     dim = _dim(x, dim)
-    if causal and x.shape[dim] % 2:
+    if flag("causal", causal) and x.shape[dim] % 2:
         raise InvalidValue(
             f"x.shape[{dim}]",
             x.shape[dim],
@@ -47,9 +49,11 @@ def unshard(x: Tensor, *, dim: int, group: Any, causal: bool = False) -> Tensor:
 
 
 def _dim(x: Tensor, dim: int) -> int:
-    if not -x.ndim <= dim < x.ndim:
-        raise InvalidValue("dim", dim, f"must be one of the {x.ndim} axes of x", "Name an axis")
-    return dim % int(x.ndim)
+    """The axis, not negative, of what must be a tensor."""
+    check_own({"x": x}, ("x",))
+    if not x.ndim:
+        raise InvalidValue("x", "a tensor of no axes", "has no rows", "Pass one that has")
+    return integer("dim", dim, -x.ndim, x.ndim - 1, "Name an axis of x") % int(x.ndim)
 
 
 class _Unshard(torch.autograd.Function):  # type: ignore[misc]

@@ -203,8 +203,6 @@ def _packed(case: Case, whole: Mapping[str, Any], scale: float) -> Arrays:
         alibi=whole["alibi"][None] if case.alibi else None,
         sinks=whole["sinks"] if case.sinks else None,
     )
-    if case.sinks:
-        result["lse"][:] = whole["sinks"][:, None]
     for a, b in zip(case.documents, case.documents[1:], strict=False):
         q, k, v, dout = (whole[n][:, :, a:b] for n in ("q", "k", "v", "dout"))
         made = formulas.attention(q, k, v, case.causal, scale, variant=variant)
@@ -303,31 +301,6 @@ def _small(rows: int = 8) -> dict[str, Any]:
     return {n: torch.randn(1, 2, rows, 4, dtype=torch.float64) for n in "qkv"}
 
 
-def differing(group: Any, change: str) -> None:
-    """A call that the last rank makes in another way."""
-    import torch
-    import torch.distributed as dist
-    from kernelseam import distributed
-
-    odd = dist.get_rank(group) == dist.get_world_size(group) - 1
-    x, causal, window = _small(), True, None
-    if odd and change == "rows":
-        x = {n: a[:, :, :4] for n, a in x.items()}
-    elif odd and change == "causal":
-        causal = False
-    elif odd and change == "dtype":
-        x = {n: a.float() for n, a in x.items()}
-    elif odd and change == "window":
-        window = (3, 0)
-    elif odd and change == "gradient":
-        x["q"].requires_grad_()
-    elif odd and change == "heads":
-        x["q"] = torch.randn(1, 3, 8, 4, dtype=torch.float64)
-    distributed.attention(
-        **x, group=group, method="ring", order="balanced", causal=causal, window=window, check=True
-    )
-
-
 def misfit(group: Any, change: str) -> None:
     """A call that no rank may make."""
     import torch
@@ -396,7 +369,7 @@ def explained(group: Any) -> tuple[str, str, str]:
         k = torch.empty(1, kv_heads, rows, 128, dtype=torch.bfloat16, device="meta")
         return distributed.explain(q, k, k, group=group, causal=True, machine=machine)
 
-    long = made(65536, 16, 3)
+    long = made(65536, 12, 3)
     return made(256, 16, 1).best.method, long.best.method, str(long)
 
 
@@ -525,25 +498,6 @@ def expected_decoding(case: Decoding) -> Arrays:
     return {"out": made.out.swapaxes(1, 2), "lse": made.lse}
 
 
-def pages_misfit(group: Any, change: str) -> None:
-    import torch
-    from kernelseam import distributed
-
-    q = torch.zeros(2, 1, 4, 8)
-    pages = torch.zeros(3, 4, 2, 8)
-    table = torch.zeros(2, 3, dtype=torch.int32)
-    lengths = torch.ones(2, dtype=torch.int32)
-    if change == "rank":
-        q = q[0]
-    elif change == "table":
-        table = table.long()
-    elif change == "gradient":
-        q.requires_grad_()
-    elif change == "lengths":
-        lengths = lengths[:1]
-    distributed.attention_paged(q, pages, pages, table, lengths, group=group)
-
-
 def layer(
     group: Any, rows: str, order: str, chunks: int, dtype: str = "float64", bias: bool = True
 ) -> dict[str, float]:
@@ -639,9 +593,19 @@ def projections_misfit(group: Any, change: str) -> None:
         given["chunks"] = 0
     elif change == "cut":
         distributed.shard_qkv(torch.zeros(13, 8), **heads, group=group)
-    elif change == "residual":
-        y = torch.zeros(1, 1, 6, 8)
-        distributed.output_projection(y, torch.zeros(8, 8), None, torch.zeros(1, 6, 8), **given)
+    elif change == "gradients":
+        given["bwd_implementation"] = "nobody"
+    elif change in ("residual", "residual of integers", "bias of integers", "output gradients"):
+        y, bias, residual = torch.zeros(1, 1, 6, 8), None, torch.zeros(1, 6, 8)
+        if change != "residual":
+            residual = residual[:, :3]
+        if change == "residual of integers":
+            residual = residual.to(torch.int8)
+        elif change == "bias of integers":
+            bias = torch.zeros(8, dtype=torch.int8)
+        elif change == "output gradients":
+            given["bwd_implementation"] = "nobody"
+        distributed.output_projection(y, torch.zeros(8, 8), bias, residual, **given)
     elif change == "lengths":
         distributed.output_projection(torch.zeros(1, 1, 5, 8), torch.zeros(8, 8), **given)
     distributed.qkv_projection(x, w, num_heads=2, num_kv_heads=heads["num_kv_heads"], **given)

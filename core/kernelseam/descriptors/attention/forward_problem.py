@@ -31,6 +31,7 @@ from kernelseam.descriptors.common.validation import (
     integer,
     multiple,
     packed,
+    positive,
     stride,
     vector_bytes,
 )
@@ -353,7 +354,4 @@ def _softcap(given: AttentionFields) -> float:
     """The softcap; 0 stands for none."""
     if given.softcap is None:
         return 0.0
-    cap = finite("softcap", given.softcap)
-    if cap <= 0:
-        raise InvalidValue("softcap", cap, "must be greater than 0", "Leave it out for no cap")
-    return cap
+    return positive("softcap", given.softcap, "Leave it out for no cap")

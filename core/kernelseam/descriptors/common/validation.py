@@ -38,7 +38,7 @@ def integer(field: str, value: object, low: int, high: int, remedy: str) -> int:
 
 def _power(high: int) -> str:
     bits = (high + 1).bit_length() - 1
-    return f"2**{bits} - 1" if high + 1 == 1 << bits else str(high)
+    return f"2**{bits} - 1" if bits > 8 and high + 1 == 1 << bits else str(high)
 
 
 def extent(field: str, value: object, low: int = 0) -> int:
@@ -90,6 +90,14 @@ def finite(field: str, value: object) -> float:
         raise InvalidValue(
             field, x, "must be finite", "Give a finite number, or None for the default"
         )
+    return x
+
+
+def positive(field: str, value: object, remedy: str) -> float:
+    """A finite number above 0."""
+    x = finite(field, value)
+    if x <= 0:
+        raise InvalidValue(field, x, "must be greater than 0", remedy)
     return x
 
 

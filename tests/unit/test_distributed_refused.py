@@ -1,0 +1,255 @@
+"""What the distributed functions refuse: on each rank alike, whichever rank it is that calls
+otherwise, and for whatever stands in the place of an argument."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from operator import itemgetter, methodcaller
+from typing import Any
+from unittest import mock
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+import distributed_misuse  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from gloo_ranks import Ranks, ranks_of  # noqa: E402
+from kernelseam.errors import InvalidValue, KernelSeamError  # noqa: E402
+from wrong_values import NEVER, SELDOM  # noqa: E402
+
+FUNCTIONS = list(distributed_misuse.calls(None))
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with ranks_of(4, seconds=20) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Any]:
+    """A group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def refused(made: list[Any], message: str) -> None:
+    """Every rank raised InvalidValue with this message."""
+    for error in made:
+        assert isinstance(error, InvalidValue), error
+        assert re.search(message, str(error)), str(error)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_one_wrong_argument(alone: Any, function: str) -> None:
+    """A value that nothing takes is refused by the parameter's name; one that few parameters take
+    is taken, or refused with an error of ours."""
+    right = distributed_misuse.calls(alone)[function]
+    distributed_misuse.call(alone, function)
+    never = {**{n: make() for n, make in NEVER.items()}, **distributed_misuse.strange()}
+    seldom = {n: make() for n, make in SELDOM.items()}
+    for parameter in right:
+        for kind, value in {**never, **seldom}.items():
+            taken = (parameter, kind) == ("x", "complex")
+            try:
+                distributed_misuse.call(alone, function, **{parameter: value})
+                assert kind in seldom or taken, "taken"
+            except InvalidValue as e:
+                root = re.split(r"[.[]", e.field)[0]
+                assert kind in seldom or root == parameter, str(e)
+            except KernelSeamError:
+                assert kind in seldom
+            except BaseException as e:
+                e.add_note(f"{function}({parameter}={kind})")
+                raise
+
+
+DIFFERENT: list[tuple[str, dict[str, Any], str]] = [
+    ("attention", dict.fromkeys("qkv", itemgetter((..., slice(2), slice(None)))),
+     r"^q = float32 \[1, 2, 4, 8\] on {others}; float32 \[1, 2, 2, 8\] on {odd}: must be the "),
+    ("attention", dict.fromkeys("qkv", methodcaller("double")), r"^q = float.*; float(32|64) "),
+    ("attention", {"causal": True}, (r"^causal = False on {others}; True on {odd}: must be the "
+     r"same on every rank\. Pass the same everywhere\.$")),
+    ("attention", {"window": (3, 0)}, r"^window = None on {others}; \[3, 0\] on {odd}: "),
+    ("attention", {"q": lambda q: q.clone().requires_grad_()}, r"^q = .* with gradients on {odd}"),
+    ("attention", {"q": lambda q: torch.zeros(1, 3, 4, 8)},
+     r"^q\.shape\[1\] = 3: {odd} of 3 refuses it: must be a multiple of k\.shape"),
+    ("attention", {"method": "rings"}, r"^method = rings: {odd} of 3 refuses it: must be one of "),
+    ("attention", {"method": None}, r"^method = None: {odd} of 3 refuses it: must be one of auto"),
+    ("attention", {"softcap": 2.0}, r"^softcap = None on {others}; 2\.0 on {odd}: must be the "),
+    ("attention_varlen", {"cu_seqlens": None}, r"^cu_seqlens = None: {odd} of 3 refuses it: must "),
+    ("attention_varlen", {"cu_seqlens": [9, *range(3000)]},
+     r"^cu_seqlens = list: {odd} of 3 refuses it: must not decrease, from 0 or more up to "),
+    ("attention_varlen", {"cu_seqlens": [0, 4, 6]}, r"^cu_seqlens = 3 offsets, .* on {others}; 3 "),
+    ("attention_paged", {"kv_layout": "hdn"}, r"^kv_layout = hdn: {odd} of 3 refuses it: must be "),
+    ("attention_paged", {"block_table": lambda x: x + 9},
+     r"^block_table\[0, 0\] = 10: {odd} of 3 refuses it: "),
+    ("attention_paged", {"k_pages": itemgetter((..., slice(4)))}, r"{odd} of 3 refuses it: "),
+    ("attention_paged", {"out_dtype": "float16"}, r"^out_dtype = torch\.float16: {odd} of 3 re"),
+    ("qkv_projection", {"rows": "none"}, r"^rows = none: {odd} of 3 refuses it: must be one of "),
+    ("output_projection", {"implementation": "x"},
+     r"^implementation = None on {others}; x on {odd}: must be the same on every rank"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_what_one_rank_does_otherwise_is_refused_on_every_rank(ranks: Ranks, odd: int) -> None:
+    """Whichever rank it is: first, last, or one between."""
+    others = [i for i in range(3) if i != odd]
+    words = f"ranks {others[0]}, {others[1]}"
+    for function, changes, message in DIFFERENT:
+        expected = message.replace("{odd}", f"rank {odd}").replace("{others}", words)
+        if odd == 0 and "{others}" in message:  # its value comes first
+            expected = rf"(?=.* on rank 0[;:])(?=.* on {words}[;:])"
+        refused(ranks.run(_by_one, odd, function, _sent(changes), ranks=3), expected)
+
+
+def _sent(changes: dict[str, Any]) -> int:
+    """Functions do not travel; the place of the changes in the table does."""
+    return next(i for i, (_, given, _) in enumerate(DIFFERENT) if given is changes)
+
+
+def _by_one(group: Any, odd: int, function: str, place: int) -> None:
+    distributed_misuse.by_one(group, odd, function, **DIFFERENT[place][1])
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("long refusal", r"^x = yyy.*: rank {odd} of 3 refuses it: rule r{9000}\. remedy\.$"),
+        ("failure", r"^call = TypeError: rank {odd} of 3 refuses it: no such thing\. Change the "),
+        ("long difference", r"^x = y{60}… on rank.*; y{60}… on rank.*: must be the same on every "),
+    ],
+)
+def test_nothing_is_too_long_to_be_exchanged(
+    ranks: Ranks, what: str, message: str, odd: int
+) -> None:
+    made = ranks.run(distributed_misuse.agreeing, odd, what, ranks=3)
+    refused(made, message.replace("{odd}", str(odd)))
+    assert ranks.run(distributed_misuse.agreeing, odd, "nothing", ranks=3) == ["made"] * 3
+
+
+def _of_first_and_last(group: Any) -> Any:
+    """The check with a fault: only the first and the last rank are compared."""
+    from kernelseam.distributed import agreement
+
+    right = agreement._exchanged
+    with mock.patch.object(
+        agreement, "_exchanged", lambda *given: [(x := right(*given))[0], x[0], x[-1]]
+    ):
+        return distributed_misuse.agreeing(group, 1, "long difference")
+
+
+def test_a_check_that_leaves_ranks_out_would_be_seen(ranks: Ranks) -> None:
+    assert ranks.run(_of_first_and_last, ranks=3) == ["made"] * 3
+
+
+def test_many_ranks_are_named_by_spans() -> None:
+    from kernelseam.distributed.agreement import _named
+
+    assert _named([3]) == "rank 3"
+    assert _named([0, 1]) == "ranks 0, 1"
+    assert _named([0, 1, 2, 4, 6, 7, *range(9, 1024)]) == "ranks 0 to 2, 4, 6, 7, 9 to 1023"
+
+
+NAMES = ("ring", "heads")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "names", "message"),
+    [
+        (
+            [[0, 2], [1, 3]],
+            NAMES,
+            (
+                r"^group = the DeviceMesh \[\[0, 2\], \[1, 3\]\]: must list its ranks in ascending "
+                r"order: shards lie on ranks by their number\. Make the mesh of \[\[0, 1\], \["
+            ),
+        ),
+        ([[1, 0], [3, 2]], NAMES, r"Make the mesh of \[\[0, 1\], \[2, 3\]\]\.$"),
+        ([[2, 3], [0, 1]], NAMES, r"Make the mesh of \[\[0, 1\], \[2, 3\]\]\.$"),
+        ([3, 2, 1, 0], ("ring",), r"Make the mesh of \[0, 1, 2, 3\]\.$"),
+        ([[0, 1], [2, 3]], None, r"^group = a DeviceMesh without names: must name its two dimens"),
+        ([[[0, 1], [2, 3]]], ("a", "b", "c"), r"^group = a DeviceMesh of 3 dimensions: "),
+    ],
+    ids=str,
+)
+def test_a_mesh_whose_order_is_not_the_ranks_is_refused(
+    ranks: Ranks, mesh: list[Any], names: tuple[str, ...] | None, message: str
+) -> None:
+    functions = ["attention"] if isinstance(mesh[0], list) else [
+        "attention", "attention_varlen", "attention_paged", "qkv_projection", "shard", "unshard",
+        "shard_qkv", "shard_lengths", "explain",
+    ]  # fmt: skip
+    for function in functions:
+        refused(ranks.run(distributed_misuse.meshes, mesh, names, function), message)
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_what_pages_do_not_fit_is_refused(ranks: Ranks, check: bool) -> None:
+    q = distributed_misuse.calls(None)["attention_paged"]["q"]
+    for changes, message in (
+        ({"q": q[0]}, r"^q = \(1, 2, 8\): {by}must be \[B, S_q, H, D\]\. Reshape it\.$"),
+        ({"q": q.clone().requires_grad_()}, r"^q\.requires_grad = True: {by}gradients do not flow"),
+        ({"block_table": torch.ones(2, 3, dtype=torch.int64)},
+         r"^block_table = torch\.int64 \[2, 3\]: {by}must be torch\.int32, of shape \[2, 3\]"),
+        ({"kv_lengths": torch.ones(1, dtype=torch.int32)},
+         r"^kv_lengths = torch\.int32 \[1\]: {by}must be torch\.int32, of shape \[2\]\. "),
+        ({"kv_lengths": torch.tensor([2, -5], dtype=torch.int32)},
+         r"^kv_lengths\[1\] = -5: {by}must be from 0 to "),
+        ({"out_dtype": torch.int8}, r"^out_dtype = torch\.int8: {by}must be torch\.float32\. "),
+        ({"out_dtype": ""}, r"^out_dtype = '': {by}must be one of "),
+        ({"sinks": torch.zeros(3)},
+         r"^sinks = torch\.float32 \[3\]: {by}must be torch\.float32, of shape \[2\]\. Pass one"),
+        ({"sinks": torch.zeros(2).double()}, r"^sinks = torch\.float64 \[2\]: {by}must be torch\."),
+        ({"return_lse": "no"}, r"^return_lse = no: {by}must be True or False\. Pass a bool\.$"),
+    ):  # fmt: skip
+        made = ranks.run(
+            distributed_misuse.call, "attention_paged", check=check, ranks=2, **changes
+        )
+        refused(made, message.replace("{by}", "rank 0 of 2 refuses it: " if check else ""))
+
+
+@pytest.mark.parametrize(
+    ("function", "changes", "message"),
+    [
+        ("attention_varlen", {"cu_seqlens": [0, 2.9, 6]}, r"^cu_seqlens\[1\] = 2\.9: must be an "),
+        ("attention_varlen", {"cu_seqlens": torch.tensor([0, 2.9])}, r"^cu_seqlens\[0\] = 0\.0:"),
+        ("attention_varlen", {"cu_seqlens": torch.tensor([False, True])}, r"^cu_seqlens\[0\] = Fa"),
+        ("attention_varlen", {"cu_seqlens": "06"}, r"^cu_seqlens = 06: must be a list or a "),
+        ("attention_varlen", {"cu_seqlens": [0, 7]}, r"^cu_seqlens = \[0, 7\]: must not decrease"),
+        ("attention", {"sinks": torch.zeros(2, dtype=torch.int8)}, r"^sinks = torch\.int8 \[2\]:"),
+        ("attention", {"alibi_slopes": torch.zeros(2).half()}, r"^alibi_slopes = torch\.float16 "),
+        ("attention", {"alibi_slopes": torch.zeros(3, 2)}, r"^alibi_slopes = torch\.float32 \[3"),
+        ("attention", {"kv_lengths": torch.tensor([5], dtype=torch.int32)},
+         r"^kv_lengths\[0\] = 5: must be from 0 to S_k of all ranks = 4\. "),
+        ("attention", {"softcap": 0}, r"^softcap = 0\.0: must be greater than 0\. "),
+        ("attention", {"out_dtype": ""}, r"^out_dtype = '': must be one of "),
+        ("explain", {"machine": 0}, r"^machine = 0: must be a Machine\. "),
+        ("explain", {"order": ""}, r"^order = '': must be one of contiguous, balanced\. "),
+        ("shard", {"x": None}, r"^x = NoneType: must be a torch tensor\. "),
+        ("shard", {"causal": "no"}, r"^causal = no: must be True or False\. "),
+        ("unshard", {"dim": 1.0}, r"^dim = 1\.0: must be an integer\. "),
+        ("unshard", {"dim": 2}, r"^dim = 2: must be from -2 to 1\. Name an axis of x\.$"),
+        ("shard_lengths", {"kv_lengths": torch.ones(2)}, r"^kv_lengths = torch\.float32: must be"),
+        ("Machine", {"products": 0}, r"^products = 0\.0: must be greater than 0\. Give a rate "),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(
+    alone: Any, function: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        distributed_misuse.call(alone, function, **changes)
+
+
+def test_ranks_of_a_host_that_are_no_number(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernelseam.distributed.costs import machine_of
+
+    machine_of.cache_clear()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "eight")
+    with pytest.raises(InvalidValue, match=r"^LOCAL_WORLD_SIZE = eight: must be a number of ranks"):
+        distributed_misuse.call(alone, "explain")
