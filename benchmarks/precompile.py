@@ -81,14 +81,14 @@ def keyed(
 
 
 def units_of(
-    implementation: KernelImplementation, problem: Any, device: Device
+    implementation: KernelImplementation, problem: Any, device: Device, variant: str = ""
 ) -> dict[Hashable, Unit]:
-    """What one way of ours launches for a problem, by what tells one binary of an arch from
-    another."""
+    """What one implementation of ours launches for a problem, by what distinguishes the binaries of
+    an arch."""
     toolchain = plugins().backend(device.backend).toolchain
     assert toolchain is not None
     units: dict[Hashable, Unit] = {}
-    for x in implementation.launches(problem, device).kernels:
+    for x in implementation.launches(problem, device, variant).kernels:
         source = bundle(x.kernel, x.problem.spec, x.tile, toolchain, device.arch)
         units[source.name, source.defines] = x.kernel, x.problem.spec, x.tile
     return units

@@ -50,8 +50,10 @@ def flash_attention_3() -> ModuleType | str:
 
 @dataclass(frozen=True)
 class AttentionRow:
-    """``lengths``: keys that each entry has. ``packed``: rows of each sequence, one after the
-    other, of queries and keys. ``scores``: "" for N(0, 1), else one of ADVERSARIAL."""
+    """``keys``: of each entry, where they are not as many as queries (the causal mask is then
+    aligned to the last of both). ``lengths``: keys that each entry has. ``packed``: rows of each
+    sequence, one after the other, of queries and keys. ``scores``: "" for N(0, 1), else one of
+    ADVERSARIAL."""
 
     suite: str
     batch: int
@@ -69,6 +71,12 @@ class AttentionRow:
     packed: tuple[int, ...] = ()
     scores: str = ""
     least: float = 1.0
+    keys: int = 0
+
+    @property
+    def S_k(self) -> int:
+        """Keys of each entry."""
+        return self.keys or self.S
 
     @property
     def of_keys(self) -> int:
@@ -84,7 +92,8 @@ class AttentionRow:
     def name(self) -> str:
         heads = f"H{self.heads}" + (f"/{self.kv_heads}" if self.kv_heads else "")
         dims = f"D{self.D}" + (f"/{self.D_v}" if self.D_v else "")
-        parts = [f"B{self.batch} {heads} S{self.S} {dims}"]
+        extents = f"S{self.S}" + f" × {self.keys}" * bool(self.keys)
+        parts = [f"B{self.batch} {heads} {extents} {dims}"]
         parts += ["f16"] * (self.dtype == "float16") + ["causal"] * self.causal
         if self.window is not None:
             parts.append(f"window {self.window[0]},{self.window[1]}")
@@ -113,7 +122,7 @@ class AttentionRow:
         if self.packed:
             each = [(n, n) for n in self.packed]
         else:
-            each = [(self.S, n) for n in self.lengths or (self.S,) * self.batch]
+            each = [(self.S, n) for n in self.lengths or (self.S_k,) * self.batch]
         return sum(visible_pairs(q, k, self.causal, self.window) for q, k in each)
 
     @property
@@ -124,7 +133,7 @@ class AttentionRow:
     def bytes(self) -> float:
         """Of q, k, v and the result, once each."""
         rows = sum(self.packed) or self.batch * self.S
-        keys = sum(self.packed) or sum(self.lengths) or self.batch * self.S
+        keys = sum(self.packed) or sum(self.lengths) or self.batch * self.S_k
         columns = rows * self.heads * (self.D + self.width) + keys * self.of_keys * (
             self.D + self.width
         )
@@ -132,10 +141,11 @@ class AttentionRow:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         lead = (sum(self.packed),) if self.packed else (self.batch, self.S)
+        keys = lead if self.packed else (self.batch, self.S_k)
         return {
             "q": (*lead, self.heads, self.D),
-            "k": (*lead, self.of_keys, self.D),
-            "v": (*lead, self.of_keys, self.width),
+            "k": (*keys, self.of_keys, self.D),
+            "v": (*keys, self.of_keys, self.width),
             "out": (*lead, self.heads, self.width),
             "lse": (self.heads, *lead) if self.packed else (self.batch, self.heads, self.S),
         }
@@ -191,8 +201,7 @@ class AttentionRow:
         )
         hardened(self.scores, arrays["q"], arrays["k"])
         shapes = self.shapes()
-        prepared = Prepared(dtype=self.dtype)
-        prepared.judge = Judge(self, arrays)
+        prepared = session.prepared(self.dtype, lambda: Judge(self, arrays))
 
         def results() -> tuple[torch.Tensor, torch.Tensor]:
             return session.poisoned(shapes["out"], self.dtype), session.poisoned(
@@ -244,6 +253,11 @@ class AttentionRow:
     def _torch_peers(self, prepared: Prepared, arrays: Mapping[str, Any]) -> None:
         if self.plain != self:
             prepared.refused |= dict.fromkeys(TORCH_PEERS, "torch's SDPA has no such option")
+            return
+        if self.causal and self.keys:
+            prepared.refused |= dict.fromkeys(
+                TORCH_PEERS, "its causal mask is aligned to the first"
+            )
             return
         q, k, v = (arrays[n].transpose(1, 2) for n in "qkv")
         grouped = {"enable_gqa": True} if self.of_keys != self.heads else {}

@@ -8,6 +8,7 @@
     python -m benchmarks draw FILE.json DIR       plots from a run's JSON; no GPU needed
     python -m benchmarks table FILE.json          its tables
     python -m benchmarks rows [SUITE …]           names of rows
+    python -m benchmarks choices --count 200      dispatch's choices for random problems
 
 The exit status is 1 where a row failed: a wrong result, an exception. Rows below their target are
 said, and no failure.
@@ -19,7 +20,12 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from benchmarks.comparing.rows import Session
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for row in running.chosen(options.suites or running.SUITES, options.only):
             print(f"{row.suite}/{row.name}")
         return 0
+    if options.command == "choices":
+        return _choices(options, start)
     if options.command == "run":
         if options.device == "idle" and not idle_device.active():
             return idle_device.run_with_idle_driver(
@@ -89,6 +97,14 @@ def _parser(suites: Sequence[str]) -> argparse.ArgumentParser:
     run.add_argument("--json", type=Path)
     run.add_argument("--report", type=Path, metavar="FILE.md")
     run.add_argument("--plots", type=Path, metavar="DIR")
+    choices = commands.add_parser("choices", help="how good dispatch's choices are")
+    choices.add_argument("--count", type=int, default=200, help="random problems")
+    choices.add_argument("--seed", type=int, default=0)
+    choices.add_argument("--kind", action="append", default=[], help="only these; see KINDS")
+    choices.add_argument("--seconds", type=float, metavar="S", help="as for run")
+    choices.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    choices.add_argument("--json", type=Path)
+    choices.add_argument("--report", type=Path, metavar="FILE.md")
     draw = commands.add_parser("draw", help="plots from a run's JSON")
     draw.add_argument("file", type=Path)
     draw.add_argument("folder", type=Path)
@@ -97,29 +113,65 @@ def _parser(suites: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace, start: float) -> int:
+def _session(device: str) -> Session:
     import torch
 
-    from benchmarks.comparing import clocks, idle_device, machine, running, tables
+    from benchmarks.comparing import clocks
     from benchmarks.comparing.rows import Session
+
+    torch.manual_seed(0)
+    torch.set_grad_enabled(False)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if device == "cuda":
+        return Session(device, clocks.GpuClock())
+    return Session("cpu", clocks.HostClock())
+
+
+def _choices(options: argparse.Namespace, start: float) -> int:
+    from benchmarks import precompile
+    from benchmarks.comparing import choices, machine, running, tables
+
+    session = _session(options.device)
+    rows = choices.drawn(options.kind or choices.KINDS, options.count, options.seed)
+    asked = choices.questions(rows, session)
+    units = {k: u for q in asked for k, u in q.units(session.target()).items()}
+    for problem in precompile.compile_all(list(units.values()), session.target()) if units else ():
+        print(problem, flush=True)
+    ready = f"{len(units)} binaries are compiled {time.monotonic() - start:.1f} s after the start"
+    print(f"{len(asked)} of {len(rows)} problems are supported; {ready}", flush=True)
+    head = {"device": machine.described(session.device)}
+    log = running.Log(options.json, head)
+    for question in asked:
+        if options.seconds is not None and time.monotonic() - start > options.seconds:
+            print(f"the time is up: {len(asked) - len(log.records)} problems are not measured")
+            break
+        log.add(record := running.recorded(question.row, choices.answered, question, session))
+        print(choices.line(record), flush=True)
+    command = f"`python -m benchmarks choices --count {options.count} --seed {options.seed}`"
+    explained = f"{command}. {choices.EXPLAINED}"
+    page = [*tables.head(head), "", explained, "", *choices.summary(log.records)]
+    print("\n".join(page), flush=True)
+    if options.report:
+        options.report.write_text("\n".join(page) + "\n", encoding="utf-8")
+    return int(tables.failures(log.records) > 0)
+
+
+def _run(options: argparse.Namespace, start: float) -> int:
+    from benchmarks.comparing import idle_device, machine, running, tables
     from benchmarks.comparing.timing import Settings
 
     rows = running.chosen(options.suites or running.SUITES, options.only)
     if idle_device.active():
         idle_device.install()
-    torch.manual_seed(0)
-    torch.set_grad_enabled(False)
-    torch.backends.cuda.matmul.allow_tf32 = False
     on_gpu = options.device == "cuda"
     device = "cuda" if on_gpu else "cpu"
-    clock = clocks.GpuClock() if on_gpu else clocks.HostClock()
     settings = Settings(options.rounds, options.warm, options.burst * 1e-3)
-    session = Session(device, clock, settings, options.implementation)
+    session = replace(_session(device), settings=settings, implementations=options.implementation)
     head = {"device": machine.described(device), "settings": vars(settings)}
     for problem in running.compile_ahead(rows, session):
         print(problem, flush=True)
     if on_gpu:
-        head["ceilings"] = machine.ceilings(device, clock)
+        head["ceilings"] = machine.ceilings(device, session.clock)
     ready = f"{len(rows)} rows; all is compiled {time.monotonic() - start:.1f} s after the start"
     print("\n".join([*tables.head(head), ready]), flush=True)
     log = running.Log(options.json, head)

@@ -158,7 +158,7 @@ class DecodeRow:
             entry[: len(own)] = own
         arrays["table"] = table
         arrays["lengths"] = torch.tensor(self.lengths, dtype=torch.int32, device=session.device)
-        prepared = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
+        prepared = session.prepared(self.dtype, lambda: Judge(self, arrays))
         shape = self.result
         prepared.ours(
             session,

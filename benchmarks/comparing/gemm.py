@@ -134,7 +134,7 @@ class GemmRow:
 
     def prepare(self, session: Session) -> Prepared:
         arrays, shape = self.arrays(session.random), self.shapes()["C"]
-        prepared = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
+        prepared = session.prepared(self.dtype, lambda: Judge(self, arrays))
         if self.lists:
             self._by_lists(prepared, arrays, session)
         else:

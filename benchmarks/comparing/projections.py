@@ -133,7 +133,7 @@ class ProjectionRow:
         if self.kind == "qkv turned":
             angles = 6.28 * torch.rand(self.tokens, self.D // 2, device=session.device)
             arrays |= {"cos": angles.cos(), "sin": angles.sin()}
-        prepared = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
+        prepared = session.prepared(self.dtype, lambda: Judge(self, arrays))
         size = sum(map(math.prod, outputs.values()))
         prepared.ours(
             session,

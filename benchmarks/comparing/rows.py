@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
 import kernelseam as ks
@@ -35,13 +36,14 @@ Make = Callable[[Sequence[int], str], Any]
 
 @dataclass
 class Session:
-    """What a run's rows share. ``implementations``: ways of ours that are timed beside dispatch's
-    own choice, where they take a row."""
+    """What a run's rows share. ``implementations``: those of ours that are timed beside dispatch's
+    own choice, where they support a row's problem. Without ``peers`` nobody else's is called."""
 
     device: str
     clock: Clock
     settings: Settings = field(default_factory=Settings)
     implementations: Sequence[str] = ()
+    peers: bool = True
 
     def random(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
         """N(0, 1)."""
@@ -65,6 +67,12 @@ class Session:
         """kernelseam's name for the device. torch calls AMD's GPUs ``cuda``, too."""
         vendor = "rocm:0" if torch.version.hip else "cuda:0"
         return find_device("numpy" if self.device == "cpu" else vendor)
+
+    def prepared(self, dtype: str, make_judge: Callable[[], Callable[[Any], Judged]]) -> Prepared:
+        """A row's contestants, none yet. The judge is made for the first result that it is asked
+        about: its reference in float64 takes longer than many a row."""
+        judge = cache(make_judge)
+        return Prepared(judge=lambda result: judge()(result), dtype=dtype, peers=self.peers)
 
     def phantom(self, shape: Sequence[int], dtype: str) -> ArrayInfo:
         """An array's description without memory, to plan for."""
@@ -102,7 +110,7 @@ class Judged:
 
 @dataclass
 class Prepared:
-    """A row's contestants over allocated memory."""
+    """A row's contestants over allocated memory. Without ``peers``, nobody else's."""
 
     contestants: list[Contestant] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
@@ -110,6 +118,7 @@ class Prepared:
     dtype: str = "float32"
     keep: object = None
     """Owners of memory that the plans know by address only."""
+    peers: bool = True
 
     def ours(
         self,
@@ -161,6 +170,8 @@ class Prepared:
     ) -> None:
         """Another's: tried at once, and refused with its reason where it raises. ``result``: what
         it returned, as the row's results lie."""
+        if not self.peers:
+            return
         try:
             with around():
                 run()

@@ -75,9 +75,14 @@ def compile_ahead(rows: Iterable[Row], session: Session) -> list[str]:
 
 def measured(row: Row, session: Session) -> Record:
     """The row's record; of one that fails, why."""
+    return recorded(row, row.measure, session)
+
+
+def recorded(row: Row, measure: Callable[..., Record], *arguments: Any) -> Record:
+    """What a measurement returned, or a record of the row that says why it raised."""
     start = time.monotonic()
     try:
-        record = row.measure(session)
+        record = measure(*arguments)
     except (Wrong, KernelSeamError) as e:
         record = Record(row.suite, row.name, failure=f"{type(e).__name__}: {e}")
     except Exception as e:  # the rows after it are worth having

@@ -196,12 +196,7 @@ class KernelImplementation:
     ) -> tuple[SourceBundle, ...]:
         """What the launches of a problem that it supports are compiled from; nothing is compiled.
         An unknown variant counts as the default."""
-        tile = self._tiles(problem, device).get(variant) if variant else None
-        launches = (
-            self.composition.launches(problem, tile, device)
-            if tile
-            else self.launches(problem, device)
-        )
+        launches = self.launches(problem, device, variant)
         return tuple(source for _, source in self._sources(launches, device))
 
     def _refuse_tensor_maps(
@@ -229,10 +224,13 @@ class KernelImplementation:
                 return reason
         return None
 
-    def launches(self, problem: Any, device: Device) -> Launches:
+    def launches(self, problem: Any, device: Device, variant: str = "") -> Launches:
         """Its kernels for a problem that it supports. The first of ``supports``, ``cost`` and
-        ``build`` chooses their tiles."""
-        return self._chosen(problem, device, device.limits)
+        ``build`` chooses their tiles. An unknown variant counts as the default."""
+        tile = self._tiles(problem, device).get(variant) if variant else None
+        if tile is None:
+            return self._chosen(problem, device, device.limits)
+        return self.composition.launches(problem, tile, device)
 
     def _choose(self, problem: Any, device: Device, limits: DeviceLimits) -> Launches:
         row = self._toolchain.arch_row(device.arch)
@@ -275,12 +273,7 @@ class KernelImplementation:
 
     def records(self, problem: Any, device: Device, variant: str = "") -> tuple[LaunchRecord, ...]:
         """The launches of a problem that it supports; nothing is compiled."""
-        tile = self._tiles(problem, device).get(variant) if variant else None
-        launches = (
-            self.composition.launches(problem, tile, device)
-            if tile
-            else self.launches(problem, device)
-        )
+        launches = self.launches(problem, device, variant)
         row = self._toolchain.arch_row(device.arch)
         steps = (self._record(x, row, device) for x in launches.steps)
         return tuple(x for x in steps if x is not None)
