@@ -147,6 +147,8 @@ class Question:
     problem: Problem
     choice: Choice
     others: tuple[str, ...]
+    predicted: dict[str, float]
+    """Seconds by name, the choice's among them."""
 
     @classmethod
     def of(cls, row: Row, session: Session) -> Question:
@@ -162,19 +164,21 @@ class Question:
             if c.refusal is None and c.cost is not None
         }
         most = BEYOND * costs[choice.implementation.name]
-        others = []
+        predicted = {choice.implementation.name: costs[choice.implementation.name]}
         for c in choice.candidates:
-            name, chosen = c.implementation.name, c.implementation is choice.implementation
+            implementation, name = c.implementation, c.implementation.name
             if c.refusal is not None:
                 continue
-            variants = variants_of(c.implementation, problem, device)
-            if not variants and not chosen and costs.get(name, 0.0) <= most:
-                others.append(name)
+            # Which of a library's algorithms is best only a measurement tells: `tune`.
+            own = isinstance(implementation, KernelImplementation)
+            variants = variants_of(implementation, problem, device) if own else ()
+            if not variants:
+                predicted.setdefault(name, costs.get(name, 0.0))
             # an implementation's first variant is its default, here the choice itself
-            others += [
-                name + SEPARATOR + v.name for v in variants[int(chosen) :] if v.cost.seconds <= most
-            ]
-        return cls(row, problem, choice, tuple(others))
+            first = int(implementation is choice.implementation)
+            predicted |= {name + SEPARATOR + v.name: v.cost.seconds for v in variants[first:]}
+        predicted = {name: seconds for name, seconds in predicted.items() if seconds <= most}
+        return cls(row, problem, choice, tuple(predicted)[1:], predicted)
 
     def units(self, device: Device) -> dict[Any, precompile.Unit]:
         """Binaries of all that is measured."""
@@ -203,11 +207,13 @@ def answered(question: Question, session: Session) -> Record:
         if not (off := apart(c.result(), chosen.result())) <= PEERS_DIFFER[prepared.dtype]:
             raise Wrong(f"{c.implementation} differs from {chosen.implementation} by {off:.2e}")
     times = _timed([chosen, *others], session, QUICK)
+    for t in times:
+        t.predicted_us = round(1e6 * question.predicted[t.implementation], 3)
     best = min(map(_seconds, times))
     near = [c for c, t in zip(others, times[1:], strict=True) if _seconds(t) <= NEAR * best]
     if near:
-        again = {t.name: t for t in _timed([chosen, *near], session, LONGER)}
-        times = [again.get(t.name, t) for t in times]
+        again = {t.name: t.us for t in _timed([chosen, *near], session, LONGER)}
+        times = [replace(t, us=again.get(t.name, t.us)) for t in times]
     return Record(row.suite, row.name, row.operations, row.bytes, timed=times)
 
 

@@ -31,6 +31,8 @@ class Timed:
     """‖result − float64‖ / ‖float64‖ over the part of the result that was looked at."""
     worst: float | None = None
     """Of ours: the largest error over the tolerance of docs/accuracy.md; at most 1."""
+    predicted_us: float | None = None
+    """Of ours, where choices are measured: µs by the cost model."""
 
     def median(self, way: str) -> float | None:
         """µs."""
