@@ -1,0 +1,92 @@
+"""``python -m benchmarks choices`` without a GPU: which problems are drawn, which configurations
+are measured, what a choice's regret is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernelseam import absent
+
+torch = pytest.importorskip("torch", reason="torch is missing: the benchmarks' clock and memory")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def choices(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.comparing import choices
+
+    return choices
+
+
+@pytest.fixture
+def session(choices: Any) -> Any:
+    from benchmarks.comparing.clocks import HostClock
+    from benchmarks.comparing.rows import Session
+
+    return Session("cpu", HostClock())
+
+
+def test_a_seeds_problems_are_the_same_and_bounded(choices: Any) -> None:
+    drawn = choices.drawn(choices.KINDS, 80, 3)
+    assert drawn == choices.drawn(choices.KINDS, 80, 3)
+    assert drawn[:40] == choices.drawn(choices.KINDS, 40, 3)
+    assert drawn != choices.drawn(choices.KINDS, 80, 4)
+    assert all(r.bytes <= choices.MOST_BYTES for r in drawn)
+    assert {r.suite for r in drawn} == {"dense", "packed", "decode", "backward", "gemm"}
+
+
+def test_every_tile_of_an_arch_is_asked(
+    choices: Any, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a Hopper device that is not here: the choice, then other implementations and tiles that
+    are not predicted to take more than BEYOND times as long."""
+    device = absent.product("sm_90a")
+    monkeypatch.setattr(type(session), "target", lambda self: device)
+    row = choices.AttentionRow("dense", 4, 16, 512, 128, True)
+    question = choices.Question.of(row, session)
+    assert question.choice.implementation.name == "sm90"
+    assert any(name.startswith("shared:") for name in question.others)
+    assert "sm90" not in question.others and "shared" not in question.others
+    assert list(question.predicted) == ["sm90", *question.others]
+    most = choices.BEYOND * question.predicted["sm90"]
+    assert max(question.predicted.values()) <= most
+    monkeypatch.setattr(choices, "BEYOND", 1.0)
+    assert set(choices.Question.of(row, session).others) < set(question.others)
+
+
+def test_gradients_are_asked_of_their_own_problem(choices: Any, session: Any) -> None:
+    row = choices.BackwardRow(1, 2, 32, 64)
+    assert choices.Question.of(row, session).problem.operation == "attention_bwd"
+
+
+def test_a_record_on_the_host(choices: Any, session: Any) -> None:
+    with torch.no_grad():
+        record = choices.answered(
+            choices.Question.of(choices.GemmRow("gemm", 2, 8, 16, 24, "float32"), session), session
+        )
+    assert [t.implementation for t in record.timed] == ["numpy"]
+    assert choices.regret(record) == 0.0
+    assert choices.line(record).startswith("   0.0 %  gemm/2 × 8×16×24 f32 NN: numpy ")
+
+
+def test_regret_and_summary(choices: Any) -> None:
+    def timed(name: str, us: float) -> Any:
+        return choices.Timed(name, "ours", name, {choices.BACK_TO_BACK: [us, us, us]})
+
+    one = choices.Record("dense", "one", timed=[timed("sm90", 12.5), timed("shared:a", 10.0)])
+    two = choices.Record("gemm", "two", timed=[timed("shared", 10.0), timed("cublas", 10.2)])
+    lost = choices.Record("gemm", "three", failure="Wrong: cublas differs from shared by 1.00e+00")
+    assert choices.regret(one) == pytest.approx(0.25) and choices.regret(two) == 0.0
+    page = choices.summary([one, two, lost])
+    assert "| dense | 1 | 0 % | 1 | 25.0 % | 25 % |" in page
+    assert "| gemm | 1 | 100 % | 0 | 0.0 % | 0 % |" in page
+    assert "| all | 2 | 50 % | 1 | 12.5 % | 25 % |" in page
+    assert page[-2:] == [
+        "  25.0 %  dense/one: sm90 12.5 µs; shared:a 10.0 µs",
+        "FAILED gemm/three: Wrong: cublas differs from shared by 1.00e+00",
+    ]
+    assert choices.summary([replace(one, timed=one.timed[1:])])[-1] == ""
