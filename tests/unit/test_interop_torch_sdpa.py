@@ -100,6 +100,21 @@ def test_semantics_and_gradients_are_torchs(name: str) -> None:
         torch.testing.assert_close(a, b.nan_to_num())
 
 
+def test_rows_that_are_not_contiguous_are_copied() -> None:
+    """As torch does; with gradients."""
+    q, k, v = (
+        random(2, 3, 5, 8, seed=i).detach().mT.contiguous().mT.requires_grad_() for i in range(3)
+    )
+    assert q.stride(-1) != 1
+    got, want = (f(q, k, v, is_causal=True) for f in (ks.scaled_dot_product_attention, theirs))
+    torch.testing.assert_close(got, want)
+    dout = random(*want.shape, seed=9).detach()
+    for mine, other in zip(
+        *(torch.autograd.grad(x, (q, k, v), dout) for x in (got, want)), strict=True
+    ):
+        torch.testing.assert_close(mine, other)
+
+
 def test_it_compiles_whole_at_every_length() -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 

@@ -18,6 +18,7 @@ hf = pytest.importorskip(
 )
 
 from kernelseam.interop import transformers_attention as ours  # noqa: E402
+from kernelseam.interop import transformers_padding as of_rows  # noqa: E402
 from transformers_models import MODELS, compared, inputs, made, padded  # noqa: E402
 
 door.register()
@@ -54,17 +55,17 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any], An
     """(function, options, q) of each attention by ours."""
     found: list[tuple[str, dict[str, Any], Any]] = []
 
-    def counted(name: str) -> Any:
-        function = getattr(ours, name)
+    def counted(home: Any, name: str) -> None:
+        function = getattr(home, name)
 
         def call(q: Any, *rest: Any, **options: Any) -> Any:
             found.append((name, options, q))
             return function(q, *rest, **options)
 
-        return call
+        monkeypatch.setattr(home, name, call)
 
-    for name in ("attention", "attention_varlen"):
-        monkeypatch.setattr(ours, name, counted(name))
+    counted(ours, "attention")
+    counted(of_rows, "attention_varlen")
     return found
 
 
@@ -241,19 +242,6 @@ def test_packed_position_ids(name: str, calls: list[Any]) -> None:
     close(wanted[8:17], alone)  # packed rows do not see each other
 
 
-def test_packed_rows_by_their_offsets() -> None:
-    torch.manual_seed(0)
-    q = torch.randn(1, 4, 6, 8)
-    k, v = torch.randn(2, 1, 2, 6, 8).unbind()
-    told = torch.tensor([0, 4, 6])
-    packed = {"cu_seq_lens_q": told, "cu_seq_lens_k": told, "max_length_q": 4, "max_length_k": 4}
-    found, _ = ours.attention_forward(SimpleNamespace(is_causal=True), q, k, v, None, **packed)
-    mask = (torch.arange(6)[:, None] >= torch.arange(6)) & (told[1] > torch.arange(6)).eq(
-        (told[1] > torch.arange(6))[:, None]
-    )
-    torch.testing.assert_close(found, by_torch(q, k, v, mask[None, None]))
-
-
 def test_a_mask_of_four_axes_is_taken_as_it_is() -> None:
     """Of bool, and added to the scores."""
     given = padded("none")
@@ -348,21 +336,26 @@ def test_masks_say_what_those_of_sdpa_say(pattern: str, place: str, padding: str
     torch.manual_seed(0)
     q = torch.randn(2, 4, queries, 8)
     k, v = torch.randn(2, 2, 2, keys, 8).unbind()
-    result, none = ours.attention_forward(SimpleNamespace(is_causal=causal), q, k, v, found)
+    layer = SimpleNamespace(is_causal=False)  # the mask says whether
+    result, none = ours.attention_forward(layer, q, k, v, found)
     assert none is None
     wanted = by_torch(q, k, v, whole)
-    if causal and mask is not None and found is not None and found.dtype is torch.bool:
+    if causal and mask is not None and found.dtype is torch.bool:
         wanted[~mask[:, 9 - queries :]] = result[~mask[:, 9 - queries :]] = 0
     torch.testing.assert_close(result, wanted, rtol=1e-5, atol=2e-6)
     pure = pattern not in ("chunks", "prefix", "causal, compiled")
-    assert (found is None or found.dim() == 3) == pure
-    assert found is None or not pure or found.stride(1) in (0, keys)
+    assert (found is None or found.dim() == 5) == pure
+    assert found is None or not pure or found.untyped_storage().nbytes() <= 4 * 2 * keys
+    assert (found is None) == bool(pattern == "all" and (mask is None or mask.all()))
 
 
 def test_a_mask_that_was_made_before_is_kept() -> None:
     masking = importlib.import_module("kernelseam.interop.transformers_mask")
-    mask = torch.ones(2, 1, 5, dtype=torch.bool)
-    assert masking.attention_mask(2, 5, 5, attention_mask=mask) is mask
+    made = masking.attention_mask(batch_size=2, q_length=5, kv_length=5)
+    whole = torch.ones(2, 1, 5, 5, dtype=torch.bool)
+    for mask in (made, whole):
+        asked = {"batch_size": 2, "q_length": 5, "kv_length": 5, "attention_mask": mask}
+        assert masking.attention_mask(**asked) is mask
 
 
 # --- refusals

@@ -174,11 +174,10 @@ class _Once(torch.autograd.Function):  # type: ignore[misc]
         )
 
 
-def with_rows(gradient: Tensor) -> Tensor:
-    """A gradient whose last axis is contiguous; that of sum(), which repeats one number, is not."""
-    return (
-        gradient.contiguous() if gradient.shape[-1] > 1 and gradient.stride(-1) != 1 else gradient
-    )
+def with_rows(x: Tensor) -> Tensor:
+    """A tensor with a contiguous last axis, copied where it has another: the gradient of sum(),
+    which repeats one number, and transposed operands have."""
+    return x.contiguous() if x.shape[-1] > 1 and x.stride(-1) != 1 else x
 
 
 def with_matrices(gradient: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_autograd import attention
+from kernelseam.interop.torch_function import with_rows
 from kernelseam.interop.torch_nested import is_jagged
 
 
@@ -31,7 +32,8 @@ def scaled_dot_product_attention(
     key's heads. ``attn_mask`` repeats to [..., H, L, S]: of bool, True where a key takes part, or
     added to the scores (query's dtype or float32). ``is_causal`` begins at the top left: query i
     sees keys 0 … i, also where L and S differ. Nested tensors of layout torch.jagged, [B, H, rows,
-    E], have no mask, and are causal where key is nested as query is.
+    E], have no mask, and are causal where key is nested as query is. Rows that are not contiguous
+    are copied.
 
     Raises InvalidValue for dropout, for a mask beside ``is_causal``, and for shapes that do not fit
     together.
@@ -52,6 +54,7 @@ def scaled_dot_product_attention(
                 "must have 2 axes or more",
                 "Add axes with reshape",
             )
+    query, key, value = (with_rows(x) for x in (query, key, value))
     batch = torch.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
     q, k, v = _heads(query, key, value, batch, enable_gqa)
     options: dict[str, Any] = {"scale": scale}

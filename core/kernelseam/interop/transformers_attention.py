@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from kernelseam.errors import InvalidValue
-from kernelseam.interop.torch_autograd import attention, attention_varlen
+from kernelseam.interop.torch_autograd import attention
+from kernelseam.interop.torch_function import with_rows
+from kernelseam.interop.transformers_options import (
+    check_mask,
+    packed_rows,
+    refuse,
+    selection,
+    sinks_of,
+)
+from kernelseam.interop.transformers_padding import padding_of, sequences_of, unpadded, varlen
+from kernelseam.interop.transformers_pattern import AXES, Pattern, decoded
 
 Tensor = Any
 
@@ -24,93 +34,127 @@ def attention_forward(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
     position_bias: Tensor | None = None,
+    indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    max_length_q: int | None = None,
+    max_length_k: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """query [B, H, S_q, D], key and value [B, H_kv, S_k, D] → ([B, S_q, H, D], None).
 
-    ``attention_mask`` is as ``transformers_mask`` has it; beside it, [B, keys] of padding, and
-    [B, 1 or H, S_q or 1, keys] of bool or to be added to the scores. One of four axes says all of
-    what a query sees; with others, ``is_causal`` (the layer's own where it is None) counts from the
-    last query and the last key. ``s_aux`` are sinks, ``position_bias`` is added to the scores and
-    may have gradients. Packed rows may be given by ``cu_seq_lens_q``, ``cu_seq_lens_k``,
-    ``max_length_q`` and ``max_length_k``. What else a model hands over is not needed.
+    ``attention_mask`` alone says what is hidden, causality and windows too: as
+    ``transformers_pattern`` has it; [B, 1 or H, S_q or 1, keys] of bool, True where a key is seen,
+    or of floats, which are added to the scores; or [B, keys] of bool or integers, 0 at padding.
+    None hides nothing. With the last two, the layer is causal if ``is_causal`` says so, or, where
+    that is None, ``module.is_causal``; False makes a causal pattern see both sides.
+    ``sliding_window`` is what the mask was made of, and is not applied again.
 
-    Where only padding is hidden, and nothing compiles the caller, rows of padding are left out of
-    a causal attention, and their results are 0; without ``is_causal``, keys end at each entry's own
-    length where padding comes last.
+    ``s_aux`` or ``sinks``: [H], or [B, H, S_q, 1] by query. ``position_bias`` is added to the
+    scores and may have gradients. ``indices`` [B, S_q, n] are the only keys that a query sees,
+    ``block_indices`` [B, groups of heads, S_q, n] the only blocks of ``module.indexer.block_size``
+    keys; entries below 0 are none. Packed rows may be given by ``cu_seq_lens_q``,
+    ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k``; a mask of four axes has all that they
+    say.
 
-    Raises InvalidValue for dropout and for ``output_attentions``.
+    Where only padding is hidden, and nothing compiles the caller, rows of padding are left out of a
+    causal attention, and their results are 0; without causality, keys end at each entry's own
+    length where padding comes last. Rows of query, key and value that are not contiguous are
+    copied.
+
+    Raises InvalidValue for dropout, for ``output_attentions``, and, by its name, for any other
+    option that may change the result.
     """
-    if dropout:
-        raise InvalidValue(
-            "dropout",
-            dropout,
-            "must be 0",
-            "Set the config's dropout of attentions to 0 (attention_dropout, "
-            "attention_probs_dropout_prob, dropout_rate), or call model.eval()",
-        )
-    if options.get("output_attentions"):
-        raise InvalidValue(
-            "output_attentions",
-            True,
-            "probabilities are not kept",
-            'Use attn_implementation="eager" for them',
-        )
-    if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
-    asked: dict[str, Any] = {"scale": scaling, "softcap": softcap}
-    if s_aux is not None:
-        asked["sinks"] = s_aux.float()
-    rows = tuple(x.transpose(1, 2) for x in (query, key, value))
+    refuse(dropout, options)
     keys = key.shape[2]
+    rows = tuple(with_rows(x).transpose(1, 2) for x in (query, key, value))
+    shared, per_query = sinks_of(s_aux, sinks, query.shape)
+    mask = selection(indices, block_indices, module, query.shape[1], keys)
+    packed = packed_rows(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+    bias = None if position_bias is None else position_bias[..., :keys]
+    kv_lengths = None
+
+    pattern = _pattern(attention_mask, module, is_causal)
+    seen = None if pattern.keys is None else pattern.keys[:, :keys]
     if attention_mask is not None and attention_mask.dim() == 4:
+        packed = None
         hidden = attention_mask[..., :keys]
-        if hidden.dtype != torch.bool:
-            hidden = _added(hidden, query)
-            position_bias = hidden if position_bias is None else position_bias + hidden
-        else:
-            asked["mask"] = hidden
+        if hidden.dtype == torch.bool:
+            mask = _both(mask, hidden)
             if query.shape[2] == 1 and hidden.shape[1] == 1:
-                asked["kv_lengths"] = _last_seen(hidden)
-        is_causal = False
-    elif attention_mask is not None:
-        folded = attention_mask if attention_mask.dim() == 3 else attention_mask.bool()[:, None]
-        folded = folded[..., :keys]
-        if folded.shape[1] > 1:
-            left = folded.shape[1] - 2
-            asked["window"] = (left, None if is_causal else left)
-        asked["causal"] = is_causal
-        if folded.dtype == torch.int32:
-            return _varlen(rows, _sequences(folded), asked), None
-        if folded.dtype == torch.int8:
-            asked["mask"] = (folded[:, :1] == 1)[:, None]
-            asked["kv_lengths"] = (folded[:, 0] >= 0).sum(-1, dtype=torch.int32)
-        elif torch.compiler.is_compiling() or query.shape[2] == 1 or position_bias is not None:
-            asked["mask"] = folded[:, None, :1]
+                kv_lengths = _last_seen(hidden)
         else:
-            padding = _padding(folded, query.shape[2])
-            if is_causal and (padding.whole or "window" not in asked):
-                return _unpadded(rows, padding, asked), None
-            if padding.last and "window" not in asked:  # which lengths would shift
-                asked["kv_lengths"] = padding.lengths
+            bias = hidden if bias is None else bias + hidden
+
+    asked: dict[str, Any] = {"scale": scaling, "softcap": softcap, "causal": pattern.causal}
+    if pattern.left is not None:
+        asked["window"] = (pattern.left, None if pattern.causal else pattern.left)
+    if shared is not None:
+        asked["sinks"] = shared
+    # what rows of one list cannot have
+    dense = mask is not None or bias is not None or per_query is not None
+    if packed is not None:
+        if dense or (seen is not None and seen.dtype != torch.int32):
+            raise InvalidValue(
+                "cu_seq_lens_q",
+                "given",
+                "packed rows have no padding, no bias, no selection and no sinks by query",
+                "Leave it out, or pass a mask of four axes",
+            )
+        return varlen(rows, packed, asked), None
+    if seen is not None:
+        dense |= torch.compiler.is_compiling()
+        if seen.dtype == torch.int32:
+            if not dense:
+                return varlen(rows, sequences_of(attention_mask, seen), asked), None
+            mask = _both(mask, (seen[:, -query.shape[2] :, None] == seen[:, None])[:, None])
+        elif seen.dtype == torch.int8:
+            mask = _both(mask, (seen == 1)[:, None, None])
+            kv_lengths = (seen >= 0).sum(-1, dtype=torch.int32)
+        elif dense or query.shape[2] == 1:
+            mask = _both(mask, seen[:, None, None])
+        else:
+            padding = padding_of(attention_mask, seen, query.shape[2])
+            if pattern.causal and (padding.whole or pattern.left is None):
+                return unpadded(rows, padding, asked), None
+            if padding.last and pattern.left is None:  # which lengths would shift
+                kv_lengths = padding.lengths
             else:
-                asked["mask"] = folded[:, None, :1]
-    else:
-        if sliding_window is not None and keys > sliding_window:
-            left = sliding_window - 1
-            asked["window"] = (left, None if is_causal else left)
-        asked["causal"] = is_causal
-        if (packed := _packed_rows(options)) is not None:
-            return _varlen(rows, packed, asked), None
-    if position_bias is not None:
-        asked["bias"] = _added(position_bias[..., :keys], query)
-    return attention(*rows, layout="bshd", **asked), None
+                mask = seen[:, None, None]
+
+    given = {"mask": mask, "bias": _added(bias, query), "kv_lengths": kv_lengths}
+    asked |= {n: x for n, x in given.items() if x is not None}
+    if per_query is None:
+        return attention(*rows, layout="bshd", **asked), None
+    result, lse = attention(*rows, layout="bshd", return_lse=True, **asked)
+    return _with_sinks(result, lse, per_query), None
 
 
-def _added(bias: Tensor, query: Tensor) -> Tensor:
+def _pattern(mask: Tensor | None, module: Any, is_causal: bool | None) -> Pattern:
+    """What a mask says by its pattern; nothing where it has four axes."""
+    if mask is None or mask.dim() == 2:
+        causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+        check_mask(mask)
+        return Pattern(None if mask is None else mask.bool(), bool(causal))
+    if mask.dim() == AXES:
+        pattern = decoded(mask)
+        return pattern._replace(causal=False) if is_causal is False else pattern
+    check_mask(mask)
+    return Pattern(None, False)
+
+
+def _both(one: Tensor | None, other: Tensor) -> Tensor:
+    return other if one is None else one & other
+
+
+def _added(bias: Tensor | None, query: Tensor) -> Tensor | None:
     """Of a dtype that scores are added in."""
-    return bias if bias.dtype in (torch.float32, query.dtype) else bias.to(query.dtype)
+    if bias is None or bias.dtype in (torch.float32, query.dtype):
+        return bias
+    return bias.to(query.dtype)
 
 
 def _last_seen(mask: Tensor) -> Tensor:
@@ -120,103 +164,7 @@ def _last_seen(mask: Tensor) -> Tensor:
     return (mask[:, 0, 0] * place).amax(-1).to(torch.int32)
 
 
-class _Packed(NamedTuple):
-    """Rows of sequences one after the other."""
-
-    offsets_q: Tensor
-    offsets_k: Tensor
-    longest_q: int
-    longest_k: int
-
-
-def _packed_rows(options: dict[str, Any]) -> _Packed | None:
-    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-    q, k, longest_q, longest_k = (options.get(n) for n in names)
-    if q is None or k is None or longest_q is None or longest_k is None:
-        return None
-    return _Packed(q.to(torch.int32), k.to(torch.int32), longest_q, longest_k)
-
-
-def _varlen(rows: tuple[Tensor, ...], packed: _Packed, asked: dict[str, Any]) -> Tensor:
-    """All rows of a batch as one list."""
-    q, k, v = (x.reshape(-1, *x.shape[2:]) for x in rows)
-    result = attention_varlen(
-        q,
-        k,
-        v,
-        packed.offsets_q,
-        packed.offsets_k,
-        packed.longest_q,
-        packed.longest_k,
-        **asked,
-    )
-    return result.view(*rows[0].shape[:2], *result.shape[1:])
-
-
-class _Padding(NamedTuple):
-    """Which rows are left where padding is taken out. ``whole``: none of it lies between others;
-    ``last``: all of it comes after the others."""
-
-    whole: bool
-    last: bool
-    lengths: Tensor
-    indices_q: Tensor
-    indices_k: Tensor
-    packed: _Packed
-
-
-def _padding(mask: Tensor, queries: int) -> _Padding:
-    """Of [B, window, keys], of which the last are the queries' own. The layers of a model share
-    the mask, and so the answer, which a device makes the host wait for."""
-    known = getattr(mask, "_kernelseam_padding", None)
-    if known is not None and known[0] == (mask._version, queries):
-        return known[1]  # type: ignore[no-any-return]
-    seen = mask[:, 0]
-    of_queries = seen[:, -queries:]
-    starts = seen[:, 1:] & ~seen[:, :-1]
-    counts = [x.sum(-1, dtype=torch.int32) for x in (of_queries, seen)]
-    begins = starts.sum(-1) + seen[:, 0]
-    facts = torch.stack([counts[0].max(), counts[1].max(), begins.max(), starts.sum()]).tolist()
-    result = _Padding(
-        whole=facts[2] <= 1,
-        last=facts[3] == 0,
-        lengths=counts[1],
-        indices_q=of_queries.flatten().nonzero().flatten(),
-        indices_k=seen.flatten().nonzero().flatten(),
-        packed=_Packed(_offsets(counts[0]), _offsets(counts[1]), facts[0], facts[1]),
-    )
-    mask._kernelseam_padding = ((mask._version, queries), result)
-    return result
-
-
-def _offsets(lengths: Tensor) -> Tensor:
-    return torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-
-
-def _unpadded(rows: tuple[Tensor, ...], padding: _Padding, asked: dict[str, Any]) -> Tensor:
-    """By rows that are no padding; the others' results are 0."""
-    places = (padding.indices_q, padding.indices_k, padding.indices_k)
-    q, k, v = (x.reshape(-1, *x.shape[2:])[i] for x, i in zip(rows, places, strict=True))
-    result = attention_varlen(q, k, v, *padding.packed, **asked)
-    queries = rows[0]
-    whole = result.new_zeros((queries.shape[0] * queries.shape[1], *result.shape[1:]))
-    return whole.index_copy(0, padding.indices_q, result).view(
-        *queries.shape[:2], *result.shape[1:]
-    )
-
-
-def _sequences(numbers: Tensor) -> _Packed:
-    """Of [B, window, rows]: where the number changes, and where an entry ends, a sequence ends.
-    Kept with the tensor, as the layers of a model share it."""
-    known = getattr(numbers, "_kernelseam_packed", None)
-    if known is not None and known[0] == numbers._version:
-        return known[1]  # type: ignore[no-any-return]
-    of_rows = numbers[:, 0]
-    first = torch.ones_like(of_rows, dtype=torch.bool)
-    first[:, 1:] = of_rows[:, 1:] != of_rows[:, :-1]
-    begins = first.flatten().nonzero().flatten()
-    offsets = torch.nn.functional.pad(begins, (0, 1), value=of_rows.numel()).to(torch.int32)
-    longest = int(offsets.diff().max())
-    result = _Packed(offsets, offsets, longest, longest)
-    numbers._kernelseam_packed = (numbers._version, result)
-    return result
+def _with_sinks(result: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """A result [B, S_q, H, D] whose softmax has one more score without a value, [B, H, S_q, 1]."""
+    kept = torch.sigmoid(lse - sinks[..., 0]).transpose(1, 2)[..., None]
+    return (result * kept).to(result.dtype)

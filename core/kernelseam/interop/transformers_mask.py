@@ -1,35 +1,36 @@
 """Masks that our attention takes from Transformers' models. Imports torch and Transformers.
 
-A mask that follows a pattern is encoded in few elements:
-
-- None: all keys, or the causal ones where the layer is causal; the last query meets the last key.
-- [batch, left + 2, keys], of stride 0 along its second axis: padding, by key. The extent of that
-  axis is a window's: keys up to ``left`` before the query are seen (on both sides in an encoder); 1
-  is no window. Of bool: True where a key is no padding. Of int8: 1 where a key is seen, 0 where it
-  is padding, −1 where a cache of fixed length holds none yet. Of int32: the number of the packed
-  sequence that a row belongs to.
-- [batch, 1, queries, keys] of bool: any other pattern, as Transformers makes it for SDPA.
+- None, as for eager attention: nothing is hidden.
+- [batch, sides, extent, 1, keys] for causality, windows, padding and packed rows:
+  ``transformers_pattern``.
+- [batch, 1, queries, keys] of bool for any other pattern, as Transformers makes it for SDPA.
+- The same of floats, as Transformers makes it for eager attention, for a model that supports
+  neither SDPA nor FlashAttention: what such a model does with its mask is written for that one.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+from transformers import PreTrainedModel, masking_utils
+from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
 from kernelseam.errors import InvalidValue
+from kernelseam.interop.transformers_pattern import Pattern, encoded
 
 Tensor = Any
 
 
 def attention_mask(
+    *,
     batch_size: int,
-    q_length: int,
     kv_length: int,
+    q_length: int = 0,
     q_offset: Any = 0,
+    cache_position: Tensor | None = None,
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Tensor | None = None,
@@ -37,84 +38,127 @@ def attention_mask(
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
     config: Any = None,
-    device: Any = "cpu",
+    device: Any = None,
     **options: Any,
 ) -> Tensor | None:
     """What ``transformers.masking_utils.sdpa_mask`` says, in as few elements as it takes.
 
-    Queries are at ``q_offset`` + i, an int or, with a cache of fixed length, a tensor; keys at
-    ``kv_offset`` + j. ``attention_mask`` is [batch, positions], False where one is padding, or what
-    this function made before, which is returned.
+    Queries are at ``q_offset`` + i, an int or, with a cache of fixed length, a tensor (or, in an
+    older Transformers, at ``cache_position``); keys at ``kv_offset`` + j. ``attention_mask`` is
+    [batch, positions], False where one is padding, or what this function made before, which is
+    returned.
 
     Raises InvalidValue for a model whose attention is its own code: Transformers takes any name
     where such a model is made, and the model would misread the mask.
     """
-    if config is not None:
-        _refuse_own_attention(config)
+    support = _Support() if config is None else _support(config)
     if attention_mask is not None and attention_mask.dim() != 2:
         return attention_mask
-    lengths = {"q_length": q_length, "kv_length": kv_length, "kv_offset": kv_offset}
-    window = _window(mask_function, local_size, allow_is_bidirectional_skip, config)
-    pure = allow_is_causal_skip or allow_is_bidirectional_skip
-    if pure and window is not None:
-        extent = window if local_size is not None and kv_length > window - 1 else 1
-        padding = _padding(attention_mask, kv_length, kv_offset)
-        if allow_is_bidirectional_skip:
-            return _folded(padding, None, batch_size, kv_length, extent, device)
-        end = q_offset + q_length - kv_offset
-        if isinstance(end, torch.Tensor) or 0 < end <= kv_length:
-            behind = None if not isinstance(end, torch.Tensor) and end == kv_length else end
-            return _folded(padding, behind, batch_size, kv_length, extent, device)
-    elif (packed := _packed(mask_function, local_size)) is not None:
-        sequences, window = packed
-        return sequences.to(torch.int32)[:, None].expand(-1, window, -1)
-    return sdpa_mask(
-        batch_size,
-        q_offset=q_offset,
-        mask_function=mask_function,
-        attention_mask=attention_mask,
-        local_size=local_size,
-        allow_is_causal_skip=False,
-        allow_is_bidirectional_skip=False,
-        device=device,
-        **lengths,
+    if cache_position is None:
+        where = {"q_length": q_length, "q_offset": q_offset, "device": device}
+    else:
+        where, device = {"cache_position": cache_position}, cache_position.device
+        q_length = cache_position.shape[0]
+    dense = {
+        "batch_size": batch_size,
+        "kv_length": kv_length,
+        "kv_offset": kv_offset,
+        "mask_function": mask_function,
+        "attention_mask": attention_mask,
+        "local_size": local_size,
+        **where,
         **options,
-    )
+    }
+    if not (support.sdpa or support.flash):
+        skip = allow_is_bidirectional_skip
+        return eager_mask(**dense, allow_is_bidirectional_skip=skip)
+    if allow_is_bidirectional_skip:
+        known, left = _window(mask_function, local_size, True, config)
+        if known and (left is None or q_length == kv_length):
+            padding = _padding(attention_mask, kv_length, kv_offset)
+            pattern = Pattern(padding, False, _hiding(left, kv_length))
+            if padding is None and pattern.left is None:
+                return None
+            return encoded(pattern, batch_size, kv_length, device)
+    elif allow_is_causal_skip:
+        known, left = _window(mask_function, local_size, False, config)
+        if cache_position is not None:
+            q_offset = cache_position[0] if _traced() else int(cache_position[0])
+        end = q_offset + q_length - kv_offset
+        fixed = isinstance(end, torch.Tensor)
+        if known and (fixed or 0 < end <= kv_length):
+            keys = _padding(attention_mask, kv_length, kv_offset)
+            if fixed or end != kv_length:
+                keys = _held(keys, end, batch_size, kv_length, device)
+            pattern = Pattern(keys, True, _hiding(left, kv_length))
+            return encoded(pattern, batch_size, kv_length, device)
+    elif support.flash and (packed := _packed(mask_function, local_size)) is not None:
+        sequences, left = packed
+        pattern = Pattern(sequences.to(torch.int32), True, left)
+        return encoded(pattern, batch_size, kv_length, device)
+    return sdpa_mask(**dense, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
 
 
-def _refuse_own_attention(config: Any) -> None:
+class _Support(NamedTuple):
+    """Which attentions of Transformers' own a model says that it supports."""
+
+    sdpa: bool = True
+    flash: bool = True
+
+
+def _support(config: Any) -> _Support:
+    """Raises InvalidValue for a model with an attention of its own."""
     text = getattr(config, "get_text_config", None)
-    if text is not None and text() is not config:
-        return  # the parts have their own
     home = type(config).__module__
-    if not _asks_for_attentions(home.replace(".configuration_", ".modeling_"), home):
+    found: _Support | None = _supported(home.replace(".configuration_", ".modeling_"), home, type(config).__name__)
+    if found is None:
+        if text is not None and text() is not config:
+            return _Support()  # the parts have their own
         raise InvalidValue(
             "attn_implementation",
             "kernelseam",
             f"{type(config).__name__}'s model has an attention of its own in Transformers",
             "Leave it out",
         )
+    return found
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _asks_for_attentions(module: str, of_config: str) -> bool:
-    """Whether a model's module has the table of attentions; one that is not found may."""
+def _supported(module: str, of_config: str, config: str) -> _Support | None:
+    """By the classes of a model's module that are made of this kind of config, or by all of them.
+    None where the module does not have the table of attentions; one that is not found may."""
     loaded = None if module == of_config else sys.modules.get(module)
-    return loaded is None or hasattr(loaded, "ALL_ATTENTION_FUNCTIONS")
+    if loaded is None:
+        return _Support()
+    if not hasattr(loaded, "ALL_ATTENTION_FUNCTIONS"):
+        return None
+    models: list[Any] = [
+        x
+        for x in vars(loaded).values()
+        if isinstance(x, type) and issubclass(x, PreTrainedModel) and x.__module__ == module
+    ]
+    own = [x for x in models if getattr(x.config_class, "__name__", None) == config] or models
+    return _Support(any(x._supports_sdpa for x in own), any(x._supports_flash_attn for x in own))
 
 
 def _window(
     mask_function: Any, local_size: int | None, bidirectional: bool, config: Any
-) -> int | None:
-    """The extent that stands for the window of a pattern, given that it has no addition; None where
-    it is no window."""
+) -> tuple[bool, int | None]:
+    """Whether a pattern, given that it has no addition, is a window or has none, and how many keys
+    before its own a query sees in that."""
     if local_size is None:
-        known = bidirectional_mask_function if bidirectional else causal_mask_function
-        return 1 if mask_function is known else None
+        # without a function of its own, a Transformers does not ask for what sees both sides
+        both = getattr(masking_utils, "bidirectional_mask_function", None)
+        return mask_function is (both if bidirectional else causal_mask_function), None
     if getattr(config, "attention_chunk_size", None) is not None:
-        return None  # local_size is the size of chunks, or may be
+        return False, None  # local_size is the size of chunks, or may be
     # a causal window counts the query's own key, a bidirectional one does not
-    return local_size + (2 if bidirectional else 1)
+    return True, local_size - (0 if bidirectional else 1)
+
+
+def _hiding(left: int | None, keys: int) -> int | None:
+    """A window, where it hides any of so many keys."""
+    return left if left is not None and left + 1 < keys else None
 
 
 def _padding(mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:
@@ -131,26 +175,18 @@ def _padding(mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | No
     return mask
 
 
-def _folded(
-    padding: Tensor | None, end: Any, batch: int, keys: int, extent: int, device: Any
-) -> Tensor | None:
-    """``padding`` with the number of keys that there are, if there may be less than ``keys``."""
-    if end is None:
-        if padding is None:
-            if extent == 1:
-                return None
-            padding = torch.ones((batch, keys), dtype=torch.bool, device=device)
-    else:
-        there = torch.arange(keys, device=device) < end
-        seen = there if padding is None else there & padding
-        padding = (seen.to(torch.int8) - (~there).to(torch.int8)).expand(batch, keys)
-    return padding[:, None].expand(-1, extent, -1)
+def _held(padding: Tensor | None, end: Any, batch: int, keys: int, device: Any) -> Tensor:
+    """[batch, keys] of int8: ``padding`` with which keys a cache holds, of which ``end`` is the
+    number."""
+    held = torch.arange(keys, device=device) < end
+    seen = held if padding is None else held & padding
+    return (seen.to(torch.int8) - (~held).to(torch.int8)).expand(batch, keys)
 
 
-def _packed(mask_function: Any, local_size: int | None) -> tuple[Tensor, int] | None:
-    """The sequences [batch, rows] that Transformers found in position_ids, and the extent of their
-    window. It hands them over inside of its mask function alone; None where that holds anything
-    else, or the caller is compiled."""
+def _packed(mask_function: Any, local_size: int | None) -> tuple[Tensor, int | None] | None:
+    """The sequences [batch, rows] that Transformers found in position_ids, and their window. It
+    hands them over inside of its mask function alone; None where that holds anything else, or the
+    caller is compiled."""
     if _traced():
         return None
     sequences, inner = None, None
@@ -165,11 +201,11 @@ def _packed(mask_function: Any, local_size: int | None) -> tuple[Tensor, int] | 
     if sequences is None:
         return None
     if inner is causal_mask_function:
-        return sequences, 1
+        return sequences, None
     match _parts(inner, "and_masks"):
         case {"mask_functions": (overlay, causal)} if causal is causal_mask_function:
             window = _parts(overlay, "sliding_window_overlay").get("sliding_window")
-            return None if window is None or window != local_size else (sequences, window + 1)
+            return None if window is None or window != local_size else (sequences, window - 1)
     return None
 
 
