@@ -60,7 +60,7 @@ def stands_for_others(arrays: Iterable[object]) -> bool:
     """Whether tensors have no memory because torch traces the call: under a transform of
     torch.func, with all of them on torch's device "meta", or of classes that dispatch for
     themselves (fake and functional tensors), all of them or under a mode that takes care of the
-    rest. Nested tensors stand for themselves."""
+    rest. A DTensor stands for its shards. Nested tensors stand for themselves."""
     torch: Any = sys.modules.get("torch")
     plain: Any = getattr(torch, "Tensor", None)
     tensors: list[Any] = [x for x in arrays if plain is not None and isinstance(x, plain)]
@@ -69,6 +69,9 @@ def stands_for_others(arrays: Iterable[object]) -> bool:
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return True
     if all(x.is_meta for x in tensors):
+        return True
+    dtensor: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    if any(isinstance(x, dtensor) for x in tensors):
         return True
     dispatching = [type(x).__torch_dispatch__ is not plain.__torch_dispatch__ for x in tensors]
     return all(dispatching) or (any(dispatching) and torch._C._len_torch_dispatch_stack() > 0)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from kernelseam.errors import InvalidValue
+from kernelseam.interop.torch_library.sharding import check_alike, tell
 from kernelseam.interop.torch_library.transforms import transformed
 
 Tensor = Any
@@ -49,12 +50,15 @@ def define(
     if batched is not None:
         torch.library.register_vmap(qualified, batched, lib=LIBRARY)
     operator: Callable[..., Any] = getattr(torch.ops.kernelseam, name).default
+    tell(name)
     if backward is None:
         return operator
     under_transforms = transformed(operator, setup, backward, batched)
 
     def call(*tensors: Tensor | None, **options: Any) -> Any:
+        tell(name)
         if not torch.compiler.is_compiling():
+            check_alike(name, tensors)
             transform = _interpreter()
             if transform is not None and transform.key() != _FUNCTIONALIZE:
                 return under_transforms(*tensors, **options)

@@ -1,0 +1,287 @@
+"""How operators are sharded: DTensors along the axes of which each entry is computed alone.
+
+``RULES`` says of every operator how the axes of its tensors are called, a letter each, and which
+letters may be sharded. Along such a letter, tensors that have it are sharded on that axis, inputs
+that lack it are replicated, and results that sum over it are partial sums. torch expands this to
+meshes of any number of dimensions, and redistributes inputs that lie otherwise.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernelseam.errors import InvalidValue
+
+Shape = Sequence[int]
+Shapes = Mapping[str, Shape]
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The axes of a result, and the letters it sums over."""
+
+    axes: str
+    sums: str = ""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """``axes``: those of the inputs that are given, by name; "." is an axis that is never sharded.
+    ``letters``: along which all may be sharded."""
+
+    axes: Mapping[str, str]
+    results: Sequence[Result]
+    letters: str
+
+
+Rule = Callable[[Shapes, Options], Sharding]
+_NONE = Result("")
+"""Of what stands for a result that was not asked for."""
+
+
+def _repeating(shape: Shape, plane: str) -> str:
+    """The axes of what repeats to ``plane`` from the left and along axes of extent 1."""
+    letters = plane[len(plane) - len(shape) :]
+    return "".join("." if n == 1 else x for n, x in zip(shape, letters, strict=True))
+
+
+def _dense(options: Options, default: str = "bhsd") -> tuple[str, str]:
+    """The axes of queries and of keys."""
+    return ("BHSD", "BHLD") if options.get("layout", default) == "bhsd" else ("BSHD", "BLHD")
+
+
+_PLANES = {"bias": "BHSL", "mask": "BHSL", "alibi_slopes": "BH", "sinks": "H",
+           "prefix_lengths": "B", "kv_lengths": "B"}  # fmt: skip
+
+
+def _attention(q: str, k: str, lse: str, letters: str, shapes: Shapes, options: Options) -> Any:
+    """(inputs' axes, those of keys, letters). One head of keys is every query head's. Scales, which
+    may be of blocks, are not sharded."""
+    keys = shapes["k"] if "k" in shapes else shapes["k_pages"]
+    if keys[k.index("H")] == 1:
+        k = k.replace("H", ".")
+    axes = {"q": q, "k": k, "v": k, "k_pages": k, "v_pages": k, "block_table": "B.", "dout": q,
+            "out": q, "dlse": lse, "lse": lse}  # fmt: skip
+    axes |= {n: _repeating(shapes[n], p) for n, p in _PLANES.items() if n in shapes}
+    if any(n.endswith("_scales") for n in shapes):
+        letters = ""
+    return {n: axes.get(n, "." * len(x)) for n, x in shapes.items()}, k, letters
+
+
+def _forward(q: str, k: str, lse: str, letters: str, shapes: Shapes, options: Options) -> Sharding:
+    axes, _, letters = _attention(q, k, lse, letters, shapes, options)
+    asked = options.get("return_lse", True)
+    return Sharding(axes, (Result(q), Result(lse) if asked else _NONE), letters)
+
+
+def _backward(q: str, k: str, lse: str, letters: str, shapes: Shapes, options: Options) -> Sharding:
+    axes, k, letters = _attention(q, k, lse, letters, shapes, options)
+    results = [Result(q), *[Result(k, _lacking(k))] * 2]
+    for name, asked in (("bias", "bias_gradient"), ("sinks", "sink_gradient")):
+        wanted = options[asked] and name in axes
+        results.append(Result(axes[name], _lacking(axes[name])) if wanted else _NONE)
+    return Sharding(axes, results, letters)
+
+
+def _lacking(axes: str) -> str:
+    """Along which an operand of attention repeats, so that its gradient is summed."""
+    return "".join(x for x in "BH" if x not in axes)
+
+
+def _paged(shapes: Shapes, options: Options) -> Sharding:
+    packed = "cu_seqlens_q" in shapes
+    q = "THD" if packed else _dense(options, "bshd")[0]
+    pages = ".LHD" if options.get("kv_layout", "nhd") == "nhd" else ".HLD"
+    letters, lse = ("H", "HT") if packed else ("BH", "BHS")
+    return _forward(q, pages, lse, letters, shapes, options)
+
+
+def _product(shapes: Shapes, options: Options) -> tuple[dict[str, str], str, str]:
+    """(the factors' axes, the product's, letters)."""
+    batch = "BH"[: len(shapes["a"]) - 2]
+    a = batch + ("KM" if options.get("a_transposed") else "MK")
+    b = batch + ("NK" if options.get("b_transposed") else "KN")
+    scaled = any(n.endswith("_scales") for n in shapes)
+    return {"a": a, "b": b}, f"{batch}MN", "" if scaled else f"{batch}MN"
+
+
+def _gemm(shapes: Shapes, options: Options) -> Sharding:
+    axes, c, letters = _product(shapes, options)
+    if "bias" in shapes:
+        axes["bias"] = _repeating(shapes["bias"], c[:-2] + "N")
+    if "residual" in shapes:
+        axes["residual"] = _repeating(shapes["residual"], c)
+    axes = {n: axes.get(n, "." * len(x)) for n, x in shapes.items()}
+    sums = "K" if letters and not {"bias", "residual"} & {*shapes} else ""
+    return Sharding(axes, [Result(c, sums)], letters + sums)
+
+
+def _gemm_bwd(shapes: Shapes, options: Options) -> Sharding:
+    axes, c, letters = _product(shapes, options)
+    da = Result(axes["a"], "N") if options["a_gradient"] else _NONE
+    db = Result(axes["b"], "M") if options["b_gradient"] else _NONE
+    return Sharding({"dc": c, **axes}, [da, db], letters + "K")
+
+
+def _qkv(shapes: Shapes, options: Options) -> Sharding:
+    """Not by heads: the weight has those of q, k and v one after the other."""
+    input = "BSC"[3 - len(shapes["input"]) :]
+    axes = {"input": input, "weight": "RC", "bias": "R"}
+    if "positions" in shapes:
+        axes["positions"] = "BS"[2 - len(shapes["positions"]) :]
+    axes = {n: axes.get(n, "." * len(x)) for n, x in shapes.items()}
+    one = input.removesuffix("SC") + _dense(options)[0][1:]
+    letters = "B" if "cos" in shapes else "BS"  # whose rows begin at first_position
+    return Sharding(axes, [Result(one)] * 3, letters)
+
+
+def _qkv_bwd(shapes: Shapes, options: Options) -> Sharding:
+    one = _dense(options)[0][4 - len(shapes["dq"]) :]
+    input = "BSC" if len(one) == 4 else "SC"
+    axes = {"dq": one, "dk": one, "dv": one, "input": input, "weight": "RC"}
+    wanted = (options["input_gradient"], options["weight_gradient"], options["has_bias"])
+    results = Result(input), Result("RC", "BS"), Result("R", "BS")
+    return Sharding(
+        {n: axes[n] for n in shapes},
+        [r if w else _NONE for r, w in zip(results, wanted, strict=True)],
+        "BSC",
+    )
+
+
+def _rows_of_heads(shapes: Shapes, options: Options) -> tuple[str, str]:
+    """The axes of attn_out and of the projection's result."""
+    axes = len(shapes["attn_out"])
+    attn_out = _dense(options)[0] if axes == 4 else "BSH"[3 - axes :]
+    return attn_out, "BSN" if axes > 2 else "SN"
+
+
+def _output(shapes: Shapes, options: Options) -> Sharding:
+    attn_out, out = _rows_of_heads(shapes, options)
+    axes = {"attn_out": attn_out, "weight": "NH", "bias": "N", "residual": out}
+    sums = "" if {"bias", "residual"} & {*shapes} else "H"
+    return Sharding({n: axes[n] for n in shapes}, [Result(out, sums)], "BSN" + sums)
+
+
+def _output_bwd(shapes: Shapes, options: Options) -> Sharding:
+    attn_out, out = _rows_of_heads(shapes, options)
+    axes = {"d_output": out, "attn_out": attn_out, "weight": "NH"}
+    wanted = (options["input_gradient"], options["weight_gradient"], options["has_bias"])
+    results = Result(attn_out, "N"), Result("NH", "BS"), Result("N", "BS")
+    return Sharding(
+        {n: axes[n] for n in shapes},
+        [r if w else _NONE for r, w in zip(results, wanted, strict=True)],
+        "BSNH",
+    )
+
+
+def _merge(shapes: Shapes, options: Options) -> Sharding:
+    return Sharding({"outs": ".BHSD", "lses": ".BHS"}, [Result("BHSD"), Result("BHS")], "BHS")
+
+
+RULES: dict[str, Rule] = {
+    "attention": lambda s, o: _forward(*_dense(o), "BHS", "BH", s, o),
+    "attention_bwd": lambda s, o: _backward(*_dense(o), "BHS", "BH", s, o),
+    "attention_varlen": lambda s, o: _forward("THD", "LHD", "HT", "H", s, o),
+    "attention_varlen_bwd": lambda s, o: _backward("THD", "LHD", "HT", "H", s, o),
+    "attention_paged": _paged,
+    **dict.fromkeys(("bmm", "matmul2d"), _gemm),
+    **dict.fromkeys(("bmm_bwd", "matmul2d_bwd"), _gemm_bwd),
+    "fused_qkv_projection": _qkv,
+    "fused_qkv_projection_bwd": _qkv_bwd,
+    "fused_output_projection_residual": _output,
+    "fused_output_projection_residual_bwd": _output_bwd,
+    "merge_states": _merge,
+}
+
+
+_told: set[str] = set()
+
+
+def tell(name: str) -> bool:
+    """Tell torch an operator's rule, once torch.distributed.tensor is imported: that takes a second
+    or two, and is the caller's to do."""
+    if name in _told or name not in RULES or "torch.distributed.tensor" not in sys.modules:
+        return True
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+
+    operator = getattr(torch.ops.kernelseam, name).default
+    arguments = operator._schema.arguments
+    # All options are part of the key under which torch keeps what a rule said.
+    options = [a.name for a in arguments if a.kwarg_only]
+    info = RuntimeSchemaInfo(len(arguments) - len(options), options)
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    propagator.register_op_strategy(operator, _strategy(RULES[name]), info)
+    _told.add(name)
+    return True
+
+
+def check_alike(name: str, tensors: Sequence[Any]) -> None:
+    """Refuse tensors beside DTensors, where torch would not take them for replicated ones."""
+    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    if dtensor is None or dtensor._op_dispatcher._allow_implicit_replication:
+        return
+    given = [(i, x) for i, x in enumerate(tensors) if isinstance(x, torch.Tensor)]
+    plain = [i for i, x in given if not isinstance(x, dtensor)]
+    if 0 < len(plain) < len(given):
+        arguments = getattr(torch.ops.kernelseam, name).default._schema.arguments
+        raise InvalidValue(
+            arguments[plain[0]].name,
+            "a tensor of this rank",
+            "must be a DTensor, as other operands are",
+            "Pass distribute_tensor(x, mesh, placements), or to_local() of the others",
+        )
+
+
+tell._dynamo_marked_constant = True  # type: ignore[attr-defined]
+"""Dynamo calls it while it traces."""
+
+
+def _strategy(rule: Rule) -> Callable[[Any], Any]:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor._op_schema import OpStrategy
+    from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy
+
+    def placed(axes: str, letter: str, sums: str = "") -> Any:
+        if letter and letter in axes:
+            return Shard(axes.index(letter))
+        return Partial() if letter and letter in sums else Replicate()
+
+    def strategy(schema: Any) -> Any:
+        named = zip(schema.op._schema.arguments, schema.args_schema, strict=False)
+        shapes = {a.name: tuple(x.shape) for a, x in named if isinstance(x, OpStrategy)}
+        sharding = rule(shapes, schema.kwargs_schema)
+        inputs = list(sharding.axes.values())
+
+        def placements(letter: str) -> list[Any]:
+            of_results = [placed(r.axes, letter, r.sums) for r in sharding.results]
+            return of_results + [placed(axes, letter) for axes in inputs]
+
+        def even(specs: Sequence[Any], results: Any) -> bool:
+            """Whether all shards of a letter have the same entries: where it is of extents that
+            differ, as heads are that share keys, they must be even."""
+            for letter in sharding.letters:
+                extents = {
+                    (shape[axes.index(letter)], spec.num_shards_map[axes.index(letter)])
+                    for shape, axes, spec in zip(shapes.values(), inputs, specs, strict=True)
+                    if letter in axes
+                }
+                if len({n for n, _ in extents}) > 1 and any(n % shards for n, shards in extents):
+                    return False
+            return True
+
+        return expand_to_full_mesh_op_strategy(
+            schema.get_mesh_from_args(),
+            schema,
+            [placements(letter) for letter in ("", *sharding.letters)],
+            input_index=len(sharding.results),
+            is_valid_strategy_cb=even,
+        )
+
+    return strategy
