@@ -101,6 +101,13 @@ KS_DEVICE void next_kernel_launch() { asm volatile("griddepcontrol.launch_depend
 template<int N> KS_DEVICE void registers_dealloc() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
 template<int N> KS_DEVICE void registers_alloc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
 
+// Whether this thread is the one of its warp that is chosen, always the same one; the compiler knows that it is one.
+KS_DEVICE bool elected() {
+  int x;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(x) :: "memory");
+  return x;
+}
+
 // ---- TMA: tiles of a tensor that a map describes, by coordinates, the contiguous axis first
 
 struct alignas(64) TensorMap { u64 opaque[16]; };
@@ -114,6 +121,12 @@ KS_DEVICE void tma_load(u32 to, const TensorMap& map, u32 barrier, int x0, int x
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
       :: "r"(to), "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
+}
+// Of a map with five axes.
+KS_DEVICE void tma_load_5d(u32 to, const TensorMap& map, u32 barrier, int x0, int x1, int x2, int x3, int x4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4) : "memory");
 }
 // The same with a policy for the L2 cache.
 KS_DEVICE void tma_load(u32 to, const TensorMap& map, u32 barrier, int x0, int x1, int x2, int x3, u64 policy) {

@@ -23,7 +23,9 @@ KS_DEVICE u32 descriptor_k_major(u32 address) { return 1u << 16 | (address & 0x3
 KS_DEVICE u32 descriptor_mn_major(u32 address, int panel) { return panel >> 4 << 16 | (address & 0x3ffff) >> 4; }
 KS_DEVICE u32 advanced(u32 descriptor, int bytes) { return descriptor + (bytes >> 4); }
 // A whole descriptor: the compiler then adds to one base where a product has many, and moves no high half for each.
-KS_DEVICE u64 whole(u32 descriptor) { return (u64)0x40000040 << 32 | descriptor; }
+template<int EIGHT_ROWS = 1024> KS_DEVICE u64 whole(u32 descriptor) {
+  return (u64)(0x40000000 | EIGHT_ROWS / 16) << 32 | descriptor;
+}
 KS_DEVICE u64 advanced(u64 descriptor, int bytes) { return descriptor + (bytes >> 4); }
 
 // Before the first wgmma, and after writes to registers that it uses.

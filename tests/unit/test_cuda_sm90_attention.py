@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from attention_problems import attention_problem as problem
 from kernelseam.contract import Device, DeviceLimits
+from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.dtypes import DType
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.attention import HopperAttention
@@ -30,9 +31,14 @@ H200 = Device(
         ({"head_dim": 80, "value_dim": 80}, "head dims 80: it takes 64, 96, 128, 192/128, 256"),
         ({"mask": True, "prefix": True}, "it does not know mask, prefix"),
         (
-            {"kv_view": "paged"},
-            "queries strided with keys paged: it takes both strided or both packed",
+            {"q_view": "packed"},
+            "queries packed with keys strided: it takes both strided or both packed",
         ),
+        (
+            {"q_view": "pointers", "kv_view": "paged", "page_size": 16},
+            "queries pointers with keys paged: it takes strided and packed ones",
+        ),
+        ({"kv_view": "paged", "page_size": 20}, "pages of 20 keys: it takes multiples of 8"),
         ({"vector": 8}, "rows at multiples of 8 bytes: TMA takes multiples of 16"),
     ],
 )
@@ -100,6 +106,61 @@ def test_maps_walk_the_operands() -> None:
     packed = problem(q_view="packed", kv_view="packed")
     maps = HALF.tensor_maps(packed, HALF.tile(packed, ROW, H200), H200)
     assert maps["v_map"].extents == (128, 16384, 16, 1)
+
+
+def paged_problem(page_size: int = 16, **spec: object) -> AttentionProblem:
+    return problem(1000, 1000, 16, 4, page_size=page_size, kv_view="paged", lengths=True, **spec)
+
+
+@pytest.mark.parametrize(
+    ("page_size", "rows"), [(8, 8), (16, 16), (24, 8), (48, 16), (256, 16), (1024, 16)]
+)
+def test_boxes_of_pages_lie_in_one_page(page_size: int, rows: int) -> None:
+    """Eight rows, all columns, a head and as many eights as a page and 16 rows share."""
+    p = paged_problem(page_size)
+    tile, pages = HALF.tile(p, ROW, H200), 4 * -(-1000 // page_size)
+    assert HALF.refuse(p, ROW) is None and tile.page_rows == rows
+    maps = HALF.tensor_maps(p, tile, H200)
+    for name in ("k_map", "v_map"):
+        assert maps[name].extents == (64, 8, 2, 4, pages * page_size // 8)
+        assert maps[name].box == (64, 8, 2, 1, rows // 8)
+        assert maps[name].strides == (1, 512, 64, 128, 4096)
+        assert tensor_maps.refuse(maps[name], 16) is None
+    assert HALF.values(p, tile, H200)["page_rows"] == page_size
+
+
+@pytest.mark.parametrize(("dim", "columns"), [(64, 64), (96, 96)])
+def test_pages_of_one_panel_or_of_part_of_one_come_panel_by_panel(dim: int, columns: int) -> None:
+    """A second panel's last columns would be the next head's, were they not beyond the map."""
+    p = paged_problem(head_dim=dim, value_dim=dim)
+    maps = HALF.tensor_maps(p, HALF.tile(p, ROW, H200), H200)
+    assert (maps["k_map"].extents[0], maps["k_map"].box) == (columns, (64, 8, 1, 2))
+
+
+def test_pools_whose_rows_are_no_matrix_are_refused() -> None:
+    p = paged_problem()
+    page, head, row = p.k_strides
+    beside = replace(p, k_strides=(2 * page, head, row), v_strides=(2 * page, head, row))
+    assert HALF.refuse(beside, ROW) is None, "each page of k with one of v behind it"
+    assert HALF.values(beside, HALF.tile(beside, ROW, H200), H200)["page_rows"] == 32
+    assert (
+        HALF.refuse(replace(p, k_strides=(2 * page, head, row)), ROW)
+        == "pages of k and of v lie different numbers of rows apart"
+    )
+    assert (
+        HALF.refuse(replace(p, k_strides=(page + 64, head, row)), ROW)
+        == "pages of k lie 8256 elements apart, their rows 512: it takes multiples of 8 rows from "
+        "a page to the next"
+    )
+    assert (
+        HALF.refuse(replace(p, k_strides=(0, head, row)), ROW)
+        == "pages of k lie 0 elements apart, their rows 512: it takes multiples of 8 rows from a "
+        "page to the next"
+    )
+    assert (
+        HALF.refuse(replace(p, pages=2**27 + 1), ROW)
+        == "pages of k span 2147483664 rows: it takes less than 2^31"
+    )
 
 
 @pytest.mark.parametrize(("batch", "S"), [(1, 64), (3, 700), (4, 4096), (64, 512)])

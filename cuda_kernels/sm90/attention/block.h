@@ -1,6 +1,6 @@
 // What the roles of a block share: sizes, shared memory, rings, arguments. Constants: see forward.h.
 #pragma once
-#include "sm90/attention/keys.h"
+#include "sm90/attention/paged_keys.h"
 #include "sm90/attention/softmax.h"
 
 typedef KS_T T;    // of q, k and v
@@ -11,11 +11,12 @@ constexpr int BM = 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 
 constexpr int SIZE = sizeof(T);
 constexpr bool E4M3 = SIZE == 1;
 constexpr int Q_BYTES = tile_bytes<64, DQK, SIZE>, K_BYTES = tile_bytes<BN, DQK, SIZE>, V_BYTES = tile_bytes<BN, DV, SIZE>;
-typedef RowKeys<T, BN> Keys;
-typedef Keys::Block<DQK> KBlock;
-typedef Keys::Block<DV> VBlock;
+typedef Choose<KS_KV_VIEW == PAGED, PagedKeys<T, BN, KS_PAGE_ROWS>, RowKeys<T, BN>>::type Keys;
+typedef Choose<KS_K_TOGETHER, PanelsTogether<BN, DQK, SIZE>, PanelsApart<BN, DQK, SIZE>>::type KBlock;
+typedef Choose<KS_V_TOGETHER, PanelsTogether<BN, DV, SIZE>, PanelsApart<BN, DV, SIZE>>::type VBlock;
+static_assert(!E4M3 || !(KBlock::TOGETHER || VBlock::TOGETHER), "V is transposed panel by panel");
 constexpr int O_BYTES = 16 * 128;  // a warp's rows of one panel
-constexpr bool RAGGED = KS_Q_VIEW == PACKED || KS_LENGTHS;
+constexpr bool RAGGED = KS_Q_VIEW == PACKED || KS_KV_VIEW == PAGED || KS_LENGTHS;
 // Whether blocks of V may hold masked keys (rows beyond a dense V arrive as zeros). NaN and inf among them must not reach the
 // result: they are replaced in V ahead of its use (value_filter.h), or rows with NaN are recomputed (recompute.h). The filter
 // serves where sequences end within a block, as memory behind them may hold anything.

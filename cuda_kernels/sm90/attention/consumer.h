@@ -5,6 +5,13 @@
 #include "sm90/attention/value_transpose.h"
 #include "sm90/attention/recompute.h"
 
+// A descriptor of an operand whose rows lie so many bytes from eight to the next eight: whole where a product with Block needs it, else its
+// low half, as the high one is a constant.
+template<int EIGHT_ROWS, class Block> KS_DEVICE auto with_rows(u32 low) {
+  if constexpr (Block::TOGETHER) return whole<EIGHT_ROWS>(low);
+  else return low;
+}
+
 struct Consumer {
   SharedStorage& storage;
   const Maps& maps;
@@ -228,20 +235,20 @@ KS_DEVICE void Consumer::run() const {
   Factor f = factor(0);
   Sums sums{storage, group * 4 + warp, thread_lane};
 
-  const u32 q_tiles = descriptor_k_major(shared_address(storage.q[0][group]));
-  const u32 k_tiles = descriptor_k_major(shared_address(storage.k));
-  const u32 v_tiles = E4M3 ? descriptor_k_major(shared_address(storage.v.tiles))
-                           : descriptor_mn_major(shared_address(storage.v.tiles), VBlock::PANEL);
+  const auto q_tiles = with_rows<8 * KBlock::ROW, KBlock>(descriptor_k_major(shared_address(storage.q[0][group])));
+  const auto k_tiles = with_rows<KBlock::EIGHT_ROWS, KBlock>(descriptor_k_major(shared_address(storage.k)));
+  const auto v_tiles = with_rows<VBlock::EIGHT_ROWS, VBlock>(E4M3 ? descriptor_k_major(shared_address(storage.v.tiles))
+                                                                   : descriptor_mn_major(shared_address(storage.v.tiles), VBlock::PANEL));
   auto q_state = [&] { return PipelineState<Q_STAGES * GROUPS>{q.stage * GROUPS + group, q.parity}; };
 
   auto release_q = [&] { if (thread_lane == 0) barrier_arrive(rings.q.empty(q_state())); };
   auto start_qk = [&](float (&s)[BN / 2]) {
-    const u32 x = advanced(q_tiles, q.stage * GROUPS * Q_BYTES), y = advanced(k_tiles, k.stage * K_BYTES);
+    const auto x = advanced(q_tiles, q.stage * GROUPS * Q_BYTES), y = advanced(k_tiles, k.stage * K_BYTES);
     multiply_ss<T, BN, DQK * SIZE / 32, 64 * KBlock::ROW, KBlock::PANEL, 32, 32, 0, 0, KBlock::ROW>(s, x, y, false);
     wgmma_commit();
   };
   auto start_pv = [&] {
-    const u32 y = advanced(v_tiles, v.stage * V_BYTES);
+    const auto y = advanced(v_tiles, v.stage * V_BYTES);
     multiply_rs<T, DV, BN * SIZE / 32, E4M3 ? 32 : 2 * VBlock::EIGHT_ROWS, E4M3 ? BN : 128>(o, p, y, true);
     wgmma_commit();
   };

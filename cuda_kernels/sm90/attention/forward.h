@@ -52,7 +52,7 @@ attention_forward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap k_map,
   const int group = warp_index() / 4, warp = warp_index() % 4;
   if (group == GROUPS) {
     registers_dealloc<KS_PRODUCER_REGISTERS>();
-    if (thread_index() - CONSUMERS < Keys::Loader::THREADS) {
+    if (Keys::Loader::THREADS == WARP ? warp == 0 : thread_index() == CONSUMERS) {
       TileScheduler<BM, BN> scheduler{count, sequences, scores, 0, 0};
       Producer{storage, maps, rings, {operands.keys, storage.loader}}.run(scheduler, operands, scales);
     } else if (warp > 0) {

@@ -1,26 +1,35 @@
-// Where keys and values lie: the loop's Keys policy, an argument of the kernel. It says how blocks of BN keys lie in shared memory, how
-// the producer brings them there, and where single rows are in global memory, which what is rare reads.
+// Where keys and values lie: the loop's Keys policy, an argument of the kernel. It says how the producer brings
+// blocks of BN keys to shared memory, and where single rows are in global memory, which what is rare reads.
 //
 // A policy is a structure with
-//   Block<COLUMNS>          how a block of K or V lies in shared memory: see PanelBlock
 //   Loader                  the producer's part, of Loader::THREADS threads of a warp; shared memory of its own: Memory. It has
 //     leads()                 whether this thread issues: one does
 //     agree(more)             what the thread that leads knows, known to all
 //     begin(w)                a work tile is known
-//     find(w, block, first)   before K of a block (`first`: of a tile): its Place, which its V is loaded from, too
-//     load<COLUMNS>(…)        issues a block's boxes, from what boxes(block, place) read ahead
+//     find(w, block, first, before)   before K of a block (`first`: of a tile), behind the one at `before`: its Place, and later its V's
+//     load<Block>(…)          issues a block's boxes, from what boxes(w, block, place) read ahead
 //   key_rows(w, …)          a walk over a block's rows of K, eight on at each step
 //   values(w)               a view of V, by row
 #pragma once
 #include "sm90/attention/tiles.h"
 #include "sm90/pipeline.h"
 
-// A block of BN rows: panels of ROW bytes of columns, one after the other. EIGHT_ROWS, PANEL: bytes from eight rows to the next eight,
-// from a panel to the next.
-template<int BN, int COLUMNS, int SIZE> struct PanelBlock {
-  static constexpr int ROW = panel_row<COLUMNS, SIZE>, PANEL = BN * ROW, EIGHT_ROWS = 8 * ROW;
+// How a block of BN rows lies in shared memory: panels of ROW bytes of columns, one after the other. EIGHT_ROWS, PANEL: bytes from eight
+// rows to the next eight, from a panel to the next.
+template<int BN, int WIDTH, int SIZE> struct PanelsApart {
+  static constexpr bool TOGETHER = false;
+  static constexpr int COLUMNS = WIDTH, ROW = panel_row<COLUMNS, SIZE>, PANELS = divide_up(COLUMNS * SIZE, ROW);
+  static constexpr int EIGHT_ROWS = 8 * ROW, PANEL = BN * ROW;
   // The row of which the block's i-th 16 bytes are.
   static KS_DEVICE int row_of(int i) { return i / (ROW / 16) % BN; }
+};
+// Eight rows of each panel, then the next eight: so one box brings rows of all panels.
+template<int BN, int WIDTH, int SIZE> struct PanelsTogether {
+  static constexpr bool TOGETHER = true;
+  static constexpr int COLUMNS = WIDTH, ROW = panel_row<COLUMNS, SIZE>, PANELS = COLUMNS * SIZE / ROW;
+  static constexpr int PANEL = 8 * ROW, EIGHT_ROWS = PANELS * PANEL;
+  static_assert(COLUMNS * SIZE % ROW == 0, "whole panels");
+  static KS_DEVICE int row_of(int i) { return i / (EIGHT_ROWS / 16) * 8 + i / (ROW / 16) % 8; }
 };
 
 // A walk over rows that lie `step` elements apart. By hand, so that the compiler does not compute all addresses ahead and keep them.
@@ -35,7 +44,6 @@ template<class T> struct StridedWalk {
 // Keys and values that are rows of a matrix for each head of each entry of the batch, or of each head, one sequence after the other.
 template<class T, int BN> struct RowKeys {
   Matrices<const T> k, v;
-  template<int COLUMNS> using Block = PanelBlock<BN, COLUMNS, sizeof(T)>;
   struct Memory {};
   struct Place {};
   struct Boxes {};
@@ -46,11 +54,11 @@ template<class T, int BN> struct RowKeys {
     KS_DEVICE bool leads() const { return true; }
     KS_DEVICE bool agree(bool more) const { return more; }
     KS_DEVICE void begin(const WorkTile&) {}
-    KS_DEVICE Place find(const WorkTile&, int, bool) { return {}; }
-    KS_DEVICE Boxes boxes(int, Place) const { return {}; }
-    template<int COLUMNS>
+    KS_DEVICE Place find(const WorkTile&, int, bool, Place) { return {}; }
+    KS_DEVICE Boxes boxes(const WorkTile&, int, Place) const { return {}; }
+    template<class Block>
     KS_DEVICE void load(u32 to, const TensorMap& map, u32 barrier, const WorkTile& w, int block, const Boxes&) const {
-      tile_load<BN, COLUMNS, sizeof(T)>(to, map, barrier, w.k_first + block * BN, w.kv_head, KS_KV_VIEW == PACKED ? 0 : w.batch);
+      tile_load<BN, Block::COLUMNS, sizeof(T)>(to, map, barrier, w.k_first + block * BN, w.kv_head, KS_KV_VIEW == PACKED ? 0 : w.batch);
     }
   };
 

@@ -32,14 +32,14 @@ struct Producer {
       barrier_arrive(shared_address(&storage.v_loaded[v.stage]));
     }
   }
-  // `first`: of the tile.
-  KS_DEVICE Keys::Place load_k(const WorkTile& w, int block, bool first = false) {
-    const auto place = keys.find(w, block, first);
-    const auto boxes = keys.boxes(block, place);
+  // `first`: of the tile. `before`: the place of the block before.
+  KS_DEVICE Keys::Place load_k(const WorkTile& w, int block, Keys::Place before, bool first) {
+    const auto place = keys.find(w, block, first, before);
+    const auto boxes = keys.boxes(w, block, place);
     rings.k.wait_empty(k);
     if (keys.leads()) {
       barrier_arrive_expect_tx(rings.k.full(k), K_BYTES);
-      keys.load<DQK>(shared_address(storage.k[k.stage]), maps.k, rings.k.full(k), w, block, boxes);
+      keys.load<KBlock>(shared_address(storage.k[k.stage]), maps.k, rings.k.full(k), w, block, boxes);
     }
     k.advance();
     return place;
@@ -49,7 +49,7 @@ struct Producer {
   }
   // `index`: the block's tile. Where keys are masked, the filter's warps mark V as full; of e4m3 those that transpose it, always.
   KS_DEVICE void load_v(const WorkTile& w, int block, int index, Keys::Place place) {
-    const auto boxes = keys.boxes(block, place);
+    const auto boxes = keys.boxes(w, block, place);
     wait_empty_v();
     if (keys.leads()) {
       u32 full = E4M3 ? rings.v_loaded.full(v) : rings.v.barriers + 8 * v.stage;
@@ -64,7 +64,7 @@ struct Producer {
         else barrier_arrive(loaded);
       }
       barrier_arrive_expect_tx(full, V_BYTES);
-      keys.load<DV>(shared_address(storage.v.loaded(v.stage)), maps.v, full, w, block, boxes);
+      keys.load<VBlock>(shared_address(storage.v.loaded(v.stage)), maps.v, full, w, block, boxes);
     }
     v.advance();
   }
@@ -73,7 +73,7 @@ struct Producer {
   KS_DEVICE void run(TileScheduler<BM, BN>& scheduler, const Operands& a, const OperandScales& scales) {
     // Coordinates are read from shared memory: a thread has few registers.
     auto work_tile = [&](int index) -> const WorkTile& { return storage.work_tiles[index % WORK_SLOTS]; };
-    auto load_first_k = [&](int index) { return load_k(work_tile(index), work_tile(index).end - 1, true); };
+    auto load_first_k = [&](int index, Keys::Place before) { return load_k(work_tile(index), work_tile(index).end - 1, before, true); };
     auto next_tile = [&](int t) {
       if (!keys.agree(keys.leads() && scheduler.next(t, storage.work_tiles[tile % WORK_SLOTS]))) return false;
       keys.begin(storage.work_tiles[tile % WORK_SLOTS]);
@@ -90,14 +90,14 @@ struct Producer {
     };
     int t = block_index();
     bool more = next_tile(t);
-    Keys::Place place;  // of the block whose V comes next
-    if (more) place = load_first_k(0), load_q(work_tile(0));
+    Keys::Place place{};  // of the block whose V comes next
+    if (more) place = load_first_k(0, place), load_q(work_tile(0));
 #pragma unroll 1
     while (more) {
       const int index = tile - 1, begin = work_tile(index).begin;
       int block = work_tile(index).end - 1;
       auto step = [&] {
-        const auto next = load_k(work_tile(index), block - 1);
+        const auto next = load_k(work_tile(index), block - 1, place, false);
         load_v(work_tile(index), block, index, place);
         place = next, block--;
       };
@@ -123,11 +123,11 @@ struct Producer {
         if (block > begin) step();
       }
       const auto last = place;
-      if (KS_EARLY && more) place = load_first_k(index + 1);
+      if (KS_EARLY && more) place = load_first_k(index + 1, place);
       load_v(work_tile(index), block, index, last);
       if (!KS_EARLY) {
         more = next_tile(t);
-        if (more) place = load_first_k(index + 1), load_q(work_tile(index + 1));
+        if (more) place = load_first_k(index + 1, place), load_q(work_tile(index + 1));
       }
     }
     if (!keys.leads()) return;

@@ -14,15 +14,19 @@ def attention_problem(
     heads: int = 16,
     kv_heads: int = 16,
     batch: int = 4,
+    page_size: int = 16,
     **spec: Any,
 ) -> AttentionProblem:
     """Operands [batch, sequence, head, dim], row-major; by default bfloat16 of head dim 128 with an
-    LSE. ``spec``: fields of ``AttentionSpec``."""
+    LSE. ``spec``: fields of ``AttentionSpec``. Pages are "nhd", and each entry has its own."""
     s = AttentionSpec(
         **{"dtype": DType.bfloat16, "head_dim": 128, "value_dim": 128, "lse": True, **spec}
     )
     d, v = s.head_dim, s.value_dim
     packed = s.q_view == "packed"
+    paged = s.kv_view == "paged"
+    table_width = -(-S_k // page_size) * paged
+    k_rows = page_size if paged else S_k
     return AttentionProblem(
         s,
         batch,
@@ -31,8 +35,8 @@ def attention_problem(
         S_q,
         S_k,
         (S_q * heads * d, d, heads * d),
-        (S_k * kv_heads * d, d, kv_heads * d),
-        (S_k * kv_heads * v, v, kv_heads * v),
+        (k_rows * kv_heads * d, d, kv_heads * d),
+        (k_rows * kv_heads * v, v, kv_heads * v),
         (S_q * heads * v, v, heads * v),
         (heads * S_q, S_q),
         d**-0.5,
@@ -41,4 +45,8 @@ def attention_problem(
         softcap=30.0 if s.softcap else 0.0,
         total_q=batch * S_q if packed else 0,
         total_k=batch * S_k if packed else 0,
+        pages=batch * table_width,
+        page_size=page_size * paged,
+        table_width=table_width,
+        table_stride=table_width,
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate, repeat, starmap
-from operator import mul
+from itertools import starmap
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
 from kernelseam.costs import Work
@@ -29,6 +28,16 @@ from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
 
+from kernelseam_cuda.sm90.attention_pages import (
+    MOST_ROWS,
+    PAGED_KEYS,
+    page_map,
+    page_values,
+    refuse_pages,
+    rows_at_once,
+    together,
+)
+from kernelseam_cuda.sm90.attention_softcap import SMALL_CAP, small_cap
 from kernelseam_cuda.sm90.attention_tiles import ATTENTION, HopperAttentionTile
 from kernelseam_cuda.toolchain import sources
 
@@ -67,47 +76,53 @@ _MAPS = ("q_map", "k_map", "v_map", "out_map")
 _MATRICES = ("q", "k", "v", "out")
 _POINTERS = (*_MATRICES, "lse", "sinks", *SEQUENCE_POINTERS)
 _FLOATS = ("scale_log2", "cap", "cap_inverse")
-_TANH_LONG = (0.999999927, -0.3333231, 0.133101737, -0.0521014809, 0.0154754275)
-_TANH_SHORT = (0.999999922, -0.33329463, 0.130458951)
-"""tanh(x)/x by powers of x²: relative errors 7.3e-8 and 7.8e-8 up to ``_TANH_LIMIT`` and
-``_TANH_LEAST``."""
-_TANH_LIMIT, _TANH_LEAST = 0.6, 0.19
-_SMALL_CAP = ("least", "d0", "d1", "d2", "limit", *(f"c{i}" for i in range(len(_TANH_LONG))))
-_LEAST_COEFFICIENT, _LARGEST_COEFFICIENT = 1e-36, 1e30
-"""Of tanh with the scale in it: what float32 holds, and its sums with a fourth power."""
 _TILE_COUNT = ("q_tiles", "total", "section", "last_section", "batch", "num_heads", "head_group")
-_SIGNATURE = Signature(
-    (
-        *((m, "tensor_map") for m in _MAPS),
+_KEYS = Structure(tuple((m, matrices(m)) for m in ("k", "v")))
+
+
+def _signature(keys: Structure) -> Signature:
+    """Of operands whose keys and values are such."""
+    return Signature(
         (
-            "operands",
-            Structure(
-                (
-                    ("q", matrices("q")),
-                    ("keys", Structure(tuple((m, matrices(m)) for m in ("k", "v")))),
-                    ("out", matrices("out")),
-                    ("lse", row_values("lse")),
-                    ("sinks", "pointer"),
-                    ("counter", "pointer"),
-                    ("num_heads", "i32"),
-                    ("zero", "i32"),
-                )
+            *((m, "tensor_map") for m in _MAPS),
+            (
+                "operands",
+                Structure(
+                    (
+                        ("q", matrices("q")),
+                        ("keys", keys),
+                        ("out", matrices("out")),
+                        ("lse", row_values("lse")),
+                        ("sinks", "pointer"),
+                        ("counter", "pointer"),
+                        ("num_heads", "i32"),
+                        ("zero", "i32"),
+                    )
+                ),
             ),
-        ),
-        ("sequences", SEQUENCES),
-        (
-            "count",
-            Structure(
-                tuple((n, "i32") for n in _TILE_COUNT), (*_TILE_COUNT[:-2], "heads", "head_group")
+            ("sequences", SEQUENCES),
+            (
+                "count",
+                Structure(
+                    tuple((n, "i32") for n in _TILE_COUNT),
+                    (*_TILE_COUNT[:-2], "heads", "head_group"),
+                ),
             ),
-        ),
-        ("left", "i32"),
-        ("right", "i32"),
-        *((f, "f32") for f in _FLOATS),
-        ("small_cap", Structure(tuple((f"small_cap_{n}", "f32") for n in _SMALL_CAP), _SMALL_CAP)),
+            ("left", "i32"),
+            ("right", "i32"),
+            *((f, "f32") for f in _FLOATS),
+            ("small_cap", SMALL_CAP),
+        )
     )
-)
-_OPERANDS = {"lengths": "kv_lengths", "q_offsets": "cu_seqlens_q", "k_offsets": "cu_seqlens_k"}
+
+
+_SIGNATURE, _PAGED_SIGNATURE = _signature(_KEYS), _signature(PAGED_KEYS)
+_OPERANDS = {
+    "lengths": "kv_lengths",
+    "q_offsets": "cu_seqlens_q",
+    "k_offsets": "cu_seqlens_k",
+    "table": "block_table",
+}
 
 
 @dataclass(frozen=True)
@@ -122,8 +137,11 @@ class _TileCount:
 
 def refuse_rows(p: AttentionProblem) -> str | None:
     """Why neither the forward nor the gradients take such rows of queries and keys, or None."""
-    if reason := refuse_mixed_views(p.spec):
-        return reason
+    return refuse_mixed_views(p.spec) or _refuse_rows(p)
+
+
+def _refuse_rows(p: AttentionProblem) -> str | None:
+    """The same whatever their views."""
     if p.spec.vector < 16:
         return f"rows at multiples of {p.spec.vector} bytes: TMA takes multiples of 16"
     if p.scale <= 0:
@@ -161,30 +179,42 @@ class HopperAttention(KernelDefinition):
             return reason
         if (spec.head_dim, spec.value_dim) not in self.dims:
             return f"head dims {spec.dims}: it takes {', '.join(starmap(dims_name, self.dims))}"
-        return refuse_rows(p) or refuse_row_strides(
-            stride_q_row=p.q_strides[2],
-            stride_k_row=p.k_strides[2],
-            stride_v_row=p.v_strides[2],
-            stride_out_row=p.out_strides[2],
+        views = refuse_pages(p) if _paged(spec) else refuse_mixed_views(spec)
+        return (
+            views
+            or _refuse_rows(p)
+            or refuse_row_strides(
+                stride_q_row=p.q_strides[2],
+                stride_k_row=p.k_strides[2],
+                stride_v_row=p.v_strides[2],
+                stride_out_row=p.out_strides[2],
+            )
         )
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperAttentionTile, ...]:
         hides = self.hides(spec)
         dims = spec.head_dim, spec.value_dim
         return tuple(
-            t
+            replace(t, page_rows=MOST_ROWS * _paged(spec))
             for t in self.known_tiles
             if (t.head_dim, t.value_dim) == dims
             and t.hides in (None, hides)
             and (spec.causal or not t.late)
         )
 
+    def tiles_of(self, problem: AttentionProblem, row: ArchRow) -> tuple[HopperAttentionTile, ...]:
+        """The spec's tiles, of as many rows of a page as its size allows."""
+        tiles = self.tiles(problem.spec, row)
+        if not _paged(problem.spec):
+            return tiles
+        return tuple(replace(t, page_rows=rows_at_once(problem.page_size)) for t in tiles)
+
     def hides(self, spec: AttentionSpec) -> bool:
         """Whether it takes the tiles of specs that hide keys."""
         return spec.causal or spec.window
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperAttentionTile:
-        tiles = self.tiles(problem.spec, row)
+        tiles = self.tiles_of(problem, row)
         short = problem.S_k < SHORT_SEQUENCE and not problem.spec.batch_invariant
         return next((t for t in tiles if t.short and short), tiles[0])
 
@@ -229,13 +259,16 @@ class HopperAttention(KernelDefinition):
             "REMAKE": tile.remake,
             "DYNAMIC": _counted(spec),
             "LATE": tile.late,
+            "PAGE_ROWS": tile.page_rows or 1,
+            "K_TOGETHER": _paged(spec) and together(spec.kv.itemsize, spec.head_dim),
+            "V_TOGETHER": _paged(spec) and together(spec.kv.itemsize, spec.value_dim),
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
             "SHARED_BYTES": tile.shared_bytes,
         }
 
     def signature(self, spec: AttentionSpec) -> Signature:
-        return _SIGNATURE
+        return _PAGED_SIGNATURE if _paged(spec) else _SIGNATURE
 
     def grid(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> int:
         return min(_tiles(problem, tile).total, max(device.limits.compute_units, 1))
@@ -267,17 +300,19 @@ class HopperAttention(KernelDefinition):
             "batch": p.batch,
             "head_group": p.head_group,
             **{name: scores[name] for name in ("left", "right", *_FLOATS)},
-            **_small_cap(scores["cap"], scores["cap_inverse"]),
+            **small_cap(scores["cap"], scores["cap_inverse"]),
+            **(page_values(p) if _paged(p.spec) else {}),
         }
 
     def pointers(self, spec: AttentionSpec) -> dict[str, str]:
-        return {p: _OPERANDS.get(p, p) for p in _POINTERS}
+        pages = ("table",) if _paged(spec) else ()
+        return {p: _OPERANDS.get(p, p) for p in (*_POINTERS, *pages)}
 
     def tensor_maps(
         self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device
     ) -> dict[str, TensorMap]:
         """Axes column, row, head, batch; packed rows are of one entry. Boxes are panels of 128
-        bytes of columns, or whole rows of 64."""
+        bytes of columns, or whole rows of 64. Pages have maps of their own."""
         p, s = problem, problem.spec
         packed = s.q_view == "packed"
         batch = 1 if packed else p.batch
@@ -298,17 +333,22 @@ class HopperAttention(KernelDefinition):
                 l2_promotion=256,
             )
 
+        def keys_of(operand: str, width: int, strides: tuple[int, int, int]) -> TensorMap:
+            if _paged(s):
+                return page_map(p, operand, width, strides, tile.page_rows)
+            return map_of(operand, width, keys, p.kv_heads, strides, tile.bn)
+
         return {
             "q_map": map_of("q", s.head_dim, queries, p.num_heads, p.q_strides, _QUERY_ROWS),
-            "k_map": map_of("k", s.head_dim, keys, p.kv_heads, p.k_strides, tile.bn),
-            "v_map": map_of("v", s.value_dim, keys, p.kv_heads, p.v_strides, tile.bn),
+            "k_map": keys_of("k", s.head_dim, p.k_strides),
+            "v_map": keys_of("v", s.value_dim, p.v_strides),
             "out_map": map_of("out", s.value_dim, queries, p.num_heads, p.out_strides, _STORE_ROWS),
         }
 
     def variants(
         self, problem: AttentionProblem, row: ArchRow, device: Device
     ) -> dict[str, HopperAttentionTile]:
-        tiles = (self.tile(problem, row, device), *self.tiles(problem.spec, row))
+        tiles = (self.tile(problem, row, device), *self.tiles_of(problem, row))
         return {t.name: t for t in (tiles[:1] if problem.spec.batch_invariant else tiles)}
 
     def work(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> Work:
@@ -347,6 +387,12 @@ class HopperAttention(KernelDefinition):
         )
         yield Covered(self, replace(plain, window=True), often=False)
         yield Covered(self, replace(packed, window=True), often=False)
+        paged = replace(plain, kv_view="paged", lengths=True)
+        yield Covered(self, replace(paged, causal=True, q_view="packed"))
+        yield Covered(self, replace(paged, window=True, softcap=True, sinks=True), often=False)
+        for both in self.dims:
+            spec = AttentionSpec(f16, *both, True, True, q_view="packed", kv_view="paged")
+            yield Covered(self, replace(spec, lengths=True), often=both == (96, 96))
         yield Covered(self, replace(plain, softcap=True, sinks=True), often=False)
         yield Covered(self, replace(plain, lengths=True, causal=True), often=False)
         yield Covered(
@@ -354,32 +400,18 @@ class HopperAttention(KernelDefinition):
         )
 
 
-def _small_cap(cap: float, cap_inverse: float) -> dict[str, int | float]:
-    """The coefficients of ``cap``·tanh(``cap_inverse``·x), and below which x they serve: 0 where
-    float32 does not hold them."""
-
-    def scaled(polynomial: tuple[float, ...]) -> list[float]:
-        powers = accumulate(
-            repeat(cap_inverse**2, len(polynomial) - 1), mul, initial=cap * cap_inverse
-        )
-        return [x * power for x, power in zip(polynomial, powers, strict=True)]
-
-    short, long = scaled(_TANH_SHORT), scaled(_TANH_LONG)
-    held = all(_LEAST_COEFFICIENT < abs(x) < _LARGEST_COEFFICIENT for x in (*short, *long))
-    values = [0.0] * len(_SMALL_CAP)
-    if held:
-        values = [_TANH_LEAST / cap_inverse, *short, _TANH_LIMIT / cap_inverse, *long]
-    return dict(zip((f"small_cap_{n}" for n in _SMALL_CAP), values, strict=True))
-
-
 def _counted(spec: AttentionSpec) -> bool:
     """Whether tiles differ in length, so that they are scheduled by an atomic counter."""
-    return spec.causal or spec.window or _ragged(spec)
+    return spec.causal or spec.window or is_ragged(spec)
 
 
-def _ragged(spec: AttentionSpec) -> bool:
+def is_ragged(spec: AttentionSpec) -> bool:
     """Whether other data may follow a sequence's last key in memory."""
-    return spec.lengths or spec.q_view == "packed"
+    return spec.lengths or spec.q_view == "packed" or _paged(spec)
+
+
+def _paged(spec: AttentionSpec) -> bool:
+    return spec.kv_view == "paged"
 
 
 def _tiles(p: AttentionProblem, tile: HopperAttentionTile) -> _TileCount:

@@ -16,7 +16,7 @@ from kernelseam.kernels.attention.stored import (
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.signature import Signature, Structure
 
-from kernelseam_cuda.sm90.attention import OPTIONS, HopperAttention
+from kernelseam_cuda.sm90.attention import OPTIONS, HopperAttention, is_ragged
 from kernelseam_cuda.sm90.attention_tiles import E4M3_ATTENTION, HopperAttentionTile
 
 _STORED = frozenset({"dtype_q", "dtype_kv", "q_scales", "kv_scales"})
@@ -41,12 +41,12 @@ class HopperE4m3Attention(HopperAttention):
 
     def hides(self, spec: AttentionSpec) -> bool:
         """Lengths, too: four consumers leave no registers for what masks V."""
-        return super().hides(spec) or spec.lengths or spec.q_view == "packed"
+        return super().hides(spec) or is_ragged(spec)
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperAttentionTile, ...]:
         """Three consumers where a causal mask is all that hides keys: a window would serialise
-        their products; lengths and packed sequences were not timed."""
-        alone = not (spec.window or spec.lengths or spec.q_view == "packed")
+        their products; lengths, packed sequences and pages were not timed."""
+        alone = not (spec.window or is_ragged(spec))
         return tuple(t for t in super().tiles(spec, row) if t.groups != 3 or alone)
 
     def signature(self, spec: AttentionSpec) -> Signature:
@@ -75,7 +75,7 @@ class HopperE4m3Attention(HopperAttention):
 
     def covering(self) -> Iterable[Covered]:
         """Every head dim with and without a causal mask and scales; every option; packed
-        sequences."""
+        sequences; pages."""
         e4m3, bf16 = DType.float8_e4m3fn, DType.bfloat16
         for dim, _ in self.dims:
             plain = AttentionSpec(DType.float16, dim, dim, dtype_q=e4m3, dtype_kv=e4m3)
@@ -87,3 +87,5 @@ class HopperE4m3Attention(HopperAttention):
                 yield Covered(self, replace(scaled, window=True, sinks=True))
                 packed = replace(scaled, q_view="packed", kv_view="packed")
                 yield Covered(self, replace(packed, causal=True), often=False)
+            paged = replace(scaled, causal=True, kv_view="paged", lengths=True)
+            yield Covered(self, replace(paged, q_view="packed"), often=dim == 256)

@@ -48,6 +48,8 @@ class HopperAttentionTile:
     rate: float = 0.0
     """The part of the arch's product rate that the loop reaches."""
     block_seconds: float = 1e-6
+    page_rows: int = 0
+    """Of keys in pages: rows of one page that come at once."""
 
     v_stages = sum_blocks = 0
 
@@ -62,6 +64,7 @@ class HopperAttentionTile:
         way = "-turns" * self.turns + "-early" * self.early + "-remake" * self.remake
         way += "-late" * self.late
         way += f"-{self.fewest_heads}heads" * (self.fewest_heads != 2)
+        way += f"-{self.page_rows}page-rows" * (self.page_rows > 0)
         return f"{self.bm}x{self.bn}-{self.stages}-{self.ahead}ahead{way}"
 
     @property
@@ -69,11 +72,16 @@ class HopperAttentionTile:
         return 64 * self.groups
 
     @property
+    def control_bytes(self) -> int:
+        """With pages, also where rows lie that are loaded next."""
+        return CONTROL_BYTES * (2 if self.page_rows else 1)
+
+    @property
     def shared_bytes(self) -> int:
         """Rings of Q, K and V, staging of the result, control."""
         k, v = (panels_of(dim) * PANEL * 2 for dim in (self.head_dim, self.value_dim))
         rings = self.q_stages * self.bm * k + self.stages * self.bn * (k + v)
-        size = rings + self.groups * 4 * self.out_stages * _WARP_PANEL_BYTES + CONTROL_BYTES
+        size = rings + self.groups * 4 * self.out_stages * _WARP_PANEL_BYTES + self.control_bytes
         assert size <= SHARED_BYTES
         return size
 
@@ -139,7 +147,7 @@ class HopperE4m3AttentionTile(HopperAttentionTile):
         queries, keys = self.q_stages * self.bm, self.stages * self.bn
         rings = (queries + keys) * self.head_dim
         rings += (self.stages + self.v_stages) * self.bn * self.value_dim
-        size = rings + self.bm * self.value_dim * 3 + CONTROL_BYTES
+        size = rings + self.bm * self.value_dim * 3 + self.control_bytes
         assert size <= SHARED_BYTES
         return size
 

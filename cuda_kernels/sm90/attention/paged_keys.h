@@ -1,0 +1,140 @@
+// Keys and values in pages: the Keys policy (keys.h) of a block table.
+//
+// To TMA all pages are rows of one matrix for each head: row = page · (rows from a page to the next) + row in the page. A block of BN keys
+// comes in pieces of ROWS rows that lie in one page each: a box for each panel, or where a block has its PanelsTogether one for all.
+//
+// The producer is a warp. Its lanes read the block table ahead, a piece each: those of CHUNK blocks at once, one chunk before it is used,
+// and a tile's first when the tile is known. So a block waits for no look-up. Where the pieces lie goes through shared memory, and one
+// lane, which the compiler knows to be one, issues the boxes. A piece behind a sequence's end is not looked up: it lies outside the
+// map, so it arrives as zeros. Rows of the last page behind the end are masked, as are those behind a dense sequence's.
+#pragma once
+#include "sm90/attention/keys.h"
+
+template<class T, int BN, int ROWS> struct PagedKeys {
+  Matrices<const T> k, v;  // batch: from a page to the next
+  Pages pages;
+  int page_rows;  // from a page's first row to the next one's, in rows
+
+  static constexpr int SIZE = sizeof(T), UNIT = min_of(ROWS, 8);  // rows that a place in the map counts
+  static constexpr int PIECES = BN / ROWS, LOOK_UPS = max_of(PIECES / WARP, 1), CHUNK = max_of(WARP / PIECES, 1);
+  static_assert(BN % ROWS == 0 && WARP * LOOK_UPS == CHUNK * PIECES, "whole pieces, and a lane for each");
+
+  struct Memory { alignas(16) int places[2][WARP * LOOK_UPS]; };  // of a chunk's pieces; V is a block behind K
+  struct Place { int slot; };
+  static constexpr bool IN_REGISTERS = PIECES <= 16;
+  struct Boxes {
+    int at[IN_REGISTERS ? PIECES : 1];
+    const int* from;
+    int head;
+    KS_DEVICE int place(int i) const { return IN_REGISTERS ? at[i] : from[i]; }
+  };
+
+  // Key `key` of a sequence, as a row of the matrix of all pages.
+  KS_DEVICE int pool_row(int key, int page) const { return page * page_rows + key - pages.size.quotient(key) * pages.size.d; }
+  KS_DEVICE int page_of(const WorkTile& w, int key) const { return pages.table[w.batch * pages.table_row + pages.size.quotient(key)]; }
+
+  struct Loader {
+    static constexpr int THREADS = WARP;
+    const PagedKeys& keys;
+    Memory& memory;
+    int page[LOOK_UPS], first_page[LOOK_UPS];  // of the chunk below, and of the next tile's last chunk, which comes first
+
+    KS_DEVICE Loader(const PagedKeys& keys, Memory& memory) : keys(keys), memory(memory) {}
+    KS_DEVICE bool leads() const { return elected(); }
+    KS_DEVICE bool agree(bool more) const {
+      more = __any_sync(~0u, more);
+      warp_barrier();  // the tile is written
+      return more;
+    }
+    KS_DEVICE int first_key(int chunk, int i) const { return (chunk * (WARP * LOOK_UPS) + i * WARP + lane()) * ROWS; }
+    // The pages themselves: what is computed from them would wait for them here.
+    KS_DEVICE void look_up(const WorkTile& w, int chunk, int (&to)[LOOK_UPS]) const {
+#pragma unroll
+      for (int i = 0; i < LOOK_UPS; i++) {
+        const int key = first_key(chunk, i);
+        to[i] = chunk >= 0 && key < w.S_k ? keys.page_of(w, key) : -1;
+      }
+    }
+    KS_DEVICE void begin(const WorkTile& w) { look_up(w, (unsigned)(w.end - 1) / CHUNK, first_page); }
+    KS_DEVICE Place find(const WorkTile& w, int block, bool first, Place before) {
+      const int chunk = (unsigned)block / CHUNK;
+      if (first || (unsigned)block % CHUNK == CHUNK - 1) {
+        before.slot ^= 1;
+#pragma unroll
+        for (int i = 0; i < LOOK_UPS; i++) {
+          const int own = page[i], of_tile = first_page[i];
+          memory.places[before.slot][i * WARP + lane()] = keys.pool_row(first_key(chunk, i), first ? of_tile : own) / UNIT;
+        }
+        warp_barrier();
+        look_up(w, chunk - 1, page);
+      }
+      return before;
+    }
+    // Read by all lanes before the wait for a stage, so that boxes are issued one after the other behind it.
+    KS_DEVICE Boxes boxes(const WorkTile& w, int block, Place place) const {
+      Boxes x;
+      x.head = w.kv_head;
+      x.from = memory.places[place.slot] + (unsigned)block % CHUNK * PIECES;
+      if constexpr (IN_REGISTERS) {
+#pragma unroll
+        for (int i = 0; i < PIECES; i += 4) {
+          const int4 y = *(const int4*)(x.from + i);
+          x.at[i] = y.x, x.at[i + 1] = y.y, x.at[i + 2] = y.z, x.at[i + 3] = y.w;
+        }
+      }
+      return x;
+    }
+    template<class Block>
+    KS_DEVICE void load(u32 to, const TensorMap& map, u32 barrier, const WorkTile& w, int, const Boxes& boxes) const {
+      if constexpr (Block::TOGETHER) {
+#pragma unroll IN_REGISTERS ? PIECES : 1
+        for (int i = 0; i < PIECES; i++)
+          tma_load_5d(to + i * (ROWS * Block::EIGHT_ROWS / 8), map, barrier, 0, 0, 0, boxes.head, boxes.place(i));
+      } else {
+#pragma unroll 1
+        for (int panel = 0; panel < Block::PANELS; panel++, to += Block::PANEL)
+#pragma unroll IN_REGISTERS ? PIECES : 1
+          for (int i = 0; i < PIECES; i++)
+            tma_load(to + i * (ROWS * Block::ROW), map, barrier, panel * (Block::ROW / SIZE), 0, boxes.head, boxes.place(i));
+      }
+    }
+  };
+
+  // A walk by which lane i knows the row of the block's key 8·i, and one that looks each of the lane's keys up, for shorter pieces.
+  struct KnownWalk {
+    const T* base;
+    int row, pool_row;
+    KS_DEVICE KnownWalk from(int column) const { return {base + column, row, pool_row}; }
+    KS_DEVICE const T* at(int n) const { return base + (i64)shuffle(pool_row, n) * row; }
+    KS_DEVICE void next() {}
+  };
+  struct LookedUpWalk {
+    const PagedKeys& keys;
+    const WorkTile& w;
+    const T* base;
+    int first;
+    KS_DEVICE LookedUpWalk from(int column) const { return {keys, w, base + column, first}; }
+    KS_DEVICE const T* at(int n) const {
+      const int key = first + 8 * n;
+      return base + (i64)keys.pool_row(key, keys.page_of(w, key)) * keys.k.row;
+    }
+    KS_DEVICE void next() {}
+  };
+  KS_DEVICE auto key_rows(const WorkTile& w, int first, int lane, int column) const {
+    const T* const base = k.base + w.kv_head * k.head + column;
+    if constexpr (ROWS >= 8) {
+      const int key = first + 8 * (lane % (BN / 8));
+      return KnownWalk{base + lane / 4 * k.row, k.row, pool_row(key, page_of(w, key))};
+    } else {
+      return LookedUpWalk{*this, w, base, first + lane / 4};
+    }
+  }
+  struct Values {
+    const PagedKeys& keys;
+    const WorkTile& w;
+    KS_DEVICE const T* row(int key) const {
+      return keys.v.base + w.kv_head * keys.v.head + (i64)keys.pool_row(key, keys.page_of(w, key)) * keys.v.row;
+    }
+  };
+  KS_DEVICE Values values(const WorkTile& w) const { return {*this, w}; }
+};
