@@ -83,7 +83,8 @@ class Scores:
                 (keys + (j - i - self.offset)).astype(s.dtype), queries.astype(s.dtype)
             )
             np.abs(distance, out=distance)
-            distance *= self.slope
+            steepest = float(np.finfo(s.dtype).max) / 2**31  # its products are finite
+            distance *= min(max(self.slope, -steepest), steepest)
             s -= distance
         if self.bias is not None:
             s[:, :n] += self.bias[i : i + n, j : j + len(s)].T

@@ -146,7 +146,7 @@ struct Consumer {
         a.keys.v.at<STRIDED>(w.batch, w.kv_head, 1, 0),
         a.out.at<STRIDED>(w.batch, w.head, 1, 0),
         a.q.row, a.keys.k.row, a.keys.v.row, a.out.row, scores.scale_log2, scores.cap, scores.cap_inverse,
-        KS_SINKS ? LOG2_E * a.sinks[w.head] : -infinity(), thread_lane};
+        KS_SINKS ? in_base2(a.sinks[w.head]) : -infinity(), thread_lane};
     if (rows.finite_values(w.begin * BN, scores.band_begin(end - 1)) &&
         rows.finite_values(scores.band_end(first), min_of(w.end * BN, scores.S_k)))
       return;
@@ -161,7 +161,7 @@ struct Consumer {
     for (int r = 0; r < 2; r++) {
       float sum = quad_sum(l[r]), top = m[r], correction = 1.f;
       if (KS_SINKS) {
-        const float sink = LOG2_E * a.sinks[w.head];
+        const float sink = in_base2(a.sinks[w.head]);
         top = fmaxf(m[r], sink);
         const float half = m[r] == -infinity() ? 0.f : exp2_fast(0.5f * (m[r] - top));  // a square may be subnormal
         correction = half * half;

@@ -608,7 +608,7 @@ MUTANTS = (
     _mutant(
         "remade-without-sink",
         CONSUMER,
-        "KS_SINKS ? LOG2_E * a.sinks[w.head] : -infinity(), thread_lane",
+        "KS_SINKS ? in_base2(a.sinks[w.head]) : -infinity(), thread_lane",
         "-infinity(), thread_lane",
         CAPPED,
         "rows are made again without their sink",

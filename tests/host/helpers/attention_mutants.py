@@ -310,8 +310,8 @@ ATTENTIONS = (
     Mutant(
         "attention-alibi-sign",
         ATTENTION,
-        "x -= slopes[",
-        "x += slopes[",
+        "x -= slope_in_base2(slopes[",
+        "x += slope_in_base2(slopes[",
         "attention-f16-64-alibi",
         WRONG,
         "distant keys are preferred",
@@ -328,7 +328,7 @@ ATTENTIONS = (
     Mutant(
         "attention-product-asked-whether-finite",
         ATTENTION,
-        "finite(x) ? (y < -LARGEST ? -LARGEST : y > LARGEST ? LARGEST : y) : y",
+        "finite(x) ? within(y, LARGEST) : y",
         "finite(y) || !finite(x) ? y : x < 0 ? -LARGEST : LARGEST",
         "attention-f16-64-bias",
         WRONG,

@@ -112,8 +112,8 @@ DECODED = (
     ),
     _mutant(
         "decode-sink-of-no-row",
-        "LOG2_E * sinks[first_head + head_of(r)];",
-        "LOG2_E * sinks[first_head];",
+        "in_base2(sinks[first_head + head_of(r)]);",
+        "in_base2(sinks[first_head]);",
         "attention-f16-64-causal-split-sinks",
         WRONG,
         "all heads of a group have the first one's sink",

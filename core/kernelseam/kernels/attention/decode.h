@@ -357,7 +357,7 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
     const GroupedView<Out> O{out.at<KS_OUT_VIEW>(batch, first_head, num_heads, own.q_first), group, out.row, out.head};
     auto write = [&](int r, int d, Joined z) {
       if constexpr (KS_SINKS) {
-        const float sink = LOG2_E * sinks[first_head + head_of(r)];
+        const float sink = in_base2(sinks[first_head + head_of(r)]);
         const float m[1] = {sink}, l[1] = {sink == -infinity() ? 0.f : 1.f};
         const Chunk<float> x[1] = {};
         z.add(m, l, x);

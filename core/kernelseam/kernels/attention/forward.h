@@ -202,7 +202,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   E::fill(m, -infinity());
   E::fill(l, 0.f);
   RowStart<E, ROWS, STARTED> start(m, factor, c);
-  if (KS_SINKS && split == 0) E::row_map(m, [&](int r, float) { return LOG2_E * sinks[first_head + head_of(mine + r)]; });
+  if (KS_SINKS && split == 0) E::row_map(m, [&](int r, float) { return in_base2(sinks[first_head + head_of(mine + r)]); });
 
   if constexpr (KS_Q_SCALES == BLOCK_SCALES)
     E::row_map(of_rows, [&](int r, float) {
@@ -339,7 +339,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   if (KS_SINKS && there.split == 0) {
     E::Row<ROWS> own_share = m;
     E::row_map(own_share, [&](int r, float x) {
-      return x == -infinity() ? 0.f : exp2_fast(LOG2_E * sinks[end_head + head_of(end_mine + r)] - x);
+      return x == -infinity() ? 0.f : exp2_fast(in_base2(sinks[end_head + head_of(end_mine + r)]) - x);
     });
     E::zip(l, l, own_share, [](float x, float y) { return x + y; });
   }

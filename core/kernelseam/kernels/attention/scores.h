@@ -31,11 +31,15 @@ template<class T> struct Plane {
 // The place of i where it is one of n, else of the last: what is read there is not used.
 KS_DEVICE int inside(int i, int n) { return max_of(min_of(i, n - 1), 0); }
 
-// log2 e · x, where that is finite; else the largest number of x's sign, so that a row of them all still has a mean.
+// x from −most to most; NaN stays.
+KS_DEVICE float within(float x, float most) { return x < -most ? -most : x > most ? most : x; }
+// log2 e · x of a bias or a sink, finite where x is: a row of them all still has a mean.
 KS_DEVICE float in_base2(float x) {
   const float y = LOG2_E * x;
-  return finite(x) ? (y < -LARGEST ? -LARGEST : y > LARGEST ? LARGEST : y) : y;
+  return finite(x) ? within(y, LARGEST) : y;
 }
+// The same of a slope, so small that its products with distances are finite.
+KS_DEVICE float slope_in_base2(float x) { return within(LOG2_E * x, LARGEST / 2147483648.f); }
 
 struct Scores {
   int S_q, S_k, left, right, prefix;
@@ -81,7 +85,7 @@ struct Scores {
     else x *= scale_log2;
     if (KS_ALIBI) {
       const int d = j - i - shift();
-      x -= slopes[h * slopes_head] * LOG2_E * (float)(d < 0 ? -d : d);
+      x -= slope_in_base2(slopes[h * slopes_head]) * (float)(d < 0 ? -d : d);
     }
     if constexpr (HAS_BIAS) x += in_base2(to_sum(bias.at(h, inside(i, S_q), inside(j, S_k))));
     return x;

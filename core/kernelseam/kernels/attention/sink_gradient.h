@@ -10,12 +10,14 @@ sink_gradient(const float* sinks, const float* lse, const float* delta, float* d
   float* const shares = (float*)shared_memory<KS_WARPS * 16>();
   const int head = block_index(), warp = warp_index();
   const int first = KS_PACKED ? offsets[0] : 0, end = KS_PACKED ? offsets[sequences] : rows;
-  const float sink = 1.44269504f * sinks[head];
+  const float sink = sinks[head];
   float sum = 0.f;
   for (int b = 0; b < batch; b++)
     for (int i = first + thread_index(); i < end; i += WARP * KS_WARPS) {
       const float s = lse[b * lse_batch + head * lse_head + i];
-      if (s != -infinity()) sum -= exp2_fast(sink - 1.44269504f * s) * delta[b * delta_batch + head * delta_head + i];
+      // At most a whole: an LSE of a sink near the largest number was clamped.
+      const float share = 1.44269504f * (sink - s);
+      if (s != -infinity()) sum -= exp2_fast(share > 0.f ? 0.f : share) * delta[b * delta_batch + head * delta_head + i];
     }
 #pragma unroll
   for (int m = 1; m < WARP; m *= 2) sum += shuffle_xor(sum, m);

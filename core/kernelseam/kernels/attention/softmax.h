@@ -42,9 +42,9 @@ softmax_body(const float* products, T* weights, float* lse, const float* sinks, 
     return scores.sees(head, i, j + e) ? scores.score(s.v[e], head, i, j + e) : -infinity();
   };
 
-  const float sink = KS_SINKS ? LOG2_E * sinks[head] : -infinity();
+  const float sink = KS_SINKS ? in_base2(sinks[head]) : -infinity();
   float top = -infinity(), sum = 0.f;
-  if (KS_SINKS && lane() == 0) top = sink, sum = sink == -infinity() ? 0.f : 1.f;
+  if (KS_SINKS && lane() == 0) top = sink, sum = sink == -infinity() ? 0.f : exp2_fast(sink - sink);  // of +inf NaN
 #pragma unroll 1
   for (int j = begin + lane() * COLUMNS; j < end; j += WARP * COLUMNS) {
     const Chunk<float> s = read(j);
