@@ -20,6 +20,7 @@ from kernelseam.cli.main import main
 from kernelseam.compilation import CacheWarning, compiled
 from kernelseam.contract import Device, DeviceLimits, Toolchain
 from kernelseam.errors import CompileError, KernelSeamError, MissingBinary
+from kernelseam.kernels import KernelImplementation
 from kernelseam.plugins import plugins
 
 Refused = Callable[[str, Callable[[], object]], None]
@@ -333,3 +334,21 @@ def test_every_arch_has_a_data_sheet() -> None:
             row = backend.toolchain.arch_row(arch)
             assert product.limits.shared_bytes_per_block >= row.shared_bytes_per_block
             assert set(product.limits.operations_per_second) >= {"float16", "float32", "float64"}
+
+
+def test_a_kernel_whose_sources_raise_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(*_: object) -> None:
+        raise KeyError("no such tile")
+
+    path = tmp_path / "traced.json"
+    with kernelseam.trace(path):
+        kernelseam.bmm(np.zeros((1, 8, 8), np.float32), np.zeros((1, 8, 8), np.float32))
+    for method in ("source_bundles", "cost"):
+        with monkeypatch.context() as patched:
+            patched.setattr(KernelImplementation, method, raises)
+            found, left_out = collect(read_trace(path), ["sm_90a"])
+        assert not found
+        said = "its sources" if method == "source_bundles" else "its check"
+        assert f"shared: {said} raised KeyError: 'no such tile'" in left_out[0].reason

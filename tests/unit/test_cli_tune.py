@@ -169,6 +169,13 @@ def test_a_file_of_problems(command: Command, tmp_path: Path) -> None:
         ('[{"operation": "gemm", "m": "many"}]', "= --m many: Invalid value for '--m'"),
         ('[{"operation": "gemm", "m": -1}]', "= --m -1: Invalid value for '--m'"),
         ('[{"operation": "gemm", "dtype": "float8"}]', "dtype = float8"),
+        ("[" * 100_000, "cannot be read: it is nested too deep"),
+        ("[" + "9" * 5000 + "]", "cannot be read: Exceeds the limit"),
+        ('[{"operation": ["gemm"]}]', "must be one of attention, gemm, projection"),
+        ('[{"operation": "gemm", "m": [8]}]', "must be a number, a string, true, false or null"),
+        ('[{"operation": "gemm", "m": 1' + "0" * 400 + "}]", "an integer of 1329 bits"),
+        ('[{"operation": "gemm", "backend": "numpy"}]', "is no option of a problem"),
+        ('[{"operation": "gemm", "help": true}]', "help = True: is no option of a problem"),
     ],
 )
 def test_a_file_that_is_refused(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from kernelseam.bundling import read_trace
 from kernelseam.bundling.traces import PROBLEMS
+from kernelseam.errors import InvalidValue
 from kernelseam.trace import active
 
 Refused = Callable[[str, Callable[[], object]], None]
@@ -115,6 +117,39 @@ def test_the_file_is_written_where_the_block_raises_and_not_in_part(tmp_path: Pa
             "problems[0].problem = speed: is no field of a GemmProblem. ",
         ),
         (
+            ("problems", 0, "problem", "c_head_group"),
+            0,
+            "problems[0].problem.c_head_group = 0: must be 1 or more. ",
+        ),
+        (
+            ("problems", 0, "problem", "spec", "view"),
+            "x",
+            "problems[0].problem.spec.view = x: must be one of strided, pointers. ",
+        ),
+        (
+            ("problems", 0, "problem", "N"),
+            -1,
+            "problems[0].problem.N = -1: must be from 0 to 2**63 - 1. ",
+        ),
+        (
+            ("problems", 0, "problem", "c_strides"),
+            [1, 0, 0],
+            (
+                "problems[0].problem = GemmProblem: its fields fit no problem: axis 2 = 0: the 2 "
+                "entries of this axis of C share elements (extents [1, 1, 2, 2], strides "
+                "[1, 0, 0, 1]). An output needs memory of its own for every element: make axis 2 "
+                "larger. "
+            ),
+        ),
+        (
+            ("problems", 0, "device", "limits", "bytes_per_second"),
+            -1,
+            (
+                "problems[0].device.limits = DeviceLimits: problems[0].device.limits: "
+                "DeviceLimits.bytes_per_second = -1.0: must be a number above 0. "
+            ),
+        ),
+        (
             ("problems", 0, "device", "limits", "compute_units"),
             "many",
             "problems[0].device.limits.compute_units = many: must be a int. ",
@@ -139,6 +174,46 @@ def test_what_is_not_a_trace_is_refused(
     if place[-1] in ("M", "a_strides"):
         at = ".".join(["problems[0]", "problem", place[-1]])
         refused(f"{at} = None: is missing. {REMEDY}", lambda: read_trace(path))
+
+
+GARBAGE = (None, "x", -1, 0, 1, 2**63, 10**400, 0.5, True, [], [1], {}, {"a": 1}, "paged")
+
+
+def places(content: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every value of a JSON document."""
+    if at:
+        yield at
+    if isinstance(content, dict | list):
+        inner = content.items() if isinstance(content, dict) else enumerate(content)
+        for key, value in inner:
+            yield from places(value, (*at, key))
+
+
+def test_any_value_anywhere_is_refused_or_means_a_problem(tmp_path: Path) -> None:
+    """What is read means something: its operands and sizes follow, and it is written as it was."""
+    path = tmp_path / "traced.json"
+    with kernelseam.trace(path):
+        everything()
+    whole = path.read_text()
+    draw, refusals = random.Random(0), 0
+    everywhere = [at for at in places(json.loads(whole)) if at[2:3] == ("problem",)]
+    for at in draw.sample(everywhere, 300):
+        content = json.loads(whole)
+        inner = content
+        for step in at[:-1]:
+            inner = inner[step]
+        inner[at[-1]] = draw.choice(GARBAGE)
+        path.write_text(json.dumps(content))
+        try:
+            found = read_trace(path)
+        except InvalidValue as e:
+            refusals += 1
+            assert e.remedy + "." == REMEDY
+            continue
+        for t in found:
+            assert all(rule.span >= 0 for rule in t.problem.operands)
+            assert t.problem.operations >= 0 <= t.problem.bytes_moved
+    assert refusals > 180
 
 
 def test_what_is_no_json_is_refused(refused: Refused, tmp_path: Path) -> None:

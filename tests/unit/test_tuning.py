@@ -6,8 +6,11 @@ The backend is the third vendor's, with implementations whose times are scripted
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
+import struct
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -446,6 +449,34 @@ def _no_json(path: Path) -> None:
     path.write_bytes(entry.pack(entry.read(path)[0], b"tiles"))
 
 
+def _with(**changes: Any) -> Callable[[Path], None]:
+    """The stored choice with other values, its digest right."""
+
+    def change(path: Path) -> None:
+        header, payload = entry.read(path)
+        path.write_bytes(entry.pack(header, json.dumps(json.loads(payload) | changes).encode()))
+
+    return change
+
+
+def _timed(seconds: object) -> Callable[[Path], None]:
+    return _with(times=[{"implementation": "tiles", "variant": "", "seconds": seconds}])
+
+
+def _nested(path: Path) -> None:
+    path.write_bytes(entry.pack(entry.read(path)[0], b"[" * 100_000))
+
+
+def _header(text: bytes) -> Callable[[Path], None]:
+    """The entry with another text for a header, its digest right."""
+
+    def change(path: Path) -> None:
+        body = entry.read(path)[1] + text + struct.pack("<Q", len(text))
+        path.write_bytes(body + hashlib.sha256(body).digest() + entry.MAGIC)
+
+    return change
+
+
 def _writable_by_others(path: Path) -> None:
     path.chmod(0o666)
 
@@ -462,6 +493,18 @@ def _linked(path: Path) -> None:
         (_of_another_key, "it belongs to another key"),
         (_no_choice, "it is no tuned choice"),
         (_no_json, "it is no tuned choice"),
+        (_nested, r"it is no tuned choice \(it is nested too deep\)"),
+        (_timed(10**400), r".*\(choice.times\[0\].seconds = .*: must be within float64"),
+        (_timed(-1), r".*\(choice.times\[0\].seconds = -1.0: must be a time\)"),
+        (_timed(math.nan), r".*\(choice.times\[0\].seconds = nan: must be a time\)"),
+        (_timed("1"), r".*\(choice.times\[0\].seconds = 1: must be a float\)"),
+        (_with(implementation=7), r".*\(choice.implementation = 7: must be a str\)"),
+        (_with(times=None), r".*\(choice.times = None: must be a list\)"),
+        (_with(speed=1), r".*\(choice = speed: is no field of a Tuned\)"),
+        (_header(b"null"), r"its header cannot be read \(header = None: must be a dict\)"),
+        (_header(b'{"key": 5}'), r"its header cannot be read \(header.key = 5: must be a str\)"),
+        (_header(b"{}"), r"its header cannot be read \('key'\)"),
+        (_header(b"[" * 100_000), r"its header cannot be read \(it is nested too deep\)"),
         (_writable_by_others, r"can be written by others \(mode 0666\)"),
         (_linked, "is a symbolic link"),
     ],

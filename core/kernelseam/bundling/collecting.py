@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from kernelseam.absent import compiler_for
 from kernelseam.bundling.traces import TracedProblem
 from kernelseam.compilation import Binary, compiled
+from kernelseam.containment import error_text
 from kernelseam.contract import ABSENT, Backend, Device, SourceBundle, Toolchain
+from kernelseam.dispatch import ask
 from kernelseam.kernels import KernelImplementation
 from kernelseam.plugins import plugins
 from kernelseam.variants import variants_of
@@ -80,17 +82,23 @@ def _sources(
     taken = False
     for device in _devices(entry.device, arch, backend):
         takers: list[KernelImplementation] = []
+        seconds: dict[str, float] = {}
         for implementation in _kernels(backend.name, entry.problem.operation):
-            if reason := implementation.supports(entry.problem, device):
-                reasons[f"{implementation.name}: {reason}"] = None
+            answer = ask(implementation, entry.problem, device)
+            if answer.refusal is not None:
+                reasons[f"{implementation.name}: {answer.refusal}"] = None
             else:
+                seconds[implementation.name] = answer.rank
                 takers.append(implementation)
-        takers.sort(key=lambda i: i.cost(entry.problem, device).seconds)
-        taken = taken or bool(takers)
+        takers.sort(key=lambda i: seconds[i.name])
         for rank, implementation in enumerate(takers):
             if all_choices or rank == 0 or implementation.name == entry.implementation:
-                for variant in _variants(implementation, entry, device, all_choices):
-                    result += implementation.source_bundles(entry.problem, device, variant)
+                try:
+                    for variant in _variants(implementation, entry, device, all_choices):
+                        result += implementation.source_bundles(entry.problem, device, variant)
+                    taken = True
+                except Exception as e:
+                    reasons[f"{implementation.name}: its sources raised {error_text(e)}"] = None
     none = "; ".join(reasons) or f"backend {backend.name} has no kernel for it"
     return result, None if taken else none
 

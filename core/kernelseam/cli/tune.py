@@ -3,7 +3,6 @@ class."""
 
 from __future__ import annotations
 
-import json as jsonlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from kernelseam.compilation import cache_folder
 from kernelseam.contract import Device
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.errors import InvalidValue
+from kernelseam.json_schema import parsed
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
 from kernelseam.tuned import store
@@ -219,13 +219,17 @@ def _without_lists(descriptor: Descriptor) -> Target:
 # ---------------------------------------------------------------- a file of problems
 
 
+_OF_ALL = ("backend", "json", "help")
+"""Options of a run, not of a problem."""
+
+
 def _from_options(operation: str, options: Mapping[str, Any]) -> Target:
     """The problem that a command line with these options would tune."""
     if operation == "attention":
         return _attention(
             AttentionOptions(**{f.name: options[f.name] for f in fields(AttentionOptions)})
         )
-    values = {n: x for n, x in options.items() if n not in ("backend", "json")}
+    values = {n: x for n, x in options.items() if n not in _OF_ALL}
     if operation == "gemm":
         return _gemm(shapes.GemmShape.of(**values))
     return _without_lists(projections.ProjectionShape.of(**values).descriptor())
@@ -236,7 +240,7 @@ def _read(path: Path) -> list[Target]:
     InvalidValue."""
     remedy = 'Give a list of objects: [{"operation": "gemm", "m": 64, "b-transposed": true}, ...]'
     try:
-        cases = jsonlib.loads(path.read_text(encoding="utf-8"))
+        cases = parsed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise InvalidValue("--file", path, f"cannot be read: {e}", remedy) from e
     if not isinstance(cases, list) or not cases or not all(isinstance(c, dict) for c in cases):
@@ -247,12 +251,12 @@ def _read(path: Path) -> list[Target]:
     targets = []
     for i, case in enumerate(cases):
         where, operation = f"case {i + 1} of {path}", case.get("operation")
-        if operation not in commands.commands:
+        if not isinstance(operation, str) or operation not in commands.commands:
             known = ", ".join(commands.commands)
             raise InvalidValue(
                 f"{where}: operation", operation, f"must be one of {known}", "Name one of these"
             )
-        arguments = list(_arguments({n: x for n, x in case.items() if n != "operation"}))
+        arguments = list(_arguments(case, where))
         try:
             options = commands.commands[operation].make_context(operation, list(arguments)).params
         except Exception as e:
@@ -265,8 +269,21 @@ def _read(path: Path) -> list[Target]:
     return targets
 
 
-def _arguments(case: Mapping[str, object]) -> Iterator[str]:
+def _arguments(case: Mapping[str, object], where: str) -> Iterator[str]:
+    """The command line of a case. Raises InvalidValue for what no option takes."""
     for name, value in case.items():
+        if name == "operation":
+            continue
+        if name in _OF_ALL:
+            raise InvalidValue(
+                f"{where}: {name}",
+                value,
+                "is no option of a problem",
+                f"Give --{name} beside --file",
+            )
+        if not isinstance(value, str | int | float | None):
+            rule = "must be a number, a string, true, false or null"
+            raise InvalidValue(f"{where}: {name}", value, rule, "See `kernelseam tune --help`")
         if value is None or value is False:
             continue
         yield f"--{name.replace('_', '-')}"

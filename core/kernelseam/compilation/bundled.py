@@ -23,6 +23,7 @@ from kernelseam.compilation.folder import CacheWarning
 from kernelseam.compilation.sources import identity
 from kernelseam.contract import SourceBundle
 from kernelseam.errors import InvalidValue
+from kernelseam.json_schema import parsed
 
 GROUP = "kernelseam.binaries"
 INDEX = "index.json"
@@ -127,7 +128,7 @@ def _installed() -> tuple[tuple[InstalledBundle, ...], Places]:
         name, version = (point.dist.name, point.dist.version) if point.dist else (point.name, "?")
         try:
             folder = resources.files(point.value)
-            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+            index = parsed((folder / INDEX).read_text(encoding="utf-8"))
             if index["format"] != FORMAT:
                 raise ValueError(f"its format is {index['format']}, this version reads {FORMAT}")
             result = {b["source"]: (folder / b["file"], str(b["key"])) for b in index["binaries"]}

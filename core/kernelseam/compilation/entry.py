@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kernelseam.compilation.folder import VARIABLE, Untrusted, reason_for_distrust
+from kernelseam.json_schema import decoded, parsed
 
 MAGIC = b"KSEAMB01"
 SUFFIX, TEMPORARY = ".bin", ".tmp"
@@ -49,12 +50,12 @@ def unpack(content: bytes) -> tuple[dict[str, str], bytes]:
     if hashlib.sha256(body).digest() != content[len(body) : len(body) + _DIGEST]:
         raise Damaged("its digest does not match")
     (length,) = struct.unpack("<Q", body[-8:])
+    text = body[max(len(body) - 8 - length, 0) : -8]
     try:
-        header: dict[str, str] = json.loads(body[len(body) - 8 - length : -8])
-    except ValueError:
-        header = {}
-    if "key" not in header:
-        raise Damaged("its header cannot be read")
+        header: dict[str, str] = decoded(dict[str, str], parsed(text), "header")
+        header["key"]  # noqa: B018
+    except (ValueError, KeyError) as e:
+        raise Damaged(f"its header cannot be read ({e})") from e
     return header, body[: -8 - length]
 
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import warnings
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from kernelseam._version import __version__
 from kernelseam.compilation import entry
 from kernelseam.compilation.folder import CacheWarning, Untrusted, cache_folder, private
 from kernelseam.contract import ABSENT, EMULATED, Device, Problem
 from kernelseam.errors import KernelSeamError
+from kernelseam.json_schema import SchemaError, decoded, parsed
 from kernelseam.plugins import plugins
 from kernelseam.tuned.classes import batch_invariant, problem_class
 
@@ -144,16 +145,13 @@ def _read(folder: Path, problem: Problem, device: Device) -> Tuned | None:
 def _parsed(payload: bytes) -> Tuned:
     """Raises Damaged where the content is invalid despite a correct digest."""
     try:
-        content: dict[str, Any] = json.loads(payload)
-        times = tuple(
-            Timed(str(t["implementation"]), str(t["variant"]), float(t["seconds"]))
-            for t in content["times"]
-        )
-        return Tuned(
-            str(content["implementation"]), str(content["variant"]), str(content["problem"]), times
-        )
-    except (ValueError, KeyError, TypeError) as e:
+        result: Tuned = decoded(Tuned, parsed(payload), "choice")
+        for i, timed in enumerate(result.times):
+            if not 0 <= timed.seconds < math.inf:
+                raise SchemaError(f"choice.times[{i}].seconds", timed.seconds, "must be a time")
+    except ValueError as e:
         raise entry.Damaged(f"it is no tuned choice ({e})") from e
+    return result
 
 
 def _warn(path: Path, error: Exception) -> None:
