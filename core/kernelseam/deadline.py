@@ -2,8 +2,7 @@
 
 The code runs in a thread of its own. Python cannot end a thread, so one that hangs keeps running
 (as a daemon, which does not keep the process from exiting). A hang that holds the GIL cannot be
-detected. Signal handlers run in the main thread only: Ctrl-C ends the wait, not the code, and
-anything that the code raises is its own.
+detected. Signal handlers run in the main thread only: Ctrl-C ends the wait, not the code.
 """
 
 from __future__ import annotations
@@ -62,20 +61,19 @@ def probe_seconds() -> float:
 def run_with_timeout(
     seconds: float, what: str, call: Callable[..., T], *arguments: Any, **named: Any
 ) -> T:
-    """Return ``call(*arguments, **named)``, or raise its Exception; another BaseException becomes
-    Escaped.
+    """Return ``call(*arguments, **named)``, or raise what it raises, SystemExit as Escaped.
 
     Raises PluginTimeout after ``seconds``, naming ``what`` and the line where it hangs.
     """
     # Not Thread.join: interrupted, Python 3.11's marks the thread as ended.
-    answers: SimpleQueue[tuple[list[T], Exception | None]] = SimpleQueue()
+    answers: SimpleQueue[tuple[list[T], BaseException | None]] = SimpleQueue()
 
     def work() -> None:
         results: list[T] = []
         try:
             with Contained(what):
                 results.append(call(*arguments, **named))
-        except Exception as e:
+        except BaseException as e:
             answers.put((results, e))
         else:
             answers.put((results, None))

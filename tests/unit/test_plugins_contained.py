@@ -25,17 +25,14 @@ from kernelseam.plugins import Failure, Plugins, discover
 
 RAISED = {
     "SystemExit(0)": "SystemExit: 0",
-    "KeyboardInterrupt()": "KeyboardInterrupt",
-    "GeneratorExit()": "GeneratorExit",
-    "asyncio.CancelledError()": "CancelledError",
-    "Own('of its own')": "Own: of its own",
-    "Mute()": "Mute, whose message is not available: __str__ raised Own",
-    "BaseExceptionGroup('two', [Own(), SystemExit(1)])": "BaseExceptionGroup: two (2 "
-    "sub-exceptions)",
+    "SystemExit(Mute())": "SystemExit, whose message is not available: __str__ raised RuntimeError",
+    "Mute()": "Mute, whose message is not available: __str__ raised RuntimeError",
     r"OSError('/tmp/\udcff')": r"OSError: /tmp/\udcff",
 }
 every_kind = pytest.mark.parametrize(
-    ("raised", "said"), RAISED.items(), ids=[r.partition("(")[0] for r in RAISED]
+    ("raised", "said"),
+    RAISED.items(),
+    ids=["exits", "exits mutely", "is mute", "cannot be encoded"],
 )
 Strange = Callable[..., Plugins]
 THIRD = EntryPoint("thirdvendor", "kernelseam_thirdvendor", plugins.GROUP)
@@ -134,7 +131,7 @@ def test_another_is_built(strange: Strange, raised: str, said: str) -> None:
         plan(GEMM, device="numpy", implementation="strange")
     except Escaped as e:  # whoever asks for it is told whose it is
         assert str(e) == f"the build of 'strange', gemm on numpy:0 (cpu), raised {said}"
-        assert type(e.__cause__).__name__ == said.partition(":")[0]
+        assert type(e.__cause__) is SystemExit
     except Exception as e:
         assert type(e).__name__ in ("Mute", "OSError")
 
@@ -558,7 +555,7 @@ def test_a_report_is_plain_data(strange: Strange, line: str, wanted: dict[str, A
     [
         ("return None", "TypeError: 'NoneType' object is not iterable"),
         ("x = {}; x['x'] = x; return x", "RecursionError: maximum recursion depth exceeded"),
-        ("return {'a': Mute()}", "Own: not a word"),
+        ("return {'a': Mute()}", "RuntimeError: not a word"),
     ],
 )
 def test_a_report_that_is_none(strange: Strange, line: str, message: str) -> None:

@@ -1,17 +1,13 @@
-"""Signals that arrive while a plugin's code runs: they are the user's, and what the plugin raises
-itself is not."""
+"""Ctrl-C while a plugin's code runs reaches the program, and a discovery goes on."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import kernelseam
 import pytest
@@ -93,67 +89,26 @@ def test_ctrl_c_ends_the_program(child: Child, place: str, call: str) -> None:
     assert (status, err.splitlines()[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
 
 
-@pytest.mark.parametrize(("place", "call"), IN_THE_MAIN_THREAD.items())
-def test_a_plugin_cannot_swallow_it(child: Child, place: str, call: str) -> None:
-    """Nor turn it into an exception of its own."""
-    swallowing = f"""
-        try:
-            {WAIT}
-        except KeyboardInterrupt:
-            raise SystemExit(0)
-    """.strip()
-    status, _, err = child(f"{call}\nprint('went on')", signal.SIGINT, **{place: swallowing})
+@pytest.mark.parametrize("place", ["IMPORT", "INFO", "REGISTER", "SUPPORTS", "BUILD", "DESCRIBE"])
+def test_one_that_a_plugin_raises_passes(child: Child, place: str) -> None:
+    """As every KeyboardInterrupt does; at once, not at the end of a time limit."""
+    call = {**IN_A_THREAD, **IN_THE_MAIN_THREAD}[place]
+    status, _, err = child(f"{call}\nprint('went on')", **{place: "raise KeyboardInterrupt"})
     assert (status, err.splitlines()[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
 
 
-@pytest.mark.parametrize("place", ["IMPORT", "SUPPORTS", "BUILD"])
-def test_a_handler_of_the_program_ends_it(child: Child, place: str) -> None:
-    """SIGTERM in a container: the handler's SystemExit is not the plugin's, which is contained."""
-    script = (
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nplan(GEMM, "
-        "device='numpy')\nprint('went on')"
-    )
-    status, out, _ = child(script, signal.SIGTERM, **{place: WAIT})
-    assert (status, out) == (7, "")
-
-
-def test_a_timeout_of_the_program_is_no_refusal(child: Child) -> None:
+def test_handlers_of_the_program_are_left_alone(child: Child) -> None:
     script = """
-class Late(Exception): pass
-def late(*_): raise Late
+def late(*_): raise TimeoutError("late")
 signal.signal(signal.SIGALRM, late)
 try:
-    plan(GEMM, device="numpy")
-except Late:
-    print("late")
+    plan(GEMM, device="numpy", implementation="strange")
+except TimeoutError as e:
+    print(e, signal.getsignal(signal.SIGALRM) is late)
 """
-    assert child(script, signal.SIGALRM, SUPPORTS=WAIT)[:2] == (0, "late\n")
-
-
-def test_a_handler_that_raises_nothing_ends_nothing(child: Child) -> None:
-    script = """
-seen = []
-signal.signal(signal.SIGINT, lambda *_: seen.append(1))
-print(multiply(), seen, callable(signal.getsignal(signal.SIGINT)))
-"""
-    assert child(
-        script, signal.SIGINT, SUPPORTS=f"{WAIT.replace('60', '1')}; return 'it is tired'"
-    )[:2] == (0, "numpy [1] True\n")
-
-
-@pytest.mark.parametrize("place", [*IN_A_THREAD, *IN_THE_MAIN_THREAD])
-def test_one_that_a_plugin_raises_itself_ends_nothing(child: Child, place: str) -> None:
-    script = """
-before = signal.getsignal(signal.SIGINT)
-print(multiply(), len(kernelseam.devices()), len(plugins.plugins().doctor()))
-try:
-    kernelseam.bmm(object(), object())
-except InvalidValue:
-    print(signal.getsignal(signal.SIGINT) is before is signal.default_int_handler)
-"""
-    status, out, err = child(script, **{place: "raise KeyboardInterrupt"})
-    assert status == 0, err
-    assert out.splitlines()[-1] == "True"
+    look = "print(signal.getsignal(signal.SIGALRM).__name__, flush=True)"
+    status, out, err = child(script, BUILD=f"import signal; {look}; raise TimeoutError('late')")
+    assert (status, out) == (0, "late\nlate True\n"), err
 
 
 AGAIN = """
@@ -215,107 +170,30 @@ print(multiply(), sorted(plugins.plugins().loaded), plugins.plugins().failures, 
     assert (status, out) == (0, "strange ['reference', 'strange'] () True\n"), err
 
 
-# ---------------------------------------------------------------- one block
-
-
 class Own(BaseException):
     """No Exception."""
 
 
-def handled(number: int, handler: Any, work: Callable[[], object]) -> Any:
-    """Do the work with a handler of a signal."""
-    before = signal.signal(number, handler)
-    try:
-        return work()
-    finally:
-        assert signal.getsignal(number) is handler  # the block has put it back
-        signal.signal(number, before)
-
-
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt("of the user")
-
-
-def test_blocks_within_blocks() -> None:
-    """A plugin's code may plan: what it is asked in turn is contained, and the user's interrupt
-    passes both."""
-
-    def work() -> None:
-        with Contained("outer"):
-            with (
-                pytest.raises(Escaped, match="^inner raised KeyboardInterrupt: its own$"),
-                Contained("inner"),
-            ):
-                raise KeyboardInterrupt("its own")
-            with Contained("inner"):
-                signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt, match="of the user"):
-        handled(signal.SIGINT, interrupt, work)
-
-
-def test_one_that_was_swallowed_is_raised_at_the_end() -> None:
-    def work() -> None:
-        with Contained("it"), contextlib.suppress(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt, match="of the user"):
-        handled(signal.SIGINT, interrupt, work)
-
-
-def test_a_handler_that_the_plugin_sets_stays() -> None:
-    def own(*_: object) -> None:
-        pass
-
-    before = signal.getsignal(signal.SIGUSR1)
-    try:
-        with Contained("it"):
-            signal.signal(signal.SIGUSR1, own)
-        assert signal.getsignal(signal.SIGUSR1) is own
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
-def test_exceptions_pass_as_they_are() -> None:
-    error = ValueError("no")
-    with pytest.raises(ValueError) as caught, Contained("it"):
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt("its own"), Own("mine")])
+def test_all_but_an_exit_passes_as_it_is(error: BaseException) -> None:
+    def leave() -> None:
         raise error
+
+    with pytest.raises(type(error)) as caught, Contained("it"):
+        leave()
+    assert caught.value is error
+    with pytest.raises(type(error)) as caught:
+        run_with_timeout(5, "leaving", leave)
     assert caught.value is error
 
 
-def test_another_thread_is_not_interrupted() -> None:
-    """While the main thread runs a plugin's code and is interrupted, another thread's is left
-    alone."""
-    inside, go_on, actual = threading.Event(), threading.Event(), list[str]()
-
-    def other() -> None:
-        with Contained("other"):
-            inside.set()
-            go_on.wait(30)
-        actual.append("done")
-
-    thread = threading.Thread(target=other)
-
-    def work() -> None:
-        with Contained("main"):
-            thread.start()
-            inside.wait(30)
-            try:
-                signal.raise_signal(signal.SIGINT)
-            except KeyboardInterrupt:
-                go_on.set()
-                thread.join(30)
-
-    with pytest.raises(KeyboardInterrupt, match="of the user"):
-        handled(signal.SIGINT, interrupt, work)
-    assert actual == ["done"]
-
-
-def test_under_the_limit_it_is_the_same() -> None:
+def test_an_exit_becomes_an_exception() -> None:
     def leave() -> None:
-        raise Own("mine")
+        raise SystemExit(3)
 
-    with pytest.raises(Escaped, match="^leaving raised Own: mine$") as caught:
+    with pytest.raises(Escaped, match="^outer raised SystemExit: 3$"), Contained("outer"):
+        leave()
+    with pytest.raises(Escaped, match="^leaving raised SystemExit: 3$") as caught:
         run_with_timeout(5, "leaving", leave)
-    assert error_text(caught.value) == "Own: mine"
-    assert traceback_text(caught.value).endswith("Own: mine\n")
+    assert error_text(caught.value) == "SystemExit: 3"
+    assert traceback_text(caught.value).endswith("SystemExit: 3\n")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
-SOUND = '''
-import asyncio, os, sys, time
+SOUND = """
+import os, sys, time
 from kernelseam.contract import (
     CONTRACT_VERSION, Backend, Cost, Device, DeviceLimits, PlanParts, PluginInfo,
 )
@@ -14,12 +14,9 @@ from kernelseam.hookspecs import hookimpl
 from kernelseam.reference.gemm import NumpyGemm
 from kernelseam.reference.runtime import HostRuntime
 
-class Own(BaseException):
-    """As greenlets and tasks have them."""
-
 class Mute(Exception):
     def __str__(self):
-        raise Own("not a word")
+        raise RuntimeError("not a word")
 
 DEVICE = Device("strange", 0, "strange1")
 
@@ -63,7 +60,7 @@ def kernelseam_register(registry):
 @hookimpl
 def kernelseam_doctor():
     DOCTOR
-'''
+"""
 SOUND_LINES = {
     "DEVICES": "return (DEVICE,)",
     "DESCRIBE": "return None",
