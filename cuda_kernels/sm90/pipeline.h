@@ -30,9 +30,9 @@ template<int STAGES> struct Ring {
 };
 
 // Loads rows row … row + ROWS − 1 and COLUMNS columns of a matrix, of SIZE bytes each, into a tile: panels of 128 bytes of columns,
-// one box each; rows of 64 bytes are one panel of 64. Signals `barrier`, which has to expect tile_bytes. The map's axes are column,
+// one box each; of e4m3, rows of 64 columns are one panel of 64 bytes. Signals `barrier`, which has to expect tile_bytes. The map's axes are column,
 // row, head, batch.
-template<int COLUMNS, int SIZE> constexpr int panel_row = COLUMNS * SIZE == 64 ? 64 : 128;
+template<int COLUMNS, int SIZE> constexpr int panel_row = SIZE == 1 && COLUMNS == 64 ? 64 : 128;
 template<int ROWS, int COLUMNS, int SIZE = 2>
 constexpr int tile_bytes = ROWS * divide_up(COLUMNS * SIZE, panel_row<COLUMNS, SIZE>) * panel_row<COLUMNS, SIZE>;
 template<int ROWS, int COLUMNS, int SIZE = 2>

@@ -11,10 +11,11 @@ from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.dtypes import DType
 from kernelseam_cuda import archs, tensor_maps
+from kernelseam_cuda.sm90.attention import COVERED_DIMS
 from kernelseam_cuda.sm90.attention_bwd import (
-    DIMS,
     QUERY_GRADIENT,
     ROW_VALUES,
+    WIDTHS,
     HopperAttentionBwd,
 )
 from kernelseam_cuda.sm90.attention_tiles import ATTENTION_BWD, BACKWARD_REGISTERS
@@ -46,11 +47,8 @@ def problem(
     [
         ({"dtype": DType.float32}, "it takes bfloat16 and float16, not float32"),
         ({"dtype_out": DType.float32}, "it does not know dtype_out"),
-        ({"head_dim": 80, "value_dim": 80}, "head dims 80: it takes 64, 96, 128, 192/128, 256"),
-        (
-            {"head_dim": 128, "value_dim": 192},
-            "head dims 128/192: it takes 64, 96, 128, 192/128, 256",
-        ),
+        ({"head_dim": 100, "value_dim": 80}, "head dims 100/80: it takes multiples of 8 up to 256"),
+        ({"head_dim": 64, "value_dim": 264}, "head dims 64/264: it takes multiples of 8 up to 256"),
         ({"mask": True, "prefix": True}, "it does not know mask, prefix"),
         ({"bias": DType.float16, "alibi": True}, "it does not know alibi, bias"),
         (
@@ -81,7 +79,7 @@ def test_problems_are_refused_by_their_numbers() -> None:
 
 
 @pytest.mark.parametrize("deterministic", [True, False], ids=["in-order", "any-order"])
-@pytest.mark.parametrize("dims", DIMS, ids=["64", "96", "128", "192v128", "256"])
+@pytest.mark.parametrize("dims", (*WIDTHS, *COVERED_DIMS), ids=str)
 @pytest.mark.parametrize(
     "options",
     [
@@ -100,7 +98,10 @@ def test_every_head_dim_has_a_tile_whose_maps_the_hardware_takes(
     p = problem(head_dim=dim, value_dim=value_dim, deterministic=deterministic, **options)
     assert KERNEL.refuse(p, ROW) is None
     tile = KERNEL.tile(p, ROW, H200)
-    assert (tile.head_dim, tile.step) == (dim, 128 if dim == 64 else 64)
+    assert (tile.head_dim, tile.value_dim) == next(
+        w for w in WIDTHS if dim <= w[0] and value_dim <= w[1]
+    )
+    assert tile.step == (128 if max(dims) <= 64 else 64)
     assert tile.shared_bytes <= ROW.shared_bytes_per_block
     for m in KERNEL.main(tile).tensor_maps(p, tile, H200).values():
         assert tensor_maps.refuse(m, 16) is None
@@ -186,7 +187,7 @@ def test_wide_heads_take_clusters_whose_blocks_share_queries_and_sums() -> None:
     values = main.kernel.values(p, tile, H200)
     assert (values["key_tiles"], values["total"]) == (8, 8 * 4 * 8)
     defines = main.kernel.defines(p.spec, tile, ROW)
-    assert (defines["D"], defines["STEP"], defines["STAGES"], defines["O_STAGES"]) == (
+    assert (defines["DQK"], defines["STEP"], defines["STAGES"], defines["O_STAGES"]) == (
         256,
         64,
         4,
@@ -212,6 +213,35 @@ def test_the_last_columns_of_head_dim_96_are_half_a_panel() -> None:
     rows = 4 * 16 * 4096
     launches = KERNEL.launches(p, tile, H200)
     assert launches.workspace_bytes == 256 + rows * (8 + 4 * 96) + rows // 64 * 8
+
+
+@pytest.mark.parametrize(
+    ("dims", "columns"),
+    [
+        ((8, 24), (16, 32)),
+        ((40, 40), (48, 48)),
+        ((64, 128), (80, 128)),
+        ((128, 8), (128, 16)),
+        ((72, 80), (80, 80)),
+        ((120, 120), (128, 128)),
+        ((128, 136), (144, 144)),
+        ((160, 160), (160, 160)),
+        ((192, 128), (192, 128)),
+        ((200, 24), (256, 256)),
+    ],
+)
+def test_columns_are_multiplied_in_whole_steps_and_each_consumer_has_a_piece(
+    dims: tuple[int, int], columns: tuple[int, int]
+) -> None:
+    """Multiples of 16. Of more than one panel of queries and keys dq has two pieces, of wide heads
+    three, whose last has columns at least; 256 are multiplied in halves. Its sums have as many."""
+    p = problem(head_dim=dims[0], value_dim=dims[1])
+    tile = KERNEL.tile(p, ROW, H200)
+    defines = KERNEL.main(tile).defines(p.spec, tile, ROW)
+    assert (defines["QK_COLUMNS"], defines["V_COLUMNS"]) == columns
+    assert (defines["DQK"], defines["DV"]) == dims
+    workspace = KERNEL.launches(p, tile, H200).kernels[0].workspace
+    assert workspace["turns"] - workspace["sums"] == 4 * 16 * 4096 * columns[0] * 4
 
 
 @pytest.mark.parametrize(
@@ -245,10 +275,8 @@ def test_heads_of_192_have_values_of_128() -> None:
     tile = KERNEL.tile(p, ROW, H200)
     main = KERNEL.main(tile)
     assert main.entry == "attention_backward_wide_sm90"
-    assert (main.defines(p.spec, tile, ROW)["D"], main.defines(p.spec, tile, ROW)["DV"]) == (
-        192,
-        128,
-    )
+    defines = main.defines(p.spec, tile, ROW)
+    assert (defines["DQK"], defines["DV"]) == (192, 128)
     maps = main.tensor_maps(p, tile, H200)
     columns = {name: m.extents[0] for name, m in maps.items()}
     of_keys, of_values = ("q_map", "k_map", "dk_map"), ("dout_map", "v_map", "dv_map")
@@ -377,7 +405,7 @@ def test_each_launch_starts_while_the_one_before_it_ends() -> None:
 
 
 def test_variants_have_names_of_their_own() -> None:
-    assert len({(t.head_dim, t.name) for t in ATTENTION_BWD}) == len(ATTENTION_BWD)
+    assert len({(t.head_dim, t.value_dim, t.name) for t in ATTENTION_BWD}) == len(ATTENTION_BWD)
     p = problem()
     names = list(KERNEL.variants(p, ROW, H200))
     assert names == [KERNEL.tile(p, ROW, H200).name] == ["128x64-3q-3dout-1kv-in-order"]

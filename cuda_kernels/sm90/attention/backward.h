@@ -25,10 +25,11 @@
 // Bytes of shared memory that a step of D = 128 reads and writes: 320 KB, 2500 clocks, beside 2560 of products; additions to dq,
 // 64·D·4 a step, cost 10 to 15 % there, 5 % at D = 64 (H200).
 //
-// Constants (from the kernel definition): those of scores.h and sequences.h; KS_T, KS_D, KS_DV (the same), KS_STEP (queries: 128 at D = 64, else 64), KS_STAGES,
+// Constants (from the kernel definition): those of scores.h and sequences.h; KS_T, KS_DQK, KS_DV, KS_QK_COLUMNS, KS_V_COLUMNS (sums.h),
+// KS_STEP (queries: 128 of head dims up to 64, else 64), KS_STAGES,
 // KS_O_STAGES, KS_KV_STAGES (2: the next tile's K and V arrive during this one), KS_IN_ORDER,
 // KS_PRODUCER_REGISTERS, KS_CONSUMER_REGISTERS, KS_SHARED_BYTES.
-// Shared memory, bytes, D in whole panels of 64 columns: 512·D·KV_STAGES of K and V, 2·STEP·D·(STAGES + O_STAGES) of q and dout, 512·STEP of ds (two steps'),
+// Shared memory, bytes, D the head dim, of queries and keys as of values, in whole panels of 64 columns: 512·D·KV_STAGES of K and V, 2·STEP·D·(STAGES + O_STAGES) of q and dout, 512·STEP of ds (two steps'),
 // 4·STEP·(STAGES + O_STAGES) of row values, 1 K.
 // Registers of a consumer's thread: D of dk and dv, STEP/2 of s (later dq), STEP/2 of dp, STEP/4 of p, STEP/4 of ds, STEP/4 of lse or delta where
 // they are loaded ahead, and about 20.
@@ -69,7 +70,8 @@ attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_
   } else {
     registers_alloc<KS_CONSUMER_REGISTERS>();
     const Consumer consumer{storage, maps, rings, operands, sequences, count, band, scale, scale_log2, cap, cap_inverse, group, warp, lane()};
-    if (D % 64 == 0 || group == 0) consumer.run<64>();
-    else consumer.run<piece_columns(PANELS - 1)>();
+    constexpr int FIRST = piece_columns(0), SECOND = piece_columns(PANELS - 1);
+    if (FIRST == SECOND || group == 0) consumer.run<FIRST>();
+    else consumer.run<SECOND>();
   }
 }

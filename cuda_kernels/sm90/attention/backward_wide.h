@@ -1,4 +1,4 @@
-// Attention's gradients for Hopper where those of 64 keys, dk and dv, fill a block's registers: head dims 256, and 192 with values of 128.
+// Attention's gradients for Hopper where those of 64 keys, dk and dv, fill a block's registers: head dims above 128.
 // One launch between the two small ones of backward.h, whose formulas it shares.
 //
 // Algorithm: a cluster of two blocks owns KEYS keys, each block 64 of them, and walks over the queries of its KV head's group, STEP
@@ -25,7 +25,7 @@
 // Bytes of shared memory that a step of D = 256 reads and writes: 352 KB, 2750 clocks, beside 2560 of products.
 // Of 192/128: 250 KB, 1940 clocks, beside 1790; a step takes about 3000, most of it from p to ds and back to p's place.
 //
-// Constants (from the kernel definition): those of backward.h without KS_KV_STAGES; KS_DV is the values' head dim; KS_STAGES and KS_O_STAGES count parts.
+// Constants (from the kernel definition): those of backward.h without KS_KV_STAGES; KS_STAGES and KS_O_STAGES count parts.
 // Shared memory, KB: D/8 of K, DV/8 of V, 16 of the other block's K, an eighth of its columns for each part of q and dout, 32 of ds (two steps', both
 // blocks' keys), STAGES/2 of row values, and barriers.
 // Registers of a consumer's thread: DV/2 of dv or D/2 of dk, 32 of s or dp, 32 of dq, 16 of p or ds, 16 of lse, and about 25.
@@ -71,9 +71,11 @@ attention_backward_wide_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap 
     registers_alloc<KS_CONSUMER_REGISTERS>();
     const Consumer consumer{storage, maps, rings, operands, sequences, count, band, scale, scale_log2, cap, cap_inverse, rank,
                             group, warp, lane()};
-    if (group == 0) consumer.run<true, true>();
-    else if (PIECES == CLUSTER * GROUPS || rank == 0) consumer.run<false, true>();
-    else consumer.run<false, false>();
+    constexpr int LAST = piece_columns(PIECES - 1), FOURTH = PIECES == CLUSTER * GROUPS ? LAST : 0, THIRD = FOURTH ? 64 : LAST;
+    if (group == 0 && (THIRD == 64 || rank == 0)) consumer.run<true, 64>();
+    else if (group == 0) consumer.run<true, THIRD>();
+    else if (FOURTH == 64 || rank == 0) consumer.run<false, 64>();
+    else consumer.run<false, FOURTH>();
   }
   cluster_barrier();  // no block leaves while others may signal its barriers
 }

@@ -6,14 +6,17 @@
 typedef KS_T T;    // of q, k and v
 typedef KS_TO TO;  // of the result
 
-constexpr int DQK = KS_DQK, DV = KS_DV, BN = KS_BN, GROUPS = KS_GROUPS, STAGES = KS_STAGES, Q_STAGES = KS_Q_STAGES;
+constexpr int BN = KS_BN, GROUPS = KS_GROUPS, STAGES = KS_STAGES, Q_STAGES = KS_Q_STAGES;
 constexpr int BM = 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
 constexpr int SIZE = sizeof(T);
 constexpr bool E4M3 = SIZE == 1;
-constexpr int Q_BYTES = tile_bytes<64, DQK, SIZE>, K_BYTES = tile_bytes<BN, DQK, SIZE>, V_BYTES = tile_bytes<BN, DV, SIZE>;
+// Head dims, and the columns that are multiplied: steps of Q·Kᵀ and columns of P·V come in multiples of 16. A tensor map's rows end
+// with the head: TMA fills what a tile has beyond it with zeros, and writes no such columns of the result.
+constexpr int DQK = KS_DQK, DV = KS_DV, QK_COLUMNS = divide_up(DQK, 16) * 16, V_COLUMNS = divide_up(DV, 16) * 16;
+constexpr int Q_BYTES = tile_bytes<64, QK_COLUMNS, SIZE>, K_BYTES = tile_bytes<BN, QK_COLUMNS, SIZE>, V_BYTES = tile_bytes<BN, V_COLUMNS, SIZE>;
 typedef Choose<KS_KV_VIEW == PAGED, PagedKeys<T, BN, KS_PAGE_ROWS>, RowKeys<T, BN>>::type Keys;
-typedef Choose<KS_K_TOGETHER, PanelsTogether<BN, DQK, SIZE>, PanelsApart<BN, DQK, SIZE>>::type KBlock;
-typedef Choose<KS_V_TOGETHER, PanelsTogether<BN, DV, SIZE>, PanelsApart<BN, DV, SIZE>>::type VBlock;
+typedef Choose<KS_K_TOGETHER, PanelsTogether<BN, QK_COLUMNS, SIZE>, PanelsApart<BN, QK_COLUMNS, SIZE>>::type KBlock;
+typedef Choose<KS_V_TOGETHER, PanelsTogether<BN, V_COLUMNS, SIZE>, PanelsApart<BN, V_COLUMNS, SIZE>>::type VBlock;
 static_assert(!E4M3 || !(KBlock::TOGETHER || VBlock::TOGETHER), "V is transposed panel by panel");
 constexpr int O_BYTES = 16 * 128;  // a warp's rows of one panel
 constexpr bool RAGGED = KS_Q_VIEW == PACKED || KS_KV_VIEW == PAGED || KS_LENGTHS;
@@ -59,9 +62,9 @@ struct Staging {
   char warps[GROUPS * 4][KS_OUT_STAGES * O_BYTES];
 };
 struct SumsAndStaging {
-  char warps[GROUPS * 4][16 * DV * 3];
+  char warps[GROUPS * 4][16 * V_COLUMNS * 3];
 };
-static_assert(KS_SUM_BLOCKS == 0 || KS_OUT_STAGES * O_BYTES <= 16 * DV * 3, "results leave through the memory of sums");
+static_assert(KS_SUM_BLOCKS == 0 || KS_OUT_STAGES * O_BYTES <= 16 * V_COLUMNS * 3, "results leave through the memory of sums");
 
 struct alignas(1024) SharedStorage {
   char q[Q_STAGES][GROUPS][Q_BYTES];

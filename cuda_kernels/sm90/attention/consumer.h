@@ -89,7 +89,7 @@ struct Consumer {
 
   // Rare: moves p, O, m, l and the block's sums to a reference at which none overflows. Of e4m3, the factor of earlier sums is
   // `correction`.
-  KS_DEVICE void rebase(float (&p)[BN / 2], float (&o)[DV / 2], float (&m)[2], float (&l)[2], float (&sum)[2], float (&correction)[2],
+  KS_DEVICE void rebase(float (&p)[BN / 2], float (&o)[V_COLUMNS / 2], float (&m)[2], float (&l)[2], float (&sum)[2], float (&correction)[2],
                         int tile, int block, const Factor& f, Sums& sums) const {
     if (__all_sync(~0u, sum[0] + sum[1] < LARGEST_SUM)) {
       if constexpr (E4M3) rebase_by_largest<HEADROOM>(p, o, m, l, sum, correction);
@@ -104,7 +104,7 @@ struct Consumer {
     const int column = thread_lane % 4 * (8 / SIZE) * PRODUCTS;
     recompute_scores<T, DQK, PRODUCTS>(p, q + (i64)inside(x, S_q) * a.q.row + column,
                                        q + (i64)inside(x + 8, S_q) * a.q.row + column,
-                                       a.keys.key_rows(w, opaque(block) * BN, thread_lane, column));
+                                       a.keys.key_rows(w, opaque(block) * BN, thread_lane, column), column);
     multiply(p, f);
     if (KS_SOFTCAP) cap_scores(p, scores.cap, scores.cap_inverse);
     rebase_by_max<HEADROOM>(p, o, m, l, sum, correction, f.c);
@@ -179,12 +179,12 @@ struct Consumer {
   // Epilogue: O through shared memory to global, panel by panel, each warp its own 16 rows. TMA does not write rows beyond a
   // dense tensor's last; a packed sequence's last rows are stored by the threads, as the next sequence follows them. Returns
   // whether there is a NaN that may have to be recomputed.
-  KS_DEVICE bool store(const float (&o)[DV / 2], const WorkTile& w, const float (&inverse)[2]) const {
+  KS_DEVICE bool store(const float (&o)[V_COLUMNS / 2], const WorkTile& w, const float (&inverse)[2]) const {
     u32 most = 0;
     const int row = group_row(w) + 16 * warp, lane = thread_lane;
     const int rows = KS_Q_VIEW == PACKED ? w.S_q - row : 16;
 #pragma unroll
-    for (int c = 0; c < DV; c += 64) {
+    for (int c = 0; c < V_COLUMNS; c += 64) {
       char* const panel = storage.out.warps[group * 4 + warp] + c / 64 % KS_OUT_STAGES * O_BYTES;
       if (c / 64 % KS_OUT_STAGES == 0) {
         if (lane == 0) tma_store_wait_read<0>();
@@ -192,7 +192,7 @@ struct Consumer {
       }
       const u32 line = shared_address(panel) + lane % 16 * 128;
 #pragma unroll
-      for (int chunk = 0; chunk < min_of(DV - c, 64) / 8; chunk += 2) {
+      for (int chunk = 0; chunk < min_of(V_COLUMNS - c, 64) / 8; chunk += 2) {
         const float* const x = o + c / 2 + chunk * 4;
         const uint4 y{pack2(x[0] * inverse[0], x[1] * inverse[0], TO()), pack2(x[2] * inverse[1], x[3] * inverse[1], TO()),
                       pack2(x[4] * inverse[0], x[5] * inverse[0], TO()), pack2(x[6] * inverse[1], x[7] * inverse[1], TO())};
@@ -228,7 +228,7 @@ KS_DEVICE void Consumer::run() const {
   PipelineState<Q_STAGES> q{0, 0};
   enum { NOT_BEGUN = -2 };
   int tile = 0;          // tiles so far
-  float o[DV / 2];       // the tile's accumulator, not yet normalised
+  float o[V_COLUMNS / 2];  // the tile's accumulator, not yet normalised
   u32 p[P_REGISTERS];    // the last block's P, the A fragment of P·V
   float m[2], l[2];      // the rows' references, and this thread's part of their sums
   int block = NOT_BEGUN, row = 0;  // the tile's next block; the thread's first row
@@ -244,12 +244,12 @@ KS_DEVICE void Consumer::run() const {
   auto release_q = [&] { if (thread_lane == 0) barrier_arrive(rings.q.empty(q_state())); };
   auto start_qk = [&](float (&s)[BN / 2]) {
     const auto x = advanced(q_tiles, q.stage * GROUPS * Q_BYTES), y = advanced(k_tiles, k.stage * K_BYTES);
-    multiply_ss<T, BN, DQK * SIZE / 32, 64 * KBlock::ROW, KBlock::PANEL, 32, 32, 0, 0, KBlock::ROW>(s, x, y, false);
+    multiply_ss<T, BN, QK_COLUMNS * SIZE / 32, 64 * KBlock::ROW, KBlock::PANEL, 32, 32, 0, 0, KBlock::ROW>(s, x, y, false);
     wgmma_commit();
   };
   auto start_pv = [&] {
     const auto y = advanced(v_tiles, v.stage * V_BYTES);
-    multiply_rs<T, DV, BN * SIZE / 32, E4M3 ? 32 : 2 * VBlock::EIGHT_ROWS, E4M3 ? BN : 128>(o, p, y, true);
+    multiply_rs<T, V_COLUMNS, BN * SIZE / 32, E4M3 ? 32 : 2 * VBlock::EIGHT_ROWS, E4M3 ? BN : 128>(o, p, y, true);
     wgmma_commit();
   };
   auto scheduler_barrier_sync = [&] { if (KS_TURNS) named_barrier_sync(SCHEDULER + group, CONSUMERS); };
@@ -265,7 +265,7 @@ KS_DEVICE void Consumer::run() const {
   auto round_p = [&](const float (&s)[BN / 2]) { round_weights(p, s, T()); };
   auto zero_o = [&] {
 #pragma unroll
-    for (int i = 0; i < DV / 2; i++) o[i] = 0.f;
+    for (int i = 0; i < V_COLUMNS / 2; i++) o[i] = 0.f;
   };
   // Exponentials must precede the wait for P·V. The compiler moves them behind it, unless something before it depends on them:
   // here the address of the next barrier, through a zero that is a kernel argument.

@@ -16,7 +16,7 @@
 // from an atomic counter), KS_LATE (which is asked when few blocks of a tile are left), KS_REMAKE, KS_AHEAD (elements of S, of BN/2 a
 // thread, whose exponentials precede the wait for P·V; the others follow it, beside the rounding of P), KS_PRODUCER_REGISTERS,
 // KS_CONSUMER_REGISTERS, KS_SHARED_BYTES.
-// Shared memory: Q_STAGES·64·GROUPS·DQ + STAGES·BN·(DQ + DV) elements, dims rounded up to 64; GROUPS·4·OUT_STAGES·2 KB; 1 KB.
+// Shared memory: Q_STAGES·64·GROUPS·DQK + STAGES·BN·(DQK + DV) elements, dims rounded up to 64; GROUPS·4·OUT_STAGES·2 KB; 1 KB.
 // Registers of a consumer's thread: BN/2 of S, BN/4 of P, DV/2 of O, and about 30.
 #include "sm90/attention/consumer.h"
 #include "sm90/attention/producer.h"

@@ -10,20 +10,24 @@
 #pragma once
 #include "sm90/attention/keys.h"
 
+// The least power of two that is not below n.
+KS_DEVICE constexpr int power_of_two(int n) { return n <= 1 ? 1 : 2 * power_of_two((n + 1) / 2); }
+
 template<class T, int BN, int ROWS> struct PagedKeys {
   Matrices<const T> k, v;  // batch: from a page to the next
   Pages pages;
   int page_rows;  // from a page's first row to the next one's, in rows
 
   static constexpr int SIZE = sizeof(T), UNIT = min_of(ROWS, 8);  // rows that a place in the map counts
-  static constexpr int PIECES = BN / ROWS, LOOK_UPS = max_of(PIECES / WARP, 1), CHUNK = max_of(WARP / PIECES, 1);
-  static_assert(BN % ROWS == 0 && WARP * LOOK_UPS == CHUNK * PIECES, "whole pieces, and a lane for each");
+  // Of a block: its pieces, and its places among those of a chunk.
+  static constexpr int PIECES = BN / ROWS, PLACES = power_of_two(PIECES), LOOK_UPS = max_of(PLACES / WARP, 1), CHUNK = max_of(WARP / PLACES, 1);
+  static_assert(BN % ROWS == 0, "whole pieces");
 
   struct Memory { alignas(16) int places[2][WARP * LOOK_UPS]; };  // of a chunk's pieces; V is a block behind K
   struct Place { int slot; };
   static constexpr bool IN_REGISTERS = PIECES <= 16;
   struct Boxes {
-    int at[IN_REGISTERS ? PIECES : 1];
+    int at[IN_REGISTERS ? PLACES : 1];
     const int* from;
     int head;
     KS_DEVICE int place(int i) const { return IN_REGISTERS ? at[i] : from[i]; }
@@ -46,7 +50,10 @@ template<class T, int BN, int ROWS> struct PagedKeys {
       warp_barrier();  // the tile is written
       return more;
     }
-    KS_DEVICE int first_key(int chunk, int i) const { return (chunk * (WARP * LOOK_UPS) + i * WARP + lane()) * ROWS; }
+    KS_DEVICE int first_key(int chunk, int i) const {
+      const int place = chunk * (WARP * LOOK_UPS) + i * WARP + lane();
+      return (PIECES == PLACES ? place : place / PLACES * PIECES + place % PLACES) * ROWS;
+    }
     // The pages themselves: what is computed from them would wait for them here.
     KS_DEVICE void look_up(const WorkTile& w, int chunk, int (&to)[LOOK_UPS]) const {
 #pragma unroll
@@ -74,7 +81,7 @@ template<class T, int BN, int ROWS> struct PagedKeys {
     KS_DEVICE Boxes boxes(const WorkTile& w, int block, Place place) const {
       Boxes x;
       x.head = w.kv_head;
-      x.from = memory.places[place.slot] + (unsigned)block % CHUNK * PIECES;
+      x.from = memory.places[place.slot] + (unsigned)block % CHUNK * PLACES;
       if constexpr (IN_REGISTERS) {
 #pragma unroll
         for (int i = 0; i < PIECES; i += 4) {

@@ -18,7 +18,7 @@ struct Producer {
       rings.q.wait_empty(q);
       if (!keys.leads()) continue;
       barrier_arrive_expect_tx(rings.q.full(q), Q_BYTES);  // publishes the work tile to the consumer
-      tile_load<64, DQK, SIZE>(shared_address(storage.q) + q.stage * Q_BYTES, maps.q, rings.q.full(q), w.q_first + w.row + 64 * g, w.head,
+      tile_load<64, QK_COLUMNS, SIZE>(shared_address(storage.q) + q.stage * Q_BYTES, maps.q, rings.q.full(q), w.q_first + w.row + 64 * g, w.head,
                          KS_Q_VIEW == PACKED ? 0 : w.batch);
     }
   }

@@ -229,30 +229,49 @@ template<> struct Mma<e4m3> {
 };
 #endif
 
+// 16 bytes of global memory where N is 4, 8 where it is 2; zeros where `there` is false. By hand, so that the compiler does not compute
+// all addresses ahead and keep them in registers.
+template<int N, bool ALWAYS, class T> KS_DEVICE void load_words(u32 (&y)[N], const T* at, bool there) {
+  static_assert(N == 2 || N == 4);
+  if constexpr (ALWAYS && N == 2)
+    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(y[0]), "=r"(y[1]) : "l"(at));
+  else if constexpr (ALWAYS)
+    asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(y[0]), "=r"(y[1]), "=r"(y[2]), "=r"(y[3]) : "l"(at));
+  else if constexpr (N == 2)
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\n@p ld.global.v2.b32 {%0, %1}, [%2];\n}"
+                 : "=&r"(y[0]), "=&r"(y[1]) : "l"(at), "r"((int)there));
+  else
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+                 "@p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+                 : "=&r"(y[0]), "=&r"(y[1]), "=&r"(y[2]), "=&r"(y[3]) : "l"(at), "r"((int)there));
+}
+
 // Recomputes the scores of a warp's 16 rows and BN keys from global memory, by mma.sync, whose accumulator layout is wgmma's.
 // PRODUCTS: of 32 bytes of depth, a step. A lane's 8 · PRODUCTS neighbouring bytes are its columns of them: any order of
-// the depth gives the same sums. a, a8: its first elements of its two rows, 8 · PRODUCTS bytes a lane % 4; b: of the key lane/4, a walk
-// that goes on by 8 keys at each step (keys.h).
+// the depth gives the same sums. DEPTH, a multiple of 8: what the last step has beyond it counts as zeros, and is not read: another
+// head's elements follow. a, a8: the first elements of the lane's two rows; b: of the key lane/4, a walk that goes on by 8 keys at each
+// step (keys.h); all of the lane's columns, `column` on.
 template<class T, int DEPTH, int PRODUCTS, int N, class Walk>
-KS_DEVICE void recompute_scores(float (&s)[N], const T* a, const T* a8, const Walk& b) {
-  constexpr int LANE = 8 / sizeof(T), PRODUCT = 4 * LANE;  // elements
-  static_assert(DEPTH % (PRODUCT * PRODUCTS) == 0, "whole steps");
+KS_DEVICE void recompute_scores(float (&s)[N], const T* a, const T* a8, const Walk& b, int column) {
+  constexpr int LANE = 8 / sizeof(T), PRODUCT = 4 * LANE, STEP = PRODUCT * PRODUCTS;  // elements
+  constexpr bool WHOLE = DEPTH % STEP == 0;
+  static_assert(DEPTH % (LANE * PRODUCTS) == 0, "a lane's elements are all there, or none is");
 #pragma unroll
   for (int i = 0; i < N; i++) s[i] = 0.f;
 #pragma unroll 1
-  for (int d = 0; d < DEPTH; d += PRODUCT * PRODUCTS) {
+  for (int d = 0; d < DEPTH; d += STEP) {
+    const bool there = WHOLE || d + column < DEPTH;
     uint2 row[PRODUCTS], row8[PRODUCTS];
 #pragma unroll
-    for (int i = 0; i < PRODUCTS; i++) row[i] = *(const uint2*)(a + d + LANE * i), row8[i] = *(const uint2*)(a8 + d + LANE * i);
+    for (int i = 0; i < PRODUCTS; i++) {
+      row[i] = row8[i] = uint2{0, 0};
+      if (there) row[i] = *(const uint2*)(a + d + LANE * i), row8[i] = *(const uint2*)(a8 + d + LANE * i);
+    }
     Walk keys = b.from(d);
 #pragma unroll
     for (int n = 0; n < N / 4; n++) {
       u32 y[2 * PRODUCTS];
-      const T* const at = keys.at(n);
-      if constexpr (PRODUCTS == 1)
-        asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(y[0]), "=r"(y[1]) : "l"(at));
-      else
-        asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(y[0]), "=r"(y[1]), "=r"(y[2]), "=r"(y[3]) : "l"(at));
+      load_words<2 * PRODUCTS, WHOLE>(y, keys.at(n), there);
       keys.next();
 #pragma unroll
       for (int i = 0; i < PRODUCTS; i++) {

@@ -8,10 +8,10 @@ typedef KS_T T;
 
 constexpr int GROUPS = 2, KEYS = 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
 constexpr int STAGES = KS_STAGES, O_STAGES = KS_O_STAGES, KV_STAGES = KS_KV_STAGES, DS_STAGES = 2;
-constexpr int KV_BYTES = tile_bytes<KEYS, D>, Q_BYTES = tile_bytes<STEP, D>, ROW_BYTES = STEP * 4;
+constexpr int K_BYTES = tile_bytes<KEYS, QK_COLUMNS>, Q_BYTES = tile_bytes<STEP, QK_COLUMNS>, ROW_BYTES = STEP * 4;
+constexpr int V_BYTES = tile_bytes<KEYS, V_COLUMNS>, O_BYTES = tile_bytes<STEP, V_COLUMNS>;
 constexpr int DS_BYTES = 64 * STEP * 2;       // of one consumer's keys
 static_assert(PIECES == GROUPS, "each consumer multiplies one piece of dq");
-static_assert(DV == D);
 static_assert(DS_STAGES == 2, "ds of a step is written before dq of the last one is multiplied");
 // Whether other data may follow a sequence's last query, and its last key, in memory.
 constexpr bool RAGGED_QUERIES = KS_Q_VIEW == PACKED, RAGGED_KEYS = KS_KV_VIEW == PACKED || KS_LENGTHS;
@@ -19,15 +19,15 @@ constexpr bool RAGGED_QUERIES = KS_Q_VIEW == PACKED, RAGGED_KEYS = KS_KV_VIEW ==
 // Whether the first step of a consumer's keys may be left out: causal, where blocks of queries are no longer than a consumer's keys.
 constexpr bool SKIPS = KS_CAUSAL && !KS_WINDOW && STEP == 64 && O_STAGES == STAGES;
 
-// Whether row values are loaded before the products that they are subtracted from are there: up to 5 % of the time (H200). At D = 64
-// registers are too few, and it was 1 to 8 % slower.
-constexpr bool AHEAD = D > 64;
+// Whether row values are loaded before the products that they are subtracted from are there: up to 5 % of the time (H200). With 128
+// queries a step registers are too few, and it was 1 to 8 % slower.
+constexpr bool AHEAD = STEP == 64;
 
 constexpr int WORK_SLOTS = 2 * KV_STAGES;  // work_slot
 
 struct alignas(1024) SharedStorage {
-  char k[KV_STAGES][KV_BYTES], v[KV_STAGES][KV_BYTES];
-  char q[STAGES][Q_BYTES], dout[O_STAGES][Q_BYTES];
+  char k[KV_STAGES][K_BYTES], v[KV_STAGES][max_of(K_BYTES, V_BYTES)];  // the gradients of both leave through V's place
+  char q[STAGES][Q_BYTES], dout[O_STAGES][O_BYTES];
   char ds[DS_STAGES][GROUPS][DS_BYTES];
   float lse[STAGES][STEP], delta[O_STAGES][STEP];  // of a step's queries: −lse in base 2, and delta
   WorkTile work_tiles[WORK_SLOTS];

@@ -14,11 +14,14 @@ struct Consumer {
   float scale, scale_log2, cap, cap_inverse;
   int group, warp, thread_lane;
 
-  template<int ROWS> KS_DEVICE void zero(char* tile, int from) const { zero_rows<ROWS, D>(tile, from, 1 + group, warp, thread_lane); }
+  template<int ROWS, int COLUMNS> KS_DEVICE void zero(char* tile, int from) const {
+    zero_rows<ROWS, COLUMNS>(tile, from, 1 + group, warp, thread_lane);
+  }
   // A gradient, through this warp's rows of V.
-  KS_DEVICE void store(const float (&x)[D / 2], float by, const WorkTile& w, int stage, const TensorMap& map, const Matrices<T>& to) const {
+  template<int DIM, int COLUMNS>
+  KS_DEVICE void store(const float (&x)[COLUMNS / 2], float by, const WorkTile& w, int stage, const TensorMap& map, const Matrices<T>& to) const {
     const int first = SPARING ? warp_index() * 16 : group * 64 + warp * 16;  // which keeps `group` through the steps
-    store_gradient<T, KEYS, D>(x, by, storage.v[stage], first, w.tile * KEYS + first, w, map, to, thread_lane);
+    store_gradient<T, KEYS, DIM, COLUMNS>(x, by, storage.v[stage], first, w.tile * KEYS + first, w, map, to, thread_lane);
   }
 
   // COLUMNS: of this consumer's piece of dq.
@@ -57,16 +60,18 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
     const bool tail = key0 + 64 > w.S_k;
     if (RAGGED_KEYS && (w.tile + 1) * KEYS > w.S_k) {
       rings.v.wait_full(kv);
-      zero<KEYS>(storage.k[kv.stage], w.S_k - w.tile * KEYS);
-      zero<KEYS>(storage.v[kv.stage], w.S_k - w.tile * KEYS);
+      zero<KEYS, QK_COLUMNS>(storage.k[kv.stage], w.S_k - w.tile * KEYS);
+      zero<KEYS, V_COLUMNS>(storage.v[kv.stage], w.S_k - w.tile * KEYS);
     }
     const u64 k_k_major = whole(descriptor_k_major(shared_address(storage.k[kv.stage]) + group * 64 * 128));
     const u64 v_k_major = whole(descriptor_k_major(shared_address(storage.v[kv.stage]) + group * 64 * 128));
     const u64 k_mn_major = whole(descriptor_mn_major(shared_address(storage.k[kv.stage]) + group % PANELS * KEYS * 128, KEYS * 128));
 
-    float dk[D / 2], dv[D / 2];
+    float dk[QK_COLUMNS / 2], dv[V_COLUMNS / 2];
 #pragma unroll
-    for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0.f;
+    for (int i = 0; i < QK_COLUMNS / 2; i++) dk[i] = 0.f;
+#pragma unroll
+    for (int i = 0; i < V_COLUMNS / 2; i++) dv[i] = 0.f;
     pin(dk), pin(dv);  // else the compiler keeps the zeros of a tile without steps apart, and serialises the products
 
     if (w.steps > 0) {
@@ -103,10 +108,10 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
       };
       auto start_s = [&] {
         rings.q.wait_full(q);
-        if (RAGGED_QUERIES && m * STEP + STEP > w.S_q) zero<STEP>(storage.q[q.stage], w.S_q - m * STEP);
+        if (RAGGED_QUERIES && m * STEP + STEP > w.S_q) zero<STEP, QK_COLUMNS>(storage.q[q.stage], w.S_q - m * STEP);
         wgmma_fence();
         const u64 y = advanced(q_k_major, q.stage * Q_BYTES);
-        multiply_ss<T, STEP, D / 16, KEYS * 128, STEP * 128>(s, k_k_major, y, false);
+        multiply_ss<T, STEP, QK_COLUMNS / 16, KEYS * 128, STEP * 128>(s, k_k_major, y, false);
         wgmma_commit();
       };
       auto start_dq = [&](float (&dq)[COLUMNS / 2], const PipelineState<DS_STAGES>& ds_in) {
@@ -122,7 +127,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
           return;
         }
         if (lane == 0) barrier_arrive(rings.ds.empty(ds_in));
-        add_fragments(a.sums + (i64)block * (STEP * D) + group * PIECE + warp * 16 * COLUMNS + lane * 4, dq, rings.turns, group,
+        add_fragments(a.sums + (i64)block * (STEP * QK_COLUMNS) + group * PIECE + warp * 16 * COLUMNS + lane * 4, dq, rings.turns, group,
                       ds_in.stage, lane);  // one turn a step: the stage of ds is its parity
         block += way;
         if ((m_added += way) == end) {
@@ -137,7 +142,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         u32 p[STEP / 4], ds[STEP / 4];
         // Under a softcap, p · (1 − tanh²), rounded: in shared memory where this warp's ds will be, as registers are few.
         char* const sloped = storage.ds[ds_out.stage][group] + warp * 16 * 128 + lane * 8;
-        const u64 q_rows = advanced(q_mn_major, q.stage * Q_BYTES), o_rows = advanced(o_mn_major, o().stage * Q_BYTES);
+        const u64 q_rows = advanced(q_mn_major, q.stage * Q_BYTES), o_rows = advanced(o_mn_major, o().stage * O_BYTES);
         // p, rounded, while dk of the last step is multiplied
         const int ahead = m * STEP - (key0 - shift);  // of the diagonal of the consumer's first key
         if constexpr (KS_SOFTCAP) {
@@ -161,13 +166,13 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         }
         if (first) rings.v.wait_full(kv);
         rings.dout.wait_full(o());
-        if (RAGGED_QUERIES && m * STEP + STEP > w.S_q) zero<STEP>(storage.dout[o().stage], w.S_q - m * STEP);
+        if (RAGGED_QUERIES && m * STEP + STEP > w.S_q) zero<STEP, V_COLUMNS>(storage.dout[o().stage], w.S_q - m * STEP);
         pin(dv);
         wgmma_fence();
-        const u64 o_here = advanced(o_k_major, o().stage * Q_BYTES);
-        multiply_ss<T, STEP, D / 16, KEYS * 128, STEP * 128>(dp, v_k_major, o_here, false);
+        const u64 o_here = advanced(o_k_major, o().stage * O_BYTES);
+        multiply_ss<T, STEP, V_COLUMNS / 16, KEYS * 128, STEP * 128>(dp, v_k_major, o_here, false);
         wgmma_commit();
-        multiply_rs<T, D, STEP / 16, 2048>(dv, p, o_rows, true);
+        multiply_rs<T, V_COLUMNS, STEP / 16, 2048>(dv, p, o_rows, true);
         wgmma_commit();
         Pair delta[AHEAD ? STEP / 8 : 1];
         if (AHEAD)
@@ -206,7 +211,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         wgmma_fence();
         start_dq(dq, ds_out);
         if (!LAST) start_s();
-        multiply_rs<T, D, STEP / 16, 2048>(dk, ds, q_rows, true);
+        multiply_rs<T, QK_COLUMNS, STEP / 16, 2048>(dk, ds, q_rows, true);
         wgmma_commit();
         wgmma_wait<LAST ? 1 : 2>();
         add_dq(dq, ds_out);
@@ -246,7 +251,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         pin(dk);
         release_q();
         named_barrier_sync(1 + group, 128);  // all four warps are done with this consumer's rows of V
-        store(dv, 1.f, w, kv.stage, maps.dv, a.dv);
+        store<DV, V_COLUMNS>(dv, 1.f, w, kv.stage, maps.dv, a.dv);
         wgmma_wait<0>();
         if (lane == 0) barrier_arrive(rings.k.empty(kv));
         add_dq(dq, ds_in);
@@ -255,10 +260,10 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
     } else {
       rings.v.wait_full(kv);
       if (lane == 0) barrier_arrive(rings.k.empty(kv));
-      store(dv, 1.f, w, kv.stage, maps.dv, a.dv);
+      store<DV, V_COLUMNS>(dv, 1.f, w, kv.stage, maps.dv, a.dv);
       stores_read(lane);
     }
-    store(dk, scale, w, kv.stage, maps.dk, a.dk);
+    store<DQK, QK_COLUMNS>(dk, scale, w, kv.stage, maps.dk, a.dk);
     stores_read(lane);
     if (lane == 0) barrier_arrive(rings.v.empty(kv));
     warp_barrier();

@@ -48,7 +48,7 @@ KS_DEVICE void mask_scores(float (&s)[STEP / 2], const Band& band, int ahead, in
 }
 
 // Whether who is first stores without a branch: 2 to 4 % of the time where it was measured the faster.
-constexpr bool BRANCHLESS = D == 64 || D == 192;
+constexpr bool BRANCHLESS = PANELS == 1 || PANELS == 3;
 
 // A warp's fragments of dq to the sums, where its lane's part of them begins; in order at the turn of its consumer, of this parity.
 template<int N> KS_DEVICE void add_fragments(float* to, const float (&dq)[N], const Turns& turns, int group, u32 parity, int lane) {
@@ -82,17 +82,17 @@ template<int ROWS, int COLUMNS> KS_DEVICE void zero_rows(char* tile, int from, i
   named_barrier_sync(barrier, 128);
 }
 
-// A gradient of a warp's 16 keys, times `by`: through rows of its own, from `first` on, of a tile of ROWS, to global memory, from
+// A gradient of a warp's 16 keys, DIM of COLUMNS, times `by`: through rows of its own, from `first` on, of a tile of ROWS, to global memory, from
 // `row` of the sequence on; L2 is for queries and sums. TMA does not write rows beyond a dense tensor's last; a packed sequence's last
 // rows are stored by the threads, as the next sequence follows them.
-template<class T, int ROWS, int COLUMNS>
+template<class T, int ROWS, int DIM, int COLUMNS>
 KS_DEVICE void store_gradient(const float (&x)[COLUMNS / 2], float by, char* tile, int first, int row, const WorkTile& w, const TensorMap& map,
                               const Matrices<T>& to, int lane) {
   const int count = KS_KV_VIEW == PACKED ? w.S_k - row : 16;
 #pragma unroll
-  for (int c = 0; c < COLUMNS; c += 64) {
+  for (int c = 0; c < DIM; c += 64) {
     char* const panel = tile + c / 64 * ROWS * 128 + first * 128;
-    const int chunks = min_of(COLUMNS - c, 64) / 8;
+    const int chunks = min_of(DIM - c, 64) / 8;
     const u32 line = shared_address(panel) + matrix_row(lane);
 #pragma unroll
     for (int chunk = 0; chunk < chunks; chunk += 2) {

@@ -23,28 +23,28 @@ struct Producer {
     rings.q.wait_empty(q);
     const u32 full = rings.q.full(q);
     barrier_arrive_expect_tx(full, Q_BYTES + ROW_BYTES);
-    tile_load<STEP, D>(shared_address(storage.q[q.stage]), maps.q, full, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
+    tile_load<STEP, QK_COLUMNS>(shared_address(storage.q[q.stage]), maps.q, full, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
     bulk_load(shared_address(storage.lse[q.stage]), a.lse + (i64)block * STEP, ROW_BYTES, full);
     q.advance();
   }
   KS_DEVICE void load_dout(const WorkTile& w, int head, int block, int row) {
     rings.dout.wait_empty(o);
     const u32 full = rings.dout.full(o);
-    barrier_arrive_expect_tx(full, Q_BYTES + ROW_BYTES);
-    tile_load<STEP, D>(shared_address(storage.dout[o.stage]), maps.dout, full, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
+    barrier_arrive_expect_tx(full, O_BYTES + ROW_BYTES);
+    tile_load<STEP, V_COLUMNS>(shared_address(storage.dout[o.stage]), maps.dout, full, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
     bulk_load(shared_address(storage.delta[o.stage]), a.delta + (i64)block * STEP, ROW_BYTES, full);
     o.advance();
   }
-  KS_DEVICE void load_keys(const WorkTile& w, const Ring<KV_STAGES>& ring, const char* to, const TensorMap& map) {
+  template<int COLUMNS> KS_DEVICE void load_keys(const WorkTile& w, const Ring<KV_STAGES>& ring, const char* to, const TensorMap& map) {
     ring.wait_empty(kv);
     const u32 full = ring.full(kv);
-    barrier_arrive_expect_tx(full, KV_BYTES);
-    tile_load<KEYS, D>(shared_address(to), map, full, w.k_first + w.tile * KEYS, w.kv_head, KS_KV_VIEW == PACKED ? 0 : w.batch);
+    barrier_arrive_expect_tx(full, tile_bytes<KEYS, COLUMNS>);
+    tile_load<KEYS, COLUMNS>(shared_address(to), map, full, w.k_first + w.tile * KEYS, w.kv_head, KS_KV_VIEW == PACKED ? 0 : w.batch);
   }
   // Publishes the work tile to the consumers.
-  KS_DEVICE void load_k(const WorkTile& w) { load_keys(w, rings.k, storage.k[kv.stage], maps.k); }
+  KS_DEVICE void load_k(const WorkTile& w) { load_keys<QK_COLUMNS>(w, rings.k, storage.k[kv.stage], maps.k); }
   KS_DEVICE void load_v(const WorkTile& w) {
-    load_keys(w, rings.v, storage.v[kv.stage], maps.v);
+    load_keys<V_COLUMNS>(w, rings.v, storage.v[kv.stage], maps.v);
     kv.advance();
   }
 

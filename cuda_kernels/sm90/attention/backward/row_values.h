@@ -5,7 +5,7 @@
 // One block of 256 threads 64 rows of a head, a power of two of threads a row, 16 bytes each; nothing is shared. The last rows come first, so
 // that dout of the first is in L2 when the gradients begin with them, and out, which nobody reads again, leaves it first. It moves 8·D + 8
 // bytes a row, 4·D + 8 in order, and runs at the speed of memory.
-// Constants: those of scores.h and sequences.h; KS_T, KS_D, KS_DV, KS_STEP, KS_IN_ORDER (there are turns).
+// Constants: those of scores.h and sequences.h; KS_T, KS_DV, KS_QK_COLUMNS, KS_STEP, KS_IN_ORDER (there are turns).
 #include "sm90/attention/backward/tiles.h"
 
 typedef KS_T T;
@@ -31,9 +31,9 @@ attention_backward_rows_sm90(Matrices<const T> out, Matrices<const T> dout, RowV
   const i64 block = blocks.first(batch, s.q_first) + (i64)head * blocks.head_blocks + tile / PARTS;
   const int row0 = tile % PARTS * ROWS;  // in the block
   if (!KS_IN_ORDER || Band{left, right}.unseen(tile / PARTS, s.S_k - s.S_q, s.S_k)) {
-    Chunk<float>* const zeros = (Chunk<float>*)(sums + block * (STEP * D) + row0 * D);
+    Chunk<float>* const zeros = (Chunk<float>*)(sums + block * (STEP * QK_COLUMNS) + row0 * QK_COLUMNS);
 #pragma unroll
-    for (int i = 0; i < ROWS * D / 4 / 256; i++) zeros[i * 256 + thread_index()] = Chunk<float>{};
+    for (int i = 0; i < ROWS * QK_COLUMNS / 4 / 256; i++) zeros[i * 256 + thread_index()] = Chunk<float>{};
   }
   if (KS_IN_ORDER && row0 == 0 && thread_index() < PIECES) turns[block * PIECES + thread_index()] = 0;
 

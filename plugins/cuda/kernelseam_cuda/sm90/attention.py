@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import starmap
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
-from kernelseam.costs import Work
-from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec, dims_name
+from kernelseam.costs import Work, predicted
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
 from kernelseam.kernels.attention.arguments import (
@@ -39,6 +38,7 @@ from kernelseam_cuda.sm90.attention_pages import (
 )
 from kernelseam_cuda.sm90.attention_softcap import SMALL_CAP, small_cap
 from kernelseam_cuda.sm90.attention_tiles import ATTENTION, HopperAttentionTile
+from kernelseam_cuda.sm90.tiles import panel_bytes, promotion
 from kernelseam_cuda.toolchain import sources
 
 OPTIONS = frozenset(
@@ -60,7 +60,20 @@ SHORT_SEQUENCE = 2048
 """Below this number of keys the tiles for short sequences are used."""
 MAX_SEQUENCE = 2**30
 """Queries and keys of one sequence, together."""
-_PANEL_BYTES, _STORE_ROWS, _QUERY_ROWS = 128, 16, 64
+DIM_STEP, MAX_DIM = 8, 256
+"""Head dims are multiples of the 16 bytes that TMA takes, up to those of the widest tiles."""
+COVERED_DIMS = (
+    (8, 24),
+    (40, 40),
+    (64, 128),
+    (80, 72),
+    (112, 112),
+    (160, 160),
+    (136, 184),
+    (232, 200),
+)
+"""Of the head dims that do not fill their tiles, those that every check compiles."""
+_STORE_ROWS, _QUERY_ROWS = 16, 64
 _SECTION_BYTES = 8 << 20
 """Keys and values of the heads of a section, whose tiles are scheduled together: as much as stays
 in the L2 cache beside the rest."""
@@ -135,6 +148,13 @@ class _TileCount:
     last_section: int
 
 
+def refuse_dims(spec: AttentionSpec) -> str | None:
+    """Why neither the forward nor the gradients take these head dims, or None."""
+    if all(0 < d <= MAX_DIM and d % DIM_STEP == 0 for d in (spec.head_dim, spec.value_dim)):
+        return None
+    return f"head dims {spec.dims}: it takes multiples of {DIM_STEP} up to {MAX_DIM}"
+
+
 def refuse_rows(p: AttentionProblem) -> str | None:
     """Why neither the forward nor the gradients take such rows of queries and keys, or None."""
     return refuse_mixed_views(p.spec) or _refuse_rows(p)
@@ -166,8 +186,9 @@ class HopperAttention(KernelDefinition):
     options = OPTIONS
 
     @cached_property
-    def dims(self) -> tuple[tuple[int, int], ...]:
-        """Of queries and keys, and of values: those of its tiles."""
+    def widths(self) -> tuple[tuple[int, int], ...]:
+        """Head dims of queries and keys, and of values, up to which its tiles are, the narrowest
+        first."""
         return tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in self.known_tiles))
 
     def sources(self) -> Mapping[str, str]:
@@ -177,8 +198,8 @@ class HopperAttention(KernelDefinition):
         p, spec = problem, problem.spec
         if reason := refuse_but_half_precision(spec, self.options):
             return reason
-        if (spec.head_dim, spec.value_dim) not in self.dims:
-            return f"head dims {spec.dims}: it takes {', '.join(starmap(dims_name, self.dims))}"
+        if reason := self.refuse_dims(spec):
+            return reason
         views = refuse_pages(p) if _paged(spec) else refuse_mixed_views(spec)
         return (
             views
@@ -191,13 +212,17 @@ class HopperAttention(KernelDefinition):
             )
         )
 
+    def refuse_dims(self, spec: AttentionSpec) -> str | None:
+        return refuse_dims(spec)
+
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperAttentionTile, ...]:
+        """Those of the narrowest width that holds the head dims."""
         hides = self.hides(spec)
-        dims = spec.head_dim, spec.value_dim
+        width = next(w for w in self.widths if spec.head_dim <= w[0] and spec.value_dim <= w[1])
         return tuple(
             replace(t, page_rows=MOST_ROWS * _paged(spec))
             for t in self.known_tiles
-            if (t.head_dim, t.value_dim) == dims
+            if (t.head_dim, t.value_dim) == width
             and t.hides in (None, hides)
             and (spec.causal or not t.late)
         )
@@ -214,9 +239,16 @@ class HopperAttention(KernelDefinition):
         return spec.causal or spec.window
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperAttentionTile:
+        """That of the least predicted time, of those for short sequences where they are. A
+        batch-invariant result does not depend on it."""
         tiles = self.tiles_of(problem, row)
-        short = problem.S_k < SHORT_SEQUENCE and not problem.spec.batch_invariant
-        return next((t for t in tiles if t.short and short), tiles[0])
+        if problem.spec.batch_invariant:
+            return tiles[0]
+        short = problem.S_k < SHORT_SEQUENCE
+        return min(
+            [t for t in tiles if t.short is short] or tiles,
+            key=lambda t: predicted(self.work(problem, t, device), row.costs, device.limits),
+        )
 
     def launches(
         self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device
@@ -312,7 +344,8 @@ class HopperAttention(KernelDefinition):
         self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device
     ) -> dict[str, TensorMap]:
         """Axes column, row, head, batch; packed rows are of one entry. Boxes are panels of 128
-        bytes of columns, or whole rows of 64. Pages have maps of their own."""
+        bytes of columns, of e4m3 also whole rows of 64. A row ends with its head: a box's columns
+        beyond it are read as zeros, and not written. Pages have maps of their own."""
         p, s = problem, problem.spec
         packed = s.q_view == "packed"
         batch = 1 if packed else p.batch
@@ -322,7 +355,7 @@ class HopperAttention(KernelDefinition):
             operand: str, width: int, rows: int, heads: int, strides: tuple[int, int, int], box: int
         ) -> TensorMap:
             dtype = s.out if operand == "out" else s.q
-            panel = min(_PANEL_BYTES, width * dtype.itemsize)
+            panel = panel_bytes(dtype.itemsize, width)
             return TensorMap(
                 operand,
                 dtype,
@@ -330,7 +363,7 @@ class HopperAttention(KernelDefinition):
                 (1, *reversed(strides)),
                 (panel // dtype.itemsize, box, 1, 1),
                 swizzle=panel,
-                l2_promotion=256,
+                l2_promotion=promotion(width * dtype.itemsize),
             )
 
         def keys_of(operand: str, width: int, strides: tuple[int, int, int]) -> TensorMap:
@@ -356,7 +389,7 @@ class HopperAttention(KernelDefinition):
         tile more."""
         p = problem
         keys, longest = keys_met(p, tile.bm, tile.bn, p.S_q, p.S_k)
-        step = 2.0 * tile.bm * (p.spec.head_dim + p.spec.value_dim)
+        step = 2.0 * tile.bm * tile.columns(p.spec.head_dim, p.spec.value_dim)
         tiles = _tiles(p, tile).total
         return Work(
             p.bytes_moved,
@@ -369,12 +402,18 @@ class HopperAttention(KernelDefinition):
         )
 
     def covering(self) -> Iterable[Covered]:
-        """Every dtype and head dim with and without a causal mask; every option; packed
-        sequences."""
+        """Every dtype and width of tiles with and without a causal mask; head dims that do not fill
+        them; every option; packed sequences."""
         f16, bf16 = DType.float16, DType.bfloat16
-        for both in self.dims:
+        for both in self.widths:
             yield Covered(self, AttentionSpec(bf16, *both, True, True))
             yield Covered(self, AttentionSpec(f16, *both))
+        for both in COVERED_DIMS:
+            part = AttentionSpec(bf16, *both, lse=True)
+            yield Covered(
+                self, replace(part, causal=True, q_view="packed", kv_view="packed"), often=False
+            )
+            yield Covered(self, replace(part, softcap=True))
         plain = AttentionSpec(bf16, 128, 128, lse=True)
         packed = replace(plain, q_view="packed", kv_view="packed")
         yield Covered(self, replace(packed, causal=True))
@@ -390,7 +429,7 @@ class HopperAttention(KernelDefinition):
         paged = replace(plain, kv_view="paged", lengths=True)
         yield Covered(self, replace(paged, causal=True, q_view="packed"))
         yield Covered(self, replace(paged, window=True, softcap=True, sinks=True), often=False)
-        for both in self.dims:
+        for both in self.widths:
             spec = AttentionSpec(f16, *both, True, True, q_view="packed", kv_view="paged")
             yield Covered(self, replace(spec, lengths=True), often=both == (96, 96))
         yield Covered(self, replace(plain, softcap=True, sinks=True), often=False)

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import starmap
 from typing import Any
 
 from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
-from kernelseam.descriptors.attention.problem import AttentionSpec, dims_name
+from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
     SEQUENCES,
@@ -35,7 +34,7 @@ from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
 
-from kernelseam_cuda.sm90.attention import refuse_rows
+from kernelseam_cuda.sm90.attention import COVERED_DIMS, refuse_dims, refuse_rows
 from kernelseam_cuda.sm90.attention_bwd_cost import (
     BackwardTile,
     gradient_work,
@@ -49,14 +48,15 @@ from kernelseam_cuda.sm90.attention_tiles import (
     BACKWARD_REGISTERS,
     HopperWideBackwardTile,
 )
+from kernelseam_cuda.sm90.tiles import promotion
 from kernelseam_cuda.toolchain import sources
 
 OPTIONS = frozenset(
     {"causal", "window", "softcap", "sinks", "q_view", "kv_view", "lengths", "batch_invariant"}
 )
 """The forward's options that the kernel has the gradients of."""
-DIMS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in ATTENTION_BWD))
-"""Of queries and keys, and of values."""
+WIDTHS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in ATTENTION_BWD))
+"""Head dims of queries and keys, and of values, up to which tiles are, the narrowest first."""
 _CONSUMERS = 2
 """Of a block; each adds to a piece of its own of the sums: sums.h."""
 _BOX_COLUMNS, _STORE_ROWS, _ROWS = 64, 16, 64
@@ -124,22 +124,23 @@ class HopperBackwardKernel(KernelDefinition):
             return f"it does not know {', '.join(sorted(unsupported))}"
         if spec.dtype.itemsize != 2:
             return f"it takes bfloat16 and float16, not {spec.dtype}"
-        if (spec.head_dim, spec.value_dim) not in DIMS:
-            return f"head dims {spec.dims}: it takes {', '.join(starmap(dims_name, DIMS))}"
-        return refuse_rows(p) or refuse_row_strides(
-            stride_q_row=p.q_strides[2],
-            stride_k_row=p.k_strides[2],
-            stride_v_row=p.v_strides[2],
-            stride_out_row=p.out_strides[2],
-            stride_dout_row=problem.dout_strides[2],
-            stride_dq_row=problem.dq_strides[2],
-            stride_dk_row=problem.dk_strides[2],
-            stride_dv_row=problem.dv_strides[2],
+        return (
+            refuse_dims(spec)
+            or refuse_rows(p)
+            or refuse_row_strides(
+                stride_q_row=p.q_strides[2],
+                stride_k_row=p.k_strides[2],
+                stride_v_row=p.v_strides[2],
+                stride_out_row=p.out_strides[2],
+                stride_dout_row=problem.dout_strides[2],
+                stride_dq_row=problem.dq_strides[2],
+                stride_dk_row=problem.dk_strides[2],
+                stride_dv_row=problem.dv_strides[2],
+            )
         )
 
     def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
-        dims = spec.forward.head_dim, spec.forward.value_dim
-        tiles = tuple(t for t in ATTENTION_BWD if (t.head_dim, t.value_dim) == dims)
+        tiles = _tiles_of(spec.forward)
         ordered = tuple(replace(t, in_order=True) for t in tiles)
         return ordered if spec.deterministic or spec.forward.batch_invariant else tiles + ordered
 
@@ -165,7 +166,7 @@ class HopperBackwardKernel(KernelDefinition):
         for name, needed in (
             ("lse_base2", 4 * rows),
             ("delta", 4 * rows),
-            ("sums", 4 * rows * tile.head_dim),
+            ("sums", 4 * rows * tile.columns(spec.head_dim, spec.value_dim)[0]),
             ("turns", 4 * _CONSUMERS * tile.cluster * blocks * tile.in_order),
         ):
             workspace[name] = size
@@ -206,10 +207,13 @@ class HopperBackwardKernel(KernelDefinition):
         self, spec: AttentionBwdSpec, tile: BackwardTile, row: ArchRow
     ) -> dict[str, object]:
         s = spec.forward
+        columns, value_columns = tile.columns(s.head_dim, s.value_dim)
         return {
             "T": DEVICE_TYPE[s.dtype],
-            "D": s.head_dim,
+            "DQK": s.head_dim,
             "DV": s.value_dim,
+            "QK_COLUMNS": columns,
+            "V_COLUMNS": value_columns,
             **score_defines(s),
             "Q_VIEW": VIEWS[s.q_view],
             "KV_VIEW": VIEWS[s.kv_view],
@@ -304,7 +308,8 @@ class RowValues(HopperBackwardKernel):
 
     def row_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
         s = spec.forward
-        return 4 * s.value_dim + (0 if tile.in_order else 4 * s.head_dim) + 12
+        columns, _ = tile.columns(s.head_dim, s.value_dim)
+        return 4 * s.value_dim + (0 if tile.in_order else 4 * columns) + 12
 
 
 class QueryGradient(HopperBackwardKernel):
@@ -333,7 +338,8 @@ class QueryGradient(HopperBackwardKernel):
         return 128
 
     def row_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
-        return 6 * spec.forward.head_dim
+        s = spec.forward
+        return 4 * tile.columns(s.head_dim, s.value_dim)[0] + 2 * s.head_dim
 
 
 ROW_VALUES, QUERY_GRADIENT = RowValues(), QueryGradient()
@@ -402,7 +408,7 @@ class HopperAttentionBwd(HopperBackwardKernel):
                 (1, *reversed(strides)),
                 (_BOX_COLUMNS, box, 1, 1),
                 swizzle=128,
-                l2_promotion=256,
+                l2_promotion=promotion(columns * s.dtype.itemsize),
             )
             for name, (columns, rows, strides, box) in shapes.items()
         }
@@ -416,11 +422,19 @@ class HopperAttentionBwd(HopperBackwardKernel):
         return gradient_work(problem, tile)
 
     def covering(self) -> Iterable[Covered]:
-        """Every dtype and head dim with and without a causal mask, in order and in any; every
-        option; packed sequences; and the two small kernels."""
+        """Every dtype and width of tiles with and without a causal mask, in order and in any; head
+        dims that do not fill them; every option; packed sequences; and the two small kernels."""
         f16, bf16 = DType.float16, DType.bfloat16
-        for dims in DIMS:
-            main = self.main(next(t for t in ATTENTION_BWD if (t.head_dim, t.value_dim) == dims))
+        for dims in COVERED_DIMS:
+            plain = AttentionSpec(f16, *dims, lse=True)
+            packed = replace(plain, dtype=bf16, causal=True, q_view="packed", kv_view="packed")
+            main = self.main(_tiles_of(plain)[0])
+            yield Covered(main, AttentionBwdSpec(packed))
+            yield Covered(main, AttentionBwdSpec(plain, deterministic=False), often=False)
+            for small in (ROW_VALUES, QUERY_GRADIENT):
+                yield Covered(small, AttentionBwdSpec(packed), often=False)
+        for dims in WIDTHS:
+            main = self.main(_tiles_of(AttentionSpec(f16, *dims, lse=True))[0])
             causal = AttentionSpec(bf16, *dims, True, True)
             yield Covered(main, AttentionBwdSpec(causal))
             yield Covered(
@@ -455,6 +469,12 @@ class HopperWideAttentionBwd(HopperAttentionBwd):
 
 
 WIDE = HopperWideAttentionBwd()
+
+
+def _tiles_of(spec: AttentionSpec) -> tuple[BackwardTile, ...]:
+    """Those of the narrowest width that holds the head dims."""
+    width = next(w for w in WIDTHS if spec.head_dim <= w[0] and spec.value_dim <= w[1])
+    return tuple(t for t in ATTENTION_BWD if (t.head_dim, t.value_dim) == width)
 
 
 def _scalars(signature: Signature) -> Iterable[tuple[str, str]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import starmap
 
 from kernelseam.contract import ArchRow, Device
-from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec, dims_name
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.stored import (
     SCALE_AXES,
@@ -38,6 +39,12 @@ class HopperE4m3Attention(HopperAttention):
         if "blocks" in (spec.q_scales, spec.kv_scales):
             return "blocks of queries or of keys have scales of their own: it takes one a head"
         return super().refuse(problem, row) or refuse_stored(problem, row)
+
+    def refuse_dims(self, spec: AttentionSpec) -> str | None:
+        """Values are transposed in whole panels."""
+        if (spec.head_dim, spec.value_dim) in self.widths:
+            return None
+        return f"head dims {spec.dims}: it takes {', '.join(starmap(dims_name, self.widths))}"
 
     def hides(self, spec: AttentionSpec) -> bool:
         """Lengths, too: four consumers leave no registers for what masks V."""
@@ -77,7 +84,7 @@ class HopperE4m3Attention(HopperAttention):
         """Every head dim with and without a causal mask and scales; every option; packed
         sequences; pages."""
         e4m3, bf16 = DType.float8_e4m3fn, DType.bfloat16
-        for dim, _ in self.dims:
+        for dim, _ in self.widths:
             plain = AttentionSpec(DType.float16, dim, dim, dtype_q=e4m3, dtype_kv=e4m3)
             yield Covered(self, plain)
             scaled = replace(plain, dtype=bf16, lse=True, q_scales="heads", kv_scales="heads")

@@ -11,7 +11,7 @@ from kernelseam.kernels.attention.arguments import PAGES, matrices
 from kernelseam.kernels.elements import INT32, divider_values
 from kernelseam.kernels.signature import Structure
 
-from kernelseam_cuda.sm90.tiles import PANEL
+from kernelseam_cuda.sm90.tiles import PANEL, panel_bytes, promotion
 
 MOST_ROWS = 16
 """Of a page, that come at once: more are no faster."""
@@ -21,7 +21,6 @@ PAGED_KEYS = Structure(
     (("k", matrices("k")), ("v", matrices("v")), ("pages", PAGES), ("page_rows", "i32"))
 )
 _SWIZZLED_ROWS = 8
-_PANEL_BYTES = 128
 
 
 def rows_at_once(page_size: int) -> int:
@@ -72,7 +71,7 @@ def page_map(
     head, unit of up to eight rows."""
     _, head, row = strides
     itemsize, unit = p.spec.kv.itemsize, min(rows, _SWIZZLED_ROWS)
-    panel = min(_PANEL_BYTES, width * itemsize) // itemsize
+    panel = panel_bytes(itemsize, width) // itemsize
     units = _pool_rows(p, strides) // unit
     columns = [(width, 1, panel), (unit, row, unit)]
     if together(itemsize, width):
@@ -81,7 +80,13 @@ def page_map(
     axes = [*columns, (p.kv_heads, head, 1), (units, unit * row, rows // unit)]
     extents, steps, box = zip(*axes, strict=True)
     return TensorMap(
-        operand, p.spec.kv, extents, steps, box, swizzle=panel * itemsize, l2_promotion=256
+        operand,
+        p.spec.kv,
+        extents,
+        steps,
+        box,
+        swizzle=panel * itemsize,
+        l2_promotion=promotion(width * itemsize),
     )
 
 

@@ -5,17 +5,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernelseam_cuda.sm90.tiles import CONTROL_BYTES, PANEL, REGISTERS, SHARED_BYTES, panels_of
+from kernelseam_cuda.sm90.tiles import (
+    COLUMN_STEP,
+    CONTROL_BYTES,
+    PANEL,
+    REGISTERS,
+    SHARED_BYTES,
+    columns_of,
+    panels_of,
+)
 
 _WIDE_CONTROL_BYTES = 512
 """Barriers, and what the warps of the wide gradients' blocks tell each other."""
+_ALWAYS = 1 << 30
+"""More keys than a query sees."""
+_WHOLE_COLUMNS = 192
+"""Of a step's queries that the wide gradients have in one part; of more in two."""
 _WARP_PANEL_BYTES = 16 * 128
 """A warp's rows of one panel of the result."""
 
 
 @dataclass(frozen=True)
 class HopperAttentionTile:
-    """``groups`` consumers of 64 queries and ``bn`` keys a step, for these head dims.
+    """``groups`` consumers of 64 queries and ``bn`` keys a step, for head dims up to these.
 
     ``stages`` of keys and of values, ``q_stages`` of queries; ``out_stages`` panels a warp through
     which results leave; ``turns``: two consumers alternate in issuing products; ``early``: the next
@@ -46,7 +58,9 @@ class HopperAttentionTile:
     short: bool = False
     """For few keys; a batch-invariant spec does not ask."""
     rate: float = 0.0
-    """The part of the arch's product rate that the loop reaches."""
+    """The part of the arch's product rate that the loop reaches at the widest head dims."""
+    softmax_columns: int = 200
+    """Columns whose products would take the time by which a step takes longer than its products."""
     block_seconds: float = 1e-6
     page_rows: int = 0
     """Of keys in pages: rows of one page that come at once."""
@@ -70,6 +84,12 @@ class HopperAttentionTile:
     @property
     def bm(self) -> int:
         return 64 * self.groups
+
+    def columns(self, head_dim: int, value_dim: int) -> float:
+        """Of queries and keys and of values, whose products at ``rate`` take a step's time."""
+        widest, softmax = self.head_dim + self.value_dim, self.softmax_columns
+        multiplied = columns_of(head_dim) + columns_of(value_dim)
+        return widest * (multiplied + softmax) / (widest + softmax)
 
     @property
     def control_bytes(self) -> int:
@@ -97,17 +117,59 @@ ATTENTION = (
     HopperAttentionTile(
         64, 64, 4, 64, 4, 2, 1, False, True, 16, remake=True, hides=True, rate=0.95
     ),
+    HopperAttentionTile(96, 96, 3, 96, 2, 2, 1, False, True, 24, rate=1.19),
     HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1),
     HopperAttentionTile(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.22),
-    HopperAttentionTile(192, 128, 2, 128, 2, 1, 1, True, False, 24, rate=1.15),
+    HopperAttentionTile(192, 128, 2, 128, 2, 1, 1, True, False, 24, softmax_columns=50, rate=1.15),
+    HopperAttentionTile(192, 192, 2, 96, 2, 1, 1, True, False, 24, softmax_columns=50, rate=1.17),
     HopperAttentionTile(
-        256, 256, 2, 64, 2, 1, 2, True, False, 32, fewest_heads=4, hides=False, rate=1.2
+        256,
+        256,
+        2,
+        64,
+        2,
+        1,
+        2,
+        True,
+        False,
+        32,
+        fewest_heads=4,
+        hides=False,
+        softmax_columns=50,
+        rate=1.2,
     ),
     HopperAttentionTile(
-        256, 256, 2, 64, 2, 1, 2, False, False, 32, remake=True, late=True, hides=True, rate=1.22
+        256,
+        256,
+        2,
+        64,
+        2,
+        1,
+        2,
+        False,
+        False,
+        32,
+        remake=True,
+        late=True,
+        hides=True,
+        softmax_columns=50,
+        rate=1.22,
     ),
     HopperAttentionTile(
-        256, 256, 2, 64, 2, 1, 2, False, False, 32, remake=True, hides=True, rate=1.2
+        256,
+        256,
+        2,
+        64,
+        2,
+        1,
+        2,
+        False,
+        False,
+        32,
+        remake=True,
+        hides=True,
+        softmax_columns=50,
+        rate=1.2,
     ),
 )
 """The preferred of a spec first."""
@@ -174,7 +236,8 @@ E4M3_ATTENTION = (
 
 @dataclass(frozen=True)
 class HopperBackwardTile:
-    """Two consumers of 64 keys each, and 64 queries a step, 128 of head dim 64.
+    """Two consumers of 64 keys each, and 64 queries a step, 128 of head dims up to 64. For head
+    dims up to ``head_dim``, also of values.
 
     ``stages`` of queries, ``o_stages`` of their result's gradient, ``kv_stages`` of keys and values
     (2: the next tile's arrive during this one).
@@ -210,6 +273,12 @@ class HopperBackwardTile:
     def value_dim(self) -> int:
         return self.head_dim
 
+    def columns(self, head_dim: int, value_dim: int) -> tuple[int, int]:
+        """That are multiplied, of queries and keys and of values. Each consumer has a piece of dq,
+        of 64 queries or of 64 columns."""
+        fewest = 0 if self.head_dim <= PANEL else PANEL + COLUMN_STEP
+        return max(columns_of(head_dim), fewest), columns_of(value_dim)
+
     @property
     def keys(self) -> int:
         return 128
@@ -225,7 +294,7 @@ class HopperBackwardTile:
     @property
     def shared_bytes(self) -> int:
         """K and V, rings of q and dout with their rows' values, ds of two steps, control."""
-        row = -(-self.head_dim // 64) * 128
+        row = panels_of(self.head_dim) * PANEL * 2
         kv = self.kv_stages * 2 * self.keys * row
         ring = (self.stages + self.o_stages) * self.step * (row + 4)
         size = kv + ring + 2 * self.keys * self.step * 2 + CONTROL_BYTES
@@ -236,7 +305,7 @@ class HopperBackwardTile:
 @dataclass(frozen=True)
 class HopperWideBackwardTile:
     """Clusters of two blocks of 64 keys each, of which one consumer makes the values' gradient and
-    one the keys'; 64 queries a step.
+    one the keys'; 64 queries a step. For head dims up to ``head_dim`` and ``value_dim``.
 
     ``stages`` of queries, ``o_stages`` of their result's gradient: each of all columns, of 256 of
     half.
@@ -258,6 +327,13 @@ class HopperWideBackwardTile:
     """As of the other tiles."""
 
     cluster = 2
+
+    def columns(self, head_dim: int, value_dim: int) -> tuple[int, int]:
+        """That are multiplied, of queries and keys and of values: of 256 in halves, else at least
+        three panels of queries and keys, whose pieces of dq consumers multiply."""
+        if self.head_dim > _WHOLE_COLUMNS:
+            return self.head_dim, self.value_dim
+        return max(columns_of(head_dim), 2 * PANEL + COLUMN_STEP), columns_of(value_dim)
 
     @property
     def name(self) -> str:
@@ -283,7 +359,8 @@ class HopperWideBackwardTile:
         """K, V and two panels of the other block's K; parts of q with their rows' values and of
         dout; ds of two steps and of both blocks' keys; control; in whole KiB."""
         kv = self.block_keys * 2 * (self.head_dim + self.value_dim + 2 * PANEL)
-        q, dout = (dim if dim <= 192 else 128 for dim in (self.head_dim, self.value_dim))
+        dims = self.head_dim, self.value_dim
+        q, dout = (dim if dim <= _WHOLE_COLUMNS else dim // 2 for dim in dims)
         ring = self.step * (self.stages * (2 * q + 8) + self.o_stages * 2 * dout)
         ds = 2 * self.cluster * self.block_keys * self.step * 2
         size = -(-(kv + ring + ds + _WIDE_CONTROL_BYTES) // 1024) * 1024
@@ -298,6 +375,7 @@ ATTENTION_BWD = (
     HopperBackwardTile(96, 3, 3, rate=0.9, rate_in_order=0.88),
     HopperBackwardTile(128, 3, 3, rate=0.97, rate_in_order=0.93),
     HopperWideBackwardTile(192, 128, 3, 3, rate=0.78, rate_in_order=0.79),
+    HopperWideBackwardTile(192, 192, 3, 2, rate=0.72, rate_in_order=0.77, few_keys=_ALWAYS),
     HopperWideBackwardTile(256, 256, 4, 3, rate=0.87, rate_in_order=0.89, few_keys=4096),
 )
 """The preferred of a spec first."""

@@ -12,17 +12,17 @@ constexpr int BLOCK_KEYS = 64, KEYS = BLOCK_KEYS * CLUSTER;  // of a block, of a
 KS_DEVICE constexpr int part_columns(int columns) { return columns > 192 ? 128 : columns; }
 KS_DEVICE constexpr int parts(int columns) { return columns / part_columns(columns); }
 template<int COLUMNS> constexpr int PART_BYTES = tile_bytes<STEP, part_columns(COLUMNS)>;
-constexpr int Q_PARTS = parts(D), O_PARTS = parts(DV);
+constexpr int Q_PARTS = parts(QK_COLUMNS), O_PARTS = parts(V_COLUMNS);
 constexpr int Q_STAGES = KS_STAGES, O_STAGES = KS_O_STAGES, DS_STAGES = 2;
-constexpr int K_BYTES = tile_bytes<BLOCK_KEYS, D>, V_BYTES = tile_bytes<BLOCK_KEYS, DV>, OTHER_BYTES = tile_bytes<BLOCK_KEYS, GROUPS * 64>;
+constexpr int K_BYTES = tile_bytes<BLOCK_KEYS, QK_COLUMNS>, V_BYTES = tile_bytes<BLOCK_KEYS, V_COLUMNS>, OTHER_BYTES = tile_bytes<BLOCK_KEYS, GROUPS * 64>;
 constexpr int PANEL_BYTES = STEP * 128, KEY_PANEL_BYTES = BLOCK_KEYS * 128;
 constexpr int DS_BYTES = BLOCK_KEYS * STEP * 2, ROW_BYTES = STEP * 4, WARP_DS_BYTES = 16 * STEP * 2;
-static_assert(STEP == 64 && D % 64 == 0 && DV % 64 == 0, "a step is one box");
-static_assert(PIECES <= CLUSTER * GROUPS, "each consumer of a cluster multiplies one 64×64 piece of dq, or none");
+static_assert(STEP == 64, "a step is one box");
+static_assert(PIECES == 3 || PIECES == 4, "each consumer of a cluster multiplies one piece of dq, or the last none");
 static_assert(Q_STAGES >= 2 * Q_PARTS && O_STAGES > O_PARTS, "a step's product is handed back after the next step's stages were waited for");
 // Whether the fence behind reads of lse stands before s is there, and not behind p, where it delays ds. Of 256 columns, in any order, that was
 // 4 % slower (H200).
-constexpr bool FENCE_FIRST = D < 256 || KS_IN_ORDER;
+constexpr bool FENCE_FIRST = PANELS < 4 || KS_IN_ORDER;
 // Whether other data may follow a sequence's last query, and its last key, in memory.
 constexpr bool RAGGED_QUERIES = KS_Q_VIEW == PACKED, RAGGED_KEYS = KS_KV_VIEW == PACKED || KS_LENGTHS;
 
@@ -32,7 +32,7 @@ constexpr int WORK_SLOTS = 2;
 struct alignas(1024) SharedStorage {
   char k[K_BYTES], v[V_BYTES];
   char other_k[OTHER_BYTES];                        // of the other block's keys, the columns of this block's part of dq
-  char q[Q_STAGES][PART_BYTES<D>], dout[O_STAGES][PART_BYTES<DV>];
+  char q[Q_STAGES][PART_BYTES<QK_COLUMNS>], dout[O_STAGES][PART_BYTES<V_COLUMNS>];
   char ds[DS_STAGES][CLUSTER][DS_BYTES];            // of this block's keys, where p was, and of the other's
   float lse[Q_STAGES][STEP], delta[Q_STAGES][STEP];  // beside the first part of q
   WorkTile work_tiles[WORK_SLOTS];

@@ -38,19 +38,20 @@ struct Consumer {
   // Of the four panels of dq's columns, this consumer's.
   KS_DEVICE int panel() const { return rank * GROUPS + group; }
 
-  // DQ: whether a piece of dq is this consumer's.
-  template<bool SCORES, bool DQ> KS_DEVICE void run() const;
+  // DQ: the columns of this consumer's piece of dq, 0 where it has none.
+  template<bool SCORES, int DQ> KS_DEVICE void run() const;
 };
 
-template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
+template<bool SCORES, int DQ> KS_DEVICE void Consumer::run() const {
   // The ring of the first product's queries, a step ahead, and of the second's: q and dout, or dout and q.
   constexpr int NEAR_STAGES = SCORES ? Q_STAGES : O_STAGES, FAR_STAGES = SCORES ? O_STAGES : Q_STAGES;
-  constexpr int NEAR_COLUMNS = SCORES ? D : DV, FAR_COLUMNS = SCORES ? DV : D;
+  constexpr int NEAR_COLUMNS = SCORES ? QK_COLUMNS : V_COLUMNS, FAR_COLUMNS = SCORES ? V_COLUMNS : QK_COLUMNS, FAR_DIM = SCORES ? DV : DQK;
   constexpr int NEAR_PARTS = parts(NEAR_COLUMNS), FAR_PARTS = parts(FAR_COLUMNS);
   const auto& near_ring = [&]() -> const auto& { if constexpr (SCORES) return rings.q; else return rings.dout; }();
   const auto& far_ring = [&]() -> const auto& { if constexpr (SCORES) return rings.dout; else return rings.q; }();
   char* const near_tiles = SCORES ? storage.q[0] : storage.dout[0];
   char* const far_tiles = SCORES ? storage.dout[0] : storage.q[0];
+  constexpr int DQ_COLUMNS = DQ > 0 ? DQ : 64;  // of code that is not called where it has none
   u32 kv_parity = 0;
   PipelineState<NEAR_STAGES> near{0, 0};
   PipelineState<FAR_STAGES> far{0, 0};
@@ -67,8 +68,8 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
     const int shift = w.S_k - w.S_q, key0 = w.tile * KEYS + rank * BLOCK_KEYS;
     const bool tail = key0 + BLOCK_KEYS > w.S_k;
     if (RAGGED_KEYS && (w.tile + 1) * KEYS > w.S_k) {
-      zero<D>(storage.k, w.S_k - key0);
-      zero<DV>(storage.v, w.S_k - key0);
+      zero<QK_COLUMNS>(storage.k, w.S_k - key0);
+      zero<V_COLUMNS>(storage.v, w.S_k - key0);
       zero<GROUPS * 64>(storage.other_k, w.S_k - w.tile * KEYS - (rank ^ 1) * BLOCK_KEYS);
     }
 
@@ -120,24 +121,24 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
         for (int h = NEAR_PARTS; h > 0; h--) release(near_ring.empty(before(near, h)), lane);
       };
       // The block's columns of dq are a panel for each consumer, of the keys of both blocks: this one's first.
-      auto start_dq = [&](float (&dq)[32], const PipelineState<DS_STAGES>& ds_in) {
+      auto start_dq = [&](float (&dq)[DQ_COLUMNS / 2], const PipelineState<DS_STAGES>& ds_in) {
         wgmma_fence();
         const u64 y = whole(descriptor_mn_major(address_here(storage.ds) + ds_in.stage * CLUSTER * DS_BYTES, KEY_PANEL_BYTES));
         const u64 own = whole(descriptor_mn_major(address_here(storage.k) + panel() * KEY_PANEL_BYTES, KEY_PANEL_BYTES));
         const u64 other = whole(descriptor_mn_major(address_here(storage.other_k) + group * KEY_PANEL_BYTES, KEY_PANEL_BYTES));
-        multiply_ss<T, 64, BLOCK_KEYS / 16, 4 * 2048, 4 * 2048, 2048, 2048, 1, 1>(dq, y, own, false);
-        multiply_ss<T, 64, BLOCK_KEYS / 16, 4 * 2048, 4 * 2048, 2048, 2048, 1, 1>(dq, advanced(y, DS_BYTES), other, true);
+        multiply_ss<T, DQ_COLUMNS, BLOCK_KEYS / 16, 4 * 2048, 4 * 2048, 2048, 2048, 1, 1>(dq, y, own, false);
+        multiply_ss<T, DQ_COLUMNS, BLOCK_KEYS / 16, 4 * 2048, 4 * 2048, 2048, 2048, 1, 1>(dq, advanced(y, DS_BYTES), other, true);
         wgmma_commit();
       };
       // This warp's part of a piece to the sums, as fragments lie.
-      auto add_dq = [&](float (&dq)[32], const PipelineState<DS_STAGES>& ds_in) {
+      auto add_dq = [&](float (&dq)[DQ_COLUMNS / 2], const PipelineState<DS_STAGES>& ds_in) {
         pin(dq);
         if (first) {  // what the first step multiplies is nothing's ds
           first = false;
           return;
         }
         release(rings.ds.empty(ds_in), lane);
-        add_fragments(a.sums + (i64)block * (STEP * D) + panel() * PIECE + warp * 16 * 64 + lane * 4, dq, rings.turns, group, ds_in.stage,
+        add_fragments(a.sums + (i64)block * (STEP * QK_COLUMNS) + panel() * PIECE + warp * 16 * DQ_COLUMNS + lane * 4, dq, rings.turns, group, ds_in.stage,
                       lane);  // one turn a step: the stage of ds is its parity
         block += way;
         if ((m_added += way) == end) {
@@ -225,9 +226,9 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
       auto step = [&](auto last) {
         constexpr bool LAST = decltype(last)::value;
         u32 y[STEP / 4];
-        float dq[32];
+        float dq[DQ_COLUMNS / 2];
         // The keys' consumer is behind: dq of the step before is multiplied while it makes ds, so that there is soon a place for the next p.
-        constexpr bool DQ_FIRST = DQ && !SCORES && FAR_PARTS == 1, DQ_LATER = DQ && !DQ_FIRST;
+        constexpr bool DQ_FIRST = DQ > 0 && !SCORES && FAR_PARTS == 1, DQ_LATER = DQ > 0 && !DQ_FIRST;
         if constexpr (DQ_FIRST) {
           auto ds_in = ds_out;
           ds_in.advance();
@@ -303,8 +304,8 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
 #pragma unroll 1
       for (int i = w.steps - 1; i > 0; i--) step(Flag<false>{});
       step(Flag<true>{});
-      if constexpr (DQ) {
-        float dq[32];
+      if constexpr (DQ > 0) {
+        float dq[DQ_COLUMNS / 2];
         auto ds_in = ds_out;
         ds_in.advance();
         rings.ds.wait_full(ds_in);
@@ -315,7 +316,7 @@ template<bool SCORES, bool DQ> KS_DEVICE void Consumer::run() const {
     }
     named_barrier_meet(3, CONSUMERS);  // all products of K and V are over
     const int first = warp * 16;
-    store_gradient<T, BLOCK_KEYS, FAR_COLUMNS>(sum, SCORES ? 1.f : scale, SCORES ? storage.v : storage.k, first, key0 + first, w,
+    store_gradient<T, BLOCK_KEYS, FAR_DIM, FAR_COLUMNS>(sum, SCORES ? 1.f : scale, SCORES ? storage.v : storage.k, first, key0 + first, w,
                                   SCORES ? maps.dv : maps.dk, SCORES ? a.dv : a.dk, lane);
     stores_read(lane);
     if (lane == 0) barrier_arrive(rings.kv.empty({0, 0}));

@@ -47,10 +47,10 @@ struct Producer {
 #pragma unroll
     for (int h = 0; h < Q_PARTS; h++) {
       const auto q = nth<Q_STAGES>(steps * Q_PARTS + h);
-      constexpr int COLUMNS = part_columns(D);
+      constexpr int COLUMNS = part_columns(QK_COLUMNS);
       rings.q.wait_empty(q);
       const u32 full = rings.q.full(q);
-      barrier_arrive_expect_tx(full, COLUMNS * (STEP * 2) + (h == 0 ? 2 * ROW_BYTES : 0));
+      barrier_arrive_expect_tx(full, PART_BYTES<QK_COLUMNS> + (h == 0 ? 2 * ROW_BYTES : 0));
       load_part<COLUMNS>(shared_address(storage.q[q.stage]), maps.q, full, h * COLUMNS, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
       if (h == 0) {
         bulk_load(shared_address(storage.lse[q.stage]), a.lse + (i64)block * STEP, ROW_BYTES, full);
@@ -62,10 +62,10 @@ struct Producer {
 #pragma unroll
     for (int h = 0; h < O_PARTS; h++) {
       const auto o = nth<O_STAGES>(steps * O_PARTS + h);
-      constexpr int COLUMNS = part_columns(DV);
+      constexpr int COLUMNS = part_columns(V_COLUMNS);
       rings.dout.wait_empty(o);
       const u32 full = rings.dout.full(o);
-      barrier_arrive_expect_tx(full, COLUMNS * (STEP * 2));
+      barrier_arrive_expect_tx(full, PART_BYTES<V_COLUMNS>);
       load_part<COLUMNS>(shared_address(storage.dout[o.stage]), maps.dout, full, h * COLUMNS, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
     }
     steps++;
@@ -77,8 +77,8 @@ struct Producer {
     constexpr bool ALL = PIECES == CLUSTER * GROUPS;  // of the consumers multiply a panel of dq
     barrier_arrive_expect_tx(full, K_BYTES + V_BYTES + (ALL || rank() == 0 ? OTHER_BYTES : KEY_PANEL_BYTES));
     const int first = w.k_first + w.tile * KEYS, row = first + rank() * BLOCK_KEYS, batch = KS_KV_VIEW == PACKED ? 0 : w.batch;
-    tile_load<BLOCK_KEYS, D>(shared_address(storage.k), maps.k, full, row, w.kv_head, batch);
-    tile_load<BLOCK_KEYS, DV>(shared_address(storage.v), maps.v, full, row, w.kv_head, batch);
+    tile_load<BLOCK_KEYS, QK_COLUMNS>(shared_address(storage.k), maps.k, full, row, w.kv_head, batch);
+    tile_load<BLOCK_KEYS, V_COLUMNS>(shared_address(storage.v), maps.v, full, row, w.kv_head, batch);
 #pragma unroll
     for (int c = 0; c < GROUPS; c++)
       if (ALL || c == 0 || rank() == 0)
