@@ -1,8 +1,8 @@
 """The parity matrix in pytest, for this project and for other vendors' plugins.
 
-    pytest --pyargs kernelseam.parity --backend NAME
+    pytest -p kernelseam.pytest_options --pyargs kernelseam.parity --backend NAME
 
-runs every case on every implementation of a backend; without the option, of the one that
+runs every case on every implementation of a backend; without the options, of the one that
 KERNELSEAM_BACKEND names, or of all that have a device. A test is named
 CASE-on-BACKEND-IMPLEMENTATION; select with ``-k``. A case that an implementation may refuse, and
 does, is skipped with the reason. The run ends with a table.

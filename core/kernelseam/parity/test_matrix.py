@@ -1,4 +1,4 @@
-"""The matrix as tests, for ``pytest --pyargs kernelseam.parity [--backend NAME]``."""
+"""The matrix as tests, for ``pytest --pyargs kernelseam.parity``."""
 
 from __future__ import annotations
 
