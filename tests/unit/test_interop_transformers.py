@@ -4,6 +4,7 @@ float32. Models are made on the spot, from small configs and random weights."""
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ hf = pytest.importorskip(
 
 from kernelseam.interop import transformers_attention as ours  # noqa: E402
 from kernelseam.interop import transformers_padding as of_rows  # noqa: E402
+from transformers import masking_utils  # noqa: E402
 from transformers_models import MODELS, compared, inputs, made, padded  # noqa: E402
 
 door.register()
@@ -276,22 +278,25 @@ def _patterns() -> dict[str, tuple[Any, bool, dict[str, Any]]]:
     both = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": True}
     chunked = m.chunked_causal_mask_function(3, torch.zeros(2, dtype=torch.int64))
     prefix = m.or_masks(m.causal_mask_function, lambda b, h, q, k: k < 3)
-    window, around = (
-        m.sliding_window_causal_mask_function(3),
-        m.sliding_window_bidirectional_mask_function(3),
-    )
+    window = m.sliding_window_causal_mask_function(3)
     chunks = {"local_size": 3, "config": SimpleNamespace(attention_chunk_size=3)}
-    return {
+    patterns = {
         "causal": (m.causal_mask_function, True, {}),
         "causal, compiled": (m.causal_mask_function, True, {"allow_is_causal_skip": False}),
         "window": (window, True, {"local_size": 3}),
-        "all": (m.bidirectional_mask_function, False, both),
-        "window on both sides": (around, False, {**both, "local_size": 3}),
         "chunks": (chunked, True, chunks),
         "prefix": (prefix, True, {"allow_is_causal_skip": False, "use_vmap": True}),
     }
+    if hasattr(m, "bidirectional_mask_function"):
+        patterns["all"] = (m.bidirectional_mask_function, False, both)
+    if hasattr(m, "sliding_window_bidirectional_mask_function"):
+        around = m.sliding_window_bidirectional_mask_function(3)
+        patterns["window on both sides"] = (around, False, {**both, "local_size": 3})
+    return patterns
 
 
+BY_POSITION = "cache_position" in str(inspect.signature(masking_utils.sdpa_mask))
+"""Whether this Transformers says at which positions queries are, each by each."""
 PADDING = {
     "none": None,
     "left": [[1] * 9, [0] * 4 + [1] * 5],
@@ -320,11 +325,13 @@ def test_masks_say_what_those_of_sdpa_say(pattern: str, place: str, padding: str
         "fixed, last": (1, torch.tensor(8), 13, 0),
     }[place]
     mask = None if PADDING[padding] is None else torch.tensor(PADDING[padding]).bool()
+    where = {"q_length": queries, "q_offset": offset}
+    if BY_POSITION:
+        where = {"cache_position": torch.arange(queries) + offset}
     asked = {
         "batch_size": 2,
-        "q_length": queries,
         "kv_length": keys,
-        "q_offset": offset,
+        **where,
         "kv_offset": cut,
         "mask_function": function,
         "attention_mask": mask,
@@ -344,18 +351,17 @@ def test_masks_say_what_those_of_sdpa_say(pattern: str, place: str, padding: str
         wanted[~mask[:, 9 - queries :]] = result[~mask[:, 9 - queries :]] = 0
     torch.testing.assert_close(result, wanted, rtol=1e-5, atol=2e-6)
     pure = pattern not in ("chunks", "prefix", "causal, compiled")
-    assert (found is None or found.dim() == 5) == pure
+    few = found is None or found.dim() == 5 or found.shape[1:3] == (1, 1)
+    assert few == pure or queries == 1
     assert found is None or not pure or found.untyped_storage().nbytes() <= 4 * 2 * keys
     assert (found is None) == bool(pattern == "all" and (mask is None or mask.all()))
 
 
 def test_a_mask_that_was_made_before_is_kept() -> None:
     masking = importlib.import_module("kernelseam.interop.transformers_mask")
-    made = masking.attention_mask(batch_size=2, q_length=5, kv_length=5)
-    whole = torch.ones(2, 1, 5, 5, dtype=torch.bool)
-    for mask in (made, whole):
-        asked = {"batch_size": 2, "q_length": 5, "kv_length": 5, "attention_mask": mask}
-        assert masking.attention_mask(**asked) is mask
+    asked = {"batch_size": 2, "q_length": 5, "kv_length": 5}
+    for mask in (masking.attention_mask(**asked), torch.ones(2, 1, 5, 5, dtype=torch.bool)):
+        assert masking.attention_mask(**asked, attention_mask=mask) is mask
 
 
 # --- refusals
@@ -379,12 +385,14 @@ def test_dropout_is_refused() -> None:
     assert model.eval()(ids).logits.shape == (1, 3, 9)
 
 
+@pytest.mark.skipif(hf.__version__[0] == "4", reason="this Transformers warns, and does not ask us")
 @pytest.mark.parametrize("name", ["llama", "bert", "t5"])
 def test_probabilities_are_refused(name: str) -> None:
     with pytest.raises(InvalidValue, match=r"output_attentions = True.*\"eager\""):
         made(name, "kernelseam")(**inputs(name, "none"), output_attentions=True)
 
 
+@pytest.mark.skipif(BY_POSITION, reason="this Transformers does not ask us for these models' masks")
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", ["Bloom", "Mpt"])
 def test_a_model_with_an_attention_of_its_own_is_refused(name: str, compiled: bool) -> None:
@@ -442,10 +450,10 @@ def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
         door.register()
 
 
-@pytest.mark.parametrize("version", ["4.57.1", "5.19.0", "strange"])
+@pytest.mark.parametrize("version", ["4.56.2", "strange"])
 def test_an_older_transformers_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     old = ModuleType("transformers")
     old.__version__ = version  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers", old)
-    with pytest.raises(InvalidValue, match=rf"{version}.*: must be 5\.20 or later.*pip install"):
+    with pytest.raises(InvalidValue, match=rf"{version}.*: must be 4\.57 or later.*pip install"):
         door.register()

@@ -14,8 +14,8 @@ from kernelseam.errors import InvalidValue
 __all__ = ["NAME", "register"]
 
 NAME = "kernelseam"
-OLDEST = (5, 20)
-TESTED = "5.20.0 and 5.23.0"
+OLDEST = (4, 57)
+TESTED = "4.57.1, 5.17.0 and 5.24.0"
 
 
 def register() -> tuple[str, ...]:
@@ -24,7 +24,7 @@ def register() -> tuple[str, ...]:
 
     A model then takes it by ``attn_implementation="kernelseam"``, when it is loaded or later by
     ``model.set_attn_implementation("kernelseam")``. Registering again changes nothing. Raises
-    InvalidValue where Transformers is missing or older than 5.20.
+    InvalidValue where Transformers is missing or older than 4.57.
     """
     _library()
     attention: Any = importlib.import_module("transformers.modeling_utils").AttentionInterface

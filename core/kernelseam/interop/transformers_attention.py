@@ -17,7 +17,7 @@ from kernelseam.interop.transformers_options import (
     sinks_of,
 )
 from kernelseam.interop.transformers_padding import padding_of, sequences_of, unpadded, varlen
-from kernelseam.interop.transformers_pattern import AXES, Pattern, decoded
+from kernelseam.interop.transformers_pattern import Pattern, decoded
 
 Tensor = Any
 
@@ -77,17 +77,18 @@ def attention_forward(
     bias = None if position_bias is None else position_bias[..., :keys]
     kv_lengths = None
 
-    pattern = _pattern(attention_mask, module, is_causal)
-    seen = None if pattern.keys is None else pattern.keys[:, :keys]
+    pattern, whole = _read(attention_mask, query.shape[2], module, is_causal)
     if attention_mask is not None and attention_mask.dim() == 4:
         packed = None
-        hidden = attention_mask[..., :keys]
-        if hidden.dtype == torch.bool:
-            mask = _both(mask, hidden)
-            if query.shape[2] == 1 and hidden.shape[1] == 1:
-                kv_lengths = _last_seen(hidden)
+    if whole is not None:
+        whole = whole[..., :keys]
+        if whole.dtype == torch.bool:
+            mask = _both(mask, whole)
+            if query.shape[2] == 1 and whole.shape[1] == 1:
+                kv_lengths = _last_seen(whole)
         else:
-            bias = hidden if bias is None else bias + hidden
+            bias = whole if bias is None else bias + whole
+    seen = None if pattern.keys is None else pattern.keys[:, :keys]
 
     asked: dict[str, Any] = {"scale": scaling, "softcap": softcap, "causal": pattern.causal}
     if pattern.left is not None:
@@ -133,17 +134,18 @@ def attention_forward(
     return _with_sinks(result, lse, per_query), None
 
 
-def _pattern(mask: Tensor | None, module: Any, is_causal: bool | None) -> Pattern:
-    """What a mask says by its pattern; nothing where it has four axes."""
-    if mask is None or mask.dim() == 2:
-        causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
-        check_mask(mask)
-        return Pattern(None if mask is None else mask.bool(), bool(causal))
-    if mask.dim() == AXES:
-        pattern = decoded(mask)
-        return pattern._replace(causal=False) if is_causal is False else pattern
+def _read(
+    mask: Tensor | None, queries: int, module: Any, is_causal: bool | None
+) -> tuple[Pattern, Tensor | None]:
+    """What a mask says by its pattern, and the mask itself where it says all element by element."""
+    pattern = None if mask is None else decoded(mask, queries)
+    if pattern is not None:
+        return (pattern._replace(causal=False) if is_causal is False else pattern), None
     check_mask(mask)
-    return Pattern(None, False)
+    if mask is not None and mask.dim() == 4:
+        return Pattern(None, False), mask
+    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+    return Pattern(None if mask is None else mask.bool(), bool(causal)), None
 
 
 def _both(one: Tensor | None, other: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Masks that our attention takes from Transformers' models. Imports torch and Transformers.
 
 - None, as for eager attention: nothing is hidden.
-- [batch, sides, extent, 1, keys] for causality, windows, padding and packed rows:
-  ``transformers_pattern``.
+- [batch, 1, 1, keys] of bool for padding alone, and [batch, sides, extent, 1, keys] for causality,
+  windows, padding beside them and packed rows: ``transformers_pattern``.
 - [batch, 1, queries, keys] of bool for any other pattern, as Transformers makes it for SDPA.
 - The same of floats, as Transformers makes it for eager attention, for a model that supports
   neither SDPA nor FlashAttention: what such a model does with its mask is written for that one.

@@ -6,16 +6,14 @@ device makes the host wait for each answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
 from kernelseam.interop.torch_autograd import attention_varlen
-from kernelseam.interop.transformers_pattern import AXES
+from kernelseam.interop.transformers_pattern import kept
 
 Tensor = Any
-Kept = TypeVar("Kept")
 
 
 class Packed(NamedTuple):
@@ -60,30 +58,13 @@ def unpadded(rows: tuple[Tensor, ...], padding: Padding, asked: dict[str, Any]) 
 
 def padding_of(mask: Tensor, seen: Tensor, queries: int) -> Padding:
     """Of a mask, given ``seen`` [B, keys] of bool in it, of which the last are the queries' own."""
-    return _kept(mask, ("padding", queries, seen.shape[1]), lambda: _padding(seen, queries))
+    return kept(mask, ("padding", queries, seen.shape[1]), lambda: _padding(seen, queries))
 
 
 def sequences_of(mask: Tensor, numbers: Tensor) -> Packed:
     """Of a mask, given ``numbers`` [B, rows] in it: where the number changes, and where an entry
     ends, a sequence ends."""
-    return _kept(mask, ("sequences", numbers.shape[1]), lambda: _sequences(numbers))
-
-
-def _kept(mask: Tensor, question: Any, answer: Callable[[], Kept]) -> Kept:
-    """An answer that is kept with a mask until that is written to. What is made in torch's
-    inference mode does not tell: there a mask of the caller's own is asked every time, and one that
-    was made for a single forward is not."""
-    if mask.is_inference():
-        if mask.dim() != AXES:
-            return answer()
-        version = None
-    else:
-        version = mask._version
-    known = getattr(mask, "_kernelseam_kept", None)
-    if known is None or known[0] != (version, question):
-        known = ((version, question), answer())
-        mask._kernelseam_kept = known
-    return known[1]
+    return kept(mask, ("sequences", numbers.shape[1]), lambda: _sequences(numbers))
 
 
 def _padding(seen: Tensor, queries: int) -> Padding:

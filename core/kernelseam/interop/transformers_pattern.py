@@ -1,7 +1,8 @@
 """Masks that follow a pattern, in few elements: what ``transformers_mask`` hands through a model to
 ``transformers_attention``. Imports torch.
 
-Such a mask has five axes, [batch, sides, extent, 1, keys], with stride 0 along those between:
+Padding alone is a mask [batch, 1, 1, keys] of bool. Any other has five axes, [batch, sides, extent,
+1, keys], with stride 0 along those between:
 
 - sides: 2 where a query sees no key after its own (causal), 1 where it does.
 - extent: left + 2 where keys up to ``left`` before the query are seen (causal), or up to ``left``
@@ -10,18 +11,20 @@ Such a mask has five axes, [batch, sides, extent, 1, keys], with stride 0 along 
   padding. int8: 1 where a key is seen, 0 where it is padding, −1 where a cache of fixed length
   holds none yet. int32: the number of the packed sequence that a row belongs to.
 
-The last query meets the last key, or the last that the cache holds. No other mask has five axes: a
-model that reads or adds one as if it had four fails, and does not misread it.
+The last query meets the last key, or the last that the cache holds. Transformers' own masks never
+have five axes: a model that reads or adds one as if it had four fails, and does not misread it.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 Tensor = Any
-AXES = 5
+Kept = TypeVar("Kept")
+_AXES = 5
 
 
 class Pattern(NamedTuple):
@@ -33,20 +36,45 @@ class Pattern(NamedTuple):
 
 
 def encoded(pattern: Pattern, batch: int, keys: int, device: Any) -> Tensor:
-    """The mask of a pattern."""
-    if pattern.keys is None:
-        elements = torch.ones((), dtype=torch.uint8, device=device)
+    """The mask of a pattern, for a single forward of a model."""
+    elements = pattern.keys
+    if elements is not None and not pattern.causal and pattern.left is None:
+        mask = elements[:, None, None].expand(batch, 1, 1, keys)
     else:
-        elements = pattern.keys[:, None, None, None]
-    extent = 1 if pattern.left is None else pattern.left + 2
-    return elements.expand(batch, 2 if pattern.causal else 1, extent, 1, keys)
+        if elements is None:
+            elements = torch.ones((), dtype=torch.uint8, device=device)
+        else:
+            elements = elements[:, None, None, None]
+        extent = 1 if pattern.left is None else pattern.left + 2
+        mask = elements.expand(batch, 2 if pattern.causal else 1, extent, 1, keys)
+    if not torch.compiler.is_compiling():
+        mask._kernelseam_kept = None
+    return mask
 
 
-def decoded(mask: Tensor) -> Pattern:
-    """The pattern of a mask."""
-    sides, extent = mask.shape[1:3]
-    return Pattern(
-        None if mask.dtype == torch.uint8 else mask[:, 0, 0, 0],
-        causal=sides == 2,
-        left=None if extent == 1 else extent - 2,
-    )
+def decoded(mask: Tensor, queries: int) -> Pattern | None:
+    """The pattern of a mask; None where it has none. That of a single query is not looked for in
+    four axes."""
+    if mask.dim() == _AXES:
+        sides, extent = mask.shape[1:3]
+        keys = None if mask.dtype == torch.uint8 else mask[:, 0, 0, 0]
+        return Pattern(keys, causal=sides == 2, left=None if extent == 1 else extent - 2)
+    by_key = mask.dim() == 4 and mask.shape[1:3] == (1, 1) and queries > 1
+    return Pattern(mask[:, 0, 0], False) if by_key and mask.dtype == torch.bool else None
+
+
+def kept(mask: Tensor, question: Any, answer: Callable[[], Kept]) -> Kept:
+    """An answer that is kept with a mask until that is written to. Under torch's inference mode
+    that cannot be seen: there a mask of the caller's own is asked every time, and one that
+    ``encoded`` made is not."""
+    if not mask.is_inference():
+        version = mask._version
+    elif hasattr(mask, "_kernelseam_kept"):
+        version = None
+    else:
+        return answer()
+    known = getattr(mask, "_kernelseam_kept", None)
+    if known is None or known[0] != (version, question):
+        known = ((version, question), answer())
+        mask._kernelseam_kept = known
+    return known[1]

@@ -48,22 +48,27 @@ _SIZES = (
     (r"sliding_window(_size)?|index_topk|attention_chunk_size|local_attention", 5),
     (r"max_position_embeddings|n_positions|n_ctx|max_seq_len|max_target_positions", 512),
     (r"rotary_dim", 8),
+    (r"image_size", 64),
+    (r"n_shared_experts", 1),
     (r"num_mtp_layers|num_nextn_predict_layers|num_kv_shared_layers", 0),
 )
 _OWN: dict[str, dict[str, Any]] = {
+    "BambaConfig": {"attn_layer_indices": [1]},
+    "EfficientNetConfig": {"width_coefficient": 0.5, "depth_coefficient": 0.3},
+    "EsmConfig": {"vocab_size": 128, "mask_token_id": 3},
+    "GPTNeoConfig": {"attention_types": [[["global", "local"], 1]], "window_size": 5},
+    "GraniteMoeHybridConfig": {"layer_types": ["mamba", "attention"]},
+    "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"]},
+    "LongcatFlashConfig": {"qk_head_dim": 32},
+    "Mamba2Config": {"num_heads": 8},
+    "MusicgenDecoderConfig": {"num_codebooks": 1},
+    "MusicgenMelodyDecoderConfig": {"num_codebooks": 1},
     "ReformerConfig": {"is_decoder": True, "axial_pos_embds": False},
-    "XmodConfig": {"default_language": "en_XX"},
     "Wav2Vec2BertConfig": {"vocab_size": 128},
     "Wav2Vec2ConformerConfig": {"vocab_size": 128},
-    "EsmConfig": {"vocab_size": 128, "mask_token_id": 3},
-    "MambaConfig": {"use_mambapy": True},
-    "GPTNeoConfig": {
-        "num_layers": 2,
-        "attention_types": [[["global", "local"], 1]],
-        "window_size": 5,
-    },
-    "BartConfig": {"forced_bos_token_id": None},
+    "XmodConfig": {"default_language": "en_XX"},
 }
+"""What some classes need beside: kinds of layers, and numbers that depend on others."""
 
 
 def classes() -> Iterator[tuple[str, str]]:
@@ -99,7 +104,9 @@ def small(config: Any, layers: int, widths: bool = True) -> Any:
             given[name] = min(layers, default)
         else:
             size = next((s for p, s in _SIZES if re.fullmatch(p, name)), None)
-            if size is None or not (number or (missing and re.search("head_dim|expert", name))):
+            if size is None or not (
+                number or (missing and re.search("head_dim|expert|key_value_heads", name))
+            ):
                 continue
             if latent and "key_value_heads" in name:
                 size = 4
@@ -108,7 +115,7 @@ def small(config: Any, layers: int, widths: bool = True) -> Any:
     whole = config()
     for name in getattr(config, "sub_configs", {}):
         part = getattr(whole, name, None)
-        if isinstance(part, hf.PreTrainedConfig):
+        if hasattr(part, "to_dict"):
             given[name] = small(type(part), layers, widths).to_dict()
     given |= _OWN.get(config.__name__, {})
     return config(**given)
@@ -138,8 +145,8 @@ def made(name: str, kind: str) -> Any:
             result(model, inputs(model, "none"))
             return model
         except Exception as error:  # whatever a class has against it
-            first = (str(error).strip().splitlines() or [""])[0]
-            reasons.append(f"{type(error).__name__}: {first[:100]}")
+            lines = " ".join(str(error).split())
+            reasons.append(f"{type(error).__name__}: {lines[:160]}")
     raise ValueError(" | ".join(reasons))
 
 
