@@ -19,7 +19,9 @@ from kernelseam.contract import (
     LaunchRecord,
     PlanParts,
     PluginInfo,
+    Problem,
     Runtime,
+    Step,
     Toolchain,
 )
 from kernelseam.errors import PluginError
@@ -62,6 +64,11 @@ BACKEND = Rule(
 )
 INTEGER = Rule("must be an int", _integer)
 COUNT = Rule("must be an int of at least 0", lambda v: _integer(v) and v >= 0)
+SIZE = Rule("must be an int from 0 to 2**63 - 1", lambda v: _integer(v) and 0 <= v < 2**63)
+ALIGNMENT = Rule(
+    "must be a power of two, below 2**32",
+    lambda v: _integer(v) and 0 < v < 2**32 and not v & (v - 1),
+)
 DURATION = Rule("must be a number of at least 0", lambda v: _number(v) and v >= 0)
 RATE = Rule("must be a number above 0", lambda v: _number(v) and v > 0)
 METHOD = Rule("must be a method", callable)
@@ -128,9 +135,9 @@ FIELDS: Mapping[type, Mapping[str, Rule]] = {
     Cost: {"bytes": DURATION, "operations": DURATION, "seconds": DURATION},
     PlanParts: {
         "steps": TUPLE,
-        "workspace_bytes": COUNT,
-        "workspace_alignment": COUNT,
-        "zeroed_bytes": COUNT,
+        "workspace_bytes": SIZE,
+        "workspace_alignment": ALIGNMENT,
+        "zeroed_bytes": SIZE,
     },
 }
 """By class or protocol, its fields."""
@@ -214,12 +221,36 @@ def validated_refusal(name: str, value: Any) -> str | None:
     return value or None
 
 
-def validated_parts(name: str, value: Any) -> PlanParts:
-    """The result of ``build``. Raises PluginError."""
+def validated_parts(name: str, value: Any, problem: Problem, device: Device) -> PlanParts:
+    """The result of ``build`` for a problem on a device. Raises PluginError."""
     subject = f"build() of {name!r}"
     parts = validated(subject, value, PlanParts)
     for step in parts.steps:
         validated(f"{subject}: a step's record", getattr(step, "record", None), LaunchRecord)
         if not callable(getattr(step, "bind", None)):
             raise PluginError(f"{subject}: {reprlib.repr(step)} has no method bind")
+    if not parts.steps and (results := [r.name for r in problem.operands if r.written and r.span]):
+        raise PluginError(f"{subject}: no step, so that nothing writes {', '.join(results)}")
+    if parts.zeroed_bytes > parts.workspace_bytes:
+        raise PluginError(
+            f"{subject}: PlanParts.zeroed_bytes = {parts.zeroed_bytes}: must be at most "
+            f"workspace_bytes = {parts.workspace_bytes}"
+        )
+    memory = device.limits.memory_bytes
+    if memory and parts.workspace_bytes > memory:
+        raise PluginError(
+            f"{subject}: PlanParts.workspace_bytes = {parts.workspace_bytes}: must fit into the "
+            f"{memory} bytes of {device}"
+        )
     return parts
+
+
+def validated_launch(name: str, step: Step, value: Any) -> Callable[[int], None]:
+    """The result of a step's ``bind``. Raises PluginError."""
+    if not callable(value):
+        raise PluginError(
+            f"bind() of {name!r}, step {step.record.kernel!r}, must return launch(stream), got "
+            f"{reprlib.repr(value)}"
+        )
+    launch: Callable[[int], None] = value
+    return launch

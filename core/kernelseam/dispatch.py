@@ -243,9 +243,8 @@ def _build_checked(
     implementation: Implementation, problem: Problem, device: Device, variant: str
 ) -> PlanParts:
     with Contained(f"the build of {implementation.name!r}, {problem.operation} on {device},"):
-        return validated_parts(
-            implementation.name, build_of(implementation, problem, device, variant)
-        )
+        parts = build_of(implementation, problem, device, variant)
+        return validated_parts(implementation.name, parts, problem, device)
 
 
 def _warn_broken(

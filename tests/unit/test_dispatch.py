@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from idle_step import IDLE
 from kernelseam import BatchedGemmStrided, plan, use_backend
 from kernelseam.contract import Cost, Device, DeviceLimits, PlanParts, Problem
 from kernelseam.costs import roofline
@@ -43,7 +44,7 @@ class Scripted:
         return Cost(0, 0, self.seconds)
 
     def build(self, problem: Problem, device: Device) -> PlanParts:
-        return PlanParts(())
+        return IDLE
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from idle_step import IDLE
 from kernelseam import BatchedGemmStrided, plan
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
 from kernelseam.dispatch import find_device, select
@@ -114,7 +115,7 @@ class Scripted:
         self.built += 1
         if self.error:
             raise self.error
-        return PlanParts(())
+        return IDLE
 
 
 def test_where_none_can_be_built_the_first_failure_is_reported(discovered: Discovered) -> None:
@@ -284,7 +285,15 @@ class FailingStep:
             "numbers",
             "WrongResult: careless on numpy:0 (cpu) computes attent",
         ),
-        (FailingGradients, "attention_bwd", "call", "RuntimeError: no such luck"),
+        (
+            FailingGradients,
+            "attention_bwd",
+            "call",
+            (
+                "kernelseam.errors.PluginError: bind() of 'careless', step 'failing', raised "
+                "RuntimeError: no such luck"
+            ),
+        ),
     ],
 )
 def test_doctor_tries_merges_and_gradients(

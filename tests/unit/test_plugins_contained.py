@@ -36,6 +36,9 @@ every_kind = pytest.mark.parametrize(
 )
 Strange = Callable[..., Plugins]
 THIRD = EntryPoint("thirdvendor", "kernelseam_thirdvendor", plugins.GROUP)
+HOST = kernelseam.devices()[-1]
+MEMORY = HOST.limits.memory_bytes
+PARTS = "build() of 'strange': PlanParts"
 GEMM = BatchedGemmStrided(M=3, N=5, K=4, dtype="float64")
 
 
@@ -484,7 +487,31 @@ def test_what_is_no_answer(
         ("return PlanParts(None)", "build() of 'strange': PlanParts.steps = None: must be a tuple"),
         (
             "return PlanParts((), -1)",
-            "build() of 'strange': PlanParts.workspace_bytes = -1: must be an int of at least 0",
+            f"{PARTS}.workspace_bytes = -1: must be an int from 0 to 2**63 - 1",
+        ),
+        (
+            "return PlanParts((Step(),), 2**70)",
+            f"{PARTS}.workspace_bytes = {2**70}: must be an int from 0 to 2**63 - 1",
+        ),
+        (
+            "return PlanParts((Step(),), 2**60)",
+            f"{PARTS}.workspace_bytes = {2**60}: must fit into the {MEMORY} bytes of {HOST}",
+        ),
+        (
+            "return PlanParts((Step(),), 16, 0)",
+            f"{PARTS}.workspace_alignment = 0: must be a power of two, below 2**32",
+        ),
+        (
+            "return PlanParts((Step(),), 16, 24)",
+            f"{PARTS}.workspace_alignment = 24: must be a power of two, below 2**32",
+        ),
+        (
+            "return PlanParts((Step(),), 16, 16, 999)",
+            f"{PARTS}.zeroed_bytes = 999: must be at most workspace_bytes = 16",
+        ),
+        (
+            "return PlanParts(())",
+            "build() of 'strange': no step, so that nothing writes C",
         ),
         (
             "return PlanParts((7,))",
@@ -500,6 +527,36 @@ def test_what_is_no_plan(strange: Strange, line: str, message: str) -> None:
     with pytest.raises(PluginError) as caught:
         plan(GEMM, device="numpy", implementation="strange")
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("return None", "must return launch(stream), got None"),
+        ("return 7", "must return launch(stream), got 7"),
+        (
+            "raise KeyError('A')",
+            "raised KeyError: 'A'. Name another implementation, or leave that plugin out",
+        ),
+    ],
+)
+def test_a_step_that_cannot_be_bound(strange: Strange, line: str, message: str) -> None:
+    strange(BUILD="return PlanParts((Step(),))", BIND=line)
+    planned = plan(GEMM, device="numpy")
+    assert planned.implementation == "strange"
+    x = {"A": np.zeros((3, 4)), "B": np.zeros((4, 5)), "C": np.zeros((3, 5))}
+    for bind in (lambda: planned.bind(**x), multiply):
+        with pytest.raises(PluginError) as caught:
+            bind()
+        assert str(caught.value) == f"bind() of 'strange', step 'strange_step', {message}"
+
+
+def test_a_step_that_refuses_keeps_its_words(strange: Strange) -> None:
+    strange(
+        BUILD="return PlanParts((Step(),))", BIND="raise InvalidValue('A', 1, 'is odd', 'Add one')"
+    )
+    with pytest.raises(InvalidValue, match=r"^A = 1: is odd\. Add one\.$"):
+        multiply()
 
 
 def test_invalid_archs_do_not_hide_others(

@@ -6,10 +6,13 @@ and packs arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from kernelseam.containment import error_text
 from kernelseam.contract import LaunchRecord, Runtime, Step
+from kernelseam.contract_values import validated_launch
 from kernelseam.descriptors.common.protocol import Resolved
+from kernelseam.errors import KernelSeamError, PluginError
 from kernelseam.planning.checks import check_operands
 from kernelseam.planning.planned import BindablePlan
 from kernelseam.planning.workspace import check_workspace_address
@@ -91,7 +94,8 @@ def bind(
     checked. ``shared``: others may write to the workspace between two runs, so that bytes that must
     start as zero are set in each run. ``check``: also read device memory that holds addresses,
     lengths, offsets or tables, as is always done on the host. Raises InvalidValue for null,
-    misaligned and overlapping addresses, and for contents that point outside of memory.
+    misaligned and overlapping addresses, and for contents that point outside of memory;
+    PluginError where a step's ``bind`` raises or returns no function.
     """
     check_operands(planned.problem.operands, resolved)
     check_contents = None
@@ -105,5 +109,21 @@ def bind(
     steps = planned.parts.steps
     if shared and (zeroing := planned.zeroing) is not None:
         steps = (zeroing, *steps)
-    launches = tuple([s.bind(resolved.pointers, address) for s in steps])
+    launches = tuple([_bound_step(planned, s, resolved.pointers, address) for s in steps])
     return Bound(steps, launches, address, check_contents)
+
+
+def _bound_step(
+    planned: BindablePlan, step: Step, pointers: Mapping[str, int], workspace: int
+) -> Callable[[int], None]:
+    """A plugin's step bound to memory. Its own faults become a PluginError that names it."""
+    try:
+        launch = step.bind(pointers, workspace)
+    except (KernelSeamError, MemoryError):
+        raise
+    except Exception as e:
+        raise PluginError(
+            f"bind() of {planned.implementation!r}, step {step.record.kernel!r}, raised "
+            f"{error_text(e)}. Name another implementation, or leave that plugin out"
+        ) from e
+    return launch if callable(launch) else validated_launch(planned.implementation, step, launch)

@@ -21,6 +21,11 @@ class BindablePlan:
     parts: PlanParts
 
     @property
+    def implementation(self) -> str:
+        """The chosen implementation's name."""
+        raise NotImplementedError
+
+    @property
     def workspace_bytes(self) -> int:
         """Bytes of device memory that a call needs in addition to its operands."""
         return self.parts.workspace_bytes

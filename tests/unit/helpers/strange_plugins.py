@@ -8,8 +8,9 @@ from pathlib import Path
 SOUND = """
 import os, sys, time
 from kernelseam.contract import (
-    CONTRACT_VERSION, Backend, Cost, Device, DeviceLimits, PlanParts, PluginInfo,
+    CONTRACT_VERSION, Backend, Cost, Device, DeviceLimits, LaunchRecord, PlanParts, PluginInfo,
 )
+from kernelseam.errors import InvalidValue
 from kernelseam.hookspecs import hookimpl
 from kernelseam.reference.gemm import NumpyGemm
 from kernelseam.reference.runtime import HostRuntime
@@ -35,6 +36,11 @@ class Toolchain:
         ARCHS
     def arch_row(self, arch): ...
     platform_files = compiler = compile = inspect = load = arch_row
+
+class Step:
+    record = LaunchRecord("strange_step", (1, 1, 1), (1, 1, 1), 0, "cpu")
+    def bind(self, pointers, workspace):
+        BIND
 
 class Gemm(NumpyGemm):
     name = "strange"
@@ -68,6 +74,7 @@ SOUND_LINES = {
     "SUPPORTS": "return None",
     "COST": "return Cost(0, 0, 0.0)",
     "BUILD": "return super().build(problem, device)",
+    "BIND": "return lambda stream: None",
     "IMPORT": "pass",
     "INFO": 'return PluginInfo("strange", "1", CONTRACT_VERSION)',
     "REGISTER": "pass",
