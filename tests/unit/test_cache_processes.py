@@ -58,6 +58,30 @@ def test_eight_threads_on_a_cold_key_compile_once(cache: Path, toolchain: Toolch
     assert len(actual) == 8 and len({id(b) for b in actual}) == 1
 
 
+def test_clearing_beside_a_build_leaves_what_it_writes(
+    cache: Path,
+    toolchain: Toolchain,
+    monkeypatch: pytest.MonkeyPatch,
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    folder, replace = cache / "binaries", os.replace
+    killed = [folder / f"{'0' * 64}.abc.tmp", folder / f"{'0' * 64}.lock"]
+
+    def replace_cleared(source: str, target: Path) -> None:
+        for path in killed:
+            path.write_bytes(b"of a build that was killed")
+        assert compilation.clear().binaries == 0
+        names = sorted(p.suffix for p in folder.iterdir())
+        assert names == [".lock", ".tmp"] and not any(p.exists() for p in killed)
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", replace_cleared)
+        binary = compiled(toolchain, BUNDLE, "arch1")
+    assert binary.path is not None and binary.path.exists() and not recwarn.list
+    assert compilation.clear().binaries == 1 and not list(folder.iterdir())
+
+
 def test_waiting_for_a_lock_ends(
     cache: Path, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:

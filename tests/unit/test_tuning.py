@@ -527,6 +527,18 @@ def test_a_file_that_is_not_believed(
     )
 
 
+def test_clearing_leaves_what_is_being_written(
+    implementations: Callable[..., Device], cache: Path
+) -> None:
+    path = tuned(implementations(tiles(), quick())).path
+    assert path is not None
+    running, killed = path.with_suffix(".a.tmp"), path.with_suffix(".b.tmp")
+    for left in (running, killed):
+        left.write_bytes(b"")
+    os.utime(killed, (0, 0))
+    assert store.clear() == 1 and list(path.parent.iterdir()) == [running]
+
+
 def test_a_folder_that_others_may_write_to(
     implementations: Callable[..., Device], cache: Path
 ) -> None:

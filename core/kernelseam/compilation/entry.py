@@ -14,6 +14,7 @@ import os
 import stat
 import struct
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -97,6 +98,12 @@ def read_binary(path: Path) -> tuple[dict[str, str], bytes]:
     if not carries(payload, path.stem):
         raise Damaged("its binary was compiled under another key")
     return header, payload
+
+
+def is_recent(temporary: Path) -> bool:
+    """Whether a process may still be writing a temporary file, which takes less than a second.
+    Raises OSError."""
+    return time.time() - os.lstat(temporary).st_mtime < 60
 
 
 def write(path: Path, header: Mapping[str, str], payload: bytes) -> None:

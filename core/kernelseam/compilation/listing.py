@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +34,40 @@ class Cleared:
 
     binaries: int
     bytes: int
+
+
+_OF_BUILDS = (entry.TEMPORARY, build.LOCK)
+"""Files that a build has while it runs, and leaves where it is killed."""
+
+
+def _remove(path: Path) -> int | None:
+    """The file's size in bytes; None where it is gone already."""
+    try:
+        size = os.lstat(path).st_size
+        path.unlink()
+    except FileNotFoundError:
+        return None
+    return size
+
+
+@contextmanager
+def _unless_building(path: Path) -> Iterator[bool]:
+    """Hold a key's lock; False where a build holds it."""
+    import filelock
+
+    lock = filelock.FileLock(path, timeout=0, mode=0o600)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        yield False
+        return
+    except NotImplementedError:  # a file system that knows no locks: no build writes there
+        yield True
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
 
 
 def _folder() -> Path | None:
@@ -74,22 +110,24 @@ def entries() -> list[CacheEntry]:
 
 
 def clear() -> Cleared:
-    """Remove every binary, leftover and saved source of the cache, and nothing else. Raises
-    Untrusted, OSError."""
+    """Remove every binary, leftover and saved source of the cache, and nothing else: what a running
+    build of any process writes stays. Raises Untrusted, OSError."""
     folder = _folder()
     binaries = size = 0
-    for path in folder.iterdir() if folder else ():
-        if path.suffix not in (entry.SUFFIX, entry.TEMPORARY, build.LOCK):
-            continue
-        try:
-            size += os.lstat(path).st_size
-            path.unlink()
-        except FileNotFoundError:
-            continue
-        binaries += path.suffix == entry.SUFFIX
+    paths = tuple(folder.iterdir()) if folder else ()
+    for path in paths:
+        if path.suffix == entry.SUFFIX and (removed := _remove(path)) is not None:
+            size, binaries = size + removed, binaries + 1
+    for key in {p.name.partition(".")[0] for p in paths if p.suffix in _OF_BUILDS}:
+        lock = paths[0].with_name(key + build.LOCK)
+        with _unless_building(lock) as idle:
+            for path in paths[0].parent.glob(f"{key}.*{entry.TEMPORARY}") if idle else ():
+                size += _remove(path) or 0
+            size += (_remove(lock) or 0) if idle else 0
     failed = cache_folder() / build.FAILED
     if private(failed.parent, make=False) and private(failed, make=False):
-        size += sum(f.lstat().st_size for f in failed.rglob("*") if f.is_file())
-        shutil.rmtree(failed)
+        with suppress(FileNotFoundError):  # another process was faster
+            size += sum(f.lstat().st_size for f in failed.rglob("*") if f.is_file())
+            shutil.rmtree(failed)
     build.forget()
     return Cleared(binaries, size)
