@@ -19,12 +19,12 @@ from kernelseam.contract import Device, DeviceLimits
 from kernelseam.errors import CompileError, DeviceError, SlowBinary, Unsupported
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.kernel import build, bundle
-from kernelseam.parity.cases.case import Case
 from kernelseam.parity.matrix import matrix, named
 from kernelseam.parity.report import summary
 from kernelseam.parity.running.run import Target, run_case
 from kernelseam.parity.running.stages import expected
 from kernelseam.plugins import plugins
+from kernelseam.samples.case import Case
 
 from benchmarks import precompile
 

@@ -29,13 +29,13 @@ from kernelseam.cli.main import main as kernelseam
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device
 from kernelseam.errors import DeviceError
-from kernelseam.parity.cases.case import Case
 from kernelseam.parity.matrix import matrix
 from kernelseam.parity.report import summary
 from kernelseam.parity.running.pipeline import LIMIT, run_all
 from kernelseam.parity.running.run import Outcome, targets
 from kernelseam.parity.running.workers import cores
 from kernelseam.plugins import plugins
+from kernelseam.samples.case import Case
 
 from benchmarks import precompile
 

@@ -13,14 +13,14 @@ from typing import Any
 from kernelseam.contract import Device, Toolchain
 from kernelseam.errors import SlowBinary, UnknownName
 from kernelseam.kernels.kernel import KernelImplementation, build, bundle
-from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.cases.case import Case
 from kernelseam.parity.cases.covering import covering
-from kernelseam.parity.cases.gemm_case import GemmCase
-from kernelseam.parity.operations import operands
-from kernelseam.parity.operations.operands import describe
 from kernelseam.parity.running.workers import Workers, cores
 from kernelseam.plugins import plugins
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.case import Case
+from kernelseam.samples.gemm_case import GemmCase
+from kernelseam.samples.operations import operands
+from kernelseam.samples.operations.operands import describe
 
 BASE = 1 << 40
 FEW = 2000

@@ -32,12 +32,12 @@ import numpy as np
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device
 from kernelseam.errors import DeviceError
-from kernelseam.parity.cases.case import Case
 from kernelseam.parity.report import summary
 from kernelseam.parity.running.pipeline import run_all
 from kernelseam.parity.running.run import Outcome, Target, targets
 from kernelseam.parity.running.workers import cores
 from kernelseam.plugins import plugins
+from kernelseam.samples.case import Case
 
 from benchmarks import precompile
 from benchmarks.drawing import FAMILIES, Family, Kind

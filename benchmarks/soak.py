@@ -40,9 +40,9 @@ from pathlib import Path
 import numpy as np
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device
-from kernelseam.parity.cases.case import Case
 from kernelseam.parity.running.workers import cores
 from kernelseam.plugins import plugins
+from kernelseam.samples.case import Case
 
 from benchmarks import precompile
 from benchmarks.drawing import FAMILIES

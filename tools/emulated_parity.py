@@ -27,11 +27,11 @@ from typing import Any
 from emulated_cases import GROUPS, SHARED, Group
 from kernelseam.contract import EMULATED, ArchRow, Device
 from kernelseam.oracle.check import Verdict
-from kernelseam.parity.cases.case import Case
 from kernelseam.parity.matrix import matrix
 from kernelseam.parity.report.summary import last_line
 from kernelseam.parity.running.run import Outcome, Target, run_case, targets
 from kernelseam.plugins import plugins
+from kernelseam.samples.case import Case
 from kernelseam_rocm_emulator import Emulation, start
 
 PAGE = Path(__file__).parent.parent / "docs" / "parity" / "amd-emulated.md"

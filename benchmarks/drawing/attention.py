@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.attention_bwd_case import BackwardCase
-from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.cases.case import Case
-from kernelseam.parity.cases.common import InjectedValue
-from kernelseam.parity.cases.merge_case import MergeCase
-from kernelseam.parity.cases.operand_layout import OperandLayout
+from kernelseam.samples.attention_bwd_case import BackwardCase
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.case import Case
+from kernelseam.samples.common import InjectedValue
+from kernelseam.samples.merge_case import MergeCase
+from kernelseam.samples.operand_layout import OperandLayout
 
 from benchmarks.drawing.common import BF16, F16, F32, Random, gaps, one
 

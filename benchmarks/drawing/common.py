@@ -8,11 +8,11 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.case import Case
-from kernelseam.parity.cases.common import InjectedValue
-from kernelseam.parity.cases.gemm_case import GemmCase
-from kernelseam.parity.cases.projection_case import ProjectionCase
-from kernelseam.parity.operations import operands
+from kernelseam.samples.case import Case
+from kernelseam.samples.common import InjectedValue
+from kernelseam.samples.gemm_case import GemmCase
+from kernelseam.samples.operations import operands
+from kernelseam.samples.projection_case import ProjectionCase
 
 F16, BF16, F32, F64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
 Random = np.random.Generator

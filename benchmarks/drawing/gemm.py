@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.gemm_case import GemmCase
-from kernelseam.parity.cases.operand_layout import OperandLayout
+from kernelseam.samples.gemm_case import GemmCase
+from kernelseam.samples.operand_layout import OperandLayout
 
 from benchmarks.drawing.common import (
     BF16,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.operand_layout import OperandLayout
-from kernelseam.parity.cases.projection_case import ProjectionCase
+from kernelseam.samples.operand_layout import OperandLayout
+from kernelseam.samples.projection_case import ProjectionCase
 
 from benchmarks.drawing.common import (
     BF16,

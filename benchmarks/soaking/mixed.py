@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from kernelseam.contract import Device
 from kernelseam.oracle.formulas import Array
-from kernelseam.parity.cases.case import Case
-from kernelseam.parity.operations.operands import describe, repeatable
 from kernelseam.parity.running.run import attempt
 from kernelseam.parity.running.stages import Prepared, judge, prepare
 from kernelseam.planning import Call, plan
+from kernelseam.samples.case import Case
+from kernelseam.samples.operations.operands import describe, repeatable
 
 from benchmarks.random_problems import chosen
 from benchmarks.soaking import Clock, Soaked, free_bytes, runtime_of, streams

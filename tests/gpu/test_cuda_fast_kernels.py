@@ -10,15 +10,15 @@ from typing import Any
 import kernelseam
 import pytest
 from kernelseam.contract import Device
-from kernelseam.parity.cases.attention_bwd_case import BackwardCase
-from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.cases.case import Case
-from kernelseam.parity.cases.gemm_case import GemmCase
-from kernelseam.parity.cases.projection_case import ProjectionCase
 from kernelseam.parity.matrix import named
 from kernelseam.parity.running.run import Target, run_case, targets
 from kernelseam.parity.running.stages import judge, prepare
 from kernelseam.plugins import plugins
+from kernelseam.samples.attention_bwd_case import BackwardCase
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.case import Case
+from kernelseam.samples.gemm_case import GemmCase
+from kernelseam.samples.projection_case import ProjectionCase
 from kernelseam.variants import SEPARATOR
 
 pytestmark = pytest.mark.gpu

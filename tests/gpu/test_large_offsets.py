@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from kernelseam.parity.data.memory import Placement
+from kernelseam.samples.data.memory import Placement
 from large_offsets import CASES, verdict_of
 from nvidia_gpu import DEVICE, cupy
 

@@ -8,11 +8,11 @@ from typing import Any
 import kernelseam as ks
 import numpy as np
 import pytest
-from kernelseam.parity.cases.common import DECODE, UNFUSED
 from kernelseam.parity.matrix import named
-from kernelseam.parity.operations import operands
 from kernelseam.parity.running.stages import compute, prepare
 from kernelseam.plugins import Plugins
+from kernelseam.samples.common import DECODE, UNFUSED
+from kernelseam.samples.operations import operands
 from kernelseam_hostcpp.runtime import DEVICES, HostArray
 
 

@@ -14,11 +14,11 @@ from kernelseam.contract import Device, SourceBundle
 from kernelseam.descriptors import Attention
 from kernelseam.dispatch import consider
 from kernelseam.kernels import kernel as kernels_module
-from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.cases.common import DECODE
 from kernelseam.parity.matrix import matrix
 from kernelseam.planning import plan
 from kernelseam.plugins import Plugins
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.common import DECODE
 from kernelseam_hostcpp.runtime import DEVICES, HostArray
 from own_cases import own_cases, require_passed
 

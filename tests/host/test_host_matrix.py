@@ -20,11 +20,11 @@ import pytest
 from kernelseam.contract import Device
 from kernelseam.kernels import COMPOSITIONS
 from kernelseam.kernels.kernel import build
-from kernelseam.parity.cases.case import Case
 from kernelseam.parity.cases.covering import fewest, flat
 from kernelseam.parity.matrix import matrix
 from kernelseam.parity.running.run import Target, run_case
 from kernelseam.plugins import Plugins
+from kernelseam.samples.case import Case
 from kernelseam_hostcpp import HostToolchain
 from kernelseam_hostcpp.executable import prepared
 from kernelseam_hostcpp.runtime import DEVICES

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from kernelseam.contract import Device
 from kernelseam.kernels.sources import shared_sources
-from kernelseam.parity.cases.common import DECODE, UNFUSED
 from kernelseam.parity.matrix import named
 from kernelseam.parity.running.run import Target, run_case
 from kernelseam.plugins import Plugins
+from kernelseam.samples.common import DECODE, UNFUSED
 from kernelseam_hostcpp.executable import BUILDS, SANITIZERS, Report, run
 from kernelseam_hostcpp.runtime import DEVICES
 from kernelseam_hostcpp.toolchain import sources

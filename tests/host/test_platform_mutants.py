@@ -20,9 +20,9 @@ import nvidia_mutants
 import pytest
 import sm90_mutants
 from kernelseam.contract import Device
-from kernelseam.parity.cases.case import Case
 from kernelseam.parity.matrix import named
 from kernelseam.plugins import Plugins
+from kernelseam.samples.case import Case
 from mutant import Mutant
 
 BUG = Mutant(

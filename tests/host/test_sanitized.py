@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 from kernelseam.contract import Device
-from kernelseam.parity.cases.common import DECODE, UNFUSED
 from kernelseam.parity.matrix import named
+from kernelseam.samples.common import DECODE, UNFUSED
 from kernelseam_hostcpp.executable import Report, run
 from kernelseam_hostcpp.runtime import DEVICES
 from mutant import SANITIZED, SANITIZED_DECODE, SANITIZED_UNFUSED

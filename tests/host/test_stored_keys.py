@@ -14,11 +14,11 @@ from kernelseam.dispatch import consider
 from kernelseam.dtypes import E4M3, DType
 from kernelseam.oracle import check
 from kernelseam.oracle.formulas import Variant
-from kernelseam.parity.cases.common import DECODE
 from kernelseam.parity.matrix import named
 from kernelseam.parity.running.run import Target, run_case
 from kernelseam.planning import plan
 from kernelseam.plugins import Plugins
+from kernelseam.samples.common import DECODE
 from kernelseam_hostcpp.runtime import DEVICES, HostArray
 
 PROBE = """

@@ -17,12 +17,12 @@ from kernelseam.errors import Unsupported
 from kernelseam.kernels import shared_implementations
 from kernelseam.kernels.attention.unfused import Unfused, UnfusedAttention
 from kernelseam.oracle import check
-from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.cases.common import DECODE, NAN_EXEMPTIONS, UNFUSED
 from kernelseam.parity.matrix import matrix, named
 from kernelseam.parity.running.run import Target, run_case
 from kernelseam.planning import plan
 from kernelseam.plugins import Plugins
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.common import DECODE, NAN_EXEMPTIONS, UNFUSED
 from kernelseam_hostcpp import HostArray, HostToolchain
 from kernelseam_hostcpp.executable import prepared
 from kernelseam_hostcpp.runtime import DEVICES

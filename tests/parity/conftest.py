@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from kernelseam.parity.cases.case import Case
 from kernelseam.parity.cases.covering import flat
 from kernelseam.parity.pytest_plugin import *  # noqa: F403
+from kernelseam.samples.case import Case
 
 TIMELY = 2000
 """Heads of an attention, which NumPy computes one after the other."""

@@ -10,11 +10,11 @@ import kernelseam
 import numpy as np
 import pytest
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.cases.gemm_case import GemmCase
 from kernelseam.parity.matrix import named
-from kernelseam.parity.operations.operands import values
 from kernelseam.parity.running.stages import verdict
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.gemm_case import GemmCase
+from kernelseam.samples.operations.operands import values
 
 ATTENTION = (
     "attention-f16-64-ramp",

@@ -14,11 +14,11 @@ import pytest
 from kernelseam.cli import progress
 from kernelseam.cli.main import main
 from kernelseam.errors import DeviceError
-from kernelseam.parity.cases.case import Case
 from kernelseam.parity.matrix import matrix
 from kernelseam.parity.report import summary
 from kernelseam.parity.running import run
 from kernelseam.parity.running.stages import Computed
+from kernelseam.samples.case import Case
 from kernelseam_thirdvendor.gemm import AcmeGemm
 from kernelseam_thirdvendor.runtime import AcmeRuntime
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from kernelseam.descriptors import Attention
 from kernelseam.oracle import formulas
-from kernelseam.parity.cases.attention_case import AttentionCase, case
-from kernelseam.parity.cases.common import TOKENS
-from kernelseam.parity.data import attention as attention_data
-from kernelseam.parity.data.attention import INVALID_PAGES, UNUSED_PAGES
-from kernelseam.parity.data.memory import GUARD
 from kernelseam.parity.matrix import named
-from kernelseam.parity.operations import operands
-from kernelseam.parity.operations.operands import describe
 from kernelseam.plugins import plugins
+from kernelseam.samples.attention_case import AttentionCase, case
+from kernelseam.samples.common import TOKENS
+from kernelseam.samples.data import attention as attention_data
+from kernelseam.samples.data.attention import INVALID_PAGES, UNUSED_PAGES
+from kernelseam.samples.data.memory import GUARD
+from kernelseam.samples.operations import operands
+from kernelseam.samples.operations.operands import describe
 
 PACKED = case(
     "f16-40/32",

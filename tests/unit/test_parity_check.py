@@ -11,7 +11,7 @@ import pytest
 from calibration import samples as calibration
 from kernelseam.dtypes import E4M3, DType
 from kernelseam.oracle import check, formulas, tolerances
-from kernelseam.parity.data import attention as attention_data
+from kernelseam.samples.data import attention as attention_data
 
 NAN, INF = math.nan, math.inf
 

@@ -11,12 +11,12 @@ from calibration import samples as calibration
 from calibration import tile_model_bwd
 from kernelseam.oracle import tolerances
 from kernelseam.oracle.formulas import Array
-from kernelseam.parity.cases.attention_bwd_case import BackwardCase
-from kernelseam.parity.data import attention as attention_data
-from kernelseam.parity.data import attention_bwd as attention_bwd_data
 from kernelseam.parity.matrix import named
-from kernelseam.parity.operations import operands
 from kernelseam.parity.running import stages
+from kernelseam.samples.attention_bwd_case import BackwardCase
+from kernelseam.samples.data import attention as attention_data
+from kernelseam.samples.data import attention_bwd as attention_bwd_data
+from kernelseam.samples.operations import operands
 
 CAUGHT = {
     "no-delta": "f16-64",

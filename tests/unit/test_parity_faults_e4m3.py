@@ -18,9 +18,9 @@ from fast_cases import CASES
 from kernelseam.dtypes import DType
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array
-from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.operations.table import operation_of
 from kernelseam.parity.running.stages import verdict
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.operations.table import operation_of
 
 LARGEST, HEADROOM, LARGEST_SUM = np.float32(448), np.float32(5), np.float32(1e30)
 WARP_ROWS = 16

@@ -13,12 +13,12 @@ from kernelseam.contract import Device
 from kernelseam.dtypes import DType
 from kernelseam.oracle import tolerances
 from kernelseam.parity.cases.attention import attention_cases
-from kernelseam.parity.cases.attention_case import AttentionCase
 from kernelseam.parity.cases.attention_guards import guards
 from kernelseam.parity.matrix import named
 from kernelseam.parity.running.run import Outcome, Target, run_case
 from kernelseam.planning import forget
 from kernelseam.plugins import plugins
+from kernelseam.samples.attention_case import AttentionCase
 
 BFLOAT16 = DType.bfloat16.numpy
 FAULTS = {

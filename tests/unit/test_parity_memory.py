@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.operand_layout import OperandLayout
-from kernelseam.parity.data.memory import (
+from kernelseam.samples.data.memory import (
     GUARD,
     Layout,
     Placement,
@@ -14,6 +13,7 @@ from kernelseam.parity.data.memory import (
     placement,
     scattered,
 )
+from kernelseam.samples.operand_layout import OperandLayout
 
 F16, F32 = DType.float16, DType.float32
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from kernelseam.contract import Backend, Device, PlanParts
 from kernelseam.errors import DeviceError
-from kernelseam.parity.cases.case import Case
 from kernelseam.parity.matrix import named
 from kernelseam.parity.running import pipeline
 from kernelseam.parity.running.pipeline import run_all
@@ -24,6 +23,7 @@ from kernelseam.planning import forget
 from kernelseam.plugins import plugins
 from kernelseam.reference.gemm import NumpyGemm
 from kernelseam.reference.runtime import HostRuntime
+from kernelseam.samples.case import Case
 
 NAMES = (
     "gemm-f16-nt",

@@ -16,12 +16,12 @@ from kernelseam.oracle.projections import (
     qkv_projection,
     qkv_projection_bwd,
 )
-from kernelseam.parity.cases.projection_case import ProjectionCase
-from kernelseam.parity.data import projection as projection_data
-from kernelseam.parity.data.attention import INVALID_PAGES
 from kernelseam.parity.matrix import matrix, named
-from kernelseam.parity.operations.operands import layout, outputs, values
 from kernelseam.parity.running.stages import verdict
+from kernelseam.samples.data import projection as projection_data
+from kernelseam.samples.data.attention import INVALID_PAGES
+from kernelseam.samples.operations.operands import layout, outputs, values
+from kernelseam.samples.projection_case import ProjectionCase
 
 Array = np.ndarray[Any, Any]
 Values = dict[str, Array]

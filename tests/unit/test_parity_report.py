@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 import pytest
 from kernelseam.contract import Device
 from kernelseam.oracle.check import Verdict
-from kernelseam.parity.cases.case import Case
 from kernelseam.parity.matrix import named
 from kernelseam.parity.report import summary
 from kernelseam.parity.report.html import html, state
@@ -18,6 +17,7 @@ from kernelseam.parity.report.markdown import markdown
 from kernelseam.parity.report.summary import Report
 from kernelseam.parity.running.run import Outcome, Target
 from kernelseam.plugins import plugins
+from kernelseam.samples.case import Case
 
 GOOD = Target(
     Device("one", 0, "a1", "One <1>", evidence="measured"), "plain", "gemm", builtin=False

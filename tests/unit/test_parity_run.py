@@ -25,13 +25,13 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError
 from kernelseam.oracle import tolerances
 from kernelseam.parity.matrix import matrix, named
-from kernelseam.parity.operations.operands import describe, layout, values
 from kernelseam.parity.running.run import Target, run_case, targets
 from kernelseam.planning import forget
 from kernelseam.planning.planner import Plans
 from kernelseam.plugins import plugins
 from kernelseam.reference.gemm import NumpyGemm
 from kernelseam.reference.runtime import HostRuntime
+from kernelseam.samples.operations.operands import describe, layout, values
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import pytest
 from calibration import samples as calibration
 from kernelseam.oracle import formulas, tolerances
 from kernelseam.oracle.formulas import Variant
-from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.data import attention as attention_data
 from kernelseam.parity.matrix import named
-from kernelseam.parity.operations import operands
 from kernelseam.parity.running.stages import verdict
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.data import attention as attention_data
+from kernelseam.samples.operations import operands
 
 Change = Callable[[Variant], Variant]
 

@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError
-from kernelseam.parity.cases.attention_bwd_case import BackwardCase
-from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.cases.case import Case
-from kernelseam.parity.cases.common import SHORT
-from kernelseam.parity.cases.gemm_case import GemmCase
-from kernelseam.parity.cases.projection_case import ProjectionCase
-from kernelseam.parity.data import attention as attention_data
-from kernelseam.parity.data.memory import POISON, Layout, Placement
-from kernelseam.parity.operations import operands
 from kernelseam.parity.running import run
 from kernelseam.parity.running.run import Target, run_case
 from kernelseam.parity.running.stages import Computed, prepare
 from kernelseam.plugins import plugins
 from kernelseam.reference.runtime import HostRuntime
+from kernelseam.samples.attention_bwd_case import BackwardCase
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.case import Case
+from kernelseam.samples.common import SHORT
+from kernelseam.samples.data import attention as attention_data
+from kernelseam.samples.data.memory import POISON, Layout, Placement
+from kernelseam.samples.gemm_case import GemmCase
+from kernelseam.samples.operations import operands
+from kernelseam.samples.projection_case import ProjectionCase
 
 
 @pytest.fixture(scope="module")

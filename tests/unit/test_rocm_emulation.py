@@ -389,8 +389,8 @@ def test_the_cases_of_the_page_exist(page: Any) -> None:
 
 def test_what_the_page_covers_of_attention(page: Any) -> None:
     """Every view, every option, every dtype and both roles of few queries, forward and backward."""
-    from kernelseam.parity.cases.attention_bwd_case import BackwardCase
-    from kernelseam.parity.cases.attention_case import AttentionCase
+    from kernelseam.samples.attention_bwd_case import BackwardCase
+    from kernelseam.samples.attention_case import AttentionCase
 
     cases = [
         page.cases()[name]
@@ -434,8 +434,8 @@ def test_what_the_page_covers_of_attention(page: Any) -> None:
 
 def test_what_the_page_covers_of_products(page: Any) -> None:
     """What a GEMM adds and sums, and both projections both ways."""
-    from kernelseam.parity.cases.gemm_case import GemmCase
-    from kernelseam.parity.cases.projection_case import ProjectionCase
+    from kernelseam.samples.gemm_case import GemmCase
+    from kernelseam.samples.projection_case import ProjectionCase
 
     cases = [page.cases()[name] for group in page.GROUPS for name in group.cases]
     gemms = [c for c in cases if isinstance(c, GemmCase)]
@@ -476,7 +476,7 @@ def test_what_the_page_covers_of_products(page: Any) -> None:
 @pytest.mark.parametrize("device", devices(0, 2**30), ids=str)
 def test_the_page_covers_blocks_of_several_tiles(page: Any, device: Device) -> None:
     from kernelseam.kernels import COMPOSITIONS
-    from kernelseam.parity.operations.operands import describe, layout
+    from kernelseam.samples.operations.operands import describe, layout
 
     host, row = page.plugins().backend("numpy").runtime, archs.row(device.arch)
     actual = set()

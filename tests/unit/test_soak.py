@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from kernelseam.contract import Device
 from kernelseam.errors import DeviceError
-from kernelseam.parity.cases.case import Case
 from kernelseam.parity.matrix import named
 from kernelseam.parity.running import run
 from kernelseam.parity.running.stages import Computed
 from kernelseam.planning import Call
 from kernelseam.plugins import plugins
 from kernelseam.reference.runtime import HostRuntime
+from kernelseam.samples.case import Case
 
 STAGES = [
     "a sticky error",

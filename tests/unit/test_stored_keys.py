@@ -15,10 +15,10 @@ from kernelseam.descriptors import AttentionProblem
 from kernelseam.dtypes import E4M3, FLOATING, DType
 from kernelseam.oracle import check
 from kernelseam.oracle.formulas import Variant
-from kernelseam.parity.cases.attention_case import AttentionCase
 from kernelseam.parity.matrix import named
-from kernelseam.parity.operations import operands
 from kernelseam.plugins import plugins
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.operations import operands
 
 Refused = Callable[[str, Callable[[], object]], None]
 Array = np.ndarray[Any, Any]

@@ -21,8 +21,8 @@ from kernelseam.oracle.gradients import attention_bwd
 from kernelseam.oracle.sampled_gradients import Forward, of_bias, of_keys, of_queries, of_sinks
 from kernelseam.oracle.verification import VERIFIERS, verifier_of
 from kernelseam.parity.matrix import named
-from kernelseam.parity.operations import operands
 from kernelseam.parity.running.stages import prepare
+from kernelseam.samples.operations import operands
 
 Discovered = Callable[..., Any]
 RNG = np.random.default_rng(0)

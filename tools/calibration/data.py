@@ -11,7 +11,7 @@ from kernelseam.descriptors import Attention
 from kernelseam.dtypes import DType
 from kernelseam.oracle import formulas
 from kernelseam.oracle.formulas import Array, Variant
-from kernelseam.parity.data import attention as attention_data
+from kernelseam.samples.data import attention as attention_data
 
 from calibration.tile_model import Changes
 

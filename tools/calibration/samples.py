@@ -14,8 +14,8 @@ from kernelseam.oracle import check, formulas, tolerances
 from kernelseam.oracle.formulas import Array, Floats
 from kernelseam.oracle.gradients import Gradient, attention_bwd
 from kernelseam.oracle.projections import qkv_projection
-from kernelseam.parity.data import attention as attention_data
 from kernelseam.planning import plan
+from kernelseam.samples.data import attention as attention_data
 
 from calibration import guarded_softmax, stored_keys, stored_queries, tile_model, tile_model_bwd
 from calibration.data import differentiated, outgrowing, scored

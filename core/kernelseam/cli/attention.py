@@ -23,15 +23,15 @@ from kernelseam.errors import InvalidValue
 from kernelseam.oracle import check, formulas
 from kernelseam.oracle.sampling import sampled
 from kernelseam.oracle.subnormals import flushes
-from kernelseam.parity.cases.attention_bwd_case import BackwardCase
-from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.data import attention as attention_data
-from kernelseam.parity.data import attention_bwd as attention_bwd_data
-from kernelseam.parity.data.memory import Layout, repeated_copy, unrepeated_shape
-from kernelseam.parity.operations import operands
-from kernelseam.parity.operations.operands import describe
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
+from kernelseam.samples.attention_bwd_case import BackwardCase
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.data import attention as attention_data
+from kernelseam.samples.data import attention_bwd as attention_bwd_data
+from kernelseam.samples.data.memory import Layout, repeated_copy, unrepeated_shape
+from kernelseam.samples.operations import operands
+from kernelseam.samples.operations.operands import describe
 
 Array = npt.NDArray[Any]
 MOST_VERIFIED = 1e11

@@ -15,12 +15,12 @@ from kernelseam.descriptors import Attention, AttentionBwd
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.parity.cases.attention_bwd_case import BackwardCase
-from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.cases.operand_layout import OperandLayout
-from kernelseam.parity.operations import operands
-from kernelseam.parity.operations.operands import describe
 from kernelseam.plugins import plugins
+from kernelseam.samples.attention_bwd_case import BackwardCase
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.operand_layout import OperandLayout
+from kernelseam.samples.operations import operands
+from kernelseam.samples.operations.operands import describe
 
 EXTENTS = ("batch", "heads", "seq_len", "kv_seq_len", "head_dim", "kv_heads", "value_dim")
 PAGE_SIZE = 16

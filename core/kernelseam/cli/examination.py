@@ -12,17 +12,17 @@ from kernelseam.dispatch import ask
 from kernelseam.dtypes import DType
 from kernelseam.errors import WrongResult
 from kernelseam.oracle.subnormals import flushes
-from kernelseam.parity.cases.attention_bwd_case import BackwardCase
-from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.cases.case import Case
-from kernelseam.parity.cases.gemm_case import GemmCase
-from kernelseam.parity.cases.merge_case import MergeCase
-from kernelseam.parity.cases.projection_case import ProjectionCase
-from kernelseam.parity.operations import operands
-from kernelseam.parity.operations.operands import describe
 from kernelseam.parity.running.run import Target, run_case
 from kernelseam.planning import plan
 from kernelseam.plugins import Failure, Plugins, failure
+from kernelseam.samples.attention_bwd_case import BackwardCase
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.case import Case
+from kernelseam.samples.gemm_case import GemmCase
+from kernelseam.samples.merge_case import MergeCase
+from kernelseam.samples.operations import operands
+from kernelseam.samples.operations.operands import describe
+from kernelseam.samples.projection_case import ProjectionCase
 
 F16, F32 = DType.float16, DType.float32
 PROBE = 1 << 40

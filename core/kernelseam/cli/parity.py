@@ -20,7 +20,6 @@ from kernelseam.cli.progress import working
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device, preferred_backend
 from kernelseam.errors import DeviceError, InvalidValue, UnknownName
-from kernelseam.parity.cases.case import Case
 from kernelseam.parity.matrix import matrix
 from kernelseam.parity.report import summary
 from kernelseam.parity.report.html import html
@@ -29,6 +28,7 @@ from kernelseam.parity.report.summary import Report, last_line
 from kernelseam.parity.running.pipeline import LIMIT, run_all
 from kernelseam.parity.running.run import Outcome, Target, targets
 from kernelseam.plugins import plugins
+from kernelseam.samples.case import Case
 
 PAGES: dict[str, Callable[[Report], str]] = {".html": html, ".md": markdown}
 SHOWN_REASONS = 20

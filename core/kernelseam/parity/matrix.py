@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
-from kernelseam.parity.cases.case import Case
-from kernelseam.parity.operations.table import OPERATIONS
+from kernelseam.parity.cases.attention import attention_cases
+from kernelseam.parity.cases.attention_bwd import attention_bwd_cases
+from kernelseam.parity.cases.gemm import gemm_cases
+from kernelseam.parity.cases.merge import merge_cases
+from kernelseam.parity.cases.projection import projection_cases
+from kernelseam.parity.cases.projection_bwd import projection_bwd_cases
+from kernelseam.samples.case import Case
+from kernelseam.samples.operations.table import OPERATIONS
+
+CASES: Mapping[str, Callable[[], Sequence[Case]]] = {
+    "gemm": gemm_cases,
+    "attention": attention_cases,
+    "attention_bwd": attention_bwd_cases,
+    "merge_states": merge_cases,
+    **dict.fromkeys(("qkv_projection", "output_projection"), projection_cases),
+    **dict.fromkeys(("qkv_projection_bwd", "output_projection_bwd"), projection_bwd_cases),
+}
+"""What makes the cases of an operation, and perhaps of others."""
 
 
 def matrix(pattern: str = "", operation: str | None = None) -> list[Case]:
@@ -29,7 +45,7 @@ def named(name: str) -> Case:
 @cache
 def _cases(operation: str) -> tuple[Case, ...]:
     """Cases do not change: those of an operation are made once."""
-    return tuple(OPERATIONS[operation].cases())
+    return tuple(c for c in CASES[operation]() if c.operation == operation)
 
 
 @cache

@@ -27,10 +27,10 @@ except ModuleNotFoundError as e:
     ) from e
 
 from kernelseam.dispatch import preferred_backend
-from kernelseam.parity.cases.case import Case
 from kernelseam.parity.matrix import matrix
 from kernelseam.parity.report import summary
 from kernelseam.parity.running.run import Outcome, Target, run_case, targets
+from kernelseam.samples.case import Case
 
 OUTCOMES = pytest.StashKey[list[Outcome]]()
 

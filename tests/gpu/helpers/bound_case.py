@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from kernelseam.contract import Device
 from kernelseam.kernels.kernel import KernelImplementation
-from kernelseam.parity.cases.case import Case
-from kernelseam.parity.operations.operands import describe
 from kernelseam.parity.running.stages import Computed, Prepared, prepare
 from kernelseam.planning import Call, plan
 from kernelseam.plugins import plugins
+from kernelseam.samples.case import Case
+from kernelseam.samples.operations.operands import describe
 from kernelseam.variants import SEPARATOR
 
 from benchmarks import precompile

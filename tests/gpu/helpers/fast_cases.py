@@ -13,17 +13,17 @@ from dataclasses import replace
 from typing import Any
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.attention_bwd_case import BackwardCase
-from kernelseam.parity.cases.attention_bwd_case import case as gradients
-from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.cases.attention_case import case as attention
-from kernelseam.parity.cases.case import Case
-from kernelseam.parity.cases.common import NAN, TOKENS, InjectedValue
-from kernelseam.parity.cases.gemm_case import GemmCase
-from kernelseam.parity.cases.gemm_case import case as gemm
-from kernelseam.parity.cases.operand_layout import OperandLayout
-from kernelseam.parity.cases.projection_case import ProjectionCase
-from kernelseam.parity.cases.projection_case import case as projection
+from kernelseam.samples.attention_bwd_case import BackwardCase
+from kernelseam.samples.attention_bwd_case import case as gradients
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.attention_case import case as attention
+from kernelseam.samples.case import Case
+from kernelseam.samples.common import NAN, TOKENS, InjectedValue
+from kernelseam.samples.gemm_case import GemmCase
+from kernelseam.samples.gemm_case import case as gemm
+from kernelseam.samples.operand_layout import OperandLayout
+from kernelseam.samples.projection_case import ProjectionCase
+from kernelseam.samples.projection_case import case as projection
 
 HEADS = 132
 """The multiprocessors of an H200; the other sizes are in these."""

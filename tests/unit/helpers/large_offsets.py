@@ -15,18 +15,18 @@ import numpy.typing as npt
 from kernelseam.contract import Device
 from kernelseam.dtypes import DType
 from kernelseam.oracle.check import Verdict
-from kernelseam.parity.cases.attention_bwd_case import BackwardCase
-from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.cases.case import Case
-from kernelseam.parity.cases.merge_case import MergeCase
-from kernelseam.parity.cases.operand_layout import OperandLayout
-from kernelseam.parity.cases.projection_case import ProjectionCase
-from kernelseam.parity.data.memory import Placement
-from kernelseam.parity.operations import operands
-from kernelseam.parity.operations.operands import describe
 from kernelseam.parity.running.stages import verdict
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
+from kernelseam.samples.attention_bwd_case import BackwardCase
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.case import Case
+from kernelseam.samples.data.memory import Placement
+from kernelseam.samples.merge_case import MergeCase
+from kernelseam.samples.operand_layout import OperandLayout
+from kernelseam.samples.operations import operands
+from kernelseam.samples.operations.operands import describe
+from kernelseam.samples.projection_case import ProjectionCase
 
 Array = npt.NDArray[Any]
 FAR = 2**31

@@ -1,1 +1,1 @@
-"""The cases as data: a dataclass for each operation, and lists of its cases."""
+"""The lists of cases, by operation."""

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.attention_case import AttentionCase, case
 from kernelseam.parity.cases.attention_decode import few_queries, latent, options
 from kernelseam.parity.cases.attention_guards import guards
 from kernelseam.parity.cases.attention_scores import biases, masks, together, windows
 from kernelseam.parity.cases.attention_sequences import lengths, packed, paged, pointers
 from kernelseam.parity.cases.attention_stored import stored, stored_queries
-from kernelseam.parity.cases.common import (
+from kernelseam.samples.attention_case import AttentionCase, case
+from kernelseam.samples.common import (
     DECODE,
     INF,
     NAN,
@@ -23,7 +23,7 @@ from kernelseam.parity.cases.common import (
     UNFUSED,
     InjectedValue,
 )
-from kernelseam.parity.cases.operand_layout import OperandLayout
+from kernelseam.samples.operand_layout import OperandLayout
 
 MAIN = ("f16-64", "f16-64-causal")
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.attention_bwd_case import BackwardCase, case
-from kernelseam.parity.cases.common import INF, NAN, ODD, SHORT, TOKENS, InjectedValue
-from kernelseam.parity.cases.operand_layout import OperandLayout
+from kernelseam.samples.attention_bwd_case import BackwardCase, case
+from kernelseam.samples.common import INF, NAN, ODD, SHORT, TOKENS, InjectedValue
+from kernelseam.samples.operand_layout import OperandLayout
 
 F16, F32 = SHORT["f16"], DType.float32
 EVERY = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.attention_case import AttentionCase, case
-from kernelseam.parity.cases.common import NAN, TOKENS, InjectedValue
+from kernelseam.samples.attention_case import AttentionCase, case
+from kernelseam.samples.common import NAN, TOKENS, InjectedValue
 
 F32 = DType.float32
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernelseam.parity.cases.attention_case import AttentionCase, case
-from kernelseam.parity.cases.common import INF, NAN, InjectedValue
+from kernelseam.samples.attention_case import AttentionCase, case
+from kernelseam.samples.common import INF, NAN, InjectedValue
 
 KINDS = ("f16-64", "f16-128", "bf16-64", "bf16-128")
 HIDING = ("f16-64-causal", "bf16-128-causal")

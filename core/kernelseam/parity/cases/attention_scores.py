@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.attention_case import AttentionCase, case
-from kernelseam.parity.cases.common import INF, NAN, NAN_EXEMPTIONS, SHORT, InjectedValue
-from kernelseam.parity.cases.operand_layout import OperandLayout
+from kernelseam.samples.attention_case import AttentionCase, case
+from kernelseam.samples.common import INF, NAN, NAN_EXEMPTIONS, SHORT, InjectedValue
+from kernelseam.samples.operand_layout import OperandLayout
 
 F32 = DType.float32
 SLOPES = (0.5, 0.0625)

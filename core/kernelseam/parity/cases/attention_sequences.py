@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from kernelseam.parity.cases.attention_case import AttentionCase, case
-from kernelseam.parity.cases.common import INF, NAN, ODD, SHORT, TOKENS, InjectedValue
-from kernelseam.parity.cases.operand_layout import OperandLayout
+from kernelseam.samples.attention_case import AttentionCase, case
+from kernelseam.samples.common import INF, NAN, ODD, SHORT, TOKENS, InjectedValue
+from kernelseam.samples.operand_layout import OperandLayout
 
 DECODED = (1, 16, 17, 0, 100)
 """Key counts of entries with one query or a few."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kernelseam.dtypes import E4M3, DType
-from kernelseam.parity.cases.attention_case import AttentionCase, case
-from kernelseam.parity.cases.common import NAN, ODD, TOKENS, InjectedValue
+from kernelseam.samples.attention_case import AttentionCase, case
+from kernelseam.samples.common import NAN, ODD, TOKENS, InjectedValue
 
 _SHORT = {DType.float8_e4m3fn: "e4m3fn", DType.float8_e4m3fnuz: "e4m3fnuz"}
 _ARCHS = frozenset({"shared"})

@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.common import (
+from kernelseam.parity.cases.gemm_added import added, sums
+from kernelseam.parity.cases.gemm_stored import stored
+from kernelseam.samples.common import (
     BF16,
     F16,
     F32,
@@ -23,10 +25,8 @@ from kernelseam.parity.cases.common import (
     TOKENS,
     InjectedValue,
 )
-from kernelseam.parity.cases.gemm_added import added, sums
-from kernelseam.parity.cases.gemm_case import TALL, GemmCase, both, case
-from kernelseam.parity.cases.gemm_stored import stored
-from kernelseam.parity.cases.operand_layout import OperandLayout
+from kernelseam.samples.gemm_case import TALL, GemmCase, both, case
+from kernelseam.samples.operand_layout import OperandLayout
 
 TIGHT = OperandLayout(aligned=False)
 RAGGED = (

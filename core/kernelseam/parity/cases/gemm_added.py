@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernelseam.parity.cases.common import (
+from kernelseam.samples.common import (
     BF16,
     F16,
     F32,
@@ -17,8 +17,8 @@ from kernelseam.parity.cases.common import (
     TOKENS,
     InjectedValue,
 )
-from kernelseam.parity.cases.gemm_case import TALL, GemmCase, both, case
-from kernelseam.parity.cases.operand_layout import OperandLayout
+from kernelseam.samples.gemm_case import TALL, GemmCase, both, case
+from kernelseam.samples.operand_layout import OperandLayout
 
 ALL = OperandLayout(broadcast="bh")
 """Broadcast over batches and heads."""

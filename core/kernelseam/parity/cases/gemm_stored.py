@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kernelseam.dtypes import E4M3, DType
-from kernelseam.parity.cases.common import BF16, F16, F32, NAN, ODD, TOKENS, InjectedValue
-from kernelseam.parity.cases.gemm_case import GemmCase, case
-from kernelseam.parity.cases.operand_layout import OperandLayout
+from kernelseam.samples.common import BF16, F16, F32, NAN, ODD, TOKENS, InjectedValue
+from kernelseam.samples.gemm_case import GemmCase, case
+from kernelseam.samples.operand_layout import OperandLayout
 
 _SHORT = {DType.float8_e4m3fn: "e4m3fn", DType.float8_e4m3fnuz: "e4m3fnuz"}
 _ARCHS = frozenset({"shared"})

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from kernelseam.parity.cases.common import ODD, TOKENS
-from kernelseam.parity.cases.merge_case import MergeCase, case
-from kernelseam.parity.cases.operand_layout import OperandLayout
+from kernelseam.samples.common import ODD, TOKENS
+from kernelseam.samples.merge_case import MergeCase, case
+from kernelseam.samples.operand_layout import OperandLayout
 
 
 def merge_cases() -> list[MergeCase]:

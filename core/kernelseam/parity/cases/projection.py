@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kernelseam.parity.cases.common import INF, NAN, ODD, SHORT, TOKENS, InjectedValue
-from kernelseam.parity.cases.operand_layout import OperandLayout
-from kernelseam.parity.cases.projection_case import ProjectionCase, case
+from kernelseam.samples.common import INF, NAN, ODD, SHORT, TOKENS, InjectedValue
+from kernelseam.samples.operand_layout import OperandLayout
+from kernelseam.samples.projection_case import ProjectionCase, case
 
 F16, F32 = SHORT["f16"], SHORT["f32"]
 GAPS, TIGHT = OperandLayout(gaps=(64, 24, 8)), OperandLayout(aligned=False)

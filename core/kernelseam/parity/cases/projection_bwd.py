@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kernelseam.parity.cases.common import INF, NAN, SHORT, TOKENS, InjectedValue
-from kernelseam.parity.cases.operand_layout import OperandLayout
 from kernelseam.parity.cases.projection import APART, F16, F32, GAPS, TIGHT, grouped
-from kernelseam.parity.cases.projection_case import ProjectionCase, case
+from kernelseam.samples.common import INF, NAN, SHORT, TOKENS, InjectedValue
+from kernelseam.samples.operand_layout import OperandLayout
+from kernelseam.samples.projection_case import ProjectionCase, case
 
 QKV, OUT = "qkv_projection_bwd", "output_projection_bwd"
 

@@ -18,9 +18,9 @@ from kernelseam.containment import Contained, error_text
 from kernelseam.contract import CONTRACT_VERSION, Toolchain
 from kernelseam.errors import KernelSeamError
 from kernelseam.forking import cached_property
-from kernelseam.parity.cases.case import Case
 from kernelseam.parity.running.run import Outcome, Target
 from kernelseam.plugins import Plugins
+from kernelseam.samples.case import Case
 
 FAILED = ("failed", "error")
 EVIDENCE = {

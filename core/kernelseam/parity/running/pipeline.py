@@ -23,7 +23,6 @@ from kernelseam.contract import Device
 from kernelseam.deadline import PluginTimeout, run_with_timeout
 from kernelseam.errors import DeviceError
 from kernelseam.oracle.check import Verdict
-from kernelseam.parity.cases.case import Case
 from kernelseam.parity.running import stages
 from kernelseam.parity.running.run import (
     Attempt,
@@ -36,6 +35,7 @@ from kernelseam.parity.running.run import (
 )
 from kernelseam.parity.running.workers import WorkerFailed, Workers
 from kernelseam.plugins import plugins
+from kernelseam.samples.case import Case
 
 LIMIT = 300.0
 """Seconds for one stage of a case, compilation included."""

@@ -13,9 +13,9 @@ from kernelseam.dispatch import consider
 from kernelseam.errors import Unsupported
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.subnormals import flushes
-from kernelseam.parity.cases.case import Case
 from kernelseam.parity.running.stages import Computed, Prepared, compute, judge, prepare
 from kernelseam.plugins import Plugins, plugins
+from kernelseam.samples.case import Case
 
 T = TypeVar("T")
 

@@ -14,13 +14,13 @@ import numpy as np
 from kernelseam.contract import Device, Runtime
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array
-from kernelseam.parity.cases.case import Case
-from kernelseam.parity.data.memory import GUARD, Layout, never_written, overrun, workspace
-from kernelseam.parity.operations import operands
-from kernelseam.parity.operations.operands import describe
-from kernelseam.parity.operations.table import operation_of
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
+from kernelseam.samples.case import Case
+from kernelseam.samples.data.memory import GUARD, Layout, never_written, overrun, workspace
+from kernelseam.samples.operations import operands
+from kernelseam.samples.operations.operands import describe
+from kernelseam.samples.operations.table import operation_of
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,14 @@ from kernelseam.kernels.attention.unfused import Unfused
 from kernelseam.kernels.kernel import bundle
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array
-from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.cases.case import Case
-from kernelseam.parity.cases.common import UNFUSED
-from kernelseam.parity.cases.gemm_case import GemmCase
-from kernelseam.parity.data.memory import POISON, Layout
-from kernelseam.parity.operations import operands
-from kernelseam.parity.operations.operands import describe
 from kernelseam.parity.running.stages import judge_memory
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.case import Case
+from kernelseam.samples.common import UNFUSED
+from kernelseam.samples.data.memory import POISON, Layout
+from kernelseam.samples.gemm_case import GemmCase
+from kernelseam.samples.operations import operands
+from kernelseam.samples.operations.operands import describe
 
 from kernelseam_hostcpp import compiler
 from kernelseam_hostcpp.archs import OPTIONS

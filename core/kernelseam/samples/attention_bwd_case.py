@@ -1,4 +1,4 @@
-"""The gradients of an attention as a parity case."""
+"""The gradients of an attention as data."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases import attention_case
-from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.cases.common import Exemptions, InjectedValue
-from kernelseam.parity.cases.operand_layout import OperandLayout
+from kernelseam.samples import attention_case
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.common import Exemptions, InjectedValue
+from kernelseam.samples.operand_layout import OperandLayout
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Projections as parity cases."""
+"""Projections as data."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.common import SHORT, Exemptions, InjectedValue
-from kernelseam.parity.cases.operand_layout import OperandLayout
+from kernelseam.samples.common import SHORT, Exemptions, InjectedValue
+from kernelseam.samples.operand_layout import OperandLayout
 
 
 @dataclass(frozen=True)

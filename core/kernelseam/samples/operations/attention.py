@@ -1,4 +1,4 @@
-"""The attention in the matrix."""
+"""The attention."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from kernelseam.descriptors import Attention, AttentionPointers
 from kernelseam.oracle import check, formulas
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array, AttentionResult
-from kernelseam.parity.cases.attention import attention_cases
-from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.data import attention as data
-from kernelseam.parity.data.descriptors import address_list, strides
-from kernelseam.parity.data.memory import Layout, Placement
-from kernelseam.parity.operations.operation import Operation
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.data import attention as data
+from kernelseam.samples.data.descriptors import address_list, strides
+from kernelseam.samples.data.memory import Layout, Placement
+from kernelseam.samples.operations.operation import Operation
 
 FIELDS = (
     "batch",
@@ -42,9 +41,6 @@ class AttentionForward(Operation[AttentionCase, AttentionResult]):
     """softmax(scale·q·kᵀ)·v and its variants."""
 
     name = "attention"
-
-    def cases(self) -> list[AttentionCase]:
-        return attention_cases()
 
     def draw(self, case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
         return data.values(case, rng)

@@ -1,4 +1,4 @@
-"""The batched GEMM in the matrix."""
+"""The batched GEMM."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from kernelseam.descriptors import BatchedGemmPointers, BatchedGemmStrided
 from kernelseam.oracle import check, formulas
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array, GemmResult
-from kernelseam.parity.cases.gemm import gemm_cases
-from kernelseam.parity.cases.gemm_case import GemmCase
-from kernelseam.parity.data import gemm as data
-from kernelseam.parity.data.descriptors import address_list, strides
-from kernelseam.parity.data.memory import Layout, Placement
-from kernelseam.parity.operations.operation import Operation
+from kernelseam.samples.data import gemm as data
+from kernelseam.samples.data.descriptors import address_list, strides
+from kernelseam.samples.data.memory import Layout, Placement
+from kernelseam.samples.gemm_case import GemmCase
+from kernelseam.samples.operations.operation import Operation
 
 _ROWS = {f"stride_{n}_row" for n in ("a", "b", "c", "residual")}
 
@@ -26,9 +25,6 @@ class Gemm(Operation[GemmCase, GemmResult]):
     """alpha·Σ op(A)·op(B) + beta·C + bias + residual."""
 
     name = "gemm"
-
-    def cases(self) -> list[GemmCase]:
-        return gemm_cases()
 
     def draw(self, case: GemmCase, rng: np.random.Generator) -> dict[str, Array]:
         return data.values(case, rng)

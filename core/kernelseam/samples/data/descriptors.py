@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kernelseam.contract import Device, Runtime
-from kernelseam.parity.data.memory import Layout
+from kernelseam.samples.data.memory import Layout
 
 _MATRIX, _PLANE = ("batch", "head", "row"), ("batch", "head", "row", "column")
 _FIELDS = {

@@ -1,12 +1,12 @@
-"""An attention as a parity case."""
+"""An attention as data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.common import SHORT, Exemptions, InjectedValue
-from kernelseam.parity.cases.operand_layout import OperandLayout
+from kernelseam.samples.common import SHORT, Exemptions, InjectedValue
+from kernelseam.samples.operand_layout import OperandLayout
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Merged states in the matrix."""
+"""Merged states."""
 
 from __future__ import annotations
 
@@ -12,21 +12,17 @@ from kernelseam.descriptors.attention.merge import MergeStates
 from kernelseam.oracle import check, formulas
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array, MergeResult
-from kernelseam.parity.cases.merge import merge_cases
-from kernelseam.parity.cases.merge_case import MergeCase
-from kernelseam.parity.data import merge as data
-from kernelseam.parity.data.descriptors import strides
-from kernelseam.parity.data.memory import Layout, Placement
-from kernelseam.parity.operations.operation import Operation
+from kernelseam.samples.data import merge as data
+from kernelseam.samples.data.descriptors import strides
+from kernelseam.samples.data.memory import Layout, Placement
+from kernelseam.samples.merge_case import MergeCase
+from kernelseam.samples.operations.operation import Operation
 
 
 class Merge(Operation[MergeCase, MergeResult]):
     """Partial attentions of the same queries, merged by their LSEs."""
 
     name = "merge_states"
-
-    def cases(self) -> list[MergeCase]:
-        return merge_cases()
 
     def draw(self, case: MergeCase, rng: np.random.Generator) -> dict[str, Array]:
         return data.values(case, rng)

@@ -24,15 +24,15 @@ from kernelseam.oracle.projections import (
     qkv_projection,
     qkv_projection_bwd,
 )
-from kernelseam.parity.cases.projection_case import ProjectionCase
-from kernelseam.parity.data.attention import INVALID_PAGES, UNUSED_PAGES
-from kernelseam.parity.data.memory import (
+from kernelseam.samples.data.attention import INVALID_PAGES, UNUSED_PAGES
+from kernelseam.samples.data.memory import (
     Layout,
     Placement,
     RowSpan,
     repeated_copy,
     unrepeated_shape,
 )
+from kernelseam.samples.projection_case import ProjectionCase
 
 Shape = tuple[int, int, int, int]
 SPREAD = 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from kernelseam.oracle.formulas import Array
-from kernelseam.parity.cases.merge_case import MergeCase
-from kernelseam.parity.data.memory import Placement
+from kernelseam.samples.data.memory import Placement
+from kernelseam.samples.merge_case import MergeCase
 
 
 def values(case: MergeCase, rng: np.random.Generator) -> dict[str, Array]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kernelseam.dtypes import DType
 from kernelseam.oracle.formulas import Array
-from kernelseam.parity.cases.operand_layout import OperandLayout
+from kernelseam.samples.operand_layout import OperandLayout
 
 GUARD = 16384
 """Canary bytes before and after every block: more than a tile of rows, so that a stray tile hits

@@ -8,14 +8,14 @@ import numpy as np
 
 from kernelseam.dtypes import DType
 from kernelseam.oracle.formulas import Array
-from kernelseam.parity.cases.gemm_case import GemmCase
-from kernelseam.parity.data.memory import (
+from kernelseam.samples.data.memory import (
     Placement,
     placement,
     repeated_copy,
     scattered,
     unrepeated_shape,
 )
+from kernelseam.samples.gemm_case import GemmCase
 
 
 def shapes(case: GemmCase) -> dict[str, tuple[int, int, int, int]]:

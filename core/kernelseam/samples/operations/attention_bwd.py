@@ -1,4 +1,4 @@
-"""An attention's gradients in the matrix."""
+"""An attention's gradients."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from kernelseam.oracle import check
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array
 from kernelseam.oracle.gradients import Gradient
-from kernelseam.parity.cases.attention_bwd import attention_bwd_cases
-from kernelseam.parity.cases.attention_bwd_case import BackwardCase
-from kernelseam.parity.data import attention_bwd as data
-from kernelseam.parity.data.descriptors import strides
-from kernelseam.parity.data.memory import Layout, Placement
-from kernelseam.parity.operations.attention import describe_strided, packed
-from kernelseam.parity.operations.operation import Operation
+from kernelseam.samples.attention_bwd_case import BackwardCase
+from kernelseam.samples.data import attention_bwd as data
+from kernelseam.samples.data.descriptors import strides
+from kernelseam.samples.data.memory import Layout, Placement
+from kernelseam.samples.operations.attention import describe_strided, packed
+from kernelseam.samples.operations.operation import Operation
 
 OWN = {"dout": "out", "dq": "q", "dk": "k", "dv": "v", "dbias": "bias", "dsinks": "sinks"}
 """A backward's own operand → the forward's operand of the same layout."""
@@ -29,9 +28,6 @@ class AttentionGradients(Operation[BackwardCase, dict[str, Gradient]]):
     """dq, dk, dv, dbias and dsinks."""
 
     name = "attention_bwd"
-
-    def cases(self) -> list[BackwardCase]:
-        return attention_bwd_cases()
 
     def draw(self, case: BackwardCase, rng: np.random.Generator) -> dict[str, Array]:
         return data.inputs(case, rng)

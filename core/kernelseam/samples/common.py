@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.operand_layout import OperandLayout
+from kernelseam.samples.operand_layout import OperandLayout
 
 NAN, INF = float("nan"), float("inf")
 SHORT = {"f16": DType.float16, "bf16": DType.bfloat16, "f32": DType.float32, "f64": DType.float64}

@@ -1,4 +1,4 @@
-"""Partial attentions to be merged, as a parity case."""
+"""Partial attentions to be merged, as data."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.common import SHORT, Exemptions, InjectedValue
-from kernelseam.parity.cases.operand_layout import OperandLayout
+from kernelseam.samples.common import SHORT, Exemptions, InjectedValue
+from kernelseam.samples.operand_layout import OperandLayout
 
 
 @dataclass(frozen=True)

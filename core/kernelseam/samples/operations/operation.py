@@ -1,4 +1,4 @@
-"""The interface of an operation in the matrix: cases, operands, descriptor, verdict."""
+"""The interface of an operation: operands, descriptor, verdict."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kernelseam.contract import Device, Runtime
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array, Rows, sample_rows
-from kernelseam.parity.cases.case import Case
-from kernelseam.parity.cases.common import InjectedValue
-from kernelseam.parity.data.memory import Layout, Placement
+from kernelseam.samples.case import Case
+from kernelseam.samples.common import InjectedValue
+from kernelseam.samples.data.memory import Layout, Placement
 
 C = TypeVar("C", bound=Case)
 E = TypeVar("E")
@@ -24,15 +24,11 @@ E = TypeVar("E")
 
 
 class Operation(ABC, Generic[C, E]):
-    """One operation of the matrix. Arrays are the host's, [batch, head, row, column] whatever the
+    """One operation. Arrays are the host's, [batch, head, row, column] whatever the
     view."""
 
     name: str
     """The name that cases and implementations use."""
-
-    @abstractmethod
-    def cases(self) -> list[C]:
-        """Every case, in the order of the report."""
 
     @abstractmethod
     def draw(self, case: C, rng: np.random.Generator) -> dict[str, Array]:

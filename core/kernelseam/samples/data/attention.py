@@ -16,15 +16,15 @@ import numpy.typing as npt
 
 from kernelseam.dtypes import DType
 from kernelseam.oracle.formulas import Array, Variant
-from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.cases.operand_layout import OperandLayout
-from kernelseam.parity.data.memory import (
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.data.memory import (
     Placement,
     RowSpan,
     repeated_copy,
     scattered,
     unrepeated_shape,
 )
+from kernelseam.samples.operand_layout import OperandLayout
 
 INVALID_PAGES = (-1, 2**31 - 1)
 """The block table's entries beyond the pages of a sequence."""

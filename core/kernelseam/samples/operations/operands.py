@@ -8,9 +8,9 @@ from typing import Any
 from kernelseam.contract import Device, Runtime
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.oracle.formulas import Array
-from kernelseam.parity.cases.case import Case
-from kernelseam.parity.data.memory import Layout
-from kernelseam.parity.operations.table import operation_of
+from kernelseam.samples.case import Case
+from kernelseam.samples.data.memory import Layout
+from kernelseam.samples.operations.table import operation_of
 
 
 def values(case: Case) -> dict[str, Array]:

@@ -1,8 +1,8 @@
-"""The projections and their gradients in the matrix: four operations with one class of cases."""
+"""The projections and their gradients: four operations with one class of cases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,20 +12,17 @@ from kernelseam.oracle import check
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array
 from kernelseam.oracle.projections import Results
-from kernelseam.parity.cases.projection_case import ProjectionCase
-from kernelseam.parity.data import projection as data
-from kernelseam.parity.data.memory import Layout, Placement
-from kernelseam.parity.operations.operation import Operation
+from kernelseam.samples.data import projection as data
+from kernelseam.samples.data.memory import Layout, Placement
+from kernelseam.samples.operations.operation import Operation
+from kernelseam.samples.projection_case import ProjectionCase
 
 
 class Projection(Operation[ProjectionCase, Results]):
-    """The operation ``name``; its cases are those of that operation in ``every()``."""
+    """The operation ``name``."""
 
-    def __init__(self, name: str, every: Callable[[], list[ProjectionCase]]) -> None:
-        self.name, self._every = name, every
-
-    def cases(self) -> list[ProjectionCase]:
-        return [c for c in self._every() if c.operation == self.name]
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def draw(self, case: ProjectionCase, rng: np.random.Generator) -> dict[str, Array]:
         return data.values(case, rng)

@@ -11,9 +11,9 @@ from kernelseam.dtypes import DType
 from kernelseam.oracle import formulas
 from kernelseam.oracle.formulas import Array
 from kernelseam.oracle.gradients import Gradient, attention_bwd
-from kernelseam.parity.cases.attention_bwd_case import BackwardCase
-from kernelseam.parity.data import attention as attention_data
-from kernelseam.parity.data.memory import Placement, unrepeated_shape
+from kernelseam.samples.attention_bwd_case import BackwardCase
+from kernelseam.samples.data import attention as attention_data
+from kernelseam.samples.data.memory import Placement, unrepeated_shape
 
 
 def inputs(case: BackwardCase, rng: np.random.Generator) -> dict[str, Array]:

@@ -1,1 +1,0 @@
-"""The operations of the matrix: cases, operands, descriptor and verdict of each."""

@@ -1,0 +1,1 @@
+"""Of each operation: operands, descriptor and verdict."""
