@@ -211,7 +211,7 @@ def test_a_row_whose_every_score_is_minus_inf_gives_zeros() -> None:
 
 def test_memory_does_not_grow_with_the_square(monkeypatch: pytest.MonkeyPatch) -> None:
     # each thread has a workspace
-    monkeypatch.setattr("kernelseam.reference.attention._MOST_THREADS", 2)
+    monkeypatch.setattr("kernelseam.reference.threads.MOST", 2)
 
     def peak(S: int) -> int:
         x = normal(1, 1, S, 16)
@@ -230,7 +230,6 @@ def test_memory_does_not_grow_with_the_square(monkeypatch: pytest.MonkeyPatch) -
 
 def test_threads_and_serial_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     from kernelseam import planning
-    from kernelseam.reference import attention as reference
 
     q, k, v = normal(1, 3, 700, 16), normal(1, 1, 900, 16), normal(1, 1, 900, 16)
     shared = kernelseam.plan(
@@ -239,7 +238,7 @@ def test_threads_and_serial_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     y, z = np.empty_like(q), np.empty_like(q)
     shared.bind(out=y)()
     planning.forget()
-    monkeypatch.setattr(reference, "_SERIAL", float("inf"))
+    monkeypatch.setattr("kernelseam.reference.threads._SERIAL", float("inf"))
     alone = kernelseam.plan(kernelseam.Attention.from_arrays(q, k, v, z), backend="numpy")
     alone.bind()()
     planning.forget()

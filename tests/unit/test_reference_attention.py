@@ -14,7 +14,7 @@ from kernelseam.descriptors import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.plugins import plugins
 from kernelseam.reference import attention as reference
-from kernelseam.reference import attention_block
+from kernelseam.reference.attention_tiling import Block
 
 STORED = frozenset({"dtype_q", "dtype_kv", "q_scales", "kv_scales"})
 
@@ -54,9 +54,7 @@ def launch(problem: AttentionProblem, operands: dict[str, Any]) -> None:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks so small that most problems have several, of queries and of keys."""
-    for module in (reference, attention_block):
-        monkeypatch.setattr(module, "QUERIES", 16)
-    monkeypatch.setattr(attention_block, "_KEYS", 24)
+    monkeypatch.setattr(reference, "BLOCK", Block(columns=16, keys=24))
     planning.forget()
 
 

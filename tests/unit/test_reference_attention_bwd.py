@@ -19,7 +19,7 @@ from kernelseam.descriptors.attention.backward_problem import AttentionBwdProble
 from kernelseam.dtypes import DType
 from kernelseam.plugins import plugins
 from kernelseam.reference import attention_bwd as reference
-from kernelseam.reference import attention_bwd_block
+from kernelseam.reference.attention_tiling import Block
 
 F32 = np.dtype(np.float32)
 RNG = np.random.default_rng(31)
@@ -110,9 +110,7 @@ class Gradients(Mixture):
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks so small that most problems have several, of queries and of keys."""
-    for module in (reference, attention_bwd_block):
-        monkeypatch.setattr(module, "QUERIES", 16)
-    monkeypatch.setattr(attention_bwd_block, "KEYS", 12)
+    monkeypatch.setattr(reference, "BLOCK", Block(columns=16, keys=12))
     planning.forget()
 
 
@@ -580,7 +578,7 @@ def test_threads_and_one_agree(monkeypatch: pytest.MonkeyPatch) -> None:
         }
         results = []
         for serial in (0.0, math.inf):
-            monkeypatch.setattr(reference, "_SERIAL", serial)
+            monkeypatch.setattr("kernelseam.reference.threads._SERIAL", serial)
             planning.forget()
             results.append(dense(q, k, v, dout, sums=("dbias", "dsinks"), **more))
         for name, x in results[0].items():
@@ -591,7 +589,7 @@ def test_threads_and_one_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_share_what_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
     device = plugins().backend("numpy").runtime.devices()[0]
     device = replace(device, limits=replace(device.limits, compute_units=8))
-    monkeypatch.setattr(reference, "_SERIAL", 0.0)
+    monkeypatch.setattr("kernelseam.reference.threads._SERIAL", 0.0)
     base: dict[str, Any] = {
         "batch": 3,
         "num_heads": 4,

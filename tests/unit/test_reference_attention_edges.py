@@ -266,7 +266,7 @@ def test_threads_and_one_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     results = []
     for serial in (0.0, math.inf):
-        monkeypatch.setattr(reference, "_SERIAL", serial)
+        monkeypatch.setattr("kernelseam.reference.threads._SERIAL", serial)
         planning.forget()
         results.append(dense(q, k, v, **more))
     np.testing.assert_array_equal(results[0][0], results[1][0])

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
 from kernelseam.costs import roofline
 from kernelseam.descriptors.attention.problem import AttentionProblem
-from kernelseam.reference.attention_block import QUERIES, Head, in_place, scratch_sizes
-from kernelseam.reference.attention_scores import Array
+from kernelseam.reference.attention_block import BLOCK, Heads, scratch_sizes
+from kernelseam.reference.attention_keys import in_place
+from kernelseam.reference.attention_tiling import tiling
 from kernelseam.reference.attention_views import Views
 from kernelseam.reference.scratch import carve, scratch_bytes
+from kernelseam.reference.threads import share, threads_for
 
-_SERIAL = 2e7  # operations below which starting a thread costs more than it gains
-_MOST_THREADS = 16
-
-Task = tuple[int, int, int]
-"""(batch, KV head, part of its queries)"""
+Task = tuple[tuple[slice, slice], int]
+"""A stack of KV heads, and the part of its blocks of queries."""
 
 
 SUPPORTED = frozenset(
@@ -68,24 +66,28 @@ class NumpyAttention:
 
 
 class _AttentionStep:
-    """Each thread computes one KV head after another, or interleaved blocks of their queries where
-    heads are few."""
+    """Threads take one stack of KV heads after another, or interleaved blocks of their queries
+    where heads are few."""
 
     def __init__(self, problem: AttentionProblem, device: Device) -> None:
         p = self.problem = problem
         self.dtype = p.spec.dtype.accumulator
-        self.keep = in_place(p)
-        blocks = -(-p.S_q // QUERIES)
         written = p.num_heads and p.S_q and (p.spec.value_dim or p.spec.lse)
+        threads = threads_for(p.operations, device)
+        t = self.tiling = tiling(
+            p,
+            BLOCK,
+            p.S_k * max(p.spec.head_dim, p.spec.value_dim) * (not all(in_place(p))),
+            threads,
+        )
         # operands may be missing where there is nothing to write
-        self.batch = p.batch if written else 0
-        heads = self.batch * p.kv_heads
-        threads = min(device.limits.compute_units, _MOST_THREADS) if p.operations > _SERIAL else 1
+        self.stacks = t.stacks(p.batch, p.kv_heads) if written else []
+        blocks = len(list(t.blocks(p.head_group, p.S_q)))
         # two tasks per thread balance the load
-        per_head = 1 if threads == 1 else -(-2 * threads // max(heads, 1))
-        self.parts = min(per_head, blocks)
-        self.threads = max(min(threads, heads * self.parts), 1)
-        self.sizes = scratch_sizes(p, self.keep)
+        per_stack = 1 if threads == 1 else -(-2 * threads // max(len(self.stacks), 1))
+        self.parts = max(min(per_stack, blocks), 1)
+        self.threads = max(min(threads, len(self.stacks) * self.parts), 1)
+        self.sizes = scratch_sizes(p, t)
         self.bytes = scratch_bytes(self.sizes, self.dtype)
         self.record = LaunchRecord(
             "numpy_attention", (blocks, p.num_heads, p.batch), (1, 1, 1), 0, device.arch
@@ -96,42 +98,17 @@ class _AttentionStep:
         pieces = [
             carve(workspace + i * self.bytes, self.sizes, self.dtype) for i in range(self.threads)
         ]
+        tasks = list(itertools.product(self.stacks, range(self.parts)))
 
-        def work(scratch: list[Array], tasks: Iterator[Task]) -> None:
-            head = Head(p, self.keep, scratch)
+        def work(thread: int, tasks: Iterator[Task]) -> None:
+            heads = Heads(p, self.tiling, pieces[thread])
             with np.errstate(all="ignore"):
-                for b, g, part in tasks:
-                    own = views.sequence(b)
-                    starts = range(part * QUERIES, own.S_q, self.parts * QUERIES)
-                    if not starts:
-                        continue
-                    head.load(
-                        views.keys("k", b, g, own),
-                        views.keys("v", b, g, own),
-                        *(views.key_scales(name, b, g, own) for name in "kv"),
-                    )
-                    for h in range(g * p.head_group, (g + 1) * p.head_group):
-                        scores, lse = views.scores(b, h, own), views.lse(b, h, own)
-                        q, out = views.queries("q", b, h, own), views.queries("out", b, h, own)
-                        q_scales = views.query_scales(b, h, own)
-                        for i in starts:
-                            rows = slice(i, i + QUERIES)
-                            head.block(
-                                q[rows],
-                                i,
-                                scores,
-                                out[rows],
-                                None if lse is None else lse[rows],
-                                None if q_scales is None else q_scales[rows],
-                            )
+                for at, part in tasks:
+                    own = views.stack(*at)
+                    blocks = list(self.tiling.blocks(p.head_group, own.S_q))[part :: self.parts]
+                    if blocks:
+                        heads.load(views, own)
+                    for block in blocks:
+                        heads.block(*block)
 
-        def launch(stream: int) -> None:
-            tasks = itertools.product(range(self.batch), range(p.kv_heads), range(self.parts))
-            if self.threads == 1:
-                work(pieces[0], tasks)
-                return
-            with ThreadPoolExecutor(self.threads) as pool:
-                for done in [pool.submit(work, scratch, tasks) for scratch in pieces]:
-                    done.result()
-
-        return launch
+        return lambda stream: share(work, tasks, self.threads)

@@ -1,13 +1,11 @@
-"""One head's attention, a block of queries at a time: online softmax.
+"""The attention of a stack of heads, a block of queries at a time: online softmax.
 
-The running maximum, sum and product of a row are updated for each block of keys, so that memory
-does not grow with S_q·S_k. Scores are stored keys-first, [keys, queries]: reductions over keys are
-then vectorized over the queries of the block.
-
-Products are split into stacks of small ones that BLAS computes on the calling thread. OpenBLAS
-distributes any product of more than 2¹⁸ multiply-adds over its own threads, and callers on several
-threads then wait for one another; small ones also use its kernels without packing. So threads over
-heads keep every core busy, and lose little where a core is shared.
+The reference of the exponents, their sum and the product of a row are updated for each block of
+keys, so that memory does not grow with S_q·S_k. Any reference cancels in the result and in the LSE.
+It starts as 0, and stays what it is while the weights of a block sum to at most 2¹⁵, and all so far
+to at least 2⁻¹⁵: then no weight that counts overflows or vanishes, and the block's maximum is not
+needed. Otherwise the block is computed again, by its maximum. Each column decides for itself, so
+that its bits do not depend on others.
 """
 
 from __future__ import annotations
@@ -17,165 +15,140 @@ import math
 import numpy as np
 
 from kernelseam.descriptors.attention.problem import AttentionProblem
-from kernelseam.reference.attention_scores import Array, Scores
+from kernelseam.reference.attention_keys import Keys, in_place, rows_copied
+from kernelseam.reference.attention_scores import Array, by_column, split
+from kernelseam.reference.attention_tiling import Block, Tiling, padded
+from kernelseam.reference.attention_views import Stack, Views
+from kernelseam.reference.products import product, visible_product
 from kernelseam.reference.scratch import shaped
 
-# 1 MiB of float32 scores; the fastest of 64…256 × 512…2048 where that is a core's L2
-QUERIES, _KEYS = 256, 1024
-_SMALL = 1 << 18  # multiply-adds
-# queries in one small product with v: fewer would starve BLAS, more would shorten its sums
-_ROWS = 8
+BLOCK = Block(columns=128, keys=512)
+_MOST, _LEAST = 2.0**15, 2.0**-15
+_NARROW = 16
+"""Columns below which reductions over keys are faster where keys are contiguous."""
 
 
-def in_place(p: AttentionProblem) -> tuple[bool, ...]:
-    """For k and v, whether BLAS can read them in place; else they are copied, one head at a
-    time."""
-    return tuple(
-        p.spec.kv_view != "paged"
-        and p.spec.kv is p.spec.dtype.accumulator
-        and strides[2] >= columns
-        for strides, columns in ((p.k_strides, p.spec.head_dim), (p.v_strides, p.spec.value_dim))
-    )
+def scratch_sizes(p: AttentionProblem, t: Tiling) -> tuple[int, ...]:
+    """Elements of the scratch of one thread: scores, queries, result, a product, copies of k and
+    v."""
+    rows, d, d_v = t.stack * t.columns, p.spec.head_dim, p.spec.value_dim
+    copied = t.stack * rows_copied(p, t)
+    copies = (0 if kept else copied * w for kept, w in zip(in_place(p), (d, d_v), strict=True))
+    return t.keys * rows, d * rows, d_v * rows, d_v * rows, *copies
 
 
-def scratch_sizes(p: AttentionProblem, keep: tuple[bool, ...]) -> tuple[int, ...]:
-    """Elements of the scratch of one thread: scores, queries, result, partial products, copies of k
-    and v."""
-    n, d, d_v = _padded(min(p.S_q, QUERIES)), p.spec.head_dim, p.spec.value_dim
-    keys = min(p.S_k, _KEYS)
-    stacked = max(keys // _step(min(n, _ROWS), d_v), 1)
-    copies = (0 if kept else p.S_k * w for kept, w in zip(keep, (d, d_v), strict=True))
-    return keys * n, d * n, n * d_v, n * d_v * stacked, *copies
+class Heads:
+    """The operands of a stack, and the scratch of one block."""
 
-
-def _step(rows: int, columns: int) -> int:
-    return max(_SMALL // max(rows * columns, 1), 1)
-
-
-def _padded(n: int) -> int:
-    """Queries computed for n: whole groups of ``_ROWS`` where there are more than one."""
-    return n if n < _ROWS else -(-n // _ROWS) * _ROWS
-
-
-class Head:
-    """The keys and values of one head, and the scratch of one block of queries."""
-
-    def __init__(self, p: AttentionProblem, keep: tuple[bool, ...], scratch: list[Array]) -> None:
-        self.keep = keep
-        self.scores, self.queries, self.acc, self.partial, *self.copies = scratch
-        self.dtype = self.scores.dtype
-        self.widths = p.spec.head_dim, p.spec.value_dim
-        self.hides = p.spec.causal or p.spec.window or p.spec.mask
-
-    def load(
-        self,
-        k: list[Array],
-        v: list[Array],
-        k_scales: Array | None = None,
-        v_scales: Array | None = None,
-    ) -> None:
-        """Set k [S_k, D] and v [S_k, D_v], each a list of consecutive pieces, times their scales,
-        [S_k] or [1]."""
-        self.k, self.v = (
-            x[0] if kept else joined(x, copy, width)
-            for x, kept, copy, width in zip(
-                (k, v), self.keep, self.copies, self.widths, strict=True
-            )
+    def __init__(self, p: AttentionProblem, t: Tiling, scratch: list[Array]) -> None:
+        self._most, self._value_dim, self._head_dim = (
+            max(t.keys, 1),
+            p.spec.value_dim,
+            p.spec.head_dim,
         )
-        for x, scales in ((self.k, k_scales), (self.v, v_scales)):
-            if scales is not None:
-                np.multiply(x, scales[:, None], out=x)
-        # A hidden value has weight 0, but 0·NaN is NaN: one sum tells whether that can happen.
-        self.finite = not self.hides or bool(np.isfinite(self.v.sum()))
+        self._scores, self._queries, self._acc, self._product, *copies = scratch
+        self._copies = [None if kept else x for kept, x in zip(in_place(p), copies, strict=True)]
+        self._dtype = self._scores.dtype
+        # sums over keys by BLAS: with two rows it stays on the calling thread
+        self._ones = np.ones((2, self._most), self._dtype)
 
-    def block(
-        self,
-        q: Array,
-        i: int,
-        scores: Scores,
-        out: Array,
-        lse: Array | None,
-        q_scales: Array | None = None,
-    ) -> None:
-        """Attention of queries q [n, D] times their scales, [n], the first of which is query
-        ``i``."""
-        n, d = q.shape
-        wide = _padded(n)
-        x, acc = shaped(self.queries, d, wide), shaped(self.acc, wide, self.v.shape[1])
-        exp, log, unit = (np.exp2, np.log2, math.log(2)) if scores.plain else (np.exp, np.log, 1.0)
-        np.multiply(q.T, scores.factor, out=x[:, :n], dtype=self.dtype)
-        if q_scales is not None:
-            np.multiply(x[:, :n], q_scales, out=x[:, :n])
-        x[:, n:] = 0
+    def load(self, views: Views, own: Stack) -> None:
+        self._of, self._stack = (
+            views.scores(own),
+            (own.batch.stop - own.batch.start, own.heads.stop - own.heads.start),
+        )
+        self._k, self._v = (
+            Keys(views.keys(name, own), views.key_scales(name, own), copy, own.S_k)
+            for name, copy in zip("kv", self._copies, strict=True)
+        )
+        self._q, self._out = views.queries("q", own), views.queries("out", own)
+        self._q_scales, self._lse = views.query_scales(own), views.lse(own)
+
+    def block(self, heads: slice, i: int, n: int) -> None:
+        """n queries from query i on of some heads of each group."""
+        scores, dtype = self._of, self._dtype
+        inner = (heads.stop - heads.start, n)
+        columns = inner[0] * n
+        wide = padded(columns)
+        # BLAS multiplies by one or two columns fastest where they lie as rows
+        x = self._columns(self._queries, self._head_dim, wide, wide <= 2)
+        self._take_queries(x, heads, i, n)
+        acc, part = (
+            shaped(m, *self._stack, wide, self._value_dim) for m in (self._acc, self._product)
+        )
+        # the exponents' reference: 0, or a sink, which is a key of value 0
+        top, total = (np.zeros((*self._stack, 1, wide), dtype) for _ in range(2))
+        if scores.sinks is not None:
+            split(top, inner)[...] = scores.sinks[:, None, heads, None]
+            total[...] = top != -math.inf
         acc[...] = 0
-        top = np.full(wide, scores.sink, self.dtype)
-        total = np.full(wide, scores.sink != -math.inf, self.dtype)  # a sink is a key of value 0
-        for j, stop in scores.runs(i, n, _KEYS):
-            s = shaped(self.scores, stop - j, wide)
-            product(self.k[j:stop], x, s)
-            scores.change(s, i, n, j)
-            visible, hidden = scores.hidden(i, n, j, s.shape)
-            if hidden is not None:
-                np.copyto(s[visible:], -np.inf, where=hidden)
-            before, top = top, np.maximum(top, s.max(axis=0))
-            shift = np.where(np.isneginf(top), self.dtype.type(0), top)
+        for j, stop in scores.runs(i, n, self._most):
+            s = self._columns(self._scores, stop - j, wide, wide < _NARROW)
+            visible, hidden = self._fill(s, x, heads, i, n, j)
+            sums = self._weights(s, top)
+            keep = (sums <= _MOST) & (total + sums >= _LEAST) & np.isfinite(top)
+            if keep.all():
+                total += sums
+            else:
+                self._fill(s, x, heads, i, n, j)
+                before = np.where(total == 0, -math.inf, top)
+                top = np.where(keep, top, np.maximum(before, s.max(axis=2, keepdims=True)))
+                shift = np.where(np.isneginf(top), dtype.type(0), top)
+                rescale = np.exp(before - shift)
+                total = total * rescale + self._weights(s, shift)
+                acc *= rescale.swapaxes(2, 3)
+            weights, v = s.swapaxes(2, 3), self._v.rows(j, stop)
+            if hidden is None or np.isfinite(v.sum()):
+                product(weights, v, part)
+            else:
+                visible_product(weights, v, by_column(visible, hidden, inner, wide), part)
+            acc += part
+        acc /= total.swapaxes(2, 3)
+        empty = total == 0
+        if empty.any():
+            np.copyto(acc, 0, where=empty.swapaxes(2, 3))  # no score but −inf
+        rows = acc[:, :, :columns].reshape(*self._stack, *inner, self._value_dim)
+        for at, out in self._out.block(heads, i, n):
+            out[...] = rows[:, :, at]
+        if self._lse is not None:
+            lse = np.log(total, dtype=np.float64) + top
+            self._lse[:, :, heads, i : i + n] = split(lse, inner)[:, :, 0]
+
+    def _fill(
+        self, s: Array, x: Array, heads: slice, i: int, n: int, j: int
+    ) -> tuple[int, Array | None]:
+        """The scores of a block, −inf where hidden; and ``Scores.hidden``."""
+        keys = s.shape[2]
+        product(self._k.rows(j, j + keys), x, s)
+        each = split(s, (heads.stop - heads.start, n))
+        self._of.change(each, heads, i, j)
+        visible, hidden = self._of.hidden(heads, i, n, j, keys)
+        if hidden is not None:
+            np.copyto(each[:, :, visible:], -math.inf, where=hidden)
+        return visible, hidden
+
+    def _weights(self, s: Array, shift: Array) -> Array:
+        """exp(s − shift) in place, and its sums over keys."""
+        if shift.any():
             np.subtract(s, shift, out=s)
-            exp(s, out=s)
-            rescale = exp(before - shift)
-            total = total * rescale + s.sum(axis=0)
-            acc *= rescale[:, None]
-            self._weigh(s, self.v[j:stop], visible, hidden, acc[:n])
-        acc /= total[:, None]
-        acc[np.isneginf(top)] = 0  # no score but −inf
-        out[...] = acc[:n]
-        if lse is not None:
-            lse[...] = ((log(total, dtype=np.float64) + top) * unit)[:n]
+        np.exp(s, out=s)
+        sums: Array = np.matmul(self._ones[:, : s.shape[2]], s)[:, :, :1]
+        return sums
 
-    def _weigh(self, p: Array, v: Array, visible: int, hidden: Array | None, acc: Array) -> None:
-        """Add pᵀ·v to the rows of acc; where a hidden value is not finite, each query adds only its
-        visible keys."""
-        if self.finite or hidden is None:
-            self._add_product(p, v)
-            return
-        self._add_product(p[:visible], v[:visible])
-        for row, shown in enumerate(~hidden[:, : len(acc)].T):
-            acc[row] += p[visible:, row][shown] @ v[visible:][shown]
+    def _columns(self, memory: Array, rows: int, columns: int, as_rows: bool) -> Array:
+        """Scratch as [batch, KV heads, rows, columns]; ``as_rows``: columns are contiguous."""
+        if as_rows:
+            return shaped(memory, *self._stack, columns, rows).swapaxes(2, 3)
+        return shaped(memory, *self._stack, rows, columns)
 
-    def _add_product(self, p: Array, v: Array) -> None:
-        """Add pᵀ·v, of p [keys, queries], to the accumulator: partial sums over runs of equal
-        length, then the rest."""
-        keys, n = p.shape
-        rows, d_v = min(n, _ROWS), v.shape[1]
-        step = _step(rows, d_v)
-        whole = keys // step * step
-        acc = shaped(self.acc, n // rows, rows, d_v)
-        for start, stop, run in ((0, whole, step), (whole, keys, keys - whole)):
-            if stop > start:
-                runs = (stop - start) // run
-                left = p[start:stop].reshape(runs, run, n // rows, rows).transpose(2, 0, 3, 1)
-                right = v[start:stop].reshape(runs, run, d_v)
-                parts = shaped(self.partial, *left.shape[:3], d_v)
-                np.matmul(left, right, out=parts)
-                acc += parts[:, 0] if runs == 1 else parts.sum(axis=1)
-
-
-def product(a: Array, b: Array, out: Array) -> None:
-    """out = a·b of a [rows, D], b [D, columns], a run of rows at a time."""
-    rows, (d, n) = len(a), b.shape
-    step = _step(d, n)
-    whole = rows // step * step
-    if whole:
-        runs = whole // step
-        np.matmul(a[:whole].reshape(runs, step, d), b, out=out[:whole].reshape(runs, step, n))
-    if whole < rows:
-        np.matmul(a[whole:], b, out=out[whole:])
-
-
-def joined(pieces: list[Array], scratch: Array, width: int) -> Array:
-    """Pieces [rows, width] one after the other in scratch."""
-    whole = shaped(scratch, sum(map(len, pieces)), width)
-    at = 0
-    for piece in pieces:
-        np.copyto(whole[at : at + len(piece)], piece)
-        at += len(piece)
-    return whole
+    def _take_queries(self, x: Array, heads: slice, i: int, n: int) -> None:
+        """The scaled queries of a block as columns, [batch, KV heads, D, columns]."""
+        inner = (heads.stop - heads.start, n)
+        each = split(x, inner)
+        for at, q in self._q.block(heads, i, n):
+            np.multiply(np.moveaxis(q, 4, 2), self._of.scale, out=each[:, :, :, at], dtype=x.dtype)
+        if (scales := self._q_scales) is not None:
+            scales = scales if scales.shape[2] == 1 else scales[:, :, heads]
+            scales = scales if scales.shape[3] == 1 else scales[..., i : i + n]
+            np.multiply(each, scales[:, :, None], out=each)
+        x[..., inner[0] * n :] = 0

@@ -5,29 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
 from kernelseam.costs import roofline
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
-from kernelseam.reference.attention_block import in_place
 from kernelseam.reference.attention_bwd_block import (
-    QUERIES,
+    BLOCK,
     BiasGradient,
     HeadGradients,
     scratch_sizes,
 )
 from kernelseam.reference.attention_scores import Array
-from kernelseam.reference.attention_views import Views
+from kernelseam.reference.attention_tiling import slices, tiling
+from kernelseam.reference.attention_views import Stack, Views
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
+from kernelseam.reference.threads import share, threads_for
 
-_SERIAL = 2e7  # operations below which starting a thread costs more than it gains
-_MOST_THREADS = 16
-
-Task = tuple[range, range]
-"""(batch, KV heads) that one thread takes in turn."""
+Task = tuple[slice, slice]
+"""(entries, KV heads) that one thread takes in turn."""
 
 SUPPORTED = frozenset(
     {
@@ -73,26 +71,24 @@ class NumpyAttentionBwd:
 
 
 class _BackwardStep:
-    """Each thread computes one KV head after another; heads that add to the same elements of dbias
-    are one task."""
+    """Threads take one stack of KV heads after another; stacks that add to the same elements of
+    dbias are one task."""
 
     def __init__(self, problem: AttentionBwdProblem, device: Device) -> None:
         p, spec = problem.forward, problem.spec
-        self.problem, self.dtype, self.keep = problem, p.spec.dtype.accumulator, in_place(p)
+        self.problem, self.dtype = problem, p.spec.dtype.accumulator
         shape = problem.dbias_shape if spec.bias_gradient else (p.batch, p.num_heads, p.S_q, p.S_k)
         self.whole = shape == (p.batch, p.num_heads, p.S_q, p.S_k)
-        batches, heads = range(p.batch), range(p.kv_heads)
-        self.tasks: list[Task] = list(
-            itertools.product(
-                [batches] if shape[0] < p.batch else [batches[b : b + 1] for b in batches],
-                [heads] if shape[1] < p.num_heads else [heads[g : g + 1] for g in heads],
-            )
-        )
-        threads = (
-            min(device.limits.compute_units, _MOST_THREADS) if problem.operations > _SERIAL else 1
-        )
+        threads = threads_for(problem.operations, device)
+        copied = p.S_k * max(p.spec.head_dim, p.spec.value_dim)
+        t = tiling(p, BLOCK, copied, threads)
+        # a sum of several heads' gradients has one order, whatever a stack has room for
+        self.tiling = t = t if self.whole else replace(t, batch=1, kv_heads=1)
+        batches = [slice(0, p.batch)] if shape[0] < p.batch else slices(p.batch, t.batch)
+        heads = [slice(0, p.kv_heads)] if shape[1] < p.num_heads else slices(p.kv_heads, t.kv_heads)
+        self.tasks: list[Task] = list(itertools.product(batches, heads))
         self.threads = max(min(threads, len(self.tasks)), 1)
-        self.sizes = scratch_sizes(p, self.keep)
+        self.sizes = scratch_sizes(p, t)
         self.bytes = scratch_bytes(self.sizes, self.dtype)
         # Sums over heads that are stored in another dtype are accumulated in the workspace; so are
         # the sinks' gradients of each head.
@@ -102,7 +98,7 @@ class _BackwardStep:
             p.batch * p.num_heads if spec.sink_gradient else 0,
         )
         self.shared_bytes = scratch_bytes(self.shared, self.dtype)
-        blocks = -(-p.S_q // QUERIES)
+        blocks = len(list(t.blocks(p.head_group, p.S_q)))
         self.record = LaunchRecord(
             "numpy_attention_bwd", (blocks, p.num_heads, p.batch), (1, 1, 1), 0, device.arch
         )
@@ -119,66 +115,54 @@ class _BackwardStep:
         ]
         dbias: Array | None = views.arrays.get("dbias")
         sums = dbias if dbias is None or not self.shared[0] else shaped(bias_memory, *dbias.shape)
-        sink_sums = shaped(sink_memory, p.batch, p.num_heads) if self.shared[1] else None
+        to_bias = None if sums is None else BiasGradient(sums, self.whole)
+        sink_sums = (
+            shaped(sink_memory, p.batch, p.kv_heads, p.head_group) if self.shared[1] else None
+        )
 
-        def work(scratch: list[Array], tasks: Iterator[Task]) -> None:
-            head = HeadGradients(p, self.keep, scratch)
+        def work(thread: int, tasks: Iterator[Task]) -> None:
+            heads = HeadGradients(p, self.tiling, pieces[thread])
             with np.errstate(all="ignore"):
-                for batches, heads in tasks:
-                    for b, g in itertools.product(batches, heads):
-                        self._head(head, views, b, g, sums, sink_sums)
+                for batch, kv_heads in tasks:
+                    for stack in itertools.product(
+                        slices(batch.stop, self.tiling.batch, batch.start),
+                        slices(kv_heads.stop, self.tiling.kv_heads, kv_heads.start),
+                    ):
+                        self._stack(heads, views, views.stack(*stack), to_bias, sink_sums)
 
         def launch(stream: int) -> None:
             for x in (sums, sink_sums):
                 if x is not None:
                     x[...] = 0
-            tasks = iter(self.tasks)
-            if self.threads == 1:
-                work(pieces[0], tasks)
-            else:
-                with ThreadPoolExecutor(self.threads) as pool:
-                    for done in [pool.submit(work, scratch, tasks) for scratch in pieces]:
-                        done.result()
+            share(work, self.tasks, self.threads)
             with np.errstate(all="ignore"):
                 if sums is not dbias and dbias is not None:
                     dbias[...] = sums
                 if "dsinks" in views.arrays:
-                    views.arrays["dsinks"][...] = 0 if sink_sums is None else sink_sums.sum(axis=0)
+                    views.arrays["dsinks"][...] = (
+                        0 if sink_sums is None else sink_sums.sum(axis=0).reshape(-1)
+                    )
 
         return launch
 
-    def _head(
+    def _stack(
         self,
-        head: HeadGradients,
+        heads: HeadGradients,
         views: Views,
-        b: int,
-        g: int,
-        sums: Array | None,
+        own: Stack,
+        dbias: BiasGradient | None,
         sink_sums: Array | None,
     ) -> None:
-        """One KV head of one entry of the batch."""
-        p, own = self.problem.forward, views.sequence(b)
-        head.load(views.keys("k", b, g, own), views.keys("v", b, g, own))
-        for h in range(g * p.head_group, (g + 1) * p.head_group):
-            scores, lse = views.scores(b, h, own), views.lse(b, h, own)
-            assert lse is not None
-            q, dout, out, dq = (views.queries(n, b, h, own) for n in ("q", "dout", "out", "dq"))
-            dbias = (
-                None
-                if sums is None
-                else BiasGradient(
-                    sums[min(b, sums.shape[0] - 1), min(h, sums.shape[1] - 1)], self.whole
-                )
-            )
-            for i in range(0, own.S_q, QUERIES):
-                at = slice(i, i + QUERIES)
-                sink_gradient = head.block(
-                    q[at], dout[at], out[at], lse[at], i, scores, dq[at], dbias
-                )
-                if sink_sums is not None:
-                    sink_sums[b, h] += sink_gradient
+        p = self.problem.forward
+        heads.load(views, own)
+        to_sinks = None if sink_sums is None else sink_sums[own.batch, own.heads]
+        for block in self.tiling.blocks(p.head_group, own.S_q):
+            heads.block(*block, dbias, to_sinks)
+        # rows after a strided entry's keys are written, too
         dk, dv = (
-            views.keys(n, b, g, own)[0] if p.spec.kv_view == "packed" else views.arrays[n][b, g]
+            views.keys(n, own)[0]
+            if p.spec.kv_view == "packed"
+            else views.arrays[n][own.batch, own.heads]
             for n in ("dk", "dv")
         )
-        head.store(dk, dv)
+        heads.store(dk, dv)

@@ -1,14 +1,14 @@
-"""Masks and score options of one head.
+"""Masks and score options of a stack of heads.
 
-Blocks of scores are stored keys-first, [keys, queries]. Query i and key j are at the distance d = j
-− i − offset, where the offset is S_k − S_q.
+Blocks of scores are [batch, KV heads, keys, heads of a group, queries]. Query i and key j are at
+the distance d = j − i − offset, where the offset is S_k − S_q.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Scores:
-    """One head's scores for one entry of the batch.
-
-    In base 2, x·log2(e), where x is scale·q·k alone; else x itself: a bias near the largest
-    float32, which is often used as a mask, would overflow in base 2.
-    """
+    """The scores of a stack of heads whose sequences have the same lengths."""
 
     S_q: int
     S_k: int
@@ -34,25 +30,18 @@ class Scores:
     prefix: int = 0
     """Keys that are always visible, also outside the window."""
     cap: float = 0.0
-    slope: float = 0.0
+    slopes: Array | None = None
+    """[batch, KV heads, group]"""
     bias: Array | None = None
-    """[S_q, S_k], as the mask, which is True where a key may be attended to."""
+    """[batch, KV heads, group, S_q, S_k], as the mask, which is True where a key may be attended
+    to."""
     mask: Array | None = None
-    sink: float = -math.inf
+    sinks: Array | None = None
+    """[KV heads, group]"""
 
     @property
     def offset(self) -> int:
         return self.S_k - self.S_q
-
-    @property
-    def plain(self) -> bool:
-        """Whether scores are in base 2."""
-        return not self.cap and not self.slope and self.bias is None and self.sink == -math.inf
-
-    @property
-    def factor(self) -> float:
-        """The factor of q·k."""
-        return self.scale * math.log2(math.e) if self.plain else self.scale
 
     def runs(self, i: int, n: int, most: int) -> Iterator[tuple[int, int]]:
         """Ranges [j, stop) of the keys that window and prefix make visible to any of the queries
@@ -63,10 +52,11 @@ class Scores:
             for j in range(start, last, most):
                 yield j, min(j + most, last)
 
-    def change(self, s: Array, i: int, n: int, j: int, slope: Array | None = None) -> None:
-        """Apply softcap, ALiBi and bias to scale·q·k in place: s [keys, queries] from key j and
-        query i on; the first ``n`` queries exist. Under a softcap, 1 − tanh², the derivative by the
+    def change(self, s: Array, heads: slice, i: int, j: int, slope: Array | None = None) -> None:
+        """Apply softcap, ALiBi and bias to scale·q·k in place: s [batch, KV heads, keys, heads,
+        queries] from key j and query i on. Under a softcap, 1 − tanh², the derivative by the
         product, is written to ``slope``."""
+        keys, n = s.shape[2], s.shape[4]
         if self.cap:
             info = np.finfo(s.dtype)
             # others round to 0 or infinity
@@ -77,38 +67,34 @@ class Scores:
                 np.multiply(s, s, out=slope)
                 np.subtract(1, slope, out=slope)
             np.multiply(s, cap, out=s)
-        if self.slope:
-            keys, queries = (np.arange(x) for x in s.shape)
-            distance = np.subtract.outer(
-                (keys + (j - i - self.offset)).astype(s.dtype), queries.astype(s.dtype)
-            )
-            np.abs(distance, out=distance)
+        if self.slopes is not None:
+            key, query = np.arange(keys) + (j - i - self.offset), np.arange(n)
+            distance = np.abs(np.subtract.outer(key.astype(s.dtype), query.astype(s.dtype)))
             steepest = float(np.finfo(s.dtype).max) / 2**31  # its products are finite
-            distance *= min(max(self.slope, -steepest), steepest)
-            s -= distance
+            slopes = np.clip(self.slopes[:, :, None, heads, None], -steepest, steepest)
+            s -= distance[:, None] * slopes.astype(s.dtype)
         if self.bias is not None:
-            s[:, :n] += self.bias[i : i + n, j : j + len(s)].T
+            s += np.moveaxis(self.bias[:, :, heads, i : i + n, j : j + keys], 4, 2)
 
-    def hidden(self, i: int, n: int, j: int, shape: tuple[int, ...]) -> tuple[int, Array | None]:
+    def hidden(self, heads: slice, i: int, n: int, j: int, keys: int) -> tuple[int, Array | None]:
         """The mask of a block of scores as (visible, hidden): the first ``visible`` keys are
-        visible to all queries, and hidden is bool [keys − visible, queries]; None where no key is
-        hidden."""
-        keys, wide = shape
+        visible to all queries, and hidden is bool, broadcast over [batch, KV heads, keys − visible,
+        heads, queries]; None where no key is hidden."""
         visible = 0 if self.mask is not None else self._visible_to_all(i, n, j, keys)
         if visible == keys:
             return keys, None
-        key, diagonal = (
-            np.arange(j + visible, j + keys)[:, None],
-            np.arange(i, i + wide) + self.offset,
+        # a range of ``runs`` is either before or after the prefix
+        before = j < self.prefix
+        hidden = _outside(
+            j + visible - i - self.offset,
+            keys - visible,
+            n,
+            None if before else self.left,
+            None if before else self.right,
         )
-        hidden = np.zeros((keys - visible, wide), np.bool_)
-        if j >= self.prefix:  # a range of ``runs`` is either before or after the prefix
-            if self.right is not None:
-                np.greater(key, diagonal + self.right, out=hidden)
-            if self.left is not None:
-                hidden |= key < diagonal - self.left
         if self.mask is not None:
-            hidden[:, :n] |= ~self.mask[i : i + n, j : j + keys].T
+            mask = self.mask[:, :, heads, i : i + n, j : j + keys]
+            hidden = hidden | ~np.moveaxis(mask, 4, 2)
         return visible, hidden
 
     def _visible_to_all(self, i: int, n: int, j: int, keys: int) -> int:
@@ -120,3 +106,30 @@ class Scores:
         return (
             keys if self.right is None else min(max(i + self.offset + self.right + 1 - j, 0), keys)
         )
+
+
+@lru_cache(8)
+def _outside(d: int, keys: int, n: int, left: int | None, right: int | None) -> Array:
+    """Which of so many keys, the first at a distance of d from the first query, lie outside the
+    window of which of n queries: [1, 1, keys, 1, queries]."""
+    distance = np.subtract.outer(np.arange(d, d + keys), np.arange(n))[None, None, :, None]
+    hidden = np.zeros(distance.shape, np.bool_)
+    if right is not None:
+        hidden |= distance > right
+    if left is not None:
+        hidden |= distance < -left
+    hidden.flags.writeable = False
+    return hidden
+
+
+def split(x: Array, inner: tuple[int, int]) -> Array:
+    """The last axis, columns, as (heads, queries), without the columns that only pad; a view."""
+    return x[..., : inner[0] * inner[1]].reshape(*x.shape[:-1], *inner)
+
+
+def by_column(visible: int, hidden: Array, inner: tuple[int, int], wide: int) -> Array:
+    """What ``Scores.hidden`` gave, of all keys and as [batch, KV heads, columns, keys]."""
+    outer, keys = hidden.shape[:2], visible + hidden.shape[2]
+    columns = np.zeros((*outer, keys, wide), np.bool_)
+    split(columns, inner)[:, :, visible:] = hidden
+    return columns.swapaxes(2, 3)

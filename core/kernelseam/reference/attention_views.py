@@ -1,9 +1,8 @@
-"""The operands of an attention, in any view, as the rows of one entry and head."""
+"""The operands of an attention, in any view, as the rows of a stack of heads."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +18,33 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Sequence:
-    """An entry of the batch: its queries and keys, and the first row of each in packed memory."""
+class Stack:
+    """KV heads of one entry of the batch, or of several whose lengths are alike; and the first row
+    of its queries and keys in packed memory."""
 
+    batch: slice
+    heads: slice
     S_q: int
     S_k: int
     q_first: int = 0
     k_first: int = 0
+
+
+class Rows:
+    """q or out of a stack, or an operand of that layout."""
+
+    def __init__(self, parts: Sequence[Array]) -> None:
+        """[batch, KV heads, heads of a group, S_q, width]: one part, or one for each head."""
+        self._parts = parts
+
+    def block(self, heads: slice, i: int, n: int) -> Iterator[tuple[slice, Array]]:
+        """n rows from query i on of some heads of each group, as parts: the place among these
+        heads, and its rows."""
+        if len(self._parts) == 1:
+            yield slice(None), self._parts[0][:, :, heads, i : i + n]
+            return
+        for at, part in enumerate(self._parts[heads]):
+            yield slice(at, at + 1), part[..., i : i + n, :]
 
 
 class Views:
@@ -45,8 +64,9 @@ class Views:
         rules = problem.operands if rules is None else rules
         self.arrays = {r.name: _array(r, pointers.get(r.name, 0)) for r in rules}
 
-    def sequence(self, b: int) -> Sequence:
-        p, s = self.problem, self.problem.spec
+    def stack(self, batch: slice, heads: slice) -> Stack:
+        """Of these entries and KV heads; more than one entry only where lengths are alike."""
+        p, s, b = self.problem, self.problem.spec, batch.start
         S_q, S_k, q_first, k_first = p.S_q, p.S_k, 0, 0
         if s.q_view == "packed":
             q_first, stop = (int(x) for x in self.arrays["cu_seqlens_q"][b : b + 2])
@@ -56,99 +76,129 @@ class Views:
             S_k = stop - k_first
         if s.lengths:
             S_k = min(max(int(self.arrays["kv_lengths"][b]), 0), S_k)
-        return Sequence(S_q, S_k, q_first, k_first)
+        return Stack(batch, heads, S_q, S_k, q_first, k_first)
 
-    def queries(self, name: str, b: int, h: int, own: Sequence) -> Array:
-        """q [S_q, D] or out [S_q, D_v] of one query head, or an operand of that layout."""
+    def queries(self, name: str, own: Stack) -> Rows:
+        """q, of rows of D, or out, of D_v, or an operand of that layout."""
         view, p = self.problem.spec.q_view, self.problem
         if view == "pointers":
             dtype, width, strides = {
                 "q": (p.spec.dtype, p.spec.head_dim, p.q_strides),
                 "out": (p.spec.out, p.spec.value_dim, p.out_strides),
             }[name]
-            return self._by_address(name, b * p.num_heads + h, (own.S_q, width), strides[2], dtype)
-        x: Array = self.arrays[name]
-        return (
-            x[0, h, own.q_first : own.q_first + own.S_q] if view == "packed" else x[b, h, : own.S_q]
-        )
+            first = own.batch.start * p.num_heads
+            return Rows(
+                [
+                    self._by_address(name, first + h, (own.S_q, width), strides[2], dtype)[None]
+                    for h in range(p.num_heads)[self._of_queries(own)]
+                ]
+            )
+        return Rows([self._grouped(self._query_rows(name, own))])
 
-    def lse(self, b: int, h: int, own: Sequence) -> Array | None:
-        """[S_q] of one query head."""
-        if not self.problem.spec.lse:
-            return None
-        b = 0 if self.problem.spec.q_view == "packed" else b
-        rows: Array = self.arrays["lse"][b, h, own.q_first : own.q_first + own.S_q]
-        return rows
+    def lse(self, own: Stack) -> Array | None:
+        """[batch, KV heads, group, S_q]"""
+        return self._grouped(self._query_rows("lse", own)) if self.problem.spec.lse else None
 
-    def keys(self, name: str, b: int, g: int, own: Sequence) -> list[Array]:
-        """k [S_k, D] or v [S_k, D_v] of one KV head, or an operand of that layout, as a list of
+    def keys(self, name: str, own: Stack) -> list[Array]:
+        """k or v, or an operand of that layout, [batch, KV heads, rows, width], as a list of
         consecutive pieces: one, or one per page."""
         view, p = self.problem.spec.kv_view, self.problem
         if view == "pointers":
             width, strides = (
                 (p.spec.head_dim, p.k_strides) if name == "k" else (p.spec.value_dim, p.v_strides)
             )
-            return [
-                self._by_address(
-                    name, b * p.kv_heads + g, (own.S_k, width), strides[2], p.spec.dtype
-                )
-            ]
+            entry = own.batch.start * p.kv_heads + own.heads.start
+            return [self._by_address(name, entry, (own.S_k, width), strides[2], p.spec.dtype)]
         x = self.arrays[name]
         if view == "paged":
             starts = range(0, own.S_k, p.page_size)
-            table = self.arrays["block_table"][b, : len(starts)]
-            return [x[page, g, : own.S_k - j] for page, j in zip(table, starts, strict=True)]
-        return [
-            x[0, g, own.k_first : own.k_first + own.S_k] if view == "packed" else x[b, g, : own.S_k]
-        ]
+            table = self.arrays["block_table"][own.batch.start, : len(starts)]
+            return [
+                x[None, page, own.heads, : own.S_k - j]
+                for page, j in zip(table, starts, strict=True)
+            ]
+        if view == "packed":
+            return [x[:, own.heads, own.k_first : own.k_first + own.S_k]]
+        return [x[own.batch, own.heads, : own.S_k]]
 
-    def query_scales(self, b: int, h: int, own: Sequence) -> Array | None:
-        """The scale of each query of one head, [S_q]; None without scales."""
+    def query_scales(self, own: Stack) -> Array | None:
+        """The scale of each query, [batch, KV heads, group, S_q], or one of a group's, [batch, KV
+        heads, 1, 1]; None without scales."""
         p, kind = self.problem, self.problem.spec.q_scales
         if kind is None:
             return None
         scales: Array = self.arrays["q_scales"]
         if kind == "heads":
-            return np.full(own.S_q, scales[b, h // p.head_group, 0])
-        outer = 0 if p.spec.q_view == "packed" else b
-        rows: Array = scales[outer, h, (own.q_first + np.arange(own.S_q)) // p.q_scale_block]
-        return rows
+            return scales[own.batch, own.heads, :1, None]
+        outer = slice(0, 1) if p.spec.q_view == "packed" else own.batch
+        blocks = (own.q_first + np.arange(own.S_q)) // p.q_scale_block
+        return self._grouped(scales[outer, self._of_queries(own)][:, :, blocks])
 
-    def key_scales(self, name: str, b: int, g: int, own: Sequence) -> Array | None:
-        """The scale of each key of one KV head, [S_k], or one for all, [1]; None without scales."""
+    def key_scales(self, name: str, own: Stack) -> Array | None:
+        """The scale of each key, [batch, KV heads, S_k], or one of all keys of a head, [batch, KV
+        heads, 1]; None without scales."""
         p, kind = self.problem, self.problem.spec.kv_scales
         if kind is None:
             return None
-        outer, row = np.full(1, b), np.zeros(1, np.int64)
-        if kind == "blocks":
-            row = np.arange(own.S_k)
-            if p.spec.kv_view == "paged":
-                outer, row = self.arrays["block_table"][b][row // p.page_size], row % p.page_size
-            elif p.spec.kv_view == "packed":
-                outer, row = np.zeros(1, np.int64), own.k_first + row
-        scales: Array = self.arrays[f"{name}_scales"][outer, g, row // max(p.scale_block, 1)]
-        return scales
+        scales: Array = self.arrays[f"{name}_scales"]
+        if kind == "heads":
+            return scales[own.batch, own.heads, :1]
+        row = np.arange(own.S_k)
+        if p.spec.kv_view == "paged":
+            page, row = (
+                self.arrays["block_table"][own.batch.start][row // p.page_size],
+                row % p.page_size,
+            )
+            return scales[page, own.heads, row // p.scale_block].T[None]
+        if p.spec.kv_view == "packed":
+            return scales[:, own.heads, (own.k_first + row) // p.scale_block]
+        return scales[own.batch, own.heads][:, :, row // p.scale_block]
 
-    def scores(self, b: int, h: int, own: Sequence) -> Scores:
+    def scores(self, own: Stack) -> Scores:
         p, s = self.problem, self.problem.spec
+        heads = self._of_queries(own)
+
+        def of_heads(name: str, used: object) -> Array | None:
+            return self._grouped(self.arrays[name][own.batch, heads]) if used else None
+
         return Scores(
             own.S_q,
             own.S_k,
             p.scale,
             p.left if s.window else None,
             0 if s.causal else p.right if s.window else None,
-            min(max(int(self.arrays["prefix_lengths"][b]), 0), own.S_k) if s.prefix else 0,
+            min(max(int(self.arrays["prefix_lengths"][own.batch.start]), 0), own.S_k)
+            if s.prefix
+            else 0,
             p.softcap if s.softcap else 0.0,
-            float(self.arrays["alibi_slopes"][b, h]) if s.alibi else 0.0,
-            self.arrays["bias"][b, h] if s.bias else None,
-            self.arrays["mask"][b, h] if s.mask else None,
-            float(self.arrays["sinks"][h]) if s.sinks else -math.inf,
+            of_heads("alibi_slopes", s.alibi),
+            of_heads("bias", s.bias),
+            of_heads("mask", s.mask),
+            self._grouped(self.arrays["sinks"][None, heads])[0] if s.sinks else None,
         )
+
+    def _of_queries(self, own: Stack) -> slice:
+        """The query heads of a stack."""
+        group = max(self.problem.head_group, 1)
+        return slice(own.heads.start * group, own.heads.stop * group)
+
+    def _query_rows(self, name: str, own: Stack) -> Array:
+        """[batch, query heads, S_q, …]"""
+        heads, rows = self._of_queries(own), slice(own.q_first, own.q_first + own.S_q)
+        outer = slice(0, 1) if self.problem.spec.q_view == "packed" else own.batch
+        x: Array = self.arrays[name][outer, heads, rows]
+        return x
+
+    def _grouped(self, x: Array) -> Array:
+        """Query heads, axis 1, as KV heads and the heads of a group; a view."""
+        group = max(self.problem.head_group, 1)
+        return x.reshape(x.shape[0], x.shape[1] // group, group, *x.shape[2:])
 
     def _by_address(
         self, name: str, entry: int, shape: tuple[int, int], row: int, dtype: DType
     ) -> Array:
-        return host_array(int(self.arrays[f"{name}_ptrs"][entry]), shape, (row, 1), dtype)
+        address = int(self.arrays[f"{name}_ptrs"][entry])
+        return host_array(address, (1, 1, *shape), (0, 0, row, 1), dtype)
 
 
 def _array(rule: OperandRule, pointer: int) -> Array:

@@ -1,0 +1,227 @@
+"""The threads that launches on the host share: when they start, who takes what, forks, errors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import kernelseam
+import numpy as np
+import pytest
+from kernelseam import planning
+from kernelseam.plugins import plugins
+from kernelseam.reference import products, threads
+from kernelseam.reference.attention_tiling import Block, tiling
+from kernelseam.reference.threads import share, threads_for
+
+HELPER = "kernelseam-numpy"
+
+
+def normal(*shape: int, seed: int = 3) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def run(script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_none_starts_before_a_launch_wants_it() -> None:
+    out = run(
+        f"""
+        import threading
+        import numpy as np
+        import kernelseam
+        from dataclasses import replace
+        from kernelseam.plugins import plugins
+
+        def helpers():
+            return sum(t.name.startswith("{HELPER}") for t in threading.enumerate())
+
+        device = plugins().backend("numpy").runtime.device
+        x = np.ones((1, 2, 8, 8), np.float32)
+        kernelseam.attention(x, x, x)
+        kernelseam.bmm(x, x)
+        print(helpers())
+        from kernelseam.reference import threads
+        threads.share(lambda i, tasks: list(tasks), range(9), 3)
+        print(helpers() in (1, 2))
+        """
+    )
+    assert out.split() == ["0", "True"]
+
+
+def test_each_task_goes_to_one_thread_in_order() -> None:
+    taken: list[tuple[int, int]] = []
+    together = threading.Barrier(3, timeout=30)
+
+    def work(thread: int, tasks: Iterator[int]) -> None:
+        together.wait()
+        taken.extend((thread, task) for task in tasks)
+
+    share(work, range(50), 3)
+    assert sorted(task for _, task in taken) == list(range(50))
+    for thread in range(3):
+        own = [task for t, task in taken if t == thread]
+        assert own == sorted(own)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_what_a_thread_raises_reaches_the_caller(failing: int) -> None:
+    """No other task starts, and nobody works on when the call is over."""
+    failed = threading.Event()
+    begun: list[int] = []
+    working: list[int] = []
+
+    def work(thread: int, tasks: Iterator[int]) -> None:
+        for task in tasks:
+            begun.append(task)
+            working.append(thread)
+            if thread == failing:
+                failed.set()
+                raise ValueError(f"task {task}")
+            assert failed.wait(30)
+            time.sleep(0.01)
+            working.remove(thread)
+
+    with pytest.raises(ValueError, match="task"):
+        share(work, range(1000), 2)
+    assert working == [failing] and len(begun) < 100
+
+
+def test_few_operations_stay_on_the_calling_thread() -> None:
+    device = plugins().backend("numpy").runtime.devices()[0]
+    device = replace(device, limits=replace(device.limits, compute_units=64))
+    assert (threads_for(1e5, device), threads_for(1e9, device)) == (1, threads.MOST)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_starts_its_own() -> None:
+    """Also where the parent's threads are at work when it forks."""
+    out = run(
+        """
+        import os, threading, warnings
+        import numpy as np
+        import kernelseam
+        from kernelseam.reference import threads
+
+        warnings.simplefilter("ignore")  # of a fork beside threads
+        threads._SERIAL = 0
+        x = np.random.default_rng(3).standard_normal((2, 4, 300, 16)).astype(np.float32)
+        stop = threading.Event()
+
+        def use():
+            while not stop.is_set():
+                kernelseam.attention(x, x, x, causal=True)
+
+        expected = kernelseam.attention(x, x, x, causal=True)
+        busy = threading.Thread(target=use)
+        busy.start()
+        for _ in range(5):
+            pid = os.fork()
+            if not pid:
+                same = (kernelseam.attention(x, x, x, causal=True) == expected).all()
+                os._exit(0 if same else 1)
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        stop.set()
+        busy.join()
+        """
+    )
+    assert out.split() == ["0"] * 5
+
+
+def test_a_program_that_ends_can_still_launch() -> None:
+    """In an exit handler no thread can be started: the launch takes the calling one."""
+    out = run(
+        """
+        import atexit
+        import numpy as np
+        import kernelseam
+        from kernelseam.reference import threads
+
+        threads._SERIAL = 0
+        x = np.ones((1, 4, 64, 16), np.float32)
+        atexit.register(lambda: print(kernelseam.attention(x, x, x).sum()))
+        kernelseam.attention(x, x, x)
+        """
+    )
+    assert out.split() == ["4096.0"]
+
+
+@pytest.mark.parametrize(
+    ("heads", "group", "S_q", "S_k"),
+    [(4, 1, 90, 90), (8, 4, 1, 700), (6, 1, 1, 40), (2, 2, 300, 9)],
+)
+def test_bits_depend_neither_on_threads_nor_on_the_rest_of_the_batch(
+    heads: int, group: int, S_q: int, S_k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward and gradients; with scores of which some need another reference than 0."""
+    batch, d = 5, 24
+    q, dout = (normal(batch, heads, S_q, d, seed=n) for n in (1, 2))
+    k, v = (normal(batch, heads // group, S_k, d, seed=n) for n in (3, 4))
+    q[1], q[2, -1] = 9 * q[1], 1e4 * q[2, -1]
+
+    def results(at: slice) -> list[Any]:
+        planning.forget()
+        x = [a[at] for a in (q, k, v)]
+        out, lse = kernelseam.attention(*x, causal=True, return_lse=True)
+        gradients: Any = kernelseam.attention_bwd(dout[at], *x, out, lse, causal=True)
+        return [out, lse, *gradients[:3]]
+
+    alone = [results(slice(b, b + 1)) for b in range(batch)]
+    serial = results(slice(None))
+    for module in ("attention", "attention_bwd"):
+        monkeypatch.setattr(
+            f"kernelseam.reference.{module}.threads_for", lambda operations, device: 4
+        )
+    several = results(slice(None))
+    planning.forget()
+    for i, x in enumerate(serial):
+        np.testing.assert_array_equal(x, several[i])
+        for b in range(batch):
+            np.testing.assert_array_equal(x[b], alone[b][i][0])
+
+
+def test_a_stack_has_a_bounded_size() -> None:
+    """Whatever the batch: a thread's scratch is that of a block of one large head."""
+    sizes = []
+    for batch, heads, S_q in ((1, 1, 4096), (512, 16, 64), (4096, 16, 1)):
+        d = kernelseam.Attention(
+            batch=batch, num_heads=heads, S_q=S_q, S_k=max(S_q, 64), head_dim=64, dtype="float32"
+        )
+        planned = kernelseam.plan(d, backend="numpy")
+        sizes.append(planned.workspace_bytes / planned.parts.steps[0].threads)  # type: ignore[attr-defined]
+        t = tiling(d.problem(), Block(128, 512), 0, 1)
+        assert t.stack * t.columns * t.keys <= 1 << 16
+    assert max(sizes) < 1.25 * 2**20
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 5, 1), (300, 64, 130), (9, 1000, 65), (513, 2, 512)])
+def test_products_are_cut_into_small_ones(
+    m: int, k: int, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, sizes = np.matmul, []
+
+    def matmul(a: Any, b: Any, out: Any) -> Any:
+        sizes.append(a.shape[-2] * a.shape[-1] * b.shape[-1])
+        return whole(a, b, out=out)
+
+    a, b, out = normal(3, m, k), normal(3, n, k).swapaxes(1, 2), np.empty((3, n, m), np.float32)
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "matmul", matmul)
+        products.product(a, b, out.swapaxes(1, 2))
+    np.testing.assert_allclose(out.swapaxes(1, 2), a @ b, rtol=1e-4, atol=1e-4)
+    assert max(sizes) <= products.MOST
