@@ -162,6 +162,10 @@ def test_what_is_refused() -> None:
         "_parallel_config = SimpleNamespace: context parallelism is diffusers' own, for its "
         'backends. Choose one of them: model.set_attention_backend("native").'
     )
+    with pytest.raises(InvalidValue, match=r"^window = 3: is not an option .*attention_kwargs"):
+        dispatch(q, q, q, attention_kwargs={"window": 3}, backend="kernelseam")
+    given = dispatch(q, q, q, attention_kwargs={"window": None}, backend="kernelseam")
+    assert torch.equal(given, dispatch(q, q, q, backend="kernelseam"))
 
 
 def test_registering_again_changes_nothing() -> None:

@@ -38,12 +38,21 @@ def register() -> tuple[str, ...]:
         constraints = [dispatcher._check_device, dispatcher._check_shape]
         ours: Any = importlib.import_module("kernelseam.interop.diffusers_attention")
         registry.register(name, constraints=constraints)(ours.attention)
+        registry._supported_arg_names[name] = _Every(registry._supported_arg_names[name])
         known = names(NAME) is name and registry._backends[name] is ours.attention
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _unknown(str(error)) from error
     if not known:
         raise _unknown("the name is not found again")
     return (NAME,)
+
+
+class _Every(set[str]):
+    """Names of options that the dispatcher hands over and does not drop: all of them, which the
+    attention takes or refuses."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
 
 
 def _member(names: Any) -> Any:

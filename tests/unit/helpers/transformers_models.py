@@ -142,7 +142,9 @@ def made(name: str, implementation: str) -> Any:
         if hasattr(module, "key_value_proj_dim"):
             with torch.no_grad():
                 module.q.weight *= 32**-0.5  # its scores are not scaled
-    model.set_attn_implementation(implementation)
+    for part in model.modules():  # 5.17 does not reach T5's stacks from the whole
+        if isinstance(part, hf.PreTrainedModel):
+            part.set_attn_implementation(implementation)
     return model.eval()
 
 
