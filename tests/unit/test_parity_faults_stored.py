@@ -17,8 +17,7 @@ from kernelseam.oracle import check, formulas
 
 @dataclass(frozen=True)
 class Model:
-    """Heads to draw, an attention in which faults can be planted, and what
-    ``tools/calibrate.py`` draws."""
+    """Heads to draw, an attention in which faults can be planted, and what draws problems."""
 
     drawn: Callable[[np.random.Generator], Any]
     attention: Callable[..., Any]
@@ -80,7 +79,7 @@ def test_fault_is_caught(name: str, fault: str) -> None:
 
 @pytest.mark.parametrize(("name", "draws", "needed"), [("keys", 30, 4), ("queries", 20, np.inf)])
 def test_calibration(name: str, draws: int, needed: float) -> None:
-    """A few of the problems that ``tools/calibrate.py`` draws. Of keys alone the bound's constant
+    """Some problems of those that docs/accuracy.md counts. Of keys alone the bound's constant
     is 8: half of it would do."""
     rng = np.random.default_rng(1)
     drawn = [s for _ in range(draws) for s in MODELS[name].samples(rng)]
