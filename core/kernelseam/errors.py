@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 
 class KernelSeamError(Exception):
@@ -46,9 +47,14 @@ class InvalidValue(KernelSeamError, ValueError):
     and ``remedy`` (how to fix it).
     """
 
+    def __new__(cls, field: str, value: object, rule: str, remedy: str) -> Self:
+        # Not in __init__: torch's compiler follows no call of a built-in exception's __init__, and
+        # shows the arguments of __new__ where an error ends what it compiles.
+        text = f"{field} = {format_value(value)}: {rule}. {remedy}."
+        return KernelSeamError.__new__(cls, text)
+
     def __init__(self, field: str, value: object, rule: str, remedy: str) -> None:
         self.field, self.value, self.rule, self.remedy = field, value, rule, remedy
-        super().__init__(f"{field} = {format_value(value)}: {rule}. {remedy}.")
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.field, self.value, self.rule, self.remedy)

@@ -36,16 +36,8 @@ def hand_over(
     stream: object,
     wording: object = None,
 ) -> dict[str, Any]:
-    """What ``calling.operate`` does, by one of torch's operators. Raises InvalidValue where there
-    is none, and for a stream."""
-    operator = None if _operators is None else _operators().get(work)
-    if operator is None:
-        raise InvalidValue(
-            "torch",
-            "traced",
-            "this function has no operator that torch can trace",
-            "Call it outside of what is compiled, exported or transformed",
-        )
+    """What ``calling.operate`` does, by one of torch's operators. Raises InvalidValue for a
+    stream."""
     if stream is not None:
         raise InvalidValue(
             "stream",
@@ -53,22 +45,43 @@ def hand_over(
             "a traced call runs on the stream that is current when it runs",
             "Leave it out, and make the stream torch's current one",
         )
-    return operator(arrays, options, backend, implementation)
+    assert _operators is not None  # the package registers them
+    return _operators()[work](arrays, options, backend, implementation)
+
+
+def recorded(arrays: Iterable[object]) -> bool:
+    """Whether torch follows each operation on these tensors, though they have memory: a dispatch
+    mode is active (to count, checkpoint or fake operations), or torch.jit.trace records."""
+    torch: Any = sys.modules.get("torch")
+    tensor: Any = getattr(torch, "Tensor", None)
+    if tensor is None or not _is_followed(torch):
+        return False
+    return all(isinstance(x, tensor) and not x.is_nested for x in arrays)
+
+
+def _is_followed(torch: Any) -> bool:
+    modes: int = torch._C._len_torch_dispatch_stack()
+    return modes > 0 or torch._C._get_tracing_state() is not None
 
 
 def stands_for_others(arrays: Iterable[object]) -> bool:
     """Whether tensors have no memory because torch traces the call: under a transform of
-    torch.func, with all of them on torch's device "meta", or of classes that dispatch for
-    themselves (fake and functional tensors), all of them or under a mode that takes care of the
-    rest. A DTensor stands for its shards. Nested tensors stand for themselves."""
+    torch.func, in a backward of batched gradients (``is_grads_batched``), with all arrays on
+    torch's device "meta", or of classes that dispatch for themselves (fake and functional tensors),
+    all of them or under a mode that takes care of the rest. A DTensor stands for its
+    shards. Nested tensors stand for themselves."""
     torch: Any = sys.modules.get("torch")
     plain: Any = getattr(torch, "Tensor", None)
-    tensors: list[Any] = [x for x in arrays if plain is not None and isinstance(x, plain)]
+    given = list(arrays)
+    tensors: list[Any] = [x for x in given if plain is not None and isinstance(x, plain)]
     if not tensors or any(x.is_nested for x in tensors):
         return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    functorch = torch._C._functorch
+    if functorch.peek_interpreter_stack() is not None:
         return True
-    if all(x.is_meta for x in tensors):
+    if any(map(functorch.is_legacy_batchedtensor, tensors)):
+        return True
+    if len(tensors) == len(given) and all(x.is_meta for x in tensors):
         return True
     dtensor: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
     if any(isinstance(x, dtensor) for x in tensors):

@@ -166,7 +166,7 @@ KINDS = {
     "negated": ".is_neg = True: its memory holds the negated values (a lazy negation). Pass "
     "tensor.resolve_neg().",
     "fake": ".data_ptr = None: has no memory (a fake tensor, or one of torch.func)",
-    "meta": " = torch.Tensor: must be an array of a library and on a device known to ",
+    "meta": " = torch.Tensor on meta: must be an array of a library and on a device known to ",
 }
 
 

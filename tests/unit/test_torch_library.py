@@ -14,7 +14,7 @@ from kernelseam.interop import torch as ks
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from torch_operators import cells, functions, packed, pages, qkv, samples  # noqa: E402
+from torch_operators import cells, functions, packed, pages, qkv, samples, several  # noqa: E402
 
 SAMPLES = (
     "attention",
@@ -208,6 +208,45 @@ def test_vmap(name: str) -> None:
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", mapped())
+def test_vmap_over_an_axis_without_elements(name: str) -> None:
+    """Shapes and dtypes are those of more elements, and there is a graph."""
+    call, in_dims, operands = mapped()[name]
+    differentiable = name != "attention_paged"
+    none = [
+        x
+        if d is None
+        else x.narrow(d, 0, 0).detach().requires_grad_(differentiable and x.is_floating_point())
+        for x, d in zip(operands, in_dims, strict=True)
+    ]
+    got = several(torch.vmap(call, in_dims=in_dims)(*none))
+    for a, b in zip(got, loop(call, in_dims, operands), strict=True):
+        assert a.shape == (0, *b.shape[1:]) and a.dtype == b.dtype
+    if differentiable:
+        sum(x.sum() for x in got).backward()
+        assert all(x.grad.shape == x.shape for x in none if x.requires_grad)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", [n for n in mapped() if n != "attention_paged"])
+def test_gradients_through_vmap(name: str) -> None:
+    """Of results without their LSE, too, which gradients start from."""
+    call, in_dims, operands = mapped()[name]
+    wanted = [x.detach().clone().requires_grad_() for x in operands if x.is_floating_point()]
+    rest = [x for x in operands if not x.is_floating_point()]
+
+    def loss(made: Any) -> Any:
+        return sum(x.square().sum() for x in several(made))
+
+    mapped_call = torch.vmap(call, in_dims=in_dims)
+    got = torch.autograd.grad(loss(mapped_call(*wanted, *rest)), wanted)
+    want = torch.autograd.grad(loss(loop(call, in_dims, (*wanted, *rest))), wanted)
+    for a, b in zip(got, want, strict=True):
+        assert b.abs().max() > 1e-3
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize("name", ["attention", "attention-shared-bias", "bmm", "matmul2d"])
 def test_gradients_of_each_element(name: str) -> None:
     """torch.vmap of torch.func.grad."""
@@ -269,11 +308,6 @@ def test_what_operators_refuse(refused: Refused) -> None:
         "stream = given: a traced call runs on the stream that is current when it runs. Leave it "
         "out, and make the stream torch's current one.",
         lambda: kernelseam.attention(*meta, stream=0),
-    )
-    refused(
-        "torch = traced: this function has no operator that torch can trace. Call it outside of "
-        "what is compiled, exported or transformed.",
-        lambda: kernelseam.bmm_bwd(meta[0], meta[1], meta[2]),
     )
 
 

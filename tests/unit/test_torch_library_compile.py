@@ -12,7 +12,17 @@ from kernelseam.interop import torch as ks
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from torch_operators import cells, functions, ints, packed, pages, projected, qkv  # noqa: E402
+from torch_operators import (  # noqa: E402
+    cells,
+    functions,
+    gradient_functions,
+    ints,
+    packed,
+    pages,
+    projected,
+    qkv,
+    several,
+)
 
 FUNCTIONS = tuple(functions())
 INDUCTOR = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -25,10 +35,6 @@ def _apart() -> Any:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-def several(made: Any) -> tuple[Any, ...]:
-    return made if isinstance(made, tuple) else (made,)
 
 
 def counting() -> Any:
@@ -76,6 +82,14 @@ def test_differentiable_functions_compile_whole_with_their_gradients(name: str) 
     mine, theirs = (torch.autograd.grad(x, wanted) for x in (got, want))
     for a, b in zip(mine, theirs, strict=True):
         assert b.abs().max() > 1e-3
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", gradient_functions())
+def test_gradients_on_arrays_compile_whole(name: str) -> None:
+    call, operands = gradient_functions()[name]
+    for a, b in zip(compiled(call)(*operands), call(*operands), strict=True):
+        assert a.shape == b.shape and b.abs().max() > 1e-3
         torch.testing.assert_close(a, b)
 
 

@@ -75,12 +75,26 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
         raise type(e)(f"{field}.{e.field}", e.value, rule, remedy) from None
     raise InvalidValue(
         field,
-        f"{type(array).__module__}.{type(array).__qualname__}",
+        _named(array),
         "must be an array of a library and on a device known to "
         f"{', '.join(sorted(current.registry.backends))}{broken}",
         "Pass a NumPy array, a torch tensor or anything with DLPack, and see `kernelseam doctor` "
         "for missing plugins",
     )
+
+
+def _named(array: object) -> str:
+    """Its type and, where it is not the host, its device."""
+    name = f"{type(array).__module__}.{type(array).__qualname__}"
+    try:
+        if torch_arrays.is_tensor(array):
+            device = str(array.device)  # type: ignore[attr-defined]
+        else:
+            kind, index = map(int, array.__dlpack_device__())  # type: ignore[attr-defined]
+            device = "cpu" if kind == 1 else f"DLPack's device ({kind}, {index})"
+    except Exception:  # it has none, or its library fails
+        return name
+    return name if device == "cpu" else f"{name} on {device}"
 
 
 def _order(current: Plugins, array: object, backend: str | None) -> list[Backend]:

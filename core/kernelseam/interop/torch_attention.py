@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kernelseam.interop.torch_function import with_rows
+from kernelseam.interop.torch_library.dtypes import torch_dtype
 from kernelseam.ops.attention import attention, attention_varlen
 from kernelseam.ops.attention_bwd import AttentionGradients, attention_bwd
 
@@ -23,21 +24,20 @@ def forward(operands: Mapping[str, Tensor], options: Mapping[str, Any]) -> Any:
     if "cu_seqlens_q" not in operands:
         return attention(**operands, **options)
     q, v = operands["q"], operands["v"]
-    out, given = None, dict(options)
-    if v.ndim and not any(
-        x.layout is not torch.strided or x.is_nested or x.is_quantized for x in (q, v)
-    ):
-        dtype = given.pop("out_dtype", None) or (torch.bfloat16 if q.itemsize == 1 else q.dtype)
-        kind = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None)
-        if kind is None:  # which is refused there
-            given["out_dtype"] = dtype
-        else:
-            out = torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=kind, device=q.device)
-    # refuses those without an out
-    result = attention_varlen(**operands, **given, out=out)
+    given = {**options, **operands}
+    if "out" not in operands and v.ndim and all(map(_is_dense, (q, v))):
+        dtype = torch_dtype(given.pop("out_dtype", None))
+        if dtype is None:
+            dtype = torch.bfloat16 if q.itemsize == 1 else q.dtype
+        given["out"] = torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=dtype, device=q.device)
+    result = attention_varlen(**given)  # refuses those without an out
     if given.get("return_lse"):
         clear_beyond(result[1], operands["cu_seqlens_q"], -torch.inf, axis=1)
     return result
+
+
+def _is_dense(x: Tensor) -> bool:
+    return x.layout is torch.strided and not x.is_nested and not x.is_quantized
 
 
 def gradients(
@@ -59,7 +59,7 @@ def gradients(
     implementation is cheapest.
     """
     given = dict(operands)
-    if bias_gradient:
+    if bias_gradient and "bias" in given:
         given["bias"] = _apart(given["bias"])
     asked = {"bias_gradient": bias_gradient, "sink_gradient": sink_gradient, **options}
     parts = []
@@ -95,16 +95,17 @@ def _of_lse(
         dlse = dlse.transpose(-1, -2)
     wide = 8  # columns: 16 bytes of halves
     values = v.new_zeros((*v.shape[:-1], wide))
-    ones, rows = (out.new_zeros((*out.shape[:-1], wide), dtype=q.dtype) for _ in range(2))
+    ones = out.new_zeros((*out.shape[:-1], wide), dtype=q.dtype)
     ones[..., :2] = 1
-    rows[..., 0] = -dlse
-    rows[..., 1] = -dlse - rows[..., 0]
+    high = -dlse.to(q.dtype)
+    low = (-dlse - high).to(q.dtype)
+    rows = torch.nn.functional.pad(torch.stack((high, low), -1), (0, wide - 2))
     result = attention_bwd(rows, **{**operands, "v": values}, out=ones, lse=lse, **options)
     return result._replace(dv=torch.zeros_like(v, memory_format=torch.contiguous_format))
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return None if a is None or b is None else a.add_(b)
+    return None if a is None or b is None else a + b
 
 
 def _apart(bias: Tensor) -> Tensor:

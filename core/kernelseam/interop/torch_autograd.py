@@ -22,7 +22,7 @@ from kernelseam.interop.torch_function import (
     wanted,
 )
 from kernelseam.interop.torch_library import attention as operators
-from kernelseam.interop.torch_library.dtypes import dtype_name, torch_dtype
+from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.ops import attention as ops
 from kernelseam.ops.attention_options import GradientOptions
 from kernelseam.ops.signatures import DenseTensors, PackedTensors, PagedTensors
@@ -353,22 +353,20 @@ _OF_GRADIENTS = (*GradientOptions._fields, "backend")
 
 def _traced(operands: dict[str, Tensor], options: dict[str, Any], chosen: dict[str, Any]) -> Any:
     """By the operator that torch knows."""
-    window, asked = options.pop("window"), flag("return_lse", options.pop("return_lse"))
+    window, asked = options.pop("window"), options.pop("return_lse")
     left, right = (None, None) if window is None else band("window", window)
     names, operator = (
         (operators.VARLEN, operators.ATTENTION_VARLEN)
         if "cu_seqlens_q" in operands
         else (operators.DENSE, operators.ATTENTION)
     )
-    kept = torch.is_grad_enabled() and any(x.requires_grad for x in operands.values())
-    options["out_dtype"] = torch_dtype(options["out_dtype"])
     out, lse = operator(
         *[operands.get(n) for n in names],
         **options,
         **chosen,
         window_left=left,
         window_right=right,
-        return_lse=asked or kept,
+        return_lse=asked,
     )
     return (out, lse) if asked else out
 

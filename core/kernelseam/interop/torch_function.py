@@ -37,19 +37,24 @@ def tensors(
             result[name] = x
         elif x is not None:
             if not isinstance(x, torch.Tensor):
-                raise InvalidValue(
-                    name, kind.__name__, "must be a torch tensor", "Pass torch.as_tensor(…)"
-                )
+                raise must_be_tensor(name, x)
             result[name] = x
             odd = True
         elif name in needed:
-            raise InvalidValue(name, None, "must be a torch tensor", "Give it")
+            raise must_be_tensor(name, x)
     if forward_ad._current_level >= 0:
         for name, x in result.items():
             refuse_tangent(f"{name}.tangent", x)
     if odd or result[needed[0]].is_meta:
         return result, stands_for_others(result.values())
-    return result, _modes() > 0 or _interpreter() is not None
+    return result, _modes() > 0 or _interpreter() is not None or _tracing() is not None
+
+
+def must_be_tensor(name: str, x: object) -> InvalidValue:
+    """The refusal of an operand that is no tensor, or of one that is missing."""
+    if x is None:
+        return InvalidValue(name, None, "must be a torch tensor", "Give it")
+    return InvalidValue(name, type(x).__name__, "must be a torch tensor", "Pass torch.as_tensor(…)")
 
 
 def _compiled(
@@ -57,18 +62,15 @@ def _compiled(
 ) -> tuple[dict[str, Tensor], bool]:
     """``tensors`` as Dynamo follows it."""
     for name, x in given.items():
-        if x is None and name in needed:
-            raise InvalidValue(name, None, "must be a torch tensor", "Give it")
-        if x is not None and not isinstance(x, torch.Tensor):
-            raise InvalidValue(
-                name, type(x).__name__, "must be a torch tensor", "Pass torch.as_tensor(…)"
-            )
+        if name in needed if x is None else not isinstance(x, torch.Tensor):
+            raise must_be_tensor(name, x)
     return {name: x for name, x in given.items() if x is not None}, True
 
 
 # As in ops.calling: asking at each call whether something compiles would cost all calls.
 tensors._torchdynamo_inline = _compiled  # type: ignore[attr-defined]
 _modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
 _interpreter = torch._C._functorch.peek_interpreter_stack
 _autocasts = torch._C._is_any_autocast_enabled
 
@@ -104,6 +106,15 @@ def wanted(given: Mapping[str, Tensor], differentiable: Sequence[str]) -> list[s
     return result
 
 
+def implementation_name(field: str, value: object) -> str:
+    """The name of an implementation of the gradients. Raises InvalidValue."""
+    if not isinstance(value, str):
+        raise InvalidValue(
+            field, type(value).__name__, "must be a name", "Leave it out for the cheapest"
+        )
+    return value
+
+
 def check_bwd_implementation(
     name: object, operation: str, like: str, given: Mapping[str, Tensor]
 ) -> None:
@@ -111,13 +122,7 @@ def check_bwd_implementation(
     ``like``: a forward that takes it would leave a graph that cannot be walked back."""
     if name is None:
         return
-    if not isinstance(name, str):
-        raise InvalidValue(
-            "bwd_implementation",
-            type(name).__name__,
-            "must be a name",
-            "Leave it out for the cheapest",
-        )
+    name = implementation_name("bwd_implementation", name)
     backend = describe(given[like].detach(), like).device.backend
     known = [i.name for i in plugins().registry.implementations_of(operation, backend)]
     if name not in known:

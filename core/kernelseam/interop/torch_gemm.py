@@ -17,7 +17,7 @@ from kernelseam.interop.torch_function import (
     with_matrices,
 )
 from kernelseam.interop.torch_library import gemm as operators
-from kernelseam.interop.torch_library.dtypes import dtype_name, torch_dtype
+from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.ops import gemm, gemm_bwd
 
 
@@ -127,7 +127,7 @@ def _apply(
             bias,
             residual,
             **options,
-            out_dtype=torch_dtype(out_dtype),
+            out_dtype=out_dtype,
             implementation=implementation,
             bwd_implementation=bwd_implementation,
         )

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from kernelseam.interop.torch_function import tensors, wanted
-from kernelseam.interop.torch_library.dtypes import dtype_name, torch_dtype
+from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.interop.torch_library.merge import MERGE_STATES
 from kernelseam.ops import merge
 
@@ -26,5 +26,5 @@ def merge_states(
     operands, traced = tensors({"outs": outs, "lses": lses}, ("outs", "lses"))
     options = {"backend": backend, "implementation": implementation}
     if traced or wanted(operands, ("outs", "lses")):
-        return MERGE_STATES(outs, lses, out_dtype=torch_dtype(out_dtype), **options)  # type: ignore[no-any-return]
+        return MERGE_STATES(outs, lses, out_dtype=out_dtype, **options)  # type: ignore[no-any-return]
     return merge.merge_states(outs, lses, out_dtype=dtype_name(out_dtype), **options)

@@ -85,7 +85,10 @@ def _packed(name: str, x: Tensor, heads_first: bool) -> Tensor:
         )
     if result.lengths() is not None:
         raise InvalidValue(
-            name, "with gaps between its rows", "must lie without", "Call x.contiguous()"
+            name,
+            "with gaps between its rows",
+            "must lie without",
+            f"Pass torch.nested.as_nested_tensor({name}.unbind(), layout=torch.jagged)",
         )
     return result
 

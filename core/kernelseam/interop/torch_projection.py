@@ -19,7 +19,7 @@ from kernelseam.interop.torch_function import (
     with_rows,
 )
 from kernelseam.interop.torch_library import projection as operators
-from kernelseam.interop.torch_library.dtypes import dtype_name, torch_dtype
+from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.interop.torch_rotary import turned_back
 from kernelseam.ops import projection, projection_bwd
 from kernelseam.ops.signatures import QkvTensors
@@ -129,6 +129,13 @@ def fused_qkv_projection(
             f"gradients to {', '.join(asked)} do not flow through pages",
             "Call under torch.no_grad(), or leave the pages out",
         )
+    if paged and bwd_implementation is not None:
+        raise InvalidValue(
+            "bwd_implementation",
+            bwd_implementation,
+            "gradients do not flow through pages",
+            "Leave it out, or leave the pages out",
+        )
     if traced and not paged:
         return _traced_qkv(operands, options, bwd_implementation)
     if not traced:
@@ -166,7 +173,6 @@ def fused_output_projection_residual(
     operands, traced = tensors(given, ("attn_out", "weight"))
     operands = autocast(operands, ("attn_out", "weight"))
     if traced:
-        options["out_dtype"] = torch_dtype(options["out_dtype"])
         return operators.FUSED_OUTPUT(
             *[operands.get(n) for n in operators.OUTPUT],
             **options,
@@ -197,13 +203,9 @@ def _traced_qkv(
     operands: dict[str, Tensor], options: dict[str, Any], bwd_implementation: str | None
 ) -> Any:
     """By the operator that torch knows."""
-    del options["kv_layout"]
-    if options["num_heads"] is None:
-        raise InvalidValue("num_heads", None, "must say how many heads of q there are", "Give it")
-    options["out_dtype"] = torch_dtype(options["out_dtype"])
     named = {"cos": _ROTARY[0], "sin": _ROTARY[1]}
     return operators.FUSED_QKV(
-        *[operands.get(named.get(n, n)) for n in operators.QKV],
+        *[operands.get(named.get(n, n)) for n in operators.OPERANDS],
         **options,
         bwd_implementation=bwd_implementation,
     )

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelseam.descriptors.common.validation import flag, number
 from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_autograd import attention
-from kernelseam.interop.torch_function import with_rows
+from kernelseam.interop.torch_function import tensors, with_rows
 from kernelseam.interop.torch_nested import is_jagged
 
 
@@ -38,7 +39,10 @@ def scaled_dot_product_attention(
     Raises InvalidValue for dropout, for a mask beside ``is_causal``, and for shapes that do not fit
     together.
     """
-    if dropout_p != 0:
+    given = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
+    tensors(given, ("query", "key", "value"))
+    is_causal, enable_gqa = flag("is_causal", is_causal), flag("enable_gqa", enable_gqa)
+    if number("dropout_p", dropout_p) != 0:
         raise InvalidValue("dropout_p", dropout_p, "must be 0", "Drop out outside of the attention")
     if attn_mask is not None and is_causal:
         raise InvalidValue(
@@ -55,11 +59,11 @@ def scaled_dot_product_attention(
                 "Add axes with reshape",
             )
     query, key, value = (with_rows(x) for x in (query, key, value))
-    batch = torch.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
+    batch = _batch(query, key, value)
     q, k, v = _heads(query, key, value, batch, enable_gqa)
     options: dict[str, Any] = {"scale": scale}
     if attn_mask is not None:
-        _check_mask(attn_mask, query)
+        _check_mask(attn_mask, query, (*batch, *q.shape[1:3], k.shape[2]))
         whole = attn_mask if attn_mask.dim() < 4 else _four(attn_mask, batch)
         options["mask" if attn_mask.dtype == torch.bool else "bias"] = whole
     if is_causal:
@@ -101,13 +105,36 @@ def _four(x: Tensor, batch: Any) -> Tensor:
     return whole.expand(*batch, *whole.shape[-3:]).reshape(math.prod(batch), *whole.shape[-3:])
 
 
-def _check_mask(mask: Tensor, query: Tensor) -> None:
+def _batch(query: Tensor, key: Tensor, value: Tensor) -> Any:
+    """The leading axes that all repeat to."""
+    try:
+        return torch.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
+    except RuntimeError:
+        raise InvalidValue(
+            "query",
+            f"an array of shape {list(query.shape)}",
+            "must repeat along its leading axes to those of key and value, of shapes "
+            f"{list(key.shape)} and {list(value.shape)}",
+            "Check the order of the axes",
+        ) from None
+
+
+def _check_mask(mask: Tensor, query: Tensor, wanted: tuple[Any, ...]) -> None:
     if mask.dtype not in (torch.bool, torch.float32, query.dtype):
         raise InvalidValue(
             "attn_mask.dtype",
             mask.dtype,
             f"must be bool, float32 or {query.dtype} as query is",
             "Convert it",
+        )
+    if mask.dim() > len(wanted) or any(
+        n not in (1, of) for n, of in zip(mask.shape[::-1], wanted[::-1], strict=False)
+    ):
+        raise InvalidValue(
+            "attn_mask",
+            f"an array of shape {list(mask.shape)}",
+            f"must repeat to {list(wanted)}",
+            "Check the order of the axes",
         )
 
 

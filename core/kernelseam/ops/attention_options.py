@@ -79,7 +79,7 @@ class GradientOptions(NamedTuple):
 def _checked(options: NamedTuple, without: tuple[str, ...]) -> dict[str, Any]:
     """Options by name, converted as descriptors take them."""
     return {
-        n: x if x is None and n in _NULLABLE else _RULES[n](n, x)
+        n: x if x is None and n in _NULLABLE else RULES[n](n, x)
         for n, x in options._asdict().items()
         if n not in without
     }
@@ -89,7 +89,7 @@ _NULLABLE = (
     *("window", "scale", "softcap", "max_seqlen_q", "max_seqlen_k"),
     *("scale_block", "q_scale_block"),
 )
-_RULES: dict[str, Callable[[str, Any], object]] = {
+RULES: dict[str, Callable[[str, Any], object]] = {
     **dict.fromkeys(("causal", "batch_invariant", "latent"), flag),
     "window": band,
     "scale": finite,
@@ -100,3 +100,4 @@ _RULES: dict[str, Callable[[str, Any], object]] = {
     "layout": lambda n, x: order(n, x, LAYOUTS),
     "kv_layout": lambda n, x: order(n, x, KV_LAYOUTS),
 }
+"""``rule(name, value)``: what an option must be."""

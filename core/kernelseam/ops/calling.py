@@ -30,7 +30,7 @@ from kernelseam.ops.planned_call import (
 from kernelseam.ops.shortcut import Shortcut, Shortcuts
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
-from kernelseam.traced import hand_over, stands_for_others
+from kernelseam.traced import hand_over, recorded, stands_for_others
 
 
 class CallCache:
@@ -100,6 +100,8 @@ def _run_planned(
     implementation: str | None,
     stream: object,
 ) -> dict[str, Any]:
+    if recorded(arrays.values()):
+        return hand_over(compute, arrays, options, backend_name, implementation, stream)
     current = plugins()
     cache = current.cache_of(CallCache)
     if backend_name is not None:

@@ -146,10 +146,7 @@ def gemm_work(
     )
     alpha, beta = number("alpha", alpha), number("beta", beta)
     infos = operation.infos
-    if "out" not in infos and beta != 0:
-        raise InvalidValue(
-            "out", None, f"is read, because beta = {beta}", "Pass the array to add to, or beta=0"
-        )
+    check_added(beta, "out" in infos)
     shape = result_shape(infos, batched, a_transposed, b_transposed)
     result(operation, "out", shape, out_dtype)
     operands = {
@@ -178,6 +175,14 @@ def gemm_work(
             check_matrices(name, infos[name])
     names = {"A": "a", "B": "b", "C": "out"}
     multiply(operation, operands, names, alpha, beta, precision, sizes)
+
+
+def check_added(beta: object, given: bool, name: str = "out") -> None:
+    """Raise InvalidValue where ``beta`` asks for an array to add to that is not given."""
+    if number("beta", beta) != 0 and not given:
+        raise InvalidValue(
+            name, None, f"is read, because beta = {beta}", "Pass the array to add to, or beta=0"
+        )
 
 
 def result_shape(

@@ -8,7 +8,7 @@ from kernelseam.descriptors.common.validation import flag, number
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, not_none, operate, unexpanded_shape
-from kernelseam.ops.gemm import check_shape, result, result_shape
+from kernelseam.ops.gemm import check_added, check_shape, result, result_shape
 from kernelseam.ops.products import check_matrices, matrices, multiply, transpose
 from kernelseam.ops.signatures import Array
 
@@ -140,10 +140,8 @@ def gradient_work(
             raise InvalidValue(
                 name, "given", f"{name[1]}_gradient is False", "Leave one of the two out"
             )
-        if requested and name not in infos and beta != 0:
-            raise InvalidValue(
-                name, None, f"is read, because beta = {beta}", "Pass the array to add to, or beta=0"
-            )
+        if requested:
+            check_added(beta, name in infos, name)
     dc, a, b = infos["dc"], infos["a"], infos["b"]
     check_shape("dc", dc, result_shape(infos, batched, transposed["da"], transposed["db"]))
     if dc.dtype is not a.dtype:

@@ -242,14 +242,19 @@ def output_work(operation: Operation, layout: str, out_dtype: DType | str | None
     )
 
 
+def query_heads(field: str, value: object) -> int:
+    """The number of query heads, which has no default."""
+    if value is None:
+        raise InvalidValue(field, None, "must be the number of query heads", "Give it")
+    return extent(field, value, 1)
+
+
 def head_counts(
     num_heads: object, num_kv_heads: object, head_dim: object, columns: int
 ) -> tuple[int, int, int]:
     """(num_heads, num_kv_heads, head_dim) of a weight with so many rows; values left out are
     derived."""
-    if num_heads is None:
-        raise InvalidValue("num_heads", None, "must be the number of query heads", "Give it")
-    heads = extent("num_heads", num_heads, 1)
+    heads = query_heads("num_heads", num_heads)
     kv_heads = heads if num_kv_heads is None else extent("num_kv_heads", num_kv_heads, 1)
     total = heads + 2 * kv_heads
     dim = columns // total if head_dim is None else extent("head_dim", head_dim, 1)

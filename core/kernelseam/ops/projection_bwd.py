@@ -84,14 +84,14 @@ def fused_qkv_projection_bwd(
         bias_dtype,
     )
     results = operate(
-        _qkv, {"dq": dq, "dk": dk, "dv": dv, **needed}, options, backend, implementation, stream
+        qkv_work, {"dq": dq, "dk": dk, "dv": dv, **needed}, options, backend, implementation, stream
     )
     return QkvProjectionGradients(
         results.get("d_input"), results.get("d_weight"), results.get("d_bias")
     )
 
 
-def _qkv(
+def qkv_work(
     operation: Operation,
     has_bias: bool,
     num_heads: int,
@@ -173,13 +173,13 @@ def fused_output_projection_residual_bwd(
     )
     arrays = {"d_output": d_output, "attn_out": attn_out, **needed}
     options = (has_bias, layout, input_gradient, weight_gradient, bias_dtype)
-    results = operate(_output, arrays, options, backend, implementation, stream)
+    results = operate(output_work, arrays, options, backend, implementation, stream)
     return OutputProjectionGradients(
         results.get("d_attn_out"), results.get("d_weight"), results.get("d_bias"), d_output
     )
 
 
-def _output(
+def output_work(
     operation: Operation,
     has_bias: bool,
     layout: str,

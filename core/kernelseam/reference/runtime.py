@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import ArrayInfo, Device, DeviceLimits, host_array
 from kernelseam.dtypes import DType
-from kernelseam.errors import OutOfDeviceMemory, UnknownName
+from kernelseam.errors import InvalidValue, OutOfDeviceMemory, UnknownName
 
 _DLPACK_CPU = 1
 _NOTHING = nullcontext()
@@ -117,12 +117,19 @@ class HostRuntime:
         try:
             view = np.from_dlpack(array)
         # NumPy does not read bfloat16 by DLPack
-        except (BufferError, RuntimeError, TypeError):
+        except (BufferError, RuntimeError, TypeError) as e:
             try:
                 view = np.asarray(array).view()
             except (TypeError, ValueError, RuntimeError):
-                return None
+                view = np.empty(0, object)
             if view.dtype.hasobject:
+                if isinstance(e, BufferError):
+                    raise InvalidValue(
+                        "__dlpack__",
+                        f"BufferError on the host: {e}",
+                        "its library does not export it",
+                        "Pass a copy that it exports, or a NumPy array",
+                    ) from None
                 return None
             view.flags.writeable = False  # it may be a copy
         return self._numpy(view, type(array).__module__.partition(".")[0], array)

@@ -20,6 +20,10 @@ def cells(*shape: int, seed: int = 0, grad: bool = True) -> Any:
     return made.requires_grad_(grad)
 
 
+def several(made: Any) -> tuple[Any, ...]:
+    return made if isinstance(made, tuple) else (made,)
+
+
 def ints(*values: Any) -> Any:
     return torch.tensor(values, dtype=torch.int32)
 
@@ -195,4 +199,55 @@ def functions() -> dict[str, Function]:
             output(kernelseam), output(ks), (heads, out_w, tokens)
         ),
         "merge_states": Function(kernelseam.merge_states, ks.merge_states, states()),
+    }
+
+
+def gradient_functions() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """The gradients on arrays, and operands: what has no gradients of its own."""
+    on_arrays: Any = kernelseam
+    q, k, v = qkv(False)
+    out, lse = kernelseam.attention(q, k, v, causal=True, return_lse=True)
+    q3, k3, v3, at, of = packed(False)
+    longest = {"max_seqlen_q": 4, "max_seqlen_k": 5}
+    some, some_lse = kernelseam.attention_varlen(q3, k3, v3, at, of, **longest, return_lse=True)
+    bias = cells(1, S_Q, S_K, grad=False).expand(H, S_Q, S_K)
+    a, b, dc = (cells(*s, grad=False) for s in ((B, 5, 7), (B, 7, 4), (B, 5, 4)))
+    heads = tuple(cells(B, n, S_Q, D, seed=n, grad=False) for n in (H, G, G))
+    x, w, _ = (y.detach() for y in projected())
+    rows, columns = cells(B, S_Q, HIDDEN, grad=False), cells(HIDDEN, H * D, grad=False)
+
+    def dense(*operands: Any) -> Any:
+        made = on_arrays.attention_bwd(*operands, bias=bias, causal=True, bias_gradient=True)
+        return made[:4]
+
+    def varlen(*operands: Any) -> Any:
+        """Without the rows of no sequence."""
+        made = on_arrays.attention_bwd(
+            *operands, cu_seqlens_q=at, cu_seqlens_k=of, **longest, causal=True
+        )
+        return made.dq[:6], made.dk[:9], made.dv[:9]
+
+    return {
+        "attention_bwd": (dense, (cells(*out.shape, grad=False), q, k, v, out, lse)),
+        "attention_bwd packed": (
+            varlen,
+            (cells(*some.shape, grad=False), q3, k3, v3, some, some_lse),
+        ),
+        "bmm_bwd": (lambda *x: tuple(on_arrays.bmm_bwd(*x, alpha=0.5)), (dc, a, b)),
+        "bmm_bwd repeated": (
+            lambda dc, a, b: tuple(on_arrays.bmm_bwd(dc, a[:1].expand(B, 5, 7), b)),
+            (dc, a, b),
+        ),
+        "matmul2d_bwd": (
+            lambda *x: (on_arrays.matmul2d_bwd(*x, b_gradient=False).da,),
+            (dc[0], a[0], b[0]),
+        ),
+        "fused_qkv_projection_bwd": (
+            lambda *y: tuple(on_arrays.fused_qkv_projection_bwd(*y, True, H, G, D)),
+            (*heads, x, w),
+        ),
+        "fused_output_projection_residual_bwd": (
+            lambda *y: tuple(on_arrays.fused_output_projection_residual_bwd(*y, False))[:2],
+            (rows, heads[0], columns),
+        ),
     }

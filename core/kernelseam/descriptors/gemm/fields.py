@@ -54,18 +54,21 @@ def gemm_dtypes(
     return kind, kind_c, acc
 
 
+def precision_name(field: str, value: object) -> str:
+    """The name of a precision. Raises InvalidValue."""
+    if not isinstance(value, str) or value not in (IEEE, *PRECISIONS):
+        names = ", ".join((IEEE, *PRECISIONS))
+        raise InvalidValue(
+            field, value, f"must be one of {names}", f"Name one of these, or leave {field} out"
+        )
+    return value
+
+
 def precision_of(value: object, dtype: DType) -> str | None:
     """A spec's precision from what a descriptor is given. Raises InvalidValue."""
     if value is None:
         return None
-    if not isinstance(value, str) or value not in (IEEE, *PRECISIONS):
-        names = ", ".join((IEEE, *PRECISIONS))
-        raise InvalidValue(
-            "precision",
-            value,
-            f"must be one of {names}",
-            "Name one of these, or leave precision out",
-        )
+    value = precision_name("precision", value)
     if value == IEEE:
         return None
     if dtype is not DType.float32:

@@ -29,6 +29,15 @@ from kernelseam.errors import InvalidValue
 STYLES = ("halves", "pairs")
 
 
+def rotation_style(field: str, value: object) -> str:
+    """Which elements a rotary embedding pairs. Raises InvalidValue."""
+    if not isinstance(value, str) or value not in STYLES:
+        raise InvalidValue(
+            field, value, f"must be one of {', '.join(STYLES)}", "Name what is paired"
+        )
+    return value
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class QkvProjection(Projecting):
     """[q k v] = input·weightᵀ + bias, column by column the heads of q, then of k, then of v, each
@@ -202,10 +211,7 @@ class QkvProjection(Projecting):
         if self.cos is None:
             return "", 0, 0
         style = "halves" if self.rotary_style is None else self.rotary_style
-        if not isinstance(style, str) or style not in STYLES:
-            raise InvalidValue(
-                "rotary_style", style, f"must be one of {', '.join(STYLES)}", "Name what is paired"
-            )
+        style = rotation_style("rotary_style", style)
         for name in ("rotary_dim", "max_position"):
             if getattr(self, name) is None:
                 raise InvalidValue(

@@ -9,17 +9,28 @@ from typing import Any, NamedTuple, get_type_hints
 
 import torch
 
+from kernelseam.descriptors.common.validation import flag
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch_attention
 from kernelseam.interop.torch_function import check_bwd_implementation
-from kernelseam.interop.torch_library.batches import Batched, each, fold, repeats, unfold
+from kernelseam.interop.torch_library import flops
+from kernelseam.interop.torch_library.batches import (
+    Batched,
+    each,
+    fold,
+    one_by_one,
+    repeats,
+    unfold,
+)
 from kernelseam.interop.torch_library.define import (
     define,
+    faked_as,
     none,
     of_rank,
     once_only,
     refuse_gradients,
+    room,
 )
 from kernelseam.interop.torch_library.dtypes import accumulator, dtype_name
 from kernelseam.ops.attention import attention_paged as paged_forward
@@ -34,6 +45,7 @@ _ADDED = (
     "Tensor? prefix_lengths=None"
 )
 _SCALES = "Tensor? q_scales=None, Tensor? k_scales=None, Tensor? v_scales=None"
+_GIVEN = "Tensor? out=None"
 _DENSE = f"Tensor q, Tensor k, Tensor v, {_ADDED}, Tensor? kv_lengths=None"
 _VARLEN = f"Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, {_ADDED}"
 _KINDS = {
@@ -73,18 +85,20 @@ _BACKWARD = (
     f"{_schema('deterministic', of=GradientOptions())}, "
     "str? backend=None, str? implementation=None"
 )
-_LAYOUT = _schema("layout")
+_LAYOUT, _LATENT = _schema("layout"), _schema("latent")
 _BLOCKS = _schema("q_scale_block", "scale_block")
 DENSE = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sinks", "prefix_lengths", "kv_lengths")
 VARLEN = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", *DENSE[3:8])
 SCALES = ("q_scales", "k_scales", "v_scales")
+BESIDE = (*SCALES, "out")
 PAGED = (
     *("q", "k_pages", "v_pages", "block_table", "kv_lengths", "cu_seqlens_q"),
     *DENSE[3:8],
-    *SCALES,
+    *BESIDE,
 )
-SCALED_DENSE, SCALED_VARLEN = (*DENSE, *SCALES), (*VARLEN, *SCALES)
-"""Operands of the operators; gradients have no scales."""
+FORWARD_DENSE, FORWARD_VARLEN = (*DENSE, *BESIDE), (*VARLEN, *BESIDE)
+"""Operands of the operators; gradients have no scales. ``out`` says how a result is laid out, and
+what rows of no sequence hold."""
 _OF_GRADIENTS = (*GradientOptions._fields, "window_left", "window_right", "backend")
 
 
@@ -105,6 +119,8 @@ def _computed(names: tuple[str, ...]) -> Any:
         options.pop("deterministic", None)
         if "out_dtype" in options:
             options["out_dtype"] = dtype_name(options["out_dtype"])
+        if "out" in operands:
+            operands["out"] = room(operands["out"], "cu_seqlens_q" in operands)
         with torch.no_grad():
             if names is PAGED:
                 result = paged_forward(**operands, **options)
@@ -115,10 +131,15 @@ def _computed(names: tuple[str, ...]) -> Any:
     return compute
 
 
-def _shapes(q: Tensor, v: Tensor, packed: bool, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+def _shapes(operands: Mapping[str, Any], packed: bool, given: Mapping[str, Any]) -> Any:
+    q, given_out = operands["q"], operands.get("out")
     of_rank("q", q, 3 if packed else 4)
-    dtype = given.get("out_dtype") or (torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype)
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
+    if given_out is not None:
+        out = faked_as(given_out)
+    else:
+        v = operands["v"]
+        dtype = given.get("out_dtype") or (torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype)
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
     if not given.get("return_lse", True):
         return out, none(q)
     rows = q.shape[:-1]
@@ -129,29 +150,24 @@ def _shapes(q: Tensor, v: Tensor, packed: bool, given: Mapping[str, Any]) -> tup
     return out, q.new_empty(rows, dtype=accumulator(q.dtype))
 
 
-def _dense_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **given: Any) -> Any:
-    of_rank("k", k, 4)
-    return _shapes(q, of_rank("v", v, 4), False, given)
+def _faked(names: tuple[str, ...]) -> Any:
+    def fake(*tensors: Tensor, **given: Any) -> Any:
+        operands = dict(zip(names, tensors, strict=False))
+        packed = operands.get("cu_seqlens_q") is not None
+        for name in ("k", "v"):
+            of_rank(name, operands[name], 3 if packed else 4)
+        return _shapes(operands, packed, given)
+
+    return fake
 
 
-def _varlen_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **given: Any) -> Any:
-    of_rank("k", k, 3)
-    return _shapes(q, of_rank("v", v, 3), True, given)
-
-
-def _paged_fake(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    block_table: Tensor,
-    kv_lengths: Tensor,
-    cu_seqlens_q: Tensor | None = None,
-    *rest: Tensor,
-    **given: Any,
-) -> Any:
-    of_rank("k_pages", k_pages, 4)
+def _paged_fake(*tensors: Tensor, **given: Any) -> Any:
+    operands = dict(zip(PAGED, tensors, strict=False))
+    for name in ("k_pages", "v_pages"):
+        of_rank(name, operands[name], 4)
     given = {"layout": PAGED_DEFAULTS.layout, **given}
-    return _shapes(q, of_rank("v_pages", v_pages, 4), cu_seqlens_q is not None, given)
+    packed = operands.get("cu_seqlens_q") is not None
+    return _shapes({**operands, "v": operands["v_pages"]}, packed, given)
 
 
 def _setup(names: tuple[str, ...]) -> Any:
@@ -165,30 +181,30 @@ def _setup(names: tuple[str, ...]) -> Any:
         kept = {n: x for n, x in options.items() if n in _OF_GRADIENTS}
         ctx.options = {**kept, "implementation": options["bwd_implementation"]}
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, *output)
+        ctx.save_for_backward(*inputs[: len(names) - len(BESIDE)], *output)
 
     return setup
 
 
 def _backward(names: tuple[str, ...], operator: Any) -> Any:
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
+        beside = [None] * len(BESIDE)
         *tensors, out, lse = ctx.saved_tensors
         if dout is None and dlse is None:
-            return (None,) * len(tensors)
+            return (*[None] * len(names), *beside)
         wanted = dict(zip(names, ctx.wanted, strict=False))
         gradients = operator(
             dout,
             dlse,
             out,
             lse,
-            *tensors[: len(names)],
+            *tensors,
             **ctx.options,
             bias_gradient=wanted["bias"],
             sink_gradient=wanted["sinks"],
         )
         by_name = dict(zip(torch_attention.DIFFERENTIABLE, gradients, strict=True))
-        of_names = (by_name[n] if wanted.get(n) else None for n in names[: len(tensors)])
-        return (*of_names, *[None] * max(len(tensors) - len(names), 0))
+        return *[by_name[n] if wanted.get(n) else None for n in names], *beside
 
     return backward
 
@@ -235,7 +251,7 @@ def _bwd_fake(names: tuple[str, ...]) -> Any:
 def _foldable(in_dims: Any, args: Any, first: int) -> bool:
     """Whether nothing but rows and lengths differs from entry to entry: ``args[first:]`` are q, k
     and v and what comes after."""
-    given = dict(zip(SCALED_DENSE, zip(args[first:], in_dims[first:], strict=True), strict=False))
+    given = dict(zip(FORWARD_DENSE, zip(args[first:], in_dims[first:], strict=True), strict=False))
     return all(given.get(n, (None, None))[0] is None for n in SCALES) and all(
         repeats(*given.get(n, (None, None)), rank)
         for n, rank in (("bias", 4), ("mask", 4), ("alibi_slopes", 2), ("sinks", 2))
@@ -244,11 +260,11 @@ def _foldable(in_dims: Any, args: Any, first: int) -> bool:
 
 def _dense_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
     count = info.batch_size
-    if not _foldable(in_dims, args, 0):
+    if options.get("latent") or not _foldable(in_dims, args, 0):  # folded keys may be a copy
         return each(ATTENTION, count, in_dims, args, options)
     whole = [
         x if n in _REPEATED else fold(x, d, count)
-        for n, x, d in zip(SCALED_DENSE, args, in_dims, strict=False)
+        for n, x, d in zip(FORWARD_DENSE, args, in_dims, strict=False)
     ]
     return unfold(ATTENTION(*whole, **options), count)
 
@@ -265,25 +281,43 @@ def _dense_bwd_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> B
     return unfold(ATTENTION_BWD(*whole, **options), count)
 
 
+def _with_lse(*schema: Any, **rules: Any) -> Any:
+    """``define``, of an operator that is asked for the LSE wherever gradients may be wanted: they
+    start from it."""
+
+    def call(*tensors: Tensor | None, return_lse: bool = True, **options: Any) -> Any:
+        kept = torch.is_grad_enabled() and any(
+            isinstance(x, torch.Tensor) and x.requires_grad for x in tensors
+        )
+        asked = flag("return_lse", return_lse)
+        return operator(*tensors, return_lse=asked or kept, **options)
+
+    operator = define(*schema, **{"batched": one_by_one(call), **rules})
+    return call
+
+
 _REPEATED = ("bias", "mask", "alibi_slopes", "sinks")
 
 _GRADIENTS = "Tensor? dout, Tensor? dlse, Tensor out, Tensor lse"
 _FIVE = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 ATTENTION_BWD = define(
-    f"attention_bwd({_GRADIENTS}, {_DENSE}, *, {_SCORES}, {_LAYOUT}, {_BACKWARD}) -> {_FIVE}",
+    f"attention_bwd({_GRADIENTS}, {_DENSE}, *, {_SCORES}, {_LAYOUT}, "
+    f"{_schema('max_seqlen_q', 'max_seqlen_k')}, {_BACKWARD}) -> {_FIVE}",
     _bwd_computed(DENSE),
     _bwd_fake(DENSE),
     backward=once_only("attention"),
     batched=_dense_bwd_batched,
+    flops=flops.attention_bwd(DENSE),
 )
-ATTENTION = define(
-    f"attention({_DENSE}, {_SCALES}, *, {_SCORES}, {_LAYOUT}, {_BLOCKS}, {_FORWARD}) "
-    "-> (Tensor, Tensor)",
-    _computed(SCALED_DENSE),
-    _dense_fake,
-    setup=_setup(SCALED_DENSE),
+ATTENTION = _with_lse(
+    f"attention({_DENSE}, {_SCALES}, {_GIVEN}, *, {_SCORES}, {_LAYOUT}, {_LATENT}, {_BLOCKS}, "
+    f"{_FORWARD}) -> (Tensor, Tensor)",
+    _computed(FORWARD_DENSE),
+    _faked(FORWARD_DENSE),
+    setup=_setup(FORWARD_DENSE),
     backward=_backward(DENSE, ATTENTION_BWD),
     batched=_dense_batched,
+    flops=flops.attention(DENSE),
 )
 VARLEN_BWD = define(
     f"attention_varlen_bwd({_GRADIENTS}, {_VARLEN}, *, {_LENGTHS}, {_SCORES}, {_BACKWARD}) "
@@ -291,14 +325,16 @@ VARLEN_BWD = define(
     _bwd_computed(VARLEN),
     _bwd_fake(VARLEN),
     backward=once_only("attention_varlen"),
+    flops=flops.attention_bwd(VARLEN),
 )
-ATTENTION_VARLEN = define(
-    f"attention_varlen({_VARLEN}, {_SCALES}, *, {_LENGTHS}, {_SCORES}, {_BLOCKS}, {_FORWARD}) "
-    "-> (Tensor, Tensor)",
-    _computed(SCALED_VARLEN),
-    _varlen_fake,
-    setup=_setup(SCALED_VARLEN),
+ATTENTION_VARLEN = _with_lse(
+    f"attention_varlen({_VARLEN}, {_SCALES}, {_GIVEN}, *, {_LENGTHS}, {_SCORES}, {_BLOCKS}, "
+    f"{_FORWARD}) -> (Tensor, Tensor)",
+    _computed(FORWARD_VARLEN),
+    _faked(FORWARD_VARLEN),
+    setup=_setup(FORWARD_VARLEN),
     backward=_backward(VARLEN, VARLEN_BWD),
+    flops=flops.attention(VARLEN),
 )
 
 
@@ -308,23 +344,24 @@ def _paged_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -
 
 ATTENTION_PAGED = define(
     "attention_paged(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, "
-    f"Tensor kv_lengths, Tensor? cu_seqlens_q=None, {_ADDED}, {_SCALES}, "
+    f"Tensor kv_lengths, Tensor? cu_seqlens_q=None, {_ADDED}, {_SCALES}, {_GIVEN}, "
     f"*, {_schema('max_seqlen_q', 'max_seqlen_k')}, "
-    f"{_schema(*_SCORED, 'layout', 'kv_layout', of=PAGED_DEFAULTS)}, {_BLOCKS}, "
+    f"{_schema(*_SCORED, 'layout', 'kv_layout', of=PAGED_DEFAULTS)}, {_LATENT}, {_BLOCKS}, "
     f"{_schema('out_dtype')}, bool return_lse=True, {_schema('batch_invariant')}, "
     "str? backend=None, str? implementation=None) -> (Tensor, Tensor)",
     _computed(PAGED),
     _paged_fake,
     setup=_paged_setup,
     backward=once_only("attention_paged"),
+    flops=flops.attention(PAGED),
 )
 TAKEN = {
     names: frozenset(
         a.name for a in getattr(torch.ops.kernelseam, operator).default._schema.arguments
     )
     for names, operator in (
-        (SCALED_DENSE, "attention"),
-        (SCALED_VARLEN, "attention_varlen"),
+        (FORWARD_DENSE, "attention"),
+        (FORWARD_VARLEN, "attention_varlen"),
         (PAGED, "attention_paged"),
     )
 }

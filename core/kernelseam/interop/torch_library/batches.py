@@ -32,6 +32,37 @@ def each(
     return torch.stack(rows), 0
 
 
+def one_by_one(operator: Callable[..., Any]) -> Callable[..., Batched]:
+    """A rule of torch.vmap: one call an element."""
+
+    def batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
+        return each(operator, info.batch_size, in_dims, args, options)
+
+    return batched
+
+
+def with_empty_axes(batched: Callable[..., Batched]) -> Callable[..., Batched]:
+    """The rule for a mapped axis of extent 0 as well: its results are those of one element of
+    zeros, which is then left out."""
+
+    def whole(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
+        if info.batch_size:
+            return batched(info, in_dims, *args, **options)
+        one = [x if d is None else _one(x, d) for x, d in zip(args, in_dims, strict=True)]
+        results, dims = batched(info._replace(batch_size=1), in_dims, *one, **options)
+        if not isinstance(results, tuple):
+            return results.narrow(dims, 0, 0), dims
+        return tuple(x.narrow(d, 0, 0) for x, d in zip(results, dims, strict=True)), dims
+
+    return whole
+
+
+def _one(x: Tensor, dim: int) -> Tensor:
+    """An element of zeros in place of none, with a gradient where there may be one."""
+    zeros = x.new_zeros([1 if i == dim else n for i, n in enumerate(x.shape)])
+    return torch.cat((x, zeros), dim) if x.requires_grad else zeros
+
+
 def fold(x: Tensor | None, dim: int | None, count: int, axis: int = 0) -> Tensor | None:
     """A tensor whose mapped axis has become the outer part of its axis ``axis``; one without a
     mapped axis repeats."""

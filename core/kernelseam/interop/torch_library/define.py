@@ -11,8 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import register_flop_formula
 
 from kernelseam.errors import InvalidValue
+from kernelseam.interop.torch_library.arguments import Arguments
+from kernelseam.interop.torch_library.batches import one_by_one, with_empty_axes
 from kernelseam.interop.torch_library.sharding import check_alike, tell
 from kernelseam.interop.torch_library.transforms import transformed
 
@@ -28,6 +31,7 @@ def define(
     setup: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
     batched: Callable[..., Any] | None = None,
+    flops: Callable[..., int] | None = None,
 ) -> Callable[..., Any]:
     """Define ``kernelseam::schema``, and return a function that calls it.
 
@@ -35,30 +39,38 @@ def define(
     strides and dtypes. ``setup(ctx, inputs, keyword_only_inputs, output)`` and ``backward(ctx,
     *gradients)`` as torch.library.register_autograd takes them, but that ``ctx.wanted`` says of
     every input whether it has a gradient, and the gradients are of every input.
-    ``batched(info, in_dims, *args, **kwargs)`` as register_vmap takes it; without it torch.vmap
-    calls the operator once an element.
+    ``batched(info, in_dims, *args, **kwargs)`` as register_vmap takes it, but for a mapped axis
+    with elements; without it torch.vmap calls the operator once an element. ``flops``:
+    what torch.utils.flop_counter counts for a call, by its arguments. The function that is
+    returned checks its arguments, and takes dtypes by any of their names.
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
     LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
     qualified = f"kernelseam::{name}"
+    operator: Callable[..., Any] = getattr(torch.ops.kernelseam, name).default
+    described: Any = operator._schema  # type: ignore[attr-defined]
+    arguments = Arguments(described.arguments)
     torch.library.register_fake(qualified, fake, lib=LIBRARY)
     if backward is not None:
         torch.library.register_autograd(
             qualified, _cut(backward), setup_context=setup and _with_wanted(setup), lib=LIBRARY
         )
-    if batched is not None:
-        torch.library.register_vmap(qualified, batched, lib=LIBRARY)
-    operator: Callable[..., Any] = getattr(torch.ops.kernelseam, name).default
     tell(name)
-    if backward is None:
-        return operator
-    under_transforms = transformed(operator, setup, backward, batched)
+    if flops is not None:
+        register_flop_formula(getattr(torch.ops.kernelseam, name), get_raw=True)(flops)
+    mapped = with_empty_axes(batched or one_by_one(lambda *x, **given: call(*x, **given)))
+    if not described.is_mutable:
+        torch.library.register_vmap(qualified, mapped, lib=LIBRARY)
+    under_transforms = backward and transformed(operator, arguments, setup, backward, mapped)
 
     def call(*tensors: Tensor | None, **options: Any) -> Any:
         tell(name)
-        if not torch.compiler.is_compiling():
-            check_alike(name, tensors)
+        options = arguments.checked(tensors, options)
+        if torch.compiler.is_compiling():
+            return operator(*tensors, **options)
+        check_alike(name, tensors)
+        if under_transforms is not None:
             transform = _interpreter()
             if transform is not None and transform.key() != _FUNCTIONALIZE:
                 return under_transforms(*tensors, **options)
@@ -111,6 +123,35 @@ def refuse_gradients(ctx: Any, names: tuple[str, ...], differentiable: tuple[str
             raise InvalidValue(
                 f"{name}.requires_grad", True, "gradients do not flow to it", "Pass tensor.detach()"
             )
+
+
+def room(out: Tensor, holds: bool = False) -> Tensor:
+    """New memory laid out as ``out``, the array that the caller gives for a result: operators write
+    to none of their operands. ``holds``: with what is in it."""
+    result = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=out.device)
+    # one that repeats is refused where it would be written
+    return result.copy_(out) if holds and unrepeated(out) == list(out.shape) else result
+
+
+def faked_as(out: Tensor) -> Tensor:
+    """A fake of ``room``. Raises InvalidValue for an array whose elements share memory, which torch
+    cannot copy to."""
+    if unrepeated(out) != list(out.shape):
+        raise InvalidValue(
+            "out",
+            f"an array of shape {list(out.shape)} with strides {list(out.stride())}",
+            "must have memory of its own for every element",
+            "Give one that is not expanded",
+        )
+    return out.new_empty_strided(out.shape, out.stride())
+
+
+def unrepeated(x: Tensor) -> list[Any]:
+    """The shape with extent 1 along every axis of stride 0, as ``ops.calling.unexpanded_shape``
+    has it."""
+    if 0 in x.shape:
+        return list(x.shape)
+    return [1 if s == 0 else n for n, s in zip(x.shape, x.stride(), strict=True)]
 
 
 def none(like: Tensor) -> Tensor:

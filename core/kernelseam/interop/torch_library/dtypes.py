@@ -9,11 +9,9 @@ import torch
 from kernelseam.dtypes import DType
 
 
-def torch_dtype(dtype: Any) -> Any:
-    """A dtype by any of its names as torch's own. Raises UnknownName."""
-    if dtype is None or isinstance(dtype, torch.dtype):
-        return dtype
-    return getattr(torch, DType.of(dtype, "out_dtype").value)
+def torch_dtype(dtype: Any, field: str = "out_dtype") -> Any:
+    """A floating-point dtype by any of its names as torch's own. Raises UnknownName."""
+    return None if dtype is None else getattr(torch, DType.of(dtype, field).value)
 
 
 def dtype_name(dtype: Any) -> Any:

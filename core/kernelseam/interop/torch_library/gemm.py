@@ -8,20 +8,24 @@ from typing import Any
 import torch
 
 from kernelseam.interop.torch_function import check_bwd_implementation, with_matrices
+from kernelseam.interop.torch_library import flops
 from kernelseam.interop.torch_library.batches import Batched, each, fold, repeats, unfold
 from kernelseam.interop.torch_library.define import (
     define,
+    faked_as,
     none,
     of_rank,
     once_only,
     refuse_gradients,
+    room,
+    unrepeated,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.ops import gemm, gemm_bwd
 
 Tensor = Any
 
-_OPERANDS = ("a", "b", "bias", "residual", "a_scales", "b_scales")
+OPERANDS = ("a", "b", "bias", "residual", "a_scales", "b_scales", "out")
 _TRANSPOSED = "bool a_transposed=False, bool b_transposed=False, float alpha=1.0"
 _CHOSEN = "str? backend=None, str? implementation=None"
 
@@ -34,6 +38,7 @@ def _computed(function: Callable[..., Any]) -> Callable[..., Any]:
         residual: Tensor | None = None,
         a_scales: Tensor | None = None,
         b_scales: Tensor | None = None,
+        out: Tensor | None = None,
         *,
         out_dtype: Any = None,
         bwd_implementation: str | None = None,
@@ -48,6 +53,7 @@ def _computed(function: Callable[..., Any]) -> Callable[..., Any]:
                 residual=residual,
                 a_scales=a_scales,
                 b_scales=b_scales,
+                out=None if out is None else room(out, bool(options.get("beta"))),
                 out_dtype=dtype_name(out_dtype),
                 **options,
             )
@@ -63,6 +69,7 @@ def _faked(*ranks: int) -> Callable[..., Any]:
         residual: Tensor | None = None,
         a_scales: Tensor | None = None,
         b_scales: Tensor | None = None,
+        out: Tensor | None = None,
         *,
         a_transposed: bool = False,
         b_transposed: bool = False,
@@ -71,6 +78,8 @@ def _faked(*ranks: int) -> Callable[..., Any]:
     ) -> Tensor:
         of_rank("a", a, *ranks)
         of_rank("b", b, a.dim())
+        if out is not None:
+            return faked_as(out)
         rows, columns = a.shape[-1 if a_transposed else -2], b.shape[-2 if b_transposed else -1]
         own = torch.float32 if a.itemsize == 1 else a.dtype  # as ops.gemm.result has it
         return a.new_empty((*a.shape[:-2], rows, columns), dtype=out_dtype or own)
@@ -80,10 +89,9 @@ def _faked(*ranks: int) -> Callable[..., Any]:
 
 def _setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
     a, b, bias, residual, *_ = inputs
-    if a.itemsize == 1:
-        refuse_gradients(ctx, _OPERANDS[: len(inputs)], ("bias", "residual"))
+    refuse_gradients(ctx, OPERANDS, OPERANDS[2:4] if a.itemsize == 1 else OPERANDS[:4])
     options = dict(keyword_only_inputs)
-    for name in ("out_dtype", "precision", "scale_block", "implementation"):
+    for name in ("out_dtype", "precision", "scale_block", "beta", "implementation"):
         options.pop(name)
     options["implementation"] = options.pop("bwd_implementation")
     ctx.options = options
@@ -111,41 +119,75 @@ def _backward(operator: Any) -> Callable[..., Any]:
         if of_a or of_b:
             da, db = operator(dc.to(a.dtype), a, b, a_gradient=of_a, b_gradient=of_b, **ctx.options)
         added = added_gradients(dc, ctx.added, rest)
-        return da if of_a else None, db if of_b else None, *added, None, None
+        return da if of_a else None, db if of_b else None, *added, None, None, None
 
     return backward
 
 
 def _bwd_computed(function: Callable[..., Any]) -> Callable[..., Any]:
-    def compute(dc: Tensor, a: Tensor, b: Tensor, **options: Any) -> Any:
+    def compute(
+        dc: Tensor,
+        a: Tensor,
+        b: Tensor,
+        *,
+        sum_repeats: bool = False,
+        out_dtype: Any = None,
+        **options: Any,
+    ) -> Any:
         with torch.no_grad():
-            result = function(with_matrices(dc), a, b, sum_repeats=False, **options)
+            result = function(
+                with_matrices(dc),
+                a,
+                b,
+                sum_repeats=sum_repeats,
+                out_dtype=dtype_name(out_dtype),
+                **options,
+            )
         return tuple(none(a) if x is None else x for x in result)
 
     return compute
 
 
 def _bwd_fake(
-    dc: Tensor, a: Tensor, b: Tensor, *, a_gradient: bool, b_gradient: bool, **options: Any
+    dc: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    a_gradient: bool,
+    b_gradient: bool,
+    sum_repeats: bool = False,
+    out_dtype: Any = None,
+    **options: Any,
 ) -> Any:
-    return (
-        a.new_empty(a.shape) if a_gradient else none(a),
-        b.new_empty(b.shape) if b_gradient else none(a),
-    )
+    def like(x: Tensor) -> Tensor:
+        shape = unrepeated(x) if sum_repeats else x.shape
+        return x.new_empty(shape, dtype=a.dtype if out_dtype is None else out_dtype)
+
+    return like(a) if a_gradient else none(a), like(b) if b_gradient else none(a)
 
 
 def _bmm_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
     count = info.batch_size
-    a, b, bias, residual, *scales = (*args, None, None)
-    of_a, of_b, of_bias, of_residual = (*in_dims, None, None)[:4]
-    rank = a.dim() - (of_a is not None) - 1
-    if not repeats(bias, of_bias, rank) or any(x is not None for x in scales):
+    given = dict(zip(OPERANDS, zip(args, in_dims, strict=True), strict=False))
+    rank = args[0].dim() - (in_dims[0] is not None) - 1
+    scaled = any(given.get(n, (None,))[0] is not None for n in ("a_scales", "b_scales"))
+    if scaled or not repeats(*given.get("bias", (None, None)), rank):
         return each(BMM, count, in_dims, args, options)
-    whole = fold(a, of_a, count), fold(b, of_b, count), bias, fold(residual, of_residual, count)
+    whole = [x if n == "bias" else fold(x, d, count) for n, (x, d) in given.items()]
     return unfold(BMM(*whole, **options), count)
 
 
+def _sums_repeats(in_dims: Any, args: Any, options: dict[str, Any]) -> bool:
+    """Whether gradients are summed along axes of stride 0, which a fold may copy."""
+    if not options.get("sum_repeats"):
+        return False
+    ones = [x if d is None else x.select(d, 0) for x, d in zip(args[1:], in_dims[1:], strict=True)]
+    return any(unrepeated(x) != list(x.shape) for x in ones)
+
+
 def _bmm_bwd_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
+    if _sums_repeats(in_dims, args, options):
+        return each(BMM_BWD, info.batch_size, in_dims, args, options)
     whole = [fold(x, d, info.batch_size) for x, d in zip(args, in_dims, strict=True)]
     return unfold(BMM_BWD(*whole, **options), info.batch_size)
 
@@ -164,6 +206,8 @@ def _matmul2d_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Ba
 
 
 def _matmul2d_bwd_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
+    if _sums_repeats(in_dims, args, options):
+        return each(MATMUL2D_BWD, info.batch_size, in_dims, args, options)
     whole = [_rows(x, d, info.batch_size) for x, d in zip(args, in_dims, strict=True)]
     da, db = BMM_BWD(*whole, **options)
     return tuple(x if x.dim() > 1 else x.expand(info.batch_size, 0) for x in (da, db)), (0, 0)
@@ -172,22 +216,25 @@ def _matmul2d_bwd_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -
 def _defined(name: str, function: Any, gradients: Any, ranks: Any, batched: Any) -> Any:
     of_gradients = define(
         f"{name}_bwd(Tensor dc, Tensor a, Tensor b, *, bool a_gradient, bool b_gradient, "
-        f"{_TRANSPOSED}, {_CHOSEN}) -> (Tensor, Tensor)",
+        f"bool sum_repeats=False, ScalarType? out_dtype=None, {_TRANSPOSED}, {_CHOSEN}) "
+        "-> (Tensor, Tensor)",
         _bwd_computed(gradients),
         _bwd_fake,
         backward=once_only(name),
         batched=batched[1],
+        flops=flops.product_bwd,
     )
     of_results = define(
         f"{name}(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, "
-        f"Tensor? a_scales=None, Tensor? b_scales=None, *, {_TRANSPOSED}, "
-        f"ScalarType? out_dtype=None, str? precision=None, SymInt[]? scale_block=None, {_CHOSEN}, "
-        "str? bwd_implementation=None) -> Tensor",
+        f"Tensor? a_scales=None, Tensor? b_scales=None, Tensor? out=None, *, {_TRANSPOSED}, "
+        "float beta=0.0, ScalarType? out_dtype=None, str? precision=None, "
+        f"SymInt[]? scale_block=None, {_CHOSEN}, str? bwd_implementation=None) -> Tensor",
         _computed(function),
         _faked(*ranks),
         setup=_setup,
         backward=_backward(of_gradients),
         batched=batched[0],
+        flops=flops.product,
     )
     return of_results, of_gradients
 

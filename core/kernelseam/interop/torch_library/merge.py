@@ -7,29 +7,53 @@ from typing import Any
 import torch
 
 from kernelseam.interop.torch_library.batches import Batched, fold, unfold
-from kernelseam.interop.torch_library.define import define, of_rank
+from kernelseam.interop.torch_library.define import (
+    define,
+    faked_as,
+    of_rank,
+    refuse_gradients,
+    room,
+)
 from kernelseam.interop.torch_library.dtypes import accumulator, dtype_name
 from kernelseam.ops.merge import merge_states
 
 Tensor = Any
 
 
-def _compute(outs: Tensor, lses: Tensor, *, out_dtype: Any = None, **options: Any) -> Any:
+def _compute(
+    outs: Tensor,
+    lses: Tensor,
+    out: Tensor | None = None,
+    *,
+    out_dtype: Any = None,
+    **options: Any,
+) -> Any:
+    into = None if out is None else room(out)
     with torch.no_grad():
-        return merge_states(outs, lses, out_dtype=dtype_name(out_dtype), **options)
+        return merge_states(outs, lses, out=into, out_dtype=dtype_name(out_dtype), **options)
 
 
-def _fake(outs: Tensor, lses: Tensor, *, out_dtype: Any = None, **options: Any) -> Any:
+def _fake(
+    outs: Tensor,
+    lses: Tensor,
+    out: Tensor | None = None,
+    *,
+    out_dtype: Any = None,
+    **options: Any,
+) -> Any:
     of_rank("outs", outs, 5)
     return (
-        outs.new_empty(outs.shape[1:], dtype=out_dtype or outs.dtype),
+        outs.new_empty(outs.shape[1:], dtype=out_dtype or outs.dtype)
+        if out is None
+        else faked_as(out),
         outs.new_empty(outs.shape[1:-1], dtype=accumulator(outs.dtype)),
     )
 
 
 def _setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+    refuse_gradients(ctx, ("outs", "lses", "out"), ("outs", "lses"))
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs, *output)
+    ctx.save_for_backward(*inputs[:2], *output)
 
 
 def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
@@ -46,17 +70,20 @@ def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
         dw = (wide * apart).sum(-1)
     if dlse is not None:
         dw = dw + dlse
-    return douts, w * dw
+    return douts, w * dw, None
 
 
 def _batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
-    whole = [fold(x, d, info.batch_size, 1) for x, d in zip(args, in_dims, strict=True)]
+    whole = [
+        fold(x, d, info.batch_size, int(n < 2))
+        for n, (x, d) in enumerate(zip(args, in_dims, strict=True))
+    ]
     return unfold(MERGE_STATES(*whole, **options), info.batch_size)
 
 
 MERGE_STATES = define(
-    "merge_states(Tensor outs, Tensor lses, *, ScalarType? out_dtype=None, str? backend=None, "
-    "str? implementation=None) -> (Tensor, Tensor)",
+    "merge_states(Tensor outs, Tensor lses, Tensor? out=None, *, ScalarType? out_dtype=None, "
+    "str? backend=None, str? implementation=None) -> (Tensor, Tensor)",
     _compute,
     _fake,
     setup=_setup,

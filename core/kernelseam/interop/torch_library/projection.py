@@ -8,25 +8,33 @@ from typing import Any
 import torch
 
 from kernelseam.interop.torch_function import check_bwd_implementation, with_rows
+from kernelseam.interop.torch_library import flops
 from kernelseam.interop.torch_library.batches import Batched, each, fold, unfold
 from kernelseam.interop.torch_library.define import (
     define,
+    faked_as,
     none,
     of_rank,
     once_only,
     refuse_gradients,
+    room,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.interop.torch_rotary import turned_back
 from kernelseam.ops import projection, projection_bwd
+from kernelseam.ops.projection import query_heads
 
 Tensor = Any
 
-QKV = ("input", "weight", "bias", "cos", "sin", "positions")
-OUTPUT = ("attn_out", "weight", "bias", "residual")
+OPERANDS = ("input", "weight", "bias", "cos", "sin", "positions")
+RESULTS = ("q", "k", "v")
+QKV = (*OPERANDS, *RESULTS)
+PAGED = ("input", "weight", "k_pages", "v_pages", "block_table", *OPERANDS[2:], "q")
+OUTPUT = ("attn_out", "weight", "bias", "residual", "out")
 _CHOSEN = "str? backend=None, str? implementation=None"
 _LAYOUT = 'str layout="bhsd"'
-_HEADS = "SymInt num_heads, SymInt? num_kv_heads=None, SymInt? head_dim=None"
+_HEADS = "SymInt? num_heads=None, SymInt? num_kv_heads=None, SymInt? head_dim=None"
+_KV_LAYOUT = 'str kv_layout="nhd"'
 _ROTARY = 'str rotary_style="halves", SymInt first_position=0'
 _OPERANDS = (
     "Tensor input, Tensor weight, Tensor? bias=None, Tensor? cos=None, Tensor? sin=None, "
@@ -34,27 +42,34 @@ _OPERANDS = (
 )
 
 
-def _qkv_given(tensors: Any) -> dict[str, Any]:
-    given = {n: x for n, x in zip(QKV, tensors, strict=False) if x is not None}
-    if "cos" in given:
-        given["rotary"] = given.pop("cos"), given.pop("sin")
+def _qkv_given(names: tuple[str, ...], tensors: Any) -> dict[str, Any]:
+    """Operands as the function on arrays takes them, with new memory for results that are
+    given."""
+    given = {n: x for n, x in zip(names, tensors, strict=False) if x is not None}
+    if "cos" in given or "sin" in given:
+        given["rotary"] = given.pop("cos", None), given.pop("sin", None)
+    out = tuple([room(given.pop(n)) for n in RESULTS if n in given])
+    if out:
+        given["out"] = out[0] if names is PAGED else out
     return given
 
 
 def _qkv_compute(
     *tensors: Tensor, out_dtype: Any = None, bwd_implementation: str | None = None, **options: Any
 ) -> Any:
-    given = _qkv_given(tensors)
+    given = _qkv_given(QKV, tensors)
     check_bwd_implementation(bwd_implementation, "qkv_projection_bwd", "input", given)
     with torch.no_grad():
         return projection.fused_qkv_projection(**given, **options, out_dtype=dtype_name(out_dtype))
 
 
 def _heads(weight: Tensor, options: dict[str, Any]) -> tuple[Any, Any, Any]:
-    heads = options["num_heads"]
-    kv_heads = options.get("num_kv_heads")
+    heads: Any = options.get("num_heads")
+    if heads is None:
+        query_heads("num_heads", heads)
+    kv_heads: Any = options.get("num_kv_heads")
     kv_heads = heads if kv_heads is None else kv_heads
-    dim = options.get("head_dim")
+    dim: Any = options.get("head_dim")
     return heads, kv_heads, weight.shape[0] // (heads + 2 * kv_heads) if dim is None else dim
 
 
@@ -65,6 +80,9 @@ def _split(x: Tensor, heads: Any, dim: Any, layout: str, dtype: Any) -> Tensor:
 
 
 def _qkv_fake(input: Tensor, weight: Tensor, *rest: Tensor, **options: Any) -> Any:
+    given = [x for x in rest[len(OPERANDS) - 2 :] if x is not None]
+    if given:
+        return tuple(faked_as(x) for x in given)
     of_rank("input", input, 2, 3)
     of_rank("weight", weight, 2)
     heads, kv_heads, dim = _heads(weight, options)
@@ -75,7 +93,7 @@ def _qkv_fake(input: Tensor, weight: Tensor, *rest: Tensor, **options: Any) -> A
 def _qkv_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
     refuse_gradients(ctx, QKV, ("input", "weight", "bias"))
     options = ctx.options = dict(keyword_only_inputs)
-    input, weight, bias, *turning = inputs
+    input, weight, bias, *turning = inputs[: len(OPERANDS)]
     of_input, of_weight, *_ = ctx.wanted
     ctx.dtype, ctx.bias_dtype = input.dtype, None if bias is None else bias.dtype
     ctx.heads = _heads(weight, options)
@@ -109,7 +127,8 @@ def _qkv_backward(operator: Any) -> Any:
             implementation=options["bwd_implementation"],
         )
         wanted = of_input, of_weight, of_bias
-        return *(x if w else None for x, w in zip(result, wanted, strict=True)), None, None, None
+        own = [x if w else None for x, w in zip(result, wanted, strict=True)]
+        return *own, *[None] * (len(QKV) - len(own))
 
     return backward
 
@@ -166,7 +185,7 @@ def _qkv_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched
     if rank != 3 or any(d is not None for d in in_dims[1:5]):
         return each(FUSED_QKV, info.batch_size, in_dims, args, options)
     whole = [
-        fold(x, d, info.batch_size) if n in ("input", "positions") else x
+        fold(x, d, info.batch_size) if n in ("input", "positions", *RESULTS) else x
         for n, x, d in zip(QKV, args, in_dims, strict=False)
     ]
     return unfold(FUSED_QKV(*whole, **options), info.batch_size)
@@ -180,56 +199,47 @@ FUSED_QKV_BWD = define(
     _qkv_bwd_compute,
     _qkv_bwd_fake,
     backward=once_only("fused_qkv_projection"),
+    flops=flops.qkv_bwd,
 )
 FUSED_QKV = define(
-    f"fused_qkv_projection({_OPERANDS}, *, {_HEADS}, {_LAYOUT}, {_ROTARY}, "
-    f"ScalarType? out_dtype=None, {_CHOSEN}, str? bwd_implementation=None) "
-    "-> (Tensor, Tensor, Tensor)",
+    f"fused_qkv_projection({_OPERANDS}, Tensor? q=None, Tensor? k=None, Tensor? v=None, *, "
+    f"{_HEADS}, {_LAYOUT}, {_ROTARY}, {_KV_LAYOUT}, ScalarType? out_dtype=None, {_CHOSEN}, "
+    "str? bwd_implementation=None) -> (Tensor, Tensor, Tensor)",
     _qkv_compute,
     _qkv_fake,
     setup=_qkv_setup,
     backward=_qkv_backward(FUSED_QKV_BWD),
     batched=_qkv_batched,
+    flops=flops.projection,
 )
 
 
-def _paged_compute(
-    input: Tensor,
-    weight: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    block_table: Tensor,
-    *tensors: Tensor,
-    out_dtype: Any = None,
-    **options: Any,
-) -> Tensor:
-    given = _qkv_given((input, weight, *tensors))
+def _paged_compute(*tensors: Tensor, out_dtype: Any = None, **options: Any) -> Tensor:
     return projection.fused_qkv_projection(
-        **given,
-        k_pages=k_pages,
-        v_pages=v_pages,
-        block_table=block_table,
-        out_dtype=dtype_name(out_dtype),
-        **options,
+        **_qkv_given(PAGED, tensors), out_dtype=dtype_name(out_dtype), **options
     )
 
 
-def _paged_fake(
-    input: Tensor, weight: Tensor, k_pages: Tensor, *rest: Tensor, **options: Any
-) -> Tensor:
-    of_rank("input", input, 2, 3)
-    heads, _, dim = _heads(of_rank("weight", weight, 2), options)
-    dtype = options.get("out_dtype") or k_pages.dtype
-    return _split(input, heads, dim, options.get("layout", "bhsd"), dtype)
+def _paged_fake(*tensors: Tensor, **options: Any) -> Tensor:
+    given = dict(zip(PAGED, tensors, strict=False))
+    q = given.get("q")
+    if q is not None:
+        return faked_as(q)
+    of_rank("input", given["input"], 2, 3)
+    heads, _, dim = _heads(of_rank("weight", given["weight"], 2), options)
+    dtype = options.get("out_dtype") or given["k_pages"].dtype
+    return _split(given["input"], heads, dim, options.get("layout", "bhsd"), dtype)
 
 
 FUSED_QKV_PAGED = define(
     "fused_qkv_projection_paged(Tensor input, Tensor weight, Tensor(a!) k_pages, "
     "Tensor(b!) v_pages, Tensor block_table, Tensor? bias=None, Tensor? cos=None, "
-    f"Tensor? sin=None, Tensor? positions=None, *, {_HEADS}, {_LAYOUT}, {_ROTARY}, "
-    f'str kv_layout="nhd", ScalarType? out_dtype=None, {_CHOSEN}) -> Tensor',
+    "Tensor? sin=None, Tensor? positions=None, Tensor? q=None, *, "
+    f"{_HEADS}, {_LAYOUT}, {_ROTARY}, {_KV_LAYOUT}, ScalarType? out_dtype=None, {_CHOSEN}) "
+    "-> Tensor",
     _paged_compute,
     _paged_fake,
+    flops=flops.projection,
 )
 
 
@@ -237,6 +247,8 @@ def _output_compute(
     *tensors: Tensor, out_dtype: Any = None, bwd_implementation: str | None = None, **options: Any
 ) -> Tensor:
     given = {n: x for n, x in zip(OUTPUT, tensors, strict=False) if x is not None}
+    if "out" in given:
+        given["out"] = room(given["out"])
     check_bwd_implementation(bwd_implementation, "output_projection_bwd", "attn_out", given)
     with torch.no_grad():
         return projection.fused_output_projection_residual(
@@ -245,6 +257,9 @@ def _output_compute(
 
 
 def _output_fake(attn_out: Tensor, weight: Tensor, *rest: Tensor, **options: Any) -> Tensor:
+    out = rest[len(OUTPUT) - 3 :]
+    if out and out[0] is not None:
+        return faked_as(out[0])
     of_rank("attn_out", attn_out, 2, 3, 4)
     lead = attn_out.shape[:-1]
     if len(lead) == 3:
@@ -254,8 +269,9 @@ def _output_fake(attn_out: Tensor, weight: Tensor, *rest: Tensor, **options: Any
 
 
 def _output_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
-    attn_out, weight, bias, residual = inputs
-    of_attn_out, of_weight, of_bias, _ = ctx.wanted
+    refuse_gradients(ctx, OUTPUT, OUTPUT[:-1])
+    attn_out, weight, *_ = inputs
+    of_attn_out, of_weight, of_bias, *_ = ctx.wanted
     ctx.options = keyword_only_inputs
     ctx.dtypes = [None if x is None else x.dtype for x in inputs]
     ctx.save_for_backward(
@@ -266,7 +282,7 @@ def _output_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) 
 def _output_backward(operator: Any) -> Any:
     def backward(ctx: Any, d_output: Tensor) -> Any:
         attn_out, weight = ctx.saved_tensors
-        of_attn_out, of_weight, of_bias, of_residual = wanted = ctx.wanted
+        of_attn_out, of_weight, of_bias, of_residual, _ = wanted = ctx.wanted
         result: Any = None, None, None
         if any(wanted[:3]):
             result = operator(
@@ -282,7 +298,8 @@ def _output_backward(operator: Any) -> Any:
                 implementation=ctx.options["bwd_implementation"],
             )
         d_residual = d_output.to(ctx.dtypes[3]) if of_residual else None
-        return *(x if w else None for x, w in zip(result, wanted, strict=False)), d_residual
+        own = [x if w else None for x, w in zip(result, wanted, strict=False)]
+        return *own, d_residual, None
 
     return backward
 
@@ -332,7 +349,7 @@ def _output_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batc
     if rank == 2 or any(d is not None for d in in_dims[1:3]):
         return each(FUSED_OUTPUT, info.batch_size, in_dims, args, options)
     whole = [
-        fold(x, d, info.batch_size) if n in ("attn_out", "residual") else x
+        fold(x, d, info.batch_size) if n in ("attn_out", "residual", "out") else x
         for n, x, d in zip(OUTPUT, args, in_dims, strict=False)
     ]
     return unfold(FUSED_OUTPUT(*whole, **options), info.batch_size)
@@ -345,14 +362,16 @@ FUSED_OUTPUT_BWD = define(
     _output_bwd_compute,
     _output_bwd_fake,
     backward=once_only("fused_output_projection_residual"),
+    flops=flops.output_bwd,
 )
 FUSED_OUTPUT = define(
     "fused_output_projection_residual(Tensor attn_out, Tensor weight, Tensor? bias=None, "
-    f"Tensor? residual=None, *, {_LAYOUT}, ScalarType? out_dtype=None, {_CHOSEN}, "
-    "str? bwd_implementation=None) -> Tensor",
+    f"Tensor? residual=None, Tensor? out=None, *, {_LAYOUT}, "
+    f"ScalarType? out_dtype=None, {_CHOSEN}, str? bwd_implementation=None) -> Tensor",
     _output_compute,
     _output_fake,
     setup=_output_setup,
     backward=_output_backward(FUSED_OUTPUT_BWD),
     batched=_output_batched,
+    flops=flops.projection,
 )

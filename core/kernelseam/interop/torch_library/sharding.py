@@ -117,13 +117,16 @@ def _gemm(shapes: Shapes, options: Options) -> Sharding:
         axes["bias"] = _repeating(shapes["bias"], c[:-2] + "N")
     if "residual" in shapes:
         axes["residual"] = _repeating(shapes["residual"], c)
+    axes["out"] = c
     axes = {n: axes.get(n, "." * len(x)) for n, x in shapes.items()}
-    sums = "K" if letters and not {"bias", "residual"} & {*shapes} else ""
+    sums = "K" if letters and not {"bias", "residual", "out"} & {*shapes} else ""
     return Sharding(axes, [Result(c, sums)], letters + sums)
 
 
 def _gemm_bwd(shapes: Shapes, options: Options) -> Sharding:
     axes, c, letters = _product(shapes, options)
+    if options.get("sum_repeats"):  # along strides of 0, which shapes do not show
+        return Sharding({"dc": c, **axes}, [_NONE, _NONE], "")
     da = Result(axes["a"], "N") if options["a_gradient"] else _NONE
     db = Result(axes["b"], "M") if options["b_gradient"] else _NONE
     return Sharding({"dc": c, **axes}, [da, db], letters + "K")
@@ -132,11 +135,11 @@ def _gemm_bwd(shapes: Shapes, options: Options) -> Sharding:
 def _qkv(shapes: Shapes, options: Options) -> Sharding:
     """Not by heads: the weight has those of q, k and v one after the other."""
     input = "BSC"[3 - len(shapes["input"]) :]
-    axes = {"input": input, "weight": "RC", "bias": "R"}
+    one = input.removesuffix("SC") + _dense(options)[0][1:]
+    axes = {"input": input, "weight": "RC", "bias": "R", **dict.fromkeys("qkv", one)}
     if "positions" in shapes:
         axes["positions"] = "BS"[2 - len(shapes["positions"]) :]
     axes = {n: axes.get(n, "." * len(x)) for n, x in shapes.items()}
-    one = input.removesuffix("SC") + _dense(options)[0][1:]
     letters = "B" if "cos" in shapes else "BS"  # whose rows begin at first_position
     return Sharding(axes, [Result(one)] * 3, letters)
 
@@ -163,7 +166,7 @@ def _rows_of_heads(shapes: Shapes, options: Options) -> tuple[str, str]:
 
 def _output(shapes: Shapes, options: Options) -> Sharding:
     attn_out, out = _rows_of_heads(shapes, options)
-    axes = {"attn_out": attn_out, "weight": "NH", "bias": "N", "residual": out}
+    axes = {"attn_out": attn_out, "weight": "NH", "bias": "N", "residual": out, "out": out}
     sums = "" if {"bias", "residual"} & {*shapes} else "H"
     return Sharding({n: axes[n] for n in shapes}, [Result(out, sums)], "BSN" + sums)
 
@@ -181,7 +184,8 @@ def _output_bwd(shapes: Shapes, options: Options) -> Sharding:
 
 
 def _merge(shapes: Shapes, options: Options) -> Sharding:
-    return Sharding({"outs": ".BHSD", "lses": ".BHS"}, [Result("BHSD"), Result("BHS")], "BHS")
+    axes = {"outs": ".BHSD", "lses": ".BHS", "out": "BHSD"}
+    return Sharding({n: axes[n] for n in shapes}, [Result("BHSD"), Result("BHS")], "BHS")
 
 
 RULES: dict[str, Rule] = {

@@ -8,21 +8,20 @@ from typing import Any
 
 import torch
 
-from kernelseam.interop.torch_library.batches import each
+from kernelseam.interop.torch_library.arguments import Arguments
 
 Tensor = Any
 
 
 def transformed(
     operator: Any,
+    arguments: Arguments,
     setup: Callable[..., None] | None,
     backward: Callable[..., Any],
-    batched: Callable[..., Any] | None,
+    batched: Callable[..., Any],
 ) -> Callable[..., Any]:
     """``call(*tensors, **options)`` of the operator; arguments as ``define.define`` has them."""
-    arguments = operator._schema.arguments
-    places = sum(not a.kwarg_only for a in arguments)
-    defaults = {a.name: a.default_value for a in arguments if a.kwarg_only}
+    places, defaults = len(arguments.operands), arguments.defaults
 
     class Transformed(torch.autograd.Function):  # type: ignore[misc]
         """Options, then all tensors, None for what is left out."""
@@ -44,8 +43,6 @@ def transformed(
 
         @staticmethod
         def vmap(info: Any, in_dims: Any, options: dict[str, Any], *tensors: Tensor | None) -> Any:
-            if batched is None:
-                return each(call, info.batch_size, in_dims[1:], tensors, options)
             return batched(info, in_dims[1:], *tensors, **options)
 
     def call(*tensors: Tensor | None, **options: Any) -> Any:

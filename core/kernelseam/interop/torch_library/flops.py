@@ -1,0 +1,123 @@
+"""Floating-point operations as torch.utils.flop_counter counts them: two for each multiply-add of a
+matrix product, and none hidden by a mask, a window or causality left out. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch._subclasses import FakeTensor
+
+from kernelseam.ops.attention_options import PAGED
+
+Tensor = Any
+
+
+def _differences(offsets: Tensor, count: int, longest: int) -> list[int]:
+    """Rows of each sequence; ``longest`` for each of ``count`` where contents are not known."""
+    return offsets.diff().tolist() if _is_known(offsets) else [longest] * count
+
+
+def _is_known(x: Tensor) -> bool:
+    return not x.is_meta and not isinstance(x, FakeTensor)
+
+
+def _pairs(operands: dict[str, Tensor], options: dict[str, Any]) -> int:
+    """Queries times keys, summed over entries and heads."""
+    q, k = operands["q"], operands.get("k")
+    offsets, table = operands.get("cu_seqlens_q"), operands.get("block_table")
+    by_row = options.get("layout", "bhsd" if table is None else PAGED.layout) == "bshd"
+    if offsets is not None:
+        heads, count = q.shape[1], offsets.shape[0] - 1
+        queries = _differences(offsets, count, options.get("max_seqlen_q") or q.shape[0])
+    else:
+        heads, count = q.shape[2 if by_row else 1], q.shape[0]
+        queries = [q.shape[1 if by_row else 2]] * count
+    if table is not None:
+        lengths, pages = operands["kv_lengths"], operands["k_pages"]
+        size = pages.shape[1 if options.get("kv_layout", PAGED.kv_layout) == "nhd" else 2]
+        keys = lengths.tolist() if _is_known(lengths) else [table.shape[1] * size] * count
+    elif offsets is not None:
+        keys = _differences(operands["cu_seqlens_k"], count, options["max_seqlen_k"])
+    else:
+        assert k is not None
+        keys = [k.shape[1 if by_row else 2]] * count
+    return int(heads * sum(n * m for n, m in zip(queries, keys, strict=True)))
+
+
+def attention(names: Sequence[str]) -> Any:
+    """Of an attention with these operands: scores, and their product with the values."""
+
+    def count(*tensors: Tensor, out_val: Any = None, **options: Any) -> int:
+        operands = dict(zip(names, tensors, strict=False))
+        v = operands["v"] if "v" in operands else operands["v_pages"]
+        columns: int = operands["q"].shape[-1] + v.shape[-1]
+        return 2 * _pairs(operands, options) * columns
+
+    return count
+
+
+def attention_bwd(names: Sequence[str]) -> Any:
+    """Of its gradients: scores once more, those of the probabilities, and dq, dk and dv."""
+
+    def count(
+        dout: Tensor,
+        dlse: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        *tensors: Tensor,
+        out_val: Any = None,
+        **options: Any,
+    ) -> int:
+        operands = dict(zip(names, tensors, strict=False))
+        columns: int = 3 * operands["q"].shape[-1] + 2 * operands["v"].shape[-1]
+        return 2 * _pairs(operands, options) * columns
+
+    return count
+
+
+def product(a: Tensor, b: Tensor, *rest: Any, b_transposed: bool = False, **options: Any) -> int:
+    return 2 * int(a.numel() * b.shape[-2 if b_transposed else -1])
+
+
+def product_bwd(
+    dc: Tensor, a: Tensor, b: Tensor, *, a_gradient: bool, b_gradient: bool, **options: Any
+) -> int:
+    """Each of the two is a product of as many multiply-adds as the forward."""
+    once = product(a, b, b_transposed=options.get("b_transposed", False))
+    return (a_gradient + b_gradient) * once
+
+
+def projection(x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> int:
+    """Of rows times a weight, as torch.nn.Linear has it."""
+    return 2 * int(x.numel() * weight.shape[0])
+
+
+def qkv_bwd(
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    input: Tensor | None = None,
+    weight: Tensor | None = None,
+    *,
+    input_gradient: bool,
+    weight_gradient: bool,
+    **options: Any,
+) -> int:
+    rows = dq.numel() + dk.numel() + dv.numel()
+    read = weight if weight is not None else input
+    hidden = 0 if read is None else read.shape[-1]
+    return (input_gradient + weight_gradient) * 2 * int(rows * hidden)
+
+
+def output_bwd(
+    d_output: Tensor,
+    attn_out: Tensor,
+    weight: Tensor | None = None,
+    *,
+    input_gradient: bool,
+    weight_gradient: bool,
+    **options: Any,
+) -> int:
+    once = 2 * int(attn_out.numel() * d_output.shape[-1])
+    return (input_gradient + weight_gradient) * once
