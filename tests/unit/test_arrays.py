@@ -62,6 +62,35 @@ def test_a_masked_array_is_refused(refused: Refused) -> None:
     )
 
 
+class Elsewhere:
+    """An array of a library on a device of DLPack's, which may refuse to export it."""
+
+    def __init__(self, device: tuple[int, int], error: Exception) -> None:
+        self.device, self.error = device, error
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise self.error
+
+
+def test_devices_that_none_knows_are_named() -> None:
+    array = Elsewhere((16, 3), BufferError("no"))
+    with pytest.raises(
+        InvalidValue, match=r"^q = .*Elsewhere on DLPack's device \(16, 3\): must be"
+    ):
+        arrays.describe(array, "q")
+
+
+def test_a_library_that_does_not_export_an_array(refused: Refused) -> None:
+    refused(
+        "q.__dlpack__ = BufferError on the host: read-only: its library does not export it. Pass a "
+        "copy that it exports, or a NumPy array.",
+        lambda: arrays.describe(Elsewhere((1, 0), BufferError("read-only")), "q"),
+    )
+
+
 def test_a_dtype_and_a_layout_that_none_takes(refused: Refused) -> None:
     names = "must be one of float16, bfloat16, float32, float64. Convert the array."
     refused(f"k.dtype = int64: {names}", lambda: arrays.describe(np.zeros(3, np.int64), "k"))

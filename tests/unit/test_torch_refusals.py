@@ -6,13 +6,16 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import kernelseam
 import pytest
 from kernelseam.errors import InvalidValue, KernelSeamError
+from kernelseam.interop import torch as ks
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from public_calls import Arguments  # noqa: E402
 from torch_calls import DOORS, OPERANDS, OPTIONS, PLAIN, tensor  # noqa: E402
+from torch_operators import cells, qkv  # noqa: E402
 
 CALLS = {**PLAIN, **DOORS}
 PARTS = 3
@@ -97,3 +100,73 @@ def test_compiled_refuses_what_eager_refuses(name: str, part: int) -> None:
             field = refusal.field if isinstance(refusal, InvalidValue) else parameter
             words = re.split(r"[.\[ ]", field)[0]
         assert words in caught, f"{parameter}: {refusal}"
+
+
+def test_products_that_would_lose_what_they_are_given() -> None:
+    """beta without an array to add to; results of another shape, which a copy would repeat into."""
+    a, b = cells(2, 5, 7, grad=False), cells(2, 7, 4, grad=False)
+    given = {"a": a, "b": b}
+    for more, words in (
+        ({"beta": 2}, "out = None: is read, because beta = 2"),
+        ({"out": torch.zeros(3, 2, 5, 4)}, "out = an array of shape [3, 2, 5, 4]: must have shape"),
+        ({"out": torch.zeros(2, 5, 4), "out_dtype": "float64"}, "out_dtype = float64: out is an"),
+        ({"out": torch.zeros(2, 5, 1).expand(2, 5, 4)}, "must have memory of its own for every"),
+    ):
+        with pytest.raises(Exception, match=re.escape(words)):
+            run_compiled(kernelseam.bmm, given | more)
+    into, want = torch.ones(2, 5, 4), 2 * (a @ b) - 1
+    made = run_compiled(kernelseam.bmm, given | {"alpha": 2, "beta": -1, "out": into})
+    torch.testing.assert_close(into, want)
+    torch.testing.assert_close(made, want)
+
+
+def test_operands_on_several_devices() -> None:
+    q, k, v = (x.detach() for x in qkv())
+    given = {"q": q, "k": k.to("meta"), "v": v}
+    with pytest.raises(Exception, match="k = a tensor on meta: must be on cpu, as the others are"):
+        run_compiled(kernelseam.attention, given)
+    with pytest.raises(
+        InvalidValue, match=r"^k = torch\.Tensor on meta: must be an array of a lib"
+    ):
+        kernelseam.attention(**given)
+    with pytest.raises(
+        InvalidValue, match=r"^q = torch\.Tensor on meta: must be an array of a lib"
+    ):
+        kernelseam.attention(q.to("meta"), k.numpy(), v.numpy())
+
+
+def test_refusals_without_fullgraph_are_the_functions_own() -> None:
+    q = cells(2, 4, 6, 8, grad=False)
+    torch._dynamo.reset()
+    run = torch.compile(lambda x: kernelseam.attention(x, x, x, causal=1), backend="eager")
+    with pytest.raises(InvalidValue, match="^causal = 1: must be True or False. Pass a bool.$"):
+        run(q)
+
+    def instead(x: Any) -> Any:
+        try:
+            return ks.attention(x, x, x, window=3)  # type: ignore[arg-type]
+        except InvalidValue:
+            return x + 1
+
+    torch.testing.assert_close(torch.compile(instead, fullgraph=True, backend="eager")(q), q + 1)
+
+
+def test_keys_that_are_values_are_read_once_where_they_are_compiled() -> None:
+    q, k = cells(2, 4, 6, 8, grad=False), cells(2, 1, 9, 8, grad=False)
+
+    def call(q: Any, k: Any, first: Any) -> Any:
+        return kernelseam.attention(q, k, k[..., :6] if first is None else first, latent=True)
+
+    torch._dynamo.reset()
+    run = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(run(q, k, None), call(q, k, None))
+    with pytest.raises(InvalidValue, match="must be the address of k, of which it is a view"):
+        run(q, k, k.clone())
+
+
+@pytest.mark.parametrize("name", [n for n in DOORS if "attention_paged" not in n])
+def test_an_empty_name_of_a_dtype_is_a_name(name: str) -> None:
+    given = arguments_of(name)
+    if "out_dtype" in given:
+        with pytest.raises(InvalidValue, match="^out_dtype = '': must be one of float16, "):
+            CALLS[name].call(**{**given, "out_dtype": ""})

@@ -209,7 +209,7 @@ def gradient_functions() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]
     out, lse = kernelseam.attention(q, k, v, causal=True, return_lse=True)
     q3, k3, v3, at, of = packed(False)
     longest = {"max_seqlen_q": 4, "max_seqlen_k": 5}
-    some, some_lse = kernelseam.attention_varlen(q3, k3, v3, at, of, **longest, return_lse=True)
+    some, some_lse = on_arrays.attention_varlen(q3, k3, v3, at, of, **longest, return_lse=True)
     bias = cells(1, S_Q, S_K, grad=False).expand(H, S_Q, S_K)
     a, b, dc = (cells(*s, grad=False) for s in ((B, 5, 7), (B, 7, 4), (B, 5, 4)))
     heads = tuple(cells(B, n, S_Q, D, seed=n, grad=False) for n in (H, G, G))
