@@ -12,6 +12,7 @@ import pytest
 from kernelseam import arrays
 from kernelseam.arrays import torch as torch_arrays
 from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
 from kernelseam.plugins import plugins
 
 Refused = Callable[[str, Callable[[], object]], None]
