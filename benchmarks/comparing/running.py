@@ -24,6 +24,7 @@ from benchmarks.comparing.compiling import compile_rows
 from benchmarks.comparing.decoding import decode_rows
 from benchmarks.comparing.gemm import half_rows, wide_rows
 from benchmarks.comparing.host import host_rows
+from benchmarks.comparing.host_cpu import cpu_rows
 from benchmarks.comparing.projections import projection_rows
 from benchmarks.comparing.results import Record
 from benchmarks.comparing.rows import Row, Session, Wrong
@@ -40,6 +41,7 @@ SUITES: dict[str, Callable[[], Sequence[Row]]] = {
     "gemm-f32": wide_rows,
     "projections": projection_rows,
     "host": host_rows,
+    "host-cpu": cpu_rows,
     "compile": compile_rows,
 }
 

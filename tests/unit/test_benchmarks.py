@@ -556,6 +556,18 @@ def test_host_rows(comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch
         )
 
 
+def test_cpu_rows(comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In turns, on all cores; torch's own number of threads comes back."""
+    monkeypatch.setattr(comparing.host_cpu, "MOST", 1)
+    threads = torch.get_num_threads()
+    for row in comparing.running.chosen(["host-cpu"], ["*512*", "gradients B8*"]):
+        record = comparing.running.measured(row, session)
+        assert not record.failure, record.failure
+        assert [(t.name, len(t.us["host"])) for t in record.timed] == [("ours", 1), ("torch", 1)]
+        assert record.least == 0.5
+    assert torch.get_num_threads() == threads
+
+
 def test_compile_rows(
     comparing: Any, session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

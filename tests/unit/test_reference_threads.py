@@ -225,3 +225,28 @@ def test_products_are_cut_into_small_ones(
         products.product(a, b, out.swapaxes(1, 2))
     np.testing.assert_allclose(out.swapaxes(1, 2), a @ b, rtol=1e-4, atol=1e-4)
     assert max(sizes) <= products.MOST
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+@pytest.mark.parametrize(("m", "k", "n"), [(40, 50, 60), (300, 100, 70), (20, 1030, 20)])
+def test_bits_of_products_do_not_depend_on_threads(
+    kind: str, m: int, k: int, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matrices are shared, and blocks of their rows; those with many summands are left to BLAS."""
+    a, b, bias = normal(7, 3, m, k), normal(7, 3, k, n), normal(7, 3, n)
+    a, b = a.astype(kind), b.astype(kind)
+
+    def result(threads: int) -> list[Any]:
+        planning.forget()
+        monkeypatch.setattr(
+            "kernelseam.reference.gemm.threads_for", lambda operations, device: threads
+        )
+        c = np.empty((7, 3, m, n), kind)
+        problem = kernelseam.BatchedGemmStrided(A=a, B=b, C=c, M=m, N=n, K=k, batch=7, num_heads=3)
+        step: Any = kernelseam.plan(problem, backend="numpy").parts.steps[0]
+        assert step.threads == (threads if k <= 1024 else 1)
+        return [kernelseam.bmm(a, b), kernelseam.bmm(a, b, bias=bias.astype(kind), alpha=0.5)]
+
+    for x, y in zip(result(1), result(4), strict=True):
+        np.testing.assert_array_equal(x, y)
+    planning.forget()

@@ -15,10 +15,18 @@ from kernelseam.contract import Cost, Device, LaunchRecord, OperandRule, PlanPar
 from kernelseam.costs import roofline
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
+from kernelseam.reference.products import product
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
+from kernelseam.reference.threads import share, threads_for
 
 _SIDE = 1024  # rows, columns and summands of one block
 _BLOCK = 3 * _SIDE * _SIDE  # elements of A, B and C together: 12 MiB of float32
+
+_ROWS = 128  # of one block where threads share blocks
+_CUT = 1 << 26
+"""Multiply-adds of a matrix up to which threads share blocks. BLAS's own threads wait for one
+another at each product: many small ones then take twice the time, and ten times where a core is
+shared."""
 
 Array = npt.NDArray[Any]
 
@@ -51,7 +59,7 @@ class NumpyGemm:
 
     def build(self, problem: GemmProblem, device: Device) -> PlanParts:
         step = _GemmStep(problem, device)
-        return PlanParts((step,), scratch_bytes(step.blocks.sizes, problem.spec.dtype_acc))
+        return PlanParts((step,), step.threads * step.bytes)
 
 
 @dataclass(frozen=True)
@@ -71,25 +79,39 @@ class _Stack:
 
 class _GemmStep:
     def __init__(self, problem: GemmProblem, device: Device) -> None:
-        self.problem = problem
-        self.blocks = _Blocks(problem)
+        p = self.problem = problem
+        blocks = p.matrices * -(-p.M // _ROWS)
+        # larger ones are left to BLAS and its threads
+        self.cut = p.M * p.N * p.K <= _CUT and p.K <= _SIDE
+        self.threads = (
+            min(threads_for(p.operations, device), max(blocks // 2, 1)) if self.cut else 1
+        )
+        self.blocks = _Blocks(p, self.cut, max(p.matrices // (2 * self.threads), 1))
+        self.bytes = scratch_bytes(self.blocks.sizes, p.spec.dtype_acc)
         self.record = LaunchRecord(
             "numpy_gemm", (problem.matrices, 1, 1), (1, 1, 1), 0, device.arch
         )
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         p = self.problem
-        scratch = carve(workspace, self.blocks.sizes, p.spec.dtype_acc)
+        scratch = [
+            carve(workspace + i * self.bytes, self.blocks.sizes, p.spec.dtype_acc)
+            for i in range(self.threads)
+        ]
         operands = (
             self._by_address(pointers) if p.spec.view == "pointers" else self._strided(pointers)
         )
 
-        def launch(stream: int) -> None:
+        def work(thread: int, tasks: Iterator[tuple[_Stack, tuple[slice, ...]]]) -> None:
             with np.errstate(all="ignore"):
-                for stack in operands():
-                    self.blocks.run(stack, scratch)
+                for stack, at in tasks:
+                    self.blocks.run(stack, at, scratch[thread])
 
-        return launch
+        return lambda stream: share(
+            work,
+            ((stack, at) for stack in operands() for at in self.blocks.of(stack)),
+            self.threads,
+        )
 
     def _strided(self, pointers: Mapping[str, int]) -> Callable[[], Iterator[_Stack]]:
         """All C in one stack; where the head groups of C and B do not nest, a stack for each
@@ -198,6 +220,10 @@ class _GemmStep:
         return stacks
 
 
+def _matmul(a: Array, b: Array, out: Array) -> None:
+    np.matmul(a, b, out=out)
+
+
 def _memory(pointer: int, rule: OperandRule) -> Array:
     """An operand by the shape and strides of its rule; a bias as a matrix of one row."""
     assert rule.dtype is not None
@@ -253,7 +279,8 @@ class _Blocks:
     """C = alpha·Σ op(A)·op(B) + beta·C + bias + residual over a stack of matrices, in blocks of
     bounded size."""
 
-    def __init__(self, problem: GemmProblem) -> None:
+    def __init__(self, problem: GemmProblem, cut: bool, most: int) -> None:
+        """``cut``: products are computed on the calling thread. ``most``: matrices of a block."""
         p = self.problem = problem
         acc = p.spec.dtype_acc
 
@@ -273,13 +300,14 @@ class _Blocks:
             and p.alpha == 1
             and p.beta == 0
         )
-        m, n = min(p.M, _SIDE), min(p.N, _SIDE)
+        self.multiply = product if cut else _matmul
+        m, n = min(p.M, _ROWS if cut else _SIDE), min(p.N, _SIDE)
         k = min(p.K, _SIDE) if self.a.copied or self.b.copied or not in_place else p.K
         # Half-open blocks of (batch, head of B, head of C within it), then of rows, columns and
         # summands.
         within = max(p.b_head_group // p.c_head_group, 1)
         heads = p.num_heads // p.c_head_group // within
-        room = max(_BLOCK // max(m * n + (m + n) * k, 1), 1)
+        room = max(min(_BLOCK // max(m * n + (m + n) * k, 1), most), 1)
         group = min(within, room)
         kv = min(heads, max(room // max(group, 1), 1))
         batch = min(p.batch // p.c_batch_group, max(room // max(group * kv, 1), 1))
@@ -290,37 +318,42 @@ class _Blocks:
         c = 0 if self.in_place else stack * m * n
         self.sizes = (c, c, stack * m * k * self.a.copied, batch * kv * k * n * self.b.copied)
 
-    def run(self, stack: _Stack, scratch: list[Array]) -> None:
-        p, c = self.problem, stack.c
+    def of(self, stack: _Stack) -> Iterator[tuple[slice, ...]]:
+        """The blocks of C."""
+        extents = stack.c.shape
         for starts in itertools.product(
-            *(range(0, n, s or 1) for n, s in zip(c.shape, self.steps, strict=True))
+            *(range(0, n, s or 1) for n, s in zip(extents, self.steps, strict=True))
         ):
-            at = tuple(
-                slice(i, min(i + s, n)) for i, s, n in zip(starts, self.steps, c.shape, strict=True)
+            yield tuple(
+                slice(i, min(i + s, n)) for i, s, n in zip(starts, self.steps, extents, strict=True)
             )
-            out = c[at]
-            part = out if self.in_place else shaped(scratch[0], *out.shape)
-            more = part
-            for a, b in stack.products() if p.reads_inputs else ():  # K may be 0, and lists missing
-                for k in range(0, p.K, self.k):
-                    inner = slice(k, min(k + self.k, p.K))
-                    left = self.a.take(a, at[:3], at[3], inner, scratch[2])
-                    right = self.b.take(b, (*at[:2], slice(None)), inner, at[4], scratch[3])
-                    if p.spec.scale_block is not None and stack.scales is not None:
-                        of_rows, of_columns = stack.scales
-                        m, n, k_block = p.spec.scale_block
-                        left *= _of_blocks(of_rows[at[:3]], at[3], m, inner, k_block)
-                        columns = of_columns[(*at[:2], slice(None))]
-                        right *= _of_blocks(columns, at[4], n, inner, k_block).swapaxes(-1, -2)
-                    np.matmul(left, right, out=more)
-                    if more is not part:
-                        part += more
-                    elif not self.in_place:
-                        more = shaped(scratch[1], *out.shape)
-            if not p.reads_inputs:
-                part[...] = 0
-            if not self.in_place:
-                self._store(part, out, stack, at, scratch[1])
+
+    def run(self, stack: _Stack, at: tuple[slice, ...], scratch: list[Array]) -> None:
+        """Compute one block."""
+        p, c = self.problem, stack.c
+        out = c[at]
+        part = out if self.in_place else shaped(scratch[0], *out.shape)
+        more = part
+        for a, b in stack.products() if p.reads_inputs else ():  # K may be 0, and lists missing
+            for k in range(0, p.K, self.k):
+                inner = slice(k, min(k + self.k, p.K))
+                left = self.a.take(a, at[:3], at[3], inner, scratch[2])
+                right = self.b.take(b, (*at[:2], slice(None)), inner, at[4], scratch[3])
+                if p.spec.scale_block is not None and stack.scales is not None:
+                    of_rows, of_columns = stack.scales
+                    m, n, k_block = p.spec.scale_block
+                    left *= _of_blocks(of_rows[at[:3]], at[3], m, inner, k_block)
+                    columns = of_columns[(*at[:2], slice(None))]
+                    right *= _of_blocks(columns, at[4], n, inner, k_block).swapaxes(-1, -2)
+                self.multiply(left, right, more)
+                if more is not part:
+                    part += more
+                elif not self.in_place:
+                    more = shaped(scratch[1], *out.shape)
+        if not p.reads_inputs:
+            part[...] = 0
+        if not self.in_place:
+            self._store(part, out, stack, at, scratch[1])
 
     def _store(
         self, part: Array, out: Array, stack: _Stack, at: tuple[slice, ...], scratch: Array

@@ -18,8 +18,8 @@ Array = npt.NDArray[Any]
 
 MOST = (1 << 19) - 1
 """Multiply-adds of one product."""
-_ROWS = 8
-_PANEL = 8192  # elements of the right factor that one product reads, at 32 to 128 columns
+_ROWS = 16
+_PANEL = 16384  # elements of the right factor that one product reads, at 32 to 128 columns
 
 
 def product(a: Array, b: Array, out: Array) -> None:
