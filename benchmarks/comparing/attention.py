@@ -79,6 +79,11 @@ class AttentionRow:
         return self.keys or self.S
 
     @property
+    def few(self) -> bool:
+        """Whether queries are few, so that a device is not filled without parts of the keys."""
+        return self.S <= 1024 and self.batch * self.heads * self.S <= 1 << 17
+
+    @property
     def of_keys(self) -> int:
         """KV heads."""
         return self.kv_heads or self.heads
@@ -238,6 +243,8 @@ class AttentionRow:
             return
         out = session.poisoned(self.shapes()["out"], self.dtype)
         options: dict[str, Any] = {"causal": self.causal, "out": out}
+        if self.few:  # it splits keys by a heuristic of its own
+            options["num_splits"] = 0
         if self.window is not None:
             options["window"] = tuple(-1 if x is None else x for x in self.window)
         if self.softcap is not None:
@@ -408,6 +415,31 @@ def option_rows() -> list[AttentionRow]:
         row(64, 32, True, softcap=30.0),
         row(64, 32, True, sinks=True),
         row(256, 8, True, softcap=30.0),
+    ]
+    return rows
+
+
+def few_rows() -> list[AttentionRow]:
+    """Few queries at the end of many keys, and small problems."""
+    few = [
+        *((1, 64, 4096), (1, 256, 8192), (8, 16, 2048), (1, 128, 16384), (4, 32, 8192)),
+        *((1, 512, 32768), (2, 9, 4096), (16, 5, 4096), (1, 48, 1000)),
+    ]
+    rows = [
+        AttentionRow("attention-few", batch, 32, S, 128, True, kv_heads=8, keys=keys)
+        for batch, S, keys in few
+    ]
+    rows += [
+        AttentionRow("attention-few", batch, 16, S, D, causal, keys=keys)
+        for batch, S, keys in few[:4]
+        for D, causal in ((64, True), (128, False))
+    ]
+    rows += [
+        AttentionRow("attention-few", batch, heads, S, D, True, kv_heads=kv_heads)
+        for batch in (1, 8)
+        for heads, kv_heads in ((16, 0), (32, 8))
+        for S in (64, 256, 1024)
+        for D in (64, 128)
     ]
     return rows
 

@@ -18,7 +18,12 @@ from kernelseam.errors import KernelSeamError
 from kernelseam.kernels.kernel import KernelImplementation
 
 from benchmarks import precompile
-from benchmarks.comparing.attention import adversarial_rows, forward_rows, option_rows
+from benchmarks.comparing.attention import (
+    adversarial_rows,
+    few_rows,
+    forward_rows,
+    option_rows,
+)
 from benchmarks.comparing.backward import backward_rows
 from benchmarks.comparing.compiling import compile_rows
 from benchmarks.comparing.decoding import decode_rows
@@ -35,6 +40,7 @@ SUITES: dict[str, Callable[[], Sequence[Row]]] = {
     "attention": forward_rows,
     "attention-options": option_rows,
     "attention-adversarial": adversarial_rows,
+    "attention-few": few_rows,
     "backward": backward_rows,
     "decode": decode_rows,
     "gemm": half_rows,

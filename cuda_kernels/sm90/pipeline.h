@@ -42,3 +42,11 @@ KS_DEVICE void tile_load(u32 to, const TensorMap& map, u32 barrier, int row, int
   for (int c = 0; c < COLUMNS; c += PER)
     tma_load(to + c / PER * ROWS * panel_row<COLUMNS, SIZE>, map, barrier, c, row, head, batch);
 }
+// The same of a map whose boxes have rows of several heads: its axes are column, head of the group, row, group, batch.
+template<int ROWS, int COLUMNS, int SIZE = 2>
+KS_DEVICE void grouped_tile_load(u32 to, const TensorMap& map, u32 barrier, int row, int group, int batch) {
+  constexpr int PER = panel_row<COLUMNS, SIZE> / SIZE;
+#pragma unroll
+  for (int c = 0; c < COLUMNS; c += PER)
+    tma_load_5d(to + c / PER * ROWS * panel_row<COLUMNS, SIZE>, map, barrier, c, 0, row, group, batch);
+}

@@ -23,7 +23,7 @@ from sm90_mutants import GEMM_MATRIX, MUTANTS  # noqa: E402
 from sm90_probe import Change, run  # noqa: E402
 
 Ints = npt.NDArray[np.int64]
-BM, BN, FIELDS = 64, 32, 12
+BM, BN, FIELDS = 64, 32, 13
 WORDS = [m for m in MUTANTS if m.reported == "words"]
 
 CURSORS = """
@@ -70,14 +70,14 @@ TILES = """
 KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets, i64* out) {
   if (thread_index() != 0) return;
   const Scores scores{(int)n[7], (int)n[8], (int)n[9], (int)n[10], 0, 1.f, 0.f, 0.f};
-  TileScheduler<64, 32> scheduler{{(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6]},
+  TileScheduler<64, 32> scheduler{{(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], (int)n[12]},
                           {nullptr, q_offsets, k_offsets, (int)n[7], (int)n[8]}, scores, 0, 0};
   for (int t = 0; t < (int)n[11]; t++) {
     WorkTile w{};
     if (!scheduler.next(t, w)) return;
     const int found[] = {w.batch, w.head, w.kv_head, w.row, w.begin, w.end, w.unmasked_begin, w.unmasked_end, w.S_q, w.S_k,
-                         w.q_first, w.k_first};
-    for (int i = 0; i < 12; i++) out[12 * t + i] = found[i];
+                         w.q_first, w.k_first, w.part};
+    for (int i = 0; i < 13; i++) out[13 * t + i] = found[i];
   }
 }"""  # noqa: E501
 
@@ -209,6 +209,10 @@ class Walk:
     q: tuple[int, ...] = ()
     """Lengths of packed sequences, of queries and of keys."""
     k: tuple[int, ...] = ()
+    group_heads: int = 1
+    """Query heads that share a tile's rows."""
+    parts: int = 1
+    """Of a tile's keys."""
 
     def lengths(self, entry: int) -> tuple[int, int]:
         return (self.q[entry], self.k[entry]) if self.q else (self.S_q, self.S_k)
@@ -230,35 +234,53 @@ WALKS = {
     "causal-sequences": Walk(
         5, 3, 130, 130, causal=True, q=(70, 0, 64, 130, 1), k=(90, 40, 7, 100, 33)
     ),
+    "shared-rows": Walk(2, 8, 21, 170, 4, causal=True, group_heads=4, section=2, last_section=1),
+    "shared-sequences": Walk(
+        *(4, 4, 50, 130, 2), q=(50, 3, 0, 17), k=(130, 64, 9, 40), group_heads=2
+    ),
+    "parts": Walk(2, 4, 70, 400, 2, parts=3),
+    "causal-parts": Walk(2, 4, 100, 130, 2, causal=True, section=3, last_section=2, parts=4),
+    "window-parts": Walk(1, 2, 70, 500, window=(100, 20), parts=2),
+    "shared-parts-of-sequences": Walk(
+        *(3, 8, 40, 200, 8),
+        causal=True,
+        q=(40, 9, 1),
+        k=(200, 20, 64),
+        group_heads=8,
+        parts=4,
+    ),
 }
 
 
 def check_walk(walk: Walk, change: Change) -> None:
     """Every tile once, each with the blocks of keys that its rows see, and those that they all see
     whole."""
-    heads = [(e, h) for e in range(walk.batch) for h in range(walk.heads)]
-    tiles = [(e, h, row) for e, h in heads for row in range(0, walk.lengths(e)[0], BM)]
+    group, parts = walk.group_heads, walk.parts
+    heads = [(e, h) for e in range(walk.batch) for h in range(0, walk.heads, group)]
+    tiles = [(e, h, row) for e, h in heads for row in range(0, walk.lengths(e)[0] * group, BM)]
     offsets = [np.concatenate([[0], np.cumsum(x)]).astype(np.int32) for x in (walk.q, walk.k)]
-    q_tiles = -(-walk.S_q // BM)
+    q_tiles = -(-walk.S_q * group // BM)
     left, right = walk.window or (0, 0)
+    most = len(tiles) * parts + 3
     given = np.array(
         [
             q_tiles,
-            q_tiles * walk.batch * walk.heads,
+            q_tiles * walk.batch * walk.heads // group,
             walk.section,
             walk.last_section,
             walk.batch,
-            walk.heads,
-            walk.head_group,
+            walk.heads // group,
+            walk.head_group // group,
             walk.S_q,
             walk.S_k,
             left,
             right,
-            len(tiles) + 3,
+            most,
+            parts,
         ],
         np.int64,
     )
-    out = np.full((len(tiles) + 3, FIELDS), -1, np.int64)
+    out = np.full((most, FIELDS), -1, np.int64)
     packed = int(bool(walk.q))
     run(
         TILES,
@@ -276,6 +298,8 @@ def check_walk(walk: Walk, change: Change) -> None:
             "KS_Q_VIEW": packed,
             "KS_KV_VIEW": packed,
             "KS_OUT_VIEW": packed,
+            "KS_GROUP_HEADS": group,
+            "KS_IN_PARTS": int(parts > 1),
         },
         change,
         given,
@@ -283,23 +307,42 @@ def check_walk(walk: Walk, change: Change) -> None:
         out,
     )
     found = [tuple(int(x) for x in row) for row in out if row[0] >= 0]
-    assert sorted((e, h, row) for e, h, _, row, *_ in found) == tiles, "every tile once"
-    for e, h, kv_head, row, begin, end, open_begin, open_end, S_q, S_k, q_first, k_first in found:
-        assert (S_q, S_k) == walk.lengths(e) and kv_head == h // walk.head_group
+    expected = sorted((*tile, part) for tile in tiles for part in range(parts))
+    assert sorted((e, h, row, x[-1]) for e, h, _, row, *x in found) == expected, "every part once"
+    for (
+        e,
+        h,
+        kv_head,
+        row,
+        begin,
+        end,
+        open_begin,
+        open_end,
+        *lengths,
+        q_first,
+        k_first,
+        n,
+    ) in found:
+        S_q, S_k = walk.lengths(e)
+        assert lengths[0] == S_q and kv_head == h // walk.head_group
         assert not walk.q or (q_first, k_first) == (sum(walk.q[:e]), sum(walk.k[:e]))
-        rows, blocks = range(row, min(row + BM, S_q)), range(max(-(-S_k // BN), 1))
+        rows = {i // group for i in range(row, min(row + BM, S_q * group))}
+        blocks = range(max(-(-S_k // BN), 1))
         seen = [b for b in blocks if any(walk.sees(e, i, j) for i in rows for j in _keys(b, S_k))]
         whole = [
             b
             for b in blocks
             if (b + 1) * BN <= S_k and all(walk.sees(e, i, j) for i in rows for j in _keys(b, S_k))
         ]
-        assert (begin, end) == ((seen[0], seen[-1] + 1) if seen else (0, 1)), (
+        own = seen[len(seen) * n // parts : len(seen) * (n + 1) // parts]  # a part's share of them
+        assert (begin, end) == ((own[0], own[-1] + 1) if own else (0, 1)), (
             "from the first to the last that is seen"
         )
+        assert lengths[1] == (S_k if own or parts == 1 else 0), "a part without keys has none"
+        whole = [b for b in whole if b in own or parts == 1]
         assert [b for b in range(begin, end) if open_begin <= b < open_end] == whole
     if walk.causal and not walk.q:  # the longest of a section first
-        order = [(e * walk.heads + h, row) for e, h, _, row, *_ in found]
+        order = [(heads.index((e, h)), row) for e, h, _, row, *_ in found[::parts]]
         fore, first = len(heads) - walk.last_section, 0
         while first < len(heads):
             width = min(walk.section, fore - first) if first < fore else walk.last_section

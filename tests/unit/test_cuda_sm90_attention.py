@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from attention_problems import attention_problem as problem
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.dtypes import DType
+from kernelseam.kernels.attention.merge import MERGE
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.attention import HopperAttention
+from kernelseam_cuda.sm90.attention_few import fits
 from kernelseam_cuda.sm90.attention_tiles import ATTENTION
-from kernelseam_cuda.sm90.tiles import REGISTERS
 
 HALF, ROW = HopperAttention(), archs.row("sm_90a")
 H200 = Device(
@@ -92,7 +94,7 @@ def test_tiles_of_few_keys_are_not_for_batch_invariant_specs() -> None:
 def test_registers_of_a_block_are_those_it_starts_with() -> None:
     """A consumer that asks for more than the loading warps give back waits for ever."""
     for tile in ATTENTION:
-        producer, consumer = REGISTERS[tile.groups]
+        producer, consumer = tile.registers
         at_launch = 65536 // (128 * (tile.groups + 1)) // 8 * 8
         assert tile.groups * (consumer - at_launch) <= at_launch - producer
         assert all(24 <= n <= 256 and n % 8 == 0 for n in (producer, consumer))
@@ -257,6 +259,96 @@ def test_the_counter_is_first_in_a_workspace_that_is_zero_before_the_first_launc
 
 
 def test_blocks_are_as_many_as_multiprocessors_and_no_more_than_tiles() -> None:
-    big, small = problem(), problem(S_q=100, batch=1)
+    big, small = problem(), problem(S_q=100, S_k=200, batch=1)
     assert HALF.grid(big, HALF.tile(big, ROW, H200), H200) == 132
     assert HALF.grid(small, HALF.tile(small, ROW, H200), H200) == 16
+
+
+# ---- few queries: heads that share keys share tiles, keys are cut into parts
+
+
+PRODUCT = ROW.product
+"""With rates, by which parts are chosen."""
+
+
+def few(**changes: Any) -> Any:
+    """64 queries of 32 heads, four of which share keys, at the end of 4096 keys."""
+    return problem(**{"S_q": 64, "batch": 1, "heads": 32, "kv_heads": 8, "causal": True, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "heads", "parts"),
+    [
+        ({}, 128, 4, 8),  # 8 × 2 tiles
+        ({"S_q": 16}, 64, 4, 16),  # 8 × 1
+        ({"S_q": 9, "batch": 2}, 64, 4, 8),
+        ({"S_q": 64, "kv_heads": 32}, 64, 1, 4),
+        ({"S_q": 64, "kv_heads": 32, "head_dim": 64, "value_dim": 64}, 64, 1, 4),
+        ({"S_q": 100, "kv_heads": 32, "head_dim": 64, "value_dim": 64}, 128, 1, 4),
+        ({"S_q": 64, "heads": 30, "kv_heads": 5}, 128, 1, 4),  # six heads divide no box
+        ({"S_q": 64, "S_k": 1024}, 128, 4, 4),  # no part of less than 256 keys
+        ({"S_q": 64, "S_k": 300}, 128, 4, 1),
+        ({"S_q": 64, "batch": 16}, 128, 4, 1),
+    ],
+)
+def test_tiles_for_few_queries(changes: dict[str, Any], rows: int, heads: int, parts: int) -> None:
+    p = few(**changes)
+    assert HALF.refuse(p, ROW) is None
+    tiles = HALF.variants(p, ROW, PRODUCT).values()
+    assert (rows, heads, parts) in {(t.bm, t.group_heads, t.parts) for t in tiles}
+    assert max(t.parts for t in tiles) >= parts
+    assert max(t.group_heads for t in tiles) == heads
+    assert all(t.bm >= 64 and (not t.most_rows or fits(p, t)) for t in tiles)
+
+
+def test_parts_are_for_tiles_that_do_not_fill_the_device() -> None:
+    chosen = HALF.tile(few(), ROW, PRODUCT)
+    assert chosen.parts > 1 and chosen.group_heads == 4
+    many = few(S_q=4096)
+    assert {t.parts for t in HALF.variants(many, ROW, PRODUCT).values()} == {1}
+    assert {t.group_heads for t in HALF.variants(many, ROW, PRODUCT).values()} == {1}
+
+
+def test_a_batch_invariant_spec_has_one_tile() -> None:
+    p = few()
+    p = replace(p, spec=replace(p.spec, batch_invariant=True))
+    tile = HALF.tile(p, ROW, PRODUCT)
+    assert (tile.group_heads, tile.parts) == (1, 1)
+    assert list(HALF.variants(p, ROW, PRODUCT)) == [tile.name]
+
+
+def test_parts_and_their_merge() -> None:
+    """A counter, then results and log-sum-exps of eight parts in float32, then their merge."""
+    p = few()
+    tile = replace(HALF.tiles(p.spec, ROW)[0].sharing(4), parts=8)
+    launches = HALF.launches(p, tile, PRODUCT)
+    part, merge = launches.kernels
+    outs, lses = 8 * 32 * 64 * 128 * 4, 8 * 32 * 64 * 4
+    assert part.workspace == {"out": 16, "lse": 16 + outs, "counter": 0}
+    assert merge.kernel is MERGE and merge.workspace == {"outs": 16, "lses": 16 + outs}
+    assert launches.workspace_bytes == 16 + outs + lses and launches.zeroed_bytes == 8
+    assert part.problem.spec.out is DType.float32 and part.problem.spec.lse
+    assert HALF.grid(part.problem, part.tile, PRODUCT) == 128
+    values = HALF.values(part.problem, part.tile, PRODUCT)
+    assert (values["out_part"], values["lse_part"]) == (32 * 64 * 128, 32 * 64)
+    assert (values["q_tiles"], values["total"], values["parts"]) == (2, 16, 8)
+    assert (values["tile_heads"], values["tile_head_group"]) == (8, 1)
+
+
+def test_boxes_have_all_heads_of_a_group() -> None:
+    """Rows of a box: the four heads of one query after the other, with their strides."""
+    p = few()
+    q = HALF.tensor_maps(p, HALF.tiles(p.spec, ROW)[0].sharing(4), PRODUCT)["q_map"]
+    row, head = p.q_strides[2], p.q_strides[1]
+    assert q.extents == (128, 4, 64, 8, 1) and q.box == (64, 4, 16, 1, 1)
+    assert q.strides == (1, head, row, 4 * head, p.q_strides[0])
+    assert tensor_maps.refuse(q, 16) is None
+
+
+def test_work_is_that_of_the_parts() -> None:
+    p = few(causal=False)
+    tile = replace(HALF.tiles(p.spec, ROW)[0].sharing(4), parts=8)
+    whole = HALF.work(p, replace(tile, parts=1), PRODUCT)
+    part = HALF.work(p, tile, PRODUCT)
+    assert part.blocks == 8 * whole.blocks
+    assert part.operations == pytest.approx(whole.operations / 8)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from kernelseam.contract import ArchRow
 from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.definition import KernelDefinition
+
+_HEADS = 4
+"""Of a group."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Covered:
         tiles = tuple(
             v for t in self.kernel.tiles(self.spec, row) for v in self.kernel.as_launched(t)
         )
-        return tuple(replace(t, grouped=True) for t in tiles) if self.grouped else tiles
+        return tuple(t.sharing(_HEADS) for t in tiles) if self.grouped else tiles
 
     def __str__(self) -> str:
         return " ".join((self.kernel.entry, *_words(self.spec), *["grouped"] * self.grouped))

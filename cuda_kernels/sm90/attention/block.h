@@ -19,7 +19,9 @@ typedef Choose<KS_K_TOGETHER, PanelsTogether<BN, QK_COLUMNS, SIZE>, PanelsApart<
 typedef Choose<KS_V_TOGETHER, PanelsTogether<BN, V_COLUMNS, SIZE>, PanelsApart<BN, V_COLUMNS, SIZE>>::type VBlock;
 static_assert(!E4M3 || !(KBlock::TOGETHER || VBlock::TOGETHER), "V is transposed panel by panel");
 constexpr int O_BYTES = 16 * 128;  // a warp's rows of one panel
-constexpr bool RAGGED = KS_Q_VIEW == PACKED || KS_KV_VIEW == PAGED || KS_LENGTHS;
+// Of few queries: results leave row by row, and a part of the keys ends within a sequence's.
+constexpr bool BY_ROWS = GROUP_HEADS > 1 || KS_IN_PARTS;
+constexpr bool RAGGED = KS_Q_VIEW == PACKED || KS_KV_VIEW == PAGED || KS_LENGTHS || BY_ROWS;
 // Whether blocks of V may hold masked keys (rows beyond a dense V arrive as zeros). NaN and inf among them must not reach the
 // result: they are replaced in V ahead of its use (value_filter.h), or rows with NaN are recomputed (recompute.h). The filter
 // serves where sequences end within a block, as memory behind them may hold anything.
@@ -97,6 +99,7 @@ struct Operands {
   Keys keys;
   Matrices<TO> out;
   RowValues<float> lse;
+  i64 out_part, lse_part;  // from one part of the keys to the next
   const float* sinks;
   unsigned* counter;  // [2]: next tile, finished blocks; zero before and after the launch
   int num_heads;

@@ -1,4 +1,4 @@
-// A consumer: one warpgroup, 64 queries of every tile.
+// A consumer: one warpgroup, 64 rows of every tile.
 #pragma once
 #include "sm90/attention/sums.h"
 #include "sm90/attention/value_filter.h"
@@ -21,13 +21,18 @@ struct Consumer {
   const SmallCap& small_cap;
   int group, warp, thread_lane;
 
-  // The query of the warpgroup's first row; of the thread's first row, whose second is 8 further.
+  // The warpgroup's first row; the thread's first, whose second is 8 further.
   KS_DEVICE int group_row(const WorkTile& w) const { return w.row + 64 * group; }
   KS_DEVICE int thread_row(const WorkTile& w) const { return group_row(w) + 16 * warp + thread_lane / 4; }
   KS_DEVICE Scores scores_of(const WorkTile& w) const {
     Scores s = scores;
     if (RAGGED) s.S_q = w.S_q, s.S_k = w.S_k;
     return s;
+  }
+  KS_DEVICE int rows_of(const WorkTile& w) const { return (RAGGED ? w.S_q : scores.S_q) * GROUP_HEADS; }
+  // Where a row begins, from the tile's entry and first head on.
+  template<class X> KS_DEVICE i64 place_of(const Matrices<X>& x, int row) const {
+    return (i64)query_of(row) * x.row + (GROUP_HEADS > 1 ? group_head_of(row) * x.head : 0);
   }
   // What a tile's scores are multiplied by: here, in place, where that is no factor above 0; else in the exponential.
   struct Factor { float here, c; };
@@ -69,8 +74,9 @@ struct Consumer {
   KS_DEVICE void mask_scores(float (&s)[BN / 2], const WorkTile& w, int row, int block) const {
     const Scores own = scores_of(w);
     const int from = block * BN + thread_lane % 4 * 2;
-    const int low[2] = {own.band_begin(row) - from, own.band_begin(row + 8) - from};
-    const int high[2] = {own.band_end(row) - from, own.band_end(row + 8) - from};
+    const int x = query_of(row), y = query_of(row + 8);
+    const int low[2] = {own.band_begin(x) - from, own.band_begin(y) - from};
+    const int high[2] = {own.band_end(x) - from, own.band_end(y) - from};
     mask_columns(s, low, high);
   }
 
@@ -98,12 +104,11 @@ struct Consumer {
     }
     if constexpr (E4M3 && GROUPS == 3) sums.take(o);  // of three consumers a thread has registers for scores or O, not for both
     const WorkTile& w = storage.work_tiles[opaque(tile) % WORK_SLOTS];
-    const int x = opaque(thread_row(w)), S_q = RAGGED ? w.S_q : scores.S_q;
+    const int x = opaque(thread_row(w)), rows = rows_of(w);
     const T* const q = a.q.at<KS_Q_VIEW>(w.batch, w.head, a.num_heads, w.q_first);
     constexpr int PRODUCTS = DQK > 64 && !E4M3 ? 2 : 1;  // a load; more would spill where a thread has 112 registers
     const int column = thread_lane % 4 * (8 / SIZE) * PRODUCTS;
-    recompute_scores<T, DQK, PRODUCTS>(p, q + (i64)inside(x, S_q) * a.q.row + column,
-                                       q + (i64)inside(x + 8, S_q) * a.q.row + column,
+    recompute_scores<T, DQK, PRODUCTS>(p, q + place_of(a.q, inside(x, rows)) + column, q + place_of(a.q, inside(x + 8, rows)) + column,
                                        a.keys.key_rows(w, opaque(block) * BN, thread_lane, column), column);
     multiply(p, f);
     if (KS_SOFTCAP) cap_scores(p, scores.cap, scores.cap_inverse);
@@ -114,22 +119,23 @@ struct Consumer {
   // is NaN or inf, whatever its order, and weights that round to 0 may count.
   KS_DEVICE void add_back_non_finite(const WorkTile& w) const {
     const Scores own = scores_of(w);
-    const int first = group_row(w) + 16 * warp, S_q = RAGGED ? w.S_q : scores.S_q, S_k = RAGGED ? w.S_k : scores.S_k;
+    const int first = group_row(w) + 16 * warp, S_k = RAGGED ? w.S_k : scores.S_k, last_key = KS_IN_PARTS ? min_of(w.end * BN, S_k) : S_k;
     const auto v = a.keys.values(w);
-    TO* const to = a.out.at<KS_Q_VIEW>(w.batch, w.head, 1, w.q_first);
+    TO* const to = results(w);
     if (thread_lane == 0) tma_store_wait<0>();
     warp_barrier();
 #pragma unroll 1
-    for (int row = first; row < min_of(first + 16, S_q); row++) {
+    for (int row = first; row < min_of(first + 16, rows_of(w)); row++) {
+      const int query = query_of(row);
 #pragma unroll 1
       for (int d = thread_lane; d < DV; d += WARP) {
         float x = 0.f;
 #pragma unroll 1
-        for (int key = max_of(own.band_begin(row), w.begin * BN); key < min_of(own.band_end(row), S_k); key++) {
+        for (int key = max_of(own.band_begin(query), w.begin * BN); key < min_of(own.band_end(query), last_key); key++) {
           const float y = to_sum(v.row(key)[d]);
           if (!finite(y)) x += y;
         }
-        TO& place = to[(i64)row * a.out.row + d];
+        TO& place = to[place_of(a.out, row) + d];
         if (x != 0.f) place = convert<TO>(to_sum(place) + x);
       }
     }
@@ -156,12 +162,12 @@ struct Consumer {
 
   // Reduces the rows' sums: writes LSE, returns the factor for O.
   KS_DEVICE void finalize_softmax(const WorkTile& w, int tile, float (&m)[2], float (&l)[2], float (&inverse)[2]) const {
-    const int S_q = RAGGED ? w.S_q : scores.S_q;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
+      const int row = thread_row(w) + 8 * r, head = w.head + group_head_of(row);
       float sum = quad_sum(l[r]), top = m[r], correction = 1.f;
-      if (KS_SINKS) {
-        const float sink = in_base2(a.sinks[w.head]);
+      if (KS_SINKS && (!KS_IN_PARTS || w.part == 0)) {
+        const float sink = in_base2(a.sinks[head]);
         top = fmaxf(m[r], sink);
         const float half = m[r] == -infinity() ? 0.f : exp2_fast(0.5f * (m[r] - top));  // a square may be subnormal
         correction = half * half;
@@ -169,10 +175,30 @@ struct Consumer {
       }
       inverse[r] = sum == 0.f ? 0.f : correction / sum;
       if (KS_Q_SCALES) inverse[r] *= storage.scales[tile % WORK_SLOTS].values;
-      const int row = thread_row(w) + 8 * r;
-      if (KS_LSE && thread_lane % 4 == 0 && row < S_q)
-        a.lse.base[(KS_Q_VIEW == PACKED ? 0 : w.batch * a.lse.batch) + w.head * a.lse.head + w.q_first + row] =
+      if (KS_LSE && thread_lane % 4 == 0 && row < rows_of(w))
+        a.lse.base[(KS_IN_PARTS ? w.part * a.lse_part : 0) + (KS_Q_VIEW == PACKED ? 0 : w.batch * a.lse.batch) + head * a.lse.head +
+                   w.q_first + query_of(row)] =
             sum == 0.f ? -infinity() : 0.69314718056f * (top + log2_fast(sum));
+    }
+  }
+
+  KS_DEVICE TO* results(const WorkTile& w) const {
+    return a.out.at<KS_Q_VIEW>(w.batch, w.head, 1, w.q_first) + (KS_IN_PARTS ? w.part * a.out_part : 0);
+  }
+
+  static KS_DEVICE void store_pair(float* to, float x, float y) { *(float2*)to = float2{x, y}; }
+  template<class X> static KS_DEVICE void store_pair(X* to, float x, float y) { *(u32*)to = pack2(x, y, X()); }
+
+  // Epilogue of few queries: each thread stores its part of its two rows.
+  KS_DEVICE void store_rows(const float (&o)[V_COLUMNS / 2], const WorkTile& w, const float (&inverse)[2]) const {
+    const int first = thread_row(w), rows = rows_of(w);
+    TO* const to = results(w) + thread_lane % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      if (first + 8 * r >= rows) break;
+      TO* const row = to + place_of(a.out, first + 8 * r);
+#pragma unroll
+      for (int c = 0; c < DV / 8; c++) store_pair(row + 8 * c, o[4 * c + 2 * r] * inverse[r], o[4 * c + 2 * r + 1] * inverse[r]);
     }
   }
 
@@ -180,6 +206,14 @@ struct Consumer {
   // dense tensor's last; a packed sequence's last rows are stored by the threads, as the next sequence follows them. Returns
   // whether there is a NaN that may have to be recomputed.
   KS_DEVICE bool store(const float (&o)[V_COLUMNS / 2], const WorkTile& w, const float (&inverse)[2]) const {
+    if constexpr (BY_ROWS) {
+      store_rows(o, w, inverse);
+      return false;
+    } else {
+      return store_panels(o, w, inverse);
+    }
+  }
+  template<class X = TO> KS_DEVICE bool store_panels(const float (&o)[V_COLUMNS / 2], const WorkTile& w, const float (&inverse)[2]) const {
     u32 most = 0;
     const int row = group_row(w) + 16 * warp, lane = thread_lane;
     const int rows = KS_Q_VIEW == PACKED ? w.S_q - row : 16;
@@ -194,8 +228,8 @@ struct Consumer {
 #pragma unroll
       for (int chunk = 0; chunk < min_of(V_COLUMNS - c, 64) / 8; chunk += 2) {
         const float* const x = o + c / 2 + chunk * 4;
-        const uint4 y{pack2(x[0] * inverse[0], x[1] * inverse[0], TO()), pack2(x[2] * inverse[1], x[3] * inverse[1], TO()),
-                      pack2(x[4] * inverse[0], x[5] * inverse[0], TO()), pack2(x[6] * inverse[1], x[7] * inverse[1], TO())};
+        const uint4 y{pack2(x[0] * inverse[0], x[1] * inverse[0], X()), pack2(x[2] * inverse[1], x[3] * inverse[1], X()),
+                      pack2(x[4] * inverse[0], x[5] * inverse[0], X()), pack2(x[6] * inverse[1], x[7] * inverse[1], X())};
         stmatrix(line + ((chunk + lane / 16) ^ lane % 8) * 16, y.x, y.y, y.z, y.w);
         if (RECOMPUTES) most = max_magnitude(most, y);
       }
@@ -277,7 +311,7 @@ KS_DEVICE void Consumer::run() const {
   // A consumer skips blocks beyond its own rows' last key; in ping-pong scheduling, beyond the whole tile's.
   auto first_block = [&](const WorkTile& w) {
     if (KS_TURNS || !(KS_CAUSAL || KS_WINDOW)) return w.end - 1;
-    const int end = divide_up(scores_of(w).end(group_row(w) + 63), BN);
+    const int end = divide_up(scores_of(w).end(query_of(group_row(w) + 63)), BN);
     return max_of(min_of(end, w.end) - 1, w.begin);
   };
 
@@ -370,8 +404,8 @@ KS_DEVICE void Consumer::run() const {
       const WorkTile& w = storage.work_tiles[tile % WORK_SLOTS];
       const Scores own = scores_of(w);
       const int masked = KS_CAUSAL || KS_WINDOW;
-      const int unmasked_end = max_of(own.all_end(group_row(w)) - masked, 0) / BN;
-      const int unmasked_begin = max_of(divide_up(own.all_begin(group_row(w) + 63), BN), begin);
+      const int unmasked_end = max_of(own.all_end(query_of(group_row(w))) - masked, 0) / BN;
+      const int unmasked_begin = max_of(divide_up(own.all_begin(query_of(group_row(w) + 63)), BN), begin);
       if constexpr (KS_WINDOW) {
 #pragma unroll 1
         while (block >= begin) {

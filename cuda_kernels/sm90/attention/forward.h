@@ -7,6 +7,9 @@
 // scheduling: two consumers alternate in issuing wgmma, so that one's softmax overlaps the other's GEMMs. With EARLY the next
 // tile's first Q·Kᵀ starts before this tile's last P·V. The grid is persistent: one block a multiprocessor.
 //
+// Few queries: heads that share keys share a tile's rows, and keys are cut into parts whose results, in float32, another kernel merges
+// (tiles.h, attention/merge.h). Such rows are stored by the threads that have them.
+//
 // A masked key never affects a row, even where its V holds NaN or inf. With REMAKE a warp that finds NaN among its results
 // recomputes these rows (recompute.h). Otherwise the producer warpgroup's spare warps set non-finite values of masked blocks
 // and rows beyond a sequence's end to zero (value_filter.h); rows that do see such a value get it added at the end.
@@ -15,7 +18,7 @@
 // KS_Q_STAGES, KS_OUT_STAGES (panels of 16×64 of a warp's epilogue), KS_TURNS, KS_EARLY, KS_DYNAMIC (tiles
 // from an atomic counter), KS_LATE (which is asked when few blocks of a tile are left), KS_REMAKE, KS_AHEAD (elements of S, of BN/2 a
 // thread, whose exponentials precede the wait for P·V; the others follow it, beside the rounding of P), KS_PRODUCER_REGISTERS,
-// KS_CONSUMER_REGISTERS, KS_SHARED_BYTES.
+// KS_CONSUMER_REGISTERS, KS_SHARED_BYTES; of few queries KS_GROUP_HEADS, KS_IN_PARTS (tiles.h).
 // Shared memory: Q_STAGES·64·GROUPS·DQK + STAGES·BN·(DQK + DV) elements, dims rounded up to 64; GROUPS·4·OUT_STAGES·2 KB; 1 KB.
 // Registers of a consumer's thread: BN/2 of S, BN/4 of P, DV/2 of O, and about 30.
 #include "sm90/attention/consumer.h"

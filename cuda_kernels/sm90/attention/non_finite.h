@@ -2,7 +2,9 @@
 #pragma once
 #include "sm90/attention/block.h"
 
-constexpr u32 EXPONENT = Same<TO, f16>::value ? 0x7c00 : 0x7f80;
+// Of V and the result, where that is not float32, as of parts of the keys.
+typedef Choose<sizeof(TO) == 2, TO, T>::type Half;
+constexpr u32 EXPONENT = Same<Half, f16>::value ? 0x7c00 : 0x7f80;
 
 // The larger of two pairs' magnitudes, element by element; NaN wins.
 KS_DEVICE u32 max_magnitude(u32 a, u32 b, f16) {
@@ -16,7 +18,7 @@ KS_DEVICE u32 max_magnitude(u32 a, u32 b, bf16) {
   return r;
 }
 KS_DEVICE u32 max_magnitude(u32 most, const uint4& x) {
-  return max_magnitude(max_magnitude(max_magnitude(max_magnitude(most, x.x, TO()), x.y, TO()), x.z, TO()), x.w, TO());
+  return max_magnitude(max_magnitude(max_magnitude(max_magnitude(most, x.x, Half()), x.y, Half()), x.z, Half()), x.w, Half());
 }
 // A pair with zeros in place of NaN and inf.
 KS_DEVICE u32 finite_part(u32 pair) {

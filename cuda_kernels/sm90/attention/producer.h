@@ -18,8 +18,10 @@ struct Producer {
       rings.q.wait_empty(q);
       if (!keys.leads()) continue;
       barrier_arrive_expect_tx(rings.q.full(q), Q_BYTES);  // publishes the work tile to the consumer
-      tile_load<64, QK_COLUMNS, SIZE>(shared_address(storage.q) + q.stage * Q_BYTES, maps.q, rings.q.full(q), w.q_first + w.row + 64 * g, w.head,
-                         KS_Q_VIEW == PACKED ? 0 : w.batch);
+      const u32 to = shared_address(storage.q) + q.stage * Q_BYTES;
+      const int row = w.row + 64 * g, batch = KS_Q_VIEW == PACKED ? 0 : w.batch;
+      if constexpr (GROUP_HEADS > 1) grouped_tile_load<64, QK_COLUMNS>(to, maps.q, rings.q.full(q), w.q_first + query_of(row), w.kv_head, batch);
+      else tile_load<64, QK_COLUMNS, SIZE>(to, maps.q, rings.q.full(q), w.q_first + row, w.head, batch);
     }
   }
   KS_DEVICE void stop() {

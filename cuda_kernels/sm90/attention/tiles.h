@@ -4,21 +4,30 @@
 // Dense: tile t of the launch is one of a head's q_tiles. Under a mask that cuts late keys, tiles differ in length and are
 // handed out by a counter, the longest first: `section` heads walk their tiles together, as many as have their K and V in L2 at
 // once, and the last section has so many that its short tiles fill the launch's end. Packed: sequence after sequence.
+//
+// For few queries: a tile's rows are the KS_GROUP_HEADS query heads of one KV head for one query after the other, so that they share its
+// keys; with KS_IN_PARTS a tile's blocks of keys are cut into parts, each a work tile of its own.
 #pragma once
 #include "attention/sequences.h"
 #include "sm90/ptx.h"
 
-// A tile of queries, and its blocks of keys, which are visited from the last to the first.
+constexpr int GROUP_HEADS = KS_GROUP_HEADS;
+// The query and the head, of those that share keys, of a row.
+KS_DEVICE int query_of(int row) { return row / GROUP_HEADS; }
+KS_DEVICE int group_head_of(int row) { return row % GROUP_HEADS; }
+
+// A tile of rows, and its blocks of keys, which are visited from the last to the first.
 struct alignas(16) WorkTile {
-  int batch, head, kv_head, row;  // row: the tile's first query
+  int batch, head, kv_head, row;  // head: of the tile's first row
   int begin, end;             // blocks with a visible key, at least one; end 0: no more work
   int unmasked_begin, unmasked_end;   // of these, the blocks without masked keys
   int S_q, S_k, q_first, k_first;
+  int part;  // of the keys
 };
 
 // The number of a launch's tiles, computed on the host. An argument of the kernel, passed whole.
 struct TileCount {
-  int q_tiles, total, section, last_section, batch, heads, head_group;
+  int q_tiles, total, section, last_section, batch, heads, head_group, parts;  // heads: KV heads, where query heads share tiles
 };
 
 template<int BM, int BN> struct TileScheduler {
@@ -30,11 +39,13 @@ template<int BM, int BN> struct TileScheduler {
   // Tile t, which is not below the previous call's; false where there is none.
   KS_DEVICE bool next(int t, WorkTile& w) {
     int tile, entry, head;
+    w.part = 0;
+    if (KS_IN_PARTS) w.part = t % count.parts, t /= count.parts;
     if constexpr (KS_Q_VIEW == PACKED) {
       int tiles;
       for (;; at++) {
         if (at == count.batch) return false;
-        tiles = divide_up(sequences.q_offsets[at + 1] - sequences.q_offsets[at], BM);
+        tiles = divide_up((sequences.q_offsets[at + 1] - sequences.q_offsets[at]) * GROUP_HEADS, BM);
         if (t < before + tiles * count.heads) break;
         before += tiles * count.heads;
       }
@@ -55,15 +66,21 @@ template<int BM, int BN> struct TileScheduler {
       }
       entry = index / count.heads, head = index - entry * count.heads;
     }
-    w.batch = entry, w.head = head, w.kv_head = head / count.head_group;
+    w.batch = entry, w.head = head * GROUP_HEADS, w.kv_head = head / count.head_group;
     const int row = w.row = tile * BM;
     const Sequence s = sequences.at(entry);
     w.S_q = s.S_q, w.S_k = s.S_k, w.q_first = s.q_first, w.k_first = s.k_first;
     scores.S_q = s.S_q, scores.S_k = s.S_k;
-    const int last_row = min_of(row + BM, s.S_q) - 1;
-    const int begin = scores.begin(row) / BN, end = divide_up(scores.end(last_row), BN);
+    const int first_query = query_of(row), last_query = min_of(query_of(row + BM - 1), s.S_q - 1);
+    int begin = scores.begin(first_query) / BN, end = divide_up(scores.end(last_query), BN);
+    if (KS_IN_PARTS) {
+      const int from = begin, blocks = max_of(end - begin, 0);
+      begin = from + blocks * w.part / count.parts, end = from + blocks * (w.part + 1) / count.parts;
+      if (begin >= end) w.S_k = 0;  // a part without keys
+    }
     w.begin = begin < end ? begin : 0, w.end = begin < end ? end : 1;  // at least one block, if wholly hidden
-    w.unmasked_begin = divide_up(scores.all_begin(last_row), BN), w.unmasked_end = scores.all_end(row) / BN;
+    w.unmasked_begin = divide_up(scores.all_begin(last_query), BN), w.unmasked_end = scores.all_end(first_query) / BN;
+    if (KS_IN_PARTS && w.S_k == 0) w.unmasked_begin = w.unmasked_end = 0;
     return true;
   }
 };

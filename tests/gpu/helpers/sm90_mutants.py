@@ -517,8 +517,8 @@ MUTANTS = (
     _mutant(
         "open-blocks",
         TILES,
-        "w.unmasked_end = scores.all_end(row) / BN;",
-        "w.unmasked_end = divide_up(scores.all_end(row), BN);",
+        "w.unmasked_end = scores.all_end(first_query) / BN;",
+        "w.unmasked_end = divide_up(scores.all_end(first_query), BN);",
         HIDDEN,
         "the block of the diagonal counts as open",
         "words",

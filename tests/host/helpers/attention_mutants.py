@@ -300,8 +300,8 @@ ATTENTIONS = (
     Mutant(
         "merge-not-weighted",
         ATTENTION,
-        "weight = exp2_fast(1.44269504f * (x - top))",
-        "weight = 1.f",
+        "-1.f : exp2_fast(1.44269504f * (x - top))",
+        "-1.f : 1.f",
         "merge-states-f32-f16",
         WRONG,
         "parts count alike, whatever their LSE",

@@ -20,7 +20,7 @@ from kernelseam.kernels.attention.arguments import (
     walk_values,
 )
 from kernelseam.kernels.attention.cost import forward_work
-from kernelseam.kernels.attention.merge import MERGE, MERGE_TILE, MergeProblem, MergeSpec
+from kernelseam.kernels.attention.parts import FEWEST_KEYS, MOST_PARTS, in_parts, part_strides
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
     refuse_scores,
@@ -71,9 +71,6 @@ KNOWN = frozenset(
 """The options that forward.h has."""
 VIEWS = {"strided": 0, "packed": 1, "paged": 2, "pointers": 3}
 """As sequences.h counts them."""
-FEWEST_KEYS = 256
-"""Keys below which a part is not worth a block of its own."""
-MOST_SPLITS = 64
 SECTION_BYTES = 32 << 20
 """Of keys and values at most that blocks of a section read: less than the L2 of archs that have
 sections."""
@@ -203,9 +200,8 @@ class AttentionDefinition(KernelDefinition):
             group * divide_up(problem.S_q, tile.bm),
             divide_up(problem.S_q * group, tile.bm),
         )
-        return replace(
-            tile, grouped=group > 1 and problem.spec.q_view != "pointers" and together < apart
-        )
+        shares = problem.spec.q_view != "pointers" and together < apart
+        return tile.sharing(group if shares else 1)
 
     def _split(
         self, problem: AttentionProblem, tile: AttentionTile, row: ArchRow, device: Device
@@ -225,54 +221,13 @@ class AttentionDefinition(KernelDefinition):
         keys = problem.S_k if problem.left is None else min(problem.S_k, problem.left + problem.S_q)
         if not blocks or 2 * blocks > at_once:
             return 1
-        return max(min(at_once // blocks, keys // FEWEST_KEYS, MOST_SPLITS), 1)
+        return max(min(at_once // blocks, keys // FEWEST_KEYS, MOST_PARTS), 1)
 
     def launches(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> Launches:
-        """The forward alone; or one that leaves a result and an LSE for each part of the keys in
-        the workspace, all float32, and the merge of those."""
+        """The forward alone, or by parts of the keys and the merge of these."""
         if tile.splits == 1:
             return Launches((Launch(self, problem, tile),))
-        spec, f32 = problem.spec, DType.float32
-        rows = problem.total_q if spec.q_view == "packed" else problem.batch * problem.S_q
-        entries = 1 if spec.q_view == "packed" else problem.batch
-        each = rows // max(entries, 1)
-        # [split, batch, head, row, column], and without the column for the LSE.
-        heads, width = problem.num_heads, pad(spec.value_dim)
-        strides = (heads * each * width, each * width, width)
-        part = replace(
-            problem,
-            spec=replace(spec, lse=True, dtype_out=f32),
-            out_strides=strides,
-            lse_strides=(0 if spec.q_view == "packed" else heads * each, each),
-        )
-        out_bytes = tile.splits * heads * rows * width * 4
-        merged = MergeProblem(
-            MergeSpec(
-                f32,
-                spec.out,
-                spec.value_dim,
-                spec.lse,
-                spec.vector,
-                spec.q_view == "pointers",
-                spec.q_view == "packed",
-            ),
-            tile.splits,
-            entries,
-            heads,
-            each,
-            (rows * heads * width, *strides),
-            (rows * heads, heads * each, each),
-            problem.out_strides,
-            problem.lse_strides,
-            problem.batch,
-        )
-        return Launches(
-            (
-                Launch(self, part, tile, {"out": 0, "lse": out_bytes}),
-                Launch(MERGE, merged, MERGE_TILE, {"outs": 0, "lses": out_bytes}),
-            ),
-            out_bytes + tile.splits * heads * rows * 4,
-        )
+        return in_parts(self, problem, tile, tile.splits)
 
     def defines(self, spec: AttentionSpec, tile: AttentionTile, row: ArchRow) -> dict[str, object]:
         return {
@@ -324,7 +279,7 @@ class AttentionDefinition(KernelDefinition):
     ) -> dict[str, int | float]:
         p = problem
         walks = (p.q_strides, p.k_strides, p.v_strides, p.out_strides)
-        entries = 1 if p.spec.q_view == "packed" else p.batch
+        out_split, lse_split = part_strides(p)
         q_tiles = divide_up(p.S_q * (p.head_group if tile.grouped else 1), tile.bm)
         return {
             **walk_values(_MATRICES, walks),
@@ -338,9 +293,8 @@ class AttentionDefinition(KernelDefinition):
             **divider_values("page_size", max(p.page_size, 1)),
             "num_heads": p.num_heads,
             **divider_values("head_group", p.head_group),
-            # From one part of a split result to the next: all heads of all entries.
-            "out_split": p.out_strides[1] * p.num_heads * entries,
-            "lse_split": p.lse_strides[1] * p.num_heads * entries,
+            "out_split": out_split,
+            "lse_split": lse_split,
             "q_tiles": q_tiles,
             "splits": tile.splits,
             "together": _together(p, tile, q_tiles, device),

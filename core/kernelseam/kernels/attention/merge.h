@@ -2,14 +2,27 @@
 //   s = ln Σ e^(s_n),  o = Σ e^(s_n − s)·o_n.
 // A part that saw no key has s_n = −inf and is not read. No part with a key: zeros and −inf.
 //
-// One thread computes COLUMNS neighbouring columns of one row. Nothing is shared between threads.
+// One thread computes COLUMNS neighbouring columns of one row, and reads AT_ONCE parts together: it waits for memory, which few
+// threads would do for each part anew. Nothing is shared between threads.
 // Constants: KS_T, KS_OUT, KS_DV, KS_LSE, KS_VECTOR (bytes that rows are aligned to), KS_POINTERS (out is a list of
 // matrices), KS_PACKED (only rows from offsets[0] to offsets[sequences] belong to anyone), KS_THREADS.
 #include "tile/tile.h"
 
 typedef KS_T T;
 typedef KS_OUT Out;
-constexpr int COLUMNS = 4, PARTS = (KS_DV + COLUMNS - 1) / COLUMNS;
+constexpr int COLUMNS = 4, PARTS = (KS_DV + COLUMNS - 1) / COLUMNS, AT_ONCE = 4;  // parts whose loads are under way together
+
+template<class X> struct alignas(COLUMNS * sizeof(X)) Columns { X v[COLUMNS]; };
+// Rows of parts lie as their caller likes.
+KS_DEVICE void load(Columns<T>& to, const T* from, int column) {
+  if (KS_DV % COLUMNS == 0 && (i64)from % sizeof(to) == 0) {
+    to = *(const Columns<T>*)from;
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < COLUMNS; e++)
+    if (KS_DV % COLUMNS == 0 || column + e < KS_DV) to.v[e] = from[e];
+}
 
 KS_KERNEL(KS_THREADS, 1)
 merge_states(const T* outs, const float* lses, Out* out, float* lse, const int* offsets, i64 outs_part, i64 outs_batch,
@@ -26,31 +39,42 @@ merge_states(const T* outs, const float* lses, Out* out, float* lse, const int* 
   float top = -infinity();
   bool lost = false;  // a NaN, which a maximum would pass over
 #pragma unroll 1
-  for (int n = 0; n < parts; n++) {
-    const float x = s[n * lses_part];
-    top = maximum(top, x);
-    lost = lost || x != x;
+  for (int n = 0; n < parts; n += AT_ONCE) {
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) {
+      const float x = n + k < parts ? s[(n + k) * lses_part] : -infinity();
+      top = maximum(top, x);
+      lost = lost || x != x;
+    }
   }
   float sum = 0.f, y[COLUMNS] = {};
 #pragma unroll 1
-  for (int n = 0; n < parts; n++) {
-    const float x = s[n * lses_part];
-    if (x == -infinity()) continue;
-    const float weight = exp2_fast(1.44269504f * (x - top));
-    sum += weight;
-    const T* const from = o + n * outs_part;
+  for (int n = 0; n < parts; n += AT_ONCE) {
+    float weights[AT_ONCE];
+    Columns<T> loaded[AT_ONCE];
 #pragma unroll
-    for (int e = 0; e < COLUMNS; e++)
-      if (KS_DV % COLUMNS == 0 || column + e < KS_DV) y[e] += weight * to_sum(from[e]);
+    for (int k = 0; k < AT_ONCE; k++) {
+      const float x = n + k < parts ? s[(n + k) * lses_part] : -infinity();
+      weights[k] = x == -infinity() ? -1.f : exp2_fast(1.44269504f * (x - top));
+      if (weights[k] != -1.f) load(loaded[k], o + (n + k) * outs_part, column);
+    }
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) {
+      if (weights[k] == -1.f) continue;
+      sum += weights[k];
+#pragma unroll
+      for (int e = 0; e < COLUMNS; e++)
+        if (KS_DV % COLUMNS == 0 || column + e < KS_DV) y[e] += weights[k] * to_sum(loaded[k].v[e]);
+    }
   }
   const float inverse = sum == 0.f ? 0.f : 1.f / sum;
   Out* const to = (KS_POINTERS ? listed(out, (i64)batch * num_heads + head) : out + batch * out_batch + head * out_head) +
                   (i64)row * out_row + column;
   if constexpr (KS_VECTOR == 16 && KS_DV % COLUMNS == 0) {
-    struct alignas(COLUMNS * sizeof(Out)) Stored { Out v[COLUMNS]; } z;
+    Columns<Out> z;
 #pragma unroll
     for (int e = 0; e < COLUMNS; e++) z.v[e] = convert<Out>(y[e] * inverse);
-    *(Stored*)to = z;
+    *(Columns<Out>*)to = z;
   } else {
 #pragma unroll
     for (int e = 0; e < COLUMNS; e++)

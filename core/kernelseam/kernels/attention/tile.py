@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
@@ -65,6 +65,10 @@ class AttentionTile:
         more += f"-{self.dtype_kv}" * (self.dtype_kv is not None)
         more += f"-{self.splits}parts" * (self.splits > 1)
         return f"{self.bm}x{self.bn}-{self.warps}{shared}w-{self.stages}{more}"
+
+    def sharing(self, heads: int) -> AttentionTile:
+        """The tile with rows of so many heads."""
+        return replace(self, grouped=heads > 1)
 
     @property
     def bm(self) -> int:

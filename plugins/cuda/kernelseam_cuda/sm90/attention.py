@@ -4,9 +4,16 @@ tensor maps and arguments."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
+from kernelseam.contract import (
+    WORKSPACE_ALIGNMENT,
+    ArchRow,
+    Device,
+    Launch,
+    Launches,
+    TensorMap,
+)
 from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
@@ -20,13 +27,16 @@ from kernelseam.kernels.attention.arguments import (
 )
 from kernelseam.kernels.attention.cost import keys_met
 from kernelseam.kernels.attention.host import VIEWS
+from kernelseam.kernels.attention.parts import in_parts, part_strides
 from kernelseam.kernels.attention.refusals import refuse_but_half_precision, refuse_mixed_views
 from kernelseam.kernels.attention.scores import score_defines, score_values
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
-from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
+from kernelseam.kernels.elements import DEVICE_TYPE, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
 
+from kernelseam_cuda.sm90.attention_covering import covering
+from kernelseam_cuda.sm90.attention_few import fits, for_few, grouped_rows
 from kernelseam_cuda.sm90.attention_pages import (
     MOST_ROWS,
     PAGED_KEYS,
@@ -36,8 +46,9 @@ from kernelseam_cuda.sm90.attention_pages import (
     rows_at_once,
     together,
 )
+from kernelseam_cuda.sm90.attention_sections import tile_count
 from kernelseam_cuda.sm90.attention_softcap import SMALL_CAP, small_cap
-from kernelseam_cuda.sm90.attention_tiles import ATTENTION, HopperAttentionTile
+from kernelseam_cuda.sm90.attention_tiles import ATTENTION, FEW_QUERIES, HopperAttentionTile
 from kernelseam_cuda.sm90.tiles import panel_bytes, promotion
 from kernelseam_cuda.toolchain import sources
 
@@ -62,34 +73,17 @@ MAX_SEQUENCE = 2**30
 """Queries and keys of one sequence, together."""
 DIM_STEP, MAX_DIM = 8, 256
 """Head dims are multiples of the 16 bytes that TMA takes, up to those of the widest tiles."""
-COVERED_DIMS = (
-    (8, 24),
-    (40, 40),
-    (64, 128),
-    (80, 72),
-    (112, 112),
-    (160, 160),
-    (136, 184),
-    (232, 200),
-)
-"""Of the head dims that do not fill their tiles, those that every check compiles."""
 _STORE_ROWS, _QUERY_ROWS = 16, 64
-_SECTION_BYTES = 8 << 20
-"""Keys and values of the heads of a section, whose tiles are scheduled together: as much as stays
-in the L2 cache beside the rest."""
-_LAST_SECTION_TILES = 512
-"""Tiles of the last section, about four a multiprocessor: enough short ones to fill the launch's
-end."""
-_LAST_SECTION_BYTES, _LAST_SECTION_HEADS = 32 << 20, 16
-"""No more of its keys and values, or of its heads, whichever is more heads, where blocks ask late
-for tiles, so that they end together with fewer of them."""
 _COUNTERS_BYTES = 8
 
 _MAPS = ("q_map", "k_map", "v_map", "out_map")
 _MATRICES = ("q", "k", "v", "out")
 _POINTERS = (*_MATRICES, "lse", "sinks", *SEQUENCE_POINTERS)
 _FLOATS = ("scale_log2", "cap", "cap_inverse")
-_TILE_COUNT = ("q_tiles", "total", "section", "last_section", "batch", "num_heads", "head_group")
+_TILE_COUNT = (
+    *("q_tiles", "total", "section", "last_section", "batch"),
+    *("tile_heads", "tile_head_group", "parts"),
+)
 _KEYS = Structure(tuple((m, matrices(m)) for m in ("k", "v")))
 
 
@@ -106,6 +100,7 @@ def _signature(keys: Structure) -> Signature:
                         ("keys", keys),
                         ("out", matrices("out")),
                         ("lse", row_values("lse")),
+                        *((f"{n}_part", "i64") for n in ("out", "lse")),
                         ("sinks", "pointer"),
                         ("counter", "pointer"),
                         ("num_heads", "i32"),
@@ -118,7 +113,7 @@ def _signature(keys: Structure) -> Signature:
                 "count",
                 Structure(
                     tuple((n, "i32") for n in _TILE_COUNT),
-                    (*_TILE_COUNT[:-2], "heads", "head_group"),
+                    (*_TILE_COUNT[:-3], "heads", "head_group", "parts"),
                 ),
             ),
             ("left", "i32"),
@@ -136,16 +131,6 @@ _OPERANDS = {
     "k_offsets": "cu_seqlens_k",
     "table": "block_table",
 }
-
-
-@dataclass(frozen=True)
-class _TileCount:
-    """The number of a launch's tiles; tiles.h has their order."""
-
-    q_tiles: int
-    total: int
-    section: int
-    last_section: int
 
 
 def refuse_dims(spec: AttentionSpec) -> str | None:
@@ -183,6 +168,9 @@ class HopperAttention(KernelDefinition):
     source = "sm90/attention/forward.h"
     multiplies = True
     known_tiles: tuple[HopperAttentionTile, ...] = ATTENTION
+    few_queries: tuple[HopperAttentionTile, ...] = FEW_QUERIES
+    """Tiles for few queries, whose heads may share tiles and whose keys may be in parts; (): those
+    are not treated apart."""
     options = OPTIONS
 
     @cached_property
@@ -216,20 +204,34 @@ class HopperAttention(KernelDefinition):
         return refuse_dims(spec)
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperAttentionTile, ...]:
-        """Those of the narrowest width that holds the head dims."""
+        """Those of the narrowest width that holds the head dims. Only parts of keys have a result
+        of float32."""
+        if spec.out is DType.float32:
+            tiles = (*self._fitting(spec, self.known_tiles), *self._fitting(spec, self.few_queries))
+            return tuple(replace(t, parts=2) for t in tiles)
+        return self._fitting(spec, self.known_tiles)
+
+    def _fitting(
+        self, spec: AttentionSpec, tiles: tuple[HopperAttentionTile, ...]
+    ) -> tuple[HopperAttentionTile, ...]:
         hides = self.hides(spec)
         width = next(w for w in self.widths if spec.head_dim <= w[0] and spec.value_dim <= w[1])
         return tuple(
             replace(t, page_rows=MOST_ROWS * _paged(spec))
-            for t in self.known_tiles
+            for t in tiles
             if (t.head_dim, t.value_dim) == width
             and t.hides in (None, hides)
             and (spec.causal or not t.late)
         )
 
     def tiles_of(self, problem: AttentionProblem, row: ArchRow) -> tuple[HopperAttentionTile, ...]:
-        """The spec's tiles, of as many rows of a page as its size allows."""
+        """The spec's tiles, of as many rows of a page as its size allows; those for few queries
+        last."""
         tiles = self.tiles(problem.spec, row)
+        if not problem.spec.batch_invariant:
+            tiles += tuple(
+                t for t in self._fitting(problem.spec, self.few_queries) if fits(problem, t)
+            )
         if not _paged(problem.spec):
             return tiles
         return tuple(replace(t, page_rows=rows_at_once(problem.page_size)) for t in tiles)
@@ -239,29 +241,40 @@ class HopperAttention(KernelDefinition):
         return spec.causal or spec.window
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperAttentionTile:
-        """That of the least predicted time, of those for short sequences where they are. A
-        batch-invariant result does not depend on it."""
+        """That of the least predicted time, of those for short sequences where they are, and for
+        few queries. A batch-invariant result does not depend on it."""
         tiles = self.tiles_of(problem, row)
         if problem.spec.batch_invariant:
             return tiles[0]
         short = problem.S_k < SHORT_SEQUENCE
-        return min(
-            [t for t in tiles if t.short is short] or tiles,
-            key=lambda t: predicted(self.work(problem, t, device), row.costs, device.limits),
-        )
+        tiles = tuple(t for t in tiles if t.short is short or t.most_rows) or tiles
+        if self.few_queries:
+            tiles = for_few(problem, tiles, device)
+
+        def seconds(tile: HopperAttentionTile) -> float:
+            works = (
+                x.kernel.work(x.problem, x.tile, device)
+                for x in self.launches(problem, tile, device).kernels
+            )
+            return sum(predicted(w, row.costs, device.limits) for w in works)
+
+        return min(tiles, key=seconds)
 
     def launches(
         self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device
     ) -> Launches:
-        """The kernel alone. Where tiles differ in length a counter in the workspace hands them out;
-        the last block leaves it 0."""
-        if not _counted(problem.spec):
-            return Launches((Launch(self, problem, tile),))
-        return Launches(
-            (Launch(self, problem, tile, {"counter": 0}),),
-            _COUNTERS_BYTES,
-            zeroed_bytes=_COUNTERS_BYTES,
-        )
+        """The kernel alone, or by parts of the keys and the merge of these. Where tiles differ in
+        length a counter in the workspace hands them out; the last block leaves it 0."""
+        counter = _COUNTERS_BYTES if _counted(problem.spec) else 0
+        launches = Launches((Launch(self, problem, tile),), counter)
+        if tile.parts > 1:
+            behind = WORKSPACE_ALIGNMENT if counter else 0
+            launches = in_parts(self, problem, tile, tile.parts, behind)
+        if not counter:
+            return launches
+        first, *others = launches.kernels
+        counted = replace(first, workspace={**first.workspace, "counter": 0})
+        return replace(launches, steps=(counted, *others), zeroed_bytes=counter)
 
     def defines(
         self, spec: AttentionSpec, tile: HopperAttentionTile, row: ArchRow
@@ -285,6 +298,8 @@ class HopperAttention(KernelDefinition):
             "STAGES": tile.stages,
             "Q_STAGES": tile.q_stages,
             "OUT_STAGES": tile.out_stages,
+            "GROUP_HEADS": tile.group_heads,
+            "IN_PARTS": tile.parts > 1,
             "TURNS": tile.turns,
             "EARLY": tile.early,
             "AHEAD": tile.ahead,
@@ -303,7 +318,8 @@ class HopperAttention(KernelDefinition):
         return _PAGED_SIGNATURE if _paged(spec) else _SIGNATURE
 
     def grid(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> int:
-        return min(_tiles(problem, tile).total, max(device.limits.compute_units, 1))
+        tiles = tile_count(problem, tile).total * tile.parts
+        return min(tiles, max(device.limits.compute_units, 1))
 
     def threads(self, tile: HopperAttentionTile, row: ArchRow) -> int:
         return 128 * (tile.groups + 1)
@@ -314,12 +330,15 @@ class HopperAttention(KernelDefinition):
     def values(
         self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device
     ) -> dict[str, int | float]:
-        p, count, scores = problem, _tiles(problem, tile), score_values(problem)
+        p, count, scores = problem, tile_count(problem, tile), score_values(problem)
+        out_part, lse_part = part_strides(p)
         walks = (p.q_strides, p.k_strides, p.v_strides, p.out_strides)
         return {
             **walk_values(_MATRICES, walks),
             "lse_batch": p.lse_strides[0],
             "lse_head": p.lse_strides[1],
+            "out_part": out_part,
+            "lse_part": lse_part,
             "counter": 0,
             "num_heads": p.num_heads,
             "zero": 0,
@@ -330,7 +349,9 @@ class HopperAttention(KernelDefinition):
             "section": count.section,
             "last_section": count.last_section,
             "batch": p.batch,
-            "head_group": p.head_group,
+            "tile_heads": p.num_heads // tile.group_heads,
+            "tile_head_group": p.head_group // tile.group_heads,
+            "parts": tile.parts,
             **{name: scores[name] for name in ("left", "right", *_FLOATS)},
             **small_cap(scores["cap"], scores["cap_inverse"]),
             **(page_values(p) if _paged(p.spec) else {}),
@@ -371,29 +392,38 @@ class HopperAttention(KernelDefinition):
                 return page_map(p, operand, width, strides, tile.page_rows)
             return map_of(operand, width, keys, p.kv_heads, strides, tile.bn)
 
+        q_map = map_of("q", s.head_dim, queries, p.num_heads, p.q_strides, _QUERY_ROWS)
+        if tile.group_heads > 1:
+            q_map = grouped_rows(q_map, tile.group_heads)
+        by_rows = tile.group_heads > 1 or tile.parts > 1  # whose results are not stored by TMA
         return {
-            "q_map": map_of("q", s.head_dim, queries, p.num_heads, p.q_strides, _QUERY_ROWS),
+            "q_map": q_map,
             "k_map": keys_of("k", s.head_dim, p.k_strides),
             "v_map": keys_of("v", s.value_dim, p.v_strides),
-            "out_map": map_of("out", s.value_dim, queries, p.num_heads, p.out_strides, _STORE_ROWS),
+            "out_map": q_map
+            if by_rows
+            else map_of("out", s.value_dim, queries, p.num_heads, p.out_strides, _STORE_ROWS),
         }
 
     def variants(
         self, problem: AttentionProblem, row: ArchRow, device: Device
     ) -> dict[str, HopperAttentionTile]:
-        tiles = (self.tile(problem, row, device), *self.tiles_of(problem, row))
-        return {t.name: t for t in (tiles[:1] if problem.spec.batch_invariant else tiles)}
+        first, known = self.tile(problem, row, device), self.tiles_of(problem, row)
+        if problem.spec.batch_invariant:
+            return {first.name: first}
+        few = for_few(problem, known, device) if self.few_queries else ()
+        return {t.name: t for t in (first, *known, *few)}
 
     def work(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> Work:
         """A tile's queries meet the keys visible to its middle one, and half a block and half a
-        tile more."""
+        tile more; a part of the keys, its share."""
         p = problem
-        keys, longest = keys_met(p, tile.bm, tile.bn, p.S_q, p.S_k)
-        step = 2.0 * tile.bm * tile.columns(p.spec.head_dim, p.spec.value_dim)
-        tiles = _tiles(p, tile).total
+        keys, longest = keys_met(p, tile.bm // tile.group_heads, tile.bn, p.S_q, p.S_k)
+        columns = tile.columns(p.spec.head_dim, p.spec.value_dim)
+        step = 2.0 * tile.bm * columns / tile.parts
         return Work(
             p.bytes_moved,
-            tiles,
+            tile_count(p, tile).total * tile.parts,
             step * keys,
             step * longest,
             p.spec.dtype,
@@ -402,41 +432,7 @@ class HopperAttention(KernelDefinition):
         )
 
     def covering(self) -> Iterable[Covered]:
-        """Every dtype and width of tiles with and without a causal mask; head dims that do not fill
-        them; every option; packed sequences."""
-        f16, bf16 = DType.float16, DType.bfloat16
-        for both in self.widths:
-            yield Covered(self, AttentionSpec(bf16, *both, True, True))
-            yield Covered(self, AttentionSpec(f16, *both))
-        for both in COVERED_DIMS:
-            part = AttentionSpec(bf16, *both, lse=True)
-            yield Covered(
-                self, replace(part, causal=True, q_view="packed", kv_view="packed"), often=False
-            )
-            yield Covered(self, replace(part, softcap=True))
-        plain = AttentionSpec(bf16, 128, 128, lse=True)
-        packed = replace(plain, q_view="packed", kv_view="packed")
-        yield Covered(self, replace(packed, causal=True))
-        yield Covered(self, replace(plain, window=True, softcap=True, sinks=True, lengths=True))
-        yield Covered(
-            self,
-            AttentionSpec(
-                f16, 64, 64, window=True, softcap=True, q_view="packed", kv_view="packed"
-            ),
-        )
-        yield Covered(self, replace(plain, window=True), often=False)
-        yield Covered(self, replace(packed, window=True), often=False)
-        paged = replace(plain, kv_view="paged", lengths=True)
-        yield Covered(self, replace(paged, causal=True, q_view="packed"))
-        yield Covered(self, replace(paged, window=True, softcap=True, sinks=True), often=False)
-        for both in self.widths:
-            spec = AttentionSpec(f16, *both, True, True, q_view="packed", kv_view="paged")
-            yield Covered(self, replace(spec, lengths=True), often=both == (96, 96))
-        yield Covered(self, replace(plain, softcap=True, sinks=True), often=False)
-        yield Covered(self, replace(plain, lengths=True, causal=True), often=False)
-        yield Covered(
-            self, AttentionSpec(bf16, 256, 256, window=True, softcap=True, lse=True), often=False
-        )
+        return covering(self, self.widths)
 
 
 def _counted(spec: AttentionSpec) -> bool:
@@ -451,17 +447,3 @@ def is_ragged(spec: AttentionSpec) -> bool:
 
 def _paged(spec: AttentionSpec) -> bool:
     return spec.kv_view == "paged"
-
-
-def _tiles(p: AttentionProblem, tile: HopperAttentionTile) -> _TileCount:
-    """Sections of heads whose keys and values fit into a part of L2, and no fewer than the
-    tile's."""
-    q_tiles, heads, group = divide_up(p.S_q, tile.bm), p.batch * p.num_heads, p.head_group
-    head_bytes = p.S_k * (p.spec.head_dim + p.spec.value_dim) * p.spec.kv.itemsize
-    section = min(max(tile.fewest_heads, _SECTION_BYTES // head_bytes) * group, heads)
-    last_heads = _LAST_SECTION_TILES // q_tiles
-    if tile.late:
-        cached = max(_LAST_SECTION_BYTES // head_bytes, _LAST_SECTION_HEADS)
-        last_heads = min(last_heads, cached)
-    last = min(max(section, last_heads * group), heads)
-    return _TileCount(q_tiles, q_tiles * heads, section, last)

@@ -34,7 +34,7 @@ from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
 
-from kernelseam_cuda.sm90.attention import COVERED_DIMS, refuse_dims, refuse_rows
+from kernelseam_cuda.sm90.attention import refuse_dims, refuse_rows
 from kernelseam_cuda.sm90.attention_bwd_cost import (
     BackwardTile,
     gradient_work,
@@ -43,6 +43,7 @@ from kernelseam_cuda.sm90.attention_bwd_cost import (
     tile_count,
     total_blocks,
 )
+from kernelseam_cuda.sm90.attention_covering import COVERED_DIMS
 from kernelseam_cuda.sm90.attention_tiles import (
     ATTENTION_BWD,
     BACKWARD_REGISTERS,

@@ -30,6 +30,7 @@ class HopperE4m3Attention(HopperAttention):
 
     name = "sm90-e4m3"
     known_tiles = E4M3_ATTENTION
+    few_queries = ()
     options = OPTIONS | _STORED
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:

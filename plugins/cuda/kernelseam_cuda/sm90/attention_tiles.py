@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernelseam_cuda.sm90.tiles import (
     COLUMN_STEP,
@@ -23,6 +23,8 @@ _WHOLE_COLUMNS = 192
 """Of a step's queries that the wide gradients have in one part; of more in two."""
 _WARP_PANEL_BYTES = 16 * 128
 """A warp's rows of one panel of the result."""
+_ALONE = 40, 240
+"""Registers, as ``REGISTERS``, beside a single consumer of attention."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,13 @@ class HopperAttentionTile:
     """Only for specs that hide keys by their place, or only for others; None: for all."""
     short: bool = False
     """For few keys; a batch-invariant spec does not ask."""
+    most_rows: int = 0
+    """Only for so few queries of heads that share keys; 0: for any number."""
+    group_heads: int = 1
+    """No column of the table but chosen for a problem, as ``parts``: query heads that share a
+    tile's rows."""
+    parts: int = 1
+    """Of a tile's keys, each a work tile."""
     rate: float = 0.0
     """The part of the arch's product rate that the loop reaches at the widest head dims."""
     softmax_columns: int = 200
@@ -70,7 +79,7 @@ class HopperAttentionTile:
     @property
     def registers(self) -> tuple[int, int]:
         """Of a thread of the loading warpgroup and of a consumer's."""
-        return REGISTERS[self.groups]
+        return _ALONE if self.groups == 1 else REGISTERS[self.groups]
 
     @property
     def name(self) -> str:
@@ -78,8 +87,13 @@ class HopperAttentionTile:
         way = "-turns" * self.turns + "-early" * self.early + "-remake" * self.remake
         way += "-late" * self.late
         way += f"-{self.fewest_heads}heads" * (self.fewest_heads != 2)
+        way += "-grouped" * (self.group_heads > 1) + f"-{self.parts}parts" * (self.parts > 1)
         way += f"-{self.page_rows}page-rows" * (self.page_rows > 0)
         return f"{self.bm}x{self.bn}-{self.stages}-{self.ahead}ahead{way}"
+
+    def sharing(self, heads: int) -> HopperAttentionTile:
+        """The tile with rows of so many heads."""
+        return replace(self, group_heads=heads)
 
     @property
     def bm(self) -> int:
@@ -173,6 +187,17 @@ ATTENTION = (
     ),
 )
 """The preferred of a spec first."""
+
+FEW_QUERIES = (
+    HopperAttentionTile(64, 64, 2, 128, 4, 2, 1, True, True, 24, most_rows=128, rate=0.9),
+    HopperAttentionTile(64, 64, 1, 128, 5, 2, 1, False, True, 24, most_rows=64, rate=0.45),
+    HopperAttentionTile(96, 96, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=0.5),
+    HopperAttentionTile(128, 128, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=0.6),
+    HopperAttentionTile(192, 128, 1, 128, 2, 1, 1, False, False, 24, most_rows=64, rate=0.6),
+    HopperAttentionTile(192, 192, 1, 96, 2, 1, 1, False, False, 24, most_rows=64, rate=0.6),
+    HopperAttentionTile(256, 256, 1, 64, 2, 1, 2, False, False, 32, most_rows=64, rate=0.6),
+)
+"""Beside those of ``ATTENTION``, whose other rows would be empty."""
 
 E4M3_REGISTERS = {
     (64, 2): (56, 224),

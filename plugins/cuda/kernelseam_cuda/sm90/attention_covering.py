@@ -1,0 +1,71 @@
+"""For which specs the tests compile cuda_kernels/sm90/attention/forward.h, and the table of kernel
+facts has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kernelseam.descriptors.attention.problem import AttentionSpec
+from kernelseam.dtypes import DType
+from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.definition import KernelDefinition
+
+COVERED_DIMS = (
+    (8, 24),
+    (40, 40),
+    (64, 128),
+    (80, 72),
+    (112, 112),
+    (160, 160),
+    (136, 184),
+    (232, 200),
+)
+"""Of the head dims that do not fill their tiles, those that every check compiles."""
+
+
+def covering(kernel: KernelDefinition, widths: tuple[tuple[int, int], ...]) -> Iterator[Covered]:
+    """Every dtype and width of tiles with and without a causal mask; head dims that do not fill
+    them; every option; packed sequences."""
+    f16, bf16 = DType.float16, DType.bfloat16
+    for both in widths:
+        yield Covered(kernel, AttentionSpec(bf16, *both, True, True))
+        yield Covered(kernel, AttentionSpec(f16, *both))
+    for both in COVERED_DIMS:
+        part = AttentionSpec(bf16, *both, lse=True)
+        yield Covered(
+            kernel, replace(part, causal=True, q_view="packed", kv_view="packed"), often=False
+        )
+        yield Covered(kernel, replace(part, softcap=True))
+    plain = AttentionSpec(bf16, 128, 128, lse=True)
+    packed = replace(plain, q_view="packed", kv_view="packed")
+    yield Covered(kernel, replace(packed, causal=True))
+    yield Covered(kernel, replace(plain, window=True, softcap=True, sinks=True, lengths=True))
+    yield Covered(
+        kernel,
+        AttentionSpec(f16, 64, 64, window=True, softcap=True, q_view="packed", kv_view="packed"),
+    )
+    yield Covered(kernel, replace(plain, causal=True), grouped=True, often=False)
+    for both in widths:
+        part = AttentionSpec(bf16, *both, lse=True, dtype_out=DType.float32)
+        yield Covered(kernel, part, often=both == (64, 64))
+        whole = both == (128, 128)
+        yield Covered(kernel, replace(part, causal=True), grouped=True, often=whole)
+    parts = replace(plain, dtype_out=DType.float32)
+    parts = replace(parts, window=True, softcap=True, sinks=True)
+    yield Covered(kernel, parts, often=False)
+    yield Covered(kernel, replace(parts, q_view="packed", kv_view="packed"), often=False)
+    yield Covered(kernel, replace(parts, kv_view="paged", lengths=True), True, often=False)
+    yield Covered(kernel, replace(plain, window=True), often=False)
+    yield Covered(kernel, replace(packed, window=True), often=False)
+    paged = replace(plain, kv_view="paged", lengths=True)
+    yield Covered(kernel, replace(paged, causal=True, q_view="packed"))
+    yield Covered(kernel, replace(paged, window=True, softcap=True, sinks=True), often=False)
+    for both in widths:
+        spec = AttentionSpec(f16, *both, True, True, q_view="packed", kv_view="paged")
+        yield Covered(kernel, replace(spec, lengths=True), often=both == (96, 96))
+    yield Covered(kernel, replace(plain, softcap=True, sinks=True), often=False)
+    yield Covered(kernel, replace(plain, lengths=True, causal=True), often=False)
+    yield Covered(
+        kernel, AttentionSpec(bf16, 256, 256, window=True, softcap=True, lse=True), often=False
+    )

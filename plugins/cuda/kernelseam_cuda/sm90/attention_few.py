@@ -1,0 +1,68 @@
+"""Few queries in cuda_kernels/sm90/attention/forward.h: query heads that share keys share a tile's
+rows, and keys are cut into parts, so that the device is full."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kernelseam.contract import Device, TensorMap
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.kernels.attention.parts import FEWEST_KEYS, MOST_PARTS
+from kernelseam.kernels.elements import divide_up
+
+from kernelseam_cuda.sm90.attention_tiles import HopperAttentionTile
+
+ROWS = 64
+"""Of a box of queries: whole queries of a group's heads."""
+
+
+def shared_rows(p: AttentionProblem, tile: HopperAttentionTile) -> HopperAttentionTile:
+    """The tile with rows of all heads of a group, where that makes fewer tiles of them. Such rows
+    are not stored by TMA, which costs more than the last tile's empty rows of many."""
+    group, few = p.head_group, p.S_q <= 2 * tile.bm
+    apart, together = group * divide_up(p.S_q, tile.bm), divide_up(p.S_q * group, tile.bm)
+    shares = few and 1 < group <= ROWS and ROWS % group == 0 and together < apart
+    return tile.sharing(group) if shares else tile
+
+
+def fits(p: AttentionProblem, tile: HopperAttentionTile) -> bool:
+    """Whether a tile is for so few queries."""
+    return not tile.most_rows or p.S_q * p.head_group <= tile.most_rows
+
+
+def for_few(
+    p: AttentionProblem, tiles: tuple[HopperAttentionTile, ...], device: Device
+) -> tuple[HopperAttentionTile, ...]:
+    """These tiles, and of few queries those with rows of all heads of a group and with keys in
+    parts."""
+    shared = tuple(dict.fromkeys((*tiles, *(shared_rows(p, t) for t in tiles))))
+    return tuple(dict.fromkeys((*shared, *(parted(p, t, device) for t in shared))))
+
+
+def grouped_rows(map_of_queries: TensorMap, group: int) -> TensorMap:
+    """A map of queries by rows whose boxes have all heads of a group, for one query after the
+    other: axes column, head of the group, row, group, batch."""
+    width, rows, heads, batch = map_of_queries.extents
+    one, row, head, entry = map_of_queries.strides
+    columns, box, *_ = map_of_queries.box
+    return replace(
+        map_of_queries,
+        extents=(width, group, rows, heads // group, batch),
+        strides=(one, head, row, head * group, entry),
+        box=(columns, group, box // group, 1, 1),
+    )
+
+
+def tiles_of_heads(p: AttentionProblem, tile: HopperAttentionTile) -> int:
+    """Tiles of all heads of the batch, each sequence as long as the longest."""
+    heads = p.batch * p.num_heads // tile.group_heads
+    return heads * divide_up(p.S_q * tile.group_heads, tile.bm)
+
+
+def parted(p: AttentionProblem, tile: HopperAttentionTile, device: Device) -> HopperAttentionTile:
+    """The tile with keys in so many parts that the device is full, where tiles fill less than half
+    of it."""
+    tiles, units = tiles_of_heads(p, tile), device.limits.compute_units
+    keys = p.S_k if p.left is None else min(p.S_k, p.left + p.S_q)
+    parts = 1 if not tiles or 2 * tiles > units else units // tiles
+    return replace(tile, parts=max(min(parts, keys // FEWEST_KEYS, MOST_PARTS), 1))
