@@ -242,6 +242,23 @@ def test_nested_tensors_are_packed_rows(layout: str) -> None:
         torch.testing.assert_close(parts[0][i].grad.double(), leaf.grad, rtol=1e-4, atol=1e-5)
 
 
+def test_nested_tensors_with_gaps_and_the_remedy(refused: Refused) -> None:
+    rows, offsets = cells(16, 4, 8), torch.tensor([0, 8, 16])
+    x = torch.nested.nested_tensor_from_jagged(rows, offsets, lengths=torch.tensor([3, 5]))
+    x = x.transpose(1, 2)
+    refused(
+        "q = with gaps between its rows: must lie without. Pass torch.nested.as_nested_tensor("
+        "q.unbind(), layout=torch.jagged).",
+        lambda: ks.attention(x, x, x),
+    )
+    dense = torch.nested.as_nested_tensor(x.unbind(), layout=torch.jagged)
+    for got, start, n in zip(
+        ks.attention(dense, dense, dense).unbind(), (0, 8), (3, 5), strict=True
+    ):
+        part = rows[start : start + n].transpose(0, 1)[None]
+        torch.testing.assert_close(got, ks.attention(part, part, part)[0])
+
+
 def test_nested_tensors_that_are_refused(refused: Refused) -> None:
     rows = nested((3, 5), 4, 1)
     results = torch.nested.as_nested_tensor(rows, layout=torch.jagged)

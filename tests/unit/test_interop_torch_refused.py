@@ -245,3 +245,64 @@ def test_tangents_are_refused() -> None:
             ):
                 call(x, dual)
         kernelseam.matmul2d(x, x)
+
+
+def test_pages_have_no_gradients_whose_implementation_could_be_named(refused: Refused) -> None:
+    pages = {"k_pages": cells(2, 4, 1, 4), "v_pages": cells(2, 4, 1, 4)}
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    refused(
+        "bwd_implementation = numpy: gradients do not flow through pages. Leave it out, or leave "
+        "the pages out.",
+        lambda: ks.fused_qkv_projection(
+            cells(1, 3, 5),
+            cells(16, 5),
+            None,
+            2,
+            1,
+            **pages,
+            block_table=table,
+            bwd_implementation="numpy",
+        ),
+    )
+
+
+def test_options_of_results_that_are_made_beforehand(refused: Refused) -> None:
+    """By their own name, and an empty name is none that is left out."""
+    rows = [cells(3, 2, 4) for _ in "qkv"]
+    for dtype, rule in (
+        ("", f"out_dtype = '': {DTYPES}. Convert the array or name one of these."),
+        ("zeros", f"out_dtype = zeros: {DTYPES}. Convert the array or name one of these."),
+        ("float64", "out_dtype = float64: must be float32. Name another, or leave it out."),
+    ):
+        refused(
+            rule,
+            lambda dtype=dtype: ks.attention_varlen(
+                *rows, offsets(), offsets(), 3, 3, out_dtype=dtype
+            ),
+        )
+
+
+def test_sdpa_names_its_own_arguments(refused: Refused) -> None:
+    x = cells(1, 2, 3, 4)
+    sdpa: Any = ks.scaled_dot_product_attention
+    refused(
+        "key = an array of float64: must be float32 as query is. Convert the array, or correct the "
+        "dtype.",
+        lambda: sdpa(x, x.double(), x),
+    )
+    refused(
+        "query = str: must be a torch tensor. Pass torch.as_tensor(…).", lambda: sdpa("q", x, x)
+    )
+    refused(
+        "is_causal = 1: must be True or False. Pass a bool.", lambda: sdpa(x, x, x, is_causal=1)
+    )
+    refused(
+        "attn_mask = an array of shape [5, 3]: must repeat to [1, 2, 3, 3]. Check the order of the "
+        "axes.",
+        lambda: sdpa(x, x, x, torch.ones(5, 3)),
+    )
+    refused(
+        "query = an array of shape [1, 2, 3, 4]: must repeat along its leading axes to those of "
+        "key and value, of shapes [2, 2, 3, 4] and [3, 2, 3, 4]. Check the order of the axes.",
+        lambda: sdpa(x, x.expand(2, -1, -1, -1), x.expand(3, -1, -1, -1)),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernelseam.errors import InvalidValue, KernelSeamError
-from public_calls import CALLS, Arguments, PublicCall
+from public_calls import CALLS as OF_ARRAYS
+from public_calls import Arguments, PublicCall
 from wrong_values import NEVER, wrong
+
+if find_spec("torch") is None:
+    CALLS = OF_ARRAYS
+else:
+    from torch_calls import DOORS
+
+    CALLS = {**OF_ARRAYS, **DOORS}
 
 LONGEST = 500
 """Characters of a refusal."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_function import with_rows
 from kernelseam.interop.torch_library.dtypes import torch_dtype
 from kernelseam.ops.attention import attention, attention_varlen
@@ -30,7 +31,14 @@ def forward(operands: Mapping[str, Tensor], options: Mapping[str, Any]) -> Any:
         if dtype is None:
             dtype = torch.bfloat16 if q.itemsize == 1 else q.dtype
         given["out"] = torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=dtype, device=q.device)
-    result = attention_varlen(**given)  # refuses those without an out
+    try:
+        result = attention_varlen(**given)  # refuses those without an out
+    except InvalidValue as e:
+        if e.field != "out" or "out" in operands:
+            raise
+        raise InvalidValue(
+            "out_dtype", options["out_dtype"], e.rule, "Name another, or leave it out"
+        ) from None
     if given.get("return_lse"):
         clear_beyond(result[1], operands["cu_seqlens_q"], -torch.inf, axis=1)
     return result

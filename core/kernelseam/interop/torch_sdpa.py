@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelseam.descriptors.common.validation import flag, number
+from kernelseam.descriptors.common.wording import Wording
 from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_autograd import attention
 from kernelseam.interop.torch_function import tensors, with_rows
@@ -72,9 +73,19 @@ def scaled_dot_product_attention(
             k, v = k[..., :rows, :], v[..., :rows, :]
         # from the bottom right, where the diagonal of attention ends
         options |= {"window": (None, rows - keys)} if rows > keys else {"causal": True}
-    out = attention(q, k, v, **options)
+    try:
+        out = attention(q, k, v, **options)
+    except InvalidValue as e:
+        if torch.compiler.is_compiling():  # which follows no regular expressions
+            raise
+        raise _WORDING.reworded(e) from None
     lead = (*batch, q.shape[1]) if max(x.dim() for x in (query, key, value)) > 2 else ()
     return out.reshape(*lead, *out.shape[-2:])
+
+
+_WORDING = Wording(
+    {"q": "query", "k": "key", "v": "value", "mask": "attn_mask", "bias": "attn_mask"}
+)
 
 
 def _heads(

@@ -369,7 +369,7 @@ def _out_dtype(
     """The results' dtype: as requested, which must match arrays given for results."""
     given = infos[name].dtype if name in infos else None
     if requested is None:
-        return given or default
+        return default if given is None else DType.of(given, f"{name}.dtype")
     dtype = DType.of(requested, "out_dtype")
     if given is not None and dtype is not given:
         raise InvalidValue(

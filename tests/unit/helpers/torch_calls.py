@@ -20,7 +20,7 @@ def tensor(x: Any) -> Any:
     """An array as a tensor, in tuples too; what torch has no dtype for as it is."""
     if type(x) is np.ndarray:
         try:
-            return torch.from_numpy(x)
+            return torch.from_numpy(x if x.flags.writeable else x.copy())
         except (TypeError, ValueError):
             return x
     return tuple(map(tensor, x)) if type(x) is tuple else x
@@ -49,7 +49,7 @@ def _sdpa() -> Arguments:
         "query": q,
         "key": k,
         "value": k.copy(),
-        "attn_mask": np.ones((2, 1, 5, 6), bool),
+        "attn_mask": np.ones((2, 1, 5, 1), bool),
         "dropout_p": 0.0,
         "is_causal": False,
         "scale": None,
