@@ -1,5 +1,5 @@
 """Tiles of Hopper's attention and its gradients: choices measured on an H200
-(``benchmarks/NOTES.md``), no code."""
+(``benchmarks/notes``), no code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiles of Hopper's products: choices measured on an H200 (``benchmarks/NOTES.md``), no code; and
+"""Tiles of Hopper's products: choices measured on an H200 (``benchmarks/notes``), no code; and
 what its tiles of attention share with them."""
 
 from __future__ import annotations
