@@ -103,8 +103,9 @@ def _call_on_current_stream(session: Session) -> tuple[Run, Run | None]:
 
 
 def _launch(session: Session) -> tuple[Run, Run | None]:
-    launch, stream = _call(session).launcher(), session.stream()
-    return lambda: launch(stream), None
+    call, stream = _call(session), session.stream()
+    launch = call.launcher()
+    return lambda call=call: launch(stream), None  # the call keeps the arrays
 
 
 def _call_of_product(session: Session) -> tuple[Run, Run | None]:
