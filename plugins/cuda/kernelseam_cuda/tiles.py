@@ -259,16 +259,23 @@ ATTENTION = (
 )
 
 DECODE = (
-    DecodeTile(_HALF_PRECISION, 64, 4, 16, 16, 5, 2, q_resident=True, item_cost=12),
-    DecodeTile(_HALF_PRECISION, 64, 4, 32, 32, 3, 2, q_resident=True),
+    DecodeTile(
+        *(_HALF_PRECISION, 64, 4, 16, 16, 5, 2),
+        q_resident=True,
+        item_cost=12,
+        block_seconds=2.6e-6,
+        item_seconds=4.4e-7,
+    ),
+    DecodeTile(_HALF_PRECISION, 64, 4, 32, 32, 3, 2, q_resident=True, item_seconds=1e-6),
     DecodeTile(_HALF_PRECISION, 128, 4, 16, 16, 3, 2, q_resident=True),
-    DecodeTile(_HALF_PRECISION, 128, 4, 32, 16, 3, 1, rate=0.2),
+    DecodeTile(_HALF_PRECISION, 128, 4, 32, 16, 3, 1, rate=0.2, item_seconds=1.5e-6),
     DecodeTile(_HALF_PRECISION, 128, 4, 16, 16, 2, 1, q_resident=True, rate=0.2),
-    DecodeTile(_HALF_PRECISION, 256, 4, 16, 16, 3, 1, item_cost=5, rate=0.3),
-    DecodeTile(_HALF_PRECISION, 256, 4, 16, 16, 2, 1, item_cost=5, rate=0.3),
-    DecodeTile(_HALF_PRECISION, 256, 2, 16, 16, 2, 1, item_cost=5, rate=0.2),
+    DecodeTile(_HALF_PRECISION, 256, 4, 16, 16, 3, 1, item_cost=5, rate=0.15, item_seconds=2.5e-6),
+    DecodeTile(_HALF_PRECISION, 256, 4, 16, 16, 2, 1, item_cost=5, rate=0.15, item_seconds=2.4e-6),
+    DecodeTile(_HALF_PRECISION, 256, 2, 16, 16, 2, 1, item_cost=5, rate=0.07, item_seconds=2.7e-6),
 )
-"""Few queries over many keys. An H200 measured 16 rows of D 128; its other rates are estimates."""
+"""Few queries over many keys. An H200 measured 16 rows of D 128, and random problems
+(``python -m benchmarks choices``) the seconds of an item and the rates of D 256."""
 
 _E4M3 = DType.float8_e4m3fn
 _STORED_GEMM = tuple(

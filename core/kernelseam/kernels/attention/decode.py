@@ -110,6 +110,8 @@ class DecodeTile:
     rate: float = field(default=0.4, compare=False)
     """As in GemmTile; so ``block_seconds``."""
     block_seconds: float = field(default=4e-6, compare=False)
+    item_seconds: float = field(default=8e-7, compare=False)
+    """Of a sequence's KV head with a tile of its rows, whatever its keys."""
     dtype_kv: DType | None = None
     """As in AttentionTile; so ``widened``."""
     widened: bool = False
@@ -284,8 +286,8 @@ class AttentionDecode(KernelDefinition):
         return {p: _OPERANDS.get(p, p) for p in (*_POINTERS, *stored_pointers(spec))}
 
     def work(self, problem: AttentionProblem, tile: DecodeTile, device: Device) -> Work:
-        """Every block an equal part of all keys that are seen, whole tiles of rows. Each tile of
-        rows reads keys and values again."""
+        """Every block an equal part of all keys that are seen, whole tiles of rows, and of the
+        items that they belong to. Each tile of rows reads keys and values again."""
         p, blocks = problem, self.grid(problem, tile, device)
         rows = divide_up(p.S_q * p.head_group, tile.rows)
         keys = p.batch * p.kv_heads * p.visible / max(p.S_q, 1)
@@ -293,6 +295,7 @@ class AttentionDecode(KernelDefinition):
         again = int((rows - 1) * keys * dims * p.spec.kv.itemsize)
         padded = 2.0 * (pad(p.spec.head_dim) + pad(p.spec.value_dim))
         operations = padded * keys * rows * tile.rows / max(blocks, 1)
+        items = p.batch * p.kv_heads * rows / max(blocks, 1)
         return Work(
             p.bytes_moved + again,
             blocks,
@@ -300,7 +303,7 @@ class AttentionDecode(KernelDefinition):
             operations,
             p.spec.dtype,
             tile.rate,
-            tile.block_seconds,
+            tile.block_seconds + items * tile.item_seconds,
         )
 
     def covering(self) -> Iterable[Covered]:

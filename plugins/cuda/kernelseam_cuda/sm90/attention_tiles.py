@@ -189,13 +189,13 @@ ATTENTION = (
 """The preferred of a spec first."""
 
 FEW_QUERIES = (
-    HopperAttentionTile(64, 64, 2, 128, 4, 2, 1, True, True, 24, most_rows=128, rate=0.9),
-    HopperAttentionTile(64, 64, 1, 128, 5, 2, 1, False, True, 24, most_rows=64, rate=0.45),
-    HopperAttentionTile(96, 96, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=0.5),
-    HopperAttentionTile(128, 128, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=0.6),
-    HopperAttentionTile(192, 128, 1, 128, 2, 1, 1, False, False, 24, most_rows=64, rate=0.6),
-    HopperAttentionTile(192, 192, 1, 96, 2, 1, 1, False, False, 24, most_rows=64, rate=0.6),
-    HopperAttentionTile(256, 256, 1, 64, 2, 1, 2, False, False, 32, most_rows=64, rate=0.6),
+    HopperAttentionTile(64, 64, 2, 128, 4, 2, 1, True, True, 24, most_rows=128, rate=1.1),
+    HopperAttentionTile(64, 64, 1, 128, 5, 2, 1, False, True, 24, most_rows=64, rate=0.83),
+    HopperAttentionTile(96, 96, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=0.85),
+    HopperAttentionTile(128, 128, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=1.0),
+    HopperAttentionTile(192, 128, 1, 128, 2, 1, 1, False, False, 24, most_rows=64, rate=1.1),
+    HopperAttentionTile(192, 192, 1, 96, 2, 1, 1, False, False, 24, most_rows=64, rate=1.1),
+    HopperAttentionTile(256, 256, 1, 64, 2, 1, 2, False, False, 32, most_rows=64, rate=1.25),
 )
 """Beside those of ``ATTENTION``, whose other rows would be empty."""
 
