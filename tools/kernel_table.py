@@ -96,6 +96,7 @@ UNSHOWN = (
     "grouped",
     "splits",
     "rate",
+    "softmax_columns",
     "latency",
     "resident_threads",
     "most_ahead",
@@ -119,7 +120,14 @@ UNSHOWN = (
 """Columns of tiles that shape no binary, or are told by the spec or by another of the arch's."""
 
 
-USUAL = {"split": 1, "score_unroll": 4, "shared_a": False, "in_turns": False, "halves": False}
+USUAL = {
+    "split": 1,
+    "score_unroll": 4,
+    "shared_a": False,
+    "in_turns": False,
+    "halves": False,
+    "page_rows": 0,
+}
 """Columns that few tiles have, and what the others have there."""
 
 

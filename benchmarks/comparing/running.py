@@ -27,6 +27,7 @@ from benchmarks.comparing.attention import (
 from benchmarks.comparing.backward import backward_rows
 from benchmarks.comparing.compiling import compile_rows
 from benchmarks.comparing.decoding import decode_rows
+from benchmarks.comparing.dims import backward_dims_rows, dims_rows
 from benchmarks.comparing.gemm import half_rows, wide_rows
 from benchmarks.comparing.host import host_rows
 from benchmarks.comparing.host_cpu import cpu_rows
@@ -41,7 +42,9 @@ SUITES: dict[str, Callable[[], Sequence[Row]]] = {
     "attention-options": option_rows,
     "attention-adversarial": adversarial_rows,
     "attention-few": few_rows,
+    "attention-dims": dims_rows,
     "backward": backward_rows,
+    "backward-dims": backward_dims_rows,
     "decode": decode_rows,
     "gemm": half_rows,
     "gemm-f32": wide_rows,

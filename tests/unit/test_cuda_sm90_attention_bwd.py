@@ -11,12 +11,8 @@ from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.dtypes import DType
 from kernelseam_cuda import archs, tensor_maps
-from kernelseam_cuda.sm90.attention_bwd import (
-    QUERY_GRADIENT,
-    ROW_VALUES,
-    WIDTHS,
-    HopperAttentionBwd,
-)
+from kernelseam_cuda.sm90.attention_bwd import HopperAttentionBwd
+from kernelseam_cuda.sm90.attention_bwd_rows import QUERY_GRADIENT, ROW_VALUES, WIDTHS
 from kernelseam_cuda.sm90.attention_covering import COVERED_DIMS
 from kernelseam_cuda.sm90.attention_tiles import ATTENTION_BWD, BACKWARD_REGISTERS
 

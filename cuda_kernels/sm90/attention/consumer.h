@@ -106,7 +106,7 @@ struct Consumer {
     const WorkTile& w = storage.work_tiles[opaque(tile) % WORK_SLOTS];
     const int x = opaque(thread_row(w)), rows = rows_of(w);
     const T* const q = a.q.at<KS_Q_VIEW>(w.batch, w.head, a.num_heads, w.q_first);
-    constexpr int PRODUCTS = DQK > 64 && !E4M3 ? 2 : 1;  // a load; more would spill where a thread has 112 registers
+    constexpr int PRODUCTS = DQK > 64 && !E4M3 && (GROUPS < 3 || DQK % 32 == 0) ? 2 : 1;  // a load, of three groups only whole ones: spills
     const int column = thread_lane % 4 * (8 / SIZE) * PRODUCTS;
     recompute_scores<T, DQK, PRODUCTS>(p, q + place_of(a.q, inside(x, rows)) + column, q + place_of(a.q, inside(x + 8, rows)) + column,
                                        a.keys.key_rows(w, opaque(block) * BN, thread_lane, column), column);
@@ -274,7 +274,6 @@ KS_DEVICE void Consumer::run() const {
   const auto v_tiles = with_rows<VBlock::EIGHT_ROWS, VBlock>(E4M3 ? descriptor_k_major(shared_address(storage.v.tiles))
                                                                    : descriptor_mn_major(shared_address(storage.v.tiles), VBlock::PANEL));
   auto q_state = [&] { return PipelineState<Q_STAGES * GROUPS>{q.stage * GROUPS + group, q.parity}; };
-
   auto release_q = [&] { if (thread_lane == 0) barrier_arrive(rings.q.empty(q_state())); };
   auto start_qk = [&](float (&s)[BN / 2]) {
     const auto x = advanced(q_tiles, q.stage * GROUPS * Q_BYTES), y = advanced(k_tiles, k.stage * K_BYTES);

@@ -241,7 +241,7 @@ MUTANTS = (
     _mutant(
         "queries-of-the-next-sequence",
         CONSUMER,
-        "zero<STEP>(storage.dout[o().stage], w.S_q - m * STEP);",
+        "zero<STEP, V_COLUMNS>(storage.dout[o().stage], w.S_q - m * STEP);",
         "{}",
         MARGIN,
         "NaN behind a sequence's queries come into its dv",
@@ -289,10 +289,51 @@ MUTANTS = (
     _mutant(
         "columns-of-the-second-consumer",
         MAIN,
-        "consumer.run<piece_columns(PANELS - 1)>();",
-        "consumer.run<64>();",
+        "else consumer.run<SECOND>();",
+        "else consumer.run<64>();",
         NARROW,
         "32 columns are added behind a block of sums",
+    ),
+    # ---- head dims that do not fill what is multiplied
+    _mutant(
+        "last-columns-not-multiplied",
+        CONSUMER,
+        "multiply_ss<T, STEP, QK_COLUMNS / 16,",
+        "multiply_ss<T, STEP, DQK / 16,",
+        "attention-bwd-f16-72",
+        "scores without a head's last eight columns",
+    ),
+    _mutant(
+        "gradient-of-the-next-head",
+        DQ,
+        "column < DQK)",
+        "column < QK_COLUMNS)",
+        "attention-bwd-bf16-72-gaps",
+        "zeros behind a head's dq",
+    ),
+    _mutant(
+        "delta-of-the-next-head",
+        ROWS,
+        "column < DV)",
+        "column < V_COLUMNS)",
+        "attention-bwd-bf16-72-gaps",
+        "NaN behind a head comes into delta",
+    ),
+    _mutant(
+        "last-rows-of-the-next-head",
+        FRAGMENTS,
+        "const int chunks = min_of(DIM - c, 64) / 8;",
+        "const int chunks = min_of(COLUMNS - c, 64) / 8;",
+        "attention-bwd-bf16-72-causal-sequences",
+        "a sequence's last rows of dk and dv end in the next head's",
+    ),
+    _mutant(
+        "short-pieces-apart",
+        SUMS,
+        "PIECE = 64 * (QK_COLUMNS < 64 ? QK_COLUMNS : 64);",
+        "PIECE = 64 * 64;",
+        "attention-bwd-f16-40-causal-gaps",
+        "the second piece of a block of narrow sums lies in the next block",
     ),
     # ---- wide heads: what two consumers and two blocks hand to each other
     _mutant(

@@ -662,6 +662,31 @@ MUTANTS = (
         "attention-f16-64-rises-infinite",
         "the same where a block has to be made again",
     ),
+    # ---- head dims that do not fill what is multiplied
+    _mutant(
+        "last-columns-not-multiplied",
+        CONSUMER,
+        "multiply_ss<T, BN, QK_COLUMNS * SIZE / 32,",
+        "multiply_ss<T, BN, DQK * SIZE / 32,",
+        "attention-bf16-72",
+        "scores without a head's last eight columns",
+    ),
+    _mutant(
+        "columns-of-the-next-head",
+        SOFTMAX,
+        "const bool there = WHOLE || d + column < DEPTH;",
+        "const bool there = true;",
+        "attention-f16-72-rises-infinite",
+        "scores that are made again take the columns behind a head, too",
+    ),
+    _mutant(
+        "last-rows-of-the-next-head",
+        CONSUMER,
+        "const int chunks = min_of(DV - c, 64) / 8;",
+        "const int chunks = min_of(V_COLUMNS - c, 64) / 8;",
+        "attention-f16-72-sequences",
+        "a sequence's last rows end in the next head's",
+    ),
     _mutant(
         "a-key-too-many",
         SOFTMAX,

@@ -47,6 +47,9 @@ def packed() -> Iterator[AttentionCase]:
     for kind in ("f16-64", "f16-64-causal", "bf16-128-causal"):
         yield _packed(kind, "sequences", mixed, others)
         yield _packed(kind, "sequences-margin", (33, 7), (33, 7), margin=5)
+    # Rows of heads that are no whole panels, and sequences that end within 16 of them.
+    for kind in ("f16-72", "bf16-40/88-causal", "bf16-168-causal"):
+        yield _packed(kind, "sequences", mixed, others)
     yield _packed("f32-64-causal", "sequences", (40, 0, 3), (40, 2, 7), lse=False)
     yield _packed(
         "f64-32-causal",

@@ -1,0 +1,247 @@
+"""What the kernels of Hopper's gradients share, and those before and after the one that multiplies:
+kernel definitions of cuda_kernels/sm90/attention/backward/row_values.h and query_gradient.h."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kernelseam.contract import ArchRow, Device, LaunchConfig, Launches
+from kernelseam.costs import Work
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
+from kernelseam.descriptors.attention.problem import AttentionSpec
+from kernelseam.kernels.attention.arguments import SEQUENCES, STRIDES, matrices, row_values
+from kernelseam.kernels.attention.host import VIEWS
+from kernelseam.kernels.attention.scores import score_defines, score_values
+from kernelseam.kernels.definition import KernelDefinition
+from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
+from kernelseam.kernels.signature import Signature, Structure
+
+from kernelseam_cuda.sm90.attention import refuse_dims, refuse_rows
+from kernelseam_cuda.sm90.attention_bwd_cost import (
+    BackwardTile,
+    row_work,
+    sees_fewer,
+    tile_count,
+)
+from kernelseam_cuda.sm90.attention_tiles import ATTENTION_BWD
+from kernelseam_cuda.toolchain import sources
+
+OPTIONS = frozenset(
+    {"causal", "window", "softcap", "sinks", "q_view", "kv_view", "lengths", "batch_invariant"}
+)
+"""The forward's options that the kernel has the gradients of."""
+WIDTHS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in ATTENTION_BWD))
+"""Head dims of queries and keys, and of values, up to which tiles are, the narrowest first."""
+_ROWS = 64
+SCALES = ("scale", "scale_log2", "cap", "cap_inverse")
+_OPERANDS = {"lengths": "kv_lengths", "q_offsets": "cu_seqlens_q", "k_offsets": "cu_seqlens_k"}
+WORKSPACE = ("lse_base2", "delta", "sums", "turns")
+_BLOCK_COUNT = ("query_blocks", "head_blocks", "num_heads")
+BLOCKS = Structure(tuple((n, "i32") for n in _BLOCK_COUNT))
+
+
+class HopperBackwardKernel(KernelDefinition):
+    """What the three kernels have in common: one problem, one tile, blocks of ``step`` queries."""
+
+    operation = "attention_bwd"
+    name = "sm90"
+    archs = ("sm_90a",)
+
+    def sources(self) -> Mapping[str, str]:
+        return sources()
+
+    def refuse(self, problem: AttentionBwdProblem, row: ArchRow) -> str | None:
+        p, spec = problem.forward, problem.spec.forward
+        if unsupported := spec.options - OPTIONS:
+            return f"it does not know {', '.join(sorted(unsupported))}"
+        if spec.dtype.itemsize != 2:
+            return f"it takes bfloat16 and float16, not {spec.dtype}"
+        return (
+            refuse_dims(spec)
+            or refuse_rows(p)
+            or refuse_row_strides(
+                stride_q_row=p.q_strides[2],
+                stride_k_row=p.k_strides[2],
+                stride_v_row=p.v_strides[2],
+                stride_out_row=p.out_strides[2],
+                stride_dout_row=problem.dout_strides[2],
+                stride_dq_row=problem.dq_strides[2],
+                stride_dk_row=problem.dk_strides[2],
+                stride_dv_row=problem.dv_strides[2],
+            )
+        )
+
+    def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
+        tiles = tiles_of(spec.forward)
+        ordered = tuple(replace(t, in_order=True) for t in tiles)
+        return ordered if spec.deterministic or spec.forward.batch_invariant else tiles + ordered
+
+    def tile(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> BackwardTile:
+        """In order also where any order is allowed and few keys are met: to set the sums to zero
+        would take longer than turns."""
+        first, *others = self.tiles(problem.spec, row)
+        return others[0] if others and sees_fewer(problem.forward, first.few_keys) else first
+
+    def defines(
+        self, spec: AttentionBwdSpec, tile: BackwardTile, row: ArchRow
+    ) -> dict[str, object]:
+        s = spec.forward
+        columns, value_columns = tile.columns(s.head_dim, s.value_dim)
+        return {
+            "T": DEVICE_TYPE[s.dtype],
+            "DQK": s.head_dim,
+            "DV": s.value_dim,
+            "QK_COLUMNS": columns,
+            "V_COLUMNS": value_columns,
+            **score_defines(s),
+            "Q_VIEW": VIEWS[s.q_view],
+            "KV_VIEW": VIEWS[s.kv_view],
+            "LENGTHS": s.lengths,
+            "STEP": tile.step,
+            "IN_ORDER": tile.in_order,
+        }
+
+    def config(
+        self, problem: AttentionBwdProblem, tile: Any, row: ArchRow, device: Device
+    ) -> LaunchConfig:
+        """Each starts while the one before it ends."""
+        return replace(super().config(problem, tile, row, device), programmatic=True)
+
+    def shared_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
+        return 0
+
+    def pointers(self, spec: AttentionBwdSpec) -> dict[str, str]:
+        return {
+            p: _OPERANDS.get(p, p)
+            for p, kind in _scalars(self.signature(spec))
+            if kind == "pointer"
+        }
+
+    def values(
+        self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device
+    ) -> dict[str, int | float]:
+        p, count = problem.forward, tile_count(problem, tile)
+        walks = {
+            "out": p.out_strides,
+            "dout": problem.dout_strides,
+            "dq": problem.dq_strides,
+            "dk": problem.dk_strides,
+            "dv": problem.dv_strides,
+        }
+        scores = score_values(p)
+        known: dict[str, int | float] = {
+            **{
+                f"{n}_{a}": x
+                for n, walk in walks.items()
+                for a, x in zip(STRIDES, walk, strict=True)
+            },
+            "lse_batch": p.lse_strides[0],
+            "lse_head": p.lse_strides[1],
+            "S_q": p.S_q,
+            "S_k": p.S_k,
+            **count,
+            **{name: scores[name] for name in ("left", "right", *SCALES[1:])},
+            "scale": p.scale,
+        }
+        wanted = (n for n, kind in _scalars(self.signature(problem.spec)) if kind not in _ADDRESSES)
+        return {n: known[n] for n in wanted}
+
+    def work(self, problem: Any, tile: BackwardTile, device: Device) -> Work:
+        return row_work(problem, tile, self.row_bytes(problem.spec, tile))
+
+    def row_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
+        """Bytes that a row of queries moves."""
+        raise NotImplementedError
+
+    def launches(
+        self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device
+    ) -> Launches:
+        """The kernel that multiplies has those of all three."""
+        raise NotImplementedError
+
+
+_ADDRESSES = ("pointer", "tensor_map")
+
+
+class RowValues(HopperBackwardKernel):
+    """A block 64 rows of queries: their values; their sums set to zero."""
+
+    entry = "attention_backward_rows_sm90"
+    source = "sm90/attention/backward/row_values.h"
+    _signature = Signature(
+        (
+            ("out", matrices("out")),
+            ("dout", matrices("dout")),
+            ("lse", row_values("lse")),
+            *((p, "pointer") for p in WORKSPACE),
+            ("sequences", SEQUENCES),
+            ("blocks", BLOCKS),
+            ("left", "i32"),
+            ("right", "i32"),
+        )
+    )
+
+    def signature(self, spec: AttentionBwdSpec) -> Signature:
+        return self._signature
+
+    def grid(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> int:
+        p = problem.forward
+        return p.batch * p.num_heads * divide_up(p.S_q, tile.step) * tile.step // _ROWS
+
+    def threads(self, tile: BackwardTile, row: ArchRow) -> int:
+        return 256
+
+    def row_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
+        s = spec.forward
+        columns, _ = tile.columns(s.head_dim, s.value_dim)
+        return 4 * s.value_dim + (0 if tile.in_order else 4 * columns) + 12
+
+
+class QueryGradient(HopperBackwardKernel):
+    """A block 64 rows of queries."""
+
+    entry = "attention_backward_dq_sm90"
+    source = "sm90/attention/backward/query_gradient.h"
+    _signature = Signature(
+        (
+            ("sums", "pointer"),
+            ("dq", matrices("dq")),
+            ("sequences", SEQUENCES),
+            ("blocks", BLOCKS),
+            ("scale", "f32"),
+        )
+    )
+
+    def signature(self, spec: AttentionBwdSpec) -> Signature:
+        return self._signature
+
+    def grid(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> int:
+        p = problem.forward
+        return p.batch * p.num_heads * divide_up(p.S_q, _ROWS)
+
+    def threads(self, tile: BackwardTile, row: ArchRow) -> int:
+        return 128
+
+    def row_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
+        s = spec.forward
+        return 4 * tile.columns(s.head_dim, s.value_dim)[0] + 2 * s.head_dim
+
+
+ROW_VALUES, QUERY_GRADIENT = RowValues(), QueryGradient()
+
+
+def tiles_of(spec: AttentionSpec) -> tuple[BackwardTile, ...]:
+    """Those of the narrowest width that holds the head dims."""
+    width = next(w for w in WIDTHS if spec.head_dim <= w[0] and spec.value_dim <= w[1])
+    return tuple(t for t in ATTENTION_BWD if (t.head_dim, t.value_dim) == width)
+
+
+def _scalars(signature: Signature) -> Iterable[tuple[str, str]]:
+    """Names and kinds of a signature's scalars, those of structures among them."""
+    for name, kind in signature.parameters:
+        if isinstance(kind, Structure):
+            yield from ((n, k) for n, k, _ in kind.scalars)
+        else:
+            yield name, kind
