@@ -37,13 +37,17 @@ class DType(enum.Enum):
         or a DType.
 
         ``floating``: accept floating-point types only; ``stored``: those of 8 bits among them.
+        With ``stored`` alone all types are known, and a refusal lists floating-point ones.
         Raises UnknownName (naming ``field``) for anything else.
         """
         name = value if isinstance(value, str) else _name(value)
         dtype = value if isinstance(value, cls) else _NAMED.get(name)
         if dtype is None or (floating and not (dtype.floating or (stored and dtype.stored))):
             raise UnknownName(
-                field, name, dtype_rule(floating, stored), "Convert the array or name one of these"
+                field,
+                name,
+                dtype_rule(floating or stored, stored),
+                "Convert the array or name one of these",
             )
         return dtype
 
@@ -130,6 +134,8 @@ OPERAND_DTYPES = {
     "mask": DType.boolean,
 }
 """The dtype of each operand that is not floating-point."""
+OF_8_BITS = frozenset(("a", "b", "A", "B", "A_ptrs", "B_ptrs", "q", "k", "v", "k_pages", "v_pages"))
+"""Operands that some operations take in 8 bits."""
 
 
 @cache

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kernelseam._version import __version__
+from kernelseam.errors import InvalidValue
 
 if TYPE_CHECKING:
     from kernelseam.contract import Device, LaunchRecord, Problem
@@ -67,8 +68,10 @@ def trace(path: str | os.PathLike[str] | None = None) -> Iterator[list[LaunchRec
     ``path``: at the end of the block, however it ends, the problems that were computed are written
     to this file as JSON: extents, strides, dtypes and options, the device and what was chosen; no
     address and no data. ``kernelseam compile --from`` compiles what they launch. Raises OSError
-    where it cannot be written.
+    where it cannot be written, InvalidValue at the start of the block for what is no path.
     """
+    if path is not None and not (isinstance(path, str | os.PathLike) and os.fspath(path)):
+        raise InvalidValue("path", path, "must name a file", "Give a str or a Path, or nothing")
     recording = Recording()
     token = _active.set((*_active.get(), recording))
     try:

@@ -20,6 +20,7 @@ from kernelseam.dispatch import Candidate, Choice, consider
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, Refusal, Unsupported
 from kernelseam.planning import Plan
+from kernelseam.planning.planner import check_descriptor, named_device
 from kernelseam.plugins import plugins
 from kernelseam.tuned.classes import batch_invariant
 from kernelseam.tuned.store import Timed, Tuned, keep
@@ -81,18 +82,29 @@ class Tuning:
 
 def tune(
     descriptor: Descriptor,
-    device: Device,
+    device: Device | str | None = None,
     operands: Mapping[str, object] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Tuning:
     """Time all configurations of a descriptor's problem over its operands, and store the fastest
     for the problem's class.
 
-    ``operands``: those that are not in the descriptor, as ``Plan.bind`` takes them; results are
-    overwritten. ``progress(configuration, done, all)`` is called before each configuration is built
-    and before each round. Raises InvalidValue for an emulated device, Unsupported where no
-    implementation supports the problem, OSError or Untrusted where the choice cannot be stored.
+    ``device``: as ``plan`` takes it. ``operands``: those that are not in the descriptor, as
+    ``Plan.bind`` takes them; results are overwritten. ``progress(configuration, done, all)`` is
+    called before each configuration is built and before each round. Raises InvalidValue for an
+    emulated device, Unsupported where no implementation supports the problem, OSError or Untrusted
+    where the choice cannot be stored.
     """
+    check_descriptor(descriptor)
+    device = named_device(device)
+    if operands is not None and not isinstance(operands, Mapping):
+        raise InvalidValue(
+            "operands", operands, "must map names to arrays or addresses", "Give a dict, or nothing"
+        )
+    if progress is not None and not callable(progress):
+        raise InvalidValue(
+            "progress", progress, "must be a function", "Give progress(configuration, done, all)"
+        )
     if device.evidence == EMULATED:
         raise InvalidValue(
             "device",
@@ -197,6 +209,8 @@ def _time(
             launch = plan.bind(workspace=space, **operands).launcher()
             runtime.time(launch, device, 1)
             launches[configuration.name] = launch, min(runtime.time(launch, device, 3))
+        except InvalidValue:  # of the operands: it is the same for all
+            raise
         except Exception as e:
             configuration.failure = f"its call raised {type(e).__name__}: {e}"
     fastest = min((once for _, once in launches.values()), default=0.0)

@@ -93,8 +93,16 @@ def test_a_library_that_does_not_export_an_array(refused: Refused) -> None:
 
 
 def test_a_dtype_and_a_layout_that_none_takes(refused: Refused) -> None:
-    names = "must be one of float16, bfloat16, float32, float64. Convert the array."
-    refused(f"k.dtype = int64: {names}", lambda: arrays.describe(np.zeros(3, np.int64), "k"))
+    names = "must be one of float16, bfloat16, float32, float64"
+    refused(
+        f"sinks.dtype = int64: {names}. Convert the array.",
+        lambda: arrays.describe(np.zeros(3, np.int64), "sinks"),
+    )
+    refused(
+        f"k.dtype = int64: {names}, or where 8 bits are taken float8_e4m3fn or float8_e4m3fnuz. "
+        "Convert the array.",
+        lambda: arrays.describe(np.zeros(3, np.int64), "k"),
+    )
     refused(
         "block_table.dtype = int64: must be int32. Convert the array.",
         lambda: arrays.describe(np.zeros(3, np.int64), "block_table"),

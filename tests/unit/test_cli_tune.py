@@ -9,7 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from kernelseam import BatchedGemmStrided
+from kernelseam.tuning import tune
 
 Command = Callable[..., tuple[int, str, str]]
 SMALL = ("--m", 16, "--n", 16, "--k", 16)
@@ -185,6 +188,22 @@ def test_a_file_that_is_refused(
     path.write_text(content)
     status, out, err = command("tune", "--file", path)
     assert (status, out) == (2, "") and message in err, err
+
+
+def test_operands_that_are_none(refused: Callable[..., None]) -> None:
+    product = BatchedGemmStrided(M=2, N=2, K=2, dtype="float32")
+    refused(
+        "operands = 7: must map names to arrays or addresses. Give a dict, or nothing.",
+        lambda: tune(product, "numpy", 7),  # type: ignore[arg-type]
+    )
+    refused(
+        "progress = 7: must be a function. Give progress(configuration, done, all).",
+        lambda: tune(product, "numpy", None, 7),  # type: ignore[arg-type]
+    )
+    refused(
+        "x = given: is no operand of this plan. Its operands are A, B, C.",
+        lambda: tune(product, "numpy", {"x": np.zeros(3)}),
+    )
 
 
 @pytest.mark.parametrize(

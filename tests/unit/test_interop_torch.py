@@ -86,7 +86,10 @@ def test_what_would_be_lost_is_refused(refused: Refused) -> None:
         "Pass tensor.resolve_neg().",
         lambda: kernelseam.matmul2d(negated, x.detach()),
     )
-    names = "must be one of float16, bfloat16, float32, float64. Convert the array."
+    names = (
+        "must be one of float16, bfloat16, float32, float64, or where 8 bits are taken "
+        "float8_e4m3fn or float8_e4m3fnuz. Convert the array."
+    )
     refused(
         f"a.dtype = int64: {names}",
         lambda: kernelseam.matmul2d(torch.ones(3, 3, dtype=torch.int64), x.detach()),

@@ -37,8 +37,8 @@ def test_operands_that_a_descriptor_calls_otherwise(refused: Refused) -> None:
         lambda: ks.attention_paged(**{**x, "k_pages": x["k_pages"].astype("f2")}),
     )
     refused(
-        "v_pages.dtype = int64: must be one of float16, bfloat16, float32, float64. Convert the "
-        "array.",
+        "v_pages.dtype = int64: must be one of float16, bfloat16, float32, float64, or where 8 "
+        "bits are taken float8_e4m3fn or float8_e4m3fnuz. Convert the array.",
         lambda: ks.attention_paged(**{**x, "v_pages": x["v_pages"].astype("i8")}),
     )
     refused(

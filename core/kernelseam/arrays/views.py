@@ -12,7 +12,7 @@ from kernelseam.arrays import torch as torch_arrays
 from kernelseam.containment import Contained, error_text
 from kernelseam.contract import ArrayInfo, Backend, Device, Runtime
 from kernelseam.contract_values import validated_view
-from kernelseam.dtypes import OPERAND_DTYPES, dtype_rule
+from kernelseam.dtypes import E4M3, OF_8_BITS, OPERAND_DTYPES, dtype_rule
 from kernelseam.errors import InvalidValue
 from kernelseam.plugins import Plugins, plugins
 
@@ -67,11 +67,11 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
         rule, remedy = e.rule, e.remedy
         # the runtime does not know the operand, and names all dtypes
         if rule == dtype_rule(floating=False):
-            dtype = OPERAND_DTYPES.get(field.partition("[")[0])
-            rule, remedy = (
-                dtype_rule() if dtype is None else f"must be {dtype}",
-                "Convert the array",
-            )
+            name = field.partition("[")[0]
+            dtype, remedy = OPERAND_DTYPES.get(name), "Convert the array"
+            rule = dtype_rule() if dtype is None else f"must be {dtype}"
+            if name in OF_8_BITS:
+                rule += f", or where 8 bits are taken {' or '.join(map(str, E4M3))}"
         raise type(e)(f"{field}.{e.field}", e.value, rule, remedy) from None
     raise InvalidValue(
         field,

@@ -5,6 +5,7 @@ The file may be edited or written by hand, so every value is held against its fi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -54,12 +55,16 @@ class TracedProblem:
     variant: str = ""
 
 
-def read_trace(path: Path) -> tuple[TracedProblem, ...]:
+def read_trace(path: str | os.PathLike[str]) -> tuple[TracedProblem, ...]:
     """The problems of a trace's file. Raises InvalidValue, which names the place in it."""
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidValue("path", path, "must name a file", "Give a str or a Path")
+    path = Path(path)
     try:
         content = parsed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
-        raise InvalidValue("--from", path, f"cannot be read as JSON: {e}", _REMEDY) from e
+        why = e.strerror if isinstance(e, OSError) else e
+        raise InvalidValue("--from", path, f"cannot be read as JSON: {why}", _REMEDY) from e
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         actual = content.get("format") if isinstance(content, dict) else None
         raise InvalidValue(

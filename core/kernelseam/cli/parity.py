@@ -176,7 +176,7 @@ def _targets(backend: str | None, name: str | None) -> list[Target]:
         device = find_device(name)
         if backend not in (None, device.backend):
             raise InvalidValue("backend", backend, f"the device is {device}", "Name one of the two")
-    elif backend := preferred_backend(backend):
+    elif (backend := preferred_backend(backend)) is not None:
         find_device(backend=backend)
     return targets(plugins(), backend, device)
 
@@ -191,7 +191,7 @@ def _chosen(available: list[Target], cases: list[Case], implementation: str | No
         names = ", ".join(dict.fromkeys(t.implementation for t in matching)) or "none"
         raise UnknownName(
             "implementation",
-            implementation or "any",
+            "any" if implementation is None else implementation,
             f"must be one of {names} for {', '.join(operations)} here",
             "See `kernelseam doctor`, which lists what each backend has",
         )

@@ -37,7 +37,7 @@ def stored_dtype(name: str | None, option: str) -> DType | None:
     """A dtype of 8 bits; None where none is named. Raises UnknownName."""
     if name is None:
         return None
-    result = DType.of(SHORT_DTYPES.get(name, name), option, floating=False)
+    result = DType.of(SHORT_DTYPES.get(name, name), option, floating=False, stored=True)
     if not result.stored:
         kinds = ", ".join(map(str, E4M3))
         raise UnknownName(option, name, f"must be one of {kinds}", "Name one of these")

@@ -47,6 +47,27 @@ class Plans:
                 self.entries.popitem(last=False)
 
 
+def check_descriptor(value: object) -> None:
+    """Raise InvalidValue for what is no descriptor."""
+    if isinstance(value, type) or not hasattr(value, "simplified"):
+        raise InvalidValue(
+            "descriptor",
+            type(value).__name__,
+            "must be a descriptor",
+            "Fill in one: BatchedGemmStrided, Attention, QkvProjection or another",
+        )
+
+
+def named_device(device: Device | str | None, backend: str | None = None) -> Device:
+    """As ``find_device``; a refusal names ``device`` where it was given."""
+    try:
+        return find_device(device, backend)
+    except UnknownName as e:
+        if device is None:
+            raise
+        raise UnknownName("device", device, e.rule, e.remedy) from None
+
+
 def plan(
     descriptor: Descriptor,
     *,
@@ -63,13 +84,7 @@ def plan(
     Plans are cached by problem, device and implementation: planning again is cheap.
     Raises InvalidValue, UnknownName, Unsupported or CompileError.
     """
-    if isinstance(descriptor, type) or not hasattr(descriptor, "simplified"):
-        raise InvalidValue(
-            "descriptor",
-            type(descriptor).__name__,
-            "must be a descriptor",
-            "Fill in one: BatchedGemmStrided, Attention, QkvProjection or another",
-        )
+    check_descriptor(descriptor)
     backend, implementation = (
         None if x is None else check_name(n, x)
         for n, x in (("backend", backend), ("implementation", implementation))
@@ -77,12 +92,7 @@ def plan(
     array_device: Device | None = getattr(descriptor, "device", None) if device is None else None
     descriptor, note = descriptor.simplified()
     problem = descriptor.problem()
-    try:
-        target = array_device or find_device(device, backend)
-    except UnknownName as e:
-        if device is None:
-            raise
-        raise UnknownName("device", device, e.rule, e.remedy) from None
+    target = array_device or named_device(device, backend)
     if array_device is not None:
         check_backend(preferred_backend(backend), array_device)
     elif backend is not None and target.backend != backend:

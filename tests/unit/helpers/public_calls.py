@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
+from contextlib import chdir
 from dataclasses import dataclass, fields
 from functools import cache
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
+from unittest.mock import patch
 
 import kernelseam as ks
 import numpy as np
 import numpy.typing as npt
+from kernelseam.bundling import read_trace
+from kernelseam.errors import InvalidValue
+from kernelseam.tuning import tune
 
 Array = npt.NDArray[Any]
 Arguments = dict[str, Any]
@@ -435,6 +442,21 @@ DESCRIPTORS = {
             "dsinks": f32(H),
         },
     ),
+    "AttentionBwd.from_arrays": _from_arrays(
+        ks.AttentionBwd.from_arrays,
+        lambda: {
+            **{n: x for n, x in attention_bwd().items() if not n.endswith("_gradient")},
+            "dq": f32(B, H, S, D),
+            "dk": f32(B, G, T, D),
+            "dv": f32(B, G, T, D),
+            "dbias": f32(B, H, S, T),
+            "dsinks": f32(H),
+        },
+        *(f.name for f in fields(ks.Attention)),
+        "max_seqlen_q",
+        "max_seqlen_k",
+        "kv_layout",
+    ),
     "AttentionPointers": _descriptor(ks.AttentionPointers, attention_lists),
     "BatchedGemmStrided": _descriptor(ks.BatchedGemmStrided, gemm),
     "BatchedGemmStrided.for_scores": _from_arrays(
@@ -528,6 +550,27 @@ def _used(backend: Any) -> None:
         pass
 
 
+def _traced(path: Any) -> None:
+    try:
+        with TemporaryDirectory() as folder, chdir(folder), ks.trace(path):
+            ks.bmm(f32(1, 2, 2), f32(1, 2, 2))
+    except OSError as e:  # what the system takes for no file's name
+        raise InvalidValue("path", "…", str(e.strerror), "Name another") from e
+
+
+@cache
+def _a_trace() -> str:
+    folder = mkdtemp()
+    with ks.trace(f"{folder}/traced.json"):
+        ks.bmm(f32(1, 2, 2), f32(1, 2, 2))
+    return f"{folder}/traced.json"
+
+
+def _tuned(**arguments: Any) -> None:
+    with TemporaryDirectory() as folder, patch.dict(os.environ, KERNELSEAM_CACHE_DIR=folder):
+        tune(**arguments)
+
+
 PLANS = {
     "plan": PublicCall(
         ks.plan,
@@ -558,6 +601,15 @@ PLANS = {
         lambda **x: _bound().rebind(**x), _operands, lambda call: call(), binds=True
     ),
     "Call": PublicCall(lambda **x: _bound()(**x), lambda: {"stream": 0}),
+    "trace": PublicCall(_traced, lambda: {"path": None}),
+    "read_trace": PublicCall(read_trace, lambda: {"path": _a_trace()}, names=frozenset({"from"})),
+    "tune": PublicCall(
+        _tuned,
+        lambda: {
+            "descriptor": ks.BatchedGemmStrided(**gemm()),
+            "device": "numpy:0",
+        },
+    ),
     "use_backend": PublicCall(_used, lambda: {"backend": "numpy"}),
     "DType.of": PublicCall(lambda dtype: ks.DType.of(dtype), lambda: {"dtype": "float32"}),
 }
