@@ -14,10 +14,10 @@ import kernelseam
 import numpy as np
 import pytest
 from kernelseam import compilation
-from kernelseam.bundling import WheelName, collect, read_trace
+from kernelseam.bundling import WheelName, collect, read_trace, write_wheel
 from kernelseam.bundling.traces import TracedProblem
 from kernelseam.cli.main import main
-from kernelseam.compilation import CacheWarning, compiled
+from kernelseam.compilation import CacheWarning, compiled, entry
 from kernelseam.contract import Device, DeviceLimits, Toolchain
 from kernelseam.errors import CompileError, KernelSeamError, MissingBinary
 from kernelseam.kernels import KernelImplementation
@@ -267,6 +267,68 @@ def test_the_variable_is_0_or_1_and_forbids_to_bundle(
         "",
         "error: KERNELSEAM_NO_JIT = 1: forbids to compile. Unset it where bundles are made.\n",
     )
+
+
+def changed(place: Path, change: Callable[[bytes], bytes]) -> None:
+    """Another payload in every entry of an installed bundle, its header and digest right."""
+    for path in place.glob("*.bin"):
+        header, payload = entry.unpack(path.read_bytes())
+        path.write_bytes(entry.pack(header, change(payload)))
+
+
+@pytest.fixture
+def acme_bundles(
+    install: Callable[[Path], Path], tmp_path: Path, acme_compiles: None
+) -> Callable[..., list[tuple[Path, Any]]]:
+    """``acme_bundles(name, …)``: installed bundles of one product, each with what it was made
+    from."""
+
+    def make(*names: str) -> list[tuple[Path, Any]]:
+        path, a = tmp_path / "product.json", np.zeros((1, 8, 8), np.float32)
+        with kernelseam.trace(path):
+            kernelseam.bmm(a, a)
+        found, left_out = collect(read_trace(path), ["acme1"])
+        assert found and not left_out
+        result = []
+        for name in names:
+            wheel = write_wheel(WheelName.of(tmp_path / f"{name}.whl"), found, {})
+            result.append((install(wheel) / f"kernelseam_bundle_{name}", found))
+        compilation.forget()
+        return result
+
+    return make
+
+
+def test_a_bundles_binary_must_carry_its_key(
+    acme_bundles: Callable[..., list[tuple[Path, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ((place, found),) = acme_bundles("app")
+    monkeypatch.setenv("KERNELSEAM_NO_JIT", "1")
+    toolchain = plugins().backend("acme").toolchain
+    assert toolchain is not None
+    one = found[0]
+    assert compiled(toolchain, one.source, "acme1").data == one.binary.data
+    changed(place, lambda payload: payload.replace(one.binary.key.encode(), b"0" * 64))
+    compilation.forget()
+    with (
+        pytest.warns(CacheWarning, match="binary is not used, .* belongs to another key"),
+        pytest.raises(MissingBinary),
+    ):
+        compiled(toolchain, one.source, "acme1")
+
+
+def test_of_two_bundles_the_first_by_name_counts(
+    acme_bundles: Callable[..., list[tuple[Path, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, found), (second, _) = acme_bundles("early", "late")
+    for place, mark in ((first, b"of early"), (second, b"of late")):
+        changed(place, lambda payload, mark=mark: payload + mark)
+    compilation.forget()
+    monkeypatch.setenv("KERNELSEAM_NO_JIT", "1")
+    toolchain = plugins().backend("acme").toolchain
+    assert toolchain is not None
+    assert compiled(toolchain, found[0].source, "acme1").data == found[0].binary.data + b"of early"
 
 
 def test_a_broken_bundle_is_left_out_by_name(

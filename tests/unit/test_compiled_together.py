@@ -44,21 +44,22 @@ def four_processors(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
 
 
-def test_compilations_overlap_and_each_is_made_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [2, 3])
+def test_compilations_overlap_and_each_is_made_once(tmp_path: Path, count: int) -> None:
     """Each waits until all have begun."""
-    all_begun = threading.Barrier(3)
+    all_begun = threading.Barrier(count)
     toolchain = Beside(tmp_path / "notes", lambda _: all_begun.wait(30))
-    requested = [*BUNDLES, BUNDLES[0]]
+    requested = [*BUNDLES[:count], BUNDLES[0]]
     actual = compiled_together(toolchain, requested, "arch1")
     assert [b.data.partition(b"\n")[0] for b in actual] == [
-        f"arch1#define N {n}".encode() for n in (0, 1, 2, 0)
+        f"arch1#define N {n}".encode() for n in (*range(count), 0)
     ]
-    assert actual[0] is actual[3] and toolchain.runs == 3
-    assert sorted(toolchain.names) == [f"kernelseam: compiling {i}" for i in range(3)]
+    assert actual[0] is actual[-1] and toolchain.runs == count
+    assert sorted(toolchain.names) == [f"kernelseam: compiling {i}" for i in range(count)]
     assert [compiled(toolchain, b, "arch1") for b in requested] == actual
     compilation.forget()
     assert compiled_together(toolchain, requested, "arch1") == actual  # from the cache
-    assert toolchain.runs == 3
+    assert toolchain.runs == count
 
 
 def test_one_missing_bundle_or_a_serial_compiler_needs_no_thread(

@@ -96,6 +96,16 @@ PRODUCTS = (
         archs=("host",),
     ),
     Mutant(
+        "gemm-scales-that-restart",
+        GEMM,
+        "of_rows + (i64)block * scales.a.k",
+        "of_rows + (i64)(block % 8) * scales.a.k",
+        "gemm-e4m3fn-nt-blocks-long",
+        WRONG,
+        "scales of A begin again at every 1,024 values of k",
+        archs=("host",),
+    ),
+    Mutant(
         "gemm-last-block-missed",
         GEMM,
         "(k_end % KS_SCALE_K == 0 || slice + 1 == slices)",

@@ -67,6 +67,7 @@ def _cases() -> Iterator[GemmCase]:
     yield _case("nt", "blocks-of-rows", **{**deep, "scale_block": (128, 128, 256)}, K=400)
     yield _case("nt", "blocks-of-32", **{**deep, "scale_block": (1, 1, 32)}, batch=1)
     yield _case("nt", "blocks-ragged", **deep, M=7, N=133, K=401)
+    yield _case("nt", "blocks-long", **deep, M=33, N=40, K=4112, batch=1)
     yield _case("nt", "blocks-group", **deep, num_heads=6, b_head_group=3, M=33)
     yield _case("nt", "blocks-integers", **deep, data="integers", K=272)
     yield _case("nt", "blocks-added", **deep, bias=BF16, residual=BF16, alpha=2.5, beta=0.5)
