@@ -236,8 +236,8 @@ def test_names_that_are_none(refused: Refused, tmp_path: Path) -> None:
         (
             ("--from", "nowhere.json", "--arch", "acme1", "--bundle", "out.whl"),
             (
-                "--from = nowhere.json: cannot be read as JSON: [Errno 2] No such file or "
-                "directory: 'nowhere.json'. Write the file again by kernelseam.trace(path)."
+                "--from = nowhere.json: cannot be read as JSON: No such file or directory. Write "
+                "the file again by kernelseam.trace(path)."
             ),
         ),
     ],
