@@ -1,11 +1,13 @@
-"""The committed table of registers, spills, shared memory and matrix instructions, by kernel and
-arch, and its summary.
+"""Registers, spills and shared memory of the kernels by arch, as docs/parity/compiled.md has them,
+and the facts of every binary.
 
-    python tools/kernel_table.py            compile what every run of the tests does (of a spec's
-                                            tiles, and of archs that are like another, a part);
-                                            show what differs
-    python tools/kernel_table.py --all      compile what the slow tests do, too
-    python tools/kernel_table.py --write    … and write the table, and docs/parity/compiled.md
+    python tools/kernel_table.py              compile what every run of the tests does (of a spec's
+                                              tiles, and of archs that are like another, a part);
+                                              show what is beyond the page
+    python tools/kernel_table.py --all        compile what the slow tests do, too; show what differs
+    python tools/kernel_table.py --write      … and write the page
+    python tools/kernel_table.py --csv FILE   also write the facts of every binary that is compiled
+    … --csv FILE --against FILE               and show which differ from those of another run
 
 Needs no device. Archs whose compiler is missing here keep their rows. Exit status 1 if any kernel
 spills.
@@ -15,15 +17,14 @@ from __future__ import annotations
 
 import argparse
 import csv
-import io
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kernelseam.contract import Composition, KernelFacts, Toolchain
 from kernelseam.errors import KernelSeamError, SlowBinary
@@ -32,8 +33,7 @@ from kernelseam.parity.cases.covering import covering as with_new_values
 from kernelseam.parity.cases.covering import fewest
 from kernelseam.plugins import plugins
 
-TABLE = Path(__file__).parent.parent / "docs" / "kernel-facts.csv"
-SUMMARY = TABLE.parent / "parity" / "compiled.md"
+PAGE = Path(__file__).parent.parent / "docs" / "parity" / "compiled.md"
 ARCHS = (
     "sm_75",
     "sm_80",
@@ -274,16 +274,66 @@ def left_out(arch: str, known: Iterable[Binaries]) -> set[Key]:
     return {(arch, str(b.covered), tile_name(tile)) for b in known for tile in b.rarely}
 
 
-def read() -> dict[Key, tuple[str, ...]]:
-    if not TABLE.exists():
-        return {}
-    with TABLE.open(encoding="utf-8", newline="") as file:
+def facts_in(path: Path) -> dict[Key, tuple[str, ...]]:
+    """The facts that ``--csv`` wrote."""
+    with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))[1:]
     return {(r[0], r[1], r[2]): tuple(r[3:]) for r in rows}
 
 
-def summary(rows: dict[Key, tuple[str, ...]]) -> str:
-    """A page: what was compiled for each arch, kernel by kernel."""
+def write_facts(path: Path, facts: Mapping[Key, tuple[str, ...]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        rows = sorted(facts.items(), key=lambda row: (ARCHS.index(row[0][0]), row[0]))
+        writer.writerows([*k, *v] for k, v in rows)
+
+
+class Row(NamedTuple):
+    """Of a kernel's binaries for an arch."""
+
+    binaries: int
+    registers: int
+    """The most of any."""
+    shared_bytes: int
+    """The most of any."""
+    spills: int
+    """Of all."""
+    scratch_bytes: int
+    """Of all."""
+
+
+HEADS = (
+    *("arch", "evidence", "kernel", "binaries", "registers at most", "shared bytes at most"),
+    *("spills", "scratch bytes"),
+)
+Rows = dict[tuple[str, str], Row]
+"""By arch and kernel."""
+
+
+def summed(facts: Mapping[Key, tuple[str, ...]]) -> Rows:
+    by_kernel: dict[tuple[str, str], list[list[int]]] = {}
+    for (arch, kernel, _), values in facts.items():
+        by_kernel.setdefault((arch, kernel.split()[0]), []).append([int(x) for x in values])
+    result = {}
+    for key, found in by_kernel.items():
+        registers, spills, scratch, shared, _ = zip(*found, strict=True)
+        result[key] = Row(len(found), max(registers), max(shared), sum(spills), sum(scratch))
+    return result
+
+
+def read() -> Rows:
+    """The page's rows."""
+    cells = [
+        [c.strip() for c in line.strip("|").split("|")]
+        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        if " | compiled | " in line
+    ]
+    return {(c[0], c[2]): Row(*map(int, c[3:])) for c in cells}
+
+
+def page(rows: Rows) -> str:
+    """What was compiled for each arch, kernel by kernel."""
     lines = [
         "# Kernels, compiled",
         "",
@@ -299,24 +349,34 @@ def summary(rows: dict[Key, tuple[str, ...]]) -> str:
             "[h200.md](h200.md), [h100.md](h100.md) (measured) and "
             "[amd-emulated.md](amd-emulated.md) (emulated). Made by"
         ),
-        "`python tools/kernel_table.py --write` from [kernel-facts.csv](../kernel-facts.csv).",
+        (
+            "`python tools/kernel_table.py --write`, which with `--csv FILE` writes the facts of "
+            "every binary."
+        ),
         "",
-        "| arch | evidence | kernel | binaries | registers at most | spills | scratch bytes |",
-        "|" + "---|" * 7,
+        f"| {' | '.join(HEADS)} |",
+        "|" + "---|" * len(HEADS),
     ]
-    for arch in ARCHS:
-        for kernel in sorted({key[1].split()[0] for key in rows if key[0] == arch}):
-            counts = [
-                [int(x) for x in v]
-                for key, v in rows.items()
-                if key[0] == arch and key[1].split()[0] == kernel
-            ]
-            registers, spills, scratch = ([facts[i] for facts in counts] for i in range(3))
-            lines.append(
-                f"| {arch} | compiled | {kernel} | {len(counts)} | {max(registers)} | "
-                f"{sum(spills)} | {sum(scratch)} |"
-            )
+    for arch, kernel in sorted(rows, key=lambda key: (ARCHS.index(key[0]), key[1])):
+        lines.append(
+            f"| {arch} | compiled | {kernel} | {' | '.join(map(str, rows[arch, kernel]))} |"
+        )
     return "\n".join(lines) + "\n"
+
+
+def differing(before: Rows, after: Rows, whole: bool) -> Iterator[str]:
+    """What is not as the page says. ``whole``: all binaries were compiled, else some, of which none
+    may be beyond the page."""
+    archs = {arch for arch, _ in after}
+    for key in sorted({k for k in before if k[0] in archs} | set(after)):
+        old, new = before.get(key), after.get(key)
+        if whole or old is None:
+            if old != new:
+                yield f"{' | '.join(key)}: {old or 'new'} -> {new or 'gone'}"
+        elif new is not None:
+            beyond = [n for n in Row._fields if getattr(new, n) > getattr(old, n)]
+            for name in beyond:
+                yield f"{' | '.join(key)}: {name} {getattr(old, name)} -> {getattr(new, name)}"
 
 
 def main() -> int:
@@ -326,50 +386,42 @@ def main() -> int:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--arch", action="append", choices=ARCHS)
+    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--against", type=Path)
     options = parser.parse_args()
     # else the tests would find it in the cache, and its log unread
     warnings.simplefilter("error", SlowBinary)
     known_backends = plugins().registry.backends.values()
     backends = {arch: b for b in known_backends if b.toolchain for arch in b.toolchain.archs}
-    everything, before, after = options.all or options.write, read(), {}
-    left = set[Key]()
+    everything = options.all or options.write
+    found: dict[Key, tuple[str, ...]] = {}
     for arch in options.arch or ARCHS:
         try:
             toolchain = keeping(backends[arch].toolchain, arch)
             known = binaries(toolchain, arch, backends[arch].kernels)
             chosen = [(b.covered, b.often + b.rarely * everything) for b in known]
             facts = facts_of(toolchain, arch, chosen)
-            left |= set() if everything else left_out(arch, known)
         except (KeyError, KernelSeamError) as e:
             print(f"{arch}: not compiled here ({type(e).__name__}: {str(e).splitlines()[0]})")
             continue
         for key, f in facts.items():
-            after[key] = tuple(
-                str(x)
-                for x in (
-                    f.registers,
-                    f.spills,
-                    f.scratch_bytes,
-                    f.shared_bytes,
-                    f.matrix_instructions,
-                )
-            )
+            found[key] = tuple(str(getattr(f, name)) for name in COLUMNS[3:])
         most = max((f.registers for f in facts.values()), default=0)
         print(f"{arch}: {len(facts)} kernels, {most} registers at most")
-    compiled = {key[0] for key in after}
-    kept = {k: v for k, v in before.items() if k[0] not in compiled}
-    for key in sorted({k for k in before if k[0] in compiled and k not in left} | set(after)):
-        if before and before.get(key) != after.get(key):
-            print(f"  {' | '.join(key)}: {before.get(key, 'new')} -> {after.get(key, 'gone')}")
+    before, after = read(), summed(found)
+    for line in differing(before, after, everything):
+        print(f"  {line}")
+    if options.csv:
+        write_facts(options.csv, found)
+    if options.against:
+        others = facts_in(options.against)
+        for key in sorted(k for k in found if others.get(k) != found[k]):
+            print(f"  {' | '.join(key)}: {others.get(key, 'new')} -> {found[key]}")
     if options.write:
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        rows = sorted({**kept, **after}.items(), key=lambda row: (ARCHS.index(row[0][0]), row[0]))
-        writer.writerows([*k, *v] for k, v in rows)
-        TABLE.write_text(out.getvalue(), encoding="utf-8")
-        SUMMARY.write_text(summary(dict(rows)), encoding="utf-8")
-    return int(any(v[1] != "0" or v[2] != "0" for v in after.values()))
+        compiled = {arch for arch, _ in after}
+        kept = {k: row for k, row in before.items() if k[0] not in compiled}
+        PAGE.write_text(page({**kept, **after}), encoding="utf-8")
+    return int(any(row.spills or row.scratch_bytes for row in after.values()))
 
 
 if __name__ == "__main__":

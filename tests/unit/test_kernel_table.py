@@ -1,8 +1,9 @@
-"""The table of what kernels take, and the page that sums it up."""
+"""The page of what kernels take, and what each run of the tests compiles."""
 
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import kernel_table
 import pytest
@@ -28,30 +29,48 @@ def in_every_run() -> list[tuple[int, Covered]]:
     return [(i, c) for i, c in often if count[c.kernel.entry] < kernel_table.MANY or i in turns]
 
 
-def test_the_summary_counts_by_arch_and_kernel() -> None:
-    lines = kernel_table.summary(ROWS).splitlines()
+def test_the_page_counts_by_arch_and_kernel() -> None:
+    lines = kernel_table.page(kernel_table.summed(ROWS)).splitlines()
     assert lines[-2:] == [
-        "| sm_90a | compiled | gemm | 2 | 255 | 3 | 16 |",
-        "| gfx942 | compiled | merge_states | 1 | 40 | 0 | 0 |",
+        "| sm_90a | compiled | gemm | 2 | 255 | 4096 | 3 | 16 |",
+        "| gfx942 | compiled | merge_states | 1 | 40 | 0 | 0 | 0 |",
     ]
 
 
-def test_the_page_is_that_of_the_table() -> None:
-    assert kernel_table.SUMMARY.read_text(encoding="utf-8") == kernel_table.summary(
-        kernel_table.read()
-    )
+def test_the_page_is_as_it_is_written() -> None:
+    text = kernel_table.PAGE.read_text(encoding="utf-8")
+    assert text == kernel_table.page(kernel_table.read())
 
 
-def test_nothing_in_the_table_spills() -> None:
-    spilling = {key for key, facts in kernel_table.read().items() if facts[1:3] != ("0", "0")}
-    assert spilling == set()
+def test_facts_are_written_and_read(tmp_path: Path) -> None:
+    kernel_table.write_facts(tmp_path / "facts.csv", ROWS)
+    assert kernel_table.facts_in(tmp_path / "facts.csv") == ROWS
 
 
-def test_every_arch_that_a_plugin_compiles_for_is_in_the_table() -> None:
+def test_what_is_beyond_the_page_is_shown() -> None:
+    """Of all binaries whatever differs; of some what is more than the page has."""
+    before = kernel_table.summed(ROWS)
+    gemm = ("sm_90a", "gemm")
+    fewer = {gemm: before[gemm]._replace(binaries=1, registers=200)}
+    more = {gemm: before[gemm]._replace(shared_bytes=8192), ("sm_90a", "new"): before[gemm]}
+    assert list(kernel_table.differing(before, before, True)) == []
+    assert list(kernel_table.differing(before, fewer, False)) == []
+    assert len(list(kernel_table.differing(before, fewer, True))) == 1
+    shown = list(kernel_table.differing(before, more, False))
+    assert shown[0] == "sm_90a | gemm: shared_bytes 4096 -> 8192"
+    assert shown[1].startswith("sm_90a | new: new -> Row(binaries=2, ")
+
+
+def test_nothing_on_the_page_spills() -> None:
+    spilling = [k for k, row in kernel_table.read().items() if row.spills or row.scratch_bytes]
+    assert spilling == []
+
+
+def test_every_arch_that_a_plugin_compiles_for_is_on_the_page() -> None:
     toolchains = [b.toolchain for b in plugins().registry.backends.values() if b.toolchain]
     known = [arch for t in toolchains for arch in t.archs]
     assert set(known) <= set(kernel_table.ARCHS), (
-        "a new arch belongs into ARCHS, and its rows into the table"
+        "a new arch belongs into ARCHS, and its rows onto the page"
     )
     assert {key[0] for key in kernel_table.read()} == set(kernel_table.ARCHS)
 
