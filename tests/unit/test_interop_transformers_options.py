@@ -219,8 +219,9 @@ def test_a_mask_whose_numbers_may_be_misread_is_refused(mask: Any, match: str) -
 @pytest.mark.parametrize("module", [{}, {"is_causal": True}, {"is_causal": False}])
 @pytest.mark.parametrize("given", [None, "padding", "causal", "both sides"])
 def test_causality_is_the_masks_or_the_modules(given: str | None, module: Any, told: Any) -> None:
-    """It is never assumed: an attention that does not say so is not causal. A window of a pattern
-    is its own; ``sliding_window`` makes none."""
+    """It is never assumed: an attention that does not say so is not causal. What a pattern says is
+    not taken back by ``is_causal`` (Moonshine passes False where there is a mask), and a window is
+    the pattern's; ``sliding_window`` makes none."""
     q, k, v = qkv()
     keys = torch.tensor([[1] * 6, [1] * 4 + [0] * 2]).bool()
     masks = {
@@ -229,7 +230,7 @@ def test_causality_is_the_masks_or_the_modules(given: str | None, module: Any, t
         "causal": pattern(Pattern(None, True), 6),
         "both sides": pattern(Pattern(None, False, 1), 6),
     }
-    hides = given == "causal" and told is not False
+    hides = given == "causal"
     if given in (None, "padding"):
         hides = module.get("is_causal", False) if told is None else told
     seen = causal(6, 6) if hides else torch.ones(6, 6, dtype=torch.bool)
@@ -272,6 +273,7 @@ def test_rows_that_are_not_contiguous_are_copied() -> None:
         ("Inkling2ForCausalLM", "inkling2"),
         ("InklingForCausalLM", "inkling"),
         ("LasrForCTC", "lasr_ctc"),
+        ("MoonshineForConditionalGeneration", "moonshine"),
         ("MiniMaxM3VLForCausalLM", "minimax_m3_vl_text"),
         ("NllbMoeForConditionalGeneration", "nllb-moe"),
         ("PegasusXForConditionalGeneration", "pegasus_x"),

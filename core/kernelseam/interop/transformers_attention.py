@@ -50,8 +50,9 @@ def attention_forward(
     ``transformers_pattern`` has it; [B, 1 or H, S_q or 1, keys] of bool, True where a key is seen,
     or of floats, which are added to the scores; or [B, keys] of bool or integers, 0 at padding.
     None hides nothing. With the last two, the layer is causal if ``is_causal`` says so, or, where
-    that is None, ``module.is_causal``; False makes a causal pattern see both sides.
-    ``sliding_window`` is what the mask was made of, and is not applied again.
+    that is None, ``module.is_causal``. Beside another mask ``is_causal`` says nothing: some models
+    pass False because there is one. ``sliding_window`` is what the mask was made of, and is not
+    applied again.
 
     ``s_aux`` or ``sinks``: [H], or [B, H, S_q, 1] by query. ``position_bias`` is added to the
     scores and may have gradients. ``indices`` [B, S_q, n] are the only keys that a query sees,
@@ -140,7 +141,7 @@ def _read(
     """What a mask says by its pattern, and the mask itself where it says all element by element."""
     pattern = None if mask is None else decoded(mask, queries)
     if pattern is not None:
-        return (pattern._replace(causal=False) if is_causal is False else pattern), None
+        return pattern, None
     check_mask(mask)
     if mask is not None and mask.dim() == 4:
         return Pattern(None, False), mask

@@ -52,9 +52,14 @@ _SIZES = (
     (r"n_shared_experts", 1),
     (r"num_mtp_layers|num_nextn_predict_layers|num_kv_shared_layers", 0),
 )
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_KINDS = ("sliding_attention", "full_attention")
 _OWN: dict[str, dict[str, Any]] = {
     "BambaConfig": {"attn_layer_indices": [1]},
-    "EfficientNetConfig": {"width_coefficient": 0.5, "depth_coefficient": 0.3},
+    "CohereCompassTextConfig": {"rope_parameters": dict.fromkeys(_KINDS, _ROPE)},
+    "DoryConfig": {"num_hidden_layers": 4, "n_input_layers": 1, "n_output_layers": 1},
+    "EsmcConfig": {"num_key_value_heads": 4},
+    "EfficientNetConfig": {"width_coefficient": 0.5, "depth_coefficient": 0.3, "hidden_dim": 640},
     "EsmConfig": {"vocab_size": 128, "mask_token_id": 3},
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 1]], "window_size": 5},
     "GraniteMoeHybridConfig": {"layer_types": ["mamba", "attention"]},
@@ -63,10 +68,18 @@ _OWN: dict[str, dict[str, Any]] = {
     "Mamba2Config": {"num_heads": 8},
     "MusicgenDecoderConfig": {"num_codebooks": 1},
     "MusicgenMelodyDecoderConfig": {"num_codebooks": 1},
+    "Qwen4ExpTextConfig": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 4,
+        "indexer_compress_ratio": 2,
+    },
     "ReformerConfig": {"is_decoder": True, "axial_pos_embds": False},
     "Wav2Vec2BertConfig": {"vocab_size": 128},
     "Wav2Vec2ConformerConfig": {"vocab_size": 128},
     "XmodConfig": {"default_language": "en_XX"},
+    "Zamba2Config": {"layers_block_type": ["linear_attention", "hybrid"]},
 }
 """What some classes need beside: kinds of layers, and numbers that depend on others."""
 
