@@ -41,9 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _choices(options, start)
     if options.command == "run":
         if options.device == "idle" and not idle_device.active():
-            return idle_device.run_with_idle_driver(
-                sys.argv[1:] if arguments is None else arguments
-            )
+            given = sys.argv[1:] if arguments is None else arguments
+            return idle_device.run_with_idle_driver(("-m", "benchmarks", *given)).returncode
         return _run(options, start)
     environment, records = running.read(options.file)
     if options.command == "draw":

@@ -19,6 +19,7 @@ from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.planning import Call
 
 from benchmarks.comparing import idle_device
+from benchmarks.comparing.host_new import NewRow, new_rows
 from benchmarks.comparing.results import HOST, OURS, PEER, Record, Timed
 from benchmarks.comparing.rows import Session
 from benchmarks.comparing.timing import Run
@@ -137,7 +138,7 @@ def _product_into(session: Session) -> tuple[Run, Run | None]:
     return lambda: ks.bmm(a, b, out=c), lambda: torch.bmm(a, b, out=c)
 
 
-def host_rows() -> list[HostRow]:
+def host_rows() -> list[HostRow | NewRow]:
     return [
         HostRow("call(stream), attention", _call_of_attention, CALL_MICROSECONDS),
         HostRow("call(stream), product", _call_of_product, CALL_MICROSECONDS),
@@ -147,4 +148,5 @@ def host_rows() -> list[HostRow]:
         HostRow("attention(q, k, v, out=out)", _attention_into),
         HostRow("bmm(a, b)", _products),
         HostRow("bmm(a, b, out=out)", _product_into),
+        *new_rows(),
     ]

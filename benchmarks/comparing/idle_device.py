@@ -21,9 +21,9 @@ VARIABLE = "KERNELSEAM_IDLE_DRIVER"
 """Set in the process that has loaded the stub driver."""
 
 
-def run_with_idle_driver(arguments: Sequence[str]) -> int:
-    """Run ``python -m benchmarks`` with these arguments in a process that loads the stub driver.
-    Returns its exit status."""
+def run_with_idle_driver(arguments: Sequence[str], **how: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments in a process that loads the stub driver; ``how``: as
+    ``subprocess.run`` takes it."""
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(__file__).with_name("idle_driver.c"), Path(folder, "libcuda.so.1")
         subprocess.run(
@@ -37,8 +37,8 @@ def run_with_idle_driver(arguments: Sequence[str]) -> int:
             VARIABLE: folder,
         }
         return subprocess.run(
-            [sys.executable, "-m", "benchmarks", *arguments], env=environment
-        ).returncode
+            [sys.executable, *arguments], env=environment, text=True, check=False, **how
+        )
 
 
 def active() -> bool:

@@ -17,6 +17,7 @@ from kernelseam.contract import EMULATED, Cost, Device, Implementation, PlanPart
 from kernelseam.contract_values import validated, validated_parts, validated_refusal
 from kernelseam.errors import BrokenImplementation, InvalidValue, Refusal, UnknownName, Unsupported
 from kernelseam.plugins import Plugins, plugins
+from kernelseam.tuned.classes import batch_invariant, representative
 from kernelseam.variants import SEPARATOR, build_of, variants_of
 
 _backend: ContextVar[str | None] = ContextVar("kernelseam_backend", default=None)
@@ -130,8 +131,7 @@ class Candidate:
     error: str = ""
     """The traceback, where its check raised."""
     rank: float = math.inf
-    """Predicted seconds that candidates are ordered by: the cost's, or those of the problem's
-    ``ranked``, where it has one."""
+    """Predicted seconds that candidates are ordered by: those of the problem's class."""
 
 
 @dataclass(frozen=True)
@@ -175,10 +175,11 @@ def ask(implementation: Implementation, problem: Problem, device: Device) -> Can
             cost = validated(
                 f"cost() of {implementation.name!r}", implementation.cost(problem, device), Cost
             )
-            if (ranked := _ranked(problem)) is None:
-                rank = cost.seconds
-            elif refusal is None:
-                rank = implementation.cost(ranked, device).seconds
+            rank = (
+                cost.seconds
+                if refusal is not None
+                else _rank(implementation, problem, device, cost)
+            )
     except Exception as e:
         if refusal is None:
             return Candidate(
@@ -188,11 +189,17 @@ def ask(implementation: Implementation, problem: Problem, device: Device) -> Can
     return Candidate(implementation, refusal, cost, rank=rank)
 
 
-def _ranked(problem: Problem) -> Problem | None:
-    """Another problem, by whose predicted times implementations are ordered; None: by its own. A
-    problem whose result must not depend on its extents names one of fixed extents."""
-    ranked: Problem | None = getattr(problem, "ranked", None)
-    return ranked
+def _rank(implementation: Implementation, problem: Problem, device: Device, cost: Cost) -> float:
+    """The predicted time that orders implementations: that of the class's representative, so that
+    all problems of a class are computed in one way; the problem's own where the implementation
+    predicts none for that."""
+    ranked = representative(problem)
+    if ranked == problem:
+        return cost.seconds
+    try:
+        return implementation.cost(ranked, device).seconds
+    except Exception:
+        return cost.seconds
 
 
 def _ordered(answers: list[Candidate]) -> tuple[Candidate, ...]:
@@ -304,7 +311,7 @@ def _unknown(implementation: object, known: str, problem: Problem, device: Devic
 def _tuned(candidates: tuple[Candidate, ...], problem: Problem, device: Device) -> Choice | None:
     """The tuned choice of the problem's class, if it supports this problem. None where extents must
     not decide: a class is one of extents."""
-    if _ranked(problem) is not None:
+    if batch_invariant(problem):
         return None
     # imported late, to keep importing kernelseam fast
     from kernelseam.tuned.store import tuned_choice

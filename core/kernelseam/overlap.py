@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kernelseam.contract import OperandRule
+from kernelseam.symbolic import recorded
 
 
 class _Memory:
@@ -24,12 +25,16 @@ class _Memory:
         }
 
 
+@recorded
+def _apart(x: int, y: int, end_of_x: int, end_of_y: int) -> int:
+    """Whether one of two ranges ends before the other begins."""
+    return int(end_of_x <= y or end_of_y <= x)
+
+
 def proven_overlap(x: int, a: OperandRule, y: int, b: OperandRule) -> bool:
     """Whether two strided regions provably share an element; interleaved regions do not."""
-    if (
-        x + a.span * (a.dtype.itemsize if a.dtype else 8) <= y
-        or y + b.span * (b.dtype.itemsize if b.dtype else 8) <= x
-    ):
+    ends = (m + r.span * (r.dtype.itemsize if r.dtype else 8) for m, r in ((x, a), (y, b)))
+    if _apart(x, y, *ends):
         return False
     try:
         solve: Any = np.shares_memory  # its stub knows only the two special values of max_work

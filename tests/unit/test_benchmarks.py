@@ -4,6 +4,7 @@ small, on the host; what is written and drawn."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,7 @@ def comparing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         decoding,
         gemm,
         host,
+        host_new,
         machine,
         projections,
         rows,
@@ -545,15 +547,21 @@ def test_the_requested_rows(comparing: Any) -> None:
 def test_host_rows(comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, count in (("ROUNDS", 2), ("GOES", 1), ("CALLS", 1)):
         monkeypatch.setattr(comparing.host, name, count)
-    for row in comparing.host.host_rows():
+    for name in ("ROUNDS", "NEW", "KNOWN"):
+        monkeypatch.setattr(comparing.host_new, name, 2)
+    rows = comparing.host.host_rows()
+    few = [r for r in rows if not r.name.startswith(("new", "known")) or "bmm" in r.name]
+    assert [r.name for r in few[-2:]] == ["new extents: bmm, rows", "known among 2: bmm, rows"]
+    for row in few:
         record = comparing.running.measured(row, session)
         assert not record.failure, record.failure
         alone = row.name.startswith(("call", "its launch"))
         assert [t.name for t in record.timed] == (["ours"] if alone else ["ours", "torch"])
         assert all(len(t.us["host"]) == 2 for t in record.timed)
-        assert not row.limit or record.beyond(record.timed[0])[0].startswith("host "), (
-            "NumPy takes longer than 4 µs"
-        )
+        if row.limit == comparing.host.CALL_MICROSECONDS:
+            assert record.beyond(record.timed[0])[0].startswith("host "), (
+                "NumPy takes longer than 4 µs"
+            )
 
 
 def test_cpu_rows(comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -776,6 +784,27 @@ def test_host_time_with_an_idle_driver(tmp_path: Path) -> None:
     (row,) = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["rows"]
     (ours,) = row["timed"]
     assert len(ours["us"]["host"]) == 5 and 1 < min(ours["us"]["host"]) < 1000
+
+
+def test_new_extents_make_few_python_calls(
+    comparing: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of the path to a GPU, without one: a count does not depend on the machine. Planning makes
+    thousands."""
+    pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings is missing")
+    pytest.importorskip("cuda.bindings.nvrtc", reason="nvrtc is missing")
+    if shutil.which("cc") is None:
+        pytest.skip("a C compiler is missing")
+    from benchmarks.comparing import idle_device
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
+    script = str(Path(__file__).parent / "helpers" / "idle_calls.py")
+    done = idle_device.run_with_idle_driver([script], capture_output=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)
+    assert set(counts) == {"decode", "causal", "varlen", "matmul2d", "qkv"}
+    assert {name: n for name, n in counts.items() if n > 65} == {}
 
 
 def test_the_command(comparing: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelseam.contract import TensorMap
 from kernelseam.dtypes import DType
+from kernelseam.errors import DeviceError
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
 from kernelseam_cuda import bindings, plugin, tensor_maps  # noqa: E402
@@ -129,59 +129,77 @@ def test_accepted_maps_keep_the_drivers_rules(extents: list[int], data: Any) -> 
         assert all(1 <= b <= 256 for b in actual.box) and actual.box[0] * dtype.itemsize % 16 == 0
 
 
-class Names:
-    def __getattr__(self, name: str) -> str:
-        return name
-
-
 def test_the_driver_gets_the_numbers_and_its_bytes_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    cu = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
     seen: list[Any] = []
-    content = ctypes.create_string_buffer(bytes(range(128)), 128)
-    names = (
-        "CUtensorMapDataType",
-        "CUtensorMapSwizzle",
-        "CUtensorMapL2promotion",
-        "CUtensorMapInterleave",
-    )
-    fake = SimpleNamespace(
-        **dict.fromkeys((*names, "CUtensorMapFloatOOBfill"), Names()),
-        cuuint64_t=int,
-        cuuint32_t=int,
-        cuTensorMapEncodeTiled=lambda *a: (
-            seen.append(a),
-            (0, SimpleNamespace(getPtr=lambda: ctypes.addressof(content))),
-        )[1],
-    )
-    monkeypatch.setattr(bindings, "driver", lambda: fake)
-    toolchain = plugin.backend().toolchain
-    assert toolchain is not None
+
+    def encode(
+        place: int, kind: int, axes: int, address: int, extents: int, strides: int, *rest: Any
+    ) -> int:
+        assert place % 64 == 0
+        ctypes.memmove(place, bytes(range(128)), 128)
+        u64 = ctypes.c_uint64
+        seen.append(
+            (
+                *(kind, axes, address),
+                list((u64 * axes).from_address(extents)),
+                list((u64 * (axes - 1)).from_address(strides)),
+                *map(list, rest[:2]),
+                *rest[2:],
+            )
+        )
+        return 0
+
+    monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: encode)
+    toolchain: Any = plugin.backend().toolchain
     assert toolchain.encode_tensor_map(replace(K, offset=32, fill_nan=True), 0x1000) == bytes(
         range(128)
     )
-    assert seen == [
-        (
-            "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
-            4,
-            0x1020,
-            [128, 100, 3, 2],
-            [768, 256, 76800],
-            [64, 64, 1, 1],
-            [1] * 4,
-            "CU_TENSOR_MAP_INTERLEAVE_NONE",
-            "CU_TENSOR_MAP_SWIZZLE_128B",
-            "CU_TENSOR_MAP_L2_PROMOTION_L2_256B",
-            "CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA",
-        )
+    types, fills = cu.CUtensorMapDataType, cu.CUtensorMapFloatOOBfill
+    kinds = [
+        int(cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
+        int(cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B),
+        int(cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B),
     ]
+    bf16, boxes = int(types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16), ([64, 64, 1, 1], [1] * 4)
+    shape = [128, 100, 3, 2], [768, 256, 76800]
+    filled = int(fills.CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA)
+    assert seen == [(bf16, 4, 0x1020, *shape, *boxes, *kinds, filled)]
+    # an encoder has everything but extents, strides and address of its template
+    encoder = toolchain.tensor_map_encoder(replace(K, extents=(1,) * 4, strides=(1,) * 4))
+    for n in (7, 1):
+        encoder((128, n, 3, 2), (1, 256, 128, 38400), 0x40)
+    unread = 16  # an axis of extent 1 has a stride that nothing reads
+    for (*_, extents, strides, _, _, _, _, _, _), n, step in zip(
+        seen[1:], (7, 1), (512, unread), strict=True
+    ):
+        assert (extents, strides) == ([128, n, 3, 2], [step, 256, 76800])
     single = replace(K, dtype=DType.float32, box=(32, 64, 1, 1))
     for rounded in (False, True):
         toolchain.encode_tensor_map(replace(single, to_tf32=rounded), 0x1000)
-    assert [x[0] for x in seen[1:]] == [
-        "CU_TENSOR_MAP_DATA_TYPE_FLOAT32",
-        "CU_TENSOR_MAP_DATA_TYPE_TFLOAT32",
+    assert [x[0] for x in seen[3:]] == [
+        int(types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32),
+        int(types.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32),
     ]
+    monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: lambda *_: 1)
+    monkeypatch.setattr(bindings, "driver", lambda: Failing(cu))
+    with pytest.raises(DeviceError, match=r"^cuTensorMapEncodeTiled failed with CUDA_ERROR_INVALI"):
+        toolchain.encode_tensor_map(K, 0x1000)
+
+
+class Failing:
+    """The bindings, where a status means something without a driver."""
+
+    def __init__(self, cu: Any) -> None:
+        self._cu = cu
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cu, name)
+
+    def cuGetErrorString(self, status: Any) -> tuple[int, bytes]:
+        return 0, b"what it means"
 
 
 def test_the_names_are_those_of_the_bindings() -> None:

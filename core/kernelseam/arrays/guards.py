@@ -12,17 +12,18 @@ from typing import Any
 Guard = Callable[..., bool]
 
 
-def tensor_guard(tensors: Sequence[Any]) -> Guard:
+def tensor_guard(tensors: Sequence[Any], extents: bool = True) -> Guard:
     """``holds(*others)``: whether other tensors, as many, are like these in everything that
-    ``arrays.torch.layouts`` reads, and have no gradients that a call would lose. It may say no
-    where they are, as in another of torch's modes, and always does where torch has no guards."""
+    ``arrays.torch.layouts`` reads, and have no gradients that a call would lose; without
+    ``extents`` shapes and strides may differ, numbers of axes not. It may say no where they are, as
+    in another of torch's modes, and always does where torch has no guards."""
     guards = _guards()
     if guards is None:
         return _never
     # A guard of torch's holds for no tensor that comes twice, and whatever the gradient mode.
     first = [next(i for i, x in enumerate(tensors) if x is y) for y in tensors]
     once = sorted({*first})
-    holds = _guard(guards, [tensors[i] for i in once])
+    holds = _guard(guards, [tensors[i] for i in once], extents)
     if not any(x.requires_grad for x in tensors):
         if len(once) == len(tensors):
             return holds
@@ -47,8 +48,9 @@ def _never(*others: Any) -> bool:
     return False
 
 
-def _guard(guards: Any, tensors: Sequence[Any]) -> Guard:
-    holds: Guard = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+def _guard(guards: Any, tensors: Sequence[Any], extents: bool = True) -> Guard:
+    axes = None if extents else [[None] * x.ndim for x in tensors]
+    holds: Guard = guards(*tensors, dynamic_dims_sizes=axes, dynamic_dims_strides=axes).check
     return holds
 
 
@@ -63,6 +65,9 @@ def _guards() -> Any:
             holds = _guard(guards, [x])
             others = [x.t(), x[:1], x[0], x.double(), torch._neg_view(x), torch.nn.Parameter(x)]
             others.append(torch.empty(2, 2, requires_grad=True))
-            return guards if holds(x.clone()) and not any(map(holds, others)) else None
+            open_to = _guard(guards, [x], extents=False)
+            knows = holds(x.clone()) and not any(map(holds, others))
+            knows_open = all(map(open_to, others[:2])) and not any(map(open_to, others[2:]))
+            return guards if knows and knows_open else None
     except Exception:
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any, cast
 
 from kernelseam.arrays.guards import compilers_own
@@ -143,27 +143,24 @@ def layouts(tensors: Iterable[Any]) -> tuple[object, ...] | None:
     return tuple(read)
 
 
-def allocator(shape: tuple[int, ...], dtype: DType, like: Any) -> Callable[[], Any]:
-    """``allocate()``: an uninitialised row-major tensor on the device of the tensor ``like``."""
+def allocator(like: Any) -> Callable[..., Any]:
+    """``empty(shape, strides, dtype)``: an uninitialised tensor on the device of the tensor
+    ``like``."""
     torch: Any = sys.modules["torch"]
-    strides = [1] * len(shape)
-    for axis in range(len(shape) - 1, 0, -1):
-        strides[axis - 1] = strides[axis] * max(shape[axis], 1)
-    layout, kind, device = (shape, tuple(strides)), getattr(torch, dtype.value), like.device
-    anywhere = partial(torch.empty_strided, *layout, dtype=kind, device=device)
+    anywhere, device = torch.empty_strided, like.device
     # What torch's compiler calls takes half of the time, and allocates on the current device.
-    here = getattr(compilers_own(), f"_empty_strided_{device.type}", None)
+    here: Any = getattr(compilers_own(), f"_empty_strided_{device.type}", None)
     current = getattr(torch._C, f"_{device.type}_getDevice", None)
-    if here is None or (current is None and device.index is not None):
-        return anywhere
-    here = partial(here, *layout, kind)
-    if current is None:
-        return here
+    index = device.index
+    if here is not None and current is None and index is None:
+        return cast(Callable[..., Any], here)
 
-    def allocate() -> Any:
-        return here() if current() == device.index else anywhere()
+    def empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Any:
+        if here is not None and current is not None and current() == index:
+            return here(shape, strides, dtype)
+        return anywhere(shape, strides, dtype=dtype, device=device)
 
-    return allocate
+    return empty
 
 
 def version_incrementer() -> Callable[[tuple[Any, ...]], None]:

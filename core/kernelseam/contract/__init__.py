@@ -18,7 +18,7 @@ from kernelseam.contract.arrays import (
 from kernelseam.contract.binaries import NOT_KNOWN, KernelFacts, SourceBundle
 from kernelseam.contract.devices import ABSENT, EMULATED, HOST, Device, DeviceLimits
 from kernelseam.contract.launches import Composition, Launch, Launches, Memset
-from kernelseam.contract.launching import Extents, LaunchConfig, LoadedKernel
+from kernelseam.contract.launching import Extents, LaunchConfig, LoadedKernel, ReusableKernel
 from kernelseam.contract.plans import (
     WORKSPACE_ALIGNMENT,
     Implementation,
@@ -29,7 +29,7 @@ from kernelseam.contract.plans import (
 from kernelseam.contract.plugin import Backend, PluginInfo
 from kernelseam.contract.problems import Cost, OperandRule, Problem
 from kernelseam.contract.tensor_map import TENSOR_MAP_BYTES, TensorMap, WithoutTensorMaps
-from kernelseam.contract.toolchain import Toolchain
+from kernelseam.contract.toolchain import TensorMapEncoder, Toolchain
 
 CONTRACT_VERSION = 2
 """Incremented with every incompatible change; a plugin with another version is not loaded."""
@@ -60,6 +60,7 @@ __all__ = [
     "LaunchConfig",
     "LaunchRecord",
     "LoadedKernel",
+    "ReusableKernel",
     "OperandRule",
     "PlanParts",
     "PluginInfo",
@@ -71,6 +72,7 @@ __all__ = [
     "SourceBundle",
     "Step",
     "TensorMap",
+    "TensorMapEncoder",
     "Toolchain",
     "WithoutTensorMaps",
     "host_array",

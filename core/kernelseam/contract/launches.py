@@ -74,6 +74,12 @@ class Composition(ABC):
     def tile(self, problem: Any, row: ArchRow, device: Device) -> Any:
         """The tile configuration for a problem, or those of its kernels."""
 
+    def takes(self, problem: Any, tile: Any, row: ArchRow, device: Device) -> bool:
+        """Whether a tile that ``tile`` chose for another problem of the spec, its class's
+        representative, takes this one. Say yes wherever it computes the right result, so that a
+        class has one tile; by default, where it is the problem's own."""
+        return bool(tile == self.tile(problem, row, device))
+
     @abstractmethod
     def launches(self, problem: Any, tile: Any, device: Device) -> Launches:
         """The launches for the problem: one kernel or several."""

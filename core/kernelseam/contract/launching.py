@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kernelseam.contract.archs import ArchRow
 from kernelseam.contract.binaries import KernelFacts
@@ -71,3 +72,17 @@ class LoadedKernel(Protocol):
         """Keep the packed arguments and return ``launch(stream)``, which only launches. Raises
         DeviceError for arguments of another size than the kernel's, and for a config that the
         backend does not support."""
+
+
+@runtime_checkable
+class ReusableKernel(Protocol):
+    """An optional extension of LoadedKernel: calls on new extents use it instead of ``prepare``,
+    which keeps memory for every launch."""
+
+    def reusable(
+        self, config: LaunchConfig, packer: struct.Struct
+    ) -> Callable[..., Callable[[int], None]]:
+        """``pack(blocks, *values)``, which returns ``launch(stream)``, to be run once and at once:
+        so many blocks along the first axis of the grid, the rest by ``config``, with values in the
+        packer's order. Several threads may pack and launch at a time. Raises DeviceError as
+        ``prepare`` does."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
 
 from kernelseam.contract.archs import ArchRow
 from kernelseam.contract.binaries import KernelFacts, SourceBundle
@@ -54,3 +54,16 @@ class Toolchain(Protocol):
     def encode_tensor_map(self, tensor_map: TensorMap, address: int) -> bytes:
         """The TENSOR_MAP_BYTES of a tensor map over an operand's address; needs the driver. Raises
         DeviceError."""
+
+
+@runtime_checkable
+class TensorMapEncoder(Protocol):
+    """An optional extension of Toolchain: calls on new extents use it instead of
+    ``encode_tensor_map``."""
+
+    def tensor_map_encoder(
+        self, template: TensorMap
+    ) -> Callable[[tuple[int, ...], tuple[int, ...], int], bytes]:
+        """``encode(extents, strides, address)``: the bytes of a tensor map of these extents and
+        strides, in elements, whose first element is at the address; the rest is the template's.
+        Several threads may encode at a time. Raises DeviceError."""

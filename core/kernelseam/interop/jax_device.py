@@ -21,8 +21,8 @@ from kernelseam.contract import ArrayInfo, Backend, Device
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation
-from kernelseam.ops.planned_call import MAX_ENTRIES, BoundLaunches, PlannedCall
+from kernelseam.ops.operation import Operation
+from kernelseam.ops.planned_call import BoundLaunches, PlannedCall, put
 from kernelseam.plugins import plugins
 
 Array = Any
@@ -108,9 +108,7 @@ class _Call:
             self._work(operation, *self._options)
             result = operation.planned()
             assert not result.synchronizes, "rows in order need no lists of addresses"
-            if len(cache.planned) >= MAX_ENTRIES:
-                cache.planned.clear()
-            cache.planned[device, self._key] = result
+            put(cache.planned, (device, self._key), result)
         self._last = cache, device, result
         return result
 

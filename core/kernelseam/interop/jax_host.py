@@ -20,7 +20,8 @@ from kernelseam.arrays import describe
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import jax_device
-from kernelseam.ops.calling import Operation, operate
+from kernelseam.ops.calling import operate
+from kernelseam.ops.operation import Operation
 
 Array = Any
 Work = Callable[..., None]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from kernelseam.contract import ArchRow
 from kernelseam.dtypes import DType
 from kernelseam.kernels.signature import Structure
+from kernelseam.symbolic import recorded
 
 DEVICE_TYPE: Mapping[DType | None, str] = {
     DType.float16: "f16",
@@ -29,9 +31,14 @@ def divide_up(a: int, b: int) -> int:
 
 def divider(d: int) -> tuple[int, int]:
     """(magic, shift) of base.h's Divider, for 1 ≤ d < 2³¹; magic as a signed word."""
-    shift = (d - 1).bit_length()
-    magic = divide_up(2 ** (31 + shift), d)
-    return magic - 2**32 if magic >= 2**31 else magic, shift
+    return _magic(d), (d - 1).bit_length()
+
+
+@recorded
+@lru_cache(4096)
+def _magic(d: int) -> int:
+    magic = divide_up(2 ** (31 + (d - 1).bit_length()), d)
+    return magic - 2**32 if magic >= 2**31 else magic
 
 
 _DIVIDER = ("", "_magic", "_shift")

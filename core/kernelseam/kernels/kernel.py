@@ -37,12 +37,14 @@ from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.entry import entry
 from kernelseam.kernels.signature import Signature, Value
 from kernelseam.memset import MemsetStep
+from kernelseam.tuned.classes import representative
 from kernelseam.variants import Variant
 
 MAX_BLOCKS = 2**31 - 1
 """Blocks along the one axis of a grid."""
-_CHOICES = 64
-"""Problems of an implementation whose tiles are cached from ``supports`` to ``build``."""
+_CHOICES, _CLASSES = 64, 1024
+"""Problems of an implementation whose launches are cached from ``supports`` to ``build``, and
+classes whose tiles are."""
 
 
 def bundle(
@@ -128,25 +130,27 @@ class KernelImplementation:
     """A kernel definition or a composition on a toolchain: kernelseam.contract.Implementation."""
 
     def __init__(self, composition: Composition, toolchain: Toolchain) -> None:
-        self.composition, self._toolchain = composition, toolchain
+        self.composition, self.toolchain = composition, toolchain
         self.name, self.operation = composition.name, composition.operation
         self.backend = toolchain.backend
         # The limits are a key of their own: devices are equal without them.
         self._chosen = lru_cache(_CHOICES)(self._choose)
+        self._of_class = lru_cache(_CLASSES)(self._tile_of_class)
 
     def supports(self, problem: Any, device: Device) -> str | None:
-        archs = self.composition.archs or self._toolchain.archs
+        archs = self.composition.archs or self.toolchain.archs
         if device.arch not in archs:
             return f"arch {device.arch} is not among {', '.join(archs)}"
-        row = self._toolchain.arch_row(device.arch)
+        row = self.toolchain.arch_row(device.arch)
         return (
             self.composition.refuse(problem, row)
-            or self._refuse_launches(problem, launches := self.launches(problem, device), device)
-            or self._refuse_missing(launches, device)
+            or self.refuse_launches(problem, launches := self.launches(problem, device), device)
+            or self.refuse_missing(launches, device)
         )
 
-    def _refuse_launches(self, problem: Any, launches: Launches, device: Device) -> str | None:
-        row, memory = self._toolchain.arch_row(device.arch), device.limits.memory_bytes
+    def refuse_launches(self, problem: Any, launches: Launches, device: Device) -> str | None:
+        """Why the device or its toolchain does not take these launches, or None."""
+        row, memory = self.toolchain.arch_row(device.arch), device.limits.memory_bytes
         if launches.workspace_bytes > memory > 0:
             return (
                 f"it needs a workspace of {launches.workspace_bytes} bytes, more than the "
@@ -162,12 +166,12 @@ class KernelImplementation:
                 return reason
         return None
 
-    def _refuse_missing(self, launches: Launches, device: Device) -> str | None:
+    def refuse_missing(self, launches: Launches, device: Device) -> str | None:
         """With KERNELSEAM_NO_JIT, a kernel that no installed bundle has."""
         if not no_jit():
             return None
         for launch, source in self._sources(launches, device):
-            if not is_cached(self._toolchain, source, device.arch):
+            if not is_cached(self.toolchain, source, device.arch):
                 return (
                     f"KERNELSEAM_NO_JIT is set, and no installed bundle has {launch.kernel.entry} "
                     f"for {device.arch}, {launch.problem.spec}, in a tile that takes this problem"
@@ -176,7 +180,7 @@ class KernelImplementation:
 
     def _sources(self, launches: Launches, device: Device) -> Iterator[tuple[Launch, SourceBundle]]:
         """Each kernel that is launched, and what it is compiled from."""
-        row = self._toolchain.arch_row(device.arch)
+        row = self.toolchain.arch_row(device.arch)
         for launch in launches.kernels:
             config: LaunchConfig = launch.kernel.config(launch.problem, launch.tile, row, device)
             if 0 not in config.grid:
@@ -186,7 +190,7 @@ class KernelImplementation:
                         launch.kernel,
                         launch.problem.spec,
                         launch.tile,
-                        self._toolchain,
+                        self.toolchain,
                         device.arch,
                     ),
                 )
@@ -208,7 +212,9 @@ class KernelImplementation:
         alignments = {rule.name: rule.alignment for rule in problem.operands}
         for parameter, tensor_map in tensor_maps.items():
             if parameter in launch.workspace:
-                alignment = math.gcd(launches.workspace_alignment, launch.workspace[parameter])
+                alignment, offset = launches.workspace_alignment, launch.workspace[parameter]
+                if offset % alignment:
+                    alignment = math.gcd(alignment, offset)
             else:
                 name = launch.operands.get(parameter, tensor_map.operand)
                 if name not in alignments:
@@ -217,7 +223,7 @@ class KernelImplementation:
                         f"of {problem.operation}"
                     )
                 alignment = alignments[name]
-            reason: str | None = self._toolchain.refuse_tensor_map(
+            reason: str | None = self.toolchain.refuse_tensor_map(
                 tensor_map, device.arch, alignment
             )
             if reason:
@@ -232,12 +238,28 @@ class KernelImplementation:
             return self._chosen(problem, device, device.limits)
         return self.composition.launches(problem, tile, device)
 
+    def tile(self, problem: Any, device: Device, variant: str = "") -> Any:
+        """The tile of a variant's name; else that of the problem's class: the one that its
+        representative has, unless it does not take this problem."""
+        if variant and (named := self._tiles(problem, device).get(variant)) is not None:
+            return named
+        row, ranked = self.toolchain.arch_row(device.arch), representative(problem)
+        if ranked == problem:
+            return self._of_class(problem, device, device.limits)
+        try:
+            tile = self._of_class(ranked, device, device.limits)
+            if self.composition.takes(problem, tile, row, device):
+                return tile
+        except Exception:  # a representative may have no tile where its problems have
+            pass
+        return self.composition.tile(problem, row, device)
+
+    def _tile_of_class(self, ranked: Any, device: Device, limits: DeviceLimits) -> Any:
+        return self.composition.tile(ranked, self.toolchain.arch_row(device.arch), device)
+
     def _choose(self, problem: Any, device: Device, limits: DeviceLimits) -> Launches:
-        row = self._toolchain.arch_row(device.arch)
-        chosen = self.composition.launches(
-            problem, self.composition.tile(problem, row, device), device
-        )
-        if not self._refuse_missing(chosen, device):
+        chosen = self.composition.launches(problem, self.tile(problem, device), device)
+        if not self.refuse_missing(chosen, device):
             return chosen
         # without a compiler, the best of the tiles that a bundle has
         others = (
@@ -247,7 +269,7 @@ class KernelImplementation:
         bundled = [
             x
             for x in others
-            if not (self._refuse_launches(problem, x, device) or self._refuse_missing(x, device))
+            if not (self.refuse_launches(problem, x, device) or self.refuse_missing(x, device))
         ]
         return min(bundled, key=lambda x: self.cost_of(problem, x, device).seconds, default=chosen)
 
@@ -257,7 +279,7 @@ class KernelImplementation:
 
     def cost_of(self, problem: Any, launches: Launches, device: Device) -> Cost:
         """By the arch's cost model; without one, by the problem's roofline."""
-        coefficients = self._toolchain.arch_row(device.arch).costs
+        coefficients = self.toolchain.arch_row(device.arch).costs
         if coefficients is None:
             return roofline(problem, device.limits)
         works = [
@@ -274,7 +296,7 @@ class KernelImplementation:
     def records(self, problem: Any, device: Device, variant: str = "") -> tuple[LaunchRecord, ...]:
         """The launches of a problem that it supports; nothing is compiled."""
         launches = self.launches(problem, device, variant)
-        row = self._toolchain.arch_row(device.arch)
+        row = self.toolchain.arch_row(device.arch)
         steps = (self._record(x, row, device) for x in launches.steps)
         return tuple(x for x in steps if x is not None)
 
@@ -315,8 +337,8 @@ class KernelImplementation:
         return tuple(
             Variant(n, self.cost_of(problem, x, device))
             for n, x in launches_by_name.items()
-            if self._refuse_launches(problem, x, device) is None
-            and self._refuse_missing(x, device) is None
+            if self.refuse_launches(problem, x, device) is None
+            and self.refuse_missing(x, device) is None
         )
 
     def build_variant(self, problem: Any, device: Device, variant: str) -> PlanParts:
@@ -328,10 +350,18 @@ class KernelImplementation:
         )
 
     def _tiles(self, problem: Any, device: Device) -> Mapping[str, Any]:
-        return self.composition.variants(problem, self._toolchain.arch_row(device.arch), device)
+        """By name, that of ``launches`` first."""
+        row = self.toolchain.arch_row(device.arch)
+        tiles = self.composition.variants(problem, row, device)
+        if not tiles:
+            return tiles
+        tile = self.tile(problem, device)
+        return {
+            n: t for is_first in (True, False) for n, t in tiles.items() if (t == tile) is is_first
+        }
 
     def _build(self, problem: Any, launches: Launches, device: Device) -> PlanParts:
-        row = self._toolchain.arch_row(device.arch)
+        row = self.toolchain.arch_row(device.arch)
         self._compile(launches, row, device)
         steps = tuple(
             s for launch in launches.steps if (s := self._step(launch, row, device)) is not None
@@ -361,14 +391,14 @@ class KernelImplementation:
                             launch.kernel,
                             launch.problem.spec,
                             launch.tile,
-                            self._toolchain,
+                            self.toolchain,
                             device.arch,
                         )
                     )
             except Exception:
                 break
         if len(bundles) > 1:
-            compiled_together(self._toolchain, bundles, device.arch)
+            compiled_together(self.toolchain, bundles, device.arch)
 
     def _step(self, launch: Launch | Memset, row: ArchRow, device: Device) -> Step | None:
         """One kernel, compiled and loaded, or memory to set; None where there is nothing to do."""
@@ -386,11 +416,11 @@ class KernelImplementation:
         if reason := config.refuse(row):
             raise Unsupported(problem, [Refusal(self.name, reason)])
         binary = compiled(
-            self._toolchain,
-            bundle(kernel, problem.spec, tile, self._toolchain, device.arch),
+            self.toolchain,
+            bundle(kernel, problem.spec, tile, self.toolchain, device.arch),
             device.arch,
         )
-        loaded = self._toolchain.load(binary.data, kernel.entry, device)
+        loaded = self.toolchain.load(binary.data, kernel.entry, device)
         tensor_maps = kernel.tensor_maps(problem, tile, device)
         map_operands = {
             parameter: tensor_map.operand for parameter, tensor_map in tensor_maps.items()
@@ -404,5 +434,5 @@ class KernelImplementation:
             record,
             launch.workspace,
             tensor_maps,
-            self._toolchain.encode_tensor_map if tensor_maps else None,
+            self.toolchain.encode_tensor_map if tensor_maps else None,
         )

@@ -177,7 +177,7 @@ class Signature:
         return tuple(name for name, kind, _ in self.scalars if kind == "tensor_map")
 
     @cached_property
-    def _packer(self) -> struct.Struct:
+    def packer(self) -> struct.Struct:
         form, end = "<", 0
         for _, kind, offset in self.scalars:
             form += "x" * (offset - end) + KINDS[kind].code
@@ -195,14 +195,14 @@ class Signature:
                     f"argument {name} = {value!r} is not a tensor_map of {TENSOR_MAP_BYTES} bytes"
                 )
         try:
-            return self._packer.pack(*[values[name] for name, _, _ in scalars])
+            return self.packer.pack(*[values[name] for name, _, _ in scalars])
         except OverflowError:
             rounded = {
                 n: ctypes.c_float(values[n]).value  # type: ignore[arg-type]
                 for n, kind, _ in scalars
                 if kind == "f32"
             }
-            return self._packer.pack(*[{**values, **rounded}[name] for name, _, _ in scalars])
+            return self.packer.pack(*[{**values, **rounded}[name] for name, _, _ in scalars])
         except struct.error:
             for name, kind, _ in scalars:
                 try:

@@ -10,7 +10,8 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.attention_options import Options, ordered
 from kernelseam.ops.attention_work import EXTENTS, attention_work
-from kernelseam.ops.calling import not_none, operate
+from kernelseam.ops.calling import operate
+from kernelseam.ops.operation import not_none
 from kernelseam.ops.signatures import Array, Dense, Packed, Paged
 
 

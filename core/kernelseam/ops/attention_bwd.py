@@ -13,7 +13,8 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.attention_options import GradientOptions
 from kernelseam.ops.attention_work import EXTENTS
-from kernelseam.ops.calling import Operation, not_none, operate, unexpanded_shape
+from kernelseam.ops.calling import operate
+from kernelseam.ops.operation import Operation, not_none, unexpanded_shape
 from kernelseam.ops.signatures import Array
 
 

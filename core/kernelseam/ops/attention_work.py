@@ -13,7 +13,7 @@ from kernelseam.descriptors.common.validation import flag
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.attention_options import Options
-from kernelseam.ops.calling import Operation, check_rank
+from kernelseam.ops.operation import Operation, check_rank
 
 EXTENTS = {
     **dict.fromkeys(("batch", "num_heads", "batch·num_heads", "S_q", "head_dim", "total_q"), "q"),

@@ -12,7 +12,8 @@ from kernelseam.descriptors.gemm.fields import scale_block_of
 from kernelseam.descriptors.gemm.strided import group_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, check_rank, not_none, operate
+from kernelseam.ops.calling import operate
+from kernelseam.ops.operation import Operation, check_rank, not_none
 from kernelseam.ops.products import check_matrices, matrices, multiply
 from kernelseam.ops.signatures import Array
 

@@ -7,8 +7,9 @@ from typing import Any, Generic, NamedTuple
 from kernelseam.descriptors.common.validation import flag, number
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, not_none, operate, unexpanded_shape
+from kernelseam.ops.calling import operate
 from kernelseam.ops.gemm import check_added, check_shape, result, result_shape
+from kernelseam.ops.operation import Operation, not_none, unexpanded_shape
 from kernelseam.ops.products import check_matrices, matrices, multiply, transpose
 from kernelseam.ops.signatures import Array
 

@@ -9,7 +9,8 @@ from kernelseam.descriptors.attention.merge import MergeStates
 from kernelseam.descriptors.common.operands import axes, canonical
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, check_rank, not_none, operate
+from kernelseam.ops.calling import operate
+from kernelseam.ops.operation import Operation, check_rank, not_none
 from kernelseam.ops.signatures import Array
 
 

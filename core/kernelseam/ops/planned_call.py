@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from kernelseam.arrays import describe, runtime_of
 from kernelseam.capture import refuse_capture
@@ -19,11 +19,12 @@ from kernelseam.planning.binding import Bound, bind, joined
 from kernelseam.planning.streams import stream_handle
 from kernelseam.planning.workspace import allocate
 
+T = TypeVar("T")
 Infos = dict[str, ArrayInfo]
 BoundLaunches = dict[Hashable, Bound]
 """Bound launches by planned call, workspace address and array addresses."""
 MAX_ENTRIES = 1024
-"""Entries of each cache; a full one is cleared."""
+"""Entries of each cache; beyond that the oldest are dropped."""
 
 FREED = (
     "this call's workspace is freed when it returns, and the graph would use it later",
@@ -140,9 +141,7 @@ class PlannedCall:
             check_disjoint(self.launches, addresses)
         # On the host, lengths and tables are checked at every call, as they may change.
         if self.repeats:
-            if len(bound) >= MAX_ENTRIES:
-                bound.clear()
-            bound[key] = launches
+            put(bound, key, launches)
         return launches
 
     @property
@@ -150,11 +149,18 @@ class PlannedCall:
         """Whether bound launches serve a later call over the same memory."""
         return not self.device.is_host and not self.synchronizes
 
-    def allows_shortcut(self, infos: Infos, workspace: ArrayInfo | None) -> bool:
-        """Whether a later call on torch tensors of these layouts may take a shortcut."""
+    def is_of_torch(self, infos: Infos, workspace: ArrayInfo | None) -> bool:
+        """Whether it was a call on torch tensors that may be repeated without views of them."""
         arrays = (*infos.values(), *([] if workspace is None else [workspace]))
         repeatable = self.repeats and all(x.kind == "torch" and x.pointer for x in arrays)
         return repeatable and isinstance(self.runtime, FastRuntime)
+
+
+def put(entries: dict[Any, T], key: Hashable, entry: T, most: int | None = None) -> None:
+    """Add to a cache, of which the oldest entries go where it is full."""
+    while len(entries) >= (MAX_ENTRIES if most is None else most):
+        entries.pop(next(iter(entries), None), None)
+    entries[key] = entry
 
 
 def check_disjoint(launches: Sequence[PlannedLaunch], addresses: Mapping[str, int]) -> None:

@@ -12,8 +12,8 @@ from kernelseam.descriptors import BatchedGemmPointers, BatchedGemmStrided
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.descriptors.gemm.fields import SCALES
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation
 from kernelseam.ops.folding import SUMMED, Axis, fold, offsets
+from kernelseam.ops.operation import Operation
 
 Operands = Mapping[str, ArrayInfo]
 

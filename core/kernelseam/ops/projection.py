@@ -13,7 +13,8 @@ from kernelseam.descriptors.common.wording import Wording
 from kernelseam.descriptors.projection.arrays import labels_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, check_rank, not_none, operate
+from kernelseam.ops.calling import operate
+from kernelseam.ops.operation import Operation, check_rank, not_none
 from kernelseam.ops.signatures import Array, QkvArrays
 
 

@@ -10,7 +10,8 @@ from kernelseam.descriptors.common.validation import flag
 from kernelseam.descriptors.projection.arrays import labels_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, check_rank, operate
+from kernelseam.ops.calling import operate
+from kernelseam.ops.operation import Operation, check_rank
 from kernelseam.ops.projection import head_counts
 from kernelseam.ops.signatures import Array
 

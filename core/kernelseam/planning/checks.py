@@ -10,6 +10,13 @@ from kernelseam.overlap import proven_overlap
 
 def check_operands(rules: tuple[OperandRule, ...], resolved: Resolved) -> None:
     """Raise InvalidValue, naming the operand, for null, misaligned and overlapping addresses."""
+    check_addresses(rules, resolved)
+    check_overlap(rules, resolved)
+
+
+def check_addresses(rules: tuple[OperandRule, ...], resolved: Resolved) -> None:
+    """Raise InvalidValue, naming the operand, for null and misaligned addresses, and for views that
+    begin elsewhere than what they are views of."""
     for rule in rules:
         pointer = resolved.pointers.get(rule.name)
         if pointer is None or (pointer == 0 and rule.span):
@@ -39,6 +46,10 @@ def check_operands(rules: tuple[OperandRule, ...], resolved: Resolved) -> None:
                 f"must be the address of {rule.same_as}, of which it is a view",
                 f"Give a view of {rule.same_as}, or plan without latent",
             )
+
+
+def check_overlap(rules: tuple[OperandRule, ...], resolved: Resolved) -> None:
+    """Raise InvalidValue, naming the operand, where what is written overlaps another operand."""
     for out in rules:
         if (
             not out.written

@@ -1,29 +1,287 @@
-"""Problem classes: problems of one class share a tuned choice.
+"""Problem classes: problems of one class are computed by one implementation in one tile, and share
+a tuned choice.
 
 A class is the spec (dtypes, views, options, access width of rows), the extents that a model fixes
-(head_dim, hidden), exactly, and the extents that vary by request (batch, sequence length), in steps
-of √2: 609 to 861 are "about 724". Strides are not part of a class; whether an implementation
-supports them is asked again for each problem.
+(heads, head_dim, hidden), exactly, and the extents that vary by request in steps: rows of queries
+and of products exactly below 64, then in 64s, then by the five leading bits of those; columns and
+K likewise, by what divides them as well; the batch, and the keys of few queries, in steps of √2.
+Of strides it has what costs look at: whether an axis repeats, whether axes follow one another
+without a gap, whether rows are whole lines of the cache.
+
+A class is known by one of its problems, its representative, whose extents and strides follow from
+the class alone. It decides for all. Tuned choices have wider classes, of representatives: extents
+in steps of √2, 609 to 861 are "about 724".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
+from typing import Any, TypeVar, cast
 
 from kernelseam.contract import Problem
+from kernelseam.symbolic import recorded
 
+T = TypeVar("T")
+Strides = tuple[int, ...]
 Extents = tuple[dict[str, object], dict[str, int]]
 """Extents that must be equal, and extents that are bucketed."""
 
+_FEW = 64
+"""Rows below which a class has one number of them."""
+_LINE = 64
+"""Elements: a stride of so many, or of a multiple, is one of whole lines."""
+_ROW_APART, _HEAD_APART, _BATCH_APART = 8, 1 << 26, 1 << 29
+"""Strides of a representative where axes do not follow one another."""
+_WIDEST = 1 << 18
+"""Elements of a projection's rows: of more heads and of wider ones than models have."""
+_KEPT = "_representative"
+"""Where a problem keeps its representative."""
+_INVARIANT_BATCH, _INVARIANT_LENGTH = 16, 1024
+"""Extents of the one class of a batch_invariant spec: they must not decide which kernel computes a
+row."""
 
+
+@recorded
 def about(n: int) -> int:
-    """An extent's bucket: the nearest power of √2 on a logarithmic scale; 0 for 0."""
+    """The nearest power of √2 on a logarithmic scale; 0 for 0."""
     return round(2 ** (round(2 * math.log2(n)) / 2)) if n > 0 else 0
 
 
-def _gemm(p: Any) -> Extents:
+@recorded
+def rows(n: int) -> int:
+    """The largest extent of a class: exact below 64, then in 64s, then by five leading bits of
+    their number."""
+    return _rounded(n, 5)
+
+
+@recorded
+def columns(n: int) -> int:
+    """As ``rows`` by six bits, and divided by the same powers of two below 64: on them depend the
+    lines of a cache and the chunks of a transfer."""
+    low = n & -n
+    return n if n < _FEW else _rounded(n, 6) - (low if low < _FEW else 0)
+
+
+def _rounded(n: int, bits: int) -> int:
+    if n < _FEW:
+        return n
+    units = -(-n // _FEW)
+    cut = max(units.bit_length() - bits, 0)
+    return (-(-units >> cut) << cut) * _FEW
+
+
+def representative(problem: T) -> T:
+    """The problem that decides for those of the class; the problem itself where its operation is
+    unknown here, which then is a class of its own."""
+    represent = _REPRESENTATIVES.get(getattr(problem, "operation", ""))
+    if represent is None:
+        return problem
+    kept = vars(problem)
+    known: T | None = kept.get(_KEPT)
+    if known is None:  # dispatch asks several times for a problem
+        known = kept[_KEPT] = represent(problem)
+        vars(known)[_KEPT] = known
+    return known
+
+
+def _strides(s: Strides, n: int, represented: int, width: int, heads: int = 1) -> Strides:
+    """The strides (batch, row) or (batch, head, row) of a matrix of ``n`` rows, ``represented`` and
+    of ``width`` columns in the class."""
+    *outer, row = s
+    line = -(-width // _LINE) * _LINE
+    if row % _LINE:
+        line += _ROW_APART
+    if row == 0:
+        line = 0
+    result = [line]
+    head, of_heads = 0, 0
+    if len(outer) > 1:
+        head = outer[-1]
+        of_heads = 0 if head == 0 else represented * line if head == n * row else _HEAD_APART
+        result.insert(0, of_heads)
+    if outer:
+        batch = outer[0]
+        follows, is_even = batch == n * row, len(outer) > 1 and batch == heads * head
+        apart = heads * of_heads if is_even else _BATCH_APART
+        result.insert(0, 0 if batch == 0 else represented * line if follows else apart)
+    return tuple(result)
+
+
+def _steps(*strides: Strides) -> list[Strides]:
+    """Strides of which only those that are 0 count."""
+    return [tuple([0 if n == 0 else _HEAD_APART for n in s]) for s in strides]
+
+
+def _sign(x: float) -> float:
+    """1.0 for what is above 0, 0.0 for 0, −1.0 for less and for a NaN."""
+    return 1.0 if x > 0 else 0.0 if x == 0 else -1.0
+
+
+def _attention(p: Any) -> Any:
+    spec = p.spec
+    few = p.S_q < _FEW
+    batch, s_q = about(p.batch), rows(p.S_q)
+    s_k = about(p.S_k) if few else rows(p.S_k)
+    if spec.batch_invariant:
+        batch, s_q, s_k = _INVARIANT_BATCH, _INVARIANT_LENGTH, _INVARIANT_LENGTH
+    width = -(-s_k // p.page_size) if p.page_size else 0
+    walks = (
+        *("q_strides", "k_strides", "v_strides", "out_strides", "lse_strides"),
+        *("alibi_strides", "bias_strides", "mask_strides"),
+        *("q_scale_strides", "k_scale_strides", "v_scale_strides"),
+    )
+    return _replaced(
+        p,
+        batch=batch,
+        S_q=s_q,
+        S_k=s_k,
+        scale=_sign(p.scale),
+        softcap=_sign(p.softcap),
+        left=None if p.left is None else about(p.left),
+        right=None if p.right is None else about(p.right),
+        total_q=batch * s_q if p.total_q else 0,
+        total_k=batch * s_k if p.total_k else 0,
+        pages=batch * width if p.pages else 0,
+        table_width=width,
+        table_stride=width,
+        **dict(zip(walks, _steps(*[getattr(p, n) for n in walks]), strict=True)),
+    )
+
+
+def _attention_bwd(p: Any) -> Any:
+    walks = ("dout_strides", "dq_strides", "dk_strides", "dv_strides", "dbias_strides")
+    given = dict(zip(walks, _steps(*[getattr(p, n) for n in walks]), strict=True))
+    return _replaced(p, forward=_attention(p.forward), **given)
+
+
+def _merge(p: Any) -> Any:
+    walks = ("outs_strides", "lses_strides", "out_strides", "lse_strides")
+    return _replaced(
+        p,
+        parts=about(p.parts),
+        batch=about(p.batch),
+        rows=rows(p.rows),
+        sequences=about(p.sequences),
+        **dict(zip(walks, _steps(*[getattr(p, n) for n in walks]), strict=True)),
+    )
+
+
+def _gemm(p: Any) -> Any:
+    m, n, k, heads = rows(p.M), columns(p.N), columns(p.K), rows(p.num_heads)
+    if p.spec.view == "pointers":
+        walks = {}
+    else:
+        (of_a, _), (of_b, _) = p.a_shape, p.b_shape
+        to_a, to_b = (k if p.spec.a_transposed else m), (n if p.spec.b_transposed else k)
+        b_heads = p.num_heads // p.b_head_group
+        walks = {
+            "a_strides": _strides(p.a_strides, of_a, to_a, m + k - to_a, p.num_heads),
+            "b_strides": _strides(p.b_strides, of_b, to_b, n + k - to_b, b_heads),
+            "c_strides": _strides(p.c_strides, p.M, m, n, p.num_heads // p.c_head_group),
+            "residual_strides": _strides(p.residual_strides, p.M, m, n, p.num_heads),
+        }
+    others = ("bias_strides", "sums_strides", "a_scale_strides", "b_scale_strides")
+    return _replaced(
+        p,
+        M=m,
+        N=n,
+        K=k,
+        batch=rows(p.batch),
+        num_heads=heads if p.b_head_group == p.c_head_group == 1 else p.num_heads,
+        alpha=0.0 if p.alpha == 0 else 1.0,
+        beta=0.0 if p.beta == 0 else 1.0,
+        **walks,
+        **dict(zip(others, _steps(*[getattr(p, n) for n in others]), strict=True)),
+    )
+
+
+def _projection(p: Any) -> Any:
+    heads = getattr(p, "heads", None)  # the qkv projection describes its heads separately
+    tokens = p.S if heads is None else heads.tokens
+    # Where tokens of all entries are rows of one matrix, only their number counts.
+    count = columns(tokens)
+    given: dict[str, Any] = {"batch": about(p.batch) if p.batch > 1 else p.batch}
+    for name in _names(cast(Any, type(p))):
+        if name.endswith("_strides"):
+            given[name] = _strides(getattr(p, name), tokens, count, _WIDEST)
+        elif name.endswith("_stride"):
+            given[name] = _strides((getattr(p, name),), 1, 1, _WIDEST)[0]
+        elif name in ("max_position", "pages", "table_width"):
+            given[name] = about(getattr(p, name))
+    if heads is None:
+        return _replaced(p, S=count, **given)
+    walks = {
+        n: _strides(getattr(heads, n), tokens, count, _WIDEST)
+        for n in ("q_strides", "k_strides", "v_strides", "positions_strides")
+    }
+    return _replaced(
+        p,
+        heads=_replaced(heads, tokens=count, first_position=0, table_stride=1, **walks),
+        **given,
+    )
+
+
+def _replaced(problem: Any, **given: Any) -> Any:
+    """The problem with other fields; those that it has."""
+    known = _names(cast(Any, type(problem)))
+    return replace(problem, **{n: x for n, x in given.items() if n in known})
+
+
+@cache
+def _names(kind: Any) -> frozenset[str]:
+    return frozenset(f.name for f in fields(kind))
+
+
+_REPRESENTATIVES: Mapping[str, Callable[[Any], Any]] = {
+    "gemm": _gemm,
+    "attention": _attention,
+    "attention_bwd": _attention_bwd,
+    "merge_states": _merge,
+    **dict.fromkeys(
+        ("qkv_projection", "output_projection", "qkv_projection_bwd", "output_projection_bwd"),
+        _projection,
+    ),
+}
+
+
+def numbers(problem: object) -> Iterable[Any]:
+    """All numbers of a problem but its spec's, in order."""
+    for f in fields(problem):  # type: ignore[arg-type]
+        if f.name != "spec":
+            yield from _leaves(getattr(problem, f.name))
+
+
+def _leaves(x: Any) -> Iterable[Any]:
+    if isinstance(x, tuple):
+        for y in x:
+            yield from _leaves(y)
+    elif is_dataclass(x):
+        yield from numbers(x)
+    elif isinstance(x, int | float):
+        yield x
+
+
+def with_numbers(problem: T, values: Iterable[Any]) -> T:
+    """The problem with other numbers, in the order of ``numbers``."""
+    left = iter(values)
+
+    def other(x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple([other(y) for y in x])
+        if is_dataclass(x) and not isinstance(x, type):
+            return replace(
+                x, **{f.name: other(getattr(x, f.name)) for f in fields(x) if f.name != "spec"}
+            )
+        return next(left) if isinstance(x, int | float) else x
+
+    result: T = other(problem)
+    return result
+
+
+def _of_gemm(p: Any) -> Extents:
     exact = {"N": p.N, "K": p.K, "group": p.b_head_group, "summed": p.summed}
     return exact | {"beta": p.beta != 0, "reads": p.reads_inputs}, {
         "M": p.M,
@@ -31,13 +289,13 @@ def _gemm(p: Any) -> Extents:
     }
 
 
-def _attention(p: Any) -> Extents:
+def _of_attention(p: Any) -> Extents:
     varied = {"batch": p.batch, "S_q": p.S_q, "S_k": p.S_k}
     window = {n: x for n, x in (("left", p.left), ("right", p.right)) if x is not None}
     return {"heads": p.num_heads, "kv_heads": p.kv_heads, "page": p.page_size}, varied | window
 
 
-def _projection(p: Any) -> Extents:
+def _of_projection(p: Any) -> Extents:
     heads = getattr(p, "heads", p)  # the qkv projections describe their heads separately
     exact = {
         n: getattr(heads, n) for n in ("num_heads", "kv_heads", "head_dim") if hasattr(heads, n)
@@ -47,22 +305,23 @@ def _projection(p: Any) -> Extents:
 
 
 _EXTENTS: Mapping[str, Callable[[Any], Extents]] = {
-    "gemm": _gemm,
-    "attention": _attention,
-    "attention_bwd": lambda p: _attention(p.forward),
+    "gemm": _of_gemm,
+    "attention": _of_attention,
+    "attention_bwd": lambda p: _of_attention(p.forward),
     **dict.fromkeys(
         ("qkv_projection", "output_projection", "qkv_projection_bwd", "output_projection_bwd"),
-        _projection,
+        _of_projection,
     ),
 }
 
 
 def problem_class(problem: Problem) -> str:
-    """The class as text. Each problem of an operation that is unknown here is its own class."""
+    """The class of tuned choices as text: the representative's, all extents in steps of √2. Each
+    problem of an operation that is unknown here is its own class."""
     extents = _EXTENTS.get(problem.operation)
     if extents is None:
         return repr(problem)
-    exact, varied = extents(problem)
+    exact, varied = extents(representative(problem))
     parts = [
         *(f"{n}={x}" for n, x in exact.items()),
         *(f"{n}~{about(x)}" for n, x in varied.items()),

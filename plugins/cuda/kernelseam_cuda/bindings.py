@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from typing import Any, NoReturn
@@ -63,6 +64,16 @@ def call(name: str, *arguments: object) -> Any:
     if int(status):
         fail(name, status)
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def by_ctypes(name: str, parameters: Sequence[Any]) -> Any:
+    """A driver function, which returns its status as an int. Raises NoDevice without a driver."""
+    try:
+        function = getattr(ctypes.CDLL("libcuda.so.1"), name)
+    except (OSError, AttributeError) as e:
+        raise NoDevice(f"{name} is missing: {e}") from e
+    function.argtypes, function.restype = list(parameters), ctypes.c_uint32
+    return function
 
 
 @contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from kernelseam.contract import NOT_KNOWN, TENSOR_MAP_BYTES, KernelFacts, LaunchConfig
@@ -23,6 +25,8 @@ _INVALID_VALUE = 1
 _STRUCTURES = 256
 """Configs of a kernel, and streams of each, whose launch structures are remembered; a full
 dictionary is cleared."""
+_STREAMS = 8
+"""The same of arguments that are packed again for every launch."""
 
 # CU_LAUNCH_PARAM_END, CU_LAUNCH_PARAM_BUFFER_POINTER and CU_LAUNCH_PARAM_BUFFER_SIZE of cuda.h.
 _END, _POINTER, _SIZE = 0, 1, 2
@@ -102,6 +106,58 @@ class CudaKernel:
                 bindings.fail("cuLaunchKernelEx", status, str(config))
 
         return launch
+
+    def reusable(
+        self, config: LaunchConfig, packer: struct.Struct
+    ) -> Callable[..., Callable[[int], None]]:
+        """See kernelseam.contract.ReusableKernel. What a launch needs of the host (a buffer of
+        arguments, their addresses, a structure for each stream) is taken from a list, and put back
+        when the driver has copied it."""
+        self._opt_in_shared(config.shared_bytes)
+        run, function, facts = bindings.driver().cuLaunchKernelEx, self._function, self.facts
+        free = list[tuple[Any, list[int], Callable[[int], None]]]()
+        pack_into = packer.pack_into
+        if packer.size != self._size.value:
+            raise DeviceError(
+                f"{packer.size} bytes of arguments are packed, the kernel takes {self._size.value}"
+            )
+
+        def frame() -> tuple[Any, list[int], Callable[[int], None]]:
+            buffer, extra = argument_list(bytes(packer.size), self._size)
+            addresses, listed = 0, ctypes.addressof(extra)
+            kept: Any = extra
+            if self._has_tensor_maps:
+                kept = parameter_list(ctypes.addressof(buffer), facts)
+                addresses, listed = ctypes.addressof(kept), 0
+            grid, structures = [0], dict[int, Any]()
+
+            def launch(stream: int, keep_alive: object = kept) -> None:
+                try:
+                    structure = structures[stream]
+                except KeyError:
+                    if len(structures) >= _STREAMS:
+                        structures.pop(next(iter(structures)))
+                    structure = structures[stream] = _launch_structure(config, stream)
+                structure.gridDimX = grid[0]
+                (status,) = run(structure, function, addresses, listed)
+                free.append(own)
+                if status:
+                    blocks = replace(config, grid=(grid[0], 1, 1))
+                    bindings.fail("cuLaunchKernelEx", status, str(blocks))
+
+            own = (buffer, grid, launch)
+            return own
+
+        def pack(blocks: int, *values: Any) -> Callable[[int], None]:
+            try:
+                buffer, grid, launch = free.pop()
+            except IndexError:
+                buffer, grid, launch = frame()
+            pack_into(buffer, 0, *values)
+            grid[0] = blocks
+            return launch
+
+        return pack
 
     def _structures_of(self, config: LaunchConfig) -> dict[int, Any]:
         """By stream."""

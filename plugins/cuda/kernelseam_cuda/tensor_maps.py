@@ -7,8 +7,10 @@ taken.
 from __future__ import annotations
 
 import ctypes
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from kernelseam.contract import TENSOR_MAP_BYTES, TensorMap
@@ -116,35 +118,69 @@ def _refusal(tensor_map: TensorMap, text: str) -> str:
 
 def encode(tensor_map: TensorMap, address: int) -> bytes:
     """The 128 bytes, over an operand's address. Raises DeviceError, NoDevice without a driver."""
-    elements, rest = _encoder_arguments(tensor_map)
-    encoded = bindings.call(
-        "cuTensorMapEncodeTiled",
-        elements,
-        len(tensor_map.extents),
-        address + tensor_map.offset,
-        *rest,
-    )
-    return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
+    return encoder(tensor_map)(tensor_map.extents, tensor_map.strides, address + tensor_map.offset)
 
 
-@lru_cache(256)
-def _encoder_arguments(tensor_map: TensorMap) -> tuple[Any, tuple[Any, ...]]:
-    """What the driver takes before the number of axes and after the address: a launch is bound to
-    new addresses more often than it is planned."""
-    m, numbers, cu = tensor_map, tiled(tensor_map), bindings.driver()
+def encoder(template: TensorMap) -> Callable[[tuple[int, ...], tuple[int, ...], int], bytes]:
+    """``encode(extents, strides, address)`` for tensor maps that have the rest from a template,
+    strides in elements. Raises DeviceError, also for what ``refuse`` refuses.
+
+    The driver is called by ctypes: the bindings make an object of each number, which takes nine
+    times as long.
+    """
+    m, cu, axes = template, bindings.driver(), len(template.box)
+    call, size = _encode_tiled(), m.dtype.itemsize
     swizzle = getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[m.swizzle]}")
     promotion = getattr(
         cu.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{PROMOTIONS[m.l2_promotion]}"
     )
     elements = "TFLOAT32" if m.to_tf32 else DTYPES[m.dtype]
+    element_type = int(getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{elements}"))
+    interleave = int(cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE)
     fill = "NAN_REQUEST_ZERO_FMA" if m.fill_nan else "NONE"
-    return getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{elements}"), (
-        [cu.cuuint64_t(n) for n in numbers.extents],
-        [cu.cuuint64_t(s) for s in numbers.strides],
-        [cu.cuuint32_t(n) for n in numbers.box],
-        [cu.cuuint32_t(1)] * len(m.box),
-        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        swizzle,
-        promotion,
-        getattr(cu.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{fill}"),
-    )
+    filling = int(getattr(cu.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{fill}"))
+    box, ones = (ctypes.c_uint32 * axes)(*m.box), (ctypes.c_uint32 * axes)(*[1] * axes)
+    kinds = (interleave, int(swizzle), int(promotion), filling)
+    numbers = struct.Struct(f"<{axes}Q{axes - 1}Q")
+    free = list[_Scratch]()
+
+    def encode(extents: tuple[int, ...], strides: tuple[int, ...], address: int) -> bytes:
+        try:
+            own = free.pop()
+        except IndexError:
+            own = _Scratch(numbers.size, 8 * axes)
+        steps = [
+            _EXTENT_1_STRIDE if n == 1 else s * size
+            for n, s in zip(extents[1:], strides[1:], strict=True)
+        ]
+        numbers.pack_into(own.numbers, 0, *extents, *steps)
+        status = call(
+            own.map, element_type, axes, address, own.extents, own.strides, box, ones, *kinds
+        )
+        encoded: bytes = own.content.raw
+        free.append(own)
+        if status:
+            bindings.fail("cuTensorMapEncodeTiled", cu.CUresult(status))
+        return encoded
+
+    return encode
+
+
+class _Scratch:
+    """Memory for one encoding: its numbers, and the tensor map, which is aligned to 64 bytes."""
+
+    def __init__(self, size: int, strides: int) -> None:
+        self.numbers = ctypes.create_string_buffer(size)
+        self.extents = ctypes.addressof(self.numbers)
+        self.strides = self.extents + strides
+        self._memory = ctypes.create_string_buffer(TENSOR_MAP_BYTES + 64)
+        self.map = -(-ctypes.addressof(self._memory) // 64) * 64
+        self.content: Any = (ctypes.c_char * TENSOR_MAP_BYTES).from_address(self.map)
+
+
+@cache
+def _encode_tiled() -> Any:
+    """The driver's cuTensorMapEncodeTiled."""
+    u32, p = ctypes.c_uint32, ctypes.c_void_p
+    parameters = (p, u32, u32, p, p, p, p, p, u32, u32, u32, u32)
+    return bindings.by_ctypes("cuTensorMapEncodeTiled", parameters)

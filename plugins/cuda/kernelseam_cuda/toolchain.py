@@ -6,7 +6,7 @@ import hashlib
 import importlib.resources
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -131,6 +131,12 @@ class CudaToolchain:
         if arch not in archs.CLUSTERED:
             return f"it loads {tensor_map.operand} by a tensor map, {arch} has none"
         return tensor_maps.refuse(tensor_map, alignment)
+
+    def tensor_map_encoder(
+        self, template: TensorMap
+    ) -> Callable[[tuple[int, ...], tuple[int, ...], int], bytes]:
+        """See kernelseam.contract.TensorMapEncoder."""
+        return tensor_maps.encoder(template)
 
     def encode_tensor_map(self, tensor_map: TensorMap, address: int) -> bytes:
         return tensor_maps.encode(tensor_map, address)

@@ -120,6 +120,11 @@ class Gfx950Attention(KernelDefinition):
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> Gfx950AttentionTile:
         return self.tiles(problem.spec, row)[0]
 
+    def takes(
+        self, problem: AttentionProblem, tile: Gfx950AttentionTile, row: ArchRow, device: Device
+    ) -> bool:
+        return True
+
     def launches(
         self, problem: AttentionProblem, tile: Gfx950AttentionTile, device: Device
     ) -> Launches:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kernelseam.contract import OperandRule
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
@@ -46,12 +46,6 @@ class AttentionBwdProblem:
     """0 where the gradient is summed over an axis along which the bias repeats."""
 
     operation = "attention_bwd"
-
-    @property
-    def ranked(self) -> AttentionBwdProblem | None:
-        """As the forward's."""
-        forward = self.forward.ranked
-        return None if forward is None else replace(self, forward=forward)
 
     @cached_property
     def operands(self) -> tuple[OperandRule, ...]:

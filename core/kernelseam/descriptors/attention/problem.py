@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from kernelseam.contract import OperandRule
 from kernelseam.descriptors.common.extents import distinct
@@ -114,10 +114,6 @@ class AttentionSpec:
         )
 
 
-_RANKED_BATCH, _RANKED_LENGTH = 16, 1024
-"""Of the problem that stands for all of a batch_invariant spec."""
-
-
 @dataclass(frozen=True)
 class AttentionProblem:
     """out = softmax(scores)·v with query head h on KV head h // (num_heads / kv_heads). Strides in
@@ -177,26 +173,6 @@ class AttentionProblem:
     0: all of an entry."""
 
     operation = "attention"
-
-    @property
-    def ranked(self) -> AttentionProblem | None:
-        """Where the spec is batch_invariant, the problem by whose predicted times dispatch orders
-        implementations: its batch and lengths are fixed, so that they do not decide which kernel
-        computes a row."""
-        if not self.spec.batch_invariant:
-            return None
-        rows = _RANKED_BATCH * _RANKED_LENGTH
-        width = -(-_RANKED_LENGTH // max(self.page_size, 1))
-        return replace(
-            self,
-            batch=_RANKED_BATCH,
-            S_q=_RANKED_LENGTH,
-            S_k=_RANKED_LENGTH,
-            total_q=rows if self.total_q else 0,
-            total_k=rows if self.total_k else 0,
-            pages=_RANKED_BATCH * width if self.pages else 0,
-            table_width=width if self.table_width else 0,
-        )
 
     @property
     def head_group(self) -> int:

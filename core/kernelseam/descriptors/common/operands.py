@@ -26,7 +26,7 @@ def is_address(value: object) -> bool:
 def describe(field: str, value: object) -> ArrayInfo:
     """An array's view; refusals name the operand. An ArrayInfo stands for its array."""
     info = value if isinstance(value, ArrayInfo) else arrays.describe(value, field)
-    if min(info.strides, default=0) < 0 and 0 not in info.shape:
+    if any(s < 0 for s in info.strides) and 0 not in info.shape:
         raise InvalidValue(
             field, f"strides {info.strides}", "must not be negative", "Copy the array first"
         )
@@ -118,10 +118,10 @@ def axes(
     ``rows``, where the last axis is not contiguous.
     """
     names = labels.split()
-    wanted = ", ".join(f"{n}={known[n]}" if n in known else n for n in names)
     if len(info.shape) != len(names) or any(
         known.get(n, s) != s for n, s in zip(names, info.shape, strict=True)
     ):
+        wanted = ", ".join(f"{n}={known[n]}" if n in known else n for n in names)
         raise InvalidValue(
             field,
             f"an array of shape {list(info.shape)}",

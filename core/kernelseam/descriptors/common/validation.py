@@ -12,6 +12,7 @@ from kernelseam.contract import OperandRule
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, format_value
 from kernelseam.overlap import proven_overlap
+from kernelseam.symbolic import as_float
 
 MAX_EXTENT = 2**31 - 1
 """Kernels count rows, columns and matrices in 32 bits."""
@@ -29,7 +30,7 @@ def integer(field: str, value: object, low: int, high: int, remedy: str) -> int:
         return value
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
         raise InvalidValue(field, format_value(value), "must be an integer", "Pass an int")
-    n = int(value)
+    n = +value if isinstance(value, int) else int(value)
     if not low <= n <= high:
         value = n if n.bit_length() <= 64 else f"an integer of {n.bit_length()} bits"
         raise InvalidValue(field, value, f"must be from {low} to {_power(high)}", remedy)
@@ -76,7 +77,7 @@ def number(field: str, value: object) -> float:
     ):
         raise InvalidValue(field, format_value(value), "must be a real number", "Pass a float")
     try:
-        return float(value)
+        return as_float(value)
     except OverflowError:
         raise InvalidValue(
             field, "a larger integer", "must be within float64", "Pass a float"
@@ -86,7 +87,7 @@ def number(field: str, value: object) -> float:
 def finite(field: str, value: object) -> float:
     """A real number that is neither NaN nor infinite."""
     x = number(field, value)
-    if not math.isfinite(x):
+    if x - x != 0:
         raise InvalidValue(
             field, x, "must be finite", "Give a finite number, or None for the default"
         )
@@ -157,7 +158,7 @@ def check_walk(rule: OperandRule, axes: Sequence[str]) -> None:
     ``axes``: the stride fields of the axes, for messages; a contiguous last one is never at fault.
     """
     size = 8 if rule.dtype is None else rule.dtype.itemsize
-    if max(math.prod(rule.shape), rule.span, *rule.strides) * size > MAX_BYTES:
+    if any(n * size > MAX_BYTES for n in (math.prod(rule.shape), rule.span, *rule.strides)):
         raise InvalidValue(
             rule.name,
             f"{list(rule.shape)} elements with strides {list(rule.strides)}",

@@ -164,6 +164,11 @@ class AttentionBwdDefinition(KernelDefinition):
     def tile(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> BackwardTile:
         return self.tiles(problem.spec, row)[0]
 
+    def takes(
+        self, problem: AttentionBwdProblem, tile: BackwardTile, row: ArchRow, device: Device
+    ) -> bool:
+        return True
+
     def launches(
         self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device
     ) -> Launches:

@@ -48,6 +48,7 @@ from kernelseam.kernels.elements import (
     refuse_row_strides,
 )
 from kernelseam.kernels.signature import Signature, Structure
+from kernelseam.symbolic import least, most
 
 MOST_ROWS = 128
 """Queries times heads of a group: 16 heads with 8 queries each. K and V are read again for every
@@ -170,7 +171,8 @@ class AttentionDecode(KernelDefinition):
                 f"no tile of {row.arch} takes {spec.dtype} with head dims {spec.head_dim} and "
                 f"{spec.value_dim}"
             )
-        if (places := max(_places(p, t) for t in tiles)) >= INT32:
+        if any(_places(p, t) >= INT32 for t in tiles):
+            places = max(_places(p, t) for t in tiles)
             return f"{places} tiles of keys: it takes less than 2^31"
         return (
             refuse_dtype(spec.dtype, row)
@@ -201,6 +203,11 @@ class AttentionDecode(KernelDefinition):
         """The first of those that read K and V least often."""
         tiles, rows = self.tiles(problem.spec, row), problem.S_q * problem.head_group
         return min(tiles, key=lambda t: divide_up(rows, t.rows))
+
+    def takes(
+        self, problem: AttentionProblem, tile: DecodeTile, row: ArchRow, device: Device
+    ) -> bool:
+        return True
 
     def variants(
         self, problem: AttentionProblem, row: ArchRow, device: Device
@@ -250,9 +257,9 @@ class AttentionDecode(KernelDefinition):
 
     def grid(self, problem: AttentionProblem, tile: DecodeTile, device: Device) -> int:
         """What the device runs at once; no more than there can be work for."""
-        return min(
+        return least(
             max(device.limits.compute_units, 1) * tile.blocks,
-            max(_places(problem, tile) // (tile.item_cost + tile.warps), 1),
+            most(_places(problem, tile) // (tile.item_cost + tile.warps), 1),
         )
 
     def threads(self, tile: DecodeTile, row: ArchRow) -> int:

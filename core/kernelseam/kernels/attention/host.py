@@ -46,6 +46,7 @@ from kernelseam.kernels.elements import (
     refuse_row_strides,
 )
 from kernelseam.kernels.signature import Signature, Structure
+from kernelseam.symbolic import least, most, recorded
 
 KNOWN = frozenset(
     {
@@ -178,6 +179,11 @@ class AttentionDefinition(KernelDefinition):
         grouped = [self._grouped(problem, t) for t in tiles]
         best = min(grouped, key=lambda t: self._blocks_of_a_group(problem, t) * t.bm)
         return self._split(problem, best, row, device)
+
+    def takes(
+        self, problem: AttentionProblem, tile: AttentionTile, row: ArchRow, device: Device
+    ) -> bool:
+        return True
 
     def variants(
         self, problem: AttentionProblem, row: ArchRow, device: Device
@@ -326,10 +332,15 @@ def _together(problem: AttentionProblem, tile: AttentionTile, q_tiles: int, devi
     heads = 1 if tile.grouped else problem.head_group  # that share keys
     kept = SECTION_BYTES // max(problem.S_k * row, 1) * heads
     at_once = device.limits.compute_units * max(tile.min_blocks, 1)
-    most = max(min(divide_up(2 * at_once, max(q_tiles, 1)), kept), 1)
-    matrices = _matrices(problem, tile)
-    even = (n for n in range(most, most // 2, -1) if 2 * (matrices % n or n) >= n)
-    return next(even, most)
+    fitting = most(least(divide_up(2 * at_once, max(q_tiles, 1)), kept), 1)
+    return _even(_matrices(problem, tile), fitting)
+
+
+@recorded
+def _even(matrices: int, fitting: int) -> int:
+    """As many as fit, or somewhat fewer, of which the last are half or more."""
+    even = (n for n in range(fitting, fitting // 2, -1) if 2 * (matrices % n or n) >= n)
+    return next(even, fitting)
 
 
 def _matrices(problem: AttentionProblem, tile: AttentionTile) -> int:

@@ -68,6 +68,9 @@ class MergeDefinition(KernelDefinition):
     def tile(self, problem: MergeProblem, row: ArchRow, device: Device) -> MergeTile:
         return MERGE_TILE
 
+    def takes(self, problem: MergeProblem, tile: MergeTile, row: ArchRow, device: Device) -> bool:
+        return True
+
     def launches(self, problem: MergeProblem, tile: MergeTile, device: Device) -> Launches:
         return Launches((Launch(self, problem, tile),))
 

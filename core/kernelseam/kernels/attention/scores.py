@@ -6,6 +6,7 @@ import math
 
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.kernels.elements import DEVICE_TYPE, refuse_row_strides
+from kernelseam.symbolic import least
 
 LOG2_E = math.log2(math.e)
 SCORE_STRIDES = (
@@ -54,8 +55,8 @@ def score_values(problem: AttentionProblem) -> dict[str, int | float]:
     strides = (*p.bias_strides, *p.mask_strides, *p.alibi_strides)
     return {
         **dict(zip(SCORE_STRIDES, strides, strict=True)),
-        "left": widest if p.left is None else min(p.left, widest),
-        "right": widest if p.right is None else min(p.right, widest),
+        "left": widest if p.left is None else least(p.left, widest),
+        "right": widest if p.right is None else least(p.right, widest),
         "scale_log2": p.scale * LOG2_E,
         "cap": cap * LOG2_E,
         "cap_inverse": p.scale / cap,

@@ -92,6 +92,14 @@ class Unfused(Composition):
             return UnfusedTile(_GEMM.tiles(scores.spec, row)[0], _GEMM.tiles(values.spec, row)[0])
         return UnfusedTile(_GEMM.tile(scores, row, device), _GEMM.tile(values, row, device))
 
+    def takes(
+        self, problem: AttentionProblem, tile: UnfusedTile, row: ArchRow, device: Device
+    ) -> bool:
+        return all(
+            _GEMM.takes(p, t, row, device)
+            for p, t in zip(self._products(problem), (tile.scores, tile.values), strict=True)
+        )
+
     def launches(self, problem: AttentionProblem, tile: UnfusedTile, device: Device) -> Launches:
         p, dtype = problem, problem.spec.dtype
         scores, values = self._products(p)

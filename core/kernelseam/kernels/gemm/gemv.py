@@ -160,6 +160,9 @@ class GemvDefinition(KernelDefinition):
             key=lambda t: predicted(self.work(problem, t, device), row.costs, device.limits),
         )
 
+    def takes(self, problem: GemmProblem, tile: GemvTile, row: ArchRow, device: Device) -> bool:
+        return tile in self._offered(problem, row)
+
     def variants(self, problem: GemmProblem, row: ArchRow, device: Device) -> dict[str, GemvTile]:
         tiles = (self.tile(problem, row, device), *self._offered(problem, row))
         return {t.name: t for t in tiles}

@@ -23,6 +23,7 @@ from kernelseam.kernels.gemm.bands import in_bands
 from kernelseam.kernels.gemm.cost import gemm_work
 from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.signature import Signature, Structure
+from kernelseam.symbolic import least
 
 _STRIDED = ("a", "b", "c", "bias", "residual", "sums")
 _AXES = ("batch", "head", "row")
@@ -107,7 +108,8 @@ class GemmDefinition(KernelDefinition):
             }:
                 return f"has no {spec.precision} products on {row.arch}"
             return f"no tile of {row.arch} takes {spec.dtype} to {spec.dtype_c}"
-        if (count := min(t.count(p) for t in self.tiles(spec, row))) >= INT32:
+        if all(t.count(p) >= INT32 for t in self.tiles(spec, row)):
+            count = min(t.count(p) for t in self.tiles(spec, row))
             return f"it has {count} tiles of C, not fewer than 2^31"
         if p.summed * max(p.K, 1) >= INT32:
             return f"it sums {p.summed} products of K = {p.K} into one C, 2^31 terms or more"
@@ -144,6 +146,9 @@ class GemmDefinition(KernelDefinition):
             self.offered(problem, row),
             key=lambda t: predicted(gemm_work(problem, t), row.costs, device.limits),
         )
+
+    def takes(self, problem: GemmProblem, tile: GemmTile, row: ArchRow, device: Device) -> bool:
+        return tile.count(problem) < INT32
 
     def offered(self, problem: GemmProblem, row: ArchRow) -> tuple[GemmTile, ...]:
         """The tiles that take a problem. Teams, which share no loads, are for matrices of a tile or
@@ -218,7 +223,7 @@ class GemmDefinition(KernelDefinition):
         tile."""
         if not tile.persistent:
             return tile.blocks(problem)
-        return min(tile.blocks(problem), max(device.limits.compute_units, 1) * tile.min_blocks)
+        return least(tile.blocks(problem), max(device.limits.compute_units, 1) * tile.min_blocks)
 
     def threads(self, tile: GemmTile, row: ArchRow) -> int:
         return row.warp_size * tile.warps_m * tile.warps_n * tile.teams

@@ -92,6 +92,16 @@ class Projection(Composition):
             for p in self._products_of(problem)
         )
 
+    def takes(
+        self, problem: Any, tile: tuple[Configuration, ...], row: ArchRow, device: Device
+    ) -> bool:
+        gemms = tuple(self._products_of(problem))
+        return len(gemms) == len(tile) and all(
+            c.kernel.refuse(p.problem, row) is None
+            and c.kernel.takes(p.problem, c.tile, row, device)
+            for p, c in zip(gemms, tile, strict=True)
+        )
+
     def variants(
         self, problem: Any, row: ArchRow, device: Device
     ) -> dict[str, tuple[Configuration, ...]]:

@@ -34,6 +34,7 @@ from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
+from kernelseam.symbolic import least
 
 from kernelseam_cuda.sm90.attention_covering import covering
 from kernelseam_cuda.sm90.attention_few import fits, for_few, grouped_rows
@@ -260,6 +261,12 @@ class HopperAttention(KernelDefinition):
 
         return min(tiles, key=seconds)
 
+    def takes(
+        self, problem: AttentionProblem, tile: HopperAttentionTile, row: ArchRow, device: Device
+    ) -> bool:
+        of_pages = not _paged(problem.spec) or tile.page_rows == rows_at_once(problem.page_size)
+        return of_pages and fits(problem, tile)
+
     def launches(
         self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device
     ) -> Launches:
@@ -319,7 +326,7 @@ class HopperAttention(KernelDefinition):
 
     def grid(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> int:
         tiles = tile_count(problem, tile).total * tile.parts
-        return min(tiles, max(device.limits.compute_units, 1))
+        return least(tiles, max(device.limits.compute_units, 1))
 
     def threads(self, tile: HopperAttentionTile, row: ArchRow) -> int:
         return 128 * (tile.groups + 1)

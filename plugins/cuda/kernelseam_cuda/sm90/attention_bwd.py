@@ -28,6 +28,7 @@ from kernelseam.kernels.attention.row_kernels import (
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.elements import divide_up
 from kernelseam.kernels.signature import Signature, Structure
+from kernelseam.symbolic import least
 
 from kernelseam_cuda.sm90.attention_bwd_cost import (
     BackwardTile,
@@ -105,6 +106,11 @@ class HopperAttentionBwd(HopperBackwardKernel):
     source = "sm90/attention/backward.h"
     multiplies = True
 
+    def takes(
+        self, problem: AttentionBwdProblem, tile: BackwardTile, row: ArchRow, device: Device
+    ) -> bool:
+        return True
+
     def main(self, tile: BackwardTile) -> HopperBackwardKernel:
         """The kernel that multiplies."""
         return WIDE if isinstance(tile, HopperWideBackwardTile) else self
@@ -180,7 +186,7 @@ class HopperAttentionBwd(HopperBackwardKernel):
 
     def grid(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> int:
         clusters = max(device.limits.compute_units // tile.cluster, 1)
-        return min(tile_count(problem, tile)["total"], clusters) * tile.cluster
+        return least(tile_count(problem, tile)["total"], clusters) * tile.cluster
 
     def threads(self, tile: BackwardTile, row: ArchRow) -> int:
         return 384

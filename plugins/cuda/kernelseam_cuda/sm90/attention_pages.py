@@ -10,6 +10,7 @@ from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.kernels.attention.arguments import PAGES, matrices
 from kernelseam.kernels.elements import INT32, divider_values
 from kernelseam.kernels.signature import Structure
+from kernelseam.symbolic import recorded
 
 from kernelseam_cuda.sm90.tiles import PANEL, panel_bytes, promotion
 
@@ -23,6 +24,7 @@ PAGED_KEYS = Structure(
 _SWIZZLED_ROWS = 8
 
 
+@recorded
 def rows_at_once(page_size: int) -> int:
     """Rows of a page that lie in one, of whichever block of keys."""
     return gcd(page_size, MOST_ROWS)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.kernels.elements import divide_up
+from kernelseam.symbolic import least, most
 
 from kernelseam_cuda.sm90.attention_tiles import HopperAttentionTile
 
@@ -37,10 +38,10 @@ def tile_count(p: AttentionProblem, tile: HopperAttentionTile) -> TileCount:
     q_tiles = divide_up(p.S_q * tile.group_heads, tile.bm)
     heads, group = p.batch * p.num_heads // tile.group_heads, p.head_group // tile.group_heads
     head_bytes = p.S_k * (p.spec.head_dim + p.spec.value_dim) * p.spec.kv.itemsize
-    section = min(max(tile.fewest_heads, _SECTION_BYTES // head_bytes) * group, heads)
+    section = least(most(tile.fewest_heads, _SECTION_BYTES // head_bytes) * group, heads)
     last_heads = _LAST_SECTION_TILES // q_tiles
     if tile.late:
-        cached = max(_LAST_SECTION_BYTES // head_bytes, _LAST_SECTION_HEADS)
-        last_heads = min(last_heads, cached)
-    last = min(max(section, last_heads * group), heads)
+        cached = most(_LAST_SECTION_BYTES // head_bytes, _LAST_SECTION_HEADS)
+        last_heads = least(last_heads, cached)
+    last = least(most(section, last_heads * group), heads)
     return TileCount(q_tiles, q_tiles * heads, section, last)

@@ -24,6 +24,7 @@ from kernelseam.kernels.elements import (
 )
 from kernelseam.kernels.gemm.host import SCALES, scale_defines, scale_values, scales_structure
 from kernelseam.kernels.signature import Signature
+from kernelseam.symbolic import least
 
 from kernelseam_cuda.sm90 import gemm_cost, gemm_maps
 from kernelseam_cuda.sm90.gemm_maps import (
@@ -132,7 +133,7 @@ class HopperGemm(KernelDefinition):
                 return f"rows of {name} at multiples of {vector} bytes: TMA takes multiples of 16"
         if reason := refuse_extents(p):
             return reason
-        if not self.offered(p):
+        if not any(self.few_enough(p, t) and self.stores(p, t) for t in self.tiles(spec, row)):
             return f"it needs {MAX_TILES} tiles or more"
         a_rows = {f"stride_a{i}_row": s.strides[2] for i, s in enumerate(p.segments)}
         return refuse_row_strides(
@@ -186,15 +187,23 @@ class HopperGemm(KernelDefinition):
             key=lambda t: predicted(gemm_cost.work(problem, t), row.costs, device.limits),
         )
 
+    def takes(
+        self, problem: GemmProblem, tile: HopperGemmTile, row: ArchRow, device: Device
+    ) -> bool:
+        return self.few_enough(problem, tile) and self.stores(problem, tile)
+
+    def stores(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
+        """Whether it can store such a C: TMA stores chunks of 16 bytes whole; where C's last is
+        not, tiles whose warps store."""
+        return tile.store == "rows" or p.N * p.spec.dtype_c.itemsize % UNIT_BYTES == 0
+
     def offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
-        """TMA stores chunks of 16 bytes whole: where C's last is not, tiles whose warps store.
-        Where C is most of what is moved, TMA's stores leave the L2 cache to A and B."""
-        whole = p.N * p.spec.dtype_c.itemsize % UNIT_BYTES == 0
+        """Where C is most of what is moved, TMA's stores leave the L2 cache to A and B."""
         c_first = gemm_cost.mostly_c(p)
         return tuple(
             replace(t, c_first=c_first and t.store == "tma")
             for t in _tiles_of(p.spec)
-            if self.few_enough(p, t) and (whole or t.store == "rows") and c_first >= t.mostly_c
+            if self.few_enough(p, t) and self.stores(p, t) and c_first >= t.mostly_c
         )
 
     def few_enough(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
@@ -290,7 +299,7 @@ class HopperGemm(KernelDefinition):
         if tile.split > 1:  # each cluster has one tile
             return tile_count(problem, tile) * tile.split
         clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks
-        return min(tile_count(problem, tile), clusters) * tile.cluster
+        return least(tile_count(problem, tile), clusters) * tile.cluster
 
     def config(
         self, problem: GemmProblem, tile: HopperGemmTile, row: ArchRow, device: Device

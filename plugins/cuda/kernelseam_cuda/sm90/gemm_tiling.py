@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.kernels.elements import divide_up, divider_parameter, divider_values
 from kernelseam.kernels.signature import Structure
+from kernelseam.symbolic import most
 
 from kernelseam_cuda.sm90.tiles import HopperGemmTile, HopperTf32Tile
 
@@ -45,7 +46,7 @@ def order_values(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> dict[
     dividers = {
         "matrix": rows * columns,
         "group": tile.group_rows * columns,
-        "last": rows % tile.group_rows or 1,
+        "last": most(rows % tile.group_rows, 1),
         "heads": results_of(p)[0],
         "b_heads": p.b_head_group,
     }

@@ -66,15 +66,14 @@ class HopperHeads(HopperGemm):
     def as_launched(self, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
         return (tile,)
 
-    def offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
+    def stores(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
         """TMA stores 64 rows of one entry, and 64 columns of one head."""
         h, spec = p.heads, p.spec.heads
         assert h is not None and spec is not None
-        return tuple(
-            t
-            for t in _tiles_of(p.spec)
-            if self.few_enough(p, t) and (t.store == "rows" or _stored_by_tma(p, h, spec))
-        )
+        return tile.store == "rows" or _stored_by_tma(p, h, spec)
+
+    def offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
+        return tuple(t for t in _tiles_of(p.spec) if self.few_enough(p, t) and self.stores(p, t))
 
     def defines(self, spec: GemmSpec, tile: HopperGemmTile, row: ArchRow) -> dict[str, object]:
         assert spec.heads is not None

@@ -23,6 +23,7 @@ from kernelseam.kernels.elements import (
     refuse_row_strides,
 )
 from kernelseam.kernels.signature import Signature, Structure
+from kernelseam.symbolic import least, most
 
 from kernelseam_cuda.sm90.attention_tiles import LATENT, LATENT_REGISTERS, HopperLatentTile
 from kernelseam_cuda.toolchain import sources
@@ -136,6 +137,11 @@ class HopperLatent(KernelDefinition):
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperLatentTile:
         return self.tiles(problem.spec, row)[0]
+
+    def takes(
+        self, problem: AttentionProblem, tile: HopperLatentTile, row: ArchRow, device: Device
+    ) -> bool:
+        return True
 
     def variants(
         self, problem: AttentionProblem, row: ArchRow, device: Device
@@ -374,7 +380,7 @@ def _groups(p: AttentionProblem, tile: HopperLatentTile, device: Device) -> int:
     """Of blocks that share the items; no more than there can be work for."""
     fewest = tile.item_cost + 2
     units = max(device.limits.compute_units // _together(p, tile), 1)
-    return min(units, max(_places(p, tile) // fewest, 1))
+    return least(units, most(_places(p, tile) // fewest, 1))
 
 
 def _rows(p: AttentionProblem) -> int:

@@ -19,6 +19,7 @@ from kernelseam.kernels.elements import (
 )
 from kernelseam.kernels.gemm.host import TF32_PRODUCTS
 from kernelseam.kernels.signature import Signature
+from kernelseam.symbolic import least
 
 from kernelseam_cuda.sm90.gemm import refuse_extents
 from kernelseam_cuda.sm90.gemm_maps import ORIGIN_BYTES, steps, tensor_map
@@ -102,6 +103,11 @@ class HopperTf32Gemm(KernelDefinition):
             key=lambda t: predicted(self.work(problem, t, device), row.costs, device.limits),
         )
 
+    def takes(
+        self, problem: GemmProblem, tile: HopperTf32Tile, row: ArchRow, device: Device
+    ) -> bool:
+        return tile_count(problem, tile) < MAX_TILES
+
     def _offered(self, p: GemmProblem, row: ArchRow) -> tuple[HopperTf32Tile, ...]:
         return tuple(t for t in self.tiles(p.spec, row) if tile_count(p, t) < MAX_TILES)
 
@@ -159,7 +165,7 @@ class HopperTf32Gemm(KernelDefinition):
 
     def grid(self, problem: GemmProblem, tile: HopperTf32Tile, device: Device) -> int:
         blocks = max(device.limits.compute_units, 1) * tile.blocks
-        return min(tile_count(problem, tile), blocks)
+        return least(tile_count(problem, tile), blocks)
 
     def threads(self, tile: HopperTf32Tile, row: ArchRow) -> int:
         return 128 * (tile.groups + tile.loaders)

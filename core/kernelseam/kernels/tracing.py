@@ -1,0 +1,162 @@
+"""Kernels' launches for problems whose numbers are symbols: what a spec and a tile determine is
+made here, once, and what extents, strides and addresses determine stays an expression of them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from kernelseam.compilation import compiled
+from kernelseam.contract import (
+    Device,
+    Launch,
+    LaunchConfig,
+    Launches,
+    LoadedKernel,
+    Memset,
+    ReusableKernel,
+    Runtime,
+    TensorMap,
+    TensorMapEncoder,
+    Toolchain,
+)
+from kernelseam.kernels.kernel import KernelImplementation, bundle
+from kernelseam.symbolic import Untraceable
+
+Enqueue = Callable[[int], None]
+"""``launch(stream)``."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """An argument that is a tensor map: ``encode(extents, strides, address)``."""
+
+    encode: Callable[..., bytes]
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """One launch of which ``arguments`` are the numbers: symbols and others, and ``Encoded``."""
+
+    once: Callable[..., Enqueue]
+    """``once(*arguments)``: a launch that is run once, before anything else is packed."""
+    kept: Callable[..., Enqueue]
+    """The same, which may be run any number of times."""
+    arguments: tuple[Any, ...]
+
+
+def traced_launches(
+    implementation: KernelImplementation, problem: Any, tile: Any, device: Device
+) -> Launches | None:
+    """The launches of a problem by a tile of its class; None where they do not take it."""
+    row = implementation.toolchain.arch_row(device.arch)
+    composition = implementation.composition
+    if composition.refuse(problem, row) or not composition.takes(problem, tile, row, device):
+        return None
+    launches = composition.launches(problem, tile, device)
+    if implementation.refuse_launches(problem, launches, device):
+        return None
+    return None if implementation.refuse_missing(launches, device) else launches
+
+
+def traced_steps(
+    launches: Launches,
+    toolchain: Toolchain,
+    runtime: Runtime,
+    device: Device,
+    addresses: Mapping[str, int],
+    workspace: int,
+) -> list[TracedStep]:
+    """The launches as functions of their numbers: compiled and loaded."""
+    steps = []
+    if launches.zeroed_bytes:
+        steps.append(_memset(runtime, device, workspace, 0, launches.zeroed_bytes))
+    for step in launches.steps:
+        if isinstance(step, Memset):
+            if step.size:
+                at = workspace + step.offset
+                steps.append(_memset(runtime, device, at, step.value, step.size))
+        elif (traced := _kernel(step, toolchain, device, addresses, workspace)) is not None:
+            steps.append(traced)
+    return steps
+
+
+def _memset(runtime: Runtime, device: Device, at: int, value: int, size: int) -> TracedStep:
+    def prepare(address: int, size: int) -> Enqueue:
+        return runtime.prepare_memset(address, value, size, device)
+
+    return TracedStep(prepare, prepare, (at, size))
+
+
+def _kernel(
+    launch: Launch,
+    toolchain: Toolchain,
+    device: Device,
+    addresses: Mapping[str, int],
+    workspace: int,
+) -> TracedStep | None:
+    """One kernel; None where it has nothing to do."""
+    kernel, problem, tile = launch.kernel, launch.problem, launch.tile
+    row = toolchain.arch_row(device.arch)
+    config: LaunchConfig = kernel.config(problem, tile, row, device)
+    blocks, *others = config.grid
+    if blocks == 0:
+        return None
+    if others != [1, 1]:
+        raise Untraceable(f"{kernel.entry} has a grid of several axes")
+    source = bundle(kernel, problem.spec, tile, toolchain, device.arch)
+    binary = compiled(toolchain, source, device.arch)
+    loaded = toolchain.load(binary.data, kernel.entry, device)
+    signature = kernel.signature(problem.spec).placed(loaded.facts)
+    maps: Mapping[str, TensorMap] = kernel.tensor_maps(problem, tile, device)
+    operands = {
+        **kernel.pointers(problem.spec),
+        **{parameter: m.operand for parameter, m in maps.items()},
+        **launch.operands,
+    }
+    values = dict(kernel.values(problem, tile, device))
+    values |= {parameter: addresses.get(name, 0) for parameter, name in operands.items()}
+    values |= {parameter: workspace + offset for parameter, offset in launch.workspace.items()}
+    for parameter, m in maps.items():
+        values[parameter] = _encoded(toolchain, m, values[parameter])
+    fixed = replace(config, grid=(1, 1, 1))
+    kept: Callable[..., Enqueue] = partial(_prepare, loaded, fixed, signature.packer)
+    once = kept
+    if isinstance(loaded, ReusableKernel):
+        once = loaded.reusable(fixed, signature.packer)
+    return TracedStep(
+        once,
+        kept,
+        (blocks, *[values[name] for name, _, _ in signature.scalars]),
+    )
+
+
+def _prepare(
+    loaded: LoadedKernel, config: LaunchConfig, packer: struct.Struct, blocks: int, *values: Any
+) -> Enqueue:
+    return loaded.prepare(replace(config, grid=(blocks, 1, 1)), packer.pack(*values))
+
+
+def _encoded(toolchain: Toolchain, m: TensorMap, address: Any) -> Encoded:
+    """With what the template has; an axis of extent 1 has a stride that nothing reads."""
+    template = replace(m, extents=(1,) * len(m.extents), strides=(1,) * len(m.extents), offset=0)
+    encode: Callable[..., bytes] = partial(_encode, toolchain, template)
+    if isinstance(toolchain, TensorMapEncoder):
+        encode = toolchain.tensor_map_encoder(template)
+    return Encoded(encode, m.extents, m.strides, address + m.offset)
+
+
+def _encode(
+    toolchain: Toolchain,
+    template: TensorMap,
+    extents: tuple[int, ...],
+    strides: tuple[int, ...],
+    address: int,
+) -> bytes:
+    return toolchain.encode_tensor_map(replace(template, extents=extents, strides=strides), address)

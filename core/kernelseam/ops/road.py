@@ -1,0 +1,402 @@
+"""Calls on torch tensors whose like have been planned before: nothing is described, checked or
+chosen again.
+
+A `Caller` stands for a signature: all of a call but its tensors and the options that are numbers.
+A call at the addresses of an earlier one launches what was packed then (`Repeat`). Otherwise its
+tensors' dtypes find a `_Kind`, its extents, strides and numbers a class and the class's function
+(`traced_call`), which packs arguments. What meets neither is planned, and learnt from.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, TypeVar
+
+from kernelseam.arrays import torch as torch_arrays
+from kernelseam.arrays.guards import Guard, tensor_guard
+from kernelseam.capture import refuse_capture
+from kernelseam.contract import ArrayInfo, CallState, Device, FastRuntime
+from kernelseam.errors import KernelSeamError
+from kernelseam.forking import new_lock
+from kernelseam.ops.planned_call import FREED, Infos, PlannedCall, put
+from kernelseam.ops.split import Split, split_of
+from kernelseam.ops.traced_call import Function, Kernels, TracedCall
+from kernelseam.planning.binding import in_order
+from kernelseam.planning.streams import stream_handle
+from kernelseam.symbolic import Untraceable
+from kernelseam.trace import active
+
+T = TypeVar("T")
+Compute = Callable[..., None]
+Enqueue = Callable[[int], None]
+ALIGNMENT = 16
+"""Bytes: of every address, where launches are bound to it without being checked."""
+MOST_PATHS = 16
+"""Of a kind of tensors, ways through the checks that are traced, and of a class's kernels."""
+_MOST_KINDS, _MOST_GUARDS, _MOST_PLACES = 8, 4, 16
+
+
+class OnTorch:
+    """What calls on torch tensors of a device ask its runtime and torch for."""
+
+    def __init__(self, runtime: FastRuntime, device: Device, like: Any) -> None:
+        self.runtime: Any = runtime
+        self.device = device
+        state: CallState = runtime.call_state(device, "torch")
+        self.is_current, self.stream = state.is_current, state.current_stream
+        self.empty = torch_arrays.allocator(like)
+        self.count_writes = torch_arrays.version_incrementer()
+
+    def within(self, function: Callable[..., T], *arguments: Any) -> T:
+        """A call of a function while the device is current."""
+        if self.is_current():
+            return function(*arguments)
+        with self.runtime.activate(self.device):
+            return function(*arguments)
+
+    def launch(self, launches: Enqueue, workspace: Any, stream: object) -> None:
+        """Run launches on a stream as callers name it, of the current device; where they use a
+        workspace on a stream that torch's allocator does not know, wait."""
+        if stream is None:
+            handle = self.stream()
+        elif type(stream) is int and 0 <= stream < 2**64:
+            handle = stream
+        else:
+            handle = stream_handle(stream, self.runtime, self.device)
+        waits = workspace is not None and stream is not None and handle != self.stream()
+        if waits:
+            refuse_capture(self.runtime, self.device, *FREED, stream=handle)
+        launches(handle)
+        if waits:
+            self.runtime.synchronize(self.device)
+
+
+class Repeat:
+    """A call that came before: its results are allocated, and what is launched is found by all
+    addresses."""
+
+    __slots__ = ("_bind", "_bound", "_keeps", "_on", "_shapes", "_written", "guards")
+
+    def __init__(
+        self,
+        on: OnTorch,
+        shapes: tuple[tuple[str, Callable[[], Any]], ...],
+        bind: Callable[[list[int], list[int], bool], Enqueue | None],
+        written: list[int],
+        keeps: bool = False,
+    ) -> None:
+        """``shapes``: the results' names and allocators, and behind them, without a name, the
+        workspace's. ``bind(pointers, places, kept)``: launches over the tensors and over these at
+        their addresses, to run once or, where ``kept``, any number of times; None where they must
+        be planned. ``keeps``: they always may. ``written``: the places of tensors that are
+        written."""
+        self._on, self._shapes, self._bind, self._written = on, shapes, bind, written
+        self._keeps = keeps
+        self._bound: dict[Hashable, Enqueue | None] = {}
+        self.guards: tuple[Guard, ...] = ()
+        """Of tensors and torch's modes that it was taken for, the latest first."""
+
+    def call(
+        self, tensors: tuple[Any, ...], pointers: list[int], stream: object
+    ) -> dict[str, Any] | None:
+        """The results by name; None, with nothing launched, where the call must be planned."""
+        on = self._on
+        if on.is_current():
+            return self._call(tensors, pointers, stream)
+        results: dict[str, Any] | None = on.within(self._call, tensors, pointers, stream)
+        return results
+
+    def _call(
+        self, tensors: tuple[Any, ...], pointers: list[int], stream: object
+    ) -> dict[str, Any] | None:
+        results, workspace, places = {}, None, []
+        try:
+            for name, allocate in self._shapes:
+                x = allocate()
+                places.append(x.data_ptr())
+                if name:
+                    results[name] = x
+                else:
+                    workspace = x
+        except Exception:  # the planned call allocates again and raises the proper error
+            return None
+        key = (*pointers, *places)
+        launches = self._bound.get(key)
+        if launches is None:
+            if any(not x or x % ALIGNMENT for x in places):
+                return None
+            # Results that move are packed for once, until they come back to a place.
+            kept = self._keeps or not places or key in self._bound
+            launches = self._bind(pointers, places, kept)
+            if launches is None:
+                return None
+            put(self._bound, key, launches if kept else None, _MOST_PLACES)
+        self._on.launch(launches, workspace, stream)
+        if self._written:
+            self._on.count_writes(tuple([tensors[i] for i in self._written]))
+        return results
+
+
+class _Kind:
+    """Calls of one signature on tensors of the same dtypes, numbers of axes and device."""
+
+    def __init__(self, tensors: tuple[Any, ...], on: OnTorch) -> None:
+        self.on = on
+        self.holds = tensor_guard(tensors, extents=False)
+        self.read = _reader([x.ndim for x in tensors])
+        self._calls: list[TracedCall] = []
+        self._classes: dict[tuple[TracedCall, tuple[Any, ...]], Kernels | None] = {}
+        self._failures = 0
+
+    def find(self, inputs: tuple[Any, ...]) -> tuple[TracedCall, Kernels | None] | None:
+        """The traced call of such numbers, and their class's kernels, None where those cannot be
+        traced."""
+        for call in self._calls:
+            try:
+                values = call.class_of(*inputs)
+            except ArithmeticError:
+                continue
+            if values is not None:
+                break
+        else:
+            return None
+        if call is not self._calls[0]:
+            self._calls = [call, *[c for c in self._calls if c is not call]]
+        key = (call, values)
+        try:
+            return call, self._classes[key]
+        except KeyError:
+            put(self._classes, key, kernels := call.kernels_of(values))
+            return call, kernels
+
+    def learn(self, inputs: tuple[Any, ...], trace: Callable[[], TracedCall]) -> None:
+        """Trace a call that no function served."""
+        if self._failures >= MOST_PATHS:
+            return
+        self._failures += 1
+        try:
+            traced = trace()
+            found = self.find(inputs)
+            if found is None:
+                self._calls = [traced, *self._calls[: MOST_PATHS - 1]]
+                found = self.find(inputs)
+            kernels = None if found is None else found[1]
+            if kernels is None or len(kernels.functions) >= MOST_PATHS:
+                return
+            if (function := traced.function(kernels.ways)) is not None:
+                kernels.functions.insert(0, function)
+                self._failures -= 1
+        except (Untraceable, KernelSeamError, ArithmeticError):
+            return
+
+
+def _reader(axes: list[int]) -> Callable[[tuple[Any, ...], list[int]], tuple[int, ...]]:
+    """Addresses, shapes and strides of tensors of so many axes, in order."""
+    parts = "".join(
+        f"p[{i}], *t[{i}].shape, *t[{i}].stride(), " if n else f"p[{i}], "
+        for i, n in enumerate(axes)
+    )
+    read: Callable[..., tuple[int, ...]] = eval(f"lambda t, p: ({parts})")
+    return read
+
+
+class Caller:
+    """Calls of one signature."""
+
+    def __init__(
+        self,
+        compute: Compute,
+        names: tuple[str, ...],
+        implementation: str | None,
+    ) -> None:
+        self._compute, self._names, self._implementation = compute, names, implementation
+        self._kinds: list[_Kind] = []
+        self._recent: dict[Hashable, tuple[Repeat, Guard]] = {}
+        self._seen: dict[Hashable, tuple[Any, ...]] = {}
+        """Numbers of calls at addresses that came once."""
+        self._layouts: dict[Hashable, Repeat] = {}
+        """Of planned calls, by their tensors' layouts."""
+        self._lock = new_lock()
+
+    def call(
+        self, tensors: tuple[Any, ...], pointers: list[int], given: tuple[Any, ...], stream: object
+    ) -> dict[str, Any] | None:
+        """The results by name; None, with nothing launched, where the call must be planned."""
+        if active():
+            return None
+        place = (*pointers, *given)
+        recent = self._recent.get(place)
+        if recent is not None and recent[1](*tensors):
+            return recent[0].call(tensors, pointers, stream)
+        for kind in self._kinds:
+            if kind.holds(*tensors):
+                results: dict[str, Any] | None = kind.on.within(
+                    self._by_function, kind, place, tensors, pointers, given, stream
+                )
+                if results is not None:
+                    return results
+                break
+        repeat = self._by_layout(tensors, pointers, given) if self._layouts else None
+        if repeat is None:
+            return None
+        guard = next((x for x in repeat.guards if x(*tensors)), None)
+        if guard is None:
+            guard = tensor_guard(tensors)
+            repeat.guards = (guard, *repeat.guards[: _MOST_GUARDS - 1])
+        put(self._recent, place, (repeat, guard))
+        return repeat.call(tensors, pointers, stream)
+
+    def _by_function(
+        self,
+        kind: _Kind,
+        place: Hashable,
+        tensors: tuple[Any, ...],
+        pointers: list[int],
+        given: tuple[Any, ...],
+        stream: object,
+    ) -> dict[str, Any] | None:
+        inputs, on = (*given, *kind.read(tensors, pointers)), kind.on
+        found = kind.find(inputs)
+        if found is None:
+            return None
+        call, kernels = found
+        for function in kernels.functions if kernels is not None else ():
+            try:
+                packed = function.run(function.once, on.empty, *inputs)
+            except Exception:  # the planned call raises the proper error
+                continue
+            if packed is not None:
+                break
+        else:
+            return None
+        made, workspace, launches = packed
+        on.launch(launches[0] if len(launches) == 1 else in_order(launches), workspace, stream)
+        if call.written:
+            on.count_writes(tuple([tensors[self._names.index(n)] for n in call.written]))
+        if self._seen.get(place) == inputs:
+            repeat = _repeat_of(call, function, inputs, on, made, workspace, self._names)
+            put(self._recent, place, (repeat, tensor_guard(tensors)))
+        else:
+            put(self._seen, place, inputs)
+        return dict(zip(call.results, made, strict=True))
+
+    def _by_layout(
+        self, tensors: tuple[Any, ...], pointers: list[int], given: tuple[Any, ...]
+    ) -> Repeat | None:
+        if any(not x or x % ALIGNMENT for x in pointers):
+            return None
+        layouts = torch_arrays.layouts(tensors)
+        return None if layouts is None else self._layouts.get((*given, *layouts))
+
+    def learn(
+        self,
+        infos: Infos,
+        tensors: tuple[Any, ...],
+        pointers: list[int],
+        options: tuple[Any, ...],
+        planned: PlannedCall,
+        workspace: ArrayInfo | None,
+        is_new: bool,
+    ) -> None:
+        """From a call that was planned. ``is_new``: no call like it was planned before."""
+        if not isinstance(planned.runtime, FastRuntime):
+            return
+        given = split_of(options).numbers(options)
+        with self._lock:
+            kind = next((k for k in self._kinds if k.holds(*tensors)), None)
+            if kind is None:
+                kind = _Kind(tensors, OnTorch(planned.runtime, planned.device, tensors[0]))
+                self._kinds = [kind, *self._kinds[: _MOST_KINDS - 1]]
+            elif is_new:
+                self._trace(kind, infos, tensors, pointers, options, planned)
+            layouts = torch_arrays.layouts(tensors)
+            if layouts is not None and not any(not x or x % ALIGNMENT for x in pointers):
+                repeat = _repeat_of_planned(planned, infos, workspace, kind.on)
+                put(self._layouts, (*given, *layouts), repeat)
+
+    def _trace(
+        self,
+        kind: _Kind,
+        infos: Infos,
+        tensors: tuple[Any, ...],
+        pointers: list[int],
+        options: tuple[Any, ...],
+        planned: PlannedCall,
+    ) -> None:
+        arrays = {n: infos[n] for n in self._names}
+
+        def trace() -> TracedCall:
+            return TracedCall(
+                self._compute,
+                arrays,
+                partial(Split.replaced, options),
+                self._implementation,
+                planned.device,
+                planned.runtime,
+            )
+
+        given = split_of(options).numbers(options)
+        kind.learn((*given, *kind.read(tensors, pointers)), trace)
+
+
+class _At:
+    """A tensor of which only the address is asked for."""
+
+    __slots__ = ("_address",)
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+def _repeat_of(
+    call: TracedCall,
+    function: Function,
+    inputs: tuple[Any, ...],
+    on: OnTorch,
+    made: tuple[Any, ...],
+    workspace: Any,
+    names: tuple[str, ...],
+) -> Repeat:
+    """Of a call that a function served."""
+    layouts = [(x.shape, x.stride(), x.dtype) for x in (*made, workspace) if x is not None]
+    shapes = [
+        (name, partial(on.empty, tuple(shape), strides, dtype))
+        for name, (shape, strides, dtype) in zip((*call.results, ""), layouts, strict=False)
+    ]
+
+    def bind(pointers: list[int], places: list[int], kept: bool) -> Enqueue | None:
+        at = map(_At, places)
+        try:
+            packers = function.kept if kept else function.once
+            packed = function.run(packers, lambda *layout: next(at), *inputs)
+        except Exception:
+            return None
+        return None if packed is None else in_order(packed[2])
+
+    return Repeat(on, tuple(shapes), bind, [names.index(n) for n in call.written])
+
+
+def _repeat_of_planned(
+    planned: PlannedCall, infos: Infos, workspace: ArrayInfo | None, on: OnTorch
+) -> Repeat:
+    """Of a planned call, for tensors at any addresses."""
+    torch: Any = sys.modules["torch"]
+    made = [(r.name, infos[r.name]) for r in planned.results]
+    made += [] if workspace is None else [("", workspace)]
+    shapes = tuple(
+        [(n, partial(on.empty, x.shape, x.strides, getattr(torch, x.dtype.value))) for n, x in made]
+    )
+    names, places_of = tuple(infos), len(planned.results)
+    written = [names.index(n) for n in planned.written]
+
+    def bind(pointers: list[int], places: list[int], kept: bool) -> Enqueue | None:
+        addresses = dict(zip(names, (*pointers, *places[:places_of]), strict=True))
+        key = (planned, places[-1] if workspace is not None else 0)
+        return planned.bind_addresses(addresses, key, {}).run
+
+    return Repeat(on, shapes, bind, written, keeps=True)

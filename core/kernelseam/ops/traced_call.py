@@ -1,0 +1,286 @@
+"""A call on arrays as a function of its numbers: extents, strides, addresses, and the options that
+are numbers.
+
+``compute`` runs once over symbols, as it does over an array's numbers; what it describes is a
+problem of symbols, and what kernels make of that are launches of symbols. All that is not a number
+(dtypes, options, the spec, implementations, tiles, binaries) is constant. So the function computes
+results' shapes, a workspace's size and arguments, and nothing else; it returns None where a
+condition that a check, a tile or an argument made does not hold, and the call is planned.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, cast
+
+from kernelseam.contract import WORKSPACE_ALIGNMENT, ArrayInfo, Device, Launches, Runtime
+from kernelseam.descriptors.common.protocol import Resolved
+from kernelseam.descriptors.common.validation import packed
+from kernelseam.dispatch import select
+from kernelseam.dtypes import DType
+from kernelseam.errors import KernelSeamError
+from kernelseam.kernels.kernel import KernelImplementation
+from kernelseam.kernels.tracing import Encoded, TracedStep, traced_launches, traced_steps
+from kernelseam.ops.operation import Operation
+from kernelseam.planning.checks import check_addresses, check_overlap
+from kernelseam.symbolic import Symbol, Trace, Untraceable, most
+from kernelseam.tuned.classes import numbers, representative, with_numbers
+
+Ways = tuple[tuple[KernelImplementation, Any], ...]
+"""An implementation and a tile for each problem of a call."""
+_SOMEWHERE = 1 << 40
+"""Addresses that nothing reads, for tracing."""
+_WORKSPACE = "w"
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A call by chosen kernels. ``run(packers, empty, *numbers)`` returns (results, workspace,
+    launches), or None; ``empty(shape, strides, dtype)`` allocates."""
+
+    run: Callable[..., tuple[tuple[Any, ...], Any, tuple[Callable[[int], None], ...]] | None]
+    once: tuple[Callable[..., Any], ...]
+    """Packers of launches that run once, at once; ``kept``: of those that may be kept."""
+    kept: tuple[Callable[..., Any], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Kernels:
+    """What computes problems of a class, and functions that call it, the latest first."""
+
+    ways: Ways
+    functions: list[Function] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Traced:
+    problem: Any
+    """Its numbers are symbols."""
+    represented: Any
+    addresses: Mapping[str, int]
+
+
+class _Operation(Operation):
+    """A call over symbols."""
+
+    def __init__(self, infos: dict[str, ArrayInfo], trace: Trace) -> None:
+        super().__init__(infos, None)
+        self.trace = trace
+        self.new: dict[str, ArrayInfo] = {}
+        self.traced: list[_Traced] = []
+        self.written: list[str] = []
+        """The caller's arrays that launches write."""
+
+    def new_array(
+        self, name: str, shape: Sequence[int], dtype: DType, like: ArrayInfo
+    ) -> ArrayInfo:
+        n = len(self.new)
+        address = self.trace.input(f"a{n}", _SOMEWHERE * (n + 2))
+        strides = packed(shape, [None] * len(shape))
+        info = ArrayInfo(address, tuple(shape), strides, dtype, like.device, "torch", None)
+        self.new[name] = info
+        return info
+
+    def launch(
+        self,
+        operands: Mapping[str, ArrayInfo],
+        descriptor: Callable[[], Any],
+        names: Mapping[str, str] | None = None,
+        reword: Any = None,
+    ) -> None:
+        problem = _fixed_specs(descriptor().simplified()[0].problem())
+        addresses = {name: info.pointer for name, info in operands.items()}
+        rules = tuple([r for r in problem.operands if r.name in addresses])
+        check_addresses(rules, Resolved(addresses, ()))
+        arrays = {name: (names or {}).get(name, name) for name in operands}
+        written = [r for r in rules if r.written and arrays[r.name] not in self.new]
+        if written:
+            # A result is memory of its own.
+            others = tuple([r for r in rules if arrays[r.name] not in self.new])
+            check_overlap(others, Resolved(addresses, ()))
+            if self.traced:
+                raise Untraceable("several launches, one of which writes an array of the caller's")
+        self.written += [arrays[r.name] for r in written]
+        self.traced.append(_Traced(problem, representative(problem), addresses))
+
+    def launch_lists(self, operands: Any, descriptor: Any, names: Any) -> None:
+        raise Untraceable("lists of addresses")
+
+
+class TracedCall:
+    """A call traced for one way through its checks: which class it is of, and functions for the
+    kernels of classes."""
+
+    def __init__(
+        self,
+        compute: Callable[..., None],
+        arrays: Mapping[str, ArrayInfo],
+        options: Callable[[Callable[[Any], Any]], tuple[Any, ...]],
+        implementation: str | None,
+        device: Device,
+        runtime: Runtime,
+    ) -> None:
+        """``options(symbol)``: the call's options with symbols for numbers, which are the first
+        inputs. Raises Untraceable, and what ``compute`` raises."""
+        self._trace, self._device, self._runtime = Trace(), device, runtime
+        self._implementation, self._inputs = implementation, list[str]()
+        given = options(self._symbol)
+        infos = {name: self._view(info) for name, info in arrays.items()}
+        operation = _Operation(infos, self._trace)
+        compute(operation, *given)
+        self._traced, self._new = tuple(operation.traced), dict(operation.new)
+        if not self._traced:
+            raise Untraceable("nothing is launched")
+        self.written = tuple(dict.fromkeys(operation.written))
+        self.results = tuple(self._new)
+        self._late = frozenset(f"a{i}" for i in range(len(self._new)))
+        self._class = [x for t in self._traced for x in numbers(t.represented) if type(x) is Symbol]
+        lines, _ = self._trace.code(self._class, self._late)
+        self.class_of = self._compiled(
+            "class_of", ", ".join(self._inputs), [*lines, f"return {self._tuple(self._class)}"]
+        )
+        """``class_of(*inputs)``: the numbers of the representatives that vary; None where a
+        condition does not hold."""
+        self._by_ways: dict[Ways, Kernels] = {}
+
+    def kernels_of(self, values: tuple[Any, ...]) -> Kernels | None:
+        """The kernels of the class of which ``class_of`` returned ``values``, which classes share;
+        None where they are not all kernels that can be traced."""
+        ways = self._choose(values)
+        return None if ways is None else self._by_ways.setdefault(ways, Kernels(ways))
+
+    def _symbol(self, value: Any) -> Any:
+        name = f"n{len(self._inputs)}"
+        self._inputs.append(name)
+        return self._trace.input(name, value)
+
+    def _view(self, info: ArrayInfo) -> ArrayInfo:
+        pointer = self._symbol(info.pointer)
+        shape, strides = (
+            tuple([self._symbol(n) for n in axes]) for axes in (info.shape, info.strides)
+        )
+        return ArrayInfo(
+            pointer, shape, strides, info.dtype, info.device, info.kind, None, info.writable
+        )
+
+    def _choose(self, values: tuple[Any, ...]) -> Ways | None:
+        """The kernels of a class; None where not all are kernels of the core's making."""
+        left, ways = iter(values), []
+        for traced in self._traced:
+            varied = [next(left) if type(x) is Symbol else x for x in numbers(traced.represented)]
+            problem = with_numbers(traced.represented, varied)
+            try:
+                choice = select(problem, self._device, self._implementation)
+            except KernelSeamError:
+                return None
+            chosen = choice.implementation
+            if not isinstance(chosen, KernelImplementation):
+                return None
+            ways.append((chosen, chosen.tile(problem, self._device, choice.variant)))
+        return tuple(ways)
+
+    def function(self, ways: Ways) -> Function | None:
+        """The call by these kernels, for problems like the one that was traced; None where they do
+        not take it."""
+        with self._trace.branch(self._late):
+            launches = []
+            for t, (implementation, tile) in zip(self._traced, ways, strict=True):
+                launches.append(traced_launches(implementation, t.problem, tile, self._device))
+            if None in launches:
+                return None
+            return self._function(ways, cast(list[Launches], launches))
+
+    def _function(self, ways: Ways, launches: Sequence[Launches]) -> Function:
+        need, steps = 0, list[TracedStep]()
+        at = self._trace.input(_WORKSPACE, _SOMEWHERE)
+        for t, (implementation, _), x in zip(self._traced, ways, launches, strict=True):
+            size, alignment = x.workspace_bytes, x.workspace_alignment
+            if size != 0:
+                need = most(need, size + alignment - WORKSPACE_ALIGNMENT)
+            place = at if alignment <= WORKSPACE_ALIGNMENT else -(-at // alignment) * alignment
+            steps += traced_steps(
+                x, implementation.toolchain, self._runtime, self._device, t.addresses, place
+            )
+        if not steps:
+            raise Untraceable("nothing is launched")
+        results = list(self._new.values())
+        outputs = [x for info in results for x in (*info.shape, *info.strides)]
+        floats = -(-need // 4)
+        outputs += [floats, *(x for s in steps for x in _numbers_of(s))]
+        early, late = self._trace.code(outputs, self._late | {_WORKSPACE})
+        body = [f"{_list(f'k{i}' for i in range(len(steps)))} = packers", *early]
+        torch: Any = sys.modules["torch"]
+        names = self._trace.namespace
+        for i, info in enumerate(results):
+            names[f"d{i}"] = getattr(torch, info.dtype.value)
+            shape, strides = self._tuple(info.shape), self._tuple(info.strides)
+            body += [f"r{i} = empty({shape}, {strides}, d{i})", f"a{i} = r{i}.data_ptr()"]
+        if floats != 0:
+            names["float32"] = torch.float32
+            body += [
+                f"work = empty(({self._trace.text(floats)},), (1,), float32)",
+                f"{_WORKSPACE} = work.data_ptr()",
+            ]
+        packed_steps = _list(f"k{i}({self._arguments(i, s)})" for i, s in enumerate(steps))
+        made = _list(f"r{i}" for i in range(len(results)))
+        body += [*late, f"return {made}, {'work' if floats != 0 else None}, {packed_steps}"]
+        run = self._compiled("run", ", ".join(("packers", "empty", *self._inputs)), body)
+        return Function(run, tuple([s.once for s in steps]), tuple([s.kept for s in steps]))
+
+    def _arguments(self, place: int, step: TracedStep) -> str:
+        texts = []
+        for i, x in enumerate(step.arguments):
+            if isinstance(x, Encoded):
+                name = f"e{place}_{i}"
+                self._trace.namespace[name] = x.encode
+                shape, strides = self._tuple(x.extents), self._tuple(x.strides)
+                texts.append(f"{name}({shape}, {strides}, {self._trace.text(x.address)})")
+            else:
+                texts.append(self._trace.text(x))
+        return ", ".join(texts)
+
+    def _tuple(self, values: Sequence[Any]) -> str:
+        return _list(map(self._trace.text, values))
+
+    def _compiled(self, name: str, parameters: str, body: Sequence[str]) -> Callable[..., Any]:
+        text = "\n    ".join([f"def {name}({parameters}):", *body])
+        namespace = dict(self._trace.namespace)
+        exec(compile(text, f"<a traced call: {name}>", "exec"), namespace)
+        return cast(Callable[..., Any], namespace[name])
+
+
+def _list(texts: Any) -> str:
+    """A tuple's text."""
+    return "(" + "".join(f"{x}, " for x in texts) + ")"
+
+
+def _numbers_of(step: TracedStep) -> Sequence[Any]:
+    return [
+        x
+        for a in step.arguments
+        for x in ((*a.extents, *a.strides, a.address) if isinstance(a, Encoded) else (a,))
+    ]
+
+
+def _fixed_specs(problem: Any) -> Any:
+    """The problem, whose specs have plain numbers: they are part of the binary's key."""
+    changed = {}
+    for f in fields(problem):
+        value = getattr(problem, f.name)
+        if f.name == "spec":
+            changed[f.name] = _fixed(value)
+        elif is_dataclass(value):
+            changed[f.name] = _fixed_specs(value)
+    return replace(problem, **changed)
+
+
+def _fixed(value: Any) -> Any:
+    if type(value) is Symbol:
+        return value.fixed()
+    if isinstance(value, tuple):
+        return tuple([_fixed(x) for x in value])
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _fixed(getattr(value, f.name)) for f in fields(value)})
+    return value

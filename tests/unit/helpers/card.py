@@ -1,0 +1,54 @@
+"""A vendor whose device memory is the host's, so that torch's CPU tensors are its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kernelseam.arrays import torch as torch_arrays
+from kernelseam.contract import ArrayInfo, CallState, Device, DeviceLimits
+from kernelseam.dtypes import DType
+from kernelseam_thirdvendor import AcmeGemm, AcmeRuntime
+
+CARD = Device("card", 0, "acme1", "Card", DeviceLimits(launch_seconds=1e-6))
+
+
+class CardRuntime(AcmeRuntime):
+    """``described`` counts the arrays that it was asked about; ``entered`` how often it was made
+    current."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.current, self.described, self.entered, self.waits = 0, 0, 0, 0
+
+    def devices(self) -> tuple[Device, ...]:
+        return (CARD,)
+
+    def describe(self, array: Any) -> ArrayInfo | None:
+        self.described += 1
+        if not torch_arrays.is_tensor(array) or array.device.type != "cpu":
+            return None
+        return torch_arrays.describe(array, CARD)
+
+    def empty(
+        self, shape: Any, dtype: DType, device: Device, like: ArrayInfo | None = None
+    ) -> object:
+        return torch_arrays.empty(shape, dtype, "cpu")
+
+    def synchronize(self, device: Device) -> None:
+        self.waits += 1
+
+    def call_state(self, device: Device, kind: str | None) -> CallState:
+        assert (device, kind) == (CARD, "torch")
+        return CallState(lambda: self.current == 0, lambda: self.stream)
+
+    @contextmanager
+    def activate(self, device: Device) -> Iterator[None]:
+        self.entered += 1
+        with super().activate(device):
+            yield
+
+
+class CardGemm(AcmeGemm):
+    name, backend = "card-gemm", "card"

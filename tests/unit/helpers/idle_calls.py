@@ -1,0 +1,71 @@
+"""Python's calls of functions on new extents, counted beside a driver that does nothing: run by a
+test in a process that has loaded it (``benchmarks.comparing.idle_device``). Prints the counts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import kernelseam as ks
+import torch
+
+from benchmarks.comparing import idle_device
+
+Make = Callable[[int], Callable[[], object]]
+
+
+def zeros(*shape: int) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=torch.bfloat16)
+
+
+def makes() -> dict[str, Make]:
+    q, kv, x = zeros(4, 32, 1, 128), zeros(4, 8, 400, 128), zeros(1, 8, 400, 128)
+    rows, w = zeros(800, 256), zeros(256, 256)
+    tokens, weight = zeros(1, 400, 256), zeros(768, 256)
+    offsets = torch.arange(3, dtype=torch.int32)
+
+    def packed(n: int) -> Callable[[], object]:
+        y, cu = rows.view(800, 4, 64)[: 2 * n], offsets * n
+        return lambda: ks.attention_varlen(y, y, y, cu, cu, n, n)
+
+    def cut(x: torch.Tensor, call: Callable[[torch.Tensor], object], axis: int) -> Make:
+        def make(n: int) -> Callable[[], object]:
+            part = x.narrow(axis, 0, n)
+            return lambda: call(part)
+
+        return make
+
+    return {
+        "decode": cut(kv, lambda a: ks.attention(q, a, a), 2),
+        "causal": cut(x, lambda a: ks.attention(a, a, a, causal=True), 2),
+        "varlen": packed,
+        "matmul2d": cut(rows, lambda a: ks.matmul2d(a, w, implementation="sm90"), 0),
+        "qkv": cut(tokens, lambda a: ks.fused_qkv_projection(a, weight, None, 4, 4), 1),
+    }
+
+
+def counted(run: Callable[[], object]) -> int:
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return calls - 1
+
+
+if __name__ == "__main__":
+    idle_device.install()
+    counts = {}
+    for name, make in makes().items():
+        for n in (70, 71, 350, 351):
+            make(n)()
+        counts[name] = counted(make(359))
+    print(json.dumps(counts))

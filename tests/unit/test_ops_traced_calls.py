@@ -1,0 +1,285 @@
+"""Calls of a known spec on tensors of new extents: nothing is described, asked or chosen, and what
+is launched is what the planned call launches.
+
+A vendor with a compiler of its own, whose device memory is the host's, so that torch's CPU tensors
+are its arrays and its kernel's results are right or wrong.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import kernelseam
+import pytest
+from card import CardGemm, CardRuntime
+from kernelseam import dispatch, planning
+from kernelseam.contract import Backend
+from kernelseam.errors import InvalidValue
+from kernelseam.ops import calling, planned_call, road, traced_call
+from kernelseam.plugins import plugins
+from kernelseam.tuned.classes import numbers, representative, with_numbers
+from kernelseam_thirdvendor.compiled import AcmeToolchain, Rows
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+class CardToolchain(AcmeToolchain):
+    backend = "card"
+
+
+class CardRows(Rows):
+    """A kernel that says nothing of classes: its tile is each problem's own."""
+
+    name = "card-rows"
+
+
+@pytest.fixture
+def card(discovered: Callable[..., Any], cache: object) -> CardRuntime:
+    loaded, runtime = discovered(), CardRuntime()
+    loaded.registry.add_backend(
+        Backend("card", runtime, CardToolchain(), (CardGemm(),), (CardRows(),), priority=10)
+    )
+    return runtime
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each call, whether it was served without being planned."""
+    seen: list[bool] = []
+    call = road.Caller.call
+
+    def watched(*arguments: Any) -> Any:
+        results = call(*arguments)
+        seen.append(results is not None)
+        return results
+
+    monkeypatch.setattr(road.Caller, "call", watched)
+    return seen
+
+
+def product(m: int, n: int = 5, k: int = 8, **options: Any) -> None:
+    a, b = torch.randn(m, k), torch.randn(k, n)
+    actual = kernelseam.matmul2d(a, b, **options)
+    expected = options.get("alpha", 1) * (a @ b)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def known(card: CardRuntime, **options: Any) -> None:
+    """Two layouts teach a spec, tiles of both kinds among them."""
+    for m in (6, 7, 2, 3):
+        product(m, **options)
+
+
+def test_new_extents_are_neither_described_nor_chosen(
+    card: CardRuntime, served: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known(card)
+    product(40, 24, 16)
+    card.described = 0
+    monkeypatch.setattr(calling, "describe", lambda *_: pytest.fail("it was described"))
+    served.clear()
+    for m in (8, 9, 33, 200, 5, 6):
+        product(m)
+    assert served == [True] * 6 and card.described == 0
+
+
+def test_scalars_are_arguments_too(card: CardRuntime, served: list[bool]) -> None:
+    known(card, alpha=2.0)
+    served.clear()
+    for alpha in (3.0, -0.5, float("inf"), 1e30):
+        a, b = torch.rand(9, 8), torch.rand(8, 5)
+        torch.testing.assert_close(
+            kernelseam.matmul2d(a, b, alpha=alpha), alpha * (a @ b), rtol=1e-5, atol=0
+        )
+    assert served == [True] * 4
+    # another type of number is another signature, and what float32 cannot hold is rounded
+    product(9, alpha=3)
+    a, b = torch.rand(9, 8), torch.rand(8, 5)
+    assert kernelseam.matmul2d(a, b, alpha=1e300).isinf().all()
+
+
+@pytest.mark.parametrize("m", [1, 0])
+def test_what_no_trace_serves_is_planned(card: CardRuntime, served: list[bool], m: int) -> None:
+    known(card)
+    served.clear()
+    for _ in range(2):
+        assert kernelseam.matmul2d(torch.randn(m, 8), torch.randn(8, 5)).shape == (m, 5)
+    assert served[0] is False
+
+
+def test_errors_are_those_of_the_planned_call(card: CardRuntime) -> None:
+    known(card)
+    with pytest.raises(InvalidValue, match=r"^b = .*must have K = 8 rows, as a of shape \[9, 8\]"):
+        kernelseam.matmul2d(torch.randn(9, 8), torch.randn(7, 5))
+    x = torch.randn(9, 9)
+    for _ in range(3):
+        kernelseam.matmul2d(torch.randn(9, 9), x, out=torch.empty(9, 9))
+        kernelseam.matmul2d(torch.randn(6, 6), torch.randn(6, 6), out=torch.empty(6, 6))
+    with pytest.raises(InvalidValue, match=r"^out = 0x[0-9a-f]+: overlaps b"):
+        kernelseam.matmul2d(torch.randn(9, 9), x, out=x)
+
+
+def test_arrays_of_the_callers_are_written_and_counted(
+    card: CardRuntime, served: list[bool]
+) -> None:
+    for m in (6, 7, 8, 9, 10):
+        a, b, out = torch.randn(m, 8), torch.randn(8, 5), torch.empty(m, 5)
+        assert kernelseam.matmul2d(a, b, out=out) is out and out._version == 1
+        torch.testing.assert_close(out, a @ b, rtol=1e-5, atol=1e-5)
+    assert served[-1] is True
+
+
+def test_tensors_at_any_address_and_with_any_strides(card: CardRuntime, served: list[bool]) -> None:
+    base = torch.randn(4000)
+    for start in (0, 1, 4, 3, 2, 8, 1, 5):
+        for m, row in ((6, 8), (7, 8), (9, 12), (1, 8), (5, 9), (9, 9)):
+            a, b = base[start : start + m * row].view(m, row)[:, :8], torch.randn(8, 5)
+            torch.testing.assert_close(kernelseam.matmul2d(a, b), a @ b, rtol=1e-5, atol=1e-5)
+    assert sum(served) > len(served) // 2
+
+
+def test_one_tensor_as_both_operands_and_torchs_modes(
+    card: CardRuntime, served: list[bool]
+) -> None:
+    weight = torch.nn.Parameter(torch.randn(9, 9))
+    for n in (5, 6, 7, 5):
+        x = torch.randn(n, n)
+        torch.testing.assert_close(kernelseam.matmul2d(x, x), x @ x, rtol=1e-5, atol=1e-5)
+        w = weight[:n, :n]
+        with torch.no_grad():
+            actual = kernelseam.matmul2d(w, x)
+            torch.testing.assert_close(actual, w @ x, rtol=1e-5, atol=1e-5)
+        with pytest.raises(InvalidValue, match=r"^a\.requires_grad = True"):
+            kernelseam.matmul2d(w, x)
+        with pytest.raises(InvalidValue, match=r"^a\.is_neg = True"):
+            kernelseam.matmul2d(torch._neg_view(x), x)
+    assert served[-4:] == [True, True, False, False]
+
+
+def test_what_is_forgotten_is_planned_anew(card: CardRuntime, served: list[bool]) -> None:
+    known(card)
+    product(11)
+    assert served[-1] is True
+    planning.forget()
+    served.clear()
+    product(12)
+    product(13)
+    assert served in ([], [False])
+
+
+def test_a_trace_records_what_is_launched(card: CardRuntime) -> None:
+    known(card)
+    for m in (12, 13):
+        with kernelseam.trace() as launches:
+            product(m)
+        assert [(x.kernel, x.grid[0]) for x in launches] == [
+            ("memset", 1),
+            ("memset", 1),
+            ("rows", -(-m // 4)),
+        ] or [x.kernel for x in launches][-1] == "rows"
+
+
+def test_a_named_implementation_of_another_kind_is_planned(
+    card: CardRuntime, served: list[bool]
+) -> None:
+    """It answers by problem, as plugins may."""
+    for m in (6, 7, 8, 9):
+        product(m, implementation="card-gemm")
+    assert not any(served)
+    product(9, implementation="card-gemm")
+    assert served[-1] is True, "layouts that were planned are known"
+
+
+def test_the_class_decides_not_the_first_problem(
+    card: CardRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    select = dispatch.select
+
+    def watched(problem: Any, *more: Any) -> Any:
+        asked.append(problem)
+        return select(problem, *more)
+
+    monkeypatch.setattr(traced_call, "select", watched)
+    for m in (100, 101, 102, 65, 128, 129):
+        product(m)
+    problem: Any
+    for problem in asked:
+        assert problem == representative(problem)
+    assert [p.M for p in asked] == [128, 192]
+
+
+def test_threads(card: CardRuntime) -> None:
+    known(card)
+    barrier = threading.Barrier(8)
+
+    def work(seed: int) -> None:
+        barrier.wait(30)
+        for i in range(60):
+            product(5 + (seed * 7 + i) % 90)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+
+
+def test_memory_of_many_problems_is_bounded(
+    card: CardRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two numbers, with caches of few entries."""
+    monkeypatch.setattr(planned_call, "MAX_ENTRIES", 64)
+    known(card)
+    a, b = torch.randn(128, 2), torch.randn(2, 2)
+
+    def many(first: int, last: int) -> None:
+        for i in range(first, last):
+            kernelseam.matmul2d(a[: 70 + i % 58], b, alpha=i + 0.5)
+
+    many(0, 200)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        many(200, 1000)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 1 << 18
+    (cache,) = (x for x in plugins().caches.values() if isinstance(x, calling.CallCache))
+    for caller in cache.callers.values():
+        assert len(caller._seen) <= 64 and len(caller._recent) <= 64
+
+
+def test_new_extents_pass_few_frames(card: CardRuntime) -> None:
+    """The count of Python's calls, which does not depend on the machine."""
+    known(card)
+    a, b = torch.randn(128, 8), torch.randn(8, 5)
+    x = [a[:m] for m in range(100, 120)]
+    for y in x[:-1]:
+        kernelseam.matmul2d(y, b)
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        kernelseam.matmul2d(x[-1], b)
+    finally:
+        sys.setprofile(None)
+    assert calls < 70
+
+
+def test_numbers_of_a_problem_come_back(card: CardRuntime) -> None:
+    problem = kernelseam.BatchedGemmStrided(M=9, N=5, K=8, dtype="float32").problem()
+    values = list(numbers(problem))
+    assert with_numbers(problem, values) == problem
+    other = with_numbers(problem, [x * 2 for x in values])
+    assert (other.M, other.N, other.K, other.spec) == (18, 10, 16, problem.spec)
