@@ -70,7 +70,7 @@ TILES = """
 KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets, i64* out) {
   if (thread_index() != 0) return;
   const Scores scores{(int)n[7], (int)n[8], (int)n[9], (int)n[10], 0, 1.f, 0.f, 0.f};
-  TileScheduler<64, 32> scheduler{{(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], (int)n[12]},
+  TileScheduler<64, 32, KS_CLASSES> scheduler{{(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], (int)n[12]},
                           {nullptr, q_offsets, k_offsets, (int)n[7], (int)n[8]}, scores, 0, 0};
   for (int t = 0; t < (int)n[11]; t++) {
     WorkTile w{};
@@ -208,6 +208,8 @@ class Walk:
     last_section: int = 1
     q: tuple[int, ...] = ()
     """Lengths of packed sequences, of queries and of keys."""
+    classes: int = 1
+    """Of lengths, each of half the keys of the class before."""
     k: tuple[int, ...] = ()
     group_heads: int = 1
     """Query heads that share a tile's rows."""
@@ -248,6 +250,9 @@ WALKS = {
         k=(200, 20, 64),
         group_heads=8,
         parts=4,
+    ),
+    "classes": Walk(
+        7, 2, 130, 130, q=(1, 64, 0, 130, 1, 3, 5), k=(32, 65, 0, 130, 66, 33, 40), classes=3
     ),
 }
 
@@ -300,6 +305,7 @@ def check_walk(walk: Walk, change: Change) -> None:
             "KS_OUT_VIEW": packed,
             "KS_GROUP_HEADS": group,
             "KS_IN_PARTS": int(parts > 1),
+            "KS_CLASSES": walk.classes,
         },
         change,
         given,
@@ -341,6 +347,9 @@ def check_walk(walk: Walk, change: Change) -> None:
         assert lengths[1] == (S_k if own or parts == 1 else 0), "a part without keys has none"
         whole = [b for b in whole if b in own or parts == 1]
         assert [b for b in range(begin, end) if open_begin <= b < open_end] == whole
+    lengths_found = [walk.lengths(e)[1] for e, *_ in found]
+    classes = [sum(n <= walk.S_k >> i for i in range(1, walk.classes)) for n in lengths_found]
+    assert classes == sorted(classes), "long sequences before short ones"
     if walk.causal and not walk.q:  # the longest of a section first
         order = [(heads.index((e, h)), row) for e, h, _, row, *_ in found[::parts]]
         fore, first = len(heads) - walk.last_section, 0
@@ -385,6 +394,7 @@ PLACES = {
     "tiles-of-a-sequence": "sequences",
     "tile-of-the-next-sequence": "sequences",
     "hidden-tile-ends-all": "causal-masked",
+    "class-twice": "classes",
 }
 """Of the bugs in the walk of tiles, one that shows each."""
 

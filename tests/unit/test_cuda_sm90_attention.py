@@ -17,6 +17,7 @@ from kernelseam.kernels.attention.merge import MERGE
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.attention import HopperAttention
 from kernelseam_cuda.sm90.attention_few import fits
+from kernelseam_cuda.sm90.attention_sections import expected_tiles
 from kernelseam_cuda.sm90.attention_tiles import ATTENTION
 
 HALF, ROW = HopperAttention(), archs.row("sm_90a")
@@ -143,6 +144,28 @@ def test_pages_of_one_panel_or_of_part_of_one_come_panel_by_panel(dim: int, colu
     p = paged_problem(head_dim=dim, value_dim=dim)
     maps = HALF.tensor_maps(p, HALF.tile(p, ROW, H200), H200)
     assert (maps["k_map"].extents[0], maps["k_map"].box) == (columns, (64, 8, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("queries", "total", "shared"),
+    [
+        ((5,) * 64, 320, 4),
+        ((2048, *(1,) * 63), 2111, 4),  # a prefill beside single queries
+        ((512,) * 4 + (1,) * 128, 2176, 4),
+        ((2048,) * 8, 16384, 1),  # whole tiles either way
+        (tuple(range(32, 2049, 32)), 66560, 1),  # long ones on average: TMA stores their results
+    ],
+)
+def test_heads_share_tiles_where_sequences_have_few_queries_on_average(
+    queries: tuple[int, ...], total: int, shared: int
+) -> None:
+    """The host knows the longest sequence and the total."""
+    p = problem(max(queries), 4096, 16, 4, len(queries), q_view="packed", kv_view="paged")
+    p = replace(p, total_q=total, spec=replace(p.spec, lengths=True, causal=True))
+    tile = HALF.tile(p, ROW, H200)
+    assert sum(queries) == total and tile.group_heads == shared
+    found = sum(-(-n * shared // tile.bm) for n in queries) * 16 // shared
+    assert expected_tiles(p, tile) == pytest.approx(found, rel=0.1, abs=16 * len(queries) / 2)
 
 
 def test_pools_whose_rows_are_no_matrix_are_refused() -> None:

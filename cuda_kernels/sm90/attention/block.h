@@ -27,6 +27,7 @@ constexpr bool RAGGED = KS_Q_VIEW == PACKED || KS_KV_VIEW == PAGED || KS_LENGTHS
 // serves where sequences end within a block, as memory behind them may hold anything.
 constexpr bool HAS_MASK = KS_CAUSAL || KS_WINDOW || RAGGED;
 constexpr bool RECOMPUTES = HAS_MASK && !RAGGED && KS_REMAKE, FILTERS_VALUES = HAS_MASK && !RECOMPUTES && !E4M3;
+constexpr int CLASSES = KS_KV_VIEW == PAGED ? 3 : 1;  // of lengths: pages have batches of new and of old sequences
 constexpr int AHEAD = KS_AHEAD;
 static_assert(KS_EARLY == 0 || Q_STAGES == 2, "the next tile's queries arrive during this one");
 static_assert(KS_TURNS == 0 || GROUPS == 2, "two consumers take turns");

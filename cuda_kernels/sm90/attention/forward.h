@@ -56,7 +56,7 @@ attention_forward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap k_map,
   if (group == GROUPS) {
     registers_dealloc<KS_PRODUCER_REGISTERS>();
     if (Keys::Loader::THREADS == WARP ? warp == 0 : thread_index() == CONSUMERS) {
-      TileScheduler<BM, BN> scheduler{count, sequences, scores, 0, 0};
+      TileScheduler<BM, BN, CLASSES> scheduler{count, sequences, scores, 0, 0};
       Producer{storage, maps, rings, {operands.keys, storage.loader}}.run(scheduler, operands, scales);
     } else if (warp > 0) {
       if constexpr (E4M3) transpose_values(storage, rings, warp - 1);

@@ -72,7 +72,7 @@ struct Producer {
   }
 
   // Per step K of a block, then V of the previous one. With EARLY a tile's first K precedes the previous tile's last V.
-  KS_DEVICE void run(TileScheduler<BM, BN>& scheduler, const Operands& a, const OperandScales& scales) {
+  KS_DEVICE void run(TileScheduler<BM, BN, CLASSES>& scheduler, const Operands& a, const OperandScales& scales) {
     // Coordinates are read from shared memory: a thread has few registers.
     auto work_tile = [&](int index) -> const WorkTile& { return storage.work_tiles[index % WORK_SLOTS]; };
     auto load_first_k = [&](int index, Keys::Place before) { return load_k(work_tile(index), work_tile(index).end - 1, before, true); };

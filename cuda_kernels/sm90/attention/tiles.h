@@ -3,7 +3,8 @@
 //
 // Dense: tile t of the launch is one of a head's q_tiles. Under a mask that cuts late keys, tiles differ in length and are
 // handed out by a counter, the longest first: `section` heads walk their tiles together, as many as have their K and V in L2 at
-// once, and the last section has so many that its short tiles fill the launch's end. Packed: sequence after sequence.
+// once, and the last section has so many that its short tiles fill the launch's end. Packed: sequence after sequence; of several CLASSES of
+// lengths, each of half the keys of the class before, those of the longest first, so that short tiles fill the launch's end.
 //
 // For few queries: a tile's rows are the KS_GROUP_HEADS query heads of one KV head for one query after the other, so that they share its
 // keys; with KS_IN_PARTS a tile's blocks of keys are cut into parts, each a work tile of its own.
@@ -30,12 +31,17 @@ struct TileCount {
   int q_tiles, total, section, last_section, batch, heads, head_group, parts;  // heads: KV heads, where query heads share tiles
 };
 
-template<int BM, int BN> struct TileScheduler {
+template<int BM, int BN, int CLASSES = 1> struct TileScheduler {
   TileCount count;
   Sequences sequences;
   Scores scores;
-  int at, before;  // packed: the current sequence, and the number of tiles before it
+  int at, before;  // packed: the current sequence, counted once for each class, and the number of tiles before it
 
+  // Whether a sequence of so many keys is in class i.
+  KS_DEVICE bool in_class(int S_k, int i) const {
+    const int most = sequences.S_k >> i;
+    return (i == 0 || S_k <= most) && (i == CLASSES - 1 || S_k > most / 2);
+  }
   // Tile t, which is not below the previous call's; false where there is none.
   KS_DEVICE bool next(int t, WorkTile& w) {
     int tile, entry, head;
@@ -44,12 +50,15 @@ template<int BM, int BN> struct TileScheduler {
     if constexpr (KS_Q_VIEW == PACKED) {
       int tiles;
       for (;; at++) {
-        if (at == count.batch) return false;
-        tiles = divide_up((sequences.q_offsets[at + 1] - sequences.q_offsets[at]) * GROUP_HEADS, BM);
+        if (at == count.batch * CLASSES) return false;
+        int own = 0;
+        for (entry = at; CLASSES > 1 && entry >= count.batch; entry -= count.batch) own++;
+        tiles = divide_up((sequences.q_offsets[entry + 1] - sequences.q_offsets[entry]) * GROUP_HEADS, BM);
+        if (CLASSES > 1 && !in_class(sequences.at(entry).S_k, own)) tiles = 0;
         if (t < before + tiles * count.heads) break;
         before += tiles * count.heads;
       }
-      entry = at, head = (t - before) / tiles, tile = (t - before) - head * tiles;
+      head = (t - before) / tiles, tile = (t - before) - head * tiles;
       if (KS_CAUSAL) tile = tiles - 1 - tile;
     } else {
       if (t >= count.total) return false;

@@ -93,6 +93,27 @@ def _attention() -> Iterator[AttentionCase]:
     }
     yield attention("f16-64-causal", "many-tiles-sequences", num_heads=8, **packed)
     yield attention("bf16-128", "many-tiles-sequences", num_heads=4, **packed)
+    # In pages: prefills, chunks and single queries; heads of a group share tiles of few queries.
+    for kind, size in (
+        ("bf16-128-causal", 16),
+        ("bf16-128-causal", 8),
+        ("f16-64-causal", 48),
+        ("f16-96", 16),
+        ("bf16-256-causal", 64),
+    ):
+        yield attention(kind, f"many-tiles-pages-{size}", page_size=size, **_new_and_old(8, 2))
+    speculated = tuple(i % 8 for i in range(90))
+    yield attention(
+        "bf16-128-causal", "many-tiles-pages-gqa", page_size=16, **_new_and_old(16, 4, speculated)
+    )
+    # A value that some queries see, in a page with values that none does.
+    yield attention(
+        "bf16-128-causal",
+        "many-tiles-pages-nan-in-v",
+        page_size=16,
+        injected=(InjectedValue("v", NAN, (None, None, 30, 3)),),
+        **_new_and_old(8, 2),
+    )
     # Of e4m3: sums are moved after 2048 keys; tiles of one block of keys, hidden NaN, sequences.
     stored = dict.fromkeys(("dtype_q", "dtype_kv"), DType.float8_e4m3fn)
     for kind in ("f16-64", "bf16-128", "bf16-256"):
@@ -122,6 +143,29 @@ def _attention() -> Iterator[AttentionCase]:
             **stored,
             **_heads(6),
         )
+        yield attention(
+            f"{kind}-causal",
+            "many-tiles-e4m3-pages",
+            page_size=16,
+            **stored,
+            **_new_and_old(16, 4, speculated),
+        )
+
+
+def _new_and_old(heads: int, kv_heads: int, queries: tuple[int, ...] = ()) -> dict[str, Any]:
+    """Packed queries of 90 sequences, whose keys are in pages."""
+    q = queries or tuple(37 * i % 151 for i in range(90))
+    k = tuple(53 * i % 403 for i in range(90))
+    return {
+        "q_sequences": q,
+        "kv_lengths": k,
+        "batch": len(q),
+        "num_heads": heads,
+        "kv_heads": kv_heads,
+        "S_q": max(q),
+        "S_k": max(k),
+        **dict.fromkeys(("q", "k", "v", "out"), TOKENS),
+    }
 
 
 def _decoding() -> Iterator[AttentionCase]:

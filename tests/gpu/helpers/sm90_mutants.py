@@ -56,6 +56,17 @@ NT, NN, ADDED, ONE, LISTS = (
     )
 )
 
+PAGED_KEYS, KEYS = (f"sm90/attention/{name}.h" for name in ("paged_keys", "keys"))
+PAGED, PAGED_16, PAGED_8, PAGED_APART, PAGED_GQA = (
+    f"attention-{kind}-many-tiles-pages-{what}"
+    for kind, what in (
+        ("f16-64-causal", "48"),
+        ("bf16-128-causal", "16"),
+        ("bf16-128-causal", "8"),
+        ("f16-96", "16"),
+        ("bf16-128-causal", "gqa"),
+    )
+)
 VALUE_TRANSPOSE, SUMS = (f"sm90/attention/{name}.h" for name in ("value_transpose", "sums"))
 E4M3, E4M3_LONG, E4M3_RISES, E4M3_RISES_ALONE, E4M3_FAR, E4M3_SCALED = (
     f"attention-bf16-128-many-tiles-e4m3{what}"
@@ -738,7 +749,7 @@ MUTANTS = (
     _mutant(
         "lse-beyond-the-rows",
         CONSUMER,
-        "thread_lane % 4 == 0 && row < S_q)",
+        "thread_lane % 4 == 0 && row < rows_of(w))",
         "thread_lane % 4 == 0)",
         "attention-f16-64",
         "LSEs of rows that are not there are written",
@@ -1254,6 +1265,104 @@ MUTANTS = (
         "s < a.slices;",
         SCALED_SOURCES,
         "the stages of source tiles are never full",
+    ),
+    # ---- keys in pages
+    _mutant(
+        "row-behind-the-last-key",
+        VALUE_FILTER,
+        "if (VBlock::row_of(i) >= rows)",
+        "if (VBlock::row_of(i) > rows)",
+        PAGED_16,
+        "a page's row that holds no key yet is multiplied by 0, and may be NaN",
+    ),
+    _mutant(
+        "box-across-pages",
+        PAGED_KEYS,
+        "place / PLACES * PIECES + place % PLACES) * ROWS;",
+        "place / PLACES * PIECES + place % PLACES) * ROWS + ROWS / 2;",
+        PAGED_16,
+        "a box begins in the middle of a page",
+    ),
+    _mutant(
+        "stale-table-entry",
+        PAGED_KEYS,
+        "look_up(w, chunk - 1, page);",
+        "look_up(w, chunk, page);",
+        PAGED_16,
+        "a chunk has the pages of the one before",
+    ),
+    _mutant(
+        "page-of-the-next-tile",
+        PAGED_KEYS,
+        "first ? of_tile : own",
+        "own",
+        PAGED_16,
+        "a tile begins with the pages that the one before would have had next",
+    ),
+    _mutant(
+        "places-of-keys-for-values",
+        PRODUCER,
+        "load_v(work_tile(index), block, index, place);",
+        "load_v(work_tile(index), block, index, next);",
+        PAGED_16,
+        "values of a block come from where the next block's keys lie",
+    ),
+    _mutant(
+        "page-of-another-sequence",
+        PAGED_KEYS,
+        "pages.table[w.batch * pages.table_row + pages",
+        "pages.table[pages",
+        PAGED_16,
+        "all sequences have the first one's pages",
+    ),
+    _mutant(
+        "row-in-a-page",
+        PAGED_KEYS,
+        "page * page_rows + key - pages.size.quotient(key) * pages.size.d;",
+        "page * page_rows;",
+        PAGED,
+        "every piece of a page is its first",
+    ),
+    _mutant(
+        "panels-of-pages",
+        PAGED_KEYS,
+        "for (int panel = 0; panel < Block::PANELS; panel++, to += Block::PANEL)",
+        "for (int panel = 0; panel < 1; panel++, to += Block::PANEL)",
+        PAGED_APART,
+        "the second panel never comes",
+    ),
+    _mutant(
+        "eights-of-panels-together",
+        KEYS,
+        "PANEL = 8 * ROW, EIGHT_ROWS = PANELS * PANEL;",
+        "PANEL = 8 * ROW, EIGHT_ROWS = PANEL;",
+        PAGED_8,
+        "eight rows of all panels lie over each other",
+    ),
+    _mutant(
+        "rows-of-panels-together",
+        KEYS,
+        "return i / (EIGHT_ROWS / 16) * 8 + i / (ROW / 16) % 8;",
+        "return i / (ROW / 16) % BN;",
+        PAGED_16,
+        "rows of a page behind the last key stay, and may hold NaN",
+    ),
+    _mutant(
+        "head-of-a-row",
+        TILES,
+        "int group_head_of(int row) { return row % GROUP_HEADS; }",
+        "int group_head_of(int row) { return 0; }",
+        PAGED_GQA,
+        "all heads of a group have the first one's place",
+    ),
+    _mutant(
+        "class-twice",
+        TILES,
+        "(i == 0 || S_k <= most) &&",
+        "",
+        PAGED_16,
+        "long sequences come again among the short ones",
+        "words",
     ),
     *sm90_gradient_mutants.MUTANTS,
     *sm90_latent_mutants.MUTANTS,

@@ -47,7 +47,7 @@ from kernelseam_cuda.sm90.attention_pages import (
     rows_at_once,
     together,
 )
-from kernelseam_cuda.sm90.attention_sections import tile_count
+from kernelseam_cuda.sm90.attention_sections import expected_tiles, tile_count
 from kernelseam_cuda.sm90.attention_softcap import SMALL_CAP, small_cap
 from kernelseam_cuda.sm90.attention_tiles import ATTENTION, FEW_QUERIES, HopperAttentionTile
 from kernelseam_cuda.sm90.tiles import panel_bytes, promotion
@@ -430,7 +430,7 @@ class HopperAttention(KernelDefinition):
         step = 2.0 * tile.bm * columns / tile.parts
         return Work(
             p.bytes_moved,
-            tile_count(p, tile).total * tile.parts,
+            expected_tiles(p, tile) * tile.parts,
             step * keys,
             step * longest,
             p.spec.dtype,

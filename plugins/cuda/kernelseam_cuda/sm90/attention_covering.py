@@ -61,6 +61,7 @@ def covering(kernel: KernelDefinition, widths: tuple[tuple[int, int], ...]) -> I
     yield Covered(kernel, replace(packed, window=True), often=False)
     paged = replace(plain, kv_view="paged", lengths=True)
     yield Covered(kernel, replace(paged, causal=True, q_view="packed"))
+    yield Covered(kernel, replace(paged, causal=True, q_view="packed"), grouped=True, often=False)
     yield Covered(kernel, replace(paged, window=True, softcap=True, sinks=True), often=False)
     for both in widths:
         spec = AttentionSpec(f16, *both, True, True, q_view="packed", kv_view="paged")

@@ -8,8 +8,8 @@ from dataclasses import replace
 from kernelseam.contract import Device, TensorMap
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.kernels.attention.parts import FEWEST_KEYS, MOST_PARTS
-from kernelseam.kernels.elements import divide_up
 
+from kernelseam_cuda.sm90.attention_sections import expected_tiles, mean_queries
 from kernelseam_cuda.sm90.attention_tiles import HopperAttentionTile
 
 ROWS = 64
@@ -19,10 +19,11 @@ ROWS = 64
 def shared_rows(p: AttentionProblem, tile: HopperAttentionTile) -> HopperAttentionTile:
     """The tile with rows of all heads of a group, where that makes fewer tiles of them. Such rows
     are not stored by TMA, which costs more than the last tile's empty rows of many."""
-    group, few = p.head_group, p.S_q <= 2 * tile.bm
-    apart, together = group * divide_up(p.S_q, tile.bm), divide_up(p.S_q * group, tile.bm)
-    shares = few and 1 < group <= ROWS and ROWS % group == 0 and together < apart
-    return tile.sharing(group) if shares else tile
+    group, few = p.head_group, mean_queries(p) <= 2 * tile.bm
+    if not few or not 1 < group <= ROWS or ROWS % group:
+        return tile
+    shared = tile.sharing(group)
+    return shared if expected_tiles(p, shared) < expected_tiles(p, tile) else tile
 
 
 def fits(p: AttentionProblem, tile: HopperAttentionTile) -> bool:
@@ -53,16 +54,10 @@ def grouped_rows(map_of_queries: TensorMap, group: int) -> TensorMap:
     )
 
 
-def tiles_of_heads(p: AttentionProblem, tile: HopperAttentionTile) -> int:
-    """Tiles of all heads of the batch, each sequence as long as the longest."""
-    heads = p.batch * p.num_heads // tile.group_heads
-    return heads * divide_up(p.S_q * tile.group_heads, tile.bm)
-
-
 def parted(p: AttentionProblem, tile: HopperAttentionTile, device: Device) -> HopperAttentionTile:
     """The tile with keys in so many parts that the device is full, where tiles fill less than half
     of it."""
-    tiles, units = tiles_of_heads(p, tile), device.limits.compute_units
+    tiles, units = expected_tiles(p, tile), device.limits.compute_units
     keys = p.S_k if p.left is None else min(p.S_k, p.left + p.S_q)
     parts = 1 if not tiles or 2 * tiles > units else units // tiles
     return replace(tile, parts=max(min(parts, keys // FEWEST_KEYS, MOST_PARTS), 1))
