@@ -308,7 +308,7 @@ MUTANTS = (
         DQ,
         "column < DQK)",
         "column < QK_COLUMNS)",
-        "attention-bwd-bf16-72-gaps",
+        "attention-bwd-f16-72-gaps",
         "zeros behind a head's dq",
     ),
     _mutant(
@@ -316,7 +316,7 @@ MUTANTS = (
         ROWS,
         "column < DV)",
         "column < V_COLUMNS)",
-        "attention-bwd-bf16-72-gaps",
+        "attention-bwd-f16-72-gaps",
         "NaN behind a head comes into delta",
     ),
     _mutant(

@@ -679,7 +679,7 @@ MUTANTS = (
         CONSUMER,
         "multiply_ss<T, BN, QK_COLUMNS * SIZE / 32,",
         "multiply_ss<T, BN, DQK * SIZE / 32,",
-        "attention-bf16-72",
+        "attention-f16-72",
         "scores without a head's last eight columns",
     ),
     _mutant(
