@@ -238,6 +238,9 @@ def test_columns_are_multiplied_in_whole_steps_and_each_consumer_has_a_piece(
     assert (defines["DQK"], defines["DV"]) == dims
     workspace = KERNEL.launches(p, tile, H200).kernels[0].workspace
     assert workspace["turns"] - workspace["sums"] == 4 * 16 * 4096 * columns[0] * 4
+    capped = problem(head_dim=dims[0], value_dim=dims[1], softcap=True)
+    whole = KERNEL.main(tile).defines(capped.spec, tile, ROW)
+    assert whole["QK_COLUMNS"] == (192 if 144 <= columns[0] < 192 else columns[0])
 
 
 @pytest.mark.parametrize(

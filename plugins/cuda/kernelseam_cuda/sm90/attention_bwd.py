@@ -127,7 +127,7 @@ class HopperAttentionBwd(HopperBackwardKernel):
         for name, needed in (
             ("lse_base2", 4 * rows),
             ("delta", 4 * rows),
-            ("sums", 4 * rows * tile.columns(spec.head_dim, spec.value_dim)[0]),
+            ("sums", 4 * rows * tile.columns(spec)[0]),
             ("turns", 4 * _CONSUMERS * tile.cluster * blocks * tile.in_order),
         ):
             workspace[name] = size

@@ -82,7 +82,7 @@ def gradient_work(problem: AttentionBwdProblem, tile: BackwardTile) -> Work:
     keys, _ = keys_met(p, tile.keys, tile.step, p.S_q, p.S_k)
     met = keys * p.S_q / max(p.S_k, 1) * p.head_group
     longest = float(divide_up(p.S_q, tile.step) * tile.step * p.head_group)
-    columns, value_columns = tile.columns(p.spec.head_dim, p.spec.value_dim)
+    columns, value_columns = tile.columns(p.spec)
     operations = 2.0 * tile.keys * (3 * columns + 2 * value_columns)
     return Work(
         problem.bytes_moved,

@@ -88,7 +88,7 @@ class HopperBackwardKernel(KernelDefinition):
         self, spec: AttentionBwdSpec, tile: BackwardTile, row: ArchRow
     ) -> dict[str, object]:
         s = spec.forward
-        columns, value_columns = tile.columns(s.head_dim, s.value_dim)
+        columns, value_columns = tile.columns(s)
         return {
             "T": DEVICE_TYPE[s.dtype],
             "DQK": s.head_dim,
@@ -195,7 +195,7 @@ class RowValues(HopperBackwardKernel):
 
     def row_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
         s = spec.forward
-        columns, _ = tile.columns(s.head_dim, s.value_dim)
+        columns, _ = tile.columns(s)
         return 4 * s.value_dim + (0 if tile.in_order else 4 * columns) + 12
 
 
@@ -226,7 +226,7 @@ class QueryGradient(HopperBackwardKernel):
 
     def row_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
         s = spec.forward
-        return 4 * tile.columns(s.head_dim, s.value_dim)[0] + 2 * s.head_dim
+        return 4 * tile.columns(s)[0] + 2 * s.head_dim
 
 
 ROW_VALUES, QUERY_GRADIENT = RowValues(), QueryGradient()

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kernelseam.descriptors.attention.problem import AttentionSpec
+
 from kernelseam_cuda.sm90.tiles import (
     COLUMN_STEP,
     CONTROL_BYTES,
@@ -299,11 +301,11 @@ class HopperBackwardTile:
     def value_dim(self) -> int:
         return self.head_dim
 
-    def columns(self, head_dim: int, value_dim: int) -> tuple[int, int]:
+    def columns(self, spec: AttentionSpec) -> tuple[int, int]:
         """That are multiplied, of queries and keys and of values. Each consumer has a piece of dq,
         of 64 queries or of 64 columns."""
         fewest = 0 if self.head_dim <= PANEL else PANEL + COLUMN_STEP
-        return max(columns_of(head_dim), fewest), columns_of(value_dim)
+        return max(columns_of(spec.head_dim), fewest), columns_of(spec.value_dim)
 
     @property
     def keys(self) -> int:
@@ -354,12 +356,14 @@ class HopperWideBackwardTile:
 
     cluster = 2
 
-    def columns(self, head_dim: int, value_dim: int) -> tuple[int, int]:
+    def columns(self, spec: AttentionSpec) -> tuple[int, int]:
         """That are multiplied, of queries and keys and of values: of 256 in halves, else at least
-        three panels of queries and keys, whose pieces of dq consumers multiply."""
+        three panels of queries and keys, whose pieces of dq consumers multiply. Under a softcap
+        they are whole: with a third kind of piece ptxas would serialise the products."""
         if self.head_dim > _WHOLE_COLUMNS:
             return self.head_dim, self.value_dim
-        return max(columns_of(head_dim), 2 * PANEL + COLUMN_STEP), columns_of(value_dim)
+        fewest = 3 * PANEL if spec.softcap else 2 * PANEL + COLUMN_STEP
+        return max(columns_of(spec.head_dim), fewest), columns_of(spec.value_dim)
 
     @property
     def name(self) -> str:
