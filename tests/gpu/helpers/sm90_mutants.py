@@ -18,8 +18,8 @@ import sm90_latent_mutants
 from mutant import Mutant
 
 PIPELINE, WGMMA = "sm90/pipeline.h", "sm90/wgmma.h"
-FORWARD, PRODUCER, CONSUMER = (
-    f"sm90/attention/{name}.h" for name in ("forward", "producer", "consumer")
+FORWARD, PRODUCER, CONSUMER, CONSUMER_ROWS = (
+    f"sm90/attention/{name}.h" for name in ("forward", "producer", "consumer", "consumer_rows")
 )
 GEMM, GEMM_MATRIX, GEMM_PRODUCER, GEMM_CONSUMER, GEMM_EPILOGUE, GEMM_TILES = (
     f"sm90/gemm/{name}.h"
@@ -318,7 +318,7 @@ MUTANTS = (
     ),
     _mutant(
         "store-fence",
-        CONSUMER,
+        CONSUMER_ROWS,
         "async_proxy_fence();\n      warp_barrier();\n      if (KS_Q_VIEW",
         "warp_barrier();\n      if (KS_Q_VIEW",
         MANY,
@@ -336,7 +336,7 @@ MUTANTS = (
     ),
     _mutant(
         "staging-not-read",
-        CONSUMER,
+        CONSUMER_ROWS,
         "if (lane == 0) tma_store_wait_read<0>();",
         "",
         "attention-f16-192v128-many-tiles",
@@ -432,7 +432,7 @@ MUTANTS = (
     ),
     _mutant(
         "result-not-swizzled",
-        CONSUMER,
+        CONSUMER_ROWS,
         "stmatrix(line + ((chunk + lane / 16) ^ lane % 8) * 16,",
         "stmatrix(line + (chunk + lane / 16) * 16,",
         "attention-f16-64",
@@ -440,7 +440,7 @@ MUTANTS = (
     ),
     _mutant(
         "last-rows-not-swizzled",
-        CONSUMER,
+        CONSUMER_ROWS,
         "(panel + r * 128 + (chunk ^ r % 8) * 16);",
         "(panel + r * 128 + chunk * 16);",
         "attention-f16-64-sequences",
@@ -545,7 +545,7 @@ MUTANTS = (
     ),
     _mutant(
         "nothing-is-given-back",
-        CONSUMER,
+        CONSUMER_ROWS,
         "if (x != 0.f) place = convert<TO>(to_sum(place) + x);",
         "",
         HIDDEN,
@@ -554,7 +554,7 @@ MUTANTS = (
     # ---- rows that are made again
     _mutant(
         "nan-not-looked-for",
-        CONSUMER,
+        CONSUMER_ROWS,
         "return RECOMPUTES && __any_sync(~0u, has_nan(most));",
         "return false;",
         REMADE,
@@ -562,7 +562,7 @@ MUTANTS = (
     ),
     _mutant(
         "one-lane-looks-for-nan",
-        CONSUMER,
+        CONSUMER_ROWS,
         "return RECOMPUTES && __any_sync(~0u, has_nan(most));",
         "return RECOMPUTES && __shfl_sync(~0u, (int)has_nan(most), 0);",
         REMADE,
@@ -570,7 +570,7 @@ MUTANTS = (
     ),
     _mutant(
         "hidden-rows-after",
-        CONSUMER,
+        CONSUMER_ROWS,
         "rows.finite_values(scores.band_end(first),",
         "rows.finite_values(scores.band_end(end - 1),",
         REMADE,
@@ -578,7 +578,7 @@ MUTANTS = (
     ),
     _mutant(
         "hidden-rows-before",
-        CONSUMER,
+        CONSUMER_ROWS,
         "rows.finite_values(w.begin * BN, scores.band_begin(end - 1))",
         "rows.finite_values(w.begin * BN, scores.band_begin(first))",
         "attention-f16-64-window-nan-in-hidden-v",
@@ -586,7 +586,7 @@ MUTANTS = (
     ),
     _mutant(
         "remade-of-hidden-keys",
-        CONSUMER,
+        CONSUMER_ROWS,
         "rows.row(row, scores.band_begin(row), scores.band_end(row));",
         "rows.row(row, scores.band_begin(row), min_of(w.end * BN, scores.S_k));",
         REMADE,
@@ -594,7 +594,7 @@ MUTANTS = (
     ),
     _mutant(
         "only-the-first-row-remade",
-        CONSUMER,
+        CONSUMER_ROWS,
         "for (int row = first; row < end; row++) rows.row(",
         "for (int row = first; row < first + 1; row++) rows.row(",
         REMADE,
@@ -618,7 +618,7 @@ MUTANTS = (
     ),
     _mutant(
         "remade-without-sink",
-        CONSUMER,
+        CONSUMER_ROWS,
         "KS_SINKS ? in_base2(a.sinks[w.head]) : -infinity(), thread_lane",
         "-infinity(), thread_lane",
         CAPPED,
@@ -692,7 +692,7 @@ MUTANTS = (
     ),
     _mutant(
         "last-rows-of-the-next-head",
-        CONSUMER,
+        CONSUMER_ROWS,
         "const int chunks = min_of(DV - c, 64) / 8;",
         "const int chunks = min_of(V_COLUMNS - c, 64) / 8;",
         "attention-f16-72-sequences",
@@ -716,7 +716,7 @@ MUTANTS = (
     ),
     _mutant(
         "keys-beyond-the-end",
-        CONSUMER,
+        CONSUMER_ROWS,
         "if (HAS_MASK || (block + 1) * BN > scores.S_k)",
         "if (HAS_MASK)",
         "attention-f16-64",
@@ -740,7 +740,7 @@ MUTANTS = (
     ),
     _mutant(
         "lse-without-reference",
-        CONSUMER,
+        CONSUMER_ROWS,
         "0.69314718056f * (top + log2_fast(sum));",
         "0.69314718056f * log2_fast(sum);",
         "attention-f16-64",
@@ -748,7 +748,7 @@ MUTANTS = (
     ),
     _mutant(
         "lse-beyond-the-rows",
-        CONSUMER,
+        CONSUMER_ROWS,
         "thread_lane % 4 == 0 && row < rows_of(w))",
         "thread_lane % 4 == 0)",
         "attention-f16-64",
@@ -756,7 +756,7 @@ MUTANTS = (
     ),
     _mutant(
         "sink-without-fade",
-        CONSUMER,
+        CONSUMER_ROWS,
         "sum = sum * correction + (sink ==",
         "sum = sum + (sink ==",
         "attention-f16-64-sinks-huge-and-none",
@@ -764,7 +764,7 @@ MUTANTS = (
     ),
     _mutant(
         "sink-fade-not-squared",
-        CONSUMER,
+        CONSUMER_ROWS,
         "correction = half * half;",
         "correction = half;",
         "attention-f16-64-sinks",
