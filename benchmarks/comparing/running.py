@@ -18,7 +18,7 @@ from kernelseam.errors import KernelSeamError
 from kernelseam.kernels.kernel import KernelImplementation
 
 from benchmarks import precompile
-from benchmarks.comparing.attention import (
+from benchmarks.comparing.attention_rows import (
     adversarial_rows,
     few_rows,
     forward_rows,

@@ -47,6 +47,7 @@ from kernelseam_cuda.sm90.attention_pages import (
     rows_at_once,
     together,
 )
+from kernelseam_cuda.sm90.attention_refusals import refuse_dims, refuse_rows_of_any_view
 from kernelseam_cuda.sm90.attention_sections import expected_tiles, tile_count
 from kernelseam_cuda.sm90.attention_softcap import SMALL_CAP, small_cap
 from kernelseam_cuda.sm90.attention_tiles import ATTENTION, FEW_QUERIES, HopperAttentionTile
@@ -70,10 +71,6 @@ OPTIONS = frozenset(
 
 SHORT_SEQUENCE = 2048
 """Below this number of keys the tiles for short sequences are used."""
-MAX_SEQUENCE = 2**30
-"""Queries and keys of one sequence, together."""
-DIM_STEP, MAX_DIM = 8, 256
-"""Head dims are multiples of the 16 bytes that TMA takes, up to those of the widest tiles."""
 _STORE_ROWS, _QUERY_ROWS = 16, 64
 _COUNTERS_BYTES = 8
 
@@ -134,31 +131,6 @@ _OPERANDS = {
 }
 
 
-def refuse_dims(spec: AttentionSpec) -> str | None:
-    """Why neither the forward nor the gradients take these head dims, or None."""
-    if all(0 < d <= MAX_DIM and d % DIM_STEP == 0 for d in (spec.head_dim, spec.value_dim)):
-        return None
-    return f"head dims {spec.dims}: it takes multiples of {DIM_STEP} up to {MAX_DIM}"
-
-
-def refuse_rows(p: AttentionProblem) -> str | None:
-    """Why neither the forward nor the gradients take such rows of queries and keys, or None."""
-    return refuse_mixed_views(p.spec) or _refuse_rows(p)
-
-
-def _refuse_rows(p: AttentionProblem) -> str | None:
-    """The same whatever their views."""
-    if p.spec.vector < 16:
-        return f"rows at multiples of {p.spec.vector} bytes: TMA takes multiples of 16"
-    if p.scale <= 0:
-        return f"scale = {p.scale}: it takes more than 0"
-    if not (p.batch and p.num_heads and p.S_q and p.S_k):
-        return "there is nothing to multiply"
-    if (total := p.S_q + p.S_k) >= MAX_SEQUENCE:
-        return f"S_q + S_k = {total}: it takes less than 2**30"
-    return None
-
-
 class HopperAttention(KernelDefinition):
     """Attention forward in half precision, a persistent block a multiprocessor."""
 
@@ -192,7 +164,7 @@ class HopperAttention(KernelDefinition):
         views = refuse_pages(p) if _paged(spec) else refuse_mixed_views(spec)
         return (
             views
-            or _refuse_rows(p)
+            or refuse_rows_of_any_view(p)
             or refuse_row_strides(
                 stride_q_row=p.q_strides[2],
                 stride_k_row=p.k_strides[2],

@@ -18,13 +18,13 @@ from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
 
-from kernelseam_cuda.sm90.attention import refuse_dims, refuse_rows
 from kernelseam_cuda.sm90.attention_bwd_cost import (
     BackwardTile,
     row_work,
     sees_fewer,
     tile_count,
 )
+from kernelseam_cuda.sm90.attention_refusals import refuse_dims, refuse_rows
 from kernelseam_cuda.sm90.attention_tiles import ATTENTION_BWD
 from kernelseam_cuda.toolchain import sources
 
