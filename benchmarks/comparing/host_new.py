@@ -2,7 +2,7 @@
 of calls on a thousand known ones in turns.
 
 Each call is timed by itself, and the median counts: the first call of a problem class chooses, and
-is one of many. Ways take turns, a problem each.
+is one of many. Ways take turns, fifty problems each.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from benchmarks.comparing.results import HOST, OURS, PEER, Record, Timed
 from benchmarks.comparing.rows import Session
 from benchmarks.comparing.timing import Run
 
-NEW, KNOWN, ROUNDS = 100, 1000, 3
-"""Problems that are new, problems that come in turns, and how often each of those comes."""
+NEW, KNOWN, ROUNDS, TURN = 100, 1000, 3, 50
+"""Problems that are new, problems that come in turns, how often each of those comes, and how many
+the device's queue has room for."""
 Make = Callable[[int], tuple[Run, Run | None]]
 """Ours and torch's for the problem of a number."""
 
@@ -69,16 +70,15 @@ class NewRow:
 def medians(pairs: Sequence[tuple[Run, Run | None]], session: Session) -> dict[str, float]:
     """µs of a call."""
     times: dict[str, list[float]] = {OURS: [], "torch": []}
-    session.synchronize()
-    for i, (ours, peer) in enumerate(pairs):
-        runs = {OURS: ours, "torch": None if idle_device.active() else peer}
-        for name, run in runs.items():
-            if run is not None:
-                start = time.perf_counter()
-                run()
-                times[name].append((time.perf_counter() - start) * 1e6)
-        if i % 50 == 49:  # the device's queue has room for so many
+    for first in range(0, len(pairs), TURN):
+        for which, name in enumerate((OURS, *(() if idle_device.active() else ("torch",)))):
             session.synchronize()
+            for pair in pairs[first : first + TURN]:
+                if (run := pair[which]) is not None:
+                    start = time.perf_counter()
+                    run()
+                    times[name].append((time.perf_counter() - start) * 1e6)
+    session.synchronize()
     return {name: statistics.median(us) for name, us in times.items() if us}
 
 

@@ -42,7 +42,7 @@ from kernelseam.variants import Variant
 
 MAX_BLOCKS = 2**31 - 1
 """Blocks along the one axis of a grid."""
-_CHOICES, _CLASSES = 64, 1024
+_CHOICES, _CLASSES = 64, 128
 """Problems of an implementation whose launches are cached from ``supports`` to ``build``, and
 classes whose tiles are."""
 

@@ -2,9 +2,10 @@
 a tuned choice.
 
 A class is the spec (dtypes, views, options, access width of rows), the extents that a model fixes
-(heads, head_dim, hidden), exactly, and the extents that vary by request in steps: rows of queries
-and of products exactly below 64, then in 64s, then by the five leading bits of those; columns and
-K likewise, by what divides them as well; the batch, and the keys of few queries, in steps of √2.
+(heads, head_dim, hidden), exactly, and the extents that vary by request in steps: rows of products
+exactly below 64, then in 64s, then by the five leading bits of those, and queries and keys
+likewise; columns and K by six bits, and by what divides them; up to 64 queries, their keys and the
+batch in steps of half an octave.
 Of strides it has what costs look at: whether an axis repeats, whether axes follow one another
 without a gap, whether rows are whole lines of the cache.
 
@@ -48,6 +49,13 @@ row."""
 def about(n: int) -> int:
     """The nearest power of √2 on a logarithmic scale; 0 for 0."""
     return round(2 ** (round(2 * math.log2(n)) / 2)) if n > 0 else 0
+
+
+@recorded
+def few(n: int) -> int:
+    """The largest extent of a class in steps of half an octave: 1, 2, 3, 4, 6, 8, 12, …"""
+    octave = 1 << max(n - 1, 0).bit_length()
+    return n if n < 4 else 3 * octave // 4 if 4 * n <= 3 * octave else octave
 
 
 @recorded
@@ -122,9 +130,8 @@ def _sign(x: float) -> float:
 
 def _attention(p: Any) -> Any:
     spec = p.spec
-    few = p.S_q < _FEW
-    batch, s_q = about(p.batch), rows(p.S_q)
-    s_k = about(p.S_k) if few else rows(p.S_k)
+    batch = about(p.batch)
+    s_q, s_k = (few(p.S_q), about(p.S_k)) if p.S_q <= _FEW else (rows(p.S_q), rows(p.S_k))
     if spec.batch_invariant:
         batch, s_q, s_k = _INVARIANT_BATCH, _INVARIANT_LENGTH, _INVARIANT_LENGTH
     width = -(-s_k // p.page_size) if p.page_size else 0
