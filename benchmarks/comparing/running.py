@@ -31,6 +31,7 @@ from benchmarks.comparing.dims import backward_dims_rows, dims_rows
 from benchmarks.comparing.gemm import half_rows, wide_rows
 from benchmarks.comparing.host import host_rows
 from benchmarks.comparing.host_cpu import cpu_rows
+from benchmarks.comparing.paging import paged_rows
 from benchmarks.comparing.projections import projection_rows
 from benchmarks.comparing.results import Record
 from benchmarks.comparing.rows import Row, Session, Wrong
@@ -43,6 +44,7 @@ SUITES: dict[str, Callable[[], Sequence[Row]]] = {
     "attention-adversarial": adversarial_rows,
     "attention-few": few_rows,
     "attention-dims": dims_rows,
+    "attention-paged": paged_rows,
     "backward": backward_rows,
     "backward-dims": backward_dims_rows,
     "decode": decode_rows,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kernelseam import Attention, attention_paged, plan
 from kernelseam.errors import InvalidValue
-from nvidia_gpu import cupy
+from nvidia_gpu import DEVICE, cupy
 
 pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng(8)
@@ -115,6 +115,19 @@ def test_pages_of_any_size(size: int) -> None:
     given = drawn(3, (29, 5), size)
     actual = attention_paged(*(there(x) for x in given.values()))
     np.testing.assert_allclose(back(actual), wanted(given)[0], rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.skipif(DEVICE.arch != "sm_90a", reason=f"{DEVICE.arch} has not that kernel")
+@pytest.mark.parametrize("size", [8, 16, 24, 128])
+@pytest.mark.parametrize("queries", [1, 5, 40])
+def test_hoppers_own_kernel(size: int, queries: int) -> None:
+    """In boxes of 8 and of 16 rows of a page."""
+    given = drawn(queries, size=size)
+    arrays = {n: there(x) for n, x in given.items()}
+    out = nan_like(arrays["q"])
+    described = Attention.from_arrays(**arrays, out=out, layout="bshd", causal=True)
+    plan(described, implementation="sm90").bind()()
+    np.testing.assert_allclose(back(out), wanted(given)[0], rtol=2e-3, atol=2e-3)
 
 
 def test_packed_queries_of_different_lengths() -> None:

@@ -409,6 +409,26 @@ def test_decode_rows(comparing: Any, session: Any, page: int, mixed: bool) -> No
     assert prepared.judge(contestant.result()).worst <= 1 < prepared.judge(wrong).worst
 
 
+def test_paged_rows(comparing: Any, session: Any) -> None:
+    """Beside the same rows packed."""
+    row = comparing.paging.PagedRow(((1, 20, 50), (2, 3, 0)), 4, 2, 64, 16)
+    assert row.name == "1 × 20 of 50 + 2 × 3 of 1, 33, … H4/2 D64 page 16"
+    assert (row.queries, row.lengths, row.pages) == ([20, 3, 3], [50, 1, 33], [4, 1, 3])
+    pairs = sum(range(31, 51)) + 1 + (31 + 32 + 33)
+    assert row.operations == 4 * pairs * 4 * 64
+    assert row.bytes == 2 * 64 * (2 * 26 * 4 + 2 * 84 * 2)
+    assert comparing.running.compile_ahead([row], session) == []
+    record = comparing.running.measured(row, session)
+    assert not record.failure, record.failure
+    assert record.of("ours")[0].worst <= 1 and record.of("packed rows")[0].worst <= 1
+    prepared = row.prepare(session)
+    contestant = prepared.contestants[0]
+    contestant.run()
+    wrong = contestant.result().clone()
+    wrong[25, 3, 63] += 1
+    assert prepared.judge(contestant.result()).worst <= 1 < prepared.judge(wrong).worst
+
+
 def test_a_decode_row_whose_values_are_columns_of_the_keys(comparing: Any, session: Any) -> None:
     row = comparing.decoding.DecodeRow(3, 100, 8, 1, 64, 16, latent=40)
     assert row.name == "B3 × 100 H8/1 D64/40 latent page 16"
