@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from kernelseam.compilation import Binary, compiled, compiled_together, is_cached, no_jit
 from kernelseam.compilation.sources import included
@@ -86,6 +86,12 @@ def build(
     facts = toolchain.inspect(binary.data, arch)[kernel.entry]
     kernel.signature(spec).placed(facts)
     return binary, facts
+
+
+@lru_cache(512)
+def placed_signature(kernel: KernelDefinition, spec: Any, loaded: Any) -> Signature:
+    """A loaded kernel's signature: one object for all plans, which makes its packer once."""
+    return kernel.signature(spec).placed(loaded.facts)
 
 
 @dataclass(frozen=True)
@@ -427,7 +433,7 @@ class KernelImplementation:
         }
         return KernelStep(
             loaded,
-            kernel.signature(problem.spec).placed(loaded.facts),
+            placed_signature(kernel, problem.spec, cast(Any, loaded)),
             config,
             kernel.values(problem, tile, device),
             {**kernel.pointers(problem.spec), **map_operands, **launch.operands},

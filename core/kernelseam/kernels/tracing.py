@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from kernelseam.compilation import compiled
 from kernelseam.contract import (
@@ -23,7 +23,7 @@ from kernelseam.contract import (
     TensorMapEncoder,
     Toolchain,
 )
-from kernelseam.kernels.kernel import KernelImplementation, bundle
+from kernelseam.kernels.kernel import KernelImplementation, bundle, placed_signature
 from kernelseam.symbolic import Untraceable
 
 Enqueue = Callable[[int], None]
@@ -113,7 +113,7 @@ def _kernel(
     source = bundle(kernel, problem.spec, tile, toolchain, device.arch)
     binary = compiled(toolchain, source, device.arch)
     loaded = toolchain.load(binary.data, kernel.entry, device)
-    signature = kernel.signature(problem.spec).placed(loaded.facts)
+    signature = placed_signature(kernel, problem.spec, cast(Any, loaded))
     maps: Mapping[str, TensorMap] = kernel.tensor_maps(problem, tile, device)
     operands = {
         **kernel.pointers(problem.spec),

@@ -7,7 +7,7 @@ import importlib.resources
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from kernelseam.compilation.sources import headers_below
@@ -107,7 +107,7 @@ class CudaToolchain:
                 bindings.nvrtc().nvrtcDestroyProgram(program)
 
     def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
-        return self._inspect(binary, hashlib.sha256(binary).hexdigest())
+        return self._inspect(binary, _digest(binary))
 
     def _inspect(self, binary: bytes, digest: str) -> Mapping[str, KernelFacts]:
         if digest not in self._facts:
@@ -115,7 +115,7 @@ class CudaToolchain:
         return self._facts[digest]
 
     def load(self, binary: bytes, kernel: str, device: Device) -> LoadedKernel:
-        digest = hashlib.sha256(binary).hexdigest()
+        digest = _digest(binary)
         module, key = (digest, device.index), (digest, device.index, kernel)
         with self._lock:
             if key not in self._kernels:
@@ -140,6 +140,12 @@ class CudaToolchain:
 
     def encode_tensor_map(self, tensor_map: TensorMap, address: int) -> bytes:
         return tensor_maps.encode(tensor_map, address)
+
+
+@lru_cache(64)
+def _digest(binary: bytes) -> str:
+    """Of a binary that is loaded again for every plan."""
+    return hashlib.sha256(binary).hexdigest()
 
 
 _FORK_GATE = ForkGate()

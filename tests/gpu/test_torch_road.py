@@ -1,8 +1,9 @@
-"""On an NVIDIA GPU: calls on torch's tensors that repeat, by streams, threads, graphs and
-devices."""
+"""On an NVIDIA GPU: calls on torch's tensors that repeat or have new extents, by streams, threads,
+graphs and devices."""
 
 from __future__ import annotations
 
+import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -31,7 +32,7 @@ def close(found: Any, q: Any, k: Any, v: Any) -> None:
     torch.testing.assert_close(found.double(), want, rtol=1e-2, atol=1e-2)
 
 
-def test_a_call_that_repeats_takes_the_shortcut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_repeats_describes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     planning.forget()
     q, k, v = operands()
     close(kernelseam.attention(q, k, v), q, k, v)
@@ -39,6 +40,34 @@ def test_a_call_that_repeats_takes_the_shortcut(monkeypatch: pytest.MonkeyPatch)
     q, k, v = operands()
     for _ in range(3):
         close(kernelseam.attention(q, k, v), q, k, v)
+
+
+def test_new_extents_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Causal and not, one query and many, by every kernel that dispatch chooses."""
+    planning.forget()
+    rng = random.Random(0)
+
+    def check(rows: int, keys: int, causal: bool) -> None:
+        q, k, v = (
+            torch.randn(2, 4, n, 64, dtype=torch.float16, device="cuda:0")
+            for n in (rows, keys, keys)
+        )
+        seen = torch.ones(rows, keys, dtype=torch.bool, device="cuda:0").tril(keys - rows)
+        want = torch.nn.functional.scaled_dot_product_attention(
+            q.double(), k.double(), v.double(), attn_mask=seen if causal else None
+        )
+        found = kernelseam.attention(q, k, v, causal=causal)
+        torch.testing.assert_close(found.double(), want, rtol=1e-2, atol=1e-2)
+
+    kinds = [(1, False), (1, True), (300, True), (300, False)]
+    for keys in (400, 401, 402, 500, 501):
+        for rows, causal in kinds:
+            check(rows, keys, causal)
+    monkeypatch.setattr(calling, "describe", lambda *_: pytest.fail("an array was described"))
+    for _ in range(20):
+        keys = rng.randrange(402, 448)  # of classes that are known
+        for rows, causal in kinds:
+            check(rows, keys, causal)
 
 
 def test_streams_and_threads_and_a_graph() -> None:
