@@ -20,7 +20,7 @@ from kernelseam.errors import InvalidValue
 from kernelseam.ops.operation import Operation
 from kernelseam.ops.planned_call import BoundLaunches, Infos, PlannedCall, layout_of, put
 from kernelseam.ops.road import Caller
-from kernelseam.ops.split import split_of
+from kernelseam.ops.split import SPLITS, split_of
 from kernelseam.plugins import plugins
 from kernelseam.traced import hand_over, recorded, stands_for_others
 
@@ -83,16 +83,9 @@ def operate(
     """
     try:
         backend_name = preferred_backend(backend)
-        split = split_of(options)
-        given = split.numbers(options)
-        signature = (
-            compute,
-            backend_name,
-            implementation,
-            split,
-            split.others(options),
-            *arrays,
-        )
+        split = SPLITS.get(tuple(map(type, options))) or split_of(options)
+        given, others = split.parted(options)
+        signature = (compute, backend_name, implementation, split, others, *arrays)
         cache: CallCache | None = plugins().caches.get(CallCache)
         if cache is not None and (addresses := cache.addresses) is not None:
             try:
@@ -140,7 +133,7 @@ def _run_planned(
         if stands_for_others(arrays.values()):
             return hand_over(compute, arrays, options, backend_name, implementation, stream)
         raise
-    given = split_of(options).numbers(options)
+    given, _ = split_of(options).parted(options)
     key: Hashable = (*signature, given, *map(layout_of, infos.values()))
     try:
         planned = cache.plans.get(key)

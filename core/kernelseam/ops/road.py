@@ -99,19 +99,19 @@ class Repeat:
         """Of tensors and torch's modes that it was taken for, the latest first."""
 
     def call(
-        self, tensors: tuple[Any, ...], pointers: list[int], stream: object
+        self,
+        tensors: tuple[Any, ...],
+        pointers: list[int],
+        stream: object,
+        is_current: bool = False,
     ) -> dict[str, Any] | None:
-        """The results by name; None, with nothing launched, where the call must be planned."""
+        """The results by name; None, with nothing launched, where the call must be planned.
+        ``is_current``: the device was made current."""
         on = self._on
-        if on.is_current():
-            return self._call(tensors, pointers, stream)
-        results: dict[str, Any] | None = on.within(self._call, tensors, pointers, stream)
-        return results
-
-    def _call(
-        self, tensors: tuple[Any, ...], pointers: list[int], stream: object
-    ) -> dict[str, Any] | None:
-        results, workspace, places = {}, None, []
+        if not (is_current or on.is_current()):
+            return on.within(self.call, tensors, pointers, stream, True)
+        results: dict[str, Any] = {}
+        workspace, places = None, []
         try:
             for name, allocate in self._shapes:
                 x = allocate()
@@ -133,9 +133,12 @@ class Repeat:
             if launches is None:
                 return None
             put(self._bound, key, launches if kept else None, _MOST_PLACES)
-        self._on.launch(launches, workspace, stream)
+        if stream is None:
+            launches(on.stream())
+        else:
+            on.launch(launches, workspace, stream)
         if self._written:
-            self._on.count_writes(tuple([tensors[i] for i in self._written]))
+            on.count_writes(tuple([tensors[i] for i in self._written]))
         return results
 
 
@@ -303,7 +306,7 @@ class Caller:
         """From a call that was planned. ``is_new``: no call like it was planned before."""
         if not isinstance(planned.runtime, FastRuntime):
             return
-        given = split_of(options).numbers(options)
+        given, _ = split_of(options).parted(options)
         with self._lock:
             kind = next((k for k in self._kinds if k.holds(*tensors)), None)
             if kind is None:
@@ -337,7 +340,7 @@ class Caller:
                 planned.runtime,
             )
 
-        given = split_of(options).numbers(options)
+        given, _ = split_of(options).parted(options)
         kind.learn((*given, *kind.read(tensors, pointers)), trace)
 
 

@@ -26,12 +26,13 @@ class Split:
                     numbers += f"{place}, "
                 else:
                     others += f"{place}, "
-        self.numbers: Callable[[Options], Options] = eval(f"lambda o: ({numbers})")
-        self.others: Callable[[Options], Options] = eval(f"lambda o: ({others})")
+        parted = f"lambda o: (({numbers}), ({others}))"
+        self.parted: Callable[[Options], tuple[Options, Options]] = eval(parted)
+        """``parted(options)``: the numbers, and the others."""
 
     @staticmethod
     def replaced(options: Options, number: Callable[[Any], Any]) -> Options:
-        """The options with ``number(x)`` for each number, called in the order of ``numbers``."""
+        """The options with ``number(x)`` for each number, called in the order of ``parted``."""
 
         def other(x: Any) -> Any:
             return number(x) if type(x) in (int, float) else x
@@ -44,15 +45,14 @@ def _kind(x: Any) -> Hashable:
     return cast(Hashable, kind)
 
 
-_splits: dict[Hashable, Split] = {}
+SPLITS: dict[Hashable, Split] = {}
+"""By the types of options, of tuples by those of their elements."""
 
 
 def split_of(options: Options) -> Split:
     """The same for all options of the same types."""
-    kinds: tuple[Hashable, ...] = tuple(map(type, options))
-    if tuple in kinds:
-        kinds = tuple(map(_kind, options))
-    split = _splits.get(kinds)
+    kinds = tuple(map(_kind, options))
+    split = SPLITS.get(kinds)
     if split is None:
-        put(_splits, kinds, split := Split(options))
+        put(SPLITS, kinds, split := Split(options))
     return split
