@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kernelseam import Attention, BatchedGemmStrided, plan, planning
 from kernelseam.compilation import CacheWarning, entry
 from kernelseam.contract import EMULATED, Cost, Device, LaunchRecord, PlanParts, Problem
@@ -26,7 +28,14 @@ from kernelseam.dispatch import select
 from kernelseam.errors import BrokenImplementation, InvalidValue, UnknownName, Unsupported
 from kernelseam.plugins import Plugins, plugins
 from kernelseam.tuned import store
-from kernelseam.tuned.classes import about, batch_invariant, problem_class
+from kernelseam.tuned.classes import (
+    about,
+    batch_invariant,
+    numbers,
+    problem_class,
+    representative,
+    with_numbers,
+)
 from kernelseam.tuning import NOT_STORED, ROUNDS, SLOW_FACTOR, Tuning, tune
 from kernelseam.variants import Variant
 from kernelseam_thirdvendor import AcmeArray
@@ -386,6 +395,30 @@ def test_a_batch_invariant_problem_has_no_tuned_choice(
 )
 def test_buckets(n: int, middle: int) -> None:
     assert about(n) == middle
+
+
+@given(
+    extents=st.tuples(*[st.integers(1, 9000)] * 3),
+    batch=st.integers(1, 100),
+    group=st.sampled_from([1, 2, 3, 5, 8, 16, 64, 100]),
+)
+def test_a_representative_is_its_own(extents: tuple[int, int, int], batch: int, group: int) -> None:
+    """Made from its numbers it is the same, and decides for itself: a class has one."""
+    m, n, k = extents
+    problems: list[Any] = [
+        BatchedGemmStrided(M=m, N=n, K=k, batch=batch, dtype="bfloat16").problem(),
+        Attention(
+            batch=batch, num_heads=2 * group, kv_heads=2, S_q=m, S_k=n, head_dim=64, dtype="float16"
+        ).problem(),
+    ]
+    for problem in problems:
+        found = representative(problem)
+        again = with_numbers(found, numbers(found))
+        assert again == found == representative(again) and found.spec == problem.spec
+    product, attention = map(representative, problems)
+    assert m <= product.M and (product.M - m) * 16 <= m + 1024
+    assert (product.N - n) * 32 <= n + 2048 and (n & -n & 63) == (product.N & -product.N & 63)
+    assert attention.S_q >= m or m > 64 * group
 
 
 def test_classes_of_operations() -> None:

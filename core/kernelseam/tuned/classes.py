@@ -3,9 +3,9 @@ a tuned choice.
 
 A class is the spec (dtypes, views, options, access width of rows), the extents that a model fixes
 (heads, head_dim, hidden), exactly, and the extents that vary by request in steps: rows of products
-exactly below 64, then in 64s, then by the five leading bits of those, and queries and keys
-likewise; columns and K by six bits, and by what divides them; up to 64 queries, their keys and the
-batch in steps of half an octave.
+exactly below 64, then in 64s, then by the five leading bits of those, and queries, those of a
+group's heads together, and keys likewise; columns and K by six bits, and by what divides them; up
+to 64 queries, their keys and the batch in steps of half an octave.
 Of strides it has what costs look at: whether an axis repeats, whether axes follow one another
 without a gap, whether rows are whole lines of the cache.
 
@@ -130,8 +130,11 @@ def _sign(x: float) -> float:
 
 def _attention(p: Any) -> Any:
     spec = p.spec
-    batch = about(p.batch)
-    s_q, s_k = (few(p.S_q), about(p.S_k)) if p.S_q <= _FEW else (rows(p.S_q), rows(p.S_k))
+    if p.S_q <= _FEW:
+        batch, s_q, s_k = about(p.batch), few(p.S_q), about(p.S_k)
+    else:
+        group = p.head_group if p.head_group < _FEW else 1  # heads that may share a tile's rows
+        batch, s_q, s_k = rows(p.batch), rows(p.S_q * group) // group, rows(p.S_k)
     if spec.batch_invariant:
         batch, s_q, s_k = _INVARIANT_BATCH, _INVARIANT_LENGTH, _INVARIANT_LENGTH
     width = -(-s_k // p.page_size) if p.page_size else 0
