@@ -99,8 +99,8 @@ def test_torchs_operators_take_every_option() -> None:
     from kernelseam.interop.torch_library import attention
 
     for names, operator in (
-        (attention.SCALED_DENSE, "attention"),
-        (attention.SCALED_VARLEN, "attention_varlen"),
+        (attention.FORWARD_DENSE, "attention"),
+        (attention.FORWARD_VARLEN, "attention_varlen"),
         (attention.PAGED, "attention_paged"),
     ):
         # a window is given by its sides; latent keys only allow what an operator does not do
