@@ -168,7 +168,7 @@ def test_states_are_rounded_early_only_where_that_is_faster() -> None:
         (128, "bfloat16", plain, True),
         (128, "float16", (False, False, False, True), True),
         (128, "bfloat16", (True, False, False, False), False),
-        (80, "bfloat16", plain, False),
+        (100, "bfloat16", plain, False),
     ):
         shape = (1, 16, 4096, 4096, dim, 16, dim)
         assert _rounded_is_faster(device, dtype, shape, features, None) is want

@@ -273,7 +273,7 @@ def test_a_workspace_over_a_list_and_its_matrices(refused: Refused) -> None:
     gemm.bind(workspace=space)()
     assert (matrices["C"][2] == 8).all()
     for n in "ABC":
-        moved = [*matrices[n][:2], space[1024:1088].reshape(8, 8)]
+        moved = [*matrices[n][:2], space[64:128].reshape(8, 8)]
         refused(
             f"workspace = {hex(space.ctypes.data)}: overlaps the matrix of {n}_ptrs[2]. Give it "
             "memory of its own.",

@@ -225,8 +225,8 @@ def has_axes(rule: OperandRule, info: ArrayInfo, whole: bool) -> bool:
 
     Axes of extent 1 and those that repeat do not count. One axis of either may be several adjacent
     ones of the other, merged; not several of one be several of the other, so that [2, 3, 4] is
-    [6, 4] and [2, 12], but not [3, 2, 4]. Unless ``whole``, the array may be longer along any axis,
-    and one of a single axis holds any walk.
+    [6, 4] and [2, 12], but not [3, 2, 4]. Unless ``whole``, where strides were given, they may be,
+    the array may be longer along any axis, and one of a single axis holds any walk.
     """
     ours, theirs = _walk(rule.shape, rule.strides), _walk(info.shape, info.strides)
     if not whole and len(theirs) == 1:
@@ -239,6 +239,9 @@ def has_axes(rule: OperandRule, info: ArrayInfo, whole: bool) -> bool:
             return False
         m, _ = theirs.pop()
         part = n < m and not whole
+        if not whole and (left := _merged([*ours, (n, s)], [*theirs, (m, s)])):
+            ours, theirs = left
+            continue
         while n < m and ours and ours[-1][1] == n * s and n * ours[-1][0] <= m:
             n *= ours.pop()[0]
         while n > m and theirs and theirs[-1][1] == m * s:
@@ -246,6 +249,20 @@ def has_axes(rule: OperandRule, info: ArrayInfo, whole: bool) -> bool:
         if n != m and not part:
             return False
     return not (whole and theirs)
+
+
+def _merged(
+    x: list[tuple[int, int]], y: list[tuple[int, int]]
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]] | None:
+    """Of two walks, what is left of each where the last axes of both, merged, are the same one."""
+    (n, s), (m, _) = x.pop(), y.pop()
+    while n != m:
+        shorter, extent = (x, n) if n < m else (y, m)
+        if not shorter or shorter[-1][1] != extent * s:
+            return None
+        merged = extent * shorter.pop()[0]
+        n, m = (merged, m) if shorter is x else (n, merged)
+    return x, y
 
 
 def check_layout(

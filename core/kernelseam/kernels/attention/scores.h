@@ -33,10 +33,11 @@ KS_DEVICE int inside(int i, int n) { return max_of(min_of(i, n - 1), 0); }
 
 // x from −most to most; NaN stays.
 KS_DEVICE float within(float x, float most) { return x < -most ? -most : x > most ? most : x; }
-// log2 e · x of a bias or a sink, finite where x is: a row of them all still has a mean.
+// log2 e · x of a bias or a sink, finite where x is: a row of them all still has a mean. Written out: by `within` gfx1100's loop of a
+// bias has more instructions.
 KS_DEVICE float in_base2(float x) {
   const float y = LOG2_E * x;
-  return finite(x) ? within(y, LARGEST) : y;
+  return finite(x) ? (y < -LARGEST ? -LARGEST : y > LARGEST ? LARGEST : y) : y;
 }
 // The same of a slope, so small that its products with distances are finite.
 KS_DEVICE float slope_in_base2(float x) { return within(LOG2_E * x, LARGEST / 2147483648.f); }
