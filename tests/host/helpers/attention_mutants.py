@@ -328,7 +328,7 @@ ATTENTIONS = (
     Mutant(
         "attention-product-asked-whether-finite",
         ATTENTION,
-        "finite(x) ? within(y, LARGEST) : y",
+        "finite(x) ? (y < -LARGEST ? -LARGEST : y > LARGEST ? LARGEST : y) : y",
         "finite(y) || !finite(x) ? y : x < 0 ? -LARGEST : LARGEST",
         "attention-f16-64-bias",
         WRONG,
