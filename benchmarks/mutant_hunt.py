@@ -4,7 +4,6 @@ until one shows it."""
 from __future__ import annotations
 
 import faulthandler
-import hashlib
 import sys
 import time
 import warnings
@@ -14,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kernelseam.compilation.build import binary_key
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.errors import CompileError, DeviceError, SlowBinary, Unsupported
 from kernelseam.kernels.definition import KernelDefinition
@@ -247,28 +245,6 @@ def _repeats(case: Case, device: Device, implementation: str) -> str | None:
         f"{unlike_first} of {2 * REPEATS} launches over the same inputs have other bits than the "
         "first" * (unlike_first > 0)
     )
-
-
-def keys(pairs: Iterable[Tried], mutant: Mutant | None, device: Device) -> str:
-    """A digest of the binaries that these cases launch with a bug planted: of sources, options and
-    compiler."""
-    toolchain = plugins().backend(device.backend).toolchain
-    assert toolchain is not None
-    plant(mutant, device.backend)
-    try:
-        found = [
-            binary_key(
-                bundle(kernel, spec, tile, toolchain, device.arch),
-                device.arch,
-                device.backend,
-                toolchain.compiler(),
-            )
-            for implementation, case in pairs
-            for kernel, spec, tile in precompile.units([case], device, implementation)
-        ]
-    finally:
-        plant(None, device.backend)
-    return hashlib.sha256(" ".join(found).encode()).hexdigest()
 
 
 def compiled(mutant: Mutant, arch: str, backend: str) -> str:

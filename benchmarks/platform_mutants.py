@@ -12,9 +12,7 @@ them at once. What a case needs is compiled before its time counts: a process in
 takes longer than ``--hang`` seconds ends itself, which ends its kernel. The sources as they are
 pass all of those first cases, or no result counts; and again after a process
 has hung. ``--compile-only`` needs no GPU: it compiles each bug's first case. ``--seconds`` is for
-all; with ``--results`` what becomes of a bug is kept as it comes, and where it is as it should or
-may be, not asked again as long as the binaries of its first case would be the same, so that a run
-may be cut anywhere and continued. Exit status 1 where a bug was not seen (but those that may go
+all. Exit status 1 where a bug was not seen (but those that may go
 unseen, which say why), did not compile or was not tried. A bug that a test finds without a GPU,
 which the report then names, may go unseen.
 """
@@ -27,7 +25,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -97,40 +94,6 @@ def ask(
     return Seen(**json.loads(lines[-1]))
 
 
-class Kept:
-    """Answers in a file of a JSON object a line, added as they come; those that are as they should
-    or may be, of the sources and the compiler of today, are given back."""
-
-    def __init__(self, path: Path | None, device: Device) -> None:
-        self._path, self._device, self._lock = path, device, threading.Lock()
-        self._known: dict[str, Seen] = {}
-        if path is not None and path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                answer = json.loads(line)
-                binaries = answer.pop("binaries")
-                self._known[binaries] = Seen(**answer)
-
-    def get(self, name: str, chosen: Sequence[str]) -> Seen | None:
-        """What is known of a bug, or of the sources as they are on the first cases of some bugs."""
-        seen = self._known.get(self._binaries(name, chosen)) if self._known else None
-        return seen if seen and (seen.as_it_should or seen.may_pass) else None
-
-    def add(self, seen: Seen, chosen: Sequence[str]) -> None:
-        """Keep an answer, unless it counts for nothing."""
-        if self._path is None or seen.trouble:
-            return
-        line = json.dumps({**asdict(seen), "binaries": self._binaries(seen.name, chosen)})
-        with self._lock, self._path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-
-    def _binaries(self, name: str, chosen: Sequence[str]) -> str:
-        """The bug's name with a digest of what is launched."""
-        mutant = mutant_hunt.mutant_named(name)
-        bugs = [mutant] if mutant else [m for m in mutant_hunt.MUTANTS if m.name in chosen]
-        with self._lock:  # planting changes what this process compiles
-            return f"{name} {mutant_hunt.keys(mutant_hunt.first_cases(bugs), mutant, self._device)}"
-
-
 def page(results: Iterable[Seen], device: Device, command: str) -> str:
     """What became of every bug, as a table."""
     toolchain, seen = plugins().backend(device.backend).toolchain, {s.name: s for s in results}
@@ -197,7 +160,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--workers", type=int, default=max(cores() - 1, 1), help="processes. [one a core, but one]"
     )
-    parser.add_argument("--results", type=Path, metavar="FILE", help="to continue with later")
     parser.add_argument("--report", type=Path, metavar="FILE", help="a page in markdown")
     parser.add_argument(
         "--compile-only", action="store_true", help="compile each bug's first case, and run nothing"
@@ -238,15 +200,11 @@ def main(argv: list[str] | None = None) -> int:
         )
         os._exit(0)  # a context that a bug has lost would fail once more where it cleans up
 
-    kept = Kept(arguments.results, device)
     results: list[Seen] = []
     with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(arguments.workers) as pool:
 
         def one(name: str, chosen: Sequence[str] = ()) -> Seen:
-            if (seen := kept.get(name, chosen)) is None:
-                seen = _printed(name, device, cache, end, arguments.hang, chosen)
-                kept.add(seen, chosen)
-            return seen
+            return _printed(name, device, cache, end, arguments.hang, chosen)
 
         controls = [pool.submit(one, CONTROL, chosen=names) for names in _shares(chosen)]
         results += pool.map(one, [m.name for m in chosen])

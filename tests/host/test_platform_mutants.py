@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,8 +80,8 @@ def test_words_are_there_once(mutant: Mutant) -> None:
 
 def test_the_table_is_sound() -> None:
     assert [n for n, count in Counter(m.name for m in nvidia()).items() if count > 1] == []
-    assert len([m for m in nvidia() if m.implementation == "shared"]) >= 30
-    assert len([m for m in nvidia() if m.implementation == "sm90"]) >= 50
+    kernels = {m.implementation for m in nvidia()}
+    assert kernels == {"shared", "sm90", "sm90-e4m3", "sm90-latent", "sm90-tf32"}
 
 
 def test_a_bug_is_seen_by_its_case(hunting: Any, device: Device) -> None:
@@ -196,57 +196,6 @@ def test_each_has_a_process_of_its_own(
     assert script.main([*given, "--only", "a", "--place", "sm90/"]) == 0, "none there"
 
 
-def test_a_run_goes_on_where_another_was_cut(
-    script: Any, device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """What counts for something is asked once, as long as sources are the same."""
-    bugs = [replace(BUG, name=name, what=name) for name in "ab"]
-    monkeypatch.setattr(script.mutant_hunt, "MUTANTS", tuple(bugs))
-    requested: list[str] = []
-    trouble = {"b": "it was cut"}
-
-    def ask(name: str, *given: Any) -> Any:
-        requested.append(name)
-        case = "gemm-f16-nt" if name != "none" else ""
-        return script.Seen(name, 1, case, "C is 1", trouble.get(name, ""))
-
-    monkeypatch.setattr(script, "ask", ask)
-    monkeypatch.setattr(script, "find_device", lambda name: device)
-    given = ["--device", "hostcpp:0", "--workers", "1", "--results", str(tmp_path / "kept")]
-    assert script.main(given) == 1 and requested == ["none", "a", "b"]
-    trouble.clear()
-    assert script.main(given) == 0 and requested[3:] == ["b"]
-    assert script.main(given) == 0 and requested[4:] == []
-    changed = replace(bugs[0], plant="acc.x[r][c] = 0.0f;")
-    monkeypatch.setattr(script.mutant_hunt, "MUTANTS", (changed, bugs[1]))
-    assert script.main(given) == 0 and requested[4:] == ["a"]
-
-
-def test_what_was_not_as_it_should_be_is_asked_again(
-    script: Any, device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Another case may show a bug that none did, and sources that failed may not have been at
-    fault."""
-    bugs = [replace(BUG, name=name, what=name) for name in "ab"]
-    monkeypatch.setattr(script.mutant_hunt, "MUTANTS", tuple(bugs))
-    monkeypatch.setattr(script.mutant_hunt, "LUCK", {"b": "it is luck"})
-    requested: list[str] = []
-    showing = {"none": "gemm-f16-nt"}
-
-    def ask(name: str, *given: Any) -> Any:
-        requested.append(name)
-        return script.Seen(name, 1, showing.get(name, ""), "C is 1" * (name in showing))
-
-    monkeypatch.setattr(script, "ask", ask)
-    monkeypatch.setattr(script, "find_device", lambda name: device)
-    given = ["--device", "hostcpp:0", "--workers", "1", "--results", str(tmp_path / "kept")]
-    assert script.main(given) == 1 and requested == ["none", "a", "b"]
-    showing.clear()
-    showing["a"] = "gemm-f16-nt"
-    assert script.main(given) == 0 and requested[3:] == ["none", "a"]
-    assert script.main(given) == 0 and requested[5:] == []
-
-
 def test_a_bug_that_changes_no_binary_says_so(
     script: Any, hunting: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,16 +208,6 @@ def test_a_bug_that_changes_no_binary_says_so(
     assert script._why(seen) == "its binary is the same, which may be: a test finds it"
     page = script.page([script.Seen("none", 1), seen], device, "command")
     assert "| – | its binary is the same, which may be: a test finds it | 0 |" in page
-
-
-def test_what_a_test_finds_in_the_ptx_may_go_unseen_on_a_gpu() -> None:
-    """By its mark: nothing names such bugs a second time."""
-    marked = [m for m in sm90_mutants.MUTANTS if m.reported in ("order", "log")]
-    assert len(marked) > 30
-    for mutant in marked:
-        test, _, finds = sm90_mutants.LUCK[mutant.name].partition(" ")
-        assert (Path(__file__).parents[2] / test).is_file() and finds.startswith("finds it in")
-    assert "added-released-early" in {m.name for m in marked}
 
 
 HANGS = """

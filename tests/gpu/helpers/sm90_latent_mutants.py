@@ -38,38 +38,6 @@ MUTANTS = (
         "sums of earlier keys keep their reference",
     ),
     _mutant(
-        "other-columns-not-rescaled",
-        KERNEL,
-        "if (tile > begin) rescale(o, factors);",
-        "",
-        SPLIT_RAMP,
-        "sums of earlier keys keep their reference",
-    ),
-    _mutant(
-        "sums-not-handed-over",
-        KERNEL,
-        "hand_over(inverse);",
-        "",
-        PAGES,
-        "the last columns are divided by what scaled the last tile",
-    ),
-    _mutant(
-        "rows-not-swizzled",
-        KERNEL,
-        "(thread ^ row(i)) % 8 * 16",
-        "thread % 8 * 16",
-        PAGES,
-        "chunks of a row lie in their order",
-    ),
-    _mutant(
-        "pages-of-64-rows",
-        KERNEL,
-        "pages.table[entry * pages.table_row + pages.size.quotient(key)]",
-        "pages.table[entry * pages.table_row + key / 64]",
-        ODD_PAGES,
-        "a row's page is looked up by another size",
-    ),
-    _mutant(
         "first-query-sees-all",
         LIST,
         "KS_CAUSAL ? keys - (list.S_q - 1 - query) : keys",
@@ -80,24 +48,16 @@ MUTANTS = (
     _mutant(
         "boxes-by-entry",
         KERNEL,
-        "row -= pages.size.quotient(row) * pages.size.d, entry = page[0];",
-        "row -= pages.size.quotient(row) * pages.size.d;",
+        ", entry = page[0]",
+        "",
         PAGES,
         "a tile's page is not looked up for its box",
     ),
     _mutant(
-        "members-take-the-same-rows",
-        LIST,
-        "const int tile = (item - kv_head * items) * list.together + member;",
-        "const int tile = (item - kv_head * items) * list.together;",
-        TWO_QUERIES,
-        "blocks side by side make one tile of rows, and another is never written",
-    ),
-    _mutant(
         "first-state-elsewhere",
         LIST,
-        "return 2 * (group * list.together + member) + (group == first_group);",
-        "return 2 * (group * list.together + member);",
+        ") + (group == first_group)",
+        ")",
         SPLIT,
         "what the first block left is not found",
     ),
@@ -112,11 +72,11 @@ MUTANTS = (
     _mutant(
         "weights-fence",
         KERNEL,
-        "async_proxy_fence();\n        named_barrier_arrive(FULL, EXCHANGE);",
-        "named_barrier_arrive(FULL, EXCHANGE);",
+        "async_proxy_fence(); named_barrier_arrive",
+        "named_barrier_arrive",
         PAGES,
         "the other consumer's products may read P of the tile before",
-        "order",
+        "order: no proxy fence between fragments and the meeting that hands them over",
     ),
     _mutant(
         "weights-given-back-early",
@@ -125,7 +85,7 @@ MUTANTS = (
         "named_barrier_arrive(EMPTY, EXCHANGE);\n        wgmma_wait<0>();",
         SPLIT,
         "P is written over while products read it",
-        "order",
+        "order: fragments are given back while products read them",
     ),
     _mutant(
         "copies-fence",
@@ -134,24 +94,6 @@ MUTANTS = (
         "// what cp.async wrote",
         ODD_PAGES,
         "products may read what was in shared memory before keys were copied there",
-        "order",
-    ),
-    _mutant(
-        "keys-released-early",
-        KERNEL,
-        "wgmma_wait<0>();\n        pin(o);\n        release(0, now);",
-        "release(0, now);\n        wgmma_wait<0>();\n        pin(o);",
-        SPLIT,
-        "keys are handed back while the products of their values read them",
-        "order",
+        "order: no proxy fence between copies by threads and the products that read them",
     ),
 )
-
-SAID = {
-    "latent-weights-fence": "no proxy fence between fragments and the meeting that hands them over",
-    "latent-weights-given-back-early": "fragments are given back while products read them",
-    "latent-copies-fence": "no proxy fence between copies by threads and the products that read "
-    "them",
-    "latent-keys-released-early": "a slot is handed back while products read it",
-}
-"""What the check of the order of PTX says of those that it finds."""

@@ -17,25 +17,17 @@ def _mutant(
 
 UNFUSED_ATTENTIONS = (
     _mutant(
-        "softmax-sum-not-rescaled",
-        "sum *= fade(top, now);",
-        "",
-        "attention-f16-64-climbing",
-        WRONG,
-        "the sum of a lane's weights is not rescaled when its maximum grows",
-    ),
-    _mutant(
         "softmax-lanes-not-rescaled",
-        "sum = sum * fade(top, now) + share * fade(other, now);",
-        "sum += share;",
+        "= sum * fade(top, now) + share * fade(other, now)",
+        "+= share",
         "attention-f16-64-climbing",
         WRONG,
         "sums of lanes are added whatever maxima they are relative to",
     ),
     _mutant(
         "softmax-sink-of-every-lane",
-        "if (KS_SINKS && lane() == 0) top",
-        "if (KS_SINKS) top",
+        "KS_SINKS && lane() == 0",
+        "KS_SINKS",
         "attention-f16-64-sinks",
         WRONG,
         "a sink counts once a lane",
