@@ -22,7 +22,7 @@ from kernelseam.reference.attention_views import Stack, Views
 from kernelseam.reference.products import product, visible_product
 from kernelseam.reference.scratch import shaped
 
-BLOCK = Block(columns=128, keys=512)
+BLOCK = Block(columns=512, keys=512)
 _MOST, _LEAST = 2.0**15, 2.0**-15
 _NARROW = 16
 """Columns below which reductions over keys are faster where keys are contiguous."""
@@ -81,7 +81,7 @@ class Heads:
         if scores.sinks is not None:
             split(top, inner)[...] = scores.sinks[:, None, heads, None]
             total[...] = top != -math.inf
-        acc[...] = 0
+        to = acc  # of the first keys; later products are added
         for j, stop in scores.runs(i, n, self._most):
             s = self._columns(self._scores, stop - j, wide, wide < _NARROW)
             visible, hidden = self._fill(s, x, heads, i, n, j)
@@ -96,23 +96,37 @@ class Heads:
                 shift = np.where(np.isneginf(top), dtype.type(0), top)
                 rescale = np.exp(before - shift)
                 total = total * rescale + self._weights(s, shift)
-                acc *= rescale.swapaxes(2, 3)
+                if to is part:
+                    acc *= rescale.swapaxes(2, 3)
             weights, v = s.swapaxes(2, 3), self._v.rows(j, stop)
             if hidden is None or np.isfinite(v.sum()):
-                product(weights, v, part)
+                product(weights, v, to)
             else:
-                visible_product(weights, v, by_column(visible, hidden, inner, wide), part)
-            acc += part
-        acc /= total.swapaxes(2, 3)
-        empty = total == 0
-        if empty.any():
-            np.copyto(acc, 0, where=empty.swapaxes(2, 3))  # no score but −inf
-        rows = acc[:, :, :columns].reshape(*self._stack, *inner, self._value_dim)
-        for at, out in self._out.block(heads, i, n):
-            out[...] = rows[:, :, at]
+                visible_product(weights, v, by_column(visible, hidden, inner, wide), to)
+            if to is part:
+                acc += part
+            to = part
+        self._store(acc, total, to is part, heads, i, n)
         if self._lse is not None:
             lse = np.log(total, dtype=np.float64) + top
             self._lse[:, :, heads, i : i + n] = split(lse, inner)[:, :, 0]
+
+    def _store(
+        self, acc: Array, total: Array, any_keys: bool, heads: slice, i: int, n: int
+    ) -> None:
+        """Write acc/total, and 0 where no score was finite."""
+        empty = total == 0
+        if not any_keys:
+            acc[...] = 0
+        if empty.any():
+            np.copyto(acc, 0, where=empty.swapaxes(2, 3))
+            total = np.where(empty, total.dtype.type(1), total)
+        inner = heads.stop - heads.start, n
+        weighted, weights = (
+            np.moveaxis(split(x, inner), 2, 4) for x in (acc.swapaxes(2, 3), total)
+        )
+        for at, out in self._out.block(heads, i, n):
+            np.divide(weighted[:, :, at], weights[:, :, at], out=out, casting="unsafe")
 
     def _fill(
         self, s: Array, x: Array, heads: slice, i: int, n: int, j: int
@@ -132,8 +146,9 @@ class Heads:
         if shift.any():
             np.subtract(s, shift, out=s)
         np.exp(s, out=s)
-        sums: Array = np.matmul(self._ones[:, : s.shape[2]], s)[:, :, :1]
-        return sums
+        sums = np.empty((*s.shape[:2], 2, s.shape[3]), s.dtype)
+        product(self._ones[:, : s.shape[2]], s, sums)
+        return sums[:, :, :1]
 
     def _columns(self, memory: Array, rows: int, columns: int, as_rows: bool) -> Array:
         """Scratch as [batch, KV heads, rows, columns]; ``as_rows``: columns are contiguous."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from kernelseam.descriptors.attention.problem import AttentionProblem
 
-ELEMENTS = 1 << 16
-"""Of a block of scores, and of its queries: in float32 256 KiB, in which a core's L2 has room for
-what belongs to the block."""
+ELEMENTS = 1 << 18
+"""Of a block of scores, and of its queries: 1 MiB in float32. A core's L2 has room for it, and
+threads seldom wait for each other at the interpreter's lock."""
 _COPIED = 1 << 18
 """Elements of the copies of k and of v that a stack of several heads may have."""
 
