@@ -14,10 +14,11 @@ from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.merge import MERGE
+from kernelseam.kernels.attention.ragged import expected_tiles
+from kernelseam.tuned.classes import representative
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.attention import HopperAttention
 from kernelseam_cuda.sm90.attention_few import fits
-from kernelseam_cuda.sm90.attention_sections import expected_tiles
 from kernelseam_cuda.sm90.attention_tiles import ATTENTION
 
 HALF, ROW = HopperAttention(), archs.row("sm_90a")
@@ -164,8 +165,11 @@ def test_heads_share_tiles_where_sequences_have_few_queries_on_average(
     p = replace(p, total_q=total, spec=replace(p.spec, lengths=True, causal=True))
     tile = HALF.tile(p, ROW, H200)
     assert sum(queries) == total and tile.group_heads == shared
+    assert HALF.tile(representative(p), ROW, H200) == tile, "the class decides, by its share"
     found = sum(-(-n * shared // tile.bm) for n in queries) * 16 // shared
-    assert expected_tiles(p, tile) == pytest.approx(found, rel=0.1, abs=16 * len(queries) / 2)
+    assert expected_tiles(p, tile.bm, shared) == pytest.approx(
+        found, rel=0.1, abs=16 * len(queries) / 2
+    )
 
 
 def test_pools_whose_rows_are_no_matrix_are_refused() -> None:

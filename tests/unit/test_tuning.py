@@ -421,6 +421,37 @@ def test_a_representative_is_its_own(extents: tuple[int, int, int], batch: int, 
     assert attention.S_q >= m or m > 64 * group
 
 
+@given(
+    queries=st.integers(1, 5000),
+    batch=st.integers(1, 200),
+    part=st.floats(0, 1),
+    group=st.sampled_from([1, 4]),
+)
+def test_a_class_of_packed_sequences_knows_how_full_they_are(
+    queries: int, batch: int, part: float, group: int
+) -> None:
+    """As much of the most that they can have as the problem's, in steps of half an octave."""
+    total = max(int(queries * batch * part), 1)
+    problem: Any = Attention(
+        batch=batch,
+        num_heads=8,
+        kv_heads=8 // group,
+        head_dim=64,
+        S_q=queries,
+        S_k=2 * queries,
+        cu_seqlens_q=0,
+        cu_seqlens_k=0,
+        total_q=total,
+        total_k=2 * queries * batch,
+        dtype="float16",
+    ).problem()
+    found = representative(problem)
+    assert representative(replace(found)) == found
+    most, full = found.batch * found.S_q, total / (queries * batch)
+    assert found.total_k == found.batch * found.S_k
+    assert full * most / 2**0.01 - 1 < found.total_q < full * most * 2**0.51 + 1
+
+
 def test_classes_of_operations() -> None:
     def one(**more: Any) -> str:
         extents: dict[str, Any] = {

@@ -81,6 +81,16 @@ def _rounded(n: int, bits: int) -> int:
     return (-(-units >> cut) << cut) * _FEW
 
 
+@recorded
+def share(n: int, most: int, represented: int) -> int:
+    """Of ``represented``, as much as ``n`` is of ``most``, in steps of half an octave: the largest
+    of a class; 0 for 0."""
+    if not 0 < n < most:
+        return represented if n else 0
+    steps = math.floor(2 * math.log2(most / n))
+    return max(int(represented * 2 ** (-steps / 2)), 1)
+
+
 def representative(problem: T) -> T:
     """The problem that decides for those of the class; the problem itself where its operation is
     unknown here, which then is a class of its own."""
@@ -152,8 +162,8 @@ def _attention(p: Any) -> Any:
         softcap=_sign(p.softcap),
         left=None if p.left is None else about(p.left),
         right=None if p.right is None else about(p.right),
-        total_q=batch * s_q if p.total_q else 0,
-        total_k=batch * s_k if p.total_k else 0,
+        total_q=share(p.total_q, p.batch * p.S_q, batch * s_q),
+        total_k=share(p.total_k, p.batch * p.S_k, batch * s_k),
         pages=batch * width if p.pages else 0,
         table_width=width,
         table_stride=width,
@@ -301,6 +311,7 @@ def _of_gemm(p: Any) -> Extents:
 
 def _of_attention(p: Any) -> Extents:
     varied = {"batch": p.batch, "S_q": p.S_q, "S_k": p.S_k}
+    varied |= {n: x for n, x in (("total_q", p.total_q), ("total_k", p.total_k)) if x}
     window = {n: x for n, x in (("left", p.left), ("right", p.right)) if x is not None}
     return {"heads": p.num_heads, "kv_heads": p.kv_heads, "page": p.page_size}, varied | window
 

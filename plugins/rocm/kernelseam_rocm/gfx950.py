@@ -17,8 +17,9 @@ from kernelseam.kernels.attention.arguments import (
     row_values,
     walk_values,
 )
-from kernelseam.kernels.attention.cost import keys_met
+from kernelseam.kernels.attention.cost import tile_keys
 from kernelseam.kernels.attention.host import VIEWS
+from kernelseam.kernels.attention.ragged import expected_tiles
 from kernelseam.kernels.attention.refusals import refuse_but_half_precision, refuse_mixed_views
 from kernelseam.kernels.attention.scores import score_defines, score_values
 from kernelseam.kernels.covered import Covered
@@ -186,9 +187,9 @@ class Gfx950Attention(KernelDefinition):
         """A tile's queries meet the keys visible to its middle one, and half a block and half a
         tile more."""
         p = problem
-        keys, longest = keys_met(p, BM, tile.bn, p.S_q, p.S_k)
+        keys, longest = tile_keys(p, BM, tile.bn)
         step = 2.0 * BM * (p.spec.head_dim + p.spec.value_dim)
-        blocks = self.grid(problem, tile, device)
+        blocks = expected_tiles(p, BM, 1)
         return Work(p.bytes_moved, blocks, step * keys, step * longest, p.spec.dtype, RATE)
 
     def covering(self) -> Iterable[Covered]:

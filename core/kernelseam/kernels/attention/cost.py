@@ -6,6 +6,7 @@ from kernelseam.costs import Work
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.kernels.attention.backward_tile import BackwardTile
+from kernelseam.kernels.attention.ragged import expected_tiles, typical
 from kernelseam.kernels.attention.tile import AttentionTile
 from kernelseam.kernels.elements import divide_up, pad
 
@@ -20,11 +21,12 @@ PRODUCTS_ONCE = 5
 """With atomics: nothing is computed twice."""
 
 
-def forward_work(p: AttentionProblem, tile: AttentionTile, blocks: int) -> Work:
+def forward_work(p: AttentionProblem, tile: AttentionTile) -> Work:
     """A block's queries meet the keys that are visible to its middle one, and half a step and half
     a tile more."""
-    spec = p.spec
-    keys, most = keys_met(p, tile.bm, tile.bn, p.S_q, p.S_k)
+    spec, shared = p.spec, p.head_group if tile.grouped else 1
+    blocks = expected_tiles(p, tile.bm, shared) * tile.splits
+    keys, most = tile_keys(p, tile.bm // shared, tile.bn)
     step = (
         2.0 * tile.bm * (pad(spec.head_dim) + pad(spec.value_dim, tile.column_warps)) / tile.splits
     )
@@ -53,6 +55,13 @@ def backward_work(problem: AttentionBwdProblem, tile: BackwardTile, blocks: int)
     return Work(
         problem.bytes_moved, blocks, step * keys, step * most, spec.dtype, rate, tile.block_seconds
     )
+
+
+def tile_keys(p: AttentionProblem, queries: int, step: int) -> tuple[float, float]:
+    """Keys, in whole steps, that a tile of so many queries meets: on average, and at most."""
+    usual = typical(p)
+    keys, most = keys_met(usual, queries, step, usual.S_q, usual.S_k)
+    return keys, most if usual is p else keys_met(p, queries, step, p.S_q, p.S_k)[1]
 
 
 def keys_met(

@@ -21,6 +21,7 @@ from kernelseam.kernels.attention.arguments import (
     walk_values,
 )
 from kernelseam.kernels.attention.host import KNOWN, VIEWS
+from kernelseam.kernels.attention.ragged import typical
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
     refuse_scores,
@@ -295,7 +296,7 @@ class AttentionDecode(KernelDefinition):
     def work(self, problem: AttentionProblem, tile: DecodeTile, device: Device) -> Work:
         """Every block an equal part of all keys that are seen, whole tiles of rows, and of the
         items that they belong to. Each tile of rows reads keys and values again."""
-        p, blocks = problem, self.grid(problem, tile, device)
+        p, blocks = typical(problem), self.grid(problem, tile, device)
         rows = divide_up(p.S_q * p.head_group, tile.rows)
         keys = p.batch * p.kv_heads * p.visible / max(p.S_q, 1)
         dims = p.spec.head_dim + p.spec.value_dim

@@ -314,7 +314,7 @@ class AttentionDefinition(KernelDefinition):
         return {p: lists.get(p) or _OPERANDS.get(p, p) for p in parameters}
 
     def work(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> Work:
-        return forward_work(problem, tile, self.grid(problem, tile, device))
+        return forward_work(problem, tile)
 
 
 def _short(tile: AttentionTile, problem: AttentionProblem, row: ArchRow) -> bool:

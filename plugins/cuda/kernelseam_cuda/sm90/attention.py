@@ -25,9 +25,10 @@ from kernelseam.kernels.attention.arguments import (
     row_values,
     walk_values,
 )
-from kernelseam.kernels.attention.cost import keys_met
+from kernelseam.kernels.attention.cost import tile_keys
 from kernelseam.kernels.attention.host import VIEWS
 from kernelseam.kernels.attention.parts import in_parts, part_strides
+from kernelseam.kernels.attention.ragged import expected_tiles
 from kernelseam.kernels.attention.refusals import refuse_but_half_precision, refuse_mixed_views
 from kernelseam.kernels.attention.scores import score_defines, score_values
 from kernelseam.kernels.covered import Covered
@@ -48,7 +49,7 @@ from kernelseam_cuda.sm90.attention_pages import (
     together,
 )
 from kernelseam_cuda.sm90.attention_refusals import refuse_dims, refuse_rows_of_any_view
-from kernelseam_cuda.sm90.attention_sections import expected_tiles, tile_count
+from kernelseam_cuda.sm90.attention_sections import tile_count
 from kernelseam_cuda.sm90.attention_softcap import SMALL_CAP, small_cap
 from kernelseam_cuda.sm90.attention_tiles import ATTENTION, FEW_QUERIES, HopperAttentionTile
 from kernelseam_cuda.sm90.tiles import panel_bytes, promotion
@@ -397,12 +398,12 @@ class HopperAttention(KernelDefinition):
         """A tile's queries meet the keys visible to its middle one, and half a block and half a
         tile more; a part of the keys, its share."""
         p = problem
-        keys, longest = keys_met(p, tile.bm // tile.group_heads, tile.bn, p.S_q, p.S_k)
+        keys, longest = tile_keys(p, tile.bm // tile.group_heads, tile.bn)
         columns = tile.columns(p.spec.head_dim, p.spec.value_dim)
         step = 2.0 * tile.bm * columns / tile.parts
         return Work(
             p.bytes_moved,
-            expected_tiles(p, tile) * tile.parts,
+            expected_tiles(p, tile.bm, tile.group_heads) * tile.parts,
             step * keys,
             step * longest,
             p.spec.dtype,

@@ -8,8 +8,8 @@ from dataclasses import replace
 from kernelseam.contract import Device, TensorMap
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.kernels.attention.parts import FEWEST_KEYS, MOST_PARTS
+from kernelseam.kernels.attention.ragged import expected_tiles, mean_queries
 
-from kernelseam_cuda.sm90.attention_sections import expected_tiles, mean_queries
 from kernelseam_cuda.sm90.attention_tiles import HopperAttentionTile
 
 ROWS = 64
@@ -22,8 +22,8 @@ def shared_rows(p: AttentionProblem, tile: HopperAttentionTile) -> HopperAttenti
     group, few = p.head_group, mean_queries(p) <= 2 * tile.bm
     if not few or not 1 < group <= ROWS or ROWS % group:
         return tile
-    shared = tile.sharing(group)
-    return shared if expected_tiles(p, shared) < expected_tiles(p, tile) else tile
+    fewer = expected_tiles(p, tile.bm, group) < expected_tiles(p, tile.bm, 1)
+    return tile.sharing(group) if fewer else tile
 
 
 def fits(p: AttentionProblem, tile: HopperAttentionTile) -> bool:
@@ -57,7 +57,7 @@ def grouped_rows(map_of_queries: TensorMap, group: int) -> TensorMap:
 def parted(p: AttentionProblem, tile: HopperAttentionTile, device: Device) -> HopperAttentionTile:
     """The tile with keys in so many parts that the device is full, where tiles fill less than half
     of it."""
-    tiles, units = expected_tiles(p, tile), device.limits.compute_units
+    tiles, units = expected_tiles(p, tile.bm, tile.group_heads), device.limits.compute_units
     keys = p.S_k if p.left is None else min(p.S_k, p.left + p.S_q)
     parts = 1 if not tiles or 2 * tiles > units else units // tiles
     return replace(tile, parts=max(min(parts, keys // FEWEST_KEYS, MOST_PARTS), 1))

@@ -45,18 +45,3 @@ def tile_count(p: AttentionProblem, tile: HopperAttentionTile) -> TileCount:
         last_heads = least(last_heads, cached)
     last = least(most(section, last_heads * group), heads)
     return TileCount(q_tiles, q_tiles * heads, section, last)
-
-
-def mean_queries(p: AttentionProblem) -> float:
-    """Of a sequence, where the host knows no more than their total."""
-    return p.total_q / p.batch if p.spec.q_view == "packed" else float(p.S_q)
-
-
-def expected_tiles(p: AttentionProblem, tile: HopperAttentionTile) -> int:
-    """Tiles of all heads of the batch: of packed sequences half a tile each beside their queries,
-    but no more than if each were as long as the longest."""
-    most = tile_count(p, tile).total
-    if p.spec.q_view != "packed" or p.total_q >= p.batch * p.S_q:
-        return most
-    rows = p.total_q * tile.group_heads / tile.bm + p.batch / 2
-    return max(min(round(rows * p.num_heads / tile.group_heads), most), 1)

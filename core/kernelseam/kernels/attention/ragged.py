@@ -1,0 +1,40 @@
+"""What the host knows of sequences that differ in length: the longest, and their total."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.kernels.elements import divide_up
+
+
+def mean_queries(p: AttentionProblem) -> float:
+    """Of a sequence."""
+    return p.total_q / p.batch if p.spec.q_view == "packed" and p.batch else float(p.S_q)
+
+
+def typical(p: AttentionProblem) -> AttentionProblem:
+    """The problem with sequences that are all as long as that of an average tile. Long ones have
+    more tiles: between the mean and the longest, their geometric mean."""
+    if p.spec.q_view != "packed" or not p.batch:
+        return p
+    queries, keys = _between(p.total_q, p.batch, p.S_q), p.S_k
+    if p.spec.kv_view == "packed":
+        keys = _between(p.total_k, p.batch, p.S_k)
+    return p if (queries, keys) == (p.S_q, p.S_k) else replace(p, S_q=queries, S_k=keys)
+
+
+def _between(total: int, batch: int, longest: int) -> int:
+    return min(math.ceil(math.sqrt(total / batch * longest)), longest)
+
+
+def expected_tiles(p: AttentionProblem, rows: int, shared: int) -> int:
+    """Tiles of ``rows`` rows, each query one of ``shared`` heads: those of all heads of the batch.
+    Of packed sequences half a tile each beside their queries, but no more than if each were as long
+    as the longest."""
+    heads = p.num_heads // shared
+    most = divide_up(p.S_q * shared, rows) * p.batch * heads
+    if p.spec.q_view != "packed" or p.total_q >= p.batch * p.S_q:
+        return most
+    return max(min(round((p.total_q * shared / rows + p.batch / 2) * heads), most), 1)
