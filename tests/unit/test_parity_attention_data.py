@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from kernelseam.descriptors import Attention
 from kernelseam.oracle import formulas
+from kernelseam.parity.cases.attention import attention_cases
+from kernelseam.parity.cases.attention_guards import guards
 from kernelseam.parity.matrix import named
 from kernelseam.plugins import plugins
 from kernelseam.samples.attention_case import AttentionCase, case
@@ -218,3 +220,15 @@ def test_lists_name_scattered_heads() -> None:
             starts is not None and len(set(starts)) == 2 * heads and list(starts) != sorted(starts)
         )
     assert placements["lse"].starts is None
+
+
+def test_cases_of_scores_that_rise_share_others_kernels() -> None:
+    """They ask for numbers and for no kernels of their own, and their blocks are many."""
+
+    def spec(c: AttentionCase) -> tuple[object, ...]:
+        return c.dtype, c.head_dim, c.value_dim, c.causal, c.lse
+
+    mine = {c.name for c in guards()}
+    others = {spec(c) for c in attention_cases() if c.name.removesuffix("-ramp") not in mine}
+    for c in guards():
+        assert spec(c) in others and 300 <= c.S_k <= 700, c.name

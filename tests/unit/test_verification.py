@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calibration.tile_model import TileModel
+import wrong_problem
 from kernelseam import (
     Attention,
     AttentionPointers,
@@ -21,6 +21,7 @@ from kernelseam import (
 from kernelseam.errors import WrongResult
 from kernelseam.oracle import check, sampling
 from kernelseam_thirdvendor import AcmeArray
+from wrong_problem import WrongProblem
 
 Discovered = Callable[..., Any]
 RNG = np.random.default_rng(0)
@@ -398,21 +399,10 @@ def test_one_element_that_is_off_is_found(
     plan(descriptor).bind()()  # unasked, nothing is looked at
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "unmasked-k-tail",
-        "dropped-last-k",
-        "no-batch-stride",
-        "wrong-b-head",
-        "short-inputs",
-        "beta-read-at-0",
-        "right",
-    ],
-)
+@pytest.mark.parametrize("fault", wrong_problem.GEMM)
 def test_faults_of_a_gemm(fault: str, discovered: Discovered) -> None:
     loaded = discovered()
-    loaded.registry.implementations.append(TileModel("gemm", "" if fault == "right" else fault))
+    loaded.registry.implementations.append(WrongProblem("gemm", fault))
     pool, b, c = normal(2, 3, 9, 65), normal(4, 1, 33, 7), np.full((2, 3, 9, 7), np.nan, "f4")
     pool[..., 33:] = np.nan
     planned = plan(
@@ -430,43 +420,29 @@ def test_faults_of_a_gemm(fault: str, discovered: Discovered) -> None:
             stride_a_head=9 * 65,
             stride_a_row=65,
         ),
-        implementation=f"model-{fault}",
+        implementation=f"wrong-{fault}",
     )
     if fault == "right":
         planned.bind(check=True)()
         return
-    with pytest.raises(WrongResult, match=f"^model-{fault} on numpy"):
+    with pytest.raises(WrongResult, match=f"^wrong-{fault} on numpy"):
         planned.bind(check=True)()
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "dropped-last-key",
-        "causal-off-by-one",
-        "causal-one-short",
-        "causal-top-left",
-        "wrong-kv-head",
-        "missed-rescale",
-        "lse-base-2",
-        "right",
-    ],
-)
+@pytest.mark.parametrize("fault", wrong_problem.ATTENTION)
 def test_faults_of_an_attention(fault: str, discovered: Discovered) -> None:
     loaded = discovered()
-    loaded.registry.implementations.append(
-        TileModel("attention", "" if fault == "right" else fault)
-    )
+    loaded.registry.implementations.append(WrongProblem("attention", fault))
     q, k, v = normal(2, 4, 33, 16), normal(2, 2, 99, 16), normal(2, 2, 99, 16)
     q[..., 0], k[..., 0] = 4, np.arange(99) / 16  # later keys weigh more
     given = Attention.from_arrays(
         q, k, v, np.empty_like(q), np.empty((2, 4, 33), "f4"), causal=True
     )
-    planned = plan(given, implementation=f"model-{fault}")
+    planned = plan(given, implementation=f"wrong-{fault}")
     if fault == "right":
         planned.bind(check=True)()
         return
-    with pytest.raises(WrongResult, match=f"^model-{fault} on numpy"):
+    with pytest.raises(WrongResult, match=f"^wrong-{fault} on numpy"):
         planned.bind(check=True)()
 
 

@@ -1,1 +1,0 @@
-"""What calibrates the tolerances: random problems, and models of tile kernels and their faults."""
