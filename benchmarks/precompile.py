@@ -132,6 +132,6 @@ def choice(cases: Iterable[Case], device: Device) -> list[Case]:
     """The first case of every spec of a covering choice of them."""
     first: dict[Any, Case] = {}
     for case in cases:
-        if case.batch * case.num_heads <= FEW:
+        if getattr(case, "batch", 1) * getattr(case, "num_heads", 1) <= FEW:
             first.setdefault(problem_of(case, device).spec, case)
     return [first[spec] for spec in covering(first)]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         AttentionPointers,
         BatchedGemmPointers,
         BatchedGemmStrided,
+        GroupedGemm,
         MergeStates,
         OutputProjection,
         OutputProjectionBwd,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from kernelseam.ops.attention_bwd import attention_bwd
     from kernelseam.ops.gemm import bmm, matmul2d
     from kernelseam.ops.gemm_bwd import bmm_bwd, matmul2d_bwd
+    from kernelseam.ops.grouped_gemm import grouped_mm
     from kernelseam.ops.merge import merge_states
     from kernelseam.ops.projection import fused_output_projection_residual, fused_qkv_projection
     from kernelseam.ops.projection_bwd import (
@@ -51,6 +53,7 @@ __all__ = [
     "BatchedGemmStrided",
     "Call",
     "DType",
+    "GroupedGemm",
     "MergeStates",
     "OutputProjection",
     "OutputProjectionBwd",
@@ -70,6 +73,7 @@ __all__ = [
     "fused_output_projection_residual_bwd",
     "fused_qkv_projection",
     "fused_qkv_projection_bwd",
+    "grouped_mm",
     "matmul2d",
     "matmul2d_bwd",
     "merge_states",
@@ -86,6 +90,7 @@ _HOMES = {
     "BatchedGemmStrided": "descriptors",
     "Call": "planning",
     "DType": "dtypes",
+    "GroupedGemm": "descriptors",
     "MergeStates": "descriptors",
     "Plan": "planning",
     "attention": "ops.attention",
@@ -94,6 +99,7 @@ _HOMES = {
     "attention_varlen": "ops.attention",
     "bmm": "ops.gemm",
     "bmm_bwd": "ops.gemm_bwd",
+    "grouped_mm": "ops.grouped_gemm",
     "matmul2d": "ops.gemm",
     "matmul2d_bwd": "ops.gemm_bwd",
     "merge_states": "ops.merge",

@@ -14,12 +14,20 @@ from kernelseam.hookspecs import hookimpl
 from kernelseam.reference.attention import NumpyAttention
 from kernelseam.reference.attention_bwd import NumpyAttentionBwd
 from kernelseam.reference.gemm import NumpyGemm
+from kernelseam.reference.grouped_gemm import NumpyGroupedGemm
 from kernelseam.reference.merge import NumpyMerge
 from kernelseam.reference.projection import PROJECTIONS
 from kernelseam.reference.runtime import HostRuntime
 from kernelseam.registry import Registry
 
-_IMPLEMENTATIONS = (NumpyGemm(), NumpyAttention(), NumpyMerge(), NumpyAttentionBwd(), *PROJECTIONS)
+_IMPLEMENTATIONS = (
+    NumpyGemm(),
+    NumpyGroupedGemm(),
+    NumpyAttention(),
+    NumpyMerge(),
+    NumpyAttentionBwd(),
+    *PROJECTIONS,
+)
 
 
 @hookimpl

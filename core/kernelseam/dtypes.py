@@ -130,7 +130,7 @@ FLOATING = tuple(d for d in DType if d.floating)
 """The floating-point types that operations compute in."""
 OPERAND_DTYPES = {
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "prefix_lengths"), DType.int32),
-    **dict.fromkeys(("block_table", "positions"), DType.int32),
+    **dict.fromkeys(("block_table", "positions", "offsets", "offs"), DType.int32),
     "mask": DType.boolean,
 }
 """The dtype of each operand that is not floating-point."""

@@ -226,7 +226,7 @@ def test_reports_of_both_kinds(parity: Command, tmp_path: Path) -> None:
             ("--device", "acme", "--backend", "numpy"),
             "backend = numpy: the device is acme:0 (acme1). Name one of the two.",
         ),
-        (("--operation", "conv"), "operation = conv: must be one of gemm, attention"),
+        (("--operation", "conv"), "operation = conv: must be one of gemm, grouped_gemm"),
         (
             ("--case", "gemm-nn"),
             f"case = gemm-nn: is the name of none of {len(matrix())} cases, such as gemm-f16-nn.",
@@ -238,8 +238,8 @@ def test_reports_of_both_kinds(parity: Command, tmp_path: Path) -> None:
         (
             ("--implementation", "x"),
             (
-                "implementation = x: must be one of acme-gemm, numpy for gemm, attention, "
-                "attention_bwd, merge_states, "
+                "implementation = x: must be one of acme-gemm, numpy for gemm, grouped_gemm, "
+                "attention, attention_bwd, merge_states, "
                 "qkv_projection, output_projection, qkv_projection_bwd, output_projection_bwd here."
             ),
         ),

@@ -32,6 +32,7 @@ def everything() -> None:
     kernelseam.attention_bwd(out, q, k, v, out, lse, causal=True, window=(3, 0))
     kernelseam.merge_states(np.stack([out, out]), np.stack([lse, lse]))
     kernelseam.bmm(f16(3, 5, 8), f16(3, 8, 7))
+    kernelseam.grouped_mm(f16(5, 8), f16(2, 8, 7), np.array([2, 5], np.int32))
     pages, table = f16(4, 4, 2, 16), np.array([[0, 1], [2, 3]], np.int32)
     kernelseam.attention_paged(f16(2, 1, 4, 16), pages, pages, table, np.array([8, 5], np.int32))
     x, w = f16(2, 8, 32), f16(128, 32)
@@ -59,6 +60,7 @@ def test_what_was_computed_is_read_back_as_it_was(tmp_path: Path) -> None:
         "attention",
         "attention_bwd",
         "gemm",
+        "grouped_gemm",
         "merge_states",
         "output_projection",
         "qkv_projection",
@@ -92,8 +94,8 @@ def test_the_file_is_written_where_the_block_raises_and_not_in_part(tmp_path: Pa
             "sort",
             (
                 "problems[0].operation = sort: must be one of attention_bwd, attention, gemm, "
-                "merge_states, output_projection_bwd, output_projection, qkv_projection_bwd, "
-                "qkv_projection. "
+                "grouped_gemm, merge_states, output_projection_bwd, output_projection, "
+                "qkv_projection_bwd, qkv_projection. "
             ),
         ),
         (

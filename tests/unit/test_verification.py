@@ -15,6 +15,7 @@ from kernelseam import (
     AttentionPointers,
     BatchedGemmPointers,
     BatchedGemmStrided,
+    GroupedGemm,
     MergeStates,
     plan,
 )
@@ -196,6 +197,16 @@ def lists(**more: Any) -> AttentionPointers:
     )
 
 
+def grouped(along: str) -> GroupedGemm:
+    extents = {"M": 7, "N": 6, "K": 5, along.upper(): 14}
+    m, n, k = extents.values()
+    stacked = {"m": "B", "n": "A", "k": "C"}[along]
+    shapes = {"A": (m, k), "B": (k, n), "C": (m, n)}
+    whole = {x: normal(*((3,) if x == stacked else ()), *shape) for x, shape in shapes.items()}
+    ends = np.array([5, 5, 12], np.int32)
+    return GroupedGemm(groups=3, along=along, **extents, **whole, offsets=ends, beta=0.5)
+
+
 def merge(dtype: Any = np.float32, **more: Any) -> MergeStates:
     shapes = {"outs": (3, 2, 2, 5, 8), "lses": (3, 2, 2, 5), "out": (2, 2, 5, 8), "lse": (2, 2, 5)}
     return MergeStates(
@@ -300,6 +311,9 @@ RIGHT: dict[str, Callable[[], Any]] = {
     "attention in half precision with results in single": lambda: Attention.from_arrays(
         *(normal(1, 2, 40, 32, dtype="f2") for _ in range(3)), normal(1, 2, 40, 32)
     ),
+    "grouped GEMM": lambda: grouped("m"),
+    "grouped GEMM along N": lambda: grouped("n"),
+    "grouped GEMM along K": lambda: grouped("k"),
     "merge": lambda: merge(),
     "merge in double precision": lambda: merge(np.float64),
     "merge of nothing": lambda: MergeStates(
@@ -374,6 +388,7 @@ def shifted(discovered: Discovered, monkeypatch: pytest.MonkeyPatch) -> None:
         ("attention of pages", "out[1, 3, 2, 23] is"),
         ("attention over lists", "out[1, 3, 4, 15] is"),
         ("merge", "out[1, 1, 4, 7] is"),
+        ("grouped GEMM along K", "C[2, 6, 5] is"),
     ],
 )
 def test_one_element_that_is_off_is_found(

@@ -18,6 +18,7 @@ from kernelseam.descriptors.attention.backward_problem import AttentionBwdProble
 from kernelseam.descriptors.attention.merge_problem import MergeProblem
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.common.validation import MAX_BYTES, check_walk
+from kernelseam.descriptors.gemm.grouped_problem import AXES, GroupedGemmProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.descriptors.projection.backward_problem import (
     OutputProjectionBwdProblem,
@@ -34,6 +35,7 @@ PROBLEMS: Mapping[str, type] = {
         AttentionBwdProblem,
         AttentionProblem,
         GemmProblem,
+        GroupedGemmProblem,
         MergeProblem,
         OutputProjectionBwdProblem,
         OutputProjectionProblem,
@@ -118,6 +120,7 @@ _KNOWN: Mapping[str, tuple[object, ...]] = {
     "q_view": ("strided", "packed", "pointers"),
     "kv_view": _VIEWS,
     "view": ("strided", "pointers"),
+    "along": AXES,
     "rotary": ("", "halves", "pairs"),
     "joined": (None, "a", "b", "k"),
     "precision": (None, "tf32", "tf32x3"),

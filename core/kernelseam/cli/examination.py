@@ -19,6 +19,7 @@ from kernelseam.samples.attention_bwd_case import BackwardCase
 from kernelseam.samples.attention_case import AttentionCase
 from kernelseam.samples.case import Case
 from kernelseam.samples.gemm_case import GemmCase
+from kernelseam.samples.grouped_case import GroupedCase
 from kernelseam.samples.merge_case import MergeCase
 from kernelseam.samples.operations import operands
 from kernelseam.samples.operations.operands import describe
@@ -56,6 +57,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         )
         for d in (F16, F32)
     ),
+    "grouped_gemm": tuple(GroupedCase(f"grouped-gemm-{d}", d) for d in (F16, F32)),
     "merge_states": tuple(MergeCase(f"merge-{d}", d, d) for d in (F16, F32)),
     "attention_bwd": tuple(
         BackwardCase(

@@ -7,6 +7,8 @@ from kernelseam.descriptors.attention.merge import MergeStates
 from kernelseam.descriptors.attention.merge_problem import MergeProblem, MergeSpec
 from kernelseam.descriptors.attention.pointers import AttentionPointers
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.gemm.grouped import GroupedGemm
+from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem, GroupedGemmSpec
 from kernelseam.descriptors.gemm.pointers import BatchedGemmPointers
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.descriptors.gemm.strided import BatchedGemmStrided
@@ -38,6 +40,9 @@ __all__ = [
     "BatchedGemmStrided",
     "GemmProblem",
     "GemmSpec",
+    "GroupedGemm",
+    "GroupedGemmProblem",
+    "GroupedGemmSpec",
     "MergeProblem",
     "MergeSpec",
     "MergeStates",

@@ -20,6 +20,7 @@ from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.covering import covering, covering_specs
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.gemm.gemv import GEMV, GemvTile
+from kernelseam.kernels.gemm.grouped import GroupedGemmDefinition
 from kernelseam.kernels.gemm.host import GemmDefinition
 from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.kernel import KernelImplementation, build
@@ -27,6 +28,7 @@ from kernelseam.kernels.projection.host import PROJECTIONS
 
 KERNELS: Mapping[str, KernelDefinition] = {
     "gemm": GemmDefinition(),
+    "grouped_gemm": GroupedGemmDefinition(),
     "attention": AttentionDefinition(),
     "attention_bwd": AttentionBwdDefinition(),
     "merge_states": MERGE,

@@ -13,6 +13,7 @@ from kernelseam.descriptors.attention.backward_problem import AttentionBwdSpec
 from kernelseam.descriptors.attention.merge_problem import MergeSpec
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.descriptors.gemm.fields import PRECISIONS
+from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmSpec
 from kernelseam.descriptors.gemm.problem import GemmSpec, HeadsSpec
 from kernelseam.dtypes import E4M3, DType
 from kernelseam.kernels.attention.backward import AttentionBwdDefinition
@@ -30,10 +31,12 @@ from kernelseam.kernels.attention.row_kernels import (
 )
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.gemm.gemv import GEMV
+from kernelseam.kernels.gemm.grouped import GroupedGemmDefinition
 from kernelseam.kernels.gemm.host import GemmDefinition
 
 F16, BF16, F32, F64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
 GEMM, FORWARD, BACKWARD = GemmDefinition(), AttentionDefinition(), AttentionBwdDefinition()
+GROUPED = GroupedGemmDefinition()
 EVERY: dict[str, Any] = dict.fromkeys(
     ("window", "prefix", "alibi", "softcap", "mask", "sinks"), True
 )
@@ -44,7 +47,7 @@ def covering(kernels: Iterable[Composition] = ()) -> tuple[Covered, ...]:
     """Those of the shared kernels, and those of ``kernels``, a plugin's own.
 
     GEMM: every dtype with every transpose case, every precision that an arch has, pointer lists,
-    narrow rows, float32 results, sums, bias and residual, heads.
+    narrow rows, float32 results, sums, bias and residual, heads; groups along each axis.
 
     Attention: every dtype with head dims from 32 to 576, different ones for keys and values, odd
     ones, causal or not, with LSE or not; every option alone or with those that models give it;
@@ -54,6 +57,7 @@ def covering(kernels: Iterable[Composition] = ()) -> tuple[Covered, ...]:
     own = (c for k in kernels for c in k.covering())
     return (
         *_gemms(),
+        *_grouped(),
         *_attentions(),
         *_variants(),
         *_gradients(),
@@ -124,6 +128,22 @@ def _gemms() -> Iterator[Covered]:
         yield Covered(
             GEMM, GemmSpec(dtype, dtype, acc, True, summed=True, segmented=True, row_sums=dtype)
         )
+
+
+def _grouped() -> Iterator[Covered]:
+    def one(along: str, product: GemmSpec, often: bool = True) -> Covered:
+        return Covered(GROUPED, GroupedGemmSpec(along, product), often=often)
+
+    yield one("m", GemmSpec(BF16, BF16, F32))
+    yield one("m", GemmSpec(F16, F32, F32, b_transposed=True), False)
+    yield one("m", GemmSpec(F32, F32, F32, True, True, "strided", 4))
+    yield one("n", GemmSpec(BF16, BF16, F32, False, False, "strided", 16, 2, 2))
+    yield one("k", GemmSpec(BF16, BF16, F32, a_transposed=True))
+    yield one("k", GemmSpec(F32, F32, F32, False, True, "strided", 4, 4), False)
+    for stored in E4M3:
+        scaled = GemmSpec(stored, BF16, F32, b_transposed=True, scales=True)
+        yield one("m", scaled, False)
+        yield one("m", replace(scaled, scale_block=(1, 128, 128)), False)
 
 
 def _attentions() -> Iterator[Covered]:

@@ -27,7 +27,7 @@ class _IrregularStrides(Exception):
 
 def check_matrices(name: str, info: ArrayInfo) -> None:
     """Raise InvalidValue unless one of the two matrix axes is contiguous."""
-    if _is_strided(info) and _is_strided(transpose(info)):
+    if is_strided(info) and is_strided(transpose(info)):
         raise InvalidValue(
             name,
             _strides(info),
@@ -80,7 +80,7 @@ def multiply(
     of addresses, and the call synchronises.
     """
     infos = operation.infos
-    if _is_strided(operands["C"]) and not _is_strided(transpose(operands["C"])):  # Cᵀ = Bᵀ·Aᵀ
+    if is_strided(operands["C"]) and not is_strided(transpose(operands["C"])):  # Cᵀ = Bᵀ·Aᵀ
         if "bias" in operands:
             raise InvalidValue(
                 names["C"],
@@ -177,7 +177,7 @@ def _descriptor(
                 fields[f"stride_{name}_k"] = info.strides[3] if info.shape[3] > 1 else None
         if name in ("bias", *SCALES):
             continue
-        transposed = _is_strided(info)
+        transposed = is_strided(info)
         if transposed and name == "residual":
             raise InvalidValue(
                 name,
@@ -219,7 +219,7 @@ def _batch_axes(operands: Operands) -> tuple[Axis, Axis, Axis]:
     return Axis(batch, strides[0]), Axis(few, strides[1]), Axis(group, strides[2])
 
 
-def _is_strided(info: ArrayInfo) -> bool:
+def is_strided(info: ArrayInfo) -> bool:
     """Whether the last axis is not contiguous."""
     return info.strides[-1] != 1 and info.shape[-1] > 1 and 0 not in info.shape
 

@@ -8,6 +8,7 @@ from kernelseam.contract import Problem, Runtime
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
 from kernelseam.descriptors.attention.merge_problem import MergeProblem
 from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.descriptors.projection.backward_problem import (
     OutputProjectionBwdProblem,
@@ -20,6 +21,7 @@ from kernelseam.oracle.operands import Operands
 from kernelseam.oracle.subnormals import flushes
 from kernelseam.oracle.verification_attention import AttentionBwdVerifier, AttentionVerifier
 from kernelseam.oracle.verification_gemm import GemmVerifier
+from kernelseam.oracle.verification_grouped import GroupedGemmVerifier
 from kernelseam.oracle.verification_merge import MergeVerifier
 from kernelseam.oracle.verification_projection import ProjectionVerifier
 from kernelseam.oracle.verifier import Verifier
@@ -28,6 +30,7 @@ from kernelseam.plugins import plugins
 
 VERIFIERS: dict[type, Verifier[Any]] = {
     GemmProblem: GemmVerifier(),
+    GroupedGemmProblem: GroupedGemmVerifier(),
     AttentionProblem: AttentionVerifier(),
     AttentionBwdProblem: AttentionBwdVerifier(),
     MergeProblem: MergeVerifier(),

@@ -218,6 +218,29 @@ def _gemm(p: Any) -> Any:
     )
 
 
+def _grouped_gemm(p: Any) -> Any:
+    m, n, k, product = rows(p.M), columns(p.N), columns(p.K), p.spec.product
+    a, b = (k, m) if product.a_transposed else (m, k), (n, k) if product.b_transposed else (k, n)
+    return _replaced(
+        p,
+        M=m,
+        N=n,
+        K=k,
+        alpha=0.0 if p.alpha == 0 else 1.0,
+        beta=0.0 if p.beta == 0 else 1.0,
+        a_strides=_strides(p.a_strides, p.a_shape[0], *a),
+        b_strides=_strides(p.b_strides, p.b_shape[0], *b),
+        c_strides=_strides(p.c_strides, p.M, m, n),
+        **dict(
+            zip(
+                ("a_scale_strides", "b_scale_strides", "scale_k_strides"),
+                _steps(p.a_scale_strides, p.b_scale_strides, p.scale_k_strides),
+                strict=True,
+            )
+        ),
+    )
+
+
 def _projection(p: Any) -> Any:
     heads = getattr(p, "heads", None)  # the qkv projection describes its heads separately
     tokens = p.S if heads is None else heads.tokens
@@ -257,6 +280,7 @@ def _names(kind: Any) -> frozenset[str]:
 
 _REPRESENTATIVES: Mapping[str, Callable[[Any], Any]] = {
     "gemm": _gemm,
+    "grouped_gemm": _grouped_gemm,
     "attention": _attention,
     "attention_bwd": _attention_bwd,
     "merge_states": _merge,
@@ -309,6 +333,14 @@ def _of_gemm(p: Any) -> Extents:
     }
 
 
+def _of_grouped_gemm(p: Any) -> Extents:
+    along = p.spec.along
+    extents = {"M": p.M, "N": p.N, "K": p.K}
+    varied = {along.upper(): extents.pop(along.upper())}
+    exact = {**extents, "groups": p.groups}
+    return exact | {"beta": p.beta != 0, "reads": p.reads_inputs}, varied
+
+
 def _of_attention(p: Any) -> Extents:
     varied = {"batch": p.batch, "S_q": p.S_q, "S_k": p.S_k}
     varied |= {n: x for n, x in (("total_q", p.total_q), ("total_k", p.total_k)) if x}
@@ -327,6 +359,7 @@ def _of_projection(p: Any) -> Extents:
 
 _EXTENTS: Mapping[str, Callable[[Any], Extents]] = {
     "gemm": _of_gemm,
+    "grouped_gemm": _of_grouped_gemm,
     "attention": _of_attention,
     "attention_bwd": lambda p: _of_attention(p.forward),
     **dict.fromkeys(

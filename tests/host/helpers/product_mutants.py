@@ -28,6 +28,43 @@ PRODUCTS = (
         WRONG,
         "numbers are rounded to TF32 where they should be split",
     ),
+    # ---- groups
+    Mutant(
+        "gemm-offset-one-group-late",
+        GEMM,
+        "KS_GLOBAL*)ends)[g - 1]",
+        "KS_GLOBAL*)ends)[g]",
+        "grouped-gemm-bf16-m-nn-integers",
+        f"{UNTOUCHED}|{STRAY}|{NOT_EXACT}",
+        "a group begins where it ends",
+    ),
+    Mutant(
+        "gemm-tail-into-the-next-group",
+        GEMM,
+        "return KS_GROUPED == ALONG_M ? at.size : M;",
+        "return KS_GROUPED == ALONG_M ? min_of(at.size + 8, M - at.begin) : M;",
+        "grouped-gemm-bf16-m-nn-rest",
+        STRAY,
+        "the last tile of a group writes rows behind it",
+    ),
+    Mutant(
+        "gemm-summands-of-the-next-group",
+        GEMM,
+        "return KS_GROUPED == ALONG_K ? at.size : K;",
+        "return KS_GROUPED == ALONG_K ? divide_up(at.size, BK) * BK : K;",
+        "grouped-gemm-bf16-k-tn-integers",
+        f"{NOT_EXACT}|{NAN}",
+        "the last slice of a group sums rows of the next",
+    ),
+    Mutant(
+        "gemm-empty-group-along-k-skipped",
+        GEMM,
+        "return at.m * BM >= rows_of(at) || at.n * BN >= columns_of(at);",
+        "return at.m * BM >= rows_of(at) || at.n * BN >= columns_of(at) || at.size == 0;",
+        "grouped-gemm-bf16-k-tn",
+        UNTOUCHED,
+        "the gradient of an expert without tokens is not written",
+    ),
     # ---- what is added
     Mutant(
         "gemm-bias-of-the-first-tile",

@@ -193,6 +193,10 @@ def matmul2d() -> Arguments:
     return {"a": f32(S, D), "b": f32(D, T), "bias": f32(T), "residual": f32(S, T), "out": f32(S, T)}
 
 
+def grouped() -> Arguments:
+    return {"a": f32(7, D), "b": f32(N, D, T), "offs": i32(0, 4, 7), "out": f32(7, T)}
+
+
 def bmm_bwd() -> Arguments:
     return {
         "dc": f32(B, S, T),
@@ -381,6 +385,7 @@ FUNCTIONS = {
     "attention_bwd": _function(ks.attention_bwd, attention_bwd),
     "bmm": _function(ks.bmm, bmm),
     "matmul2d": _function(ks.matmul2d, matmul2d),
+    "grouped_mm": _function(ks.grouped_mm, grouped),
     "bmm_bwd": _function(ks.bmm_bwd, bmm_bwd),
     "matmul2d_bwd": _function(ks.matmul2d_bwd, matmul2d_bwd),
     "merge_states": _function(ks.merge_states, merge),
@@ -468,6 +473,20 @@ DESCRIPTORS = {
         lambda: {"scores": f32(B, H, S, T), "v": f32(B, G, T, D), "out": f32(B, H, S, D)},
     ),
     "BatchedGemmPointers": _descriptor(ks.BatchedGemmPointers, gemm_lists),
+    "GroupedGemm": _descriptor(
+        ks.GroupedGemm,
+        lambda: {
+            "groups": N,
+            "M": 7,
+            "N": T,
+            "K": D,
+            "along": "m",
+            "A": f32(7, D),
+            "B": f32(N, D, T),
+            "C": f32(7, T),
+            "offsets": i32(0, 4, 7),
+        },
+    ),
     "MergeStates": _descriptor(
         ks.MergeStates,
         lambda: {

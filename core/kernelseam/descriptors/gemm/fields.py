@@ -81,9 +81,9 @@ def precision_of(value: object, dtype: DType) -> str | None:
     return value
 
 
-def are_scaled(gemm: Any, dtype: DType, names: tuple[str, str]) -> bool:
+def are_scaled(gemm: Any, dtype: DType, names: tuple[str, str], summed: bool) -> bool:
     """Whether there are scales, in the fields of these names. Raises InvalidValue for one without
-    the other, and for scales of what has none."""
+    the other, and for scales of what has none, or of products that are ``summed`` into one C."""
     there = [n for n in names if getattr(gemm, n) is not None]
     if not there:
         return False
@@ -99,7 +99,7 @@ def are_scaled(gemm: Any, dtype: DType, names: tuple[str, str]) -> bool:
         raise InvalidValue(
             missing, None, f"must be given where {there[0]} is", "Give it: ones change nothing"
         )
-    if gemm.c_batch_group * gemm.c_head_group > 1:
+    if summed:
         raise InvalidValue(
             there[0],
             "given",

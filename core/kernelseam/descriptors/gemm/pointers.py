@@ -127,7 +127,7 @@ class BatchedGemmPointers:
             for n, kind in (("bias_ptrs", bias), ("residual_ptrs", residual))
             if kind is not None
         }
-        scaled = are_scaled(self, dtype, SCALES)
+        scaled = are_scaled(self, dtype, SCALES, self.c_batch_group * self.c_head_group > 1)
         kinds |= dict.fromkeys(SCALES, DType.float32) if scaled else {}
         matrices = {n: completed(n, blank[n], given.get(n), kind) for n, kind in kinds.items()}
         vectors = {

@@ -171,7 +171,7 @@ class BatchedGemmStrided:
         )
         for name in SCALES:
             refuse_idle(self, name, name, _STRIDES[name])
-        scaled = are_scaled(self, dtype, SCALES)
+        scaled = are_scaled(self, dtype, SCALES, self.c_batch_group * self.c_head_group > 1)
         blocks = scale_block_of(self.scale_block, scaled)
         kinds = {"A": dtype, "B": dtype, "C": dtype_c, "bias": bias, "residual": residual}
         results = (self.batch // self.c_batch_group, self.num_heads // self.c_head_group)

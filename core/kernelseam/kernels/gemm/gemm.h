@@ -10,13 +10,14 @@
 // Where KS_PERSISTENT is 0 there are as many blocks as tiles, each computes one, and the result is laid out where the ring
 // was: less shared memory and fewer registers, for devices that rather hold several blocks at once.
 // With scales of blocks along K the products of a block are summed from 0, multiplied by their scales and then added up.
+// With groups (KS_GROUPED: groups.h) one axis of the operands is divided by offsets in device memory.
 // Where KS_TEAMS is more than 1, a block computes that many small tiles at once, each by a warp with a ring of its own.
 //
 // Constants (from the kernel definition): KS_T, KS_TC (element types of A and B, and of C), KS_A_TRANSPOSED, KS_B_TRANSPOSED,
 // KS_POINTERS, KS_VECTOR_A/B/C/R (bytes that rows of A, B, C, the residual are aligned to), KS_BIAS, KS_RESIDUAL,
 // KS_SCALE_M, KS_SCALE_N, KS_SCALE_K (rows, columns and values of k that share a scale, 0 where rows and columns have one: see below),
 // KS_ROW_SUMS (element types, void where there is none), KS_PRECISION (of float32: 0, or in how many products of TF32 it is
-// multiplied), KS_SCALES (of factors of 8 bits), KS_SUMMED, KS_SEGMENTED, KS_HEADS (and those of heads.h), KS_BM, KS_BN, KS_BK, KS_WARPS_M, KS_WARPS_N,
+// multiplied), KS_SCALES (of factors of 8 bits), KS_SUMMED, KS_SEGMENTED, KS_GROUPED, KS_HEADS (and those of heads.h), KS_BM, KS_BN, KS_BK, KS_WARPS_M, KS_WARPS_N,
 // KS_TEAMS, KS_STAGES, KS_PERSISTENT, KS_MIN_BLOCKS, KS_SHARED_BYTES.
 // Shared memory, for each team: STAGES · (BM + BN) · BK elements, and (or, not persistent, at least) BM · BN elements of C.
 // Registers: BM·BN / threads accumulators, with scales of blocks twice, plus one slice's operands.
@@ -66,6 +67,9 @@ static_assert(KS_SCALE_K % E::K_STEP == 0 && (KS_SCALE_K % BK == 0 || BK % KS_SC
 #if KS_HEADS
 #include "gemm/heads.h"
 #endif
+#if KS_GROUPED
+#include "gemm/groups.h"
+#endif
 
 // Where alpha or K is 0 the host passes both as 0: A and B are then not read.
 // a, b, c, bias, residual, sums: the first of each, or lists of addresses. Strides in elements. num_heads: C's; each sums
@@ -81,6 +85,9 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
 #endif
 #if KS_HEADS
      , KS_ARGUMENT Heads heads
+#endif
+#if KS_GROUPED
+     , KS_ARGUMENT Groups groups
 #endif
 #if KS_SCALES
      , KS_ARGUMENT Scales scales
@@ -107,14 +114,42 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
       batch += step.batch + carry(head, step.heads);
     }
     int tiles_m, tiles_n, heads;
+    int begin, size;  // of a group, whose number is `batch`
   };
   auto place = [&](unsigned tile) {
+#if KS_GROUPED
+    const GroupTile x = groups.tile<BM, BN>(tile, tiles_m, tiles_n);
+    return Place{x.m, x.n, 0, x.group, tiles_m, tiles_n, num_heads, x.begin, x.size};
+#else
     const unsigned strip = tile / tiles_m, matrix = strip / tiles_n, batch = matrix / num_heads;
     return Place{(int)(tile - strip * tiles_m), (int)(strip - matrix * tiles_n), (int)(matrix - batch * num_heads),
                  (int)batch, tiles_m, tiles_n, num_heads};
+#endif
   };
   const unsigned stride = blocks * TEAMS;
+#if KS_GROUPED
+  // What a tile's group has in rows, columns and slices; `empty`: a tile of no rows, or of no columns.
+  auto rows_of = [&](const Place& at) { return KS_GROUPED == ALONG_M ? at.size : M; };
+  auto columns_of = [&](const Place& at) { return KS_GROUPED == ALONG_N ? at.size : N; };
+  auto depth_of = [&](const Place& at) { return KS_GROUPED == ALONG_K ? at.size : K; };
+  auto empty = [&](const Place& at) { return at.m * BM >= rows_of(at) || at.n * BN >= columns_of(at); };
+  auto slices_of = [&](const Place& at) { return empty(at) || K == 0 ? 0 : divide_up(depth_of(at), BK); };
+  // Elements from an operand's first to its group's.
+  auto group_start = [&](const Place& at, bool stacked, i64 by_group, bool by_rows, int row) {
+    return stacked ? at.batch * by_group : by_rows ? (i64)at.begin * row : at.begin;
+  };
+  auto go_on = [&](unsigned& tile, Place& at) {
+    tile += stride;
+    if (tile < total) at = place(tile);
+  };
+#else
+  auto rows_of = [&](const Place&) { return M; };
+  auto columns_of = [&](const Place&) { return N; };
+  auto depth_of = [&](const Place&) { return K; };
+  auto slices_of = [&](const Place&) { return slices; };
   const Place step = KS_PERSISTENT ? place(stride) : Place{};
+  auto go_on = [&](unsigned& tile, Place& at) { tile += stride, at += step; };
+#endif
   // The matrix of `heads` a batch that belongs to a batch and a head, in a strided batch or in a list.
   auto matrix_at = [&](auto base, int batch, int head, int heads, i64 by_batch, i64 by_head) {
     if (KS_POINTERS) return listed(base, (i64)batch * heads + head);
@@ -129,8 +164,18 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
   unsigned next_tile = block_index() * TEAMS + team;
   Place next = place(next_tile), at = next;
   int next_slice = 0, next_term = 0, far = 0;
+#if KS_GROUPED
+  auto skip_empty = [&] {
+    while (next_tile < total && slices_of(next) == 0) go_on(next_tile, next);
+  };
+  skip_empty();
+#endif
   StridedView<const T> A{nullptr, a_row}, B{nullptr, b_row};
   auto next_product = [&] {
+#if KS_GROUPED
+    A.base = (const T*)a + group_start(next, KS_GROUPED == ALONG_N, a_batch, (KS_GROUPED == ALONG_M) != KS_A_TRANSPOSED, a_row);
+    B.base = (const T*)b + group_start(next, KS_GROUPED == ALONG_M, b_batch, (KS_GROUPED == ALONG_K) != KS_B_TRANSPOSED, b_row);
+#else
     const int groups = KS_SUMMED ? next_term / head_group : 0;
     const int batch = KS_SUMMED ? next.batch * batch_group + groups : next.batch;
     const int head = KS_SUMMED ? next.head * head_group + next_term - groups * head_group : next.head;
@@ -143,10 +188,12 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
 #endif
     const int b_head_index = KS_POINTERS || b_head_group == 1 ? head : head / b_head_group;
     B.base = matrix_at((const T*)b, batch, b_head_index, heads_in_all, b_batch, b_head);
+#endif
   };
   auto fetch = [&] {
     if (next_tile < total) {
       if (next_slice == 0) next_product();
+      const int M = rows_of(next), N = columns_of(next), K = depth_of(next);
       const int k0 = next_slice * BK, m0 = next.m * BM, n0 = next.n * BN;
       if constexpr (TileA::K_LAST) copy_a.fetch(tile_a(far), A, m0, M, k0, K);
       else copy_a.fetch(tile_a(far), A, k0, K, m0, M);
@@ -156,15 +203,22 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
       if constexpr (TileB::K_LAST) copy_b.fetch(tile_b(far), B, n0, N, k0, K);
       else copy_b.fetch(tile_b(far), B, k0, K, n0, N);
 #endif
-      if (++next_slice == slices) {
+      if (++next_slice == slices_of(next)) {
         next_slice = 0;
-        if (++next_term == terms) next_term = 0, next_tile = KS_PERSISTENT ? next_tile + stride : total, next += step;
+        if (++next_term == terms) {
+          next_term = 0;
+          if (KS_PERSISTENT) go_on(next_tile, next);
+          else next_tile = total;
+#if KS_GROUPED
+          skip_empty();
+#endif
+        }
       }
     }
     if (++far == STAGES) far = 0;
     copies_commit();
   };
-  if (slices)
+  if (KS_GROUPED || slices)
 #pragma unroll
     for (int s = 0; s < AHEAD; s++) fetch();
 
@@ -180,18 +234,31 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
   };
 #if KS_SCALES
   auto scales_of_rows = [&](const Place& at) {
+#if KS_GROUPED
+    return (const float KS_GLOBAL*)scales.a.base + group_start(at, KS_GROUPED != ALONG_M, scales.a.batch, true, scales.a.row);
+#else
     return (const float KS_GLOBAL*)matrix_at(scales.a.base, at.batch, at.head, num_heads, scales.a.batch, scales.a.head);
+#endif
   };
   auto scales_of_columns = [&](const Place& at) {
+#if KS_GROUPED
+    return (const float KS_GLOBAL*)scales.b.base + group_start(at, KS_GROUPED != ALONG_N, scales.b.batch, true, scales.b.row);
+#else
     return (const float KS_GLOBAL*)matrix_at(scales.b.base, at.batch, KS_POINTERS ? at.head : at.head / b_head_group, num_heads,
                                              scales.b.batch, scales.b.head);
+#endif
   };
 #endif
   auto ends_of = [&](const Place& at) {
     auto one = [&](auto base, i64 by_batch, i64 by_head) {
       return matrix_at(base, at.batch, at.head, num_heads, by_batch, by_head);
     };
-    return Ends{KS_HEADS ? (TC*)c : one((TC*)c, c_batch, c_head),
+#if KS_GROUPED
+    TC* const of_group = (TC*)c + group_start(at, KS_GROUPED == ALONG_K, c_batch, KS_GROUPED == ALONG_M, c_row);
+#else
+    TC* const of_group = KS_HEADS ? (TC*)c : one((TC*)c, c_batch, c_head);
+#endif
+    return Ends{of_group,
                 Bias::THERE ? one((const Bias::type*)bias, bias_batch, bias_head) : nullptr,
                 Residual::THERE ? one((const Residual::type*)residual, residual_batch, residual_head) : nullptr
 #if KS_SCALES && !KS_SCALE_K
@@ -202,7 +269,11 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
   };
 
   int stage = 0;
-  for (unsigned tile = block_index() * TEAMS + team; tile < total; tile += stride, at += step) {
+  for (unsigned tile = block_index() * TEAMS + team; tile < total; go_on(tile, at)) {
+#if KS_GROUPED
+    if (empty(at)) continue;
+#endif
+    const int M = rows_of(at), N = columns_of(at), slices = slices_of(at);
     E::Acc<WM, WN> acc;
     E::zero(acc);
     constexpr int SUM_ROWS = RowSums::THERE ? (BM + THREADS - 1) / THREADS : 1;  // of a thread

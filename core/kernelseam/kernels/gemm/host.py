@@ -189,6 +189,7 @@ class GemmDefinition(KernelDefinition):
             **scale_defines(spec),
             "SUMMED": spec.summed,
             "SEGMENTED": spec.segmented,
+            "GROUPED": 0,
             "HEADS": spec.heads is not None,
             **(heads_defines(spec.heads) if spec.heads else {}),
             "BM": tile.bm,

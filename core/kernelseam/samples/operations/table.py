@@ -8,6 +8,7 @@ from kernelseam.samples.case import Case
 from kernelseam.samples.operations.attention import AttentionForward
 from kernelseam.samples.operations.attention_bwd import AttentionGradients
 from kernelseam.samples.operations.gemm import Gemm
+from kernelseam.samples.operations.grouped import Grouped
 from kernelseam.samples.operations.merge import Merge
 from kernelseam.samples.operations.operation import Operation
 from kernelseam.samples.operations.projection import Projection
@@ -16,6 +17,7 @@ OPERATIONS: dict[str, Operation[Any, Any]] = {
     o.name: o
     for o in (
         Gemm(),
+        Grouped(),
         AttentionForward(),
         AttentionGradients(),
         Merge(),

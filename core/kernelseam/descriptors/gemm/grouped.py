@@ -1,0 +1,340 @@
+"""The grouped GEMM: products of different sizes in one launch, divided by offsets on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime, host_copy
+from kernelseam.descriptors.common.operands import (
+    check_array,
+    describe_all,
+    left_out,
+    pointer,
+    resolve,
+    without_arrays,
+)
+from kernelseam.descriptors.common.protocol import Resolved
+from kernelseam.descriptors.common.validation import (
+    check_walk,
+    extent,
+    flag,
+    number,
+    packed,
+    row_strides,
+    stride,
+    vector_bytes,
+)
+from kernelseam.descriptors.gemm.fields import (
+    SCALES,
+    are_scaled,
+    gemm_dtypes,
+    precision_of,
+    refuse_idle,
+    scale_block_of,
+)
+from kernelseam.descriptors.gemm.grouped_problem import (
+    AXES,
+    STACKED,
+    GroupedGemmProblem,
+    GroupedGemmSpec,
+)
+from kernelseam.descriptors.gemm.problem import GemmSpec
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+from kernelseam.forking import cached_property
+
+_MATRICES = ("A", "B", "C")
+_STRIDES = {
+    **{n: tuple(f"stride_{n.lower()}_{axis}" for axis in ("group", "row")) for n in _MATRICES},
+    "offsets": (),
+    "a_scales": tuple(f"stride_a_scales_{axis}" for axis in ("group", "row", "k")),
+    "b_scales": tuple(f"stride_b_scales_{axis}" for axis in ("group", "column", "k")),
+}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GroupedGemm:
+    """C_g = alpha·op(A_g)·op(B_g) + beta·C_g for each group g, in one launch and without the host
+    knowing the groups' sizes.
+
+    ``offsets``, int32 [groups] on the device, ends the groups along one axis, as torch's ``offs``:
+    group g is from offsets[g − 1] (0 for the first) to offsets[g]; it may be empty, and begin
+    anywhere. ``along`` names the axis:
+
+    * "m": A [M, K] and C [M, N] are divided by rows, B [groups, K, N] has a matrix a group
+      (the tokens of experts);
+    * "n": B [K, N] and C [M, N] are divided by columns, A [groups, M, K] has a matrix a group;
+    * "k": A [M, K] and B [K, N] are divided along what is summed over, C [groups, M, N] has a
+      matrix a group (the gradients of experts' weights); that of an empty group becomes beta·C_g.
+
+    The extent of that axis is a capacity: what follows the last offset is neither read nor written.
+
+    In memory A is M×K (K×M where ``a_transposed``) and B is K×N (N×K where ``b_transposed``);
+    columns are contiguous. Operands are arrays, addresses (ints), or None until ``bind``. Strides
+    count elements; those left out pack row-major.
+
+    ``dtype`` (A and B) comes from the arrays where it is left out, ``dtype_c`` from C's array, else
+    it is ``dtype``, float32 for e4m3. beta = 0 never reads C. ``precision`` says how float32 is
+    multiplied, as in ``BatchedGemmStrided``.
+
+    A and B of e4m3 may have ``a_scales`` and ``b_scales``, float32, both or none: of rows of op(A),
+    [M] where these are divided, else [groups, M], and of columns of op(B), [N] where these are
+    divided, else [groups, N]. Strides of 0 repeat them: all for one scale of a tensor. With
+    ``scale_block`` = (1, n, k), along "m" alone, scales are of blocks: a_scales [M, ⌈K/k⌉],
+    b_scales [groups, ⌈N/n⌉, ⌈K/k⌉].
+
+    Offsets that the host may read are checked; ``bind(check=True)`` copies them from the device.
+
+    Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
+    """
+
+    groups: int
+    M: int
+    N: int
+    K: int
+    along: str
+    A: object = field(default=None, repr=False)
+    B: object = field(default=None, repr=False)
+    C: object = field(default=None, repr=False)
+    offsets: object = field(default=None, repr=False)
+    a_scales: object = field(default=None, repr=False)
+    b_scales: object = field(default=None, repr=False)
+    stride_a_group: int | None = None
+    stride_a_row: int | None = None
+    stride_b_group: int | None = None
+    stride_b_row: int | None = None
+    stride_c_group: int | None = None
+    stride_c_row: int | None = None
+    stride_a_scales_group: int | None = None
+    stride_a_scales_row: int | None = None
+    stride_a_scales_k: int | None = None
+    stride_b_scales_group: int | None = None
+    stride_b_scales_column: int | None = None
+    stride_b_scales_k: int | None = None
+    scale_block: tuple[int, int, int] | None = None
+    a_transposed: bool = False
+    b_transposed: bool = False
+    alpha: float = 1.0
+    beta: float = 0.0
+    dtype: DType | str | None = None
+    dtype_c: DType | str | None = None
+    dtype_acc: DType | str | None = None
+    precision: str | None = None
+    _problem: GroupedGemmProblem = field(init=False, repr=False)
+    _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        infos = describe_all(self.operands())
+        dtype, dtype_c, dtype_acc = gemm_dtypes(
+            self.dtype, self.dtype_c, self.dtype_acc, infos, ("A", "B"), "C"
+        )
+        for name in ("groups", "M", "N", "K"):
+            put(self, name, extent(name, getattr(self, name)))
+        for name in ("a_transposed", "b_transposed"):
+            put(self, name, flag(name, getattr(self, name)))
+        for name in ("alpha", "beta"):
+            put(self, name, number(name, getattr(self, name)))
+        if not isinstance(self.along, str) or self.along not in AXES:
+            raise InvalidValue(
+                "along", self.along, "must be 'm', 'n' or 'k'", "Name the axis that offsets divide"
+            )
+        for name in SCALES:
+            refuse_idle(self, name, name, _STRIDES[name])
+        scaled = are_scaled(self, dtype, SCALES, summed=False)
+        block = self._scale_block(scaled)
+        shapes = {
+            "A": (self.K, self.M) if self.a_transposed else (self.M, self.K),
+            "B": (self.N, self.K) if self.b_transposed else (self.K, self.N),
+            "C": (self.M, self.N),
+        }
+        strides, vectors = {}, {}
+        for name, shape in shapes.items():
+            kind = dtype_c if name == "C" else dtype
+            strides[name] = self._walk(name, shape, kind)
+            vectors[name] = vector_bytes(
+                kind,
+                (self._matrices(name), *shape),
+                strides[name],
+                pointer(name, getattr(self, name), infos),
+            )
+            if self._divides_columns(name):
+                vectors[name] = kind.itemsize
+        for name in ("offsets", *SCALES):
+            pointer(name, getattr(self, name), infos)
+        product = GemmSpec(
+            dtype,
+            dtype_c,
+            dtype_acc,
+            self.a_transposed,
+            self.b_transposed,
+            "strided",
+            vectors["A"],
+            vectors["B"],
+            vectors["C"],
+            precision=precision_of(self.precision, dtype),
+            scales=scaled,
+            scale_block=block,
+        )
+        fields: dict[str, Any] = {f"{n.lower()}_strides": s for n, s in strides.items()}
+        problem = GroupedGemmProblem(
+            GroupedGemmSpec(self.along, product),
+            self.groups,
+            self.M,
+            self.N,
+            self.K,
+            **fields,
+            alpha=self.alpha,
+            beta=self.beta,
+        )
+        if scaled:
+            walks = [
+                self._scale_walk(n, extents)
+                for n, extents in zip(SCALES, problem.scale_extents, strict=True)
+            ]
+            problem = replace(
+                problem,
+                a_scale_strides=walks[0][:2],
+                b_scale_strides=walks[1][:2],
+                scale_k_strides=(walks[0][2], walks[1][2]),
+            )
+        for rule in problem.operands:
+            check_walk(rule, [*_STRIDES[rule.name], "column"])
+            if rule.name in infos:
+                check_array(rule, infos[rule.name], self._packed_strides.get(rule.name))
+        put(self, "_problem", problem)
+        put(self, "_arrays", infos)
+
+    def _matrices(self, name: str) -> int:
+        return self.groups if name in STACKED[self.along] else 1
+
+    def _divides_columns(self, name: str) -> bool:
+        """Whether groups begin within the rows of an operand, at any element."""
+        columns = {
+            "A": "m" if self.a_transposed else "k",
+            "B": "k" if self.b_transposed else "n",
+            "C": "n",
+        }
+        return columns[name] == self.along
+
+    def _walk(self, name: str, shape: tuple[int, int], dtype: DType) -> tuple[int, int]:
+        group = f"stride_{name.lower()}_group"
+        stacked = name in STACKED[self.along]
+        if not stacked and (given := getattr(self, group)) is not None:
+            raise InvalidValue(
+                group,
+                given,
+                f"{name} has no axis of groups: offsets divide it along {self.along!r}",
+                "Leave it out",
+            )
+        whole = (self._matrices(name), *shape)
+        steps = row_strides(name.lower(), whole, self._strides(name), dtype, ("group", "row"))
+        return (steps[0] if stacked else 0), steps[1]
+
+    def _scale_block(self, scaled: bool) -> tuple[int, int, int] | None:
+        block = scale_block_of(self.scale_block, scaled)
+        if block is not None and (self.along != "m" or block[0] != 1):
+            raise InvalidValue(
+                "scale_block",
+                block,
+                "of a grouped product is (1, n, k), and groups are along 'm': no block may lie in "
+                "two groups",
+                "Give scales of rows and columns",
+            )
+        if block is None:
+            for name in SCALES:
+                if (step := getattr(self, f"stride_{name}_k")) is not None:
+                    raise InvalidValue(
+                        f"stride_{name}_k", step, "describes blocks of k", "Give scale_block too"
+                    )
+        return block
+
+    def _scale_walk(self, name: str, extents: tuple[int, ...]) -> tuple[int, int, int]:
+        given = zip(_STRIDES[name], self._strides(name), strict=True)
+        known = [None if s is None else stride(f, s, DType.float32) for f, s in given]
+        group, outer, k = (*packed(extents, known[: len(extents)]), 0)[:3]
+        return (group if extents[0] > 1 else 0), outer, k
+
+    def _strides(self, name: str) -> list[int | None]:
+        return [getattr(self, field_name) for field_name in _STRIDES[name]]
+
+    @cached_property
+    def _packed_strides(self) -> dict[str, bool]:
+        lengths = dict.fromkeys(SCALES, 2 if self.scale_block is None else 3)
+        return left_out({n: self._given(n)[: lengths.get(n)] for n in _STRIDES})
+
+    def _given(self, name: str) -> list[int | None]:
+        """Strides of the axes that an operand has."""
+        steps = self._strides(name)
+        divided = name in _MATRICES and name not in STACKED[self.along]
+        return steps[1:] if divided else steps
+
+    @property
+    def device(self) -> Device | None:
+        """The device of the arrays; None without arrays."""
+        return next((i.device for i in self._arrays.values()), None)
+
+    def problem(self) -> GroupedGemmProblem:
+        """The hashable part, without pointers."""
+        return self._problem
+
+    def operands(self) -> dict[str, object]:
+        """A, B, C, offsets and scales, as far as they are given."""
+        return {n: v for n in _STRIDES if (v := getattr(self, n)) is not None}
+
+    def without_arrays(self) -> GroupedGemm:
+        """The same over the addresses of its arrays: it keeps no memory alive."""
+        product = self._problem.spec.product
+        return without_arrays(self, self._arrays, dtype=product.dtype, dtype_c=product.dtype_c)
+
+    def simplified(self) -> tuple[GroupedGemm, str]:
+        """Itself: there is no simpler descriptor."""
+        return self, ""
+
+    def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
+        """Addresses of the operands. Raises InvalidValue where an array does not fit the
+        problem."""
+        return resolve(self._problem.operands, operands, self._arrays, self._packed_strides, device)
+
+    def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
+        """Raise InvalidValue for offsets that decrease, or leave the capacity. Copies them to the
+        host."""
+        p = self._problem
+        (rule,) = (r for r in p.operands if r.name == "offsets")
+        if address := resolved.pointers.get("offsets") if rule.span else None:
+            check_offsets(read_offsets(rule, address, runtime, device), p)
+
+
+def read_offsets(
+    rule: OperandRule, address: int, runtime: Runtime, device: Device
+) -> npt.NDArray[np.int64]:
+    """Offsets copied to the host."""
+    info = ArrayInfo(address, rule.shape, rule.strides, DType.int32, device, "", None)
+    return host_copy(info, runtime).astype(np.int64)
+
+
+def check_offsets(offsets: npt.NDArray[np.int64], p: GroupedGemmProblem) -> None:
+    """Raise InvalidValue, naming the entry, for offsets that are not ends of groups in order."""
+    capacity = {"m": p.M, "n": p.N, "k": p.K}[p.spec.along]
+    before = 0
+    for i, end in enumerate(offsets.tolist()):
+        if end < before:
+            raise InvalidValue(
+                f"offsets[{i}]",
+                end,
+                f"must not be below {'0' if i == 0 else f'its predecessor, {before}'}",
+                "Give the end of each group, in order",
+            )
+        before = end
+    if before > capacity:
+        raise InvalidValue(
+            f"offsets[{len(offsets) - 1}]",
+            before,
+            f"must not exceed {p.spec.along.upper()} = {capacity}",
+            "Correct the last offset, or give larger operands",
+        )

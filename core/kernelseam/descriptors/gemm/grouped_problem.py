@@ -1,0 +1,183 @@
+"""A grouped GEMM's problem and spec: the hashable part of its descriptor. They hold no pointers and
+check nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelseam.contract import OperandRule
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
+from kernelseam.dtypes import DType
+from kernelseam.forking import cached_property
+
+AXES = ("m", "n", "k")
+"""Axes along which offsets divide operands into groups."""
+STACKED = {"m": ("B",), "n": ("A",), "k": ("C",)}
+"""Operands with one matrix a group, by the axis of the groups; the other two are divided."""
+
+
+@dataclass(frozen=True)
+class GroupedGemmSpec:
+    """The compile-time parameters of a grouped GEMM."""
+
+    along: str
+    """"m", "n" or "k": the axis of the groups."""
+    product: GemmSpec
+    """Of each group's product. Rows that a group may begin within allow element accesses alone."""
+
+    operation = "grouped_gemm"
+
+    @property
+    def dtype(self) -> DType:
+        """Of A and B."""
+        return self.product.dtype
+
+    def __str__(self) -> str:
+        return f"{self.product} grouped along {self.along}"
+
+
+@dataclass(frozen=True)
+class GroupedGemmProblem:
+    """C_g = alpha·op(A_g)·op(B_g) + beta·C_g for each group g, whose part of the axis
+    ``spec.along`` is from offsets[g − 1] (0 for the first) to offsets[g].
+
+    M, N and K are whole extents; the grouped one is a capacity, of which the last offset may leave
+    a rest. Strides in elements; a group's is 0 where an operand is divided.
+    """
+
+    spec: GroupedGemmSpec
+    groups: int
+    M: int
+    N: int
+    K: int
+    a_strides: tuple[int, int]
+    """(group, row); so for B and C."""
+    b_strides: tuple[int, int]
+    c_strides: tuple[int, int]
+    alpha: float = 1.0
+    beta: float = 0.0
+    a_scale_strides: tuple[int, int] = (0, 0)
+    """(group, row of op(A)); 0 where one scale serves all."""
+    b_scale_strides: tuple[int, int] = (0, 0)
+    """(group, column of op(B))."""
+    scale_k_strides: tuple[int, int] = (0, 0)
+    """Of A's scales and of B's, from one block of k to the next."""
+
+    operation = "grouped_gemm"
+
+    @property
+    def reads_inputs(self) -> bool:
+        """False where alpha or K is 0: then C = beta·C."""
+        return self.alpha != 0 and self.K > 0
+
+    @property
+    def a_shape(self) -> tuple[int, int]:
+        """(rows, columns) of A in memory."""
+        return (self.K, self.M) if self.spec.product.a_transposed else (self.M, self.K)
+
+    @property
+    def b_shape(self) -> tuple[int, int]:
+        """(rows, columns) of B in memory."""
+        return (self.N, self.K) if self.spec.product.b_transposed else (self.K, self.N)
+
+    def matrices(self, name: str) -> int:
+        """How many matrices an operand has, A, B or C: one a group, or one that is divided."""
+        return self.groups if name in STACKED[self.spec.along] else 1
+
+    @property
+    def scale_extents(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(group, row) of A's scales and (group, column) of B's, and of blocks, last, blocks of k.
+        Scales of what is divided along that axis have no groups."""
+        along, block = self.spec.along, self.spec.product.scale_block
+        of_a, of_b = (1 if along == axis else self.groups for axis in "mn")
+        if block is None:
+            return (of_a, self.M), (of_b, self.N)
+        m, n, k = block
+        blocks = -(-self.K // k)
+        return (of_a, -(-self.M // m), blocks), (of_b, -(-self.N // n), blocks)
+
+    @cached_property
+    def operands(self) -> tuple[OperandRule, ...]:
+        product = self.spec.product
+        live = int(self.M > 0 and self.N > 0 and self.groups > 0)
+        reads = live * int(self.reads_inputs)
+
+        def rule(
+            name: str, dtype: DType, vector: int, shape: tuple[int, int], strides: tuple[int, int]
+        ) -> OperandRule:
+            written = name == "C"
+            extents = (self.matrices(name) * (live if written else reads), *shape)
+            alignment = max(vector, dtype.itemsize)
+            return OperandRule(name, dtype, extents, (*strides, 1), alignment, written)
+
+        rules = [
+            rule("A", product.dtype, product.vector_a, self.a_shape, self.a_strides),
+            rule("B", product.dtype, product.vector_b, self.b_shape, self.b_strides),
+            rule("C", product.dtype_c, product.vector_c, (self.M, self.N), self.c_strides),
+            OperandRule("offsets", DType.int32, (self.groups * live,), (1,), 4),
+        ]
+        if product.scales:
+            for name, extents, walk, step in zip(
+                ("a_scales", "b_scales"),
+                self.scale_extents,
+                (self.a_scale_strides, self.b_scale_strides),
+                self.scale_k_strides,
+                strict=True,
+            ):
+                read = (extents[0] * reads, *extents[1:])
+                whole = (*walk, step)[: len(extents)]
+                rules.append(OperandRule(name, DType.float32, read, whole, 4))
+        return tuple(rules)
+
+    @property
+    def even(self) -> GemmProblem:
+        """A batched GEMM of as many products, the grouped axis divided evenly: what the choice of
+        an implementation and a tile is made for, as nobody knows the offsets."""
+        along, groups = self.spec.along, max(self.groups, 1)
+        parts = {
+            axis: -(-n // groups) if axis == along else n
+            for axis, n in zip(AXES, (self.M, self.N, self.K), strict=True)
+        }
+        m, n, k = parts.values()
+
+        def walk(name: str, strides: tuple[int, int], outer: int) -> tuple[int, int, int]:
+            group = strides[0] if self.matrices(name) > 1 else outer * strides[1]
+            return group, 0, strides[1]
+
+        product = self.spec.product
+        return GemmProblem(
+            product,
+            m,
+            n,
+            k,
+            self.groups,
+            1,
+            walk("A", self.a_strides, k if product.a_transposed else m),
+            walk("B", self.b_strides, n if product.b_transposed else k),
+            walk("C", self.c_strides, m),
+            alpha=self.alpha,
+            beta=self.beta,
+        )
+
+    @property
+    def operations(self) -> int:
+        """Where the last offset is the capacity."""
+        parts = self.M * self.N * self.K * (self.groups > 0)
+        return 2 * parts if self.reads_inputs else 0
+
+    @property
+    def bytes_moved(self) -> int:
+        product = self.spec.product
+        a, b = (
+            self.matrices(n) * x[0] * x[1] * product.dtype.itemsize
+            for n, x in (("A", self.a_shape), ("B", self.b_shape))
+        )
+        c = self.matrices("C") * self.M * self.N * product.dtype_c.itemsize
+        return (a + b) * int(self.reads_inputs) + c * (2 if self.beta else 1)
+
+    @property
+    def compute_dtype(self) -> DType:
+        return self.spec.dtype
+
+    def __str__(self) -> str:
+        return f"{self.spec} groups={self.groups} {self.M}×{self.N}×{self.K}"

@@ -1,0 +1,60 @@
+// The groups of a grouped GEMM, divided along M, N or K (KS_GROUPED) by ends in device memory, and which tile is in which.
+//
+// Along M the tiles of group g take slots of BM rows, from number begin(g) / BM + g on: as many as its rows can need, so that a
+// tile's group is found by halving, without a sum over the groups before. A group has at most one slot of no rows. So along N.
+// Along K each group has a C of its own.
+#pragma once
+#include "tile/tile.h"
+
+enum { ALONG_M = 1, ALONG_N = 2, ALONG_K = 3 };
+
+// A tile's group, the tile's place in it, and the group's part of the axis.
+struct GroupTile { int group, m, n, begin, size; };
+
+// An argument of the kernel, passed whole.
+struct Groups {
+  const int* ends;
+  int count, capacity;
+
+  // Where group g begins; what ends beyond the capacity is cut off there.
+  KS_DEVICE int begin(int g) const {
+    if (g == 0) return 0;
+    const int end = ((const int KS_GLOBAL*)ends)[g - 1];
+    return end < 0 ? 0 : min_of(end, capacity);
+  }
+  KS_DEVICE int size(int g) const {
+    const int n = begin(g + 1) - begin(g);
+    return n < 0 ? 0 : n;
+  }
+  template<int B>
+  KS_DEVICE int first_slot(int g) const { return begin(g) / B + g; }
+
+  // The last group whose slots begin at or before `slot`.
+  template<int B>
+  KS_DEVICE int group_of(int slot) const {
+    int low = 0, high = count;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      if (first_slot<B>(middle) <= slot) low = middle;
+      else high = middle;
+    }
+    return low;
+  }
+
+  // tiles_m, tiles_n: of a whole matrix; that of the divided axis is not looked at.
+  template<int BM, int BN>
+  KS_DEVICE GroupTile tile(unsigned t, int tiles_m, int tiles_n) const {
+    constexpr bool BY_ROWS = KS_GROUPED == ALONG_M;
+    if (KS_GROUPED == ALONG_K) {
+      const unsigned strip = t / tiles_m, group = strip / tiles_n;
+      return {(int)group, (int)(t - strip * tiles_m), (int)(strip - group * tiles_n), begin(group), size(group)};
+    }
+    constexpr int B = BY_ROWS ? BM : BN;
+    const unsigned across = BY_ROWS ? tiles_n : tiles_m;
+    const int slot = t / across, g = group_of<B>(slot), first = first_slot<B>(g), next = first_slot<B>(g + 1);
+    if (slot >= next) return {g, 0, 0, 0, 0};  // after the last group's
+    const unsigned in_group = t - first * across, slots = next - first;
+    if (BY_ROWS) return {g, (int)(in_group % slots), (int)(in_group / slots), begin(g), size(g)};
+    return {g, (int)(in_group % across), (int)(in_group / across), begin(g), size(g)};
+  }
+};

@@ -1,0 +1,96 @@
+"""``bind(check=True)`` of grouped GEMMs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem
+from kernelseam.oracle import check
+from kernelseam.oracle.grouped import grouped_gemm
+from kernelseam.oracle.operands import Array, Operands
+from kernelseam.oracle.sampling import ORACLE_OPERATIONS
+from kernelseam.oracle.verifier import Verifier
+
+
+class GroupedGemmVerifier(Verifier[GroupedGemmProblem]):
+    """Of large results some columns, or, of groups along N, some rows."""
+
+    def kept(self, problem: GroupedGemmProblem, operands: Operands) -> dict[str, Array]:
+        return {"C": _read(problem, operands, "C")} if problem.beta else {}
+
+    def verdict(
+        self,
+        problem: GroupedGemmProblem,
+        operands: Operands,
+        kept: dict[str, Array],
+        flushed: bool,
+    ) -> check.Verdict:
+        p, product, along = problem, problem.spec.product, problem.spec.along
+        a, b, c, offsets = (_read(p, operands, n) for n in ("A", "B", "C", "offsets"))
+        a = a.swapaxes(1, 2) if product.a_transposed else a
+        b = b.swapaxes(1, 2) if product.b_transposed else b
+        scales = [_read(p, operands, n) for n in ("a_scales", "b_scales")] if product.scales else []
+        ends = [int(x) for x in offsets]
+        old = kept.get("C")
+        written, before = (None if x is None else _written(x, ends, along) for x in (c, old))
+        assert written is not None
+        # A result is cut along an axis that no offset divides.
+        axis, lines = (-2, p.M) if along == "n" else (-1, p.N)
+        most = max(int(ORACLE_OPERATIONS / max(p.operations / max(lines, 1), 1)), 1)
+        some = np.unique(np.linspace(0, lines - 1, min(most, lines)).astype(np.int64))
+        written, before = (None if x is None else x.take(some, axis) for x in (written, before))
+        assert written is not None
+        if along == "n":
+            a = a[:, some]
+        else:
+            b = b[:, :, some]
+        if scales and along == "n":
+            scales[0] = scales[0][:, some]
+        elif scales:
+            block = (product.scale_block or (1, 1, 1))[1]
+            scales[1] = scales[1][:, some // block]
+        result = grouped_gemm(
+            a,
+            b,
+            ends,
+            along,
+            before,
+            alpha=p.alpha,
+            beta=p.beta,
+            a_scales=scales[0] if scales else None,
+            b_scales=scales[1] if scales else None,
+            scale_block=product.scale_block and (1, 1, product.scale_block[2]),
+        )
+        return check.gemm_verdict(
+            result,
+            longest(ends) if along == "k" else p.K,
+            product.dtype,
+            written,
+            written.shape[:-1],
+            None,
+            zero_mean=False,
+            flushed=flushed,
+            precision=product.precision,
+        )
+
+
+def longest(ends: list[int]) -> int:
+    """The size of the largest group."""
+    return max((int(n) for n in np.diff([0, *ends])), default=0)
+
+
+def _written(c: Array, ends: list[int], along: str) -> Array:
+    """The part of C that belongs to groups, as ``grouped_gemm`` has it."""
+    if along == "k":
+        return c
+    last = ends[-1] if ends else 0
+    part: Array = c[0][:last] if along == "m" else c[0][:, :last]
+    return part
+
+
+def _read(p: GroupedGemmProblem, operands: Operands, name: str) -> Array:
+    (rule,) = (r for r in p.operands if r.name == name)
+    whole = rule.shape[0]
+    if name in ("A", "B"):
+        whole = p.matrices(name)
+    return operands.strided(rule, whole)

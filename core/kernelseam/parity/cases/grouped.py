@@ -1,0 +1,73 @@
+"""The parity cases of grouped GEMMs: groups along each axis, of any size, in every dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kernelseam.dtypes import E4M3
+from kernelseam.samples.common import BF16, F32
+from kernelseam.samples.grouped_case import GroupedCase, case
+
+_F64 = frozenset({"shared"})
+"""Matrix units for float64 are not on every arch; nor are those for e4m3, of which each has one
+kind."""
+
+
+def grouped_cases() -> list[GroupedCase]:
+    """Every case of grouped products."""
+    grouped = [replace(c, group="grouped GEMM") for c in (*_cases(), *_stored())]
+    assert len({c.name for c in grouped}) == len(grouped)
+    return grouped
+
+
+def _cases() -> Iterator[GroupedCase]:
+    for ops in ("nn", "nt", "tn", "tt"):
+        for along in "mnk":
+            yield case(f"bf16-{along}-{ops}")
+    for dtype in ("f16", "f32", "f64"):
+        for kind in ("m-nn", "m-nt", "n-nn", "k-tn"):
+            yield case(f"{dtype}-{kind}", may_refuse=_F64 if dtype == "f64" else frozenset())
+    for kind in ("bf16-m-nn", "bf16-n-nn", "bf16-k-tn"):
+        yield case(kind, "rest", rest=37)
+        yield case(kind, "integers", data="integers")
+        yield case(kind, "alpha-beta", alpha=2.5, beta=-0.5, rest=9)
+        yield case(kind, "to-f32", dtype_c=F32)
+        yield case(kind, "gaps", gap=24)
+        yield case(kind, "one-group", sizes=(200,))
+        yield case(kind, "one-each", sizes=(1,) * 40)
+        yield case(kind, "all-in-the-last", sizes=(*(0,) * 33, 150))
+        yield case(kind, "nothing", sizes=(0, 0, 0), rest=20)
+        yield case(kind, "alpha-0", alpha=0.0, beta=0.5)
+        yield case(kind, "aligned", sizes=(128, 64, 0, 256))
+    yield case("bf16-m-nn", "no-groups", sizes=())
+    yield case("bf16-m-nn", "no-columns", N=0)
+    yield case("bf16-m-nn", "k-0", K=0, beta=0.5)
+    yield case("bf16-m-nt", "k-1100", K=1100, N=40)
+    yield case("bf16-m-nt", "1024-groups", sizes=(0, 1, 3, 0) * 256, K=40, N=24)
+    yield case("bf16-k-tn", "positive", data="positive", sizes=(1030, 0, 7))
+    for precision in ("tf32", "tf32x3"):
+        refusing = {"precision": precision, "may_refuse": frozenset({"shared"})}
+        yield case("f32-m-nn", precision, **refusing)
+        yield case("f32-k-tn", precision, **refusing)
+
+
+def _stored() -> Iterator[GroupedCase]:
+    """Each case with either of the two dtypes of 8 bits."""
+    for dtype in E4M3:
+        short = dtype.value.removeprefix("float8_")
+        for made in _of_8_bits():
+            name = made.name.replace("f16", short)
+            yield replace(made, name=name, dtype=dtype, may_refuse=_F64)
+
+
+def _of_8_bits() -> Iterator[GroupedCase]:
+    whole: dict[str, object] = {"dtype_c": BF16, "N": 80, "K": 272, "M": 80}
+    for kind in ("f16-m-nt", "f16-m-nn", "f16-n-nt", "f16-k-nt"):
+        yield case(kind, "rows", scales="rows", **whole)
+    yield case("f16-m-nt", "tensor", scales="tensor", rest=11, **whole)
+    yield case("f16-m-nt", "plain", **whole)
+    yield case("f16-m-nt", "integers", scales="tensor", data="integers", **whole)
+    deep: dict[str, object] = {**whole, "scales": "blocks", "scale_block": (1, 128, 128)}
+    yield case("f16-m-nt", "blocks", **deep)
+    yield case("f16-m-nt", "blocks-ragged", **{**deep, "N": 133, "K": 401, "rest": 5})

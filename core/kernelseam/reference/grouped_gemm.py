@@ -1,0 +1,156 @@
+"""Grouped GEMM on the host: a group's blocks, one after the other, BLAS for the products."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
+from kernelseam.costs import roofline
+from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem
+from kernelseam.dtypes import DType
+from kernelseam.reference.gemm import round_to_tf32
+from kernelseam.reference.products import product
+from kernelseam.reference.scratch import carve, scratch_bytes, shaped
+from kernelseam.reference.threads import share, threads_for
+
+Array = npt.NDArray[Any]
+_ROWS, _COLUMNS, _TERMS = 128, 1024, 1024
+"""Of one block: rows and columns of C, and what is summed at once."""
+
+
+class NumpyGroupedGemm:
+    """Groups along every axis, every dtype (8 and 16 bits computed in float32), any sizes and
+    strides. "tf32" rounds A and B; "tf32x3" is computed in float32, which is within its bound."""
+
+    name, backend, operation = "numpy", "numpy", "grouped_gemm"
+
+    def supports(self, problem: GroupedGemmProblem, device: Device) -> str | None:
+        return None
+
+    def cost(self, problem: GroupedGemmProblem, device: Device) -> Cost:
+        return roofline(problem, device.limits, 0.5)
+
+    def build(self, problem: GroupedGemmProblem, device: Device) -> PlanParts:
+        step = _GroupedStep(problem, device)
+        return PlanParts((step,), step.threads * step.bytes)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The matrices of one group, op(A) [M, K], op(B) [K, N], C [M, N]: views."""
+
+    a: Array
+    b: Array
+    c: Array
+    a_scales: Array | None
+    """[M], or of blocks [M, ⌈K/k⌉]."""
+    b_scales: Array | None
+    """[N], or of blocks [⌈N/n⌉, ⌈K/k⌉]."""
+
+
+class _GroupedStep:
+    def __init__(self, problem: GroupedGemmProblem, device: Device) -> None:
+        p = self.problem = problem
+        m, n, k = (
+            min(x, most) for x, most in zip((p.M, p.N, p.K), (_ROWS, _COLUMNS, _TERMS), strict=True)
+        )
+        self.sizes = m * n, m * n, m * k, k * n
+        self.bytes = scratch_bytes(self.sizes, p.spec.product.dtype_acc)
+        blocks = p.groups * -(-p.M // _ROWS) * -(-p.N // _COLUMNS)
+        self.threads = min(threads_for(p.operations, device), max(blocks // 2, 1))
+        self.record = LaunchRecord(
+            "numpy_grouped_gemm", (p.groups, 1, 1), (1, 1, 1), 0, device.arch
+        )
+
+    def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
+        p = self.problem
+        arrays = {
+            r.name: host_array(pointers.get(r.name, 0), r.shape, r.strides, r.dtype or DType.int32)
+            for r in p.operands
+        }
+        acc = p.spec.product.dtype_acc
+        scratch = [carve(workspace + i * self.bytes, self.sizes, acc) for i in range(self.threads)]
+
+        def work(thread: int, tasks: Iterator[tuple[_Group, slice, slice]]) -> None:
+            with np.errstate(all="ignore"):
+                for group, rows, columns in tasks:
+                    self._block(group, rows, columns, scratch[thread])
+
+        return lambda stream: share(work, self._blocks(arrays), self.threads)
+
+    def _blocks(self, arrays: Mapping[str, Array]) -> Iterator[tuple[_Group, slice, slice]]:
+        """The blocks of C of every group."""
+        begin = 0
+        for g, end in enumerate(arrays["offsets"].tolist()):
+            group = self._group(arrays, g, slice(begin, end))
+            begin = end
+            M, N = group.c.shape
+            for i, j in itertools.product(range(0, M, _ROWS), range(0, N, _COLUMNS)):
+                yield group, slice(i, min(i + _ROWS, M)), slice(j, min(j + _COLUMNS, N))
+
+    def _group(self, arrays: Mapping[str, Array], g: int, part: slice) -> _Group:
+        p, product = self.problem, self.problem.spec.product
+        parts = {axis: part if axis == p.spec.along else slice(None) for axis in "mnk"}
+
+        def matrix(name: str, axes: str, transposed: bool) -> Array:
+            whole = arrays[name]
+            if not whole.size:
+                return np.empty((0, 0), whole.dtype)
+            one: Array = whole[g if p.matrices(name) > 1 else 0]
+            view: Array = (one.T if transposed else one)[parts[axes[0]], parts[axes[1]]]
+            return view
+
+        def scales(name: str, axis: str) -> Array | None:
+            if (whole := arrays.get(name)) is None or not whole.size:
+                return None
+            one: Array = whole[g if len(whole) > 1 else 0]
+            return one[part] if axis == p.spec.along else one
+
+        return _Group(
+            matrix("A", "mk", product.a_transposed),
+            matrix("B", "kn", product.b_transposed),
+            matrix("C", "mn", False),
+            scales("a_scales", "m"),
+            scales("b_scales", "n"),
+        )
+
+    def _block(self, group: _Group, rows: slice, columns: slice, scratch: list[Array]) -> None:
+        """alpha·op(A)·op(B) + beta·C of one block in the accumulator's dtype, rounded once; beta =
+        0 never reads C."""
+        p, spec, c = self.problem, self.problem.spec.product, group.c[rows, columns]
+        total, part = (shaped(x, *c.shape) for x in scratch[:2])
+        total[...] = 0
+        for k in range(0, group.a.shape[1], _TERMS) if p.reads_inputs else ():
+            terms = slice(k, min(k + _TERMS, group.a.shape[1]))
+            left = shaped(scratch[2], c.shape[0], terms.stop - k)
+            right = shaped(scratch[3], terms.stop - k, c.shape[1])
+            np.copyto(left, group.a[rows, terms])
+            np.copyto(right, group.b[terms, columns])
+            if spec.precision == "tf32":
+                round_to_tf32(left)
+                round_to_tf32(right)
+            if spec.scale_block is not None:
+                _, n, k_block = spec.scale_block
+                of_k = np.arange(k, terms.stop) // k_block
+                of_columns = np.arange(columns.start, columns.stop) // n
+                assert group.a_scales is not None and group.b_scales is not None
+                left *= group.a_scales[rows][:, of_k]
+                right *= group.b_scales[of_columns][:, of_k].T
+            product(left, right, part)
+            total += part
+        if group.a_scales is not None and group.b_scales is not None and spec.scale_block is None:
+            total *= group.a_scales[rows, None]
+            total *= group.b_scales[None, columns]
+        if p.alpha != 1 and p.reads_inputs:
+            total *= p.alpha
+        if p.beta:
+            np.copyto(part, c)
+            part *= p.beta
+            total += part
+        c[...] = total

@@ -1,0 +1,86 @@
+"""A grouped GEMM case's operands: seeded values and their memory. Axes are [group, row, column]; of
+an operand that offsets divide there is one group."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelseam.descriptors.gemm.grouped_problem import STACKED
+from kernelseam.dtypes import DType
+from kernelseam.oracle.formulas import Array
+from kernelseam.samples.data.memory import Placement
+from kernelseam.samples.grouped_case import GroupedCase
+
+
+def shapes(case: GroupedCase, capacity: bool = True) -> dict[str, tuple[int, int, int]]:
+    """[group, row, column] of A, B and C in memory; with the whole ``capacity``, or the groups'
+    part of it."""
+    extents = case.extents if capacity else {**case.extents, case.along: case.end}
+    m, n, k = extents.values()
+    groups = {x: len(case.sizes) if x in STACKED[case.along] else 1 for x in "ABC"}
+    return {
+        "A": (groups["A"], *((k, m) if case.a_transposed else (m, k))),
+        "B": (groups["B"], *((n, k) if case.b_transposed else (k, n))),
+        "C": (groups["C"], m, n),
+    }
+
+
+def scale_shapes(case: GroupedCase) -> dict[str, tuple[int, ...]]:
+    """[group, row of op(A) or column of op(B)], of blocks also blocks of k; none without scales."""
+    if not case.scales:
+        return {}
+    m, n, k = case.extents.values()
+    of_a, of_b = (1 if case.along == axis else len(case.sizes) for axis in "mn")
+    if case.scale_block is None:
+        return {"a_scales": (of_a, m), "b_scales": (of_b, n)}
+    _, columns, depth = case.scale_block
+    blocks = -(-k // depth)
+    return {"a_scales": (of_a, m, blocks), "b_scales": (of_b, -(-n // columns), blocks)}
+
+
+def values(case: GroupedCase, rng: np.random.Generator) -> dict[str, Array]:
+    """Inputs by name; the part of A, B and C behind the last group keeps its canaries, NaN."""
+
+    def draw(shape: tuple[int, ...], dtype: DType) -> Array:
+        if case.data == "integers":
+            return rng.integers(-3, 4, shape).astype(dtype.numpy)
+        if case.data == "positive":
+            return rng.random(shape).astype(dtype.numpy)
+        return rng.standard_normal(shape).astype(dtype.numpy)
+
+    inputs = {
+        name: draw(shape, case.out_dtype if name == "C" else case.dtype)
+        for name, shape in shapes(case, capacity=False).items()
+        if name != "C" or case.beta
+    }
+    inputs["offsets"] = np.array(case.offsets, np.int32)
+    for name, shape in scale_shapes(case).items():
+        drawn = (1,) * len(shape) if case.scales == "tensor" else shape
+        powers = (
+            rng.integers(-3, 4, drawn) if case.data == "integers" else rng.uniform(-3, 3, drawn)
+        )
+        inputs[name] = np.broadcast_to((2.0**powers).astype(np.float32), shape).copy()
+    return inputs
+
+
+def placements(case: GroupedCase) -> dict[str, Placement]:
+    """Every operand's placement: groups' parts, in memory for the whole capacity."""
+    result: dict[str, Placement] = {}
+    parts = shapes(case, capacity=False)
+    for name, (_, rows, columns) in shapes(case).items():
+        dtype = case.out_dtype if name == "C" else case.dtype
+        unit = max(16 // dtype.itemsize, 1)
+        row = -(-(columns + case.gap) // unit) * unit
+        group = max(rows, 1) * row + case.gap
+        result[name] = Placement(
+            name, dtype, parts[name], (group, row, 1), min_elements=parts[name][0] * group
+        )
+    result["offsets"] = Placement("offsets", DType.int32, (len(case.sizes),), (1,))
+    for name, shape in scale_shapes(case).items():
+        steps: tuple[int, ...] = (shape[1] + 3, 1)
+        if len(shape) == 3:  # a row's are not next to each other
+            steps = ((shape[1] + 1) * shape[2], 1, shape[1] + 1)
+        if case.scales == "tensor":
+            steps = (0,) * len(shape)
+        result[name] = Placement(name, DType.float32, shape, steps)
+    return result

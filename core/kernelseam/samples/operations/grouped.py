@@ -1,0 +1,116 @@
+"""The grouped GEMM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kernelseam.contract import Device, Runtime
+from kernelseam.descriptors.gemm.grouped import GroupedGemm
+from kernelseam.descriptors.gemm.grouped_problem import STACKED
+from kernelseam.oracle import check
+from kernelseam.oracle.check import Verdict
+from kernelseam.oracle.formulas import Array, GemmResult
+from kernelseam.oracle.grouped import grouped_gemm
+from kernelseam.samples.data import grouped as data
+from kernelseam.samples.data.memory import Layout, Placement
+from kernelseam.samples.grouped_case import GroupedCase
+from kernelseam.samples.operations.operation import Operation
+
+_AXES = {
+    **dict.fromkeys("ABC", ("group", "row")),
+    "a_scales": ("group", "row", "k"),
+    "b_scales": ("group", "column", "k"),
+}
+
+
+class Grouped(Operation[GroupedCase, GemmResult]):
+    """alpha·op(A_g)·op(B_g) + beta·C_g of groups that offsets divide."""
+
+    name = "grouped_gemm"
+
+    def draw(self, case: GroupedCase, rng: np.random.Generator) -> dict[str, Array]:
+        return data.values(case, rng)
+
+    def placements(self, case: GroupedCase) -> dict[str, Placement]:
+        return data.placements(case)
+
+    def outputs(self, case: GroupedCase) -> tuple[str, ...]:
+        return ("C",)
+
+    def repeatable(self, case: GroupedCase) -> bool:
+        return super().repeatable(case) and case.beta == 0
+
+    def describe(
+        self,
+        case: GroupedCase,
+        layout: Layout,
+        addresses: Mapping[str, Any],
+        runtime: Runtime,
+        device: Device,
+    ) -> GroupedGemm:
+        m, n, k = case.extents.values()
+        strides: dict[str, Any] = {
+            f"stride_{name.lower()}_{axis}": step
+            for name, p in layout.placements.items()
+            for axis, step in zip(_AXES.get(name, ()), p.strides, strict=False)
+            if not (axis == "group" and name in "ABC" and name not in STACKED[case.along])
+        }
+        return GroupedGemm(
+            groups=len(case.sizes),
+            M=m,
+            N=n,
+            K=k,
+            along=case.along,
+            **addresses,
+            **strides,
+            a_transposed=case.a_transposed,
+            b_transposed=case.b_transposed,
+            alpha=case.alpha,
+            beta=case.beta,
+            dtype=case.dtype,
+            dtype_c=case.out_dtype,
+            precision=case.precision,
+            scale_block=case.scale_block,
+        )
+
+    def expected(self, case: GroupedCase, inputs: Mapping[str, Array]) -> GemmResult:
+        a, b, old = inputs["A"], inputs["B"], inputs.get("C")
+        if old is not None and case.along != "k":
+            old = old[0]
+        return grouped_gemm(
+            a.swapaxes(1, 2) if case.a_transposed else a,
+            b.swapaxes(1, 2) if case.b_transposed else b,
+            case.offsets,
+            case.along,
+            old,
+            alpha=case.alpha,
+            beta=case.beta,
+            a_scales=inputs.get("a_scales"),
+            b_scales=inputs.get("b_scales"),
+            scale_block=case.scale_block,
+        )
+
+    def verdict(
+        self,
+        case: GroupedCase,
+        expected: GemmResult,
+        results: Mapping[str, Array],
+        *,
+        flushed: bool = False,
+    ) -> Verdict:
+        out = results["C"] if case.along == "k" else results["C"][0]
+        return check.gemm_verdict(
+            expected,
+            case.terms,
+            case.dtype,
+            out,
+            out.shape[:-1],
+            None,
+            zero_mean=case.data != "positive",
+            exact=case.data == "integers",
+            flushed=flushed,
+            precision=case.precision,
+        )
