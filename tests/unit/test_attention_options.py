@@ -4,94 +4,120 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from typing import Any, get_type_hints
 
 import kernelseam
+import numpy as np
 import pytest
+from kernelseam.descriptors import Attention, AttentionPointers
+from kernelseam.descriptors.attention.options import (
+    PAGED,
+    AttentionOptions,
+    GradientOptions,
+    ScoreOperands,
+    ScoreScalars,
+)
+from kernelseam.descriptors.common.options import (
+    as_values,
+    checked,
+    of_values,
+    options_of,
+    scalars_of,
+    values_of,
+)
 from kernelseam.errors import InvalidValue
 from kernelseam.ops import attention as ops
 from kernelseam.ops import signatures
-from kernelseam.ops.attention_options import PAGED, GradientOptions, Options
 
 
 def functions() -> dict[str, tuple[Callable[..., Any], Any]]:
     """Functions, and the options with the defaults that they have."""
     found: dict[str, tuple[Callable[..., Any], Any]] = {
-        "attention": (kernelseam.attention, Options()),
-        "attention_varlen": (kernelseam.attention_varlen, Options()),
+        "attention": (kernelseam.attention, AttentionOptions()),
+        "attention_varlen": (kernelseam.attention_varlen, AttentionOptions()),
         "attention_paged": (kernelseam.attention_paged, PAGED),
         "attention_bwd": (kernelseam.attention_bwd, GradientOptions()),
     }
     if find_spec("torch") is not None:
         from kernelseam.interop import torch as ks
 
-        found["torch.attention"] = ks.attention, Options()
-        found["torch.attention_varlen"] = ks.attention_varlen, Options()
+        found["torch.attention"] = ks.attention, AttentionOptions()
+        found["torch.attention_varlen"] = ks.attention_varlen, AttentionOptions()
     if find_spec("jax") is not None:
         from kernelseam.interop import jax as ks_jax
 
-        found["jax.attention"] = ks_jax.attention, Options()
+        found["jax.attention"] = ks_jax.attention, AttentionOptions()
     return found
 
 
-ARRAYS = {
-    *("bias", "mask", "alibi_slopes", "sinks", "prefix_lengths"),
-    *("q_scales", "k_scales", "v_scales"),
-    *("kv_lengths", "cu_seqlens_q", "cu_seqlens_k", "out"),
-}
-WAYS = {"backend", "implementation", "bwd_implementation", "stream", "deterministic"}
+EXECUTION = {"backend", "implementation", "bwd_implementation", "stream", "deterministic", "out"}
 
 
 @pytest.mark.parametrize("name", functions())
 def test_functions_name_the_options_with_their_types_and_defaults(name: str) -> None:
-    function, options = functions()[name]
-    types = get_type_hints(type(options))
+    function, record = functions()[name]
+    known = options_of(type(record))
     annotated = get_type_hints(function)
     for n, p in inspect.signature(function).parameters.items():
-        if n not in types:
+        if n not in known or p.default is p.empty:
             # by position: an operand
-            assert p.kind is p.POSITIONAL_OR_KEYWORD or n in ARRAYS | WAYS, n
-        elif p.default is not p.empty:
-            assert p.default == getattr(options, n), n
-            if n != "out_dtype":  # other libraries have dtypes of their own
-                assert annotated[n] == types[n], n
+            assert p.kind is p.POSITIONAL_OR_KEYWORD or n in EXECUTION, n
+            continue
+        assert p.default == getattr(record, n), n
+        if not known[n].is_operand and n != "out_dtype":  # other libraries have dtypes of their own
+            assert annotated.get(n, p.annotation) == known[n].type, n
 
 
 @pytest.mark.parametrize("name", ["attention", "attention_varlen", "attention_paged"])
-def test_values_are_handed_on_in_the_order_of_the_options(
+def test_every_option_of_a_function_is_handed_on(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By position, in a plain tuple."""
     function, defaults = functions()[name]
     own = inspect.signature(function).parameters
-    given = {n: f"the {n}" for n in Options._fields if n in own and n != "return_lse"}
+    given: dict[str, Any] = {n: f"the {n}" for n in own if n not in EXECUTION | {"return_lse"}}
     given["window"] = (1, 2)
     handed: list[Any] = []
 
     def operate(work: Any, arrays: Any, values: Any, *rest: Any) -> dict[str, Any]:
-        handed.append((work, values))
+        handed.append((work, arrays, values))
         return {"out": None}
 
     monkeypatch.setattr(ops, "operate", operate)
-    needed = [n for n, p in own.items() if p.default is p.empty and n not in given]
-    assert function(*[n for n in needed if n != "return_lse"], **given) is None
-    ((work, values),) = handed
+    assert function(**given) is None
+    ((work, arrays, values),) = handed
     assert work is ops.attention_work and type(values) is tuple
-    assert Options(*values) == defaults._replace(**given)
+    scalars = {n: x for n, x in given.items() if n in scalars_of(AttentionOptions)}
+    assert of_values(AttentionOptions, values) == replace(defaults, **scalars)
+    operands = {n.removesuffix("_pages"): x for n, x in given.items() if n not in scalars}
+    assert arrays == operands
 
 
 def test_every_option_is_some_functions() -> None:
     known = functions()
-    taken = set().union(
-        *(inspect.signature(known[n][0]).parameters for n in known if n.startswith("attention"))
-    )
-    assert taken > set(Options._fields) | set(GradientOptions._fields)
-    # what gradients need not know: a new option must be put into one of the two
-    assert set(Options._fields) - set(GradientOptions._fields) == {
-        *("out_dtype", "return_lse", "batch_invariant", "latent", "kv_layout"),
-        *("q_scale_block", "scale_block"),
+    named = [n for n in known if n.startswith("attention")]
+    taken = set().union(*(inspect.signature(known[n][0]).parameters for n in named))
+    assert taken >= {*options_of(AttentionOptions), *options_of(GradientOptions)}
+
+
+def test_gradients_take_what_changes_scores() -> None:
+    own = {"bias_gradient", "sink_gradient", "deterministic", "layout"}
+    packed = {"max_seqlen_q", "max_seqlen_k", "cu_seqlens_q", "cu_seqlens_k"}
+    scores = {*options_of(ScoreScalars), *options_of(ScoreOperands)}
+    assert {*options_of(GradientOptions)} == scores | own | packed
+    assert inspect.signature(kernelseam.attention_bwd).parameters.keys() >= {
+        *options_of(GradientOptions)
     }
+
+
+@pytest.mark.parametrize("descriptor", [Attention, AttentionPointers])
+def test_descriptors_have_the_options_as_fields(descriptor: type) -> None:
+    own = {f.name: f for f in fields(descriptor)}
+    for record in (ScoreScalars, ScoreOperands):
+        for n, option in options_of(record).items():
+            assert own[n].default == option.default and own[n].kw_only
+            assert own[n].repr is not option.is_operand, "an array's numbers are no one's repr"
 
 
 def test_torchs_operators_take_every_option() -> None:
@@ -104,17 +130,42 @@ def test_torchs_operators_take_every_option() -> None:
         (attention.PAGED, "attention_paged"),
     ):
         # a window is given by its sides; latent keys only allow what an operator does not do
-        lacking = set(Options._fields) - attention.TAKEN[names] - {"window", "latent"}
+        lacking = set(options_of(AttentionOptions)) - attention.TAKEN[names] - {"window", "latent"}
         own = set(inspect.signature(getattr(kernelseam, operator)).parameters)
         assert not lacking & own, operator
 
 
 def test_options_are_typed_where_overloads_name_them() -> None:
-    for taken in (signatures.Dense, signatures.Packed, signatures.Paged, signatures.DenseJax):
-        types = get_type_hints(taken)
-        for n, kind in get_type_hints(Options).items():
+    takers = (signatures.Dense, signatures.Packed, signatures.Paged, signatures.DenseJax)
+    for taken in (*takers, signatures.Gradients):
+        record = GradientOptions if taken is signatures.Gradients else AttentionOptions
+        types, known = get_type_hints(taken), options_of(record)
+        assert types.keys() >= {*options_of(ScoreScalars)}, taken
+        for n, option in known.items():
             if n in types and types[n] is not Any:
-                assert types[n] == kind, (taken.__name__, n)
+                assert types[n] == option.type, (taken.__name__, n)
+
+
+def test_values_are_found_again_by_name() -> None:
+    values = values_of(AttentionOptions, "called")
+    given = values(softcap=3.0, causal=True)
+    assert of_values(AttentionOptions, given) == AttentionOptions(softcap=3.0, causal=True)
+    assert as_values(AttentionOptions(softcap=3.0, causal=True)) == given
+    assert values() == as_values(AttentionOptions())
+    with pytest.raises(TypeError, match=r"called\(\) got an unexpected keyword argument 'cap'"):
+        values(cap=1)  # type: ignore[call-arg]
+
+
+def test_unknown_keywords_are_refused_as_python_does() -> None:
+    x = np.zeros((1, 1, 2, 4), np.float32)
+    with pytest.raises(TypeError, match=r"attention_bwd\(\) got an unexpected keyword .*'latent'"):
+        kernelseam.attention_bwd(x, x, x, x, x, x[..., 0], latent=True)  # type: ignore[call-arg]
+    if find_spec("jax") is None:
+        return
+    from kernelseam.interop import jax as ks_jax
+
+    with pytest.raises(TypeError, match=r"attention\(\) got an unexpected keyword .*'latent'"):
+        ks_jax.attention(x, x, x, latent=True)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(
@@ -123,6 +174,7 @@ def test_options_are_typed_where_overloads_name_them() -> None:
         ("causal", 1, "causal = 1: must be True or False. "),
         ("latent", None, "latent = None: "),
         ("scale", "x", "scale = x: "),
+        ("softcap", 0.0, "softcap = 0.0: must be greater than 0. "),
         ("scale_block", 0, "scale_block = 0: "),
         ("layout", "sbhd", "layout = sbhd: must be one of "),
         ("kv_layout", None, "kv_layout = None: must be one of "),
@@ -131,5 +183,5 @@ def test_options_are_typed_where_overloads_name_them() -> None:
 )
 def test_options_that_are_refused(option: str, value: Any, message: str) -> None:
     with pytest.raises(InvalidValue) as caught:
-        Options()._replace(**{option: value}).of_descriptor()
+        checked(AttentionOptions(**{option: value}))
     assert str(caught.value).startswith(message)

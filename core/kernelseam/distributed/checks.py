@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernelseam.descriptors.attention.forward import band
+from kernelseam.descriptors.attention.options import band
 from kernelseam.descriptors.common.extents import default_scale
 from kernelseam.descriptors.common.validation import finite, flag, integer, positive
 from kernelseam.distributed import costs, heads

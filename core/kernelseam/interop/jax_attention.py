@@ -4,6 +4,7 @@ this at its first use."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, Unpack, overload
 
@@ -12,15 +13,34 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
+from kernelseam.descriptors.attention.options import (
+    AttentionOptions,
+    GradientOptions,
+    ScoreOperands,
+    ScoreScalars,
+)
+from kernelseam.descriptors.common.options import (
+    as_values,
+    operands_of,
+    refuse_others,
+    scalars_of,
+    spelled_out,
+    taken,
+)
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.interop.jax_host import Run, by_platform, given, outline, refuse_gradient
 from kernelseam.ops.attention_bwd import gradient_work
-from kernelseam.ops.attention_options import GradientOptions, Options
 from kernelseam.ops.attention_work import EXTENTS, attention_work
 from kernelseam.ops.signatures import DenseJax
 
 Array = Any
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
+_OPERANDS = operands_of(ScoreOperands)
+_TAKEN = (
+    *scalars_of(ScoreScalars),
+    *("layout", "out_dtype", "batch_invariant"),
+    *_OPERANDS,
+)
 _WORDING = Wording({}, EXTENTS)
 _KEPT = 256
 """Functions by operands and options, each of which JAX compiles for itself."""
@@ -54,25 +74,9 @@ def attention(
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
+@spelled_out(AttentionOptions, *_TAKEN)
 def attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
-    alibi_slopes: jax.Array | None = None,
-    sinks: jax.Array | None = None,
-    prefix_lengths: jax.Array | None = None,
-    kv_lengths: jax.Array | None = None,
-    layout: str = "bhsd",
-    out_dtype: Any = None,
-    return_lse: bool = False,
-    batch_invariant: bool = False,
+    q: jax.Array, k: jax.Array, v: jax.Array, *, return_lse: bool = False, **options: Any
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """``kernelseam.attention`` on JAX's arrays under jax.jit, jax.grad and jax.vmap, with gradients
     to q, k, v, ``bias`` and ``sinks``, and of the LSE too.
@@ -87,40 +91,26 @@ def attention(
 
     Returns the result [B, H, S_q, D_v], or (result, lse). Raises InvalidValue.
     """
-    arrays = given(
-        q=q,
-        k=k,
-        v=v,
-        bias=bias,
-        mask=mask,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        prefix_lengths=prefix_lengths,
-        kv_lengths=kv_lengths,
-    )
-    sides: Any = None if window is None else tuple(window)
-    options = Options(
-        out_dtype=None if out_dtype is None else str(np.dtype(out_dtype)),
-        return_lse=return_lse,
-        causal=causal,
-        window=sides,
-        scale=scale,
-        softcap=softcap,
-        layout=layout,
-        batch_invariant=batch_invariant,
-    )
-    outline(attention_work, arrays, options, _WORDING)
-    result = _differentiable(tuple(arrays), options)(*arrays.values())
+    refuse_others("attention", options, _TAKEN)
+    arrays = given(q=q, k=k, v=v, **taken(_OPERANDS, options))
+    for name, convert in (("window", tuple), ("out_dtype", lambda x: str(np.dtype(x)))):
+        if options.get(name) is not None:
+            options[name] = convert(options[name])
+    asked = AttentionOptions(return_lse=return_lse, **options)
+    outline(attention_work, arrays, as_values(asked), _WORDING)
+    result = _differentiable(tuple(arrays), asked)(*arrays.values())
     return (result[0], result[1]) if return_lse else result[0]
 
 
 @lru_cache(_KEPT)
-def _differentiable(names: tuple[str, ...], options: Options) -> Callable[..., list[Array]]:
+def _differentiable(
+    names: tuple[str, ...], options: AttentionOptions
+) -> Callable[..., list[Array]]:
     """The attention of these operands and options, as a function of the operands alone. Returns
     [result] or [result, lse]."""
 
     def compute(arrays: tuple[Array, ...], return_lse: bool) -> list[Array]:
-        asked = options._replace(return_lse=return_lse)
+        asked = as_values(replace(options, return_lse=return_lse))
         shapes = outline(attention_work, dict(zip(names, arrays, strict=True)), asked, _WORDING)
 
         def call(run: Run, *values: Any) -> list[Any]:
@@ -182,15 +172,19 @@ def _gradients(
     dout: Array | None,
     dlse: Array | None,
     wanted: tuple[str, ...],
-    options: Options,
+    options: AttentionOptions,
 ) -> dict[str, Array]:
     """Gradients by operand, of those that are wanted."""
     if dout is None and dlse is None:
         return {}
-    asked = GradientOptions(
-        bias_gradient="bias" in wanted,
-        sink_gradient="sinks" in wanted,
-        **{n: x for n, x in options._asdict().items() if n in GradientOptions._fields},
+    shared = {n: getattr(options, n) for n in scalars_of(ScoreScalars)}
+    asked = as_values(
+        GradientOptions(
+            bias_gradient="bias" in wanted,
+            sink_gradient="sinks" in wanted,
+            layout=options.layout,
+            **shared,
+        )
     )
     differentiated = [n for n in DIFFERENTIABLE if n in ("q", "k", "v") or n in wanted]
     results = [

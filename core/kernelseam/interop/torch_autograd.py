@@ -8,7 +8,8 @@ from typing import Any, Literal, Unpack, overload
 import torch
 from torch import Tensor
 
-from kernelseam.descriptors.attention.forward import band
+from kernelseam.descriptors.attention.options import AttentionOptions, GradientOptions, band
+from kernelseam.descriptors.common.options import operands_of, scalars_of, taken
 from kernelseam.descriptors.common.validation import flag
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch_attention, torch_nested
@@ -24,7 +25,6 @@ from kernelseam.interop.torch_function import (
 from kernelseam.interop.torch_library import attention as operators
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.ops import attention as ops
-from kernelseam.ops.attention_options import GradientOptions
 from kernelseam.ops.signatures import DenseTensors, PackedTensors, PagedTensors
 
 
@@ -270,15 +270,6 @@ def attention_paged(
     block_table: Tensor,
     kv_lengths: Tensor,
     *,
-    cu_seqlens_q: Tensor | None = None,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    prefix_lengths: Tensor | None = None,
-    q_scales: Tensor | None = None,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
     out_dtype: Any = None,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -290,16 +281,8 @@ def attention_paged(
         "k_pages": k_pages,
         "v_pages": v_pages,
         "block_table": block_table,
+        **taken(_OPERANDS, options),
         "kv_lengths": kv_lengths,
-        "cu_seqlens_q": cu_seqlens_q,
-        "bias": bias,
-        "mask": mask,
-        "alibi_slopes": alibi_slopes,
-        "sinks": sinks,
-        "prefix_lengths": prefix_lengths,
-        "q_scales": q_scales,
-        "k_scales": k_scales,
-        "v_scales": v_scales,
     }
     operands, _ = tensors(given, ("q", "k_pages", "v_pages", "block_table", "kv_lengths"))
     for name in ("out", "stream"):
@@ -348,7 +331,8 @@ def _apply(
     return _Attention.apply(tuple(operands), forward, backward, *operands.values())
 
 
-_OF_GRADIENTS = (*GradientOptions._fields, "backend")
+_OPERANDS = operands_of(AttentionOptions)
+_OF_GRADIENTS = (*scalars_of(GradientOptions), "backend")
 
 
 def _traced(operands: dict[str, Tensor], options: dict[str, Any], chosen: dict[str, Any]) -> Any:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, Unpack, overload
 
-from kernelseam.descriptors.attention.forward_problem import band
+from kernelseam.descriptors.attention.options import AttentionOptions, band
+from kernelseam.descriptors.common.options import values_of
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.attention_options import Options, ordered
 from kernelseam.ops.attention_work import EXTENTS, attention_work
 from kernelseam.ops.calling import operate
 from kernelseam.ops.operation import not_none
@@ -115,18 +115,18 @@ def attention(
         arrays["out"] = out
     if window is not None:
         window = band("window", window)
-    options = ordered(
-        out_dtype,
-        return_lse,
-        causal,
-        window,
-        scale,
-        softcap,
-        layout,
-        q_scale_block,
-        scale_block,
-        batch_invariant,
-        latent,
+    options = _values(
+        out_dtype=out_dtype,
+        return_lse=return_lse,
+        causal=causal,
+        window=window,
+        scale=scale,
+        softcap=softcap,
+        layout=layout,
+        q_scale_block=q_scale_block,
+        scale_block=scale_block,
+        batch_invariant=batch_invariant,
+        latent=latent,
     )
     results = operate(
         attention_work, arrays, options, backend, implementation, stream, _DENSE_WORDING
@@ -245,20 +245,18 @@ def attention_varlen(
     }
     if window is not None:
         window = band("window", window)
-    options = ordered(
-        out_dtype,
-        return_lse,
-        causal,
-        window,
-        scale,
-        softcap,
-        _DEFAULT.layout,
-        q_scale_block,
-        scale_block,
-        batch_invariant,
-        _DEFAULT.latent,
-        max_seqlen_q,
-        max_seqlen_k,
+    options = _values(
+        out_dtype=out_dtype,
+        return_lse=return_lse,
+        causal=causal,
+        window=window,
+        scale=scale,
+        softcap=softcap,
+        q_scale_block=q_scale_block,
+        scale_block=scale_block,
+        batch_invariant=batch_invariant,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
     )
     results = operate(
         attention_work, arrays, options, backend, implementation, stream, _DENSE_WORDING
@@ -376,21 +374,21 @@ def attention_paged(
     }
     if window is not None:
         window = band("window", window)
-    options = ordered(
-        out_dtype,
-        return_lse,
-        causal,
-        window,
-        scale,
-        softcap,
-        layout,
-        q_scale_block,
-        scale_block,
-        batch_invariant,
-        latent,
-        max_seqlen_q,
-        max_seqlen_k,
-        kv_layout,
+    options = _values(
+        out_dtype=out_dtype,
+        return_lse=return_lse,
+        causal=causal,
+        window=window,
+        scale=scale,
+        softcap=softcap,
+        layout=layout,
+        q_scale_block=q_scale_block,
+        scale_block=scale_block,
+        batch_invariant=batch_invariant,
+        latent=latent,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        kv_layout=kv_layout,
     )
     results = operate(
         attention_work, arrays, options, backend, implementation, stream, _PAGED_WORDING
@@ -407,7 +405,7 @@ def _require(**arrays: Any) -> None:
             )
 
 
-_DEFAULT = Options()
+_values = values_of(AttentionOptions)
 _DENSE_WORDING, _PAGED_WORDING = (
     Wording({}, EXTENTS),
     Wording({"k": "k_pages", "v": "v_pages"}, EXTENTS),

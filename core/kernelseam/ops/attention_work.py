@@ -9,10 +9,10 @@ from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import Attention
 from kernelseam.descriptors.attention.arrays import LAYOUTS, PACKED
 from kernelseam.descriptors.attention.forward_fields import OPTIONAL
-from kernelseam.descriptors.common.validation import flag
+from kernelseam.descriptors.attention.options import AttentionOptions
+from kernelseam.descriptors.common.options import checked, of_values
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.attention_options import Options
 from kernelseam.ops.operation import Operation, check_rank
 
 EXTENTS = {
@@ -25,9 +25,9 @@ EXTENTS = {
 
 
 def attention_work(operation: Operation, *values: Any) -> None:
-    """``values``: those of ``Options``."""
-    asked, infos = Options(*values), operation.infos
-    options, out_dtype = asked.of_descriptor(), asked.out_dtype
+    """``values``: the scalars of ``AttentionOptions``."""
+    options, infos = checked(of_values(AttentionOptions, values)), operation.infos
+    out_dtype, return_lse = options.pop("out_dtype"), options.pop("return_lse")
     labels = (PACKED if "cu_seqlens_q" in infos else LAYOUTS[options["layout"]]).split()
     first = infos["q"]
     check_rank("q", first, labels)
@@ -45,7 +45,7 @@ def attention_work(operation: Operation, *values: Any) -> None:
         dtype = own if out_dtype is None else DType.of(out_dtype, "out_dtype")
         value_dim = infos["v"].shape[-1] if infos["v"].shape else 0
         operation.new_result("out", (*first.shape[:-1], value_dim), dtype, "q", "out_dtype")
-    if flag("return_lse", asked.return_lse):
+    if return_lse:
         operation.new_result("lse", _lse_shape(first, labels), first.dtype.accumulator, "q")
     ordered: dict[str, Any] = {
         n: infos[n] for n in ("q", "k", "v", "out", "lse", *OPTIONAL) if n in infos

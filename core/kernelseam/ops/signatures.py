@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any, TypedDict, TypeVar
 
+from kernelseam.descriptors.attention.options import Scores
 from kernelseam.dtypes import DType
 
 Array = TypeVar("Array")
 """An array of whatever library the caller has."""
-Window = tuple[int | None, int | None] | None
 
 
 class Ways(TypedDict, total=False):
@@ -36,24 +36,24 @@ class OnTensors(Ways, total=False):
     bwd_implementation: str | None
 
 
-class Scores(TypedDict, total=False):
-    """How scores are computed and which keys a query sees."""
+class Gradients(Scores, total=False):
+    """Options of ``attention_bwd``."""
 
-    window: Window
-    scale: float | None
-    softcap: float | None
-    bias: Any
-    mask: Any
-    alibi_slopes: Any
-    sinks: Any
-    prefix_lengths: Any
-    batch_invariant: bool
+    kv_lengths: Any
+    cu_seqlens_q: Any
+    cu_seqlens_k: Any
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    layout: str
+    bias_gradient: bool
+    sink_gradient: bool
+    deterministic: bool
 
 
 class Packed(Scores, OnArrays, total=False):
     """Options of ``attention_varlen``."""
 
-    causal: bool
+    batch_invariant: bool
     out: Any
     q_scales: Any
     k_scales: Any
@@ -84,7 +84,7 @@ class Paged(Packed, total=False):
 class PackedTensors(Scores, OnTensors, total=False):
     """Options of ``interop.torch.attention_varlen``."""
 
-    causal: bool
+    batch_invariant: bool
     deterministic: bool
 
 
@@ -98,7 +98,7 @@ class DenseTensors(PackedTensors, total=False):
 class PagedTensors(Scores, Ways, total=False):
     """Options of ``interop.torch.attention_paged``."""
 
-    causal: bool
+    batch_invariant: bool
     cu_seqlens_q: Any
     max_seqlen_q: int | None
     max_seqlen_k: int | None
@@ -116,7 +116,7 @@ class PagedTensors(Scores, Ways, total=False):
 class DenseJax(Scores, total=False):
     """Options of ``interop.jax.attention``."""
 
-    causal: bool
+    batch_invariant: bool
     kv_lengths: Any
     layout: str
     out_dtype: Any

@@ -10,7 +10,7 @@ from kernelseam.contract import ArrayInfo, Device, Runtime
 from kernelseam.descriptors.attention import contents
 from kernelseam.descriptors.attention.arrays import fields_of
 from kernelseam.descriptors.attention.forward_fields import OPTIONAL, ROWS, AttentionFields
-from kernelseam.descriptors.attention.forward_problem import band, problem_of
+from kernelseam.descriptors.attention.forward_problem import problem_of
 from kernelseam.descriptors.attention.forward_strides import axis_strides
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.common.operands import (
@@ -22,8 +22,6 @@ from kernelseam.descriptors.common.operands import (
 )
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.forking import cached_property
-
-__all__ = ["OPTIONAL", "ROWS", "Attention", "band"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -1,27 +1,23 @@
-"""The fields of the attention forward's descriptor, and the names of its operands."""
+"""The fields of the attention forward's descriptors beside its options, and the names of its
+operands."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kernelseam.descriptors.attention.options import (
+    LatentOption,
+    PackedOperands,
+    PageOperands,
+    ResultOptions,
+    ScaleOptions,
+    ScoreOperands,
+    ScoreScalars,
+)
+from kernelseam.descriptors.common.options import operands_of
 from kernelseam.dtypes import DType
 
 ROWS = ("q", "k", "v", "out")
-OPTIONAL = (
-    "bias",
-    "mask",
-    "alibi_slopes",
-    "sinks",
-    "q_scales",
-    "k_scales",
-    "v_scales",
-    "prefix_lengths",
-    "kv_lengths",
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-    "block_table",
-)
-"""Optional operands; address 0 says that they will be bound."""
 STRIDE_FIELDS = {
     **{n: tuple(f"stride_{n}_{axis}" for axis in ("batch", "head", "row")) for n in ROWS},
     "lse": ("stride_lse_batch", "stride_lse_head"),
@@ -40,9 +36,9 @@ STRIDE_FIELDS = {
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class AttentionFields:
-    """What the caller gives: extents, operands, options and strides, as ``Attention`` documents
-    them; nothing is validated here."""
+class CommonFields(ResultOptions, ScoreOperands, ScoreScalars):
+    """What descriptors over strides and over lists have alike, as they document it; nothing is
+    validated here."""
 
     batch: int
     num_heads: int
@@ -51,53 +47,13 @@ class AttentionFields:
     head_dim: int
     kv_heads: int | None = None
     value_dim: int | None = None
-    q: object = field(default=None, repr=False)
-    k: object = field(default=None, repr=False)
-    v: object = field(default=None, repr=False)
-    out: object = field(default=None, repr=False)
     lse: object = field(default=None, repr=False)
-    return_lse: bool = False
-    causal: bool = False
-    window: tuple[int | None, int | None] | None = None
-    scale: float | None = None
-    softcap: float | None = None
-    bias: object = field(default=None, repr=False)
-    mask: object = field(default=None, repr=False)
-    alibi_slopes: object = field(default=None, repr=False)
-    sinks: object = field(default=None, repr=False)
-    q_scales: object = field(default=None, repr=False)
-    k_scales: object = field(default=None, repr=False)
-    v_scales: object = field(default=None, repr=False)
-    prefix_lengths: object = field(default=None, repr=False)
-    kv_lengths: object = field(default=None, repr=False)
-    cu_seqlens_q: object = field(default=None, repr=False)
-    cu_seqlens_k: object = field(default=None, repr=False)
-    block_table: object = field(default=None, repr=False)
-    total_q: int | None = None
-    total_k: int | None = None
-    pages: int | None = None
-    page_size: int | None = None
-    table_width: int | None = None
     dtype: DType | str | None = None
     dtype_out: DType | str | None = None
     dtype_bias: DType | str | None = None
-    dtype_q: DType | str | None = None
-    dtype_kv: DType | str | None = None
-    q_scale_block: int | None = None
-    scale_block: int | None = None
-    batch_invariant: bool = False
-    latent: bool = False
-    stride_q_batch: int | None = None
-    stride_q_head: int | None = None
     stride_q_row: int | None = None
-    stride_k_batch: int | None = None
-    stride_k_head: int | None = None
     stride_k_row: int | None = None
-    stride_v_batch: int | None = None
-    stride_v_head: int | None = None
     stride_v_row: int | None = None
-    stride_out_batch: int | None = None
-    stride_out_head: int | None = None
     stride_out_row: int | None = None
     stride_lse_batch: int | None = None
     stride_lse_head: int | None = None
@@ -111,6 +67,31 @@ class AttentionFields:
     stride_mask_column: int | None = None
     stride_alibi_batch: int | None = None
     stride_alibi_head: int | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AttentionFields(LatentOption, PageOperands, PackedOperands, ScaleOptions, CommonFields):
+    """The fields of ``Attention``."""
+
+    q: object = field(default=None, repr=False)
+    k: object = field(default=None, repr=False)
+    v: object = field(default=None, repr=False)
+    out: object = field(default=None, repr=False)
+    total_q: int | None = None
+    total_k: int | None = None
+    pages: int | None = None
+    page_size: int | None = None
+    table_width: int | None = None
+    dtype_q: DType | str | None = None
+    dtype_kv: DType | str | None = None
+    stride_q_batch: int | None = None
+    stride_q_head: int | None = None
+    stride_k_batch: int | None = None
+    stride_k_head: int | None = None
+    stride_v_batch: int | None = None
+    stride_v_head: int | None = None
+    stride_out_batch: int | None = None
+    stride_out_head: int | None = None
     stride_q_scales_batch: int | None = None
     stride_q_scales_head: int | None = None
     stride_q_scales_block: int | None = None
@@ -121,3 +102,7 @@ class AttentionFields:
     stride_v_scales_head: int | None = None
     stride_v_scales_block: int | None = None
     stride_table_row: int | None = None
+
+
+OPTIONAL = operands_of(AttentionFields)
+"""Optional operands; address 0 says that they will be bound."""

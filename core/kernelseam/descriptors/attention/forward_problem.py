@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.attention.forward_fields import (
@@ -20,18 +21,17 @@ from kernelseam.descriptors.attention.forward_strides import (
     scale_strides,
     slope_strides,
 )
+from kernelseam.descriptors.attention.options import ScoreNumbers
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.descriptors.common.extents import default_scale
 from kernelseam.descriptors.common.operands import dtype_of, pointer, required
+from kernelseam.descriptors.common.options import checked, scalars_of
 from kernelseam.descriptors.common.validation import (
     MAX_EXTENT,
     extent,
-    finite,
-    flag,
     integer,
     multiple,
     packed,
-    positive,
     stride,
     vector_bytes,
 )
@@ -40,14 +40,6 @@ from kernelseam.errors import InvalidValue
 
 KEY_SCALES = ("k_scales", "v_scales")
 SCALES = ("q_scales", *KEY_SCALES)
-
-
-def band(field: str, value: object) -> tuple[int | None, int | None]:
-    """A window's (left, right), validated."""
-    if not isinstance(value, tuple | list) or len(value) != 2:
-        raise InvalidValue(field, value, "must be (left, right)", "For example (127, 0)")
-    left, right = (None if x is None else extent(f"{field}[{i}]", x) for i, x in enumerate(value))
-    return left, right
 
 
 def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> AttentionProblem:
@@ -63,7 +55,10 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
     d_v = d if given.value_dim is None else extent("value_dim", given.value_dim)
     multiple("num_heads", heads, "kv_heads", kv_heads)
     integer("batch·num_heads", batch * heads, 0, MAX_EXTENT, "Split the batch over several calls")
-    lse = flag("return_lse", given.return_lse) or given.lse is not None
+    options = checked(given)
+    numbers = {n: options[n] for n in scalars_of(ScoreNumbers)}
+    values: dict[str, Any] = {n: 0.0 if x is None else x for n, x in numbers.items()}
+    lse = options["return_lse"] or given.lse is not None
     q_view, kv_view = views(given)
     total_q, total_k = total_rows(given, "q", q_view), total_rows(given, "k", kv_view)
     pages, page_size, width = paging(given, kv_view, s_k)
@@ -93,9 +88,8 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         lse_batch = no_batch(given, "lse", lse_batch)
     bias = None if given.bias is None else _dtype_or_float32(given, "bias", dtype, infos)
     mask = None if given.mask is None else DType.boolean
-    causal = flag("causal", given.causal)
-    left, right = (None, None) if given.window is None else band("window", given.window)
-    right = 0 if causal else right
+    left, right = options["window"] or (None, None)
+    right = 0 if options["causal"] else right
     windowed = left is not None or (right is not None and right != 0)
     plane = (batch, heads, s_q, s_k)
     q_scales, kv_scales = _scaled(given, dtype_q, dtype_kv)
@@ -109,7 +103,7 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         window=windowed,
         prefix=given.prefix_lengths is not None,
         alibi=given.alibi_slopes is not None,
-        softcap=given.softcap is not None,
+        **{n: x is not None for n, x in numbers.items()},
         bias=bias,
         mask=given.mask is not None,
         sinks=given.sinks is not None,
@@ -117,12 +111,12 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         kv_view=kv_view,
         lengths=given.kv_lengths is not None,
         dtype_out=None if dtype_out is dtype else dtype_out,
-        batch_invariant=flag("batch_invariant", given.batch_invariant),
+        batch_invariant=options["batch_invariant"],
         dtype_kv=dtype_kv,
         kv_scales=kv_scales,
         dtype_q=dtype_q,
         q_scales=q_scales,
-        latent=_latent(given, shapes["k"], d_v, strides["k"], strides["v"]),
+        latent=_latent(options["latent"], shapes["k"], d_v, strides["k"], strides["v"]),
     )
     problem = AttentionProblem(
         spec,
@@ -136,10 +130,10 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         v_strides=strides["v"],
         out_strides=strides["out"],
         lse_strides=(lse_batch, lse_head) if lse else (0, 0),
-        scale=default_scale(d) if given.scale is None else finite("scale", given.scale),
+        scale=default_scale(d) if options["scale"] is None else options["scale"],
         left=left,
         right=right,
-        softcap=_softcap(given),
+        **values,
         bias_strides=plane_strides(given, "bias", plane, bias),
         mask_strides=plane_strides(given, "mask", plane, mask),
         alibi_strides=slope_strides(given, batch, heads),
@@ -149,8 +143,8 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         page_size=page_size,
         table_width=width,
         table_stride=_table_stride(given, width) if kv_view == "paged" else 0,
-        scale_block=_block(given, "scale_block"),
-        q_scale_block=_block(given, "q_scale_block"),
+        scale_block=options["scale_block"] or 0,
+        q_scale_block=options["q_scale_block"] or 0,
     )
     if spec.q_scales:
         extents = problem.q_scale_extents
@@ -164,12 +158,6 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         for name in KEY_SCALES
     )
     return replace(problem, k_scale_strides=k_scales, v_scale_strides=v_scales)
-
-
-def _block(given: AttentionFields, name: str) -> int:
-    """How many rows share a scale; 0: all."""
-    value = getattr(given, name)
-    return 0 if value is None else extent(name, value, 1)
 
 
 def _dtypes(
@@ -288,7 +276,7 @@ def _scaled(
 
 
 def _latent(
-    given: AttentionFields,
+    latent: bool,
     shape: tuple[int, ...],
     d_v: int,
     k: tuple[int, ...],
@@ -296,7 +284,6 @@ def _latent(
 ) -> bool:
     """Whether v is the first columns of k, of that shape, with its strides; those of axes of extent
     1 do not count. Addresses are compared at bind."""
-    latent = flag("latent", given.latent)
     d = shape[-1]
     if latent and d_v > d:
         raise InvalidValue(
@@ -348,10 +335,3 @@ def _dtype_or_float32(
             raise InvalidValue(name, f"an array of {result_dtype}", rule, "Convert the array")
         raise InvalidValue(f"dtype_{name}", result_dtype, rule, "Leave it out for q's dtype")
     return result_dtype
-
-
-def _softcap(given: AttentionFields) -> float:
-    """The softcap; 0 stands for none."""
-    if given.softcap is None:
-        return 0.0
-    return positive("softcap", given.softcap, "Leave it out for no cap")

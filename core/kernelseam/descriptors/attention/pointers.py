@@ -10,6 +10,8 @@ from typing import Any, cast
 from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
 from kernelseam.descriptors.attention import contents
 from kernelseam.descriptors.attention.forward import Attention
+from kernelseam.descriptors.attention.forward_fields import CommonFields
+from kernelseam.descriptors.attention.options import ScoreOperands
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.common.address_lists import AddressList, Matrix
 from kernelseam.descriptors.common.lists import (
@@ -26,18 +28,18 @@ from kernelseam.descriptors.common.lists import (
     vector_of,
 )
 from kernelseam.descriptors.common.operands import dtype_of, known_names, required, resolve
+from kernelseam.descriptors.common.options import operands_of
 from kernelseam.descriptors.common.protocol import Descriptor, Resolved
 from kernelseam.descriptors.common.validation import extent
-from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 
 NAMES = ("q_ptrs", "k_ptrs", "v_ptrs", "out_ptrs")
-OTHERS = ("lse", "bias", "mask", "alibi_slopes", "sinks", "prefix_lengths", "kv_lengths")
+OTHERS = ("lse", *operands_of(ScoreOperands))
 """Operands that are not lists."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class AttentionPointers:
+class AttentionPointers(CommonFields):
     """out[b,h] = softmax(x[b,h])·v[b,g] as in Attention, over lists of matrices.
 
     ``q_ptrs`` and ``out_ptrs`` have batch·num_heads entries, ``k_ptrs`` and ``v_ptrs``
@@ -63,50 +65,11 @@ class AttentionPointers:
     Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
     """
 
-    batch: int
-    num_heads: int
-    S_q: int
-    S_k: int
-    head_dim: int
-    kv_heads: int | None = None
-    value_dim: int | None = None
     q_ptrs: object = field(default=None, repr=False)
     k_ptrs: object = field(default=None, repr=False)
     v_ptrs: object = field(default=None, repr=False)
     out_ptrs: object = field(default=None, repr=False)
-    lse: object = field(default=None, repr=False)
-    return_lse: bool = False
-    causal: bool = False
-    window: tuple[int | None, int | None] | None = None
-    scale: float | None = None
-    softcap: float | None = None
-    bias: object = field(default=None, repr=False)
-    mask: object = field(default=None, repr=False)
-    alibi_slopes: object = field(default=None, repr=False)
-    sinks: object = field(default=None, repr=False)
-    prefix_lengths: object = field(default=None, repr=False)
-    kv_lengths: object = field(default=None, repr=False)
-    dtype: DType | str | None = None
-    dtype_out: DType | str | None = None
-    dtype_bias: DType | str | None = None
-    batch_invariant: bool = False
     alignment: int | None = None
-    stride_q_row: int | None = None
-    stride_k_row: int | None = None
-    stride_v_row: int | None = None
-    stride_out_row: int | None = None
-    stride_lse_batch: int | None = None
-    stride_lse_head: int | None = None
-    stride_bias_batch: int | None = None
-    stride_bias_head: int | None = None
-    stride_bias_row: int | None = None
-    stride_bias_column: int | None = None
-    stride_mask_batch: int | None = None
-    stride_mask_head: int | None = None
-    stride_mask_row: int | None = None
-    stride_mask_column: int | None = None
-    stride_alibi_batch: int | None = None
-    stride_alibi_head: int | None = None
     _problem: AttentionProblem = field(init=False, repr=False)
     _lists: Lists = field(init=False, repr=False)
     _rest: Attention = field(init=False, repr=False)

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from kernelseam.descriptors.attention.options import AttentionOptions
+from kernelseam.descriptors.common.options import options_of
 from kernelseam.descriptors.common.validation import extent, flag, number
 from kernelseam.descriptors.gemm.fields import precision_name, scale_block_of
 from kernelseam.descriptors.projection.qkv import rotation_style
@@ -15,7 +17,6 @@ from kernelseam.dispatch import check_name
 from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_function import implementation_name, must_be_tensor
 from kernelseam.interop.torch_library.dtypes import torch_dtype
-from kernelseam.ops.attention_options import RULES
 from kernelseam.ops.projection import query_heads
 
 Tensor = Any
@@ -32,7 +33,7 @@ _BY_KIND: dict[str, Rule] = {
     "List[SymInt]": lambda n, x: scale_block_of(x, True),
 }
 _BY_NAME: dict[str, Rule] = {
-    **RULES,
+    **{n: o.rule for n, o in options_of(AttentionOptions).items() if o.rule is not None},
     "num_heads": query_heads,
     **dict.fromkeys(("num_kv_heads", "head_dim"), lambda n, x: extent(n, x, 1)),
     "rotary_style": rotation_style,

@@ -5,10 +5,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any
 
 import torch
 
+from kernelseam.descriptors.attention.options import PAGED as PAGED_DEFAULTS
+from kernelseam.descriptors.attention.options import (
+    AttentionOptions,
+    GradientOptions,
+    ScaleOptions,
+    ScoreOperands,
+    ScoreScalars,
+)
+from kernelseam.descriptors.common.options import operands_of, options_of, scalars_of
 from kernelseam.descriptors.common.validation import flag
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -34,19 +43,21 @@ from kernelseam.interop.torch_library.define import (
 )
 from kernelseam.interop.torch_library.dtypes import accumulator, dtype_name
 from kernelseam.ops.attention import attention_paged as paged_forward
-from kernelseam.ops.attention_options import PAGED as PAGED_DEFAULTS
-from kernelseam.ops.attention_options import GradientOptions, Options
 
 Tensor = Any
-_DEFAULT = Options()
+_ADDED_NAMES = operands_of(ScoreOperands)
+_OF_KEYS = tuple(n for n in _ADDED_NAMES if n != "kv_lengths")
+"""Those that packed sequences and pages take, which have their own lengths."""
 
-_ADDED = (
-    "Tensor? bias=None, Tensor? mask=None, Tensor? alibi_slopes=None, Tensor? sinks=None, "
-    "Tensor? prefix_lengths=None"
-)
-_SCALES = "Tensor? q_scales=None, Tensor? k_scales=None, Tensor? v_scales=None"
-_GIVEN = "Tensor? out=None"
-_DENSE = f"Tensor q, Tensor k, Tensor v, {_ADDED}, Tensor? kv_lengths=None"
+
+def _optional(names: tuple[str, ...]) -> str:
+    return ", ".join(f"Tensor? {n}=None" for n in names)
+
+
+_ADDED = _optional(_OF_KEYS)
+SCALES = operands_of(ScaleOptions)
+_SCALES, _GIVEN = _optional(SCALES), "Tensor? out=None"
+_DENSE = f"Tensor q, Tensor k, Tensor v, {_optional(_ADDED_NAMES)}"
 _VARLEN = f"Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, {_ADDED}"
 _KINDS = {
     bool: "bool",
@@ -58,12 +69,12 @@ _KINDS = {
 """Types of options in torch's schemas."""
 
 
-def _schema(*names: str, of: NamedTuple = _DEFAULT) -> str:
+def _schema(*names: str, of: object = AttentionOptions()) -> str:
     """Options with the defaults that ``of`` has; a window by its sides. They must be those of the
     function that computes: torch leaves out what a call gives as the schema's default."""
-    kinds = get_type_hints(type(of))
+    known = options_of(type(of))
     said = [
-        f"{_KINDS[kinds[n]]} {n}={json.dumps(x) if isinstance(x, str) else x}"
+        f"{_KINDS[known[n].type]} {n}={json.dumps(x) if isinstance(x, str) else x}"
         if n != "window"
         else "SymInt? window_left=None, SymInt? window_right=None"
         for n in names
@@ -72,7 +83,7 @@ def _schema(*names: str, of: NamedTuple = _DEFAULT) -> str:
     return ", ".join(said)
 
 
-_SCORED = ("causal", "window", "scale", "softcap")
+_SCORED = scalars_of(ScoreScalars)
 _SCORES = _schema(*_SCORED)
 _LENGTHS = "SymInt max_seqlen_q, SymInt max_seqlen_k"
 _FORWARD = (
@@ -87,19 +98,18 @@ _BACKWARD = (
 )
 _LAYOUT, _LATENT = _schema("layout"), _schema("latent")
 _BLOCKS = _schema("q_scale_block", "scale_block")
-DENSE = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sinks", "prefix_lengths", "kv_lengths")
-VARLEN = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", *DENSE[3:8])
-SCALES = ("q_scales", "k_scales", "v_scales")
+DENSE = ("q", "k", "v", *_ADDED_NAMES)
+VARLEN = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", *_OF_KEYS)
 BESIDE = (*SCALES, "out")
 PAGED = (
     *("q", "k_pages", "v_pages", "block_table", "kv_lengths", "cu_seqlens_q"),
-    *DENSE[3:8],
+    *_OF_KEYS,
     *BESIDE,
 )
 FORWARD_DENSE, FORWARD_VARLEN = (*DENSE, *BESIDE), (*VARLEN, *BESIDE)
 """Operands of the operators; gradients have no scales. ``out`` says how a result is laid out, and
 what rows of no sequence hold."""
-_OF_GRADIENTS = (*GradientOptions._fields, "window_left", "window_right", "backend")
+_OF_GRADIENTS = (*scalars_of(GradientOptions), "window_left", "window_right", "backend")
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,8 +263,7 @@ def _foldable(in_dims: Any, args: Any, first: int) -> bool:
     and v and what comes after."""
     given = dict(zip(FORWARD_DENSE, zip(args[first:], in_dims[first:], strict=True), strict=False))
     return all(given.get(n, (None, None))[0] is None for n in SCALES) and all(
-        repeats(*given.get(n, (None, None)), rank)
-        for n, rank in (("bias", 4), ("mask", 4), ("alibi_slopes", 2), ("sinks", 2))
+        repeats(*given.get(n, (None, None)), rank) for n, rank in _REPEATED.items()
     )
 
 
@@ -296,7 +305,10 @@ def _with_lse(*schema: Any, **rules: Any) -> Any:
     return call
 
 
-_REPEATED = ("bias", "mask", "alibi_slopes", "sinks")
+_REPEATED = {
+    n: len({"B", *o.axes}) for n, o in options_of(ScoreOperands).items() if o.axes and o.axes != "B"
+}
+"""Operands that may repeat along the batch, and how many axes they have with it."""
 
 _GRADIENTS = "Tensor? dout, Tensor? dlse, Tensor out, Tensor lse"
 _FIVE = "(Tensor, Tensor, Tensor, Tensor, Tensor)"

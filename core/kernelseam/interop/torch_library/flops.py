@@ -8,7 +8,7 @@ from typing import Any
 
 from torch._subclasses import FakeTensor
 
-from kernelseam.ops.attention_options import PAGED
+from kernelseam.descriptors.attention.options import PAGED
 
 Tensor = Any
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from kernelseam.descriptors.attention.options import AttentionOptions, GradientOptions
+from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.descriptors.gemm.fields import scale_block_of
 from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_library import attention, gemm, merge, projection
@@ -18,12 +20,12 @@ from kernelseam.ops import gemm_bwd as gemm_bwd_ops
 from kernelseam.ops import merge as merge_ops
 from kernelseam.ops import projection as projection_ops
 from kernelseam.ops import projection_bwd as projection_bwd_ops
-from kernelseam.ops.attention_options import GradientOptions, Options
 from kernelseam.ops.attention_work import attention_work
 
 Tensor = Any
 Arrays = Mapping[str, Tensor]
 Results = dict[str, Any]
+_SCALARS, _OF_GRADIENTS = scalars_of(AttentionOptions), scalars_of(GradientOptions)
 
 
 def _filled(arrays: Arrays, results: Results) -> Results:
@@ -44,7 +46,7 @@ def _ordered(arrays: Arrays, names: tuple[str, ...]) -> list[Tensor | None]:
 
 
 def _attention(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
-    options = Options(*values)
+    options = dict(zip(_SCALARS, values, strict=True))
     paged, packed = "block_table" in arrays, "cu_seqlens_q" in arrays
     names: tuple[str, ...]
     if paged:
@@ -55,11 +57,11 @@ def _attention(arrays: Arrays, values: Any, backend: Any, implementation: Any) -
     else:
         operator, names = attention.ATTENTION, attention.FORWARD_DENSE
     taken = attention.TAKEN[names]
-    given = {n: x for n, x in zip(Options._fields, options, strict=True) if n in taken}
+    given = {n: x for n, x in options.items() if n in taken}
     out, lse = operator(
         *_ordered(arrays, names),
         **given,
-        **_window(options.window),
+        **_window(options["window"]),
         backend=backend,
         implementation=implementation,
     )
@@ -67,7 +69,7 @@ def _attention(arrays: Arrays, values: Any, backend: Any, implementation: Any) -
 
 
 def _attention_bwd(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
-    options = GradientOptions(*values)
+    given = dict(zip(_OF_GRADIENTS, values, strict=True))
     packed = "cu_seqlens_q" in arrays or "cu_seqlens_k" in arrays
     _check_axis("dout", arrays["dout"])
     of_q = getattr(arrays["q"], "dtype", None)
@@ -84,9 +86,9 @@ def _attention_bwd(arrays: Arrays, values: Any, backend: Any, implementation: An
         if packed
         else (attention.ATTENTION_BWD, attention.DENSE)
     )
-    given = options._asdict()
-    for name in ("window", *(("layout",) if packed else ())):
-        del given[name]
+    window = _window(given.pop("window"))
+    if packed:
+        del given["layout"]
     made = operator(
         arrays["dout"],
         None,
@@ -94,16 +96,16 @@ def _attention_bwd(arrays: Arrays, values: Any, backend: Any, implementation: An
         arrays["lse"],
         *_ordered(arrays, names),
         **given,
-        **_window(options.window),
+        **window,
         backend=backend,
         implementation=implementation,
     )
     results = dict(zip(("dq", "dk", "dv", "dbias", "dsinks"), made, strict=True))
-    if not options.bias_gradient:
+    if not given["bias_gradient"]:
         del results["dbias"]
     elif "bias" in arrays:  # the operator's has the bias's whole shape
         results["dbias"] = results["dbias"].sum_to_size(unrepeated(arrays["bias"]))
-    if not options.sink_gradient:
+    if not given["sink_gradient"]:
         del results["dsinks"]
     return results
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from kernelseam.descriptors.attention.options import ScoreOperands
+from kernelseam.descriptors.common.options import options_of
 from kernelseam.errors import InvalidValue
 
 Shape = Sequence[int]
@@ -56,8 +58,7 @@ def _dense(options: Options, default: str = "bhsd") -> tuple[str, str]:
     return ("BHSD", "BHLD") if options.get("layout", default) == "bhsd" else ("BSHD", "BLHD")
 
 
-_PLANES = {"bias": "BHSL", "mask": "BHSL", "alibi_slopes": "BH", "sinks": "H",
-           "prefix_lengths": "B", "kv_lengths": "B"}  # fmt: skip
+_PLANES = {n: o.axes or "" for n, o in options_of(ScoreOperands).items()}
 
 
 def _attention(q: str, k: str, lse: str, letters: str, shapes: Shapes, options: Options) -> Any:

@@ -1,0 +1,171 @@
+"""Attention's options: names, types, defaults, rules and words, in groups.
+
+Descriptors, the functions on arrays, torch's operators, JAX, the distributed functions, the command
+line, samples and the oracle's input take them from here; ``docs/add-an-option.md`` says how one is
+added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from kernelseam.descriptors.attention.arrays import KV_LAYOUTS, LAYOUTS, order
+from kernelseam.descriptors.common.options import operand, scalar
+from kernelseam.descriptors.common.validation import extent, finite, flag, positive
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+
+Window = tuple[int | None, int | None] | None
+
+
+def band(field: str, value: object) -> tuple[int | None, int | None]:
+    """A window's (left, right), validated."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise InvalidValue(field, value, "must be (left, right)", "For example (127, 0)")
+    left, right = (None if x is None else extent(f"{field}[{i}]", x) for i, x in enumerate(value))
+    return left, right
+
+
+def _count(name: str, value: object) -> int:
+    return extent(name, value, 1)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BandAndScale:
+    """What every attention has, by default no band."""
+
+    causal: bool = scalar(False, flag, "Query i sees no key after its own.")
+    window: Window = scalar(
+        None, band, "LEFT,RIGHT: a sliding window; a side left out has no bound."
+    )
+    scale: float | None = scalar(None, finite, "What q*k is multiplied by. [1/sqrt(head dim)]")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ScoreNumbers:
+    """Numbers that change scores: whether one is given is part of the spec, its value of the
+    problem."""
+
+    softcap: float | None = scalar(
+        None,
+        lambda n, x: positive(n, x, "Leave it out for no cap"),
+        "Scores are softcap*tanh(x/softcap).",
+    )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ScoreScalars(ScoreNumbers, BandAndScale):
+    """How scores are computed and which keys a query sees, as far as no operand says it."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ScoreOperands:
+    """How scores are computed and which keys a query sees, by operands."""
+
+    bias: object = operand("BHSL", "Is added to scores.")
+    mask: object = operand("BHSL", "bool: True where a key may be seen.")
+    alibi_slopes: object = operand("BH", "float32: scores lose slope*|distance|.")
+    sinks: object = operand("H", "float32: a key of value 0 with this score.")
+    prefix_lengths: object = operand("B", "int32: leading keys that every query sees.")
+    kv_lengths: object = operand("B", "int32: keys of each entry.")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ScaleOptions:
+    """What numbers of 8 bits are multiplied by."""
+
+    q_scales: object = operand("", "float32: what q of 8 bits is multiplied by.")
+    k_scales: object = operand("", "float32: what k of 8 bits is multiplied by.")
+    v_scales: object = operand("", "float32: what v of 8 bits is multiplied by.")
+    q_scale_block: int | None = scalar(None, _count, "Queries that share a scale.")
+    scale_block: int | None = scalar(None, _count, "Keys that share a scale.")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PackedOperands:
+    """Where the rows of packed sequences begin."""
+
+    cu_seqlens_q: object = operand("", "int32 [B + 1]: where the queries of entries begin.")
+    cu_seqlens_k: object = operand("", "int32 [B + 1]: where the keys of entries begin.")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PageOperands:
+    """Where pages lie."""
+
+    block_table: object = operand("", "int32 [B, width]: pages of each entry.")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ResultOptions:
+    """What is returned, and what its bits depend on."""
+
+    return_lse: bool = scalar(False, flag, "Return the log-sum-exp of the scores, too.")
+    batch_invariant: bool = scalar(
+        False, flag, "A row's bits do not depend on the rest of the batch."
+    )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LatentOption:
+    """Of strided, packed and paged memory, not of lists."""
+
+    latent: bool = scalar(False, flag, "v is the first columns of k, a view of it.")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ArrayOptions:
+    """How arrays lie, where no shape says it."""
+
+    layout: str = scalar("bhsd", lambda n, x: order(n, x, LAYOUTS), "The order of the axes.")
+    max_seqlen_q: int | None = scalar(None, extent, "At least the queries of each packed sequence.")
+    max_seqlen_k: int | None = scalar(None, extent, "At least the keys of each entry.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions(
+    ArrayOptions,
+    ResultOptions,
+    LatentOption,
+    PageOperands,
+    PackedOperands,
+    ScaleOptions,
+    ScoreOperands,
+    ScoreScalars,
+):
+    """All that ``attention``, ``attention_varlen`` and ``attention_paged`` take beside q, k and v
+    and where to run: each takes a part, and leaves the others at their defaults."""
+
+    out_dtype: DType | str | None = scalar(None, None, "The result's dtype. [q's]")
+    kv_layout: str = scalar(
+        "nhd", lambda n, x: order(n, x, KV_LAYOUTS), "The order of the axes of a page."
+    )
+
+
+PAGED = AttentionOptions(causal=True, layout="bshd")
+"""The defaults of ``attention_paged``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientOptions(ArrayOptions, PackedOperands, ScoreOperands, ScoreScalars):
+    """All that ``attention_bwd`` takes beside q, k, v, results and where to run."""
+
+    bias_gradient: bool = scalar(False, flag, "Compute the bias's gradient.")
+    sink_gradient: bool = scalar(False, flag, "Compute the sinks' gradient.")
+    deterministic: bool = scalar(True, flag, "The same bits every time.")
+
+
+class Scores(TypedDict, total=False):
+    """Types of the options of ``ScoreScalars`` and ``ScoreOperands``, for overloads that take them
+    by name."""
+
+    causal: bool
+    window: Window
+    scale: float | None
+    softcap: float | None
+    bias: Any
+    mask: Any
+    alibi_slopes: Any
+    sinks: Any
+    prefix_lengths: Any
