@@ -22,19 +22,18 @@
 // What a mask hides cannot reach a row, even where V holds NaN or inf there: a tile that is not whole for a wave is searched
 // for such values, and where it has some they are taken out of the factor and given to the rows that see them.
 //
-// Constants (from the kernel definition): those of scores.h and sequences.h; KS_T, KS_DQK = KS_DV, KS_LSE, KS_BN, KS_SHARED_BYTES.
 // LDS: 6·BN·D·2 bytes, 96 KiB; before it from V's second tile on the waves' queries, D·512 bytes; afterwards their parts of the
 // output. Registers of a lane (256, of two waves a SIMD): D/2 of O,
 // D/4 of the queries, BN/2 of S, BN/4 of P.
 #include "attention/sequences.h"
 
-typedef KS_T T;
-constexpr int D = KS_DQK, BN = KS_BN, STAGES = 3, WAVES = 8, ROWS = 32, BM = WAVES * ROWS;
-static_assert(D == KS_DV && (D == 64 || D == 128) && BN % 32 == 0 && sizeof(T) == 2, "what the layout is made for");
+typedef Config::T T;
+constexpr int D = Config::DQK, BN = Config::BN, STAGES = 3, WAVES = 8, ROWS = 32, BM = WAVES * ROWS;
+static_assert(D == Config::DV && (D == 64 || D == 128) && BN % 32 == 0 && sizeof(T) == 2, "what the layout is made for");
 constexpr int ROW = 2 * D, CHUNKS = D / 8, TILE = BN * ROW, V_RING = STAGES * TILE;
 constexpr int COPIED = 1024, COPY_ROWS = COPIED / ROW;
 constexpr int Q_RING = V_RING + TILE;  // the waves' queries, before the first phase
-static_assert(2 * STAGES * TILE <= KS_SHARED_BYTES && Q_RING + BM * ROW <= KS_SHARED_BYTES, "the tiles fit");
+static_assert(2 * STAGES * TILE <= Config::SHARED_BYTES && Q_RING + BM * ROW <= Config::SHARED_BYTES, "the tiles fit");
 static_assert(2 * WAVES * COPIED == TILE, "a wave copies twice a kilobyte of a tile");
 constexpr int KEY_BLOCKS = BN / 32, STEPS_D = D / 16, BLOCKS_D = D / 32;
 
@@ -299,7 +298,7 @@ attention_forward_gfx950_body(Matrices<const T> q, Matrices<const T> k, Matrices
   const Scores seen{own.S_q, own.S_k, 0, 0, 0, scale_log2, 0.f, 0.f};
 
   // Under a causal mask the last queries have most to do: they start first.
-  const int row0 = (KS_CAUSAL ? count.q_tiles - 1 - turn : turn) * BM;
+  const int row0 = (Config::CAUSAL ? count.q_tiles - 1 - turn : turn) * BM;
   if (row0 >= own.S_q) return;  // sequences of a batch may be shorter than its longest
   const int first = row0 + warp_index() * ROWS, mine = first + lane() % 32;
 
@@ -307,8 +306,8 @@ attention_forward_gfx950_body(Matrices<const T> q, Matrices<const T> k, Matrices
   const int last = divide_up(seen.end(min_of(row0 + BM, own.S_q) - 1), BN), whole = seen.all_end(row0) / BN;
   const int ends = divide_up(seen.end(min_of(first + ROWS, own.S_q) - 1), BN), clear = seen.all_end(first) / BN;
 
-  Rows<true> K(k.at<KS_KV_VIEW>(batch, kv_head, kv_heads, own.k_first), k.row);
-  Rows<false> V(v.at<KS_KV_VIEW>(batch, kv_head, kv_heads, own.k_first), v.row);
+  Rows<true> K(k.at<Config::KV_VIEW>(batch, kv_head, kv_heads, own.k_first), k.row);
+  Rows<false> V(v.at<Config::KV_VIEW>(batch, kv_head, kv_heads, own.k_first), v.row);
   K.copy(ring, own.S_k);
   if (last > 1) K.copy(ring + TILE, own.S_k - BN);
   V.copy(ring + V_RING, own.S_k);
@@ -316,7 +315,7 @@ attention_forward_gfx950_body(Matrices<const T> q, Matrices<const T> k, Matrices
   Walk w;
   w.begin(ring, scale_log2);
   {
-    const T* const from = q.at<KS_Q_VIEW>(batch, head, count.heads, own.q_first);
+    const T* const from = q.at<Config::Q_VIEW>(batch, head, count.heads, own.q_first);
     const unsigned at = ring + Q_RING + warp_index() * ROWS * ROW;
     const int l = opaque(lane());  // else the places would be kept for the output's
 #pragma unroll
@@ -386,7 +385,7 @@ attention_forward_gfx950_body(Matrices<const T> q, Matrices<const T> k, Matrices
   }
 
   const float l = both_sum(w.l.x + w.l.y), inverse = l == 0.f ? 0.f : 1.f / l;
-  if (KS_LSE && lane() < 32 && mine < own.S_q)
+  if (Config::LSE && lane() < 32 && mine < own.S_q)
     lse.base[(i64)batch * lse.batch + head * lse.head + own.q_first + mine] =
         l == 0.f ? -infinity() : 0.69314718056f * (w.base + log2_fast(l));
   PlainTile<T, ROWS, D> staged(memory + warp_index() * ROWS * ROW);
@@ -399,6 +398,6 @@ attention_forward_gfx950_body(Matrices<const T> q, Matrices<const T> k, Matrices
       *(Part*)&staged.at(lane() % 32, 32 * d + 8 * a + lane() / 32 * 4) = x;
     }
   warp_barrier();
-  const StridedView<T> O{out.at<KS_Q_VIEW>(batch, head, count.heads, own.q_first), out.row};
+  const StridedView<T> O{out.at<Config::Q_VIEW>(batch, head, count.heads, own.q_first), out.row};
   warp_copy_out<16>(staged, O, first, own.S_q, 0, D);
 }

@@ -141,8 +141,7 @@ def check_walk(walk: Walk, change: Change) -> None:
         "STEP": STEP,
         "IN_ORDER": int(walk.in_order),
     }
-    named = {f"KS_{n}": x for n, x in constants.items()}
-    run(TILES, named, change, given, *offsets, out, blocks, earlier)
+    run(TILES, constants, change, given, *offsets, out, blocks, earlier)
     found = [tuple(int(x) for x in row) for row in out if row[0] >= 0]
     assert sorted((e, h, n) for e, h, n, *_ in found) == tiles, "every tile once"
 

@@ -35,13 +35,13 @@ KS_KERNEL(16, 1) probe(const i64* n, const int* lengths, i64* pieces, i64* parts
     }
 }"""  # noqa: E501
 CONSTANTS = {
-    **dict.fromkeys(("KS_WINDOW", "KS_PREFIX", "KS_MASK", "KS_ALIBI", "KS_SOFTCAP", "KS_SINKS"), 0),
-    "KS_Q_VIEW": 0,
-    "KS_OUT_VIEW": 0,
-    "KS_KV_VIEW": 2,
-    "KS_LENGTHS": 1,
-    "KS_CAUSAL": 1,
-    "KS_BIAS": "void",
+    **dict.fromkeys(("WINDOW", "PREFIX", "MASK", "ALIBI", "SOFTCAP", "SINKS"), 0),
+    "Q_VIEW": 0,
+    "OUT_VIEW": 0,
+    "KV_VIEW": 2,
+    "LENGTHS": 1,
+    "CAUSAL": 1,
+    "BIAS": "void",
 }
 MANY = [int(x) for x in np.exp(np.random.default_rng(3).uniform(0, 9, 40))]
 
@@ -80,7 +80,7 @@ def test_every_tile_is_taken_once_and_its_parts_are_found(
     parts = np.full((batch, items, 2), -1, np.int64)
     run(
         SOURCE,
-        {**CONSTANTS, "KS_ITEM_COST": item_cost},
+        {**CONSTANTS, "ITEM_COST": item_cost},
         lambda bundle: bundle,
         np.array(counts, np.int64),
         np.array(lengths, np.int32),
@@ -124,7 +124,7 @@ struct float4 { float x, y, z, w; };
 KS_KERNEL(128, 1) probe(const i64* n, const int* lengths, const float* sums, const float* sums_lse, float* out, float* lse) {
   const List list{lengths, (int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], (int)n[7]};
   const int heads = (int)n[4], S_q = (int)n[0];
-  attention_latent_merge_sm90({sums, sums_lse, {out, S_q * heads * KS_DV, KS_DV, heads * KS_DV}, {lse, heads * S_q, S_q}, (int)n[8]}, list);
+  attention_latent_merge_sm90({sums, sums_lse, {out, S_q * heads * Config::DV, Config::DV, heads * Config::DV}, {lse, heads * S_q, S_q}, (int)n[8]}, list);
 }"""  # noqa: E501
 
 
@@ -163,7 +163,7 @@ def test_parts_are_joined(
     parts = np.full((batch, items, 2), -1, np.int64)
     pieces = np.full((groups * (2 + batch * items), 6), -1, np.int64)
     counted = np.array(lengths, np.int32)
-    constants = {**CONSTANTS, "KS_ITEM_COST": item_cost}
+    constants = {**CONSTANTS, "ITEM_COST": item_cost}
     run(SOURCE, constants, lambda bundle: bundle, numbers, counted, pieces, parts)
     sums = rng.standard_normal((2 * blocks, 64, dim)).astype(np.float32)
     scores = (10 * rng.standard_normal((2 * blocks, 64))).astype(np.float32)
@@ -172,7 +172,7 @@ def test_parts_are_joined(
     lse = np.full((batch, heads, S_q), np.nan, np.float32)
     run(
         MERGE,
-        {**constants, "KS_T": "float", "KS_DV": dim, "KS_LSE": 1, "KS_SHARED_BYTES": 8 * dim * 4},
+        {**constants, "T": "float", "DV": dim, "LSE": 1, "SHARED_BYTES": 8 * dim * 4},
         callable_on_the_host,
         np.array([*numbers, sharing], np.int64),
         counted,

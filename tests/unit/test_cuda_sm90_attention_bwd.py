@@ -182,8 +182,8 @@ def test_wide_heads_take_clusters_whose_blocks_share_queries_and_sums() -> None:
     assert config.shared_bytes == tile.shared_bytes
     values = main.kernel.values(p, tile, H200)
     assert (values["key_tiles"], values["total"]) == (8, 8 * 4 * 8)
-    defines = main.kernel.defines(p.spec, tile, ROW)
-    assert (defines["DQK"], defines["STEP"], defines["STAGES"], defines["O_STAGES"]) == (
+    constants = main.kernel.constants(p.spec, tile, ROW)
+    assert (constants["DQK"], constants["STEP"], constants["STAGES"], constants["O_STAGES"]) == (
         256,
         64,
         4,
@@ -233,13 +233,13 @@ def test_columns_are_multiplied_in_whole_steps_and_each_consumer_has_a_piece(
     three, whose last has columns at least; 256 are multiplied in halves. Its sums have as many."""
     p = problem(head_dim=dims[0], value_dim=dims[1])
     tile = KERNEL.tile(p, ROW, H200)
-    defines = KERNEL.main(tile).defines(p.spec, tile, ROW)
-    assert (defines["QK_COLUMNS"], defines["V_COLUMNS"]) == columns
-    assert (defines["DQK"], defines["DV"]) == dims
+    constants = KERNEL.main(tile).constants(p.spec, tile, ROW)
+    assert (constants["QK_COLUMNS"], constants["V_COLUMNS"]) == columns
+    assert (constants["DQK"], constants["DV"]) == dims
     workspace = KERNEL.launches(p, tile, H200).kernels[0].workspace
     assert workspace["turns"] - workspace["sums"] == 4 * 16 * 4096 * columns[0] * 4
     capped = problem(head_dim=dims[0], value_dim=dims[1], softcap=True)
-    whole = KERNEL.main(tile).defines(capped.spec, tile, ROW)
+    whole = KERNEL.main(tile).constants(capped.spec, tile, ROW)
     assert whole["QK_COLUMNS"] == (192 if 144 <= columns[0] < 192 else columns[0])
 
 
@@ -274,8 +274,8 @@ def test_heads_of_192_have_values_of_128() -> None:
     tile = KERNEL.tile(p, ROW, H200)
     main = KERNEL.main(tile)
     assert main.entry == "attention_backward_wide_sm90"
-    defines = main.defines(p.spec, tile, ROW)
-    assert (defines["DQK"], defines["DV"]) == (192, 128)
+    constants = main.constants(p.spec, tile, ROW)
+    assert (constants["DQK"], constants["DV"]) == (192, 128)
     maps = main.tensor_maps(p, tile, H200)
     columns = {name: m.extents[0] for name, m in maps.items()}
     of_keys, of_values = ("q_map", "k_map", "dk_map"), ("dout_map", "v_map", "dv_map")
@@ -329,7 +329,7 @@ def test_sums_in_order_or_batch_invariant_take_turns(dim: int) -> None:
         (any_order, [False, True]),
     ):
         tiles = KERNEL.variants(p, ROW, H200).values()
-        assert [KERNEL.main(t).defines(p.spec, t, ROW)["IN_ORDER"] for t in tiles] == ways
+        assert [KERNEL.main(t).constants(p.spec, t, ROW)["IN_ORDER"] for t in tiles] == ways
         assert KERNEL.tile(p, ROW, H200).in_order is (ways[0] or dim == 64)
 
 

@@ -142,8 +142,8 @@ def test_scales_are_an_argument_where_there_are_some() -> None:
     repeated = replace(scaled, k_scale_strides=(0, 0, 0))
     values = E4M3.values(repeated, tile, H200)
     assert [values[f"{n}_head"] for n in ("q_scales", "k_scales", "v_scales")] == [1, 0, 1]
-    assert not E4M3.defines(plain.spec, tile, ROW)["Q_SCALES"]
-    assert E4M3.defines(scaled.spec, tile, ROW)["Q_SCALES"]
+    assert not E4M3.constants(plain.spec, tile, ROW)["Q_SCALES"]
+    assert E4M3.constants(scaled.spec, tile, ROW)["Q_SCALES"]
 
 
 @pytest.mark.parametrize(("dim", "TFLOPs"), [(64, 700), (128, 920), (256, 1000)])

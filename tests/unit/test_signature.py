@@ -194,6 +194,19 @@ def test_a_flat_signature_takes_members_by_themselves(kinds: tuple[Any, ...]) ->
     assert flat.placed(facts).scalars == flat.scalars
 
 
+def test_an_entry_may_take_structures_whole() -> None:
+    """What a body takes beyond the signature has a default."""
+    pages = Structure((("table", "pointer"), ("rows", "i32")))
+    parameters = (("map", "tensor_map"), ("pages", pages), ("n", "i32"))
+    created = entry("k", "k.h", Signature(parameters, generated=True))
+    assert created.endswith(
+        "KS_KERNEL(BODY_THREADS, BODY_BLOCKS)\n"
+        "k(KS_ARGUMENT Argument0 map, Argument1 pages, Argument2 n) {\n"
+        "  k_body(map, pages, n);\n"
+        "}\n"
+    )
+
+
 def test_an_entry_hands_members_to_a_body() -> None:
     inner = Structure((("size", "i32"), ("shift", "i32")), ("d", "shift"))
     pages = Structure((("table", "pointer"), ("page", inner)), ("base", "size"))

@@ -10,6 +10,7 @@ from typing import Any
 from kernelseam.contract import ArchRow, Composition, Device, LaunchConfig, TensorMap
 from kernelseam.costs import Work
 from kernelseam.kernels import sources
+from kernelseam.kernels.config import TEXTS, Constants
 from kernelseam.kernels.signature import Signature
 
 
@@ -32,6 +33,9 @@ class KernelDefinition(Composition):
         plugin (``headers_below``)."""
         return sources.shared_sources()
 
+    texts: Mapping[str, str] = TEXTS
+    """What each of ``constants`` says."""
+
     @abstractmethod
     def tiles(self, spec: Any, row: ArchRow) -> tuple[Any, ...]:
         """The arch's tile configurations for a spec, the preferred first."""
@@ -40,9 +44,14 @@ class KernelDefinition(Composition):
         """The forms of a tile that launches use, each with a binary of its own."""
         return (tile,)
 
-    @abstractmethod
+    def constants(self, spec: Any, tile: Any, row: ArchRow) -> Constants:
+        """Constants of the binary: the members of ``struct Config``, which its source includes."""
+        return {}
+
     def defines(self, spec: Any, tile: Any, row: ArchRow) -> dict[str, object]:
-        """Constants of the binary."""
+        """Further constants, as macros ``KS_NAME``: for sources in a language that has no
+        ``struct``."""
+        return {}
 
     @abstractmethod
     def signature(self, spec: Any) -> Signature:

@@ -7,17 +7,18 @@ from functools import lru_cache
 
 from kernelseam.contract import ArchRow
 from kernelseam.dtypes import DType
+from kernelseam.kernels.config import ElementType
 from kernelseam.kernels.signature import Structure
 from kernelseam.symbolic import recorded
 
-DEVICE_TYPE: Mapping[DType | None, str] = {
-    DType.float16: "f16",
-    DType.bfloat16: "bf16",
-    DType.float32: "float",
-    DType.float64: "double",
-    DType.float8_e4m3fn: "e4m3",
-    DType.float8_e4m3fnuz: "e4m3",
-    None: "void",
+DEVICE_TYPE: Mapping[DType | None, ElementType] = {
+    DType.float16: ElementType("f16"),
+    DType.bfloat16: ElementType("bf16"),
+    DType.float32: ElementType("float"),
+    DType.float64: ElementType("double"),
+    DType.float8_e4m3fn: ElementType("e4m3"),
+    DType.float8_e4m3fnuz: ElementType("e4m3"),
+    None: ElementType("void"),
 }
 """e4m3 is that of the two that the arch converts; void stands for an operand that is not given."""
 

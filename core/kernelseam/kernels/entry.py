@@ -7,16 +7,19 @@ from kernelseam.kernels.signature import Signature, Structure
 
 _ARGUMENT = """template<int N, class F> struct Argument;
 template<class R, class A, class... More> struct Argument<0, R(A, More...)> { typedef A type; };
+template<class R, class A, class... More>
+struct Argument<0, R(const A&, More...)> { typedef A type; };
 template<int N, class R, class A, class... More>
 struct Argument<N, R(A, More...)> : Argument<N - 1, R(More...)> {};"""
-"""The type of a function's parameter."""
+"""The type of a function's parameter, without a reference."""
 
 
 def entry(kernel: str, source: str, signature: Signature) -> str:
     """A translation unit: the source, which has the function ``<kernel>_body`` behind KS_BODY, and
-    the kernel. It takes each member of a structure by itself, as a parameter of the member's own
-    type, and hands whole structures to the body. Compilers leave structures that a kernel takes by
-    value in memory, and take more registers for them.
+    the kernel, which takes the signature's parameters: what the body takes beyond them has a
+    default. Where the signature is flat, it takes each member of a structure by itself, as a
+    parameter of the member's own type, and hands whole structures to the body. Compilers leave
+    structures that a kernel takes by value in memory, and take more registers for them.
 
     A member that only the host has does not compile, nor one that only the device source has, where
     the structure grows by it.
@@ -25,8 +28,9 @@ def entry(kernel: str, source: str, signature: Signature) -> str:
     for i, (name, kind) in enumerate(signature.parameters):
         types.append(f"typedef Argument<{i}, decltype({kernel}_body)>::type Argument{i};")
         call.append(name)
-        if not isinstance(kind, Structure):
-            parameters.append(f"Argument{i} {name}")
+        if not isinstance(kind, Structure) or not signature.flat:
+            where = "KS_ARGUMENT " if kind == "tensor_map" else ""
+            parameters.append(f"{where}Argument{i} {name}")
             continue
         types.append(f'static_assert(sizeof(Argument{i}) == {kind.size}, "size of {name}");')
         body.append(f"  Argument{i} {name};")

@@ -33,6 +33,7 @@ from kernelseam.contract import (
 from kernelseam.costs import Work, predicted, roofline
 from kernelseam.errors import PluginError, Refusal, Unsupported
 from kernelseam.kernels import sources
+from kernelseam.kernels.config import CONFIG, config_header
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.entry import entry
 from kernelseam.kernels.signature import Signature, Value
@@ -65,8 +66,9 @@ def bundle(
         **{f"KS_{k}": v for k, v in kernel.defines(spec, tile, row).items()},
     }
     constants = tuple((k, str(int(v) if isinstance(v, bool) else v)) for k, v in defines.items())
+    files[CONFIG] = config_header(kernel.constants(spec, tile, row), kernel.texts)
     main, signature = kernel.source, kernel.signature(spec)
-    if signature.flat:
+    if signature.flat or signature.generated:
         main = f"generated/{kernel.entry}.h"
         files[main] = entry(kernel.entry, kernel.source, signature)
     return SourceBundle(

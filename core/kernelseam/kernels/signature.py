@@ -35,6 +35,9 @@ KINDS = {
 """What a parameter may be. A tensor map is opaque: it is packed as the bytes that the toolchain
 encoded."""
 
+SCALARS = frozenset(KINDS) - {"tensor_map"}
+"""Those that C++ passes in registers."""
+
 _C_ALIGNMENT = 16
 """Bytes that every compiler aligns its memory of parameters to: up to it, offsets are those of a C
 structure."""
@@ -113,13 +116,14 @@ class Signature:
     members are then what is given. A name may come twice: both places get its value.
 
     ``offsets``: where a binary has each parameter; without them they lie as in a C structure.
-    ``flat``: the binary takes each member by itself, and its entry is generated (entry.py); else it
-    takes structures by value.
+    ``flat``: the binary takes each member by itself; else it takes structures by value.
+    ``generated``: its entry is generated (entry.py), as always where it is flat.
     """
 
     parameters: tuple[Member, ...]
     offsets: tuple[int, ...] | None = None
     flat: bool = False
+    generated: bool = False
 
     @cached_property
     def passed(self) -> tuple[Member, ...]:

@@ -16,7 +16,7 @@
 // multiprocessor.
 //
 // The pieces of dq are added in L2, as fragments lie: a warp's part is contiguous. In any order, that is all. In order
-// (KS_IN_ORDER) the tiles that add to the same piece take turns, for which threads beside the loading one wait: turns.h. Tiles are
+// (Config::IN_ORDER) the tiles that add to the same piece take turns, for which threads beside the loading one wait: turns.h. Tiles are
 // taken in the order of turns, so who is waited for has begun. Extra memory: sums.h.
 //
 // p is rounded to 16 bits before ds is made of it: 16 registers fewer. Rows beyond a sequence's end are set to zero where other
@@ -25,10 +25,6 @@
 // Bytes of shared memory that a step of D = 128 reads and writes: 320 KB, 2500 clocks, beside 2560 of products; additions to dq,
 // 64·D·4 a step, cost 10 to 15 % there, 5 % at D = 64 (H200).
 //
-// Constants (from the kernel definition): those of scores.h and sequences.h; KS_T, KS_DQK, KS_DV, KS_QK_COLUMNS, KS_V_COLUMNS (sums.h),
-// KS_STEP (queries: 128 of head dims up to 64, else 64), KS_STAGES,
-// KS_O_STAGES, KS_KV_STAGES (2: the next tile's K and V arrive during this one), KS_IN_ORDER,
-// KS_PRODUCER_REGISTERS, KS_CONSUMER_REGISTERS, KS_SHARED_BYTES.
 // Shared memory, bytes, D the head dim, of queries and keys as of values, in whole panels of 64 columns: 512·D·KV_STAGES of K and V, 2·STEP·D·(STAGES + O_STAGES) of q and dout, 512·STEP of ds (two steps'),
 // 4·STEP·(STAGES + O_STAGES) of row values, 1 K.
 // Registers of a consumer's thread: D of dk and dv, STEP/2 of s (later dq), STEP/2 of dp, STEP/4 of p, STEP/4 of ds, STEP/4 of lse or delta where
@@ -49,7 +45,7 @@ attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_
   const Band band{left, right};
 
   if (thread_index() == 0) {
-    rings.k.init(CONSUMERS / WARP + GROUPS * KS_IN_ORDER);
+    rings.k.init(CONSUMERS / WARP + GROUPS * Config::IN_ORDER);
     rings.v.init(CONSUMERS / WARP);
     rings.q.init(CONSUMERS / WARP);
     rings.dout.init(CONSUMERS / WARP);
@@ -63,12 +59,12 @@ attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_
   const int group = warp_index() / 4, warp = warp_index() % 4;
   if (group == GROUPS) {
     earlier_kernels_wait();  // for row values and turns; consumers wait for what these load
-    registers_dealloc<KS_PRODUCER_REGISTERS>();
+    registers_dealloc<Config::PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) Producer{storage, maps, rings, operands, {count, sequences, band, storage.walk}}.run();
-    if (KS_IN_ORDER && warp > 0 && warp <= GROUPS && lane() == 0)
+    if (Config::IN_ORDER && warp > 0 && warp <= GROUPS && lane() == 0)
       TurnTaker<KEYS, KV_STAGES>{storage.work_tiles, rings.k, rings.turns.of(warp - 1), count, band, storage.turns[warp - 1].first, operands.turns + warp - 1}.run();
   } else {
-    registers_alloc<KS_CONSUMER_REGISTERS>();
+    registers_alloc<Config::CONSUMER_REGISTERS>();
     const Consumer consumer{storage, maps, rings, operands, sequences, count, band, scale, scale_log2, cap, cap_inverse, group, warp, lane()};
     constexpr int FIRST = piece_columns(0), SECOND = piece_columns(PANELS - 1);
     if (FIRST == SECOND || group == 0) consumer.run<FIRST>();

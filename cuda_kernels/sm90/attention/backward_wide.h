@@ -25,7 +25,6 @@
 // Bytes of shared memory that a step of D = 256 reads and writes: 352 KB, 2750 clocks, beside 2560 of products.
 // Of 192/128: 250 KB, 1940 clocks, beside 1790; a step takes about 3000, most of it from p to ds and back to p's place.
 //
-// Constants (from the kernel definition): those of backward.h without KS_KV_STAGES; KS_STAGES and KS_O_STAGES count parts.
 // Shared memory, KB: D/8 of K, DV/8 of V, 16 of the other block's K, an eighth of its columns for each part of q and dout, 32 of ds (two steps', both
 // blocks' keys), STAGES/2 of row values, and barriers.
 // Registers of a consumer's thread: DV/2 of dv or D/2 of dk, 32 of s or dp, 32 of dq, 16 of p or ds, 16 of lse, and about 25.
@@ -48,7 +47,7 @@ attention_backward_wide_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap 
 
   if (thread_index() == 0) {
     constexpr int ALL = CONSUMERS / WARP, OF_GROUP = ALL / GROUPS;
-    rings.kv.init(ALL + (KS_IN_ORDER ? min_of(PIECES - rank * GROUPS, GROUPS) : 0));
+    rings.kv.init(ALL + (Config::IN_ORDER ? min_of(PIECES - rank * GROUPS, GROUPS) : 0));
     rings.q.init(ALL * CLUSTER);
     rings.dout.init(ALL * CLUSTER);
     rings.ds.init(OF_GROUP * PIECES, OF_GROUP);
@@ -63,12 +62,12 @@ attention_backward_wide_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap 
   const int group = warp_index() / 4, warp = warp_index() % 4;
   if (group == GROUPS) {
     earlier_kernels_wait();  // for row values and turns; consumers wait for what these load
-    registers_dealloc<KS_PRODUCER_REGISTERS>();
+    registers_dealloc<Config::PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) Producer{storage, maps, rings, operands, {count, sequences, band, storage.walk}}.run();
-    if (KS_IN_ORDER && warp > 0 && warp <= min_of(PIECES - rank * GROUPS, GROUPS) && lane() == 0)
+    if (Config::IN_ORDER && warp > 0 && warp <= min_of(PIECES - rank * GROUPS, GROUPS) && lane() == 0)
       TurnTaker<KEYS, 1>{storage.work_tiles, rings.kv, rings.turns.of(warp - 1), count, band, storage.turns[warp - 1].first, operands.turns + rank * GROUPS + warp - 1}.run();
   } else {
-    registers_alloc<KS_CONSUMER_REGISTERS>();
+    registers_alloc<Config::CONSUMER_REGISTERS>();
     const Consumer consumer{storage, maps, rings, operands, sequences, count, band, scale, scale_log2, cap, cap_inverse, rank,
                             group, warp, lane()};
     constexpr int LAST = piece_columns(PIECES - 1), FOURTH = PIECES == CLUSTER * GROUPS ? LAST : 0, THIRD = FOURTH ? 64 : LAST;

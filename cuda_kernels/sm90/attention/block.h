@@ -1,36 +1,36 @@
-// What the roles of a block share: sizes, shared memory, rings, arguments. Constants: see forward.h.
+// What the roles of a block share: sizes, shared memory, rings, arguments.
 #pragma once
 #include "sm90/attention/paged_keys.h"
 #include "sm90/attention/softmax.h"
 
-typedef KS_T T;    // of q, k and v
-typedef KS_TO TO;  // of the result
+typedef Config::T T;    // of q, k and v
+typedef Config::TO TO;  // of the result
 
-constexpr int BN = KS_BN, GROUPS = KS_GROUPS, STAGES = KS_STAGES, Q_STAGES = KS_Q_STAGES;
+constexpr int BN = Config::BN, GROUPS = Config::GROUPS, STAGES = Config::STAGES, Q_STAGES = Config::Q_STAGES;
 constexpr int BM = 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
 constexpr int SIZE = sizeof(T);
 constexpr bool E4M3 = SIZE == 1;
 // Head dims, and the columns that are multiplied: steps of Q·Kᵀ and columns of P·V come in multiples of 16. A tensor map's rows end
 // with the head: TMA fills what a tile has beyond it with zeros, and writes no such columns of the result.
-constexpr int DQK = KS_DQK, DV = KS_DV, QK_COLUMNS = divide_up(DQK, 16) * 16, V_COLUMNS = divide_up(DV, 16) * 16;
+constexpr int DQK = Config::DQK, DV = Config::DV, QK_COLUMNS = divide_up(DQK, 16) * 16, V_COLUMNS = divide_up(DV, 16) * 16;
 constexpr int Q_BYTES = tile_bytes<64, QK_COLUMNS, SIZE>, K_BYTES = tile_bytes<BN, QK_COLUMNS, SIZE>, V_BYTES = tile_bytes<BN, V_COLUMNS, SIZE>;
-typedef Choose<KS_KV_VIEW == PAGED, PagedKeys<T, BN, KS_PAGE_ROWS>, RowKeys<T, BN>>::type Keys;
-typedef Choose<KS_K_TOGETHER, PanelsTogether<BN, QK_COLUMNS, SIZE>, PanelsApart<BN, QK_COLUMNS, SIZE>>::type KBlock;
-typedef Choose<KS_V_TOGETHER, PanelsTogether<BN, V_COLUMNS, SIZE>, PanelsApart<BN, V_COLUMNS, SIZE>>::type VBlock;
+typedef Choose<Config::KV_VIEW == PAGED, PagedKeys<T, BN, Config::PAGE_ROWS>, RowKeys<T, BN>>::type Keys;
+typedef Choose<Config::K_TOGETHER, PanelsTogether<BN, QK_COLUMNS, SIZE>, PanelsApart<BN, QK_COLUMNS, SIZE>>::type KBlock;
+typedef Choose<Config::V_TOGETHER, PanelsTogether<BN, V_COLUMNS, SIZE>, PanelsApart<BN, V_COLUMNS, SIZE>>::type VBlock;
 static_assert(!E4M3 || !(KBlock::TOGETHER || VBlock::TOGETHER), "V is transposed panel by panel");
 constexpr int O_BYTES = 16 * 128;  // a warp's rows of one panel
 // Of few queries: results leave row by row, and a part of the keys ends within a sequence's.
-constexpr bool BY_ROWS = GROUP_HEADS > 1 || KS_IN_PARTS;
-constexpr bool RAGGED = KS_Q_VIEW == PACKED || KS_KV_VIEW == PAGED || KS_LENGTHS || BY_ROWS;
+constexpr bool BY_ROWS = GROUP_HEADS > 1 || Config::IN_PARTS;
+constexpr bool RAGGED = Config::Q_VIEW == PACKED || Config::KV_VIEW == PAGED || Config::LENGTHS || BY_ROWS;
 // Whether blocks of V may hold masked keys (rows beyond a dense V arrive as zeros). NaN and inf among them must not reach the
 // result: they are replaced in V ahead of its use (value_filter.h), or rows with NaN are recomputed (recompute.h). The filter
 // serves where sequences end within a block, as memory behind them may hold anything.
-constexpr bool HAS_MASK = KS_CAUSAL || KS_WINDOW || RAGGED;
-constexpr bool RECOMPUTES = HAS_MASK && !RAGGED && KS_REMAKE, FILTERS_VALUES = HAS_MASK && !RECOMPUTES && !E4M3;
-constexpr int CLASSES = KS_KV_VIEW == PAGED ? 3 : 1;  // of lengths: pages have batches of new and of old sequences
-constexpr int AHEAD = KS_AHEAD;
-static_assert(KS_EARLY == 0 || Q_STAGES == 2, "the next tile's queries arrive during this one");
-static_assert(KS_TURNS == 0 || GROUPS == 2, "two consumers take turns");
+constexpr bool HAS_MASK = Config::CAUSAL || Config::WINDOW || RAGGED;
+constexpr bool RECOMPUTES = HAS_MASK && !RAGGED && Config::REMAKE, FILTERS_VALUES = HAS_MASK && !RECOMPUTES && !E4M3;
+constexpr int CLASSES = Config::KV_VIEW == PAGED ? 3 : 1;  // of lengths: pages have batches of new and of old sequences
+constexpr int AHEAD = Config::AHEAD;
+static_assert(Config::EARLY == 0 || Q_STAGES == 2, "the next tile's queries arrive during this one");
+static_assert(Config::TURNS == 0 || GROUPS == 2, "two consumers take turns");
 
 // Named barriers: SCHEDULER + g is consumer g's in ping-pong scheduling (TURNS).
 enum { SCHEDULER = 1, FILTER = 3 };
@@ -46,14 +46,14 @@ struct ValuesAsLoaded {
   KS_DEVICE char* loaded(int stage) { return tiles[stage]; }
 };
 struct ValuesTransposed {
-  static constexpr int STAGES_LOADED = E4M3 ? KS_V_STAGES : 1;
+  static constexpr int STAGES_LOADED = E4M3 ? Config::V_STAGES : 1;
   char tiles[STAGES][V_BYTES], rows[STAGES_LOADED][V_BYTES];
   KS_DEVICE char* loaded(int stage) { return rows[stage]; }
 };
 // e4m3: a reference lies HEADROOM below the largest score when it is chosen, and so that sums of a quarter of a thread's p, which
 // bound them, may be as large as p: what is 2^-15 of a row's largest p is not yet 0.
 constexpr int HEADROOM = E4M3 ? 5 : 0, RISE = E4M3 ? 3 : 8;
-static_assert(!E4M3 || max_of(KS_AHEAD, BN / 2 - KS_AHEAD) / 4 * (1 << HEADROOM) < 448, "equal scores fit");
+static_assert(!E4M3 || max_of(Config::AHEAD, BN / 2 - Config::AHEAD) / 4 * (1 << HEADROOM) < 448, "equal scores fit");
 // bfloat16 has room below 1 as above it: p may be as small as 2^-LEAD of what it was, and then grow by as much as it may anyway.
 constexpr int LEAD = Same<T, bf16>::value ? 15 : 0;
 constexpr int P_REGISTERS = BN / 8 * SIZE;
@@ -62,26 +62,26 @@ constexpr int V_STAGES = Values::STAGES_LOADED;
 
 // Memory of each warp: panels through which its results leave, and where P·V has sums (sums.h) these, in the same place.
 struct Staging {
-  char warps[GROUPS * 4][KS_OUT_STAGES * O_BYTES];
+  char warps[GROUPS * 4][Config::OUT_STAGES * O_BYTES];
 };
 struct SumsAndStaging {
   char warps[GROUPS * 4][16 * V_COLUMNS * 3];
 };
-static_assert(KS_SUM_BLOCKS == 0 || KS_OUT_STAGES * O_BYTES <= 16 * V_COLUMNS * 3, "results leave through the memory of sums");
+static_assert(Config::SUM_BLOCKS == 0 || Config::OUT_STAGES * O_BYTES <= 16 * V_COLUMNS * 3, "results leave through the memory of sums");
 
 struct alignas(1024) SharedStorage {
   char q[Q_STAGES][GROUPS][Q_BYTES];
   char k[STAGES][K_BYTES];
   Values v;
-  Choose<(KS_SUM_BLOCKS > 0), SumsAndStaging, Staging>::type out;
+  Choose<(Config::SUM_BLOCKS > 0), SumsAndStaging, Staging>::type out;
   WorkTile work_tiles[WORK_SLOTS];
   int v_filtered[WORK_SLOTS];  // whether non-finite values of V were set to zero
   struct { int rows, tile; bool masked; } v_block[V_STAGES];  // for the filter: valid rows, work tile
   u64 q_ring[2 * Q_STAGES * GROUPS], k_ring[2 * STAGES], v_ring[2 * STAGES], v_loaded[E4M3 ? 2 * V_STAGES : V_STAGES];
-  struct { float scores, values; } scales[KS_Q_SCALES ? WORK_SLOTS : 1];  // of a work tile
+  struct { float scores, values; } scales[Config::Q_SCALES ? WORK_SLOTS : 1];  // of a work tile
   alignas(16) Keys::Memory loader;
 };
-static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
+static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
 
 // What the numbers of q, k or v are multiplied by: one number an entry's KV head.
 struct Scales {

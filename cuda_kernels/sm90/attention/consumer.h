@@ -41,8 +41,8 @@ KS_DEVICE void Consumer::run() const {
     multiply_rs<T, V_COLUMNS, BN * SIZE / 32, E4M3 ? 32 : 2 * VBlock::EIGHT_ROWS, E4M3 ? BN : 128>(o, p, y, true);
     wgmma_commit();
   };
-  auto scheduler_barrier_sync = [&] { if (KS_TURNS) named_barrier_sync(SCHEDULER + group, CONSUMERS); };
-  auto scheduler_barrier_arrive = [&] { if (KS_TURNS) named_barrier_arrive(SCHEDULER + 1 - group, CONSUMERS); };
+  auto scheduler_barrier_sync = [&] { if (Config::TURNS) named_barrier_sync(SCHEDULER + group, CONSUMERS); };
+  auto scheduler_barrier_arrive = [&] { if (Config::TURNS) named_barrier_arrive(SCHEDULER + 1 - group, CONSUMERS); };
   auto release_k = [&] {
     if (thread_lane == 0) barrier_arrive(rings.k.empty(k));
     k.advance();
@@ -65,12 +65,12 @@ KS_DEVICE void Consumer::run() const {
   };
   // A consumer skips blocks beyond its own rows' last key; in ping-pong scheduling, beyond the whole tile's.
   auto first_block = [&](const WorkTile& w) {
-    if (KS_TURNS || !(KS_CAUSAL || KS_WINDOW)) return w.end - 1;
+    if (Config::TURNS || !(Config::CAUSAL || Config::WINDOW)) return w.end - 1;
     const int end = divide_up(scores_of(w).end(query_of(group_row(w) + 63)), BN);
     return max_of(min_of(end, w.end) - 1, w.begin);
   };
 
-  if (KS_TURNS && group == 0) named_barrier_arrive(SCHEDULER, CONSUMERS);
+  if (Config::TURNS && group == 0) named_barrier_arrive(SCHEDULER, CONSUMERS);
   barrier_wait(rings.q.full(q_state()), q.parity);
 #pragma unroll 1
   for (;;) {
@@ -158,17 +158,17 @@ KS_DEVICE void Consumer::run() const {
       // Blocks without masked keys for the warpgroup's rows, and before which each row has had a visible key.
       const WorkTile& w = storage.work_tiles[tile % WORK_SLOTS];
       const Scores own = scores_of(w);
-      const int masked = KS_CAUSAL || KS_WINDOW;
+      const int masked = Config::CAUSAL || Config::WINDOW;
       const int unmasked_end = max_of(own.all_end(query_of(group_row(w))) - masked, 0) / BN;
       const int unmasked_begin = max_of(divide_up(own.all_begin(query_of(group_row(w) + 63)), BN), begin);
-      if constexpr (KS_WINDOW) {
+      if constexpr (Config::WINDOW) {
 #pragma unroll 1
         while (block >= begin) {
           if (block >= unmasked_begin && block < unmasked_end) step(Flag<false>{});
           else step(Flag<true>{});
         }
       } else {
-        if constexpr (KS_CAUSAL) {
+        if constexpr (Config::CAUSAL) {
 #pragma unroll 1
           while (block >= max_of(unmasked_end, begin)) step(Flag<true>{});
         }
@@ -182,7 +182,7 @@ KS_DEVICE void Consumer::run() const {
     const WorkTile& done = storage.work_tiles[tile % WORK_SLOTS];
     auto v_filtered = [&] { return (FILTERS_VALUES || (E4M3 && HAS_MASK)) && storage.v_filtered[tile % WORK_SLOTS]; };
     float inverse[2];
-    if constexpr (KS_EARLY) {
+    if constexpr (Config::EARLY) {
       barrier_wait(rings.q.full(q_state()), q.parity);
       const WorkTile& w = storage.work_tiles[(tile + 1) % WORK_SLOTS];
       if (w.end != 0 && first_block(w) == w.end - 1) {
@@ -234,7 +234,7 @@ KS_DEVICE void Consumer::run() const {
     if (__builtin_expect(store(o, done, inverse), 0)) recompute(done);
     if (__builtin_expect(add_back, 0)) add_back_non_finite(done);
     tile++;
-    if (!KS_EARLY) barrier_wait(rings.q.full(q_state()), q.parity);
+    if (!Config::EARLY) barrier_wait(rings.q.full(q_state()), q.parity);
   }
   if (thread_lane == 0) tma_store_wait<0>();
 }

@@ -30,15 +30,15 @@ struct ConsumerRows {
   // What a tile's scores are multiplied by: here, in place, where that is no factor above 0; else in the exponential.
   struct Factor { float here, c; };
   KS_DEVICE Factor factor(int tile) const {
-    const float scale = KS_SOFTCAP ? 1.f : scores.scale_log2;
-    if constexpr (!KS_Q_SCALES) return {1.f, scale};
+    const float scale = Config::SOFTCAP ? 1.f : scores.scale_log2;
+    if constexpr (!Config::Q_SCALES) return {1.f, scale};
     const float own = storage.scales[tile % WORK_SLOTS].scores, c = fabsf(own) * scale;
-    if (KS_SOFTCAP) return {own, 1.f};
+    if (Config::SOFTCAP) return {own, 1.f};
     if (c > 0.f) return {own < 0.f ? -1.f : 1.f, c};
     return {own * 0.f, 1.f};
   }
   static KS_DEVICE void multiply(float (&s)[BN / 2], const Factor& f) {
-    if (KS_Q_SCALES && f.here != 1.f) {
+    if (Config::Q_SCALES && f.here != 1.f) {
 #pragma unroll
       for (int i = 0; i < BN / 2; i++) s[i] *= f.here;
     }
@@ -46,13 +46,13 @@ struct ConsumerRows {
 
   // With a softcap, how a block's products become scores.
   KS_DEVICE CapWay cap_way(float (&s)[BN / 2]) const {
-    return KS_SOFTCAP ? cap_large(s, scores.cap, scores.cap_inverse, small_cap) : DONE;
+    return Config::SOFTCAP ? cap_large(s, scores.cap, scores.cap_inverse, small_cap) : DONE;
   }
   // The short polynomial serves unmasked blocks alone: elsewhere it would be code, a tenth of a kernel's, for few blocks.
   template<int FROM, int TO, bool MASKED>
   KS_DEVICE bool exponentials(float (&s)[BN / 2], const float (&m)[2], float (&sum)[2], CapWay way, float c) const {
-    if (KS_SOFTCAP && way == SHORT && !MASKED) return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<false>{small_cap});
-    if (KS_SOFTCAP && way != DONE) return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<true>{small_cap});
+    if (Config::SOFTCAP && way == SHORT && !MASKED) return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<false>{small_cap});
+    if (Config::SOFTCAP && way != DONE) return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<true>{small_cap});
     return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Scaled{c});
   }
   // The rows' largest scores, where a softcap is not yet applied to products: it keeps their order.
@@ -60,7 +60,7 @@ struct ConsumerRows {
     row_max(s, top);
 #pragma unroll
     for (int r = 0; r < 2; r++)
-      if (KS_SOFTCAP && way != DONE && top[r] != -infinity()) top[r] = Capped<true>{small_cap}(top[r], 0.f);
+      if (Config::SOFTCAP && way != DONE && top[r] != -infinity()) top[r] = Capped<true>{small_cap}(top[r], 0.f);
   }
 
   // Masks a block's scores of the thread's rows.
@@ -98,13 +98,13 @@ struct ConsumerRows {
     if constexpr (E4M3 && GROUPS == 3) sums.take(o);  // of three consumers a thread has registers for scores or O, not for both
     const WorkTile& w = storage.work_tiles[opaque(tile) % WORK_SLOTS];
     const int x = opaque(thread_row(w)), rows = rows_of(w);
-    const T* const q = a.q.at<KS_Q_VIEW>(w.batch, w.head, a.num_heads, w.q_first);
+    const T* const q = a.q.at<Config::Q_VIEW>(w.batch, w.head, a.num_heads, w.q_first);
     constexpr int PRODUCTS = DQK > 64 && !E4M3 && (GROUPS < 3 || DQK % 32 == 0) ? 2 : 1;  // a load, of three groups only whole ones: spills
     const int column = thread_lane % 4 * (8 / SIZE) * PRODUCTS;
     recompute_scores<T, DQK, PRODUCTS>(p, q + place_of(a.q, inside(x, rows)) + column, q + place_of(a.q, inside(x + 8, rows)) + column,
                                        a.keys.key_rows(w, opaque(block) * BN, thread_lane, column), column);
     multiply(p, f);
-    if (KS_SOFTCAP) cap_scores(p, scores.cap, scores.cap_inverse);
+    if (Config::SOFTCAP) cap_scores(p, scores.cap, scores.cap_inverse);
     rebase_by_max<HEADROOM>(p, o, m, l, sum, correction, f.c);
   }
 
@@ -112,7 +112,7 @@ struct ConsumerRows {
   // is NaN or inf, whatever its order, and weights that round to 0 may count.
   KS_DEVICE void add_back_non_finite(const WorkTile& w) const {
     const Scores own = scores_of(w);
-    const int first = group_row(w) + 16 * warp, S_k = RAGGED ? w.S_k : scores.S_k, last_key = KS_IN_PARTS ? min_of(w.end * BN, S_k) : S_k;
+    const int first = group_row(w) + 16 * warp, S_k = RAGGED ? w.S_k : scores.S_k, last_key = Config::IN_PARTS ? min_of(w.end * BN, S_k) : S_k;
     const auto v = a.keys.values(w);
     TO* const to = results(w);
     if (thread_lane == 0) tma_store_wait<0>();
@@ -145,7 +145,7 @@ struct ConsumerRows {
         a.keys.v.at<STRIDED>(w.batch, w.kv_head, 1, 0),
         a.out.at<STRIDED>(w.batch, w.head, 1, 0),
         a.q.row, a.keys.k.row, a.keys.v.row, a.out.row, scores.scale_log2, scores.cap, scores.cap_inverse,
-        KS_SINKS ? in_base2(a.sinks[w.head]) : -infinity(), thread_lane};
+        Config::SINKS ? in_base2(a.sinks[w.head]) : -infinity(), thread_lane};
     if (rows.finite_values(w.begin * BN, scores.band_begin(end - 1)) &&
         rows.finite_values(scores.band_end(first), min_of(w.end * BN, scores.S_k)))
       return;
@@ -159,7 +159,7 @@ struct ConsumerRows {
     for (int r = 0; r < 2; r++) {
       const int row = thread_row(w) + 8 * r, head = w.head + group_head_of(row);
       float sum = quad_sum(l[r]), top = m[r], correction = 1.f;
-      if (KS_SINKS && (!KS_IN_PARTS || w.part == 0)) {
+      if (Config::SINKS && (!Config::IN_PARTS || w.part == 0)) {
         const float sink = in_base2(a.sinks[head]);
         top = fmaxf(m[r], sink);
         const float half = m[r] == -infinity() ? 0.f : exp2_fast(0.5f * (m[r] - top));  // a square may be subnormal
@@ -167,16 +167,16 @@ struct ConsumerRows {
         sum = sum * correction + (sink == -infinity() ? 0.f : exp2_fast(sink - top));
       }
       inverse[r] = sum == 0.f ? 0.f : correction / sum;
-      if (KS_Q_SCALES) inverse[r] *= storage.scales[tile % WORK_SLOTS].values;
-      if (KS_LSE && thread_lane % 4 == 0 && row < rows_of(w))
-        a.lse.base[(KS_IN_PARTS ? w.part * a.lse_part : 0) + (KS_Q_VIEW == PACKED ? 0 : w.batch * a.lse.batch) + head * a.lse.head +
+      if (Config::Q_SCALES) inverse[r] *= storage.scales[tile % WORK_SLOTS].values;
+      if (Config::LSE && thread_lane % 4 == 0 && row < rows_of(w))
+        a.lse.base[(Config::IN_PARTS ? w.part * a.lse_part : 0) + (Config::Q_VIEW == PACKED ? 0 : w.batch * a.lse.batch) + head * a.lse.head +
                    w.q_first + query_of(row)] =
             sum == 0.f ? -infinity() : 0.69314718056f * (top + log2_fast(sum));
     }
   }
 
   KS_DEVICE TO* results(const WorkTile& w) const {
-    return a.out.at<KS_Q_VIEW>(w.batch, w.head, 1, w.q_first) + (KS_IN_PARTS ? w.part * a.out_part : 0);
+    return a.out.at<Config::Q_VIEW>(w.batch, w.head, 1, w.q_first) + (Config::IN_PARTS ? w.part * a.out_part : 0);
   }
 
   static KS_DEVICE void store_pair(float* to, float x, float y) { *(float2*)to = float2{x, y}; }
@@ -209,11 +209,11 @@ struct ConsumerRows {
   template<class X = TO> KS_DEVICE bool store_panels(const float (&o)[V_COLUMNS / 2], const WorkTile& w, const float (&inverse)[2]) const {
     u32 most = 0;
     const int row = group_row(w) + 16 * warp, lane = thread_lane;
-    const int rows = KS_Q_VIEW == PACKED ? w.S_q - row : 16;
+    const int rows = Config::Q_VIEW == PACKED ? w.S_q - row : 16;
 #pragma unroll
     for (int c = 0; c < V_COLUMNS; c += 64) {
-      char* const panel = storage.out.warps[group * 4 + warp] + c / 64 % KS_OUT_STAGES * O_BYTES;
-      if (c / 64 % KS_OUT_STAGES == 0) {
+      char* const panel = storage.out.warps[group * 4 + warp] + c / 64 % Config::OUT_STAGES * O_BYTES;
+      if (c / 64 % Config::OUT_STAGES == 0) {
         if (lane == 0) tma_store_wait_read<0>();
         warp_barrier();
       }
@@ -228,9 +228,9 @@ struct ConsumerRows {
       }
       async_proxy_fence();
       warp_barrier();
-      if (KS_Q_VIEW != PACKED || rows >= 16) {
+      if (Config::Q_VIEW != PACKED || rows >= 16) {
         if (lane == 0) {
-          tma_store(maps.out, shared_address(panel), c, w.q_first + row, w.head, KS_Q_VIEW == PACKED ? 0 : w.batch);
+          tma_store(maps.out, shared_address(panel), c, w.q_first + row, w.head, Config::Q_VIEW == PACKED ? 0 : w.batch);
           tma_store_commit();
         }
       } else {

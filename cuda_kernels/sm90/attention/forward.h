@@ -14,30 +14,19 @@
 // recomputes these rows (recompute.h). Otherwise the producer warpgroup's spare warps set non-finite values of masked blocks
 // and rows beyond a sequence's end to zero (value_filter.h); rows that do see such a value get it added at the end.
 //
-// Constants (from the kernel definition): those of scores.h and sequences.h; KS_T, KS_DQK, KS_DV, KS_LSE, KS_BN, KS_GROUPS, KS_STAGES,
-// KS_Q_STAGES, KS_OUT_STAGES (panels of 16×64 of a warp's epilogue), KS_TURNS, KS_EARLY, KS_DYNAMIC (tiles
-// from an atomic counter), KS_LATE (which is asked when few blocks of a tile are left), KS_REMAKE, KS_AHEAD (elements of S, of BN/2 a
-// thread, whose exponentials precede the wait for P·V; the others follow it, beside the rounding of P), KS_PRODUCER_REGISTERS,
-// KS_CONSUMER_REGISTERS, KS_SHARED_BYTES; of few queries KS_GROUP_HEADS, KS_IN_PARTS (tiles.h).
 // Shared memory: Q_STAGES·64·GROUPS·DQK + STAGES·BN·(DQK + DV) elements, dims rounded up to 64; GROUPS·4·OUT_STAGES·2 KB; 1 KB.
 // Registers of a consumer's thread: BN/2 of S, BN/4 of P, DV/2 of O, and about 30.
 #include "sm90/attention/consumer.h"
 #include "sm90/attention/producer.h"
 
-KS_KERNEL(THREADS, 1)
-attention_forward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap k_map, KS_ARGUMENT TensorMap v_map,
-                       KS_ARGUMENT TensorMap out_map, Operands operands, Sequences sequences, TileCount count, int left, int right,
-                       float scale_log2, float cap, float cap_inverse, SmallCap small_cap
-#if KS_Q_SCALES
-                       , OperandScales scales
-#endif
-) {
+KS_BODY(THREADS, 1)
+attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, const TensorMap& v_map, const TensorMap& out_map,
+                            const Operands& operands, const Sequences& sequences, const TileCount& count, int left, int right,
+                            float scale_log2, float cap, float cap_inverse, const SmallCap& small_cap,
+                            const OperandScales& scales = {}) {
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
   const Maps maps{q_map, k_map, v_map, out_map};
-#if !KS_Q_SCALES
-  const OperandScales scales{};
-#endif
   const Rings rings{{shared_address(storage.q_ring)}, {shared_address(storage.k_ring)}, {shared_address(storage.v_ring)},
                     {shared_address(storage.v_loaded)}};
   const Scores scores{sequences.S_q, sequences.S_k, left, right, 0, scale_log2, cap, cap_inverse};
@@ -54,7 +43,7 @@ attention_forward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap k_map,
 
   const int group = warp_index() / 4, warp = warp_index() % 4;
   if (group == GROUPS) {
-    registers_dealloc<KS_PRODUCER_REGISTERS>();
+    registers_dealloc<Config::PRODUCER_REGISTERS>();
     if (Keys::Loader::THREADS == WARP ? warp == 0 : thread_index() == CONSUMERS) {
       TileScheduler<BM, BN, CLASSES> scheduler{count, sequences, scores, 0, 0};
       Producer{storage, maps, rings, {operands.keys, storage.loader}}.run(scheduler, operands, scales);
@@ -63,7 +52,7 @@ attention_forward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap k_map,
       else if (FILTERS_VALUES) filter_values(storage, rings, thread_index() - CONSUMERS - WARP);
     }
   } else {
-    registers_alloc<KS_CONSUMER_REGISTERS>();
+    registers_alloc<Config::CONSUMER_REGISTERS>();
     Consumer{storage, maps, rings, operands, scores, small_cap, group, warp, lane()}.run();
   }
 }

@@ -58,16 +58,16 @@ template<class T, int BN> struct RowKeys {
     KS_DEVICE Boxes boxes(const WorkTile&, int, Place) const { return {}; }
     template<class Block>
     KS_DEVICE void load(u32 to, const TensorMap& map, u32 barrier, const WorkTile& w, int block, const Boxes&) const {
-      tile_load<BN, Block::COLUMNS, sizeof(T)>(to, map, barrier, w.k_first + block * BN, w.kv_head, KS_KV_VIEW == PACKED ? 0 : w.batch);
+      tile_load<BN, Block::COLUMNS, sizeof(T)>(to, map, barrier, w.k_first + block * BN, w.kv_head, Config::KV_VIEW == PACKED ? 0 : w.batch);
     }
   };
 
   // Of the lane's key in eight, from `column` on.
   KS_DEVICE StridedWalk<T> key_rows(const WorkTile& w, int first, int lane, int column) const {
-    const T* const rows = k.template at<KS_KV_VIEW>(w.batch, w.kv_head, 1, w.k_first);
+    const T* const rows = k.template at<Config::KV_VIEW>(w.batch, w.kv_head, 1, w.k_first);
     return {rows + (i64)(first + lane / 4) * k.row + column, (i64)8 * k.row};
   }
   KS_DEVICE StridedView<const T> values(const WorkTile& w) const {
-    return {v.template at<KS_KV_VIEW>(w.batch, w.kv_head, 1, w.k_first), v.row};
+    return {v.template at<Config::KV_VIEW>(w.batch, w.kv_head, 1, w.k_first), v.row};
   }
 };

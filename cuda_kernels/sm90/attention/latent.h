@@ -12,17 +12,15 @@
 // Where a block has a part of an item's keys alone, it leaves its o and log-sum-exp in the workspace for latent_merge.h.
 // A tile's rows are heads of one query, so that all see the same keys: those that it does not see arrive as zeros.
 //
-// Constants: those of scores.h and sequences.h; KS_T, KS_DQK, KS_DV, KS_LSE, KS_ITEM_COST, KS_PRODUCER_REGISTERS,
-// KS_CONSUMER_REGISTERS, KS_SHARED_BYTES.
 // Shared memory: 72 KB of queries, two tiles of 72 KB of keys, 8 KB of P, barriers and factors.
 // Registers of a consumer's thread: 128 of O; of the first one 32 of S and 16 of P more.
 #include "sm90/attention/latent_list.h"
 #include "sm90/attention/softmax.h"
 #include "sm90/pipeline.h"
 
-typedef KS_T T;
+typedef Config::T T;
 
-constexpr int DQK = KS_DQK, DV = KS_DV, STAGES = 2, PANEL_BYTES = 64 * 128, PANELS = DQK / 64, HALF = DV / 2;
+constexpr int DQK = Config::DQK, DV = Config::DV, STAGES = 2, PANEL_BYTES = 64 * 128, PANELS = DQK / 64, HALF = DV / 2;
 constexpr int OWN = HALF / 64;       // panels of values of a consumer
 constexpr int TILE_BYTES = PANELS * PANEL_BYTES, THREADS = 384;
 static_assert(DQK % 64 == 0 && HALF == 256 && DV <= DQK, "panels of 64 columns, and a product of 256 a consumer");
@@ -41,7 +39,7 @@ struct alignas(1024) SharedStorage {
   u64 k_rings[2][2 * STAGES], q_ring[2];  // of each part of a tile of keys
   Piece pieces[THREADS / 32];             // of the warps, all the same: registers are few
 };
-static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
+static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
 
 // Arguments, passed whole.
 struct Operands {
@@ -54,7 +52,7 @@ struct Operands {
 
 // Tiles of an item that boxes bring: those that all of its rows see whole.
 KS_DEVICE int boxed_tiles(const List& list, bool boxes, int keys) {
-  return boxes ? max_of(KS_CAUSAL ? keys - (list.S_q - 1) : keys, 0) / BN : 0;
+  return boxes ? max_of(Config::CAUSAL ? keys - (list.S_q - 1) : keys, 0) / BN : 0;
 }
 
 // A warp's piece, in shared memory.
@@ -116,11 +114,11 @@ struct Producer {
 
   // The page of a key. Of keys that are not seen page 0.
   KS_DEVICE int look_up(int entry, int key, int limit) const {
-    return KS_KV_VIEW == PAGED && key < limit ? pages.table[entry * pages.table_row + pages.size.quotient(key)] : 0;
+    return Config::KV_VIEW == PAGED && key < limit ? pages.table[entry * pages.table_row + pages.size.quotient(key)] : 0;
   }
   // Where its row lies, in elements from the item's first.
   KS_DEVICE i64 place(int page, int key, int limit) const {
-    if (KS_KV_VIEW != PAGED) return key < limit ? (i64)key * a.k.row : 0;
+    if (Config::KV_VIEW != PAGED) return key < limit ? (i64)key * a.k.row : 0;
     return page * a.k.batch + (key < limit ? (i64)(key - pages.size.quotient(key) * pages.size.d) * a.k.row : 0);
   }
   template<int N> KS_DEVICE void load_part(const int (&page)[PASSES], const T* base, int tile, int limit) const {
@@ -149,7 +147,7 @@ struct Producer {
   KS_DEVICE void load_keys(const int (&page)[PASSES], const T* base, int entry, int kv_head, int tile, int limit, bool boxed) {
     if (boxed) {
       int row = tile * BN;
-      if (KS_KV_VIEW == PAGED) row -= pages.size.quotient(row) * pages.size.d, entry = page[0];  // of the first thread the tile's
+      if (Config::KV_VIEW == PAGED) row -= pages.size.quotient(row) * pages.size.d, entry = page[0];  // of the first thread the tile's
       load_box<0>(row, kv_head, entry);
       load_box<1>(row, kv_head, entry);
     } else {
@@ -165,7 +163,7 @@ struct Producer {
       const Piece piece = pieces.now();
       const Rows rows(list, piece.item, list.member(block_index()));
       const int keys = list.keys(piece.entry), limit = rows.limit(list, keys), boxed = boxed_tiles(list, boxes, keys);
-      const T* const base = a.k.base + rows.kv_head * a.k.head + (KS_KV_VIEW == PAGED ? 0 : piece.entry * a.k.batch);
+      const T* const base = a.k.base + rows.kv_head * a.k.head + (Config::KV_VIEW == PAGED ? 0 : piece.entry * a.k.batch);
       int page[PASSES];  // looked up while the tile before is loaded
       auto look_up_rows = [&](int tile) {
 #pragma unroll
@@ -339,7 +337,7 @@ struct ScoreConsumer : Consumer {
         const int head = rows.head + row(r);
         if ((thread_lane & 3) || head >= list.head_group) continue;
         if (!piece.whole()) a.sums_lse[(2 * (int)block_index() + (piece.begin == 0)) * ROWS + row(r)] = lse;
-        else if (KS_LSE)
+        else if (Config::LSE)
           a.lse.base[piece.entry * a.lse.batch + (rows.kv_head * list.head_group + head) * a.lse.head + rows.query] =
               0.69314718056f * lse;
       }
@@ -413,10 +411,10 @@ attention_latent_sm90(KS_ARGUMENT TensorMap k_map, KS_ARGUMENT Operands operands
   const Pieces pieces{list, storage.pieces[warp_index()]};
   pieces.set(piece);
   if (group == LOAD) {
-    registers_dealloc<KS_PRODUCER_REGISTERS>();
+    registers_dealloc<Config::PRODUCER_REGISTERS>();
     Producer{storage, operands, list, pages, k_rings, q_ring, k_map, boxes != 0, thread_index() % 128}.run(pieces);
   } else {
-    registers_alloc<KS_CONSUMER_REGISTERS>();
+    registers_alloc<Config::CONSUMER_REGISTERS>();
     const Consumer both{storage, operands, list, k_rings, q_ring, boxes != 0, warp, lane()};
     if (group == SCORES) ScoreConsumer{both}.run(pieces);
     else ColumnConsumer{both}.run(pieces);

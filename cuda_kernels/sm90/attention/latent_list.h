@@ -8,7 +8,7 @@
 #pragma once
 #include "attention/sequences.h"
 
-constexpr int ROWS = 64, BN = 64, ITEM_COST = KS_ITEM_COST;
+constexpr int ROWS = 64, BN = 64, ITEM_COST = Config::ITEM_COST;
 
 KS_DEVICE int warp_sum(int x) {
 #pragma unroll
@@ -25,7 +25,7 @@ struct List {
   KS_DEVICE int member(int block) const { return block % together; }
   KS_DEVICE int group(int block) const { return block / together; }
 
-  KS_DEVICE int keys(int b) const { return max_of(KS_LENGTHS ? min_of(lengths[b], S_k) : S_k, 0); }
+  KS_DEVICE int keys(int b) const { return max_of(Config::LENGTHS ? min_of(lengths[b], S_k) : S_k, 0); }
   KS_DEVICE int items_of_entry() const { return kv_heads * (S_q * head_tiles / together); }
   KS_DEVICE int tiles(int b) const { return max_of(divide_up(keys(b), BN), 1); }
   KS_DEVICE int places(int b) const { return b < batch ? (tiles(b) + ITEM_COST) * items_of_entry() : 0; }
@@ -150,5 +150,5 @@ struct Rows {
     query = tile / list.head_tiles, head = (tile - query * list.head_tiles) * ROWS;
   }
   // Keys that it sees.
-  KS_DEVICE int limit(const List& list, int keys) const { return KS_CAUSAL ? keys - (list.S_q - 1 - query) : keys; }
+  KS_DEVICE int limit(const List& list, int keys) const { return Config::CAUSAL ? keys - (list.S_q - 1 - query) : keys; }
 };

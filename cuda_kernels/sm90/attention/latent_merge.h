@@ -3,15 +3,14 @@
 // `sharing` warps have a row, and every so many-th part of it each; the first adds up what they have, in their order. What is not
 // shared is done already. A part without a key has s_n = −inf and is not read.
 //
-// Constants: those of latent_list.h; KS_T, KS_DV, KS_LSE, KS_SHARED_BYTES.
 // Shared memory: 8·DV·4 bytes, a row a warp.
 #include "sm90/attention/latent_list.h"
 #include "sm90/ptx.h"
 
-typedef KS_T T;
+typedef Config::T T;
 
-constexpr int DV = KS_DV, WARPS = 8, THREADS = WARP * WARPS, EACH = DV / WARP / 4;  // fours of columns of a lane
-static_assert(ROWS % WARPS == 0 && DV % (4 * WARP) == 0 && WARPS * DV * 4 <= KS_SHARED_BYTES, "whole rows");
+constexpr int DV = Config::DV, WARPS = 8, THREADS = WARP * WARPS, EACH = DV / WARP / 4;  // fours of columns of a lane
+static_assert(ROWS % WARPS == 0 && DV % (4 * WARP) == 0 && WARPS * DV * 4 <= Config::SHARED_BYTES, "whole rows");
 
 // An argument, passed whole.
 struct Merged {
@@ -27,7 +26,7 @@ KS_DEVICE void add_four(float4& y, float weight, const float4& x) {
 
 KS_KERNEL(THREADS, 1)
 attention_latent_merge_sm90(KS_ARGUMENT Merged a, KS_ARGUMENT List list) {
-  auto* const others = (float4 (*)[DV / 4])shared_memory<KS_SHARED_BYTES>();  // [warp]
+  auto* const others = (float4 (*)[DV / 4])shared_memory<Config::SHARED_BYTES>();  // [warp]
   earlier_kernels_wait();
   const int warp = warp_index(), rows = WARPS / a.sharing, blocks = ROWS / rows;  // rows of a block, blocks of a tile
   const int number = block_index() / blocks, row = (block_index() - number * blocks) * rows + warp / a.sharing;
@@ -79,7 +78,7 @@ attention_latent_merge_sm90(KS_ARGUMENT Merged a, KS_ARGUMENT List list) {
                                           convert<T>(y[i].z * inverse), convert<T>(y[i].w * inverse)}};
     ((Four*)to)[i * WARP + lane()] = z;
   }
-  if (KS_LSE && lane() == 0)
+  if (Config::LSE && lane() == 0)
     a.lse.base[entry * a.lse.batch + (rows_of.kv_head * list.head_group + head) * a.lse.head + rows_of.query] =
         sum == 0.f ? -infinity() : lost ? sum : 0.69314718056f * (top + log2_fast(sum));
 }

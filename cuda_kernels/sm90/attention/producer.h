@@ -19,7 +19,7 @@ struct Producer {
       if (!keys.leads()) continue;
       barrier_arrive_expect_tx(rings.q.full(q), Q_BYTES);  // publishes the work tile to the consumer
       const u32 to = shared_address(storage.q) + q.stage * Q_BYTES;
-      const int row = w.row + 64 * g, batch = KS_Q_VIEW == PACKED ? 0 : w.batch;
+      const int row = w.row + 64 * g, batch = Config::Q_VIEW == PACKED ? 0 : w.batch;
       if constexpr (GROUP_HEADS > 1) grouped_tile_load<64, QK_COLUMNS>(to, maps.q, rings.q.full(q), w.q_first + query_of(row), w.kv_head, batch);
       else tile_load<64, QK_COLUMNS, SIZE>(to, maps.q, rings.q.full(q), w.q_first + row, w.head, batch);
     }
@@ -80,7 +80,7 @@ struct Producer {
       if (!keys.agree(keys.leads() && scheduler.next(t, storage.work_tiles[tile % WORK_SLOTS]))) return false;
       keys.begin(storage.work_tiles[tile % WORK_SLOTS]);
       if (keys.leads()) {
-        if constexpr (KS_Q_SCALES) {
+        if constexpr (Config::Q_SCALES) {
           const WorkTile& w = storage.work_tiles[tile % WORK_SLOTS];
           storage.scales[tile % WORK_SLOTS] = {scales.q.at(w.batch, w.kv_head) * scales.k.at(w.batch, w.kv_head),
                                                scales.v.at(w.batch, w.kv_head)};
@@ -104,37 +104,37 @@ struct Producer {
         place = next, block--;
       };
       auto ask = [&] {
-        if (keys.leads()) t = KS_DYNAMIC ? (int)atomicAdd(a.counter, 1u) + (int)gridDim.x : t + (int)gridDim.x;
+        if (keys.leads()) t = Config::DYNAMIC ? (int)atomicAdd(a.counter, 1u) + (int)gridDim.x : t + (int)gridDim.x;
       };
       auto load_next_q = [&] {
-        if (!KS_EARLY) return;
+        if (!Config::EARLY) return;
         more = next_tile(t);
         if (more) load_q(work_tile(index + 1));
       };
-      if (!KS_LATE) {
+      if (!Config::LATE) {
         ask();
-        if (KS_EARLY && block > begin) step();
+        if (Config::EARLY && block > begin) step();
         load_next_q();
       }
 #pragma unroll 1
-      while (block > begin + (KS_LATE ? 2 : 0)) step();
-      if (KS_LATE) {  // the answer comes during a step
+      while (block > begin + (Config::LATE ? 2 : 0)) step();
+      if (Config::LATE) {  // the answer comes during a step
         ask();
         if (block > begin + 1) step();
         load_next_q();
         if (block > begin) step();
       }
       const auto last = place;
-      if (KS_EARLY && more) place = load_first_k(index + 1, place);
+      if (Config::EARLY && more) place = load_first_k(index + 1, place);
       load_v(work_tile(index), block, index, last);
-      if (!KS_EARLY) {
+      if (!Config::EARLY) {
         more = next_tile(t);
         if (more) place = load_first_k(index + 1, place), load_q(work_tile(index + 1));
       }
     }
     if (!keys.leads()) return;
     stop();
-    if (KS_DYNAMIC) {  // the last block resets the counter
+    if (Config::DYNAMIC) {  // the last block resets the counter
       __threadfence();
       if (atomicAdd(a.counter + 1, 1u) == gridDim.x - 1) a.counter[0] = 0, a.counter[1] = 0;
     }

@@ -32,7 +32,7 @@ struct Recompute {
     s += shuffle_xor(s, 1);
     s += shuffle_xor(s, 2);
     s += shuffle_xor(s, 4);
-    if (!KS_SOFTCAP) return s * scale_log2;
+    if (!Config::SOFTCAP) return s * scale_log2;
     s *= cap_inverse;
     return cap * (fabsf(s) < 0.6f ? tanh_small(s) : tanh_large(s));
   }

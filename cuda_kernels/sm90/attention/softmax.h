@@ -97,7 +97,7 @@ template<int N> KS_DEVICE void mask_columns(float (&s)[N], const int (&low)[2], 
 #pragma unroll
   for (int i = 0; i < N; i++) {
     const int key = i / 4 * 8 + i % 2, r = i / 2 % 2;
-    if (key >= high[r] || (KS_WINDOW && key < low[r])) s[i] = -infinity();
+    if (key >= high[r] || (Config::WINDOW && key < low[r])) s[i] = -infinity();
   }
 }
 

@@ -1,4 +1,4 @@
-// Products of e4m3 sum few bits (about 13): what a tile's P·V has summed goes to sums in shared memory every KS_SUM_BLOCKS blocks of
+// Products of e4m3 sum few bits (about 13): what a tile's P·V has summed goes to sums in shared memory every Config::SUM_BLOCKS blocks of
 // keys, and O starts anew. Of float32 these keep 24 bits, 16 behind the point: four numbers lie in three words, the fourth one's
 // bytes below the others'. A thread has its own; neighbouring threads' are 16 bytes apart. A warp's results leave through the same
 // memory. Products of 16 bits have none.
@@ -38,16 +38,16 @@ struct SharedSums {
   // Computed where it is used: kept, it would be spilled.
   KS_DEVICE u32 place() const { return shared_address(storage.out.warps[opaque(warp)]) + lane * 16; }
   KS_DEVICE void begin() { blocks = 0; }
-  KS_DEVICE bool any() const { return blocks >= KS_SUM_BLOCKS; }
+  KS_DEVICE bool any() const { return blocks >= Config::SUM_BLOCKS; }
   // A block was summed.
   template<int N> KS_DEVICE void count(float (&o)[N]) {
-    if ((blocks + 1) % KS_SUM_BLOCKS == 0) move(o);
+    if ((blocks + 1) % Config::SUM_BLOCKS == 0) move(o);
     blocks++;
   }
   // At once, for who needs O's registers: as if as many blocks had been summed as that takes.
   template<int N> KS_DEVICE void take(float (&o)[N]) {
     move(o);
-    blocks = (blocks / KS_SUM_BLOCKS + 1) * KS_SUM_BLOCKS;
+    blocks = (blocks / Config::SUM_BLOCKS + 1) * Config::SUM_BLOCKS;
   }
   template<int N> KS_DEVICE void move(float (&o)[N]) const {
     add_to(o);
@@ -97,4 +97,4 @@ struct SharedSums {
     for (int j = 0; j < 3; j++) store_fragment(to + (i / 16 * 3 + j) * STEP, *(u32(*)[4])(words + 4 * j));
   }
 };
-typedef Choose<(KS_SUM_BLOCKS > 0), SharedSums, NoSums>::type Sums;
+typedef Choose<(Config::SUM_BLOCKS > 0), SharedSums, NoSums>::type Sums;

@@ -6,13 +6,13 @@
 // once, and the last section has so many that its short tiles fill the launch's end. Packed: sequence after sequence; of several CLASSES of
 // lengths, each of half the keys of the class before, those of the longest first, so that short tiles fill the launch's end.
 //
-// For few queries: a tile's rows are the KS_GROUP_HEADS query heads of one KV head for one query after the other, so that they share its
-// keys; with KS_IN_PARTS a tile's blocks of keys are cut into parts, each a work tile of its own.
+// For few queries: a tile's rows are the Config::GROUP_HEADS query heads of one KV head for one query after the other, so that they share its
+// keys; with Config::IN_PARTS a tile's blocks of keys are cut into parts, each a work tile of its own.
 #pragma once
 #include "attention/sequences.h"
 #include "sm90/ptx.h"
 
-constexpr int GROUP_HEADS = KS_GROUP_HEADS;
+constexpr int GROUP_HEADS = Config::GROUP_HEADS;
 // The query and the head, of those that share keys, of a row.
 KS_DEVICE int query_of(int row) { return row / GROUP_HEADS; }
 KS_DEVICE int group_head_of(int row) { return row % GROUP_HEADS; }
@@ -46,8 +46,8 @@ template<int BM, int BN, int CLASSES = 1> struct TileScheduler {
   KS_DEVICE bool next(int t, WorkTile& w) {
     int tile, entry, head;
     w.part = 0;
-    if (KS_IN_PARTS) w.part = t % count.parts, t /= count.parts;
-    if constexpr (KS_Q_VIEW == PACKED) {
+    if (Config::IN_PARTS) w.part = t % count.parts, t /= count.parts;
+    if constexpr (Config::Q_VIEW == PACKED) {
       int tiles;
       for (;; at++) {
         if (at == count.batch * CLASSES) return false;
@@ -59,11 +59,11 @@ template<int BM, int BN, int CLASSES = 1> struct TileScheduler {
         before += tiles * count.heads;
       }
       head = (t - before) / tiles, tile = (t - before) - head * tiles;
-      if (KS_CAUSAL) tile = tiles - 1 - tile;
+      if (Config::CAUSAL) tile = tiles - 1 - tile;
     } else {
       if (t >= count.total) return false;
       int index;
-      if constexpr (KS_CAUSAL) {
+      if constexpr (Config::CAUSAL) {
         const int fore = count.batch * count.heads - count.last_section, per = count.section * count.q_tiles;
         const bool last = t >= fore * count.q_tiles;
         const int first = last ? fore : t / per * count.section;
@@ -82,14 +82,14 @@ template<int BM, int BN, int CLASSES = 1> struct TileScheduler {
     scores.S_q = s.S_q, scores.S_k = s.S_k;
     const int first_query = query_of(row), last_query = min_of(query_of(row + BM - 1), s.S_q - 1);
     int begin = scores.begin(first_query) / BN, end = divide_up(scores.end(last_query), BN);
-    if (KS_IN_PARTS) {
+    if (Config::IN_PARTS) {
       const int from = begin, blocks = max_of(end - begin, 0);
       begin = from + blocks * w.part / count.parts, end = from + blocks * (w.part + 1) / count.parts;
       if (begin >= end) w.S_k = 0;  // a part without keys
     }
     w.begin = begin < end ? begin : 0, w.end = begin < end ? end : 1;  // at least one block, if wholly hidden
     w.unmasked_begin = divide_up(scores.all_begin(last_query), BN), w.unmasked_end = scores.all_end(first_query) / BN;
-    if (KS_IN_PARTS && w.S_k == 0) w.unmasked_begin = w.unmasked_end = 0;
+    if (Config::IN_PARTS && w.S_k == 0) w.unmasked_begin = w.unmasked_end = 0;
     return true;
   }
 };

@@ -21,7 +21,8 @@ from kernelseam.kernels.attention.cost import tile_keys
 from kernelseam.kernels.attention.host import VIEWS
 from kernelseam.kernels.attention.ragged import expected_tiles
 from kernelseam.kernels.attention.refusals import refuse_but_half_precision, refuse_mixed_views
-from kernelseam.kernels.attention.scores import score_defines, score_values
+from kernelseam.kernels.attention.scores import score_constants, score_values
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
@@ -132,19 +133,16 @@ class Gfx950Attention(KernelDefinition):
         """The kernel alone."""
         return Launches((Launch(self, problem, tile),))
 
-    def defines(
-        self, spec: AttentionSpec, tile: Gfx950AttentionTile, row: ArchRow
-    ) -> dict[str, object]:
+    def constants(self, spec: AttentionSpec, tile: Gfx950AttentionTile, row: ArchRow) -> Constants:
         return {
             "T": DEVICE_TYPE[spec.dtype],
             "DQK": spec.head_dim,
             "DV": spec.value_dim,
-            **score_defines(spec),
+            **score_constants(spec),
             "Q_VIEW": VIEWS[spec.q_view],
             "OUT_VIEW": VIEWS[spec.q_view],
             "KV_VIEW": VIEWS[spec.kv_view],
             "LENGTHS": spec.lengths,
-            "GROUPED": False,
             "LSE": spec.lse,
             "BN": tile.bn,
             "SHARED_BYTES": tile.shared_bytes,

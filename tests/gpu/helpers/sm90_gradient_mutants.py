@@ -100,8 +100,8 @@ MUTANTS = (
     _mutant(
         "unseen-not-zeroed",
         ROWS,
-        "KS_IN_ORDER || Band{left, right}.unseen(tile / PARTS, s.S_k - s.S_q, s.S_k)",
-        "KS_IN_ORDER",
+        "Config::IN_ORDER || Band{left, right}.unseen(tile / PARTS, s.S_k - s.S_q, s.S_k)",
+        "Config::IN_ORDER",
         FEW_KEYS,
         "dq of queries that see no key is what was in memory",
     ),

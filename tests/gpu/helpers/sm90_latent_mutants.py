@@ -40,7 +40,7 @@ MUTANTS = (
     _mutant(
         "first-query-sees-all",
         LIST,
-        "KS_CAUSAL ? keys - (list.S_q - 1 - query) : keys",
+        "Config::CAUSAL ? keys - (list.S_q - 1 - query) : keys",
         "keys",
         TWO_QUERIES,
         "a query sees the keys of the next",

@@ -88,8 +88,8 @@ ATTENTIONS = (
     Mutant(
         "attention-causal-off-by-one",
         ATTENTION,
-        "!KS_CAUSAL || d <= 0",
-        "!KS_CAUSAL || d <= 1",
+        "!Config::CAUSAL || d <= 0",
+        "!Config::CAUSAL || d <= 1",
         "attention-f16-64-causal-no-lse-ramp",
         WRONG,
         "a query sees one key too many",
@@ -124,7 +124,7 @@ ATTENTIONS = (
     Mutant(
         "attention-prefix-tiles-skipped",
         ATTENTION,
-        "KS_PREFIX ? max_of(band_end(i1), prefix) : band_end(i1)",
+        "Config::PREFIX ? max_of(band_end(i1), prefix) : band_end(i1)",
         "band_end(i1)",
         "attention-f16-64-causal-prefix",
         WRONG,
@@ -207,8 +207,8 @@ ATTENTIONS = (
     Mutant(
         "attention-sink-in-every-part",
         ATTENTION,
-        "KS_SINKS && there.split == 0",
-        "KS_SINKS",
+        "Config::SINKS && there.split == 0",
+        "Config::SINKS",
         "attention-f16-64-causal-split-sinks",
         NAN,
         "a sink counts in every part of the keys",
@@ -227,7 +227,7 @@ ATTENTIONS = (
         "attention-bias-capped",
         ATTENTION,
         "inside(j, S_k)))); return x;",
-        "inside(j, S_k)))); if (KS_SOFTCAP) x = cap * tanh_fast(x / cap); return x;",
+        "inside(j, S_k)))); if (Config::SOFTCAP) x = cap * tanh_fast(x / cap); return x;",
         "attention-f16-64-everything",
         WRONG,
         "the cap is applied to what a bias has changed",
@@ -389,7 +389,7 @@ ATTENTIONS = (
     Mutant(
         "backward-keys-beyond-the-length",
         ATTENTION,
-        "KS_LENGTHS || ATOMIC",
+        "Config::LENGTHS || ATOMIC",
         "ATOMIC",
         "attention-bwd-f16-64-lengths",
         WRONG,

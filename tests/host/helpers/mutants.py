@@ -363,8 +363,8 @@ WRONG_ORDER = (
     Mutant(
         "attention-key-read",
         ATTENTION,
-        ".S_k, 0, KS_DQK",
-        ".S_k + 1, 0, KS_DQK",
+        ".S_k, 0, Config::DQK",
+        ".S_k + 1, 0, Config::DQK",
         "attention-f16-64-causal-65x65",
         BEYOND,
         "key S_k is read",

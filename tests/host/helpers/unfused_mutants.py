@@ -26,8 +26,8 @@ UNFUSED_ATTENTIONS = (
     ),
     _mutant(
         "softmax-sink-of-every-lane",
-        "KS_SINKS && lane() == 0",
-        "KS_SINKS",
+        "Config::SINKS && lane() == 0",
+        "Config::SINKS",
         "attention-f16-64-sinks",
         WRONG,
         "a sink counts once a lane",

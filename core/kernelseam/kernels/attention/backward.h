@@ -6,20 +6,16 @@
 // (FlashAttention-2, Dao 2023, arXiv:2307.08691, algorithm 2.)
 // Deterministic, the scores are computed twice so that no sum needs atomics: the first `key_blocks` blocks each own OWN keys of
 // one KV head and walk over the queries of its group's heads, for dk and dv; the others each own OWN queries of one head
-// and walk over the keys, for dq. With atomics (KS_QUERY_ROWS) there are only the former: at each step they also make
+// and walk over the keys, for dq. With atomics (Config::QUERY_ROWS) there are only the former: at each step they also make
 // what OWN keys give to dq of STEP queries, and add it to float32 sums (query_sums.h). 5 products instead of 7.
 // Blocks keep what they own in shared memory and take the other side in tiles of STEP rows through a ring of STAGES,
 // copied ahead of use. Scores are computed with the owned rows as rows: so they are left factors as they are, each warp's own
-// rows; or (KS_SCORE_ROWS) warps divide the scores among them and hand p and ds on, rounded, in shared memory.
+// rows; or (Config::SCORE_ROWS) warps divide the scores among them and hand p and ds on, rounded, in shared memory.
 //
 // Bytes of atomics: STEP·DQ·4 a step, for 10·OWN·STEP·D operations: 2.5·OWN operations a byte. At 400 TFLOP/s and OWN = 128
 // they are 1.25 TB/s, at OWN = 64 (D = 256) 2.5 TB/s, of which L2 takes some 2 to 3 when a warp adds to whole lines.
 // Would each warp add what its own rows give, it were WARPS times that.
 //
-// Constants (from the kernel definition): those of scores.h, sequences.h and query_sums.h; KS_T, KS_DV, KS_VECTOR,
-// KS_BIAS_GRADIENT, KS_ROLE (which of the two blocks there are: one kernel for each needs fewer registers), KS_ROWS (owned
-// rows a warp), KS_SCORE_ROWS (the same of the scores; or 0), KS_RESIDENT (what is owned stays in registers as a left
-// factor), KS_UNROLL (of loops over K), KS_STAGES, KS_MIN_BLOCKS, KS_SHARED_BYTES.
 // Shared memory: OWN·(DQ + DO)·size, STAGES·STEP·(DQ + DO)·size (twice where a tile lies differently as either factor),
 // 4·STEP·4; 2·OWN·STEP·size for p and ds that are handed on, else for float32 WARPS·ROWS·STEP·4.
 // Registers: (ROWS·(DQ + DO)/COLUMN_WARPS + 2·SCORE_ROWS·SCORE_COLUMNS)/lanes for dk, dv, p and dp; later dq in their place.
@@ -27,20 +23,20 @@
 #include "attention/sequences.h"
 
 enum { BOTH, KEYS, QUERIES };
-typedef KS_T T;
+typedef Config::T T;
 typedef Engine<T> E;
 
-constexpr int DO = (KS_DV + UNIT - 1) / UNIT * UNIT;
-constexpr int ROWS = KS_ROWS, OWN = WARPS / COLUMN_WARPS * ROWS, STAGES = KS_STAGES;
+constexpr int DO = (Config::DV + UNIT - 1) / UNIT * UNIT;
+constexpr int ROWS = Config::ROWS, OWN = WARPS / COLUMN_WARPS * ROWS, STAGES = Config::STAGES;
 constexpr int MINE_Q = DQ / COLUMN_WARPS, MINE_V = DO / COLUMN_WARPS;
 constexpr int THREADS = WARP * WARPS, AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1;
 static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight needs a stage of its own");
 
 // Whether a bias's gradient has rows of queries that a sequence lacks: they are zeros, whatever lies there in the bias.
-constexpr bool SHORT_PLANE = KS_BIAS_GRADIENT && KS_Q_VIEW == PACKED;
+constexpr bool SHORT_PLANE = Config::BIAS_GRADIENT && Config::Q_VIEW == PACKED;
 // Whether scores are handed on; how many of them a warp computes, and how many warps lie side by side over those of a step.
-constexpr bool HANDED = KS_SCORE_ROWS > 0;
-constexpr int SCORE_ROWS = HANDED ? KS_SCORE_ROWS : ROWS, SCORE_COLUMNS = HANDED ? OWN * STEP / WARPS / SCORE_ROWS : STEP;
+constexpr bool HANDED = Config::SCORE_ROWS > 0;
+constexpr int SCORE_ROWS = HANDED ? Config::SCORE_ROWS : ROWS, SCORE_COLUMNS = HANDED ? OWN * STEP / WARPS / SCORE_ROWS : STEP;
 constexpr int ACROSS = HANDED ? STEP / SCORE_COLUMNS : COLUMN_WARPS;
 static_assert(!HANDED || SCORE_ROWS * SCORE_COLUMNS * WARPS == OWN * STEP, "warps divide the scores");
 static_assert(HANDED || !ATOMIC, "dq sums over keys of other warps");
@@ -55,8 +51,8 @@ template<int TILE_ROWS, int COLUMNS> struct TwoWays {
   KS_DEVICE First first() const { return First(memory + (E::ONE_LAYOUT ? 0 : Last::BYTES)); }
 };
 template<class Tiles, bool EXACT> struct CopyTwoWays {
-  Copy<typename Tiles::Last, THREADS, KS_VECTOR, EXACT> last;
-  Copy<typename Tiles::First, THREADS, KS_VECTOR, EXACT> first;
+  Copy<typename Tiles::Last, THREADS, Config::VECTOR, EXACT> last;
+  Copy<typename Tiles::First, THREADS, Config::VECTOR, EXACT> first;
   template<class View> KS_DEVICE void fetch(Tiles t, View v, int row0, int row_end, int columns) {
     last.fetch(t.last(), v, row0, row_end, 0, columns);
     if constexpr (!E::ONE_LAYOUT) first.fetch(t.first(), v, row0, row_end, 0, columns);
@@ -79,12 +75,12 @@ typedef TwoWays<OWN, STEP> Ds;
 constexpr int KEPT = ATOMIC ? OwnRight::BYTES : 0, OWN_Q = E::ONE_LAYOUT ? 0 : KEPT;
 constexpr int OWN_V = OWN_Q + OwnQ::BYTES, OWN_END = OWN_V + OwnV::BYTES;
 constexpr int STAGE_BYTES = StepQ::BYTES + StepV::BYTES, P_BYTES = E::operand_bytes<ROWS, STEP>();
-constexpr int RING = KS_RESIDENT ? KEPT : OWN_END, LINES = RING + STAGES * STAGE_BYTES, SCRATCH = LINES + 4 * STEP * 4;
+constexpr int RING = Config::RESIDENT ? KEPT : OWN_END, LINES = RING + STAGES * STAGE_BYTES, SCRATCH = LINES + 4 * STEP * 4;
 constexpr int END = SCRATCH + (HANDED ? P::BYTES + (ATOMIC ? Ds::BYTES : Ds::Last::BYTES) : WARPS * P_BYTES);
-static_assert(END <= KS_SHARED_BYTES && OWN_END <= KS_SHARED_BYTES, "the tiles fit");
-static_assert(!KS_RESIDENT || E::MATRIX, "operands are registers");
+static_assert(END <= Config::SHARED_BYTES && OWN_END <= Config::SHARED_BYTES, "the tiles fit");
+static_assert(!Config::RESIDENT || E::MATRIX, "operands are registers");
 constexpr int STAGED_BYTES = ROWS * (MINE_Q > MINE_V ? MINE_Q : MINE_V) * (int)sizeof(T);
-static_assert(WARPS * STAGED_BYTES <= KS_SHARED_BYTES, "results are staged");
+static_assert(WARPS * STAGED_BYTES <= Config::SHARED_BYTES, "results are staged");
 
 // x in base 2 less the row's LSE, as what exp2 takes: a row that sees nothing has no weight anywhere.
 KS_DEVICE float lse_base2(float lse) { return lse == -infinity() ? infinity() : LOG2_E * lse; }
@@ -97,7 +93,7 @@ KS_DEVICE float cap_slope(float x, const Scores& scores) {
 // sum += left · right over all of K, the left factor's rows from row0 and the right one's outer index from column0.
 template<int K, int R, int C, class Left, class Right>
 KS_DEVICE void add_product(E::Acc<R, C>& sum, Left left, int row0, Right right, int column0) {
-#pragma unroll KS_UNROLL
+#pragma unroll Config::UNROLL
   for (int k = 0; k < K; k += k_piece<E, K>())
     E::mma(sum, E::template operand<R, k_piece<E, K>()>(left, row0, k), right, column0, k);
 }
@@ -111,7 +107,7 @@ template<int C> KS_DEVICE void write_rows(char* memory, const E::Acc<ROWS, C>& x
   PlainTile<T, ROWS, C> staged(memory + warp_index() * STAGED_BYTES);  // the same place for any C: no other warp's
   E::to_shared(staged, x);
   warp_barrier();
-  warp_copy_out<KS_VECTOR>(staged, to, row0, rows, column0, columns);
+  warp_copy_out<Config::VECTOR>(staged, to, row0, rows, column0, columns);
   warp_barrier();
 }
 
@@ -122,7 +118,7 @@ template<class Q, class V> struct LeftFactors {
   V v;
 };
 KS_DEVICE auto left_factors(OwnQ q, OwnV v, int row0) {
-  if constexpr (KS_RESIDENT) {
+  if constexpr (Config::RESIDENT) {
     auto x = E::template operand<SCORE_ROWS, DQ>(q, row0, 0);
     auto y = E::template operand<SCORE_ROWS, DO>(v, row0, 0);
     return LeftFactors<decltype(x), decltype(y)>{x, y};
@@ -144,12 +140,12 @@ struct Blocks {
   int key_tiles, query_tiles, for_keys;
 };
 
-KS_BODY(THREADS, KS_MIN_BLOCKS)
+KS_BODY(THREADS, Config::MIN_BLOCKS)
 attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T> v, Matrices<const T> dout,
                         RowValues<const float> lse, RowValues<const float> delta, Matrices<T> dq, Matrices<T> dk,
                         Matrices<T> dv, float* sums, BiasGradient dbias, ScoreArguments score, Sequences sequences,
                         int num_heads, int head_group, Blocks blocks, float scale) {
-  char* const memory = shared_memory<KS_SHARED_BYTES>();
+  char* const memory = shared_memory<Config::SHARED_BYTES>();
   const OwnQ own_q(memory + OWN_Q);
   const OwnV own_v(memory + OWN_V);
   char* const ring = memory + RING;
@@ -162,15 +158,15 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
   const int warp_row = warp_index() / COLUMN_WARPS * ROWS, part = warp_index() % COLUMN_WARPS;
   const int score_row = warp_index() / ACROSS * SCORE_ROWS;
   const int score_column = HANDED ? warp_index() % ACROSS * SCORE_COLUMNS : 0;
-  const bool for_keys = KS_ROLE == KEYS || (KS_ROLE == BOTH && (int)block_index() < blocks.for_keys);
-  const int index = (int)block_index() - (KS_ROLE == BOTH && !for_keys ? blocks.for_keys : 0);
+  const bool for_keys = Config::ROLE == KEYS || (Config::ROLE == BOTH && (int)block_index() < blocks.for_keys);
+  const int index = (int)block_index() - (Config::ROLE == BOTH && !for_keys ? blocks.for_keys : 0);
   const int tiles = for_keys ? blocks.key_tiles : blocks.query_tiles, heads = for_keys ? num_heads / head_group : num_heads;
   const int batch = index / tiles / heads, head = index / tiles % heads, own0 = index % tiles * OWN;
   const Sequence own = sequences.at(batch);
   const int most = for_keys ? sequences.S_k : sequences.S_q;  // rows of the gradient's operand, where lengths leave some out
   // Keys that no query sees get zeros; a bias's gradient is written everywhere, zeros too.
-  const bool whole_plane = KS_BIAS_GRADIENT && (ATOMIC || !for_keys);
-  const int needed = for_keys && !whole_plane ? (KS_KV_VIEW == PACKED ? own.S_k : most) : whole_plane ? most : own.S_q;
+  const bool whole_plane = Config::BIAS_GRADIENT && (ATOMIC || !for_keys);
+  const int needed = for_keys && !whole_plane ? (Config::KV_VIEW == PACKED ? own.S_k : most) : whole_plane ? most : own.S_q;
   if (own0 >= needed) return;
 
   // Without queries nothing is seen: not even a bias is there to be read.
@@ -185,44 +181,44 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
   entry(k, own.k_first, k.row);
   entry(v, own.k_first, v.row);
   if constexpr (HAS_BIAS) entry(score.bias, 0, 0);
-  if (KS_BIAS_GRADIENT) entry(dbias, 0, 0);
-  if (KS_MASK) entry(score.mask, 0, 0);
-  if (KS_ALIBI) entry(score.slopes, 0, 0);
+  if (Config::BIAS_GRADIENT) entry(dbias, 0, 0);
+  if (Config::MASK) entry(score.mask, 0, 0);
+  if (Config::ALIBI) entry(score.slopes, 0, 0);
   auto of_head = [&](int h) {
     if constexpr (HAS_BIAS) scores.bias = score.bias.of(h);
-    if (KS_MASK) scores.mask = score.mask.of(h);
-    if (KS_ALIBI) scores.slopes = score.slopes.base + h * score.slopes.head, scores.slopes_head = 0;
+    if (Config::MASK) scores.mask = score.mask.of(h);
+    if (Config::ALIBI) scores.slopes = score.slopes.base + h * score.slopes.head, scores.slopes_head = 0;
   };
 
-  Copy<OwnQ, THREADS, KS_VECTOR, DQ == KS_DQK> copy_own_q;
-  Copy<OwnV, THREADS, KS_VECTOR, DO == KS_DV> copy_own_v;
-  CopyTwoWays<StepQ, DQ == KS_DQK> copy_q;
-  CopyTwoWays<StepV, DO == KS_DV> copy_v;
+  Copy<OwnQ, THREADS, Config::VECTOR, DQ == Config::DQK> copy_own_q;
+  Copy<OwnV, THREADS, Config::VECTOR, DO == Config::DV> copy_own_v;
+  CopyTwoWays<StepQ, DQ == Config::DQK> copy_q;
+  CopyTwoWays<StepV, DO == Config::DV> copy_v;
   // What is owned, copied; and kept in registers, whose place in shared memory is then free.
   auto take = [&](StridedView<const T> Q, StridedView<const T> V, int row_end) {
-    copy_own_q.fetch(own_q, Q, own0, row_end, 0, KS_DQK);
+    copy_own_q.fetch(own_q, Q, own0, row_end, 0, Config::DQK);
     copy_own_q.land(own_q);
-    copy_own_v.fetch(own_v, V, own0, row_end, 0, KS_DV);
+    copy_own_v.fetch(own_v, V, own0, row_end, 0, Config::DV);
     copy_own_v.land(own_v);
     if constexpr (ATOMIC && !E::ONE_LAYOUT) {
-      Copy<OwnRight, THREADS, KS_VECTOR, DQ == KS_DQK> copy;
-      copy.fetch(OwnRight(memory), Q, own0, row_end, 0, KS_DQK);
+      Copy<OwnRight, THREADS, Config::VECTOR, DQ == Config::DQK> copy;
+      copy.fetch(OwnRight(memory), Q, own0, row_end, 0, Config::DQK);
       copy.land(OwnRight(memory));
     }
-    if constexpr (KS_RESIDENT) {
+    if constexpr (Config::RESIDENT) {
       copies_commit();
       copies_wait<0>();
       block_barrier();
     }
     const auto owned = left_factors(own_q, own_v, score_row);
-    if (KS_RESIDENT) block_barrier();
+    if (Config::RESIDENT) block_barrier();
     return owned;
   };
   // Scores of the owned rows with a tile, and dp beside them.
   auto products = [&](auto& s, auto& dp, const auto& owned, int stage) {
     E::zero(s);
     E::zero(dp);
-    if constexpr (KS_RESIDENT) {
+    if constexpr (Config::RESIDENT) {
       E::mma(s, owned.q, tile_q(stage).last(), score_column, 0);
       E::mma(dp, owned.v, tile_v(stage).last(), score_column, 0);
     } else {
@@ -247,16 +243,16 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
     });
   };
 
-  if (KS_ROLE != QUERIES && for_keys) {
+  if (Config::ROLE != QUERIES && for_keys) {
     // ---- dk and dv of OWN keys
     const auto owned = take(k.rows(head), v.rows(head), own.S_k);
     // The queries that may see one of these keys: [begin, end).
     const int j1 = min_of(own0 + OWN, own.S_k) - 1, shift = scores.shift();
-    const bool everyone = KS_PREFIX && own0 < scores.prefix;
+    const bool everyone = Config::PREFIX && own0 < scores.prefix;
     int begin = 0, end = own0 < own.S_k ? own.S_q : 0;
-    if ((KS_CAUSAL || KS_WINDOW) && !everyone) {
-      begin = max_of(0, own0 - shift - (KS_WINDOW ? score.right : 0));
-      if (KS_WINDOW) end = min_of(end, max_of(0, j1 - shift + score.left + 1));
+    if ((Config::CAUSAL || Config::WINDOW) && !everyone) {
+      begin = max_of(0, own0 - shift - (Config::WINDOW ? score.right : 0));
+      if (Config::WINDOW) end = min_of(end, max_of(0, j1 - shift + score.left + 1));
     }
     if (whole_plane) begin = 0, end = sequences.S_q;
     // Tiles [first, last) of every head's queries, head after head: the one that is used, and the one that is fetched.
@@ -271,8 +267,8 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
     Turn ahead{head * head_group, first}, now = ahead;
     auto fetch = [&](int stage) {
       if (ahead.head < end_head) {
-        copy_q.fetch(tile_q(stage), q.rows(ahead.head), ahead.tile * STEP, own.S_q, KS_DQK);
-        copy_v.fetch(tile_v(stage), dout.rows(ahead.head), ahead.tile * STEP, own.S_q, KS_DV);
+        copy_q.fetch(tile_q(stage), q.rows(ahead.head), ahead.tile * STEP, own.S_q, Config::DQK);
+        copy_v.fetch(tile_v(stage), dout.rows(ahead.head), ahead.tile * STEP, own.S_q, Config::DV);
         ahead.next(first, last);
       }
       copies_commit();
@@ -280,7 +276,7 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
 #pragma unroll
     for (int n = 0; n < AHEAD; n++) fetch(n);
 
-    if (ATOMIC) sums = warp_sums<KS_Q_VIEW == PACKED>(sums, batch, own.q_first, divide_up(sequences.S_q, STEP), num_heads);
+    if (ATOMIC) sums = warp_sums<Config::Q_VIEW == PACKED>(sums, batch, own.q_first, divide_up(sequences.S_q, STEP), num_heads);
     E::Acc<ROWS, MINE_Q> gradient_k;
     E::Acc<ROWS, MINE_V> gradient_v;
     E::zero(gradient_k);
@@ -310,20 +306,20 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
       of_head(h);
       const int j = own0 + score_row, i = i0 + score_column;
       const float* const mine = line + score_column;
-      if constexpr (KS_SOFTCAP) {
+      if constexpr (Config::SOFTCAP) {
         slope = s;
         E::map(slope, [&](int, int, float x) { return cap_slope(x, scores); });
       }
       E::map(s, [&](int r, int c, float x) { return exp2_fast(scores.score(x, 0, i + c, j + r) - mine[c]); });
       const int i1 = min_of(i0 + STEP, own.S_q) - 1;
       // Keys beyond the last have gradients that are not written; but dq must not take anything of them.
-      if ((HIDES || KS_LENGTHS || ATOMIC) && !(scores.all_begin(i1) <= own0 && own0 + OWN <= scores.all_end(i0)))
+      if ((HIDES || Config::LENGTHS || ATOMIC) && !(scores.all_begin(i1) <= own0 && own0 + OWN <= scores.all_end(i0)))
         E::map(s, [&](int r, int c, float x) { return scores.sees(0, i + c, j + r) ? x : 0.f; });
       if constexpr (HANDED) E::to_shared(p_tile, s, score_row, score_column);
       else add_scores(gradient_v, s, p_tile, tile_v(stage).first(), part * MINE_V);
       E::map2(dp, s, [&](int, int c, float x, float p) { return p == 0.f ? 0.f : p * (x - mine[STEP + c]); });
-      if constexpr (KS_BIAS_GRADIENT && ATOMIC) write_plane(dp, h, i, j, [](int r, int c) { return At{c, r}; });
-      if constexpr (KS_SOFTCAP) E::map2(dp, slope, [](int, int, float x, float y) { return x * y; });
+      if constexpr (Config::BIAS_GRADIENT && ATOMIC) write_plane(dp, h, i, j, [](int r, int c) { return At{c, r}; });
+      if constexpr (Config::SOFTCAP) E::map2(dp, slope, [](int, int, float x, float y) { return x * y; });
       if constexpr (HANDED) {
         E::to_shared(ds_tile.last(), dp, score_row, score_column);
         if constexpr (ATOMIC && !E::ONE_LAYOUT) E::to_shared(ds_tile.first(), dp, score_row, score_column);
@@ -343,24 +339,24 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
     copies_wait<0>();
     block_barrier();
     E::map(gradient_k, [=](int, int, float x) { return x * scale; });
-    const int end_row = KS_KV_VIEW == PACKED ? own.S_k : most;
+    const int end_row = Config::KV_VIEW == PACKED ? own.S_k : most;
     entry(dk, own.k_first, dk.row);
     entry(dv, own.k_first, dv.row);
-    write_rows(memory, gradient_k, dk.rows(head), own0 + warp_row, end_row, part * MINE_Q, KS_DQK);
-    write_rows(memory, gradient_v, dv.rows(head), own0 + warp_row, end_row, part * MINE_V, KS_DV);
-  } else if constexpr (KS_ROLE != KEYS) {
+    write_rows(memory, gradient_k, dk.rows(head), own0 + warp_row, end_row, part * MINE_Q, Config::DQK);
+    write_rows(memory, gradient_v, dv.rows(head), own0 + warp_row, end_row, part * MINE_V, Config::DV);
+  } else if constexpr (Config::ROLE != KEYS) {
     // ---- dq of OWN queries
     const int kv_head = head / head_group;
     const StridedView<const T> K = k.rows(kv_head), V = v.rows(kv_head);
     const auto owned = take(q.rows(head), dout.rows(head), own.S_q);
     of_head(head);
     const int i1 = min_of(own0 + OWN, own.S_q) - 1;
-    const int begin = KS_BIAS_GRADIENT ? 0 : scores.begin(own0), end = KS_BIAS_GRADIENT ? sequences.S_k : scores.end(i1);
+    const int begin = Config::BIAS_GRADIENT ? 0 : scores.begin(own0), end = Config::BIAS_GRADIENT ? sequences.S_k : scores.end(i1);
     const int first = begin / STEP, last = divide_up(end, STEP);
     auto fetch = [&](int tile, int stage) {
       if (tile < last) {
-        copy_q.fetch(tile_q(stage), K, tile * STEP, own.S_k, KS_DQK);
-        copy_v.last.fetch(tile_v(stage).last(), V, tile * STEP, own.S_k, 0, KS_DV);
+        copy_q.fetch(tile_q(stage), K, tile * STEP, own.S_k, Config::DQK);
+        copy_v.last.fetch(tile_v(stage).last(), V, tile * STEP, own.S_k, 0, Config::DV);
       }
       copies_commit();
     };
@@ -395,7 +391,7 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
       const int j0 = tile * STEP, j = j0 + score_column;
       E::Acc<SCORE_ROWS, SCORE_COLUMNS> s, dp, slope;
       products(s, dp, owned, stage);
-      if constexpr (KS_SOFTCAP) {
+      if constexpr (Config::SOFTCAP) {
         slope = s;
         E::map(slope, [&](int, int, float x) { return cap_slope(x, scores); });
       }
@@ -405,9 +401,9 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
         E::map(s, [&](int r, int c, float x) { return scores.sees(0, mine + r, j + c) ? x : 0.f; });
       E::row_apply(dp, dot, [](float x, float y) { return x - y; });
       E::map2(dp, s, [](int, int, float x, float p) { return p == 0.f ? 0.f : p * x; });
-      if constexpr (KS_BIAS_GRADIENT)
+      if constexpr (Config::BIAS_GRADIENT)
         if (HANDED || part == 0) write_plane(dp, head, mine, j, [](int r, int c) { return At{r, c}; });
-      if constexpr (KS_SOFTCAP) E::map2(dp, slope, [](int, int, float x, float y) { return x * y; });
+      if constexpr (Config::SOFTCAP) E::map2(dp, slope, [](int, int, float x, float y) { return x * y; });
       if constexpr (HANDED) {
         E::to_shared(ds_tile.last(), dp, score_row, score_column);
         block_barrier();
@@ -419,6 +415,6 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
     block_barrier();
     E::map(gradient, [=](int, int, float x) { return x * scale; });
     entry(dq, own.q_first, dq.row);
-    write_rows(memory, gradient, dq.rows(head), own0 + warp_row, own.S_q, part * MINE_Q, KS_DQK);
+    write_rows(memory, gradient, dq.rows(head), own0 + warp_row, own.S_q, part * MINE_Q, Config::DQK);
   }
 }

@@ -42,9 +42,10 @@ from kernelseam.kernels.attention.row_kernels import (
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
     refuse_scores,
-    score_defines,
+    score_constants,
     score_values,
 )
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_dtype, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
@@ -235,19 +236,16 @@ class AttentionBwdDefinition(KernelDefinition):
         whole = problem.dbias_shape == (p.batch, p.num_heads, p.S_q, p.S_k)
         return whole and p.spec.bias is DType.float32 and problem.dbias_strides[3] == 1
 
-    def defines(
-        self, spec: AttentionBwdSpec, tile: BackwardTile, row: ArchRow
-    ) -> dict[str, object]:
+    def constants(self, spec: AttentionBwdSpec, tile: BackwardTile, row: ArchRow) -> Constants:
         s = spec.forward
         return {
             "T": DEVICE_TYPE[s.dtype],
             "DQK": s.head_dim,
             "DV": s.value_dim,
-            **score_defines(s),
+            **score_constants(s),
             "Q_VIEW": VIEWS[s.q_view],
             "KV_VIEW": VIEWS[s.kv_view],
             "LENGTHS": s.lengths,
-            "GROUPED": 0,
             "VECTOR": s.vector,
             "BIAS_GRADIENT": spec.bias_gradient,
             "ROLE": ("both", "keys", "queries").index(tile.role),

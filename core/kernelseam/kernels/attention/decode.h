@@ -12,9 +12,6 @@
 // its state in the workspace and counts itself; the last of the item's blocks joins the states in the order of the keys, writes the
 // result and leaves the counter 0. What a part is joined with is the same from launch to launch: so are the bits.
 //
-// Constants: those of scores.h and sequences.h (but KS_GROUPED: a group's heads always share rows); KS_T, KS_OUT, KS_DQK, KS_DV,
-// KS_LSE, KS_VECTOR, KS_WARPS, KS_ROWS, KS_BN (keys of a warp's tile), KS_STAGES (of a warp), KS_Q_RESIDENT, KS_ITEM_COST,
-// KS_MIN_BLOCKS, KS_SHARED_BYTES; those of stored.h.
 // Shared memory: ROWS·DQ·size for queries (their own size, where the platform keeps them so); WARPS·STAGES·max(BN·(DQ + DO)·size,
 // ROWS·DO·4) for rings, in which the states are joined (size being that of keys as the platform keeps them); WARPS·(8·ROWS + 16·BN +
 // 16) for m, l, and where rows lie in pages; with scales of blocks WARPS·STAGES·BN·8.
@@ -23,13 +20,13 @@
 #include "attention/decode_state.h"
 #include "attention/stored.h"
 
-typedef KS_T T;
-typedef KS_OUT Out;
+typedef Config::T T;
+typedef Config::OUT Out;
 typedef Engine<T> E;
 typedef Engine<T, KV> EV;  // of products with keys and values as they are stored
 
-constexpr int WARPS = KS_WARPS, ROWS = KS_ROWS, BN = KS_BN, STAGES = KS_STAGES, THREADS = WARP * WARPS;
-constexpr int DQ = (KS_DQK + 15) / 16 * 16, DO = (KS_DV + 15) / 16 * 16;
+constexpr int WARPS = Config::WARPS, ROWS = Config::ROWS, BN = Config::BN, STAGES = Config::STAGES, THREADS = WARP * WARPS;
+constexpr int DQ = (Config::DQK + 15) / 16 * 16, DO = (Config::DV + 15) / 16 * 16;
 constexpr int AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1;
 typedef Engine<T, Query>::Tile<ROWS, DQ, true> TileQ;
 typedef EV::Tile<BN, DQ, true> TileK;
@@ -40,7 +37,7 @@ constexpr int COPIED_BYTES = TileK::BYTES + TileV::BYTES;
 constexpr int STAGE_BYTES = COPIED_BYTES > TileO::BYTES ? COPIED_BYTES : TileO::BYTES;
 constexpr int LOOK_UPS = (BN + WARP - 1) / WARP;
 constexpr int CONTROL_BYTES = 8 * ROWS + 16 * BN + 16;  // of a warp
-static_assert(TileQ::BYTES + WARPS * (STAGES * STAGE_BYTES + CONTROL_BYTES) <= KS_SHARED_BYTES, "the tiles fit");
+static_assert(TileQ::BYTES + WARPS * (STAGES * STAGE_BYTES + CONTROL_BYTES) <= Config::SHARED_BYTES, "the tiles fit");
 static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight needs a stage of its own");
 static_assert(E::operand_bytes<ROWS, BN>() == 0, "a matrix engine keeps operands in registers");
 
@@ -64,11 +61,11 @@ template<class X, i64 PageRow::*OF> struct LookedUpView {
   template<int STEP> KS_DEVICE RowByRow<LookedUpView, X, STEP> walk(int i) const { return {*this, row(i), i}; }
 };
 
-KS_BODY(THREADS, KS_MIN_BLOCKS)
+KS_BODY(THREADS, Config::MIN_BLOCKS)
 attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<const KV> v, Matrices<Out> out, RowValues<float> lse,
                       ScoreArguments score, const float* sinks, Sequences sequences, Pages pages, int num_heads, Divider group,
                       Parts parts, StoredScales stored = {}, QueryScales queries = {}) {
-  char* const memory = shared_memory<KS_SHARED_BYTES>();
+  char* const memory = shared_memory<Config::SHARED_BYTES>();
   const int head_group = group.d, kv_heads = num_heads / head_group, warp = warp_index();
 
   // ---- the block's share of the list
@@ -172,27 +169,27 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
       more_ahead = next_piece(ahead);
       ahead.tile += warp;
     }
-    if constexpr (KS_KV_VIEW == PAGED) {
+    if constexpr (Config::KV_VIEW == PAGED) {
       if (!more_ahead) return;
       const int* const table = pages.table + ahead.batch * pages.table_row;
 #pragma unroll
       for (int i = 0; i < LOOK_UPS; i++) page[i] = table[pages.size.quotient(ahead_key(i))];
     }
   };
-  Copy<TileQ, THREADS, KS_VECTOR, DQ == KS_DQK> copy_q;
-  Copy<TileK, WARP, KS_VECTOR, DQ == KS_DQK, true> copy_k;
-  Copy<TileV, WARP, KS_VECTOR, DO == KS_DV, true> copy_v;
+  Copy<TileQ, THREADS, Config::VECTOR, DQ == Config::DQK> copy_q;
+  Copy<TileK, WARP, Config::VECTOR, DQ == Config::DQK, true> copy_k;
+  Copy<TileV, WARP, Config::VECTOR, DO == Config::DV, true> copy_v;
   auto fetch = [&](int stage) {
     if (more_ahead) {
       const int first = ahead.tile * BN, S_k = ahead.entry.own.S_k;
-      const KV* const k_base = k.at<KS_KV_VIEW>(ahead.batch, ahead.head, kv_heads, ahead.entry.own.k_first);
-      const KV* const v_base = v.at<KS_KV_VIEW>(ahead.batch, ahead.head, kv_heads, ahead.entry.own.k_first);
+      const KV* const k_base = k.at<Config::KV_VIEW>(ahead.batch, ahead.head, kv_heads, ahead.entry.own.k_first);
+      const KV* const v_base = v.at<Config::KV_VIEW>(ahead.batch, ahead.head, kv_heads, ahead.entry.own.k_first);
       key_scales.fetch(stage, stored.of(ahead.batch, ahead.head), [&](int i) {
         const int key = ahead_key(i);
-        if (KS_KV_VIEW == PAGED) return ScalePlace{page[i], key - pages.size.quotient(key) * pages.size.d};
+        if (Config::KV_VIEW == PAGED) return ScalePlace{page[i], key - pages.size.quotient(key) * pages.size.d};
         return ScalePlace{0, ahead.entry.own.k_first + key};
       });
-      if constexpr (KS_KV_VIEW == PAGED) {
+      if constexpr (Config::KV_VIEW == PAGED) {
         warp_barrier();
 #pragma unroll
         for (int i = 0; i < LOOK_UPS; i++) {
@@ -201,11 +198,11 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
             page_rows[i * WARP + lane()] = {page[i] * k.batch + row * k.row, page[i] * v.batch + row * v.row};
         }
         warp_barrier();
-        copy_k.fetch(tile_k(stage), LookedUpView<const KV, &PageRow::k>{k_base, page_rows, first}, first, S_k, 0, KS_DQK);
-        copy_v.fetch(tile_v(stage), LookedUpView<const KV, &PageRow::v>{v_base, page_rows, first}, first, S_k, 0, KS_DV);
+        copy_k.fetch(tile_k(stage), LookedUpView<const KV, &PageRow::k>{k_base, page_rows, first}, first, S_k, 0, Config::DQK);
+        copy_v.fetch(tile_v(stage), LookedUpView<const KV, &PageRow::v>{v_base, page_rows, first}, first, S_k, 0, Config::DV);
       } else {
-        copy_k.fetch(tile_k(stage), StridedView<const KV>{k_base, k.row}, first, S_k, 0, KS_DQK);
-        copy_v.fetch(tile_v(stage), StridedView<const KV>{v_base, v.row}, first, S_k, 0, KS_DV);
+        copy_k.fetch(tile_k(stage), StridedView<const KV>{k_base, k.row}, first, S_k, 0, Config::DQK);
+        copy_v.fetch(tile_v(stage), StridedView<const KV>{v_base, v.row}, first, S_k, 0, Config::DV);
       }
       ahead.tile += WARPS;
       find_ahead();
@@ -232,17 +229,17 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
     const float c = CHANGED_SCORES ? 1.f : factor > 0 ? factor : factor < 0 ? -factor : 1.f;
 
     // ---- the queries: not asynchronously, or they would have to be waited for among keys
-    const GroupedView<const Query> Q{q.at<KS_Q_VIEW>(batch, first_head, num_heads, own.q_first), group, q.row, q.head};
-    copy_q.load(tile_q, Q, row0, row0 + rows, 0, KS_DQK);
+    const GroupedView<const Query> Q{q.at<Config::Q_VIEW>(batch, first_head, num_heads, own.q_first), group, q.row, q.head};
+    copy_q.load(tile_q, Q, row0, row0 + rows, 0, Config::DQK);
     block_barrier();  // and what was joined last has been read
-    constexpr int Q_STEP = KS_Q_RESIDENT ? DQ : k_piece<EV, DQ>();
+    constexpr int Q_STEP = Config::Q_RESIDENT ? DQ : k_piece<EV, DQ>();
     auto q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, 0, 0);
 
     // ---- the warp's tiles
 
     E::Acc<ROWS, DO> o;
     E::Row<ROWS> m, l, of_rows;
-    if constexpr (KS_Q_SCALES == BLOCK_SCALES)
+    if constexpr (Config::Q_SCALES == BLOCK_SCALES)
       E::row_map(of_rows, [&](int r, float) {
         const int row = min_of(r, rows - 1);
         return queries.of_query(batch, first_head + head_of(row), own.q_first + query_of(row));
@@ -259,11 +256,11 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
       E::zero(s);
 #pragma unroll 4
       for (int d = 0; d < DQ; d += Q_STEP) {
-        if (!KS_Q_RESIDENT) q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, 0, d);
+        if (!Config::Q_RESIDENT) q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, 0, d);
         EV::mma(s, q_operand, tile_k(stage), 0, d);
       }
-      if constexpr (KS_Q_SCALES == BLOCK_SCALES) E::row_apply(s, of_rows, [](float x, float y) { return x * y; });
-      if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
+      if constexpr (Config::Q_SCALES == BLOCK_SCALES) E::row_apply(s, of_rows, [](float x, float y) { return x * y; });
+      if constexpr (Config::KV_SCALES == BLOCK_SCALES) {
         const float* const k_scales = key_scales.keys(stage);
         E::map(s, [=](int, int j, float x) { return x * k_scales[j]; });
       }
@@ -284,7 +281,7 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
       E::row_apply(s, base, [=](float x, float y) { return exp2_fast(x * c - y); });
       E::zip(l, l, fade, [](float x, float y) { return x * y; });
       E::row_add_partial(l, s);
-      if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
+      if constexpr (Config::KV_SCALES == BLOCK_SCALES) {
         const float* const v_scales = key_scales.values(stage);
         const float shrink = unit.grow<BN>(v_scales, seen_begin - j0, seen_end - j0), inverse = unit.inverse();
         E::map(s, [&](int r, int j, float x) {
@@ -298,18 +295,18 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
       if (HIDES && masked) hidden = warp_sum(take_out_non_finite<WARP>(tile_v(stage))) > 0, warp_barrier();
       EV::mma(o, p, tile_v(stage), 0, 0);
       if (HIDES && hidden) {
-        const KV* const v_base = v.at<KS_KV_VIEW>(batch, piece.head, kv_heads, own.k_first);
+        const KV* const v_base = v.at<Config::KV_VIEW>(batch, piece.head, kv_heads, own.k_first);
 #pragma unroll 1
         for (int j = j0; j < min_of(j0 + BN, own.S_k); j++) {
           const KV* values;
-          if constexpr (KS_KV_VIEW == PAGED) {
+          if constexpr (Config::KV_VIEW == PAGED) {
             const int n = pages.size.quotient(j);
             values = v_base + pages.table[batch * pages.table_row + n] * v.batch + (i64)(j - n * pages.size.d) * v.row;
           } else {
             values = v_base + (i64)j * v.row;
           }
           EV::map(o, [&](int r, int d, float x) {
-            const float y = to_sum(values[min_of(d, KS_DV - 1)]);  // columns beyond the last are not written
+            const float y = to_sum(values[min_of(d, Config::DV - 1)]);  // columns beyond the last are not written
             const float excess = y - minimum(maximum(y, -LARGEST), LARGEST);  // 0 where y is finite, else y
             return x + (scores.sees(head_of(r), query_of(r), j) ? excess : 0.f);
           });
@@ -332,7 +329,7 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
       int next = stage + AHEAD;
       if (next >= STAGES) next -= STAGES;
       fetch(next);
-      step(tile, KS_MASK || tile < all_begin || tile >= all_end);
+      step(tile, Config::MASK || tile < all_begin || tile >= all_end);
       used = stage, any = true;
       if (++stage == STAGES) stage = 0;
     }
@@ -341,8 +338,8 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
 
     E::row_finish_sum(l);
     E::row_map(m, [=](int, float x) { return x * c; });
-    if (KS_KV_SCALES != NO_SCALES) {
-      const float whole = KS_KV_SCALES == BLOCK_SCALES ? unit.size() : v_scale;
+    if (Config::KV_SCALES != NO_SCALES) {
+      const float whole = Config::KV_SCALES == BLOCK_SCALES ? unit.size() : v_scale;
       E::row_apply(o, l, [=](float x, float) { return x * whole; });
     }
     if (any) {
@@ -354,9 +351,9 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
     if (lane() == 0) read_last[warp] = used;
     block_barrier();
 
-    const GroupedView<Out> O{out.at<KS_OUT_VIEW>(batch, first_head, num_heads, own.q_first), group, out.row, out.head};
+    const GroupedView<Out> O{out.at<Config::OUT_VIEW>(batch, first_head, num_heads, own.q_first), group, out.row, out.head};
     auto write = [&](int r, int d, Joined z) {
-      if constexpr (KS_SINKS) {
+      if constexpr (Config::SINKS) {
         const float sink = in_base2(sinks[first_head + head_of(r)]);
         const float m[1] = {sink}, l[1] = {sink == -infinity() ? 0.f : 1.f};
         const Chunk<float> x[1] = {};
@@ -364,17 +361,17 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
       }
       const float inverse = z.sum == 0.f ? 0.f : 1.f / z.sum;
       Out* const to = O.row(row0 + r) + d;
-      if constexpr (KS_VECTOR == 16 && KS_DV % COLUMNS == 0) {
+      if constexpr (Config::VECTOR == 16 && Config::DV % COLUMNS == 0) {
         struct alignas(COLUMNS * sizeof(Out)) Stored { Out v[COLUMNS]; } y;
 #pragma unroll
         for (int e = 0; e < COLUMNS; e++) y.v[e] = convert<Out>(z.y.v[e] * inverse);
-        if (d < KS_DV) *(Stored*)to = y;
+        if (d < Config::DV) *(Stored*)to = y;
       } else {
 #pragma unroll
         for (int e = 0; e < COLUMNS; e++)
-          if (d + e < KS_DV) to[e] = convert<Out>(z.y.v[e] * inverse);
+          if (d + e < Config::DV) to[e] = convert<Out>(z.y.v[e] * inverse);
       }
-      if (KS_LSE && d == 0) {
+      if (Config::LSE && d == 0) {
         const i64 at = (i64)batch * lse.batch + (first_head + head_of(r)) * lse.head;
         lse.base[at + own.q_first + query_of(r)] = z.sum == 0.f ? -infinity() : 0.69314718056f * (z.top + log2_fast(z.sum));
       }

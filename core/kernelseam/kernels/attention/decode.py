@@ -25,17 +25,18 @@ from kernelseam.kernels.attention.ragged import typical
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
     refuse_scores,
-    score_defines,
+    score_constants,
     score_values,
 )
 from kernelseam.kernels.attention.stored import (
     query_bytes,
     refuse_stored,
-    stored_defines,
+    stored_constants,
     stored_pointers,
     stored_values,
     with_scales,
 )
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
@@ -229,14 +230,14 @@ class AttentionDecode(KernelDefinition):
             zeroed_bytes=counters,
         )
 
-    def defines(self, spec: AttentionSpec, tile: DecodeTile, row: ArchRow) -> dict[str, object]:
+    def constants(self, spec: AttentionSpec, tile: DecodeTile, row: ArchRow) -> Constants:
         return {
             "T": DEVICE_TYPE[spec.dtype],
             "OUT": DEVICE_TYPE[spec.out],
             "DQK": spec.head_dim,
             "DV": spec.value_dim,
-            **score_defines(spec),
-            **stored_defines(spec),
+            **score_constants(spec),
+            **stored_constants(spec),
             "Q_VIEW": VIEWS[spec.q_view],
             "KV_VIEW": VIEWS[spec.kv_view],
             "OUT_VIEW": VIEWS[spec.q_view],

@@ -2,7 +2,7 @@
 #pragma once
 #include "attention/sequences.h"
 
-constexpr int ITEM_COST = KS_ITEM_COST;  // places that an item takes beside its tiles
+constexpr int ITEM_COST = Config::ITEM_COST;  // places that an item takes beside its tiles
 
 // The list of `total` places, cut: the first `more` blocks take one place more than `each`.
 struct Cut {

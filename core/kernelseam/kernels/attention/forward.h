@@ -15,11 +15,7 @@
 // COLUMN_WARPS warps share the same rows, each computing its part of the output's columns (a wide head fits no warp alone).
 // `splits` blocks share the same queries: each walks over a part of the keys and writes its own out and lse.
 //
-// Constants (from the kernel definition): those of scores.h and sequences.h; KS_T (what is multiplied), KS_OUT (element types), KS_DQK, KS_DV, KS_LSE,
-// KS_VECTOR, KS_WARPS, KS_COLUMN_WARPS, KS_ROWS (queries a warp), KS_BN, KS_STAGES, KS_IN_TURNS (of one stage, keys and values
-// come in turns), KS_Q_RESIDENT (the queries stay in registers), KS_Q_RETURNED (and the ring takes their shared memory), KS_UNROLL
-// (of the scores' loop), KS_SECTIONS (of heads, whose longest blocks start first), KS_MIN_BLOCKS, KS_SHARED_BYTES; those of stored.h.
-// Shared memory: BM·max(DQ·size, DO·size_out) + STAGES·BN·(DQ + DO)·size, with KS_Q_RETURNED the larger of both, DQ and DO being
+// Shared memory: BM·max(DQ·size, DO·size_out) + STAGES·BN·(DQ + DO)·size, with Config::Q_RETURNED the larger of both, DQ and DO being
 // the head dims rounded up to 16 (DO to 16·COLUMN_WARPS), and size that of queries, too, where they are of 8 bits and the platform
 // keeps them so; for float32 also WARPS·ROWS·BN·size; with scales of blocks STAGES·BN·8. In the ring size is that of keys as the
 // platform keeps them.
@@ -27,19 +23,19 @@
 #include "attention/stored.h"
 #include "attention/start.h"
 
-typedef KS_T T;
-typedef KS_OUT Out;
+typedef Config::T T;
+typedef Config::OUT Out;
 typedef Engine<T> E;
 typedef Engine<T, KV> EV;  // of products with keys and values as they are stored
 
-constexpr int WARPS = KS_WARPS, COLUMN_WARPS = KS_COLUMN_WARPS, UNIT = 16 * COLUMN_WARPS;
-constexpr int DQ = (KS_DQK + 15) / 16 * 16, DO = (KS_DV + UNIT - 1) / UNIT * UNIT;
-constexpr int ROWS = KS_ROWS, BM = WARPS / COLUMN_WARPS * ROWS;
-constexpr int BN = KS_BN, STAGES = KS_STAGES, MINE = DO / COLUMN_WARPS;
+constexpr int WARPS = Config::WARPS, COLUMN_WARPS = Config::COLUMN_WARPS, UNIT = 16 * COLUMN_WARPS;
+constexpr int DQ = (Config::DQK + 15) / 16 * 16, DO = (Config::DV + UNIT - 1) / UNIT * UNIT;
+constexpr int ROWS = Config::ROWS, BM = WARPS / COLUMN_WARPS * ROWS;
+constexpr int BN = Config::BN, STAGES = Config::STAGES, MINE = DO / COLUMN_WARPS;
 constexpr int THREADS = WARP * WARPS;
 // Keys and values in turns: a step's values come while its scores are computed, the next step's keys while its values are
 // multiplied. That is a second barrier a step, for shared memory of half the size, thus for another block on a compute unit.
-constexpr bool TURNS = KS_IN_TURNS;
+constexpr bool TURNS = Config::IN_TURNS;
 // Whether a warp's sums leave a thread about 60 registers.
 constexpr bool SUMS_FILL_REGISTERS = ROWS * (MINE + BN) / WARP >= 192;
 constexpr int AHEAD = COPY_THROUGH_REGISTERS || TURNS ? 1 : STAGES - 1;
@@ -50,35 +46,34 @@ typedef PlainTile<Out, ROWS, MINE> TileO;
 constexpr int Q_BYTES = TileQ::BYTES > WARPS * TileO::BYTES ? TileQ::BYTES : WARPS * TileO::BYTES;
 constexpr int STAGE_BYTES = TileK::BYTES + TileV::BYTES, P_BYTES = E::operand_bytes<ROWS, BN>();
 typedef ScaleRing<BN, THREADS> KeyScales;
-constexpr int SCALE_BYTES = KS_KV_SCALES == BLOCK_SCALES ? STAGES * KeyScales::STAGE * 4 : 0;
+constexpr int SCALE_BYTES = Config::KV_SCALES == BLOCK_SCALES ? STAGES * KeyScales::STAGE * 4 : 0;
 // Where the ring begins and ends. What lands in it goes through registers where it takes the queries' place: none before all have
 // theirs.
-constexpr int RING = KS_Q_RETURNED ? 0 : Q_BYTES;
+constexpr int RING = Config::Q_RETURNED ? 0 : Q_BYTES;
 constexpr int RING_END = RING + STAGES * STAGE_BYTES > Q_BYTES ? RING + STAGES * STAGE_BYTES : Q_BYTES;
-static_assert(RING_END + WARPS * P_BYTES + SCALE_BYTES <= KS_SHARED_BYTES, "the tiles fit");
-static_assert(!KS_Q_RETURNED || (KS_Q_RESIDENT && COPY_THROUGH_REGISTERS), "queries that are in registers, and a later ring");
+static_assert(RING_END + WARPS * P_BYTES + SCALE_BYTES <= Config::SHARED_BYTES, "the tiles fit");
+static_assert(!Config::Q_RETURNED || (Config::Q_RESIDENT && COPY_THROUGH_REGISTERS), "queries that are in registers, and a later ring");
 static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS || TURNS, "a copy that is in flight needs a stage of its own");
 static_assert(!TURNS || (STAGES == 1 && !COPY_THROUGH_REGISTERS), "one place for keys, one for values");
-static_assert(!TURNS || KS_KV_SCALES != BLOCK_SCALES, "scales of blocks need a ring of keys and values together");
+static_assert(!TURNS || Config::KV_SCALES != BLOCK_SCALES, "scales of blocks need a ring of keys and values together");
 static_assert(WARPS % COLUMN_WARPS == 0, "warps share rows evenly");
 
 // Whether sums begin with references: those of plain scores.
-constexpr bool STARTED = Starts<E>::value && !CHANGED_SCORES && KS_Q_SCALES != BLOCK_SCALES && KS_KV_SCALES != BLOCK_SCALES;
+constexpr bool STARTED = Starts<E>::value && !CHANGED_SCORES && Config::Q_SCALES != BLOCK_SCALES && Config::KV_SCALES != BLOCK_SCALES;
 
 KS_DEVICE float minimum(float a, float b) { return -maximum(-a, -b); }
 
-#if KS_KV_VIEW == 2
-typedef PagedView<const KV> KeyView;
-#else
-typedef StridedView<const KV> KeyView;
-#endif
-#if KS_GROUPED
-typedef GroupedView<const Query> QueryView;
-typedef GroupedView<Out> OutView;
-#else
-typedef StridedView<const Query> QueryView;
-typedef StridedView<Out> OutView;
-#endif
+// The rows of a head, or where Config::GROUPED of a group of heads, query after query.
+template<class T> KS_DEVICE auto grouped_rows(T* base, const Divider& group, int row, i64 head) {
+  if constexpr (Config::GROUPED) return GroupedView<T>{base, group, row, head};
+  else return StridedView<T>{base, row};
+}
+
+// A head's S_k keys or values; of pages: `base` is the head's in page 0, `table` its entry's.
+template<class T> KS_DEVICE auto key_rows(T* base, const int* table, const Divider& page, const Matrices<T>& x, int S_k) {
+  if constexpr (Config::KV_VIEW == PAGED) return PagedView<T>{base, table, page, x.batch, x.row, S_k - 1};
+  else return StridedView<T>{base, x.row};
+}
 
 // How the work is cut: into q_tiles of a head's queries, the longest sequence's counted, and into parts of the keys, whose
 // results lie `out` and `lse` apart. Of `together` of all `matrices` the longest blocks start first.
@@ -87,25 +82,25 @@ struct Parts {
   int q_tiles, splits, together, matrices;
 };
 
-// What a block computes: rows from row0 on, of a head (with KS_GROUPED of a group of heads), over one part of the keys.
+// What a block computes: rows from row0 on, of a head (with Config::GROUPED of a group of heads), over one part of the keys.
 struct Place {
   int split, batch, head, row0;
   Sequence own;
 };
 
-KS_BODY(THREADS, KS_MIN_BLOCKS)
+KS_BODY(THREADS, Config::MIN_BLOCKS)
 attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<const KV> v, Matrices<Out> out,
                        RowValues<float> lse, ScoreArguments score, const float* sinks, Sequences sequences, Pages pages,
                        int num_heads, Divider group, Parts parts, StoredScales stored = {}, QueryScales queries = {}) {
-  char* const memory = shared_memory<KS_SHARED_BYTES>();
+  char* const memory = shared_memory<Config::SHARED_BYTES>();
   const int head_group = group.d, q_tiles = parts.q_tiles;
-  const int heads = KS_GROUPED ? num_heads / head_group : num_heads;
-  // Under a causal mask the last queries have most to do: they start first. With KS_SECTIONS so do those of `together` heads, as
+  const int heads = Config::GROUPED ? num_heads / head_group : num_heads;
+  // Under a causal mask the last queries have most to do: they start first. With Config::SECTIONS so do those of `together` heads, as
   // many as keep the device busy, whose keys stay in its cache: else the long blocks of the last heads end alone.
   auto place_of = [&](unsigned index) {
     const int split = index % parts.splits, place = index / parts.splits;
     int matrix, turn;
-    if constexpr (KS_SECTIONS) {
+    if constexpr (Config::SECTIONS) {
       const int section = place / (parts.together * q_tiles), first = section * parts.together;
       const int width = min_of(parts.together, parts.matrices - first), within = place - first * q_tiles;
       turn = within / width, matrix = first + within % width;
@@ -113,35 +108,26 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
       matrix = place / q_tiles, turn = place % q_tiles;
     }
     const int batch = matrix / heads;
-    return Place{split, batch, matrix % heads, (KS_CAUSAL ? q_tiles - 1 - turn : turn) * BM, sequences.at(batch)};
+    return Place{split, batch, matrix % heads, (Config::CAUSAL ? q_tiles - 1 - turn : turn) * BM, sequences.at(batch)};
   };
   const Place here = place_of(block_index());
   const int split = here.split, batch = here.batch, head = here.head, row0 = here.row0;
   const Sequence own = here.own;
 
-  // The block's rows: queries, or with KS_GROUPED the heads of a group for query after query.
-  const int rows = KS_GROUPED ? own.S_q * head_group : own.S_q;
+  // The block's rows: queries, or with Config::GROUPED the heads of a group for query after query.
+  const int rows = Config::GROUPED ? own.S_q * head_group : own.S_q;
   if (row0 >= rows) return;  // sequences of a batch may be shorter than its longest
-  auto query_of = [=](int row) { return KS_GROUPED ? group.quotient(row) : row; };
-  auto head_of = [=](int row) { return KS_GROUPED ? row - group.quotient(row) * head_group : 0; };
+  auto query_of = [=](int row) { return Config::GROUPED ? group.quotient(row) : row; };
+  auto head_of = [=](int row) { return Config::GROUPED ? row - group.quotient(row) * head_group : 0; };
 
-  const int first_head = KS_GROUPED ? head * head_group : head, kv_head = KS_GROUPED ? head : head / head_group;
+  const int first_head = Config::GROUPED ? head * head_group : head, kv_head = Config::GROUPED ? head : head / head_group;
   const int kv_heads = num_heads / head_group;
-  const Query* const q_base = q.at<KS_Q_VIEW>(batch, first_head, num_heads, own.q_first);
-#if KS_GROUPED
-  const QueryView Q{q_base, group, q.row, q.head};
-#else
-  const QueryView Q{q_base, q.row};
-#endif
-  const KV* const k_base = k.at<KS_KV_VIEW>(batch, kv_head, kv_heads, own.k_first);
-  const KV* const v_base = v.at<KS_KV_VIEW>(batch, kv_head, kv_heads, own.k_first);
-#if KS_KV_VIEW == 2
-  const int* const table = pages.table + batch * pages.table_row;
-  const KeyView K{k_base, table, pages.size, k.batch, k.row, own.S_k - 1};
-  const KeyView V{v_base, table, pages.size, v.batch, v.row, own.S_k - 1};
-#else
-  const KeyView K{k_base, k.row}, V{v_base, v.row};
-#endif
+  const Query* const q_base = q.at<Config::Q_VIEW>(batch, first_head, num_heads, own.q_first);
+  const auto Q = grouped_rows(q_base, group, q.row, q.head);
+  const KV* const k_base = k.at<Config::KV_VIEW>(batch, kv_head, kv_heads, own.k_first);
+  const KV* const v_base = v.at<Config::KV_VIEW>(batch, kv_head, kv_heads, own.k_first);
+  const int* const table = Config::KV_VIEW == PAGED ? pages.table + batch * pages.table_row : nullptr;
+  const auto K = key_rows(k_base, table, pages.size, k, own.S_k), V = key_rows(v_base, table, pages.size, v, own.S_k);
 
   const Scores scores = score.of(batch, first_head, own.S_q, own.S_k);
   const StoredScales own_scales = stored.of(batch, kv_head);
@@ -165,27 +151,24 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   auto tile_k = [&](int stage) { return TileK(ring + stage * STAGE_BYTES); };
   auto tile_v = [&](int stage) { return TileV(ring + stage * STAGE_BYTES + TileK::BYTES); };
 
-  Copy<TileQ, THREADS, KS_VECTOR, DQ == KS_DQK> copy_q;
-  Copy<TileK, THREADS, KS_VECTOR, DQ == KS_DQK, TURNS> copy_k;
-  Copy<TileV, THREADS, KS_VECTOR, DO == KS_DV, TURNS> copy_v;
+  Copy<TileQ, THREADS, Config::VECTOR, DQ == Config::DQK> copy_q;
+  Copy<TileK, THREADS, Config::VECTOR, DQ == Config::DQK, TURNS> copy_k;
+  Copy<TileV, THREADS, Config::VECTOR, DO == Config::DV, TURNS> copy_v;
   KeyScales key_scales(memory + RING_END + WARPS * P_BYTES);
   auto fetch = [&](int tile, int stage) {
     if (tile < last) {
       key_scales.fetch(stage, own_scales, [&](int i) {
         const int key = min_of(tile * BN + i * THREADS + KeyScales::me(), own.S_k - 1);
-#if KS_KV_VIEW == 2
+        if (Config::KV_VIEW != PAGED) return ScalePlace{0, own.k_first + key};
         const int n = pages.size.quotient(key);
         return ScalePlace{table[n], key - n * pages.size.d};
-#else
-        return ScalePlace{0, own.k_first + key};
-#endif
       });
-      copy_k.fetch(tile_k(stage), K, tile * BN, own.S_k, 0, KS_DQK);
-      if (!TURNS) copy_v.fetch(tile_v(stage), V, tile * BN, own.S_k, 0, KS_DV);
+      copy_k.fetch(tile_k(stage), K, tile * BN, own.S_k, 0, Config::DQK);
+      if (!TURNS) copy_v.fetch(tile_v(stage), V, tile * BN, own.S_k, 0, Config::DV);
     }
     copies_commit();
   };
-  copy_q.fetch(tile_q, Q, row0, rows, 0, KS_DQK);
+  copy_q.fetch(tile_q, Q, row0, rows, 0, Config::DQK);
   copy_q.land(tile_q);
   copies_commit();
 #pragma unroll
@@ -202,19 +185,19 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   E::fill(m, -infinity());
   E::fill(l, 0.f);
   RowStart<E, ROWS, STARTED> start(m, factor, c);
-  if (KS_SINKS && split == 0) E::row_map(m, [&](int r, float) { return in_base2(sinks[first_head + head_of(mine + r)]); });
+  if (Config::SINKS && split == 0) E::row_map(m, [&](int r, float) { return in_base2(sinks[first_head + head_of(mine + r)]); });
 
-  if constexpr (KS_Q_SCALES == BLOCK_SCALES)
+  if constexpr (Config::Q_SCALES == BLOCK_SCALES)
     E::row_map(of_rows, [&](int r, float) {
       const int row = min_of(mine + r, rows - 1);
       return queries.of_query(batch, first_head + head_of(row), own.q_first + query_of(row));
     });
 
-  constexpr int Q_STEP = KS_Q_RESIDENT ? DQ : k_piece<EV, DQ>();
+  constexpr int Q_STEP = Config::Q_RESIDENT ? DQ : k_piece<EV, DQ>();
   copies_wait<AHEAD>();
   block_barrier();
   auto q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, warp_row, 0);
-  if (KS_Q_RETURNED && STAGES > 1) block_barrier();  // else a step begins with one
+  if (Config::Q_RETURNED && STAGES > 1) block_barrier();  // else a step begins with one
 
   // The turn of the next keys: once scores are computed; where sums fill the registers, once half of them are free again.
   auto other_turn = [&](int tile) {
@@ -228,7 +211,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
     if constexpr (TURNS) {
       copies_wait<0>();
       block_barrier();  // these keys are visible to all, and the last values are no longer read
-      copy_v.fetch(tile_v(0), V, tile * BN, own.S_k, 0, KS_DV);
+      copy_v.fetch(tile_v(0), V, tile * BN, own.S_k, 0, Config::DV);
       copies_commit();
     } else {
       copies_wait<AHEAD - 1>();
@@ -245,14 +228,14 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
     const int j0 = tile * BN;
     E::Acc<ROWS, BN> s;
     start.begin(s, m, masked.value);
-#pragma unroll KS_UNROLL  // all of a wide head dim at once would take more registers than there are
+#pragma unroll Config::UNROLL  // all of a wide head dim at once would take more registers than there are
     for (int d = 0; d < DQ; d += Q_STEP) {
-      if (!KS_Q_RESIDENT) q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, warp_row, d);
+      if (!Config::Q_RESIDENT) q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, warp_row, d);
       EV::mma(s, q_operand, tile_k(stage), 0, d);
     }
     if constexpr (TURNS && !SUMS_FILL_REGISTERS) other_turn(tile);
-    if constexpr (KS_Q_SCALES == BLOCK_SCALES) E::row_apply(s, of_rows, [](float x, float y) { return x * y; });
-    if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
+    if constexpr (Config::Q_SCALES == BLOCK_SCALES) E::row_apply(s, of_rows, [](float x, float y) { return x * y; });
+    if constexpr (Config::KV_SCALES == BLOCK_SCALES) {
       const float* const k_scales = key_scales.keys(stage);
       E::map(s, [=](int, int j, float x) { return x * k_scales[j]; });
     }
@@ -283,7 +266,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
       E::row_apply(s, base, [=](float x, float y) { return exp2_fast(x * c - y); });
       E::zip(l, l, fade, [](float x, float y) { return x * y; });
       E::row_add_partial(l, s);
-      if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
+      if constexpr (Config::KV_SCALES == BLOCK_SCALES) {
         const float* const v_scales = key_scales.values(stage);
         const float shrink = unit.grow<BN>(v_scales, begin - j0, end - j0), inverse = unit.inverse();
         E::map(s, [&](int r, int j, float x) {
@@ -304,7 +287,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
       for (int j = j0; j < min_of(j0 + BN, own.S_k); j++) {
         const KV* const values = V.row(j);
         EV::map(o, [&](int r, int d, float x) {
-          const float y = to_sum(values[min_of(column0 + d, KS_DV - 1)]);  // columns beyond the last are not written
+          const float y = to_sum(values[min_of(column0 + d, Config::DV - 1)]);  // columns beyond the last are not written
           const float excess = y - minimum(maximum(y, -LARGEST), LARGEST);  // 0 where y is finite, else y
           return x + (scores.sees(head_of(mine + r), query_of(mine + r), j) ? excess : 0.f);
         });
@@ -313,13 +296,13 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
     if (++stage == STAGES) stage = 0;
   };
   int tile = first;
-  if constexpr (KS_WINDOW) {
+  if constexpr (Config::WINDOW) {
     for (; tile < last; tile++) {
       if (tile >= all_begin && tile < all_end) step(tile, Flag<false>{});
       else step(tile, Flag<true>{});
     }
   } else {
-    if constexpr (!KS_MASK)
+    if constexpr (!Config::MASK)
       for (; tile < min_of(all_end, last); tile++) step(tile, Flag<false>{});
     for (; tile < last; tile++) step(tile, Flag<true>{});
   }
@@ -331,12 +314,12 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
 #else
   const Place& there = here;
 #endif
-  const int end_head = KS_GROUPED ? there.head * head_group : there.head;
-  const int end_rows = KS_GROUPED ? there.own.S_q * head_group : there.own.S_q;
+  const int end_head = Config::GROUPED ? there.head * head_group : there.head;
+  const int end_rows = Config::GROUPED ? there.own.S_q * head_group : there.own.S_q;
   const int end_column = TURNS ? warp_index() % COLUMN_WARPS * MINE : column0;
   const int end_mine = TURNS ? there.row0 + warp_index() / COLUMN_WARPS * ROWS : mine;
   E::row_finish_sum(l);
-  if (KS_SINKS && there.split == 0) {
+  if (Config::SINKS && there.split == 0) {
     E::Row<ROWS> own_share = m;
     E::row_map(own_share, [&](int r, float x) {
       return x == -infinity() ? 0.f : exp2_fast(in_base2(sinks[end_head + head_of(end_mine + r)]) - x);
@@ -344,10 +327,10 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
     E::zip(l, l, own_share, [](float x, float y) { return x + y; });
   }
   E::Row<ROWS> inverse;
-  const float whole = KS_KV_SCALES == BLOCK_SCALES ? unit.size() : v_scale;
+  const float whole = Config::KV_SCALES == BLOCK_SCALES ? unit.size() : v_scale;
   E::zip(inverse, l, l, [=](float x, float) { return x == 0.f ? 0.f : whole / x; });
   E::row_apply(o, inverse, [](float x, float y) { return x * y; });
-  if (KS_LSE && end_column == 0) {
+  if (Config::LSE && end_column == 0) {
     E::zip(m, m, l, [=](float x, float y) { return y == 0.f ? -infinity() : 0.69314718056f * (x * c + log2_fast(y)); });
     E::each_row(m, [&](int r, float x) {
       const int row = end_mine + r;
@@ -358,14 +341,10 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
     });
   }
   block_barrier();  // the queries are no longer read
-  Out* const out_base = out.at<KS_OUT_VIEW>(there.batch, end_head, num_heads, there.own.q_first) + there.split * parts.out;
-#if KS_GROUPED
-  const OutView O{out_base, group, out.row, out.head};
-#else
-  const OutView O{out_base, out.row};
-#endif
+  Out* const out_base = out.at<Config::OUT_VIEW>(there.batch, end_head, num_heads, there.own.q_first) + there.split * parts.out;
+  const auto O = grouped_rows(out_base, group, out.row, out.head);
   TileO staged(memory + warp_index() * TileO::BYTES);
   EV::to_shared(staged, o);
   warp_barrier();
-  warp_copy_out<KS_VECTOR>(staged, O, end_mine, end_rows, end_column, KS_DV);
+  warp_copy_out<Config::VECTOR>(staged, O, end_mine, end_rows, end_column, Config::DV);
 }

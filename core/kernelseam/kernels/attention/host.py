@@ -24,17 +24,18 @@ from kernelseam.kernels.attention.parts import FEWEST_KEYS, MOST_PARTS, in_parts
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
     refuse_scores,
-    score_defines,
+    score_constants,
     score_values,
 )
 from kernelseam.kernels.attention.stored import (
     refuse_stored,
-    stored_defines,
+    stored_constants,
     stored_pointers,
     stored_values,
     with_scales,
 )
 from kernelseam.kernels.attention.tile import AttentionTile, is_plain
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
@@ -235,14 +236,14 @@ class AttentionDefinition(KernelDefinition):
             return Launches((Launch(self, problem, tile),))
         return in_parts(self, problem, tile, tile.splits)
 
-    def defines(self, spec: AttentionSpec, tile: AttentionTile, row: ArchRow) -> dict[str, object]:
+    def constants(self, spec: AttentionSpec, tile: AttentionTile, row: ArchRow) -> Constants:
         return {
             "T": DEVICE_TYPE[spec.dtype],
             "OUT": DEVICE_TYPE[spec.out],
             "DQK": spec.head_dim,
             "DV": spec.value_dim,
-            **score_defines(spec),
-            **stored_defines(spec),
+            **score_constants(spec),
+            **stored_constants(spec),
             "Q_VIEW": VIEWS[spec.q_view],
             "KV_VIEW": VIEWS[spec.kv_view],
             "LENGTHS": spec.lengths,

@@ -4,35 +4,34 @@
 //
 // One thread computes COLUMNS neighbouring columns of one row, and reads AT_ONCE parts together: it waits for memory, which few
 // threads would do for each part anew. Nothing is shared between threads.
-// Constants: KS_T, KS_OUT, KS_DV, KS_LSE, KS_VECTOR (bytes that rows are aligned to), KS_POINTERS (out is a list of
-// matrices), KS_PACKED (only rows from offsets[0] to offsets[sequences] belong to anyone), KS_THREADS.
+#include "generated/config.h"
 #include "tile/tile.h"
 
-typedef KS_T T;
-typedef KS_OUT Out;
-constexpr int COLUMNS = 4, PARTS = (KS_DV + COLUMNS - 1) / COLUMNS, AT_ONCE = 4;  // parts whose loads are under way together
+typedef Config::T T;
+typedef Config::OUT Out;
+constexpr int COLUMNS = 4, PARTS = (Config::DV + COLUMNS - 1) / COLUMNS, AT_ONCE = 4;  // parts whose loads are under way together
 
 template<class X> struct alignas(COLUMNS * sizeof(X)) Columns { X v[COLUMNS]; };
 // Rows of parts lie as their caller likes.
 KS_DEVICE void load(Columns<T>& to, const T* from, int column) {
-  if (KS_DV % COLUMNS == 0 && (i64)from % sizeof(to) == 0) {
+  if (Config::DV % COLUMNS == 0 && (i64)from % sizeof(to) == 0) {
     to = *(const Columns<T>*)from;
     return;
   }
 #pragma unroll
   for (int e = 0; e < COLUMNS; e++)
-    if (KS_DV % COLUMNS == 0 || column + e < KS_DV) to.v[e] = from[e];
+    if (Config::DV % COLUMNS == 0 || column + e < Config::DV) to.v[e] = from[e];
 }
 
-KS_KERNEL(KS_THREADS, 1)
+KS_KERNEL(Config::THREADS, 1)
 merge_states(const T* outs, const float* lses, Out* out, float* lse, const int* offsets, i64 outs_part, i64 outs_batch,
              i64 outs_head, i64 lses_part, i64 lses_batch, i64 lses_head, i64 out_batch, i64 out_head, i64 lse_batch,
              i64 lse_head, int outs_row, int out_row, int parts, int num_heads, int rows, int total, int sequences) {
-  const i64 index = (i64)block_index() * KS_THREADS + thread_index();
+  const i64 index = (i64)block_index() * Config::THREADS + thread_index();
   if (index / PARTS >= total) return;
   const int line = (int)(index / PARTS), column = (int)(index % PARTS) * COLUMNS;
   const int row = line % rows, head = line / rows % num_heads, batch = line / rows / num_heads;
-  if (KS_PACKED && (row < offsets[0] || row >= offsets[sequences])) return;
+  if (Config::PACKED && (row < offsets[0] || row >= offsets[sequences])) return;
 
   const float* const s = lses + batch * lses_batch + head * lses_head + row;
   const T* const o = outs + batch * outs_batch + head * outs_head + (i64)row * outs_row + column;
@@ -64,13 +63,13 @@ merge_states(const T* outs, const float* lses, Out* out, float* lse, const int* 
       sum += weights[k];
 #pragma unroll
       for (int e = 0; e < COLUMNS; e++)
-        if (KS_DV % COLUMNS == 0 || column + e < KS_DV) y[e] += weights[k] * to_sum(loaded[k].v[e]);
+        if (Config::DV % COLUMNS == 0 || column + e < Config::DV) y[e] += weights[k] * to_sum(loaded[k].v[e]);
     }
   }
   const float inverse = sum == 0.f ? 0.f : 1.f / sum;
-  Out* const to = (KS_POINTERS ? listed(out, (i64)batch * num_heads + head) : out + batch * out_batch + head * out_head) +
+  Out* const to = (Config::POINTERS ? listed(out, (i64)batch * num_heads + head) : out + batch * out_batch + head * out_head) +
                   (i64)row * out_row + column;
-  if constexpr (KS_VECTOR == 16 && KS_DV % COLUMNS == 0) {
+  if constexpr (Config::VECTOR == 16 && Config::DV % COLUMNS == 0) {
     Columns<Out> z;
 #pragma unroll
     for (int e = 0; e < COLUMNS; e++) z.v[e] = convert<Out>(y[e] * inverse);
@@ -78,9 +77,9 @@ merge_states(const T* outs, const float* lses, Out* out, float* lse, const int* 
   } else {
 #pragma unroll
     for (int e = 0; e < COLUMNS; e++)
-      if (column + e < KS_DV) to[e] = convert<Out>(y[e] * inverse);
+      if (column + e < Config::DV) to[e] = convert<Out>(y[e] * inverse);
   }
-  if (KS_LSE && column == 0) {
+  if (Config::LSE && column == 0) {
     const float total_lse = sum == 0.f ? -infinity() : top + 0.69314718056f * log2_fast(sum);
     lse[batch * lse_batch + head * lse_head + row] = lost ? sum : total_lse;
   }

@@ -8,6 +8,7 @@ from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.merge_problem import MergeProblem, MergeSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
 from kernelseam.kernels.signature import Signature
@@ -74,7 +75,7 @@ class MergeDefinition(KernelDefinition):
     def launches(self, problem: MergeProblem, tile: MergeTile, device: Device) -> Launches:
         return Launches((Launch(self, problem, tile),))
 
-    def defines(self, spec: MergeSpec, tile: MergeTile, row: ArchRow) -> dict[str, object]:
+    def constants(self, spec: MergeSpec, tile: MergeTile, row: ArchRow) -> Constants:
         return {
             "T": DEVICE_TYPE[spec.dtype],
             "OUT": DEVICE_TYPE[spec.dtype_out],

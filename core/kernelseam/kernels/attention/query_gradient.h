@@ -1,10 +1,9 @@
 // dq = scale · the sums that backward.h left of it, rounded and put where it belongs.
 //
 // One block a tile of STEP queries, each of its warps with the part that a warp of backward.h computed.
-// Constants: those of query_sums.h; KS_T, KS_VECTOR, KS_PACKED (queries of sequence b are rows offsets[b] to offsets[b + 1]).
 #include "attention/query_sums.h"
 
-typedef KS_T T;
+typedef Config::T T;
 typedef Engine<T> E;
 
 KS_KERNEL(WARP * WARPS, 1)
@@ -13,14 +12,14 @@ query_gradient(const float* sums, T* dq, const int* offsets, i64 dq_batch, i64 d
   typedef PlainTile<T, QUERY_ROWS, QUERY_COLUMNS> Staged;
   char* const memory = shared_memory<WARPS * Staged::BYTES>();
   const int index = (int)block_index(), tile = index % tiles, head = index / tiles % num_heads, batch = index / tiles / num_heads;
-  const int first = KS_PACKED ? offsets[batch] : 0, rows = KS_PACKED ? offsets[batch + 1] - first : S_q;
+  const int first = Config::PACKED ? offsets[batch] : 0, rows = Config::PACKED ? offsets[batch + 1] - first : S_q;
   if (tile * STEP >= rows) return;
   E::Acc<QUERY_ROWS, QUERY_COLUMNS> x;
-  E::load(x, warp_sums<KS_PACKED>(sums, batch, first, tiles, num_heads) + sums_offset(tile, head, num_heads));
+  E::load(x, warp_sums<Config::PACKED>(sums, batch, first, tiles, num_heads) + sums_offset(tile, head, num_heads));
   E::map(x, [=](int, int, float y) { return y * scale; });
   const Staged staged(memory + warp_index() * Staged::BYTES);
   E::to_shared(staged, x);
   warp_barrier();
-  const StridedView<T> to{dq + (KS_PACKED ? (i64)first * dq_row : batch * dq_batch) + head * dq_head, dq_row};
-  warp_copy_out<KS_VECTOR>(staged, to, tile * STEP + sums_row(), rows, sums_column(), KS_DQK);
+  const StridedView<T> to{dq + (Config::PACKED ? (i64)first * dq_row : batch * dq_batch) + head * dq_head, dq_row};
+  warp_copy_out<Config::VECTOR>(staged, to, tile * STEP + sums_row(), rows, sums_column(), Config::DQK);
 }

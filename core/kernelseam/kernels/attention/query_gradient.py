@@ -10,6 +10,7 @@ from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.backward_tile import BackwardTile, backward_tiles
 from kernelseam.kernels.attention.row_kernels import SmallKernel
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up
 
 
@@ -59,9 +60,7 @@ class QueryGradient(SmallKernel):
         )
         return tuple(t for t in backward_tiles(whole, row) if t.query_rows)
 
-    def defines(
-        self, spec: QueryGradientSpec, tile: BackwardTile, row: ArchRow
-    ) -> dict[str, object]:
+    def constants(self, spec: QueryGradientSpec, tile: BackwardTile, row: ArchRow) -> Constants:
         return {
             "T": DEVICE_TYPE[spec.dtype],
             "DQK": spec.head_dim,

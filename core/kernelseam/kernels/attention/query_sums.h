@@ -4,17 +4,15 @@
 //
 // Tiles of packed sequences: one that begins at row r of all and has n rows takes ⌈n / STEP⌉ from number ⌊r / STEP⌋ + its own
 // number on, each for all heads. The next begins behind them: ⌊(r + n) / STEP⌋ + 1 ≥ ⌊r / STEP⌋ + ⌈n / STEP⌉.
-//
-// Constants: KS_DQK, KS_WARPS, KS_COLUMN_WARPS (warps that share their rows and compute a part of the columns each, of dk and
-// dv), KS_STEP, KS_QUERY_ROWS (rows of dq that a warp computes at a step; 0 where there are no such sums).
 #pragma once
+#include "generated/config.h"
 #include "tile/tile.h"
 
-constexpr bool ATOMIC = KS_QUERY_ROWS > 0;
-constexpr int WARPS = KS_WARPS, COLUMN_WARPS = KS_COLUMN_WARPS, STEP = KS_STEP, QUERY_ROWS = ATOMIC ? KS_QUERY_ROWS : 16;
+constexpr bool ATOMIC = Config::QUERY_ROWS > 0;
+constexpr int WARPS = Config::WARPS, COLUMN_WARPS = Config::COLUMN_WARPS, STEP = Config::STEP, QUERY_ROWS = ATOMIC ? Config::QUERY_ROWS : 16;
 constexpr int QUERY_COLUMN_WARPS = ATOMIC ? WARPS * QUERY_ROWS / STEP : 1;
 constexpr int UNIT = 16 * (COLUMN_WARPS > QUERY_COLUMN_WARPS ? COLUMN_WARPS : QUERY_COLUMN_WARPS);
-constexpr int DQ = (KS_DQK + UNIT - 1) / UNIT * UNIT;
+constexpr int DQ = (Config::DQK + UNIT - 1) / UNIT * UNIT;
 constexpr int QUERY_COLUMNS = DQ / QUERY_COLUMN_WARPS;
 static_assert(!ATOMIC || QUERY_ROWS * QUERY_COLUMNS * WARPS == STEP * DQ, "warps divide dq");
 

@@ -10,6 +10,7 @@ from typing import Any
 from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
 from kernelseam.dtypes import DType
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up
 from kernelseam.kernels.signature import Signature, Structure
@@ -142,7 +143,7 @@ class RowDelta(SmallKernel):
     )
     int_names = ("dout_row", "out_row", "num_heads", "rows", "total", "sequences")
 
-    def defines(self, spec: DeltaSpec, tile: RowTile, row: ArchRow) -> dict[str, object]:
+    def constants(self, spec: DeltaSpec, tile: RowTile, row: ArchRow) -> Constants:
         return {
             "T": DEVICE_TYPE[spec.dtype],
             "DV": spec.value_dim,
@@ -203,7 +204,7 @@ class SinkGradient(SmallKernel):
     int_names = ("batch", "rows", "sequences")
     shared = WARPS * 16
 
-    def defines(self, spec: SinkSpec, tile: RowTile, row: ArchRow) -> dict[str, object]:
+    def constants(self, spec: SinkSpec, tile: RowTile, row: ArchRow) -> Constants:
         return {"PACKED": spec.packed, "WARPS": tile.warps}
 
     def grid(self, problem: SinkProblem, tile: RowTile, device: Device) -> int:
@@ -247,7 +248,7 @@ class SumAxes(SmallKernel):
     def pointers(self, spec: SumSpec) -> dict[str, str]:
         return {"x": "x", "out": "dbias"}
 
-    def defines(self, spec: SumSpec, tile: RowTile, row: ArchRow) -> dict[str, object]:
+    def constants(self, spec: SumSpec, tile: RowTile, row: ArchRow) -> Constants:
         return {"OUT": DEVICE_TYPE[spec.dtype_out], "WARPS": tile.warps}
 
     def grid(self, problem: SumProblem, tile: RowTile, device: Device) -> int:

@@ -3,10 +3,8 @@
 // With the distance d = j − i − (S_k − S_q), key j is visible to query i iff j < S_k, the mask allows it, and
 //   j < prefix  or  −left ≤ d ≤ right     (causal: right = 0).
 // Scores in base 2:  x = log2 e · (cap·tanh(scale·q·k / cap) − slope·|d| + bias), each part where its option is on.
-//
-// Constants: KS_CAUSAL, KS_WINDOW (then left and right count, and KS_CAUSAL is 0), KS_PREFIX, KS_MASK, KS_ALIBI, KS_SOFTCAP,
-// KS_BIAS (its element type, else void), KS_SINKS.
 #pragma once
+#include "generated/config.h"
 #include "tile/tile.h"
 
 constexpr float LOG2_E = 1.44269504f, LARGEST = 3.4028234663852886e38f;
@@ -14,11 +12,11 @@ constexpr float LOG2_E = 1.44269504f, LARGEST = 3.4028234663852886e38f;
 constexpr float REFERENCE_RISE = 4;
 template<class A, class B> struct Same { static constexpr bool value = false; };
 template<class A> struct Same<A, A> { static constexpr bool value = true; };
-constexpr bool HAS_BIAS = !Same<KS_BIAS, void>::value;
+constexpr bool HAS_BIAS = !Same<Config::BIAS, void>::value;
 // Whether scores are changed by more than a factor: then they are computed in base 2, else the factor is left to the exponential.
-constexpr bool CHANGED_SCORES = KS_SOFTCAP || KS_ALIBI || HAS_BIAS || KS_SINKS;
+constexpr bool CHANGED_SCORES = Config::SOFTCAP || Config::ALIBI || HAS_BIAS || Config::SINKS;
 // Whether a query may not see a key of its own sequence.
-constexpr bool HIDES = KS_CAUSAL || KS_WINDOW || KS_MASK;
+constexpr bool HIDES = Config::CAUSAL || Config::WINDOW || Config::MASK;
 
 // [batch, head, query, key] in memory; any strides.
 template<class T> struct Plane {
@@ -45,7 +43,7 @@ KS_DEVICE float slope_in_base2(float x) { return within(LOG2_E * x, LARGEST / 21
 struct Scores {
   int S_q, S_k, left, right, prefix;
   float scale_log2, cap, cap_inverse;  // cap in base 2, and scale over the cap
-  Plane<typename Choose<HAS_BIAS, KS_BIAS, float>::type> bias;
+  Plane<typename Choose<HAS_BIAS, Config::BIAS, float>::type> bias;
   Plane<unsigned char> mask;
   const float* slopes;
   i64 slopes_head;
@@ -54,37 +52,37 @@ struct Scores {
 
   // The first key of query i's band, and the one after its last; in [0, S_k]. Without the prefix.
   KS_DEVICE int band_begin(int i) const {
-    if (!KS_WINDOW) return 0;
+    if (!Config::WINDOW) return 0;
     return min_of(max_of(i + shift() - left, 0), S_k);
   }
   KS_DEVICE int band_end(int i) const {
-    if (!KS_CAUSAL && !KS_WINDOW) return S_k;
-    return min_of(max_of(i + shift() + 1 + (KS_WINDOW ? right : 0), 0), S_k);
+    if (!Config::CAUSAL && !Config::WINDOW) return S_k;
+    return min_of(max_of(i + shift() + 1 + (Config::WINDOW ? right : 0), 0), S_k);
   }
   // The keys that any of the queries i0 … i1 sees, and those that all of them see: [begin, end) each.
-  KS_DEVICE int begin(int i0) const { return KS_PREFIX && prefix > 0 ? 0 : band_begin(i0); }
-  KS_DEVICE int end(int i1) const { return KS_PREFIX ? max_of(band_end(i1), prefix) : band_end(i1); }
-  KS_DEVICE int all_begin(int i1) const { return KS_PREFIX && prefix > 0 ? 0 : band_begin(i1); }
+  KS_DEVICE int begin(int i0) const { return Config::PREFIX && prefix > 0 ? 0 : band_begin(i0); }
+  KS_DEVICE int end(int i1) const { return Config::PREFIX ? max_of(band_end(i1), prefix) : band_end(i1); }
+  KS_DEVICE int all_begin(int i1) const { return Config::PREFIX && prefix > 0 ? 0 : band_begin(i1); }
   KS_DEVICE int all_end(int i0) const {
-    if (KS_MASK) return 0;
-    return KS_PREFIX && prefix > 0 ? (KS_WINDOW ? prefix : max_of(band_end(i0), prefix)) : band_end(i0);
+    if (Config::MASK) return 0;
+    return Config::PREFIX && prefix > 0 ? (Config::WINDOW ? prefix : max_of(band_end(i0), prefix)) : band_end(i0);
   }
 
   KS_DEVICE bool sees(int h, int i, int j) const {
     const int d = j - i - shift();
-    bool seen = !KS_CAUSAL || d <= 0;
-    if (KS_WINDOW) seen = d >= -left && d <= right;
-    if (KS_PREFIX) seen = seen || j < prefix;
+    bool seen = !Config::CAUSAL || d <= 0;
+    if (Config::WINDOW) seen = d >= -left && d <= right;
+    if (Config::PREFIX) seen = seen || j < prefix;
     seen = seen && j < S_k;
-    if (KS_MASK) seen = mask.at(h, inside(i, S_q), inside(j, S_k)) && seen;
+    if (Config::MASK) seen = mask.at(h, inside(i, S_q), inside(j, S_k)) && seen;
     return seen;
   }
 
   // The score in base 2 of a product q·k.
   KS_DEVICE float score(float x, int h, int i, int j) const {
-    if (KS_SOFTCAP) x = cap * tanh_fast(x * cap_inverse);
+    if (Config::SOFTCAP) x = cap * tanh_fast(x * cap_inverse);
     else x *= scale_log2;
-    if (KS_ALIBI) {
+    if (Config::ALIBI) {
       const int d = j - i - shift();
       x -= slope_in_base2(slopes[h * slopes_head]) * (float)(d < 0 ? -d : d);
     }
@@ -111,7 +109,7 @@ struct Slopes {
 };
 
 struct ScoreArguments {
-  Planes<typename Choose<HAS_BIAS, KS_BIAS, float>::type> bias;
+  Planes<typename Choose<HAS_BIAS, Config::BIAS, float>::type> bias;
   Planes<unsigned char> mask;
   Slopes slopes;
   const int* prefixes;
@@ -120,15 +118,15 @@ struct ScoreArguments {
 
   // Those of an entry of the batch, without its bias, mask and slopes.
   KS_DEVICE Scores of(int batch, int S_q, int S_k) const {
-    const int prefix = KS_PREFIX ? min_of(max_of(prefixes[batch], 0), S_k) : 0;
+    const int prefix = Config::PREFIX ? min_of(max_of(prefixes[batch], 0), S_k) : 0;
     return {S_q, S_k, left, right, prefix, scale_log2, cap, cap_inverse};
   }
   // Those of its heads, counted from first_head on.
   KS_DEVICE Scores of(int batch, int first_head, int S_q, int S_k) const {
     Scores s = of(batch, S_q, S_k);
     if constexpr (HAS_BIAS) s.bias = bias.from(batch, first_head);
-    if (KS_MASK) s.mask = mask.from(batch, first_head);
-    if (KS_ALIBI) s.slopes = slopes.base + batch * slopes.batch + first_head * slopes.head, s.slopes_head = slopes.head;
+    if (Config::MASK) s.mask = mask.from(batch, first_head);
+    if (Config::ALIBI) s.slopes = slopes.base + batch * slopes.batch + first_head * slopes.head, s.slopes_head = slopes.head;
     return s;
   }
 };

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.elements import DEVICE_TYPE, refuse_row_strides
 from kernelseam.symbolic import least
 
@@ -25,7 +26,7 @@ SCORE_OPERANDS = {"slopes": "alibi_slopes", "prefixes": "prefix_lengths"}
 """Pointer parameter → operand, where they differ."""
 
 
-def score_defines(spec: AttentionSpec) -> dict[str, object]:
+def score_constants(spec: AttentionSpec) -> Constants:
     """The constants."""
     return {
         "CAUSAL": spec.causal,

@@ -1,7 +1,4 @@
 // Where a block finds the rows of its sequence and head, whatever view they are given by.
-//
-// Constants: KS_Q_VIEW, KS_OUT_VIEW and KS_KV_VIEW, each one of the words below; KS_LENGTHS (the keys of a sequence are counted in
-// device memory); KS_GROUPED: the rows of a block are the query heads of one KV head for one query after the other.
 #pragma once
 #include "attention/scores.h"
 
@@ -15,9 +12,9 @@ struct Sequence {
 KS_DEVICE Sequence sequence_of(int batch, int S_q, int S_k, const int* q_offsets, const int* k_offsets,
                                const int* lengths) {
   Sequence s{S_q, S_k, 0, 0};
-  if (KS_Q_VIEW == PACKED) s.q_first = q_offsets[batch], s.S_q = q_offsets[batch + 1] - s.q_first;
-  if (KS_KV_VIEW == PACKED) s.k_first = k_offsets[batch], s.S_k = k_offsets[batch + 1] - s.k_first;
-  if (KS_LENGTHS) s.S_k = min_of(lengths[batch], s.S_k);
+  if (Config::Q_VIEW == PACKED) s.q_first = q_offsets[batch], s.S_q = q_offsets[batch + 1] - s.q_first;
+  if (Config::KV_VIEW == PACKED) s.k_first = k_offsets[batch], s.S_k = k_offsets[batch + 1] - s.k_first;
+  if (Config::LENGTHS) s.S_k = min_of(lengths[batch], s.S_k);
   return s;
 }
 

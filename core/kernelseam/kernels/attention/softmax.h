@@ -4,23 +4,21 @@
 //
 // One warp a row, a few neighbouring columns a lane. Two passes: the first keeps a maximum and a sum for each lane (online
 // softmax, Milakov and Gimelshein 2018, arXiv:1805.02867) and joins them, the second computes the scores again and writes. A row
-// that sees no key gets zeros, and an lse of −inf. Nothing is shared between warps. p may lie where s does.
-//
-// Constants: those of scores.h; KS_T (element type of p), KS_FACTOR, KS_LSE, KS_WARPS. Rows of s and p are `pitch` elements
-// apart, a multiple of COLUMNS; of p, columns from S_k on are not read: any number may stand there.
+// that sees no key gets zeros, and an lse of −inf. Nothing is shared between warps. p may lie where s does. Their rows are `pitch`
+// elements apart, a multiple of COLUMNS; of p, columns from S_k on are not read: any number may stand there.
 #include "attention/scores.h"
 
-typedef KS_T T;
+typedef Config::T T;
 constexpr int COLUMNS = Chunk<float>::N;
 struct alignas(COLUMNS * sizeof(T)) Weights { T v[COLUMNS]; };
 
 // What a sum of 2^(x − from) is to be multiplied with to be one of 2^(x − to); exactly 1 where nothing changes.
 KS_DEVICE float fade(float from, float to) { return from == -infinity() ? 0.f : exp2_fast(from - to); }
 
-KS_BODY(WARP * KS_WARPS, 1)
+KS_BODY(WARP * Config::WARPS, 1)
 softmax_body(const float* products, T* weights, float* lse, const float* sinks, i64 lse_batch, i64 lse_head, int num_heads,
              int S_q, int S_k, int pitch, int total, ScoreArguments arguments) {
-  const i64 index = (i64)block_index() * KS_WARPS + warp_index();
+  const i64 index = (i64)block_index() * Config::WARPS + warp_index();
   if (index >= total) return;
   const int line = (int)index, i = line % S_q, head = line / S_q % num_heads, batch = line / S_q / num_heads;
 
@@ -42,9 +40,9 @@ softmax_body(const float* products, T* weights, float* lse, const float* sinks, 
     return scores.sees(head, i, j + e) ? scores.score(s.v[e], head, i, j + e) : -infinity();
   };
 
-  const float sink = KS_SINKS ? in_base2(sinks[head]) : -infinity();
+  const float sink = Config::SINKS ? in_base2(sinks[head]) : -infinity();
   float top = -infinity(), sum = 0.f;
-  if (KS_SINKS && lane() == 0) top = sink, sum = sink == -infinity() ? 0.f : exp2_fast(sink - sink);  // of +inf NaN
+  if (Config::SINKS && lane() == 0) top = sink, sum = sink == -infinity() ? 0.f : exp2_fast(sink - sink);  // of +inf NaN
 #pragma unroll 1
   for (int j = begin + lane() * COLUMNS; j < end; j += WARP * COLUMNS) {
     const Chunk<float> s = read(j);
@@ -63,10 +61,10 @@ softmax_body(const float* products, T* weights, float* lse, const float* sinks, 
     sum = sum * fade(top, now) + share * fade(other, now);
     top = now;
   }
-  if (KS_LSE && lane() == 0)
+  if (Config::LSE && lane() == 0)
     lse[batch * lse_batch + head * lse_head + i] = sum == 0.f ? -infinity() : 0.69314718056f * (top + log2_fast(sum));
 
-  const float base = top == -infinity() ? 0.f : top, inverse = sum == 0.f ? 0.f : KS_FACTOR / sum;
+  const float base = top == -infinity() ? 0.f : top, inverse = sum == 0.f ? 0.f : Config::FACTOR / sum;
 #pragma unroll 1
   for (int j = lane() * COLUMNS; j < S_k; j += WARP * COLUMNS) {
     Weights p = {};

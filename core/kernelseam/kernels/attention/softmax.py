@@ -11,9 +11,10 @@ from kernelseam.kernels.attention.arguments import SCORE_POINTERS, SCORES
 from kernelseam.kernels.attention.row_kernels import RowTile, SmallKernel
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
-    score_defines,
+    score_constants,
     score_values,
 )
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up
 
 
@@ -68,11 +69,11 @@ class Softmax(SmallKernel):
     int_names = ("num_heads", "S_q", "S_k", "pitch", "total")
     structures = (("score", SCORES),)
 
-    def defines(self, spec: AttentionSpec, tile: RowTile, row: ArchRow) -> dict[str, object]:
+    def constants(self, spec: AttentionSpec, tile: RowTile, row: ArchRow) -> Constants:
         return {
-            **score_defines(spec),
+            **score_constants(spec),
             "T": DEVICE_TYPE[spec.dtype],
-            "FACTOR": f"{factor(spec.dtype)}.f",
+            "FACTOR": float(factor(spec.dtype)),
             "LSE": spec.lse,
             "WARPS": tile.warps,
         }

@@ -6,15 +6,12 @@
 // counted in 2^unit, as it is in the running maximum.
 //
 // Scales of queries: a KV head's are one more factor of its scores, those of blocks of queries each a row's.
-//
-// Constants: KS_KV, the element type of keys and values in memory; KS_KV_SCALES, one of the words below; KS_Q and KS_Q_SCALES,
-// the same of queries.
 #pragma once
 #include "attention/sequences.h"
 
 enum { NO_SCALES, HEAD_SCALES, BLOCK_SCALES };
-typedef KS_KV KV;
-typedef KS_Q Query;
+typedef Config::KV KV;
+typedef Config::Q Query;
 
 // The scales of k or of v; strides in elements. Of paged keys a page stands for the batch.
 struct Scales {
@@ -29,15 +26,15 @@ struct StoredScales {
   Divider block;
   // Those of an entry's head, or of a head in all pages.
   KS_DEVICE StoredScales of(int batch, int head) const {
-    const int b = KS_KV_SCALES == BLOCK_SCALES && KS_KV_VIEW == PAGED ? 0 : batch;
+    const int b = Config::KV_SCALES == BLOCK_SCALES && Config::KV_VIEW == PAGED ? 0 : batch;
     const i64 of_k = b * k.batch + (i64)head * k.head, of_v = b * v.batch + (i64)head * v.head;
     StoredScales own = *this;
-    own.k.base += of_k, own.v.base += KS_KV_SCALES == BLOCK_SCALES ? of_k : of_v;
+    own.k.base += of_k, own.v.base += Config::KV_SCALES == BLOCK_SCALES ? of_k : of_v;
     return own;
   }
   // Of an entry's head: what all its keys are multiplied by, and all its values.
-  KS_DEVICE float of_keys() const { return KS_KV_SCALES == HEAD_SCALES ? *k.base : 1.f; }
-  KS_DEVICE float of_values() const { return KS_KV_SCALES == HEAD_SCALES ? *v.base : 1.f; }
+  KS_DEVICE float of_keys() const { return Config::KV_SCALES == HEAD_SCALES ? *k.base : 1.f; }
+  KS_DEVICE float of_values() const { return Config::KV_SCALES == HEAD_SCALES ? *v.base : 1.f; }
 };
 
 // The scales of q, strides in elements; `rows`: queries that share one.
@@ -48,7 +45,7 @@ struct QueryScales {
   Divider rows;
   // Of a KV head of an entry: what all its queries are multiplied by.
   KS_DEVICE float of_head(int entry, int kv_head) const {
-    return KS_Q_SCALES == HEAD_SCALES ? base[entry * batch + (i64)kv_head * head] : 1.f;
+    return Config::Q_SCALES == HEAD_SCALES ? base[entry * batch + (i64)kv_head * head] : 1.f;
   }
   // Of a query, counted from the entry's first or, of packed rows, from the first of all.
   KS_DEVICE float of_query(int entry, int own_head, int query) const {
@@ -71,7 +68,7 @@ template<int KEYS, int THREADS> struct ScaleRing {
   static KS_DEVICE int me() { return THREADS == WARP ? lane() : thread_index(); }
   // `scales`: a head's; place(i): where the scales of key i·THREADS + me() of the tile are.
   template<class Place> KS_DEVICE void fetch(int stage, const StoredScales& scales, Place place) {
-    if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
+    if constexpr (Config::KV_SCALES == BLOCK_SCALES) {
 #pragma unroll
       for (int i = 0; i < EACH; i++) {
         if (KEYS % THREADS && i * THREADS + me() >= KEYS) break;
@@ -84,7 +81,7 @@ template<int KEYS, int THREADS> struct ScaleRing {
   }
   // Before a barrier. Never while another thread may read that stage.
   KS_DEVICE void land() {
-    if constexpr (KS_KV_SCALES == BLOCK_SCALES) {
+    if constexpr (Config::KV_SCALES == BLOCK_SCALES) {
       if (loaded < 0) return;
 #pragma unroll
       for (int i = 0; i < EACH; i++) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernelseam.contract import ArchRow
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.kernels.attention.arguments import STRIDES
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.elements import DEVICE_TYPE, INT32, divider_parameter, divider_values
 from kernelseam.kernels.signature import Signature, Structure
 
@@ -46,7 +47,7 @@ def with_scales(signature: Signature, spec: AttentionSpec) -> Signature:
     return Signature((*signature.parameters, *more), flat=signature.flat)
 
 
-def stored_defines(spec: AttentionSpec) -> dict[str, object]:
+def stored_constants(spec: AttentionSpec) -> Constants:
     """The constants."""
     return {
         "KV": DEVICE_TYPE[spec.kv],

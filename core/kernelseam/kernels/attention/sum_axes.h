@@ -1,15 +1,15 @@
 // out = the sum of a float32 [n0, n1, n2, n3] over the axes along which out's stride is 0: what a broadcast bias takes.
 //
 // One warp an element of out; its lanes share what is summed, and add up in a fixed order.
-// Constants: KS_OUT (element type), KS_WARPS.
+#include "generated/config.h"
 #include "tile/tile.h"
 
-typedef KS_OUT Out;
+typedef Config::OUT Out;
 
-KS_KERNEL(WARP * KS_WARPS, 1)
+KS_KERNEL(WARP * Config::WARPS, 1)
 sum_axes(const float* x, Out* out, i64 x0, i64 x1, i64 x2, i64 x3, i64 out0, i64 out1, i64 out2, i64 out3, i64 total,
          i64 summed, int kept0, int kept1, int kept2, int kept3, int n0, int n1, int n2, int n3) {
-  const i64 index = (i64)block_index() * KS_WARPS + warp_index();
+  const i64 index = (i64)block_index() * Config::WARPS + warp_index();
   if (index >= total) return;
   // kept: the extent of an axis of out; 1 along the others.
   const i64 i3 = index % kept3, i2 = index / kept3 % kept2, i1 = index / kept3 / kept2 % kept1,

@@ -1,23 +1,23 @@
-// What the roles of a block share: sizes, shared memory, rings, arguments. Constants: see backward.h.
+// What the roles of a block share: sizes, shared memory, rings, arguments.
 #pragma once
 #include "sm90/attention/backward/tiles.h"
 #include "sm90/attention/backward/turns.h"
 #include "sm90/attention/softmax.h"
 
-typedef KS_T T;
+typedef Config::T T;
 
 constexpr int GROUPS = 2, KEYS = 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
-constexpr int STAGES = KS_STAGES, O_STAGES = KS_O_STAGES, KV_STAGES = KS_KV_STAGES, DS_STAGES = 2;
+constexpr int STAGES = Config::STAGES, O_STAGES = Config::O_STAGES, KV_STAGES = Config::KV_STAGES, DS_STAGES = 2;
 constexpr int K_BYTES = tile_bytes<KEYS, QK_COLUMNS>, Q_BYTES = tile_bytes<STEP, QK_COLUMNS>, ROW_BYTES = STEP * 4;
 constexpr int V_BYTES = tile_bytes<KEYS, V_COLUMNS>, O_BYTES = tile_bytes<STEP, V_COLUMNS>;
 constexpr int DS_BYTES = 64 * STEP * 2;       // of one consumer's keys
 static_assert(PIECES == GROUPS, "each consumer multiplies one piece of dq");
 static_assert(DS_STAGES == 2, "ds of a step is written before dq of the last one is multiplied");
 // Whether other data may follow a sequence's last query, and its last key, in memory.
-constexpr bool RAGGED_QUERIES = KS_Q_VIEW == PACKED, RAGGED_KEYS = KS_KV_VIEW == PACKED || KS_LENGTHS;
+constexpr bool RAGGED_QUERIES = Config::Q_VIEW == PACKED, RAGGED_KEYS = Config::KV_VIEW == PACKED || Config::LENGTHS;
 
 // Whether the first step of a consumer's keys may be left out: causal, where blocks of queries are no longer than a consumer's keys.
-constexpr bool SKIPS = KS_CAUSAL && !KS_WINDOW && STEP == 64 && O_STAGES == STAGES;
+constexpr bool SKIPS = Config::CAUSAL && !Config::WINDOW && STEP == 64 && O_STAGES == STAGES;
 
 // Whether row values are loaded before the products that they are subtracted from are there: up to 5 % of the time (H200). With 128
 // queries a step registers are too few, and it was 1 to 8 % slower.
@@ -35,7 +35,7 @@ struct alignas(1024) SharedStorage {
   u64 k_ring[2 * KV_STAGES], v_ring[2 * KV_STAGES], q_ring[2 * STAGES], dout_ring[2 * O_STAGES], ds_ring[2 * DS_STAGES];
   Turn turns[GROUPS];
 };
-static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
+static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
 
 struct Maps { const TensorMap &q, &dout, &k, &v, &dk, &dv; };
 

@@ -35,7 +35,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
   // Where ds is written next. With two stages that is where ds of the step before the last written lies, with its parity.
   PipelineState<DS_STAGES> ds_out{0, 1};
   const int lane = thread_lane;
-  const float c = KS_SOFTCAP ? cap : scale_log2;
+  const float c = Config::SOFTCAP ? cap : scale_log2;
 
   const u64 q_k_major = whole(descriptor_k_major(shared_address(storage.q)));
   const u64 q_mn_major = whole(descriptor_mn_major(shared_address(storage.q), STEP * 128));
@@ -145,7 +145,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         const u64 q_rows = advanced(q_mn_major, q.stage * Q_BYTES), o_rows = advanced(o_mn_major, o().stage * O_BYTES);
         // p, rounded, while dk of the last step is multiplied
         const int ahead = m * STEP - (key0 - shift);  // of the diagonal of the consumer's first key
-        if constexpr (KS_SOFTCAP) {
+        if constexpr (Config::SOFTCAP) {
           rings.ds.wait_empty(ds_out);
 #pragma unroll
           for (int i = 0; i < STEP / 2; i++) s[i] = tanh_large(s[i] * cap_inverse);
@@ -158,7 +158,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
 #pragma unroll
           for (int e = 0; e < 4; e++) x[e] = exp2_fast(fmaf(s[4 * i + e], c, e % 2 ? own.y : own.x));
           p[2 * i] = pack2(x[0], x[1], T()), p[2 * i + 1] = pack2(x[2], x[3], T());
-          if constexpr (KS_SOFTCAP) {
+          if constexpr (Config::SOFTCAP) {
 #pragma unroll
             for (int e = 0; e < 4; e++) x[e] *= fmaf(-s[4 * i + e], s[4 * i + e], 1.f);
             *(uint2*)(sloped + i / 8 * 8192 + i % 8 * 256) = uint2{pack2(x[0], x[1], T()), pack2(x[2], x[3], T())};
@@ -187,7 +187,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         for (int i = 0; i < STEP / 8; i++) {
           const Pair own = AHEAD ? delta[i] : load_pair(lse_rows + DELTA + o().stage * ROW_BYTES + i * 32);
           uint2 weights{p[2 * i], p[2 * i + 1]};
-          if (KS_SOFTCAP) weights = *(const uint2*)(sloped + i / 8 * 8192 + i % 8 * 256);
+          if (Config::SOFTCAP) weights = *(const uint2*)(sloped + i / 8 * 8192 + i % 8 * 256);
           float x[4];
 #pragma unroll
           for (int e = 0; e < 4; e++) {
@@ -196,7 +196,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
           }
           ds[2 * i] = pack2(x[0], x[1], T()), ds[2 * i + 1] = pack2(x[2], x[3], T());
         }
-        if (KS_SOFTCAP) warp_barrier();
+        if (Config::SOFTCAP) warp_barrier();
         else rings.ds.wait_empty(ds_out);
         hand_over(ds);
         wgmma_wait<0>();

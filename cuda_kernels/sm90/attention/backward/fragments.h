@@ -15,7 +15,7 @@ KS_DEVICE float unpacked_low(u32 x, f16) { return to_sum(f16{(unsigned short)x})
 KS_DEVICE float unpacked_high(u32 x, f16) { return to_sum(f16{(unsigned short)(x >> 16)}); }
 
 // The score of a hidden pair, or its tanh, where 1 − tanh² must be a number: p is 0 of both.
-KS_DEVICE float hidden_score() { return KS_SOFTCAP ? -1e15f : -infinity(); }
+KS_DEVICE float hidden_score() { return Config::SOFTCAP ? -1e15f : -infinity(); }
 
 // The row of 16 that a lane addresses in stmatrix, in panels of 128-byte rows; `chunk`: the 16 bytes, of the swizzled row.
 KS_DEVICE u32 matrix_row(int lane) { return lane % 16 * 128; }
@@ -25,8 +25,8 @@ KS_DEVICE u32 matrix_chunk(int chunk, int lane) { return ((chunk + lane / 16) ^ 
 // tail: whether keys end among these.
 KS_DEVICE bool some_hidden(const Band& band, int ahead, bool tail) {
   bool masked = tail;
-  if (KS_CAUSAL || KS_WINDOW) masked = masked || ahead < 63 - band.reach();
-  if (KS_WINDOW) masked = masked || ahead + STEP - 1 > band.left;
+  if (Config::CAUSAL || Config::WINDOW) masked = masked || ahead < 63 - band.reach();
+  if (Config::WINDOW) masked = masked || ahead + STEP - 1 > band.left;
   return masked;
 }
 
@@ -36,14 +36,14 @@ KS_DEVICE void mask_scores(float (&s)[STEP / 2], const Band& band, int ahead, in
   int low[2], high[2];
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    low[r] = KS_CAUSAL || KS_WINDOW ? 8 * r - band.reach() - from : -STEP;
-    high[r] = KS_WINDOW ? 8 * r + band.left + 1 - from : STEP;
+    low[r] = Config::CAUSAL || Config::WINDOW ? 8 * r - band.reach() - from : -STEP;
+    high[r] = Config::WINDOW ? 8 * r + band.left + 1 - from : STEP;
     if (key + 8 * r >= S_k) low[r] = STEP;
   }
 #pragma unroll
   for (int i = 0; i < STEP / 2; i++) {
     const int query = i / 4 * 8 + i % 2, r = i / 2 % 2;
-    if (query < low[r] || (KS_WINDOW && query >= high[r])) s[i] = hidden_score();
+    if (query < low[r] || (Config::WINDOW && query >= high[r])) s[i] = hidden_score();
   }
 }
 
@@ -52,19 +52,19 @@ constexpr bool BRANCHLESS = PANELS == 1 || PANELS == 3;
 
 // A warp's fragments of dq to the sums, where its lane's part of them begins; in order at the turn of its consumer, of this parity.
 template<int N> KS_DEVICE void add_fragments(float* to, const float (&dq)[N], const Turns& turns, int group, u32 parity, int lane) {
-  if (KS_IN_ORDER) barrier_wait(turns.of(group).full({0, 0}), parity);
-  if (KS_IN_ORDER && BRANCHLESS) {
+  if (Config::IN_ORDER) barrier_wait(turns.of(group).full({0, 0}), parity);
+  if (Config::IN_ORDER && BRANCHLESS) {
     const bool stores = turns.first(group);
 #pragma unroll
     for (int i = 0; i < N / 4; i++) global_add_or_store(stores, to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-  } else if (KS_IN_ORDER && turns.first(group)) {
+  } else if (Config::IN_ORDER && turns.first(group)) {
 #pragma unroll
     for (int i = 0; i < N / 4; i++) global_store(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
   } else {
 #pragma unroll
     for (int i = 0; i < N / 4; i++) global_add(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
   }
-  if (KS_IN_ORDER) {
+  if (Config::IN_ORDER) {
     warp_barrier();
     if (lane == 0) barrier_arrive(turns.of(group).empty({0, 0}));
   }
@@ -88,7 +88,7 @@ template<int ROWS, int COLUMNS> KS_DEVICE void zero_rows(char* tile, int from, i
 template<class T, int ROWS, int DIM, int COLUMNS>
 KS_DEVICE void store_gradient(const float (&x)[COLUMNS / 2], float by, char* tile, int first, int row, const WorkTile& w, const TensorMap& map,
                               const Matrices<T>& to, int lane) {
-  const int count = KS_KV_VIEW == PACKED ? w.S_k - row : 16;
+  const int count = Config::KV_VIEW == PACKED ? w.S_k - row : 16;
 #pragma unroll
   for (int c = 0; c < DIM; c += 64) {
     char* const panel = tile + c / 64 * ROWS * 128 + first * 128;
@@ -102,8 +102,8 @@ KS_DEVICE void store_gradient(const float (&x)[COLUMNS / 2], float by, char* til
     }
     async_proxy_fence();
     warp_barrier();
-    if (KS_KV_VIEW != PACKED || count >= 16) {
-      if (lane == 0) tma_store(map, shared_address(panel), c, w.k_first + row, w.kv_head, KS_KV_VIEW == PACKED ? 0 : w.batch, evict_first());
+    if (Config::KV_VIEW != PACKED || count >= 16) {
+      if (lane == 0) tma_store(map, shared_address(panel), c, w.k_first + row, w.kv_head, Config::KV_VIEW == PACKED ? 0 : w.batch, evict_first());
     } else {
       T* const line_to = to.base + (i64)(w.k_first + row) * to.row + w.kv_head * to.head + c;
 #pragma unroll 1

@@ -13,9 +13,9 @@ struct Producer {
   PipelineState<O_STAGES> o{0, 1};
 
   // In order the first tile is taken from the counter, too: whoever holds it runs.
-  KS_DEVICE int first_tile() const { return KS_IN_ORDER ? (int)atomicAdd(a.counter, 1u) : (int)block_index(); }
+  KS_DEVICE int first_tile() const { return Config::IN_ORDER ? (int)atomicAdd(a.counter, 1u) : (int)block_index(); }
   KS_DEVICE int next_tile() const {
-    return (int)atomicAdd(a.counter, 1u) + (KS_IN_ORDER ? 0 : (int)gridDim.x);
+    return (int)atomicAdd(a.counter, 1u) + (Config::IN_ORDER ? 0 : (int)gridDim.x);
   }
 
   // q of a step, and beside it what every row subtracts; so dout. `block`: of row values (sums.h); `row`: the step's first.
@@ -23,7 +23,7 @@ struct Producer {
     rings.q.wait_empty(q);
     const u32 full = rings.q.full(q);
     barrier_arrive_expect_tx(full, Q_BYTES + ROW_BYTES);
-    tile_load<STEP, QK_COLUMNS>(shared_address(storage.q[q.stage]), maps.q, full, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
+    tile_load<STEP, QK_COLUMNS>(shared_address(storage.q[q.stage]), maps.q, full, row, head, Config::Q_VIEW == PACKED ? 0 : w.batch);
     bulk_load(shared_address(storage.lse[q.stage]), a.lse + (i64)block * STEP, ROW_BYTES, full);
     q.advance();
   }
@@ -31,7 +31,7 @@ struct Producer {
     rings.dout.wait_empty(o);
     const u32 full = rings.dout.full(o);
     barrier_arrive_expect_tx(full, O_BYTES + ROW_BYTES);
-    tile_load<STEP, V_COLUMNS>(shared_address(storage.dout[o.stage]), maps.dout, full, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
+    tile_load<STEP, V_COLUMNS>(shared_address(storage.dout[o.stage]), maps.dout, full, row, head, Config::Q_VIEW == PACKED ? 0 : w.batch);
     bulk_load(shared_address(storage.delta[o.stage]), a.delta + (i64)block * STEP, ROW_BYTES, full);
     o.advance();
   }
@@ -39,7 +39,7 @@ struct Producer {
     ring.wait_empty(kv);
     const u32 full = ring.full(kv);
     barrier_arrive_expect_tx(full, tile_bytes<KEYS, COLUMNS>);
-    tile_load<KEYS, COLUMNS>(shared_address(to), map, full, w.k_first + w.tile * KEYS, w.kv_head, KS_KV_VIEW == PACKED ? 0 : w.batch);
+    tile_load<KEYS, COLUMNS>(shared_address(to), map, full, w.k_first + w.tile * KEYS, w.kv_head, Config::KV_VIEW == PACKED ? 0 : w.batch);
   }
   // Publishes the work tile to the consumers.
   KS_DEVICE void load_k(const WorkTile& w) { load_keys<QK_COLUMNS>(w, rings.k, storage.k[kv.stage], maps.k); }

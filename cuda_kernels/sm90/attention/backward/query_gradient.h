@@ -3,11 +3,10 @@
 // One block of 128 threads 64 rows of a head: each warp takes fragments of 16 rows out of the sums, 512 bytes at a time, lays them
 // as rows into shared memory, 64 · (QK_COLUMNS + 8) elements, and stores 16 bytes a thread. The last rows come first: their sums are in L2 still.
 // It moves 4·QK_COLUMNS + 2·DQK bytes a row and runs at the speed of memory.
-// Constants: those of scores.h and sequences.h; KS_T, KS_DQK, KS_QK_COLUMNS, KS_STEP.
 #include "sm90/attention/backward/sums.h"
 #include "sm90/wgmma.h"
 
-typedef KS_T T;
+typedef Config::T T;
 constexpr int ROWS = 64, ROW_THREADS = DQK <= 64 ? 8 : DQK <= 128 ? 16 : 32, AT_ONCE = 128 / ROW_THREADS;
 
 KS_KERNEL(128, 1)
@@ -30,7 +29,7 @@ attention_backward_dq_sm90(const float* sums, Matrices<T> dq, Sequences sequence
     rows[row + 8][c * 4 + lane() % 4] = pack2(x.z * scale, x.w * scale, T());
   }
   block_barrier();
-  T* const to = dq.at<KS_Q_VIEW>(batch, head, blocks.num_heads, s.q_first);
+  T* const to = dq.at<Config::Q_VIEW>(batch, head, blocks.num_heads, s.q_first);
   const int column = thread_index() % ROW_THREADS * 8;
 #pragma unroll
   for (int i = 0; i < ROWS; i += AT_ONCE) {

@@ -5,10 +5,9 @@
 // One block of 256 threads 64 rows of a head, a power of two of threads a row, 16 bytes each; nothing is shared. The last rows come first, so
 // that dout of the first is in L2 when the gradients begin with them, and out, which nobody reads again, leaves it first. It moves 8·D + 8
 // bytes a row, 4·D + 8 in order, and runs at the speed of memory.
-// Constants: those of scores.h and sequences.h; KS_T, KS_DV, KS_QK_COLUMNS, KS_STEP, KS_IN_ORDER (there are turns).
 #include "sm90/attention/backward/tiles.h"
 
-typedef KS_T T;
+typedef Config::T T;
 constexpr int ROWS = 64, ROW_THREADS = DV <= 64 ? 8 : DV <= 128 ? 16 : 32, AT_ONCE = 256 / ROW_THREADS;
 
 struct alignas(16) Eight { T x[8]; };
@@ -30,16 +29,16 @@ attention_backward_rows_sm90(Matrices<const T> out, Matrices<const T> dout, RowV
   if (tile / PARTS * STEP >= s.S_q) return;
   const i64 block = blocks.first(batch, s.q_first) + (i64)head * blocks.head_blocks + tile / PARTS;
   const int row0 = tile % PARTS * ROWS;  // in the block
-  if (!KS_IN_ORDER || Band{left, right}.unseen(tile / PARTS, s.S_k - s.S_q, s.S_k)) {
+  if (!Config::IN_ORDER || Band{left, right}.unseen(tile / PARTS, s.S_k - s.S_q, s.S_k)) {
     Chunk<float>* const zeros = (Chunk<float>*)(sums + block * (STEP * QK_COLUMNS) + row0 * QK_COLUMNS);
 #pragma unroll
     for (int i = 0; i < ROWS * QK_COLUMNS / 4 / 256; i++) zeros[i * 256 + thread_index()] = Chunk<float>{};
   }
-  if (KS_IN_ORDER && row0 == 0 && thread_index() < PIECES) turns[block * PIECES + thread_index()] = 0;
+  if (Config::IN_ORDER && row0 == 0 && thread_index() < PIECES) turns[block * PIECES + thread_index()] = 0;
 
-  const T* const x = dout.at<KS_Q_VIEW>(batch, head, blocks.num_heads, s.q_first);
-  const T* const y = out.at<KS_Q_VIEW>(batch, head, blocks.num_heads, s.q_first);
-  const float* const logs = lse.base + (KS_Q_VIEW == PACKED ? s.q_first : batch * lse.batch) + head * lse.head;
+  const T* const x = dout.at<Config::Q_VIEW>(batch, head, blocks.num_heads, s.q_first);
+  const T* const y = out.at<Config::Q_VIEW>(batch, head, blocks.num_heads, s.q_first);
+  const float* const logs = lse.base + (Config::Q_VIEW == PACKED ? s.q_first : batch * lse.batch) + head * lse.head;
   const int column = thread_index() % ROW_THREADS * 8;
 #pragma unroll
   for (int i = 0; i < ROWS; i += AT_ONCE) {

@@ -15,7 +15,7 @@
 
 // Head dims, and the columns that are multiplied, multiples of 16 of which those beyond the head are zeros: a tensor map's rows end with
 // the head, so TMA fills tiles with zeros behind it.
-constexpr int DQK = KS_DQK, DV = KS_DV, QK_COLUMNS = KS_QK_COLUMNS, V_COLUMNS = KS_V_COLUMNS, STEP = KS_STEP;
+constexpr int DQK = Config::DQK, DV = Config::DV, QK_COLUMNS = Config::QK_COLUMNS, V_COLUMNS = Config::V_COLUMNS, STEP = Config::STEP;
 static_assert(DQK <= QK_COLUMNS && DV <= V_COLUMNS && QK_COLUMNS % 16 == 0 && V_COLUMNS % 16 == 0);
 constexpr int PIECE = 64 * (QK_COLUMNS < 64 ? QK_COLUMNS : 64);  // float32 of a whole piece
 constexpr int PANELS = (QK_COLUMNS + 63) / 64, PIECES = STEP / 64 * PANELS;  // of 64 columns or what is left of them, and of a block
@@ -25,6 +25,6 @@ KS_DEVICE constexpr int piece_columns(int panel) { return QK_COLUMNS - panel * 6
 struct SumBlocks {
   int query_blocks, head_blocks, num_heads;
   KS_DEVICE int first(int batch, int q_first) const {
-    return KS_Q_VIEW == PACKED ? q_first / STEP + batch : batch * num_heads * head_blocks;
+    return Config::Q_VIEW == PACKED ? q_first / STEP + batch : batch * num_heads * head_blocks;
   }
 };

@@ -14,7 +14,7 @@
 #include "sm90/pipeline.h"
 
 // Whether some tiles walk over their queries from the last to the first.
-constexpr bool BACKWARDS = KS_IN_ORDER && KS_CAUSAL && !KS_WINDOW && KS_KV_VIEW != PACKED;
+constexpr bool BACKWARDS = Config::IN_ORDER && Config::CAUSAL && !Config::WINDOW && Config::KV_VIEW != PACKED;
 
 // A tile of keys, and the blocks of every head's queries that see one of them, from `first` until before `stop`, which lies behind it
 // or, BACKWARDS, before it; steps: those of all heads of the group.
@@ -41,21 +41,21 @@ struct TileCount {
 // Which queries see a key, and the other way round: key j is visible to query i iff −left ≤ j − i − shift ≤ right (causal: right = 0).
 struct Band {
   int left, right;
-  KS_DEVICE int reach() const { return KS_WINDOW ? right : 0; }
+  KS_DEVICE int reach() const { return Config::WINDOW ? right : 0; }
   // The first query that sees key j or a later one, and the one after the last that sees key j or an earlier one.
-  KS_DEVICE int begin(int j, int shift) const { return KS_CAUSAL || KS_WINDOW ? max_of(j - shift - reach(), 0) : 0; }
+  KS_DEVICE int begin(int j, int shift) const { return Config::CAUSAL || Config::WINDOW ? max_of(j - shift - reach(), 0) : 0; }
   KS_DEVICE int end(int j, int shift, int S_q) const {
-    return KS_WINDOW ? min_of(S_q, max_of(j - shift + left + 1, 0)) : S_q;
+    return Config::WINDOW ? min_of(S_q, max_of(j - shift + left + 1, 0)) : S_q;
   }
   // How many tiles of `keys` keys the queries of the block that begins at i meet, from the first that they may; of all that is
   // before S_k.
   KS_DEVICE int tiles_met(int i, int shift, int S_k, int keys) const {
-    const int end = KS_CAUSAL || KS_WINDOW ? min_of(i + STEP + shift + reach(), S_k) : S_k;
+    const int end = Config::CAUSAL || Config::WINDOW ? min_of(i + STEP + shift + reach(), S_k) : S_k;
     return (u32)(end + keys - 1) / keys;
   }
   // Whether no query of block m sees a key, so that nobody adds to its sums.
   KS_DEVICE bool unseen(int m, int shift, int S_k) const {
-    return S_k == 0 || ((KS_CAUSAL || KS_WINDOW) && m * STEP + STEP + shift + reach() <= 0);
+    return S_k == 0 || ((Config::CAUSAL || Config::WINDOW) && m * STEP + STEP + shift + reach() <= 0);
   }
   // How many tiles of `keys` keys add before w to the block of queries m: those of later keys, where it walks backwards of earlier.
   KS_DEVICE int earlier(const WorkTile& w, int m, int keys) const {
@@ -72,7 +72,7 @@ template<int KEYS> struct TileScheduler {
   // Tile t, which is not below the previous call's; false where there is none.
   KS_DEVICE bool next(int t, WorkTile& w) {
     bool backwards = false;
-    if constexpr (KS_KV_VIEW == PACKED) {
+    if constexpr (Config::KV_VIEW == PACKED) {
       int tiles, at = walk[0], before = walk[1];
       for (;; at++) {
         if (at == count.batch) return false;
@@ -83,7 +83,7 @@ template<int KEYS> struct TileScheduler {
       walk[0] = at, walk[1] = before;
       const int rest = t - before;
       w.batch = at;
-      if constexpr (KS_IN_ORDER) {
+      if constexpr (Config::IN_ORDER) {
         const int tile = (u32)rest / (u32)count.kv_heads;
         w.kv_head = rest - tile * count.kv_heads, w.tile = tiles - 1 - tile;
       } else {
@@ -96,7 +96,7 @@ template<int KEYS> struct TileScheduler {
       w.tile = (u32)rest / (u32)width;
       const int head = section * count.section + (rest - w.tile * width);
       backwards = BACKWARDS && count.cycle > 0 && (u32)((count.total - 1) / count.section_tiles - section) % (u32)count.cycle == 0;
-      if (KS_IN_ORDER && !backwards) w.tile = count.key_tiles - 1 - w.tile;
+      if (Config::IN_ORDER && !backwards) w.tile = count.key_tiles - 1 - w.tile;
       w.batch = (u32)head / (u32)count.kv_heads, w.kv_head = head - w.batch * count.kv_heads;
     }
     const Sequence s = sequences.at(w.batch);

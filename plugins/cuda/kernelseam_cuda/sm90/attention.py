@@ -30,7 +30,8 @@ from kernelseam.kernels.attention.host import VIEWS
 from kernelseam.kernels.attention.parts import in_parts, part_strides
 from kernelseam.kernels.attention.ragged import expected_tiles
 from kernelseam.kernels.attention.refusals import refuse_but_half_precision, refuse_mixed_views
-from kernelseam.kernels.attention.scores import score_defines, score_values
+from kernelseam.kernels.attention.scores import score_constants, score_values
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, refuse_row_strides
@@ -52,6 +53,7 @@ from kernelseam_cuda.sm90.attention_refusals import refuse_dims, refuse_rows_of_
 from kernelseam_cuda.sm90.attention_sections import tile_count
 from kernelseam_cuda.sm90.attention_softcap import SMALL_CAP, small_cap
 from kernelseam_cuda.sm90.attention_tiles import ATTENTION, FEW_QUERIES, HopperAttentionTile
+from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.sm90.tiles import panel_bytes, promotion
 from kernelseam_cuda.toolchain import sources
 
@@ -119,7 +121,8 @@ def _signature(keys: Structure) -> Signature:
             ("right", "i32"),
             *((f, "f32") for f in _FLOATS),
             ("small_cap", SMALL_CAP),
-        )
+        ),
+        generated=True,
     )
 
 
@@ -146,6 +149,7 @@ class HopperAttention(KernelDefinition):
     """Tiles for few queries, whose heads may share tiles and whose keys may be in parts; (): those
     are not treated apart."""
     options = OPTIONS
+    texts = HOPPER
 
     @cached_property
     def widths(self) -> tuple[tuple[int, int], ...]:
@@ -256,9 +260,7 @@ class HopperAttention(KernelDefinition):
         counted = replace(first, workspace={**first.workspace, "counter": 0})
         return replace(launches, steps=(counted, *others), zeroed_bytes=counter)
 
-    def defines(
-        self, spec: AttentionSpec, tile: HopperAttentionTile, row: ArchRow
-    ) -> dict[str, object]:
+    def constants(self, spec: AttentionSpec, tile: HopperAttentionTile, row: ArchRow) -> Constants:
         producer, consumer = tile.registers
         return {
             "T": DEVICE_TYPE[spec.q],
@@ -268,7 +270,7 @@ class HopperAttention(KernelDefinition):
             "SUM_BLOCKS": tile.sum_blocks,
             "DQK": spec.head_dim,
             "DV": spec.value_dim,
-            **score_defines(spec),
+            **score_constants(spec),
             "Q_VIEW": VIEWS[spec.q_view],
             "KV_VIEW": VIEWS[spec.kv_view],
             "LENGTHS": spec.lengths,

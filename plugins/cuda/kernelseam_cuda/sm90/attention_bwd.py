@@ -25,6 +25,7 @@ from kernelseam.kernels.attention.row_kernels import (
     SinkProblem,
     SinkSpec,
 )
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.elements import divide_up
 from kernelseam.kernels.signature import Signature, Structure
@@ -164,21 +165,19 @@ class HopperAttentionBwd(HopperBackwardKernel):
             steps.append(Launch(SINK_GRADIENT, sinks, RowTile(), {"delta": at}))
         return Launches(tuple(steps), size, zeroed_bytes=_COUNTERS_BYTES)
 
-    def defines(
-        self, spec: AttentionBwdSpec, tile: BackwardTile, row: ArchRow
-    ) -> dict[str, object]:
+    def constants(self, spec: AttentionBwdSpec, tile: BackwardTile, row: ArchRow) -> Constants:
         producer, consumer = BACKWARD_REGISTERS
         return {
-            **super().defines(spec, tile, row),
+            **super().constants(spec, tile, row),
             "STAGES": tile.stages,
             "O_STAGES": tile.o_stages,
-            **self.own_defines(tile),
+            **self.own_constants(tile),
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
             "SHARED_BYTES": tile.shared_bytes,
         }
 
-    def own_defines(self, tile: Any) -> dict[str, object]:
+    def own_constants(self, tile: Any) -> Constants:
         return {"KV_STAGES": tile.kv_stages}
 
     def signature(self, spec: AttentionBwdSpec) -> Signature:
@@ -271,7 +270,7 @@ class HopperWideAttentionBwd(HopperAttentionBwd):
     entry = "attention_backward_wide_sm90"
     source = "sm90/attention/backward_wide.h"
 
-    def own_defines(self, tile: Any) -> dict[str, object]:
+    def own_constants(self, tile: Any) -> Constants:
         return {}
 
     def config(

@@ -13,7 +13,8 @@ from kernelseam.descriptors.attention.backward_problem import AttentionBwdProble
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.kernels.attention.arguments import SEQUENCES, STRIDES, matrices, row_values
 from kernelseam.kernels.attention.host import VIEWS
-from kernelseam.kernels.attention.scores import score_defines, score_values
+from kernelseam.kernels.attention.scores import score_constants, score_values
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
@@ -26,6 +27,7 @@ from kernelseam_cuda.sm90.attention_bwd_cost import (
 )
 from kernelseam_cuda.sm90.attention_refusals import refuse_dims, refuse_rows
 from kernelseam_cuda.sm90.attention_tiles import ATTENTION_BWD
+from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.toolchain import sources
 
 OPTIONS = frozenset(
@@ -48,6 +50,7 @@ class HopperBackwardKernel(KernelDefinition):
     operation = "attention_bwd"
     name = "sm90"
     archs = ("sm_90a",)
+    texts = HOPPER
 
     def sources(self) -> Mapping[str, str]:
         return sources()
@@ -84,9 +87,7 @@ class HopperBackwardKernel(KernelDefinition):
         first, *others = self.tiles(problem.spec, row)
         return others[0] if others and sees_fewer(problem.forward, first.few_keys) else first
 
-    def defines(
-        self, spec: AttentionBwdSpec, tile: BackwardTile, row: ArchRow
-    ) -> dict[str, object]:
+    def constants(self, spec: AttentionBwdSpec, tile: BackwardTile, row: ArchRow) -> Constants:
         s = spec.forward
         columns, value_columns = tile.columns(s)
         return {
@@ -95,7 +96,7 @@ class HopperBackwardKernel(KernelDefinition):
             "DV": s.value_dim,
             "QK_COLUMNS": columns,
             "V_COLUMNS": value_columns,
-            **score_defines(s),
+            **score_constants(s),
             "Q_VIEW": VIEWS[s.q_view],
             "KV_VIEW": VIEWS[s.kv_view],
             "LENGTHS": s.lengths,

@@ -61,7 +61,7 @@ class HopperE4m3Attention(HopperAttention):
         plain = super().signature(spec)
         if not spec.q_scales:
             return plain
-        return Signature((*plain.parameters, ("scales", _PARAMETER)))
+        return Signature((*plain.parameters, ("scales", _PARAMETER)), generated=True)
 
     def pointers(self, spec: AttentionSpec) -> dict[str, str]:
         scales = _SCALES if spec.q_scales else ()

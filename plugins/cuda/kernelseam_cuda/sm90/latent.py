@@ -12,7 +12,8 @@ from kernelseam.descriptors.attention.problem import AttentionProblem, Attention
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import PAGES, matrices, row_values, walk_values
 from kernelseam.kernels.attention.host import VIEWS
-from kernelseam.kernels.attention.scores import score_defines, score_values
+from kernelseam.kernels.attention.scores import score_constants, score_values
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
@@ -26,6 +27,7 @@ from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least, most
 
 from kernelseam_cuda.sm90.attention_tiles import LATENT, LATENT_REGISTERS, HopperLatentTile
+from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.toolchain import sources
 
 OPTIONS = frozenset({"causal", "kv_view", "lengths"})
@@ -98,6 +100,7 @@ class HopperLatent(KernelDefinition):
     entry = "attention_latent_sm90"
     source = "sm90/attention/latent.h"
     multiplies = True
+    texts = HOPPER
 
     def sources(self) -> Mapping[str, str]:
         return sources()
@@ -160,12 +163,10 @@ class HopperLatent(KernelDefinition):
             sums + rows * 4,
         )
 
-    def defines(
-        self, spec: AttentionSpec, tile: HopperLatentTile, row: ArchRow
-    ) -> dict[str, object]:
+    def constants(self, spec: AttentionSpec, tile: HopperLatentTile, row: ArchRow) -> Constants:
         producer, consumer = LATENT_REGISTERS
         return {
-            **_defines(spec, tile),
+            **_constants(spec, tile),
             "DQK": spec.head_dim,
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
@@ -275,6 +276,7 @@ class HopperLatentMerge(KernelDefinition):
     archs = ("sm_90a",)
     entry = "attention_latent_merge_sm90"
     source = "sm90/attention/latent_merge.h"
+    texts = HOPPER
 
     def sources(self) -> Mapping[str, str]:
         return sources()
@@ -293,10 +295,8 @@ class HopperLatentMerge(KernelDefinition):
     ) -> Launches:
         return HopperLatent().launches(problem, tile, device)
 
-    def defines(
-        self, spec: AttentionSpec, tile: HopperLatentTile, row: ArchRow
-    ) -> dict[str, object]:
-        return {**_defines(spec, tile), "SHARED_BYTES": self.shared_bytes(spec, tile)}
+    def constants(self, spec: AttentionSpec, tile: HopperLatentTile, row: ArchRow) -> Constants:
+        return {**_constants(spec, tile), "SHARED_BYTES": self.shared_bytes(spec, tile)}
 
     def signature(self, spec: AttentionSpec) -> Signature:
         return _MERGE_SIGNATURE
@@ -340,11 +340,11 @@ class HopperLatentMerge(KernelDefinition):
 MERGE = HopperLatentMerge()
 
 
-def _defines(spec: AttentionSpec, tile: HopperLatentTile) -> dict[str, object]:
+def _constants(spec: AttentionSpec, tile: HopperLatentTile) -> Constants:
     return {
         "T": DEVICE_TYPE[spec.dtype],
         "DV": spec.value_dim,
-        **score_defines(spec),
+        **score_constants(spec),
         "Q_VIEW": VIEWS[spec.q_view],
         "KV_VIEW": VIEWS[spec.kv_view],
         "OUT_VIEW": VIEWS[spec.q_view],

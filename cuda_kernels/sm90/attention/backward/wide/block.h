@@ -1,10 +1,10 @@
-// What the roles of a block share: sizes, shared memory, rings, arguments. Constants: see backward_wide.h.
+// What the roles of a block share: sizes, shared memory, rings, arguments.
 #pragma once
 #include "sm90/attention/backward/tiles.h"
 #include "sm90/attention/backward/turns.h"
 #include "sm90/attention/softmax.h"
 
-typedef KS_T T;
+typedef Config::T T;
 
 constexpr int CLUSTER = 2, GROUPS = 2, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
 constexpr int BLOCK_KEYS = 64, KEYS = BLOCK_KEYS * CLUSTER;  // of a block, of a tile
@@ -13,7 +13,7 @@ KS_DEVICE constexpr int part_columns(int columns) { return columns > 192 ? 128 :
 KS_DEVICE constexpr int parts(int columns) { return columns / part_columns(columns); }
 template<int COLUMNS> constexpr int PART_BYTES = tile_bytes<STEP, part_columns(COLUMNS)>;
 constexpr int Q_PARTS = parts(QK_COLUMNS), O_PARTS = parts(V_COLUMNS);
-constexpr int Q_STAGES = KS_STAGES, O_STAGES = KS_O_STAGES, DS_STAGES = 2;
+constexpr int Q_STAGES = Config::STAGES, O_STAGES = Config::O_STAGES, DS_STAGES = 2;
 constexpr int K_BYTES = tile_bytes<BLOCK_KEYS, QK_COLUMNS>, V_BYTES = tile_bytes<BLOCK_KEYS, V_COLUMNS>, OTHER_BYTES = tile_bytes<BLOCK_KEYS, GROUPS * 64>;
 constexpr int PANEL_BYTES = STEP * 128, KEY_PANEL_BYTES = BLOCK_KEYS * 128;
 constexpr int DS_BYTES = BLOCK_KEYS * STEP * 2, ROW_BYTES = STEP * 4, WARP_DS_BYTES = 16 * STEP * 2;
@@ -22,9 +22,9 @@ static_assert(PIECES == 3 || PIECES == 4, "each consumer of a cluster multiplies
 static_assert(Q_STAGES >= 2 * Q_PARTS && O_STAGES > O_PARTS, "a step's product is handed back after the next step's stages were waited for");
 // Whether the fence behind reads of lse stands before s is there, and not behind p, where it delays ds. Of 256 columns, in any order, that was
 // 4 % slower (H200).
-constexpr bool FENCE_FIRST = PANELS < 4 || KS_IN_ORDER;
+constexpr bool FENCE_FIRST = PANELS < 4 || Config::IN_ORDER;
 // Whether other data may follow a sequence's last query, and its last key, in memory.
-constexpr bool RAGGED_QUERIES = KS_Q_VIEW == PACKED, RAGGED_KEYS = KS_KV_VIEW == PACKED || KS_LENGTHS;
+constexpr bool RAGGED_QUERIES = Config::Q_VIEW == PACKED, RAGGED_KEYS = Config::KV_VIEW == PACKED || Config::LENGTHS;
 
 // Work tiles kept in shared memory: the one whose K and V are there, and the one that the producer prepares.
 constexpr int WORK_SLOTS = 2;
@@ -41,7 +41,7 @@ struct alignas(1024) SharedStorage {
   Turn turns[GROUPS];
   int tile;  // the number that the first block's producer tells the other's
 };
-static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
+static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
 
 struct Maps { const TensorMap &q, &dout, &k, &v, &dk, &dv; };
 

@@ -58,7 +58,7 @@ template<bool SCORES, int DQ> KS_DEVICE void Consumer::run() const {
   // Where ds is written next, with its parity: with two stages that is where ds of the step before the last written lies.
   PipelineState<DS_STAGES> ds_out{0, 1};
   const int lane = thread_lane;
-  const float c = KS_SOFTCAP ? cap : scale_log2;
+  const float c = Config::SOFTCAP ? cap : scale_log2;
 
 #pragma unroll 1
   for (;;) {
@@ -154,7 +154,7 @@ template<bool SCORES, int DQ> KS_DEVICE void Consumer::run() const {
       // p of scores, rounded, to both consumers.
       auto make_p = [&](u32 (&p)[STEP / 4]) {
         const int ahead = m * STEP - (key0 - shift);  // of the diagonal of the block's first key
-        if constexpr (KS_SOFTCAP)
+        if constexpr (Config::SOFTCAP)
 #pragma unroll
           for (int i = 0; i < STEP / 2; i++) x[i] = tanh_large(x[i] * cap_inverse);
         if (some_hidden(band, ahead, tail)) mask_scores(x, band, ahead, key0, w.S_k, warp, lane);
@@ -167,7 +167,7 @@ template<bool SCORES, int DQ> KS_DEVICE void Consumer::run() const {
 #pragma unroll
             for (int e = 0; e < 4; e++) y[e] = exp2_fast(fmaf(s[e], c, e % 2 ? lse[2 * i + j].y : lse[2 * i + j].x));
             p[4 * i + 2 * j] = pack2(y[0], y[1], T()), p[4 * i + 2 * j + 1] = pack2(y[2], y[3], T());
-            if constexpr (KS_SOFTCAP) {  // p · (1 − tanh²), in the place of its scores
+            if constexpr (Config::SOFTCAP) {  // p · (1 − tanh²), in the place of its scores
 #pragma unroll
               for (int e = 0; e < 4; e++) y[e] *= fmaf(-s[e], s[e], 1.f);
               x[8 * i + 4 * j] = __uint_as_float(pack2(y[0], y[1], T())), x[8 * i + 4 * j + 1] = __uint_as_float(pack2(y[2], y[3], T()));
@@ -180,7 +180,7 @@ template<bool SCORES, int DQ> KS_DEVICE void Consumer::run() const {
         for (int i = 0; i < STEP / 16; i++) {
           u32 handed[4];
 #pragma unroll
-          for (int j = 0; j < 4; j++) handed[j] = KS_SOFTCAP ? __float_as_uint(x[8 * i + j / 2 * 4 + j % 2]) : p[4 * i + j];
+          for (int j = 0; j < 4; j++) handed[j] = Config::SOFTCAP ? __float_as_uint(x[8 * i + j / 2 * 4 + j % 2]) : p[4 * i + j];
           store_fragment(to + i * WARP * 16, handed);
         }
         if (!FENCE_FIRST) async_proxy_fence();  // lse has been read; TMA writes the next there once the other consumer is done with q

@@ -51,7 +51,7 @@ struct Producer {
       rings.q.wait_empty(q);
       const u32 full = rings.q.full(q);
       barrier_arrive_expect_tx(full, PART_BYTES<QK_COLUMNS> + (h == 0 ? 2 * ROW_BYTES : 0));
-      load_part<COLUMNS>(shared_address(storage.q[q.stage]), maps.q, full, h * COLUMNS, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
+      load_part<COLUMNS>(shared_address(storage.q[q.stage]), maps.q, full, h * COLUMNS, row, head, Config::Q_VIEW == PACKED ? 0 : w.batch);
       if (h == 0) {
         bulk_load(shared_address(storage.lse[q.stage]), a.lse + (i64)block * STEP, ROW_BYTES, full);
         bulk_load(shared_address(storage.delta[q.stage]), a.delta + (i64)block * STEP, ROW_BYTES, full);
@@ -66,7 +66,7 @@ struct Producer {
       rings.dout.wait_empty(o);
       const u32 full = rings.dout.full(o);
       barrier_arrive_expect_tx(full, PART_BYTES<V_COLUMNS>);
-      load_part<COLUMNS>(shared_address(storage.dout[o.stage]), maps.dout, full, h * COLUMNS, row, head, KS_Q_VIEW == PACKED ? 0 : w.batch);
+      load_part<COLUMNS>(shared_address(storage.dout[o.stage]), maps.dout, full, h * COLUMNS, row, head, Config::Q_VIEW == PACKED ? 0 : w.batch);
     }
     steps++;
   }
@@ -76,7 +76,7 @@ struct Producer {
     const u32 full = rings.kv.full(kv);
     constexpr bool ALL = PIECES == CLUSTER * GROUPS;  // of the consumers multiply a panel of dq
     barrier_arrive_expect_tx(full, K_BYTES + V_BYTES + (ALL || rank() == 0 ? OTHER_BYTES : KEY_PANEL_BYTES));
-    const int first = w.k_first + w.tile * KEYS, row = first + rank() * BLOCK_KEYS, batch = KS_KV_VIEW == PACKED ? 0 : w.batch;
+    const int first = w.k_first + w.tile * KEYS, row = first + rank() * BLOCK_KEYS, batch = Config::KV_VIEW == PACKED ? 0 : w.batch;
     tile_load<BLOCK_KEYS, QK_COLUMNS>(shared_address(storage.k), maps.k, full, row, w.kv_head, batch);
     tile_load<BLOCK_KEYS, V_COLUMNS>(shared_address(storage.v), maps.v, full, row, w.kv_head, batch);
 #pragma unroll

@@ -1,0 +1,109 @@
+"""The constants of a binary: the members of ``struct Config``, which device sources read as
+``Config::NAME``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kernelseam.errors import PluginError
+
+CONFIG = "generated/config.h"
+"""The structure's file, as device sources include it."""
+
+
+class ElementType(str):
+    """A type's name in device sources."""
+
+    __slots__ = ()
+
+
+Constant = bool | int | float | ElementType
+Constants = dict[str, Constant]
+"""Members by name: a bool, int or float is a ``static constexpr`` one, an element type a
+``typedef``."""
+
+
+def config_header(constants: Mapping[str, Constant], texts: Mapping[str, str]) -> str:
+    """The file. A source that reads a member which is not given does not compile.
+
+    ``texts``: what each member says. Raises PluginError where one has none, or another type.
+    """
+    members = [f"  {_declaration(n, v)}  // {_text(n, texts)}" for n, v in constants.items()]
+    lines = ["#pragma once", '#include "platform.h"', "struct Config {", *members, "};", ""]
+    return "\n".join(lines)
+
+
+def _declaration(name: str, value: object) -> str:
+    match value:
+        case bool():
+            return f"static constexpr bool {name} = {str(value).lower()};"
+        case int():
+            return f"static constexpr int {name} = {value};"
+        case float():
+            return f"static constexpr float {name} = {value}f;"
+        case ElementType():
+            return f"typedef {value} {name};"
+    raise PluginError(
+        f"constant {name} = {value!r} is a {type(value).__name__}: give a bool, int, float or "
+        "ElementType"
+    )
+
+
+def _text(name: str, texts: Mapping[str, str]) -> str:
+    if name in texts:
+        return texts[name]
+    raise PluginError(f"constant {name} has no text that says what it is: give one in texts")
+
+
+TEXTS: Mapping[str, str] = {
+    # attention: scores.h, sequences.h, stored.h
+    "CAUSAL": "causal mask; false where there is a window",
+    "WINDOW": "left and right bound the distance of visible keys",
+    "PREFIX": "the first keys of a sequence are visible to all its queries",
+    "MASK": "a bool mask",
+    "ALIBI": "ALiBi slopes",
+    "SOFTCAP": "scores are capped",
+    "BIAS": "element type of the bias; void: none",
+    "SINKS": "attention sinks",
+    "Q_VIEW": "how queries lie: STRIDED, PACKED, PAGED or POINTERS",
+    "KV_VIEW": "how keys and values lie, likewise",
+    "OUT_VIEW": "how results lie, likewise",
+    "LENGTHS": "the number of a sequence's keys is in device memory",
+    "GROUPED": "a block's rows are the query heads of one KV head, query after query",
+    "Q": "element type of queries in memory",
+    "KV": "element type of keys and values in memory",
+    "Q_SCALES": "scales of queries: NO_SCALES, HEAD_SCALES or BLOCK_SCALES",
+    "KV_SCALES": "scales of keys and values, likewise",
+    # attention: dims, dtypes, results
+    "T": "element type that is multiplied",
+    "OUT": "element type of the result",
+    "DQK": "head dim of queries and keys",
+    "DV": "head dim of values",
+    "LSE": "the log-sum-exp of rows is written",
+    "FACTOR": "factor of weights before they are rounded",
+    "PACKED": "sequences' rows follow one another, those of sequence b from offsets[b] on",
+    "POINTERS": "operands are lists of matrices",
+    "BIAS_GRADIENT": "the bias' gradient is written",
+    # tiles
+    "VECTOR": "bytes that rows are aligned to",
+    "WARPS": "warps of a block",
+    "COLUMN_WARPS": "warps that share rows, each with a part of the columns",
+    "THREADS": "threads of a block",
+    "ROWS": "rows of a warp",
+    "SCORE_ROWS": "rows of a warp of scores; 0: ROWS",
+    "QUERY_ROWS": "rows of dq that a warp computes in a step; 0: dq is computed elsewhere",
+    "BN": "keys of a tile",
+    "STEP": "rows that a step meets",
+    "STAGES": "stages of the ring",
+    "IN_TURNS": "K and V share a stage",
+    "Q_RESIDENT": "queries stay in registers",
+    "Q_RETURNED": "the ring takes the shared memory of resident queries",
+    "RESIDENT": "what a block owns stays in registers as a left factor",
+    "UNROLL": "unrolling of the loop over the head dim",
+    "ROLE": "0: blocks that own keys and blocks that own queries; 1: the former; 2: the latter",
+    "SECTIONS": "the longest blocks of a section of heads start first",
+    "ITEM_COST": "keys that cost as much as beginning an item of the list",
+    "MIN_BLOCKS": "blocks that are wanted on a compute unit",
+    "SHARED_BYTES": "dynamic shared memory of a block",
+}
+"""What the shared kernels' constants say, by name."""

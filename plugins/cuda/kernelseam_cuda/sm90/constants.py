@@ -1,0 +1,39 @@
+"""What the constants of Hopper's kernels say, by name; those beside the shared kernels'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kernelseam.kernels.config import TEXTS
+
+HOPPER: Mapping[str, str] = {
+    **TEXTS,
+    "GROUPS": "consumer warpgroups",
+    "PRODUCER_REGISTERS": "registers of a producer's thread; 0: as launched",
+    "CONSUMER_REGISTERS": "registers of a consumer's thread; 0: as launched",
+    # attention forward
+    "TO": "element type of the result",
+    "Q_SCALES": "q, k and v have scales",
+    "V_STAGES": "e4m3: stages of V as it lies in memory",
+    "SUM_BLOCKS": "e4m3: blocks of keys that P·V sums before the sums move to sums.h; 0: never",
+    "Q_STAGES": "stages of queries; 2: the next tile's arrive during this one",
+    "OUT_STAGES": "panels of 16×64 of a warp's epilogue",
+    "GROUP_HEADS": "query heads of a KV head that share a tile's rows",
+    "IN_PARTS": "a tile's keys are cut into parts",
+    "TURNS": "ping-pong scheduling of two consumers",
+    "EARLY": "the next tile's first Q·Kᵀ precedes a tile's last P·V",
+    "AHEAD": "elements of S, of BN/2 a thread, whose exponentials precede the wait for P·V; the "
+    "others follow it, beside the rounding of P",
+    "REMAKE": "rows with NaN are recomputed; else values are filtered",
+    "DYNAMIC": "tiles come from an atomic counter",
+    "LATE": "the counter is asked when few blocks of a tile are left",
+    "PAGE_ROWS": "rows of a page that a box of TMA loads",
+    "K_TOGETHER": "a box loads rows of all panels of K",
+    "V_TOGETHER": "a box loads rows of all panels of V",
+    # attention backward
+    "QK_COLUMNS": "columns of q and k in tiles",
+    "V_COLUMNS": "columns of v and dout in tiles",
+    "O_STAGES": "stages of dout; both count parts of the columns in backward_wide.h",
+    "KV_STAGES": "2: the next tile's K and V arrive during this one",
+    "IN_ORDER": "dq is summed in a fixed order",
+}
