@@ -18,13 +18,6 @@ B, H, H_KV, S, D = 2, 8, 2, 100, 64
 rng = np.random.default_rng(0)
 
 
-def softmax_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Of one head, causal: what the kernels are held to."""
-    scores = np.where(np.tril(np.ones((S, S), bool)), q @ k.T / np.sqrt(D), -np.inf)
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return weights @ v / weights.sum(axis=1, keepdims=True)
-
-
 def strided() -> None:
     """Heads of one projection's output: q, k and v lie side by side in a row of [B, S, (H +
     2·H_KV)·D]."""
@@ -56,20 +49,10 @@ def strided() -> None:
         stride_out_head=D,
     )
     plan = kernelseam.plan(descriptor, device="numpy:0")
-    call = plan.bind()
+    call = plan.bind(check=True)  # raises WrongResult where the formula in float64 differs
     with kernelseam.trace() as launches:
         call()
-    heads = qkv.reshape(B, S, H + 2 * H_KV, D).transpose(0, 2, 1, 3)
-    worst = max(
-        abs(
-            softmax_attention(heads[b, h], heads[b, H + h // 4], heads[b, H + H_KV + h // 4])
-            - out[b, :, h]
-        ).max()
-        for b in range(B)
-        for h in range(H)
-    )
-    print(f"strided: {plan.problem}, {len(launches)} launch, off by {worst:.1e} at most")
-    assert worst < 1e-5
+    print(f"strided: {plan.problem}, {len(launches)} launch, right")
 
     # the same plan over other memory: nothing is planned or compiled again
     other = np.empty_like(out)
@@ -104,18 +87,12 @@ def listed() -> None:
         lse=lse.ctypes.data,
     )
     plan = kernelseam.plan(descriptor, device="numpy:0")
-    call = plan.bind()  # the lists are copied to the device here, and stay alive with the call
+    # the lists are copied to the device here, and stay alive with the call
+    call = plan.bind(check=True)
     with kernelseam.trace() as launches:
         call()
-    worst = max(
-        abs(
-            softmax_attention(q[i], k[i // H * H_KV + i % H // 4], v[i // H * H_KV + i % H // 4])
-            - out[i]
-        ).max()
-        for i in range(B * H)
-    )
-    print(f"listed: {plan.problem}, {len(launches)} launch, off by {worst:.1e} at most")
-    assert worst < 1e-5 and np.isfinite(lse).all()
+    print(f"listed: {plan.problem}, {len(launches)} launch, right")
+    assert np.isfinite(lse).all()
 
 
 def refused() -> None:

@@ -212,15 +212,12 @@ class Judge:
 def gradients(
     q: Any, k: Any, v: Any, dout: Any, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dq, dk, dv of one head, [S, D] each, by the formula."""
-    scale = q.shape[1] ** -0.5
-    scores = scale * (q @ k.T)
-    if causal:
-        scores.masked_fill_(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
-    p = torch.softmax(scores, 1)
-    dp = dout @ v.T
-    dx = p * (dp - (p * dp).sum(1, keepdim=True))
-    return scale * (dx @ k), scale * (dx.T @ q), p.T @ dout
+    """dq, dk, dv of one head, [S, D] each, by torch in the inputs' dtype."""
+    inputs = [x[None, None].detach().requires_grad_() for x in (q, k, v)]
+    with torch.enable_grad():
+        out = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=causal)
+    dq, dk, dv = (x[0, 0] for x in torch.autograd.grad(out, inputs, dout[None, None]))
+    return dq, dk, dv
 
 
 def backward_rows() -> list[BackwardRow]:

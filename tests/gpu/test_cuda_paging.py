@@ -8,6 +8,7 @@ from typing import Any
 import kernelseam
 import numpy as np
 import pytest
+from attention_formula import attention
 from kernelseam import Attention, attention_paged, plan
 from kernelseam.errors import InvalidValue
 from nvidia_gpu import DEVICE, cupy
@@ -49,21 +50,14 @@ def drawn(queries: int, lengths: tuple[int, ...] = LENGTHS, size: int = PAGE) ->
 
 def wanted(given: dict[str, Any]) -> tuple[Any, Any]:
     """out [B, S_q, H, D] and the LSE [B, H, S_q] in float64; the last query sees all keys."""
-    q, table, lengths = given["q"].astype(float), given["block_table"], given["kv_lengths"]
-    out, lse = np.zeros(q.shape), np.full((len(q), H, q.shape[1]), -np.inf)
+    q, table, lengths = given["q"], given["block_table"], given["kv_lengths"]
+    found = []
     for b, length in enumerate(lengths):
         used = table[b, : -(-length // given["k"].shape[1])]
-        k, v = (
-            np.repeat(given[n][used].reshape(-1, G, D)[:length].astype(float), H // G, axis=1)
-            for n in "kv"
-        )
-        x = np.einsum("qhd,khd->hqk", q[b], k) / 8
-        x[:, np.arange(length) > np.arange(q.shape[1])[:, None] + length - q.shape[1]] = -np.inf
-        for at in np.ndindex(x.shape[:2]):
-            if np.isfinite(x[at]).any():
-                lse[(b, *at)] = np.logaddexp.reduce(x[at])
-                out[b, at[1], at[0]] = np.exp(x[at] - lse[(b, *at)]) @ v[:, at[0]]
-    return out, lse
+        k, v = (given[n][used].reshape(-1, G, D)[:length].swapaxes(0, 1) for n in "kv")
+        found.append(attention(q[b].swapaxes(0, 1), k, v, causal=True))
+    out, lse = (np.stack(x) for x in zip(*found, strict=True))
+    return out.swapaxes(1, 2), lse
 
 
 @pytest.mark.parametrize("kind", KINDS)

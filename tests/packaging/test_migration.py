@@ -16,6 +16,7 @@ from typing import Any
 import kernelseam
 import numpy as np
 import pytest
+from attention_formula import attention
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text(encoding="utf-8")
@@ -38,21 +39,15 @@ def softmax_attention(
     slopes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Of one entry: q [S_q, H, D], k and v [S_k, H_kv, D] → [S_q, H, D] and the LSE [H, S_q]."""
-    q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
-    k, v = (x.repeat_interleave(q.shape[0] // k.shape[0], 0) for x in (k, v))
-    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if softcap:
-        scores = softcap * (scores / softcap).tanh()
-    rows, keys = scores.shape[-2:]
-    d = torch.arange(keys) - torch.arange(rows)[:, None] - (keys - rows)
-    if slopes is not None:
-        scores = scores - slopes.double()[:, None, None] * d.abs()
-    left, right = window
-    hidden = (d > 0) & causal
-    hidden |= (d < -left) if left >= 0 else (d > keys)
-    hidden |= (d > right) if right >= 0 else (d > keys)
-    scores = scores.masked_fill(hidden, -math.inf)
-    return (scores.softmax(-1) @ v).transpose(0, 1), scores.logsumexp(-1)
+    out, lse = attention(
+        *(x.transpose(0, 1) for x in (q, k, v)),
+        scale=scale,
+        causal=causal,
+        window=[None if n < 0 else n for n in window],
+        softcap=softcap,
+        alibi_slopes=slopes,
+    )
+    return out.transpose(0, 1), lse
 
 
 def heads_of(scale: Tensor, x: Tensor) -> Tensor:

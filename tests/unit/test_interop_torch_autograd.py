@@ -13,6 +13,7 @@ from typing import Any
 import kernelseam
 import numpy as np
 import pytest
+from attention_formula import attention
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch as ks
 
@@ -32,37 +33,10 @@ def qkv(dtype: Any = torch.float32) -> list[Any]:
 
 def formula(q: Any, k: Any, v: Any, **options: Any) -> Any:
     """The attention of [B, H, S, D] tensors in float64, as torch differentiates it."""
-    get = options.get
-    b, heads, s_q, d = q.shape
-    s_k, group = k.shape[2], heads // k.shape[1]
-    q, k, v = q.double(), *(x.double().repeat_interleave(group, 1) for x in (k, v))
-    x = (get("scale") or d**-0.5) * q @ k.mT
-    if get("softcap"):
-        x = options["softcap"] * torch.tanh(x / options["softcap"])
-    distance = torch.arange(s_k) - torch.arange(s_q)[:, None] - (s_k - s_q)
-    if get("alibi_slopes") is not None:
-        x = x - options["alibi_slopes"].double()[..., None, None] * distance.abs()
-    if get("bias") is not None:
-        x = x + options["bias"].double()
-    left, right = get("window") or (None, None)
-    seen = torch.ones(b, heads, s_q, s_k, dtype=torch.bool)
-    right = 0 if get("causal") else right
-    if left is not None:
-        seen &= distance >= -left
-    if right is not None:
-        seen &= distance <= right
-    if get("prefix_lengths") is not None:
-        seen |= torch.arange(s_k) < options["prefix_lengths"][:, None, None, None]
-    if get("mask") is not None:
-        seen &= options["mask"]
-    if get("kv_lengths") is not None:
-        seen &= torch.arange(s_k) < options["kv_lengths"][:, None, None, None]
-    x = torch.where(seen, x, -1e300)
-    sinks = get("sinks")
-    if sinks is not None:
-        x = torch.cat([x, sinks.double()[:, None, None].expand(b, heads, s_q, 1)], -1)
-    p = torch.softmax(x, -1)[..., :s_k] * seen
-    return p @ v
+    lengths = options.pop("kv_lengths", None)
+    if lengths is not None:
+        options["mask"] = torch.arange(k.shape[2]) < lengths[:, None, None, None]
+    return attention(q, k, v, **options)[0]
 
 
 def agree(got: Any, want: Any, inputs: dict[str, Any], limit: float) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import kernelseam
 import pytest
+from attention_formula import attention
 from kernelseam.interop import torch as ks
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -15,21 +16,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch_operators import cells, packed, pages, projected, qkv  # noqa: E402
 
 Refused = Callable[[str, Callable[[], object]], None]
-
-
-def scores(q: Any, k: Any, causal: bool = True) -> Any:
-    """[B, H, S_q, S_k] of the formula, −inf where a key is hidden."""
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    x = q @ k.mT * q.shape[-1] ** -0.5
-    s_q, s_k = x.shape[-2:]
-    hidden = torch.arange(s_k) - torch.arange(s_q)[:, None] - (s_k - s_q) > 0
-    return x.masked_fill(hidden, -torch.inf) if causal else x
-
-
-def formula(q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-    x = scores(q, k)
-    v = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
-    return torch.softmax(x, -1) @ v, torch.logsumexp(x, -1)
 
 
 LOSSES: dict[str, Callable[[Any, Any], Any]] = {
@@ -50,7 +36,7 @@ def test_the_lse_has_a_gradient(loss: str, layout: str) -> None:
         if layout == "bshd":
             out = out.transpose(1, 2)
         true = [x.detach().double().requires_grad_() for x in (q, k, v)]
-        want, want_lse = formula(*true)
+        want, want_lse = attention(*true, causal=True)
         kind = torch.float64 if dtype == torch.float64 else torch.float32
         assert lse.dtype == kind and lse.shape == (2, 4, 6)
         torch.testing.assert_close(lse.double(), want_lse, rtol=limit, atol=limit)
@@ -83,8 +69,8 @@ def test_the_lse_of_bias_sinks_and_packed_rows_by_finite_differences() -> None:
     _, lse = ks.attention(q, k, v, sinks=sinks, return_lse=True)
     (got,) = torch.autograd.grad(lse.square().sum(), sinks)
     other = sinks.detach().double().requires_grad_()
-    x = torch.cat([scores(q, k, False), other[None, :, None, None].expand(1, 4, 3, 1)], -1)
-    (want,) = torch.autograd.grad(torch.logsumexp(x, -1).square().sum(), other)
+    _, of = attention(q, k, v, sinks=other)
+    (want,) = torch.autograd.grad(of.square().sum(), other)
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
 
 
@@ -102,7 +88,7 @@ def test_other_dtypes_of_the_result() -> None:
     q, k, v = (x.detach().half().requires_grad_() for x in qkv())
     wide = ks.attention(q, k, v, out_dtype=torch.float32, batch_invariant=True)
     assert wide.dtype == torch.float32
-    want, _ = formula(*(x.double() for x in (q, k, v)))
+    want, _ = attention(q, k, v, causal=True)
     narrow = ks.attention(q, k, v, causal=True)
     wide = ks.attention(q, k, v, causal=True, out_dtype="float32")
     assert (wide.double() - want).abs().max() < (narrow.double() - want).abs().max()
@@ -231,14 +217,14 @@ def test_nested_tensors_are_packed_rows(layout: str) -> None:
     actual = out.transpose(1, 2) if layout == "bhsd" else out
     for i, got in enumerate(actual.unbind()):
         rows = [x[i].detach().double().transpose(0, 1)[None] for x in parts]
-        want, _ = formula(*rows)
+        want, _ = attention(*rows, causal=True)
         torch.testing.assert_close(got.double(), want[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
     actual.values().square().sum().backward()
     leaves = [x.detach().double().requires_grad_() for x in parts[0]]
     for i, leaf in enumerate(leaves):
         rows = [leaf.transpose(0, 1)[None]]
         rows += [x[i].detach().double().transpose(0, 1)[None] for x in parts[1:]]
-        formula(*rows)[0].square().sum().backward()
+        attention(*rows, causal=True)[0].square().sum().backward()
         torch.testing.assert_close(parts[0][i].grad.double(), leaf.grad, rtol=1e-4, atol=1e-5)
 
 

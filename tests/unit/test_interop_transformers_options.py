@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from attention_formula import attention
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import transformers as door
 
@@ -41,14 +42,8 @@ def layer(**attributes: Any) -> Any:
 
 def wanted(q: Any, k: Any, v: Any, mask: Any, bias: Any = 0.0, sinks: Any = None) -> Any:
     """Eager attention, in float64: [B, S_q, H, D]."""
-    groups = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(groups, 1).double() for x in (k, v))
-    scores = q.double() @ k.mT / 8**0.5 + bias
-    scores = scores.masked_fill(~mask, -torch.inf)
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.double()], -1)
-    weights = scores.softmax(-1)[..., : k.shape[2]]
-    return (weights @ v).transpose(1, 2).float()
+    out, _ = attention(q, k, v, mask=mask, bias=bias, sinks=sinks)
+    return out.transpose(1, 2).float()
 
 
 def causal(rows: int, keys: int) -> Any:

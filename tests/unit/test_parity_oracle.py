@@ -13,57 +13,6 @@ from kernelseam.oracle import formulas
 NAN, INF = math.nan, math.inf
 
 
-def _softmax_row(
-    q: list[float], keys: list[list[float]], values: list[list[float]], scale: float
-) -> tuple[list[float], float]:
-    scores = [scale * sum(a * b for a, b in zip(q, k, strict=True)) for k in keys]
-    weights = [math.exp(s) for s in scores]
-    total = sum(weights)
-    out = [
-        sum(w * v[d] for w, v in zip(weights, values, strict=True)) / total
-        for d in range(len(values[0]))
-    ]
-    return out, math.log(total)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("S_q", "S_k"), [(3, 5), (5, 3), (4, 4)])
-def test_attention_is_the_formula(S_q: int, S_k: int, causal: bool) -> None:
-    rng = np.random.default_rng(0)
-    B, H, G, D, D_v = 2, 4, 2, 3, 5
-    q, k, v = (
-        rng.standard_normal(s).astype(np.float32)
-        for s in ((B, H, S_q, D), (B, G, S_k, D), (B, G, S_k, D_v))
-    )
-    actual = formulas.attention(q, k, v, causal, 0.7)
-    for b, h, i in np.ndindex(B, H, S_q):
-        seen = [j for j in range(S_k) if not causal or j <= i + S_k - S_q]
-        K, V = k[b, h // 2, seen].tolist(), v[b, h // 2, seen].tolist()
-        if not seen:
-            assert actual.out[b, h, i].tolist() == [0.0] * D_v
-            assert actual.lse[b, h, i] == -INF
-            continue
-        out, lse = _softmax_row(q[b, h, i].tolist(), K, V, 0.7)
-        assert actual.out[b, h, i] == pytest.approx(out, rel=1e-12, abs=1e-15)
-        assert actual.lse[b, h, i] == pytest.approx(lse, rel=1e-12, abs=1e-14)
-        magnitudes = [[abs(x) for x in row] for row in V]
-        assert actual.pv[b, h, i] == pytest.approx(
-            _softmax_row(q[b, h, i].tolist(), K, magnitudes, 0.7)[0], rel=1e-12
-        )
-        products = [
-            0.7 * sum(abs(x * y) for x, y in zip(q[b, h, i].tolist(), key, strict=True))
-            for key in K
-        ]
-        assert actual.products[b, h, i] == pytest.approx(max(products), rel=1e-12)
-        largest = max(
-            0.7 * sum(x * y for x, y in zip(q[b, h, i].tolist(), key, strict=True)) for key in K
-        )
-        ell = math.exp(lse - largest)
-        assert actual.values[b, h, i] == pytest.approx(
-            [sum(c) / ell for c in zip(*magnitudes, strict=True)], rel=1e-12
-        )
-
-
 def test_sampled_rows_are_those_of_the_whole() -> None:
     rng = np.random.default_rng(1)
     q, k, v = (rng.standard_normal((2, h, s, 4)) for h, s in ((4, 6), (2, 9), (2, 9)))

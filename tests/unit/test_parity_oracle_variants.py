@@ -30,6 +30,7 @@ FULL = Variant(
 )
 """Every option."""
 ALONE = {
+    "plain": Variant(),
     "window": Variant(window=FULL.window),
     "left": Variant(window=(1, None)),
     "right": Variant(window=(None, 1)),

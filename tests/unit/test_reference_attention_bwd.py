@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from attention_formula import Array, close, formula, gradients
+from attention_formula import Array, attention, close, formula, gradients
 from attention_mixture import KINDS, UNTOUCHED, Mixture
 from kernelseam import Attention, AttentionBwd, plan, planning
 from kernelseam.descriptors import AttentionProblem, AttentionSpec
@@ -334,11 +334,9 @@ def test_what_torch_derives(seed: int) -> None:
         torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (q, k, v, bias, sinks)
     ]
     tq, tk, tv, tbias, tsinks = leaves
-    x = tq @ tk.repeat_interleave(group, 1).mT / math.sqrt(D)
-    x = cap * torch.tanh(x / cap) + tbias
-    seen = torch.tensor(mask) & (torch.ones(S_q, S_k).tril(S_k - S_q).bool() if causal else True)
-    x = torch.cat([x.masked_fill(~seen, -math.inf), tsinks[:, None, None].expand(B, H, S_q, 1)], 3)
-    out = torch.softmax(x, 3)[..., :-1] @ tv.repeat_interleave(group, 1)
+    out, _ = attention(
+        *(tq, tk, tv), causal=causal, softcap=cap, bias=tbias, mask=mask, sinks=tsinks
+    )
     out.backward(torch.tensor(dout))
     for name, leaf in zip(("dq", "dk", "dv", "dbias", "dsinks"), leaves, strict=True):
         expected = leaf.grad.numpy()

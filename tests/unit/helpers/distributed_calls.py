@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import attention_formula
 import numpy as np
 
 Arrays = dict[str, Any]
@@ -231,36 +232,28 @@ def expected_by_torch(case: Case) -> Arrays:
     if case.dtype != "float64":
         whole = {n: _rounded(x, case.dtype) if n in "qkvdout" else x for n, x in whole.items()}
     q, k, v = (torch.from_numpy(whole[n]).double().requires_grad_() for n in "qkv")
-    group, rows_k = q.shape[1] // k.shape[1], k.shape[2]
-    i, j = torch.arange(case.rows)[:, None], torch.arange(rows_k)
-    d = j - i - (rows_k - case.rows)
-    left, right = case.window or (None, None)
-    seen = torch.ones(q.shape[0], 1, case.rows, rows_k, dtype=torch.bool)
-    seen &= d <= 0 if case.causal else True
-    seen &= True if left is None else d >= -left
-    seen &= True if right is None else d <= right
-    if case.prefix is not None:
-        seen |= j < torch.tensor(case.prefix)[:, None, None, None]
+    rows_k = k.shape[2]
+    mask = torch.ones(q.shape[0], 1, case.rows, rows_k, dtype=torch.bool)
     if case.kv_lengths is not None:
-        seen &= j < torch.tensor(case.kv_lengths)[:, None, None, None]
+        mask &= torch.arange(rows_k) < torch.tensor(case.kv_lengths)[:, None, None, None]
     if case.documents is not None:
         bounds = torch.tensor(case.documents)
         which = torch.searchsorted(bounds, torch.arange(case.rows), right=True)
         inside = (which > 0) & (which < len(bounds))
-        seen &= (which[:, None] == which) & inside
-    x = q @ k.repeat_interleave(group, 1).mT * case.dim**-0.5
-    x = x if case.softcap is None else case.softcap * torch.tanh(x / case.softcap)
-    if case.alibi:
-        x = x - torch.from_numpy(whole["alibi"]).double()[:, None, None] * d.abs()
-    x = x.masked_fill(~seen, -torch.inf)
+        mask &= (which[:, None] == which) & inside
     sinks = torch.from_numpy(whole["sinks"]).double().requires_grad_()
-    if case.sinks:
-        sink = sinks.view(1, -1, 1, 1).expand(*x.shape[:3], 1)
-        lse = torch.cat([x, sink], 3).logsumexp(3)
-    else:
-        lse = x.logsumexp(3)
-    p = torch.where(seen, (x - lse.masked_fill(lse == -torch.inf, 0).unsqueeze(3)).exp(), 0)
-    out = p @ v.repeat_interleave(group, 1)
+    out, lse = attention_formula.attention(
+        q,
+        k,
+        v,
+        causal=case.causal,
+        window=case.window,
+        prefix_lengths=case.prefix,
+        softcap=case.softcap,
+        alibi_slopes=whole["alibi"] if case.alibi else None,
+        mask=mask,
+        sinks=sinks if case.sinks else None,
+    )
     loss = (out * torch.from_numpy(whole["dout"])).sum()
     if case.lse:
         loss = loss + (lse * torch.from_numpy(whole["dlse"])).sum()

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import kernelseam.interop.jax as ks
 import numpy as np
+from attention_formula import attention
 
 Array = Any
 BOUND = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 4e-2}
@@ -35,22 +36,9 @@ def own_attention(
     """(result, lse) by JAX's operations in float32."""
     if layout == "bshd":
         q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    group = q.shape[1] // k.shape[1]
-    k, v = (jnp.repeat(x.astype(jnp.float32), group, 1) for x in (k, v))
-    scores = jnp.einsum("bhqd,bhkd->bhqk", q.astype(jnp.float32), k) / q.shape[-1] ** 0.5
-    if softcap:
-        scores = softcap * jnp.tanh(scores / softcap)
-    if bias is not None:
-        scores += bias
-    rows, columns = scores.shape[-2:]
-    seen = jnp.tril(jnp.ones((rows, columns), bool), columns - rows) if causal else True
-    scores = jnp.where(seen if mask is None else seen & mask, scores, -jnp.inf)
-    every = scores
-    if sinks is not None:
-        sink = jnp.broadcast_to(sinks[None, :, None, None], (*scores.shape[:3], 1))
-        every = jnp.concatenate([scores, sink], -1)
-    lse = jax.nn.logsumexp(every, -1)
-    out = jnp.exp(scores - lse[..., None]) @ v
+    out, lse = attention(
+        *(q, k, v), causal=causal, softcap=softcap, bias=bias, mask=mask, sinks=sinks
+    )
     return out.swapaxes(1, 2) if layout == "bshd" else out, lse
 
 
