@@ -39,7 +39,7 @@ def test_attention_for_people(command: Command) -> None:
     assert lines[0] == "attention float16 causal batch=2 heads=4 S_q=33 S_k=33 dim=16"
     names = [line[2:17].strip() for line in lines[1:]]
     assert names == ["device", "implementation", "launches", "against oracle", "time", "rate"]
-    assert "passed: 4224 of 4224 elements, worst error/tolerance 0." in lines[4]
+    assert "passed: all 4224 elements, worst error/tolerance 0." in lines[4]
     assert (
         "median" in lines[5]
         and "spread" in lines[5]
@@ -453,7 +453,8 @@ def test_explain_names_every_implementation(command: Command) -> None:
     assert (first["implementation"], first["verdict"]) == ("numpy", "chosen")
     assert first["operations"] == 2 * 2 * 4 * (33 * 34 // 2) * 32 and first["seconds"] > 0
     assert first["bytes"] == 2 * 4 * 33 * 16 * 4 * 2
-    (_, other) = parsed(command("explain", "gemm", "--json"))["implementations"]
+    (_,) = parsed(command("explain", "gemm", "--json"))["implementations"]
+    (_, other) = parsed(command("explain", "gemm", "--all", "--json"))["implementations"]
     assert (other["implementation"], other["backend"], other["verdict"]) == (
         "acme-gemm",
         "acme",
@@ -512,6 +513,9 @@ def test_doctor(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["environment"]["KERNELSEAM_SOMETHING"] == {"value": "else", "meaning": ""}
     status, out, err = command("doctor")
     assert (status, err) == (0, "")
+    summary = out.splitlines()[:3]
+    assert [line.split("  ")[0] for line in summary] == ["runs on", "compiles for", "missing"]
+    assert "numpy:0" in summary[0] and "acme:0" in summary[0]
     for word in (
         "Devices",
         "Plugins",

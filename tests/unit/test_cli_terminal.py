@@ -51,7 +51,7 @@ def on_a_terminal(*arguments: str, columns: int = 80) -> tuple[int, list[str]]:
 @pytest.mark.parametrize(
     ("arguments", "header"),
     [
-        (("explain", "attention"), "implementation     backend  bytes     operations   predicted"),
+        (("explain", "attention"), "implementation  backend  bytes     operations   predicted"),
         (
             ("parity", "--backend", "numpy", "--case", "gemm-f64-n*"),
             "  backend  implementation  cases  passed  refused  failed  worst  s    in",

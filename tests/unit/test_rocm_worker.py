@@ -271,8 +271,8 @@ def test_which_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidValue) as refused:
         worker.launcher()
     assert str(refused.value) == (
-        f"KERNELSEAM_HIP = {folder}: must be a folder with a program `run`. Make it by "
-        "get-hiprtc.sh."
+        f"KERNELSEAM_HIP = {folder}: must be a folder with a program `run`. Make it in a "
+        f"checkout: `tools/get-hiprtc.sh {folder}`."
     )
     monkeypatch.delenv(worker.VARIABLE)
     assert worker.launcher() is None

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kernelseam.absent import compiler_for
+from kernelseam.absent import arch_of, compiler_for
 from kernelseam.bundling import Collected, LeftOut, WheelName, collect, read_trace, write_wheel
 from kernelseam.bundling.collecting import Progress
 from kernelseam.cli import shapes
@@ -69,12 +69,13 @@ def run(
             "KERNELSEAM_NO_JIT", 1, "forbids to compile", "Unset it where bundles are made"
         )
     name, problems = WheelName.of(bundle), read_trace(trace)
-    toolchains = [compiler_for(a)[1] for a in dict.fromkeys(arch)]
+    archs = list(dict.fromkeys(map(arch_of, arch)))
+    toolchains = [compiler_for(a)[1] for a in archs]
     with Contained("a toolchain"):
         compilers = {t.backend: t.compiler() for t in toolchains}
         with _progress() as progress:
             collected, left_out = collect(
-                problems, arch, all_choices=all_choices, progress=progress
+                problems, archs, all_choices=all_choices, progress=progress
             )
     path = write_wheel(name, collected, compilers)
     _report(path, len(problems), collected, left_out, as_json=json)

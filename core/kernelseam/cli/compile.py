@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kernelseam.absent import compiler_for
+from kernelseam.absent import arch_of, compiler_for
 from kernelseam.cli import shapes
 from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
 from kernelseam.cli.output import described, emit_json, heading, table
@@ -99,7 +99,7 @@ def _compile(
     """Compile for each arch and show binaries and failures; exit status 1 if there is a failure."""
     rows: list[dict[str, Any]] = []
     failures: dict[str, CompileError | InvalidValue] = {}
-    compilers = {arch: compiler_for(arch) for arch in archs}
+    compilers = {arch: compiler_for(arch) for arch in map(arch_of, archs)}
     for i, (arch, (backend, toolchain)) in enumerate(compilers.items(), 1):
         with working(f"compiling for {arch} ({i} of {len(compilers)})"):
             try:

@@ -12,6 +12,7 @@ import typer
 
 from kernelseam import compilation
 from kernelseam._version import __version__
+from kernelseam.absent import missing_plugins
 from kernelseam.cli import shapes
 from kernelseam.cli.examination import Finding, examine
 from kernelseam.cli.output import emit_json, facts, heading, scaled, table
@@ -19,6 +20,8 @@ from kernelseam.cli.progress import working
 from kernelseam.contract import CONTRACT_VERSION, Backend, Device
 from kernelseam.plugins import Failure, Plugins, failure, plugins
 
+MISSING = "missing"
+"""The item of a plugin's report that says what is missing: a mapping of names to remedies."""
 VARIABLES = {
     "KERNELSEAM_BACKEND": "the default backend",
     "KERNELSEAM_CACHE_DIR": "the folder of compiled binaries",
@@ -140,6 +143,8 @@ def _environment(plugins: dict[str, str]) -> dict[str, Any]:
 
 def show(data: dict[str, Any]) -> None:
     """Print the report."""
+    facts(_summary(data))
+    print()
     heading(
         f"kernelseam {data['version']}, contract {data['contract_version']}, Python "
         f"{data['python']}, "
@@ -163,8 +168,9 @@ def show(data: dict[str, Any]) -> None:
     heading("\nPlugins")
     for p in data["plugins"]:
         facts([(f"  {p['plugin']} {p['version']}", p["summary"])])
-        if p["report"]:
-            facts([(f"    {name}", _line(value)) for name, value in p["report"].items()])
+        report = {n: x for n, x in p["report"].items() if n != MISSING}
+        if report:
+            facts([(f"    {name}", _line(value)) for name, value in report.items()])
     for name, backend in data["backends"].items():
         facts([(f"  backend {name}", ", ".join(backend["implementations"]) or "no implementation")])
     if data["examined"]:
@@ -213,6 +219,22 @@ def show(data: dict[str, Any]) -> None:
             for name, v in data["environment"].items()
         ],
     )
+
+
+def _summary(data: dict[str, Any]) -> list[tuple[str, object]]:
+    """What runs here, what is compiled for, and what is missing, with the remedy."""
+    runs = [f"{d['device']} {d['name']}".rstrip() for d in data["devices"]]
+    compiles = [f"{', '.join(b['archs'])} ({n})" for n, b in data["backends"].items() if b["archs"]]
+    missing = [f"{n}: {command}" for n, command in missing_plugins().items()]
+    for p in data["plugins"]:
+        wanted = p["report"].get(MISSING, {})
+        missing += [f"{n}: {remedy}" for n, remedy in wanted.items()]
+    missing += [f"{f['plugin']}: failed, see Failures" for f in data["failures"]]
+    return [
+        ("runs on", "; ".join(runs)),
+        ("compiles for", "; ".join(compiles) or "nothing"),
+        ("missing", "; ".join(missing) or "nothing"),
+    ]
 
 
 def _line(value: object) -> str:

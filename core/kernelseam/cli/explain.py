@@ -25,9 +25,11 @@ Arch = Annotated[
     str | None,
     typer.Option(
         "--arch",
-        help="Explain for a GPU of this arch, from its data sheet.",
+        help="Explain for a GPU that need not be here, from its data sheet: its arch, or words of "
+        "a product's name.",
     ),
 ]
+All = Annotated[bool, typer.Option("--all", help="Show implementations of other backends too.")]
 app = typer.Typer(
     no_args_is_help=True,
     help="Which implementation is chosen for a problem, and why not the others.",
@@ -41,10 +43,11 @@ def attention(
     backend: shapes.Backend = None,
     arch: Arch = None,
     implementation: shapes.Implementation = None,
+    all_backends: All = False,
     json: shapes.Json = False,
 ) -> None:
     """Explain an attention."""
-    _explain(request.descriptor(), backend, arch, implementation, json)
+    _explain(request.descriptor(), backend, arch, implementation, all_backends, json)
 
 
 @app.command("gemm")
@@ -66,6 +69,7 @@ def gemm(
     backend: shapes.Backend = None,
     arch: Arch = None,
     implementation: shapes.Implementation = None,
+    all_backends: All = False,
     json: shapes.Json = False,
 ) -> None:
     """Explain a batched GEMM."""
@@ -85,7 +89,7 @@ def gemm(
         residual=residual,
         precision=precision,
     )
-    _explain(shape.descriptor(), backend, arch, implementation, json)
+    _explain(shape.descriptor(), backend, arch, implementation, all_backends, json)
 
 
 @app.command("projection")
@@ -104,6 +108,7 @@ def projection(
     backend: shapes.Backend = None,
     arch: Arch = None,
     implementation: shapes.Implementation = None,
+    all_backends: All = False,
     json: shapes.Json = False,
 ) -> None:
     """Explain the projection before an attention, or that after it."""
@@ -120,7 +125,7 @@ def projection(
         residual=residual,
         rotary=rotary,
     )
-    _explain(shape.descriptor(), backend, arch, implementation, json)
+    _explain(shape.descriptor(), backend, arch, implementation, all_backends, json)
 
 
 def _device(backend: str | None, arch: str | None) -> Device:
@@ -139,6 +144,7 @@ def _explain(
     backend: str | None,
     arch: str | None,
     implementation: str | None,
+    all_backends: bool,
     as_json: bool,
 ) -> None:
     with working("looking for devices"):
@@ -164,7 +170,7 @@ def _explain(
         name = c.implementation.name
         candidates.append(_row(name, device.backend, verdict, c.refusal or "", c.cost, measured))
     for i in plugins().registry.implementations_of(problem.operation):
-        if i.backend != device.backend:
+        if all_backends and i.backend != device.backend:
             elsewhere = f"it runs on {i.backend}, the device is {device}"
             candidates.append(_row(i.name, i.backend, "refused", elsewhere, None, None))
     launches = _launches(choice, problem, device) if choice else ()

@@ -153,7 +153,10 @@ class Run:
         ]
         rows += [("note", note) for note in self._notes()]
         for name, v in self.verdicts.items():
-            worst = f"{v.checked} of {self.elements} elements, worst error/tolerance {v.worst:.3g}"
+            seen = f"all {v.checked}"
+            if v.checked < self.elements:
+                seen = f"a sample of {v.checked} of {self.elements}"
+            worst = f"{seen} elements, worst error/tolerance {v.worst:.3g}"
             rows.append(
                 (
                     f"against {name}",

@@ -72,3 +72,5 @@ class ArchRow:
     product: Device | None = field(default=None, compare=False)
     """A device of this arch as its data sheet has it, with evidence ABSENT: what ``explain --arch``
     and bundles reason about where no such device is here. None if unknown."""
+    more_products: tuple[Device, ...] = field(default=(), compare=False)
+    """Further devices of this arch, which ``--arch`` finds by their names."""

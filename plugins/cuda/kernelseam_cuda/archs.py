@@ -3,6 +3,7 @@ here."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from kernelseam.contract import ABSENT, ArchRow, Coefficients, Device, DeviceLimits, LibraryRate
@@ -97,40 +98,63 @@ papers.
 """
 
 PRODUCTS = {
-    "sm_75": ("NVIDIA T4", 40, 1590, 3.2e11, 16),
-    "sm_80": ("NVIDIA A100-SXM4-80GB", 108, 1410, 2.039e12, 80),
-    "sm_86": ("NVIDIA A10", 72, 1695, 6.0e11, 24),
-    "sm_89": ("NVIDIA L40S", 142, 2520, 8.64e11, 48),
-    "sm_90a": ("NVIDIA H200", 132, 1980, 4.8e12, 141),
-    "sm_100a": ("NVIDIA B200", 148, 1965, 8.0e12, 180),
-    "sm_103": ("NVIDIA B300", 160, 1920, 8.0e12, 288),
-    "sm_120": ("NVIDIA GeForce RTX 5090", 170, 2407, 1.792e12, 32),
+    "sm_75": (
+        ("NVIDIA T4", 40, 1590, 3.2e11, 16),
+        ("NVIDIA GeForce RTX 2080 Ti", 68, 1545, 6.16e11, 11),
+    ),
+    "sm_80": (
+        ("NVIDIA A100-SXM4-80GB", 108, 1410, 2.039e12, 80),
+        ("NVIDIA A100-SXM4-40GB", 108, 1410, 1.555e12, 40),
+        ("NVIDIA A30", 56, 1440, 9.33e11, 24),
+    ),
+    "sm_86": (
+        ("NVIDIA A10", 72, 1695, 6.0e11, 24),
+        ("NVIDIA GeForce RTX 3090", 82, 1695, 9.36e11, 24),
+        ("NVIDIA RTX A6000", 84, 1800, 7.68e11, 48),
+    ),
+    "sm_89": (
+        ("NVIDIA L40S", 142, 2520, 8.64e11, 48),
+        ("NVIDIA L4", 58, 2040, 3.0e11, 24),
+        ("NVIDIA GeForce RTX 4090", 128, 2520, 1.008e12, 24),
+    ),
+    "sm_90a": (
+        ("NVIDIA H200", 132, 1980, 4.8e12, 141),
+        ("NVIDIA H100 SXM", 132, 1980, 3.35e12, 80),
+        ("NVIDIA H100 PCIe", 114, 1755, 2.0e12, 80),
+    ),
+    "sm_100a": (("NVIDIA B200", 148, 1965, 8.0e12, 180),),
+    "sm_103": (("NVIDIA B300", 160, 1920, 8.0e12, 288),),
+    "sm_120": (
+        ("NVIDIA GeForce RTX 5090", 170, 2407, 1.792e12, 32),
+        ("NVIDIA RTX PRO 6000 Blackwell", 188, 2617, 1.792e12, 96),
+    ),
 }
-"""Of each arch one: name, multiprocessors, boost clock in MHz, bytes of memory bandwidth in a
-second, GB of memory.
+"""Products of each arch, the first of which stands for it: name, multiprocessors, boost clock in
+MHz, bytes of memory bandwidth in a second, GB of memory.
 
 Source: NVIDIA's product pages and data sheets; the B300's units and clock are those that give its
 peak rates.
 """
 
 
-def _product(arch: str, shared_bytes: int) -> Device:
-    name, units, megahertz, bandwidth, gigabytes = PRODUCTS[arch]
-    limits = DeviceLimits(
-        compute_units=units,
-        shared_bytes_per_block=shared_bytes,
-        memory_bytes=gigabytes * 10**9,
-        bytes_per_second=bandwidth,
-        operations_per_second={
-            d.value: n * units * megahertz * 1e6 for d, n in RATES[arch].items()
-        },
-    )
-    return Device("cuda", 0, arch, name, limits, ABSENT)
+def _products(arch: str, shared_bytes: int) -> Iterator[Device]:
+    for name, units, megahertz, bandwidth, gigabytes in PRODUCTS[arch]:
+        limits = DeviceLimits(
+            compute_units=units,
+            shared_bytes_per_block=shared_bytes,
+            memory_bytes=gigabytes * 10**9,
+            bytes_per_second=bandwidth,
+            operations_per_second={
+                d.value: n * units * megahertz * 1e6 for d, n in RATES[arch].items()
+            },
+        )
+        yield Device("cuda", 0, arch, name, limits, ABSENT)
 
 
 def _row(arch: str, shared_kib: int) -> ArchRow:
     clustered, doubles = arch in CLUSTERED, arch in MATRIX_DOUBLE
     halves = _HALF_PRECISION - {DType.bfloat16} if arch == "sm_75" else _HALF_PRECISION
+    product, *others = _products(arch, shared_kib * _KIB)
     stored = frozenset({DType.float8_e4m3fn} if arch in CONVERTS_E4M3 else ())
     return ArchRow(
         arch=arch,
@@ -151,7 +175,8 @@ def _row(arch: str, shared_kib: int) -> ArchRow:
         cluster_blocks=_CLUSTER_BLOCKS if clustered else 1,
         programmatic_launch=clustered,
         costs=COSTS[arch],
-        product=_product(arch, shared_kib * _KIB),
+        product=product,
+        more_products=tuple(others),
     )
 
 

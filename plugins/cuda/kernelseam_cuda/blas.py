@@ -38,6 +38,8 @@ _ALLOC_FAILED = 3
 _WIDEST = 16
 _INT, _WIDE, _POINTER = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
 
+INSTALL = "install kernelseam-cuda[blas], or kernelseam-cuda[blas-cu12] for CUDA 12"
+
 
 PRECISIONS = frozenset({"tf32"})
 """Of float32 products, beside float32's own."""
@@ -161,10 +163,7 @@ def load(name: str, title: str) -> Any:
         return ctypes.CDLL(load_nvidia_dynamic_lib(name).abs_path)
     except (ImportError, RuntimeError, OSError) as e:
         reason = str(e).partition("\n")[0]
-        raise DeviceError(
-            f"{title} cannot be loaded ({reason}): install kernelseam-cuda[blas], or "
-            "kernelseam-cuda[blas-cu12] for CUDA 12"
-        ) from e
+        raise DeviceError(f"{title} cannot be loaded ({reason}): {INSTALL}") from e
 
 
 def missing(library: Callable[[], Any]) -> str | None:

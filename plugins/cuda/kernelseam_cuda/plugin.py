@@ -65,6 +65,7 @@ def kernelseam_doctor() -> Mapping[str, Any]:
         f"{d.limits.memory_bytes / 2**30:.0f} GiB"
         for d in runtime.devices()
     ]
+    missing: dict[str, str] = {}
     report: dict[str, Any] = {
         "packages": {n: version for n in DISTRIBUTIONS if (version := bindings.version(n))}
         or f"none: {bindings.INSTALL}",
@@ -76,10 +77,12 @@ def kernelseam_doctor() -> Mapping[str, Any]:
         can_compile = True
     except CompileError as e:
         report["compiler"], can_compile = f"missing: {e.log}", False
+        missing["nvrtc"] = bindings.INSTALL
     report["cublas"] = blas.unavailable() or "found"
     report["cublaslt"] = cublaslt.unavailable() or "found"
     if not any(name.startswith("cupy-") for name in report["packages"]):
         report["no device memory because"] = f"cupy is missing: {bindings.INSTALL}"
+        missing["cupy"] = bindings.INSTALL
     if devices:
         report["driver"] = f"CUDA {_cuda_version(bindings.call('cuDriverGetVersion'))}"
         report["mode"] = (
@@ -88,7 +91,10 @@ def kernelseam_doctor() -> Mapping[str, Any]:
     else:
         report["mode"] = "compile only" if can_compile else "neither compiles nor runs"
         report["no device because"] = runtime.absence or "the driver counts none"
-    return report
+        missing["an NVIDIA GPU"] = report["no device because"]
+    if devices and report["cublas"] != "found":
+        missing["cuBLAS"] = blas.INSTALL
+    return report | {"missing": missing}
 
 
 def _cuda_version(number: int) -> str:

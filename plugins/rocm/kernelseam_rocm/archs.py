@@ -3,7 +3,7 @@ here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kernelseam.contract import ABSENT, ArchRow, Coefficients, Device, DeviceLimits, LibraryRate
@@ -57,16 +57,32 @@ units for the others. Derived from the peak rates, clocks and unit counts of AMD
 sheets."""
 
 PRODUCTS = {
-    "gfx90a": ("AMD Instinct MI210", 104, 1700, 1.6e12, 64),
-    "gfx942": ("AMD Instinct MI300X", 304, 2100, 5.3e12, 192),
-    "gfx950": ("AMD Instinct MI355X", 256, 2400, 8e12, 288),
-    "gfx1100": ("AMD Radeon RX 7900 XTX", 96, 2500, 9.6e11, 24),
-    "gfx1151": ("AMD Radeon 8060S", 40, 2900, 2.56e11, 96),
-    "gfx1200": ("AMD Radeon RX 9060 XT", 32, 3130, 3.2e11, 16),
-    "gfx1201": ("AMD Radeon RX 9070 XT", 64, 2970, 6.4e11, 16),
+    "gfx90a": (
+        ("AMD Instinct MI210", 104, 1700, 1.6e12, 64),
+        ("AMD Instinct MI250X, one of its two dies", 110, 1700, 1.6e12, 64),
+    ),
+    "gfx942": (
+        ("AMD Instinct MI300X", 304, 2100, 5.3e12, 192),
+        ("AMD Instinct MI325X", 304, 2100, 6.0e12, 256),
+    ),
+    "gfx950": (
+        ("AMD Instinct MI355X", 256, 2400, 8e12, 288),
+        ("AMD Instinct MI350X", 256, 2200, 8e12, 288),
+    ),
+    "gfx1100": (
+        ("AMD Radeon RX 7900 XTX", 96, 2500, 9.6e11, 24),
+        ("AMD Radeon RX 7900 XT", 84, 2400, 8e11, 20),
+        ("AMD Radeon PRO W7900", 96, 2495, 8.64e11, 48),
+    ),
+    "gfx1151": (("AMD Radeon 8060S", 40, 2900, 2.56e11, 96),),
+    "gfx1200": (("AMD Radeon RX 9060 XT", 32, 3130, 3.2e11, 16),),
+    "gfx1201": (
+        ("AMD Radeon RX 9070 XT", 64, 2970, 6.4e11, 16),
+        ("AMD Radeon RX 9070", 56, 2520, 6.4e11, 16),
+    ),
 }
-"""Of each arch one: name, compute units, peak clock in MHz, bytes of memory bandwidth in a second,
-GB of memory. Source: AMD's product pages."""
+"""Products of each arch, the first of which stands for it: name, compute units, peak clock in MHz,
+bytes of memory bandwidth in a second, GB of memory. Source: AMD's product pages."""
 
 
 STORED = {
@@ -77,18 +93,18 @@ STORED = {
 its instruction sets."""
 
 
-def _product(arch: str, shared_bytes: int) -> Device:
-    name, units, megahertz, bandwidth, gigabytes = PRODUCTS[arch]
-    limits = DeviceLimits(
-        compute_units=units,
-        shared_bytes_per_block=shared_bytes,
-        memory_bytes=gigabytes * 10**9,
-        bytes_per_second=bandwidth,
-        operations_per_second={
-            d.value: n * units * megahertz * 1e6 for d, n in RATES[arch].items()
-        },
-    )
-    return Device("rocm", 0, arch, name, limits, ABSENT)
+def _products(arch: str, shared_bytes: int) -> Iterator[Device]:
+    for name, units, megahertz, bandwidth, gigabytes in PRODUCTS[arch]:
+        limits = DeviceLimits(
+            compute_units=units,
+            shared_bytes_per_block=shared_bytes,
+            memory_bytes=gigabytes * 10**9,
+            bytes_per_second=bandwidth,
+            operations_per_second={
+                d.value: n * units * megahertz * 1e6 for d, n in RATES[arch].items()
+            },
+        )
+        yield Device("rocm", 0, arch, name, limits, ABSENT)
 
 
 def _row(
@@ -103,6 +119,7 @@ def _row(
     options: tuple[str, ...] = (),
 ) -> ArchRow:
     defines = {"KS_WARP": str(warp), "KS_SIMDS": str(simds), "KS_LDS_BANKS": str(banks), **matrix}
+    product, *others = _products(arch, shared)
     stored = STORED.get(arch)
     if stored is not None:
         defines["KS_E4M3"] = "1"
@@ -123,7 +140,8 @@ def _row(
         tiles=shapes,
         options=(*_OPTIONS, *options),
         costs=ESTIMATED,
-        product=_product(arch, shared),
+        product=product,
+        more_products=tuple(others),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from functools import cache
 from typing import Any
 
@@ -67,10 +68,15 @@ def call(name: str, *arguments: object) -> Any:
     try:
         status, *results = getattr(runtime, name)(*arguments)
     except RuntimeError as e:  # hip-python could not find the library, or the function in it
-        raise NoDevice(f"{name} cannot be called: {e}") from e
+        raise NoDevice(f"{name} cannot be called: {said(e)}") from e
     if int(status):
         raise failure(name, status)
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def said(e: Exception) -> str:
+    """What an exception says; hip-python puts bytes into its text as Python prints them."""
+    return re.sub(r"'?\bb'([^']*)''?", r"\1", str(e))
 
 
 def failure(name: str, status: Any) -> DeviceError:

@@ -20,7 +20,7 @@ from kernelseam_rocm.runtime import HipRuntime
 from kernelseam_rocm.toolchain import HipToolchain
 
 VARIABLES = (
-    (worker.VARIABLE, "a folder that get-hiprtc.sh filled: hiprtc is taken from there"),
+    (worker.VARIABLE, "a folder that `tools/get-hiprtc.sh DIR` filled: hiprtc is taken from there"),
     (emulator.VARIABLE, f"a checkout of tinygrad, for {emulator.DISTRIBUTION}'s emulated devices"),
 )
 DISTRIBUTIONS = ("hip-python", "rocm-bindings-core", "rocm-bindings-hip", "rocm-bindings-libraries")
@@ -65,6 +65,7 @@ def kernelseam_doctor() -> Mapping[str, Any]:
     runtime, toolchain = real(), backend().toolchain
     assert toolchain is not None
     devices = [f"{d} {d.name}, {d.limits.compute_units} compute units" for d in runtime.devices()]
+    missing: dict[str, str] = {}
     report: dict[str, Any] = {
         "bindings": {name: version for name in DISTRIBUTIONS if (version := _version(name))},
         "devices": devices,
@@ -75,6 +76,7 @@ def kernelseam_doctor() -> Mapping[str, Any]:
         can_compile = True
     except CompileError as e:
         report["compiler"], can_compile = f"missing: {e.log}", False
+        missing["hiprtc"] = f"ROCm, or `tools/get-hiprtc.sh DIR` and {worker.VARIABLE}=DIR"
     if devices:
         report["mode"] = (
             "compiles and runs" if can_compile else "runs what is in the cache; cannot compile"
@@ -82,9 +84,12 @@ def kernelseam_doctor() -> Mapping[str, Any]:
     else:
         report["mode"] = "compile only" if can_compile else "neither compiles nor runs"
         report["no device because"] = runtime.absence or "the runtime counts none"
+        missing["an AMD GPU"] = report["no device because"]
     report["hipblas"] = _blas(bool(devices))
+    if devices and (remedy := report["hipblas"].partition("): ")[2]):
+        missing["hipBLAS"] = remedy
     report["emulation"] = _emulation()
-    return report
+    return report | {"missing": missing}
 
 
 def _emulation() -> str:

@@ -109,8 +109,8 @@ class HipToolchain(WithoutTensorMaps):
 
 
 _REMEDY = (
-    "\nInstall ROCm; or have get-hiprtc.sh of the repository fill a folder, and name it in "
-    f"{worker.VARIABLE}."
+    "\nInstall ROCm; or, on Debian and Ubuntu and without root, run `tools/get-hiprtc.sh DIR` in a "
+    f"checkout and set {worker.VARIABLE}=DIR."
 )
 
 
@@ -131,4 +131,4 @@ def in_child(name: str, arch: str, function: Callable[..., Any], *arguments: obj
         output = f" Its output:\n{e.log}" if e.log else " It wrote nothing."
         raise CompileError(name, arch, f"{e.reason}.{output}") from e
     except (KernelSeamError, RuntimeError) as e:
-        raise CompileError(name, arch, f"hiprtc cannot be used: {e}{_REMEDY}") from e
+        raise CompileError(name, arch, f"hiprtc cannot be used: {bindings.said(e)}{_REMEDY}") from e

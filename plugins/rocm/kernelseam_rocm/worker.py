@@ -133,7 +133,10 @@ def launcher() -> Path | None:
     program = Path(folder).expanduser().absolute() / "run"
     if not os.access(program, os.X_OK):
         raise InvalidValue(
-            VARIABLE, folder, "must be a folder with a program `run`", "Make it by get-hiprtc.sh"
+            VARIABLE,
+            folder,
+            "must be a folder with a program `run`",
+            f"Make it in a checkout: `tools/get-hiprtc.sh {folder}`",
         )
     under = os.environ.get("KERNELSEAM_HIP_RUN", "")
     return None if os.path.exists(under) and os.path.samefile(program, under) else program

@@ -21,7 +21,7 @@ from kernelseam_rocm_emulator.memory import Arena
 
 ARCHS = ("gfx942", "gfx950", "gfx1100", "gfx1201", "gfx1151", "gfx1200")
 """The archs that can be emulated, in the order of the devices' indices."""
-UNITS = {arch: archs.PRODUCTS[arch][1:3] for arch in ARCHS}
+UNITS = {arch: archs.PRODUCTS[arch][0][1:3] for arch in ARCHS}
 """By arch, compute units and clock in MHz of its product: from them
 follows which tiles are chosen, and so they must be those of a device."""
 _NOTHING = nullcontext()
@@ -35,7 +35,7 @@ def devices(first: int, memory_bytes: int) -> tuple[Device, ...]:
             compute_units=units,
             shared_bytes_per_block=archs.row(arch).shared_bytes_per_block + archs.RESERVED,
             memory_bytes=memory_bytes,
-            bytes_per_second=archs.PRODUCTS[arch][3],
+            bytes_per_second=archs.PRODUCTS[arch][0][3],
             operations_per_second={
                 d.value: n * units * megahertz * 1e6 for d, n in archs.RATES[arch].items()
             },
