@@ -5,6 +5,7 @@
 // Thread sanitizer sees every lane as a thread of its own, and only barriers as order between them: so it reports a
 // missing block barrier and a missing warp barrier alike.
 #pragma once
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,0 +1,258 @@
+"""What a function captures: closures, globals, defaults, partials, bound methods, attributes.
+
+A copy of the function is called in its place. What it would read is *lifted* there: numbers and
+arrays become values of the trace. (Else ``array[q_idx]`` would ask the array for its element, and a
+closure's 128 could not be told from a literal.) The user's objects are not changed.
+
+Everything that is read has a path from the function, and a guard, by which another function of the
+same code is known to have the same trace: only its numbers and arrays are read then (``Record``).
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernelseam.expressions.functions import ELEMENT_TYPES, Untraceable
+from kernelseam.expressions.nodes import Node, Type, order
+from kernelseam.expressions.values import Argument, Captured, Path, Value
+
+READ: dict[str, Callable[[Any, Any], Any]] = {
+    "cell": lambda x, i: x.__closure__[i].cell_contents,
+    "global": lambda x, name: x.__globals__[name],
+    "attribute": getattr,
+    "item": lambda x, i: x[i],
+}
+"""The steps of a path."""
+_MISSING = object()
+_LIBRARIES = ("torch.", "numpy.", "cupy.", "kernelseam.")
+
+
+def _guard(x: Any) -> tuple[Any, ...]:
+    """What must be the same of another function's object at this place."""
+    if isinstance(x, bool | str | bytes | None):
+        return "value", type(x), x
+    if isinstance(x, int | float):
+        return "number", type(x)
+    if _is_array(x):
+        return "array", dtype_name(x), len(x.shape)
+    if isinstance(x, types.FunctionType):
+        return "code", x.__code__
+    if isinstance(x, types.MethodType):
+        return "code", x.__func__.__code__
+    if isinstance(x, tuple | list):
+        return "sequence", len(x)
+    if isinstance(x, dict):
+        return "keys", tuple(x)
+    if isinstance(x, type | types.ModuleType | types.BuiltinFunctionType):
+        return "object", id(x), x  # which is kept, so that its id is not used again
+    return "type", type(x)
+
+
+def dtype_name(x: Any) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def _is_array(x: Any) -> bool:
+    shape = getattr(x, "shape", None)
+    return isinstance(shape, tuple) and hasattr(x, "dtype") and not isinstance(x, np.generic)
+
+
+def _plain(x: Any) -> Any:
+    return x.item() if isinstance(x, np.generic) else x
+
+
+@functools.lru_cache(256)
+def _globals(code: types.CodeType) -> frozenset[str]:
+    """Names of the globals that a function, or one inside it, reads."""
+    own = {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}
+    inner = (_globals(c) for c in code.co_consts if isinstance(c, types.CodeType))
+    return frozenset(own.union(*inner))
+
+
+class Capture(NamedTuple):
+    """Where something is read, and what it was."""
+
+    path: Path
+    guard: tuple[Any, ...]
+
+
+class Record(NamedTuple):
+    """What a trace depends on beside the function's code."""
+
+    captures: tuple[Capture, ...]
+    constants: Mapping[Path, int | float]
+    """Numbers whose values Python needed."""
+    numbers: tuple[Path, ...]
+    arrays: tuple[Path, ...]
+
+    def read(self, root: Any) -> tuple[tuple[int | float, ...], tuple[Any, ...]] | None:
+        """Numbers and arrays of another function; None where its trace may be another one."""
+        found: dict[Path, Any] = {(): root}
+        try:
+            for path, guard in self.captures:
+                if path:
+                    step, *name = path[-1]
+                    found[path] = _plain(READ[step](found[path[:-1]], *name))
+                if _guard(found[path]) != guard:
+                    return None
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            return None
+        if any(found[path] != value for path, value in self.constants.items()):
+            return None
+        numbers = tuple(found[path] for path in self.numbers)
+        if not all(_fits(x) for x in numbers):
+            return None  # the trace says so
+        return numbers, tuple(found[path] for path in self.arrays)
+
+
+def _fits(x: int | float) -> bool:
+    return isinstance(x, float) or -(2**31) <= x < 2**31
+
+
+class Lifter:
+    """Lifts what one function captures, and records it."""
+
+    def __init__(self, constants: frozenset[Path]) -> None:
+        self._constant = constants
+        self._captures: dict[Path, Capture] = {}
+        self._constants: dict[Path, int | float] = {}
+        self._numbers: dict[Path, int | float] = {}
+        self._arrays: dict[Path, Any] = {}
+        self._copies: dict[int, tuple[Any, types.FunctionType]] = {}
+
+    @property
+    def record(self) -> Record:
+        return Record(
+            tuple(self._captures.values()),
+            self._constants,
+            tuple(self._numbers),
+            tuple(self._arrays),
+        )
+
+    @property
+    def numbers(self) -> tuple[int | float, ...]:
+        return tuple(self._numbers.values())
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        return tuple(self._arrays.values())
+
+    def number(self, path: Path, value: int | float) -> Node:
+        if not _fits(value):
+            raise Untraceable(
+                f"the captured number {value} does not fit int32, which kernels take",
+                "Write it into the function, or capture an array of int64",
+            )
+        self._numbers.setdefault(path, value)
+        index = list(self._numbers).index(path)
+        return Node("argument", Type.FLOAT if isinstance(value, float) else Type.INT32, (), index)
+
+    def array(self, path: Path, array: Any) -> tuple[int, str, int]:
+        name = dtype_name(array)
+        if name not in ELEMENT_TYPES:
+            raise Untraceable(
+                f"arrays of {name} cannot be captured", f"Convert it to {', '.join(ELEMENT_TYPES)}"
+            )
+        known = next((p for p, x in self._arrays.items() if x is array), path)
+        self._arrays.setdefault(known, array)
+        return list(self._arrays).index(known), name, len(array.shape)
+
+    def paths(self, n: Node) -> set[Path]:
+        numbers = list(self._numbers)
+        return {numbers[x.value] for x in order([n]) if x.operation == "argument"}
+
+    def lift(self, x: Any, path: Path) -> Any:
+        x = _plain(x)
+        if isinstance(x, Value | Captured | Members):
+            return x
+        self._captures.setdefault(path, Capture(path, _guard(x)))
+        if isinstance(x, int | float) and not isinstance(x, bool):
+            if path in self._constant:
+                self._constants[path] = x
+                return x
+            return Argument(self, path, x)
+        if _is_array(x):
+            return Captured(self, path, x) if len(x.shape) else Captured(self, path, x)[()]
+        if isinstance(x, types.FunctionType):
+            foreign = f"{x.__module__}.".startswith(_LIBRARIES) and not x.__closure__
+            return x if foreign else self._function(x, path)
+        if isinstance(x, functools.partial):
+            parts = (("func", x.func), ("args", x.args), ("keywords", x.keywords))
+            own = {n: self.lift(y, (*path, ("attribute", n))) for n, y in parts}
+            return functools.partial(own["func"], *own["args"], **own["keywords"])
+        if isinstance(x, types.MethodType):
+            owner = Members(self, x.__self__, (*path, ("attribute", "__self__")))
+            return types.MethodType(
+                self.lift(x.__func__, (*path, ("attribute", "__func__"))), owner
+            )
+        if isinstance(x, tuple | list):
+            items = [self.lift(y, (*path, ("item", i))) for i, y in enumerate(x)]
+            return items if isinstance(x, list) else tuple(items)
+        if isinstance(x, dict):
+            return {k: self.lift(y, (*path, ("item", k))) for k, y in x.items()}
+        if hasattr(x, "__dict__") and not (
+            isinstance(x, type | types.ModuleType | types.BuiltinFunctionType)
+            or f"{type(x).__module__}.".startswith(("torch._C.", "torch._ops."))
+        ):
+            return Members(self, x, path)
+        return x
+
+    def _function(self, f: types.FunctionType, path: Path) -> types.FunctionType:
+        if id(f) in self._copies:
+            return self._copies[id(f)][1]
+        cells = tuple(types.CellType() for _ in f.__closure__ or ())
+        scope = dict(f.__globals__)
+        copy = types.FunctionType(f.__code__, scope, f.__name__, None, cells)
+        self._copies[id(f)] = f, copy
+        for name in sorted(_globals(f.__code__) & scope.keys()):
+            scope[name] = self.lift(scope[name], (*path, ("global", name)))
+        for i, (cell, old) in enumerate(zip(cells, f.__closure__ or (), strict=True)):
+            try:
+                contents = old.cell_contents
+            except ValueError:  # not yet assigned: read, it raises as the user's does
+                continue
+            cell.cell_contents = self.lift(contents, (*path, ("cell", i)))
+        for name in ("__defaults__", "__kwdefaults__"):
+            lifted = self.lift(getattr(f, name), (*path, ("attribute", name)))
+            setattr(copy, name, lifted)
+        return copy
+
+
+class Members:
+    """An object whose attributes and items are lifted as they are read."""
+
+    def __init__(self, lifter: Lifter, of: Any, path: Path) -> None:
+        lifter._captures.setdefault(path, Capture(path, _guard(of)))
+        self.__dict__.update(_lifter=lifter, _of=of, _path=path)
+
+    def __getattr__(self, name: str) -> Any:
+        x = getattr(self._of, name)
+        path = (*self._path, ("attribute", name))
+        if isinstance(x, types.MethodType) and x.__self__ is self._of:
+            inner = (*path, ("attribute", "__func__"))
+            self._lifter._captures.setdefault(path, Capture(path, _guard(x)))
+            return types.MethodType(self._lifter.lift(x.__func__, inner), self)
+        return self._lifter.lift(x, path)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        name = "forward" if hasattr(self._of, "forward") else "__call__"
+        return getattr(self, name)(*args, **options)
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, Value):
+            i = i.__index__()
+        return self._lifter.lift(self._of[i], (*self._path, ("item", i)))
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise Untraceable(
+            f"the function assigns the attribute {name}", "Compute it before, outside of it"
+        )

@@ -1,0 +1,278 @@
+"""From expressions to device code: the text of one C++ struct, for every compiler.
+
+Its members are what the function captured: ``number0``, … and ``array0``, … (``CapturedArray`` of
+``tile/element.h``: base, strides and extents in elements). Its functions say how often something is
+computed; each is const, and all a kernel needs of an expression:
+
+    Tile tile(b, h, q_len, kv_len)             once for a head's block
+    Row row(tile, q_idx)                       once for each query
+    Column column(tile, kv_idx)                once for each key
+    float score(score, tile, row, column)      for each element: of the scaled product, base e
+    bool visible(tile, row, column)            for each element, where ``HAS_MASK``
+    float slope(score, tile, row, column)      ∂score/∂(scaled product)
+    float factorN(score, tile, row, column)    what array gradient N multiplies the score's with
+    Rows rows(tile, q_first, q_last)           once for a block's queries (the last one inclusive)
+    bool any(tile, rows, kv_first, kv_last)    whether some of its pairs may be visible
+    bool every(tile, rows, kv_first, kv_last)  whether all its pairs are visible
+
+Queries and keys beyond the sequence may be asked for: nothing outside of an array is read.
+Constants: ``HAS_SCORE`` and ``HAS_MASK`` (whether score and visible are more than the identity and
+true), ``AFFINE`` (score = a·x + b) and ``FACTOR_OF_TILE`` (where a is one number for a tile: then
+there is ``float factor(tile)``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelseam.expressions.bounds import CORNERS, bounds
+from kernelseam.expressions.derivatives import affine, array_gradients, slope
+from kernelseam.expressions.nodes import Node, Type, constant, coordinate, order
+from kernelseam.expressions.operations import OPERATIONS
+
+C_TYPES = {Type.BOOLEAN: "bool", Type.INT32: "int", Type.INT64: "i64", Type.FLOAT: "float"}
+ELEMENTS = {
+    "bool": "bool",
+    "uint8": "unsigned char",
+    "int8": "signed char",
+    "int16": "short",
+    "int32": "int",
+    "int64": "i64",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "float",
+    "float64": "double",
+}
+"""Element types of captured arrays."""
+_TILE = ("b", "h", "q_len", "kv_len")
+_LEVELS = {"tile": _TILE, "row": ("q_idx",), "column": ("kv_idx",), "rows": CORNERS["q_idx"]}
+
+
+class Structure(NamedTuple):
+    """A score and a mask as one expression: what a binary is made of. Hashable.
+
+    ``numbers`` are the types of captured numbers, ``arrays`` (dtype, rank) of captured arrays.
+    """
+
+    score: Node
+    visible: Node
+    numbers: tuple[Type, ...]
+    arrays: tuple[tuple[str, int], ...]
+
+    @property
+    def has_score(self) -> bool:
+        return self.score.operation != "coordinate"
+
+    @property
+    def has_mask(self) -> bool:
+        return self.visible != constant(True)
+
+    @property
+    def key(self) -> str:
+        """The same for equal structures, in every process."""
+        listed = repr(([int(t) for t in self.numbers], self.arrays)).encode()
+        digests = self.score.digest + self.visible.digest + listed
+        return hashlib.blake2b(digests, digest_size=12).hexdigest()
+
+    def __str__(self) -> str:
+        parts = [f"score_mod={self.score}"] * self.has_score
+        return ", ".join([*parts, *[f"mask_mod={self.visible}"] * self.has_mask])
+
+
+def _level(n: Node) -> str:
+    """How often a node is computed: once for each of these."""
+    own = [level for level, places in _LEVELS.items() if n.reads & {*places}]
+    if "score" in n.reads or n.reads & {*CORNERS["kv_idx"]} or {"row", "column"} <= {*own}:
+        return "element"
+    return own[-1] if own else "tile"
+
+
+def _not_negative(n: Node) -> bool:
+    match n.operation:
+        case "coordinate":
+            return True
+        case "constant":
+            return bool(n.value >= 0)
+        case "add" | "mul" | "min" | "cast" | "shr":
+            return all(map(_not_negative, n.arguments))
+        case "where":
+            return all(map(_not_negative, n.arguments[1:]))
+        case "floordiv" | "mod":
+            divisor = n.arguments[1]
+            positive = divisor.operation == "constant" and divisor.value > 0
+            return positive and (n.operation == "mod" or _not_negative(n.arguments[0]))
+        case "max" | "bitand":
+            return any(map(_not_negative, n.arguments))
+    return n.operation == "abs"
+
+
+def _literal(n: Node) -> str:
+    if n.type is Type.INT64:
+        return f"({n.value + 1}ll - 1)" if n.value == -(2**63) else f"{n.value}ll"
+    if n.type is Type.INT32:
+        return "(-2147483647 - 1)" if n.value == -(2**31) else str(n.value)
+    if n.type is Type.BOOLEAN:
+        return str(n.value).lower()
+    x = float(np.clip(np.float64(n.value), np.finfo("f4").min, np.finfo("f4").max))
+    if math.isinf(n.value):
+        return "infinity()" if n.value > 0 else "-infinity()"
+    if math.isnan(n.value):
+        return "quiet_nan()"
+    text = f"{np.float32(x):.9g}"
+    return (text if "." in text or "e" in text else text + ".") + "f"
+
+
+class _Body:
+    """Statements that compute nodes, each once, of what has names already."""
+
+    def __init__(self, names: Mapping[Node, str]) -> None:
+        self.names, self.lines = dict(names), list[str]()
+
+    def __call__(self, n: Node) -> str:
+        for x in order([n], self.names):
+            self.names[x] = self._named(x)
+        return self.names[n]
+
+    def _named(self, n: Node) -> str:
+        if n.operation == "constant":
+            return _literal(n)
+        if n.operation == "argument":
+            return f"number{n.value}"
+        name = f"x{len(self.lines)}"
+        text = _text(n, [self.names[x] for x in n.arguments])
+        self.lines.append(f"    const {C_TYPES[n.type]} {name} = {text};")
+        return name
+
+
+def _text(n: Node, x: Sequence[str]) -> str:
+    match n.operation:
+        case "detach":
+            return x[0]
+        case "cast" if n.arguments[0].type is Type.FLOAT and n.type is not Type.BOOLEAN:
+            return f"{'to_int' if n.type is Type.INT32 else 'to_int64'}({x[0]})"
+        case "cast":
+            return f"({C_TYPES[n.type]})({x[0]})"
+        case "load":
+            array = f"array{n.value[0]}"
+            places = [
+                f"{'inside_of' if _not_negative(a) else 'wrapped'}({y}, {array}.extent[{i}])"
+                for i, (y, a) in enumerate(zip(x, n.arguments, strict=True))
+            ]
+            element = ELEMENTS[n.value[1]]
+            return f"Loaded<{C_TYPES[n.type]}, {element}>::from({array}.at({', '.join(places)}))"
+        case "least" | "most":
+            axis = n.value[3].index(True)
+            least = "true" if n.operation == "least" else "false"
+            type, array = C_TYPES[n.type], f"array{n.value[0]}"
+            firsts = ", ".join(f"(i64){i}" for i in x[::2])
+            return f"extremum<{least}, {type}, {axis}>({array}, {x[2 * axis + 1]}, {firsts})"
+        case "floordiv" | "mod" if n.type is not Type.FLOAT and all(
+            map(_not_negative, n.arguments)
+        ):
+            if n.arguments[1].operation == "constant" and n.arguments[1].value:
+                return f"{x[0]} {'/' if n.operation == 'floordiv' else '%'} {x[1]}"
+    return OPERATIONS[n.operation].text.format(*x)
+
+
+def device_struct(structure: Structure, name: str = "Expression") -> str:
+    """The struct's text; see above."""
+    functions = {"score": structure.score, "visible": structure.visible}
+    functions["slope"] = slope(structure.score)
+    line = affine(structure.score)
+    of_tile = line is not None and _level(line[0]) == "tile"
+    for i, gradient in enumerate(array_gradients(structure.score)):
+        functions[f"factor{i}"] = gradient.factor
+    whole = bounds(structure.visible)
+    blocks = {"any": whole.high, "every": whole.low}
+    kept = _kept([*functions.values(), *blocks.values()])
+    lines = [f"struct {name} {{", *_members(structure)]
+    constants = {
+        "HAS_SCORE": structure.has_score,
+        "HAS_MASK": structure.has_mask,
+        "AFFINE": line is not None,
+        "FACTOR_OF_TILE": of_tile,
+    }
+    lines += [f"  static constexpr bool {k} = {str(v).lower()};" for k, v in constants.items()]
+    tile = _fields("tile", _TILE, kept["tile"])
+    element = {**tile, coordinate("score", Type.FLOAT): "score"}
+    block = {**tile, **_fields("rows", _LEVELS["rows"], kept["rows"])}
+    for level, places in _LEVELS.items():
+        lines += _level_text(level, places, kept[level], {} if level == "tile" else tile)
+        if level in ("row", "column"):
+            element |= _fields(level, places, kept[level])
+    inputs = "const Tile& tile, const Row& row, const Column& column"
+    for function, root in functions.items():
+        first = "" if function == "visible" else "float score, "
+        lines += _function(C_TYPES[root.type], function, first + inputs, root, element)
+    if of_tile and line is not None:
+        lines += _function("float", "factor", "const Tile& tile", line[0], tile)
+    block |= {coordinate(c): c for c in CORNERS["kv_idx"]}
+    inputs = "const Tile& tile, const Rows& rows, " + ", ".join(
+        f"int {c}" for c in CORNERS["kv_idx"]
+    )
+    for function, root in blocks.items():
+        lines += _function("bool", function, inputs, root, block)
+    return "\n".join([*lines, "};", ""])
+
+
+def _kept(functions: Sequence[Node]) -> dict[str, list[Node]]:
+    """Nodes that are computed less often than what uses them, by level."""
+    kept: dict[str, dict[Node, None]] = {level: {} for level in _LEVELS}
+    uses: list[tuple[str, Node]] = [("element", r) for r in functions]
+    uses += [(_level(n), x) for n in order(functions) for x in n.arguments]
+    for user, n in uses:
+        own = _level(n)
+        kept_there = own != "element" and user != own
+        if kept_there and (n.arguments or n.operation == "load"):
+            kept[own][n] = None
+    return {level: list(nodes) for level, nodes in kept.items()}
+
+
+def _members(structure: Structure) -> Iterator[str]:
+    for i, type in enumerate(structure.numbers):
+        yield f"  {C_TYPES[type]} number{i};"
+    for i, (dtype, rank) in enumerate(structure.arrays):
+        yield f"  CapturedArray<{ELEMENTS[dtype]}, {rank}> array{i};"
+
+
+def _fields(level: str, places: Sequence[str], kept: Sequence[Node]) -> dict[Node, str]:
+    """What a level's struct has, as the element's functions call it."""
+    own = {coordinate(x): f"{level}.{x}" for x in places}
+    return own | {n: f"{level}.x{i}" for i, n in enumerate(kept)}
+
+
+def _level_text(
+    level: str, places: Sequence[str], kept: Sequence[Node], outer: Mapping[Node, str]
+) -> list[str]:
+    """A level's struct and the function that fills it in."""
+    fields = [f"int {x};" for x in places]
+    fields += [f"{C_TYPES[n.type]} x{i};" for i, n in enumerate(kept)]
+    inputs = ", ".join(f"int {x}" for x in places)
+    inputs = inputs if level == "tile" else f"const Tile& tile, {inputs}"
+    body = _Body({**outer, **{coordinate(x): x for x in places}})
+    results = [*places, *map(body, kept)]
+    return [
+        f"  struct {level.title()} {{ {' '.join(fields)} }};",
+        f"  KS_DEVICE {level.title()} {level}({inputs}) const {{",
+        *body.lines,
+        f"    return {{{', '.join(results)}}};",
+        "  }",
+    ]
+
+
+def _function(
+    type: str, name: str, inputs: str, root: Node, names: Mapping[Node, str]
+) -> list[str]:
+    body = _Body(names)
+    result = body(root)
+    return [
+        f"  KS_DEVICE {type} {name}({inputs}) const {{",
+        *body.lines,
+        f"    return {result};",
+        "  }",
+    ]

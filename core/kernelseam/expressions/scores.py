@@ -1,0 +1,109 @@
+"""What users write of an attention's scores and masks, as one expression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from kernelseam.errors import InvalidValue
+from kernelseam.expressions.captures import dtype_name
+from kernelseam.expressions.lowering import Structure
+from kernelseam.expressions.nodes import Node, Type, constant, coordinate, order, rebuilt
+from kernelseam.expressions.tracing import Trace, trace
+
+ScoreMod = Callable[..., Any]
+"""score_mod(score, b, h, q_idx, kv_idx)"""
+MaskMod = Callable[..., Any]
+"""mask_mod(b, h, q_idx, kv_idx)"""
+
+INDICES = tuple((name, Type.INT32) for name in ("b", "h", "q_idx", "kv_idx"))
+SCORE = ("score", Type.FLOAT)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreExpression:
+    """A score_mod and a mask_mod, traced: the structure that binaries are made of, and what the
+    functions captured. ``score_mod`` and ``mask_mod`` are the user's own."""
+
+    structure: Structure
+    numbers: tuple[int | float, ...]
+    arrays: tuple[Any, ...]
+    score_mod: ScoreMod | None = None
+    mask_mod: MaskMod | None = None
+
+    def __str__(self) -> str:
+        return str(self.structure)
+
+
+def score_expression(
+    score_mod: ScoreMod | None = None, mask_mod: MaskMod | None = None
+) -> ScoreExpression:
+    """Trace what is given.
+
+    ``score_mod(score, b, h, q_idx, kv_idx)`` is the new score of a query and a key, of float32:
+    ``score`` is what the other options make of scale·q·k. ``mask_mod(b, h, q_idx, kv_idx)`` is True
+    where the key is visible. Indices count from 0 within a sequence's own queries and keys; a
+    function that has parameters ``q_len`` or ``kv_len`` gets its lengths by keyword. Both are
+    ordinary Python over operators, comparisons, ``where``, functions of NumPy and torch, and arrays
+    that they capture, by element. Raises InvalidValue, with the line, for what cannot be traced.
+    """
+    score = Trace(coordinate(*SCORE), (), ())
+    if score_mod is not None:
+        score = trace("score_mod", score_mod, (SCORE, *INDICES), Type.FLOAT)
+    visible = Trace(constant(True), (), ())
+    if mask_mod is not None:
+        visible = trace("mask_mod", mask_mod, INDICES, Type.BOOLEAN)
+    arrays = (*score.arrays, *visible.arrays)
+    for field, x in (("score_mod", score), ("mask_mod", visible)):
+        _check_arrays(field, x)
+    structure = _joined(
+        score.root,
+        visible.root,
+        (len(score.numbers), len(visible.numbers)),
+        len(score.arrays),
+        tuple((dtype_name(x), len(x.shape)) for x in arrays),
+    )
+    numbers = (*score.numbers, *visible.numbers)
+    return ScoreExpression(structure, numbers, arrays, score_mod, mask_mod)
+
+
+def _check_arrays(field: str, traced: Trace) -> None:
+    for x in traced.arrays:
+        if not all(x.shape):
+            raise InvalidValue(
+                field,
+                f"captures an array of shape {tuple(x.shape)}",
+                "must capture arrays that have elements",
+                "Leave the array out where it is empty",
+            )
+
+
+@lru_cache(512)
+def _joined(
+    score: Node,
+    visible: Node,
+    numbers: tuple[int, int],
+    arrays_of_score: int,
+    arrays: tuple[tuple[str, int], ...],
+) -> Structure:
+    """Both in one numbering: what the mask captured comes after what the score did."""
+    visible = _shifted(visible, numbers[0], arrays_of_score)
+    types = dict.fromkeys(range(sum(numbers)), Type.INT32)
+    types |= {n.value: n.type for n in order([score, visible]) if n.operation == "argument"}
+    return Structure(score, visible, tuple(types.values()), arrays)
+
+
+def _shifted(root: Node, numbers: int, arrays: int) -> Node:
+    done: dict[Node, Node] = {}
+    for n in order([root]):
+        inner = tuple(done[x] for x in n.arguments)
+        if n.operation == "argument":
+            done[n] = Node(n.operation, n.type, (), n.value + numbers)
+        elif n.operation == "load":
+            index, dtype, rank = n.value
+            done[n] = Node(n.operation, n.type, inner, (index + arrays, dtype, rank))
+        else:
+            done[n] = rebuilt(n, inner)
+    return done[root]

@@ -1,0 +1,150 @@
+"""From Python functions to expressions: each is called once, with stand-ins for its coordinates.
+
+Where Python itself needs a captured number's value (``if``, ``range``, ``math``), the function is
+traced again with that number as a constant. A trace is remembered by the function's code: another
+function of that code, over other arrays and numbers, is only asked for these.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import os
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from kernelseam.errors import InvalidValue
+from kernelseam.expressions.captures import Lifter, Record
+from kernelseam.expressions.functions import Untraceable, as_node
+from kernelseam.expressions.nodes import Node, Type, cast, coordinate
+from kernelseam.expressions.values import NeedsNumbers, Path, Value, _input
+from kernelseam.forking import new_lock
+
+Function = Callable[..., Any]
+LENGTHS = ("q_len", "kv_len")
+"""Offered by keyword: the lengths of the element's own sequence."""
+_REMEMBERED = 256
+_OWN = os.path.dirname(__file__) + os.sep
+
+
+class Trace(NamedTuple):
+    """A function as an expression, with what it captured, in the order of first use."""
+
+    root: Node
+    numbers: tuple[int | float, ...]
+    arrays: tuple[Any, ...]
+
+
+class _Known(NamedTuple):
+    record: Record
+    root: Node
+
+
+_known: OrderedDict[Any, list[_Known]] = OrderedDict()
+_lock = new_lock()
+
+
+def trace(
+    field: str, function: Function, coordinates: tuple[tuple[str, Type], ...], to: Type
+) -> Trace:
+    """``function`` of the coordinates, by position, and of the lengths that it names, as an
+    expression of type ``to``.
+
+    Raises InvalidValue, with the user's line, for what has no expression; ``field`` is what the
+    caller knows the function as.
+    """
+    if not callable(function):
+        raise InvalidValue(
+            field, function, "must be a function", "Pass a function, or leave it out"
+        )
+    key = (_code(function), to)
+    for known in _known.get(key, ()):
+        if (own := known.record.read(function)) is not None:
+            return Trace(known.root, *own)
+    lifter, root = _traced(field, function, coordinates)
+    root = cast(root, to)
+    with _lock:
+        _known.setdefault(key, []).insert(0, _Known(lifter.record, root))
+        del _known[key][16:]
+        _known.move_to_end(key)
+        while len(_known) > _REMEMBERED:
+            _known.popitem(last=False)
+    return Trace(root, lifter.numbers, lifter.arrays)
+
+
+def forget() -> None:
+    """Drop all remembered traces."""
+    with _lock:
+        _known.clear()
+
+
+def _code(function: Any) -> Any:
+    """What functions must share to be alike at all; what is inside is guarded."""
+    return getattr(getattr(function, "__func__", function), "__code__", type(function))
+
+
+def _traced(
+    field: str, function: Function, coordinates: tuple[tuple[str, Type], ...]
+) -> tuple[Lifter, Node]:
+    constants: frozenset[Path] = frozenset()
+    while True:
+        lifter = Lifter(constants)
+        try:
+            inputs = [Value(lifter, coordinate(*c)) for c in coordinates]
+            lengths = {n: Value(lifter, coordinate(n)) for n in asked_lengths(function)}
+            result = _call(lifter.lift(function, ()), inputs, lengths)
+            return lifter, as_node(_input(result))
+        except NeedsNumbers as needed:
+            constants |= needed.paths
+        except Exception as error:
+            raise _explained(field, error, function) from error
+
+
+def _call(lifted: Any, inputs: list[Value], lengths: dict[str, Value]) -> Any:
+    try:
+        inspect.signature(lifted).bind(*inputs, **lengths)
+    except TypeError as error:
+        raise Untraceable(
+            f"it is called with {len(inputs)} arguments, and {error}",
+            "Write score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx)",
+        ) from error
+    except ValueError:  # no signature is known
+        pass
+    return lifted(*inputs, **lengths)
+
+
+def asked_lengths(function: Function) -> tuple[str, ...]:
+    """The lengths that a function has parameters for, by keyword."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return ()
+    return tuple(n for n in LENGTHS if n in parameters)
+
+
+def _frames(traceback: types.TracebackType | None) -> Iterator[tuple[str, int]]:
+    while traceback:
+        yield traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
+        traceback = traceback.tb_next
+
+
+def _explained(field: str, error: Exception, function: Any) -> InvalidValue:
+    """The error with the last line that is the user's."""
+    foreign = (_OWN, f"{os.sep}torch{os.sep}", f"{os.sep}numpy{os.sep}", f"{os.sep}functools.py")
+    lines = [(f, n) for f, n in _frames(error.__traceback__) if not any(x in f for x in foreign)]
+    if lines:
+        file, number = lines[-1]
+        value = f"{file}:{number}: {linecache.getline(file, number).strip()}"
+    else:
+        code = getattr(function, "__code__", None)
+        value = (
+            f"{code.co_filename}:{code.co_firstlineno}" if code else str(type(function).__name__)
+        )
+    if isinstance(error, Untraceable):
+        return InvalidValue(field, value, error.rule, error.remedy)
+    rule = f"called with stand-ins for its coordinates it raises {type(error).__name__}: {error}"
+    return InvalidValue(
+        field, value, rule, "Use arithmetic, comparisons, where and functions of one element"
+    )

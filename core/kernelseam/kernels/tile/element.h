@@ -1,0 +1,101 @@
+// Functions of one element: the words of generated expressions (expressions/lowering.py) and of epilogues. Accurate forms of the
+// platform's own mathematics, not the approximations of the softmax.
+#pragma once
+#include "tile/base.h"
+
+KS_DEVICE float quiet_nan() { return __builtin_nanf(""); }
+
+KS_DEVICE float element_exp(float x) { return expf(x); }
+KS_DEVICE float element_exp2(float x) { return exp2f(x); }
+KS_DEVICE float element_log(float x) { return logf(x); }
+KS_DEVICE float element_log2(float x) { return log2f(x); }
+KS_DEVICE float element_log1p(float x) { return log1pf(x); }
+KS_DEVICE float element_sqrt(float x) { return sqrtf(x); }
+KS_DEVICE float element_rsqrt(float x) { return 1.f / sqrtf(x); }
+KS_DEVICE float element_tanh(float x) { return tanh_fast(x); }
+KS_DEVICE float element_sin(float x) { return sinf(x); }
+KS_DEVICE float element_cos(float x) { return cosf(x); }
+KS_DEVICE float element_erf(float x) { return erff(x); }
+KS_DEVICE float element_pow(float x, float y) { return powf(x, y); }
+KS_DEVICE float element_floor(float x) { return floorf(x); }
+KS_DEVICE float element_sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
+KS_DEVICE float element_softcap(float x, float cap) { return cap * tanh_fast(x / cap); }
+
+template<class T> KS_DEVICE T element_abs(T x) { return x < 0 ? -x : x; }
+template<class T> KS_DEVICE T element_sign(T x) { return x > 0 ? T(1) : x < 0 ? T(-1) : x; }
+// NaN stays, as NumPy's and torch's.
+template<class T> KS_DEVICE T element_min(T x, T y) { return x < y || x != x ? x : y; }
+template<class T> KS_DEVICE T element_max(T x, T y) { return x > y || x != x ? x : y; }
+
+// Of integers as Python's: towards −∞, and with the divisor's sign; by 0 they are 0.
+template<class T> KS_DEVICE T floor_divide(T x, T y) {
+  const T q = y ? x / y : 0;
+  return q - (y && x % y != 0 && (x < 0) != (y < 0));
+}
+template<class T> KS_DEVICE T floor_modulo(T x, T y) {
+  const T r = y ? x % y : 0;
+  return r != 0 && (r < 0) != (y < 0) ? r + y : r;
+}
+KS_DEVICE float floor_divide(float x, float y) { return floorf(x / y); }
+KS_DEVICE float floor_modulo(float x, float y) { return x - y * floorf(x / y); }
+
+// Towards 0; NaN is 0, and what is too large the largest.
+KS_DEVICE int to_int(float x) {
+  return x != x ? 0 : x >= 2147483648.f ? 2147483647 : x < -2147483648.f ? -2147483647 - 1 : (int)x;
+}
+KS_DEVICE i64 to_int64(float x) {
+  constexpr i64 most = 9223372036854775807ll;
+  return x != x ? 0 : x >= 9223372036854775808.f ? most : x < -9223372036854775808.f ? -most - 1 : (i64)x;
+}
+// An element of a captured array as an expression's number.
+template<class R, class T> struct Loaded { static KS_DEVICE R from(T x) { return (R)x; } };
+template<> struct Loaded<float, f16> { static KS_DEVICE float from(f16 x) { return to_sum(x); } };
+template<> struct Loaded<float, bf16> { static KS_DEVICE float from(bf16 x) { return to_sum(x); } };
+
+// An index within an array: what is out of it is moved to its last element; negative ones count from the end.
+template<class I> KS_DEVICE i64 inside_of(I i, int n) { return i < n ? i : n - 1; }
+template<class I> KS_DEVICE i64 wrapped(I i, int n) {
+  const i64 j = i < 0 ? (i64)i + n : i;
+  return j < 0 ? 0 : inside_of(j, n);
+}
+
+// An array that a function captured; strides and extents in elements.
+template<class T, int RANK> struct CapturedArray {
+  const T* base;
+  i64 stride[RANK ? RANK : 1];
+  int extent[RANK ? RANK : 1];
+  template<class... I> KS_DEVICE T at(I... i) const {
+    const i64 index[] = {(i64)i..., 0};
+    i64 place = 0;
+#pragma unroll
+    for (int n = 0; n < RANK; n++) place += index[n] * stride[n];
+    return base[place];
+  }
+};
+
+// Ends that hold for every element.
+template<class R> struct Ends { static KS_DEVICE R of(bool least) { return least ? -infinity() : infinity(); } };
+template<> struct Ends<bool> { static KS_DEVICE bool of(bool least) { return !least; } };
+template<> struct Ends<i64> { static KS_DEVICE i64 of(bool least) { return least ? -(1ll << 62) : 1ll << 62; } };
+
+// The least (or the most) of the elements from a first index to a last one of an axis; NaN stays. Nothing is known of a long range.
+constexpr int LONGEST_RANGE = 1024;
+template<bool LEAST, class R, int AXIS, class T, int RANK, class L, class... I>
+KS_DEVICE R extremum(const CapturedArray<T, RANK>& array, L last, I... firsts) {
+  const i64 first[] = {firsts...};
+  i64 place = 0;
+#pragma unroll
+  for (int n = 0; n < RANK; n++)
+    if (n != AXIS) place += wrapped(first[n], array.extent[n]) * array.stride[n];
+  auto value = [&](i64 i) {
+    return Loaded<R, T>::from(array.base[place + wrapped(i, array.extent[AXIS]) * array.stride[AXIS]]);
+  };
+  if ((i64)last - first[AXIS] > LONGEST_RANGE) return Ends<R>::of(LEAST);
+  R best = value(first[AXIS]);
+#pragma unroll 1
+  for (i64 i = first[AXIS] + 1; i <= (i64)last; i++) {
+    const R x = value(i);
+    best = (LEAST ? x < best : x > best) || x != x ? x : best;
+  }
+  return best;
+}

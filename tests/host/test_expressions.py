@@ -1,0 +1,75 @@
+"""Generated device code of scores and masks against NumPy's evaluation, element by element and
+block by block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from expression_program import ExpressionProgram
+from kernelseam.expressions.bounds import bounds
+from kernelseam.expressions.derivatives import array_gradients, slope
+from kernelseam.expressions.evaluation import evaluate
+from kernelseam.expressions.scores import ScoreExpression, score_expression
+
+torch = pytest.importorskip("torch", reason="torch is missing: the mods are torch's")
+from torch_mods import MODS, B, H  # noqa: E402
+
+SHAPE = (B, H, 32, 48)
+SIZE = 16
+SLOW = pytest.mark.slow("each mod is compiled: those of every kind of node run in .ci/run")
+FIRST = ("t5", "neighbourhood", "tree", "sandwich", "soft_mask", "packed_documents", "scalars")
+
+
+def check(e: ScoreExpression) -> None:
+    arrays = [np.asarray(a.detach()) if isinstance(a, torch.Tensor) else a for a in e.arrays]
+    program = ExpressionProgram(e, arrays)
+    at: dict[str, Any] = {
+        name: np.arange(n).reshape([-1 if i == j else 1 for j in range(4)])
+        for i, (name, n) in enumerate(zip(("b", "h", "q_idx", "kv_idx"), SHAPE, strict=True))
+    }
+    scores = np.random.default_rng(3).standard_normal(SHAPE).astype(np.float32)
+    at |= {"score": scores, "q_len": SHAPE[2], "kv_len": SHAPE[3]}
+    roots = {"score": e.structure.score, "visible": e.structure.visible}
+    roots |= {"slope": slope(e.structure.score)}
+    roots |= {f"factor{i}": g.factor for i, g in enumerate(array_gradients(e.structure.score))}
+    got = program.elements(scores)
+    assert set(got) == set(roots)
+    for name, root in roots.items():
+        (want,) = evaluate([root], at, e.numbers, arrays)
+        if name == "visible":
+            np.testing.assert_array_equal(got[name], np.broadcast_to(want, SHAPE))
+        else:
+            near = {"rtol": 1e-5, "atol": 1e-5}
+            np.testing.assert_allclose(got[name], np.broadcast_to(want, SHAPE), **near)
+    for name, count, shape in (("q", SHAPE[2], (-1, 1)), ("kv", SHAPE[3], (1, -1))):
+        starts = np.arange(0, count, SIZE)
+        at[f"{name}_first"] = starts.reshape(shape)
+        at[f"{name}_last"] = (np.minimum(starts + SIZE, count) - 1).reshape(shape)
+    low, high = evaluate(bounds(e.structure.visible), at, e.numbers, arrays)
+    some, every = program.blocks(SHAPE, SIZE)
+    np.testing.assert_array_equal(some, np.broadcast_to(high, some.shape))
+    np.testing.assert_array_equal(every, np.broadcast_to(low, every.shape))
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FIRST else SLOW) for n in MODS])
+def test_device_code_of_mods(name: str) -> None:
+    check(score_expression(*MODS[name](SHAPE[2], SHAPE[3])))
+
+
+def test_device_code_of_operations() -> None:
+    """Those that no mod has: integers divided by negative ones and by 0, shifts, large ones."""
+    zero, n = 0, np.arange(-4, 60, dtype=np.int64) * 2**33
+    half = np.linspace(-2, 2, 64).astype(np.float16)
+
+    def score(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        x = (q - kv) // -3 + (q - kv) % -5 + (q - kv) // zero + (q * kv ^ 5) + (kv << 2)
+        y = np.exp2(half[q]) + np.minimum(s, half[kv]) + np.floor(s) + np.log1p(s * s)
+        z = (1e30 * half[q]).astype(int) + np.sign(s) + abs(s) ** 1.5 + (s % 0.7)
+        return x + y + z / (1 + z * z) + 1 / np.sqrt(1 + s * s)
+
+    def mask(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return (n[kv] // 2**33 < q) | ~(n[q] > n[kv]) & (half[kv].astype(bool))
+
+    check(score_expression(score, mask))
