@@ -7,10 +7,11 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from kernelseam.containment import Contained, error_text, traceback_text
 from kernelseam.contract import EMULATED, Cost, Device, Implementation, PlanParts, Problem
@@ -41,22 +42,18 @@ def preferred_backend(backend: str | None = None) -> str | None:
     """
     if backend is not None:
         return check_name("backend", backend)
-    return _backend.get() or _in_environment() or None
+    if (chosen := _backend.get()) is not None:
+        return chosen
+    # os.environ encodes the name at every look-up, which takes longer than a launch
+    if _ENCODED in _BY_ENCODED or os.environ is not _ENVIRON:
+        return os.environ.get(_VARIABLE) or None
+    return None
 
 
-def _environment_reader() -> Callable[[], str | None]:
-    """A fast reader of the variable. os.environ encodes the name at every look-up, which takes
-    longer than a launch; this looks up the encoded name in its internal dict, as long as os.environ
-    is the object that it was."""
-    name, environ = "KERNELSEAM_BACKEND", os.environ
-    data, encode = (getattr(environ, n, None) for n in ("_data", "encodekey"))
-    if not isinstance(data, dict) or encode is None:
-        return lambda: os.environ.get(name)
-    encoded = encode(name)
-    return lambda: os.environ.get(name) if encoded in data or os.environ is not environ else None
-
-
-_in_environment = _environment_reader()
+_VARIABLE, _ENVIRON = "KERNELSEAM_BACKEND", os.environ
+_ENCODED, _BY_ENCODED = _VARIABLE, cast(Container[Any], _ENVIRON)
+if hasattr(_ENVIRON, "encodekey") and isinstance(getattr(_ENVIRON, "_data", None), dict):
+    _ENCODED, _BY_ENCODED = _ENVIRON.encodekey(_VARIABLE), cast(Any, _ENVIRON)._data
 
 
 def check_name(field: str, value: object) -> str:

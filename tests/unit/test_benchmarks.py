@@ -811,7 +811,7 @@ def test_new_extents_make_few_python_calls(
     comparing: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of the path to a GPU, without one: a count does not depend on the machine. Planning makes
-    thousands."""
+    thousands, a call that comes again fewer than ten."""
     pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is missing")
     pytest.importorskip("cuda.bindings.nvrtc", reason="nvrtc is missing")
@@ -824,8 +824,10 @@ def test_new_extents_make_few_python_calls(
     done = idle_device.run_with_idle_driver([script], capture_output=True, timeout=280)
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout)
-    assert set(counts) == {"decode", "causal", "varlen", "matmul2d", "qkv"}
-    assert {name: n for name, n in counts.items() if n > 65} == {}
+    new = {"decode", "causal", "varlen", "matmul2d", "qkv"}
+    assert {n: counts.pop(n) for n in new if counts[n] > 45} == {}
+    again = {"attention again": 9, "bmm again": 9, "torch.attention again": 13}
+    assert {n: counts[n] for n, most in again.items() if counts[n] > most} == {}
 
 
 def test_the_command(comparing: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

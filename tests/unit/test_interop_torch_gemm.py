@@ -48,6 +48,28 @@ def test_finite_differences(a_transposed: bool, b_transposed: bool) -> None:
     assert torch.autograd.gradcheck(call, (a, b, bias, residual))
 
 
+@pytest.mark.parametrize("around", [torch.no_grad, torch.enable_grad])
+def test_where_nothing_wants_a_gradient_autograd_is_not_asked(
+    around: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor under autocast; where gradients are enabled, tensors that want none are not kept."""
+    monkeypatch.setattr(
+        torch.autograd.Function, "apply", lambda *_: pytest.fail("a node of the graph was made")
+    )
+    a, b, bias = (x.detach() for x in tensors((2, 3, 5), (2, 5, 6), (6,), dtype=torch.float32))
+    q = a[None]
+    with around():
+        if around is torch.no_grad:
+            a.requires_grad_()
+            q.requires_grad_()
+        torch.testing.assert_close(ks.bmm(a, b, bias=bias), torch.bmm(a, b) + bias)
+        torch.testing.assert_close(ks.matmul2d(a[0], b[0], bwd_implementation="numpy"), a[0] @ b[0])
+        assert ks.attention(q, q, q).shape == q.shape
+        with torch.autocast("cpu", torch.bfloat16):
+            assert ks.bmm(a, b).dtype == torch.bfloat16
+            assert ks.attention(q, q, q).dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("shape", [(6,), (1, 6), (2, 6)])
 def test_biases_of_a_batch(shape: tuple[int, ...]) -> None:
     a, b, bias = tensors((2, 3, 5), (2, 5, 6), shape)

@@ -242,7 +242,7 @@ def test_no_array_is_kept_and_what_is_kept_is_bounded(
             close(kernelseam.matmul2d(a, b, out=out, alpha=i), i * (a @ b))
     cache = memory()
     caches: list[Any] = [cache.callers, cache.bound, cache.plans]
-    caches += [x for c in cache.callers.values() for x in (c._layouts, c._recent, c._seen)]
+    caches += [x for c in cache.callers.values() for x in (c._layouts, c.recent, c._seen)]
     assert max(map(len, caches)) == 3
 
 

@@ -144,6 +144,23 @@ def test_tensors_at_any_address_and_with_any_strides(card: CardRuntime, served: 
     assert sum(served) > len(served) // 2
 
 
+def test_known_numbers_at_another_alignment_are_learnt_apart(
+    card: CardRuntime, served: list[bool]
+) -> None:
+    """What serves the same extents at one address does not at another."""
+    base, b = torch.randn(400), torch.randn(8, 5)
+    for _ in range(4):
+        for start in (0, 1):
+            for m in (9, 10):
+                a = base[start : start + 8 * m].view(m, 8)
+                torch.testing.assert_close(kernelseam.matmul2d(a, b), a @ b, rtol=1e-5, atol=1e-5)
+    served.clear()
+    for start in (0, 1, 4, 5):
+        a = base[start : start + 88].view(11, 8)
+        torch.testing.assert_close(kernelseam.matmul2d(a, b), a @ b, rtol=1e-5, atol=1e-5)
+    assert served == [True] * 4
+
+
 def test_one_tensor_as_both_operands_and_torchs_modes(
     card: CardRuntime, served: list[bool]
 ) -> None:
@@ -253,7 +270,7 @@ def test_memory_of_many_problems_is_bounded(
     assert after - before < 1 << 18
     (cache,) = (x for x in plugins().caches.values() if isinstance(x, calling.CallCache))
     for caller in cache.callers.values():
-        assert len(caller._seen) <= 64 and len(caller._recent) <= 64
+        assert len(caller._seen) <= 64 and len(caller.recent) <= 64
 
 
 def test_new_extents_pass_few_frames(card: CardRuntime) -> None:

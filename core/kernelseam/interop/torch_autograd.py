@@ -19,6 +19,7 @@ from kernelseam.interop.torch_function import (
     autocast,
     check_bwd_implementation,
     differentiable_once,
+    plain,
     tensors,
     wanted,
 )
@@ -303,10 +304,15 @@ def _apply(
     deterministic: bool,
     bwd_implementation: str | None,
 ) -> Any:
-    operands, traced = tensors(given, needed)
-    deterministic = flag("deterministic", deterministic)
+    if deterministic is not True:
+        deterministic = flag("deterministic", deterministic)
     if options["out_dtype"] is not None:
         options["out_dtype"] = dtype_name(options["out_dtype"])
+    known = plain(given) if bwd_implementation is None else None
+    if known is not None and all(map(known.__contains__, needed)):
+        options["implementation"] = implementation
+        return torch_attention.forward(known, options)
+    operands, traced = tensors(given, needed)
     operands = autocast(operands, ("q", "k", "v"))
     nested = operands["q"].is_nested
     if traced or nested:

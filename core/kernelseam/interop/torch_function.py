@@ -50,6 +50,34 @@ def tensors(
     return result, _modes() > 0 or _interpreter() is not None or _tracing() is not None
 
 
+def plain(given: Mapping[str, Tensor | None]) -> dict[str, Tensor] | None:
+    """Those that are given, where a call on them is one on arrays: all are torch's own tensors,
+    none wants a gradient, and nothing traces, casts or transforms; else None."""
+    if (
+        forward_ad._current_level >= 0
+        or _autocasts()
+        or _modes() > 0
+        or _interpreter() is not None
+        or _tracing() is not None
+    ):
+        return None
+    graph, result = torch.is_grad_enabled(), {}
+    for name, x in given.items():
+        if x is None:
+            continue
+        kind: Any = type(x)
+        if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+            return None
+        if graph and x.requires_grad:
+            return None
+        result[name] = x
+    return result
+
+
+# As below: not while Dynamo compiles the caller.
+plain._torchdynamo_inline = lambda given: None  # type: ignore[attr-defined]
+
+
 def must_be_tensor(name: str, x: object) -> InvalidValue:
     """The refusal of an operand that is no tensor, or of one that is missing."""
     if x is None:

@@ -13,7 +13,9 @@ from kernelseam.interop.torch_function import (
     autocast,
     check_bwd_implementation,
     differentiable_once,
+    plain,
     tensors,
+    wanted,
     with_matrices,
 )
 from kernelseam.interop.torch_library import gemm as operators
@@ -117,6 +119,10 @@ def _apply(
     bwd_implementation: str | None,
 ) -> Tensor:
     given = {"a": a, "b": b, "bias": bias, "residual": residual}
+    known = plain(given) if bwd_implementation is None else None
+    if known is not None and "a" in known and "b" in known:
+        options["out_dtype"], options["implementation"] = dtype_name(out_dtype), implementation
+        return forward(**known, **options)
     operands, traced = tensors(given, ("a", "b"))
     operands = autocast(operands, ("a", "b"))
     a, b = operands["a"], operands["b"]
@@ -132,9 +138,11 @@ def _apply(
             bwd_implementation=bwd_implementation,
         )
     check_bwd_implementation(bwd_implementation, "gemm", "a", operands)
-    out_dtype = dtype_name(out_dtype)
+    of_forward = {**options, "out_dtype": dtype_name(out_dtype), "implementation": implementation}
+    if not wanted(operands, tuple(given)):
+        return forward(**operands, **of_forward)
     return _Product.apply(
-        (forward, {**options, "out_dtype": out_dtype, "implementation": implementation}),
+        (forward, of_forward),
         (backward, {**options, "implementation": bwd_implementation}),
         a,
         b,

@@ -22,6 +22,7 @@ from kernelseam.ops.planned_call import BoundLaunches, Infos, PlannedCall, layou
 from kernelseam.ops.road import Caller
 from kernelseam.ops.split import SPLITS, split_of
 from kernelseam.plugins import plugins
+from kernelseam.trace import active
 from kernelseam.traced import hand_over, recorded, stands_for_others
 
 
@@ -84,7 +85,10 @@ def operate(
     try:
         backend_name = preferred_backend(backend)
         split = SPLITS.get(tuple(map(type, options))) or split_of(options)
-        given, others = split.parted(options)
+        if (numbers := split.numbers) is None:
+            given, others = (), options
+        else:
+            given, others = numbers(options), split.others(options)
         signature = (compute, backend_name, implementation, split, others, *arrays)
         cache: CallCache | None = plugins().caches.get(CallCache)
         if cache is not None and (addresses := cache.addresses) is not None:
@@ -94,8 +98,13 @@ def operate(
                 caller = None
             if caller is not None:
                 tensors = tuple(arrays.values())
-                if (pointers := addresses(tensors)) is not None:
-                    results = caller.call(tensors, pointers, given, stream)
+                if (pointers := addresses(tensors)) is not None and not active():
+                    place = (*pointers, *given)
+                    recent = caller.recent.get(place)
+                    if recent is not None and recent[1](*tensors):
+                        results = recent[0].call(tensors, pointers, stream)
+                    else:
+                        results = caller.call(place, tensors, pointers, given, stream)
                     if results is not None:
                         return results
         return _run_planned(

@@ -21,12 +21,11 @@ from kernelseam.contract import ArrayInfo, CallState, Device, FastRuntime
 from kernelseam.errors import KernelSeamError
 from kernelseam.forking import new_lock
 from kernelseam.ops.planned_call import FREED, Infos, PlannedCall, put
-from kernelseam.ops.split import Split, split_of
+from kernelseam.ops.split import Split, picked, split_of
 from kernelseam.ops.traced_call import Function, Kernels, TracedCall
 from kernelseam.planning.binding import in_order
 from kernelseam.planning.streams import stream_handle
 from kernelseam.symbolic import Untraceable
-from kernelseam.trace import active
 
 T = TypeVar("T")
 Compute = Callable[..., None]
@@ -50,9 +49,7 @@ class OnTorch:
         self.count_writes = torch_arrays.version_incrementer()
 
     def within(self, function: Callable[..., T], *arguments: Any) -> T:
-        """A call of a function while the device is current."""
-        if self.is_current():
-            return function(*arguments)
+        """A call of a function with the device made current."""
         with self.runtime.activate(self.device):
             return function(*arguments)
 
@@ -92,7 +89,8 @@ class Repeat:
         their addresses, to run once or, where ``kept``, any number of times; None where they must
         be planned. ``keeps``: they always may. ``written``: the places of tensors that are
         written."""
-        self._on, self._shapes, self._bind, self._written = on, shapes, bind, written
+        self._on, self._shapes, self._bind = on, shapes, bind
+        self._written = picked(written)
         self._keeps = keeps
         self._bound: dict[Hashable, Enqueue | None] = {}
         self.guards: tuple[Guard, ...] = ()
@@ -138,7 +136,7 @@ class Repeat:
         else:
             on.launch(launches, workspace, stream)
         if self._written:
-            on.count_writes(tuple([tensors[i] for i in self._written]))
+            on.count_writes(self._written(tensors))
         return results
 
 
@@ -151,41 +149,64 @@ class _Kind:
         self.read = _reader([x.ndim for x in tensors])
         self._calls: list[TracedCall] = []
         self._classes: dict[tuple[TracedCall, tuple[Any, ...]], Kernels | None] = {}
+        self._known: dict[tuple[Any, ...], Function] = {}
+        """What served calls of these numbers last, whatever their addresses."""
         self._failures = 0
 
-    def find(self, inputs: tuple[Any, ...]) -> tuple[TracedCall, Kernels | None] | None:
-        """The traced call of such numbers, and their class's kernels, None where those cannot be
-        traced."""
-        for call in self._calls:
+    def packed(
+        self, pointers: list[int], numbers: tuple[Any, ...]
+    ) -> tuple[Function, tuple[Any, Any, Any]] | None:
+        """The function that serves a call, and what it returned; None where none does."""
+        known = self._known.get(numbers)
+        if known is not None:
             try:
-                values = call.class_of(*inputs)
-            except ArithmeticError:
-                continue
-            if values is not None:
-                break
-        else:
+                packed = known.run(known.once, self.on.empty, *pointers, *numbers)
+            except Exception:  # the planned call raises the proper error
+                return None
+            if packed is not None:
+                return known, packed
+        for call in self._calls:
+            kernels = self._kernels_of(call, numbers)
+            for function in kernels.functions if kernels is not None else ():
+                try:
+                    packed = function.run(function.once, self.on.empty, *pointers, *numbers)
+                except Exception:
+                    continue
+                if packed is not None:
+                    put(self._known, numbers, function)
+                    return function, packed
+        return None
+
+    def _kernels_of(self, call: TracedCall, numbers: tuple[Any, ...]) -> Kernels | None:
+        """The kernels of a call's class; None where the call goes another way through the checks,
+        or they cannot be traced."""
+        try:
+            values = call.class_of(*numbers)
+        except ArithmeticError:
             return None
-        if call is not self._calls[0]:
-            self._calls = [call, *[c for c in self._calls if c is not call]]
+        if values is None:
+            return None
         key = (call, values)
         try:
-            return call, self._classes[key]
+            return self._classes[key]
         except KeyError:
             put(self._classes, key, kernels := call.kernels_of(values))
-            return call, kernels
+            return kernels
 
-    def learn(self, inputs: tuple[Any, ...], trace: Callable[[], TracedCall]) -> None:
+    def learn(
+        self, pointers: list[int], numbers: tuple[Any, ...], trace: Callable[[], TracedCall]
+    ) -> None:
         """Trace a call that no function served."""
         if self._failures >= MOST_PATHS:
             return
         self._failures += 1
         try:
             traced = trace()
-            found = self.find(inputs)
-            if found is None:
+            call = next((c for c in self._calls if _takes(c, pointers, numbers)), None)
+            if call is None:
+                call = traced
                 self._calls = [traced, *self._calls[: MOST_PATHS - 1]]
-                found = self.find(inputs)
-            kernels = None if found is None else found[1]
+            kernels = self._kernels_of(call, numbers)
             if kernels is None or len(kernels.functions) >= MOST_PATHS:
                 return
             if (function := traced.function(kernels.ways)) is not None:
@@ -195,13 +216,17 @@ class _Kind:
             return
 
 
-def _reader(axes: list[int]) -> Callable[[tuple[Any, ...], list[int]], tuple[int, ...]]:
-    """Addresses, shapes and strides of tensors of so many axes, in order."""
-    parts = "".join(
-        f"p[{i}], *t[{i}].shape, *t[{i}].stride(), " if n else f"p[{i}], "
-        for i, n in enumerate(axes)
-    )
-    read: Callable[..., tuple[int, ...]] = eval(f"lambda t, p: ({parts})")
+def _takes(call: TracedCall, pointers: list[int], numbers: tuple[Any, ...]) -> bool:
+    try:
+        return call.takes(*pointers, *numbers) is not None
+    except ArithmeticError:
+        return False
+
+
+def _reader(axes: list[int]) -> Callable[[tuple[Any, ...]], tuple[int, ...]]:
+    """Shapes and strides of tensors of so many axes, in order."""
+    parts = "".join(f"*t[{i}].shape, *t[{i}].stride(), " for i, n in enumerate(axes) if n)
+    read: Callable[..., tuple[int, ...]] = eval(f"lambda t: ({parts})")
     return read
 
 
@@ -216,7 +241,9 @@ class Caller:
     ) -> None:
         self._compute, self._names, self._implementation = compute, names, implementation
         self._kinds: list[_Kind] = []
-        self._recent: dict[Hashable, tuple[Repeat, Guard]] = {}
+        self.recent: dict[Hashable, tuple[Repeat, Guard]] = {}
+        """By addresses and numbers, calls that came before: to repeat, where the guard holds for
+        the tensors."""
         self._seen: dict[Hashable, tuple[Any, ...]] = {}
         """Numbers of calls at addresses that came once."""
         self._layouts: dict[Hashable, Repeat] = {}
@@ -224,20 +251,18 @@ class Caller:
         self._lock = new_lock()
 
     def call(
-        self, tensors: tuple[Any, ...], pointers: list[int], given: tuple[Any, ...], stream: object
+        self,
+        place: Hashable,
+        tensors: tuple[Any, ...],
+        pointers: list[int],
+        given: tuple[Any, ...],
+        stream: object,
     ) -> dict[str, Any] | None:
-        """The results by name; None, with nothing launched, where the call must be planned."""
-        if active():
-            return None
-        place = (*pointers, *given)
-        recent = self._recent.get(place)
-        if recent is not None and recent[1](*tensors):
-            return recent[0].call(tensors, pointers, stream)
+        """The results by name; None, with nothing launched, where the call must be planned.
+        ``place``: the addresses and the options that are numbers. No trace may be active."""
         for kind in self._kinds:
             if kind.holds(*tensors):
-                results: dict[str, Any] | None = kind.on.within(
-                    self._by_function, kind, place, tensors, pointers, given, stream
-                )
+                results = self._by_function(kind, place, tensors, pointers, given, stream)
                 if results is not None:
                     return results
                 break
@@ -248,7 +273,7 @@ class Caller:
         if guard is None:
             guard = tensor_guard(tensors)
             repeat.guards = (guard, *repeat.guards[: _MOST_GUARDS - 1])
-        put(self._recent, place, (repeat, guard))
+        put(self.recent, place, (repeat, guard))
         return repeat.call(tensors, pointers, stream)
 
     def _by_function(
@@ -260,30 +285,28 @@ class Caller:
         given: tuple[Any, ...],
         stream: object,
     ) -> dict[str, Any] | None:
-        inputs, on = (*given, *kind.read(tensors, pointers)), kind.on
-        found = kind.find(inputs)
+        on = kind.on
+        if not on.is_current():
+            return on.within(self._by_function, kind, place, tensors, pointers, given, stream)
+        numbers = (*given, *kind.read(tensors))
+        found = kind.packed(pointers, numbers)
         if found is None:
             return None
-        call, kernels = found
-        for function in kernels.functions if kernels is not None else ():
-            try:
-                packed = function.run(function.once, on.empty, *inputs)
-            except Exception:  # the planned call raises the proper error
-                continue
-            if packed is not None:
-                break
+        function, (made, workspace, launches) = found
+        if stream is None:
+            handle = on.stream()
+            for launch in launches:
+                launch(handle)
         else:
-            return None
-        made, workspace, launches = packed
-        on.launch(launches[0] if len(launches) == 1 else in_order(launches), workspace, stream)
-        if call.written:
-            on.count_writes(tuple([tensors[self._names.index(n)] for n in call.written]))
-        if self._seen.get(place) == inputs:
-            repeat = _repeat_of(call, function, inputs, on, made, workspace, self._names)
-            put(self._recent, place, (repeat, tensor_guard(tensors)))
+            on.launch(in_order(launches), workspace, stream)
+        if function.written:
+            on.count_writes(tuple([tensors[self._names.index(n)] for n in function.written]))
+        if self._seen.get(place) == numbers:
+            repeat = _repeat_of(function, numbers, on, made, workspace, self._names)
+            put(self.recent, place, (repeat, tensor_guard(tensors)))
         else:
-            put(self._seen, place, inputs)
-        return dict(zip(call.results, made, strict=True))
+            put(self._seen, place, numbers)
+        return dict(zip(function.results, made, strict=True))
 
     def _by_layout(
         self, tensors: tuple[Any, ...], pointers: list[int], given: tuple[Any, ...]
@@ -341,7 +364,7 @@ class Caller:
             )
 
         given, _ = split_of(options).parted(options)
-        kind.learn((*given, *kind.read(tensors, pointers)), trace)
+        kind.learn(pointers, (*given, *kind.read(tensors)), trace)
 
 
 class _At:
@@ -357,9 +380,8 @@ class _At:
 
 
 def _repeat_of(
-    call: TracedCall,
     function: Function,
-    inputs: tuple[Any, ...],
+    numbers: tuple[Any, ...],
     on: OnTorch,
     made: tuple[Any, ...],
     workspace: Any,
@@ -369,19 +391,19 @@ def _repeat_of(
     layouts = [(x.shape, x.stride(), x.dtype) for x in (*made, workspace) if x is not None]
     shapes = [
         (name, partial(on.empty, tuple(shape), strides, dtype))
-        for name, (shape, strides, dtype) in zip((*call.results, ""), layouts, strict=False)
+        for name, (shape, strides, dtype) in zip((*function.results, ""), layouts, strict=False)
     ]
 
     def bind(pointers: list[int], places: list[int], kept: bool) -> Enqueue | None:
         at = map(_At, places)
         try:
             packers = function.kept if kept else function.once
-            packed = function.run(packers, lambda *layout: next(at), *inputs)
+            packed = function.run(packers, lambda *layout: next(at), *pointers, *numbers)
         except Exception:
             return None
         return None if packed is None else in_order(packed[2])
 
-    return Repeat(on, tuple(shapes), bind, [names.index(n) for n in call.written])
+    return Repeat(on, tuple(shapes), bind, [names.index(n) for n in function.written])
 
 
 def _repeat_of_planned(

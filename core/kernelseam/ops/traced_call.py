@@ -37,13 +37,17 @@ _WORKSPACE = "w"
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A call by chosen kernels. ``run(packers, empty, *numbers)`` returns (results, workspace,
-    launches), or None; ``empty(shape, strides, dtype)`` allocates."""
+    """A call by chosen kernels. ``run(packers, empty, *addresses, *numbers)`` returns (results,
+    workspace, launches), or None; ``empty(shape, strides, dtype)`` allocates."""
 
     run: Callable[..., tuple[tuple[Any, ...], Any, tuple[Callable[[int], None], ...]] | None]
     once: tuple[Callable[..., Any], ...]
     """Packers of launches that run once, at once; ``kept``: of those that may be kept."""
     kept: tuple[Callable[..., Any], ...]
+    results: tuple[str, ...]
+    """Names of what it allocates."""
+    written: tuple[str, ...]
+    """The caller's arrays that it writes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,9 +127,10 @@ class TracedCall:
         runtime: Runtime,
     ) -> None:
         """``options(symbol)``: the call's options with symbols for numbers, which are the first
-        inputs. Raises Untraceable, and what ``compute`` raises."""
+        numbers; extents and strides follow. Raises Untraceable, and what ``compute`` raises."""
         self._trace, self._device, self._runtime = Trace(), device, runtime
-        self._implementation, self._inputs = implementation, list[str]()
+        self._implementation = implementation
+        self._numbers, self._addresses = list[str](), list[str]()
         given = options(self._symbol)
         infos = {name: self._view(info) for name, info in arrays.items()}
         operation = _Operation(infos, self._trace)
@@ -135,14 +140,21 @@ class TracedCall:
             raise Untraceable("nothing is launched")
         self.written = tuple(dict.fromkeys(operation.written))
         self.results = tuple(self._new)
-        self._late = frozenset(f"a{i}" for i in range(len(self._new)))
+        self._late = frozenset((*self._addresses, *self._new_addresses()))
         self._class = [x for t in self._traced for x in numbers(t.represented) if type(x) is Symbol]
+        if self._trace.depend(self._class, self._late):
+            raise Untraceable("an address decides which class a problem is of")
         lines, _ = self._trace.code(self._class, self._late)
         self.class_of = self._compiled(
-            "class_of", ", ".join(self._inputs), [*lines, f"return {self._tuple(self._class)}"]
+            "class_of", ", ".join(self._numbers), [*lines, f"return {self._tuple(self._class)}"]
         )
-        """``class_of(*inputs)``: the numbers of the representatives that vary; None where a
-        condition does not hold."""
+        """``class_of(*numbers)``: the numbers of the representatives that vary; None where a
+        condition does not hold that needs no address."""
+        conditions, _ = self._trace.code((), frozenset(self._new_addresses()))
+        inputs = ", ".join((*self._addresses, *self._numbers))
+        self.takes = self._compiled("takes", inputs, [*conditions, "return True"])
+        """``takes(*addresses, *numbers)``: whether a call goes the same way through the checks, as
+        far as its own numbers decide; None where not."""
         self._by_ways: dict[Ways, Kernels] = {}
 
     def kernels_of(self, values: tuple[Any, ...]) -> Kernels | None:
@@ -152,12 +164,16 @@ class TracedCall:
         return None if ways is None else self._by_ways.setdefault(ways, Kernels(ways))
 
     def _symbol(self, value: Any) -> Any:
-        name = f"n{len(self._inputs)}"
-        self._inputs.append(name)
+        name = f"n{len(self._numbers)}"
+        self._numbers.append(name)
         return self._trace.input(name, value)
 
+    def _new_addresses(self) -> list[str]:
+        return [f"a{i}" for i in range(len(self._new))]
+
     def _view(self, info: ArrayInfo) -> ArrayInfo:
-        pointer = self._symbol(info.pointer)
+        self._addresses.append(name := f"p{len(self._addresses)}")
+        pointer = self._trace.input(name, info.pointer)
         shape, strides = (
             tuple([self._symbol(n) for n in axes]) for axes in (info.shape, info.strides)
         )
@@ -226,8 +242,10 @@ class TracedCall:
         packed_steps = _list(f"k{i}({self._arguments(i, s)})" for i, s in enumerate(steps))
         made = _list(f"r{i}" for i in range(len(results)))
         body += [*late, f"return {made}, {'work' if floats != 0 else None}, {packed_steps}"]
-        run = self._compiled("run", ", ".join(("packers", "empty", *self._inputs)), body)
-        return Function(run, tuple([s.once for s in steps]), tuple([s.kept for s in steps]))
+        inputs = ("packers", "empty", *self._addresses, *self._numbers)
+        run = self._compiled("run", ", ".join(inputs), body)
+        once, kept = tuple([s.once for s in steps]), tuple([s.kept for s in steps])
+        return Function(run, once, kept, self.results, self.written)
 
     def _arguments(self, place: int, step: TracedStep) -> str:
         texts = []

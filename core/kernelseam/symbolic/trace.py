@@ -113,6 +113,11 @@ class Trace:
             depends[name] = name in late or any(depends.get(x, False) for x in node.operands)
         return depends
 
+    def depend(self, values: Iterable[Any], late: frozenset[str]) -> bool:
+        """Whether one of these needs a late input."""
+        depends = self._depending(late)
+        return any(depends.get(self.text(x), False) for x in values)
+
     def step(self, name: str, form: str, value: Any, operands: Sequence[Any]) -> Any:
         """A symbol for a step's result."""
         texts = tuple([self.text(x) for x in operands])

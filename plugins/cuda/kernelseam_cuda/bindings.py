@@ -6,6 +6,7 @@ import ctypes
 import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib import metadata
 from typing import Any, NoReturn
 
@@ -35,6 +36,7 @@ def version(distribution: str) -> str | None:
         return None
 
 
+@cache
 def driver() -> Any:
     """cuda.bindings.driver."""
     return module("cuda.bindings.driver")
