@@ -280,7 +280,7 @@ def test_a_wrong_gradient_ends_with_1(command: Command, monkeypatch: pytest.Monk
             ("--window", "-3,0"),
             "--window = -3,0: must be LEFT,RIGHT. For example 127,0; a side left out has no bound.",
         ),
-        (("--softcap", "-1"), "softcap = -1.0: must be greater than 0. Leave it out for no cap."),
+        (("--softcap", "-1"), "--softcap = -1.0: must be greater than 0. Leave it out for no cap."),
         (
             ("--bias", "bfloat16"),
             "dtype_bias = bfloat16: must be float16 or float32. Leave it out for q's dtype.",
@@ -295,7 +295,7 @@ def test_a_wrong_gradient_ends_with_1(command: Command, monkeypatch: pytest.Monk
         (
             ("--heads", 3, "--kv-heads", 2),
             (
-                "num_heads = 3: must be a multiple of kv_heads = 2. Make num_heads a multiple of "
+                "--heads = 3: must be a multiple of kv_heads = 2. Make num_heads a multiple of "
                 "kv_heads."
             ),
         ),

@@ -88,13 +88,27 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     raise SystemExit(status if isinstance(status, int) else 0)
 
 
+_FLAGS = {"num_heads": "--heads", "S_q": "--seq-len", "S_k": "--kv-seq-len"}
+"""Options whose names are not those of the fields that they set."""
+
+
+def _by_flag(error: Exception, command_line: Sequence[str]) -> Exception:
+    """The error under the name of the option that set its field, where one was given."""
+    if not isinstance(error, InvalidValue):
+        return error
+    flag = _FLAGS.get(error.field, "--" + error.field.lower().replace("_", "-"))
+    if flag not in {word.partition("=")[0] for word in command_line}:
+        return error
+    return type(error)(flag, error.value, error.rule, error.remedy)
+
+
 def _end(error: Exception, status: int, command_line: Sequence[str]) -> NoReturn:
     """Report an error on standard error, with --json on standard output too, and exit."""
     show = getattr(error, "show", None)
     if show is not None:
         show()
     else:
-        print(f"error: {message_of(error)}", file=sys.stderr)
+        print(f"error: {message_of(_by_flag(error, command_line))}", file=sys.stderr)
     if "--json" in command_line:
         emit_json({"error": described(error), "status": status})
     raise SystemExit(status)
