@@ -21,12 +21,11 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 from kernelseam.descriptors.common.protocol import Descriptor
-from kernelseam.dtypes import DType
-from kernelseam.oracle import check, formulas
+from kernelseam.oracle import formulas
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.comparing.results import WITHOUT, Record
-from benchmarks.comparing.rows import Judged, Make, Prepared, Session, compared, host, relative
+from benchmarks.comparing.rows import Judged, Make, Part, Prepared, Session, compared, host, judged
 
 TORCH_PEERS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FA2": SDPBackend.FLASH_ATTENTION}
 ADVERSARIAL = ("sink", "falling", "rising", "jump")
@@ -329,14 +328,11 @@ class Judge:
         starts = (0, *itertools.accumulate(row.packed))
         for b, h in {(0, 0), ((len(row.packed) or row.batch) - 1, row.heads - 1)}:
             g = h * row.of_keys // row.heads
-            if row.packed:
-                place: Any = slice(starts[b], starts[b + 1])
-                q, k, v = arrays["q"][place, h], arrays["k"][place, g], arrays["v"][place, g]
-            else:
-                place = b
-                q, k, v = arrays["q"][b, :, h], arrays["k"][b, :, g], arrays["v"][b, :, g]
-                if row.lengths:
-                    k, v = k[: row.lengths[b]], v[: row.lengths[b]]
+            rows: Any = (slice(starts[b], starts[b + 1]),) if row.packed else (b, slice(None))
+            place = (*rows, h)
+            q, k, v = arrays["q"][place], arrays["k"][(*rows, g)], arrays["v"][(*rows, g)]
+            if row.lengths:
+                k, v = k[: row.lengths[b]], v[: row.lengths[b]]
             host_arrays = [host(x)[None, None] for x in (q, k, v)]
             most = min(max(JUDGED_ELEMENTS // (len(k) * (row.D + row.width)), 4), JUDGED_ROWS)
             numbers = formulas.sample_rows(len(q), most)
@@ -354,21 +350,7 @@ class Judge:
                 numbers,
                 variant,
             )
-            self._parts.append((place, h, numbers, len(k), want))
+            self._parts.append(Part(place, len(k), want, numbers))
 
     def __call__(self, result: Any) -> Judged:
-        row, actual, expected, worst, message = self._row, [], [], 0.0, ""
-        for place, h, numbers, keys, want in self._parts:
-            out = host(result[place, h] if row.packed else result[place, :, h])[None, None]
-            verdict = check.attention_verdict(
-                want, keys, row.D, DType.of(row.dtype), out, None, out.shape[:3], numbers
-            )
-            actual.append((out[0, 0] if numbers is None else out[0, 0][numbers]).reshape(-1))
-            expected.append(want.out.reshape(-1))
-            if verdict.worst >= worst:
-                worst, message = verdict.worst, verdict.message
-        return Judged(
-            relative(np.concatenate(actual).astype(np.float64), np.concatenate(expected)),
-            worst,
-            message,
-        )
+        return judged(result, self._parts, self._row.D, self._row.dtype)

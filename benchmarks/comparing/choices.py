@@ -125,6 +125,10 @@ KINDS: dict[str, tuple[Draw, ...]] = {
 def drawn(kinds: Iterable[str], count: int, seed: int) -> list[Row]:
     """``count`` problems, as many of each kind; the same of a seed in every run."""
     names = list(kinds)
+    if unknown := [n for n in names if n not in KINDS]:
+        raise SystemExit(
+            f"no kind of problem is {', '.join(unknown)}: choose of {', '.join(KINDS)}"
+        )
     return [
         _drawn(KINDS[names[i % len(names)]], i // len(names), np.random.default_rng((seed, i)))
         for i in range(count)

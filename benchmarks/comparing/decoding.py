@@ -15,8 +15,7 @@ import kernelseam as ks
 import numpy as np
 import torch
 from kernelseam.descriptors.common.protocol import Descriptor
-from kernelseam.dtypes import DType
-from kernelseam.oracle import check, formulas
+from kernelseam.oracle import formulas
 
 from benchmarks.comparing.attention import flash_attention_3
 from benchmarks.comparing.reading import reading
@@ -24,11 +23,12 @@ from benchmarks.comparing.results import COPY, Record
 from benchmarks.comparing.rows import (
     Contestant,
     Judged,
+    Part,
     Prepared,
     Session,
     compared,
     host,
-    relative,
+    judged,
 )
 
 LATENT = (
@@ -246,31 +246,11 @@ class Judge:
                 for n in "kv"
             )
             q = host(arrays["q"][b, :, h])[None, None]
-            self._parts.append((b, h, formulas.attention(q, k, v, False, row.D**-0.5)))
+            want = formulas.attention(q, k, v, False, row.D**-0.5)
+            self._parts.append(Part((b, slice(None), h), row.keys, want))
 
     def __call__(self, result: Any) -> Judged:
-        actual, expected, worst, message = [], [], 0.0, ""
-        for b, h, want in self._parts:
-            out = host(result[b, :, h])[None, None]
-            verdict = check.attention_verdict(
-                want,
-                self._row.keys,
-                self._row.D,
-                DType.of(self._row.dtype),
-                out,
-                None,
-                out.shape[:3],
-                None,
-            )
-            actual.append(out.reshape(-1))
-            expected.append(want.out.reshape(-1))
-            if verdict.worst >= worst:
-                worst, message = verdict.worst, verdict.message
-        return Judged(
-            relative(np.concatenate(actual).astype(np.float64), np.concatenate(expected)),
-            worst,
-            message,
-        )
+        return judged(result, self._parts, self._row.D, self._row.dtype)
 
 
 def decode_rows() -> list[DecodeRow]:

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import kernelseam as ks
-import numpy as np
 import torch
 from kernelseam.descriptors.common.protocol import Descriptor
-from kernelseam.dtypes import DType
-from kernelseam.oracle import check, formulas
+from kernelseam.oracle import formulas
 
 from benchmarks.comparing.attention import flash_attention_3, visible_pairs
 from benchmarks.comparing.results import Record
-from benchmarks.comparing.rows import Judged, Prepared, Session, compared, host, relative
+from benchmarks.comparing.rows import Judged, Part, Prepared, Session, compared, host, judged
 
 JUDGED = 16
 """Queries at the end of a sequence that are held against float64."""
@@ -181,24 +179,10 @@ class Judge:
             q = host(arrays["q"][place, h])[None, None]
             variant = formulas.Variant(window=row.window or (None, None))
             want = formulas.attention(q, k, v, True, row.D**-0.5, None, variant)
-            self._parts.append((place, h, row.lengths[b], want))
+            self._parts.append(Part((place, h), row.lengths[b], want))
 
     def __call__(self, result: Any) -> Judged:
-        actual, expected, worst, message = [], [], 0.0, ""
-        for place, h, keys, want in self._parts:
-            out = host(result[place, h])[None, None]
-            verdict = check.attention_verdict(
-                want, keys, self._row.D, DType.of(self._row.dtype), out, None, out.shape[:3], None
-            )
-            actual.append(out.reshape(-1))
-            expected.append(want.out.reshape(-1))
-            if verdict.worst >= worst:
-                worst, message = verdict.worst, verdict.message
-        return Judged(
-            relative(np.concatenate(actual).astype(np.float64), np.concatenate(expected)),
-            worst,
-            message,
-        )
+        return judged(result, self._parts, self._row.D, self._row.dtype)
 
 
 def paged_rows() -> list[PagedRow]:

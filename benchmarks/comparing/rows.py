@@ -18,6 +18,8 @@ from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dispatch import find_device
 from kernelseam.dtypes import DType
 from kernelseam.errors import KernelSeamError
+from kernelseam.oracle import check
+from kernelseam.oracle.formulas import AttentionResult
 from kernelseam.planning import Plan
 
 from benchmarks.comparing.machine import sampling
@@ -106,6 +108,33 @@ class Judged:
     error: float
     worst: float
     message: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """One head of an attention's result that is held against float64: where it lies in the result,
+    how many keys it has, which of its rows are looked at (None: all), and what is expected."""
+
+    place: Any
+    keys: int
+    want: AttentionResult
+    rows: Any = None
+
+
+def judged(result: torch.Tensor, parts: Iterable[Part], head_dim: int, dtype: str) -> Judged:
+    """The relative error over all parts, and the worst element's error over its tolerance."""
+    actual, expected, worst, message = [], [], 0.0, ""
+    for part in parts:
+        out = host(result[part.place])[None, None]
+        verdict = check.attention_verdict(
+            part.want, part.keys, head_dim, DType.of(dtype), out, None, out.shape[:3], part.rows
+        )
+        actual.append((out[0, 0] if part.rows is None else out[0, 0][part.rows]).reshape(-1))
+        expected.append(part.want.out.reshape(-1))
+        if verdict.worst >= worst:
+            worst, message = verdict.worst, verdict.message
+    error = relative(np.concatenate(actual).astype(np.float64), np.concatenate(expected))
+    return Judged(error, worst, message)
 
 
 @dataclass

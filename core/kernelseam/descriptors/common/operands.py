@@ -214,8 +214,12 @@ def check_array(rule: OperandRule, info: ArrayInfo, packed_strides: bool | None 
     )
 
 
-def _walk(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
-    """(extent, stride) of the axes along which the address changes, outermost in memory first."""
+Walk = list[tuple[int, int]]
+"""(extent, stride) of axes, outermost in memory first."""
+
+
+def _walk(shape: Sequence[int], strides: Sequence[int]) -> Walk:
+    """The axes along which the address changes."""
     axes = [(n, s) for n, s in zip(shape, strides, strict=True) if n > 1 and s]
     return sorted(axes, key=lambda axis: -axis[1])
 
@@ -232,37 +236,39 @@ def has_axes(rule: OperandRule, info: ArrayInfo, whole: bool) -> bool:
     if not whole and len(theirs) == 1:
         return True
     while ours:
-        n, s = ours.pop()
-        while theirs and theirs[-1][1] < s and not whole:
+        while theirs and theirs[-1][1] < ours[-1][1] and not whole:
             theirs.pop()  # one place along it
-        if not theirs or theirs[-1][1] != s:
+        if not theirs or theirs[-1][1] != ours[-1][1]:
             return False
-        m, _ = theirs.pop()
-        part = n < m and not whole
-        if not whole and (left := _merged([*ours, (n, s)], [*theirs, (m, s)])):
-            ours, theirs = left
-            continue
-        while n < m and ours and ours[-1][1] == n * s and n * ours[-1][0] <= m:
-            n *= ours.pop()[0]
-        while n > m and theirs and theirs[-1][1] == m * s:
-            m *= theirs.pop()[0]
-        if n != m and not part:
+        left = _merged([*ours], [*theirs], both=not whole) or (
+            None if whole else _within(ours, theirs)
+        )
+        if left is None:
             return False
+        ours, theirs = left
     return not (whole and theirs)
 
 
-def _merged(
-    x: list[tuple[int, int]], y: list[tuple[int, int]]
-) -> tuple[list[tuple[int, int]], list[tuple[int, int]]] | None:
-    """Of two walks, what is left of each where the last axes of both, merged, are the same one."""
+def _merged(x: Walk, y: Walk, both: bool) -> tuple[Walk, Walk] | None:
+    """Of two walks, what is left of each where the last axes of one, merged, are the last of the
+    other, or with ``both`` the last ones of the other, merged."""
     (n, s), (m, _) = x.pop(), y.pop()
+    merges = x if n < m else y
     while n != m:
         shorter, extent = (x, n) if n < m else (y, m)
-        if not shorter or shorter[-1][1] != extent * s:
+        if not shorter or shorter[-1][1] != extent * s or not (both or shorter is merges):
             return None
         merged = extent * shorter.pop()[0]
         n, m = (merged, m) if shorter is x else (n, merged)
     return x, y
+
+
+def _within(x: Walk, y: Walk) -> tuple[Walk, Walk] | None:
+    """The same where the last axes of ``x``, merged, are the beginning of the last one of ``y``."""
+    (n, s), (m, _) = x.pop(), y.pop()
+    while n < m and x and x[-1][1] == n * s and n * x[-1][0] <= m:
+        n *= x.pop()[0]
+    return (x, y) if n < m else None
 
 
 def check_layout(

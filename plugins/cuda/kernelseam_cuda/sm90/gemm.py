@@ -27,6 +27,7 @@ from kernelseam.kernels.signature import Signature
 from kernelseam.symbolic import least
 
 from kernelseam_cuda.sm90 import gemm_cost, gemm_maps
+from kernelseam_cuda.sm90.gemm_covering import specs
 from kernelseam_cuda.sm90.gemm_maps import (
     MAPS,
     ORIGIN_BYTES,
@@ -365,42 +366,7 @@ class HopperGemm(KernelDefinition):
         return gemm_cost.work(problem, tile)
 
     def covering(self) -> Iterable[Covered]:
-        """Both dtypes, every transposition, view, option and kind of sum."""
-        f16, bf16, f32 = DType.float16, DType.bfloat16, DType.float32
-        plain = GemmSpec(bf16, bf16, f32)
-        yield Covered(self, replace(plain, b_transposed=True, bias=bf16, residual=bf16))
-        yield Covered(self, GemmSpec(f16, f16, f32, a_transposed=True, view="pointers"))
-        summed = replace(plain, summed=True)
-        yield Covered(self, replace(summed, b_transposed=True, bias=bf16, residual=bf16))
-        yield Covered(self, replace(summed, segmented=True), often=False)
-        joined = replace(plain, a_transposed=True, summed=True, row_sums=bf16)
-        yield Covered(self, replace(joined, segmented=True, joined="a"), often=False)
-        yield Covered(self, replace(joined, joined="b"), often=False)
-        yield Covered(self, replace(plain, segmented=True, joined="k"), often=False)
-        sums = GemmSpec(f16, f16, f32, a_transposed=True, segmented=True, row_sums=f16)
-        yield Covered(self, sums)
-        yield Covered(self, replace(sums, summed=True, segmented=False, row_sums=f32), often=False)
-        yield Covered(self, GemmSpec(bf16, f32, f32, bias=f32, residual=f32))
-        yield Covered(
-            self, GemmSpec(f16, f32, f32, b_transposed=True, view="pointers"), often=False
-        )
-        yield Covered(self, plain, often=False)
-        yield Covered(self, GemmSpec(f16, f16, f32, b_transposed=True), often=False)
-        yield Covered(
-            self, replace(plain, a_transposed=True, b_transposed=True, bias=f32), often=False
-        )
-        stored = GemmSpec(DType.float8_e4m3fn, bf16, f32, b_transposed=True)
-        yield Covered(self, replace(stored, scales=True, bias=bf16, residual=bf16))
-        yield Covered(self, replace(stored, scales=True, view="pointers"), often=False)
-        deep = replace(stored, scales=True, scale_block=(1, 128, 128))
-        yield Covered(self, deep)
-        yield Covered(self, replace(deep, bias=bf16, residual=bf16), often=False)
-        yield Covered(self, replace(stored, dtype_c=f32, view="pointers"), often=False)
-        yield Covered(self, replace(stored, dtype_c=f16, summed=True), often=False)
-        single = GemmSpec(f32, f32, f32, b_transposed=True, precision="tf32")
-        yield Covered(self, single)
-        yield Covered(self, replace(single, view="pointers", bias=f32, residual=f32), often=False)
-        yield Covered(self, replace(plain, view="pointers", bias=bf16, residual=bf16), often=False)
+        return (Covered(self, spec, often=often) for spec, often in specs())
 
 
 def refuse_extents(p: GemmProblem) -> str | None:

@@ -1,0 +1,53 @@
+"""The specs for which Hopper's GEMM is compiled and checked without a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from kernelseam.descriptors.gemm.problem import GemmSpec
+from kernelseam.dtypes import DType
+
+
+def specs() -> Iterator[tuple[GemmSpec, bool]]:
+    """Both dtypes, every transposition, view, option and kind of sum; and whether every run of the
+    tests compiles it."""
+    f16, bf16, f32 = DType.float16, DType.bfloat16, DType.float32
+    plain = GemmSpec(bf16, bf16, f32)
+    added: dict[str, Any] = {"bias": bf16, "residual": bf16}
+    summed = replace(plain, summed=True)
+    joined = replace(plain, a_transposed=True, summed=True, row_sums=bf16)
+    sums = GemmSpec(f16, f16, f32, a_transposed=True, segmented=True, row_sums=f16)
+    stored = GemmSpec(DType.float8_e4m3fn, bf16, f32, b_transposed=True)
+    deep = replace(stored, scales=True, scale_block=(1, 128, 128))
+    single = GemmSpec(f32, f32, f32, b_transposed=True, precision="tf32")
+    often = (
+        replace(plain, b_transposed=True, **added),
+        GemmSpec(f16, f16, f32, a_transposed=True, view="pointers"),
+        replace(summed, b_transposed=True, **added),
+        sums,
+        GemmSpec(bf16, f32, f32, bias=f32, residual=f32),
+        replace(stored, scales=True, **added),
+        deep,
+        single,
+    )
+    others = (
+        replace(summed, segmented=True),
+        replace(joined, segmented=True, joined="a"),
+        replace(joined, joined="b"),
+        replace(plain, segmented=True, joined="k"),
+        replace(sums, summed=True, segmented=False, row_sums=f32),
+        GemmSpec(f16, f32, f32, b_transposed=True, view="pointers"),
+        plain,
+        GemmSpec(f16, f16, f32, b_transposed=True),
+        replace(plain, a_transposed=True, b_transposed=True, bias=f32),
+        replace(stored, scales=True, view="pointers"),
+        replace(deep, **added),
+        replace(stored, dtype_c=f32, view="pointers"),
+        replace(stored, dtype_c=f16, summed=True),
+        replace(single, view="pointers", bias=f32, residual=f32),
+        replace(plain, view="pointers", **added),
+    )
+    yield from ((spec, True) for spec in often)
+    yield from ((spec, False) for spec in others)
