@@ -92,15 +92,7 @@ def test_lists(hostcpp: Plugins, name: str, lists: str) -> None:
     assert len(planned.launches) == (2 if name == "split" else 1)
     planned.bind(check=True)()
     whole = [np.stack(m).reshape(batch, -1, *m[0].shape) for m in (q, k, v, out)]
-    variant = formulas.Variant(
-        options.get("window", (None, None)),
-        options.get("prefix_lengths"),
-        options.get("softcap"),
-        options.get("alibi_slopes"),
-        options.get("bias"),
-        options.get("mask"),
-        options.get("sinks"),
-        kv_lengths=options.get("kv_lengths"),
-    )
+    known = {n: x for n, x in options.items() if n not in ("causal", "scale")}
+    variant = formulas.Variant(**known)
     verdict = check.attention(*whole, lse, causal=options.get("causal", False), variant=variant)
     assert verdict.passed and verdict.checked == whole[3].size + lse.size, verdict.message

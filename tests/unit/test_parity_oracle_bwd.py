@@ -24,22 +24,22 @@ Q, K, V, DOUT = (
 )
 BIAS = RNG.standard_normal((B, H, S_q, S_k))
 FULL = Variant(
-    (2, 1),
-    (1, 3),
-    1.5,
-    RNG.random((B, H)) - 0.3,
-    BIAS,
-    RNG.random((B, H, S_q, S_k)) < 0.7,
-    RNG.standard_normal(H),
-    (3, 4),
-    (6, 2),
+    window=(2, 1),
+    prefix_lengths=(1, 3),
+    softcap=1.5,
+    alibi_slopes=RNG.random((B, H)) - 0.3,
+    bias=BIAS,
+    mask=RNG.random((B, H, S_q, S_k)) < 0.7,
+    sinks=RNG.standard_normal(H),
+    q_lengths=(3, 4),
+    kv_lengths=(6, 2),
 )
 VARIANTS = {
     "plain": Variant(),
     "window": Variant(window=(1, 1)),
-    "prefix-window": Variant((0, 0), (5, -1)),
+    "prefix-window": Variant(window=(0, 0), prefix_lengths=(5, -1)),
     "softcap": Variant(softcap=0.5),
-    "alibi": Variant(alibi=FULL.alibi),
+    "alibi": Variant(alibi_slopes=FULL.alibi_slopes),
     "bias": Variant(bias=BIAS),
     "mask": Variant(mask=FULL.mask),
     "sinks": Variant(sinks=FULL.sinks),

@@ -18,15 +18,15 @@ SCALE = 0.7
 RNG = np.random.default_rng(0)
 Q, K, V = (RNG.standard_normal(s) for s in ((B, H, S_q, D), (B, G, S_k, D), (B, G, S_k, D_v)))
 FULL = Variant(
-    (2, 1),
-    (1, 3),
-    1.5,
-    RNG.random((B, H)) - 0.3,
-    RNG.standard_normal((B, H, S_q, S_k)),
-    RNG.random((B, H, S_q, S_k)) < 0.7,
-    RNG.standard_normal(H),
-    (3, 4),
-    (6, 2),
+    window=(2, 1),
+    prefix_lengths=(1, 3),
+    softcap=1.5,
+    alibi_slopes=RNG.random((B, H)) - 0.3,
+    bias=RNG.standard_normal((B, H, S_q, S_k)),
+    mask=RNG.random((B, H, S_q, S_k)) < 0.7,
+    sinks=RNG.standard_normal(H),
+    q_lengths=(3, 4),
+    kv_lengths=(6, 2),
 )
 """Every option."""
 ALONE = {
@@ -35,10 +35,10 @@ ALONE = {
     "left": Variant(window=(1, None)),
     "right": Variant(window=(None, 1)),
     "diagonal": Variant(window=(0, 0)),
-    "prefix": Variant(prefix=(0, 4)),
-    "prefix-window": Variant((0, 0), (5, -1)),
+    "prefix": Variant(prefix_lengths=(0, 4)),
+    "prefix-window": Variant(window=(0, 0), prefix_lengths=(5, -1)),
     "softcap": Variant(softcap=0.5),
-    "alibi": Variant(alibi=FULL.alibi),
+    "alibi": Variant(alibi_slopes=FULL.alibi_slopes),
     "bias": Variant(bias=FULL.bias),
     "mask": Variant(mask=FULL.mask),
     "sinks": Variant(sinks=FULL.sinks),
@@ -72,7 +72,7 @@ def _row(b: int, h: int, i: int, causal: bool, v: Variant) -> dict[str, Any]:
             and (left is None or -left <= d)
             and (right is None or d <= right)
         )
-        seen = in_band or (v.prefix is not None and j < v.prefix[b])
+        seen = in_band or (v.prefix_lengths is not None and j < v.prefix_lengths[b])
         if not seen or (v.mask is not None and not v.mask[b, h, i, j]):
             continue
         q, k = Q[b, h, i].tolist(), K[b, h // (H // G), j].tolist()
@@ -80,9 +80,9 @@ def _row(b: int, h: int, i: int, causal: bool, v: Variant) -> dict[str, Any]:
         if v.softcap is not None:
             x = v.softcap * math.tanh(x / v.softcap)
             change += abs(x)
-        if v.alibi is not None:
-            x -= v.alibi[b, h] * abs(d)
-            change += abs(v.alibi[b, h] * d)
+        if v.alibi_slopes is not None:
+            x -= v.alibi_slopes[b, h] * abs(d)
+            change += abs(v.alibi_slopes[b, h] * d)
         if v.bias is not None:
             x += v.bias[b, h, i, j]
             change += abs(v.bias[b, h, i, j])

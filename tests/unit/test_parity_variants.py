@@ -41,26 +41,29 @@ WRONG: dict[str, tuple[str, Change]] = {
     "window-ignored": ("f16-64-window-33-12", lambda v: replace(v, window=(None, None))),
     "prefix-short": (
         "f16-64-causal-prefix",
-        lambda v: replace(v, prefix=[x - 1 for x in v.prefix or ()]),
+        lambda v: replace(v, prefix_lengths=np.array(v.prefix_lengths) - 1),
     ),
     "prefix-long": (
         "f16-64-causal-prefix",
-        lambda v: replace(v, prefix=[x + 1 for x in v.prefix or ()]),
+        lambda v: replace(v, prefix_lengths=np.array(v.prefix_lengths) + 1),
     ),
     "prefix-of-the-first-entry": (
         "f16-64-prefix-window",
-        lambda v: replace(v, prefix=[(v.prefix or (0,))[0]] * 2),
+        lambda v: replace(v, prefix_lengths=np.array(v.prefix_lengths)[[0, 0]]),
     ),
     "softcap-ignored": ("f16-64-softcap-5", lambda v: replace(v, softcap=None)),
     "softcap-huge-lost": ("f16-64-softcap-huge", lambda v: replace(v, softcap=1e-9)),
-    "alibi-towards-0": ("f16-64-alibi", lambda v: replace(v, alibi=-np.array(v.alibi))),
+    "alibi-towards-0": (
+        "f16-64-alibi",
+        lambda v: replace(v, alibi_slopes=-np.array(v.alibi_slopes)),
+    ),
     "alibi-of-the-first-entry": (
         "f16-64-alibi-batch-negative",
-        lambda v: replace(v, alibi=np.array(v.alibi)[[0, 0]]),
+        lambda v: replace(v, alibi_slopes=np.array(v.alibi_slopes)[[0, 0]]),
     ),
     "alibi-of-another-head": (
         "f16-64-causal-alibi-gqa",
-        lambda v: replace(v, alibi=np.array(v.alibi)[:, ::-1]),
+        lambda v: replace(v, alibi_slopes=np.array(v.alibi_slopes)[:, ::-1]),
     ),
     "bias-of-another-head": ("f16-64-bias", lambda v: replace(v, bias=np.array(v.bias)[:, ::-1])),
     "bias-transposed": ("f32-64-bias", lambda v: replace(v, bias=np.roll(np.array(v.bias), 1, 2))),

@@ -218,14 +218,9 @@ def test_sampled_elements_are_those_of_the_whole_oracle() -> None:
     """Given the result and the LSE of an exact forward, in float64."""
     case: Any = named("attention-bwd-f64-32-everything")
     x, f = operands.values(case), case.forward
+    operands_of_scores = ("prefix_lengths", "alibi_slopes", "bias", "mask", "sinks")
     variant = formulas.Variant(
-        f.window,
-        f.prefix,
-        f.softcap,
-        x["alibi_slopes"],
-        x["bias"],
-        x["mask"],
-        x["sinks"],
+        window=f.window, softcap=f.softcap, **{n: x[n] for n in operands_of_scores}
     )
     exact = formulas.attention(x["q"], x["k"], x["v"], f.causal, f.scale_used, None, variant)
     forward = Forward(

@@ -12,7 +12,9 @@ import typer
 
 from kernelseam.cli import shapes
 from kernelseam.descriptors import Attention, AttentionBwd
+from kernelseam.descriptors.attention.options import ScoreNumbers
 from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.common.options import options_of, scalars_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.plugins import plugins
@@ -24,10 +26,11 @@ from kernelseam.samples.operations.operands import describe
 
 EXTENTS = ("batch", "heads", "seq_len", "kv_seq_len", "head_dim", "kv_heads", "value_dim")
 PAGE_SIZE = 16
+_NUMBERS = scalars_of(ScoreNumbers)
 
 
 @dataclass(frozen=True)
-class AttentionOptions:
+class AttentionOptions(ScoreNumbers):
     """The attention that the command line asks for."""
 
     batch: shapes.Batch = None
@@ -45,9 +48,6 @@ class AttentionOptions:
         typer.Option(
             "--window", help="LEFT,RIGHT: a sliding window; a side left out has no bound."
         ),
-    ] = None
-    softcap: Annotated[
-        float | None, typer.Option("--softcap", help="Scores are softcap*tanh(x/softcap).")
     ] = None
     alibi: Annotated[bool, typer.Option("--alibi", help="Slopes 2^(-8(h+1)/H).")] = False
     bias: Annotated[
@@ -197,7 +197,7 @@ class AttentionOptions:
         names = (
             "causal",
             "window",
-            "softcap",
+            *_NUMBERS,
             "alibi",
             "bias",
             "mask_density",
@@ -285,15 +285,15 @@ class AttentionOptions:
             batch,
             heads,
             kv_heads,
-            self.causal,
-            self.return_lse or self.backward,
-            None if head_dim else 1.0,
-            queries,
-            keys,
-            keys,
-            queries,
+            lse=self.return_lse or self.backward,
+            q=queries,
+            k=keys,
+            v=keys,
+            out=queries,
+            causal=self.causal,
+            scale=None if head_dim else 1.0,
             window=_window(self.window),
-            softcap=self.softcap,
+            **{n: getattr(self, n) for n in _NUMBERS},
             alibi=tuple(2.0 ** (-8 * (h + 1) / heads) for h in range(heads)) if self.alibi else (),
             bias=None if self.bias is None else shapes.dtype_of(self.bias, "--bias"),
             bias_layout=OperandLayout(aligned=False, broadcast="b"),
@@ -371,6 +371,8 @@ def with_attention_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace a command's first parameter, an AttentionOptions, by one option per field."""
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     hints = get_type_hints(AttentionOptions, include_extras=True)
+    for name, option in options_of(AttentionOptions).items():
+        hints[name] = Annotated[option.type, typer.Option(f"--{name}", help=option.says)]
     shared = [
         inspect.Parameter(
             f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kernelseam.descriptors.attention.options import ScoreNumbers
+
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 WEIGHS = 2.0**-149
@@ -21,17 +23,16 @@ Rows = Sequence[int] | npt.NDArray[np.integer[Any]] | None
 """Row numbers of a result whose leading axes are flattened; None means all of them."""
 
 
-@dataclass(frozen=True, eq=False)
-class Variant:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Variant(ScoreNumbers):
     """The options of an attention beyond softmax(scale·q·kᵀ)·v; None: not used. B and H as in q."""
 
     window: tuple[int | None, int | None] = (None, None)
     """(left, right): distance from the diagonal up to which keys are attended to; None: no
     limit."""
-    prefix: Sequence[int] | None = None
+    prefix_lengths: Sequence[int] | None = None
     """[B]: keys before it are always attended to."""
-    softcap: float | None = None
-    alibi: Array | None = None
+    alibi_slopes: Array | None = None
     """Slopes [B, H]."""
     bias: Array | None = None
     """[B, H, S_q, S_k]."""
@@ -137,11 +138,11 @@ def attention(
         i, j = queries[indices], np.arange(n_k)
         d = j - i[:, None] - (n_k - n_q)
         attended = visible(d, causal, variant.window)
-        if variant.prefix is not None:
-            attended |= j < variant.prefix[b]
+        if variant.prefix_lengths is not None:
+            attended |= j < variant.prefix_lengths[b]
         if variant.mask is not None:
             attended &= variant.mask[b, h, i, :n_k]
-        slope = 0.0 if variant.alibi is None else float(variant.alibi[b, h])
+        slope = 0.0 if variant.alibi_slopes is None else float(variant.alibi_slopes[b, h])
         bias = (
             np.zeros(d.shape)
             if variant.bias is None

@@ -120,11 +120,11 @@ def pairs(
     b, h, i, j = at.batch, at.head, at.i, at.j
     d = j - i[:, None] - (at.n_k - at.n_q)
     attended = formulas.visible(d, causal, variant.window)
-    if variant.prefix is not None:
-        attended |= j < variant.prefix[b]
+    if variant.prefix_lengths is not None:
+        attended |= j < variant.prefix_lengths[b]
     if variant.mask is not None:
         attended &= variant.mask[b, h][np.ix_(i, j)]
-    slope = 0.0 if variant.alibi is None else float(variant.alibi[b, h])
+    slope = 0.0 if variant.alibi_slopes is None else float(variant.alibi_slopes[b, h])
     bias = (
         np.zeros(d.shape)
         if variant.bias is None

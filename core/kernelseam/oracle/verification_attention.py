@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
+from kernelseam.descriptors.attention.options import ScoreNumbers, ScoreOperands
 from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.common.options import operands_of, scalars_of
 from kernelseam.oracle import check, formulas, sampled_gradients
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Variant
@@ -47,18 +50,16 @@ class _Memory:
     def variant(self, p: AttentionProblem) -> Variant:
         """The options of the attention beyond softmax(scale·q·kᵀ)·v."""
         s, x = p.spec, self.arrays
+        operands = {n: x[n] for n in operands_of(ScoreOperands) if n in x}
+        given: dict[str, Any] = {**operands, "kv_lengths": self.k_lengths}
+        given |= {n: getattr(p, n) for n in scalars_of(ScoreNumbers) if getattr(s, n)}
         return Variant(
-            (p.left, p.right) if s.window else (None, None),
-            x["prefix_lengths"].tolist() if s.prefix else None,
-            p.softcap if s.softcap else None,
-            x.get("alibi_slopes"),
-            x.get("bias"),
-            x.get("mask"),
-            x.get("sinks"),
-            self.q_lengths,
-            self.k_lengths,
-            self._query_scales(p),
-            *(self._scales(p, n) for n in ("k_scales", "v_scales")),
+            window=(p.left, p.right) if s.window else (None, None),
+            q_lengths=self.q_lengths,
+            q_scales=self._query_scales(p),
+            k_scales=self._scales(p, "k_scales"),
+            v_scales=self._scales(p, "v_scales"),
+            **given,
         )
 
     def _query_scales(self, p: AttentionProblem) -> Array | None:

@@ -29,7 +29,7 @@ class Scores:
     right: int | None = None
     prefix: int = 0
     """Keys that are always visible, also outside the window."""
-    cap: float = 0.0
+    softcap: float = 0.0
     slopes: Array | None = None
     """[batch, KV heads, group]"""
     bias: Array | None = None
@@ -57,10 +57,10 @@ class Scores:
         queries] from key j and query i on. Under a softcap, 1 − tanh², the derivative by the
         product, is written to ``slope``."""
         keys, n = s.shape[2], s.shape[4]
-        if self.cap:
+        if self.softcap:
             info = np.finfo(s.dtype)
             # others round to 0 or infinity
-            cap = min(max(self.cap, float(info.tiny)), float(info.max))
+            cap = min(max(self.softcap, float(info.tiny)), float(info.max))
             np.divide(s, cap, out=s)
             np.tanh(s, out=s)
             if slope is not None:

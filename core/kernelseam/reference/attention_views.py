@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.contract import OperandRule, host_array
+from kernelseam.descriptors.attention.options import ScoreNumbers
 from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.dtypes import DType
 from kernelseam.reference.attention_scores import Scores
 
@@ -165,16 +167,16 @@ class Views:
             own.S_q,
             own.S_k,
             p.scale,
-            p.left if s.window else None,
-            0 if s.causal else p.right if s.window else None,
-            min(max(int(self.arrays["prefix_lengths"][own.batch.start]), 0), own.S_k)
+            left=p.left if s.window else None,
+            right=0 if s.causal else p.right if s.window else None,
+            prefix=min(max(int(self.arrays["prefix_lengths"][own.batch.start]), 0), own.S_k)
             if s.prefix
             else 0,
-            p.softcap if s.softcap else 0.0,
-            of_heads("alibi_slopes", s.alibi),
-            of_heads("bias", s.bias),
-            of_heads("mask", s.mask),
-            self._grouped(self.arrays["sinks"][None, heads])[0] if s.sinks else None,
+            slopes=of_heads("alibi_slopes", s.alibi),
+            bias=of_heads("bias", s.bias),
+            mask=of_heads("mask", s.mask),
+            sinks=self._grouped(self.arrays["sinks"][None, heads])[0] if s.sinks else None,
+            **{n: getattr(p, n) for n in scalars_of(ScoreNumbers) if getattr(s, n)},
         )
 
     def _of_queries(self, own: Stack) -> slice:

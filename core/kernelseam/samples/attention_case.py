@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kernelseam.descriptors.attention.options import ScoreScalars
 from kernelseam.dtypes import DType
 from kernelseam.samples.common import SHORT, Exemptions, InjectedValue
 from kernelseam.samples.operand_layout import OperandLayout
 
 
 @dataclass(frozen=True)
-class AttentionCase:
+class AttentionCase(ScoreScalars):
     """One attention. Field names are the descriptor's; q, k, v and out give the memory layouts."""
 
     name: str
@@ -22,10 +23,7 @@ class AttentionCase:
     batch: int = 2
     num_heads: int = 2
     kv_heads: int = 2
-    causal: bool = False
     lse: bool = True
-    scale: float | None = None
-    """None: 1/√head_dim."""
     q: OperandLayout = OperandLayout()
     k: OperandLayout = OperandLayout()
     v: OperandLayout = OperandLayout()
@@ -38,10 +36,8 @@ class AttentionCase:
     """Pointer lists: heads in a random order with uneven gaps, else evenly spaced."""
     lse_gap: int = 0
     """Unused elements after every head's row of the LSE."""
-    window: tuple[int | None, int | None] | None = None
     prefix: tuple[int, ...] | None = None
     """One per entry of the batch, as in q_sequences, k_sequences and kv_lengths."""
-    softcap: float | None = None
     alibi: tuple[float, ...] = ()
     """One slope per head."""
     alibi_batch: bool = False

@@ -87,7 +87,7 @@ def _variant(options: dict[str, Any]) -> Variant:
         return PLAIN
     return Variant(
         softcap=options["softcap"],
-        alibi=options["alibi_slopes"],
+        alibi_slopes=options["alibi_slopes"],
         bias=options["bias"],
         sinks=options["sinks"],
     )

@@ -148,9 +148,11 @@ def _expected(case: Case) -> Arrays:
         return _packed(case, whole, scale)
     variant = formulas.Variant(
         window=case.window or (None, None),
-        prefix=case.prefix,
+        prefix_lengths=case.prefix,
         softcap=case.softcap,
-        alibi=np.broadcast_to(whole["alibi"], (case.batch, case.heads)) if case.alibi else None,
+        alibi_slopes=np.broadcast_to(whole["alibi"], (case.batch, case.heads))
+        if case.alibi
+        else None,
         sinks=whole["sinks"] if case.sinks else None,
         kv_lengths=case.kv_lengths,
     )
@@ -201,7 +203,7 @@ def _packed(case: Case, whole: Mapping[str, Any], scale: float) -> Arrays:
     variant = formulas.Variant(
         window=case.window or (None, None),
         softcap=case.softcap,
-        alibi=whole["alibi"][None] if case.alibi else None,
+        alibi_slopes=whole["alibi"][None] if case.alibi else None,
         sinks=whole["sinks"] if case.sinks else None,
     )
     for a, b in zip(case.documents, case.documents[1:], strict=False):

@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from kernelseam.descriptors.attention.options import ScoreNumbers, ScoreOperands
+from kernelseam.descriptors.common.options import operands_of, scalars_of
 from kernelseam.dtypes import DType
 from kernelseam.oracle.formulas import Array, Variant
 from kernelseam.samples.attention_case import AttentionCase
@@ -404,16 +407,13 @@ def _lse(case: AttentionCase, shape: tuple[int, ...]) -> Placement:
 def variant(case: AttentionCase, x: Mapping[str, Array]) -> Variant:
     """The case's options beyond softmax(scale·q·kᵀ)·v, as the oracle takes them; ``x``: its
     ``values``."""
+    given: dict[str, Any] = {n: x[n] for n in operands_of(ScoreOperands) if n in x}
+    given |= {n: getattr(case, n) for n in scalars_of(ScoreNumbers)}
+    given |= {n: key_scales(case, x[n]) for n in ("k_scales", "v_scales") if n in x}
+    if "q_scales" in x:
+        given["q_scales"] = query_scales(case, x["q_scales"])
     return Variant(
-        case.window or (None, None),
-        case.prefix,
-        case.softcap,
-        x.get("alibi_slopes"),
-        x.get("bias"),
-        x.get("mask"),
-        x.get("sinks"),
-        case.q_sequences,
-        case.keys,
-        query_scales(case, x["q_scales"]) if "q_scales" in x else None,
-        *(key_scales(case, x[n]) if case.scales else None for n in ("k_scales", "v_scales")),
+        window=case.window or (None, None),
+        q_lengths=case.q_sequences,
+        **given | {"kv_lengths": case.keys},
     )

@@ -9,6 +9,8 @@ import numpy as np
 
 from kernelseam.contract import Device, Runtime
 from kernelseam.descriptors import Attention, AttentionPointers
+from kernelseam.descriptors.attention.options import ScoreScalars
+from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.oracle import check, formulas
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array, AttentionResult
@@ -26,10 +28,7 @@ FIELDS = (
     "S_k",
     "head_dim",
     "value_dim",
-    "causal",
-    "window",
-    "scale",
-    "softcap",
+    *scalars_of(ScoreScalars),
     "dtype",
     "dtype_out",
     "batch_invariant",
