@@ -162,6 +162,9 @@ class Flash3(Sdpa):
         super().__init__(w, rotary)
         self.name = "FlashAttention-3"
         self.interface: Any = __import__("flash_attn_interface")
+        for function in ("flash_attn_func", "flash_attn_with_kvcache"):
+            if not hasattr(self.interface, function):
+                raise ImportError(f"flash_attn_interface has no {function}")
         self.turns = [t.to(DTYPE) for t in rotary]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
