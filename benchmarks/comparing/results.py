@@ -11,11 +11,11 @@ from typing import Any
 OURS, PEER, WITHOUT, COPY = "ours", "peer", "without", "copy"
 """Roles: ours; another's; without the row's option; a copy of the bytes that the row must move.
 Only a peer counts."""
-BACK_TO_BACK, FLUSHED, HOST = "back to back", "flushed", "host"
+BACK_TO_BACK, FLUSHED, HOST, ELAPSED = "back to back", "flushed", "host", "elapsed"
 COLD, WALL, DISK = "cold, CPU", "cold, wall", "disk"
 """Ways of timing: launches one after the other; each after the L2 cache was emptied; the host's
-time of a call; a binary from the compiler, by the process's CPU time and by the clock, and from the
-cache on disk."""
+time of a call; a program's by the clock; a binary from the compiler, by the process's CPU time and
+by the clock, and from the cache on disk."""
 
 
 @dataclass

@@ -21,6 +21,7 @@ from kernelseam.errors import KernelSeamError
 from kernelseam.oracle import check
 from kernelseam.oracle.formulas import AttentionResult
 from kernelseam.planning import Plan
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.comparing.machine import sampling
 from benchmarks.comparing.results import BACK_TO_BACK, FLUSHED, OURS, PEER, Record, Timed
@@ -60,6 +61,13 @@ class Session:
     def stream(self) -> int:
         """torch's current stream; during capture the graph's."""
         return 0 if self.device == "cpu" else int(torch.cuda.current_stream().cuda_stream)
+
+    def flash(self) -> AbstractContextManager[None]:
+        """Within it torch's attention is its flash attention where that takes a call: what torch
+        takes by itself may be cuDNN's, which plans each new length for 50 to 150 ms."""
+        ways = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+        chosen: AbstractContextManager[None] = sdpa_kernel(ways)
+        return chosen
 
     def synchronize(self) -> None:
         if self.device != "cpu":

@@ -31,6 +31,7 @@ from benchmarks.comparing.dims import backward_dims_rows, dims_rows
 from benchmarks.comparing.gemm import half_rows, wide_rows
 from benchmarks.comparing.host import host_rows
 from benchmarks.comparing.host_cpu import cpu_rows
+from benchmarks.comparing.models import model_rows
 from benchmarks.comparing.paging import paged_rows
 from benchmarks.comparing.projections import projection_rows
 from benchmarks.comparing.results import Record
@@ -53,6 +54,7 @@ SUITES: dict[str, Callable[[], Sequence[Row]]] = {
     "projections": projection_rows,
     "host": host_rows,
     "host-cpu": cpu_rows,
+    "models": model_rows,
     "compile": compile_rows,
 }
 

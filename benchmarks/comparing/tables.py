@@ -57,7 +57,8 @@ def line(record: Record) -> str:
             else ""
         )
         others = "".join(
-            f", {o.name} {cell(record, ours, o)}"
+            f", {o.name} {' / '.join(short(o.median(way)) for way in ours.us)} µs "
+            f"({cell(record, ours, o)} of ours)"
             for role in (PEER, WITHOUT, COPY)
             for o in record.of(role)
         )

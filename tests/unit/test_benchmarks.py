@@ -37,6 +37,7 @@ def comparing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         host,
         host_new,
         machine,
+        models,
         projections,
         rows,
         running,
@@ -597,6 +598,25 @@ def test_cpu_rows(comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch)
     assert torch.get_num_threads() == threads
 
 
+def test_rows_of_whole_programs(
+    comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models of little; what ours computes is what torch computes."""
+    pytest.importorskip("transformers", reason="Transformers is not installed")
+    models = comparing.models
+    for name, n in {"ROUNDS": 1, "PROMPT": 5, "NEW_TOKENS": 3, "BATCHES": 2, "LAYERS": 1}.items():
+        monkeypatch.setattr(models, name, n)
+    monkeypatch.setattr(models, "HEADS", 2)
+    monkeypatch.setattr(models, "_nested", models._ours)  # torch's are causal on a GPU alone
+    rows = [models.ModelRow("generate", models._generate(1, 16, 32, 32)), *models.model_rows()[2:]]
+    for row in rows:
+        record = comparing.running.measured(row, session)
+        assert not record.failure, record.failure
+        assert [(t.name, len(t.us["elapsed"])) for t in record.timed] == [("ours", 1), ("torch", 1)]
+    ours, theirs = rows[0].make(session)
+    assert torch.equal(ours(), theirs())
+
+
 def test_compile_rows(
     comparing: Any, session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -676,8 +696,8 @@ class TestResults:
         ]
         rows.append(record(comparing, "z", 1, {}, failure="a | b"))
         assert comparing.tables.line(rows[0]) == (
-            "attention/x: ours [sm90] 100.0 / 110.0 µs 10000 TFLOP/s, FA3 1.20 / 1.10, error "
-            "2.0e-03 (0.40)  [0.0 s]"
+            "attention/x: ours [sm90] 100.0 / 110.0 µs 10000 TFLOP/s, FA3 120.0 / 121.0 µs (1.20 / "
+            "1.10 of ours), error 2.0e-03 (0.40)  [0.0 s]"
         )
         table = comparing.tables.table(rows)
         assert table[0] == (
