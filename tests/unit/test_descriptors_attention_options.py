@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,12 @@ from kernelseam import Attention, plan
 from kernelseam import attention as attend
 from kernelseam.contract import Runtime
 from kernelseam.descriptors import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.options import ScoreNumbers
+from kernelseam.descriptors.attention.problem import PLAIN, SpecOption
+from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.reference.attention_scores import SCORE_OPTIONS
 from kernelseam_thirdvendor import AcmeArray
 
 Refused = Callable[[str, Callable[[], object]], None]
@@ -44,6 +49,12 @@ def i32(*values: Any) -> Array:
 
 
 # ---------------------------------------------------------------- what is derived
+
+
+def test_every_field_of_a_spec_is_an_option_or_every_implementations() -> None:
+    assert {f.name for f in fields(AttentionSpec)} == {*SpecOption.__members__} | PLAIN
+    for name in scalars_of(ScoreNumbers):  # the descriptor finds them there
+        assert name in SpecOption.__members__ and hasattr(AttentionProblem, name), name
 
 
 def test_a_window_is_a_band_and_causal_one_of_its_kinds() -> None:
@@ -89,18 +100,9 @@ def test_options_are_named_in_the_spec() -> None:
         dtype_out=f32,
         batch_invariant=True,
     )
-    assert p.spec.options == {
-        "window",
-        "prefix",
-        "alibi",
-        "softcap",
-        "bias",
-        "mask",
-        "sinks",
-        "lengths",
-        "dtype_out",
-        "batch_invariant",
-    }
+    assert p.spec.options == SCORE_OPTIONS & ~SpecOption.causal | (
+        SpecOption.lengths | SpecOption.dtype_out | SpecOption.batch_invariant
+    )
     assert (p.softcap, p.spec.out) == (30.0, f32)
     rules = {r.name: r for r in p.operands}
     assert list(rules) == ["q", "k", "v", "out", *zero]
@@ -108,10 +110,7 @@ def test_options_are_named_in_the_spec() -> None:
     assert p.bias_strides == p.mask_strides == (140, 35, 7, 1) and p.alibi_strides == (4, 1)
     kinds = [f16, DType.boolean, f32, f32, DType.int32, DType.int32]
     assert [rules[n].dtype for n in zero] == kinds
-    assert (
-        problem().spec.options == frozenset()
-        and problem(dtype_out="float16").spec.dtype_out is None
-    )
+    assert not problem().spec.options and problem(dtype_out="float16").spec.dtype_out is None
     assert problem(bias=0, dtype_bias="float32").spec.bias is f32
     assert problem(bias=np.zeros((2, 4, 5, 7), np.float32)).spec.bias is f32
     assert str(p) == (
@@ -586,7 +585,7 @@ def _latent(**changes: Any) -> Attention:
 
 def test_values_that_are_columns_of_the_keys() -> None:
     p = _latent().problem()
-    assert p.spec.latent and p.spec.options == frozenset(), "whoever reads v twice is right, too"
+    assert p.spec.latent and not p.spec.options, "whoever reads v twice is right, too"
     assert str(p.spec) == "attention bfloat16 latent dim=576/512"
     assert str(p).startswith("attention bfloat16 latent batch=2 heads=16/1 S_q=1")
     apart = _latent(latent=False).problem()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from kernelseam import Attention, AttentionBwd, plan
 from kernelseam.descriptors import AttentionProblem
+from kernelseam.descriptors.attention.problem import SpecOption
 from kernelseam.dtypes import E4M3, FLOATING, DType
 from kernelseam.oracle import check
 from kernelseam.oracle.formulas import Variant
@@ -97,7 +98,7 @@ def test_what_is_derived() -> None:
     p = problem()
     assert (p.spec.dtype, p.spec.kv, p.spec.out) == (DType.float16, FN, DType.float16)
     assert (p.spec.kv_scales, p.scale_block) == (None, 0)
-    assert p.spec.options == {"dtype_kv"}
+    assert p.spec.options is SpecOption.dtype_kv
     assert str(p) == ("attention float16/float8_e4m3fn batch=2 heads=4/2 S_q=3 S_k=70 dim=64")
     assert {r.name: (r.dtype, r.alignment) for r in p.operands} == {
         "q": (DType.float16, 16),
@@ -109,7 +110,7 @@ def test_what_is_derived() -> None:
     narrow = {r.name: r.alignment for r in problem(head_dim=72).operands}
     assert narrow == {"q": 2, "k": 1, "v": 1, "out": 2}
     same = Attention(**{**BASE, "dtype_kv": "float16"}).problem().spec
-    assert (same.dtype_kv, same.options) == (None, frozenset())
+    assert (same.dtype_kv, same.options) == (None, SpecOption(0))
 
 
 def test_half_the_bytes_are_moved() -> None:

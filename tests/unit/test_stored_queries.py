@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from kernelseam.descriptors import Attention
-from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem, SpecOption
 from kernelseam.dtypes import DType
 from kernelseam.oracle import check, formulas, tolerances
 from kernelseam.oracle.formulas import Variant
@@ -51,7 +51,7 @@ def test_what_is_derived() -> None:
     s = p.spec
     assert (s.dtype, s.q, s.kv, s.out) == (DType.bfloat16, FN, FN, DType.bfloat16)
     assert (s.q_scales, s.kv_scales, p.q_scale_block) == (None, None, 0)
-    assert s.options == {"dtype_q", "dtype_kv"}
+    assert s.options == SpecOption.dtype_q | SpecOption.dtype_kv
     assert str(p) == ("attention float8_e4m3fn to bfloat16 batch=2 heads=4/2 S_q=33 S_k=70 dim=64")
     assert {r.name: (r.dtype, r.alignment) for r in p.operands} == {
         "q": (FN, 16),

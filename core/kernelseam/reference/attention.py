@@ -9,9 +9,10 @@ import numpy as np
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
 from kernelseam.costs import roofline
-from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.attention.problem import ANY_VIEW, STORED, AttentionProblem, SpecOption
 from kernelseam.reference.attention_block import BLOCK, Heads, scratch_sizes
 from kernelseam.reference.attention_keys import in_place
+from kernelseam.reference.attention_scores import SCORE_OPTIONS
 from kernelseam.reference.attention_tiling import tiling
 from kernelseam.reference.attention_views import Views
 from kernelseam.reference.scratch import carve, scratch_bytes
@@ -21,27 +22,7 @@ Task = tuple[tuple[slice, slice], int]
 """A stack of KV heads, and the part of its blocks of queries."""
 
 
-SUPPORTED = frozenset(
-    {
-        "causal",
-        "window",
-        "prefix",
-        "alibi",
-        "softcap",
-        "bias",
-        "mask",
-        "sinks",
-        "q_view",
-        "kv_view",
-        "lengths",
-        "dtype_out",
-        "batch_invariant",
-        "dtype_kv",
-        "kv_scales",
-        "dtype_q",
-        "q_scales",
-    }
-)
+SUPPORTED = SCORE_OPTIONS | ANY_VIEW | STORED | SpecOption.dtype_out | SpecOption.batch_invariant
 """Options of a spec. All rows are batch-invariant: a row's work depends on its own sequence
 alone."""
 
@@ -53,9 +34,7 @@ class NumpyAttention:
     name, backend, operation = "numpy", "numpy", "attention"
 
     def supports(self, problem: AttentionProblem, device: Device) -> str | None:
-        if unknown := problem.spec.options - SUPPORTED:
-            return f"it does not know {', '.join(sorted(unknown))}"
-        return None
+        return problem.spec.refused_by(SUPPORTED)
 
     def cost(self, problem: AttentionProblem, device: Device) -> Cost:
         return roofline(problem, device.limits, 0.5)

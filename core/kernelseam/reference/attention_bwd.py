@@ -12,13 +12,14 @@ import numpy as np
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
 from kernelseam.costs import roofline
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
+from kernelseam.descriptors.attention.problem import ANY_VIEW, SpecOption
 from kernelseam.reference.attention_bwd_block import (
     BLOCK,
     BiasGradient,
     HeadGradients,
     scratch_sizes,
 )
-from kernelseam.reference.attention_scores import Array
+from kernelseam.reference.attention_scores import SCORE_OPTIONS, Array
 from kernelseam.reference.attention_tiling import slices, tiling
 from kernelseam.reference.attention_views import Stack, Views
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
@@ -27,23 +28,7 @@ from kernelseam.reference.threads import share, threads_for
 Task = tuple[slice, slice]
 """(entries, KV heads) that one thread takes in turn."""
 
-SUPPORTED = frozenset(
-    {
-        "causal",
-        "window",
-        "prefix",
-        "alibi",
-        "softcap",
-        "bias",
-        "mask",
-        "sinks",
-        "q_view",
-        "kv_view",
-        "lengths",
-        "dtype_out",
-        "batch_invariant",
-    }
-)
+SUPPORTED = SCORE_OPTIONS | ANY_VIEW | SpecOption.dtype_out | SpecOption.batch_invariant
 """Options of the forward's spec."""
 
 
@@ -55,8 +40,8 @@ class NumpyAttentionBwd:
 
     def supports(self, problem: AttentionBwdProblem, device: Device) -> str | None:
         spec = problem.spec.forward
-        if unknown := spec.options - SUPPORTED:
-            return f"it does not know {', '.join(sorted(unknown))}"
+        if reason := spec.refused_by(SUPPORTED):
+            return reason
         for name, view in (("q", spec.q_view), ("k and v", spec.kv_view)):
             if view not in ("strided", "packed"):
                 return f"{name} are {view}: it takes strided and packed rows"

@@ -14,7 +14,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kernelseam.descriptors.attention.problem import SpecOption
+
 Array = npt.NDArray[Any]
+
+SCORE_OPTIONS = (
+    SpecOption.causal
+    | SpecOption.window
+    | SpecOption.prefix
+    | SpecOption.mask
+    | SpecOption.alibi
+    | SpecOption.softcap
+    | SpecOption.bias
+    | SpecOption.sinks
+)
+"""The options that ``Scores`` has."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,12 @@ from dataclasses import dataclass, replace
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.problem import (
+    ANY_VIEW,
+    AttentionProblem,
+    AttentionSpec,
+    SpecOption,
+)
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
     SEQUENCE_POINTERS,
@@ -30,7 +35,7 @@ from kernelseam.kernels.signature import Signature, Structure
 
 from kernelseam_rocm.toolchain import sources
 
-OPTIONS = frozenset({"causal", "q_view", "kv_view", "lengths", "dtype_out"})
+SUPPORTED = ANY_VIEW | SpecOption.causal | SpecOption.dtype_out
 """The options that the kernel has. Not ``batch_invariant``: beside a kernel that shorter problems
 get, a row's bits would depend on how many there are."""
 DIMS = (64, 128)
@@ -96,7 +101,7 @@ class Gfx950Attention(KernelDefinition):
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
-        if reason := refuse_but_half_precision(spec, OPTIONS):
+        if reason := refuse_but_half_precision(spec, SUPPORTED):
             return reason
         if spec.head_dim != spec.value_dim or spec.head_dim not in DIMS:
             return f"head dims {spec.dims}: it takes {' and '.join(map(str, DIMS))}"

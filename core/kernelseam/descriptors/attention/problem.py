@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from enum import Flag, auto
 
 from kernelseam.contract import OperandRule
 from kernelseam.descriptors.common.extents import distinct
@@ -14,6 +15,39 @@ from kernelseam.forking import cached_property
 
 PLAIN = frozenset({"dtype", "head_dim", "value_dim", "vector", "lse", "latent"})
 """Fields of a spec that are not options: every implementation supports them."""
+
+
+class SpecOption(Flag):
+    """A spec's other fields: what a spec asks for, and what an implementation takes."""
+
+    causal = auto()
+    window = auto()
+    prefix = auto()
+    alibi = auto()
+    softcap = auto()
+    bias = auto()
+    mask = auto()
+    sinks = auto()
+    q_view = auto()
+    kv_view = auto()
+    lengths = auto()
+    dtype_out = auto()
+    batch_invariant = auto()
+    dtype_kv = auto()
+    kv_scales = auto()
+    dtype_q = auto()
+    q_scales = auto()
+
+
+ANY_VIEW = SpecOption.q_view | SpecOption.kv_view | SpecOption.lengths
+"""Memory that is not strided, or not full."""
+STORED = SpecOption.dtype_kv | SpecOption.kv_scales | SpecOption.dtype_q | SpecOption.q_scales
+"""Operands of 8 bits."""
+
+
+def names_of(options: SpecOption) -> list[str]:
+    """Their names, sorted."""
+    return sorted(o.name or "" for o in options)
 
 
 def dims_name(head_dim: int, value_dim: int) -> str:
@@ -87,8 +121,8 @@ class AttentionSpec:
         dtypes = f"{self.dtype}" if self.dtype_kv is None else f"{self.dtype}/{self.dtype_kv}"
         if self.dtype_q is not None:
             dtypes = f"{self.dtype_q} to {self.dtype}"
-        apart = {"q_view", "kv_view", "dtype_kv", "dtype_q"}
-        options = "".join(f" {o}" for o in sorted(self.options - apart))
+        apart = SpecOption.dtype_kv | SpecOption.dtype_q | SpecOption.q_view | SpecOption.kv_view
+        options = "".join(f" {o}" for o in names_of(self.options & ~apart))
         views = "" if self.q_view == self.kv_view == "strided" else f" {self.q_view}/{self.kv_view}"
         latent = " latent" * self.latent
         return f"{dtypes}{options}{latent}{views}"
@@ -105,13 +139,18 @@ class AttentionSpec:
         return self.dtype.accumulator
 
     @property
-    def options(self) -> frozenset[str]:
-        """Names of the options that are set: an implementation must support them all."""
-        return frozenset(
-            f.name
-            for f in fields(self)
-            if f.name not in PLAIN and getattr(self, f.name) != f.default
-        )
+    def options(self) -> SpecOption:
+        """The options that are set: an implementation must support them all."""
+        result = SpecOption(0)
+        for f in fields(self):
+            if f.name not in PLAIN and getattr(self, f.name) != f.default:
+                result |= SpecOption[f.name]
+        return result
+
+    def refused_by(self, supported: SpecOption) -> str | None:
+        """Why an implementation of these options does not take the spec, or None."""
+        unknown = names_of(self.options & ~supported)
+        return f"it does not know {', '.join(unknown)}" if unknown else None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
+from kernelseam.descriptors.attention.problem import ANY_VIEW, SpecOption
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
     SCORE_POINTERS,
@@ -41,6 +42,7 @@ from kernelseam.kernels.attention.row_kernels import (
 )
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
+    SCORE_OPTIONS,
     refuse_scores,
     score_constants,
     score_values,
@@ -50,23 +52,7 @@ from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_dtype, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
 
-KNOWN = frozenset(
-    {
-        "causal",
-        "window",
-        "prefix",
-        "alibi",
-        "softcap",
-        "bias",
-        "mask",
-        "sinks",
-        "q_view",
-        "kv_view",
-        "lengths",
-        "batch_invariant",
-        "dtype_out",
-    }
-)
+SUPPORTED = SCORE_OPTIONS | ANY_VIEW | SpecOption.dtype_out | SpecOption.batch_invariant
 
 
 _MATRICES = ("q", "k", "v", "dout", "dq", "dk", "dv")
@@ -123,8 +109,8 @@ class AttentionBwdDefinition(KernelDefinition):
 
     def refuse(self, problem: AttentionBwdProblem, row: ArchRow) -> str | None:
         p, spec = problem.forward, problem.spec.forward
-        if unknown := spec.options - KNOWN:
-            return f"it does not know {', '.join(sorted(unknown))}"
+        if reason := spec.refused_by(SUPPORTED):
+            return reason
         for name, view in (("q", spec.q_view), ("k and v", spec.kv_view)):
             if view not in ("strided", "packed"):
                 return f"{name} are {view}: it takes strided and packed rows"

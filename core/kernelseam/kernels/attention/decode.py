@@ -20,7 +20,7 @@ from kernelseam.kernels.attention.arguments import (
     row_values,
     walk_values,
 )
-from kernelseam.kernels.attention.host import KNOWN, VIEWS
+from kernelseam.kernels.attention.host import SUPPORTED, VIEWS
 from kernelseam.kernels.attention.ragged import typical
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
@@ -151,8 +151,8 @@ class AttentionDecode(KernelDefinition):
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
-        if unknown := spec.options - KNOWN:
-            return f"it does not know {', '.join(sorted(unknown))}"
+        if reason := spec.refused_by(SUPPORTED):
+            return reason
         if spec.batch_invariant:
             return "it cuts keys by the lengths of all entries, which batch_invariant excludes"
         if spec.dtype.itemsize != 2:

@@ -7,7 +7,13 @@ from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.problem import (
+    ANY_VIEW,
+    STORED,
+    AttentionProblem,
+    AttentionSpec,
+    SpecOption,
+)
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
     PAGES,
@@ -23,6 +29,7 @@ from kernelseam.kernels.attention.cost import forward_work
 from kernelseam.kernels.attention.parts import FEWEST_KEYS, MOST_PARTS, in_parts, part_strides
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
+    SCORE_OPTIONS,
     refuse_scores,
     score_constants,
     score_values,
@@ -49,27 +56,7 @@ from kernelseam.kernels.elements import (
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least, most, recorded
 
-KNOWN = frozenset(
-    {
-        "causal",
-        "window",
-        "prefix",
-        "alibi",
-        "softcap",
-        "bias",
-        "mask",
-        "sinks",
-        "q_view",
-        "kv_view",
-        "lengths",
-        "dtype_out",
-        "batch_invariant",
-        "dtype_kv",
-        "kv_scales",
-        "dtype_q",
-        "q_scales",
-    }
-)
+SUPPORTED = SCORE_OPTIONS | ANY_VIEW | STORED | SpecOption.dtype_out | SpecOption.batch_invariant
 """The options that forward.h has."""
 VIEWS = {"strided": 0, "packed": 1, "paged": 2, "pointers": 3}
 """As sequences.h counts them."""
@@ -122,8 +109,8 @@ class AttentionDefinition(KernelDefinition):
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         spec = problem.spec
-        if unknown := spec.options - KNOWN:
-            return f"it does not know {', '.join(sorted(unknown))}"
+        if reason := spec.refused_by(SUPPORTED):
+            return reason
         if spec.dtype is DType.float64:
             return "it has no float64"
         for name, dim in (("head_dim", spec.head_dim), ("value_dim", spec.value_dim)):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from kernelseam.descriptors.attention.problem import AttentionSpec
+from kernelseam.descriptors.attention.problem import AttentionSpec, SpecOption
 
 
-def refuse_but_half_precision(spec: AttentionSpec, options: frozenset[str]) -> str | None:
-    """Why a kernel that knows these options does not take a spec whose operands, or whose result,
-    are of another dtype than one of 16 bits, or that has other options; or None."""
-    if unsupported := spec.options - options:
-        return f"it does not know {', '.join(sorted(unsupported))}"
+def refuse_but_half_precision(spec: AttentionSpec, options: SpecOption) -> str | None:
+    """Why a kernel of these options does not take a spec whose operands, or whose result, are of
+    another dtype than one of 16 bits, or that has other options; or None."""
+    if reason := spec.refused_by(options):
+        return reason
     if spec.dtype.itemsize != 2:
         return f"it takes bfloat16 and float16, not {spec.dtype}"
     if spec.out is not spec.dtype:

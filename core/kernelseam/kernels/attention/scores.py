@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import math
 
-from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec, SpecOption
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.elements import DEVICE_TYPE, refuse_row_strides
 from kernelseam.symbolic import least
 
+SCORE_OPTIONS = (
+    SpecOption.causal
+    | SpecOption.window
+    | SpecOption.prefix
+    | SpecOption.mask
+    | SpecOption.alibi
+    | SpecOption.softcap
+    | SpecOption.bias
+    | SpecOption.sinks
+)
+"""What scores.h computes."""
 LOG2_E = math.log2(math.e)
 SCORE_STRIDES = (
     "bias_batch",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from kernelseam.descriptors.attention.problem import AttentionSpec
+from kernelseam.descriptors.attention.problem import ANY_VIEW, AttentionSpec, SpecOption
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.stored import query_bytes
 from kernelseam.kernels.elements import pad
@@ -92,13 +92,14 @@ class AttentionTile:
 
 def is_plain(spec: AttentionSpec) -> bool:
     """Whether scores are scale·q·k, and hidden by nothing but a causal mask."""
-    return spec.options <= {
-        "causal",
-        "q_view",
-        "kv_view",
-        "lengths",
-        "dtype_out",
-        "batch_invariant",
-        "dtype_kv",
-        "dtype_q",
-    }
+    return not spec.options & ~_PLAIN
+
+
+_PLAIN = (
+    ANY_VIEW
+    | SpecOption.causal
+    | SpecOption.dtype_out
+    | SpecOption.batch_invariant
+    | SpecOption.dtype_kv
+    | SpecOption.dtype_q
+)

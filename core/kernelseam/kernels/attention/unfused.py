@@ -6,32 +6,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kernelseam.contract import ArchRow, Composition, Cost, Device, Launch, Launches, Toolchain
-from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem, SpecOption
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.host import AttentionDefinition
 from kernelseam.kernels.attention.row_kernels import RowTile
-from kernelseam.kernels.attention.scores import refuse_scores
+from kernelseam.kernels.attention.scores import SCORE_OPTIONS, refuse_scores
 from kernelseam.kernels.attention.softmax import SOFTMAX, SoftmaxProblem, factor
 from kernelseam.kernels.elements import INT32, divide_up
 from kernelseam.kernels.gemm.host import GemmDefinition
 from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.kernel import KernelImplementation
 
-KNOWN = frozenset(
-    {
-        "causal",
-        "window",
-        "prefix",
-        "alibi",
-        "softcap",
-        "bias",
-        "mask",
-        "sinks",
-        "dtype_out",
-        "batch_invariant",
-    }
-)
+SUPPORTED = SCORE_OPTIONS | SpecOption.dtype_out | SpecOption.batch_invariant
 """The options that it has beside views."""
 PITCH = 8
 """Rows of scores and of probabilities begin at multiples of so many elements: of 16 bytes and
@@ -71,8 +58,8 @@ class Unfused(Composition):
                 return f"{name} are {view}: it takes strided rows"
         if spec.lengths:
             return "kv_lengths: its products take as many keys for every entry of the batch"
-        if unknown := spec.options - KNOWN:
-            return f"it does not know {', '.join(sorted(unknown))}"
+        if reason := spec.refused_by(SUPPORTED):
+            return reason
         if spec.dtype is DType.float64:
             return "it has no float64"
         if p.S_q + p.S_k >= 2**30:

@@ -15,7 +15,12 @@ from kernelseam.contract import (
     TensorMap,
 )
 from kernelseam.costs import Work, predicted
-from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.problem import (
+    ANY_VIEW,
+    AttentionProblem,
+    AttentionSpec,
+    SpecOption,
+)
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
 from kernelseam.kernels.attention.arguments import (
@@ -57,18 +62,14 @@ from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.sm90.tiles import panel_bytes, promotion
 from kernelseam_cuda.toolchain import sources
 
-OPTIONS = frozenset(
-    {
-        "causal",
-        "window",
-        "softcap",
-        "sinks",
-        "q_view",
-        "kv_view",
-        "lengths",
-        "dtype_out",
-        "batch_invariant",
-    }
+SUPPORTED = (
+    ANY_VIEW
+    | SpecOption.causal
+    | SpecOption.window
+    | SpecOption.softcap
+    | SpecOption.sinks
+    | SpecOption.dtype_out
+    | SpecOption.batch_invariant
 )
 """The options that the kernel has."""
 
@@ -148,7 +149,7 @@ class HopperAttention(KernelDefinition):
     few_queries: tuple[HopperAttentionTile, ...] = FEW_QUERIES
     """Tiles for few queries, whose heads may share tiles and whose keys may be in parts; (): those
     are not treated apart."""
-    options = OPTIONS
+    supported = SUPPORTED
     texts = HOPPER
 
     @cached_property
@@ -162,7 +163,7 @@ class HopperAttention(KernelDefinition):
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
-        if reason := refuse_but_half_precision(spec, self.options):
+        if reason := refuse_but_half_precision(spec, self.supported):
             return reason
         if reason := self.refuse_dims(spec):
             return reason

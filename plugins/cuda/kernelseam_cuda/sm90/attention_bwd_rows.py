@@ -10,7 +10,7 @@ from typing import Any
 from kernelseam.contract import ArchRow, Device, LaunchConfig, Launches
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
-from kernelseam.descriptors.attention.problem import AttentionSpec
+from kernelseam.descriptors.attention.problem import ANY_VIEW, AttentionSpec, SpecOption
 from kernelseam.kernels.attention.arguments import SEQUENCES, STRIDES, matrices, row_values
 from kernelseam.kernels.attention.host import VIEWS
 from kernelseam.kernels.attention.scores import score_constants, score_values
@@ -30,8 +30,13 @@ from kernelseam_cuda.sm90.attention_tiles import ATTENTION_BWD
 from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.toolchain import sources
 
-OPTIONS = frozenset(
-    {"causal", "window", "softcap", "sinks", "q_view", "kv_view", "lengths", "batch_invariant"}
+SUPPORTED = (
+    ANY_VIEW
+    | SpecOption.causal
+    | SpecOption.window
+    | SpecOption.softcap
+    | SpecOption.sinks
+    | SpecOption.batch_invariant
 )
 """The forward's options that the kernel has the gradients of."""
 WIDTHS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in ATTENTION_BWD))
@@ -57,8 +62,8 @@ class HopperBackwardKernel(KernelDefinition):
 
     def refuse(self, problem: AttentionBwdProblem, row: ArchRow) -> str | None:
         p, spec = problem.forward, problem.spec.forward
-        if unsupported := spec.options - OPTIONS:
-            return f"it does not know {', '.join(sorted(unsupported))}"
+        if reason := spec.refused_by(SUPPORTED):
+            return reason
         if spec.dtype.itemsize != 2:
             return f"it takes bfloat16 and float16, not {spec.dtype}"
         return (

@@ -7,7 +7,12 @@ from dataclasses import replace
 from itertools import starmap
 
 from kernelseam.contract import ArchRow, Device
-from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec, dims_name
+from kernelseam.descriptors.attention.problem import (
+    STORED,
+    AttentionProblem,
+    AttentionSpec,
+    dims_name,
+)
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.stored import (
     SCALE_AXES,
@@ -17,10 +22,9 @@ from kernelseam.kernels.attention.stored import (
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.signature import Signature, Structure
 
-from kernelseam_cuda.sm90.attention import OPTIONS, HopperAttention, is_ragged
+from kernelseam_cuda.sm90.attention import SUPPORTED, HopperAttention, is_ragged
 from kernelseam_cuda.sm90.attention_tiles import E4M3_ATTENTION, HopperAttentionTile
 
-_STORED = frozenset({"dtype_q", "dtype_kv", "q_scales", "kv_scales"})
 _SCALES = ("q_scales", "k_scales", "v_scales")
 _PARAMETER = Structure(tuple((name[0], scales_structure(name)) for name in _SCALES))
 
@@ -31,7 +35,7 @@ class HopperE4m3Attention(HopperAttention):
     name = "sm90-e4m3"
     known_tiles = E4M3_ATTENTION
     few_queries = ()
-    options = OPTIONS | _STORED
+    supported = SUPPORTED | STORED
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         spec = problem.spec

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec, SpecOption
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import PAGES, matrices, row_values, walk_values
 from kernelseam.kernels.attention.host import VIEWS
@@ -30,7 +30,7 @@ from kernelseam_cuda.sm90.attention_tiles import LATENT, LATENT_REGISTERS, Hoppe
 from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.toolchain import sources
 
-OPTIONS = frozenset({"causal", "kv_view", "lengths"})
+SUPPORTED = SpecOption.causal | SpecOption.kv_view | SpecOption.lengths
 """The options that the kernel has."""
 _PANEL = 64
 """Columns of a tile in shared memory that lie together."""
@@ -109,8 +109,8 @@ class HopperLatent(KernelDefinition):
         p, spec = problem, problem.spec
         if not spec.latent:
             return "it takes values that are the first columns of the keys: latent"
-        if unsupported := spec.options - OPTIONS:
-            return f"it does not know {', '.join(sorted(unsupported))}"
+        if reason := spec.refused_by(SUPPORTED):
+            return reason
         if spec.dtype.itemsize != 2:
             return f"it takes bfloat16 and float16, not {spec.dtype}"
         if not self.tiles(spec, row):
