@@ -52,6 +52,9 @@ KS_DEVICE void store_at(u32 to, int rank, float x, float y, float z, float w) {
                :: "r"(to), "r"(rank), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
 }
 
+// Writes 16 bytes of zeros to shared memory.
+KS_DEVICE void store_zeros(u32 to) { asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(to), "r"(0) : "memory"); }
+
 // Writes 4 bytes at the same place of another block's shared memory; counts them at that block's `barrier`.
 KS_DEVICE void store_async(u32 to, int x, u32 barrier, int rank) {
   asm volatile("{\n.reg .b32 there, signal;\nmapa.shared::cluster.u32 there, %0, %3;\nmapa.shared::cluster.u32 signal, %2, %3;\n"
@@ -226,6 +229,8 @@ KS_DEVICE int shuffle(int x, int from) {
 
 // x, which every lane has, known to the compiler as one value: in a uniform register, where descriptors are made of it by one
 // addition. Else each product waits for its own way there.
+// The value of the lane `by` before this one; of the first lanes their own.
+template<class X> KS_DEVICE X shuffle_up(X x, int by) { return __shfl_up_sync(~0u, x, by); }
 template<class X> KS_DEVICE X uniform(X x) { return __shfl_sync(~0u, x, 0); }
 
 // 16 bytes of fragments, from one warp to another as they lie.

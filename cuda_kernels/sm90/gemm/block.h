@@ -17,6 +17,7 @@ typedef Maybe<KS_ROW_SUMS> RowSums;
 enum { JOINED_A = 1, JOINED_B = 2, JOINED_K = 3 };
 enum { ROWS = 0, TMA = 1 };  // who stores: see epilogue.h
 
+constexpr bool GROUPED_ROWS = KS_GROUPED == 1, GROUPED_K = KS_GROUPED == 3;
 constexpr bool E4M3 = sizeof(T) == 1, COLUMN_VALUES = Bias::THERE || (KS_SCALES && !KS_SCALE_K);
 constexpr int BM = KS_BM, BN = KS_BN, GROUPS = KS_GROUPS, STAGES = KS_STAGES, CLUSTER = KS_CLUSTER, BUFFERS = KS_BUFFERS;
 // Arrivals that make a stage full, and those of a consumer that make it empty: scales are brought by a warp, and read by each.
@@ -64,6 +65,9 @@ struct alignas(1024) SharedStorage : Choose<RowSums::THERE, Ones, NoOnes>::type 
   float scales[KS_SCALE_K ? STAGES : 1][KS_SCALE_K ? BM + 4 : 1];  // of blocks (scale_loader.h)
   float columns[COLUMN_VALUES ? GROUPS : 1][COLUMN_VALUES ? BN : 1];  // of the bias, or columns' scales
   u64 ring[2 * STAGES], out_ring[GROUPS][2 * SLOTS];
+#if KS_GROUPED
+  GroupTable groups;
+#endif
 };
 static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
 
@@ -88,10 +92,20 @@ struct Arguments {
 #endif
 };
 
+// Of a tile: what is summed over, where it begins, and how many slices it has; and the end of its rows.
+KS_DEVICE int first_of_k(const TileCoord& p) { return GROUPED_K ? p.begin : 0; }
+KS_DEVICE int slices_of(const Arguments& a, const TileCoord& p) { return GROUPED_K ? divide_up(p.end - p.begin, BK) : a.slices; }
+KS_DEVICE int end_of_rows(const Arguments& a, const TileCoord& p) { return GROUPED_ROWS ? p.end : a.M; }
+
 // The matrix of a tile: by its number in a list, or by head and batch.
 KS_DEVICE Matrix matrix_of(const Arguments& a, const void* list, const TileCoord& at, int head, int by_head, int by_batch) {
   if (KS_POINTERS) return matrix_at(listed((const T*)list, at.matrix), a.origin);
   return {head * by_head, at.batch * by_batch};
+}
+
+KS_DEVICE Matrix c_matrix(const Arguments& a, const TileCoord& p) {
+  if (GROUPED_ROWS) return {0, 0};
+  return matrix_of(a, a.c, p, p.head, 1, 1);
 }
 
 // The slices of K that a block of a cluster sums, of which none has none: the first, and how many.

@@ -7,7 +7,7 @@ struct Consumer {
   const Ring<STAGES>& ring;
   const Ring<SLOTS>& out_ring;
   const Arguments& a;
-  const TileScheduler& scheduler;
+  const Scheduler& scheduler;
   const Result& result;
   int rank, split_rank, group, warp, thread_lane;
   PipelineState<STAGES> state{0, 0};
@@ -24,16 +24,36 @@ struct Consumer {
     }
   }
 
+  // Clears rows of a slice of A, the consumer's part, and of B, both of which lie along M and N: those behind the end of a group.
+  KS_DEVICE void clear_behind(u32 stage, int rows) const {
+    static_assert(!GROUPED_K || (KS_A_TRANSPOSED && !KS_B_TRANSPOSED), "rows of a slice are those of what is summed over");
+    const u32 a_panels = stage + group * MT * ROWS_BYTES, b_panels = stage + A_BYTES;
+#pragma unroll 1
+    for (int at = rows * 128 + thread() * 16; at < ROWS_BYTES; at += 128 * 16) {
+#pragma unroll
+      for (int i = 0; i < MT; i++) store_zeros(a_panels + i * ROWS_BYTES + at);
+#pragma unroll
+      for (int i = 0; i < PANELS; i++) store_zeros(b_panels + i * ROWS_BYTES + at);  // by either consumer: each needs it
+    }
+    async_proxy_fence();
+    named_barrier_sync(1 + group, 128);
+  }
+
   // summing: the sums of A's rows, too, by products with ones; each is in all columns of its row. (A branch about the loop,
   // with a loop for either way, has the products serialised.)
-  KS_DEVICE void mainloop(float (&acc)[MT][BN / 2], float (&sums)[MT][4], bool summing) {
+  KS_DEVICE void mainloop(float (&acc)[MT][BN / 2], float (&sums)[MT][4], bool summing, const TileCoord& p) {
     constexpr int A_STEP = KS_A_TRANSPOSED ? 16 * 128 : 32, B_STEP = KS_B_TRANSPOSED ? 32 : 16 * 128;
     auto descriptor = [](bool k_major, u32 address) {
       return k_major ? descriptor_k_major(address) : descriptor_mn_major(address, ROWS_BYTES);
     };
     PipelineState<STAGES> previous = state;
     const int slices = KS_SUMMED ? a.slices * a.batch_group * a.head_group
-                       : SPLIT > 1 ? part_of(a.slices, split_rank).count : a.slices;
+                       : SPLIT > 1 ? part_of(a.slices, split_rank).count : slices_of(a, p);
+    if (GROUPED_K)  // a group may be empty
+#pragma unroll
+      for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int e = 0; e < BN / 2; e++) acc[i][e] = 0;
     u32 ones = 0;
     if constexpr (RowSums::THERE) {
       ones = descriptor_k_major(shared_address(storage.ones()));
@@ -48,13 +68,14 @@ struct Consumer {
       const u32 a_descriptor = descriptor(!KS_A_TRANSPOSED, stage + group * MT * ROWS_BYTES);
       const u32 b_descriptor = descriptor(KS_B_TRANSPOSED, stage + A_BYTES);
       ring.wait_full(state);
+      if (GROUPED_K && s == slices - 1 && (p.end - p.begin) % BK) clear_behind(stage, (p.end - p.begin) % BK);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; k++)  // 32 bytes of K each
 #pragma unroll
         for (int i = 0; i < MT; i++) {
           Wgmma<T, BN>::template ss<KS_A_TRANSPOSED, !KS_B_TRANSPOSED>(
-              acc[i], advanced(a_descriptor, i * ROWS_BYTES + k * A_STEP), advanced(b_descriptor, k * B_STEP), s | k);
+              acc[i], advanced(a_descriptor, i * ROWS_BYTES + k * A_STEP), advanced(b_descriptor, k * B_STEP), GROUPED_K || (s | k));
           if (RowSums::THERE && summing)
             Wgmma<Half, 8>::template ss<KS_A_TRANSPOSED, 0>(
                 sums[i], advanced(a_descriptor, i * ROWS_BYTES + k * A_STEP), ones, 1);
@@ -66,7 +87,7 @@ struct Consumer {
       state.advance();
     }
     wgmma_wait<0>();
-    release(previous);
+    if (!GROUPED_K || slices) release(previous);
   }
 
   // Of e4m3, of whose sums the units keep few bits: those of a slice alone, which float32 additions sum up. Another consumer's
@@ -230,7 +251,7 @@ struct Consumer {
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int row = p.row + 64 * (group * MT + i) + 16 * warp + (thread_lane >> 2) + 8 * half;
-        if (row < a.M) x.rows[i][half] = rows[(i64)row * by_row.row];
+        if (row < end_of_rows(a, p)) x.rows[i][half] = rows[(i64)row * by_row.row];
       }
 #pragma unroll
     for (int n = 0; n < divide_up(BN, 128); n++) {
@@ -324,13 +345,10 @@ struct Consumer {
                        pack2(d[2], d[3], Half()), pack2(d[4], d[5], Half()), pack2(d[6], d[7], Half()));
             }
           }
-        if constexpr (KS_STORE == TMA) {
-          async_proxy_fence();
+        const int row = p.row + 64 * (group * MT + i);
+        auto store_rows = [&] {
           warp_barrier();
-          if (thread_lane == 0) barrier_arrive(out_ring.full(out_state));
-        } else {
-          warp_barrier();
-          const typename Result::Rows rows = result.rows(a, p, p.row + 64 * (group * MT + i) + 16 * warp);
+          const typename Result::Rows rows = result.rows(a, p, row + 16 * warp);
           const int chunks = BN % C_COLUMNS ? min_of(8 * BATCH, (BN - C_COLUMNS * first) / Chunk<TC>::N) : 8 * BATCH;  // of a row
 #pragma unroll
           for (int q = 0; q < 4 * BATCH; q++) {
@@ -341,6 +359,15 @@ struct Consumer {
             result.store(a, c, rows, r, column, x);
           }
           warp_barrier();
+        };
+        if constexpr (KS_STORE == TMA) {
+          if constexpr (GROUPED_ROWS)
+            if (row + 64 > p.end) store_rows();
+          async_proxy_fence();
+          warp_barrier();
+          if (thread_lane == 0) barrier_arrive(out_ring.full(out_state));
+        } else {
+          store_rows();
         }
       }
   }
@@ -361,7 +388,8 @@ struct Consumer {
         }
       }
       TC* c = (TC*)a.c;
-      if (KS_STORE == ROWS) c = KS_POINTERS ? listed((TC*)a.c, p.matrix) : c + p.batch * a.c_batch + p.head * a.c_head;
+      if (GROUPED_K) c += p.batch * a.c_batch;
+      else if (KS_STORE == ROWS && !GROUPED_ROWS) c = KS_POINTERS ? listed((TC*)a.c, p.matrix) : c + p.batch * a.c_batch + p.head * a.c_head;
       float acc[MT][BN / 2];
       float sums[MT][4];
       // Of the tiles that hold the same rows one sums them: heads may share a left factor, and so its sums.
@@ -370,7 +398,7 @@ struct Consumer {
       const ScaleFragment scales = load_scales(p);
 #endif
       if constexpr (E4M3) mainloop_e4m3(acc, p);
-      else mainloop(acc, sums, summing);
+      else mainloop(acc, sums, summing, p);
       if (summing) store_sums(sums, p);
       if constexpr (SPLIT > 1) {
         if (!add_up(acc)) return;

@@ -17,7 +17,7 @@ struct EpilogueStore {
   const Maps& maps;
   const Ring<SLOTS>& out_ring;
   const Arguments& a;
-  const TileScheduler& scheduler;
+  const Scheduler& scheduler;
   const Result& result;
   int rank, group;
 
@@ -35,6 +35,8 @@ struct EpilogueStore {
         for (int i = 0; i < MT; i++, out_state.advance()) {
           out_ring.wait_full(out_state);
           const int row = p.row + 64 * (group * MT + i);
+          // Rows of the next group are behind the end of this one: the consumer has stored those before.
+          if (!GROUPED_ROWS || row + 64 <= p.end)
 #pragma unroll
           for (int n = 0; n < BATCH; n++) {
             const u32 from = shared_address(storage.out[group][out_state.stage * BATCH + n]);

@@ -12,6 +12,9 @@
 // a box is then found by its head. Sums of A's rows (KS_ROW_SUMS) are products with a column of ones, in the tiles of column 0.
 // Few tiles: a cluster of KS_SPLIT blocks has one tile, each block a part of K. The others' sums come to the first through stages
 // of its ring that no source tile needs, and it adds them, always in that order.
+// Grouped products (KS_GROUPED, groups.h) are divided along M or K by offsets in device memory. A tile at the end of a group has rows
+// of the next, which warps that store do not store, nor the TMA unit, whose boxes are whole or left to the warps; along K a group's
+// last slice is cleared behind the group's end before it is multiplied.
 // Results go to a matrix (result.h), or to the heads of q, k and v, rotated or not, in strided memory or pages (heads.h).
 // Lists: a tensor map that begins at any address, the origin, reaches a matrix wherever it lies, by two axes, of which one
 // counts 16 bytes.
@@ -19,7 +22,7 @@
 // Constants (from the kernel definition): KS_T, KS_TC (element types of A and B, of C and the residual), KS_A_TRANSPOSED,
 // KS_B_TRANSPOSED, KS_SCALES, KS_SCALE_M, KS_SCALE_N, KS_SCALE_K (rows, columns and values of k that share a scale, or 0),
 // KS_POINTERS, KS_BIAS (element type, void where there is none), KS_RESIDUAL, KS_ROW_SUMS (element type, or void),
-// KS_SUMMED, KS_SEGMENTED, KS_JOINED, KS_HEADS (and those of heads.h), KS_SPLIT, KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER, KS_SHARED_A, KS_GROUP_ROWS,
+// KS_SUMMED, KS_SEGMENTED, KS_JOINED, KS_GROUPED, KS_HEADS (and those of heads.h), KS_SPLIT, KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER, KS_SHARED_A, KS_GROUP_ROWS,
 // KS_BLOCKS (that share a multiprocessor), KS_IN_TURNS, KS_HALVES (of e4m3: consumer.h), KS_BUFFERS
 // (epilogue buffers a consumer, 64 rows of 128 bytes), KS_STORE, KS_C_FIRST (whether C is stored with the L2 policy evict-first), KS_B_FIRST
 // (whether most of a large B is loaded with it), KS_PRODUCER_REGISTERS,
@@ -35,8 +38,11 @@ gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT 
           KS_ARGUMENT TensorMap residual_map, const void* a, const void* b, void* c, const void* bias, const void* residual,
           const void* origin, i64 c_batch, i64 c_head, i64 bias_batch, i64 bias_head, int c_row, int M, int N, int slices,
           int a_head_step, int a_batch_step, int b_head_step, int b_batch_step, int residual_head_step,
-          int residual_batch_step, float alpha, float beta, KS_ARGUMENT TileScheduler scheduler, KS_ARGUMENT Divider b_heads,
+          int residual_batch_step, float alpha, float beta, KS_ARGUMENT TileScheduler order, KS_ARGUMENT Divider b_heads,
           void* sums, i64 sums_batch, i64 sums_head, int batch_group, int head_group
+#if KS_GROUPED
+          , KS_ARGUMENT Groups groups
+#endif
 #if KS_SEGMENTED
           , KS_ARGUMENT TensorMap a1_map, KS_ARGUMENT TensorMap a2_map, int a1_first, int a2_first
 #endif
@@ -107,26 +113,32 @@ gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT 
   else block_barrier();
   earlier_kernels_wait();
   next_kernel_launch();
+#if KS_GROUPED
+  if (GROUPED_ROWS) make_table<THREADS>(storage.groups, groups);
+  auto scheduler = [&] { return GroupScheduler(order, groups, storage.groups); };  // of each role its own, as `first`
+#else
+  auto scheduler = [&]() -> const TileScheduler& { return order; };
+#endif
 
   if (group == GROUPS) {
     if (KS_PRODUCER_REGISTERS) registers_dealloc<KS_PRODUCER_REGISTERS>();
     // add_up's barriers: of all warps, whose stores wait for what comes after them, and whose loads for what comes before.
     if (SPLIT > 1 && warp > 0) cluster_barrier(), cluster_barrier();
     if (thread_index() == CONSUMERS) {
-      Producer{storage, maps, ring, arguments, scheduler, b_heads, joined, result, rank, split_rank}.run(first(), step);
+      Producer{storage, maps, ring, arguments, scheduler(), b_heads, joined, result, rank, split_rank}.run(first(), step);
     } else if (KS_STORE == TMA && split_rank == 0 && warp >= 1 && warp <= GROUPS && lane() == 0) {
       const Ring<SLOTS> out_ring{shared_address(storage.out_ring[warp - 1])};
-      EpilogueStore{storage, maps, out_ring, arguments, scheduler, result, rank, warp - 1}.run(first(), step);
+      EpilogueStore{storage, maps, out_ring, arguments, scheduler(), result, rank, warp - 1}.run(first(), step);
     }
 #if KS_SCALE_K
-    if (warp == 3) ScaleLoader{storage, ring, arguments, scheduler, rank, lane()}.run(first(), step);
+    if (warp == 3) ScaleLoader{storage, ring, arguments, scheduler(), rank, lane()}.run(first(), step);
 #endif
     warp_barrier();
     if (SPLIT > 1 && warp == 0) cluster_barrier(), cluster_barrier();
   } else {
     if (KS_CONSUMER_REGISTERS) registers_alloc<KS_CONSUMER_REGISTERS>();
     const Ring<SLOTS> out_ring{shared_address(storage.out_ring[group])};
-    Consumer{storage, ring, out_ring, arguments, scheduler, result, rank, split_rank, group, warp, lane()}.run(first(), step);
+    Consumer{storage, ring, out_ring, arguments, scheduler(), result, rank, split_rank, group, warp, lane()}.run(first(), step);
   }
   if (CLUSTER > 1) cluster_barrier();  // no block leaves while others may signal its barriers
 }

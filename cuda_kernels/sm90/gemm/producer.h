@@ -12,7 +12,7 @@ struct Producer {
   const Maps& maps;
   const Ring<STAGES>& ring;
   const Arguments& a;
-  const TileScheduler& scheduler;
+  const Scheduler& scheduler;
   const Divider &b_heads, &joined;
   const Result& result;
   int rank, split_rank;
@@ -165,10 +165,11 @@ struct Producer {
         for (int s = 0; s < part.count; s++) load_slice(x, boxes, (part.first + s) * BK);
         if (split_rank) break;  // the first adds up
       } else {
+        const int slices = slices_of(a, x.tile), from = first_of_k(x.tile);
 #pragma unroll 1
-        for (int s = 0; s < a.slices; s++) load_slice(x, boxes, s * BK);
+        for (int s = 0; s < slices; s++) load_slice(x, boxes, from + s * BK);
       }
-      if (!KS_HEADS && a.beta != 0) load_source(maps.c, x.tile, matrix_of(a, a.c, x.tile, x.tile.head, 1, 1));
+      if (!KS_HEADS && a.beta != 0) load_source(maps.c, x.tile, c_matrix(a, x.tile));
       if (KS_RESIDUAL)
         load_source(maps.residual, x.tile, matrix_of(a, a.residual, x.tile, x.tile.head, a.residual_head, a.residual_batch));
     }

@@ -26,15 +26,15 @@ struct MatrixResult {
 
   KS_DEVICE void turn(const float (&)[MT][BN / 2], const TileCoord&, int, int, int) const {}
 
-  KS_DEVICE Matrix matrix(const Arguments& a, const TileCoord& p) const { return matrix_of(a, a.c, p, p.head, 1, 1); }
+  KS_DEVICE Matrix matrix(const Arguments& a, const TileCoord& p) const { return c_matrix(a, p); }
   KS_DEVICE void store_boxes(const Maps& maps, const Arguments&, u32 from, Matrix c, int column, int row, u64 policy) const {
     if (KS_C_FIRST) tma_store(maps.c, from, column, row, c.x2, c.x3, policy);
     else tma_store(maps.c, from, column, row, c.x2, c.x3);
   }
 
-  struct Rows { int first; };
-  KS_DEVICE Rows rows(const Arguments&, const TileCoord&, int first) const { return {first}; }
+  struct Rows { int first, end; };
+  KS_DEVICE Rows rows(const Arguments& a, const TileCoord& p, int first) const { return {first, end_of_rows(a, p)}; }
   KS_DEVICE void store(const Arguments& a, TC* c, const Rows& rows, int r, int column, const Chunk<TC>& x) const {
-    if (rows.first + r < a.M) store_chunk(c + (i64)(rows.first + r) * a.c_row + column, x, a.N - column);
+    if (rows.first + r < rows.end) store_chunk(c + (i64)(rows.first + r) * a.c_row + column, x, a.N - column);
   }
 };

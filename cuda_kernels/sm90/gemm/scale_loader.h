@@ -11,7 +11,7 @@ struct ScaleLoader {
   SharedStorage& storage;
   const Ring<STAGES>& ring;
   const Arguments& a;
-  const TileScheduler& scheduler;
+  const Scheduler& scheduler;
   int rank, thread_lane;
   PipelineState<STAGES> state{0, 1};
 

@@ -8,8 +8,9 @@
 
 constexpr int GROUP_ROWS = KS_GROUP_ROWS;
 
-// A tile of C: its first row and column; the index, head and batch of its matrix.
-struct TileCoord { int row, column, matrix, head, batch; };
+// A tile of C: its first row and column; the index, head and batch of its matrix. Of a grouped product the batch is the group;
+// begin and end are those of its part of the grouped axis.
+struct TileCoord { int row, column, matrix, head, batch, begin, end; };
 
 // The launch's tiles, computed on the host; the tiles of a cluster count as one.
 struct TileScheduler {
@@ -29,3 +30,10 @@ struct TileScheduler {
     return {(row * KS_CLUSTER + rank) * KS_BM, column * KS_BN, number, number - batch * heads.d, batch};
   }
 };
+
+#if KS_GROUPED
+#include "sm90/gemm/groups.h"
+typedef GroupScheduler Scheduler;
+#else
+typedef TileScheduler Scheduler;
+#endif

@@ -21,6 +21,8 @@ from kernelseam.samples.case import Case
 from kernelseam.samples.common import NAN, TOKENS, InjectedValue
 from kernelseam.samples.gemm_case import GemmCase
 from kernelseam.samples.gemm_case import case as gemm
+from kernelseam.samples.grouped_case import GroupedCase
+from kernelseam.samples.grouped_case import case as grouped
 from kernelseam.samples.operand_layout import OperandLayout
 from kernelseam.samples.projection_case import ProjectionCase
 from kernelseam.samples.projection_case import case as projection
@@ -226,6 +228,17 @@ def _gradients() -> Iterator[BackwardCase]:
         yield gradients(f"{kind}-causal", "many-tiles-sequences", num_heads=6, **packed)
 
 
+def _grouped() -> Iterator[GroupedCase]:
+    # Groups of none, few and many tiles, more of them than a block meets.
+    sizes = tuple(97 * i % 401 for i in range(120))
+    yield grouped("bf16-m-nn", "many-tiles", sizes=sizes, N=392, K=328, rest=70)
+    yield grouped("f16-m-nt", "many-tiles", sizes=sizes, N=392, K=328)
+    yield grouped("bf16-m-nt", "many-tiles-beta", sizes=sizes[:60], N=392, K=72, beta=-0.5)
+    few = tuple(31 * i % 131 for i in range(70))
+    yield grouped("bf16-k-tn", "many-tiles", sizes=few, M=392, N=264, rest=30)
+    yield grouped("bf16-k-tn", "many-tiles-integers", sizes=few, M=392, N=264, data="integers")
+
+
 def _gemm() -> Iterator[GemmCase]:
     # Tiles that end within the matrix, and sums of more blocks than a ring has stages, the last of
     # them short.
@@ -303,6 +316,7 @@ def _all() -> dict[str, Case]:
     results: list[Case] = [replace(c, group=group, sample=ROWS) for c in cases]
     results += [replace(c, group=group) for c in _gradients()]
     results += [replace(c, group=group) for c in _projections()]
+    results += [replace(c, group=group) for c in _grouped()]
     assert len({c.name for c in results}) == len(results)
     return {c.name: c for c in results}
 

@@ -31,8 +31,8 @@ GEMM, GEMM_MATRIX, GEMM_PRODUCER, GEMM_CONSUMER, GEMM_EPILOGUE, GEMM_TILES = (
     f"sm90/gemm/{name}.h"
     for name in ("gemm", "matrix", "producer", "consumer", "epilogue", "tiles")
 )
-GEMM_HEADS, GEMM_BLOCK, GEMM_SCALES, TF32_CONSUMER = (
-    f"sm90/gemm/{name}.h" for name in ("heads", "block", "scale_loader", "tf32_consumer")
+GEMM_HEADS, GEMM_BLOCK, GEMM_SCALES, GEMM_GROUPS, TF32_CONSUMER = (
+    f"sm90/gemm/{name}.h" for name in ("heads", "block", "scale_loader", "groups", "tf32_consumer")
 )
 
 MANY, ONE_BLOCK, LONG = (
@@ -563,6 +563,31 @@ MUTANTS = (
         LISTS,
         "a matrix is less than 16 MiB from the origin",
         "words",
+    ),
+    # ---- groups
+    _mutant(
+        "offset-one-group-late",
+        GEMM_GROUPS,
+        "begin = groups.begin(group);",
+        "begin = groups.begin(group + 1);",
+        "grouped-gemm-bf16-m-nn-many-tiles",
+        "a group begins where it ends",
+    ),
+    _mutant(
+        "tail-into-the-next-group",
+        GEMM_EPILOGUE,
+        "if (!GROUPED_ROWS || row + 64 <= p.end)",
+        "if (!GROUPED_ROWS || row < p.end)",
+        "grouped-gemm-bf16-m-nn-many-tiles",
+        "the last box of a group is stored whole, over rows of the next",
+    ),
+    _mutant(
+        "summands-of-the-next-group",
+        GEMM_CONSUMER,
+        "clear_behind(stage, (p.end - p.begin) % BK);",
+        "{}",
+        "grouped-gemm-bf16-k-tn-many-tiles",
+        "a group's last slice is multiplied with rows of the next",
     ),
     # ---- heads, and parts of a sum
     _mutant(

@@ -20,7 +20,7 @@ from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
 
 _GEMM = GemmDefinition()
-_GROUPS = Structure(
+GROUPS = Structure(
     (("offsets", "pointer"), ("groups", "i32"), ("capacity", "i32")), ("ends", "count", "capacity")
 )
 
@@ -86,7 +86,7 @@ class GroupedGemmDefinition(KernelDefinition):
     def signature(self, spec: GroupedGemmSpec) -> Signature:
         plain = _GEMM.signature(spec.product).parameters
         scales = tuple(p for p in plain if p[0] == "scales")
-        return Signature((*plain[: len(plain) - len(scales)], ("of_groups", _GROUPS), *scales))
+        return Signature((*plain[: len(plain) - len(scales)], ("of_groups", GROUPS), *scales))
 
     def grid(self, problem: GroupedGemmProblem, tile: GemmTile, device: Device) -> int:
         count = tile_count(problem, tile)
@@ -104,14 +104,6 @@ class GroupedGemmDefinition(KernelDefinition):
         self, problem: GroupedGemmProblem, tile: GemmTile, device: Device
     ) -> dict[str, int | float]:
         p = problem
-        capacity = {"m": p.M, "n": p.N, "k": p.K}[p.spec.along]
-        scales: dict[str, int | float] = {}
-        if p.spec.product.scales:
-            for name, walk, step in zip(
-                SCALES, (p.a_scale_strides, p.b_scale_strides), p.scale_k_strides, strict=True
-            ):
-                scales |= {f"{name}_batch": walk[0], f"{name}_head": 0, f"{name}_row": walk[1]}
-                scales[f"{name}_k"] = step
         heads = [f"{n}_head" for n in ("a", "b", "c", "bias", "residual", "sums")]
         absent = (*heads, "bias_batch", "residual_batch", "residual_row", "sums_batch")
         return {
@@ -128,13 +120,22 @@ class GroupedGemmDefinition(KernelDefinition):
             "blocks": self.grid(p, tile, device),
             "alpha": p.alpha if p.reads_inputs else 0.0,
             "beta": p.beta,
-            "groups": p.groups,
-            "capacity": capacity,
-            **scales,
+            **group_values(p),
         }
 
     def pointers(self, spec: GroupedGemmSpec) -> dict[str, str]:
         return {**_GEMM.pointers(spec.product), "offsets": "offsets"}
+
+
+def group_values(p: GroupedGemmProblem) -> dict[str, int]:
+    """Arguments that tell of the groups, and of their scales."""
+    values = {"groups": p.groups, "capacity": {"m": p.M, "n": p.N, "k": p.K}[p.spec.along]}
+    if p.spec.product.scales:
+        walks = (p.a_scale_strides, p.b_scale_strides)
+        for name, walk, step in zip(SCALES, walks, p.scale_k_strides, strict=True):
+            values |= {f"{name}_batch": walk[0], f"{name}_head": 0, f"{name}_row": walk[1]}
+            values[f"{name}_k"] = step
+    return values
 
 
 def tile_count(p: GroupedGemmProblem, tile: GemmTile) -> int:

@@ -15,6 +15,7 @@ from kernelseam_cuda.sm90.attention import HopperAttention
 from kernelseam_cuda.sm90.attention_bwd import HopperAttentionBwd
 from kernelseam_cuda.sm90.attention_e4m3 import HopperE4m3Attention
 from kernelseam_cuda.sm90.gemm import HopperGemm
+from kernelseam_cuda.sm90.grouped import HopperGroupedGemm
 from kernelseam_cuda.sm90.heads import HopperHeads
 from kernelseam_cuda.sm90.latent import HopperLatent
 from kernelseam_cuda.sm90.tf32 import HopperTf32Gemm
@@ -47,6 +48,7 @@ KERNELS = (
     HopperAttentionBwd(),
     HopperLatent(),
     _GEMM,
+    HopperGroupedGemm(),
     HopperTf32Gemm(),
     HopperProjection("qkv_projection", products.qkv, (_HEADS,), covered=True),
     HopperProjection("output_projection", joined.output(_GEMM)),
@@ -60,6 +62,7 @@ __all__ = [
     "HopperAttentionBwd",
     "HopperE4m3Attention",
     "HopperGemm",
+    "HopperGroupedGemm",
     "HopperHeads",
     "HopperLatent",
     "HopperProjection",

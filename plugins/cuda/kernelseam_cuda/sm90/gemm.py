@@ -255,6 +255,7 @@ class HopperGemm(KernelDefinition):
             "SUMMED": spec.summed,
             "SEGMENTED": spec.segmented,
             "JOINED": (None, "a", "b", "k").index(spec.joined),
+            "GROUPED": 0,
             "HEADS": False,
             "BM": tile.bm,
             "BN": tile.bn,

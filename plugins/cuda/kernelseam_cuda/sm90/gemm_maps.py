@@ -4,6 +4,7 @@ it stores C."""
 from __future__ import annotations
 
 from kernelseam.contract import TensorMap
+from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem
 
 from kernelseam_cuda.sm90.gemm_tiling import results_of, slice_of
@@ -57,6 +58,30 @@ def tensor_maps(problem: GemmProblem, tile: HopperGemmTile) -> dict[str, TensorM
         else c
     )
     return result
+
+
+def grouped_tensor_maps(p: GroupedGemmProblem, tile: HopperGemmTile) -> dict[str, TensorMap]:
+    """The same of a grouped product, whose groups are a batch: of what offsets divide there is one
+    matrix, of which a box may begin anywhere."""
+    s, even, k = p.spec.product, p.even, slice_of(p.spec.product)
+    a_box = (k, k) if s.a_transposed else (k, tile.bm)
+    b_box = (k, tile.bn // tile.cluster) if s.b_transposed else (k, k // tile.cluster)
+    c_box = (_PANEL_BYTES // s.dtype_c.itemsize, _ROWS)
+
+    def one(
+        name: str, shape: tuple[int, int], strides: tuple[int, int], box: tuple[int, int]
+    ) -> TensorMap:
+        walk = (strides[0], 0, strides[1])
+        rounded = s.precision == "tf32" and name != "C"
+        return tensor_map(even, name, shape, (1, p.matrices(name)), walk, box, rounded)
+
+    c = one("C", (p.M, p.N), p.c_strides, c_box)
+    return {
+        "a_map": one("A", p.a_shape, p.a_strides, a_box),
+        "b_map": one("B", p.b_shape, p.b_strides, b_box),
+        "c_map": c,
+        "residual_map": c,
+    }
 
 
 def steps(heads: int, entries: int, strides: tuple[int, int, int]) -> tuple[int, int]:

@@ -94,14 +94,16 @@ class HopperGemmTile:
         more += "-of-a" * self.shared_a + f"-split{self.split}" * (self.split > 1)
         return f"{self.bm}x{self.bn}-{self.stages}-{self.store}{more}" + "-cfirst" * self.c_first
 
-    def shared_bytes(self, bias: bool, sums: bool = False, scales: bool = False) -> int:
-        """Ring, buffers, the bias of each consumer, a factor that sums rows, scales of blocks,
-        control; in whole KiB."""
+    def shared_bytes(
+        self, bias: bool, sums: bool = False, scales: bool = False, table: int = 0
+    ) -> int:
+        """Ring, buffers, the bias of each consumer, a factor that sums rows, scales of blocks, the
+        ``table`` of groups, control; in whole KiB."""
         size = self.stages * (self.bm + self.bn) * 128 + self.groups * (
             self.buffers * 8192 + bias * self.bn * 4
         )
         size += 16 * (self.stages + self.groups * self.buffers) + sums * 1024
-        size += scales * self.stages * (self.bm + 4) * 4
+        size += scales * self.stages * (self.bm + 4) * 4 + table
         assert size * self.blocks <= SHARED_BYTES
         return -(-size // 1024) * 1024
 
@@ -175,6 +177,32 @@ FEW_ROWS = (
     ),
 )
 """Tiles of the same for up to 64 tokens: every block would read all of them; four share them."""
+
+GROUPED = (
+    HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.20, rate_along_m=1.0, block_seconds=1.6e-6),
+    HopperGemmTile(128, 256, 2, 4, 1, 1, "tma", rate=1.12, block_seconds=1.2e-6),
+    HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.16, block_seconds=7e-7),
+    HopperGemmTile(128, 128, 2, 5, 1, 2, "tma", rate=1.10, block_seconds=2e-7),
+    HopperGemmTile(64, 256, 1, 5, 1, 2, "rows", rate=0.80, block_seconds=2e-7),
+    HopperGemmTile(64, 128, 1, 4, 1, 1, "rows", blocks=2, rate=0.75, block_seconds=2e-7),
+)
+"""Tiles of grouped products, beside whose rings the table of the groups has room."""
+
+GROUPED_E4M3 = (
+    HopperGemmTile(128, 192, 2, 5, 1, 1, "tma", rate=1.05, block_seconds=6e-7),
+    HopperGemmTile(128, 128, 2, 5, 1, 2, "tma", rate=0.97, block_seconds=3e-7),
+    HopperGemmTile(64, 128, 1, 8, 1, 1, "rows", rate=0.6, block_seconds=2e-7),
+)
+"""The same of e4m3."""
+
+GROUPED_E4M3_BLOCKS = (
+    HopperGemmTile(
+        *(128, 192, 2, 5, 1, 1, "tma"), in_turns=True, halves=True, rate=1.0, block_seconds=6e-7
+    ),
+    HopperGemmTile(128, 128, 2, 5, 1, 2, "tma", in_turns=True, rate=0.9, block_seconds=2e-7),
+    HopperGemmTile(64, 128, 1, 8, 1, 1, "rows", rate=0.55, block_seconds=2e-7),
+)
+"""The same with scales of blocks."""
 
 E4M3 = (
     HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.08, block_seconds=1e-6),

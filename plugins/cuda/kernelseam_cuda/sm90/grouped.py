@@ -1,0 +1,215 @@
+"""Kernel definition of cuda_kernels/sm90/gemm/gemm.h for grouped products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
+from kernelseam.costs import Work, predicted
+from kernelseam.descriptors.gemm.grouped_problem import (
+    AXES,
+    GroupedGemmProblem,
+    GroupedGemmSpec,
+)
+from kernelseam.descriptors.gemm.problem import GemmSpec
+from kernelseam.dtypes import DType
+from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.definition import KernelDefinition
+from kernelseam.kernels.elements import divide_up, divider_values, refuse_row_strides
+from kernelseam.kernels.gemm.grouped import GROUPS, group_values
+from kernelseam.kernels.signature import Signature
+from kernelseam.symbolic import least
+
+from kernelseam_cuda.sm90 import gemm_cost
+from kernelseam_cuda.sm90.gemm import SCALED_COLUMNS, HopperGemm
+from kernelseam_cuda.sm90.gemm_maps import grouped_tensor_maps
+from kernelseam_cuda.sm90.gemm_tiling import MAX_TILES, order_values, slice_of
+from kernelseam_cuda.sm90.tiles import (
+    GROUPED,
+    GROUPED_E4M3,
+    GROUPED_E4M3_BLOCKS,
+    HopperGemmTile,
+)
+from kernelseam_cuda.toolchain import sources
+
+MAX_GROUPS = 1024
+"""Whose rows of tiles fit the table in shared memory."""
+_TABLE_BYTES = 4 * (MAX_GROUPS + 1 + 32 + 3)
+_GEMM = HopperGemm()
+
+
+class HopperGroupedGemm(KernelDefinition):
+    """Groups along M, and along K where both factors are read along M and N, by the persistent
+    blocks of the GEMM."""
+
+    operation = "grouped_gemm"
+    name = "sm90"
+    archs = ("sm_90a",)
+    entry = _GEMM.entry
+    source = _GEMM.source
+    multiplies = True
+
+    def sources(self) -> Mapping[str, str]:
+        return sources()
+
+    def refuse(self, problem: GroupedGemmProblem, row: ArchRow) -> str | None:
+        p, product, along = problem, problem.spec.product, problem.spec.along
+        if along == "n":
+            return "its groups are along M or K, not along N"
+        if along == "k" and (product.dtype.itemsize != 2):
+            return f"it does not group {product.dtype} along K"
+        if along == "k" and (not product.a_transposed or product.b_transposed):
+            return "along K it takes A and B that do not lie along K"
+        if along == "m" and product.a_transposed:
+            return "along M it takes rows of A alone"
+        if p.groups > MAX_GROUPS:
+            return f"{p.groups} groups: it takes {MAX_GROUPS}"
+        if reason := _GEMM.refuse(replace(p.even, M=max(p.even.M, 1), K=max(p.even.K, 1)), row):
+            return reason
+        if not p.groups or not (p.M and p.N and p.reads_inputs):
+            return "there is nothing to multiply"
+        if not self.offered(p):
+            return f"it needs {MAX_TILES} tiles or more, or no tile takes {p.spec}"
+        return refuse_row_strides(
+            stride_a_row=p.a_strides[1], stride_b_row=p.b_strides[1], stride_c_row=p.c_strides[1]
+        )
+
+    def tiles(self, spec: GroupedGemmSpec, row: ArchRow) -> tuple[HopperGemmTile, ...]:
+        return _tiles_of(spec.product)
+
+    def as_launched(self, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
+        return (tile,)
+
+    def offered(self, p: GroupedGemmProblem) -> tuple[HopperGemmTile, ...]:
+        """Tiles that take a problem; TMA stores chunks of 16 bytes whole."""
+        whole = p.N * p.spec.product.dtype_c.itemsize % 16 == 0
+        return tuple(
+            t
+            for t in _tiles_of(p.spec.product)
+            if tile_count(p, t) < MAX_TILES and (whole or t.store == "rows")
+        )
+
+    def takes(
+        self, problem: GroupedGemmProblem, tile: HopperGemmTile, row: ArchRow, device: Device
+    ) -> bool:
+        return tile in self.offered(problem)
+
+    def tile(self, problem: GroupedGemmProblem, row: ArchRow, device: Device) -> HopperGemmTile:
+        """The one with the least predicted time for groups of one size."""
+        return min(
+            self.offered(problem),
+            key=lambda t: predicted(gemm_cost.work(problem.even, t), row.costs, device.limits),
+        )
+
+    def variants(
+        self, problem: GroupedGemmProblem, row: ArchRow, device: Device
+    ) -> Mapping[str, HopperGemmTile]:
+        tiles = (self.tile(problem, row, device), *self.offered(problem))
+        return {t.name: t for t in tiles}
+
+    def work(self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device) -> Work:
+        return gemm_cost.work(problem.even, tile)
+
+    def launches(
+        self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device
+    ) -> Launches:
+        return Launches((Launch(self, problem, tile),))
+
+    def defines(
+        self, spec: GroupedGemmSpec, tile: HopperGemmTile, row: ArchRow
+    ) -> dict[str, object]:
+        return {
+            **_GEMM.defines(spec.product, tile, row),
+            "GROUPED": 1 + AXES.index(spec.along),
+            "SHARED_BYTES": self.shared_bytes(spec, tile),
+        }
+
+    def signature(self, spec: GroupedGemmSpec) -> Signature:
+        plain = _GEMM.signature(spec.product).parameters
+        scales = tuple(p for p in plain if p[0] == "scales")
+        return Signature((*plain[: len(plain) - len(scales)], ("of_groups", GROUPS), *scales))
+
+    def grid(self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device) -> int:
+        clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks
+        return least(tile_count(problem, tile), clusters) * tile.cluster
+
+    def config(
+        self, problem: GroupedGemmProblem, tile: HopperGemmTile, row: ArchRow, device: Device
+    ) -> LaunchConfig:
+        """Its blocks set up their barriers while the kernel before it ends."""
+        plain = super().config(problem, tile, row, device)
+        return replace(plain, cluster=(tile.cluster, 1, 1), programmatic=True)
+
+    def threads(self, tile: HopperGemmTile, row: ArchRow) -> int:
+        return _GEMM.threads(tile, row)
+
+    def shared_bytes(self, spec: GroupedGemmSpec, tile: HopperGemmTile) -> int:
+        blocks = spec.product.scale_block is not None
+        columns = spec.product.scales and not blocks
+        table = _TABLE_BYTES if spec.along == "m" else 4 * (1 + 32 + 3)
+        return tile.shared_bytes(columns, False, blocks, table)
+
+    def values(
+        self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device
+    ) -> dict[str, int | float]:
+        p, columns = problem, divide_up(problem.N, tile.bn)
+        order = order_values(p.even, tile)
+        if p.spec.along == "m":  # a row of tiles, and rows of them that are taken column by column
+            order |= divider_values("matrix", columns)
+            order |= divider_values("group", columns * tile.group_rows)
+        heads = ("c_head", "bias_batch", "bias_head", "sums_batch", "sums_head")
+        steps = ("a_head_step", "b_head_step", "residual_head_step", "residual_batch_step")
+        return {
+            **dict.fromkeys((*heads, *steps, "a_batch_step"), 0),
+            **dict.fromkeys(("batch_group", "head_group"), 1),
+            "b_batch_step": int(p.spec.along == "m" and p.groups > 1 and p.b_strides[0] != 0),
+            "c_batch": p.c_strides[0],
+            "c_row": p.c_strides[1],
+            "M": p.M,
+            "N": p.N,
+            "slices": divide_up(p.K, slice_of(p.spec.product)),
+            **order,
+            **group_values(p),
+            "alpha": p.alpha,
+            "beta": p.beta,
+        }
+
+    def pointers(self, spec: GroupedGemmSpec) -> dict[str, str]:
+        return {**_GEMM.pointers(spec.product), "offsets": "offsets"}
+
+    def tensor_maps(
+        self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device
+    ) -> dict[str, TensorMap]:
+        return grouped_tensor_maps(problem, tile)
+
+    def covering(self) -> Iterable[Covered]:
+        """Both axes, every kind of factor."""
+        f16, bf16, f32 = DType.float16, DType.bfloat16, DType.float32
+
+        def one(along: str, product: GemmSpec, often: bool = False) -> Covered:
+            return Covered(self, GroupedGemmSpec(along, product), often=often)
+
+        plain = GemmSpec(bf16, bf16, f32)
+        yield one("m", plain, True)
+        yield one("m", GemmSpec(f16, f32, f32, b_transposed=True))
+        yield one("k", replace(plain, a_transposed=True), True)
+        yield one("k", GemmSpec(f16, f32, f32, a_transposed=True))
+        yield one("m", GemmSpec(f32, f32, f32, b_transposed=True, precision="tf32"))
+        stored = GemmSpec(DType.float8_e4m3fn, bf16, f32, b_transposed=True, scales=True)
+        yield one("m", stored, True)
+        yield one("m", replace(stored, scale_block=(1, 128, 128)))
+
+
+def tile_count(p: GroupedGemmProblem, tile: HopperGemmTile) -> int:
+    """The most tiles that groups can have, those of a cluster counted as one."""
+    rows, columns = tile.bm * tile.cluster, divide_up(p.N, tile.bn)
+    if p.spec.along == "k":
+        return divide_up(p.M, rows) * columns * p.groups
+    return (p.M // rows + p.groups) * columns
+
+
+def _tiles_of(product: GemmSpec) -> tuple[HopperGemmTile, ...]:
+    if product.scale_block:
+        return GROUPED_E4M3_BLOCKS if product.scale_block[1] % SCALED_COLUMNS == 0 else ()
+    return GROUPED_E4M3 if product.dtype.stored else GROUPED

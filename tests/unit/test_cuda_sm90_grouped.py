@@ -1,0 +1,93 @@
+"""The kernel definition of Hopper's grouped GEMM: what it takes, what it is launched with. Nothing
+here needs a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kernelseam import GroupedGemm
+from kernelseam.contract import Device, DeviceLimits
+
+pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
+from kernelseam_cuda import archs  # noqa: E402
+from kernelseam_cuda.sm90.grouped import HopperGroupedGemm, tile_count  # noqa: E402
+from kernelseam_cuda.sm90.tiles import (  # noqa: E402
+    GROUPED,
+    GROUPED_E4M3,
+    GROUPED_E4M3_BLOCKS,
+    SHARED_BYTES,
+)
+
+KERNEL, ROW = HopperGroupedGemm(), archs.row("sm_90a")
+LIMITS = DeviceLimits(
+    compute_units=132, shared_bytes_per_block=SHARED_BYTES, bytes_per_second=4.9e12
+)
+H200 = Device("cuda", 0, "sm_90a", limits=LIMITS)
+
+
+def problem(**fields: Any) -> Any:
+    given = {"groups": 64, "M": 8192, "N": 1408, "K": 2048, "along": "m", "dtype": "bfloat16"}
+    return GroupedGemm(**{**given, **fields}).problem()
+
+
+SUMMED: dict[str, Any] = {"along": "k", "M": 2048, "K": 8192, "a_transposed": True}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, None),
+        ({"b_transposed": True}, None),
+        ({"beta": 1.0, "dtype_c": "float32"}, None),
+        (SUMMED, None),
+        ({"dtype": "float32", "precision": "tf32", "b_transposed": True}, None),
+        ({"along": "n"}, "its groups are along M or K, not along N"),
+        ({"groups": 1025}, "1025 groups: it takes 1024"),
+        ({"a_transposed": True}, "along M it takes rows of A alone"),
+        ({**SUMMED, "a_transposed": False}, "along K it takes A and B that do not lie along K"),
+        ({**SUMMED, "dtype": "float32"}, "it does not group float32 along K"),
+        ({"dtype": "float32"}, "it multiplies float32 in tf32, not in float32"),
+        ({"M": 0}, "there is nothing to multiply"),
+        ({"K": 2044}, "rows of A at multiples of 2 bytes: TMA takes multiples of 16"),
+    ],
+)
+def test_what_it_takes(fields: dict[str, Any], reason: str | None) -> None:
+    assert KERNEL.refuse(problem(**fields), ROW) == reason
+
+
+def test_rings_buffers_and_the_table_fit() -> None:
+    scaled = {"dtype": "float8_e4m3fn", "b_transposed": True, "a_scales": 256, "b_scales": 256}
+    for tiles, p in (
+        (GROUPED, problem()),
+        (GROUPED_E4M3, problem(**scaled)),
+        (GROUPED_E4M3_BLOCKS, problem(**scaled, scale_block=(1, 128, 128))),
+    ):
+        assert KERNEL.tiles(p.spec, ROW) == tiles
+        for tile in tiles:
+            assert KERNEL.shared_bytes(p.spec, tile) * tile.blocks <= SHARED_BYTES
+
+
+@given(sizes=st.lists(st.integers(0, 700), min_size=1, max_size=40), rest=st.integers(0, 300))
+def test_no_groups_have_more_tiles_than_are_counted(sizes: list[int], rest: int) -> None:
+    """The grid is of the most tiles that any offsets can give."""
+    p = problem(groups=len(sizes), M=sum(sizes) + rest)
+    for tile in GROUPED:
+        rows = sum(-(-n // (tile.bm * tile.cluster)) for n in sizes)
+        assert rows * -(-p.N // tile.bn) <= tile_count(p, tile)
+
+
+def test_it_is_launched_as_clusters_of_persistent_blocks() -> None:
+    p = problem(groups=8, N=14336, K=4096)
+    (tile,) = (t for t in GROUPED if t.cluster == 2 and t.bn == 256)
+    config = KERNEL.config(p, tile, ROW, H200)
+    assert (config.grid, config.cluster, config.block) == ((132, 1, 1), (2, 1, 1), (384, 1, 1))
+    values = KERNEL.values(p, tile, H200)
+    assert (values["matrix"], values["group"], values["groups"]) == (56, 448, 8)
+    assert (values["b_batch_step"], values["a_batch_step"], values["c_batch"]) == (1, 0, 0)
+    maps = KERNEL.tensor_maps(p, tile, H200)
+    assert maps["a_map"].extents == (4096, 8192, 1, 1)
+    assert maps["b_map"].extents == (14336, 4096, 1, 8)
+    assert maps["c_map"].extents == (14336, 8192, 1, 1)
