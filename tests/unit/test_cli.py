@@ -660,3 +660,13 @@ def test_bfloat16_survives_saving() -> None:
     assert np.array_equal(
         finite.astype(np.float32).astype(ml_dtypes.bfloat16).view(np.uint16), finite.view(np.uint16)
     )
+
+
+def test_help_imports_no_subcommand() -> None:
+    code = (
+        "import sys\nfrom kernelseam.cli.main import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'numpy', 'kernelseam.contract', 'kernelseam.cli.gemm'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr

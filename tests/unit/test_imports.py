@@ -25,6 +25,7 @@ ARCHITECTURE = REPOSITORY / "docs/architecture.md"
 BY_NAME = {
     "__init__": "the public names, at their first use; TYPE_CHECKING imports the same",
     "plugins": "entry points, and the core's own plugin among them: kernelseam.builtin",
+    "cli.commands": "the subcommands of the command line, when they are used",
     "interop.diffusers": "what imports torch and diffusers, by register()",
     "interop.jax": "functions that import JAX; TYPE_CHECKING imports the same",
     "interop.torch": "functions that import torch; TYPE_CHECKING imports the same",

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kernelseam.absent import arch_of, compiler_for
-from kernelseam.cli import shapes
+from kernelseam.cli import bundle, shapes
 from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
 from kernelseam.cli.output import described, emit_json, heading, table
 from kernelseam.cli.progress import working
@@ -34,6 +34,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Compile an operation's kernels for any arch; no device is needed.",
 )
+app.callback(invoke_without_command=True)(bundle.run)
 
 Archs = Annotated[
     list[str],

@@ -18,12 +18,13 @@ from typing import Annotated, NoReturn, cast
 import typer
 
 from kernelseam._version import __version__
-from kernelseam.cli import attention, bundle, cache, compile, doctor, explain, gemm, parity, tune
+from kernelseam.cli.commands import Commands
 from kernelseam.cli.output import described, emit_json, message_of
 from kernelseam.errors import InvalidValue, KernelSeamError, Unsupported
 
 app = typer.Typer(
     name="kernelseam",
+    cls=Commands,
     help="Attention and batched GEMM through one seam, on whatever device is here.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -45,17 +46,6 @@ def options(
     ] = False,
 ) -> None:
     pass
-
-
-app.command("attention")(attention.run)
-app.command("gemm")(gemm.run)
-app.command("parity")(parity.run)
-app.command("doctor")(doctor.run)
-app.add_typer(explain.app, name="explain")
-app.add_typer(tune.app, name="tune")
-compile.app.callback(invoke_without_command=True)(bundle.run)
-app.add_typer(compile.app, name="compile")
-app.add_typer(cache.app, name="cache")
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
