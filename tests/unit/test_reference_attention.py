@@ -13,7 +13,7 @@ from attention_formula import close, formula
 from attention_mixture import KINDS, UNTOUCHED, Mixture
 from kernelseam import Attention, plan, planning
 from kernelseam.descriptors import AttentionProblem, AttentionSpec
-from kernelseam.descriptors.attention.problem import STORED, SpecOption
+from kernelseam.descriptors.attention.options import STORED, SpecOption
 from kernelseam.dtypes import DType
 from kernelseam.plugins import plugins
 from kernelseam.reference import attention as reference

@@ -18,7 +18,7 @@ from attention_mixture import KINDS, UNTOUCHED, Mixture
 from kernelseam import Attention, AttentionBwd, plan, planning
 from kernelseam.descriptors import AttentionProblem, AttentionSpec
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
-from kernelseam.descriptors.attention.problem import SpecOption, names_of
+from kernelseam.descriptors.attention.options import SpecOption, names_of
 from kernelseam.dtypes import DType
 from kernelseam.plugins import plugins
 from kernelseam.reference import attention_bwd as reference

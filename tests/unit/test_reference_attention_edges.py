@@ -13,7 +13,7 @@ import pytest
 from attention_formula import Array, close, formula
 from kernelseam import Attention, plan, planning
 from kernelseam.descriptors import AttentionProblem, AttentionSpec
-from kernelseam.descriptors.attention.problem import SpecOption, names_of
+from kernelseam.descriptors.attention.options import SpecOption, names_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import Unsupported
 from kernelseam.plugins import plugins

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from kernelseam import Attention, AttentionBwd, plan
 from kernelseam.descriptors import AttentionProblem
-from kernelseam.descriptors.attention.problem import SpecOption
+from kernelseam.descriptors.attention.options import SpecOption
 from kernelseam.dtypes import E4M3, FLOATING, DType
 from kernelseam.oracle import check
 from kernelseam.oracle.formulas import Variant

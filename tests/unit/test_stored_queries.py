@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from kernelseam.descriptors import Attention
-from kernelseam.descriptors.attention.problem import AttentionProblem, SpecOption
+from kernelseam.descriptors.attention.options import SpecOption
+from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.dtypes import DType
 from kernelseam.oracle import check, formulas, tolerances
 from kernelseam.oracle.formulas import Variant

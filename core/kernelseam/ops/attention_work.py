@@ -7,9 +7,10 @@ from typing import Any
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import Attention
-from kernelseam.descriptors.attention.arrays import LAYOUTS, PACKED
+from kernelseam.descriptors.attention.arrays import PACKED
 from kernelseam.descriptors.attention.forward_fields import OPTIONAL
 from kernelseam.descriptors.attention.options import AttentionOptions
+from kernelseam.descriptors.common.layouts import LAYOUTS
 from kernelseam.descriptors.common.options import checked, of_values
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue

@@ -7,7 +7,7 @@ from typing import Any, Unpack, cast, overload
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import OutputProjection, QkvProjection
-from kernelseam.descriptors.attention.arrays import KV_LAYOUTS, LAYOUTS
+from kernelseam.descriptors.common.layouts import KV_LAYOUTS, LAYOUTS
 from kernelseam.descriptors.common.validation import extent
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.descriptors.projection.arrays import labels_of

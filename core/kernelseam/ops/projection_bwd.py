@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic, NamedTuple, cast
 
 from kernelseam.descriptors import OutputProjectionBwd, QkvProjectionBwd
-from kernelseam.descriptors.attention.arrays import LAYOUTS
+from kernelseam.descriptors.common.layouts import LAYOUTS
 from kernelseam.descriptors.common.validation import flag
 from kernelseam.descriptors.projection.arrays import labels_of
 from kernelseam.dtypes import DType

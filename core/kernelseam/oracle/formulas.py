@@ -50,6 +50,23 @@ class Variant(ScoreNumbers):
     """[B, H_kv, S_k]: what each key is multiplied by."""
     v_scales: Array | None = None
 
+    def of_pairs(
+        self, causal: bool, b: int, h: int, i: Array, j: Array, d: Array
+    ) -> tuple[npt.NDArray[np.bool_], Floats, Floats, float]:
+        """(which keys j are attended to by queries i, what their scores lose by the distance d, the
+        bias, the sink) of a head."""
+        attended = visible(d, causal, self.window)
+        if self.prefix_lengths is not None:
+            attended |= j < self.prefix_lengths[b]
+        if self.mask is not None:
+            attended &= self.mask[b, h][np.ix_(i, j)]
+        slope = 0.0 if self.alibi_slopes is None else float(self.alibi_slopes[b, h])
+        bias = np.zeros(d.shape)
+        if self.bias is not None:
+            bias = self.bias[b, h][np.ix_(i, j)].astype(np.float64)
+        sink = -np.inf if self.sinks is None else float(self.sinks[h])
+        return attended, slope * np.abs(d), bias, sink
+
 
 PLAIN = Variant()
 
@@ -137,18 +154,7 @@ def attention(
         indices = np.flatnonzero((heads == head) & (queries < n_q))
         i, j = queries[indices], np.arange(n_k)
         d = j - i[:, None] - (n_k - n_q)
-        attended = visible(d, causal, variant.window)
-        if variant.prefix_lengths is not None:
-            attended |= j < variant.prefix_lengths[b]
-        if variant.mask is not None:
-            attended &= variant.mask[b, h, i, :n_k]
-        slope = 0.0 if variant.alibi_slopes is None else float(variant.alibi_slopes[b, h])
-        bias = (
-            np.zeros(d.shape)
-            if variant.bias is None
-            else variant.bias[b, h, i, :n_k].astype(np.float64)
-        )
-        sink = -np.inf if variant.sinks is None else float(variant.sinks[h])
+        attended, slopes, bias, sink = variant.of_pairs(causal, b, h, i, j, d)
         g = h // (H // H_kv)
         K, V = (x[b, g, :n_k].astype(np.float64) for x in (k, v))
         ones = np.ones(n_k)
@@ -170,7 +176,7 @@ def attention(
                     V[keys],
                     None if variant.v_scales is None else v_scales[keys],
                     variant.softcap,
-                    slope * np.abs(d[of][:, keys]),
+                    slopes[of][:, keys],
                     bias[of][:, keys],
                     sink,
                 )

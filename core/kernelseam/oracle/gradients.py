@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from kernelseam.oracle import formulas
 from kernelseam.oracle.formulas import PLAIN, Array, Floats, Variant
 
 Shape = tuple[int, ...]
@@ -119,19 +118,7 @@ def pairs(
     keys."""
     b, h, i, j = at.batch, at.head, at.i, at.j
     d = j - i[:, None] - (at.n_k - at.n_q)
-    attended = formulas.visible(d, causal, variant.window)
-    if variant.prefix_lengths is not None:
-        attended |= j < variant.prefix_lengths[b]
-    if variant.mask is not None:
-        attended &= variant.mask[b, h][np.ix_(i, j)]
-    slope = 0.0 if variant.alibi_slopes is None else float(variant.alibi_slopes[b, h])
-    bias = (
-        np.zeros(d.shape)
-        if variant.bias is None
-        else variant.bias[b, h][np.ix_(i, j)].astype(np.float64)
-    )
-    sink_logit = -np.inf if variant.sinks is None else float(variant.sinks[h])
-
+    attended, slopes, bias, sink_logit = variant.of_pairs(causal, b, h, i, j, d)
     product, products = (
         scale * (Q @ K.T),
         math.sqrt(Q.shape[1]) * abs(scale) * (np.abs(Q) @ np.abs(K).T),
@@ -139,7 +126,7 @@ def pairs(
     cap = variant.softcap
     capped = product if cap is None else cap * np.tanh(product / cap)
     flat = np.ones(d.shape) if cap is None else 1 - np.tanh(product / cap) ** 2
-    x = np.where(attended, capped - slope * np.abs(d) + bias, -np.inf)
+    x = np.where(attended, capped - slopes + bias, -np.inf)
     if forward is None:
         top = np.maximum(x.max(axis=1, initial=-np.inf), sink_logit)
         nothing = np.isneginf(top)
@@ -163,7 +150,7 @@ def pairs(
     difference = dp - delta[:, None]
     dx = np.where(p == 0, 0, p * difference)
     # Error bounds of a score, of dp − delta, and of 1 − tanh².
-    changes = (0 if cap is None else np.abs(capped)) + slope * np.abs(d) + np.abs(bias)
+    changes = (0 if cap is None else np.abs(capped)) + slopes + np.abs(bias)
     score = np.where(p == 0, 0, 1 + products + np.abs(changes))
     difference_bound = math.sqrt(V.shape[1]) * (np.abs(dO) @ np.abs(V).T + sizes[:, None])
     derivative_bound = np.zeros(d.shape) if cap is None else 1 + products / cap * flat

@@ -12,7 +12,7 @@ import numpy as np
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
 from kernelseam.costs import roofline
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
-from kernelseam.descriptors.attention.problem import ANY_VIEW, SpecOption
+from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.reference.attention_bwd_block import (
     BLOCK,
     BiasGradient,

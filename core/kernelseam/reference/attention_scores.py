@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam.descriptors.attention.problem import SpecOption
+from kernelseam.descriptors.attention.options import SpecOption
 
 Array = npt.NDArray[Any]
 

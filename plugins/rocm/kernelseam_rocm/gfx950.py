@@ -8,12 +8,8 @@ from dataclasses import dataclass, replace
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention.problem import (
-    ANY_VIEW,
-    AttentionProblem,
-    AttentionSpec,
-    SpecOption,
-)
+from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
     SEQUENCE_POINTERS,

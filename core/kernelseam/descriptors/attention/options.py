@@ -8,9 +8,10 @@ added.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Flag, auto
 from typing import Any, TypedDict
 
-from kernelseam.descriptors.attention.arrays import KV_LAYOUTS, LAYOUTS, order
+from kernelseam.descriptors.common.layouts import KV_LAYOUTS, LAYOUTS, order
 from kernelseam.descriptors.common.options import operand, scalar
 from kernelseam.descriptors.common.validation import extent, finite, flag, positive
 from kernelseam.dtypes import DType
@@ -52,6 +53,20 @@ class ScoreNumbers:
         lambda n, x: positive(n, x, "Leave it out for no cap"),
         "Scores are softcap*tanh(x/softcap).",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecNumbers:
+    """Of a spec: which of ``ScoreNumbers`` are given."""
+
+    softcap: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemNumbers:
+    """Of a problem: the values of ``ScoreNumbers``, 0 for one that is not given."""
+
+    softcap: float = 0.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -154,6 +169,39 @@ class GradientOptions(ArrayOptions, PackedOperands, ScoreOperands, ScoreScalars)
     bias_gradient: bool = scalar(False, flag, "Compute the bias's gradient.")
     sink_gradient: bool = scalar(False, flag, "Compute the sinks' gradient.")
     deterministic: bool = scalar(True, flag, "The same bits every time.")
+
+
+class SpecOption(Flag):
+    """What a spec asks for beside dtypes and head dims, and what an implementation takes."""
+
+    causal = auto()
+    window = auto()
+    prefix = auto()
+    alibi = auto()
+    softcap = auto()
+    bias = auto()
+    mask = auto()
+    sinks = auto()
+    q_view = auto()
+    kv_view = auto()
+    lengths = auto()
+    dtype_out = auto()
+    batch_invariant = auto()
+    dtype_kv = auto()
+    kv_scales = auto()
+    dtype_q = auto()
+    q_scales = auto()
+
+
+ANY_VIEW = SpecOption.q_view | SpecOption.kv_view | SpecOption.lengths
+"""Memory that is not strided, or not full."""
+STORED = SpecOption.dtype_kv | SpecOption.kv_scales | SpecOption.dtype_q | SpecOption.q_scales
+"""Operands of 8 bits."""
+
+
+def names_of(options: SpecOption) -> list[str]:
+    """Their names, sorted."""
+    return sorted(o.name or "" for o in options)
 
 
 class Scores(TypedDict, total=False):

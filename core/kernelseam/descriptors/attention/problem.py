@@ -6,9 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from enum import Flag, auto
 
 from kernelseam.contract import OperandRule
+from kernelseam.descriptors.attention.options import (
+    ProblemNumbers,
+    SpecNumbers,
+    SpecOption,
+    names_of,
+)
 from kernelseam.descriptors.common.extents import distinct
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
@@ -17,46 +22,13 @@ PLAIN = frozenset({"dtype", "head_dim", "value_dim", "vector", "lse", "latent"})
 """Fields of a spec that are not options: every implementation supports them."""
 
 
-class SpecOption(Flag):
-    """A spec's other fields: what a spec asks for, and what an implementation takes."""
-
-    causal = auto()
-    window = auto()
-    prefix = auto()
-    alibi = auto()
-    softcap = auto()
-    bias = auto()
-    mask = auto()
-    sinks = auto()
-    q_view = auto()
-    kv_view = auto()
-    lengths = auto()
-    dtype_out = auto()
-    batch_invariant = auto()
-    dtype_kv = auto()
-    kv_scales = auto()
-    dtype_q = auto()
-    q_scales = auto()
-
-
-ANY_VIEW = SpecOption.q_view | SpecOption.kv_view | SpecOption.lengths
-"""Memory that is not strided, or not full."""
-STORED = SpecOption.dtype_kv | SpecOption.kv_scales | SpecOption.dtype_q | SpecOption.q_scales
-"""Operands of 8 bits."""
-
-
-def names_of(options: SpecOption) -> list[str]:
-    """Their names, sorted."""
-    return sorted(o.name or "" for o in options)
-
-
 def dims_name(head_dim: int, value_dim: int) -> str:
     """Head dims, those of values apart where they differ: "64" or "192/128"."""
     return f"{head_dim}" if head_dim == value_dim else f"{head_dim}/{value_dim}"
 
 
 @dataclass(frozen=True)
-class AttentionSpec:
+class AttentionSpec(SpecNumbers):
     """The compile-time parameters of an attention forward. ``vector``: as in GemmSpec, one for q,
     k, v and out."""
 
@@ -70,7 +42,6 @@ class AttentionSpec:
     """Whether there is a window of keys about the diagonal; the problem has its width."""
     prefix: bool = False
     alibi: bool = False
-    softcap: bool = False
     bias: DType | None = None
     mask: bool = False
     sinks: bool = False
@@ -154,7 +125,7 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
-class AttentionProblem:
+class AttentionProblem(ProblemNumbers):
     """out = softmax(scores)·v with query head h on KV head h // (num_heads / kv_heads). Strides in
     elements.
 
@@ -184,7 +155,6 @@ class AttentionProblem:
     left: int | None = None
     """Window to the left of the diagonal; None: no limit. ``right`` likewise."""
     right: int | None = None
-    softcap: float = 0.0
     bias_strides: tuple[int, int, int, int] = (0, 0, 0, 0)
     """(batch, head, query, key); so for the mask. 0 repeats."""
     mask_strides: tuple[int, int, int, int] = (0, 0, 0, 0)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
-from kernelseam.descriptors.attention.arrays import KV_LAYOUTS, LAYOUTS, order
+from kernelseam.descriptors.common.layouts import KV_LAYOUTS, LAYOUTS, order
 from kernelseam.descriptors.common.operands import axes, canonical, describe_arrays
 from kernelseam.errors import InvalidValue
 

@@ -56,19 +56,4 @@ PAGES = Structure(
     (("table", "pointer"), ("table_row", "i64"), ("page", divider_parameter("page_size"))),
     ("table", "table_row", "size"),
 )
-SCORES = Structure(
-    (
-        ("bias", planes("bias")),
-        ("mask", planes("mask")),
-        ("slopes", row_values("slopes")),
-        ("prefixes", "pointer"),
-        ("left", "i32"),
-        ("right", "i32"),
-        ("scale_log2", "f32"),
-        ("cap", "f32"),
-        ("cap_inverse", "f32"),
-    )
-)
-"""ScoreArguments; scores.score_values has its numbers."""
-SCORE_POINTERS = ("bias", "mask", "slopes", "prefixes")
 SEQUENCE_POINTERS = ("lengths", "q_offsets", "k_offsets")

@@ -8,11 +8,9 @@ from dataclasses import replace
 from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
-from kernelseam.descriptors.attention.problem import ANY_VIEW, SpecOption
+from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
-    SCORE_POINTERS,
-    SCORES,
     SEQUENCE_POINTERS,
     SEQUENCES,
     STRIDES,
@@ -43,6 +41,8 @@ from kernelseam.kernels.attention.row_kernels import (
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
     SCORE_OPTIONS,
+    SCORE_POINTERS,
+    SCORES,
     refuse_scores,
     score_constants,
     score_values,

@@ -12,8 +12,6 @@ from kernelseam.descriptors.attention.problem import AttentionProblem, Attention
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
     PAGES,
-    SCORE_POINTERS,
-    SCORES,
     SEQUENCE_POINTERS,
     SEQUENCES,
     matrices,
@@ -24,6 +22,8 @@ from kernelseam.kernels.attention.host import SUPPORTED, VIEWS
 from kernelseam.kernels.attention.ragged import typical
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
+    SCORE_POINTERS,
+    SCORES,
     refuse_scores,
     score_constants,
     score_values,

@@ -7,18 +7,11 @@ from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention.problem import (
-    ANY_VIEW,
-    STORED,
-    AttentionProblem,
-    AttentionSpec,
-    SpecOption,
-)
+from kernelseam.descriptors.attention.options import ANY_VIEW, STORED, SpecOption
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
     PAGES,
-    SCORE_POINTERS,
-    SCORES,
     SEQUENCE_POINTERS,
     SEQUENCES,
     matrices,
@@ -30,6 +23,8 @@ from kernelseam.kernels.attention.parts import FEWEST_KEYS, MOST_PARTS, in_parts
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
     SCORE_OPTIONS,
+    SCORE_POINTERS,
+    SCORES,
     refuse_scores,
     score_constants,
     score_values,

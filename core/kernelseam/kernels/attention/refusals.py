@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kernelseam.descriptors.attention.problem import AttentionSpec, SpecOption
+from kernelseam.descriptors.attention.options import SpecOption
+from kernelseam.descriptors.attention.problem import AttentionSpec
 
 
 def refuse_but_half_precision(spec: AttentionSpec, options: SpecOption) -> str | None:

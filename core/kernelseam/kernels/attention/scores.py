@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 
-from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec, SpecOption
+from kernelseam.descriptors.attention.options import SpecOption
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.kernels.attention.arguments import planes, row_values
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.elements import DEVICE_TYPE, refuse_row_strides
+from kernelseam.kernels.signature import Structure
 from kernelseam.symbolic import least
 
 SCORE_OPTIONS = (
@@ -35,6 +38,23 @@ SCORE_STRIDES = (
 )
 SCORE_OPERANDS = {"slopes": "alibi_slopes", "prefixes": "prefix_lengths"}
 """Pointer parameter → operand, where they differ."""
+
+
+SCORES = Structure(
+    (
+        ("bias", planes("bias")),
+        ("mask", planes("mask")),
+        ("slopes", row_values("slopes")),
+        ("prefixes", "pointer"),
+        ("left", "i32"),
+        ("right", "i32"),
+        ("scale_log2", "f32"),
+        ("cap", "f32"),
+        ("cap_inverse", "f32"),
+    )
+)
+"""ScoreArguments; ``score_values`` has its numbers."""
+SCORE_POINTERS = ("bias", "mask", "slopes", "prefixes")
 
 
 def score_constants(spec: AttentionSpec) -> Constants:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.attention.arguments import SCORE_POINTERS, SCORES
 from kernelseam.kernels.attention.row_kernels import RowTile, SmallKernel
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
+    SCORE_POINTERS,
+    SCORES,
     score_constants,
     score_values,
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from kernelseam.descriptors.attention.problem import ANY_VIEW, AttentionSpec, SpecOption
+from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
+from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.stored import query_bytes
 from kernelseam.kernels.elements import pad

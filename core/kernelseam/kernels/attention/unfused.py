@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kernelseam.contract import ArchRow, Composition, Cost, Device, Launch, Launches, Toolchain
-from kernelseam.descriptors.attention.problem import AttentionProblem, SpecOption
+from kernelseam.descriptors.attention.options import SpecOption
+from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.host import AttentionDefinition

@@ -15,12 +15,8 @@ from kernelseam.contract import (
     TensorMap,
 )
 from kernelseam.costs import Work, predicted
-from kernelseam.descriptors.attention.problem import (
-    ANY_VIEW,
-    AttentionProblem,
-    AttentionSpec,
-    SpecOption,
-)
+from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
 from kernelseam.kernels.attention.arguments import (

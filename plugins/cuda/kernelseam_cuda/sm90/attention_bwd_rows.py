@@ -10,7 +10,8 @@ from typing import Any
 from kernelseam.contract import ArchRow, Device, LaunchConfig, Launches
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
-from kernelseam.descriptors.attention.problem import ANY_VIEW, AttentionSpec, SpecOption
+from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
+from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.kernels.attention.arguments import SEQUENCES, STRIDES, matrices, row_values
 from kernelseam.kernels.attention.host import VIEWS
 from kernelseam.kernels.attention.scores import score_constants, score_values

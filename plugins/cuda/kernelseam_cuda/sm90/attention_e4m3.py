@@ -7,12 +7,8 @@ from dataclasses import replace
 from itertools import starmap
 
 from kernelseam.contract import ArchRow, Device
-from kernelseam.descriptors.attention.problem import (
-    STORED,
-    AttentionProblem,
-    AttentionSpec,
-    dims_name,
-)
+from kernelseam.descriptors.attention.options import STORED
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec, dims_name
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.stored import (
     SCALE_AXES,

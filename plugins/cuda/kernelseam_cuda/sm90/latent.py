@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec, SpecOption
+from kernelseam.descriptors.attention.options import SpecOption
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import PAGES, matrices, row_values, walk_values
 from kernelseam.kernels.attention.host import VIEWS
