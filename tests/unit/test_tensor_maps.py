@@ -176,6 +176,25 @@ def test_the_driver_gets_the_numbers_and_its_bytes_come_back(
         seen[1:], (7, 1), (512, unread), strict=True
     ):
         assert (extents, strides) == ([128, n, 3, 2], [step, 256, 76800])
+    # extents and strides that came before are encoded, and take another address
+    replaced: list[tuple[bytes, int]] = []
+
+    def replace_address(place: int, address: int) -> int:
+        replaced.append((ctypes.string_at(place, 128), address))
+        ctypes.memmove(place, b"\7" * 8, 8)
+        return 0
+
+    monkeypatch.setattr(tensor_maps, "_replace_address", lambda: replace_address)
+    count, known = len(seen), bytes(range(128))
+    for address in (0x80, 0xC0):
+        assert encoder((128, 7, 3, 2), (1, 256, 128, 38400), address) == b"\7" * 8 + known[8:]
+    assert replaced == [(known, 0x80), (known, 0xC0)] and len(seen) == count
+    for n in range(2, 3 + tensor_maps._KNOWN):  # of which the oldest go
+        encoder((128, n, 3, 2), (1, 256, 128, 38400), 0x40)
+    assert len(seen) == count + tensor_maps._KNOWN
+    encoder((128, 1, 3, 2), (1, 256, 128, 38400), 0x40)
+    assert len(seen) == count + tensor_maps._KNOWN + 1
+    del seen[count:]
     single = replace(K, dtype=DType.float32, box=(32, 64, 1, 1))
     for rounded in (False, True):
         toolchain.encode_tensor_map(replace(single, to_tf32=rounded), 0x1000)

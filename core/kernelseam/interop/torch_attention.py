@@ -40,7 +40,8 @@ def forward(operands: Mapping[str, Tensor], options: Mapping[str, Any]) -> Any:
             "out_dtype", options["out_dtype"], e.rule, "Name another, or leave it out"
         ) from None
     if given.get("return_lse"):
-        clear_beyond(result[1], operands["cu_seqlens_q"], -torch.inf, axis=1)
+        lse = result[1]
+        lse.masked_fill_(rows_beyond(lse.shape[1], operands["cu_seqlens_q"]), -torch.inf)
     return result
 
 
@@ -73,18 +74,30 @@ def gradients(
     parts = []
     if dout is not None:
         kind = given["q"].dtype
-        rows = with_rows(dout.to(kind))
+        if dout.dtype is not kind:
+            dout = dout.to(kind)
+        result = out if out.dtype is kind else out.to(kind)
         parts.append(
             attention_bwd(
-                rows, **given, out=out.to(kind), lse=lse, implementation=implementation, **asked
+                with_rows(dout),
+                **given,
+                out=result,
+                lse=lse,
+                implementation=implementation,
+                **asked,
             )
         )
     if dlse is not None:
         parts.append(_of_lse(dlse, given, out, lse, asked))
     result = parts[0] if len(parts) == 1 else AttentionGradients(*map(_sum, *parts))
-    for name, offsets in _OFFSETS:
-        if offsets in given:
-            clear_beyond(getattr(result, f"d{name}"), given[offsets])
+    known: dict[tuple[int, int], Tensor] = {}
+    for name, given_as in _OFFSETS:
+        if (offsets := given.get(given_as)) is not None:
+            gradient = getattr(result, f"d{name}")
+            key = offsets.data_ptr(), gradient.shape[0]
+            if key not in known:
+                known[key] = rows_beyond(key[1], offsets)
+            gradient.masked_fill_(known[key].view(-1, 1, 1), 0)
     return result
 
 
@@ -123,9 +136,8 @@ def _apart(bias: Tensor) -> Tensor:
     return bias.contiguous() if expanded else bias
 
 
-def clear_beyond(x: Tensor, offsets: Tensor, value: float = 0, axis: int = 0) -> None:
-    """Fill rows before the first sequence and after the last, which are not written; nothing waits
-    for it."""
-    row = torch.arange(x.shape[axis], device=x.device)
-    beyond = (row < offsets[0]) | (row >= offsets[-1])
-    x.masked_fill_(beyond.view([-1 if i == axis else 1 for i in range(x.ndim)]), value)
+def rows_beyond(rows: int, offsets: Tensor) -> Tensor:
+    """[rows]: which lie before the first sequence or after the last, and are not written. Nothing
+    waits for it."""
+    row = torch.arange(rows, device=offsets.device)
+    return (row < offsets[0]) | (row >= offsets[-1])

@@ -366,19 +366,22 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Gra
     if dout is None and dlse is None:
         return (None,) * (3 + len(ctx.names))
     *operands, out, lse = ctx.saved_tensors
-    asked = {n for n, w in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if w}
+    names, wanted = ctx.names, ctx.needs_input_grad[3:]
+    given = dict(zip(names, operands, strict=True))
+    asked = dict(zip(names, wanted, strict=True))
     computed = torch_attention.gradients(
         dout,
         dlse,
-        dict(zip(ctx.names, operands, strict=True)),
+        given,
         out,
         lse,
-        bias_gradient="bias" in asked,
-        sink_gradient="sinks" in asked,
+        bias_gradient=asked.get("bias", False),
+        sink_gradient=asked.get("sinks", False),
         **ctx.options,
     )
-    result = {name: getattr(computed, f"d{name}") for name in asked}
-    return (None, None, None, *(result.get(name) for name in ctx.names))
+    by_name = zip(DIFFERENTIABLE, computed, strict=True)
+    result = {name: gradient for name, gradient in by_name if asked.get(name)}
+    return (None, None, None, *map(result.get, names))
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]

@@ -174,10 +174,10 @@ def differentiable_once(
 
     def decorated(gradients: Callable[..., Gradients]) -> Callable[..., Gradients]:
         def backward(ctx: Any, *given: Tensor) -> Gradients:
+            if not torch.is_grad_enabled():
+                return gradients(ctx, *given)
             with torch.no_grad():
                 result = gradients(ctx, *given)
-            if not torch.is_grad_enabled():
-                return result
             there = [x for x in result if x is not None]
             depends_on = [x for x in (*given, *ctx.saved_tensors) if x is not None]
             connected = iter(_Once.apply(function, len(there), *there, *depends_on))

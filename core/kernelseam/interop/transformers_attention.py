@@ -71,12 +71,17 @@ def attention_forward(
     """
     refuse(dropout, options)
     keys = key.shape[2]
-    rows = tuple(with_rows(x).transpose(1, 2) for x in (query, key, value))
-    shared, per_query = sinks_of(s_aux, sinks, query.shape)
-    mask = selection(indices, block_indices, module, query.shape[1], keys)
-    packed = packed_rows(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
-    bias = None if position_bias is None else position_bias[..., :keys]
-    kv_lengths = None
+    rows = tuple([with_rows(x).transpose(1, 2) for x in (query, key, value)])
+    # Every layer of every step comes here: what is not given is not asked for.
+    shared = per_query = mask = packed = bias = kv_lengths = None
+    if s_aux is not None or sinks is not None:
+        shared, per_query = sinks_of(s_aux, sinks, query.shape)
+    if indices is not None or block_indices is not None:
+        mask = selection(indices, block_indices, module, query.shape[1], keys)
+    if not (cu_seq_lens_q is cu_seq_lens_k is max_length_q is max_length_k is None):
+        packed = packed_rows(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+    if position_bias is not None:
+        bias = position_bias[..., :keys]
 
     pattern, whole = _read(attention_mask, query.shape[2], module, is_causal)
     if attention_mask is not None and attention_mask.dim() == 4:
@@ -127,8 +132,12 @@ def attention_forward(
             else:
                 mask = seen[:, None, None]
 
-    given = {"mask": mask, "bias": _added(bias, query), "kv_lengths": kv_lengths}
-    asked |= {n: x for n, x in given.items() if x is not None}
+    if mask is not None:
+        asked["mask"] = mask
+    if bias is not None:
+        asked["bias"] = _added(bias, query)
+    if kv_lengths is not None:
+        asked["kv_lengths"] = kv_lengths
     if per_query is None:
         return attention(*rows, layout="bshd", **asked), None
     result, lse = attention(*rows, layout="bshd", return_lse=True, **asked)
@@ -153,11 +162,9 @@ def _both(one: Tensor | None, other: Tensor) -> Tensor:
     return other if one is None else one & other
 
 
-def _added(bias: Tensor | None, query: Tensor) -> Tensor | None:
+def _added(bias: Tensor, query: Tensor) -> Tensor:
     """Of a dtype that scores are added in."""
-    if bias is None or bias.dtype in (torch.float32, query.dtype):
-        return bias
-    return bias.to(query.dtype)
+    return bias if bias.dtype in (torch.float32, query.dtype) else bias.to(query.dtype)
 
 
 def _last_seen(mask: Tensor) -> Tensor:

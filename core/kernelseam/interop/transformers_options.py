@@ -49,7 +49,7 @@ def refuse(dropout: float, options: dict[str, Any]) -> None:
             "attention_probs_dropout_prob, dropout_rate), or call model.eval()",
         )
     for name, value in options.items():
-        if value is None or value is False or name in _OF_THE_MODEL:
+        if name in _OF_THE_MODEL or value is None or value is False:
             continue
         if name == "output_attentions":
             rule, remedy = "probabilities are not kept", 'Use attn_implementation="eager" for them'
