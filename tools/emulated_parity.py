@@ -226,7 +226,7 @@ def run(device: Device, groups: Sequence[Group], kept: Kept) -> Iterator[Part]:
 
 def taken(groups: Sequence[Group], row: ArchRow) -> list[Group]:
     """The groups without those of dtypes of 8 bits that the arch does not convert."""
-    return [g for g in groups if g.stored is None or g.stored in row.stored_dtypes]
+    return [g for g in groups if g.stored is None or g.stored in row.fp8_dtypes]
 
 
 def _reported(case: Case, target: Target, kept: Kept) -> Ran:

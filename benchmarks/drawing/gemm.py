@@ -104,7 +104,7 @@ class Kind:
         batch_group, head_group = one(rng, GROUPS) if self.summed else (1, 1)
         extents = _extents(rng, batch_group, head_group)
         data = one(rng, ("normal",) * 7 + ("integers", "integers", "positive", "tiny", "huge"))
-        if self.dtype.stored and data in ("tiny", "huge"):
+        if self.dtype.is_fp8 and data in ("tiny", "huge"):
             data = "normal"  # nothing is left of the others in 8 bits
         if self.scales == "blocks" and extents["K"] > EXACT and data == "integers":
             data = "normal"
@@ -164,7 +164,7 @@ class Kind:
             precision=self.precision,
             scales=self.scales,
             scale_block=self.scale_block,
-            may_refuse=MAY_REFUSE if self.precision or self.dtype.stored else frozenset(),
+            may_refuse=MAY_REFUSE if self.precision or self.dtype.is_fp8 else frozenset(),
             a=a,
             b=b,
             c=c,
@@ -245,7 +245,7 @@ def kind(rng: Random, turn: int) -> Kind:
     )
     narrow = narrowed(rng, ("a", "b", "c", *["residual"] * bool(residual)))
     precision = one(rng, (None, "tf32", "tf32x3")) if dtype is F32 else None
-    scales = one(rng, SCALES if view == "strided" else ("", "rows")) if dtype.stored else ""
+    scales = one(rng, SCALES if view == "strided" else ("", "rows")) if dtype.is_fp8 else ""
     return Kind(
         dtype,
         dtype_c,

@@ -10,9 +10,8 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from kernelseam import errors, traced, verifier
+from kernelseam import errors, torch_dispatch, verifier
 from kernelseam._version import __version__
-from kernelseam.trace import trace  # at once: later, its module's name would stand in its place
 
 if TYPE_CHECKING:
     from kernelseam.contract import Device, Problem, Runtime
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     )
     from kernelseam.dispatch import use_backend
     from kernelseam.dtypes import DType
+    from kernelseam.launch_trace import trace
     from kernelseam.ops.attention import attention, attention_paged, attention_varlen
     from kernelseam.ops.attention_bwd import attention_bwd
     from kernelseam.ops.gemm import bmm, matmul2d
@@ -104,6 +104,7 @@ _HOMES = {
     "matmul2d_bwd": "ops.gemm_bwd",
     "merge_states": "ops.merge",
     "plan": "planning",
+    "trace": "launch_trace",
     "use_backend": "dispatch",
     **dict.fromkeys(
         ("OutputProjection", "OutputProjectionBwd", "QkvProjection", "QkvProjectionBwd"),
@@ -122,7 +123,7 @@ def _torch_operators() -> Any:
     return OPERATORS
 
 
-traced.register(_torch_operators)
+torch_dispatch.register(_torch_operators)
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 

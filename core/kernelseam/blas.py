@@ -166,7 +166,7 @@ class LibraryGemm(ABC):
         if spec.view != self.view:
             view = "strided batches" if self.view == "strided" else "lists of addresses"
             return f"takes {view} only"
-        if spec.dtype.stored:
+        if spec.dtype.is_fp8:
             return f"has no {spec.dtype} products"
         if more := [
             text for name, text in EXTRAS.items() if getattr(spec, name) and name not in self.extras

@@ -31,22 +31,22 @@ class DType(enum.Enum):
 
     @classmethod
     def of(
-        cls, value: object, field: str = "dtype", floating: bool = True, stored: bool = False
+        cls, value: object, field: str = "dtype", floating: bool = True, fp8: bool = False
     ) -> DType:
         """The element type of a name, a dtype of NumPy or torch, a scalar type (``numpy.float32``),
         or a DType.
 
-        ``floating``: accept floating-point types only; ``stored``: those of 8 bits among them.
-        With ``stored`` alone all types are known, and a refusal lists floating-point ones.
+        ``floating``: accept floating-point types only; ``fp8``: those of 8 bits among them.
+        With ``fp8`` alone all types are known, and a refusal lists floating-point ones.
         Raises UnknownName (naming ``field``) for anything else.
         """
         name = value if isinstance(value, str) else _name(value)
         dtype = value if isinstance(value, cls) else _NAMED.get(name)
-        if dtype is None or (floating and not (dtype.floating or (stored and dtype.stored))):
+        if dtype is None or (floating and not (dtype.floating or (fp8 and dtype.is_fp8))):
             raise UnknownName(
                 field,
                 name,
-                dtype_rule(floating or stored, stored),
+                dtype_rule(floating or fp8, fp8),
                 "Convert the array or name one of these",
             )
         return dtype
@@ -57,7 +57,7 @@ class DType(enum.Enum):
         return self in _COMPUTED
 
     @property
-    def stored(self) -> bool:
+    def is_fp8(self) -> bool:
         """Whether it is a floating-point type of 8 bits, in which inputs are stored."""
         return self in E4M3
 
@@ -98,9 +98,9 @@ class DType(enum.Enum):
         return self.value
 
 
-def dtype_rule(floating: bool = True, stored: bool = False) -> str:
-    """The rule text of errors about dtypes; ``floating`` and ``stored`` as in ``DType.of``."""
-    kinds = [d.value for d in DType if d.floating or not floating or (stored and d.stored)]
+def dtype_rule(floating: bool = True, fp8: bool = False) -> str:
+    """The rule text of errors about dtypes; ``floating`` and ``fp8`` as in ``DType.of``."""
+    kinds = [d.value for d in DType if d.floating or not floating or (fp8 and d.is_fp8)]
     return f"must be one of {', '.join(kinds)}"
 
 
@@ -140,7 +140,7 @@ OF_8_BITS = frozenset(("a", "b", "A", "B", "A_ptrs", "B_ptrs", "q", "k", "v", "k
 
 @cache
 def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    if dtype is DType.bfloat16 or dtype.stored:
+    if dtype is DType.bfloat16 or dtype.is_fp8:
         import ml_dtypes
 
         narrow: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype.value))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -216,3 +216,11 @@ class SlowBinary(RuntimeWarning):
     As an error (``warnings.simplefilter("error", SlowBinary)``, as the tests and
     ``tools/kernel_table.py`` have it) it ends the compilation, and nothing is kept in the cache.
     """
+
+
+def not_supported(options: Iterable[str]) -> str:
+    """The reason of a refusal: options that a kernel lacks."""
+    names = sorted(options)
+    if len(names) == 1:
+        return f"{names[0]} is not supported by this kernel"
+    return f"{', '.join(names)} are not supported by this kernel"

@@ -50,10 +50,10 @@ def check_binaries() -> Callable[[Toolchain, str, Covered, tuple[Any, ...], int]
         if precision and not any(t.precision == precision for t in row.tiles["gemm"]):
             pytest.skip(f"{arch} has no {precision} products")
         stored = getattr(spec, "dtype_kv", None)
-        if stored is not None and stored not in row.stored_dtypes:
+        if stored is not None and stored not in row.fp8_dtypes:
             assert not tiles
             pytest.skip(f"{arch} has no instructions that convert {stored}")
-        if kernel.operation == "gemm" and spec.dtype.stored and spec.dtype not in row.matrix_dtypes:
+        if kernel.operation == "gemm" and spec.dtype.is_fp8 and spec.dtype not in row.matrix_dtypes:
             assert not tiles
             pytest.skip(f"{arch} does not multiply {spec.dtype}")
         if not tiles and kernel.operation == "attention_bwd" and spec.forward.head_dim > 256:

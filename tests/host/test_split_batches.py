@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from kernelseam import trace
-from kernelseam.kernels.attention.host import AttentionDefinition
+from kernelseam.kernels.attention.forward import AttentionDefinition
 from kernelseam.kernels.attention.merge import MergeDefinition
 from kernelseam.parity.matrix import named
 from kernelseam.parity.running.run import Outcome, Target, run_case

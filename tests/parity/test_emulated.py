@@ -89,7 +89,7 @@ STORED_CASES = (
     "gemm-%-nt-blocks-ragged",
 )
 """Queries of 8 bits, and products with scales of blocks."""
-OWN_STORED = [(d, s) for d in DEVICES for s in TOOLCHAIN.arch_row(d.arch).stored_dtypes]
+OWN_STORED = [(d, s) for d in DEVICES for s in TOOLCHAIN.arch_row(d.arch).fp8_dtypes]
 
 
 @pytest.mark.parametrize(("device", "stored"), OWN_STORED, ids=lambda x: getattr(x, "arch", x))

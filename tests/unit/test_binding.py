@@ -24,8 +24,8 @@ from kernelseam.contract import (
     LaunchRecord,
     PlanParts,
 )
-from kernelseam.kernels.attention.host import AttentionDefinition
-from kernelseam.kernels.gemm.host import GemmDefinition
+from kernelseam.kernels.attention.forward import AttentionDefinition
+from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.ops import calling, operation
 from kernelseam.planning import binding, planner
 from kernelseam.tuned.classes import representative

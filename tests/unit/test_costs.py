@@ -13,8 +13,8 @@ from kernelseam.contract import Coefficients, Cost, Device, DeviceLimits, Librar
 from kernelseam.costs import Work, predicted, roofline
 from kernelseam.dtypes import DType
 from kernelseam.kernels import KernelImplementation, shared_implementations
+from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.gemm.gemv import GEMV as GEMV_KERNEL
-from kernelseam.kernels.gemm.host import GemmDefinition
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
 from h200_rows import (  # noqa: E402

@@ -34,7 +34,7 @@ H200 = Device(
         ({"dtype_out": DType.float32}, "its result is of bfloat16, not float32"),
         ({"head_dim": 100, "value_dim": 80}, "head dims 100/80: it takes multiples of 8 up to 256"),
         ({"head_dim": 64, "value_dim": 264}, "head dims 64/264: it takes multiples of 8 up to 256"),
-        ({"mask": True, "prefix": True}, "it does not know mask, prefix"),
+        ({"mask": True, "prefix": True}, "mask, prefix are not supported by this kernel"),
         (
             {"q_view": "packed"},
             "queries packed with keys strided: it takes both strided or both packed",

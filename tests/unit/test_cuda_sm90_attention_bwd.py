@@ -42,11 +42,11 @@ def problem(
     ("changes", "reason"),
     [
         ({"dtype": DType.float32}, "it takes bfloat16 and float16, not float32"),
-        ({"dtype_out": DType.float32}, "it does not know dtype_out"),
+        ({"dtype_out": DType.float32}, "dtype_out is not supported by this kernel"),
         ({"head_dim": 100, "value_dim": 80}, "head dims 100/80: it takes multiples of 8 up to 256"),
         ({"head_dim": 64, "value_dim": 264}, "head dims 64/264: it takes multiples of 8 up to 256"),
-        ({"mask": True, "prefix": True}, "it does not know mask, prefix"),
-        ({"bias": DType.float16, "alibi": True}, "it does not know alibi, bias"),
+        ({"mask": True, "prefix": True}, "mask, prefix are not supported by this kernel"),
+        ({"bias": DType.float16, "alibi": True}, "alibi, bias are not supported by this kernel"),
         (
             {"q_view": "packed"},
             "queries packed with keys strided: it takes both strided or both packed",

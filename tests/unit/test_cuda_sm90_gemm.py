@@ -99,7 +99,7 @@ def problem(
         ),
         (
             {"dtype": FN, "b_transposed": True, "row_sums": BF16},
-            "it does not know row_sums of float8_e4m3fn",
+            "row_sums of float8_e4m3fn is not supported by this kernel",
         ),
         (
             {
@@ -155,7 +155,7 @@ def test_problems_are_refused_by_their_numbers() -> None:
     )
     assert HALF.refuse(problem(vector_r=2), ROW) is None, "there is no residual"
     heads = replace(problem(), spec=replace(problem().spec, heads=HeadsSpec()))
-    assert HALF.refuse(heads, ROW) == "it does not know heads"
+    assert HALF.refuse(heads, ROW) == "heads is not supported by this kernel"
 
 
 def test_scales_of_blocks() -> None:

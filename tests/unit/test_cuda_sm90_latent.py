@@ -57,8 +57,8 @@ def problem(
     [
         ({"latent": False}, "it takes values that are the first columns of the keys: latent"),
         ({"dtype": DType.float32}, "it takes bfloat16 and float16, not float32"),
-        ({"dtype_out": DType.float32}, "it does not know dtype_out"),
-        ({"batch_invariant": True}, "it does not know batch_invariant"),
+        ({"dtype_out": DType.float32}, "dtype_out is not supported by this kernel"),
+        ({"batch_invariant": True}, "batch_invariant is not supported by this kernel"),
         ({"head_dim": 512}, "head dims 512: it takes 576/512"),
         ({"kv_view": "packed"}, "it takes strided or paged keys"),
         ({"vector": 2}, "rows at multiples of 2 bytes: it copies 16 bytes at a time"),

@@ -12,7 +12,7 @@ from kernelseam import (
     QkvProjection,
     QkvProjectionBwd,
 )
-from kernelseam.kernels.gemm.host import GemmDefinition
+from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.projection import products
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
@@ -232,7 +232,7 @@ def test_what_heads_are_not_taken_is_refused_by_name(changes: dict[str, Any], re
 
 def test_other_kernels_leave_what_is_hoppers_alone() -> None:
     (product,) = products.qkv(qkv())
-    assert HopperGemm().refuse(product.problem, ROW) == "it does not know heads"
+    assert HopperGemm().refuse(product.problem, ROW) == "heads is not supported by this kernel"
     natural = replace(product.problem, spec=replace(product.problem.spec, b_transposed=False))
     assert (
         GemmDefinition().refuse(natural, ROW)

@@ -47,10 +47,10 @@ def problem(
     ("changes", "reason"),
     [
         ({"precision": None}, "it multiplies float32 with a precision of tf32 or tf32x3"),
-        ({"summed": True}, "it does not know summed"),
-        ({"row_sums": F32}, "it does not know row_sums"),
-        ({"segmented": True}, "it does not know segmented"),
-        ({"joined": "a"}, "it does not know joined"),
+        ({"summed": True}, "summed is not supported by this kernel"),
+        ({"row_sums": F32}, "row_sums is not supported by this kernel"),
+        ({"segmented": True}, "segmented is not supported by this kernel"),
+        ({"joined": "a"}, "joined is not supported by this kernel"),
         ({"dtype_c": F64}, "its result is of float32, not float64"),
         ({"residual": F16}, "its residual is of float32, not float16"),
         (

@@ -14,7 +14,7 @@ from kernelseam.contract import ArchRow
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.kernels import GemmTile
-from kernelseam.kernels.gemm.host import GemmDefinition
+from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.oracle import check, formulas, tolerances
 from kernelseam.reference.gemm import round_to_tf32
 

@@ -9,7 +9,7 @@ import pytest
 from kernelseam.contract import Toolchain
 from kernelseam.errors import CompileError, PluginError
 from kernelseam.kernels import covering
-from kernelseam.kernels.attention.host import AttentionDefinition
+from kernelseam.kernels.attention.forward import AttentionDefinition
 from kernelseam.kernels.config import CONFIG, Constants, ElementType, config_header
 from kernelseam.kernels.kernel import build, bundle
 from kernelseam.plugins import plugins

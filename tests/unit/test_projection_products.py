@@ -14,7 +14,7 @@ from kernelseam.descriptors.gemm.problem import GemmProblem, HeadsSpec, Segment
 from kernelseam.dtypes import DType
 from kernelseam.kernels import GemmTile, shared_implementations
 from kernelseam.kernels.projection import products
-from kernelseam.kernels.projection.host import PROJECTIONS
+from kernelseam.kernels.projection.projection import PROJECTIONS
 
 F16, F32, F64 = DType.float16, DType.float32, DType.float64
 QKV: dict[str, Any] = {

@@ -77,7 +77,7 @@ def test_few_kinds_cover_products(drawing: Any, seed: int) -> None:
     gemms = [k for k in kinds if k.operation == "gemm"]
     projections = {o: [k for k in kinds if k.operation == o] for o in drawing.projection.HEADS}
     assert [len(gemms), *map(len, projections.values())] == [20, 8, 4, 4, 4]
-    stored = [k for k in gemms if k.dtype.stored]
+    stored = [k for k in gemms if k.dtype.is_fp8]
     assert {k.dtype for k in gemms} == {*SHORT.values(), DType.float8_e4m3fn}
     assert len(stored) >= 4 and any(k.scales for k in stored)
     assert not any(k.scales and k.summed for k in gemms)

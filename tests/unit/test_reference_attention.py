@@ -96,7 +96,7 @@ def test_the_mixtures_mix() -> None:
     }
     specs: list[AttentionSpec] = [Attention(**c.fields).problem().spec for c in cases]
     options = reduce(or_, (s.options for s in specs))
-    # of 8 bits: test_stored_keys.py, test_stored_queries.py
+    # of 8 bits: test_fp8_keys.py, test_fp8_queries.py
     views = SpecOption.q_view | SpecOption.kv_view
     assert not reference.SUPPORTED & ~(options | STORED | views)
     assert {s.dtype for s in specs} == {DType.of(k) for k in KINDS}

@@ -324,9 +324,9 @@ def emulated(arch: str) -> Device:
     ],
 )
 def test_parity(name: str, arch: str) -> None:
+    from kernelseam.launch_trace import trace
     from kernelseam.parity.matrix import named
     from kernelseam.parity.running.run import run_case, targets
-    from kernelseam.trace import trace
 
     device, case = emulated(arch), named(name)
     (target,) = (

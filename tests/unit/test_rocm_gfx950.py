@@ -24,9 +24,9 @@ problem = partial(attention_problem, batch=2)
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"window": True}, "it does not know window"),
-        ({"batch_invariant": True}, "it does not know batch_invariant"),
-        ({"softcap": True, "sinks": True}, "it does not know sinks, softcap"),
+        ({"window": True}, "window is not supported by this kernel"),
+        ({"batch_invariant": True}, "batch_invariant is not supported by this kernel"),
+        ({"softcap": True, "sinks": True}, "sinks, softcap are not supported by this kernel"),
         ({"dtype": DType.float32}, "it takes bfloat16 and float16, not float32"),
         ({"dtype_out": DType.float32}, "its result is of bfloat16, not float32"),
         ({"head_dim": 96, "value_dim": 96}, "head dims 96: it takes 64 and 128"),

@@ -241,8 +241,8 @@ def test_statuses_become_errors_that_say_what_happened(monkeypatch: pytest.Monke
 def test_rows_of_the_table(arch: str) -> None:
     row = archs.row(arch)
     assert row.warp_size == (64 if arch.startswith("gfx9") else 32)
-    assert row.matrix_dtypes == {DType.float16, DType.bfloat16} | row.stored_dtypes
-    assert set(archs.RATES[arch]) == {*FLOATING, *row.stored_dtypes}
+    assert row.matrix_dtypes == {DType.float16, DType.bfloat16} | row.fp8_dtypes
+    assert set(archs.RATES[arch]) == {*FLOATING, *row.fp8_dtypes}
     chain = plugin.backend().toolchain
     assert chain is not None
     header = dict(row.defines)["KS_MATRIX_HEADER"].strip('"')

@@ -15,7 +15,7 @@ from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import PluginError
 from kernelseam.kernels import KERNELS, covering
-from kernelseam.kernels.gemm.host import GemmDefinition
+from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.kernel import bundle
 from kernelseam.kernels.sources import shared_sources
 

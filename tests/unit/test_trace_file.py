@@ -14,7 +14,7 @@ import pytest
 from kernelseam.bundling import read_trace
 from kernelseam.bundling.traces import PROBLEMS
 from kernelseam.errors import InvalidValue
-from kernelseam.trace import active
+from kernelseam.launch_trace import active
 
 Refused = Callable[[str, Callable[[], object]], None]
 REMEDY = "Write the file again by kernelseam.trace(path)."

@@ -27,7 +27,7 @@ from kernelseam.descriptors.projection.backward_problem import (
 from kernelseam.descriptors.projection.problem import OutputProjectionProblem, QkvProjectionProblem
 from kernelseam.errors import InvalidValue, PluginError
 from kernelseam.json_schema import SchemaError, decoded, parsed, typed
-from kernelseam.trace import FORMAT
+from kernelseam.launch_trace import FORMAT
 
 PROBLEMS: Mapping[str, type] = {
     p.operation: p

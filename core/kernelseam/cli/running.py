@@ -17,10 +17,10 @@ from kernelseam.contract import EMULATED, Device, Problem
 from kernelseam.dispatch import find_device
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.launch_trace import trace
 from kernelseam.oracle.check import Verdict
 from kernelseam.planning import Call, Plan
 from kernelseam.plugins import plugins
-from kernelseam.trace import trace
 
 TIMED_SECONDS, FEWEST_RUNS = 0.5, 5
 TIME_OF_EMULATION = (

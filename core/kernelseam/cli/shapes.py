@@ -24,12 +24,12 @@ SHORT_DTYPES = {
 """DType names by their short forms."""
 
 
-def dtype_of(name: str, field: str, stored: bool = False) -> DType:
-    """A dtype by its name or a short one; ``stored``: those of 8 bits too. Raises UnknownName."""
+def dtype_of(name: str, field: str, fp8: bool = False) -> DType:
+    """A dtype by its name or a short one; ``fp8``: those of 8 bits too. Raises UnknownName."""
     try:
-        return DType.of(SHORT_DTYPES.get(name, name), field, stored=stored)
+        return DType.of(SHORT_DTYPES.get(name, name), field, fp8=fp8)
     except UnknownName as e:  # there is no array to convert
-        short = "bf16, f16, f32, f64" + ", e4m3, e4m3fnuz" * stored
+        short = "bf16, f16, f32, f64" + ", e4m3, e4m3fnuz" * fp8
         raise UnknownName(e.field, e.value, e.rule, f"Name one of these; short: {short}") from None
 
 
@@ -37,8 +37,8 @@ def stored_dtype(name: str | None, option: str) -> DType | None:
     """A dtype of 8 bits; None where none is named. Raises UnknownName."""
     if name is None:
         return None
-    result = DType.of(SHORT_DTYPES.get(name, name), option, floating=False, stored=True)
-    if not result.stored:
+    result = DType.of(SHORT_DTYPES.get(name, name), option, floating=False, fp8=True)
+    if not result.is_fp8:
         kinds = ", ".join(map(str, E4M3))
         raise UnknownName(option, name, f"must be one of {kinds}", "Name one of these")
     return result
@@ -324,7 +324,7 @@ class GemmShape:
             _or(k, 512),
             a_transposed,
             b_transposed,
-            dtype_of("float16" if dtype is None else dtype, "dtype", stored=True),
+            dtype_of("float16" if dtype is None else dtype, "dtype", fp8=True),
             one_of("layout", layout, "strided", "pointers"),
             one_of("spacing", spacing, "scattered", "even"),
             out,
@@ -344,7 +344,7 @@ class GemmShape:
         return {
             "A": self.dtype,
             "B": self.dtype,
-            "C": self.out or (self.dtype.accumulator if self.dtype.stored else self.dtype),
+            "C": self.out or (self.dtype.accumulator if self.dtype.is_fp8 else self.dtype),
             **{n: d for n, d in added if d},
         }
 

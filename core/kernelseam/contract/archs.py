@@ -65,7 +65,7 @@ class ArchRow:
     """Maximum cluster size in blocks; 1 without clusters."""
     programmatic_launch: bool = False
     """Whether it has programmatic dependent launch."""
-    stored_dtypes: frozenset[DType] = frozenset()
+    fp8_dtypes: frozenset[DType] = frozenset()
     """The dtypes of 8 bits that it converts: its row has the define KS_E4M3 for them, and tiles."""
     costs: Coefficients | None = field(default=None, compare=False)
     """None: costs are predicted by the roofline."""

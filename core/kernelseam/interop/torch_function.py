@@ -14,7 +14,7 @@ from kernelseam.arrays import describe
 from kernelseam.arrays.torch import refuse_tangent
 from kernelseam.errors import InvalidValue, UnknownName
 from kernelseam.plugins import plugins
-from kernelseam.traced import stands_for_others
+from kernelseam.torch_dispatch import stands_for_others
 
 Tensor = Any
 Gradients = tuple[Tensor | None, ...]

@@ -12,19 +12,19 @@ from kernelseam.errors import InvalidValue
 from kernelseam.kernels.attention.backward import AttentionBwdDefinition
 from kernelseam.kernels.attention.backward_tile import BackwardTile
 from kernelseam.kernels.attention.decode import DECODE, DecodeTile
-from kernelseam.kernels.attention.host import AttentionDefinition
+from kernelseam.kernels.attention.forward import AttentionDefinition
 from kernelseam.kernels.attention.merge import MERGE
 from kernelseam.kernels.attention.tile import AttentionTile
 from kernelseam.kernels.attention.unfused import UnfusedAttention
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.covering import covering, covering_specs
 from kernelseam.kernels.definition import KernelDefinition
+from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.gemm.gemv import GEMV, GemvTile
 from kernelseam.kernels.gemm.grouped import GroupedGemmDefinition
-from kernelseam.kernels.gemm.host import GemmDefinition
 from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.kernel import KernelImplementation, build
-from kernelseam.kernels.projection.host import PROJECTIONS
+from kernelseam.kernels.projection.projection import PROJECTIONS
 
 KERNELS: Mapping[str, KernelDefinition] = {
     "gemm": GemmDefinition(),

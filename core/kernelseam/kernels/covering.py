@@ -18,7 +18,7 @@ from kernelseam.descriptors.gemm.problem import GemmSpec, HeadsSpec
 from kernelseam.dtypes import E4M3, DType
 from kernelseam.kernels.attention.backward import AttentionBwdDefinition
 from kernelseam.kernels.attention.decode import DECODE
-from kernelseam.kernels.attention.host import AttentionDefinition
+from kernelseam.kernels.attention.forward import AttentionDefinition
 from kernelseam.kernels.attention.merge import MERGE
 from kernelseam.kernels.attention.query_gradient import QUERY_GRADIENT, QueryGradientSpec
 from kernelseam.kernels.attention.row_kernels import (
@@ -30,9 +30,9 @@ from kernelseam.kernels.attention.row_kernels import (
     SumSpec,
 )
 from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.gemm.gemv import GEMV
 from kernelseam.kernels.gemm.grouped import GroupedGemmDefinition
-from kernelseam.kernels.gemm.host import GemmDefinition
 
 F16, BF16, F32, F64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
 GEMM, FORWARD, BACKWARD = GemmDefinition(), AttentionDefinition(), AttentionBwdDefinition()

@@ -64,8 +64,8 @@ def pad(dim: int, column_warps: int = 1) -> int:
 def refuse_dtype(dtype: DType, row: ArchRow) -> str | None:
     """Why a shared kernel has no products of ``dtype`` on an arch: half precision needs matrix
     units."""
-    if dtype.stored and dtype not in row.matrix_dtypes:
-        own = [d for d in sorted(row.matrix_dtypes, key=str) if d.stored]
+    if dtype.is_fp8 and dtype not in row.matrix_dtypes:
+        own = [d for d in sorted(row.matrix_dtypes, key=str) if d.is_fp8]
         return f"{row.arch} multiplies {own[0] if own else 'no numbers of 8 bits'}, not {dtype}"
     if dtype.itemsize == 2 and dtype not in row.matrix_dtypes:
         return f"{row.arch} has no matrix instructions for {dtype}"

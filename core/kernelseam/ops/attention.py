@@ -92,9 +92,9 @@ def attention(
     also return ln Σexp(scores) over the visible keys, [B, H, S_q], float32 (float64 where q is).
     ``batch_invariant``: a row's bits do not depend on what else is in the batch. ``latent``: v is a
     view of k, its first columns, which a kernel may then read once. ``backend`` must be that of the
-    arrays' device; ``implementation`` names one of its ways; ``stream`` is an int, an object with
-    ``__cuda_stream__``, or None for the array library's current one; results of a call on another
-    stream must be kept until that stream has passed.
+    arrays' device; ``implementation`` selects an implementation; ``stream`` is an int, an object
+    with ``__cuda_stream__``, or None for the array library's current one; results of a call on
+    another stream must be kept until that stream has passed.
 
     Returns the result [B, H, S_q, D_v] (``out`` where it was given), or (result, lse). Raises
     InvalidValue for what does not fit together, Unsupported with each implementation's reason.

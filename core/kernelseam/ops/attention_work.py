@@ -42,7 +42,7 @@ def attention_work(operation: Operation, *values: Any) -> None:
                 "Give one of the two",
             )
     else:
-        own = DType.bfloat16 if first.dtype.stored else first.dtype
+        own = DType.bfloat16 if first.dtype.is_fp8 else first.dtype
         dtype = own if out_dtype is None else DType.of(out_dtype, "out_dtype")
         value_dim = infos["v"].shape[-1] if infos["v"].shape else 0
         operation.new_result("out", (*first.shape[:-1], value_dim), dtype, "q", "out_dtype")

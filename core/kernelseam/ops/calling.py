@@ -17,13 +17,13 @@ from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dispatch import check_backend, check_name, preferred_backend
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.launch_trace import active
 from kernelseam.ops.operation import Operation
 from kernelseam.ops.planned_call import BoundLaunches, Infos, PlannedCall, layout_of, put
 from kernelseam.ops.road import Caller
 from kernelseam.ops.split import SPLITS, split_of
 from kernelseam.plugins import plugins
-from kernelseam.trace import active
-from kernelseam.traced import hand_over, recorded, stands_for_others
+from kernelseam.torch_dispatch import hand_over, recorded, stands_for_others
 
 
 class CallCache:

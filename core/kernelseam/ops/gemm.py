@@ -65,7 +65,7 @@ def bmm(
     else a new one of a's kind and of ``out_dtype``, a's where that is None. beta ≠ 0 needs it, beta
     = 0 never reads it. ``precision`` says how float32 is multiplied: None or "ieee", "tf32" or
     "tf32x3", as in ``BatchedGemmStrided``. ``backend`` must be that of the arrays' device;
-    ``implementation`` names one of its ways; ``stream`` is an int, an object with
+    ``implementation`` selects an implementation; ``stream`` is an int, an object with
     ``__cuda_stream__``, or None for the array library's current one.
 
     Returns the result (``out`` where it was given). Raises InvalidValue for what does not fit
@@ -232,7 +232,7 @@ def result(
     kind, infos = None if dtype is None else DType.of(dtype, "out_dtype"), operation.infos
     if name not in infos:
         like = infos["a"].dtype
-        default = like.accumulator if like.stored else like
+        default = like.accumulator if like.is_fp8 else like
         operation.new_result(name, shape, kind or default, "a", "out_dtype")
         return
     check_shape(name, infos[name], shape)

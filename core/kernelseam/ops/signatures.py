@@ -15,21 +15,21 @@ Array = TypeVar("Array")
 """An array of whatever library the caller has."""
 
 
-class Ways(TypedDict, total=False):
+class ExecutionOptions(TypedDict, total=False):
     """Where a call runs, and by what."""
 
     backend: str | None
     implementation: str | None
 
 
-class OnArrays(Ways, total=False):
+class OnArrays(ExecutionOptions, total=False):
     """What functions on arrays of any library take beside."""
 
     out_dtype: DType | str | None
     stream: object
 
 
-class OnTensors(Ways, total=False):
+class OnTensors(ExecutionOptions, total=False):
     """What functions on torch tensors take beside."""
 
     out_dtype: Any
@@ -95,7 +95,7 @@ class DenseTensors(PackedTensors, total=False):
     layout: str
 
 
-class PagedTensors(Scores, Ways, total=False):
+class PagedTensors(Scores, ExecutionOptions, total=False):
     """Options of ``interop.torch.attention_paged``."""
 
     batch_invariant: bool

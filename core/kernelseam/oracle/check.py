@@ -62,7 +62,7 @@ def attention(
         result,
         k.shape[2],
         q.shape[3],
-        DType.of(q.dtype, stored=True),
+        DType.of(q.dtype, fp8=True),
         out,
         lse,
         lead,
@@ -242,7 +242,7 @@ def gemm(
     return gemm_verdict(
         result,
         K,
-        DType.of(a.dtype, stored=True),
+        DType.of(a.dtype, fp8=True),
         out,
         lead,
         numbers,

@@ -70,7 +70,7 @@ def smallest(dtype: DType, flushed: bool = False) -> float:
 def smallest_weight(dtype: DType, flushed: bool = False) -> float:
     """The magnitude below which a probability of this dtype may be flushed to 0: fast exponentials
     may flush float32's subnormals, and in 8 bits weights are up to 2⁶ or 2⁵, for 1."""
-    if dtype.stored:
+    if dtype.is_fp8:
         return dtype.smallest_subnormal * LARGEST_WEIGHT[dtype] ** -1
     return max(smallest(dtype, flushed), DType.float32.smallest_normal)
 
@@ -100,7 +100,7 @@ def gemm(
             + smallest(dtype_c, flushed)
         )
         coarse = 2 * TF32_UNIT if precision == "tf32" else 0.0
-        if dtype.stored:
+        if dtype.is_fp8:
             coarse = E4M3_UNIT * (E4M3 if zero_mean else E4M3_ONE_SIGN)
         if coarse:
             bound += coarse * (result.magnitude if result.products is None else result.products)
@@ -122,7 +122,7 @@ def attention(
         inner = ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * growth[..., None]
         weights = dtype.unit_roundoff * result.pv
         cut = 0.0 * growth
-        if dtype.stored:
+        if dtype.is_fp8:
             largest = math.sqrt(head_dim) * result.largest
             cut = E4M3_UNIT * (E4M3 * result.products + E4M3_LARGEST * largest)
             weights = (dtype.unit_roundoff + cut[..., None]) * result.spread

@@ -13,10 +13,10 @@ from kernelseam.contract import LaunchRecord, Runtime, Step
 from kernelseam.contract_values import validated_launch
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.errors import KernelSeamError, PluginError
+from kernelseam.launch_trace import Planned, Recording, active
 from kernelseam.planning.checks import check_operands
 from kernelseam.planning.planned import BindablePlan
 from kernelseam.planning.workspace import check_workspace_address
-from kernelseam.trace import Planned, Recording, active
 
 
 class Bound:

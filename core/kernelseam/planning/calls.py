@@ -15,12 +15,12 @@ from kernelseam.contract import ArrayInfo, LaunchRecord
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.dispatch import Choice
 from kernelseam.errors import CallInUse, InvalidValue, copy_error
+from kernelseam.launch_trace import PlannedProblem, active
 from kernelseam.planning.binding import bind
 from kernelseam.planning.planned import BindablePlan
 from kernelseam.planning.streams import call_state, stream_handle
 from kernelseam.planning.workspace import allocate, check_workspace, workspace_address
 from kernelseam.plugins import plugins
-from kernelseam.trace import PlannedProblem, active
 from kernelseam.verifier import verifier
 
 

@@ -23,7 +23,7 @@ class NumpyMerge:
     def supports(self, problem: MergeProblem, device: Device) -> str | None:
         for option in ("pointers", "packed"):
             if getattr(problem.spec, option):
-                return f"it does not know {option}"
+                return f"{option} is not supported by this kernel"
         return None
 
     def cost(self, problem: MergeProblem, device: Device) -> Cost:

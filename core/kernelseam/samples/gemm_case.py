@@ -65,7 +65,7 @@ class GemmCase:
     @property
     def out_dtype(self) -> DType:
         """The dtype of C."""
-        return self.dtype_c or (DType.float32 if self.dtype.stored else self.dtype)
+        return self.dtype_c or (DType.float32 if self.dtype.is_fp8 else self.dtype)
 
     @property
     def lead(self) -> tuple[int, int]:

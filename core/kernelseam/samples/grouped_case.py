@@ -54,7 +54,7 @@ class GroupedCase:
     @property
     def out_dtype(self) -> DType:
         """The dtype of C."""
-        return self.dtype_c or (DType.float32 if self.dtype.stored else self.dtype)
+        return self.dtype_c or (DType.float32 if self.dtype.is_fp8 else self.dtype)
 
     @property
     def offsets(self) -> tuple[int, ...]:

@@ -167,7 +167,7 @@ def _row(arch: str, shared_kib: int) -> ArchRow:
             *((("KS_E4M3", "1"),) if arch in CONVERTS_E4M3 else ()),
         ),
         matrix_dtypes=halves | stored | ({DType.float64} if doubles else set()),
-        stored_dtypes=stored,
+        fp8_dtypes=stored,
         tiles=TURING
         if arch == "sm_75"
         else tiles(doubles, arch in CONVERTS_E4M3, arch in LARGE_CACHE),

@@ -136,7 +136,7 @@ def _row(
         platform="platform_amd.h",
         defines=tuple(defines.items()),
         matrix_dtypes=tiles.HALF_PRECISION | ({stored} if stored else set()),
-        stored_dtypes=frozenset({stored} if stored else ()),
+        fp8_dtypes=frozenset({stored} if stored else ()),
         tiles=shapes,
         options=(*_OPTIONS, *options),
         costs=ESTIMATED,

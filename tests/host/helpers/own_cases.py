@@ -16,7 +16,7 @@ def own_cases(names: Iterable[str], often: Collection[str]) -> list[object]:
     """Parameters (name, device): every case on every device that converts its dtype of 8 bits, if
     it has one; those not in ``often`` are slow."""
     cases = {c.name: c for c in matrix()}
-    known = {d: HostToolchain().arch_row(d.arch).stored_dtypes for d in DEVICES}
+    known = {d: HostToolchain().arch_row(d.arch).fp8_dtypes for d in DEVICES}
     return [
         pytest.param(
             name,

@@ -198,14 +198,14 @@ def _of_8_bits(
 ) -> DType | None:
     """The dtype of 8 bits that q, or k and v, are said to have or that one of their arrays has."""
     if (value := getattr(given, field)) is not None:
-        named = DType.of(value, field, floating=False, stored=True)
-        return named if named.stored else None
-    return next((infos[n].dtype for n in names if n in infos and infos[n].dtype.stored), None)
+        named = DType.of(value, field, floating=False, fp8=True)
+        return named if named.is_fp8 else None
+    return next((infos[n].dtype for n in names if n in infos and infos[n].dtype.is_fp8), None)
 
 
 def _refuse_other(field: str, value: object, dtype: DType, other: str) -> None:
     """Refuse a dtype of q, or of k and v, that is neither one of 8 bits nor the other operand's."""
-    if value is None or (named := DType.of(value, field, floating=False, stored=True)) is dtype:
+    if value is None or (named := DType.of(value, field, floating=False, fp8=True)) is dtype:
         return
     kinds = ", ".join(map(str, E4M3))
     raise InvalidValue(

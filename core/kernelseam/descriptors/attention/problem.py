@@ -16,6 +16,7 @@ from kernelseam.descriptors.attention.options import (
 )
 from kernelseam.descriptors.common.extents import distinct
 from kernelseam.dtypes import DType
+from kernelseam.errors import not_supported
 from kernelseam.forking import cached_property
 
 PLAIN = frozenset({"dtype", "head_dim", "value_dim", "vector", "lse", "latent"})
@@ -121,7 +122,7 @@ class AttentionSpec(SpecNumbers):
     def refused_by(self, supported: SpecOption) -> str | None:
         """Why an implementation of these options does not take the spec, or None."""
         unknown = names_of(self.options & ~supported)
-        return f"it does not know {', '.join(unknown)}" if unknown else None
+        return not_supported(unknown) if unknown else None
 
 
 @dataclass(frozen=True)

@@ -75,16 +75,16 @@ def dtype_of(
     given: object,
     infos: Mapping[str, ArrayInfo],
     names: Sequence[str],
-    stored: bool = False,
+    fp8: bool = False,
 ) -> DType | None:
     """The element type that is named or that of the arrays; None where neither is given. All must
-    agree. ``stored``: it may be one of 8 bits."""
-    dtype = None if given is None else DType.of(given, field, stored=stored)
+    agree. ``fp8``: it may be one of 8 bits."""
+    dtype = None if given is None else DType.of(given, field, fp8=fp8)
     source = field
     for name in names:
         if name in infos:
             if dtype is None:
-                dtype = DType.of(infos[name].dtype, f"{name}.dtype", stored=stored)
+                dtype = DType.of(infos[name].dtype, f"{name}.dtype", fp8=fp8)
                 source = name
             elif infos[name].dtype is not dtype:
                 raise InvalidValue(

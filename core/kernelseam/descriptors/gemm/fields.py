@@ -37,11 +37,11 @@ def gemm_dtypes(
     """(dtype, dtype_c, dtype_acc) from what is named and from the arrays."""
     kind = required(
         "dtype",
-        dtype_of("dtype", dtype, infos, inputs, stored=True),
+        dtype_of("dtype", dtype, infos, inputs, fp8=True),
         f"{inputs[0]} and {inputs[1]}",
     )
     kind_c = dtype_of("dtype_c", dtype_c, infos, (output,)) or (
-        kind.accumulator if kind.stored else kind
+        kind.accumulator if kind.is_fp8 else kind
     )
     acc = kind.accumulator if dtype_acc is None else DType.of(dtype_acc, "dtype_acc")
     if acc is not kind.accumulator:
@@ -87,7 +87,7 @@ def are_scaled(gemm: Any, dtype: DType, names: tuple[str, str], summed: bool) ->
     there = [n for n in names if getattr(gemm, n) is not None]
     if not there:
         return False
-    if not dtype.stored:
+    if not dtype.is_fp8:
         raise InvalidValue(
             there[0],
             "given",

@@ -20,7 +20,7 @@ from kernelseam.kernels.attention.arguments import (
 )
 from kernelseam.kernels.attention.backward_tile import BackwardTile, backward_tiles
 from kernelseam.kernels.attention.cost import backward_work
-from kernelseam.kernels.attention.host import VIEWS
+from kernelseam.kernels.attention.forward import VIEWS
 from kernelseam.kernels.attention.query_gradient import (
     QUERY_GRADIENT,
     QueryGradientProblem,

@@ -18,7 +18,15 @@ from kernelseam.kernels.attention.arguments import (
     row_values,
     walk_values,
 )
-from kernelseam.kernels.attention.host import SUPPORTED, VIEWS
+from kernelseam.kernels.attention.forward import SUPPORTED, VIEWS
+from kernelseam.kernels.attention.fp8 import (
+    fp8_constants,
+    fp8_pointers,
+    fp8_values,
+    query_bytes,
+    refuse_fp8,
+    with_scales,
+)
 from kernelseam.kernels.attention.ragged import typical
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
@@ -27,14 +35,6 @@ from kernelseam.kernels.attention.scores import (
     refuse_scores,
     score_constants,
     score_values,
-)
-from kernelseam.kernels.attention.stored import (
-    query_bytes,
-    refuse_stored,
-    stored_constants,
-    stored_pointers,
-    stored_values,
-    with_scales,
 )
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
@@ -166,7 +166,7 @@ class AttentionDecode(KernelDefinition):
             return f"S_q·heads of a group = {rows}: it takes {MOST_ROWS} at most"
         if not (p.batch and p.num_heads and p.S_q):
             return "there are no queries"
-        if reason := refuse_stored(p, row):
+        if reason := refuse_fp8(p, row):
             return reason
         if not (tiles := self.tiles(spec, row)):
             return (
@@ -237,7 +237,7 @@ class AttentionDecode(KernelDefinition):
             "DQK": spec.head_dim,
             "DV": spec.value_dim,
             **score_constants(spec),
-            **stored_constants(spec),
+            **fp8_constants(spec),
             "Q_VIEW": VIEWS[spec.q_view],
             "KV_VIEW": VIEWS[spec.kv_view],
             "OUT_VIEW": VIEWS[spec.q_view],
@@ -280,7 +280,7 @@ class AttentionDecode(KernelDefinition):
             "lse_batch": p.lse_strides[0],
             "lse_head": p.lse_strides[1],
             **score_values(p),
-            **stored_values(p),
+            **fp8_values(p),
             "S_q": p.S_q,
             "S_k": p.S_k,
             "table_row": p.table_stride,
@@ -292,7 +292,7 @@ class AttentionDecode(KernelDefinition):
         }
 
     def pointers(self, spec: AttentionSpec) -> dict[str, str]:
-        return {p: _OPERANDS.get(p, p) for p in (*_POINTERS, *stored_pointers(spec))}
+        return {p: _OPERANDS.get(p, p) for p in (*_POINTERS, *fp8_pointers(spec))}
 
     def work(self, problem: AttentionProblem, tile: DecodeTile, device: Device) -> Work:
         """Every block an equal part of all keys that are seen, whole tiles of rows, and of the

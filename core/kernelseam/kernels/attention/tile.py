@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.attention.stored import query_bytes
+from kernelseam.kernels.attention.fp8 import query_bytes
 from kernelseam.kernels.elements import pad
 
 

@@ -10,12 +10,12 @@ from kernelseam.descriptors.attention.options import SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.attention.host import AttentionDefinition
+from kernelseam.kernels.attention.forward import AttentionDefinition
 from kernelseam.kernels.attention.row_kernels import RowTile
 from kernelseam.kernels.attention.scores import SCORE_OPTIONS, refuse_scores
 from kernelseam.kernels.attention.softmax import SOFTMAX, SoftmaxProblem, factor
 from kernelseam.kernels.elements import INT32, divide_up
-from kernelseam.kernels.gemm.host import GemmDefinition
+from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.kernel import KernelImplementation
 

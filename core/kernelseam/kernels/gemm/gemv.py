@@ -17,7 +17,7 @@ from kernelseam.kernels.elements import (
     refuse_dtype,
     refuse_row_strides,
 )
-from kernelseam.kernels.gemm.host import refuse_rounding
+from kernelseam.kernels.gemm.gemm import refuse_rounding
 from kernelseam.kernels.signature import Signature
 
 MOST_VECTORS = 4
@@ -131,7 +131,7 @@ class GemvDefinition(KernelDefinition):
             return f"it has no {extras[0].replace('_', ' ')}"
         if spec.precision:
             return f"it has no {spec.precision} products"
-        if spec.dtype.stored:
+        if spec.dtype.is_fp8:
             return f"it has no products of {spec.dtype}"
         if reason := refuse_dtype(spec.dtype, row):
             return reason

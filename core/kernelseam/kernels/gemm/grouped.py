@@ -14,7 +14,7 @@ from kernelseam.descriptors.gemm.grouped_problem import (
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import INT32, divide_up, refuse_row_strides
 from kernelseam.kernels.gemm.cost import gemm_work
-from kernelseam.kernels.gemm.host import SCALES, GemmDefinition, refuse_rounding
+from kernelseam.kernels.gemm.gemm import SCALES, GemmDefinition, refuse_rounding
 from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least

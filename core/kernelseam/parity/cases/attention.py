@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases.attention_decode import few_queries, latent, options
+from kernelseam.parity.cases.attention_fp8 import stored, stored_queries
 from kernelseam.parity.cases.attention_guards import guards
 from kernelseam.parity.cases.attention_scores import biases, masks, together, windows
 from kernelseam.parity.cases.attention_sequences import lengths, packed, paged, pointers
-from kernelseam.parity.cases.attention_stored import stored, stored_queries
 from kernelseam.samples.attention_case import AttentionCase, case
 from kernelseam.samples.common import (
     DECODE,

@@ -12,7 +12,7 @@ from typing import Any
 
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases.gemm_added import added, sums
-from kernelseam.parity.cases.gemm_stored import stored
+from kernelseam.parity.cases.gemm_fp8 import stored
 from kernelseam.samples.common import (
     BF16,
     F16,

@@ -102,7 +102,7 @@ def values(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
 
 def _converted(x: Array, kind: DType) -> Array:
     """Numbers of a dtype; those beyond the range of 8 bits are its largest."""
-    if kind.stored:
+    if kind.is_fp8:
         most = float(ml_dtypes.finfo(kind.numpy).max)
         x = np.clip(x, -most, most)
     return x.astype(kind.numpy)

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kernelseam.kernels.covered import Covered
-from kernelseam.kernels.gemm.host import GemmDefinition
+from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.projection import products
-from kernelseam.kernels.projection.host import Projection
 from kernelseam.kernels.projection.products import Product
+from kernelseam.kernels.projection.projection import Projection
 
 from kernelseam_cuda.sm90 import joined
 from kernelseam_cuda.sm90.attention import HopperAttention

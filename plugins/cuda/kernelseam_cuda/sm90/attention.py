@@ -27,7 +27,7 @@ from kernelseam.kernels.attention.arguments import (
     walk_values,
 )
 from kernelseam.kernels.attention.cost import tile_keys
-from kernelseam.kernels.attention.host import VIEWS
+from kernelseam.kernels.attention.forward import VIEWS
 from kernelseam.kernels.attention.parts import in_parts, part_strides
 from kernelseam.kernels.attention.ragged import expected_tiles
 from kernelseam.kernels.attention.refusals import refuse_but_half_precision, refuse_mixed_views

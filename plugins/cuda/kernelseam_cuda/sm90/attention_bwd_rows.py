@@ -13,7 +13,7 @@ from kernelseam.descriptors.attention.backward_problem import AttentionBwdProble
 from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.kernels.attention.arguments import SEQUENCES, STRIDES, matrices, row_values
-from kernelseam.kernels.attention.host import VIEWS
+from kernelseam.kernels.attention.forward import VIEWS
 from kernelseam.kernels.attention.scores import score_constants, score_values
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition

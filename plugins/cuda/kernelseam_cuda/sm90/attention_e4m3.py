@@ -10,9 +10,9 @@ from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.attention.options import STORED
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec, dims_name
 from kernelseam.dtypes import DType
-from kernelseam.kernels.attention.stored import (
+from kernelseam.kernels.attention.fp8 import (
     SCALE_AXES,
-    refuse_stored,
+    refuse_fp8,
     scales_structure,
 )
 from kernelseam.kernels.covered import Covered
@@ -39,7 +39,7 @@ class HopperE4m3Attention(HopperAttention):
             return f"q is of {spec.q}: it takes {DType.float8_e4m3fn}"
         if "blocks" in (spec.q_scales, spec.kv_scales):
             return "blocks of queries or of keys have scales of their own: it takes one a head"
-        return super().refuse(problem, row) or refuse_stored(problem, row)
+        return super().refuse(problem, row) or refuse_fp8(problem, row)
 
     def refuse_dims(self, spec: AttentionSpec) -> str | None:
         """Values are transposed in whole panels."""

@@ -22,7 +22,7 @@ from kernelseam.kernels.elements import (
     refuse_dtype,
     refuse_row_strides,
 )
-from kernelseam.kernels.gemm.host import SCALES, scale_defines, scale_values, scales_structure
+from kernelseam.kernels.gemm.gemm import SCALES, scale_defines, scale_values, scales_structure
 from kernelseam.kernels.signature import Signature
 from kernelseam.symbolic import least
 
@@ -111,7 +111,7 @@ class HopperGemm(KernelDefinition):
                 return f"it multiplies float32 in tf32, not in {spec.precision or 'float32'}"
             if spec.a_transposed or not spec.b_transposed:
                 return "it takes TF32 out of shared memory, where A and B must lie along K"
-        elif spec.dtype.stored:
+        elif spec.dtype.is_fp8:
             if spec.dtype not in row.matrix_dtypes:
                 return refuse_dtype(spec.dtype, row)
             if spec.a_transposed or not spec.b_transposed:
@@ -152,10 +152,10 @@ class HopperGemm(KernelDefinition):
         """Why it does not take what the spec asks for beside a product, or None."""
         spec = problem.spec
         if spec.heads:
-            return "it does not know heads"
+            return "heads is not supported by this kernel"
         for option in ("row_sums", "segmented", "joined"):
             if spec.dtype.itemsize != 2 and getattr(spec, option):
-                return f"it does not know {option} of {spec.dtype}"
+                return f"{option} of {spec.dtype} is not supported by this kernel"
         if spec.scale_block and (spec.scale_block[2] != slice_of(spec) or not _tiles_of(spec)):
             return (
                 f"scale_block = {spec.scale_block}: it scales blocks of {slice_of(spec)} values of "
@@ -383,7 +383,7 @@ def refuse_extents(p: GemmProblem) -> str | None:
 def _results(dtype: DType) -> tuple[DType, ...]:
     """Dtypes of the result of products of a dtype."""
     single = (DType.float32,) if dtype is DType.float32 else (dtype, DType.float32)
-    return (DType.bfloat16, DType.float16, DType.float32) if dtype.stored else single
+    return (DType.bfloat16, DType.float16, DType.float32) if dtype.is_fp8 else single
 
 
 def _joins(p: GemmProblem) -> bool:
@@ -401,7 +401,7 @@ def _joins(p: GemmProblem) -> bool:
 def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
     if spec.scale_block:
         return E4M3_BLOCKS if spec.scale_block[1] % SCALED_COLUMNS == 0 else ()
-    if spec.dtype.stored:
+    if spec.dtype.is_fp8:
         return E4M3
     if spec.joined == "a" and spec.summed:  # places of so many boxes do not fit the registers
         return tuple(t for t in GEMM if t.bm < 256)

@@ -55,7 +55,7 @@ def work(p: GemmProblem, tile: HopperGemmTile) -> Work:
     slice_operations = max(
         2.0 * tile.bm * tile.bn * _SLICE,
         _LINE_OPERATIONS * rate * lines,
-        _SHARED_OPERATIONS * columns / tile.split * (not p.spec.dtype.stored),
+        _SHARED_OPERATIONS * columns / tile.split * (not p.spec.dtype.is_fp8),
     )
     return Work(
         p.bytes_moved + round(_ENDS[tile.store] * end_bytes(p, tile.bn)),

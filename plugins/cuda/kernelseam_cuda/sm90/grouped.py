@@ -212,4 +212,4 @@ def tile_count(p: GroupedGemmProblem, tile: HopperGemmTile) -> int:
 def _tiles_of(product: GemmSpec) -> tuple[HopperGemmTile, ...]:
     if product.scale_block:
         return GROUPED_E4M3_BLOCKS if product.scale_block[1] % SCALED_COLUMNS == 0 else ()
-    return GROUPED_E4M3 if product.dtype.stored else GROUPED
+    return GROUPED_E4M3 if product.dtype.is_fp8 else GROUPED

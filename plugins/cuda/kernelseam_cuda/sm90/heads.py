@@ -11,7 +11,7 @@ from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsProb
 from kernelseam.dtypes import DType
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.elements import refuse_row_strides
-from kernelseam.kernels.gemm.host import (
+from kernelseam.kernels.gemm.gemm import (
     HEADS_POINTERS,
     HEADS_STRUCTURE,
     heads_defines,
@@ -39,12 +39,12 @@ class HopperHeads(HopperGemm):
     def refuse_options(self, problem: GemmProblem) -> str | None:
         p, spec, h = problem, problem.spec, problem.heads
         if h is None or spec.heads is None:
-            return "it knows heads alone"
+            return "it takes products of heads alone"
         if spec.dtype.itemsize != 2 or spec.dtype_c is not spec.dtype:
             return f"its heads are of 16 bits, of {spec.dtype} in and out, not of {spec.dtype_c}"
         for option in ("a_transposed", "residual", "summed", "row_sums", "segmented", "joined"):
             if getattr(spec, option):
-                return f"it does not know {option} of heads"
+                return f"{option} of heads is not supported by this kernel"
         if p.alpha != 1 or p.beta:
             return "it takes alpha = 1 and beta = 0"
         if spec.heads.rotary and not spec.b_transposed:

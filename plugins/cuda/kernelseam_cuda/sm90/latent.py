@@ -12,7 +12,7 @@ from kernelseam.descriptors.attention.options import SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import PAGES, matrices, row_values, walk_values
-from kernelseam.kernels.attention.host import VIEWS
+from kernelseam.kernels.attention.forward import VIEWS
 from kernelseam.kernels.attention.scores import score_constants, score_values
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered

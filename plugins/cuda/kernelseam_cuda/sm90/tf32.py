@@ -17,7 +17,7 @@ from kernelseam.kernels.elements import (
     divider_parameter,
     refuse_row_strides,
 )
-from kernelseam.kernels.gemm.host import TF32_PRODUCTS
+from kernelseam.kernels.gemm.gemm import TF32_PRODUCTS
 from kernelseam.kernels.signature import Signature
 from kernelseam.symbolic import least
 
@@ -72,7 +72,7 @@ class HopperTf32Gemm(KernelDefinition):
             return "it multiplies float32 with a precision of tf32 or tf32x3"
         for option in spec.extras:
             if option not in ("bias", "residual"):
-                return f"it does not know {option}"
+                return f"{option} is not supported by this kernel"
         if spec.dtype_c is not DType.float32:
             return f"its result is of float32, not {spec.dtype_c}"
         if spec.residual not in (None, DType.float32):

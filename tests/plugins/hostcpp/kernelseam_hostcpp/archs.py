@@ -198,7 +198,7 @@ def _row(
             ("KS_E4M3", str(1 + E4M3.index(stored))),
         ),
         matrix_dtypes=_F16 | _BF16 | {stored},
-        stored_dtypes=frozenset({stored}),
+        fp8_dtypes=frozenset({stored}),
         tiles=_with_stored(tiles, stored, through_registers),
         options=(*OPTIONS, *LIBRARY),
     )

@@ -97,7 +97,7 @@ class GemmDefinition(KernelDefinition):
             return "it makes heads of a weight [columns, hidden] alone"
         if reason := refuse_dtype(spec.dtype, row):
             return reason
-        if spec.dtype.stored and (spec.row_sums or spec.segmented or spec.heads):
+        if spec.dtype.is_fp8 and (spec.row_sums or spec.segmented or spec.heads):
             return f"it has no row sums, segments or heads of {spec.dtype}"
         if not self.tiles(spec, row):
             if spec.scale_block and self.tiles(replace(spec, scale_block=None), row):

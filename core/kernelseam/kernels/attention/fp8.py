@@ -47,7 +47,7 @@ def with_scales(signature: Signature, spec: AttentionSpec) -> Signature:
     return Signature((*signature.parameters, *more), flat=signature.flat)
 
 
-def stored_constants(spec: AttentionSpec) -> Constants:
+def fp8_constants(spec: AttentionSpec) -> Constants:
     """The constants."""
     return {
         "KV": DEVICE_TYPE[spec.kv],
@@ -57,7 +57,7 @@ def stored_constants(spec: AttentionSpec) -> Constants:
     }
 
 
-def stored_values(p: AttentionProblem) -> dict[str, int | float]:
+def fp8_values(p: AttentionProblem) -> dict[str, int | float]:
     """Strides of scales, and how many keys share one."""
     if not p.spec.kv_scales:
         return {}
@@ -74,7 +74,7 @@ def stored_values(p: AttentionProblem) -> dict[str, int | float]:
     return {**strides, **values}
 
 
-def stored_pointers(spec: AttentionSpec) -> tuple[str, ...]:
+def fp8_pointers(spec: AttentionSpec) -> tuple[str, ...]:
     """Pointer parameters, named as their operands."""
     return (*_NAMES, *(("q_scales",) if spec.q_scales else ())) if spec.kv_scales else ()
 
@@ -85,13 +85,13 @@ def query_bytes(spec: AttentionSpec, widened: bool) -> int:
     return spec.dtype.itemsize if widened else spec.q.itemsize
 
 
-def refuse_stored(p: AttentionProblem, row: ArchRow) -> str | None:
+def refuse_fp8(p: AttentionProblem, row: ArchRow) -> str | None:
     """Why a kernel does not take keys and values as they are stored on an arch."""
     if (stored := p.spec.dtype_kv) is None:
         return None
     who = "k and v" if p.spec.dtype_q is None else "q, k and v"
-    if stored not in row.stored_dtypes:
-        known = ", ".join(sorted(map(str, row.stored_dtypes)))
+    if stored not in row.fp8_dtypes:
+        known = ", ".join(sorted(map(str, row.fp8_dtypes)))
         if known:
             return f"{who} are {stored}: {row.arch} converts {known}"
         return f"{who} are {stored}: {row.arch} has no instructions that convert it"

@@ -19,6 +19,13 @@ from kernelseam.kernels.attention.arguments import (
     walk_values,
 )
 from kernelseam.kernels.attention.cost import forward_work
+from kernelseam.kernels.attention.fp8 import (
+    fp8_constants,
+    fp8_pointers,
+    fp8_values,
+    refuse_fp8,
+    with_scales,
+)
 from kernelseam.kernels.attention.parts import FEWEST_KEYS, MOST_PARTS, in_parts, part_strides
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
@@ -28,13 +35,6 @@ from kernelseam.kernels.attention.scores import (
     refuse_scores,
     score_constants,
     score_values,
-)
-from kernelseam.kernels.attention.stored import (
-    refuse_stored,
-    stored_constants,
-    stored_pointers,
-    stored_values,
-    with_scales,
 )
 from kernelseam.kernels.attention.tile import AttentionTile, is_plain
 from kernelseam.kernels.config import Constants
@@ -111,7 +111,7 @@ class AttentionDefinition(KernelDefinition):
         for name, dim in (("head_dim", spec.head_dim), ("value_dim", spec.value_dim)):
             if dim < 1:
                 return f"{name} = {dim}: it takes 1 and more"
-        if reason := refuse_dtype(spec.dtype, row) or refuse_stored(problem, row):
+        if reason := refuse_dtype(spec.dtype, row) or refuse_fp8(problem, row):
             return reason
         if not self.tiles(spec, row):
             return (
@@ -225,7 +225,7 @@ class AttentionDefinition(KernelDefinition):
             "DQK": spec.head_dim,
             "DV": spec.value_dim,
             **score_constants(spec),
-            **stored_constants(spec),
+            **fp8_constants(spec),
             "Q_VIEW": VIEWS[spec.q_view],
             "KV_VIEW": VIEWS[spec.kv_view],
             "LENGTHS": spec.lengths,
@@ -275,7 +275,7 @@ class AttentionDefinition(KernelDefinition):
             "lse_batch": p.lse_strides[0],
             "lse_head": p.lse_strides[1],
             **score_values(p),
-            **stored_values(p),
+            **fp8_values(p),
             "S_q": p.S_q,
             "S_k": p.S_k,
             "table_row": p.table_stride,
@@ -293,7 +293,7 @@ class AttentionDefinition(KernelDefinition):
     def pointers(self, spec: AttentionSpec) -> dict[str, str]:
         views = {"q": spec.q_view, "k": spec.kv_view, "v": spec.kv_view, "out": spec.q_view}
         lists = {name: f"{name}_ptrs" for name, view in views.items() if view == "pointers"}
-        parameters = (*_POINTERS, *stored_pointers(spec))
+        parameters = (*_POINTERS, *fp8_pointers(spec))
         return {p: lists.get(p) or _OPERANDS.get(p, p) for p in parameters}
 
     def work(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> Work:

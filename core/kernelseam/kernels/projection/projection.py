@@ -12,7 +12,7 @@ from kernelseam.costs import predicted
 from kernelseam.descriptors.projection.problem import QkvProjectionProblem
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import refuse_row_strides
-from kernelseam.kernels.gemm.host import GemmDefinition
+from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.projection import products
 from kernelseam.kernels.projection.products import Product
 

@@ -67,7 +67,7 @@ def test_what_the_dtypes_say_is_what_ml_dtypes_has(dtype: DType) -> None:
     assert (dtype.itemsize, dtype.unit_roundoff) == (1, float(info.eps) / 2)
     assert dtype.smallest_subnormal == float(info.smallest_subnormal)
     assert dtype.smallest_normal == float(info.smallest_normal)
-    assert dtype.stored and not dtype.floating and dtype not in FLOATING
+    assert dtype.is_fp8 and not dtype.floating and dtype not in FLOATING
     assert dtype.accumulator is DType.float32
 
 
@@ -370,7 +370,7 @@ def test_archs_without_conversions_say_so(arch: str) -> None:
     toolchain = plugins().backend(backend).toolchain
     assert toolchain is not None
     row = toolchain.arch_row(arch)
-    assert row.stored_dtypes == frozenset()
+    assert row.fp8_dtypes == frozenset()
     for kernel in (kernelseam.kernels.DECODE, kernelseam.kernels.COMPOSITIONS["attention"]):
         assert kernel.refuse(problem(), row) == (
             f"k and v are float8_e4m3fn: {arch} has no instructions that convert it"
