@@ -303,8 +303,9 @@ attention_forward_gfx950_body(Matrices<const T> q, Matrices<const T> k, Matrices
   const int first = row0 + warp_index() * ROWS, mine = first + lane() % 32;
 
   // Tiles: [0, last) are the block's, of them [0, whole) seen whole by all of its queries; [0, ends) and [0, clear) so the wave's.
-  const int last = divide_up(seen.end(min_of(row0 + BM, own.S_q) - 1), BN), whole = seen.all_end(row0) / BN;
-  const int ends = divide_up(seen.end(min_of(first + ROWS, own.S_q) - 1), BN), clear = seen.all_end(first) / BN;
+  const int block_last = min_of(row0 + BM, own.S_q) - 1, wave_last = min_of(first + ROWS, own.S_q) - 1;
+  const int last = divide_up(seen.any(row0, block_last).end, BN), whole = seen.all(row0, block_last).end / BN;
+  const int ends = divide_up(seen.any(first, wave_last).end, BN), clear = seen.all(first, wave_last).end / BN;
 
   Rows<true> K(k.at<Config::KV_VIEW>(batch, kv_head, kv_heads, own.k_first), k.row);
   Rows<false> V(v.at<Config::KV_VIEW>(batch, kv_head, kv_heads, own.k_first), v.row);
@@ -336,7 +337,7 @@ attention_forward_gfx950_body(Matrices<const T> q, Matrices<const T> k, Matrices
     if (i + 3 < last) K.copy(ring + k_stage, own.S_k - (i + 3) * BN);
     if (i + 2 < last) V.copy(ring + V_RING + v_stage, own.S_k - (i + 2) * BN);
   };
-  auto sees = [&](int tile) { return [=](int j) { return seen.sees(0, mine, tile * BN + j); }; };
+  auto sees = [&](int tile) { return [=](int j) { return seen.visible(0, mine, tile * BN + j); }; };
   auto weights = [&](int tile) {
     if (tile < ends) {
       if (tile >= clear) w.hide(sees(tile));

@@ -25,8 +25,8 @@ constexpr bool RAGGED = Config::Q_VIEW == PACKED || Config::KV_VIEW == PAGED || 
 // Whether blocks of V may hold masked keys (rows beyond a dense V arrive as zeros). NaN and inf among them must not reach the
 // result: they are replaced in V ahead of its use (value_filter.h), or rows with NaN are recomputed (recompute.h). The filter
 // serves where sequences end within a block, as memory behind them may hold anything.
-constexpr bool HAS_MASK = Config::CAUSAL || Config::WINDOW || RAGGED;
-constexpr bool RECOMPUTES = HAS_MASK && !RAGGED && Config::REMAKE, FILTERS_VALUES = HAS_MASK && !RECOMPUTES && !E4M3;
+constexpr bool MASKS_KEYS = HAS_MASK || RAGGED;
+constexpr bool RECOMPUTES = MASKS_KEYS && !RAGGED && Config::REMAKE, FILTERS_VALUES = MASKS_KEYS && !RECOMPUTES && !E4M3;
 constexpr int CLASSES = Config::KV_VIEW == PAGED ? 3 : 1;  // of lengths: pages have batches of new and of old sequences
 constexpr int AHEAD = Config::AHEAD;
 static_assert(Config::EARLY == 0 || Q_STAGES == 2, "the next tile's queries arrive during this one");

@@ -53,6 +53,7 @@ attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, cons
     }
   } else {
     registers_alloc<Config::CONSUMER_REGISTERS>();
-    Consumer{storage, maps, rings, operands, scores, small_cap, group, warp, lane()}.run();
+    Consumer consumer({storage, maps, rings, operands, {scores, small_cap}, group, warp, lane()});
+    consumer.run();
   }
 }

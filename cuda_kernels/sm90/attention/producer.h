@@ -56,7 +56,7 @@ struct Producer {
     if (keys.leads()) {
       u32 full = E4M3 ? rings.v_loaded.full(v) : rings.v.barriers + 8 * v.stage;
       if constexpr (E4M3) {
-        const bool masked = HAS_MASK && (block < w.unmasked_begin || block >= w.unmasked_end);
+        const bool masked = MASKS_KEYS && (block < w.unmasked_begin || block >= w.unmasked_end);
         storage.v_block[v.stage] = {w.S_k - block * BN, index % WORK_SLOTS, masked};
       } else if constexpr (FILTERS_VALUES) {
         const u32 loaded = shared_address(&storage.v_loaded[v.stage]);

@@ -9,7 +9,7 @@ struct Recompute {
   const T *q, *k, *v;  // of the tile's head
   TO* out;
   int q_row, k_row, v_row, out_row;
-  float scale_log2, cap, cap_inverse;
+  Scores scores;
   float sink;  // in base 2; −inf: none
   int lane;
 
@@ -32,22 +32,20 @@ struct Recompute {
     s += shuffle_xor(s, 1);
     s += shuffle_xor(s, 2);
     s += shuffle_xor(s, 4);
-    if (!Config::SOFTCAP) return s * scale_log2;
-    s *= cap_inverse;
-    return cap * (fabsf(s) < 0.6f ? tanh_small(s) : tanh_large(s));
+    return scores.apply(s, 0, row, key);
   }
 
-  // A row by an online softmax over keys begin … end − 1, four at a time. Values that are not finite are summed as they are.
-  KS_DEVICE void row(int row, int begin, int end) const {
+  // A row by an online softmax over its keys, four at a time. Values that are not finite are summed as they are.
+  KS_DEVICE void row(int row, KeyRange keys) const {
     constexpr int PER_LANE = (DV + WARP - 1) / WARP;
     float m = -infinity(), l = 0.f, o[PER_LANE], non_finite[PER_LANE];
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++) o[i] = non_finite[i] = 0.f;
 #pragma unroll 1
-    for (int first = begin; first < end; first += 4) {
-      const float x = score(row, min_of(first + lane / 8, end - 1));
+    for (int first = keys.begin; first < keys.end; first += 4) {
+      const float x = score(row, min_of(first + lane / 8, keys.end - 1));
 #pragma unroll 1
-      for (int key = first; key < min_of(first + 4, end); key++) {
+      for (int key = first; key < min_of(first + 4, keys.end); key++) {
         const float y = __shfl_sync(~0u, x, (key - first) * 8), now = fmaxf(m, y), base = now == -infinity() ? 0.f : now;
         const float correction = exp2_fast(m - base), p = exp2_fast(y - base);
         m = now, l = fmaf(l, correction, p);

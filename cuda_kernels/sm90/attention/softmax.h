@@ -58,11 +58,11 @@ template<int N> KS_DEVICE void cap_scores(float (&s)[N], float cap, float cap_in
 // cap·tanh of products x = q·k: x·(c0 + u·(c1 + …)), u = x², the scale within the coefficients. The short polynomial serves where
 // |x| < least, the other where |x| < limit.
 struct SmallCap { float least, d0, d1, d2, limit, c0, c1, c2, c3, c4; };
-enum CapWay { SHORT, LONG, DONE };
+enum SoftcapMode { SHORT, LONG, APPLIED };
 
-// Which polynomial serves all of a warp's products; DONE: they were too large, as they seldom are, and are scores in base 2 now.
+// Which polynomial serves all of a warp's products; APPLIED: they were too large, as they seldom are, and are scores in base 2 now.
 // Sums of the squares of eight are above each of them, and take half the time of maxima.
-template<int N> KS_DEVICE CapWay cap_large(float (&s)[N], float cap, float cap_inverse, const SmallCap& small) {
+template<int N> KS_DEVICE SoftcapMode cap_large(float (&s)[N], float cap, float cap_inverse, const SmallCap& small) {
   constexpr int SUMS = N / 8;
   float sums[SUMS];
 #pragma unroll
@@ -76,7 +76,7 @@ template<int N> KS_DEVICE CapWay cap_large(float (&s)[N], float cap, float cap_i
   if (below(small.least)) return SHORT;
   if (below(small.limit)) return LONG;
   cap_scores(s, cap, cap_inverse);
-  return DONE;
+  return APPLIED;
 }
 // What the exponent of a score x in base 2, −∞ included, is above the reference m: by a factor, or by a polynomial.
 struct Scaled {

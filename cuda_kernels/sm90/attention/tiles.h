@@ -81,14 +81,15 @@ template<int BM, int BN, int CLASSES = 1> struct TileScheduler {
     w.S_q = s.S_q, w.S_k = s.S_k, w.q_first = s.q_first, w.k_first = s.k_first;
     scores.S_q = s.S_q, scores.S_k = s.S_k;
     const int first_query = query_of(row), last_query = min_of(query_of(row + BM - 1), s.S_q - 1);
-    int begin = scores.begin(first_query) / BN, end = divide_up(scores.end(last_query), BN);
+    const KeyRange any = scores.any(first_query, last_query), all = scores.all(first_query, last_query);
+    int begin = any.begin / BN, end = divide_up(any.end, BN);
     if (Config::IN_PARTS) {
       const int from = begin, blocks = max_of(end - begin, 0);
       begin = from + blocks * w.part / count.parts, end = from + blocks * (w.part + 1) / count.parts;
       if (begin >= end) w.S_k = 0;  // a part without keys
     }
     w.begin = begin < end ? begin : 0, w.end = begin < end ? end : 1;  // at least one block, if wholly hidden
-    w.unmasked_begin = divide_up(scores.all_begin(last_query), BN), w.unmasked_end = scores.all_end(first_query) / BN;
+    w.unmasked_begin = divide_up(all.begin, BN), w.unmasked_end = all.end / BN;
     if (Config::IN_PARTS && w.S_k == 0) w.unmasked_begin = w.unmasked_end = 0;
     return true;
   }

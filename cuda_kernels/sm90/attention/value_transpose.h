@@ -86,7 +86,7 @@ KS_DEVICE void transpose_values(SharedStorage& storage, const Rings& rings, int 
     if (block.tile < 0) return;
     rings.v.wait_empty(v);
     const ValueTranspose transpose{shared_address(storage.v.loaded(rows.stage)), shared_address(storage.v.tiles[v.stage]), lane()};
-    if (HAS_MASK && block.masked) {
+    if (MASKS_KEYS && block.masked) {
       if (transpose.run<true>(warp, block.rows)) storage.v_filtered[block.tile] = 1;
     } else {
       transpose.run<false>(warp, BN);

@@ -18,8 +18,9 @@ from mutant import Mutant
 
 ORDER = "order: "
 PIPELINE, WGMMA = "sm90/pipeline.h", "sm90/wgmma.h"
-FORWARD, PRODUCER, CONSUMER, CONSUMER_ROWS = (
-    f"sm90/attention/{name}.h" for name in ("forward", "producer", "consumer", "consumer_rows")
+FORWARD, PRODUCER, CONSUMER, CONSUMER_ROWS, OUTPUT = (
+    f"sm90/attention/{name}.h"
+    for name in ("forward", "producer", "consumer", "consumer_rows", "output")
 )
 BLOCK, RECOMPUTE, SOFTMAX, TILES, SUMS = (
     f"sm90/attention/{name}.h" for name in ("block", "recompute", "softmax", "tiles", "sums")
@@ -117,8 +118,8 @@ MUTANTS = (
     _mutant(
         "scores-not-waited",
         CONSUMER,
-        "scheduler_barrier_arrive();\n      wgmma_wait<1>();",
-        "scheduler_barrier_arrive();",
+        "wgmma_wait<PENDING>();",
+        "",
         MANY,
         "a step's scores are read while they are summed",
         "log",
@@ -126,7 +127,7 @@ MUTANTS = (
     _mutant(
         "result-not-waited",
         CONSUMER,
-        "wgmma_wait<0>(); pin(o); release_v(); if",
+        "finish_pv(); if",
         "pin(o); release_v(); if",
         MANY,
         "P·V is not waited for before the next",
@@ -135,8 +136,8 @@ MUTANTS = (
     _mutant(
         "last-result-not-waited",
         CONSUMER,
-        "wgmma_wait<0>(); pin(o); release_v(); sums",
-        "pin(o); release_v(); sums",
+        "finish_pv();\n    store",
+        "pin(o); release_v();\n    store",
         "attention-f16-192v128-many-tiles",
         "a tile is stored before it is done",
         "order: results are stored while products run",
@@ -145,8 +146,8 @@ MUTANTS = (
     _mutant(
         "keys-released-early",
         CONSUMER,
-        "wgmma_wait<1>(); pin(s); release_k(",
-        "release_k(); wgmma_wait<1>(); pin(s",
+        "finish_qk<1>(s); release_qk(begin); const",
+        "release_qk(begin); finish_qk<1>(s); const",
         LONG,
         "keys are handed back while the product reads them",
         "order: a slot is handed back while products read it",
@@ -213,7 +214,7 @@ MUTANTS = (
     ),
     _mutant(
         "store-fence",
-        CONSUMER_ROWS,
+        OUTPUT,
         "async_proxy_fence(); warp_barrier",
         "warp_barrier",
         MANY,
@@ -232,7 +233,7 @@ MUTANTS = (
     ),
     _mutant(
         "staging-not-read",
-        CONSUMER_ROWS,
+        OUTPUT,
         "if (lane == 0) tma_store_wait_read<0>();",
         "",
         "attention-f16-192v128-many-tiles",
@@ -242,7 +243,7 @@ MUTANTS = (
     _mutant(
         "stores-not-waited",
         CONSUMER,
-        "if (thread_lane == 0) tma_store_wait<0>();\n}",
+        "if (thread_lane == 0) tma_store_wait<0>();\n  }",
         "}",
         MANY,
         "a block ends with stores on their way out of its shared memory",
@@ -277,7 +278,7 @@ MUTANTS = (
     ),
     _mutant(
         "result-not-swizzled",
-        CONSUMER_ROWS,
+        OUTPUT,
         "(chunk + lane / 16) ^ lane % 8",
         "chunk + lane / 16",
         "attention-f16-64",
@@ -339,8 +340,8 @@ MUTANTS = (
     _mutant(
         "open-blocks",
         TILES,
-        "scores.all_end(first_query) / BN",
-        "divide_up(scores.all_end(first_query), BN)",
+        "w.unmasked_end = all.end / BN",
+        "w.unmasked_end = divide_up(all.end, BN)",
         HIDDEN,
         "the block of the diagonal counts as open",
         "words",
@@ -366,8 +367,8 @@ MUTANTS = (
     _mutant(
         "remade-of-hidden-keys",
         CONSUMER_ROWS,
-        "scores.band_end(row",
-        "min_of(w.end * BN, scores.S_k",
+        "scores.any(row, row)",
+        "KeyRange{scores.any(row, row).begin, min_of(w.end * BN, scores.S_k)}",
         REMADE,
         "a row is made again of keys that it does not see",
     ),
@@ -416,8 +417,8 @@ MUTANTS = (
     _mutant(
         "keys-beyond-the-end",
         CONSUMER_ROWS,
-        "HAS_MASK || (block + 1) * BN > scores.S_k",
-        "HAS_MASK",
+        "MASKS_KEYS || (block + 1) * BN > score.scores.S_k",
+        "MASKS_KEYS",
         "attention-f16-64",
         "zeros beyond the last key count as keys",
     ),

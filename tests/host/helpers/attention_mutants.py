@@ -106,8 +106,8 @@ ATTENTIONS = (
     Mutant(
         "attention-diagonal-not-masked",
         ATTENTION,
-        "scores.all_end(i0) / BN",
-        "scores.all_end(i1) / BN",
+        "all = scores.all(i0, i1);",
+        "all = scores.all(i1, i1);",
         "attention-f16-64-causal-65x65",
         WRONG,
         "tiles on the diagonal take the way without masks",
@@ -161,8 +161,8 @@ ATTENTIONS = (
     Mutant(
         "attention-first-head's-slope",
         ATTENTION,
-        "scores.score(k_scale * x, head_of(mine + r),",
-        "scores.score(k_scale * x, 0,",
+        "scores.apply(k_scale * x, head_of(mine + r),",
+        "scores.apply(k_scale * x, 0,",
         "attention-f16-64-causal-alibi-gqa",
         WRONG,
         "all heads of a group have the first one's slope",
@@ -334,7 +334,7 @@ ATTENTIONS = (
     Mutant(
         "attention-hidden-times-zero",
         FORWARD,
-        "if constexpr (HIDES && masked.value) hidden",
+        "if constexpr (HAS_MASK && masked.value) hidden",
         "if (false) hidden",
         "attention-f16-64-causal-nan-in-hidden-v",
         NAN,

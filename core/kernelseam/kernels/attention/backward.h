@@ -84,11 +84,6 @@ static_assert(WARPS * STAGED_BYTES <= Config::SHARED_BYTES, "results are staged"
 
 // x in base 2 less the row's LSE, as what exp2 takes: a row that sees nothing has no weight anywhere.
 KS_DEVICE float lse_base2(float lse) { return lse == -infinity() ? infinity() : LOG2_E * lse; }
-// What a softcap's gradient is multiplied by, from the raw product.
-KS_DEVICE float cap_slope(float x, const Scores& scores) {
-  const float t = tanh_fast(x * scores.cap_inverse);
-  return 1.f - t * t;
-}
 
 // sum += left · right over all of K, the left factor's rows from row0 and the right one's outer index from column0.
 template<int K, int R, int C, class Left, class Right>
@@ -306,20 +301,20 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
       of_head(h);
       const int j = own0 + score_row, i = i0 + score_column;
       const float* const mine = line + score_column;
-      if constexpr (Config::SOFTCAP) {
+      if constexpr (Scores::HAS_SLOPE) {
         slope = s;
-        E::map(slope, [&](int, int, float x) { return cap_slope(x, scores); });
+        E::map(slope, [&](int r, int c, float x) { return scores.slope(x, 0, i + c, j + r); });
       }
-      E::map(s, [&](int r, int c, float x) { return exp2_fast(scores.score(x, 0, i + c, j + r) - mine[c]); });
+      E::map(s, [&](int r, int c, float x) { return exp2_fast(scores.apply(x, 0, i + c, j + r) - mine[c]); });
       const int i1 = min_of(i0 + STEP, own.S_q) - 1;
       // Keys beyond the last have gradients that are not written; but dq must not take anything of them.
-      if ((HIDES || Config::LENGTHS || ATOMIC) && !(scores.all_begin(i1) <= own0 && own0 + OWN <= scores.all_end(i0)))
-        E::map(s, [&](int r, int c, float x) { return scores.sees(0, i + c, j + r) ? x : 0.f; });
+      if ((HAS_MASK || Config::LENGTHS || ATOMIC) && !(scores.all(i0, i1).begin <= own0 && own0 + OWN <= scores.all(i0, i1).end))
+        E::map(s, [&](int r, int c, float x) { return scores.visible(0, i + c, j + r) ? x : 0.f; });
       if constexpr (HANDED) E::to_shared(p_tile, s, score_row, score_column);
       else add_scores(gradient_v, s, p_tile, tile_v(stage).first(), part * MINE_V);
       E::map2(dp, s, [&](int, int c, float x, float p) { return p == 0.f ? 0.f : p * (x - mine[STEP + c]); });
       if constexpr (Config::BIAS_GRADIENT && ATOMIC) write_plane(dp, h, i, j, [](int r, int c) { return At{c, r}; });
-      if constexpr (Config::SOFTCAP) E::map2(dp, slope, [](int, int, float x, float y) { return x * y; });
+      if constexpr (Scores::HAS_SLOPE) E::map2(dp, slope, [](int, int, float x, float y) { return x * y; });
       if constexpr (HANDED) {
         E::to_shared(ds_tile.last(), dp, score_row, score_column);
         if constexpr (ATOMIC && !E::ONE_LAYOUT) E::to_shared(ds_tile.first(), dp, score_row, score_column);
@@ -351,8 +346,8 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
     const auto owned = take(q.rows(head), dout.rows(head), own.S_q);
     of_head(head);
     const int i1 = min_of(own0 + OWN, own.S_q) - 1;
-    const int begin = Config::BIAS_GRADIENT ? 0 : scores.begin(own0), end = Config::BIAS_GRADIENT ? sequences.S_k : scores.end(i1);
-    const int first = begin / STEP, last = divide_up(end, STEP);
+    const KeyRange any = Config::BIAS_GRADIENT ? KeyRange{0, sequences.S_k} : scores.any(own0, i1), all = scores.all(own0, i1);
+    const int first = any.begin / STEP, last = divide_up(any.end, STEP);
     auto fetch = [&](int tile, int stage) {
       if (tile < last) {
         copy_q.fetch(tile_q(stage), K, tile * STEP, own.S_k, Config::DQK);
@@ -391,19 +386,19 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
       const int j0 = tile * STEP, j = j0 + score_column;
       E::Acc<SCORE_ROWS, SCORE_COLUMNS> s, dp, slope;
       products(s, dp, owned, stage);
-      if constexpr (Config::SOFTCAP) {
+      if constexpr (Scores::HAS_SLOPE) {
         slope = s;
-        E::map(slope, [&](int, int, float x) { return cap_slope(x, scores); });
+        E::map(slope, [&](int r, int c, float x) { return scores.slope(x, 0, mine + r, j + c); });
       }
-      E::map(s, [&](int r, int c, float x) { return scores.score(x, 0, mine + r, j + c); });
+      E::map(s, [&](int r, int c, float x) { return scores.apply(x, 0, mine + r, j + c); });
       E::row_apply(s, line, [](float x, float y) { return exp2_fast(x - y); });
-      if (j0 < scores.all_begin(i1) || j0 + STEP > scores.all_end(own0))
-        E::map(s, [&](int r, int c, float x) { return scores.sees(0, mine + r, j + c) ? x : 0.f; });
+      if (j0 < all.begin || j0 + STEP > all.end)
+        E::map(s, [&](int r, int c, float x) { return scores.visible(0, mine + r, j + c) ? x : 0.f; });
       E::row_apply(dp, dot, [](float x, float y) { return x - y; });
       E::map2(dp, s, [](int, int, float x, float p) { return p == 0.f ? 0.f : p * x; });
       if constexpr (Config::BIAS_GRADIENT)
         if (HANDED || part == 0) write_plane(dp, head, mine, j, [](int r, int c) { return At{r, c}; });
-      if constexpr (Config::SOFTCAP) E::map2(dp, slope, [](int, int, float x, float y) { return x * y; });
+      if constexpr (Scores::HAS_SLOPE) E::map2(dp, slope, [](int, int, float x, float y) { return x * y; });
       if constexpr (HANDED) {
         E::to_shared(ds_tile.last(), dp, score_row, score_column);
         block_barrier();

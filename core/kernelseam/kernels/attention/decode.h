@@ -75,8 +75,9 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
     e.own.S_k = max_of(e.own.S_k, 0);  // whatever the lengths say
     const Scores s = score.of(batch, e.own.S_q, e.own.S_k);
     e.row_tiles = divide_up(e.own.S_q * head_group, ROWS);
-    e.first = s.begin(0) / BN;
-    e.last = max_of(divide_up(s.end(e.own.S_q - 1), BN), e.first);
+    const KeyRange any = s.any(0, e.own.S_q - 1);
+    e.first = any.begin / BN;
+    e.last = max_of(divide_up(any.end, BN), e.first);
     return e;
   };
   auto count = [&](int batch) {
@@ -226,7 +227,7 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
     const float k_scale = queries.of_head(batch, piece.head) * own_scales.of_keys(), v_scale = own_scales.of_values();
     const float factor = k_scale * score.scale_log2;
     // A factor that is not positive is applied to the products themselves, so that masks stay −∞ and the largest score wins.
-    const float c = CHANGED_SCORES ? 1.f : factor > 0 ? factor : factor < 0 ? -factor : 1.f;
+    const float c = IN_BASE2 ? 1.f : factor > 0 ? factor : factor < 0 ? -factor : 1.f;
 
     // ---- the queries: not asynchronously, or they would have to be waited for among keys
     const GroupedView<const Query> Q{q.at<Config::Q_VIEW>(batch, first_head, num_heads, own.q_first), group, q.row, q.head};
@@ -248,7 +249,7 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
     E::fill(m, -infinity());
     E::fill(l, 0.f);
     Unit unit;
-    const int seen_begin = scores.begin(query_of(0)), seen_end = scores.end(query_of(rows - 1));
+    const KeyRange seen = scores.any(query_of(0), query_of(rows - 1));
     // `masked`: whether some row does not see the whole tile.
     auto step = [&](int tile, bool masked) {
       const int j0 = tile * BN;
@@ -264,13 +265,13 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
         const float* const k_scales = key_scales.keys(stage);
         E::map(s, [=](int, int j, float x) { return x * k_scales[j]; });
       }
-      if constexpr (CHANGED_SCORES) {
-        E::map(s, [&](int r, int j, float x) { return scores.score(k_scale * x, head_of(r), query_of(r), j0 + j); });
+      if constexpr (IN_BASE2) {
+        E::map(s, [&](int r, int j, float x) { return scores.apply(k_scale * x, head_of(r), query_of(r), j0 + j); });
       } else {
         if (!(factor > 0)) E::map(s, [=](int, int, float x) { return factor < 0 ? -x : factor * x; });
       }
       if (masked)
-        E::map(s, [&](int r, int j, float x) { return scores.sees(head_of(r), query_of(r), j0 + j) ? x : -infinity(); });
+        E::map(s, [&](int r, int j, float x) { return scores.visible(head_of(r), query_of(r), j0 + j) ? x : -infinity(); });
       E::Row<ROWS> top, base, fade;
       E::row_max(top, s);
       E::zip(top, top, m, [](float x, float y) { return maximum(x, y); });
@@ -283,18 +284,18 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
       E::row_add_partial(l, s);
       if constexpr (Config::KV_SCALES == BLOCK_SCALES) {
         const float* const v_scales = key_scales.values(stage);
-        const float shrink = unit.grow<BN>(v_scales, seen_begin - j0, seen_end - j0), inverse = unit.inverse();
+        const float shrink = unit.grow<BN>(v_scales, seen.begin - j0, seen.end - j0), inverse = unit.inverse();
         E::map(s, [&](int r, int j, float x) {
-          return masked && !scores.sees(head_of(r), query_of(r), j0 + j) ? 0.f : x * (v_scales[j] * inverse);
+          return masked && !scores.visible(head_of(r), query_of(r), j0 + j) ? 0.f : x * (v_scales[j] * inverse);
         });
         E::zip(fade, fade, fade, [=](float x, float) { return x * shrink; });
       }
       E::row_apply(o, fade, [](float x, float y) { return x * y; });
       const auto p = E::to_operand(s, nullptr);
       bool hidden = false;  // whether values that some rows must not see had to be taken out
-      if (HIDES && masked) hidden = warp_sum(take_out_non_finite<WARP>(tile_v(stage))) > 0, warp_barrier();
+      if (HAS_MASK && masked) hidden = warp_sum(take_out_non_finite<WARP>(tile_v(stage))) > 0, warp_barrier();
       EV::mma(o, p, tile_v(stage), 0, 0);
-      if (HIDES && hidden) {
+      if (HAS_MASK && hidden) {
         const KV* const v_base = v.at<Config::KV_VIEW>(batch, piece.head, kv_heads, own.k_first);
 #pragma unroll 1
         for (int j = j0; j < min_of(j0 + BN, own.S_k); j++) {
@@ -308,13 +309,14 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
           EV::map(o, [&](int r, int d, float x) {
             const float y = to_sum(values[min_of(d, Config::DV - 1)]);  // columns beyond the last are not written
             const float excess = y - minimum(maximum(y, -LARGEST), LARGEST);  // 0 where y is finite, else y
-            return x + (scores.sees(head_of(r), query_of(r), j) ? excess : 0.f);
+            return x + (scores.visible(head_of(r), query_of(r), j) ? excess : 0.f);
           });
         }
       }
     };
     // Tiles that every row sees whole are not masked.
-    const int all_begin = divide_up(scores.all_begin(query_of(rows - 1)), BN), all_end = scores.all_end(query_of(0)) / BN;
+    const KeyRange all = scores.all(query_of(0), query_of(rows - 1));
+    const int all_begin = divide_up(all.begin, BN), all_end = all.end / BN;
     const int stop = min_of(piece.end, piece.entry.last);
     int used = stage;
     bool any = false;

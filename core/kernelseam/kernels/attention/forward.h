@@ -59,7 +59,7 @@ static_assert(!TURNS || Config::KV_SCALES != BLOCK_SCALES, "scales of blocks nee
 static_assert(WARPS % COLUMN_WARPS == 0, "warps share rows evenly");
 
 // Whether sums begin with references: those of plain scores.
-constexpr bool STARTED = Starts<E>::value && !CHANGED_SCORES && Config::Q_SCALES != BLOCK_SCALES && Config::KV_SCALES != BLOCK_SCALES;
+constexpr bool STARTED = Starts<E>::value && !IN_BASE2 && Config::Q_SCALES != BLOCK_SCALES && Config::KV_SCALES != BLOCK_SCALES;
 
 KS_DEVICE float minimum(float a, float b) { return -maximum(-a, -b); }
 
@@ -136,8 +136,9 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
 
   // Keys [begin, end) are seen by some query of the block, [all_begin, all_end) by all. Tiles [first, last) are this block's.
   const int i0 = query_of(row0), i1 = query_of(min_of(row0 + BM, rows) - 1);
-  const int begin = scores.begin(i0), end = scores.end(i1);
-  const int all_begin = divide_up(scores.all_begin(i1), BN), all_end = scores.all_end(i0) / BN;
+  const KeyRange any = scores.any(i0, i1), all = scores.all(i0, i1);
+  const int begin = any.begin, end = any.end;
+  const int all_begin = divide_up(all.begin, BN), all_end = all.end / BN;
   int first = begin / BN, last = divide_up(end, BN);
   if (parts.splits > 1) {
     const int share = divide_up(max_of(last - first, 0), parts.splits);
@@ -177,7 +178,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   const int warp_row = warp_index() / COLUMN_WARPS * ROWS, column0 = warp_index() % COLUMN_WARPS * MINE;
   const int mine = row0 + warp_row;  // this warp's first row
   // A factor that is not positive is applied to the products themselves, so that masks stay −∞ and the largest score wins.
-  const float c = CHANGED_SCORES ? 1.f : factor > 0 ? factor : factor < 0 ? -factor : 1.f;
+  const float c = IN_BASE2 ? 1.f : factor > 0 ? factor : factor < 0 ? -factor : 1.f;
   Unit unit;
   E::Acc<ROWS, MINE> o;
   E::Row<ROWS> m, l, of_rows;
@@ -241,14 +242,14 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
     }
     if constexpr (STARTED) {
       start.finish(s, m);
-    } else if constexpr (CHANGED_SCORES) {
-      E::map(s, [&](int r, int j, float x) { return scores.score(k_scale * x, head_of(mine + r), query_of(mine + r), j0 + j); });
+    } else if constexpr (IN_BASE2) {
+      E::map(s, [&](int r, int j, float x) { return scores.apply(k_scale * x, head_of(mine + r), query_of(mine + r), j0 + j); });
     } else {
       if (!(factor > 0)) E::map(s, [=](int, int, float x) { return factor < 0 ? -x : factor * x; });
     }
     if constexpr (masked.value)
       E::map(s, [&](int r, int j, float x) {
-        return scores.sees(head_of(mine + r), query_of(mine + r), j0 + j) ? x : -infinity();
+        return scores.visible(head_of(mine + r), query_of(mine + r), j0 + j) ? x : -infinity();
       });
 
     if constexpr (STARTED) {
@@ -270,7 +271,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
         const float* const v_scales = key_scales.values(stage);
         const float shrink = unit.grow<BN>(v_scales, begin - j0, end - j0), inverse = unit.inverse();
         E::map(s, [&](int r, int j, float x) {
-          const bool seen = !masked.value || scores.sees(head_of(mine + r), query_of(mine + r), j0 + j);
+          const bool seen = !masked.value || scores.visible(head_of(mine + r), query_of(mine + r), j0 + j);
           return seen ? x * (v_scales[j] * inverse) : 0.f;
         });
         E::zip(fade, fade, fade, [=](float x, float) { return x * shrink; });
@@ -280,7 +281,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
     const auto p = E::to_operand(s, scratch);
     if constexpr (TURNS && SUMS_FILL_REGISTERS) other_turn(tile);
     bool hidden = false;  // whether values that some rows must not see had to be taken out
-    if constexpr (HIDES && masked.value) hidden = block_any(take_out_non_finite<THREADS>(tile_v(stage)));
+    if constexpr (HAS_MASK && masked.value) hidden = block_any(take_out_non_finite<THREADS>(tile_v(stage)));
     EV::mma(o, p, tile_v(stage), column0, 0);
     if (hidden) {
 #pragma unroll 1
@@ -289,7 +290,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
         EV::map(o, [&](int r, int d, float x) {
           const float y = to_sum(values[min_of(column0 + d, Config::DV - 1)]);  // columns beyond the last are not written
           const float excess = y - minimum(maximum(y, -LARGEST), LARGEST);  // 0 where y is finite, else y
-          return x + (scores.sees(head_of(mine + r), query_of(mine + r), j) ? excess : 0.f);
+          return x + (scores.visible(head_of(mine + r), query_of(mine + r), j) ? excess : 0.f);
         });
       }
     }

@@ -1,4 +1,13 @@
-// What a query sees of the keys, and what is done to a score. Shared by every kernel of attention.
+// Masking and score modification: the Score policy of every attention kernel, and the one of the built-in options.
+//
+// A Score policy is a structure of one sequence's (and head's) numbers with
+//   KIND                what a score may be to its product, which the softmax must know (ScoreKind)
+//   any(i0, i1)         the range of keys outside which none of the queries i0 … i1 sees any
+//   all(i0, i1)         a range of keys within which each of them sees all; `end` ≤ `begin` where there is none
+//   visible(h, i, j)    whether query i of head h sees key j; false from the last key on
+//   apply(x, h, i, j)   the score in base 2 of a product q·k
+//   slope(x, h, i, j)   where HAS_SLOPE, its derivative over scale·log2 e; else that is 1
+// BANDED: what a query sees is all of any(i, i).
 //
 // With the distance d = j − i − (S_k − S_q), key j is visible to query i iff j < S_k, the mask allows it, and
 //   j < prefix  or  −left ≤ d ≤ right     (causal: right = 0).
@@ -13,10 +22,12 @@ constexpr float REFERENCE_RISE = 4;
 template<class A, class B> struct Same { static constexpr bool value = false; };
 template<class A> struct Same<A, A> { static constexpr bool value = true; };
 constexpr bool HAS_BIAS = !Same<Config::BIAS, void>::value;
-// Whether scores are changed by more than a factor: then they are computed in base 2, else the factor is left to the exponential.
-constexpr bool CHANGED_SCORES = Config::SOFTCAP || Config::ALIBI || HAS_BIAS || Config::SINKS;
 // Whether a query may not see a key of its own sequence.
-constexpr bool HIDES = Config::CAUSAL || Config::WINDOW || Config::MASK;
+constexpr bool HAS_MASK = Config::CAUSAL || Config::WINDOW || Config::MASK;
+
+// MULTIPLE: a multiple of the product, by the same factor for a whole tile: the factor is left to the exponential, and maxima are
+// products'. CAPPED: softcap's, which keeps the products' order and is bounded. ANY: what apply() makes of it.
+enum class ScoreKind { MULTIPLE, CAPPED, ANY };
 
 // [batch, head, query, key] in memory; any strides.
 template<class T> struct Plane {
@@ -40,7 +51,12 @@ KS_DEVICE float in_base2(float x) {
 // The same of a slope, so small that its products with distances are finite.
 KS_DEVICE float slope_in_base2(float x) { return within(LOG2_E * x, LARGEST / 2147483648.f); }
 
+// A range [begin, end) of keys.
+struct KeyRange { int begin, end; };
+
 struct Scores {
+  static constexpr ScoreKind KIND = Config::ALIBI || HAS_BIAS ? ScoreKind::ANY : Config::SOFTCAP ? ScoreKind::CAPPED : ScoreKind::MULTIPLE;
+  static constexpr bool BANDED = !Config::PREFIX && !Config::MASK, HAS_SLOPE = Config::SOFTCAP;
   int S_q, S_k, left, right, prefix;
   float scale_log2, cap, cap_inverse;  // cap in base 2, and scale over the cap
   Plane<typename Choose<HAS_BIAS, Config::BIAS, float>::type> bias;
@@ -59,16 +75,16 @@ struct Scores {
     if (!Config::CAUSAL && !Config::WINDOW) return S_k;
     return min_of(max_of(i + shift() + 1 + (Config::WINDOW ? right : 0), 0), S_k);
   }
-  // The keys that any of the queries i0 … i1 sees, and those that all of them see: [begin, end) each.
-  KS_DEVICE int begin(int i0) const { return Config::PREFIX && prefix > 0 ? 0 : band_begin(i0); }
-  KS_DEVICE int end(int i1) const { return Config::PREFIX ? max_of(band_end(i1), prefix) : band_end(i1); }
-  KS_DEVICE int all_begin(int i1) const { return Config::PREFIX && prefix > 0 ? 0 : band_begin(i1); }
-  KS_DEVICE int all_end(int i0) const {
-    if (Config::MASK) return 0;
-    return Config::PREFIX && prefix > 0 ? (Config::WINDOW ? prefix : max_of(band_end(i0), prefix)) : band_end(i0);
+  KS_DEVICE KeyRange any(int i0, int i1) const {
+    return {Config::PREFIX && prefix > 0 ? 0 : band_begin(i0), Config::PREFIX ? max_of(band_end(i1), prefix) : band_end(i1)};
+  }
+  KS_DEVICE KeyRange all(int i0, int i1) const {
+    const int begin = Config::PREFIX && prefix > 0 ? 0 : band_begin(i1);
+    if (Config::MASK) return {begin, 0};
+    return {begin, Config::PREFIX && prefix > 0 ? (Config::WINDOW ? prefix : max_of(band_end(i0), prefix)) : band_end(i0)};
   }
 
-  KS_DEVICE bool sees(int h, int i, int j) const {
+  KS_DEVICE bool visible(int h, int i, int j) const {
     const int d = j - i - shift();
     bool seen = !Config::CAUSAL || d <= 0;
     if (Config::WINDOW) seen = d >= -left && d <= right;
@@ -78,8 +94,7 @@ struct Scores {
     return seen;
   }
 
-  // The score in base 2 of a product q·k.
-  KS_DEVICE float score(float x, int h, int i, int j) const {
+  KS_DEVICE float apply(float x, int h, int i, int j) const {
     if (Config::SOFTCAP) x = cap * tanh_fast(x * cap_inverse);
     else x *= scale_log2;
     if (Config::ALIBI) {
@@ -89,7 +104,14 @@ struct Scores {
     if constexpr (HAS_BIAS) x += in_base2(to_sum(bias.at(h, inside(i, S_q), inside(j, S_k))));
     return x;
   }
+  KS_DEVICE float slope(float x, int, int, int) const {
+    const float t = tanh_fast(x * cap_inverse);
+    return 1.f - t * t;
+  }
 };
+
+// Whether shared kernels compute scores in base 2; else they leave the factor to the exponential.
+constexpr bool IN_BASE2 = Scores::KIND != ScoreKind::MULTIPLE || Config::SINKS;
 
 // ---- by what a kernel computes scores from products: an argument of its body. Of an option that is off nothing is read.
 

@@ -26,7 +26,8 @@ softmax_body(const float* products, T* weights, float* lse, const float* sinks, 
 
   const float* const from = products + index * pitch;
   T* const to = weights + index * pitch;
-  const int begin = scores.begin(i) / COLUMNS * COLUMNS, end = scores.end(i);  // of what the query sees
+  const KeyRange any = scores.any(i, i);
+  const int begin = any.begin / COLUMNS * COLUMNS, end = any.end;
   // Columns from S_k on have no products: the memory there may never have been written.
   auto read = [&](int j) {
     if (j + COLUMNS <= S_k) return *(const Chunk<float>*)(from + j);
@@ -37,7 +38,7 @@ softmax_body(const float* products, T* weights, float* lse, const float* sinks, 
     return s;
   };
   auto score = [&](const Chunk<float>& s, int j, int e) {
-    return scores.sees(head, i, j + e) ? scores.score(s.v[e], head, i, j + e) : -infinity();
+    return scores.visible(head, i, j + e) ? scores.apply(s.v[e], head, i, j + e) : -infinity();
   };
 
   const float sink = Config::SINKS ? in_base2(sinks[head]) : -infinity();

@@ -1,0 +1,33 @@
+// A thread of a consumer: which rows of a tile it has, and where they lie.
+#pragma once
+#include "sm90/attention/score.h"
+#include "sm90/attention/block.h"
+
+typedef TileScore<BN> Score;
+
+struct ConsumerThread {
+  SharedStorage& storage;
+  const Maps& maps;
+  const Rings& rings;
+  const Operands& a;
+  Score score;
+  int group, warp, thread_lane;
+
+  // The warpgroup's first row; the thread's first, whose second is 8 further.
+  KS_DEVICE int group_row(const WorkTile& w) const { return w.row + 64 * group; }
+  KS_DEVICE int thread_row(const WorkTile& w) const { return group_row(w) + 16 * warp + thread_lane / 4; }
+  KS_DEVICE Scores scores_of(const WorkTile& w) const {
+    Scores s = score.scores;
+    if (RAGGED) s.S_q = w.S_q, s.S_k = w.S_k;
+    return s;
+  }
+  KS_DEVICE int rows_of(const WorkTile& w) const { return (RAGGED ? w.S_q : score.scores.S_q) * GROUP_HEADS; }
+  // Where a row begins, from the tile's entry and first head on.
+  template<class X> KS_DEVICE i64 place_of(const Matrices<X>& x, int row) const {
+    return (i64)query_of(row) * x.row + (GROUP_HEADS > 1 ? group_head_of(row) * x.head : 0);
+  }
+  // A tile's result: of its first head, from its sequence's first row on.
+  KS_DEVICE TO* results(const WorkTile& w) const {
+    return a.out.at<Config::Q_VIEW>(w.batch, w.head, 1, w.q_first) + (Config::IN_PARTS ? w.part * a.out_part : 0);
+  }
+};

@@ -1,0 +1,73 @@
+// The loop's Output policy: how a thread's part of a warpgroup's 64 rows leaves.
+//
+//   store(t, o, w, inverse)   writes O times the rows' factors; returns whether the warp stored a NaN that may have to be recomputed
+#pragma once
+#include "sm90/attention/consumer_thread.h"
+#include "sm90/attention/non_finite.h"
+
+// Few queries: each thread stores its part of its two rows.
+struct RowOutput {
+  static KS_DEVICE void store_pair(float* to, float x, float y) { *(float2*)to = float2{x, y}; }
+  template<class X> static KS_DEVICE void store_pair(X* to, float x, float y) { *(u32*)to = pack2(x, y, X()); }
+
+  static KS_DEVICE bool store(const ConsumerThread& t, const float (&o)[V_COLUMNS / 2], const WorkTile& w, const float (&inverse)[2]) {
+    const int first = t.thread_row(w), rows = t.rows_of(w);
+    TO* const to = t.results(w) + t.thread_lane % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      if (first + 8 * r >= rows) break;
+      TO* const row = to + t.place_of(t.a.out, first + 8 * r);
+#pragma unroll
+      for (int c = 0; c < DV / 8; c++) store_pair(row + 8 * c, o[4 * c + 2 * r] * inverse[r], o[4 * c + 2 * r + 1] * inverse[r]);
+    }
+    return false;
+  }
+};
+
+// O through shared memory to global, panel by panel, each warp its own 16 rows. TMA does not write rows beyond a dense tensor's last; a
+// packed sequence's last rows are stored by the threads, as the next sequence follows them.
+struct PanelOutput {
+  template<class X = TO>
+  static KS_DEVICE bool store(const ConsumerThread& t, const float (&o)[V_COLUMNS / 2], const WorkTile& w, const float (&inverse)[2]) {
+    u32 most = 0;
+    const int row = t.group_row(w) + 16 * t.warp, lane = t.thread_lane;
+    const int rows = Config::Q_VIEW == PACKED ? w.S_q - row : 16;
+#pragma unroll
+    for (int c = 0; c < V_COLUMNS; c += 64) {
+      char* const panel = t.storage.out.warps[t.group * 4 + t.warp] + c / 64 % Config::OUT_STAGES * O_BYTES;
+      if (c / 64 % Config::OUT_STAGES == 0) {
+        if (lane == 0) tma_store_wait_read<0>();
+        warp_barrier();
+      }
+      const u32 line = shared_address(panel) + lane % 16 * 128;
+#pragma unroll
+      for (int chunk = 0; chunk < min_of(V_COLUMNS - c, 64) / 8; chunk += 2) {
+        const float* const x = o + c / 2 + chunk * 4;
+        const uint4 y{pack2(x[0] * inverse[0], x[1] * inverse[0], X()), pack2(x[2] * inverse[1], x[3] * inverse[1], X()),
+                      pack2(x[4] * inverse[0], x[5] * inverse[0], X()), pack2(x[6] * inverse[1], x[7] * inverse[1], X())};
+        stmatrix(line + ((chunk + lane / 16) ^ lane % 8) * 16, y.x, y.y, y.z, y.w);
+        if (RECOMPUTES) most = max_magnitude(most, y);
+      }
+      async_proxy_fence();
+      warp_barrier();
+      if (Config::Q_VIEW != PACKED || rows >= 16) {
+        if (lane == 0) {
+          tma_store(t.maps.out, shared_address(panel), c, w.q_first + row, w.head, Config::Q_VIEW == PACKED ? 0 : w.batch);
+          tma_store_commit();
+        }
+      } else {
+        TO* const to = t.a.out.base + (i64)(w.q_first + row) * t.a.out.row + w.head * t.a.out.head + c;
+        const int chunks = min_of(DV - c, 64) / 8;
+#pragma unroll 1
+        for (int i = lane; i < rows * chunks; i += WARP) {
+          const int r = i / chunks, chunk = i % chunks;
+          *(uint4*)(to + (i64)r * t.a.out.row + chunk * 8) = *(const uint4*)(panel + r * 128 + (chunk ^ r % 8) * 16);
+        }
+        warp_barrier();
+      }
+    }
+    return RECOMPUTES && __any_sync(~0u, has_nan(most));
+  }
+};
+
+typedef Choose<BY_ROWS, RowOutput, PanelOutput>::type Output;
