@@ -102,6 +102,7 @@ GEMM_CONSTANTS: dict[str, int | str] = {
     "BUFFERS": 2,
     "POINTERS": 1,
     "RESIDUAL": 0,
+    "GROUPED": 0,
     "C_FIRST": 0,
     "SHARED_BYTES": 1 << 18,
 }
