@@ -8,9 +8,10 @@ plugin adds how its library is loaded and called.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,9 @@ from kernelseam.contract import (
     Coefficients,
     Cost,
     Device,
+    DeviceLimits,
     LaunchRecord,
+    LibraryRate,
     PlanParts,
 )
 from kernelseam.costs import Work, predicted, roofline
@@ -48,12 +51,14 @@ EXTRAS = {
 _FEW, _MATRIX = 8, 1 << 14
 """Up to so many rows, of a matrix of at least so many elements, take a library as long as one row:
 its kernels wait for memory."""
-_OF_SEVERAL = 0.88
+_OF_SEVERAL = 0.9
 """Of the bandwidth at which it reads one such matrix, what it reaches with more (H200: 384 ×
 1×512×128 in 15.6 µs, 64 × 1×4096×128 in 21.8)."""
-_STEP = 16
-"""Libraries' small tiles are padded to multiples of this many rows and columns, a step of the
-matrix units."""
+_NARROWEST, _MOST_PARTS, _FEWEST_K = 32, 32, 128
+"""Rows and columns of the narrowest tile that libraries are taken to have, parts that they cut K
+in, and values of K in a part."""
+_STEP_BYTES = 128
+"""Of a row of a factor, that come at once."""
 
 
 @dataclass(frozen=True)
@@ -196,26 +201,11 @@ class LibraryGemm(ABC):
         rate = known.libraries.get(self.name, {}).get(p.spec.dtype) if known else None
         if known is None or rate is None:
             return roofline(p, device.limits)
-        m, n = (min(rate.block, divide_up(x, _STEP) * _STEP) for x in (p.M, p.N))
-        blocks = p.matrices * divide_up(p.M, rate.block) * divide_up(p.N, rate.block)
-        few = _few_rows(p)
-        if few:
-            blocks = 0  # bound by reading the matrix
-        work = Work(
-            round(p.bytes_moved / (rate.few_rows * (1.0 if p.matrices == 1 else _OF_SEVERAL)))
-            if few
-            else p.bytes_moved + end_bytes(p, rate.block),
-            blocks,
-            2.0 * m * n * p.K * p.reads_inputs,
-            dtype=p.spec.dtype,
-            rate=rate.rate * (rate.tf32 if p.spec.precision else 1.0),
-            block_seconds=rate.block_seconds,
-        )
         # The library's instructions, not those of the shared kernels.
-        seconds = predicted(work, replace(known, multiply={}), device.limits)
-        if not few:  # whose kernels begin as fast as ours: H200, 384 × 1×512×64 in 7.7 µs
-            seconds += known.call_seconds
-        return Cost(p.bytes_moved, p.operations, seconds)
+        coefficients = replace(known, multiply={})
+        works = [_few_rows_work(p, rate)] if _few_rows(p) else _tile_works(p, rate, device.limits)
+        seconds = min(predicted(w, coefficients, device.limits) for w in works)
+        return Cost(p.bytes_moved, p.operations, seconds + known.call_seconds)
 
     def function_of(self, problem: GemmProblem) -> str:
         """The library's function that computes a problem."""
@@ -282,3 +272,61 @@ def _few_rows(p: GemmProblem) -> bool:
     """Whether reading the longer factor bounds a product, which has few rows or columns."""
     few, many = sorted((p.M, p.N))
     return few == 1 or (few <= _FEW and many * p.K >= _MATRIX)
+
+
+def _few_rows_work(p: GemmProblem, rate: LibraryRate) -> Work:
+    """Bound by reading the longer factor, and by the latency of its sums."""
+    bandwidth = rate.few_rows * (1.0 if p.matrices == 1 else _OF_SEVERAL)
+    waiting = _steps(p) * rate.few_step_seconds
+    return Work(
+        round(p.bytes_moved / bandwidth),
+        waiting=waiting + (rate.few_seconds if min(p.M, p.N) > 1 else 0.0),
+    )
+
+
+def _tile_works(p: GemmProblem, rate: LibraryRate, limits: DeviceLimits) -> Iterator[Work]:
+    """Of every tile and number of parts of K that a library may choose from."""
+    units = max(limits.compute_units, 1)
+    for m in _sides(p.M, rate.block):
+        for n in _sides(p.N, rate.block):
+            blocks = p.matrices * divide_up(p.M, m) * divide_up(p.N, n)
+            yield _tile_work(p, rate, m, n, blocks, 1, units)
+            parts, most = 2, min(_MOST_PARTS, units // max(blocks, 1), p.K // _FEWEST_K)
+            while rate.split_seconds is not None and parts <= most:
+                yield _tile_work(p, rate, m, n, blocks * parts, parts, units)
+                parts *= 2
+
+
+def _sides(extent: int, widest: int) -> Iterator[int]:
+    """Powers of two, up to the first that holds the extent."""
+    side = min(_NARROWEST, widest)
+    yield side
+    while side < min(extent, widest):
+        side *= 2
+        yield side
+
+
+def _tile_work(
+    p: GemmProblem, rate: LibraryRate, m: int, n: int, blocks: int, parts: int, units: int
+) -> Work:
+    area, k = m * n, p.K * p.reads_inputs / parts
+    once = rate.start_seconds * math.sqrt(area) / rate.block
+    if parts > 1:
+        once += rate.split_seconds or 0.0
+    if blocks > units and _steps(p) <= 1:
+        once += rate.thin_seconds
+    return Work(
+        p.bytes_moved + end_bytes(p, n),
+        blocks,
+        2.0 * area * k,
+        dtype=p.spec.dtype,
+        rate=rate.rate
+        * (rate.tf32 if p.spec.precision else 1.0)
+        * (area / (area + rate.edge * (m + n))),
+        block_seconds=rate.block_seconds + once / max(divide_up(blocks, units), 1),
+        alone=_steps(p) / parts * rate.step_seconds,
+    )
+
+
+def _steps(p: GemmProblem) -> float:
+    return p.K * p.reads_inputs * p.spec.dtype.itemsize / _STEP_BYTES

@@ -430,7 +430,7 @@ def test_lists_at_any_place_are_stored_by_warps_or_read_by_pairs() -> None:
     limits = replace(LIMITS, operations_per_second={"bfloat16": 1.07e15})
     for p, whole, other in (
         (scores, "128x128-5-tma-2together-cfirst", "256x128-4-rows"),
-        (square, "128x128-5-tma", "128x256-4-tma-2together"),
+        (square, "128x128-5-tma", "128x256-3-tma-2together"),
     ):
         names = [
             HALF.tile(replace(p, whole_lines=w), ROW, replace(H200, limits=limits)).name

@@ -17,28 +17,45 @@ OPTIONS = ("-std=c++17", "-default-device")
 """Of every compilation. As part of a row they are part of a binary's key."""
 
 _HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
-_HALF = LibraryRate(128, 0.72, 3.3e-7, few_rows=0.98)
-_SINGLE = LibraryRate(32, 0.825, 2.4e-7, tf32=6.0, few_rows=0.75)
+_HALF = LibraryRate(
+    *(128, 0.74, 4.3e-7, 2.6e-7),
+    few_rows=0.98,
+    edge=2.3,
+    step_seconds=7.5e-8,
+    few_step_seconds=3.7e-8,
+    thin_seconds=3e-6,
+    split_seconds=3.4e-6,
+)
+_SINGLE = LibraryRate(
+    *(128, 0.95, 4.5e-7, 1e-6),
+    tf32=6.0,
+    few_rows=0.85,
+    edge=20,
+    step_seconds=8e-8,
+    few_step_seconds=2.1e-8,
+    few_seconds=3.4e-6,
+    split_seconds=4.5e-6,
+)
 _LIBRARY = {
     DType.float16: _HALF,
     DType.bfloat16: _HALF,
     DType.float32: _SINGLE,
     DType.float64: LibraryRate(64, 0.92, 7.7e-7),
 }
-_LISTS = _LIBRARY | dict.fromkeys((DType.float16, DType.bfloat16), LibraryRate(128, 0.72, 6.3e-7))
+_LISTS = _LIBRARY | dict.fromkeys(
+    (DType.float16, DType.bfloat16),
+    replace(_HALF, rate=0.65, block_seconds=7e-7, split_seconds=None),
+)
 _LIBRARIES = {"cublas": _LIBRARY, "cublaslt": _LIBRARY, "cublas-batched": _LISTS}
 HOPPER = Coefficients(
     "H200",
     bandwidth=0.87,
     multiply={DType.float16: 0.62, DType.bfloat16: 0.62, DType.float8_e4m3fn: 0.16},
-    call_seconds=3e-6,
     libraries=_LIBRARIES,
 )
 """A copy moves 4.27 of 4.92 TB/s. mma.sync issues at 0.62 of what wgmma reaches, so that a shared
 kernel's tile cannot do better; libraries have wgmma. Of e4m3 it makes float16 first."""
-_ESTIMATED = Coefficients(
-    "estimated: the H200's parts", bandwidth=0.87, call_seconds=3e-6, libraries=_LIBRARIES
-)
+_ESTIMATED = Coefficients("estimated: the H200's parts", bandwidth=0.87, libraries=_LIBRARIES)
 """Where mma.sync is what there is, it issues at the peak; sm_100a and sm_103 were not measured."""
 _BLACKWELL = {DType.float16: 0.3, DType.bfloat16: 0.3, DType.float8_e4m3fn: 0.08}
 COSTS = {
@@ -135,6 +152,9 @@ MHz, bytes of memory bandwidth in a second, GB of memory.
 Source: NVIDIA's product pages and data sheets; the B300's units and clock are those that give its
 peak rates.
 """
+LAUNCH_SECONDS = 2.1e-6
+"""From a kernel's end to the next one's first instruction, and its own first load (an H200's, in a
+graph)."""
 
 
 def _products(arch: str, shared_bytes: int) -> Iterator[Device]:
@@ -147,6 +167,7 @@ def _products(arch: str, shared_bytes: int) -> Iterator[Device]:
             operations_per_second={
                 d.value: n * units * megahertz * 1e6 for d, n in RATES[arch].items()
             },
+            launch_seconds=LAUNCH_SECONDS,
         )
         yield Device("cuda", 0, arch, name, limits, ABSENT)
 

@@ -257,6 +257,7 @@ def _device(index: int) -> Device:
         operations_per_second={
             d.value: n * units * clock for d, n in archs.RATES.get(arch, {}).items()
         },
+        launch_seconds=archs.LAUNCH_SECONDS,
     )
     name = bindings.call("cuDeviceGetName", 256, handle)
     return Device("cuda", index, arch, name.partition(b"\0")[0].decode(), limits)

@@ -67,16 +67,19 @@ H200's, where TF32's are less than half of these, as mma.sync's are beside wgmma
 
 GEMM = (
     GemmTile(
-        _HALF_PRECISION, 128, 128, 64, 2, 2, stages=2, min_blocks=2, rate=0.60, block_seconds=4.0e-7
+        _HALF_PRECISION, 128, 128, 64, 2, 2, stages=2, min_blocks=2, rate=0.60, block_seconds=4e-7
     ),
     GemmTile(
         _HALF_PRECISION, 128, 64, 64, 2, 2, stages=3, min_blocks=2, rate=0.42, block_seconds=1.3e-7
     ),
     GemmTile(
-        _HALF_PRECISION, 64, 64, 64, 2, 2, stages=2, min_blocks=4, rate=0.40, block_seconds=2.5e-7
+        _HALF_PRECISION, 64, 64, 64, 2, 2, stages=2, min_blocks=4, rate=0.38, block_seconds=0.7e-7
     ),
     GemmTile(
-        _HALF_PRECISION, 32, 32, 32, 1, 2, stages=2, min_blocks=8, rate=0.25, block_seconds=0.7e-7
+        *(_HALF_PRECISION, 32, 32, 32, 1, 2, 2, 8),
+        rate=0.165,
+        block_seconds=0.9e-7,
+        slice_seconds=3.9e-7,
     ),
     GemmTile(
         _HALF_PRECISION,
@@ -89,7 +92,8 @@ GEMM = (
         min_blocks=4,
         teams=8,
         rate=0.10,
-        block_seconds=3.2e-7,
+        block_seconds=2.6e-7,
+        slice_seconds=5e-7,
     ),
     GemmTile(
         _SINGLE,
@@ -119,8 +123,8 @@ GEMM = (
         rate=0.655,
         block_seconds=1.4e-6,
     ),
-    GemmTile(_SINGLE, 64, 64, 16, 2, 2, stages=3, min_blocks=3, rate=0.55, block_seconds=6.2e-7),
-    GemmTile(_SINGLE, 32, 32, 16, 2, 2, stages=3, min_blocks=5, rate=0.40, block_seconds=1e-7),
+    GemmTile(_SINGLE, 64, 64, 16, 2, 2, stages=3, min_blocks=3, rate=0.50, block_seconds=4e-7),
+    GemmTile(_SINGLE, 32, 32, 16, 2, 2, stages=3, min_blocks=5, rate=0.36, block_seconds=1.8e-7),
     GemmTile(_SINGLE, 16, 16, 16, 1, 1, stages=2, min_blocks=3, teams=8, rate=0.15),
     *(_tf32(precision, *row) for precision, rows in _TF32.items() for row in rows),
 )
@@ -211,13 +215,12 @@ ATTENTION = (
         q_resident=True,
         min_blocks=2,
         plain=True,
-        short_causal=1024,
         rate=0.44,
     ),
     AttentionTile(_HALF_PRECISION, 64, 4, 16, 32, 2, q_resident=True, min_blocks=2, rate=0.40),
     replace(_IN_TURNS, max_dim=96, rows=32, score_unroll=2, rate=0.54),
     replace(_SIXTEEN_ROWS, max_dim=96),
-    replace(_IN_TURNS, max_dim=128, rows=32, score_unroll=1, rate=0.57),
+    replace(_IN_TURNS, max_dim=128, rows=32, score_unroll=1, rate=0.51, block_seconds=1.4 * _US),
     AttentionTile(
         _HALF_PRECISION,
         128,
@@ -228,10 +231,10 @@ ATTENTION = (
         min_blocks=2,
         plain=True,
         score_unroll=1,
-        rate=0.54,
-        block_seconds=_US,
+        rate=0.49,
+        block_seconds=1.4 * _US,
     ),
-    _SIXTEEN_ROWS,
+    replace(_SIXTEEN_ROWS, block_seconds=1.4 * _US),
     AttentionTile(
         _HALF_PRECISION,
         128,
@@ -241,7 +244,7 @@ ATTENTION = (
         2,
         q_resident=True,
         min_blocks=2,
-        rate=0.47,
+        rate=0.42,
         block_seconds=_US,
     ),
     replace(_IN_TURNS, max_dim=192, rows=16, rate=0.47),
@@ -250,7 +253,7 @@ ATTENTION = (
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 64, 2, plain=True, rate=0.47, block_seconds=_US),
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 48, 2, plain=True, rate=0.43, block_seconds=_US),
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 32, 2, plain=True, rate=0.39, block_seconds=_US),
-    AttentionTile(_HALF_PRECISION, 256, 8, 16, 16, 2, rate=0.27),
+    AttentionTile(_HALF_PRECISION, 256, 8, 16, 16, 2, rate=0.24),
     AttentionTile(_HALF_PRECISION, 576, 4, 16, 32, 2, column_warps=4, rate=0.25),
     AttentionTile(_HALF_PRECISION, 576, 4, 16, 16, 2, column_warps=4, rate=0.20),
     AttentionTile(_SINGLE, 64, 4, 16, 32, 2),
@@ -264,11 +267,26 @@ DECODE = (
         q_resident=True,
         item_cost=12,
         block_seconds=2.6e-6,
-        item_seconds=4.4e-7,
+        item_seconds=1e-7,
     ),
-    DecodeTile(_HALF_PRECISION, 64, 4, 32, 32, 3, 2, q_resident=True, item_seconds=1e-6),
-    DecodeTile(_HALF_PRECISION, 128, 4, 16, 16, 3, 2, q_resident=True),
-    DecodeTile(_HALF_PRECISION, 128, 4, 32, 16, 3, 1, rate=0.2, item_seconds=1.5e-6),
+    DecodeTile(
+        *(_HALF_PRECISION, 64, 4, 32, 32, 3, 2),
+        q_resident=True,
+        block_seconds=4.4e-6,
+        item_seconds=1e-6,
+    ),
+    DecodeTile(
+        *(_HALF_PRECISION, 128, 4, 16, 16, 3, 2),
+        q_resident=True,
+        block_seconds=3.6e-6,
+        item_seconds=4e-7,
+    ),
+    DecodeTile(
+        *(_HALF_PRECISION, 128, 4, 32, 16, 3, 1),
+        rate=0.2,
+        block_seconds=4.4e-6,
+        item_seconds=1.5e-6,
+    ),
     DecodeTile(_HALF_PRECISION, 128, 4, 16, 16, 2, 1, q_resident=True, rate=0.2),
     DecodeTile(_HALF_PRECISION, 256, 4, 16, 16, 3, 1, item_cost=5, rate=0.15, item_seconds=2.5e-6),
     DecodeTile(_HALF_PRECISION, 256, 4, 16, 16, 2, 1, item_cost=5, rate=0.15, item_seconds=2.4e-6),
@@ -291,9 +309,7 @@ _STORED_GEMM = tuple(
 """Factors of 8 bits. Slices of 128 would have twice the fragments in registers at once, and spill.
 Rates are those of half precision, not measured."""
 _STORED_ATTENTION = tuple(
-    replace(t, dtype_kv=_E4M3, short_causal=0)
-    for t in ATTENTION
-    if t.dtypes is _HALF_PRECISION and not t.in_turns
+    replace(t, dtype_kv=_E4M3) for t in ATTENTION if t.dtypes is _HALF_PRECISION and not t.in_turns
 )
 _STORED_DECODE = tuple(
     DecodeTile(_HALF_PRECISION, *shape, q_resident=q_resident, dtype_kv=_E4M3, **more)
@@ -396,11 +412,13 @@ ATTENTION_BWD = _backward(
 
 
 GEMV = (
-    GemvTile(True, 8, 4, 128, 4, latency=1.2e-6),
-    GemvTile(True, 32, 4, 128, 4, ahead=True, resident_threads=640, latency=9e-7),
-    GemvTile(True, 32, 1, 128, 4, ahead=True, latency=1.5e-7),
-    GemvTile(False, 8, 4, 256, 8, latency=1.28e-6),
-    GemvTile(False, 8, 4, 512, 16, ahead=True, most_ahead=2, latency=1.3e-6),
+    GemvTile(True, 8, 4, 128, 4, latency=6e-7, block_seconds=1e-7),
+    GemvTile(
+        *(True, 32, 4, 128, 4, True), resident_threads=640, latency=6e-7, block_seconds=1.6e-7
+    ),
+    GemvTile(True, 32, 1, 128, 4, ahead=True, latency=1.3e-7, block_seconds=1.8e-7),
+    GemvTile(False, 8, 4, 256, 8, latency=8e-7, block_seconds=3.3e-7),
+    GemvTile(*(False, 8, 4, 512, 16, True), most_ahead=2, latency=9e-7, block_seconds=5e-7),
 )
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from kernelseam.costs import Work
+from collections.abc import Iterable
+from typing import TypeVar
+
+from kernelseam.contract import ArchRow, Device
+from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.kernels.attention.backward_tile import BackwardTile
 from kernelseam.kernels.attention.ragged import expected_tiles, typical
 from kernelseam.kernels.attention.tile import AttentionTile
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import divide_up, pad
 
+Tile = TypeVar("Tile")
 NARROW = 0.6
 """Of a tile's rate where rows are read element by element."""
 ESTIMATED_RATE, ESTIMATED_BACKWARD = 0.4, 0.3
@@ -19,6 +25,25 @@ PRODUCTS = {"both": 7, "keys": 4, "queries": 3}
 by queries."""
 PRODUCTS_ONCE = 5
 """With atomics: nothing is computed twice."""
+
+
+def least_seconds(
+    kernel: KernelDefinition,
+    problem: AttentionProblem,
+    tiles: Iterable[Tile],
+    row: ArchRow,
+    device: Device,
+) -> Tile:
+    """The tile whose launches have the least predicted time."""
+
+    def seconds(tile: Tile) -> float:
+        works = (
+            x.kernel.work(x.problem, x.tile, device)
+            for x in kernel.launches(problem, tile, device).kernels
+        )
+        return sum(predicted(w, row.costs, device.limits) for w in works)
+
+    return min(tiles, key=seconds)
 
 
 def forward_work(p: AttentionProblem, tile: AttentionTile) -> Work:

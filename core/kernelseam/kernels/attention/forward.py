@@ -18,7 +18,7 @@ from kernelseam.kernels.attention.arguments import (
     row_values,
     walk_values,
 )
-from kernelseam.kernels.attention.cost import forward_work
+from kernelseam.kernels.attention.cost import forward_work, least_seconds
 from kernelseam.kernels.attention.fp8 import (
     fp8_constants,
     fp8_pointers,
@@ -147,8 +147,7 @@ class AttentionDefinition(KernelDefinition):
         return tuple(t for t in fit if t.max_dim == narrowest)
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> AttentionTile:
-        """The first of the table, or of those for short causal problems, unless another leaves
-        fewer rows of its blocks without work.
+        """That of the least predicted time.
 
         Heads of a group share a block where that makes fewer of them. Keys are split where blocks
         are fewer than what the device runs at once. A batch-invariant spec has one tile, whatever
@@ -157,11 +156,8 @@ class AttentionDefinition(KernelDefinition):
         tiles = self.tiles(problem.spec, row)
         if problem.spec.batch_invariant:
             return tiles[0]
-        if problem.spec.causal:
-            tiles = tuple(sorted(tiles, key=lambda t: not _short(t, problem, row)))
-        grouped = [self._grouped(problem, t) for t in tiles]
-        best = min(grouped, key=lambda t: self._blocks_of_a_group(problem, t) * t.bm)
-        return self._split(problem, best, row, device)
+        offered = [self._split(problem, self._grouped(problem, t), row, device) for t in tiles]
+        return least_seconds(self, problem, offered, row, device)
 
     def takes(
         self, problem: AttentionProblem, tile: AttentionTile, row: ArchRow, device: Device
@@ -298,12 +294,6 @@ class AttentionDefinition(KernelDefinition):
 
     def work(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> Work:
         return forward_work(problem, tile)
-
-
-def _short(tile: AttentionTile, problem: AttentionProblem, row: ArchRow) -> bool:
-    """Whether a causal problem is short enough for a tile of few rows."""
-    together = tile.min_blocks * tile.shared_bytes(problem.spec)
-    return problem.S_k <= tile.short_causal and together <= row.shared_bytes_per_block
 
 
 def _together(problem: AttentionProblem, tile: AttentionTile, q_tiles: int, device: Device) -> int:

@@ -42,9 +42,6 @@ class AttentionTile:
     sections: bool = False
     """Whether the longest blocks of several heads start first under a causal mask, not head after
     head."""
-    short_causal: int = field(default=0, compare=False)
-    """Causal problems of up to so many keys take it before tiles of more rows, whose blocks meet
-    more hidden keys, where ``min_blocks`` of it fit."""
     rate: float = field(default=0.0, compare=False)
     """As in GemmTile; so ``block_seconds``."""
     block_seconds: float = field(default=0.0, compare=False)

@@ -18,11 +18,6 @@ EDGE = 32
 """The overhead of a tile whose rate was not measured (loads and starting), as rows and columns."""
 
 
-SLICE_SECONDS = 7e-7
-"""A slice's way from memory, where nothing else runs on the compute unit (H200: 16×6144×4096 in
-128 slices of two stages takes 95 µs)."""
-
-
 def estimated_rate(bm: int, bn: int, teams: int) -> float:
     """The rate of a tile that was not measured: its area over area and overhead. Teams share no
     loads; their warps hide half of each other's latency."""
@@ -52,7 +47,7 @@ def gemm_work(p: GemmProblem, tile: GemmTile) -> Work:
         dtype=spec.dtype,
         rate=rate * (NARROW if narrow else 1.0),
         block_seconds=start,
-        alone=k * p.summed / tile.bk * SLICE_SECONDS / (tile.stages - 1)
+        alone=k * p.summed / tile.bk * tile.slice_seconds / (tile.stages - 1)
         if tile.stages > 1
         else 0.0,
     )

@@ -70,6 +70,8 @@ class GemvTile:
     latency: float = field(default=1e-6, compare=False)
     """For its cost: of the seconds from a load of its rows to their use, those that other loads do
     not hide."""
+    block_seconds: float = field(default=0.0, compare=False)
+    """For its cost: as in GemmTile."""
     dtypes: frozenset[DType] = _DTYPES
     vectors: int = 1
     """Of a launch, as is ``of_a``: the most that are multiplied at once."""
@@ -278,6 +280,7 @@ class GemvDefinition(KernelDefinition):
             2.0 * (tile.vectors - 1) * n * k,
             dtype=DType.float64 if spec.dtype_acc is DType.float64 else DType.float32,
             rate=RATE,
+            block_seconds=tile.block_seconds,
             waiting=(rounds - _STARTED) * loads * tile.latency,
         )
 

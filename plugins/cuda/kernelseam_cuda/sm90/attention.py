@@ -14,7 +14,7 @@ from kernelseam.contract import (
     Launches,
     TensorMap,
 )
-from kernelseam.costs import Work, predicted
+from kernelseam.costs import Work
 from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
@@ -26,7 +26,7 @@ from kernelseam.kernels.attention.arguments import (
     row_values,
     walk_values,
 )
-from kernelseam.kernels.attention.cost import tile_keys
+from kernelseam.kernels.attention.cost import least_seconds, tile_keys
 from kernelseam.kernels.attention.forward import VIEWS
 from kernelseam.kernels.attention.parts import in_parts, part_strides
 from kernelseam.kernels.attention.ragged import expected_tiles
@@ -53,7 +53,12 @@ from kernelseam_cuda.sm90.attention_pages import (
 from kernelseam_cuda.sm90.attention_refusals import refuse_dims, refuse_rows_of_any_view
 from kernelseam_cuda.sm90.attention_sections import tile_count
 from kernelseam_cuda.sm90.attention_softcap import SMALL_CAP, small_cap
-from kernelseam_cuda.sm90.attention_tiles import ATTENTION, FEW_QUERIES, HopperAttentionTile
+from kernelseam_cuda.sm90.attention_tiles import (
+    ATTENTION,
+    FEW_QUERIES,
+    GROUPED_SECONDS,
+    HopperAttentionTile,
+)
 from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.sm90.tiles import panel_bytes, promotion
 from kernelseam_cuda.toolchain import sources
@@ -225,15 +230,7 @@ class HopperAttention(KernelDefinition):
         tiles = tuple(t for t in tiles if t.short is short or t.most_rows) or tiles
         if self.few_queries:
             tiles = for_few(problem, tiles, device)
-
-        def seconds(tile: HopperAttentionTile) -> float:
-            works = (
-                x.kernel.work(x.problem, x.tile, device)
-                for x in self.launches(problem, tile, device).kernels
-            )
-            return sum(predicted(w, row.costs, device.limits) for w in works)
-
-        return min(tiles, key=seconds)
+        return least_seconds(self, problem, tiles, row, device)
 
     def takes(
         self, problem: AttentionProblem, tile: HopperAttentionTile, row: ArchRow, device: Device
@@ -407,7 +404,7 @@ class HopperAttention(KernelDefinition):
             step * longest,
             p.spec.dtype,
             tile.rate,
-            tile.block_seconds,
+            tile.block_seconds + GROUPED_SECONDS * (tile.group_heads > 1),
         )
 
     def covering(self) -> Iterable[Covered]:

@@ -25,6 +25,9 @@ _WHOLE_COLUMNS = 192
 """Of a step's queries that the wide gradients have in one part; of more in two."""
 _WARP_PANEL_BYTES = 16 * 128
 """A warp's rows of one panel of the result."""
+GROUPED_SECONDS = 1e-6
+"""Added to a tile whose rows are the heads of a group: its result leaves from registers, 32 bytes
+of a row at a time."""
 _ALONE = 40, 240
 """Registers, as ``REGISTERS``, beside a single consumer of attention."""
 
@@ -125,10 +128,15 @@ class HopperAttentionTile:
 ATTENTION = (
     HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 32, hides=False, rate=0.98),
     HopperAttentionTile(
-        64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=False, short=True, rate=0.98
+        64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=False, short=True, rate=1.08
     ),
     HopperAttentionTile(
-        64, 64, 4, 64, 4, 2, 1, False, True, 32, remake=True, late=True, hides=True, rate=0.98
+        *(64, 64, 4, 64, 4, 2, 1, False, True, 32),
+        remake=True,
+        late=True,
+        hides=True,
+        rate=1.08,
+        block_seconds=6e-7,
     ),
     HopperAttentionTile(
         64, 64, 4, 64, 4, 2, 1, False, True, 16, remake=True, hides=True, rate=0.95
@@ -136,7 +144,7 @@ ATTENTION = (
     HopperAttentionTile(96, 96, 3, 96, 2, 2, 1, False, True, 24, rate=1.19),
     HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1),
     HopperAttentionTile(104, 104, 3, 64, 3, 1, 1, False, False, 16, rate=1.05),
-    HopperAttentionTile(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.22),
+    HopperAttentionTile(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.34),
     HopperAttentionTile(192, 128, 2, 128, 2, 1, 1, True, False, 24, softmax_columns=50, rate=1.15),
     HopperAttentionTile(192, 192, 2, 96, 2, 1, 1, True, False, 24, softmax_columns=50, rate=1.17),
     HopperAttentionTile(
@@ -153,7 +161,7 @@ ATTENTION = (
         fewest_heads=4,
         hides=False,
         softmax_columns=50,
-        rate=1.2,
+        rate=1.3,
     ),
     HopperAttentionTile(
         256,
@@ -193,9 +201,11 @@ ATTENTION = (
 
 FEW_QUERIES = (
     HopperAttentionTile(64, 64, 2, 128, 4, 2, 1, True, True, 24, most_rows=128, rate=1.1),
-    HopperAttentionTile(64, 64, 1, 128, 5, 2, 1, False, True, 24, most_rows=64, rate=0.83),
+    HopperAttentionTile(
+        *(64, 64, 1, 128, 5, 2, 1, False, True, 24), most_rows=64, rate=0.91, block_seconds=6e-7
+    ),
     HopperAttentionTile(96, 96, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=0.85),
-    HopperAttentionTile(128, 128, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=1.0),
+    HopperAttentionTile(128, 128, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=1.1),
     HopperAttentionTile(192, 128, 1, 128, 2, 1, 1, False, False, 24, most_rows=64, rate=1.1),
     HopperAttentionTile(192, 192, 1, 96, 2, 1, 1, False, False, 24, most_rows=64, rate=1.1),
     HopperAttentionTile(256, 256, 1, 64, 2, 1, 2, False, False, 32, most_rows=64, rate=1.25),

@@ -185,7 +185,7 @@ class HopperGemm(KernelDefinition):
         slow = device.limits.bytes_per_second < _FAST_MEMORY
         return min(
             (_in_step(problem, t) if slow else t for t in self.offered(problem)),
-            key=lambda t: predicted(gemm_cost.work(problem, t), row.costs, device.limits),
+            key=lambda t: predicted(gemm_cost.work(problem, t, device), row.costs, device.limits),
         )
 
     def takes(
@@ -364,7 +364,7 @@ class HopperGemm(KernelDefinition):
         return gemm_maps.tensor_maps(problem, tile)
 
     def work(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> Work:
-        return gemm_cost.work(problem, tile)
+        return gemm_cost.work(problem, tile, device)
 
     def covering(self) -> Iterable[Covered]:
         return (Covered(self, spec, often=often) for spec, often in specs())

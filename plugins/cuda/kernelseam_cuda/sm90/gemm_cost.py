@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelseam.contract import Device
 from kernelseam.costs import Work
 from kernelseam.descriptors.common.lists import LINE
 from kernelseam.descriptors.gemm.problem import GemmProblem
@@ -18,19 +19,19 @@ e4m3, of twice as many, takes as long."""
 _MOSTLY_C = 0.75
 """Above this part of the bytes moved C is stored with the L2 policy evict-first. H200:
 256 × 2048×2048×128, C 0.89 of them, gains 4 %; 256 × 2048×128×2048, 0.06, would lose 8 %."""
-_LINE_OPERATIONS = 7_000
-"""What a block at full rate could do while a line of the L2 cache comes (H200: 1.4 ns). Where rows
+_LINE_OPERATIONS = 6_600
+"""What a block at full rate could do while a line of the L2 cache comes (H200: 1.2 ns). Where rows
 are not whole lines, a panel's row of 128 bytes lies in two. So it does where matrices of a list
 begin within a line: 64 × 1024³ takes 243 µs by pairs that share B and 370 by the tile that is as
 fast where they do not (210)."""
-_ENDS = {"rows": 1.25, "tma": 2.0}
+_ENDS = {"rows": 1.1, "tma": 2.55}
 """What a line of C that is written in part costs, in whole ones: warps store 256 bytes of a row,
 TMA stores 128 (H200: 256 × 2048×2048×128 where matrices of a list begin with a line, or do not: by
 128×128 707 and 1630 µs by TMA and 1008 and 1444 by rows, by pairs of 128×256 747 and 1288)."""
-_SHARED_OPERATIONS = 15_000
+_SHARED_OPERATIONS = 7_200
 """That a block could do meanwhile, where another reads the same lines of A as it does: the cache
-serves them one after the other (H200: 3 ns). It bounds products of few rows with many columns, but
-not of e4m3: 64×6144×4096 takes 8.3 µs by 96 blocks, 8192³ by 16384 1.78 ms."""
+serves them one after the other (H200: 1.4 ns). It bounds products of few rows with many columns,
+but not of e4m3: 64×6144×4096 takes 8.3 µs by 96 blocks, 8192³ by 16384 1.78 ms."""
 
 
 def mostly_c(p: GemmProblem) -> bool:
@@ -39,8 +40,9 @@ def mostly_c(p: GemmProblem) -> bool:
     return c_bytes > _MOSTLY_C * p.bytes_moved
 
 
-def work(p: GemmProblem, tile: HopperGemmTile) -> Work:
+def work(p: GemmProblem, tile: HopperGemmTile, device: Device) -> Work:
     """Bytes, blocks and operations of a product by a tile."""
+    units = max(device.limits.compute_units, 1)
     rows, columns = grid_of_tiles(p, tile)
     size = p.spec.dtype.itemsize
     rate = (p.spec.a_transposed and tile.rate_along_m) or tile.rate
@@ -49,19 +51,20 @@ def work(p: GemmProblem, tile: HopperGemmTile) -> Work:
         loaded = tile.bm // tile.cluster, tile.bn
     scattered = p.spec.view == "pointers" and not p.whole_lines
     lines = sum(
-        n * (2 if scattered or row * size % LINE else 1)
-        for n, row in zip(loaded, (p.a_strides[2], p.b_strides[2]), strict=True)
+        min(n, extent) * (2 if scattered or row * size % LINE else 1)
+        for n, extent, row in zip(loaded, (p.M, p.N), (p.a_strides[2], p.b_strides[2]), strict=True)
     )
     slice_operations = max(
         2.0 * tile.bm * tile.bn * _SLICE,
         _LINE_OPERATIONS * rate * lines,
         _SHARED_OPERATIONS * columns / tile.split * (not p.spec.dtype.is_fp8),
     )
+    blocks = rows * tile.cluster * columns * p.results * tile.split
     return Work(
         p.bytes_moved + round(_ENDS[tile.store] * end_bytes(p, tile.bn)),
-        rows * tile.cluster * columns * p.results * tile.split,
+        blocks,
         slice_operations * divide_up(divide_up(p.K, slice_of(p.spec)), tile.split) * p.summed,
         dtype=DType.bfloat16,
         rate=rate,
-        block_seconds=tile.block_seconds,
+        block_seconds=tile.block_seconds + tile.start_seconds / max(divide_up(blocks, units), 1),
     )

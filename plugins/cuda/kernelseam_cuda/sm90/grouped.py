@@ -99,7 +99,9 @@ class HopperGroupedGemm(KernelDefinition):
         """The one with the least predicted time for groups of one size."""
         return min(
             self.offered(problem),
-            key=lambda t: predicted(gemm_cost.work(problem.even, t), row.costs, device.limits),
+            key=lambda t: predicted(
+                gemm_cost.work(problem.even, t, device), row.costs, device.limits
+            ),
         )
 
     def variants(
@@ -109,7 +111,7 @@ class HopperGroupedGemm(KernelDefinition):
         return {t.name: t for t in tiles}
 
     def work(self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device) -> Work:
-        return gemm_cost.work(problem.even, tile)
+        return gemm_cost.work(problem.even, tile, device)
 
     def launches(
         self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device

@@ -79,6 +79,8 @@ class HopperGemmTile:
     """The same where A lies along M, in boxes of 64 rows, if that differs: three slices are too few
     then."""
     block_seconds: float = 0.0
+    start_seconds: float = 0.0
+    """What nothing hides of the first tiles' start and the last ones' end."""
     in_turns: bool = False
     """Of e4m3: two consumers alternate in multiplying, so that one adds up while the other does."""
     halves: bool = False
@@ -116,21 +118,28 @@ class HopperGemmTile:
 
 
 GEMM = (
-    HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.22, rate_along_m=1.0, block_seconds=1.6e-6),
-    HopperGemmTile(128, 256, 2, 4, 2, 1, "tma", rate=1.19, block_seconds=1.6e-6),
-    HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=7e-7),
+    HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.19, rate_along_m=0.97, block_seconds=8e-7),
+    HopperGemmTile(128, 256, 2, 4, 2, 1, "tma", rate=1.19, block_seconds=1.5e-6),
+    HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=1.2e-6),
     HopperGemmTile(
         *(128, 128, 2, 5, 2, 4, "tma"),
         group_rows=1,
         mostly_c=True,
-        rate=1.15,
+        rate=1.18,
         block_seconds=2e-7,
+        start_seconds=6e-7,
     ),
-    HopperGemmTile(128, 128, 2, 5, 1, 4, "tma", rate=1.15, block_seconds=2e-7),
-    HopperGemmTile(256, 128, 2, 4, 1, 2, "rows", rate=1.04, block_seconds=2.8e-7),
-    HopperGemmTile(128, 128, 2, 5, 1, 4, "rows", rate=1.00, block_seconds=4e-7),
-    HopperGemmTile(128, 64, 2, 6, 1, 4, "tma", rate=0.80, block_seconds=2.8e-7),
-    HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, rate=0.65, block_seconds=4e-7),
+    HopperGemmTile(
+        *(128, 128, 2, 5, 1, 4, "tma"), rate=1.17, block_seconds=2e-7, start_seconds=4e-7
+    ),
+    HopperGemmTile(
+        *(256, 128, 2, 4, 1, 2, "rows"), rate=1.15, block_seconds=4e-7, start_seconds=9e-7
+    ),
+    HopperGemmTile(
+        *(128, 128, 2, 5, 1, 4, "rows"), rate=1.16, block_seconds=5e-7, start_seconds=3.5e-7
+    ),
+    HopperGemmTile(128, 64, 2, 6, 1, 4, "tma", rate=1.02, block_seconds=3.7e-7),
+    HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, rate=0.69, block_seconds=2e-7),
 )
 """Tiles of products; the cost model chooses, of equal ones the first. Where C is most of what is
 moved, its stores fill the L2 cache with lines that memory has yet to take, and A and B leave it
@@ -142,8 +151,8 @@ AT_ONCE = (
         *(128, 192, 2, 5, 2, 1, "rows"),
         b_first=True,
         most_tiles=66,
-        rate=1.18,
-        block_seconds=1e-7,
+        rate=1.39,
+        block_seconds=1.1e-6,
     ),
 )
 """Tiles of linear layers that all run at once: no other tile's products hide TMA's stores, and the
@@ -156,8 +165,8 @@ SPLIT = (
         b_first=True,
         split=2,
         most_tiles=400,
-        rate=0.65,
-        block_seconds=1e-7,
+        rate=0.56,
+        block_seconds=1e-6,
     ),
     HopperGemmTile(
         *(64, 64, 1, 6, 1, 1, "rows"),
@@ -165,7 +174,8 @@ SPLIT = (
         b_first=True,
         split=2,
         most_tiles=66,
-        rate=0.65,
+        rate=0.63,
+        block_seconds=1e-6,
     ),
 )
 """Tiles of linear layers of few tokens: products whose factors have K last, and few tiles: more
@@ -173,7 +183,12 @@ fill the GPU without a split. Where each block has a multiprocessor, a longer ri
 
 FEW_ROWS = (
     HopperGemmTile(
-        *(64, 64, 1, 13, 4, 1, "rows"), b_first=True, shared_a=True, most_tiles=33, rate=0.65
+        *(64, 64, 1, 13, 4, 1, "rows"),
+        b_first=True,
+        shared_a=True,
+        most_tiles=33,
+        rate=0.74,
+        block_seconds=2.5e-7,
     ),
 )
 """Tiles of the same for up to 64 tokens: every block would read all of them; four share them."""
