@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kernelseam.interop.torch_autograd import attention, attention_paged, attention_varlen
     from kernelseam.interop.torch_flash import register_flash_attention
     from kernelseam.interop.torch_gemm import bmm, matmul2d
+    from kernelseam.interop.torch_grouped import grouped_mm
     from kernelseam.interop.torch_merge import merge_states
     from kernelseam.interop.torch_projection import (
         fused_output_projection_residual,
@@ -27,6 +28,7 @@ __all__ = [
     "bmm",
     "fused_output_projection_residual",
     "fused_qkv_projection",
+    "grouped_mm",
     "matmul2d",
     "merge_states",
     "register_flash_attention",
@@ -38,6 +40,7 @@ _HOMES = {
     "attention_paged": "torch_autograd",
     "attention_varlen": "torch_autograd",
     "bmm": "torch_gemm",
+    "grouped_mm": "torch_grouped",
     "matmul2d": "torch_gemm",
     "merge_states": "torch_merge",
     "register_flash_attention": "torch_flash",

@@ -131,6 +131,8 @@ def samples() -> dict[str, Sample]:
             (cells(5, 4, grad=False), a2.detach(), b2.detach()),
             {"a_gradient": True, "b_gradient": True},
         ),
+        "grouped_mm": ("grouped_mm", (a2, cells(3, 7, 4), ints(2, 2, 5)), {"alpha": 0.5}),
+        "grouped_mm-summed": ("grouped_mm", (cells(5, 7), cells(7, 4), ints(0, 3, 7)), {}),
         "fused_qkv_projection": (
             "fused_qkv_projection",
             (x, w, b, *rotary()),
@@ -194,6 +196,9 @@ def functions() -> dict[str, Function]:
         "attention_paged": Function(kernelseam.attention_paged, None, pages()),
         "bmm": Function(kernelseam.bmm, ks.bmm, (cells(B, 5, 7), cells(B, 7, 4))),
         "matmul2d": Function(kernelseam.matmul2d, ks.matmul2d, (cells(5, 7), cells(7, 4))),
+        "grouped_mm": Function(
+            kernelseam.grouped_mm, ks.grouped_mm, (cells(5, 7), cells(3, 7, 4), ints(2, 2, 5))
+        ),
         "fused_qkv_projection": Function(qkv_projection(kernelseam), qkv_projection(ks), (x, w, b)),
         "fused_output_projection_residual": Function(
             output(kernelseam), output(ks), (heads, out_w, tokens)

@@ -76,6 +76,11 @@ def attention_bwd(names: Sequence[str]) -> Any:
     return count
 
 
+def grouped(a: Tensor, b: Tensor, *others: Tensor, out_val: Any = None, **options: Any) -> int:
+    """Of a grouped product whose groups have all of the axis that is divided."""
+    return 2 * int(b.numel() * a.shape[-2] if a.dim() > b.dim() else a.numel() * b.shape[-1])
+
+
 def product(a: Tensor, b: Tensor, *rest: Any, b_transposed: bool = False, **options: Any) -> int:
     return 2 * int(a.numel() * b.shape[-2 if b_transposed else -1])
 

@@ -11,12 +11,13 @@ from kernelseam.descriptors.attention.options import AttentionOptions, GradientO
 from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.descriptors.gemm.fields import scale_block_of
 from kernelseam.errors import InvalidValue
-from kernelseam.interop.torch_library import attention, gemm, merge, projection
+from kernelseam.interop.torch_library import attention, gemm, grouped, merge, projection
 from kernelseam.interop.torch_library.define import unrepeated
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.ops import attention_bwd as attention_bwd_ops
 from kernelseam.ops import gemm as gemm_ops
 from kernelseam.ops import gemm_bwd as gemm_bwd_ops
+from kernelseam.ops import grouped_gemm as grouped_ops
 from kernelseam.ops import merge as merge_ops
 from kernelseam.ops import projection as projection_ops
 from kernelseam.ops import projection_bwd as projection_bwd_ops
@@ -157,6 +158,23 @@ def _product_bwd(arrays: Arrays, options: Any, backend: Any, implementation: Any
     return _asked(("da", "db"), (da, db), (of_a, of_b))
 
 
+def _grouped(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Results:
+    alpha, beta, out_dtype, precision, scale_block = options
+    gemm_ops.check_added(beta, "out" in arrays)
+    scale_block_of(scale_block, "a_scales" in arrays or "b_scales" in arrays)
+    out = grouped.GROUPED_MM(
+        *_ordered(arrays, grouped.OPERANDS),
+        alpha=alpha,
+        beta=beta,
+        out_dtype=out_dtype,
+        precision=precision,
+        scale_block=scale_block,
+        backend=backend,
+        implementation=implementation,
+    )
+    return _filled(arrays, {"out": out})
+
+
 def _merged(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Results:
     out, lse = merge.MERGE_STATES(
         *_ordered(arrays, ("outs", "lses", "out")),
@@ -262,6 +280,7 @@ OPERATORS: dict[Any, Any] = {
     attention_bwd_ops.gradient_work: _attention_bwd,
     gemm_ops.gemm_work: _product,
     gemm_bwd_ops.gradient_work: _product_bwd,
+    grouped_ops.grouped_work: _grouped,
     merge_ops.merge_work: _merged,
     projection_ops.qkv_work: _qkv,
     projection_ops.output_work: _output,

@@ -184,6 +184,24 @@ def _output_bwd(shapes: Shapes, options: Options) -> Sharding:
     )
 
 
+def _grouped(shapes: Shapes, options: Options) -> Sharding:
+    """Not along what the offsets divide."""
+    forms = {
+        (2, 3): (".K", ".KN", ".N", "N", "K"),
+        (3, 2): (".MK", "K.", "M.", "M", "K"),
+        (2, 2): ("M.", ".N", ".MN", "MN", ""),
+        (3, 3): ("EMK", "EKN", "EMN", "EMN", "K"),
+    }
+    a, b, c, letters, sums = forms[len(shapes["a"]), len(shapes["b"])]
+    axes = {"a": a, "b": b, "out": c}
+    if any(n.endswith("_scales") for n in shapes):
+        letters = sums = ""
+    if "out" in shapes:
+        sums = ""
+    axes = {n: axes.get(n, "." * len(x)) for n, x in shapes.items()}
+    return Sharding(axes, [Result(c, sums)], letters + sums)
+
+
 def _merge(shapes: Shapes, options: Options) -> Sharding:
     axes = {"outs": ".BHSD", "lses": ".BHS", "out": "BHSD"}
     return Sharding({n: axes[n] for n in shapes}, [Result("BHSD"), Result("BHS")], "BHS")
@@ -201,6 +219,7 @@ RULES: dict[str, Rule] = {
     "fused_qkv_projection_bwd": _qkv_bwd,
     "fused_output_projection_residual": _output,
     "fused_output_projection_residual_bwd": _output_bwd,
+    "grouped_mm": _grouped,
     "merge_states": _merge,
 }
 

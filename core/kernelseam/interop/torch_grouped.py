@@ -1,0 +1,65 @@
+"""Grouped products that torch differentiates. Imports torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from kernelseam.interop.torch_function import (
+    autocast,
+    check_bwd_implementation,
+    plain,
+    tensors,
+    wanted,
+)
+from kernelseam.interop.torch_library.dtypes import dtype_name
+from kernelseam.interop.torch_library.grouped import GROUPED_MM
+from kernelseam.ops import grouped_gemm
+
+
+def grouped_mm(
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor | None = None,
+    *,
+    alpha: float = 1,
+    out_dtype: Any = None,
+    precision: str | None = None,
+    backend: str | None = None,
+    implementation: str | None = None,
+    bwd_implementation: str | None = None,
+) -> Tensor:
+    """``kernelseam.grouped_mm`` on torch tensors, with gradients to a and b: each is a grouped
+    product, one launch, and differentiates again.
+
+    Where ``offs`` leaves a rest of a and b, that of their gradients is undefined, as is that of the
+    result (torch's own ``grouped_mm`` does the same): mask it before it meets other rows.
+    ``out_dtype`` may be torch's. ``implementation`` names a way of the product,
+    ``bwd_implementation`` one of the gradients'. Under torch.autocast a and b are converted to its
+    dtype. Where torch compiles, exports or transforms the caller, ``torch.ops.kernelseam`` is
+    called.
+    """
+    given = {"a": a, "b": b, "offs": offs}
+    options: dict[str, Any] = {
+        "alpha": alpha,
+        "precision": precision,
+        "backend": backend,
+        "implementation": implementation,
+    }
+    known = plain(given) if bwd_implementation is None else None
+    if known is not None and "a" in known and "b" in known:
+        return grouped_gemm.grouped_mm(**known, out_dtype=dtype_name(out_dtype), **options)
+    operands, traced = tensors(given, ("a", "b"))
+    operands = autocast(operands, ("a", "b"))
+    if not traced:
+        check_bwd_implementation(bwd_implementation, "grouped_gemm", "a", operands)
+        if not wanted(operands, ("a", "b")):
+            return grouped_gemm.grouped_mm(**operands, out_dtype=dtype_name(out_dtype), **options)
+    product: Tensor = GROUPED_MM(
+        *(operands.get(n) for n in given),
+        out_dtype=out_dtype,
+        bwd_implementation=bwd_implementation,
+        **options,
+    )
+    return product

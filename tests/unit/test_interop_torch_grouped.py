@@ -1,0 +1,148 @@
+"""Grouped products as torch differentiates them, and as Transformers' experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kernelseam
+import pytest
+from kernelseam.interop import torch as ks
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+E, T, M, K, N = 3, 9, 2, 4, 3
+OFFS = (2, 2, 9)
+
+
+def by_group(a: Any, b: Any, offs: Any) -> Any:
+    """By torch's own operations."""
+    if offs is None:
+        return a @ b
+    ends = offs.tolist()
+    parts = list(zip([0, *ends[:-1]], ends, strict=True))
+    if b.dim() == 3:
+        return torch.cat([a[i:j] @ b[g] for g, (i, j) in enumerate(parts)])
+    if a.dim() == 3:
+        return torch.cat([a[g] @ b[:, i:j] for g, (i, j) in enumerate(parts)], 1)
+    return torch.stack([a[:, i:j] @ b[i:j] for i, j in parts])
+
+
+def operands(form: str) -> tuple[Any, Any, Any]:
+    shapes = {
+        "rows": ((T, K), (E, K, N)),
+        "columns": ((E, M, K), (K, T)),
+        "summed": ((M, T), (T, N)),
+        "batch": ((E, M, K), (E, K, N)),
+    }[form]
+    generator = torch.Generator().manual_seed(len(form))
+    made = [
+        torch.randn(*s, dtype=torch.float64, generator=generator).requires_grad_() for s in shapes
+    ]
+    offs = None if form == "batch" else torch.tensor(OFFS, dtype=torch.int32)
+    return made[0], made[1], offs
+
+
+@pytest.mark.parametrize("form", ["rows", "columns", "summed", "batch"])
+def test_gradients_and_their_gradients(form: str) -> None:
+    a, b, offs = operands(form)
+    found, wanted = ks.grouped_mm(a, b, offs, alpha=0.5), 0.5 * by_group(a, b, offs)
+    torch.testing.assert_close(found, wanted)
+    dc = torch.randn_like(found)
+    mine, theirs = (torch.autograd.grad(x, (a, b), dc) for x in (found, wanted))
+    torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(  # a gradient that repeats one number
+        torch.autograd.grad(ks.grouped_mm(a, b, offs).sum(), a),
+        torch.autograd.grad(by_group(a, b, offs).sum(), a),
+    )
+    assert torch.autograd.gradcheck(lambda a, b: ks.grouped_mm(a, b, offs), (a, b))
+    assert torch.autograd.gradgradcheck(lambda a, b: ks.grouped_mm(a, b, offs), (a, b))
+
+
+def test_beside_torchs_own() -> None:
+    """Whose rows must be multiples of 16 bytes."""
+    a, b = (torch.randn(s, dtype=torch.bfloat16) for s in ((T, 16), (E, 16, 24)))
+    offs = torch.tensor(OFFS, dtype=torch.int32)
+    torch.testing.assert_close(
+        kernelseam.grouped_mm(a, b, offs), torch._grouped_mm(a, b, offs=offs)
+    )
+
+
+def test_where_none_are_wanted_nothing_is_kept() -> None:
+    a, b, offs = operands("rows")
+    with torch.no_grad():
+        assert ks.grouped_mm(a, b, offs).grad_fn is None
+    assert ks.grouped_mm(a.detach(), b.detach(), offs, bwd_implementation="numpy").grad_fn is None
+
+
+def test_autocast_converts() -> None:
+    a, b, offs = operands("rows")
+    a, b = a.detach().float(), b.detach().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ks.grouped_mm(a, b, offs).dtype is torch.bfloat16
+
+
+class TestExperts:
+    """Transformers' modules of experts."""
+
+    @pytest.mark.parametrize("model", ["mixtral", "qwen3_moe", "gpt_oss"])
+    def test_logits_and_gradients(self, model: str) -> None:
+        hf = pytest.importorskip("transformers", reason="transformers is missing")
+        pytest.importorskip(
+            "transformers.integrations.moe", reason="transformers has no experts interface"
+        )
+        from kernelseam.interop import transformers as door
+
+        door.register()
+        names = {"mixtral": "Mixtral", "qwen3_moe": "Qwen3Moe", "gpt_oss": "GptOss"}
+        sizes = {"hidden_size": 32, "intermediate_size": 24, "moe_intermediate_size": 24}
+        config = getattr(hf, f"{names[model]}Config")(
+            **sizes,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            vocab_size=64,
+            num_local_experts=6,
+            num_experts=6,
+            num_experts_per_tok=2,
+        )
+        torch.manual_seed(0)
+        made = getattr(hf, f"{names[model]}ForCausalLM")(config).float()
+        tokens = torch.randint(0, 64, (2, 9))
+        results = []
+        for implementation in ("eager", door.NAME):
+            made.set_experts_implementation(implementation)
+            made.zero_grad()
+            logits = made(tokens).logits
+            logits.square().sum().backward()
+            results.append((logits.detach(), [p.grad.clone() for p in made.parameters()]))
+        (wanted, their), (found, mine) = results
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        for x, y in zip(mine, their, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4 * float(y.abs().max()) + 1e-6)
+
+    def test_experts_of_other_ranks_count_as_nothing(self) -> None:
+        from kernelseam.interop.transformers_experts import experts_forward
+
+        torch.manual_seed(1)
+
+        class Experts(torch.nn.Module):  # type: ignore[misc]
+            num_experts, has_gate, has_bias, is_transposed = 3, False, False, True
+            _is_expert_parallel = True
+            act_fn = staticmethod(torch.relu)
+
+        here = Experts()
+        here.up_proj, here.down_proj = torch.randn(3, 8, 6), torch.randn(3, 6, 8)
+        x, weights = torch.randn(4, 8, requires_grad=True), torch.rand(4, 2)
+        index = torch.tensor([[0, 3], [3, 3], [2, 1], [3, 0]])
+        weights = weights.masked_fill(index == 3, 0)
+        y = experts_forward(here, x, index, weights)
+        wanted = torch.zeros_like(x)
+        for t, k in ((0, 0), (2, 0), (2, 1), (3, 1)):
+            e = index[t, k]
+            row = torch.relu(x[t] @ here.up_proj[e]) @ here.down_proj[e] * weights[t, k]
+            wanted = wanted.index_add(0, torch.tensor([t]), row[None])
+        torch.testing.assert_close(y, wanted)
+        torch.testing.assert_close(
+            torch.autograd.grad(y.sum(), x), torch.autograd.grad(wanted.sum(), x)
+        )
