@@ -25,20 +25,20 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class PlannedProblem:
-    """A problem, and what was chosen for it."""
+class TracedProblem:
+    """A problem that a trace has seen, the device that it ran on and what was chosen there."""
 
     problem: Problem
     device: Device
-    implementation: str
-    variant: str
+    implementation: str = ""
+    variant: str = ""
 
 
 class Planned(Protocol):
     """A plan, as a trace needs it."""
 
     @property
-    def planned_problem(self) -> PlannedProblem: ...
+    def traced_problem(self) -> TracedProblem: ...
 
 
 class Recording:
@@ -46,13 +46,13 @@ class Recording:
 
     def __init__(self) -> None:
         self.launches: list[LaunchRecord] = []
-        self.problems: dict[PlannedProblem, int] = {}
+        self.problems: dict[TracedProblem, int] = {}
 
     def add(self, launches: Iterable[LaunchRecord], plans: Sequence[Planned]) -> None:
         """One call of these plans."""
         self.launches.extend(launches)
         for plan in plans:
-            problem = plan.planned_problem
+            problem = plan.traced_problem
             self.problems[problem] = self.problems.get(problem, 0) + 1
 
 

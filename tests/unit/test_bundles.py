@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from kernelseam import compilation
 from kernelseam.bundling import WheelName, collect, read_trace, write_wheel
-from kernelseam.bundling.traces import TracedProblem
 from kernelseam.cli.main import main
 from kernelseam.compilation import CacheWarning, compiled, entry
 from kernelseam.contract import Device, DeviceLimits, Toolchain
 from kernelseam.errors import CompileError, KernelSeamError, MissingBinary
 from kernelseam.kernels import KernelImplementation
+from kernelseam.launch_trace import TracedProblem
 from kernelseam.plugins import plugins
 
 Refused = Callable[[str, Callable[[], object]], None]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from kernelseam import planning
 from kernelseam.errors import InvalidValue
-from kernelseam.ops import calling, operation, planned_call
+from kernelseam.ops import array_call, calling, operation
 from kernelseam.plugins import plugins
 
 Array = np.ndarray[Any, Any]
@@ -197,7 +197,7 @@ def test_remembered_plans_keep_no_array_alive_and_are_bounded(
     del a
     gc.collect()
     assert missing() is None
-    monkeypatch.setattr(planned_call, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(array_call, "MAX_ENTRIES", 3)
     for alpha in range(10):
         kernelseam.matmul2d(A, B, alpha=alpha)
     assert len(plugins().cache_of(calling.CallCache).plans) <= 3
@@ -271,7 +271,7 @@ def test_launches_are_bound_once_for_each_memory_and_bounded(
 
     monkeypatch.setattr(acme, "empty", lambda *_: space)  # the same workspace every time
     planning.forget()
-    monkeypatch.setattr(planned_call, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(array_call, "MAX_ENTRIES", 3)
     bound: list[int] = []
     bind = _Step.bind
     monkeypatch.setattr(_Step, "bind", lambda step, p, w: bound.append(p["C"]) or bind(step, p, w))

@@ -22,7 +22,7 @@ from kernelseam.arrays import guards
 from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import Backend
 from kernelseam.errors import InvalidValue, OutOfDeviceMemory, UnknownName, WrongResult
-from kernelseam.ops import calling, planned_call
+from kernelseam.ops import array_call, calling
 from kernelseam.ops.road import Repeat
 from kernelseam.planning import planner
 from kernelseam.plugins import plugins
@@ -234,7 +234,7 @@ def test_no_array_is_kept_and_what_is_kept_is_bounded(
         card.asked = None  # the vendor notes which array it was last asked about
         gc.collect()
         assert [ref() for ref in there] == [None] * 4
-    monkeypatch.setattr(planned_call, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(array_call, "MAX_ENTRIES", 3)
     a, b = torch.randn(4, 4), torch.randn(4, 4)
     outs = [torch.empty(4, 4) for _ in range(9)]
     for i, out in enumerate(outs):

@@ -21,7 +21,7 @@ from card import CardGemm, CardRuntime
 from kernelseam import dispatch, planning
 from kernelseam.contract import Backend
 from kernelseam.errors import InvalidValue
-from kernelseam.ops import calling, planned_call, road, traced_call
+from kernelseam.ops import array_call, calling, road, traced_call
 from kernelseam.plugins import plugins
 from kernelseam.tuned.classes import numbers, representative, with_numbers
 from kernelseam_thirdvendor.compiled import AcmeToolchain, Rows
@@ -249,7 +249,7 @@ def test_memory_of_many_problems_is_bounded(
     card: CardRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two numbers, with caches of few entries."""
-    monkeypatch.setattr(planned_call, "MAX_ENTRIES", 64)
+    monkeypatch.setattr(array_call, "MAX_ENTRIES", 64)
     known(card)
     a, b = torch.randn(128, 2), torch.randn(2, 2)
 

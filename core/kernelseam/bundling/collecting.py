@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kernelseam.absent import compiler_for
-from kernelseam.bundling.traces import TracedProblem
 from kernelseam.compilation import Binary, compiled
 from kernelseam.containment import error_text
 from kernelseam.contract import ABSENT, Backend, Device, SourceBundle, Toolchain
 from kernelseam.dispatch import ask
 from kernelseam.kernels import KernelImplementation
+from kernelseam.launch_trace import TracedProblem
 from kernelseam.plugins import plugins
 from kernelseam.variants import variants_of
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from kernelseam.descriptors.projection.backward_problem import (
 from kernelseam.descriptors.projection.problem import OutputProjectionProblem, QkvProjectionProblem
 from kernelseam.errors import InvalidValue, PluginError
 from kernelseam.json_schema import SchemaError, decoded, parsed, typed
-from kernelseam.launch_trace import FORMAT
+from kernelseam.launch_trace import FORMAT, TracedProblem
 
 PROBLEMS: Mapping[str, type] = {
     p.operation: p
@@ -45,16 +45,6 @@ PROBLEMS: Mapping[str, type] = {
 }
 """By operation."""
 _REMEDY = "Write the file again by kernelseam.trace(path)"
-
-
-@dataclass(frozen=True)
-class TracedProblem:
-    """A problem of a trace, the device that it ran on and what was chosen there."""
-
-    problem: Any
-    device: Device
-    implementation: str = ""
-    variant: str = ""
 
 
 def read_trace(path: str | os.PathLike[str]) -> tuple[TracedProblem, ...]:

@@ -21,8 +21,8 @@ from kernelseam.contract import ArrayInfo, Backend, Device
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.ops.array_call import ArrayCall, BoundCache, put
 from kernelseam.ops.operation import Operation
-from kernelseam.ops.planned_call import BoundLaunches, PlannedCall, put
 from kernelseam.plugins import plugins
 
 Array = Any
@@ -77,8 +77,8 @@ class _Cache:
     """Planned calls and bound launches, which go with the plugins that made them."""
 
     def __init__(self) -> None:
-        self.planned: dict[Hashable, PlannedCall] = {}
-        self.bound: BoundLaunches = {}
+        self.planned: dict[Hashable, ArrayCall] = {}
+        self.bound: BoundCache = {}
 
 
 class _Call:
@@ -95,9 +95,9 @@ class _Call:
         self._work, self._arrays, self._options = work, dict(arrays), options
         self._key = (work, tuple(arrays.items()), options, *map(type, options))
 
-        self._last: tuple[_Cache, Device, PlannedCall] | None = None
+        self._last: tuple[_Cache, Device, ArrayCall] | None = None
 
-    def planned(self, device: Device, cache: _Cache) -> PlannedCall:
+    def planned(self, device: Device, cache: _Cache) -> ArrayCall:
         last = self._last  # read once: XLA has a thread for each device
         if last is not None and last[0] is cache and last[1] is device:
             return last[2]

@@ -18,8 +18,8 @@ from kernelseam.dispatch import check_backend, check_name, preferred_backend
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.launch_trace import active
+from kernelseam.ops.array_call import ArrayCall, BoundCache, Infos, layout_of, put
 from kernelseam.ops.operation import Operation
-from kernelseam.ops.planned_call import BoundLaunches, Infos, PlannedCall, layout_of, put
 from kernelseam.ops.road import Caller
 from kernelseam.ops.split import SPLITS, split_of
 from kernelseam.plugins import plugins
@@ -35,8 +35,8 @@ class CallCache:
         self.callers: dict[Hashable, Caller] = {}
         self.addresses: torch_arrays.AddressReader | None = None
         """None before the first caller."""
-        self.plans: dict[Hashable, PlannedCall] = {}
-        self.bound: BoundLaunches = {}
+        self.plans: dict[Hashable, ArrayCall] = {}
+        self.bound: BoundCache = {}
 
     def learn(
         self,
@@ -44,7 +44,7 @@ class CallCache:
         arrays: Mapping[str, object],
         options: tuple[Any, ...],
         infos: Infos,
-        planned: PlannedCall,
+        planned: ArrayCall,
         workspace: ArrayInfo | None,
         is_new: bool,
     ) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 from kernelseam.contract import ArrayInfo, OperandRule
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.planned_call import (
+from kernelseam.ops.array_call import (
+    ArrayCall,
+    ArrayPlan,
     Infos,
-    PlannedCall,
-    PlannedLaunch,
     Result,
     layout_of,
     new_array,
@@ -28,7 +28,7 @@ class Operation:
         self.repeatable = True
         """Whether the planned call can serve later calls, over other addresses."""
         self._results: list[Result] = []
-        self._launches: list[PlannedLaunch] = []
+        self._launches: list[ArrayPlan] = []
         self._options: dict[str, str] = {}
 
     def new_result(
@@ -67,7 +67,7 @@ class Operation:
         rules = {rule.name: rule for rule in new_plan.problem.operands}
         arrays = tuple([(names or {}).get(name, name) for name in operands])
         self._launches.append(
-            PlannedLaunch(new_plan, tuple([rules[name] for name in operands]), arrays, reword)
+            ArrayPlan(new_plan, tuple([rules[name] for name in operands]), arrays, reword)
         )
 
     def launch_lists(
@@ -87,7 +87,7 @@ class Operation:
             for n, x in operands.items()
         ]
         arrays = tuple([names.get(name, name) for name in operands])
-        self._launches.append(PlannedLaunch(new_plan, tuple(rules), arrays, None, new_plan.bind()))
+        self._launches.append(ArrayPlan(new_plan, tuple(rules), arrays, None, new_plan.bind()))
 
     def reword(self, error: InvalidValue) -> InvalidValue:
         """An error about a new result, as one about the option that set its dtype."""
@@ -97,7 +97,7 @@ class Operation:
             option, self.infos[error.field].dtype, error.rule, "Name another, or leave it out"
         )
 
-    def planned(self) -> PlannedCall:
+    def planned(self) -> ArrayCall:
         """The part of the call that is cached."""
         device = next(iter(self.infos.values())).device
         runtime, planned = (
@@ -111,7 +111,7 @@ class Operation:
             for rule, n in zip(x.rules, x.arrays, strict=True)
             if rule.written
         ]
-        return PlannedCall(
+        return ArrayCall(
             tuple(self._results),
             tuple(self._launches),
             device,

@@ -20,7 +20,7 @@ from kernelseam.capture import refuse_capture
 from kernelseam.contract import ArrayInfo, CallState, Device, FastRuntime
 from kernelseam.errors import KernelSeamError
 from kernelseam.forking import new_lock
-from kernelseam.ops.planned_call import FREED, Infos, PlannedCall, put
+from kernelseam.ops.array_call import FREED, ArrayCall, Infos, put
 from kernelseam.ops.split import Split, picked, split_of
 from kernelseam.ops.traced_call import Function, Kernels, TracedCall
 from kernelseam.planning.binding import in_order
@@ -322,7 +322,7 @@ class Caller:
         tensors: tuple[Any, ...],
         pointers: list[int],
         options: tuple[Any, ...],
-        planned: PlannedCall,
+        planned: ArrayCall,
         workspace: ArrayInfo | None,
         is_new: bool,
     ) -> None:
@@ -349,7 +349,7 @@ class Caller:
         tensors: tuple[Any, ...],
         pointers: list[int],
         options: tuple[Any, ...],
-        planned: PlannedCall,
+        planned: ArrayCall,
     ) -> None:
         arrays = {n: infos[n] for n in self._names}
 
@@ -407,7 +407,7 @@ def _repeat_of(
 
 
 def _repeat_of_planned(
-    planned: PlannedCall, infos: Infos, workspace: ArrayInfo | None, on: OnTorch
+    planned: ArrayCall, infos: Infos, workspace: ArrayInfo | None, on: OnTorch
 ) -> Repeat:
     """Of a planned call, for tensors at any addresses."""
     torch: Any = sys.modules["torch"]

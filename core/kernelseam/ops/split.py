@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from operator import itemgetter
 from typing import Any, cast
 
-from kernelseam.ops.planned_call import put
+from kernelseam.ops.array_call import put
 
 Options = tuple[Any, ...]
 Getter = Callable[[Options], Options]

@@ -19,7 +19,7 @@ from kernelseam.planning.planned import BindablePlan
 from kernelseam.planning.workspace import check_workspace_address
 
 
-class Bound:
+class BoundLaunches:
     """The launches of one plan, or of several in order, bound to memory."""
 
     __slots__ = ("check_contents", "launches", "plans", "run", "steps", "workspace")
@@ -67,12 +67,12 @@ def in_order(launches: Sequence[Callable[[int], None]]) -> Callable[[int], None]
     return run
 
 
-def joined(parts: Iterable[Bound]) -> Bound:
+def joined(parts: Iterable[BoundLaunches]) -> BoundLaunches:
     """All launches in order. Of several parts, ``check_contents`` is dropped."""
     parts = tuple(parts)
     if len(parts) == 1:
         return parts[0]
-    return Bound(
+    return BoundLaunches(
         tuple([s for b in parts for s in b.steps]),
         tuple([x for b in parts for x in b.launches]),
         plans=tuple([p for b in parts for p in b.plans]),
@@ -87,7 +87,7 @@ def bind(
     *,
     check: bool = False,
     shared: bool = False,
-) -> Bound:
+) -> BoundLaunches:
     """Bind a plan's launches to these addresses; its device must be current.
 
     ``workspace()``: the address of at least ``workspace_bytes``, called once the operands are
@@ -110,7 +110,7 @@ def bind(
     if shared and (zeroing := planned.zeroing) is not None:
         steps = (zeroing, *steps)
     launches = tuple([_bound_step(planned, s, resolved.pointers, address) for s in steps])
-    return Bound(steps, launches, address, check_contents)
+    return BoundLaunches(steps, launches, address, check_contents)
 
 
 def _bound_step(

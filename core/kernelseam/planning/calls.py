@@ -15,7 +15,7 @@ from kernelseam.contract import ArrayInfo, LaunchRecord
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.dispatch import Choice
 from kernelseam.errors import CallInUse, InvalidValue, copy_error
-from kernelseam.launch_trace import PlannedProblem, active
+from kernelseam.launch_trace import TracedProblem, active
 from kernelseam.planning.binding import bind
 from kernelseam.planning.planned import BindablePlan
 from kernelseam.planning.streams import call_state, stream_handle
@@ -43,9 +43,9 @@ class Plan(BindablePlan):
         return tuple(s.record for s in self.parts.steps)
 
     @property
-    def planned_problem(self) -> PlannedProblem:
+    def traced_problem(self) -> TracedProblem:
         """As a trace records it."""
-        return PlannedProblem(self.problem, self.device, self.implementation, self.choice.variant)
+        return TracedProblem(self.problem, self.device, self.implementation, self.choice.variant)
 
     def bind(self, *, workspace: object = None, check: bool = False, **operands: object) -> Call:
         """Bind the plan to these operands; those not named come from the descriptor.

@@ -15,14 +15,14 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.overlap import proven_overlap
 from kernelseam.planning import Call, Plan
-from kernelseam.planning.binding import Bound, bind, joined
+from kernelseam.planning.binding import BoundLaunches, bind, joined
 from kernelseam.planning.streams import stream_handle
 from kernelseam.planning.workspace import allocate
 
 T = TypeVar("T")
 Infos = dict[str, ArrayInfo]
-BoundLaunches = dict[Hashable, Bound]
-"""Bound launches by planned call, workspace address and array addresses."""
+BoundCache = dict[Hashable, BoundLaunches]
+"""By array call, workspace address and array addresses."""
 MAX_ENTRIES = 1024
 """Entries of each cache; beyond that the oldest are dropped."""
 
@@ -45,7 +45,7 @@ class Result:
 
 
 @dataclass(frozen=True, eq=False)
-class PlannedLaunch:
+class ArrayPlan:
     """A plan and, for each of its operands, its rule and the name of the array that it is."""
 
     plan: Plan
@@ -55,10 +55,10 @@ class PlannedLaunch:
     call: Call | None = None
     """The bound call, where the plan takes lists of addresses."""
 
-    def bind(self, addresses: Mapping[str, int], workspace: int, runtime: Runtime) -> Bound:
+    def bind(self, addresses: Mapping[str, int], workspace: int, runtime: Runtime) -> BoundLaunches:
         """Check the arrays' addresses, given by name, and bind the launches to them."""
         if self.call is not None:
-            return Bound(self.plan.parts.steps, (self.call.launcher(),), plans=(self.plan,))
+            return BoundLaunches(self.plan.parts.steps, (self.call.launcher(),), plans=(self.plan,))
         pointers = {
             rule.name: addresses[name] for rule, name in zip(self.rules, self.arrays, strict=True)
         }
@@ -79,11 +79,11 @@ class PlannedLaunch:
 
 
 @dataclass(frozen=True, eq=False)
-class PlannedCall:
+class ArrayCall:
     """The cached part of a call."""
 
     results: tuple[Result, ...]
-    launches: tuple[PlannedLaunch, ...]
+    launches: tuple[ArrayPlan, ...]
     device: Device
     runtime: Runtime
     workspace_bytes: int
@@ -104,7 +104,7 @@ class PlannedCall:
                 return False
         return True
 
-    def run(self, infos: Infos, stream: object, bound: BoundLaunches) -> ArrayInfo | None:
+    def run(self, infos: Infos, stream: object, bound: BoundCache) -> ArrayInfo | None:
         """Check and bind everything, then launch. Returns the workspace if there is one."""
         device, runtime, first = self.device, self.runtime, next(iter(infos.values()))
         need = self.workspace_bytes
@@ -132,8 +132,8 @@ class PlannedCall:
         return workspace
 
     def bind_addresses(
-        self, addresses: Mapping[str, int], key: tuple[Any, ...], bound: BoundLaunches
-    ) -> Bound:
+        self, addresses: Mapping[str, int], key: tuple[Any, ...], bound: BoundCache
+    ) -> BoundLaunches:
         """Check these addresses and bind the launches to them; cache the result by ``key``, whose
         second entry is the workspace's address."""
         launches = joined([x.bind(addresses, key[1], self.runtime) for x in self.launches])
@@ -163,7 +163,7 @@ def put(entries: dict[Any, T], key: Hashable, entry: T, most: int | None = None)
     entries[key] = entry
 
 
-def check_disjoint(launches: Sequence[PlannedLaunch], addresses: Mapping[str, int]) -> None:
+def check_disjoint(launches: Sequence[ArrayPlan], addresses: Mapping[str, int]) -> None:
     """Raise InvalidValue where one launch writes memory that a later launch uses as another array.
     Operands of the same launch are checked when it is bound."""
     for i, earlier in enumerate(launches):
