@@ -379,7 +379,7 @@ def test_explain_for_an_arch_without_a_data_sheet(run: Command, acme_compiles: N
         2,
         "",
         (
-            "error: arch = acme1: the plugin of backend acme has no data sheet of such a device. "
+            "error: --arch = acme1: the plugin of backend acme has no data sheet of such a device. "
             "Ask on a machine that has one, without --arch.\n"
         ),
     )
