@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from kernelseam.dispatch import use_backend
     from kernelseam.dtypes import DType
+    from kernelseam.expressions.elementwise import where
     from kernelseam.launch_trace import trace
     from kernelseam.ops.attention import attention, attention_paged, attention_varlen
     from kernelseam.ops.attention_bwd import attention_bwd
@@ -80,6 +81,7 @@ __all__ = [
     "plan",
     "trace",
     "use_backend",
+    "where",
 ]
 
 _HOMES = {
@@ -106,6 +108,7 @@ _HOMES = {
     "plan": "planning",
     "trace": "launch_trace",
     "use_backend": "dispatch",
+    "where": "expressions.elementwise",
     **dict.fromkeys(
         ("OutputProjection", "OutputProjectionBwd", "QkvProjection", "QkvProjectionBwd"),
         "descriptors",

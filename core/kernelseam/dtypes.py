@@ -14,7 +14,8 @@ from kernelseam.errors import UnknownName, format_value
 
 class DType(enum.Enum):
     """An element type, named as in NumPy and ml_dtypes. Data are floating-point; lengths, offsets
-    and tables are int32, masks are bool. Numbers of 8 bits are inputs alone: attention converts
+    and tables are int32, masks are bool; arrays that scores and masks of users capture may be any
+    integers. Numbers of 8 bits are inputs alone: attention converts
     stored keys and values, exactly, to the dtype that it computes in, and a GEMM multiplies them
     into float32 sums."""
 
@@ -24,6 +25,10 @@ class DType(enum.Enum):
     float64 = "float64"
     int32 = "int32"
     boolean = "bool"
+    int64 = "int64"
+    int16 = "int16"
+    int8 = "int8"
+    uint8 = "uint8"
     float8_e4m3fn = "float8_e4m3fn"
     """4 bits of exponent, 3 of mantissa; no infinities, 448 at most (OCP 8-bit floating point)."""
     float8_e4m3fnuz = "float8_e4m3fnuz"
@@ -100,7 +105,8 @@ class DType(enum.Enum):
 
 def dtype_rule(floating: bool = True, fp8: bool = False) -> str:
     """The rule text of errors about dtypes; ``floating`` and ``fp8`` as in ``DType.of``."""
-    kinds = [d.value for d in DType if d.floating or not floating or (fp8 and d.is_fp8)]
+    named = [d for d in DType if d not in CAPTURED]
+    kinds = [d.value for d in named if d.floating or not floating or (fp8 and d.is_fp8)]
     return f"must be one of {', '.join(kinds)}"
 
 
@@ -119,12 +125,18 @@ _FACTS = {
     DType.float64: (8, 2.0**-53, 2.0**-1074, 2.0**-1022),
     DType.int32: (4, 0.0, 1.0, 1.0),
     DType.boolean: (1, 0.0, 1.0, 1.0),
+    DType.int64: (8, 0.0, 1.0, 1.0),
+    DType.int16: (2, 0.0, 1.0, 1.0),
+    DType.int8: (1, 0.0, 1.0, 1.0),
+    DType.uint8: (1, 0.0, 1.0, 1.0),
     DType.float8_e4m3fn: (1, 2.0**-4, 2.0**-9, 2.0**-6),
     DType.float8_e4m3fnuz: (1, 2.0**-4, 2.0**-10, 2.0**-7),
 }
 _COMPUTED = frozenset({DType.float16, DType.bfloat16, DType.float32, DType.float64})
 E4M3 = (DType.float8_e4m3fn, DType.float8_e4m3fnuz)
 """The types of 8 bits."""
+CAPTURED = frozenset({DType.int64, DType.int16, DType.int8, DType.uint8})
+"""The types that only arrays have which scores and masks of users capture."""
 _NAMED = {d.value: d for d in DType}
 FLOATING = tuple(d for d in DType if d.floating)
 """The floating-point types that operations compute in."""

@@ -3,15 +3,24 @@ block by block."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import kernelseam as ks
 import numpy as np
 import pytest
 from expression_program import ExpressionProgram
+from kernelseam.contract import SourceBundle
+from kernelseam.descriptors import Attention
 from kernelseam.expressions.bounds import bounds
 from kernelseam.expressions.derivatives import array_gradients, slope
 from kernelseam.expressions.evaluation import evaluate
 from kernelseam.expressions.scores import ScoreExpression, score_expression
+from kernelseam.kernels import kernel
+from kernelseam.oracle import check as oracle
+from kernelseam.oracle.formulas import Variant
+from kernelseam.plugins import Plugins
+from kernelseam_hostcpp.runtime import HostArray
 
 torch = pytest.importorskip("torch", reason="torch is missing: the mods are torch's")
 from torch_mods import MODS, B, H  # noqa: E402
@@ -73,3 +82,38 @@ def test_device_code_of_operations() -> None:
         return (n[kv] // 2**33 < q) | ~(n[q] > n[kv]) & (half[kv].astype(bool))
 
     check(score_expression(score, mask))
+
+
+def test_another_function_of_known_code_compiles_nothing(
+    hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a training loop makes one a step: other arrays, numbers and lengths are arguments."""
+    binaries: set[str] = set()
+    whole = kernel.compiled
+
+    def counted(toolchain: Any, source: SourceBundle, arch: str) -> Any:
+        binaries.add(repr((source.files, source.defines)))
+        return whole(toolchain, source, arch)
+
+    monkeypatch.setattr(kernel, "compiled", counted)
+
+    def attend(step: int, length: int) -> None:
+        table, w = np.full((2, 64), step, np.float32), 20 + step
+
+        def score(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+            return s + table[h, kv] * abs(q - kv)
+
+        q, k, v = (np.random.default_rng(n).standard_normal((1, 2, length, 64)) for n in range(3))
+        q, k, v = (x.astype(np.float32) for x in (q, k, v))
+        arrays = [HostArray(x) for x in (q, k, v, table)]
+        e = replace(score_expression(score, lambda b, h, q, kv: q - kv < w), arrays=(arrays[3],))
+        out = np.zeros_like(q)
+        ks.plan(Attention.from_arrays(*arrays[:3], HostArray(out), expression=e)).bind()()
+        variant = Variant(score_mod=score, mask_mod=lambda b, h, q, kv: q - kv < w)
+        assert oracle.attention(q, k, v, out, causal=False, variant=variant)
+
+    attend(0, 50)
+    assert len(binaries) == 1
+    for step in range(1, 4):
+        attend(step, 50 + step)
+    assert len(binaries) == 1

@@ -103,7 +103,7 @@ def test_the_file_is_written_where_the_block_raises_and_not_in_part(tmp_path: Pa
             "int4",
             (
                 "problems[0].problem.spec.dtype = int4: must be one of float16, bfloat16, float32, "
-                "float64, int32, bool, float8_e4m3fn, float8_e4m3fnuz. "
+                "float64, int32, bool, int64, int16, int8, uint8, float8_e4m3fn, float8_e4m3fnuz. "
             ),
         ),
         (("problems", 0, "problem", "M"), 2.5, "problems[0].problem.M = 2.5: must be a int. "),

@@ -12,7 +12,7 @@ from kernelseam.arrays import torch as torch_arrays
 from kernelseam.containment import Contained, error_text
 from kernelseam.contract import ArrayInfo, Backend, Device, Runtime
 from kernelseam.contract_values import validated_view
-from kernelseam.dtypes import E4M3, OF_8_BITS, OPERAND_DTYPES, dtype_rule
+from kernelseam.dtypes import CAPTURED, E4M3, OF_8_BITS, OPERAND_DTYPES, dtype_rule
 from kernelseam.errors import InvalidValue
 from kernelseam.plugins import Plugins, plugins
 
@@ -43,7 +43,7 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
         except Exception:
             info = None
         if info is not None:
-            return info
+            return _taken(field, info)
         for candidate in _order(current, array, backend):
             try:
                 current.devices_of(candidate)  # raises where its driver hangs
@@ -62,7 +62,7 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
                 continue
             if info is not None:
                 runtimes[key] = candidate.runtime
-                return info
+                return _taken(field, info)
     except InvalidValue as e:
         rule, remedy = e.rule, e.remedy
         # the runtime does not know the operand, and names all dtypes
@@ -81,6 +81,13 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
         "Pass a NumPy array, a torch tensor or anything with DLPack, and see `kernelseam doctor` "
         "for missing plugins",
     )
+
+
+def _taken(field: str, info: ArrayInfo) -> ArrayInfo:
+    """The view; refused where no operand of this name has such elements."""
+    if info.dtype in CAPTURED and not field.startswith("captured_"):
+        raise InvalidValue("dtype", info.dtype, dtype_rule(floating=False), "Convert the array")
+    return info
 
 
 def _named(array: object) -> str:

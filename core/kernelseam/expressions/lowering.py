@@ -1,8 +1,8 @@
 """From expressions to device code: the text of one C++ struct, for every compiler.
 
-Its members are what the function captured: ``number0``, … and ``array0``, … (``CapturedArray`` of
-``tile/element.h``: base, strides and extents in elements). Its functions say how often something is
-computed; each is const, and all a kernel needs of an expression:
+Its members are what the function captured: ``number0``, … and ``array0``, …, each ``{base,
+stride_0, …, extent_0, …}`` in elements. It needs ``tile/element.h``. Its functions say how often
+something is computed; each is const, and all a kernel needs of an expression:
 
     Tile tile(b, h, q_len, kv_len)             once for a head's block
     Row row(tile, q_idx)                       once for each query
@@ -159,24 +159,30 @@ def _text(n: Node, x: Sequence[str]) -> str:
             return f"({C_TYPES[n.type]})({x[0]})"
         case "load":
             array = f"array{n.value[0]}"
-            places = [
-                f"{'inside_of' if _not_negative(a) else 'wrapped'}({y}, {array}.extent[{i}])"
-                for i, (y, a) in enumerate(zip(x, n.arguments, strict=True))
-            ]
-            element = ELEMENTS[n.value[1]]
-            return f"Loaded<{C_TYPES[n.type]}, {element}>::from({array}.at({', '.join(places)}))"
+            signs = map(_not_negative, n.arguments)
+            places = [_place(array, i, *at) for i, at in enumerate(zip(x, signs, strict=True))]
+            element = f"{array}.base[{' + '.join(places) or '0'}]"
+            return f"Loaded<{C_TYPES[n.type]}, {ELEMENTS[n.value[1]]}>::from({element})"
         case "least" | "most":
-            axis = n.value[3].index(True)
+            axis, array = n.value[3].index(True), f"array{n.value[0]}"
             least = "true" if n.operation == "least" else "false"
-            type, array = C_TYPES[n.type], f"array{n.value[0]}"
-            firsts = ", ".join(f"(i64){i}" for i in x[::2])
-            return f"extremum<{least}, {type}, {axis}>({array}, {x[2 * axis + 1]}, {firsts})"
+            fixed = [(i, at) for i, at in enumerate(x[::2]) if i != axis]
+            base = " + ".join([f"{array}.base", *(_place(array, i, at, False) for i, at in fixed)])
+            inputs = f"{base}, {array}.stride_{axis}, {array}.extent_{axis}"
+            ends = f"(i64){x[2 * axis]}, (i64){x[2 * axis + 1]}"
+            return f"extremum<{least}, {C_TYPES[n.type]}>({inputs}, {ends})"
         case "floordiv" | "mod" if n.type is not Type.FLOAT and all(
             map(_not_negative, n.arguments)
         ):
             if n.arguments[1].operation == "constant" and n.arguments[1].value:
                 return f"{x[0]} {'/' if n.operation == 'floordiv' else '%'} {x[1]}"
     return OPERATIONS[n.operation].text.format(*x)
+
+
+def _place(array: str, axis: int, index: str, not_negative: bool) -> str:
+    """An index's part of an element's place."""
+    moved = "inside_of" if not_negative else "wrapped"
+    return f"{moved}({index}, {array}.extent_{axis}) * {array}.stride_{axis}"
 
 
 def device_struct(structure: Structure, name: str = "Expression") -> str:
@@ -237,7 +243,9 @@ def _members(structure: Structure) -> Iterator[str]:
     for i, type in enumerate(structure.numbers):
         yield f"  {C_TYPES[type]} number{i};"
     for i, (dtype, rank) in enumerate(structure.arrays):
-        yield f"  CapturedArray<{ELEMENTS[dtype]}, {rank}> array{i};"
+        strides = "".join(f" i64 stride_{axis};" for axis in range(rank))
+        extents = "".join(f" int extent_{axis};" for axis in range(rank))
+        yield f"  struct {{ const {ELEMENTS[dtype]}* base;{strides}{extents} }} array{i};"
 
 
 def _fields(level: str, places: Sequence[str], kept: Sequence[Node]) -> dict[Node, str]:

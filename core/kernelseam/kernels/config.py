@@ -65,6 +65,7 @@ TEXTS: Mapping[str, str] = {
     "SOFTCAP": "scores are capped",
     "BIAS": "element type of the bias; void: none",
     "SINKS": "attention sinks",
+    "CAPTURES": "a score_mod or a mask_mod captures numbers or arrays",
     "Q_VIEW": "how queries lie: STRIDED, PACKED, PAGED or POINTERS",
     "KV_VIEW": "how keys and values lie, likewise",
     "OUT_VIEW": "how results lie, likewise",

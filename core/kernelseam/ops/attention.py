@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any, Literal, Unpack, overload
 
 from kernelseam.descriptors.attention.options import AttentionOptions, band
+from kernelseam.descriptors.attention.problem import captured
 from kernelseam.descriptors.common.options import values_of
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.expressions.scores import MaskMod, ScoreMod, score_expression
+from kernelseam.expressions.text import text_of
 from kernelseam.ops.attention_work import EXTENTS, attention_work
 from kernelseam.ops.calling import operate
 from kernelseam.ops.operation import not_none
@@ -53,6 +56,8 @@ def attention(
     scale_block: int | None = None,
     prefix_lengths: Any = None,
     kv_lengths: Any = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     layout: str = "bhsd",
     out: Any = None,
     out_dtype: DType | str | None = None,
@@ -77,6 +82,11 @@ def attention(
     bias, as far as each is given (``descriptors.Attention`` has the whole formula). ``bias`` and
     ``mask`` repeat to [B, H, S_q, S_k], ``alibi_slopes`` to [B, H]; ``sinks`` is [H]. A query that
     sees no key gives zeros (and −inf in the LSE).
+
+    ``score_mod(score, b, h, q_idx, kv_idx)`` makes a new score of that one, and
+    ``mask_mod(b, h, q_idx, kv_idx)`` says whether the key is visible, beside the masks above:
+    ordinary Python, as torch's FlexAttention takes it (``expressions.scores.score_expression`` has
+    what they may contain). Arrays that they capture must be on the arrays' device.
 
     k and v may be stored in 8 bits, float8_e4m3fn (float8_e4m3fnuz on gfx942), with q in float16 or
     bfloat16. Their numbers then stand for themselves times ``k_scales`` and ``v_scales``, float32,
@@ -128,6 +138,8 @@ def attention(
         batch_invariant=batch_invariant,
         latent=latent,
     )
+    if not (score_mod is mask_mod is None):
+        options = _with_expression(options, arrays, score_mod, mask_mod)
     results = operate(
         attention_work, arrays, options, backend, implementation, stream, _DENSE_WORDING
     )
@@ -203,6 +215,8 @@ def attention_varlen(
     q_scale_block: int | None = None,
     scale_block: int | None = None,
     prefix_lengths: Any = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     out: Any = None,
     out_dtype: DType | str | None = None,
     return_lse: bool = False,
@@ -258,6 +272,8 @@ def attention_varlen(
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
     )
+    if not (score_mod is mask_mod is None):
+        options = _with_expression(options, arrays, score_mod, mask_mod)
     results = operate(
         attention_work, arrays, options, backend, implementation, stream, _DENSE_WORDING
     )
@@ -328,6 +344,8 @@ def attention_paged(
     q_scale_block: int | None = None,
     scale_block: int | None = None,
     prefix_lengths: Any = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     layout: str = "bshd",
     kv_layout: str = "nhd",
     out: Any = None,
@@ -390,11 +408,25 @@ def attention_paged(
         max_seqlen_k=max_seqlen_k,
         kv_layout=kv_layout,
     )
+    if not (score_mod is mask_mod is None):
+        options = _with_expression(options, arrays, score_mod, mask_mod)
     results = operate(
         attention_work, arrays, options, backend, implementation, stream, _PAGED_WORDING
     )
     result = results["out"] if out is None else out
     return (result, results["lse"]) if return_lse else result
+
+
+def _with_expression(
+    options: tuple[Any, ...],
+    arrays: dict[str, Any],
+    score_mod: ScoreMod | None,
+    mask_mod: MaskMod | None,
+) -> tuple[Any, ...]:
+    """The options with the functions' expression; what they capture is added to the arrays."""
+    expression = score_expression(score_mod, mask_mod)
+    arrays |= {captured(i): x for i, x in enumerate(expression.arrays)}
+    return (*options, text_of(expression.structure), expression.numbers)
 
 
 def _require(**arrays: Any) -> None:

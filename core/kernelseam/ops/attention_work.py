@@ -11,11 +11,14 @@ from kernelseam.descriptors.attention.arrays import PACKED
 from kernelseam.descriptors.attention.forward_fields import OPTIONAL
 from kernelseam.descriptors.attention.options import AttentionOptions
 from kernelseam.descriptors.common.layouts import LAYOUTS
-from kernelseam.descriptors.common.options import checked, of_values
+from kernelseam.descriptors.common.options import checked, of_values, scalars_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.expressions.scores import ScoreExpression
+from kernelseam.expressions.text import structure_of
 from kernelseam.ops.operation import Operation, check_rank
 
+_SCALARS = scalars_of(AttentionOptions)
 EXTENTS = {
     **dict.fromkeys(("batch", "num_heads", "batch·num_heads", "S_q", "head_dim", "total_q"), "q"),
     **dict.fromkeys(("kv_heads", "S_k", "total_k", "pages", "page_size"), "k"),
@@ -26,8 +29,11 @@ EXTENTS = {
 
 
 def attention_work(operation: Operation, *values: Any) -> None:
-    """``values``: the scalars of ``AttentionOptions``."""
-    options, infos = checked(of_values(AttentionOptions, values)), operation.infos
+    """``values``: the scalars of ``AttentionOptions``; where there are a score_mod and a mask_mod,
+    then the text of their expression and the numbers that they capture."""
+    infos = operation.infos
+    given, expression = values[: len(_SCALARS)], values[len(_SCALARS) :]
+    options = checked(of_values(AttentionOptions, given))
     out_dtype, return_lse = options.pop("out_dtype"), options.pop("return_lse")
     labels = (PACKED if "cu_seqlens_q" in infos else LAYOUTS[options["layout"]]).split()
     first = infos["q"]
@@ -51,7 +57,16 @@ def attention_work(operation: Operation, *values: Any) -> None:
     ordered: dict[str, Any] = {
         n: infos[n] for n in ("q", "k", "v", "out", "lse", *OPTIONAL) if n in infos
     }
-    operation.launch(ordered, lambda: Attention.from_arrays(**ordered, **options))
+    if not expression:
+        operation.launch(ordered, lambda: Attention.from_arrays(**ordered, **options))
+        return
+    text, numbers = expression
+    arrays = {n: infos[n] for n in infos if n.startswith("captured_")}
+    functions = ScoreExpression(structure_of(text), numbers, tuple(arrays.values()))
+    operation.launch(
+        {**ordered, **arrays},
+        lambda: Attention.from_arrays(**ordered, **options, expression=functions),
+    )
 
 
 def _lse_shape(q: ArrayInfo, names: list[str]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ bound in ``tolerances``. All arrays are on the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.descriptors.attention.options import ScoreNumbers
+from kernelseam.oracle.user_functions import Function, called, changed
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
@@ -49,6 +50,10 @@ class Variant(ScoreNumbers):
     k_scales: Array | None = None
     """[B, H_kv, S_k]: what each key is multiplied by."""
     v_scales: Array | None = None
+    score_mod: Function | None = None
+    """The user's function: (score, b, h, q_idx, kv_idx) → a new score."""
+    mask_mod: Function | None = None
+    """(b, h, q_idx, kv_idx) → whether the key is visible."""
 
     def of_pairs(
         self, causal: bool, b: int, h: int, i: Array, j: Array, d: Array
@@ -155,6 +160,9 @@ def attention(
         i, j = queries[indices], np.arange(n_k)
         d = j - i[:, None] - (n_k - n_q)
         attended, slopes, bias, sink = variant.of_pairs(causal, b, h, i, j, d)
+        if variant.mask_mod is not None:
+            own = b, h, i[:, None], j[None]
+            attended = attended & called(variant.mask_mod, *own, q_len=n_q, kv_len=n_k)
         g = h // (H // H_kv)
         K, V = (x[b, g, :n_k].astype(np.float64) for x in (k, v))
         ones = np.ones(n_k)
@@ -179,6 +187,7 @@ def attention(
                     slopes[of][:, keys],
                     bias[of][:, keys],
                     sink,
+                    _changer(variant, b, h, i[of], j[keys], n_q, n_k),
                 )
                 out[at], lse[at], pv[at], products[at], values[at], spread[at], changes[at] = o
                 of_keys = np.abs(K[keys]).max(axis=0, initial=0)
@@ -194,6 +203,17 @@ def attention(
         spread.reshape(*lead, D_v),
         changes.reshape(lead),
     )
+
+
+def _changer(
+    variant: Variant, b: int, h: int, queries: Array, keys: Array, q_len: int, kv_len: int
+) -> Callable[[Floats], tuple[Floats, Floats]] | None:
+    """Of some queries' scores of some keys: what score_mod makes of them, and how errors grow."""
+    mod = variant.score_mod
+    if mod is None:
+        return None
+    at = b, h, queries[:, None], keys[None]
+    return lambda scores: changed(mod, scores, *at, q_len=q_len, kv_len=kv_len)
 
 
 def visible(d: Array, causal: bool, window: tuple[int | None, int | None]) -> npt.NDArray[np.bool_]:
@@ -218,6 +238,7 @@ def _softmax_rows(
     slopes: Floats,
     bias: Floats,
     sink: float,
+    change: Callable[[Floats], tuple[Floats, Floats]] | None = None,
 ) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats]:
     """The formula for queries that see all of V's keys, from x = scale·q·kᵀ and |scale|·|q||k|:
     out, LSE and the bound's ingredients. The sink is the last column. V is without its scales."""
@@ -226,7 +247,12 @@ def _softmax_rows(
         V = V * v_scales[:, None]
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         capped = x if cap is None else cap * np.tanh(x / cap)
-        scores = _with_sink(capped - slopes + bias, sink)
+        own = capped - slopes + bias
+        sizes = (0 if cap is None else np.abs(capped)) + np.abs(slopes) + np.abs(bias)
+        if change is not None:
+            own, growth = change(own)
+            magnitude, sizes = magnitude * growth, sizes * growth + np.abs(own)
+        scores = _with_sink(own, sink)
         V = np.concatenate([V, np.zeros((1, V.shape[1]))])
         largest = scores.max(axis=1)
         nothing = np.isneginf(largest)
@@ -244,9 +270,7 @@ def _softmax_rows(
         if v_scales is not None:
             largest_scale = np.abs(v_scales).max(initial=0)
             values = 2 * largest_scale * np.abs(stored).sum(axis=0) / total[:, None]
-        sizes = _with_sink(
-            (0 if cap is None else np.abs(capped)) + np.abs(slopes) + np.abs(bias), abs(sink)
-        )
+        sizes = _with_sink(sizes, abs(sink))
         changes = np.where(weights >= WEIGHS, sizes, 0).max(axis=1)
     out[nothing], pv[nothing], values[nothing], spread[nothing] = 0, 0, 0, 0
     return out, lse, pv, products, values, spread, changes

@@ -101,6 +101,11 @@ class _Memory:
 class AttentionVerifier(Verifier[AttentionProblem]):
     """Of large results some rows."""
 
+    def refuse(self, problem: AttentionProblem) -> str | None:
+        if problem.spec.expression is None:
+            return None
+        return "the oracle calls a score_mod and a mask_mod themselves, and a plan has no functions"
+
     def verdict(
         self, problem: AttentionProblem, operands: Operands, kept: dict[str, Array], flushed: bool
     ) -> Verdict:

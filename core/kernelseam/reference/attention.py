@@ -23,7 +23,14 @@ Task = tuple[tuple[slice, slice], int]
 """A stack of KV heads, and the part of its blocks of queries."""
 
 
-SUPPORTED = SCORE_OPTIONS | ANY_VIEW | STORED | SpecOption.dtype_out | SpecOption.batch_invariant
+SUPPORTED = (
+    SCORE_OPTIONS
+    | ANY_VIEW
+    | STORED
+    | SpecOption.dtype_out
+    | SpecOption.batch_invariant
+    | SpecOption.expression
+)
 """Options of a spec. All rows are batch-invariant: a row's work depends on its own sequence
 alone."""
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.descriptors.attention.options import SpecOption
+from kernelseam.reference.attention_expression import Expression
 
 Array = npt.NDArray[Any]
 
@@ -52,6 +53,8 @@ class Scores:
     mask: Array | None = None
     sinks: Array | None = None
     """[KV heads, group]"""
+    expression: Expression | None = None
+    """A score_mod and a mask_mod."""
 
     @property
     def offset(self) -> int:
@@ -89,12 +92,15 @@ class Scores:
             s -= distance[:, None] * slopes.astype(s.dtype)
         if self.bias is not None:
             s += np.moveaxis(self.bias[:, :, heads, i : i + n, j : j + keys], 4, 2)
+        if self.expression is not None and self.expression.structure.has_score:
+            self.expression.change(s, heads, i, j, slope)
 
     def hidden(self, heads: slice, i: int, n: int, j: int, keys: int) -> tuple[int, Array | None]:
         """The mask of a block of scores as (visible, hidden): the first ``visible`` keys are
         visible to all queries, and hidden is bool, broadcast over [batch, KV heads, keys − visible,
         heads, queries]; None where no key is hidden."""
-        visible = 0 if self.mask is not None else self._visible_to_all(i, n, j, keys)
+        masks = self.expression is not None and self.expression.structure.has_mask
+        visible = 0 if self.mask is not None or masks else self._visible_to_all(i, n, j, keys)
         if visible == keys:
             return keys, None
         # a range of ``runs`` is either before or after the prefix
@@ -109,6 +115,9 @@ class Scores:
         if self.mask is not None:
             mask = self.mask[:, :, heads, i : i + n, j : j + keys]
             hidden = hidden | ~np.moveaxis(mask, 4, 2)
+        if masks:
+            assert self.expression is not None
+            hidden = hidden | ~self.expression.visible(heads, i, n, j, keys)
         return visible, hidden
 
     def _visible_to_all(self, i: int, n: int, j: int, keys: int) -> int:

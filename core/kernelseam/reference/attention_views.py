@@ -11,9 +11,11 @@ import numpy.typing as npt
 
 from kernelseam.contract import OperandRule, host_array
 from kernelseam.descriptors.attention.options import ScoreNumbers
-from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem, captured
 from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.dtypes import DType
+from kernelseam.expressions.text import structure_of
+from kernelseam.reference.attention_expression import Expression
 from kernelseam.reference.attention_scores import Scores
 
 Array = npt.NDArray[Any]
@@ -177,6 +179,24 @@ class Views:
             mask=of_heads("mask", s.mask),
             sinks=self._grouped(self.arrays["sinks"][None, heads])[0] if s.sinks else None,
             **{n: getattr(p, n) for n in scalars_of(ScoreNumbers) if getattr(s, n)},
+            expression=self._expression(own) if s.expression is not None else None,
+        )
+
+    def _expression(self, own: Stack) -> Expression:
+        """The user's functions over the stack's heads."""
+        p = self.problem
+        assert p.spec.expression is not None
+        structure = structure_of(p.spec.expression)
+        arrays = tuple(self.arrays[captured(i)] for i in range(len(structure.arrays)))
+        heads = np.arange(p.num_heads)[self._of_queries(own)]
+        return Expression(
+            structure,
+            p.captured_numbers,
+            arrays,
+            np.arange(own.batch.start, own.batch.stop),
+            heads.reshape(own.heads.stop - own.heads.start, -1),
+            own.S_q,
+            own.S_k,
         )
 
     def _of_queries(self, own: Stack) -> slice:

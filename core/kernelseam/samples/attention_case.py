@@ -78,6 +78,8 @@ class AttentionCase(ScoreScalars):
     batch_invariant: bool = False
     latent: bool = False
     """v is the first columns of k."""
+    mods: str = ""
+    """A score_mod and a mask_mod, by their name in ``samples.mods``."""
     data: str = "normal"
     """"normal" N(0,1); with scores made "extreme" (sd 256), "falling" (near −512), "climbing" (4 a
     key); or with keys whose score is −inf: "holes" (every third), "voids" (all); or "faint": scores

@@ -23,10 +23,6 @@ _UNIT = """#define KS_THROUGH_REGISTERS 0
 #include "tile/element.h"
 {text}
 struct Raw {{ void* base; i64 stride[5]; int extent[5]; }};
-template<class T, int N> void set(CapturedArray<T, N>& a, const Raw& r) {{
-  a.base = (T*)r.base;
-  for (int i = 0; i < N; i++) a.stride[i] = r.stride[i], a.extent[i] = r.extent[i];
-}}
 static Expression filled(const double* numbers, const Raw* arrays) {{
   Expression e{{}};
   {setup}
@@ -113,7 +109,11 @@ class ExpressionProgram:
 
 def _compiled(e: ScoreExpression, functions: list[str]) -> ctypes.CDLL:
     setup = [f"e.number{i} = numbers[{i}];" for i in range(len(e.numbers))]
-    setup += [f"set(e.array{i}, arrays[{i}]);" for i in range(len(e.arrays))]
+    for i, x in enumerate(e.arrays):
+        setup.append(f"e.array{i}.base = (decltype(e.array{i}.base))arrays[{i}].base;")
+        for field in ("stride", "extent"):
+            axes = range(len(x.shape))
+            setup += [f"e.array{i}.{field}_{n} = arrays[{i}].{field}[{n}];" for n in axes]
     first = {"visible": "tile"}
     calls = [
         f"out[{i} * total + at] = e.{f}({first.get(f, 'scores[at], tile')}, row, column);"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
@@ -12,7 +12,7 @@ from kernelseam.descriptors.attention.arrays import fields_of
 from kernelseam.descriptors.attention.forward_fields import OPTIONAL, ROWS, AttentionFields
 from kernelseam.descriptors.attention.forward_problem import problem_of
 from kernelseam.descriptors.attention.forward_strides import axis_strides
-from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem, captured
 from kernelseam.descriptors.common.operands import (
     check_layout,
     describe_all,
@@ -21,6 +21,7 @@ from kernelseam.descriptors.common.operands import (
     without_arrays,
 )
 from kernelseam.descriptors.common.protocol import Resolved
+from kernelseam.expressions.scores import ScoreExpression
 from kernelseam.forking import cached_property
 
 
@@ -46,6 +47,10 @@ class Attention(AttentionFields):
     float32 (float64 where q is), takes ln Σ_j e^x. ``bias`` (of q's dtype or float32) and ``mask``
     (bool, True where a key may be seen) are [batch, num_heads, S_q, S_k] with strides of any kind,
     0 to repeat; ``alibi_slopes`` float32 [batch, num_heads], ``prefix_lengths`` int32 [batch].
+
+    ``expression`` (``kernelseam.expressions.scores.score_expression``): a score_mod and a mask_mod
+    of the user, over the arrays that they capture. x is score_mod(x, b, h, i, j) then, and key j is
+    visible to query i iff mask_mod(b, h, i, j) allows it, too; i and j count from 0 in each entry.
 
     Sequences of different lengths:
     * ``kv_lengths`` int32 [batch]: entry b has so many keys, at most S_k, which then stand for S_k
@@ -116,7 +121,9 @@ class Attention(AttentionFields):
 
     def operands(self) -> dict[str, object]:
         """q, k, v, out, lse and the optional ones, as far as they are given."""
-        return {n: v for n in (*ROWS, "lse", *OPTIONAL) if (v := getattr(self, n)) is not None}
+        given = {n: v for n in (*ROWS, "lse", *OPTIONAL) if (v := getattr(self, n)) is not None}
+        arrays = () if self.expression is None else self.expression.arrays
+        return given | {captured(i): x for i, x in enumerate(arrays)}
 
     def without_arrays(self) -> Attention:
         """The same over the addresses of its arrays: it keeps no memory alive."""
@@ -129,7 +136,14 @@ class Attention(AttentionFields):
             dtype_bias=spec.bias,
             dtype_q=spec.dtype_q,
             dtype_kv=spec.dtype_kv,
+            expression=None if self.expression is None else self._bare(self.expression),
         )
+
+    def _bare(self, expression: ScoreExpression) -> ScoreExpression:
+        """It over addresses, without the functions, which keep their arrays."""
+        places = {n: i.pointer for n, i in self._arrays.items()}
+        arrays = tuple(places.get(captured(i), x) for i, x in enumerate(expression.arrays))
+        return replace(expression, arrays=arrays, score_mod=None, mask_mod=None)
 
     def simplified(self) -> tuple[Attention, str]:
         """Itself: there is no simpler descriptor."""

@@ -16,6 +16,7 @@ from kernelseam.descriptors.attention.options import (
 )
 from kernelseam.descriptors.common.options import operands_of
 from kernelseam.dtypes import DType
+from kernelseam.expressions.scores import ScoreExpression
 
 ROWS = ("q", "k", "v", "out")
 STRIDE_FIELDS = {
@@ -102,6 +103,7 @@ class AttentionFields(LatentOption, PageOperands, PackedOperands, ScaleOptions, 
     stride_v_scales_head: int | None = None
     stride_v_scales_block: int | None = None
     stride_table_row: int | None = None
+    expression: ScoreExpression | None = None
 
 
 OPTIONAL = operands_of(AttentionFields)

@@ -191,6 +191,7 @@ class SpecOption(Flag):
     kv_scales = auto()
     dtype_q = auto()
     q_scales = auto()
+    expression = auto()
 
 
 ANY_VIEW = SpecOption.q_view | SpecOption.kv_view | SpecOption.lengths

@@ -17,10 +17,16 @@ from kernelseam.descriptors.attention.options import (
 from kernelseam.descriptors.common.extents import distinct
 from kernelseam.dtypes import DType
 from kernelseam.errors import not_supported
+from kernelseam.expressions.text import structure_of
 from kernelseam.forking import cached_property
 
 PLAIN = frozenset({"dtype", "head_dim", "value_dim", "vector", "lse", "latent"})
 """Fields of a spec that are not options: every implementation supports them."""
+
+
+def captured(index: int) -> str:
+    """The name of the operand of an array that an expression's functions captured."""
+    return f"captured_{index}"
 
 
 def dims_name(head_dim: int, value_dim: int) -> str:
@@ -66,6 +72,8 @@ class AttentionSpec(SpecNumbers):
     latent: bool = False
     """Whether v is the first columns of k, as in multi-head latent attention: at the same address,
     with the same strides. Who reads v as any other is right, too."""
+    expression: str | None = None
+    """The text of a score_mod and a mask_mod (``kernelseam.expressions.text``)."""
 
     operation = "attention"
 
@@ -95,6 +103,8 @@ class AttentionSpec(SpecNumbers):
             dtypes = f"{self.dtype_q} to {self.dtype}"
         apart = SpecOption.dtype_kv | SpecOption.dtype_q | SpecOption.q_view | SpecOption.kv_view
         options = "".join(f" {o}" for o in names_of(self.options & ~apart))
+        if self.expression is not None:
+            options += f" {structure_of(self.expression).key}"
         views = "" if self.q_view == self.kv_view == "strided" else f" {self.q_view}/{self.kv_view}"
         latent = " latent" * self.latent
         return f"{dtypes}{options}{latent}{views}"
@@ -181,6 +191,11 @@ class AttentionProblem(ProblemNumbers):
     scale_block: int = 0
     """Keys that share a scale, from the first of an entry's, of a page's or of all packed rows on;
     0: all of an entry."""
+    captured_numbers: tuple[float, ...] = ()
+    """What the expression's functions captured: numbers, and extents and strides of arrays, the
+    operands captured_0, captured_1, …"""
+    captured_extents: tuple[tuple[int, ...], ...] = ()
+    captured_strides: tuple[tuple[int, ...], ...] = ()
 
     operation = "attention"
 
@@ -272,6 +287,15 @@ class AttentionProblem(ProblemNumbers):
             yield OperandRule("cu_seqlens_q", i32, ((b + 1) * min(b, 1),), (1,), 4)
         if s.kv_view == "packed":
             yield OperandRule("cu_seqlens_k", i32, ((b + 1) * min(b, 1),), (1,), 4)
+        arrays = () if s.expression is None else structure_of(s.expression).arrays
+        for i, (dtype, _) in enumerate(arrays):
+            yield OperandRule(
+                captured(i),
+                DType(dtype),
+                tuple(n * reads for n in self.captured_extents[i]),
+                self.captured_strides[i],
+                DType(dtype).itemsize,
+            )
         if s.kv_view == "paged":
             yield OperandRule("block_table", i32, (b, self.table_width), (self.table_stride, 1), 4)
 

@@ -47,6 +47,13 @@ def _ordered(arrays: Arrays, names: tuple[str, ...]) -> list[Tensor | None]:
 
 
 def _attention(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
+    if len(values) > len(_SCALARS):
+        raise InvalidValue(
+            "score_mod, mask_mod",
+            "given",
+            "are not supported where torch traces, compiles or transforms the call",
+            "Call it outside, for example under torch.compiler.disable",
+        )
     options = dict(zip(_SCALARS, values, strict=True))
     paged, packed = "block_table" in arrays, "cu_seqlens_q" in arrays
     names: tuple[str, ...]

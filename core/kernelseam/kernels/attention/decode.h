@@ -331,7 +331,7 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
       int next = stage + AHEAD;
       if (next >= STAGES) next -= STAGES;
       fetch(next);
-      step(tile, Config::MASK || tile < all_begin || tile >= all_end);
+      step(tile, Config::MASK || Expression::HAS_MASK || tile < all_begin || tile >= all_end);
       used = stage, any = true;
       if (++stage == STAGES) stage = 0;
     }

@@ -35,6 +35,7 @@ from kernelseam.kernels.attention.scores import (
     refuse_scores,
     score_constants,
     score_values,
+    with_expression,
 )
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
@@ -49,6 +50,7 @@ from kernelseam.kernels.elements import (
     refuse_dtype,
     refuse_row_strides,
 )
+from kernelseam.kernels.expression import expression_pointers
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least, most
 
@@ -255,7 +257,7 @@ class AttentionDecode(KernelDefinition):
         }
 
     def signature(self, spec: AttentionSpec) -> Signature:
-        return with_scales(_SIGNATURE, spec)
+        return with_scales(with_expression(_SIGNATURE, spec), spec)
 
     def grid(self, problem: AttentionProblem, tile: DecodeTile, device: Device) -> int:
         """What the device runs at once; no more than there can be work for."""
@@ -292,7 +294,8 @@ class AttentionDecode(KernelDefinition):
         }
 
     def pointers(self, spec: AttentionSpec) -> dict[str, str]:
-        return {p: _OPERANDS.get(p, p) for p in (*_POINTERS, *fp8_pointers(spec))}
+        parameters = (*_POINTERS, *expression_pointers(spec), *fp8_pointers(spec))
+        return {p: _OPERANDS.get(p, p) for p in parameters}
 
     def work(self, problem: AttentionProblem, tile: DecodeTile, device: Device) -> Work:
         """Every block an equal part of all keys that are seen, whole tiles of rows, and of the

@@ -146,6 +146,16 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
     last = min_of(last, first + share);
   }
 
+  // Of a mask_mod, tiles that no query of the block sees are passed over.
+  const VisibleBlocks blocks(scores, Config::GROUPED ? head_group : 1, i0, i1);
+  auto following = [&](int tile) {
+    if constexpr (Expression::HAS_MASK)
+      while (tile < last && !blocks.any(tile * BN, min_of(tile * BN + BN, own.S_k) - 1)) tile++;
+    return tile;
+  };
+  first = following(first);
+  int coming = first;  // the next tile to be copied
+
   const TileQ tile_q(memory);
   char* const ring = memory + RING;
   char* const scratch = memory + RING_END + warp_index() * P_BYTES;
@@ -173,7 +183,11 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   copy_q.land(tile_q);
   copies_commit();
 #pragma unroll
-  for (int s = 0; s < AHEAD; s++) fetch(first + s, s), key_scales.land();
+  for (int s = 0; s < AHEAD; s++) {
+    if constexpr (Expression::HAS_MASK) fetch(coming, s), coming = following(coming + 1);
+    else fetch(first + s, s);
+    key_scales.land();
+  }
 
   const int warp_row = warp_index() / COLUMN_WARPS * ROWS, column0 = warp_index() % COLUMN_WARPS * MINE;
   const int mine = row0 + warp_row;  // this warp's first row
@@ -204,7 +218,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   auto other_turn = [&](int tile) {
     copies_wait<0>();
     block_barrier();  // these values are visible to all, and these keys are no longer read
-    fetch(tile + 1, 0);
+    fetch(following(tile + 1), 0);
   };
 
   int stage = 0;
@@ -223,7 +237,8 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
       block_barrier();  // this tile is visible to all, and the stage refilled below is no longer read
       int next = stage + AHEAD;
       if (next >= STAGES) next -= STAGES;
-      fetch(tile + AHEAD, next);
+      if constexpr (Expression::HAS_MASK) fetch(coming, next), coming = following(coming + 1);
+      else fetch(tile + AHEAD, next);
     }
 
     const int j0 = tile * BN;
@@ -297,7 +312,15 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
     if (++stage == STAGES) stage = 0;
   };
   int tile = first;
-  if constexpr (Config::WINDOW) {
+  if constexpr (Expression::HAS_MASK) {
+    for (; tile < last; tile = following(tile + 1)) {
+      const int j1 = tile * BN + BN;
+      const KeyRange band = scores.all_of_band(i0, i1);
+      const bool whole = !Config::MASK && tile * BN >= band.begin && j1 <= band.end;
+      if (whole && blocks.every(tile * BN, j1 - 1)) step(tile, Flag<false>{});
+      else step(tile, Flag<true>{});
+    }
+  } else if constexpr (Config::WINDOW) {
     for (; tile < last; tile++) {
       if (tile >= all_begin && tile < all_end) step(tile, Flag<false>{});
       else step(tile, Flag<true>{});

@@ -35,6 +35,7 @@ from kernelseam.kernels.attention.scores import (
     refuse_scores,
     score_constants,
     score_values,
+    with_expression,
 )
 from kernelseam.kernels.attention.tile import AttentionTile, is_plain
 from kernelseam.kernels.config import Constants
@@ -48,10 +49,18 @@ from kernelseam.kernels.elements import (
     refuse_dtype,
     refuse_row_strides,
 )
+from kernelseam.kernels.expression import expression_pointers
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least, most, recorded
 
-SUPPORTED = SCORE_OPTIONS | ANY_VIEW | STORED | SpecOption.dtype_out | SpecOption.batch_invariant
+SUPPORTED = (
+    SCORE_OPTIONS
+    | ANY_VIEW
+    | STORED
+    | SpecOption.dtype_out
+    | SpecOption.batch_invariant
+    | SpecOption.expression
+)
 """The options that forward.h has."""
 VIEWS = {"strided": 0, "packed": 1, "paged": 2, "pointers": 3}
 """As sequences.h counts them."""
@@ -246,7 +255,7 @@ class AttentionDefinition(KernelDefinition):
         }
 
     def signature(self, spec: AttentionSpec) -> Signature:
-        return with_scales(_SIGNATURE, spec)
+        return with_scales(with_expression(_SIGNATURE, spec), spec)
 
     def grid(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> int:
         return (
@@ -289,7 +298,7 @@ class AttentionDefinition(KernelDefinition):
     def pointers(self, spec: AttentionSpec) -> dict[str, str]:
         views = {"q": spec.q_view, "k": spec.kv_view, "v": spec.kv_view, "out": spec.q_view}
         lists = {name: f"{name}_ptrs" for name, view in views.items() if view == "pointers"}
-        parameters = (*_POINTERS, *fp8_pointers(spec))
+        parameters = (*_POINTERS, *expression_pointers(spec), *fp8_pointers(spec))
         return {p: lists.get(p) or _OPERANDS.get(p, p) for p in parameters}
 
     def work(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> Work:

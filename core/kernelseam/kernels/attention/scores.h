@@ -11,19 +11,21 @@
 //
 // With the distance d = j − i − (S_k − S_q), key j is visible to query i iff j < S_k, the mask allows it, and
 //   j < prefix  or  −left ≤ d ≤ right     (causal: right = 0).
-// Scores in base 2:  x = log2 e · (cap·tanh(scale·q·k / cap) − slope·|d| + bias), each part where its option is on.
+// Scores in base 2:  x = log2 e · (cap·tanh(scale·q·k / cap) − slope·|d| + bias), each part where its option is on. The user's
+// score_mod and mask_mod, struct Expression (expressions/lowering.py has its functions), change that score, and hide keys more.
 #pragma once
 #include "generated/config.h"
 #include "tile/tile.h"
+#include "generated/expression.h"
 
-constexpr float LOG2_E = 1.44269504f, LARGEST = 3.4028234663852886e38f;
+constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f, LARGEST = 3.4028234663852886e38f;
 // What an attention's rows are measured against moves once a score exceeds it by more than this, in base 2.
 constexpr float REFERENCE_RISE = 4;
 template<class A, class B> struct Same { static constexpr bool value = false; };
 template<class A> struct Same<A, A> { static constexpr bool value = true; };
 constexpr bool HAS_BIAS = !Same<Config::BIAS, void>::value;
 // Whether a query may not see a key of its own sequence.
-constexpr bool HAS_MASK = Config::CAUSAL || Config::WINDOW || Config::MASK;
+constexpr bool HAS_MASK = Config::CAUSAL || Config::WINDOW || Config::MASK || Expression::HAS_MASK;
 
 // MULTIPLE: a multiple of the product, by the same factor for a whole tile: the factor is left to the exponential, and maxima are
 // products'. CAPPED: softcap's, which keeps the products' order and is bounded. ANY: what apply() makes of it.
@@ -54,15 +56,39 @@ KS_DEVICE float slope_in_base2(float x) { return within(LOG2_E * x, LARGEST / 21
 // A range [begin, end) of keys.
 struct KeyRange { int begin, end; };
 
+// The user's functions over the heads of an entry, from first_head on.
+struct UserFunctions {
+  Expression own;
+  int batch, first_head, q_len, kv_len;
+
+  KS_DEVICE Expression::Tile of_head(int h) const { return own.tile(batch, first_head + h, q_len, kv_len); }
+  KS_DEVICE float score(float x, int h, int i, int j) const {
+    const auto at = of_head(h);
+    return own.score(x, at, own.row(at, i), own.column(at, j));
+  }
+  KS_DEVICE float slope(float x, int h, int i, int j) const {
+    const auto at = of_head(h);
+    return own.slope(x, at, own.row(at, i), own.column(at, j));
+  }
+  KS_DEVICE bool visible(int h, int i, int j) const {
+    const auto at = of_head(h);
+    return own.visible(at, own.row(at, i), own.column(at, j));
+  }
+};
+
 struct Scores {
-  static constexpr ScoreKind KIND = Config::ALIBI || HAS_BIAS ? ScoreKind::ANY : Config::SOFTCAP ? ScoreKind::CAPPED : ScoreKind::MULTIPLE;
-  static constexpr bool BANDED = !Config::PREFIX && !Config::MASK, HAS_SLOPE = Config::SOFTCAP;
+  static constexpr ScoreKind KIND = Config::ALIBI || HAS_BIAS || Expression::HAS_SCORE ? ScoreKind::ANY
+                                    : Config::SOFTCAP                                  ? ScoreKind::CAPPED
+                                                                                       : ScoreKind::MULTIPLE;
+  static constexpr bool BANDED = !Config::PREFIX && !Config::MASK && !Expression::HAS_MASK;
+  static constexpr bool HAS_SLOPE = Config::SOFTCAP || Expression::HAS_SCORE;
   int S_q, S_k, left, right, prefix;
   float scale_log2, cap, cap_inverse;  // cap in base 2, and scale over the cap
   Plane<typename Choose<HAS_BIAS, Config::BIAS, float>::type> bias;
   Plane<unsigned char> mask;
   const float* slopes;
   i64 slopes_head;
+  UserFunctions user;
 
   KS_DEVICE int shift() const { return S_k - S_q; }
 
@@ -79,8 +105,12 @@ struct Scores {
     return {Config::PREFIX && prefix > 0 ? 0 : band_begin(i0), Config::PREFIX ? max_of(band_end(i1), prefix) : band_end(i1)};
   }
   KS_DEVICE KeyRange all(int i0, int i1) const {
+    const KeyRange range = all_of_band(i0, i1);
+    return {range.begin, Config::MASK || Expression::HAS_MASK ? 0 : range.end};
+  }
+  // The same without masks.
+  KS_DEVICE KeyRange all_of_band(int i0, int i1) const {
     const int begin = Config::PREFIX && prefix > 0 ? 0 : band_begin(i1);
-    if (Config::MASK) return {begin, 0};
     return {begin, Config::PREFIX && prefix > 0 ? (Config::WINDOW ? prefix : max_of(band_end(i0), prefix)) : band_end(i0)};
   }
 
@@ -91,10 +121,16 @@ struct Scores {
     if (Config::PREFIX) seen = seen || j < prefix;
     seen = seen && j < S_k;
     if (Config::MASK) seen = mask.at(h, inside(i, S_q), inside(j, S_k)) && seen;
+    if (Expression::HAS_MASK) seen = user.visible(h, i, j) && seen;
     return seen;
   }
 
   KS_DEVICE float apply(float x, int h, int i, int j) const {
+    x = built_in(x, h, i, j);
+    return Expression::HAS_SCORE ? in_base2(user.score(LN_2 * x, h, i, j)) : x;
+  }
+  // Without the user's score_mod.
+  KS_DEVICE float built_in(float x, int h, int i, int j) const {
     if (Config::SOFTCAP) x = cap * tanh_fast(x * cap_inverse);
     else x *= scale_log2;
     if (Config::ALIBI) {
@@ -104,14 +140,43 @@ struct Scores {
     if constexpr (HAS_BIAS) x += in_base2(to_sum(bias.at(h, inside(i, S_q), inside(j, S_k))));
     return x;
   }
-  KS_DEVICE float slope(float x, int, int, int) const {
-    const float t = tanh_fast(x * cap_inverse);
-    return 1.f - t * t;
+  KS_DEVICE float slope(float x, int h, int i, int j) const {
+    const float t = Config::SOFTCAP ? tanh_fast(x * cap_inverse) : 0.f, slope = 1.f - t * t;
+    return Expression::HAS_SCORE ? slope * user.slope(LN_2 * built_in(x, h, i, j), h, i, j) : slope;
   }
 };
 
 // Whether shared kernels compute scores in base 2; else they leave the factor to the exponential.
 constexpr bool IN_BASE2 = Scores::KIND != ScoreKind::MULTIPLE || Config::SINKS;
+
+// Which blocks of keys the queries i0 … i1 of `heads` heads see, by bounds of the mask_mod.
+struct VisibleBlocks {
+  const Scores& scores;
+  int heads, i0, i1;
+  Expression::Tile first;
+  Expression::Rows rows;  // of the first head
+
+  KS_DEVICE VisibleBlocks(const Scores& scores, int heads, int i0, int i1)
+      : scores(scores), heads(heads), i0(i0), i1(i1), first(scores.user.of_head(0)), rows(scores.user.own.rows(first, i0, i1)) {}
+  // Whether a query may see one of the keys j0 … j1.
+  KS_DEVICE bool any(int j0, int j1) const {
+    bool any = scores.user.own.any(first, rows, j0, j1);
+    for (int h = 1; h < heads && !any; h++) {
+      const auto at = scores.user.of_head(h);
+      any = scores.user.own.any(at, scores.user.own.rows(at, i0, i1), j0, j1);
+    }
+    return any;
+  }
+  // Whether it is certain that all see all of them, as far as the mask_mod says it.
+  KS_DEVICE bool every(int j0, int j1) const {
+    bool every = scores.user.own.every(first, rows, j0, j1);
+    for (int h = 1; h < heads && every; h++) {
+      const auto at = scores.user.of_head(h);
+      every = scores.user.own.every(at, scores.user.own.rows(at, i0, i1), j0, j1);
+    }
+    return every;
+  }
+};
 
 // ---- by what a kernel computes scores from products: an argument of its body. Of an option that is off nothing is read.
 
@@ -130,7 +195,14 @@ struct Slopes {
   i64 batch, head;
 };
 
-struct ScoreArguments {
+// What the user's functions capture, if they do: a base, which takes no room where it is empty.
+template<bool CAPTURES> struct UserArguments { KS_DEVICE Expression captured() const { return {}; } };
+template<> struct UserArguments<true> {
+  Expression expression;
+  KS_DEVICE Expression captured() const { return expression; }
+};
+
+struct ScoreArguments : UserArguments<Config::CAPTURES> {
   Planes<typename Choose<HAS_BIAS, Config::BIAS, float>::type> bias;
   Planes<unsigned char> mask;
   Slopes slopes;
@@ -141,11 +213,14 @@ struct ScoreArguments {
   // Those of an entry of the batch, without its bias, mask and slopes.
   KS_DEVICE Scores of(int batch, int S_q, int S_k) const {
     const int prefix = Config::PREFIX ? min_of(max_of(prefixes[batch], 0), S_k) : 0;
-    return {S_q, S_k, left, right, prefix, scale_log2, cap, cap_inverse};
+    Scores s{S_q, S_k, left, right, prefix, scale_log2, cap, cap_inverse};
+    s.user = {captured(), batch, 0, S_q, S_k};
+    return s;
   }
   // Those of its heads, counted from first_head on.
   KS_DEVICE Scores of(int batch, int first_head, int S_q, int S_k) const {
     Scores s = of(batch, S_q, S_k);
+    s.user.first_head = first_head;
     if constexpr (HAS_BIAS) s.bias = bias.from(batch, first_head);
     if (Config::MASK) s.mask = mask.from(batch, first_head);
     if (Config::ALIBI) s.slopes = slopes.base + batch * slopes.batch + first_head * slopes.head, s.slopes_head = slopes.head;

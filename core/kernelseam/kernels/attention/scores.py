@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from kernelseam.descriptors.attention.options import SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.kernels.attention.arguments import planes, row_values
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.elements import DEVICE_TYPE, refuse_row_strides
-from kernelseam.kernels.signature import Structure
+from kernelseam.kernels.expression import expression_structure, expression_values
+from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
 
 SCORE_OPTIONS = (
@@ -68,6 +70,7 @@ def score_constants(spec: AttentionSpec) -> Constants:
         "SOFTCAP": spec.softcap,
         "BIAS": DEVICE_TYPE[spec.bias],
         "SINKS": spec.sinks,
+        "CAPTURES": expression_structure(spec) is not None,
     }
 
 
@@ -92,4 +95,15 @@ def score_values(problem: AttentionProblem) -> dict[str, int | float]:
         "scale_log2": p.scale * LOG2_E,
         "cap": cap * LOG2_E,
         "cap_inverse": p.scale / cap,
+        **expression_values(p),
     }
+
+
+def with_expression(signature: Signature, spec: AttentionSpec) -> Signature:
+    """A kernel's signature, whose parameter "score" has what the spec's expression captures."""
+    structure = expression_structure(spec)
+    if structure is None:
+        return signature
+    own = Structure((("expression", structure), *SCORES.members))
+    parameters = tuple((n, own if n == "score" else kind) for n, kind in signature.parameters)
+    return replace(signature, parameters=parameters)

@@ -3,7 +3,7 @@
 #pragma once
 #include "tile/base.h"
 
-KS_DEVICE float quiet_nan() { return __builtin_nanf(""); }
+KS_DEVICE float quiet_nan() { return infinity() - infinity(); }
 
 KS_DEVICE float element_exp(float x) { return expf(x); }
 KS_DEVICE float element_exp2(float x) { return exp2f(x); }
@@ -59,42 +59,19 @@ template<class I> KS_DEVICE i64 wrapped(I i, int n) {
   return j < 0 ? 0 : inside_of(j, n);
 }
 
-// An array that a function captured; strides and extents in elements.
-template<class T, int RANK> struct CapturedArray {
-  const T* base;
-  i64 stride[RANK ? RANK : 1];
-  int extent[RANK ? RANK : 1];
-  template<class... I> KS_DEVICE T at(I... i) const {
-    const i64 index[] = {(i64)i..., 0};
-    i64 place = 0;
-#pragma unroll
-    for (int n = 0; n < RANK; n++) place += index[n] * stride[n];
-    return base[place];
-  }
-};
-
 // Ends that hold for every element.
 template<class R> struct Ends { static KS_DEVICE R of(bool least) { return least ? -infinity() : infinity(); } };
 template<> struct Ends<bool> { static KS_DEVICE bool of(bool least) { return !least; } };
 template<> struct Ends<i64> { static KS_DEVICE i64 of(bool least) { return least ? -(1ll << 62) : 1ll << 62; } };
 
-// The least (or the most) of the elements from a first index to a last one of an axis; NaN stays. Nothing is known of a long range.
+// The least (or the most) of the elements from a first index to a last one; NaN stays. Nothing is known of a long range.
 constexpr int LONGEST_RANGE = 1024;
-template<bool LEAST, class R, int AXIS, class T, int RANK, class L, class... I>
-KS_DEVICE R extremum(const CapturedArray<T, RANK>& array, L last, I... firsts) {
-  const i64 first[] = {firsts...};
-  i64 place = 0;
-#pragma unroll
-  for (int n = 0; n < RANK; n++)
-    if (n != AXIS) place += wrapped(first[n], array.extent[n]) * array.stride[n];
-  auto value = [&](i64 i) {
-    return Loaded<R, T>::from(array.base[place + wrapped(i, array.extent[AXIS]) * array.stride[AXIS]]);
-  };
-  if ((i64)last - first[AXIS] > LONGEST_RANGE) return Ends<R>::of(LEAST);
-  R best = value(first[AXIS]);
+template<bool LEAST, class R, class T> KS_DEVICE R extremum(const T* base, i64 stride, int extent, i64 first, i64 last) {
+  if (last - first > LONGEST_RANGE) return Ends<R>::of(LEAST);
+  R best = Loaded<R, T>::from(base[wrapped(first, extent) * stride]);
 #pragma unroll 1
-  for (i64 i = first[AXIS] + 1; i <= (i64)last; i++) {
-    const R x = value(i);
+  for (i64 i = first + 1; i <= last; i++) {
+    const R x = Loaded<R, T>::from(base[wrapped(i, extent) * stride]);
     best = (LEAST ? x < best : x > best) || x != x ? x : best;
   }
   return best;

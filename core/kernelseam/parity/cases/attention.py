@@ -10,7 +10,7 @@ from kernelseam.dtypes import DType
 from kernelseam.parity.cases.attention_decode import few_queries, latent, options
 from kernelseam.parity.cases.attention_fp8 import stored, stored_queries
 from kernelseam.parity.cases.attention_guards import guards
-from kernelseam.parity.cases.attention_scores import biases, masks, together, windows
+from kernelseam.parity.cases.attention_scores import biases, masks, mods, together, windows
 from kernelseam.parity.cases.attention_sequences import lengths, packed, paged, pointers
 from kernelseam.samples.attention_case import AttentionCase, case
 from kernelseam.samples.common import (
@@ -37,6 +37,7 @@ def attention_cases() -> list[AttentionCase]:
         "values that are not finite": _non_finite,
         "scores that outgrow a kept reference": guards,
         "windows and prefixes": windows,
+        "scores and masks of users": mods,
         "masks": masks,
         "biases, caps and sinks": biases,
         "everything together": together,

@@ -7,11 +7,32 @@ from collections.abc import Iterator
 from kernelseam.dtypes import DType
 from kernelseam.samples.attention_case import AttentionCase, case
 from kernelseam.samples.common import INF, NAN, NAN_EXEMPTIONS, SHORT, InjectedValue
+from kernelseam.samples.mods import MODS
 from kernelseam.samples.operand_layout import OperandLayout
 
 F32 = DType.float32
 SLOPES = (0.5, 0.0625)
 NO_F64 = frozenset({"shared"})
+
+
+def mods() -> Iterator[AttentionCase]:
+    """Scores and masks that users write."""
+    for name in MODS:
+        yield case("f32-64", f"mod-{name}", mods=name, S_q=70, S_k=90, batch=2, kv_heads=1)
+    more: dict[str, dict[str, object]] = {
+        "lengths": {"kv_lengths": (90, 33)},
+        "packed": {"q_sequences": (70, 12), "k_sequences": (90, 40)},
+        "paged": {"kv_lengths": (90, 33), "page_size": 16},
+        "decoding": {"S_q": 1, "S_k": 300, "kv_lengths": (300, 77)},
+        "sinks": {"sinks": (0.5, -1.0)},
+        "options": {"softcap": 2.0, "alibi": SLOPES, "window": (60, 3)},
+        "short": {"S_q": 3, "S_k": 17},
+    }
+    for name, fields in more.items():
+        mod = "sink_window" if name in ("options", "sinks") else "buckets"
+        mod = "documents" if name in ("packed", "short") else mod
+        given = {"S_q": 70, "S_k": 90, "kv_lengths": None, **fields}
+        yield case("bf16-128", f"mod-{mod}-{name}", mods=mod, **given)
 
 
 def windows() -> Iterator[AttentionCase]:

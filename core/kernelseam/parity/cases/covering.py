@@ -6,13 +6,18 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from kernelseam.expressions.text import structure_of
+
 
 def flat(spec: Any) -> Iterator[tuple[str, Hashable]]:
-    """(field, value) pairs, those of nested specs included."""
+    """(field, value) pairs, those of nested specs included; of an expression what it has."""
     for f in fields(spec):
         value = getattr(spec, f.name)
         if is_dataclass(value):
             yield from flat(value)
+        elif f.name == "expression" and value is not None:
+            kind = structure_of(value)
+            yield f.name, (kind.has_score, kind.has_mask, bool(kind.arrays), bool(kind.numbers))
         else:
             yield f.name, value
 

@@ -16,8 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.descriptors.attention.options import ScoreNumbers, ScoreOperands
+from kernelseam.descriptors.attention.problem import captured
 from kernelseam.descriptors.common.options import operands_of, scalars_of
 from kernelseam.dtypes import DType
+from kernelseam.expressions.scores import ScoreExpression, score_expression
 from kernelseam.oracle.formulas import Array, Variant
 from kernelseam.samples.attention_case import AttentionCase
 from kernelseam.samples.data.memory import (
@@ -27,6 +29,7 @@ from kernelseam.samples.data.memory import (
     scattered,
     unrepeated_shape,
 )
+from kernelseam.samples.mods import MODS, Extents, Mods
 from kernelseam.samples.operand_layout import OperandLayout
 
 INVALID_PAGES = (-1, 2**31 - 1)
@@ -97,7 +100,21 @@ def values(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
             inputs[f"cu_seqlens_{letter}"] = np.array(offsets(lengths, case.margin), np.int32)
     if case.page_size:
         inputs["block_table"] = block_table(case).copy()
+    if case.mods:
+        arrays = expression(case).arrays
+        inputs |= {captured(i): np.asarray(x) for i, x in enumerate(arrays)}
     return inputs
+
+
+def mods(case: AttentionCase) -> Mods:
+    """The case's functions."""
+    extents = Extents(case.batch, case.num_heads, case.S_q, case.S_k)
+    return MODS[case.mods](extents) if case.mods else Mods()
+
+
+def expression(case: AttentionCase) -> ScoreExpression:
+    """The functions of a case that has some, traced over their arrays on the host."""
+    return score_expression(*mods(case))
 
 
 def _converted(x: Array, kind: DType) -> Array:
@@ -335,6 +352,10 @@ def placements(case: AttentionCase) -> dict[str, Placement]:
     if case.page_size:
         shape = block_table(case).shape
         placements["block_table"] = Placement("block_table", DType.int32, shape, (shape[1] + 3, 1))
+    for i, x in enumerate(expression(case).arrays if case.mods else ()):
+        steps = tuple(math.prod(x.shape[axis + 1 :]) + (axis == 0) for axis in range(x.ndim))
+        name = captured(i)
+        placements[name] = Placement(name, DType(str(x.dtype)), x.shape, steps)
     return placements
 
 
@@ -415,5 +436,5 @@ def variant(case: AttentionCase, x: Mapping[str, Array]) -> Variant:
     return Variant(
         window=case.window or (None, None),
         q_lengths=case.q_sequences,
-        **given | {"kv_lengths": case.keys},
+        **given | {"kv_lengths": case.keys} | mods(case)._asdict(),
     )

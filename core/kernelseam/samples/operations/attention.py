@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from kernelseam.contract import Device, Runtime
+from kernelseam.contract import ArrayInfo, Device, Runtime
 from kernelseam.descriptors import Attention, AttentionPointers
 from kernelseam.descriptors.attention.options import ScoreScalars
 from kernelseam.descriptors.common.options import scalars_of
@@ -62,7 +63,7 @@ class AttentionForward(Operation[AttentionCase, AttentionResult]):
         device: Device,
     ) -> Attention | AttentionPointers:
         if case.view == "strided":
-            return describe_strided(case, layout, addresses)
+            return describe_strided(case, layout, addresses, device)
         options = _options(case)
         listed = [n for n in addresses if n in ("q", "k", "v", "out")]
         steps = {
@@ -115,10 +116,17 @@ class AttentionForward(Operation[AttentionCase, AttentionResult]):
 
 
 def describe_strided(
-    case: AttentionCase, layout: Layout, addresses: Mapping[str, Any]
+    case: AttentionCase, layout: Layout, addresses: Mapping[str, Any], device: Device
 ) -> Attention:
     """The descriptor of an attention without pointer lists."""
+    expression = None
+    if case.mods:
+        names = [n for n in addresses if n.startswith("captured_")]
+        arrays = [_view(layout, n, addresses[n], device) for n in names]
+        addresses = {n: x for n, x in addresses.items() if n not in names}
+        expression = replace(data.expression(case), arrays=tuple(arrays))
     return Attention(
+        expression=expression,
         **addresses,
         **strides(layout, packed(case)),
         **dict(_views(case)),
@@ -129,6 +137,12 @@ def describe_strided(
         scale_block=case.scale_block,
         latent=case.latent,
     )
+
+
+def _view(layout: Layout, name: str, address: int, device: Device) -> ArrayInfo:
+    """An array that the functions capture, as it lies in the case's memory."""
+    p = layout.placements[name]
+    return ArrayInfo(address, p.shape, p.strides, p.dtype, device, "sample", None)
 
 
 def packed(case: AttentionCase) -> set[str]:

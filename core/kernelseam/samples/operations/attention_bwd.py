@@ -55,7 +55,7 @@ class AttentionGradients(Operation[BackwardCase, dict[str, Gradient]]):
         own = {n: p for n, p in layout.placements.items() if n in OWN}
         rest = {n: at for n, at in addresses.items() if n not in OWN}
         forward = describe_strided(
-            case.forward, Layout({n: layout.placements[n] for n in rest}), rest
+            case.forward, Layout({n: layout.placements[n] for n in rest}), rest, device
         )
         given: dict[str, Any] = {n: addresses[n] for n in own}
         given |= strides(Layout(own), {n for n in own if OWN[n] in packed(case.forward)})

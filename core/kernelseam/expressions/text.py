@@ -1,0 +1,80 @@
+"""An expression's structure as text, and back: what specs, traces' files and bundles carry.
+
+One node after another, each used by its number: ``0 coordinate INT32 "q_idx"; 1 constant INT32 3;
+2 lt BOOLEAN 0 1; score 0; visible 2; …``. Equal structures have equal texts.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+
+from kernelseam.expressions.lowering import ELEMENTS, Structure
+from kernelseam.expressions.nodes import Node, Type, cast, make, order
+from kernelseam.expressions.operations import OPERATIONS
+
+_LEAVES = ("constant", "coordinate", "argument")
+
+
+def text_of(structure: Structure) -> str:
+    """The structure's text."""
+    return _text_of(structure)
+
+
+@lru_cache(512)
+def _text_of(structure: Structure) -> str:
+    nodes = order([structure.score, structure.visible])
+    numbers = {n: i for i, n in enumerate(nodes)}
+    statements = []
+    for n, i in numbers.items():
+        inner = [str(numbers[x]) for x in n.arguments]
+        value = [json.dumps(n.value)] if n.value is not None else []
+        statements.append(" ".join([str(i), n.operation, n.type.name, *inner, *value]))
+    statements.append(f"score {numbers[structure.score]}")
+    statements.append(f"visible {numbers[structure.visible]}")
+    statements += [f"number {t.name}" for t in structure.numbers]
+    statements += [f"array {dtype} {rank}" for dtype, rank in structure.arrays]
+    return "; ".join(statements)
+
+
+@lru_cache(512)
+def structure_of(text: str) -> Structure:
+    """The structure of a text. Raises ValueError for what is none."""
+    nodes: list[Node] = []
+    roots: dict[str, Node] = {}
+    numbers: list[Type] = []
+    arrays: list[tuple[str, int]] = []
+    try:
+        for statement in text.split("; "):
+            match statement.split(" "):
+                case ["score" | "visible" as name, i]:
+                    roots[name] = nodes[int(i)]
+                case ["number", type]:
+                    numbers.append(Type[type])
+                case ["array", dtype, rank] if dtype in ELEMENTS:
+                    arrays.append((dtype, int(rank)))
+                case [i, operation, type, *rest] if int(i) == len(nodes):
+                    nodes.append(_node(operation, Type[type], rest, nodes))
+                case _:
+                    raise ValueError(statement)
+        return Structure(roots["score"], roots["visible"], tuple(numbers), tuple(arrays))
+    except (KeyError, IndexError, TypeError, ValueError) as e:
+        raise ValueError(f"no expression: {e}") from e
+
+
+def _node(operation: str, type: Type, rest: list[str], nodes: list[Node]) -> Node:
+    if operation in _LEAVES:
+        return Node(operation, type, (), json.loads(" ".join(rest)))
+    if operation == "load":
+        first = next(i for i, x in enumerate(rest) if x.startswith("["))
+        index, dtype, rank = json.loads(" ".join(rest[first:]))
+        inner = tuple(nodes[int(i)] for i in rest[:first])
+        return Node(operation, type, inner, (int(index), str(dtype), int(rank)))
+    inner = tuple(nodes[int(i)] for i in rest)
+    if operation == "cast":
+        return cast(inner[0], type)
+    if operation == "detach":
+        return Node(operation, type, inner)
+    if operation not in OPERATIONS:
+        raise ValueError(operation)
+    return make(operation, *inner)

@@ -1,0 +1,68 @@
+"""Scores and masks of users, as the oracle takes them: the functions themselves, called in float64
+on grids of indices. Nothing of their tracing or lowering is used."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Function = Callable[..., Any]
+STEP = 1e-6
+
+
+def called(function: Function, *values: Any, q_len: int, kv_len: int) -> Array:
+    """The function's values: over torch's tensors where it reads any or calls torch, else over
+    NumPy's arrays."""
+    lengths = {"q_len": q_len, "kv_len": kv_len}
+    asked = {n: x for n, x in lengths.items() if n in inspect.signature(function).parameters}
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and _is_of_torch(torch, function, 0):
+        with torch.no_grad():
+            return np.asarray(function(*map(torch.as_tensor, values), **asked))
+    with np.errstate(all="ignore"):
+        return np.asarray(function(*values, **asked))
+
+
+def _is_of_torch(torch: Any, x: Any, depth: int) -> bool:
+    """Whether it is a tensor, a module or torch itself, or a function that reads one."""
+    if x is torch or isinstance(x, torch.Tensor | torch.nn.Module):
+        return True
+    if depth > 4:
+        return False
+    if f"{getattr(x, '__module__', '')}.".startswith("torch."):
+        return True
+    code = getattr(x, "__code__", None)
+    read = [getattr(x, n, None) for n in ("__self__", "__func__", "func", "args", "keywords")]
+    if isinstance(x, types.FunctionType) and code is not None:
+        read += [x.__globals__.get(n) for n in code.co_names]
+        read += [c.cell_contents for c in x.__closure__ or ()]
+    if isinstance(x, tuple | list | dict):
+        read += list(x.values() if isinstance(x, dict) else x)
+    return any(_is_of_torch(torch, y, depth + 1) for y in read if _may_read(y))
+
+
+def _may_read(x: Any) -> bool:
+    return x is not None and not isinstance(x, int | float | str | np.ndarray | np.generic)
+
+
+def changed(
+    score_mod: Function, scores: Array, *at: Any, q_len: int, kv_len: int
+) -> tuple[Array, Array]:
+    """The new scores, and by how much an error of the old ones grows: |∂new/∂old|, by
+    differences."""
+
+    def of(x: Array) -> Array:
+        y = called(score_mod, x, *at, q_len=q_len, kv_len=kv_len)
+        return np.broadcast_to(np.asarray(y, np.float64), scores.shape)
+
+    step = STEP * np.maximum(1, np.abs(np.where(np.isfinite(scores), scores, 0)))
+    with np.errstate(invalid="ignore"):
+        growth = np.abs(of(scores + step) - of(scores - step)) / (2 * step)
+    return of(scores), np.where(np.isfinite(growth), growth, 0)
