@@ -372,7 +372,8 @@ def with_attention_options(command: Callable[..., None]) -> Callable[..., None]:
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     hints = get_type_hints(AttentionOptions, include_extras=True)
     for name, option in options_of(AttentionOptions).items():
-        hints[name] = Annotated[option.type, typer.Option(f"--{name}", help=option.says)]
+        flag = f"--{name.replace('_', '-')}"
+        hints[name] = Annotated[option.type, typer.Option(flag, help=option.says)]
     shared = [
         inspect.Parameter(
             f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]
