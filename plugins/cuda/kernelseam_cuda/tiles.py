@@ -266,7 +266,7 @@ DECODE = (
         *(_HALF_PRECISION, 64, 4, 16, 16, 5, 2),
         q_resident=True,
         item_cost=12,
-        block_seconds=2.6e-6,
+        block_seconds=3.6e-6,
         item_seconds=1e-7,
     ),
     DecodeTile(
@@ -278,7 +278,8 @@ DECODE = (
     DecodeTile(
         *(_HALF_PRECISION, 128, 4, 16, 16, 3, 2),
         q_resident=True,
-        block_seconds=3.6e-6,
+        rate=0.55,
+        block_seconds=4.1e-6,
         item_seconds=4e-7,
     ),
     DecodeTile(
@@ -287,7 +288,9 @@ DECODE = (
         block_seconds=4.4e-6,
         item_seconds=1.5e-6,
     ),
-    DecodeTile(_HALF_PRECISION, 128, 4, 16, 16, 2, 1, q_resident=True, rate=0.2),
+    DecodeTile(
+        *(_HALF_PRECISION, 128, 4, 16, 16, 2, 1), q_resident=True, rate=0.2, block_seconds=4.4e-6
+    ),
     DecodeTile(_HALF_PRECISION, 256, 4, 16, 16, 3, 1, item_cost=5, rate=0.15, item_seconds=2.5e-6),
     DecodeTile(_HALF_PRECISION, 256, 4, 16, 16, 2, 1, item_cost=5, rate=0.15, item_seconds=2.4e-6),
     DecodeTile(_HALF_PRECISION, 256, 2, 16, 16, 2, 1, item_cost=5, rate=0.07, item_seconds=2.7e-6),

@@ -18,6 +18,8 @@ from kernelseam.kernels.elements import divide_up, pad
 Tile = TypeVar("Tile")
 NARROW = 0.6
 """Of a tile's rate where rows are read element by element."""
+PAGED_SECONDS = 1.6e-6
+"""Of a block that waits until it knows where the pages are."""
 ESTIMATED_RATE, ESTIMATED_BACKWARD = 0.4, 0.3
 """Rates of tiles that were not measured."""
 PRODUCTS = {"both": 7, "keys": 4, "queries": 3}
@@ -56,9 +58,10 @@ def forward_work(p: AttentionProblem, tile: AttentionTile) -> Work:
         2.0 * tile.bm * (pad(spec.head_dim) + pad(spec.value_dim, tile.column_warps)) / tile.splits
     )
     rate = (tile.rate or ESTIMATED_RATE) * (1.0 if spec.vector >= 16 else NARROW)
-    return Work(
-        p.bytes_moved, blocks, step * keys, step * most, spec.dtype, rate, tile.block_seconds
-    )
+    start = tile.block_seconds
+    if spec.kv_view == "paged":
+        start += PAGED_SECONDS
+    return Work(p.bytes_moved, blocks, step * keys, step * most, spec.dtype, rate, start)
 
 
 def backward_work(problem: AttentionBwdProblem, tile: BackwardTile, blocks: int) -> Work:

@@ -57,6 +57,7 @@ from kernelseam_cuda.sm90.attention_tiles import (
     ATTENTION,
     FEW_QUERIES,
     GROUPED_SECONDS,
+    PAGES_SECONDS,
     HopperAttentionTile,
 )
 from kernelseam_cuda.sm90.constants import HOPPER
@@ -404,7 +405,8 @@ class HopperAttention(KernelDefinition):
             step * longest,
             p.spec.dtype,
             tile.rate,
-            tile.block_seconds + GROUPED_SECONDS * (tile.group_heads > 1),
+            tile.block_seconds
+            + (PAGES_SECONDS if _paged(p.spec) else GROUPED_SECONDS * (tile.group_heads > 1)),
         )
 
     def covering(self) -> Iterable[Covered]:

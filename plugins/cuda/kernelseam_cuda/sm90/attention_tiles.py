@@ -28,6 +28,8 @@ _WARP_PANEL_BYTES = 16 * 128
 GROUPED_SECONDS = 1e-6
 """Added to a tile whose rows are the heads of a group: its result leaves from registers, 32 bytes
 of a row at a time."""
+PAGES_SECONDS = 2e-6
+"""Added, in place of that, where the producer first reads where pages are."""
 _ALONE = 40, 240
 """Registers, as ``REGISTERS``, beside a single consumer of attention."""
 
@@ -202,7 +204,7 @@ ATTENTION = (
 FEW_QUERIES = (
     HopperAttentionTile(64, 64, 2, 128, 4, 2, 1, True, True, 24, most_rows=128, rate=1.1),
     HopperAttentionTile(
-        *(64, 64, 1, 128, 5, 2, 1, False, True, 24), most_rows=64, rate=0.91, block_seconds=6e-7
+        *(64, 64, 1, 128, 5, 2, 1, False, True, 24), most_rows=64, rate=0.91, block_seconds=4e-7
     ),
     HopperAttentionTile(96, 96, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=0.85),
     HopperAttentionTile(128, 128, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=1.1),
