@@ -30,7 +30,7 @@ READ: dict[str, Callable[[Any, Any], Any]] = {
 }
 """The steps of a path."""
 _MISSING = object()
-_LIBRARIES = ("torch.", "numpy.", "cupy.", "kernelseam.")
+_LIBRARIES = ("torch.", "numpy.", "kernelseam.")
 
 
 def _guard(x: Any) -> tuple[Any, ...]:

@@ -51,7 +51,7 @@ def grouped_mm(
     ``offs``, int32 [E] on the arrays' device, ends the groups: group g is from offs[g − 1] (0 for
     the first) to offs[g], empty where they are equal. T is a capacity: of the first two forms the
     result behind offs[E − 1] is left as it is, which in a new array is undefined. The host does not
-    read ``offs``, and a launch in a CUDA graph follows what lies there; on host devices it is
+    read ``offs``, and a launch in a captured graph follows what lies there; on host devices it is
     checked at every call.
 
     Arrays of one dtype, float16, bfloat16, float32, float64 or e4m3, whose matrices may be views
