@@ -10,7 +10,7 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from kernelseam import errors, torch_dispatch, verifier
+from kernelseam import errors, known_problems, torch_dispatch, verifier
 from kernelseam._version import __version__
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kernelseam.dispatch import use_backend
     from kernelseam.dtypes import DType
     from kernelseam.expressions.elementwise import where
+    from kernelseam.known_problems import KnownLaunches
     from kernelseam.launch_trace import trace
     from kernelseam.ops.attention import attention, attention_paged, attention_varlen
     from kernelseam.ops.attention_bwd import attention_bwd
@@ -165,4 +166,24 @@ class _Oracle:
         return Verification(plan, pointers, runtime)
 
 
+class _KnownProblems:
+    """Problems of kernels, which are imported where a device has some."""
+
+    def find(
+        self, problem: Problem, device: Device, implementation: str | None
+    ) -> KnownLaunches | None:
+        if device.is_host:
+            return None
+        from kernelseam.kernels.known import KnownProblems
+
+        return KnownProblems().find(problem, device, implementation)
+
+    def learn(self, problem: Problem, device: Device, implementation: str | None) -> None:
+        if not device.is_host:
+            from kernelseam.kernels.known import KnownProblems
+
+            KnownProblems().learn(problem, device, implementation)
+
+
 verifier.register(_Oracle())
+known_problems.register(_KnownProblems())

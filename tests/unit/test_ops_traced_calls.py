@@ -21,7 +21,8 @@ from card import CardGemm, CardRuntime
 from kernelseam import dispatch, planning
 from kernelseam.contract import Backend
 from kernelseam.errors import InvalidValue
-from kernelseam.ops import array_call, calling, road, traced_call
+from kernelseam.kernels import traced_text
+from kernelseam.ops import array_call, calling, road
 from kernelseam.plugins import plugins
 from kernelseam.tuned.classes import numbers, representative, with_numbers
 from kernelseam_thirdvendor.compiled import AcmeToolchain, Rows
@@ -223,7 +224,7 @@ def test_the_class_decides_not_the_first_problem(
         asked.append(problem)
         return select(problem, *more)
 
-    monkeypatch.setattr(traced_call, "select", watched)
+    monkeypatch.setattr(traced_text, "select", watched)
     for m in (100, 101, 102, 65, 128, 129):
         product(m)
     problem: Any

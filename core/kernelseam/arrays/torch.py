@@ -163,6 +163,7 @@ def allocator(like: Any) -> Callable[..., Any]:
     return empty
 
 
+@cache
 def version_incrementer() -> Callable[[tuple[Any, ...]], None]:
     """The fastest form of ``increment_versions``: torch's internal function, where it accepts
     several tensors."""

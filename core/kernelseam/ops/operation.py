@@ -16,7 +16,7 @@ from kernelseam.ops.array_call import (
     layout_of,
     new_array,
 )
-from kernelseam.planning import plan
+from kernelseam.planning.planner import built_plan as plan
 from kernelseam.plugins import plugins
 
 

@@ -18,18 +18,16 @@ from typing import Any, cast
 from kernelseam.contract import WORKSPACE_ALIGNMENT, ArrayInfo, Device, Launches, Runtime
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import packed
-from kernelseam.dispatch import select
 from kernelseam.dtypes import DType
-from kernelseam.errors import KernelSeamError
-from kernelseam.kernels.kernel import KernelImplementation
-from kernelseam.kernels.tracing import Encoded, TracedStep, traced_launches, traced_steps
+from kernelseam.kernels.traced_text import Text, Way, listed, numbers_of, way_of
+from kernelseam.kernels.tracing import TracedStep, traced_launches, traced_steps
 from kernelseam.ops.operation import Operation
 from kernelseam.planning.checks import check_addresses, check_overlap
 from kernelseam.symbolic import Symbol, Trace, Untraceable, most
-from kernelseam.tuned.classes import numbers, representative, with_numbers
+from kernelseam.tuned.classes import numbers, representative
 
-Ways = tuple[tuple[KernelImplementation, Any], ...]
-"""An implementation and a tile for each problem of a call."""
+Ways = tuple[Way, ...]
+"""For each problem of a call."""
 _SOMEWHERE = 1 << 40
 """Addresses that nothing reads, for tracing."""
 _WORKSPACE = "w"
@@ -129,6 +127,7 @@ class TracedCall:
         """``options(symbol)``: the call's options with symbols for numbers, which are the first
         numbers; extents and strides follow. Raises Untraceable, and what ``compute`` raises."""
         self._trace, self._device, self._runtime = Trace(), device, runtime
+        self._text = Text(self._trace)
         self._implementation = implementation
         self._numbers, self._addresses = list[str](), list[str]()
         given = options(self._symbol)
@@ -145,14 +144,14 @@ class TracedCall:
         if self._trace.depend(self._class, self._late):
             raise Untraceable("an address decides which class a problem is of")
         lines, _ = self._trace.code(self._class, self._late)
-        self.class_of = self._compiled(
-            "class_of", ", ".join(self._numbers), [*lines, f"return {self._tuple(self._class)}"]
+        self.class_of = self._text.compiled(
+            "class_of", ", ".join(self._numbers), [*lines, f"return {self._text.of(self._class)}"]
         )
         """``class_of(*numbers)``: the numbers of the representatives that vary; None where a
         condition does not hold that needs no address."""
         conditions, _ = self._trace.code((), frozenset(self._new_addresses()))
         inputs = ", ".join((*self._addresses, *self._numbers))
-        self.takes = self._compiled("takes", inputs, [*conditions, "return True"])
+        self.takes = self._text.compiled("takes", inputs, [*conditions, "return True"])
         """``takes(*addresses, *numbers)``: whether a call goes the same way through the checks, as
         far as its own numbers decide; None where not."""
         self._by_ways: dict[Ways, Kernels] = {}
@@ -183,18 +182,14 @@ class TracedCall:
 
     def _choose(self, values: tuple[Any, ...]) -> Ways | None:
         """The kernels of a class; None where not all are kernels of the core's making."""
-        left, ways = iter(values), []
+        left, ways = iter(values), list[Way]()
         for traced in self._traced:
-            varied = [next(left) if type(x) is Symbol else x for x in numbers(traced.represented)]
-            problem = with_numbers(traced.represented, varied)
-            try:
-                choice = select(problem, self._device, self._implementation)
-            except KernelSeamError:
+            count = sum(type(x) is Symbol for x in numbers(traced.represented))
+            varied = [next(left) for _ in range(count)]
+            way = way_of(traced.represented, varied, self._device, self._implementation)
+            if way is None:
                 return None
-            chosen = choice.implementation
-            if not isinstance(chosen, KernelImplementation):
-                return None
-            ways.append((chosen, chosen.tile(problem, self._device, choice.variant)))
+            ways.append(way)
         return tuple(ways)
 
     def function(self, ways: Ways) -> Function | None:
@@ -224,14 +219,14 @@ class TracedCall:
         results = list(self._new.values())
         outputs = [x for info in results for x in (*info.shape, *info.strides)]
         floats = -(-need // 4)
-        outputs += [floats, *(x for s in steps for x in _numbers_of(s))]
+        outputs += [floats, *(x for s in steps for x in numbers_of(s))]
         early, late = self._trace.code(outputs, self._late | {_WORKSPACE})
-        body = [f"{_list(f'k{i}' for i in range(len(steps)))} = packers", *early]
+        body = [f"{listed(f'k{i}' for i in range(len(steps)))} = packers", *early]
         torch: Any = sys.modules["torch"]
         names = self._trace.namespace
         for i, info in enumerate(results):
             names[f"d{i}"] = getattr(torch, info.dtype.value)
-            shape, strides = self._tuple(info.shape), self._tuple(info.strides)
+            shape, strides = self._text.of(info.shape), self._text.of(info.strides)
             body += [f"r{i} = empty({shape}, {strides}, d{i})", f"a{i} = r{i}.data_ptr()"]
         if floats != 0:
             names["float32"] = torch.float32
@@ -239,47 +234,13 @@ class TracedCall:
                 f"work = empty(({self._trace.text(floats)},), (1,), float32)",
                 f"{_WORKSPACE} = work.data_ptr()",
             ]
-        packed_steps = _list(f"k{i}({self._arguments(i, s)})" for i, s in enumerate(steps))
-        made = _list(f"r{i}" for i in range(len(results)))
+        packed_steps = listed(self._text.packed(i, s) for i, s in enumerate(steps))
+        made = listed(f"r{i}" for i in range(len(results)))
         body += [*late, f"return {made}, {'work' if floats != 0 else None}, {packed_steps}"]
         inputs = ("packers", "empty", *self._addresses, *self._numbers)
-        run = self._compiled("run", ", ".join(inputs), body)
+        run = self._text.compiled("run", ", ".join(inputs), body)
         once, kept = tuple([s.once for s in steps]), tuple([s.kept for s in steps])
         return Function(run, once, kept, self.results, self.written)
-
-    def _arguments(self, place: int, step: TracedStep) -> str:
-        texts = []
-        for i, x in enumerate(step.arguments):
-            if isinstance(x, Encoded):
-                name = f"e{place}_{i}"
-                self._trace.namespace[name] = x.encode
-                shape, strides = self._tuple(x.extents), self._tuple(x.strides)
-                texts.append(f"{name}({shape}, {strides}, {self._trace.text(x.address)})")
-            else:
-                texts.append(self._trace.text(x))
-        return ", ".join(texts)
-
-    def _tuple(self, values: Sequence[Any]) -> str:
-        return _list(map(self._trace.text, values))
-
-    def _compiled(self, name: str, parameters: str, body: Sequence[str]) -> Callable[..., Any]:
-        text = "\n    ".join([f"def {name}({parameters}):", *body])
-        namespace = dict(self._trace.namespace)
-        exec(compile(text, f"<a traced call: {name}>", "exec"), namespace)
-        return cast(Callable[..., Any], namespace[name])
-
-
-def _list(texts: Any) -> str:
-    """A tuple's text."""
-    return "(" + "".join(f"{x}, " for x in texts) + ")"
-
-
-def _numbers_of(step: TracedStep) -> Sequence[Any]:
-    return [
-        x
-        for a in step.arguments
-        for x in ((*a.extents, *a.strides, a.address) if isinstance(a, Encoded) else (a,))
-    ]
 
 
 def _fixed_specs(problem: Any) -> Any:

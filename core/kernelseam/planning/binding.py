@@ -22,19 +22,27 @@ from kernelseam.planning.workspace import check_workspace_address
 class BoundLaunches:
     """The launches of one plan, or of several in order, bound to memory."""
 
-    __slots__ = ("check_contents", "launches", "plans", "run", "steps", "workspace")
+    __slots__ = ("_steps", "check_contents", "launches", "plans", "run", "workspace")
 
     def __init__(
         self,
-        steps: tuple[Step, ...],
+        steps: tuple[Step, ...] | Callable[[], tuple[Step, ...]],
         launches: tuple[Callable[[int], None], ...],
         workspace: int = 0,
         check_contents: Callable[[], None] | None = None,
         plans: tuple[Planned, ...] = (),
     ) -> None:
-        self.steps, self.launches, self.run = steps, launches, in_order(launches)
+        """``steps``: those of the launches, or a function that finds them."""
+        self._steps, self.launches, self.run = steps, launches, in_order(launches)
         self.plans = plans  # for traces
         self.workspace, self.check_contents = workspace, check_contents
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """What the launches were bound from."""
+        if callable(self._steps):
+            self._steps = self._steps()
+        return self._steps
 
     @property
     def records(self) -> tuple[LaunchRecord, ...]:
@@ -97,6 +105,13 @@ def bind(
     misaligned and overlapping addresses, and for contents that point outside of memory;
     PluginError where a step's ``bind`` raises or returns no function.
     """
+    address = None
+    if (known := planned.known) is not None and not (check or shared or planned.device.is_host):
+        address = workspace()
+        check_workspace_address(address, planned)
+        known_launches = known.bind(resolved.pointers, address)
+        if known_launches is not None:
+            return Bound(lambda: planned.parts.steps, known_launches, address)
     check_operands(planned.problem.operands, resolved)
     check_contents = None
     # Reading host memory needs no synchronisation.
@@ -104,8 +119,9 @@ def bind(
         check_contents = planned.contents_check(resolved, runtime)
         if check_contents is not None:
             check_contents()
-    address = workspace()
-    check_workspace_address(address, planned.parts)
+    if address is None:
+        address = workspace()
+        check_workspace_address(address, planned)
     steps = planned.parts.steps
     if shared and (zeroing := planned.zeroing) is not None:
         steps = (zeroing, *steps)

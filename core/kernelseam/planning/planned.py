@@ -8,6 +8,7 @@ from functools import partial
 
 from kernelseam.contract import WORKSPACE_ALIGNMENT, Device, PlanParts, Problem, Runtime, Step
 from kernelseam.descriptors.common.protocol import Descriptor, Resolved
+from kernelseam.known_problems import KnownLaunches
 from kernelseam.memset import MemsetStep
 
 
@@ -31,22 +32,37 @@ class BindablePlan:
         return self.parts.workspace_bytes
 
     @property
+    def workspace_alignment(self) -> int:
+        """Bytes that the workspace's address is a multiple of."""
+        return self.parts.workspace_alignment
+
+    @property
+    def zeroed_bytes(self) -> int:
+        """Of the workspace, how many must be zero before the first call."""
+        return self.parts.zeroed_bytes
+
+    @property
     def allocation_bytes(self) -> int:
         """Bytes to allocate, at a multiple of 16, to hold an aligned workspace: see
         ``align_workspace``."""
-        need, alignment = self.parts.workspace_bytes, self.parts.workspace_alignment
+        need, alignment = self.workspace_bytes, self.workspace_alignment
         return need + alignment - WORKSPACE_ALIGNMENT if need else 0
 
     def align_workspace(self, address: int) -> int:
         """The aligned workspace within ``allocation_bytes`` bytes from an address on."""
-        alignment = self.parts.workspace_alignment
+        alignment = self.workspace_alignment
         return -(-address // alignment) * alignment
 
     @property
     def zeroing(self) -> Step | None:
         """The memset of the workspace's first bytes to 0, where the launches need it."""
-        size = self.parts.zeroed_bytes
+        size = self.zeroed_bytes
         return MemsetStep(self.device, 0, size) if size else None
+
+    @property
+    def known(self) -> KnownLaunches | None:
+        """Its launches as a function of addresses, where problems like it were planned."""
+        return None
 
     def contents_check(self, resolved: Resolved, runtime: Runtime) -> Callable[[], None] | None:
         """A check of the addresses, lengths, offsets and block tables in memory, which raises

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from functools import partial
 
-from kernelseam.contract import Device, PlanParts
+from kernelseam.contract import Device, PlanParts, Problem
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dispatch import (
     Choice,
@@ -19,10 +20,12 @@ from kernelseam.dispatch import (
 )
 from kernelseam.errors import InvalidValue, UnknownName
 from kernelseam.forking import new_lock
+from kernelseam.known_problems import known_problems
 from kernelseam.planning.calls import Plan
+from kernelseam.planning.known import KnownPlan
 from kernelseam.plugins import forget, plugins
 
-__all__ = ["MAX_PLANS", "Plans", "forget", "plan"]
+__all__ = ["MAX_PLANS", "Plans", "built_plan", "forget", "plan"]
 
 MAX_PLANS = 1024
 """Cached plans; beyond that the oldest are dropped."""
@@ -84,25 +87,57 @@ def plan(
     Plans are cached by problem, device and implementation: planning again is cheap.
     Raises InvalidValue, UnknownName, Unsupported or CompileError.
     """
+    known = known_problems()
+    descriptor, note, problem, target = _described(descriptor, device, backend, implementation)
+    plans, key = plugins().cache_of(Plans), (problem, target, implementation)
+    if plans.get(key) is None:
+        if (launches := known.find(problem, target, implementation)) is not None:
+            build = partial(_built, plans, key, problem, target, implementation)
+            return KnownPlan(descriptor, problem, target, note, launches, build)
+        _built(plans, key, problem, target, implementation)
+        known.learn(problem, target, implementation)
+    choice, parts = _built(plans, key, problem, target, implementation)
+    return Plan(descriptor, problem, target, parts, choice, note)
+
+
+def built_plan(
+    descriptor: Descriptor, *, device: Device | None = None, implementation: str | None = None
+) -> Plan:
+    """As ``plan``, built though problems like it were planned: for calls that learn themselves."""
+    descriptor, note, problem, target = _described(descriptor, device, None, implementation)
+    plans, key = plugins().cache_of(Plans), (problem, target, implementation)
+    choice, parts = _built(plans, key, problem, target, implementation)
+    return Plan(descriptor, problem, target, parts, choice, note)
+
+
+def _described(
+    descriptor: Descriptor,
+    device: Device | str | None,
+    backend: str | None,
+    implementation: str | None,
+) -> tuple[Descriptor, str, Problem, Device]:
+    """The descriptor to compute, why it is not the one that was given, its problem and device."""
     check_descriptor(descriptor)
-    backend, implementation = (
-        None if x is None else check_name(n, x)
-        for n, x in (("backend", backend), ("implementation", implementation))
-    )
+    for name, given in (("backend", backend), ("implementation", implementation)):
+        if given is not None:
+            check_name(name, given)
     array_device: Device | None = getattr(descriptor, "device", None) if device is None else None
     descriptor, note = descriptor.simplified()
-    problem = descriptor.problem()
     target = array_device or named_device(device, backend)
     if array_device is not None:
         check_backend(preferred_backend(backend), array_device)
     elif backend is not None and target.backend != backend:
         raise InvalidValue("backend", backend, f"the device is {target}", "Name one of the two")
-    plans = plugins().cache_of(Plans)
-    key = (problem, target, implementation)
+    return descriptor, note, descriptor.problem(), target
+
+
+def _built(
+    plans: Plans, key: Hashable, problem: Problem, device: Device, implementation: str | None
+) -> tuple[Choice, PlanParts]:
+    """From the cache, or chosen and built."""
     built = plans.get(key)
     if built is None:
-        choice = select(problem, target, implementation)
-        built = build(choice, problem, target, named=implementation is not None)
+        choice = select(problem, device, implementation)
+        built = build(choice, problem, device, named=implementation is not None)
         plans.put(key, built)
-    choice, parts = built
-    return Plan(descriptor, problem, target, parts, choice, note)
+    return built

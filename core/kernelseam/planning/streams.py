@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from kernelseam.contract import ArrayInfo, CallState, Device, FastRuntime, Runtime
 from kernelseam.errors import InvalidValue
@@ -11,8 +12,10 @@ from kernelseam.errors import InvalidValue
 def call_state(runtime: Runtime, device: Device, array: ArrayInfo | None) -> CallState:
     """The runtime's queries for calls on a device. Without a FastRuntime, ``activate`` is called
     every time."""
-    if isinstance(runtime, FastRuntime):
-        return runtime.call_state(device, array.kind if array else None)
+    fast: Any = getattr(runtime, FastRuntime.call_state.__name__, None)
+    if fast is not None:  # isinstance asks a protocol for all that it has, at every call
+        state: CallState = fast(device, array.kind if array else None)
+        return state
     return CallState(lambda: False, partial(runtime.current_stream, device, array))
 
 

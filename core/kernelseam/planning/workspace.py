@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kernelseam.arrays import describe
-from kernelseam.contract import ArrayInfo, Device, OperandRule, PlanParts, Runtime
+from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -55,13 +55,13 @@ def workspace_address(workspace: object, size: int, device: Device) -> int:
     return info.pointer
 
 
-def check_workspace_address(address: int, parts: PlanParts) -> None:
+def check_workspace_address(address: int, planned: BindablePlan) -> None:
     """Raise InvalidValue for a workspace that is null or misaligned."""
-    if parts.workspace_bytes and (address <= 0 or address % parts.workspace_alignment):
+    if planned.workspace_bytes and (address <= 0 or address % planned.workspace_alignment):
         raise InvalidValue(
             "workspace",
             hex(address),
-            f"must be the address of memory, a multiple of {parts.workspace_alignment} bytes",
+            f"must be the address of memory, a multiple of {planned.workspace_alignment} bytes",
             "Align it, or leave it out",
         )
 

@@ -295,6 +295,16 @@ def known_names(rules: Sequence[OperandRule], operands: Mapping[str, object]) ->
             )
 
 
+def _laid_out_alike(info: ArrayInfo, other: ArrayInfo) -> bool:
+    """Whether what was found of one array holds for another."""
+    return info is other or (
+        info.shape == other.shape
+        and info.strides == other.strides
+        and info.dtype is other.dtype
+        and info.writable == other.writable
+    )
+
+
 def resolve(
     rules: Sequence[OperandRule],
     operands: Mapping[str, object],
@@ -322,7 +332,7 @@ def resolve(
                     f"the plan is for {device}",
                     "Move it there, or plan for its device",
                 )
-            if info is not before:
+            if before is None or not _laid_out_alike(info, before):
                 check_array(rule, info, packed_strides.get(rule.name))
                 if before is not None:
                     _check_same_walk(rule.name, info, before)

@@ -1,0 +1,276 @@
+"""Problems like others that were planned, planned from their numbers: see ``known_problems``.
+
+A problem is traced once for its spec and structure. Its numbers lead to a class, the class to
+kernels; the workspace's size, and the launches over addresses, are functions of the numbers. What
+meets none of a function's conditions is planned as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
+
+from kernelseam.contract import Device, FastRuntime, Launches, Runtime
+from kernelseam.descriptors.common.protocol import Resolved
+from kernelseam.errors import KernelSeamError
+from kernelseam.forking import new_lock
+from kernelseam.kernels.traced_text import Text, Way, listed, numbers_of, way_of
+from kernelseam.kernels.tracing import traced_launches, traced_steps
+from kernelseam.planning.checks import check_operands
+from kernelseam.plugins import plugins
+from kernelseam.symbolic import Symbol, Trace, Untraceable
+from kernelseam.tuned.classes import numbers, representative, with_numbers
+
+Enqueue = Callable[[int], None]
+_MOST_SPECS, _MOST_CLASSES, _MOST_WAYS = 1024, 1024, 16
+_SOMEWHERE = 1 << 40
+"""Addresses that nothing reads, for tracing."""
+_WORKSPACE = "w"
+
+
+@dataclass(eq=False)
+class _Function:
+    """Kernels for problems that meet some conditions."""
+
+    sizes: Callable[..., tuple[int, int, int] | None]
+    """``sizes(*numbers)``: the workspace's bytes, alignment, and bytes that must be zero."""
+    bind: Callable[[tuple[str, ...]], Callable[..., tuple[Enqueue, ...] | None] | None]
+    """``bind(names)(*addresses, workspace, *numbers)``."""
+
+
+@dataclass
+class _Known:
+    """See kernelseam.known_problems.KnownLaunches."""
+
+    workspace_bytes: int
+    workspace_alignment: int
+    zeroed_bytes: int
+    _function: _Function
+    _numbers: tuple[Any, ...]
+
+    def bind(self, pointers: Mapping[str, int], workspace: int) -> tuple[Enqueue, ...] | None:
+        try:
+            run = self._function.bind(tuple(pointers))
+            if run is None:
+                return None
+            return run(*pointers.values(), workspace, *self._numbers)
+        except Exception:  # the ordinary way raises the proper error
+            return None
+
+
+class _Traced:
+    """A problem over symbols, on one way through what its class is computed by."""
+
+    def __init__(
+        self, problem: Any, count: int, device: Device, implementation: str | None
+    ) -> None:
+        """``count``: of its numbers."""
+        self._device, self._implementation = device, implementation
+        self._runtime: Runtime = plugins().backend(device.backend).runtime
+        self._trace, self._inputs = Trace(), list[str]()
+        self._text = Text(self._trace)
+        self._problem = with_numbers(problem, map(self._symbol, numbers(problem)))
+        if len(self._inputs) != count:
+            raise Untraceable("a number below 0, or a part that not all such problems have")
+        self._represented = representative(self._problem)
+        varied = [x for x in numbers(self._represented) if type(x) is Symbol]
+        lines, _ = self._trace.code(varied, frozenset())
+        self.class_of = self._compiled("class_of", [*lines, f"return {self._text.of(varied)}"])
+        self._ways: dict[tuple[Any, ...], Way | None] = {}
+        """By class."""
+        self.functions: dict[Way | None, list[_Function]] = {}
+        """By what computes a class, which classes share; the latest first."""
+
+    def _symbol(self, value: Any) -> Any:
+        if type(value) not in (int, float) or (type(value) is int and value < 0):
+            return value  # a part of the structure
+        self._inputs.append(name := f"n{len(self._inputs)}")
+        return self._trace.input(name, value)
+
+    def _compiled(self, name: str, body: list[str], before: tuple[str, ...] = ()) -> Any:
+        return self._text.compiled(name, ", ".join((*before, *self._inputs)), body)
+
+    def way(self, given: tuple[Any, ...]) -> Way | None:
+        """What computes a problem of these numbers; None where none of the core's kernels does, or
+        the problem is unlike the traced one."""
+        values = self.class_of(*given)
+        if values is None:
+            return None
+        if values not in self._ways:
+            while len(self._ways) >= _MOST_CLASSES:
+                self._ways.pop(next(iter(self._ways), ()), None)
+            self._ways[values] = way_of(
+                self._represented, values, self._device, self._implementation
+            )
+        return self._ways[values]
+
+    def function(self, way: Way) -> _Function | None:
+        """For problems like the one that was traced."""
+        with self._trace.branch(frozenset()):
+            launches = self._launches(way, self._fresh())
+            if launches is None:
+                return None
+            sizes = launches.workspace_bytes, launches.workspace_alignment, launches.zeroed_bytes
+            lines, _ = self._trace.code(sizes, frozenset())
+            computed = self._compiled("sizes", [*lines, f"return {self._text.of(sizes)}"])
+        runs: dict[tuple[str, ...], Any] = {}
+
+        def bind(names: tuple[str, ...]) -> Any:
+            if names not in runs:
+                if len(runs) >= _MOST_WAYS:
+                    return None
+                runs[names] = None  # where it cannot be traced
+                with self._trace.branch(frozenset()):
+                    runs[names] = self._run(way, names)
+            return runs[names]
+
+        return _Function(computed, bind)
+
+    def _fresh(self) -> Any:
+        """The problem, which keeps nothing that a branch of the trace computed of it."""
+        return with_numbers(self._problem, list(numbers(self._problem)))
+
+    def _launches(self, way: Way, problem: Any) -> Launches | None:
+        implementation, tile = way
+        return traced_launches(implementation, problem, tile, self._device)
+
+    def _run(self, way: Way, names: tuple[str, ...]) -> Any:
+        addresses = {
+            name: self._trace.input(f"p{i}", _SOMEWHERE * (i + 2)) for i, name in enumerate(names)
+        }
+        at = self._trace.input(_WORKSPACE, _SOMEWHERE)
+        problem = self._fresh()
+        check_operands(problem.operands, Resolved(addresses, ()))
+        launches = self._launches(way, problem)
+        if launches is None:
+            return None
+        toolchain = way[0].toolchain
+        # Zeroed once, when the plan is bound: the launches reset the bytes that they use.
+        launches = replace(launches, zeroed_bytes=0)
+        steps = traced_steps(launches, toolchain, self._runtime, self._device, addresses, at)
+        if not steps:
+            raise Untraceable("nothing is launched")
+        lines, _ = self._trace.code([x for s in steps for x in numbers_of(s)], frozenset())
+        for i, step in enumerate(steps):
+            self._trace.namespace[f"k{i}"] = step.kept
+        packed = listed(self._text.packed(i, s) for i, s in enumerate(steps))
+        inputs = (*(f"p{i}" for i in range(len(names))), _WORKSPACE)
+        return self._compiled("run", [*lines, f"return {packed}"], inputs)
+
+
+@dataclass(eq=False)
+class _Spec:
+    """Problems that differ in numbers alone."""
+
+    traced: list[_Traced] = field(default_factory=list)
+    planned: int = 0
+    """Of problems: the first teaches nothing, as none like it may come."""
+    failures: int = 0
+
+    def find(self, given: tuple[Any, ...]) -> _Known | None:
+        for traced in self.traced:
+            try:
+                for function in traced.functions.get(traced.way(given), ()):
+                    sizes = function.sizes(*given)
+                    if sizes is not None:
+                        return _Known(*sizes, function, given)
+            except ArithmeticError:
+                continue
+        return None
+
+    def learn(
+        self, given: tuple[Any, ...], problem: Any, device: Device, implementation: str | None
+    ) -> None:
+        self.planned += 1
+        if self.planned < 2 or self.failures >= _MOST_WAYS:
+            return
+        self.failures += 1
+        try:
+            traced = _Traced(problem, len(given), device, implementation)
+            way = traced.way(given)
+            if way is None or (function := traced.function(way)) is None:
+                return
+            known = next((t for t in self.traced if t.class_of(*given) is not None), None)
+            if known is None:
+                self.traced = [traced, *self.traced[: _MOST_WAYS - 1]]
+                known = traced
+            others = known.functions.get(way, [])
+            known.functions[way] = [function, *others[: _MOST_WAYS - 1]]
+            self.failures -= 1
+        except (Untraceable, KernelSeamError, ArithmeticError):
+            return
+
+
+class _Specs:
+    """By structure, device and named implementation."""
+
+    def __init__(self) -> None:
+        self.entries: dict[Hashable, _Spec] = {}
+        self.lock = new_lock()
+
+
+class KnownProblems:
+    """See kernelseam.known_problems.KnownProblems."""
+
+    def find(self, problem: Any, device: Device, implementation: str | None) -> _Known | None:
+        entries = plugins().cache_of(_Specs).entries
+        if not entries:
+            return None
+        try:
+            key, given = _parted(problem)
+        except AttributeError:  # a part that not all such problems have
+            return None
+        spec = entries.get((key, device, implementation))
+        return None if spec is None else spec.find(given)
+
+    def learn(self, problem: Any, device: Device, implementation: str | None) -> None:
+        runtime = plugins().backend(device.backend).runtime
+        if device.is_host or not isinstance(runtime, FastRuntime):
+            return
+        specs = plugins().cache_of(_Specs)
+        try:
+            key, given = _parted(problem)
+        except AttributeError:
+            return
+        with specs.lock:
+            spec = specs.entries.setdefault((key, device, implementation), _Spec())
+            while len(specs.entries) > _MOST_SPECS:
+                specs.entries.pop(next(iter(specs.entries)))
+            spec.learn(given, problem, device, implementation)
+
+
+_READERS: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
+
+
+def _parted(problem: Any) -> tuple[Hashable, tuple[Any, ...]]:
+    """A problem without its numbers, and those, in the order of ``tuned.classes.numbers``."""
+    kind: Any = type(problem)
+    read = _READERS.get(kind)
+    if read is None:
+        read = _READERS[kind] = _reader(problem)
+    parts = read(problem)
+    given, others = list[Any](), list[Any]()
+    for x in parts:
+        for y in x if type(x) is tuple else (x,):
+            if (type(y) is int and y >= 0) or type(y) is float:
+                given.append(y)
+                others.append(type(y))
+            else:
+                others.append(y)
+    return (kind, tuple(others)), tuple(given)
+
+
+def _reader(problem: Any) -> Callable[[Any], tuple[Any, ...]]:
+    """The fields of problems of a type, of those within them too; specs are one each."""
+
+    def paths(x: Any, to: str) -> list[str]:
+        found = []
+        for f in fields(x):
+            value = getattr(x, f.name)
+            inner = is_dataclass(value) and f.name != "spec"
+            found += paths(value, f"{to}.{f.name}") if inner else [f"{to}.{f.name}"]
+        return found
+
+    read: Callable[[Any], tuple[Any, ...]] = eval(f"lambda p: ({', '.join(paths(problem, 'p'))},)")
+    return read

@@ -1,0 +1,80 @@
+"""Functions whose text is a trace's: what a call and a plan of known problems are compiled from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+from kernelseam.contract import Device
+from kernelseam.dispatch import select
+from kernelseam.errors import KernelSeamError
+from kernelseam.kernels.kernel import KernelImplementation
+from kernelseam.kernels.tracing import Encoded, TracedStep
+from kernelseam.symbolic import Symbol, Trace
+from kernelseam.tuned.classes import numbers, with_numbers
+
+Way = tuple[KernelImplementation, Any]
+"""An implementation and a tile."""
+
+
+def way_of(
+    represented: Any, varied: Iterable[Any], device: Device, implementation: str | None
+) -> Way | None:
+    """What computes problems of a class, given its representative over symbols and the numbers that
+    vary; None where that is no kernel of the core's making."""
+    left = iter(varied)
+    given = [next(left) if type(x) is Symbol else x for x in numbers(represented)]
+    problem = with_numbers(represented, given)
+    try:
+        choice = select(problem, device, implementation)
+    except KernelSeamError:
+        return None
+    chosen = choice.implementation
+    if not isinstance(chosen, KernelImplementation):
+        return None
+    return chosen, chosen.tile(problem, device, choice.variant)
+
+
+class Text:
+    """A trace's numbers as text, and functions of such text."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def of(self, values: Sequence[Any]) -> str:
+        """A tuple's."""
+        return listed(map(self._trace.text, values))
+
+    def packed(self, place: int, step: TracedStep) -> str:
+        """A call of the ``place``-th packer."""
+        texts = []
+        for i, x in enumerate(step.arguments):
+            if isinstance(x, Encoded):
+                name = f"e{place}_{i}"
+                self._trace.namespace[name] = x.encode
+                shape, strides = self.of(x.extents), self.of(x.strides)
+                texts.append(f"{name}({shape}, {strides}, {self._trace.text(x.address)})")
+            else:
+                texts.append(self._trace.text(x))
+        return f"k{place}({', '.join(texts)})"
+
+    def compiled(self, name: str, parameters: str, body: Sequence[str]) -> Callable[..., Any]:
+        """The function of these lines."""
+        text = "\n    ".join([f"def {name}({parameters}):", *body])
+        namespace = dict(self._trace.namespace)
+        exec(compile(text, f"<a traced call: {name}>", "exec"), namespace)
+        return cast(Callable[..., Any], namespace[name])
+
+
+def listed(texts: Iterable[str]) -> str:
+    """A tuple's text."""
+    return "(" + "".join(f"{x}, " for x in texts) + ")"
+
+
+def numbers_of(step: TracedStep) -> Sequence[Any]:
+    """All that its arguments are computed from."""
+    return [
+        x
+        for a in step.arguments
+        for x in ((*a.extents, *a.strides, a.address) if isinstance(a, Encoded) else (a,))
+    ]

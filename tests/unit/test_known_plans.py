@@ -1,0 +1,150 @@
+"""Plans of problems whose like were planned: bound from numbers, to what planning would bind.
+
+A vendor whose device memory is the host's, as in test_ops_traced_calls.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import kernelseam
+import pytest
+from card import CardGemm, CardRuntime
+from kernelseam import planning
+from kernelseam.contract import Backend
+from kernelseam.errors import InvalidValue, WrongResult
+from kernelseam.planning import planner
+from kernelseam.planning.known import KnownPlan
+from kernelseam_thirdvendor.compiled import AcmeToolchain, Rows
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+class CardToolchain(AcmeToolchain):
+    backend = "card"
+
+
+class CardRows(Rows):
+    name = "card-rows"
+
+
+@pytest.fixture
+def card(discovered: Callable[..., Any], cache: object) -> CardRuntime:
+    loaded, runtime = discovered(), CardRuntime()
+    loaded.registry.add_backend(
+        Backend("card", runtime, CardToolchain(), (CardGemm(),), (CardRows(),), priority=10)
+    )
+    return runtime
+
+
+def gemm(m: int, n: int = 5, k: int = 8, **more: Any) -> tuple[Any, Any]:
+    """A descriptor over arrays, and what it computes."""
+    a, b = torch.randn(m, k), torch.randn(k, n)
+    c = torch.full((m, n), float("nan"))
+    given = {"A": a, "B": b, "C": c, "M": m, "N": n, "K": k, **more}
+    return kernelseam.BatchedGemmStrided(**given), a @ b
+
+
+def known(**more: Any) -> None:
+    for m in (6, 7, 2, 3):
+        kernelseam.plan(gemm(m, **more)[0]).bind()()
+
+
+def launched(plan: Any, **more: Any) -> Any:
+    plan.bind(**more)()
+    return plan.descriptor.operands()["C"]
+
+
+def test_new_extents_ask_no_implementation(
+    card: CardRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known()
+    kernelseam.plan(gemm(40)[0]).bind()
+    with monkeypatch.context() as patch:
+        patch.setattr(planner, "select", lambda *_: pytest.fail("it was chosen again"))
+        for m in (8, 9, 33, 200, 5):
+            descriptor, expected = gemm(m)
+            plan = kernelseam.plan(descriptor)
+            assert type(plan) is KnownPlan
+            torch.testing.assert_close(launched(plan), expected, rtol=1e-5, atol=1e-5)
+    # what else is asked of a plan is that of one that is built
+    assert plan.implementation == "card-rows"
+    built = planner.built_plan(descriptor)
+    assert type(built) is not KnownPlan and built.choice is plan.choice
+    assert plan.launches == built.launches and plan.parts is built.parts
+    for name in ("workspace_bytes", "workspace_alignment", "zeroed_bytes", "allocation_bytes"):
+        assert getattr(plan, name) == getattr(built, name)
+    assert copy.copy(plan) is plan and repr(plan.problem) == repr(built.problem)
+
+
+def test_calls_are_as_those_of_built_plans(card: CardRuntime) -> None:
+    known()
+    descriptor, expected = gemm(21)
+    call = kernelseam.plan(descriptor).bind()
+    c = descriptor.operands()["C"]
+    for n in (1, 2):
+        call()
+        assert c._version == n
+    torch.testing.assert_close(c, expected, rtol=1e-5, atol=1e-5)
+    other = torch.zeros(21, 5)
+    call.rebind(C=other)()
+    torch.testing.assert_close(other, expected, rtol=1e-5, atol=1e-5)
+    with kernelseam.trace() as launches:
+        call()
+    assert [x.kernel for x in launches][-1] == "rows"
+    plan = kernelseam.plan(gemm(22)[0])
+    memory = torch.empty(plan.allocation_bytes + 16, dtype=torch.uint8)
+    at = plan.align_workspace(memory.data_ptr())
+    launched(plan, workspace=at)
+    checked = kernelseam.plan(gemm(23)[0]).bind(check=True)
+    checked()
+
+
+def test_what_binding_refuses_is_refused_as_ever(card: CardRuntime) -> None:
+    known(n=8)
+    descriptor, _ = gemm(8, 8)
+    a, c = (descriptor.operands()[n] for n in "AC")
+    plan = kernelseam.plan(descriptor)
+    assert type(plan) is KnownPlan
+    built = planner.built_plan(descriptor)
+    for operands in ({"C": a}, {"A": 0}, {"C": c.data_ptr() + 2}, {"A": torch.randn(3, 3)}):
+        messages = []
+        for each in (plan, built):
+            with pytest.raises(InvalidValue) as caught:
+                each.bind(**operands)
+            messages.append(str(caught.value))
+        assert messages[0] == messages[1]
+
+
+def test_scalars_and_layouts_are_numbers(card: CardRuntime) -> None:
+    known(alpha=2.0)
+    wide, b, c = torch.randn(9, 12), torch.randn(8, 5), torch.empty(9, 5)
+    for alpha in (3.0, -0.5):
+        for a in (wide[:, :8], torch.randn(9, 8)):
+            strides = {"stride_a_row": a.stride(0), "stride_b_row": 5, "stride_c_row": 5}
+            descriptor = kernelseam.BatchedGemmStrided(
+                A=a, B=b, C=c, M=9, N=5, K=8, alpha=alpha, **strides
+            )
+            launched(kernelseam.plan(descriptor))
+            torch.testing.assert_close(c, alpha * (a @ b), rtol=1e-5, atol=1e-5)
+
+
+def test_it_is_forgotten_and_a_named_implementation_is_built(card: CardRuntime) -> None:
+    known()
+    assert type(kernelseam.plan(gemm(9)[0])) is KnownPlan
+    for m in (9, 10, 11):
+        named = kernelseam.plan(gemm(m)[0], implementation="card-gemm")
+        assert type(named) is not KnownPlan, "it answers by problem, as plugins may"
+    planning.forget()
+    assert type(kernelseam.plan(gemm(10)[0])) is not KnownPlan
+
+
+def test_a_wrong_result_is_found(card: CardRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    known()
+    descriptor, _ = gemm(12)
+    call = kernelseam.plan(descriptor).bind(check=True)
+    monkeypatch.setattr(call, "_run", lambda stream: None)
+    with pytest.raises(WrongResult):
+        call()
