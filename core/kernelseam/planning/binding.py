@@ -111,7 +111,7 @@ def bind(
         check_workspace_address(address, planned)
         known_launches = known.bind(resolved.pointers, address)
         if known_launches is not None:
-            return Bound(lambda: planned.parts.steps, known_launches, address)
+            return BoundLaunches(lambda: planned.parts.steps, known_launches, address)
     check_operands(planned.problem.operands, resolved)
     check_contents = None
     # Reading host memory needs no synchronisation.
