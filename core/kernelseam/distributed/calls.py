@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
+from kernelseam.descriptors.attention.options import Window
+from kernelseam.descriptors.common.options import (
+    by_name,
+    operands_of,
+    options_of,
+    refuse_others,
+    scalars_of,
+    spelled_out,
+    taken,
+)
 from kernelseam.descriptors.common.validation import flag
 from kernelseam.distributed import costs
 from kernelseam.distributed.agreement import agree
 from kernelseam.distributed.checks import band_of, check_rows, checked, is_balanced, offsets_of
 from kernelseam.distributed.operands import check_axes, check_own
+from kernelseam.distributed.options import DistributedOptions
 from kernelseam.distributed.plan import Mask
 from kernelseam.distributed.ranks import axes_of
 from kernelseam.distributed.running import Call
 from kernelseam.errors import InvalidValue
+from kernelseam.ops.signatures import Sharded
 
 Tensor = Any
+_OPERANDS = operands_of(DistributedOptions)
+_PACKED = ("alibi_slopes", "sinks", *scalars_of(DistributedOptions))
+"""Options of packed documents."""
 
 
+@spelled_out(DistributedOptions())
 def attention(
     q: Tensor,
     k: Tensor,
@@ -26,24 +42,8 @@ def attention(
     group: Any,
     method: str = "auto",
     order: str | None = None,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    prefix_lengths: Tensor | None = None,
-    kv_lengths: Tensor | None = None,
-    out_dtype: Any = None,
-    return_lse: bool = False,
-    batch_invariant: bool = False,
-    deterministic: bool = True,
-    backend: str | None = None,
-    implementation: str | None = None,
-    bwd_implementation: str | None = None,
     check: bool = False,
+    **options: Unpack[Sharded],
 ) -> Any:
     """``kernelseam.attention`` of the whole sequence, of which each rank of ``group`` has its rows:
     q [B, H, S_q/n, D], k [B, H_kv, S_k/n, D], v [B, H_kv, S_k/n, D_v]. Every rank calls it alike,
@@ -74,17 +74,9 @@ def attention(
     Returns the rank's rows of the result [B, H, S_q/n, D_v], or (result, lse [B, H, S_q/n]).
     Raises InvalidValue for what does not fit together, RankLost where another rank does not answer.
     """
-    given = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "bias": bias,
-        "mask": mask,
-        "alibi_slopes": alibi_slopes,
-        "sinks": sinks,
-        "prefix_lengths": prefix_lengths,
-        "kv_lengths": kv_lengths,
-    }
+    chosen: dict[str, Any] = {**options}
+    refuse_others("attention", chosen, options_of(DistributedOptions))
+    given = {"q": q, "k": k, "v": v, **taken(_OPERANDS, chosen)}
     everyone, dims = axes_of(group)
 
     def make() -> tuple[Call, dict[str, object]]:
@@ -95,24 +87,13 @@ def attention(
             method,
             order,
             documents=None,
-            options={
-                "causal": causal,
-                "window": window,
-                "scale": scale,
-                "softcap": softcap,
-                "out_dtype": out_dtype,
-                "return_lse": return_lse,
-                "batch_invariant": batch_invariant,
-                "deterministic": deterministic,
-                "backend": backend,
-                "implementation": implementation,
-                "bwd_implementation": bwd_implementation,
-            },
+            options=by_name(DistributedOptions(**chosen)),
         )
 
     return agree(everyone, flag("check", check), make).run()
 
 
+@spelled_out(DistributedOptions(), *_PACKED)
 def attention_varlen(
     q: Tensor,
     k: Tensor,
@@ -122,20 +103,8 @@ def attention_varlen(
     group: Any,
     method: str = "auto",
     order: str | None = None,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    out_dtype: Any = None,
-    return_lse: bool = False,
-    batch_invariant: bool = False,
-    deterministic: bool = True,
-    backend: str | None = None,
-    implementation: str | None = None,
-    bwd_implementation: str | None = None,
     check: bool = False,
+    **options: Unpack[Sharded],
 ) -> Any:
     """Packed documents over several ranks: q [T/n, H, D], k [T/n, H_kv, D], v [T/n, H_kv, D_v] are
     this rank's rows of T, wherever documents begin.
@@ -147,6 +116,9 @@ def attention_varlen(
     Returns the rank's rows of the result [T/n, H, D_v], or (result, lse [H, T/n]). Rows of no
     document are 0, and −inf in the LSE.
     """
+    chosen: dict[str, Any] = {**options}
+    refuse_others("attention_varlen", chosen, _PACKED)
+    operands = taken(_OPERANDS, chosen)
     everyone, dims = axes_of(group)
 
     def make() -> tuple[Call, dict[str, object]]:
@@ -157,29 +129,17 @@ def attention_varlen(
             given[name] = x.transpose(0, 1).unsqueeze(0)
         rows = q.shape[0] * everyone.size
         return checked(
-            {**given, "alibi_slopes": alibi_slopes, "sinks": sinks},
+            {**given, **operands},
             everyone,
             dims,
             method,
             order,
             documents=offsets_of(cu_seqlens, rows),
-            options={
-                "causal": causal,
-                "window": window,
-                "scale": scale,
-                "softcap": softcap,
-                "out_dtype": out_dtype,
-                "return_lse": return_lse,
-                "batch_invariant": batch_invariant,
-                "deterministic": deterministic,
-                "backend": backend,
-                "implementation": implementation,
-                "bwd_implementation": bwd_implementation,
-            },
+            options=by_name(DistributedOptions(**chosen)),
         )
 
     result = agree(everyone, flag("check", check), make).run()
-    if return_lse:
+    if chosen.get("return_lse"):
         return result[0][0].transpose(0, 1), result[1][0]
     return result[0].transpose(0, 1)
 
@@ -192,7 +152,7 @@ def explain(
     group: Any,
     order: str | None = None,
     causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
+    window: Window = None,
     machine: costs.Machine | None = None,
 ) -> costs.Explanation:
     """Which method "auto" takes for such operands, and what the model of bytes, links and products

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernelseam.descriptors.attention.options import band
+from kernelseam.descriptors.attention.options import Window, band
 from kernelseam.descriptors.common.extents import default_scale
-from kernelseam.descriptors.common.validation import finite, flag, integer, positive
+from kernelseam.descriptors.common.validation import flag, integer
 from kernelseam.distributed import costs, heads
 from kernelseam.distributed.operands import (
     check_axes,
@@ -24,6 +24,7 @@ from kernelseam.distributed.operands import (
     out_dtype_of,
     own_tensors,
 )
+from kernelseam.distributed.options import shared
 from kernelseam.distributed.order import ORDERS
 from kernelseam.distributed.plan import Mask
 from kernelseam.distributed.ranks import Axis
@@ -41,9 +42,7 @@ def is_balanced(order: str | None, causal: bool) -> bool:
     return one_of("order", order, ORDERS) == "balanced"
 
 
-def band_of(
-    causal: bool, window: tuple[int | None, int | None] | None
-) -> tuple[int | None, int | None]:
+def band_of(causal: bool, window: Window) -> tuple[int | None, int | None]:
     left, right = (None, None) if window is None else band("window", window)
     return left, 0 if flag("causal", causal) else right
 
@@ -160,11 +159,10 @@ def checked(
         documents,
     )
     chosen, outer, inner = _laid_out(method, everyone, dims, mask, balanced, q, k, v)
-    scale = options["scale"]
-    scale = default_scale(q.shape[3]) if scale is None else finite("scale", scale)
-    cap = options["softcap"]
-    cap = None if cap is None else positive("softcap", cap, "Leave it out for no cap")
-    shared = {"scale": scale, "softcap": cap, "backend": options["backend"]}
+    numbers = shared(options)
+    if numbers["scale"] is None:
+        numbers["scale"] = default_scale(q.shape[3])
+    alike = {**numbers, "backend": options["backend"]}
     out_dtype = out_dtype_of(options["out_dtype"], q)
     call = Call(
         outer,
@@ -174,12 +172,12 @@ def checked(
         mask,
         operands,
         {
-            **shared,
+            **alike,
             "implementation": options["implementation"],
             "batch_invariant": flag("batch_invariant", options["batch_invariant"]),
         },
         {
-            **shared,
+            **alike,
             "implementation": options["bwd_implementation"],
             "deterministic": flag("deterministic", options["deterministic"]),
         },
@@ -189,7 +187,10 @@ def checked(
     said = described(operands)
     said |= {"method": f"{chosen}, {inner.size} for heads", "order": balanced}
     said |= {n: x for n, x in options.items() if x is not None}
-    said |= {"scale": scale, "out_dtype": str(out_dtype or q.dtype).removeprefix("torch.")}
+    said |= {
+        "scale": numbers["scale"],
+        "out_dtype": str(out_dtype or q.dtype).removeprefix("torch."),
+    }
     said["cu_seqlens"] = None if documents is None else _digest(documents)
     return call, said
 

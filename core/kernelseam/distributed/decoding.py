@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kernelseam.descriptors.attention.options import PAGED
+from kernelseam.descriptors.common.options import refuse_others, spelled_out
 from kernelseam.descriptors.common.validation import MAX_EXTENT, extent, flag
 from kernelseam.distributed.agreement import agree
 from kernelseam.distributed.operands import (
@@ -20,6 +22,7 @@ from kernelseam.distributed.operands import (
     out_dtype_of,
     own_tensors,
 )
+from kernelseam.distributed.options import SAME_EVERYWHERE
 from kernelseam.distributed.ranks import Axis, axis_of
 from kernelseam.distributed.transfers import all_gather
 from kernelseam.errors import InvalidValue
@@ -28,6 +31,10 @@ from kernelseam.ops.attention import attention_paged as paged
 from kernelseam.ops.merge import merge_states
 
 Tensor = Any
+_TAKEN = (
+    *("causal", *SAME_EVERYWHERE, "sinks", "kv_layout"),
+    *("out_dtype", "return_lse", "batch_invariant"),
+)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _LABELS = {
     "q": "B, S_q, H, D",
@@ -54,6 +61,7 @@ def _on_rank(lengths: Tensor, page_size: int, axis: Axis) -> Tensor:
     return mine + torch.where(whole % axis.size == axis.index, rest, 0).to(lengths.dtype)
 
 
+@spelled_out(PAGED, *_TAKEN)
 def attention_paged(
     q: Tensor,
     k_pages: Tensor,
@@ -62,17 +70,10 @@ def attention_paged(
     kv_lengths: Tensor,
     *,
     group: Any,
-    causal: bool = True,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    kv_layout: str = "nhd",
-    out_dtype: Any = None,
-    return_lse: bool = False,
-    batch_invariant: bool = False,
     backend: str | None = None,
     implementation: str | None = None,
     check: bool = False,
+    **options: Any,
 ) -> Any:
     """``kernelseam.attention_paged`` where page p of every entry lies on rank p % n of ``group``.
 
@@ -89,6 +90,8 @@ def attention_paged(
     Returns the result [B, S_q, H, D_v], or (result, lse [B, H, S_q]). Raises InvalidValue for what
     does not fit together, RankLost where another rank does not answer.
     """
+    refuse_others("attention_paged", options, _TAKEN)
+    sinks = options.get("sinks")
     axis = axis_of(group)
     given = {
         "q": q,
@@ -98,20 +101,11 @@ def attention_paged(
         "kv_lengths": kv_lengths,
         "sinks": sinks,
     }
-    options = {
-        "causal": causal,
-        "scale": scale,
-        "softcap": softcap,
-        "kv_layout": kv_layout,
-        "out_dtype": out_dtype,
-        "return_lse": return_lse,
-        "batch_invariant": batch_invariant,
-        "backend": backend,
-        "implementation": implementation,
-    }
+    chosen = {n: options.get(n, getattr(PAGED, n)) for n in _TAKEN if n != "sinks"}
+    chosen |= {"backend": backend, "implementation": implementation}
 
     def make() -> tuple[_State, dict[str, object]]:
-        checked = _checked(axis, given, options)
+        checked = _checked(axis, given, chosen)
         return _own_state(axis, *checked), _said(*checked)
 
     own = agree(axis, flag("check", check), make)
@@ -127,7 +121,7 @@ def attention_paged(
         share = torch.exp(total - with_sink).masked_fill_(total == -torch.inf, 0)
         result, total = result * share.unsqueeze(-1), with_sink
     result = result.transpose(1, 2).to(own.dtype)
-    return (result, total) if return_lse else result
+    return (result, total) if chosen["return_lse"] else result
 
 
 class _State(NamedTuple):
@@ -184,7 +178,7 @@ def _own_state(axis: Axis, operands: dict[str, Tensor], options: dict[str, Any])
         lengths = each.clamp_(min=0).reshape(-1)
         table = table.repeat_interleave(rows, 0)
         q = q.reshape(batch * rows, 1, heads, dim)
-    kept = ("scale", "softcap", "kv_layout", "batch_invariant", "backend", "implementation")
+    kept = (*SAME_EVERYWHERE, "kv_layout", "batch_invariant", "backend", "implementation")
     out, lse = paged(
         q,
         operands["k_pages"],

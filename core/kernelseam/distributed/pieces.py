@@ -21,9 +21,9 @@ class Options:
     """What every call of one attention shares."""
 
     forward: Mapping[str, Any]
-    """scale, softcap, backend, implementation, batch_invariant."""
+    """Numbers of scores, backend, implementation, batch_invariant."""
     backward: Mapping[str, Any]
-    """scale, softcap, backend, implementation, deterministic."""
+    """Numbers of scores, backend, implementation, deterministic."""
     slopes: Tensor | None = None
     """[H] or [B, H]."""
     lengths: Tensor | None = None

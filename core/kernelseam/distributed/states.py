@@ -13,6 +13,8 @@ import torch
 from kernelseam.arrays import describe
 from kernelseam.contract import Device
 from kernelseam.descriptors import Attention
+from kernelseam.descriptors.attention.options import ScoreNumbers
+from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.dispatch import consider
 from kernelseam.distributed.plan import Mask
 
@@ -28,42 +30,35 @@ def states_dtype(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: dict[str,
     device = describe(q[:0].detach(), "q").device
     if device.is_host:
         return torch.float32
-    shape = (*q.shape[:3], k.shape[2], q.shape[3], k.shape[1], v.shape[3])
-    features = (mask.alibi, mask.prefix, mask.lengths, options.get("softcap") is not None)
     name = str(q.dtype).removeprefix("torch.")
-    faster = _rounded_is_faster(device, name, shape, features, options.get("implementation"))
+    fields = {
+        "batch": q.shape[0],
+        "num_heads": q.shape[1],
+        "S_q": q.shape[2],
+        "S_k": k.shape[2],
+        "head_dim": q.shape[3],
+        "kv_heads": k.shape[1],
+        "value_dim": v.shape[3],
+        "dtype": name,
+        "alibi_slopes": 0 if mask.alibi else None,
+        "prefix_lengths": 0 if mask.prefix else None,
+        "kv_lengths": 0 if mask.lengths else None,
+        **{n: None if options.get(n) is None else 1.0 for n in scalars_of(ScoreNumbers)},
+    }
+    faster = _rounded_is_faster(device, tuple(fields.items()), options.get("implementation"))
     return q.dtype if faster else torch.float32
 
 
 @lru_cache(maxsize=256)
 def _rounded_is_faster(
-    device: Device,
-    dtype: str,
-    shape: tuple[int, ...],
-    features: tuple[bool, ...],
-    implementation: str | None,
+    device: Device, fields: tuple[tuple[str, Any], ...], implementation: str | None
 ) -> bool:
-    batch, heads, rows_q, rows_k, dim, kv_heads, value_dim = shape
-    alibi, prefix, lengths, capped = features
+    """``fields``: those of the descriptor of a call over all of a rank's rows."""
+    given = dict(fields)
 
     def seconds(dtype_out: str) -> float:
-        """The least that is predicted of a call over all of a rank's rows."""
-        described = Attention(
-            batch=batch,
-            num_heads=heads,
-            S_q=rows_q,
-            S_k=rows_k,
-            head_dim=dim,
-            kv_heads=kv_heads,
-            value_dim=value_dim,
-            dtype=dtype,
-            dtype_out=dtype_out,
-            return_lse=True,
-            softcap=1.0 if capped else None,
-            alibi_slopes=0 if alibi else None,
-            prefix_lengths=0 if prefix else None,
-            kv_lengths=0 if lengths else None,
-        )
+        """The least that is predicted."""
+        described = Attention(**given, dtype_out=dtype_out, return_lse=True)
         return min(
             (
                 c.cost.seconds
@@ -75,4 +70,4 @@ def _rounded_is_faster(
             default=math.inf,
         )
 
-    return seconds("float32") > _SLOWER * seconds(dtype)
+    return seconds("float32") > _SLOWER * seconds(given["dtype"])

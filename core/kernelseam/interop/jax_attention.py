@@ -74,7 +74,7 @@ def attention(
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
-@spelled_out(AttentionOptions, *_TAKEN)
+@spelled_out(AttentionOptions(), *_TAKEN)
 def attention(
     q: jax.Array, k: jax.Array, v: jax.Array, *, return_lse: bool = False, **options: Any
 ) -> jax.Array | tuple[jax.Array, jax.Array]:

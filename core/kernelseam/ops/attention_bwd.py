@@ -33,7 +33,7 @@ class AttentionGradients(NamedTuple, Generic[Array]):
     dsinks: Array | None = None
 
 
-@spelled_out(GradientOptions)
+@spelled_out(GradientOptions())
 def attention_bwd(
     dout: Array,
     q: Array,

@@ -95,6 +95,15 @@ class DenseTensors(PackedTensors, total=False):
     layout: str
 
 
+class Sharded(Scores, OnTensors, total=False):
+    """Options of ``distributed.attention``."""
+
+    kv_lengths: Any
+    return_lse: bool
+    batch_invariant: bool
+    deterministic: bool
+
+
 class PagedTensors(Scores, ExecutionOptions, total=False):
     """Options of ``interop.torch.attention_paged``."""
 

@@ -15,6 +15,7 @@ import kernelseam as ks
 import numpy as np
 import torch
 from kernelseam import plugins
+from kernelseam.distributed.options import shared
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch as ks_torch
 
@@ -99,6 +100,16 @@ def signatures() -> None:
         assert inspect.signature(function).parameters["distance_penalty"].default is None
 
 
+def ranks_refuse_it() -> None:
+    """Until ``distributed/options.py`` says that a part of queries and keys may compute it."""
+    try:
+        shared({"scale": None, "softcap": None, "distance_penalty": PENALTY})
+    except InvalidValue as e:
+        assert str(e).startswith(f"distance_penalty = {PENALTY}: depends on where queries"), e
+    else:
+        raise AssertionError("each rank would have its own diagonal")
+
+
 def command_line() -> None:
     arguments = ["attention", "--batch", "2", "--heads", "2", "--seq-len", "9", "--head-dim", "16"]
     arguments += ["--distance-penalty", str(PENALTY), "--backend", "numpy", "--verify", "--json"]
@@ -119,4 +130,5 @@ if __name__ == "__main__":
     shared_kernel()
     torchs_function_and_operator()
     signatures()
+    ranks_refuse_it()
     command_line()

@@ -111,6 +111,11 @@ def as_values(record: object) -> tuple[Any, ...]:
     return tuple([getattr(record, n) for n in scalars_of(type(record))])
 
 
+def by_name(record: object) -> dict[str, Any]:
+    """The record's scalars."""
+    return {n: getattr(record, n) for n in scalars_of(type(record))}
+
+
 def taken(names: Iterable[str], options: dict[str, Any]) -> dict[str, Any]:
     """Those of a function's keywords that have these names and are not None; ``options`` keeps the
     others."""
@@ -118,19 +123,17 @@ def taken(names: Iterable[str], options: dict[str, Any]) -> dict[str, Any]:
     return {n: x for n, x in found.items() if x is not None}
 
 
-def spelled_out(
-    record: Callable[..., Any], *names: str
-) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Have help, editors and ``inspect`` show a record's options, all or those of these names, in
-    place of a function's ``**options``."""
+def spelled_out(record: object, *names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Have help, editors and ``inspect`` show the options of a record of defaults, all or those of
+    these names, in place of a function's ``**options``."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         shown = inspect.signature(function)
         *own, rest = shown.parameters.values()
         assert rest.kind is rest.VAR_KEYWORD
         options = [
-            inspect.Parameter(n, rest.KEYWORD_ONLY, default=o.default, annotation=o.type)
-            for n, o in options_of(record).items()
+            inspect.Parameter(n, rest.KEYWORD_ONLY, default=getattr(record, n), annotation=o.type)
+            for n, o in options_of(type(record)).items()
             if n in names or not names
         ]
         position = [p for p in own if p.kind is not p.KEYWORD_ONLY]
