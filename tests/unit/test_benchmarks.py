@@ -34,6 +34,7 @@ def comparing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         compiling,
         decoding,
         gemm,
+        grouped,
         host,
         host_new,
         machine,
@@ -304,6 +305,24 @@ GEMMS: dict[str, tuple[Any, ...]] = {
         "allocated one by one, shuffled",
     ),
 }
+
+
+@pytest.mark.parametrize("form", ["forward", "input gradient", "weight gradient"])
+@pytest.mark.parametrize("sizes", ["skewed", "zipf"])
+def test_grouped_rows(comparing: Any, session: Any, sizes: str, form: str) -> None:
+    row = comparing.grouped.GroupedRow("grouped", 4, 70, 24, 40, sizes, form, "float16")
+    assert row.counts.sum() == 70 and len(row.counts) == 4
+    assert row.operations == 2 * 70 * 24 * 40
+    record = comparing.running.measured(row, session)
+    assert not record.failure, record.failure
+    (ours,) = record.of("ours")
+    assert ours.worst <= 1 and [t.name for t in record.of("copy")] == ["copy"]
+    prepared = row.prepare(session)
+    contestant = prepared.contestants[0]
+    contestant.run()
+    c = contestant.result().clone()
+    c.view(-1)[-1] += 1.0
+    assert prepared.judge(contestant.result()).worst <= 1 < prepared.judge(c).worst
 
 
 @pytest.mark.parametrize("name", GEMMS)

@@ -1,0 +1,231 @@
+"""Grouped products beside torch's: experts' layers, the gradients of their inputs and of their
+weights, by groups of one size, of drawn and of Zipf's sizes, and few tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import kernelseam as ks
+import numpy as np
+import torch
+from kernelseam.descriptors.common.protocol import Descriptor
+from kernelseam.dtypes import DType
+from kernelseam.oracle import check, formulas
+
+from benchmarks.comparing.gemm import JUDGED, RIDGE
+from benchmarks.comparing.results import COPY, WITHOUT, Record
+from benchmarks.comparing.rows import (
+    Contestant,
+    Judged,
+    Make,
+    Prepared,
+    Session,
+    compared,
+    host,
+    relative,
+)
+
+FORMS = ("forward", "input gradient", "weight gradient")
+_DENSE_ROWS = 1024
+"""Of equal groups, from which on they are timed as a batch, too."""
+
+
+@dataclass(frozen=True)
+class GroupedRow:
+    """``tokens`` rows of ``hidden`` columns, sorted by expert, times weights [experts, hidden,
+    width]: "forward"; its gradients take [tokens, width] in place of the rows' or the weights'."""
+
+    suite: str
+    experts: int
+    tokens: int
+    hidden: int
+    width: int
+    sizes: str
+    """"equal", "skewed" (weights from 0.2 to 1.2), "zipf", or "drawn" (each token's expert)."""
+    form: str = "forward"
+    dtype: str = "bfloat16"
+    least: float = 1.05
+
+    @property
+    def name(self) -> str:
+        kind = {"bfloat16": "bf16", "float16": "f16"}[self.dtype]
+        shape = f"E{self.experts} {self.tokens}×{self.hidden}→{self.width}"
+        return f"{shape} {kind} {self.sizes} {self.form}"
+
+    @cached_property
+    def counts(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Rows of each expert."""
+        rng = np.random.default_rng(0)
+        if self.sizes == "drawn":
+            drawn = rng.multinomial(self.tokens, [1 / self.experts] * self.experts)
+            return drawn.astype(np.int64)
+        weights = {
+            "equal": np.ones(self.experts),
+            "skewed": rng.uniform(0.2, 1.2, self.experts),
+            "zipf": rng.permutation(1 / np.arange(1, self.experts + 1)),
+        }[self.sizes]
+        counts: np.ndarray[Any, np.dtype[np.int64]] = np.floor(
+            weights / weights.sum() * self.tokens
+        ).astype(np.int64)
+        counts[counts.argmax()] += self.tokens - counts.sum()
+        return counts
+
+    @property
+    def operations(self) -> float:
+        return 2.0 * self.tokens * self.hidden * self.width
+
+    @property
+    def bytes(self) -> float:
+        """Of an expert without tokens only its gradient is written."""
+        used = self.experts if self.form == "weight gradient" else int((self.counts > 0).sum())
+        whole = self.tokens * (self.hidden + self.width) + used * self.hidden * self.width
+        return float(whole * DType.of(self.dtype).itemsize)
+
+    @property
+    def moves(self) -> bool:
+        """Whether memory bounds it."""
+        return self.operations / self.bytes < RIDGE[self.dtype]
+
+    def arrays(self, make: Make) -> dict[str, Any]:
+        """As they lie in memory; C left out."""
+        tokens, weights = (self.tokens, self.hidden), (self.experts, self.hidden, self.width)
+        results = (self.tokens, self.width)
+        a, b = {
+            "forward": (tokens, weights),
+            "input gradient": (results, weights),
+            "weight gradient": (tokens, results),
+        }[self.form]
+        return {"A": make(a, self.dtype), "B": make(b, self.dtype)}
+
+    def shape(self) -> tuple[int, ...]:
+        """Of C."""
+        return {
+            "forward": (self.tokens, self.width),
+            "input gradient": (self.tokens, self.hidden),
+            "weight gradient": (self.experts, self.hidden, self.width),
+        }[self.form]
+
+    def descriptor(self, arrays: Mapping[str, Any], offsets: Any, c: Any) -> Descriptor:
+        summed = self.form == "weight gradient"
+        *_, rows, columns = self.shape()
+        terms = {"forward": self.hidden, "input gradient": self.width}.get(self.form, self.tokens)
+        return ks.GroupedGemm(
+            groups=self.experts,
+            M=rows,
+            N=columns,
+            K=terms,
+            along="k" if summed else "m",
+            a_transposed=summed,
+            b_transposed=self.form == "input gradient",
+            **arrays,
+            C=c,
+            offsets=offsets,
+        )
+
+    def planned(self, session: Session) -> Iterable[Descriptor]:
+        arrays = self.arrays(session.phantom)
+        offsets = session.phantom((self.experts,), "int32")
+        yield self.descriptor(arrays, offsets, session.phantom(self.shape(), self.dtype))
+
+    def measure(self, session: Session) -> Record:
+        record = Record(self.suite, self.name, self.operations, self.bytes, self.least)
+        return compared(record, self.prepare(session), session)
+
+    def prepare(self, session: Session) -> Prepared:
+        arrays = self.arrays(session.random)
+        ends = np.cumsum(self.counts).astype(np.int32)
+        offsets = torch.from_numpy(ends).to(session.device)
+        prepared = session.prepared(self.dtype, lambda: Judge(self, arrays))
+        prepared.keep = offsets
+        prepared.ours(
+            session,
+            lambda c: self.descriptor(arrays, offsets, c),
+            lambda: session.poisoned(self.shape(), self.dtype),
+        )
+        a, b = arrays["A"], arrays["B"]
+        if self.form == "input gradient":
+            b = b.transpose(1, 2)
+        if self.form == "weight gradient":
+            a = a.t()
+        prepared.peer("torch._grouped_mm", lambda: torch._grouped_mm(a, b, offs=offsets))
+        if self.sizes == "equal" and self.tokens >= _DENSE_ROWS * self.experts:
+            self._as_a_batch(prepared, a, b)
+        if self.moves:
+            x = torch.randint(
+                0, 255, (int(self.bytes) // 2,), dtype=torch.uint8, device=session.device
+            )
+            y = torch.empty_like(x)
+            prepared.contestants.append(Contestant("copy", COPY, lambda: y.copy_(x)))
+        return prepared
+
+    def _as_a_batch(self, prepared: Prepared, a: Any, b: Any) -> None:
+        """Groups of one size by our batched product."""
+        each = self.tokens // self.experts
+        if self.form == "weight gradient":
+            left = a.unflatten(1, (self.experts, each)).transpose(0, 1)
+            right = b.unflatten(0, (self.experts, each))
+        else:
+            left, right = a.unflatten(0, (self.experts, each)), b
+        shape = self.shape()
+        prepared.peer("ours, a batch", lambda: ks.bmm(left, right).reshape(shape), role=WITHOUT)
+
+
+class Judge:
+    """Some rows and columns of the largest group, the smallest and the last, in float64."""
+
+    def __init__(self, row: GroupedRow, arrays: Mapping[str, Any]) -> None:
+        rng, counts = np.random.default_rng(0), row.counts
+        there = np.flatnonzero(counts)
+        groups = {int(there[counts[there].argmax()]), int(there[counts[there].argmin()])}
+        self._row, ends = row, np.cumsum(counts)
+        *_, rows, columns = row.shape()
+        some = np.sort(rng.permutation(columns)[: JUDGED[1]])
+        self._parts: list[tuple[Any, Any, int]] = []
+        for g in sorted(groups | {int(there[-1])}):
+            part = slice(int(ends[g] - counts[g]), int(ends[g]))
+            if row.form == "weight gradient":
+                picked = np.sort(rng.permutation(rows)[: JUDGED[0]])
+                a, b = arrays["A"][part][:, picked].t(), arrays["B"][part][:, some]
+                index: Any = (g, picked[:, None], some[None])
+            else:
+                picked = part.start + np.sort(rng.permutation(int(counts[g]))[: JUDGED[0]])
+                weights = arrays["B"][g]
+                a = arrays["A"][picked]
+                b = weights[:, some] if row.form == "forward" else weights[some].t()
+                index = (picked[:, None], some[None])
+            want = formulas.gemm(host(a)[None, None], host(b)[None, None])
+            self._parts.append((index, want, a.shape[1]))
+
+    def __call__(self, result: Any) -> Judged:
+        worst, message, found, wanted = 0.0, "", [], []
+        for index, want, terms in self._parts:
+            c = host(result[index])
+            verdict = check.gemm_verdict(
+                want, terms, DType.of(self._row.dtype), c[None, None], (1, 1, len(c)), None
+            )
+            found.append(c.astype(np.float64).ravel())
+            wanted.append(want.out.ravel())
+            if verdict.worst >= worst:
+                worst, message = verdict.worst, verdict.message
+        return Judged(relative(np.concatenate(found), np.concatenate(wanted)), worst, message)
+
+
+def grouped_rows() -> list[GroupedRow]:
+    """Mixtral's, DeepSeek-V2-Lite's and DeepSeek-V3's experts, or nearly."""
+    layers = ((8, 8192, 4096, 14336), (64, 8192, 2048, 1408), (256, 4096, 7168, 2048))
+    return [
+        *(
+            GroupedRow("grouped", *layer, sizes, form)
+            for layer in layers
+            for sizes in ("equal", "skewed", "zipf")
+            for form in FORMS
+        ),
+        *(
+            GroupedRow("grouped", experts, tokens, hidden, width, "drawn")
+            for experts, _, hidden, width in layers
+            for tokens in (64, 512)
+        ),
+    ]
