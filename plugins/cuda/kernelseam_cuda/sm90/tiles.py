@@ -194,10 +194,10 @@ FEW_ROWS = (
 """Tiles of the same for up to 64 tokens: every block would read all of them; four share them."""
 
 GROUPED = (
-    HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.20, rate_along_m=1.0, block_seconds=1.6e-6),
-    HopperGemmTile(128, 256, 2, 4, 1, 1, "tma", rate=1.12, block_seconds=1.2e-6),
+    HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.16, rate_along_m=1.2, block_seconds=5e-7),
+    HopperGemmTile(128, 256, 2, 4, 1, 1, "tma", rate=1.18, rate_along_m=1.1, block_seconds=1.2e-6),
     HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.16, block_seconds=7e-7),
-    HopperGemmTile(128, 128, 2, 5, 1, 2, "tma", rate=1.10, block_seconds=2e-7),
+    HopperGemmTile(128, 128, 2, 5, 1, 2, "tma", rate=1.17, rate_along_m=1.1, block_seconds=2e-7),
     HopperGemmTile(64, 256, 1, 5, 1, 2, "rows", rate=0.80, block_seconds=2e-7),
     HopperGemmTile(64, 128, 1, 4, 1, 1, "rows", blocks=2, rate=0.75, block_seconds=2e-7),
 )
