@@ -101,6 +101,13 @@ def test_every_tile_once(sizes: tuple[int, ...], N: int, cluster: int, blocks: i
     assert sorted({t for t, *_ in found}) == list(range(len(found) // cluster))
 
 
+def test_bands_of_a_group_are_nearly_even() -> None:
+    """Nine rows of tiles are walked by five and four, not by eight and one."""
+    found = walked((9 * BM,), 2 * BN, 1, 1, same)  # type: ignore[arg-type]
+    rows = [row // BM for _, row, *_ in sorted(found)]
+    assert rows == [*range(5), *range(5), *range(5, 9), *range(5, 9)]
+
+
 def test_a_planted_fault_is_found() -> None:
     (late,) = (m for m in MUTANTS if m.name == "offset-one-group-late")
     found = walked(SKEWED, 1000, 1, 66, late)

@@ -36,7 +36,7 @@ KS_DEVICE void make_table(GroupTable& table, const Groups& groups) {
 
 // A TileScheduler of tiles in groups; each thread that asks has its own.
 struct GroupScheduler {
-  const TileScheduler& order;  // along M its matrix is a row of tiles, its group GROUP_ROWS of them
+  const TileScheduler& order;  // along M its matrix is a row of tiles
   const Groups& groups;
   const GroupTable& table;
   int total;
@@ -59,9 +59,10 @@ struct GroupScheduler {
     for (; step; step /= 2)
       if (group + step < groups.count && table.rows[group + step] <= row_of_all) group += step;
     const int first = table.rows[group], rows = table.rows[group + 1] - first, in_group = t - first * order.matrix.d;
-    const int band = order.group.quotient(in_group), in_band = in_group - band * order.group.d;
-    const int high = min_of(GROUP_ROWS, rows - band * GROUP_ROWS);
-    const int column = in_band / high, row = band * GROUP_ROWS + in_band - column * high, begin = groups.begin(group);
+    // Bands of at most GROUP_ROWS rows, taken column by column, and nearly even: a band of a row or two reads all of B for them.
+    const int even = divide_up(rows, divide_up(rows, GROUP_ROWS)), band = in_group / (even * order.matrix.d);
+    const int in_band = in_group - band * even * order.matrix.d, high = min_of(even, rows - band * even);
+    const int column = in_band / high, row = band * even + in_band - column * high, begin = groups.begin(group);
     return {begin + (row * KS_CLUSTER + rank) * KS_BM, column * KS_BN, group, 0, group, begin, begin + groups.size(group)};
   }
 };

@@ -79,13 +79,15 @@ class HopperGroupedGemm(KernelDefinition):
         return _tiles_of(spec.product)
 
     def as_launched(self, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
-        return (tile,)
+        return (tile, replace(tile, c_first=True)) if tile.store == "tma" else (tile,)
 
     def offered(self, p: GroupedGemmProblem) -> tuple[HopperGemmTile, ...]:
-        """Tiles that take a problem; TMA stores chunks of 16 bytes whole."""
+        """Tiles that take a problem; TMA stores chunks of 16 bytes whole. Where C is most of what
+        is moved, its stores leave the L2 cache to A and B, as in the batched product."""
         whole = p.N * p.spec.product.dtype_c.itemsize % 16 == 0
+        c_first = gemm_cost.mostly_c(p.even)
         return tuple(
-            t
+            replace(t, c_first=c_first and t.store == "tma")
             for t in _tiles_of(p.spec.product)
             if tile_count(p, t) < MAX_TILES and (whole or t.store == "rows")
         )
@@ -157,9 +159,8 @@ class HopperGroupedGemm(KernelDefinition):
     ) -> dict[str, int | float]:
         p, columns = problem, divide_up(problem.N, tile.bn)
         order = order_values(p.even, tile)
-        if p.spec.along == "m":  # a row of tiles, and rows of them that are taken column by column
+        if p.spec.along == "m":  # a row of tiles
             order |= divider_values("matrix", columns)
-            order |= divider_values("group", columns * tile.group_rows)
         heads = ("c_head", "bias_batch", "bias_head", "sums_batch", "sums_head")
         steps = ("a_head_step", "b_head_step", "residual_head_step", "residual_batch_step")
         return {
