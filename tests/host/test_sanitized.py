@@ -3,7 +3,8 @@ test_mutants.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 
 import pytest
 from kernelseam.contract import Device
@@ -79,92 +80,40 @@ TURNS = ((DEVICES[0], "thread"), (DEVICES[0], "address"), (DEVICES[1], "thread")
 """Of every other case every run of the tests takes one of these, of the next of them the next."""
 
 
+def _runs() -> Iterator[object]:
+    for i, n in enumerate((*SANITIZED, *MORE)):
+        turn = TURNS[i // 2 % len(TURNS)]
+        for way in WAYS:
+            yield _under(*way, n in SANITIZED and i % 2 == 0 and way == turn, n, "shared")
+    # three launches, one after the other; blocks one after the other, of which the last joins
+    for implementation, names in ((UNFUSED, SANITIZED_UNFUSED), (DECODE, SANITIZED_DECODE)):
+        for n, (device, sanitizer) in product(names, WAYS):
+            yield _under(device, sanitizer, device is DEVICES[0], n, implementation)
+
+
 @pytest.fixture(scope="module")
 def reports(
     ahead: Callable[..., Callable[[pytest.Item], Report]],
 ) -> Callable[[pytest.Item], Report]:
     return ahead(
-        "test_nothing_is_found", lambda name, device, sanitizer: run(named(name), device, sanitizer)
+        "test_nothing_is_found",
+        lambda name, implementation, device, sanitizer: run(
+            named(name), device, sanitizer, implementation=implementation
+        ),
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "device", "sanitizer"),
-    [
-        _under(*way, n in SANITIZED and i % 2 == 0 and way == TURNS[i // 2 % len(TURNS)], n)
-        for i, n in enumerate((*SANITIZED, *MORE))
-        for way in WAYS
-    ],
-)
+@pytest.mark.parametrize(("name", "implementation", "device", "sanitizer"), list(_runs()))
 def test_nothing_is_found(
     request: pytest.FixtureRequest,
     reports: Callable[[pytest.Item], Report],
     has_sanitizer: Callable[[str], None],
     name: str,
+    implementation: str,
     device: Device,
     sanitizer: str,
 ) -> None:
     has_sanitizer(sanitizer)
     report = reports(request.node)
-    assert report.findings == (), report.log
-    assert report.verdict is not None and report.verdict.passed, report.verdict
-
-
-@pytest.fixture(scope="module")
-def unfused_reports(
-    ahead: Callable[..., Callable[[pytest.Item], Report]],
-) -> Callable[[pytest.Item], Report]:
-    return ahead(
-        "test_nothing_is_found_in_the_unfused_attention",
-        lambda name, device, sanitizer: run(named(name), device, sanitizer, implementation=UNFUSED),
-    )
-
-
-@pytest.mark.parametrize(
-    ("device", "sanitizer"),
-    [_under(d, s, often=d is DEVICES[0]) for d in DEVICES for s in ("thread", "address")],
-)
-@pytest.mark.parametrize("name", SANITIZED_UNFUSED)
-def test_nothing_is_found_in_the_unfused_attention(
-    request: pytest.FixtureRequest,
-    unfused_reports: Callable[[pytest.Item], Report],
-    has_sanitizer: Callable[[str], None],
-    name: str,
-    device: Device,
-    sanitizer: str,
-) -> None:
-    """Its three launches, one after the other, the scores between them."""
-    has_sanitizer(sanitizer)
-    report = unfused_reports(request.node)
-    assert report.findings == (), report.log
-    assert report.verdict is not None and report.verdict.passed, report.verdict
-
-
-@pytest.fixture(scope="module")
-def decode_reports(
-    ahead: Callable[..., Callable[[pytest.Item], Report]],
-) -> Callable[[pytest.Item], Report]:
-    return ahead(
-        "test_nothing_is_found_in_the_kernel_for_few_queries",
-        lambda name, device, sanitizer: run(named(name), device, sanitizer, implementation=DECODE),
-    )
-
-
-@pytest.mark.parametrize(
-    ("device", "sanitizer"),
-    [_under(d, s, often=d is DEVICES[0]) for d in DEVICES for s in ("thread", "address")],
-)
-@pytest.mark.parametrize("name", SANITIZED_DECODE)
-def test_nothing_is_found_in_the_kernel_for_few_queries(
-    request: pytest.FixtureRequest,
-    decode_reports: Callable[[pytest.Item], Report],
-    has_sanitizer: Callable[[str], None],
-    name: str,
-    device: Device,
-    sanitizer: str,
-) -> None:
-    """Blocks one after the other, each its part of the keys; the last joins."""
-    has_sanitizer(sanitizer)
-    report = decode_reports(request.node)
     assert report.findings == (), report.log
     assert report.verdict is not None and report.verdict.passed, report.verdict

@@ -3,7 +3,6 @@ strides and scalars."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
@@ -11,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from column_blas import (
-    Columns,
     check_lists_that_are_not_read,
+    check_products,
     check_products_of_lists,
     integers,
-    multiply,
+    multiply_as_told,
 )
 from kernelseam.blas import EXTRAS, Handles
 from kernelseam.contract import Device
@@ -67,118 +66,19 @@ class Library:
         return b"CUBLAS_STATUS_FAKE"
 
     def cublasGemmStridedBatchedEx(self, handle: Any, *given: Any) -> int:
-        (
-            turn_a,
-            turn_b,
-            m,
-            n,
-            k,
-            alpha,
-            a,
-            kind_a,
-            lda,
-            stride_a,
-            b,
-            kind_b,
-            ldb,
-            stride_b,
-            beta,
-            c,
-            kind_c,
-            ldc,
-            stride_c,
-            count,
-            compute,
-            _,
-        ) = (x.value for x in given)
-        return self._multiply(
-            m,
-            n,
-            k,
-            count,
-            Columns(a, _KINDS[kind_a], lda, stride_a, bool(turn_a)),
-            Columns(b, _KINDS[kind_b], ldb, stride_b, bool(turn_b)),
-            Columns(c, _KINDS[kind_c], ldc, stride_c),
-            alpha,
-            beta,
-            compute,
-        )
+        return self._multiply("strided", given)
 
     def cublasGemmEx(self, handle: Any, *given: Any) -> int:
-        (
-            turn_a,
-            turn_b,
-            m,
-            n,
-            k,
-            alpha,
-            a,
-            kind_a,
-            lda,
-            b,
-            kind_b,
-            ldb,
-            beta,
-            c,
-            kind_c,
-            ldc,
-            compute,
-            _,
-        ) = (x.value for x in given)
-        return self._multiply(
-            m,
-            n,
-            k,
-            1,
-            Columns(a, _KINDS[kind_a], lda, 0, bool(turn_a)),
-            Columns(b, _KINDS[kind_b], ldb, 0, bool(turn_b)),
-            Columns(c, _KINDS[kind_c], ldc, 0),
-            alpha,
-            beta,
-            compute,
-        )
+        return self._multiply("one", given)
 
     def cublasGemmBatchedEx(self, handle: Any, *given: Any) -> int:
-        (
-            turn_a,
-            turn_b,
-            m,
-            n,
-            k,
-            alpha,
-            a,
-            kind_a,
-            lda,
-            b,
-            kind_b,
-            ldb,
-            beta,
-            c,
-            kind_c,
-            ldc,
-            count,
-            compute,
-            _,
-        ) = (x.value for x in given)
-        return self._multiply(
-            m,
-            n,
-            k,
-            count,
-            Columns(a, _KINDS[kind_a], lda, None, bool(turn_a)),
-            Columns(b, _KINDS[kind_b], ldb, None, bool(turn_b)),
-            Columns(c, _KINDS[kind_c], ldc, None),
-            alpha,
-            beta,
-            compute,
-        )
+        return self._multiply("lists", given)
 
-    def _multiply(self, *given: Any) -> int:
-        *product, alpha, beta, compute = given
+    def _multiply(self, batch: str, given: Any) -> int:
+        values = [x.value for x in given]
+        told = multiply_as_told(values, batch, _KINDS, bool, lambda kind: kind in (70, 71))
         self.streams.append(self.stream)
-        self.computes.append(compute)
-        scalar = ctypes.c_double if compute in (70, 71) else ctypes.c_float
-        multiply(*product, scalar.from_address(alpha).value, scalar.from_address(beta).value)
+        self.computes.append(told["compute"])
         return self.status
 
 
@@ -197,22 +97,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
 def test_products_agree(
     library: Library, dtype: DType, a_transposed: bool, b_transposed: bool, beta: float
 ) -> None:
-    batch, heads, M, N, K = 2, 3, 5, 7, 6
-    # rows with gaps
-    a = integers(dtype, batch, heads, *((K, M + 2) if a_transposed else (M, K + 2)))
-    b = integers(dtype, batch, heads, *((N, K) if b_transposed else (K, N)))
-    c = integers(dtype, batch, heads, M, N + 1)
-    spec = GemmSpec(dtype, dtype, dtype.accumulator, a_transposed, b_transposed)
-    steps = [tuple(s // x.itemsize for s in x.strides[:3]) for x in (a, b, c)]
-    problem = GemmProblem(spec, M, N, K, batch, heads, *steps, alpha=0.5, beta=beta)
-    left = (a[..., :M].swapaxes(2, 3) if a_transposed else a[..., :K]).astype(np.float64)
-    right = (b.swapaxes(2, 3) if b_transposed else b).astype(np.float64)
-    expected = 0.5 * left @ right + beta * c[..., :N].astype(np.float64)
-    edge = c[..., N:].copy()
-    (step,) = blas.CublasGemm().build(problem, DEVICE).steps
-    step.bind({"A": a.ctypes.data, "B": b.ctypes.data, "C": c.ctypes.data}, 0)(77)
-    assert np.array_equal(c[..., :N], expected.astype(dtype.numpy))
-    assert np.array_equal(c[..., N:], edge)
+    check_products(blas.CublasGemm(), DEVICE, dtype, a_transposed, b_transposed, beta)
     assert library.computes == [{DType.float32: 69, DType.float64: 70}.get(dtype, 68)]
     assert library.modes == [16]
 

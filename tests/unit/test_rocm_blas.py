@@ -7,7 +7,6 @@ needed.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import IntEnum
@@ -17,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 from column_blas import (
-    Columns,
     check_lists_that_are_not_read,
+    check_products,
     check_products_of_lists,
     integers,
-    multiply,
+    multiply_as_told,
 )
 from kernelseam.blas import Handles
 from kernelseam.contract import EMULATED, Device
@@ -106,91 +105,17 @@ class Library:
         return (self.set,)
 
     def hipblasGemmStridedBatchedEx(self, handle: Any, *given: Any) -> tuple[Any]:
-        (
-            turn_a,
-            turn_b,
-            m,
-            n,
-            k,
-            alpha,
-            a,
-            kind_a,
-            lda,
-            stride_a,
-            b,
-            kind_b,
-            ldb,
-            stride_b,
-            beta,
-            c,
-            kind_c,
-            ldc,
-            stride_c,
-            count,
-            compute,
-            algorithm,
-        ) = given
-        return self._multiply(
-            m,
-            n,
-            k,
-            count,
-            Columns(a, _KINDS[kind_a], lda, stride_a, _TURNED[turn_a]),
-            Columns(b, _KINDS[kind_b], ldb, stride_b, _TURNED[turn_b]),
-            Columns(c, _KINDS[kind_c], ldc, stride_c),
-            alpha,
-            beta,
-            compute,
-            algorithm,
-        )
+        return self._multiply("strided", given)
 
     def hipblasGemmBatchedEx(self, handle: Any, *given: Any) -> tuple[Any]:
-        (
-            turn_a,
-            turn_b,
-            m,
-            n,
-            k,
-            alpha,
-            a,
-            kind_a,
-            lda,
-            b,
-            kind_b,
-            ldb,
-            beta,
-            c,
-            kind_c,
-            ldc,
-            count,
-            compute,
-            algorithm,
-        ) = given
-        return self._multiply(
-            m,
-            n,
-            k,
-            count,
-            Columns(a, _KINDS[kind_a], lda, None, _TURNED[turn_a]),
-            Columns(b, _KINDS[kind_b], ldb, None, _TURNED[turn_b]),
-            Columns(c, _KINDS[kind_c], ldc, None),
-            alpha,
-            beta,
-            compute,
-            algorithm,
-        )
+        return self._multiply("lists", given)
 
-    def _multiply(self, *given: Any) -> tuple[Any]:
-        *product, alpha, beta, compute, algorithm = given
-        assert algorithm == 160
+    def _multiply(self, batch: str, given: Any) -> tuple[Any]:
+        wide = hipblasComputeType_t.HIPBLAS_COMPUTE_64F
+        told = multiply_as_told(given, batch, _KINDS, _TURNED.__getitem__, wide.__eq__)
+        assert told["algorithm"] == 160
         self.streams.append(self.stream)
-        self.computes.append(compute)
-        scalar = (
-            ctypes.c_double
-            if compute == hipblasComputeType_t.HIPBLAS_COMPUTE_64F
-            else ctypes.c_float
-        )
-        multiply(*product, scalar.from_address(alpha).value, scalar.from_address(beta).value)
+        self.computes.append(told["compute"])
         return (self.status,)
 
 
@@ -220,22 +145,7 @@ def launched(problem: GemmProblem = SQUARE) -> Any:
 def test_products_agree(
     library: Library, dtype: DType, a_transposed: bool, b_transposed: bool, beta: float
 ) -> None:
-    batch, heads, M, N, K = 2, 3, 5, 7, 6
-    # rows with gaps
-    a = integers(dtype, batch, heads, *((K, M + 2) if a_transposed else (M, K + 2)))
-    b = integers(dtype, batch, heads, *((N, K) if b_transposed else (K, N)))
-    c = integers(dtype, batch, heads, M, N + 1)
-    spec = GemmSpec(dtype, dtype, dtype.accumulator, a_transposed, b_transposed)
-    steps = [tuple(s // x.itemsize for s in x.strides[:3]) for x in (a, b, c)]
-    problem = GemmProblem(spec, M, N, K, batch, heads, *steps, alpha=0.5, beta=beta)
-    left = (a[..., :M].swapaxes(2, 3) if a_transposed else a[..., :K]).astype(np.float64)
-    right = (b.swapaxes(2, 3) if b_transposed else b).astype(np.float64)
-    expected = 0.5 * left @ right + beta * c[..., :N].astype(np.float64)
-    edge = c[..., N:].copy()
-    (step,) = blas.HipBlasGemm().build(problem, DEVICE).steps
-    step.bind({"A": a.ctypes.data, "B": b.ctypes.data, "C": c.ctypes.data}, 0)(77)
-    assert np.array_equal(c[..., :N], expected.astype(dtype.numpy))
-    assert np.array_equal(c[..., N:], edge)
+    check_products(blas.HipBlasGemm(), DEVICE, dtype, a_transposed, b_transposed, beta)
     assert library.computes == [7 if dtype is DType.float64 else 2]
 
 

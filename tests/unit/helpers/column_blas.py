@@ -3,6 +3,8 @@ in tests."""
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +41,39 @@ class Columns:
         assert self.lead >= max(rows, 1), "columns must not overlap"
         result = host_array(start, (rows, columns), (1, self.lead), self.dtype)
         return result.T if self.transposed else result
+
+
+ARGUMENTS = (
+    *("turn_a", "turn_b", "m", "n", "k", "alpha", "a", "kind_a", "lda", "stride_a"),
+    *("b", "kind_b", "ldb", "stride_b", "beta", "c", "kind_c", "ldc", "stride_c", "count"),
+    *("compute", "algorithm"),
+)
+"""Of a strided batch's product; lists have no strides, one product no count either."""
+
+
+def multiply_as_told(
+    given: Sequence[Any],
+    batch: str,
+    kinds: Mapping[Any, DType],
+    turned: Callable[[Any], bool],
+    wide: Callable[[Any], bool],
+) -> dict[str, Any]:
+    """The product that a library is asked for: a "strided" batch, "lists" or "one". Scalars are
+    float64 where the kind of sums is ``wide``. Returns the arguments by name."""
+    left_out = {"strided": (), "lists": ("stride",), "one": ("stride", "count")}[batch]
+    x = dict(zip((n for n in ARGUMENTS if not n.startswith(left_out or "-")), given, strict=True))
+    none = None if batch == "lists" else 0
+    first, second, result = (
+        Columns(
+            *(x[n], kinds[x[f"kind_{n}"]], x[f"ld{n}"], x.get(f"stride_{n}", none)),
+            n != "c" and turned(x[f"turn_{n}"]),
+        )
+        for n in "abc"
+    )
+    scalar = ctypes.c_double if wide(x["compute"]) else ctypes.c_float
+    alpha, beta = (scalar.from_address(x[n]).value for n in ("alpha", "beta"))
+    multiply(x["m"], x["n"], x["k"], x.get("count", 1), first, second, result, alpha, beta)
+    return x
 
 
 def multiply(
@@ -91,6 +126,33 @@ def check_lists_that_are_not_read(gemm: BatchedGemm, device: Device) -> None:
     (step,) = gemm.build(problem, device).steps
     step.bind({"A_ptrs": 0, "C_ptrs": c_list.ctypes.data}, 0)(0)
     assert all(np.array_equal(x, y) for x, y in zip(c, expected, strict=True))
+
+
+def check_products(
+    gemm: BatchedGemm,
+    device: Device,
+    dtype: DType,
+    a_transposed: bool,
+    b_transposed: bool,
+    beta: float,
+) -> None:
+    """Six products of matrices with gaps between their rows, on stream 77: exact, and nothing else
+    is written."""
+    batch, heads, M, N, K = 2, 3, 5, 7, 6
+    a = integers(dtype, batch, heads, *((K, M + 2) if a_transposed else (M, K + 2)))
+    b = integers(dtype, batch, heads, *((N, K) if b_transposed else (K, N)))
+    c = integers(dtype, batch, heads, M, N + 1)
+    spec = GemmSpec(dtype, dtype, dtype.accumulator, a_transposed, b_transposed)
+    steps: list[Any] = [tuple(s // x.itemsize for s in x.strides[:3]) for x in (a, b, c)]
+    problem = GemmProblem(spec, M, N, K, batch, heads, *steps, alpha=0.5, beta=beta)
+    left = (a[..., :M].swapaxes(2, 3) if a_transposed else a[..., :K]).astype(np.float64)
+    right = (b.swapaxes(2, 3) if b_transposed else b).astype(np.float64)
+    expected = 0.5 * left @ right + beta * c[..., :N].astype(np.float64)
+    edge = c[..., N:].copy()
+    (step,) = gemm.build(problem, device).steps
+    step.bind({"A": a.ctypes.data, "B": b.ctypes.data, "C": c.ctypes.data}, 0)(77)
+    assert np.array_equal(c[..., :N], expected.astype(dtype.numpy))
+    assert np.array_equal(c[..., N:], edge)
 
 
 def check_products_of_lists(
