@@ -201,6 +201,20 @@ def session(comparing: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return comparing.rows.Session("cpu", HostClock(), settings, ("numpy", "nosuch"))
 
 
+def measured(comparing: Any, session: Any, row: Any) -> tuple[Any, Any, Any]:
+    """The row's record, which has no failure; prepared once more, and its first contestant, which
+    has run and is right."""
+    assert comparing.running.compile_ahead([row], session) == [], "the host has nothing to compile"
+    record = comparing.running.measured(row, session)
+    assert not record.failure, record.failure
+    assert record.of("ours")[0].worst <= 1
+    prepared = row.prepare(session)
+    contestant = prepared.contestants[0]
+    contestant.run()
+    assert prepared.judge(contestant.result()).worst <= 1
+    return record, prepared, contestant
+
+
 def attention_row(comparing: Any, *problem: Any, **options: Any) -> Any:
     return comparing.attention.AttentionRow("attention", *problem, **options)
 
@@ -223,11 +237,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_attention_rows(comparing: Any, session: Any, name: str) -> None:
     """Each option's row gives right results, and finds a wrong one."""
     row = attention_row(comparing, 2, 4, 70, 32, **OPTIONS[name])
-    assert comparing.running.compile_ahead([row], session) == [], "the host has nothing to compile"
-    record = comparing.running.measured(row, session)
-    assert not record.failure, record.failure
+    record, prepared, contestant = measured(comparing, session, row)
     (ours,) = record.of("ours")
-    assert ours.implementation == "numpy" and ours.worst <= 1
+    assert ours.implementation == "numpy"
     assert ours.error < 1e-2 and (ours.error > 1e-5 or name == "sink")
     assert len(ours.us["back to back"]) == 2 and len(ours.us["flushed"]) >= 2
     assert "nosuch" in record.refused["ours by nosuch"]
@@ -235,10 +247,6 @@ def test_attention_rows(comparing: Any, session: Any, name: str) -> None:
     assert [t.name for t in record.of("peer")] == ["FA2"] * plain
     beside = name in ("window", "softcap", "sinks", "lengths")
     assert [t.name for t in record.of("without")] == ["ours without"] * beside
-    prepared = row.prepare(session)
-    contestant = prepared.contestants[0]
-    contestant.run()
-    assert prepared.judge(contestant.result()).worst <= 1
     contestant.result()[(0,) * contestant.result().ndim] += 1.0
     assert prepared.judge(contestant.result()).worst > 1, "the first element of all is looked at"
 
@@ -328,22 +336,16 @@ def test_grouped_rows(comparing: Any, session: Any, sizes: str, form: str) -> No
 @pytest.mark.parametrize("name", GEMMS)
 def test_gemm_rows(comparing: Any, session: Any, name: str) -> None:
     row = comparing.gemm.GemmRow("gemm", *GEMMS[name])
-    assert comparing.running.compile_ahead([row], session) == []
-    record = comparing.running.measured(row, session)
-    assert not record.failure, record.failure
-    (ours,) = record.of("ours")
-    assert ours.worst <= 1 and [t.name for t in record.of("copy")] == ["copy"]
+    record, prepared, contestant = measured(comparing, session, row)
+    assert [t.name for t in record.of("copy")] == ["copy"]
     if name.startswith("lists"):
         assert [t.name for t in record.of("without")] == ["ours by strides", "cuBLAS by strides"]
         assert not record.of("peer") and "cublas-batched" in record.refused["cuBLAS"]
     else:
         assert [t.name for t in record.of("peer")] == ["cuBLAS"]
-    prepared = row.prepare(session)
-    contestant = prepared.contestants[0]
-    contestant.run()
     c = contestant.result().clone()
     c[0, 0, 0] += 1.0
-    assert prepared.judge(contestant.result()).worst <= 1 < prepared.judge(c).worst
+    assert prepared.judge(c).worst > 1
 
 
 @pytest.mark.parametrize(
@@ -355,9 +357,7 @@ def test_backward_rows(
     """In order and in any order, each beside torch's; a wrong element of any gradient is found."""
     row = comparing.backward.BackwardRow(2, heads, 48, 32, causal, kv_heads=kv_heads)
     assert row.name == "B2 H" + ("6/3" if kv_heads else "3") + " S48 D32" + " causal" * causal
-    assert comparing.running.compile_ahead([row], session) == []
-    record = comparing.running.measured(row, session)
-    assert not record.failure, record.failure
+    record, prepared, contestant = measured(comparing, session, row)
     assert record.operations == 10 * 2 * heads * 48 * 48 * 32 * (0.5 if causal else 1)
     assert record.bytes == 8 * 2 * 48 * 32 * (heads + 3)
     assert [t.name for t in record.of("ours")] == ["ours", "ours, any order"]
@@ -365,11 +365,7 @@ def test_backward_rows(
         t.error < 4e-3 and t.worst == pytest.approx(t.error / 2e-2) for t in record.of("ours")
     )
     assert [t.name for t in record.of("peer")] == ["FA2"] and "backend" in record.refused["cuDNN"]
-    prepared = row.prepare(session)
     assert [c.repeats for c in prepared.contestants[:2]] == [True, False]
-    contestant = prepared.contestants[0]
-    contestant.run()
-    assert prepared.judge(contestant.result()).worst <= 1
     last = {"dq": heads - 1, "dk": 2, "dv": 2}
     for name, head in last.items():
         wrong = contestant.result().clone()
@@ -414,19 +410,12 @@ def test_other_bits_after_the_times(
 def test_decode_rows(comparing: Any, session: Any, page: int, mixed: bool) -> None:
     row = comparing.decoding.DecodeRow(3, 100, 8, 2, 64, page, mixed=mixed)
     assert len(set(row.lengths)) == (3 if mixed else 1) and max(row.lengths) <= 100
-    assert (
-        row.bytes == 2 * sum(row.lengths) * 2 * 64 * 2
-        and comparing.running.compile_ahead([row], session) == []
-    )
-    record = comparing.running.measured(row, session)
-    assert not record.failure, record.failure
-    assert record.of("ours")[0].worst <= 1 and [t.name for t in record.of("copy")] == ["copy"]
-    prepared = row.prepare(session)
-    contestant = prepared.contestants[0]
-    contestant.run()
+    assert row.bytes == 2 * sum(row.lengths) * 2 * 64 * 2
+    record, prepared, contestant = measured(comparing, session, row)
+    assert [t.name for t in record.of("copy")] == ["copy"]
     wrong = contestant.result().clone()
     wrong[2, 0, 7, 63] += 1
-    assert prepared.judge(contestant.result()).worst <= 1 < prepared.judge(wrong).worst
+    assert prepared.judge(wrong).worst > 1
 
 
 def test_paged_rows(comparing: Any, session: Any) -> None:
@@ -437,34 +426,24 @@ def test_paged_rows(comparing: Any, session: Any) -> None:
     pairs = sum(range(31, 51)) + 1 + (31 + 32 + 33)
     assert row.operations == 4 * pairs * 4 * 64
     assert row.bytes == 2 * 64 * (2 * 26 * 4 + 2 * 84 * 2)
-    assert comparing.running.compile_ahead([row], session) == []
-    record = comparing.running.measured(row, session)
-    assert not record.failure, record.failure
-    assert record.of("ours")[0].worst <= 1 and record.of("packed rows")[0].worst <= 1
-    prepared = row.prepare(session)
-    contestant = prepared.contestants[0]
-    contestant.run()
+    record, prepared, contestant = measured(comparing, session, row)
+    assert record.of("packed rows")[0].worst <= 1
     wrong = contestant.result().clone()
     wrong[25, 3, 63] += 1
-    assert prepared.judge(contestant.result()).worst <= 1 < prepared.judge(wrong).worst
+    assert prepared.judge(wrong).worst > 1
 
 
 def test_a_decode_row_whose_values_are_columns_of_the_keys(comparing: Any, session: Any) -> None:
     row = comparing.decoding.DecodeRow(3, 100, 8, 1, 64, 16, latent=40)
     assert row.name == "B3 × 100 H8/1 D64/40 latent page 16"
     assert row.bytes == 2 * 300 * 64 and row.operations == 2 * 300 * 8 * 104
-    assert comparing.running.compile_ahead([row], session) == []
-    record = comparing.running.measured(row, session)
-    assert not record.failure, record.failure
-    assert record.of("ours")[0].worst <= 1 and [t.name for t in record.of("copy")] == ["copy"]
+    record, prepared, contestant = measured(comparing, session, row)
+    assert [t.name for t in record.of("copy")] == ["copy"]
     assert record.refused["FA3"] == "it has no head dims 576/512"
-    prepared = row.prepare(session)
-    contestant = prepared.contestants[0]
-    contestant.run()
     wrong = contestant.result().clone()
     assert wrong.shape == (3, 1, 8, 40)
     wrong[2, 0, 7, 39] += 1
-    assert prepared.judge(contestant.result()).worst <= 1 < prepared.judge(wrong).worst
+    assert prepared.judge(wrong).worst > 1
 
 
 @pytest.mark.parametrize("tokens", [20, 70])
@@ -482,19 +461,11 @@ def test_a_decode_row_whose_values_are_columns_of_the_keys(comparing: Any, sessi
 def test_projection_rows(comparing: Any, session: Any, kind: str, tokens: int) -> None:
     """Each result is looked at, at its first element and, but for weights, at its last."""
     row = comparing.projections.ProjectionRow(kind, tokens, 64, 4, 2, 32)
-    assert comparing.running.compile_ahead([row], session) == []
-    record = comparing.running.measured(row, session)
-    assert not record.failure, record.failure
-    assert record.of("ours")[0].worst <= 1 and [t.name for t in record.of("peer")] == [
-        "torch linear"
-    ]
+    record, prepared, contestant = measured(comparing, session, row)
+    assert [t.name for t in record.of("peer")] == ["torch linear"]
     assert record.operations == 2 * tokens * 64 * (256 if kind.startswith("qkv") else 128) * (
         1 + ("backward" in kind)
     )
-    prepared = row.prepare(session)
-    contestant = prepared.contestants[0]
-    contestant.run()
-    assert prepared.judge(contestant.result()).worst <= 1
     for name, part in row.split(contestant.result()).items():
         for at in (0, -1)[: 1 if name in ("d_weight", "d_bias") else 2]:
             before = part.view(-1)[at].clone()

@@ -233,68 +233,6 @@ def dense(
     return {**result, "out": out, "lse": lse}
 
 
-DIFFERENCES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "causal and capped": {"causal": True, "softcap": 0.8},
-    "window and prefix": {"window": (2, 1), "prefix_lengths": np.array([3], np.int32)},
-    "slopes": {"alibi_slopes": np.array([[0.3, 0.1]], np.float32)},
-    "mask": {"mask": np.random.default_rng(3).random((1, 2, 5, 7)) < 0.6},
-    "everything": {
-        "causal": True,
-        "softcap": 0.8,
-        "alibi_slopes": np.array([[0.3, 0.1]], np.float32),
-        "mask": np.random.default_rng(4).random((1, 2, 5, 7)) < 0.7,
-    },
-}
-
-
-@pytest.mark.parametrize("name", DIFFERENCES)
-def test_central_differences_of_the_forwards_formula(name: str) -> None:
-    """Of Σ dout·out, by every element of q, k, v, the bias and the sinks."""
-    more = DIFFERENCES[name]
-    q, k, v, dout = (
-        normal(1, h, n, d, kind=float) for h, n, d in ((2, 5, 3), (1, 7, 3), (1, 7, 4), (2, 5, 4))
-    )
-    bias, sinks = normal(1, 2, 5, 7, kind=float), np.array([0.5, -1], np.float32)
-    actual = dense(
-        q, k, v, dout, sums=("dbias", "dsinks"), bias=bias, sinks=sinks, scale=0.7, **more
-    )
-    options = [
-        {
-            "scale": 0.7,
-            "causal": more.get("causal", False),
-            "window": more.get("window"),
-            "prefix": int(more.get("prefix_lengths", [0])[0]),
-            "softcap": more.get("softcap"),
-            "slope": float(more["alibi_slopes"][0, h]) if "alibi_slopes" in more else 0.0,
-            "mask": more["mask"][0, h] if "mask" in more else None,
-        }
-        for h in range(2)
-    ]
-    taken = sinks.astype(float)
-
-    def loss() -> float:
-        outs = (
-            formula(q[0, h], k[0, 0], v[0, 0], bias=bias[0, h], sink=taken[h], **options[h])[0]
-            for h in range(2)
-        )
-        return float(sum((dout[0, h] * out).sum() for h, out in enumerate(outs)))
-
-    step = 1e-5
-    for name, x in (("dq", q), ("dk", k), ("dv", v), ("dbias", bias), ("dsinks", taken)):
-        for at in np.ndindex(x.shape):
-            held = x[at]
-            x[at] = held + step
-            above = loss()
-            x[at] = held - step
-            below = loss()
-            x[at] = held
-            # The difference of the losses is off by their rounding and by the third derivative;
-            # dsinks is float32.
-            limit = 2e-7 if name == "dsinks" else 1e-9
-            assert abs(actual[name][at] - (above - below) / (2 * step)) < limit, (name, at)
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_what_torch_derives(seed: int) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
