@@ -1,5 +1,5 @@
 """The reference's gradients of an attention: against their formula over random mixtures of options
-and views, and that against central differences and against what torch derives by itself."""
+and views, and that against what torch derives by itself."""
 
 from __future__ import annotations
 
