@@ -125,8 +125,7 @@ def test_wgmma_that_the_compiler_serialises_fails_the_tests_and_no_users_build()
     (one,) = caught
     first, *lines = str(one.message).splitlines()
     assert first == (
-        "k compiles for sm_90a, but not as intended: its results are right, and it "
-        "is slow. "
+        "k compiles for sm_90a, but not as intended: its results are right, and it is slow. "
         f"{TOOLCHAIN.compiler()} says:"
     )
     assert lines and all("(C751" in line and "serialized" in line for line in lines)

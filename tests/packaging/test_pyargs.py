@@ -74,11 +74,9 @@ def test_other_projects_are_left_alone(run_installed: Run, tmp_path: Path) -> No
         "def pytest_addoption(parser):\n    parser.addoption('--backend')\n"
     )
     (tmp_path / "test_own.py").write_text(
-        "import sys\n"
-        "def test_own(request):\n"
-        "    assert request.config.getoption('--backend') == 'theirs'\n"
-        "    loaded = {m for m in sys.modules if m.startswith('kernelseam')}\n"
-        "    assert not loaded\n"
+        "import sys\ndef test_own(request):\n    assert request.config.getoption('--backend') == "
+        "'theirs'\n    loaded = {m for m in sys.modules if m.startswith('kernelseam')}\n    "
+        "assert not loaded\n"
     )
     done = run_installed(f"{QUIET} -W error --backend theirs", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

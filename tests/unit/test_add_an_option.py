@@ -63,10 +63,8 @@ EDITS: Edits = {
         (
             "    else x *= scale_log2;\n",
             (
-                "    if (Config::DISTANCE_PENALTY) {\n"
-                "      const int d = j - i - shift();\n"
-                "      x -= distance_penalty * (float)(d < 0 ? -d : d);\n"
-                "    }\n"
+                "    if (Config::DISTANCE_PENALTY) {\n      const int d = j - i - shift();\n      "
+                "x -= distance_penalty * (float)(d < 0 ? -d : d);\n    }\n"
             ),
         ),
     ],

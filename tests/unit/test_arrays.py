@@ -48,8 +48,7 @@ def test_what_is_no_array_is_refused(refused: Refused, value: object) -> None:
     known = ", ".join(sorted(plugins().registry.backends))
     refused(
         f"q = builtins.{type(value).__name__}: must be an array of a library and on a device "
-        f"known to {known}. "
-        f"{ENDING}",
+        f"known to {known}. {ENDING}",
         lambda: arrays.describe(value, "q"),
     )
 

@@ -71,10 +71,8 @@ def test_a_second_thread_is_refused(acme: Any, monkeypatch: pytest.MonkeyPatch) 
         assert launches == []
         assert str(caught.value) == (
             f"another thread is running this call ({call.plan.problem} on acme:0 (acme1)), whose "
-            "launches share one "
-            "workspace. Give each thread a call of its own: call.rebind(), with another "
-            "workspace where this one was "
-            f"given one."
+            "launches share one workspace. Give each thread a call of its own: call.rebind(), "
+            "with another workspace where this one was given one."
         )
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
         other = call.rebind()

@@ -630,11 +630,10 @@ def test_module_and_quiet_import() -> None:
     """``python -m kernelseam`` is the command; its numbers need no rich where there is no
     terminal."""
     code = (
-        "import sys\n"
-        "from kernelseam.cli.main import main\n"
-        "try:\n    main(['gemm', '--m', '5', '--backend', 'numpy'])\n"
-        "except SystemExit as e:\n    assert not e.code, e.code\n"
-        "print(sorted(m for m in ('rich', 'torch', 'cupy', 'cuda', 'hip') if m in sys.modules))"
+        "import sys\nfrom kernelseam.cli.main import main\ntry:\n    main(['gemm', '--m', '5', "
+        "'--backend', 'numpy'])\nexcept SystemExit as e:\n    assert not e.code, "
+        "e.code\nprint(sorted(m for m in ('rich', 'torch', 'cupy', 'cuda', 'hip') if m in "
+        "sys.modules))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KERNELSEAM_PLUGINS": ""}
     done = subprocess.run(

@@ -254,8 +254,7 @@ def test_a_wrong_gradient_ends_with_1(command: Command, monkeypatch: pytest.Monk
             ("--varlen", "--kv-lengths"),
             (
                 "--kv-lengths = given: the sequences of --varlen have lengths of their own. Give "
-                "one "
-                "of the two."
+                "one of the two."
             ),
         ),
         (
@@ -326,8 +325,7 @@ def test_a_wrong_gradient_ends_with_1(command: Command, monkeypatch: pytest.Monk
             ("--backward", "--verify", "--seq-len", 65536),
             (
                 "--verify = 2.2e+13 operations: gradients are verified up to 1e+11. Make the "
-                "problem "
-                "smaller."
+                "problem smaller."
             ),
         ),
     ],

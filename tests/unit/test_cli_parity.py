@@ -193,8 +193,7 @@ def test_a_lost_device_is_in_the_report(
     assert (status, err) == (1, "")
     lost = (
         "the device computes nothing any more since gemm-f16-nt on acme-acme-gemm: DeviceError: "
-        "the runtime says 700. "
-        "Not run after it: 2."
+        "the runtime says 700. Not run after it: 2."
     )
     assert lost in out.splitlines() and lost in page.read_text(encoding="utf-8")
     assert [line.split()[1] for line in out.splitlines()[:2]] == ["passed", "error"]

@@ -61,8 +61,7 @@ def parsed(result: tuple[int, str, str]) -> Any:
             ("projection", "--seq-len", 9, "--heads", 2, "--rotary", "halves", "--bias"),
             (
                 "qkv_projection float16→float16 bias rotary=halves batch=1 S=9 hidden=128 "
-                "heads=2/2 "
-                "dim=64"
+                "heads=2/2 dim=64"
             ),
         ),
         (

@@ -237,9 +237,8 @@ LISTS = GemmProblem(
     (0, 0, 8),
 )
 NARROW = (
-    "takes float16 products of matrices whose rows are known to keep 16-byte alignment or have "
-    "an odd stride, and "
-    "{}_ptrs promises neither (alignment=16 promises it of addresses)"
+    "takes float16 products of matrices whose rows are known to keep 16-byte alignment or have an "
+    "odd stride, and {}_ptrs promises neither (alignment=16 promises it of addresses)"
 )
 
 

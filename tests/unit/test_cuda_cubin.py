@@ -101,9 +101,8 @@ def compiled(arch: str) -> tuple[bytes, str]:
 
 
 REPORT = re.compile(
-    r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
-    r"(\d+) bytes spill loads"
-    r".*?Used (\d+) registers([^\n]*)",
+    r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) "
+    r"bytes spill loads.*?Used (\d+) registers([^\n]*)",
     re.DOTALL,
 )
 

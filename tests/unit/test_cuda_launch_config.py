@@ -141,10 +141,9 @@ def test_parameters_with_gaps_are_passed_one_by_one(
 
 
 LOG = (
-    "ptxas info    : (C7517) wgmma.wait_group is injected\n"
-    "ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are "
-    "serialized\n"
-    "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored\n"
+    "ptxas info    : (C7517) wgmma.wait_group is injected\nptxas info    : (C7511) Potential "
+    "Performance Loss: wgmma.mma_async instructions are serialized\nptxas info    : (C7508) "
+    "Potential Performance Loss: 'setmaxnreg' ignored\n"
 )
 
 
@@ -195,9 +194,8 @@ def test_the_log_of_a_success_is_read(
         assert str(caught[0].message) == "\n".join(
             [
                 (
-                    "k compiles for sm_90a, but not as intended: its results are "
-                    "right, and it is slow. "
-                    "nvrtc 13.0.88 (some build) says:"
+                    "k compiles for sm_90a, but not as intended: its results are right, and it is "
+                    "slow. nvrtc 13.0.88 (some build) says:"
                 ),
                 *lost,
             ]

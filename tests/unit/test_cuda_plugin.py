@@ -30,9 +30,8 @@ DEVICE = Device("cuda", 0, "sm_90a")
 def test_importing_the_plugin_imports_no_runtime(python_command: list[str]) -> None:
     code = (
         # .pth files may import cuda
-        "import sys; before = set(sys.modules); import kernelseam_cuda.plugin; "
-        "print([m for m in set(sys.modules) - before if m.split('.')[0] in ('cuda', 'cupy', "
-        "'elftools', 'torch')])"
+        "import sys; before = set(sys.modules); import kernelseam_cuda.plugin; print([m for m in "
+        "set(sys.modules) - before if m.split('.')[0] in ('cuda', 'cupy', 'elftools', 'torch')])"
     )
     done = subprocess.run([*python_command, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -162,8 +161,7 @@ def test_a_launch_only_launches(driver: SimpleNamespace) -> None:
         run(77)
     assert str(caught.value) == (
         "cuLaunchKernelEx failed with CUDA_ERROR_FAKE (1): what it means (grid (3, 1, 1), block "
-        "(128, 1, 1), "
-        "1024 bytes shared)"
+        "(128, 1, 1), 1024 bytes shared)"
     )
 
 

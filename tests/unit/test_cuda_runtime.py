@@ -399,8 +399,7 @@ def test_a_lost_context_is_no_librarys_error(
     assert type(caught.value) is DeviceError
     assert str(caught.value) == (
         "allocating [3, 4] of float32 on cuda:0 (sm_90a) failed: cudaErrorIllegalAddress: an "
-        "illegal memory access was "
-        "encountered"
+        "illegal memory access was encountered"
     )
 
 

@@ -215,8 +215,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
         {"q": np.zeros((2, 4, 8, 5), np.float32).swapaxes(2, 3)},
         (
             "q = an array with strides [160, 40, 1, 5]: must be row-major without gaps where no "
-            "strides are given. "
-            "Give the strides, or copy the array."
+            "strides are given. Give the strides, or copy the array."
         ),
     ),
 ]
@@ -307,8 +306,7 @@ FROM_ARRAYS: list[tuple[dict[str, Any], str]] = [
         {"q": None},
         (
             "q = builtins.NoneType: must be an array of a library and on a device known to acme, "
-            "numpy. Pass a "
-            "NumPy array, a torch tensor or anything with DLPack, and see "
+            "numpy. Pass a NumPy array, a torch tensor or anything with DLPack, and see "
             "`kernelseam doctor` for missing plugins."
         ),
     ),

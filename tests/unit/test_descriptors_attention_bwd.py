@@ -188,22 +188,19 @@ def test_gradients_whose_elements_share_memory(refused: Refused) -> None:
     remedy = "An output needs memory of its own for every element: make"
     refused(
         "stride_dq_row = 4: the 5 entries of this axis of dq share elements (extents [2, 4, 5, "
-        "8], strides [80, 20, 4, "
-        f"1]). {remedy} stride_dq_row larger.",
+        f"8], strides [80, 20, 4, 1]). {remedy} stride_dq_row larger.",
         lambda: problem(stride_dq_row=4),
     )
     refused(
         "stride_dk_head = 0: the 2 entries of this axis of dk share elements (extents [2, 2, 7, "
-        "8], strides [0, 0, 8, "
-        f"1]). {remedy} stride_dk_head larger.",
+        f"8], strides [0, 0, 8, 1]). {remedy} stride_dk_head larger.",
         lambda: problem(stride_dk_head=0),
     )
     for axis, strides in (("batch", [0, 35, 7, 1]), ("column", [0, 0, 0, 0])):
         entries = {"batch": 2, "column": 7}[axis]
         refused(
-            f"stride_dbias_{axis} = 0: the {entries} entries of this axis of dbias share "
-            "elements (extents [2, 4, 5, "
-            f"7], strides {strides}). {remedy} stride_dbias_{axis} larger.",
+            f"stride_dbias_{axis} = 0: the {entries} entries of this axis of dbias share elements "
+            f"(extents [2, 4, 5, 7], strides {strides}). {remedy} stride_dbias_{axis} larger.",
             lambda axis=axis: problem(forward(bias=0), dbias=0, **{f"stride_dbias_{axis}": 0}),
         )
 

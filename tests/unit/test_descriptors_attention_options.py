@@ -114,9 +114,8 @@ def test_options_are_named_in_the_spec() -> None:
     assert problem(bias=0, dtype_bias="float32").spec.bias is f32
     assert problem(bias=np.zeros((2, 4, 5, 7), np.float32)).spec.bias is f32
     assert str(p) == (
-        "attention float16 alibi batch_invariant bias dtype_out lengths mask prefix sinks "
-        "softcap window batch=2 "
-        "heads=4 S_q=5 S_k=7 dim=8"
+        "attention float16 alibi batch_invariant bias dtype_out lengths mask prefix sinks softcap "
+        "window batch=2 heads=4 S_q=5 S_k=7 dim=8"
     )
 
 
@@ -225,8 +224,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
         {"dtype_out": "int32"},
         (
             "dtype_out = int32: must be one of float16, bfloat16, float32, float64. Convert the "
-            "array or name one of "
-            "these."
+            "array or name one of these."
         ),
     ),
     (
@@ -252,8 +250,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
         {"bias": np.zeros((2, 4, 5, 7), np.int32)},
         (
             "bias.dtype = int32: must be one of float16, bfloat16, float32, float64. Convert the "
-            "array or name one of "
-            "these."
+            "array or name one of these."
         ),
     ),
     *(
@@ -354,18 +351,16 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     (
         {**PACKED, "stride_out_row": 0},
         (
-            "stride_out_row = 0: the 9 entries of this axis of out share elements (extents [1, "
-            "4, 9, 8], strides "
-            "[0, 8, 0, 1]). An output needs memory of its own for every element: make "
-            "stride_out_row larger."
+            "stride_out_row = 0: the 9 entries of this axis of out share elements (extents [1, 4, "
+            "9, 8], strides [0, 8, 0, 1]). An output needs memory of its own for every element: "
+            "make stride_out_row larger."
         ),
     ),
     (
         {"mask": 0, "stride_mask_batch": 2**63 - 1},
         (
-            "mask = [2, 4, 5, 7] elements with strides [9223372036854775807, 35, 7, 1]: must "
-            "take fewer than 2**63 bytes. "
-            "Make the extents or the strides smaller."
+            "mask = [2, 4, 5, 7] elements with strides [9223372036854775807, 35, 7, 1]: must take "
+            "fewer than 2**63 bytes. Make the extents or the strides smaller."
         ),
     ),
     # arrays that are walked otherwise than they lie
@@ -396,16 +391,14 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
         {"sinks": np.zeros(3, np.float32)},
         (
             "sinks = an array that spans 3 elements: the extents and strides walk over 4. Make "
-            "them smaller, or give a "
-            "larger array (or an address, where more memory follows)."
+            "them smaller, or give a larger array (or an address, where more memory follows)."
         ),
     ),
     (
         {**PACKED, "cu_seqlens_q": i32(0, 4)},
         (
             "cu_seqlens_q = an array that spans 2 elements: the extents and strides walk over 3. "
-            "Make them smaller, or "
-            "give a larger array (or an address, where more memory follows)."
+            "Make them smaller, or give a larger array (or an address, where more memory follows)."
         ),
     ),
     ({"mask": -1}, "mask = -1: must be from 0 to 2**64 - 1. Pass the memory's address."),
@@ -452,9 +445,8 @@ OFFSETS: list[tuple[dict[str, Any], str]] = [
     (
         {"cu_seqlens_q": i32(0, 1, 7)},
         (
-            "cu_seqlens_q[2] = 7: gives entry 1 of the batch 6 rows, more than S_q = 5. Raise "
-            "S_q (max_seqlen_q) "
-            "to the longest sequence."
+            "cu_seqlens_q[2] = 7: gives entry 1 of the batch 6 rows, more than S_q = 5. Raise S_q "
+            "(max_seqlen_q) to the longest sequence."
         ),
     ),
     (
@@ -464,9 +456,8 @@ OFFSETS: list[tuple[dict[str, Any], str]] = [
     (
         {"cu_seqlens_k": i32(0, 8, 9)},
         (
-            "cu_seqlens_k[1] = 8: gives entry 0 of the batch 8 rows, more than S_k = 7. Raise "
-            "S_k (max_seqlen_k) "
-            "to the longest sequence."
+            "cu_seqlens_k[1] = 8: gives entry 0 of the batch 8 rows, more than S_k = 7. Raise S_k "
+            "(max_seqlen_k) to the longest sequence."
         ),
     ),
     (

@@ -249,9 +249,8 @@ def test_rebinding_the_strided_way_refuses(refused: Refused) -> None:
     x = even()
     p = spaced(x)
     refused(
-        "q_ptrs = a list spaced otherwise: the plan walks entries 40 elements apart, as the "
-        "lists it was made with. "
-        "Plan again with this list.",
+        "q_ptrs = a list spaced otherwise: the plan walks entries 40 elements apart, as the lists "
+        "it was made with. Plan again with this list.",
         lambda: p.bind(q_ptrs=x["q_ptrs"][::-1]),
     )
     refused(
@@ -329,8 +328,7 @@ def test_a_device_list_in_place_of_a_host_list(acme: Any, refused: Refused) -> N
     assert d.problem().spec.vector == 16
     refused(
         "v_ptrs = a list on the device: the plan relies on 16-byte alignment, found from a host "
-        "list. "
-        "Plan with this list, or with alignment=16 to promise it.",
+        "list. Plan with this list, or with alignment=16 to promise it.",
         lambda: d.read({"v_ptrs": on_device(x["v_ptrs"])}, d.device),
     )
 
@@ -362,8 +360,7 @@ def test_entries(refused: Refused) -> None:
         (
             (
                 "k_ptrs[2] = null: must be the address of a matrix. Leave the entry out, or give "
-                "it "
-                "memory."
+                "it memory."
             ),
             replaced("k_ptrs", 2, 0),
         ),
@@ -384,8 +381,7 @@ def test_entries(refused: Refused) -> None:
         (
             (
                 f"out_ptrs[3] = {hex(at(x['q_ptrs'][5]))}: is also q_ptrs[5]. Give the output "
-                "memory "
-                "of its own."
+                "memory of its own."
             ),
             replaced("out_ptrs", 3, at(x["q_ptrs"][5])),
         ),
@@ -399,8 +395,7 @@ def test_entries(refused: Refused) -> None:
         (
             (
                 "k_ptrs[3] = an array of float64: must be float32 as all of a call are. Convert "
-                "it, "
-                "or call once a dtype."
+                "it, or call once a dtype."
             ),
             replaced("k_ptrs", 3, np.zeros((S_K, D))),
         ),
@@ -417,9 +412,8 @@ def test_entries(refused: Refused) -> None:
         ),
         (
             (
-                "q_ptrs[3] = row stride 16: must be 8 as all of a call are. Copy it, or call "
-                "once a "
-                "row stride."
+                "q_ptrs[3] = row stride 16: must be 8 as all of a call are. Copy it, or call once "
+                "a row stride."
             ),
             replaced("q_ptrs", 3, np.zeros((S_Q, 16), "f4")[:, :D]),
         ),
@@ -433,8 +427,7 @@ def test_entries(refused: Refused) -> None:
         (
             (
                 "k_ptrs[1] = an array of shape [10, 8]: must be [at most 9, 8]. One matrix an "
-                "entry, "
-                "as it lies in memory."
+                "entry, as it lies in memory."
             ),
             {
                 **replaced("k_ptrs", 1, np.zeros((10, D), "f4")),
@@ -448,9 +441,8 @@ def test_entries(refused: Refused) -> None:
         (
             (
                 "stride_out_row = 3: the 5 entries of this axis of out_ptrs share elements "
-                "(extents [5, 4], strides "
-                "[3, 1]). An output needs memory of its own for every element: make "
-                "stride_out_row larger."
+                "(extents [5, 4], strides [3, 1]). An output needs memory of its own for every "
+                "element: make stride_out_row larger."
             ),
             {"out_ptrs": None, "stride_out_row": 3},
         ),

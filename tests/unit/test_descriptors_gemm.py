@@ -167,8 +167,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
         {"batch": 2**16, "num_heads": 2**15},
         (
             "batch·num_heads = 2147483648: must be from 0 to 2**31 - 1. Split the batch over "
-            "several "
-            "calls."
+            "several calls."
         ),
     ),
     (
@@ -190,8 +189,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
         {"batch": 2, "num_heads": 1, "stride_a_batch": 2**61 - 1, "M": 2, "K": 2},
         (
             "A = [2, 1, 2, 2] elements with strides [2305843009213693951, 4, 2, 1]: must take "
-            "fewer than 2**63 bytes. "
-            "Make the extents or the strides smaller."
+            "fewer than 2**63 bytes. Make the extents or the strides smaller."
         ),
     ),
     (
@@ -219,8 +217,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
         },
         (
             "A = [1048576, 4, 1048576, 1073741824] elements with strides [0, 0, 0, 1]: must take "
-            "fewer than 2**63 bytes. "
-            "Make the extents or the strides smaller."
+            "fewer than 2**63 bytes. Make the extents or the strides smaller."
         ),
     ),
     ({"a_transposed": 1}, "a_transposed = 1: must be True or False. Pass a bool."),
@@ -344,8 +341,7 @@ ARRAY_MESSAGES: list[tuple[dict[str, Any], str]] = [
         {"dtype": "float16"},
         (
             "A = an array of float32: must be float16 as dtype is. Convert the array, or correct "
-            "the "
-            "dtype."
+            "the dtype."
         ),
     ),
     (
@@ -370,16 +366,14 @@ ARRAY_MESSAGES: list[tuple[dict[str, Any], str]] = [
         {"A": np.zeros((2, 4, 8, 4), np.float32).swapaxes(2, 3)},
         (
             "A = an array with strides [128, 32, 1, 4]: must be row-major without gaps where no "
-            "strides are given. "
-            "Give the strides, or copy the array."
+            "strides are given. Give the strides, or copy the array."
         ),
     ),
     (
         {"B": np.zeros((2, 4, 8, 12), np.float32)[..., ::2]},
         (
             "B = an array with strides [384, 96, 12, 2]: must be row-major without gaps where no "
-            "strides are given. "
-            "Give the strides, or copy the array."
+            "strides are given. Give the strides, or copy the array."
         ),
     ),
     (

@@ -169,8 +169,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
         {"residual": 0, "dtype": "float16", "dtype_c": "float64"},
         (
             "dtype_residual = float64: must be no wider than float32, in which it is added. "
-            "Convert "
-            "it."
+            "Convert it."
         ),
     ),
     (
@@ -211,25 +210,22 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
         {"bias": np.zeros(8, np.float32)},
         (
             "bias = an array that spans 8 elements: the extents and strides walk over 192. Make "
-            "them smaller, or give a "
-            "larger array (or an address, where more memory follows)."
+            "them smaller, or give a larger array (or an address, where more memory follows)."
         ),
     ),
     (
         {"bias": np.zeros((6, 4, 16), np.float32)[..., ::2]},
         (
             "bias = an array with strides [64, 16, 2]: must be row-major without gaps where no "
-            "strides are given. Give the "
-            "strides, or copy the array."
+            "strides are given. Give the strides, or copy the array."
         ),
     ),
     (
         {"C": np.zeros((6, 4, 4, 8), np.float32), "c_batch_group": 1, "stride_c_batch": 0},
         (
             "stride_c_batch = 0: the 6 entries of this axis of C share elements (extents [6, 4, "
-            "4, 8], strides "
-            "[0, 32, 8, 1]). An output needs memory of its own for every element: make "
-            "stride_c_batch larger."
+            "4, 8], strides [0, 32, 8, 1]). An output needs memory of its own for every element: "
+            "make stride_c_batch larger."
         ),
     ),
 ]

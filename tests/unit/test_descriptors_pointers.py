@@ -188,9 +188,8 @@ def test_rebinding_the_strided_way_refuses(refused: Refused, acme: Any) -> None:
     a, b, c = even()
     p = spaced_plan(a, b, c)
     refused(
-        "A_ptrs = a list spaced otherwise: the plan walks entries 20 elements apart, as the "
-        "lists it was made with. "
-        "Plan again with this list.",
+        "A_ptrs = a list spaced otherwise: the plan walks entries 20 elements apart, as the lists "
+        "it was made with. Plan again with this list.",
         lambda: p.bind(A_ptrs=list(a)[::-1]),
     )
     refused(
@@ -213,9 +212,8 @@ def test_rebinding_the_strided_way_refuses(refused: Refused, acme: Any) -> None:
     )
     assert on_device.note == SPACED
     refused(
-        "B_ptrs = a list on the device: the plan walks entries 12 elements apart, as the lists "
-        "it was made with. "
-        "Plan again with this list.",
+        "B_ptrs = a list on the device: the plan walks entries 12 elements apart, as the lists it "
+        "was made with. Plan again with this list.",
         lambda: on_device.bind(B_ptrs=AcmeArray(np.array([at(m) for m in b]))),
     )
 
@@ -323,8 +321,7 @@ def test_a_device_list_in_place_of_a_host_list(acme: Any, refused: Refused) -> N
     assert p.problem.spec.vector_a == 16
     refused(
         "A_ptrs = a list on the device: the plan relies on 16-byte alignment, found from a host "
-        "list. "
-        "Plan with this list, or with alignment=16 to promise it.",
+        "list. Plan with this list, or with alignment=16 to promise it.",
         lambda: p.bind(A_ptrs=on_device(a)),
     )
     p.bind(B_ptrs=on_device(b))()  # rows of 3 float32 rely on nothing
@@ -357,8 +354,7 @@ def test_entries(refused: Refused) -> None:
         (
             (
                 "A_ptrs[2] = null: must be the address of a matrix. Leave the entry out, or give "
-                "it "
-                "memory."
+                "it memory."
             ),
             {"A_ptrs": replaced(a, 2, 0)},
         ),
@@ -409,8 +405,7 @@ def test_entries(refused: Refused) -> None:
         (
             (
                 "A_ptrs[3] = an array of float64: must be float32 as all of a call are. Convert "
-                "it, "
-                "or call once a dtype."
+                "it, or call once a dtype."
             ),
             {"A_ptrs": replaced(a, 3, np.zeros((5, 4)))},
         ),
@@ -494,8 +489,7 @@ def frozen(x: Array) -> Array:
 def test_what_is_no_list(refused: Refused, acme: Any) -> None:
     message = (
         "A_ptrs = {}: must be a list or tuple of arrays or addresses, or an array of 64-bit "
-        "integers. "
-        "Pass list(…), or a one-dimensional array of int64 or uint64."
+        "integers. Pass list(…), or a one-dimensional array of int64 or uint64."
     )
     refused(message.format("ndarray"), lambda: gemm(A_ptrs=np.zeros((6, 5, 4), np.float32)))
     refused(message.format("ndarray"), lambda: gemm(A_ptrs=np.zeros((2, 3), np.int64)))
@@ -503,14 +497,12 @@ def test_what_is_no_list(refused: Refused, acme: Any) -> None:
     refused(message.format("AcmeArray"), lambda: gemm(A_ptrs=AcmeArray(np.zeros(6, np.int32))))
     refused(
         "A_ptrs = an array of shape [2, 3] with strides [3, 1]: a list of addresses has one "
-        "contiguous axis. "
-        "Flatten it, batch-major.",
+        "contiguous axis. Flatten it, batch-major.",
         lambda: gemm(A_ptrs=AcmeArray(np.zeros((2, 3), np.int64))),
     )
     refused(
         "A_ptrs = an array of shape [6] with strides [2]: a list of addresses has one contiguous "
-        "axis. "
-        "Flatten it, batch-major.",
+        "axis. Flatten it, batch-major.",
         lambda: gemm(A_ptrs=AcmeArray(np.zeros(12, np.int64)[::2])),
     )
 

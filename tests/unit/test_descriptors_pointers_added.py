@@ -101,8 +101,7 @@ def test_lists_on_the_device_in_the_right_number(acme: Any, refused: Refused) ->
         plan(d)
     refused(
         "bias_ptrs = 12 entries: must have batch·num_heads / (c_batch_group·c_head_group) = 4. "
-        "Give one entry a "
-        "matrix, batch-major.",
+        "Give one entry a matrix, batch-major.",
         lambda: gemm(**x, c_head_group=3, bias_ptrs=x["A_ptrs"]),
     )
 
@@ -235,8 +234,7 @@ def test_refused(refused: Refused) -> None:
         (
             (
                 "C_ptrs = 12 entries: must have batch·num_heads / (c_batch_group·c_head_group) = "
-                "6. Give one entry a matrix, "
-                "batch-major."
+                "6. Give one entry a matrix, batch-major."
             ),
             {"c_batch_group": 2},
         ),
@@ -250,24 +248,21 @@ def test_refused(refused: Refused) -> None:
         (
             (
                 "bias_ptrs[2] = an array of shape [5]: must be [4]. One matrix an entry, as it "
-                "lies "
-                "in memory."
+                "lies in memory."
             ),
             {"bias_ptrs": [*bias[:2], integers(5), *bias[3:]]},
         ),
         (
             (
                 "bias_ptrs[2] = strides [2]: the last axis must be contiguous (stride 1). Copy "
-                "the array into a contiguous "
-                "one."
+                "the array into a contiguous one."
             ),
             {"bias_ptrs": [*bias[:2], integers(8)[::2], *bias[3:]]},
         ),
         (
             (
                 "bias_ptrs[0] = null: must be the address of a matrix. Leave the entry out, or "
-                "give "
-                "it memory."
+                "give it memory."
             ),
             {"bias_ptrs": [0, *bias[1:]]},
         ),
@@ -288,8 +283,7 @@ def test_refused(refused: Refused) -> None:
         (
             (
                 "residual_ptrs = an array of float64: must be no wider than float32, in which it "
-                "is "
-                "added. Convert it."
+                "is added. Convert it."
             ),
             {"residual_ptrs": [integers(5, 4, dtype="f8")] * 12},
         ),

@@ -310,8 +310,7 @@ def test_from_arrays() -> None:
             {**ROTARY, "first_position": 5},
             (
                 "first_position = 5: the last of S = 5 tokens is at 9, beyond max_position = 9. "
-                "Give longer tables, or correct "
-                "it."
+                "Give longer tables, or correct it."
             ),
         ),
         (
@@ -329,16 +328,14 @@ def test_from_arrays() -> None:
             {"positions": 0},
             (
                 "positions = given: nothing asks for it. Give cos and sin, or block_table, or "
-                "leave "
-                "it out."
+                "leave it out."
             ),
         ),
         (
             {"first_position": 1},
             (
                 "first_position = 1: nothing asks for it. Give cos and sin, or block_table, or "
-                "leave "
-                "it out."
+                "leave it out."
             ),
         ),
         (
@@ -371,17 +368,15 @@ def test_from_arrays() -> None:
         (
             {"dtype_out": "float64"},
             (
-                "dtype_out = float64: must be no wider than float32, in which products of "
-                "float16 are "
-                "summed. Convert it, or widen what is multiplied."
+                "dtype_out = float64: must be no wider than float32, in which products of float16 "
+                "are summed. Convert it, or widen what is multiplied."
             ),
         ),
         (
             {"q": zeros(2, 4, 5, 8), "k": zeros(2, 2, 5, 8, dtype=np.float16)},
             (
                 "k = an array of float16: must be float32 as q is. Convert the array, or correct "
-                "the "
-                "dtype."
+                "the dtype."
             ),
         ),
         (
@@ -395,17 +390,15 @@ def test_from_arrays() -> None:
             {"stride_q_head": 8},
             (
                 "stride_q_head = 8: the 4 entries of this axis of q share elements (extents [2, "
-                "4, 5, 8], "
-                "strides [32, 8, 8, 1]). An output needs memory of its own for every element: "
-                "make stride_q_head larger."
+                "4, 5, 8], strides [32, 8, 8, 1]). An output needs memory of its own for every "
+                "element: make stride_q_head larger."
             ),
         ),
         (
             {"stride_input_row": -1},
             (
-                "stride_input_row = -1: must be from 0 to 2**62 - 1. Strides count elements, "
-                "from 0 "
-                "(broadcast) upward."
+                "stride_input_row = -1: must be from 0 to 2**62 - 1. Strides count elements, from "
+                "0 (broadcast) upward."
             ),
         ),
         ({"bias": -1}, "bias = -1: must be from 0 to 2**64 - 1. Pass the memory's address."),
@@ -450,9 +443,8 @@ def test_qkv_refusals(more: dict[str, Any], message: str, refused: Refused) -> N
             {"stride_out_row": 8},
             (
                 "stride_out_row = 8: the 5 entries of this axis of out share elements (extents "
-                "[2, 1, 5, "
-                "24], strides [40, 0, 8, 1]). An output needs memory of its own for every "
-                "element: make stride_out_row larger."
+                "[2, 1, 5, 24], strides [40, 0, 8, 1]). An output needs memory of its own for "
+                "every element: make stride_out_row larger."
             ),
         ),
         (
@@ -489,14 +481,12 @@ def test_arrays_that_do_not_fit(refused: Refused) -> None:
     )
     refused(
         "v = an array of shape [2, 4, 5, 8]: must be [B=2, H_kv=2, S=5, D=8]. Check the order of "
-        "the axes of all "
-        "arrays.",
+        "the axes of all arrays.",
         made(x, weight, q, k, q),
     )
     refused(
-        "weight = an array of shape [24, 64]: must be [columns=64, hidden=24]. Check the order "
-        "of the axes of all "
-        "arrays.",
+        "weight = an array of shape [24, 64]: must be [columns=64, hidden=24]. Check the order of "
+        "the axes of all arrays.",
         made(x, weight.T, q, k, k),
     )
     cos, sin = zeros(9, 3), zeros(9, 8)[:, :3]
@@ -506,8 +496,7 @@ def test_arrays_that_do_not_fit(refused: Refused) -> None:
     )
     refused(
         "sin = an array of shape [9, 2]: must be [max_position=9, rotary_dim/2=3]. Check the "
-        "order of the axes of "
-        "all arrays.",
+        "order of the axes of all arrays.",
         made(x, weight, q, k, k, cos=cos, sin=cos[:, :2]),
     )
     refused(
@@ -516,8 +505,7 @@ def test_arrays_that_do_not_fit(refused: Refused) -> None:
     )
     refused(
         "out = an array of shape [2, 24, 5]: must be [B=2, S=5, hidden=24]. Check the order of "
-        "the axes of all "
-        "arrays.",
+        "the axes of all arrays.",
         lambda: OutputProjection.from_arrays(q, zeros(24, 32), zeros(2, 24, 5)),
     )
 
@@ -544,21 +532,18 @@ def test_what_positions_and_tables_name_is_held_against_memory(refused: Refused)
     positions[0, 2] = 12
     refused(
         "positions[0, 2] = 12: must be a position, from 0 to 11: table_width·page_size is 12. "
-        "Correct it, or give "
-        "longer tables.",
+        "Correct it, or give longer tables.",
         bound(),
     )
     positions[0, 2] = 10
     refused(
         "positions[0, 2] = 10: must be a position, from 0 to 9: max_position is 10. Correct it, "
-        "or give longer "
-        "tables.",
+        "or give longer tables.",
         bound(cos=zeros(10, 3), sin=zeros(10, 3)),
     )
     positions[0, 2] = -1
     refused(
         "positions[0, 2] = -1: must be a position, from 0 to 9: max_position is 10. Correct it, "
-        "or give longer "
-        "tables.",
+        "or give longer tables.",
         bound(cos=zeros(10, 3), sin=zeros(10, 3)),
     )

@@ -216,8 +216,7 @@ def test_from_arrays() -> None:
             NONE,
             (
                 "d_input = None: one of d_input, d_weight and d_bias must be asked for. Give its "
-                "array, or 0: it will "
-                "be bound."
+                "array, or 0: it will be bound."
             ),
         ),
         (
@@ -225,8 +224,7 @@ def test_from_arrays() -> None:
             {"d_attn_out": None, "d_weight": None, "d_bias": None},
             (
                 "d_attn_out = None: one of d_attn_out, d_weight and d_bias must be asked for. "
-                "Give its array, or 0: it will be "
-                "bound."
+                "Give its array, or 0: it will be bound."
             ),
         ),
         (
@@ -252,8 +250,7 @@ def test_from_arrays() -> None:
             {"dtype_bias": "float64"},
             (
                 "dtype_bias = float64: must be no wider than float32, in which products of "
-                "float16 are summed. Convert it, or "
-                "widen what is multiplied."
+                "float16 are summed. Convert it, or widen what is multiplied."
             ),
         ),
         (
@@ -269,8 +266,7 @@ def test_from_arrays() -> None:
             {"dtype": None},
             (
                 "dtype = None: must be named where d_output, attn_out and weight are no arrays. "
-                "For "
-                "example dtype='float16'."
+                "For example dtype='float16'."
             ),
         ),
         (
@@ -286,9 +282,8 @@ def test_from_arrays() -> None:
             {"stride_d_weight_row": 8},
             (
                 "stride_d_weight_row = 8: the 64 entries of this axis of d_weight share elements "
-                "(extents [1, 1, 64, 24], "
-                "strides [0, 0, 8, 1]). An output needs memory of its own for every element: "
-                "make stride_d_weight_row larger."
+                "(extents [1, 1, 64, 24], strides [0, 0, 8, 1]). An output needs memory of its "
+                "own for every element: make stride_d_weight_row larger."
             ),
         ),
         (
@@ -313,8 +308,7 @@ def test_arrays_that_do_not_fit(refused: Refused) -> None:
     dq, dk = zeros(2, 4, 5, 8), zeros(2, 2, 5, 8)
     refused(
         "dk = an array of shape [2, 5, 2, 8]: must be [B=2, H_kv, S=5, D=8]. Check the order of "
-        "the axes of all "
-        "arrays.",
+        "the axes of all arrays.",
         lambda: QkvProjectionBwd.from_arrays(dq, dk.swapaxes(1, 2), dk, d_bias=zeros(64)),
     )
     refused(
@@ -323,9 +317,8 @@ def test_arrays_that_do_not_fit(refused: Refused) -> None:
         lambda: QkvProjectionBwd.from_arrays(dq, dk, dk, d_bias=zeros(32)),
     )
     refused(
-        "weight = an array of shape [24, 24]: must be [hidden=24, columns=32]. Check the order "
-        "of the axes of all "
-        "arrays.",
+        "weight = an array of shape [24, 24]: must be [hidden=24, columns=32]. Check the order of "
+        "the axes of all arrays.",
         lambda: OutputProjectionBwd.from_arrays(
             zeros(2, 5, 24), weight=zeros(24, 24), d_attn_out=dq
         ),

@@ -159,9 +159,8 @@ def test_a_broken_cost_affects_no_other(
         "its check raised ZeroDivisionError: integer division or modulo by zero",
         "its check raised PluginError: cost() of 'silent' must be a Cost, got None",
         (
-            "its check raised PluginError: cost() of 'lost': Cost.seconds = nan: must be a "
-            "number of "
-            "at least 0"
+            "its check raised PluginError: cost() of 'lost': Cost.seconds = nan: must be a number "
+            "of at least 0"
         ),
     ]
 
@@ -200,9 +199,8 @@ def test_the_default_backend(acme: Any, monkeypatch: pytest.MonkeyPatch, refused
         assert find_device().backend == "numpy"
     assert find_device().backend == "acme"
     refused(
-        "backend = abacus: must be one of acme, numpy. Name one of these, or see "
-        "`kernelseam doctor` for a "
-        "plugin that was kept out.",
+        "backend = abacus: must be one of acme, numpy. Name one of these, or see `kernelseam "
+        "doctor` for a plugin that was kept out.",
         lambda: use_backend("abacus").__enter__(),
     )
     monkeypatch.setenv("KERNELSEAM_BACKEND", "abacus")

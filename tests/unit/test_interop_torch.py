@@ -73,8 +73,7 @@ def test_what_would_be_lost_is_refused(refused: Refused) -> None:
     x = torch.ones(3, 3, requires_grad=True)
     refused(
         "a.requires_grad = True: gradients do not flow through this call. Call under "
-        "torch.no_grad(), or pass "
-        "tensor.detach() (what has gradients: kernelseam.interop.torch).",
+        "torch.no_grad(), or pass tensor.detach() (what has gradients: kernelseam.interop.torch).",
         lambda: kernelseam.matmul2d(x, x),
     )
     with torch.no_grad():
@@ -107,10 +106,8 @@ def test_what_would_be_lost_is_refused(refused: Refused) -> None:
 
 def test_torch_is_not_imported_for_its_sake() -> None:
     code = (
-        "import sys, numpy as np, kernelseam\n"
-        "x = np.ones((1, 1, 4, 4), np.float32)\n"
-        "kernelseam.attention(x, x, x)\n"
-        "assert 'torch' not in sys.modules\n"
+        "import sys, numpy as np, kernelseam\nx = np.ones((1, 1, 4, 4), "
+        "np.float32)\nkernelseam.attention(x, x, x)\nassert 'torch' not in sys.modules\n"
     )
     env = {"PYTHONPATH": ":".join(sys.path), "KERNELSEAM_PLUGINS": ""}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
@@ -137,8 +134,7 @@ def test_a_tensor_of_addresses_is_a_list_in_device_memory(kind: str, refused: Re
     )
     refused(
         "A_ptrs = Tensor: must be a list or tuple of arrays or addresses, or an array of 64-bit "
-        "integers. "
-        "Pass list(…), or a one-dimensional array of int64 or uint64.",
+        "integers. Pass list(…), or a one-dimensional array of int64 or uint64.",
         lambda: BatchedGemmPointers(
             M=4, N=5, K=8, batch=3, dtype="float32", A_ptrs=lists[0].to(torch.int32)
         ),

@@ -389,10 +389,8 @@ def test_what_is_refused(refused: Refused) -> None:
 
 def test_torch_is_imported_where_it_is_asked_for() -> None:
     code = (
-        "import sys, kernelseam, kernelseam.interop.torch as t\n"
-        "assert 'torch' not in sys.modules\n"
-        "t.attention\n"
-        "assert 'torch' in sys.modules\n"
+        "import sys, kernelseam, kernelseam.interop.torch as t\nassert 'torch' not in "
+        "sys.modules\nt.attention\nassert 'torch' in sys.modules\n"
     )
     core = Path(kernelseam.__file__).parents[1]
     done = subprocess.run(

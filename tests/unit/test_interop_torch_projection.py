@@ -310,8 +310,7 @@ def test_what_is_refused(refused: Refused) -> None:
     )
     refused(
         "k_pages = given: gradients to input, weight, bias do not flow through pages. Call under "
-        "torch.no_grad(), or "
-        "leave the pages out.",
+        "torch.no_grad(), or leave the pages out.",
         lambda: ks.fused_qkv_projection(
             x,
             weight,

@@ -254,14 +254,12 @@ def test_refusals(refused: Refused) -> None:
     )
     refused(
         "k = an array of shape [1, 2, 6, 9]: must be [B=1, H_kv, S_k, D=8]. Check the order of "
-        "the axes of all "
-        "arrays.",
+        "the axes of all arrays.",
         lambda: call(q, normal(1, 2, 6, 9), v),
     )
     refused(
         "v = an array of shape [1, 2, 7, 8]: must be [B=1, H_kv=2, S_k=6, D_v]. Check the order "
-        "of the axes of all "
-        "arrays.",
+        "of the axes of all arrays.",
         lambda: call(q, k, normal(1, 2, 7, 8)),
     )
     refused(
@@ -271,8 +269,7 @@ def test_refusals(refused: Refused) -> None:
     )
     refused(
         "v = strides [192, 96, 16, 2]: the last axis must be contiguous (stride 1). Copy the "
-        "array into a "
-        "contiguous one.",
+        "array into a contiguous one.",
         lambda: call(q, k, normal(1, 2, 6, 16)[..., ::2]),
     )
     refused(
@@ -281,8 +278,7 @@ def test_refusals(refused: Refused) -> None:
     )
     refused(
         "out = an array of shape [1, 4, 5, 7]: must be [B=1, H=4, S_q=5, D_v=8]. Check the order "
-        "of the axes of "
-        "all arrays.",
+        "of the axes of all arrays.",
         lambda: call(q, k, v, out=normal(1, 4, 5, 7)),
     )
     with pytest.raises(

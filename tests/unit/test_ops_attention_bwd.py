@@ -304,9 +304,8 @@ def test_refusals(refused: Refused) -> None:
         lambda: bwd(dout=x["dout"].astype(np.float16)),
     )
     refused(
-        "dout = strides [0, 0, 0, 0]: the last axis must be contiguous (stride 1). Copy the "
-        "array into a "
-        "contiguous one.",
+        "dout = strides [0, 0, 0, 0]: the last axis must be contiguous (stride 1). Copy the array "
+        "into a contiguous one.",
         lambda: bwd(dout=np.broadcast_to(np.ones((), np.float32), out.shape)),
     )
     refused(

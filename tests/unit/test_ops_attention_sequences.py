@@ -185,8 +185,7 @@ def test_merging_refuses(refused: Refused) -> None:
     )
     refused(
         "lses = an array of shape [2, 2, 4, 5]: must be [N=3, B=2, H=4, S=5]. Check the order of "
-        "the axes of all "
-        "arrays.",
+        "the axes of all arrays.",
         lambda: kernelseam.merge_states(outs, lses[:2]),
     )
 
@@ -225,14 +224,12 @@ def test_refusals(refused: Refused) -> None:
     )
     refused(
         "alibi_slopes = an array of shape [2]: must repeat to [2, 4]. Its axes are batch, head, "
-        "from the right; "
-        "extent 1 repeats.",
+        "from the right; extent 1 repeats.",
         lambda: packed(alibi_slopes=normal(2)),
     )
     refused(
         "kv_lengths[0] = 11: must be from 0 to S_k = 10. Raise S_k (max_seqlen_k; the table may "
-        "be too narrow), or "
-        "correct it.",
+        "be too narrow), or correct it.",
         lambda: paged(kv_lengths=i32(11, 4)),
     )
 

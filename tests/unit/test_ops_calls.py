@@ -122,9 +122,8 @@ def test_the_requested_backend_must_be_the_arrays(
 ) -> None:
     message = (
         "backend = acme: the arrays are on numpy:0 (cpu). Move them to a device of acme, or let "
-        "the arrays choose: "
-        "name "
-        "no backend (backend=, use_backend and KERNELSEAM_BACKEND name one)."
+        "the arrays choose: name no backend (backend=, use_backend and KERNELSEAM_BACKEND name "
+        "one)."
     )
     refused(message, lambda: kernelseam.matmul2d(A, B, backend="acme"))
     with kernelseam.use_backend("acme"):
@@ -136,10 +135,8 @@ def test_the_requested_backend_must_be_the_arrays(
     with kernelseam.use_backend("numpy"):
         np.testing.assert_array_equal(kernelseam.matmul2d(A, B), A @ B)
     refused(
-        "backend = hsa: must be one of acme, numpy. Name one of these, or see `kernelseam "
-        "doctor` for a "
-        "plugin "
-        "that was kept out.",
+        "backend = hsa: must be one of acme, numpy. Name one of these, or see `kernelseam doctor` "
+        "for a plugin that was kept out.",
         lambda: kernelseam.matmul2d(A, B, backend="hsa"),
     )
 

@@ -186,16 +186,12 @@ def test_refusals(refused: Refused) -> None:
     )
     refused(
         "b = an array of shape [2, 4, 5]: must have K = 4 columns, as a of shape [2, 3, 4] says. "
-        "Check the "
-        "order of "
-        "the axes, a_transposed and b_transposed.",
+        "Check the order of the axes, a_transposed and b_transposed.",
         lambda: bmm(a, b, b_transposed=True),
     )
     refused(
         "b = an array of shape [1, 4, 5]: must have as many batches as a, 2. Expand the array of "
-        "one batch (a "
-        "stride "
-        "of 0 is fine).",
+        "one batch (a stride of 0 is fine).",
         lambda: bmm(a, b[:1]),
     )
     whole = np.ones((2, 2), np.int32)
@@ -205,9 +201,8 @@ def test_refusals(refused: Refused) -> None:
         lambda: matmul2d(whole, whole),
     )
     refused(
-        "b = an array of shape [1, 2, 2, 2]: 3 heads must be a multiple of its 2. Check the "
-        "order of the axes of "
-        "all arrays.",
+        "b = an array of shape [1, 2, 2, 2]: 3 heads must be a multiple of its 2. Check the order "
+        "of the axes of all arrays.",
         lambda: bmm(normal(1, 3, 2, 2), normal(1, 2, 2, 2)),
     )
     refused(
@@ -225,21 +220,17 @@ def test_refusals(refused: Refused) -> None:
     )
     refused(
         "a = strides [96, 32, 2]: one of the two matrix axes must be contiguous (stride 1). Copy "
-        "the array into a "
-        "contiguous one.",
+        "the array into a contiguous one.",
         lambda: bmm(normal(2, 3, 32)[:, :, :8:2], b),
     )
     refused(
         "b = strides [40, 10, 2]: one of the two matrix axes must be contiguous (stride 1). Copy "
-        "the array into a "
-        "contiguous one.",
+        "the array into a contiguous one.",
         lambda: bmm(a, normal(2, 4, 10)[:, :, ::2]),
     )
     refused(
         "out = strides [30, 10, 2]: one of the two matrix axes must be contiguous (stride 1). "
-        "Copy the array "
-        "into a "
-        "contiguous one.",
+        "Copy the array into a contiguous one.",
         lambda: bmm(a, b, out=normal(2, 3, 10)[:, :, ::2]),
     )
     refused(
@@ -267,9 +258,8 @@ def test_an_output_that_overlaps_an_input_is_refused() -> None:
         kernelseam.bmm(a, a, out=shared)
     assert str(caught.value) == (
         "out = batch stride 0: the 2 entries of this axis of out share elements (extents [2, 1, "
-        "4, 4], strides "
-        "[0, 16, 4, 1]). An output needs memory of its own for every element: make the batch "
-        "stride of out larger."
+        "4, 4], strides [0, 16, 4, 1]). An output needs memory of its own for every element: make "
+        "the batch stride of out larger."
     )
     near(kernelseam.bmm(a, a), a, a)
 

@@ -137,8 +137,7 @@ def test_refusals(refused: Refused) -> None:
     )
     refused(
         "residual = strides [30, 10, 2]: one of the two matrix axes must be contiguous (stride "
-        "1). Copy the array "
-        "into a contiguous one.",
+        "1). Copy the array into a contiguous one.",
         lambda: bmm(a, b, residual=integers(2, 3, 10)[:, :, ::2]),
     )
     refused(
@@ -161,8 +160,7 @@ def test_refusals(refused: Refused) -> None:
     )
     refused(
         "out_dtype = int8: must be one of float16, bfloat16, float32, float64. Convert the array "
-        "or name one of "
-        "these.",
+        "or name one of these.",
         lambda: bmm(a, b, out_dtype="int8"),
     )
     refused(

@@ -315,8 +315,7 @@ def test_refusals(refused: Refused) -> None:
     )
     refused(
         "b = an array of shape [2, 7, 4]: must have K = 7 columns, as a of shape [2, 5, 7] says. "
-        "Check the order "
-        "of the axes, a_transposed and b_transposed.",
+        "Check the order of the axes, a_transposed and b_transposed.",
         lambda: bmm_bwd(dc, a, b, b_transposed=True),
     )
     refused(
@@ -341,8 +340,7 @@ def test_refusals(refused: Refused) -> None:
     )
     refused(
         "dc = strides [20, 0, 0]: one of the two matrix axes must be contiguous (stride 1). Copy "
-        "the array into a "
-        "contiguous one.",
+        "the array into a contiguous one.",
         lambda: bmm_bwd(np.lib.stride_tricks.as_strided(dc, dc.shape, (80, 0, 0)), a, b),
     )
     refused(

@@ -411,21 +411,18 @@ def test_refusals_of_q_k_and_v(refused: Refused) -> None:
 
     refused("num_heads = None: must be the number of query heads. Give it.", call(x, weight))
     refused(
-        "weight = an array of 64 rows: must have (num_heads + 2·num_kv_heads)·head_dim rows, "
-        "8·9. Check the "
-        "numbers of heads and head_dim.",
+        "weight = an array of 64 rows: must have (num_heads + 2·num_kv_heads)·head_dim rows, 8·9. "
+        "Check the numbers of heads and head_dim.",
         call(x, weight, None, H, G, 9),
     )
     refused(
         "weight = an array of 64 rows: must have (num_heads + 2·num_kv_heads)·head_dim rows, "
-        "12·head_dim. Check "
-        "the numbers of heads and head_dim.",
+        "12·head_dim. Check the numbers of heads and head_dim.",
         call(x, weight, None, H),
     )
     refused(
-        "input = an array of shape [1, 2, 7, 24]: must have 3 axes, [B, S, hidden]. Add or "
-        "remove axes with "
-        "reshape.",
+        "input = an array of shape [1, 2, 7, 24]: must have 3 axes, [B, S, hidden]. Add or remove "
+        "axes with reshape.",
         call(x[None], weight, None, H, G),
     )
     refused(
@@ -456,8 +453,7 @@ def test_refusals_of_q_k_and_v(refused: Refused) -> None:
     )
     refused(
         "first_position = 14: the last of S = 7 tokens is at 20, beyond rotary's rows = 20. Give "
-        "longer "
-        "tables, or correct it.",
+        "longer tables, or correct it.",
         call(rotary=(cos, sin), first_position=14),
     )
     refused(
@@ -485,8 +481,7 @@ def test_refusals_of_q_k_and_v(refused: Refused) -> None:
     )
     refused(
         "first_position = 2: the last of S = 7 tokens is at 8, beyond table_width·page_size = 8. "
-        "Give longer "
-        "tables, or correct it.",
+        "Give longer tables, or correct it.",
         call(**pages, block_table=table, first_position=2),
     )
     refused(
@@ -546,20 +541,17 @@ def test_refusals_of_the_output(refused: Refused) -> None:
     )
     refused(
         "weight = an array of shape [32, 24]: must be [hidden, columns=32]. Check the order of "
-        "the axes of "
-        "all arrays.",
+        "the axes of all arrays.",
         call(attn_out, weight.T),
     )
     refused(
         "residual = an array of shape [2, 7, 32]: must be [B=2, S=7, hidden=24]. Check the order "
-        "of the axes of "
-        "all arrays.",
+        "of the axes of all arrays.",
         call(attn_out, weight, None, attn_out),
     )
     refused(
         "residual = an array of float64: must be no wider than float32, in which products of "
-        "float32 are summed. "
-        "Convert it, or widen what is multiplied.",
+        "float32 are summed. Convert it, or widen what is multiplied.",
         call(attn_out, weight, None, residual.astype(np.float64)),
     )
     refused(
@@ -602,9 +594,8 @@ def test_refusals_of_gradients(refused: Refused) -> None:
         call(d[0], d[1][0, 0], d[2], x, weight, True, H, G, D),
     )
     refused(
-        "input = an array of shape [2, 24, 7]: must be [B=2, S=7, hidden]. Check the order of "
-        "the axes of all "
-        "arrays.",
+        "input = an array of shape [2, 24, 7]: must be [B=2, S=7, hidden]. Check the order of the "
+        "axes of all arrays.",
         call(*d, x.swapaxes(1, 2), None, True, H, G, D, input_gradient=False),
     )
     refused(

@@ -107,8 +107,7 @@ def test_what_is_refused_is_refused_after_a_call_that_was_not(
     wants = torch.nn.Parameter(a)
     refused(
         "a.requires_grad = True: gradients do not flow through this call. Call under "
-        "torch.no_grad(), or pass "
-        "tensor.detach() (what has gradients: kernelseam.interop.torch).",
+        "torch.no_grad(), or pass tensor.detach() (what has gradients: kernelseam.interop.torch).",
         lambda: kernelseam.matmul2d(wants, b),
     )
     with torch.no_grad():

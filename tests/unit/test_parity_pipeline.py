@@ -189,8 +189,7 @@ def test_a_lost_device_ends_the_run(
             actual.append(o)
     assert str(caught.value) == (
         "the device computes nothing any more since gemm-3 on far-far: DeviceError: the runtime "
-        "says 700 for ever. Not "
-        "run after it: 5."
+        "says 700 for ever. Not run after it: 5."
     )
     assert [o.status for o in actual] == ["passed"] * 3 + ["error"]
     assert "the runtime said 700" in actual[3].detail
@@ -238,9 +237,8 @@ def test_a_device_that_hangs_ends_the_run_and_the_process() -> None:
     assert lines[1:] == [
         "gemm-1 error no answer within 6 s True",
         (
-            "the device computes nothing any more since gemm-1 on numpy-numpy: no answer within "
-            "6 s. "
-            "Not run after it: 2."
+            "the device computes nothing any more since gemm-1 on numpy-numpy: no answer within 6 "
+            "s. Not run after it: 2."
         ),
         "the end",
     ]

@@ -232,8 +232,7 @@ def test_stream_refused(acme: Any, refused: Refused) -> None:
     for stream in ("main", True, -1, 1.0):
         refused(
             f"stream = {stream!r}: must be an int, an object with __cuda_stream__, or None. Pass "
-            "the stream's integer "
-            "handle.",
+            "the stream's integer handle.",
             lambda stream=stream: call(stream),
         )
 
@@ -399,7 +398,6 @@ def test_unknown_devices(acme: Any, refused: Refused) -> None:
 def test_what_is_no_descriptor(refused: Refused) -> None:
     refused(
         "descriptor = ndarray: must be a descriptor. Fill in one: BatchedGemmStrided, Attention, "
-        "QkvProjection or "
-        "another.",
+        "QkvProjection or another.",
         lambda: plan(np.zeros(3)),  # type: ignore[arg-type]
     )

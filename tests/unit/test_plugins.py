@@ -40,9 +40,8 @@ KEPT_OUT = {
     "other-contract": (
         "contract",
         (
-            "PluginError: plugin 'other-contract' has contract version 99, this core 2: "
-            "install matching versions of "
-            "both"
+            "PluginError: plugin 'other-contract' has contract version 99, this core 2: install "
+            "matching versions of both"
         ),
     ),
     "unknown-hook": (

@@ -231,9 +231,8 @@ def test_a_launch_that_exits_is_a_finding(
 ) -> None:
     step = (
         "parts = super().build(problem, device); from dataclasses import replace; from types "
-        "import SimpleNamespace; "
-        "return PlanParts((SimpleNamespace(record=parts.steps[0].record, bind=lambda *_: lambda "
-        "stream: sys.exit(0)),))"
+        "import SimpleNamespace; return PlanParts((SimpleNamespace(record=parts.steps[0].record, "
+        "bind=lambda *_: lambda stream: sys.exit(0)),))"
     )
     reported = doctor(command, strange(BUILD=step, DEVICES="return ()"), monkeypatch)
     (failure,) = reported["failures"]

@@ -61,8 +61,7 @@ def test_a_plugin_that_hangs_is_kept_out(name: str, stage: str, what: str) -> No
     assert (failure.plugin, failure.stage) == (name, stage)
     assert failure.message.startswith(
         f"PluginTimeout: {what} did not come back within 0.3 s (KERNELSEAM_PROBE_SECONDS). It "
-        "hangs in "
-        "wait, "
+        "hangs in wait, "
     )
     assert failure.traceback.startswith("Traceback (most recent call last):\n")
     assert "Its thread still runs here:\n" in failure.traceback

@@ -307,8 +307,7 @@ def test_the_script_names_what_fails(
     ]
     assert report["lost"] == (
         "the device computes nothing any more since random-4-4 on numpy-numpy: DeviceError: the "
-        "runtime says 700. Not "
-        "run after it: 4."
+        "runtime says 700. Not run after it: 4."
     )
     assert report["lost"] in out and "error 4: Traceback" in out
     assert "failed 0: 7 bytes differ after a second launch" in out

@@ -50,10 +50,8 @@ def test_a_path_that_is_no_checkout(tmp_path: Path) -> None:
     assert not any("emulated" in d for d in devices)
     assert output == (
         f"KERNELSEAM_TINYGRAD = {tmp_path}: must be a checkout of tinygrad's repository, and "
-        "there is no "
-        "test/mockgpu/amd/emu.py in it. Clone the repository (its packages do not hold the "
-        "emulator), or unset the "
-        "variable"
+        "there is no test/mockgpu/amd/emu.py in it. Clone the repository (its packages do not "
+        "hold the emulator), or unset the variable"
     )
 
 
@@ -72,8 +70,7 @@ def test_a_checkout_without_clang(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert checkout.find() == (
         "KERNELSEAM_TINYGRAD is set, but the emulator needs clang, and there is none on PATH. "
-        "Install clang, or the "
-        "package ziglang, which brings one"
+        "Install clang, or the package ziglang, which brings one"
     )
     assert start() == checkout.find()
 
@@ -97,16 +94,13 @@ def test_emulated_devices_are_used_where_they_are_named(tmp_path: Path) -> None:
     clang = tmp_path / "clang"
     clang.touch(mode=0o755)
     code = (
-        "import json; from kernelseam.dispatch import find_device, use_backend\n"
-        "from kernelseam.parity.running.run import targets\n"
-        "from kernelseam.plugins import plugins\n"
-        "found = [str(d) for d in plugins().backend('rocm').runtime.devices() if d.evidence == "
-        "'emulated']\n"
-        "default, named = str(find_device()), [str(find_device(n)) for n in ('rocm', "
-        "found[-1].split()[0])]\n"
-        "matrix = sorted({t.device.backend for t in targets()})\n"
-        "with use_backend('rocm'): print(json.dumps([found, default, named, str(find_device()), "
-        "matrix]))"
+        "import json; from kernelseam.dispatch import find_device, use_backend\nfrom "
+        "kernelseam.parity.running.run import targets\nfrom kernelseam.plugins import "
+        "plugins\nfound = [str(d) for d in plugins().backend('rocm').runtime.devices() if "
+        "d.evidence == 'emulated']\ndefault, named = str(find_device()), [str(find_device(n)) for "
+        "n in ('rocm', found[-1].split()[0])]\nmatrix = sorted({t.device.backend for t in "
+        "targets()})\nwith use_backend('rocm'): print(json.dumps([found, default, named, "
+        "str(find_device()), matrix]))"
     )
     actual, default, named, preferred, matrix = python(
         code,

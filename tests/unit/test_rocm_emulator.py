@@ -87,9 +87,8 @@ def test_a_broken_one_is_left_out(tmp_path: Path, text: str, reason: str) -> Non
 
 def test_a_kernel_for_an_emulated_device_needs_it() -> None:
     code = (
-        "import json; from kernelseam_rocm import emulator\n"
-        "try: emulator.required()\n"
-        "except Exception as e: print(json.dumps(f'{type(e).__name__}: {e}'))"
+        "import json; from kernelseam_rocm import emulator\ntry: emulator.required()\nexcept "
+        "Exception as e: print(json.dumps(f'{type(e).__name__}: {e}'))"
     )
     assert python(ABSENT.replace("; ", "\n") + code) == (
         "NoDevice: no emulated device: off (kernelseam-rocm-emulator is not installed)"

@@ -413,8 +413,7 @@ def test_launches_that_cannot_be(prefix: Path) -> None:
             "DeviceError",
             (
                 "hipModuleLaunchKernel (grid (1, 1, 1), block (64, 1, 1), 0 bytes shared) failed "
-                "with "
-                "hipErrorInvalidValue (1): invalid argument"
+                "with hipErrorInvalidValue (1): invalid argument"
             ),
         ],
         [

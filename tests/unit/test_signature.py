@@ -200,10 +200,8 @@ def test_an_entry_may_take_structures_whole() -> None:
     parameters = (("map", "tensor_map"), ("pages", pages), ("n", "i32"))
     created = entry("k", "k.h", Signature(parameters, generated=True))
     assert created.endswith(
-        "KS_KERNEL(BODY_THREADS, BODY_BLOCKS)\n"
-        "k(KS_ARGUMENT Argument0 map, Argument1 pages, Argument2 n) {\n"
-        "  k_body(map, pages, n);\n"
-        "}\n"
+        "KS_KERNEL(BODY_THREADS, BODY_BLOCKS)\nk(KS_ARGUMENT Argument0 map, Argument1 pages, "
+        "Argument2 n) {\n  k_body(map, pages, n);\n}\n"
     )
 
 

@@ -113,10 +113,8 @@ def test_the_benchmark_finds_what_is_wrong(
     refused, failed = text.partition("FAILED:")[::2]
     assert refused.partition("Refused:")[2] == (
         "\n\n* wrong, p·v: 6 × 16×8×16 float32: takes no float32 (contiguous by strides, "
-        "contiguous by "
-        "pointers, gapped by strides, gapped by pointers, token-major by strides, token-major "
-        "by pointers, scattered "
-        "by pointers)\n\n"
+        "contiguous by pointers, gapped by strides, gapped by pointers, token-major by strides, "
+        "token-major by pointers, scattered by pointers)\n\n"
     )
     product = "q·kᵀ: 6 × 16×16×8 float16"
     assert f"* wrong, {product}: is wrong: C[0, 0, 0] is nan, the oracle says " in failed

@@ -138,9 +138,8 @@ def test_the_file_is_written_where_the_block_raises_and_not_in_part(tmp_path: Pa
             [1, 0, 0],
             (
                 "problems[0].problem = GemmProblem: its fields fit no problem: axis 2 = 0: the 2 "
-                "entries of this axis of C share elements (extents [1, 1, 2, 2], strides "
-                "[1, 0, 0, 1]). An output needs memory of its own for every element: make axis 2 "
-                "larger. "
+                "entries of this axis of C share elements (extents [1, 1, 2, 2], strides [1, 0, "
+                "0, 1]). An output needs memory of its own for every element: make axis 2 larger. "
             ),
         ),
         (

@@ -312,8 +312,7 @@ def test_an_emulated_device_is_not_tuned(implementations: Callable[..., Device])
         tuned(device)
     assert str(e.value) == (
         "device = acme:0 (acme1, emulated): its times are those of a program on the host and say "
-        "nothing of the "
-        "hardware. Tune on the hardware."
+        "nothing of the hardware. Tune on the hardware."
     )
 
 

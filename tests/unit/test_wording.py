@@ -43,8 +43,7 @@ def test_operands_that_a_descriptor_calls_otherwise(refused: Refused) -> None:
     )
     refused(
         "block_table = table_width 1: must have room for S_k = 7 keys in pages of 4: 2. Make the "
-        "table wider, or "
-        "S_k smaller.",
+        "table wider, or S_k smaller.",
         lambda: ks.attention_paged(**{**x, "block_table": x["block_table"][:, :1]}),
     )
     refused(
@@ -54,9 +53,8 @@ def test_operands_that_a_descriptor_calls_otherwise(refused: Refused) -> None:
     )
     refused(
         "scores = row stride 0: the 5 entries of this axis of scores share elements (extents [2, "
-        "4, 5, 5], strides "
-        "[0, 0, 0, 1]). An output needs memory of its own for every element: make the row stride "
-        "of scores larger.",
+        "4, 5, 5], strides [0, 0, 0, 1]). An output needs memory of its own for every element: "
+        "make the row stride of scores larger.",
         lambda: ks.BatchedGemmStrided.for_scores(
             f32(B, H, S, D), f32(B, G, S, D), np.broadcast_to(np.zeros(S, np.float32), (B, H, S, S))
         ),
@@ -78,8 +76,7 @@ def test_results_that_an_option_names(refused: Refused) -> None:
     )
     refused(
         "out_dtype = list: must be one of float16, bfloat16, float32, float64. Convert the array "
-        "or name one of "
-        "these.",
+        "or name one of these.",
         lambda: ks.merge_states(**merge(), out_dtype=[q]),
     )
     refused(

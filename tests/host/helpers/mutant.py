@@ -55,11 +55,9 @@ class Mutant:
         if len(places) != 1:
             where = ", ".join(name for name, *_ in places) or "nowhere"
             raise LookupError(
-                f"mutant {self.name} ({self.what}): its words must be once in {self.place}*, "
-                f"they are {where}: "
-                f"{self.find!r}. The source has changed: change this row of tests/*/*mutants.py "
-                "so that it plants "
-                "the same bug in what stands there now"
+                f"mutant {self.name} ({self.what}): its words must be once in {self.place}*, they "
+                f"are {where}: {self.find!r}. The source has changed: change this row of "
+                "tests/*/*mutants.py so that it plants the same bug in what stands there now"
             )
         ((name, start, end),) = places
         return {**files, name: files[name][:start] + self.plant + files[name][end:]}
