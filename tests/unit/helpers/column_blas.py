@@ -143,8 +143,12 @@ def check_products(
     b = integers(dtype, batch, heads, *((N, K) if b_transposed else (K, N)))
     c = integers(dtype, batch, heads, M, N + 1)
     spec = GemmSpec(dtype, dtype, dtype.accumulator, a_transposed, b_transposed)
-    steps: list[Any] = [tuple(s // x.itemsize for s in x.strides[:3]) for x in (a, b, c)]
-    problem = GemmProblem(spec, M, N, K, batch, heads, *steps, alpha=0.5, beta=beta)
+    a_steps, b_steps, c_steps = (
+        (n, h, row) for n, h, row, _ in ([s // x.itemsize for s in x.strides] for x in (a, b, c))
+    )
+    problem = GemmProblem(
+        spec, M, N, K, batch, heads, a_steps, b_steps, c_steps, alpha=0.5, beta=beta
+    )
     left = (a[..., :M].swapaxes(2, 3) if a_transposed else a[..., :K]).astype(np.float64)
     right = (b.swapaxes(2, 3) if b_transposed else b).astype(np.float64)
     expected = 0.5 * left @ right + beta * c[..., :N].astype(np.float64)
