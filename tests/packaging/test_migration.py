@@ -166,6 +166,11 @@ def merged(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     return (outs.double() * weights[..., None]).sum(1) / weights.sum(1)[..., None], lse
 
 
+def of_rows(x: Tensor, w: Tensor, out: Tensor, experts: Tensor) -> None:
+    """Each row by its expert's weights."""
+    out.copy_(torch.einsum("tk,tnk->tn", x.double(), w.double()[experts.long()]))
+
+
 def matrix(address: int, rows: int, columns: int, leading: int) -> Any:
     """A column-major matrix of float32 at an address."""
     flat = np.ctypeslib.as_array(
@@ -273,6 +278,13 @@ def names(row: str) -> dict[str, Any]:
         "part_outs": normal(S_Q, 3, H, D),
         "part_lses": normal(S_Q, 3, H),
         "workspace": None,
+        "tokens": normal(8, 16),
+        "experts": normal(3, 16, 12),
+        "weights": normal(3, 12, 16),
+        "results": normal(8, 12),
+        "offs": torch.tensor([2, 2, 8], dtype=torch.int32),
+        "m_indices": torch.tensor([0, 0, *[2] * 6], dtype=torch.int32),
+        "deep_gemm": SimpleNamespace(m_grouped_bf16_gemm_nt_contiguous=of_rows),
         **{
             f.__name__: f
             for f in (
@@ -333,10 +345,16 @@ def test_a_row(theirs: str, ours: str) -> None:
 
 def test_all_are_there() -> None:
     """Causal alignment first, then each library that is named."""
-    assert len(ROWS) == len(BLOCKS) == len(set(NAMES)) == 25
+    assert len(ROWS) == len(BLOCKS) == len(set(NAMES)) == 28
     assert all("top left" in n or "bottom right" in n for n in NAMES[:3])
     starts = [n.partition(":")[0] for n in NAMES]
-    assert list(dict.fromkeys(starts)) == ["torch", "flash_attn", "flashinfer", "cuBLAS"]
+    assert list(dict.fromkeys(starts)) == [
+        "torch",
+        "deep_gemm",
+        "flash_attn",
+        "flashinfer",
+        "cuBLAS",
+    ]
 
 
 def test_the_two_diagonals_differ() -> None:

@@ -252,6 +252,21 @@ def test_gemm(command: Command, layout: tuple[str, ...], transposes: tuple[str, 
     )
 
 
+@pytest.mark.parametrize("skewed", [(), ("--skewed",)])
+@pytest.mark.parametrize("along", ["m", "n", "k"])
+def test_gemm_of_groups(command: Command, along: str, skewed: tuple[str, ...]) -> None:
+    sizes = ("--m", 31, "--n", 24, "--k", 20, "--dtype", "bf16")
+    asked = ("gemm", "--groups", 3, "--along", along, *skewed, *sizes)
+    found = parsed(command(*asked, "--verify", "--time", "--json"))
+    assert found["passed"] is True and found["operation"] == "grouped_gemm"
+    (run,) = found["runs"]
+    assert run["verify"]["oracle"]["checked"] == 31 * 24 * (3 if along == "k" else 1)
+    assert run["operations"] == 2 * 31 * 24 * 20 and run["launches"] == 1
+    assert run["problem"].endswith(f"grouped along {along} groups=3 31×24×20")
+    explained = parsed(command("explain", *asked, "--json"))
+    assert explained["chosen"] == "numpy" and explained["problem"] == run["problem"]
+
+
 @pytest.mark.parametrize("layout", ["strided", "pointers"])
 def test_gemm_on_a_vendors_device(command: Command, layout: str) -> None:
     found = parsed(
@@ -345,6 +360,10 @@ def test_empty_problems(command: Command) -> None:
         ),
         (("gemm", "--dtype", "int8"), "dtype = int8"),
         (("gemm", "--bias", "int8"), "--bias = int8"),
+        (("gemm", "--groups", "2", "--batch", "3"), "--groups = 2: has no --batch beside it"),
+        (("gemm", "--groups", "2", "--bias", "f32"), "--groups = 2: has no --bias beside it"),
+        (("gemm", "--skewed"), "--skewed = True: describes groups. Give --groups too"),
+        (("gemm", "--groups", "2", "--along", "x"), "along = x: must be one of m, n, k"),
         (
             ("explain", "gemm", "--residual", "float64"),
             "dtype_residual = float64: must be no wider than float32",

@@ -95,6 +95,23 @@ def test_decoder_block(python_command: list[str]) -> None:
     assert found and float(found[1]) < 1e-5
 
 
+def test_moe(python_command: list[str]) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    trained, beside, decoded, step, token = said(python_command, "moe.py")
+    match = re.fullmatch(r"on cpu: loss (\S+) → (\S+) in 80 steps", trained)
+    assert match and float(match[2]) < float(match[1]) / 10
+    match = re.fullmatch(
+        "beside torch, an expert at a time: result off by (\\S+), gradients by at most (\\S+)",
+        beside,
+    )
+    assert match and max(float(match[1]), float(match[2])) < 1e-5
+    match = re.fullmatch(r"decoded one token at a time: off by (\S+)", decoded)
+    assert match and float(match[1]) < 1e-5
+    for line, what in ((step, "a training step"), (token, "a token")):
+        match = re.fullmatch(rf"{what}: (\S+) ms, by torch (\S+) ms", line)
+        assert match and min(float(match[1]), float(match[2])) > 0
+
+
 def test_train_attention(python_command: list[str]) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     *steps, last = said(python_command, "train_attention.py")

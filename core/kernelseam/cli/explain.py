@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from kernelseam.absent import product
+from kernelseam.cli import grouped, shapes
 from kernelseam.cli import projection as projections
-from kernelseam.cli import shapes
 from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
 from kernelseam.cli.output import duration, emit_json, facts, heading, scaled, table
 from kernelseam.cli.progress import working
@@ -66,13 +66,16 @@ def gemm(
     precision: shapes.Precision = None,
     layout: shapes.GemmLayout = "strided",
     spacing: shapes.Spacing = "scattered",
+    groups: grouped.Groups = None,
+    along: grouped.Along = None,
+    skewed: grouped.Skewed = False,
     backend: shapes.Backend = None,
     arch: Arch = None,
     implementation: shapes.Implementation = None,
     all_backends: All = False,
     json: shapes.Json = False,
 ) -> None:
-    """Explain a batched GEMM."""
+    """Explain a batched GEMM, or a grouped one."""
     shape = shapes.GemmShape.of(
         batch=batch,
         heads=heads,
@@ -89,7 +92,8 @@ def gemm(
         residual=residual,
         precision=precision,
     )
-    _explain(shape.descriptor(), backend, arch, implementation, all_backends, json)
+    of_groups = grouped.GroupedShape.of(shape, groups, along, skewed)
+    _explain((of_groups or shape).descriptor(), backend, arch, implementation, all_backends, json)
 
 
 @app.command("projection")

@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from kernelseam.cli import shapes
+from kernelseam.cli import grouped, shapes
 from kernelseam.cli.progress import working
 from kernelseam.cli.running import Run, device_for, execute, measure, normal, report
 from kernelseam.oracle import check
@@ -31,6 +31,9 @@ def run(
     precision: shapes.Precision = None,
     layout: shapes.GemmLayout = "strided",
     spacing: shapes.Spacing = "scattered",
+    groups: grouped.Groups = None,
+    along: grouped.Along = None,
+    skewed: grouped.Skewed = False,
     backend: shapes.Backend = None,
     implementation: shapes.Implementation = None,
     verify: Annotated[
@@ -40,7 +43,7 @@ def run(
     json: shapes.Json = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random inputs.")] = 0,
 ) -> None:
-    """C = op(A)·op(B) + bias + residual for every matrix of a batch."""
+    """C = op(A)·op(B) + bias + residual for every matrix of a batch, or of groups."""
     shape = shapes.GemmShape.of(
         batch=batch,
         heads=heads,
@@ -57,6 +60,10 @@ def run(
         residual=residual,
         precision=precision,
     )
+    if (of_groups := grouped.GroupedShape.of(shape, groups, along, skewed)) is not None:
+        options = {"verify": verify, "time": time, "json": json, "seed": seed}
+        grouped.run(of_groups, backend, implementation, options)
+        return
     device = device_for(shape.descriptor().problem(), backend)
     runtime = plugins().backend(device.backend).runtime
     rng, shapes_of, dtypes = np.random.default_rng(seed), shape.shapes(), shape.dtypes()

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from kernelseam.cli import grouped, shapes
 from kernelseam.cli import projection as projections
-from kernelseam.cli import shapes
 from kernelseam.cli.attention import Memory, random_values
 from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
 from kernelseam.cli.operands import random_operands
@@ -113,10 +113,13 @@ def gemm(
     precision: shapes.Precision = None,
     layout: shapes.GemmLayout = "strided",
     spacing: shapes.Spacing = "scattered",
+    groups: grouped.Groups = None,
+    along: grouped.Along = None,
+    skewed: grouped.Skewed = False,
     backend: shapes.Backend = None,
     json: shapes.Json = False,
 ) -> None:
-    """Tune a batched GEMM."""
+    """Tune a batched GEMM, or a grouped one."""
     shape = shapes.GemmShape.of(
         batch=batch,
         heads=heads,
@@ -133,7 +136,7 @@ def gemm(
         residual=residual,
         precision=precision,
     )
-    _run([_gemm(shape)], backend, json)
+    _run([_gemm(shape, groups, along, skewed)], backend, json)
 
 
 @app.command("projection")
@@ -184,7 +187,13 @@ def _attention(request: AttentionOptions) -> Target:
     return Target(request.descriptor(), prepare)
 
 
-def _gemm(shape: shapes.GemmShape) -> Target:
+def _gemm(shape: shapes.GemmShape, groups: int | None, along: str | None, skewed: bool) -> Target:
+    of_groups = grouped.GroupedShape.of(shape, groups, along, skewed)
+    if of_groups is not None:
+        return Target(
+            of_groups.descriptor(),
+            lambda device: (of_groups.descriptor(**of_groups.operands(device, 0)), {}, None),
+        )
     if shape.layout == "strided":
         return _without_lists(shape.descriptor())
 
@@ -231,7 +240,8 @@ def _from_options(operation: str, options: Mapping[str, Any]) -> Target:
         )
     values = {n: x for n, x in options.items() if n not in _OF_ALL}
     if operation == "gemm":
-        return _gemm(shapes.GemmShape.of(**values))
+        groups, along, skewed = (values.pop(n) for n in ("groups", "along", "skewed"))
+        return _gemm(shapes.GemmShape.of(**values), groups, along, skewed)
     return _without_lists(projections.ProjectionShape.of(**values).descriptor())
 
 
