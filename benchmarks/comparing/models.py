@@ -23,7 +23,7 @@ from benchmarks.comparing.results import ELAPSED, OURS, PEER, Record, Timed
 from benchmarks.comparing.rows import Session
 from benchmarks.comparing.timing import Run
 
-ROUNDS, PROMPTS, PROMPT, NEW_TOKENS = 5, 4, 512, 64
+ROUNDS, PROMPTS, PROMPT, NEW_TOKENS = 3, 4, 512, 64
 BATCHES, LAYERS, HEADS, HEAD_DIM = 200, 4, 16, 64
 """Of training: batches of 4 to 12 sequences of 64 to 512 rows."""
 
