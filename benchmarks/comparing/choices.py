@@ -153,6 +153,14 @@ class Question:
     others: tuple[str, ...]
     predicted: dict[str, float]
     """Seconds by name, the choice's among them."""
+    variant: str = ""
+    """The tile that the choice takes of its own accord."""
+
+    @property
+    def taken(self) -> str:
+        """What dispatch takes, with its tile."""
+        name = self.choice.implementation.name
+        return name + SEPARATOR + self.variant if self.variant else name
 
     @classmethod
     def of(cls, row: Row, session: Session) -> Question:
@@ -167,6 +175,7 @@ class Question:
             for c in choice.candidates
             if c.refusal is None and c.cost is not None
         }
+        taken = choice.variant
         most = BEYOND * costs[choice.implementation.name]
         predicted = {choice.implementation.name: costs[choice.implementation.name]}
         for c in choice.candidates:
@@ -180,9 +189,11 @@ class Question:
                 predicted.setdefault(name, costs.get(name, 0.0))
             # an implementation's first variant is its default, here the choice itself
             first = int(implementation is choice.implementation)
+            if first and variants:
+                taken = variants[0].name
             predicted |= {name + SEPARATOR + v.name: v.cost.seconds for v in variants[first:]}
         predicted = {name: seconds for name, seconds in predicted.items() if seconds <= most}
-        return cls(row, problem, choice, tuple(predicted)[1:], predicted)
+        return cls(row, problem, choice, tuple(predicted)[1:], predicted, taken)
 
     def units(self, device: Device) -> dict[Any, precompile.Unit]:
         """Binaries of all that is measured."""
@@ -218,7 +229,24 @@ def answered(question: Question, session: Session) -> Record:
     if near:
         again = {t.name: t.us for t in _timed([chosen, *near], session, LONGER)}
         times = [replace(t, us=again.get(t.name, t.us)) for t in times]
+    times[0] = replace(times[0], implementation=question.taken)
     return Record(row.suite, row.name, row.operations, row.bytes, timed=times)
+
+
+def again(questions: Iterable[Question], measured: Iterable[Record]) -> list[Record]:
+    """An earlier run's records, first in each what dispatch takes by now; a failure where that was
+    not measured then."""
+    by_name = {(r.suite, r.name): r for r in measured if not r.failure}
+    records = []
+    for question in questions:
+        record = by_name.get((question.row.suite, question.row.name))
+        if record is None:
+            continue
+        taken = [t for t in record.timed if t.implementation == question.taken]
+        others = [t for t in record.timed if t.implementation != question.taken]
+        failure = "" if taken else f"{question.taken} was not measured"
+        records.append(replace(record, timed=taken + others, failure=failure))
+    return records
 
 
 def _timed(contestants: Sequence[Contestant], session: Session, settings: Settings) -> list[Timed]:

@@ -9,6 +9,8 @@
     python -m benchmarks table FILE.json          its tables
     python -m benchmarks rows [SUITE …]           names of rows
     python -m benchmarks choices --count 200      dispatch's choices for random problems
+    python -m benchmarks choices --count 200 --again FILE.json --arch H200   today's choices, by the
+        times of a run with the same count, seed and kinds; no GPU needed
 
 The exit status is 1 where a row failed: a wrong result, an exception. Rows below their target are
 said, and no failure.
@@ -22,9 +24,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from benchmarks.comparing.results import Record
     from benchmarks.comparing.rows import Session
 
 
@@ -102,6 +105,8 @@ def _parser(suites: Sequence[str]) -> argparse.ArgumentParser:
     choices.add_argument("--kind", action="append", default=[], help="only these; see KINDS")
     choices.add_argument("--seconds", type=float, metavar="S", help="as for run")
     choices.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    choices.add_argument("--again", type=Path, metavar="FILE.json", help="see above")
+    choices.add_argument("--arch", default="H200", help="of --again: the device that it ran on")
     choices.add_argument("--json", type=Path)
     choices.add_argument("--report", type=Path, metavar="FILE.md")
     draw = commands.add_parser("draw", help="plots from a run's JSON")
@@ -128,10 +133,18 @@ def _session(device: str) -> Session:
 
 def _choices(options: argparse.Namespace, start: float) -> int:
     from benchmarks import precompile
-    from benchmarks.comparing import choices, machine, running, tables
+    from benchmarks.comparing import choices, machine, running
 
-    session = _session(options.device)
+    session = _session("cpu" if options.again else options.device)
     rows = choices.drawn(options.kind or choices.KINDS, options.count, options.seed)
+    if options.again:
+        from kernelseam import absent
+
+        session = replace(session, planned_for=absent.product(options.arch))
+        head, measured = running.read(options.again)
+        records = choices.again(choices.questions(rows, session), measured)
+        note = f"Times of an earlier run, {options.again.name}; the choices are those of today."
+        return _choices_page(options, head, records, note)
     asked = choices.questions(rows, session)
     units = {k: u for q in asked for k, u in q.units(session.target()).items()}
     for problem in precompile.compile_all(list(units.values()), session.target()) if units else ():
@@ -146,13 +159,22 @@ def _choices(options: argparse.Namespace, start: float) -> int:
             break
         log.add(record := running.recorded(question.row, choices.answered, question, session))
         print(choices.line(record), flush=True)
-    command = f"`python -m benchmarks choices --count {options.count} --seed {options.seed}`"
-    explained = f"{command}. {choices.EXPLAINED}"
-    page = [*tables.head(head), "", explained, "", *choices.summary(log.records)]
+    return _choices_page(options, head, log.records, "")
+
+
+def _choices_page(
+    options: argparse.Namespace, head: dict[str, Any], records: Sequence[Record], note: str
+) -> int:
+    from benchmarks.comparing import choices, tables
+
+    kinds = "".join(f" --kind {k}" for k in options.kind)
+    command = f"`python -m benchmarks choices --count {options.count} --seed {options.seed}{kinds}`"
+    explained = f"{command}. {choices.EXPLAINED} {note}".rstrip()
+    page = [*tables.head(head), "", explained, "", *choices.summary(records)]
     print("\n".join(page), flush=True)
     if options.report:
         options.report.write_text("\n".join(page) + "\n", encoding="utf-8")
-    return int(tables.failures(log.records) > 0)
+    return 0 if options.again else int(tables.failures(records) > 0)
 
 
 def _run(options: argparse.Namespace, start: float) -> int:

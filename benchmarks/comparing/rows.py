@@ -47,6 +47,8 @@ class Session:
     settings: Settings = field(default_factory=Settings)
     implementations: Sequence[str] = ()
     peers: bool = True
+    planned_for: Device | None = None
+    """A device that need not be here, where nothing is run."""
 
     def random(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
         """N(0, 1)."""
@@ -75,6 +77,8 @@ class Session:
 
     def target(self) -> Device:
         """kernelseam's name for the device. torch calls AMD's GPUs ``cuda``, too."""
+        if self.planned_for is not None:
+            return self.planned_for
         vendor = "rocm:0" if torch.version.hip else "cuda:0"
         return find_device("numpy" if self.device == "cpu" else vendor)
 

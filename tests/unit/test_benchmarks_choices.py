@@ -52,6 +52,7 @@ def test_every_tile_of_an_arch_is_asked(
     question = choices.Question.of(row, session)
     assert question.choice.implementation.name == "sm90"
     assert any(name.startswith("shared:") for name in question.others)
+    assert question.taken.startswith("sm90:128x128-") and question.taken not in question.others
     assert "sm90" not in question.others and "shared" not in question.others
     assert list(question.predicted) == ["sm90", *question.others]
     most = choices.BEYOND * question.predicted["sm90"]
@@ -71,6 +72,7 @@ def test_a_record_on_the_host(choices: Any, session: Any) -> None:
             choices.Question.of(choices.GemmRow("gemm", 2, 8, 16, 24, "float32"), session), session
         )
     assert [t.implementation for t in record.timed] == ["numpy"]
+    assert choices.again([], [record]) == []
     assert choices.regret(record) == 0.0
     assert choices.line(record).startswith("   0.0 %  gemm/2 × 8×16×24 f32 NN: numpy ")
 
@@ -92,3 +94,43 @@ def test_regret_and_summary(choices: Any) -> None:
         "FAILED gemm/three: Wrong: cublas differs from shared by 1.00e+00",
     ]
     assert choices.summary([replace(one, timed=one.timed[1:])])[-1] == ""
+
+
+def test_todays_choices_by_the_times_of_an_earlier_run(
+    choices: Any, session: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tile that dispatch takes comes first; one that was not measured is no regret of 0."""
+    from benchmarks.comparing import command, running
+
+    elsewhere = replace(session, planned_for=absent.product("H200"))
+    asked = choices.questions(choices.drawn(["attention"], 2, 5), elsewhere)
+    assert all(q.taken.partition(":")[2] for q in asked), "of Hopper's device, with their tiles"
+
+    def timed(name: str, us: float) -> Any:
+        return choices.Timed(name, "ours", name, {choices.BACK_TO_BACK: [us, us, us]})
+
+    first, second = asked
+    log = running.Log(tmp_path / "run.json", {"device": {"name": "NVIDIA H200"}})
+    log.add(
+        choices.Record(
+            first.row.suite, first.row.name, timed=[timed("a", 10.0), timed(first.taken, 12.0)]
+        )
+    )
+    log.add(choices.Record(second.row.suite, second.row.name, timed=[timed("a", 10.0)]))
+    records = choices.again(asked, log.records)
+    assert choices.regret(records[0]) == pytest.approx(0.2)
+    assert records[1].failure == f"{second.taken} was not measured"
+    given = [
+        "--count",
+        "2",
+        "--seed",
+        "5",
+        "--kind",
+        "attention",
+        "--again",
+        str(tmp_path / "run.json"),
+    ]
+    assert command.main(["choices", *given]) == 0
+    page = capsys.readouterr().out
+    assert f"  20.0 %  {first.row.suite}/{first.row.name}: {first.taken} 12.0 µs; a 10.0 µs" in page
+    assert "Times of an earlier run, run.json; the choices are those of today." in page
