@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from expression_program import ExpressionProgram
 from kernelseam.contract import SourceBundle
-from kernelseam.descriptors import Attention
+from kernelseam.descriptors import Attention, AttentionBwd
 from kernelseam.expressions.bounds import bounds
 from kernelseam.expressions.derivatives import array_gradients, slope
 from kernelseam.expressions.evaluation import evaluate
@@ -82,6 +82,32 @@ def test_device_code_of_operations() -> None:
         return (n[kv] // 2**33 < q) | ~(n[q] > n[kv]) & (half[kv].astype(bool))
 
     check(score_expression(score, mask))
+
+
+def test_gradients_by_scores(hostcpp: Plugins) -> None:
+    """What captured arrays' gradients begin with: NumPy's, on the shared kernel too."""
+    shape = (2, 2, 40, 64)
+    q, k, v, dout = (np.random.default_rng(n).standard_normal(shape) for n in range(4))
+    inputs = [x.astype(np.float32) for x in (q, k, v, dout)]
+    t = np.array([0.5, 1.5], np.float32)
+
+    def score(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return np.tanh(s) * t[h] + 0.1 * (q - kv)
+
+    def mask(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return q - kv < 9
+
+    functions: dict[str, Any] = {"score_mod": score, "mask_mod": mask}
+    out, lse = ks.attention(*inputs[:3], return_lse=True, **functions)
+    want = ks.attention_bwd(inputs[3], *inputs[:3], out, lse, score_gradient=True, **functions)
+    e = replace(score_expression(score, mask), arrays=(HostArray(t),))
+    found = [np.empty(x.shape, x.dtype) for x in (*want[:3], want.dscores)]
+    to = [HostArray(x) for x in found]
+    given = [HostArray(x) for x in (*inputs[:3], out, lse, inputs[3])]
+    ks.plan(AttentionBwd.from_arrays(*given, *to[:3], dscores=to[3], expression=e)).bind()()
+    for x, y in zip(found, (*want[:3], want.dscores), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+    assert np.abs(want.dscores).max() > 0.1
 
 
 def test_another_function_of_known_code_compiles_nothing(

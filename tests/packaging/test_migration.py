@@ -217,6 +217,7 @@ def names(row: str) -> dict[str, Any]:
     """What a row's code finds: the same numbers each time."""
     import kernelseam.interop.torch as ks
     import torch.nn.functional as F
+    from torch.nn.attention import flex_attention as flex
     from torch.nn.attention.bias import causal_lower_right
 
     made = torch.Generator().manual_seed(0)
@@ -237,6 +238,8 @@ def names(row: str) -> dict[str, Any]:
         "kernelseam": kernelseam,
         "math": math,
         "causal_lower_right": causal_lower_right,
+        "flex_attention": flex.flex_attention,
+        "create_block_mask": flex.create_block_mask,
         "q": q,
         "k": k,
         "v": v,
@@ -332,6 +335,7 @@ def results(code: str, row: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(("theirs", "ours"), ROWS, ids=NAMES)
 def test_a_row(theirs: str, ours: str) -> None:
     row = theirs.split("\n")[0].removeprefix("# ")
@@ -345,7 +349,7 @@ def test_a_row(theirs: str, ours: str) -> None:
 
 def test_all_are_there() -> None:
     """Causal alignment first, then each library that is named."""
-    assert len(ROWS) == len(BLOCKS) == len(set(NAMES)) == 28
+    assert len(ROWS) == len(BLOCKS) == len(set(NAMES)) == 30
     assert all("top left" in n or "bottom right" in n for n in NAMES[:3])
     starts = [n.partition(":")[0] for n in NAMES]
     assert list(dict.fromkeys(starts)) == [

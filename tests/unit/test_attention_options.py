@@ -53,7 +53,7 @@ def functions() -> dict[str, tuple[Callable[..., Any], Any]]:
 
 
 EXECUTION = {"backend", "implementation", "bwd_implementation", "stream", "deterministic", "out"}
-FUNCTIONS = {"score_mod", "mask_mod"}
+FUNCTIONS = {"score_mod", "mask_mod", "score_gradient"}
 """Beside the record: an expression is made of them, and operands of what they capture."""
 
 

@@ -13,7 +13,7 @@ import pytest
 from kernelseam import planning
 from kernelseam.bundling.traces import read_trace
 from kernelseam.descriptors import Attention, AttentionBwd
-from kernelseam.errors import InvalidValue, Unsupported
+from kernelseam.errors import InvalidValue
 from kernelseam.expressions.scores import score_expression
 from kernelseam.expressions.text import structure_of, text_of
 from kernelseam.oracle import check
@@ -186,8 +186,22 @@ def test_refusals(refused: Refused) -> None:
     with pytest.raises(InvalidValue, match="the oracle calls a score_mod and a mask_mod"):
         ks.plan(d, backend="numpy").bind(check=True)
     grads = {f"d{n}": np.empty_like(x) for n, x in (("q", q), ("k", k), ("v", v))}
-    with pytest.raises(Unsupported, match="expression is not supported by this kernel"):
-        ks.plan(AttentionBwd(forward=d, dout=out, **grads), backend="numpy")
+    with pytest.raises(InvalidValue, match="oracle calls a score_mod and a mask_mod themselves"):
+        ks.plan(AttentionBwd(forward=d, dout=out, **grads), backend="numpy").bind(check=True)
+    bias = drawn(S, L)
+    biased = Attention.from_arrays(
+        q, k, v, out, lse, bias=bias, expression=score_expression(None, near(3))
+    )
+    refused(
+        "dbias = given: of an attention with a score_mod or a mask_mod there is none. Leave it "
+        "out, or add the bias in the score_mod.",
+        lambda: AttentionBwd(forward=biased, dout=out, dbias=np.empty_like(bias), **grads),
+    )
+    plain = Attention.from_arrays(q, k, v, out, lse)
+    refused(
+        "dscores = given: the attention has no score_mod. Leave it out.",
+        lambda: AttentionBwd(forward=plain, dout=out, dscores=np.empty((B, H, S, L)), **grads),
+    )
     with pytest.raises(InvalidValue, match="arrays of complex64 cannot be captured"):
         ks.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + Z[h])
 

@@ -12,7 +12,8 @@ from kernelseam.descriptors.attention.options import AttentionOptions, GradientO
 from kernelseam.descriptors.common.options import operands_of, scalars_of, taken
 from kernelseam.descriptors.common.validation import flag
 from kernelseam.errors import InvalidValue
-from kernelseam.interop import torch_attention, torch_nested
+from kernelseam.expressions.scores import MaskMod, ScoreMod
+from kernelseam.interop import torch_attention, torch_nested, torch_scores
 from kernelseam.interop.torch_attention import DIFFERENTIABLE
 from kernelseam.interop.torch_function import (
     Gradients,
@@ -25,6 +26,7 @@ from kernelseam.interop.torch_function import (
 )
 from kernelseam.interop.torch_library import attention as operators
 from kernelseam.interop.torch_library.dtypes import dtype_name
+from kernelseam.interop.torch_scores import Mods
 from kernelseam.ops import attention as ops
 from kernelseam.ops.signatures import DenseTensors, PackedTensors, PagedTensors
 
@@ -67,6 +69,8 @@ def attention(
     sinks: Tensor | None = None,
     prefix_lengths: Tensor | None = None,
     kv_lengths: Tensor | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     layout: str = "bhsd",
     out_dtype: Any = None,
     return_lse: bool = False,
@@ -76,7 +80,9 @@ def attention(
     implementation: str | None = None,
     bwd_implementation: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """``kernelseam.attention`` on torch tensors, with gradients to q, k, v, ``bias`` and ``sinks``.
+    """``kernelseam.attention`` on torch tensors, with gradients to q, k, v, ``bias``, ``sinks`` and
+    the tensors that ``score_mod`` captures (there is none to ``bias`` beside a ``score_mod`` or a
+    ``mask_mod``, as FlexAttention takes them).
 
     ``return_lse``: (result, LSE), both of which have gradients. ``out_dtype`` may be torch's;
     gradients of a result of another dtype than q's start from it rounded to that.
@@ -116,9 +122,8 @@ def attention(
         "return_lse": return_lse,
         "batch_invariant": batch_invariant,
     }
-    return _apply(
-        given, ("q", "k", "v"), options, implementation, deterministic, bwd_implementation
-    )
+    needed, mods = ("q", "k", "v"), Mods(score_mod, mask_mod)
+    return _apply(given, needed, options, implementation, deterministic, bwd_implementation, mods)
 
 
 @overload
@@ -184,6 +189,8 @@ def attention_varlen(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     prefix_lengths: Tensor | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     out_dtype: Any = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
@@ -222,7 +229,8 @@ def attention_varlen(
         "batch_invariant": batch_invariant,
     }
     needed = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
-    return _apply(given, needed, options, implementation, deterministic, bwd_implementation)
+    mods = Mods(score_mod, mask_mod)
+    return _apply(given, needed, options, implementation, deterministic, bwd_implementation, mods)
 
 
 @overload
@@ -303,11 +311,15 @@ def _apply(
     implementation: str | None,
     deterministic: bool,
     bwd_implementation: str | None,
+    mods: Mods,
 ) -> Any:
     if deterministic is not True:
         deterministic = flag("deterministic", deterministic)
     if options["out_dtype"] is not None:
         options["out_dtype"] = dtype_name(options["out_dtype"])
+    if not (mods.score_mod is mods.mask_mod is None):
+        backward = _of_gradients(options, deterministic, bwd_implementation)
+        return torch_scores.attention(given, needed, options, mods, implementation, backward)
     known = plain(given) if bwd_implementation is None else None
     if known is not None and all(map(known.__contains__, needed)):
         options["implementation"] = implementation
@@ -329,12 +341,15 @@ def _apply(
     forward = {**options, "implementation": implementation}
     if not wanted(operands, DIFFERENTIABLE):
         return torch_attention.forward(operands, forward)
-    backward = {
-        **{n: x for n, x in options.items() if n in _OF_GRADIENTS},
-        "deterministic": deterministic,
-        "implementation": bwd_implementation,
-    }
+    backward = _of_gradients(options, deterministic, bwd_implementation)
     return _Attention.apply(tuple(operands), forward, backward, *operands.values())
+
+
+def _of_gradients(
+    options: dict[str, Any], deterministic: bool, implementation: str | None
+) -> dict[str, Any]:
+    own = {n: x for n, x in options.items() if n in _OF_GRADIENTS}
+    return {**own, "deterministic": deterministic, "implementation": implementation}
 
 
 _OPERANDS = operands_of(AttentionOptions)
@@ -379,8 +394,7 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Gra
         sink_gradient=asked.get("sinks", False),
         **ctx.options,
     )
-    by_name = zip(DIFFERENTIABLE, computed, strict=True)
-    result = {name: gradient for name, gradient in by_name if asked.get(name)}
+    result = {name: getattr(computed, f"d{name}") for name in DIFFERENTIABLE if asked.get(name)}
     return (None, None, None, *map(result.get, names))
 
 

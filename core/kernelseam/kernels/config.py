@@ -84,7 +84,7 @@ TEXTS: Mapping[str, str] = {
     "FACTOR": "factor of weights before they are rounded",
     "PACKED": "sequences' rows follow one another, those of sequence b from offsets[b] on",
     "POINTERS": "operands are lists of matrices",
-    "BIAS_GRADIENT": "the bias' gradient is written",
+    "BIAS_GRADIENT": "the bias' gradient is written, or that by a score_mod's scores",
     # tiles
     "VECTOR": "bytes that rows are aligned to",
     "WARPS": "warps of a block",

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any, Literal, Unpack, overload
 
 from kernelseam.descriptors.attention.options import AttentionOptions, band
-from kernelseam.descriptors.attention.problem import captured
 from kernelseam.descriptors.common.options import values_of
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.expressions.scores import MaskMod, ScoreMod, score_expression
-from kernelseam.expressions.text import text_of
+from kernelseam.expressions.scores import MaskMod, ScoreMod
 from kernelseam.ops.attention_work import EXTENTS, attention_work
 from kernelseam.ops.calling import operate
+from kernelseam.ops.expressions import with_expression
 from kernelseam.ops.operation import not_none
 from kernelseam.ops.signatures import Array, Dense, Packed, Paged
 
@@ -139,7 +138,7 @@ def attention(
         latent=latent,
     )
     if not (score_mod is mask_mod is None):
-        options = _with_expression(options, arrays, score_mod, mask_mod)
+        options = with_expression(options, arrays, score_mod, mask_mod)
     results = operate(
         attention_work, arrays, options, backend, implementation, stream, _DENSE_WORDING
     )
@@ -273,7 +272,7 @@ def attention_varlen(
         max_seqlen_k=max_seqlen_k,
     )
     if not (score_mod is mask_mod is None):
-        options = _with_expression(options, arrays, score_mod, mask_mod)
+        options = with_expression(options, arrays, score_mod, mask_mod)
     results = operate(
         attention_work, arrays, options, backend, implementation, stream, _DENSE_WORDING
     )
@@ -409,24 +408,12 @@ def attention_paged(
         kv_layout=kv_layout,
     )
     if not (score_mod is mask_mod is None):
-        options = _with_expression(options, arrays, score_mod, mask_mod)
+        options = with_expression(options, arrays, score_mod, mask_mod)
     results = operate(
         attention_work, arrays, options, backend, implementation, stream, _PAGED_WORDING
     )
     result = results["out"] if out is None else out
     return (result, results["lse"]) if return_lse else result
-
-
-def _with_expression(
-    options: tuple[Any, ...],
-    arrays: dict[str, Any],
-    score_mod: ScoreMod | None,
-    mask_mod: MaskMod | None,
-) -> tuple[Any, ...]:
-    """The options with the functions' expression; what they capture is added to the arrays."""
-    expression = score_expression(score_mod, mask_mod)
-    arrays |= {captured(i): x for i, x in enumerate(expression.arrays)}
-    return (*options, text_of(expression.structure), expression.numbers)
 
 
 def _require(**arrays: Any) -> None:

@@ -14,8 +14,7 @@ from kernelseam.descriptors.common.layouts import LAYOUTS
 from kernelseam.descriptors.common.options import checked, of_values, scalars_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.expressions.scores import ScoreExpression
-from kernelseam.expressions.text import structure_of
+from kernelseam.ops.expressions import captured_in, expression_of
 from kernelseam.ops.operation import Operation, check_rank
 
 _SCALARS = scalars_of(AttentionOptions)
@@ -30,9 +29,9 @@ EXTENTS = {
 
 def attention_work(operation: Operation, *values: Any) -> None:
     """``values``: the scalars of ``AttentionOptions``; where there are a score_mod and a mask_mod,
-    then the text of their expression and the numbers that they capture."""
+    then what ``with_expression`` adds."""
     infos = operation.infos
-    given, expression = values[: len(_SCALARS)], values[len(_SCALARS) :]
+    given, functions = values[: len(_SCALARS)], values[len(_SCALARS) :]
     options = checked(of_values(AttentionOptions, given))
     out_dtype, return_lse = options.pop("out_dtype"), options.pop("return_lse")
     labels = (PACKED if "cu_seqlens_q" in infos else LAYOUTS[options["layout"]]).split()
@@ -57,15 +56,11 @@ def attention_work(operation: Operation, *values: Any) -> None:
     ordered: dict[str, Any] = {
         n: infos[n] for n in ("q", "k", "v", "out", "lse", *OPTIONAL) if n in infos
     }
-    if not expression:
-        operation.launch(ordered, lambda: Attention.from_arrays(**ordered, **options))
-        return
-    text, numbers = expression
-    arrays = {n: infos[n] for n in infos if n.startswith("captured_")}
-    functions = ScoreExpression(structure_of(text), numbers, tuple(arrays.values()))
     operation.launch(
-        {**ordered, **arrays},
-        lambda: Attention.from_arrays(**ordered, **options, expression=functions),
+        {**ordered, **captured_in(infos)},
+        lambda: Attention.from_arrays(
+            **ordered, **options, expression=expression_of(functions, infos)
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypedDict, TypeVar
 
 from kernelseam.descriptors.attention.options import Scores
 from kernelseam.dtypes import DType
+from kernelseam.expressions.scores import MaskMod, ScoreMod
 
 Array = TypeVar("Array")
 """An array of whatever library the caller has."""
@@ -36,6 +37,13 @@ class OnTensors(ExecutionOptions, total=False):
     bwd_implementation: str | None
 
 
+class Functions(TypedDict, total=False):
+    """Scores and masks that users write."""
+
+    score_mod: ScoreMod | None
+    mask_mod: MaskMod | None
+
+
 class Gradients(Scores, total=False):
     """Options of ``attention_bwd``."""
 
@@ -50,7 +58,7 @@ class Gradients(Scores, total=False):
     deterministic: bool
 
 
-class Packed(Scores, OnArrays, total=False):
+class Packed(Scores, Functions, OnArrays, total=False):
     """Options of ``attention_varlen``."""
 
     batch_invariant: bool
@@ -81,7 +89,7 @@ class Paged(Packed, total=False):
     latent: bool
 
 
-class PackedTensors(Scores, OnTensors, total=False):
+class PackedTensors(Scores, Functions, OnTensors, total=False):
     """Options of ``interop.torch.attention_varlen``."""
 
     batch_invariant: bool
@@ -104,7 +112,7 @@ class Sharded(Scores, OnTensors, total=False):
     deterministic: bool
 
 
-class PagedTensors(Scores, ExecutionOptions, total=False):
+class PagedTensors(Scores, Functions, ExecutionOptions, total=False):
     """Options of ``interop.torch.attention_paged``."""
 
     batch_invariant: bool

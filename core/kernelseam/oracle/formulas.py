@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.descriptors.attention.options import ScoreNumbers
-from kernelseam.oracle.user_functions import Function, called, changed
+from kernelseam.oracle.user_functions import Changed, Function, called, changed
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
@@ -71,6 +71,27 @@ class Variant(ScoreNumbers):
             bias = self.bias[b, h][np.ix_(i, j)].astype(np.float64)
         sink = -np.inf if self.sinks is None else float(self.sinks[h])
         return attended, slope * np.abs(d), bias, sink
+
+    def masked(
+        self, attended: npt.NDArray[np.bool_], b: int, h: int, i: Array, j: Array, *lengths: int
+    ) -> npt.NDArray[np.bool_]:
+        """Without the keys that mask_mod hides from queries i; ``lengths``: q_len, kv_len."""
+        if self.mask_mod is None:
+            return attended
+        at = b, h, i[:, None], j[None]
+        seen = called(self.mask_mod, *at, q_len=lengths[0], kv_len=lengths[1])
+        result: npt.NDArray[np.bool_] = attended & seen.astype(bool)
+        return result
+
+    def changer(
+        self, b: int, h: int, i: Array, j: Array, *lengths: int
+    ) -> Callable[[Floats], Changed] | None:
+        """What score_mod makes of the scores of queries i and keys j; None without one."""
+        mod = self.score_mod
+        if mod is None:
+            return None
+        at = b, h, i[:, None], j[None]
+        return lambda x: changed(mod, x, *at, q_len=lengths[0], kv_len=lengths[1])
 
 
 PLAIN = Variant()
@@ -160,9 +181,7 @@ def attention(
         i, j = queries[indices], np.arange(n_k)
         d = j - i[:, None] - (n_k - n_q)
         attended, slopes, bias, sink = variant.of_pairs(causal, b, h, i, j, d)
-        if variant.mask_mod is not None:
-            own = b, h, i[:, None], j[None]
-            attended = attended & called(variant.mask_mod, *own, q_len=n_q, kv_len=n_k)
+        attended = variant.masked(attended, b, h, i, j, n_q, n_k)
         g = h // (H // H_kv)
         K, V = (x[b, g, :n_k].astype(np.float64) for x in (k, v))
         ones = np.ones(n_k)
@@ -187,7 +206,7 @@ def attention(
                     slopes[of][:, keys],
                     bias[of][:, keys],
                     sink,
-                    _changer(variant, b, h, i[of], j[keys], n_q, n_k),
+                    variant.changer(b, h, i[of], j[keys], n_q, n_k),
                 )
                 out[at], lse[at], pv[at], products[at], values[at], spread[at], changes[at] = o
                 of_keys = np.abs(K[keys]).max(axis=0, initial=0)
@@ -203,17 +222,6 @@ def attention(
         spread.reshape(*lead, D_v),
         changes.reshape(lead),
     )
-
-
-def _changer(
-    variant: Variant, b: int, h: int, queries: Array, keys: Array, q_len: int, kv_len: int
-) -> Callable[[Floats], tuple[Floats, Floats]] | None:
-    """Of some queries' scores of some keys: what score_mod makes of them, and how errors grow."""
-    mod = variant.score_mod
-    if mod is None:
-        return None
-    at = b, h, queries[:, None], keys[None]
-    return lambda scores: changed(mod, scores, *at, q_len=q_len, kv_len=kv_len)
 
 
 def visible(d: Array, causal: bool, window: tuple[int | None, int | None]) -> npt.NDArray[np.bool_]:
@@ -238,7 +246,7 @@ def _softmax_rows(
     slopes: Floats,
     bias: Floats,
     sink: float,
-    change: Callable[[Floats], tuple[Floats, Floats]] | None = None,
+    change: Callable[[Floats], Changed] | None = None,
 ) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats]:
     """The formula for queries that see all of V's keys, from x = scale·q·kᵀ and |scale|·|q||k|:
     out, LSE and the bound's ingredients. The sink is the last column. V is without its scales."""
@@ -250,7 +258,8 @@ def _softmax_rows(
         own = capped - slopes + bias
         sizes = (0 if cap is None else np.abs(capped)) + np.abs(slopes) + np.abs(bias)
         if change is not None:
-            own, growth = change(own)
+            new = change(own)
+            own, growth = new.scores, np.abs(new.slope)
             magnitude, sizes = magnitude * growth, sizes * growth + np.abs(own)
         scores = _with_sink(own, sink)
         V = np.concatenate([V, np.zeros((1, V.shape[1]))])

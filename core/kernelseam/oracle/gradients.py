@@ -119,6 +119,8 @@ def pairs(
     b, h, i, j = at.batch, at.head, at.i, at.j
     d = j - i[:, None] - (at.n_k - at.n_q)
     attended, slopes, bias, sink_logit = variant.of_pairs(causal, b, h, i, j, d)
+    attended = variant.masked(attended, b, h, i, j, at.n_q, at.n_k)
+    change = variant.changer(b, h, i, j, at.n_q, at.n_k)
     product, products = (
         scale * (Q @ K.T),
         math.sqrt(Q.shape[1]) * abs(scale) * (np.abs(Q) @ np.abs(K).T),
@@ -126,7 +128,9 @@ def pairs(
     cap = variant.softcap
     capped = product if cap is None else cap * np.tanh(product / cap)
     flat = np.ones(d.shape) if cap is None else 1 - np.tanh(product / cap) ** 2
-    x = np.where(attended, capped - slopes + bias, -np.inf)
+    own = capped - slopes + bias
+    new = None if change is None else change(own)
+    x = np.where(attended, own if new is None else new.scores, -np.inf)
     if forward is None:
         top = np.maximum(x.max(axis=1, initial=-np.inf), sink_logit)
         nothing = np.isneginf(top)
@@ -151,7 +155,12 @@ def pairs(
     dx = np.where(p == 0, 0, p * difference)
     # Error bounds of a score, of dp − delta, and of 1 − tanh².
     changes = (0 if cap is None else np.abs(capped)) + slopes + np.abs(bias)
-    score = np.where(p == 0, 0, 1 + products + np.abs(changes))
+    score = 1 + products + np.abs(changes)
+    growth, bend = np.ones(d.shape), np.zeros(d.shape)
+    if new is not None:
+        growth, bend = new.slope, np.abs(new.bend) * score + np.abs(new.slope)
+        score = 1 + score * np.abs(growth) + np.abs(new.scores)
+    score = np.where(p == 0, 0, score)
     difference_bound = math.sqrt(V.shape[1]) * (np.abs(dO) @ np.abs(V).T + sizes[:, None])
     derivative_bound = np.zeros(d.shape) if cap is None else 1 + products / cap * flat
     nonzero, dout_sizes = (p > 0).astype(float), np.abs(dO).sum(axis=1)[:, None]
@@ -172,8 +181,11 @@ def pairs(
         "lses": np.abs(dx) * np.abs(lse)[:, None],
         "vanished": nonzero * (1 + np.abs(difference)) + p * dout_sizes,
     }
-    of_ds = {name: part * flat for name, part in of_dx.items()}
-    of_ds["single"] = of_ds["single"] + np.abs(dx) * derivative_bound
+    steep = flat * np.abs(growth)
+    of_ds = {name: part * steep for name, part in of_dx.items()}
+    of_ds["value"] = dx * flat * growth
+    bound = derivative_bound * np.abs(growth) + flat * bend
+    of_ds["single"] = of_ds["single"] + np.abs(dx) * bound
     of_ds["vanished"] = of_dx["vanished"]
     of_sink = {
         "value": -weight * delta,

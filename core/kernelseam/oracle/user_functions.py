@@ -7,6 +7,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -52,17 +53,27 @@ def _may_read(x: Any) -> bool:
     return x is not None and not isinstance(x, int | float | str | np.ndarray | np.generic)
 
 
-def changed(
-    score_mod: Function, scores: Array, *at: Any, q_len: int, kv_len: int
-) -> tuple[Array, Array]:
-    """The new scores, and by how much an error of the old ones grows: |∂new/∂old|, by
-    differences."""
+@dataclass(frozen=True)
+class Changed:
+    """New scores, and their first and second derivatives by the old ones, by differences; 0 where
+    these are not finite."""
+
+    scores: Array
+    slope: Array
+    bend: Array
+
+
+def changed(score_mod: Function, scores: Array, *at: Any, q_len: int, kv_len: int) -> Changed:
+    """What a score_mod makes of scores."""
 
     def of(x: Array) -> Array:
         y = called(score_mod, x, *at, q_len=q_len, kv_len=kv_len)
         return np.broadcast_to(np.asarray(y, np.float64), scores.shape)
 
-    step = STEP * np.maximum(1, np.abs(np.where(np.isfinite(scores), scores, 0)))
-    with np.errstate(invalid="ignore"):
-        growth = np.abs(of(scores + step) - of(scores - step)) / (2 * step)
-    return of(scores), np.where(np.isfinite(growth), growth, 0)
+    own = np.asarray(scores, np.float64)
+    size = np.maximum(1, np.abs(np.where(np.isfinite(own), own, 0)))
+    with np.errstate(invalid="ignore", over="ignore"):
+        near, far = STEP * size, 100 * STEP * size
+        slope = (of(own + near) - of(own - near)) / (2 * near)
+        bend = (of(own + far) - 2 * of(own) + of(own - far)) / far**2
+    return Changed(of(own), *(np.where(np.isfinite(x), x, 0) for x in (slope, bend)))

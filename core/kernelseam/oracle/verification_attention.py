@@ -21,6 +21,9 @@ from kernelseam.oracle.sampled_gradients import Forward, Numbers, SampledGradien
 from kernelseam.oracle.sampling import sampled
 from kernelseam.oracle.verifier import Verifier
 
+WITHOUT_FUNCTIONS = (
+    "the oracle calls a score_mod and a mask_mod themselves, and a plan has no functions"
+)
 MOST_OPERATIONS = 1e11
 """Limit for one element of dbias, which may be a sum over all axes: beyond it the oracle would take
 minutes."""
@@ -104,7 +107,7 @@ class AttentionVerifier(Verifier[AttentionProblem]):
     def refuse(self, problem: AttentionProblem) -> str | None:
         if problem.spec.expression is None:
             return None
-        return "the oracle calls a score_mod and a mask_mod themselves, and a plan has no functions"
+        return WITHOUT_FUNCTIONS
 
     def verdict(
         self, problem: AttentionProblem, operands: Operands, kept: dict[str, Array], flushed: bool
@@ -129,6 +132,8 @@ class AttentionBwdVerifier(Verifier[AttentionBwdProblem]):
     given out and lse."""
 
     def refuse(self, problem: AttentionBwdProblem) -> str | None:
+        if problem.spec.forward.expression is not None:
+            return WITHOUT_FUNCTIONS
         if not problem.spec.bias_gradient:
             return None
         needed = _per_pair(problem) * _pairs_of_one(problem)

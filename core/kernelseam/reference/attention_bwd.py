@@ -28,7 +28,13 @@ from kernelseam.reference.threads import share, threads_for
 Task = tuple[slice, slice]
 """(entries, KV heads) that one thread takes in turn."""
 
-SUPPORTED = SCORE_OPTIONS | ANY_VIEW | SpecOption.dtype_out | SpecOption.batch_invariant
+SUPPORTED = (
+    SCORE_OPTIONS
+    | ANY_VIEW
+    | SpecOption.dtype_out
+    | SpecOption.batch_invariant
+    | SpecOption.expression
+)
 """Options of the forward's spec."""
 
 
@@ -98,7 +104,7 @@ class _BackwardStep:
         pieces = [
             carve(start + i * self.bytes, self.sizes, self.dtype) for i in range(self.threads)
         ]
-        dbias: Array | None = views.arrays.get("dbias")
+        dbias: Array | None = views.arrays.get("dbias", views.arrays.get("dscores"))
         sums = dbias if dbias is None or not self.shared[0] else shaped(bias_memory, *dbias.shape)
         to_bias = None if sums is None else BiasGradient(sums, self.whole)
         sink_sums = (

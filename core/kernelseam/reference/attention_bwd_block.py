@@ -30,7 +30,7 @@ def scratch_sizes(p: AttentionProblem, t: Tiling) -> tuple[int, ...]:
     return (
         plane,
         plane,
-        plane if p.spec.softcap else 0,
+        plane if p.spec.softcap or p.spec.expression else 0,
         rows * d,
         rows * d,
         rows * d_v,
@@ -152,7 +152,7 @@ class HeadGradients:
         acc[...] = 0
         for j, stop in scores.runs(i, n, self._most):
             p, dx = (shaped(x, *stack, stop - j, wide) for x in (self._p, self._dx))
-            slope = shaped(self._slope, *p.shape) if scores.softcap else None
+            slope = shaped(self._slope, *p.shape) if scores.has_slope else None
             k, v = self._k[:, :, j:stop], self._v[:, :, j:stop]
             product(k, scaled, p)
             scores.change(

@@ -57,6 +57,12 @@ class Scores:
     """A score_mod and a mask_mod."""
 
     @property
+    def has_slope(self) -> bool:
+        """Whether the derivative of a score by scale·q·k is not 1."""
+        written = self.expression is not None and self.expression.structure.has_score
+        return bool(self.softcap) or written
+
+    @property
     def offset(self) -> int:
         return self.S_k - self.S_q
 
@@ -71,8 +77,8 @@ class Scores:
 
     def change(self, s: Array, heads: slice, i: int, j: int, slope: Array | None = None) -> None:
         """Apply softcap, ALiBi and bias to scale·q·k in place: s [batch, KV heads, keys, heads,
-        queries] from key j and query i on. Under a softcap, 1 − tanh², the derivative by the
-        product, is written to ``slope``."""
+        queries] from key j and query i on. The derivative by the product, as 1 − tanh² under a
+        softcap, is written to ``slope``."""
         keys, n = s.shape[2], s.shape[4]
         if self.softcap:
             info = np.finfo(s.dtype)
@@ -93,6 +99,8 @@ class Scores:
         if self.bias is not None:
             s += np.moveaxis(self.bias[:, :, heads, i : i + n, j : j + keys], 4, 2)
         if self.expression is not None and self.expression.structure.has_score:
+            if slope is not None and not self.softcap:
+                slope[...] = 1
             self.expression.change(s, heads, i, j, slope)
 
     def hidden(self, heads: slice, i: int, n: int, j: int, keys: int) -> tuple[int, Array | None]:

@@ -166,6 +166,8 @@ def gradient_fields(
         plane = ("batch", p.batch), ("head", p.num_heads), ("row", p.S_q), ("column", p.S_k)
         own = [(a, n if s else 1) for (a, n), s in zip(plane, p.bias_strides, strict=True)]
         _broadcast(fields, "dbias", "dbias", infos["dbias"], own)
+    if "dscores" in infos:
+        axes("dscores", infos["dscores"], "B H S_q S_k", known)
     if "dsinks" in infos:
         axes("dsinks", infos["dsinks"], "H", known)
     return fields

@@ -27,7 +27,7 @@ from kernelseam.errors import InvalidValue
 from kernelseam.forking import cached_property
 
 _MODELS = {"dout": "out", "dq": "q", "dk": "k", "dv": "v"}
-NAMES = ("dout", "dq", "dk", "dv", "dbias", "dsinks")
+NAMES = ("dout", "dq", "dk", "dv", "dbias", "dsinks", "dscores")
 _AXES = {
     **dict.fromkeys(_MODELS, ("batch", "head", "row")),
     "dbias": ("batch", "head", "row", "column"),
@@ -48,7 +48,9 @@ class AttentionBwd:
     and its lse, which must be there. dout lies as out; dq, dk, dv, dbias as q, k, v, bias (with
     extent 1 where the bias repeats), each with strides of its own, in elements, which default to
     row-major (packed rows: heads within rows). ``dbias`` and ``dsinks`` are computed where they are
-    given; address 0 says that ``bind`` will give them. All sums are float32 (float64 where q is).
+    given; address 0 says that ``bind`` will give them. ``dscores`` [batch, num_heads, S_q, S_k],
+    row-major, float32 (float64 where q is), takes dx by what a score_mod returned. All sums are
+    float32 (float64 where q is).
     Keys that no query sees, and those beyond kv_lengths, get zeros; packed rows of no sequence are
     not written.
 
@@ -64,6 +66,7 @@ class AttentionBwd:
     dv: object = field(default=None, repr=False)
     dbias: object = field(default=None, repr=False)
     dsinks: object = field(default=None, repr=False)
+    dscores: object = field(default=None, repr=False)
     deterministic: bool = True
     stride_dout_batch: int | None = None
     stride_dout_head: int | None = None
@@ -109,11 +112,20 @@ class AttentionBwd:
             )
         if self.dbias is not None and p.spec.bias is None:
             raise InvalidValue("dbias", "given", "the attention has no bias", "Leave it out")
+        if self.dbias is not None and p.spec.expression is not None:
+            raise InvalidValue(
+                "dbias",
+                "given",
+                "of an attention with a score_mod or a mask_mod there is none",
+                "Leave it out, or add the bias in the score_mod",
+            )
+        if self.dscores is not None and p.spec.expression is None:
+            raise InvalidValue("dscores", "given", "the attention has no score_mod", "Leave it out")
         if self.dsinks is not None and not p.spec.sinks:
             raise InvalidValue("dsinks", "given", "the attention has no sinks", "Leave it out")
         self._refuse_idle(p)
         infos = describe_all(self._own())
-        for name in ("dbias", "dsinks"):
+        for name in ("dbias", "dsinks", "dscores"):
             pointer(name, getattr(self, name), infos)
         rules = {r.name: r for r in p.operands}
         strides, vector = {}, p.spec.vector
@@ -132,6 +144,7 @@ class AttentionBwd:
                 self.dbias is not None,
                 self.dsinks is not None,
                 flag("deterministic", self.deterministic),
+                self.dscores is not None,
             ),
             forward,
             strides["dout"],
@@ -257,6 +270,7 @@ class AttentionBwd:
         dv: object,
         dbias: object = None,
         dsinks: object = None,
+        dscores: object = None,
         *,
         layout: str = "bhsd",
         deterministic: bool = True,
@@ -270,6 +284,7 @@ class AttentionBwd:
         """
         forward = Attention.from_arrays(q, k, v, out, lse, layout=layout, **options)
         given = {"dout": dout, "dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsinks": dsinks}
+        given["dscores"] = dscores
         arrays = {n: x for n, x in given.items() if x is not None or n in _MODELS}
         fields = gradient_fields(arrays, forward.problem(), layout)
         return cls(forward=forward, deterministic=deterministic, **fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ class AttentionBwdSpec:
     bias_gradient: bool = False
     sink_gradient: bool = False
     deterministic: bool = True
+    score_gradient: bool = False
+    """Whether the gradient by each score is written: by what a score_mod returned."""
 
     operation = "attention_bwd"
 
@@ -79,6 +82,11 @@ class AttentionBwdProblem:
                 p.spec.bias.itemsize,
                 True,
             )
+        if self.spec.score_gradient:
+            plane = (p.batch, p.num_heads, p.S_q, p.S_k)
+            strides = tuple(math.prod(plane[i + 1 :]) for i in range(4))
+            kind = p.spec.dtype.accumulator
+            yield OperandRule("dscores", kind, plane, strides, kind.itemsize, True)
         if self.spec.sink_gradient:
             yield OperandRule("dsinks", DType.float32, (p.num_heads,), (1,), 4, True)
 

@@ -46,14 +46,18 @@ def _ordered(arrays: Arrays, names: tuple[str, ...]) -> list[Tensor | None]:
     return [arrays.get(n) for n in names]
 
 
-def _attention(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
-    if len(values) > len(_SCALARS):
+def _refuse_functions(values: Any, names: tuple[str, ...]) -> None:
+    if len(values) > len(names):
         raise InvalidValue(
             "score_mod, mask_mod",
             "given",
             "are not supported where torch traces, compiles or transforms the call",
             "Call it outside, for example under torch.compiler.disable",
         )
+
+
+def _attention(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
+    _refuse_functions(values, _SCALARS)
     options = dict(zip(_SCALARS, values, strict=True))
     paged, packed = "block_table" in arrays, "cu_seqlens_q" in arrays
     names: tuple[str, ...]
@@ -77,6 +81,7 @@ def _attention(arrays: Arrays, values: Any, backend: Any, implementation: Any) -
 
 
 def _attention_bwd(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
+    _refuse_functions(values, _OF_GRADIENTS)
     given = dict(zip(_OF_GRADIENTS, values, strict=True))
     packed = "cu_seqlens_q" in arrays or "cu_seqlens_k" in arrays
     _check_axis("dout", arrays["dout"])

@@ -1,7 +1,7 @@
 // Fused attention backward: dq, dk, dv (and what the bias takes), deterministic or with atomics.
 //
 // With p = 2^(x − lse₂), x the scores in base 2 (scores.h), and delta = Σ dout·out of every row (row_delta.h):
-//   dp = dout·vᵀ,  dx = p·(dp − delta),  ds = scale·dx (times 1 − tanh² under a softcap),
+//   dp = dout·vᵀ,  dx = p·(dp − delta),  ds = scale·dx (times the score's slope, as 1 − tanh² under a softcap),
 //   dv = pᵀ·dout,  dk = dsᵀ·q,  dq = ds·k,  dbias = dx.
 // (FlashAttention-2, Dao 2023, arXiv:2307.08691, algorithm 2.)
 // Deterministic, the scores are computed twice so that no sum needs atomics: the first `key_blocks` blocks each own OWN keys of
@@ -84,6 +84,9 @@ static_assert(WARPS * STAGED_BYTES <= Config::SHARED_BYTES, "results are staged"
 
 // x in base 2 less the row's LSE, as what exp2 takes: a row that sees nothing has no weight anywhere.
 KS_DEVICE float lse_base2(float lse) { return lse == -infinity() ? infinity() : LOG2_E * lse; }
+
+// dx times the score's slope. That of a user's score may be infinite or NaN where the score is −inf.
+KS_DEVICE float steeper(float dx, float slope) { return Expression::HAS_SCORE && dx == 0.f ? 0.f : dx * slope; }
 
 // sum += left · right over all of K, the left factor's rows from row0 and the right one's outer index from column0.
 template<int K, int R, int C, class Left, class Right>
@@ -183,6 +186,7 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
     if constexpr (HAS_BIAS) scores.bias = score.bias.of(h);
     if (Config::MASK) scores.mask = score.mask.of(h);
     if (Config::ALIBI) scores.slopes = score.slopes.base + h * score.slopes.head, scores.slopes_head = 0;
+    scores.user.first_head = h;
   };
 
   Copy<OwnQ, THREADS, Config::VECTOR, DQ == Config::DQK> copy_own_q;
@@ -314,7 +318,7 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
       else add_scores(gradient_v, s, p_tile, tile_v(stage).first(), part * MINE_V);
       E::map2(dp, s, [&](int, int c, float x, float p) { return p == 0.f ? 0.f : p * (x - mine[STEP + c]); });
       if constexpr (Config::BIAS_GRADIENT && ATOMIC) write_plane(dp, h, i, j, [](int r, int c) { return At{c, r}; });
-      if constexpr (Scores::HAS_SLOPE) E::map2(dp, slope, [](int, int, float x, float y) { return x * y; });
+      if constexpr (Scores::HAS_SLOPE) E::map2(dp, slope, [](int, int, float x, float y) { return steeper(x, y); });
       if constexpr (HANDED) {
         E::to_shared(ds_tile.last(), dp, score_row, score_column);
         if constexpr (ATOMIC && !E::ONE_LAYOUT) E::to_shared(ds_tile.first(), dp, score_row, score_column);
@@ -398,7 +402,7 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
       E::map2(dp, s, [](int, int, float x, float p) { return p == 0.f ? 0.f : p * x; });
       if constexpr (Config::BIAS_GRADIENT)
         if (HANDED || part == 0) write_plane(dp, head, mine, j, [](int r, int c) { return At{r, c}; });
-      if constexpr (Scores::HAS_SLOPE) E::map2(dp, slope, [](int, int, float x, float y) { return x * y; });
+      if constexpr (Scores::HAS_SLOPE) E::map2(dp, slope, [](int, int, float x, float y) { return steeper(x, y); });
       if constexpr (HANDED) {
         E::to_shared(ds_tile.last(), dp, score_row, score_column);
         block_barrier();

@@ -46,13 +46,21 @@ from kernelseam.kernels.attention.scores import (
     refuse_scores,
     score_constants,
     score_values,
+    with_expression,
 )
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_dtype, refuse_row_strides
+from kernelseam.kernels.expression import expression_pointers
 from kernelseam.kernels.signature import Signature, Structure
 
-SUPPORTED = SCORE_OPTIONS | ANY_VIEW | SpecOption.dtype_out | SpecOption.batch_invariant
+SUPPORTED = (
+    SCORE_OPTIONS
+    | ANY_VIEW
+    | SpecOption.dtype_out
+    | SpecOption.batch_invariant
+    | SpecOption.expression
+)
 
 
 _MATRICES = ("q", "k", "v", "dout", "dq", "dk", "dv")
@@ -233,7 +241,7 @@ class AttentionBwdDefinition(KernelDefinition):
             "KV_VIEW": VIEWS[s.kv_view],
             "LENGTHS": s.lengths,
             "VECTOR": s.vector,
-            "BIAS_GRADIENT": spec.bias_gradient,
+            "BIAS_GRADIENT": spec.bias_gradient or spec.score_gradient,
             "ROLE": ("both", "keys", "queries").index(tile.role),
             "WARPS": tile.warps,
             "COLUMN_WARPS": tile.column_warps,
@@ -249,7 +257,7 @@ class AttentionBwdDefinition(KernelDefinition):
         }
 
     def signature(self, spec: AttentionBwdSpec) -> Signature:
-        return _SIGNATURE
+        return with_expression(_SIGNATURE, spec.forward)
 
     def _blocks(self, problem: AttentionBwdProblem, tile: BackwardTile) -> tuple[int, int]:
         p = problem.forward
@@ -308,7 +316,9 @@ class AttentionBwdDefinition(KernelDefinition):
         }
 
     def pointers(self, spec: AttentionBwdSpec) -> dict[str, str]:
-        return {p: _OPERANDS.get(p, p) for p in _POINTERS}
+        parameters = (*_POINTERS, *expression_pointers(spec.forward))
+        operands = {**_OPERANDS, **({"dbias": "dscores"} if spec.score_gradient else {})}
+        return {p: operands.get(p, p) for p in parameters}
 
     def variants(
         self, problem: AttentionBwdProblem, row: ArchRow, device: Device

@@ -41,6 +41,7 @@ def attention_bwd_cases() -> list[BackwardCase]:
         "gradients: lengths": _lengths,
         "gradients of wide heads": _wide,
         "gradients in any order": _any_order,
+        "gradients under scores and masks of users": _mods,
     }
     plain = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
     cases_and_ramps = [
@@ -410,3 +411,15 @@ def _any_order() -> Iterator[BackwardCase]:
         sink_gradient=True,
         **free,
     )
+
+
+def _mods() -> Iterator[BackwardCase]:
+    for name in (
+        *("documents", "heads_apart", "alibi", "soft_cap", "another_cap", "temperature"),
+        *("segments", "never", "scalars", "buckets"),
+    ):
+        yield case("f32-64", f"mod-{name}", mods=name, S_q=40, S_k=50, num_heads=4)
+    yield case("f16-64", "mod-any-order", mods="alibi", S_q=40, S_k=40, deterministic=False)
+    lengths = {"q_sequences": (33, 7), "k_sequences": (33, 20), "S_q": 33, "S_k": 33}
+    yield case("bf16-128", "mod-sequences", mods="relative", **lengths)
+    yield case("f16-64-causal", "mod-options", mods="soft_cap", softcap=6.0, sinks=(0.5, -1.0))

@@ -1,0 +1,39 @@
+"""A score_mod and a mask_mod as a call on arrays hands them on: the text of their expression and
+the numbers that they capture among its options, arrays among its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernelseam.contract import ArrayInfo
+from kernelseam.descriptors.attention.problem import captured
+from kernelseam.expressions.scores import MaskMod, ScoreExpression, ScoreMod, score_expression
+from kernelseam.expressions.text import structure_of, text_of
+
+
+def with_expression(
+    options: tuple[Any, ...],
+    arrays: dict[str, Any],
+    score_mod: ScoreMod | None,
+    mask_mod: MaskMod | None,
+) -> tuple[Any, ...]:
+    """The options with the functions' expression; what they capture is added to the arrays."""
+    expression = score_expression(score_mod, mask_mod)
+    arrays |= {captured(i): x for i, x in enumerate(expression.arrays)}
+    return (*options, text_of(expression.structure), expression.numbers)
+
+
+def captured_in(infos: Mapping[str, ArrayInfo]) -> dict[str, ArrayInfo]:
+    """The captured ones among a call's arrays."""
+    return {n: x for n, x in infos.items() if n.startswith(captured(0)[:-1])}
+
+
+def expression_of(
+    options: tuple[Any, ...], infos: Mapping[str, ArrayInfo]
+) -> ScoreExpression | None:
+    """What ``with_expression`` added, over views of the arrays; None where it added nothing."""
+    if not options:
+        return None
+    text, numbers = options
+    return ScoreExpression(structure_of(text), numbers, tuple(captured_in(infos).values()))
