@@ -99,7 +99,7 @@ def test_moe(python_command: list[str]) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     trained, beside, decoded, step, token = said(python_command, "moe.py")
     match = re.fullmatch(r"on cpu: loss (\S+) → (\S+) in 80 steps", trained)
-    assert match and float(match[2]) < float(match[1]) / 10
+    assert match and float(match[2]) < float(match[1]) / 3
     match = re.fullmatch(
         "beside torch, an expert at a time: result off by (\\S+), gradients by at most (\\S+)",
         beside,
