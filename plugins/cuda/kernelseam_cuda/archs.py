@@ -18,22 +18,22 @@ OPTIONS = ("-std=c++17", "-default-device")
 
 _HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
 _HALF = LibraryRate(
-    *(128, 0.74, 4.3e-7, 2.6e-7),
-    few_rows=0.98,
-    edge=2.3,
+    *(128, 0.74, 3.8e-7, 1.6e-7),
+    few_rows=1.01,
+    edge=0.8,
     step_seconds=7.5e-8,
-    few_step_seconds=3.7e-8,
+    few_step_seconds=3.1e-8,
     thin_seconds=3e-6,
     split_seconds=3.4e-6,
 )
 _SINGLE = LibraryRate(
-    *(128, 0.95, 4.5e-7, 1e-6),
+    *(128, 0.99, 4.5e-7, 9e-7),
     tf32=6.0,
     few_rows=0.85,
     edge=20,
     step_seconds=8e-8,
     few_step_seconds=2.1e-8,
-    few_seconds=3.4e-6,
+    few_seconds=3e-6,
     split_seconds=4.5e-6,
 )
 _LIBRARY = {
@@ -44,18 +44,21 @@ _LIBRARY = {
 }
 _LISTS = _LIBRARY | dict.fromkeys(
     (DType.float16, DType.bfloat16),
-    replace(_HALF, rate=0.65, block_seconds=7e-7, split_seconds=None),
+    replace(_HALF, rate=0.65, block_seconds=7.5e-7, split_seconds=None),
 )
 _LIBRARIES = {"cublas": _LIBRARY, "cublaslt": _LIBRARY, "cublas-batched": _LISTS}
 HOPPER = Coefficients(
     "H200",
     bandwidth=0.87,
     multiply={DType.float16: 0.62, DType.bfloat16: 0.62, DType.float8_e4m3fn: 0.16},
+    call_seconds=2.5e-7,
     libraries=_LIBRARIES,
 )
 """A copy moves 4.27 of 4.92 TB/s. mma.sync issues at 0.62 of what wgmma reaches, so that a shared
 kernel's tile cannot do better; libraries have wgmma. Of e4m3 it makes float16 first."""
-_ESTIMATED = Coefficients("estimated: the H200's parts", bandwidth=0.87, libraries=_LIBRARIES)
+_ESTIMATED = Coefficients(
+    "estimated: the H200's parts", bandwidth=0.87, call_seconds=2.5e-7, libraries=_LIBRARIES
+)
 """Where mma.sync is what there is, it issues at the peak; sm_100a and sm_103 were not measured."""
 _BLACKWELL = {DType.float16: 0.3, DType.bfloat16: 0.3, DType.float8_e4m3fn: 0.08}
 COSTS = {
@@ -152,7 +155,7 @@ MHz, bytes of memory bandwidth in a second, GB of memory.
 Source: NVIDIA's product pages and data sheets; the B300's units and clock are those that give its
 peak rates.
 """
-LAUNCH_SECONDS = 2.1e-6
+LAUNCH_SECONDS = 1.75e-6
 """From a kernel's end to the next one's first instruction, and its own first load (an H200's, in a
 graph)."""
 

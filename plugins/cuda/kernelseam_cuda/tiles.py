@@ -70,16 +70,16 @@ GEMM = (
         _HALF_PRECISION, 128, 128, 64, 2, 2, stages=2, min_blocks=2, rate=0.60, block_seconds=4e-7
     ),
     GemmTile(
-        _HALF_PRECISION, 128, 64, 64, 2, 2, stages=3, min_blocks=2, rate=0.42, block_seconds=1.3e-7
+        _HALF_PRECISION, 128, 64, 64, 2, 2, stages=3, min_blocks=2, rate=0.42, block_seconds=1.9e-7
     ),
     GemmTile(
-        _HALF_PRECISION, 64, 64, 64, 2, 2, stages=2, min_blocks=4, rate=0.38, block_seconds=0.7e-7
+        _HALF_PRECISION, 64, 64, 64, 2, 2, stages=2, min_blocks=4, rate=0.41, block_seconds=0.7e-7
     ),
     GemmTile(
         *(_HALF_PRECISION, 32, 32, 32, 1, 2, 2, 8),
-        rate=0.165,
-        block_seconds=0.9e-7,
-        slice_seconds=3.9e-7,
+        rate=0.135,
+        block_seconds=0.3e-7,
+        slice_seconds=4.5e-7,
     ),
     GemmTile(
         _HALF_PRECISION,
@@ -124,7 +124,7 @@ GEMM = (
         block_seconds=1.4e-6,
     ),
     GemmTile(_SINGLE, 64, 64, 16, 2, 2, stages=3, min_blocks=3, rate=0.50, block_seconds=4e-7),
-    GemmTile(_SINGLE, 32, 32, 16, 2, 2, stages=3, min_blocks=5, rate=0.36, block_seconds=1.8e-7),
+    GemmTile(_SINGLE, 32, 32, 16, 2, 2, stages=3, min_blocks=5, rate=0.33, block_seconds=2.4e-7),
     GemmTile(_SINGLE, 16, 16, 16, 1, 1, stages=2, min_blocks=3, teams=8, rate=0.15),
     *(_tf32(precision, *row) for precision, rows in _TF32.items() for row in rows),
 )
@@ -420,7 +420,7 @@ GEMV = (
         *(True, 32, 4, 128, 4, True), resident_threads=640, latency=6e-7, block_seconds=1.6e-7
     ),
     GemvTile(True, 32, 1, 128, 4, ahead=True, latency=1.3e-7, block_seconds=1.8e-7),
-    GemvTile(False, 8, 4, 256, 8, latency=8e-7, block_seconds=3.3e-7),
+    GemvTile(False, 8, 4, 256, 8, latency=7e-7, block_seconds=3.3e-7),
     GemvTile(*(False, 8, 4, 512, 16, True), most_ahead=2, latency=9e-7, block_seconds=5e-7),
 )
 

@@ -17,7 +17,7 @@ __all__ = ["MERGE", "MERGE_TILE", "MergeDefinition", "MergeProblem", "MergeSpec"
 
 COLUMNS = 4
 """Of one row, a thread."""
-WAITING_SECONDS = 1.8e-6
+WAITING_SECONDS = 2.1e-6
 """For its cost: the way of the parts from memory, of which nothing hides any (H200)."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelseam.contract import Device
 from kernelseam.costs import Work
 from kernelseam.descriptors.common.lists import LINE
 from kernelseam.descriptors.gemm.problem import GemmProblem
@@ -14,6 +15,8 @@ LIST_SECONDS = 6e-7
 """Added for a tile whose matrices are given by a list of addresses: a load before the first load,
 which the other blocks of a compute unit hide in part (H200: 384 × 512×512×64, two blocks a unit,
 take 83.5 µs where strides take 75.1)."""
+START_SECONDS = 1e-7
+"""What nothing hides of the first blocks' start and the last ones' end."""
 EDGE = 32
 """The overhead of a tile whose rate was not measured (loads and starting), as rows and columns."""
 
@@ -32,9 +35,10 @@ def end_bytes(p: GemmProblem, columns: int) -> int:
     return scattered * LINE * tiles * p.M * p.results
 
 
-def gemm_work(p: GemmProblem, tile: GemmTile) -> Work:
+def gemm_work(p: GemmProblem, tile: GemmTile, device: Device) -> Work:
     """A block is a team's tile, times the teams."""
     spec, k = p.spec, divide_up(p.K, tile.bk) * tile.bk if p.reads_inputs else 0
+    units = max(device.limits.compute_units, 1)
     narrow = min(spec.vector_a, spec.vector_b, spec.vector_c) < 16
     rate = tile.rate or estimated_rate(tile.bm, tile.bn, tile.teams)
     start = tile.block_seconds + (
@@ -46,7 +50,7 @@ def gemm_work(p: GemmProblem, tile: GemmTile) -> Work:
         2.0 * tile.bm * tile.bn * k * p.summed * tile.teams,
         dtype=spec.dtype,
         rate=rate * (NARROW if narrow else 1.0),
-        block_seconds=start,
+        block_seconds=start + START_SECONDS / max(divide_up(tile.blocks(p), units), 1),
         alone=k * p.summed / tile.bk * tile.slice_seconds / (tile.stages - 1)
         if tile.stages > 1
         else 0.0,

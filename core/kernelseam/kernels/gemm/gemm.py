@@ -144,7 +144,7 @@ class GemmDefinition(KernelDefinition):
         """The tile with the least predicted time."""
         return min(
             self.offered(problem, row),
-            key=lambda t: predicted(gemm_work(problem, t), row.costs, device.limits),
+            key=lambda t: predicted(gemm_work(problem, t, device), row.costs, device.limits),
         )
 
     def takes(self, problem: GemmProblem, tile: GemmTile, row: ArchRow, device: Device) -> bool:
@@ -165,7 +165,7 @@ class GemmDefinition(KernelDefinition):
         return {t.name: t for t in (self.tile(problem, row, device), *self.offered(problem, row))}
 
     def work(self, problem: GemmProblem, tile: GemmTile, device: Device) -> Work:
-        return gemm_work(problem, tile)
+        return gemm_work(problem, tile, device)
 
     def launches(self, problem: GemmProblem, tile: GemmTile, device: Device) -> Launches:
         return Launches((Launch(self, problem, tile),))

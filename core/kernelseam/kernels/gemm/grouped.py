@@ -64,7 +64,7 @@ class GroupedGemmDefinition(KernelDefinition):
         """The one with the least predicted time for groups of one size."""
         return min(
             self.offered(problem, row),
-            key=lambda t: predicted(gemm_work(problem.even, t), row.costs, device.limits),
+            key=lambda t: predicted(gemm_work(problem.even, t, device), row.costs, device.limits),
         )
 
     def variants(
@@ -74,7 +74,7 @@ class GroupedGemmDefinition(KernelDefinition):
         return {t.name: t for t in tiles}
 
     def work(self, problem: GroupedGemmProblem, tile: GemmTile, device: Device) -> Work:
-        return gemm_work(problem.even, tile)
+        return gemm_work(problem.even, tile, device)
 
     def launches(self, problem: GroupedGemmProblem, tile: GemmTile, device: Device) -> Launches:
         return Launches((Launch(self, problem, tile),))

@@ -118,7 +118,13 @@ class HopperGemmTile:
 
 
 GEMM = (
-    HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.19, rate_along_m=0.97, block_seconds=8e-7),
+    HopperGemmTile(
+        *(128, 256, 2, 3, 2, 4, "tma"),
+        rate=1.19,
+        rate_along_m=0.97,
+        block_seconds=1e-6,
+        start_seconds=3e-7,
+    ),
     HopperGemmTile(128, 256, 2, 4, 2, 1, "tma", rate=1.19, block_seconds=1.5e-6),
     HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=1.2e-6),
     HopperGemmTile(
@@ -126,20 +132,28 @@ GEMM = (
         group_rows=1,
         mostly_c=True,
         rate=1.18,
-        block_seconds=2e-7,
+        block_seconds=1e-7,
         start_seconds=6e-7,
     ),
     HopperGemmTile(
-        *(128, 128, 2, 5, 1, 4, "tma"), rate=1.17, block_seconds=2e-7, start_seconds=4e-7
+        *(128, 128, 2, 5, 1, 4, "tma"), rate=1.17, block_seconds=1e-7, start_seconds=5.5e-7
     ),
     HopperGemmTile(
-        *(256, 128, 2, 4, 1, 2, "rows"), rate=1.15, block_seconds=4e-7, start_seconds=9e-7
+        *(256, 128, 2, 4, 1, 2, "rows"), rate=1.15, block_seconds=5e-7, start_seconds=9e-7
     ),
     HopperGemmTile(
         *(128, 128, 2, 5, 1, 4, "rows"), rate=1.16, block_seconds=5e-7, start_seconds=3.5e-7
     ),
-    HopperGemmTile(128, 64, 2, 6, 1, 4, "tma", rate=1.02, block_seconds=3.7e-7),
-    HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, rate=0.69, block_seconds=2e-7),
+    HopperGemmTile(
+        *(128, 64, 2, 6, 1, 4, "tma"), rate=1.02, block_seconds=3.7e-7, start_seconds=3e-7
+    ),
+    HopperGemmTile(
+        *(64, 64, 1, 4, 1, 1, "rows"),
+        blocks=3,
+        rate=0.64,
+        block_seconds=2e-7,
+        start_seconds=1.5e-7,
+    ),
 )
 """Tiles of products; the cost model chooses, of equal ones the first. Where C is most of what is
 moved, its stores fill the L2 cache with lines that memory has yet to take, and A and B leave it
@@ -187,8 +201,9 @@ FEW_ROWS = (
         b_first=True,
         shared_a=True,
         most_tiles=33,
-        rate=0.74,
-        block_seconds=2.5e-7,
+        rate=0.54,
+        block_seconds=5.5e-7,
+        start_seconds=4.5e-7,
     ),
 )
 """Tiles of the same for up to 64 tokens: every block would read all of them; four share them."""
