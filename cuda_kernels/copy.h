@@ -23,10 +23,13 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT, bool BRIEF = false> st
     const int r0 = Mine::row(), c = Mine::column(), left = col_end - col0 - c;
     auto walk = v.template walk<Mine::STEP>(row0 + r0);
     const unsigned to = shared_address(&t.chunk(r0, c));
-    // The shared address of round i; rows a swizzle period apart share one permutation of chunks.
+    // The shared address of round i. Layouts' masks are exclusive ors of bits of the row, and where STEP is a power of two r0 has others
+    // of these than i · STEP: no round needs a register of its own.
     auto place = [&](int i) {
-      return Mine::STEP % Tile::Layout::PERIOD == 0 ? to + i * Mine::STEP * Tile::COLS * (int)sizeof(T)
-                                 : shared_address(&t.chunk(r0 + i * Mine::STEP, c));
+      const int row = i * Mine::STEP;
+      if constexpr ((Mine::STEP & (Mine::STEP - 1)) != 0 && Mine::STEP % Tile::Layout::PERIOD != 0)
+        return shared_address(&t.chunk(r0 + row, c));
+      else return (to ^ Tile::Layout::mask(row) * 16) + row * Tile::COLS * (int)sizeof(T);
     };
 #if __CUDA_ARCH__ >= 800
     if constexpr (BRIEF && VECTOR == 16 && EXACT) {

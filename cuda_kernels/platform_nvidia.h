@@ -12,6 +12,7 @@ static constexpr int WARP = 32;
 // In a 16-byte load per lane, two lanes that read the same address are served together if their lane indices differ in bit 0 only,
 // or in bit 1 only; the same bit for all pairs.
 #define KS_PAIRED_LANES
+#define KS_TF32  // there is Tf32Engine
 // cp.async writes shared memory itself: STAGES − 1 copies are in flight while one stage is used.
 static constexpr bool COPY_THROUGH_REGISTERS = false;
 
@@ -154,6 +155,7 @@ KS_DEVICE int arrive(int* counter) {
 #include "copy.h"
 #include "engine.h"
 #include "wide_engine.h"
+#include "tf32_engine.h"
 #if KS_E4M3
 #include "stored_e4m3_engine.h"
 #include "e4m3_engine.h"

@@ -27,6 +27,7 @@ inline double fmax(double a, double b) { return a > b ? a : b; }
 inline float __log2f(float x) { return x; }
 inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
 inline float __uint_as_float(unsigned x) { return __int_as_float((int)x); }
+inline unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
 inline unsigned long long __cvta_generic_to_shared(const void* p) { return (unsigned long long)p; }
 #include "platform_nvidia.h"
 #include "tile/simt.h"
@@ -39,6 +40,8 @@ static std::vector<Handed<double, 2>>& handed(double) { return handed_double[lan
 static std::vector<Handed<float, 4>>& handed(float) { return handed_float[lane()]; }
 
 template<class T, int KV> struct Recorded {
+  static constexpr int K_STEP = 16, SUMS = 1;
+  template<int R, int C> static constexpr int UNROLL = 1;
   struct Left {
     T x[2][KV];
     void set(const T (&from)[2][KV]) { memcpy(x, from, sizeof x); }
@@ -47,7 +50,7 @@ template<class T, int KV> struct Recorded {
     T x[KV];
     explicit Right(const T (&from)[KV]) { memcpy(x, from, sizeof x); }
   };
-  static void add(T& c0, T& c1, T& c2, T& c3, const Left& a, const Right& b) {
+  static void add(T& c0, T& c1, T& c2, T& c3, const Left& a, const Right& b, int) {
     Handed<T, KV> h;
     memcpy(h.a, a.x, sizeof h.a), memcpy(h.b, b.x, sizeof h.b);
     h.c[0] = &c0, h.c[1] = &c1, h.c[2] = &c2, h.c[3] = &c3;

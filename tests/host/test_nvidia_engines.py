@@ -17,6 +17,7 @@ FILES = {
         (ROOT / "cuda_kernels", "copy.h"),
         (ROOT / "cuda_kernels", "engine.h"),
         (ROOT / "cuda_kernels", "wide_engine.h"),
+        (ROOT / "cuda_kernels", "tf32_engine.h"),
         (ROOT / "core" / "kernelseam" / "kernels", "tile/base.h"),
         (ROOT / "core" / "kernelseam" / "kernels", "tile/simt.h"),
     )
@@ -54,6 +55,8 @@ def test_lanes_take_what_is_theirs_from_banks_of_their_own(tmp_path: Path) -> No
     [
         (WIDE, "(row & 2) * 2", "(row & 1) * 4", {"banks"}),
         (WIDE, "row / V * 2)", "row * 2)", {"banks"}),
+        (WIDE, "(row ^ row >> 1) & 2", "row & 2", {"banks"}),
+        (WIDE, "(row & 8) / 4", "(row & 4) / 2", {"banks"}),
         (
             WIDE,
             "2 * g + u, k0 - inner",

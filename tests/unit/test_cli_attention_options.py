@@ -82,6 +82,18 @@ def test_options(command: Command, name: str) -> None:
     assert 0 < run["verify"]["oracle"]["worst"] < 1
 
 
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
+def test_a_precision(command: Command, precision: str) -> None:
+    options = ("--dtype", "float32", "--precision", precision, "--verify", "--json")
+    for more in ((), ("--backward",)):
+        (run,) = parsed(command("attention", *SMALL, *options, *more))["runs"]
+        shown = f" precision={precision}" * (precision != "ieee")
+        assert f" float32{shown} {NAME}" in run["problem"]
+        assert 0 < run["verify"]["oracle"]["worst"] < 1
+    status, _, error = command("attention", *SMALL, "--precision", precision)
+    assert (status, "multiply float32" in error) == ((0, False) if not shown else (2, True))
+
+
 @pytest.mark.parametrize(
     ("options", "called"),
     [

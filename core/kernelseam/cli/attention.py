@@ -160,7 +160,9 @@ def compute(
     with working("comparing with the float64 oracle"):
         if verify and isinstance(full_case, BackwardCase):
             expected = attention_bwd_data.expected(full_case, values)
-            verdicts["oracle"] = check.attention_bwd(expected, case.dtype, outputs, flushed=flushed)
+            verdicts["oracle"] = check.attention_bwd(
+                expected, case.dtype, outputs, flushed=flushed, precision=case.precision
+            )
         elif verify:
             verdicts = _verify(
                 case,
@@ -270,7 +272,16 @@ def _verify(
         reference: formulas.AttentionResult, got: Array, lse: Array | None, of: DType
     ) -> check.Verdict:
         return check.attention_verdict(
-            reference, case.S_k, case.head_dim, of, got, lse, lead, rows, flushed
+            reference,
+            case.S_k,
+            case.head_dim,
+            of,
+            got,
+            lse,
+            lead,
+            rows,
+            flushed,
+            case.precision,
         )
 
     out, dtype = results["out"], case.q_dtype

@@ -43,6 +43,7 @@ class AttentionOptions(ScoreNumbers):
     causal: shapes.Causal = False
     dtype: shapes.Dtype = None
     layout: shapes.AttentionLayout = "bhsd"
+    precision: shapes.Precision = None
     window: Annotated[
         str | None,
         typer.Option(
@@ -293,6 +294,7 @@ class AttentionOptions(ScoreNumbers):
             causal=self.causal,
             scale=None if head_dim else 1.0,
             window=_window(self.window),
+            precision=self.precision,
             **{n: getattr(self, n) for n in _NUMBERS},
             alibi=tuple(2.0 ** (-8 * (h + 1) / heads) for h in range(heads)) if self.alibi else (),
             bias=None if self.bias is None else shapes.dtype_of(self.bias, "--bias"),

@@ -86,6 +86,7 @@ TEXTS: Mapping[str, str] = {
     "POINTERS": "operands are lists of matrices",
     "BIAS_GRADIENT": "the bias' gradient is written, or that by a score_mod's scores",
     # tiles
+    "PRECISION": "products of TF32 that one of float is multiplied by; 0: by float's own",
     "VECTOR": "bytes that rows are aligned to",
     "WARPS": "warps of a block",
     "COLUMN_WARPS": "warps that share rows, each with a part of the columns",

@@ -12,7 +12,7 @@ from kernelseam.contract import Composition
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdSpec
 from kernelseam.descriptors.attention.merge_problem import MergeSpec
 from kernelseam.descriptors.attention.problem import AttentionSpec
-from kernelseam.descriptors.gemm.fields import PRECISIONS
+from kernelseam.descriptors.common.precision import PRECISIONS
 from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmSpec
 from kernelseam.descriptors.gemm.problem import GemmSpec, HeadsSpec
 from kernelseam.dtypes import E4M3, DType
@@ -165,7 +165,16 @@ def _attentions() -> Iterator[Covered]:
         AttentionSpec(F32, 256, 256, True, True),
         AttentionSpec(F32, 50, 30, False, False, 4),
     ]
-    return (Covered(FORWARD, s) for s in specs)
+    yield from (Covered(FORWARD, s) for s in specs)
+    for precision in PRECISIONS:
+        for dim in (32, 64, 128, 256):
+            spec = AttentionSpec(F32, dim, dim, dim > 64, True, precision=precision)
+            yield Covered(FORWARD, spec, often=precision == "tf32x3")
+        changed = AttentionSpec(F32, 128, 128, lse=True, bias=F32, precision=precision, **EVERY)
+        yield Covered(FORWARD, changed)
+        yield Covered(FORWARD, replace(changed, head_dim=256, value_dim=256), often=False)
+        packed = AttentionSpec(F32, 50, 30, True, q_view="packed", kv_view="packed", vector=4)
+        yield Covered(FORWARD, replace(packed, precision=precision), True, often=False)
 
 
 def _variants() -> Iterator[Covered]:
@@ -270,6 +279,15 @@ def _gradients() -> Iterator[Covered]:
     yield one(AttentionSpec(F32, 128, 128, True), deterministic=False)
     yield one(AttentionSpec(BF16, 512, 512, True))
     yield one(AttentionSpec(F32, 512, 512))
+    for precision in PRECISIONS:
+        often = precision == "tf32x3"
+        for dim in (64, 128, 256):
+            plain = AttentionSpec(F32, dim, dim, True, precision=precision)
+            changed = replace(plain, causal=False, bias=F32, softcap=True, mask=True)
+            for spec in (plain, changed):
+                yield one(spec, spec is changed, often)
+                if dim < 256:
+                    yield one(spec, spec is changed, often, deterministic=False)
 
 
 def _small() -> Iterator[Covered]:
@@ -280,5 +298,6 @@ def _small() -> Iterator[Covered]:
     yield Covered(ROW_DELTA, DeltaSpec(F32, 50, True))
     yield Covered(QUERY_GRADIENT, QueryGradientSpec(F16, 64))
     yield Covered(QUERY_GRADIENT, QueryGradientSpec(F32, 50, True, 4))
+    yield Covered(QUERY_GRADIENT, QueryGradientSpec(F32, 64, precision="tf32x3"))
     yield Covered(SINK_GRADIENT, SinkSpec(True))
     yield Covered(SUM_AXES, SumSpec(BF16))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import Any
 
 from kernelseam.contract import ArchRow
 from kernelseam.dtypes import DType
@@ -59,6 +60,17 @@ def divider_values(name: str, d: int) -> dict[str, int]:
 def pad(dim: int, column_warps: int = 1) -> int:
     """A head dim as tiles hold it: rounded up to 16 columns for each of ``column_warps`` warps."""
     return divide_up(dim, 16 * column_warps) * 16 * column_warps
+
+
+TF32_PRODUCTS: Mapping[str | None, int] = {None: 0, "tf32": 1, "tf32x3": 3}
+"""By precision: the number of TF32 products that replace one float32 product."""
+
+
+def refuse_precision(precision: str | None, tiles: Iterable[Any], row: ArchRow) -> str | None:
+    """Why an arch, with all its ``tiles`` of an operation, does not multiply float32 so."""
+    if precision is None or any(t.precision == precision for t in tiles):
+        return None
+    return f"has no {precision} products on {row.arch}"
 
 
 def refuse_dtype(dtype: DType, row: ArchRow) -> str | None:

@@ -44,6 +44,7 @@ def attention(
     window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    precision: str | None = None,
     bias: Any = None,
     mask: Any = None,
     alibi_slopes: Any = None,
@@ -96,7 +97,8 @@ def attention(
     q_scale_block]; the result is bfloat16, if ``out`` or ``out_dtype`` say nothing else, and
     probabilities may be rounded to 8 bits.
 
-    ``scale`` defaults to 1/√D. ``out``: an array for the result, else a new one of q's kind, of
+    ``scale`` defaults to 1/√D. ``precision``: how float32 is multiplied, None or "ieee", "tf32" or
+    "tf32x3", as in ``Attention``. ``out``: an array for the result, else a new one of q's kind, of
     ``out_dtype`` (q's, or float32; of q of 8 bits float16, bfloat16 or float32). ``return_lse``:
     also return ln Σexp(scores) over the visible keys, [B, H, S_q], float32 (float64 where q is).
     ``batch_invariant``: a row's bits do not depend on what else is in the batch. ``latent``: v is a
@@ -131,6 +133,7 @@ def attention(
         window=window,
         scale=scale,
         softcap=softcap,
+        precision=precision,
         layout=layout,
         q_scale_block=q_scale_block,
         scale_block=scale_block,
@@ -204,6 +207,7 @@ def attention_varlen(
     window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    precision: str | None = None,
     bias: Any = None,
     mask: Any = None,
     alibi_slopes: Any = None,
@@ -265,6 +269,7 @@ def attention_varlen(
         window=window,
         scale=scale,
         softcap=softcap,
+        precision=precision,
         q_scale_block=q_scale_block,
         scale_block=scale_block,
         batch_invariant=batch_invariant,
@@ -333,6 +338,7 @@ def attention_paged(
     window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    precision: str | None = None,
     bias: Any = None,
     mask: Any = None,
     alibi_slopes: Any = None,
@@ -398,6 +404,7 @@ def attention_paged(
         window=window,
         scale=scale,
         softcap=softcap,
+        precision=precision,
         layout=layout,
         q_scale_block=q_scale_block,
         scale_block=scale_block,

@@ -46,13 +46,15 @@ def attention(
     rows: Rows | int = None,
     flushed: bool = False,
     variant: formulas.Variant = formulas.PLAIN,
+    precision: str | None = None,
 ) -> Verdict:
     """Compare out [B,H,S_q,D_v] and lse [B,H,S_q] with softmax(scale·q·kᵀ)·v, or with a variant of
     it.
 
     q [B,H,S_q,D_qk], k [B,H_kv,S_k,D_qk], v [B,H_kv,S_k,D_v] as the implementation read them, any
     float dtype; ``scale`` None means 1/√D_qk. ``rows``: numbers (b·H + h)·S_q + i of the rows to
-    compare, or how many to sample. ``flushed``: subnormals count as lost.
+    compare, or how many to sample. ``flushed``: subnormals count as lost. ``precision``: how
+    float32 was multiplied.
     """
     lead, numbers = q.shape[:3], _numbers(rows, math.prod(q.shape[:3]))
     result = formulas.attention(
@@ -68,6 +70,7 @@ def attention(
         lead,
         numbers,
         flushed,
+        precision,
     )
 
 
@@ -81,10 +84,11 @@ def attention_verdict(
     lead: tuple[int, ...],
     numbers: Rows,
     flushed: bool = False,
+    precision: str | None = None,
 ) -> Verdict:
     """The same, given the oracle's result."""
     tolerance, lse_tolerance = tolerances.attention(
-        result, S_k, head_dim, dtype, DType.of(out.dtype), flushed=flushed
+        result, S_k, head_dim, dtype, DType.of(out.dtype), flushed=flushed, precision=precision
     )
     compared = [_compared("out", out, result.out, tolerance)]
     if lse is not None:
@@ -126,6 +130,7 @@ def attention_bwd(
     results: Mapping[str, Array],
     *,
     flushed: bool = False,
+    precision: str | None = None,
 ) -> Verdict:
     """Compare gradients by name with the oracle's; ``dtype`` is that of q, k and v."""
     parts = [
@@ -133,7 +138,9 @@ def attention_bwd(
             name,
             x,
             expected[name].value,
-            tolerances.gradient(expected[name], dtype, DType.of(x.dtype), flushed=flushed),
+            tolerances.gradient(
+                expected[name], dtype, DType.of(x.dtype), flushed=flushed, precision=precision
+            ),
         )
         for name, x in results.items()
     ]
@@ -146,12 +153,15 @@ def sampled_gradients(
     results: Mapping[str, Array],
     *,
     flushed: bool = False,
+    precision: str | None = None,
 ) -> Verdict:
     """The same for some elements of each gradient; undefined elements may have any value."""
     parts = []
     for name, x in results.items():
         some, value = expected[name], expected[name].gradient.value
-        bound = tolerances.gradient(some.gradient, dtype, DType.of(x.dtype), flushed=flushed)
+        bound = tolerances.gradient(
+            some.gradient, dtype, DType.of(x.dtype), flushed=flushed, precision=precision
+        )
         value = np.where(some.undefined, x[some.index].astype(value.dtype), value)
         parts.append(replace(_compared(name, x, value, bound), index=some.index))
     return _verdict(parts, (), None)

@@ -19,10 +19,13 @@ inputs as they were rounded:
   u_P·(P|V|), 2⁻⁶ of e4m3's smallest subnormal (fnuz: 2⁻⁵) for η_P, and cut more in the LSE, with
   cut = 2⁻¹³·scale·(8·max|q||k| + 3·√D_qk·max|q_d·k_d|): probabilities may be rounded to e4m3, and
   matrix units add few bits of its products.
+* of float32 with precision "tf32x3" 2·c for c; with "tf32" [2·u_tf32 + e^(2·cut) − 1]·min(P|V|,
+  |ref| + 3·√Σ(P_j·v_j)²) more, and cut more in the LSE, with cut = 2·u_tf32·max scale·|q||k|.
 * N states merged: 2·u_out·|ref| + c·u_32·(√N + max|s_n|)·Σ_n e^(s_n − s)·|o_n| + η_out.
 * their LSE: c·u_32·(√N + max|s_n| + |ref|).
 * an attention's gradients: 2·u_out·|ref| + u_P·R + c·u_32·(E + L) + u_out·O + η·V + η_out, of the
-  sums R, E, L, O and V of magnitudes that ``gradients.Gradient`` holds.
+  sums R, E, L, O and V of magnitudes that ``gradients.Gradient`` holds; with "tf32x3" 2·c for c,
+  with "tf32" 2·u_tf32·(R + E + L) more.
 
 Probabilities are rounded to the dtype of V before the second product (of q, where V alone is of
 8 bits), hence u_P and η_P. Where the
@@ -92,7 +95,7 @@ def gemm(
 ) -> Floats:
     """The bound of each element of C. ``K``: an element's terms, those of all products that it
     sums; ``dtype`` is that of A and B, ``precision`` how they are multiplied."""
-    growth = (math.sqrt(K + 4) if zero_mean else K + 4) * (TF32X3 if precision == "tf32x3" else 1)
+    growth = (math.sqrt(K + 4) if zero_mean else K + 4) * _split(precision)
     with np.errstate(invalid="ignore", over="ignore"):
         bound: Floats = (
             2 * dtype_c.unit_roundoff * np.abs(result.out)
@@ -115,13 +118,19 @@ def attention(
     dtype_out: DType,
     *,
     flushed: bool = False,
+    precision: str | None = None,
 ) -> tuple[Floats, Floats]:
-    """The bounds of each element of out and of the LSE; ``dtype`` is that of q."""
+    """The bounds of each element of out and of the LSE; ``dtype`` is that of q, ``precision`` how
+    it is multiplied."""
     growth = math.sqrt(S_k) + math.sqrt(head_dim) * result.products + result.changes
     with np.errstate(invalid="ignore", over="ignore"):
-        inner = ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * growth[..., None]
+        unit = ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * _split(precision)
+        inner = unit * growth[..., None]
         weights = dtype.unit_roundoff * result.pv
         cut = 0.0 * growth
+        if precision == "tf32":
+            cut = 2 * TF32_UNIT * result.products
+            weights += (2 * TF32_UNIT + np.expm1(2 * cut[..., None])) * result.spread
         if dtype.is_fp8:
             largest = math.sqrt(head_dim) * result.largest
             cut = E4M3_UNIT * (E4M3 * result.products + E4M3_LARGEST * largest)
@@ -134,11 +143,13 @@ def attention(
             + smallest_weight(dtype, flushed) * result.values
             + smallest(dtype_out, flushed)
         )
-        lse: Floats = (
-            ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * (growth + np.abs(result.lse))
-            + cut
-        )
+        lse: Floats = unit * (growth + np.abs(result.lse)) + cut
     return out, lse
+
+
+def _split(precision: str | None) -> float:
+    """What split numbers are bounded by, as a multiple of float32's bound."""
+    return TF32X3 if precision == "tf32x3" else 1.0
 
 
 def merge_states(
@@ -157,13 +168,24 @@ def merge_states(
     return out, lse
 
 
-def gradient(result: Gradient, dtype: DType, dtype_out: DType, *, flushed: bool = False) -> Floats:
-    """The bound of each element of one gradient; ``dtype`` is that of q, k and v."""
+def gradient(
+    result: Gradient,
+    dtype: DType,
+    dtype_out: DType,
+    *,
+    flushed: bool = False,
+    precision: str | None = None,
+) -> Floats:
+    """The bound of each element of one gradient; ``dtype`` is that of q, k and v, ``precision`` how
+    they are multiplied."""
+    unit = ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * _split(precision)
+    coarse = 2 * TF32_UNIT if precision == "tf32" else 0.0
     with np.errstate(invalid="ignore", over="ignore"):
         bound: Floats = (
             2 * dtype_out.unit_roundoff * np.abs(result.value)
             + dtype.unit_roundoff * (result.rounded + result.outs)
-            + ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * (result.single + result.lses)
+            + coarse * result.rounded
+            + (unit + coarse) * (result.single + result.lses)
             + smallest_weight(dtype, flushed) * result.vanished
             + smallest(dtype_out, flushed)
         )

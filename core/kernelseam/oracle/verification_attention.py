@@ -124,6 +124,7 @@ class AttentionVerifier(Verifier[AttentionProblem]):
             rows=sampled(4 * p.S_k * (s.head_dim + s.value_dim)),
             flushed=flushed,
             variant=memory.variant(p),
+            precision=s.precision,
         )
 
 
@@ -176,7 +177,9 @@ class AttentionBwdVerifier(Verifier[AttentionBwdProblem]):
                 expected["dbias"] = _dbias(problem, x)
             if "dsinks" in results:
                 expected["dsinks"] = sampled_gradients.of_sinks(x)
-        return check.sampled_gradients(expected, p.spec.dtype, results, flushed=flushed)
+        return check.sampled_gradients(
+            expected, p.spec.dtype, results, flushed=flushed, precision=p.spec.precision
+        )
 
 
 def _outer(name: str, shape: tuple[int, ...], p: AttentionProblem) -> int:

@@ -30,6 +30,7 @@ SUPPORTED = (
     | SpecOption.dtype_out
     | SpecOption.batch_invariant
     | SpecOption.expression
+    | SpecOption.precision
 )
 """Options of a spec. All rows are batch-invariant: a row's work depends on its own sequence
 alone."""

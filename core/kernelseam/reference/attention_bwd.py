@@ -34,6 +34,7 @@ SUPPORTED = (
     | SpecOption.dtype_out
     | SpecOption.batch_invariant
     | SpecOption.expression
+    | SpecOption.precision
 )
 """Options of the forward's spec."""
 

@@ -15,55 +15,12 @@ from typing import Any
 from kernelseam.dtypes import DType
 from kernelseam.kernels import AttentionTile, BackwardTile, DecodeTile, GemmTile, GemvTile
 
+from kernelseam_cuda import tf32_tiles
+
 _HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
 _SINGLE = frozenset({DType.float32})
 _DOUBLE = frozenset({DType.float64})
 
-
-def _tf32(
-    precision: str,
-    bm: int,
-    bn: int,
-    warps_m: int,
-    warps_n: int,
-    stages: int,
-    min_blocks: int,
-    plain: bool,
-    rate: float,
-) -> GemmTile:
-    """A tile of float32 multiplied in TF32. A slice's rows fill all banks, as the matrix engine
-    wants it."""
-    return GemmTile(
-        _SINGLE,
-        bm,
-        bn,
-        32,
-        warps_m,
-        warps_n,
-        stages,
-        min_blocks,
-        persistent=False,
-        plain=plain,
-        precision=precision,
-        rate=rate,
-    )
-
-
-_TF32 = {
-    "tf32": (
-        (128, 128, 2, 2, 3, 2, True, 2.6),
-        (128, 64, 2, 2, 3, 2, False, 2.2),
-        (64, 64, 2, 2, 3, 3, False, 1.6),
-        (32, 32, 1, 2, 2, 8, False, 0.6),
-    ),
-    "tf32x3": (
-        (128, 64, 4, 2, 3, 1, False, 0.54),
-        (64, 64, 2, 2, 3, 2, False, 0.59),
-        (32, 32, 1, 2, 2, 6, False, 0.48),
-    ),
-}
-"""Rows, columns, warps, stages, blocks, plain, rate: of float32's plain units; the split's are an
-H200's, where TF32's are less than half of these, as mma.sync's are beside wgmma's."""
 
 GEMM = (
     GemmTile(
@@ -126,7 +83,7 @@ GEMM = (
     GemmTile(_SINGLE, 64, 64, 16, 2, 2, stages=3, min_blocks=3, rate=0.50, block_seconds=4e-7),
     GemmTile(_SINGLE, 32, 32, 16, 2, 2, stages=3, min_blocks=5, rate=0.33, block_seconds=2.4e-7),
     GemmTile(_SINGLE, 16, 16, 16, 1, 1, stages=2, min_blocks=3, teams=8, rate=0.15),
-    *(_tf32(precision, *row) for precision, rows in _TF32.items() for row in rows),
+    *tf32_tiles.GEMM,
 )
 _PLAIN_DOUBLE = (
     GemmTile(_DOUBLE, 64, 64, 16, 2, 2, stages=2, min_blocks=2, rate=0.50),
@@ -256,9 +213,16 @@ ATTENTION = (
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 16, 2, rate=0.24),
     AttentionTile(_HALF_PRECISION, 576, 4, 16, 32, 2, column_warps=4, rate=0.25),
     AttentionTile(_HALF_PRECISION, 576, 4, 16, 16, 2, column_warps=4, rate=0.20),
-    AttentionTile(_SINGLE, 64, 4, 16, 32, 2),
-    AttentionTile(_SINGLE, 128, 4, 16, 16, 2),
+    AttentionTile(
+        _SINGLE, 64, 4, 32, 32, 2, min_blocks=2, plain=True, rate=0.50, block_seconds=_US
+    ),
+    AttentionTile(_SINGLE, 64, 4, 16, 32, 2, rate=0.43, block_seconds=_US),
+    AttentionTile(
+        _SINGLE, 128, 4, 16, 32, 2, min_blocks=2, plain=True, rate=0.44, block_seconds=_US
+    ),
+    AttentionTile(_SINGLE, 128, 4, 16, 16, 2, rate=0.35, block_seconds=_US),
     AttentionTile(_SINGLE, 256, 4, 8, 16, 2),
+    *tf32_tiles.ATTENTION,
 )
 
 DECODE = (
@@ -410,10 +374,9 @@ ATTENTION_BWD = _backward(
     (_HALF_PRECISION, 256, 8, 32, 64, 4, 32, 32, 2, 1, True),
     (_HALF_PRECISION, 256, 8, 32, 32, 4, 16, 16, 1, 1, False),
     (_SINGLE, 64, 4, 32, 32, 2, 16, 16, 2, 1, False),
+    (_SINGLE, 128, 8, 16, 64, 2, 16, 16, 2, 1, True),
     (_SINGLE, 128, 4, 16, 16, 2, 8, 8, 2, 1, False),
 )
-
-
 GEMV = (
     GemvTile(True, 8, 4, 128, 4, latency=6e-7, block_seconds=1e-7),
     GemvTile(
@@ -435,7 +398,7 @@ def tiles(matrix_double: bool, e4m3: bool, large_cache: bool) -> Mapping[str, tu
         "gemv": GEMV,
         "attention": tuple(replace(t, sections=large_cache) for t in attention),
         "attention_decode": (*DECODE, *(_STORED_DECODE if e4m3 else ())),
-        "attention_bwd": ATTENTION_BWD,
+        "attention_bwd": (*ATTENTION_BWD, *tf32_tiles.ATTENTION_BWD),
     }
 
 
@@ -449,7 +412,8 @@ def _turing() -> Mapping[str, tuple[Any, ...]]:
     )
     result = dict(tiles(False, False, False))
     del result["attention_decode"]
-    result["gemm"] = tuple(t for t in result["gemm"] if t.precision in ("", None))
+    for operation in ("gemm", "attention", "attention_bwd"):
+        result[operation] = tuple(t for t in result[operation] if t.precision in ("", None))
     result["attention_bwd"] = (*result["attention_bwd"], *narrow)
     return {
         operation: tuple(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from mutant import Mutant
 
 PLATFORM, COPY, ENGINE = "platform_nvidia.h", "copy.h", "engine.h"
-WIDE = "wide_engine.h"
+WIDE, TF32 = "wide_engine.h", "tf32_engine.h"
 
 
 def _mutant(
@@ -153,27 +153,27 @@ MUTANTS = (
     ),
     _mutant(
         "tf32-cut-to-half",
-        "parts[0] = to_tf32(x);",
-        "parts[0] = to_tf32(x) & 0xffff0000u;",
+        "parts[0] = __float_as_uint(raised(x)); }",
+        "parts[0] = __float_as_uint(raised(x)) & 0xffff0000u; }",
         "gemm-f32-nt-tf32-one-product",
         "operands have 7 bits behind the point",
-        WIDE,
+        TF32,
     ),
     _mutant(
         "split-one-cross-term",
-        "small[3], a.x[0], b.x[1]);",
-        "small[3], a.x[1], b.x[1]);",
+        "c3, a.x[0], b.x[1]);",
+        "c3, a.x[1], b.x[1]);",
         "gemm-f32-nn-tf32x3",
         "the rest of B meets that of A, not A",
-        WIDE,
+        TF32,
     ),
     _mutant(
         "split-infinities",
-        "(finite(small[i]) ? small[i] : 0.f)",
-        "small[i]",
+        "x + y == x + y ? x + y : x;",
+        "x + y;",
         "gemm-f32-nn-tf32x3-inf-in-a",
         "an infinity makes NaN",
-        WIDE,
+        TF32,
     ),
     # ---- copies
     _mutant(
@@ -202,8 +202,8 @@ MUTANTS = (
     ),
     _mutant(
         "copy-places",
-        "Mine::STEP % Tile::Layout::PERIOD == 0",
-        "true",
+        "(to ^ Tile::Layout::mask(row) * 16)",
+        "to",
         "attention-bf16-576v512-causal-mqa",
         "the permutation of chunks is taken for the same in rows that are not 8 apart",
         COPY,

@@ -22,8 +22,8 @@ PRODUCTS = (
     Mutant(
         "gemm-rounded-where-split",
         GEMM,
-        "<KS_PRECISION>",
-        "<1>",
+        "T, KS_PRECISION>",
+        "T, 1>",
         "gemm-f32-nn-tf32x3",
         WRONG,
         "numbers are rounded to TF32 where they should be split",

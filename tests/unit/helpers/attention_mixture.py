@@ -45,6 +45,9 @@ class Mixture:
             "head_dim": self.D,
             "value_dim": self.D_v,
             "dtype": self.kind.name,
+            "precision": ("tf32", "tf32x3", None)[self.seed % 3]
+            if self.kind.name == "float32"
+            else None,
             "scale": float(rng.choice([-0.4, 0.5])),
             "batch_invariant": self.maybe(),
         }

@@ -90,10 +90,10 @@ class Attention(AttentionFields):
     ``kv_heads`` defaults to num_heads, ``value_dim`` to head_dim, ``scale`` to 1/√head_dim,
     ``dtype`` (of q, k and v) to the arrays', ``dtype_out`` to dtype (float32 keeps partial results
     for ``merge_states``), ``dtype_bias`` to the array's, else to dtype. ``batch_invariant``: a
-    row's bits do not depend on what else is in the batch. ``latent``: v is the first columns of k,
-    a view at its address with its strides, as in multi-head latent attention; so a kernel may read
-    the two once. Raises InvalidValue (naming field, value, rule and remedy) where no such problem
-    exists.
+    row's bits do not depend on what else is in the batch. ``precision`` says how float32 is
+    multiplied, as in ``BatchedGemmStrided``. ``latent``: v is the first columns of k, a view at its
+    address with its strides, as in multi-head latent attention; so a kernel may read the two once.
+    Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
     """
 
     _problem: AttentionProblem = field(init=False, repr=False)

@@ -26,6 +26,7 @@ from kernelseam.descriptors.attention.problem import AttentionProblem, Attention
 from kernelseam.descriptors.common.extents import default_scale
 from kernelseam.descriptors.common.operands import dtype_of, pointer, required
 from kernelseam.descriptors.common.options import checked, scalars_of
+from kernelseam.descriptors.common.precision import precision_of
 from kernelseam.descriptors.common.validation import (
     MAX_EXTENT,
     extent,
@@ -119,6 +120,7 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         kv_scales=kv_scales,
         dtype_q=dtype_q,
         q_scales=q_scales,
+        precision=precision_of(options["precision"], dtype, "q, k and v"),
         latent=_latent(options["latent"], shapes["k"], d_v, strides["k"], strides["v"]),
         expression=None if expression is None else text_of(expression.structure),
     )

@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 
 from kernelseam.descriptors.common.layouts import KV_LAYOUTS, LAYOUTS, order
 from kernelseam.descriptors.common.options import operand, scalar
+from kernelseam.descriptors.common.precision import precision_name
 from kernelseam.descriptors.common.validation import extent, finite, flag, positive
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -70,7 +71,16 @@ class ProblemNumbers:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ScoreScalars(ScoreNumbers, BandAndScale):
+class PrecisionOption:
+    """As a GEMM has it, and by default IEEE."""
+
+    precision: str | None = scalar(
+        None, precision_name, "How float32 is multiplied: ieee, tf32 or tf32x3. [ieee]"
+    )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ScoreScalars(PrecisionOption, ScoreNumbers, BandAndScale):
     """How scores are computed and which keys a query sees, as far as no operand says it."""
 
 
@@ -192,6 +202,7 @@ class SpecOption(Flag):
     dtype_q = auto()
     q_scales = auto()
     expression = auto()
+    precision = auto()
 
 
 ANY_VIEW = SpecOption.q_view | SpecOption.kv_view | SpecOption.lengths
@@ -213,6 +224,7 @@ class Scores(TypedDict, total=False):
     window: Window
     scale: float | None
     softcap: float | None
+    precision: str | None
     bias: Any
     mask: Any
     alibi_slopes: Any

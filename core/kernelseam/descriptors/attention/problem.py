@@ -69,6 +69,8 @@ class AttentionSpec(SpecNumbers):
     """That of q where it is stored in 8 bits, as k and v then are; None: ``dtype``."""
     q_scales: str | None = None
     """What has a scale of q: "heads", a KV head's group of an entry, or "blocks" of queries."""
+    precision: str | None = None
+    """How float32 is multiplied; as in GemmSpec."""
     latent: bool = False
     """Whether v is the first columns of k, as in multi-head latent attention: at the same address,
     with the same strides. Who reads v as any other is right, too."""
@@ -102,7 +104,9 @@ class AttentionSpec(SpecNumbers):
         if self.dtype_q is not None:
             dtypes = f"{self.dtype_q} to {self.dtype}"
         apart = SpecOption.dtype_kv | SpecOption.dtype_q | SpecOption.q_view | SpecOption.kv_view
+        apart |= SpecOption.precision
         options = "".join(f" {o}" for o in names_of(self.options & ~apart))
+        options += f" precision={self.precision}" * (self.precision is not None)
         if self.expression is not None:
             options += f" {structure_of(self.expression).key}"
         views = "" if self.q_view == self.kv_view == "strided" else f" {self.q_view}/{self.kv_view}"

@@ -1,5 +1,5 @@
-"""The fields that the descriptors of strided memory and of lists share: their dtypes, precision,
-scales, bias and residual, checked."""
+"""The fields that the descriptors of strided memory and of lists share: their dtypes, scales,
+bias and residual, checked."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from kernelseam.descriptors.common.validation import (
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 
-IEEE, PRECISIONS = "ieee", ("tf32", "tf32x3")
-"""How float32 may be multiplied: the default, and others."""
 SCALES = ("a_scales", "b_scales")
 ADDED = ("bias", "residual")
 """Operands that take part where they are given; address 0 says that they will be bound."""
@@ -52,33 +50,6 @@ def gemm_dtypes(
             "Leave dtype_acc out",
         )
     return kind, kind_c, acc
-
-
-def precision_name(field: str, value: object) -> str:
-    """The name of a precision. Raises InvalidValue."""
-    if not isinstance(value, str) or value not in (IEEE, *PRECISIONS):
-        names = ", ".join((IEEE, *PRECISIONS))
-        raise InvalidValue(
-            field, value, f"must be one of {names}", f"Name one of these, or leave {field} out"
-        )
-    return value
-
-
-def precision_of(value: object, dtype: DType) -> str | None:
-    """A spec's precision from what a descriptor is given. Raises InvalidValue."""
-    if value is None:
-        return None
-    value = precision_name("precision", value)
-    if value == IEEE:
-        return None
-    if dtype is not DType.float32:
-        raise InvalidValue(
-            "precision",
-            value,
-            f"is a way to multiply float32, and A and B are {dtype}",
-            "Leave precision out",
-        )
-    return value
 
 
 def are_scaled(gemm: Any, dtype: DType, names: tuple[str, str], summed: bool) -> bool:

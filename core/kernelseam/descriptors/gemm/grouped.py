@@ -18,6 +18,7 @@ from kernelseam.descriptors.common.operands import (
     resolve,
     without_arrays,
 )
+from kernelseam.descriptors.common.precision import precision_of
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import (
     check_walk,
@@ -33,7 +34,6 @@ from kernelseam.descriptors.gemm.fields import (
     SCALES,
     are_scaled,
     gemm_dtypes,
-    precision_of,
     refuse_idle,
     scale_block_of,
 )
@@ -177,7 +177,7 @@ class GroupedGemm:
             vectors["A"],
             vectors["B"],
             vectors["C"],
-            precision=precision_of(self.precision, dtype),
+            precision=precision_of(self.precision, dtype, "A and B"),
             scales=scaled,
             scale_block=block,
         )

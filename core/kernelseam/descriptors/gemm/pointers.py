@@ -23,6 +23,7 @@ from kernelseam.descriptors.common.lists import (
     vector_of,
 )
 from kernelseam.descriptors.common.operands import is_address, known_names
+from kernelseam.descriptors.common.precision import precision_of
 from kernelseam.descriptors.common.protocol import Descriptor, Resolved
 from kernelseam.descriptors.common.validation import WIDE
 from kernelseam.descriptors.gemm.fields import (
@@ -31,7 +32,6 @@ from kernelseam.descriptors.gemm.fields import (
     are_scaled,
     check_numbers,
     gemm_dtypes,
-    precision_of,
     refuse_idle,
 )
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
@@ -150,7 +150,7 @@ class BatchedGemmPointers:
                 residual,
                 vectors.get("residual_ptrs", WIDE),
                 self.c_batch_group * self.c_head_group > 1,
-                precision=precision_of(self.precision, dtype),
+                precision=precision_of(self.precision, dtype, "A and B"),
                 scales=scaled,
             ),
             self.M,

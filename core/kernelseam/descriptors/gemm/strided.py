@@ -20,6 +20,7 @@ from kernelseam.descriptors.common.operands import (
     resolve,
     without_arrays,
 )
+from kernelseam.descriptors.common.precision import precision_of
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import (
     AXES,
@@ -42,7 +43,6 @@ from kernelseam.descriptors.gemm.fields import (
     are_scaled,
     check_numbers,
     gemm_dtypes,
-    precision_of,
     refuse_idle,
     scale_block_of,
 )
@@ -219,7 +219,7 @@ class BatchedGemmStrided:
                 residual,
                 vectors.get("residual", WIDE),
                 self.c_batch_group * self.c_head_group > 1,
-                precision=precision_of(self.precision, dtype),
+                precision=precision_of(self.precision, dtype, "A and B"),
                 scales=scaled,
                 scale_block=blocks,
             ),

@@ -10,8 +10,9 @@ import torch
 
 from kernelseam.descriptors.attention.options import AttentionOptions
 from kernelseam.descriptors.common.options import options_of
+from kernelseam.descriptors.common.precision import precision_name
 from kernelseam.descriptors.common.validation import extent, flag, number
-from kernelseam.descriptors.gemm.fields import precision_name, scale_block_of
+from kernelseam.descriptors.gemm.fields import scale_block_of
 from kernelseam.descriptors.projection.qkv import rotation_style
 from kernelseam.dispatch import check_name
 from kernelseam.errors import InvalidValue

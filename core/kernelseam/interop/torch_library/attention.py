@@ -64,6 +64,7 @@ _KINDS = {
     str: "str",
     float | None: "float?",
     int | None: "SymInt?",
+    str | None: "str?",
     DType | str | None: "ScalarType?",
 }
 """Types of options in torch's schemas."""

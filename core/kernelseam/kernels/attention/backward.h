@@ -24,7 +24,7 @@
 
 enum { BOTH, KEYS, QUERIES };
 typedef Config::T T;
-typedef Engine<T> E;
+typedef Engine<T, T, Config::PRECISION> E;
 
 constexpr int DO = (Config::DV + UNIT - 1) / UNIT * UNIT;
 constexpr int ROWS = Config::ROWS, OWN = WARPS / COLUMN_WARPS * ROWS, STAGES = Config::STAGES;

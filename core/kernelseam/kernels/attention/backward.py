@@ -50,7 +50,14 @@ from kernelseam.kernels.attention.scores import (
 )
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition
-from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_dtype, refuse_row_strides
+from kernelseam.kernels.elements import (
+    DEVICE_TYPE,
+    TF32_PRODUCTS,
+    divide_up,
+    refuse_dtype,
+    refuse_precision,
+    refuse_row_strides,
+)
 from kernelseam.kernels.expression import expression_pointers
 from kernelseam.kernels.signature import Signature, Structure
 
@@ -60,6 +67,7 @@ SUPPORTED = (
     | SpecOption.dtype_out
     | SpecOption.batch_invariant
     | SpecOption.expression
+    | SpecOption.precision
 )
 
 
@@ -131,6 +139,8 @@ class AttentionBwdDefinition(KernelDefinition):
                 return f"{name} = {dim}: it takes 1 and more"
         if reason := refuse_dtype(spec.dtype, row):
             return reason
+        if reason := refuse_precision(spec.precision, row.tiles.get(self.operation, ()), row):
+            return f"it {reason}"
         if not self.tiles(problem.spec, row):
             return (
                 f"no tile of {row.arch} takes {spec.dtype} with head dims {spec.head_dim} and "
@@ -176,7 +186,7 @@ class AttentionBwdDefinition(KernelDefinition):
         size = _aligned(4 * entries * p.num_heads * rows)
         workspace, zeros, sum_bytes = {"delta": 0}, dict[str, int](), 0
         gradient = QueryGradientProblem(
-            QueryGradientSpec(spec.dtype, spec.head_dim, packed, spec.vector),
+            QueryGradientSpec(spec.dtype, spec.head_dim, packed, spec.vector, spec.precision),
             p.batch,
             p.num_heads,
             p.S_q,
@@ -234,6 +244,7 @@ class AttentionBwdDefinition(KernelDefinition):
         s = spec.forward
         return {
             "T": DEVICE_TYPE[s.dtype],
+            "PRECISION": TF32_PRODUCTS[s.precision],
             "DQK": s.head_dim,
             "DV": s.value_dim,
             **score_constants(s),

@@ -46,6 +46,8 @@ class BackwardTile:
     """Whether what is owned stays in registers as a left factor."""
     unroll: int = 4
     """Steps that a product's loop is unrolled by: more are in flight, in more registers."""
+    precision: str | None = None
+    """How its float32 is multiplied (``spec.forward.precision``)."""
     rate: float = field(default=0.0, compare=False)
     """As in GemmTile; so ``block_seconds``."""
     block_seconds: float = field(default=0.0, compare=False)
@@ -60,6 +62,7 @@ class BackwardTile:
         return (
             f"{self.own}x{self.step}-{self.warps}{shared}w-{self.stages}{rows}"
             + "-resident" * self.resident
+            + f"-{self.precision}" * (self.precision is not None)
         )
 
     @property
@@ -84,7 +87,8 @@ class BackwardTile:
         """What is owned, the ring, each row's LSE and delta, what is handed on of the scores, and
         in float32 scratch."""
         s = spec.forward
-        size, one_layout = s.dtype.itemsize, self.one_layout or s.dtype.itemsize > 2
+        size = s.dtype.itemsize
+        one_layout = self.one_layout or (size > 2 and self.precision is None)
         dq, do, twice = self.width(s.head_dim), self.width(s.value_dim), 1 if one_layout else 2
         q, v = self.own * dq * size, self.own * do * size
         # as a right factor: the tile itself where that has one layout
@@ -111,6 +115,7 @@ def backward_tiles(spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, 
         t
         for t in row.tiles.get("attention_bwd", ())
         if s.dtype in t.dtypes
+        and s.precision == t.precision
         and dim <= t.max_dim
         and (is_plain(s) or not t.plain)
         and (free or not t.query_rows)

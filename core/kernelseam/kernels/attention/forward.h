@@ -25,8 +25,8 @@
 
 typedef Config::T T;
 typedef Config::OUT Out;
-typedef Engine<T> E;
-typedef Engine<T, KV> EV;  // of products with keys and values as they are stored
+typedef Engine<T, T, Config::PRECISION> E;
+typedef Engine<T, KV, Config::PRECISION> EV;  // of products with keys and values as they are stored
 
 constexpr int WARPS = Config::WARPS, COLUMN_WARPS = Config::COLUMN_WARPS, UNIT = 16 * COLUMN_WARPS;
 constexpr int DQ = (Config::DQK + 15) / 16 * 16, DO = (Config::DV + UNIT - 1) / UNIT * UNIT;
@@ -39,7 +39,7 @@ constexpr bool TURNS = Config::IN_TURNS;
 // Whether a warp's sums leave a thread about 60 registers.
 constexpr bool SUMS_FILL_REGISTERS = ROWS * (MINE + BN) / WARP >= 192;
 constexpr int AHEAD = COPY_THROUGH_REGISTERS || TURNS ? 1 : STAGES - 1;
-typedef Engine<T, Query>::Tile<BM, DQ, true> TileQ;
+typedef Engine<T, Query, Config::PRECISION>::Tile<BM, DQ, true> TileQ;
 typedef EV::Tile<BN, DQ, true> TileK;   // product over the head dim, which is contiguous
 typedef EV::Tile<DO, BN, false> TileV;  // product over the keys, which are the rows
 typedef PlainTile<Out, ROWS, MINE> TileO;

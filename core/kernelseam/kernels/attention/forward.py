@@ -42,11 +42,13 @@ from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
+    TF32_PRODUCTS,
     divide_up,
     divider_parameter,
     divider_values,
     pad,
     refuse_dtype,
+    refuse_precision,
     refuse_row_strides,
 )
 from kernelseam.kernels.expression import expression_pointers
@@ -60,6 +62,7 @@ SUPPORTED = (
     | SpecOption.dtype_out
     | SpecOption.batch_invariant
     | SpecOption.expression
+    | SpecOption.precision
 )
 """The options that forward.h has."""
 VIEWS = {"strided": 0, "packed": 1, "paged": 2, "pointers": 3}
@@ -122,6 +125,8 @@ class AttentionDefinition(KernelDefinition):
                 return f"{name} = {dim}: it takes 1 and more"
         if reason := refuse_dtype(spec.dtype, row) or refuse_fp8(problem, row):
             return reason
+        if reason := refuse_precision(spec.precision, row.tiles.get(self.operation, ()), row):
+            return f"it {reason}"
         if not self.tiles(spec, row):
             return (
                 f"no tile of {row.arch} takes {spec.dtype} with head dims {spec.head_dim} and "
@@ -147,6 +152,7 @@ class AttentionDefinition(KernelDefinition):
             for t in row.tiles.get("attention", ())
             if spec.dtype in t.dtypes
             and spec.dtype_kv is t.dtype_kv
+            and spec.precision == t.precision
             and dim <= t.max_dim
             and (plain or not t.plain)
             and t.shared_bytes(spec) * (t.min_blocks if t.in_turns else 1)
@@ -227,6 +233,7 @@ class AttentionDefinition(KernelDefinition):
         return {
             "T": DEVICE_TYPE[spec.dtype],
             "OUT": DEVICE_TYPE[spec.out],
+            "PRECISION": TF32_PRODUCTS[spec.precision],
             "DQK": spec.head_dim,
             "DV": spec.value_dim,
             **score_constants(spec),

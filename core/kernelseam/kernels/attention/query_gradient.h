@@ -4,7 +4,7 @@
 #include "attention/query_sums.h"
 
 typedef Config::T T;
-typedef Engine<T> E;
+typedef Engine<T, T, Config::PRECISION> E;
 
 KS_KERNEL(WARP * WARPS, 1)
 query_gradient(const float* sums, T* dq, const int* offsets, i64 dq_batch, i64 dq_head, int dq_row, int num_heads, int S_q,

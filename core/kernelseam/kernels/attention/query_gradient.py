@@ -11,7 +11,7 @@ from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.backward_tile import BackwardTile, backward_tiles
 from kernelseam.kernels.attention.row_kernels import SmallKernel
 from kernelseam.kernels.config import Constants
-from kernelseam.kernels.elements import DEVICE_TYPE, divide_up
+from kernelseam.kernels.elements import DEVICE_TYPE, TF32_PRODUCTS, divide_up
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class QueryGradientSpec:
     head_dim: int
     packed: bool = False
     vector: int = 16
+    precision: str | None = None
+    """Of the product whose sums they are: by it accumulators lie in memory."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,15 @@ class QueryGradient(SmallKernel):
     def tiles(self, spec: QueryGradientSpec, row: ArchRow) -> tuple[BackwardTile, ...]:  # type: ignore[override]
         """Those with atomics of an attention with this head dim."""
         whole = AttentionBwdSpec(
-            AttentionSpec(spec.dtype, spec.head_dim, spec.head_dim), deterministic=False
+            AttentionSpec(spec.dtype, spec.head_dim, spec.head_dim, precision=spec.precision),
+            deterministic=False,
         )
         return tuple(t for t in backward_tiles(whole, row) if t.query_rows)
 
     def constants(self, spec: QueryGradientSpec, tile: BackwardTile, row: ArchRow) -> Constants:
         return {
             "T": DEVICE_TYPE[spec.dtype],
+            "PRECISION": TF32_PRODUCTS[spec.precision],
             "DQK": spec.head_dim,
             "PACKED": spec.packed,
             "VECTOR": spec.vector,

@@ -42,6 +42,8 @@ class AttentionTile:
     sections: bool = False
     """Whether the longest blocks of several heads start first under a causal mask, not head after
     head."""
+    precision: str | None = None
+    """How its float32 is multiplied (``spec.precision``)."""
     rate: float = field(default=0.0, compare=False)
     """As in GemmTile; so ``block_seconds``."""
     block_seconds: float = field(default=0.0, compare=False)
@@ -61,6 +63,7 @@ class AttentionTile:
         shared = f"/{self.column_warps}" if self.column_warps > 1 else ""
         more = "-resident" * self.q_resident + "-grouped" * self.grouped
         more += f"-{self.dtype_kv}" * (self.dtype_kv is not None)
+        more += f"-{self.precision}" * (self.precision is not None)
         more += f"-{self.splits}parts" * (self.splits > 1)
         return f"{self.bm}x{self.bn}-{self.warps}{shared}w-{self.stages}{more}"
 
@@ -100,4 +103,5 @@ _PLAIN = (
     | SpecOption.batch_invariant
     | SpecOption.dtype_kv
     | SpecOption.dtype_q
+    | SpecOption.precision
 )

@@ -19,7 +19,7 @@ from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.kernel import KernelImplementation
 
-SUPPORTED = SCORE_OPTIONS | SpecOption.dtype_out | SpecOption.batch_invariant
+SUPPORTED = SCORE_OPTIONS | SpecOption.dtype_out | SpecOption.batch_invariant | SpecOption.precision
 """The options that it has beside views."""
 PITCH = 8
 """Rows of scores and of probabilities begin at multiples of so many elements: of 16 bytes and
@@ -113,7 +113,13 @@ class Unfused(Composition):
         out_vector = 16 if spec.vector >= 16 else spec.out.itemsize
         scores = GemmProblem(
             GemmSpec(
-                spec.dtype, f32, f32, b_transposed=True, vector_a=spec.vector, vector_b=spec.vector
+                spec.dtype,
+                f32,
+                f32,
+                b_transposed=True,
+                vector_a=spec.vector,
+                vector_b=spec.vector,
+                precision=spec.precision,
             ),
             p.S_q,
             p.S_k,
@@ -126,7 +132,14 @@ class Unfused(Composition):
             p.head_group,
         )
         values = GemmProblem(
-            GemmSpec(spec.dtype, spec.out, f32, vector_b=spec.vector, vector_c=out_vector),
+            GemmSpec(
+                spec.dtype,
+                spec.out,
+                f32,
+                vector_b=spec.vector,
+                vector_c=out_vector,
+                precision=spec.precision,
+            ),
             p.S_q,
             spec.value_dim,
             p.S_k,

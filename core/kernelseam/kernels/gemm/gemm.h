@@ -26,11 +26,7 @@
 
 typedef KS_T T;
 typedef KS_TC TC;
-#if KS_PRECISION
-typedef Tf32Engine<KS_PRECISION> E;
-#else
-typedef Engine<T> E;
-#endif
+typedef Engine<T, T, KS_PRECISION> E;
 typedef E::Sum Sum;
 
 typedef Maybe<KS_BIAS> Bias;
@@ -39,7 +35,7 @@ typedef Maybe<KS_ROW_SUMS> RowSums;
 
 constexpr int BM = KS_BM, BN = KS_BN, BK = KS_BK, WARPS_M = KS_WARPS_M, WARPS_N = KS_WARPS_N, STAGES = KS_STAGES;
 constexpr int TEAMS = KS_TEAMS, THREADS = WARP * WARPS_M * WARPS_N, WM = BM / WARPS_M, WN = BN / WARPS_N;
-constexpr int AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1;
+constexpr int AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1, K_STEP = k_piece<E, BK>();
 typedef E::Tile<BM, BK, !KS_A_TRANSPOSED> TileA;
 typedef E::Tile<BN, BK, KS_B_TRANSPOSED> TileB;
 typedef PlainTile<TC, WM, WN> TileC;
@@ -61,7 +57,7 @@ struct Segments {
 };
 
 #if KS_SCALE_K
-static_assert(KS_SCALE_K % E::K_STEP == 0 && (KS_SCALE_K % BK == 0 || BK % KS_SCALE_K == 0), "slices and blocks nest");
+static_assert(KS_SCALE_K % K_STEP == 0 && (KS_SCALE_K % BK == 0 || BK % KS_SCALE_K == 0), "slices and blocks nest");
 #endif
 
 #if KS_HEADS
@@ -312,14 +308,14 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
       team_barrier();  // this slice is visible to all, and the stage refilled below is no longer read
       fetch();
 #pragma unroll
-      for (int k = 0; k < BK; k += E::K_STEP) {
-        const auto left = E::template operand<WM, E::K_STEP>(tile_a(stage), warp_m, k);
+      for (int k = 0; k < BK; k += K_STEP) {
+        const auto left = E::template operand<WM, K_STEP>(tile_a(stage), warp_m, k);
         E::mma(part, left, tile_b(stage), warp_n, k);
 #if KS_SCALE_K
-        const int k_end = slice * BK + k + E::K_STEP;
+        const int k_end = slice * BK + k + K_STEP;
         if (BK % KS_SCALE_K == 0) {  // beyond K there are neither products nor scales
-          if ((k + E::K_STEP) % KS_SCALE_K == 0 && k_end - KS_SCALE_K < K) add_block(k_end / KS_SCALE_K - 1);
-        } else if (k + E::K_STEP == BK && (k_end % KS_SCALE_K == 0 || slice + 1 == slices)) {
+          if ((k + K_STEP) % KS_SCALE_K == 0 && k_end - KS_SCALE_K < K) add_block(k_end / KS_SCALE_K - 1);
+        } else if (k + K_STEP == BK && (k_end % KS_SCALE_K == 0 || slice + 1 == slices)) {
           add_block((k_end - 1) / KS_SCALE_K);
         }
 #endif

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches
@@ -13,10 +12,12 @@ from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
     INT32,
+    TF32_PRODUCTS,
     divide_up,
     divider_parameter,
     divider_values,
     refuse_dtype,
+    refuse_precision,
     refuse_row_strides,
 )
 from kernelseam.kernels.gemm.bands import in_bands
@@ -77,8 +78,6 @@ HEADS_STRUCTURE = Structure(
     )
 )
 _ROTARY = {"": 0, "halves": 1, "pairs": 2}
-TF32_PRODUCTS: Mapping[str | None, int] = {None: 0, "tf32": 1, "tf32x3": 3}
-"""By precision: the number of TF32 products that replace one float32 product."""
 
 
 class GemmDefinition(KernelDefinition):
@@ -103,10 +102,8 @@ class GemmDefinition(KernelDefinition):
             if spec.scale_block and self.tiles(replace(spec, scale_block=None), row):
                 k = spec.scale_block[2]
                 return f"scale_block[2] = {k}: no tile of {row.arch} scales sums of so many"
-            if spec.precision and spec.precision not in {
-                t.precision for t in row.tiles.get("gemm", ())
-            }:
-                return f"has no {spec.precision} products on {row.arch}"
+            if reason := refuse_precision(spec.precision, row.tiles.get("gemm", ()), row):
+                return reason
             return f"no tile of {row.arch} takes {spec.dtype} to {spec.dtype_c}"
         if all(t.count(p) >= INT32 for t in self.tiles(spec, row)):
             count = min(t.count(p) for t in self.tiles(spec, row))

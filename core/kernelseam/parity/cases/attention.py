@@ -10,6 +10,7 @@ from kernelseam.dtypes import DType
 from kernelseam.parity.cases.attention_decode import few_queries, latent, options
 from kernelseam.parity.cases.attention_fp8 import stored, stored_queries
 from kernelseam.parity.cases.attention_guards import guards
+from kernelseam.parity.cases.attention_precision import precisions
 from kernelseam.parity.cases.attention_scores import biases, masks, mods, together, windows
 from kernelseam.parity.cases.attention_sequences import lengths, packed, paged, pointers
 from kernelseam.samples.attention_case import AttentionCase, case
@@ -50,6 +51,7 @@ def attention_cases() -> list[AttentionCase]:
         "queries, keys and values of 8 bits": stored_queries,
         "latent": latent,
         "wide heads, results in float32, batch invariance": options,
+        "precision of float32": precisions,
     }
     plain = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
     plain = [

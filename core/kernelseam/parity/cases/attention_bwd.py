@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kernelseam.dtypes import DType
+from kernelseam.parity.cases.attention_precision import precise_gradients
 from kernelseam.samples.attention_bwd_case import BackwardCase, case
 from kernelseam.samples.common import INF, NAN, ODD, SHORT, TOKENS, InjectedValue
 from kernelseam.samples.operand_layout import OperandLayout
@@ -42,6 +43,7 @@ def attention_bwd_cases() -> list[BackwardCase]:
         "gradients of wide heads": _wide,
         "gradients in any order": _any_order,
         "gradients under scores and masks of users": _mods,
+        "gradients: precision of float32": precise_gradients,
     }
     plain = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
     cases_and_ramps = [

@@ -112,6 +112,7 @@ class AttentionForward(Operation[AttentionCase, AttentionResult]):
             results["out"].shape[:-1],
             self.rows(case),
             flushed,
+            case.precision,
         )
 
 

@@ -72,4 +72,6 @@ class AttentionGradients(Operation[BackwardCase, dict[str, Gradient]]):
         *,
         flushed: bool = False,
     ) -> Verdict:
-        return check.attention_bwd(expected, case.dtype, results, flushed=flushed)
+        return check.attention_bwd(
+            expected, case.dtype, results, flushed=flushed, precision=case.forward.precision
+        )

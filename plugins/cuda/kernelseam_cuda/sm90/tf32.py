@@ -13,11 +13,11 @@ from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
+    TF32_PRODUCTS,
     divide_up,
     divider_parameter,
     refuse_row_strides,
 )
-from kernelseam.kernels.gemm.gemm import TF32_PRODUCTS
 from kernelseam.kernels.signature import Signature
 from kernelseam.symbolic import least
 

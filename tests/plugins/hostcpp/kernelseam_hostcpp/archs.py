@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernelseam.contract import ArchRow
-from kernelseam.descriptors.gemm.fields import PRECISIONS
+from kernelseam.descriptors.common.precision import PRECISIONS
 from kernelseam.dtypes import E4M3, DType
 from kernelseam.errors import UnknownName
 from kernelseam.kernels import AttentionTile, BackwardTile, DecodeTile, GemmTile, GemvTile
@@ -74,6 +74,11 @@ def _attention(
     )
 
 
+def _precise(tile: Any) -> tuple[Any, ...]:
+    """A tile of float32 for each way to multiply it by way of TF32."""
+    return tuple(replace(tile, precision=p) for p in PRECISIONS)
+
+
 # Small tiles, so that small problems have several of them. Between them: rings of every length that
 # an arch can have, blocks that stay and blocks that do not, one team of warps and several, queries
 # that stay in registers and queries that do not.
@@ -85,7 +90,7 @@ TILES = {
         _gemm(_DOUBLE, 16, 16, 2, False),
         _teams(_F16 | _SINGLE, 3, True),
         _teams(_BF16, 2, False),
-        *(replace(_gemm(_SINGLE, 32, 16, 2, False), precision=p) for p in PRECISIONS),
+        *_precise(_gemm(_SINGLE, 32, 16, 2, False)),
     ),
     "gemv": (
         GemvTile(True, 4, 2, 32, 2),
@@ -98,6 +103,8 @@ TILES = {
         _attention(_SINGLE, 128, 2),
         _attention(_SINGLE, 256, 3, warps=4, rows=8, bn=16),
         _attention(_F16 | _BF16, 576, 2, warps=8, bn=16, column_warps=8),
+        *_precise(_attention(_SINGLE, 128, 1, plain=True, in_turns=True)),
+        *_precise(_attention(_SINGLE, 256, 2, warps=4, bn=16, column_warps=2)),
     ),
     "attention_decode": (
         DecodeTile(_F16, 128, 3, 16, 16, 3, 2, q_resident=True, item_cost=5),
@@ -112,6 +119,8 @@ TILES = {
         BackwardTile(_F16, 256, 4, 16, 32, 3, column_warps=2, score_rows=16, query_rows=16),
         BackwardTile(_BF16, 256, 2, 32, 16, 2, score_rows=32, query_rows=16, resident=True),
         BackwardTile(_SINGLE, 256, 4, 16, 16, 2, score_rows=16, query_rows=8),
+        *_precise(BackwardTile(_SINGLE, 256, 4, 16, 16, 2)),
+        *_precise(BackwardTile(_SINGLE, 128, 4, 32, 32, 2, 2, score_rows=16, query_rows=16)),
     ),
 }
 TILES_THROUGH_REGISTERS = {
@@ -122,7 +131,7 @@ TILES_THROUGH_REGISTERS = {
         _gemm(_DOUBLE, 16, 16, 2, False),
         _teams(_F16 | _SINGLE, 1, False),
         _teams(_BF16, 2, True),
-        *(replace(_gemm(_SINGLE, 32, 16, 1, True), precision=p) for p in PRECISIONS),
+        *_precise(_gemm(_SINGLE, 32, 16, 1, True)),
     ),
     "gemv": (
         GemvTile(True, 16, 1, 64, 4, ahead=True),
@@ -134,6 +143,7 @@ TILES_THROUGH_REGISTERS = {
         _attention(_SINGLE, 128, 1),
         _attention(_SINGLE, 256, 2, warps=4, rows=8, bn=16),
         _attention(_F16 | _BF16, 576, 1, warps=8, bn=16, column_warps=4),
+        *_precise(_attention(_SINGLE, 256, 1, warps=4, bn=16)),
     ),
     "attention_decode": (
         DecodeTile(_F16, 128, 3, 16, 16, 1, 2, q_resident=True, item_cost=5),
@@ -161,6 +171,12 @@ TILES_THROUGH_REGISTERS = {
             _BF16, 128, 4, 32, 16, 2, column_warps=2, one_layout=False, score_rows=16, query_rows=16
         ),
         BackwardTile(_SINGLE, 256, 4, 16, 16, 1, score_rows=16, query_rows=8),
+        *_precise(BackwardTile(_SINGLE, 256, 4, 16, 16, 2, one_layout=False)),
+        *_precise(
+            BackwardTile(
+                _SINGLE, 128, 4, 32, 16, 2, 2, one_layout=False, score_rows=16, query_rows=16
+            )
+        ),
     ),
 }
 

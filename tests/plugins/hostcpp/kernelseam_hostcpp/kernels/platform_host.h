@@ -320,6 +320,7 @@ template<class T_, int PRODUCTS = 0> struct MatrixEngine {
     for (int r = 0; r < R / WARP; r++) lanes_load(a.x[r], from + r * WARP * C);
   }
 };
+#define KS_TF32
 template<int PRODUCTS> using Tf32Engine = MatrixEngine<float, PRODUCTS>;
 
 // ---- right factors that are stored as e4m3
