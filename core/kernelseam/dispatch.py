@@ -259,7 +259,7 @@ def _warn_broken(
         f"{chosen.name} computes {problem} on {device}, as faster implementations are broken. "
         f"{broken}"
     )
-    warnings.warn(message, BrokenImplementation, stacklevel=4)
+    warnings.warn(message, BrokenImplementation, stacklevel=5)
 
 
 def select(problem: Problem, device: Device, implementation: str | None = None) -> Choice:
