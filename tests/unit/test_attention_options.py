@@ -27,6 +27,12 @@ from kernelseam.descriptors.common.options import (
     scalars_of,
     values_of,
 )
+from kernelseam.descriptors.gemm.options import (
+    GroupedOptions,
+    ProductGradientOptions,
+    ProductOptions,
+)
+from kernelseam.descriptors.projection.options import OutputOptions, QkvOptions
 from kernelseam.errors import InvalidValue
 from kernelseam.ops import attention as ops
 from kernelseam.ops import signatures
@@ -39,11 +45,27 @@ def functions() -> dict[str, tuple[Callable[..., Any], Any]]:
         "attention_varlen": (kernelseam.attention_varlen, AttentionOptions()),
         "attention_paged": (kernelseam.attention_paged, PAGED),
         "attention_bwd": (kernelseam.attention_bwd, GradientOptions()),
+        "bmm": (kernelseam.bmm, ProductOptions()),
+        "matmul2d": (kernelseam.matmul2d, ProductOptions()),
+        "grouped_mm": (kernelseam.grouped_mm, GroupedOptions()),
+        "bmm_bwd": (kernelseam.bmm_bwd, ProductGradientOptions()),
+        "matmul2d_bwd": (kernelseam.matmul2d_bwd, ProductGradientOptions()),
+        "fused_qkv_projection": (kernelseam.fused_qkv_projection, QkvOptions()),
+        "fused_output_projection_residual": (
+            kernelseam.fused_output_projection_residual,
+            OutputOptions(),
+        ),
     }
     if find_spec("torch") is not None:
         from kernelseam.interop import torch as ks
 
         found["torch.attention"] = ks.attention, AttentionOptions()
+        from kernelseam import distributed
+        from kernelseam.distributed.options import DistributedOptions
+
+        found["distributed.attention"] = distributed.attention, DistributedOptions()
+        found["distributed.attention_varlen"] = distributed.attention_varlen, DistributedOptions()
+        found["distributed.attention_paged"] = distributed.attention_paged, PAGED
         found["torch.attention_varlen"] = ks.attention_varlen, AttentionOptions()
     if find_spec("jax") is not None:
         from kernelseam.interop import jax as ks_jax
@@ -53,6 +75,12 @@ def functions() -> dict[str, tuple[Callable[..., Any], Any]]:
 
 
 EXECUTION = {"backend", "implementation", "bwd_implementation", "stream", "deterministic", "out"}
+SHARDED = {"group", "method", "order", "check"}
+OF_PRODUCTS = {
+    *("bias", "residual", "a_scales", "b_scales", "da", "db"),
+    *("rotary", "positions", "k_pages", "v_pages", "block_table"),
+}
+"""Operands of products and projections that are given by name."""
 FUNCTIONS = {"score_mod", "mask_mod", "score_gradient"}
 """Beside the record: an expression is made of them, and operands of what they capture."""
 
@@ -62,10 +90,11 @@ def test_functions_name_the_options_with_their_types_and_defaults(name: str) -> 
     function, record = functions()[name]
     known = options_of(type(record))
     annotated = get_type_hints(function)
+    others = EXECUTION | FUNCTIONS | SHARDED | OF_PRODUCTS
     for n, p in inspect.signature(function).parameters.items():
         if n not in known or p.default is p.empty:
             # by position: an operand
-            assert p.kind is p.POSITIONAL_OR_KEYWORD or n in EXECUTION | FUNCTIONS, n
+            assert p.kind is p.POSITIONAL_OR_KEYWORD or n in others, n
             continue
         assert p.default == getattr(record, n), n
         if not known[n].is_operand and n != "out_dtype":  # other libraries have dtypes of their own

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kernelseam.descriptors.common.options import as_values
 from kernelseam.descriptors.common.wording import Wording
+from kernelseam.descriptors.gemm.options import ProductGradientOptions, ProductOptions
 from kernelseam.interop.jax_host import Run, by_platform, given, outline
 from kernelseam.ops.gemm import gemm_work
 from kernelseam.ops.gemm_bwd import gradient_work
@@ -46,27 +48,25 @@ def bmm(
     """
     arrays = given(a=a, b=b, bias=bias, residual=residual)
     out_dtype = None if out_dtype is None else str(np.dtype(out_dtype))
-    options = (True, a_transposed, b_transposed, alpha, 0, out_dtype, precision)
-    outline(gemm_work, arrays, options, _WORDING)
-    transposed = (a_transposed, b_transposed)
-    result: jax.Array = _differentiable(tuple(arrays), transposed, alpha, out_dtype, precision)(
-        *arrays.values()
+    options = ProductOptions(
+        batched=True,
+        a_transposed=a_transposed,
+        b_transposed=b_transposed,
+        alpha=alpha,
+        out_dtype=out_dtype,
+        precision=precision,
     )
+    outline(gemm_work, arrays, as_values(options), _WORDING)
+    result: jax.Array = _differentiable(tuple(arrays), options)(*arrays.values())
     return result
 
 
 @lru_cache(_KEPT)
-def _differentiable(
-    names: tuple[str, ...],
-    transposed: tuple[bool, bool],
-    alpha: float,
-    out_dtype: str | None,
-    precision: str | None,
-) -> Callable[..., Array]:
+def _differentiable(names: tuple[str, ...], options: ProductOptions) -> Callable[..., Array]:
     """The product of these operands and options, as a function of the operands alone."""
 
     def primal(*arrays: Array) -> Array:
-        asked = (True, *transposed, alpha, 0, out_dtype, precision)
+        asked = as_values(options)
         shapes = outline(gemm_work, dict(zip(names, arrays, strict=True)), asked, _WORDING)
 
         def call(run: Run, *values: Any) -> list[Any]:
@@ -83,7 +83,8 @@ def _differentiable(
         a, b = operands["a"], operands["b"]
 
         def call(run: Run, dc: Any, a: Any, b: Any) -> list[Any]:
-            asked = (True, *transposed, alpha, 0, True, True, False, None)
+            factors = {n: getattr(options, n) for n in ("a_transposed", "b_transposed", "alpha")}
+            asked = as_values(ProductGradientOptions(batched=True, sum_repeats=False, **factors))
             outputs = run(gradient_work, {"dc": dc, "a": a, "b": b}, asked, _WORDING)
             return [outputs["da"], outputs["db"]]
 

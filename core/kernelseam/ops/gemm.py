@@ -7,8 +7,10 @@ from typing import Any
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.common.operands import check_rows
-from kernelseam.descriptors.common.validation import flag, number
+from kernelseam.descriptors.common.options import read_values, values_of
+from kernelseam.descriptors.common.validation import number
 from kernelseam.descriptors.gemm.fields import scale_block_of
+from kernelseam.descriptors.gemm.options import ProductOptions
 from kernelseam.descriptors.gemm.strided import group_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -73,7 +75,16 @@ def bmm(
     """
     if scale_block is not None:
         scale_block = of_three(scale_block)
-    how = (True, a_transposed, b_transposed, alpha, beta, out_dtype, precision, scale_block)
+    how = _values(
+        batched=True,
+        a_transposed=a_transposed,
+        b_transposed=b_transposed,
+        alpha=alpha,
+        beta=beta,
+        out_dtype=out_dtype,
+        precision=precision,
+        scale_block=scale_block,
+    )
     added = bias, residual, a_scales, b_scales
     return _multiplied(a, b, out, added, how, backend, implementation, stream)
 
@@ -102,7 +113,16 @@ def matmul2d(
     N], a_scales [M], b_scales [N]; everything else as in ``bmm``."""
     if scale_block is not None:
         scale_block = of_three(scale_block)
-    how = (False, a_transposed, b_transposed, alpha, beta, out_dtype, precision, scale_block)
+    how = _values(
+        batched=False,
+        a_transposed=a_transposed,
+        b_transposed=b_transposed,
+        alpha=alpha,
+        beta=beta,
+        out_dtype=out_dtype,
+        precision=precision,
+        scale_block=scale_block,
+    )
     added = bias, residual, a_scales, b_scales
     return _multiplied(a, b, out, added, how, backend, implementation, stream)
 
@@ -130,26 +150,14 @@ def _multiplied(
     return product
 
 
-def gemm_work(
-    operation: Operation,
-    batched: bool,
-    a_transposed: bool,
-    b_transposed: bool,
-    alpha: float,
-    beta: float,
-    out_dtype: DType | str | None,
-    precision: str | None,
-    scale_block: tuple[int, int, int] | None = None,
-) -> None:
-    a_transposed, b_transposed = (
-        flag("a_transposed", a_transposed),
-        flag("b_transposed", b_transposed),
-    )
-    alpha, beta = number("alpha", alpha), number("beta", beta)
+def gemm_work(operation: Operation, *values: Any) -> None:
+    """``values``: those of ``ProductOptions``."""
+    asked = read_values(ProductOptions, values)
+    a_transposed, b_transposed = asked.a_transposed, asked.b_transposed
     infos = operation.infos
-    check_added(beta, "out" in infos)
-    shape = result_shape(infos, batched, a_transposed, b_transposed)
-    result(operation, "out", shape, out_dtype)
+    check_added(asked.beta, "out" in infos)
+    shape = result_shape(infos, asked.batched, a_transposed, b_transposed)
+    result(operation, "out", shape, asked.out_dtype)
     operands = {
         "A": matrices(infos["a"], a_transposed),
         "B": matrices(infos["b"], b_transposed),
@@ -159,7 +167,7 @@ def gemm_work(
         operands["bias"] = _by_column("bias", infos["bias"], (*shape[:-2], shape[-1]))
     of_b = infos["b"].shape[:-2]
     k = infos["a"].shape[-2 if a_transposed else -1]
-    sizes = scale_block_of(scale_block, "a_scales" in infos or "b_scales" in infos)
+    sizes = scale_block_of(asked.scale_block, "a_scales" in infos or "b_scales" in infos)
     for i, (name, wanted) in enumerate(
         (("a_scales", shape[:-1]), ("b_scales", (*of_b, shape[-1])))
     ):
@@ -175,7 +183,7 @@ def gemm_work(
         if name in infos:
             check_matrices(name, infos[name])
     names = {"A": "a", "B": "b", "C": "out"}
-    multiply(operation, operands, names, alpha, beta, precision, sizes)
+    multiply(operation, operands, names, asked.alpha, asked.beta, asked.precision, sizes)
 
 
 def check_added(beta: object, given: bool, name: str = "out") -> None:
@@ -313,6 +321,9 @@ def _by_block(name: str, info: ArrayInfo, wanted: tuple[int, ...]) -> ArrayInfo:
         shape=(*(n for n, _ in axes), *wanted[-2:]),
         strides=(*(s for _, s in axes), *info.strides[-2:]),
     )
+
+
+_values = values_of(ProductOptions)
 
 
 def _shape(info: ArrayInfo) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Generic, NamedTuple
 
-from kernelseam.descriptors.common.validation import flag, number
+from kernelseam.descriptors.common.options import read_values, values_of
+from kernelseam.descriptors.gemm.options import ProductGradientOptions
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import operate
@@ -60,16 +61,16 @@ def bmm_bwd(
     InvalidValue, Unsupported; nothing is then launched.
     """
     arrays = {"dc": dc, "a": a, "b": b, **not_none(da=da, db=db)}
-    options = (
-        True,
-        a_transposed,
-        b_transposed,
-        alpha,
-        beta,
-        a_gradient,
-        b_gradient,
-        sum_repeats,
-        out_dtype,
+    options = _values(
+        batched=True,
+        a_transposed=a_transposed,
+        b_transposed=b_transposed,
+        alpha=alpha,
+        beta=beta,
+        a_gradient=a_gradient,
+        b_gradient=b_gradient,
+        sum_repeats=sum_repeats,
+        out_dtype=out_dtype,
     )
     return _results(
         arrays, operate(gradient_work, arrays, options, backend, implementation, stream)
@@ -98,53 +99,36 @@ def matmul2d_bwd(
     """The gradients of ``matmul2d(a, b, …)`` with the same options; everything else as in
     ``bmm_bwd``."""
     arrays = {"dc": dc, "a": a, "b": b, **not_none(da=da, db=db)}
-    options = (
-        False,
-        a_transposed,
-        b_transposed,
-        alpha,
-        beta,
-        a_gradient,
-        b_gradient,
-        sum_repeats,
-        out_dtype,
+    options = _values(
+        batched=False,
+        a_transposed=a_transposed,
+        b_transposed=b_transposed,
+        alpha=alpha,
+        beta=beta,
+        a_gradient=a_gradient,
+        b_gradient=b_gradient,
+        sum_repeats=sum_repeats,
+        out_dtype=out_dtype,
     )
     return _results(
         arrays, operate(gradient_work, arrays, options, backend, implementation, stream)
     )
 
 
-def gradient_work(
-    operation: Operation,
-    batched: bool,
-    a_transposed: bool,
-    b_transposed: bool,
-    alpha: float,
-    beta: float,
-    a_gradient: bool,
-    b_gradient: bool,
-    sum_repeats: bool,
-    out_dtype: DType | str | None,
-) -> None:
-    transposed = {
-        "da": flag("a_transposed", a_transposed),
-        "db": flag("b_transposed", b_transposed),
-    }
-    alpha, beta, sums = (
-        number("alpha", alpha),
-        number("beta", beta),
-        flag("sum_repeats", sum_repeats),
-    )
-    infos, wanted = operation.infos, {"da": a_gradient, "db": b_gradient}
+def gradient_work(operation: Operation, *values: Any) -> None:
+    """``values``: those of ``ProductGradientOptions``."""
+    asked = read_values(ProductGradientOptions, values)
+    transposed = {"da": asked.a_transposed, "db": asked.b_transposed}
+    infos, wanted = operation.infos, {"da": asked.a_gradient, "db": asked.b_gradient}
     for name, requested in wanted.items():
-        if not flag(f"{name[1]}_gradient", requested) and name in infos:
+        if not requested and name in infos:
             raise InvalidValue(
                 name, "given", f"{name[1]}_gradient is False", "Leave one of the two out"
             )
         if requested:
-            check_added(beta, name in infos, name)
+            check_added(asked.beta, name in infos, name)
     dc, a, b = infos["dc"], infos["a"], infos["b"]
-    check_shape("dc", dc, result_shape(infos, batched, transposed["da"], transposed["db"]))
+    check_shape("dc", dc, result_shape(infos, asked.batched, transposed["da"], transposed["db"]))
     if dc.dtype is not a.dtype:
         raise InvalidValue(
             "dc", f"an array of {dc.dtype}", f"must be {a.dtype} as a is", "Convert it"
@@ -158,16 +142,20 @@ def gradient_work(
     ):
         if not wanted[name]:
             continue
-        result(operation, name, unexpanded_shape(of) if sums else of.shape, out_dtype)
+        shape = unexpanded_shape(of) if asked.sum_repeats else of.shape
+        result(operation, name, shape, asked.out_dtype)
         check_matrices(name, infos[name])
         names = (
             {"A": "dc", "B": "b", "C": name} if name == "da" else {"A": "a", "B": "dc", "C": name}
         )
         operands = {"A": first, "B": second, "C": matrices(infos[name], transposed[name])}
-        multiply(operation, operands, names, alpha, beta)
+        multiply(operation, operands, names, asked.alpha, asked.beta)
 
 
 def _results(arrays: dict[str, Any], results: dict[str, Any]) -> ProductGradients[Any]:
     """The caller's arrays for gradients where given, else new ones; None for one that was not
     requested."""
     return ProductGradients(*(arrays[n] if n in arrays else results.get(n) for n in ("da", "db")))
+
+
+_values = values_of(ProductGradientOptions)

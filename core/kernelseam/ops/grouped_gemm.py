@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
-from kernelseam.descriptors.common.validation import number
+from kernelseam.descriptors.common.options import by_name, read_values, values_of
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.descriptors.gemm.fields import SCALES, scale_block_of
 from kernelseam.descriptors.gemm.grouped import GroupedGemm
+from kernelseam.descriptors.gemm.options import GroupedOptions, ProductOptions
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import operate
@@ -17,6 +18,7 @@ from kernelseam.ops.operation import Operation, not_none
 from kernelseam.ops.products import check_matrices, is_strided, transpose
 from kernelseam.ops.signatures import Array
 
+_values = values_of(GroupedOptions)
 _NAMES = {"A": "a", "B": "b", "C": "out", "offsets": "offs"}
 _FORMS = {(2, 3): "m", (3, 2): "n", (2, 2): "k"}
 """Axes of a and of b → the axis that ``offs`` divides."""
@@ -68,20 +70,21 @@ def grouped_mm(
         scale_block = of_three(scale_block)
     arrays: dict[str, Any] = {"a": a, "b": b}
     arrays |= not_none(out=out, offs=offs, a_scales=a_scales, b_scales=b_scales)
-    options = (alpha, beta, out_dtype, precision, scale_block)
+    options = _values(
+        alpha=alpha,
+        beta=beta,
+        out_dtype=out_dtype,
+        precision=precision,
+        scale_block=scale_block,
+    )
     results = operate(grouped_work, arrays, options, backend, implementation, stream)
     product: Array = results["out"] if out is None else out
     return product
 
 
-def grouped_work(
-    operation: Operation,
-    alpha: float,
-    beta: float,
-    out_dtype: DType | str | None,
-    precision: str | None,
-    scale_block: tuple[int, int, int] | None,
-) -> None:
+def grouped_work(operation: Operation, *values: Any) -> None:
+    """``values``: those of ``GroupedOptions``."""
+    asked = read_values(GroupedOptions, values)
     infos = operation.infos
     forms = len(infos["a"].shape), len(infos["b"].shape)
     if forms == (3, 3):
@@ -92,7 +95,7 @@ def grouped_work(
                 "divides an array of two axes, and a and b have three",
                 "Leave it out: each entry is a group",
             )
-        gemm_work(operation, True, False, False, alpha, beta, out_dtype, precision, scale_block)
+        gemm_work(operation, *values_of(ProductOptions)(batched=True, **by_name(asked)))
         return
     along = _FORMS.get(forms)
     if along is None:
@@ -106,11 +109,10 @@ def grouped_work(
         raise InvalidValue(
             "offs", None, "must say where groups end", "Give int32 ends, or two batches"
         )
-    alpha, beta = number("alpha", alpha), number("beta", beta)
-    check_added(beta, "out" in infos)
+    check_added(asked.beta, "out" in infos)
     groups, shape = _shape(infos, along)
-    result(operation, "out", shape, out_dtype)
-    sizes = scale_block_of(scale_block, "a_scales" in infos or "b_scales" in infos)
+    result(operation, "out", shape, asked.out_dtype)
+    sizes = scale_block_of(asked.scale_block, "a_scales" in infos or "b_scales" in infos)
     for name in ("a", "b", "out"):
         check_matrices(name, infos[name])
     operands = {given: infos[name] for given, name in _NAMES.items()}
@@ -120,7 +122,7 @@ def grouped_work(
     try:
         operation.launch(
             operands,
-            lambda: _descriptor(infos, along, groups, alpha, beta, precision, sizes),
+            lambda: _descriptor(infos, along, groups, asked, sizes),
             names,
             reword,
         )
@@ -167,9 +169,7 @@ def _descriptor(
     infos: dict[str, ArrayInfo],
     along: str,
     groups: int,
-    alpha: float,
-    beta: float,
-    precision: str | None,
+    asked: GroupedOptions,
     sizes: tuple[int, int, int] | None,
 ) -> GroupedGemm:
     a, b, out = (infos[n] for n in ("a", "b", "out"))
@@ -204,9 +204,9 @@ def _descriptor(
         C=out,
         offsets=infos["offs"],
         **fields,
-        alpha=alpha,
-        beta=beta,
-        precision=precision,
+        alpha=asked.alpha,
+        beta=asked.beta,
+        precision=asked.precision,
         scale_block=sizes,
     )
 

@@ -8,9 +8,10 @@ from typing import Any, Unpack, cast, overload
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import OutputProjection, QkvProjection
 from kernelseam.descriptors.common.layouts import KV_LAYOUTS, LAYOUTS
+from kernelseam.descriptors.common.options import read_values, values_of
 from kernelseam.descriptors.common.validation import extent
 from kernelseam.descriptors.common.wording import Wording
-from kernelseam.descriptors.projection.arrays import labels_of
+from kernelseam.descriptors.projection.options import OutputOptions, QkvOptions
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import operate
@@ -115,15 +116,15 @@ def fused_qkv_projection(
         **({"k": k_pages, "v": v_pages, "block_table": block_table} if paged else {}),
         **_results(out, paged),
     }
-    options = (
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        layout,
-        kv_layout,
-        rotary_style if rotary is not None else None,
-        first_position,
-        out_dtype,
+    options = _qkv_values(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        layout=layout,
+        kv_layout=kv_layout,
+        rotary_style=rotary_style,
+        first_position=first_position,
+        out_dtype=out_dtype,
     )
     results = operate(
         qkv_work, arrays, options, backend, implementation, stream, _wording(paged, out)
@@ -134,19 +135,10 @@ def fused_qkv_projection(
     return result
 
 
-def qkv_work(
-    operation: Operation,
-    num_heads: int | None,
-    num_kv_heads: int | None,
-    head_dim: int | None,
-    layout: str,
-    kv_layout: str,
-    rotary_style: str | None,
-    first_position: int,
-    out_dtype: DType | str | None,
-) -> None:
-    labels = labels_of("layout", layout, LAYOUTS)
-    pages = labels_of("kv_layout", kv_layout, KV_LAYOUTS)
+def qkv_work(operation: Operation, *values: Any) -> None:
+    """``values``: those of ``QkvOptions``."""
+    asked = read_values(QkvOptions, values)
+    labels, pages = LAYOUTS[asked.layout], KV_LAYOUTS[asked.kv_layout]
     infos = operation.infos
     paged, first = "block_table" in infos, infos["input"]
     if len(first.shape) == 2:
@@ -154,8 +146,10 @@ def qkv_work(
     else:
         check_rank("input", first, ("B", "S", "hidden"))
     check_rank("weight", infos["weight"], ("columns", "hidden"))
-    heads, kv_heads, dim = head_counts(num_heads, num_kv_heads, head_dim, infos["weight"].shape[0])
-    dtype = _out_dtype(out_dtype, infos, "k" if paged else "q", first.dtype)
+    heads, kv_heads, dim = head_counts(
+        asked.num_heads, asked.num_kv_heads, asked.head_dim, infos["weight"].shape[0]
+    )
+    dtype = _out_dtype(asked.out_dtype, infos, "k" if paged else "q", first.dtype)
     for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
         if name not in infos:
             extents = dict(
@@ -173,10 +167,8 @@ def qkv_work(
             _check_heads(name, infos[name], pages if paged and name != "q" else labels, count, dim)
     # Extents come from the arrays, which were checked against these numbers.
     options: dict[str, Any] = {
-        "rotary_style": rotary_style,
-        "first_position": extent("first_position", first_position),
-        "layout": layout,
-        "kv_layout": kv_layout,
+        "rotary_style": asked.rotary_style if "cos" in infos else None,
+        **{n: getattr(asked, n) for n in ("first_position", "layout", "kv_layout")},
     }
     operation.launch(
         infos, lambda: QkvProjection.from_arrays(**cast(dict[str, Any], infos), **options)
@@ -218,18 +210,27 @@ def fused_output_projection_residual(
         "weight": weight,
         **not_none(bias=bias, residual=residual, out=out),
     }
-    results = operate(output_work, arrays, (layout, out_dtype), backend, implementation, stream)
+    results = operate(
+        output_work,
+        arrays,
+        _output_values(layout=layout, out_dtype=out_dtype),
+        backend,
+        implementation,
+        stream,
+    )
     result: Array = results["out"] if out is None else out
     return result
 
 
-def output_work(operation: Operation, layout: str, out_dtype: DType | str | None) -> None:
-    labels, infos = labels_of("layout", layout, LAYOUTS).split(), operation.infos
+def output_work(operation: Operation, *values: Any) -> None:
+    """``values``: those of ``OutputOptions``."""
+    asked, infos = read_values(OutputOptions, values), operation.infos
+    labels = LAYOUTS[asked.layout].split()
     first = infos["attn_out"]
     check_rank("weight", infos["weight"], ("hidden", "columns"))
     if len(first.shape) not in (2, 3):
         check_rank("attn_out", first, labels)
-    dtype = _out_dtype(out_dtype, infos, "out", first.dtype)
+    dtype = _out_dtype(asked.out_dtype, infos, "out", first.dtype)
     if "out" not in infos:
         lead = first.shape[:-1]
         if len(first.shape) == 4:
@@ -239,7 +240,8 @@ def output_work(operation: Operation, layout: str, out_dtype: DType | str | None
             "out", (*lead, infos["weight"].shape[0]), dtype, "attn_out", "out_dtype"
         )
     operation.launch(
-        infos, lambda: OutputProjection.from_arrays(**cast(dict[str, Any], infos), layout=layout)
+        infos,
+        lambda: OutputProjection.from_arrays(**cast(dict[str, Any], infos), layout=asked.layout),
     )
 
 
@@ -377,3 +379,6 @@ def _out_dtype(
             "out_dtype", dtype, f"{name} is an array of {given}", "Give one of the two"
         )
     return dtype
+
+
+_qkv_values, _output_values = values_of(QkvOptions), values_of(OutputOptions)

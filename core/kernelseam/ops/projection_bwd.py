@@ -6,8 +6,9 @@ from typing import Any, Generic, NamedTuple, cast
 
 from kernelseam.descriptors import OutputProjectionBwd, QkvProjectionBwd
 from kernelseam.descriptors.common.layouts import LAYOUTS
+from kernelseam.descriptors.common.options import read_values, values_of
 from kernelseam.descriptors.common.validation import flag
-from kernelseam.descriptors.projection.arrays import labels_of
+from kernelseam.descriptors.projection.options import OutputGradientOptions, QkvGradientOptions
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import operate
@@ -74,15 +75,15 @@ def fused_qkv_projection_bwd(
         input_gradient,
         weight_gradient,
     )
-    options = (
-        has_bias,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        layout,
-        input_gradient,
-        weight_gradient,
-        bias_dtype,
+    options = _qkv_values(
+        has_bias=has_bias,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        layout=layout,
+        input_gradient=input_gradient,
+        weight_gradient=weight_gradient,
+        bias_dtype=bias_dtype,
     )
     results = operate(
         qkv_work, {"dq": dq, "dk": dk, "dv": dv, **needed}, options, backend, implementation, stream
@@ -92,18 +93,10 @@ def fused_qkv_projection_bwd(
     )
 
 
-def qkv_work(
-    operation: Operation,
-    has_bias: bool,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    layout: str,
-    input_gradient: bool,
-    weight_gradient: bool,
-    bias_dtype: DType | str | None,
-) -> None:
-    labels, infos = labels_of("layout", layout, LAYOUTS), operation.infos
+def qkv_work(operation: Operation, *values: Any) -> None:
+    """``values``: those of ``QkvGradientOptions``."""
+    asked, infos = read_values(QkvGradientOptions, values), operation.infos
+    labels = LAYOUTS[asked.layout]
     first = infos["dq"]
     if len(first.shape) == 3:
         labels = labels.replace("B ", "")
@@ -111,12 +104,11 @@ def qkv_work(
         check_rank(name, infos[name], labels.split())
     extents = dict(zip(labels.split(), first.shape, strict=True))
     lead = tuple(extents[n] for n in ("B", "S") if n in extents)
-    heads, kv_heads, dim = num_heads, num_kv_heads, head_dim
+    given: Any = asked.num_heads, asked.num_kv_heads, asked.head_dim
+    heads, kv_heads, dim = given
     if "weight" in infos:
         check_rank("weight", infos["weight"], ("columns", "hidden"))
-        heads, kv_heads, dim = head_counts(
-            num_heads, num_kv_heads, head_dim, infos["weight"].shape[0]
-        )
+        heads, kv_heads, dim = head_counts(heads, kv_heads, dim, infos["weight"].shape[0])
     if "input" in infos:
         check_rank("input", infos["input"], (*(n for n in ("B", "S") if n in extents), "hidden"))
     if (
@@ -139,11 +131,12 @@ def qkv_work(
             raise InvalidValue(name, value, f"{what} has {extent}", "Check the order of the axes")
     hidden = next((infos[n].shape[-1] for n in ("weight", "input") if n in infos), 0)
     width = (heads + 2 * kv_heads) * dim
-    if input_gradient:
+    if asked.input_gradient:
         operation.new_result("d_input", (*lead, hidden), first.dtype, "dq")
-    if weight_gradient:
+    if asked.weight_gradient:
         operation.new_result("d_weight", (width, hidden), first.dtype, "dq")
-    _launch(operation, QkvProjectionBwd, layout, "dq", (width,) if has_bias else None, bias_dtype)
+    bias = (width,) if asked.has_bias else None
+    _launch(operation, QkvProjectionBwd, asked.layout, "dq", bias, asked.bias_dtype)
 
 
 def fused_output_projection_residual_bwd(
@@ -173,22 +166,23 @@ def fused_output_projection_residual_bwd(
         has_bias, {"weight": (weight, input_gradient)}, input_gradient, weight_gradient
     )
     arrays = {"d_output": d_output, "attn_out": attn_out, **needed}
-    options = (has_bias, layout, input_gradient, weight_gradient, bias_dtype)
+    options = _output_values(
+        has_bias=has_bias,
+        layout=layout,
+        input_gradient=input_gradient,
+        weight_gradient=weight_gradient,
+        bias_dtype=bias_dtype,
+    )
     results = operate(output_work, arrays, options, backend, implementation, stream)
     return OutputProjectionGradients(
         results.get("d_attn_out"), results.get("d_weight"), results.get("d_bias"), d_output
     )
 
 
-def output_work(
-    operation: Operation,
-    has_bias: bool,
-    layout: str,
-    input_gradient: bool,
-    weight_gradient: bool,
-    bias_dtype: DType | str | None,
-) -> None:
-    labels, infos = labels_of("layout", layout, LAYOUTS).split(), operation.infos
+def output_work(operation: Operation, *values: Any) -> None:
+    """``values``: those of ``OutputGradientOptions``."""
+    asked, infos = read_values(OutputGradientOptions, values), operation.infos
+    labels = LAYOUTS[asked.layout].split()
     first, of = infos["d_output"], infos["attn_out"]
     if len(of.shape) not in (2, 3):
         check_rank("attn_out", of, labels)
@@ -198,19 +192,19 @@ def output_work(
         if len(of.shape) == 4
         else {"H": 1, "D": of.shape[-1]}
     )
-    if input_gradient:
+    if asked.input_gradient:
         operation.new_result("d_attn_out", of.shape, first.dtype, "d_output")
-    if weight_gradient:
+    if asked.weight_gradient:
         operation.new_result(
             "d_weight", (first.shape[-1], extents["H"] * extents["D"]), first.dtype, "d_output"
         )
     _launch(
         operation,
         OutputProjectionBwd,
-        layout,
+        asked.layout,
         "d_output",
-        first.shape[-1:] if has_bias else None,
-        bias_dtype,
+        first.shape[-1:] if asked.has_bias else None,
+        asked.bias_dtype,
     )
 
 
@@ -249,3 +243,7 @@ def _launch(
     operation.launch(
         infos, lambda: descriptor.from_arrays(**cast(dict[str, Any], infos), layout=layout)
     )
+
+
+_qkv_values = values_of(QkvGradientOptions)
+_output_values = values_of(OutputGradientOptions)

@@ -106,6 +106,13 @@ def of_values(record: Callable[..., T], values: Iterable[Any]) -> T:
     return record(**dict(zip(scalars_of(record), values, strict=True)))
 
 
+def read_values(record: type[T], values: Iterable[Any]) -> T:
+    """The record of values in its order, each by its rule. Raises InvalidValue."""
+    known = options_of(record)
+    given = zip(scalars_of(record), values, strict=True)
+    return record(**{n: known[n].checked(x) for n, x in given})
+
+
 def as_values(record: object) -> tuple[Any, ...]:
     """The record's scalars in its order."""
     return tuple([getattr(record, n) for n in scalars_of(type(record))])

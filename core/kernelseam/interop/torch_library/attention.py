@@ -3,7 +3,6 @@ gradients of the first two."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +18,6 @@ from kernelseam.descriptors.attention.options import (
 )
 from kernelseam.descriptors.common.options import operands_of, options_of, scalars_of
 from kernelseam.descriptors.common.validation import flag
-from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch_attention
 from kernelseam.interop.torch_function import check_bwd_implementation
@@ -42,6 +40,7 @@ from kernelseam.interop.torch_library.define import (
     room,
 )
 from kernelseam.interop.torch_library.dtypes import accumulator, dtype_name
+from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
 from kernelseam.ops.attention import attention_paged as paged_forward
 
 Tensor = Any
@@ -59,46 +58,22 @@ SCALES = operands_of(ScaleOptions)
 _SCALES, _GIVEN = _optional(SCALES), "Tensor? out=None"
 _DENSE = f"Tensor q, Tensor k, Tensor v, {_optional(_ADDED_NAMES)}"
 _VARLEN = f"Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, {_ADDED}"
-_KINDS = {
-    bool: "bool",
-    str: "str",
-    float | None: "float?",
-    int | None: "SymInt?",
-    str | None: "str?",
-    DType | str | None: "ScalarType?",
-}
-"""Types of options in torch's schemas."""
-
-
-def _schema(*names: str, of: object = AttentionOptions()) -> str:
-    """Options with the defaults that ``of`` has; a window by its sides. They must be those of the
-    function that computes: torch leaves out what a call gives as the schema's default."""
-    known = options_of(type(of))
-    said = [
-        f"{_KINDS[known[n].type]} {n}={json.dumps(x) if isinstance(x, str) else x}"
-        if n != "window"
-        else "SymInt? window_left=None, SymInt? window_right=None"
-        for n in names
-        for x in [getattr(of, n)]
-    ]
-    return ", ".join(said)
-
-
+_DEFAULTS = AttentionOptions()
 _SCORED = scalars_of(ScoreScalars)
-_SCORES = _schema(*_SCORED)
+_SCORES = schema_of(_DEFAULTS, *_SCORED)
 _LENGTHS = "SymInt max_seqlen_q, SymInt max_seqlen_k"
 _FORWARD = (
-    f"{_schema('out_dtype')}, bool return_lse=True, {_schema('batch_invariant')}, "
-    f"{_schema('deterministic', of=GradientOptions())}, "
-    "str? backend=None, str? implementation=None, str? bwd_implementation=None"
+    f"bool return_lse=True, {schema_of(_DEFAULTS, 'out_dtype', 'batch_invariant')}, "
+    f"{schema_of(GradientOptions(), 'deterministic')}, "
+    f"{CHOSEN}, str? bwd_implementation=None"
 )
 _BACKWARD = (
     "bool bias_gradient, bool sink_gradient, "
-    f"{_schema('deterministic', of=GradientOptions())}, "
-    "str? backend=None, str? implementation=None"
+    f"{schema_of(GradientOptions(), 'deterministic')}, "
+    f"{CHOSEN}"
 )
-_LAYOUT, _LATENT = _schema("layout"), _schema("latent")
-_BLOCKS = _schema("q_scale_block", "scale_block")
+_LAYOUT, _LATENT = schema_of(_DEFAULTS, "layout"), schema_of(_DEFAULTS, "latent")
+_BLOCKS = schema_of(_DEFAULTS, "q_scale_block", "scale_block")
 DENSE = ("q", "k", "v", *_ADDED_NAMES)
 VARLEN = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", *_OF_KEYS)
 BESIDE = (*SCALES, "out")
@@ -315,7 +290,7 @@ _GRADIENTS = "Tensor? dout, Tensor? dlse, Tensor out, Tensor lse"
 _FIVE = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 ATTENTION_BWD = define(
     f"attention_bwd({_GRADIENTS}, {_DENSE}, *, {_SCORES}, {_LAYOUT}, "
-    f"{_schema('max_seqlen_q', 'max_seqlen_k')}, {_BACKWARD}) -> {_FIVE}",
+    f"{schema_of(_DEFAULTS, 'max_seqlen_q', 'max_seqlen_k')}, {_BACKWARD}) -> {_FIVE}",
     _bwd_computed(DENSE),
     _bwd_fake(DENSE),
     backward=once_only("attention"),
@@ -358,10 +333,10 @@ def _paged_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -
 ATTENTION_PAGED = define(
     "attention_paged(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, "
     f"Tensor kv_lengths, Tensor? cu_seqlens_q=None, {_ADDED}, {_SCALES}, {_GIVEN}, "
-    f"*, {_schema('max_seqlen_q', 'max_seqlen_k')}, "
-    f"{_schema(*_SCORED, 'layout', 'kv_layout', of=PAGED_DEFAULTS)}, {_LATENT}, {_BLOCKS}, "
-    f"{_schema('out_dtype')}, bool return_lse=True, {_schema('batch_invariant')}, "
-    "str? backend=None, str? implementation=None) -> (Tensor, Tensor)",
+    f"*, {schema_of(_DEFAULTS, 'max_seqlen_q', 'max_seqlen_k')}, "
+    f"{schema_of(PAGED_DEFAULTS, *_SCORED, 'layout', 'kv_layout')}, {_LATENT}, {_BLOCKS}, "
+    f"bool return_lse=True, {schema_of(_DEFAULTS, 'out_dtype', 'batch_invariant')}, "
+    f"{CHOSEN}) -> (Tensor, Tensor)",
     _computed(PAGED),
     _paged_fake,
     setup=_paged_setup,

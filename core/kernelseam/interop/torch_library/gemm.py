@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from kernelseam.descriptors.gemm.options import ProductOptions
 from kernelseam.interop.torch_function import check_bwd_implementation, with_matrices
 from kernelseam.interop.torch_library import flops
 from kernelseam.interop.torch_library.batches import Batched, each, fold, repeats, unfold
@@ -21,13 +22,15 @@ from kernelseam.interop.torch_library.define import (
     unrepeated,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name
+from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
 from kernelseam.ops import gemm, gemm_bwd
 
 Tensor = Any
 
 OPERANDS = ("a", "b", "bias", "residual", "a_scales", "b_scales", "out")
-_TRANSPOSED = "bool a_transposed=False, bool b_transposed=False, float alpha=1.0"
-_CHOSEN = "str? backend=None, str? implementation=None"
+_DEFAULTS = ProductOptions()
+_FACTORS = schema_of(_DEFAULTS, "a_transposed", "b_transposed", "alpha")
+_OUT_DTYPE = schema_of(_DEFAULTS, "out_dtype")
 
 
 def _computed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -216,7 +219,7 @@ def _matmul2d_bwd_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -
 def _defined(name: str, function: Any, gradients: Any, ranks: Any, batched: Any) -> Any:
     of_gradients = define(
         f"{name}_bwd(Tensor dc, Tensor a, Tensor b, *, bool a_gradient, bool b_gradient, "
-        f"bool sum_repeats=False, ScalarType? out_dtype=None, {_TRANSPOSED}, {_CHOSEN}) "
+        f"bool sum_repeats=False, {_OUT_DTYPE}, {_FACTORS}, {CHOSEN}) "
         "-> (Tensor, Tensor)",
         _bwd_computed(gradients),
         _bwd_fake,
@@ -226,9 +229,9 @@ def _defined(name: str, function: Any, gradients: Any, ranks: Any, batched: Any)
     )
     of_results = define(
         f"{name}(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, "
-        f"Tensor? a_scales=None, Tensor? b_scales=None, Tensor? out=None, *, {_TRANSPOSED}, "
-        "float beta=0.0, ScalarType? out_dtype=None, str? precision=None, "
-        f"SymInt[]? scale_block=None, {_CHOSEN}, str? bwd_implementation=None) -> Tensor",
+        f"Tensor? a_scales=None, Tensor? b_scales=None, Tensor? out=None, *, {_FACTORS}, "
+        f"{schema_of(_DEFAULTS, 'beta', 'out_dtype', 'precision', 'scale_block')}, "
+        f"{CHOSEN}, str? bwd_implementation=None) -> Tensor",
         _computed(function),
         _faked(*ranks),
         setup=_setup,

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from kernelseam.descriptors.common.options import scalars_of
+from kernelseam.descriptors.gemm.options import GroupedOptions
 from kernelseam.interop.torch_function import check_bwd_implementation, with_matrices
 from kernelseam.interop.torch_library import flops
 from kernelseam.interop.torch_library.define import (
@@ -17,6 +19,7 @@ from kernelseam.interop.torch_library.define import (
     room,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name
+from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
 from kernelseam.ops.grouped_gemm import grouped_mm
 
 Tensor = Any
@@ -97,9 +100,9 @@ def _backward(ctx: Any, dc: Tensor) -> Any:
 
 GROUPED_MM = define(
     "grouped_mm(Tensor a, Tensor b, Tensor? offs=None, Tensor? a_scales=None, "
-    "Tensor? b_scales=None, Tensor? out=None, *, float alpha=1.0, float beta=0.0, "
-    "ScalarType? out_dtype=None, str? precision=None, SymInt[]? scale_block=None, "
-    "str? backend=None, str? implementation=None, str? bwd_implementation=None) -> Tensor",
+    "Tensor? b_scales=None, Tensor? out=None, *, "
+    f"{schema_of(GroupedOptions(), *scalars_of(GroupedOptions))}, {CHOSEN}, "
+    "str? bwd_implementation=None) -> Tensor",
     _compute,
     _fake,
     setup=_setup,

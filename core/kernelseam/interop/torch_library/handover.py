@@ -10,6 +10,17 @@ import torch
 from kernelseam.descriptors.attention.options import AttentionOptions, GradientOptions
 from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.descriptors.gemm.fields import scale_block_of
+from kernelseam.descriptors.gemm.options import (
+    GroupedOptions,
+    ProductGradientOptions,
+    ProductOptions,
+)
+from kernelseam.descriptors.projection.options import (
+    OutputGradientOptions,
+    OutputOptions,
+    QkvGradientOptions,
+    QkvOptions,
+)
 from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_library import attention, gemm, grouped, merge, projection
 from kernelseam.interop.torch_library.define import unrepeated
@@ -27,6 +38,10 @@ Tensor = Any
 Arrays = Mapping[str, Tensor]
 Results = dict[str, Any]
 _SCALARS, _OF_GRADIENTS = scalars_of(AttentionOptions), scalars_of(GradientOptions)
+_OF_PRODUCTS, _OF_GROUPS = scalars_of(ProductOptions), scalars_of(GroupedOptions)
+_OF_PRODUCT_GRADIENTS = scalars_of(ProductGradientOptions)
+_OF_QKV, _OF_QKV_GRADIENTS = scalars_of(QkvOptions), scalars_of(QkvGradientOptions)
+_OF_OUTPUT, _OF_OUTPUT_GRADIENTS = scalars_of(OutputOptions), scalars_of(OutputGradientOptions)
 
 
 def _filled(arrays: Arrays, results: Results) -> Results:
@@ -123,68 +138,45 @@ def _attention_bwd(arrays: Arrays, values: Any, backend: Any, implementation: An
     return results
 
 
-def _product(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Results:
-    batched, a_transposed, b_transposed, alpha, beta, out_dtype, precision, scale_block = options
-    gemm_ops.check_added(beta, "out" in arrays)
-    scale_block_of(scale_block, "a_scales" in arrays or "b_scales" in arrays)
-    operator = gemm.BMM if batched else gemm.MATMUL2D
-    out = operator(
-        *_ordered(arrays, gemm.OPERANDS),
-        a_transposed=a_transposed,
-        b_transposed=b_transposed,
-        alpha=alpha,
-        beta=beta,
-        out_dtype=out_dtype,
-        precision=precision,
-        scale_block=scale_block,
-        backend=backend,
-        implementation=implementation,
-    )
+def _product(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
+    given = dict(zip(_OF_PRODUCTS, values, strict=True))
+    operator = gemm.BMM if given.pop("batched") else gemm.MATMUL2D
+    return _multiplied(operator, gemm.OPERANDS, arrays, given, backend, implementation)
+
+
+def _grouped(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
+    given = dict(zip(_OF_GROUPS, values, strict=True))
+    return _multiplied(grouped.GROUPED_MM, grouped.OPERANDS, arrays, given, backend, implementation)
+
+
+def _multiplied(
+    operator: Any,
+    names: tuple[str, ...],
+    arrays: Arrays,
+    given: dict[str, Any],
+    backend: Any,
+    implementation: Any,
+) -> Results:
+    gemm_ops.check_added(given["beta"], "out" in arrays)
+    scale_block_of(given["scale_block"], "a_scales" in arrays or "b_scales" in arrays)
+    operands = _ordered(arrays, names)
+    out = operator(*operands, **given, backend=backend, implementation=implementation)
     return _filled(arrays, {"out": out})
 
 
-def _product_bwd(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Results:
-    batched, a_transposed, b_transposed, alpha, beta, of_a, of_b, sums, out_dtype = options
+def _product_bwd(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
+    given = dict(zip(_OF_PRODUCT_GRADIENTS, values, strict=True))
     for name in ("da", "db"):
         if name in arrays:
             raise InvalidValue(
                 name, "given", "a traced call makes new gradients", "Leave it out, or add outside"
             )
-    gemm_ops.check_added(beta, False, "da")
+    gemm_ops.check_added(given.pop("beta"), False, "da")
     _check_axis("dc", arrays["dc"], 2)
-    operator = gemm.BMM_BWD if batched else gemm.MATMUL2D_BWD
-    da, db = operator(
-        arrays["dc"],
-        arrays["a"],
-        arrays["b"],
-        a_gradient=of_a,
-        b_gradient=of_b,
-        sum_repeats=sums,
-        out_dtype=out_dtype,
-        a_transposed=a_transposed,
-        b_transposed=b_transposed,
-        alpha=alpha,
-        backend=backend,
-        implementation=implementation,
-    )
-    return _asked(("da", "db"), (da, db), (of_a, of_b))
-
-
-def _grouped(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Results:
-    alpha, beta, out_dtype, precision, scale_block = options
-    gemm_ops.check_added(beta, "out" in arrays)
-    scale_block_of(scale_block, "a_scales" in arrays or "b_scales" in arrays)
-    out = grouped.GROUPED_MM(
-        *_ordered(arrays, grouped.OPERANDS),
-        alpha=alpha,
-        beta=beta,
-        out_dtype=out_dtype,
-        precision=precision,
-        scale_block=scale_block,
-        backend=backend,
-        implementation=implementation,
-    )
-    return _filled(arrays, {"out": out})
+    operator = gemm.BMM_BWD if given.pop("batched") else gemm.MATMUL2D_BWD
+    operands = _ordered(arrays, ("dc", "a", "b"))
+    made = operator(*operands, **given, backend=backend, implementation=implementation)
+    return _asked(("da", "db"), made, (given["a_gradient"], given["b_gradient"]))
 
 
 def _merged(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Results:
@@ -197,20 +189,9 @@ def _merged(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> 
     return _filled(arrays, {"out": out, "lse": lse})
 
 
-def _qkv(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Results:
-    heads, kv_heads, dim, layout, kv_layout, rotary_style, first_position, out_dtype = options
-    given = {
-        "num_heads": heads,
-        "num_kv_heads": kv_heads,
-        "head_dim": dim,
-        "layout": layout,
-        "kv_layout": kv_layout,
-        "rotary_style": "halves" if rotary_style is None else rotary_style,
-        "first_position": first_position,
-        "out_dtype": out_dtype,
-        "backend": backend,
-        "implementation": implementation,
-    }
+def _qkv(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
+    given = dict(zip(_OF_QKV, values, strict=True))
+    given |= {"backend": backend, "implementation": implementation}
     if "block_table" in arrays:
         operands = {**arrays, "k_pages": arrays["k"], "v_pages": arrays["v"]}
         result = projection.FUSED_QKV_PAGED(*_ordered(operands, projection.PAGED), **given)
@@ -219,24 +200,19 @@ def _qkv(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Res
     return _filled(arrays, dict(zip(projection.RESULTS, result, strict=True)))
 
 
-def _qkv_bwd(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Results:
-    has_bias, heads, kv_heads, dim, layout, of_input, of_weight, bias_dtype = options
+def _qkv_bwd(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
+    given = dict(zip(_OF_QKV_GRADIENTS, values, strict=True))
     for name in ("dq", "dk", "dv"):
         _check_axis(name, arrays[name])
+    operands = _ordered(arrays, ("dq", "dk", "dv", "input", "weight"))
     made = projection.FUSED_QKV_BWD(
-        *_ordered(arrays, ("dq", "dk", "dv", "input", "weight")),
-        has_bias=has_bias,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=dim,
-        layout=layout,
-        input_gradient=of_input,
-        weight_gradient=of_weight,
-        bias_dtype=bias_dtype,
-        backend=backend,
-        implementation=implementation,
+        *operands, **given, backend=backend, implementation=implementation
     )
-    return _asked(("d_input", "d_weight", "d_bias"), made, (of_input, of_weight, has_bias))
+    return _asked(("d_input", "d_weight", "d_bias"), made, _wanted(given))
+
+
+def _wanted(given: dict[str, Any]) -> tuple[bool, ...]:
+    return given["input_gradient"], given["weight_gradient"], given["has_bias"]
 
 
 def _check_axis(name: str, x: Tensor, axes: int = 1) -> None:
@@ -259,32 +235,23 @@ def _asked(names: tuple[str, ...], made: Any, asked: tuple[bool, ...]) -> Result
     return {n: x for n, x, a in zip(names, made, asked, strict=True) if a}
 
 
-def _output(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Results:
-    layout, out_dtype = options
+def _output(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
+    given = dict(zip(_OF_OUTPUT, values, strict=True))
+    operands = _ordered(arrays, projection.OUTPUT)
     out = projection.FUSED_OUTPUT(
-        *_ordered(arrays, projection.OUTPUT),
-        layout=layout,
-        out_dtype=out_dtype,
-        backend=backend,
-        implementation=implementation,
+        *operands, **given, backend=backend, implementation=implementation
     )
     return _filled(arrays, {"out": out})
 
 
-def _output_bwd(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Results:
-    has_bias, layout, of_attn_out, of_weight, bias_dtype = options
+def _output_bwd(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
+    given = dict(zip(_OF_OUTPUT_GRADIENTS, values, strict=True))
     _check_axis("d_output", arrays["d_output"])
+    operands = _ordered(arrays, ("d_output", "attn_out", "weight"))
     made = projection.FUSED_OUTPUT_BWD(
-        *_ordered(arrays, ("d_output", "attn_out", "weight")),
-        has_bias=has_bias,
-        layout=layout,
-        input_gradient=of_attn_out,
-        weight_gradient=of_weight,
-        bias_dtype=bias_dtype,
-        backend=backend,
-        implementation=implementation,
+        *operands, **given, backend=backend, implementation=implementation
     )
-    return _asked(("d_attn_out", "d_weight", "d_bias"), made, (of_attn_out, of_weight, has_bias))
+    return _asked(("d_attn_out", "d_weight", "d_bias"), made, _wanted(given))
 
 
 OPERATORS: dict[Any, Any] = {

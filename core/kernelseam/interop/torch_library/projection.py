@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from kernelseam.descriptors.common.options import scalars_of
+from kernelseam.descriptors.projection.options import OutputOptions, QkvGradientOptions, QkvOptions
 from kernelseam.interop.torch_function import check_bwd_implementation, with_rows
 from kernelseam.interop.torch_library import flops
 from kernelseam.interop.torch_library.batches import Batched, each, fold, unfold
@@ -20,6 +22,7 @@ from kernelseam.interop.torch_library.define import (
     room,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name
+from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
 from kernelseam.interop.torch_rotary import turned_back
 from kernelseam.ops import projection, projection_bwd
 from kernelseam.ops.projection import query_heads
@@ -31,11 +34,10 @@ RESULTS = ("q", "k", "v")
 QKV = (*OPERANDS, *RESULTS)
 PAGED = ("input", "weight", "k_pages", "v_pages", "block_table", *OPERANDS[2:], "q")
 OUTPUT = ("attn_out", "weight", "bias", "residual", "out")
-_CHOSEN = "str? backend=None, str? implementation=None"
-_LAYOUT = 'str layout="bhsd"'
-_HEADS = "SymInt? num_heads=None, SymInt? num_kv_heads=None, SymInt? head_dim=None"
-_KV_LAYOUT = 'str kv_layout="nhd"'
-_ROTARY = 'str rotary_style="halves", SymInt first_position=0'
+_LAYOUT = schema_of(OutputOptions(), "layout")
+_OF_OUTPUT = schema_of(OutputOptions(), *scalars_of(OutputOptions))
+_OF_QKV = schema_of(QkvOptions(), *scalars_of(QkvOptions))
+_BIAS_DTYPE = schema_of(QkvGradientOptions(), "bias_dtype")
 _OPERANDS = (
     "Tensor input, Tensor weight, Tensor? bias=None, Tensor? cos=None, Tensor? sin=None, "
     "Tensor? positions=None"
@@ -195,7 +197,7 @@ FUSED_QKV_BWD = define(
     "fused_qkv_projection_bwd(Tensor dq, Tensor dk, Tensor dv, Tensor? input=None, "
     "Tensor? weight=None, *, bool has_bias, SymInt num_heads, SymInt num_kv_heads, "
     f"SymInt head_dim, bool input_gradient, bool weight_gradient, {_LAYOUT}, "
-    f"ScalarType? bias_dtype=None, {_CHOSEN}) -> (Tensor, Tensor, Tensor)",
+    f"{_BIAS_DTYPE}, {CHOSEN}) -> (Tensor, Tensor, Tensor)",
     _qkv_bwd_compute,
     _qkv_bwd_fake,
     backward=once_only("fused_qkv_projection"),
@@ -203,7 +205,7 @@ FUSED_QKV_BWD = define(
 )
 FUSED_QKV = define(
     f"fused_qkv_projection({_OPERANDS}, Tensor? q=None, Tensor? k=None, Tensor? v=None, *, "
-    f"{_HEADS}, {_LAYOUT}, {_ROTARY}, {_KV_LAYOUT}, ScalarType? out_dtype=None, {_CHOSEN}, "
+    f"{_OF_QKV}, {CHOSEN}, "
     "str? bwd_implementation=None) -> (Tensor, Tensor, Tensor)",
     _qkv_compute,
     _qkv_fake,
@@ -235,7 +237,7 @@ FUSED_QKV_PAGED = define(
     "fused_qkv_projection_paged(Tensor input, Tensor weight, Tensor(a!) k_pages, "
     "Tensor(b!) v_pages, Tensor block_table, Tensor? bias=None, Tensor? cos=None, "
     "Tensor? sin=None, Tensor? positions=None, Tensor? q=None, *, "
-    f"{_HEADS}, {_LAYOUT}, {_ROTARY}, {_KV_LAYOUT}, ScalarType? out_dtype=None, {_CHOSEN}) "
+    f"{_OF_QKV}, {CHOSEN}) "
     "-> Tensor",
     _paged_compute,
     _paged_fake,
@@ -358,7 +360,7 @@ def _output_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batc
 FUSED_OUTPUT_BWD = define(
     "fused_output_projection_residual_bwd(Tensor d_output, Tensor attn_out, Tensor? weight=None, "
     f"*, bool has_bias, bool input_gradient, bool weight_gradient, {_LAYOUT}, "
-    f"ScalarType? bias_dtype=None, {_CHOSEN}) -> (Tensor, Tensor, Tensor)",
+    f"{_BIAS_DTYPE}, {CHOSEN}) -> (Tensor, Tensor, Tensor)",
     _output_bwd_compute,
     _output_bwd_fake,
     backward=once_only("fused_output_projection_residual"),
@@ -366,8 +368,8 @@ FUSED_OUTPUT_BWD = define(
 )
 FUSED_OUTPUT = define(
     "fused_output_projection_residual(Tensor attn_out, Tensor weight, Tensor? bias=None, "
-    f"Tensor? residual=None, Tensor? out=None, *, {_LAYOUT}, "
-    f"ScalarType? out_dtype=None, {_CHOSEN}, str? bwd_implementation=None) -> Tensor",
+    f"Tensor? residual=None, Tensor? out=None, *, {_OF_OUTPUT}, "
+    f"{CHOSEN}, str? bwd_implementation=None) -> Tensor",
     _output_compute,
     _output_fake,
     setup=_output_setup,
