@@ -81,68 +81,66 @@ def test_autocast_converts() -> None:
         assert ks.grouped_mm(a, b, offs).dtype is torch.bfloat16
 
 
-class TestExperts:
-    """Transformers' modules of experts."""
+@pytest.mark.parametrize("model", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_experts_of_models(model: str) -> None:
+    hf = pytest.importorskip("transformers", reason="transformers is missing")
+    pytest.importorskip(
+        "transformers.integrations.moe", reason="transformers has no experts interface"
+    )
+    from kernelseam.interop import transformers as door
 
-    @pytest.mark.parametrize("model", ["mixtral", "qwen3_moe", "gpt_oss"])
-    def test_logits_and_gradients(self, model: str) -> None:
-        hf = pytest.importorskip("transformers", reason="transformers is missing")
-        pytest.importorskip(
-            "transformers.integrations.moe", reason="transformers has no experts interface"
-        )
-        from kernelseam.interop import transformers as door
+    door.register()
+    names = {"mixtral": "Mixtral", "qwen3_moe": "Qwen3Moe", "gpt_oss": "GptOss"}
+    sizes = {"hidden_size": 32, "intermediate_size": 24, "moe_intermediate_size": 24}
+    config = getattr(hf, f"{names[model]}Config")(
+        **sizes,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=64,
+        num_local_experts=6,
+        num_experts=6,
+        num_experts_per_tok=2,
+    )
+    torch.manual_seed(0)
+    made = getattr(hf, f"{names[model]}ForCausalLM")(config).float()
+    tokens = torch.randint(0, 64, (2, 9))
+    results = []
+    for implementation in ("eager", door.NAME):
+        made.set_experts_implementation(implementation)
+        made.zero_grad()
+        logits = made(tokens).logits
+        logits.square().sum().backward()
+        results.append((logits.detach(), [p.grad.clone() for p in made.parameters()]))
+    (wanted, their), (found, mine) = results
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    for x, y in zip(mine, their, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4 * float(y.abs().max()) + 1e-6)
 
-        door.register()
-        names = {"mixtral": "Mixtral", "qwen3_moe": "Qwen3Moe", "gpt_oss": "GptOss"}
-        sizes = {"hidden_size": 32, "intermediate_size": 24, "moe_intermediate_size": 24}
-        config = getattr(hf, f"{names[model]}Config")(
-            **sizes,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            vocab_size=64,
-            num_local_experts=6,
-            num_experts=6,
-            num_experts_per_tok=2,
-        )
-        torch.manual_seed(0)
-        made = getattr(hf, f"{names[model]}ForCausalLM")(config).float()
-        tokens = torch.randint(0, 64, (2, 9))
-        results = []
-        for implementation in ("eager", door.NAME):
-            made.set_experts_implementation(implementation)
-            made.zero_grad()
-            logits = made(tokens).logits
-            logits.square().sum().backward()
-            results.append((logits.detach(), [p.grad.clone() for p in made.parameters()]))
-        (wanted, their), (found, mine) = results
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-        for x, y in zip(mine, their, strict=True):
-            torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4 * float(y.abs().max()) + 1e-6)
 
-    def test_experts_of_other_ranks_count_as_nothing(self) -> None:
-        from kernelseam.interop.transformers_experts import experts_forward
+def test_experts_of_other_ranks_count_as_nothing() -> None:
+    from kernelseam.interop.transformers_experts import experts_forward
 
-        torch.manual_seed(1)
+    torch.manual_seed(1)
 
-        class Experts(torch.nn.Module):  # type: ignore[misc]
-            num_experts, has_gate, has_bias, is_transposed = 3, False, False, True
-            _is_expert_parallel = True
-            act_fn = staticmethod(torch.relu)
+    class Experts(torch.nn.Module):  # type: ignore[misc]
+        num_experts, has_gate, has_bias, is_transposed = 3, False, False, True
+        _is_expert_parallel = True
+        act_fn = staticmethod(torch.relu)
 
-        here = Experts()
-        here.up_proj, here.down_proj = torch.randn(3, 8, 6), torch.randn(3, 6, 8)
-        x, weights = torch.randn(4, 8, requires_grad=True), torch.rand(4, 2)
-        index = torch.tensor([[0, 3], [3, 3], [2, 1], [3, 0]])
-        weights = weights.masked_fill(index == 3, 0)
-        y = experts_forward(here, x, index, weights)
-        wanted = torch.zeros_like(x)
-        for t, k in ((0, 0), (2, 0), (2, 1), (3, 1)):
-            e = index[t, k]
-            row = torch.relu(x[t] @ here.up_proj[e]) @ here.down_proj[e] * weights[t, k]
-            wanted = wanted.index_add(0, torch.tensor([t]), row[None])
-        torch.testing.assert_close(y, wanted)
-        torch.testing.assert_close(
-            torch.autograd.grad(y.sum(), x), torch.autograd.grad(wanted.sum(), x)
-        )
+    here = Experts()
+    here.up_proj, here.down_proj = torch.randn(3, 8, 6), torch.randn(3, 6, 8)
+    x, weights = torch.randn(4, 8, requires_grad=True), torch.rand(4, 2)
+    index = torch.tensor([[0, 3], [3, 3], [2, 1], [3, 0]])
+    weights = weights.masked_fill(index == 3, 0)
+    y = experts_forward(here, x, index, weights)
+    wanted = torch.zeros_like(x)
+    for t, k in ((0, 0), (2, 0), (2, 1), (3, 1)):
+        e = index[t, k]
+        row = torch.relu(x[t] @ here.up_proj[e]) @ here.down_proj[e] * weights[t, k]
+        wanted = wanted.index_add(0, torch.tensor([t]), row[None])
+    torch.testing.assert_close(y, wanted)
+    torch.testing.assert_close(
+        torch.autograd.grad(y.sum(), x), torch.autograd.grad(wanted.sum(), x)
+    )

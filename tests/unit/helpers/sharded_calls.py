@@ -51,6 +51,8 @@ def _operands(case: Case) -> list[Any]:
             x = torch.arange(1, shape[0] + 1, dtype=torch.int32)
         elif name in ("cu_seqlens_q", "cu_seqlens_k"):
             x = torch.tensor([0, 2, 6], dtype=torch.int32)
+        elif name == "offs":
+            x = torch.tensor([1, 1, 6], dtype=torch.int32)
         elif name == "mask":
             x = torch.rand(shape, generator=generator) < 0.7
         else:
