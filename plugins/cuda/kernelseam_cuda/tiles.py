@@ -244,7 +244,7 @@ DECODE = (
         q_resident=True,
         rate=0.55,
         block_seconds=4.1e-6,
-        item_seconds=4e-7,
+        item_seconds=2.5e-7,
     ),
     DecodeTile(
         *(_HALF_PRECISION, 128, 4, 32, 16, 3, 1),
@@ -255,7 +255,7 @@ DECODE = (
     DecodeTile(
         *(_HALF_PRECISION, 128, 4, 16, 16, 2, 1), q_resident=True, rate=0.2, block_seconds=4.4e-6
     ),
-    DecodeTile(_HALF_PRECISION, 256, 4, 16, 16, 3, 1, item_cost=5, rate=0.15, item_seconds=2.5e-6),
+    DecodeTile(_HALF_PRECISION, 256, 4, 16, 16, 3, 1, item_cost=5, rate=0.10, item_seconds=2.5e-6),
     DecodeTile(_HALF_PRECISION, 256, 4, 16, 16, 2, 1, item_cost=5, rate=0.15, item_seconds=2.4e-6),
     DecodeTile(_HALF_PRECISION, 256, 2, 16, 16, 2, 1, item_cost=5, rate=0.07, item_seconds=2.7e-6),
 )

@@ -204,7 +204,7 @@ ATTENTION = (
 FEW_QUERIES = (
     HopperAttentionTile(64, 64, 2, 128, 4, 2, 1, True, True, 24, most_rows=128, rate=1.1),
     HopperAttentionTile(
-        *(64, 64, 1, 128, 5, 2, 1, False, True, 24), most_rows=64, rate=0.91, block_seconds=4e-7
+        *(64, 64, 1, 128, 5, 2, 1, False, True, 24), most_rows=64, rate=0.91, block_seconds=2e-7
     ),
     HopperAttentionTile(96, 96, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=0.85),
     HopperAttentionTile(128, 128, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=1.1),
