@@ -177,6 +177,9 @@ def test_pools_whose_rows_are_no_matrix_are_refused() -> None:
     page, head, row = p.k_strides
     beside = replace(p, k_strides=(2 * page, head, row), v_strides=(2 * page, head, row))
     assert HALF.refuse(beside, ROW) is None, "each page of k with one of v behind it"
+    assert [HALF.refuse(representative(x), ROW) for x in (p, beside)] == [None, None]
+    odd = replace(p, k_strides=(page + 64, head, row), v_strides=(page + 64, head, row))
+    assert HALF.refuse(representative(odd), ROW) is not None, "the class decides as it would"
     assert HALF.values(beside, HALF.tile(beside, ROW, H200), H200)["page_rows"] == 32
     assert (
         HALF.refuse(replace(p, k_strides=(2 * page, head, row)), ROW)

@@ -6,7 +6,12 @@ A vendor whose device memory is the host's, as in test_ops_traced_calls.
 from __future__ import annotations
 
 import copy
+import json
+import os
+import shutil
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import kernelseam
@@ -116,6 +121,24 @@ def test_what_binding_refuses_is_refused_as_ever(card: CardRuntime) -> None:
                 each.bind(**operands)
             messages.append(str(caught.value))
         assert messages[0] == messages[1]
+
+
+def test_launches_are_to_the_byte_those_of_built_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of random problems, on the path to a GPU without one."""
+    pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings is missing")
+    pytest.importorskip("cuda.bindings.nvrtc", reason="nvrtc is missing")
+    if shutil.which("cc") is None:
+        pytest.skip("a C compiler is missing")
+    root = Path(__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), *sys.path]))
+    idle_device = pytest.importorskip("benchmarks.comparing.idle_device")
+    script = str(Path(__file__).parent / "helpers" / "idle_known.py")
+    done = idle_device.run_with_idle_driver([script], capture_output=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["differ"] == []
+    assert {"sm90", "shared"} <= set(found["counts"]) and sum(found["counts"].values()) > 60
 
 
 def test_scalars_and_layouts_are_numbers(card: CardRuntime) -> None:

@@ -153,6 +153,12 @@ def _attention(p: Any) -> Any:
         *("alibi_strides", "bias_strides", "mask_strides"),
         *("q_scale_strides", "k_scale_strides", "v_scale_strides"),
     )
+    strides = dict(zip(walks, _steps(*[getattr(p, n) for n in walks]), strict=True))
+    for name in ("k_strides", "v_strides") if p.page_size else ():
+        page, _, row = getattr(p, name)
+        if row != 0 and page % row == 0:  # all pages' rows are one matrix's
+            far, *others = strides[name]
+            strides[name] = (far * p.page_size, *others)
     return _replaced(
         p,
         batch=batch,
@@ -166,7 +172,7 @@ def _attention(p: Any) -> Any:
         pages=batch * width if p.pages else 0,
         table_width=width,
         table_stride=width,
-        **dict(zip(walks, _steps(*[getattr(p, n) for n in walks]), strict=True)),
+        **strides,
     )
 
 

@@ -1,0 +1,118 @@
+"""What plans from numbers bind beside what built plans bind, to the byte, over random problems: run
+by a test in a process that has loaded a driver that does nothing. Prints how many were compared, by
+implementation, and what differed."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from kernelseam import dispatch
+from kernelseam.errors import KernelSeamError
+from kernelseam.kernels.known import KnownProblems
+from kernelseam.tuned.classes import representative
+from kernelseam_cuda import launch, runtime, tensor_maps
+
+from benchmarks.comparing import choices, clocks, idle_device
+from benchmarks.comparing.rows import Session
+
+_FIRST, _WORKSPACE, _SHIFT = 1 << 50, 1 << 60, 1 << 30
+bound: list[Any] = []
+"""What was prepared last: kernels with their configs and arguments, and memsets."""
+
+
+def encode(
+    place: int, kind: int, axes: int, address: int, extents: int, strides: int, box: Any, *rest: Any
+) -> int:
+    """A tensor map that has the address, and a digest of all else."""
+    numbers = [
+        list((ctypes.c_uint64 * n).from_address(at))
+        for n, at in ((axes, extents), (axes - 1, strides))
+    ]
+    digest = zlib.crc32(repr((kind, numbers, list(box), rest[1:])).encode())
+    ctypes.memmove(place, struct.pack("<QQ112x", address, digest), 128)
+    return 0
+
+
+def replace_address(place: int, address: int) -> int:
+    ctypes.memmove(place, struct.pack("<Q", address), 8)
+    return 0
+
+
+def record() -> None:
+    def nothing(stream: int) -> None: ...
+
+    def prepare(self: Any, *given: Any) -> Callable[[int], None]:
+        bound.append((self.facts.name, *given))
+        return nothing
+
+    def prepare_memset(self: Any, *given: Any) -> Callable[[int], None]:
+        bound.append(given)
+        return nothing
+
+    patched: Any = (launch.CudaKernel, runtime.CudaRuntime, tensor_maps)
+    patched[0].prepare, patched[1].prepare_memset = prepare, prepare_memset
+    patched[2]._encode_tiled, patched[2]._replace_address = lambda: encode, lambda: replace_address
+
+
+def relatives(problem: Any) -> Iterator[Any]:
+    """Its class's representative, itself, and others of the spec."""
+    yield representative(problem)
+    known = {f.name for f in fields(problem)}
+    for name in known & {"M", "batch", "S_q", "S_k"}:
+        if getattr(problem, name) > 1:
+            yield replace(problem, **{name: getattr(problem, name) - 1})
+    yield problem
+
+
+def compare(problem: Any, device: Any, counts: Counter[str], differ: list[str]) -> None:
+    known = KnownProblems().find(problem, device, None)
+    try:
+        choice = dispatch.select(problem, device)
+        _, parts = dispatch.build(choice, problem, device)
+    except KernelSeamError:
+        return
+    if known is None:
+        return
+    sizes = parts.workspace_bytes, parts.workspace_alignment, parts.zeroed_bytes
+    if sizes != (known.workspace_bytes, known.workspace_alignment, known.zeroed_bytes):
+        differ.append(f"sizes of {problem}")
+    for shift in (0, _SHIFT):
+        names = [r.name for r in problem.operands]
+        pointers = {n: _FIRST * (i + 1) + shift for i, n in enumerate(names)}
+        bound.clear()
+        if known.bind(pointers, _WORKSPACE) is None:
+            differ.append(f"not bound: {problem}")
+            continue
+        actual = [*bound]
+        bound.clear()
+        for step in parts.steps:
+            step.bind(pointers, _WORKSPACE)
+        if actual != bound:
+            differ.append(f"arguments of {problem}")
+        counts[choice.implementation.name] += 1
+
+
+if __name__ == "__main__":
+    idle_device.install()
+    record()
+    torch.manual_seed(0)
+    session = Session("cuda", clocks.HostClock())
+    device, counts, differ = session.target(), Counter[str](), list[str]()
+    for kind in choices.KINDS:
+        for row in choices.drawn([kind], 2, 3):
+            for descriptor in row.planned(session):
+                problem: Any = descriptor.simplified()[0].problem()
+                family = list(relatives(problem))
+                for like in family[:2]:
+                    KnownProblems().learn(like, device, None)
+                for like in family:
+                    compare(like, device, counts, differ)
+    print(json.dumps({"counts": counts, "differ": differ}))
