@@ -70,6 +70,17 @@ def test_rings_buffers_and_the_table_fit() -> None:
             assert KERNEL.shared_bytes(p.spec, tile) * tile.blocks <= SHARED_BYTES
 
 
+def test_which_tiles_store_a_result() -> None:
+    """TMA stores whole chunks of 16 bytes; where C is most of what is moved, evict-first."""
+    ragged = problem(N=1404)
+    assert {t.store for t in KERNEL.offered(ragged)} == {"rows"}
+    assert not any(KERNEL.takes(ragged, t, ROW, H200) for t in GROUPED if t.store == "tma")
+    of_weights = problem(groups=256, **{**SUMMED, "M": 7168, "N": 2048, "K": 4096})
+    assert all(t.c_first == (t.store == "tma") for t in KERNEL.offered(of_weights))
+    assert not any(t.c_first for t in KERNEL.offered(problem()))
+    assert all(KERNEL.takes(problem(), t, ROW, H200) for t in KERNEL.offered(of_weights))
+
+
 @given(sizes=st.lists(st.integers(0, 700), min_size=1, max_size=40), rest=st.integers(0, 300))
 def test_no_groups_have_more_tiles_than_are_counted(sizes: list[int], rest: int) -> None:
     """The grid is of the most tiles that any offsets can give."""

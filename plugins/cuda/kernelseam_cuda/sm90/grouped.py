@@ -82,20 +82,24 @@ class HopperGroupedGemm(KernelDefinition):
         return (tile, replace(tile, c_first=True)) if tile.store == "tma" else (tile,)
 
     def offered(self, p: GroupedGemmProblem) -> tuple[HopperGemmTile, ...]:
-        """Tiles that take a problem; TMA stores chunks of 16 bytes whole. Where C is most of what
-        is moved, its stores leave the L2 cache to A and B, as in the batched product."""
-        whole = p.N * p.spec.product.dtype_c.itemsize % 16 == 0
+        """Tiles that take a problem. Where C is most of what is moved, its stores leave the L2
+        cache to A and B, as in the batched product."""
         c_first = gemm_cost.mostly_c(p.even)
         return tuple(
             replace(t, c_first=c_first and t.store == "tma")
             for t in _tiles_of(p.spec.product)
-            if tile_count(p, t) < MAX_TILES and (whole or t.store == "rows")
+            if self.stores(p, t)
         )
+
+    def stores(self, p: GroupedGemmProblem, tile: HopperGemmTile) -> bool:
+        """Whether tiles can be counted, and stored: TMA stores chunks of 16 bytes whole."""
+        whole = p.N * p.spec.product.dtype_c.itemsize % 16 == 0
+        return tile_count(p, tile) < MAX_TILES and (whole or tile.store == "rows")
 
     def takes(
         self, problem: GroupedGemmProblem, tile: HopperGemmTile, row: ArchRow, device: Device
     ) -> bool:
-        return tile in self.offered(problem)
+        return self.stores(problem, tile)
 
     def tile(self, problem: GroupedGemmProblem, row: ArchRow, device: Device) -> HopperGemmTile:
         """The one with the least predicted time for groups of one size."""
