@@ -96,7 +96,7 @@ def test_q_k_and_v(layout: str, dtype: str, limit: float) -> None:
 
 @pytest.mark.parametrize("style", ["halves", "pairs"])
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
-def test_what_is_turned_is_turned_back(style: str, layout: str) -> None:
+def test_gradients_are_rotated_back(style: str, layout: str) -> None:
     """Of a part of the elements, from the fourth position on; of all of them, at positions in
     memory."""
     x, weight, bias = tensors((B, S, HIDDEN), (WIDTH, HIDDEN), (WIDTH,))

@@ -88,7 +88,7 @@ def attention(
     ``return_lse``: (result, LSE), both of which have gradients. ``out_dtype`` may be torch's;
     gradients of a result of another dtype than q's start from it rounded to that.
     ``deterministic=False`` allows gradients whose order of summation varies, where that is faster.
-    ``implementation`` names a way of the forward, ``bwd_implementation`` one of the gradients. Both
+    ``implementation`` selects one of the forward, ``bwd_implementation`` one of the gradients. Both
     run on torch's current stream. All else is as there, shapes and dtypes too. A bias that repeats
     because it has extent 1, or lacks an axis, takes the sum over what it repeats along; one that is
     expanded takes a gradient of its whole shape, which torch sums.

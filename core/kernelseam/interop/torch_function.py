@@ -23,8 +23,8 @@ Gradients = tuple[Tensor | None, ...]
 def tensors(
     given: Mapping[str, Tensor | None], needed: Sequence[str]
 ) -> tuple[dict[str, Tensor], bool]:
-    """Those that are given, and whether torch traces the call: compiles, exports or transforms the
-    caller, or has a mode that looks on. Operators then take the part of what needs memory.
+    """Those that are given, and whether torch traces the call: it compiles, exports or transforms
+    the caller, or a dispatch mode is active. Then the custom operator is called.
 
     Raises InvalidValue for what is no tensor, where one of ``needed`` is None, and where
     forward-mode differentiation is asked for.
@@ -147,7 +147,7 @@ def check_bwd_implementation(
     name: object, operation: str, like: str, given: Mapping[str, Tensor]
 ) -> None:
     """Refuse a name that no implementation of the gradients has on the device of the tensor
-    ``like``: a forward that takes it would leave a graph that cannot be walked back."""
+    ``like``: a forward that takes it would leave a graph whose backward would fail."""
     if name is None:
         return
     name = implementation_name("bwd_implementation", name)

@@ -20,7 +20,7 @@ from kernelseam.interop.torch_function import (
 )
 from kernelseam.interop.torch_library import projection as operators
 from kernelseam.interop.torch_library.dtypes import dtype_name
-from kernelseam.interop.torch_rotary import turned_back
+from kernelseam.interop.torch_rotary import inverse_rotation
 from kernelseam.ops import projection, projection_bwd
 from kernelseam.ops.signatures import QkvTensors
 
@@ -82,8 +82,8 @@ def fused_qkv_projection(
     """``kernelseam.fused_qkv_projection`` on torch tensors, with gradients to input, weight and
     bias.
 
-    ``implementation`` names a way of the forward, ``bwd_implementation`` one of the gradients; both
-    run on torch's current stream. Gradients by rotated q and k are turned back by torch first, in
+    ``implementation`` selects one of the forward, ``bwd_implementation`` one of the gradients; both
+    run on torch's current stream. torch first undoes the rotation of gradients by q and k, in
     float32 (float64 of float64), and rounded to the tensors' dtype before they are multiplied. None
     flow to cosines, sines and pages: where gradients are wanted, k and v can not be written into
     pages. What no gradient needs is not kept. All else is as there.
@@ -225,7 +225,7 @@ def _qkv_gradients(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> Gradients:
     if _ROTARY[0] in saved:
         cos, sin = (saved[n] for n in _ROTARY)
         positions = saved.get("positions")
-        dq, dk = (turned_back(x, cos, sin, positions, ctx.options) for x in (dq, dk))
+        dq, dk = (inverse_rotation(x, cos, sin, positions, ctx.options) for x in (dq, dk))
     dq, dk, dv = (with_rows(x) for x in (dq, dk, dv))
     asked = {n for n, w in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if w}
     heads = -3 if ctx.options["layout"] == "bhsd" else -2

@@ -1,4 +1,4 @@
-"""Gradients by rotated q and k turned back, in torch's own operations. Imports torch."""
+"""The inverse rotation of gradients by rotated q and k, in operations of torch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 Tensor = Any
 
 
-def turned_back(
+def inverse_rotation(
     x: Tensor,
     cos: Tensor,
     sin: Tensor,
     positions: Tensor | None,
     options: Mapping[str, Any],
 ) -> Tensor:
-    """The gradient by what was turned → that by what it was before: turned by the opposite angle,
+    """The gradient by what was rotated → that by what it was before: rotated by the opposite angle,
     in float32 (float64 of float64). ``options``: layout, rotary_style, first_position."""
     half, heads_first = cos.shape[-1], options["layout"] == "bhsd"
     if positions is not None:
