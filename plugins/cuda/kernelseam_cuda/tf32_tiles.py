@@ -61,7 +61,7 @@ _ATTENTION = (
     (128, 4, 16, 64, 1, 2, 1, True, 0.80),
     (128, 4, 16, 16, 2, 2, 1, False, 0.55),
     (256, 8, 16, 32, 1, 1, 1, True, 0.70),
-    (256, 8, 16, 16, 2, 1, 2, False, 0.45),
+    (256, 8, 16, 16, 1, 1, 2, False, 0.45),
     (256, 4, 16, 16, 1, 1, 2, False, 0.40),
 )
 """Head dim, warps, rows, keys, stages, blocks, warps that share rows, plain, rate of the split
