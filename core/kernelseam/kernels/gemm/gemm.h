@@ -35,7 +35,7 @@ typedef Maybe<KS_ROW_SUMS> RowSums;
 
 constexpr int BM = KS_BM, BN = KS_BN, BK = KS_BK, WARPS_M = KS_WARPS_M, WARPS_N = KS_WARPS_N, STAGES = KS_STAGES;
 constexpr int TEAMS = KS_TEAMS, THREADS = WARP * WARPS_M * WARPS_N, WM = BM / WARPS_M, WN = BN / WARPS_N;
-constexpr int AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1, K_STEP = k_piece<E, BK>();
+constexpr int AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1, K_STEP = K_PIECE<E, BK>;
 typedef E::Tile<BM, BK, !KS_A_TRANSPOSED> TileA;
 typedef E::Tile<BN, BK, KS_B_TRANSPOSED> TileB;
 typedef PlainTile<TC, WM, WN> TileC;

@@ -20,9 +20,6 @@ template<> struct EngineOf<e4m3, e4m3, 0> { typedef MatrixEngine<e4m3> type; };
 // two (KS_MATRIX_DOUBLE, a constant of the arch's row). S: the type in which right factors are stored, T or, where the arch has
 // KS_E4M3, e4m3. TF32: in how many products of TF32 float is multiplied, where the platform has KS_TF32; 0: as it is.
 template<class T, class S = T, int TF32 = 0> using Engine = typename EngineOf<T, S, TF32>::type;
-// How much of K, a multiple of 16, a loop multiplies at once.
-template<class E, int K> KS_DEVICE constexpr int k_piece() {
-  int step = E::K_STEP;
-  while (K % step) step /= 2;
-  return step;
-}
+// How much of K, a multiple of 16, a loop multiplies at once: a variable, as a device function is none of a namespace's constants.
+template<class E, int K> constexpr int K_PIECE = K % E::K_STEP == 0 ? E::K_STEP : K % (E::K_STEP / 2) == 0 ? E::K_STEP / 2 : 16;
+template<class E, int K> KS_DEVICE constexpr int k_piece() { return K_PIECE<E, K>; }
