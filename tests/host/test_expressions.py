@@ -31,9 +31,9 @@ SLOW = pytest.mark.slow("each mod is compiled: those of every kind of node run i
 FIRST = ("t5", "neighbourhood", "tree", "sandwich", "soft_mask", "packed_documents", "scalars")
 
 
-def check(e: ScoreExpression) -> None:
+def check(e: ScoreExpression, planted: tuple[str, str] | None = None) -> None:
     arrays = [np.asarray(a.detach()) if isinstance(a, torch.Tensor) else a for a in e.arrays]
-    program = ExpressionProgram(e, arrays)
+    program = ExpressionProgram(e, arrays, planted)
     at: dict[str, Any] = {
         name: np.arange(n).reshape([-1 if i == j else 1 for j in range(4)])
         for i, (name, n) in enumerate(zip(("b", "h", "q_idx", "kv_idx"), SHAPE, strict=True))
@@ -82,6 +82,35 @@ def test_device_code_of_operations() -> None:
         return (n[kv] // 2**33 < q) | ~(n[q] > n[kv]) & (half[kv].astype(bool))
 
     check(score_expression(score, mask))
+
+
+FAULTS = {
+    "a hoisted value of the next row": (
+        "array1.base[inside_of(q_idx,",
+        "array1.base[inside_of(q_idx + 1,",
+    ),
+    "the wrong array's element of a tile": ("array0.base[inside_of(h,", "array0.base[inside_of(b,"),
+    "a block wrongly empty": ("rows.q_first - kv_last", "rows.q_last - kv_last"),
+    "a number baked in": ("x2 < number0;\n    const bool x4", "x2 < 17;\n    const bool x4"),
+    "the sign of an array's factor": ("return x1;", "return -x1;"),
+}
+
+
+def faulty(w: int) -> ScoreExpression:
+    slopes, doc = np.array([0.5, 0.25, 2.0], np.float32), np.repeat(np.arange(4), 20)
+    return score_expression(
+        lambda s, b, h, q, kv: s + slopes[h] * (kv - q),
+        lambda b, h, q, kv: (q >= kv) & (q - kv < w) & (doc[q] == doc[kv]),
+    )
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults(name: str) -> None:
+    """In the generated text. A number that is a constant is right for the function that was
+    traced, and wrong for another of its code."""
+    check(faulty(9))
+    with pytest.raises(AssertionError, match="Mismatched elements"):
+        check(faulty(9), FAULTS[name])
 
 
 def test_gradients_by_scores(hostcpp: Plugins) -> None:

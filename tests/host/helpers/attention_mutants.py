@@ -25,6 +25,43 @@ ANY_ORDER = "attention-bwd-f16-64-causal-any-order"
 SHORT_PLANE = "attention-bwd-f16-64-sequences-of-q-bias"
 
 ATTENTIONS = (
+    # ---- scores and masks of users
+    Mutant(
+        "mod-tile-passed-over",
+        FORWARD,
+        "tile = following(tile + 1)",
+        "tile = following(tile + 2)",
+        "attention-f32-64-mod-sink_window",
+        WRONG,
+        "a tile of keys that some query sees is not multiplied",
+    ),
+    Mutant(
+        "mod-block-wrongly-full",
+        FORWARD,
+        "whole && blocks.every(tile * BN, j1 - 1)",
+        "whole",
+        "attention-f32-64-mod-window",
+        WRONG,
+        "a tile is not masked whose keys not every query sees",
+    ),
+    Mutant(
+        "mod-head-of-another",
+        ATTENTION,
+        "scores.user.first_head = h;",
+        "",
+        "attention-bwd-f32-64-mod-alibi",
+        WRONG,
+        "gradients take the first head's score",
+    ),
+    Mutant(
+        "mod-slope-missed",
+        ATTENTION,
+        "dx == 0.f ? 0.f : dx * slope",
+        "true ? dx : dx * slope",
+        "attention-bwd-f32-64-mod-temperature",
+        WRONG,
+        "gradients are not multiplied by the score's slope",
+    ),
     # ---- keys and values of 8 bits
     Mutant(
         "stored-unit-kept",

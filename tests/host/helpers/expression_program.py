@@ -74,7 +74,10 @@ class _Raw(ctypes.Structure):
 class ExpressionProgram:
     """``elements`` and ``blocks`` of one expression."""
 
-    def __init__(self, e: ScoreExpression, arrays: list[Any]) -> None:
+    def __init__(
+        self, e: ScoreExpression, arrays: list[Any], planted: tuple[str, str] | None = None
+    ) -> None:
+        """``planted``: words of the struct's text, there once, and what stands there instead."""
         self.numbers = (ctypes.c_double * max(len(e.numbers), 1))(*e.numbers)
         self.arrays = [np.ascontiguousarray(a) for a in arrays]
         self.raw = (_Raw * max(len(arrays), 1))()
@@ -84,7 +87,11 @@ class ExpressionProgram:
             raw.extent[: x.ndim] = x.shape
         factors = len(array_gradients(e.structure.score))
         self.functions = ["score", "visible", "slope", *(f"factor{i}" for i in range(factors))]
-        self.library = _compiled(e, self.functions)
+        text = device_struct(e.structure)
+        if planted is not None:
+            assert text.count(planted[0]) == 1, text
+            text = text.replace(*planted)
+        self.library = _compiled(e, text, self.functions)
 
     def elements(self, scores: Any) -> dict[str, Any]:
         """Every function's values over [B, H, S_q, S_k]."""
@@ -107,7 +114,7 @@ class ExpressionProgram:
         function(self.numbers, self.raw, extents, argument, to, total)
 
 
-def _compiled(e: ScoreExpression, functions: list[str]) -> ctypes.CDLL:
+def _compiled(e: ScoreExpression, struct: str, functions: list[str]) -> ctypes.CDLL:
     setup = [f"e.number{i} = numbers[{i}];" for i in range(len(e.numbers))]
     for i, x in enumerate(e.arrays):
         setup.append(f"e.array{i}.base = (decltype(e.array{i}.base))arrays[{i}].base;")
@@ -119,9 +126,7 @@ def _compiled(e: ScoreExpression, functions: list[str]) -> ctypes.CDLL:
         f"out[{i} * total + at] = e.{f}({first.get(f, 'scores[at], tile')}, row, column);"
         for i, f in enumerate(functions)
     ]
-    text = _UNIT.format(
-        text=device_struct(e.structure), setup="\n  ".join(setup), calls="\n          ".join(calls)
-    )
+    text = _UNIT.format(text=struct, setup="\n  ".join(setup), calls="\n          ".join(calls))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "host").mkdir()
