@@ -389,3 +389,49 @@ def test_every_command_has_the_same_options(command: Command) -> None:
         "--batch-invariant",
     ):
         assert all(f"\n  {option} " in text for text in texts), option
+
+
+MODS = """import numpy as np
+
+slopes = np.linspace(0.1, 0.4, 4).astype(np.float32)
+
+
+def alibi(score, b, h, q_idx, kv_idx):
+    return score - slopes[h] * abs(q_idx - kv_idx)
+
+
+def near(b, h, q_idx, kv_idx):
+    return abs(q_idx - kv_idx) < 9
+"""
+
+
+@pytest.mark.parametrize("more", [(), ("--backward",), ("--paged",), ("--causal", "--kv-lengths")])
+def test_functions_in_a_file(command: Command, tmp_path: Path, more: tuple[str, ...]) -> None:
+    file = tmp_path / "mods.py"
+    file.write_text(MODS)
+    own = ("--score-mod", f"{file}:alibi", "--mask-mod", f"{file}:near")
+    code, out, err = command("attention", *SMALL, "--backend", "numpy", "--verify", *own, *more)
+    assert (code, err) == (0, "")
+    assert "expression" in out and "passed: all" in out
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("mods.py", "must be FILE:NAME. For example mods.py:alibi."),
+        (
+            "{0}:near",
+            "mods.py:10: it is called with 5 arguments, and too many positional arguments.",
+        ),
+        ("{0}:far", "the file has no function of that name, but alibi, near. Name one of these."),
+        ("{0}.txt:near", "the file does not run: FileNotFoundError"),
+    ],
+)
+def test_functions_that_are_refused(
+    command: Command, tmp_path: Path, place: str, message: str
+) -> None:
+    file = tmp_path / "mods.py"
+    file.write_text(MODS)
+    code, _, err = command("attention", *SMALL, "--score-mod", place.format(file))
+    assert code == 2
+    assert message in err

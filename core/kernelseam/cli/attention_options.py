@@ -20,6 +20,7 @@ from kernelseam.errors import InvalidValue
 from kernelseam.plugins import plugins
 from kernelseam.samples.attention_bwd_case import BackwardCase
 from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.mods import in_files
 from kernelseam.samples.operand_layout import OperandLayout
 from kernelseam.samples.operations import operands
 from kernelseam.samples.operations.operands import describe
@@ -69,6 +70,16 @@ class AttentionOptions(ScoreNumbers):
     kv_lengths: Annotated[
         bool, typer.Option("--kv-lengths", help="Random key lengths, up to --kv-seq-len.")
     ] = False
+    score_mod: Annotated[
+        str | None,
+        typer.Option(
+            "--score-mod", metavar="FILE:NAME", help="A function (score, b, h, q_idx, kv_idx)."
+        ),
+    ] = None
+    mask_mod: Annotated[
+        str | None,
+        typer.Option("--mask-mod", metavar="FILE:NAME", help="A function (b, h, q_idx, kv_idx)."),
+    ] = None
     paged: Annotated[bool, typer.Option("--paged", help="Keys and values in shuffled pages.")] = (
         False
     )
@@ -205,6 +216,8 @@ class AttentionOptions(ScoreNumbers):
             "sinks",
             "prefix",
             "kv_lengths",
+            "score_mod",
+            "mask_mod",
         )
         return tuple(n.replace("_", "-") for n in names if getattr(self, n) not in (None, False))
 
@@ -309,6 +322,7 @@ class AttentionOptions(ScoreNumbers):
             or shapes.stored_dtype(self.kv_dtype, "--kv-dtype"),
             scales=self.kv_scales or "",
             scale_block=self.scale_block,
+            mods=in_files(self.score_mod, self.mask_mod),
         )
         if self.varlen:
             case = replace(case, q_sequences=lengths(S_q))

@@ -79,7 +79,7 @@ class AttentionCase(ScoreScalars):
     latent: bool = False
     """v is the first columns of k."""
     mods: str = ""
-    """A score_mod and a mask_mod, by their name in ``samples.mods``."""
+    """A score_mod and a mask_mod, by their name in ``samples.mods``, or in files."""
     data: str = "normal"
     """"normal" N(0,1); with scores made "extreme" (sd 256), "falling" (near −512), "climbing" (4 a
     key); or with keys whose score is −inf: "holes" (every third), "voids" (all); or "faint": scores

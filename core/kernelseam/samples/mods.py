@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from kernelseam.errors import InvalidValue
 from kernelseam.expressions import elementwise as e
 
 Mod = Callable[..., Any]
@@ -205,3 +207,42 @@ MODS: dict[str, Callable[[Extents], Mods]] = {
         *(temperature, checkerboard, scalars, buckets, segments, never, huge),
     )
 }
+
+
+def mods_of(name: str, extents: Extents) -> Mods:
+    """Those of a name; or of files, each FILE:NAME, as ``in_files`` writes them. Raises
+    InvalidValue."""
+    if _BETWEEN not in name:
+        return MODS[name](extents)
+    score_mod, mask_mod = name.split(_BETWEEN)
+    return Mods(_in_file("score_mod", score_mod), _in_file("mask_mod", mask_mod))
+
+
+_BETWEEN = "\n"
+
+
+def in_files(score_mod: str | None, mask_mod: str | None) -> str:
+    """The name of functions in files, each FILE:NAME; empty where there are none."""
+    if score_mod is None and mask_mod is None:
+        return ""
+    return f"{score_mod or ''}{_BETWEEN}{mask_mod or ''}"
+
+
+def _in_file(field: str, place: str) -> Mod | None:
+    if not place:
+        return None
+    field = f"--{field.replace('_', '-')}"
+    file, _, name = place.rpartition(":")
+    if not file or not name.isidentifier():
+        raise InvalidValue(field, place, "must be FILE:NAME", "For example mods.py:alibi")
+    try:
+        found = runpy.run_path(file)
+    except Exception as e:
+        rule = f"the file does not run: {type(e).__name__}: {e}"
+        raise InvalidValue(field, place, rule, "Correct the file or its path") from e
+    if not callable(found.get(name)):
+        names = ", ".join(n for n, x in found.items() if callable(x) and not n.startswith("_"))
+        rule = f"the file has no function of that name, but {names or 'none'}"
+        raise InvalidValue(field, place, rule, "Name one of these")
+    function: Mod = found[name]
+    return function

@@ -29,7 +29,7 @@ from kernelseam.samples.data.memory import (
     scattered,
     unrepeated_shape,
 )
-from kernelseam.samples.mods import MODS, Extents, Mods
+from kernelseam.samples.mods import Extents, Mods, mods_of
 from kernelseam.samples.operand_layout import OperandLayout
 
 INVALID_PAGES = (-1, 2**31 - 1)
@@ -109,7 +109,7 @@ def values(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
 def mods(case: AttentionCase) -> Mods:
     """The case's functions."""
     extents = Extents(case.batch, case.num_heads, case.S_q, case.S_k)
-    return MODS[case.mods](extents) if case.mods else Mods()
+    return mods_of(case.mods, extents) if case.mods else Mods()
 
 
 def expression(case: AttentionCase) -> ScoreExpression:
