@@ -154,7 +154,7 @@ def encoder(template: TensorMap) -> Callable[[tuple[int, ...], tuple[int, ...], 
         except IndexError:
             own = _Scratch(numbers.size, 8 * axes)
         elsewhere = known.get((extents, strides))
-        if elsewhere is not None:  # a quarter of the time
+        if elsewhere is not None:
             own.content.raw = elsewhere
             name, status = "cuTensorMapReplaceAddress", _replace_address()(own.map, address)
         else:
