@@ -42,6 +42,7 @@ from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
+    INT32,
     TF32_PRODUCTS,
     divide_up,
     divider_parameter,
@@ -162,7 +163,7 @@ class AttentionDefinition(KernelDefinition):
         return tuple(t for t in fit if t.max_dim == narrowest)
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> AttentionTile:
-        """That of the least predicted time.
+        """That of the least predicted time, of those whose blocks can be counted.
 
         Heads of a group share a block where that makes fewer of them. Keys are split where blocks
         are fewer than what the device runs at once. A batch-invariant spec has one tile, whatever
@@ -172,7 +173,9 @@ class AttentionDefinition(KernelDefinition):
         if problem.spec.batch_invariant:
             return tiles[0]
         offered = [self._split(problem, self._grouped(problem, t), row, device) for t in tiles]
-        return least_seconds(self, problem, offered, row, device)
+        launched = [t for t in offered if self.grid(problem, t, device) < INT32]
+        fewest = min(offered, key=lambda t: self.grid(problem, t, device))
+        return least_seconds(self, problem, launched or [fewest], row, device)
 
     def takes(
         self, problem: AttentionProblem, tile: AttentionTile, row: ArchRow, device: Device
