@@ -166,9 +166,7 @@ template<class T, int N, int K, bool K_LAST> struct Source<WidenedTile<T, N, K, 
 
 // Whether rows of a view lie one common distance apart: then one base and 32-bit offsets address a tile's.
 template<class View> struct Strides { static constexpr bool COMMON = false; };
-#if !KS_SEGMENTED  // which leaves no scalar registers for the base
 template<class T> struct Strides<StridedView<T>> { static constexpr bool COMMON = true; };
-#endif
 
 template<class Tile, int THREADS, int VECTOR, bool EXACT, bool BRIEF = false> struct Copy {
   typedef Source<Tile> From;

@@ -184,8 +184,8 @@ def test_factors_of_8_bits(tile: HopperGemmTile, view: str) -> None:
         assert tensor_maps.refuse(m, 16) is None
     sums = 2 * tile.bm * tile.bn // (128 * tile.groups)
     assert sums <= (REGISTERS[tile.groups][1] or 65536 // (256 * tile.blocks)) - 30
-    defines = HALF.defines(p.spec, tile, ROW)
-    assert (defines["T"], defines["TC"], defines["SCALES"]) == ("e4m3", "f16", p.spec.scales)
+    constants = HALF.constants(p.spec, tile, ROW)
+    assert (constants["T"], constants["TC"], constants["SCALES"]) == ("e4m3", "f16", p.spec.scales)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_results_of_float32_leave_in_panels_of_32_columns() -> None:
         for name in ("c_map", "residual_map"):
             assert (maps[name].dtype, maps[name].box) == (F32, (32, 64, 1, 1))
         assert maps["a_map"].dtype is BF16
-        assert HALF.defines(p.spec, tile, ROW)["TC"] == "float"
+        assert HALF.constants(p.spec, tile, ROW)["TC"] == "float"
     lists = HALF.tensor_maps(problem(view="pointers", dtype_c=F32), GEMM[0], H200)
     assert lists["c_map"].strides[2] * 4 == lists["a_map"].strides[2] * 2 == 16
     odd = {t.store for t in HALF.variants(problem(N=522, dtype_c=F32), ROW, H200).values()}
@@ -386,7 +386,7 @@ def test_a_linear_layer_of_few_tokens_splits_its_sums_over_a_cluster() -> None:
         tiles = -(-64 // t.bm) * -(-4096 // t.bn)
         assert HALF.grid(p, t, H200) == tiles * t.split, "a cluster has one tile"
         assert HALF.config(p, t, ROW, H200).cluster == (t.split, 1, 1)
-        assert HALF.defines(p.spec, t, ROW)["SPLIT"] == t.split
+        assert HALF.constants(p.spec, t, ROW)["SPLIT"] == t.split
 
 
 def test_sums_are_split_where_there_are_few_tiles_and_something_for_each_part() -> None:
@@ -473,7 +473,7 @@ def test_warps_store_tiles_that_all_run_at_once() -> None:
         p = problem(M, 6144, 4096, 1, 1, b_transposed=True)
         tile = HALF.tile(p, ROW, H200)
         assert tile.name == name
-        assert HALF.defines(p.spec, tile, ROW)["B_FIRST"] == (M == 512)
+        assert HALF.constants(p.spec, tile, ROW)["B_FIRST"] == (M == 512)
 
 
 def test_segments_have_a_map_each_and_the_head_that_each_begins_with() -> None:
@@ -510,4 +510,4 @@ def test_joined_heads_are_of_whole_boxes(dim: int) -> None:
     tile = HALF.tile(p, ROW, H200)
     assert HALF.tensor_maps(p, tile, H200)["b_map"].extents == (dim, 256, 8, 1)
     assert HALF.values(p, tile, H200)["joined"] == dim
-    assert HALF.defines(p.spec, tile, ROW)["JOINED"] == 2
+    assert HALF.constants(p.spec, tile, ROW)["JOINED"] == 2

@@ -131,16 +131,16 @@ def test_the_factor_that_lies_along_k_is_the_right_one() -> None:
         ("B", (32, 32)),
         ("A", (32, turned.bm)),
     ]
-    defines = KERNEL.defines(nn.spec, turned, ROW)
-    assert (defines["TURNED"], defines["LEFT_TRANSPOSED"]) == (True, True)
+    constants = KERNEL.constants(nn.spec, turned, ROW)
+    assert (constants["TURNED"], constants["LEFT_TRANSPOSED"]) == (True, True)
     tt = problem(a_transposed=True, b_transposed=True)
     maps = KERNEL.tensor_maps(tt, tile, H200)
     assert [(m.operand, m.box[:2]) for m in maps.values()] == [
         ("A", (32, 32)),
         ("B", (32, tile.bn)),
     ]
-    defines = KERNEL.defines(tt.spec, tile, ROW)
-    assert (defines["TURNED"], defines["LEFT_TRANSPOSED"]) == (False, True)
+    constants = KERNEL.constants(tt.spec, tile, ROW)
+    assert (constants["TURNED"], constants["LEFT_TRANSPOSED"]) == (False, True)
 
 
 def test_strides_of_what_is_read_and_written_without_a_map_are_arguments() -> None:

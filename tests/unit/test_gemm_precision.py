@@ -164,8 +164,8 @@ def test_an_arch_without_tiles_for_it_refuses_by_name() -> None:
         (tile,) = kernel.tiles(problem(precision).spec, row)
         assert tile.bk == bk
     spec = problem("tf32").spec
-    assert kernel.defines(spec, tiles["gemm"][1], row)["PRECISION"] == 1
-    assert kernel.defines(problem(None).spec, tiles["gemm"][0], row)["PRECISION"] == 0
+    assert kernel.constants(spec, tiles["gemm"][1], row)["PRECISION"] == 1
+    assert kernel.constants(problem(None).spec, tiles["gemm"][0], row)["PRECISION"] == 0
 
 
 def test_a_plain_tile_is_for_plain_products() -> None:

@@ -303,16 +303,20 @@ def test_a_bundle_holds_what_its_main_file_includes_and_nothing_else() -> None:
     source = bundle(KERNELS["gemm"], F16, GEMM_TILES[0], toolchain, "fake1")
     assert [n for n, _ in source.files] == [
         "gemm/gemm.h",
+        "gemm/groups.h",
         "gemm/heads.h",
         "gemm/scales.h",
+        "generated/config.h",
+        "generated/gemm.h",
         "platform.h",
         "tile/base.h",
         "tile/simt.h",
         "tile/tile.h",
     ]
-    assert dict(source.defines)["KS_BM"] == "128" and dict(source.defines)["KS_POINTERS"] == "0"
+    constants = dict(source.files)["generated/config.h"]
+    assert "int BM = 128;" in constants and "bool POINTERS = false;" in constants
     assert dict(source.defines)["FAKE"] == "1"
-    assert source.text().endswith('#include "gemm/gemm.h"\n')
+    assert source.text().endswith('#include "generated/gemm.h"\n')
 
 
 def test_device_sources_include_nothing_of_a_system() -> None:

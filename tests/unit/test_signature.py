@@ -194,14 +194,24 @@ def test_a_flat_signature_takes_members_by_themselves(kinds: tuple[Any, ...]) ->
     assert flat.placed(facts).scalars == flat.scalars
 
 
-def test_an_entry_may_take_structures_whole() -> None:
-    """What a body takes beyond the signature has a default."""
+@pytest.mark.parametrize(("in_place", "where"), [(False, ""), (True, "KS_ARGUMENT ")])
+def test_an_entry_may_take_structures_whole(in_place: bool, where: str) -> None:
+    """Each member is asserted to be where it is packed; what is not given is passed as {}."""
     pages = Structure((("table", "pointer"), ("rows", "i32")))
-    parameters = (("map", "tensor_map"), ("pages", pages), ("n", "i32"))
-    created = entry("k", "k.h", Signature(parameters, generated=True))
+    parameters = (("map", "tensor_map"), ("n", "i32"), ("pages", pages))
+    optional = ("heads", "pages", "scales")
+    created = entry("k", "k.h", Signature(parameters, None, False, True, in_place, optional))
     assert created.endswith(
-        "KS_KERNEL(BODY_THREADS, BODY_BLOCKS)\nk(KS_ARGUMENT Argument0 map, Argument1 pages, "
-        "Argument2 n) {\n  k_body(map, pages, n);\n}\n"
+        'static_assert(sizeof(Argument3) == 16, "size of pages");\n'
+        "static_assert(__builtin_offsetof(Argument3, table) == 0 && "
+        'sizeof(((Argument3*)0)->table) == 8, "table of pages");\n'
+        "static_assert(__builtin_offsetof(Argument3, rows) == 8 && "
+        'sizeof(((Argument3*)0)->rows) == 4, "rows of pages");\n'
+        "typedef Argument<4, decltype(k_body)>::type Argument4;\n"
+        "KS_KERNEL(BODY_THREADS, BODY_BLOCKS)\n"
+        f"k(KS_ARGUMENT Argument0 map, Argument1 n, {where}Argument3 pages) {{\n"
+        "  k_body(map, n, Argument2{}, pages, Argument4{});\n"
+        "}\n"
     )
 
 

@@ -100,7 +100,12 @@ def test_a_change_below_sm90_changes_the_key_of_what_includes_it(cuda: Any) -> N
         one(own("// second")),
         one({**own(), "sm90/other.h": "// changed"}),
     )
-    assert [n for n, _ in first.files] == ["sm90/gemm.h", "sm90/words.h", "tile/base.h"]
+    assert [n for n, _ in first.files] == [
+        "generated/gemm_sm90.h",
+        "sm90/gemm.h",
+        "sm90/words.h",
+        "tile/base.h",
+    ]
     assert (key(first) == key(same), key(first) == key(second)) == (True, False)
     assert dict(first.files)["tile/base.h"] == shared_sources()["tile/base.h"]
 
@@ -117,7 +122,7 @@ def test_a_missing_include_names_file_and_include(cuda: Any) -> None:
     kernel.source = "sm90/none.h"
     with pytest.raises(
         PluginError,
-        match=r'^"sm90/none.h" is to be compiled, which is not among the device sources',
+        match=r'^generated/gemm_sm90.h includes "sm90/none.h", which is not among the device',
     ):
         bundle(kernel, SPEC, tile, toolchain, "sm_90a")
 

@@ -1,5 +1,4 @@
-"""C++ that a signature makes: the entry of a kernel whose body takes structures, and assertions on
-structures that a kernel takes by value."""
+"""C++ that a signature makes: the entry of a kernel whose body takes structures."""
 
 from __future__ import annotations
 
@@ -16,23 +15,32 @@ struct Argument<N, R(A, More...)> : Argument<N - 1, R(More...)> {};"""
 
 def entry(kernel: str, source: str, signature: Signature) -> str:
     """A translation unit: the source, which has the function ``<kernel>_body`` behind KS_BODY, and
-    the kernel, which takes the signature's parameters: what the body takes beyond them has a
-    default. Where the signature is flat, it takes each member of a structure by itself, as a
-    parameter of the member's own type, and hands whole structures to the body. Compilers leave
-    structures that a kernel takes by value in memory, and take more registers for them.
+    the kernel, which takes the signature's parameters. Where the signature is flat, it takes each
+    member of a structure by itself, as a parameter of the member's own type, and hands whole
+    structures to the body. Compilers leave structures that a kernel takes by value in memory, and
+    take more registers for them.
 
     A member that only the host has does not compile, nor one that only the device source has, where
     the structure grows by it.
     """
     types, parameters, body, call = [_ARGUMENT], list[str](), list[str](), list[str]()
-    for i, (name, kind) in enumerate(signature.parameters):
+    fixed = [(n, k) for n, k in signature.parameters if n not in signature.optional]
+    given = dict(signature.parameters)
+    optional = [(name, given.get(name)) for name in signature.optional]
+    assert (*fixed, *((n, k) for n, k in optional if k)) == signature.parameters, "in their order"
+    for i, (name, kind) in enumerate([*fixed, *optional]):
         types.append(f"typedef Argument<{i}, decltype({kernel}_body)>::type Argument{i};")
-        call.append(name)
+        call.append(name if kind else f"Argument{i}{{}}")
+        if kind is None:
+            continue
+        if isinstance(kind, Structure):
+            types.append(f'static_assert(sizeof(Argument{i}) == {kind.size}, "size of {name}");')
         if not isinstance(kind, Structure) or not signature.flat:
-            where = "KS_ARGUMENT " if kind == "tensor_map" else ""
+            types += _places(f"Argument{i}", name, kind)
+            whole = kind == "tensor_map" or (isinstance(kind, Structure) and signature.in_place)
+            where = "KS_ARGUMENT " if whole else ""
             parameters.append(f"{where}Argument{i} {name}")
             continue
-        types.append(f'static_assert(sizeof(Argument{i}) == {kind.size}, "size of {name}");')
         body.append(f"  Argument{i} {name};")
         for member, _, _ in kind.places:
             parameter = f"{name}_{member.replace('.', '_')}"
@@ -51,18 +59,13 @@ def entry(kernel: str, source: str, signature: Signature) -> str:
     )
 
 
-def assertions(kernel: str, signature: Signature) -> str:
-    """What compiles behind a kernel's source only where every structure that it takes by value has
-    the size, and each member the name, offset and size, that the host packs. Binaries tell no more
-    of a structure than its size."""
-    lines = [_ARGUMENT]
-    for i, (_, kind) in enumerate(signature.parameters):
-        if not isinstance(kind, Structure):
-            continue
-        lines.append(f"typedef Argument<{i}, decltype({kernel})>::type Argument{i};")
-        lines.append(f'static_assert(sizeof(Argument{i}) == {kind.size}, "size of {i}");')
-        for name, at, size in kind.places:
-            offset = f"__builtin_offsetof(Argument{i}, {name}) == {at}"
-            width = f"sizeof(((Argument{i}*)0)->{name}) == {size}"
-            lines.append(f'static_assert({offset} && {width}, "{name} of {i}");')
-    return "\n".join(lines) + "\n"
+def _places(argument: str, name: str, kind: str | Structure) -> list[str]:
+    """Assertions that a structure which is taken by value has each member where the host packs it.
+    Binaries tell no more of a structure than its size."""
+    if not isinstance(kind, Structure):
+        return []
+    return [
+        f"static_assert(__builtin_offsetof({argument}, {member}) == {at} && "
+        f'sizeof((({argument}*)0)->{member}) == {size}, "{member} of {name}");'
+        for member, at, size in kind.places
+    ]

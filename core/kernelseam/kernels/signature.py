@@ -35,9 +35,6 @@ KINDS = {
 """What a parameter may be. A tensor map is opaque: it is packed as the bytes that the toolchain
 encoded."""
 
-SCALARS = frozenset(KINDS) - {"tensor_map"}
-"""Those that C++ passes in registers."""
-
 _C_ALIGNMENT = 16
 """Bytes that every compiler aligns its memory of parameters to: up to it, offsets are those of a C
 structure."""
@@ -117,13 +114,17 @@ class Signature:
 
     ``offsets``: where a binary has each parameter; without them they lie as in a C structure.
     ``flat``: the binary takes each member by itself; else it takes structures by value.
-    ``generated``: its entry is generated (entry.py), as always where it is flat.
+    ``generated``: its entry is generated (entry.py), as always where it is flat. ``in_place``:
+    structures are read where the launch put them, whatever index they are read with (KS_ARGUMENT).
+    ``optional``: the body's last parameters, in order; those that are not given are passed as {}.
     """
 
     parameters: tuple[Member, ...]
     offsets: tuple[int, ...] | None = None
     flat: bool = False
     generated: bool = False
+    in_place: bool = False
+    optional: tuple[str, ...] = ()
 
     @cached_property
     def passed(self) -> tuple[Member, ...]:

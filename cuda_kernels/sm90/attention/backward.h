@@ -16,7 +16,7 @@
 // multiprocessor.
 //
 // The pieces of dq are added in L2, as fragments lie: a warp's part is contiguous. In any order, that is all. In order
-// (Config::IN_ORDER) the tiles that add to the same piece take turns, for which threads beside the loading one wait: turns.h. Tiles are
+// (IN_ORDER) the tiles that add to the same piece take turns, for which threads beside the loading one wait: turns.h. Tiles are
 // taken in the order of turns, so who is waited for has begun. Extra memory: sums.h.
 //
 // p is rounded to 16 bits before ds is made of it: 16 registers fewer. Rows beyond a sequence's end are set to zero where other

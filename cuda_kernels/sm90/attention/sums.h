@@ -1,4 +1,4 @@
-// Products of e4m3 sum few bits (about 13): what a tile's P·V has summed goes to sums in shared memory every Config::SUM_BLOCKS blocks of
+// Products of e4m3 sum few bits (about 13): what a tile's P·V has summed goes to sums in shared memory every SUM_BLOCKS blocks of
 // keys, and O starts anew. Of float32 these keep 24 bits, 16 behind the point: four numbers lie in three words, the fourth one's
 // bytes below the others'. A thread has its own; neighbouring threads' are 16 bytes apart. A warp's results leave through the same
 // memory. Products of 16 bits have none.

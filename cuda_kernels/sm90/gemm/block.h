@@ -1,39 +1,40 @@
-// What the roles of a block share: sizes, shared memory, rings, arguments. Constants: see gemm.h.
+// What the roles of a block share: sizes, shared memory, rings, arguments.
 #pragma once
 #include "gemm/scales.h"
+#include "sm90/gemm/groups.h"
 #include "sm90/gemm/matrix.h"
-#include "sm90/gemm/tiles.h"
 #include "sm90/pipeline.h"
 #include "sm90/wgmma.h"
 
-typedef KS_T T;
-typedef KS_TC TC;
+typedef Config::T T;
+typedef Config::TC TC;
 typedef Choose<sizeof(TC) == 2, TC, Choose<sizeof(T) == 2, T, f16>::type>::type Half;  // of what is stored by fragments of 16 bits
 
-typedef Maybe<KS_BIAS> Bias;
-typedef Maybe<KS_ROW_SUMS> RowSums;
+typedef Maybe<Config::BIAS> Bias;
+typedef Maybe<Config::ROW_SUMS> RowSums;
 
 // Heads whose elements lie one head after the other: C's rows are those of A, its columns those of B, or K counts those of A.
 enum { JOINED_A = 1, JOINED_B = 2, JOINED_K = 3 };
 enum { ROWS = 0, TMA = 1 };  // who stores: see epilogue.h
 
-constexpr bool GROUPED_ROWS = KS_GROUPED == 1, GROUPED_K = KS_GROUPED == 3;
-constexpr bool E4M3 = sizeof(T) == 1, COLUMN_VALUES = Bias::THERE || (KS_SCALES && !KS_SCALE_K);
-constexpr int BM = KS_BM, BN = KS_BN, GROUPS = KS_GROUPS, STAGES = KS_STAGES, CLUSTER = KS_CLUSTER, BUFFERS = KS_BUFFERS;
+constexpr bool GROUPED_ROWS = Config::GROUPED == 1, GROUPED_K = Config::GROUPED == 3;
+constexpr bool E4M3 = sizeof(T) == 1, SCALES_BY_ROWS = Config::SCALES && !Config::SCALE_K;  // and by columns
+constexpr bool COLUMN_VALUES = Bias::THERE || SCALES_BY_ROWS;
+constexpr int BM = Config::BM, BN = Config::BN, GROUPS = Config::GROUPS, STAGES = Config::STAGES, CLUSTER = Config::CLUSTER, BUFFERS = Config::BUFFERS;
 // Arrivals that make a stage full, and those of a consumer that make it empty: scales are brought by a warp, and read by each.
-constexpr int FULL_ARRIVALS = KS_SCALE_K ? 1 + WARP : 1, RELEASES = KS_SCALE_K ? 4 : 1;
-constexpr int SPLIT = KS_SPLIT;  // blocks of a cluster that sum a part of K each
+constexpr int FULL_ARRIVALS = Config::SCALE_K ? 1 + WARP : 1, RELEASES = Config::SCALE_K ? 4 : 1;
+constexpr int SPLIT = Config::SPLIT;  // blocks of a cluster that sum a part of K each
 // Blocks that load parts of a slice of A, or of B, for all of them.
-constexpr int A_PARTS = KS_SHARED_A ? CLUSTER : 1, B_PARTS = KS_SHARED_A ? 1 : CLUSTER;
+constexpr int A_PARTS = Config::SHARED_A ? CLUSTER : 1, B_PARTS = Config::SHARED_A ? 1 : CLUSTER;
 static_assert(SPLIT == 1 || CLUSTER == 1, "a cluster shares rows of A, columns of B, or a sum");
 constexpr int BK = 128 / sizeof(T), MT = BM / (64 * GROUPS), PANELS = divide_up(BN, 64), CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
 static_assert(PANELS <= 4 && MT * 64 * GROUPS == BM, "tiles are of 64 rows a consumer, and up to four panels of 64 columns");
 // The last panel may be half a one: of a B that lies along K, and a result without source tiles, which warps store.
-static_assert(BN % 64 == 0 || (BN % 32 == 0 && KS_HEADS && KS_B_TRANSPOSED && KS_STORE == ROWS), "whole panels");
+static_assert(BN % 64 == 0 || (BN % 32 == 0 && Config::HEADS && Config::B_TRANSPOSED && Config::STORE == ROWS), "whole panels");
 
 // Named barriers: 1 + g among consumer g's threads; TURN + g is its turn to multiply, where two take turns.
 enum { TURN = 3 };
-static_assert(!(KS_IN_TURNS || KS_HALVES) || (E4M3 && GROUPS == 2 && MT == 1), "two consumers of 64 rows");
+static_assert(!(Config::IN_TURNS || Config::HALVES) || (E4M3 && GROUPS == 2 && MT == 1), "two consumers of 64 rows");
 
 constexpr int ROWS_BYTES = 64 * 128;  // 64 rows of a panel
 constexpr int C_COLUMNS = 128 / sizeof(TC), C_PANELS = divide_up(BN, C_COLUMNS);  // of the result's panels, of 128 bytes a row too
@@ -57,19 +58,20 @@ struct NoOnes {
 // Split sums: the others' accumulators lie in the ring of the first block, behind its source tiles, until it has added them.
 // (Whether there is a tile of C is known at run time: the host looks whether both fit.)
 constexpr int SOURCE_STAGES = divide_up(C_PANELS, SOURCE_PANELS), PARTIAL_BYTES = (SPLIT - 1) * BM * BN * 4;
-static_assert(SPLIT == 1 || SOURCE_STAGES * KS_RESIDUAL + divide_up(PARTIAL_BYTES, STAGE_BYTES) <= STAGES, "the others' sums fit the ring");
+static_assert(SPLIT == 1 || SOURCE_STAGES * Config::RESIDUAL + divide_up(PARTIAL_BYTES, STAGE_BYTES) <= STAGES, "the others' sums fit the ring");
 
-struct alignas(1024) SharedStorage : Choose<RowSums::THERE, Ones, NoOnes>::type {
+struct alignas(1024) Storage : Choose<RowSums::THERE, Ones, NoOnes>::type {
   char stages[STAGES][STAGE_BYTES];
   char out[GROUPS][BUFFERS][ROWS_BYTES];
-  float scales[KS_SCALE_K ? STAGES : 1][KS_SCALE_K ? BM + 4 : 1];  // of blocks (scale_loader.h)
+  float scales[Config::SCALE_K ? STAGES : 1][Config::SCALE_K ? BM + 4 : 1];  // of blocks (scale_loader.h)
   float columns[COLUMN_VALUES ? GROUPS : 1][COLUMN_VALUES ? BN : 1];  // of the bias, or columns' scales
   u64 ring[2 * STAGES], out_ring[GROUPS][2 * SLOTS];
-#if KS_GROUPED
-  GroupTable groups;
-#endif
 };
-static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
+struct GroupedStorage : Storage { GroupTable groups; };
+KS_DEVICE GroupTable& groups_of(GroupedStorage& storage) { return storage.groups; }
+GroupTable& groups_of(Storage&);  // never called
+typedef Choose<Config::GROUPED != 0, GroupedStorage, Storage>::type SharedStorage;
+static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
 
 // a1, a2: of the other operands that A's heads come from; c1, c2: that C's columns go to.
 struct Maps { const TensorMap &a, &b, &c, &residual, &a1, &a2, &c1, &c2; };
@@ -86,10 +88,8 @@ struct Arguments {
   i64 sums_batch, sums_head;
   int batch_group, head_group;  // products that are summed into one C: batches, and heads of each
   int a1_first, a2_first;       // heads that A's other operands begin with
-#if KS_SCALES
   const Scales& scales;
   const Divider& b_heads;
-#endif
 };
 
 // Of a tile: what is summed over, where it begins, and how many slices it has; and the end of its rows.
@@ -99,7 +99,7 @@ KS_DEVICE int end_of_rows(const Arguments& a, const TileCoord& p) { return GROUP
 
 // The matrix of a tile: by its number in a list, or by head and batch.
 KS_DEVICE Matrix matrix_of(const Arguments& a, const void* list, const TileCoord& at, int head, int by_head, int by_batch) {
-  if (KS_POINTERS) return matrix_at(listed((const T*)list, at.matrix), a.origin);
+  if (Config::POINTERS) return matrix_at(listed((const T*)list, at.matrix), a.origin);
   return {head * by_head, at.batch * by_batch};
 }
 

@@ -26,7 +26,7 @@ struct Consumer {
 
   // Clears rows of a slice of A, the consumer's part, and of B, both of which lie along M and N: those behind the end of a group.
   KS_DEVICE void clear_behind(u32 stage, int rows) const {
-    static_assert(!GROUPED_K || (KS_A_TRANSPOSED && !KS_B_TRANSPOSED), "rows of a slice are those of what is summed over");
+    static_assert(!GROUPED_K || (Config::A_TRANSPOSED && !Config::B_TRANSPOSED), "rows of a slice are those of what is summed over");
     const u32 a_panels = stage + group * MT * ROWS_BYTES, b_panels = stage + A_BYTES;
 #pragma unroll 1
     for (int at = rows * 128 + thread() * 16; at < ROWS_BYTES; at += 128 * 16) {
@@ -42,12 +42,12 @@ struct Consumer {
   // summing: the sums of A's rows, too, by products with ones; each is in all columns of its row. (A branch about the loop,
   // with a loop for either way, has the products serialised.)
   KS_DEVICE void mainloop(float (&acc)[MT][BN / 2], float (&sums)[MT][4], bool summing, const TileCoord& p) {
-    constexpr int A_STEP = KS_A_TRANSPOSED ? 16 * 128 : 32, B_STEP = KS_B_TRANSPOSED ? 32 : 16 * 128;
+    constexpr int A_STEP = Config::A_TRANSPOSED ? 16 * 128 : 32, B_STEP = Config::B_TRANSPOSED ? 32 : 16 * 128;
     auto descriptor = [](bool k_major, u32 address) {
       return k_major ? descriptor_k_major(address) : descriptor_mn_major(address, ROWS_BYTES);
     };
     PipelineState<STAGES> previous = state;
-    const int slices = KS_SUMMED ? a.slices * a.batch_group * a.head_group
+    const int slices = Config::SUMMED ? a.slices * a.batch_group * a.head_group
                        : SPLIT > 1 ? part_of(a.slices, split_rank).count : slices_of(a, p);
     if (GROUPED_K)  // a group may be empty
 #pragma unroll
@@ -65,8 +65,8 @@ struct Consumer {
 #pragma unroll 1
     for (int s = 0; s < slices; s++) {
       const u32 stage = shared_address(storage.stages[state.stage]);
-      const u32 a_descriptor = descriptor(!KS_A_TRANSPOSED, stage + group * MT * ROWS_BYTES);
-      const u32 b_descriptor = descriptor(KS_B_TRANSPOSED, stage + A_BYTES);
+      const u32 a_descriptor = descriptor(!Config::A_TRANSPOSED, stage + group * MT * ROWS_BYTES);
+      const u32 b_descriptor = descriptor(Config::B_TRANSPOSED, stage + A_BYTES);
       ring.wait_full(state);
       if (GROUPED_K && s == slices - 1 && (p.end - p.begin) % BK) clear_behind(stage, (p.end - p.begin) % BK);
       wgmma_fence();
@@ -74,10 +74,10 @@ struct Consumer {
       for (int k = 0; k < 4; k++)  // 32 bytes of K each
 #pragma unroll
         for (int i = 0; i < MT; i++) {
-          Wgmma<T, BN>::template ss<KS_A_TRANSPOSED, !KS_B_TRANSPOSED>(
+          Wgmma<T, BN>::template ss<Config::A_TRANSPOSED, !Config::B_TRANSPOSED>(
               acc[i], advanced(a_descriptor, i * ROWS_BYTES + k * A_STEP), advanced(b_descriptor, k * B_STEP), GROUPED_K || (s | k));
           if (RowSums::THERE && summing)
-            Wgmma<Half, 8>::template ss<KS_A_TRANSPOSED, 0>(
+            Wgmma<Half, 8>::template ss<Config::A_TRANSPOSED, 0>(
                 sums[i], advanced(a_descriptor, i * ROWS_BYTES + k * A_STEP), ones, 1);
         }
       wgmma_commit();
@@ -94,24 +94,19 @@ struct Consumer {
   // products go on meanwhile: by chance, or IN_TURNS, each beginning when the other's have begun. HALVES: when their first half is done; and
   // those of the tile's second half of columns go on. Scales of blocks are those of a slice: the additions multiply by them.
   KS_DEVICE void mainloop_e4m3(float (&acc)[MT][BN / 2], const TileCoord& p) {
-    const int slices = KS_SUMMED ? a.slices * a.batch_group * a.head_group
+    const int slices = Config::SUMMED ? a.slices * a.batch_group * a.head_group
                        : SPLIT > 1 ? part_of(a.slices, split_rank).count : a.slices;
-    constexpr int PARTS = KS_HALVES ? 2 : 1, COLUMNS = BN / PARTS;
+    constexpr int PARTS = Config::HALVES ? 2 : 1, COLUMNS = BN / PARTS;
     float part[PARTS][MT][COLUMNS / 2];
-#if KS_SCALE_K
-    float factors[MT][2][PANELS];
-#endif
+    float factors[MT][2][PANELS];  // of blocks
     auto add = [&](int n) {
 #pragma unroll
       for (int i = 0; i < MT; i++)
 #pragma unroll
         for (int e = 0; e < COLUMNS / 2; e++) {
           float& sum = acc[i][n * COLUMNS / 2 + e];
-#if KS_SCALE_K
-          sum = fmaf(part[n][i][e], factors[i][e >> 1 & 1][(n * COLUMNS / 2 + e) / 32], sum);
-#else
-          sum += part[n][i][e];
-#endif
+          if (Config::SCALE_K) sum = fmaf(part[n][i][e], factors[i][e >> 1 & 1][(n * COLUMNS / 2 + e) / 32], sum);
+          else sum += part[n][i][e];
         }
     };
 #pragma unroll
@@ -124,7 +119,7 @@ struct Consumer {
       const u32 a_descriptor = descriptor_k_major(stage + group * MT * ROWS_BYTES);
       const u32 b_descriptor = descriptor_k_major(stage + A_BYTES);
       ring.wait_full(state);
-      if (KS_IN_TURNS) named_barrier_sync(TURN + group, CONSUMERS);
+      if (Config::IN_TURNS) named_barrier_sync(TURN + group, CONSUMERS);
 #pragma unroll
       for (int n = 0; n < PARTS; n++) {
         wgmma_fence();
@@ -137,26 +132,26 @@ struct Consumer {
         }
         wgmma_commit();
       }
-      if (KS_IN_TURNS && PARTS == 1) named_barrier_arrive(TURN + 1 - group, CONSUMERS);
-#if KS_SCALE_K
-      const float* const scales = storage.scales[state.stage];
+      if (Config::IN_TURNS && PARTS == 1) named_barrier_arrive(TURN + 1 - group, CONSUMERS);
+      if constexpr (Config::SCALE_K != 0) {
+        const float* const scales = storage.scales[state.stage];
 #pragma unroll
-      for (int i = 0; i < MT; i++)
+        for (int i = 0; i < MT; i++)
 #pragma unroll
-        for (int half = 0; half < 2; half++)
+          for (int half = 0; half < 2; half++)
 #pragma unroll
-          for (int n = 0; n < PANELS; n++)
-            factors[i][half][n] = scales[64 * (group * MT + i) + 16 * warp + (thread_lane >> 2) + 8 * half] * scales[BM + n];
-#endif
+            for (int n = 0; n < PANELS; n++)
+              factors[i][half][n] = scales[64 * (group * MT + i) + 16 * warp + (thread_lane >> 2) + 8 * half] * scales[BM + n];
+      }
       if constexpr (PARTS == 2) {
         wgmma_wait<1>();
-        if (KS_IN_TURNS) named_barrier_arrive(TURN + 1 - group, CONSUMERS);
+        if (Config::IN_TURNS) named_barrier_arrive(TURN + 1 - group, CONSUMERS);
         pin(part[0][0]);
         add(0);
         pin(acc[0]);
       }
       wgmma_wait<0>();
-      if (KS_SCALE_K) warp_barrier();  // all lanes have read the scales
+      if (Config::SCALE_K) warp_barrier();  // all lanes have read the scales
       release(state);
       state.advance();
       add(PARTS - 1);
@@ -182,7 +177,7 @@ struct Consumer {
 
   // Adds factor · (tile of a source matrix), which comes through the ring.
   KS_DEVICE void add_source(float (&acc)[MT][BN / 2], float factor) {
-    const int at = sizeof(TC) == 4 || KS_SUMMED ? opaque(thread_lane) : thread_lane;  // else offsets are kept from tile to tile, and spill
+    const int at = sizeof(TC) == 4 || Config::SUMMED ? opaque(thread_lane) : thread_lane;  // else offsets are kept from tile to tile, and spill
 #pragma unroll
     for (int first = 0; first < C_PANELS; first += SOURCE_PANELS) {
       ring.wait_full(state);
@@ -235,15 +230,14 @@ struct Consumer {
   KS_DEVICE void add_bias(float (&acc)[MT][BN / 2], const float (&bias_fragment)[divide_up(BN, 128)]) {
     each_column(acc, bias_fragment, [](float* d, float x0, float x1, int) { d[0] += x0, d[1] += x1, d[2] += x0, d[3] += x1; });
   }
-#if KS_SCALES && !KS_SCALE_K
   // Those of this thread's rows, and of the columns that it brings to shared memory.
   struct ScaleFragment { float rows[MT][2], columns[divide_up(BN, 128)]; };
   KS_DEVICE ScaleFragment load_scales(const TileCoord& p) const {
     const auto &by_row = a.scales.a, &by_column = a.scales.b;
     const float* const rows =
-        KS_POINTERS ? listed(by_row.base, p.matrix) : by_row.base + p.batch * by_row.batch + p.head * by_row.head;
+        Config::POINTERS ? listed(by_row.base, p.matrix) : by_row.base + p.batch * by_row.batch + p.head * by_row.head;
     const float* const columns =
-        KS_POINTERS ? listed(by_column.base, p.matrix)
+        Config::POINTERS ? listed(by_column.base, p.matrix)
                     : by_column.base + p.batch * by_column.batch + a.b_heads.quotient(p.head) * by_column.head;
     ScaleFragment x = {};
 #pragma unroll
@@ -266,13 +260,12 @@ struct Consumer {
       d[2] = d[2] * s.rows[i][1] * x0, d[3] = d[3] * s.rows[i][1] * x1;
     });
   }
-#endif
 
   // Where four of a thread's accumulators, from e on, of block 1, 2, … lie in the first block's ring: behind the source tiles.
   KS_DEVICE u32 partial_place(int from, int e) const {
     const int row = ((from - 1) * MT * (BN / 2) + e) / 4 * CONSUMERS * 16;  // of all threads' bytes
     static_assert(SPLIT == 1 || STAGE_BYTES % (CONSUMERS * 16) == 0, "such a row lies in one stage");
-    const int sources = (!KS_HEADS && a.beta != 0) + KS_RESIDUAL;
+    const int sources = (!Config::HEADS && a.beta != 0) + Config::RESIDUAL;
     const int stage = (part_slices(a.slices) + sources * SOURCE_STAGES + row / STAGE_BYTES) % STAGES;
     return shared_address(storage.stages[stage]) + row % STAGE_BYTES + (group * 128 + thread()) * 16;
   }
@@ -328,7 +321,7 @@ struct Consumer {
     for (int first = 0; first < C_PANELS; first += BATCH)
 #pragma unroll
       for (int i = 0; i < MT; i++, out_state.advance()) {
-        if (KS_STORE == TMA) out_ring.wait_empty(out_state);
+        if (Config::STORE == TMA) out_ring.wait_empty(out_state);
         char* const to = storage.out[group][out_state.stage * BATCH] + warp * 16 * 2 * Result::BOX_COLUMNS;
 #pragma unroll
         for (int n = 0; n < BATCH; n++)
@@ -360,7 +353,7 @@ struct Consumer {
           }
           warp_barrier();
         };
-        if constexpr (KS_STORE == TMA) {
+        if constexpr (Config::STORE == TMA) {
           if constexpr (GROUPED_ROWS)
             if (row + 64 > p.end) store_rows();
           async_proxy_fence();
@@ -373,13 +366,13 @@ struct Consumer {
   }
 
   KS_DEVICE void run(int first, int step) {
-    if (KS_IN_TURNS && group == 1) named_barrier_arrive(TURN, CONSUMERS);
+    if (Config::IN_TURNS && group == 1) named_barrier_arrive(TURN, CONSUMERS);
 #pragma unroll 1
     for (int t = first; t < scheduler.total; t += step) {
       const TileCoord p = scheduler.tile(t, rank);
       float bias_fragment[divide_up(BN, 128)] = {};
       if constexpr (Bias::THERE) {
-        const auto* bias = KS_POINTERS ? listed((const Bias::type*)a.bias, p.matrix)
+        const auto* bias = Config::POINTERS ? listed((const Bias::type*)a.bias, p.matrix)
                                        : (const Bias::type*)a.bias + p.batch * a.bias_batch + p.head * a.bias_head;
 #pragma unroll
         for (int n = 0; n < divide_up(BN, 128); n++) {
@@ -389,32 +382,30 @@ struct Consumer {
       }
       TC* c = (TC*)a.c;
       if (GROUPED_K) c += p.batch * a.c_batch;
-      else if (KS_STORE == ROWS && !GROUPED_ROWS) c = KS_POINTERS ? listed((TC*)a.c, p.matrix) : c + p.batch * a.c_batch + p.head * a.c_head;
+      else if (Config::STORE == ROWS && !GROUPED_ROWS) c = Config::POINTERS ? listed((TC*)a.c, p.matrix) : c + p.batch * a.c_batch + p.head * a.c_head;
       float acc[MT][BN / 2];
       float sums[MT][4];
       // Of the tiles that hold the same rows one sums them: heads may share a left factor, and so its sums.
       const bool summing = RowSums::THERE && p.column == 0 && (p.head == 0 || a.sums_head != 0);
-#if KS_SCALES && !KS_SCALE_K
-      const ScaleFragment scales = load_scales(p);
-#endif
+      ScaleFragment scales;
+      if constexpr (SCALES_BY_ROWS) scales = load_scales(p);
       if constexpr (E4M3) mainloop_e4m3(acc, p);
       else mainloop(acc, sums, summing, p);
       if (summing) store_sums(sums, p);
       if constexpr (SPLIT > 1) {
         if (!add_up(acc)) return;
       }
-#if KS_SCALES && !KS_SCALE_K
-      multiply_by_scales(acc, scales);
-#endif
+      if constexpr (SCALES_BY_ROWS) multiply_by_scales(acc, scales);
       if (a.alpha != 1.f)
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
           for (int e = 0; e < BN / 2; e++) acc[i][e] *= a.alpha;
       if constexpr (Bias::THERE) add_bias(acc, bias_fragment);
-      if (!KS_HEADS && a.beta != 0) add_source(acc, a.beta);
-      if (KS_RESIDUAL) add_source(acc, 1.f);
-      result.turn(acc, p, p.row + 64 * group * MT + 16 * warp + (thread_lane >> 2), 2 * (thread_lane & 3), a.M);
+      if (!Config::HEADS && a.beta != 0) add_source(acc, a.beta);
+      if (Config::RESIDUAL) add_source(acc, 1.f);
+      if constexpr (Config::ROTARY != 0)
+        result.apply_rotary(acc, p, p.row + 64 * group * MT + 16 * warp + (thread_lane >> 2), 2 * (thread_lane & 3), a.M);
       store(acc, p, c);
     }
   }

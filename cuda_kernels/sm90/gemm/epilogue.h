@@ -1,15 +1,11 @@
-// The store of the epilogue: a tile is rounded, written to shared memory in the 128-byte swizzle, and then, by KS_STORE,
+// The store of the epilogue: a tile is rounded, written to shared memory in the 128-byte swizzle, and then, by STORE,
 //   ROWS: each warp stores its own rows, in chunks of 16 bytes, neighbouring lanes one row;
 //   TMA:  a warp of the producer warpgroup for each consumer stores boxes of 64 rows by TMA. The consumer goes on as soon as a
 //         buffer is free (a ring: full after one arrival a warp, empty when TMA has read it); but loads queue behind stores.
 #pragma once
-#if KS_HEADS
 #include "sm90/gemm/heads.h"
-typedef HeadsResult Result;
-#else
-#include "sm90/gemm/result.h"
-typedef MatrixResult Result;
-#endif
+
+typedef Choose<Config::HEADS, HeadsResult, MatrixResult>::type Result;
 
 // The thread that issues a consumer's TMA stores.
 struct EpilogueStore {
@@ -22,7 +18,7 @@ struct EpilogueStore {
   int rank, group;
 
   KS_DEVICE void run(int first, int step) {
-    const u64 policy = KS_C_FIRST ? evict_first() : 0;
+    const u64 policy = Config::C_FIRST ? evict_first() : 0;
     PipelineState<SLOTS> out_state{0, 0};
     int batches = 0;
 #pragma unroll 1

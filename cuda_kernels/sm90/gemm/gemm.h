@@ -3,102 +3,61 @@
 // lies along K, with or without scales of its rows and columns, or of blocks of them along K: for every matrix of a strided batch or of lists of addresses, in
 // one launch.
 //
-// Algorithm: persistent, KS_BLOCKS blocks a multiprocessor, or clusters of KS_CLUSTER blocks, whose tiles are neighbours along M
-// and which multicast B to each other, or along N and multicast A (KS_SHARED_A). A producer thread fills a ring of STAGES slices (128 bytes of K) of A and B by TMA, on from one
+// Algorithm: persistent, BLOCKS blocks a multiprocessor, or clusters of CLUSTER blocks, whose tiles are neighbours along M
+// and which multicast B to each other, or along N and multicast A (SHARED_A). A producer thread fills a ring of STAGES slices (128 bytes of K) of A and B by TMA, on from one
 // tile of C to the next; source tiles (C, residual) of the epilogue come through the same ring. GROUPS consumer warpgroups
-// multiply by wgmma, KS_BM/GROUPS rows each, and store their rows (epilogue.h).
-// Sums of several products (KS_SUMMED: batches, heads) follow one another through the ring. A's heads may be those of three
-// operands (KS_SEGMENTED), with a map each. Heads whose elements follow one another along an axis are one product (KS_JOINED):
-// a box is then found by its head. Sums of A's rows (KS_ROW_SUMS) are products with a column of ones, in the tiles of column 0.
-// Few tiles: a cluster of KS_SPLIT blocks has one tile, each block a part of K. The others' sums come to the first through stages
+// multiply by wgmma, BM/GROUPS rows each, and store their rows (epilogue.h).
+// Sums of several products (SUMMED: batches, heads) follow one another through the ring. A's heads may be those of three
+// operands (SEGMENTED), with a map each. Heads whose elements follow one another along an axis are one product (JOINED):
+// a box is then found by its head. Sums of A's rows (ROW_SUMS) are products with a column of ones, in the tiles of column 0.
+// Few tiles: a cluster of SPLIT blocks has one tile, each block a part of K. The others' sums come to the first through stages
 // of its ring that no source tile needs, and it adds them, always in that order.
-// Grouped products (KS_GROUPED, groups.h) are divided along M or K by offsets in device memory. A tile at the end of a group has rows
+// Grouped products (GROUPED, groups.h) are divided along M or K by offsets in device memory. A tile at the end of a group has rows
 // of the next, which warps that store do not store, nor the TMA unit, whose boxes are whole or left to the warps; along K a group's
 // last slice is cleared behind the group's end before it is multiplied.
 // Results go to a matrix (result.h), or to the heads of q, k and v, rotated or not, in strided memory or pages (heads.h).
 // Lists: a tensor map that begins at any address, the origin, reaches a matrix wherever it lies, by two axes, of which one
 // counts 16 bytes.
 //
-// Constants (from the kernel definition): KS_T, KS_TC (element types of A and B, of C and the residual), KS_A_TRANSPOSED,
-// KS_B_TRANSPOSED, KS_SCALES, KS_SCALE_M, KS_SCALE_N, KS_SCALE_K (rows, columns and values of k that share a scale, or 0),
-// KS_POINTERS, KS_BIAS (element type, void where there is none), KS_RESIDUAL, KS_ROW_SUMS (element type, or void),
-// KS_SUMMED, KS_SEGMENTED, KS_JOINED, KS_GROUPED, KS_HEADS (and those of heads.h), KS_SPLIT, KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER, KS_SHARED_A, KS_GROUP_ROWS,
-// KS_BLOCKS (that share a multiprocessor), KS_IN_TURNS, KS_HALVES (of e4m3: consumer.h), KS_BUFFERS
-// (epilogue buffers a consumer, 64 rows of 128 bytes), KS_STORE, KS_C_FIRST (whether C is stored with the L2 policy evict-first), KS_B_FIRST
-// (whether most of a large B is loaded with it), KS_PRODUCER_REGISTERS,
-// KS_CONSUMER_REGISTERS (0: as launched), KS_SHARED_BYTES.
 // Shared memory: STAGES·(BM + BN)·128 bytes, GROUPS·BUFFERS·8 KB, STAGES·(BM + 4)·4 of scales of blocks, the bias, 1 KB of ones where rows are summed, barriers.
 // Registers: BM·BN/(128·GROUPS) accumulators, of e4m3 twice (consumer.h), 4 for each 64 rows whose elements are summed.
 #include "sm90/gemm/consumer.h"
 #include "sm90/gemm/producer.h"
 #include "sm90/gemm/scale_loader.h"
 
-KS_KERNEL(THREADS, KS_BLOCKS)
-gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT TensorMap c_map,
-          KS_ARGUMENT TensorMap residual_map, const void* a, const void* b, void* c, const void* bias, const void* residual,
+KS_BODY(THREADS, Config::BLOCKS)
+gemm_sm90_body(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& c_map,
+          const TensorMap& residual_map, const void* a, const void* b, void* c, const void* bias, const void* residual,
           const void* origin, i64 c_batch, i64 c_head, i64 bias_batch, i64 bias_head, int c_row, int M, int N, int slices,
           int a_head_step, int a_batch_step, int b_head_step, int b_batch_step, int residual_head_step,
-          int residual_batch_step, float alpha, float beta, KS_ARGUMENT TileScheduler order, KS_ARGUMENT Divider b_heads,
-          void* sums, i64 sums_batch, i64 sums_head, int batch_group, int head_group
-#if KS_GROUPED
-          , KS_ARGUMENT Groups groups
-#endif
-#if KS_SEGMENTED
-          , KS_ARGUMENT TensorMap a1_map, KS_ARGUMENT TensorMap a2_map, int a1_first, int a2_first
-#endif
-#if KS_JOINED
-          , KS_ARGUMENT Divider joined
-#endif
-#if KS_HEADS
-          , KS_ARGUMENT TensorMap c1_map, KS_ARGUMENT TensorMap c2_map, KS_ARGUMENT HeadsResult result
-#endif
-#if KS_SCALES
-          , KS_ARGUMENT Scales scales
-#endif
-) {
+          int residual_batch_step, float alpha, float beta, const TileScheduler& order, const Divider& b_heads,
+          void* sums, i64 sums_batch, i64 sums_head, int batch_group, int head_group, const Groups& groups,
+          const TensorMap& a1_map, const TensorMap& a2_map, int a1_first, int a2_first, const Divider& joined_heads,
+          const TensorMap& c1_map, const TensorMap& c2_map, const Result& result, const Scales& scales) {
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
-#if KS_SEGMENTED
-  const TensorMap &a1 = a1_map, &a2 = a2_map;
-#else
-  const TensorMap &a1 = a_map, &a2 = a_map;
-  const int a1_first = 0, a2_first = 0;
-#endif
-#if !KS_JOINED
-  const Divider& joined = b_heads;
-#endif
-#if KS_HEADS
-  const TensorMap &c1 = c1_map, &c2 = c2_map;
-#else
-  const TensorMap &c1 = c_map, &c2 = c_map;
-  const MatrixResult result;
-#endif
+  const TensorMap &a1 = one_of<Config::SEGMENTED>(a1_map, a_map), &a2 = one_of<Config::SEGMENTED>(a2_map, a_map);
+  const TensorMap &c1 = one_of<Config::HEADS>(c1_map, c_map), &c2 = one_of<Config::HEADS>(c2_map, c_map);
+  const Divider& joined = one_of<Config::JOINED != 0>(joined_heads, b_heads);
   const Maps maps{a_map, b_map, c_map, residual_map, a1, a2, c1, c2};
   const Arguments arguments{a, b, bias, residual, origin, c, c_batch, c_head, bias_batch, bias_head, c_row, M, N, slices,
                             a_head_step, a_batch_step, b_head_step, b_batch_step, residual_head_step, residual_batch_step,
-                            alpha, beta, sums, sums_batch, sums_head, batch_group, head_group, a1_first, a2_first
-#if KS_SCALES
-                            , scales, b_heads
-#endif
-  };
+                            alpha, beta, sums, sums_batch, sums_head, batch_group, head_group, a1_first, a2_first, scales, b_heads};
   const Ring<STAGES> ring{shared_address(storage.ring)};
   const int group = warp_index() / 4, warp = warp_index() % 4, rank = CLUSTER > 1 ? cluster_rank() : 0;
   const int split_rank = SPLIT > 1 ? cluster_rank() : 0;
   const int step = gridDim.x / (CLUSTER * SPLIT);
-#if KS_SCALE_K
-  // Read by each role: kept from here on it would be spilled.
-  auto first = [] {
-    int block;
+  const int number = Config::SCALE_K ? 0 : block_index() / (CLUSTER * SPLIT);
+  auto first = [&] {
+    if constexpr (!Config::SCALE_K) return number;
+    int block;  // read by each role: kept from here on it would be spilled
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
     return block / (CLUSTER * SPLIT);
   };
-#else
-  auto first = [number = block_index() / (CLUSTER * SPLIT)] { return number; };
-#endif
 
   if (thread_index() == CONSUMERS) {
     tensor_map_prefetch(a_map), tensor_map_prefetch(b_map);
-    if (KS_STORE == TMA) tensor_map_prefetch(c_map);
+    if (Config::STORE == TMA) tensor_map_prefetch(c_map);
   }
   if (thread_index() == 0) {
     ring.init(GROUPS * CLUSTER * RELEASES, FULL_ARRIVALS);
@@ -113,30 +72,28 @@ gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT 
   else block_barrier();
   earlier_kernels_wait();
   next_kernel_launch();
-#if KS_GROUPED
-  if (GROUPED_ROWS) make_table<THREADS>(storage.groups, groups);
-  auto scheduler = [&] { return GroupScheduler(order, groups, storage.groups); };  // of each role its own, as `first`
-#else
-  auto scheduler = [&]() -> const TileScheduler& { return order; };
-#endif
+  if constexpr (GROUPED_ROWS) make_table<THREADS>(groups_of(storage), groups);
+  auto scheduler = [&]() -> decltype(auto) {
+    if constexpr (Config::GROUPED) return GroupScheduler(order, groups, groups_of(storage));  // of each role its own, as `first`
+    else return (order);
+  };
 
   if (group == GROUPS) {
-    if (KS_PRODUCER_REGISTERS) registers_dealloc<KS_PRODUCER_REGISTERS>();
+    if (Config::PRODUCER_REGISTERS) registers_dealloc<Config::PRODUCER_REGISTERS>();
     // add_up's barriers: of all warps, whose stores wait for what comes after them, and whose loads for what comes before.
     if (SPLIT > 1 && warp > 0) cluster_barrier(), cluster_barrier();
     if (thread_index() == CONSUMERS) {
       Producer{storage, maps, ring, arguments, scheduler(), b_heads, joined, result, rank, split_rank}.run(first(), step);
-    } else if (KS_STORE == TMA && split_rank == 0 && warp >= 1 && warp <= GROUPS && lane() == 0) {
+    } else if (Config::STORE == TMA && split_rank == 0 && warp >= 1 && warp <= GROUPS && lane() == 0) {
       const Ring<SLOTS> out_ring{shared_address(storage.out_ring[warp - 1])};
       EpilogueStore{storage, maps, out_ring, arguments, scheduler(), result, rank, warp - 1}.run(first(), step);
     }
-#if KS_SCALE_K
-    if (warp == 3) ScaleLoader{storage, ring, arguments, scheduler(), rank, lane()}.run(first(), step);
-#endif
+    if constexpr (Config::SCALE_K != 0)
+      if (warp == 3) ScaleLoader{storage, ring, arguments, scheduler(), rank, lane()}.run(first(), step);
     warp_barrier();
     if (SPLIT > 1 && warp == 0) cluster_barrier(), cluster_barrier();
   } else {
-    if (KS_CONSUMER_REGISTERS) registers_alloc<KS_CONSUMER_REGISTERS>();
+    if (Config::CONSUMER_REGISTERS) registers_alloc<Config::CONSUMER_REGISTERS>();
     const Ring<SLOTS> out_ring{shared_address(storage.out_ring[group])};
     Consumer{storage, ring, out_ring, arguments, scheduler(), result, rank, split_rank, group, warp, lane()}.run(first(), step);
   }

@@ -3,11 +3,12 @@
 // memory from the offsets when it starts. A role finds the group of its next tile from that of its last: a step or two.
 #pragma once
 #include "gemm/groups.h"
+#include "sm90/gemm/tiles.h"
 
 constexpr int MAX_GROUPS = 1024;
 
 // Rows of clusters of all groups before each, and of all of them.
-struct GroupTable { int rows[KS_GROUPED == ALONG_M ? MAX_GROUPS + 1 : 1], warps[32]; };
+struct GroupTable { int rows[Config::GROUPED == ALONG_M ? MAX_GROUPS + 1 : 1], warps[32]; };
 
 // By all threads of a block, which meet at a barrier in between and at the end.
 template<int THREADS>
@@ -15,7 +16,7 @@ KS_DEVICE void make_table(GroupTable& table, const Groups& groups) {
   const int each = divide_up(groups.count, THREADS), first = thread_index() * each;
   const int last = min_of(first + each, groups.count), warp = warp_index();
   int own = 0;
-  for (int g = first; g < last; g++) own += divide_up(groups.size(g), KS_BM * KS_CLUSTER);
+  for (int g = first; g < last; g++) own += divide_up(groups.size(g), Config::BM * Config::CLUSTER);
   int sum = own;  // of this lane and those before
 #pragma unroll
   for (int d = 1; d < WARP; d *= 2) {
@@ -28,7 +29,7 @@ KS_DEVICE void make_table(GroupTable& table, const Groups& groups) {
   for (int w = 0; w < warp; w++) before += table.warps[w];
   for (int g = first; g < last; g++) {
     table.rows[g] = before;
-    before += divide_up(groups.size(g), KS_BM * KS_CLUSTER);
+    before += divide_up(groups.size(g), Config::BM * Config::CLUSTER);
     if (g == groups.count - 1) table.rows[g + 1] = before;
   }
   block_barrier();
@@ -44,11 +45,11 @@ struct GroupScheduler {
 
   KS_DEVICE GroupScheduler(const TileScheduler& order, const Groups& groups, const GroupTable& table)
       : order(order), groups(groups), table(table),
-        total(KS_GROUPED == ALONG_M ? table.rows[groups.count] * order.matrix.d : order.total) {}
+        total(Config::GROUPED == ALONG_M ? table.rows[groups.count] * order.matrix.d : order.total) {}
 
   // Tiles are asked for in rising order.
   KS_DEVICE TileCoord tile(int t, int rank) const {
-    if (KS_GROUPED == ALONG_K) {
+    if (Config::GROUPED == ALONG_K) {
       TileCoord p = order.tile(t, rank);
       p.begin = groups.begin(p.batch), p.end = p.begin + groups.size(p.batch);
       return p;
@@ -63,6 +64,8 @@ struct GroupScheduler {
     const int even = divide_up(rows, divide_up(rows, GROUP_ROWS)), band = in_group / (even * order.matrix.d);
     const int in_band = in_group - band * even * order.matrix.d, high = min_of(even, rows - band * even);
     const int column = in_band / high, row = band * even + in_band - column * high, begin = groups.begin(group);
-    return {begin + (row * KS_CLUSTER + rank) * KS_BM, column * KS_BN, group, 0, group, begin, begin + groups.size(group)};
+    return {begin + (row * Config::CLUSTER + rank) * Config::BM, column * Config::BN, group, 0, group, begin, begin + groups.size(group)};
   }
 };
+
+typedef Choose<Config::GROUPED != 0, GroupScheduler, TileScheduler>::type Scheduler;

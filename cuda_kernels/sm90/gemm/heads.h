@@ -8,15 +8,12 @@
 //
 // A warp's own stores go wherever rows lie: pages, entries that end within a tile, heads of any multiple of 8 elements. TMA's
 // go through a map an operand (element, token, head, entry): heads of multiples of 64, 64 rows of a tile in one entry.
-//
-// Constants: KS_ROTARY (0 none, 1 half-split, 2 interleaved), KS_POSITIONS (whether rows have positions in memory),
-// KS_PAGED (whether k and v go into pages).
 #pragma once
 #include "sm90/gemm/result.h"
 
 enum { HALF_SPLIT = 1, INTERLEAVED = 2 };
 constexpr int UNIT = 32, GROUP = 2 * UNIT;  // columns of a tile: GROUP of them, one half beside the other
-static_assert(!KS_ROTARY || (BN % GROUP == 0 && BN / B_PARTS % UNIT == 0), "a tile is of whole groups, a block's part of B of whole units");
+static_assert(!Config::ROTARY || (BN % GROUP == 0 && BN / B_PARTS % UNIT == 0), "a tile is of whole groups, a block's part of B of whole units");
 
 // Which element of a head each column holds. Groups lie wholly within a head, and wholly within what is turned or outside.
 struct Order {
@@ -25,19 +22,19 @@ struct Order {
 
   KS_DEVICE int in_head(int column) const { return column - head.quotient(column) * head.d; }
   // Of the column that is number c of its head.
-  KS_DEVICE bool turned(int column, int c) const { return KS_ROTARY && column < turned_end && c < rotary_dim; }
+  KS_DEVICE bool turned(int column, int c) const { return Config::ROTARY && column < turned_end && c < rotary_dim; }
   KS_DEVICE int element(int column, int c) const {
-    if (KS_ROTARY != HALF_SPLIT || !turned(column, c)) return c;
+    if (Config::ROTARY != HALF_SPLIT || !turned(column, c)) return c;
     return c / GROUP * UNIT + c % UNIT + (c / UNIT & 1) * (rotary_dim / 2);
   }
 };
 
 // An argument of the kernel, passed whole: as that of the shared kernel (core's gemm/heads.h).
 struct HeadsResult {
-  static constexpr bool ORDERED = KS_ROTARY == HALF_SPLIT;
-  static constexpr int BOX_COLUMNS = ORDERED && KS_STORE == TMA ? UNIT : 64, UNIT_ROWS = UNIT;
+  static constexpr bool ORDERED = Config::ROTARY == HALF_SPLIT;
+  static constexpr int BOX_COLUMNS = ORDERED && Config::STORE == TMA ? UNIT : 64, UNIT_ROWS = UNIT;
 
-  struct { void* base; i64 batch, head; int row, first; } of[3];  // q, k and v; a row is a token; first: its first head
+  struct { struct { void* base; i64 batch, head; int row, first; } of[3]; } operands;  // q, k and v; a row is a token; first: its first head
   const float *cosines, *sines;
   const int *positions, *table;
   i64 positions_batch;
@@ -55,8 +52,8 @@ struct HeadsResult {
   struct Token { int entry, index, position; };
   KS_DEVICE Token token(int batch, int row) const {
     const int number = tokens.quotient(row), entry = batch + number, index = row - number * tokens.d;
-    if (!KS_ROTARY && !KS_PAGED) return {entry, index, 0};
-    const int position = KS_POSITIONS ? positions[entry * positions_batch + (i64)index * positions_row]
+    if (!Config::ROTARY && !Config::PAGED) return {entry, index, 0};
+    const int position = Config::POSITIONS ? positions[entry * positions_batch + (i64)index * positions_row]
                                       : first_position + index;
     return {entry, index, position};
   }
@@ -66,16 +63,16 @@ struct HeadsResult {
   // group's first element.
   struct Pair { int o, x, y, index; };
   static KS_DEVICE Pair pair(int first, int n, int column) {
-    if (KS_ROTARY == INTERLEAVED) return {first + 8 * n, first / 2 + 4 * n, first / 2 + 4 * n + 1, column / 2};
+    if (Config::ROTARY == INTERLEAVED) return {first + 8 * n, first / 2 + 4 * n, first / 2 + 4 * n + 1, column / 2};
     const int o = first + n / (UNIT / 4) * GROUP, j = n % (UNIT / 4) / 2, e = n & 1, x = o / 2 + 4 * j + e;
     return {o, x, x + UNIT / 2, 8 * j + column + e};
   }
   // Cosines and sines of some of a panel's pairs, as many as registers hold; what is not turned has none. tables: where the
   // rows' begin.
-  static constexpr int AT_ONCE = KS_BLOCKS == 1 ? 8 : SPLIT > 1 ? 1 : 2, STEPS = PANELS * 8 / AT_ONCE, AHEAD = MT == 1;
+  static constexpr int AT_ONCE = Config::BLOCKS == 1 ? 8 : SPLIT > 1 ? 1 : 2, STEPS = PANELS * 8 / AT_ONCE, AHEAD = MT == 1;
   struct Angles { float cosine[MT][2][AT_ONCE], sine[MT][2][AT_ONCE]; };
   KS_DEVICE bool turns(const TileCoord& p, const Pair& x, int c, int column) const {
-    return order.turned(p.column + x.o, c + (KS_ROTARY == INTERLEAVED ? column : 0));
+    return order.turned(p.column + x.o, c + (Config::ROTARY == INTERLEAVED ? column : 0));
   }
   KS_DEVICE void load(Angles& to, const TileCoord& p, int step, int column, const i64 (&tables)[MT][2]) const {
 #pragma unroll
@@ -95,8 +92,8 @@ struct HeadsResult {
 
   // Turns a thread's accumulators, which are of rows row + 64·i and 8 more, and of `column`s of neighbours every 8 (from its
   // place in the first 8 of the tile on). The next angles are asked for before these are used.
-  KS_DEVICE void turn(float (&acc)[MT][BN / 2], const TileCoord& p, int row, int column, int M) const {
-    if (!KS_ROTARY || p.column >= order.turned_end) return;
+  template<class Place> KS_DEVICE void apply_rotary(float (&acc)[MT][BN / 2], const Place& p, int row, int column, int M) const {
+    if (p.column >= order.turned_end) return;
     i64 tables[MT][2];  // rows beyond the last have that one's
 #pragma unroll
     for (int i = 0; i < MT; i++)
@@ -127,7 +124,7 @@ struct HeadsResult {
   }
 
   // The operand that a head belongs to.
-  KS_DEVICE int operand(int head) const { return (head >= of[1].first) + (head >= of[2].first); }
+  KS_DEVICE int operand(int head) const { return (head >= operands.of[1].first) + (head >= operands.of[2].first); }
 
   KS_DEVICE Matrix matrix(const Arguments&, const TileCoord& p) const { return {0, p.batch}; }
   KS_DEVICE void store_boxes(const Maps& maps, const Arguments& a, u32 from, Matrix c, int column, int row, u64) const {
@@ -137,7 +134,7 @@ struct HeadsResult {
     const TensorMap& map = n == 0 ? maps.c : n == 1 ? maps.c1 : maps.c2;
 #pragma unroll
     for (int b = 0; b < 64; b += BOX_COLUMNS)
-      tma_store(map, from + b * 128, order.element(column + b, first + b), t.index, head - of[n].first, t.entry);
+      tma_store(map, from + b * 128, order.element(column + b, first + b), t.index, head - operands.of[n].first, t.entry);
   }
 
   // Each lane knows a token, of row first + lane % 16, and where pages have it.
@@ -146,18 +143,18 @@ struct HeadsResult {
   };
   KS_DEVICE Rows rows(const Arguments& a, const TileCoord& p, int first) const {
     const Token t = token(p.batch, min_of(first + (lane() & 15), a.M - 1));
-    if (!KS_PAGED) return {first, t.entry, t.index, 0, 0};
+    if (!Config::PAGED) return {first, t.entry, t.index, 0, 0};
     const int number = page.quotient(t.position);
     return {first, t.entry, t.index, table[t.entry * (i64)table_row + number], t.position - number * page.d};
   }
   // Every lane must come.
   KS_DEVICE void store(const Arguments& a, T*, const Rows& rows, int r, int column, const Chunk<T>& x) const {
     const int entry = shuffle(rows.entry, r), index = shuffle(rows.index, r);
-    const int number = KS_PAGED ? shuffle(rows.page, r) : 0, in_page = KS_PAGED ? shuffle(rows.page_row, r) : 0;
+    const int number = Config::PAGED ? shuffle(rows.page, r) : 0, in_page = Config::PAGED ? shuffle(rows.page_row, r) : 0;
     if (rows.first + r >= a.M || column >= a.N) return;
     const int head = order.head.quotient(column), n = operand(head), c = column - head * order.head.d;
-    const auto& to = of[n];
-    const bool paged = KS_PAGED && n > 0;
+    const auto& to = operands.of[n];
+    const bool paged = Config::PAGED && n > 0;
     *(Chunk<T>*)((T*)to.base + (paged ? number : entry) * to.batch + (head - to.first) * to.head
                  + (i64)(paged ? in_page : index) * to.row + order.element(column, c)) = x;
   }

@@ -5,7 +5,7 @@
 // Of B, from one launch to the next of the same: more than that would leave the L2 cache in the order in which it came, all of it
 // before it is read again. Not of boxes of a few rows, of which a slice has many: q, k and v of 256 tokens, turned, took 34 µs for 30.
 constexpr int KEPT_BYTES = 40 << 20;
-static_assert(A_PARTS == 1 || !KS_A_TRANSPOSED, "shared rows of A are boxes along K");
+static_assert(A_PARTS == 1 || !Config::A_TRANSPOSED, "shared rows of A are boxes along K");
 
 struct Producer {
   SharedStorage& storage;
@@ -27,7 +27,7 @@ struct Producer {
   };
   KS_DEVICE Next find(int t) const {
     const TileCoord p = scheduler.tile(t, rank);
-    if (!KS_POINTERS) return {p};
+    if (!Config::POINTERS) return {p};
     return {p, listed((const T*)a.a, p.matrix), listed((const T*)a.b, p.matrix)};
   }
   struct Operands {
@@ -37,36 +37,36 @@ struct Producer {
   };
   // The boxes of a tile that are found by division, once for all its slices. ORDERED: rows of B. JOINED_A: the first element of
   // a head, and four times the head within its operand, whose number is added. JOINED_B: the first element and the head.
-  static constexpr int BOXES = Result::ORDERED ? BN / B_PARTS / Result::UNIT_ROWS : KS_JOINED == JOINED_A ? BM / 64
-                               : KS_JOINED == JOINED_B ? PANELS : 1;
+  static constexpr int BOXES = Result::ORDERED ? BN / B_PARTS / Result::UNIT_ROWS : Config::JOINED == JOINED_A ? BM / 64
+                               : Config::JOINED == JOINED_B ? PANELS : 1;
   struct Boxes { int first[BOXES], head[BOXES]; };
   KS_DEVICE Boxes boxes_of(const TileCoord& p) const {
     Boxes x = {};
 #pragma unroll
     for (int i = 0; i < BOXES; i++) {
       if (Result::ORDERED) x.first[i] = result.weight_row(p.column + b_part() * (BN / B_PARTS) + i * Result::UNIT_ROWS);
-      if (KS_JOINED == JOINED_A || KS_JOINED == JOINED_B) {
-        const int element = (KS_JOINED == JOINED_A ? p.row : p.column) + 64 * i, head = joined.quotient(element);
-        const int n = KS_SEGMENTED ? segment_of(head) : 0;
+      if (Config::JOINED == JOINED_A || Config::JOINED == JOINED_B) {
+        const int element = (Config::JOINED == JOINED_A ? p.row : p.column) + 64 * i, head = joined.quotient(element);
+        const int n = Config::SEGMENTED ? segment_of(head) : 0;
         x.first[i] = element - head * joined.d;
-        x.head[i] = KS_JOINED == JOINED_A ? (head - first_of(n)) * 4 + n : head;
+        x.head[i] = Config::JOINED == JOINED_A ? (head - first_of(n)) * 4 + n : head;
       }
     }
     return x;
   }
   KS_DEVICE const TensorMap& a_map(int segment) const {
-    if (!KS_SEGMENTED) return maps.a;
+    if (!Config::SEGMENTED) return maps.a;
     return segment == 0 ? maps.a : segment == 1 ? maps.a1 : maps.a2;
   }
   KS_DEVICE int segment_of(int head) const { return (head >= a.a1_first) + (head >= a.a2_first); }
   KS_DEVICE int first_of(int segment) const { return segment == 0 ? 0 : segment == 1 ? a.a1_first : a.a2_first; }
   KS_DEVICE Operands operands(const Next& x) const {
-    if (KS_POINTERS) return {x.tile, matrix_at(x.a, a.origin), matrix_at(x.b, a.origin), 0};
+    if (Config::POINTERS) return {x.tile, matrix_at(x.a, a.origin), matrix_at(x.b, a.origin), 0};
     return of_head(x.tile, x.tile.head, x.tile.batch);
   }
   // Of one of the products that are summed into a tile, by the head and the batch of its factors.
   KS_DEVICE Operands of_head(const TileCoord& p, int head, int batch) const {
-    if (!KS_SEGMENTED) return {p, {head * a.a_head, batch * a.a_batch}, {b_heads.quotient(head) * a.b_head, batch * a.b_batch}, 0};
+    if (!Config::SEGMENTED) return {p, {head * a.a_head, batch * a.a_batch}, {b_heads.quotient(head) * a.b_head, batch * a.b_batch}, 0};
     const int n = segment_of(head);
     return {p, {head - first_of(n), batch}, {b_heads.quotient(head) * a.b_head, batch * a.b_batch}, n};
   }
@@ -80,12 +80,12 @@ struct Producer {
       if (A_PARTS == 1) tma_load(to_a, map, full, x0, row, x2, x.a.x3);
       else tma_load_multicast(to_a + part * (A_BYTES / A_PARTS), map, full, x0, row, x2, x.a.x3, (1 << CLUSTER) - 1);
     };
-    if (KS_JOINED == JOINED_K) {  // a slice is of one head
-      const int head = joined.quotient(k), n = KS_SEGMENTED ? segment_of(head) : 0;
+    if (Config::JOINED == JOINED_K) {  // a slice is of one head
+      const int head = joined.quotient(k), n = Config::SEGMENTED ? segment_of(head) : 0;
       load_a(a_map(n), k - head * joined.d, head - first_of(n));
-    } else if (!KS_A_TRANSPOSED) {
+    } else if (!Config::A_TRANSPOSED) {
       load_a(a_map(x.segment), k, x.a.x2);
-    } else if (KS_JOINED == JOINED_A) {  // 64 of the tile's rows are elements of one head
+    } else if (Config::JOINED == JOINED_A) {  // 64 of the tile's rows are elements of one head
 #pragma unroll
       for (int i = 0; i < BM / 64; i++)
         tma_load(to_a + i * ROWS_BYTES, a_map(boxes.head[i] & 3), full, boxes.first[i], k, boxes.head[i] >> 2, x.a.x3);
@@ -97,7 +97,7 @@ struct Producer {
     // Each block of a cluster multicasts its part of what they share to all.
     auto load_b_of = [&](int offset, int x0, int x1, int x2) {
       constexpr int ALL = (1 << CLUSTER) - 1;
-      if (KS_B_FIRST && !Result::ORDERED && (i64)a.N * a.slices > KEPT_BYTES / 128) {
+      if (Config::B_FIRST && !Result::ORDERED && (i64)a.N * a.slices > KEPT_BYTES / 128) {
         if (B_PARTS == 1) tma_load(to_b + offset, maps.b, full, x0, x1, x2, x.b.x3, mostly_evict_first());
         else tma_load_multicast(to_b + offset, maps.b, full, x0, x1, x2, x.b.x3, ALL, mostly_evict_first());
       } else if (B_PARTS == 1) {
@@ -110,14 +110,14 @@ struct Producer {
     if constexpr (Result::ORDERED) {
 #pragma unroll
       for (int i = 0; i < BOXES; i++) load_b((b_part() * BOXES + i) * Result::UNIT_ROWS * 128, k, boxes.first[i]);
-    } else if (KS_B_TRANSPOSED) {
+    } else if (Config::B_TRANSPOSED) {
       load_b(b_part() * (B_BYTES / B_PARTS), k, x.tile.column + b_part() * (BN / B_PARTS));
-    } else if (KS_JOINED == JOINED_B) {
+    } else if (Config::JOINED == JOINED_B) {
 #pragma unroll
       for (int i = 0; i < PANELS; i++)
         load_b_of(i * ROWS_BYTES + b_part() * (ROWS_BYTES / B_PARTS), boxes.first[i], k + b_part() * (BK / B_PARTS), boxes.head[i]);
     } else {
-      constexpr int AT_ONCE = KS_SUMMED ? 1 : PANELS;
+      constexpr int AT_ONCE = Config::SUMMED ? 1 : PANELS;
 #pragma unroll AT_ONCE
       for (int i = 0; i < PANELS; i++)
         load_b(i * ROWS_BYTES + b_part() * (ROWS_BYTES / B_PARTS), x.tile.column + 64 * i, k + b_part() * (BK / B_PARTS));
@@ -145,17 +145,17 @@ struct Producer {
     Next next = find(first);
 #pragma unroll 1
     for (int t = first; t < scheduler.total; t += step) {
-      if (KS_JOINED) next = find(t);  // what is known ahead would not fit the registers
+      if (Config::JOINED) next = find(t);  // what is known ahead would not fit the registers
       const Operands x = operands(next);
-      if (!KS_JOINED && t + step < scheduler.total) next = find(t + step);
+      if (!Config::JOINED && t + step < scheduler.total) next = find(t + step);
       const Boxes boxes = boxes_of(x.tile);
-      if (KS_SUMMED) {
+      if (Config::SUMMED) {
 #pragma unroll 1
         for (int batch = 0; batch < a.batch_group; batch++)
 #pragma unroll 1
-          for (int head = 0; head < (KS_JOINED ? 1 : a.head_group); head++) {
+          for (int head = 0; head < (Config::JOINED ? 1 : a.head_group); head++) {
             const TileCoord& p = x.tile;
-            const Operands term = of_head(p, KS_JOINED ? 0 : p.head * a.head_group + head, p.batch * a.batch_group + batch);
+            const Operands term = of_head(p, Config::JOINED ? 0 : p.head * a.head_group + head, p.batch * a.batch_group + batch);
 #pragma unroll 1
             for (int s = 0; s < a.slices; s++) load_slice(term, boxes, s * BK);
           }
@@ -169,8 +169,8 @@ struct Producer {
 #pragma unroll 1
         for (int s = 0; s < slices; s++) load_slice(x, boxes, from + s * BK);
       }
-      if (!KS_HEADS && a.beta != 0) load_source(maps.c, x.tile, c_matrix(a, x.tile));
-      if (KS_RESIDUAL)
+      if (!Config::HEADS && a.beta != 0) load_source(maps.c, x.tile, c_matrix(a, x.tile));
+      if (Config::RESIDUAL)
         load_source(maps.residual, x.tile, matrix_of(a, a.residual, x.tile, x.tile.head, a.residual_head, a.residual_batch));
     }
   }

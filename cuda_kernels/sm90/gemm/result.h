@@ -1,7 +1,7 @@
 // Where a tile's result goes, as the roles ask for it: the rows of C here, the heads of three operands in heads.h. A result says
 //   ORDERED, weight_row:  which row of B, and element of the bias, makes a column of the tile; as numbered where not ORDERED,
 //                         else UNIT_ROWS together
-//   turn:                 what it does to the sums before they are rounded
+//   apply_rotary:         of heads that are rotated: what is done to the sums before they are rounded
 //   BOX_COLUMNS:          of a box that TMA stores, 64 or 32: the swizzle of the epilogue's buffers is as wide
 //   matrix, store_boxes:  where a tile's are among the maps' last axes; stores 64 rows of a panel, which lie at `from`, by TMA
 //   rows, store:          the 16 rows that a warp stores itself, from number `first` on; 16 bytes of row r of them
@@ -24,11 +24,11 @@ struct MatrixResult {
 
   KS_DEVICE int weight_row(int column) const { return column; }
 
-  KS_DEVICE void turn(const float (&)[MT][BN / 2], const TileCoord&, int, int, int) const {}
+  KS_DEVICE void apply_rotary(const float (&)[MT][BN / 2], const TileCoord&, int, int, int) const {}
 
   KS_DEVICE Matrix matrix(const Arguments& a, const TileCoord& p) const { return c_matrix(a, p); }
   KS_DEVICE void store_boxes(const Maps& maps, const Arguments&, u32 from, Matrix c, int column, int row, u64 policy) const {
-    if (KS_C_FIRST) tma_store(maps.c, from, column, row, c.x2, c.x3, policy);
+    if (Config::C_FIRST) tma_store(maps.c, from, column, row, c.x2, c.x3, policy);
     else tma_store(maps.c, from, column, row, c.x2, c.x3);
   }
 

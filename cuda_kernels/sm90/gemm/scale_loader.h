@@ -3,9 +3,8 @@
 #pragma once
 #include "sm90/gemm/block.h"
 
-#if KS_SCALE_K
-static_assert(KS_SCALE_K == BK && KS_SCALE_N % 64 == 0, "a slice's sums have one scale of a row and one of 64 columns");
-static_assert(!KS_SUMMED && !KS_POINTERS && SPLIT == 1, "slices are those of one strided product");
+static_assert(!Config::SCALE_K || (Config::SCALE_K == BK && Config::SCALE_N % 64 == 0), "a slice's sums have one scale of a row and one of 64 columns");
+static_assert(!Config::SCALE_K || (!Config::SUMMED && !Config::POINTERS && SPLIT == 1), "slices are those of one strided product");
 
 struct ScaleLoader {
   SharedStorage& storage;
@@ -18,17 +17,17 @@ struct ScaleLoader {
   KS_DEVICE void run(int first, int step) {
     constexpr int ROWS_EACH = BM / WARP;
     const auto &by_row = a.scales.a, &by_column = a.scales.b;
-    const int sources = SOURCE_STAGES * ((!KS_HEADS && a.beta != 0) + KS_RESIDUAL);  // stages that have no scales
+    const int sources = SOURCE_STAGES * ((!Config::HEADS && a.beta != 0) + Config::RESIDUAL);  // stages that have no scales
 #pragma unroll 1
     for (int t = first; t < scheduler.total; t += step) {
       const TileCoord p = scheduler.tile(t, rank);
       // Of rows and columns beyond the last its own: what they scale is not stored.
       int blocks[ROWS_EACH];
 #pragma unroll
-      for (int i = 0; i < ROWS_EACH; i++) blocks[i] = min_of(p.row + WARP * i + thread_lane, a.M - 1) / KS_SCALE_M;
+      for (int i = 0; i < ROWS_EACH; i++) blocks[i] = min_of(p.row + WARP * i + thread_lane, a.M - 1) / max_of(Config::SCALE_M, 1);
       const float* rows = by_row.base + p.batch * by_row.batch + p.head * by_row.head;
       const float* columns = by_column.base + p.batch * by_column.batch + a.b_heads.quotient(p.head) * by_column.head +
-                             (i64)(min_of(p.column + 64 * thread_lane, a.N - 1) / KS_SCALE_N) * by_column.row;
+                             (i64)(min_of(p.column + 64 * thread_lane, a.N - 1) / max_of(Config::SCALE_N, 1)) * by_column.row;
 #pragma unroll 1
       for (int s = 0; s < a.slices + sources; s++, state.advance()) {
         ring.wait_empty(state);
@@ -44,4 +43,3 @@ struct ScaleLoader {
     }
   }
 };
-#endif

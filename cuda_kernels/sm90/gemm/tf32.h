@@ -1,27 +1,23 @@
 // Batched GEMM for Hopper: C[i] = alpha · op(A[i]) · op(B[i]) + beta · C[i] + bias[i] + residual[i] of float32, multiplied by way of
 // TF32 on wgmma, for every matrix of a strided batch or of lists of addresses, in one launch.
 //
-// Algorithm: persistent, KS_BLOCKS blocks a multiprocessor. wgmma takes TF32 out of shared memory only where it lies along k, and
+// Algorithm: persistent, BLOCKS blocks a multiprocessor. wgmma takes TF32 out of shared memory only where it lies along k, and
 // one factor, the left, out of registers: op(A); or, where B is what does not lie along k, op(B)ᵀ, whose product with op(A)ᵀ is C
 // turned. A producer thread fills a ring of STAGES slices (32 of k) of both by TMA, on from one tile to the next. GROUPS consumer
 // warpgroups of 64 rows of the left factor read its fragments, multiply, and store their sums from registers, as pairs of
 // neighbours in a row of C.
 //
-// KS_PRODUCTS = 1: the TMA unit rounds to TF32 while it loads. 3: a factor x is a = tf32(x) and b = tf32(x − a). Consumers split the
+// PRODUCTS = 1: the TMA unit rounds to TF32 while it loads. 3: a factor x is a = tf32(x) and b = tf32(x − a). Consumers split the
 // left in registers; the warps beside the producer's split the right in shared memory, b into a tile of its own. The units cut sums
 // off where float32 rounds them, so the products of a slice are summed from 0, the small ones apart, and added outside. That
 // goes by halves of the columns, so that one half is multiplied while the other is added.
 //
-// Constants (from the kernel definition): KS_PRODUCTS, KS_TURNED (whether the left is op(B)ᵀ), KS_LEFT_TRANSPOSED (whether the left
-// lies along its rows, not along k), KS_POINTERS, KS_BIAS (element type, void where there is none), KS_RESIDUAL, KS_VECTOR_C,
-// KS_VECTOR_R (bytes that every row's start is a multiple of), KS_BM, KS_BN, KS_GROUPS, KS_LOADERS (warpgroups beside the consumers), KS_STAGES,
-// KS_CLUSTER (1), KS_BLOCKS,// KS_PRODUCER_REGISTERS, KS_CONSUMER_REGISTERS (0: as launched), KS_SHARED_BYTES.
 // Shared memory: STAGES·(LEFT + PARTS·RIGHT)·128 bytes, barriers. Registers: RIGHT/2 accumulators, of three products twice as
 // many; 32 of fragments, of three products 48.
 #include "sm90/gemm/tf32_consumer.h"
 #include "sm90/gemm/tf32_producer.h"
 
-KS_KERNEL(THREADS, KS_BLOCKS)
+KS_KERNEL(THREADS, Config::BLOCKS)
 gemm_sm90_tf32(KS_ARGUMENT TensorMap left_map, KS_ARGUMENT TensorMap right_map, const void* a, const void* b, void* c,
                const void* bias, const void* residual, const void* origin, i64 c_batch, i64 c_head, i64 bias_batch, i64 bias_head,
                i64 residual_batch, i64 residual_head, int c_row, int residual_row, int M, int N, int slices, int a_head_step,
@@ -43,7 +39,7 @@ gemm_sm90_tf32(KS_ARGUMENT TensorMap left_map, KS_ARGUMENT TensorMap right_map, 
   block_barrier();
 
   if (group >= GROUPS) {
-    if (KS_PRODUCER_REGISTERS) registers_dealloc<KS_PRODUCER_REGISTERS>();
+    if (Config::PRODUCER_REGISTERS) registers_dealloc<Config::PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) {
       Producer{storage, left_map, right_map, ring, arguments, scheduler, b_heads}.run(first, step);
     } else if (PRODUCTS == 3 && warp_index() > 4 * GROUPS) {
@@ -51,7 +47,7 @@ gemm_sm90_tf32(KS_ARGUMENT TensorMap left_map, KS_ARGUMENT TensorMap right_map, 
     }
     warp_barrier();
   } else {
-    if (KS_CONSUMER_REGISTERS) registers_alloc<KS_CONSUMER_REGISTERS>();
+    if (Config::CONSUMER_REGISTERS) registers_alloc<Config::CONSUMER_REGISTERS>();
     Consumer{storage, ring, arguments, scheduler, group, warp, lane()}.run(first, step);
   }
 }

@@ -17,7 +17,7 @@ struct Consumer {
   // order in which 16 lanes' pairs of four k, whose chunks the swizzle permutes by k, lie in different banks.
   KS_DEVICE int row_of(int half) const {
     const int i = thread_lane >> 2;
-    if (!KS_LEFT_TRANSPOSED) return 16 * warp + i + 8 * half;
+    if (!Config::LEFT_TRANSPOSED) return 16 * warp + i + 8 * half;
     return 32 * (warp >> 1) + 4 * chunk() + 2 * (i & 1) + half;
   }
   KS_DEVICE int chunk() const {
@@ -27,7 +27,7 @@ struct Consumer {
 
   KS_DEVICE void load_left(u32 (&x)[STEPS][4], int stage) const {
     const u32 tile = shared_address(storage.left[stage]) + group * 64 * 128;
-    if (KS_LEFT_TRANSPOSED) {
+    if (Config::LEFT_TRANSPOSED) {
       const int k = thread_lane & 3;
       const u32 from = tile + (warp >> 1) * PANEL_BYTES + k * 128 + (chunk() ^ k) * 16 + (thread_lane >> 2 & 1) * 8;
 #pragma unroll
@@ -156,26 +156,26 @@ struct Consumer {
   }
 
   KS_DEVICE void store(const float* acc, const TileCoord& p) const {
-    float* const c = KS_POINTERS ? listed((float*)a.c, p.matrix) : (float*)a.c + p.batch * a.c_batch + p.head * a.c_head;
-    const float* const residual = KS_POINTERS && KS_RESIDUAL ? listed((const float*)a.residual, p.matrix)
+    float* const c = Config::POINTERS ? listed((float*)a.c, p.matrix) : (float*)a.c + p.batch * a.c_batch + p.head * a.c_head;
+    const float* const residual = Config::POINTERS && Config::RESIDUAL ? listed((const float*)a.residual, p.matrix)
         : (const float*)a.residual + p.batch * a.residual_batch + p.head * a.residual_head;
     const auto* bias = (const Bias::type*)a.bias;
     if constexpr (Bias::THERE)
-      bias = KS_POINTERS ? listed((const Bias::type*)a.bias, p.matrix) : bias + p.batch * a.bias_batch + p.head * a.bias_head;
+      bias = Config::POINTERS ? listed((const Bias::type*)a.bias, p.matrix) : bias + p.batch * a.bias_batch + p.head * a.bias_head;
     constexpr int PAIRS = RIGHT / 4, BATCH = 8;
     // Pair e: of C not turned, of row half e % 2 and columns 8·(e / 2) on; of C turned, of row 8·(e / 2) + e % 2 on, both halves.
     const int place = opaque(thread_lane);
-    const int row0 = KS_TURNED ? p.row + 2 * (place & 3) : p.row + 64 * group + row_of(0), row1 = row_of(1) - row_of(0);
-    const int column0 = KS_TURNED ? p.column + 64 * group + row_of(0) : p.column + 2 * (place & 3);
+    const int row0 = Config::TURNED ? p.row + 2 * (place & 3) : p.row + 64 * group + row_of(0), row1 = row_of(1) - row_of(0);
+    const int column0 = Config::TURNED ? p.column + 64 * group + row_of(0) : p.column + 2 * (place & 3);
 #pragma unroll
     for (int first = 0; first < PAIRS; first += BATCH) {
-      auto row_at = [&](int e) { return row0 + (KS_TURNED ? 8 * (e / 2) + e % 2 : row1 * (e % 2)); };
-      auto column_at = [&](int e) { return column0 + (KS_TURNED ? 0 : 8 * (e / 2)); };
+      auto row_at = [&](int e) { return row0 + (Config::TURNED ? 8 * (e / 2) + e % 2 : row1 * (e % 2)); };
+      auto column_at = [&](int e) { return column0 + (Config::TURNED ? 0 : 8 * (e / 2)); };
       float2 y[BATCH];
 #pragma unroll
       for (int i = 0; i < BATCH; i++) {
-        const int e = first + i, at = KS_TURNED ? 4 * (e / 2) + e % 2 : 4 * (e / 2) + 2 * (e % 2);
-        y[i] = {a.alpha * acc[at], a.alpha * acc[at + (KS_TURNED ? 2 : 1)]};
+        const int e = first + i, at = Config::TURNED ? 4 * (e / 2) + e % 2 : 4 * (e / 2) + 2 * (e % 2);
+        y[i] = {a.alpha * acc[at], a.alpha * acc[at + (Config::TURNED ? 2 : 1)]};
         if constexpr (Bias::THERE) {
           if (column_at(e) < a.N) y[i].x += to_sum(bias[column_at(e)]);
           if (column_at(e) + 1 < a.N) y[i].y += to_sum(bias[column_at(e) + 1]);
@@ -193,14 +193,14 @@ struct Consumer {
 #pragma unroll
         for (int i = 0; i < BATCH; i++) y[i].x = fmaf(factor, x[i].x, y[i].x), y[i].y = fmaf(factor, x[i].y, y[i].y);
       };
-      if (a.beta != 0) add(c, a.c_row, a.beta, Bytes<KS_VECTOR_C>());
-      if (KS_RESIDUAL) add(residual, a.residual_row, 1.f, Bytes<KS_VECTOR_R>());
+      if (a.beta != 0) add(c, a.c_row, a.beta, Bytes<Config::VECTOR_C>());
+      if (Config::RESIDUAL) add(residual, a.residual_row, 1.f, Bytes<Config::VECTOR_R>());
 #pragma unroll
       for (int i = 0; i < BATCH; i++) {
         const int row = row_at(first + i), column = column_at(first + i);
         if (row >= a.M || column >= a.N) continue;
         float* const to = c + (i64)row * a.c_row + column;
-        if (KS_VECTOR_C >= 8 && column + 1 < a.N) {
+        if (Config::VECTOR_C >= 8 && column + 1 < a.N) {
           *(float2*)to = y[i];
         } else {
           to[0] = y[i].x;

@@ -13,10 +13,10 @@ struct Producer {
 
   KS_DEVICE void load_slice(const TileCoord& tile, const Matrix& left, const Matrix& right, int k) {
     const u32 full = ring.full(state), to = shared_address(storage.left[state.stage]);
-    const int left_row = KS_TURNED ? tile.column : tile.row, right_row = KS_TURNED ? tile.row : tile.column;
+    const int left_row = Config::TURNED ? tile.column : tile.row, right_row = Config::TURNED ? tile.row : tile.column;
     ring.wait_empty(state);
     barrier_arrive_expect_tx(full, STAGE_BYTES);
-    if (!KS_LEFT_TRANSPOSED) {
+    if (!Config::LEFT_TRANSPOSED) {
       tma_load(to, left_map, full, k, left_row, left.x2, left.x3);
     } else {
 #pragma unroll
@@ -31,12 +31,12 @@ struct Producer {
 #pragma unroll 1
     for (int t = first; t < scheduler.total; t += step) {
       const TileCoord p = scheduler.tile(t, 0);
-      const Matrix of_a = KS_POINTERS ? matrix_at(listed((const float*)a.a, p.matrix), a.origin)
+      const Matrix of_a = Config::POINTERS ? matrix_at(listed((const float*)a.a, p.matrix), a.origin)
                                       : Matrix{p.head * a.a_head, p.batch * a.a_batch};
-      const Matrix of_b = KS_POINTERS ? matrix_at(listed((const float*)a.b, p.matrix), a.origin)
+      const Matrix of_b = Config::POINTERS ? matrix_at(listed((const float*)a.b, p.matrix), a.origin)
                                       : Matrix{b_heads.quotient(p.head) * a.b_head, p.batch * a.b_batch};
 #pragma unroll 1
-      for (int s = 0; s < a.slices; s++) load_slice(p, KS_TURNED ? of_b : of_a, KS_TURNED ? of_a : of_b, s * BK);
+      for (int s = 0; s < a.slices; s++) load_slice(p, Config::TURNED ? of_b : of_a, Config::TURNED ? of_a : of_b, s * BK);
     }
   }
 };

@@ -1,12 +1,13 @@
 // The tile scheduler: the order of tiles over all matrices, the same for all roles of a block and all blocks of a cluster.
 //
-// The blocks of a cluster take neighbouring tiles along M, which share their columns of B, or with KS_SHARED_A along N, which share
+// The blocks of a cluster take neighbouring tiles along M, which share their columns of B, or with SHARED_A along N, which share
 // rows of A. Tiles are rasterised in groups of
 // GROUP_ROWS rows of clusters, column by column, so that A and B are reused in L2; matrices follow one another.
 #pragma once
+#include "generated/config.h"
 #include "sm90/ptx.h"
 
-constexpr int GROUP_ROWS = KS_GROUP_ROWS;
+constexpr int GROUP_ROWS = Config::GROUP_ROWS;
 
 // A tile of C: its first row and column; the index, head and batch of its matrix. Of a grouped product the batch is the group;
 // begin and end are those of its part of the grouped axis.
@@ -26,14 +27,7 @@ struct TileScheduler {
     const int high = min_of(GROUP_ROWS, rows - g * GROUP_ROWS);
     const int column = high == GROUP_ROWS ? in_group / GROUP_ROWS : last.quotient(in_group);
     const int row = g * GROUP_ROWS + in_group - column * high, batch = heads.quotient(number);
-    if (KS_SHARED_A) return {row * KS_BM, (column * KS_CLUSTER + rank) * KS_BN, number, number - batch * heads.d, batch};
-    return {(row * KS_CLUSTER + rank) * KS_BM, column * KS_BN, number, number - batch * heads.d, batch};
+    if (Config::SHARED_A) return {row * Config::BM, (column * Config::CLUSTER + rank) * Config::BN, number, number - batch * heads.d, batch};
+    return {(row * Config::CLUSTER + rank) * Config::BM, column * Config::BN, number, number - batch * heads.d, batch};
   }
 };
-
-#if KS_GROUPED
-#include "sm90/gemm/groups.h"
-typedef GroupScheduler Scheduler;
-#else
-typedef TileScheduler Scheduler;
-#endif

@@ -551,8 +551,8 @@ MUTANTS = (
     _mutant(
         "ranks-of-a-cluster",
         GEMM_TILES,
-        "(row * KS_CLUSTER + rank)",
-        "row * KS_CLUSTER",
+        "(row * Config::CLUSTER + rank)",
+        "row * Config::CLUSTER",
         ONE,
         "a cluster's blocks have the same rows",
     ),
@@ -746,7 +746,7 @@ MUTANTS = (
     _mutant(
         "scales-not-counted",
         GEMM_BLOCK,
-        "KS_SCALE_K ? 1 + WARP : 1",
+        "Config::SCALE_K ? 1 + WARP : 1",
         "1",
         SCALED,
         "a stage is full without its scales, or without its slice",
@@ -762,7 +762,7 @@ MUTANTS = (
     _mutant(
         "turn-not-handed-over",
         GEMM_CONSUMER,
-        "if (KS_IN_TURNS) named_barrier_arrive(TURN + 1 - group, CONSUMERS);",
+        "if (Config::IN_TURNS) named_barrier_arrive(TURN + 1 - group, CONSUMERS);",
         "",
         SCALED_MATRIX,
         "each consumer waits for the other",

@@ -120,7 +120,7 @@ WRONG_NUMBERS = (
     Mutant(
         "gemm-beta-read-at-0",
         "gemm/gemm.h",
-        "if (beta != Sum(0))",
+        "&& beta != Sum(0)",
         "",
         "gemm-f16-nn-beta-0-nan-in-c",
         NAN,
@@ -259,8 +259,8 @@ WRONG_ORDER = (
     Mutant(
         "gemm-last-result-overwritten",
         GEMM,
-        "KS_PERSISTENT) warp_barrier();",
-        "KS_PERSISTENT) {}",
+        "Config::PERSISTENT) warp_barrier();",
+        "Config::PERSISTENT) {}",
         "gemm-f32-nn-k-0-beta-half",
         RACE,
         "a result overwrites the one before, which is still read",

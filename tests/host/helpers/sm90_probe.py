@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from kernelseam.contract import LaunchConfig, SourceBundle
 from kernelseam.kernels.config import CONFIG, ElementType, config_header
+from kernelseam.kernels.expression import EXPRESSION, expression_header
 from kernelseam.kernels.sources import shared_sources
 from kernelseam_cuda import toolchain as toolchain_module
 from kernelseam_hostcpp import HostToolchain
@@ -33,11 +34,12 @@ def run(
     files |= {n: t for n, t in toolchain_module.sources().items() if n.startswith("sm90/")}
     files.update(toolchain.platform_files("host"))
     files["platform.h"] = files.pop("platform_host.h")
-    members = {n: ElementType(v) if isinstance(v, str) else v for n, v in constants.items()}
+    files[EXPRESSION] = expression_header(None)
+    given = {"CAPTURES": 0, **constants}
+    members = {n: ElementType(v) if isinstance(v, str) else v for n, v in given.items()}
     files[CONFIG] = config_header(members, dict.fromkeys(members, "of a test"))
     files["probe.h"] = f'#include "tile/tile.h"\n{text}'
-    macros = {"KS_THROUGH_REGISTERS": 0, **{f"KS_{k}": v for k, v in constants.items()}}
-    defines = tuple((k, str(int(v) if isinstance(v, bool) else v)) for k, v in macros.items())
+    defines = (("KS_THROUGH_REGISTERS", "0"),)
     options = toolchain.arch_row("host").options
     made = SourceBundle("probe", "probe.h", tuple(sorted(files.items())), defines, options)
     kernel = library(toolchain.compile(change(made), "host"))

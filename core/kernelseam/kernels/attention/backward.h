@@ -6,11 +6,11 @@
 // (FlashAttention-2, Dao 2023, arXiv:2307.08691, algorithm 2.)
 // Deterministic, the scores are computed twice so that no sum needs atomics: the first `key_blocks` blocks each own OWN keys of
 // one KV head and walk over the queries of its group's heads, for dk and dv; the others each own OWN queries of one head
-// and walk over the keys, for dq. With atomics (Config::QUERY_ROWS) there are only the former: at each step they also make
+// and walk over the keys, for dq. With atomics (QUERY_ROWS) there are only the former: at each step they also make
 // what OWN keys give to dq of STEP queries, and add it to float32 sums (query_sums.h). 5 products instead of 7.
 // Blocks keep what they own in shared memory and take the other side in tiles of STEP rows through a ring of STAGES,
 // copied ahead of use. Scores are computed with the owned rows as rows: so they are left factors as they are, each warp's own
-// rows; or (Config::SCORE_ROWS) warps divide the scores among them and hand p and ds on, rounded, in shared memory.
+// rows; or (SCORE_ROWS) warps divide the scores among them and hand p and ds on, rounded, in shared memory.
 //
 // Bytes of atomics: STEP·DQ·4 a step, for 10·OWN·STEP·D operations: 2.5·OWN operations a byte. At 400 TFLOP/s and OWN = 128
 // they are 1.25 TB/s, at OWN = 64 (D = 256) 2.5 TB/s, of which L2 takes some 2 to 3 when a warp adds to whole lines.

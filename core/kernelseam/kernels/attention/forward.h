@@ -15,7 +15,7 @@
 // COLUMN_WARPS warps share the same rows, each computing its part of the output's columns (a wide head fits no warp alone).
 // `splits` blocks share the same queries: each walks over a part of the keys and writes its own out and lse.
 //
-// Shared memory: BM·max(DQ·size, DO·size_out) + STAGES·BN·(DQ + DO)·size, with Config::Q_RETURNED the larger of both, DQ and DO being
+// Shared memory: BM·max(DQ·size, DO·size_out) + STAGES·BN·(DQ + DO)·size, with Q_RETURNED the larger of both, DQ and DO being
 // the head dims rounded up to 16 (DO to 16·COLUMN_WARPS), and size that of queries, too, where they are of 8 bits and the platform
 // keeps them so; for float32 also WARPS·ROWS·BN·size; with scales of blocks STAGES·BN·8. In the ring size is that of keys as the
 // platform keeps them.
@@ -63,7 +63,7 @@ constexpr bool STARTED = Starts<E>::value && !IN_BASE2 && Config::Q_SCALES != BL
 
 KS_DEVICE float minimum(float a, float b) { return -maximum(-a, -b); }
 
-// The rows of a head, or where Config::GROUPED of a group of heads, query after query.
+// The rows of a head, or where GROUPED of a group of heads, query after query.
 template<class T> KS_DEVICE auto grouped_rows(T* base, const Divider& group, int row, i64 head) {
   if constexpr (Config::GROUPED) return GroupedView<T>{base, group, row, head};
   else return StridedView<T>{base, row};
@@ -82,7 +82,7 @@ struct Parts {
   int q_tiles, splits, together, matrices;
 };
 
-// What a block computes: rows from row0 on, of a head (with Config::GROUPED of a group of heads), over one part of the keys.
+// What a block computes: rows from row0 on, of a head (with GROUPED of a group of heads), over one part of the keys.
 struct Place {
   int split, batch, head, row0;
   Sequence own;
@@ -95,7 +95,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   char* const memory = shared_memory<Config::SHARED_BYTES>();
   const int head_group = group.d, q_tiles = parts.q_tiles;
   const int heads = Config::GROUPED ? num_heads / head_group : num_heads;
-  // Under a causal mask the last queries have most to do: they start first. With Config::SECTIONS so do those of `together` heads, as
+  // Under a causal mask the last queries have most to do: they start first. With SECTIONS so do those of `together` heads, as
   // many as keep the device busy, whose keys stay in its cache: else the long blocks of the last heads end alone.
   auto place_of = [&](unsigned index) {
     const int split = index % parts.splits, place = index / parts.splits;
@@ -114,7 +114,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   const int split = here.split, batch = here.batch, head = here.head, row0 = here.row0;
   const Sequence own = here.own;
 
-  // The block's rows: queries, or with Config::GROUPED the heads of a group for query after query.
+  // The block's rows: queries, or with GROUPED the heads of a group for query after query.
   const int rows = Config::GROUPED ? own.S_q * head_group : own.S_q;
   if (row0 >= rows) return;  // sequences of a batch may be shorter than its longest
   auto query_of = [=](int row) { return Config::GROUPED ? group.quotient(row) : row; };

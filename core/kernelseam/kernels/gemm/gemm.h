@@ -7,40 +7,34 @@
 // while this one is multiplied and written. Warps split a tile WARPS_M × WARPS_N; each holds its accumulators in
 // registers. At the end of a tile the epilogue is applied, the result is rounded once, laid out in shared memory and
 // written in whole rows: to C, or to the heads of three operands (heads.h).
-// Where KS_PERSISTENT is 0 there are as many blocks as tiles, each computes one, and the result is laid out where the ring
+// Where PERSISTENT is 0 there are as many blocks as tiles, each computes one, and the result is laid out where the ring
 // was: less shared memory and fewer registers, for devices that rather hold several blocks at once.
 // With scales of blocks along K the products of a block are summed from 0, multiplied by their scales and then added up.
-// With groups (KS_GROUPED: groups.h) one axis of the operands is divided by offsets in device memory.
-// Where KS_TEAMS is more than 1, a block computes that many small tiles at once, each by a warp with a ring of its own.
+// With groups (GROUPED: groups.h) one axis of the operands is divided by offsets in device memory.
+// Where TEAMS is more than 1, a block computes that many small tiles at once, each by a warp with a ring of its own.
 //
-// Constants (from the kernel definition): KS_T, KS_TC (element types of A and B, and of C), KS_A_TRANSPOSED, KS_B_TRANSPOSED,
-// KS_POINTERS, KS_VECTOR_A/B/C/R (bytes that rows of A, B, C, the residual are aligned to), KS_BIAS, KS_RESIDUAL,
-// KS_SCALE_M, KS_SCALE_N, KS_SCALE_K (rows, columns and values of k that share a scale, 0 where rows and columns have one: see below),
-// KS_ROW_SUMS (element types, void where there is none), KS_PRECISION (of float32: 0, or in how many products of TF32 it is
-// multiplied), KS_SCALES (of factors of 8 bits), KS_SUMMED, KS_SEGMENTED, KS_GROUPED, KS_HEADS (and those of heads.h), KS_BM, KS_BN, KS_BK, KS_WARPS_M, KS_WARPS_N,
-// KS_TEAMS, KS_STAGES, KS_PERSISTENT, KS_MIN_BLOCKS, KS_SHARED_BYTES.
 // Shared memory, for each team: STAGES · (BM + BN) · BK elements, and (or, not persistent, at least) BM · BN elements of C.
 // Registers: BM·BN / threads accumulators, with scales of blocks twice, plus one slice's operands.
 #include "tile/tile.h"
 #include "gemm/scales.h"
 
-typedef KS_T T;
-typedef KS_TC TC;
-typedef Engine<T, T, KS_PRECISION> E;
+typedef Config::T T;
+typedef Config::TC TC;
+typedef Engine<T, T, Config::PRECISION> E;
 typedef E::Sum Sum;
 
-typedef Maybe<KS_BIAS> Bias;
-typedef Maybe<KS_RESIDUAL> Residual;
-typedef Maybe<KS_ROW_SUMS> RowSums;
+typedef Maybe<Config::BIAS> Bias;
+typedef Maybe<Config::RESIDUAL> Residual;
+typedef Maybe<Config::ROW_SUMS> RowSums;
 
-constexpr int BM = KS_BM, BN = KS_BN, BK = KS_BK, WARPS_M = KS_WARPS_M, WARPS_N = KS_WARPS_N, STAGES = KS_STAGES;
-constexpr int TEAMS = KS_TEAMS, THREADS = WARP * WARPS_M * WARPS_N, WM = BM / WARPS_M, WN = BN / WARPS_N;
+constexpr int BM = Config::BM, BN = Config::BN, BK = Config::BK, WARPS_M = Config::WARPS_M, WARPS_N = Config::WARPS_N, STAGES = Config::STAGES;
+constexpr int TEAMS = Config::TEAMS, THREADS = WARP * WARPS_M * WARPS_N, WM = BM / WARPS_M, WN = BN / WARPS_N;
 constexpr int AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1, K_STEP = K_PIECE<E, BK>;
-typedef E::Tile<BM, BK, !KS_A_TRANSPOSED> TileA;
-typedef E::Tile<BN, BK, KS_B_TRANSPOSED> TileB;
+typedef E::Tile<BM, BK, !Config::A_TRANSPOSED> TileA;
+typedef E::Tile<BN, BK, Config::B_TRANSPOSED> TileB;
 typedef PlainTile<TC, WM, WN> TileC;
-constexpr int STAGE_BYTES = TileA::BYTES + TileB::BYTES, RESULT = KS_PERSISTENT ? STAGES * STAGE_BYTES : 0;
-constexpr int TEAM_BYTES = KS_SHARED_BYTES / TEAMS;
+constexpr int STAGE_BYTES = TileA::BYTES + TileB::BYTES, RESULT = Config::PERSISTENT ? STAGES * STAGE_BYTES : 0;
+constexpr int TEAM_BYTES = Config::SHARED_BYTES / TEAMS;
 static_assert(STAGES * STAGE_BYTES <= TEAM_BYTES, "the ring fits");
 static_assert(RESULT + WARPS_M * WARPS_N * TileC::BYTES <= TEAM_BYTES, "the result fits");
 static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight needs a stage of its own");
@@ -56,43 +50,29 @@ struct Segments {
   struct { void* base; i64 batch, head; int row, first; } of[3];
 };
 
-#if KS_SCALE_K
-static_assert(KS_SCALE_K % K_STEP == 0 && (KS_SCALE_K % BK == 0 || BK % KS_SCALE_K == 0), "slices and blocks nest");
-#endif
+// Rows of operands whose base is loaded from a list in the arguments: on AMD no scalar registers are left for it (copy.h).
+template<class T> struct SegmentView : StridedView<T> {};
+typedef Choose<Config::SEGMENTED, SegmentView<const T>, StridedView<const T>>::type View;
 
-#if KS_HEADS
+static_assert(Config::SCALE_K % K_STEP == 0 && (Config::SCALE_K % BK == 0 || BK % max_of(Config::SCALE_K, 1) == 0), "slices and blocks nest");
+
 #include "gemm/heads.h"
-#endif
-#if KS_GROUPED
 #include "gemm/groups.h"
-#endif
 
 // Where alpha or K is 0 the host passes both as 0: A and B are then not read.
 // a, b, c, bias, residual, sums: the first of each, or lists of addresses. Strides in elements. num_heads: C's; each sums
 // batch_group · head_group products.
-KS_KERNEL(THREADS * TEAMS, KS_MIN_BLOCKS)
-gemm(const void* a, const void* b, void* c, const void* bias, const void* residual, void* sums, i64 a_batch, i64 a_head,
+KS_BODY(THREADS * TEAMS, Config::MIN_BLOCKS)
+gemm_body(const void* a, const void* b, void* c, const void* bias, const void* residual, void* sums, i64 a_batch, i64 a_head,
      i64 b_batch, i64 b_head, i64 c_batch, i64 c_head, i64 bias_batch, i64 bias_head, i64 residual_batch,
      i64 residual_head, i64 sums_batch, i64 sums_head, int a_row, int b_row, int c_row, int residual_row, int M, int N,
      int K, int num_heads, int batch_group, int head_group, int b_head_group, int tiles_m, int tiles_n, unsigned total,
-     unsigned blocks, Sum alpha, Sum beta
-#if KS_SEGMENTED
-     , KS_ARGUMENT Segments segments
-#endif
-#if KS_HEADS
-     , KS_ARGUMENT Heads heads
-#endif
-#if KS_GROUPED
-     , KS_ARGUMENT Groups groups
-#endif
-#if KS_SCALES
-     , KS_ARGUMENT Scales scales
-#endif
-) {
+     unsigned blocks, Sum alpha, Sum beta, const Segments& segments, const Heads& heads, const Groups& groups,
+     const Scales& scales) {
   const int team = TEAMS > 1 ? warp_index() : 0, warp = TEAMS > 1 ? 0 : warp_index();
-  char* const memory = shared_memory<KS_SHARED_BYTES>() + team * TEAM_BYTES;
+  char* const memory = shared_memory<Config::SHARED_BYTES>() + team * TEAM_BYTES;
   const int warp_m = warp % WARPS_M * WM, warp_n = warp / WARPS_M * WN;
-  const int slices = divide_up(K, BK), terms = KS_SUMMED ? batch_group * head_group : 1;
+  const int slices = divide_up(K, BK), terms = Config::SUMMED ? batch_group * head_group : 1;
 
   // A tile of C, counted up without divisions: its place in its matrix, and its matrix.
   struct Place {
@@ -113,78 +93,69 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
     int begin, size;  // of a group, whose number is `batch`
   };
   auto place = [&](unsigned tile) {
-#if KS_GROUPED
-    const GroupTile x = groups.tile<BM, BN>(tile, tiles_m, tiles_n);
-    return Place{x.m, x.n, 0, x.group, tiles_m, tiles_n, num_heads, x.begin, x.size};
-#else
+    if constexpr (Config::GROUPED) {
+      const GroupTile x = groups.tile<BM, BN>(tile, tiles_m, tiles_n);
+      return Place{x.m, x.n, 0, x.group, tiles_m, tiles_n, num_heads, x.begin, x.size};
+    }
     const unsigned strip = tile / tiles_m, matrix = strip / tiles_n, batch = matrix / num_heads;
     return Place{(int)(tile - strip * tiles_m), (int)(strip - matrix * tiles_n), (int)(matrix - batch * num_heads),
                  (int)batch, tiles_m, tiles_n, num_heads};
-#endif
   };
   const unsigned stride = blocks * TEAMS;
-#if KS_GROUPED
-  // What a tile's group has in rows, columns and slices; `empty`: a tile of no rows, or of no columns.
-  auto rows_of = [&](const Place& at) { return KS_GROUPED == ALONG_M ? at.size : M; };
-  auto columns_of = [&](const Place& at) { return KS_GROUPED == ALONG_N ? at.size : N; };
-  auto depth_of = [&](const Place& at) { return KS_GROUPED == ALONG_K ? at.size : K; };
+  // What a tile's group, or its matrix, has in rows, columns and slices; `empty`: a tile of no rows, or of no columns.
+  auto rows_of = [&](const Place& at) { return Config::GROUPED == ALONG_M ? at.size : M; };
+  auto columns_of = [&](const Place& at) { return Config::GROUPED == ALONG_N ? at.size : N; };
+  auto depth_of = [&](const Place& at) { return Config::GROUPED == ALONG_K ? at.size : K; };
   auto empty = [&](const Place& at) { return at.m * BM >= rows_of(at) || at.n * BN >= columns_of(at); };
-  auto slices_of = [&](const Place& at) { return empty(at) || K == 0 ? 0 : divide_up(depth_of(at), BK); };
+  auto slices_of = [&](const Place& at) { return !Config::GROUPED ? slices : empty(at) || K == 0 ? 0 : divide_up(depth_of(at), BK); };
   // Elements from an operand's first to its group's.
   auto group_start = [&](const Place& at, bool stacked, i64 by_group, bool by_rows, int row) {
     return stacked ? at.batch * by_group : by_rows ? (i64)at.begin * row : at.begin;
   };
+  const Place step = Config::PERSISTENT && !Config::GROUPED ? place(stride) : Place{};
   auto go_on = [&](unsigned& tile, Place& at) {
     tile += stride;
-    if (tile < total) at = place(tile);
+    if (!Config::GROUPED) at += step;
+    else if (tile < total) at = place(tile);
   };
-#else
-  auto rows_of = [&](const Place&) { return M; };
-  auto columns_of = [&](const Place&) { return N; };
-  auto depth_of = [&](const Place&) { return K; };
-  auto slices_of = [&](const Place&) { return slices; };
-  const Place step = KS_PERSISTENT ? place(stride) : Place{};
-  auto go_on = [&](unsigned& tile, Place& at) { tile += stride, at += step; };
-#endif
   // The matrix of `heads` a batch that belongs to a batch and a head, in a strided batch or in a list.
   auto matrix_at = [&](auto base, int batch, int head, int heads, i64 by_batch, i64 by_head) {
-    if (KS_POINTERS) return listed(base, (i64)batch * heads + head);
+    if (Config::POINTERS) return listed(base, (i64)batch * heads + head);
     return base + batch * by_batch + head * by_head;
   };
 
   // The ring's far end: what is to be copied next.
-  Copy<TileA, THREADS, KS_VECTOR_A, false> copy_a;
-  Copy<TileB, THREADS, KS_VECTOR_B, false> copy_b;
+  Copy<TileA, THREADS, Config::VECTOR_A, false> copy_a;
+  Copy<TileB, THREADS, Config::VECTOR_B, false> copy_b;
   auto tile_a = [&](int stage) { return TileA(memory + stage * STAGE_BYTES); };
   auto tile_b = [&](int stage) { return TileB(memory + stage * STAGE_BYTES + TileA::BYTES); };
   unsigned next_tile = block_index() * TEAMS + team;
   Place next = place(next_tile), at = next;
   int next_slice = 0, next_term = 0, far = 0;
-#if KS_GROUPED
   auto skip_empty = [&] {
-    while (next_tile < total && slices_of(next) == 0) go_on(next_tile, next);
+    if constexpr (Config::GROUPED)
+      while (next_tile < total && slices_of(next) == 0) go_on(next_tile, next);
   };
   skip_empty();
-#endif
-  StridedView<const T> A{nullptr, a_row}, B{nullptr, b_row};
+  View A{nullptr, a_row}, B{nullptr, b_row};
   auto next_product = [&] {
-#if KS_GROUPED
-    A.base = (const T*)a + group_start(next, KS_GROUPED == ALONG_N, a_batch, (KS_GROUPED == ALONG_M) != KS_A_TRANSPOSED, a_row);
-    B.base = (const T*)b + group_start(next, KS_GROUPED == ALONG_M, b_batch, (KS_GROUPED == ALONG_K) != KS_B_TRANSPOSED, b_row);
-#else
-    const int groups = KS_SUMMED ? next_term / head_group : 0;
-    const int batch = KS_SUMMED ? next.batch * batch_group + groups : next.batch;
-    const int head = KS_SUMMED ? next.head * head_group + next_term - groups * head_group : next.head;
-    const int heads_in_all = KS_SUMMED ? num_heads * head_group : num_heads;
-#if KS_SEGMENTED
-    const auto& from = segments.of[(head >= segments.of[1].first) + (head >= segments.of[2].first)];
-    A = {(const T*)from.base + batch * from.batch + (head - from.first) * from.head, from.row};
-#else
-    A.base = matrix_at((const T*)a, batch, head, heads_in_all, a_batch, a_head);
-#endif
-    const int b_head_index = KS_POINTERS || b_head_group == 1 ? head : head / b_head_group;
+    if constexpr (Config::GROUPED) {
+      A.base = (const T*)a + group_start(next, Config::GROUPED == ALONG_N, a_batch, (Config::GROUPED == ALONG_M) != Config::A_TRANSPOSED, a_row);
+      B.base = (const T*)b + group_start(next, Config::GROUPED == ALONG_M, b_batch, (Config::GROUPED == ALONG_K) != Config::B_TRANSPOSED, b_row);
+      return;
+    }
+    const int groups = Config::SUMMED ? next_term / head_group : 0;
+    const int batch = Config::SUMMED ? next.batch * batch_group + groups : next.batch;
+    const int head = Config::SUMMED ? next.head * head_group + next_term - groups * head_group : next.head;
+    const int heads_in_all = Config::SUMMED ? num_heads * head_group : num_heads;
+    if constexpr (Config::SEGMENTED) {
+      const auto& from = segments.of[(head >= segments.of[1].first) + (head >= segments.of[2].first)];
+      A = {(const T*)from.base + batch * from.batch + (head - from.first) * from.head, from.row};
+    } else {
+      A.base = matrix_at((const T*)a, batch, head, heads_in_all, a_batch, a_head);
+    }
+    const int b_head_index = Config::POINTERS || b_head_group == 1 ? head : head / b_head_group;
     B.base = matrix_at((const T*)b, batch, b_head_index, heads_in_all, b_batch, b_head);
-#endif
   };
   auto fetch = [&] {
     if (next_tile < total) {
@@ -193,28 +164,23 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
       const int k0 = next_slice * BK, m0 = next.m * BM, n0 = next.n * BN;
       if constexpr (TileA::K_LAST) copy_a.fetch(tile_a(far), A, m0, M, k0, K);
       else copy_a.fetch(tile_a(far), A, k0, K, m0, M);
-#if KS_HEADS
-      copy_b.fetch(tile_b(far), heads.weight_rows(B), n0, N, k0, K);
-#else
-      if constexpr (TileB::K_LAST) copy_b.fetch(tile_b(far), B, n0, N, k0, K);
+      if constexpr (Config::HEADS) copy_b.fetch(tile_b(far), heads.weight_rows(B), n0, N, k0, K);
+      else if constexpr (TileB::K_LAST) copy_b.fetch(tile_b(far), B, n0, N, k0, K);
       else copy_b.fetch(tile_b(far), B, k0, K, n0, N);
-#endif
       if (++next_slice == slices_of(next)) {
         next_slice = 0;
         if (++next_term == terms) {
           next_term = 0;
-          if (KS_PERSISTENT) go_on(next_tile, next);
+          if (Config::PERSISTENT) go_on(next_tile, next);
           else next_tile = total;
-#if KS_GROUPED
           skip_empty();
-#endif
         }
       }
     }
     if (++far == STAGES) far = 0;
     copies_commit();
   };
-  if (KS_GROUPED || slices)
+  if (Config::GROUPED || slices)
 #pragma unroll
     for (int s = 0; s < AHEAD; s++) fetch();
 
@@ -224,51 +190,36 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
     TC* c;
     const Bias::type* bias;
     const Residual::type* residual;
-#if KS_SCALES && !KS_SCALE_K
     const float KS_GLOBAL *by_row, *by_column;  // said, because of a pointer in a structure no compiler finds out
-#endif
   };
-#if KS_SCALES
   auto scales_of_rows = [&](const Place& at) {
-#if KS_GROUPED
-    return (const float KS_GLOBAL*)scales.a.base + group_start(at, KS_GROUPED != ALONG_M, scales.a.batch, true, scales.a.row);
-#else
+    if (Config::GROUPED)
+      return (const float KS_GLOBAL*)scales.a.base + group_start(at, Config::GROUPED != ALONG_M, scales.a.batch, true, scales.a.row);
     return (const float KS_GLOBAL*)matrix_at(scales.a.base, at.batch, at.head, num_heads, scales.a.batch, scales.a.head);
-#endif
   };
   auto scales_of_columns = [&](const Place& at) {
-#if KS_GROUPED
-    return (const float KS_GLOBAL*)scales.b.base + group_start(at, KS_GROUPED != ALONG_N, scales.b.batch, true, scales.b.row);
-#else
-    return (const float KS_GLOBAL*)matrix_at(scales.b.base, at.batch, KS_POINTERS ? at.head : at.head / b_head_group, num_heads,
+    if (Config::GROUPED)
+      return (const float KS_GLOBAL*)scales.b.base + group_start(at, Config::GROUPED != ALONG_N, scales.b.batch, true, scales.b.row);
+    return (const float KS_GLOBAL*)matrix_at(scales.b.base, at.batch, Config::POINTERS ? at.head : at.head / b_head_group, num_heads,
                                              scales.b.batch, scales.b.head);
-#endif
   };
-#endif
+  constexpr bool BY_ROWS = Config::SCALES && !Config::SCALE_K;  // a scale each of rows and columns
   auto ends_of = [&](const Place& at) {
     auto one = [&](auto base, i64 by_batch, i64 by_head) {
       return matrix_at(base, at.batch, at.head, num_heads, by_batch, by_head);
     };
-#if KS_GROUPED
-    TC* const of_group = (TC*)c + group_start(at, KS_GROUPED == ALONG_K, c_batch, KS_GROUPED == ALONG_M, c_row);
-#else
-    TC* const of_group = KS_HEADS ? (TC*)c : one((TC*)c, c_batch, c_head);
-#endif
-    return Ends{of_group,
+    TC* const first = Config::GROUPED ? (TC*)c + group_start(at, Config::GROUPED == ALONG_K, c_batch, Config::GROUPED == ALONG_M, c_row)
+                      : Config::HEADS ? (TC*)c : one((TC*)c, c_batch, c_head);
+    return Ends{first,
                 Bias::THERE ? one((const Bias::type*)bias, bias_batch, bias_head) : nullptr,
-                Residual::THERE ? one((const Residual::type*)residual, residual_batch, residual_head) : nullptr
-#if KS_SCALES && !KS_SCALE_K
+                Residual::THERE ? one((const Residual::type*)residual, residual_batch, residual_head) : nullptr,
                 // Where nothing is multiplied, scales are not there to be read, nor is a list of them.
-                , K > 0 ? scales_of_rows(at) : nullptr, K > 0 ? scales_of_columns(at) : nullptr
-#endif
-    };
+                BY_ROWS && K > 0 ? scales_of_rows(at) : nullptr, BY_ROWS && K > 0 ? scales_of_columns(at) : nullptr};
   };
 
   int stage = 0;
   for (unsigned tile = block_index() * TEAMS + team; tile < total; go_on(tile, at)) {
-#if KS_GROUPED
-    if (empty(at)) continue;
-#endif
+    if (Config::GROUPED && empty(at)) continue;
     const int M = rows_of(at), N = columns_of(at), slices = slices_of(at);
     E::Acc<WM, WN> acc;
     E::zero(acc);
@@ -280,26 +231,23 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
         ? (Sums)sums + at.batch * sums_batch + at.head * sums_head : nullptr;
     Sum row_sums[SUM_ROWS] = {};
     Ends ends;
-    if (!KS_PERSISTENT && !KS_SCALE_K) ends = ends_of(at);
-#if KS_SCALE_K
-    const auto of_rows = scales_of_rows(at), of_columns = scales_of_columns(at);
-    const int row0 = at.m * BM + warp_m, col0 = at.n * BN + warp_n;
-    E::Acc<WM, WN> part;  // of a block along K
-    E::zero(part);
+    if (!Config::PERSISTENT && !Config::SCALE_K) ends = ends_of(at);
+    const float KS_GLOBAL *of_rows, *of_columns;
+    E::Acc<WM, WN> of_block;  // of a block along K
+    if constexpr (Config::SCALE_K) of_rows = scales_of_rows(at), of_columns = scales_of_columns(at), E::zero(of_block);
+    auto& part = one_of<Config::SCALE_K>(of_block, acc);
     auto add_block = [&](int block) {
       // Beyond the last row and column the last one's: what they scale is not stored.
+      const int row0 = at.m * BM + warp_m, col0 = at.n * BN + warp_n;
       const auto by_row = of_rows + (i64)block * scales.a.k, by_column = of_columns + (i64)block * scales.b.k;
       E::Row<WM> factors;
-      E::row_map(factors, [&](int i, float) { return by_row[(i64)(min_of(row0 + i, M - 1) / KS_SCALE_M) * scales.a.row]; });
+      E::row_map(factors, [&](int i, float) { return by_row[(i64)(min_of(row0 + i, M - 1) / max_of(Config::SCALE_M, 1)) * scales.a.row]; });
       E::row_apply(part, factors, [](float x, float y) { return x * y; });
       E::map2(acc, part, [&](int, int j, float x, float y) {
-        return x + y * by_column[(i64)(min_of(col0 + j, N - 1) / KS_SCALE_N) * scales.b.row];
+        return x + y * by_column[(i64)(min_of(col0 + j, N - 1) / max_of(Config::SCALE_N, 1)) * scales.b.row];
       });
       E::zero(part);
     };
-#else
-    auto& part = acc;
-#endif
     for (int slice = 0; slice < slices * terms; slice++) {
       copies_wait<AHEAD - 1>();
       if (STAGES == 1) team_barrier();  // everyone has multiplied the slice that lay here
@@ -311,14 +259,15 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
       for (int k = 0; k < BK; k += K_STEP) {
         const auto left = E::template operand<WM, K_STEP>(tile_a(stage), warp_m, k);
         E::mma(part, left, tile_b(stage), warp_n, k);
-#if KS_SCALE_K
-        const int k_end = slice * BK + k + K_STEP;
-        if (BK % KS_SCALE_K == 0) {  // beyond K there are neither products nor scales
-          if ((k + K_STEP) % KS_SCALE_K == 0 && k_end - KS_SCALE_K < K) add_block(k_end / KS_SCALE_K - 1);
-        } else if (k + K_STEP == BK && (k_end % KS_SCALE_K == 0 || slice + 1 == slices)) {
-          add_block((k_end - 1) / KS_SCALE_K);
+        if constexpr (Config::SCALE_K) {
+          constexpr int BLOCK = max_of(Config::SCALE_K, 1);
+          const int k_end = slice * BK + k + K_STEP;
+          if (BK % BLOCK == 0) {  // beyond K there are neither products nor scales
+            if ((k + K_STEP) % BLOCK == 0 && k_end - BLOCK < K) add_block(k_end / BLOCK - 1);
+          } else if (k + K_STEP == BK && (k_end % BLOCK == 0 || slice + 1 == slices)) {
+            add_block((k_end - 1) / BLOCK);
+          }
         }
-#endif
       }
       if (RowSums::THERE && sums_of)
 #pragma unroll
@@ -329,16 +278,12 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
       if (++stage == STAGES) stage = 0;
     }
 
-#if !KS_SCALE_K
     const int row0 = at.m * BM + warp_m, col0 = at.n * BN + warp_n;
-#endif
-    if (KS_PERSISTENT || KS_SCALE_K) ends = ends_of(at);
-#if KS_SCALES && !KS_SCALE_K
-    if (K > 0) E::map(acc, [&](int i, int j, Sum x) {
+    if (Config::PERSISTENT || Config::SCALE_K) ends = ends_of(at);
+    if (BY_ROWS && K > 0) E::map(acc, [&](int i, int j, Sum x) {
       const i64 m = row0 + i, n = col0 + j;
       return m < M && n < N ? x * ends.by_row[m * scales.a.row] * ends.by_column[n * scales.b.row] : x;
     });
-#endif
     if (alpha != Sum(1)) E::map(acc, [=](int, int, Sum x) { return alpha * x; });
     if constexpr (RowSums::THERE) {
 #pragma unroll
@@ -350,38 +295,28 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
     if (Bias::THERE) {
       E::map(acc, [&](int, int j, Sum x) {
         if (col0 + j >= N) return x;
-#if KS_HEADS
-        return x + (Sum)to_sum(ends.bias[heads.order.weight_row(col0 + j)]);
-#else
-        return x + (Sum)to_sum(ends.bias[col0 + j]);
-#endif
+        return x + (Sum)to_sum(ends.bias[Config::HEADS ? heads.order.weight_row(col0 + j) : col0 + j]);
       });
     }
     TileC out(memory + RESULT + warp * TileC::BYTES);
-#if KS_HEADS
-    heads.rotate(acc, at.batch, row0, M, col0, N);
-#else
     const StridedView<TC> C{ends.c, c_row};
-    if (beta != Sum(0))
+    if constexpr (Config::HEADS) heads.rotate(acc, at.batch, row0, M, col0, N);
+    if (!Config::HEADS && beta != Sum(0))
       E::map(acc, [&](int i, int j, Sum x) {
         return row0 + i < M && col0 + j < N ? x + beta * (Sum)to_sum(C.row(row0 + i)[col0 + j]) : x;
       });
-    if (Residual::THERE) {
+    if (!Config::HEADS && Residual::THERE) {
       const StridedView<const Residual::type> from{ends.residual, residual_row};
       E::map(acc, [&](int i, int j, Sum x) {
         return row0 + i < M && col0 + j < N ? x + (Sum)to_sum(from.row(row0 + i)[col0 + j]) : x;
       });
     }
-#endif
-    if (KS_PERSISTENT) warp_barrier();  // the warp has written its last tile from here
+    if (Config::PERSISTENT) warp_barrier();  // the warp has written its last tile from here
     else team_barrier();  // the ring is no longer read
     E::to_shared(out, acc);
     warp_barrier();
-#if KS_HEADS
-    heads.copy_out(out, at.batch, row0, M, col0, N);
-#else
-    warp_copy_out<KS_VECTOR_C>(out, C, row0, M, col0, N);
-#endif
-    if (!KS_PERSISTENT) break;
+    if constexpr (Config::HEADS) heads.copy_out(out, at.batch, row0, M, col0, N);
+    else warp_copy_out<Config::VECTOR_C>(out, C, row0, M, col0, N);
+    if (!Config::PERSISTENT) break;
   }
 }

@@ -8,6 +8,7 @@ from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
@@ -167,7 +168,7 @@ class GemmDefinition(KernelDefinition):
     def launches(self, problem: GemmProblem, tile: GemmTile, device: Device) -> Launches:
         return Launches((Launch(self, problem, tile),))
 
-    def defines(self, spec: GemmSpec, tile: GemmTile, row: ArchRow) -> dict[str, object]:
+    def constants(self, spec: GemmSpec, tile: GemmTile, row: ArchRow) -> Constants:
         return {
             "T": DEVICE_TYPE[spec.dtype],
             "TC": DEVICE_TYPE[spec.dtype_c],
@@ -183,12 +184,11 @@ class GemmDefinition(KernelDefinition):
             "ROW_SUMS": DEVICE_TYPE[spec.row_sums],
             "PRECISION": TF32_PRODUCTS[spec.precision],
             "SCALES": spec.scales,
-            **scale_defines(spec),
+            **scale_constants(spec),
             "SUMMED": spec.summed,
             "SEGMENTED": spec.segmented,
             "GROUPED": 0,
-            "HEADS": spec.heads is not None,
-            **(heads_defines(spec.heads) if spec.heads else {}),
+            **heads_constants(spec.heads),
             "BM": tile.bm,
             "BN": tile.bn,
             "BK": tile.bk,
@@ -213,7 +213,10 @@ class GemmDefinition(KernelDefinition):
                 *((("segments", _segments(_SEGMENTS)),) if spec.segmented else ()),
                 *((("heads", HEADS_STRUCTURE),) if spec.heads else ()),
                 *((("scales", scales_structure(spec)),) if spec.scales else ()),
-            )
+            ),
+            generated=True,
+            in_place=True,
+            optional=("segments", "heads", "groups", "scales"),
         )
 
     def grid(self, problem: GemmProblem, tile: GemmTile, device: Device) -> int:
@@ -300,7 +303,7 @@ def refuse_rounding(spec: GemmSpec) -> str | None:
     return None
 
 
-def scale_defines(spec: GemmSpec) -> dict[str, object]:
+def scale_constants(spec: GemmSpec) -> Constants:
     """How many rows, columns and values of k share a scale; 0: a row and a column has one."""
     names = ("SCALE_M", "SCALE_N", "SCALE_K")
     return dict(zip(names, spec.scale_block or (0, 0, 0), strict=True))
@@ -332,8 +335,12 @@ def scale_values(p: GemmProblem) -> dict[str, int]:
     return values | ({f"{n}_k": s for n, s in by_k} if p.spec.scale_block else {})
 
 
-def heads_defines(spec: HeadsSpec) -> dict[str, object]:
-    return {"ROTARY": _ROTARY[spec.rotary], "POSITIONS": spec.positions, "PAGED": spec.paged}
+def heads_constants(spec: HeadsSpec | None) -> Constants:
+    """Those of heads.h."""
+    if spec is None:
+        return {"HEADS": False, "ROTARY": 0, "POSITIONS": False, "PAGED": False}
+    rotary = _ROTARY[spec.rotary]
+    return {"HEADS": True, "ROTARY": rotary, "POSITIONS": spec.positions, "PAGED": spec.paged}
 
 
 def heads_values(heads: HeadsProblem) -> dict[str, int | float]:

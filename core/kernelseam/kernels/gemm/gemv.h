@@ -9,26 +9,23 @@
 //   Where n is contiguous, LANES lanes share a row k of W, a piece of its n each: a block has LANES pieces of n, and its groups of
 //   LANES lanes take ROWS rows k in turn. Their sums are added by shuffles within a warp, then in shared memory.
 //
-// Constants (from the kernel definition): KS_T, KS_TY (element types of x and W, and of y), KS_K_LAST, KS_POINTERS, KS_VECTOR (bytes
-// that rows of W are aligned to), KS_X_VECTOR (bytes of a load along a vector x; 0: its elements are apart), KS_BIAS, KS_RESIDUAL
-// (element types, void where there is none), KS_VECTORS, KS_LANES, KS_ROWS, KS_THREADS, KS_AHEAD (whether
-// the next pieces of W are loaded while these are multiplied), KS_SHARED_BYTES.
 // Shared memory: n contiguous: WARPS · VECTORS · LANES pieces of sums. Registers: VECTORS · ROWS sums, or VECTORS pieces of sums;
 // ROWS pieces of W.
+#include "generated/config.h"
 #include "tile/tile.h"
 
-typedef KS_T T;
-typedef KS_TY TY;
+typedef Config::T T;
+typedef Config::TY TY;
 typedef decltype(to_sum(T())) Sum;
-typedef Maybe<KS_BIAS> Bias;
-typedef Maybe<KS_RESIDUAL> Residual;
+typedef Maybe<Config::BIAS> Bias;
+typedef Maybe<Config::RESIDUAL> Residual;
 
-constexpr int VECTORS = KS_VECTORS, LANES = KS_LANES, ROWS = KS_ROWS, THREADS = KS_THREADS, WARPS = THREADS / WARP;
-constexpr int PIECE = KS_VECTOR / (int)sizeof(T), X_PIECE = KS_X_VECTOR == 0 ? 1 : KS_X_VECTOR / (int)sizeof(T);
+constexpr int VECTORS = Config::VECTORS, LANES = Config::LANES, ROWS = Config::ROWS, THREADS = Config::THREADS, WARPS = THREADS / WARP;
+constexpr int PIECE = Config::VECTOR / (int)sizeof(T), X_PIECE = Config::X_VECTOR == 0 ? 1 : Config::X_VECTOR / (int)sizeof(T);
 constexpr int GROUPS = THREADS / LANES;
-constexpr int COLUMNS = KS_K_LAST ? GROUPS * ROWS : LANES * PIECE;  // n of a block
+constexpr int COLUMNS = Config::K_LAST ? GROUPS * ROWS : LANES * PIECE;  // n of a block
 static_assert(WARP % LANES == 0, "lanes of one warp share a row");
-static_assert(KS_K_LAST || WARPS * VECTORS * COLUMNS * (int)sizeof(Sum) <= KS_SHARED_BYTES, "the sums fit");
+static_assert(Config::K_LAST || WARPS * VECTORS * COLUMNS * (int)sizeof(Sum) <= Config::SHARED_BYTES, "the sums fit");
 
 // PIECE neighbouring elements, as they are loaded: at once where N is more than 1.
 template<int N> struct Piece {
@@ -67,7 +64,7 @@ gemv(const void* x, const void* w, void* y, const void* bias, const void* residu
   const int matrix = block_index() / slabs, slab = block_index() - matrix * slabs;
   const int batch = matrix / num_heads, head = matrix - batch * num_heads;
   auto matrix_at = [&](auto base, int of_head, i64 by_batch, i64 by_head) {
-    if (KS_POINTERS) return listed(base, (i64)matrix);
+    if (Config::POINTERS) return listed(base, (i64)matrix);
     return base + batch * by_batch + of_head * by_head;
   };
   const Plane<TY> to{matrix_at((TY*)y, head, y_batch, y_head), y_f, y_n};
@@ -98,131 +95,131 @@ gemv(const void* x, const void* w, void* y, const void* bias, const void* residu
     multiply(vector, matrix_at((const T*)w, head / w_head_group, w_batch, w_head));
   };
 
-#if KS_K_LAST
-  const int n0 = (slab * GROUPS + group) * ROWS;
-  constexpr int SUMS = VECTORS * ROWS;
-  Sum sum[SUMS] = {};
-  where_multiplied([&](const T* const (&vector)[VECTORS], const T* rows) {
-    const T* row[ROWS];
+  if constexpr (Config::K_LAST) {
+    const int n0 = (slab * GROUPS + group) * ROWS;
+    constexpr int SUMS = VECTORS * ROWS;
+    Sum sum[SUMS] = {};
+    where_multiplied([&](const T* const (&vector)[VECTORS], const T* rows) {
+      const T* row[ROWS];
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) row[r] = rows + (i64)min_of(n0 + r, N - 1) * w_row;
-    Piece<PIECE> own[ROWS], next[ROWS];
-    auto add = [&](int k, int valid) {
-#pragma unroll
-      for (int f = 0; f < VECTORS; f++) {
-        Sum factor[PIECE];
-        if (X_PIECE == PIECE && valid == PIECE) {
-          Piece<PIECE> x;
-          x.load(vector[f] + k);
-#pragma unroll
-          for (int e = 0; e < PIECE; e++) factor[e] = x.at(e);
-        } else {
-#pragma unroll
-          for (int e = 0; e < PIECE; e++) factor[e] = e < valid ? to_sum(vector[f][(i64)(k + e) * x_k]) : Sum(0);
-        }
-#pragma unroll
-        for (int e = 0; e < PIECE; e++)
-#pragma unroll
-          for (int r = 0; r < ROWS; r++) sum[f * ROWS + r] += factor[e] * own[r].at(e);
-      }
-    };
-    const int whole = K / PIECE * PIECE;
-    int k = me * PIECE;
-    if (KS_AHEAD && k < whole)
-#pragma unroll
-      for (int r = 0; r < ROWS; r++) own[r].load(row[r] + k);
-#pragma unroll 1
-    for (; k < whole; k += LANES * PIECE) {
-      const int from = !KS_AHEAD || k + LANES * PIECE >= whole ? k : k + LANES * PIECE;  // the last piece twice: no branch
-#pragma unroll
-      for (int r = 0; r < ROWS; r++) (KS_AHEAD ? next : own)[r].load(row[r] + from);
-      add(k, PIECE);
-      if (KS_AHEAD)
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) own[r] = next[r];
-    }
-    if (k == whole && whole < K) {
-#pragma unroll
-      for (int r = 0; r < ROWS; r++) own[r].load(row[r] + k, K - whole);
-      add(k, K - whole);
-    }
-  });
-  // Lanes of a pair add up half of the sums each, then half of those with the lane of another pair. What is left one lane has, or
-  // some that are alike: neighbours, so that a warp writes neighbours together.
-  int first = 0, held = SUMS;
-#pragma unroll
-  for (int m = LANES / 2; m > 0; m /= 2) {
-    if (held == 1) {
-      sum[0] += shuffle_xor(sum[0], m);
-      continue;
-    }
-    held /= 2;
-    const bool upper = me & m;
-#pragma unroll
-    for (int i = 0; i < SUMS / 2; i++)
-      if (i < held) sum[i] = (upper ? sum[i + held] : sum[i]) + shuffle_xor(upper ? sum[i] : sum[i + held], m);
-    first += upper ? held : 0;
-  }
-  if (me % (LANES > SUMS ? LANES / SUMS : 1) == 0)
-#pragma unroll
-    for (int i = 0; i < (SUMS > LANES ? SUMS / LANES : 1); i++) finish((first + i) / ROWS, n0 + (first + i) % ROWS, sum[i]);
-#else
-  const int n0 = slab * COLUMNS, n = n0 + me * PIECE;
-  Sum sum[VECTORS][PIECE] = {};
-  where_multiplied([&](const T* const (&vector)[VECTORS], const T* rows) {
-    // Rows of W beyond its last are that one, times zero.
-    auto multiply = [&](auto load) {
+      for (int r = 0; r < ROWS; r++) row[r] = rows + (i64)min_of(n0 + r, N - 1) * w_row;
       Piece<PIECE> own[ROWS], next[ROWS];
-      Sum factor[VECTORS][ROWS];
-      auto rows_from = [&](int k, Piece<PIECE>(&to)[ROWS]) {
+      auto add = [&](int k, int valid) {
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) load(to[r], rows + (i64)min_of(k + r, K - 1) * w_row + n);
-      };
-      int k = group * ROWS;
-      if (KS_AHEAD && k < K) rows_from(k, own);
-#pragma unroll 1
-      for (; k < K; k += GROUPS * ROWS) {
-        rows_from(KS_AHEAD ? k + GROUPS * ROWS : k, KS_AHEAD ? next : own);
+        for (int f = 0; f < VECTORS; f++) {
+          Sum factor[PIECE];
+          if (X_PIECE == PIECE && valid == PIECE) {
+            Piece<PIECE> x;
+            x.load(vector[f] + k);
 #pragma unroll
-        for (int f = 0; f < VECTORS; f++)
+            for (int e = 0; e < PIECE; e++) factor[e] = x.at(e);
+          } else {
 #pragma unroll
-          for (int r = 0; r < ROWS; r++)
-            factor[f][r] = k + r < K ? to_sum(vector[f][(i64)min_of(k + r, K - 1) * x_k]) : Sum(0);
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
-#pragma unroll
-          for (int e = 0; e < PIECE; e++) {
-            const Sum y = k + r < K ? own[r].at(e) : Sum(0);
-#pragma unroll
-            for (int f = 0; f < VECTORS; f++) sum[f][e] += factor[f][r] * y;
+            for (int e = 0; e < PIECE; e++) factor[e] = e < valid ? to_sum(vector[f][(i64)(k + e) * x_k]) : Sum(0);
           }
-        if (KS_AHEAD)
+#pragma unroll
+          for (int e = 0; e < PIECE; e++)
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) sum[f * ROWS + r] += factor[e] * own[r].at(e);
+        }
+      };
+      const int whole = K / PIECE * PIECE;
+      int k = me * PIECE;
+      if (Config::AHEAD && k < whole)
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) own[r].load(row[r] + k);
+#pragma unroll 1
+      for (; k < whole; k += LANES * PIECE) {
+        const int from = !Config::AHEAD || k + LANES * PIECE >= whole ? k : k + LANES * PIECE;  // the last piece twice: no branch
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) (Config::AHEAD ? next : own)[r].load(row[r] + from);
+        add(k, PIECE);
+        if (Config::AHEAD)
 #pragma unroll
           for (int r = 0; r < ROWS; r++) own[r] = next[r];
       }
-    };
-    if (n + PIECE <= N) multiply([](Piece<PIECE>& to, const T* from) { to.load(from); });
-    else if (n < N) multiply([&](Piece<PIECE>& to, const T* from) { to.load(from, N - n); });
-  });
+      if (k == whole && whole < K) {
 #pragma unroll
-  for (int f = 0; f < VECTORS; f++)
+        for (int r = 0; r < ROWS; r++) own[r].load(row[r] + k, K - whole);
+        add(k, K - whole);
+      }
+    });
+    // Lanes of a pair add up half of the sums each, then half of those with the lane of another pair. What is left one lane has, or
+    // some that are alike: neighbours, so that a warp writes neighbours together.
+    int first = 0, held = SUMS;
 #pragma unroll
-    for (int e = 0; e < PIECE; e++)
+    for (int m = LANES / 2; m > 0; m /= 2) {
+      if (held == 1) {
+        sum[0] += shuffle_xor(sum[0], m);
+        continue;
+      }
+      held /= 2;
+      const bool upper = me & m;
 #pragma unroll
-      for (int m = LANES; m < WARP; m *= 2) sum[f][e] += shuffle_xor(sum[f][e], m);
-  Sum* const parts = (Sum*)shared_memory<KS_SHARED_BYTES>();
-  const int warp = warp_index();
-  if (lane() < LANES)
+      for (int i = 0; i < SUMS / 2; i++)
+        if (i < held) sum[i] = (upper ? sum[i + held] : sum[i]) + shuffle_xor(upper ? sum[i] : sum[i + held], m);
+      first += upper ? held : 0;
+    }
+    if (me % (LANES > SUMS ? LANES / SUMS : 1) == 0)
+#pragma unroll
+      for (int i = 0; i < (SUMS > LANES ? SUMS / LANES : 1); i++) finish((first + i) / ROWS, n0 + (first + i) % ROWS, sum[i]);
+  } else {
+    const int n0 = slab * COLUMNS, n = n0 + me * PIECE;
+    Sum sum[VECTORS][PIECE] = {};
+    where_multiplied([&](const T* const (&vector)[VECTORS], const T* rows) {
+      // Rows of W beyond its last are that one, times zero.
+      auto multiply = [&](auto load) {
+        Piece<PIECE> own[ROWS], next[ROWS];
+        Sum factor[VECTORS][ROWS];
+        auto rows_from = [&](int k, Piece<PIECE>(&to)[ROWS]) {
+#pragma unroll
+          for (int r = 0; r < ROWS; r++) load(to[r], rows + (i64)min_of(k + r, K - 1) * w_row + n);
+        };
+        int k = group * ROWS;
+        if (Config::AHEAD && k < K) rows_from(k, own);
+#pragma unroll 1
+        for (; k < K; k += GROUPS * ROWS) {
+          rows_from(Config::AHEAD ? k + GROUPS * ROWS : k, Config::AHEAD ? next : own);
+#pragma unroll
+          for (int f = 0; f < VECTORS; f++)
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+              factor[f][r] = k + r < K ? to_sum(vector[f][(i64)min_of(k + r, K - 1) * x_k]) : Sum(0);
+#pragma unroll
+          for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int e = 0; e < PIECE; e++) {
+              const Sum y = k + r < K ? own[r].at(e) : Sum(0);
+#pragma unroll
+              for (int f = 0; f < VECTORS; f++) sum[f][e] += factor[f][r] * y;
+            }
+          if (Config::AHEAD)
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) own[r] = next[r];
+        }
+      };
+      if (n + PIECE <= N) multiply([](Piece<PIECE>& to, const T* from) { to.load(from); });
+      else if (n < N) multiply([&](Piece<PIECE>& to, const T* from) { to.load(from, N - n); });
+    });
 #pragma unroll
     for (int f = 0; f < VECTORS; f++)
 #pragma unroll
-      for (int e = 0; e < PIECE; e++) parts[(warp * VECTORS + f) * COLUMNS + me * PIECE + e] = sum[f][e];
-  block_barrier();
-  for (int i = thread_index(); i < VECTORS * COLUMNS; i += THREADS) {
-    Sum whole = 0;
+      for (int e = 0; e < PIECE; e++)
 #pragma unroll
-    for (int p = 0; p < WARPS; p++) whole += parts[p * VECTORS * COLUMNS + i];
-    finish(i / COLUMNS, n0 + i % COLUMNS, whole);
+        for (int m = LANES; m < WARP; m *= 2) sum[f][e] += shuffle_xor(sum[f][e], m);
+    Sum* const parts = (Sum*)shared_memory<Config::SHARED_BYTES>();
+    const int warp = warp_index();
+    if (lane() < LANES)
+#pragma unroll
+      for (int f = 0; f < VECTORS; f++)
+#pragma unroll
+        for (int e = 0; e < PIECE; e++) parts[(warp * VECTORS + f) * COLUMNS + me * PIECE + e] = sum[f][e];
+    block_barrier();
+    for (int i = thread_index(); i < VECTORS * COLUMNS; i += THREADS) {
+      Sum whole = 0;
+#pragma unroll
+      for (int p = 0; p < WARPS; p++) whole += parts[p * VECTORS * COLUMNS + i];
+      finish(i / COLUMNS, n0 + i % COLUMNS, whole);
+    }
   }
-#endif
 }

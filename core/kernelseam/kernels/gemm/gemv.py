@@ -9,6 +9,7 @@ from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
@@ -180,7 +181,7 @@ class GemvDefinition(KernelDefinition):
         swapped = {"x": f"B{lists}", "w": f"A{lists}"} if tile.of_a else {}
         return Launches((Launch(self, problem, tile, operands=swapped),))
 
-    def defines(self, spec: GemmSpec, tile: GemvTile, row: ArchRow) -> dict[str, object]:
+    def constants(self, spec: GemmSpec, tile: GemvTile, row: ArchRow) -> Constants:
         return {
             "T": DEVICE_TYPE[spec.dtype],
             "TY": DEVICE_TYPE[spec.dtype_c],

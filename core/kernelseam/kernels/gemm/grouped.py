@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work, predicted
@@ -11,6 +12,7 @@ from kernelseam.descriptors.gemm.grouped_problem import (
     GroupedGemmProblem,
     GroupedGemmSpec,
 )
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import INT32, divide_up, refuse_row_strides
 from kernelseam.kernels.gemm.cost import gemm_work
@@ -21,8 +23,16 @@ from kernelseam.symbolic import least
 
 _GEMM = GemmDefinition()
 GROUPS = Structure(
-    (("offsets", "pointer"), ("groups", "i32"), ("capacity", "i32")), ("ends", "count", "capacity")
+    (("offsets", "pointer"), ("group_count", "i32"), ("capacity", "i32")),
+    ("ends", "count", "capacity"),
 )
+
+
+def with_groups(plain: Signature) -> Signature:
+    """A GEMM's signature, with the groups before the scales."""
+    last = len(plain.parameters) - any(name == "scales" for name, _ in plain.parameters)
+    parameters = (*plain.parameters[:last], ("groups", GROUPS), *plain.parameters[last:])
+    return replace(plain, parameters=parameters)
 
 
 class GroupedGemmDefinition(KernelDefinition):
@@ -79,14 +89,12 @@ class GroupedGemmDefinition(KernelDefinition):
     def launches(self, problem: GroupedGemmProblem, tile: GemmTile, device: Device) -> Launches:
         return Launches((Launch(self, problem, tile),))
 
-    def defines(self, spec: GroupedGemmSpec, tile: GemmTile, row: ArchRow) -> dict[str, object]:
+    def constants(self, spec: GroupedGemmSpec, tile: GemmTile, row: ArchRow) -> Constants:
         along = 1 + AXES.index(spec.along)
-        return {**_GEMM.defines(spec.product, tile, row), "GROUPED": along}
+        return {**_GEMM.constants(spec.product, tile, row), "GROUPED": along}
 
     def signature(self, spec: GroupedGemmSpec) -> Signature:
-        plain = _GEMM.signature(spec.product).parameters
-        scales = tuple(p for p in plain if p[0] == "scales")
-        return Signature((*plain[: len(plain) - len(scales)], ("of_groups", GROUPS), *scales))
+        return with_groups(_GEMM.signature(spec.product))
 
     def grid(self, problem: GroupedGemmProblem, tile: GemmTile, device: Device) -> int:
         count = tile_count(problem, tile)
@@ -129,7 +137,7 @@ class GroupedGemmDefinition(KernelDefinition):
 
 def group_values(p: GroupedGemmProblem) -> dict[str, int]:
     """Arguments that tell of the groups, and of their scales."""
-    values = {"groups": p.groups, "capacity": {"m": p.M, "n": p.N, "k": p.K}[p.spec.along]}
+    values = {"group_count": p.groups, "capacity": {"m": p.M, "n": p.N, "k": p.K}[p.spec.along]}
     if p.spec.product.scales:
         walks = (p.a_scale_strides, p.b_scale_strides)
         for name, walk, step in zip(SCALES, walks, p.scale_k_strides, strict=True):

@@ -1,9 +1,10 @@
-// The groups of a grouped GEMM, divided along M, N or K (KS_GROUPED) by ends in device memory, and which tile is in which.
+// The groups of a grouped GEMM, divided along M, N or K (GROUPED) by ends in device memory, and which tile is in which.
 //
 // Along M the tiles of group g take slots of BM rows, from number begin(g) / BM + g on: as many as its rows can need, so that a
 // tile's group is found by halving, without a sum over the groups before. A group has at most one slot of no rows. So along N.
 // Along K each group has a C of its own.
 #pragma once
+#include "generated/config.h"
 #include "tile/tile.h"
 
 enum { ALONG_M = 1, ALONG_N = 2, ALONG_K = 3 };
@@ -44,8 +45,8 @@ struct Groups {
   // tiles_m, tiles_n: of a whole matrix; that of the divided axis is not looked at.
   template<int BM, int BN>
   KS_DEVICE GroupTile tile(unsigned t, int tiles_m, int tiles_n) const {
-    constexpr bool BY_ROWS = KS_GROUPED == ALONG_M;
-    if (KS_GROUPED == ALONG_K) {
+    constexpr bool BY_ROWS = Config::GROUPED == ALONG_M;
+    if (Config::GROUPED == ALONG_K) {
       const unsigned strip = t / tiles_m, group = strip / tiles_n;
       return {(int)group, (int)(t - strip * tiles_m), (int)(strip - group * tiles_n), begin(group), size(group)};
     }

@@ -5,9 +5,6 @@
 // head holds element i, column 2i + 1 element i + n/2, so a lane has both, whatever the platform; the order is undone when
 // results are stored. Interleaved pairs (2i with 2i + 1) are neighbours as they are.
 // (RoFormer, Su et al. 2021, arXiv:2104.09864: x_i' = x_i·cos − x_j·sin, x_j' = x_j·cos + x_i·sin.)
-//
-// Constants: KS_HEADS, KS_ROTARY (0 none, 1 half-split, 2 interleaved), KS_POSITIONS (whether rows have positions in memory),
-// KS_PAGED (whether k and v go into pages).
 #pragma once
 
 enum { HALF_SPLIT = 1, INTERLEAVED = 2 };
@@ -21,13 +18,13 @@ struct Order {
 
   // Of the column that is number c of its head: all bits where it is turned, else 0. (Arithmetic, because a condition for
   // each of the many rows that a thread copies would take more scalar registers than AMD has.)
-  KS_DEVICE int turned(int column, int c) const { return KS_ROTARY ? ((column - turned_end) & (c - rotary_dim)) >> 31 : 0; }
+  KS_DEVICE int turned(int column, int c) const { return Config::ROTARY ? ((column - turned_end) & (c - rotary_dim)) >> 31 : 0; }
   KS_DEVICE int element(int column, int c) const {
-    return KS_ROTARY == HALF_SPLIT ? c + ((c / 2 + (c & 1) * (rotary_dim / 2) - c) & turned(column, c)) : c;
+    return Config::ROTARY == HALF_SPLIT ? c + ((c / 2 + (c & 1) * (rotary_dim / 2) - c) & turned(column, c)) : c;
   }
   // The row of the weight, and the element of the bias, of a column.
   KS_DEVICE int weight_row(int column) const {
-    if (KS_ROTARY != HALF_SPLIT) return column;
+    if (Config::ROTARY != HALF_SPLIT) return column;
     const int start = head.quotient(column) * head.d;
     return start + element(column, column - start);
   }
@@ -52,7 +49,7 @@ struct Heads {
   Divider tokens, page;
 
   template<class T> KS_DEVICE auto weight_rows(StridedView<T> weight) const {
-    if constexpr (KS_ROTARY == HALF_SPLIT) return OrderedRows<T>{order, weight};
+    if constexpr (Config::ROTARY == HALF_SPLIT) return OrderedRows<T>{order, weight};
     else return weight;
   }
 
@@ -60,13 +57,13 @@ struct Heads {
   struct Token { int entry, index, position; };
   KS_DEVICE Token token(int batch, int row) const {
     const int entry = tokens.quotient(row), index = row - entry * tokens.d;
-    const int position = !KS_ROTARY && !KS_PAGED ? 0 : !KS_POSITIONS ? first_position + index
+    const int position = !Config::ROTARY && !Config::PAGED ? 0 : !Config::POSITIONS ? first_position + index
                          : positions[(batch + entry) * positions_batch + (i64)index * positions_row];
     return {batch + entry, index, position};
   }
 
   template<class Acc> KS_DEVICE void rotate(Acc& acc, int batch, int row0, int row_end, int col0, int col_end) const {
-    if (!KS_ROTARY) return;
+    if (!Config::ROTARY) return;
     E::map_pairs(acc, [&](int i, int j, Sum& x, Sum& y) {
       if (row0 + i >= row_end || col0 + j >= col_end) return;
       const int c = col0 + j - order.head.quotient(col0 + j) * order.head.d;
@@ -81,7 +78,7 @@ struct Heads {
   // A warp's tile to its places, one operand after the other: whole chunks where a head's elements come in such, else
   // element by element.
   KS_DEVICE void copy_out(TileC tile, int batch, int row0, int row_end, int col0, int col_end) const {
-    constexpr int V = Chunk<TC>::N, GROUP = KS_ROTARY == HALF_SPLIT ? 2 * V : V;
+    constexpr int V = Chunk<TC>::N, GROUP = Config::ROTARY == HALF_SPLIT ? 2 * V : V;
     static_assert(TileC::COLS % GROUP == 0, "rows of a tile are whole groups of chunks");
     const Divider& head = order.head;
 #pragma unroll 1
@@ -100,7 +97,7 @@ struct Heads {
           if (row0 + r >= row_end || col0 + g < begin || col0 + g >= end) continue;
           const Token t = token(batch, row0 + r);
           i64 entry = t.entry, row = t.index;
-          if (KS_PAGED && n > 0) {
+          if (Config::PAGED && n > 0) {
             const int number = page.quotient(t.position);
             entry = table[t.entry * (i64)table_row + number];
             row = t.position - number * page.d;
@@ -109,13 +106,13 @@ struct Heads {
           f(r, g, to, col0 + g - h * head.d);
         }
       };
-      if (KS_VECTOR_C != 16 || head.d % GROUP || order.rotary_dim % GROUP) {
+      if (Config::VECTOR_C != 16 || head.d % GROUP || order.rotary_dim % GROUP) {
         each(Number<1>{}, [&](int r, int g, TC* to, int c) { to[order.element(col0 + g, c)] = tile.at(r, g); });
         continue;
       }
       each(Number<GROUP>{}, [&](int r, int g, TC* to, int c) {
         const Chunk<TC> x = tile.chunk(r, g);
-        if constexpr (KS_ROTARY == HALF_SPLIT) {
+        if constexpr (Config::ROTARY == HALF_SPLIT) {
           const Chunk<TC> y = tile.chunk(r, g + V);
           const bool apart = order.turned(col0 + g, c);
           Chunk<TC> first, second;

@@ -32,6 +32,12 @@ template<class X, class Y> struct Choose<false, X, Y> { typedef Y type; };
 template<class X> struct Maybe { static constexpr bool THERE = true; typedef X type; };
 template<> struct Maybe<void> { static constexpr bool THERE = false; typedef float type; };
 
+// The first of two where B, else the second.
+template<bool B, class X, class Y> KS_DEVICE auto& one_of(X& x, Y& y) {
+  if constexpr (B) return x;
+  else return y;
+}
+
 // Compile-time flag that a generic lambda can take as an argument.
 template<bool B> struct Flag { static constexpr bool value = B; };
 

@@ -11,6 +11,7 @@ from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches,
 from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
@@ -22,11 +23,18 @@ from kernelseam.kernels.elements import (
     refuse_dtype,
     refuse_row_strides,
 )
-from kernelseam.kernels.gemm.gemm import SCALES, scale_defines, scale_values, scales_structure
+from kernelseam.kernels.gemm.gemm import (
+    SCALES,
+    heads_constants,
+    scale_constants,
+    scale_values,
+    scales_structure,
+)
 from kernelseam.kernels.signature import Signature
 from kernelseam.symbolic import least
 
 from kernelseam_cuda.sm90 import gemm_cost, gemm_maps
+from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.sm90.gemm_covering import specs
 from kernelseam_cuda.sm90.gemm_maps import (
     MAPS,
@@ -88,6 +96,11 @@ _SEGMENT_PARAMETERS = (
     ("a1_first", "i32"),
     ("a2_first", "i32"),
 )
+_OPTIONAL = (
+    "groups",
+    *(name for name, _ in _SEGMENT_PARAMETERS),
+    *("joined", "c1_map", "c2_map", "result", "scales"),
+)
 
 
 class HopperGemm(KernelDefinition):
@@ -100,6 +113,7 @@ class HopperGemm(KernelDefinition):
     entry = "gemm_sm90"
     source = "sm90/gemm/gemm.h"
     multiplies = True
+    texts = HOPPER
 
     def sources(self) -> Mapping[str, str]:
         return sources()
@@ -239,7 +253,7 @@ class HopperGemm(KernelDefinition):
             (Launch(self, problem, tile, dict.fromkeys((*MAPS, "origin"), 0)),), ORIGIN_BYTES
         )
 
-    def defines(self, spec: GemmSpec, tile: HopperGemmTile, row: ArchRow) -> dict[str, object]:
+    def constants(self, spec: GemmSpec, tile: HopperGemmTile, row: ArchRow) -> Constants:
         producer, consumer = REGISTERS[tile.groups]
         return {
             "T": DEVICE_TYPE[spec.dtype],
@@ -247,7 +261,7 @@ class HopperGemm(KernelDefinition):
             "A_TRANSPOSED": spec.a_transposed,
             "B_TRANSPOSED": spec.b_transposed,
             "SCALES": spec.scales,
-            **scale_defines(spec),
+            **scale_constants(spec),
             "POINTERS": spec.view == "pointers",
             "BIAS": DEVICE_TYPE[spec.bias],
             "RESIDUAL": spec.residual is not None,
@@ -256,7 +270,7 @@ class HopperGemm(KernelDefinition):
             "SEGMENTED": spec.segmented,
             "JOINED": (None, "a", "b", "k").index(spec.joined),
             "GROUPED": 0,
-            "HEADS": False,
+            **heads_constants(None),
             "BM": tile.bm,
             "BN": tile.bn,
             "GROUPS": tile.groups,
@@ -294,7 +308,10 @@ class HopperGemm(KernelDefinition):
                 *(_SEGMENT_PARAMETERS if spec.segmented else ()),
                 *((("joined", divider_parameter("joined")),) if spec.joined else ()),
                 *((("scales", scales_structure(spec)),) if spec.scales else ()),
-            )
+            ),
+            generated=True,
+            in_place=True,
+            optional=_OPTIONAL,
         )
 
     def grid(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> int:

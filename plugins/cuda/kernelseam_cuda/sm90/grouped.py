@@ -14,14 +14,16 @@ from kernelseam.descriptors.gemm.grouped_problem import (
 )
 from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import divide_up, divider_values, refuse_row_strides
-from kernelseam.kernels.gemm.grouped import GROUPS, group_values
+from kernelseam.kernels.gemm.grouped import group_values, with_groups
 from kernelseam.kernels.signature import Signature
 from kernelseam.symbolic import least
 
 from kernelseam_cuda.sm90 import gemm_cost
+from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.sm90.gemm import SCALED_COLUMNS, HopperGemm
 from kernelseam_cuda.sm90.gemm_maps import grouped_tensor_maps
 from kernelseam_cuda.sm90.gemm_tiling import MAX_TILES, order_values, slice_of
@@ -49,6 +51,7 @@ class HopperGroupedGemm(KernelDefinition):
     entry = _GEMM.entry
     source = _GEMM.source
     multiplies = True
+    texts = HOPPER
 
     def sources(self) -> Mapping[str, str]:
         return sources()
@@ -124,19 +127,15 @@ class HopperGroupedGemm(KernelDefinition):
     ) -> Launches:
         return Launches((Launch(self, problem, tile),))
 
-    def defines(
-        self, spec: GroupedGemmSpec, tile: HopperGemmTile, row: ArchRow
-    ) -> dict[str, object]:
+    def constants(self, spec: GroupedGemmSpec, tile: HopperGemmTile, row: ArchRow) -> Constants:
         return {
-            **_GEMM.defines(spec.product, tile, row),
+            **_GEMM.constants(spec.product, tile, row),
             "GROUPED": 1 + AXES.index(spec.along),
             "SHARED_BYTES": self.shared_bytes(spec, tile),
         }
 
     def signature(self, spec: GroupedGemmSpec) -> Signature:
-        plain = _GEMM.signature(spec.product).parameters
-        scales = tuple(p for p in plain if p[0] == "scales")
-        return Signature((*plain[: len(plain) - len(scales)], ("of_groups", GROUPS), *scales))
+        return with_groups(_GEMM.signature(spec.product))
 
     def grid(self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device) -> int:
         clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks

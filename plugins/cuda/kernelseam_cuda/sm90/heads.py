@@ -9,12 +9,13 @@ from dataclasses import replace
 from kernelseam.contract import ArchRow, Device, TensorMap
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.elements import refuse_row_strides
 from kernelseam.kernels.gemm.gemm import (
     HEADS_POINTERS,
     HEADS_STRUCTURE,
-    heads_defines,
+    heads_constants,
     heads_values,
 )
 from kernelseam.kernels.signature import Signature
@@ -75,20 +76,13 @@ class HopperHeads(HopperGemm):
     def offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
         return tuple(t for t in _tiles_of(p.spec) if self.few_enough(p, t) and self.stores(p, t))
 
-    def defines(self, spec: GemmSpec, tile: HopperGemmTile, row: ArchRow) -> dict[str, object]:
-        assert spec.heads is not None
-        defines = super().defines(spec, tile, row)
-        return {**defines, "HEADS": True, **heads_defines(spec.heads)}
+    def constants(self, spec: GemmSpec, tile: HopperGemmTile, row: ArchRow) -> Constants:
+        return {**super().constants(spec, tile, row), **heads_constants(spec.heads)}
 
     def signature(self, spec: GemmSpec) -> Signature:
-        return Signature(
-            (
-                *super().signature(spec).parameters,
-                ("c1_map", "tensor_map"),
-                ("c2_map", "tensor_map"),
-                ("result", HEADS_STRUCTURE),
-            )
-        )
+        plain = super().signature(spec)
+        maps = (("c1_map", "tensor_map"), ("c2_map", "tensor_map"))
+        return replace(plain, parameters=(*plain.parameters, *maps, ("result", HEADS_STRUCTURE)))
 
     def values(
         self, problem: GemmProblem, tile: HopperGemmTile, device: Device

@@ -9,6 +9,7 @@ from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
 from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
@@ -21,6 +22,7 @@ from kernelseam.kernels.elements import (
 from kernelseam.kernels.signature import Signature
 from kernelseam.symbolic import least
 
+from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.sm90.gemm import refuse_extents
 from kernelseam_cuda.sm90.gemm_maps import ORIGIN_BYTES, steps, tensor_map
 from kernelseam_cuda.sm90.gemm_tiling import MAX_TILES, ORDER, order_values, tile_count
@@ -62,6 +64,7 @@ class HopperTf32Gemm(KernelDefinition):
     entry = "gemm_sm90_tf32"
     source = "sm90/gemm/tf32.h"
     multiplies = True
+    texts = HOPPER
 
     def sources(self) -> Mapping[str, str]:
         return sources()
@@ -124,7 +127,7 @@ class HopperTf32Gemm(KernelDefinition):
             (Launch(self, problem, tile, dict.fromkeys((*_MAPS, "origin"), 0)),), ORIGIN_BYTES
         )
 
-    def defines(self, spec: GemmSpec, tile: HopperTf32Tile, row: ArchRow) -> dict[str, object]:
+    def constants(self, spec: GemmSpec, tile: HopperTf32Tile, row: ArchRow) -> Constants:
         producer, consumer = TF32_REGISTERS[tile.groups, tile.loaders, tile.blocks]
         return {
             "PRODUCTS": TF32_PRODUCTS[spec.precision],
