@@ -33,10 +33,6 @@ EDITS: Edits = {
         (f"    {LIKE}: float | None = None,\n", f"    {NAME}: float | None = None,\n"),
         (f"        {LIKE}={LIKE},\n", f"        {NAME}={NAME},\n"),
     ],
-    f"{CORE}/interop/torch_autograd.py": [
-        (f"    {LIKE}: float | None = None,\n", f"    {NAME}: float | None = None,\n"),
-        (f'        "{LIKE}": {LIKE},\n', f'        "{NAME}": {NAME},\n'),
-    ],
     f"{CORE}/reference/attention_scores.py": [
         (f"    | SpecOption.{LIKE}\n", f"    | SpecOption.{NAME}\n"),
         (f"    {LIKE}: float = 0.0\n", f"    {NAME}: float = 0.0\n"),

@@ -8,8 +8,20 @@ from typing import Any, Literal, Unpack, overload
 import torch
 from torch import Tensor
 
-from kernelseam.descriptors.attention.options import AttentionOptions, GradientOptions, band
-from kernelseam.descriptors.common.options import operands_of, scalars_of, taken
+from kernelseam.descriptors.attention.options import (
+    AttentionOptions,
+    GradientOptions,
+    ScoreOperands,
+    ScoreScalars,
+    band,
+)
+from kernelseam.descriptors.common.options import (
+    operands_of,
+    refuse_others,
+    scalars_of,
+    spelled_out,
+    taken,
+)
 from kernelseam.descriptors.common.validation import flag
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.scores import MaskMod, ScoreMod
@@ -29,6 +41,17 @@ from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.interop.torch_scores import Mods
 from kernelseam.ops import attention as ops
 from kernelseam.ops.signatures import DenseTensors, PackedTensors, PagedTensors
+
+_ADDED = operands_of(ScoreOperands)
+_DENSE = {
+    n: getattr(AttentionOptions(), n)
+    for n in (
+        *(*scalars_of(ScoreScalars), *_ADDED),
+        *("layout", "out_dtype", "return_lse", "batch_invariant"),
+    )
+}
+"""Options of ``attention`` with their defaults."""
+_PACKED = {n: x for n, x in _DENSE.items() if n not in ("kv_lengths", "layout")}
 
 
 @overload
@@ -54,32 +77,19 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
+@spelled_out(AttentionOptions(), *_DENSE)
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    precision: str | None = None,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    prefix_lengths: Tensor | None = None,
-    kv_lengths: Tensor | None = None,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
-    layout: str = "bhsd",
-    out_dtype: Any = None,
-    return_lse: bool = False,
-    batch_invariant: bool = False,
     deterministic: bool = True,
     backend: str | None = None,
     implementation: str | None = None,
     bwd_implementation: str | None = None,
+    **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``kernelseam.attention`` on torch tensors, with gradients to q, k, v, ``bias``, ``sinks`` and
     the tensors that ``score_mod`` captures (there is none to ``bias`` beside a ``score_mod`` or a
@@ -101,29 +111,8 @@ def attention(
     Gradients are differentiable once: under ``create_graph`` a second derivative raises
     InvalidValue. Where none are wanted, nothing is kept for them.
     """
-    given = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "bias": bias,
-        "mask": mask,
-        "alibi_slopes": alibi_slopes,
-        "sinks": sinks,
-        "prefix_lengths": prefix_lengths,
-        "kv_lengths": kv_lengths,
-    }
-    options = {
-        "causal": causal,
-        "window": window,
-        "scale": scale,
-        "softcap": softcap,
-        "precision": precision,
-        "layout": layout,
-        "backend": backend,
-        "out_dtype": out_dtype,
-        "return_lse": return_lse,
-        "batch_invariant": batch_invariant,
-    }
+    given, options = _parted("attention", _DENSE, options, backend)
+    given |= {"q": q, "k": k, "v": v}
     needed, mods = ("q", "k", "v"), Mods(score_mod, mask_mod)
     return _apply(given, needed, options, implementation, deterministic, bwd_implementation, mods)
 
@@ -173,6 +162,7 @@ def attention_varlen(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
+@spelled_out(AttentionOptions(), *_PACKED)
 def attention_varlen(
     q: Tensor,
     k: Tensor,
@@ -182,56 +172,22 @@ def attention_varlen(
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    precision: str | None = None,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    prefix_lengths: Tensor | None = None,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
-    out_dtype: Any = None,
-    return_lse: bool = False,
-    batch_invariant: bool = False,
     deterministic: bool = True,
     backend: str | None = None,
     implementation: str | None = None,
     bwd_implementation: str | None = None,
+    **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``kernelseam.attention_varlen`` on torch tensors, with gradients to q, k, v, ``bias`` and
     ``sinks``; see ``attention``.
 
     Rows that belong to no sequence are 0, in the result and in the gradients, and −inf in the LSE.
     """
-    given = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "bias": bias,
-        "mask": mask,
-        "alibi_slopes": alibi_slopes,
-        "sinks": sinks,
-        "prefix_lengths": prefix_lengths,
-    }
-    options = {
-        "causal": causal,
-        "window": window,
-        "scale": scale,
-        "softcap": softcap,
-        "precision": precision,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": max_seqlen_k,
-        "backend": backend,
-        "out_dtype": out_dtype,
-        "return_lse": return_lse,
-        "batch_invariant": batch_invariant,
-    }
+    given, options = _parted("attention_varlen", _PACKED, options, backend)
+    given |= {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     needed = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
     mods = Mods(score_mod, mask_mod)
     return _apply(given, needed, options, implementation, deterministic, bwd_implementation, mods)
@@ -306,6 +262,15 @@ def attention_paged(
     wanted(operands, ())
     operands = autocast(operands, ("q",))
     return ops.attention_paged(**operands, **options, out_dtype=dtype_name(out_dtype))
+
+
+def _parted(
+    function: str, defaults: dict[str, Any], options: dict[str, Any], backend: str | None
+) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
+    """(operands, None for those that are not given; all other options, defaults filled in)."""
+    refuse_others(function, options, defaults)
+    whole = {**defaults, **options, "backend": backend}
+    return {n: whole.pop(n) for n in _ADDED if n in whole}, whole
 
 
 def _apply(
