@@ -132,7 +132,7 @@ def test_the_factor_that_lies_along_k_is_the_right_one() -> None:
         ("A", (32, turned.bm)),
     ]
     constants = KERNEL.constants(nn.spec, turned, ROW)
-    assert (constants["TURNED"], constants["LEFT_TRANSPOSED"]) == (True, True)
+    assert (constants["SWAP_AB"], constants["LEFT_TRANSPOSED"]) == (True, True)
     tt = problem(a_transposed=True, b_transposed=True)
     maps = KERNEL.tensor_maps(tt, tile, H200)
     assert [(m.operand, m.box[:2]) for m in maps.values()] == [
@@ -140,7 +140,7 @@ def test_the_factor_that_lies_along_k_is_the_right_one() -> None:
         ("B", (32, tile.bn)),
     ]
     constants = KERNEL.constants(tt.spec, tile, ROW)
-    assert (constants["TURNED"], constants["LEFT_TRANSPOSED"]) == (False, True)
+    assert (constants["SWAP_AB"], constants["LEFT_TRANSPOSED"]) == (False, True)
 
 
 def test_strides_of_what_is_read_and_written_without_a_map_are_arguments() -> None:

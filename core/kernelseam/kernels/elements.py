@@ -32,7 +32,7 @@ def divide_up(a: int, b: int) -> int:
 
 
 def divider(d: int) -> tuple[int, int]:
-    """(magic, shift) of base.h's Divider, for 1 ≤ d < 2³¹; magic as a signed word."""
+    """(magic, shift) of base.h's FastDivmod, for 1 ≤ d < 2³¹; magic as a signed word."""
     return _magic(d), (d - 1).bit_length()
 
 
@@ -47,7 +47,7 @@ _DIVIDER = ("", "_magic", "_shift")
 
 
 def divider_parameter(name: str) -> Structure:
-    """A Divider among a kernel's parameters."""
+    """A FastDivmod among a kernel's parameters."""
     members = tuple((f"{name}{part}", "i32") for part in _DIVIDER)
     return Structure(members, ("d", "magic", "shift"))
 

@@ -14,9 +14,9 @@ constexpr bool E4M3 = SIZE == 1;
 // with the head: TMA fills what a tile has beyond it with zeros, and writes no such columns of the result.
 constexpr int DQK = Config::DQK, DV = Config::DV, QK_COLUMNS = divide_up(DQK, 16) * 16, V_COLUMNS = divide_up(DV, 16) * 16;
 constexpr int Q_BYTES = tile_bytes<64, QK_COLUMNS, SIZE>, K_BYTES = tile_bytes<BN, QK_COLUMNS, SIZE>, V_BYTES = tile_bytes<BN, V_COLUMNS, SIZE>;
-typedef Choose<Config::KV_VIEW == PAGED, PagedKeys<T, BN, Config::PAGE_ROWS>, RowKeys<T, BN>>::type Keys;
-typedef Choose<Config::K_TOGETHER, PanelsTogether<BN, QK_COLUMNS, SIZE>, PanelsApart<BN, QK_COLUMNS, SIZE>>::type KBlock;
-typedef Choose<Config::V_TOGETHER, PanelsTogether<BN, V_COLUMNS, SIZE>, PanelsApart<BN, V_COLUMNS, SIZE>>::type VBlock;
+typedef conditional<Config::KV_VIEW == PAGED, PagedKeys<T, BN, Config::PAGE_ROWS>, RowKeys<T, BN>>::type Keys;
+typedef conditional<Config::K_TOGETHER, PanelsTogether<BN, QK_COLUMNS, SIZE>, PanelsApart<BN, QK_COLUMNS, SIZE>>::type KBlock;
+typedef conditional<Config::V_TOGETHER, PanelsTogether<BN, V_COLUMNS, SIZE>, PanelsApart<BN, V_COLUMNS, SIZE>>::type VBlock;
 static_assert(!E4M3 || !(KBlock::TOGETHER || VBlock::TOGETHER), "V is transposed panel by panel");
 constexpr int O_BYTES = 16 * 128;  // a warp's rows of one panel
 // Of few queries: results leave row by row, and a part of the keys ends within a sequence's.
@@ -26,11 +26,11 @@ constexpr bool RAGGED = Config::Q_VIEW == PACKED || Config::KV_VIEW == PAGED || 
 // result: they are replaced in V ahead of its use (value_filter.h), or rows with NaN are recomputed (recompute.h). The filter
 // serves where sequences end within a block, as memory behind them may hold anything.
 constexpr bool MASKS_KEYS = HAS_MASK || RAGGED;
-constexpr bool RECOMPUTES = MASKS_KEYS && !RAGGED && Config::REMAKE, FILTERS_VALUES = MASKS_KEYS && !RECOMPUTES && !E4M3;
+constexpr bool RECOMPUTES = MASKS_KEYS && !RAGGED && Config::RECOMPUTE_NAN_ROWS, FILTERS_VALUES = MASKS_KEYS && !RECOMPUTES && !E4M3;
 constexpr int CLASSES = Config::KV_VIEW == PAGED ? 3 : 1;  // of lengths: pages have batches of new and of old sequences
 constexpr int AHEAD = Config::AHEAD;
 static_assert(Config::EARLY == 0 || Q_STAGES == 2, "the next tile's queries arrive during this one");
-static_assert(Config::TURNS == 0 || GROUPS == 2, "two consumers take turns");
+static_assert(Config::PING_PONG == 0 || GROUPS == 2, "two consumers take turns");
 
 // Named barriers: SCHEDULER + g is consumer g's in ping-pong scheduling (TURNS).
 enum { SCHEDULER = 1, FILTER = 3 };
@@ -57,7 +57,7 @@ static_assert(!E4M3 || max_of(Config::AHEAD, BN / 2 - Config::AHEAD) / 4 * (1 <<
 // bfloat16 has room below 1 as above it: p may be as small as 2^-LEAD of what it was, and then grow by as much as it may anyway.
 constexpr int LEAD = Same<T, bf16>::value ? 15 : 0;
 constexpr int P_REGISTERS = BN / 8 * SIZE;
-typedef Choose<E4M3, ValuesTransposed, ValuesAsLoaded>::type Values;
+typedef conditional<E4M3, ValuesTransposed, ValuesAsLoaded>::type Values;
 constexpr int V_STAGES = Values::STAGES_LOADED;
 
 // Memory of each warp: panels through which its results leave, and where P·V has sums (sums.h) these, in the same place.
@@ -73,7 +73,7 @@ struct alignas(1024) SharedStorage {
   char q[Q_STAGES][GROUPS][Q_BYTES];
   char k[STAGES][K_BYTES];
   Values v;
-  Choose<(Config::SUM_BLOCKS > 0), SumsAndStaging, Staging>::type out;
+  conditional<(Config::SUM_BLOCKS > 0), SumsAndStaging, Staging>::type out;
   WorkTile work_tiles[WORK_SLOTS];
   int v_filtered[WORK_SLOTS];  // whether non-finite values of V were set to zero
   struct { int rows, tile; bool masked; } v_block[V_STAGES];  // for the filter: valid rows, work tile

@@ -42,7 +42,7 @@ struct Consumer : ConsumerRows {
   }
   // A consumer skips blocks beyond its own rows' last key; in ping-pong scheduling, beyond the whole tile's.
   KS_DEVICE int first_block(const WorkTile& w) const {
-    if (Config::TURNS || !(Config::CAUSAL || Config::WINDOW)) return w.end - 1;
+    if (Config::PING_PONG || !(Config::CAUSAL || Config::WINDOW)) return w.end - 1;
     const int end = divide_up(scores_of(w).any(query_of(group_row(w)), query_of(group_row(w) + 63)).end, BN);
     return max_of(min_of(end, w.end) - 1, w.begin);
   }
@@ -60,8 +60,8 @@ struct Consumer : ConsumerRows {
     if (thread_lane == 0) barrier_arrive(rings.v.empty(v));
     v.advance();
   }
-  KS_DEVICE void scheduler_barrier_sync() const { if (Config::TURNS) named_barrier_sync(SCHEDULER + group, CONSUMERS); }
-  KS_DEVICE void scheduler_barrier_arrive() const { if (Config::TURNS) named_barrier_arrive(SCHEDULER + 1 - group, CONSUMERS); }
+  KS_DEVICE void scheduler_barrier_sync() const { if (Config::PING_PONG) named_barrier_sync(SCHEDULER + group, CONSUMERS); }
+  KS_DEVICE void scheduler_barrier_arrive() const { if (Config::PING_PONG) named_barrier_arrive(SCHEDULER + 1 - group, CONSUMERS); }
 
   KS_DEVICE void start_qk(float (&s)[BN / 2]) const {
     const auto x = advanced(q_tiles, q.stage * GROUPS * Q_BYTES), y = advanced(k_tiles, k.stage * K_BYTES);
@@ -246,7 +246,7 @@ struct Consumer : ConsumerRows {
   }
 
   KS_DEVICE void run() {
-    if (Config::TURNS && group == 0) named_barrier_arrive(SCHEDULER, CONSUMERS);
+    if (Config::PING_PONG && group == 0) named_barrier_arrive(SCHEDULER, CONSUMERS);
     wait_q();
 #pragma unroll 1
     for (;; tile++) {

@@ -3,7 +3,7 @@
 #include "sm90/attention/block.h"
 
 // Of V and the result, where that is not float32, as of parts of the keys.
-typedef Choose<sizeof(TO) == 2, TO, T>::type Half;
+typedef conditional<sizeof(TO) == 2, TO, T>::type Half;
 constexpr u32 EXPONENT = Same<Half, f16>::value ? 0x7c00 : 0x7f80;
 
 // The larger of two pairs' magnitudes, element by element; NaN wins.

@@ -70,4 +70,4 @@ struct PanelOutput {
   }
 };
 
-typedef Choose<BY_ROWS, RowOutput, PanelOutput>::type Output;
+typedef conditional<BY_ROWS, RowOutput, PanelOutput>::type Output;

@@ -97,4 +97,4 @@ struct SharedSums {
     for (int j = 0; j < 3; j++) store_fragment(to + (i / 16 * 3 + j) * STEP, *(u32(*)[4])(words + 4 * j));
   }
 };
-typedef Choose<(Config::SUM_BLOCKS > 0), SharedSums, NoSums>::type Sums;
+typedef conditional<(Config::SUM_BLOCKS > 0), SharedSums, NoSums>::type Sums;

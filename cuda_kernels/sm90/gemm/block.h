@@ -8,7 +8,7 @@
 
 typedef Config::T T;
 typedef Config::TC TC;
-typedef Choose<sizeof(TC) == 2, TC, Choose<sizeof(T) == 2, T, f16>::type>::type Half;  // of what is stored by fragments of 16 bits
+typedef conditional<sizeof(TC) == 2, TC, conditional<sizeof(T) == 2, T, f16>::type>::type Half;  // of what is stored by fragments of 16 bits
 
 typedef Maybe<Config::BIAS> Bias;
 typedef Maybe<Config::ROW_SUMS> RowSums;
@@ -60,7 +60,7 @@ struct NoOnes {
 constexpr int SOURCE_STAGES = divide_up(C_PANELS, SOURCE_PANELS), PARTIAL_BYTES = (SPLIT - 1) * BM * BN * 4;
 static_assert(SPLIT == 1 || SOURCE_STAGES * Config::RESIDUAL + divide_up(PARTIAL_BYTES, STAGE_BYTES) <= STAGES, "the others' sums fit the ring");
 
-struct alignas(1024) Storage : Choose<RowSums::THERE, Ones, NoOnes>::type {
+struct alignas(1024) Storage : conditional<RowSums::THERE, Ones, NoOnes>::type {
   char stages[STAGES][STAGE_BYTES];
   char out[GROUPS][BUFFERS][ROWS_BYTES];
   float scales[Config::SCALE_K ? STAGES : 1][Config::SCALE_K ? BM + 4 : 1];  // of blocks (scale_loader.h)
@@ -70,7 +70,7 @@ struct alignas(1024) Storage : Choose<RowSums::THERE, Ones, NoOnes>::type {
 struct GroupedStorage : Storage { GroupTable groups; };
 KS_DEVICE GroupTable& groups_of(GroupedStorage& storage) { return storage.groups; }
 GroupTable& groups_of(Storage&);  // never called
-typedef Choose<Config::GROUPED != 0, GroupedStorage, Storage>::type SharedStorage;
+typedef conditional<Config::GROUPED != 0, GroupedStorage, Storage>::type SharedStorage;
 static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
 
 // a1, a2: of the other operands that A's heads come from; c1, c2: that C's columns go to.
@@ -89,7 +89,7 @@ struct Arguments {
   int batch_group, head_group;  // products that are summed into one C: batches, and heads of each
   int a1_first, a2_first;       // heads that A's other operands begin with
   const Scales& scales;
-  const Divider& b_heads;
+  const FastDivmod& b_heads;
 };
 
 // Of a tile: what is summed over, where it begins, and how many slices it has; and the end of its rows.

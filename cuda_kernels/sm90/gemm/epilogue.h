@@ -5,7 +5,7 @@
 #pragma once
 #include "sm90/gemm/heads.h"
 
-typedef Choose<Config::HEADS, HeadsResult, MatrixResult>::type Result;
+typedef conditional<Config::HEADS, HeadsResult, MatrixResult>::type Result;
 
 // The thread that issues a consumer's TMA stores.
 struct EpilogueStore {

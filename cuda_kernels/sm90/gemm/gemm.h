@@ -30,15 +30,15 @@ gemm_sm90_body(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& 
           const TensorMap& residual_map, const void* a, const void* b, void* c, const void* bias, const void* residual,
           const void* origin, i64 c_batch, i64 c_head, i64 bias_batch, i64 bias_head, int c_row, int M, int N, int slices,
           int a_head_step, int a_batch_step, int b_head_step, int b_batch_step, int residual_head_step,
-          int residual_batch_step, float alpha, float beta, const TileScheduler& order, const Divider& b_heads,
+          int residual_batch_step, float alpha, float beta, const TileScheduler& order, const FastDivmod& b_heads,
           void* sums, i64 sums_batch, i64 sums_head, int batch_group, int head_group, const Groups& groups,
-          const TensorMap& a1_map, const TensorMap& a2_map, int a1_first, int a2_first, const Divider& joined_heads,
+          const TensorMap& a1_map, const TensorMap& a2_map, int a1_first, int a2_first, const FastDivmod& joined_heads,
           const TensorMap& c1_map, const TensorMap& c2_map, const Result& result, const Scales& scales) {
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
   const TensorMap &a1 = one_of<Config::SEGMENTED>(a1_map, a_map), &a2 = one_of<Config::SEGMENTED>(a2_map, a_map);
   const TensorMap &c1 = one_of<Config::HEADS>(c1_map, c_map), &c2 = one_of<Config::HEADS>(c2_map, c_map);
-  const Divider& joined = one_of<Config::JOINED != 0>(joined_heads, b_heads);
+  const FastDivmod& joined = one_of<Config::JOINED != 0>(joined_heads, b_heads);
   const Maps maps{a_map, b_map, c_map, residual_map, a1, a2, c1, c2};
   const Arguments arguments{a, b, bias, residual, origin, c, c_batch, c_head, bias_batch, bias_head, c_row, M, N, slices,
                             a_head_step, a_batch_step, b_head_step, b_batch_step, residual_head_step, residual_batch_step,

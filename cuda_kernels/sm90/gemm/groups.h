@@ -68,4 +68,4 @@ struct GroupScheduler {
   }
 };
 
-typedef Choose<Config::GROUPED != 0, GroupScheduler, TileScheduler>::type Scheduler;
+typedef conditional<Config::GROUPED != 0, GroupScheduler, TileScheduler>::type Scheduler;

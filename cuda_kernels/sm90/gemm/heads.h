@@ -17,7 +17,7 @@ static_assert(!Config::ROTARY || (BN % GROUP == 0 && BN / B_PARTS % UNIT == 0), 
 
 // Which element of a head each column holds. Groups lie wholly within a head, and wholly within what is turned or outside.
 struct Order {
-  Divider head;
+  FastDivmod head;
   int turned_end, rotary_dim;  // columns from turned_end on are v's
 
   KS_DEVICE int in_head(int column) const { return column - head.quotient(column) * head.d; }
@@ -40,7 +40,7 @@ struct HeadsResult {
   i64 positions_batch;
   int positions_row, table_row, rotary_row, first_position;
   Order order;
-  Divider tokens, page;
+  FastDivmod tokens, page;
 
   KS_DEVICE int weight_row(int column) const {
     if (!ORDERED) return column;

@@ -13,7 +13,7 @@ struct Producer {
   const Ring<STAGES>& ring;
   const Arguments& a;
   const Scheduler& scheduler;
-  const Divider &b_heads, &joined;
+  const FastDivmod &b_heads, &joined;
   const Result& result;
   int rank, split_rank;
   PipelineState<STAGES> state{0, 1};

@@ -22,7 +22,7 @@ gemm_sm90_tf32(KS_ARGUMENT TensorMap left_map, KS_ARGUMENT TensorMap right_map, 
                const void* bias, const void* residual, const void* origin, i64 c_batch, i64 c_head, i64 bias_batch, i64 bias_head,
                i64 residual_batch, i64 residual_head, int c_row, int residual_row, int M, int N, int slices, int a_head_step,
                int a_batch_step, int b_head_step, int b_batch_step, float alpha, float beta, KS_ARGUMENT TileScheduler scheduler,
-               KS_ARGUMENT Divider b_heads) {
+               KS_ARGUMENT FastDivmod b_heads) {
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
   const Arguments arguments{a, b, bias, residual, origin, c, c_batch, c_head, bias_batch, bias_head, residual_batch, residual_head,

@@ -8,11 +8,11 @@
 typedef Maybe<Config::BIAS> Bias;
 
 constexpr int PRODUCTS = Config::PRODUCTS, PARTS = PRODUCTS == 3 ? 2 : 1, GROUPS = Config::GROUPS, STAGES = Config::STAGES;
-constexpr int LEFT = Config::TURNED ? Config::BN : Config::BM, RIGHT = Config::TURNED ? Config::BM : Config::BN, BK = 32;
+constexpr int LEFT = Config::SWAP_AB ? Config::BN : Config::BM, RIGHT = Config::SWAP_AB ? Config::BM : Config::BN, BK = 32;
 constexpr int CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128 * Config::LOADERS;
 constexpr int SPLITTERS = 4 * Config::LOADERS - 1;  // warps
 static_assert(LEFT == 64 * GROUPS && RIGHT % 64 == 0, "tiles are of 64 rows a consumer, and panels of 64 columns");
-static_assert(!Config::TURNED || Config::LEFT_TRANSPOSED, "B that lies along k is the right factor");
+static_assert(!Config::SWAP_AB || Config::LEFT_TRANSPOSED, "B that lies along k is the right factor");
 
 constexpr int LEFT_BYTES = LEFT * 128, RIGHT_BYTES = RIGHT * 128, STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
 // A left factor that lies along its rows comes in panels of 32 rows, 128 bytes for each of a slice's 32 k.

@@ -165,17 +165,17 @@ struct Consumer {
     constexpr int PAIRS = RIGHT / 4, BATCH = 8;
     // Pair e: of C not turned, of row half e % 2 and columns 8·(e / 2) on; of C turned, of row 8·(e / 2) + e % 2 on, both halves.
     const int place = opaque(thread_lane);
-    const int row0 = Config::TURNED ? p.row + 2 * (place & 3) : p.row + 64 * group + row_of(0), row1 = row_of(1) - row_of(0);
-    const int column0 = Config::TURNED ? p.column + 64 * group + row_of(0) : p.column + 2 * (place & 3);
+    const int row0 = Config::SWAP_AB ? p.row + 2 * (place & 3) : p.row + 64 * group + row_of(0), row1 = row_of(1) - row_of(0);
+    const int column0 = Config::SWAP_AB ? p.column + 64 * group + row_of(0) : p.column + 2 * (place & 3);
 #pragma unroll
     for (int first = 0; first < PAIRS; first += BATCH) {
-      auto row_at = [&](int e) { return row0 + (Config::TURNED ? 8 * (e / 2) + e % 2 : row1 * (e % 2)); };
-      auto column_at = [&](int e) { return column0 + (Config::TURNED ? 0 : 8 * (e / 2)); };
+      auto row_at = [&](int e) { return row0 + (Config::SWAP_AB ? 8 * (e / 2) + e % 2 : row1 * (e % 2)); };
+      auto column_at = [&](int e) { return column0 + (Config::SWAP_AB ? 0 : 8 * (e / 2)); };
       float2 y[BATCH];
 #pragma unroll
       for (int i = 0; i < BATCH; i++) {
-        const int e = first + i, at = Config::TURNED ? 4 * (e / 2) + e % 2 : 4 * (e / 2) + 2 * (e % 2);
-        y[i] = {a.alpha * acc[at], a.alpha * acc[at + (Config::TURNED ? 2 : 1)]};
+        const int e = first + i, at = Config::SWAP_AB ? 4 * (e / 2) + e % 2 : 4 * (e / 2) + 2 * (e % 2);
+        y[i] = {a.alpha * acc[at], a.alpha * acc[at + (Config::SWAP_AB ? 2 : 1)]};
         if constexpr (Bias::THERE) {
           if (column_at(e) < a.N) y[i].x += to_sum(bias[column_at(e)]);
           if (column_at(e) + 1 < a.N) y[i].y += to_sum(bias[column_at(e) + 1]);

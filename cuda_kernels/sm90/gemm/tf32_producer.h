@@ -8,12 +8,12 @@ struct Producer {
   const Ring<STAGES>& ring;
   const Arguments& a;
   const TileScheduler& scheduler;
-  const Divider& b_heads;
+  const FastDivmod& b_heads;
   PipelineState<STAGES> state{0, 1};
 
   KS_DEVICE void load_slice(const TileCoord& tile, const Matrix& left, const Matrix& right, int k) {
     const u32 full = ring.full(state), to = shared_address(storage.left[state.stage]);
-    const int left_row = Config::TURNED ? tile.column : tile.row, right_row = Config::TURNED ? tile.row : tile.column;
+    const int left_row = Config::SWAP_AB ? tile.column : tile.row, right_row = Config::SWAP_AB ? tile.row : tile.column;
     ring.wait_empty(state);
     barrier_arrive_expect_tx(full, STAGE_BYTES);
     if (!Config::LEFT_TRANSPOSED) {
@@ -36,7 +36,7 @@ struct Producer {
       const Matrix of_b = Config::POINTERS ? matrix_at(listed((const float*)a.b, p.matrix), a.origin)
                                       : Matrix{b_heads.quotient(p.head) * a.b_head, p.batch * a.b_batch};
 #pragma unroll 1
-      for (int s = 0; s < a.slices; s++) load_slice(p, Config::TURNED ? of_b : of_a, Config::TURNED ? of_a : of_b, s * BK);
+      for (int s = 0; s < a.slices; s++) load_slice(p, Config::SWAP_AB ? of_b : of_a, Config::SWAP_AB ? of_a : of_b, s * BK);
     }
   }
 };

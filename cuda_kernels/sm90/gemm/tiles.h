@@ -15,10 +15,10 @@ struct TileCoord { int row, column, matrix, head, batch, begin, end; };
 
 // The launch's tiles, computed on the host; the tiles of a cluster count as one.
 struct TileScheduler {
-  Divider matrix;  // tiles of a matrix
-  Divider group;   // of a whole group of rows
-  Divider last;    // rows of the last group, where it is not whole
-  Divider heads;
+  FastDivmod matrix;  // tiles of a matrix
+  FastDivmod group;   // of a whole group of rows
+  FastDivmod last;    // rows of the last group, where it is not whole
+  FastDivmod heads;
   int rows, total;
 
   KS_DEVICE TileCoord tile(int t, int rank) const {

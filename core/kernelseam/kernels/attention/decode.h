@@ -63,7 +63,7 @@ template<class X, i64 PageRow::*OF> struct LookedUpView {
 
 KS_BODY(THREADS, Config::MIN_BLOCKS)
 attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<const KV> v, Matrices<Out> out, RowValues<float> lse,
-                      ScoreArguments score, const float* sinks, Sequences sequences, Pages pages, int num_heads, Divider group,
+                      ScoreArguments score, const float* sinks, Sequences sequences, Pages pages, int num_heads, FastDivmod group,
                       Parts parts, StoredScales stored = {}, QueryScales queries = {}) {
   char* const memory = shared_memory<Config::SHARED_BYTES>();
   const int head_group = group.d, kv_heads = num_heads / head_group, warp = warp_index();

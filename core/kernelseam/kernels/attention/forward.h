@@ -64,13 +64,13 @@ constexpr bool STARTED = Starts<E>::value && !IN_BASE2 && Config::Q_SCALES != BL
 KS_DEVICE float minimum(float a, float b) { return -maximum(-a, -b); }
 
 // The rows of a head, or where GROUPED of a group of heads, query after query.
-template<class T> KS_DEVICE auto grouped_rows(T* base, const Divider& group, int row, i64 head) {
+template<class T> KS_DEVICE auto grouped_rows(T* base, const FastDivmod& group, int row, i64 head) {
   if constexpr (Config::GROUPED) return GroupedView<T>{base, group, row, head};
   else return StridedView<T>{base, row};
 }
 
 // A head's S_k keys or values; of pages: `base` is the head's in page 0, `table` its entry's.
-template<class T> KS_DEVICE auto key_rows(T* base, const int* table, const Divider& page, const Matrices<T>& x, int S_k) {
+template<class T> KS_DEVICE auto key_rows(T* base, const int* table, const FastDivmod& page, const Matrices<T>& x, int S_k) {
   if constexpr (Config::KV_VIEW == PAGED) return PagedView<T>{base, table, page, x.batch, x.row, S_k - 1};
   else return StridedView<T>{base, x.row};
 }
@@ -91,7 +91,7 @@ struct Place {
 KS_BODY(THREADS, Config::MIN_BLOCKS)
 attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<const KV> v, Matrices<Out> out,
                        RowValues<float> lse, ScoreArguments score, const float* sinks, Sequences sequences, Pages pages,
-                       int num_heads, Divider group, Parts parts, StoredScales stored = {}, QueryScales queries = {}) {
+                       int num_heads, FastDivmod group, Parts parts, StoredScales stored = {}, QueryScales queries = {}) {
   char* const memory = shared_memory<Config::SHARED_BYTES>();
   const int head_group = group.d, q_tiles = parts.q_tiles;
   const int heads = Config::GROUPED ? num_heads / head_group : num_heads;
@@ -317,18 +317,18 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
       const int j1 = tile * BN + BN;
       const KeyRange band = scores.all_of_band(i0, i1);
       const bool whole = !Config::MASK && tile * BN >= band.begin && j1 <= band.end;
-      if (whole && blocks.every(tile * BN, j1 - 1)) step(tile, Flag<false>{});
-      else step(tile, Flag<true>{});
+      if (whole && blocks.every(tile * BN, j1 - 1)) step(tile, bool_constant<false>{});
+      else step(tile, bool_constant<true>{});
     }
   } else if constexpr (Config::WINDOW) {
     for (; tile < last; tile++) {
-      if (tile >= all_begin && tile < all_end) step(tile, Flag<false>{});
-      else step(tile, Flag<true>{});
+      if (tile >= all_begin && tile < all_end) step(tile, bool_constant<false>{});
+      else step(tile, bool_constant<true>{});
     }
   } else {
     if constexpr (!Config::MASK)
-      for (; tile < min_of(all_end, last); tile++) step(tile, Flag<false>{});
-    for (; tile < last; tile++) step(tile, Flag<true>{});
+      for (; tile < min_of(all_end, last); tile++) step(tile, bool_constant<false>{});
+    for (; tile < last; tile++) step(tile, bool_constant<true>{});
   }
   copies_wait<0>();
 

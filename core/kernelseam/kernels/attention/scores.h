@@ -84,7 +84,7 @@ struct Scores {
   static constexpr bool HAS_SLOPE = Config::SOFTCAP || Expression::HAS_SCORE;
   int S_q, S_k, left, right, prefix;
   float scale_log2, cap, cap_inverse;  // cap in base 2, and scale over the cap
-  Plane<typename Choose<HAS_BIAS, Config::BIAS, float>::type> bias;
+  Plane<typename conditional<HAS_BIAS, Config::BIAS, float>::type> bias;
   Plane<unsigned char> mask;
   const float* slopes;
   i64 slopes_head;
@@ -203,7 +203,7 @@ template<> struct UserArguments<true> {
 };
 
 struct ScoreArguments : UserArguments<Config::CAPTURES> {
-  Planes<typename Choose<HAS_BIAS, Config::BIAS, float>::type> bias;
+  Planes<typename conditional<HAS_BIAS, Config::BIAS, float>::type> bias;
   Planes<unsigned char> mask;
   Slopes slopes;
   const int* prefixes;

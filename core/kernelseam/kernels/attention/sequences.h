@@ -64,5 +64,5 @@ struct Sequences {
 struct Pages {
   const int* table;
   i64 table_row;
-  Divider size;
+  FastDivmod size;
 };

@@ -23,7 +23,7 @@ struct Scales {
 // `block`: keys that share a scale. Those of blocks have the same strides for k and v.
 struct StoredScales {
   Scales k, v;
-  Divider block;
+  FastDivmod block;
   // Those of an entry's head, or of a head in all pages.
   KS_DEVICE StoredScales of(int batch, int head) const {
     const int b = Config::KV_SCALES == BLOCK_SCALES && Config::KV_VIEW == PAGED ? 0 : batch;
@@ -42,7 +42,7 @@ struct QueryScales {
   const float* base;
   i64 batch;
   int head, block;
-  Divider rows;
+  FastDivmod rows;
   // Of a KV head of an entry: what all its queries are multiplied by.
   KS_DEVICE float of_head(int entry, int kv_head) const {
     return Config::Q_SCALES == HEAD_SCALES ? base[entry * batch + (i64)kv_head * head] : 1.f;

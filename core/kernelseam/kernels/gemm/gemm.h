@@ -52,7 +52,7 @@ struct Segments {
 
 // Rows of operands whose base is loaded from a list in the arguments: on AMD no scalar registers are left for it (copy.h).
 template<class T> struct SegmentView : StridedView<T> {};
-typedef Choose<Config::SEGMENTED, SegmentView<const T>, StridedView<const T>>::type View;
+typedef conditional<Config::SEGMENTED, SegmentView<const T>, StridedView<const T>>::type View;
 
 static_assert(Config::SCALE_K % K_STEP == 0 && (Config::SCALE_K % BK == 0 || BK % max_of(Config::SCALE_K, 1) == 0), "slices and blocks nest");
 

@@ -29,7 +29,7 @@ static_assert(Config::K_LAST || WARPS * VECTORS * COLUMNS * (int)sizeof(Sum) <= 
 
 // PIECE neighbouring elements, as they are loaded: at once where N is more than 1.
 template<int N> struct Piece {
-  typedef typename Choose<(N > 1), Chunk<T>, T>::type Loaded;
+  typedef typename conditional<(N > 1), Chunk<T>, T>::type Loaded;
   Loaded x;
   KS_DEVICE void load(const T* from) { x = *(const Loaded*)from; }
   KS_DEVICE Sum at(int e) const {

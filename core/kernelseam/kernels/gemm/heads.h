@@ -13,7 +13,7 @@ template<int N> struct Number { static constexpr int value = N; };
 
 // Which element of a head each column holds.
 struct Order {
-  Divider head;
+  FastDivmod head;
   int turned_end, rotary_dim;  // columns from turned_end on are v's
 
   // Of the column that is number c of its head: all bits where it is turned, else 0. (Arithmetic, because a condition for
@@ -46,7 +46,7 @@ struct Heads {
   i64 positions_batch;
   int positions_row, table_row, rotary_row, first_position;
   Order order;
-  Divider tokens, page;
+  FastDivmod tokens, page;
 
   template<class T> KS_DEVICE auto weight_rows(StridedView<T> weight) const {
     if constexpr (Config::ROTARY == HALF_SPLIT) return OrderedRows<T>{order, weight};
@@ -80,7 +80,7 @@ struct Heads {
   KS_DEVICE void copy_out(TileC tile, int batch, int row0, int row_end, int col0, int col_end) const {
     constexpr int V = Chunk<TC>::N, GROUP = Config::ROTARY == HALF_SPLIT ? 2 * V : V;
     static_assert(TileC::COLS % GROUP == 0, "rows of a tile are whole groups of chunks");
-    const Divider& head = order.head;
+    const FastDivmod& head = order.head;
 #pragma unroll 1
     for (int n = 0; n < 3; n++) {
       const auto& operand = operands.of[n];

@@ -25,8 +25,8 @@ KS_CONSTANT char kernelseam_key[] = KS_KEY;
 #endif
 template<class X> KS_DEVICE X* listed(X* list, i64 i) { return (X*)((X KS_GLOBAL* const*)list)[i]; }
 
-template<bool B, class X, class Y> struct Choose { typedef X type; };
-template<class X, class Y> struct Choose<false, X, Y> { typedef Y type; };
+template<bool B, class X, class Y> struct conditional { typedef X type; };
+template<class X, class Y> struct conditional<false, X, Y> { typedef Y type; };
 
 // What may be added to a result, or computed beside it: its element type, void where there is none.
 template<class X> struct Maybe { static constexpr bool THERE = true; typedef X type; };
@@ -39,7 +39,7 @@ template<bool B, class X, class Y> KS_DEVICE auto& one_of(X& x, Y& y) {
 }
 
 // Compile-time flag that a generic lambda can take as an argument.
-template<bool B> struct Flag { static constexpr bool value = B; };
+template<bool B> struct bool_constant { static constexpr bool value = B; };
 
 KS_DEVICE constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
 KS_DEVICE constexpr int min_of(int a, int b) { return a < b ? a : b; }
@@ -64,7 +64,7 @@ template<class T> struct StridedView {
 
 // Quotients of 0 ≤ n < 2³¹ by one divisor d: magic = ⌈2^(31+shift) / d⌉ with 2^(shift−1) < d ≤ 2^shift.
 // (Granlund, Montgomery: Division by invariant integers using multiplication, PLDI 1994.)
-struct Divider {
+struct FastDivmod {
   int d;
   unsigned magic;
   int shift;
@@ -82,7 +82,7 @@ template<class View, class T, int STEP> struct RowByRow {
 // Rows in groups: row i is number i % d of group i / d, groups lie `outer` and rows of a group `inner` elements apart.
 template<class T> struct GroupedView {
   T* base;
-  Divider group;
+  FastDivmod group;
   i64 outer, inner;
   KS_DEVICE T* row(int i) const {
     const int g = group.quotient(i);
@@ -95,7 +95,7 @@ template<class T> struct GroupedView {
 template<class T> struct PagedView {
   T* base;
   const int* table;
-  Divider page;
+  FastDivmod page;
   i64 page_stride;
   int stride, last;
   KS_DEVICE T* row(int i) const {

@@ -35,7 +35,7 @@ template<class T_> struct SimtEngine {
   template<int R> static constexpr int VR = !PAIRED_LANES ? 1 : R / 8 % 4 == 0 ? min_of(KV, 4) : R / 8 % 2 == 0 ? 2 : 1;
 
   template<int ROWS, int COLS>
-  using Lies = PlainTile<T, ROWS, COLS, typename Choose<PAIRED_LANES, PairedLayout<T, COLS>, Swizzle<T, COLS>>::type>;
+  using Lies = PlainTile<T, ROWS, COLS, typename conditional<PAIRED_LANES, PairedLayout<T, COLS>, Swizzle<T, COLS>>::type>;
   template<int N, int K, bool K_LAST_> struct Tile : Lies<K_LAST_ ? N : K, K_LAST_ ? K : N> {
     static constexpr bool K_LAST = K_LAST_;
     KS_DEVICE explicit Tile(char* m) : Lies<K_LAST_ ? N : K, K_LAST_ ? K : N>(m) {}

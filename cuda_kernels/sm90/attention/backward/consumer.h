@@ -238,8 +238,8 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
       wgmma_wait<0>();
       pin(s);
 #pragma unroll 1
-      for (int i = w.steps - 1 - skips; i > 0; i--) step(Flag<false>{});
-      step(Flag<true>{});
+      for (int i = w.steps - 1 - skips; i > 0; i--) step(bool_constant<false>{});
+      step(bool_constant<true>{});
       {
         float dq[COLUMNS / 2];
         auto ds_in = ds_out;

@@ -20,11 +20,11 @@ HOPPER: Mapping[str, str] = {
     "OUT_STAGES": "panels of 16×64 of a warp's epilogue",
     "GROUP_HEADS": "query heads of a KV head that share a tile's rows",
     "IN_PARTS": "a tile's keys are cut into parts",
-    "TURNS": "ping-pong scheduling of two consumers",
+    "PING_PONG": "ping-pong scheduling of two consumers",
     "EARLY": "the next tile's first Q·Kᵀ precedes a tile's last P·V",
     "AHEAD": "elements of S, of BN/2 a thread, whose exponentials precede the wait for P·V; the "
     "others follow it, beside the rounding of P",
-    "REMAKE": "rows with NaN are recomputed; else values are filtered",
+    "RECOMPUTE_NAN_ROWS": "rows with NaN are recomputed; else values are filtered",
     "DYNAMIC": "tiles come from an atomic counter",
     "LATE": "the counter is asked when few blocks of a tile are left",
     "PAGE_ROWS": "rows of a page that a box of TMA loads",
@@ -44,7 +44,7 @@ HOPPER: Mapping[str, str] = {
     "C_FIRST": "C is stored with the L2 policy evict-first",
     "B_FIRST": "most of a large B is loaded with that policy",
     "PRODUCTS": "products of TF32 that stand for one of float32",
-    "TURNED": "the left factor is op(B)ᵀ",
+    "SWAP_AB": "the left factor is op(B)ᵀ",
     "LEFT_TRANSPOSED": "the left factor lies along its rows, not along k",
     "LOADERS": "warpgroups beside the consumers",
     # attention backward

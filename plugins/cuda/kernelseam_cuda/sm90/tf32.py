@@ -131,7 +131,7 @@ class HopperTf32Gemm(KernelDefinition):
         producer, consumer = TF32_REGISTERS[tile.groups, tile.loaders, tile.blocks]
         return {
             "PRODUCTS": TF32_PRODUCTS[spec.precision],
-            "TURNED": tile.turned,
+            "SWAP_AB": tile.turned,
             "LEFT_TRANSPOSED": tile.turned or spec.a_transposed,
             "POINTERS": spec.view == "pointers",
             "BIAS": DEVICE_TYPE[spec.bias],

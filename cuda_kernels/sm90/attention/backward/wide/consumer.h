@@ -265,8 +265,8 @@ template<bool SCORES, int DQ> KS_DEVICE void Consumer::run() const {
         // dout comes late: scores' consumer holds it longest. So what is done with is handed back before the next is waited for, and
         // dq is added before the last part of dp.
         constexpr int EARLY_PARTS = LAST ? 0 : SCORES ? NEAR_PARTS : 1;
-        start_far(Flag<false>{});
-        if constexpr (FAR_PARTS == 2) start_far(Flag<true>{});
+        start_far(bool_constant<false>{});
+        if constexpr (FAR_PARTS == 2) start_far(bool_constant<true>{});
         if constexpr (DQ_LATER) {
           if (!first) rings.ds.wait_full(ds_out);
           start_dq(dq, ds_out);
@@ -275,17 +275,17 @@ template<bool SCORES, int DQ> KS_DEVICE void Consumer::run() const {
           wgmma_wait<FAR_PARTS>();
           add_dq(dq, ds_out);
         }
-        end_far(Flag<false>{});
-        if constexpr (FAR_PARTS == 2) end_far(Flag<true>{});
+        end_far(bool_constant<false>{});
+        if constexpr (FAR_PARTS == 2) end_far(bool_constant<true>{});
         if (!LAST) next_near();
-        if constexpr (EARLY_PARTS > 0) start_near(Flag<false>{});
-        if constexpr (EARLY_PARTS > 1) start_near(Flag<true>{});
+        if constexpr (EARLY_PARTS > 0) start_near(bool_constant<false>{});
+        if constexpr (EARLY_PARTS > 1) start_near(bool_constant<true>{});
         if constexpr (DQ_LATER) {
           wgmma_wait<EARLY_PARTS>();
           add_dq(dq, ds_out);
         }
         if constexpr (!LAST) {
-          if constexpr (EARLY_PARTS < NEAR_PARTS) start_near(Flag<true>{});
+          if constexpr (EARLY_PARTS < NEAR_PARTS) start_near(bool_constant<true>{});
           load_lse();
           wgmma_wait<0>();
           pin(x);
@@ -295,15 +295,15 @@ template<bool SCORES, int DQ> KS_DEVICE void Consumer::run() const {
       };
 
       next_near();
-      start_near(Flag<false>{});
-      if constexpr (NEAR_PARTS == 2) start_near(Flag<true>{});
+      start_near(bool_constant<false>{});
+      if constexpr (NEAR_PARTS == 2) start_near(bool_constant<true>{});
       load_lse();
       wgmma_wait<0>();
       pin(x);
       release_near();
 #pragma unroll 1
-      for (int i = w.steps - 1; i > 0; i--) step(Flag<false>{});
-      step(Flag<true>{});
+      for (int i = w.steps - 1; i > 0; i--) step(bool_constant<false>{});
+      step(bool_constant<true>{});
       if constexpr (DQ > 0) {
         float dq[DQ_COLUMNS / 2];
         auto ds_in = ds_out;
