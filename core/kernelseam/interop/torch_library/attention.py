@@ -207,7 +207,8 @@ def _bwd_computed(names: tuple[str, ...]) -> Any:
         operands = {n: x for n, x in zip(names, tensors, strict=False) if x is not None}
         with torch.no_grad():
             result = torch_attention.gradients(dout, dlse, operands, out, lse, **_options(given))
-        return tuple(none(operands["q"]) if x is None else x for x in result)
+        own = [getattr(result, f"d{n}") for n in torch_attention.DIFFERENTIABLE]
+        return tuple(none(operands["q"]) if x is None else x for x in own)
 
     return compute
 
