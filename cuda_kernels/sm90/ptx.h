@@ -288,9 +288,9 @@ template<int N> KS_DEVICE void pin(float (&x)[N]) {
 // nvrtc 13.5 keeps a register or two more than 13.0 where none is left, and would spill. What spares them there costs half a percent
 // with 13.0, which needs none of it.
 #if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1305
-constexpr bool SPARING = true;
+constexpr bool RECOMPUTES_ADDRESSES = true;
 #else
-constexpr bool SPARING = false;
+constexpr bool RECOMPUTES_ADDRESSES = false;
 #endif
 // Returns x, whose value is hidden from the compiler: addresses that depend on it are computed here and no earlier.
 KS_DEVICE int opaque(int x) {

@@ -62,7 +62,7 @@ attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_
     registers_dealloc<Config::PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) Producer{storage, maps, rings, operands, {count, sequences, band, storage.walk}}.run();
     if (Config::IN_ORDER && warp > 0 && warp <= GROUPS && lane() == 0)
-      TurnTaker<KEYS, KV_STAGES>{storage.work_tiles, rings.k, rings.turns.of(warp - 1), count, band, storage.turns[warp - 1].first, operands.turns + warp - 1}.run();
+      DqSemaphore<KEYS, KV_STAGES>{storage.work_tiles, rings.k, rings.turns.of(warp - 1), count, band, storage.turns[warp - 1].first, operands.turns + warp - 1}.run();
   } else {
     registers_alloc<Config::CONSUMER_REGISTERS>();
     const Consumer consumer{storage, maps, rings, operands, sequences, count, band, scale, scale_log2, cap, cap_inverse, group, warp, lane()};

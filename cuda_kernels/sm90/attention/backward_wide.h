@@ -65,7 +65,7 @@ attention_backward_wide_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap 
     registers_dealloc<Config::PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) Producer{storage, maps, rings, operands, {count, sequences, band, storage.walk}}.run();
     if (Config::IN_ORDER && warp > 0 && warp <= min_of(PIECES - rank * GROUPS, GROUPS) && lane() == 0)
-      TurnTaker<KEYS, 1>{storage.work_tiles, rings.kv, rings.turns.of(warp - 1), count, band, storage.turns[warp - 1].first, operands.turns + rank * GROUPS + warp - 1}.run();
+      DqSemaphore<KEYS, 1>{storage.work_tiles, rings.kv, rings.turns.of(warp - 1), count, band, storage.turns[warp - 1].first, operands.turns + rank * GROUPS + warp - 1}.run();
   } else {
     registers_alloc<Config::CONSUMER_REGISTERS>();
     const Consumer consumer{storage, maps, rings, operands, sequences, count, band, scale, scale_log2, cap, cap_inverse, rank,

@@ -35,7 +35,7 @@ struct ValueTranspose {
   // The block's keys 16·k … 16·k + 15. `valid`: rows of the block that are of the sequence. Returns whether there was NaN.
   template<bool MASKED> KS_DEVICE bool keys(int k, int valid) const {
     constexpr int BATCH = 2, UNROLL = MASKED ? 1 : DV / 32 / BATCH;  // in registers at once
-    const u32 here = SPARING ? opaque(from + k * 16 * ROW) : 0;  // kept from one k to the next; else one address for each chunk is
+    const u32 here = RECOMPUTES_ADDRESSES ? opaque(from + k * 16 * ROW) : 0;  // kept from one k to the next; else one address for each chunk is
     const u32 low = lane < 16 ? 0x6420 : 0x7531, high = lane < 16 ? 0x7531 : 0x6420;
     u32 nan = 0, kept = ~0u;
     if (MASKED && RAGGED) {
@@ -49,7 +49,7 @@ struct ValueTranspose {
 #pragma unroll
       for (int i = 0; i < BATCH; i++) {
         const int chunk = 2 * (first + i);
-        const u32 place = SPARING ? here ^ chunk % CHUNKS * 16 : (from ^ chunk % CHUNKS * 16) + k * 16 * ROW;
+        const u32 place = RECOMPUTES_ADDRESSES ? here ^ chunk % CHUNKS * 16 : (from ^ chunk % CHUNKS * 16) + k * 16 * ROW;
         ldmatrix_transposed(x[i], place + chunk / CHUNKS * (BN * ROW));
       }
 #pragma unroll

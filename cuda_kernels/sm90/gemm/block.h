@@ -10,8 +10,8 @@ typedef Config::T T;
 typedef Config::TC TC;
 typedef conditional<sizeof(TC) == 2, TC, conditional<sizeof(T) == 2, T, f16>::type>::type Half;  // of what is stored by fragments of 16 bits
 
-typedef Maybe<Config::BIAS> Bias;
-typedef Maybe<Config::ROW_SUMS> RowSums;
+typedef optional<Config::BIAS> Bias;
+typedef optional<Config::ROW_SUMS> RowSums;
 
 // Heads whose elements lie one head after the other: C's rows are those of A, its columns those of B, or K counts those of A.
 enum { JOINED_A = 1, JOINED_B = 2, JOINED_K = 3 };

@@ -5,7 +5,7 @@
 #include "sm90/pipeline.h"
 #include "sm90/wgmma.h"
 
-typedef Maybe<Config::BIAS> Bias;
+typedef optional<Config::BIAS> Bias;
 
 constexpr int PRODUCTS = Config::PRODUCTS, PARTS = PRODUCTS == 3 ? 2 : 1, GROUPS = Config::GROUPS, STAGES = Config::STAGES;
 constexpr int LEFT = Config::SWAP_AB ? Config::BN : Config::BM, RIGHT = Config::SWAP_AB ? Config::BM : Config::BN, BK = 32;

@@ -35,10 +35,10 @@ constexpr int BN = Config::BN, STAGES = Config::STAGES, MINE = DO / COLUMN_WARPS
 constexpr int THREADS = WARP * WARPS;
 // Keys and values in turns: a step's values come while its scores are computed, the next step's keys while its values are
 // multiplied. That is a second barrier a step, for shared memory of half the size, thus for another block on a compute unit.
-constexpr bool TURNS = Config::IN_TURNS;
+constexpr bool SHARED_STAGE = Config::IN_TURNS;
 // Whether a warp's sums leave a thread about 60 registers.
 constexpr bool SUMS_FILL_REGISTERS = ROWS * (MINE + BN) / WARP >= 192;
-constexpr int AHEAD = COPY_THROUGH_REGISTERS || TURNS ? 1 : STAGES - 1;
+constexpr int AHEAD = COPY_THROUGH_REGISTERS || SHARED_STAGE ? 1 : STAGES - 1;
 typedef Engine<T, Query, Config::PRECISION>::Tile<BM, DQ, true> TileQ;
 typedef EV::Tile<BN, DQ, true> TileK;   // product over the head dim, which is contiguous
 typedef EV::Tile<DO, BN, false> TileV;  // product over the keys, which are the rows
@@ -53,9 +53,9 @@ constexpr int RING = Config::Q_RETURNED ? 0 : Q_BYTES;
 constexpr int RING_END = RING + STAGES * STAGE_BYTES > Q_BYTES ? RING + STAGES * STAGE_BYTES : Q_BYTES;
 static_assert(RING_END + WARPS * P_BYTES + SCALE_BYTES <= Config::SHARED_BYTES, "the tiles fit");
 static_assert(!Config::Q_RETURNED || (Config::Q_RESIDENT && COPY_THROUGH_REGISTERS), "queries that are in registers, and a later ring");
-static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS || TURNS, "a copy that is in flight needs a stage of its own");
-static_assert(!TURNS || (STAGES == 1 && !COPY_THROUGH_REGISTERS), "one place for keys, one for values");
-static_assert(!TURNS || Config::KV_SCALES != BLOCK_SCALES, "scales of blocks need a ring of keys and values together");
+static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS || SHARED_STAGE, "a copy that is in flight needs a stage of its own");
+static_assert(!SHARED_STAGE || (STAGES == 1 && !COPY_THROUGH_REGISTERS), "one place for keys, one for values");
+static_assert(!SHARED_STAGE || Config::KV_SCALES != BLOCK_SCALES, "scales of blocks need a ring of keys and values together");
 static_assert(WARPS % COLUMN_WARPS == 0, "warps share rows evenly");
 
 // Whether sums begin with references: those of plain scores.
@@ -163,8 +163,8 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   auto tile_v = [&](int stage) { return TileV(ring + stage * STAGE_BYTES + TileK::BYTES); };
 
   Copy<TileQ, THREADS, Config::VECTOR, DQ == Config::DQK> copy_q;
-  Copy<TileK, THREADS, Config::VECTOR, DQ == Config::DQK, TURNS> copy_k;
-  Copy<TileV, THREADS, Config::VECTOR, DO == Config::DV, TURNS> copy_v;
+  Copy<TileK, THREADS, Config::VECTOR, DQ == Config::DQK, SHARED_STAGE> copy_k;
+  Copy<TileV, THREADS, Config::VECTOR, DO == Config::DV, SHARED_STAGE> copy_v;
   KeyScales key_scales(memory + RING_END + WARPS * P_BYTES);
   auto fetch = [&](int tile, int stage) {
     if (tile < last) {
@@ -175,7 +175,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
         return ScalePlace{table[n], key - n * pages.size.d};
       });
       copy_k.fetch(tile_k(stage), K, tile * BN, own.S_k, 0, Config::DQK);
-      if (!TURNS) copy_v.fetch(tile_v(stage), V, tile * BN, own.S_k, 0, Config::DV);
+      if (!SHARED_STAGE) copy_v.fetch(tile_v(stage), V, tile * BN, own.S_k, 0, Config::DV);
     }
     copies_commit();
   };
@@ -223,7 +223,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
 
   int stage = 0;
   auto step = [&](int tile, auto masked) {
-    if constexpr (TURNS) {
+    if constexpr (SHARED_STAGE) {
       copies_wait<0>();
       block_barrier();  // these keys are visible to all, and the last values are no longer read
       copy_v.fetch(tile_v(0), V, tile * BN, own.S_k, 0, Config::DV);
@@ -249,7 +249,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
       if (!Config::Q_RESIDENT) q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, warp_row, d);
       EV::mma(s, q_operand, tile_k(stage), 0, d);
     }
-    if constexpr (TURNS && !SUMS_FILL_REGISTERS) other_turn(tile);
+    if constexpr (SHARED_STAGE && !SUMS_FILL_REGISTERS) other_turn(tile);
     if constexpr (Config::Q_SCALES == BLOCK_SCALES) E::row_apply(s, of_rows, [](float x, float y) { return x * y; });
     if constexpr (Config::KV_SCALES == BLOCK_SCALES) {
       const float* const k_scales = key_scales.keys(stage);
@@ -294,7 +294,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
       E::row_scale(o, fade);
     }
     const auto p = E::to_operand(s, scratch);
-    if constexpr (TURNS && SUMS_FILL_REGISTERS) other_turn(tile);
+    if constexpr (SHARED_STAGE && SUMS_FILL_REGISTERS) other_turn(tile);
     bool hidden = false;  // whether values that some rows must not see had to be taken out
     if constexpr (HAS_MASK && masked.value) hidden = block_any(take_out_non_finite<THREADS>(tile_v(stage)));
     EV::mma(o, p, tile_v(stage), column0, 0);
@@ -334,14 +334,14 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
 
   // In turns registers are few: what the end needs of its place is computed again, instead of kept over the loop.
 #ifdef KS_BLOCK_INDEX_AGAIN
-  const Place there = TURNS ? place_of(KS_BLOCK_INDEX_AGAIN) : here;
+  const Place there = SHARED_STAGE ? place_of(KS_BLOCK_INDEX_AGAIN) : here;
 #else
   const Place& there = here;
 #endif
   const int end_head = Config::GROUPED ? there.head * head_group : there.head;
   const int end_rows = Config::GROUPED ? there.own.S_q * head_group : there.own.S_q;
-  const int end_column = TURNS ? warp_index() % COLUMN_WARPS * MINE : column0;
-  const int end_mine = TURNS ? there.row0 + warp_index() / COLUMN_WARPS * ROWS : mine;
+  const int end_column = SHARED_STAGE ? warp_index() % COLUMN_WARPS * MINE : column0;
+  const int end_mine = SHARED_STAGE ? there.row0 + warp_index() / COLUMN_WARPS * ROWS : mine;
   E::row_finish_sum(l);
   if (Config::SINKS && there.split == 0) {
     E::Row<ROWS> own_share = m;

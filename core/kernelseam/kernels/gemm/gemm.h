@@ -23,9 +23,9 @@ typedef Config::TC TC;
 typedef Engine<T, T, Config::PRECISION> E;
 typedef E::Sum Sum;
 
-typedef Maybe<Config::BIAS> Bias;
-typedef Maybe<Config::RESIDUAL> Residual;
-typedef Maybe<Config::ROW_SUMS> RowSums;
+typedef optional<Config::BIAS> Bias;
+typedef optional<Config::RESIDUAL> Residual;
+typedef optional<Config::ROW_SUMS> RowSums;
 
 constexpr int BM = Config::BM, BN = Config::BN, BK = Config::BK, WARPS_M = Config::WARPS_M, WARPS_N = Config::WARPS_N, STAGES = Config::STAGES;
 constexpr int TEAMS = Config::TEAMS, THREADS = WARP * WARPS_M * WARPS_N, WM = BM / WARPS_M, WN = BN / WARPS_N;

@@ -17,8 +17,8 @@
 typedef Config::T T;
 typedef Config::TY TY;
 typedef decltype(to_sum(T())) Sum;
-typedef Maybe<Config::BIAS> Bias;
-typedef Maybe<Config::RESIDUAL> Residual;
+typedef optional<Config::BIAS> Bias;
+typedef optional<Config::RESIDUAL> Residual;
 
 constexpr int VECTORS = Config::VECTORS, LANES = Config::LANES, ROWS = Config::ROWS, THREADS = Config::THREADS, WARPS = THREADS / WARP;
 constexpr int PIECE = Config::VECTOR / (int)sizeof(T), X_PIECE = Config::X_VECTOR == 0 ? 1 : Config::X_VECTOR / (int)sizeof(T);

@@ -29,8 +29,8 @@ template<bool B, class X, class Y> struct conditional { typedef X type; };
 template<class X, class Y> struct conditional<false, X, Y> { typedef Y type; };
 
 // What may be added to a result, or computed beside it: its element type, void where there is none.
-template<class X> struct Maybe { static constexpr bool THERE = true; typedef X type; };
-template<> struct Maybe<void> { static constexpr bool THERE = false; typedef float type; };
+template<class X> struct optional { static constexpr bool THERE = true; typedef X type; };
+template<> struct optional<void> { static constexpr bool THERE = false; typedef float type; };
 
 // The first of two where B, else the second.
 template<bool B, class X, class Y> KS_DEVICE auto& one_of(X& x, Y& y) {

@@ -20,7 +20,7 @@ struct Consumer {
   // A gradient, through this warp's rows of V.
   template<int DIM, int COLUMNS>
   KS_DEVICE void store(const float (&x)[COLUMNS / 2], float by, const WorkTile& w, int stage, const TensorMap& map, const Matrices<T>& to) const {
-    const int first = SPARING ? warp_index() * 16 : group * 64 + warp * 16;  // which keeps `group` through the steps
+    const int first = RECOMPUTES_ADDRESSES ? warp_index() * 16 : group * 64 + warp * 16;  // which keeps `group` through the steps
     store_gradient<T, KEYS, DIM, COLUMNS>(x, by, storage.v[stage], first, w.tile * KEYS + first, w, map, to, thread_lane);
   }
 

@@ -27,7 +27,7 @@ struct Turns {
 };
 
 // KEYS: of a tile; KV_STAGES: of the ring by which the producer publishes tiles, which this thread releases like a consumer's warp.
-template<int KEYS, int KV_STAGES> struct TurnTaker {
+template<int KEYS, int KV_STAGES> struct DqSemaphore {
   const WorkTile* work_tiles;
   const Ring<KV_STAGES>& tiles;
   Ring<1> turn;
