@@ -154,7 +154,7 @@ def test_an_unknown_arch_is_refused_before_anything_is_compiled(
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
     status, out, err = compiled(capsys, "gemm", "--arch", archs[0], "--arch", "sm_1")
     assert (status, out) == (2, "")
-    assert err.startswith("error: arch = sm_1: must be one of ") and archs[0] in err
+    assert err.startswith("error: --arch = sm_1: must be one of ") and archs[0] in err
     assert not (tmp_path / "cache").exists()
 
 
@@ -254,8 +254,8 @@ def test_hiprtc_of_a_folder_is_found_without_its_wrapper(tmp_path: Path) -> None
     (failure,) = found["failures"]
     assert status == 1
     assert (
-        f"KERNELSEAM_HIP = {tmp_path}: must be a folder with a program `run`. Make it by "
-        "get-hiprtc.sh." in failure["log"]
+        f"KERNELSEAM_HIP = {tmp_path}: must be a folder with a program `run`. Make it in a "
+        f"checkout: `tools/get-hiprtc.sh {tmp_path}`." in failure["log"]
     )
 
 

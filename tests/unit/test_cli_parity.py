@@ -219,25 +219,25 @@ def test_reports_of_both_kinds(parity: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--backend", "nope"), "backend = nope: must be one of acme, numpy."),
-        (("--device", "acme:7"), "device = acme:7: backend acme has 2 device(s) here."),
+        (("--backend", "nope"), "--backend = nope: must be one of acme, numpy."),
+        (("--device", "acme:7"), "--device = acme:7: backend acme has 2 device(s) here."),
         (
             ("--device", "acme", "--backend", "numpy"),
-            "backend = numpy: the device is acme:0 (acme1). Name one of the two.",
+            "--backend = numpy: the device is acme:0 (acme1). Name one of the two.",
         ),
-        (("--operation", "conv"), "operation = conv: must be one of gemm, grouped_gemm"),
+        (("--operation", "conv"), "--operation = conv: must be one of gemm, grouped_gemm"),
         (
             ("--case", "gemm-nn"),
-            f"case = gemm-nn: is the name of none of {len(matrix())} cases, such as gemm-f16-nn.",
+            f"--case = gemm-nn: is the name of none of {len(matrix())} cases, such as gemm-f16-nn.",
         ),
         (
             ("--operation", "gemm", "--case", "attention*"),
-            "case = attention*: is the name of none of",
+            "--case = attention*: is the name of none of",
         ),
         (
             ("--implementation", "x"),
             (
-                "implementation = x: must be one of acme-gemm, numpy for gemm, grouped_gemm, "
+                "--implementation = x: must be one of acme-gemm, numpy for gemm, grouped_gemm, "
                 "attention, attention_bwd, merge_states, "
                 "qkv_projection, output_projection, qkv_projection_bwd, output_projection_bwd here."
             ),
@@ -248,12 +248,12 @@ def test_reports_of_both_kinds(parity: Command, tmp_path: Path) -> None:
         ),
         (
             ("--limit", "0"),
-            "limit = 0.0: must be a positive number of seconds. Leave it out: it is 300.",
+            "--limit = 0.0: must be a positive number of seconds. Leave it out: it is 300.",
         ),
-        (("--report", "p.pdf"), "report = p.pdf: must end with .html or .md. Name such a file."),
+        (("--report", "p.pdf"), "--report = p.pdf: must end with .html or .md. Name such a file."),
         (
             ("--report", "no/such/p.md"),
-            "report = no/such/p.md: must be a file in a folder that exists.",
+            "--report = no/such/p.md: must be a file in a folder that exists.",
         ),
     ],
 )
@@ -277,7 +277,7 @@ def test_a_report_that_cannot_be_written_ends_with_2(parity: Command, unprivileg
     assert (status, out) == (
         2,
         "",
-    ) and err == f"error: report = {folder}/p.md: must be writable. Name another place.\n"
+    ) and err == f"error: --report = {folder}/p.md: must be writable. Name another place.\n"
 
 
 def test_a_backend_without_a_device_ends_with_2(

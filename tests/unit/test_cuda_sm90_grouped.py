@@ -96,7 +96,7 @@ def test_it_is_launched_as_clusters_of_persistent_blocks() -> None:
     config = KERNEL.config(p, tile, ROW, H200)
     assert (config.grid, config.cluster, config.block) == ((132, 1, 1), (2, 1, 1), (384, 1, 1))
     values = KERNEL.values(p, tile, H200)
-    assert (values["matrix"], values["groups"]) == (56, 8)
+    assert (values["matrix"], values["group_count"]) == (56, 8)
     assert (values["b_batch_step"], values["a_batch_step"], values["c_batch"]) == (1, 0, 0)
     maps = KERNEL.tensor_maps(p, tile, H200)
     assert maps["a_map"].extents == (4096, 8192, 1, 1)

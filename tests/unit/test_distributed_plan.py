@@ -162,14 +162,13 @@ def test_states_are_rounded_early_only_where_that_is_faster() -> None:
     """A kernel that writes q's dtype alone is worth it; where none is there, states are float32."""
     if "cuda" not in plugins().registry.backends:
         pytest.skip("the plugin for CUDA is not installed")
-    plain = (False, False, False, False)
     device = absent.product("sm_90a")
-    for dim, dtype, features, want in (
-        (128, "bfloat16", plain, True),
-        (128, "float16", (False, False, False, True), True),
-        (128, "bfloat16", (True, False, False, False), False),
-        (100, "bfloat16", plain, False),
-    ):
-        shape = (1, 16, 4096, 4096, dim, 16, dim)
-        assert _rounded_is_faster(device, dtype, shape, features, None) is want
-    assert not _rounded_is_faster(device, "bfloat16", (1, 16, 4096, 4096, 128, 16, 128), plain, "x")
+
+    def is_faster(implementation: str | None = None, dim: int = 128, **more: object) -> bool:
+        fields = {"batch": 1, "num_heads": 16, "S_q": 4096, "S_k": 4096, "head_dim": dim}
+        given = {**fields, "dtype": "bfloat16", **more}
+        return _rounded_is_faster(device, tuple(given.items()), implementation)
+
+    assert is_faster() and is_faster(dtype="float16", kv_lengths=0)
+    assert not is_faster(alibi_slopes=0) and not is_faster(dim=100)
+    assert not is_faster("x")

@@ -167,9 +167,9 @@ def test_scales_of_arrays_lie_as_the_keys_do() -> None:
 
 def test_what_descriptors_refuse(refused: Refused) -> None:
     refused(
-        "dtype_kv = int8: must be one of float16, bfloat16, float32, float64, float8_e4m3fn, "
+        "dtype_kv = complex64: must be one of float16, bfloat16, float32, float64, float8_e4m3fn, "
         "float8_e4m3fnuz. Convert the array or name one of these.",
-        lambda: problem(dtype_kv="int8"),
+        lambda: problem(dtype_kv="complex64"),
     )
     refused(
         "dtype_kv = int32: must be float16 as q's, or one of float8_e4m3fn, float8_e4m3fnuz. "

@@ -52,6 +52,7 @@ _DENSE = {
 }
 """Options of ``attention`` with their defaults."""
 _PACKED = {n: x for n, x in _DENSE.items() if n not in ("kv_lengths", "layout")}
+_ADDED_PACKED = tuple(n for n in _ADDED if n in _PACKED)
 
 
 @overload
@@ -113,7 +114,7 @@ def attention(
     """
     given, options = _parted("attention", _DENSE, options, backend)
     given |= {"q": q, "k": k, "v": v}
-    needed, mods = ("q", "k", "v"), Mods(score_mod, mask_mod)
+    needed, mods = ("q", "k", "v"), (score_mod, mask_mod)
     return _apply(given, needed, options, implementation, deterministic, bwd_implementation, mods)
 
 
@@ -189,7 +190,7 @@ def attention_varlen(
     given |= {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     needed = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
-    mods = Mods(score_mod, mask_mod)
+    mods = score_mod, mask_mod
     return _apply(given, needed, options, implementation, deterministic, bwd_implementation, mods)
 
 
@@ -268,9 +269,12 @@ def _parted(
     function: str, defaults: dict[str, Any], options: dict[str, Any], backend: str | None
 ) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
     """(operands, None for those that are not given; all other options, defaults filled in)."""
-    refuse_others(function, options, defaults)
+    if not options.keys() <= defaults.keys():
+        refuse_others(function, options, defaults)
     whole = {**defaults, **options, "backend": backend}
-    return {n: whole.pop(n) for n in _ADDED if n in whole}, whole
+    operands = _ADDED_PACKED if defaults is _PACKED else _ADDED
+    # by calls that make no frames of Python's
+    return dict(zip(operands, map(whole.pop, operands), strict=True)), whole
 
 
 def _apply(
@@ -280,15 +284,15 @@ def _apply(
     implementation: str | None,
     deterministic: bool,
     bwd_implementation: str | None,
-    mods: Mods,
+    mods: tuple[ScoreMod | None, MaskMod | None],
 ) -> Any:
     if deterministic is not True:
         deterministic = flag("deterministic", deterministic)
     if options["out_dtype"] is not None:
         options["out_dtype"] = dtype_name(options["out_dtype"])
-    if not (mods.score_mod is mods.mask_mod is None):
+    if not (mods[0] is mods[1] is None):
         backward = _of_gradients(options, deterministic, bwd_implementation)
-        return torch_scores.attention(given, needed, options, mods, implementation, backward)
+        return torch_scores.attention(given, needed, options, Mods(*mods), implementation, backward)
     known = plain(given) if bwd_implementation is None else None
     if known is not None and all(map(known.__contains__, needed)):
         options["implementation"] = implementation

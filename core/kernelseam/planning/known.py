@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 
 from kernelseam.contract import Device, PlanParts, Problem
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dispatch import Choice
+from kernelseam.forking import cached_property
 from kernelseam.known_problems import KnownLaunches
 from kernelseam.planning.calls import Plan
 

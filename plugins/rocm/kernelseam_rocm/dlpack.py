@@ -21,6 +21,10 @@ _CODES = {
     DType.float64: (2, 64),
     DType.int32: (0, 32),
     DType.boolean: (6, 8),
+    DType.int64: (0, 64),
+    DType.int16: (0, 16),
+    DType.int8: (0, 8),
+    DType.uint8: (1, 8),
     DType.float8_e4m3fn: (10, 8),
     DType.float8_e4m3fnuz: (11, 8),
 }

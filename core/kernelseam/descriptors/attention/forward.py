@@ -21,6 +21,7 @@ from kernelseam.descriptors.common.operands import (
     without_arrays,
 )
 from kernelseam.descriptors.common.protocol import Resolved
+from kernelseam.errors import InvalidValue
 from kernelseam.expressions.scores import ScoreExpression
 from kernelseam.forking import cached_property
 
@@ -100,6 +101,13 @@ class Attention(AttentionFields):
     _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.expression, ScoreExpression | None):
+            raise InvalidValue(
+                "expression",
+                self.expression,
+                "must be a score_mod and a mask_mod, traced",
+                "Give kernelseam.expressions.scores.score_expression(score_mod, mask_mod)",
+            )
         infos = describe_all(self.operands())
         problem = problem_of(self, infos)
         check_layout(problem.operands, infos, self._packed_strides)

@@ -235,7 +235,7 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
     const float KS_GLOBAL *of_rows, *of_columns;
     E::Acc<WM, WN> of_block;  // of a block along K
     if constexpr (Config::SCALE_K) of_rows = scales_of_rows(at), of_columns = scales_of_columns(at), E::zero(of_block);
-    auto& part = one_of<Config::SCALE_K>(of_block, acc);
+    auto& part = one_of<(Config::SCALE_K > 0)>(of_block, acc);
     auto add_block = [&](int block) {
       // Beyond the last row and column the last one's: what they scale is not stored.
       const int row0 = at.m * BM + warp_m, col0 = at.n * BN + warp_n;
