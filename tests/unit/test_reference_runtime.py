@@ -88,6 +88,7 @@ def test_the_reference_is_a_plugin_like_any_other() -> None:
         (operation, "numpy")
         for operation in (
             "gemm",
+            "grouped_gemm",
             "attention",
             "merge_states",
             "attention_bwd",
