@@ -85,13 +85,13 @@ def test_blocks_of_ragged_queries() -> None:
 
 
 @pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize(("S", "own"), [(1, False), (100, False), (256, True), (65536, True)])
+@pytest.mark.parametrize(("S", "own"), [(1, False), (100, False), (65536, True)])
 @pytest.mark.parametrize("batch", [1, 64])
 @pytest.mark.parametrize("causal", [False, True])
 def test_dispatch_prefers_it_where_blocks_are_whole(
     dim: int, S: int, own: bool, batch: int, causal: bool
 ) -> None:
-    """Its blocks have 256 queries: fewer go to the shared kernel, whose tiles are smaller."""
+    """Its blocks have 256 queries: few go to the shared kernel, whose tiles are smaller."""
     p = problem(S, S, batch=batch, head_dim=dim, value_dim=dim, causal=causal)
     shared = COMPOSITIONS["attention"]
     seconds = {
