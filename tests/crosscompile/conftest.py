@@ -46,7 +46,7 @@ def check_binaries() -> Callable[[Toolchain, str, Covered, tuple[Any, ...], int]
         row, kernel, spec = toolchain.arch_row(arch), covered.kernel, covered.spec
         if kernel.entry == "attention_decode" and "attention_decode" not in row.tiles:
             pytest.skip(f"{arch} has no tiles for attention_decode")
-        precision = getattr(spec, "precision", None)
+        precision = getattr(getattr(spec, "forward", spec), "precision", None)
         if precision and not any(t.precision == precision for t in row.tiles["gemm"]):
             pytest.skip(f"{arch} has no {precision} products")
         stored = getattr(spec, "dtype_kv", None)

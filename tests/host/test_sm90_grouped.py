@@ -14,18 +14,18 @@ from sm90_mutants import MUTANTS  # noqa: E402
 from sm90_probe import Change, run  # noqa: E402
 
 SOURCE = """
-#include "sm90/gemm/tiles.h"
+#include "sm90/gemm/groups.h"
 KS_KERNEL(16, 1) probe(const i64* n, const int* ends, const int* rows, i64* out) {
   if (thread_index() != 0) return;
-  auto divider = [&](int i) { return Divider{(int)n[i], (unsigned)n[i + 1], (int)n[i + 2]}; };
+  auto divider = [&](int i) { return FastDivmod{(int)n[i], (unsigned)n[i + 1], (int)n[i + 2]}; };
   const TileScheduler order{divider(0), divider(3), divider(0), divider(0), 0, (int)n[8]};
   const Groups groups{ends, (int)n[6], (int)n[7]};
   GroupTable table;
-  for (int g = 0; g <= n[6] && KS_GROUPED == 1; g++) table.rows[g] = rows[g];
+  for (int g = 0; g <= n[6] && Config::GROUPED == ALONG_M; g++) table.rows[g] = rows[g];
   for (int first = 0; first < n[9]; first++) {
     const GroupScheduler scheduler(order, groups, table);
     for (int t = first; t < scheduler.total; t += n[9])
-      for (int rank = 0; rank < KS_CLUSTER; rank++, out += 6) {
+      for (int rank = 0; rank < Config::CLUSTER; rank++, out += 6) {
         const TileCoord p = scheduler.tile(t, rank);
         const int found[] = {t, p.row, p.column, p.batch, p.begin, p.end};
         for (int i = 0; i < 6; i++) out[i] = found[i];

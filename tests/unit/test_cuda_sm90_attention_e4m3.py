@@ -111,8 +111,8 @@ def test_registers_of_a_block_are_those_it_starts_with() -> None:
 
 def test_consumers_of_head_dim_64_are_as_many_as_what_hides_keys_leaves_registers_for() -> None:
     for changes, rows in (
-        ({}, 256),
-        ({"softcap": True}, 256),
+        ({}, 192),
+        ({"softcap": True}, 192),
         ({"causal": True}, 192),
         ({"causal": True, "softcap": True}, 192),
         ({"causal": True, "S": 2048}, 192),

@@ -53,7 +53,7 @@ PRODUCTS = (
         "return Config::GROUPED == ALONG_K ? at.size : K;",
         "return Config::GROUPED == ALONG_K ? divide_up(at.size, BK) * BK : K;",
         "grouped-gemm-bf16-k-tn-integers",
-        f"{NOT_EXACT}|{NAN}",
+        f"{NOT_EXACT}|{NAN}|hold the initial canary",
         "the last slice of a group sums rows of the next",
     ),
     Mutant(

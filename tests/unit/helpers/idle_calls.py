@@ -63,7 +63,7 @@ def counted_again(run: Callable[[], object]) -> int:
     """The fewest of several, as an allocator may give a result another place."""
     for _ in range(4):
         run()
-    return min(counted(run) for _ in range(8))
+    return min(counted(run) for _ in range(50))
 
 
 def counted(run: Callable[[], object]) -> int:

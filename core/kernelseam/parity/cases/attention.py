@@ -66,9 +66,10 @@ def attention_cases() -> list[AttentionCase]:
 
 
 def _beyond_unfused(c: AttentionCase) -> bool:
-    """Whether strided batched GEMMs cannot compute the products."""
+    """Whether it is not two strided batched GEMMs and a softmax of known options."""
     return (
         c.view != "strided"
+        or bool(c.mods)
         or c.dtype is DType.float64
         or c.dtype_kv is not None
         or c.q_sequences is not None

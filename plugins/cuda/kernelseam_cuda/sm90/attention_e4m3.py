@@ -48,7 +48,7 @@ class HopperE4m3Attention(HopperAttention):
         return f"head dims {spec.dims}: it takes {', '.join(starmap(dims_name, self.widths))}"
 
     def hides(self, spec: AttentionSpec) -> bool:
-        """Lengths, too: four consumers leave no registers for what masks V."""
+        """Lengths, too: the tile without masks has no registers for what masks V."""
         return super().hides(spec) or is_ragged(spec)
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperAttentionTile, ...]:

@@ -217,7 +217,6 @@ FEW_QUERIES = (
 E4M3_REGISTERS = {
     (64, 2): (56, 224),
     (64, 3): (56, 152),
-    (64, 4): (64, 104),
     (128, 2): (40, 232),
     (256, 2): (56, 224),
 }
@@ -256,9 +255,9 @@ class HopperE4m3AttentionTile(HopperAttentionTile):
 
 E4M3_ATTENTION = (
     HopperE4m3AttentionTile(
-        *(64, 64, 4, 64, 4, 2, 1, False, True, 32),
+        *(64, 64, 3, 64, 4, 2, 1, False, True, 32),
         hides=False,
-        rate=1.1,
+        rate=1.07,
         v_stages=4,
         sum_blocks=32,
     ),
