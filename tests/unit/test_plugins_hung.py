@@ -38,7 +38,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     LET_GO.set()
     for thread in set(threading.enumerate()) - before:
-        thread.join(60)
+        if not thread.name.startswith("kernelseam-numpy"):  # these wait for work, not for a plugin
+            thread.join(60)
     LET_GO.clear()
     sys.modules.pop("kernelseam_broken.hangs_on_import", None)  # it has come back from its import
 

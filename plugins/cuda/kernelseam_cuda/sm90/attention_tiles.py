@@ -1,5 +1,4 @@
-"""Tiles of Hopper's attention and its gradients: choices measured on an H200
-(``benchmarks/notes``), no code."""
+"""Tiles of Hopper's attention and its gradients: choices measured on an H200."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ _WHOLE_COLUMNS = 192
 _WARP_PANEL_BYTES = 16 * 128
 """A warp's rows of one panel of the result."""
 GROUPED_SECONDS = 1e-6
-"""Added to a tile whose rows are the heads of a group: its result leaves from registers, 32 bytes
-of a row at a time."""
+"""Added to a tile whose rows are the heads of a group: its result leaves from registers."""
 PAGES_SECONDS = 2e-6
 """Added, in place of that, where the producer first reads where pages are."""
 _ALONE = 40, 240
@@ -255,11 +253,7 @@ class HopperE4m3AttentionTile(HopperAttentionTile):
 
 E4M3_ATTENTION = (
     HopperE4m3AttentionTile(
-        *(64, 64, 3, 64, 4, 2, 1, False, True, 32),
-        hides=False,
-        rate=1.07,
-        v_stages=4,
-        sum_blocks=32,
+        64, 64, 3, 64, 4, 2, 1, False, True, 32, hides=False, rate=1.07, v_stages=4, sum_blocks=32
     ),
     HopperE4m3AttentionTile(64, 64, 3, 128, 3, 2, 1, False, True, 24, hides=True, rate=1.05),
     HopperE4m3AttentionTile(
