@@ -55,8 +55,15 @@ def _parameters() -> Iterator[object]:
                 slow = not first and mine <= values
                 values |= mine
             slow |= device.arch == "host-registers" and (not first or number % 6 > 0)
+            # each has a text of its own: a compilation a case
+            slow |= _is_written(spec) and number % 2 > 0
             marks = [pytest.mark.slow("a compilation each, or no new value")] if slow else []
             yield pytest.param(case, device, id=f"{case.name}-on-{device.arch}", marks=marks)
+
+
+def _is_written(spec: object) -> bool:
+    """Whether it has a score or a mask of a user's."""
+    return getattr(getattr(spec, "forward", spec), "expression", None) is not None
 
 
 def _compile(case: Case, device: Device) -> None:
