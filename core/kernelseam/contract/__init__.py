@@ -5,7 +5,7 @@ streams, arrays), may bring a *toolchain* (compile and load kernels), and may br
 *implementations* of its own.
 """
 
-from kernelseam.contract.archs import ArchRow, Coefficients, LibraryRate
+from kernelseam.contract.archs import ArchRow, Coefficients, LibraryRate, devices_of_sheets
 from kernelseam.contract.arrays import (
     ArrayInfo,
     CallState,
@@ -75,6 +75,7 @@ __all__ = [
     "TensorMapEncoder",
     "Toolchain",
     "WithoutTensorMaps",
+    "devices_of_sheets",
     "host_array",
     "host_copy",
 ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernelseam.contract.devices import Device
+from kernelseam.contract.devices import ABSENT, Device, DeviceLimits
 from kernelseam.dtypes import DType
 
 
@@ -89,3 +89,28 @@ class ArchRow:
     and bundles reason about where no such device is here. None if unknown."""
     more_products: tuple[Device, ...] = field(default=(), compare=False)
     """Further devices of this arch, which ``--arch`` finds by their names."""
+
+
+DataSheet = tuple[str, int, int, float, int]
+"""Of a device: its name, units, peak clock in MHz, bytes of memory bandwidth in a second, GB of
+memory."""
+
+
+def devices_of_sheets(
+    backend: str,
+    arch: str,
+    sheets: Iterable[DataSheet],
+    rates: Mapping[DType, int],
+    **limits: Any,
+) -> Iterator[Device]:
+    """Devices that are not here, by their data sheets. ``rates``: dense operations of a unit in one
+    clock; ``limits``: further fields of their ``DeviceLimits``."""
+    for name, units, megahertz, bandwidth, gigabytes in sheets:
+        own = DeviceLimits(
+            compute_units=units,
+            memory_bytes=gigabytes * 10**9,
+            bytes_per_second=bandwidth,
+            operations_per_second={d.value: n * units * megahertz * 1e6 for d, n in rates.items()},
+            **limits,
+        )
+        yield Device(backend, 0, arch, name, own, ABSENT)

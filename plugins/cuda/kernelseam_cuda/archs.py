@@ -3,10 +3,9 @@ here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-from kernelseam.contract import ABSENT, ArchRow, Coefficients, Device, DeviceLimits, LibraryRate
+from kernelseam.contract import ArchRow, Coefficients, LibraryRate, devices_of_sheets
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
 
@@ -160,25 +159,17 @@ LAUNCH_SECONDS = 1.75e-6
 graph)."""
 
 
-def _products(arch: str, shared_bytes: int) -> Iterator[Device]:
-    for name, units, megahertz, bandwidth, gigabytes in PRODUCTS[arch]:
-        limits = DeviceLimits(
-            compute_units=units,
-            shared_bytes_per_block=shared_bytes,
-            memory_bytes=gigabytes * 10**9,
-            bytes_per_second=bandwidth,
-            operations_per_second={
-                d.value: n * units * megahertz * 1e6 for d, n in RATES[arch].items()
-            },
-            launch_seconds=LAUNCH_SECONDS,
-        )
-        yield Device("cuda", 0, arch, name, limits, ABSENT)
-
-
 def _row(arch: str, shared_kib: int) -> ArchRow:
     clustered, doubles = arch in CLUSTERED, arch in MATRIX_DOUBLE
     halves = _HALF_PRECISION - {DType.bfloat16} if arch == "sm_75" else _HALF_PRECISION
-    product, *others = _products(arch, shared_kib * _KIB)
+    product, *others = devices_of_sheets(
+        "cuda",
+        arch,
+        PRODUCTS[arch],
+        RATES[arch],
+        shared_bytes_per_block=shared_kib * _KIB,
+        launch_seconds=LAUNCH_SECONDS,
+    )
     stored = frozenset({DType.float8_e4m3fn} if arch in CONVERTS_E4M3 else ())
     return ArchRow(
         arch=arch,

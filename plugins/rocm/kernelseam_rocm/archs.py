@@ -3,10 +3,10 @@ here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from kernelseam.contract import ABSENT, ArchRow, Coefficients, Device, DeviceLimits, LibraryRate
+from kernelseam.contract import ArchRow, Coefficients, LibraryRate, devices_of_sheets
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
 
@@ -93,20 +93,6 @@ STORED = {
 its instruction sets."""
 
 
-def _products(arch: str, shared_bytes: int) -> Iterator[Device]:
-    for name, units, megahertz, bandwidth, gigabytes in PRODUCTS[arch]:
-        limits = DeviceLimits(
-            compute_units=units,
-            shared_bytes_per_block=shared_bytes,
-            memory_bytes=gigabytes * 10**9,
-            bytes_per_second=bandwidth,
-            operations_per_second={
-                d.value: n * units * megahertz * 1e6 for d, n in RATES[arch].items()
-            },
-        )
-        yield Device("rocm", 0, arch, name, limits, ABSENT)
-
-
 def _row(
     arch: str,
     warp: int,
@@ -119,7 +105,9 @@ def _row(
     options: tuple[str, ...] = (),
 ) -> ArchRow:
     defines = {"KS_WARP": str(warp), "KS_SIMDS": str(simds), "KS_LDS_BANKS": str(banks), **matrix}
-    product, *others = _products(arch, shared)
+    product, *others = devices_of_sheets(
+        "rocm", arch, PRODUCTS[arch], RATES[arch], shared_bytes_per_block=shared
+    )
     stored = STORED.get(arch)
     if stored is not None:
         defines["KS_E4M3"] = "1"
