@@ -6,6 +6,7 @@
 #define KS_DEVICE __device__ __forceinline__
 #define KS_CONSTANT extern "C" __constant__
 #define KS_ARGUMENT const __grid_constant__
+#define KS_OFFSET(type, member) __INTADDR__(&((type*)0)->member)  // nvrtc has __builtin_offsetof from 13.5 on only
 #define KS_KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 
 static constexpr int WARP = 32;

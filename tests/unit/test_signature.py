@@ -203,9 +203,9 @@ def test_an_entry_may_take_structures_whole(in_place: bool, where: str) -> None:
     created = entry("k", "k.h", Signature(parameters, None, False, True, in_place, optional))
     assert created.endswith(
         'static_assert(sizeof(Argument3) == 16, "size of pages");\n'
-        "static_assert(__builtin_offsetof(Argument3, table) == 0 && "
+        "static_assert(KS_OFFSET(Argument3, table) == 0 && "
         'sizeof(((Argument3*)0)->table) == 8, "table of pages");\n'
-        "static_assert(__builtin_offsetof(Argument3, rows) == 8 && "
+        "static_assert(KS_OFFSET(Argument3, rows) == 8 && "
         'sizeof(((Argument3*)0)->rows) == 4, "rows of pages");\n'
         "typedef Argument<4, decltype(k_body)>::type Argument4;\n"
         "KS_KERNEL(BODY_THREADS, BODY_BLOCKS)\n"

@@ -65,7 +65,7 @@ def _places(argument: str, name: str, kind: str | Structure) -> list[str]:
     if not isinstance(kind, Structure):
         return []
     return [
-        f"static_assert(__builtin_offsetof({argument}, {member}) == {at} && "
+        f"static_assert(KS_OFFSET({argument}, {member}) == {at} && "
         f'sizeof((({argument}*)0)->{member}) == {size}, "{member} of {name}");'
         for member, at, size in kind.places
     ]

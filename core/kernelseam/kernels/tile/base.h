@@ -15,6 +15,10 @@ static_assert(sizeof(i64) == 8 && sizeof(int) == 4, "LP64 sizes");
 #ifndef KS_ARGUMENT
 #define KS_ARGUMENT const
 #endif
+// KS_OFFSET(type, member): bytes in front of a member, a constant.
+#ifndef KS_OFFSET
+#define KS_OFFSET(type, member) __builtin_offsetof(type, member)
+#endif
 // KS_BODY opens a kernel's body, which takes structures: its entry, whose parameters are their members, is generated.
 #define KS_BODY(threads, blocks)                                         \
   static constexpr int BODY_THREADS = (threads), BODY_BLOCKS = (blocks); \
