@@ -1,9 +1,10 @@
-"""The fields that the descriptors of strided memory and of lists share: their dtypes, scales,
-bias and residual, checked."""
+"""The fields that the descriptors of products share, and what is checked of them: extents, dtypes,
+scales, bias and residual."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
@@ -22,6 +23,55 @@ from kernelseam.errors import InvalidValue
 SCALES = ("a_scales", "b_scales")
 ADDED = ("bias", "residual")
 """Operands that take part where they are given; address 0 says that they will be bound."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ProductFields:
+    """What every descriptor of products has, as they document it; nothing is validated here."""
+
+    M: int
+    N: int
+    K: int
+    stride_a_row: int | None = None
+    stride_b_row: int | None = None
+    stride_c_row: int | None = None
+    a_transposed: bool = False
+    b_transposed: bool = False
+    alpha: float = 1.0
+    beta: float = 0.0
+    dtype: DType | str | None = None
+    dtype_c: DType | str | None = None
+    dtype_acc: DType | str | None = None
+    precision: str | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OperandFields(ProductFields):
+    """The same over operands, not lists: with scales."""
+
+    A: object = field(default=None, repr=False)
+    B: object = field(default=None, repr=False)
+    C: object = field(default=None, repr=False)
+    a_scales: object = field(default=None, repr=False)
+    b_scales: object = field(default=None, repr=False)
+    stride_a_scales_row: int | None = None
+    stride_a_scales_k: int | None = None
+    stride_b_scales_column: int | None = None
+    stride_b_scales_k: int | None = None
+    scale_block: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BatchFields(ProductFields):
+    """The same of a batch of heads, whose products may be summed, with a bias and a residual."""
+
+    batch: int = 1
+    num_heads: int = 1
+    c_batch_group: int = 1
+    c_head_group: int = 1
+    stride_residual_row: int | None = None
+    dtype_bias: DType | str | None = None
+    dtype_residual: DType | str | None = None
 
 
 def gemm_dtypes(
@@ -129,16 +179,24 @@ def added_dtype(
     return kind
 
 
-def check_numbers(gemm: Any) -> None:
-    """Replace the extents, flags, groups and factors of a GEMM by plain ints, bools and floats, or
+def check_product(gemm: ProductFields) -> None:
+    """Replace the extents, flags and factors of a product by plain ints, bools and floats, or
     refuse them."""
     put = object.__setattr__
-    for name in ("M", "N", "K", "batch", "num_heads"):
+    for name in ("M", "N", "K"):
         put(gemm, name, extent(name, getattr(gemm, name)))
     for name in ("a_transposed", "b_transposed"):
         put(gemm, name, flag(name, getattr(gemm, name)))
     for name in ("alpha", "beta"):
         put(gemm, name, number(name, getattr(gemm, name)))
+
+
+def check_batch(gemm: BatchFields) -> None:
+    """The same of a batch, and how its products are summed."""
+    put = object.__setattr__
+    check_product(gemm)
+    for name in ("batch", "num_heads"):
+        put(gemm, name, extent(name, getattr(gemm, name)))
     for name, of in (("c_batch_group", "batch"), ("c_head_group", "num_heads")):
         put(gemm, name, extent(name, getattr(gemm, name), 1))
         multiple(of, getattr(gemm, of), name, getattr(gemm, name))

@@ -23,8 +23,6 @@ from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import (
     check_walk,
     extent,
-    flag,
-    number,
     packed,
     row_strides,
     stride,
@@ -32,7 +30,9 @@ from kernelseam.descriptors.common.validation import (
 )
 from kernelseam.descriptors.gemm.fields import (
     SCALES,
+    OperandFields,
     are_scaled,
+    check_product,
     gemm_dtypes,
     refuse_idle,
     scale_block_of,
@@ -58,7 +58,7 @@ _STRIDES = {
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class GroupedGemm:
+class GroupedGemm(OperandFields):
     """C_g = alpha·op(A_g)·op(B_g) + beta·C_g for each group g, in one launch and without the host
     knowing the groups' sizes.
 
@@ -94,37 +94,13 @@ class GroupedGemm:
     """
 
     groups: int
-    M: int
-    N: int
-    K: int
     along: str
-    A: object = field(default=None, repr=False)
-    B: object = field(default=None, repr=False)
-    C: object = field(default=None, repr=False)
     offsets: object = field(default=None, repr=False)
-    a_scales: object = field(default=None, repr=False)
-    b_scales: object = field(default=None, repr=False)
     stride_a_group: int | None = None
-    stride_a_row: int | None = None
     stride_b_group: int | None = None
-    stride_b_row: int | None = None
     stride_c_group: int | None = None
-    stride_c_row: int | None = None
     stride_a_scales_group: int | None = None
-    stride_a_scales_row: int | None = None
-    stride_a_scales_k: int | None = None
     stride_b_scales_group: int | None = None
-    stride_b_scales_column: int | None = None
-    stride_b_scales_k: int | None = None
-    scale_block: tuple[int, int, int] | None = None
-    a_transposed: bool = False
-    b_transposed: bool = False
-    alpha: float = 1.0
-    beta: float = 0.0
-    dtype: DType | str | None = None
-    dtype_c: DType | str | None = None
-    dtype_acc: DType | str | None = None
-    precision: str | None = None
     _problem: GroupedGemmProblem = field(init=False, repr=False)
     _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
@@ -134,12 +110,8 @@ class GroupedGemm:
         dtype, dtype_c, dtype_acc = gemm_dtypes(
             self.dtype, self.dtype_c, self.dtype_acc, infos, ("A", "B"), "C"
         )
-        for name in ("groups", "M", "N", "K"):
-            put(self, name, extent(name, getattr(self, name)))
-        for name in ("a_transposed", "b_transposed"):
-            put(self, name, flag(name, getattr(self, name)))
-        for name in ("alpha", "beta"):
-            put(self, name, number(name, getattr(self, name)))
+        put(self, "groups", extent("groups", self.groups))
+        check_product(self)
         if not isinstance(self.along, str) or self.along not in AXES:
             raise InvalidValue(
                 "along", self.along, "must be 'm', 'n' or 'k'", "Name the axis that offsets divide"

@@ -28,9 +28,10 @@ from kernelseam.descriptors.common.protocol import Descriptor, Resolved
 from kernelseam.descriptors.common.validation import WIDE
 from kernelseam.descriptors.gemm.fields import (
     ADDED,
+    BatchFields,
     added_dtype,
     are_scaled,
-    check_numbers,
+    check_batch,
     gemm_dtypes,
     refuse_idle,
 )
@@ -45,7 +46,7 @@ VECTORS = ("bias_ptrs", *SCALES)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class BatchedGemmPointers:
+class BatchedGemmPointers(BatchFields):
     """C[j] = alpha·Σ op(A[i])·op(B[i]) + beta·C[j] + bias[j] + residual[j] over lists of matrices,
     in one launch.
 
@@ -75,9 +76,6 @@ class BatchedGemmPointers:
     Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
     """
 
-    M: int
-    N: int
-    K: int
     A_ptrs: object = field(default=None, repr=False)
     B_ptrs: object = field(default=None, repr=False)
     C_ptrs: object = field(default=None, repr=False)
@@ -85,31 +83,13 @@ class BatchedGemmPointers:
     residual_ptrs: object = field(default=None, repr=False)
     a_scales_ptrs: object = field(default=None, repr=False)
     b_scales_ptrs: object = field(default=None, repr=False)
-    batch: int = 1
-    num_heads: int = 1
-    stride_a_row: int | None = None
-    stride_b_row: int | None = None
-    stride_c_row: int | None = None
-    stride_residual_row: int | None = None
-    a_transposed: bool = False
-    b_transposed: bool = False
-    alpha: float = 1.0
-    beta: float = 0.0
-    c_batch_group: int = 1
-    c_head_group: int = 1
-    dtype: DType | str | None = None
-    dtype_c: DType | str | None = None
-    dtype_acc: DType | str | None = None
-    dtype_bias: DType | str | None = None
-    dtype_residual: DType | str | None = None
     alignment: int | None = None
-    precision: str | None = None
     _problem: GemmProblem = field(init=False, repr=False)
     _lists: Lists = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        check_numbers(self)
+        check_batch(self)
         refuse_idle(self, "bias", "bias_ptrs", ())
         refuse_idle(self, "residual", "residual_ptrs", ("stride_residual_row",))
         blank = self._blank()

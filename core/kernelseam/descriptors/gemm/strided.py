@@ -39,9 +39,11 @@ from kernelseam.descriptors.common.wording import Wording
 from kernelseam.descriptors.gemm.fields import (
     ADDED,
     SCALES,
+    BatchFields,
+    OperandFields,
     added_dtype,
     are_scaled,
-    check_numbers,
+    check_batch,
     gemm_dtypes,
     refuse_idle,
     scale_block_of,
@@ -63,7 +65,7 @@ _STRIDES = {
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class BatchedGemmStrided:
+class BatchedGemmStrided(OperandFields, BatchFields):
     """C[b', h'] = alpha·Σ op(A[b,h])·op(B[b, h // b_head_group]) + beta·C[b', h'] + bias[b', h'] +
     residual[b', h'], for b < batch and h < num_heads, the sum over those with b // c_batch_group =
     b' and h // c_head_group = h'.
@@ -105,54 +107,23 @@ class BatchedGemmStrided:
     Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
     """
 
-    M: int
-    N: int
-    K: int
-    A: object = field(default=None, repr=False)
-    B: object = field(default=None, repr=False)
-    C: object = field(default=None, repr=False)
     bias: object = field(default=None, repr=False)
     residual: object = field(default=None, repr=False)
-    a_scales: object = field(default=None, repr=False)
-    b_scales: object = field(default=None, repr=False)
-    batch: int = 1
-    num_heads: int = 1
     stride_a_batch: int | None = None
     stride_a_head: int | None = None
-    stride_a_row: int | None = None
     stride_b_batch: int | None = None
     stride_b_head: int | None = None
-    stride_b_row: int | None = None
     stride_c_batch: int | None = None
     stride_c_head: int | None = None
-    stride_c_row: int | None = None
     stride_bias_batch: int | None = None
     stride_bias_head: int | None = None
     stride_residual_batch: int | None = None
     stride_residual_head: int | None = None
-    stride_residual_row: int | None = None
     stride_a_scales_batch: int | None = None
     stride_a_scales_head: int | None = None
-    stride_a_scales_row: int | None = None
-    stride_a_scales_k: int | None = None
     stride_b_scales_batch: int | None = None
     stride_b_scales_head: int | None = None
-    stride_b_scales_column: int | None = None
-    stride_b_scales_k: int | None = None
-    scale_block: tuple[int, int, int] | None = None
-    a_transposed: bool = False
-    b_transposed: bool = False
-    alpha: float = 1.0
-    beta: float = 0.0
     b_head_group: int = 1
-    c_batch_group: int = 1
-    c_head_group: int = 1
-    dtype: DType | str | None = None
-    dtype_c: DType | str | None = None
-    dtype_acc: DType | str | None = None
-    dtype_bias: DType | str | None = None
-    dtype_residual: DType | str | None = None
-    precision: str | None = None
     _problem: GemmProblem = field(init=False, repr=False)
     _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
@@ -161,7 +132,7 @@ class BatchedGemmStrided:
         dtype, dtype_c, dtype_acc = gemm_dtypes(
             self.dtype, self.dtype_c, self.dtype_acc, infos, ("A", "B"), "C"
         )
-        check_numbers(self)
+        check_batch(self)
         object.__setattr__(self, "b_head_group", extent("b_head_group", self.b_head_group, 1))
         multiple("num_heads", self.num_heads, "b_head_group", self.b_head_group)
         for name in ADDED:
