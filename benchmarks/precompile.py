@@ -64,7 +64,7 @@ def units(cases: Iterable[Case], device: Device, implementation: str | None = No
 def keyed(
     cases: Iterable[Case], device: Device, implementation: str | None = None
 ) -> dict[Hashable, Unit]:
-    """The same by what tells one binary of an arch from another."""
+    """The same by their sources."""
     units: dict[Hashable, Unit] = {}
     for case in cases:
         takers = [
@@ -83,14 +83,14 @@ def keyed(
 def units_of(
     implementation: KernelImplementation, problem: Any, device: Device, variant: str = ""
 ) -> dict[Hashable, Unit]:
-    """What one implementation of ours launches for a problem, by what distinguishes the binaries of
-    an arch."""
+    """What one implementation of ours launches for a problem, by the sources: options lie in a
+    generated file, so that names and constants of different binaries may be equal."""
     toolchain = plugins().backend(device.backend).toolchain
     assert toolchain is not None
     units: dict[Hashable, Unit] = {}
     for x in implementation.launches(problem, device, variant).kernels:
         source = bundle(x.kernel, x.problem.spec, x.tile, toolchain, device.arch)
-        units[source.name, source.defines] = x.kernel, x.problem.spec, x.tile
+        units[source] = x.kernel, x.problem.spec, x.tile
     return units
 
 

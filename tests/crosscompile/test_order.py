@@ -233,6 +233,13 @@ def test_a_bug_that_the_assembler_serialises_is_found(mutant: Mutant) -> None:
         TOOLCHAIN.compile(mutant(made), "sm_90a")
 
 
+def test_binaries_of_other_options_are_others() -> None:
+    """What is compiled ahead: options lie in a generated file, and constants may all be equal."""
+    cases = [named(f"attention-{what}") for what in ("f16-64", "f16-128-causal", "bf16-128-causal")]
+    each = [precompile.units([case], H200, "sm90") for case in cases]
+    assert all(each) and len(precompile.units(cases, H200, "sm90")) == sum(map(len, each))
+
+
 def test_every_rule_finds_a_bug() -> None:
     """And a GPU need not show what the rules or the assembler find."""
     assert len(set(SAID.values())) >= 17
