@@ -20,9 +20,7 @@ from kernelseam.samples.attention_case import AttentionCase
 from kernelseam.samples.case import Case
 from kernelseam.samples.gemm_case import GemmCase
 from kernelseam.samples.operations import operands
-from kernelseam.samples.operations.operands import describe
 
-BASE = 1 << 40
 FEW = 2000
 """Heads of all entries of the batch: what a checker that slows a launch down a hundred times still
 takes."""
@@ -34,16 +32,7 @@ def problem_of(case: Case, device: Device) -> Any:
     """What is planned for a case, over memory that is not there."""
     if isinstance(case, GemmCase | AttentionCase) and case.view == "device":
         case = replace(case, view="host")
-    layout = operands.layout(case)
-    blocks = layout.blocks()
-    addresses = {
-        n: BASE + blocks[p.block][1] + p.offset * p.dtype.itemsize
-        for n, p in layout.placements.items()
-    }
-    descriptor = describe(
-        case, layout, addresses, plugins().backend(device.backend).runtime, device
-    )
-    return descriptor.simplified()[0].problem()
+    return operands.problem_of(case, plugins().backend(device.backend).runtime, device)
 
 
 def toolchain_of(arch: str) -> Toolchain:

@@ -226,9 +226,11 @@ def test_extras_name_the_vendors_distributions(built: Path) -> None:
         "kernelseam-cuda[cu13]<0.2,>=0.1; extra == 'cuda'" in requires
         and "kernelseam-rocm<0.2,>=0.1; extra == 'rocm'" in requires
     )
-    assert {"cu12", "cu13", "blas", "blas-cu12"} == set(cuda.get_all("Provides-Extra", []))
+    assert {"binaries", "cu12", "cu13", "blas", "blas-cu12"} == set(
+        cuda.get_all("Provides-Extra", [])
+    )
     assert "nvidia-cublas<14,>=13; extra == 'blas'" in cuda.get_all("Requires-Dist", [])
-    assert {"blas", "emulator"} == set(rocm.get_all("Provides-Extra", []))
+    assert {"binaries", "blas", "emulator"} == set(rocm.get_all("Provides-Extra", []))
     for plugin in (cuda, rocm, emulator):
         assert "kernelseam<0.2,>=0.1" in plugin.get_all("Requires-Dist", [])
     assert "kernelseam-rocm<0.2,>=0.1" in emulator.get_all("Requires-Dist", [])

@@ -222,9 +222,13 @@ def test_names_that_are_none(refused: Refused, tmp_path: Path) -> None:
         (
             ("--from", "x.json"),
             (
-                "--arch = None: --from, --arch and --bundle are needed together. Give all three, "
-                "or an operation: see `kernelseam compile --help`."
+                "--arch = None: --from, --arch and --bundle are needed together, or --common and "
+                "--arch. Give them, or an operation: see `kernelseam compile --help`."
             ),
+        ),
+        (
+            ("--from", "x.json", "--common", "--arch", "acme1"),
+            "--common = True: stands beside --from. Give one of them.",
         ),
         (
             ("--arch", "acme1", "gemm", "--arch", "acme1"),
@@ -241,7 +245,7 @@ def test_names_that_are_none(refused: Refused, tmp_path: Path) -> None:
             ),
         ),
     ],
-    ids=("alone", "with an operation", "no file"),
+    ids=("alone", "with --from", "with an operation", "no file"),
 )
 def test_refused_command_lines(
     run: Command,

@@ -2,7 +2,7 @@
 
 Of a problem's kernels those are compiled that are predicted to be the fastest, a vendor's library
 aside, and those that the trace has. Predictions depend on a device's limits: those of the traced
-device, where it is of the arch, and those of the arch's product.
+device, where it is of the arch, and those of the arch's products.
 """
 
 from __future__ import annotations
@@ -112,12 +112,12 @@ def _kernels(backend: str, operation: str) -> Iterator[KernelImplementation]:
 def _devices(traced: Device, arch: str, backend: Backend) -> Iterator[Device]:
     """The devices whose limits choose tiles."""
     assert backend.toolchain is not None
-    product = backend.toolchain.arch_row(arch).product
+    row = backend.toolchain.arch_row(arch)
     of_this_arch = (traced.backend, traced.arch) == (backend.name, arch)
     if of_this_arch:
         yield replace(traced, evidence=ABSENT)
-    if product is not None:
-        yield product
+    if row.product is not None:
+        yield from (row.product, *row.more_products)
     elif not of_this_arch:
         yield Device(backend.name, 0, arch, evidence=ABSENT)
 

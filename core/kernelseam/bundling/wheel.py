@@ -1,4 +1,5 @@
-"""Writes a wheel: binaries, their index, and the entry point by which they are found.
+"""Writes a wheel: binaries, their index, the list of problems that they compute, and the entry
+point by which they are found.
 
 The format is that of PEP 427; the same binaries make the same bytes.
 """
@@ -70,10 +71,13 @@ class WheelName:
 
 
 def write_wheel(
-    name: WheelName, collected: Sequence[Collected], compilers: Mapping[str, str]
+    name: WheelName,
+    collected: Sequence[Collected],
+    compilers: Mapping[str, str],
+    problems: Sequence[str] = (),
 ) -> Path:
-    """Write the wheel, whole or not at all; where. ``compilers``: by backend, for people who read
-    the index. Raises OSError."""
+    """Write the wheel, whole or not at all; where. For people who read it: ``compilers`` by
+    backend, in the index, and ``problems``, in contents.txt. Raises OSError."""
     files: dict[str, bytes] = {
         "__init__.py": b'"""Binaries for kernelseam: see index.json."""\n',
     }
@@ -95,6 +99,8 @@ def write_wheel(
         "compilers": dict(compilers),
         "binaries": binaries,
     }
+    if problems:
+        files["contents.txt"] = "".join(f"{p}\n" for p in problems).encode()
     files[bundled.INDEX] = json.dumps(index, indent=1).encode() + b"\n"
     path = name.path
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")

@@ -89,6 +89,8 @@ class ArchRow:
     and bundles reason about where no such device is here. None if unknown."""
     more_products: tuple[Device, ...] = field(default=(), compare=False)
     """Further devices of this arch, which ``--arch`` finds by their names."""
+    family: str = field(default="", compare=False)
+    """The arch in the names of distributions of its binaries; "" for its own name."""
 
 
 DataSheet = tuple[str, int, int, float, int]

@@ -187,6 +187,7 @@ def _row(arch: str, shared_kib: int) -> ArchRow:
         if arch == "sm_75"
         else tiles(doubles, arch in CONVERTS_E4M3, arch in LARGE_CACHE),
         options=OPTIONS,
+        family=arch.replace("_", "").rstrip("a"),
         cluster_blocks=_CLUSTER_BLOCKS if clustered else 1,
         programmatic_launch=clustered,
         costs=COSTS[arch],

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kernelseam.contract import Device, Runtime
+from kernelseam.contract import Device, Problem, Runtime
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.oracle.formulas import Array
 from kernelseam.samples.case import Case
 from kernelseam.samples.data.memory import Layout
 from kernelseam.samples.operations.table import operation_of
+
+BASE = 1 << 40
+"""An address that is aligned as allocated memory is."""
 
 
 def values(case: Case) -> dict[str, Array]:
@@ -34,6 +37,18 @@ def describe(
 ) -> Descriptor:
     """The descriptor of a case over addresses."""
     return operation_of(case).describe(case, layout, addresses, runtime, device)
+
+
+def problem_of(case: Case, runtime: Runtime, device: Device) -> Problem:
+    """What is planned for a case, over memory that is not there."""
+    placed = layout(case)
+    blocks = placed.blocks()
+    addresses = {
+        n: BASE + blocks[p.block][1] + p.offset * p.dtype.itemsize
+        for n, p in placed.placements.items()
+    }
+    problem: Problem = describe(case, placed, addresses, runtime, device).simplified()[0].problem()
+    return problem
 
 
 def repeatable(case: Case) -> bool:
