@@ -61,6 +61,16 @@ def sink_window(x: Extents) -> Mods:
     return Mods(mask_mod=lambda b, h, q, kv: (q >= kv) & ((q - kv < w) | (kv < sinks)))
 
 
+def recent(x: Extents) -> Mods:
+    """A window before the last key, and sinks: what a cache that is cut keeps."""
+    sinks, w = 4, 40
+
+    def mask(b: Any, h: Any, q: Any, kv: Any, *, q_len: Any, kv_len: Any) -> Any:
+        return (kv < sinks) | (kv_len - q_len + q - kv < w)
+
+    return Mods(mask_mod=mask)
+
+
 def dilated(x: Extents) -> Mods:
     step, reach = 3, 40
     return Mods(mask_mod=lambda b, h, q, kv: (q >= kv) & ((q - kv) % step == 0) & (q - kv <= reach))
@@ -201,7 +211,7 @@ def huge(x: Extents) -> Mods:
 MODS: dict[str, Callable[[Extents], Mods]] = {
     f.__name__: f
     for f in (
-        *(causal, bottom_right_causal, window, sink_window, dilated, prefix, documents),
+        *(causal, bottom_right_causal, window, sink_window, recent, dilated, prefix, documents),
         *(blocks_of_documents, neighbourhood, tree, block_diffusion, heads_apart),
         *(nothing_visible, alibi, soft_cap, another_cap, relative, relative_from_the_end, bias),
         *(temperature, checkerboard, scalars, buckets, segments, never, huge),

@@ -24,6 +24,15 @@ def _mutant(
 
 
 DECODED = (
+    # ---- masks of users
+    _mutant(
+        "decode-mod-wrongly-full",
+        "step(tile, !here.whole ||",
+        "step(tile,",
+        "attention-bf16-128-mod-recent-decoding",
+        WRONG,
+        "a tile is not masked whose keys not every query sees",
+    ),
     # ---- keys and values of 8 bits
     _mutant(
         "decode-stored-scales-too-late",

@@ -21,6 +21,7 @@
 // Registers: (ROWS·(DQ + DO)/COLUMN_WARPS + 2·SCORE_ROWS·SCORE_COLUMNS)/lanes for dk, dv, p and dp; later dq in their place.
 #include "attention/query_sums.h"
 #include "attention/sequences.h"
+#include "attention/visible_tiles.h"
 
 enum { BOTH, KEYS, QUERIES };
 typedef Config::T T;
@@ -40,6 +41,8 @@ constexpr int SCORE_ROWS = HANDED ? Config::SCORE_ROWS : ROWS, SCORE_COLUMNS = H
 constexpr int ACROSS = HANDED ? STEP / SCORE_COLUMNS : COLUMN_WARPS;
 static_assert(!HANDED || SCORE_ROWS * SCORE_COLUMNS * WARPS == OWN * STEP, "warps divide the scores");
 static_assert(HANDED || !ATOMIC, "dq sums over keys of other warps");
+// Whether tiles that a mask_mod hides are passed over: a gradient by scores is written everywhere, zeros too.
+constexpr bool SKIPS = Expression::HAS_MASK && !Config::BIAS_GRADIENT;
 
 // A tile that is a factor both ways: its columns summed over (LAST), and its rows (FIRST).
 template<int TILE_ROWS, int COLUMNS> struct TwoWays {
@@ -254,7 +257,8 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
       if (Config::WINDOW) end = min_of(end, max_of(0, j1 - shift + score.left + 1));
     }
     if (whole_plane) begin = 0, end = sequences.S_q;
-    // Tiles [first, last) of every head's queries, head after head: the one that is used, and the one that is fetched.
+    // Tiles [first, last) of every head's queries, head after head: the one that is used, and the one that is fetched. Of a
+    // mask_mod, those that see none of the keys are passed over.
     const int first = begin / STEP, last = divide_up(end, STEP);
     struct Turn {
       int head, tile;
@@ -264,11 +268,26 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
     };
     const int end_head = first < last ? (head + 1) * head_group : 0;
     Turn ahead{head * head_group, first}, now = ahead;
+    // Of a mask_mod, tiles of which no query sees one of the keys are passed over: a walk over those of all heads.
+    const int tiles_of_head = last - first, all_tiles = first < last ? tiles_of_head * head_group : 0;
+    auto turn_of = [&](int i) {
+      if (i >= all_tiles) return Turn{end_head, first};
+      const int n = i / tiles_of_head;
+      return Turn{head * head_group + n, first + i - n * tiles_of_head};
+    };
+    VisibleWalk<AHEAD> visible(0);
+    auto seen = [&](int i) {
+      const Turn turn = turn_of(i);
+      Scores of_turn = scores;
+      of_turn.user.first_head = turn.head;
+      return seen_by_mask(of_turn, 1, turn.tile * STEP, min_of(turn.tile * STEP + STEP, own.S_q) - 1, own0, j1);
+    };
     auto fetch = [&](int stage) {
+      if constexpr (SKIPS) ahead = turn_of(visible.next(all_tiles, seen));
       if (ahead.head < end_head) {
         copy_q.fetch(tile_q(stage), q.rows(ahead.head), ahead.tile * STEP, own.S_q, Config::DQK);
         copy_v.fetch(tile_v(stage), dout.rows(ahead.head), ahead.tile * STEP, own.S_q, Config::DV);
-        ahead.next(first, last);
+        if constexpr (!SKIPS) ahead.next(first, last);
       }
       copies_commit();
     };
@@ -282,7 +301,10 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
     E::zero(gradient_v);
     int stage = 0;
 #pragma unroll 1
-    for (int parity = 0; now.head < end_head; now.next(first, last), parity ^= 1) {
+    for (int parity = 0;; parity ^= 1) {
+      bool whole = !Expression::HAS_MASK;  // as far as a mask_mod says it
+      if constexpr (SKIPS) now = turn_of(visible.index()), whole = visible.whole();
+      if (now.head >= end_head) break;
       const int h = now.head, i0 = now.tile * STEP;
       // Of the tile's queries: the LSE in base 2, and delta. Two sets, as warps may still read the one before.
       float* const line = lines + parity * 2 * STEP;
@@ -312,7 +334,8 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
       E::map(s, [&](int r, int c, float x) { return exp2_fast(scores.apply(x, 0, i + c, j + r) - mine[c]); });
       const int i1 = min_of(i0 + STEP, own.S_q) - 1;
       // Keys beyond the last have gradients that are not written; but dq must not take anything of them.
-      if ((HAS_MASK || Config::LENGTHS || ATOMIC) && !(scores.all(i0, i1).begin <= own0 && own0 + OWN <= scores.all(i0, i1).end))
+      const KeyRange all = scores.all(i0, i1);
+      if ((HAS_MASK || Config::LENGTHS || ATOMIC) && !(all.begin <= own0 && own0 + OWN <= all.end && whole))
         E::map(s, [&](int r, int c, float x) { return scores.visible(0, i + c, j + r) ? x : 0.f; });
       if constexpr (HANDED) E::to_shared(p_tile, s, score_row, score_column);
       else add_scores(gradient_v, s, p_tile, tile_v(stage).first(), part * MINE_V);
@@ -333,6 +356,7 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
         // Behind the sequence's queries, where only the plane goes on, its sums have no tiles.
         if (!SHORT_PLANE || i0 < own.S_q) E::atomic_add(sums + sums_offset(now.tile, h, num_heads), sum);
       }
+      if constexpr (!SKIPS) now.next(first, last);
       if (++stage == STAGES) stage = 0;
     }
     copies_wait<0>();
@@ -352,6 +376,10 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
     const int i1 = min_of(own0 + OWN, own.S_q) - 1;
     const KeyRange any = Config::BIAS_GRADIENT ? KeyRange{0, sequences.S_k} : scores.any(own0, i1), all = scores.all(own0, i1);
     const int first = any.begin / STEP, last = divide_up(any.end, STEP);
+    VisibleWalk<AHEAD> visible(first);
+    auto seen = [&](int tile) {
+      return seen_by_mask(scores, 1, own0, i1, tile * STEP, min_of(tile * STEP + STEP, own.S_k) - 1);
+    };
     auto fetch = [&](int tile, int stage) {
       if (tile < last) {
         copy_q.fetch(tile_q(stage), K, tile * STEP, own.S_k, Config::DQK);
@@ -359,8 +387,13 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
       }
       copies_commit();
     };
+    // The tile that is multiplied `ahead` steps after `tile`.
+    auto fetch_ahead = [&](int tile, int ahead, int stage) {
+      if constexpr (SKIPS) fetch(visible.next(last, seen), stage);
+      else fetch(tile + ahead, stage);
+    };
 #pragma unroll
-    for (int n = 0; n < AHEAD; n++) fetch(first + n, n);
+    for (int n = 0; n < AHEAD; n++) fetch_ahead(first, n, n);
 
     const int mine = own0 + score_row;
     E::Row<SCORE_ROWS> line, dot;
@@ -377,7 +410,10 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
     E::zero(gradient);
     int stage = 0;
 #pragma unroll 1
-    for (int tile = first; tile < last; tile++) {
+    for (int tile = first;; tile++) {
+      bool whole = !Expression::HAS_MASK;  // as far as a mask_mod says it
+      if constexpr (SKIPS) tile = visible.index(), whole = visible.whole();
+      if (tile >= last) break;
       copies_wait<AHEAD - 1>();
       if (STAGES == 1) block_barrier();
       copy_q.land(tile_q(stage));
@@ -385,7 +421,7 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
       block_barrier();
       int next = stage + AHEAD;
       if (next >= STAGES) next -= STAGES;
-      fetch(tile + AHEAD, next);
+      fetch_ahead(tile, AHEAD, next);
 
       const int j0 = tile * STEP, j = j0 + score_column;
       E::Acc<SCORE_ROWS, SCORE_COLUMNS> s, dp, slope;
@@ -396,7 +432,7 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
       }
       E::map(s, [&](int r, int c, float x) { return scores.apply(x, 0, mine + r, j + c); });
       E::row_apply(s, line, [](float x, float y) { return exp2_fast(x - y); });
-      if (j0 < all.begin || j0 + STEP > all.end)
+      if (j0 < all.begin || j0 + STEP > all.end || !whole)
         E::map(s, [&](int r, int c, float x) { return scores.visible(0, mine + r, j + c) ? x : 0.f; });
       E::row_apply(dp, dot, [](float x, float y) { return x - y; });
       E::map2(dp, s, [](int, int, float x, float p) { return p == 0.f ? 0.f : p * x; });

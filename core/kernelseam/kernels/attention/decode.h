@@ -6,7 +6,8 @@
 // places before them stand for the time that an item takes beside its tiles. All places of all items are one list (decode_list.h), of
 // which each block takes an equal part: it finds where its part begins by a prefix sum over the sequences' lengths, in device memory.
 // A block's warps take tiles in turn, each with a ring of its own and an online softmax of its own (forward.h), so that no barrier
-// holds up the copies; copies run on into the next item. At an item's end the warps' states
+// holds up the copies; copies run on into the next item. Tiles that a mask_mod hides are passed over (visible_tiles.h). At an item's
+// end the warps' states
 //   (m, l, o):  m' = max m_w,  l' = Σ l_w·2^(m_w − m'),  o' = Σ o_w·2^(m_w − m')
 // are joined through the stages that were read last. Where the item is the block's alone the result is o'/l'. Else the block leaves
 // its state in the workspace and counts itself; the last of the item's blocks joins the states in the order of the keys, writes the
@@ -19,6 +20,7 @@
 #include "attention/decode_list.h"
 #include "attention/decode_state.h"
 #include "attention/stored.h"
+#include "attention/visible_tiles.h"
 
 typedef Config::T T;
 typedef Config::OUT Out;
@@ -159,16 +161,32 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
   auto tile_k = [&](int stage) { return TileK(ring + stage * STAGE_BYTES); };
   auto tile_v = [&](int stage) { return TileV(ring + stage * STAGE_BYTES + TileK::BYTES); };
 
+  // The first of the warp's tiles from `tile` on, before the piece's end, that a mask_mod does not hide from its rows.
+  typedef VisibleTiles<WARPS> Tiles;
+  auto stop_of = [](const Piece& p) { return min_of(p.end, p.entry.last); };
+  auto seen_from = [&](Tiles& tiles, const Piece& p, int tile) {
+    if constexpr (!Expression::HAS_MASK) return VisibleTile{tile, true};
+    else
+      return tiles.next(tile, stop_of(p), [&](int tile) {
+        const Sequence own = p.entry.own;
+        const int row0 = p.turn * ROWS, row1 = min_of(row0 + ROWS, own.S_q * head_group) - 1, j0 = tile * BN;
+        const Scores scores = score.of(p.batch, p.head * head_group, own.S_q, own.S_k);
+        return seen_by_mask(scores, head_group, group.quotient(row0), group.quotient(row1), j0, min_of(j0 + BN, own.S_k) - 1);
+      });
+  };
+
   // The next tile to be copied, and where its rows lie, which was asked for one copy earlier.
   Piece ahead = piece;
-  ahead.tile += warp;
+  Tiles to_copy;
+  ahead.tile = seen_from(to_copy, ahead, piece.tile + warp).index;
   bool more_ahead = true;
   int page[LOOK_UPS];
   auto ahead_key = [&](int i) { return min_of(ahead.tile * BN + i * WARP + lane(), ahead.entry.own.S_k - 1); };
   auto find_ahead = [&] {
-    while (more_ahead && ahead.tile >= min_of(ahead.end, ahead.entry.last)) {
+    while (more_ahead && ahead.tile >= stop_of(ahead)) {
       more_ahead = next_piece(ahead);
-      ahead.tile += warp;
+      to_copy = {};
+      if (more_ahead) ahead.tile = seen_from(to_copy, ahead, ahead.tile + warp).index;
     }
     if constexpr (Config::KV_VIEW == PAGED) {
       if (!more_ahead) return;
@@ -205,7 +223,7 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
         copy_k.fetch(tile_k(stage), StridedView<const KV>{k_base, k.row}, first, S_k, 0, Config::DQK);
         copy_v.fetch(tile_v(stage), StridedView<const KV>{v_base, v.row}, first, S_k, 0, Config::DV);
       }
-      ahead.tile += WARPS;
+      ahead.tile = seen_from(to_copy, ahead, ahead.tile + WARPS).index;
       find_ahead();
     }
     copies_commit();
@@ -317,11 +335,15 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
     // Tiles that every row sees whole are not masked.
     const KeyRange all = scores.all(query_of(0), query_of(rows - 1));
     const int all_begin = divide_up(all.begin, BN), all_end = all.end / BN;
-    const int stop = min_of(piece.end, piece.entry.last);
+    const int stop = stop_of(piece);
+    Tiles to_multiply;
     int used = stage;
     bool any = false;
 #pragma unroll 1
-    for (int tile = piece.tile + warp; tile < stop; tile += WARPS) {
+    for (int tile = piece.tile + warp;; tile += WARPS) {
+      const VisibleTile here = seen_from(to_multiply, piece, tile);
+      tile = here.index;
+      if (tile >= stop) break;
       copies_wait<AHEAD - 1>();
       if (STAGES == 1) warp_barrier();  // every lane has used the tile that lay here
       copy_k.land(tile_k(stage));
@@ -331,7 +353,7 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
       int next = stage + AHEAD;
       if (next >= STAGES) next -= STAGES;
       fetch(next);
-      step(tile, Config::MASK || Expression::HAS_MASK || tile < all_begin || tile >= all_end);
+      step(tile, !here.whole || tile < all_begin || tile >= all_end);
       used = stage, any = true;
       if (++stage == STAGES) stage = 0;
     }

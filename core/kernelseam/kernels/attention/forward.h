@@ -22,6 +22,7 @@
 // Registers: ROWS·(DO/COLUMN_WARPS + BN)/lanes for o and s, ROWS·DQ/(2·lanes) more for queries that stay.
 #include "attention/stored.h"
 #include "attention/start.h"
+#include "attention/visible_tiles.h"
 
 typedef Config::T T;
 typedef Config::OUT Out;
@@ -147,14 +148,10 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   }
 
   // Of a mask_mod, tiles that no query of the block sees are passed over.
-  const VisibleBlocks blocks(scores, Config::GROUPED ? head_group : 1, i0, i1);
-  auto following = [&](int tile) {
-    if constexpr (Expression::HAS_MASK)
-      while (tile < last && !blocks.any(tile * BN, min_of(tile * BN + BN, own.S_k) - 1)) tile++;
-    return tile;
+  VisibleWalk<AHEAD> visible(first);
+  auto seen = [&](int tile) {
+    return seen_by_mask(scores, Config::GROUPED ? head_group : 1, i0, i1, tile * BN, min_of(tile * BN + BN, own.S_k) - 1);
   };
-  first = following(first);
-  int coming = first;  // the next tile to be copied
 
   const TileQ tile_q(memory);
   char* const ring = memory + RING;
@@ -179,13 +176,17 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
     }
     copies_commit();
   };
+  // The tile that is multiplied `ahead` steps after `tile`.
+  auto fetch_ahead = [&](int tile, int ahead, int stage) {
+    if constexpr (Expression::HAS_MASK) fetch(visible.next(last, seen), stage);
+    else fetch(tile + ahead, stage);
+  };
   copy_q.fetch(tile_q, Q, row0, rows, 0, Config::DQK);
   copy_q.land(tile_q);
   copies_commit();
 #pragma unroll
   for (int s = 0; s < AHEAD; s++) {
-    if constexpr (Expression::HAS_MASK) fetch(coming, s), coming = following(coming + 1);
-    else fetch(first + s, s);
+    fetch_ahead(first, s, s);
     key_scales.land();
   }
 
@@ -218,7 +219,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   auto other_turn = [&](int tile) {
     copies_wait<0>();
     block_barrier();  // these values are visible to all, and these keys are no longer read
-    fetch(following(tile + 1), 0);
+    fetch_ahead(tile, 1, 0);
   };
 
   int stage = 0;
@@ -237,8 +238,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
       block_barrier();  // this tile is visible to all, and the stage refilled below is no longer read
       int next = stage + AHEAD;
       if (next >= STAGES) next -= STAGES;
-      if constexpr (Expression::HAS_MASK) fetch(coming, next), coming = following(coming + 1);
-      else fetch(tile + AHEAD, next);
+      fetch_ahead(tile, AHEAD, next);
     }
 
     const int j0 = tile * BN;
@@ -313,11 +313,8 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   };
   int tile = first;
   if constexpr (Expression::HAS_MASK) {
-    for (; tile < last; tile = following(tile + 1)) {
-      const int j1 = tile * BN + BN;
-      const KeyRange band = scores.all_of_band(i0, i1);
-      const bool whole = !Config::MASK && tile * BN >= band.begin && j1 <= band.end;
-      if (whole && blocks.every(tile * BN, j1 - 1)) step(tile, bool_constant<false>{});
+    while ((tile = visible.index()) < last) {
+      if (tile >= all_begin && tile < all_end && visible.whole()) step(tile, bool_constant<false>{});
       else step(tile, bool_constant<true>{});
     }
   } else if constexpr (Config::WINDOW) {

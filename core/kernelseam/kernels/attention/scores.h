@@ -3,7 +3,7 @@
 // A Score policy is a structure of one sequence's (and head's) numbers with
 //   KIND                what a score may be to its product, which the softmax must know (ScoreKind)
 //   any(i0, i1)         the range of keys outside which none of the queries i0 … i1 sees any
-//   all(i0, i1)         a range of keys within which each of them sees all; `end` ≤ `begin` where there is none
+//   all(i0, i1)         a range of keys within which each of them sees all that a mask_mod leaves; `end` ≤ `begin` where there is none
 //   visible(h, i, j)    whether query i of head h sees key j; false from the last key on
 //   apply(x, h, i, j)   the score in base 2 of a product q·k
 //   slope(x, h, i, j)   where HAS_SLOPE, its derivative over scale·log2 e; else that is 1
@@ -105,13 +105,9 @@ struct Scores {
     return {Config::PREFIX && prefix > 0 ? 0 : band_begin(i0), Config::PREFIX ? max_of(band_end(i1), prefix) : band_end(i1)};
   }
   KS_DEVICE KeyRange all(int i0, int i1) const {
-    const KeyRange range = all_of_band(i0, i1);
-    return {range.begin, Config::MASK || Expression::HAS_MASK ? 0 : range.end};
-  }
-  // The same without masks.
-  KS_DEVICE KeyRange all_of_band(int i0, int i1) const {
     const int begin = Config::PREFIX && prefix > 0 ? 0 : band_begin(i1);
-    return {begin, Config::PREFIX && prefix > 0 ? (Config::WINDOW ? prefix : max_of(band_end(i0), prefix)) : band_end(i0)};
+    const int end = Config::PREFIX && prefix > 0 ? (Config::WINDOW ? prefix : max_of(band_end(i0), prefix)) : band_end(i0);
+    return {begin, Config::MASK ? 0 : end};
   }
 
   KS_DEVICE bool visible(int h, int i, int j) const {
@@ -148,35 +144,6 @@ struct Scores {
 
 // Whether shared kernels compute scores in base 2; else they leave the factor to the exponential.
 constexpr bool IN_BASE2 = Scores::KIND != ScoreKind::MULTIPLE || Config::SINKS;
-
-// Which blocks of keys the queries i0 … i1 of `heads` heads see, by bounds of the mask_mod.
-struct VisibleBlocks {
-  const Scores& scores;
-  int heads, i0, i1;
-  Expression::Tile first;
-  Expression::Rows rows;  // of the first head
-
-  KS_DEVICE VisibleBlocks(const Scores& scores, int heads, int i0, int i1)
-      : scores(scores), heads(heads), i0(i0), i1(i1), first(scores.user.of_head(0)), rows(scores.user.own.rows(first, i0, i1)) {}
-  // Whether a query may see one of the keys j0 … j1.
-  KS_DEVICE bool any(int j0, int j1) const {
-    bool any = scores.user.own.any(first, rows, j0, j1);
-    for (int h = 1; h < heads && !any; h++) {
-      const auto at = scores.user.of_head(h);
-      any = scores.user.own.any(at, scores.user.own.rows(at, i0, i1), j0, j1);
-    }
-    return any;
-  }
-  // Whether it is certain that all see all of them, as far as the mask_mod says it.
-  KS_DEVICE bool every(int j0, int j1) const {
-    bool every = scores.user.own.every(first, rows, j0, j1);
-    for (int h = 1; h < heads && every; h++) {
-      const auto at = scores.user.of_head(h);
-      every = scores.user.own.every(at, scores.user.own.rows(at, i0, i1), j0, j1);
-    }
-    return every;
-  }
-};
 
 // ---- by what a kernel computes scores from products: an argument of its body. Of an option that is off nothing is read.
 
