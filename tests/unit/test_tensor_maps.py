@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -153,6 +154,7 @@ def test_the_driver_gets_the_numbers_and_its_bytes_come_back(
         return 0
 
     monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: encode)
+    monkeypatch.setattr(tensor_maps, "_encoder", cache(tensor_maps._encoder.__wrapped__))
     toolchain: Any = plugin.backend().toolchain
     assert toolchain.encode_tensor_map(replace(K, offset=32, fill_nan=True), 0x1000) == bytes(
         range(128)
@@ -189,6 +191,10 @@ def test_the_driver_gets_the_numbers_and_its_bytes_come_back(
     for address in (0x80, 0xC0):
         assert encoder((128, 7, 3, 2), (1, 256, 128, 38400), address) == b"\7" * 8 + known[8:]
     assert replaced == [(known, 0x80), (known, 0xC0)] and len(seen) == count
+    # so do those of another operand of the same boxes
+    another = toolchain.tensor_map_encoder(replace(K, operand="v", offset=64))
+    another((128, 7, 3, 2), (1, 256, 128, 38400), 0x100)
+    assert replaced[2:] == [(known, 0x100)] and len(seen) == count
     for n in range(2, 3 + tensor_maps._KNOWN):  # of which the oldest go
         encoder((128, n, 3, 2), (1, 256, 128, 38400), 0x40)
     assert len(seen) == count + tensor_maps._KNOWN
@@ -203,6 +209,7 @@ def test_the_driver_gets_the_numbers_and_its_bytes_come_back(
         int(types.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32),
     ]
     monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: lambda *_: 1)
+    tensor_maps._encoder.cache_clear()
     monkeypatch.setattr(bindings, "driver", lambda: Failing(cu))
     with pytest.raises(DeviceError, match=r"^cuTensorMapEncodeTiled failed with CUDA_ERROR_INVALI"):
         toolchain.encode_tensor_map(K, 0x1000)

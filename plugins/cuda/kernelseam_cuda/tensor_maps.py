@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Any
 
 from kernelseam.contract import TENSOR_MAP_BYTES, TensorMap
@@ -27,7 +27,7 @@ _EXTENT_1_STRIDE = 16
 anything."""
 
 _KNOWN = 64
-"""Extents and strides of a template that are kept encoded, over any address."""
+"""Extents and strides that are kept encoded, of each kind of box, over any address."""
 
 SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 PROMOTIONS = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
@@ -129,10 +129,15 @@ def encoder(template: TensorMap) -> Callable[[tuple[int, ...], tuple[int, ...], 
     strides in elements. Raises DeviceError, also for what ``refuse`` refuses.
 
     The driver is called by ctypes: the bindings make an object of each number, which takes nine
-    times as long. Extents and strides that came before are not encoded again: the driver replaces
-    the address.
+    times as long. Extents and strides that came before, of an operand of the same boxes, are not
+    encoded again: the driver replaces the address.
     """
-    m, cu, axes = template, bindings.driver(), len(template.box)
+    return _encoder(replace(template, operand="", extents=(), strides=(), offset=0))
+
+
+@lru_cache(256)
+def _encoder(m: TensorMap) -> Callable[[tuple[int, ...], tuple[int, ...], int], bytes]:
+    cu, axes = bindings.driver(), len(m.box)
     call, size = _encode_tiled(), m.dtype.itemsize
     swizzle = getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[m.swizzle]}")
     promotion = getattr(
