@@ -6,17 +6,21 @@ Format: LLVM's "User Guide for AMDGPU Backend", code object V4 and V5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 from kernelseam.contract import KernelFacts
-from kernelseam.elf import DYNAMIC_SYMBOLS, LOAD, Elf
 from kernelseam.errors import InvalidValue
 
-_MACHINE = 224  # EM_AMDGPU
-_METADATA = 32  # NT_AMDGPU_METADATA
+if TYPE_CHECKING:
+    from elftools.elf.elffile import ELFFile
+
+_HEADERS = (56, 64)  # bytes of a program header and a section header
+_SYMBOL = 24
+_METADATA: object = 32  # NT_AMDGPU_METADATA
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ def parse(elf: bytes) -> CodeObject:
     """Read a code object. Raises InvalidValue where the bytes are none."""
     try:
         return _parse(elf)
-    except Exception as e:  # msgpack raises of many types for a damaged file
+    except Exception as e:  # the libraries raise of many types for a damaged file
         raise InvalidValue(
             "binary",
             f"{len(elf)} bytes",
@@ -46,28 +50,46 @@ def parse(elf: bytes) -> CodeObject:
         ) from e
 
 
-def _parse(binary: bytes) -> CodeObject:
-    elf = Elf(binary)
-    if elf.machine != _MACHINE:
+def _parse(elf: bytes) -> CodeObject:
+    from elftools.elf.elffile import ELFFile  # 30 ms, which not every process needs to spend
+
+    file = ELFFile(BytesIO(elf))
+    if (file.elfclass, file["e_machine"]) != (64, "EM_AMDGPU"):
         raise ValueError("not an AMDGPU ELF")
-    metadata = _metadata(elf)
-    symbols = {s.name: (s.address, s.size) for s in elf.symbols(DYNAMIC_SYMBOLS)}
-    loads = list(elf.segments(LOAD))
+    if (file["e_phentsize"], file["e_shentsize"]) != _HEADERS:
+        raise ValueError("headers of another size")
+    metadata = _metadata(file)
+    symbols = _symbols(file)
+    loads = list(file.iter_segments("PT_LOAD"))
+    if any(s["p_offset"] + s["p_filesz"] > len(elf) for s in loads):
+        raise ValueError("a segment ends behind the file's end")
     kernels = {k[".name"]: k for k in metadata["amdhsa.kernels"]}
     code = {}
     for name in kernels:
         address, size = symbols[name]
-        load = next(s for s in loads if 0 <= address - s.address <= s.file_size - size)
-        code[name] = address, elf.bytes_at(address - load.address + load.offset, size)
+        load = next(s for s in loads if 0 <= address - s["p_vaddr"] <= s["p_filesz"] - size)
+        start = address - load["p_vaddr"] + load["p_offset"]
+        code[name] = address, elf[start : start + size]
     return CodeObject(metadata["amdhsa.target"], kernels, code, symbols)
 
 
-def _metadata(elf: Elf) -> Mapping[str, Any]:
-    for name, kind, description in elf.notes():
-        if (name, kind) == ("AMDGPU", _METADATA):
-            metadata: Mapping[str, Any] = msgpack.unpackb(description)
-            return metadata
+def _metadata(file: ELFFile) -> Mapping[str, Any]:
+    segments: Iterable[Any] = file.iter_segments("PT_NOTE")
+    for segment in segments:
+        for note in segment.iter_notes():
+            if note["n_name"] == "AMDGPU" and note["n_type"] == _METADATA:
+                metadata: Mapping[str, Any] = msgpack.unpackb(note["n_descdata"])
+                return metadata
     raise ValueError("no metadata note")
+
+
+def _symbols(file: ELFFile) -> dict[str, tuple[int, int]]:
+    """Address and size by name, from the dynamic symbol table."""
+    tables: Iterable[Any] = file.iter_sections("SHT_DYNSYM")
+    (table,) = tables
+    if table["sh_entsize"] != _SYMBOL:
+        raise ValueError("symbols of another size")
+    return {s.name: (s["st_value"], s["st_size"]) for s in table.iter_symbols()}
 
 
 def facts(code: CodeObject, name: str, counts: Mapping[str, int]) -> KernelFacts:
