@@ -78,9 +78,12 @@ class KernelDefinition(Composition):
     def values(self, problem: Any, tile: Any, device: Device) -> dict[str, int | float]:
         """Arguments by parameter name, pointers and tensor maps left out."""
 
-    @abstractmethod
+    operands: Mapping[str, str] = {}
+    """Pointer parameter → operand name, where they differ."""
+
     def pointers(self, spec: Any) -> dict[str, str]:
-        """Pointer parameter → operand name."""
+        """Pointer parameter → operand name. What is no operand is null, or in the workspace."""
+        return {p: self.operands.get(p, p) for p in self.signature(spec).pointers}
 
     def tensor_maps(self, problem: Any, tile: Any, device: Device) -> dict[str, TensorMap]:
         """Tensor map parameter → the map."""

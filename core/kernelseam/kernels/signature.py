@@ -178,6 +178,11 @@ class Signature:
         return tuple(flat)
 
     @cached_property
+    def pointers(self) -> tuple[str, ...]:
+        """The names of all that are addresses."""
+        return tuple(name for name, kind, _ in self.scalars if kind == "pointer")
+
+    @cached_property
     def _opaque(self) -> tuple[str, ...]:
         return tuple(name for name, kind, _ in self.scalars if kind == "tensor_map")
 

@@ -12,14 +12,15 @@ from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
-    SEQUENCE_POINTERS,
+    MATRICES,
+    OPERANDS,
     SEQUENCES,
+    VIEWS,
+    forward_values,
     matrices,
     row_values,
-    walk_values,
 )
 from kernelseam.kernels.attention.cost import tile_keys
-from kernelseam.kernels.attention.forward import VIEWS
 from kernelseam.kernels.attention.ragged import expected_tiles
 from kernelseam.kernels.attention.refusals import refuse_but_half_precision, refuse_mixed_views
 from kernelseam.kernels.attention.scores import score_constants, score_values
@@ -41,12 +42,10 @@ RATE = 0.5
 """Of the peak, estimated as that of the shared kernel (0.4), of whose matrix instructions a unit is
 busy with fewer by count: 81 % of the cycles at head dim 128, where this kernel has 100."""
 
-_MATRICES = ("q", "k", "v", "out")
-_POINTERS = (*_MATRICES, "lse", *SEQUENCE_POINTERS)
 _COUNT = ("q_tiles", "batch", "num_heads", "head_group")
 _SIGNATURE = Signature(
     (
-        *((name, matrices(name)) for name in _MATRICES),
+        *((name, matrices(name)) for name in MATRICES),
         ("lse", row_values("lse")),
         ("sequences", SEQUENCES),
         (
@@ -57,7 +56,6 @@ _SIGNATURE = Signature(
     ),
     flat=True,
 )
-_OPERANDS = {"lengths": "kv_lengths", "q_offsets": "cu_seqlens_q", "k_offsets": "cu_seqlens_k"}
 
 
 @dataclass(frozen=True)
@@ -91,6 +89,7 @@ class Gfx950Attention(KernelDefinition):
     entry = "attention_forward_gfx950"
     source = "gfx950/attention.h"
     multiplies = True
+    operands = OPERANDS
 
     def sources(self) -> Mapping[str, str]:
         return sources()
@@ -165,22 +164,14 @@ class Gfx950Attention(KernelDefinition):
         self, problem: AttentionProblem, tile: Gfx950AttentionTile, device: Device
     ) -> dict[str, int | float]:
         p = problem
-        walks = (p.q_strides, p.k_strides, p.v_strides, p.out_strides)
         return {
-            **walk_values(_MATRICES, walks),
-            "lse_batch": p.lse_strides[0],
-            "lse_head": p.lse_strides[1],
-            "S_q": p.S_q,
-            "S_k": p.S_k,
+            **forward_values(p),
             "q_tiles": divide_up(p.S_q, BM),
             "batch": p.batch,
             "num_heads": p.num_heads,
             "head_group": p.head_group,
             "scale_log2": score_values(p)["scale_log2"],
         }
-
-    def pointers(self, spec: AttentionSpec) -> dict[str, str]:
-        return {p: _OPERANDS.get(p, p) for p in _POINTERS}
 
     def work(self, problem: AttentionProblem, tile: Gfx950AttentionTile, device: Device) -> Work:
         """A tile's queries meet the keys visible to its middle one, and half a block and half a

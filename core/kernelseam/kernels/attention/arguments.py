@@ -5,10 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kernelseam.kernels.elements import divider_parameter
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.kernels.elements import divider_parameter, divider_values
 from kernelseam.kernels.signature import Structure
 
 STRIDES = ("batch", "head", "row")
+VIEWS = {"strided": 0, "packed": 1, "paged": 2, "pointers": 3}
+"""As sequences.h counts them."""
+MATRICES = ("q", "k", "v", "out")
+OPERANDS = {
+    "slopes": "alibi_slopes",
+    "prefixes": "prefix_lengths",
+    "lengths": "kv_lengths",
+    "q_offsets": "cu_seqlens_q",
+    "k_offsets": "cu_seqlens_k",
+    "table": "block_table",
+}
+"""Pointer parameter → operand, where they differ."""
 
 
 def matrices(name: str) -> Structure:
@@ -56,4 +69,20 @@ PAGES = Structure(
     (("table", "pointer"), ("table_row", "i64"), ("page", divider_parameter("page_size"))),
     ("table", "table_row", "size"),
 )
-SEQUENCE_POINTERS = ("lengths", "q_offsets", "k_offsets")
+
+
+def forward_values(p: AttentionProblem) -> dict[str, int | float]:
+    """The strides of q, k, v, the result and the LSE; how many queries and keys."""
+    walks = (p.q_strides, p.k_strides, p.v_strides, p.out_strides)
+    return {
+        **walk_values(MATRICES, walks),
+        "lse_batch": p.lse_strides[0],
+        "lse_head": p.lse_strides[1],
+        "S_q": p.S_q,
+        "S_k": p.S_k,
+    }
+
+
+def page_values(p: AttentionProblem) -> dict[str, int]:
+    """Those of PAGES."""
+    return {"table_row": p.table_stride, **divider_values("page_size", max(p.page_size, 1))}

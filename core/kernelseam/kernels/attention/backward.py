@@ -11,16 +11,17 @@ from kernelseam.descriptors.attention.backward_problem import AttentionBwdProble
 from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
-    SEQUENCE_POINTERS,
+    OPERANDS,
     SEQUENCES,
     STRIDES,
+    VIEWS,
     matrices,
     row_values,
     walk_values,
 )
 from kernelseam.kernels.attention.backward_tile import BackwardTile, backward_tiles
 from kernelseam.kernels.attention.cost import backward_work
-from kernelseam.kernels.attention.forward import VIEWS
+from kernelseam.kernels.attention.forward_arguments import refuse_dims
 from kernelseam.kernels.attention.query_gradient import (
     QUERY_GRADIENT,
     QueryGradientProblem,
@@ -39,9 +40,7 @@ from kernelseam.kernels.attention.row_kernels import (
     SumSpec,
 )
 from kernelseam.kernels.attention.scores import (
-    SCORE_OPERANDS,
     SCORE_OPTIONS,
-    SCORE_POINTERS,
     SCORES,
     refuse_scores,
     score_constants,
@@ -58,7 +57,6 @@ from kernelseam.kernels.elements import (
     refuse_precision,
     refuse_row_strides,
 )
-from kernelseam.kernels.expression import expression_pointers
 from kernelseam.kernels.signature import Signature, Structure
 
 SUPPORTED = (
@@ -72,15 +70,6 @@ SUPPORTED = (
 
 
 _MATRICES = ("q", "k", "v", "dout", "dq", "dk", "dv")
-_POINTERS = (
-    *_MATRICES,
-    "lse",
-    "delta",
-    "sums",
-    "dbias",
-    *SCORE_POINTERS,
-    *SEQUENCE_POINTERS,
-)
 _BIAS_GRADIENT = Structure(
     (("dbias", "pointer"), *((f"dbias_{axis}", "i64") for axis in STRIDES)), ("base", *STRIDES)
 )
@@ -107,12 +96,6 @@ _SIGNATURE = Signature(
     ),
     flat=True,
 )
-_OPERANDS = {
-    **SCORE_OPERANDS,
-    "lengths": "kv_lengths",
-    "q_offsets": "cu_seqlens_q",
-    "k_offsets": "cu_seqlens_k",
-}
 
 
 class AttentionBwdDefinition(KernelDefinition):
@@ -122,6 +105,7 @@ class AttentionBwdDefinition(KernelDefinition):
     entry = "attention_backward"
     source = "attention/backward.h"
     multiplies = True
+    operands = OPERANDS
 
     def refuse(self, problem: AttentionBwdProblem, row: ArchRow) -> str | None:
         p, spec = problem.forward, problem.spec.forward
@@ -134,10 +118,7 @@ class AttentionBwdDefinition(KernelDefinition):
             return "it has no float64"
         if spec.out is not spec.dtype:
             return f"the result is {spec.out}: it takes that of q, {spec.dtype}"
-        for name, dim in (("head_dim", spec.head_dim), ("value_dim", spec.value_dim)):
-            if dim < 1:
-                return f"{name} = {dim}: it takes 1 and more"
-        if reason := refuse_dtype(spec.dtype, row):
+        if reason := refuse_dims(spec) or refuse_dtype(spec.dtype, row):
             return reason
         if reason := refuse_precision(spec.precision, row.tiles.get(self.operation, ()), row):
             return f"it {reason}"
@@ -327,9 +308,7 @@ class AttentionBwdDefinition(KernelDefinition):
         }
 
     def pointers(self, spec: AttentionBwdSpec) -> dict[str, str]:
-        parameters = (*_POINTERS, *expression_pointers(spec.forward))
-        operands = {**_OPERANDS, **({"dbias": "dscores"} if spec.score_gradient else {})}
-        return {p: operands.get(p, p) for p in parameters}
+        return super().pointers(spec) | ({"dbias": "dscores"} if spec.score_gradient else {})
 
     def variants(
         self, problem: AttentionBwdProblem, row: ArchRow, device: Device

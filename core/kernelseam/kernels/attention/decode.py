@@ -10,47 +10,27 @@ from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.attention.arguments import (
-    PAGES,
-    SEQUENCE_POINTERS,
-    SEQUENCES,
-    matrices,
-    row_values,
-    walk_values,
+from kernelseam.kernels.attention.arguments import OPERANDS, VIEWS
+from kernelseam.kernels.attention.forward_arguments import (
+    SUPPORTED,
+    forward_signature,
+    no_tile,
+    refuse_dims,
+    refuse_strides,
+    shared_constants,
+    shared_values,
 )
-from kernelseam.kernels.attention.forward import SUPPORTED, VIEWS
-from kernelseam.kernels.attention.fp8 import (
-    fp8_constants,
-    fp8_pointers,
-    fp8_values,
-    query_bytes,
-    refuse_fp8,
-    with_scales,
-)
+from kernelseam.kernels.attention.fp8 import query_bytes, refuse_fp8
 from kernelseam.kernels.attention.ragged import typical
-from kernelseam.kernels.attention.scores import (
-    SCORE_OPERANDS,
-    SCORE_POINTERS,
-    SCORES,
-    refuse_scores,
-    score_constants,
-    score_values,
-    with_expression,
-)
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
-    DEVICE_TYPE,
     INT32,
     divide_up,
-    divider_parameter,
-    divider_values,
     pad,
     refuse_dtype,
-    refuse_row_strides,
 )
-from kernelseam.kernels.expression import expression_pointers
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least, most
 
@@ -58,40 +38,15 @@ MOST_ROWS = 128
 """Queries times heads of a group: 16 heads with 8 queries each. K and V are read again for every
 tile of rows."""
 
-_MATRICES = ("q", "k", "v", "out")
-_POINTERS = (*_MATRICES, "lse", *SCORE_POINTERS, "sinks", *SEQUENCE_POINTERS, "table")
-_SIGNATURE = Signature(
+_PARTS = Structure(
     (
-        *((name, matrices(name)) for name in _MATRICES),
-        ("lse", row_values("lse")),
-        ("score", SCORES),
-        ("sinks", "pointer"),
-        ("sequences", SEQUENCES),
-        ("pages", PAGES),
-        ("num_heads", "i32"),
-        ("group", divider_parameter("head_group")),
-        (
-            "parts",
-            Structure(
-                (
-                    ("sums", "pointer"),
-                    ("scales", "pointer"),
-                    ("counters", "pointer"),
-                    ("batch", "i32"),
-                    ("blocks", "i32"),
-                )
-            ),
-        ),
-    ),
-    flat=True,
+        ("sums", "pointer"),
+        ("scales", "pointer"),
+        ("counters", "pointer"),
+        ("batch", "i32"),
+        ("blocks", "i32"),
+    )
 )
-_OPERANDS = {
-    **SCORE_OPERANDS,
-    "lengths": "kv_lengths",
-    "q_offsets": "cu_seqlens_q",
-    "k_offsets": "cu_seqlens_k",
-    "table": "block_table",
-}
 
 
 @dataclass(frozen=True)
@@ -150,6 +105,7 @@ class AttentionDecode(KernelDefinition):
     entry = "attention_decode"
     source = "attention/decode.h"
     multiplies = True
+    operands = OPERANDS
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
@@ -161,9 +117,8 @@ class AttentionDecode(KernelDefinition):
             return f"it takes bfloat16 and float16, not {spec.dtype}"
         if "pointers" in (spec.q_view, spec.kv_view):
             return "it takes no lists of addresses"
-        for name, dim in (("head_dim", spec.head_dim), ("value_dim", spec.value_dim)):
-            if dim < 1:
-                return f"{name} = {dim}: it takes 1 and more"
+        if reason := refuse_dims(spec):
+            return reason
         if (rows := p.S_q * p.head_group) > MOST_ROWS:
             return f"S_q·heads of a group = {rows}: it takes {MOST_ROWS} at most"
         if not (p.batch and p.num_heads and p.S_q):
@@ -171,23 +126,11 @@ class AttentionDecode(KernelDefinition):
         if reason := refuse_fp8(p, row):
             return reason
         if not (tiles := self.tiles(spec, row)):
-            return (
-                f"no tile of {row.arch} takes {spec.dtype} with head dims {spec.head_dim} and "
-                f"{spec.value_dim}"
-            )
+            return no_tile(spec, row)
         if any(_places(p, t) >= INT32 for t in tiles):
             places = max(_places(p, t) for t in tiles)
             return f"{places} tiles of keys: it takes less than 2^31"
-        return (
-            refuse_dtype(spec.dtype, row)
-            or refuse_scores(p)
-            or refuse_row_strides(
-                stride_q_row=p.q_strides[2],
-                stride_k_row=p.k_strides[2],
-                stride_v_row=p.v_strides[2],
-                stride_out_row=p.out_strides[2],
-            )
-        )
+        return refuse_dtype(spec.dtype, row) or refuse_strides(p)
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[DecodeTile, ...]:
         dim = max(pad(spec.head_dim), pad(spec.value_dim))
@@ -234,18 +177,9 @@ class AttentionDecode(KernelDefinition):
 
     def constants(self, spec: AttentionSpec, tile: DecodeTile, row: ArchRow) -> Constants:
         return {
-            "T": DEVICE_TYPE[spec.dtype],
-            "OUT": DEVICE_TYPE[spec.out],
-            "DQK": spec.head_dim,
-            "DV": spec.value_dim,
-            **score_constants(spec),
-            **fp8_constants(spec),
-            "Q_VIEW": VIEWS[spec.q_view],
-            "KV_VIEW": VIEWS[spec.kv_view],
+            **shared_constants(spec),
             "OUT_VIEW": VIEWS[spec.q_view],
-            "LENGTHS": spec.lengths,
             "LSE": spec.lse,
-            "VECTOR": spec.vector,
             "WARPS": tile.warps,
             "ROWS": tile.rows,
             "BN": tile.bn,
@@ -257,7 +191,7 @@ class AttentionDecode(KernelDefinition):
         }
 
     def signature(self, spec: AttentionSpec) -> Signature:
-        return with_scales(with_expression(_SIGNATURE, spec), spec)
+        return forward_signature(_PARTS, spec)
 
     def grid(self, problem: AttentionProblem, tile: DecodeTile, device: Device) -> int:
         """What the device runs at once; no more than there can be work for."""
@@ -276,26 +210,11 @@ class AttentionDecode(KernelDefinition):
         self, problem: AttentionProblem, tile: DecodeTile, device: Device
     ) -> dict[str, int | float]:
         p = problem
-        walks = (p.q_strides, p.k_strides, p.v_strides, p.out_strides)
         return {
-            **walk_values(_MATRICES, walks),
-            "lse_batch": p.lse_strides[0],
-            "lse_head": p.lse_strides[1],
-            **score_values(p),
-            **fp8_values(p),
-            "S_q": p.S_q,
-            "S_k": p.S_k,
-            "table_row": p.table_stride,
-            **divider_values("page_size", max(p.page_size, 1)),
-            "num_heads": p.num_heads,
-            **divider_values("head_group", p.head_group),
+            **shared_values(p),
             "batch": p.batch,
             "blocks": self.grid(p, tile, device),
         }
-
-    def pointers(self, spec: AttentionSpec) -> dict[str, str]:
-        parameters = (*_POINTERS, *expression_pointers(spec), *fp8_pointers(spec))
-        return {p: _OPERANDS.get(p, p) for p in parameters}
 
     def work(self, problem: AttentionProblem, tile: DecodeTile, device: Device) -> Work:
         """Every block an equal part of all keys that are seen, whole tiles of rows, and of the

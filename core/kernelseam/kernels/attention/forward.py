@@ -7,104 +7,47 @@ from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention.options import ANY_VIEW, STORED, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.attention.arguments import (
-    PAGES,
-    SEQUENCE_POINTERS,
-    SEQUENCES,
-    matrices,
-    row_values,
-    walk_values,
-)
+from kernelseam.kernels.attention.arguments import OPERANDS, VIEWS
 from kernelseam.kernels.attention.cost import forward_work, least_seconds
-from kernelseam.kernels.attention.fp8 import (
-    fp8_constants,
-    fp8_pointers,
-    fp8_values,
-    refuse_fp8,
-    with_scales,
+from kernelseam.kernels.attention.forward_arguments import (
+    SUPPORTED,
+    forward_signature,
+    no_tile,
+    refuse_dims,
+    refuse_strides,
+    shared_constants,
+    shared_values,
 )
+from kernelseam.kernels.attention.fp8 import refuse_fp8
 from kernelseam.kernels.attention.parts import FEWEST_KEYS, MOST_PARTS, in_parts, part_strides
-from kernelseam.kernels.attention.scores import (
-    SCORE_OPERANDS,
-    SCORE_OPTIONS,
-    SCORE_POINTERS,
-    SCORES,
-    refuse_scores,
-    score_constants,
-    score_values,
-    with_expression,
-)
 from kernelseam.kernels.attention.tile import AttentionTile, is_plain
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
-    DEVICE_TYPE,
     INT32,
     TF32_PRODUCTS,
     divide_up,
-    divider_parameter,
-    divider_values,
     pad,
     refuse_dtype,
     refuse_precision,
-    refuse_row_strides,
 )
-from kernelseam.kernels.expression import expression_pointers
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least, most, recorded
 
-SUPPORTED = (
-    SCORE_OPTIONS
-    | ANY_VIEW
-    | STORED
-    | SpecOption.dtype_out
-    | SpecOption.batch_invariant
-    | SpecOption.expression
-    | SpecOption.precision
-)
-"""The options that forward.h has."""
-VIEWS = {"strided": 0, "packed": 1, "paged": 2, "pointers": 3}
-"""As sequences.h counts them."""
 SECTION_BYTES = 32 << 20
 """Of keys and values at most that blocks of a section read: less than the L2 of archs that have
 sections."""
 
-_MATRICES = ("q", "k", "v", "out")
-_POINTERS = (*_MATRICES, "lse", *SCORE_POINTERS, "sinks", *SEQUENCE_POINTERS, "table")
-_SIGNATURE = Signature(
+_PARTS = Structure(
     (
-        *((name, matrices(name)) for name in _MATRICES),
-        ("lse", row_values("lse")),
-        ("score", SCORES),
-        ("sinks", "pointer"),
-        ("sequences", SEQUENCES),
-        ("pages", PAGES),
-        ("num_heads", "i32"),
-        ("group", divider_parameter("head_group")),
-        (
-            "parts",
-            Structure(
-                (
-                    ("out_split", "i64"),
-                    ("lse_split", "i64"),
-                    *((n, "i32") for n in ("q_tiles", "splits", "together", "matrices")),
-                ),
-                ("out", "lse", "q_tiles", "splits", "together", "matrices"),
-            ),
-        ),
+        ("out_split", "i64"),
+        ("lse_split", "i64"),
+        *((n, "i32") for n in ("q_tiles", "splits", "together", "matrices")),
     ),
-    flat=True,
+    ("out", "lse", "q_tiles", "splits", "together", "matrices"),
 )
-_OPERANDS = {
-    **SCORE_OPERANDS,
-    "lengths": "kv_lengths",
-    "q_offsets": "cu_seqlens_q",
-    "k_offsets": "cu_seqlens_k",
-    "table": "block_table",
-}
 
 
 class AttentionDefinition(KernelDefinition):
@@ -114,6 +57,7 @@ class AttentionDefinition(KernelDefinition):
     entry = "attention_forward"
     source = "attention/forward.h"
     multiplies = True
+    operands = OPERANDS
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         spec = problem.spec
@@ -121,27 +65,17 @@ class AttentionDefinition(KernelDefinition):
             return reason
         if spec.dtype is DType.float64:
             return "it has no float64"
-        for name, dim in (("head_dim", spec.head_dim), ("value_dim", spec.value_dim)):
-            if dim < 1:
-                return f"{name} = {dim}: it takes 1 and more"
-        if reason := refuse_dtype(spec.dtype, row) or refuse_fp8(problem, row):
+        reason = refuse_dims(spec) or refuse_dtype(spec.dtype, row) or refuse_fp8(problem, row)
+        if reason:
             return reason
         if reason := refuse_precision(spec.precision, row.tiles.get(self.operation, ()), row):
             return f"it {reason}"
         if not self.tiles(spec, row):
-            return (
-                f"no tile of {row.arch} takes {spec.dtype} with head dims {spec.head_dim} and "
-                f"{spec.value_dim}"
-            )
+            return no_tile(spec, row)
         reach = problem.S_q * problem.head_group + problem.S_k
         if reach >= 2**30 and (spec.options or problem.head_group > 1):
             return f"S_q·heads of a group + S_k = {reach}: it takes less than 2**30"
-        return refuse_scores(problem) or refuse_row_strides(
-            stride_q_row=problem.q_strides[2],
-            stride_k_row=problem.k_strides[2],
-            stride_v_row=problem.v_strides[2],
-            stride_out_row=problem.out_strides[2],
-        )
+        return refuse_strides(problem)
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[AttentionTile, ...]:
         dim, plain = (
@@ -234,22 +168,13 @@ class AttentionDefinition(KernelDefinition):
 
     def constants(self, spec: AttentionSpec, tile: AttentionTile, row: ArchRow) -> Constants:
         return {
-            "T": DEVICE_TYPE[spec.dtype],
-            "OUT": DEVICE_TYPE[spec.out],
+            **shared_constants(spec),
             "PRECISION": TF32_PRODUCTS[spec.precision],
-            "DQK": spec.head_dim,
-            "DV": spec.value_dim,
-            **score_constants(spec),
-            **fp8_constants(spec),
-            "Q_VIEW": VIEWS[spec.q_view],
-            "KV_VIEW": VIEWS[spec.kv_view],
-            "LENGTHS": spec.lengths,
             "OUT_VIEW": VIEWS[
                 "strided" if tile.splits > 1 and spec.q_view == "pointers" else spec.q_view
             ],
             "GROUPED": tile.grouped,
             "LSE": spec.lse or tile.splits > 1,
-            "VECTOR": spec.vector,
             "WARPS": tile.warps,
             "COLUMN_WARPS": tile.column_warps,
             "ROWS": tile.rows,
@@ -265,7 +190,7 @@ class AttentionDefinition(KernelDefinition):
         }
 
     def signature(self, spec: AttentionSpec) -> Signature:
-        return with_scales(with_expression(_SIGNATURE, spec), spec)
+        return forward_signature(_PARTS, spec)
 
     def grid(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> int:
         return (
@@ -282,21 +207,10 @@ class AttentionDefinition(KernelDefinition):
         self, problem: AttentionProblem, tile: AttentionTile, device: Device
     ) -> dict[str, int | float]:
         p = problem
-        walks = (p.q_strides, p.k_strides, p.v_strides, p.out_strides)
         out_split, lse_split = part_strides(p)
         q_tiles = divide_up(p.S_q * (p.head_group if tile.grouped else 1), tile.bm)
         return {
-            **walk_values(_MATRICES, walks),
-            "lse_batch": p.lse_strides[0],
-            "lse_head": p.lse_strides[1],
-            **score_values(p),
-            **fp8_values(p),
-            "S_q": p.S_q,
-            "S_k": p.S_k,
-            "table_row": p.table_stride,
-            **divider_values("page_size", max(p.page_size, 1)),
-            "num_heads": p.num_heads,
-            **divider_values("head_group", p.head_group),
+            **shared_values(p),
             "out_split": out_split,
             "lse_split": lse_split,
             "q_tiles": q_tiles,
@@ -308,8 +222,7 @@ class AttentionDefinition(KernelDefinition):
     def pointers(self, spec: AttentionSpec) -> dict[str, str]:
         views = {"q": spec.q_view, "k": spec.kv_view, "v": spec.kv_view, "out": spec.q_view}
         lists = {name: f"{name}_ptrs" for name, view in views.items() if view == "pointers"}
-        parameters = (*_POINTERS, *expression_pointers(spec), *fp8_pointers(spec))
-        return {p: lists.get(p) or _OPERANDS.get(p, p) for p in parameters}
+        return super().pointers(spec) | lists
 
     def work(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> Work:
         return forward_work(problem, tile)

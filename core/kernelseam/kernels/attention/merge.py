@@ -129,11 +129,7 @@ class MergeDefinition(KernelDefinition):
         return {**dict(zip(_STRIDES, strides, strict=True)), **dict(zip(_INTS, ints, strict=True))}
 
     def pointers(self, spec: MergeSpec) -> dict[str, str]:
-        return {
-            **{p: p for p in _POINTERS},
-            "offsets": "cu_seqlens_q",
-            "out": "out_ptrs" if spec.pointers else "out",
-        }
+        return super().pointers(spec) | ({"out": "out_ptrs"} if spec.pointers else {})
 
     def work(self, problem: MergeProblem, tile: MergeTile, device: Device) -> Work:
         return Work(problem.bytes_moved, waiting=WAITING_SECONDS)

@@ -33,6 +33,7 @@ class SmallKernel(KernelDefinition):
     """
 
     operation = ""
+    operands = {"offsets": "cu_seqlens_q"}
     entry: str
     source: str
     pointer_names: tuple[str, ...]
@@ -72,9 +73,6 @@ class SmallKernel(KernelDefinition):
 
     def shared_bytes(self, spec: Any, tile: RowTile) -> int:
         return self.shared
-
-    def pointers(self, spec: Any) -> dict[str, str]:
-        return {p: "cu_seqlens_q" if p == "offsets" else p for p in self.pointer_names}
 
     def work(self, problem: Any, tile: RowTile, device: Device) -> Work:
         """Memory's: each reads and writes once."""
@@ -243,10 +241,8 @@ class SumAxes(SmallKernel):
     entry, source = "sum_axes", "attention/sum_axes.h"
     pointer_names = ("x", "out")
     stride_names = ("x0", "x1", "x2", "x3", "out0", "out1", "out2", "out3", "total", "summed")
+    operands = {"out": "dbias"}
     int_names = ("kept0", "kept1", "kept2", "kept3", "n0", "n1", "n2", "n3")
-
-    def pointers(self, spec: SumSpec) -> dict[str, str]:
-        return {"x": "x", "out": "dbias"}
 
     def constants(self, spec: SumSpec, tile: RowTile, row: ArchRow) -> Constants:
         return {"OUT": DEVICE_TYPE[spec.dtype_out], "WARPS": tile.warps}

@@ -38,9 +38,6 @@ SCORE_STRIDES = (
     "slopes_batch",
     "slopes_head",
 )
-SCORE_OPERANDS = {"slopes": "alibi_slopes", "prefixes": "prefix_lengths"}
-"""Pointer parameter → operand, where they differ."""
-
 
 SCORES = Structure(
     (
@@ -56,7 +53,6 @@ SCORES = Structure(
     )
 )
 """ScoreArguments; ``score_values`` has its numbers."""
-SCORE_POINTERS = ("bias", "mask", "slopes", "prefixes")
 
 
 def score_constants(spec: AttentionSpec) -> Constants:

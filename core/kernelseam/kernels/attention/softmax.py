@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.attention.arguments import OPERANDS
 from kernelseam.kernels.attention.row_kernels import RowTile, SmallKernel
 from kernelseam.kernels.attention.scores import (
-    SCORE_OPERANDS,
-    SCORE_POINTERS,
     SCORES,
     score_constants,
     score_values,
@@ -69,6 +68,7 @@ class Softmax(SmallKernel):
     stride_names = ("lse_batch", "lse_head")
     int_names = ("num_heads", "S_q", "S_k", "pitch", "total")
     structures = (("score", SCORES),)
+    operands = OPERANDS
 
     def constants(self, spec: AttentionSpec, tile: RowTile, row: ArchRow) -> Constants:
         return {
@@ -78,9 +78,6 @@ class Softmax(SmallKernel):
             "LSE": spec.lse,
             "WARPS": tile.warps,
         }
-
-    def pointers(self, spec: AttentionSpec) -> dict[str, str]:
-        return {p: SCORE_OPERANDS.get(p, p) for p in (*self.pointer_names, *SCORE_POINTERS)}
 
     def grid(self, problem: SoftmaxProblem, tile: RowTile, device: Device) -> int:
         return divide_up(problem.rows, tile.warps)

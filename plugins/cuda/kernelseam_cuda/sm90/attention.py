@@ -20,14 +20,14 @@ from kernelseam.descriptors.attention.problem import AttentionProblem, Attention
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
 from kernelseam.kernels.attention.arguments import (
-    SEQUENCE_POINTERS,
+    OPERANDS,
     SEQUENCES,
+    VIEWS,
+    forward_values,
     matrices,
     row_values,
-    walk_values,
 )
 from kernelseam.kernels.attention.cost import least_seconds, tile_keys
-from kernelseam.kernels.attention.forward import VIEWS
 from kernelseam.kernels.attention.parts import in_parts, part_strides
 from kernelseam.kernels.attention.ragged import expected_tiles
 from kernelseam.kernels.attention.refusals import refuse_but_half_precision, refuse_mixed_views
@@ -81,8 +81,6 @@ _STORE_ROWS, _QUERY_ROWS = 16, 64
 _COUNTERS_BYTES = 8
 
 _MAPS = ("q_map", "k_map", "v_map", "out_map")
-_MATRICES = ("q", "k", "v", "out")
-_POINTERS = (*_MATRICES, "lse", "sinks", *SEQUENCE_POINTERS)
 _FLOATS = ("scale_log2", "cap", "cap_inverse")
 _TILE_COUNT = (
     *("q_tiles", "total", "section", "last_section", "batch"),
@@ -130,12 +128,6 @@ def _signature(keys: Structure) -> Signature:
 
 
 _SIGNATURE, _PAGED_SIGNATURE = _signature(_KEYS), _signature(PAGED_KEYS)
-_OPERANDS = {
-    "lengths": "kv_lengths",
-    "q_offsets": "cu_seqlens_q",
-    "k_offsets": "cu_seqlens_k",
-    "table": "block_table",
-}
 
 
 class HopperAttention(KernelDefinition):
@@ -153,6 +145,7 @@ class HopperAttention(KernelDefinition):
     are not treated apart."""
     supported = SUPPORTED
     texts = HOPPER
+    operands = OPERANDS
 
     @cached_property
     def widths(self) -> tuple[tuple[int, int], ...]:
@@ -309,18 +302,13 @@ class HopperAttention(KernelDefinition):
     ) -> dict[str, int | float]:
         p, count, scores = problem, tile_count(problem, tile), score_values(problem)
         out_part, lse_part = part_strides(p)
-        walks = (p.q_strides, p.k_strides, p.v_strides, p.out_strides)
         return {
-            **walk_values(_MATRICES, walks),
-            "lse_batch": p.lse_strides[0],
-            "lse_head": p.lse_strides[1],
+            **forward_values(p),
             "out_part": out_part,
             "lse_part": lse_part,
             "counter": 0,
             "num_heads": p.num_heads,
             "zero": 0,
-            "S_q": p.S_q,
-            "S_k": p.S_k,
             "q_tiles": count.q_tiles,
             "total": count.total,
             "section": count.section,
@@ -333,10 +321,6 @@ class HopperAttention(KernelDefinition):
             **small_cap(scores["cap"], scores["cap_inverse"]),
             **(page_values(p) if _paged(p.spec) else {}),
         }
-
-    def pointers(self, spec: AttentionSpec) -> dict[str, str]:
-        pages = ("table",) if _paged(spec) else ()
-        return {p: _OPERANDS.get(p, p) for p in (*_POINTERS, *pages)}
 
     def tensor_maps(
         self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device

@@ -3,7 +3,7 @@ kernel definitions of cuda_kernels/sm90/attention/backward/row_values.h and quer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +12,14 @@ from kernelseam.costs import Work
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionSpec
-from kernelseam.kernels.attention.arguments import SEQUENCES, STRIDES, matrices, row_values
-from kernelseam.kernels.attention.forward import VIEWS
+from kernelseam.kernels.attention.arguments import (
+    OPERANDS,
+    SEQUENCES,
+    STRIDES,
+    VIEWS,
+    matrices,
+    row_values,
+)
 from kernelseam.kernels.attention.scores import score_constants, score_values
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition
@@ -44,7 +50,6 @@ WIDTHS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in ATTENTION_BWD))
 """Head dims of queries and keys, and of values, up to which tiles are, the narrowest first."""
 _ROWS = 64
 SCALES = ("scale", "scale_log2", "cap", "cap_inverse")
-_OPERANDS = {"lengths": "kv_lengths", "q_offsets": "cu_seqlens_q", "k_offsets": "cu_seqlens_k"}
 WORKSPACE = ("lse_base2", "delta", "sums", "turns")
 _BLOCK_COUNT = ("query_blocks", "head_blocks", "num_heads")
 BLOCKS = Structure(tuple((n, "i32") for n in _BLOCK_COUNT))
@@ -57,6 +62,7 @@ class HopperBackwardKernel(KernelDefinition):
     name = "sm90"
     archs = ("sm_90a",)
     texts = HOPPER
+    operands = OPERANDS
 
     def sources(self) -> Mapping[str, str]:
         return sources()
@@ -119,13 +125,6 @@ class HopperBackwardKernel(KernelDefinition):
     def shared_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
         return 0
 
-    def pointers(self, spec: AttentionBwdSpec) -> dict[str, str]:
-        return {
-            p: _OPERANDS.get(p, p)
-            for p, kind in _scalars(self.signature(spec))
-            if kind == "pointer"
-        }
-
     def values(
         self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device
     ) -> dict[str, int | float]:
@@ -152,7 +151,8 @@ class HopperBackwardKernel(KernelDefinition):
             **{name: scores[name] for name in ("left", "right", *SCALES[1:])},
             "scale": p.scale,
         }
-        wanted = (n for n, kind in _scalars(self.signature(problem.spec)) if kind not in _ADDRESSES)
+        scalars = self.signature(problem.spec).scalars
+        wanted = (n for n, kind, _ in scalars if kind not in _ADDRESSES)
         return {n: known[n] for n in wanted}
 
     def work(self, problem: Any, tile: BackwardTile, device: Device) -> Work:
@@ -243,12 +243,3 @@ def tiles_of(spec: AttentionSpec) -> tuple[BackwardTile, ...]:
     """Those of the narrowest width that holds the head dims."""
     width = next(w for w in WIDTHS if spec.head_dim <= w[0] and spec.value_dim <= w[1])
     return tuple(t for t in ATTENTION_BWD if (t.head_dim, t.value_dim) == width)
-
-
-def _scalars(signature: Signature) -> Iterable[tuple[str, str]]:
-    """Names and kinds of a signature's scalars, those of structures among them."""
-    for name, kind in signature.parameters:
-        if isinstance(kind, Structure):
-            yield from ((n, k) for n, k, _ in kind.scalars)
-        else:
-            yield name, kind

@@ -63,10 +63,6 @@ class HopperE4m3Attention(HopperAttention):
             return plain
         return Signature((*plain.parameters, ("scales", _PARAMETER)), generated=True)
 
-    def pointers(self, spec: AttentionSpec) -> dict[str, str]:
-        scales = _SCALES if spec.q_scales else ()
-        return super().pointers(spec) | {name: name for name in scales}
-
     def values(
         self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device
     ) -> dict[str, int | float]:

@@ -11,8 +11,15 @@ from kernelseam.costs import Work
 from kernelseam.descriptors.attention.options import SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.attention.arguments import PAGES, matrices, row_values, walk_values
-from kernelseam.kernels.attention.forward import VIEWS
+from kernelseam.kernels.attention.arguments import (
+    OPERANDS,
+    PAGES,
+    VIEWS,
+    matrices,
+    page_values,
+    row_values,
+    walk_values,
+)
 from kernelseam.kernels.attention.scores import score_constants, score_values
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
@@ -21,7 +28,6 @@ from kernelseam.kernels.elements import (
     DEVICE_TYPE,
     INT32,
     divide_up,
-    divider_values,
     refuse_row_strides,
 )
 from kernelseam.kernels.signature import Signature, Structure
@@ -102,6 +108,7 @@ class HopperLatent(KernelDefinition):
     source = "sm90/attention/latent.h"
     multiplies = True
     texts = HOPPER
+    operands = OPERANDS
 
     def sources(self) -> Mapping[str, str]:
         return sources()
@@ -202,18 +209,8 @@ class HopperLatent(KernelDefinition):
             "lse_batch": p.lse_strides[0],
             "lse_head": p.lse_strides[1],
             "scale_log2": score_values(p)["scale_log2"],
-            "table_row": p.table_stride,
-            **divider_values("page_size", max(p.page_size, 1)),
+            **page_values(p),
             "boxes": int(_boxes(p, tile)),
-        }
-
-    def pointers(self, spec: AttentionSpec) -> dict[str, str]:
-        return {
-            **{n: n for n in (*_MATRICES, "lse")},
-            "sums": "",
-            "sums_lse": "",
-            "lengths": "kv_lengths",
-            "table": "block_table",
         }
 
     def tensor_maps(
@@ -278,6 +275,7 @@ class HopperLatentMerge(KernelDefinition):
     entry = "attention_latent_merge_sm90"
     source = "sm90/attention/latent_merge.h"
     texts = HOPPER
+    operands = OPERANDS
 
     def sources(self) -> Mapping[str, str]:
         return sources()
@@ -328,9 +326,6 @@ class HopperLatentMerge(KernelDefinition):
             "lse_head": p.lse_strides[1],
             "sharing": _sharing(p, tile, device),
         }
-
-    def pointers(self, spec: AttentionSpec) -> dict[str, str]:
-        return {"sums": "", "sums_lse": "", "out": "out", "lse": "lse", "lengths": "kv_lengths"}
 
     def work(self, problem: AttentionProblem, tile: HopperLatentTile, device: Device) -> Work:
         rows = min(problem.head_group, tile.rows)
