@@ -109,6 +109,13 @@ KS_DEVICE float to_sum(e4m3 x) {
   widen<f16>(x.bits, lo, hi);
   return to_sum(f16{(unsigned short)lo});
 }
+template<> struct Convert<e4m3> {
+  template<class S> static KS_DEVICE e4m3 from(S x) {
+    unsigned short two;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(0.f), "f"((float)x));
+    return {(unsigned char)two};
+  }
+};
 #endif
 
 #include "tile/base.h"

@@ -105,6 +105,15 @@ template<class T> KS_DEVICE T zero_of() { return (T)0.f; }
 #if KS_E4M3
 KS_DEVICE float to_sum(e4m3 x) { return __builtin_amdgcn_cvt_f32_fp8(x.bits, 0); }
 template<> KS_DEVICE e4m3 zero_of<e4m3>() { return {0}; }
+#ifdef __gfx942__
+static constexpr float LARGEST_E4M3 = 240.f;
+#else
+static constexpr float LARGEST_E4M3 = 448.f;
+#endif
+template<> KS_DEVICE e4m3 convert<e4m3, float>(float x) {
+  const float bounded = x > LARGEST_E4M3 ? LARGEST_E4M3 : x < -LARGEST_E4M3 ? -LARGEST_E4M3 : x;
+  return {(unsigned char)__builtin_amdgcn_cvt_pk_fp8_f32(bounded, bounded, 0, false)};
+}
 #endif
 
 #include "tile/base.h"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         MergeStates,
         OutputProjection,
         OutputProjectionBwd,
+        PagedCache,
         QkvProjection,
         QkvProjectionBwd,
     )
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from kernelseam.launch_trace import trace
     from kernelseam.ops.attention import attention, attention_paged, attention_varlen
     from kernelseam.ops.attention_bwd import attention_bwd
+    from kernelseam.ops.cache import append_paged, copy_pages, gather_paged
     from kernelseam.ops.gemm import bmm, matmul2d
     from kernelseam.ops.gemm_bwd import bmm_bwd, matmul2d_bwd
     from kernelseam.ops.grouped_gemm import grouped_mm
@@ -59,22 +61,26 @@ __all__ = [
     "MergeStates",
     "OutputProjection",
     "OutputProjectionBwd",
+    "PagedCache",
     "Plan",
     "QkvProjection",
     "QkvProjectionBwd",
     "__version__",
+    "append_paged",
     "attention",
     "attention_bwd",
     "attention_paged",
     "attention_varlen",
     "bmm",
     "bmm_bwd",
+    "copy_pages",
     "devices",
     "errors",
     "fused_output_projection_residual",
     "fused_output_projection_residual_bwd",
     "fused_qkv_projection",
     "fused_qkv_projection_bwd",
+    "gather_paged",
     "grouped_mm",
     "matmul2d",
     "matmul2d_bwd",
@@ -95,7 +101,9 @@ _HOMES = {
     "DType": "dtypes",
     "GroupedGemm": "descriptors",
     "MergeStates": "descriptors",
+    "PagedCache": "descriptors",
     "Plan": "planning",
+    **dict.fromkeys(("append_paged", "copy_pages", "gather_paged"), "ops.cache"),
     "attention": "ops.attention",
     "attention_bwd": "ops.attention_bwd",
     "attention_paged": "ops.attention",

@@ -13,6 +13,7 @@ from kernelseam.contract import CONTRACT_VERSION, Backend, Implementation, Plugi
 from kernelseam.hookspecs import hookimpl
 from kernelseam.reference.attention import NumpyAttention
 from kernelseam.reference.attention_bwd import NumpyAttentionBwd
+from kernelseam.reference.cache import NumpyPagedCache
 from kernelseam.reference.gemm import NumpyGemm
 from kernelseam.reference.grouped_gemm import NumpyGroupedGemm
 from kernelseam.reference.merge import NumpyMerge
@@ -25,6 +26,7 @@ _IMPLEMENTATIONS = (
     NumpyGroupedGemm(),
     NumpyAttention(),
     NumpyMerge(),
+    NumpyPagedCache(),
     NumpyAttentionBwd(),
     *PROJECTIONS,
 )

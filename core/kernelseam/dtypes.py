@@ -132,6 +132,8 @@ _FACTS = {
     DType.float8_e4m3fn: (1, 2.0**-4, 2.0**-9, 2.0**-6),
     DType.float8_e4m3fnuz: (1, 2.0**-4, 2.0**-10, 2.0**-7),
 }
+LARGEST = {DType.float8_e4m3fn: 448.0, DType.float8_e4m3fnuz: 240.0}
+"""The largest numbers of 8 bits: conversions to them saturate."""
 _COMPUTED = frozenset({DType.float16, DType.bfloat16, DType.float32, DType.float64})
 E4M3 = (DType.float8_e4m3fn, DType.float8_e4m3fnuz)
 """The types of 8 bits."""
@@ -143,9 +145,12 @@ FLOATING = tuple(d for d in DType if d.floating)
 OPERAND_DTYPES = {
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "prefix_lengths"), DType.int32),
     **dict.fromkeys(("block_table", "positions", "offsets", "offs"), DType.int32),
+    **dict.fromkeys(("slot_mapping", "sources", "cu_seqlens"), DType.int32),
     "mask": DType.boolean,
 }
 """The dtype of each operand that is not floating-point."""
+OF_64_BITS = frozenset(("slot_mapping",))
+"""Operands of integers that may be int64."""
 OF_8_BITS = frozenset(("a", "b", "A", "B", "A_ptrs", "B_ptrs", "q", "k", "v", "k_pages", "v_pages"))
 """Operands that some operations take in 8 bits."""
 

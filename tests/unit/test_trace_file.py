@@ -35,6 +35,14 @@ def everything() -> None:
     kernelseam.grouped_mm(f16(5, 8), f16(2, 8, 7), np.array([2, 5], np.int32))
     pages, table = f16(4, 4, 2, 16), np.array([[0, 1], [2, 3]], np.int32)
     kernelseam.attention_paged(f16(2, 1, 4, 16), pages, pages, table, np.array([8, 5], np.int32))
+    kernelseam.append_paged(
+        f16(2, 1, 2, 16),
+        None,
+        pages.copy(),
+        None,
+        block_table=table,
+        kv_lengths=np.array([8, 5], np.int32),
+    )
     x, w = f16(2, 8, 32), f16(128, 32)
     kernelseam.fused_qkv_projection(x, w, None, 4, 2)
     kernelseam.fused_output_projection_residual(q, f16(32, 64), residual=x)
@@ -63,6 +71,7 @@ def test_what_was_computed_is_read_back_as_it_was(tmp_path: Path) -> None:
         "grouped_gemm",
         "merge_states",
         "output_projection",
+        "paged_cache",
         "qkv_projection",
     }
 
@@ -95,7 +104,7 @@ def test_the_file_is_written_where_the_block_raises_and_not_in_part(tmp_path: Pa
             (
                 "problems[0].operation = sort: must be one of attention_bwd, attention, gemm, "
                 "grouped_gemm, merge_states, output_projection_bwd, output_projection, "
-                "qkv_projection_bwd, qkv_projection. "
+                "paged_cache, qkv_projection_bwd, qkv_projection. "
             ),
         ),
         (

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import wrong_problem
@@ -17,6 +18,7 @@ from kernelseam import (
     BatchedGemmStrided,
     GroupedGemm,
     MergeStates,
+    PagedCache,
     plan,
 )
 from kernelseam.errors import WrongResult
@@ -222,6 +224,37 @@ def merge(dtype: Any = np.float32, **more: Any) -> MergeStates:
     )
 
 
+def cache(direction: str = "append", **more: Any) -> PagedCache:
+    eight = np.zeros((6, 4, 2, 8), ml_dtypes.float8_e4m3fn)
+    places = {"block_table": np.array([[0, 2], [5, 1]], np.int32), "kv_lengths": i32(6, 3)}
+    fields = {"v_pages": eight.copy(), "k_scales": np.full(2, 0.1, "f4"), **places, **more}
+    v = fields.pop("v", normal(2, 3, 2, 8))
+    fields.setdefault("v_scales", np.full(2, 0.1, "f4"))
+    if direction == "gather":
+        fields["direction"] = "gather"
+    return PagedCache.from_arrays(normal(2, 3, 2, 8), v, eight, **fields)
+
+
+def cached_with_all() -> PagedCache:
+    angles = np.arange(9)[:, None] / 10.0 ** np.arange(4)
+    of_q = {"q": normal(7, 4, 8), "q_norm": normal(8), "k_norm": normal(8)}
+    of_q["q_out"] = of_q["q"]
+    scales = {f"{n}_scales": np.zeros((6, 4, 2), "f4") for n in "kv"}
+    pages = [np.zeros((6, 4, 2, 8), ml_dtypes.float8_e4m3fn) for _ in range(2)]
+    return PagedCache.from_arrays(
+        normal(7, 2, 8),
+        normal(7, 2, 8),
+        *pages,
+        block_table=np.array([[0, 2], [5, 1]], np.int32),
+        kv_lengths=i32(6, 3),
+        cu_seqlens=i32(1, 3, 6),
+        cos=np.cos(angles).astype("f4"),
+        sin=np.sin(angles).astype("f4"),
+        **of_q,
+        **scales,
+    )
+
+
 RIGHT: dict[str, Callable[[], Any]] = {
     "strided": strided,
     "beta": lambda: strided(alpha=0.5, beta=-2.0),
@@ -314,6 +347,9 @@ RIGHT: dict[str, Callable[[], Any]] = {
     "grouped GEMM": lambda: grouped("m"),
     "grouped GEMM along N": lambda: grouped("n"),
     "grouped GEMM along K": lambda: grouped("k"),
+    "append to pages": lambda: cache(),
+    "append with everything": lambda: cached_with_all(),
+    "gather from pages": lambda: cache("gather"),
     "merge": lambda: merge(),
     "merge in double precision": lambda: merge(np.float64),
     "merge of nothing": lambda: MergeStates(

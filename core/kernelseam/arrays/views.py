@@ -12,7 +12,15 @@ from kernelseam.arrays import torch as torch_arrays
 from kernelseam.containment import Contained, error_text
 from kernelseam.contract import ArrayInfo, Backend, Device, Runtime
 from kernelseam.contract_values import validated_view
-from kernelseam.dtypes import CAPTURED, E4M3, OF_8_BITS, OPERAND_DTYPES, dtype_rule
+from kernelseam.dtypes import (
+    CAPTURED,
+    E4M3,
+    OF_8_BITS,
+    OF_64_BITS,
+    OPERAND_DTYPES,
+    DType,
+    dtype_rule,
+)
 from kernelseam.errors import InvalidValue
 from kernelseam.plugins import Plugins, plugins
 
@@ -70,6 +78,8 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
             name = field.partition("[")[0]
             dtype, remedy = OPERAND_DTYPES.get(name), "Convert the array"
             rule = dtype_rule() if dtype is None else f"must be {dtype}"
+            if name in OF_64_BITS:
+                rule += f" or {DType.int64}"
             if name in OF_8_BITS:
                 rule += f", or where 8 bits are taken {' or '.join(map(str, E4M3))}"
         raise type(e)(f"{field}.{e.field}", e.value, rule, remedy) from None
@@ -85,7 +95,8 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
 
 def _taken(field: str, info: ArrayInfo) -> ArrayInfo:
     """The view; refused where no operand of this name has such elements."""
-    if info.dtype in CAPTURED and not field.startswith("captured_"):
+    wide = info.dtype is DType.int64 and field in OF_64_BITS
+    if info.dtype in CAPTURED and not (wide or field.startswith("captured_")):
         raise InvalidValue("dtype", info.dtype, dtype_rule(floating=False), "Convert the array")
     return info
 

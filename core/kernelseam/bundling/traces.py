@@ -17,6 +17,7 @@ from kernelseam.contract_values import validated
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
 from kernelseam.descriptors.attention.merge_problem import MergeProblem
 from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.cache.problem import PagedCacheProblem
 from kernelseam.descriptors.common.validation import MAX_BYTES, check_walk
 from kernelseam.descriptors.gemm.grouped_problem import AXES, GroupedGemmProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem
@@ -39,6 +40,7 @@ PROBLEMS: Mapping[str, type] = {
         MergeProblem,
         OutputProjectionBwdProblem,
         OutputProjectionProblem,
+        PagedCacheProblem,
         QkvProjectionBwdProblem,
         QkvProjectionProblem,
     )
@@ -112,6 +114,9 @@ _KNOWN: Mapping[str, tuple[object, ...]] = {
     "view": ("strided", "pointers"),
     "along": AXES,
     "rotary": ("", "halves", "pairs"),
+    "direction": ("append", "gather", "copy"),
+    "position": ("", "given", "lengths"),
+    "scaled": ("", "heads", "tokens"),
     "joined": (None, "a", "b", "k"),
     "precision": (None, "tf32", "tf32x3"),
     "vector": (1, 2, 4, 8, 16),

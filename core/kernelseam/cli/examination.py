@@ -17,6 +17,7 @@ from kernelseam.planning import plan
 from kernelseam.plugins import Failure, Plugins, failure
 from kernelseam.samples.attention_bwd_case import BackwardCase
 from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.cache_case import CacheCase
 from kernelseam.samples.case import Case
 from kernelseam.samples.gemm_case import GemmCase
 from kernelseam.samples.grouped_case import GroupedCase
@@ -59,6 +60,9 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     "grouped_gemm": tuple(GroupedCase(f"grouped-gemm-{d}", d) for d in (F16, F32)),
     "merge_states": tuple(MergeCase(f"merge-{d}", d, d) for d in (F16, F32)),
+    "paged_cache": tuple(
+        CacheCase(f"paged-cache-{d}", d, num_heads=4, rotary="halves", norm=F32) for d in (F16, F32)
+    ),
     "attention_bwd": tuple(
         BackwardCase(
             f"attention-bwd-{d}",

@@ -7,6 +7,8 @@ from kernelseam.descriptors.attention.merge import MergeStates
 from kernelseam.descriptors.attention.merge_problem import MergeProblem, MergeSpec
 from kernelseam.descriptors.attention.pointers import AttentionPointers
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.cache.cache import PagedCache
+from kernelseam.descriptors.cache.problem import PagedCacheProblem, PagedCacheSpec
 from kernelseam.descriptors.gemm.grouped import GroupedGemm
 from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem, GroupedGemmSpec
 from kernelseam.descriptors.gemm.pointers import BatchedGemmPointers
@@ -52,6 +54,9 @@ __all__ = [
     "OutputProjectionBwdSpec",
     "OutputProjectionProblem",
     "OutputProjectionSpec",
+    "PagedCache",
+    "PagedCacheProblem",
+    "PagedCacheSpec",
     "QkvProjection",
     "QkvProjectionBwd",
     "QkvProjectionBwdProblem",

@@ -16,6 +16,7 @@ from kernelseam.kernels.attention.forward import AttentionDefinition
 from kernelseam.kernels.attention.merge import MERGE
 from kernelseam.kernels.attention.tile import AttentionTile
 from kernelseam.kernels.attention.unfused import UnfusedAttention
+from kernelseam.kernels.cache.cache import CACHE
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.covering import covering, covering_specs
 from kernelseam.kernels.definition import KernelDefinition
@@ -32,6 +33,7 @@ KERNELS: Mapping[str, KernelDefinition] = {
     "attention": AttentionDefinition(),
     "attention_bwd": AttentionBwdDefinition(),
     "merge_states": MERGE,
+    "paged_cache": CACHE,
 }
 
 COMPOSITIONS: Mapping[str, Composition] = {**KERNELS, **{p.operation: p for p in PROJECTIONS}}

@@ -119,6 +119,18 @@ TEXTS: Mapping[str, str] = {
     "PACKED": "sequences' rows follow one another, those of sequence b from offsets[b] on",
     "POINTERS": "operands are lists of matrices; of merges, the result",
     "BIAS_GRADIENT": "the bias' gradient is written, or that by a score_mod's scores",
+    # paged caches
+    "PAGES": "element type of pages",
+    "D": "head dim of queries and keys of a cache",
+    "DIRECTION": "APPEND, GATHER or COPY",
+    "SLOTS": "bytes of a slot's number; 0: places follow from a block table",
+    "POSITION": "a token's position: OWN_NUMBER, GIVEN or LENGTHS",
+    "ROTARY_DIM": "elements of a head that are rotated",
+    "NORM": "element type of the weights of RMS norms; void: none",
+    "CACHE_SCALES": "scales of pages of 8 bits: NO_SCALES, OF_HEADS or OF_TOKENS",
+    "LARGEST": "the largest number of pages of 8 bits",
+    "EXACT": "rows are copied as they are",
+    "WIDE": "rows are accessed by 16 bytes of the wider type",
     # tiles
     "PRECISION": "products of TF32 that one of float is multiplied by; 0: by float's own",
     "VECTOR": "bytes that rows are aligned to",

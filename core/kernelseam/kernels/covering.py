@@ -12,6 +12,7 @@ from kernelseam.contract import Composition
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdSpec
 from kernelseam.descriptors.attention.merge_problem import MergeSpec
 from kernelseam.descriptors.attention.problem import AttentionSpec
+from kernelseam.descriptors.cache.problem import PagedCacheSpec
 from kernelseam.descriptors.common.precision import PRECISIONS
 from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmSpec
 from kernelseam.descriptors.gemm.problem import GemmSpec, HeadsSpec
@@ -29,6 +30,7 @@ from kernelseam.kernels.attention.row_kernels import (
     SinkSpec,
     SumSpec,
 )
+from kernelseam.kernels.cache.cache import CACHE
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.gemm.gemv import GEMV
@@ -301,3 +303,20 @@ def _small() -> Iterator[Covered]:
     yield Covered(QUERY_GRADIENT, QueryGradientSpec(F32, 64, precision="tf32x3"))
     yield Covered(SINK_GRADIENT, SinkSpec(True))
     yield Covered(SUM_AXES, SumSpec(BF16))
+    yield from (Covered(CACHE, s) for s in _caches())
+
+
+def _caches() -> Iterator[PagedCacheSpec]:
+    """Rows between tokens and pages: copied, transformed, rounded to 8 bits."""
+    of_q: dict[str, Any] = {"q": True, "rotary": "halves", "norm": BF16}
+    table: dict[str, Any] = {"position": "lengths", "packed": True}
+    yield PagedCacheSpec(BF16, BF16, 128, 128, slots=DType.int64)
+    yield PagedCacheSpec(BF16, BF16, 128, 128, rotary_dim=128, **table, **of_q)
+    yield PagedCacheSpec(F16, F16, 64, 0, q=True, rotary="pairs", rotary_dim=32, position="given")
+    yield PagedCacheSpec(F32, F32, 36, 20, rotary="halves", rotary_dim=12, norm=F32, vector=4)
+    for stored in E4M3:
+        yield PagedCacheSpec(
+            BF16, stored, 128, 128, rotary_dim=128, scaled="tokens", **table, **of_q
+        )
+        yield PagedCacheSpec(F16, stored, 256, 256, "gather", scaled="heads")
+        yield PagedCacheSpec(stored, stored, 128, 128, "copy")

@@ -112,7 +112,7 @@ def fused_qkv_projection(
     arrays = {
         "input": input,
         "weight": weight,
-        **not_none(bias=bias, positions=positions, **_tables(rotary, rotary_style)),
+        **not_none(bias=bias, positions=positions, **rotary_tables(rotary, rotary_style)),
         **({"k": k_pages, "v": v_pages, "block_table": block_table} if paged else {}),
         **_results(out, paged),
     }
@@ -298,7 +298,8 @@ def _paged(k_pages: object, v_pages: object, block_table: object) -> bool:
     return bool(present)
 
 
-def _tables(rotary: object, style: object) -> dict[str, Any]:
+def rotary_tables(rotary: object, style: object) -> dict[str, Any]:
+    """Cosines and sines as operands. Raises InvalidValue for what is no pair of arrays."""
     if rotary is None:
         if style != "halves":
             raise InvalidValue(

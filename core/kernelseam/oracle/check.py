@@ -192,6 +192,15 @@ def projection(
     return _verdict(parts, (), None)
 
 
+def within(parts: Mapping[str, tuple[Array, Floats, Floats]]) -> Verdict:
+    """Compare arrays by name, each with what is expected and the bound of each element."""
+    return _verdict(
+        [_Compared(n, *x, tolerances.overflows_at(DType.float64)) for n, x in parts.items()],
+        (),
+        None,
+    )
+
+
 def gemm(
     a: Array,
     b: Array,

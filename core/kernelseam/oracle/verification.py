@@ -8,6 +8,7 @@ from kernelseam.contract import Problem, Runtime
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
 from kernelseam.descriptors.attention.merge_problem import MergeProblem
 from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.cache.problem import PagedCacheProblem
 from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.descriptors.projection.backward_problem import (
@@ -20,6 +21,7 @@ from kernelseam.oracle import verification_projection as projection
 from kernelseam.oracle.operands import Operands
 from kernelseam.oracle.subnormals import flushes
 from kernelseam.oracle.verification_attention import AttentionBwdVerifier, AttentionVerifier
+from kernelseam.oracle.verification_cache import PagedCacheVerifier
 from kernelseam.oracle.verification_gemm import GemmVerifier
 from kernelseam.oracle.verification_grouped import GroupedGemmVerifier
 from kernelseam.oracle.verification_merge import MergeVerifier
@@ -34,6 +36,7 @@ VERIFIERS: dict[type, Verifier[Any]] = {
     AttentionProblem: AttentionVerifier(),
     AttentionBwdProblem: AttentionBwdVerifier(),
     MergeProblem: MergeVerifier(),
+    PagedCacheProblem: PagedCacheVerifier(),
     QkvProjectionProblem: ProjectionVerifier(projection.qkv),
     OutputProjectionProblem: ProjectionVerifier(projection.output),
     QkvProjectionBwdProblem: ProjectionVerifier(projection.qkv_gradients),

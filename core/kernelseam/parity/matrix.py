@@ -7,6 +7,7 @@ from functools import cache
 
 from kernelseam.parity.cases.attention import attention_cases
 from kernelseam.parity.cases.attention_bwd import attention_bwd_cases
+from kernelseam.parity.cases.cache import cache_cases
 from kernelseam.parity.cases.gemm import gemm_cases
 from kernelseam.parity.cases.grouped import grouped_cases
 from kernelseam.parity.cases.merge import merge_cases
@@ -21,6 +22,7 @@ CASES: Mapping[str, Callable[[], Sequence[Case]]] = {
     "attention": attention_cases,
     "attention_bwd": attention_bwd_cases,
     "merge_states": merge_cases,
+    "paged_cache": cache_cases,
     **dict.fromkeys(("qkv_projection", "output_projection"), projection_cases),
     **dict.fromkeys(("qkv_projection_bwd", "output_projection_bwd"), projection_bwd_cases),
 }

@@ -13,15 +13,22 @@ from kernelseam.descriptors.projection.problem import QkvProjectionProblem
 Array = npt.NDArray[Any]
 
 
+def rotate(y: Array, cos: Array, sin: Array, style: str) -> None:
+    """Rotate the first columns of y [..., dim], in place, by cos and sin [..., columns / 2]."""
+    half = cos.shape[-1]
+    pairs = style == "pairs"
+    first = y[..., 0 : 2 * half : 2] if pairs else y[..., :half]
+    second = y[..., 1 : 2 * half : 2] if pairs else y[..., half : 2 * half]
+    turned = first * cos - second * sin
+    second[...] = second * cos + first * sin
+    first[...] = turned
+
+
 class Rotation:
     """x_i, x_j → x_i·cos − x_j·sin, x_j·cos + x_i·sin in rows of heads, by the rows' positions."""
 
     def __init__(self, problem: QkvProjectionProblem, operands: Mapping[str, Array]) -> None:
         self._problem, self._operands = problem, operands
-        h, half = problem.heads, problem.heads.rotary_dim // 2
-        interleaved = problem.spec.heads.rotary == "pairs"
-        self._first = slice(0, h.rotary_dim, 2) if interleaved else slice(0, half)
-        self._second = slice(1, h.rotary_dim, 2) if interleaved else slice(half, h.rotary_dim)
 
     def positions(self, entry: int, rows: slice) -> Array:
         """The positions of some tokens of an entry."""
@@ -35,9 +42,7 @@ class Rotation:
             return
         at = self.positions(entry, rows)
         cos, sin = (self._operands[n][at].astype(y.dtype) for n in ("cos", "sin"))
-        first, second = y[:, self._first].copy(), y[:, self._second].copy()
-        y[:, self._first] = first * cos - second * sin
-        y[:, self._second] = second * cos + first * sin
+        rotate(y, cos, sin, self._problem.spec.heads.rotary)
 
     def place(self, entry: int, rows: slice) -> tuple[Array, Array]:
         """(page, row in it) of some tokens."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from kernelseam.samples.attention_bwd_case import BackwardCase
 from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.cache_case import CacheCase
 from kernelseam.samples.gemm_case import GemmCase
 from kernelseam.samples.grouped_case import GroupedCase
 from kernelseam.samples.merge_case import MergeCase
 from kernelseam.samples.projection_case import ProjectionCase
 
-Case = GemmCase | GroupedCase | AttentionCase | MergeCase | BackwardCase | ProjectionCase
+Case = (
+    GemmCase | GroupedCase | AttentionCase | MergeCase | CacheCase | BackwardCase | ProjectionCase
+)
 """One problem with its data, written down as data."""

@@ -194,6 +194,23 @@ def _merge(p: Any) -> Any:
     )
 
 
+def _paged_cache(p: Any) -> Any:
+    walks = tuple(n for n in _names(cast(Any, type(p))) if n.endswith("_strides"))
+    return _replaced(
+        p,
+        batch=about(p.batch) if p.batch > 1 else p.batch,
+        S=rows(p.S),
+        pages=about(p.pages),
+        table_width=about(p.table_width),
+        table_stride=about(p.table_width),
+        sequences=about(p.sequences),
+        max_position=about(p.max_position),
+        cos_stride=p.spec.rotary_dim // 2,
+        eps=_sign(p.eps),
+        **dict(zip(walks, _steps(*[getattr(p, n) for n in walks]), strict=True)),
+    )
+
+
 def _gemm(p: Any) -> Any:
     m, n, k, heads = rows(p.M), columns(p.N), columns(p.K), rows(p.num_heads)
     if p.spec.view == "pointers":
@@ -289,6 +306,7 @@ _REPRESENTATIVES: Mapping[str, Callable[[Any], Any]] = {
     "attention": _attention,
     "attention_bwd": _attention_bwd,
     "merge_states": _merge,
+    "paged_cache": _paged_cache,
     **dict.fromkeys(
         ("qkv_projection", "output_projection", "qkv_projection_bwd", "output_projection_bwd"),
         _projection,

@@ -9,6 +9,7 @@ never deleted because it no longer fits. One or two of a kind and kernel are eno
 from __future__ import annotations
 
 from attention_mutants import ATTENTIONS
+from cache_mutants import CACHES
 from decode_mutants import DECODED
 from mutant import (
     ATTENTION,
@@ -422,4 +423,4 @@ WRONG_ORDER = (
     ),
 )
 
-MUTANTS = (*WRONG_NUMBERS, *WRONG_ORDER, *PRODUCTS, *UNFUSED_ATTENTIONS, *DECODED)
+MUTANTS = (*WRONG_NUMBERS, *WRONG_ORDER, *PRODUCTS, *UNFUSED_ATTENTIONS, *DECODED, *CACHES)

@@ -216,6 +216,47 @@ def merge() -> Arguments:
     return {"outs": f32(N, B, H, S, D), "lses": f32(N, B, H, S), "out": f32(B, H, S, D)}
 
 
+def cache() -> Arguments:
+    return {
+        "k": f32(B, S, G, D),
+        "v": f32(B, S, G, D),
+        "k_pages": f32(N, 6, G, D),
+        "v_pages": f32(N, 6, G, D),
+        "block_table": np.array([[0, 1], [2, 0]], np.int32),
+        "kv_lengths": i32(6, 5),
+    }
+
+
+def append() -> Arguments:
+    norms = {"q_norm": f32(D), "k_norm": f32(D), "norm_eps": 1e-5}
+    return {**cache(), "q": f32(B, S, H, D), "rotary": rotary(), "out": f32(B, S, H, D), **norms}
+
+
+def gather() -> Arguments:
+    pages = {n: x for n, x in cache().items() if n not in ("k", "v")}
+    return {**pages, "max_seqlen_k": S, "out": (f32(B, S, G, D), f32(B, S, G, D))}
+
+
+def copies() -> Arguments:
+    pages = {n: cache()[n] for n in ("k_pages", "v_pages")}
+    return {**pages, "sources": i32(0, 0), "destinations": i32(1, 2)}
+
+
+def cache_fields() -> Arguments:
+    cos, sin = rotary()
+    extents = {"batch": B, "S": S, "kv_heads": G, "head_dim": D, "pages": N, "page_size": 6}
+    extents |= {"num_heads": H, "table_width": 2, "rotary_dim": D, "max_position": 20}
+    of_q = {"q": f32(B, S, H, D), "q_out": f32(B, S, H, D), "q_norm": f32(D), "k_norm": f32(D)}
+    heads_first = {n: x.swapaxes(1, 2).copy() for n, x in cache().items() if x.ndim == 4}
+    of_q |= {n: x.swapaxes(1, 2).copy() for n, x in of_q.items() if x.ndim == 4}
+    return {**extents, **cache(), **heads_first, **of_q, "cos": cos, "sin": sin}
+
+
+def cache_arrays() -> Arguments:
+    cos, sin = rotary()
+    return {**cache(), "q": f32(B, S, H, D), "q_out": f32(B, S, H, D), "cos": cos, "sin": sin}
+
+
 def rotary() -> tuple[Array, Array]:
     return f32(20, D // 2), f32(20, D // 2)
 
@@ -389,6 +430,9 @@ FUNCTIONS = {
     "bmm_bwd": _function(ks.bmm_bwd, bmm_bwd),
     "matmul2d_bwd": _function(ks.matmul2d_bwd, matmul2d_bwd),
     "merge_states": _function(ks.merge_states, merge),
+    "append_paged": _function(ks.append_paged, append),
+    "gather_paged": _function(ks.gather_paged, gather),
+    "copy_pages": _function(ks.copy_pages, copies),
     "fused_qkv_projection": _function(ks.fused_qkv_projection, qkv),
     "fused_qkv_projection paged": _function(ks.fused_qkv_projection, qkv_paged),
     "fused_output_projection_residual": _function(ks.fused_output_projection_residual, output),
@@ -499,6 +543,8 @@ DESCRIPTORS = {
             "lse": f32(B, H, S),
         },
     ),
+    "PagedCache": _descriptor(ks.PagedCache, cache_fields),
+    "PagedCache.from_arrays": _from_arrays(ks.PagedCache.from_arrays, cache_arrays),
     "QkvProjection": _descriptor(ks.QkvProjection, qkv_fields),
     "QkvProjection.from_arrays": _from_arrays(ks.QkvProjection.from_arrays, qkv_arrays),
     "OutputProjection": _descriptor(

@@ -51,6 +51,23 @@ class Read:
         shown = labels.replace("H", heads)
         self.take(name, shown, {"B": "batch", "P": "batch", heads: "head", "S": "row", "N": "row"})
 
+    def rotation(self) -> None:
+        """Cosines and sines, where both are given: alike."""
+        if not {"cos", "sin"} <= self.infos.keys():
+            return
+        for name in ("cos", "sin"):
+            self.take(name, "max_position rotary_dim/2", {"max_position": "row"}, "cos")
+        cos, sin = (canonical(self.infos[n])[0] for n in ("cos", "sin"))
+        if cos != sin:
+            raise InvalidValue(
+                "sin",
+                f"rows {sin} elements apart",
+                f"those of cos are {cos} elements apart",
+                "Let them be alike",
+            )
+        self.fields["rotary_dim"] = 2 * self.known["rotary_dim/2"]
+        self.fields["max_position"] = self.known["max_position"]
+
     def rows(self, name: str, labels: str) -> None:
         """An operand [B, S, columns], or [S, columns]."""
         self.take(name, labels, {"B": "batch", "S": "row"})
@@ -84,21 +101,7 @@ def qkv_fields(
     read.take("weight", "columns hidden", {"columns": "row"})
     if "bias" in infos:
         read.take("bias", "columns", {})
-    if "cos" in infos and "sin" in infos:
-        read.take("cos", "max_position rotary_dim/2", {"max_position": "row"})
-        read.take("sin", "max_position rotary_dim/2", {"max_position": "row"}, "cos")
-        cos, sin = (canonical(infos[n])[0] for n in ("cos", "sin"))
-        if cos != sin:
-            raise InvalidValue(
-                "sin",
-                f"rows {sin} elements apart",
-                f"those of cos are {cos} elements apart",
-                "Let them be alike",
-            )
-        read.fields |= {
-            "rotary_dim": 2 * known["rotary_dim/2"],
-            "max_position": known["max_position"],
-        }
+    read.rotation()
     if "positions" in infos:
         read.rows("positions", f"{lead}S")
     if paged:

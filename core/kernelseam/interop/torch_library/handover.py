@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kernelseam.descriptors.attention.options import AttentionOptions, GradientOptions
+from kernelseam.descriptors.cache.options import AppendOptions, GatherOptions
 from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.descriptors.gemm.fields import scale_block_of
 from kernelseam.descriptors.gemm.options import (
@@ -22,10 +23,11 @@ from kernelseam.descriptors.projection.options import (
     QkvOptions,
 )
 from kernelseam.errors import InvalidValue
-from kernelseam.interop.torch_library import attention, gemm, grouped, merge, projection
+from kernelseam.interop.torch_library import attention, cache, gemm, grouped, merge, projection
 from kernelseam.interop.torch_library.define import unrepeated
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.ops import attention_bwd as attention_bwd_ops
+from kernelseam.ops import cache as cache_ops
 from kernelseam.ops import gemm as gemm_ops
 from kernelseam.ops import gemm_bwd as gemm_bwd_ops
 from kernelseam.ops import grouped_gemm as grouped_ops
@@ -41,6 +43,7 @@ _SCALARS, _OF_GRADIENTS = scalars_of(AttentionOptions), scalars_of(GradientOptio
 _OF_PRODUCTS, _OF_GROUPS = scalars_of(ProductOptions), scalars_of(GroupedOptions)
 _OF_PRODUCT_GRADIENTS = scalars_of(ProductGradientOptions)
 _OF_QKV, _OF_QKV_GRADIENTS = scalars_of(QkvOptions), scalars_of(QkvGradientOptions)
+_OF_APPEND, _OF_GATHER = scalars_of(AppendOptions), scalars_of(GatherOptions)
 _OF_OUTPUT, _OF_OUTPUT_GRADIENTS = scalars_of(OutputOptions), scalars_of(OutputGradientOptions)
 
 
@@ -189,6 +192,27 @@ def _merged(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> 
     return _filled(arrays, {"out": out, "lse": lse})
 
 
+def _appended(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
+    given = dict(zip(_OF_APPEND, values, strict=True))
+    given |= {"backend": backend, "implementation": implementation}
+    result = cache.APPEND_PAGED(*_ordered(arrays, cache.APPEND), **given)
+    return _filled(arrays, {"q_out": result})
+
+
+def _gathered(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
+    given = dict(zip(_OF_GATHER, values, strict=True))
+    given |= {"backend": backend, "implementation": implementation}
+    k, v = cache.GATHER_PAGED(*_ordered(arrays, cache.GATHER), **given)
+    return _filled(arrays, {"k": k, "v": v} if "v_pages" in arrays else {"k": k})
+
+
+def _copied(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
+    (kv_layout,) = values
+    given = {"kv_layout": kv_layout, "backend": backend, "implementation": implementation}
+    cache.COPY_PAGES(*_ordered(arrays, cache.COPY), **given)
+    return {}
+
+
 def _qkv(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
     given = dict(zip(_OF_QKV, values, strict=True))
     given |= {"backend": backend, "implementation": implementation}
@@ -261,6 +285,9 @@ OPERATORS: dict[Any, Any] = {
     gemm_bwd_ops.gradient_work: _product_bwd,
     grouped_ops.grouped_work: _grouped,
     merge_ops.merge_work: _merged,
+    cache_ops.append_work: _appended,
+    cache_ops.gather_work: _gathered,
+    cache_ops.copy_work: _copied,
     projection_ops.qkv_work: _qkv,
     projection_ops.output_work: _output,
     projection_bwd_ops.qkv_work: _qkv_bwd,

@@ -7,6 +7,7 @@ from typing import Any
 from kernelseam.samples.case import Case
 from kernelseam.samples.operations.attention import AttentionForward
 from kernelseam.samples.operations.attention_bwd import AttentionGradients
+from kernelseam.samples.operations.cache import PagedCaches
 from kernelseam.samples.operations.gemm import Gemm
 from kernelseam.samples.operations.grouped import Grouped
 from kernelseam.samples.operations.merge import Merge
@@ -21,6 +22,7 @@ OPERATIONS: dict[str, Operation[Any, Any]] = {
         AttentionForward(),
         AttentionGradients(),
         Merge(),
+        PagedCaches(),
         Projection("qkv_projection"),
         Projection("output_projection"),
         Projection("qkv_projection_bwd"),

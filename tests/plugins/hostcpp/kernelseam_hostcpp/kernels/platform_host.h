@@ -91,6 +91,23 @@ template<> struct Convert<bf16> {
     return {(unsigned short)((y + 0x7fffu + (y >> 16 & 1)) >> 16)};
   }
 };
+#if KS_E4M3
+template<> struct Convert<e4m3> {  // saturating
+  static KS_DEVICE e4m3 from(float x) {
+    constexpr bool FN = KS_E4M3 == 1;
+    constexpr float LARGEST = FN ? 448.f : 240.f, HIDDEN = FN ? 16384.f : 8192.f;  // whose last place is the smallest subnormal
+    constexpr unsigned BIAS = FN ? 120 : 119;
+    if (x != x) return {(unsigned char)(FN ? 0x7f : 0x80)};
+    const unsigned sign = bits_as<unsigned>(x) >> 24 & 0x80u;
+    float size = x < 0 ? -x : x;
+    size = size < LARGEST ? size : LARGEST;
+    const unsigned y = bits_as<unsigned>(size);
+    const unsigned magnitude = y < (BIAS + 1) << 23 ? bits_as<unsigned>(size + HIDDEN) - bits_as<unsigned>(HIDDEN)
+                                                    : ((y + 0x7ffffu + (y >> 20 & 1)) >> 20) - (BIAS << 3);
+    return {(unsigned char)(magnitude || FN ? sign | magnitude : 0)};
+  }
+};
+#endif
 template<class T, class S> KS_DEVICE T convert(S x) {
   static_assert(sizeof(S) <= sizeof(float) || sizeof(T) == sizeof(S), "nothing is rounded twice");
   return Convert<T>::from(x);

@@ -1,0 +1,1 @@
+"""The kernel of paged caches and its definition."""

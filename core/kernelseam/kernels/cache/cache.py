@@ -1,0 +1,222 @@
+"""Kernel definition of cache.h: rows of k and v between tokens and pages, in one launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelseam.contract import ArchRow, Device, Launch, Launches
+from kernelseam.costs import Work
+from kernelseam.descriptors.cache.problem import PagedCacheProblem, PagedCacheSpec
+from kernelseam.dtypes import LARGEST, DType
+from kernelseam.kernels.config import Constants
+from kernelseam.kernels.definition import KernelDefinition
+from kernelseam.kernels.elements import (
+    DEVICE_TYPE,
+    INT32,
+    divide_up,
+    divider_parameter,
+    divider_values,
+)
+from kernelseam.kernels.signature import Signature, Structure
+
+__all__ = ["CACHE", "CacheTile", "PagedCacheDefinition"]
+
+_TYPES = frozenset({DType.float16, DType.bfloat16, DType.float32})
+_THREADS = 256
+_AXES = ("outer", "head", "row")
+_POSITION = {"": 0, "given": 1, "lengths": 2}
+_SCALES = {"": 0, "heads": 1, "tokens": 2}
+_ROTARY = {"": 0, "halves": 1, "pairs": 2}
+
+
+@dataclass(frozen=True)
+class CacheTile:
+    """Threads of a block, and those that have a row together."""
+
+    dtypes: frozenset[DType]
+    threads: int
+    lanes: int
+
+
+def _rows(name: str) -> Structure:
+    axes = tuple((f"{name}_{axis}", "i64") for axis in _AXES)
+    return Structure(((name, "pointer"), *axes), ("base", *_AXES))
+
+
+_PLACES = Structure(
+    (
+        *((n, "pointer") for n in ("slots", "table", "lengths", "positions", "offsets", "sources")),
+        *((f"slots_{a}", "i64") for a in ("batch", "row")),
+        ("table_row", "i64"),
+        *((f"positions_{a}", "i64") for a in ("batch", "row")),
+        *((n, "i32") for n in ("S", "sequences", "table_width", "pages")),
+        ("page", divider_parameter("page_size")),
+    )
+)
+_ROTATION = Structure(
+    (("cos", "pointer"), ("sin", "pointer"), ("cos_row", "i64"), ("max_position", "i32")),
+    ("cosines", "sines", "row", "end"),
+)
+_NAMES = {
+    "slots": "slot_mapping",
+    "table": "block_table",
+    "lengths": "kv_lengths",
+    "offsets": "cu_seqlens",
+}
+"""Parameter → operand, where they differ."""
+_POINTERS = (
+    *("k", "v", "k_pages", "v_pages", "slots", "table", "lengths", "positions", "offsets"),
+    *("sources", "q", "q_out", "cos", "sin", "q_norm", "k_norm", "k_scales", "v_scales"),
+)
+
+
+class PagedCacheDefinition(KernelDefinition):
+    """Some lanes a row, all rows of all tokens in one grid."""
+
+    operation = "paged_cache"
+    entry = "paged_cache"
+    source = "cache/cache.h"
+
+    def refuse(self, problem: PagedCacheProblem, row: ArchRow) -> str | None:
+        p, s = problem, problem.spec
+        for name, dtype in (("dtype", s.dtype), ("dtype_pages", s.dtype_pages), ("norm", s.norm)):
+            if dtype and dtype not in _TYPES and dtype not in row.fp8_dtypes:
+                return f"{name} = {dtype} is not supported by this kernel on {row.arch}"
+        for what, count in (
+            ("rows of heads", p.tokens * _heads(p)),
+            ("slots", p.pages * p.page_size),
+            ("places of a table's row", p.table_width * p.page_size),
+        ):
+            if count >= INT32:
+                return f"it has {count} {what}, not fewer than 2^31"
+        return None
+
+    def tiles(self, spec: PagedCacheSpec, row: ArchRow) -> tuple[CacheTile, ...]:
+        chunks = divide_up(max(spec.head_dim, spec.value_dim), _elements(spec))
+        lanes = min(1 << (chunks - 1).bit_length(), row.warp_size)
+        return (CacheTile(_TYPES, _THREADS, lanes),)
+
+    def tile(self, problem: PagedCacheProblem, row: ArchRow, device: Device) -> CacheTile:
+        return self.tiles(problem.spec, row)[0]
+
+    def takes(
+        self, problem: PagedCacheProblem, tile: CacheTile, row: ArchRow, device: Device
+    ) -> bool:
+        return True
+
+    def launches(self, problem: PagedCacheProblem, tile: CacheTile, device: Device) -> Launches:
+        return Launches((Launch(self, problem, tile),))
+
+    def constants(self, spec: PagedCacheSpec, tile: CacheTile, row: ArchRow) -> Constants:
+        s = spec
+        return {
+            "T": DEVICE_TYPE[s.dtype],
+            "PAGES": DEVICE_TYPE[s.dtype_pages],
+            "D": s.head_dim,
+            "DV": s.value_dim,
+            "DIRECTION": ("append", "gather", "copy").index(s.direction),
+            "SLOTS": s.slots.itemsize if s.slots else 0,
+            "POSITION": _POSITION[s.position],
+            "PACKED": s.packed,
+            "ROTARY": _ROTARY[s.rotary],
+            "ROTARY_DIM": s.rotary_dim,
+            "NORM": DEVICE_TYPE[s.norm],
+            "CACHE_SCALES": _SCALES[s.scaled],
+            "LARGEST": LARGEST.get(s.dtype_pages, 1.0),
+            "EXACT": s.exact,
+            "WIDE": _wide(s),
+            "THREADS": tile.threads,
+            "LANES": tile.lanes,
+        }
+
+    def signature(self, spec: PagedCacheSpec) -> Signature:
+        optional: list[tuple[str, str | Structure]] = []
+        if spec.q:
+            optional += [("q", _rows("q")), ("q_out", _rows("q_out"))]
+        if spec.rotary:
+            optional.append(("rotation", _ROTATION))
+        if spec.norm:
+            optional += [("q_norm", "pointer")] * spec.q
+            optional += [("k_norm", "pointer"), ("eps", "f32")]
+        if spec.scaled:
+            optional += [(n, _rows(n)) for n in ("k_scales", "v_scales")]
+        return Signature(
+            (
+                *((n, _rows(n)) for n in ("k", "v", "k_pages", "v_pages")),
+                ("places", _PLACES),
+                ("num_heads", "i32"),
+                ("kv_heads", "i32"),
+                ("heads", divider_parameter("row_heads")),
+                ("tokens", divider_parameter("S_tokens")),
+                ("total", "i32"),
+                *optional,
+            ),
+            flat=True,
+            optional=(
+                *("q", "q_out", "rotation", "q_norm", "k_norm", "eps", "k_scales", "v_scales"),
+            ),
+        )
+
+    def grid(self, problem: PagedCacheProblem, tile: CacheTile, device: Device) -> int:
+        return divide_up(problem.tokens * _heads(problem), tile.threads // tile.lanes)
+
+    def threads(self, tile: CacheTile, row: ArchRow) -> int:
+        return tile.threads
+
+    def shared_bytes(self, spec: PagedCacheSpec, tile: CacheTile) -> int:
+        return 0
+
+    def values(
+        self, problem: PagedCacheProblem, tile: CacheTile, device: Device
+    ) -> dict[str, int | float]:
+        p = problem
+        values: dict[str, int | float] = {}
+        for name in ("k", "v", "k_pages", "v_pages", "q", "q_out", "k_scales", "v_scales"):
+            walk = getattr(p, f"{name}_strides")
+            values |= {f"{name}_{a}": s for a, s in zip(_AXES, walk, strict=True)}
+        for name in ("slots", "positions"):
+            walk = getattr(p, f"{name}_strides")
+            values |= {f"{name}_{a}": s for a, s in zip(("batch", "row"), walk, strict=True)}
+        return {
+            **values,
+            "table_row": p.table_stride,
+            "S": p.S,
+            "sequences": p.sequences,
+            "table_width": p.table_width,
+            "pages": p.pages,
+            **divider_values("page_size", p.page_size),
+            "num_heads": p.num_heads,
+            "kv_heads": p.kv_heads,
+            **divider_values("row_heads", _heads(p)),
+            **divider_values("S_tokens", max(p.S, 1)),
+            "total": p.tokens * _heads(p),
+            "cos_row": p.cos_stride,
+            "max_position": p.max_position,
+            "eps": p.eps,
+        }
+
+    def pointers(self, spec: PagedCacheSpec) -> dict[str, str]:
+        return {n: _NAMES.get(n, n) for n in _POINTERS}
+
+    def work(self, problem: PagedCacheProblem, tile: CacheTile, device: Device) -> Work:
+        return Work(problem.bytes_moved)
+
+
+def _heads(p: PagedCacheProblem) -> int:
+    """Rows of a token."""
+    return p.num_heads + p.kv_heads * (2 if p.spec.value_dim else 1)
+
+
+def _elements(spec: PagedCacheSpec) -> int:
+    """Of a row, those that a lane has at once."""
+    return 16 // max(spec.dtype.itemsize, spec.dtype_pages.itemsize)
+
+
+def _wide(s: PagedCacheSpec) -> bool:
+    """Whether all elements of a lane exist, and are rotated, or none."""
+    n = _elements(s)
+    rotated = s.rotary_dim // 2 if s.rotary == "halves" else s.rotary_dim
+    return s.vector == 16 and not any(x % n for x in (s.head_dim, s.value_dim, rotated))
+
+
+CACHE = PagedCacheDefinition()

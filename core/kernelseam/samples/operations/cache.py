@@ -1,0 +1,98 @@
+"""Rows between tokens and the pages of a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from kernelseam.contract import Device, Runtime
+from kernelseam.descriptors import PagedCache
+from kernelseam.oracle import cache as oracle
+from kernelseam.oracle.cache import CacheRows
+from kernelseam.oracle.check import Verdict
+from kernelseam.oracle.formulas import Array
+from kernelseam.samples.cache_case import CacheCase
+from kernelseam.samples.data import cache as data
+from kernelseam.samples.data.memory import Layout, Placement
+from kernelseam.samples.operations.operation import Operation
+
+Expected = tuple[dict[str, CacheRows], dict[str, Array]]
+"""Rows by result, and scales that were given, by result."""
+
+
+class PagedCaches(Operation[CacheCase, Expected]):
+    """Append, gather, copy."""
+
+    name = "paged_cache"
+
+    def draw(self, case: CacheCase, rng: np.random.Generator) -> dict[str, Array]:
+        return data.values(case, rng)
+
+    def placements(self, case: CacheCase) -> dict[str, Placement]:
+        return data.placements(case)
+
+    def outputs(self, case: CacheCase) -> tuple[str, ...]:
+        return data.outputs(case)
+
+    def repeatable(self, case: CacheCase) -> bool:
+        return not case.in_place
+
+    def describe(
+        self,
+        case: CacheCase,
+        layout: Layout,
+        addresses: Mapping[str, Any],
+        runtime: Runtime,
+        device: Device,
+    ) -> PagedCache:
+        return data.describe(case, layout, addresses)
+
+    def expected(self, case: CacheCase, inputs: Mapping[str, Array]) -> Expected:
+        rows, scales = dict[str, CacheRows](), dict[str, Array]()
+        if case.direction == "copy":
+            return {f"{n}_pages": oracle.copied(inputs[n][inputs["sources"]]) for n in "kv"}, {}
+        stored = (data.slots(case) >= 0)[:, None, :, None]
+        positions = np.clip(data.positions(case), 0, data.ends(case) - 1)
+        tables = (inputs["cos"], inputs["sin"]) if case.rotary else None
+        exact = case.dtype is case.pages_dtype and not (case.rotary or case.norm or case.scaled)
+        for name in data.outputs(case):
+            if name.endswith("_scales"):
+                continue
+            gather, source = case.direction == "gather", name[0]
+            x = inputs[f"{source}_pages" if gather else source]
+            if gather and case.scaled:
+                x = x.astype(np.float64) * inputs[f"{source}_scales"][..., None]
+            elif case.scaled == "heads" and name != "q_out":
+                scales[name] = inputs[f"{source}_scales"]
+            if source == "v" or gather:
+                of = oracle.copied(x)
+                of = replace(of, exact=exact)
+            else:
+                weight = inputs.get(f"{source}_norm")
+                of = oracle.transformed(x, weight, 1e-5, tables, case.rotary, positions)
+                of = replace(of, exact=exact)
+            other = x.astype(np.float64) if case.in_place and name == "q_out" else 0.0
+            rows[name] = replace(of, value=np.where(stored, of.value, other))
+        return rows, scales
+
+    def verdict(
+        self,
+        case: CacheCase,
+        expected: Expected,
+        results: Mapping[str, Array],
+        *,
+        flushed: bool = False,
+    ) -> Verdict:
+        rows, scales = expected
+        written = {}
+        if case.scaled == "tokens" and case.direction == "append":
+            stored = (data.slots(case) >= 0)[:, None]
+            for name in rows:
+                if name != "q_out":
+                    own = results[f"{name[0]}_scales"]
+                    written[name] = np.where(stored, own, 2.0**-120)
+            scales = {**scales, **written}
+        return oracle.verdict(rows, results, scales, case.dtype.accumulator, written, flushed)

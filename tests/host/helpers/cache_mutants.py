@@ -1,0 +1,105 @@
+"""Bugs planted in what moves rows between tokens and pages, as in mutants.py."""
+
+from __future__ import annotations
+
+from mutant import HOST, STRAY, UNTOUCHED, WRONG, Mutant
+
+CACHE = "cache/"
+_FN = ("host",)
+"""Where e4m3 is float8_e4m3fn."""
+
+CACHES = (
+    Mutant(
+        "cache-positions-before-the-append",
+        CACHE,
+        "lengths[entry] - (end - s)",
+        "lengths[entry] + s - begin",
+        "paged-cache-append-f16-packed-lengths",
+        f"{UNTOUCHED}|{STRAY}",
+        "lengths are taken for those before the append",
+    ),
+    Mutant(
+        "cache-row-of-no-sequence",
+        CACHE,
+        "if (entry < 0 || entry >= sequences) return {};",
+        "entry = max_of(entry, 0);",
+        "paged-cache-append-f16-packed-own-number",
+        STRAY,
+        "rows before the first sequence are written",
+    ),
+    Mutant(
+        "cache-negative-slot",
+        CACHE,
+        "if (slot < 0 || slot >=",
+        "if (slot >=",
+        "paged-cache-append-bf16-slots",
+        STRAY,
+        "tokens without a place are written",
+    ),
+    Mutant(
+        "cache-slots-of-32-bits",
+        CACHE,
+        "Config::SLOTS == 8 ?",
+        "false ?",
+        "paged-cache-append-bf16-slots64",
+        f"{UNTOUCHED}|{STRAY}",
+        "slots of 64 bits are read by halves",
+    ),
+    Mutant(
+        "cache-partner-of-the-second-half",
+        CACHE,
+        "(second ? partners[e] : -partners[e]) * s[e];",
+        "-partners[e] * s[e];",
+        "paged-cache-append-f16-rotary",
+        WRONG,
+        "second halves are rotated the other way",
+    ),
+    Mutant(
+        "cache-rotated-before-the-norm",
+        CACHE,
+        "for (int e = 0; e < N; e++) partners[j][e] *= factor * w[e];",
+        "for (int e = 0; e < N; e++) partners[j][e] *= factor;",
+        "paged-cache-append-f32-norm-rotary",
+        WRONG,
+        "partners lack their weights",
+    ),
+    Mutant(
+        "cache-norm-of-a-lane",
+        CACHE,
+        "for (int m = 1; m < LANES; m *= 2) sum +=",
+        "for (int m = 1; m < LANES / 2; m *= 2) sum +=",
+        "paged-cache-append-f16-norm",
+        WRONG,
+        "a norm sums half of its row",
+    ),
+    Mutant(
+        "cache-scale-of-positive-numbers",
+        CACHE,
+        "maximum(most, maximum(x[j][e], -x[j][e]))",
+        "maximum(most, x[j][e])",
+        "paged-cache-append-bf16-e4m3-tokens",
+        WRONG,
+        "a scale is that of the largest number, not of the largest magnitude",
+        archs=_FN,
+    ),
+    Mutant(
+        "cache-elements-beyond-the-row",
+        CACHE,
+        "if (column + e < dim) to[column + e] = from.v[e];",
+        "to[column + e] = from.v[e];",
+        "paged-cache-append-f32-e4m3-narrow",
+        STRAY,
+        "elements beyond a row are written",
+        archs=_FN,
+    ),
+    Mutant(
+        "cache-e4m3-cut-off",
+        HOST,
+        "(y + 0x7ffffu + (y >> 20 & 1)) >> 20",
+        "y >> 20",
+        "paged-cache-append-bf16-e4m3-unscaled",
+        WRONG,
+        "numbers are cut off, not rounded",
+        archs=_FN,
+    ),
+)
