@@ -166,6 +166,48 @@ def merged(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     return (outs.double() * weights[..., None]).sum(1) / weights.sum(1)[..., None], lse
 
 
+def batch_indices_positions(offsets: Tensor, lengths: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """The entry and the position of each packed row."""
+    entry = torch.repeat_interleave(torch.arange(len(lengths)), offsets.diff().long())
+    return entry, lengths[entry] - offsets[entry + 1] + torch.arange(rows)
+
+
+def append_to_pages(
+    k: Tensor,
+    v: Tensor,
+    entries: Tensor,
+    positions: Tensor,
+    pages: tuple[Tensor, Tensor],
+    indices: Tensor,
+    indptr: Tensor,
+    last: Tensor,
+) -> None:
+    for i, (e, at) in enumerate(zip(entries.tolist(), positions.tolist(), strict=True)):
+        page = indices[indptr[e] + at // PAGE_SIZE]
+        for into, x in zip(pages, (k, v), strict=True):
+            into[page, at % PAGE_SIZE] = x[i]
+
+
+def reshape_and_cache_flash(
+    k: Tensor,
+    v: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    slots: Tensor,
+    kind: str,
+    k_scale: Tensor,
+    v_scale: Tensor,
+) -> None:
+    assert (kind, k_scale.item(), v_scale.item()) == ("auto", 1, 1)
+    for pages, x in ((k_pages, k), (v_pages, v)):
+        pages.view(-1, *pages.shape[2:])[slots[slots >= 0]] = x[slots >= 0]
+
+
+def copy_blocks(keys: list[Tensor], values: list[Tensor], pairs: Tensor) -> None:
+    for pages in (*keys, *values):
+        pages[pairs[:, 1]] = pages[pairs[:, 0]]
+
+
 def of_rows(x: Tensor, w: Tensor, out: Tensor, experts: Tensor) -> None:
     """Each row by its expert's weights."""
     out.copy_(torch.einsum("tk,tnk->tn", x.double(), w.double()[experts.long()]))
@@ -271,6 +313,14 @@ def names(row: str) -> dict[str, Any]:
         "indptr": torch.tensor([0, 2, 4, 5], dtype=torch.int32),
         "indices": torch.tensor([6, 2, 0, 5, 3], dtype=torch.int32),
         "last_page_len": torch.tensor([1, 4, 2], dtype=torch.int32),
+        **{n: normal(5, H_KV, D) for n in ("k_new", "v_new")},
+        "cu_seqlens_new": torch.tensor([0, 2, 3, 5], dtype=torch.int32),
+        "slot_mapping": torch.tensor([3, -1, 0, 27, 11]),
+        "pairs": torch.tensor([[6, 1], [0, 4]]),
+        "one": torch.ones(()),
+        "ops": SimpleNamespace(
+            reshape_and_cache_flash=reshape_and_cache_flash, copy_blocks=copy_blocks
+        ),
         "page_size": PAGE_SIZE,
         "num_heads": H,
         "num_kv_heads": H_KV,
@@ -303,6 +353,8 @@ def names(row: str) -> dict[str, Any]:
             BatchPrefillWithRaggedKVCacheWrapper=Ragged,
             BatchDecodeWithPagedKVCacheWrapper=Paged,
             merge_states=merged,
+            get_batch_indices_positions=batch_indices_positions,
+            append_paged_kv_cache=append_to_pages,
         ),
     }
     if row.startswith("cuBLAS"):
