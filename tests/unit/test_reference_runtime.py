@@ -91,6 +91,7 @@ def test_the_reference_is_a_plugin_like_any_other() -> None:
             "grouped_gemm",
             "attention",
             "merge_states",
+            "paged_cache",
             "attention_bwd",
             "qkv_projection",
             "output_projection",

@@ -37,6 +37,9 @@ SAMPLES = (
     "fused_output_projection_residual",
     "fused_output_projection_residual_bwd",
     "merge_states",
+    "append_paged-q",
+    "gather_paged-dense",
+    "copy_pages-both",
 )
 FUNCTIONS = tuple(n for n in SAMPLES if "-" not in n and not n.endswith(("_bwd", "_paged")))
 Refused = Callable[[str, Callable[[], object]], None]

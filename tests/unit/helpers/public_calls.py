@@ -216,7 +216,7 @@ def merge() -> Arguments:
     return {"outs": f32(N, B, H, S, D), "lses": f32(N, B, H, S), "out": f32(B, H, S, D)}
 
 
-def cache() -> Arguments:
+def caches() -> Arguments:
     return {
         "k": f32(B, S, G, D),
         "v": f32(B, S, G, D),
@@ -229,16 +229,16 @@ def cache() -> Arguments:
 
 def append() -> Arguments:
     norms = {"q_norm": f32(D), "k_norm": f32(D), "norm_eps": 1e-5}
-    return {**cache(), "q": f32(B, S, H, D), "rotary": rotary(), "out": f32(B, S, H, D), **norms}
+    return {**caches(), "q": f32(B, S, H, D), "rotary": rotary(), "out": f32(B, S, H, D), **norms}
 
 
 def gather() -> Arguments:
-    pages = {n: x for n, x in cache().items() if n not in ("k", "v")}
+    pages = {n: x for n, x in caches().items() if n not in ("k", "v")}
     return {**pages, "max_seqlen_k": S, "out": (f32(B, S, G, D), f32(B, S, G, D))}
 
 
 def copies() -> Arguments:
-    pages = {n: cache()[n] for n in ("k_pages", "v_pages")}
+    pages = {n: caches()[n] for n in ("k_pages", "v_pages")}
     return {**pages, "sources": i32(0, 0), "destinations": i32(1, 2)}
 
 
@@ -247,14 +247,14 @@ def cache_fields() -> Arguments:
     extents = {"batch": B, "S": S, "kv_heads": G, "head_dim": D, "pages": N, "page_size": 6}
     extents |= {"num_heads": H, "table_width": 2, "rotary_dim": D, "max_position": 20}
     of_q = {"q": f32(B, S, H, D), "q_out": f32(B, S, H, D), "q_norm": f32(D), "k_norm": f32(D)}
-    heads_first = {n: x.swapaxes(1, 2).copy() for n, x in cache().items() if x.ndim == 4}
+    heads_first = {n: x.swapaxes(1, 2).copy() for n, x in caches().items() if x.ndim == 4}
     of_q |= {n: x.swapaxes(1, 2).copy() for n, x in of_q.items() if x.ndim == 4}
-    return {**extents, **cache(), **heads_first, **of_q, "cos": cos, "sin": sin}
+    return {**extents, **caches(), **heads_first, **of_q, "cos": cos, "sin": sin}
 
 
 def cache_arrays() -> Arguments:
     cos, sin = rotary()
-    return {**cache(), "q": f32(B, S, H, D), "q_out": f32(B, S, H, D), "cos": cos, "sin": sin}
+    return {**caches(), "q": f32(B, S, H, D), "q_out": f32(B, S, H, D), "cos": cos, "sin": sin}
 
 
 def rotary() -> tuple[Array, Array]:

@@ -159,6 +159,21 @@ def samples() -> dict[str, Sample]:
             {"has_bias": True, "input_gradient": True, "weight_gradient": True},
         ),
         "merge_states": ("merge_states", states(), {}),
+        "append_paged-q": (
+            "append_paged",
+            (
+                *(d[1].detach().transpose(1, 2), None, k_pages.clone(), None, None, None),
+                *(None, table, ints(8, 8), None, None, d[0].detach().transpose(1, 2)),
+                *(torch.ones(D), torch.ones(D), *rotary()),
+            ),
+            {"norm_eps": 1e-5},
+        ),
+        "gather_paged-dense": (
+            "gather_paged",
+            (k_pages, v_pages, None, table),
+            {"max_seqlen_k": 5, "out_dtype": torch.float64},
+        ),
+        "copy_pages-both": ("copy_pages", (k_pages.clone(), v_pages.clone(), ints(0), ints(3)), {}),
     }
 
 
