@@ -345,7 +345,10 @@ def test_the_matrix_is_wide_and_compiles_little() -> None:
         gemm=105, grouped_gemm=43, attention=266, attention_bwd=105, merge_states=12
     ) + Counter(
         paged_cache=62,
-        qkv_projection=21, output_projection=10, qkv_projection_bwd=10, output_projection_bwd=14
+        qkv_projection=21,
+        output_projection=10,
+        qkv_projection_bwd=10,
+        output_projection_bwd=14,
     )
     attention = [c for c in cases if c.operation == "attention"]
     assert {c.name for c in attention} == {
