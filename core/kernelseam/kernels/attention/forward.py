@@ -4,6 +4,7 @@ are split."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
@@ -242,6 +243,7 @@ def _together(problem: AttentionProblem, tile: AttentionTile, q_tiles: int, devi
 
 
 @recorded
+@lru_cache(512)
 def _even(matrices: int, fitting: int) -> int:
     """As many as fit, or somewhat fewer, of which the last are half or more."""
     even = (n for n in range(fitting, fitting // 2, -1) if 2 * (matrices % n or n) >= n)
