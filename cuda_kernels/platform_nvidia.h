@@ -30,6 +30,16 @@ KS_DEVICE unsigned block_index() { return blockIdx.x; }
 // As a value that the compiler takes for a new one.
 KS_DEVICE unsigned block_index_again() { unsigned x; asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x)); return x; }
 #define KS_BLOCK_INDEX_AGAIN block_index_again()
+// Programmatic dependent launch: a kernel may start while the one before it in the stream still runs.
+#if __CUDA_ARCH__ >= 900
+// Until the kernels before it have ended and their writes can be read. Without such a launch they have.
+KS_DEVICE void earlier_kernels_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// The next kernel may start as soon as all blocks have said so, or ended, and there is room for its blocks.
+KS_DEVICE void next_kernel_launch() { asm volatile("griddepcontrol.launch_dependents;"); }
+#else
+KS_DEVICE void earlier_kernels_wait() {}
+KS_DEVICE void next_kernel_launch() {}
+#endif
 KS_DEVICE void block_barrier() { __syncthreads(); }
 KS_DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 KS_DEVICE bool block_any(bool x) { return __syncthreads_or(x); }

@@ -31,6 +31,8 @@ KS_DEVICE int thread_index() { return __builtin_amdgcn_workitem_id_x(); }
 KS_DEVICE int lane() { return thread_index() % WARP; }
 KS_DEVICE int warp_index() { return __builtin_amdgcn_readfirstlane(thread_index() / WARP); }  // uniform, and known to be
 KS_DEVICE unsigned block_index() { return __builtin_amdgcn_workgroup_id_x(); }
+KS_DEVICE void earlier_kernels_wait() {}  // they have ended: no kernel starts early
+KS_DEVICE void next_kernel_launch() {}
 
 // x, of which the compiler must take that it could be another value every time. What follows from something fixed it
 // would compute once, ahead of a loop, and keep in more registers than there are.

@@ -92,13 +92,6 @@ KS_DEVICE bool named_barrier_any(int id, int threads, bool x) {
   return any;
 }
 
-// ---- programmatic dependent launch: a kernel may start while the one before it in the stream still runs
-
-// Until the kernels before it have ended and their writes can be read. Without such a launch they have.
-KS_DEVICE void earlier_kernels_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-// The next kernel may start as soon as all blocks have said so, or ended, and there is room for its blocks.
-KS_DEVICE void next_kernel_launch() { asm volatile("griddepcontrol.launch_dependents;"); }
-
 // ---- registers of a warpgroup's threads (setmaxnreg). registers_alloc blocks until other warps have deallocated enough.
 
 template<int N> KS_DEVICE void registers_dealloc() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }

@@ -24,6 +24,7 @@ attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, cons
                             const Operands& operands, const Sequences& sequences, const TileCount& count, int left, int right,
                             float scale_log2, float cap, float cap_inverse, const SmallCap& small_cap,
                             const OperandScales& scales = {}) {
+  if (Config::IN_PARTS) next_kernel_launch();  // the merge
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
   const Maps maps{q_map, k_map, v_map, out_map};

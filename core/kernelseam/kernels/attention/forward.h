@@ -93,6 +93,7 @@ KS_BODY(THREADS, Config::MIN_BLOCKS)
 attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<const KV> v, Matrices<Out> out,
                        RowValues<float> lse, ScoreArguments score, const float* sinks, Sequences sequences, Pages pages,
                        int num_heads, FastDivmod group, Parts parts, StoredScales stored = {}, QueryScales queries = {}) {
+  if (parts.splits > 1) next_kernel_launch();  // the merge
   char* const memory = shared_memory<Config::SHARED_BYTES>();
   const int head_group = group.d, q_tiles = parts.q_tiles;
   const int heads = Config::GROUPED ? num_heads / head_group : num_heads;

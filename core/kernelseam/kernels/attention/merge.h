@@ -27,6 +27,7 @@ KS_KERNEL(Config::THREADS, 1)
 merge_states(const T* outs, const float* lses, Out* out, float* lse, const int* offsets, i64 outs_part, i64 outs_batch,
              i64 outs_head, i64 lses_part, i64 lses_batch, i64 lses_head, i64 out_batch, i64 out_head, i64 lse_batch,
              i64 lse_head, int outs_row, int out_row, int parts, int num_heads, int rows, int total, int sequences) {
+  earlier_kernels_wait();
   const i64 index = (i64)block_index() * Config::THREADS + thread_index();
   if (index / PARTS >= total) return;
   const int line = (int)(index / PARTS), column = (int)(index % PARTS) * COLUMNS;

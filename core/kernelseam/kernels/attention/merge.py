@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kernelseam.contract import ArchRow, Device, Launch, Launches
+from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.merge_problem import MergeProblem, MergeSpec
 from kernelseam.dtypes import DType
@@ -111,6 +111,13 @@ class MergeDefinition(KernelDefinition):
 
     def shared_bytes(self, spec: MergeSpec, tile: MergeTile) -> int:
         return 0
+
+    def config(
+        self, problem: MergeProblem, tile: MergeTile, row: ArchRow, device: Device
+    ) -> LaunchConfig:
+        """It may start while the parts are still computed, and waits for them."""
+        config = super().config(problem, tile, row, device)
+        return replace(config, programmatic=row.programmatic_launch)
 
     def values(
         self, problem: MergeProblem, tile: MergeTile, device: Device

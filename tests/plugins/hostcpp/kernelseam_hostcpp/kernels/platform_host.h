@@ -28,6 +28,8 @@ struct e4m3 { unsigned char bits; };
 KS_DEVICE int lane() { return host::self()->number; }
 KS_DEVICE int warp_index() { return host::warp_index(); }
 KS_DEVICE int thread_index() { return host::self()->thread; }
+KS_DEVICE void earlier_kernels_wait() {}
+KS_DEVICE void next_kernel_launch() {}
 KS_DEVICE unsigned block_index() { return host::self()->warp->block; }
 KS_DEVICE bool block_any(bool x) { return host::any_of_block(x); }
 KS_DEVICE void block_barrier() { host::any_of_block(false); }
