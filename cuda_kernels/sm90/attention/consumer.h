@@ -16,7 +16,6 @@ struct Consumer : ConsumerRows {
   typedef decltype(with_rows<VBlock::EIGHT_ROWS, VBlock>(0)) VOperand;
 
   PipelineState<STAGES> k{0, 0}, v{0, 0};
-  PipelineState<Q_STAGES> q{0, 0};
   int tile = 0;                    // tiles so far
   float o[V_COLUMNS / 2];          // the tile's accumulator, not yet normalised
   u32 p[P_REGISTERS];              // the last block's P, the A fragment of P·V
@@ -49,9 +48,11 @@ struct Consumer : ConsumerRows {
 
   // ---- products, and the rings that they read
 
-  KS_DEVICE PipelineState<Q_STAGES * GROUPS> q_state() const { return {q.stage * GROUPS + group, q.parity}; }
-  KS_DEVICE void wait_q() const { barrier_wait(rings.q.full(q_state()), q.parity); }
-  KS_DEVICE void release_q() const { if (thread_lane == 0) barrier_arrive(rings.q.empty(q_state())); }
+  // Of tile number `index`: its queries follow from it, and so take no registers.
+  KS_DEVICE static int q_stage(int index) { return index % Q_STAGES; }
+  KS_DEVICE PipelineState<Q_STAGES * GROUPS> q_state(int index) const { return {q_stage(index) * GROUPS + group, (u32)index / Q_STAGES % 2}; }
+  KS_DEVICE void wait_q(int index) const { rings.q.wait_full(q_state(index)); }
+  KS_DEVICE void release_q(int index) const { if (thread_lane == 0) barrier_arrive(rings.q.empty(q_state(index))); }
   KS_DEVICE void release_k() {
     if (thread_lane == 0) barrier_arrive(rings.k.empty(k));
     k.advance();
@@ -63,8 +64,8 @@ struct Consumer : ConsumerRows {
   KS_DEVICE void scheduler_barrier_sync() const { if (Config::PING_PONG) named_barrier_sync(SCHEDULER + group, CONSUMERS); }
   KS_DEVICE void scheduler_barrier_arrive() const { if (Config::PING_PONG) named_barrier_arrive(SCHEDULER + 1 - group, CONSUMERS); }
 
-  KS_DEVICE void start_qk(float (&s)[BN / 2]) const {
-    const auto x = advanced(q_tiles, q.stage * GROUPS * Q_BYTES), y = advanced(k_tiles, k.stage * K_BYTES);
+  KS_DEVICE void start_qk(float (&s)[BN / 2], int index) const {
+    const auto x = advanced(q_tiles, q_stage(index) * GROUPS * Q_BYTES), y = advanced(k_tiles, k.stage * K_BYTES);
     multiply_ss<T, BN, QK_COLUMNS * SIZE / 32, 64 * KBlock::ROW, KBlock::PANEL, 32, 32, 0, 0, KBlock::ROW>(s, x, y, false);
     wgmma_commit();
   }
@@ -74,11 +75,11 @@ struct Consumer : ConsumerRows {
     wgmma_commit();
   }
   // S of a block, then P·V of the one before, in this consumer's turn.
-  KS_DEVICE void start_both(float (&s)[BN / 2]) {
+  KS_DEVICE void start_both(float (&s)[BN / 2], int index) {
     scheduler_barrier_sync();
     pin(o);
     wgmma_fence();
-    start_qk(s);
+    start_qk(s, index);
     rings.v.wait_full(v);
     start_pv();
     scheduler_barrier_arrive();
@@ -89,9 +90,9 @@ struct Consumer : ConsumerRows {
     pin(s);
   }
   // K of a block was read, and with the tile's first block, `begin`, its Q.
-  KS_DEVICE void release_qk(int begin) {
+  KS_DEVICE void release_qk(int begin, int index) {
     release_k();
-    if (block == begin) release_q();
+    if (block == begin) release_q(index);
   }
   KS_DEVICE void finish_pv() {
     wgmma_wait<0>();
@@ -129,9 +130,9 @@ struct Consumer : ConsumerRows {
     float s[BN / 2];
     rings.k.wait_full(k);
     wgmma_fence();
-    start_qk(s);
+    start_qk(s, tile);
     finish_qk<0>(s);
-    release_qk(begin);
+    release_qk(begin, tile);
     f = factor(tile);
     first_softmax(s, w, row, block, m, l, f);
     round_p(s);
@@ -143,9 +144,9 @@ struct Consumer : ConsumerRows {
   // Issues S of a block, then P·V of the previous one; the softmax overlaps that.
   template<bool MASKED> KS_DEVICE void step(int begin) {
     float s[BN / 2], sum[2], rest[2], correction[2];
-    start_both(s);
+    start_both(s, tile);
     finish_qk<1>(s);
-    release_qk(begin);
+    release_qk(begin, tile);
     const SoftcapMode mode = score.begin(s, f);
     if (MASKED) {
       hide_keys(s, work_tile(tile), row, block);
@@ -202,10 +203,10 @@ struct Consumer : ConsumerRows {
   }
 
   KS_DEVICE bool v_filtered() const { return (FILTERS_VALUES || (E4M3 && MASKS_KEYS)) && storage.v_filtered[tile % WORK_SLOTS]; }
-  KS_DEVICE void store(const WorkTile& done, const float (&inverse)[2], bool add_back) {
+  KS_DEVICE void store(const WorkTile& done, const float (&inverse)[2]) {
     sums.add_to(o);
     if (__builtin_expect(Output::store(*this, o, done, inverse), 0)) recompute(done);
-    if (__builtin_expect(add_back, 0)) add_back_non_finite(done);
+    if (__builtin_expect(v_filtered(), 0)) add_back_non_finite(done);
   }
 
   // The last P·V, and the results.
@@ -218,9 +219,8 @@ struct Consumer : ConsumerRows {
     wgmma_fence();
     start_pv();
     finalize_softmax(done, tile, m, l, inverse);
-    const bool add_back = v_filtered();
     finish_pv();
-    store(done, inverse, add_back);
+    store(done, inverse);
   }
 
   // The same around the first block of the next tile, `w`.
@@ -228,41 +228,39 @@ struct Consumer : ConsumerRows {
     const WorkTile& done = work_tile(tile);
     float s[BN / 2], inverse[2];
     rings.k.wait_full(k);
-    start_both(s);
+    start_both(s, tile + 1);
     finalize_softmax(done, tile, m, l, inverse);
     finish_qk<1>(s);
     block = w.end - 1;
     row = thread_row(w);
-    release_qk(w.begin);
+    release_qk(w.begin, tile + 1);
     f = factor(tile + 1);
     first_softmax(s, w, row, block, m, l, f);
     block--;
     wait_next_k(s, l, block >= w.begin);
-    const bool add_back = v_filtered();
     finish_pv();
     round_p(s);
-    store(done, inverse, add_back);
+    store(done, inverse);
     zero_sums();
   }
 
   KS_DEVICE void run() {
     if (Config::PING_PONG && group == 0) named_barrier_arrive(SCHEDULER, CONSUMERS);
-    wait_q();
+    wait_q(0);
 #pragma unroll 1
     for (;; tile++) {
       const int begin = work_tile(tile).begin;
       if (work_tile(tile).end == 0) break;
       if (block == NOT_BEGUN) first_step(begin);
       other_steps(begin);
-      q.advance();
       if constexpr (Config::EARLY) {
-        wait_q();
+        wait_q(tile + 1);
         const WorkTile& next = work_tile(tile + 1);
         if (next.end != 0 && first_block(next) == next.end - 1) last_step_and_first(next);
         else last_step();
       } else {
         last_step();
-        wait_q();
+        wait_q(tile + 1);
       }
     }
     if (thread_lane == 0) tma_store_wait<0>();

@@ -104,11 +104,15 @@ struct ConsumerRows : ConsumerThread {
         sum = sum * correction + (sink == -infinity() ? 0.f : exp2_fast(sink - top));
       }
       inverse[r] = sum == 0.f ? 0.f : correction / sum;
-      if (Config::Q_SCALES) inverse[r] *= storage.scales[tile % WORK_SLOTS].values;
       if (Config::LSE && thread_lane % 4 == 0 && row < rows_of(w))
         a.lse.base[(Config::IN_PARTS ? w.part * a.lse_part : 0) + (Config::Q_VIEW == PACKED ? 0 : w.batch * a.lse.batch) + head * a.lse.head +
                    w.q_first + query_of(row)] =
             sum == 0.f ? -infinity() : 0.69314718056f * (top + log2_fast(sum));
+    }
+    if constexpr (Config::Q_SCALES) {  // not before: it would be kept in memory meanwhile
+      const float values = storage.scales[opaque(tile) % WORK_SLOTS].values;
+      inverse[0] *= values, inverse[1] *= values;
+      pin(inverse);
     }
   }
 };

@@ -69,6 +69,7 @@ struct SharedSums {
 #pragma unroll
       for (int j = 0; j < 16; j++) o[i + j] += x[j];
     }
+    if constexpr (N > 64) warp_barrier();  // what storing O needs is not read before: no register is left to keep it in
   }
   KS_DEVICE void rescale(const float (&by)[2]) const {
     if (!any()) return;
