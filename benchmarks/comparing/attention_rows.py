@@ -53,7 +53,7 @@ def option_rows() -> list[AttentionRow]:
 
 
 def few_rows() -> list[AttentionRow]:
-    """Few queries at the end of many keys, and small problems."""
+    """Few queries at the end of many keys."""
     few = [
         *((1, 64, 4096), (1, 256, 8192), (8, 16, 2048), (1, 128, 16384), (4, 32, 8192)),
         *((1, 512, 32768), (2, 9, 4096), (16, 5, 4096), (1, 48, 1000)),
@@ -67,14 +67,18 @@ def few_rows() -> list[AttentionRow]:
         for batch, S, keys in few[:4]
         for D, causal in ((64, True), (128, False))
     ]
-    rows += [
-        AttentionRow("attention-few", batch, heads, S, D, True, kv_heads=kv_heads)
-        for batch in (1, 8)
+    return rows
+
+
+def small_rows() -> list[AttentionRow]:
+    """Problems that do not fill a device, or hardly."""
+    return [
+        AttentionRow("attention-small", batch, heads, S, D, True, kv_heads=kv_heads)
+        for batch in (1, 2, 4, 8)
         for heads, kv_heads in ((16, 0), (32, 8))
-        for S in (64, 256, 1024)
+        for S in (64, 128, 256, 512, 1024)
         for D in (64, 128)
     ]
-    return rows
 
 
 def adversarial_rows() -> list[AttentionRow]:

@@ -73,6 +73,14 @@ def _dense(rng: Rng, D: int, causal: bool, group: int, short: bool) -> Row:
     )
 
 
+def _small(rng: Rng, D: int, group: int) -> Row:
+    """That hardly fills a device."""
+    heads, kv_heads = (16, 0) if group == 1 else (8 * group, 8)
+    return AttentionRow(
+        "small", log_uniform(rng, 1, 8), heads, ragged(rng, 16, 1024), D, True, kv_heads
+    )
+
+
 def _packed(rng: Rng, D: int, causal: bool) -> Row:
     heads, _ = _heads(rng, 1)
     longest = log_uniform(rng, 16, 8192)
@@ -108,6 +116,7 @@ KINDS: dict[str, tuple[Draw, ...]] = {
         ),
         *(partial(_packed, D=D, causal=causal) for D, causal in ((64, True), (128, False))),
     ),
+    "small": tuple(partial(_small, D=D, group=group) for D in (64, 128) for group in (1, 4)),
     "decode": tuple(partial(_decode, D=D, group=group) for D, group in ((128, 4), (64, 8))),
     "backward": tuple(
         partial(_backward, D=D, causal=causal, group=group)

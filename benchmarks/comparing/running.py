@@ -23,6 +23,7 @@ from benchmarks.comparing.attention_rows import (
     few_rows,
     forward_rows,
     option_rows,
+    small_rows,
 )
 from benchmarks.comparing.backward import backward_rows
 from benchmarks.comparing.compiling import compile_rows
@@ -45,6 +46,7 @@ SUITES: dict[str, Callable[[], Sequence[Row]]] = {
     "attention-options": option_rows,
     "attention-adversarial": adversarial_rows,
     "attention-few": few_rows,
+    "attention-small": small_rows,
     "attention-dims": dims_rows,
     "attention-paged": paged_rows,
     "backward": backward_rows,

@@ -32,9 +32,9 @@ except CompileError as e:
     pytest.skip(f"nvrtc is missing: {e.log}", allow_module_level=True)
 
 from kernelseam_cuda.sm90 import HopperGemm, HopperTf32Gemm  # noqa: E402
+from kernelseam_cuda.sm90.attention_e4m3_tiles import HopperE4m3AttentionTile  # noqa: E402
 from kernelseam_cuda.sm90.attention_tiles import (  # noqa: E402
     HopperBackwardTile,
-    HopperE4m3AttentionTile,
     HopperLatentTile,
     HopperWideBackwardTile,
 )

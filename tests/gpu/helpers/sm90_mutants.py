@@ -146,8 +146,8 @@ MUTANTS = (
     _mutant(
         "keys-released-early",
         CONSUMER,
-        "finish_qk<1>(s); release_qk(begin); const",
-        "release_qk(begin); finish_qk<1>(s); const",
+        "finish_qk<1>(s); release_qk(begin, tile); const",
+        "release_qk(begin, tile); finish_qk<1>(s); const",
         LONG,
         "keys are handed back while the product reads them",
         "order: a slot is handed back while products read it",

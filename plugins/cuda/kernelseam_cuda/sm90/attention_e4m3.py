@@ -19,7 +19,8 @@ from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.signature import Signature, Structure
 
 from kernelseam_cuda.sm90.attention import SUPPORTED, HopperAttention, is_ragged
-from kernelseam_cuda.sm90.attention_tiles import E4M3_ATTENTION, HopperAttentionTile
+from kernelseam_cuda.sm90.attention_e4m3_tiles import E4M3_ATTENTION
+from kernelseam_cuda.sm90.attention_tiles import HopperAttentionTile
 
 _SCALES = ("q_scales", "k_scales", "v_scales")
 _PARAMETER = Structure(tuple((name[0], scales_structure(name)) for name in _SCALES))
@@ -48,7 +49,7 @@ class HopperE4m3Attention(HopperAttention):
         return f"head dims {spec.dims}: it takes {', '.join(starmap(dims_name, self.widths))}"
 
     def hides(self, spec: AttentionSpec) -> bool:
-        """Lengths, too: the tile without masks has no registers for what masks V."""
+        """Lengths, too: four consumers leave no registers for what masks V."""
         return super().hides(spec) or is_ragged(spec)
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperAttentionTile, ...]:

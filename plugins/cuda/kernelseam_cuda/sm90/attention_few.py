@@ -14,6 +14,8 @@ from kernelseam_cuda.sm90.attention_tiles import HopperAttentionTile
 
 ROWS = 64
 """Of a box of queries: whole queries of a group's heads."""
+SMALL_TILES = 512
+"""Up to so many tiles, four a multiprocessor, a problem is small."""
 
 
 def shared_rows(p: AttentionProblem, tile: HopperAttentionTile) -> HopperAttentionTile:
@@ -27,7 +29,12 @@ def shared_rows(p: AttentionProblem, tile: HopperAttentionTile) -> HopperAttenti
 
 
 def fits(p: AttentionProblem, tile: HopperAttentionTile) -> bool:
-    """Whether a tile is for so few queries."""
+    """Whether a tile is for so few queries, or for a problem so small that wider ones would leave
+    multiprocessors idle."""
+    return _few_enough(p, tile) or expected_tiles(p, tile.bm, 1) <= SMALL_TILES
+
+
+def _few_enough(p: AttentionProblem, tile: HopperAttentionTile) -> bool:
     return not tile.most_rows or p.S_q * p.head_group <= tile.most_rows
 
 
@@ -35,9 +42,11 @@ def for_few(
     p: AttentionProblem, tiles: tuple[HopperAttentionTile, ...], device: Device
 ) -> tuple[HopperAttentionTile, ...]:
     """These tiles, and of few queries those with rows of all heads of a group and with keys in
-    parts."""
-    shared = tuple(dict.fromkeys((*tiles, *(shared_rows(p, t) for t in tiles))))
-    return tuple(dict.fromkeys((*shared, *(parted(p, t, device) for t in shared))))
+    parts. Tiles that are taken because a problem is small read keys for each head: in parts, more
+    often than one that heads share."""
+    few = tuple(t for t in tiles if _few_enough(p, t))
+    shared = tuple(dict.fromkeys((*few, *(shared_rows(p, t) for t in few))))
+    return tuple(dict.fromkeys((*tiles, *shared, *(parted(p, t, device) for t in shared))))
 
 
 def grouped_rows(map_of_queries: TensorMap, group: int) -> TensorMap:
