@@ -26,6 +26,8 @@ def dims_rows() -> list[AttentionRow]:
         replace(long, batch=64, S=257, D=80),
         replace(long, batch=8, S=1025, D=88),
         replace(long, batch=32, S=577, D=72),
+        *(replace(long, heads=8, D=512, causal=causal) for causal in (False, True)),
+        replace(long, heads=8, D=320),
     ]
 
 

@@ -32,8 +32,8 @@ H200 = Device(
     [
         ({"dtype": DType.float32}, "it takes bfloat16 and float16, not float32"),
         ({"dtype_out": DType.float32}, "its result is of bfloat16, not float32"),
-        ({"head_dim": 100, "value_dim": 80}, "head dims 100/80: it takes multiples of 8 up to 256"),
-        ({"head_dim": 64, "value_dim": 264}, "head dims 64/264: it takes multiples of 8 up to 256"),
+        ({"head_dim": 100, "value_dim": 80}, "head dims 100/80: it takes multiples of 8 up to 512"),
+        ({"head_dim": 64, "value_dim": 520}, "head dims 64/520: it takes multiples of 8 up to 512"),
         ({"mask": True, "prefix": True}, "mask, prefix are not supported by this kernel"),
         (
             {"q_view": "packed"},
@@ -62,11 +62,12 @@ def test_problems_are_refused_by_their_numbers() -> None:
     )
 
 
-DIMS = range(8, 257, 8)
+DIMS = (*range(8, 257, 8), *range(264, 513, 56))
 
 
 @pytest.mark.parametrize(
-    "dims", [*HopperAttention().widths, *((d, d) for d in DIMS), *((d, 264 - d) for d in DIMS)]
+    "dims",
+    [*HopperAttention().widths, *((d, d) for d in DIMS), *((d, max(264 - d, 8)) for d in DIMS)],
 )
 @pytest.mark.parametrize(
     "options",
@@ -86,7 +87,7 @@ def test_every_head_dim_has_a_tile_whose_maps_the_hardware_takes(
 
 
 def test_tiles_of_few_keys_are_not_for_batch_invariant_specs() -> None:
-    few = problem(S_q=512, S_k=512, head_dim=64, value_dim=64)
+    few = problem(S_q=512, S_k=512, head_dim=64, value_dim=64, batch=16)
     assert HALF.tile(few, ROW, H200).short
     assert not HALF.tile(problem(head_dim=64, value_dim=64), ROW, H200).short
     invariant = replace(few, spec=replace(few.spec, batch_invariant=True))
@@ -291,7 +292,44 @@ def test_the_counter_is_first_in_a_workspace_that_is_zero_before_the_first_launc
 def test_blocks_are_as_many_as_multiprocessors_and_no_more_than_tiles() -> None:
     big, small = problem(), problem(S_q=100, S_k=200, batch=1)
     assert HALF.grid(big, HALF.tile(big, ROW, H200), H200) == 132
-    assert HALF.grid(small, HALF.tile(small, ROW, H200), H200) == 16
+    for tile in HALF.variants(small, ROW, H200).values():
+        blocks = 16 * -(-100 // tile.bm) * tile.parts
+        assert HALF.grid(small, tile, H200) == min(blocks, 132)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ({"S_q": 1024, "S_k": 1024}, {64, 128, 256}),  # 256 tiles of 64 rows, 64 of 256
+        ({"S_q": 1024, "S_k": 1024, "batch": 2}, {128, 256}),
+        ({"S_q": 1024, "S_k": 1024, "batch": 3}, {256}),
+    ],
+)
+def test_small_problems_have_tiles_of_fewer_rows(changes: dict[str, Any], rows: set[int]) -> None:
+    p = problem(**{"batch": 1, "head_dim": 64, "value_dim": 64, "causal": True, **changes})
+    assert {t.bm for t in HALF.variants(p, ROW, PRODUCT).values()} == rows
+    if 64 in rows:
+        assert HALF.tile(p, ROW, PRODUCT).bm < 256
+
+
+def test_two_consumers_share_the_rows_of_head_dims_above_256() -> None:
+    p = problem(head_dim=512, value_dim=512, causal=True)
+    tile = HALF.tile(p, ROW, H200)
+    assert (tile.bm, tile.groups, tile.value_parts) == (64, 2, 2)
+    assert HALF.constants(p.spec, tile, ROW)["VALUE_PARTS"] == 2
+    assert HALF.grid(p, tile, H200) == 132 and HALF.threads(tile, ROW) == 384
+    # A box of pages brings all panels of V only where each part has whole ones.
+    for dims, whole in (((512, 512), True), ((320, 320), False), ((384, 384), True)):
+        paged = replace(p.spec, head_dim=dims[0], value_dim=dims[1], kv_view="paged", lengths=True)
+        constants = HALF.constants(paged, HALF.tiles(paged, ROW)[0], ROW)
+        assert (constants["K_TOGETHER"], constants["V_TOGETHER"]) == (True, whole)
+
+
+def test_the_merge_of_parts_may_start_while_they_run() -> None:
+    p = few()
+    steps = HALF.launches(p, HALF.tile(p, ROW, PRODUCT), PRODUCT).steps
+    early = [s.kernel.config(s.problem, s.tile, ROW, PRODUCT).programmatic for s in steps]
+    assert early == [False, True]
 
 
 # ---- few queries: heads that share keys share tiles, keys are cut into parts

@@ -7,12 +7,16 @@ typedef Config::T T;    // of q, k and v
 typedef Config::TO TO;  // of the result
 
 constexpr int BN = Config::BN, GROUPS = Config::GROUPS, STAGES = Config::STAGES, Q_STAGES = Config::Q_STAGES;
-constexpr int BM = 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
+// VALUE_PARTS consumers have the same 64 rows: each computes their weights, and multiplies them with its part of the values' columns.
+constexpr int VALUE_PARTS = Config::VALUE_PARTS, ROW_GROUPS = GROUPS / VALUE_PARTS;
+constexpr int BM = 64 * ROW_GROUPS, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
 constexpr int SIZE = sizeof(T);
 constexpr bool E4M3 = SIZE == 1;
 // Head dims, and the columns that are multiplied: steps of Q·Kᵀ and columns of P·V come in multiples of 16. A tensor map's rows end
 // with the head: TMA fills what a tile has beyond it with zeros, and writes no such columns of the result.
-constexpr int DQK = Config::DQK, DV = Config::DV, QK_COLUMNS = divide_up(DQK, 16) * 16, V_COLUMNS = divide_up(DV, 16) * 16;
+constexpr int DQK = Config::DQK, DV = Config::DV, QK_COLUMNS = divide_up(DQK, 16) * 16;
+// V's columns in all; those of a consumer: of parts, whole panels.
+constexpr int PART_STEP = VALUE_PARTS == 1 ? 16 : 64, O_COLUMNS = divide_up(DV, PART_STEP * VALUE_PARTS) * PART_STEP, V_COLUMNS = O_COLUMNS * VALUE_PARTS;
 constexpr int Q_BYTES = tile_bytes<64, QK_COLUMNS, SIZE>, K_BYTES = tile_bytes<BN, QK_COLUMNS, SIZE>, V_BYTES = tile_bytes<BN, V_COLUMNS, SIZE>;
 typedef conditional<Config::KV_VIEW == PAGED, PagedKeys<T, BN, Config::PAGE_ROWS>, RowKeys<T, BN>>::type Keys;
 typedef conditional<Config::K_TOGETHER, PanelsTogether<BN, QK_COLUMNS, SIZE>, PanelsApart<BN, QK_COLUMNS, SIZE>>::type KBlock;
@@ -30,7 +34,8 @@ constexpr bool RECOMPUTES = MASKS_KEYS && !RAGGED && Config::RECOMPUTE_NAN_ROWS,
 constexpr int CLASSES = Config::KV_VIEW == PAGED ? 3 : 1;  // of lengths: pages have batches of new and of old sequences
 constexpr int AHEAD = Config::AHEAD;
 static_assert(Config::EARLY == 0 || Q_STAGES == 2, "the next tile's queries arrive during this one");
-static_assert(Config::PING_PONG == 0 || GROUPS == 2, "two consumers take turns");
+static_assert(Config::PING_PONG == 0 || (GROUPS == 2 && VALUE_PARTS == 1), "two consumers take turns");
+static_assert(GROUPS % VALUE_PARTS == 0 && (VALUE_PARTS == 1 || !(E4M3 || Config::RECOMPUTE_NAN_ROWS)), "rows that are recomputed are a consumer's");
 
 // Named barriers: SCHEDULER + g is consumer g's in ping-pong scheduling (TURNS).
 enum { SCHEDULER = 1, FILTER = 3 };
@@ -65,19 +70,19 @@ struct Staging {
   char warps[GROUPS * 4][Config::OUT_STAGES * O_BYTES];
 };
 struct SumsAndStaging {
-  char warps[GROUPS * 4][16 * V_COLUMNS * 3];
+  char warps[GROUPS * 4][16 * O_COLUMNS * 3];
 };
-static_assert(Config::SUM_BLOCKS == 0 || Config::OUT_STAGES * O_BYTES <= 16 * V_COLUMNS * 3, "results leave through the memory of sums");
+static_assert(Config::SUM_BLOCKS == 0 || Config::OUT_STAGES * O_BYTES <= 16 * O_COLUMNS * 3, "results leave through the memory of sums");
 
 struct alignas(1024) SharedStorage {
-  char q[Q_STAGES][GROUPS][Q_BYTES];
+  char q[Q_STAGES][ROW_GROUPS][Q_BYTES];
   char k[STAGES][K_BYTES];
   Values v;
   conditional<(Config::SUM_BLOCKS > 0), SumsAndStaging, Staging>::type out;
   WorkTile work_tiles[WORK_SLOTS];
   int v_filtered[WORK_SLOTS];  // whether non-finite values of V were set to zero
   struct { int rows, tile; bool masked; } v_block[V_STAGES];  // for the filter: valid rows, work tile
-  u64 q_ring[2 * Q_STAGES * GROUPS], k_ring[2 * STAGES], v_ring[2 * STAGES], v_loaded[E4M3 ? 2 * V_STAGES : V_STAGES];
+  u64 q_ring[2 * Q_STAGES * ROW_GROUPS], k_ring[2 * STAGES], v_ring[2 * STAGES], v_loaded[E4M3 ? 2 * V_STAGES : V_STAGES];
   struct { float scores, values; } scales[Config::Q_SCALES ? WORK_SLOTS : 1];  // of a work tile
   alignas(16) Keys::Memory loader;
 };
@@ -108,7 +113,7 @@ struct Operands {
 };
 
 struct Rings {
-  Ring<Q_STAGES * GROUPS> q;  // each consumer's rows by themselves
+  Ring<Q_STAGES * ROW_GROUPS> q;  // each consumer's rows by themselves
   Ring<STAGES> k, v;
   Ring<V_STAGES> v_loaded;  // of e4m3 alone: V as it lies in memory
 };

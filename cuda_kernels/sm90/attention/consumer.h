@@ -17,7 +17,7 @@ struct Consumer : ConsumerRows {
 
   PipelineState<STAGES> k{0, 0}, v{0, 0};
   int tile = 0;                    // tiles so far
-  float o[V_COLUMNS / 2];          // the tile's accumulator, not yet normalised
+  float o[O_COLUMNS / 2];          // the tile's accumulator, not yet normalised
   u32 p[P_REGISTERS];              // the last block's P, the A fragment of P·V
   float m[2], l[2];                // the rows' references, and this thread's part of their sums
   int block = NOT_BEGUN, row = 0;  // the tile's next block; the thread's first row
@@ -28,10 +28,10 @@ struct Consumer : ConsumerRows {
 
   KS_DEVICE explicit Consumer(const ConsumerRows& rows)
       : ConsumerRows(rows), f(factor(0)), sums(storage, group * 4 + warp, thread_lane),
-        q_tiles(with_rows<8 * KBlock::ROW, KBlock>(descriptor_k_major(shared_address(storage.q[0][group])))),
+        q_tiles(with_rows<8 * KBlock::ROW, KBlock>(descriptor_k_major(shared_address(storage.q[0][row_group()])))),
         k_tiles(with_rows<KBlock::EIGHT_ROWS, KBlock>(descriptor_k_major(shared_address(storage.k)))),
         v_tiles(with_rows<VBlock::EIGHT_ROWS, VBlock>(E4M3 ? descriptor_k_major(shared_address(storage.v.tiles))
-                                                           : descriptor_mn_major(shared_address(storage.v.tiles), VBlock::PANEL))) {}
+                                                           : descriptor_mn_major(shared_address(storage.v.tiles) + first_column() / 64 * VBlock::PANEL, VBlock::PANEL))) {}
 
   // ---- the tiles
 
@@ -50,7 +50,7 @@ struct Consumer : ConsumerRows {
 
   // Of tile number `index`: its queries follow from it, and so take no registers.
   KS_DEVICE static int q_stage(int index) { return index % Q_STAGES; }
-  KS_DEVICE PipelineState<Q_STAGES * GROUPS> q_state(int index) const { return {q_stage(index) * GROUPS + group, (u32)index / Q_STAGES % 2}; }
+  KS_DEVICE PipelineState<Q_STAGES * ROW_GROUPS> q_state(int index) const { return {q_stage(index) * ROW_GROUPS + row_group(), (u32)index / Q_STAGES % 2}; }
   KS_DEVICE void wait_q(int index) const { rings.q.wait_full(q_state(index)); }
   KS_DEVICE void release_q(int index) const { if (thread_lane == 0) barrier_arrive(rings.q.empty(q_state(index))); }
   KS_DEVICE void release_k() {
@@ -65,13 +65,13 @@ struct Consumer : ConsumerRows {
   KS_DEVICE void scheduler_barrier_arrive() const { if (Config::PING_PONG) named_barrier_arrive(SCHEDULER + 1 - group, CONSUMERS); }
 
   KS_DEVICE void start_qk(float (&s)[BN / 2], int index) const {
-    const auto x = advanced(q_tiles, q_stage(index) * GROUPS * Q_BYTES), y = advanced(k_tiles, k.stage * K_BYTES);
+    const auto x = advanced(q_tiles, q_stage(index) * ROW_GROUPS * Q_BYTES), y = advanced(k_tiles, k.stage * K_BYTES);
     multiply_ss<T, BN, QK_COLUMNS * SIZE / 32, 64 * KBlock::ROW, KBlock::PANEL, 32, 32, 0, 0, KBlock::ROW>(s, x, y, false);
     wgmma_commit();
   }
   KS_DEVICE void start_pv() {
     const auto y = advanced(v_tiles, v.stage * V_BYTES);
-    multiply_rs<T, V_COLUMNS, BN * SIZE / 32, E4M3 ? 32 : 2 * VBlock::EIGHT_ROWS, E4M3 ? BN : 128>(o, p, y, true);
+    multiply_rs<T, O_COLUMNS, BN * SIZE / 32, E4M3 ? 32 : 2 * VBlock::EIGHT_ROWS, E4M3 ? BN : 128>(o, p, y, true);
     wgmma_commit();
   }
   // S of a block, then P·V of the one before, in this consumer's turn.
@@ -109,7 +109,7 @@ struct Consumer : ConsumerRows {
   KS_DEVICE void round_p(const float (&s)[BN / 2]) { round_weights(p, s, T()); }
   KS_DEVICE void zero_sums() {
 #pragma unroll
-    for (int i = 0; i < V_COLUMNS / 2; i++) o[i] = 0.f;
+    for (int i = 0; i < O_COLUMNS / 2; i++) o[i] = 0.f;
     sums.begin();
   }
 

@@ -25,7 +25,7 @@ struct ConsumerRows : ConsumerThread {
 
   // Rare: moves p, O, m, l and the block's sums to a reference at which none overflows. Of e4m3, the factor of earlier sums is
   // `correction`.
-  KS_DEVICE void rebase(float (&p)[BN / 2], float (&o)[V_COLUMNS / 2], float (&m)[2], float (&l)[2], float (&sum)[2], float (&correction)[2],
+  KS_DEVICE void rebase(float (&p)[BN / 2], float (&o)[O_COLUMNS / 2], float (&m)[2], float (&l)[2], float (&sum)[2], float (&correction)[2],
                         int tile, int block, const Score::Factor& f, Sums& sums) const {
     if (__all_sync(~0u, sum[0] + sum[1] < LARGEST_SUM)) {
       if constexpr (E4M3) rebase_by_largest<HEADROOM>(p, o, m, l, sum, correction);
@@ -58,7 +58,7 @@ struct ConsumerRows : ConsumerThread {
       const int query = query_of(row);
       const KeyRange keys = own.any(query, query);
 #pragma unroll 1
-      for (int d = thread_lane; d < DV; d += WARP) {
+      for (int d = first_column() + thread_lane; d < min_of(first_column() + O_COLUMNS, DV); d += WARP) {
         float x = 0.f;
 #pragma unroll 1
         for (int key = max_of(keys.begin, w.begin * BN); key < min_of(keys.end, last_key); key++) {
@@ -104,7 +104,7 @@ struct ConsumerRows : ConsumerThread {
         sum = sum * correction + (sink == -infinity() ? 0.f : exp2_fast(sink - top));
       }
       inverse[r] = sum == 0.f ? 0.f : correction / sum;
-      if (Config::LSE && thread_lane % 4 == 0 && row < rows_of(w))
+      if (Config::LSE && first_column() == 0 && thread_lane % 4 == 0 && row < rows_of(w))
         a.lse.base[(Config::IN_PARTS ? w.part * a.lse_part : 0) + (Config::Q_VIEW == PACKED ? 0 : w.batch * a.lse.batch) + head * a.lse.head +
                    w.q_first + query_of(row)] =
             sum == 0.f ? -infinity() : 0.69314718056f * (top + log2_fast(sum));

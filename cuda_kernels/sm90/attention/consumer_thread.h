@@ -13,8 +13,11 @@ struct ConsumerThread {
   Score score;
   int group, warp, thread_lane;
 
+  // Which rows the warpgroup has, and its first column of V.
+  KS_DEVICE int row_group() const { return VALUE_PARTS == 1 ? group : group / VALUE_PARTS; }
+  KS_DEVICE int first_column() const { return VALUE_PARTS == 1 ? 0 : group % VALUE_PARTS * O_COLUMNS; }
   // The warpgroup's first row; the thread's first, whose second is 8 further.
-  KS_DEVICE int group_row(const WorkTile& w) const { return w.row + 64 * group; }
+  KS_DEVICE int group_row(const WorkTile& w) const { return w.row + 64 * row_group(); }
   KS_DEVICE int thread_row(const WorkTile& w) const { return group_row(w) + 16 * warp + thread_lane / 4; }
   KS_DEVICE Scores scores_of(const WorkTile& w) const {
     Scores s = score.scores;
@@ -26,7 +29,7 @@ struct ConsumerThread {
   template<class X> KS_DEVICE i64 place_of(const Matrices<X>& x, int row) const {
     return (i64)query_of(row) * x.row + (GROUP_HEADS > 1 ? group_head_of(row) * x.head : 0);
   }
-  // A tile's result: of its first head, from its sequence's first row on.
+  // A tile's result: of its first head, from its sequence's first row on, from the head's first column on.
   KS_DEVICE TO* results(const WorkTile& w) const {
     return a.out.at<Config::Q_VIEW>(w.batch, w.head, 1, w.q_first) + (Config::IN_PARTS ? w.part * a.out_part : 0);
   }

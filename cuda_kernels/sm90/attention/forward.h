@@ -33,7 +33,7 @@ attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, cons
   const Scores scores{sequences.S_q, sequences.S_k, left, right, 0, scale_log2, cap, cap_inverse};
 
   if (thread_index() == 0) {
-    rings.q.init(4);  // a warp's lane each
+    rings.q.init(4 * VALUE_PARTS);  // a warp's lane each
     rings.k.init(4 * GROUPS);
     rings.v.init(4 * GROUPS + FILTERS_VALUES, E4M3 ? TRANSPOSING_WARPS : 1);
     if (E4M3) rings.v_loaded.init(TRANSPOSING_WARPS);

@@ -10,15 +10,19 @@ struct RowOutput {
   static KS_DEVICE void store_pair(float* to, float x, float y) { *(float2*)to = float2{x, y}; }
   template<class X> static KS_DEVICE void store_pair(X* to, float x, float y) { *(u32*)to = pack2(x, y, X()); }
 
-  static KS_DEVICE bool store(const ConsumerThread& t, const float (&o)[V_COLUMNS / 2], const WorkTile& w, const float (&inverse)[2]) {
+  static KS_DEVICE bool store(const ConsumerThread& t, const float (&o)[O_COLUMNS / 2], const WorkTile& w, const float (&inverse)[2]) {
     const int first = t.thread_row(w), rows = t.rows_of(w);
-    TO* const to = t.results(w) + t.thread_lane % 4 * 2;
+    const int column = t.first_column() + t.thread_lane % 4 * 2;
+    TO* const to = t.results(w) + column;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       if (first + 8 * r >= rows) break;
       TO* const row = to + t.place_of(t.a.out, first + 8 * r);
 #pragma unroll
-      for (int c = 0; c < DV / 8; c++) store_pair(row + 8 * c, o[4 * c + 2 * r] * inverse[r], o[4 * c + 2 * r + 1] * inverse[r]);
+      for (int c = 0; c < min_of(DV, O_COLUMNS) / 8; c++) {
+        if (VALUE_PARTS > 1 && column + 8 * c >= DV) break;
+        store_pair(row + 8 * c, o[4 * c + 2 * r] * inverse[r], o[4 * c + 2 * r + 1] * inverse[r]);
+      }
     }
     return false;
   }
@@ -28,12 +32,13 @@ struct RowOutput {
 // packed sequence's last rows are stored by the threads, as the next sequence follows them.
 struct PanelOutput {
   template<class X = TO>
-  static KS_DEVICE bool store(const ConsumerThread& t, const float (&o)[V_COLUMNS / 2], const WorkTile& w, const float (&inverse)[2]) {
+  static KS_DEVICE bool store(const ConsumerThread& t, const float (&o)[O_COLUMNS / 2], const WorkTile& w, const float (&inverse)[2]) {
     u32 most = 0;
     const int row = t.group_row(w) + 16 * t.warp, lane = t.thread_lane;
     const int rows = Config::Q_VIEW == PACKED ? w.S_q - row : 16;
 #pragma unroll
-    for (int c = 0; c < V_COLUMNS; c += 64) {
+    for (int c = 0; c < O_COLUMNS; c += 64) {
+      const int column = t.first_column() + c;
       char* const panel = t.storage.out.warps[t.group * 4 + t.warp] + c / 64 % Config::OUT_STAGES * O_BYTES;
       if (c / 64 % Config::OUT_STAGES == 0) {
         if (lane == 0) tma_store_wait_read<0>();
@@ -41,7 +46,7 @@ struct PanelOutput {
       }
       const u32 line = shared_address(panel) + lane % 16 * 128;
 #pragma unroll
-      for (int chunk = 0; chunk < min_of(V_COLUMNS - c, 64) / 8; chunk += 2) {
+      for (int chunk = 0; chunk < min_of(O_COLUMNS - c, 64) / 8; chunk += 2) {
         const float* const x = o + c / 2 + chunk * 4;
         const uint4 y{pack2(x[0] * inverse[0], x[1] * inverse[0], X()), pack2(x[2] * inverse[1], x[3] * inverse[1], X()),
                       pack2(x[4] * inverse[0], x[5] * inverse[0], X()), pack2(x[6] * inverse[1], x[7] * inverse[1], X())};
@@ -52,12 +57,12 @@ struct PanelOutput {
       warp_barrier();
       if (Config::Q_VIEW != PACKED || rows >= 16) {
         if (lane == 0) {
-          tma_store(t.maps.out, shared_address(panel), c, w.q_first + row, w.head, Config::Q_VIEW == PACKED ? 0 : w.batch);
+          tma_store(t.maps.out, shared_address(panel), column, w.q_first + row, w.head, Config::Q_VIEW == PACKED ? 0 : w.batch);
           tma_store_commit();
         }
       } else {
-        TO* const to = t.a.out.base + (i64)(w.q_first + row) * t.a.out.row + w.head * t.a.out.head + c;
-        const int chunks = min_of(DV - c, 64) / 8;
+        TO* const to = t.a.out.base + (i64)(w.q_first + row) * t.a.out.row + w.head * t.a.out.head + column;
+        const int chunks = max_of(min_of(DV - column, 64) / 8, 0);
 #pragma unroll 1
         for (int i = lane; i < rows * chunks; i += WARP) {
           const int r = i / chunks, chunk = i % chunks;

@@ -7,14 +7,14 @@ struct Producer {
   const Maps& maps;
   const Rings& rings;
   Keys::Loader keys;
-  PipelineState<Q_STAGES * GROUPS> q{0, 1};
+  PipelineState<Q_STAGES * ROW_GROUPS> q{0, 1};
   PipelineState<STAGES> k{0, 1};
   PipelineState<V_STAGES> v{0, 1};
   int tile = 0;  // tiles so far
 
   KS_DEVICE void load_q(const WorkTile& w) {
 #pragma unroll 1
-    for (int g = 0; g < GROUPS; g++, q.advance()) {
+    for (int g = 0; g < ROW_GROUPS; g++, q.advance()) {
       rings.q.wait_empty(q);
       if (!keys.leads()) continue;
       barrier_arrive_expect_tx(rings.q.full(q), Q_BYTES);  // publishes the work tile to the consumer
@@ -27,7 +27,7 @@ struct Producer {
   KS_DEVICE void stop() {
     storage.work_tiles[tile % WORK_SLOTS].end = 0;
 #pragma unroll 1
-    for (int g = 0; g < GROUPS; g++, q.advance()) rings.q.wait_empty(q), barrier_arrive(rings.q.full(q));
+    for (int g = 0; g < ROW_GROUPS; g++, q.advance()) rings.q.wait_empty(q), barrier_arrive(rings.q.full(q));
     if (E4M3 || FILTERS_VALUES) {
       wait_empty_v();
       storage.v_block[v.stage].tile = -1;

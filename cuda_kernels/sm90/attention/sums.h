@@ -74,7 +74,7 @@ struct SharedSums {
   KS_DEVICE void rescale(const float (&by)[2]) const {
     if (!any()) return;
 #pragma unroll 1
-    for (int i = 0; i < V_COLUMNS / 2; i += 16) {
+    for (int i = 0; i < O_COLUMNS / 2; i += 16) {
       float x[16];
       load(i, x);
       scale_rows(x, by);

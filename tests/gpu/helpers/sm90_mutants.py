@@ -817,6 +817,14 @@ MUTANTS = (
         "all heads of a group have the first one's place",
     ),
     _mutant(
+        "values-of-the-other-part",
+        CONSUMER,
+        "first_column() / 64 * VBlock::PANEL",
+        "0",
+        "attention-bf16-512-causal",
+        "both consumers of a tile's rows multiply the first half of the values' columns",
+    ),
+    _mutant(
         "class-twice",
         TILES,
         "(i == 0 || S_k <= most) &&",

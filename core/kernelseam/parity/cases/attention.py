@@ -91,9 +91,10 @@ def _shapes() -> Iterator[AttentionCase]:
     for kind in ("bf16-64", "bf16-128", "f32-64", "f32-40"):
         yield case(kind)
     # Head dims between the widths of tiles, of keys and values apart.
-    for kind in ("f16-72", "bf16-64/128", "f16-136/184", "bf16-160-causal"):
+    for kind in ("f16-72", "bf16-64/128", "f16-136/184", "bf16-160-causal", "bf16-512-causal"):
         yield case(kind, S_q=129, S_k=200, batch=1)
     yield case("bf16-224/200", S_q=70, S_k=130, batch=1)
+    yield case("f16-320/264", S_q=70, S_k=130, batch=1, num_heads=4, kv_heads=2)
     yield case("f32-64-causal", S_q=70, S_k=70, batch=1)
     # Rows that end within 16 bytes and are followed by NaN there; and rows without gaps between
     # them.

@@ -48,7 +48,7 @@ def packed() -> Iterator[AttentionCase]:
         yield _packed(kind, "sequences", mixed, others)
         yield _packed(kind, "sequences-margin", (33, 7), (33, 7), margin=5)
     # Rows of heads that are no whole panels, and sequences that end within 16 of them.
-    for kind in ("f16-72", "bf16-160-causal"):
+    for kind in ("f16-72", "bf16-160-causal", "bf16-512-causal"):
         yield _packed(kind, "sequences", mixed, others)
     yield _packed("f32-64-causal", "sequences", (40, 0, 3), (40, 2, 7), lse=False)
     yield _packed(

@@ -40,7 +40,7 @@ from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
 
 from kernelseam_cuda.sm90.attention_covering import covering
-from kernelseam_cuda.sm90.attention_few import fits, for_few, grouped_rows
+from kernelseam_cuda.sm90.attention_few import fits, fitting, for_few, grouped_rows
 from kernelseam_cuda.sm90.attention_pages import (
     MOST_ROWS,
     PAGED_KEYS,
@@ -50,7 +50,11 @@ from kernelseam_cuda.sm90.attention_pages import (
     rows_at_once,
     together,
 )
-from kernelseam_cuda.sm90.attention_refusals import refuse_dims, refuse_rows_of_any_view
+from kernelseam_cuda.sm90.attention_refusals import (
+    FORWARD_MAX_DIM,
+    refuse_dims,
+    refuse_rows_of_any_view,
+)
 from kernelseam_cuda.sm90.attention_sections import tile_count
 from kernelseam_cuda.sm90.attention_softcap import SMALL_CAP, small_cap
 from kernelseam_cuda.sm90.attention_tiles import (
@@ -175,7 +179,7 @@ class HopperAttention(KernelDefinition):
         )
 
     def refuse_dims(self, spec: AttentionSpec) -> str | None:
-        return refuse_dims(spec)
+        return refuse_dims(spec, FORWARD_MAX_DIM)
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperAttentionTile, ...]:
         """Those of the narrowest width that holds the head dims. Only parts of keys have a result
@@ -203,9 +207,7 @@ class HopperAttention(KernelDefinition):
         last."""
         tiles = self.tiles(problem.spec, row)
         if not problem.spec.batch_invariant:
-            tiles += tuple(
-                t for t in self._fitting(problem.spec, self.few_queries) if fits(problem, t)
-            )
+            tiles += fitting(problem, self._fitting(problem.spec, self.few_queries))
         if not _paged(problem.spec):
             return tiles
         return tuple(replace(t, page_rows=rows_at_once(problem.page_size)) for t in tiles)
@@ -221,7 +223,8 @@ class HopperAttention(KernelDefinition):
         if problem.spec.batch_invariant:
             return tiles[0]
         short = problem.S_k < SHORT_SEQUENCE
-        tiles = tuple(t for t in tiles if t.short is short or t.most_rows) or tiles
+        wide, few = ([t for t in tiles if bool(t.most_rows) is x] for x in (False, True))
+        tiles = (*([t for t in wide if t.short is short] or wide), *few)
         if self.few_queries:
             tiles = for_few(problem, tiles, device)
         return least_seconds(self, problem, tiles, row, device)
@@ -265,6 +268,7 @@ class HopperAttention(KernelDefinition):
             "LSE": spec.lse,
             "BN": tile.bn,
             "GROUPS": tile.groups,
+            "VALUE_PARTS": tile.value_parts,
             "STAGES": tile.stages,
             "Q_STAGES": tile.q_stages,
             "OUT_STAGES": tile.out_stages,
@@ -278,7 +282,8 @@ class HopperAttention(KernelDefinition):
             "LATE": tile.late,
             "PAGE_ROWS": tile.page_rows or 1,
             "K_TOGETHER": _paged(spec) and together(spec.kv.itemsize, spec.head_dim),
-            "V_TOGETHER": _paged(spec) and together(spec.kv.itemsize, spec.value_dim),
+            "V_TOGETHER": _paged(spec)
+            and together(spec.kv.itemsize, spec.value_dim, tile.value_parts),
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
             "SHARED_BYTES": tile.shared_bytes,
@@ -348,9 +353,11 @@ class HopperAttention(KernelDefinition):
                 l2_promotion=promotion(width * dtype.itemsize),
             )
 
-        def keys_of(operand: str, width: int, strides: tuple[int, int, int]) -> TensorMap:
+        def keys_of(
+            operand: str, width: int, strides: tuple[int, int, int], parts: int = 1
+        ) -> TensorMap:
             if _paged(s):
-                return page_map(p, operand, width, strides, tile.page_rows)
+                return page_map(p, operand, width, strides, tile.page_rows, parts)
             return map_of(operand, width, keys, p.kv_heads, strides, tile.bn)
 
         q_map = map_of("q", s.head_dim, queries, p.num_heads, p.q_strides, _QUERY_ROWS)
@@ -360,7 +367,7 @@ class HopperAttention(KernelDefinition):
         return {
             "q_map": q_map,
             "k_map": keys_of("k", s.head_dim, p.k_strides),
-            "v_map": keys_of("v", s.value_dim, p.v_strides),
+            "v_map": keys_of("v", s.value_dim, p.v_strides, tile.value_parts),
             "out_map": q_map
             if by_rows
             else map_of("out", s.value_dim, queries, p.num_heads, p.out_strides, _STORE_ROWS),

@@ -14,8 +14,11 @@ from kernelseam_cuda.sm90.attention_tiles import HopperAttentionTile
 
 ROWS = 64
 """Of a box of queries: whole queries of a group's heads."""
-SMALL_TILES = 512
-"""Up to so many tiles, four a multiprocessor, a problem is small."""
+SMALL_TILES = 264
+"""Up to so many tiles, two a multiprocessor, a problem is small."""
+SMALL_SECONDS = 6e-7
+"""What such a tile takes beside its keys, as ``block_seconds``: one of few queries has a
+multiprocessor to itself."""
 
 
 def shared_rows(p: AttentionProblem, tile: HopperAttentionTile) -> HopperAttentionTile:
@@ -32,6 +35,17 @@ def fits(p: AttentionProblem, tile: HopperAttentionTile) -> bool:
     """Whether a tile is for so few queries, or for a problem so small that wider ones would leave
     multiprocessors idle."""
     return _few_enough(p, tile) or expected_tiles(p, tile.bm, 1) <= SMALL_TILES
+
+
+def fitting(
+    p: AttentionProblem, tiles: tuple[HopperAttentionTile, ...]
+) -> tuple[HopperAttentionTile, ...]:
+    """Those of the tiles for few queries that fit."""
+    return tuple(
+        t if _few_enough(p, t) else replace(t, block_seconds=SMALL_SECONDS)
+        for t in tiles
+        if fits(p, t)
+    )
 
 
 def _few_enough(p: AttentionProblem, tile: HopperAttentionTile) -> bool:

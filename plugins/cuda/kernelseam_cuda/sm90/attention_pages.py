@@ -30,9 +30,9 @@ def rows_at_once(page_size: int) -> int:
     return gcd(page_size, MOST_ROWS)
 
 
-def together(itemsize: int, width: int) -> bool:
-    """Whether a box brings all panels of so many columns."""
-    return itemsize == 2 and width > PANEL and width % PANEL == 0
+def together(itemsize: int, width: int, parts: int = 1) -> bool:
+    """Whether a box brings all panels of so many columns, of which ``parts`` have whole panels."""
+    return itemsize == 2 and width > PANEL and width % (PANEL * parts) == 0
 
 
 def refuse_pages(p: AttentionProblem) -> str | None:
@@ -67,7 +67,12 @@ def _pool_rows(p: AttentionProblem, strides: tuple[int, int, int]) -> int:
 
 
 def page_map(
-    p: AttentionProblem, operand: str, width: int, strides: tuple[int, int, int], rows: int
+    p: AttentionProblem,
+    operand: str,
+    width: int,
+    strides: tuple[int, int, int],
+    rows: int,
+    parts: int = 1,
 ) -> TensorMap:
     """Of k or v, ``rows`` at once. Axes column, row of a unit, panel where panels come together,
     head, unit of up to eight rows."""
@@ -76,7 +81,7 @@ def page_map(
     panel = panel_bytes(itemsize, width) // itemsize
     units = _pool_rows(p, strides) // unit
     columns = [(width, 1, panel), (unit, row, unit)]
-    if together(itemsize, width):
+    if together(itemsize, width, parts):
         panels = width // panel
         columns = [(panel, 1, panel), (unit, row, unit), (panels, panel, panels)]
     axes = [*columns, (p.kv_heads, head, 1), (units, unit * row, rows // unit)]

@@ -7,15 +7,15 @@ from kernelseam.kernels.attention.refusals import refuse_mixed_views
 
 MAX_SEQUENCE = 2**30
 """Queries and keys of one sequence, together."""
-DIM_STEP, MAX_DIM = 8, 256
+DIM_STEP, MAX_DIM, FORWARD_MAX_DIM = 8, 256, 512
 """Head dims are multiples of the 16 bytes that TMA takes, up to those of the widest tiles."""
 
 
-def refuse_dims(spec: AttentionSpec) -> str | None:
+def refuse_dims(spec: AttentionSpec, most: int = MAX_DIM) -> str | None:
     """Why neither the forward nor the gradients take these head dims, or None."""
-    if all(0 < d <= MAX_DIM and d % DIM_STEP == 0 for d in (spec.head_dim, spec.value_dim)):
+    if all(0 < d <= most and d % DIM_STEP == 0 for d in (spec.head_dim, spec.value_dim)):
         return None
-    return f"head dims {spec.dims}: it takes multiples of {DIM_STEP} up to {MAX_DIM}"
+    return f"head dims {spec.dims}: it takes multiples of {DIM_STEP} up to {most}"
 
 
 def refuse_rows(p: AttentionProblem) -> str | None:

@@ -78,6 +78,9 @@ class HopperAttentionTile:
     block_seconds: float = 1e-6
     page_rows: int = 0
     """Of keys in pages: rows of one page that come at once."""
+    value_parts: int = 1
+    """Consumers that share rows, each with a part of the values' columns; each computes the rows'
+    weights."""
 
     v_stages = sum_blocks = 0
 
@@ -92,6 +95,7 @@ class HopperAttentionTile:
         way = "-turns" * self.turns + "-early" * self.early + "-remake" * self.remake
         way += "-late" * self.late
         way += f"-{self.fewest_heads}heads" * (self.fewest_heads != 2)
+        way += f"-{self.value_parts}value-parts" * (self.value_parts > 1)
         way += "-grouped" * (self.group_heads > 1) + f"-{self.parts}parts" * (self.parts > 1)
         way += f"-{self.page_rows}page-rows" * (self.page_rows > 0)
         return f"{self.bm}x{self.bn}-{self.stages}-{self.ahead}ahead{way}"
@@ -102,13 +106,16 @@ class HopperAttentionTile:
 
     @property
     def bm(self) -> int:
-        return 64 * self.groups
+        return 64 * self.groups // self.value_parts
 
     def columns(self, head_dim: int, value_dim: int) -> float:
         """Of queries and keys and of values, whose products at ``rate`` take a step's time."""
-        widest, softmax = self.head_dim + self.value_dim, self.softmax_columns
-        multiplied = columns_of(head_dim) + columns_of(value_dim)
+        widest, softmax = self._multiplied(self.head_dim, self.value_dim), self.softmax_columns
+        multiplied = self._multiplied(columns_of(head_dim), columns_of(value_dim))
         return widest * (multiplied + softmax) / (widest + softmax)
+
+    def _multiplied(self, head_dim: int, value_dim: int) -> int:
+        return self.value_parts * head_dim + value_dim
 
     @property
     def control_bytes(self) -> int:
@@ -195,6 +202,9 @@ ATTENTION = (
         hides=True,
         softmax_columns=50,
         rate=1.2,
+    ),
+    HopperAttentionTile(
+        *(512, 512, 2, 32, 2, 1, 1, False, False, 16), value_parts=2, softmax_columns=50, rate=0.9
     ),
 )
 """The preferred of a spec first."""
