@@ -11,6 +11,7 @@
     python -m benchmarks choices --count 200      dispatch's choices for random problems
     python -m benchmarks choices --count 200 --again FILE.json --arch H200   today's choices, by the
         times of a run with the same count, seed and kinds; no GPU needed
+    python -m benchmarks judges --report docs/judges.md   other projects' tests, on NumPy
 
 The exit status is 1 where a row failed: a wrong result, an exception. Rows below their target are
 said, and no failure.
@@ -31,11 +32,18 @@ if TYPE_CHECKING:
     from benchmarks.comparing.rows import Session
 
 
+JUDGES = ("flash-attention", "torch", "onnx", "attention-gym")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     start = time.monotonic()  # importing torch takes long, too
     from benchmarks.comparing import idle_device, running, tables
 
     options = _parser(tuple(running.SUITES)).parse_args(arguments)
+    if options.command == "judges":
+        from benchmarks.judging import command as judging
+
+        return judging.run(options.judges, options.only, options.most, options.report)
     if options.command == "rows":
         for row in running.chosen(options.suites or running.SUITES, options.only):
             print(f"{row.suite}/{row.name}")
@@ -109,6 +117,17 @@ def _parser(suites: Sequence[str]) -> argparse.ArgumentParser:
     choices.add_argument("--arch", default="H200", help="of --again: the device that it ran on")
     choices.add_argument("--json", type=Path)
     choices.add_argument("--report", type=Path, metavar="FILE.md")
+    judges = commands.add_parser("judges", help="other projects' tests, on NumPy")
+    judges.add_argument(
+        "judges",
+        nargs="*",
+        metavar="JUDGE",
+        choices=[*JUDGES, []],
+        help=", ".join(JUDGES),
+    )
+    judges.add_argument("--only", action="append", default=[], metavar="GLOB", help="cases by name")
+    judges.add_argument("--most", type=int, metavar="N", help="cases of up to so many scores")
+    judges.add_argument("--report", type=Path, metavar="FILE.md")
     draw = commands.add_parser("draw", help="plots from a run's JSON")
     draw.add_argument("file", type=Path)
     draw.add_argument("folder", type=Path)

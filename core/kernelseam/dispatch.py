@@ -18,6 +18,7 @@ from kernelseam.contract import EMULATED, Cost, Device, Implementation, PlanPart
 from kernelseam.contract_values import validated, validated_parts, validated_refusal
 from kernelseam.errors import BrokenImplementation, InvalidValue, Refusal, UnknownName, Unsupported
 from kernelseam.plugins import Plugins, plugins
+from kernelseam.registry import Registry
 from kernelseam.tuned.classes import batch_invariant, representative
 from kernelseam.variants import SEPARATOR, build_of, variants_of
 
@@ -129,6 +130,10 @@ class Candidate:
     """The traceback, where its check raised."""
     rank: float = math.inf
     """Predicted seconds that candidates are ordered by: those of the problem's class."""
+    foreign: bool = False
+    """Whether another plugin than the backend's registered it, on an arch whose predictions were
+    fitted to measured times: its own were not, so that it comes after the others until it is named
+    or tuned."""
 
 
 @dataclass(frozen=True)
@@ -149,15 +154,27 @@ def consider(
 ) -> tuple[Candidate, ...]:
     """Ask every implementation of the operation on the device's backend, cheapest first, refusals
     last."""
+    registry = (current or plugins()).registry
+    fitted = _has_fitted_costs(registry, device)
     # one outer block: nested blocks do not wrap signal handlers again
     with Contained("an implementation's check"):
         answers = [
-            ask(i, problem, device)
-            for i in (current or plugins()).registry.implementations_of(
-                problem.operation, device.backend
-            )
+            replace(ask(i, problem, device), foreign=fitted and registry.is_foreign(i))
+            for i in registry.implementations_of(problem.operation, device.backend)
         ]
     return _ordered(answers)
+
+
+def _has_fitted_costs(registry: Registry, device: Device) -> bool:
+    """Whether the backend's predictions for the device's arch were fitted to measured times."""
+    backend = registry.backends.get(device.backend)
+    if backend is None or backend.toolchain is None:
+        return False
+    try:
+        costs = backend.toolchain.arch_row(device.arch).costs
+    except Exception:  # a plugin's code; an arch that it does not know
+        return False
+    return costs is not None and costs.is_measured
 
 
 def ask(implementation: Implementation, problem: Problem, device: Device) -> Candidate:
@@ -200,9 +217,11 @@ def _rank(implementation: Implementation, problem: Problem, device: Device, cost
 
 
 def _ordered(answers: list[Candidate]) -> tuple[Candidate, ...]:
-    return tuple(
-        sorted(answers, key=lambda a: a.rank if a.cost and a.refusal is None else math.inf)
-    )
+    def key(a: Candidate) -> tuple[bool, bool, float]:
+        takes = a.cost is not None and a.refusal is None
+        return not takes, a.foreign, a.rank if takes else math.inf
+
+    return tuple(sorted(answers, key=key))
 
 
 def build(

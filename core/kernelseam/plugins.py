@@ -240,6 +240,7 @@ def discover(
             f"KERNELSEAM_PLUGINS names {name!r}, but no entry point of that name is installed"
         )
         failures.append(failure(name, "import", missing))
+    added: list[tuple[str, Registry]] = []
     for entry in selected:
         name, stage = entry.name, "import"
         # one manager per plugin, so that a plugin cannot affect the others
@@ -268,6 +269,15 @@ def discover(
             failures.append(failure(name, stage, e))
             continue
         loaded[name], modules[name], origins[name] = info, module, entry
+        added.append((name, scratch))
+    for name, scratch in added:  # to backends of plugins that came later, too
+        for backend in dict.fromkeys(b for b, _ in scratch.added_kernels):
+            kernels = [k for b, k in scratch.added_kernels if b == backend]
+            try:
+                with Contained(f"the kernels of {name!r}"):
+                    registry.adopt(backend, kernels, name)
+            except Exception as e:
+                failures.append(failure(name, "kernelseam_register", e))
     return Plugins(registry, loaded, modules, tuple(failures), seconds)
 
 

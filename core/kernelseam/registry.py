@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
-from kernelseam.contract import Backend, Implementation
+from kernelseam.contract import Backend, Composition, Implementation
 from kernelseam.contract_values import check_implementation, validated_backend
 from kernelseam.errors import PluginError
 
 KernelFactory = Callable[[Backend], Iterable[Implementation]]
+"""The implementations of a backend's kernels: the shared ones, then its own in their order."""
 
 
 def _none(backend: Backend) -> Iterable[Implementation]:
@@ -28,6 +29,8 @@ class Registry:
     kernels_of: KernelFactory = _none
     """Makes implementations of the kernels that a backend's toolchain compiles, shared ones and its
     own; set by discovery."""
+    added_kernels: list[tuple[str, Composition]] = field(default_factory=list)
+    """Kernels for backends of any plugin: see ``add_kernel``."""
 
     def add_backend(self, backend: Backend) -> None:
         """Register devices, toolchain and implementations; shared kernels follow from the
@@ -48,6 +51,36 @@ class Registry:
         PluginError."""
         check_implementation(implementation)
         self.implementations.append(implementation)
+
+    def add_kernel(self, backend: str, kernel: Composition) -> None:
+        """Register a kernel definition, or a composition of kernels, for a backend of another
+        plugin: that backend's toolchain compiles it, once all plugins are loaded.
+
+        On archs whose predictions were fitted to measured times, its own does not put it before
+        the backend's implementations: it is chosen where it is named, where a tuning found it the
+        fastest, or where no other takes the problem. Where the backend is not installed,
+        ``kernelseam doctor`` says so.
+        """
+        self.added_kernels.append((backend, kernel))
+
+    def adopt(self, name: str, kernels: Sequence[Composition], plugin: str) -> None:
+        """Add a plugin's kernels to a backend. Raises PluginError where there is none of the name,
+        where it compiles nothing, or where a name is taken."""
+        backend = self.backends.get(name)
+        if backend is None or backend.toolchain is None:
+            lacks = "is not installed" if backend is None else "has no toolchain"
+            raise PluginError(f"it adds kernels to backend {name!r}, which {lacks}")
+        extended = replace(backend, kernels=(*backend.kernels, *kernels))
+        validated_backend(extended)
+        scratch = Registry(implementations=list(self.kernels_of(extended))[-len(kernels) :])
+        self.merge(scratch, plugin)
+        self.backends[name] = extended
+
+    def is_foreign(self, implementation: Implementation) -> bool:
+        """Whether another plugin than its backend's registered it."""
+        backend, operation = implementation.backend, implementation.operation
+        owner = self.owners.get((backend,))
+        return owner != self.owners.get((backend, operation, implementation.name), owner)
 
     def implementations_of(
         self, operation: str, backend: str | None = None

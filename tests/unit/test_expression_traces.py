@@ -158,7 +158,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str, str]] = {
     "chain": (lambda s, b, h, q, kv: s if 0 < q < 3 else -s, "0 < q < 3", "(a <= x) & (x <= b)"),
     "math": (lambda s, b, h, q, kv: math.tanh(s), "math.tanh(s)", "the function of NumPy, torch"),
     "cumsum": (lambda s, b, h, q, kv: torch.cumsum(s, 0), "cumsum(s, 0)", "one element"),
-    "near": (lambda s, b, h, q, kv: s.tan(), "s.tan()", "Near: tanh"),
+    "near": (lambda s, b, h, q, kv: s.tanhh(), "s.tanhh()", "Near: tanh"),
     "whole": (lambda s, b, h, q, kv: s + TABLE, "s + TABLE", "used without indices"),
     "slice": (lambda s, b, h, q, kv: s + TABLE[:2][q, kv], "TABLE[:2]", "Slice it before"),
     "float index": (lambda s, b, h, q, kv: s + TABLE[s, q], "TABLE[s, q]", "to an integer"),

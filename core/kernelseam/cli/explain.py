@@ -171,6 +171,8 @@ def _explain(
         verdict = "takes it" if c.refusal is None else "refused"
         if choice and c.implementation is choice.implementation:
             verdict = "chosen"
+        elif c.foreign and c.refusal is None:
+            verdict = "takes it: of another plugin, after the others until it is tuned"
         name = c.implementation.name
         candidates.append(_row(name, device.backend, verdict, c.refusal or "", c.cost, measured))
     for i in plugins().registry.implementations_of(problem.operation):

@@ -57,6 +57,11 @@ class Coefficients:
     libraries: Mapping[str, Mapping[DType, LibraryRate]] = field(default_factory=dict, hash=False)
     """By implementation and dtype."""
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether they were fitted to times on a device."""
+        return self.source != "estimated"
+
 
 @dataclass(frozen=True)
 class ArchRow:

@@ -165,6 +165,7 @@ FUNCTIONS: dict[str, Callable[..., Node]] = {
     "square": lambda x: _pow(x, 2),
     "reciprocal": lambda x: make("div", constant(1.0), as_node(x)),
     "relu": lambda x, inplace=False: where(FUNCTIONS["gt"](x, 0), x, 0),
+    "tan": lambda x: make("div", make("sin", as_node(x)), make("cos", as_node(x))),
     "silu": lambda x, inplace=False: _make("mul")(x, _make("sigmoid")(x)),
     "gelu": _gelu,
     "softplus": _softplus,
