@@ -1,5 +1,6 @@
-"""A mixture of experts: a router, SwiGLU experts by grouped products, their weighted sum. It learns
-a different permutation for each class of token, then decodes, beside the same layer by torch.
+"""A mixture of experts: a router and SwiGLU experts by two grouped products. The first gathers the
+tokens of each expert, the second scatters its results, times the router's weights. It learns a
+different permutation for each class of token, then decodes, beside the same layer by torch.
 
 Needs torch. On a GPU where torch sees one and its plugin is installed, else on the CPU.
 """
@@ -20,14 +21,25 @@ except ModuleNotFoundError as e:
 EXPERTS, CHOSEN, WIDTH, HIDDEN, CLASSES, BATCH, STEPS = 8, 2, 32, 48, 6, 128, 80
 on_gpu = torch.cuda.is_available() and any(d.backend != "numpy" for d in kernelseam.devices())
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
-Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Product = Callable[..., torch.Tensor]
 
 
-def by_expert(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+def by_expert(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    ends: torch.Tensor,
+    a_indices: torch.Tensor | None = None,
+    out_indices: torch.Tensor | None = None,
+    out_factors: torch.Tensor | None = None,
+) -> torch.Tensor:
     """As torch's operations say it: the host reads where each expert's rows end, and multiplies."""
+    x = x if a_indices is None else x[a_indices]
     starts = [0, *ends.tolist()]
     parts = zip(starts, starts[1:], weights, strict=False)
-    return torch.cat([x[i:j] @ w for i, j, w in parts])
+    y = torch.cat([x[i:j] @ w for i, j, w in parts])
+    if out_factors is not None:
+        y = (y * out_factors[:, None]).to(y.dtype)
+    return y if out_indices is None else torch.empty_like(y).index_copy(0, out_indices.long(), y)
 
 
 class Experts(torch.nn.Module):
@@ -47,13 +59,20 @@ class Experts(torch.nn.Module):
     def forward(self, x: torch.Tensor, product: Product = grouped_mm) -> torch.Tensor:
         chance, experts = (x @ self.router).float().softmax(-1).topk(CHOSEN)
         chance = chance / chance.sum(-1, keepdim=True)
-        # Rows sorted by expert, and where each expert's end: on the device, the host need not know.
+        # Sorted by expert in numbers alone: which token a row is of, and where each expert's rows
+        # end. All on the device; the host need not know.
         ordered, order = experts.flatten().sort()
         numbers = torch.arange(EXPERTS, device=x.device)
         ends = torch.searchsorted(ordered, numbers, right=True, out_int32=True)
-        gate, up = product(x[order // CHOSEN], self.gate_up, ends).chunk(2, -1)
-        y = product(F.silu(gate) * up, self.down, ends) * chance.flatten()[order, None]
-        return torch.zeros_like(x).index_add(0, order // CHOSEN, y.to(x.dtype))
+        gate, up = product(x, self.gate_up, ends, a_indices=(order // CHOSEN).int()).chunk(2, -1)
+        y = product(
+            F.silu(gate) * up,
+            self.down,
+            ends,
+            out_indices=order.int(),
+            out_factors=chance.flatten()[order],
+        )
+        return y.view(len(x), CHOSEN, -1).sum(1)
 
 
 def drawn(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:

@@ -146,6 +146,7 @@ OPERAND_DTYPES = {
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "prefix_lengths"), DType.int32),
     **dict.fromkeys(("block_table", "positions", "offsets", "offs"), DType.int32),
     **dict.fromkeys(("slot_mapping", "sources", "cu_seqlens"), DType.int32),
+    **dict.fromkeys(("a_indices", "c_indices", "out_indices"), DType.int32),
     "mask": DType.boolean,
 }
 """The dtype of each operand that is not floating-point."""

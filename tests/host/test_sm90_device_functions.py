@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 from kernelseam.contract import SourceBundle
 from kernelseam.kernels.elements import divider
+from kernelseam.kernels.gemm.gemm import NOT_GROUPED
 from mutant import Mutant
 
 toolchain_module = pytest.importorskip(
@@ -102,7 +103,7 @@ GEMM_CONSTANTS: dict[str, int | str] = {
     "BUFFERS": 2,
     "POINTERS": 1,
     "RESIDUAL": 0,
-    "GROUPED": 0,
+    **NOT_GROUPED,
     "C_FIRST": 0,
     "SHARED_BYTES": 1 << 18,
 }

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
 from kernelseam.kernels.elements import divider  # noqa: E402
+from kernelseam.kernels.gemm.gemm import NOT_GROUPED  # noqa: E402
 from sm90_mutants import MUTANTS  # noqa: E402
 from sm90_probe import Change, run  # noqa: E402
 
@@ -46,6 +47,7 @@ def walked(
     given = [*dividers, len(sizes), ends[-1] + 9, 0, blocks]
     out = np.full((table[-1] * columns * cluster + 1, 6), -1, np.int64)
     constants = {
+        **NOT_GROUPED,
         "GROUPED": 1,
         "BM": BM,
         "BN": BN,

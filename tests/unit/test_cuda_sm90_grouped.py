@@ -18,6 +18,8 @@ from kernelseam_cuda.sm90.tiles import (  # noqa: E402
     GROUPED,
     GROUPED_E4M3,
     GROUPED_E4M3_BLOCKS,
+    GROUPED_INDEXED,
+    GROUPED_INDEXED_E4M3,
     SHARED_BYTES,
 )
 
@@ -51,6 +53,12 @@ SUMMED: dict[str, Any] = {"along": "k", "M": 2048, "K": 8192, "a_transposed": Tr
         ({**SUMMED, "dtype": "float32"}, "it does not group float32 along K"),
         ({"dtype": "float32"}, "it multiplies float32 in tf32, not in float32"),
         ({"M": 0}, "there is nothing to multiply"),
+        ({"a_indices": 0, "c_indices": 0, "c_factors": 0, "a_rows": 1024}, None),
+        ({"c_factors": 0, "beta": 1.0}, "it adds no C to rows that have indices or factors"),
+        (
+            {"a_indices": 0, "dtype": "float32", "precision": "tf32", "b_transposed": True},
+            "it gathers no rows that are rounded to TF32",
+        ),
         ({"K": 2044}, "rows of A at multiples of 2 bytes: TMA takes multiples of 16"),
     ],
 )
@@ -63,6 +71,8 @@ def test_rings_buffers_and_the_table_fit() -> None:
     for tiles, p in (
         (GROUPED, problem()),
         (GROUPED_E4M3, problem(**scaled)),
+        (GROUPED_INDEXED, problem(a_indices=0)),
+        (GROUPED_INDEXED_E4M3, problem(**scaled, c_indices=0)),
         (GROUPED_E4M3_BLOCKS, problem(**scaled, scale_block=(1, 128, 128))),
     ):
         assert KERNEL.tiles(p.spec, ROW) == tiles

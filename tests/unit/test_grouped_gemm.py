@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelseam import GroupedGemm, plan
+from kernelseam.descriptors.gemm.grouped_problem import INDICES
 from kernelseam.errors import InvalidValue
 from kernelseam.parity.running.run import Target, run_case
 from kernelseam.plugins import plugins
@@ -77,6 +79,45 @@ def test_offsets_are_read_at_each_launch() -> None:
         call()
 
 
+def test_rows_are_gathered_scattered_and_multiplied() -> None:
+    """Of 13 rows the last two are behind the last group: their indices and factors are not read."""
+    a, b, offs, rng = normal(20, 8), normal(3, 8, 6), ends(4, 4, 11), np.random.default_rng(0)
+    taken, places = rng.integers(0, 20, 13), rng.permutation(16)[:13]
+    factors, out = rng.standard_normal(13), np.full((16, 6), UNTOUCHED, np.float32)
+    taken[11:], places[11:], factors[11:] = -5, 99, np.nan
+    kernelseam.grouped_mm(
+        a,
+        b,
+        offs,
+        a_indices=taken.astype(np.int32),
+        out_indices=places.astype(np.int32),
+        out_factors=factors.astype(np.float32),
+        out=out,
+    )
+    for i in range(11):
+        want = factors[i] * (a[taken[i]] @ b[0 if i < 4 else 2])
+        np.testing.assert_allclose(out[places[i]], want, rtol=1e-5, atol=1e-5)
+    assert (out[sorted({*range(16)} - {*places[:11].tolist()})] == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"a_indices": ends(0, 1, 10, 3)}, r"a_indices\[2\] = 10: must be a row, from 0 to a_rows"),
+        ({"a_indices": ends(0, -1, 1, 3)}, r"a_indices\[1\] = -1: must be a row"),
+        ({"out_indices": ends(*range(8), 3, 9)}, r"out_indices\[8\] = 3: must differ from those"),
+        ({"out_indices": ends(1, 2)}, r"out_indices = .* must have an entry for each of 10 rows"),
+        ({"out_factors": normal(9)}, r"out_factors = .* must have an entry for each of 10 rows"),
+        ({"a_indices": np.arange(10)}, "a_indices.dtype = int64: must be int32"),
+        ({"out_factors": np.ones(10)}, "out_factors = an array of float64: must be float32"),
+    ],
+)
+def test_indices_that_are_refused(arrays: dict[str, Any], message: str) -> None:
+    offs = ends(1, 3, 4) if "a_indices" in arrays else ends(1, 3, 9)
+    with pytest.raises((InvalidValue, kernelseam.errors.UnknownName), match=message):
+        kernelseam.grouped_mm(normal(10, 8), normal(3, 8, 6), offs, **arrays)
+
+
 @pytest.mark.parametrize(
     ("offs", "message"),
     [
@@ -103,6 +144,8 @@ def test_forms_that_are_refused() -> None:
         kernelseam.grouped_mm(normal(5, 8), normal(3, 7, 6), ends(1, 2, 3))
     with pytest.raises(InvalidValue, match="out = None: is read, because beta = 1"):
         kernelseam.grouped_mm(normal(5, 8), normal(3, 8, 6), ends(1, 2, 3), beta=1)
+    with pytest.raises(InvalidValue, match=r"a_indices = given: is of rows of a \[T, K\], with b"):
+        kernelseam.grouped_mm(normal(5, 7), normal(7, 6), ends(1, 2, 7), a_indices=ends(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -114,6 +157,9 @@ def test_forms_that_are_refused() -> None:
         ({"a_scales": 256, "b_scales": 256}, "a_scales = given: scales are for A and B of 8 bits"),
         ({"groups": -1}, "groups = -1: must be from 0"),
         ({"stride_a_scales_row": 1}, "stride_a_scales_row = 1: describes a_scales"),
+        ({"a_rows": 4}, "a_rows = 4: describes a_indices"),
+        ({"along": "k", "c_factors": 0}, "c_factors = given: is of rows of groups along 'm'"),
+        ({"a_transposed": True, "a_indices": 0}, "a_indices = given: names rows of A, which are"),
     ],
 )
 def test_fields_that_are_refused(fields: dict[str, Any], message: str) -> None:
@@ -165,6 +211,7 @@ def test_a_class_chooses_by_the_groups_and_not_by_their_sizes() -> None:
     rest=st.integers(0, 9),
     extents=st.tuples(*[st.integers(1, 40)] * 3),
     beta=st.sampled_from([0.0, -0.5]),
+    indices=st.sets(st.sampled_from(INDICES)),
 )
 def test_random_problems(
     along: str,
@@ -174,7 +221,11 @@ def test_random_problems(
     rest: int,
     extents: tuple[int, int, int],
     beta: float,
+    indices: set[str],
 ) -> None:
+    if along != "m" or transposed[0]:
+        indices -= {"a_indices"} if along == "m" else {*INDICES}
     device = plugins().backend("numpy").runtime.devices()[0]
     case = GroupedCase("random", dtype, along, *transposed, tuple(sizes), rest, *extents, beta=beta)
+    case = replace(case, indices=tuple(n for n in INDICES if n in indices))
     run_case(case, Target(device, "numpy", "grouped_gemm", True)).require()

@@ -58,6 +58,37 @@ def test_gradients_and_their_gradients(form: str) -> None:
     assert torch.autograd.gradgradcheck(lambda a, b: ks.grouped_mm(a, b, offs), (a, b))
 
 
+@pytest.mark.parametrize("given", ["gather", "scatter", "factors", "all"])
+def test_gradients_of_rows_that_are_gathered_and_scattered(given: str) -> None:
+    """Rows 9 and 10 are behind the last group: what their indices name gets no gradient of them."""
+    a, b, offs = operands("rows")
+    index = {"dtype": torch.int32}
+    rows = T if given == "factors" else T + 2
+    indices: dict[str, Any] = {
+        "a_indices": torch.tensor([0, 3, 3, 8, 1, 0, 4, 4, 4, 99, -7], **index),
+        "out_indices": torch.tensor([5, 2, 10, 0, 1, 3, 9, 8, 7, 99, -7], **index),
+        "out_factors": torch.linspace(-1, 2, rows).requires_grad_(),
+    }
+    names = {"gather": "a_indices", "scatter": "out_indices", "factors": "out_factors"}
+    if given != "all":
+        indices = {names[given]: indices[names[given]]}
+    if given == "scatter":
+        a = torch.cat([a, torch.full((2, K), float("nan"))]).detach().requires_grad_()
+    taken, places = (
+        indices[n][:T].long() if n in indices else torch.arange(T)
+        for n in ("a_indices", "out_indices")
+    )
+    product = by_group(a[taken], b, offs)
+    if (factors := indices.get("out_factors")) is not None:
+        product = product * factors[:T, None].double()
+    found = ks.grouped_mm(a, b, offs, **indices)[places]
+    torch.testing.assert_close(found, product)
+    dc = torch.randn_like(found)
+    wanting = [x for x in (a, b, factors) if x is not None]
+    mine, theirs = (torch.autograd.grad(x, wanting, dc) for x in (found, product))
+    torch.testing.assert_close(mine, theirs)
+
+
 def test_beside_torchs_own() -> None:
     """Whose rows must be multiples of 16 bytes."""
     a, b = (torch.randn(s, dtype=torch.bfloat16) for s in ((T, 16), (E, 16, 24)))

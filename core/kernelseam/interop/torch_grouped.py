@@ -14,7 +14,12 @@ from kernelseam.interop.torch_function import (
     wanted,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name
-from kernelseam.interop.torch_library.grouped import GROUPED_MM
+from kernelseam.interop.torch_library.grouped import (
+    DIFFERENTIABLE,
+    GROUPED_MM,
+    INDICES,
+    OPERANDS,
+)
 from kernelseam.ops import grouped_gemm
 
 
@@ -23,6 +28,9 @@ def grouped_mm(
     b: Tensor,
     offs: Tensor | None = None,
     *,
+    a_indices: Tensor | None = None,
+    out_indices: Tensor | None = None,
+    out_factors: Tensor | None = None,
     alpha: float = 1,
     out_dtype: Any = None,
     precision: str | None = None,
@@ -30,8 +38,10 @@ def grouped_mm(
     implementation: str | None = None,
     bwd_implementation: str | None = None,
 ) -> Tensor:
-    """``kernelseam.grouped_mm`` on torch tensors, with gradients to a and b: each is a grouped
-    product, one launch, and differentiates again.
+    """``kernelseam.grouped_mm`` on torch tensors, with gradients to a, b and ``out_factors``.
+
+    Those of a and b are grouped products, one launch each, and differentiate again; rows that
+    ``a_indices`` took several times get the sum of theirs.
 
     Where ``offs`` leaves a rest of a and b, that of their gradients is undefined, as is that of the
     result (torch's own ``grouped_mm`` does the same): mask it before it meets other rows.
@@ -41,6 +51,7 @@ def grouped_mm(
     called.
     """
     given = {"a": a, "b": b, "offs": offs}
+    given |= dict(zip(INDICES, (a_indices, out_indices, out_factors), strict=True))
     options: dict[str, Any] = {
         "alpha": alpha,
         "precision": precision,
@@ -54,10 +65,10 @@ def grouped_mm(
     operands = autocast(operands, ("a", "b"))
     if not traced:
         check_bwd_implementation(bwd_implementation, "grouped_gemm", "a", operands)
-        if not wanted(operands, ("a", "b")):
+        if not wanted(operands, DIFFERENTIABLE):
             return grouped_gemm.grouped_mm(**operands, out_dtype=dtype_name(out_dtype), **options)
     product: Tensor = GROUPED_MM(
-        *(operands.get(n) for n in given),
+        *(operands.get(n) for n in OPERANDS),
         out_dtype=out_dtype,
         bwd_implementation=bwd_implementation,
         **options,

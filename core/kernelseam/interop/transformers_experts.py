@@ -17,39 +17,42 @@ def experts_forward(
     """What a module of experts gives for ``hidden_states`` [tokens, hidden], each token that of its
     experts ``top_k_index`` [tokens, k] times ``top_k_weights`` [tokens, k], summed in float32.
 
-    Tokens are sorted by expert, and both projections are one launch each, whose sizes the host does
-    not learn. An index of ``num_experts`` or more is no expert here (expert parallelism): its rows
-    come behind the last group, are not computed, and count as 0.
+    Tokens are sorted by expert in numbers alone: the first projection gathers its rows, the second
+    scatters its results, times the router's weights, so that those of a token lie together. Both
+    are one launch each, whose sizes the host does not learn. An index of ``num_experts`` or more is
+    no expert here (expert parallelism): its rows come behind the last group, are not computed, and
+    count as 0.
     """
     tokens, chosen = top_k_index.shape
-    experts = top_k_index.reshape(-1)
+    experts, weights = top_k_index.reshape(-1), top_k_weights.reshape(-1)
     ordered, order = torch.sort(experts)
     numbers = torch.arange(self.num_experts, device=experts.device, dtype=ordered.dtype)
     offs = torch.searchsorted(ordered, numbers, right=True, out_int32=True)
-    absent = None
-    if getattr(self, "_is_expert_parallel", False):
-        absent = (ordered >= self.num_experts).unsqueeze(-1)
-        ordered = ordered.clamp(max=self.num_experts - 1)
 
-    def linear(x: Tensor, name: str) -> Tensor:
+    def linear(x: Tensor, name: str, experts: Tensor, **rows: Tensor) -> Tensor:
         weight = getattr(self, name)
-        y = grouped_mm(x.to(weight.dtype), weight if self.is_transposed else weight.mT, offs)
+        matrices = weight if self.is_transposed else weight.mT
+        y = grouped_mm(x.to(weight.dtype), matrices, offs, **rows)
+        absent = None
+        if getattr(self, "_is_expert_parallel", False):
+            absent = (experts >= self.num_experts).unsqueeze(-1)
+            experts = experts.clamp(max=self.num_experts - 1)
         if self.has_bias:
-            y = y + getattr(self, f"{name}_bias")[ordered]
+            y = y + getattr(self, f"{name}_bias")[experts]
         return y if absent is None else y.masked_fill(absent, 0)
 
-    x = hidden_states[order // chosen]
-    if absent is not None:
-        x = x.masked_fill(absent, 0)  # and so its gradient, which is undefined there
+    taken = torch.div(order, chosen, rounding_mode="floor").int()
     if self.has_gate:
-        x = self._apply_gate(linear(x, "gate_up_proj"))
+        x = self._apply_gate(linear(hidden_states, "gate_up_proj", ordered, a_indices=taken))
     else:
-        x = self.act_fn(linear(x, "up_proj"))
-    x = linear(x, "down_proj")
-    if getattr(self, "has_post_expert_norm", False):
-        x = self.post_expert_norm(x)
-    x = x * top_k_weights.reshape(-1)[order].unsqueeze(-1)
-    places = torch.empty_like(order)
-    places[order] = torch.arange(order.shape[0], device=order.device)
-    result = x[places].view(tokens, chosen, -1).sum(dim=1)
+        x = self.act_fn(linear(hidden_states, "up_proj", ordered, a_indices=taken))
+    places = {"out_indices": order.int()}
+    if self.has_bias or getattr(self, "has_post_expert_norm", False):  # come before the weights
+        x = linear(x, "down_proj", experts, **places)
+        if getattr(self, "has_post_expert_norm", False):
+            x = self.post_expert_norm(x)
+        x = x * weights.unsqueeze(-1)
+    else:
+        x = linear(x, "down_proj", experts, out_factors=weights[order].float(), **places)
+    result = x.view(tokens, chosen, -1).sum(dim=1, dtype=torch.float32)
     return result.to(hidden_states.dtype)

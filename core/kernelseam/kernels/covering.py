@@ -14,7 +14,7 @@ from kernelseam.descriptors.attention.merge_problem import MergeSpec
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.descriptors.cache.problem import PagedCacheSpec
 from kernelseam.descriptors.common.precision import PRECISIONS
-from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmSpec
+from kernelseam.descriptors.gemm.grouped_problem import INDICES, GroupedGemmSpec
 from kernelseam.descriptors.gemm.problem import GemmSpec, HeadsSpec
 from kernelseam.dtypes import E4M3, DType
 from kernelseam.kernels.attention.backward import AttentionBwdDefinition
@@ -133,11 +133,15 @@ def _gemms() -> Iterator[Covered]:
 
 
 def _grouped() -> Iterator[Covered]:
-    def one(along: str, product: GemmSpec, often: bool = True) -> Covered:
-        return Covered(GROUPED, GroupedGemmSpec(along, product), often=often)
+    def one(
+        along: str, product: GemmSpec, often: bool = True, indices: tuple[str, ...] = ()
+    ) -> Covered:
+        return Covered(GROUPED, GroupedGemmSpec(along, product, indices), often=often)
 
     yield one("m", GemmSpec(BF16, BF16, F32))
     yield one("m", GemmSpec(F16, F32, F32, b_transposed=True), False)
+    yield one("m", GemmSpec(BF16, BF16, F32, b_transposed=True), indices=INDICES)
+    yield one("m", GemmSpec(F32, F32, F32), False, INDICES)
     yield one("m", GemmSpec(F32, F32, F32, True, True, "strided", 4))
     yield one("n", GemmSpec(BF16, BF16, F32, False, False, "strided", 16, 2, 2))
     yield one("k", GemmSpec(BF16, BF16, F32, a_transposed=True))

@@ -20,6 +20,7 @@ from kernelseam.ops.signatures import Array
 
 _values = values_of(GroupedOptions)
 _NAMES = {"A": "a", "B": "b", "C": "out", "offsets": "offs"}
+_INDICES = {"a_indices": "a_indices", "c_indices": "out_indices", "c_factors": "out_factors"}
 _FORMS = {(2, 3): "m", (3, 2): "n", (2, 2): "k"}
 """Axes of a and of b → the axis that ``offs`` divides."""
 
@@ -34,6 +35,9 @@ def grouped_mm(
     a_scales: Any = None,
     b_scales: Any = None,
     scale_block: tuple[int, int, int] | None = None,
+    a_indices: Any = None,
+    out_indices: Any = None,
+    out_factors: Any = None,
     out: Any = None,
     out_dtype: DType | str | None = None,
     precision: str | None = None,
@@ -62,6 +66,13 @@ def grouped_mm(
     the second form; extent 1 repeats. With ``scale_block`` = (1, n, k), in the first form alone,
     they are of blocks, a_scales [T, ⌈K/k⌉] and b_scales [E, ⌈N/n⌉, ⌈K/k⌉].
 
+    In the first form rows need not be sorted in memory: with ``a_indices``, int32 [T], row i of the
+    product is that of row a_indices[i] of a [tokens, K]; with ``out_indices``, int32 [T], all
+    different, it is written to row out_indices[i] of the result, which has ``out``'s rows, else T;
+    with ``out_factors``, float32 [T], it is multiplied by out_factors[i]. Rows of the result that
+    no index names are left as they are. A layer of experts gathers its tokens by the first product
+    and scatters results, times the router's weights, by the second.
+
     ``out``, ``out_dtype``, ``precision``, ``backend``, ``implementation``, ``stream`` as in
     ``bmm``. Returns the result. Raises InvalidValue for what does not fit together, Unsupported
     with each implementation's reason.
@@ -70,6 +81,7 @@ def grouped_mm(
         scale_block = of_three(scale_block)
     arrays: dict[str, Any] = {"a": a, "b": b}
     arrays |= not_none(out=out, offs=offs, a_scales=a_scales, b_scales=b_scales)
+    arrays |= not_none(a_indices=a_indices, out_indices=out_indices, out_factors=out_factors)
     options = _values(
         alpha=alpha,
         beta=beta,
@@ -87,6 +99,8 @@ def grouped_work(operation: Operation, *values: Any) -> None:
     asked = read_values(GroupedOptions, values)
     infos = operation.infos
     forms = len(infos["a"].shape), len(infos["b"].shape)
+    if forms != (2, 3):
+        _refuse_indices(infos)
     if forms == (3, 3):
         if "offs" in infos:
             raise InvalidValue(
@@ -117,7 +131,8 @@ def grouped_work(operation: Operation, *values: Any) -> None:
         check_matrices(name, infos[name])
     operands = {given: infos[name] for given, name in _NAMES.items()}
     operands |= {n: infos[n] for n in SCALES if n in infos}
-    names = {**_NAMES, **{n: n for n in SCALES}}
+    operands |= {given: infos[name] for given, name in _INDICES.items() if name in infos}
+    names = {**_NAMES, **_INDICES, **{n: n for n in SCALES}}
     reword = Wording(names).reworded
     try:
         operation.launch(
@@ -128,6 +143,33 @@ def grouped_work(operation: Operation, *values: Any) -> None:
         )
     except InvalidValue as e:
         raise reword(e) from None
+
+
+def _refuse_indices(infos: dict[str, ArrayInfo]) -> None:
+    for name in _INDICES.values():
+        if name in infos:
+            raise InvalidValue(
+                name, "given", "is of rows of a [T, K], with b [E, K, N]", "Leave it out"
+            )
+
+
+def _rows_of(infos: dict[str, ArrayInfo]) -> int:
+    """Of the product along "m". Raises InvalidValue where indices do not have as many."""
+    rows: int | None = None if "a_indices" in infos else infos["a"].shape[0]
+    for name in _INDICES.values():
+        if name not in infos:
+            continue
+        info = infos[name]
+        if len(info.shape) != 1 or rows not in (None, info.shape[0]):
+            raise InvalidValue(
+                name,
+                f"an array of shape {list(info.shape)}",
+                f"must have an entry for each of {'the' if rows is None else rows} rows",
+                "Give [T]",
+            )
+        rows = info.shape[0]
+    assert rows is not None
+    return rows
 
 
 def _shape(infos: dict[str, ArrayInfo], along: str) -> tuple[int, tuple[int, ...]]:
@@ -162,6 +204,10 @@ def _shape(infos: dict[str, ArrayInfo], along: str) -> tuple[int, tuple[int, ...
                 f"must have a matrix for each of the {groups} entries of offs",
                 "Give as many ends as matrices",
             )
+    if along == "m":
+        M = _rows_of(infos)
+        if "out_indices" in infos and "out" in infos:
+            M = infos["out"].shape[0]
     return groups, (groups, M, N) if along == "k" else (M, N)
 
 
@@ -189,10 +235,16 @@ def _descriptor(
             fields[f"stride_{name}_group"] = info.strides[0] if groups > 1 else None
         if name != "c":
             fields[f"{name}_transposed"] = transposed
-    extents = (a.shape[-2], b.shape[-1], a.shape[-1])
+    extents = (_rows_of(infos) if along == "m" else a.shape[-2], b.shape[-1], a.shape[-1])
+    fields |= {given: infos[name] for given, name in _INDICES.items() if name in infos}
+    if "a_indices" in fields:
+        fields["a_rows"] = a.shape[0]
+    if "c_indices" in fields:
+        fields["c_rows"] = out.shape[0]
     for name, axis, outer in (("a_scales", "row", 0), ("b_scales", "column", 1)):
         if name in infos:
-            fields |= _scales(name, infos[name], axis, extents, outer, along, groups, sizes)
+            of = (a.shape[-2], *extents[1:])
+            fields |= _scales(name, infos[name], axis, of, outer, along, groups, sizes)
     return GroupedGemm(
         groups=groups,
         M=extents[0],

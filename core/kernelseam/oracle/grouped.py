@@ -22,14 +22,22 @@ def grouped_gemm(
     a_scales: Array | None = None,
     b_scales: Array | None = None,
     scale_block: tuple[int, int, int] | None = None,
+    a_indices: Array | None = None,
+    c_factors: Array | None = None,
 ) -> GemmResult:
     """alpha·A_g·B_g + beta·C_g of A [1 or groups, M, K] and B [1 or groups, K, N], transposes
     resolved, for groups from one of ``offsets`` to the next.
 
     Along "m" the result is [offsets[-1], N], along "n" [M, offsets[-1]], along "k" [groups, M, N];
     ``c``, where beta is not 0, has that shape. Scales are [1 or groups, M] and [1 or groups, N], of
-    blocks [1, M, ⌈K/k⌉] and [groups, ⌈N/n⌉, ⌈K/k⌉].
+    blocks [1, M, ⌈K/k⌉] and [groups, ⌈N/n⌉, ⌈K/k⌉]. ``a_indices`` say which rows of A, and of its
+    scales, are multiplied; rows of the product are multiplied by ``c_factors``.
     """
+    if a_indices is not None:
+        a = a[:, a_indices]
+        a_scales = None if a_scales is None else a_scales[:, a_indices]
+    if c_factors is not None:
+        a = a[:, : len(c_factors)].astype(np.float64) * c_factors[:, None].astype(np.float64)
     parts: list[tuple[Array, Array, Array]] = []
     begin = 0
     for g, end in enumerate(offsets):

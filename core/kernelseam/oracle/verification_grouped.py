@@ -31,7 +31,12 @@ class GroupedGemmVerifier(Verifier[GroupedGemmProblem]):
         b = b.swapaxes(1, 2) if product.b_transposed else b
         scales = [_read(p, operands, n) for n in ("a_scales", "b_scales")] if product.scales else []
         ends = [int(x) for x in offsets]
+        last = ends[-1] if ends else 0
+        indices = {n: _read(p, operands, n)[:last] for n in p.spec.indices if p.reads_inputs}
+        places = indices.pop("c_indices", None)
         old = kept.get("C")
+        if places is not None:
+            c, old = c[:, places], None if old is None else old[:, places]
         written, before = (None if x is None else _written(x, ends, along) for x in (c, old))
         assert written is not None
         # A result is cut along an axis that no offset divides.
@@ -60,6 +65,7 @@ class GroupedGemmVerifier(Verifier[GroupedGemmProblem]):
             a_scales=scales[0] if scales else None,
             b_scales=scales[1] if scales else None,
             scale_block=product.scale_block and (1, 1, product.scale_block[2]),
+            **indices,
         )
         return check.gemm_verdict(
             result,

@@ -43,11 +43,16 @@ class NumpyGroupedGemm:
 
 @dataclass(frozen=True)
 class _Group:
-    """The matrices of one group, op(A) [M, K], op(B) [K, N], C [M, N]: views."""
+    """The matrices of one group, op(A) [M, K], op(B) [K, N], C [M, N]: views. With indices of rows
+    A or C is whole."""
 
+    rows: int
     a: Array
     b: Array
     c: Array
+    a_indices: Array | None
+    c_indices: Array | None
+    c_factors: Array | None
     a_scales: Array | None
     """[M], or of blocks [M, ⌈K/k⌉]."""
     b_scales: Array | None
@@ -90,32 +95,41 @@ class _GroupedStep:
         for g, end in enumerate(arrays["offsets"].tolist()):
             group = self._group(arrays, g, slice(begin, end))
             begin = end
-            M, N = group.c.shape
+            M, N = group.rows, group.c.shape[1]
             for i, j in itertools.product(range(0, M, _ROWS), range(0, N, _COLUMNS)):
                 yield group, slice(i, min(i + _ROWS, M)), slice(j, min(j + _COLUMNS, N))
 
     def _group(self, arrays: Mapping[str, Array], g: int, part: slice) -> _Group:
         p, product = self.problem, self.problem.spec.product
         parts = {axis: part if axis == p.spec.along else slice(None) for axis in "mnk"}
+        indices = {n: arrays[n][part] for n in p.spec.indices if arrays[n].size}
 
         def matrix(name: str, axes: str, transposed: bool) -> Array:
             whole = arrays[name]
             if not whole.size:
                 return np.empty((0, 0), whole.dtype)
             one: Array = whole[g if p.matrices(name) > 1 else 0]
-            view: Array = (one.T if transposed else one)[parts[axes[0]], parts[axes[1]]]
+            rows = slice(None) if f"{name.lower()}_indices" in indices else parts[axes[0]]
+            view: Array = (one.T if transposed else one)[rows, parts[axes[1]]]
             return view
 
         def scales(name: str, axis: str) -> Array | None:
             if (whole := arrays.get(name)) is None or not whole.size:
                 return None
             one: Array = whole[g if len(whole) > 1 else 0]
+            if axis == "m" and "a_indices" in indices:
+                return one[indices["a_indices"]]
             return one[part] if axis == p.spec.along else one
 
+        c = matrix("C", "mn", False)
         return _Group(
+            part.stop - part.start if p.spec.indices else len(c),
             matrix("A", "mk", product.a_transposed),
             matrix("B", "kn", product.b_transposed),
-            matrix("C", "mn", False),
+            c,
+            indices.get("a_indices"),
+            indices.get("c_indices"),
+            indices.get("c_factors"),
             scales("a_scales", "m"),
             scales("b_scales", "n"),
         )
@@ -123,14 +137,17 @@ class _GroupedStep:
     def _block(self, group: _Group, rows: slice, columns: slice, scratch: list[Array]) -> None:
         """alpha·op(A)·op(B) + beta·C of one block in the accumulator's dtype, rounded once; beta =
         0 never reads C."""
-        p, spec, c = self.problem, self.problem.spec.product, group.c[rows, columns]
-        total, part = (shaped(x, *c.shape) for x in scratch[:2])
+        p, spec = self.problem, self.problem.spec.product
+        read: Any = rows if group.a_indices is None else group.a_indices[rows]
+        written: Any = rows if group.c_indices is None else group.c_indices[rows]
+        height, width = rows.stop - rows.start, columns.stop - columns.start
+        total, part = (shaped(x, height, width) for x in scratch[:2])
         total[...] = 0
         for k in range(0, group.a.shape[1], _TERMS) if p.reads_inputs else ():
             terms = slice(k, min(k + _TERMS, group.a.shape[1]))
-            left = shaped(scratch[2], c.shape[0], terms.stop - k)
-            right = shaped(scratch[3], terms.stop - k, c.shape[1])
-            np.copyto(left, group.a[rows, terms])
+            left = shaped(scratch[2], height, terms.stop - k)
+            right = shaped(scratch[3], terms.stop - k, width)
+            np.copyto(left, group.a[read, terms])
             np.copyto(right, group.b[terms, columns])
             if spec.precision == "tf32":
                 round_to_tf32(left)
@@ -149,8 +166,10 @@ class _GroupedStep:
             total *= group.b_scales[None, columns]
         if p.alpha != 1 and p.reads_inputs:
             total *= p.alpha
+        if group.c_factors is not None:
+            total *= group.c_factors[rows, None]
         if p.beta:
-            np.copyto(part, c)
+            np.copyto(part, group.c[written, columns])
             part *= p.beta
             total += part
-        c[...] = total
+        group.c[written, columns] = total

@@ -37,6 +37,10 @@ class GroupedCase:
     scales: str = ""
     """Of A and B of 8 bits: "tensor", "rows" (and columns) or "blocks"; "" none."""
     scale_block: tuple[int, int, int] | None = None
+    indices: tuple[str, ...] = ()
+    """Of "a_indices", "c_indices" and "c_factors": those that are given."""
+    a_rows: int = 90
+    """Of A, where a_indices say which are multiplied."""
     gap: int = 0
     """Elements left free after every row."""
     data: str = "normal"

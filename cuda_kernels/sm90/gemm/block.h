@@ -21,8 +21,9 @@ constexpr bool GROUPED_ROWS = Config::GROUPED == 1, GROUPED_K = Config::GROUPED 
 constexpr bool E4M3 = sizeof(T) == 1, SCALES_BY_ROWS = Config::SCALES && !Config::SCALE_K;  // and by columns
 constexpr bool COLUMN_VALUES = Bias::THERE || SCALES_BY_ROWS;
 constexpr int BM = Config::BM, BN = Config::BN, GROUPS = Config::GROUPS, STAGES = Config::STAGES, CLUSTER = Config::CLUSTER, BUFFERS = Config::BUFFERS;
-// Arrivals that make a stage full, and those of a consumer that make it empty: scales are brought by a warp, and read by each.
-constexpr int FULL_ARRIVALS = Config::SCALE_K ? 1 + WARP : 1, RELEASES = Config::SCALE_K ? 4 : 1;
+// Arrivals that make a stage full, and those of a consumer that make it empty: scales are brought by a warp, and read by each; rows that
+// are gathered are brought by four.
+constexpr int FULL_ARRIVALS = Config::GATHERED ? 1 + 4 * WARP : Config::SCALE_K ? 1 + WARP : 1, RELEASES = Config::SCALE_K ? 4 : 1;
 constexpr int SPLIT = Config::SPLIT;  // blocks of a cluster that sum a part of K each
 // Blocks that load parts of a slice of A, or of B, for all of them.
 constexpr int A_PARTS = Config::SHARED_A ? CLUSTER : 1, B_PARTS = Config::SHARED_A ? 1 : CLUSTER;
@@ -90,6 +91,7 @@ struct Arguments {
   int a1_first, a2_first;       // heads that A's other operands begin with
   const Scales& scales;
   const FastDivmod& b_heads;
+  const RowIndices& indices;
 };
 
 // Of a tile: what is summed over, where it begins, and how many slices it has; and the end of its rows.

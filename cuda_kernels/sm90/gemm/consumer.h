@@ -68,6 +68,7 @@ struct Consumer {
       const u32 a_descriptor = descriptor(!Config::A_TRANSPOSED, stage + group * MT * ROWS_BYTES);
       const u32 b_descriptor = descriptor(Config::B_TRANSPOSED, stage + A_BYTES);
       ring.wait_full(state);
+      if (Config::GATHERED) async_proxy_fence();  // what cp.async wrote comes before what wgmma reads
       if (GROUPED_K && s == slices - 1 && (p.end - p.begin) % BK) clear_behind(stage, (p.end - p.begin) % BK);
       wgmma_fence();
 #pragma unroll
@@ -119,6 +120,7 @@ struct Consumer {
       const u32 a_descriptor = descriptor_k_major(stage + group * MT * ROWS_BYTES);
       const u32 b_descriptor = descriptor_k_major(stage + A_BYTES);
       ring.wait_full(state);
+      if (Config::GATHERED) async_proxy_fence();
       if (Config::IN_TURNS) named_barrier_sync(TURN + group, CONSUMERS);
 #pragma unroll
       for (int n = 0; n < PARTS; n++) {
@@ -245,7 +247,7 @@ struct Consumer {
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int row = p.row + 64 * (group * MT + i) + 16 * warp + (thread_lane >> 2) + 8 * half;
-        if (row < end_of_rows(a, p)) x.rows[i][half] = rows[(i64)row * by_row.row];
+        if (row < end_of_rows(a, p)) x.rows[i][half] = rows[(i64)a.indices.row_of_a(row) * by_row.row];
       }
 #pragma unroll
     for (int n = 0; n < divide_up(BN, 128); n++) {
@@ -259,6 +261,26 @@ struct Consumer {
       d[0] = d[0] * s.rows[i][0] * x0, d[1] = d[1] * s.rows[i][0] * x1;
       d[2] = d[2] * s.rows[i][1] * x0, d[3] = d[3] * s.rows[i][1] * x1;
     });
+  }
+
+  // By which the rows of a group are multiplied: those of this thread.
+  struct RowFactors { float of[MT][2]; };
+  KS_DEVICE RowFactors load_factors(const TileCoord& p) const {
+    RowFactors x = {};
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int row = p.row + 64 * (group * MT + i) + 16 * warp + (thread_lane >> 2) + 8 * half;
+        if (row < p.end) x.of[i][half] = a.indices.factor(row);
+      }
+    return x;
+  }
+  KS_DEVICE void multiply_by_factors(float (&acc)[MT][BN / 2], const RowFactors& x) const {
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+      for (int e = 0; e < BN / 2; e++) acc[i][e] *= x.of[i][e >> 1 & 1];
   }
 
   // Where four of a thread's accumulators, from e on, of block 1, 2, … lie in the first block's ring: behind the source tiles.
@@ -389,6 +411,8 @@ struct Consumer {
       const bool summing = RowSums::THERE && p.column == 0 && (p.head == 0 || a.sums_head != 0);
       ScaleFragment scales;
       if constexpr (SCALES_BY_ROWS) scales = load_scales(p);
+      RowFactors factors;
+      if constexpr (Config::FACTORS) factors = load_factors(p);
       if constexpr (E4M3) mainloop_e4m3(acc, p);
       else mainloop(acc, sums, summing, p);
       if (summing) store_sums(sums, p);
@@ -401,6 +425,7 @@ struct Consumer {
         for (int i = 0; i < MT; i++)
 #pragma unroll
           for (int e = 0; e < BN / 2; e++) acc[i][e] *= a.alpha;
+      if constexpr (Config::FACTORS) multiply_by_factors(acc, factors);
       if constexpr (Bias::THERE) add_bias(acc, bias_fragment);
       if (!Config::HEADS && a.beta != 0) add_source(acc, a.beta);
       if (Config::RESIDUAL) add_source(acc, 1.f);

@@ -15,6 +15,7 @@
 // Grouped products (GROUPED, groups.h) are divided along M or K by offsets in device memory. A tile at the end of a group has rows
 // of the next, which warps that store do not store, nor the TMA unit, whose boxes are whole or left to the warps; along K a group's
 // last slice is cleared behind the group's end before it is multiplied.
+// Rows of A may be gathered (gather.h), rows of C scattered and multiplied by factors: then warps store them.
 // Results go to a matrix (result.h), or to the heads of q, k and v, rotated or not, in strided memory or pages (heads.h).
 // Lists: a tensor map that begins at any address, the origin, reaches a matrix wherever it lies, by two axes, of which one
 // counts 16 bytes.
@@ -22,6 +23,7 @@
 // Shared memory: STAGES·(BM + BN)·128 bytes, GROUPS·BUFFERS·8 KB, STAGES·(BM + 4)·4 of scales of blocks, the bias, 1 KB of ones where rows are summed, barriers.
 // Registers: BM·BN/(128·GROUPS) accumulators, of e4m3 twice (consumer.h), 4 for each 64 rows whose elements are summed.
 #include "sm90/gemm/consumer.h"
+#include "sm90/gemm/gather.h"
 #include "sm90/gemm/producer.h"
 #include "sm90/gemm/scale_loader.h"
 
@@ -33,7 +35,8 @@ gemm_sm90_body(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& 
           int residual_batch_step, float alpha, float beta, const TileScheduler& order, const FastDivmod& b_heads,
           void* sums, i64 sums_batch, i64 sums_head, int batch_group, int head_group, const Groups& groups,
           const TensorMap& a1_map, const TensorMap& a2_map, int a1_first, int a2_first, const FastDivmod& joined_heads,
-          const TensorMap& c1_map, const TensorMap& c2_map, const Result& result, const Scales& scales) {
+          const TensorMap& c1_map, const TensorMap& c2_map, const Result& result, const RowIndices& indices,
+          const GatheredRows& gathered, const Scales& scales) {
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
   const TensorMap &a1 = one_of<Config::SEGMENTED>(a1_map, a_map), &a2 = one_of<Config::SEGMENTED>(a2_map, a_map);
@@ -42,7 +45,7 @@ gemm_sm90_body(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& 
   const Maps maps{a_map, b_map, c_map, residual_map, a1, a2, c1, c2};
   const Arguments arguments{a, b, bias, residual, origin, c, c_batch, c_head, bias_batch, bias_head, c_row, M, N, slices,
                             a_head_step, a_batch_step, b_head_step, b_batch_step, residual_head_step, residual_batch_step,
-                            alpha, beta, sums, sums_batch, sums_head, batch_group, head_group, a1_first, a2_first, scales, b_heads};
+                            alpha, beta, sums, sums_batch, sums_head, batch_group, head_group, a1_first, a2_first, scales, b_heads, indices};
   const Ring<STAGES> ring{shared_address(storage.ring)};
   const int group = warp_index() / 4, warp = warp_index() % 4, rank = CLUSTER > 1 ? cluster_rank() : 0;
   const int split_rank = SPLIT > 1 ? cluster_rank() : 0;
@@ -82,7 +85,9 @@ gemm_sm90_body(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& 
     if (Config::PRODUCER_REGISTERS) registers_dealloc<Config::PRODUCER_REGISTERS>();
     // add_up's barriers: of all warps, whose stores wait for what comes after them, and whose loads for what comes before.
     if (SPLIT > 1 && warp > 0) cluster_barrier(), cluster_barrier();
-    if (thread_index() == CONSUMERS) {
+    if constexpr (Config::GATHERED) {
+      GatheringProducer{storage, maps, ring, arguments, scheduler(), gathered, (int)thread_index() - CONSUMERS}.run(first(), step);
+    } else if (thread_index() == CONSUMERS) {
       Producer{storage, maps, ring, arguments, scheduler(), b_heads, joined, result, rank, split_rank}.run(first(), step);
     } else if (Config::STORE == TMA && split_rank == 0 && warp >= 1 && warp <= GROUPS && lane() == 0) {
       const Ring<SLOTS> out_ring{shared_address(storage.out_ring[warp - 1])};

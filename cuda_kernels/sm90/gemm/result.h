@@ -32,9 +32,14 @@ struct MatrixResult {
     else tma_store(maps.c, from, column, row, c.x2, c.x3);
   }
 
-  struct Rows { int first, end; };
-  KS_DEVICE Rows rows(const Arguments& a, const TileCoord& p, int first) const { return {first, end_of_rows(a, p)}; }
+  struct Rows { int first, end, index; };
+  KS_DEVICE Rows rows(const Arguments& a, const TileCoord& p, int first) const {
+    const int end = end_of_rows(a, p);
+    return {first, end, Config::SCATTERED ? a.indices.row_of_c(min_of(first + (lane() & 15), end - 1)) : 0};
+  }
+  // Every lane must come.
   KS_DEVICE void store(const Arguments& a, TC* c, const Rows& rows, int r, int column, const Chunk<TC>& x) const {
-    if (rows.first + r < rows.end) store_chunk(c + (i64)(rows.first + r) * a.c_row + column, x, a.N - column);
+    const int row = Config::SCATTERED ? shuffle(rows.index, r) : rows.first + r;
+    if (rows.first + r < rows.end) store_chunk(c + (i64)row * a.c_row + column, x, a.N - column);
   }
 };

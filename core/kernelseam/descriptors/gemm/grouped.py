@@ -39,6 +39,7 @@ from kernelseam.descriptors.gemm.fields import (
 )
 from kernelseam.descriptors.gemm.grouped_problem import (
     AXES,
+    INDICES,
     STACKED,
     GroupedGemmProblem,
     GroupedGemmSpec,
@@ -52,6 +53,7 @@ _MATRICES = ("A", "B", "C")
 _STRIDES = {
     **{n: tuple(f"stride_{n.lower()}_{axis}" for axis in ("group", "row")) for n in _MATRICES},
     "offsets": (),
+    **dict.fromkeys(INDICES, ()),
     "a_scales": tuple(f"stride_a_scales_{axis}" for axis in ("group", "row", "k")),
     "b_scales": tuple(f"stride_b_scales_{axis}" for axis in ("group", "column", "k")),
 }
@@ -88,7 +90,8 @@ class GroupedGemm(OperandFields):
     ``scale_block`` = (1, n, k), along "m" alone, scales are of blocks: a_scales [M, ⌈K/k⌉],
     b_scales [groups, ⌈N/n⌉, ⌈K/k⌉].
 
-    Offsets that the host may read are checked; ``bind(check=True)`` copies them from the device.
+    Offsets and indices that the host may read are checked; ``bind(check=True)`` copies them from
+    the device.
 
     Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
     """
@@ -101,6 +104,11 @@ class GroupedGemm(OperandFields):
     stride_c_group: int | None = None
     stride_a_scales_group: int | None = None
     stride_b_scales_group: int | None = None
+    a_indices: object = field(default=None, repr=False)
+    c_indices: object = field(default=None, repr=False)
+    c_factors: object = field(default=None, repr=False)
+    a_rows: int | None = None
+    c_rows: int | None = None
     _problem: GroupedGemmProblem = field(init=False, repr=False)
     _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
@@ -116,14 +124,15 @@ class GroupedGemm(OperandFields):
             raise InvalidValue(
                 "along", self.along, "must be 'm', 'n' or 'k'", "Name the axis that offsets divide"
             )
+        indices, rows = self._indices()
         for name in SCALES:
             refuse_idle(self, name, name, _STRIDES[name])
         scaled = are_scaled(self, dtype, SCALES, summed=False)
         block = self._scale_block(scaled)
         shapes = {
-            "A": (self.K, self.M) if self.a_transposed else (self.M, self.K),
+            "A": (self.K, self.M) if self.a_transposed else (rows.get("a_rows", self.M), self.K),
             "B": (self.N, self.K) if self.b_transposed else (self.K, self.N),
-            "C": (self.M, self.N),
+            "C": (rows.get("c_rows", self.M), self.N),
         }
         strides, vectors = {}, {}
         for name, shape in shapes.items():
@@ -137,7 +146,7 @@ class GroupedGemm(OperandFields):
             )
             if self._divides_columns(name):
                 vectors[name] = kind.itemsize
-        for name in ("offsets", *SCALES):
+        for name in ("offsets", *indices, *SCALES):
             pointer(name, getattr(self, name), infos)
         product = GemmSpec(
             dtype,
@@ -155,7 +164,7 @@ class GroupedGemm(OperandFields):
         )
         fields: dict[str, Any] = {f"{n.lower()}_strides": s for n, s in strides.items()}
         problem = GroupedGemmProblem(
-            GroupedGemmSpec(self.along, product),
+            GroupedGemmSpec(self.along, product, indices),
             self.groups,
             self.M,
             self.N,
@@ -163,6 +172,8 @@ class GroupedGemm(OperandFields):
             **fields,
             alpha=self.alpha,
             beta=self.beta,
+            a_rows=rows.get("a_rows", 0),
+            c_rows=rows.get("c_rows", 0),
         )
         if scaled:
             walks = [
@@ -181,6 +192,31 @@ class GroupedGemm(OperandFields):
                 check_array(rule, infos[rule.name], self._packed_strides.get(rule.name))
         put(self, "_problem", problem)
         put(self, "_arrays", infos)
+
+    def _indices(self) -> tuple[tuple[str, ...], dict[str, int]]:
+        """Those of ``INDICES`` that are given, and how many rows A and C then have."""
+        given = tuple(n for n in INDICES if getattr(self, n) is not None)
+        if given and self.along != "m":
+            raise InvalidValue(
+                given[0],
+                "given",
+                f"is of rows of groups along 'm', and these are along {self.along!r}",
+                "Leave it out",
+            )
+        if "a_indices" in given and self.a_transposed:
+            raise InvalidValue(
+                "a_indices",
+                "given",
+                "names rows of A, which are columns in memory where a_transposed is set",
+                "Give a row-major A",
+            )
+        rows = {}
+        for name in ("a", "c"):
+            refuse_idle(self, f"{name}_rows", f"{name}_indices", (f"{name}_rows",))
+            if f"{name}_indices" in given:
+                asked = getattr(self, f"{name}_rows")
+                rows[f"{name}_rows"] = extent(f"{name}_rows", self.M if asked is None else asked)
+        return given, rows
 
     def _matrices(self, name: str) -> int:
         return self.groups if name in STACKED[self.along] else 1
@@ -256,7 +292,7 @@ class GroupedGemm(OperandFields):
         return self._problem
 
     def operands(self) -> dict[str, object]:
-        """A, B, C, offsets and scales, as far as they are given."""
+        """A, B, C, offsets, indices and scales, as far as they are given."""
         return {n: v for n in _STRIDES if (v := getattr(self, n)) is not None}
 
     def without_arrays(self) -> GroupedGemm:
@@ -274,20 +310,52 @@ class GroupedGemm(OperandFields):
         return resolve(self._problem.operands, operands, self._arrays, self._packed_strides, device)
 
     def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
-        """Raise InvalidValue for offsets that decrease, or leave the capacity. Copies them to the
-        host."""
+        """Raise InvalidValue for offsets that decrease, or leave the capacity, and for indices
+        beyond the rows. Copies them to the host."""
         p = self._problem
-        (rule,) = (r for r in p.operands if r.name == "offsets")
-        if address := resolved.pointers.get("offsets") if rule.span else None:
-            check_offsets(read_offsets(rule, address, runtime, device), p)
+        rules = {r.name: r for r in p.operands}
+
+        def read(name: str) -> npt.NDArray[np.int64] | None:
+            address = resolved.pointers.get(name) if rules[name].span else None
+            return read_integers(rules[name], address, runtime, device) if address else None
+
+        if (offsets := read("offsets")) is None:
+            return
+        check_offsets(offsets, p)
+        for name, rows in (("a_indices", p.a_rows), ("c_indices", p.c_rows)):
+            if name in p.spec.indices and (indices := read(name)) is not None:
+                check_indices(name, indices[: offsets[-1]], rows)
 
 
-def read_offsets(
+def read_integers(
     rule: OperandRule, address: int, runtime: Runtime, device: Device
 ) -> npt.NDArray[np.int64]:
-    """Offsets copied to the host."""
+    """Offsets or indices, copied to the host."""
     info = ArrayInfo(address, rule.shape, rule.strides, DType.int32, device, "", None)
     return host_copy(info, runtime).astype(np.int64)
+
+
+def check_indices(name: str, indices: npt.NDArray[np.int64], rows: int) -> None:
+    """Raise InvalidValue, naming the entry, for an index that is no row, and for two rows of a
+    product that would be written to one of C."""
+    outside = np.flatnonzero((indices < 0) | (indices >= rows))
+    if outside.size:
+        i = int(outside[0])
+        raise InvalidValue(
+            f"{name}[{i}]",
+            int(indices[i]),
+            f"must be a row, from 0 to {name[0]}_rows − 1 = {rows - 1}",
+            "Correct it",
+        )
+    if name == "c_indices" and np.unique(indices).size < indices.size:
+        order = np.argsort(indices, kind="stable")
+        twice = int(order[1:][np.diff(indices[order]) == 0].min())
+        raise InvalidValue(
+            f"{name}[{twice}]",
+            int(indices[twice]),
+            "must differ from those before it: two rows cannot be written to one",
+            "Give each row its own, and sum afterwards",
+        )
 
 
 def check_offsets(offsets: npt.NDArray[np.int64], p: GroupedGemmProblem) -> None:

@@ -14,6 +14,9 @@ AXES = ("m", "n", "k")
 """Axes along which offsets divide operands into groups."""
 STACKED = {"m": ("B",), "n": ("A",), "k": ("C",)}
 """Operands with one matrix a group, by the axis of the groups; the other two are divided."""
+INDICES = ("a_indices", "c_indices", "c_factors")
+"""Operands that say, of each row of a product along "m", which row of A it reads, which of C it is
+written to, and what it is multiplied by."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class GroupedGemmSpec:
     """"m", "n" or "k": the axis of the groups."""
     product: GemmSpec
     """Of each group's product. Rows that a group may begin within allow element accesses alone."""
+    indices: tuple[str, ...] = ()
+    """Those of ``INDICES`` that there are, in that order."""
 
     operation = "grouped_gemm"
 
@@ -33,7 +38,7 @@ class GroupedGemmSpec:
         return self.product.dtype
 
     def __str__(self) -> str:
-        return f"{self.product} grouped along {self.along}"
+        return " with ".join((f"{self.product} grouped along {self.along}", *self.indices))
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,9 @@ class GroupedGemmProblem:
     """(group, column of op(B))."""
     scale_k_strides: tuple[int, int] = (0, 0)
     """Of A's scales and of B's, from one block of k to the next."""
+    a_rows: int = 0
+    """Of A, where ``a_indices`` say which of them are multiplied; so of C."""
+    c_rows: int = 0
 
     operation = "grouped_gemm"
 
@@ -73,12 +81,19 @@ class GroupedGemmProblem:
     @property
     def a_shape(self) -> tuple[int, int]:
         """(rows, columns) of A in memory."""
+        if "a_indices" in self.spec.indices:
+            return self.a_rows, self.K
         return (self.K, self.M) if self.spec.product.a_transposed else (self.M, self.K)
 
     @property
     def b_shape(self) -> tuple[int, int]:
         """(rows, columns) of B in memory."""
         return (self.N, self.K) if self.spec.product.b_transposed else (self.K, self.N)
+
+    @property
+    def c_shape(self) -> tuple[int, int]:
+        """(rows, columns) of C in memory."""
+        return (self.c_rows if "c_indices" in self.spec.indices else self.M), self.N
 
     def matrices(self, name: str) -> int:
         """How many matrices an operand has, A, B or C: one a group, or one that is divided."""
@@ -90,11 +105,12 @@ class GroupedGemmProblem:
         Scales of what is divided along that axis have no groups."""
         along, block = self.spec.along, self.spec.product.scale_block
         of_a, of_b = (1 if along == axis else self.groups for axis in "mn")
+        rows = self.a_rows if "a_indices" in self.spec.indices else self.M
         if block is None:
-            return (of_a, self.M), (of_b, self.N)
+            return (of_a, rows), (of_b, self.N)
         m, n, k = block
         blocks = -(-self.K // k)
-        return (of_a, -(-self.M // m), blocks), (of_b, -(-self.N // n), blocks)
+        return (of_a, -(-rows // m), blocks), (of_b, -(-self.N // n), blocks)
 
     @cached_property
     def operands(self) -> tuple[OperandRule, ...]:
@@ -113,9 +129,13 @@ class GroupedGemmProblem:
         rules = [
             rule("A", product.dtype, product.vector_a, self.a_shape, self.a_strides),
             rule("B", product.dtype, product.vector_b, self.b_shape, self.b_strides),
-            rule("C", product.dtype_c, product.vector_c, (self.M, self.N), self.c_strides),
+            rule("C", product.dtype_c, product.vector_c, self.c_shape, self.c_strides),
             OperandRule("offsets", DType.int32, (self.groups * live,), (1,), 4),
         ]
+        for name in self.spec.indices:
+            dtype = DType.float32 if name == "c_factors" else DType.int32
+            rows = self.M * (reads if name == "a_indices" else live)
+            rules.append(OperandRule(name, dtype, (rows,), (1,), 4))
         if product.scales:
             for name, extents, walk, step in zip(
                 ("a_scales", "b_scales"),

@@ -76,8 +76,20 @@ def attention_bwd(names: Sequence[str]) -> Any:
     return count
 
 
-def grouped(a: Tensor, b: Tensor, *others: Tensor, out_val: Any = None, **options: Any) -> int:
+def grouped(
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor | None = None,
+    a_scales: Tensor | None = None,
+    b_scales: Tensor | None = None,
+    a_indices: Tensor | None = None,
+    *others: Tensor,
+    out_val: Any = None,
+    **options: Any,
+) -> int:
     """Of a grouped product whose groups have all of the axis that is divided."""
+    if a_indices is not None:
+        return 2 * int(a_indices.numel() * a.shape[-1] * b.shape[-1])
     return 2 * int(b.numel() * a.shape[-2] if a.dim() > b.dim() else a.numel() * b.shape[-1])
 
 

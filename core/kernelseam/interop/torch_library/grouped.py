@@ -24,7 +24,9 @@ from kernelseam.ops.grouped_gemm import grouped_mm
 
 Tensor = Any
 
-OPERANDS = ("a", "b", "offs", "a_scales", "b_scales", "out")
+INDICES = ("a_indices", "out_indices", "out_factors")
+OPERANDS = ("a", "b", "offs", "a_scales", "b_scales", *INDICES, "out")
+DIFFERENTIABLE = ("a", "b", "out_factors")
 
 
 def _compute(
@@ -33,6 +35,9 @@ def _compute(
     offs: Tensor | None = None,
     a_scales: Tensor | None = None,
     b_scales: Tensor | None = None,
+    a_indices: Tensor | None = None,
+    out_indices: Tensor | None = None,
+    out_factors: Tensor | None = None,
     out: Tensor | None = None,
     *,
     out_dtype: Any = None,
@@ -47,6 +52,9 @@ def _compute(
             offs,
             a_scales=a_scales,
             b_scales=b_scales,
+            a_indices=a_indices,
+            out_indices=out_indices,
+            out_factors=out_factors,
             # what follows the last group stays as it is
             out=None if out is None else room(out, True),
             out_dtype=dtype_name(out_dtype),
@@ -60,6 +68,9 @@ def _fake(
     offs: Tensor | None = None,
     a_scales: Tensor | None = None,
     b_scales: Tensor | None = None,
+    a_indices: Tensor | None = None,
+    out_indices: Tensor | None = None,
+    out_factors: Tensor | None = None,
     out: Tensor | None = None,
     *,
     out_dtype: Any = None,
@@ -69,7 +80,12 @@ def _fake(
     of_rank("b", b, 2, 3)
     if out is not None:
         return faked_as(out)
-    shape = [a.shape[-2], b.shape[-1]]
+    rows = a.shape[-2]
+    for name, x in zip(INDICES, (a_indices, out_indices, out_factors), strict=True):
+        if x is not None:
+            of_rank(name, x, 1)
+            rows = x.shape[0]
+    shape = [rows, b.shape[-1]]
     if a.dim() == b.dim():
         if a.dim() == 2 and offs is not None:
             of_rank("offs", offs, 1)
@@ -79,28 +95,72 @@ def _fake(
 
 
 def _setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
-    a, b, offs, *_ = inputs
-    refuse_gradients(ctx, OPERANDS, () if a.itemsize == 1 else OPERANDS[:2])
+    a, b, offs, _, _, *indices, _ = inputs
+    refuse_gradients(ctx, OPERANDS, () if a.itemsize == 1 else DIFFERENTIABLE)
     options = dict(keyword_only_inputs)
     for name in ("out_dtype", "scale_block", "beta", "implementation"):
         options.pop(name)
     options["implementation"] = options["bwd_implementation"]
     ctx.options = options
-    ctx.save_for_backward(a, b, offs)
+    ctx.save_for_backward(a, b, offs, *indices)
 
 
 def _backward(ctx: Any, dc: Tensor) -> Any:
-    a, b, offs = ctx.saved_tensors
-    of_a, of_b, *_ = ctx.wanted
+    a, b, offs, a_indices, out_indices, factors = ctx.saved_tensors
+    wanted = dict(zip(OPERANDS, ctx.wanted, strict=True))
     dc = with_matrices(dc.to(a.dtype))
-    da = GROUPED_MM(dc, b.mT, offs, **ctx.options) if of_a else None
-    db = GROUPED_MM(a.mT, dc, offs, **ctx.options) if of_b else None
-    return da, db, None, None, None, None
+    rows = _Rows(offs, a_indices, out_indices, factors)
+    da = db = dfactors = None
+    if wanted["a"] or wanted["out_factors"]:
+        da = GROUPED_MM(dc, b.mT, offs, None, None, rows.of_result, **ctx.options)
+        if wanted["out_factors"]:
+            wide = torch.promote_types(a.dtype, factors.dtype)
+            products = da.to(wide) * rows.gathered(a, rows.of_a).to(wide)
+            dfactors = rows.kept(products.sum(-1)).to(factors.dtype)
+        da = rows.scattered(rows.multiplied(da), a) if wanted["a"] else None
+    if wanted["b"]:
+        left = rows.gathered(a, rows.of_a)
+        right = rows.multiplied(rows.gathered(dc, rows.of_result))
+        db = GROUPED_MM(left.mT, right, offs, **ctx.options)
+    return da, db, None, None, None, None, None, dfactors, None
+
+
+class _Rows:
+    """The rows of a product that is gathered, scattered or multiplied; of those behind the last
+    group nothing is read, and no gradient comes."""
+
+    def __init__(self, offs: Tensor, of_a: Tensor, of_result: Tensor, factors: Tensor) -> None:
+        self.of_a, self.of_result, self.factors = of_a, of_result, factors
+        some = next((x for x in (of_a, of_result, factors) if x is not None), None)
+        self.there = None
+        if some is not None:
+            ends = offs[-1:] if offs.shape[0] else offs.new_zeros(1)
+            self.there = torch.arange(some.shape[0], device=some.device) < ends
+
+    def kept(self, x: Tensor) -> Tensor:
+        """Rows, or numbers of rows, 0 behind the last group."""
+        if self.there is None:
+            return x
+        there = self.there if x.dim() == 1 else self.there[:, None]
+        return x.masked_fill(~there, 0)
+
+    def gathered(self, x: Tensor, indices: Tensor | None) -> Tensor:
+        return x if indices is None else x[self.kept(indices)]
+
+    def multiplied(self, x: Tensor) -> Tensor:
+        return x if self.factors is None else (x * self.factors[:, None]).to(x.dtype)
+
+    def scattered(self, x: Tensor, like: Tensor) -> Tensor:
+        """Rows added up where ``a_indices`` had taken them from."""
+        if self.of_a is None:
+            return x
+        return torch.zeros_like(like).index_add(0, self.kept(self.of_a), self.kept(x))
 
 
 GROUPED_MM = define(
     "grouped_mm(Tensor a, Tensor b, Tensor? offs=None, Tensor? a_scales=None, "
-    "Tensor? b_scales=None, Tensor? out=None, *, "
+    "Tensor? b_scales=None, Tensor? a_indices=None, Tensor? out_indices=None, "
+    "Tensor? out_factors=None, Tensor? out=None, *, "
     f"{schema_of(GroupedOptions(), *scalars_of(GroupedOptions))}, {CHOSEN}, "
     "str? bwd_implementation=None) -> Tensor",
     _compute,

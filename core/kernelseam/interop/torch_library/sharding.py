@@ -196,7 +196,7 @@ def _grouped(shapes: Shapes, options: Options) -> Sharding:
     axes = {"a": a, "b": b, "out": c}
     if any(n.endswith("_scales") for n in shapes):
         letters = sums = ""
-    if "out" in shapes:
+    if "out" in shapes or any(n.startswith("out_") for n in shapes):
         sums = ""
     axes = {n: axes.get(n, "." * len(x)) for n, x in shapes.items()}
     return Sharding(axes, [Result(c, sums)], letters + sums)

@@ -68,7 +68,7 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
      i64 residual_head, i64 sums_batch, i64 sums_head, int a_row, int b_row, int c_row, int residual_row, int M, int N,
      int K, int num_heads, int batch_group, int head_group, int b_head_group, int tiles_m, int tiles_n, unsigned total,
      unsigned blocks, Sum alpha, Sum beta, const Segments& segments, const Heads& heads, const Groups& groups,
-     const Scales& scales) {
+     const RowIndices& indices, const Scales& scales) {
   const int team = TEAMS > 1 ? warp_index() : 0, warp = TEAMS > 1 ? 0 : warp_index();
   char* const memory = shared_memory<Config::SHARED_BYTES>() + team * TEAM_BYTES;
   const int warp_m = warp % WARPS_M * WM, warp_n = warp / WARPS_M * WN;
@@ -140,7 +140,7 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
   View A{nullptr, a_row}, B{nullptr, b_row};
   auto next_product = [&] {
     if constexpr (Config::GROUPED) {
-      A.base = (const T*)a + group_start(next, Config::GROUPED == ALONG_N, a_batch, (Config::GROUPED == ALONG_M) != Config::A_TRANSPOSED, a_row);
+      if (!Config::GATHERED) A.base = (const T*)a + group_start(next, Config::GROUPED == ALONG_N, a_batch, (Config::GROUPED == ALONG_M) != Config::A_TRANSPOSED, a_row);
       B.base = (const T*)b + group_start(next, Config::GROUPED == ALONG_M, b_batch, (Config::GROUPED == ALONG_K) != Config::B_TRANSPOSED, b_row);
       return;
     }
@@ -162,7 +162,8 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
       if (next_slice == 0) next_product();
       const int M = rows_of(next), N = columns_of(next), K = depth_of(next);
       const int k0 = next_slice * BK, m0 = next.m * BM, n0 = next.n * BN;
-      if constexpr (TileA::K_LAST) copy_a.fetch(tile_a(far), A, m0, M, k0, K);
+      if constexpr (Config::GATHERED) copy_a.fetch(tile_a(far), IndexedRows<const T, true>{{(const T*)a, a_row}, indices, next.begin, M - 1}, m0, M, k0, K);
+      else if constexpr (TileA::K_LAST) copy_a.fetch(tile_a(far), A, m0, M, k0, K);
       else copy_a.fetch(tile_a(far), A, k0, K, m0, M);
       if constexpr (Config::HEADS) copy_b.fetch(tile_b(far), heads.weight_rows(B), n0, N, k0, K);
       else if constexpr (TileB::K_LAST) copy_b.fetch(tile_b(far), B, n0, N, k0, K);
@@ -193,6 +194,7 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
     const float KS_GLOBAL *by_row, *by_column;  // said, because of a pointer in a structure no compiler finds out
   };
   auto scales_of_rows = [&](const Place& at) {
+    if (Config::GATHERED) return (const float KS_GLOBAL*)scales.a.base;
     if (Config::GROUPED)
       return (const float KS_GLOBAL*)scales.a.base + group_start(at, Config::GROUPED != ALONG_M, scales.a.batch, true, scales.a.row);
     return (const float KS_GLOBAL*)matrix_at(scales.a.base, at.batch, at.head, num_heads, scales.a.batch, scales.a.head);
@@ -204,11 +206,13 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
                                              scales.b.batch, scales.b.head);
   };
   constexpr bool BY_ROWS = Config::SCALES && !Config::SCALE_K;  // a scale each of rows and columns
+  auto scale_row = [&](const Place& at, int m) { return Config::GATHERED ? indices.row_of_a(at.begin + m) : m; };
   auto ends_of = [&](const Place& at) {
     auto one = [&](auto base, i64 by_batch, i64 by_head) {
       return matrix_at(base, at.batch, at.head, num_heads, by_batch, by_head);
     };
-    TC* const first = Config::GROUPED ? (TC*)c + group_start(at, Config::GROUPED == ALONG_K, c_batch, Config::GROUPED == ALONG_M, c_row)
+    TC* const first = Config::SCATTERED ? (TC*)c
+                      : Config::GROUPED ? (TC*)c + group_start(at, Config::GROUPED == ALONG_K, c_batch, Config::GROUPED == ALONG_M, c_row)
                       : Config::HEADS ? (TC*)c : one((TC*)c, c_batch, c_head);
     return Ends{first,
                 Bias::THERE ? one((const Bias::type*)bias, bias_batch, bias_head) : nullptr,
@@ -241,7 +245,7 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
       const int row0 = at.m * BM + warp_m, col0 = at.n * BN + warp_n;
       const auto by_row = of_rows + (i64)block * scales.a.k, by_column = of_columns + (i64)block * scales.b.k;
       E::Row<WM> factors;
-      E::row_map(factors, [&](int i, float) { return by_row[(i64)(min_of(row0 + i, M - 1) / max_of(Config::SCALE_M, 1)) * scales.a.row]; });
+      E::row_map(factors, [&](int i, float) { return by_row[(i64)(scale_row(at, min_of(row0 + i, M - 1)) / max_of(Config::SCALE_M, 1)) * scales.a.row]; });
       E::row_apply(part, factors, [](float x, float y) { return x * y; });
       E::map2(acc, part, [&](int, int j, float x, float y) {
         return x + y * by_column[(i64)(min_of(col0 + j, N - 1) / max_of(Config::SCALE_N, 1)) * scales.b.row];
@@ -281,10 +285,12 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
     const int row0 = at.m * BM + warp_m, col0 = at.n * BN + warp_n;
     if (Config::PERSISTENT || Config::SCALE_K) ends = ends_of(at);
     if (BY_ROWS && K > 0) E::map(acc, [&](int i, int j, Sum x) {
-      const i64 m = row0 + i, n = col0 + j;
-      return m < M && n < N ? x * ends.by_row[m * scales.a.row] * ends.by_column[n * scales.b.row] : x;
+      const int m = row0 + i;
+      const i64 n = col0 + j;
+      return m < M && n < N ? x * ends.by_row[scale_row(at, m) * (i64)scales.a.row] * ends.by_column[n * scales.b.row] : x;
     });
     if (alpha != Sum(1)) E::map(acc, [=](int, int, Sum x) { return alpha * x; });
+    if constexpr (Config::FACTORS) E::map(acc, [&](int i, int, Sum x) { return row0 + i < M ? x * indices.factor(at.begin + row0 + i) : x; });
     if constexpr (RowSums::THERE) {
 #pragma unroll
       for (int r = 0; r < SUM_ROWS; r++) {
@@ -299,7 +305,10 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
       });
     }
     TileC out(memory + RESULT + warp * TileC::BYTES);
-    const StridedView<TC> C{ends.c, c_row};
+    const auto C = [&] {
+      if constexpr (Config::SCATTERED) return IndexedRows<TC, false>{{ends.c, c_row}, indices, at.begin, M - 1};
+      else return StridedView<TC>{ends.c, c_row};
+    }();
     if constexpr (Config::HEADS) heads.rotate(acc, at.batch, row0, M, col0, N);
     if (!Config::HEADS && beta != Sum(0))
       E::map(acc, [&](int i, int j, Sum x) {

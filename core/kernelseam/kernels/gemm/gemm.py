@@ -78,6 +78,8 @@ HEADS_STRUCTURE = Structure(
         ("page", divider_parameter("page")),
     )
 )
+NOT_GROUPED: Constants = {"GROUPED": 0, "GATHERED": False, "SCATTERED": False, "FACTORS": False}
+"""What groups.h asks of a product that is not grouped."""
 _ROTARY = {"": 0, "halves": 1, "pairs": 2}
 
 
@@ -187,7 +189,7 @@ class GemmDefinition(KernelDefinition):
             **scale_constants(spec),
             "SUMMED": spec.summed,
             "SEGMENTED": spec.segmented,
-            "GROUPED": 0,
+            **NOT_GROUPED,
             **heads_constants(spec.heads),
             "BM": tile.bm,
             "BN": tile.bn,
@@ -216,7 +218,7 @@ class GemmDefinition(KernelDefinition):
             ),
             generated=True,
             in_place=True,
-            optional=("segments", "heads", "groups", "scales"),
+            optional=("segments", "heads", "groups", "indices", "scales"),
         )
 
     def grid(self, problem: GemmProblem, tile: GemmTile, device: Device) -> int:

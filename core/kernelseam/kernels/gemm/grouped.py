@@ -9,6 +9,7 @@ from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.gemm.grouped_problem import (
     AXES,
+    INDICES,
     GroupedGemmProblem,
     GroupedGemmSpec,
 )
@@ -28,11 +29,39 @@ GROUPS = Structure(
 )
 
 
-def with_groups(plain: Signature) -> Signature:
-    """A GEMM's signature, with the groups before the scales."""
-    last = len(plain.parameters) - any(name == "scales" for name, _ in plain.parameters)
-    parameters = (*plain.parameters[:last], ("groups", GROUPS), *plain.parameters[last:])
-    return replace(plain, parameters=parameters)
+_MOST_SUMS = 64
+"""Of a thread, beside which registers are left for the indices of rows; those that more blocks on a
+compute unit would take are needed, too."""
+_ROW_INDICES = Structure(
+    (*((n, "pointer") for n in INDICES), ("a_rows", "i32"), ("c_rows", "i32")),
+    ("a", "c", "factors", "a_rows", "c_rows"),
+)
+
+
+def with_groups(plain: Signature, spec: GroupedGemmSpec, **more: Structure | str) -> Signature:
+    """A GEMM's signature, with the groups, indices of rows, and ``more``, where the body's optional
+    parameters have them."""
+    given = {**dict(plain.parameters), **more, "groups": GROUPS}
+    if spec.indices:
+        given["indices"] = _ROW_INDICES
+    fixed = [x for x in plain.parameters if x[0] not in plain.optional]
+    optional = [(n, given[n]) for n in plain.optional if n in given]
+    return replace(plain, parameters=(*fixed, *optional))
+
+
+def group_constants(spec: GroupedGemmSpec) -> Constants:
+    """Those of groups.h."""
+    kinds = dict(zip(("GATHERED", "SCATTERED", "FACTORS"), INDICES, strict=True))
+    return {
+        "GROUPED": 1 + AXES.index(spec.along),
+        **{constant: name in spec.indices for constant, name in kinds.items()},
+    }
+
+
+def group_pointers(spec: GroupedGemmSpec) -> dict[str, str]:
+    """Operands of the groups, by parameter; of indices that are not there none."""
+    indices = {n: n if n in spec.indices else "" for n in INDICES if spec.indices}
+    return {"offsets": "offsets", **indices}
 
 
 class GroupedGemmDefinition(KernelDefinition):
@@ -59,7 +88,14 @@ class GroupedGemmDefinition(KernelDefinition):
         return refuse_row_strides(**rows)
 
     def tiles(self, spec: GroupedGemmSpec, row: ArchRow) -> tuple[GemmTile, ...]:
-        return tuple(t for t in _GEMM.tiles(spec.product, row) if t.teams == 1)
+        tiles = (t for t in _GEMM.tiles(spec.product, row) if t.teams == 1)
+        if not spec.indices:
+            return tuple(tiles)
+        return tuple(
+            replace(t, min_blocks=max(t.min_blocks - 1, 1))
+            for t in tiles
+            if t.bm * t.bn <= _MOST_SUMS * row.warp_size * t.warps_m * t.warps_n
+        )
 
     def offered(self, problem: GroupedGemmProblem, row: ArchRow) -> tuple[GemmTile, ...]:
         """The tiles that take a problem."""
@@ -90,11 +126,10 @@ class GroupedGemmDefinition(KernelDefinition):
         return Launches((Launch(self, problem, tile),))
 
     def constants(self, spec: GroupedGemmSpec, tile: GemmTile, row: ArchRow) -> Constants:
-        along = 1 + AXES.index(spec.along)
-        return {**_GEMM.constants(spec.product, tile, row), "GROUPED": along}
+        return {**_GEMM.constants(spec.product, tile, row), **group_constants(spec)}
 
     def signature(self, spec: GroupedGemmSpec) -> Signature:
-        return with_groups(_GEMM.signature(spec.product))
+        return with_groups(_GEMM.signature(spec.product), spec)
 
     def grid(self, problem: GroupedGemmProblem, tile: GemmTile, device: Device) -> int:
         count = tile_count(problem, tile)
@@ -132,12 +167,14 @@ class GroupedGemmDefinition(KernelDefinition):
         }
 
     def pointers(self, spec: GroupedGemmSpec) -> dict[str, str]:
-        return {**_GEMM.pointers(spec.product), "offsets": "offsets"}
+        return {**_GEMM.pointers(spec.product), **group_pointers(spec)}
 
 
 def group_values(p: GroupedGemmProblem) -> dict[str, int]:
     """Arguments that tell of the groups, and of their scales."""
     values = {"group_count": p.groups, "capacity": {"m": p.M, "n": p.N, "k": p.K}[p.spec.along]}
+    if p.spec.indices:
+        values |= {"a_rows": p.a_rows, "c_rows": p.c_rows}
     if p.spec.product.scales:
         walks = (p.a_scale_strides, p.b_scale_strides)
         for name, walk, step in zip(SCALES, walks, p.scale_k_strides, strict=True):

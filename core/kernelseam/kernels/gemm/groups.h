@@ -3,6 +3,7 @@
 // Along M the tiles of group g take slots of BM rows, from number begin(g) / BM + g on: as many as its rows can need, so that a
 // tile's group is found by halving, without a sum over the groups before. A group has at most one slot of no rows. So along N.
 // Along K each group has a C of its own.
+// Along M each row may say which row of A it is (GATHERED), which row of C it goes to (SCATTERED), and what it is multiplied by (FACTORS).
 #pragma once
 #include "generated/config.h"
 #include "tile/tile.h"
@@ -58,4 +59,28 @@ struct Groups {
     if (BY_ROWS) return {g, (int)(in_group % slots), (int)(in_group / slots), begin(g), size(g)};
     return {g, (int)(in_group % across), (int)(in_group / across), begin(g), size(g)};
   }
+};
+
+// Of rows of the product; an argument of the kernel, passed whole. Unchecked indices count as the nearest row.
+struct RowIndices {
+  const int *a, *c;
+  const float* factors;
+  int a_rows, c_rows;
+
+  KS_DEVICE int row_of_a(int i) const { return Config::GATHERED ? clamped(((const int KS_GLOBAL*)a)[i], a_rows) : i; }
+  KS_DEVICE int row_of_c(int i) const { return Config::SCATTERED ? clamped(((const int KS_GLOBAL*)c)[i], c_rows) : i; }
+  KS_DEVICE float factor(int i) const { return ((const float KS_GLOBAL*)factors)[i]; }
+  static KS_DEVICE int clamped(int row, int rows) { return max_of(min_of(row, rows - 1), 0); }
+};
+
+// Rows of a group, from `first` on, as its indices say where they lie; what is behind its last row is not looked up.
+template<class T, bool OF_A> struct IndexedRows {
+  StridedView<T> base;
+  const RowIndices& indices;
+  int first, last;
+  KS_DEVICE T* row(int i) const {
+    const int at = first + min_of(i, last);
+    return base.row(OF_A ? indices.row_of_a(at) : indices.row_of_c(at));
+  }
+  template<int STEP> KS_DEVICE RowByRow<IndexedRows, T, STEP> walk(int i) const { return {*this, row(i), i}; }
 };

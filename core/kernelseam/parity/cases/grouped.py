@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from kernelseam.descriptors.gemm.grouped_problem import INDICES
 from kernelseam.dtypes import E4M3
 from kernelseam.samples.common import BF16, F32
 from kernelseam.samples.grouped_case import GroupedCase, case
@@ -16,7 +17,7 @@ kind."""
 
 def grouped_cases() -> list[GroupedCase]:
     """Every case of grouped products."""
-    grouped = [replace(c, group="grouped GEMM") for c in (*_cases(), *_stored())]
+    grouped = [replace(c, group="grouped GEMM") for c in (*_cases(), *_indexed(), *_stored())]
     assert len({c.name for c in grouped}) == len(grouped)
     return grouped
 
@@ -52,6 +53,26 @@ def _cases() -> Iterator[GroupedCase]:
         yield case("f32-k-tn", precision, **refusing)
 
 
+def _indexed() -> Iterator[GroupedCase]:
+    """Rows that are gathered from A, scattered into C, and multiplied by factors."""
+    a, c, factors = ((n,) for n in INDICES)
+    for what, indices in (("gather", a), ("scatter", c), ("factors", factors), ("rows", INDICES)):
+        yield case("bf16-m-nn", what, indices=indices)
+        yield case("bf16-m-nn", f"{what}-integers", indices=indices, data="integers", rest=21)
+    for kind in ("bf16-m-nt", "f16-m-nn", "f32-m-nn", "f64-m-nn"):
+        refusing = _F64 if kind.startswith("f64") else frozenset[str]()
+        yield case(kind, "rows", indices=INDICES, may_refuse=refusing)
+    yield case("bf16-m-tn", "scatter", indices=(*c, *factors))
+    whole: dict[str, object] = {"indices": INDICES, "alpha": 2.0}
+    yield case("bf16-m-nn", "rows-alpha-beta", **{**whole, "beta": -0.5}, rest=9)
+    yield case("bf16-m-nn", "rows-of-one", **whole, sizes=(1,) * 40, a_rows=3)
+    yield case("bf16-m-nn", "rows-of-nothing", **whole, sizes=(0, 0, 0), rest=20)
+    yield case("bf16-m-nn", "rows-to-f32", **whole, dtype_c=F32)
+    yield case("bf16-m-nn", "rows-gaps", **whole, gap=3, N=77, K=45)
+    yield case("bf16-m-nt", "rows-k-1100", **whole, K=1100, N=136, sizes=(200, 3, 64))
+    yield case("bf16-m-nn", "rows-alpha-0", indices=INDICES, alpha=0.0, beta=0.5)
+
+
 def _stored() -> Iterator[GroupedCase]:
     """Each case with either of the two dtypes of 8 bits."""
     for dtype in E4M3:
@@ -70,4 +91,6 @@ def _of_8_bits() -> Iterator[GroupedCase]:
     yield case("f16-m-nt", "integers", scales="tensor", data="integers", **whole)
     deep: dict[str, object] = {**whole, "scales": "blocks", "scale_block": (1, 128, 128)}
     yield case("f16-m-nt", "blocks", **deep)
+    yield case("f16-m-nt", "gathered", scales="rows", indices=INDICES, **whole)
+    yield case("f16-m-nt", "blocks-gathered", indices=INDICES, **deep)
     yield case("f16-m-nt", "blocks-ragged", **{**deep, "N": 133, "K": 401, "rest": 5})

@@ -17,11 +17,13 @@ def shapes(case: GroupedCase, capacity: bool = True) -> dict[str, tuple[int, int
     part of it."""
     extents = case.extents if capacity else {**case.extents, case.along: case.end}
     m, n, k = extents.values()
+    a_rows = case.a_rows if "a_indices" in case.indices else m
+    c_rows = case.end if "c_indices" in case.indices else m
     groups = {x: len(case.sizes) if x in STACKED[case.along] else 1 for x in "ABC"}
     return {
-        "A": (groups["A"], *((k, m) if case.a_transposed else (m, k))),
+        "A": (groups["A"], *((k, m) if case.a_transposed else (a_rows, k))),
         "B": (groups["B"], *((n, k) if case.b_transposed else (k, n))),
-        "C": (groups["C"], m, n),
+        "C": (groups["C"], c_rows, n),
     }
 
 
@@ -30,6 +32,7 @@ def scale_shapes(case: GroupedCase) -> dict[str, tuple[int, ...]]:
     if not case.scales:
         return {}
     m, n, k = case.extents.values()
+    m = case.a_rows if "a_indices" in case.indices else m
     of_a, of_b = (1 if case.along == axis else len(case.sizes) for axis in "mn")
     if case.scale_block is None:
         return {"a_scales": (of_a, m), "b_scales": (of_b, n)}
@@ -54,6 +57,7 @@ def values(case: GroupedCase, rng: np.random.Generator) -> dict[str, Array]:
         if name != "C" or case.beta
     }
     inputs["offsets"] = np.array(case.offsets, np.int32)
+    inputs |= {n: indices(case, n, rng) for n in case.indices}
     for name, shape in scale_shapes(case).items():
         drawn = (1,) * len(shape) if case.scales == "tensor" else shape
         powers = (
@@ -61,6 +65,17 @@ def values(case: GroupedCase, rng: np.random.Generator) -> dict[str, Array]:
         )
         inputs[name] = np.broadcast_to((2.0**powers).astype(np.float32), shape).copy()
     return inputs
+
+
+def indices(case: GroupedCase, name: str, rng: np.random.Generator) -> Array:
+    """Rows of A, any of them any number of times; rows of C, each once; factors."""
+    if name == "c_factors":
+        if case.data == "integers":
+            return (2.0 ** rng.integers(-2, 3, case.end)).astype(np.float32)
+        return rng.uniform(-2, 2, case.end).astype(np.float32)
+    if name == "c_indices":
+        return rng.permutation(case.end).astype(np.int32)
+    return rng.integers(0, case.a_rows, case.end).astype(np.int32)
 
 
 def placements(case: GroupedCase) -> dict[str, Placement]:
@@ -76,6 +91,10 @@ def placements(case: GroupedCase) -> dict[str, Placement]:
             name, dtype, parts[name], (group, row, 1), min_elements=parts[name][0] * group
         )
     result["offsets"] = Placement("offsets", DType.int32, (len(case.sizes),), (1,))
+    for name in case.indices:
+        dtype = DType.float32 if name == "c_factors" else DType.int32
+        capacity = case.extents["m"]
+        result[name] = Placement(name, dtype, (case.end,), (1,), min_elements=capacity)
     for name, shape in scale_shapes(case).items():
         steps: tuple[int, ...] = (shape[1] + 3, 1)
         if len(shape) == 3:  # a row's are not next to each other

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,11 @@ class Grouped(Operation[GroupedCase, GemmResult]):
             for axis, step in zip(_AXES.get(name, ()), p.strides, strict=False)
             if not (axis == "group" and name in "ABC" and name not in STACKED[case.along])
         }
+        rows: dict[str, Any] = {
+            f"{n.lower()}_rows": layout.placements[n].shape[1]
+            for n in "AC"
+            if f"{n.lower()}_indices" in case.indices
+        }
         return GroupedGemm(
             groups=len(case.sizes),
             M=m,
@@ -74,13 +80,16 @@ class Grouped(Operation[GroupedCase, GemmResult]):
             dtype_c=case.out_dtype,
             precision=case.precision,
             scale_block=case.scale_block,
+            **rows,
         )
 
     def expected(self, case: GroupedCase, inputs: Mapping[str, Array]) -> GemmResult:
         a, b, old = inputs["A"], inputs["B"], inputs.get("C")
         if old is not None and case.along != "k":
             old = old[0]
-        return grouped_gemm(
+        if old is not None and "c_indices" in case.indices:
+            old = old[inputs["c_indices"]]
+        result = grouped_gemm(
             a.swapaxes(1, 2) if case.a_transposed else a,
             b.swapaxes(1, 2) if case.b_transposed else b,
             case.offsets,
@@ -91,6 +100,14 @@ class Grouped(Operation[GroupedCase, GemmResult]):
             a_scales=inputs.get("a_scales"),
             b_scales=inputs.get("b_scales"),
             scale_block=case.scale_block,
+            a_indices=inputs.get("a_indices"),
+            c_factors=inputs.get("c_factors"),
+        )
+        if "c_indices" not in case.indices:
+            return result
+        order = np.argsort(inputs["c_indices"])
+        return replace(
+            result, **{f.name: getattr(result, f.name)[order] for f in fields(GemmResult)}
         )
 
     def verdict(

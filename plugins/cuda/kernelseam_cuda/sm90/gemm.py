@@ -24,6 +24,7 @@ from kernelseam.kernels.elements import (
     refuse_row_strides,
 )
 from kernelseam.kernels.gemm.gemm import (
+    NOT_GROUPED,
     SCALES,
     heads_constants,
     scale_constants,
@@ -99,7 +100,7 @@ _SEGMENT_PARAMETERS = (
 _OPTIONAL = (
     "groups",
     *(name for name, _ in _SEGMENT_PARAMETERS),
-    *("joined", "c1_map", "c2_map", "result", "scales"),
+    *("joined", "c1_map", "c2_map", "result", "indices", "gathered", "scales"),
 )
 
 
@@ -269,7 +270,7 @@ class HopperGemm(KernelDefinition):
             "SUMMED": spec.summed,
             "SEGMENTED": spec.segmented,
             "JOINED": (None, "a", "b", "k").index(spec.joined),
-            "GROUPED": 0,
+            **NOT_GROUPED,
             **heads_constants(None),
             "BM": tile.bm,
             "BN": tile.bn,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
 from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.gemm.grouped_problem import (
-    AXES,
+    INDICES,
     GroupedGemmProblem,
     GroupedGemmSpec,
 )
@@ -18,8 +18,13 @@ from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import divide_up, divider_values, refuse_row_strides
-from kernelseam.kernels.gemm.grouped import group_values, with_groups
-from kernelseam.kernels.signature import Signature
+from kernelseam.kernels.gemm.grouped import (
+    group_constants,
+    group_pointers,
+    group_values,
+    with_groups,
+)
+from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
 
 from kernelseam_cuda.sm90 import gemm_cost
@@ -31,6 +36,9 @@ from kernelseam_cuda.sm90.tiles import (
     GROUPED,
     GROUPED_E4M3,
     GROUPED_E4M3_BLOCKS,
+    GROUPED_INDEXED,
+    GROUPED_INDEXED_E4M3,
+    REGISTERS,
     HopperGemmTile,
 )
 from kernelseam_cuda.toolchain import sources
@@ -38,6 +46,9 @@ from kernelseam_cuda.toolchain import sources
 MAX_GROUPS = 1024
 """Whose rows of tiles fit the table in shared memory."""
 _TABLE_BYTES = 4 * (MAX_GROUPS + 1 + 32 + 3)
+_GATHERING_REGISTERS = 56, 224
+"""Of two consumers: a thread that gathers has the addresses of eight rows."""
+_GATHERED = Structure((("a_row", "i32"), ("K", "i32")), ("a_row", "K"))
 _GEMM = HopperGemm()
 
 
@@ -66,6 +77,12 @@ class HopperGroupedGemm(KernelDefinition):
             return "along K it takes A and B that do not lie along K"
         if along == "m" and product.a_transposed:
             return "along M it takes rows of A alone"
+        if p.spec.indices and p.beta:
+            return "it adds no C to rows that have indices or factors"
+        if _gathers(p.spec) and product.dtype is DType.float32:
+            return "it gathers no rows that are rounded to TF32"
+        if p.spec.indices and product.scale_block:
+            return "rows that have indices or factors have no scales of blocks"
         if p.groups > MAX_GROUPS:
             return f"{p.groups} groups: it takes {MAX_GROUPS}"
         if reason := _GEMM.refuse(replace(p.even, M=max(p.even.M, 1), K=max(p.even.K, 1)), row):
@@ -79,7 +96,7 @@ class HopperGroupedGemm(KernelDefinition):
         )
 
     def tiles(self, spec: GroupedGemmSpec, row: ArchRow) -> tuple[HopperGemmTile, ...]:
-        return _tiles_of(spec.product)
+        return _tiles_of(spec)
 
     def as_launched(self, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
         return (tile, replace(tile, c_first=True)) if tile.store == "tma" else (tile,)
@@ -90,7 +107,7 @@ class HopperGroupedGemm(KernelDefinition):
         c_first = gemm_cost.mostly_c(p.even)
         return tuple(
             replace(t, c_first=c_first and t.store == "tma")
-            for t in _tiles_of(p.spec.product)
+            for t in _tiles_of(p.spec)
             if self.stores(p, t)
         )
 
@@ -128,14 +145,20 @@ class HopperGroupedGemm(KernelDefinition):
         return Launches((Launch(self, problem, tile),))
 
     def constants(self, spec: GroupedGemmSpec, tile: HopperGemmTile, row: ArchRow) -> Constants:
+        producer, consumer = REGISTERS[tile.groups]
+        if _gathers(spec) and tile.groups > 1:
+            producer, consumer = _GATHERING_REGISTERS
         return {
             **_GEMM.constants(spec.product, tile, row),
-            "GROUPED": 1 + AXES.index(spec.along),
+            **group_constants(spec),
+            "PRODUCER_REGISTERS": producer,
+            "CONSUMER_REGISTERS": consumer,
             "SHARED_BYTES": self.shared_bytes(spec, tile),
         }
 
     def signature(self, spec: GroupedGemmSpec) -> Signature:
-        return with_groups(_GEMM.signature(spec.product))
+        more = {"gathered": _GATHERED} if _gathers(spec) else {}
+        return with_groups(_GEMM.signature(spec.product), spec, **more)
 
     def grid(self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device) -> int:
         clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks
@@ -177,12 +200,13 @@ class HopperGroupedGemm(KernelDefinition):
             "slices": divide_up(p.K, slice_of(p.spec.product)),
             **order,
             **group_values(p),
+            **({"a_row": p.a_strides[1], "K": p.K} if _gathers(p.spec) else {}),
             "alpha": p.alpha,
             "beta": p.beta,
         }
 
     def pointers(self, spec: GroupedGemmSpec) -> dict[str, str]:
-        return {**_GEMM.pointers(spec.product), "offsets": "offsets"}
+        return {**_GEMM.pointers(spec.product), **group_pointers(spec)}
 
     def tensor_maps(
         self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device
@@ -193,8 +217,10 @@ class HopperGroupedGemm(KernelDefinition):
         """Both axes, every kind of factor."""
         f16, bf16, f32 = DType.float16, DType.bfloat16, DType.float32
 
-        def one(along: str, product: GemmSpec, often: bool = False) -> Covered:
-            return Covered(self, GroupedGemmSpec(along, product), often=often)
+        def one(
+            along: str, product: GemmSpec, often: bool = False, indices: tuple[str, ...] = ()
+        ) -> Covered:
+            return Covered(self, GroupedGemmSpec(along, product, indices), often=often)
 
         plain = GemmSpec(bf16, bf16, f32)
         yield one("m", plain, True)
@@ -205,6 +231,10 @@ class HopperGroupedGemm(KernelDefinition):
         stored = GemmSpec(DType.float8_e4m3fn, bf16, f32, b_transposed=True, scales=True)
         yield one("m", stored, True)
         yield one("m", replace(stored, scale_block=(1, 128, 128)))
+        yield one("m", plain, True, INDICES)
+        yield one("m", GemmSpec(f16, f32, f32, b_transposed=True), indices=INDICES[:1])
+        yield one("m", plain, indices=INDICES[1:])
+        yield one("m", stored, indices=INDICES)
 
 
 def tile_count(p: GroupedGemmProblem, tile: HopperGemmTile) -> int:
@@ -215,7 +245,14 @@ def tile_count(p: GroupedGemmProblem, tile: HopperGemmTile) -> int:
     return (p.M // rows + p.groups) * columns
 
 
-def _tiles_of(product: GemmSpec) -> tuple[HopperGemmTile, ...]:
+def _gathers(spec: GroupedGemmSpec) -> bool:
+    return "a_indices" in spec.indices
+
+
+def _tiles_of(spec: GroupedGemmSpec) -> tuple[HopperGemmTile, ...]:
+    product = spec.product
+    if {"a_indices", "c_indices"} & {*spec.indices}:
+        return GROUPED_INDEXED_E4M3 if product.dtype.is_fp8 else GROUPED_INDEXED
     if product.scale_block:
         return GROUPED_E4M3_BLOCKS if product.scale_block[1] % SCALED_COLUMNS == 0 else ()
     return GROUPED_E4M3 if product.dtype.is_fp8 else GROUPED

@@ -243,6 +243,22 @@ GROUPED_E4M3 = (
 )
 """The same of e4m3."""
 
+GROUPED_INDEXED = (
+    HopperGemmTile(*(128, 256, 2, 4, 1, 1, "rows"), group_rows=16, rate=1.1, block_seconds=2e-6),
+    HopperGemmTile(128, 128, 2, 5, 1, 1, "rows", group_rows=16, rate=0.95, block_seconds=1e-6),
+    HopperGemmTile(64, 256, 1, 5, 1, 2, "rows", group_rows=16, rate=0.80, block_seconds=2e-7),
+    HopperGemmTile(
+        *(64, 128, 1, 4, 1, 1, "rows"), blocks=2, group_rows=16, rate=0.75, block_seconds=2e-7
+    ),
+)
+"""Those whose rows are gathered or scattered: warps store them."""
+
+GROUPED_INDEXED_E4M3 = (
+    HopperGemmTile(128, 128, 2, 5, 1, 1, "rows", rate=0.95, block_seconds=5e-7),
+    HopperGemmTile(64, 128, 1, 8, 1, 1, "rows", rate=0.6, block_seconds=2e-7),
+)
+"""The same of e4m3."""
+
 GROUPED_E4M3_BLOCKS = (
     HopperGemmTile(
         *(128, 192, 2, 5, 1, 1, "tma"), in_turns=True, halves=True, rate=1.0, block_seconds=6e-7
