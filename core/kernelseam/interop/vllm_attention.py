@@ -23,6 +23,7 @@ from vllm.v1.attention.backend import (
 from kernelseam.errors import InvalidValue
 from kernelseam.interop.vllm import NAME
 from kernelseam.ops.attention import attention_paged
+from kernelseam.ops.cache import append_paged
 
 Tensor = Any
 
@@ -190,12 +191,15 @@ class KernelseamImpl(AttentionImpl):  # type: ignore[misc]
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
-        """Write the step's keys and values [T, H_kv, D] to their slots; those of padding, which are
-        −1, to vLLM's null page, the first, which is never read."""
-        slots = slot_mapping.clamp_min(0)
-        page, row = slots // kv_cache.shape[2], slots % kv_cache.shape[2]
-        for pages, rows in zip(self._pages(kv_cache), (key, value), strict=True):
-            pages.transpose(1, 2)[page, row] = rows[: slots.shape[0]]
+        """Write the step's keys and values [T, H_kv, D] to their slots; padding has −1."""
+        rows = slot_mapping.shape[0]
+        append_paged(
+            key[:rows],
+            value[:rows],
+            *self._pages(kv_cache),
+            slot_mapping=slot_mapping,
+            kv_layout="hnd",
+        )
 
     def _pages(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
         return kv_cache[..., : self.head_size], kv_cache[..., self.head_size :]
