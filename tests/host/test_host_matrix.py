@@ -31,7 +31,7 @@ from kernelseam_hostcpp.runtime import DEVICES
 
 TIMELY = 2000
 """Blocks a launch."""
-MANY = 8
+MANY = 12
 """Cases of a spec."""
 
 

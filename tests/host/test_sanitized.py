@@ -87,8 +87,8 @@ def _runs() -> Iterator[object]:
             yield _under(*way, n in SANITIZED and i % 2 == 0 and way == turn, n, "shared")
     # three launches, one after the other; blocks one after the other, of which the last joins
     for implementation, names in ((UNFUSED, SANITIZED_UNFUSED), (DECODE, SANITIZED_DECODE)):
-        for n, (device, sanitizer) in product(names, WAYS):
-            yield _under(device, sanitizer, device is DEVICES[0], n, implementation)
+        for (i, n), way in product(enumerate(names), WAYS):
+            yield _under(*way, way == TURNS[i % 2], n, implementation)
 
 
 @pytest.fixture(scope="module")

@@ -796,6 +796,7 @@ def test_what_the_driver_says(
     assert readings == {}
 
 
+@pytest.mark.slow("seconds of timing: test_new_extents_make_few_python_calls takes the same path")
 def test_host_time_with_an_idle_driver(tmp_path: Path) -> None:
     """As it is typed, from the repository's root: host times of the path to a GPU, without one."""
     pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")

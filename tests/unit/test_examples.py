@@ -135,6 +135,7 @@ def test_train_attention(python_command: list[str]) -> None:
     assert match and float(match[1]) > 2 and float(match[2]) < 0.2 and int(match[3]) > 90
 
 
+@pytest.mark.slow("seconds: decoder_block takes the same functions")
 def test_transformer_layer(python_command: list[str]) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     first, listed, header, *rows, last = said(python_command, "transformer_layer.py")
@@ -173,6 +174,7 @@ def test_transformer_layer(python_command: list[str]) -> None:
     )
 
 
+@pytest.mark.slow("three processes that import torch: test_distributed.py has what it calls")
 def test_long_context(python_command: list[str]) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     launched = [*python_command, "-m", "torch.distributed.run", "--standalone"]

@@ -232,7 +232,7 @@ walks = st.tuples(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(shapes, st.tuples(walks, walks, walks))
 def test_any_strides(s: dict[str, Any], three: tuple[Any, Any, Any]) -> None:
     """What is computed is right; what is refused has no contiguous axis."""

@@ -171,7 +171,7 @@ def test_products_are_of_every_size(drawing: Any) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_reference_computes_them(drawing: Any, family: str) -> None:
     device = plugins().backend("numpy").runtime.devices()[0]
-    for case in _drawn(drawing, family, 5, 60):
+    for case in _drawn(drawing, family, 5, 40):
         run_case(case, Target(device, "numpy", case.operation, builtin=True)).require()
 
 
@@ -209,7 +209,7 @@ def test_what_belongs_to_no_sequence_is_nan(drawing: Any) -> None:
     """Rows beyond a sequence, a length or the end of a page, and pages that no table names: a read
     there shows."""
     beyond = dict.fromkeys(("packed", "paged", "lengths"), 0)
-    for case in _drawn(drawing, "attention", 1, 300):
+    for case in _drawn(drawing, "attention", 1, 200):
         forward = case.forward if isinstance(case, BackwardCase) else case
         if not isinstance(forward, AttentionCase):
             continue

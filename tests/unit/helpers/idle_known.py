@@ -1,12 +1,13 @@
 """What plans from numbers bind beside what built plans bind, to the byte, over random problems: run
-by a test in a process that has loaded a driver that does nothing. Prints how many were compared, by
-implementation, and what differed."""
+by a test in a process that has loaded a driver that does nothing. Its arguments: how many problems
+of each kind, and a seed. Prints how many were compared, by implementation, and what differed."""
 
 from __future__ import annotations
 
 import ctypes
 import json
 import struct
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -104,10 +105,11 @@ if __name__ == "__main__":
     idle_device.install()
     record()
     torch.manual_seed(0)
+    count, seed = map(int, sys.argv[1:])
     session = Session("cuda", clocks.HostClock())
     device, counts, differ = session.target(), Counter[str](), list[str]()
     for kind in choices.KINDS:
-        for row in choices.drawn([kind], 2, 3):
+        for row in choices.drawn([kind], count, seed):
             for descriptor in row.planned(session):
                 problem: Any = descriptor.simplified()[0].problem()
                 family = list(relatives(problem))
