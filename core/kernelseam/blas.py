@@ -45,6 +45,8 @@ EXTRAS = {
     "segmented": "a segmented A",
     "heads": "a segmented C",
     "joined": "heads joined along an axis",
+    "epilogue": "an epilogue",
+    "preactivation": "a second result",
 }
 """Features beyond a plain product, by field of the spec."""
 

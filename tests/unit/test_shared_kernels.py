@@ -302,11 +302,13 @@ def test_a_bundle_holds_what_its_main_file_includes_and_nothing_else() -> None:
     toolchain = FakeToolchain()
     source = bundle(KERNELS["gemm"], F16, GEMM_TILES[0], toolchain, "fake1")
     assert [n for n, _ in source.files] == [
+        "gemm/epilogue.h",
         "gemm/gemm.h",
         "gemm/groups.h",
         "gemm/heads.h",
         "gemm/scales.h",
         "generated/config.h",
+        "generated/epilogue.h",
         "generated/gemm.h",
         "platform.h",
         "tile/base.h",

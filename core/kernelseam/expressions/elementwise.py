@@ -1,9 +1,11 @@
-"""``kernelseam.where`` and mathematical functions for scores and masks, without torch: of what is
+"""``kernelseam.where`` and mathematical functions for users' functions, without torch: of what is
 traced, and the same of NumPy's arrays and torch's tensors."""
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,10 @@ import numpy as np
 from kernelseam.expressions.values import Value, call
 
 _TORCH = {"abs": "abs", "clip": "clamp"}
+_NUMPY: dict[str, Callable[..., Any]] = {
+    "erf": np.vectorize(math.erf, otypes=[float]),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+}
 
 
 def _of(name: str, *x: Any) -> Any:
@@ -22,7 +28,7 @@ def _of(name: str, *x: Any) -> Any:
             like = next(y for y in x if isinstance(y, torch.Tensor))
             x = tuple(torch.as_tensor(y, device=like.device) for y in x)
         return getattr(torch, _TORCH.get(name, name))(*x)
-    return getattr(np, name)(*x)
+    return (_NUMPY.get(name) or getattr(np, name))(*x)
 
 
 def where(condition: Any, x: Any, y: Any) -> Any:
@@ -74,6 +80,11 @@ def tanh(x: Any) -> Any:
     return _of("tanh", x)
 
 
+def erf(x: Any) -> Any:
+    """The error function."""
+    return _of("erf", x)
+
+
 def sin(x: Any) -> Any:
     return _of("sin", x)
 
@@ -88,4 +99,4 @@ def floor(x: Any) -> Any:
 
 def sigmoid(x: Any) -> Any:
     """1 / (1 + e^−x)"""
-    return 1 / (1 + exp(-x))
+    return _of("sigmoid", x)

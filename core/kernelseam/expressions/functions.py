@@ -57,7 +57,8 @@ def _to(x: Any, dtype: Any = None, *_: Any, **options: Any) -> Node:
     name = str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")
     if name in ("float16", "bfloat16", "half"):
         raise Untraceable(
-            f"the function rounds to {name}, and scores are float32", "Leave the conversion out"
+            f"the function rounds to {name}, and expressions are of float32",
+            "Leave the conversion out",
         )
     python = {"float": Type.FLOAT, "int": Type.INT64, "bool": Type.BOOLEAN}
     type = ELEMENT_TYPES.get(name) if name in ELEMENT_TYPES else python.get(name)
@@ -164,7 +165,7 @@ FUNCTIONS: dict[str, Callable[..., Node]] = {
     "clamp_max": lambda x, max: _clamp(x, max=max),
     "square": lambda x: _pow(x, 2),
     "reciprocal": lambda x: make("div", constant(1.0), as_node(x)),
-    "relu": lambda x, inplace=False: where(FUNCTIONS["gt"](x, 0), x, 0),
+    "relu": lambda x, inplace=False: where(FUNCTIONS["le"](as_node(x), as_node(0)), 0, x),
     "tan": lambda x: make("div", make("sin", as_node(x)), make("cos", as_node(x))),
     "silu": lambda x, inplace=False: _make("mul")(x, _make("sigmoid")(x)),
     "gelu": _gelu,

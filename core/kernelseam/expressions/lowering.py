@@ -49,8 +49,30 @@ ELEMENTS = {
     "float64": "double",
 }
 """Element types of captured arrays."""
+
+
+class Levels(NamedTuple):
+    """How often what depends on some coordinates alone is computed."""
+
+    places: Mapping[str, tuple[str, ...]]
+    """By level, the coordinates that are known there: "tile" first, whose are known everywhere;
+    "row" and "column", which meet in elements; others."""
+    element: frozenset[str]
+    """Coordinates that only elements have."""
+
+    def of(self, n: Node) -> str:
+        """How often a node is computed: once for each of these."""
+        own = [level for level, places in self.places.items() if n.reads & {*places}]
+        if n.reads & self.element or {"row", "column"} <= {*own}:
+            return "element"
+        return own[-1] if own else "tile"
+
+
 _TILE = ("b", "h", "q_len", "kv_len")
-_LEVELS = {"tile": _TILE, "row": ("q_idx",), "column": ("kv_idx",), "rows": CORNERS["q_idx"]}
+_LEVELS = Levels(
+    {"tile": _TILE, "row": ("q_idx",), "column": ("kv_idx",), "rows": CORNERS["q_idx"]},
+    frozenset({"score", *CORNERS["kv_idx"]}),
+)
 
 
 class Structure(NamedTuple):
@@ -82,14 +104,6 @@ class Structure(NamedTuple):
     def __str__(self) -> str:
         parts = [f"score_mod={self.score}"] * self.has_score
         return ", ".join([*parts, *[f"mask_mod={self.visible}"] * self.has_mask])
-
-
-def _level(n: Node) -> str:
-    """How often a node is computed: once for each of these."""
-    own = [level for level, places in _LEVELS.items() if n.reads & {*places}]
-    if "score" in n.reads or n.reads & {*CORNERS["kv_idx"]} or {"row", "column"} <= {*own}:
-        return "element"
-    return own[-1] if own else "tile"
 
 
 def _not_negative(n: Node) -> bool:
@@ -190,13 +204,13 @@ def device_struct(structure: Structure, name: str = "Expression") -> str:
     functions = {"score": structure.score, "visible": structure.visible}
     functions["slope"] = slope(structure.score)
     line = affine(structure.score)
-    of_tile = line is not None and _level(line[0]) == "tile"
+    of_tile = line is not None and _LEVELS.of(line[0]) == "tile"
     for i, gradient in enumerate(array_gradients(structure.score)):
         functions[f"factor{i}"] = gradient.factor
     whole = bounds(structure.visible)
     blocks = {"any": whole.high, "every": whole.low}
-    kept = _kept([*functions.values(), *blocks.values()])
-    lines = [f"struct {name} {{", *_members(structure)]
+    kept = kept_at(_LEVELS, [*functions.values(), *blocks.values()])
+    lines = [f"struct {name} {{", *members(structure.numbers, structure.arrays)]
     constants = {
         "HAS_SCORE": structure.has_score,
         "HAS_MASK": structure.has_mask,
@@ -204,54 +218,67 @@ def device_struct(structure: Structure, name: str = "Expression") -> str:
         "FACTOR_OF_TILE": of_tile,
     }
     lines += [f"  static constexpr bool {k} = {str(v).lower()};" for k, v in constants.items()]
-    tile = _fields("tile", _TILE, kept["tile"])
-    element = {**tile, coordinate("score", Type.FLOAT): "score"}
-    block = {**tile, **_fields("rows", _LEVELS["rows"], kept["rows"])}
-    for level, places in _LEVELS.items():
-        lines += _level_text(level, places, kept[level], {} if level == "tile" else tile)
-        if level in ("row", "column"):
-            element |= _fields(level, places, kept[level])
+    text, element = level_structs(_LEVELS, kept)
+    lines += text
+    tile = fields_of("tile", _TILE, kept["tile"])
+    element[coordinate("score", Type.FLOAT)] = "score"
+    block = {**tile, **fields_of("rows", _LEVELS.places["rows"], kept["rows"])}
     inputs = "const Tile& tile, const Row& row, const Column& column"
     for function, root in functions.items():
         first = "" if function == "visible" else "float score, "
-        lines += _function(C_TYPES[root.type], function, first + inputs, root, element)
+        lines += function_text(C_TYPES[root.type], function, first + inputs, root, element)
     if of_tile and line is not None:
-        lines += _function("float", "factor", "const Tile& tile", line[0], tile)
+        lines += function_text("float", "factor", "const Tile& tile", line[0], tile)
     block |= {coordinate(c): c for c in CORNERS["kv_idx"]}
     inputs = "const Tile& tile, const Rows& rows, " + ", ".join(
         f"int {c}" for c in CORNERS["kv_idx"]
     )
     for function, root in blocks.items():
-        lines += _function("bool", function, inputs, root, block)
+        lines += function_text("bool", function, inputs, root, block)
     return "\n".join([*lines, "};", ""])
 
 
-def _kept(functions: Sequence[Node]) -> dict[str, list[Node]]:
+def kept_at(levels: Levels, functions: Sequence[Node]) -> dict[str, list[Node]]:
     """Nodes that are computed less often than what uses them, by level."""
-    kept: dict[str, dict[Node, None]] = {level: {} for level in _LEVELS}
+    kept: dict[str, dict[Node, None]] = {level: {} for level in levels.places}
     uses: list[tuple[str, Node]] = [("element", r) for r in functions]
-    uses += [(_level(n), x) for n in order(functions) for x in n.arguments]
+    uses += [(levels.of(n), x) for n in order(functions) for x in n.arguments]
     for user, n in uses:
-        own = _level(n)
+        own = levels.of(n)
         kept_there = own != "element" and user != own
         if kept_there and (n.arguments or n.operation == "load"):
             kept[own][n] = None
     return {level: list(nodes) for level, nodes in kept.items()}
 
 
-def _members(structure: Structure) -> Iterator[str]:
-    for i, type in enumerate(structure.numbers):
+def members(numbers: Sequence[Type], arrays: Sequence[tuple[str, int]]) -> Iterator[str]:
+    """What a struct has of captured numbers and arrays."""
+    for i, type in enumerate(numbers):
         yield f"  {C_TYPES[type]} number{i};"
-    for i, (dtype, rank) in enumerate(structure.arrays):
+    for i, (dtype, rank) in enumerate(arrays):
         strides = "".join(f" i64 stride_{axis};" for axis in range(rank))
         extents = "".join(f" int extent_{axis};" for axis in range(rank))
         yield f"  struct {{ const {ELEMENTS[dtype]}* base;{strides}{extents} }} array{i};"
 
 
-def _fields(level: str, places: Sequence[str], kept: Sequence[Node]) -> dict[Node, str]:
-    """What a level's struct has, as the element's functions call it."""
+def fields_of(level: str, places: Sequence[str], kept: Sequence[Node]) -> dict[Node, str]:
+    """What a level's struct has, as the functions that take it call it."""
     own = {coordinate(x): f"{level}.{x}" for x in places}
     return own | {n: f"{level}.x{i}" for i, n in enumerate(kept)}
+
+
+def level_structs(
+    levels: Levels, kept: Mapping[str, Sequence[Node]]
+) -> tuple[list[str], dict[Node, str]]:
+    """The levels' structs with the functions that fill them in; what an element's functions call
+    what is in them."""
+    tile = fields_of("tile", levels.places["tile"], kept["tile"])
+    lines, element = list[str](), dict(tile)
+    for level, places in levels.places.items():
+        lines += _level_text(level, places, kept[level], {} if level == "tile" else tile)
+        if level in ("row", "column"):
+            element |= fields_of(level, places, kept[level])
+    return lines, element
 
 
 def _level_text(
@@ -273,9 +300,10 @@ def _level_text(
     ]
 
 
-def _function(
+def function_text(
     type: str, name: str, inputs: str, root: Node, names: Mapping[Node, str]
 ) -> list[str]:
+    """A member function that computes a node."""
     body = _Body(names)
     result = body(root)
     return [

@@ -11,7 +11,7 @@ from kernelseam.errors import InvalidValue
 from kernelseam.expressions.captures import dtype_name
 from kernelseam.expressions.lowering import Structure
 from kernelseam.expressions.nodes import Node, Type, constant, coordinate, order, rebuilt
-from kernelseam.expressions.tracing import Trace, trace
+from kernelseam.expressions.tracing import LENGTHS, Kind, Trace, trace
 
 ScoreMod = Callable[..., Any]
 """score_mod(score, b, h, q_idx, kv_idx)"""
@@ -20,6 +20,10 @@ MaskMod = Callable[..., Any]
 
 INDICES = tuple((name, Type.INT32) for name in ("b", "h", "q_idx", "kv_idx"))
 SCORE = ("score", Type.FLOAT)
+_SCORE_MOD = Kind(
+    "score_mod", "score_mod(score, b, h, q_idx, kv_idx)", (SCORE, *INDICES), Type.FLOAT, LENGTHS
+)
+_MASK_MOD = Kind("mask_mod", "mask_mod(b, h, q_idx, kv_idx)", INDICES, Type.BOOLEAN, LENGTHS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,13 +55,13 @@ def score_expression(
     """
     score = Trace(coordinate(*SCORE), (), ())
     if score_mod is not None:
-        score = trace("score_mod", score_mod, (SCORE, *INDICES), Type.FLOAT)
+        score = trace(_SCORE_MOD, score_mod)
     visible = Trace(constant(True), (), ())
     if mask_mod is not None:
-        visible = trace("mask_mod", mask_mod, INDICES, Type.BOOLEAN)
+        visible = trace(_MASK_MOD, mask_mod)
     arrays = (*score.arrays, *visible.arrays)
     for field, x in (("score_mod", score), ("mask_mod", visible)):
-        _check_arrays(field, x)
+        check_arrays(field, x)
     structure = _joined(
         score.root,
         visible.root,
@@ -69,7 +73,8 @@ def score_expression(
     return ScoreExpression(structure, numbers, arrays, score_mod, mask_mod)
 
 
-def _check_arrays(field: str, traced: Trace) -> None:
+def check_arrays(field: str, traced: Trace) -> None:
+    """Raise InvalidValue where a function captures an array without elements."""
     for x in traced.arrays:
         if not all(x.shape):
             raise InvalidValue(

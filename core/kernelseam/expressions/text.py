@@ -7,6 +7,7 @@ One node after another, each used by its number: ``0 coordinate INT32 "q_idx"; 1
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from kernelseam.expressions.lowering import ELEMENTS, Structure
@@ -23,23 +24,39 @@ def text_of(structure: Structure) -> str:
 
 @lru_cache(512)
 def _text_of(structure: Structure) -> str:
-    nodes = order([structure.score, structure.visible])
+    roots = {"score": structure.score, "visible": structure.visible}
+    return written(roots, structure.numbers, structure.arrays)
+
+
+@lru_cache(512)
+def structure_of(text: str) -> Structure:
+    """The structure of a text. Raises ValueError for what is none."""
+    roots, numbers, arrays = read(text, ("score", "visible"))
+    return Structure(roots["score"], roots["visible"], numbers, arrays)
+
+
+def written(
+    roots: Mapping[str, Node], types: Sequence[Type], arrays: Sequence[tuple[str, int]]
+) -> str:
+    """Named nodes, the types of numbers, and dtypes and ranks of arrays as text."""
+    nodes = order(roots.values())
     numbers = {n: i for i, n in enumerate(nodes)}
     statements = []
     for n, i in numbers.items():
         inner = [str(numbers[x]) for x in n.arguments]
         value = [json.dumps(n.value)] if n.value is not None else []
         statements.append(" ".join([str(i), n.operation, n.type.name, *inner, *value]))
-    statements.append(f"score {numbers[structure.score]}")
-    statements.append(f"visible {numbers[structure.visible]}")
-    statements += [f"number {t.name}" for t in structure.numbers]
-    statements += [f"array {dtype} {rank}" for dtype, rank in structure.arrays]
+    statements += [f"{name} {numbers[n]}" for name, n in roots.items()]
+    statements += [f"number {t.name}" for t in types]
+    statements += [f"array {dtype} {rank}" for dtype, rank in arrays]
     return "; ".join(statements)
 
 
-@lru_cache(512)
-def structure_of(text: str) -> Structure:
-    """The structure of a text. Raises ValueError for what is none."""
+def read(
+    text: str, names: tuple[str, ...]
+) -> tuple[dict[str, Node], tuple[Type, ...], tuple[tuple[str, int], ...]]:
+    """What ``written`` wrote of nodes of these names, all of which must be there. Raises
+    ValueError."""
     nodes: list[Node] = []
     roots: dict[str, Node] = {}
     numbers: list[Type] = []
@@ -47,7 +64,7 @@ def structure_of(text: str) -> Structure:
     try:
         for statement in text.split("; "):
             match statement.split(" "):
-                case ["score" | "visible" as name, i]:
+                case [name, i] if name in names:
                     roots[name] = nodes[int(i)]
                 case ["number", type]:
                     numbers.append(Type[type])
@@ -57,7 +74,7 @@ def structure_of(text: str) -> Structure:
                     nodes.append(_node(operation, Type[type], rest, nodes))
                 case _:
                     raise ValueError(statement)
-        return Structure(roots["score"], roots["visible"], tuple(numbers), tuple(arrays))
+        return {name: roots[name] for name in names}, tuple(numbers), tuple(arrays)
     except (KeyError, IndexError, TypeError, ValueError) as e:
         raise ValueError(f"no expression: {e}") from e
 

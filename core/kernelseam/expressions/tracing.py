@@ -24,9 +24,23 @@ from kernelseam.forking import new_lock
 
 Function = Callable[..., Any]
 LENGTHS = ("q_len", "kv_len")
-"""Offered by keyword: the lengths of the element's own sequence."""
+"""Offered by keyword to a score_mod and a mask_mod: the lengths of the element's own sequence."""
 _REMEMBERED = 256
 _OWN = os.path.dirname(__file__) + os.sep
+
+
+class Kind(NamedTuple):
+    """What the functions of a kind are called with, and what they return."""
+
+    field: str
+    """What callers know such a function as."""
+    usage: str
+    """How to write one, for errors."""
+    coordinates: tuple[tuple[str, Type], ...]
+    """By position."""
+    to: Type
+    keywords: tuple[str, ...] = ()
+    """Names of int32 coordinates that a function gets where it has parameters of these names."""
 
 
 class Trace(NamedTuple):
@@ -46,25 +60,21 @@ _known: OrderedDict[Any, list[_Known]] = OrderedDict()
 _lock = new_lock()
 
 
-def trace(
-    field: str, function: Function, coordinates: tuple[tuple[str, Type], ...], to: Type
-) -> Trace:
-    """``function`` of the coordinates, by position, and of the lengths that it names, as an
-    expression of type ``to``.
+def trace(kind: Kind, function: Function) -> Trace:
+    """A function of this kind as an expression.
 
-    Raises InvalidValue, with the user's line, for what has no expression; ``field`` is what the
-    caller knows the function as.
+    Raises InvalidValue, with the user's line, for what has no expression.
     """
     if not callable(function):
         raise InvalidValue(
-            field, function, "must be a function", "Pass a function, or leave it out"
+            kind.field, function, "must be a function", "Pass a function, or leave it out"
         )
-    key = (_code(function), to)
+    key = (_code(function), kind)
     for known in _known.get(key, ()):
         if (own := known.record.read(function)) is not None:
             return Trace(known.root, *own)
-    lifter, root = _traced(field, function, coordinates)
-    root = cast(root, to)
+    lifter, root = _traced(kind, function)
+    root = cast(root, kind.to)
     with _lock:
         _known.setdefault(key, []).insert(0, _Known(lifter.record, root))
         del _known[key][16:]
@@ -85,43 +95,41 @@ def _code(function: Any) -> Any:
     return getattr(getattr(function, "__func__", function), "__code__", type(function))
 
 
-def _traced(
-    field: str, function: Function, coordinates: tuple[tuple[str, Type], ...]
-) -> tuple[Lifter, Node]:
+def _traced(kind: Kind, function: Function) -> tuple[Lifter, Node]:
     constants: frozenset[Path] = frozenset()
     while True:
         lifter = Lifter(constants)
         try:
-            inputs = [Value(lifter, coordinate(*c)) for c in coordinates]
-            lengths = {n: Value(lifter, coordinate(n)) for n in asked_lengths(function)}
-            result = _call(lifter.lift(function, ()), inputs, lengths)
+            inputs = [Value(lifter, coordinate(*c)) for c in kind.coordinates]
+            named = {n: Value(lifter, coordinate(n)) for n in asked(function, kind.keywords)}
+            result = _call(kind, lifter.lift(function, ()), inputs, named)
             return lifter, as_node(_input(result))
         except NeedsNumbers as needed:
             constants |= needed.paths
         except Exception as error:
-            raise _explained(field, error, function) from error
+            raise _explained(kind.field, error, function) from error
 
 
-def _call(lifted: Any, inputs: list[Value], lengths: dict[str, Value]) -> Any:
+def _call(kind: Kind, lifted: Any, inputs: list[Value], named: dict[str, Value]) -> Any:
     try:
-        inspect.signature(lifted).bind(*inputs, **lengths)
+        inspect.signature(lifted).bind(*inputs, **named)
     except TypeError as error:
         raise Untraceable(
             f"it is called with {len(inputs)} arguments, and {error}",
-            "Write score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx)",
+            f"Write {kind.usage}",
         ) from error
     except ValueError:  # no signature is known
         pass
-    return lifted(*inputs, **lengths)
+    return lifted(*inputs, **named)
 
 
-def asked_lengths(function: Function) -> tuple[str, ...]:
-    """The lengths that a function has parameters for, by keyword."""
+def asked(function: Function, keywords: tuple[str, ...] = LENGTHS) -> tuple[str, ...]:
+    """Those of the keywords that a function has parameters for."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return ()
-    return tuple(n for n in LENGTHS if n in parameters)
+    return tuple(n for n in keywords if n in parameters)
 
 
 def _frames(traceback: types.TracebackType | None) -> Iterator[tuple[str, int]]:

@@ -59,7 +59,7 @@ def _input(x: Any) -> Any:
     if isinstance(x, Captured):
         raise Untraceable(
             "an array is used without indices",
-            "Write array[b, h, q_idx, kv_idx], with those it has",
+            "Write array[i, …] with an index for each of its axes",
         )
     return x
 
@@ -143,7 +143,9 @@ class Value:
     __int__ = __index__
 
     def __iter__(self) -> Any:
-        raise Untraceable("a score or an index is one number, without elements", "Use it as it is")
+        raise Untraceable(
+            "a score, a sum or an index is one number, without elements", "Use it as it is"
+        )
 
 
 class Argument(Value):

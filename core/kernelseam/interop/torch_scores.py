@@ -17,7 +17,7 @@ from kernelseam.descriptors.common.validation import flag
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.derivatives import array_gradients
 from kernelseam.expressions.scores import ScoreExpression, score_expression
-from kernelseam.expressions.tracing import asked_lengths
+from kernelseam.expressions.tracing import asked
 from kernelseam.interop import torch_attention
 from kernelseam.interop.torch_function import (
     Gradients,
@@ -158,12 +158,12 @@ def _by_captured(
     for b, arriving in enumerate(dscores):
         keys = int(operands["kv_lengths"][b]) if "kv_lengths" in operands else S_k
         lengths = {"q_len": S_q, "kv_len": keys}
-        asked = {n: lengths[n] for n in asked_lengths(mod)}
+        given = {n: lengths[n] for n in asked(mod)}
         scores = torch.zeros((1, 1, 1), dtype=dscores.dtype, device=device)
         if reads_scores:
             scores = _scores(b, operands, options, keys, dscores.dtype)
         with torch.enable_grad():
-            new = mod(scores, torch.tensor(b, device=device), h, i, j[..., :keys], **asked)
+            new = mod(scores, torch.tensor(b, device=device), h, i, j[..., :keys], **given)
             new = new.expand(H, S_q, keys)
             parts = torch.autograd.grad(
                 new, learnt, arriving[..., :keys].to(new.dtype), allow_unused=True

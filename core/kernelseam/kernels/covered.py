@@ -9,6 +9,7 @@ from typing import Any
 from kernelseam.contract import ArchRow
 from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
+from kernelseam.expressions.epilogues import epilogue_of
 from kernelseam.kernels.definition import KernelDefinition
 
 _HEADS = 4
@@ -59,5 +60,10 @@ def _words(spec: Any) -> Iterator[str]:
             yield value.value if field.name.startswith("dtype") else f"{field.name}={value}"
         elif isinstance(value, int):
             yield f"{field.name}={value}"
+        elif field.name == "epilogue":
+            if value is not None:
+                structure = epilogue_of(value)
+                captures = ["captures"] * bool(structure.numbers or structure.arrays)
+                yield "-".join(("epilogue", *captures, *[structure.pairs] * bool(structure.pairs)))
         elif value is not None and (value != "strided" or isinstance(spec, GemmSpec)):
             yield value if field.name == "view" else f"{field.name}={value}"

@@ -8,6 +8,9 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import numpy as np
+
+from kernelseam import epilogues
 from kernelseam.contract import Composition
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdSpec
 from kernelseam.descriptors.attention.merge_problem import MergeSpec
@@ -17,6 +20,7 @@ from kernelseam.descriptors.common.precision import PRECISIONS
 from kernelseam.descriptors.gemm.grouped_problem import INDICES, GroupedGemmSpec
 from kernelseam.descriptors.gemm.problem import GemmSpec, HeadsSpec
 from kernelseam.dtypes import E4M3, DType
+from kernelseam.expressions.epilogues import epilogue_text
 from kernelseam.kernels.attention.backward import AttentionBwdDefinition
 from kernelseam.kernels.attention.decode import DECODE
 from kernelseam.kernels.attention.forward import AttentionDefinition
@@ -78,6 +82,25 @@ def covering_specs() -> tuple[Any, ...]:
     )
 
 
+def _epilogues() -> Iterator[Covered]:
+    """An activation; numbers and arrays that functions capture; pairs; what an epilogue is of."""
+    by_row, matrix = np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float16)
+    captures: list[epilogues.One] = [epilogues.column_bias(by_row), "gelu", epilogues.softcap(1.0)]
+    interleaved = epilogues.gated(
+        lambda gate, up, m, n, batch: epilogues.gelu(gate) * up, interleaved=True
+    )
+
+    def spec(epilogue: epilogues.Epilogue, plain: GemmSpec) -> GemmSpec:
+        structure = epilogues.epilogue_expression(epilogue).structure
+        return replace(plain, epilogue=epilogue_text(structure))
+
+    yield Covered(GEMM, spec(captures, GemmSpec(BF16, BF16, F32, b_transposed=True, bias=BF16)))
+    of_pairs = GemmSpec(F16, F16, F32, b_transposed=True, preactivation=True)
+    yield Covered(GEMM, spec("swiglu", of_pairs))
+    yield Covered(GEMM, spec([interleaved, epilogues.residual(matrix)], of_pairs), often=False)
+    yield Covered(GEMM, spec("geglu_tanh", GemmSpec(F32, F32, F32)), often=False)
+
+
 def _gemms() -> Iterator[Covered]:
     transposed, dtypes = (False, True), (F16, BF16, F32, F64)
     specs = [
@@ -98,6 +121,7 @@ def _gemms() -> Iterator[Covered]:
         GEMM, GemmSpec(BF16, BF16, F32, b_transposed=True, bias=BF16, residual=BF16), often=False
     )
     yield Covered(GEMM, GemmSpec(F64, F64, F64, summed=True, bias=F64, residual=F64), often=False)
+    yield from _epilogues()
     for precision in PRECISIONS:
         yield Covered(GEMM, GemmSpec(F32, F32, F32, precision=precision))
         yield Covered(GEMM, GemmSpec(F32, F32, F32, False, True, precision=precision), often=False)

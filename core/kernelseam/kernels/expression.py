@@ -1,12 +1,13 @@
-"""The user's score_mod and mask_mod in a binary: the generated struct, and what kernels are handed
-for it."""
+"""Users' functions in a binary: the generated structs, and what kernels are handed for them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec, captured
-from kernelseam.expressions.lowering import Structure as Expression
+from kernelseam.descriptors.attention.problem import AttentionSpec
+from kernelseam.descriptors.common.captured import captured
+from kernelseam.expressions.epilogues import device_epilogue, epilogue_of
 from kernelseam.expressions.lowering import device_struct
 from kernelseam.expressions.nodes import Type
 from kernelseam.expressions.text import structure_of
@@ -34,6 +35,30 @@ struct Expression {
 """
 
 
+EPILOGUE = "generated/epilogue.h"
+"""A GEMM's, as gemm/epilogue.h includes it."""
+_NO_EPILOGUE = """#pragma once
+struct Epilogue {
+  struct Tile {};
+  struct Row {};
+  struct Column {};
+  KS_DEVICE Tile tile(int) const { return {}; }
+  KS_DEVICE Row row(const Tile&, int) const { return {}; }
+  KS_DEVICE Column column(const Tile&, int) const { return {}; }
+  KS_DEVICE float value(float x, const Tile&, const Row&, const Column&) const { return x; }
+  KS_DEVICE float value(float x, float, const Tile&, const Row&, const Column&) const { return x; }
+};
+"""
+
+
+def epilogue_header(spec: Any) -> str:
+    """The file, for a spec of any operation; without an epilogue one that changes nothing."""
+    text = getattr(getattr(spec, "product", spec), "epilogue", None)
+    if text is None:
+        return _NO_EPILOGUE
+    return f'#pragma once\n#include "tile/element.h"\n{device_epilogue(epilogue_of(text))}'
+
+
 def expression_header(spec: Any) -> str:
     """The file, for a spec of any operation; without an expression one that changes nothing."""
     text = getattr(getattr(spec, "forward", spec), "expression", None)
@@ -47,11 +72,17 @@ def expression_structure(spec: AttentionSpec) -> Structure | None:
     if spec.expression is None:
         return None
     expression = structure_of(spec.expression)
+    return captured_structure(expression.numbers, expression.arrays)
+
+
+def captured_structure(
+    numbers: Sequence[Type], arrays: Sequence[tuple[str, int]]
+) -> Structure | None:
+    """A generated struct as a kernel's argument; None where nothing is captured."""
     members: list[Member] = [
-        (f"number{i}", "f32" if type is Type.FLOAT else "i32")
-        for i, type in enumerate(expression.numbers)
+        (f"number{i}", "f32" if type is Type.FLOAT else "i32") for i, type in enumerate(numbers)
     ]
-    members += [(f"array{i}", _array(i, rank)) for i, (_, rank) in enumerate(expression.arrays)]
+    members += [(f"array{i}", _array(i, rank)) for i, (_, rank) in enumerate(arrays)]
     return Structure(tuple(members)) if members else None
 
 
@@ -65,20 +96,14 @@ def _array(index: int, rank: int) -> Structure:
 
 def expression_pointers(spec: AttentionSpec) -> tuple[str, ...]:
     """Pointer parameters, named as their operands."""
-    return tuple(captured(i) for i in range(len(_arrays(spec))))
+    arrays = () if spec.expression is None else structure_of(spec.expression).arrays
+    return tuple(captured(i) for i in range(len(arrays)))
 
 
-def expression_values(p: AttentionProblem) -> dict[str, int | float]:
-    """What the functions captured, but addresses."""
-    if p.spec.expression is None:
-        return {}
-    expression: Expression = structure_of(p.spec.expression)
+def captured_values(p: Any) -> dict[str, int | float]:
+    """What a problem's functions captured, but addresses."""
     values: dict[str, int | float] = {f"number{i}": x for i, x in enumerate(p.captured_numbers)}
-    for i in range(len(expression.arrays)):
-        for field, given in (("stride", p.captured_strides[i]), ("extent", p.captured_extents[i])):
+    for i, axes in enumerate(zip(p.captured_strides, p.captured_extents, strict=True)):
+        for field, given in zip(("stride", "extent"), axes, strict=True):
             values |= {f"{captured(i)}_{field}_{axis}": n for axis, n in enumerate(given)}
     return values
-
-
-def _arrays(spec: AttentionSpec) -> tuple[tuple[str, int], ...]:
-    return () if spec.expression is None else structure_of(spec.expression).arrays

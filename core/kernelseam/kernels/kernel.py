@@ -36,7 +36,7 @@ from kernelseam.kernels import sources
 from kernelseam.kernels.config import CONFIG, config_header
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.entry import entry
-from kernelseam.kernels.expression import EXPRESSION, expression_header
+from kernelseam.kernels.expression import EPILOGUE, EXPRESSION, epilogue_header, expression_header
 from kernelseam.kernels.signature import Signature, Value
 from kernelseam.memset import MemsetStep
 from kernelseam.tuned.classes import representative
@@ -69,6 +69,7 @@ def bundle(
     constants = tuple((k, str(int(v) if isinstance(v, bool) else v)) for k, v in defines.items())
     files[CONFIG] = config_header(kernel.constants(spec, tile, row), kernel.texts)
     files[EXPRESSION] = expression_header(spec)
+    files[EPILOGUE] = epilogue_header(spec)
     main, signature = kernel.source, kernel.signature(spec)
     if signature.flat or signature.generated:
         main = f"generated/{kernel.entry}.h"

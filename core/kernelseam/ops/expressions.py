@@ -1,5 +1,5 @@
-"""A score_mod and a mask_mod as a call on arrays hands them on: the text of their expression and
-the numbers that they capture among its options, arrays among its arrays."""
+"""Users' functions as a call on arrays hands them on: the text of their expression and the numbers
+that they capture behind its options, arrays among its arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
-from kernelseam.descriptors.attention.problem import captured
+from kernelseam.descriptors.common.captured import captured
+from kernelseam.epilogues import Epilogue, epilogue_expression
+from kernelseam.expressions.epilogues import EpilogueExpression, epilogue_of, epilogue_text
 from kernelseam.expressions.scores import MaskMod, ScoreExpression, ScoreMod, score_expression
 from kernelseam.expressions.text import structure_of, text_of
 
@@ -22,6 +24,25 @@ def with_expression(
     expression = score_expression(score_mod, mask_mod)
     arrays |= {captured(i): x for i, x in enumerate(expression.arrays)}
     return (*options, text_of(expression.structure), expression.numbers)
+
+
+def with_epilogue(
+    options: tuple[Any, ...], arrays: dict[str, Any], epilogue: Epilogue
+) -> tuple[Any, ...]:
+    """The options with an epilogue's expression; what it captures is added to the arrays."""
+    expression = epilogue_expression(epilogue)
+    arrays |= {captured(i): x for i, x in enumerate(expression.arrays)}
+    return (*options, epilogue_text(expression.structure), expression.numbers)
+
+
+def epilogue_in(
+    options: tuple[Any, ...], infos: Mapping[str, ArrayInfo]
+) -> EpilogueExpression | None:
+    """What ``with_epilogue`` added, over views of the arrays; None where it added nothing."""
+    if not options:
+        return None
+    text, numbers = options
+    return EpilogueExpression(epilogue_of(text), numbers, tuple(captured_in(infos).values()))
 
 
 def captured_in(infos: Mapping[str, ArrayInfo]) -> dict[str, ArrayInfo]:

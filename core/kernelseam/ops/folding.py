@@ -41,13 +41,14 @@ class _Collapsed:
         return self.extent // groups.get(name, self.c_group)
 
 
-def fold(axes: Sequence[Axis]) -> dict[str, Any] | None:
+def fold(axes: Sequence[Axis], in_order: bool = False) -> dict[str, Any] | None:
     """The fields batch, num_heads, the groups and the batch and head strides of
     ``BatchedGemmStrided``. None where no order of the axes collapses into two axes of one stride
-    each. A stride is None where the operand has at most one entry on the axis."""
+    each, or ``in_order`` not the axes as they are. A stride is None where the operand has at most
+    one entry on the axis."""
     if 0 in (a.extent for a in axes):
         return {"batch": 0}
-    for batch, heads in _orders([a for a in axes if a.extent != 1]):
+    for batch, heads in _orders([a for a in axes if a.extent != 1], in_order):
         outer, inner = _collapse(batch, share_b=False), _collapse(heads, share_b=True)
         if outer is not None and inner is not None:
             return {
@@ -77,10 +78,12 @@ def offsets(name: str, axes: Sequence[Axis]) -> npt.NDArray[np.int64]:
     return result
 
 
-def _orders(axes: Sequence[Axis]) -> Iterator[tuple[tuple[Axis, ...], tuple[Axis, ...]]]:
+def _orders(
+    axes: Sequence[Axis], in_order: bool
+) -> Iterator[tuple[tuple[Axis, ...], tuple[Axis, ...]]]:
     """Every split of every permutation; first the axes in order, with the first as batch."""
     cuts = (1, 0, *range(2, len(axes) + 1))
-    for order in itertools.permutations(axes):
+    for order in [tuple(axes)] if in_order else itertools.permutations(axes):
         for cut in cuts:
             yield order[:cut], order[cut:]
 

@@ -7,14 +7,16 @@ from typing import Any
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.common.operands import check_rows
-from kernelseam.descriptors.common.options import read_values, values_of
+from kernelseam.descriptors.common.options import read_values, scalars_of, values_of
 from kernelseam.descriptors.common.validation import number
 from kernelseam.descriptors.gemm.fields import scale_block_of
 from kernelseam.descriptors.gemm.options import ProductOptions
 from kernelseam.descriptors.gemm.strided import group_of
 from kernelseam.dtypes import DType
+from kernelseam.epilogues import Epilogue
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import operate
+from kernelseam.ops.expressions import epilogue_in, with_epilogue
 from kernelseam.ops.operation import Operation, check_rank, not_none
 from kernelseam.ops.products import check_matrices, matrices, multiply
 from kernelseam.ops.signatures import Array
@@ -36,6 +38,8 @@ def bmm(
     out: Any = None,
     out_dtype: DType | str | None = None,
     precision: str | None = None,
+    epilogue: Epilogue | None = None,
+    preactivation: Any = None,
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
@@ -63,6 +67,13 @@ def bmm(
     op(a) by k values of k and ``b_scales`` [..., N / n, K / k], rounded up: (1, 128, 128) is
     DeepSeek-V3's, (1, 1, 32) that of MX formats, but with scales of float32.
 
+    ``epilogue``: what becomes of each element before it is rounded, a function (acc, m, n, batch)
+    of one element or a name of ``kernelseam.epilogues``, or a list of these in turn. ``acc`` is
+    the sum above, in float32 (float64 where a is), m and n its row and column, ``batch`` its
+    matrix, b·H + h. Of pairs of columns (``epilogues.gated``, "swiglu", …) the result has N/2
+    columns; beta and residual are then left out. ``preactivation`` [B, M, N] or [B, H, M, N], of
+    the result's dtype: an array that what the epilogue is of is written to.
+
     ``out`` [B, M, N] or [B, H, M, N]: an array for the result, which may be wider than a and b;
     else a new one of a's kind and of ``out_dtype``, a's where that is None. beta ≠ 0 needs it, beta
     = 0 never reads it. ``precision`` says how float32 is multiplied: None or "ieee", "tf32" or
@@ -85,8 +96,8 @@ def bmm(
         precision=precision,
         scale_block=scale_block,
     )
-    added = bias, residual, a_scales, b_scales
-    return _multiplied(a, b, out, added, how, backend, implementation, stream)
+    added = bias, residual, a_scales, b_scales, preactivation
+    return _multiplied(a, b, out, added, how, epilogue, backend, implementation, stream)
 
 
 def matmul2d(
@@ -105,6 +116,8 @@ def matmul2d(
     out: Any = None,
     out_dtype: DType | str | None = None,
     precision: str | None = None,
+    epilogue: Epilogue | None = None,
+    preactivation: Any = None,
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
@@ -123,41 +136,53 @@ def matmul2d(
         precision=precision,
         scale_block=scale_block,
     )
-    added = bias, residual, a_scales, b_scales
-    return _multiplied(a, b, out, added, how, backend, implementation, stream)
+    added = bias, residual, a_scales, b_scales, preactivation
+    return _multiplied(a, b, out, added, how, epilogue, backend, implementation, stream)
 
 
 def _multiplied(
     a: Array,
     b: Array,
     out: Any,
-    added: tuple[Any, Any, Any, Any],
+    added: tuple[Any, Any, Any, Any, Any],
     how: tuple[Any, ...],
+    epilogue: Epilogue | None,
     backend: str | None,
     implementation: str | None,
     stream: object,
 ) -> Array:
-    """``added``: bias, residual, a_scales, b_scales. Only what is given is collected, as that takes
-    a part of a small product's time."""
+    """``added``: bias, residual, a_scales, b_scales, preactivation. Only what is given is
+    collected, as that takes a part of a small product's time."""
     arrays: dict[str, Any] = {"a": a, "b": b}
     if out is not None:
         arrays["out"] = out
-    bias, residual, a_scales, b_scales = added
-    if not (bias is residual is a_scales is b_scales is None):
-        arrays |= not_none(bias=bias, residual=residual, a_scales=a_scales, b_scales=b_scales)
+    bias, residual, a_scales, b_scales, preactivation = added
+    if not (bias is residual is a_scales is b_scales is preactivation is None):
+        arrays |= not_none(
+            bias=bias,
+            residual=residual,
+            a_scales=a_scales,
+            b_scales=b_scales,
+            preactivation=preactivation,
+        )
+    if epilogue is not None:
+        how = with_epilogue(how, arrays, epilogue)
     results = operate(gemm_work, arrays, how, backend, implementation, stream)
     product: Array = results["out"] if out is None else out
     return product
 
 
 def gemm_work(operation: Operation, *values: Any) -> None:
-    """``values``: those of ``ProductOptions``."""
-    asked = read_values(ProductOptions, values)
+    """``values``: those of ``ProductOptions``; where there is an epilogue, then what
+    ``with_epilogue`` adds."""
+    asked = read_values(ProductOptions, values[: len(_SCALARS)])
+    epilogue = epilogue_in(values[len(_SCALARS) :], operation.infos)
     a_transposed, b_transposed = asked.a_transposed, asked.b_transposed
     infos = operation.infos
     check_added(asked.beta, "out" in infos)
     shape = result_shape(infos, asked.batched, a_transposed, b_transposed)
-    result(operation, "out", shape, asked.out_dtype)
+    pairs = epilogue is not None and bool(epilogue.structure.pairs)
+    result(operation, "out", (*shape[:-1], shape[-1] // 2) if pairs else shape, asked.out_dtype)
     operands = {
         "A": matrices(infos["a"], a_transposed),
         "B": matrices(infos["b"], b_transposed),
@@ -176,14 +201,22 @@ def gemm_work(operation: Operation, *values: Any) -> None:
         elif name in infos and sizes is not None:
             blocks = (*wanted[:-1], -(-wanted[-1] // sizes[i]), -(-k // sizes[2]))
             operands[name] = _by_block(name, infos[name], blocks)
-    if "residual" in infos:
-        check_shape("residual", infos["residual"], shape)
-        operands["residual"] = matrices(infos["residual"])
-    for name in ("a", "b", "out", "residual"):
+    for name in ("residual", "preactivation"):
+        if name in infos:
+            check_shape(name, infos[name], shape)
+            operands[name] = matrices(infos[name])
+    if "preactivation" in infos and infos["preactivation"].dtype is not infos["out"].dtype:
+        raise InvalidValue(
+            "preactivation",
+            f"an array of {infos['preactivation'].dtype}",
+            f"must be {infos['out'].dtype} as the result is",
+            "Convert one of them",
+        )
+    for name in ("a", "b", "out", "residual", "preactivation"):
         if name in infos:
             check_matrices(name, infos[name])
     names = {"A": "a", "B": "b", "C": "out"}
-    multiply(operation, operands, names, asked.alpha, asked.beta, asked.precision, sizes)
+    multiply(operation, operands, names, asked.alpha, asked.beta, asked.precision, sizes, epilogue)
 
 
 def check_added(beta: object, given: bool, name: str = "out") -> None:
@@ -323,7 +356,7 @@ def _by_block(name: str, info: ArrayInfo, wanted: tuple[int, ...]) -> ArrayInfo:
     )
 
 
-_values = values_of(ProductOptions)
+_values, _SCALARS = values_of(ProductOptions), scalars_of(ProductOptions)
 
 
 def _shape(info: ArrayInfo) -> str:

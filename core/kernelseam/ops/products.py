@@ -12,6 +12,8 @@ from kernelseam.descriptors import BatchedGemmPointers, BatchedGemmStrided
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.descriptors.gemm.fields import SCALES
 from kernelseam.errors import InvalidValue
+from kernelseam.expressions.epilogues import EpilogueExpression
+from kernelseam.ops.expressions import captured_in
 from kernelseam.ops.folding import SUMMED, Axis, fold, offsets
 from kernelseam.ops.operation import Operation
 
@@ -66,13 +68,14 @@ def multiply(
     beta: float,
     precision: str | None = None,
     scale_block: tuple[int, int, int] | None = None,
+    epilogue: EpilogueExpression | None = None,
 ) -> None:
-    """C = alpha·Σ A·B + beta·C + bias + residual, in one launch.
+    """C = alpha·Σ A·B + beta·C + bias + residual, and its epilogue, in one launch.
 
-    ``operands``: A [batch, head, M, K], B [batch, head, K, N], C and residual [batch, head, M, N],
-    bias [batch, head, N], a_scales [batch, head, M], b_scales [batch, head, N], with
-    ``scale_block`` of blocks and an axis of blocks of k behind. A or B may have
-    fewer heads: each is then used by several consecutive heads. Products are summed along an axis
+    ``operands``: A [batch, head, M, K], B [batch, head, K, N], C, residual and preactivation
+    [batch, head, M, N], bias [batch, head, N], a_scales [batch, head, M], b_scales [batch, head,
+    N], with ``scale_block`` of blocks and an axis of blocks of k behind. A or B may have fewer
+    heads: each is then used by several consecutive heads. Products are summed along an axis
     on which C has extent 1 and A or B more; bias
     broadcasts along axes of extent 1. ``names``: the caller's arrays that A, B and C are.
 
@@ -81,11 +84,12 @@ def multiply(
     """
     infos = operation.infos
     if is_strided(operands["C"]) and not is_strided(transpose(operands["C"])):  # Cᵀ = Bᵀ·Aᵀ
-        if "bias" in operands:
+        if "bias" in operands or epilogue is not None:
+            why = "a bias is added" if "bias" in operands else "there is an epilogue"
             raise InvalidValue(
                 names["C"],
                 _strides(infos[names["C"]]),
-                "must have contiguous rows where a bias is added",
+                f"must have contiguous rows where {why}",
                 "Give a row-major array",
             )
         exchanged = {"A": "B", "B": "A", "a_scales": "b_scales", "b_scales": "a_scales"}
@@ -96,25 +100,31 @@ def multiply(
             scale_block = (scale_block[1], scale_block[0], scale_block[2])
         names = {n: n for n in SCALES if n in operands} | dict(names)
         names = {exchanged.get(n, n): x for n, x in names.items()}
-    known = ("A", "B", "C", "bias", "residual", *SCALES)
+    known = ("A", "B", "C", "bias", "residual", "preactivation", *SCALES)
     ordered = {n: operands[n] for n in known if n in operands}
     reword = Wording(names).reworded
     try:
         try:
             operation.launch(
-                ordered,
-                lambda: _descriptor(ordered, names, infos, alpha, beta, precision, scale_block),
+                {**ordered, **captured_in(infos)},
+                lambda: _descriptor(
+                    ordered, names, infos, alpha, beta, precision, scale_block, epilogue
+                ),
                 names,
                 reword,
             )
         except _IrregularStrides as e:
-            if "a_scales" in ordered:
-                raise InvalidValue(
-                    "a_scales",
-                    "given",
-                    "needs arrays whose batch and head axes each have one stride",
-                    "Copy the arrays, or scale with alpha",
-                ) from None
+            for name, remedy in (
+                ("a_scales", "Copy the arrays, or scale with alpha"),
+                ("epilogue", "Copy the arrays"),
+            ):
+                if name in ordered or (name == "epilogue" and epilogue is not None):
+                    raise InvalidValue(
+                        name,
+                        "given",
+                        "needs arrays whose batch and head axes each have one stride",
+                        remedy,
+                    ) from None
             operation.launch_lists(ordered, _pointer_descriptor(ordered, e.axes, e.fields), names)
     except InvalidValue as e:
         raise reword(e) from None
@@ -146,9 +156,11 @@ def _descriptor(
     beta: float,
     precision: str | None,
     scale_block: tuple[int, int, int] | None,
+    epilogue: EpilogueExpression | None,
 ) -> BatchedGemmStrided:
     a, b, c = (operands[n] for n in "ABC")
-    M, N, K = c.shape[2], c.shape[3], a.shape[3]
+    pairs = epilogue is not None and bool(epilogue.structure.pairs)
+    M, N, K = c.shape[2], b.shape[3] if pairs else c.shape[3], a.shape[3]
     axes = [*_batch_axes(operands)]
     repeated = dict.fromkeys(operands, 0)
     if M == 1 < a.shape[2]:  # sum over rows of A, or columns of B, as over a batch axis
@@ -169,6 +181,8 @@ def _descriptor(
     }
     if scale_block is not None:
         fields["scale_block"] = scale_block
+    if epilogue is not None:
+        fields["epilogue"] = epilogue
     for name, info in {**operands, "A": a, "B": b}.items():
         if name in SCALES:
             axis = "row" if name == "a_scales" else "column"
@@ -178,7 +192,7 @@ def _descriptor(
         if name in ("bias", *SCALES):
             continue
         transposed = is_strided(info)
-        if transposed and name == "residual":
+        if transposed and name in ("residual", "preactivation"):
             raise InvalidValue(
                 name,
                 _strides(infos[name]),
@@ -189,14 +203,15 @@ def _descriptor(
         fields[f"stride_{name.lower()}_row"] = rows.strides[2] if rows.shape[2] > 1 else None
         if name in "AB":
             fields[f"{name.lower()}_transposed"] = transposed
-    folded = fold(axes)
+    in_order = epilogue is not None and "batch" in epilogue.structure.value.reads
+    folded = fold(axes, in_order)
     if folded is None and not K:  # nothing is read
         axes = [
             replace(x, strides={**x.strides, "A": 0, "B": 0})
             for x in axes
             if x.strides["C"] is not SUMMED
         ]
-        folded = fold(axes)
+        folded = fold(axes, in_order)
     if folded is None:
         raise _IrregularStrides(axes, fields)
     return BatchedGemmStrided(**fields, **folded, **dict[str, Any](operands))

@@ -11,6 +11,7 @@ import numpy as np
 
 from kernelseam.dtypes import DType
 from kernelseam.oracle import formulas, tolerances
+from kernelseam.oracle.epilogues import Epilogue
 from kernelseam.oracle.formulas import Array, Floats, Rows
 from kernelseam.oracle.gradients import Gradient
 from kernelseam.oracle.sampled_gradients import SampledGradient
@@ -222,6 +223,8 @@ def gemm(
     precision: str | None = None,
     a_scales: Array | None = None,
     b_scales: Array | None = None,
+    epilogue: Epilogue | None = None,
+    preactivation: Array | None = None,
 ) -> Verdict:
     """Compare out [B,H,M,N] (or [B,M,N], [M,N]) with alpha·Σ op(A)·op(B) + beta·C + bias +
     residual, ``c`` being C before the call, bias [B,H,N] (or [B,N], [N]).
@@ -232,7 +235,8 @@ def gemm(
     sample. ``zero_mean``: see ``tolerances``. ``exact``: the oracle's value, rounded once, must be
     met bit for bit. ``flushed``: subnormals count as lost. ``precision``: how float32 was
     multiplied. ``a_scales`` [B,H,M] (or [B,M], [M]), ``b_scales`` [B,H,N]: what rows of op(A) and
-    columns of op(B) are multiplied by; [B,H,M,K] and [B,H,N,K]: their elements.
+    columns of op(B) are multiplied by; [B,H,M,K] and [B,H,N,K]: their elements. ``epilogue``: of
+    all that; ``preactivation`` [B,H,M,N] is then compared with what it is of.
     """
     a4, b4, c4, added = (None if x is None else _four(x) for x in (a, b, c, residual))
     assert a4 is not None and b4 is not None
@@ -269,6 +273,8 @@ def gemm(
         exact=exact,
         flushed=flushed,
         precision=precision,
+        epilogue=epilogue,
+        preactivation=preactivation,
     )
 
 
@@ -284,18 +290,35 @@ def gemm_verdict(
     exact: bool = False,
     flushed: bool = False,
     precision: str | None = None,
+    epilogue: Epilogue | None = None,
+    preactivation: Array | None = None,
 ) -> Verdict:
     """The same, given the oracle's result; ``K`` counts the terms of all products of an element."""
-    dtype_c = DType.of(out.dtype)
-    if exact:
-        expected = result.out.astype(out.dtype).astype(np.float64)
-        part = _Compared("C", out, expected, np.zeros_like(expected), math.inf)
-    else:
-        tolerance = tolerances.gemm(
-            result, K, dtype, dtype_c, zero_mean=zero_mean, flushed=flushed, precision=precision
+
+    def tolerance(of: DType) -> Floats:
+        return tolerances.gemm(
+            result, K, dtype, of, zero_mean=zero_mean, flushed=flushed, precision=precision
         )
-        part = _compared("C", out, result.out, tolerance)
-    return _verdict([part], lead, numbers)
+
+    def compared(name: str, actual: Array, expected: Floats, within: DType | Floats) -> _Compared:
+        if exact:
+            rounded = expected.astype(actual.dtype).astype(np.float64)
+            return _Compared(name, actual, rounded, np.zeros_like(rounded), math.inf)
+        bound = tolerance(within) if isinstance(within, DType) else within
+        return _compared(name, actual, expected, bound)
+
+    dtype_c = DType.of(out.dtype)
+    if epilogue is None:
+        return _verdict([compared("C", out, result.out, dtype_c)], lead, numbers)
+    rows = np.arange(math.prod(lead)) if numbers is None else np.asarray(numbers)
+    sums = result.out.reshape(len(rows), result.out.shape[-1])
+    within = tolerance(dtype.accumulator).reshape(sums.shape)
+    batch, m = np.divmod(rows, max(lead[-1], 1))
+    expected, bound = epilogue.applied(sums, within, (m, batch), dtype_c, flushed)
+    parts = [compared("C", out, expected, bound)]
+    if preactivation is not None:
+        parts.append(compared("preactivation", preactivation, result.out, dtype_c))
+    return _verdict(parts, lead, numbers)
 
 
 def ratios(actual: Floats, expected: Floats, tolerance: Floats, overflows: float) -> Floats:

@@ -1,4 +1,4 @@
-"""Scores and masks of users, as the oracle takes them: the functions themselves, called in float64
+"""Users' functions, as the oracle takes them: the functions themselves, called in float64
 on grids of indices. Nothing of their tracing or lowering is used."""
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ Function = Callable[..., Any]
 STEP = 1e-6
 
 
-def called(function: Function, *values: Any, q_len: int, kv_len: int) -> Array:
+def called(function: Function, *values: Any, **named: int) -> Array:
     """The function's values: over torch's tensors where it reads any or calls torch, else over
-    NumPy's arrays."""
-    lengths = {"q_len": q_len, "kv_len": kv_len}
-    asked = {n: x for n, x in lengths.items() if n in inspect.signature(function).parameters}
+    NumPy's arrays. Of the named values it gets those that it has parameters for."""
+    asked = {n: x for n, x in named.items() if n in inspect.signature(function).parameters}
     torch: Any = sys.modules.get("torch")
     if torch is not None and _is_of_torch(torch, function, 0):
         with torch.no_grad():

@@ -12,6 +12,11 @@ from kernelseam.oracle.verifier import Verifier
 class GemmVerifier(Verifier[GemmProblem]):
     """Of large results some rows."""
 
+    def refuse(self, problem: GemmProblem) -> str | None:
+        if problem.spec.epilogue is None:
+            return None
+        return "the oracle calls an epilogue itself, and a plan has no functions"
+
     def kept(self, problem: GemmProblem, operands: Operands) -> dict[str, Array]:
         # the residual may be C
         read = {"C": problem.beta != 0, "residual": problem.spec.residual is not None}

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from kernelseam.contract import OperandRule, host_array
 from kernelseam.descriptors.attention.options import ScoreNumbers
-from kernelseam.descriptors.attention.problem import AttentionProblem, captured
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.common.captured import captured
 from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.dtypes import DType
 from kernelseam.expressions.text import structure_of

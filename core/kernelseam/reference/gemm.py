@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from kernelseam.contract import Cost, Device, LaunchRecord, OperandRule, PlanPar
 from kernelseam.costs import roofline
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
+from kernelseam.reference.epilogue import Epilogue
 from kernelseam.reference.products import product
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
 from kernelseam.reference.threads import share, threads_for
@@ -64,12 +65,15 @@ class NumpyGemm:
 
 @dataclass(frozen=True)
 class _Stack:
-    """C, [batch, group of heads that share one B, head within it, row, column], with bias and
-    residual."""
+    """C, [batch, group of heads that share one B, head within it, row, column], with bias,
+    residual and what the epilogue is of."""
 
     c: Array
     bias: Array | None
     residual: Array | None
+    sums: Array | None
+    numbers: Array
+    """Of C's, by the first three axes."""
     products: Callable[[], Iterator[tuple[Array, Array]]]
     """A and B, with the same axes, of each product that is summed into C."""
     scales: tuple[Array, Array] | None = None
@@ -102,10 +106,12 @@ class _GemmStep:
             self._by_address(pointers) if p.spec.view == "pointers" else self._strided(pointers)
         )
 
+        epilogue = Epilogue.bound(p, pointers)
+
         def work(thread: int, tasks: Iterator[tuple[_Stack, tuple[slice, ...]]]) -> None:
             with np.errstate(all="ignore"):
                 for stack, at in tasks:
-                    self.blocks.run(stack, at, scratch[thread])
+                    self.blocks.run(stack, at, scratch[thread], epilogue)
 
         return lambda stream: share(
             work,
@@ -117,14 +123,18 @@ class _GemmStep:
         """All C in one stack; where the head groups of C and B do not nest, a stack for each
         head."""
         p = self.problem
-        arrays = {r.name: _memory(pointers.get(r.name, 0), r) for r in p.operands}
+        named = ("A", "B", "C", "bias", "residual", "preactivation", "a_scales", "b_scales")
+        arrays = {
+            r.name: _memory(pointers.get(r.name, 0), r) for r in p.operands if r.name in named
+        }
         a, b, c = (arrays[n] for n in "ABC")
-        bias, residual = arrays.get("bias"), arrays.get("residual")
+        added = [arrays.get(n) for n in ("bias", "residual", "preactivation")]
+        numbers = np.arange(c.shape[0] * c.shape[1]).reshape(c.shape[:2])
         summed, shared = p.c_head_group, p.b_head_group
         if p.reads_inputs:
             a, b = (_split(x, 0, p.c_batch_group) for x in (a, b))
         if summed % shared == 0 or shared % summed == 0:
-            stack = self._stack(a, b, c, bias, residual)
+            stack = self._stack(a, b, c, added, numbers)
             if p.spec.scales:
                 by_row, by_column = arrays["a_scales"], arrays["b_scales"][:, :, None]
                 if p.spec.scale_block is None:
@@ -141,8 +151,8 @@ class _GemmStep:
                     a[:, :, first : last + 1],
                     b[:, :, of_b],
                     c[:, of],
-                    None if bias is None else bias[:, of],
-                    None if residual is None else residual[:, of],
+                    [None if x is None else x[:, of] for x in added],
+                    numbers[:, of],
                     first % shared,
                 )
 
@@ -153,19 +163,19 @@ class _GemmStep:
         a: Array,
         b: Array,
         c: Array,
-        bias: Array | None,
-        residual: Array | None,
+        added: Sequence[Array | None],
+        numbers: Array,
         offset: int = 0,
     ) -> _Stack:
         """``a`` and ``b``: [batch of C, batch within it, head, …]. The first head of A is its B's
-        ``offset``-th."""
+        ``offset``-th. ``added``: bias, residual and what the epilogue is of."""
         p = self.problem
         summed, shared = p.c_head_group, p.b_head_group
         within = max(shared // summed, 1) if shared % summed == 0 else 1
-        c = _split(c, 1, within)
-        bias, residual = (None if x is None else _split(x, 1, within) for x in (bias, residual))
+        c, numbers = _split(c, 1, within), _split(numbers, 1, within)
+        bias, residual, sums = (None if x is None else _split(x, 1, within) for x in added)
         if not p.reads_inputs or not c.size:
-            return _Stack(c, bias, residual, lambda: iter(()))
+            return _Stack(c, bias, residual, sums, numbers, lambda: iter(()))
         left = _split(_split(a, 2, summed), 2, within)
         right = _split(b, 2, b.shape[2] // c.shape[1])[:, :, :, None]
 
@@ -173,7 +183,7 @@ class _GemmStep:
             for i, j in itertools.product(range(p.c_batch_group), range(summed)):
                 yield left[:, i, :, :, j], right[:, i, :, :, (offset + j) // shared]
 
-        return _Stack(c, bias, residual, products)
+        return _Stack(c, bias, residual, sums, numbers, products)
 
     def _by_address(self, pointers: Mapping[str, int]) -> Callable[[], Iterator[_Stack]]:
         """One matrix at a time; addresses are read at each launch."""
@@ -183,12 +193,14 @@ class _GemmStep:
                 pointers.get(r.name, 0), r.shape, r.strides, DType.float64
             )
             for r in p.operands
+            if r.dtype is None
         }
         vector = ((1, p.N), 0)
         strides = {
             "A": (spec.dtype, p.a_shape, p.a_strides[2]),
             "B": (spec.dtype, p.b_shape, p.b_strides[2]),
-            "C": (spec.dtype_c, (p.M, p.N), p.c_strides[2]),
+            "C": (spec.dtype_c, (p.M, p.c_columns), p.c_strides[2]),
+            "preactivation": (spec.dtype_c, (p.M, p.N), p.preactivation_strides[2]),
             "bias": (spec.bias, *vector),
             "residual": (spec.residual, (p.M, p.N), p.residual_strides[2]),
             "a_scales": (DType.float32, (p.M, 1), 1),
@@ -202,15 +214,16 @@ class _GemmStep:
 
         def stacks() -> Iterator[_Stack]:
             for i in range(len(lists["C"])):
-                c, bias, residual = (
-                    matrix(n, i) if n in lists else None for n in ("C", "bias", "residual")
+                c, bias, residual, sums = (
+                    matrix(n, i) if n in lists else None
+                    for n in ("C", "bias", "residual", "preactivation")
                 )
                 assert c is not None
                 scales = None
                 if spec.scales and p.reads_inputs:
                     scales = matrix("a_scales", i), matrix("b_scales", i)
                 factors = partial(products, *divmod(i, p.num_heads // p.c_head_group))
-                yield _Stack(c, bias, residual, factors, scales)
+                yield _Stack(c, bias, residual, sums, np.full((1, 1, 1), i), factors, scales)
 
         def products(b: int, h: int) -> Iterator[tuple[Array, Array]]:
             for j, k in itertools.product(range(p.c_batch_group), range(p.c_head_group)):
@@ -301,7 +314,7 @@ class _Blocks:
             and p.beta == 0
         )
         self.multiply = product if cut else _matmul
-        m, n = min(p.M, _ROWS if cut else _SIDE), min(p.N, _SIDE)
+        m, n = min(p.M, _ROWS if cut else _SIDE), min(p.c_columns, _SIDE)
         k = min(p.K, _SIDE) if self.a.copied or self.b.copied or not in_place else p.K
         # Half-open blocks of (batch, head of B, head of C within it), then of rows, columns and
         # summands.
@@ -328,12 +341,36 @@ class _Blocks:
                 slice(i, min(i + s, n)) for i, s, n in zip(starts, self.steps, extents, strict=True)
             )
 
-    def run(self, stack: _Stack, at: tuple[slice, ...], scratch: list[Array]) -> None:
+    def run(
+        self,
+        stack: _Stack,
+        at: tuple[slice, ...],
+        scratch: list[Array],
+        epilogue: Epilogue | None,
+    ) -> None:
         """Compute one block."""
-        p, c = self.problem, stack.c
-        out = c[at]
-        part = out if self.in_place else shaped(scratch[0], *out.shape)
-        more = part
+        out, acc = stack.c[at], self.problem.spec.dtype_acc.numpy
+        if self.in_place:
+            self._multiply(out, stack, at, scratch)
+            return
+        sums = list[Array]()
+        for columns in [at[4]] if epilogue is None else epilogue.columns(at[4], self.problem.N):
+            own = (*at[:4], columns)
+            part = shaped(scratch[0], *out.shape) if not sums else np.empty(out.shape, acc)
+            self._multiply(part, stack, own, scratch)
+            self._add(part, stack, own, scratch[1])
+            if stack.sums is not None:
+                stack.sums[own] = part
+            sums.append(part)
+        if epilogue is not None:
+            sums = [epilogue(sums, stack.numbers[at[:3]], at[3], at[4])]
+        out[...] = sums[0]
+
+    def _multiply(
+        self, part: Array, stack: _Stack, at: tuple[slice, ...], scratch: list[Array]
+    ) -> None:
+        """The sum of a block's products."""
+        p, more = self.problem, part
         for a, b in stack.products() if p.reads_inputs else ():  # K may be 0, and lists missing
             for k in range(0, p.K, self.k):
                 inner = slice(k, min(k + self.k, p.K))
@@ -349,18 +386,14 @@ class _Blocks:
                 if more is not part:
                     part += more
                 elif not self.in_place:
-                    more = shaped(scratch[1], *out.shape)
+                    more = shaped(scratch[1], *part.shape)
         if not p.reads_inputs:
             part[...] = 0
-        if not self.in_place:
-            self._store(part, out, stack, at, scratch[1])
 
-    def _store(
-        self, part: Array, out: Array, stack: _Stack, at: tuple[slice, ...], scratch: Array
-    ) -> None:
-        """out = alpha·scaled part + beta·out + bias + residual in the accumulator's dtype, rounded
-        once; beta = 0 never reads ``out``."""
-        p, old = self.problem, shaped(scratch, *out.shape)
+    def _add(self, part: Array, stack: _Stack, at: tuple[slice, ...], scratch: Array) -> None:
+        """alpha·scaled part + beta·C + bias + residual, in the accumulator's dtype; beta = 0 never
+        reads C."""
+        p, old = self.problem, shaped(scratch, *part.shape)
         if stack.scales is not None and p.reads_inputs and p.spec.scale_block is None:
             by_row, by_column = stack.scales
             part *= by_row[at[:4]]
@@ -368,7 +401,7 @@ class _Blocks:
         if p.alpha != 1 and p.reads_inputs:
             part *= p.alpha
         if p.beta:
-            np.copyto(old, out)
+            np.copyto(old, stack.c[at])
             old *= p.beta
             part += old
         for x in (
@@ -378,4 +411,3 @@ class _Blocks:
             if x is not None:
                 np.copyto(old, x)
                 part += old
-        out[...] = part

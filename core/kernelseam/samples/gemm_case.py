@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from kernelseam.dtypes import DType
 from kernelseam.samples.common import SHORT, Exemptions, InjectedValue
+from kernelseam.samples.epilogues import PAIRS
 from kernelseam.samples.operand_layout import OperandLayout
 
 
@@ -34,6 +35,9 @@ class GemmCase:
     in_place: bool = False
     """The residual is C itself."""
     precision: str | None = None
+    epilogue: str = ""
+    """One by its name in ``samples.epilogues``, of ``kernelseam.epilogues``, or in a file."""
+    preactivation: bool = False
     scales: str = ""
     """Of A and B of 8 bits: "tensor", "matrices", "rows" (and columns) or "blocks"; "" none."""
     scale_block: tuple[int, int, int] | None = None
@@ -44,6 +48,7 @@ class GemmCase:
     bias_layout: OperandLayout = OperandLayout()
     """The bias as [batch, head, 1, column]."""
     residual_layout: OperandLayout = OperandLayout()
+    preactivation_layout: OperandLayout = OperandLayout()
     view: str = "strided"
     """"strided"; or pointer lists: "host" or "device" (where the list lies)."""
     scattered: bool = False
@@ -66,6 +71,11 @@ class GemmCase:
     def out_dtype(self) -> DType:
         """The dtype of C."""
         return self.dtype_c or (DType.float32 if self.dtype.is_fp8 else self.dtype)
+
+    @property
+    def columns(self) -> int:
+        """Of C."""
+        return self.N // 2 if self.epilogue in PAIRS else self.N
 
     @property
     def lead(self) -> tuple[int, int]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernelseam.errors import InvalidValue
 from kernelseam.expressions import elementwise as e
+from kernelseam.samples.files import function_in
 
 Mod = Callable[..., Any]
 
@@ -239,20 +238,5 @@ def in_files(score_mod: str | None, mask_mod: str | None) -> str:
 
 
 def _in_file(field: str, place: str) -> Mod | None:
-    if not place:
-        return None
-    field = f"--{field.replace('_', '-')}"
-    file, _, name = place.rpartition(":")
-    if not file or not name.isidentifier():
-        raise InvalidValue(field, place, "must be FILE:NAME", "For example mods.py:alibi")
-    try:
-        found = runpy.run_path(file)
-    except Exception as e:
-        rule = f"the file does not run: {type(e).__name__}: {e}"
-        raise InvalidValue(field, place, rule, "Correct the file or its path") from e
-    if not callable(found.get(name)):
-        names = ", ".join(n for n, x in found.items() if callable(x) and not n.startswith("_"))
-        rule = f"the file has no function of that name, but {names or 'none'}"
-        raise InvalidValue(field, place, rule, "Name one of these")
-    function: Mod = found[name]
-    return function
+    option = f"--{field.replace('_', '-')}"
+    return function_in(option, place, "mods.py:alibi") if place else None

@@ -224,6 +224,7 @@ def _gemm(p: Any) -> Any:
             "b_strides": _strides(p.b_strides, of_b, to_b, n + k - to_b, b_heads),
             "c_strides": _strides(p.c_strides, p.M, m, n, p.num_heads // p.c_head_group),
             "residual_strides": _strides(p.residual_strides, p.M, m, n, p.num_heads),
+            "preactivation_strides": _strides(p.preactivation_strides, p.M, m, n, p.num_heads),
         }
     others = ("bias_strides", "sums_strides", "a_scale_strides", "b_scale_strides")
     return _replaced(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
@@ -12,7 +12,8 @@ from kernelseam.descriptors.attention.arrays import fields_of
 from kernelseam.descriptors.attention.forward_fields import OPTIONAL, ROWS, AttentionFields
 from kernelseam.descriptors.attention.forward_problem import problem_of
 from kernelseam.descriptors.attention.forward_strides import axis_strides
-from kernelseam.descriptors.attention.problem import AttentionProblem, captured
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.common.captured import bare, captured_operands
 from kernelseam.descriptors.common.operands import (
     check_layout,
     describe_all,
@@ -130,8 +131,7 @@ class Attention(AttentionFields):
     def operands(self) -> dict[str, object]:
         """q, k, v, out, lse and the optional ones, as far as they are given."""
         given = {n: v for n in (*ROWS, "lse", *OPTIONAL) if (v := getattr(self, n)) is not None}
-        arrays = () if self.expression is None else self.expression.arrays
-        return given | {captured(i): x for i, x in enumerate(arrays)}
+        return given | captured_operands(self.expression)
 
     def without_arrays(self) -> Attention:
         """The same over the addresses of its arrays: it keeps no memory alive."""
@@ -144,14 +144,10 @@ class Attention(AttentionFields):
             dtype_bias=spec.bias,
             dtype_q=spec.dtype_q,
             dtype_kv=spec.dtype_kv,
-            expression=None if self.expression is None else self._bare(self.expression),
+            expression=None
+            if self.expression is None
+            else bare(self.expression, self._arrays, score_mod=None, mask_mod=None),
         )
-
-    def _bare(self, expression: ScoreExpression) -> ScoreExpression:
-        """It over addresses, without the functions, which keep their arrays."""
-        places = {n: i.pointer for n, i in self._arrays.items()}
-        arrays = tuple(places.get(captured(i), x) for i, x in enumerate(expression.arrays))
-        return replace(expression, arrays=arrays, score_mod=None, mask_mod=None)
 
     def simplified(self) -> tuple[Attention, str]:
         """Itself: there is no simpler descriptor."""

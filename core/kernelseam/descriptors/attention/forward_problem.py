@@ -22,7 +22,8 @@ from kernelseam.descriptors.attention.forward_strides import (
     slope_strides,
 )
 from kernelseam.descriptors.attention.options import ScoreNumbers
-from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec, captured
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.common.captured import captured_fields
 from kernelseam.descriptors.common.extents import default_scale
 from kernelseam.descriptors.common.operands import dtype_of, pointer, required
 from kernelseam.descriptors.common.options import checked, scalars_of
@@ -38,7 +39,6 @@ from kernelseam.descriptors.common.validation import (
 )
 from kernelseam.dtypes import E4M3, DType
 from kernelseam.errors import InvalidValue
-from kernelseam.expressions.scores import ScoreExpression
 from kernelseam.expressions.text import text_of
 
 KEY_SCALES = ("k_scales", "v_scales")
@@ -151,7 +151,7 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         table_stride=_table_stride(given, width) if kv_view == "paged" else 0,
         scale_block=options["scale_block"] or 0,
         q_scale_block=options["q_scale_block"] or 0,
-        **({} if expression is None else _captured(expression, infos)),
+        **captured_fields(expression, infos),
     )
     if spec.q_scales:
         extents = problem.q_scale_extents
@@ -165,16 +165,6 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         for name in KEY_SCALES
     )
     return replace(problem, k_scale_strides=k_scales, v_scale_strides=v_scales)
-
-
-def _captured(expression: ScoreExpression, infos: Mapping[str, ArrayInfo]) -> dict[str, Any]:
-    """What an expression's functions captured."""
-    arrays = [infos[captured(i)] for i in range(len(expression.arrays))]
-    return {
-        "captured_numbers": expression.numbers,
-        "captured_extents": tuple(x.shape for x in arrays),
-        "captured_strides": tuple(x.strides for x in arrays),
-    }
 
 
 def _dtypes(

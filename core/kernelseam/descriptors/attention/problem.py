@@ -14,6 +14,7 @@ from kernelseam.descriptors.attention.options import (
     SpecOption,
     names_of,
 )
+from kernelseam.descriptors.common.captured import captured_rules
 from kernelseam.descriptors.common.extents import distinct
 from kernelseam.dtypes import DType
 from kernelseam.errors import not_supported
@@ -22,11 +23,6 @@ from kernelseam.forking import cached_property
 
 PLAIN = frozenset({"dtype", "head_dim", "value_dim", "vector", "lse", "latent"})
 """Fields of a spec that are not options: every implementation supports them."""
-
-
-def captured(index: int) -> str:
-    """The name of the operand of an array that an expression's functions captured."""
-    return f"captured_{index}"
 
 
 def dims_name(head_dim: int, value_dim: int) -> str:
@@ -292,14 +288,7 @@ class AttentionProblem(ProblemNumbers):
         if s.kv_view == "packed":
             yield OperandRule("cu_seqlens_k", i32, ((b + 1) * min(b, 1),), (1,), 4)
         arrays = () if s.expression is None else structure_of(s.expression).arrays
-        for i, (dtype, _) in enumerate(arrays):
-            yield OperandRule(
-                captured(i),
-                DType(dtype),
-                tuple(n * reads for n in self.captured_extents[i]),
-                self.captured_strides[i],
-                DType(dtype).itemsize,
-            )
+        yield from captured_rules(self, arrays, reads)
         if s.kv_view == "paged":
             yield OperandRule("block_table", i32, (b, self.table_width), (self.table_stride, 1), 4)
 

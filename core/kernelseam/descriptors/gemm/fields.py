@@ -18,9 +18,12 @@ from kernelseam.descriptors.common.validation import (
     number,
 )
 from kernelseam.dtypes import DType
+from kernelseam.epilogues import epilogue_expression
 from kernelseam.errors import InvalidValue
+from kernelseam.expressions.epilogues import EpilogueExpression
 
 SCALES = ("a_scales", "b_scales")
+_PREACTIVATION_STRIDES = tuple(f"stride_preactivation_{axis}" for axis in ("batch", "head", "row"))
 ADDED = ("bias", "residual")
 """Operands that take part where they are given; address 0 says that they will be bound."""
 
@@ -177,6 +180,36 @@ def added_dtype(
             field_name, value, f"must be no wider than {acc}, in which it is added", "Convert it"
         )
     return kind
+
+
+def traced_epilogue_of(gemm: Any, residual: str, preactivation: str) -> EpilogueExpression | None:
+    """A GEMM's epilogue, traced, which replaces the field. Raises InvalidValue for what is none,
+    and for options that it does not go with; the names are those of its fields."""
+    for field_name in (preactivation, *_PREACTIVATION_STRIDES):
+        given = getattr(gemm, field_name, None)
+        if gemm.epilogue is None and given is not None:
+            raise InvalidValue(
+                field_name, "given", "is what an epilogue is of", "Give epilogue too, or use C"
+            )
+    if gemm.epilogue is None:
+        return None
+    expression = gemm.epilogue
+    if not isinstance(expression, EpilogueExpression):
+        expression = epilogue_expression(expression)
+        object.__setattr__(gemm, "epilogue", expression)
+    if not expression.structure.pairs:
+        return expression
+    if gemm.N % 2:
+        raise InvalidValue("N", gemm.N, "must be even: the epilogue is of pairs of columns", "")
+    for field_name, given in (("beta", gemm.beta != 0), (residual, True)):
+        if given and (value := getattr(gemm, field_name)) is not None:
+            raise InvalidValue(
+                field_name,
+                value if field_name == "beta" else "given",
+                "has the result's columns, and an epilogue of pairs is of twice as many",
+                "Leave it out, and add in the epilogue: [gated(…), epilogues.residual(x)]",
+            )
+    return expression
 
 
 def check_product(gemm: ProductFields) -> None:

@@ -3,11 +3,14 @@ and check nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kernelseam.contract import OperandRule
+from kernelseam.descriptors.common.captured import captured_rules
 from kernelseam.descriptors.common.extents import distinct
 from kernelseam.dtypes import DType
+from kernelseam.expressions.epilogues import EpilogueStructure, epilogue_of
 from kernelseam.forking import cached_property
 
 
@@ -24,7 +27,10 @@ class HeadsSpec:
     """Whether k and v are written into pages, at the rows' positions."""
 
 
-EXTRAS = ("scales", "bias", "residual", "summed", "row_sums", "segmented", "heads", "joined")
+EXTRAS = (
+    *("scales", "bias", "residual", "summed", "row_sums", "segmented", "heads", "joined"),
+    *("epilogue", "preactivation"),
+)
 """Fields of a GemmSpec that make it more than a plain product."""
 
 
@@ -73,7 +79,24 @@ class GemmSpec:
     """How many rows of op(A), columns of op(B) and values of k share a scale; None: a row or a
     column has one."""
 
+    epilogue: str | None = None
+    """The text of an epilogue (``kernelseam.expressions.epilogues``)."""
+    preactivation: bool = False
+    """Whether what the epilogue is of is written too, in C's dtype."""
+    vector_p: int = 16
+    """Access width of its rows."""
+
     operation = "gemm"
+
+    @property
+    def epilogue_structure(self) -> EpilogueStructure | None:
+        """The epilogue's structure."""
+        return None if self.epilogue is None else epilogue_of(self.epilogue)
+
+    @property
+    def pairs(self) -> str:
+        """How the epilogue pairs columns; "" where it does not."""
+        return "" if self.epilogue is None else epilogue_of(self.epilogue).pairs
 
     @property
     def plain(self) -> bool:
@@ -88,6 +111,8 @@ class GemmSpec:
     def __str__(self) -> str:
         ops = ("T" if self.a_transposed else "N") + ("T" if self.b_transposed else "N")
         more = self.extras + [f"precision={self.precision}"] * bool(self.precision)
+        if self.epilogue is not None:
+            more[more.index("epilogue")] = f"epilogue={epilogue_of(self.epilogue).key}"
         if self.scale_block:
             more.append(f"scale_block={'×'.join(map(str, self.scale_block))}")
         return " ".join((f"gemm {self.dtype}→{self.dtype_c} {ops} {self.view}", *more))
@@ -143,9 +168,9 @@ class HeadsProblem:
 class GemmProblem:
     """C[b', h'] = alpha·Σ op(A[b,h])·op(B[b,h // b_head_group]) + beta·C[b', h'] + bias[b', h'] +
     residual[b', h'], the sum over those (b, h) with b // c_batch_group = b' and h // c_head_group =
-    h'. With scales a number x of row m of op(A) stands for a_scales[m]·x, one of column n of op(B)
-    for b_scales[n]·x; those of blocks are counted by blocks of rows or columns, and of k. Strides
-    in elements.
+    h'; and of these the epilogue, where there is one. With scales a number x of row m of op(A)
+    stands for a_scales[m]·x, one of column n of op(B) for b_scales[n]·x; those of blocks are
+    counted by blocks of rows or columns, and of k. Strides in elements.
 
     With pointer lists the batch and head strides are 0; the lists of A and B have batch·num_heads
     entries, the others one for each C.
@@ -184,6 +209,12 @@ class GemmProblem:
     """(batch, head of B, column of op(B))."""
     scale_k_strides: tuple[int, int] = (0, 0)
     """Of A's scales and of B's, from one block of k to the next."""
+    captured_numbers: tuple[float, ...] = ()
+    """What the epilogue captured: numbers, and extents and strides of arrays, the operands
+    captured_0, captured_1, …"""
+    captured_extents: tuple[tuple[int, ...], ...] = ()
+    captured_strides: tuple[tuple[int, ...], ...] = ()
+    preactivation_strides: tuple[int, int, int] = (0, 0, 0)
     whole_lines: bool = False
     """Of lists: whether all matrices are known to begin with a line of the cache. It concerns time
     alone: a plan serves lists that do not."""
@@ -228,6 +259,11 @@ class GemmProblem:
         return strides[0], strides[1], strides[2]
 
     @property
+    def c_columns(self) -> int:
+        """Of C: N, or half as many where the epilogue is of pairs."""
+        return self.N // 2 if self.spec.pairs else self.N
+
+    @property
     def reads_inputs(self) -> bool:
         """False where alpha or K is 0: then C = beta·C."""
         return self.alpha != 0 and self.K > 0
@@ -256,8 +292,10 @@ class GemmProblem:
                 ("C_ptrs", c),
                 *((f"{n}_ptrs", c) for n in added),
                 *((f"{n}_ptrs", products) for n in ("a_scales", "b_scales") if spec.scales),
+                *((("preactivation_ptrs", c),) if spec.preactivation else ()),
             )
-            return tuple(OperandRule(name, None, (entries,), (1,), 8) for name, entries in lists)
+            rules = [OperandRule(name, None, (entries,), (1,), 8) for name, entries in lists]
+            return (*rules, *self._captured_rules(live))
 
         def rule(
             name: str,
@@ -296,7 +334,7 @@ class GemmProblem:
                 "C",
                 spec.dtype_c,
                 spec.vector_c,
-                (*c_lead, self.M, self.N),
+                (*c_lead, self.M, self.c_columns),
                 self.c_strides,
                 int(live),
                 True,
@@ -324,7 +362,17 @@ class GemmProblem:
                 "residual", spec.residual, spec.vector_r, shape, self.residual_strides, int(live)
             )
             rules.append(added_to if self.beta else replace(added_to, may_alias="C"))
-        return tuple(rules)
+        if spec.preactivation:
+            shape = (*c_lead, self.M, self.N)
+            steps, live_c = self.preactivation_strides, int(live)
+            rules.append(
+                rule("preactivation", spec.dtype_c, spec.vector_p, shape, steps, live_c, True)
+            )
+        return (*rules, *self._captured_rules(live))
+
+    def _captured_rules(self, live: bool) -> Iterator[OperandRule]:
+        if (expression := self.spec.epilogue_structure) is not None:
+            yield from captured_rules(self, expression.arrays, int(live))
 
     @property
     def scale_extents(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -363,9 +411,13 @@ class GemmProblem:
         if self.spec.view == "pointers":
             a, b = self.matrices * self.M * self.K, self.matrices * self.N * self.K
         c = self.results * self.M * self.N
-        added = c * self.spec.residual.itemsize if self.spec.residual else 0
+        added = (c * c_size if self.spec.preactivation else 0) + (
+            c * self.spec.residual.itemsize if self.spec.residual else 0
+        )
         return (
-            (a + b) * size * int(self.reads_inputs) + c * c_size * (2 if self.beta else 1) + added
+            (a + b) * size * int(self.reads_inputs)
+            + self.results * self.M * self.c_columns * c_size * (2 if self.beta else 1)
+            + added
         )
 
     @property

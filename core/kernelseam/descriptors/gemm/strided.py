@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
+from kernelseam.descriptors.common.captured import bare, captured_fields, captured_operands
 from kernelseam.descriptors.common.extents import default_scale
 from kernelseam.descriptors.common.operands import (
     axes,
@@ -47,15 +48,19 @@ from kernelseam.descriptors.gemm.fields import (
     gemm_dtypes,
     refuse_idle,
     scale_block_of,
+    traced_epilogue_of,
 )
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
+from kernelseam.epilogues import Epilogue
 from kernelseam.errors import InvalidValue
+from kernelseam.expressions.epilogues import EpilogueExpression, epilogue_text
 from kernelseam.forking import cached_property
 
 _STRIDES = {
     **{
-        n: tuple(f"stride_{n.lower()}_{axis}" for axis in AXES) for n in ("A", "B", "C", "residual")
+        n: tuple(f"stride_{n.lower()}_{axis}" for axis in AXES)
+        for n in ("A", "B", "C", "residual", "preactivation")
     },
     "bias": ("stride_bias_batch", "stride_bias_head"),
     "a_scales": tuple(f"stride_a_scales_{axis}" for axis in ("batch", "head", "row", "k")),
@@ -98,6 +103,11 @@ class BatchedGemmStrided(OperandFields, BatchFields):
     op(A) or n columns of op(B) by k values of k, a_scales [batch, num_heads, ⌈M/m⌉, ⌈K/k⌉] and
     b_scales [batch, num_heads // b_head_group, ⌈N/n⌉, ⌈K/k⌉]; DeepSeek-V3's are (1, 128, 128).
 
+    ``epilogue`` (``kernelseam.epilogues``): a function (acc, m, n, batch) of each element of all
+    that, in float32, or a name, before it is rounded; batch counts C's, row-major over batches and
+    heads. One of pairs (``gated``) makes C half as wide, M×N/2, and takes no beta and no residual.
+    ``preactivation`` [M, N] of C's dtype: a second result, what the epilogue is of.
+
     ``precision`` says how float32 is multiplied. None or "ieee": as float32. "tf32": A and B are
     rounded to TF32, 10 bits behind the point, to nearest (vendors' libraries may cut off), and
     products of those are summed in float32. "tf32x3": A and B are split into two such parts,
@@ -109,6 +119,7 @@ class BatchedGemmStrided(OperandFields, BatchFields):
 
     bias: object = field(default=None, repr=False)
     residual: object = field(default=None, repr=False)
+    preactivation: object = field(default=None, repr=False)
     stride_a_batch: int | None = None
     stride_a_head: int | None = None
     stride_b_batch: int | None = None
@@ -119,15 +130,20 @@ class BatchedGemmStrided(OperandFields, BatchFields):
     stride_bias_head: int | None = None
     stride_residual_batch: int | None = None
     stride_residual_head: int | None = None
+    stride_preactivation_batch: int | None = None
+    stride_preactivation_head: int | None = None
+    stride_preactivation_row: int | None = None
     stride_a_scales_batch: int | None = None
     stride_a_scales_head: int | None = None
     stride_b_scales_batch: int | None = None
     stride_b_scales_head: int | None = None
     b_head_group: int = 1
+    epilogue: EpilogueExpression | Epilogue | None = None
     _problem: GemmProblem = field(init=False, repr=False)
     _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        expression = traced_epilogue_of(self, "residual", "preactivation")
         infos = describe_all(self.operands())
         dtype, dtype_c, dtype_acc = gemm_dtypes(
             self.dtype, self.dtype_c, self.dtype_acc, infos, ("A", "B"), "C"
@@ -145,6 +161,8 @@ class BatchedGemmStrided(OperandFields, BatchFields):
         scaled = are_scaled(self, dtype, SCALES, self.c_batch_group * self.c_head_group > 1)
         blocks = scale_block_of(self.scale_block, scaled)
         kinds = {"A": dtype, "B": dtype, "C": dtype_c, "bias": bias, "residual": residual}
+        kinds["preactivation"] = None if self.preactivation is None else dtype_c
+        pairs = expression is not None and bool(expression.structure.pairs)
         results = (self.batch // self.c_batch_group, self.num_heads // self.c_head_group)
         shapes = {
             "A": (
@@ -157,9 +175,10 @@ class BatchedGemmStrided(OperandFields, BatchFields):
                 self.num_heads // self.b_head_group,
                 *((self.N, self.K) if self.b_transposed else (self.K, self.N)),
             ),
-            "C": (*results, self.M, self.N),
+            "C": (*results, self.M, self.N // 2 if pairs else self.N),
             "bias": (*results, self.N),
             "residual": (*results, self.M, self.N),
+            "preactivation": (*results, self.M, self.N),
         }
         strides: dict[str, tuple[int, ...]] = {}
         vectors: dict[str, int] = {}
@@ -175,6 +194,10 @@ class BatchedGemmStrided(OperandFields, BatchFields):
                 raise InvalidValue(
                     f"stride_{name}_k", step, "describes blocks of k", "Give scale_block too"
                 )
+        if pairs and not self.b_transposed and self.N // 2 * dtype.itemsize % WIDE:
+            vectors["B"] = dtype.itemsize  # rows' second halves begin there
+        if pairs and "preactivation" in vectors and self.N // 2 * dtype_c.itemsize % WIDE:
+            vectors["preactivation"] = dtype_c.itemsize
         problem = GemmProblem(
             GemmSpec(
                 dtype,
@@ -193,6 +216,9 @@ class BatchedGemmStrided(OperandFields, BatchFields):
                 precision=precision_of(self.precision, dtype, "A and B"),
                 scales=scaled,
                 scale_block=blocks,
+                epilogue=None if expression is None else epilogue_text(expression.structure),
+                preactivation=self.preactivation is not None,
+                vector_p=vectors.get("preactivation", WIDE),
             ),
             self.M,
             self.N,
@@ -209,6 +235,8 @@ class BatchedGemmStrided(OperandFields, BatchFields):
             self.c_head_group,
             two(strides.get("bias", (0, 0))),
             three(strides.get("residual", (0, 0, 0))),
+            **captured_fields(expression, infos),
+            preactivation_strides=three(strides.get("preactivation", (0, 0, 0))),
         )
         if scaled:
             problem = self._with_scale_strides(problem)
@@ -250,21 +278,23 @@ class BatchedGemmStrided(OperandFields, BatchFields):
         return self._problem
 
     def operands(self) -> dict[str, object]:
-        """A, B, C, bias, residual and scales, as far as they are given."""
-        return {
-            n: v for n in ("A", "B", "C", *ADDED, *SCALES) if (v := getattr(self, n)) is not None
-        }
+        """A, B, C, bias, residual, scales, preactivation and what the epilogue captured, as far as
+        they are given."""
+        names = ("A", "B", "C", *ADDED, *SCALES, "preactivation")
+        given = {n: v for n in names if (v := getattr(self, n)) is not None}
+        return given | captured_operands(self.epilogue)
 
     def without_arrays(self) -> BatchedGemmStrided:
         """The same over the addresses of its arrays: it keeps no memory alive."""
-        spec = self._problem.spec
+        spec, infos = self._problem.spec, self._arrays
         return without_arrays(
             self,
-            self._arrays,
+            infos,
             dtype=spec.dtype,
             dtype_c=spec.dtype_c,
             dtype_bias=spec.bias,
             dtype_residual=spec.residual,
+            epilogue=None if spec.epilogue is None else bare(self.epilogue, infos, function=None),
         )
 
     def simplified(self) -> tuple[BatchedGemmStrided, str]:

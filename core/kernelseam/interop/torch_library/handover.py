@@ -142,6 +142,13 @@ def _attention_bwd(arrays: Arrays, values: Any, backend: Any, implementation: An
 
 
 def _product(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
+    if len(values) > len(_OF_PRODUCTS) or "preactivation" in arrays:
+        raise InvalidValue(
+            "epilogue",
+            "given",
+            "is not supported where torch traces, compiles or transforms the call",
+            "Call it outside, for example under torch.compiler.disable",
+        )
     given = dict(zip(_OF_PRODUCTS, values, strict=True))
     operator = gemm.BMM if given.pop("batched") else gemm.MATMUL2D
     return _multiplied(operator, gemm.OPERANDS, arrays, given, backend, implementation)

@@ -10,7 +10,7 @@ from kernelseam.descriptors.attention.problem import AttentionProblem, Attention
 from kernelseam.kernels.attention.arguments import planes, row_values
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.elements import DEVICE_TYPE, refuse_row_strides
-from kernelseam.kernels.expression import expression_structure, expression_values
+from kernelseam.kernels.expression import captured_values, expression_structure
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
 
@@ -91,7 +91,7 @@ def score_values(problem: AttentionProblem) -> dict[str, int | float]:
         "scale_log2": p.scale * LOG2_E,
         "cap": cap * LOG2_E,
         "cap_inverse": p.scale / cap,
-        **expression_values(p),
+        **captured_values(p),
     }
 
 

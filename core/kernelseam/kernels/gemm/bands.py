@@ -41,5 +41,6 @@ def in_bands(p: GemmProblem, tile: GemmTile) -> GemmProblem:
         b_strides=(p.b_strides[0], 0, p.b_strides[2]),
         c_strides=strides(p.c_strides),
         residual_strides=strides(p.residual_strides),
+        preactivation_strides=strides(p.preactivation_strides),
         bias_strides=(p.bias_strides[0], 0),
     )

@@ -1,5 +1,6 @@
-// Batched GEMM: C[i] = alpha · Σ op(A) · op(B) (· scales of its row and its column) + beta · C[i] + bias[i] + residual[i] for every matrix C[i] of a strided
-// batch or of a list of addresses, in one launch; the sum over one product, or over those of several batches and heads.
+// Batched GEMM: C[i] = alpha · Σ op(A) · op(B) (· scales of its row and its column) + beta · C[i] + bias[i] + residual[i], and what an
+// epilogue makes of that (epilogue.h), for every matrix C[i] of a strided batch or of a list of addresses, in one launch; the sum
+// over one product, or over those of several batches and heads.
 //
 // Algorithm: the work is cut into BM×BN tiles of all the C's. As many blocks start as the device holds at once, and each
 // takes every gridDim-th tile. Tiles of A and B come through shared memory in slices of BK, STAGES of them in a ring that
@@ -31,12 +32,15 @@ constexpr int BM = Config::BM, BN = Config::BN, BK = Config::BK, WARPS_M = Confi
 constexpr int TEAMS = Config::TEAMS, THREADS = WARP * WARPS_M * WARPS_N, WM = BM / WARPS_M, WN = BN / WARPS_N;
 constexpr int AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1, K_STEP = K_PIECE<E, BK>;
 typedef E::Tile<BM, BK, !Config::A_TRANSPOSED> TileA;
-typedef E::Tile<BN, BK, Config::B_TRANSPOSED> TileB;
-typedef PlainTile<TC, WM, WN> TileC;
-constexpr int STAGE_BYTES = TileA::BYTES + TileB::BYTES, RESULT = Config::PERSISTENT ? STAGES * STAGE_BYTES : 0;
+// Columns of a tile that lie together in B: all of them, or a half of each half of the columns.
+constexpr int PARTS = Config::PAIRS == 1 ? 2 : 1, PN = BN / PARTS, WPN = WN / PARTS;
+typedef E::Tile<PN, BK, Config::B_TRANSPOSED> TileB;
+typedef PlainTile<TC, WM, WPN> TileSums;
+typedef PlainTile<TC, WM, Config::PAIRS ? WN / 2 : WN> TileC;
+constexpr int STAGE_BYTES = TileA::BYTES + PARTS * TileB::BYTES, RESULT = Config::PERSISTENT ? STAGES * STAGE_BYTES : 0;
 constexpr int TEAM_BYTES = Config::SHARED_BYTES / TEAMS;
 static_assert(STAGES * STAGE_BYTES <= TEAM_BYTES, "the ring fits");
-static_assert(RESULT + WARPS_M * WARPS_N * TileC::BYTES <= TEAM_BYTES, "the result fits");
+static_assert(RESULT + WARPS_M * WARPS_N * TileSums::BYTES <= TEAM_BYTES, "the result fits");
 static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight needs a stage of its own");
 static_assert(TEAMS == 1 || WARPS_M * WARPS_N == 1, "of several teams each is a warp");
 
@@ -56,6 +60,9 @@ typedef conditional<Config::SEGMENTED, SegmentView<const T>, StridedView<const T
 
 static_assert(Config::SCALE_K % K_STEP == 0 && (Config::SCALE_K % BK == 0 || BK % max_of(Config::SCALE_K, 1) == 0), "slices and blocks nest");
 
+KS_DEVICE int half_of(int n) { return (unsigned)n / 2; }
+
+#include "gemm/epilogue.h"
 #include "gemm/heads.h"
 #include "gemm/groups.h"
 
@@ -68,10 +75,10 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
      i64 residual_head, i64 sums_batch, i64 sums_head, int a_row, int b_row, int c_row, int residual_row, int M, int N,
      int K, int num_heads, int batch_group, int head_group, int b_head_group, int tiles_m, int tiles_n, unsigned total,
      unsigned blocks, Sum alpha, Sum beta, const Segments& segments, const Heads& heads, const Groups& groups,
-     const RowIndices& indices, const Scales& scales) {
+     const RowIndices& indices, const Scales& scales, const EpilogueArguments& epilogue) {
   const int team = TEAMS > 1 ? warp_index() : 0, warp = TEAMS > 1 ? 0 : warp_index();
   char* const memory = shared_memory<Config::SHARED_BYTES>() + team * TEAM_BYTES;
-  const int warp_m = warp % WARPS_M * WM, warp_n = warp / WARPS_M * WN;
+  const int warp_m = warp % WARPS_M * WM, warp_n = warp / WARPS_M * WPN;
   const int slices = divide_up(K, BK), terms = Config::SUMMED ? batch_group * head_group : 1;
 
   // A tile of C, counted up without divisions: its place in its matrix, and its matrix.
@@ -126,9 +133,9 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
 
   // The ring's far end: what is to be copied next.
   Copy<TileA, THREADS, Config::VECTOR_A, false> copy_a;
-  Copy<TileB, THREADS, Config::VECTOR_B, false> copy_b;
+  Copy<TileB, THREADS, Config::VECTOR_B, false> copy_b[PARTS];
   auto tile_a = [&](int stage) { return TileA(memory + stage * STAGE_BYTES); };
-  auto tile_b = [&](int stage) { return TileB(memory + stage * STAGE_BYTES + TileA::BYTES); };
+  auto tile_b = [&](int stage, int part) { return TileB(memory + stage * STAGE_BYTES + TileA::BYTES + part * TileB::BYTES); };
   unsigned next_tile = block_index() * TEAMS + team;
   Place next = place(next_tile), at = next;
   int next_slice = 0, next_term = 0, far = 0;
@@ -161,13 +168,17 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
     if (next_tile < total) {
       if (next_slice == 0) next_product();
       const int M = rows_of(next), N = columns_of(next), K = depth_of(next);
-      const int k0 = next_slice * BK, m0 = next.m * BM, n0 = next.n * BN;
+      const int k0 = next_slice * BK, m0 = next.m * BM;
       if constexpr (Config::GATHERED) copy_a.fetch(tile_a(far), IndexedRows<const T, true>{{(const T*)a, a_row}, indices, next.begin, M - 1}, m0, M, k0, K);
       else if constexpr (TileA::K_LAST) copy_a.fetch(tile_a(far), A, m0, M, k0, K);
       else copy_a.fetch(tile_a(far), A, k0, K, m0, M);
-      if constexpr (Config::HEADS) copy_b.fetch(tile_b(far), heads.weight_rows(B), n0, N, k0, K);
-      else if constexpr (TileB::K_LAST) copy_b.fetch(tile_b(far), B, n0, N, k0, K);
-      else copy_b.fetch(tile_b(far), B, k0, K, n0, N);
+#pragma unroll
+      for (int part = 0; part < PARTS; part++) {
+        const int n0 = next.n * PN + part * half_of(N), n1 = PARTS == 1 ? N : (part + 1) * half_of(N);
+        if constexpr (Config::HEADS) copy_b[part].fetch(tile_b(far, part), heads.weight_rows(B), n0, n1, k0, K);
+        else if constexpr (TileB::K_LAST) copy_b[part].fetch(tile_b(far, part), B, n0, n1, k0, K);
+        else copy_b[part].fetch(tile_b(far, part), B, k0, K, n0, n1);
+      }
       if (++next_slice == slices_of(next)) {
         next_slice = 0;
         if (++next_term == terms) {
@@ -225,8 +236,15 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
   for (unsigned tile = block_index() * TEAMS + team; tile < total; go_on(tile, at)) {
     if (Config::GROUPED && empty(at)) continue;
     const int M = rows_of(at), N = columns_of(at), slices = slices_of(at);
-    E::Acc<WM, WN> acc;
-    E::zero(acc);
+    typedef E::Acc<WM, WPN> Acc;
+    Acc acc[PARTS];
+    // f(accumulators, first column of the warp's, end of the columns, part) for each part.
+    auto each_part = [&](Acc (&accs)[PARTS], auto f) {
+#pragma unroll
+      for (int part = 0; part < PARTS; part++)
+        f(accs[part], at.n * PN + warp_n + part * half_of(N), PARTS == 1 ? N : (part + 1) * half_of(N), part);
+    };
+    each_part(acc, [](Acc& x, int, int, int) { E::zero(x); });
     constexpr int SUM_ROWS = RowSums::THERE ? (BM + THREADS - 1) / THREADS : 1;  // of a thread
     const int me = TEAMS > 1 ? lane() : thread_index();
     // Of the tiles that hold the same rows one sums them: heads may share a left factor, and so its sums.
@@ -237,32 +255,39 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
     Ends ends;
     if (!Config::PERSISTENT && !Config::SCALE_K) ends = ends_of(at);
     const float KS_GLOBAL *of_rows, *of_columns;
-    E::Acc<WM, WN> of_block;  // of a block along K
-    if constexpr (Config::SCALE_K) of_rows = scales_of_rows(at), of_columns = scales_of_columns(at), E::zero(of_block);
-    auto& part = one_of<(Config::SCALE_K > 0)>(of_block, acc);
+    Acc of_block[PARTS];  // of a block along K
+    if constexpr (Config::SCALE_K) {
+      of_rows = scales_of_rows(at), of_columns = scales_of_columns(at);
+      each_part(of_block, [](Acc& x, int, int, int) { E::zero(x); });
+    }
+    auto& sums_of_slices = one_of<(Config::SCALE_K > 0)>(of_block, acc);
     auto add_block = [&](int block) {
       // Beyond the last row and column the last one's: what they scale is not stored.
-      const int row0 = at.m * BM + warp_m, col0 = at.n * BN + warp_n;
+      const int row0 = at.m * BM + warp_m;
       const auto by_row = of_rows + (i64)block * scales.a.k, by_column = of_columns + (i64)block * scales.b.k;
       E::Row<WM> factors;
       E::row_map(factors, [&](int i, float) { return by_row[(i64)(scale_row(at, min_of(row0 + i, M - 1)) / max_of(Config::SCALE_M, 1)) * scales.a.row]; });
-      E::row_apply(part, factors, [](float x, float y) { return x * y; });
-      E::map2(acc, part, [&](int, int j, float x, float y) {
-        return x + y * by_column[(i64)(min_of(col0 + j, N - 1) / max_of(Config::SCALE_N, 1)) * scales.b.row];
+      each_part(of_block, [&](Acc& block, int col0, int, int part) {
+        E::row_apply(block, factors, [](float x, float y) { return x * y; });
+        E::map2(acc[part], block, [&](int, int j, float x, float y) {
+          return x + y * by_column[(i64)(min_of(col0 + j, N - 1) / max_of(Config::SCALE_N, 1)) * scales.b.row];
+        });
+        E::zero(block);
       });
-      E::zero(part);
     };
     for (int slice = 0; slice < slices * terms; slice++) {
       copies_wait<AHEAD - 1>();
       if (STAGES == 1) team_barrier();  // everyone has multiplied the slice that lay here
       copy_a.land(tile_a(stage));
-      copy_b.land(tile_b(stage));
+#pragma unroll
+      for (int part = 0; part < PARTS; part++) copy_b[part].land(tile_b(stage, part));
       team_barrier();  // this slice is visible to all, and the stage refilled below is no longer read
       fetch();
 #pragma unroll
       for (int k = 0; k < BK; k += K_STEP) {
         const auto left = E::template operand<WM, K_STEP>(tile_a(stage), warp_m, k);
-        E::mma(part, left, tile_b(stage), warp_n, k);
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) E::mma(sums_of_slices[part], left, tile_b(stage, part), warp_n, k);
         if constexpr (Config::SCALE_K) {
           constexpr int BLOCK = max_of(Config::SCALE_K, 1);
           const int k_end = slice * BK + k + K_STEP;
@@ -282,15 +307,8 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
       if (++stage == STAGES) stage = 0;
     }
 
-    const int row0 = at.m * BM + warp_m, col0 = at.n * BN + warp_n;
+    const int row0 = at.m * BM + warp_m;
     if (Config::PERSISTENT || Config::SCALE_K) ends = ends_of(at);
-    if (BY_ROWS && K > 0) E::map(acc, [&](int i, int j, Sum x) {
-      const int m = row0 + i;
-      const i64 n = col0 + j;
-      return m < M && n < N ? x * ends.by_row[scale_row(at, m) * (i64)scales.a.row] * ends.by_column[n * scales.b.row] : x;
-    });
-    if (alpha != Sum(1)) E::map(acc, [=](int, int, Sum x) { return alpha * x; });
-    if constexpr (Config::FACTORS) E::map(acc, [&](int i, int, Sum x) { return row0 + i < M ? x * indices.factor(at.begin + row0 + i) : x; });
     if constexpr (RowSums::THERE) {
 #pragma unroll
       for (int r = 0; r < SUM_ROWS; r++) {
@@ -298,34 +316,71 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
         if (sums_of && i < BM && m < M) sums_of[m] = convert<RowSums::type>(row_sums[r]);
       }
     }
-    if (Bias::THERE) {
-      E::map(acc, [&](int, int j, Sum x) {
-        if (col0 + j >= N) return x;
-        return x + (Sum)to_sum(ends.bias[Config::HEADS ? heads.order.weight_row(col0 + j) : col0 + j]);
-      });
-    }
-    TileC out(memory + RESULT + warp * TileC::BYTES);
+    TileC out(memory + RESULT + warp * TileSums::BYTES);
     const auto C = [&] {
       if constexpr (Config::SCATTERED) return IndexedRows<TC, false>{{ends.c, c_row}, indices, at.begin, M - 1};
       else return StridedView<TC>{ends.c, c_row};
     }();
-    if constexpr (Config::HEADS) heads.rotate(acc, at.batch, row0, M, col0, N);
-    if (!Config::HEADS && beta != Sum(0))
-      E::map(acc, [&](int i, int j, Sum x) {
-        return row0 + i < M && col0 + j < N ? x + beta * (Sum)to_sum(C.row(row0 + i)[col0 + j]) : x;
+    each_part(acc, [&](Acc& acc, int col0, int N, int) {
+      if (BY_ROWS && K > 0) E::map(acc, [&](int i, int j, Sum x) {
+        const int m = row0 + i;
+        const i64 n = col0 + j;
+        return m < M && n < N ? x * ends.by_row[scale_row(at, m) * (i64)scales.a.row] * ends.by_column[n * scales.b.row] : x;
       });
-    if (!Config::HEADS && Residual::THERE) {
-      const StridedView<const Residual::type> from{ends.residual, residual_row};
-      E::map(acc, [&](int i, int j, Sum x) {
-        return row0 + i < M && col0 + j < N ? x + (Sum)to_sum(from.row(row0 + i)[col0 + j]) : x;
-      });
-    }
+      if (alpha != Sum(1)) E::map(acc, [=](int, int, Sum x) { return alpha * x; });
+      if constexpr (Config::FACTORS) E::map(acc, [&](int i, int, Sum x) { return row0 + i < M ? x * indices.factor(at.begin + row0 + i) : x; });
+      if (Bias::THERE) {
+        E::map(acc, [&](int, int j, Sum x) {
+          if (col0 + j >= N) return x;
+          return x + (Sum)to_sum(ends.bias[Config::HEADS ? heads.order.weight_row(col0 + j) : col0 + j]);
+        });
+      }
+      if constexpr (Config::HEADS) heads.rotate(acc, at.batch, row0, M, col0, N);
+      if (!Config::HEADS && !Config::PAIRS && beta != Sum(0))
+        E::map(acc, [&](int i, int j, Sum x) {
+          return row0 + i < M && col0 + j < N ? x + beta * (Sum)to_sum(C.row(row0 + i)[col0 + j]) : x;
+        });
+      if (!Config::HEADS && Residual::THERE) {
+        const StridedView<const Residual::type> from{ends.residual, residual_row};
+        E::map(acc, [&](int i, int j, Sum x) {
+          return row0 + i < M && col0 + j < N ? x + (Sum)to_sum(from.row(row0 + i)[col0 + j]) : x;
+        });
+      }
+    });
     if (Config::PERSISTENT) warp_barrier();  // the warp has written its last tile from here
     else team_barrier();  // the ring is no longer read
-    E::to_shared(out, acc);
+    if constexpr (Config::PREACTIVATION) {
+      TC* const first = matrix_at((TC*)epilogue.results.preactivation, at.batch, at.head, num_heads, epilogue.results.batch, epilogue.results.head);
+      each_part(acc, [&](Acc& acc, int col0, int N, int) {
+        const TileSums sums_out(memory + RESULT + warp * TileSums::BYTES);
+        E::to_shared(sums_out, acc);
+        warp_barrier();
+        warp_copy_out<Config::VECTOR_P>(sums_out, StridedView<TC>{first, epilogue.results.row}, row0, M, col0, N);
+        warp_barrier();
+      });
+    }
+    constexpr int PER_COLUMN = Config::PAIRS ? 2 : 1;
+    const int col0 = at.n * (BN / PER_COLUMN) + warp_n * PARTS / PER_COLUMN, columns = Config::PAIRS ? half_of(N) : N;
+    if constexpr (Config::EPILOGUE) {
+      const Epilogue own = epilogue.captured();
+      const auto tile = own.tile(epilogue.results.number(at.batch, at.head));
+      const int m0 = row0 + epilogue.results.rows_before(at.head);
+      if constexpr (Config::PAIRS == HALVES) {
+        E::map2(acc[0], acc[PARTS - 1], [&](int i, int j, Sum gate, Sum up) {
+          return own.value(gate, up, tile, own.row(tile, m0 + i), own.column(tile, col0 + j));
+        });
+      } else if constexpr (Config::PAIRS == NEIGHBOURS) {
+        E::map_pairs(acc[0], [&](int i, int j, Sum& gate, Sum& up) {
+          out.at(i, j / 2) = convert<TC>(own.value(gate, up, tile, own.row(tile, m0 + i), own.column(tile, col0 + j / 2)));
+        });
+      } else {
+        E::map(acc[0], [&](int i, int j, Sum x) { return own.value(x, tile, own.row(tile, m0 + i), own.column(tile, col0 + j)); });
+      }
+    }
+    if constexpr (Config::PAIRS != NEIGHBOURS) E::to_shared(out, acc[0]);
     warp_barrier();
     if constexpr (Config::HEADS) heads.copy_out(out, at.batch, row0, M, col0, N);
-    else warp_copy_out<Config::VECTOR_C>(out, C, row0, M, col0, N);
+    else warp_copy_out<Config::VECTOR_C>(out, C, row0, M, col0, columns);
     if (!Config::PERSISTENT) break;
   }
 }

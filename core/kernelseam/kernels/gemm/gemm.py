@@ -8,6 +8,7 @@ from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
+from kernelseam.expressions.epilogues import INTERLEAVED
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
@@ -23,6 +24,13 @@ from kernelseam.kernels.elements import (
 )
 from kernelseam.kernels.gemm.bands import in_bands
 from kernelseam.kernels.gemm.cost import gemm_work
+from kernelseam.kernels.gemm.epilogue import (
+    epilogue_constants,
+    epilogue_pointers,
+    epilogue_structure,
+    epilogue_values,
+    refuse_epilogue,
+)
 from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
@@ -49,6 +57,10 @@ _INTS = (
 SCALES = ("a_scales", "b_scales")
 _SEGMENTS, _HEADS = ("a", "a1", "a2"), ("c", "c1", "c2")
 """Parameters where A, or C, consists of three operands."""
+_PAIR_COLUMNS = 32
+"""A warp's columns are a multiple, so that engines take a half of them."""
+_INTERLEAVED_SUMS = 2048
+"""Of a warp: more leave no registers for places of single elements in shared memory."""
 
 
 def _segments(names: tuple[str, str, str]) -> Structure:
@@ -126,7 +138,8 @@ class GemmDefinition(KernelDefinition):
         else:
             tokens = {n: getattr(p.heads, f"{n}_strides")[2] for n in "qkv"}
             rows |= {f"the {n} token stride": s for n, s in tokens.items()}
-        return refuse_rounding(spec) or refuse_row_strides(**rows)
+        rows["stride_preactivation_row"] = p.preactivation_strides[2]
+        return refuse_rounding(spec) or refuse_epilogue(spec) or refuse_row_strides(**rows)
 
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[GemmTile, ...]:
         return tuple(
@@ -138,6 +151,8 @@ class GemmDefinition(KernelDefinition):
             and (t.row_sums or not spec.row_sums)
             and (spec.plain or not t.plain)
             and (spec.scale_block is None or t.scales_blocks(spec.scale_block[2]))
+            and (not spec.pairs or t.bn // t.warps_n % _PAIR_COLUMNS == 0)
+            and (spec.pairs != INTERLEAVED or _of_warp(t) <= _INTERLEAVED_SUMS)
         )
 
     def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> GemmTile:
@@ -187,6 +202,7 @@ class GemmDefinition(KernelDefinition):
             "PRECISION": TF32_PRODUCTS[spec.precision],
             "SCALES": spec.scales,
             **scale_constants(spec),
+            **epilogue_constants(spec),
             "SUMMED": spec.summed,
             "SEGMENTED": spec.segmented,
             **NOT_GROUPED,
@@ -215,10 +231,11 @@ class GemmDefinition(KernelDefinition):
                 *((("segments", _segments(_SEGMENTS)),) if spec.segmented else ()),
                 *((("heads", HEADS_STRUCTURE),) if spec.heads else ()),
                 *((("scales", scales_structure(spec)),) if spec.scales else ()),
+                *((("epilogue", epilogue_structure(spec)),) if spec.epilogue else ()),
             ),
             generated=True,
             in_place=True,
-            optional=("segments", "heads", "groups", "indices", "scales"),
+            optional=("segments", "heads", "groups", "indices", "scales", "epilogue"),
         )
 
     def grid(self, problem: GemmProblem, tile: GemmTile, device: Device) -> int:
@@ -278,6 +295,7 @@ class GemmDefinition(KernelDefinition):
             "beta": p.beta,
             **(heads_values(p.heads) if p.heads else {}),
             **scale_values(p),
+            **(epilogue_values(problem, p) if p.spec.epilogue else {}),
         }
 
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
@@ -286,6 +304,7 @@ class GemmDefinition(KernelDefinition):
         added = {n: f"{n}{suffix}" for n in ("bias", "residual") if getattr(spec, n)}
         if spec.scales:
             added |= {n: f"{n}{suffix}" for n in SCALES}
+        added |= epilogue_pointers(spec, suffix)
         others = [*_STRIDED, *(_SEGMENTS if spec.segmented else ())]
         if spec.heads:
             others += [*_HEADS, *HEADS_POINTERS]
@@ -294,6 +313,10 @@ class GemmDefinition(KernelDefinition):
             **own,
             **added,
         }  # null, unless the launch names an operand
+
+
+def _of_warp(tile: GemmTile) -> int:
+    return tile.bm * tile.bn // (tile.warps_m * tile.warps_n)
 
 
 def refuse_rounding(spec: GemmSpec) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from kernelseam.expressions.epilogues import epilogue_of
 from kernelseam.expressions.text import structure_of
 
 
@@ -18,6 +19,9 @@ def flat(spec: Any) -> Iterator[tuple[str, Hashable]]:
         elif f.name == "expression" and value is not None:
             kind = structure_of(value)
             yield f.name, (kind.has_score, kind.has_mask, bool(kind.arrays), bool(kind.numbers))
+        elif f.name == "epilogue" and value is not None:
+            epilogue = epilogue_of(value)
+            yield f.name, (epilogue.pairs, bool(epilogue.arrays), bool(epilogue.numbers))
         else:
             yield f.name, value
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases.gemm_added import added, sums
+from kernelseam.parity.cases.gemm_epilogues import epilogues
 from kernelseam.parity.cases.gemm_fp8 import stored
 from kernelseam.samples.common import (
     BF16,
@@ -50,6 +51,7 @@ def gemm_cases() -> list[GemmCase]:
         "pointer lists": _pointers,
         "bias and residual": added,
         "sums over batches and heads": sums,
+        "epilogues": epilogues,
         "many small matrices": _small,
         "few rows or few columns": _few,
         "precision of float32": _precisions,

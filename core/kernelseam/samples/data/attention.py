@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.descriptors.attention.options import ScoreNumbers, ScoreOperands
-from kernelseam.descriptors.attention.problem import captured
 from kernelseam.descriptors.common.options import operands_of, scalars_of
 from kernelseam.dtypes import DType
 from kernelseam.expressions.scores import ScoreExpression, score_expression
 from kernelseam.oracle.formulas import Array, Variant
 from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.data import captured
 from kernelseam.samples.data.memory import (
     Placement,
     RowSpan,
@@ -101,8 +101,7 @@ def values(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
     if case.page_size:
         inputs["block_table"] = block_table(case).copy()
     if case.mods:
-        arrays = expression(case).arrays
-        inputs |= {captured(i): np.asarray(x) for i, x in enumerate(arrays)}
+        inputs |= captured.inputs(expression(case).arrays)
     return inputs
 
 
@@ -352,11 +351,7 @@ def placements(case: AttentionCase) -> dict[str, Placement]:
     if case.page_size:
         shape = block_table(case).shape
         placements["block_table"] = Placement("block_table", DType.int32, shape, (shape[1] + 3, 1))
-    for i, x in enumerate(expression(case).arrays if case.mods else ()):
-        steps = tuple(math.prod(x.shape[axis + 1 :]) + (axis == 0) for axis in range(x.ndim))
-        name = captured(i)
-        placements[name] = Placement(name, DType(str(x.dtype)), x.shape, steps)
-    return placements
+    return placements | captured.placements(expression(case).arrays if case.mods else ())
 
 
 def rows(

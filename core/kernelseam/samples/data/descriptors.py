@@ -17,6 +17,7 @@ _FIELDS = {
         for n in ("A", "B", "C", "residual", "q", "k", "v", "out", "dout", "dq", "dk", "dv")
     },
     **{n: (n, _PLANE) for n in ("bias", "mask", "dbias")},
+    "preactivation": ("preactivation", _MATRIX),
     "lse": ("lse", ("batch", "head")),
     "alibi_slopes": ("alibi", ("batch", "head")),
     **{n: (n, ("batch", "head", "block")) for n in ("q_scales", "k_scales", "v_scales")},

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from kernelseam.dtypes import DType
+from kernelseam.epilogues import Epilogue, epilogue_expression
+from kernelseam.expressions.epilogues import EpilogueExpression
 from kernelseam.oracle.formulas import Array
+from kernelseam.samples.data import captured
 from kernelseam.samples.data.memory import (
     Placement,
     placement,
@@ -15,6 +20,7 @@ from kernelseam.samples.data.memory import (
     scattered,
     unrepeated_shape,
 )
+from kernelseam.samples.epilogues import Extents, epilogue_named
 from kernelseam.samples.gemm_case import GemmCase
 
 
@@ -24,10 +30,26 @@ def shapes(case: GemmCase) -> dict[str, tuple[int, int, int, int]]:
     return {
         "A": (B, H, *((K, M) if case.a_transposed else (M, K))),
         "B": (B, H // case.b_head_group, *((N, K) if case.b_transposed else (K, N))),
-        "C": (*case.lead, M, N),
+        "C": (*case.lead, M, case.columns),
         **({"bias": (*case.lead, 1, N)} if case.bias else {}),
         **({"residual": (*case.lead, M, N)} if case.residual else {}),
+        **({"preactivation": (*case.lead, M, N)} if case.preactivation else {}),
     }
+
+
+def epilogue(case: GemmCase) -> Epilogue:
+    """That of a case which has one."""
+    return epilogue_named(case.epilogue, Extents(math.prod(case.lead), case.M, case.columns))
+
+
+def expression(case: GemmCase) -> EpilogueExpression | None:
+    """A case's epilogue, traced over its arrays on the host."""
+    return epilogue_expression(epilogue(case)) if case.epilogue else None
+
+
+def _captured(case: GemmCase) -> tuple[Any, ...]:
+    traced = expression(case)
+    return () if traced is None else traced.arrays
 
 
 def scale_shapes(case: GemmCase) -> dict[str, tuple[int, ...]]:
@@ -95,7 +117,7 @@ def values(case: GemmCase, rng: np.random.Generator) -> dict[str, Array]:
         drawn = {"tensor": (1, 1, 1), "matrices": (*shape[:2], 1)}.get(case.scales, shape)
         powers = rng.integers(-3, 4, drawn) if case.exact else rng.uniform(-3, 3, drawn)
         inputs[name] = repeated_copy((2.0**powers).astype(np.float32), shape)
-    return inputs
+    return inputs | captured.inputs(_captured(case))
 
 
 def placements(case: GemmCase) -> dict[str, Placement]:
@@ -108,6 +130,11 @@ def placements(case: GemmCase) -> dict[str, Placement]:
         ("C", case.c, case.out_dtype),
         ("bias", case.bias_layout, case.bias),
         ("residual", case.residual_layout, case.residual),
+        (
+            "preactivation",
+            case.preactivation_layout,
+            case.out_dtype if case.preactivation else None,
+        ),
     )
     for i, (name, operand_layout, dtype) in enumerate(operand_layouts):
         if dtype is None:
@@ -125,4 +152,4 @@ def placements(case: GemmCase) -> dict[str, Placement]:
             steps = (heads * (n + 1) * blocks[0], (n + 1) * blocks[0], 1, n + 1)
         steps = {"tensor": (0, 0, 0), "matrices": (heads + 1, 1, 0)}.get(case.scales, steps)
         placements[name] = Placement(name, DType.float32, of_scales, steps)
-    return placements
+    return placements | captured.placements(_captured(case))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelseam.contract import ArrayInfo, Device, Runtime
+from kernelseam.contract import Device, Runtime
 from kernelseam.descriptors import Attention, AttentionPointers
 from kernelseam.descriptors.attention.options import ScoreScalars
 from kernelseam.descriptors.common.options import scalars_of
@@ -17,6 +17,7 @@ from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array, AttentionResult
 from kernelseam.samples.attention_case import AttentionCase
 from kernelseam.samples.data import attention as data
+from kernelseam.samples.data import captured
 from kernelseam.samples.data.descriptors import address_list, strides
 from kernelseam.samples.data.memory import Layout, Placement
 from kernelseam.samples.operations.operation import Operation
@@ -122,10 +123,8 @@ def describe_strided(
     """The descriptor of an attention without pointer lists."""
     expression = None
     if case.mods:
-        names = [n for n in addresses if n.startswith("captured_")]
-        arrays = [_view(layout, n, addresses[n], device) for n in names]
-        addresses = {n: x for n, x in addresses.items() if n not in names}
-        expression = replace(data.expression(case), arrays=tuple(arrays))
+        addresses, arrays = captured.views(layout, addresses, device)
+        expression = replace(data.expression(case), arrays=arrays)
     return Attention(
         expression=expression,
         **addresses,
@@ -138,12 +137,6 @@ def describe_strided(
         scale_block=case.scale_block,
         latent=case.latent,
     )
-
-
-def _view(layout: Layout, name: str, address: int, device: Device) -> ArrayInfo:
-    """An array that the functions capture, as it lies in the case's memory."""
-    p = layout.placements[name]
-    return ArrayInfo(address, p.shape, p.strides, p.dtype, device, "sample", None)
 
 
 def packed(case: AttentionCase) -> set[str]:

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from kernelseam.contract import Device, Runtime
 from kernelseam.descriptors import BatchedGemmPointers, BatchedGemmStrided
+from kernelseam.epilogues import as_one
 from kernelseam.oracle import check, formulas
 from kernelseam.oracle.check import Verdict
+from kernelseam.oracle.epilogues import Epilogue
 from kernelseam.oracle.formulas import Array, GemmResult
+from kernelseam.samples.data import captured
 from kernelseam.samples.data import gemm as data
 from kernelseam.samples.data.descriptors import address_list, strides
 from kernelseam.samples.data.memory import Layout, Placement
 from kernelseam.samples.gemm_case import GemmCase
 from kernelseam.samples.operations.operation import Operation
 
-_ROWS = {f"stride_{n}_row" for n in ("a", "b", "c", "residual")}
+_ROWS = {f"stride_{n}_row" for n in ("a", "b", "c", "residual", "preactivation")}
 
 
 class Gemm(Operation[GemmCase, GemmResult]):
-    """alpha·Σ op(A)·op(B) + beta·C + bias + residual."""
+    """alpha·Σ op(A)·op(B) + beta·C + bias + residual, and its epilogue."""
 
     name = "gemm"
 
@@ -33,7 +37,7 @@ class Gemm(Operation[GemmCase, GemmResult]):
         return data.placements(case)
 
     def outputs(self, case: GemmCase) -> tuple[str, ...]:
-        return ("C",)
+        return ("C", "preactivation") if case.preactivation else ("C",)
 
     def repeatable(self, case: GemmCase) -> bool:
         return super().repeatable(case) and case.beta == 0 and not case.in_place
@@ -72,6 +76,9 @@ class Gemm(Operation[GemmCase, GemmResult]):
             for n, s in strides(layout).items()
             if n not in ("stride_bias_row", "stride_bias_column")
         }
+        if (expression := data.expression(case)) is not None:
+            addresses, arrays = captured.views(layout, addresses, device)
+            options["epilogue"] = replace(expression, arrays=arrays)
         if case.view == "strided":
             return BatchedGemmStrided(
                 **addresses,
@@ -124,4 +131,13 @@ class Gemm(Operation[GemmCase, GemmResult]):
             exact=case.exact,
             flushed=flushed,
             precision=case.precision,
+            epilogue=_oracle_epilogue(case),
+            preactivation=results.get("preactivation"),
         )
+
+
+def _oracle_epilogue(case: GemmCase) -> Epilogue | None:
+    if not case.epilogue:
+        return None
+    one = as_one(data.epilogue(case))
+    return Epilogue(one.function, one.pairs)

@@ -166,8 +166,9 @@ class HopperGemm(KernelDefinition):
     def refuse_options(self, problem: GemmProblem) -> str | None:
         """Why it does not take what the spec asks for beside a product, or None."""
         spec = problem.spec
-        if spec.heads:
-            return "heads is not supported by this kernel"
+        for option in ("heads", "epilogue"):
+            if getattr(spec, option):
+                return f"{option} is not supported by this kernel"
         for option in ("row_sums", "segmented", "joined"):
             if spec.dtype.itemsize != 2 and getattr(spec, option):
                 return f"{option} of {spec.dtype} is not supported by this kernel"

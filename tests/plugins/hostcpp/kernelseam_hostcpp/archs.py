@@ -33,9 +33,11 @@ _F16, _BF16 = frozenset({DType.float16}), frozenset({DType.bfloat16})
 _SINGLE, _DOUBLE = frozenset({DType.float32}), frozenset({DType.float64})
 
 
-def _gemm(dtypes: frozenset[DType], bm: int, bk: int, stages: int, persistent: bool) -> GemmTile:
+def _gemm(
+    dtypes: frozenset[DType], bm: int, bk: int, stages: int, persistent: bool, bn: int = 32
+) -> GemmTile:
     return GemmTile(
-        dtypes, bm=bm, bn=32, bk=bk, warps_m=2, warps_n=2, stages=stages, persistent=persistent
+        dtypes, bm=bm, bn=bn, bk=bk, warps_m=2, warps_n=2, stages=stages, persistent=persistent
     )
 
 
@@ -84,9 +86,9 @@ def _precise(tile: Any) -> tuple[Any, ...]:
 # that stay in registers and queries that do not.
 TILES = {
     "gemm": (
-        _gemm(_F16, 32, 32, 3, True),
+        _gemm(_F16, 32, 32, 3, True, 64),
         _gemm(_BF16, 32, 16, 2, False),
-        _gemm(_SINGLE, 32, 16, 3, True),
+        _gemm(_SINGLE, 32, 16, 3, True, 64),
         _gemm(_DOUBLE, 16, 16, 2, False),
         _teams(_F16 | _SINGLE, 3, True),
         _teams(_BF16, 2, False),
@@ -125,9 +127,9 @@ TILES = {
 }
 TILES_THROUGH_REGISTERS = {
     "gemm": (
-        _gemm(_F16, 32, 32, 1, False),
+        _gemm(_F16, 32, 32, 1, False, 64),
         _gemm(_BF16, 32, 16, 2, True),
-        _gemm(_SINGLE, 32, 16, 1, True),
+        _gemm(_SINGLE, 32, 16, 1, True, 64),
         _gemm(_DOUBLE, 16, 16, 2, False),
         _teams(_F16 | _SINGLE, 1, False),
         _teams(_BF16, 2, True),

@@ -1,0 +1,61 @@
+"""Numbers and arrays that a user's functions captured, as parts of problems and their operands.
+
+A problem has ``captured_numbers``, and ``captured_extents`` and ``captured_strides`` of the arrays,
+the operands captured_0, captured_1, …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from kernelseam.contract import ArrayInfo, OperandRule
+from kernelseam.dtypes import DType
+
+E = TypeVar("E", bound=Any)
+
+
+def captured(index: int) -> str:
+    """The name of the operand of an array that an expression's functions captured."""
+    return f"captured_{index}"
+
+
+def captured_operands(expression: Any) -> dict[str, object]:
+    """The arrays that an expression captured, by their operands' names; none of None."""
+    arrays = () if expression is None else expression.arrays
+    return {captured(i): x for i, x in enumerate(arrays)}
+
+
+def captured_fields(expression: Any, infos: Mapping[str, ArrayInfo]) -> dict[str, Any]:
+    """A problem's fields of what an expression captured; none of None."""
+    if expression is None:
+        return {}
+    arrays = [infos[captured(i)] for i in range(len(expression.arrays))]
+    return {
+        "captured_numbers": tuple(expression.numbers),
+        "captured_extents": tuple(x.shape for x in arrays),
+        "captured_strides": tuple(x.strides for x in arrays),
+    }
+
+
+def captured_rules(
+    problem: Any, arrays: Sequence[tuple[str, int]], live: int
+) -> Iterator[OperandRule]:
+    """Of arrays (dtype, rank); ``live``: 1 where they are read, else 0."""
+    for i, (dtype, _) in enumerate(arrays):
+        yield OperandRule(
+            captured(i),
+            DType(dtype),
+            tuple(n * live for n in problem.captured_extents[i]),
+            problem.captured_strides[i],
+            DType(dtype).itemsize,
+        )
+
+
+def bare(expression: E, infos: Mapping[str, ArrayInfo], **functions: None) -> E:
+    """An expression over the addresses of its arrays, without its functions, which keep them."""
+    places = {n: i.pointer for n, i in infos.items()}
+    arrays = tuple(places.get(captured(i), x) for i, x in enumerate(expression.arrays))
+    bared: E = replace(expression, arrays=arrays, **functions)
+    return bared

@@ -1,0 +1,206 @@
+"""Epilogues: what becomes of each element of a product before it is rounded and written.
+
+A product's ``epilogue`` is a function ``(acc, m, n, batch)`` of one element, one of ``NAMED`` by
+its name, ``gated(…)`` of a function of two columns, or a list of these, applied in turn. The
+functions here are such functions, make such, or are of one number, for use in others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kernelseam.errors import InvalidValue
+from kernelseam.expressions.elementwise import clip, erf, sigmoid, tanh, where
+from kernelseam.expressions.epilogues import (
+    HALVES,
+    INTERLEAVED,
+    EpilogueExpression,
+    EpilogueFunction,
+    traced_epilogue,
+)
+
+Activation = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Gated:
+    """An epilogue of pairs of columns: see ``gated``."""
+
+    function: EpilogueFunction
+    pairs: str = HALVES
+
+
+def gated(function: EpilogueFunction, *, interleaved: bool = False) -> Gated:
+    """An epilogue of pairs of columns, ``function(gate, up, m, n, batch)``: a result of half the
+    width, whose column n is of the product's columns n and n + N/2, or of 2n and 2n + 1 where
+    ``interleaved``."""
+    return Gated(function, INTERLEAVED if interleaved else HALVES)
+
+
+One = EpilogueFunction | Gated | str
+Epilogue = One | list[One] | tuple[One, ...]
+
+
+# ---- activations: of one number
+
+
+def relu(x: Any) -> Any:
+    return where(x <= 0, 0.0, x)  # NaN stays
+
+
+def gelu(x: Any) -> Any:
+    """x·Φ(x), Φ by the error function."""
+    return 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
+
+
+def gelu_tanh(x: Any) -> Any:
+    """x·Φ(x), Φ approximated by tanh: torch's ``approximate="tanh"``."""
+    return 0.5 * x * (1 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def silu(x: Any) -> Any:
+    return x * sigmoid(x)
+
+
+def quick_gelu(x: Any) -> Any:
+    return x * sigmoid(1.702 * x)
+
+
+# ---- epilogues that take numbers or arrays
+
+
+def softcap(cap: float) -> EpilogueFunction:
+    """cap·tanh(acc / cap)"""
+    return lambda acc, m, n, batch: cap * tanh(acc / cap)
+
+
+def clamp(low: float, high: float) -> EpilogueFunction:
+    """acc moved into [low, high]."""
+    return lambda acc, m, n, batch: clip(acc, low, high)
+
+
+def row_bias(x: Any) -> EpilogueFunction:
+    """acc + x[m], or x[batch, m]."""
+    return _by_axis(x, "m", False)
+
+
+def column_bias(x: Any) -> EpilogueFunction:
+    """acc + x[n], or x[batch, n]."""
+    return _by_axis(x, "n", False)
+
+
+def row_factor(x: Any) -> EpilogueFunction:
+    """acc·x[m], or x[batch, m]."""
+    return _by_axis(x, "m", True)
+
+
+def column_factor(x: Any) -> EpilogueFunction:
+    """acc·x[n], or x[batch, n]."""
+    return _by_axis(x, "n", True)
+
+
+def factor(x: Any) -> EpilogueFunction:
+    """acc·x[m, n], or x[batch, m, n]."""
+    return _by_axis(x, "mn", True)
+
+
+def residual(x: Any) -> EpilogueFunction:
+    """acc + x[m, n], or x[batch, m, n]: after what comes before it. (A product's option
+    ``residual`` is part of acc.)"""
+    return _by_axis(x, "mn", False)
+
+
+def _by_axis(x: Any, axes: str, multiplies: bool) -> EpilogueFunction:
+    rank = len(x.shape)
+    if rank not in (len(axes), len(axes) + 1):
+        named = ", ".join(axes)
+        raise InvalidValue(
+            "epilogue",
+            f"an array of shape {list(x.shape)}",
+            f"must be [{named}] or [batch, {named}]",
+            "Add or remove axes with reshape, or write it as a function of its own",
+        )
+    batched, by_row, by_column = rank > len(axes), "m" in axes, "n" in axes
+
+    def with_array(acc: Any, m: Any, n: Any, batch: Any) -> Any:
+        at = (*((batch,) if batched else ()), *((m,) if by_row else ()))
+        y = x[(*at, *((n,) if by_column else ()))]
+        return acc * y if multiplies else acc + y
+
+    return with_array
+
+
+def _activation(function: Activation) -> EpilogueFunction:
+    return lambda acc, m, n, batch: function(acc)
+
+
+def _gate(function: Activation) -> Gated:
+    return gated(lambda gate, up, m, n, batch: function(gate) * up)
+
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    f.__name__: f for f in (relu, gelu, gelu_tanh, silu, quick_gelu)
+}
+NAMED: Mapping[str, EpilogueFunction | Gated] = {
+    **{name: _activation(f) for name, f in ACTIVATIONS.items()},
+    "reglu": _gate(relu),
+    "geglu": _gate(gelu),
+    "geglu_tanh": _gate(gelu_tanh),
+    "swiglu": _gate(silu),
+}
+"""Epilogues by name. Gates are of the first half of the columns."""
+
+
+def epilogue_expression(epilogue: Epilogue) -> EpilogueExpression:
+    """An epilogue, or several in turn, traced. Raises InvalidValue for what is none."""
+    one = as_one(epilogue)
+    return traced_epilogue(one.function, one.pairs)
+
+
+def as_one(epilogue: Epilogue) -> Gated:
+    """An epilogue, or several in turn, as one function, of single elements where ``pairs`` is "".
+    Raises InvalidValue."""
+    given: list[Any] = list(epilogue) if isinstance(epilogue, list | tuple) else [epilogue]
+    parts: list[Any] = [_named(x) if isinstance(x, str) else x for x in given]
+    if not parts or any(isinstance(x, Gated) for x in parts[1:]):
+        raise InvalidValue(
+            "epilogue",
+            epilogue,
+            "a list of epilogues must have one, and at most the first may be gated",
+            "Put the gate first, or write one function",
+        )
+    first, *others = parts
+    pairs = first.pairs if isinstance(first, Gated) else ""
+    function = first.function if isinstance(first, Gated) else first
+    if others:
+        function = _in_turn(function, tuple(others), bool(pairs))
+    return Gated(function, pairs)
+
+
+def _named(name: str) -> EpilogueFunction | Gated:
+    if name not in NAMED:
+        raise InvalidValue(
+            "epilogue", name, f"must be one of {', '.join(NAMED)}", "Or give a function"
+        )
+    return NAMED[name]
+
+
+def _in_turn(
+    first: EpilogueFunction, others: tuple[EpilogueFunction, ...], of_pairs: bool
+) -> EpilogueFunction:
+    def of_sum(acc: Any, m: Any, n: Any, batch: Any) -> Any:
+        acc = first(acc, m, n, batch)
+        for function in others:
+            acc = function(acc, m, n, batch)
+        return acc
+
+    def of_pair(gate: Any, up: Any, m: Any, n: Any, batch: Any) -> Any:
+        acc = first(gate, up, m, n, batch)
+        for function in others:
+            acc = function(acc, m, n, batch)
+        return acc
+
+    return of_pair if of_pairs else of_sum

@@ -1,0 +1,65 @@
+"""What users' epilogues make of sums, as the oracle takes them: the functions themselves, called in
+float64."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernelseam.dtypes import DType
+from kernelseam.oracle.formulas import Array, Floats
+from kernelseam.oracle.tolerances import smallest
+from kernelseam.oracle.user_functions import Function, called
+
+_FUNCTION = 16.0
+"""Roundings of float32 that a function may cost, of its result and of what it is of."""
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """``function(acc, m, n, batch)``; of ``pairs`` ("halves" or "interleaved") of columns
+    ``function(gate, up, m, n, batch)``."""
+
+    function: Function
+    pairs: str = ""
+
+    def parts(self, sums: Floats) -> tuple[Floats, ...]:
+        """The function's first arguments, of sums [rows, N]."""
+        if not self.pairs:
+            return (sums,)
+        if self.pairs == "interleaved":
+            return sums[..., 0::2], sums[..., 1::2]
+        half = sums.shape[-1] // 2
+        return sums[..., :half], sums[..., half:]
+
+    def applied(
+        self,
+        sums: Floats,
+        tolerance: Floats,
+        at: tuple[Array, Array],
+        dtype: DType,
+        flushed: bool,
+    ) -> tuple[Floats, Floats]:
+        """The result and its bound, in a result of ``dtype``, where sums [rows, N] are known within
+        ``tolerance``. ``at``: of each row its number and its matrix'."""
+        parts, apart = self.parts(sums), self.parts(tolerance)
+        m, batch = (x[:, None] for x in at)
+        n = np.arange(parts[0].shape[-1])
+
+        def of(*x: Floats) -> Floats:
+            y = called(self.function, *x, m, n, batch)
+            return np.broadcast_to(np.asarray(y, np.float64), parts[0].shape)
+
+        with np.errstate(all="ignore"):
+            result = of(*parts)
+            apart = tuple(np.where(np.isfinite(x), t, 0) for x, t in zip(parts, apart, strict=True))
+            bound = np.zeros(result.shape)
+            for signs in itertools.product((1, -1), repeat=len(parts)):
+                moved = (x + s * t for x, s, t in zip(parts, signs, apart, strict=True))
+                bound = np.fmax(bound, np.abs(of(*moved) - result))
+            size = np.abs(result) + np.prod([1 + np.abs(x) for x in parts], axis=0) - 1
+            bound += _FUNCTION * DType.float32.unit_roundoff * size
+            bound += 2 * dtype.unit_roundoff * np.abs(result) + smallest(dtype, flushed)
+        return result, bound

@@ -1,0 +1,44 @@
+"""GEMM cases of epilogues: activations, what functions capture, pairs of columns, and what the
+epilogue is of as a second result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernelseam.samples.common import BF16, F16, F32, INF, NAN, TOKENS, InjectedValue
+from kernelseam.samples.gemm_case import TALL, GemmCase, both, case
+from kernelseam.samples.operand_layout import OperandLayout
+
+
+def epilogues() -> Iterator[GemmCase]:
+    for name in (
+        *("gelu", "silu", "geglu_tanh", "softcap", "clamp", "residual", "row_factor"),
+        *("powers", "gated_options", "swiglu_interleaved"),
+    ):
+        yield case("f32-nn", f"epilogue-{name}", epilogue=name, N=72, K=40)
+    options = both(F16, alpha=0.5, preactivation=True)
+    for kind in ("f16-nt", "f16-nn"):
+        yield case(kind, "epilogue-options", epilogue="in_turn", **options, beta=0.5)
+        for name in ("gated_options", "interleaved_options"):
+            yield case(kind, f"epilogue-{name}", epilogue=name, N=136, **_preactivation())
+            ragged = {"M": 33, "N": 54, "bias": F16, "preactivation": True}
+            yield case(kind, f"epilogue-{name}-ragged", epilogue=name, **ragged)
+    yield case("bf16-nn", "epilogue", epilogue="silu", bias=BF16, K=130)
+    yield case("bf16-tn", "epilogue-to-f32", epilogue="powers", dtype_c=F32, preactivation=True)
+    yield case("f64-nn", "epilogue", epilogue="gelu", may_refuse=frozenset({"shared"}))
+    yield case("f16-nt", "epilogue-tall", epilogue="powers", **{**TALL, "batch": 4})
+    yield case("f16-nt", "epilogue-token-major", epilogue="checkerboard", c=TOKENS, a=TOKENS)
+    large = {"M": 1100, "N": 1032, "K": 70, "sample": 300, "batch": 1, "num_heads": 2}
+    for name in ("gelu_tanh", "swiglu"):
+        yield case("f16-nt", f"epilogue-{name}-large", epilogue=name, **large)
+    nan = (InjectedValue("A", NAN, (0, 1, 5, 6)), InjectedValue("B", INF, (1, 0, 7, 3)))
+    yield case("f16-nt", "epilogue-nan-inf", epilogue="relu", injected=nan)
+    yield case("f16-nt", "epilogue-k-0", epilogue="column_bias", K=0)
+    yield case("f16-nt", "epilogue-no-rows", epilogue="column_bias", M=0)
+    yield case("f16-nt", "epilogue-integers", epilogue="relu", data="integers")
+    yield case("f16-nt", "epilogue-sums", epilogue="checkerboard", batch=4, c_batch_group=2)
+
+
+def _preactivation() -> dict[str, object]:
+    layout = OperandLayout(gaps=(40, 24, 8))
+    return {"bias": F16, "preactivation": True, "preactivation_layout": layout}

@@ -1,0 +1,62 @@
+"""A GEMM's epilogue on the host, by evaluating its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernelseam.contract import host_array
+from kernelseam.descriptors.common.captured import captured
+from kernelseam.descriptors.gemm.problem import GemmProblem
+from kernelseam.expressions.epilogues import HALVES, EpilogueStructure
+from kernelseam.expressions.evaluation import evaluate
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """An expression with what it captured."""
+
+    structure: EpilogueStructure
+    numbers: tuple[int | float, ...]
+    arrays: tuple[Array, ...]
+
+    @classmethod
+    def bound(cls, p: GemmProblem, pointers: Mapping[str, int]) -> Epilogue | None:
+        """A problem's, over its operands; None without one."""
+        if p.spec.epilogue_structure is None:
+            return None
+        rules = {r.name: r for r in p.operands}
+        arrays = []
+        for i in range(len(p.captured_extents)):
+            rule = rules[captured(i)]
+            assert rule.dtype is not None
+            address = pointers.get(captured(i), 0)
+            arrays.append(host_array(address, rule.shape, rule.strides, rule.dtype))
+        return cls(p.spec.epilogue_structure, p.captured_numbers, tuple(arrays))
+
+    def columns(self, of_c: slice, n: int) -> Iterator[slice]:
+        """The columns of sums that columns of C are made of."""
+        if not self.structure.pairs:
+            yield of_c
+        elif self.structure.pairs == HALVES:
+            yield from (slice(of_c.start + x, of_c.stop + x) for x in (0, n // 2))
+        else:
+            yield from (slice(2 * of_c.start + x, 2 * of_c.stop + x, 2) for x in (0, 1))
+
+    def __call__(self, sums: Sequence[Array], numbers: Array, rows: slice, columns: slice) -> Array:
+        """Of sums [batch, group, head, row, column] of C's of these numbers."""
+        coordinates = dict(zip(self.structure.sums, sums, strict=True)) | {
+            "m": np.arange(rows.start, rows.stop)[:, None],
+            "n": np.arange(columns.start, columns.stop),
+            "batch": numbers[..., None, None],
+        }
+        (value,) = evaluate(
+            [self.structure.value], coordinates, self.numbers, self.arrays, sums[0].dtype
+        )
+        return value

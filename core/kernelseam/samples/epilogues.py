@@ -1,0 +1,115 @@
+"""Epilogues by name: cases refer to them. Over NumPy's arrays, seeded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernelseam import epilogues as e
+from kernelseam.epilogues import NAMED, Epilogue
+from kernelseam.expressions.elementwise import exp2, where
+from kernelseam.samples.files import function_in
+
+
+class Extents(NamedTuple):
+    """Of the product that they are for; N is the result's columns."""
+
+    results: int
+    M: int
+    N: int
+
+
+def _drawn(*shape: int) -> Any:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+def softcap(x: Extents) -> Epilogue:
+    return e.softcap(2.5)
+
+
+def clamp(x: Extents) -> Epilogue:
+    return e.clamp(-1.5, 2.0)
+
+
+def row_bias(x: Extents) -> Epilogue:
+    return e.row_bias(_drawn(x.M))
+
+
+def column_bias(x: Extents) -> Epilogue:
+    return e.column_bias(_drawn(x.results, x.N).astype(np.float16))
+
+
+def row_factor(x: Extents) -> Epilogue:
+    return e.row_factor(_drawn(x.results, x.M))
+
+
+def column_factor(x: Extents) -> Epilogue:
+    return e.column_factor(_drawn(x.N).astype(np.float16))
+
+
+def factor(x: Extents) -> Epilogue:
+    return e.factor(_drawn(x.M, x.N))
+
+
+def residual(x: Extents) -> Epilogue:
+    return ["gelu", e.residual(_drawn(x.results, x.M, x.N).astype(np.float16))]
+
+
+def in_turn(x: Extents) -> Epilogue:
+    """As cuBLASLt's, and more behind it."""
+    return (e.column_bias(_drawn(x.N)), "gelu_tanh", e.column_factor(_drawn(x.N)), e.clamp(-4, 4))
+
+
+def checkerboard(x: Extents) -> Epilogue:
+    return lambda acc, m, n, batch: where((m + n + batch) % 2 == 0, acc * 0.5, -acc)
+
+
+def powers(x: Extents) -> Epilogue:
+    """Numbers as arguments; integers that tiles, rows and columns have."""
+    up, step = 1.5, 3
+    rows = np.arange(x.M, dtype=np.int32) % 5
+    return lambda acc, m, n, batch: acc * exp2(rows[m] - n % step) + up * (batch // step)
+
+
+def gated_options(x: Extents) -> Epilogue:
+    factors, bias, low = _drawn(x.N), _drawn(x.results, x.M), -2.0
+
+    def gate(gate: Any, up: Any, m: Any, n: Any, batch: Any) -> Any:
+        return where(gate > low, e.silu(gate), 0.0) * (up + bias[batch, m]) * factors[n]
+
+    return [e.gated(gate), e.residual(_drawn(x.M, x.N))]
+
+
+def swiglu_interleaved(x: Extents) -> Epilogue:
+    return e.gated(lambda gate, up, m, n, batch: e.silu(gate) * up, interleaved=True)
+
+
+def interleaved_options(x: Extents) -> Epilogue:
+    bias, shift = _drawn(x.M, x.N), 0.25
+    return e.gated(
+        lambda gate, up, m, n, batch: e.gelu(gate) * (up + shift) + bias[m, n], interleaved=True
+    )
+
+
+EPILOGUES: dict[str, Callable[[Extents], Epilogue]] = {
+    f.__name__: f
+    for f in (
+        *(softcap, clamp, row_bias, column_bias, row_factor, column_factor, factor, residual),
+        *(in_turn, checkerboard, powers, gated_options, swiglu_interleaved, interleaved_options),
+    )
+}
+
+
+def epilogue_named(name: str, extents: Extents) -> Epilogue:
+    """One of a name, of ours or of those here; or of a file, FILE:NAME. Raises InvalidValue."""
+    if name in EPILOGUES:
+        return EPILOGUES[name](extents)
+    return function_in("--epilogue", name, "epilogues.py:mine") if ":" in name else name
+
+
+PAIRS = frozenset(n for n, x in NAMED.items() if isinstance(x, e.Gated)) | {
+    *("gated_options", "swiglu_interleaved", "interleaved_options")
+}
+"""Those of pairs of columns."""

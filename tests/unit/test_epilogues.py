@@ -1,0 +1,199 @@
+"""Epilogues: ours against torch's functions, what users write, pairs of columns, second results,
+and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import kernelseam as ks
+import numpy as np
+import pytest
+from kernelseam import epilogues
+from kernelseam.descriptors import BatchedGemmStrided
+from kernelseam.errors import InvalidValue
+from kernelseam.expressions.derivatives import slope
+from kernelseam.expressions.epilogues import epilogue_of, epilogue_text
+from kernelseam.expressions.evaluation import evaluate
+from kernelseam.oracle import check
+from kernelseam.oracle.epilogues import Epilogue
+
+torch = pytest.importorskip("torch", reason="torch is missing: functions are compared with its")
+F = torch.nn.functional
+RNG = np.random.default_rng(0)
+A = RNG.standard_normal((2, 33, 20)).astype(np.float32)
+B = RNG.standard_normal((2, 20, 24)).astype(np.float32)
+
+TORCH: dict[str, Callable[[Any], Any]] = {
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+}
+
+
+def test_all_activations_are_compared() -> None:
+    assert TORCH.keys() == epilogues.ACTIVATIONS.keys()
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_activations_and_their_derivatives_are_torchs(name: str) -> None:
+    """By name, and as torch's own function in a user's."""
+    x = torch.linspace(-9, 9, 721, dtype=torch.float64).requires_grad_()
+    want = TORCH[name](x)
+    want.sum().backward()
+    own, users = TORCH[name], epilogues.epilogue_expression(name)
+    theirs = epilogues.epilogue_expression(lambda acc, m, n, batch: own(acc))
+    for e in (users, theirs):
+        at = {"acc": x.detach().numpy()}
+        value, by = evaluate(
+            [e.structure.value, slope(e.structure.value, "acc")], at, e.numbers, []
+        )
+        np.testing.assert_allclose(value, want.detach(), rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(by, x.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh", "silu", "quick_gelu"])
+def test_nan_stays(name: str) -> None:
+    a, b = np.full((1, 1), np.nan, np.float32), np.ones((1, 1), np.float32)
+    assert np.isnan(ks.matmul2d(a, b, epilogue=name)[0, 0])
+
+
+@pytest.mark.parametrize("gate", ["reglu", "geglu", "geglu_tanh", "swiglu"])
+def test_gates_are_of_the_first_half(gate: str) -> None:
+    left, right = np.split((A.astype(np.float64) @ B), 2, axis=-1)
+    activation = {"reglu": "relu", "swiglu": "silu"}.get(gate, gate.replace("geglu", "gelu"))
+    activated = TORCH[activation](torch.from_numpy(left)).numpy()
+    found = ks.bmm(A, B, epilogue=gate)
+    assert found.shape == (2, 33, 12)
+    np.testing.assert_allclose(found, activated * right, rtol=1e-4, atol=1e-4)
+
+
+def test_what_users_write() -> None:
+    """Captured arrays by row, column and matrix, numbers, lists in turn, a second result."""
+    bias, scale, cap = RNG.standard_normal((2, 24)), RNG.standard_normal(33), 3.0
+
+    def own(acc: Any, m: Any, n: Any, batch: Any) -> Any:
+        return ks.where(n % 2 == 0, acc, cap * np.tanh(acc / cap)) + bias[batch, n]
+
+    sums = np.empty((2, 33, 24), np.float32)
+    out = ks.bmm(A, B, alpha=0.5, epilogue=[own, epilogues.row_factor(scale)], preactivation=sums)
+    acc = 0.5 * (A.astype(np.float64) @ B)
+    np.testing.assert_allclose(sums, acc, rtol=1e-5, atol=1e-5)
+    want = np.where(np.arange(24) % 2 == 0, acc, cap * np.tanh(acc / cap)) + bias[:, None]
+    np.testing.assert_allclose(out, want * scale[:, None], rtol=1e-4, atol=1e-5)
+
+
+def test_interleaved_pairs() -> None:
+    acc = A.astype(np.float64) @ B
+    pair = epilogues.gated(lambda gate, up, m, n, batch: gate - 2 * up + n, interleaved=True)
+    want = acc[..., ::2] - 2 * acc[..., 1::2] + np.arange(12)
+    np.testing.assert_allclose(ks.bmm(A, B, epilogue=pair), want, rtol=1e-4, atol=1e-5)
+
+
+def test_batch_counts_results_whatever_axes_they_have() -> None:
+    """Row-major over leading axes, also where these lie in another order in memory, which without
+    an epilogue would be walked in that order."""
+    a = RNG.standard_normal((4, 3, 5, 6)).astype(np.float32).transpose(1, 0, 2, 3)
+    b = RNG.standard_normal((4, 3, 6, 7)).astype(np.float32).transpose(1, 0, 2, 3)
+    out = np.empty((4, 3, 5, 7), np.float32).transpose(1, 0, 2, 3)
+    ks.bmm(a, b, out=out, epilogue=lambda acc, m, n, batch: acc + 100 * batch)
+    numbers = np.arange(12).reshape(3, 4, 1, 1)
+    np.testing.assert_allclose(out, a @ b + 100 * numbers, rtol=1e-5, atol=1e-4)
+
+
+def test_numbers_and_arrays_are_arguments() -> None:
+    """Another value, another length: the same spec, and so the same binary."""
+
+    def spec(cap: float, n: int) -> Any:
+        x = np.zeros((n,), np.float32)
+        e = epilogues.epilogue_expression([epilogues.softcap(cap), epilogues.column_bias(x)])
+        return BatchedGemmStrided(M=4, N=n, K=8, dtype="float16", epilogue=e).problem().spec
+
+    assert spec(2.0, 8) == spec(3.5, 16)
+    assert spec(2.0, 8).epilogue_structure.key == epilogue_of(spec(3.5, 16).epilogue).key
+    text = epilogue_text(epilogues.epilogue_expression("swiglu").structure)
+    assert epilogue_text(epilogue_of(text)) == text
+    assert epilogue_of(text).pairs == "halves"
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown name": ({"epilogue": "gelo"}, "epilogue = gelo: must be one of relu, gelu"),
+    "no function": ({"epilogue": 3}, "epilogue = 3: must be a function"),
+    "none of a list": ({"epilogue": []}, "a list of epilogues must have one"),
+    "a gate behind": ({"epilogue": ["relu", "swiglu"]}, "at most the first may be gated"),
+    "too few coordinates": (
+        {"epilogue": lambda acc: acc},
+        r"it is called with 4 arguments.*Write epilogue\(acc, m, n, batch\)",
+    ),
+    "an if": ({"epilogue": lambda acc, m, n, batch: acc if acc > 0 else 0}, "Write where"),
+    "a reduction": ({"epilogue": lambda acc, m, n, batch: acc + B}, "used without indices"),
+    "pairs and beta": (
+        {"epilogue": "swiglu", "beta": 0.5, "out": np.ones((2, 33, 12), "f4")},
+        "beta",
+    ),
+    "pairs and residual": (
+        {"epilogue": "swiglu", "residual": np.ones((2, 33, 24), "f4")},
+        "residual = given: has the result's columns",
+    ),
+    "no epilogue": ({"preactivation": np.ones((2, 33, 24), "f4")}, "is what an epilogue is of"),
+    "another shape": (
+        {"epilogue": "swiglu", "preactivation": np.ones((2, 33, 12), "f4")},
+        r"preactivation = an array of shape \[2, 33, 12\]: must have shape \[2, 33, 24\]",
+    ),
+    "another dtype": (
+        {"epilogue": "relu", "preactivation": np.ones((2, 33, 24), "f8")},
+        "preactivation = an array of float64: must be float32 as the result is",
+    ),
+    "columns of the result": (
+        {"epilogue": "relu", "out": np.ones((2, 24, 33), "f4").transpose(0, 2, 1)},
+        "must have contiguous rows where there is an epilogue",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refusals(what: str) -> None:
+    options, message = REFUSED[what]
+    with pytest.raises(InvalidValue, match=message):
+        ks.bmm(A, B, **options)
+
+
+def test_an_odd_number_of_columns_has_no_pairs() -> None:
+    with pytest.raises(InvalidValue, match="N = 3: must be even"):
+        ks.matmul2d(np.ones((2, 2), "f4"), np.ones((2, 3), "f4"), epilogue="swiglu")
+
+
+def test_an_array_for_an_epilogue_has_its_axes() -> None:
+    with pytest.raises(InvalidValue, match=r"\[2, 3, 4\]: must be \[n\] or \[batch, n\]"):
+        epilogues.column_bias(np.ones((2, 3, 4)))
+
+
+def test_the_oracle_calls_the_function_itself() -> None:
+    """Wrong by more than its bound: an epilogue of another slope, and one left out."""
+
+    def own(acc: Any, m: Any, n: Any, batch: Any) -> Any:
+        return np.tanh(acc) * (m + 1)
+
+    out = ks.bmm(A, B, epilogue=own)
+    verdict = check.gemm(A, B, out, epilogue=Epilogue(own))
+    assert verdict.passed
+    assert verdict.checked == out.size
+    assert not check.gemm(A, B, out)
+    assert not check.gemm(A, B, out * np.float32(1.0001), epilogue=Epilogue(own))
+
+
+def test_a_plan_has_no_functions_to_check() -> None:
+    call = ks.plan(BatchedGemmStrided(M=2, N=2, K=2, dtype="float32", epilogue="relu"))
+    a = np.ones((2, 2), np.float32)
+    with pytest.raises(InvalidValue, match="the oracle calls an epilogue itself"):
+        call.bind(A=a, B=a, C=np.empty((2, 2), np.float32), check=True)
+
+
+@pytest.mark.parametrize("given", [{"epilogue": "gelu"}, {"preactivation": torch.empty(4, 4)}])
+def test_where_torch_traces_it_is_refused(given: dict[str, Any]) -> None:
+    """Not left out."""
+    a = torch.ones(4, 4)
+    with pytest.raises(InvalidValue, match="is not supported where torch traces"):
+        torch.func.vmap(lambda x: ks.matmul2d(x, a, **given))(torch.ones(2, 4, 4))
