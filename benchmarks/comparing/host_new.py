@@ -161,6 +161,36 @@ def _bmm(session: Session) -> Make:
     return make
 
 
+def _grouped(session: Session) -> Make:
+    """Sixteen experts; the tokens vary."""
+    a, w = session.random((1500, 256), "bfloat16"), session.random((16, 256, 512), "bfloat16")
+    offs = torch.zeros(16, dtype=torch.int32, device=session.device)
+
+    def make(n: int) -> tuple[Run, Run | None]:
+        x = a[: 100 + n]
+        return lambda: ks.grouped_mm(
+            x, w, offs, implementation=_named(session, "sm90")
+        ), lambda: torch._grouped_mm(x, w, offs=offs)
+
+    return make
+
+
+def _gathered(session: Session) -> Make:
+    """The same, of tokens that are gathered and scattered."""
+    a, w = session.random((1500, 256), "bfloat16"), session.random((16, 256, 512), "bfloat16")
+    offs = torch.zeros(16, dtype=torch.int32, device=session.device)
+    indices = torch.arange(1500, dtype=torch.int32, device=session.device)
+
+    def make(n: int) -> tuple[Run, Run | None]:
+        x = indices[: 100 + n]
+        named = _named(session, "sm90")
+        return lambda: ks.grouped_mm(
+            a, w, offs, a_indices=x, out_indices=x, implementation=named
+        ), None
+
+    return make
+
+
 def _qkv(session: Session) -> Make:
     x, w = session.random((1, 1500, 512), "bfloat16"), session.random((1024, 512), "bfloat16")
 
@@ -207,6 +237,8 @@ _ROWS: tuple[tuple[str, Callable[[Session], Make], float], ...] = (
     ("attention_paged, batch and width", _paged, 70.0),
     ("matmul2d, rows", _matmul2d, 70.0),
     ("bmm, rows", _bmm, 70.0),
+    ("grouped_mm, tokens", _grouped, 70.0),
+    ("grouped_mm, tokens that are gathered and scattered", _gathered, 80.0),
     ("fused_qkv_projection, tokens", _qkv, 90.0),
     ("attention and its gradients, lengths", _gradients, 200.0),
 )
@@ -217,5 +249,5 @@ def new_rows() -> list[NewRow]:
     rows = [NewRow(f"new extents: {name}", make, limit) for name, make, limit in _ROWS]
     return rows + [
         NewRow(f"known among {KNOWN}: {name}", make, limit, _KNOWN)
-        for name, make, limit in _ROWS[:6]
+        for name, make, limit in _ROWS[:8]
     ]

@@ -198,6 +198,13 @@ def test_a_class_chooses_by_the_groups_and_not_by_their_sizes() -> None:
     assert representative(problem) == representative(other)
     assert problem_class(problem) == problem_class(other)
     assert problem.even.M == 1364 and problem.even.batch == 3
+    few, many = (
+        GroupedGemm(
+            **{**FIELDS, "M": 4090, "dtype": "bfloat16"}, a_indices=256, c_indices=256, a_rows=n
+        ).problem()
+        for n in (100, 9000)
+    )
+    assert representative(few) == representative(many) != representative(problem)
     more = GroupedGemm(**{**FIELDS, "M": 4090, "groups": 4, "dtype": "bfloat16"}).problem()
     assert problem_class(problem) != problem_class(more)
 

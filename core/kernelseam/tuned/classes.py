@@ -249,6 +249,8 @@ def _grouped_gemm(p: Any) -> Any:
         M=m,
         N=n,
         K=k,
+        a_rows=m if "a_indices" in p.spec.indices else 0,
+        c_rows=m if "c_indices" in p.spec.indices else 0,
         alpha=0.0 if p.alpha == 0 else 1.0,
         beta=0.0 if p.beta == 0 else 1.0,
         a_strides=_strides(p.a_strides, p.a_shape[0], *a),
