@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 import typer
 
 from kernelseam.cli import shapes
+from kernelseam.cli.with_options import with_options
 from kernelseam.descriptors import Attention, AttentionBwd
 from kernelseam.descriptors.attention.options import ScoreNumbers
 from kernelseam.descriptors.attention.problem import AttentionProblem
@@ -383,28 +382,14 @@ def _window(text: str | None) -> tuple[int | None, int | None] | None:
     return left, right
 
 
-def with_attention_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's first parameter, an AttentionOptions, by one option per field."""
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+def _hints() -> dict[str, Any]:
+    """The types of the fields with typer's options, those of the record with its words."""
     hints = get_type_hints(AttentionOptions, include_extras=True)
     for name, option in options_of(AttentionOptions).items():
         flag = f"--{name.replace('_', '-')}"
         hints[name] = Annotated[option.type, typer.Option(flag, help=option.says)]
-    shared = [
-        inspect.Parameter(
-            f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]
-        )
-        for f in fields(AttentionOptions)
-    ]
+    return hints
 
-    def run(**options: Any) -> None:
-        command(
-            AttentionOptions(**{f.name: options.pop(f.name) for f in fields(AttentionOptions)}),
-            **options,
-        )
 
-    parameters = [*shared, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    run.__doc__ = command.__doc__
-    return run
+with_attention_options = with_options(AttentionOptions, _hints())
+"""A decorator of a command whose first parameter is an AttentionOptions."""

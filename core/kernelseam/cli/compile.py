@@ -14,6 +14,7 @@ from kernelseam.cli import bundle, shapes
 from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
 from kernelseam.cli.output import described, emit_json, heading, table
 from kernelseam.cli.progress import working
+from kernelseam.cli.with_options import with_options
 from kernelseam.containment import Contained
 from kernelseam.contract import Backend, Toolchain
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
@@ -55,40 +56,14 @@ def attention(request: AttentionOptions, arch: Archs, json: shapes.Json = False)
 
 
 @app.command("gemm")
+@with_options(shapes.GemmShape.of, without=("spacing",))
 def gemm(
+    shape: shapes.GemmShape,
     arch: Archs,
-    batch: shapes.Batch = None,
-    heads: shapes.Heads = None,
-    m: shapes.Rows = None,
-    n: shapes.Columns = None,
-    k: shapes.Inner = None,
-    a_transposed: shapes.ATransposed = False,
-    b_transposed: shapes.BTransposed = False,
-    dtype: shapes.Dtype = None,
-    out_dtype: shapes.OutDtype = None,
-    bias: shapes.Bias = None,
-    residual: shapes.Residual = None,
-    precision: shapes.Precision = None,
-    layout: shapes.GemmLayout = "strided",
     json: shapes.Json = False,
 ) -> None:
     """Compile a batched GEMM; binaries depend on extents only through the alignment of rows to 16
     bytes."""
-    shape = shapes.GemmShape.of(
-        batch=batch,
-        heads=heads,
-        m=m,
-        n=n,
-        k=k,
-        a_transposed=a_transposed,
-        b_transposed=b_transposed,
-        dtype=dtype,
-        layout=layout,
-        out_dtype=out_dtype,
-        bias=bias,
-        residual=residual,
-        precision=precision,
-    )
     problem = shape.descriptor().problem()
     assert isinstance(problem, GemmProblem)
     _compile(problem, arch, json)

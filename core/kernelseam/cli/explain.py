@@ -13,6 +13,7 @@ from kernelseam.cli import projection as projections
 from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
 from kernelseam.cli.output import duration, emit_json, facts, heading, scaled, table
 from kernelseam.cli.progress import working
+from kernelseam.cli.with_options import with_options
 from kernelseam.contract import ABSENT, Cost, Device, LaunchRecord, Problem
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dispatch import Choice, consider, find_device, select
@@ -51,21 +52,9 @@ def attention(
 
 
 @app.command("gemm")
+@with_options(shapes.GemmShape.of)
 def gemm(
-    batch: shapes.Batch = None,
-    heads: shapes.Heads = None,
-    m: shapes.Rows = None,
-    n: shapes.Columns = None,
-    k: shapes.Inner = None,
-    a_transposed: shapes.ATransposed = False,
-    b_transposed: shapes.BTransposed = False,
-    dtype: shapes.Dtype = None,
-    out_dtype: shapes.OutDtype = None,
-    bias: shapes.Bias = None,
-    residual: shapes.Residual = None,
-    precision: shapes.Precision = None,
-    layout: shapes.GemmLayout = "strided",
-    spacing: shapes.Spacing = "scattered",
+    shape: shapes.GemmShape,
     groups: grouped.Groups = None,
     along: grouped.Along = None,
     skewed: grouped.Skewed = False,
@@ -76,39 +65,14 @@ def gemm(
     json: shapes.Json = False,
 ) -> None:
     """Explain a batched GEMM, or a grouped one."""
-    shape = shapes.GemmShape.of(
-        batch=batch,
-        heads=heads,
-        m=m,
-        n=n,
-        k=k,
-        a_transposed=a_transposed,
-        b_transposed=b_transposed,
-        dtype=dtype,
-        layout=layout,
-        spacing=spacing,
-        out_dtype=out_dtype,
-        bias=bias,
-        residual=residual,
-        precision=precision,
-    )
     of_groups = grouped.GroupedShape.of(shape, groups, along, skewed)
     _explain((of_groups or shape).descriptor(), backend, arch, implementation, all_backends, json)
 
 
 @app.command("projection")
+@with_options(projections.ProjectionShape.of)
 def projection(
-    kind: projections.Kind = "qkv",
-    batch: shapes.Batch = None,
-    seq_len: projections.Tokens = None,
-    hidden: projections.Hidden = None,
-    heads: shapes.Heads = None,
-    kv_heads: shapes.KvHeads = None,
-    head_dim: shapes.HeadDim = None,
-    dtype: shapes.Dtype = None,
-    bias: projections.Bias = False,
-    residual: projections.Residual = False,
-    rotary: projections.Rotary = None,
+    shape: projections.ProjectionShape,
     backend: shapes.Backend = None,
     arch: Arch = None,
     implementation: shapes.Implementation = None,
@@ -116,19 +80,6 @@ def projection(
     json: shapes.Json = False,
 ) -> None:
     """Explain the projection before an attention, or that after it."""
-    shape = projections.ProjectionShape.of(
-        kind=kind,
-        batch=batch,
-        seq_len=seq_len,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        dtype=dtype,
-        bias=bias,
-        residual=residual,
-        rotary=rotary,
-    )
     _explain(shape.descriptor(), backend, arch, implementation, all_backends, json)
 
 

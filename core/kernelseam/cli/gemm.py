@@ -10,27 +10,16 @@ import typer
 from kernelseam.cli import grouped, shapes
 from kernelseam.cli.progress import working
 from kernelseam.cli.running import Run, device_for, execute, measure, normal, report
+from kernelseam.cli.with_options import with_options
 from kernelseam.oracle import check
 from kernelseam.oracle.sampling import sampled
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
 
 
+@with_options(shapes.GemmShape.of)
 def run(
-    batch: shapes.Batch = None,
-    heads: shapes.Heads = None,
-    m: shapes.Rows = None,
-    n: shapes.Columns = None,
-    k: shapes.Inner = None,
-    a_transposed: shapes.ATransposed = False,
-    b_transposed: shapes.BTransposed = False,
-    dtype: shapes.Dtype = None,
-    out_dtype: shapes.OutDtype = None,
-    bias: shapes.Bias = None,
-    residual: shapes.Residual = None,
-    precision: shapes.Precision = None,
-    layout: shapes.GemmLayout = "strided",
-    spacing: shapes.Spacing = "scattered",
+    shape: shapes.GemmShape,
     groups: grouped.Groups = None,
     along: grouped.Along = None,
     skewed: grouped.Skewed = False,
@@ -44,22 +33,6 @@ def run(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random inputs.")] = 0,
 ) -> None:
     """C = op(A)·op(B) + bias + residual for every matrix of a batch, or of groups."""
-    shape = shapes.GemmShape.of(
-        batch=batch,
-        heads=heads,
-        m=m,
-        n=n,
-        k=k,
-        a_transposed=a_transposed,
-        b_transposed=b_transposed,
-        dtype=dtype,
-        layout=layout,
-        spacing=spacing,
-        out_dtype=out_dtype,
-        bias=bias,
-        residual=residual,
-        precision=precision,
-    )
     if (of_groups := grouped.GroupedShape.of(shape, groups, along, skewed)) is not None:
         options = {"verify": verify, "time": time, "json": json, "seed": seed}
         grouped.run(of_groups, backend, implementation, options)
@@ -74,7 +47,7 @@ def run(
         arrays = {name: runtime.from_host(x, device) for name, x in host.items()}
     arrays["C"] = runtime.empty(shapes_of["C"], dtypes["C"], device)
     operands: dict[str, object] = dict(arrays)
-    if layout == "pointers":
+    if shape.layout == "pointers":
         operands = {
             name: info.pointer for name, x in arrays.items() if (info := runtime.describe(x))
         }
@@ -86,7 +59,7 @@ def run(
     verdicts = {}
     if verify:
         matrices = host
-        if layout == "pointers":  # in the order of the pointer arrays
+        if shape.layout == "pointers":  # in the order of the pointer arrays
             matrices = {
                 name: host[name].reshape(-1, *shapes_of[name][2:])[order].reshape(shapes_of[name])
                 for name, order in shape.orders().items()
@@ -96,8 +69,8 @@ def run(
                 matrices["A"],
                 matrices["B"],
                 matrices["C"],
-                a_transposed=a_transposed,
-                b_transposed=b_transposed,
+                a_transposed=shape.a_transposed,
+                b_transposed=shape.b_transposed,
                 bias=matrices.get("bias"),
                 residual=matrices.get("residual"),
                 rows=sampled(4 * shape.N * shape.K),

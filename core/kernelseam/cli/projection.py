@@ -46,19 +46,20 @@ class ProjectionShape:
     def of(
         cls,
         *,
-        kind: str = "qkv",
-        batch: int | None = None,
-        seq_len: int | None = None,
-        hidden: int | None = None,
-        heads: int | None = None,
-        kv_heads: int | None = None,
-        head_dim: int | None = None,
-        dtype: str | None = None,
-        bias: bool = False,
-        residual: bool = False,
-        rotary: str | None = None,
+        kind: Kind = "qkv",
+        batch: shapes.Batch = None,
+        seq_len: Tokens = None,
+        hidden: Hidden = None,
+        heads: shapes.Heads = None,
+        kv_heads: shapes.KvHeads = None,
+        head_dim: shapes.HeadDim = None,
+        dtype: shapes.Dtype = None,
+        bias: Bias = False,
+        residual: Residual = False,
+        rotary: Rotary = None,
     ) -> ProjectionShape:
-        """From options; those left out take their defaults. Raises InvalidValue."""
+        """From options of a command (``with_options``); those left out take their defaults. Raises
+        InvalidValue."""
         shapes.one_of("kind", kind, "qkv", "output")
         for option, value, only in (
             ("--residual", residual, "output"),

@@ -292,22 +292,23 @@ class GemmShape:
     def of(
         cls,
         *,
-        batch: int | None,
-        heads: int | None,
-        m: int | None,
-        n: int | None,
-        k: int | None,
-        a_transposed: bool,
-        b_transposed: bool,
-        dtype: str | None,
-        layout: str,
-        spacing: str = "scattered",
-        out_dtype: str | None = None,
-        bias: str | None = None,
-        residual: str | None = None,
-        precision: str | None = None,
+        batch: Batch = None,
+        heads: Heads = None,
+        m: Rows = None,
+        n: Columns = None,
+        k: Inner = None,
+        a_transposed: ATransposed = False,
+        b_transposed: BTransposed = False,
+        dtype: Dtype = None,
+        out_dtype: OutDtype = None,
+        bias: Bias = None,
+        residual: Residual = None,
+        precision: Precision = None,
+        layout: GemmLayout = "strided",
+        spacing: Spacing = "scattered",
     ) -> GemmShape:
-        """From options; those left out take their defaults. Raises InvalidValue."""
+        """From options of a command (``with_options``); those left out take their defaults. Raises
+        InvalidValue."""
         out, by_column, added = (
             None if kind is None else dtype_of(kind, option)
             for option, kind in (
