@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from column_blas import (
+    SQUARE,
     check_lists_that_are_not_read,
     check_products,
     check_products_of_lists,
@@ -26,17 +27,6 @@ pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed"
 from kernelseam_cuda import blas  # noqa: E402
 
 DEVICE = Device("cuda", 0, "sm_90a")
-SQUARE = GemmProblem(
-    GemmSpec(DType.float32, DType.float32, DType.float32),
-    4,
-    4,
-    4,
-    1,
-    1,
-    (0, 0, 4),
-    (0, 0, 4),
-    (0, 0, 4),
-)
 _KINDS = {2: DType.float16, 14: DType.bfloat16, 0: DType.float32, 1: DType.float64}
 
 

@@ -11,26 +11,10 @@ from kernelseam import OutputProjection, QkvProjection, plan
 from kernelseam.descriptors import OutputProjectionProblem, QkvProjectionProblem
 from kernelseam.descriptors.gemm.problem import HeadsSpec
 from kernelseam.dtypes import DType
+from projection_fields import OUT, QKV
 
 Refused = Callable[[str, Callable[[], object]], None]
 F16, F32, F64 = DType.float16, DType.float32, DType.float64
-QKV: dict[str, Any] = {
-    "batch": 2,
-    "S": 5,
-    "hidden": 24,
-    "num_heads": 4,
-    "kv_heads": 2,
-    "head_dim": 8,
-    "dtype": "float16",
-}
-OUT: dict[str, Any] = {
-    "batch": 2,
-    "S": 5,
-    "hidden": 24,
-    "num_heads": 4,
-    "head_dim": 8,
-    "dtype": "float16",
-}
 ROTARY: dict[str, Any] = {"cos": 0, "sin": 0, "rotary_dim": 6, "max_position": 9}
 PAGES: dict[str, Any] = {"block_table": 0, "pages": 7, "page_size": 4, "table_width": 3}
 

@@ -11,32 +11,13 @@ import pytest
 from kernelseam import OutputProjectionBwd, QkvProjectionBwd, plan
 from kernelseam.descriptors import OutputProjectionBwdProblem, QkvProjectionBwdProblem
 from kernelseam.dtypes import DType
+from projection_fields import ALL, OUT_ALL
+from projection_fields import OUT as FORWARD_OUT
+from projection_fields import QKV as FORWARD_QKV
 
 Refused = Callable[[str, Callable[[], object]], None]
 F16, F32 = DType.float16, DType.float32
-QKV: dict[str, Any] = {
-    "batch": 2,
-    "S": 5,
-    "hidden": 24,
-    "num_heads": 4,
-    "kv_heads": 2,
-    "head_dim": 8,
-    "dtype": "float16",
-    "d_input": 0,
-    "d_weight": 0,
-    "d_bias": 0,
-}
-OUT: dict[str, Any] = {
-    "batch": 2,
-    "S": 5,
-    "hidden": 24,
-    "num_heads": 4,
-    "head_dim": 8,
-    "dtype": "float16",
-    "d_attn_out": 0,
-    "d_weight": 0,
-    "d_bias": 0,
-}
+QKV, OUT = FORWARD_QKV | ALL, FORWARD_OUT | OUT_ALL
 NONE: dict[str, Any] = {"d_input": None, "d_weight": None, "d_bias": None}
 
 

@@ -387,10 +387,11 @@ def test_what_is_refused(refused: Refused) -> None:
     assert not hasattr(ks, "attention_pooled")
 
 
-def test_torch_is_imported_where_it_is_asked_for() -> None:
+@pytest.mark.parametrize("function", ["attention", "bmm"])
+def test_torch_is_imported_where_it_is_asked_for(function: str) -> None:
     code = (
         "import sys, kernelseam, kernelseam.interop.torch as t\nassert 'torch' not in "
-        "sys.modules\nt.attention\nassert 'torch' in sys.modules\n"
+        f"sys.modules\nt.{function}\nassert 'torch' in sys.modules\n"
     )
     core = Path(kernelseam.__file__).parents[1]
     done = subprocess.run(

@@ -15,27 +15,9 @@ from kernelseam.dtypes import DType
 from kernelseam.kernels import GemmTile, shared_implementations
 from kernelseam.kernels.projection import products
 from kernelseam.kernels.projection.projection import PROJECTIONS
+from projection_fields import ALL, OUT, OUT_ALL, QKV
 
 F16, F32, F64 = DType.float16, DType.float32, DType.float64
-QKV: dict[str, Any] = {
-    "batch": 2,
-    "S": 5,
-    "hidden": 24,
-    "num_heads": 4,
-    "kv_heads": 2,
-    "head_dim": 8,
-    "dtype": "float16",
-}
-OUT: dict[str, Any] = {
-    "batch": 2,
-    "S": 5,
-    "hidden": 24,
-    "num_heads": 4,
-    "head_dim": 8,
-    "dtype": "float16",
-}
-ALL: dict[str, Any] = {"d_input": 0, "d_weight": 0, "d_bias": 0}
-OUT_ALL: dict[str, Any] = {"d_attn_out": 0, "d_weight": 0, "d_bias": 0}
 DEVICE = Device("fake", 0, "fake1", "", DeviceLimits(compute_units=8))
 TILE = GemmTile(frozenset({F16, F64}), 32, 32, 32, 1, 2, 2)
 ROW = ArchRow("fake1", 32, 96 * 1024, 255, "fake.h", (), frozenset({F16}), {"gemm": (TILE,)})

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from column_blas import (
+    SQUARE,
     check_lists_that_are_not_read,
     check_products,
     check_products_of_lists,
@@ -24,7 +25,7 @@ from column_blas import (
 )
 from kernelseam.blas import Handles
 from kernelseam.contract import EMULATED, Device
-from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import FLOATING, DType
 from kernelseam.errors import DeviceError, NoDevice, OutOfDeviceMemory
 
@@ -32,17 +33,6 @@ pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed"
 from kernelseam_rocm import bindings, blas  # noqa: E402
 
 DEVICE = Device("rocm", 0, "gfx942")
-SQUARE = GemmProblem(
-    GemmSpec(DType.float32, DType.float32, DType.float32),
-    4,
-    4,
-    4,
-    1,
-    1,
-    (0, 0, 4),
-    (0, 0, 4),
-    (0, 0, 4),
-)
 
 
 class hipDataType(IntEnum):

@@ -15,6 +15,17 @@ from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 
 Array = np.ndarray[Any, Any]
+SQUARE = GemmProblem(
+    GemmSpec(DType.float32, DType.float32, DType.float32),
+    4,
+    4,
+    4,
+    1,
+    1,
+    (0, 0, 4),
+    (0, 0, 4),
+    (0, 0, 4),
+)
 
 
 @dataclass(frozen=True)
