@@ -15,7 +15,7 @@ from kernelseam.contract import Device, FastRuntime, Launches, Runtime
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.errors import KernelSeamError
 from kernelseam.forking import new_lock
-from kernelseam.kernels.traced_text import Text, Way, listed, numbers_of, way_of
+from kernelseam.kernels.traced_text import Selection, Text, listed, numbers_of, selection_of
 from kernelseam.kernels.tracing import traced_launches, traced_steps
 from kernelseam.planning.checks import check_operands
 from kernelseam.plugins import plugins
@@ -23,7 +23,7 @@ from kernelseam.symbolic import Symbol, Trace, Untraceable
 from kernelseam.tuned.classes import numbers, representative, with_numbers
 
 Enqueue = Callable[[int], None]
-_MOST_SPECS, _MOST_CLASSES, _MOST_WAYS = 1024, 1024, 16
+_MOST_SPECS, _MOST_CLASSES, _MOST_TRACES = 1024, 1024, 16
 _SOMEWHERE = 1 << 40
 """Addresses that nothing reads, for tracing."""
 _WORKSPACE = "w"
@@ -60,7 +60,7 @@ class _Known:
 
 
 class _Traced:
-    """A problem over symbols, on one way through what its class is computed by."""
+    """A problem over symbols, on one path through what its class is computed by."""
 
     def __init__(
         self, problem: Any, count: int, device: Device, implementation: str | None
@@ -77,9 +77,9 @@ class _Traced:
         varied = [x for x in numbers(self._represented) if type(x) is Symbol]
         lines, _ = self._trace.code(varied, frozenset())
         self.class_of = self._compiled("class_of", [*lines, f"return {self._text.of(varied)}"])
-        self._ways: dict[tuple[Any, ...], Way | None] = {}
+        self._selections: dict[tuple[Any, ...], Selection | None] = {}
         """By class."""
-        self.functions: dict[Way | None, list[_Function]] = {}
+        self.functions: dict[Selection | None, list[_Function]] = {}
         """By what computes a class, which classes share; the latest first."""
 
     def _symbol(self, value: Any) -> Any:
@@ -91,24 +91,24 @@ class _Traced:
     def _compiled(self, name: str, body: list[str], before: tuple[str, ...] = ()) -> Any:
         return self._text.compiled(name, ", ".join((*before, *self._inputs)), body)
 
-    def way(self, given: tuple[Any, ...]) -> Way | None:
+    def selection(self, given: tuple[Any, ...]) -> Selection | None:
         """What computes a problem of these numbers; None where none of the core's kernels does, or
         the problem is unlike the traced one."""
         values = self.class_of(*given)
         if values is None:
             return None
-        if values not in self._ways:
-            while len(self._ways) >= _MOST_CLASSES:
-                self._ways.pop(next(iter(self._ways), ()), None)
-            self._ways[values] = way_of(
+        if values not in self._selections:
+            while len(self._selections) >= _MOST_CLASSES:
+                self._selections.pop(next(iter(self._selections), ()), None)
+            self._selections[values] = selection_of(
                 self._represented, values, self._device, self._implementation
             )
-        return self._ways[values]
+        return self._selections[values]
 
-    def function(self, way: Way) -> _Function | None:
+    def function(self, selection: Selection) -> _Function | None:
         """For problems like the one that was traced."""
         with self._trace.branch(frozenset()):
-            launches = self._launches(way, self._fresh())
+            launches = self._launches(selection, self._fresh())
             if launches is None:
                 return None
             sizes = launches.workspace_bytes, launches.workspace_alignment, launches.zeroed_bytes
@@ -118,11 +118,11 @@ class _Traced:
 
         def bind(names: tuple[str, ...]) -> Any:
             if names not in runs:
-                if len(runs) >= _MOST_WAYS:
+                if len(runs) >= _MOST_TRACES:
                     return None
                 runs[names] = None  # where it cannot be traced
                 with self._trace.branch(frozenset()):
-                    runs[names] = self._run(way, names)
+                    runs[names] = self._run(selection, names)
             return runs[names]
 
         return _Function(computed, bind)
@@ -131,21 +131,21 @@ class _Traced:
         """The problem, which keeps nothing that a branch of the trace computed of it."""
         return with_numbers(self._problem, list(numbers(self._problem)))
 
-    def _launches(self, way: Way, problem: Any) -> Launches | None:
-        implementation, tile = way
+    def _launches(self, selection: Selection, problem: Any) -> Launches | None:
+        implementation, tile = selection
         return traced_launches(implementation, problem, tile, self._device)
 
-    def _run(self, way: Way, names: tuple[str, ...]) -> Any:
+    def _run(self, selection: Selection, names: tuple[str, ...]) -> Any:
         addresses = {
             name: self._trace.input(f"p{i}", _SOMEWHERE * (i + 2)) for i, name in enumerate(names)
         }
         at = self._trace.input(_WORKSPACE, _SOMEWHERE)
         problem = self._fresh()
         check_operands(problem.operands, Resolved(addresses, ()))
-        launches = self._launches(way, problem)
+        launches = self._launches(selection, problem)
         if launches is None:
             return None
-        toolchain = way[0].toolchain
+        toolchain = selection[0].toolchain
         # Zeroed once, when the plan is bound: the launches reset the bytes that they use.
         launches = replace(launches, zeroed_bytes=0)
         steps = traced_steps(launches, toolchain, self._runtime, self._device, addresses, at)
@@ -171,7 +171,7 @@ class _Spec:
     def find(self, given: tuple[Any, ...]) -> _Known | None:
         for traced in self.traced:
             try:
-                for function in traced.functions.get(traced.way(given), ()):
+                for function in traced.functions.get(traced.selection(given), ()):
                     sizes = function.sizes(*given)
                     if sizes is not None:
                         return _Known(*sizes, function, given)
@@ -183,20 +183,20 @@ class _Spec:
         self, given: tuple[Any, ...], problem: Any, device: Device, implementation: str | None
     ) -> None:
         self.planned += 1
-        if self.planned < 2 or self.failures >= _MOST_WAYS:
+        if self.planned < 2 or self.failures >= _MOST_TRACES:
             return
         self.failures += 1
         try:
             traced = _Traced(problem, len(given), device, implementation)
-            way = traced.way(given)
-            if way is None or (function := traced.function(way)) is None:
+            selection = traced.selection(given)
+            if selection is None or (function := traced.function(selection)) is None:
                 return
             known = next((t for t in self.traced if t.class_of(*given) is not None), None)
             if known is None:
-                self.traced = [traced, *self.traced[: _MOST_WAYS - 1]]
+                self.traced = [traced, *self.traced[: _MOST_TRACES - 1]]
                 known = traced
-            others = known.functions.get(way, [])
-            known.functions[way] = [function, *others[: _MOST_WAYS - 1]]
+            others = known.functions.get(selection, [])
+            known.functions[selection] = [function, *others[: _MOST_TRACES - 1]]
             self.failures -= 1
         except (Untraceable, KernelSeamError, ArithmeticError):
             return

@@ -13,13 +13,13 @@ from kernelseam.kernels.tracing import Encoded, TracedStep
 from kernelseam.symbolic import Symbol, Trace
 from kernelseam.tuned.classes import numbers, with_numbers
 
-Way = tuple[KernelImplementation, Any]
+Selection = tuple[KernelImplementation, Any]
 """An implementation and a tile."""
 
 
-def way_of(
+def selection_of(
     represented: Any, varied: Iterable[Any], device: Device, implementation: str | None
-) -> Way | None:
+) -> Selection | None:
     """What computes problems of a class, given its representative over symbols and the numbers that
     vary; None where that is no kernel of the core's making."""
     left = iter(varied)

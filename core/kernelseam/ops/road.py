@@ -209,7 +209,7 @@ class _Kind:
             kernels = self._kernels_of(call, numbers)
             if kernels is None or len(kernels.functions) >= MOST_PATHS:
                 return
-            if (function := traced.function(kernels.ways)) is not None:
+            if (function := traced.function(kernels.selections)) is not None:
                 kernels.functions.insert(0, function)
                 self._failures -= 1
         except (Untraceable, KernelSeamError, ArithmeticError):

@@ -19,14 +19,14 @@ from kernelseam.contract import WORKSPACE_ALIGNMENT, ArrayInfo, Device, Launches
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import packed
 from kernelseam.dtypes import DType
-from kernelseam.kernels.traced_text import Text, Way, listed, numbers_of, way_of
+from kernelseam.kernels.traced_text import Selection, Text, listed, numbers_of, selection_of
 from kernelseam.kernels.tracing import TracedStep, traced_launches, traced_steps
 from kernelseam.ops.operation import Operation
 from kernelseam.planning.checks import check_addresses, check_overlap
 from kernelseam.symbolic import Symbol, Trace, Untraceable, most
 from kernelseam.tuned.classes import numbers, representative
 
-Ways = tuple[Way, ...]
+Selections = tuple[Selection, ...]
 """For each problem of a call."""
 _SOMEWHERE = 1 << 40
 """Addresses that nothing reads, for tracing."""
@@ -52,7 +52,7 @@ class Function:
 class Kernels:
     """What computes problems of a class, and functions that call it, the latest first."""
 
-    ways: Ways
+    selections: Selections
     functions: list[Function] = field(default_factory=list)
 
 
@@ -112,7 +112,7 @@ class _Operation(Operation):
 
 
 class TracedCall:
-    """A call traced for one way through its checks: which class it is of, and functions for the
+    """A call traced for one path through its checks: which class it is of, and functions for the
     kernels of classes."""
 
     def __init__(
@@ -152,15 +152,19 @@ class TracedCall:
         conditions, _ = self._trace.code((), frozenset(self._new_addresses()))
         inputs = ", ".join((*self._addresses, *self._numbers))
         self.takes = self._text.compiled("takes", inputs, [*conditions, "return True"])
-        """``takes(*addresses, *numbers)``: whether a call goes the same way through the checks, as
-        far as its own numbers decide; None where not."""
-        self._by_ways: dict[Ways, Kernels] = {}
+        """``takes(*addresses, *numbers)``: whether a call takes the same path through the checks,
+        as far as its own numbers decide; None where not."""
+        self._by_selections: dict[Selections, Kernels] = {}
 
     def kernels_of(self, values: tuple[Any, ...]) -> Kernels | None:
         """The kernels of the class of which ``class_of`` returned ``values``, which classes share;
         None where they are not all kernels that can be traced."""
-        ways = self._choose(values)
-        return None if ways is None else self._by_ways.setdefault(ways, Kernels(ways))
+        selections = self._choose(values)
+        return (
+            None
+            if selections is None
+            else self._by_selections.setdefault(selections, Kernels(selections))
+        )
 
     def _symbol(self, value: Any) -> Any:
         name = f"n{len(self._numbers)}"
@@ -180,33 +184,33 @@ class TracedCall:
             pointer, shape, strides, info.dtype, info.device, info.kind, None, info.writable
         )
 
-    def _choose(self, values: tuple[Any, ...]) -> Ways | None:
+    def _choose(self, values: tuple[Any, ...]) -> Selections | None:
         """The kernels of a class; None where not all are kernels of the core's making."""
-        left, ways = iter(values), list[Way]()
+        left, selections = iter(values), list[Selection]()
         for traced in self._traced:
             count = sum(type(x) is Symbol for x in numbers(traced.represented))
             varied = [next(left) for _ in range(count)]
-            way = way_of(traced.represented, varied, self._device, self._implementation)
-            if way is None:
+            selection = selection_of(traced.represented, varied, self._device, self._implementation)
+            if selection is None:
                 return None
-            ways.append(way)
-        return tuple(ways)
+            selections.append(selection)
+        return tuple(selections)
 
-    def function(self, ways: Ways) -> Function | None:
+    def function(self, selections: Selections) -> Function | None:
         """The call by these kernels, for problems like the one that was traced; None where they do
         not take it."""
         with self._trace.branch(self._late):
             launches = []
-            for t, (implementation, tile) in zip(self._traced, ways, strict=True):
+            for t, (implementation, tile) in zip(self._traced, selections, strict=True):
                 launches.append(traced_launches(implementation, t.problem, tile, self._device))
             if None in launches:
                 return None
-            return self._function(ways, cast(list[Launches], launches))
+            return self._function(selections, cast(list[Launches], launches))
 
-    def _function(self, ways: Ways, launches: Sequence[Launches]) -> Function:
+    def _function(self, selections: Selections, launches: Sequence[Launches]) -> Function:
         need, steps = 0, list[TracedStep]()
         at = self._trace.input(_WORKSPACE, _SOMEWHERE)
-        for t, (implementation, _), x in zip(self._traced, ways, launches, strict=True):
+        for t, (implementation, _), x in zip(self._traced, selections, launches, strict=True):
             size, alignment = x.workspace_bytes, x.workspace_alignment
             if size != 0:
                 need = most(need, size + alignment - WORKSPACE_ALIGNMENT)
