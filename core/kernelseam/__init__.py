@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kernelseam.launch_trace import trace
     from kernelseam.ops.attention import attention, attention_paged, attention_varlen
     from kernelseam.ops.attention_bwd import attention_bwd
+    from kernelseam.ops.block_mask import block_mask
     from kernelseam.ops.cache import append_paged, copy_pages, gather_paged
     from kernelseam.ops.gemm import bmm, matmul2d
     from kernelseam.ops.gemm_bwd import bmm_bwd, matmul2d_bwd
@@ -71,6 +72,7 @@ __all__ = [
     "attention_bwd",
     "attention_paged",
     "attention_varlen",
+    "block_mask",
     "bmm",
     "bmm_bwd",
     "copy_pages",
@@ -108,6 +110,7 @@ _HOMES = {
     "attention_bwd": "ops.attention_bwd",
     "attention_paged": "ops.attention",
     "attention_varlen": "ops.attention",
+    "block_mask": "ops.block_mask",
     "bmm": "ops.gemm",
     "bmm_bwd": "ops.gemm_bwd",
     "grouped_mm": "ops.grouped_gemm",

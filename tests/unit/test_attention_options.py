@@ -81,7 +81,7 @@ OF_PRODUCTS = {
     *("rotary", "positions", "k_pages", "v_pages", "block_table"),
 }
 """Operands of products and projections that are given by name."""
-FUNCTIONS = {"score_mod", "mask_mod", "score_gradient"}
+FUNCTIONS = {"score_mod", "mask_mod", "block_mask", "score_gradient"}
 """Beside the record: an expression is made of them, and operands of what they capture."""
 
 

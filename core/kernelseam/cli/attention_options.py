@@ -79,6 +79,12 @@ class AttentionOptions(ScoreNumbers):
         str | None,
         typer.Option("--mask-mod", metavar="FILE:NAME", help="A function (b, h, q_idx, kv_idx)."),
     ] = None
+    block_mask: Annotated[
+        int | None,
+        typer.Option(
+            "--block-mask", min=1, help="Queries and keys of blocks that --mask-mod is given by."
+        ),
+    ] = None
     paged: Annotated[bool, typer.Option("--paged", help="Keys and values in shuffled pages.")] = (
         False
     )
@@ -322,6 +328,7 @@ class AttentionOptions(ScoreNumbers):
             scales=self.kv_scales or "",
             scale_block=self.scale_block,
             mods=in_files(self.score_mod, self.mask_mod),
+            blocks=None if self.block_mask is None else (self.block_mask, self.block_mask),
         )
         if self.varlen:
             case = replace(case, q_sequences=lengths(S_q))

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kernelseam.expressions.block_bits import unpacked
+from kernelseam.expressions.blocks import SOME, WORD
 from kernelseam.expressions.nodes import Node, Type, order
 from kernelseam.expressions.operations import OPERATIONS
 
@@ -41,6 +43,23 @@ def _extremum(array: Any, n: Node, ends: Sequence[Any]) -> Any:
             x if best is None else (np.minimum if n.operation == "least" else np.maximum)(best, x)
         )
     return best
+
+
+def _block_bits(words: Any, plane: int, at: Sequence[Any]) -> Any:
+    """Whether a plane has a bit in a range of block rows and columns; of whole blocks all of
+    them."""
+    states = unpacked(words, words.shape[3] * WORD)[..., plane]
+    b, h, *ends = at
+    b, h = (np.minimum(i, n - 1) for i, n in zip((b, h), words.shape, strict=False))
+    first_row, last_row, first, last = ends
+    last_row = np.minimum(last_row, states.shape[2] - 1)
+    rows, columns = last_row - first_row + 1, last - first + 1
+    # Counts of the bits before each row and column.
+    before = np.zeros((*states.shape[:2], states.shape[2] + 1, states.shape[3] + 1), np.int64)
+    before[:, :, 1:, 1:] = states.cumsum(2).cumsum(3)
+    count = before[b, h, last_row + 1, last + 1] - before[b, h, first_row, last + 1]
+    count = count - before[b, h, last_row + 1, first] + before[b, h, first_row, first]
+    return count > 0 if plane == SOME else count == rows * columns
 
 
 def evaluate(
@@ -89,4 +108,6 @@ def _value(
             return _load(arrays[n.value[0]], n, x)
         case "least" | "most":
             return _extremum(arrays[n.value[0]], n, x)
+        case "block_bits":
+            return _block_bits(arrays[n.value[0]], n.value[1], x)
     return OPERATIONS[n.operation].numpy(*x)

@@ -26,11 +26,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from kernelseam.expressions.bounds import CORNERS, bounds
+from kernelseam.expressions.blocks import WHOLE, Blocks
+from kernelseam.expressions.bounds import CORNERS, Bounds, bounds
 from kernelseam.expressions.derivatives import affine, array_gradients, slope
 from kernelseam.expressions.nodes import Node, Type, constant, coordinate, order
 from kernelseam.expressions.operations import OPERATIONS
@@ -85,6 +87,8 @@ class Structure(NamedTuple):
     visible: Node
     numbers: tuple[Type, ...]
     arrays: tuple[tuple[str, int], ...]
+    blocks: Blocks | None = None
+    """Which blocks the mask leaves, in memory: the last array."""
 
     @property
     def has_score(self) -> bool:
@@ -92,18 +96,28 @@ class Structure(NamedTuple):
 
     @property
     def has_mask(self) -> bool:
-        return self.visible != constant(True)
+        return self.visible != constant(True) or self.blocks is not None
+
+    @property
+    def seen(self) -> tuple[Node, Bounds]:
+        """(whether a query sees a key, bounds of it over a block), by the mask and its blocks."""
+        return _seen(self.visible, len(self.arrays) - 1, self.blocks)
 
     @property
     def key(self) -> str:
         """The same for equal structures, in every process."""
-        listed = repr(([int(t) for t in self.numbers], self.arrays)).encode()
+        listed = repr(([int(t) for t in self.numbers], self.arrays, self.blocks)).encode()
         digests = self.score.digest + self.visible.digest + listed
         return hashlib.blake2b(digests, digest_size=12).hexdigest()
 
     def __str__(self) -> str:
         parts = [f"score_mod={self.score}"] * self.has_score
         return ", ".join([*parts, *[f"mask_mod={self.visible}"] * self.has_mask])
+
+
+@lru_cache(512)
+def _seen(mask: Node, array: int, blocks: Blocks | None) -> tuple[Node, Bounds]:
+    return (mask, bounds(mask)) if blocks is None else blocks.over(mask, array)
 
 
 def _not_negative(n: Node) -> bool:
@@ -185,6 +199,10 @@ def _text(n: Node, x: Sequence[str]) -> str:
             inputs = f"{base}, {array}.stride_{axis}, {array}.extent_{axis}"
             ends = f"(i64){x[2 * axis]}, (i64){x[2 * axis + 1]}"
             return f"extremum<{least}, {C_TYPES[n.type]}>({inputs}, {ends})"
+        case "block_bits":
+            index, plane = n.value
+            every = str(plane == WHOLE).lower()
+            return f"block_bits<{every}>(array{index}, {plane}, {', '.join(x)})"
         case "floordiv" | "mod" if n.type is not Type.FLOAT and all(
             map(_not_negative, n.arguments)
         ):
@@ -201,13 +219,13 @@ def _place(array: str, axis: int, index: str, not_negative: bool) -> str:
 
 def device_struct(structure: Structure, name: str = "Expression") -> str:
     """The struct's text; see above."""
-    functions = {"score": structure.score, "visible": structure.visible}
+    seen, whole = structure.seen
+    functions = {"score": structure.score, "visible": seen}
     functions["slope"] = slope(structure.score)
     line = affine(structure.score)
     of_tile = line is not None and _LEVELS.of(line[0]) == "tile"
     for i, gradient in enumerate(array_gradients(structure.score)):
         functions[f"factor{i}"] = gradient.factor
-    whole = bounds(structure.visible)
     blocks = {"any": whole.high, "every": whole.low}
     kept = kept_at(_LEVELS, [*functions.values(), *blocks.values()])
     lines = [f"struct {name} {{", *members(structure.numbers, structure.arrays)]

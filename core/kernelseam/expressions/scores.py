@@ -8,6 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from kernelseam.errors import InvalidValue
+from kernelseam.expressions.block_mask import BlockMask, block_mask_of
+from kernelseam.expressions.blocks import DTYPE, RANK, Blocks
 from kernelseam.expressions.captures import dtype_name
 from kernelseam.expressions.lowering import Structure
 from kernelseam.expressions.nodes import Node, Type, constant, coordinate, order, rebuilt
@@ -42,7 +44,9 @@ class ScoreExpression:
 
 
 def score_expression(
-    score_mod: ScoreMod | None = None, mask_mod: MaskMod | None = None
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | Any = None,
 ) -> ScoreExpression:
     """Trace what is given.
 
@@ -51,8 +55,19 @@ def score_expression(
     where the key is visible. Indices count from 0 within a sequence's own queries and keys; a
     function that has parameters ``q_len`` or ``kv_len`` gets its lengths by keyword. Both are
     ordinary Python over operators, comparisons, ``where``, functions of NumPy and torch, and arrays
-    that they capture, by element. Raises InvalidValue, with the line, for what cannot be traced.
+    that they capture, by element. ``block_mask``, ours or torch's, has a mask_mod of its own.
+    Raises InvalidValue, with the line, for what cannot be traced.
     """
+    given = None if block_mask is None else block_mask_of(block_mask)
+    if given is not None:
+        if mask_mod is not None:
+            raise InvalidValue(
+                "mask_mod",
+                "given",
+                "is that of block_mask where there is one",
+                "Leave it out, or make a block_mask of both",
+            )
+        mask_mod = given.mask_mod
     score = Trace(coordinate(*SCORE), (), ())
     if score_mod is not None:
         score = trace(_SCORE_MOD, score_mod)
@@ -62,15 +77,21 @@ def score_expression(
     arrays = (*score.arrays, *visible.arrays)
     for field, x in (("score_mod", score), ("mask_mod", visible)):
         check_arrays(field, x)
+    blocks, lengths, words = (
+        (None, (), ())
+        if given is None
+        else (given.blocks, (given.q_len, given.kv_len), (given.words,))
+    )
     structure = _joined(
         score.root,
         visible.root,
         (len(score.numbers), len(visible.numbers)),
         len(score.arrays),
         tuple((dtype_name(x), len(x.shape)) for x in arrays),
+        blocks,
     )
-    numbers = (*score.numbers, *visible.numbers)
-    return ScoreExpression(structure, numbers, arrays, score_mod, mask_mod)
+    numbers = (*score.numbers, *visible.numbers, *lengths)
+    return ScoreExpression(structure, numbers, (*arrays, *words), score_mod, mask_mod)
 
 
 def check_arrays(field: str, traced: Trace) -> None:
@@ -92,12 +113,15 @@ def _joined(
     numbers: tuple[int, int],
     arrays_of_score: int,
     arrays: tuple[tuple[str, int], ...],
+    blocks: Blocks | None,
 ) -> Structure:
     """Both in one numbering: what the mask captured comes after what the score did."""
     visible = _shifted(visible, numbers[0], arrays_of_score)
     types = dict.fromkeys(range(sum(numbers)), Type.INT32)
     types |= {n.value: n.type for n in order([score, visible]) if n.operation == "argument"}
-    return Structure(score, visible, tuple(types.values()), arrays)
+    listed = () if blocks is None else ((DTYPE, RANK),)
+    lengths = (Type.INT32, Type.INT32) * len(listed)
+    return Structure(score, visible, (*types.values(), *lengths), (*arrays, *listed), blocks)
 
 
 def _shifted(root: Node, numbers: int, arrays: int) -> Node:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+from kernelseam.expressions.blocks import Blocks
 from kernelseam.expressions.lowering import ELEMENTS, Structure
 from kernelseam.expressions.nodes import Node, Type, cast, make, order
 from kernelseam.expressions.operations import OPERATIONS
@@ -25,14 +26,23 @@ def text_of(structure: Structure) -> str:
 @lru_cache(512)
 def _text_of(structure: Structure) -> str:
     roots = {"score": structure.score, "visible": structure.visible}
-    return written(roots, structure.numbers, structure.arrays)
+    text = written(roots, structure.numbers, structure.arrays)
+    return text if structure.blocks is None else f"{text}{_BLOCKS}{json.dumps(structure.blocks)}"
+
+
+_BLOCKS = "; blocks "
 
 
 @lru_cache(512)
 def structure_of(text: str) -> Structure:
     """The structure of a text. Raises ValueError for what is none."""
-    roots, numbers, arrays = read(text, ("score", "visible"))
-    return Structure(roots["score"], roots["visible"], numbers, arrays)
+    own, _, given = text.partition(_BLOCKS)
+    roots, numbers, arrays = read(own, ("score", "visible"))
+    blocks = None
+    if given:
+        q_size, kv_size, decide = json.loads(given)
+        blocks = Blocks(int(q_size), int(kv_size), bool(decide))
+    return Structure(roots["score"], roots["visible"], numbers, arrays, blocks)
 
 
 def written(

@@ -24,6 +24,7 @@ from kernelseam.descriptors.common.options import (
 )
 from kernelseam.descriptors.common.validation import flag
 from kernelseam.errors import InvalidValue
+from kernelseam.expressions.block_mask import BlockMask
 from kernelseam.expressions.scores import MaskMod, ScoreMod
 from kernelseam.interop import torch_attention, torch_nested, torch_scores
 from kernelseam.interop.torch_attention import DIFFERENTIABLE
@@ -38,7 +39,7 @@ from kernelseam.interop.torch_function import (
 )
 from kernelseam.interop.torch_library import attention as operators
 from kernelseam.interop.torch_library.dtypes import dtype_name
-from kernelseam.interop.torch_scores import Mods
+from kernelseam.interop.torch_scores import NO_MODS, Mods
 from kernelseam.ops import attention as ops
 from kernelseam.ops.signatures import DenseTensors, PackedTensors, PagedTensors
 
@@ -86,6 +87,7 @@ def attention(
     *,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | Any = None,
     deterministic: bool = True,
     backend: str | None = None,
     implementation: str | None = None,
@@ -114,7 +116,7 @@ def attention(
     """
     given, options = _parted("attention", _DENSE, options, backend)
     given |= {"q": q, "k": k, "v": v}
-    needed, mods = ("q", "k", "v"), (score_mod, mask_mod)
+    needed, mods = ("q", "k", "v"), Mods(score_mod, mask_mod, block_mask)
     return _apply(given, needed, options, implementation, deterministic, bwd_implementation, mods)
 
 
@@ -175,6 +177,7 @@ def attention_varlen(
     *,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | Any = None,
     deterministic: bool = True,
     backend: str | None = None,
     implementation: str | None = None,
@@ -190,7 +193,7 @@ def attention_varlen(
     given |= {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     needed = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
-    mods = score_mod, mask_mod
+    mods = Mods(score_mod, mask_mod, block_mask)
     return _apply(given, needed, options, implementation, deterministic, bwd_implementation, mods)
 
 
@@ -284,15 +287,15 @@ def _apply(
     implementation: str | None,
     deterministic: bool,
     bwd_implementation: str | None,
-    mods: tuple[ScoreMod | None, MaskMod | None],
+    mods: Mods,
 ) -> Any:
     if deterministic is not True:
         deterministic = flag("deterministic", deterministic)
     if options["out_dtype"] is not None:
         options["out_dtype"] = dtype_name(options["out_dtype"])
-    if not (mods[0] is mods[1] is None):
+    if mods != NO_MODS:
         backward = _of_gradients(options, deterministic, bwd_implementation)
-        return torch_scores.attention(given, needed, options, Mods(*mods), implementation, backward)
+        return torch_scores.attention(given, needed, options, mods, implementation, backward)
     known = plain(given) if bwd_implementation is None else None
     if known is not None and all(map(known.__contains__, needed)):
         options["implementation"] = implementation

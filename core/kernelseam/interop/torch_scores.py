@@ -33,8 +33,12 @@ DIFFERENTIABLE = ("q", "k", "v", "sinks")
 
 
 class Mods(NamedTuple):
-    score_mod: Any
-    mask_mod: Any
+    score_mod: Any = None
+    mask_mod: Any = None
+    block_mask: Any = None
+
+
+NO_MODS = Mods()
 
 
 def attention(
@@ -52,7 +56,7 @@ def attention(
             "where torch traces, compiles or transforms the call" if traced else "of nested tensors"
         )
         raise InvalidValue(
-            "score_mod, mask_mod",
+            "score_mod, mask_mod, block_mask",
             "given",
             f"are not supported {why}",
             "Call it outside, for example under torch.compiler.disable",

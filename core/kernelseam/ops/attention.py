@@ -9,6 +9,7 @@ from kernelseam.descriptors.common.options import values_of
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.expressions.block_mask import BlockMask
 from kernelseam.expressions.scores import MaskMod, ScoreMod
 from kernelseam.ops.attention_work import EXTENTS, attention_work
 from kernelseam.ops.calling import operate
@@ -58,6 +59,7 @@ def attention(
     kv_lengths: Any = None,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | Any = None,
     layout: str = "bhsd",
     out: Any = None,
     out_dtype: DType | str | None = None,
@@ -86,7 +88,9 @@ def attention(
     ``score_mod(score, b, h, q_idx, kv_idx)`` makes a new score of that one, and
     ``mask_mod(b, h, q_idx, kv_idx)`` says whether the key is visible, beside the masks above:
     ordinary Python, as torch's FlexAttention takes it (``expressions.scores.score_expression`` has
-    what they may contain). Arrays that they capture must be on the arrays' device.
+    what they may contain). Arrays that they capture must be on the arrays' device. ``block_mask``
+    (``kernelseam.block_mask``, or torch's ``BlockMask``) is a mask_mod with the blocks that it
+    leaves: others are passed over.
 
     k and v may be stored in 8 bits, float8_e4m3fn (float8_e4m3fnuz on gfx942), with q in float16 or
     bfloat16. Their numbers then stand for themselves times ``k_scales`` and ``v_scales``, float32,
@@ -140,8 +144,8 @@ def attention(
         batch_invariant=batch_invariant,
         latent=latent,
     )
-    if not (score_mod is mask_mod is None):
-        options = with_expression(options, arrays, score_mod, mask_mod)
+    if not (score_mod is mask_mod is block_mask is None):
+        options = with_expression(options, arrays, score_mod, mask_mod, block_mask)
     results = operate(
         attention_work, arrays, options, backend, implementation, stream, _DENSE_WORDING
     )
@@ -220,6 +224,7 @@ def attention_varlen(
     prefix_lengths: Any = None,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | Any = None,
     out: Any = None,
     out_dtype: DType | str | None = None,
     return_lse: bool = False,
@@ -276,8 +281,8 @@ def attention_varlen(
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
     )
-    if not (score_mod is mask_mod is None):
-        options = with_expression(options, arrays, score_mod, mask_mod)
+    if not (score_mod is mask_mod is block_mask is None):
+        options = with_expression(options, arrays, score_mod, mask_mod, block_mask)
     results = operate(
         attention_work, arrays, options, backend, implementation, stream, _DENSE_WORDING
     )
@@ -351,6 +356,7 @@ def attention_paged(
     prefix_lengths: Any = None,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | Any = None,
     layout: str = "bshd",
     kv_layout: str = "nhd",
     out: Any = None,
@@ -414,8 +420,8 @@ def attention_paged(
         max_seqlen_k=max_seqlen_k,
         kv_layout=kv_layout,
     )
-    if not (score_mod is mask_mod is None):
-        options = with_expression(options, arrays, score_mod, mask_mod)
+    if not (score_mod is mask_mod is block_mask is None):
+        options = with_expression(options, arrays, score_mod, mask_mod, block_mask)
     results = operate(
         attention_work, arrays, options, backend, implementation, stream, _PAGED_WORDING
     )

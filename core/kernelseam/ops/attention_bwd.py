@@ -23,6 +23,7 @@ from kernelseam.descriptors.common.validation import flag
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.expressions.block_mask import BlockMask
 from kernelseam.expressions.scores import MaskMod, ScoreMod
 from kernelseam.ops.attention_work import EXTENTS
 from kernelseam.ops.calling import operate
@@ -53,6 +54,7 @@ def attention_bwd(
     *,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | Any = None,
     score_gradient: bool = False,
     backend: str | None = None,
     implementation: str | None = None,
@@ -88,8 +90,9 @@ def attention_bwd(
     values = _values(**given)
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **operands, "dout": dout}
     flag("score_gradient", score_gradient)
-    if not (score_mod is mask_mod is None):
-        values = (*with_expression(values, arrays, score_mod, mask_mod), score_gradient)
+    if not (score_mod is mask_mod is block_mask is None):
+        mods = with_expression(values, arrays, score_mod, mask_mod, block_mask)
+        values = (*mods, score_gradient)
     elif score_gradient:
         raise InvalidValue(
             "score_gradient", True, "the attention has no score_mod", "Give it, or leave this out"

@@ -9,6 +9,7 @@ from typing import Any
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.common.captured import captured
 from kernelseam.epilogues import Epilogue, epilogue_expression
+from kernelseam.expressions.block_mask import BlockMask
 from kernelseam.expressions.epilogues import EpilogueExpression, epilogue_of, epilogue_text
 from kernelseam.expressions.scores import MaskMod, ScoreExpression, ScoreMod, score_expression
 from kernelseam.expressions.text import structure_of, text_of
@@ -19,9 +20,10 @@ def with_expression(
     arrays: dict[str, Any],
     score_mod: ScoreMod | None,
     mask_mod: MaskMod | None,
+    block_mask: BlockMask | Any,
 ) -> tuple[Any, ...]:
     """The options with the functions' expression; what they capture is added to the arrays."""
-    expression = score_expression(score_mod, mask_mod)
+    expression = score_expression(score_mod, mask_mod, block_mask)
     arrays |= {captured(i): x for i, x in enumerate(expression.arrays)}
     return (*options, text_of(expression.structure), expression.numbers)
 

@@ -10,6 +10,7 @@ from typing import Any, TypedDict, TypeVar
 
 from kernelseam.descriptors.attention.options import Scores
 from kernelseam.dtypes import DType
+from kernelseam.expressions.block_mask import BlockMask
 from kernelseam.expressions.scores import MaskMod, ScoreMod
 
 Array = TypeVar("Array")
@@ -42,6 +43,7 @@ class Functions(TypedDict, total=False):
 
     score_mod: ScoreMod | None
     mask_mod: MaskMod | None
+    block_mask: BlockMask | Any
 
 
 class Gradients(Scores, total=False):

@@ -48,8 +48,17 @@ class Expression:
             np.multiply(by, slopes[0], out=by)
         s[...] = score
 
+    def passed_over(self, i: int, n: int, j: int, keys: int) -> bool:
+        """Whether by the block lists no head sees a key of a block."""
+        if self.structure.blocks is None:
+            return False
+        at = self._at(slice(None), i, n, j, keys)
+        at |= {"q_first": i, "q_last": i + n - 1, "kv_first": j, "kv_last": j + keys - 1}
+        (some,) = evaluate([self.structure.seen[1].high], at, self.numbers, self.arrays)
+        return not some.any()
+
     def visible(self, heads: slice, i: int, n: int, j: int, keys: int) -> Array:
         """What mask_mod says of a block, broadcast."""
         at = self._at(heads, i, n, j, keys)
-        (seen,) = evaluate([self.structure.visible], at, self.numbers, self.arrays)
+        (seen,) = evaluate([self.structure.seen[0]], at, self.numbers, self.arrays)
         return np.broadcast_to(seen, np.broadcast_shapes(seen.shape, (1, 1, keys, 1, n)))

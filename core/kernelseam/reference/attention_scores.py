@@ -67,13 +67,15 @@ class Scores:
         return self.S_k - self.S_q
 
     def runs(self, i: int, n: int, most: int) -> Iterator[tuple[int, int]]:
-        """Ranges [j, stop) of the keys that window and prefix make visible to any of the queries
-        i … i + n − 1, at most ``most`` keys each."""
+        """Ranges [j, stop) of the keys that window, prefix and block lists make visible to any of
+        the queries i … i + n − 1, at most ``most`` keys each."""
         begin = 0 if self.left is None else i + self.offset - self.left
         end = self.S_k if self.right is None else i + n + self.offset + self.right
         for start, last in ((0, self.prefix), (max(begin, self.prefix), min(end, self.S_k))):
             for j in range(start, last, most):
-                yield j, min(j + most, last)
+                stop = min(j + most, last)
+                if self.expression is None or not self.expression.passed_over(i, n, j, stop - j):
+                    yield j, stop
 
     def change(self, s: Array, heads: slice, i: int, j: int, slope: Array | None = None) -> None:
         """Apply softcap, ALiBi and bias to scale·q·k in place: s [batch, KV heads, keys, heads,

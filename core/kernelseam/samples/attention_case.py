@@ -80,6 +80,8 @@ class AttentionCase(ScoreScalars):
     """v is the first columns of k."""
     mods: str = ""
     """A score_mod and a mask_mod, by their name in ``samples.mods``, or in files."""
+    blocks: tuple[int, int] | None = None
+    """Queries and keys of the blocks by which the mask_mod is given as a block mask."""
     data: str = "normal"
     """"normal" N(0,1); with scores made "extreme" (sd 256), "falling" (near −512), "climbing" (4 a
     key); or with keys whose score is −inf: "holes" (every third), "voids" (all); or "faint": scores

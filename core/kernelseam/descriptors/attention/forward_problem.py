@@ -39,7 +39,7 @@ from kernelseam.descriptors.common.validation import (
 )
 from kernelseam.dtypes import E4M3, DType
 from kernelseam.errors import InvalidValue
-from kernelseam.expressions.text import text_of
+from kernelseam.expressions.text import structure_of, text_of
 
 KEY_SCALES = ("k_scales", "v_scales")
 SCALES = ("q_scales", *KEY_SCALES)
@@ -153,6 +153,7 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         q_scale_block=options["q_scale_block"] or 0,
         **captured_fields(expression, infos),
     )
+    _check_blocks(problem)
     if spec.q_scales:
         extents = problem.q_scale_extents
         walk = scale_strides(given, "q_scales", "q_scale_block", q_view, extents)
@@ -165,6 +166,42 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         for name in KEY_SCALES
     )
     return replace(problem, k_scale_strides=k_scales, v_scale_strides=v_scales)
+
+
+def _check_blocks(p: AttentionProblem) -> None:
+    """Refuse a block mask of other extents."""
+    if p.spec.expression is None:
+        return
+    structure = structure_of(p.spec.expression)
+    if structure.blocks is None:
+        return
+    q_len, kv_len = map(int, p.captured_numbers[-2:])
+    batch, heads = p.captured_extents[-1][:2]
+    for name, own, of_mask in (("batch", p.batch, batch), ("heads", p.num_heads, heads)):
+        if of_mask not in (1, own):
+            raise InvalidValue(
+                "block_mask",
+                f"of {name} = {of_mask}",
+                f"must be of {name} = {own}, as q is, or 1",
+                f"Make it for {name} = {own}",
+            )
+    exact = bool({"q_len", "kv_len"} & structure.visible.reads)
+    ragged = "packed" in (p.spec.q_view, p.spec.kv_view) or p.spec.lengths
+    for name, own, of_mask in (("S_q", p.S_q, q_len), ("S_k", p.S_k, kv_len)):
+        if own > of_mask or (exact and own != of_mask):
+            raise InvalidValue(
+                "block_mask",
+                f"for {'queries' if name == 'S_q' else 'keys'} up to {of_mask}",
+                f"must be for {name} = {own}" + " exactly, as its mask_mod reads lengths" * exact,
+                "Make it for these lengths",
+            )
+    if exact and ragged:
+        raise InvalidValue(
+            "block_mask",
+            "its mask_mod reads q_len or kv_len",
+            "entries of other lengths have other blocks",
+            "Give the mask_mod in its place",
+        )
 
 
 def _dtypes(

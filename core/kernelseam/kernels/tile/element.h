@@ -76,3 +76,18 @@ template<bool LEAST, class R, class T> KS_DEVICE R extremum(const T* base, i64 s
   }
   return best;
 }
+
+// Of block lists (expressions/blocks.py), x with strides and extents of each axis: whether a plane has a bit in the block rows
+// r0 … r1 and columns c0 … c1, or (EVERY) has all of them.
+template<bool EVERY, class X> KS_DEVICE bool block_bits(const X& x, int plane, int b, int h, int r0, int r1, int c0, int c1) {
+  const int* const base = x.base + inside_of(b, x.extent_0) * x.stride_0 + inside_of(h, x.extent_1) * x.stride_1 + plane * x.stride_4;
+#pragma unroll 1
+  for (int r = r0; r <= inside_of(r1, x.extent_2); r++)
+#pragma unroll 1
+    for (int w = c0 / 32; w <= inside_of(c1 / 32, x.extent_3); w++) {
+      const int first = max_of(c0 - 32 * w, 0), last = min_of(c1 - 32 * w, 31);
+      const unsigned bits = ~0u >> (31 - last + first) << first, found = (unsigned)base[r * x.stride_2 + w * x.stride_3] & bits;
+      if (EVERY ? found != bits : found != 0) return !EVERY;
+    }
+  return EVERY;
+}

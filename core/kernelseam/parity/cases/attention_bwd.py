@@ -422,6 +422,8 @@ def _mods() -> Iterator[BackwardCase]:
     ):
         yield case("f32-64", f"mod-{name}", mods=name, S_q=40, S_k=50, num_heads=4)
     yield case("f16-64", "mod-any-order", mods="alibi", S_q=40, S_k=40, deterministic=False)
+    blocks = {"mods": "documents", "S_q": 150, "S_k": 150, "blocks": (16, 16)}
+    yield case("bf16-64", "mod-blocks", num_heads=4, kv_heads=2, **blocks)
     lengths = {"q_sequences": (33, 7), "k_sequences": (33, 20), "S_q": 33, "S_k": 33}
     yield case("bf16-128", "mod-sequences", mods="relative", **lengths)
     yield case("f16-64-causal", "mod-options", mods="soft_cap", softcap=6.0, sinks=(0.5, -1.0))

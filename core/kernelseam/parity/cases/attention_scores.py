@@ -19,16 +19,21 @@ def mods() -> Iterator[AttentionCase]:
     """Scores and masks that users write."""
     for name in MODS:
         yield case("f32-64", f"mod-{name}", mods=name, S_q=70, S_k=90, batch=2, kv_heads=1)
+    grouped: dict[str, object] = {"S_q": 5, "num_heads": 8, "kv_heads": 1}
     more: tuple[tuple[str, str, dict[str, object]], ...] = (
         ("buckets", "lengths", {"kv_lengths": (90, 33)}),
         ("documents", "packed", {"q_sequences": (70, 12), "k_sequences": (90, 40)}),
         ("buckets", "paged", {"kv_lengths": (90, 33), "page_size": 16}),
         ("buckets", "decoding", {"S_q": 1, "S_k": 300, "kv_lengths": (300, 77)}),
         ("recent", "decoding", {"S_q": 2, "S_k": 2000, "kv_lengths": (2000, 77)}),
-        ("heads_apart", "grouped", {"S_q": 5, "num_heads": 8, "kv_heads": 1}),
+        ("heads_apart", "grouped", grouped),
         ("sink_window", "sinks", {"sinks": (0.5, -1.0)}),
         ("sink_window", "options", {"softcap": 2.0, "alibi": SLOPES, "window": (60, 3)}),
         ("documents", "short", {"S_q": 3, "S_k": 17}),
+        ("documents", "blocks", {"num_heads": 4, "kv_heads": 2, "blocks": (16, 32)}),
+        ("heads_apart", "blocks-grouped", {**grouped, "blocks": (2, 16)}),
+        ("tree", "blocks-paged", {"kv_lengths": (90, 33), "page_size": 16, "blocks": (64, 8)}),
+        ("prefix", "blocks-decoding", {"S_q": 1, "S_k": 300, "blocks": (1, 32)}),
     )
     for mod, name, fields in more:
         given = {"S_q": 70, "S_k": 90, "kv_lengths": None, **fields}

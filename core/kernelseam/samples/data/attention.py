@@ -19,6 +19,7 @@ from kernelseam.descriptors.attention.options import ScoreNumbers, ScoreOperands
 from kernelseam.descriptors.common.options import operands_of, scalars_of
 from kernelseam.dtypes import DType
 from kernelseam.expressions.scores import ScoreExpression, score_expression
+from kernelseam.ops.block_mask import block_mask
 from kernelseam.oracle.formulas import Array, Variant
 from kernelseam.samples.attention_case import AttentionCase
 from kernelseam.samples.data import captured
@@ -113,7 +114,12 @@ def mods(case: AttentionCase) -> Mods:
 
 def expression(case: AttentionCase) -> ScoreExpression:
     """The functions of a case that has some, traced over their arrays on the host."""
-    return score_expression(*mods(case))
+    own = mods(case)
+    if case.blocks is None:
+        return score_expression(*own)
+    extents: Any = own.mask_mod, case.batch, case.num_heads, case.S_q, case.S_k
+    mask = block_mask(*extents, block_size=case.blocks)
+    return score_expression(own.score_mod, block_mask=mask)
 
 
 def _converted(x: Array, kind: DType) -> Array:
