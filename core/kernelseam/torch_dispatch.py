@@ -49,6 +49,12 @@ def hand_over(
     return _operators()[work](arrays, options, backend, implementation)
 
 
+def operator_of(name: str) -> Any:
+    """What takes a function's part while torch compiles its caller."""
+    assert _operators is not None  # the package registers them
+    return _operators()[name]
+
+
 def recorded(arrays: Iterable[object]) -> bool:
     """Whether torch follows each operation on these tensors, though they have memory: a dispatch
     mode is active (to count, checkpoint or fake operations), or torch.jit.trace records."""

@@ -85,24 +85,31 @@ _made: weakref.WeakKeyDictionary[Any, tuple[Any, BlockMask]] = weakref.WeakKeyDi
 
 def _of_torch(given: Any) -> BlockMask:
     """Of torch's lists; remembered while these are what they were."""
-    lists = [getattr(given, f"{full}kv_{name}") for full in ("", "full_") for name in _LISTS]
+    lists = _lists(given)
     state = tuple((id(x), getattr(x, "_version", 0)) for x in lists if x is not None)
     state = (*state, given.mask_mod)
     if (known := _made.get(given)) is not None and known[0] == state:
         return known[1]
-    size = given.BLOCK_SIZE
-    q_size, kv_size = (size, size) if isinstance(size, int) else map(int, size)
-    q_len, kv_len = map(int, given.seq_lengths)
-    columns = -(-kv_len // kv_size)
-    mixed = _dense(lists[0], lists[1], columns)
-    whole = mixed & False if lists[2] is None else _dense(lists[2], lists[3], columns)
-    words = _packed(mixed | whole, whole)
-    made = BlockMask(given.mask_mod, q_len, kv_len, (q_size, kv_size), words, True)
+    sizes, lengths, words = words_of_torch(given)
+    made = BlockMask(given.mask_mod, *lengths, sizes, words, True)
     _made[given] = state, made
     return made
 
 
-_LISTS = ("num_blocks", "indices")
+def _lists(given: Any) -> list[Any]:
+    names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+    return [getattr(given, n) for n in names]
+
+
+def words_of_torch(given: Any) -> tuple[tuple[int, int], tuple[int, int], Any]:
+    """(block size, lengths, words) of torch's block mask, by torch's own operations."""
+    size, lists = given.BLOCK_SIZE, _lists(given)
+    q_size, kv_size = (size, size) if isinstance(size, int) else size
+    q_len, kv_len = given.seq_lengths
+    columns = -(-kv_len // kv_size)
+    mixed = _dense(lists[0], lists[1], columns)
+    whole = mixed & False if lists[2] is None else _dense(lists[2], lists[3], columns)
+    return (q_size, kv_size), (q_len, kv_len), _packed(mixed | whole, whole)
 
 
 def _dense(counts: Any, indices: Any, columns: int) -> Any:

@@ -10,10 +10,10 @@ from typing import Any
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.block_mask import BlockMask, block_mask_of
 from kernelseam.expressions.blocks import DTYPE, RANK, Blocks
-from kernelseam.expressions.captures import dtype_name
+from kernelseam.expressions.captures import Record, dtype_name
 from kernelseam.expressions.lowering import Structure
 from kernelseam.expressions.nodes import Node, Type, constant, coordinate, order, rebuilt
-from kernelseam.expressions.tracing import LENGTHS, Kind, Trace, trace
+from kernelseam.expressions.tracing import LENGTHS, Kind, Trace, record_of, trace
 
 ScoreMod = Callable[..., Any]
 """score_mod(score, b, h, q_idx, kv_idx)"""
@@ -44,7 +44,7 @@ class ScoreExpression:
 
 
 def score_expression(
-    score_mod: ScoreMod | None = None,
+    score_mod: ScoreMod | ScoreExpression | None = None,
     mask_mod: MaskMod | None = None,
     block_mask: BlockMask | Any = None,
 ) -> ScoreExpression:
@@ -56,8 +56,11 @@ def score_expression(
     function that has parameters ``q_len`` or ``kv_len`` gets its lengths by keyword. Both are
     ordinary Python over operators, comparisons, ``where``, functions of NumPy and torch, and arrays
     that they capture, by element. ``block_mask``, ours or torch's, has a mask_mod of its own.
-    Raises InvalidValue, with the line, for what cannot be traced.
+    An expression in the place of the functions is returned. Raises InvalidValue, with the line, for
+    what cannot be traced.
     """
+    if isinstance(score_mod, ScoreExpression):
+        return score_mod
     given = None if block_mask is None else block_mask_of(block_mask)
     if given is not None:
         if mask_mod is not None:
@@ -92,6 +95,12 @@ def score_expression(
     )
     numbers = (*score.numbers, *visible.numbers, *lengths)
     return ScoreExpression(structure, numbers, (*arrays, *words), score_mod, mask_mod)
+
+
+def records(score_mod: ScoreMod | None, mask_mod: MaskMod | None) -> tuple[Record | None, ...]:
+    """What the traces of functions, which were traced, depend on beside their code."""
+    kinds = (score_mod, _SCORE_MOD), (mask_mod, _MASK_MOD)
+    return tuple(None if f is None else record_of(kind, f) for f, kind in kinds)
 
 
 def check_arrays(field: str, traced: Trace) -> None:

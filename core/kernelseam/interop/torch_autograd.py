@@ -39,7 +39,9 @@ from kernelseam.interop.torch_function import (
 )
 from kernelseam.interop.torch_library import attention as operators
 from kernelseam.interop.torch_library.dtypes import dtype_name
-from kernelseam.interop.torch_scores import NO_MODS, Mods
+from kernelseam.interop.torch_library.mods import CAPTURED
+from kernelseam.interop.torch_library.mods import traced as traced_mods
+from kernelseam.interop.torch_scores import Mods
 from kernelseam.ops import attention as ops
 from kernelseam.ops.signatures import DenseTensors, PackedTensors, PagedTensors
 
@@ -293,10 +295,13 @@ def _apply(
         deterministic = flag("deterministic", deterministic)
     if options["out_dtype"] is not None:
         options["out_dtype"] = dtype_name(options["out_dtype"])
-    if mods != NO_MODS:
+    has_mods = not (mods.score_mod is mods.mask_mod is mods.block_mask is None)
+    if has_mods and not _is_traced(given, needed):
         backward = _of_gradients(options, deterministic, bwd_implementation)
         return torch_scores.attention(given, needed, options, mods, implementation, backward)
-    known = plain(given) if bwd_implementation is None else None
+    known = None
+    if bwd_implementation is None and not has_mods:
+        known = plain(given)
     if known is not None and all(map(known.__contains__, needed)):
         options["implementation"] = implementation
         return torch_attention.forward(known, options)
@@ -312,7 +317,7 @@ def _apply(
     if nested and "layout" in options and torch_nested.is_jagged(operands["q"]):
         return torch_nested.attention(operands, options, chosen, attention_varlen)
     if traced:
-        return _traced(operands, options, chosen)
+        return _traced(operands, options, chosen, mods if has_mods else None)
     check_bwd_implementation(bwd_implementation, "attention_bwd", "q", operands)
     forward = {**options, "implementation": implementation}
     if not wanted(operands, DIFFERENTIABLE):
@@ -332,15 +337,28 @@ _OPERANDS = operands_of(AttentionOptions)
 _OF_GRADIENTS = (*scalars_of(GradientOptions), "backend")
 
 
-def _traced(operands: dict[str, Tensor], options: dict[str, Any], chosen: dict[str, Any]) -> Any:
+def _is_traced(given: dict[str, Tensor | None], needed: tuple[str, ...]) -> bool:
+    """Whether an operator is called; nested tensors have none for functions of users."""
+    operands, traced = tensors(given, needed)
+    return traced and not operands["q"].is_nested
+
+
+def _traced(
+    operands: dict[str, Tensor], options: dict[str, Any], chosen: dict[str, Any], mods: Mods | None
+) -> Any:
     """By the operator that torch knows."""
     window, asked = options.pop("window"), options.pop("return_lse")
     left, right = (None, None) if window is None else band("window", window)
     names, operator = (
-        (operators.VARLEN, operators.ATTENTION_VARLEN)
+        (operators.FORWARD_VARLEN, operators.ATTENTION_VARLEN)
         if "cu_seqlens_q" in operands
-        else (operators.DENSE, operators.ATTENTION)
+        else (operators.FORWARD_DENSE, operators.ATTENTION)
     )
+    if mods is not None:
+        text, numbers, arrays = traced_mods(*mods, operands["q"])
+        operator, names = operators.MODS[names]
+        operands = {**operands, **dict(zip(CAPTURED, arrays, strict=False))}
+        options = {**options, "expression": text, "captured_numbers": numbers}
     out, lse = operator(
         *[operands.get(n) for n in names],
         **options,

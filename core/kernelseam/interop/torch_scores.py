@@ -38,9 +38,6 @@ class Mods(NamedTuple):
     block_mask: Any = None
 
 
-NO_MODS = Mods()
-
-
 def attention(
     given: Mapping[str, Tensor | None],
     needed: tuple[str, ...],
@@ -50,16 +47,13 @@ def attention(
     backward: dict[str, Any],
 ) -> Any:
     """The result, or (result, lse). ``backward``: options of the gradients."""
-    operands, traced = tensors(given, needed)
-    if traced or operands["q"].is_nested:
-        why = (
-            "where torch traces, compiles or transforms the call" if traced else "of nested tensors"
-        )
+    operands, _ = tensors(given, needed)
+    if operands["q"].is_nested:
         raise InvalidValue(
             "score_mod, mask_mod, block_mask",
             "given",
-            f"are not supported {why}",
-            "Call it outside, for example under torch.compiler.disable",
+            "are not supported of nested tensors",
+            "Call attention_varlen on their rows",
         )
     operands = autocast(operands, ("q", "k", "v"))
     check_bwd_implementation(backward["implementation"], "attention_bwd", "q", operands)

@@ -13,6 +13,7 @@ from kernelseam.expressions.block_mask import BlockMask
 from kernelseam.expressions.epilogues import EpilogueExpression, epilogue_of, epilogue_text
 from kernelseam.expressions.scores import MaskMod, ScoreExpression, ScoreMod, score_expression
 from kernelseam.expressions.text import structure_of, text_of
+from kernelseam.torch_dispatch import operator_of
 
 
 def with_expression(
@@ -26,6 +27,13 @@ def with_expression(
     expression = score_expression(score_mod, mask_mod, block_mask)
     arrays |= {captured(i): x for i, x in enumerate(expression.arrays)}
     return (*options, text_of(expression.structure), expression.numbers)
+
+
+def _compiled(options: tuple[Any, ...], arrays: dict[str, Any], *mods: Any) -> Any:
+    return operator_of("with_expression")(options, arrays, *mods)
+
+
+with_expression._torchdynamo_inline = _compiled  # type: ignore[attr-defined]
 
 
 def with_epilogue(

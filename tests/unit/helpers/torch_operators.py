@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import kernelseam
 import torch
+from kernelseam.expressions.scores import score_expression
+from kernelseam.expressions.text import text_of
 from kernelseam.interop import torch as ks
 from kernelseam.interop.torch_library import handover  # noqa: F401  defines all operators
 
@@ -94,6 +96,9 @@ def samples() -> dict[str, Sample]:
     d = (*(cells(B, n, S_Q, D, seed=n) for n in (H, G, G)),)
     k_pages, v_pages = (torch.zeros(4, 4, G, D) for _ in range(2))
     table = ints([0, 1], [2, 3])
+    table_of_heads = torch.linspace(0.1, 0.5, H)
+    mod = score_expression(lambda s, b, h, i, j: s + table_of_heads[h] * (i - j))
+    of_mods = {"expression": text_of(mod.structure), "captured_numbers": []}
     return {
         "attention": ("attention", (q, k, v), {"causal": True}),
         "attention-options": (
@@ -118,6 +123,27 @@ def samples() -> dict[str, Sample]:
             {"causal": True, "bias_gradient": False, "sink_gradient": False, **longest},
         ),
         "attention_paged": ("attention_paged", pages(), {"causal": True}),
+        "attention-mods": ("attention_mods", (q, k, v, *[None] * 10, table_of_heads), of_mods),
+        "attention_bwd-mods": (
+            "attention_bwd_mods",
+            (made.clone(), lse.clone(), made, lse, *plain, *[None] * 6, table_of_heads),
+            {"bias_gradient": False, "sink_gradient": False, **of_mods},
+        ),
+        "attention_varlen-mods": (
+            "attention_varlen_mods",
+            (*rows, *[None] * (14 - len(rows)), table_of_heads),
+            {**longest, **of_mods},
+        ),
+        "attention_varlen_bwd-mods": (
+            "attention_varlen_bwd_mods",
+            (some.clone(), None, some, some_lse, q3, k3, v3, at, of, *[None] * 5, table_of_heads),
+            {"bias_gradient": False, "sink_gradient": False, **longest, **of_mods},
+        ),
+        "attention_paged-mods": (
+            "attention_paged_mods",
+            (*pages(), *[None] * (15 - len(pages())), table_of_heads),
+            of_mods,
+        ),
         "bmm": ("bmm", (a3, b3, cells(4), cells(B, 5, 4)), {"alpha": 0.5}),
         "bmm-transposed": ("bmm", (a3, b3.detach().mT), {"b_transposed": True}),
         "bmm_bwd": (

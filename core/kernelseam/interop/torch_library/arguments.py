@@ -30,6 +30,7 @@ _BY_KIND: dict[str, Rule] = {
     "int": extent,
     "SymInt": extent,
     "ScalarType": lambda n, x: torch_dtype(x, n),
+    "List[float]": lambda n, x: [float(y) for y in x],
     "List[int]": lambda n, x: scale_block_of(x, True),
     "List[SymInt]": lambda n, x: scale_block_of(x, True),
 }
@@ -42,6 +43,7 @@ _BY_NAME: dict[str, Rule] = {
     "backend": check_name,
     "implementation": check_name,
     "bwd_implementation": implementation_name,
+    "expression": lambda n, x: x,
 }
 
 

@@ -40,6 +40,7 @@ from kernelseam.interop.torch_library.define import (
     room,
 )
 from kernelseam.interop.torch_library.dtypes import accumulator, dtype_name
+from kernelseam.interop.torch_library.mods import CAPTURED, expression_of
 from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
 from kernelseam.ops.attention import attention_paged as paged_forward
 
@@ -85,7 +86,10 @@ PAGED = (
 FORWARD_DENSE, FORWARD_VARLEN = (*DENSE, *BESIDE), (*VARLEN, *BESIDE)
 """Operands of the operators; gradients have no scales. ``out`` says how a result is laid out, and
 what rows of no sequence hold."""
-_OF_GRADIENTS = (*scalars_of(GradientOptions), "window_left", "window_right", "backend")
+_OF_GRADIENTS = (
+    *(*scalars_of(GradientOptions), "window_left", "window_right", "backend"),
+    *("expression", "captured_numbers"),
+)
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +102,8 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 def _computed(names: tuple[str, ...]) -> Any:
     def compute(*tensors: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
         operands = {n: x for n, x in zip(names, tensors, strict=False) if x is not None}
-        options = {"return_lse": True, **_options(given)}  # torch leaves defaults out
+        operands, options = expression_of(operands, _options(given))
+        options = {"return_lse": True, **options}  # torch leaves defaults out
         check_bwd_implementation(
             options.pop("bwd_implementation", None), "attention_bwd", "q", operands
         )
@@ -108,7 +113,7 @@ def _computed(names: tuple[str, ...]) -> Any:
         if "out" in operands:
             operands["out"] = room(operands["out"], "cu_seqlens_q" in operands)
         with torch.no_grad():
-            if names is PAGED:
+            if "block_table" in operands:
                 result = paged_forward(**operands, **options)
             else:
                 result = torch_attention.forward(operands, options)
@@ -158,7 +163,9 @@ def _paged_fake(*tensors: Tensor, **given: Any) -> Any:
 
 def _setup(names: tuple[str, ...]) -> Any:
     def setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
-        refuse_gradients(ctx, names, torch_attention.DIFFERENTIABLE)
+        without = ("bias",) if "expression" in keyword_only_inputs else ()
+        own = tuple(n for n in torch_attention.DIFFERENTIABLE if n not in without)
+        refuse_gradients(ctx, names, own)
         options = dict(keyword_only_inputs)
         if not options["return_lse"]:
             raise InvalidValue(
@@ -167,17 +174,17 @@ def _setup(names: tuple[str, ...]) -> Any:
         kept = {n: x for n, x in options.items() if n in _OF_GRADIENTS}
         ctx.options = {**kept, "implementation": options["bwd_implementation"]}
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[: len(names) - len(BESIDE)], *output)
+        given = zip(names, inputs, strict=True)
+        ctx.save_for_backward(*[x for n, x in given if n not in BESIDE], *output)
 
     return setup
 
 
 def _backward(names: tuple[str, ...], operator: Any) -> Any:
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
-        beside = [None] * len(BESIDE)
         *tensors, out, lse = ctx.saved_tensors
         if dout is None and dlse is None:
-            return (*[None] * len(names), *beside)
+            return (None,) * len(names)
         wanted = dict(zip(names, ctx.wanted, strict=False))
         gradients = operator(
             dout,
@@ -190,7 +197,7 @@ def _backward(names: tuple[str, ...], operator: Any) -> Any:
             sink_gradient=wanted["sinks"],
         )
         by_name = dict(zip(torch_attention.DIFFERENTIABLE, gradients, strict=True))
-        return *[by_name[n] if wanted.get(n) else None for n in names], *beside
+        return tuple(by_name[n] if wanted.get(n) else None for n in names)
 
     return backward
 
@@ -205,8 +212,9 @@ def _bwd_computed(names: tuple[str, ...]) -> Any:
         **given: Any,
     ) -> Any:
         operands = {n: x for n, x in zip(names, tensors, strict=False) if x is not None}
+        operands, options = expression_of(operands, _options(given))
         with torch.no_grad():
-            result = torch_attention.gradients(dout, dlse, operands, out, lse, **_options(given))
+            result = torch_attention.gradients(dout, dlse, operands, out, lse, **options)
         own = [getattr(result, f"d{n}") for n in torch_attention.DIFFERENTIABLE]
         return tuple(none(operands["q"]) if x is None else x for x in own)
 
@@ -289,61 +297,128 @@ _REPEATED = {
 
 _GRADIENTS = "Tensor? dout, Tensor? dlse, Tensor out, Tensor lse"
 _FIVE = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
-ATTENTION_BWD = define(
+_DENSE_BWD = (
     f"attention_bwd({_GRADIENTS}, {_DENSE}, *, {_SCORES}, {_LAYOUT}, "
-    f"{schema_of(_DEFAULTS, 'max_seqlen_q', 'max_seqlen_k')}, {_BACKWARD}) -> {_FIVE}",
+    f"{schema_of(_DEFAULTS, 'max_seqlen_q', 'max_seqlen_k')}, {_BACKWARD}) -> {_FIVE}"
+)
+ATTENTION_BWD = define(
+    _DENSE_BWD,
     _bwd_computed(DENSE),
     _bwd_fake(DENSE),
     backward=once_only("attention"),
     batched=_dense_bwd_batched,
     flops=flops.attention_bwd(DENSE),
 )
-ATTENTION = _with_lse(
+_DENSE_FORWARD = (
     f"attention({_DENSE}, {_SCALES}, {_GIVEN}, *, {_SCORES}, {_LAYOUT}, {_LATENT}, {_BLOCKS}, "
-    f"{_FORWARD}) -> (Tensor, Tensor)",
+    f"{_FORWARD}) -> (Tensor, Tensor)"
+)
+ATTENTION = _with_lse(
+    _DENSE_FORWARD,
     _computed(FORWARD_DENSE),
     _faked(FORWARD_DENSE),
     setup=_setup(FORWARD_DENSE),
-    backward=_backward(DENSE, ATTENTION_BWD),
+    backward=_backward(FORWARD_DENSE, ATTENTION_BWD),
     batched=_dense_batched,
     flops=flops.attention(DENSE),
 )
-VARLEN_BWD = define(
+_VARLEN_BWD = (
     f"attention_varlen_bwd({_GRADIENTS}, {_VARLEN}, *, {_LENGTHS}, {_SCORES}, {_BACKWARD}) "
-    f"-> {_FIVE}",
+    f"-> {_FIVE}"
+)
+VARLEN_BWD = define(
+    _VARLEN_BWD,
     _bwd_computed(VARLEN),
     _bwd_fake(VARLEN),
     backward=once_only("attention_varlen"),
     flops=flops.attention_bwd(VARLEN),
 )
-ATTENTION_VARLEN = _with_lse(
+_VARLEN_FORWARD = (
     f"attention_varlen({_VARLEN}, {_SCALES}, {_GIVEN}, *, {_LENGTHS}, {_SCORES}, {_BLOCKS}, "
-    f"{_FORWARD}) -> (Tensor, Tensor)",
+    f"{_FORWARD}) -> (Tensor, Tensor)"
+)
+ATTENTION_VARLEN = _with_lse(
+    _VARLEN_FORWARD,
     _computed(FORWARD_VARLEN),
     _faked(FORWARD_VARLEN),
     setup=_setup(FORWARD_VARLEN),
-    backward=_backward(VARLEN, VARLEN_BWD),
+    backward=_backward(FORWARD_VARLEN, VARLEN_BWD),
     flops=flops.attention(VARLEN),
 )
 
 
 def _paged_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
-    refuse_gradients(ctx, PAGED, ())
+    refuse_gradients(ctx, (*PAGED, *CAPTURED)[: len(ctx.wanted)], ())
 
 
-ATTENTION_PAGED = define(
+_PAGED_FORWARD = (
     "attention_paged(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, "
     f"Tensor kv_lengths, Tensor? cu_seqlens_q=None, {_ADDED}, {_SCALES}, {_GIVEN}, "
     f"*, {schema_of(_DEFAULTS, 'max_seqlen_q', 'max_seqlen_k')}, "
     f"{schema_of(PAGED_DEFAULTS, *_SCORED, 'layout', 'kv_layout')}, {_LATENT}, {_BLOCKS}, "
     f"bool return_lse=True, {schema_of(_DEFAULTS, 'out_dtype', 'batch_invariant')}, "
-    f"{CHOSEN}) -> (Tensor, Tensor)",
+    f"{CHOSEN}) -> (Tensor, Tensor)"
+)
+ATTENTION_PAGED = define(
+    _PAGED_FORWARD,
     _computed(PAGED),
     _paged_fake,
     setup=_paged_setup,
     backward=once_only("attention_paged"),
     flops=flops.attention(PAGED),
 )
+# ---- with a score_mod, a mask_mod or a block mask: an expression, and what it captured
+
+
+def _of_mods(schema: str) -> str:
+    """An operator's schema with an expression among its options, and operands for its arrays."""
+    name, _, rest = schema.partition("(")
+    more = f"{_optional(CAPTURED)}, *, str expression, float[] captured_numbers, "
+    return f"{name}_mods({rest}".replace("*, ", more, 1)
+
+
+def _mods(
+    names: tuple[str, ...], forward: str, of_gradients: tuple[str, ...], backward: str
+) -> tuple[tuple[Any, tuple[str, ...]], tuple[Any, tuple[str, ...]]]:
+    """(forward, gradients), each an operator and its operands."""
+    own, own_bwd = (*names, *CAPTURED), (*of_gradients, *CAPTURED)
+    gradients = define(
+        _of_mods(backward),
+        _bwd_computed(own_bwd),
+        _bwd_fake(own_bwd),
+        backward=once_only("attention"),
+        flops=flops.attention_bwd(own_bwd),
+    )
+    result = _with_lse(
+        _of_mods(forward),
+        _computed(own),
+        _faked(own),
+        setup=_setup(own),
+        backward=_backward(own, gradients),
+        flops=flops.attention(own),
+    )
+    return (result, own), (gradients, own_bwd)
+
+
+_dense_mods = _mods(FORWARD_DENSE, _DENSE_FORWARD, DENSE, _DENSE_BWD)
+_varlen_mods = _mods(FORWARD_VARLEN, _VARLEN_FORWARD, VARLEN, _VARLEN_BWD)
+_paged = (*PAGED, *CAPTURED)
+_paged_mods = define(
+    _of_mods(_PAGED_FORWARD),
+    _computed(_paged),
+    _paged_fake,
+    setup=_paged_setup,
+    backward=once_only("attention_paged"),
+    flops=flops.attention(_paged),
+)
+MODS: dict[tuple[str, ...], tuple[Any, tuple[str, ...]]] = {
+    FORWARD_DENSE: _dense_mods[0],
+    FORWARD_VARLEN: _varlen_mods[0],
+    PAGED: (_paged_mods, _paged),
+    DENSE: _dense_mods[1],
+    VARLEN: _varlen_mods[1],
+}
+"""By the operands of an operator: the one that takes an expression, too, and its operands."""
 TAKEN = {
     names: frozenset(
         a.name for a in getattr(torch.ops.kernelseam, operator).default._schema.arguments

@@ -23,7 +23,15 @@ from kernelseam.descriptors.projection.options import (
     QkvOptions,
 )
 from kernelseam.errors import InvalidValue
-from kernelseam.interop.torch_library import attention, cache, gemm, grouped, merge, projection
+from kernelseam.interop.torch_library import (
+    attention,
+    cache,
+    gemm,
+    grouped,
+    merge,
+    mods,
+    projection,
+)
 from kernelseam.interop.torch_library.define import unrepeated
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.ops import attention_bwd as attention_bwd_ops
@@ -64,19 +72,24 @@ def _ordered(arrays: Arrays, names: tuple[str, ...]) -> list[Tensor | None]:
     return [arrays.get(n) for n in names]
 
 
-def _refuse_functions(values: Any, names: tuple[str, ...]) -> None:
-    if len(values) > len(names):
+def _functions(values: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """The operator's options for what ``with_expression`` added to those of these names."""
+    if len(values) == len(names):
+        return {}
+    text, numbers, *beside = values[len(names) :]
+    if beside and beside[0]:
         raise InvalidValue(
-            "score_mod, mask_mod",
-            "given",
-            "are not supported where torch traces, compiles or transforms the call",
+            "score_gradient",
+            True,
+            "is not supported where torch traces, compiles or transforms the call",
             "Call it outside, for example under torch.compiler.disable",
         )
+    return {"expression": text, "captured_numbers": [float(x) for x in numbers]}
 
 
 def _attention(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
-    _refuse_functions(values, _SCALARS)
-    options = dict(zip(_SCALARS, values, strict=True))
+    functions = _functions(values, _SCALARS)
+    options = dict(zip(_SCALARS, values, strict=False))
     paged, packed = "block_table" in arrays, "cu_seqlens_q" in arrays
     names: tuple[str, ...]
     if paged:
@@ -88,6 +101,9 @@ def _attention(arrays: Arrays, values: Any, backend: Any, implementation: Any) -
         operator, names = attention.ATTENTION, attention.FORWARD_DENSE
     taken = attention.TAKEN[names]
     given = {n: x for n, x in options.items() if n in taken}
+    if functions:
+        operator, names = attention.MODS[names]
+        given |= functions
     out, lse = operator(
         *_ordered(arrays, names),
         **given,
@@ -99,8 +115,8 @@ def _attention(arrays: Arrays, values: Any, backend: Any, implementation: Any) -
 
 
 def _attention_bwd(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
-    _refuse_functions(values, _OF_GRADIENTS)
-    given = dict(zip(_OF_GRADIENTS, values, strict=True))
+    functions = _functions(values, _OF_GRADIENTS)
+    given = dict(zip(_OF_GRADIENTS, values, strict=False))
     packed = "cu_seqlens_q" in arrays or "cu_seqlens_k" in arrays
     _check_axis("dout", arrays["dout"])
     of_q = getattr(arrays["q"], "dtype", None)
@@ -117,6 +133,9 @@ def _attention_bwd(arrays: Arrays, values: Any, backend: Any, implementation: An
         if packed
         else (attention.ATTENTION_BWD, attention.DENSE)
     )
+    if functions:
+        operator, names = attention.MODS[names]
+        given |= functions
     window = _window(given.pop("window"))
     if packed:
         del given["layout"]
@@ -286,6 +305,7 @@ def _output_bwd(arrays: Arrays, values: Any, backend: Any, implementation: Any) 
 
 
 OPERATORS: dict[Any, Any] = {
+    "with_expression": mods.with_expression,
     attention_work: _attention,
     attention_bwd_ops.gradient_work: _attention_bwd,
     gemm_ops.gemm_work: _product,

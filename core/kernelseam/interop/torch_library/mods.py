@@ -1,0 +1,153 @@
+"""Scores and masks of users where torch traces, compiles or exports the call: an expression's text
+and numbers are options of one operator, the tensors that the functions capture its operands.
+
+Dynamo asks once for the text (``_described``) and reads by its own means what the functions
+capture: another function of the same code, over other tensors and numbers, runs what was compiled,
+and one whose text differs compiles anew. Imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch._dynamo
+
+from kernelseam.descriptors.attention.problem import captured
+from kernelseam.errors import InvalidValue
+from kernelseam.expressions.block_mask import BlockMask, words_of_torch
+from kernelseam.expressions.captures import READ
+from kernelseam.expressions.nodes import Type
+from kernelseam.expressions.scores import ScoreExpression, records, score_expression
+from kernelseam.expressions.text import structure_of, text_of
+
+Tensor = Any
+MOST = 8
+CAPTURED = tuple(captured(i) for i in range(MOST))
+"""Operands that an operator has for what functions capture."""
+
+
+class Traced(NamedTuple):
+    """An expression as an operator takes it."""
+
+    expression: str
+    captured_numbers: list[float]
+    arrays: list[Tensor]
+
+
+def traced(score_mod: Any, mask_mod: Any, block_mask: Any, like: Tensor) -> Traced:
+    """Of functions, while torch traces their caller; ``like``: a tensor on the device."""
+    own = score_expression(score_mod, mask_mod, block_mask)
+    return _operands(text_of(own.structure), own.numbers, own.arrays, like)
+
+
+def _compiled(score_mod: Any, mask_mod: Any, block_mask: Any, like: Tensor) -> Traced:
+    """``traced`` as Dynamo follows it."""
+    blocks, lengths, words = None, [], []
+    if block_mask is not None:
+        if mask_mod is not None:
+            raise InvalidValue(
+                "mask_mod", "given", "is that of block_mask where there is one", "Leave it out"
+            )
+        mask_mod = block_mask.mask_mod
+        if isinstance(block_mask, BlockMask):
+            blocks = (*block_mask.block_size, block_mask.decides)
+            lengths, words = [block_mask.q_len, block_mask.kv_len], [block_mask.words]
+        else:
+            sizes, own, made = words_of_torch(block_mask)
+            blocks, lengths, words = (*sizes, True), [*own], [made]
+    text, numbers, arrays, guards = _described(score_mod, mask_mod, blocks)
+    functions = (score_mod, mask_mod)
+    for which, path, kind, value in guards:
+        _guarded(_read(functions[which], path), kind, value)
+    values = [float(_read(functions[which], path)) for which, path in numbers]
+    found = [_read(functions[which], path) for which, path in arrays]
+    return _operands(text, [*values, *lengths], [*found, *words], like)
+
+
+traced._torchdynamo_inline = _compiled  # type: ignore[attr-defined]
+
+
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+def _described(score_mod: Any, mask_mod: Any, blocks: Any) -> Any:
+    """(the expression's text; where its numbers and arrays are read, and what beside them it
+    depends on: the function's number and a path)."""
+    mask = None
+    if blocks is not None:
+        *sizes, decides = blocks
+        words = np.zeros((1, 1, 1, 1, 2), np.int32)
+        mask = BlockMask(mask_mod, 1, 1, (sizes[0], sizes[1]), words, decides)
+    own = score_expression(score_mod, None if mask else mask_mod, mask)
+    numbers: list[Any] = []
+    arrays: list[Any] = []
+    guards: list[Any] = []
+    for which, record in enumerate(records(score_mod, mask_mod)):
+        if record is None:
+            continue
+        numbers += [(which, path) for path in record.numbers]
+        arrays += [(which, path) for path in record.arrays]
+        guards += [(which, path, "equal", x) for path, x in record.constants.items()]
+        for path, guard in record.captures:
+            if guard[0] == "value":
+                guards.append((which, path, "equal", guard[2]))
+            elif guard[0] == "sequence":
+                guards.append((which, path, "length", guard[1]))
+            elif guard[0] == "code" and path:
+                guards.append((which, path, "code", 0))
+    return text_of(own.structure), tuple(numbers), tuple(arrays), tuple(guards)
+
+
+def _read(x: Any, path: Any) -> Any:
+    for step, *name in path:
+        x = READ[step](x, *name)
+    return x
+
+
+def _guarded(x: Any, kind: str, value: Any) -> None:
+    """Have Dynamo depend on what it reads here."""
+    if kind == "equal":
+        assert x == value
+    elif kind == "length":
+        assert len(x) == value
+    else:
+        assert callable(x)
+
+
+def _operands(text: str, numbers: Sequence[Any], arrays: Sequence[Any], like: Tensor) -> Traced:
+    if len(arrays) > MOST:
+        raise InvalidValue(
+            "score_mod, mask_mod",
+            f"capture {len(arrays)} arrays",
+            f"capture at most {MOST} where torch traces, compiles or transforms the call",
+            "Join some of them, or call it outside, under torch.compiler.disable",
+        )
+    tensors = [x if isinstance(x, torch.Tensor) else torch.as_tensor(x) for x in arrays]
+    placed = [x if x.device == like.device else x.to(like.device) for x in tensors]
+    return Traced(text, [float(x) for x in numbers], placed)
+
+
+def with_expression(
+    options: tuple[Any, ...], arrays: dict[str, Any], score_mod: Any, mask_mod: Any, block_mask: Any
+) -> tuple[Any, ...]:
+    """What ``ops.expressions.with_expression`` does, while Dynamo compiles the caller."""
+    text, numbers, found = traced(score_mod, mask_mod, block_mask, arrays["q"])
+    arrays |= dict(zip(CAPTURED, found, strict=False))
+    return (*options, text, tuple(numbers))
+
+
+def expression_of(
+    operands: Mapping[str, Tensor], options: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An operator's operands and options as the functions on arrays take them: with an expression,
+    traced, in the place of its text and of what was captured."""
+    if "expression" not in options:
+        return dict(operands), dict(options)
+    given = dict(options)
+    structure, numbers = structure_of(given.pop("expression")), given.pop("captured_numbers")
+    of_types = zip(numbers, structure.numbers, strict=True)
+    typed = tuple(x if t is Type.FLOAT else int(x) for x, t in of_types)
+    arrays = tuple(operands[n] for n in CAPTURED[: len(structure.arrays)])
+    own = {n: x for n, x in operands.items() if n not in CAPTURED}
+    return own, {**given, "score_mod": ScoreExpression(structure, typed, arrays)}
