@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import runpy
+from pathlib import Path
 from typing import Any
 
 import kernelseam as ks
@@ -201,3 +203,10 @@ def test_refusals() -> None:
     for message, call in cases:
         with pytest.raises(ks.errors.InvalidValue, match=f"^{re.escape(message)}"):
             call()
+
+
+def test_the_picture_is_what_the_script_draws() -> None:
+    script = Path(__file__).parents[2] / "tools" / "block_pictures.py"
+    made = runpy.run_path(str(script))
+    assert made["PICTURE"].read_text(encoding="utf-8") == made["drawn"]()
+    assert len(made["SHOWN"]) == 15

@@ -399,3 +399,28 @@ def test_a_mask_that_is_written_to_is_asked_again() -> None:
                 rows = mask[:, :, None, None]
                 found = attention_forward(layer(is_causal=True), q, k, v, mask)[0]
                 close(found * rows, wanted(q, k, v, seen) * rows)
+
+
+@pytest.mark.slow("torch compiles what makes the mask")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("window", [None, 9])
+def test_block_masks_of_flex(window: int | None) -> None:
+    """As Transformers makes them: of its mask functions, padding and all."""
+    from transformers import masking_utils as of_transformers
+
+    made_of = of_transformers.causal_mask_function
+    if window is not None:
+        made_of = of_transformers.sliding_window_causal_mask_function(window)
+    padding = torch.ones(2, 50, dtype=torch.bool)
+    padding[1, :7] = False
+    given = {"mask_function": made_of, "attention_mask": padding}
+    blocks = of_transformers.flex_attention_mask(2, 50, 50, **given)
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, heads, 50, 16) for heads in (4, 2, 2))
+    i = torch.arange(50)
+    seen = (i[:, None] >= i) & (i[:, None] - i < (window or 50))
+    whole = (seen & padding[:, None, :])[:, None]
+    module = SimpleNamespace(is_causal=True)
+    got, _ = attention_forward(module, query, key, value, blocks)
+    want, _ = attention_forward(module, query, key, value, whole)
+    torch.testing.assert_close(got, want)

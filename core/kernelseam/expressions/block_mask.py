@@ -66,11 +66,17 @@ class BlockMask:
         return f"blocks of {q}×{kv}: " + ", ".join(f"{x:.0%} {name}" for name, x in named)
 
 
+def is_block_mask(x: Any) -> bool:
+    """Whether it is one of ours, or of torch's."""
+    own = isinstance(x, BlockMask)
+    return own or (type(x).__module__ == _TORCH and hasattr(x, "kv_num_blocks"))
+
+
 def block_mask_of(given: Any) -> BlockMask:
     """A block mask as it is given: ours, or torch's. Raises InvalidValue for another object."""
     if isinstance(given, BlockMask):
         return given
-    if type(given).__module__ == _TORCH and hasattr(given, "kv_num_blocks"):
+    if is_block_mask(given):
         return _of_torch(given)
     raise InvalidValue(
         "block_mask",

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from kernelseam.errors import InvalidValue
+from kernelseam.expressions.block_mask import is_block_mask
 from kernelseam.interop.torch_autograd import attention
 from kernelseam.interop.torch_function import with_rows
 from kernelseam.interop.transformers_options import (
@@ -48,11 +49,11 @@ def attention_forward(
 
     ``attention_mask`` alone says what is hidden, causality and windows too: as
     ``transformers_pattern`` has it; [B, 1 or H, S_q or 1, keys] of bool, True where a key is seen,
-    or of floats, which are added to the scores; or [B, keys] of bool or integers, 0 at padding.
-    None hides nothing. With the last two, the layer is causal if ``is_causal`` says so, or, where
-    that is None, ``module.is_causal``. Beside another mask ``is_causal`` says nothing: some models
-    pass False because there is one. ``sliding_window`` is what the mask was made of, and is not
-    applied again.
+    or of floats, which are added to the scores; a block mask, as Transformers makes it for flex
+    attention; or [B, keys] of bool or integers, 0 at padding. None hides nothing. With the last
+    two, the layer is causal if ``is_causal`` says so, or, where that is None, ``module.is_causal``.
+    Beside another mask ``is_causal`` says nothing: some models pass False because there is one.
+    ``sliding_window`` is what the mask was made of, and is not applied again.
 
     ``s_aux`` or ``sinks``: [H], or [B, H, S_q, 1] by query. ``position_bias`` is added to the
     scores and may have gradients. ``indices`` [B, S_q, n] are the only keys that a query sees,
@@ -70,6 +71,10 @@ def attention_forward(
     option that may change the result.
     """
     refuse(dropout, options)
+    blocks: Any = None
+    if is_block_mask(attention_mask):  # as Transformers makes it for flex: it says all
+        blocks, attention_mask, is_causal = attention_mask, None, False
+        cu_seq_lens_q = cu_seq_lens_k = max_length_q = max_length_k = None
     keys = key.shape[2]
     rows = tuple([with_rows(x).transpose(1, 2) for x in (query, key, value)])
     # Every layer of every step comes here: what is not given is not asked for.
@@ -132,6 +137,8 @@ def attention_forward(
             else:
                 mask = seen[:, None, None]
 
+    if blocks is not None:
+        asked["block_mask"] = blocks
     if mask is not None:
         asked["mask"] = mask
     if bias is not None:
