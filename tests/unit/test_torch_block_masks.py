@@ -49,6 +49,17 @@ def test_of_create_block_mask(size: Any, apart: bool) -> None:
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
 
+def test_made_where_the_masks_tensors_lie() -> None:
+    kinds = torch.tensor([0, 1, 1, 2] * 75, dtype=torch.bfloat16)
+    own = ks.block_mask(lambda b, h, i, j: kinds[i] == kinds[j], None, None, S, L, block_size=32)
+    assert own.words.dtype == torch.int32 and own.words.shape == (1, 1, 7, 1, 2)
+    q, k, v = inputs()
+    want = ks.attention(q, k, v, mask=kinds[:S, None] == kinds)
+    torch.testing.assert_close(ks.attention(q, k, v, block_mask=own), want)
+    plain = ks.block_mask(lambda b, h, i, j: i >= j, None, None, S, L, like=q)
+    assert isinstance(plain.words, torch.Tensor) and plain.words.device == q.device
+
+
 def listed(*rows: list[int]) -> tuple[Any, Any]:
     counts = torch.tensor([[[len(x) for x in rows]]], dtype=torch.int32)
     indices = torch.tensor([[[x + [0] * (5 - len(x)) for x in rows]]], dtype=torch.int32)

@@ -22,6 +22,7 @@ def block_mask(
     kv_len: int,
     *,
     block_size: int | tuple[int, int] = SIZE,
+    like: Any = None,
 ) -> BlockMask:
     """Which blocks of ``block_size`` (queries, keys) ``mask_mod(b, h, q_idx, kv_idx)`` leaves
     empty, mixed or whole, for ``attention(…, block_mask=…)``: empty ones are passed over, whole
@@ -31,6 +32,9 @@ def block_mask(
     or its query heads, apart. The value is kept and used again, by attentions of at most ``q_len``
     queries and ``kv_len`` keys; a mask_mod that reads ``q_len`` or ``kv_len`` needs exactly these.
     It tells what captured arrays hold now: make it anew where their contents change.
+
+    ``like``: an array on the attention's device, where the blocks are to lie; by default the first
+    one that the mask captures. They are made on the host, from copies of captured arrays.
 
     Raises InvalidValue for what does not fit together, and with its line for a function that cannot
     be traced.
@@ -47,17 +51,27 @@ def block_mask(
             raise InvalidValue(
                 field, None, f"the mask_mod reads {name}", "Give the attention's number of them"
             )
-    for x in expression.arrays:
-        if not (device := describe(x, "captured_0").device).is_host:
-            raise InvalidValue(
-                "mask_mod",
-                f"captures an array on {device}",
-                "blocks are made on the host",
-                "Use torch's create_block_mask, or give the mask_mod in its place",
-            )
-    arrays = [np.asarray(x) for x in expression.arrays]
-    words = block_words(mask, expression.numbers, arrays, entries, of_heads, lengths, sizes)
+    arrays = [np.asarray(_on_host(x)) for x in expression.arrays]
+    words: Any = block_words(mask, expression.numbers, arrays, entries, of_heads, lengths, sizes)
+    like = like if like is not None or not expression.arrays else expression.arrays[0]
+    if hasattr(like, "new_tensor"):  # torch's
+        words = like.new_tensor(words, dtype=like.new_empty(0).int().dtype)
+    elif like is not None and not describe(like, "captured_0").device.is_host:
+        raise InvalidValue(
+            "like",
+            f"an array on {describe(like, 'captured_0').device}",
+            "blocks can be put where NumPy's arrays and torch's tensors lie",
+            "Pass a torch tensor",
+        )
     return BlockMask(mask_mod, *lengths, sizes, words)
+
+
+def _on_host(x: Any) -> Any:
+    """A captured array whose contents NumPy can read."""
+    if not hasattr(x, "new_tensor"):
+        return x
+    host = x.detach().cpu()
+    return host.float() if host.is_floating_point() and host.itemsize == 2 else host
 
 
 def _sizes(given: Any) -> tuple[int, int]:
