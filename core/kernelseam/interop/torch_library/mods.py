@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch._dynamo
 
-from kernelseam.descriptors.attention.problem import captured
+from kernelseam.descriptors.common.captured import captured
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.block_mask import BlockMask, words_of_torch
 from kernelseam.expressions.captures import READ
