@@ -133,6 +133,24 @@ def test_states_of_parts_are_merged_with_their_gradients() -> None:
             torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b)
 
 
+def test_states_with_the_head_after_the_row() -> None:
+    outs, lses = cells(3, 2, 4, 5, 3), cells(3, 2, 4, 5)
+    other = outs.detach().transpose(2, 3).contiguous().requires_grad_()
+    out, lse = ks.merge_states(outs, lses)
+    found, found_lse = ks.merge_states(other, lses, layout="bshd")
+    torch.testing.assert_close(found.transpose(1, 2), out)
+    torch.testing.assert_close(found_lse, lse)
+    (wanted,) = torch.autograd.grad(out.square().sum() + lse.sum(), outs)
+    (got,) = torch.autograd.grad(found.square().sum() + found_lse.sum(), other)
+    torch.testing.assert_close(got.transpose(2, 3), wanted)
+    other_lses = lses.detach().requires_grad_()
+    (of_lses,) = torch.autograd.grad(
+        ks.merge_states(other.detach(), other_lses, layout="bshd")[0].square().sum(), other_lses
+    )
+    (as_before,) = torch.autograd.grad(ks.merge_states(outs.detach(), lses)[0].square().sum(), lses)
+    torch.testing.assert_close(of_lses, as_before)
+
+
 def test_a_part_that_saw_nothing_takes_no_gradient() -> None:
     outs, lses = cells(2, 1, 1, 2, 3, grad=False), cells(2, 1, 1, 2, grad=False)
     lses[0, 0, 0, 0] = lses[:, 0, 0, 1] = -torch.inf

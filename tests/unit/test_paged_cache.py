@@ -3,7 +3,9 @@ is checked at each launch. The numbers are the parity matrix's."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import kernelseam
@@ -121,6 +123,28 @@ def test_keys_beside_values_as_vllm_has_them() -> None:
     rows = both.transpose(1, 2).flatten(0, 1)
     assert torch.equal(rows[slots[slots >= 0]], torch.cat([k, v], -1)[:4][slots >= 0])
     assert int(rows.any(-1).any(-1).sum()) == 3
+
+
+def test_the_guide_runs_and_its_tree_is_a_mask() -> None:
+    """Shared parts are compared on the page itself."""
+    page = (Path(__file__).parents[2] / "docs" / "paged-caches.md").read_text(encoding="utf-8")
+    found: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+        exec(compile(block, "docs/paged-caches.md", "exec"), found)
+    ancestors, lengths, table = found["ancestors"], found["lengths"], found["table"]
+    mask = np.zeros((3, 1, 4, 48), bool)
+    for b, n in enumerate(lengths):
+        mask[b, :, :, : n - 4] = True
+        for i in range(4):
+            mask[b, 0, i, n - 4 : n] = [bool(ancestors[b, i] >> j & 1) for j in range(4)]
+    pages = found["k_pages"], found["v_pages"]
+    wanted = kernelseam.attention_paged(
+        found["drafted"], *pages, table, lengths, causal=False, mask=mask
+    )
+    np.testing.assert_allclose(found["out"], wanted, atol=1e-6)
+    assert not np.allclose(
+        wanted, kernelseam.attention_paged(found["drafted"], *pages, table, lengths)
+    )
 
 
 def test_pages_are_copied() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.attention.merge import MergeStates
+from kernelseam.descriptors.common.layouts import LAYOUTS, order
 from kernelseam.descriptors.common.operands import axes, canonical
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -18,6 +19,7 @@ def merge_states(
     outs: Array,
     lses: Array,
     *,
+    layout: str = "bhsd",
     out: Any = None,
     out_dtype: DType | str | None = None,
     backend: str | None = None,
@@ -30,19 +32,22 @@ def merge_states(
     ``outs`` [N, B, H, S, D_v] and ``lses`` [N, B, H, S] (float32, float64 where outs are) are the
     parts' results and log-sum-exps, stacked; keep them float32 (``out_dtype`` of ``attention``)
     where their rounding matters. A part whose LSE is −inf saw no key. To merge incrementally, stack
-    the merged state with the next part's.
+    the merged state with the next part's. ``layout`` "bshd": ``outs`` [N, B, S, H, D_v], the head
+    after the row, as ``attention`` gives them then; LSEs stay as they are.
 
-    Returns (result [B, H, S, D_v] of ``out_dtype``, by default that of outs, and its LSE [B, H,
-    S]). Raises InvalidValue for what does not fit together.
+    Returns (result [B, H, S, D_v], in ``layout``'s order, of ``out_dtype``, by default that of
+    outs, and its LSE [B, H, S]). Raises InvalidValue for what does not fit together.
     """
     arrays = {"outs": outs, "lses": lses, **not_none(out=out)}
-    results = operate(merge_work, arrays, (out_dtype,), backend, implementation, stream)
+    results = operate(merge_work, arrays, (out_dtype, layout), backend, implementation, stream)
     return results["out"] if out is None else out, results["lse"]
 
 
-def merge_work(operation: Operation, out_dtype: DType | str | None) -> None:
+def merge_work(operation: Operation, out_dtype: DType | str | None, layout: str) -> None:
     infos = operation.infos
-    check_rank("outs", infos["outs"], ("N", "B", "H", "S", "D_v"))
+    rows = LAYOUTS[order("layout", layout, LAYOUTS)].replace("D", "D_v")
+    labels = ["N", *rows.split()]
+    check_rank("outs", infos["outs"], labels)
     shape = infos["outs"].shape
     dtype = None if out_dtype is None else DType.of(out_dtype, "out_dtype")
     if "out" not in infos:
@@ -51,26 +56,28 @@ def merge_work(operation: Operation, out_dtype: DType | str | None) -> None:
         raise InvalidValue(
             "out_dtype", dtype, f"out is an array of {infos['out'].dtype}", "Give one of the two"
         )
-    operation.new_result("lse", shape[1:4], infos["outs"].dtype.accumulator, "outs")
-    operation.launch(infos, lambda: _descriptor(infos))
+    lse = [shape[labels.index(label)] for label in ("B", "H", "S")]
+    operation.new_result("lse", lse, infos["outs"].dtype.accumulator, "outs")
+    operation.launch(infos, lambda: _descriptor(infos, rows))
 
 
-def _descriptor(infos: dict[str, ArrayInfo]) -> MergeStates:
-    parts, batch, heads, rows, dim = axes("outs", infos["outs"], "N B H S D_v", {})
-    known = {"N": parts, "B": batch, "H": heads, "S": rows, "D_v": dim}
-    axes("lses", infos["lses"], "N B H S", known)
-    axes("out", infos["out"], "B H S D_v", known)
-    names = {
-        "outs": ("part", "batch", "head", "row"),
-        "lses": ("part", "batch", "head"),
-        "out": ("batch", "head", "row"),
-    }
-    strides = {
-        f"stride_{n}_{axis}": s
-        for n, labels in names.items()
-        for axis, s in zip(labels, canonical(infos[n]), strict=False)
-    }
-    fields: dict[str, Any] = {**infos, **strides}
+_STRIDES = {"N": "part", "B": "batch", "H": "head", "S": "row"}
+
+
+def _descriptor(infos: dict[str, ArrayInfo], rows: str) -> MergeStates:
+    """``rows``: the order of a result's axes."""
+    known: dict[str, int] = {}
+    fields: dict[str, Any] = dict(infos)
+    for name, labels in (("outs", f"N {rows}"), ("lses", "N B H S"), ("out", rows)):
+        extents = axes(name, infos[name], labels, known)
+        known |= dict(zip(labels.split(), extents, strict=True))
+        for label, step in zip(labels.split()[:-1], canonical(infos[name]), strict=False):
+            fields[f"stride_{name}_{_STRIDES[label]}"] = step
     return MergeStates(
-        parts=parts, batch=batch, num_heads=heads, rows=rows, value_dim=dim, **fields
+        parts=known["N"],
+        batch=known["B"],
+        num_heads=known["H"],
+        rows=known["S"],
+        value_dim=known["D_v"],
+        **fields,
     )

@@ -212,6 +212,7 @@ def _merged(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> 
     out, lse = merge.MERGE_STATES(
         *_ordered(arrays, ("outs", "lses", "out")),
         out_dtype=options[0],
+        layout=options[1],
         backend=backend,
         implementation=implementation,
     )

@@ -42,17 +42,21 @@ def _fake(
     **options: Any,
 ) -> Any:
     of_rank("outs", outs, 5)
+    lead = outs.shape[1:-1]
+    if options.get("layout", "bhsd") == "bshd":
+        lead = (lead[0], lead[2], lead[1])
     return (
         outs.new_empty(outs.shape[1:], dtype=out_dtype or outs.dtype)
         if out is None
         else faked_as(out),
-        outs.new_empty(outs.shape[1:-1], dtype=accumulator(outs.dtype)),
+        outs.new_empty(lead, dtype=accumulator(outs.dtype)),
     )
 
 
 def _setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
     refuse_gradients(ctx, ("outs", "lses", "out"), ("outs", "lses"))
     ctx.set_materialize_grads(False)
+    ctx.tokens_first = keyword_only_inputs["layout"] == "bshd"
     ctx.save_for_backward(*inputs[:2], *output)
 
 
@@ -65,9 +69,11 @@ def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
     douts, dw = None, torch.zeros_like(lses)
     if dout is not None:
         wide = dout.to(lse.dtype)
-        douts = (w.unsqueeze(-1) * wide).to(outs.dtype)
-        apart = torch.where(seen.unsqueeze(-1), outs.to(lse.dtype) - out.to(lse.dtype), 0)
+        of_rows, known = (x.mT if ctx.tokens_first else x for x in (w, seen))
+        douts = (of_rows.unsqueeze(-1) * wide).to(outs.dtype)
+        apart = torch.where(known.unsqueeze(-1), outs.to(lse.dtype) - out.to(lse.dtype), 0)
         dw = (wide * apart).sum(-1)
+        dw = dw.mT if ctx.tokens_first else dw
     if dlse is not None:
         dw = dw + dlse
     return douts, w * dw, None
@@ -83,7 +89,7 @@ def _batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
 
 MERGE_STATES = define(
     "merge_states(Tensor outs, Tensor lses, Tensor? out=None, *, ScalarType? out_dtype=None, "
-    "str? backend=None, str? implementation=None) -> (Tensor, Tensor)",
+    'str layout="bhsd", str? backend=None, str? implementation=None) -> (Tensor, Tensor)',
     _compute,
     _fake,
     setup=_setup,

@@ -203,8 +203,9 @@ def _grouped(shapes: Shapes, options: Options) -> Sharding:
 
 
 def _merge(shapes: Shapes, options: Options) -> Sharding:
-    axes = {"outs": ".BHSD", "lses": ".BHS", "out": "BHSD"}
-    return Sharding({n: axes[n] for n in shapes}, [Result("BHSD"), Result("BHS")], "BHS")
+    rows = _dense(options)[0]
+    axes = {"outs": f".{rows}", "lses": ".BHS", "out": rows}
+    return Sharding({n: axes[n] for n in shapes}, [Result(rows), Result("BHS")], "BHS")
 
 
 RULES: dict[str, Rule] = {
