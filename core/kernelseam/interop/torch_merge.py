@@ -25,7 +25,11 @@ def merge_states(
     result and of its LSE; they are formulas of torch's own operations, and differentiate again.
     ``out_dtype`` may be torch's. Shapes and dtypes are as there."""
     operands, traced = tensors({"outs": outs, "lses": lses}, ("outs", "lses"))
-    options: dict[str, Any] = {"layout": layout, "backend": backend, "implementation": implementation}
+    options: dict[str, Any] = {
+        "layout": layout,
+        "backend": backend,
+        "implementation": implementation,
+    }
     if traced or wanted(operands, ("outs", "lses")):
         return MERGE_STATES(outs, lses, out_dtype=out_dtype, **options)  # type: ignore[no-any-return]
     return merge.merge_states(outs, lses, out_dtype=dtype_name(out_dtype), **options)
