@@ -13,6 +13,8 @@ from typing import Any
 
 import kernelseam
 import pytest
+from kernelseam.cli.commands import HELP
+from kernelseam.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -85,6 +87,25 @@ def test_the_refusals_that_are_explained_are_those_that_are_given() -> None:
     for refusal in shown:
         for words in re.split(names, refusal):
             assert words.strip() in given, f"{refusal}: nobody says {words!r}"
+
+
+def test_every_command_and_every_example_has_its_row(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the order of ``--help``; the options of a row's command are its own."""
+    page = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| .* \| `kernelseam (.+)` \|$", page, re.MULTILINE)
+    assert [name for name, _ in rows] == list(HELP)
+    for name, command in rows:
+        words = command.split()
+        end = next((i for i, w in enumerate(words) if w.startswith("--")), len(words))
+        assert words[0] == name
+        with pytest.raises(SystemExit) as ended:
+            main([*words[:end], "--help"])
+        said = capsys.readouterr().out
+        assert not ended.value.code
+        assert [w for w in words if w.startswith("--") and w not in said] == [], command
+    listed = set(re.findall(r"examples/(\w+)", (DOCS / "examples.md").read_text(encoding="utf-8")))
+    there = {p.stem for p in (ROOT / "examples").iterdir() if p.suffix == ".py"}
+    assert listed == there | {"decoder_block"}
 
 
 def test_every_public_name_is_in_the_reference() -> None:
