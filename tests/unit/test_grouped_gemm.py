@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import kernelseam
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelseam import GroupedGemm, plan
+from kernelseam.bundling.traces import read_trace
 from kernelseam.descriptors.gemm.grouped_problem import INDICES
 from kernelseam.errors import InvalidValue
 from kernelseam.parity.running.run import Target, run_case
@@ -98,6 +100,17 @@ def test_rows_are_gathered_scattered_and_multiplied() -> None:
         want = factors[i] * (a[taken[i]] @ b[0 if i < 4 else 2])
         np.testing.assert_allclose(out[places[i]], want, rtol=1e-5, atol=1e-5)
     assert (out[sorted({*range(16)} - {*places[:11].tolist()})] == UNTOUCHED).all()
+
+
+def test_a_trace_keeps_which_indices_there_were(tmp_path: Path) -> None:
+    path, few = tmp_path / "traced.json", np.arange(4, dtype=np.int32)
+    with kernelseam.trace(path):
+        kernelseam.grouped_mm(normal(10, 8), normal(3, 8, 6), ends(1, 3, 4), a_indices=few)
+    (traced,) = read_trace(path)
+    assert traced.problem.spec.indices == ("a_indices",) and traced.problem.a_rows == 10
+    path.write_text(path.read_text().replace('"a_indices"', '"b_indices"'))
+    with pytest.raises(InvalidValue, match=r"spec.indices = .*b_indices.*: must be one of"):
+        read_trace(path)
 
 
 @pytest.mark.parametrize(

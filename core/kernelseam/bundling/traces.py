@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from kernelseam.descriptors.attention.merge_problem import MergeProblem
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.cache.problem import PagedCacheProblem
 from kernelseam.descriptors.common.validation import MAX_BYTES, check_walk
-from kernelseam.descriptors.gemm.grouped_problem import AXES, GroupedGemmProblem
+from kernelseam.descriptors.gemm.grouped_problem import AXES, INDICES, GroupedGemmProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.descriptors.projection.backward_problem import (
     OutputProjectionBwdProblem,
@@ -113,6 +114,7 @@ _KNOWN: Mapping[str, tuple[object, ...]] = {
     "kv_view": _VIEWS,
     "view": ("strided", "pointers"),
     "along": AXES,
+    "indices": tuple(x for n in range(len(INDICES) + 1) for x in combinations(INDICES, n)),
     "rotary": ("", "halves", "pairs"),
     "direction": ("append", "gather", "copy"),
     "position": ("", "given", "lengths"),

@@ -6,12 +6,14 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.expressions.epilogues import epilogue_of
 from kernelseam.expressions.text import structure_of
 
 
 def flat(spec: Any) -> Iterator[tuple[str, Hashable]]:
-    """(field, value) pairs, those of nested specs included; of an expression what it has."""
+    """(field, value) pairs, those of nested specs included; of an expression what it has, of which
+    cases have the name alone."""
     for f in fields(spec):
         value = getattr(spec, f.name)
         if is_dataclass(value):
@@ -19,7 +21,7 @@ def flat(spec: Any) -> Iterator[tuple[str, Hashable]]:
         elif f.name == "expression" and value is not None:
             kind = structure_of(value)
             yield f.name, (kind.has_score, kind.has_mask, bool(kind.arrays), bool(kind.numbers))
-        elif f.name == "epilogue" and value is not None:
+        elif f.name == "epilogue" and value is not None and isinstance(spec, GemmSpec):
             epilogue = epilogue_of(value)
             yield f.name, (epilogue.pairs, bool(epilogue.arrays), bool(epilogue.numbers))
         else:
