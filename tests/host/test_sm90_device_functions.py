@@ -70,9 +70,11 @@ TILES = """
 #include "sm90/attention/tiles.h"
 KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets, i64* out) {
   if (thread_index() != 0) return;
-  const Scores scores{(int)n[7], (int)n[8], (int)n[9], (int)n[10], 0, 1.f, 0.f, 0.f};
+  ScoreArguments score{};
+  score.left = (int)n[9], score.right = (int)n[10], score.scale_log2 = 1.f;
+  const VisitedBlocks visited{};
   TileScheduler<64, 32, Config::CLASSES> scheduler{{(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], (int)n[12]},
-                          {nullptr, q_offsets, k_offsets, (int)n[7], (int)n[8]}, scores, 0, 0};
+                          {nullptr, q_offsets, k_offsets, (int)n[7], (int)n[8]}, score, visited, 0, 0};
   for (int t = 0; t < (int)n[11]; t++) {
     WorkTile w{};
     if (!scheduler.next(t, w)) return;
@@ -82,6 +84,36 @@ KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets,
   }
 }"""  # noqa: E501
 
+
+VISITED = """
+#include "sm90/attention/tiles.h"
+KS_KERNEL(16, 1) probe(const BlockWord* words, const i64* ranges, i64* out) {
+  if (thread_index() != 0) return;
+  for (int i = 0; i < 60; i++) {
+    const int from = (int)ranges[2 * i], end = (int)ranges[2 * i + 1];
+    out[2 * i] = last_visited(words, from, end), out[2 * i + 1] = first_visited(words, from, end);
+  }
+}"""
+
+TILES_CONSTANTS: dict[str, int | str] = {
+    "CAUSAL": 0,
+    "WINDOW": 0,
+    "PREFIX": 0,
+    "MASK": 0,
+    "ALIBI": 0,
+    "SOFTCAP": 0,
+    "BIAS": "void",
+    "SINKS": 0,
+    "LENGTHS": 0,
+    "GROUPED": 0,
+    "Q_VIEW": 0,
+    "KV_VIEW": 0,
+    "OUT_VIEW": 0,
+    "GROUP_HEADS": 1,
+    "IN_PARTS": 0,
+    "CLASSES": 1,
+}
+"""Of tiles.h."""
 
 GEMM_CONSTANTS: dict[str, int | str] = {
     "T": "f16",
@@ -292,16 +324,9 @@ def check_walk(walk: Walk, change: Change) -> None:
     run(
         TILES,
         {
+            **TILES_CONSTANTS,
             "CAUSAL": int(walk.causal),
             "WINDOW": int(walk.window is not None),
-            "PREFIX": 0,
-            "MASK": 0,
-            "ALIBI": 0,
-            "SOFTCAP": 0,
-            "BIAS": "void",
-            "SINKS": 0,
-            "LENGTHS": 0,
-            "GROUPED": 0,
             "Q_VIEW": packed,
             "KV_VIEW": packed,
             "OUT_VIEW": packed,
@@ -363,6 +388,24 @@ def check_walk(walk: Walk, change: Change) -> None:
             first += width
 
 
+# ---------------------------------------------------------------- blocks that tiles visit
+
+
+def check_visited(change: Change) -> None:
+    """The first and the last visited block of ranges within three words, of which one is empty."""
+    draw = np.random.default_rng(7)
+    visited = draw.random(128) < 0.2
+    visited[32:64] = False
+    words = np.zeros((4, 2), np.uint32)
+    words[:, 0] = np.packbits(visited, bitorder="little").view(np.uint32)
+    ranges = np.sort(draw.integers(0, 129, (60, 2)), axis=1).astype(np.int64)
+    out = np.zeros((60, 2), np.int64)
+    run(VISITED, TILES_CONSTANTS, change, words, ranges, out)
+    for (begin, end), (last, first) in zip(ranges.tolist(), out.tolist(), strict=True):
+        there = [b for b in range(begin, end) if visited[b]]
+        assert (last, first) == ((there[-1], there[0]) if there else (begin - 1, end))
+
+
 def _keys(block: int, S_k: int) -> range:
     return range(block * BN, min((block + 1) * BN, S_k))
 
@@ -388,6 +431,10 @@ def test_every_tile_is_found_once_with_its_keys(name: str) -> None:
     check_walk(WALKS[name], as_it_is)
 
 
+def test_visited_blocks_are_found_in_words() -> None:
+    check_visited(as_it_is)
+
+
 PLACES = {
     "section-width": "causal",
     "head-of-a-tile": "plain",
@@ -400,6 +447,7 @@ PLACES = {
 
 
 HEADS_BUGS = {"upper-half-first", "last-part-too-long"}
+VISITED_BUGS = {"last-visited-of-the-word", "first-visited-of-the-word"}
 
 
 @pytest.mark.parametrize("mutant", WORDS, ids=lambda m: m.name)
@@ -409,6 +457,8 @@ def test_a_bug_is_found(mutant: Mutant) -> None:
             check_walk(WALKS[PLACES[mutant.name]], mutant)
         elif mutant.name in HEADS_BUGS:
             check_heads(mutant)
+        elif mutant.name in VISITED_BUGS:
+            check_visited(mutant)
         elif mutant.place == GEMM_MATRIX:
             check_matrices(mutant)
         else:

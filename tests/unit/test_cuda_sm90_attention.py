@@ -34,7 +34,7 @@ H200 = Device(
         ({"dtype_out": DType.float32}, "its result is of bfloat16, not float32"),
         ({"head_dim": 100, "value_dim": 80}, "head dims 100/80: it takes multiples of 8 up to 512"),
         ({"head_dim": 64, "value_dim": 520}, "head dims 64/520: it takes multiples of 8 up to 512"),
-        ({"mask": True, "prefix": True}, "mask, prefix are not supported by this kernel"),
+        ({"window": True, "prefix": True}, "a prefix beside a window"),
         (
             {"q_view": "packed"},
             "queries packed with keys strided: it takes both strided or both packed",

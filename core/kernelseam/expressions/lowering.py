@@ -17,8 +17,8 @@ something is computed; each is const, and all a kernel needs of an expression:
 
 Queries and keys beyond the sequence may be asked for: nothing outside of an array is read.
 Constants: ``HAS_SCORE`` and ``HAS_MASK`` (whether score and visible are more than the identity and
-true), ``AFFINE`` (score = a·x + b) and ``FACTOR_OF_TILE`` (where a is one number for a tile: then
-there is ``float factor(tile)``).
+true), ``OPERATIONS`` (of an element), ``AFFINE`` (score = a·x + b) and ``FACTOR_OF_TILE`` (where a
+is one number for a tile: then there is ``float factor(tile)``).
 """
 
 from __future__ import annotations
@@ -236,6 +236,7 @@ def device_struct(structure: Structure, name: str = "Expression") -> str:
         "FACTOR_OF_TILE": of_tile,
     }
     lines += [f"  static constexpr bool {k} = {str(v).lower()};" for k, v in constants.items()]
+    lines.append(f"  static constexpr int OPERATIONS = {_operations(structure)};")
     text, element = level_structs(_LEVELS, kept)
     lines += text
     tile = fields_of("tile", _TILE, kept["tile"])
@@ -254,6 +255,12 @@ def device_struct(structure: Structure, name: str = "Expression") -> str:
     for function, root in blocks.items():
         lines += function_text("bool", function, inputs, root, block)
     return "\n".join([*lines, "};", ""])
+
+
+def _operations(structure: Structure) -> int:
+    """How many operations an element takes."""
+    nodes = order([structure.score, structure.visible])
+    return sum(bool(n.arguments) and _LEVELS.of(n) == "element" for n in nodes)
 
 
 def kept_at(levels: Levels, functions: Sequence[Node]) -> dict[str, list[Node]]:

@@ -18,6 +18,7 @@ EXPRESSION = "generated/expression.h"
 _NONE = """#pragma once
 struct Expression {
   static constexpr bool HAS_SCORE = false, HAS_MASK = false;
+  static constexpr int OPERATIONS = 0;
   struct Tile {};
   struct Row {};
   struct Column {};

@@ -1,7 +1,7 @@
 // What the roles of a block share: sizes, shared memory, rings, arguments.
 #pragma once
 #include "sm90/attention/paged_keys.h"
-#include "sm90/attention/softmax.h"
+#include "sm90/attention/score.h"
 
 typedef Config::T T;    // of q, k and v
 typedef Config::TO TO;  // of the result
@@ -31,6 +31,8 @@ constexpr bool RAGGED = Config::Q_VIEW == PACKED || Config::KV_VIEW == PAGED || 
 // serves where sequences end within a block, as memory behind them may hold anything.
 constexpr bool MASKS_KEYS = HAS_MASK || RAGGED;
 constexpr bool RECOMPUTES = MASKS_KEYS && !RAGGED && Config::RECOMPUTE_NAN_ROWS, FILTERS_VALUES = MASKS_KEYS && !RECOMPUTES && !E4M3;
+// Whether a tile visits blocks that are listed (visible_blocks.h), those between of which none of its rows sees a key left out.
+constexpr bool LISTED = !Scores::BANDED;
 constexpr int CLASSES = Config::KV_VIEW == PAGED ? 3 : 1;  // of lengths: pages have batches of new and of old sequences
 constexpr int AHEAD = Config::AHEAD;
 static_assert(Config::EARLY == 0 || Q_STAGES == 2, "the next tile's queries arrive during this one");
@@ -38,7 +40,8 @@ static_assert(Config::PING_PONG == 0 || (GROUPS == 2 && VALUE_PARTS == 1), "two 
 static_assert(GROUPS % VALUE_PARTS == 0 && (VALUE_PARTS == 1 || !(E4M3 || Config::RECOMPUTE_NAN_ROWS)), "rows that are recomputed are a consumer's");
 
 // Named barriers: SCHEDULER + g is consumer g's in ping-pong scheduling (TURNS).
-enum { SCHEDULER = 1, FILTER = 3 };
+// LOW + g: consumer g's, which asks whether references are low.
+enum { SCHEDULER = 1, FILTER = 3, LOW = 4 };
 
 // Work tiles kept in shared memory. The producer writes one after it loaded the second last V, so that consumers may still
 // be busy with the five tiles before it, where each has one block of keys.
@@ -74,6 +77,15 @@ struct SumsAndStaging {
 };
 static_assert(Config::SUM_BLOCKS == 0 || Config::OUT_STAGES * O_BYTES <= 16 * O_COLUMNS * 3, "results leave through the memory of sums");
 
+// A warp's rows of a bias and a mask.
+struct PlaneMemory {
+  alignas(16) char planes[GROUPS * 4][max_of(TileScore<BN>::PLANE_BYTES, 16)];
+  KS_DEVICE char* plane(int warp) { return planes[warp]; }
+};
+struct NoPlaneMemory {
+  KS_DEVICE char* plane(int) { return nullptr; }
+};
+
 struct alignas(1024) SharedStorage {
   char q[Q_STAGES][ROW_GROUPS][Q_BYTES];
   char k[STAGES][K_BYTES];
@@ -81,10 +93,12 @@ struct alignas(1024) SharedStorage {
   conditional<(Config::SUM_BLOCKS > 0), SumsAndStaging, Staging>::type out;
   WorkTile work_tiles[WORK_SLOTS];
   int v_filtered[WORK_SLOTS];  // whether non-finite values of V were set to zero
+  int k_block[LISTED ? STAGES : 1];  // of a stage: twice the block, and 1 where the tile's rows see all of it
   struct { int rows, tile; bool masked; } v_block[V_STAGES];  // for the filter: valid rows, work tile
   u64 q_ring[2 * Q_STAGES * ROW_GROUPS], k_ring[2 * STAGES], v_ring[2 * STAGES], v_loaded[E4M3 ? 2 * V_STAGES : V_STAGES];
   struct { float scores, values; } scales[Config::Q_SCALES ? WORK_SLOTS : 1];  // of a work tile
   alignas(16) Keys::Memory loader;
+  conditional<(TileScore<BN>::PLANE_BYTES > 0), PlaneMemory, NoPlaneMemory>::type planes;
 };
 static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
 

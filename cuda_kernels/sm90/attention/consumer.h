@@ -21,7 +21,10 @@ struct Consumer : ConsumerRows {
   u32 p[P_REGISTERS];              // the last block's P, the A fragment of P·V
   float m[2], l[2];                // the rows' references, and this thread's part of their sums
   int block = NOT_BEGUN, row = 0;  // the tile's next block; the thread's first row
+  bool whole = false;              // where blocks are LISTED: whether the tile's rows see all of the next one
+  bool rises = false;              // whether scores of the warp's rows were above their references
   Score::Factor f;                 // of the tile's scores
+  Score::Rows rows;
   Sums sums;
   const KOperand q_tiles, k_tiles;
   const VOperand v_tiles;
@@ -41,7 +44,7 @@ struct Consumer : ConsumerRows {
   }
   // A consumer skips blocks beyond its own rows' last key; in ping-pong scheduling, beyond the whole tile's.
   KS_DEVICE int first_block(const WorkTile& w) const {
-    if (Config::PING_PONG || !(Config::CAUSAL || Config::WINDOW)) return w.end - 1;
+    if (Config::PING_PONG || LISTED || !(Config::CAUSAL || Config::WINDOW)) return w.end - 1;
     const int end = divide_up(scores_of(w).any(query_of(group_row(w)), query_of(group_row(w) + 63)).end, BN);
     return max_of(min_of(end, w.end) - 1, w.begin);
   }
@@ -106,6 +109,24 @@ struct Consumer : ConsumerRows {
     const u32 zero = (__float_as_uint(sum[0]) | __float_as_uint(sum[1])) & a.zero;
     if (more) barrier_wait(rings.k.full(k) + zero, k.parity);
   }
+  // The block behind this one, whose K has come; `begin` - 1 behind the last. Once this one is done with.
+  KS_DEVICE int following(int begin) {
+    if constexpr (!LISTED) return block - 1;
+    if (block <= begin) return begin - 1;
+    const int next = uniform(storage.k_block[k.stage]);
+    whole = next & 1;
+    return next >> 1;
+  }
+  KS_DEVICE void copy_next_planes(const WorkTile& w, int begin) const {
+    if (block >= begin) copy_planes(w, block, !(LISTED && whole));
+  }
+  KS_DEVICE void begin_rows(const WorkTile& w) {
+    row = thread_row(w);
+    if constexpr (Score::BY_ELEMENT) {
+      rows = score.rows(scores_of(w), row, shared_address(storage.planes.plane(group * 4 + warp)), thread_lane);
+      rises = false;
+    }
+  }
   KS_DEVICE void round_p(const float (&s)[BN / 2]) { round_weights(p, s, T()); }
   KS_DEVICE void zero_sums() {
 #pragma unroll
@@ -118,7 +139,7 @@ struct Consumer : ConsumerRows {
   // Its first block alone: there is nothing to overlap it with.
   KS_DEVICE void first_step(int begin) {
     const WorkTile& w = work_tile(tile);
-    row = thread_row(w);
+    begin_rows(w);
     const int mine = first_block(w);
 #pragma unroll 1
     for (block = w.end - 1; block > mine; block--) {  // wait first: an earlier arrival would count for the previous phase
@@ -127,6 +148,7 @@ struct Consumer : ConsumerRows {
       rings.v.wait_full(v);
       release_v();
     }
+    copy_planes(w, block, true);
     float s[BN / 2];
     rings.k.wait_full(k);
     wgmma_fence();
@@ -134,36 +156,40 @@ struct Consumer : ConsumerRows {
     finish_qk<0>(s);
     release_qk(begin, tile);
     f = factor(tile);
-    first_softmax(s, w, row, block, m, l, f);
+    first_softmax(s, w, row, block, m, l, f, rows);
     round_p(s);
     zero_sums();
-    block--;
-    if (block >= begin) rings.k.wait_full(k);
+    if (block > begin) rings.k.wait_full(k);
+    block = following(begin);
+    copy_next_planes(w, begin);
   }
 
-  // Issues S of a block, then P·V of the previous one; the softmax overlaps that.
-  template<bool MASKED> KS_DEVICE void step(int begin) {
+  // Issues S of a block, then P·V of the previous one; the softmax overlaps that. MAXIMA: references follow the largest scores.
+  template<bool MASKED, bool MAXIMA = MASKED> KS_DEVICE void step(int begin) {
     float s[BN / 2], sum[2], rest[2], correction[2];
     start_both(s, tile);
     finish_qk<1>(s);
     release_qk(begin, tile);
-    const SoftcapMode mode = score.begin(s, f);
-    if (MASKED) {
-      hide_keys(s, work_tile(tile), row, block);
+    const Score::Form form = score.begin<MASKED, !MAXIMA>(s, f, rows, first_key(block));
+    if (!LISTED && block > begin) copy_planes(work_tile(tile), block - 1, true);
+    if (MASKED && may_hide(work_tile(tile), block)) hide_keys(s, work_tile(tile), row, block);
+    if (MAXIMA) {
       float row_maximum[2];
-      score.largest(s, row_maximum, mode);
+      score.largest(s, row_maximum, form);
 #pragma unroll
-      for (int r = 0; r < 2; r++) update_reference<false, HEADROOM, RISE>(m[r], correction[r], row_maximum[r], f.c);
+      for (int r = 0; r < 2; r++) update_reference<false, HEADROOM, RISE>(m[r], correction[r], row_maximum[r], form.c);
     }
-    bool fits = score.exponentials<0, AHEAD, MASKED>(s, m, sum, mode, f.c);
+    bool fits = score.exponentials<0, AHEAD, MAXIMA>(s, m, sum, form);
     wait_next_k(s, sum, block > begin);
+    const int next = following(begin);
+    if (LISTED && next >= begin) copy_planes(work_tile(tile), next, !whole);
     finish_pv();
-    if (MASKED) rescale(o, correction), sums.rescale(correction);
+    if (MAXIMA) rescale(o, correction), sums.rescale(correction);
     if constexpr (AHEAD < BN / 2) {
-      fits = score.exponentials<AHEAD, BN / 2, MASKED>(s, m, rest, mode, f.c) && fits;
+      fits = score.exponentials<AHEAD, BN / 2, MAXIMA>(s, m, rest, form) && fits;
       sum[0] += rest[0], sum[1] += rest[1];
     }
-    if (MASKED) {
+    if (MAXIMA) {
       l[0] = fmaf(l[0], correction[0], sum[0]), l[1] = fmaf(l[1], correction[1], sum[1]);
       round_p(s);
     } else {
@@ -172,11 +198,12 @@ struct Consumer : ConsumerRows {
       if (__builtin_expect(__any_sync(~0u, !fits), 0)) {
         rebase(s, o, m, l, sum, correction, tile, block, f, sums);
         sums.rescale(correction);
+        rises = true;
         round_p(s);
       }
       l[0] += sum[0], l[1] += sum[1];
     }
-    block--;
+    block = next;
     sums.count(o);
   }
 
@@ -185,7 +212,20 @@ struct Consumer : ConsumerRows {
     const WorkTile& w = work_tile(tile);
     const KeyRange all = scores_of(w).all(query_of(group_row(w)), query_of(group_row(w) + 63));
     const int unmasked_end = max_of(all.end - (Config::CAUSAL || Config::WINDOW), 0) / BN;
-    if constexpr (Config::WINDOW) {
+    if constexpr (Score::BY_ELEMENT) {
+      // Behind a block whose keys some row does not see, that row may be without a reference; in steps with maxima it gets one. Of ALiBi
+      // these are taken behind the diagonal, too, and where scores rose unforeseen, to the tile's end.
+      const int unmasked_begin = divide_up(all.begin, BN), rising = max_of(group_row(w) + scores_of(w).shift() + 1, 0) / BN;
+      bool maxima = any_low(m, false, w, row);
+#pragma unroll 1
+      while (block >= begin) {
+        const bool masked = LISTED ? !whole : block < unmasked_begin || block >= unmasked_end;
+        if (masked) step<true>(begin);
+        else if (maxima || (Score::RISES && block >= rising)) step<false, true>(begin);
+        else step<false>(begin);
+        if (Score::MAY_RISE || masked || maxima) maxima = any_low(m, rises, w, row);
+      }
+    } else if constexpr (Config::WINDOW) {
       const int unmasked_begin = max_of(divide_up(all.begin, BN), begin);
 #pragma unroll 1
       while (block >= begin) {
@@ -193,7 +233,7 @@ struct Consumer : ConsumerRows {
         else step<true>(begin);
       }
     } else {
-      if constexpr (Config::CAUSAL) {
+      if constexpr (Config::CAUSAL || Config::PREFIX) {
 #pragma unroll 1
         while (block >= max_of(unmasked_end, begin)) step<true>(begin);
       }
@@ -227,17 +267,19 @@ struct Consumer : ConsumerRows {
   KS_DEVICE void last_step_and_first(const WorkTile& w) {
     const WorkTile& done = work_tile(tile);
     float s[BN / 2], inverse[2];
+    copy_planes(w, w.end - 1, true);
     rings.k.wait_full(k);
     start_both(s, tile + 1);
     finalize_softmax(done, tile, m, l, inverse);
     finish_qk<1>(s);
     block = w.end - 1;
-    row = thread_row(w);
+    begin_rows(w);
     release_qk(w.begin, tile + 1);
     f = factor(tile + 1);
-    first_softmax(s, w, row, block, m, l, f);
-    block--;
-    wait_next_k(s, l, block >= w.begin);
+    first_softmax(s, w, row, block, m, l, f, rows);
+    wait_next_k(s, l, block > w.begin);
+    block = following(w.begin);
+    copy_next_planes(w, w.begin);
     finish_pv();
     round_p(s);
     store(done, inverse);

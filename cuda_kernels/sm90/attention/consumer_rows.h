@@ -8,19 +8,41 @@
 
 struct ConsumerRows : ConsumerThread {
   KS_DEVICE void hide_keys(float (&s)[BN / 2], const WorkTile& w, int row, int block) const {
-    score.hide(s, scores_of(w), query_of(row), query_of(row + 8), block * BN + thread_lane % 4 * 2);
+    score.hide(s, scores_of(w), query_of(row), query_of(row + 8), first_key(block));
+  }
+
+  // The key of the thread's first column.
+  KS_DEVICE int first_key(int block) const { return block * BN + thread_lane % 4 * 2; }
+
+  // Whether keys of a block may be outside of a query's band.
+  KS_DEVICE bool may_hide(const WorkTile& w, int block) const {
+    if (Config::CAUSAL || Config::WINDOW || (MASKS_KEYS && !LISTED)) return true;
+    return (block + 1) * BN > (RAGGED ? w.S_k : score.scores.S_k);
+  }
+  // Whether a row of the warpgroup has seen no key yet, or such alone as lie so low that they are no reference to others. As one value,
+  // so that products are in no divergent path.
+  KS_DEVICE bool any_low(const float (&m)[2], bool other, const WorkTile& w, int row) const {
+    constexpr float LOWEST = -1e37f;
+    const int rows = rows_of(w);
+    const bool low = (m[0] < LOWEST && row < rows) || (m[1] < LOWEST && row + 8 < rows);
+    return uniform((int)named_barrier_any(LOW + group, 128, low || other)) != 0;
+  }
+  // The planes of a block that comes.
+  KS_DEVICE void copy_planes(const WorkTile& w, int block, bool masked) const {
+    if constexpr (Score::PLANE_BYTES > 0)
+      score.copy_planes(storage.planes.plane(group * 4 + warp), w, group_row(w) + 16 * warp, block * BN, scores_of(w), masked, thread_lane);
   }
 
   // Softmax of a tile's first block.
   KS_DEVICE void first_softmax(float (&s)[BN / 2], const WorkTile& w, int row, int block, float (&m)[2], float (&l)[2],
-                               const Score::Factor& f) const {
-    const SoftcapMode mode = score.begin(s, f);
-    if (MASKS_KEYS || (block + 1) * BN > score.scores.S_k) hide_keys(s, w, row, block);
+                               const Score::Factor& f, const Score::Rows& rows) const {
+    const Score::Form form = score.begin<true>(s, f, rows, first_key(block));
+    if (may_hide(w, block)) hide_keys(s, w, row, block);
     float row_maximum[2], correction[2];
-    score.largest(s, row_maximum, mode);
+    score.largest(s, row_maximum, form);
 #pragma unroll
-    for (int r = 0; r < 2; r++) update_reference<true, HEADROOM>(m[r], correction[r], row_maximum[r], f.c);
-    score.exponentials<0, BN / 2, true>(s, m, l, mode, f.c);
+    for (int r = 0; r < 2; r++) update_reference<true, HEADROOM>(m[r], correction[r], row_maximum[r], form.c);
+    score.exponentials<0, BN / 2, true>(s, m, l, form);
   }
 
   // Rare: moves p, O, m, l and the block's sums to a reference at which none overflows. Of e4m3, the factor of earlier sums is
@@ -40,7 +62,7 @@ struct ConsumerRows : ConsumerThread {
     const int column = thread_lane % 4 * (8 / SIZE) * PRODUCTS;
     recompute_scores<T, DQK, PRODUCTS>(p, q + place_of(a.q, inside(x, rows)) + column, q + place_of(a.q, inside(x + 8, rows)) + column,
                                        a.keys.key_rows(w, opaque(block) * BN, thread_lane, column), column);
-    score.apply(p, f);
+    score.apply(p, f, scores_of(w), x, first_key(opaque(block)));
     rebase_by_max<HEADROOM>(p, o, m, l, sum, correction, f.c);
   }
 
@@ -63,7 +85,7 @@ struct ConsumerRows : ConsumerThread {
 #pragma unroll 1
         for (int key = max_of(keys.begin, w.begin * BN); key < min_of(keys.end, last_key); key++) {
           const float y = to_sum(v.row(key)[d]);
-          if (!finite(y)) x += y;
+          if (!finite(y) && (Scores::BANDED || own.visible(group_head_of(row), query, key))) x += y;
         }
         TO& place = to[place_of(a.out, row) + d];
         if (x != 0.f) place = convert<TO>(to_sum(place) + x);
@@ -73,7 +95,7 @@ struct ConsumerRows : ConsumerThread {
 
   // Recomputes the warp's rows of a stored tile, where their NaN may come from masked keys.
   KS_DEVICE void recompute(const WorkTile& w) const {
-    const Scores& scores = score.scores;
+    const Scores scores = scores_of(w);
     const int first = group_row(w) + 16 * warp, end = min_of(first + 16, scores.S_q);
     if (thread_lane == 0) tma_store_wait<0>();
     warp_barrier();
@@ -84,7 +106,7 @@ struct ConsumerRows : ConsumerThread {
         a.out.at<STRIDED>(w.batch, w.head, 1, 0),
         a.q.row, a.keys.k.row, a.keys.v.row, a.out.row, scores,
         Config::SINKS ? in_base2(a.sinks[w.head]) : -infinity(), thread_lane};
-    const KeyRange all = scores.all(first, end - 1);
+    const KeyRange all = Scores::BANDED ? scores.all(first, end - 1) : KeyRange{0, 0};
     if (rows.finite_values(w.begin * BN, all.begin) && rows.finite_values(all.end, min_of(w.end * BN, scores.S_k))) return;
 #pragma unroll 1
     for (int row = first; row < end; row++) rows.row(row, scores.any(row, row));

@@ -20,8 +20,10 @@ struct ConsumerThread {
   KS_DEVICE int group_row(const WorkTile& w) const { return w.row + 64 * row_group(); }
   KS_DEVICE int thread_row(const WorkTile& w) const { return group_row(w) + 16 * warp + thread_lane / 4; }
   KS_DEVICE Scores scores_of(const WorkTile& w) const {
+    const int S_q = RAGGED ? w.S_q : score.scores.S_q, S_k = RAGGED ? w.S_k : score.scores.S_k;
+    if constexpr (Score::BY_ELEMENT || Config::PREFIX) return score.arguments.of(w.batch, w.head, S_q, S_k);
     Scores s = score.scores;
-    if (RAGGED) s.S_q = w.S_q, s.S_k = w.S_k;
+    s.S_q = S_q, s.S_k = S_k;
     return s;
   }
   KS_DEVICE int rows_of(const WorkTile& w) const { return (RAGGED ? w.S_q : score.scores.S_q) * GROUP_HEADS; }

@@ -7,6 +7,9 @@
 // scheduling: two consumers alternate in issuing wgmma, so that one's softmax overlaps the other's GEMMs. With EARLY the next
 // tile's first Q·Kᵀ starts before this tile's last P·V. The grid is persistent: one block a multiprocessor.
 //
+// Scores that are more than a multiple of the product, and masks that are no bands, are computed by element (score.h), of functions that
+// users write as of a bias, a mask or ALiBi. Where a mask is no band, another kernel says which blocks tiles visit (visible_blocks.h).
+//
 // Few queries: heads that share keys share a tile's rows, and keys are cut into parts whose results, in float32, another kernel merges
 // (tiles.h, attention/merge.h). Such rows are stored by the threads that have them.
 //
@@ -21,16 +24,15 @@
 
 KS_BODY(THREADS, 1)
 attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, const TensorMap& v_map, const TensorMap& out_map,
-                            const Operands& operands, const Sequences& sequences, const TileCount& count, int left, int right,
-                            float scale_log2, float cap, float cap_inverse, const SmallCap& small_cap,
-                            const OperandScales& scales = {}) {
+                            const Operands& operands, const Sequences& sequences, const TileCount& count, const ScoreArguments& score,
+                            const SmallCap& small_cap, const VisitedBlocks& visited = {}, const OperandScales& scales = {}) {
   if (Config::IN_PARTS) next_kernel_launch();  // the merge
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
   const Maps maps{q_map, k_map, v_map, out_map};
   const Rings rings{{shared_address(storage.q_ring)}, {shared_address(storage.k_ring)}, {shared_address(storage.v_ring)},
                     {shared_address(storage.v_loaded)}};
-  const Scores scores{sequences.S_q, sequences.S_k, left, right, 0, scale_log2, cap, cap_inverse};
+  const Scores scores{sequences.S_q, sequences.S_k, score.left, score.right, 0, score.scale_log2, score.cap, score.cap_inverse};
 
   if (thread_index() == 0) {
     rings.q.init(4 * VALUE_PARTS);  // a warp's lane each
@@ -46,15 +48,15 @@ attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, cons
   if (group == GROUPS) {
     registers_dealloc<Config::PRODUCER_REGISTERS>();
     if (Keys::Loader::THREADS == WARP ? warp == 0 : thread_index() == CONSUMERS) {
-      TileScheduler<BM, BN, CLASSES> scheduler{count, sequences, scores, 0, 0};
-      Producer{storage, maps, rings, {operands.keys, storage.loader}}.run(scheduler, operands, scales);
+      TileScheduler<BM, BN, CLASSES> scheduler{count, sequences, score, visited, 0, 0};
+      Producer{storage, maps, rings, {operands.keys, storage.loader}, visited}.run(scheduler, operands, scales);
     } else if (warp > 0) {
       if constexpr (E4M3) transpose_values(storage, rings, warp - 1);
       else if (FILTERS_VALUES) filter_values(storage, rings, thread_index() - CONSUMERS - WARP);
     }
   } else {
     registers_alloc<Config::CONSUMER_REGISTERS>();
-    Consumer consumer({storage, maps, rings, operands, {scores, small_cap}, group, warp, lane()});
+    Consumer consumer({storage, maps, rings, operands, {scores, small_cap, score}, group, warp, lane()});
     consumer.run();
   }
 }

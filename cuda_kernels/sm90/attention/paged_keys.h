@@ -22,6 +22,7 @@ template<class T, int BN, int ROWS> struct PagedKeys {
   // Of a block: its pieces, and its places among those of a chunk.
   static constexpr int PIECES = BN / ROWS, PLACES = power_of_two(PIECES), LOOK_UPS = max_of(PLACES / WARP, 1), CHUNK = max_of(WARP / PLACES, 1);
   static_assert(BN % ROWS == 0, "whole pieces");
+  static_assert(Scores::BANDED || BN == 0, "blocks come one after the other");
 
   struct Memory { alignas(16) int places[2][WARP * LOOK_UPS]; };  // of a chunk's pieces; V is a block behind K
   struct Place { int slot; };

@@ -7,6 +7,7 @@ struct Producer {
   const Maps& maps;
   const Rings& rings;
   Keys::Loader keys;
+  const VisitedBlocks& visited;
   PipelineState<Q_STAGES * ROW_GROUPS> q{0, 1};
   PipelineState<STAGES> k{0, 1};
   PipelineState<V_STAGES> v{0, 1};
@@ -34,12 +35,24 @@ struct Producer {
       barrier_arrive(shared_address(&storage.v_loaded[v.stage]));
     }
   }
+  KS_DEVICE const BlockWord* words(const WorkTile& w) const { return visited.words(w.batch, w.head / GROUP_HEADS, w.row / BM); }
+  // The block that a tile visits after this one.
+  KS_DEVICE int following(const WorkTile& w, int block) const {
+    if constexpr (LISTED) return last_visited(words(w), w.begin, block);
+    return block - 1;
+  }
+  // Whether all rows of a tile see all keys of a block.
+  KS_DEVICE bool whole(const WorkTile& w, int block) const {
+    if constexpr (LISTED) return words(w)[block / 32].every >> block % 32 & 1;
+    return block >= w.unmasked_begin && block < w.unmasked_end;
+  }
   // `first`: of the tile. `before`: the place of the block before.
   KS_DEVICE Keys::Place load_k(const WorkTile& w, int block, Keys::Place before, bool first) {
     const auto place = keys.find(w, block, first, before);
     const auto boxes = keys.boxes(w, block, place);
     rings.k.wait_empty(k);
     if (keys.leads()) {
+      if (LISTED) storage.k_block[k.stage] = 2 * block + whole(w, block);
       barrier_arrive_expect_tx(rings.k.full(k), K_BYTES);
       keys.load<KBlock>(shared_address(storage.k[k.stage]), maps.k, rings.k.full(k), w, block, boxes);
     }
@@ -56,11 +69,11 @@ struct Producer {
     if (keys.leads()) {
       u32 full = E4M3 ? rings.v_loaded.full(v) : rings.v.barriers + 8 * v.stage;
       if constexpr (E4M3) {
-        const bool masked = MASKS_KEYS && (block < w.unmasked_begin || block >= w.unmasked_end);
+        const bool masked = MASKS_KEYS && !whole(w, block);
         storage.v_block[v.stage] = {w.S_k - block * BN, index % WORK_SLOTS, masked};
       } else if constexpr (FILTERS_VALUES) {
         const u32 loaded = shared_address(&storage.v_loaded[v.stage]);
-        const bool masked = block < w.unmasked_begin || block >= w.unmasked_end;
+        const bool masked = !whole(w, block);
         storage.v_block[v.stage] = {w.S_k - block * BN, index % WORK_SLOTS, masked};
         if (masked) full = loaded;
         else barrier_arrive(loaded);
@@ -99,9 +112,10 @@ struct Producer {
       const int index = tile - 1, begin = work_tile(index).begin;
       int block = work_tile(index).end - 1;
       auto step = [&] {
-        const auto next = load_k(work_tile(index), block - 1, place, false);
+        const int behind = following(work_tile(index), block);
+        const auto next = load_k(work_tile(index), behind, place, false);
         load_v(work_tile(index), block, index, place);
-        place = next, block--;
+        place = next, block = behind;
       };
       auto ask = [&] {
         if (keys.leads()) t = Config::DYNAMIC ? (int)atomicAdd(a.counter, 1u) + (int)gridDim.x : t + (int)gridDim.x;

@@ -46,6 +46,7 @@ struct Recompute {
       const float x = score(row, min_of(first + lane / 8, keys.end - 1));
 #pragma unroll 1
       for (int key = first; key < min_of(first + 4, keys.end); key++) {
+        if (!Scores::BANDED && !scores.visible(0, row, key)) continue;
         const float y = __shfl_sync(~0u, x, (key - first) * 8), now = fmaxf(m, y), base = now == -infinity() ? 0.f : now;
         const float correction = exp2_fast(m - base), p = exp2_fast(y - base);
         m = now, l = fmaf(l, correction, p);

@@ -3,32 +3,47 @@
 //
 //   MULTIPLE  products stay: their factor is left to the exponential, and largest scores are those of products.
 //   CAPPED    softcap's tanh is a polynomial within the exponent where all of a warp's products are small; else it is applied first.
-//   ANY       has no form here yet: begin() would apply it in place, and each block would take its largest scores.
+//   ANY       scores are computed in place. Within the loop of unmasked blocks they are not clamped, as what exceeds float32's range
+//             shows in the sums; elsewhere they are what apply() says (EXACT).
 //
-// A thread has two rows of a block (softmax.h). The loop asks
+// A thread has two rows of a block (softmax.h). What of a score or a mask depends on the head or on the query is computed once a tile and
+// row (Rows), what depends on the key once a block for both rows. The loop asks
 //   factor(scale)                     what a tile's products are multiplied by, `scale` being that of numbers of 8 bits
-//   begin(s, f)                       products to what the others take, in place; which form that is
-//   hide(s, x, y, from)               scores of keys that the queries x and y of the rows do not see become −∞; `from`: the first column's key
-//   largest(s, top, form)             the rows' largest scores, of which f.c is a multiple in base 2
-//   exponentials(s, m, sum, form, c)  weights in place of a part of the scores, above references m, and their sums
-//   apply(s, f)                       rare: of products that were made again, scores in units of f.c
+//   rows(own, x, planes, lane)        of the rows x and x + 8 of a tile
+//   copy_planes(…)                    a bias or a mask of a block that comes to shared memory (plane.h), from where begin() reads it
+//   begin<EXACT>(s, f, rows, from)    products to what the others take, in place; which form that is. EXACT: scores of keys that a mask
+//                                     which is no band hides become −∞; `from`: the key of the thread's first column
+//   hide(s, own, x, y, from)          so do those of keys outside of the bands of the queries x and y
+//   largest(s, top, form)             the rows' largest scores, of which form.c is a multiple in base 2
+//   exponentials(s, m, sum, form)     weights in place of a part of the scores, above references m, and their sums
+//   apply(s, f, own, x, from)         rare: of products that were made again, scores in units of f.c
 #pragma once
 #include "sm90/attention/softmax.h"
+#include "sm90/attention/plane.h"
 
-static_assert(Scores::BANDED && Scores::KIND != ScoreKind::ANY, "hide() takes a range of keys a row, and begin() a multiple or a cap");
+static_assert(!(Config::PREFIX && Config::WINDOW), "hide() takes a range of keys a row");
 
 template<int BN> struct TileScore {
-  static constexpr bool CAPPED = Scores::KIND == ScoreKind::CAPPED;
+  static constexpr bool CAPPED = Scores::KIND == ScoreKind::CAPPED, ANY = Scores::KIND == ScoreKind::ANY, HIDES = !Scores::BANDED;
+  static constexpr bool BY_ELEMENT = ANY || HIDES;
+  // Whether scores may rise from block to block in ways that nobody knows.
+  static constexpr bool MAY_RISE = Expression::HAS_SCORE;
+  // ALiBi's rise over the keys behind the diagonal, which come first.
+  static constexpr bool RISES = Config::ALIBI && !Config::CAUSAL;
   Scores scores;
   const SmallCap& small_cap;
+  const ScoreArguments& arguments;
 
   // What is applied in place, where it is no factor above 0, and what is left to the exponential.
   struct Factor { float here, c; };
+  // Where all keys lie before the diagonal, of ALiBi's a row's part, `shift`, is left to the exponential, too.
+  struct Form { SoftcapMode mode; float c, shift[2]; };
+  static constexpr bool SCALED = !Config::SOFTCAP && !Expression::HAS_SCORE;  // products keep their factor in unmasked blocks
   KS_DEVICE Factor factor(float own) const {
-    const float scale = CAPPED ? 1.f : scores.scale_log2;
+    const float scale = CAPPED || ANY ? 1.f : scores.scale_log2;
     if constexpr (!Config::Q_SCALES) return {1.f, scale};
     const float c = fabsf(own) * scale;
-    if (CAPPED) return {own, 1.f};
+    if (CAPPED || ANY) return {own, 1.f};
     if (c > 0.f) return {own < 0.f ? -1.f : 1.f, c};
     return {own * 0.f, 1.f};
   }
@@ -39,9 +54,114 @@ template<int BN> struct TileScore {
     }
   }
 
-  KS_DEVICE SoftcapMode begin(float (&s)[BN / 2], const Factor& f) const {
-    multiply(s, f);
-    return CAPPED ? cap_large(s, scores.cap, scores.cap_inverse, small_cap) : APPLIED;
+  typedef typename conditional<HAS_BIAS, Config::BIAS, float>::type Bias;
+  struct Row {
+    Expression::Tile tile;
+    Expression::Row row;
+    float slope, origin;  // ALiBi's in base 2, and the key at distance 0
+  };
+  struct KnownRows {
+    Row row[2];
+    u32 bias, mask;  // where the lane's elements of a block are
+  };
+  struct NoRows {};
+  typedef typename conditional<BY_ELEMENT, KnownRows, NoRows>::type Rows;
+  typedef PlaneRows<Bias, BN> BiasRows;
+  typedef PlaneRows<unsigned char, BN> MaskRows;
+  static constexpr int BIAS_BYTES = HAS_BIAS ? BiasRows::BYTES : 0, PLANE_BYTES = BIAS_BYTES + (Config::MASK ? MaskRows::BYTES : 0);
+  KS_DEVICE Rows rows(const Scores& own, int x, u32 planes, int lane) const {
+    Rows known;
+    if constexpr (BY_ELEMENT) {
+      if (HAS_BIAS) known.bias = BiasRows::of_lane(planes, lane);
+      if (Config::MASK) known.mask = MaskRows::of_lane(planes + BIAS_BYTES, lane);
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const int h = group_head_of(x + 8 * r), i = query_of(x + 8 * r);
+        Row& row = known.row[r];
+        row.tile = own.user.of_head(h), row.row = own.user.own.row(row.tile, i);
+        if (Config::ALIBI) row.slope = slope_in_base2(own.slopes[h * own.slopes_head]), row.origin = (float)(i + own.shift());
+      }
+    }
+    return known;
+  }
+
+  // A warp's rows of a bias and of a mask by a block of keys, from `first` and `key` on, to where rows() has them.
+  KS_DEVICE void copy_planes(char* planes, const WorkTile& w, int first, int key, const Scores& own, bool masked, int lane) const {
+    if constexpr (HAS_BIAS) BiasRows::copy(planes, arguments.bias, w, first, key, own.S_q, own.S_k, lane);
+    if (Config::MASK && masked) MaskRows::copy(planes + BIAS_BYTES, arguments.mask, w, first, key, own.S_q, own.S_k, lane);
+  }
+
+  // In place: of PART elements of the thread's, behind `done`; `from`: the key of the first of all.
+  template<bool EXACT, bool BEFORE, int PART> KS_DEVICE void change(float (&s)[PART], const Factor& f, const Rows& rows, int from, int done) const {
+    if constexpr (BY_ELEMENT) {
+      const Expression own = arguments.captured();
+      const float natural = scores.scale_log2 * LN_2;
+      const float unscaled = !EXACT && SCALED ? 1.f / scores.scale_log2 : 1.f;  // a score of base 2, in units of the others
+      constexpr bool BUILT_IN = Config::SOFTCAP || Config::ALIBI || HAS_BIAS, MASKS = EXACT && Config::MASK;
+#pragma unroll
+      for (int i = 0; i < PART; i += 4) {
+        if (i % 8 == 0) asm volatile("" ::: "memory");  // loads are not all issued ahead: registers
+        Two<Bias> bias[2];
+        Two<unsigned char> mask[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          if constexpr (HAS_BIAS) bias[r] = BiasRows::two(rows.bias, r, 2 * (done + i));
+          if constexpr (MASKS) mask[r] = MaskRows::two(rows.mask, r, 2 * (done + i));
+        }
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const int key = from + 2 * (done + i) + e;
+          const Expression::Column column = own.column(rows.row[0].tile, key), other = own.column(rows.row[1].tile, key);
+#pragma unroll
+          for (int r = 0; r < 2; r++) {
+            const Row& row = rows.row[r];
+            const Expression::Column& at = GROUP_HEADS > 1 && r ? other : column;
+            float& x = s[i + 2 * r + e];
+            if constexpr (ANY) {
+              x *= f.here;
+              if (Config::SOFTCAP) x = scores.cap * tanh_fast(x * scores.cap_inverse);
+              else if (EXACT || !SCALED) x *= BUILT_IN ? scores.scale_log2 : natural;
+              if (Config::ALIBI && BEFORE) x = fmaf(row.slope * unscaled, (float)(2 * i + e), x);
+              else if (Config::ALIBI) x = fmaf(-row.slope * unscaled, fabsf((float)(from + 2 * done) - row.origin + (float)(2 * i + e)), x);
+              if constexpr (HAS_BIAS) {
+                const float y = to_sum(e ? bias[r].y : bias[r].x);
+                x = EXACT ? x + in_base2(y) : fmaf(y, LOG2_E * unscaled, x);
+              }
+              if (Expression::HAS_SCORE) {
+                x = own.score(BUILT_IN ? LN_2 * x : x, row.tile, row.row, at);
+                if (EXACT) x = in_base2(x);
+              }
+            }
+            if constexpr (EXACT && HIDES) {
+              bool seen = true;
+              if constexpr (MASKS) seen = e ? mask[r].y : mask[r].x;
+              if (Expression::HAS_MASK) seen = own.visible(row.tile, row.row, at) && seen;
+              if (!seen) x = -infinity();
+            }
+          }
+        }
+      }
+    }
+  }
+  // A long expression is in the code once for a part: unrolled it would be thousands of instructions.
+  template<bool EXACT, bool BEFORE> KS_DEVICE void change(float (&s)[BN / 2], const Factor& f, const Rows& rows, int from) const {
+    if constexpr (Expression::OPERATIONS > (EXACT ? 12 : 24))
+      in_turns<16>(s, [&](float (&part)[16], int done) { change<EXACT, false>(part, f, rows, from, done); });
+    else change<EXACT, BEFORE>(s, f, rows, from, 0);
+  }
+
+  template<bool EXACT, bool BEFORE = false> KS_DEVICE Form begin(float (&s)[BN / 2], const Factor& f, const Rows& rows, int from) const {
+    if (!ANY) multiply(s, f);
+    if constexpr (PLANE_BYTES > 0) async_copies_wait(), warp_barrier();
+    constexpr bool SHIFTS = Config::ALIBI && SCALED && BEFORE;
+    if constexpr (ANY || (EXACT && HIDES)) change<EXACT, SHIFTS>(s, f, rows, from);
+    if constexpr (PLANE_BYTES > 0) warp_barrier();  // the next block's may come
+    if constexpr (SHIFTS) {
+      const Row &x = rows.row[0], &y = rows.row[1];
+      return {APPLIED, scores.scale_log2, {x.slope * ((float)from - x.origin), y.slope * ((float)from - y.origin)}};
+    }
+    if (ANY) return {APPLIED, EXACT ? 1.f : SCALED ? scores.scale_log2 : Expression::HAS_SCORE ? LOG2_E : 1.f};
+    return {CAPPED ? cap_large(s, scores.cap, scores.cap_inverse, small_cap) : APPLIED, f.c};
   }
   KS_DEVICE void hide(float (&s)[BN / 2], const Scores& own, int x, int y, int from) const {
     const KeyRange first = own.any(x, x), second = own.any(y, y);
@@ -50,21 +170,35 @@ template<int BN> struct TileScore {
     mask_columns(s, low, high);
   }
   // A softcap that is not yet applied to products keeps their order.
-  KS_DEVICE void largest(const float (&s)[BN / 2], float (&top)[2], SoftcapMode mode) const {
+  KS_DEVICE void largest(const float (&s)[BN / 2], float (&top)[2], const Form& form) const {
     row_max(s, top);
 #pragma unroll
     for (int r = 0; r < 2; r++)
-      if (CAPPED && mode != APPLIED && top[r] != -infinity()) top[r] = Capped<true>{small_cap}(top[r], 0.f);
+      if (CAPPED && form.mode != APPLIED && top[r] != -infinity()) top[r] = Capped<true>{small_cap}(top[r], 0.f);
   }
   // The short polynomial serves unmasked blocks alone: elsewhere it would be code, a tenth of a kernel's, for few blocks.
   template<int FROM, int TO, bool MASKED>
-  KS_DEVICE bool exponentials(float (&s)[BN / 2], const float (&m)[2], float (&sum)[2], SoftcapMode mode, float c) const {
-    if (CAPPED && mode == SHORT && !MASKED) return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<false>{small_cap});
-    if (CAPPED && mode != APPLIED) return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<true>{small_cap});
-    return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Scaled{c});
+  KS_DEVICE bool exponentials(float (&s)[BN / 2], const float (&m)[2], float (&sum)[2], const Form& form) const {
+    if (CAPPED && form.mode == SHORT && !MASKED) return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<false>{small_cap});
+    if (CAPPED && form.mode != APPLIED) return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<true>{small_cap});
+    if constexpr (Config::ALIBI && !MASKED) {
+      const float base[2] = {m[0] - form.shift[0], m[1] - form.shift[1]};
+      return exp2_and_sum<FROM, TO, false>(s, base, sum, Scaled{form.c});
+    }
+    return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Scaled{form.c});
   }
-  KS_DEVICE void apply(float (&s)[BN / 2], const Factor& f) const {
-    multiply(s, f);
-    if (CAPPED) cap_scores(s, scores.cap, scores.cap_inverse);
+  KS_DEVICE void apply(float (&s)[BN / 2], const Factor& f, const Scores& own, int x, int from) const {
+    if constexpr (ANY) {
+      in_turns<16>(s, [&](float (&part)[16], int done) {
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+          const int row = x + i / 2 % 2 * 8;
+          part[i] = own.apply(part[i] * f.here, group_head_of(row), query_of(row), from + 2 * done + i / 4 * 8 + i % 2);
+        }
+      });
+    } else {
+      multiply(s, f);
+      if (CAPPED) cap_scores(s, scores.cap, scores.cap_inverse);
+    }
   }
 };

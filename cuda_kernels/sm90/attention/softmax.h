@@ -34,25 +34,33 @@ KS_DEVICE float tanh_large(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(exp2_fast(2.88539008f * x) + 1.f));
   return fmaf(-2.f, inverse, 1.f);
 }
-// Softcap: scores in base 2 from products, in place. A kernel has this rare way four or five times, and unrolled it is a thousand
+// change(part, done) of PART elements after the other, in place: what a kernel has several times, and would unrolled be a thousand
 // instructions and a tenth of a second to compile. So a part is done in each turn of a loop, and as registers have no index, all elements
 // move down by a part in each turn, those that are done to the end: after the last they are in their places.
-template<int N> KS_DEVICE void cap_scores(float (&s)[N], float cap, float cap_inverse) {
-  constexpr int PART = 16;
+template<int PART, int N, class Change> KS_DEVICE void in_turns(float (&s)[N], Change change) {
   static_assert(N % PART == 0, "whole parts");
 #pragma unroll 1
   for (int done = 0; done < N; done += PART) {
-    float capped[PART];
+    float part[PART];
 #pragma unroll
-    for (int i = 0; i < PART; i++) {
-      const float x = s[i] * cap_inverse;
-      capped[i] = cap * (fabsf(x) < 0.6f ? tanh_small(x) : tanh_large(x));
-    }
+    for (int i = 0; i < PART; i++) part[i] = s[i];
+    change(part, done);
 #pragma unroll
     for (int i = 0; i < N - PART; i++) s[i] = s[i + PART];
 #pragma unroll
-    for (int i = 0; i < PART; i++) s[N - PART + i] = capped[i];
+    for (int i = 0; i < PART; i++) s[N - PART + i] = part[i];
   }
+}
+
+// Softcap: scores in base 2 from products, in place.
+template<int N> KS_DEVICE void cap_scores(float (&s)[N], float cap, float cap_inverse) {
+  in_turns<16>(s, [=](float (&part)[16], int) {
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+      const float x = part[i] * cap_inverse;
+      part[i] = cap * (fabsf(x) < 0.6f ? tanh_small(x) : tanh_large(x));
+    }
+  });
 }
 
 // cap·tanh of products x = q·k: x·(c0 + u·(c1 + …)), u = x², the scale within the coefficients. The short polynomial serves where

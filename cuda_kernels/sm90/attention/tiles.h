@@ -1,7 +1,7 @@
 // The tile scheduler: which tile of queries comes next, and its blocks of keys. The producer thread calls it; the consumers
 // read the WorkTile in shared memory.
 //
-// Dense: tile t of the launch is one of a head's q_tiles. Under a mask that cuts late keys, tiles differ in length and are
+// Dense: tile t of the launch is one of a head's q_tiles. Under a mask that may cut late keys, tiles differ in length and are
 // handed out by a counter, the longest first: `section` heads walk their tiles together, as many as have their K and V in L2 at
 // once, and the last section has so many that its short tiles fill the launch's end. Packed: sequence after sequence; of several CLASSES of
 // lengths, each of half the keys of the class before, those of the longest first, so that short tiles fill the launch's end.
@@ -31,10 +31,50 @@ struct TileCount {
   int q_tiles, total, section, last_section, batch, heads, head_group, parts;  // heads: KV heads, where query heads share tiles
 };
 
+// Of 32 blocks of keys, those of which some of a tile's rows sees a key, and those of which each row sees all.
+struct BlockWord { u32 some, every; };
+// The blocks that tiles visit, where a mask is no band: words, from each tile of rows to the next `tile` (visible_blocks.h).
+struct VisitedBlocks {
+  const BlockWord* base;
+  i64 batch, head;
+  int tile;
+
+  KS_DEVICE const BlockWord* words(int entry, int head, int tile) const { return base + entry * batch + head * this->head + (i64)tile * this->tile; }
+};
+// The place of the highest bit that is set.
+KS_DEVICE int highest_bit(u32 x) {
+  int place = 0;
+#pragma unroll
+  for (int step = 16; step; step /= 2)
+    if (x >> step) x >>= step, place += step;
+  return place;
+}
+// The last visited block of [from, end), else from − 1; the first, else end.
+KS_DEVICE int last_visited(const BlockWord* words, int from, int end) {
+  while (end > from) {
+    const int word = (end - 1) / 32;
+    const u32 some = words[word].some & ~0u >> (31 - (end - 1) % 32);
+    if (some) return max_of(32 * word + highest_bit(some), from - 1);
+    end = 32 * word;
+  }
+  return from - 1;
+}
+KS_DEVICE int first_visited(const BlockWord* words, int from, int end) {
+  while (from < end) {
+    const int word = from / 32;
+    const u32 some = words[word].some & ~0u << from % 32;
+    if (some) return min_of(32 * word + highest_bit(some & (0u - some)), end);
+    from = 32 * word + 32;
+  }
+  return end;
+}
+
 template<int BM, int BN, int CLASSES = 1> struct TileScheduler {
+  static constexpr bool LONGEST_FIRST = Config::CAUSAL || !Scores::BANDED;
   TileCount count;
   Sequences sequences;
-  Scores scores;
+  const ScoreArguments& score;
+  const VisitedBlocks& visited;
   int at, before;  // packed: the current sequence, counted once for each class, and the number of tiles before it
 
   // Whether a sequence of so many keys is in class i.
@@ -59,11 +99,11 @@ template<int BM, int BN, int CLASSES = 1> struct TileScheduler {
         before += tiles * count.heads;
       }
       head = (t - before) / tiles, tile = (t - before) - head * tiles;
-      if (Config::CAUSAL) tile = tiles - 1 - tile;
+      if (LONGEST_FIRST) tile = tiles - 1 - tile;
     } else {
       if (t >= count.total) return false;
       int index;
-      if constexpr (Config::CAUSAL) {
+      if constexpr (LONGEST_FIRST) {
         const int fore = count.batch * count.heads - count.last_section, per = count.section * count.q_tiles;
         const bool last = t >= fore * count.q_tiles;
         const int first = last ? fore : t / per * count.section;
@@ -79,7 +119,7 @@ template<int BM, int BN, int CLASSES = 1> struct TileScheduler {
     const int row = w.row = tile * BM;
     const Sequence s = sequences.at(entry);
     w.S_q = s.S_q, w.S_k = s.S_k, w.q_first = s.q_first, w.k_first = s.k_first;
-    scores.S_q = s.S_q, scores.S_k = s.S_k;
+    const Scores scores = score.of(entry, s.S_q, s.S_k);
     const int first_query = query_of(row), last_query = min_of(query_of(row + BM - 1), s.S_q - 1);
     const KeyRange any = scores.any(first_query, last_query), all = scores.all(first_query, last_query);
     int begin = any.begin / BN, end = divide_up(any.end, BN);
@@ -87,6 +127,11 @@ template<int BM, int BN, int CLASSES = 1> struct TileScheduler {
       const int from = begin, blocks = max_of(end - begin, 0);
       begin = from + blocks * w.part / count.parts, end = from + blocks * (w.part + 1) / count.parts;
       if (begin >= end) w.S_k = 0;  // a part without keys
+    }
+    if (!Scores::BANDED && begin < end) {
+      const BlockWord* const words = visited.words(entry, head, tile);
+      const int last = last_visited(words, begin, end);
+      end = max_of(last, begin) + 1, begin = first_visited(words, begin, end - 1);
     }
     w.begin = begin < end ? begin : 0, w.end = begin < end ? end : 1;  // at least one block, if wholly hidden
     w.unmasked_begin = divide_up(all.begin, BN), w.unmasked_end = all.end / BN;

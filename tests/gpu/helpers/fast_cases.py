@@ -26,6 +26,7 @@ from kernelseam.samples.grouped_case import case as grouped
 from kernelseam.samples.operand_layout import OperandLayout
 from kernelseam.samples.projection_case import ProjectionCase
 from kernelseam.samples.projection_case import case as projection
+from score_cases import scores
 
 HEADS = 132
 """The multiprocessors of an H200; the other sizes are in these."""
@@ -311,7 +312,7 @@ def _stored(what: str, **fields: object) -> GemmCase:
 
 
 def _all() -> dict[str, Case]:
-    cases: list[AttentionCase | GemmCase] = [*_attention(), *_decoding(), *_gemm()]
+    cases: list[AttentionCase | GemmCase] = [*_attention(), *scores(), *_decoding(), *_gemm()]
     group = "many tiles a block"
     results: list[Case] = [replace(c, group=group, sample=ROWS) for c in cases]
     results += [replace(c, group=group) for c in _gradients()]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sm90_gradient_mutants
 import sm90_latent_mutants
+import sm90_score_mutants
 from mutant import Mutant
 
 ORDER = "order: "
@@ -835,6 +836,7 @@ MUTANTS = (
     ),
     *sm90_gradient_mutants.MUTANTS,
     *sm90_latent_mutants.MUTANTS,
+    *sm90_score_mutants.MUTANTS,
 )
 
 FOUND = "tests/crosscompile/test_order.py finds it"

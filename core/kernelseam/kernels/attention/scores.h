@@ -7,7 +7,7 @@
 //   visible(h, i, j)    whether query i of head h sees key j; false from the last key on
 //   apply(x, h, i, j)   the score in base 2 of a product q·k
 //   slope(x, h, i, j)   where HAS_SLOPE, its derivative over scale·log2 e; else that is 1
-// BANDED: what a query sees is all of any(i, i).
+// BANDED: what a query sees is all of any(i, i), and all(i, i) says so.
 //
 // With the distance d = j − i − (S_k − S_q), key j is visible to query i iff j < S_k, the mask allows it, and
 //   j < prefix  or  −left ≤ d ≤ right     (causal: right = 0).
@@ -80,7 +80,7 @@ struct Scores {
   static constexpr ScoreKind KIND = Config::ALIBI || HAS_BIAS || Expression::HAS_SCORE ? ScoreKind::ANY
                                     : Config::SOFTCAP                                  ? ScoreKind::CAPPED
                                                                                        : ScoreKind::MULTIPLE;
-  static constexpr bool BANDED = !Config::PREFIX && !Config::MASK && !Expression::HAS_MASK;
+  static constexpr bool BANDED = !(Config::PREFIX && Config::WINDOW) && !Config::MASK && !Expression::HAS_MASK;
   static constexpr bool HAS_SLOPE = Config::SOFTCAP || Expression::HAS_SCORE;
   int S_q, S_k, left, right, prefix;
   float scale_log2, cap, cap_inverse;  // cap in base 2, and scale over the cap
@@ -105,9 +105,14 @@ struct Scores {
     return {Config::PREFIX && prefix > 0 ? 0 : band_begin(i0), Config::PREFIX ? max_of(band_end(i1), prefix) : band_end(i1)};
   }
   KS_DEVICE KeyRange all(int i0, int i1) const {
+    const KeyRange band = all_of_band(i0, i1);
+    return {band.begin, Config::MASK ? 0 : band.end};
+  }
+  // The same without masks.
+  KS_DEVICE KeyRange all_of_band(int i0, int i1) const {
     const int begin = Config::PREFIX && prefix > 0 ? 0 : band_begin(i1);
     const int end = Config::PREFIX && prefix > 0 ? (Config::WINDOW ? prefix : max_of(band_end(i0), prefix)) : band_end(i0);
-    return {begin, Config::MASK ? 0 : end};
+    return {begin, end};
   }
 
   KS_DEVICE bool visible(int h, int i, int j) const {

@@ -15,7 +15,6 @@ from kernelseam.contract import (
     TensorMap,
 )
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
@@ -31,7 +30,12 @@ from kernelseam.kernels.attention.cost import least_seconds, tile_keys
 from kernelseam.kernels.attention.parts import in_parts, part_strides
 from kernelseam.kernels.attention.ragged import expected_tiles
 from kernelseam.kernels.attention.refusals import refuse_but_half_precision, refuse_mixed_views
-from kernelseam.kernels.attention.scores import score_constants, score_values
+from kernelseam.kernels.attention.scores import (
+    SCORES,
+    score_constants,
+    score_values,
+    with_expression,
+)
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
@@ -39,6 +43,15 @@ from kernelseam.kernels.elements import DEVICE_TYPE, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
 
+from kernelseam_cuda.sm90.attention_blocks import (
+    ELEMENT_RATE,
+    VISITED,
+    by_element,
+    is_banded,
+    usable,
+    visited_values,
+    with_blocks,
+)
 from kernelseam_cuda.sm90.attention_covering import covering
 from kernelseam_cuda.sm90.attention_few import fits, fitting, for_few, grouped_rows
 from kernelseam_cuda.sm90.attention_pages import (
@@ -52,8 +65,10 @@ from kernelseam_cuda.sm90.attention_pages import (
 )
 from kernelseam_cuda.sm90.attention_refusals import (
     FORWARD_MAX_DIM,
+    SUPPORTED,
     refuse_dims,
     refuse_rows_of_any_view,
+    refuse_scores,
 )
 from kernelseam_cuda.sm90.attention_sections import tile_count
 from kernelseam_cuda.sm90.attention_softcap import SMALL_CAP, small_cap
@@ -68,24 +83,12 @@ from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.sm90.tiles import panel_bytes, promotion
 from kernelseam_cuda.toolchain import sources
 
-SUPPORTED = (
-    ANY_VIEW
-    | SpecOption.causal
-    | SpecOption.window
-    | SpecOption.softcap
-    | SpecOption.sinks
-    | SpecOption.dtype_out
-    | SpecOption.batch_invariant
-)
-"""The options that the kernel has."""
-
 SHORT_SEQUENCE = 2048
 """Below this number of keys the tiles for short sequences are used."""
 _STORE_ROWS, _QUERY_ROWS = 16, 64
 _COUNTERS_BYTES = 8
 
 _MAPS = ("q_map", "k_map", "v_map", "out_map")
-_FLOATS = ("scale_log2", "cap", "cap_inverse")
 _TILE_COUNT = (
     *("q_tiles", "total", "section", "last_section", "batch"),
     *("tile_heads", "tile_head_group", "parts"),
@@ -122,12 +125,11 @@ def _signature(keys: Structure) -> Signature:
                     (*_TILE_COUNT[:-3], "heads", "head_group", "parts"),
                 ),
             ),
-            ("left", "i32"),
-            ("right", "i32"),
-            *((f, "f32") for f in _FLOATS),
+            ("score", SCORES),
             ("small_cap", SMALL_CAP),
         ),
         generated=True,
+        optional=("visited", "scales"),
     )
 
 
@@ -170,6 +172,7 @@ class HopperAttention(KernelDefinition):
         return (
             views
             or refuse_rows_of_any_view(p)
+            or refuse_scores(p)
             or refuse_row_strides(
                 stride_q_row=p.q_strides[2],
                 stride_k_row=p.k_strides[2],
@@ -192,11 +195,14 @@ class HopperAttention(KernelDefinition):
     def _fitting(
         self, spec: AttentionSpec, tiles: tuple[HopperAttentionTile, ...]
     ) -> tuple[HopperAttentionTile, ...]:
-        hides = self.hides(spec)
-        width = next(w for w in self.widths if spec.head_dim <= w[0] and spec.value_dim <= w[1])
+        hides, known = self.hides(spec), usable(spec, self.known_tiles)
+        dims = {(t.head_dim, t.value_dim) for t in known}
+        width = next(
+            w for w in self.widths if w in dims and spec.head_dim <= w[0] and spec.value_dim <= w[1]
+        )
         return tuple(
             replace(t, page_rows=MOST_ROWS * _paged(spec))
-            for t in tiles
+            for t in usable(spec, tiles)
             if (t.head_dim, t.value_dim) == width
             and t.hides in (None, hides)
             and (spec.causal or not t.late)
@@ -206,7 +212,7 @@ class HopperAttention(KernelDefinition):
         """The spec's tiles, of as many rows of a page as its size allows; those for few queries
         last."""
         tiles = self.tiles(problem.spec, row)
-        if not problem.spec.batch_invariant:
+        if not (problem.spec.batch_invariant or by_element(problem.spec)):
             tiles += fitting(problem, self._fitting(problem.spec, self.few_queries))
         if not _paged(problem.spec):
             return tiles
@@ -214,7 +220,7 @@ class HopperAttention(KernelDefinition):
 
     def hides(self, spec: AttentionSpec) -> bool:
         """Whether it takes the tiles of specs that hide keys."""
-        return spec.causal or spec.window
+        return spec.causal or spec.window or not is_banded(spec)
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperAttentionTile:
         """That of the least predicted time, of those for short sequences where they are, and for
@@ -225,7 +231,7 @@ class HopperAttention(KernelDefinition):
         short = problem.S_k < SHORT_SEQUENCE
         wide, few = ([t for t in tiles if bool(t.most_rows) is x] for x in (False, True))
         tiles = (*([t for t in wide if t.short is short] or wide), *few)
-        if self.few_queries:
+        if self.few_queries and not by_element(problem.spec):
             tiles = for_few(problem, tiles, device)
         return least_seconds(self, problem, tiles, row, device)
 
@@ -245,11 +251,11 @@ class HopperAttention(KernelDefinition):
         if tile.parts > 1:
             behind = WORKSPACE_ALIGNMENT if counter else 0
             launches = in_parts(self, problem, tile, tile.parts, behind)
-        if not counter:
-            return launches
-        first, *others = launches.kernels
-        counted = replace(first, workspace={**first.workspace, "counter": 0})
-        return replace(launches, steps=(counted, *others), zeroed_bytes=counter)
+        if counter:
+            first, *others = launches.kernels
+            counted = replace(first, workspace={**first.workspace, "counter": 0})
+            launches = replace(launches, steps=(counted, *others), zeroed_bytes=counter)
+        return launches if is_banded(problem.spec) else with_blocks(launches, problem, tile)
 
     def constants(self, spec: AttentionSpec, tile: HopperAttentionTile, row: ArchRow) -> Constants:
         producer, consumer = tile.registers
@@ -290,7 +296,10 @@ class HopperAttention(KernelDefinition):
         }
 
     def signature(self, spec: AttentionSpec) -> Signature:
-        return _PAGED_SIGNATURE if _paged(spec) else _SIGNATURE
+        plain = with_expression(_PAGED_SIGNATURE if _paged(spec) else _SIGNATURE, spec)
+        if is_banded(spec):
+            return plain
+        return replace(plain, parameters=(*plain.parameters, VISITED))
 
     def grid(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> int:
         tiles = tile_count(problem, tile).total * tile.parts
@@ -306,6 +315,7 @@ class HopperAttention(KernelDefinition):
         self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device
     ) -> dict[str, int | float]:
         p, count, scores = problem, tile_count(problem, tile), score_values(problem)
+        visited = {} if is_banded(p.spec) else visited_values(p, tile)
         out_part, lse_part = part_strides(p)
         return {
             **forward_values(p),
@@ -322,7 +332,8 @@ class HopperAttention(KernelDefinition):
             "tile_heads": p.num_heads // tile.group_heads,
             "tile_head_group": p.head_group // tile.group_heads,
             "parts": tile.parts,
-            **{name: scores[name] for name in ("left", "right", *_FLOATS)},
+            **scores,
+            **visited,
             **small_cap(scores["cap"], scores["cap_inverse"]),
             **(page_values(p) if _paged(p.spec) else {}),
         }
@@ -379,7 +390,8 @@ class HopperAttention(KernelDefinition):
         first, known = self.tile(problem, row, device), self.tiles_of(problem, row)
         if problem.spec.batch_invariant:
             return {first.name: first}
-        few = for_few(problem, known, device) if self.few_queries else ()
+        whole = not self.few_queries or by_element(problem.spec)
+        few = () if whole else for_few(problem, known, device)
         return {t.name: t for t in (first, *known, *few)}
 
     def work(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> Work:
@@ -395,7 +407,7 @@ class HopperAttention(KernelDefinition):
             step * keys,
             step * longest,
             p.spec.dtype,
-            tile.rate,
+            tile.rate * (ELEMENT_RATE if by_element(p.spec) else 1.0),
             tile.block_seconds
             + (PAGES_SECONDS if _paged(p.spec) else GROUPED_SECONDS * (tile.group_heads > 1)),
         )
@@ -406,7 +418,7 @@ class HopperAttention(KernelDefinition):
 
 def _counted(spec: AttentionSpec) -> bool:
     """Whether tiles differ in length, so that they are scheduled by an atomic counter."""
-    return spec.causal or spec.window or is_ragged(spec)
+    return spec.causal or spec.window or is_ragged(spec) or not is_banded(spec)
 
 
 def is_ragged(spec: AttentionSpec) -> bool:

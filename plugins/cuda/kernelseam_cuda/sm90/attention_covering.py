@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
+
+from kernelseam_cuda.sm90.attention_blocks import VISIBLE_BLOCKS
 
 COVERED_DIMS = {
     (8, 24): False,
@@ -71,3 +74,25 @@ def covering(kernel: KernelDefinition, widths: tuple[tuple[int, int], ...]) -> I
     yield Covered(
         kernel, AttentionSpec(bf16, 256, 256, window=True, softcap=True, lse=True), often=False
     )
+    for more in _BY_ELEMENT:
+        yield Covered(kernel, replace(plain, **more))
+    for more in ({"mask": True}, {"expression": _SLOPED}):
+        yield Covered(VISIBLE_BLOCKS, replace(plain, **more))
+
+
+_SLOPED = (
+    '0 coordinate FLOAT "score"; 1 coordinate INT32 "q_idx"; 2 coordinate INT32 "kv_idx"; '
+    "3 sub INT32 1 2; 4 cast FLOAT 3; 5 constant FLOAT 0.5; 6 mul FLOAT 4 5; 7 sub FLOAT 0 6; "
+    "8 le BOOLEAN 2 1; score 7; visible 8"
+)
+"""score - 0.5 * (q_idx - kv_idx), where q_idx >= kv_idx."""
+_BY_ELEMENT: tuple[dict[str, Any], ...] = (
+    {"bias": DType.bfloat16},
+    {"bias": DType.float32, "causal": True},
+    {"mask": True},
+    {"alibi": True},
+    {"alibi": True, "causal": True},
+    {"causal": True, "prefix": True},
+    {"expression": _SLOPED},
+)
+"""Scores and masks by element, and a prefix."""

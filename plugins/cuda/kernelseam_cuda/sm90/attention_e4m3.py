@@ -18,8 +18,9 @@ from kernelseam.kernels.attention.fp8 import (
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.signature import Signature, Structure
 
-from kernelseam_cuda.sm90.attention import SUPPORTED, HopperAttention, is_ragged
+from kernelseam_cuda.sm90.attention import HopperAttention, is_ragged
 from kernelseam_cuda.sm90.attention_e4m3_tiles import E4M3_ATTENTION
+from kernelseam_cuda.sm90.attention_refusals import BANDED
 from kernelseam_cuda.sm90.attention_tiles import HopperAttentionTile
 
 _SCALES = ("q_scales", "k_scales", "v_scales")
@@ -32,7 +33,7 @@ class HopperE4m3Attention(HopperAttention):
     name = "sm90-e4m3"
     known_tiles = E4M3_ATTENTION
     few_queries = ()
-    supported = SUPPORTED | STORED
+    supported = BANDED | STORED
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         spec = problem.spec
@@ -62,7 +63,7 @@ class HopperE4m3Attention(HopperAttention):
         plain = super().signature(spec)
         if not spec.q_scales:
             return plain
-        return Signature((*plain.parameters, ("scales", _PARAMETER)), generated=True)
+        return replace(plain, parameters=(*plain.parameters, ("scales", _PARAMETER)))
 
     def values(
         self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device

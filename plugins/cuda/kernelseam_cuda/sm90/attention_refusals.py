@@ -1,14 +1,35 @@
-"""What neither Hopper's attention nor its gradients take."""
+"""What Hopper's attention takes, and what neither it nor its gradients do."""
 
 from __future__ import annotations
 
+from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.kernels.attention.refusals import refuse_mixed_views
+from kernelseam.kernels.attention.scores import SCORE_OPTIONS
+from kernelseam.kernels.attention.scores import refuse_scores as refuse_far_rows
 
+from kernelseam_cuda.sm90.attention_blocks import by_element
+
+BANDED = (
+    ANY_VIEW
+    | SpecOption.causal
+    | SpecOption.window
+    | SpecOption.prefix
+    | SpecOption.softcap
+    | SpecOption.sinks
+    | SpecOption.dtype_out
+    | SpecOption.batch_invariant
+)
+"""Options by which scores are a multiple of the product, or capped, and a query sees a range of
+keys."""
+SUPPORTED = BANDED | SCORE_OPTIONS | SpecOption.expression
+"""The options that the kernel has."""
 MAX_SEQUENCE = 2**30
 """Queries and keys of one sequence, together."""
 DIM_STEP, MAX_DIM, FORWARD_MAX_DIM = 8, 256, 512
 """Head dims are multiples of the 16 bytes that TMA takes, up to those of the widest tiles."""
+_ELEMENT_DIMS = range(104, 129)
+"""Head dims for which scores and masks by element were measured."""
 
 
 def refuse_dims(spec: AttentionSpec, most: int = MAX_DIM) -> str | None:
@@ -34,3 +55,18 @@ def refuse_rows_of_any_view(p: AttentionProblem) -> str | None:
     if (total := p.S_q + p.S_k) >= MAX_SEQUENCE:
         return f"S_q + S_k = {total}: it takes less than 2**30"
     return None
+
+
+def refuse_scores(p: AttentionProblem) -> str | None:
+    """Why it takes no such scores and masks, or None. By element they were measured in dense rows
+    of these head dims alone."""
+    s = p.spec
+    if s.prefix and s.window:
+        return "a prefix beside a window"
+    if not by_element(s):
+        return None
+    if s.q_view != "strided" or s.kv_view != "strided" or s.lengths:
+        return "scores or masks by element of packed or paged rows, or with lengths"
+    if not (s.head_dim in _ELEMENT_DIMS and s.value_dim in _ELEMENT_DIMS):
+        return f"scores or masks by element of head dims {s.dims}: it takes 104 to 128"
+    return refuse_far_rows(p)

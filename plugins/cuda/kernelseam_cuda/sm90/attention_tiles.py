@@ -28,6 +28,8 @@ GROUPED_SECONDS = 1e-6
 """Added to a tile whose rows are the heads of a group: its result leaves from registers."""
 PAGES_SECONDS = 2e-6
 """Added, in place of that, where the producer first reads where pages are."""
+_FOLLOWING = 56, 224
+"""Where the loading thread follows words of visited blocks, beside two consumers."""
 _ALONE = 40, 240
 """Registers, as ``REGISTERS``, beside a single consumer of attention."""
 
@@ -64,6 +66,9 @@ class HopperAttentionTile:
     """Only for specs that hide keys by their place, or only for others; None: for all."""
     short: bool = False
     """For few keys; a batch-invariant spec does not ask."""
+    by_element: bool = False
+    """Only for specs whose scores or masks are computed by element. Those take tiles of no more
+    than two consumers, which have registers for it."""
     most_rows: int = 0
     """Only for so few queries of heads that share keys; 0: for any number."""
     group_heads: int = 1
@@ -82,11 +87,19 @@ class HopperAttentionTile:
     """Consumers that share rows, each with a part of the values' columns; each computes the rows'
     weights."""
 
+    follows: bool = False
+    """No column of the table: blocks of keys come by a list."""
+    planes: tuple[int, ...] = ()
+    """No column of the table: bytes of an element of a bias and of a mask, whose rows by a step's
+    keys are in shared memory."""
+
     v_stages = sum_blocks = 0
 
     @property
     def registers(self) -> tuple[int, int]:
         """Of a thread of the loading warpgroup and of a consumer's."""
+        if self.groups == 2 and self.follows:
+            return _FOLLOWING
         return _ALONE if self.groups == 1 else REGISTERS[self.groups]
 
     @property
@@ -128,8 +141,16 @@ class HopperAttentionTile:
         k, v = (panels_of(dim) * PANEL * 2 for dim in (self.head_dim, self.value_dim))
         rings = self.q_stages * self.bm * k + self.stages * self.bn * (k + v)
         size = rings + self.groups * 4 * self.out_stages * _WARP_PANEL_BYTES + self.control_bytes
-        assert size <= SHARED_BYTES
-        return size
+        return size + self.plane_bytes
+
+    @property
+    def plane_bytes(self) -> int:
+        """Of the rows of planes, 16 bytes of each unused."""
+        return sum(self.bm * (self.bn * size + 16) for size in self.planes)
+
+    @property
+    def fits(self) -> bool:
+        return self.shared_bytes <= SHARED_BYTES
 
 
 ATTENTION = (
@@ -152,6 +173,8 @@ ATTENTION = (
     HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1),
     HopperAttentionTile(104, 104, 3, 64, 3, 1, 1, False, False, 16, rate=1.05),
     HopperAttentionTile(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.34),
+    HopperAttentionTile(128, 128, 2, 128, 2, 1, 1, True, False, 24, by_element=True, rate=1.2),
+    HopperAttentionTile(128, 128, 2, 96, 2, 1, 1, True, False, 24, by_element=True, rate=1.0),
     HopperAttentionTile(192, 128, 2, 128, 2, 1, 1, True, False, 24, softmax_columns=50, rate=1.15),
     HopperAttentionTile(192, 192, 2, 96, 2, 1, 1, True, False, 24, softmax_columns=50, rate=1.17),
     HopperAttentionTile(

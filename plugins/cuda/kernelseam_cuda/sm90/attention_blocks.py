@@ -1,0 +1,204 @@
+"""Which blocks of keys the tiles of cuda_kernels/sm90/attention/forward.h visit, where a mask is no
+band: the kernel definition of visible_blocks.h, and what the forward is given of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from kernelseam.contract import WORKSPACE_ALIGNMENT, ArchRow, Device, Launch, Launches
+from kernelseam.costs import Work
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.expressions.text import structure_of
+from kernelseam.kernels.attention.arguments import OPERANDS, SEQUENCES, VIEWS
+from kernelseam.kernels.attention.scores import (
+    SCORES,
+    score_constants,
+    score_values,
+    with_expression,
+)
+from kernelseam.kernels.config import Constants
+from kernelseam.kernels.definition import KernelDefinition
+from kernelseam.kernels.elements import divide_up
+from kernelseam.kernels.signature import Signature, Structure
+from kernelseam.symbolic import most
+
+from kernelseam_cuda.sm90.attention_tiles import ATTENTION, HopperAttentionTile
+from kernelseam_cuda.sm90.constants import HOPPER
+from kernelseam_cuda.toolchain import sources
+
+_WORD_BYTES, _WORD_BLOCKS = 8, 32
+_SECONDS = 4e-6
+"""That the launch takes beside the mask's bytes."""
+_THREADS, _BYTES = 256, 4
+ELEMENT_RATE = 0.7
+"""Of the rate that the loop reaches where scores are products."""
+VISITED = (
+    "visited",
+    Structure(
+        (("blocks", "pointer"), ("blocks_batch", "i64"), ("blocks_head", "i64"), ("words", "i32")),
+        ("base", "batch", "head", "tile"),
+    ),
+)
+"""The forward's parameter."""
+
+
+def is_banded(spec: AttentionSpec) -> bool:
+    """Whether what a query sees is a range of keys by its place."""
+    return not spec.mask and not _masked_by_expression(spec)
+
+
+def by_element(spec: AttentionSpec) -> bool:
+    """Whether scores or masks are computed element by element, not by a factor, a cap or a band."""
+    return bool(spec.alibi or spec.bias or spec.expression) or not is_banded(spec)
+
+
+def planes_of(spec: AttentionSpec) -> tuple[int, ...]:
+    """Bytes of an element of what lies over queries and keys."""
+    return (*((spec.bias.itemsize,) if spec.bias else ()), *((1,) if spec.mask else ()))
+
+
+def usable(
+    spec: AttentionSpec, tiles: tuple[HopperAttentionTile, ...]
+) -> tuple[HopperAttentionTile, ...]:
+    """Of the tiles those for such scores, with what lies over queries and keys in shared memory."""
+    if not by_element(spec):
+        return tuple(t for t in tiles if not t.by_element)
+    sizes, follows = planes_of(spec), not is_banded(spec)
+    for_elements = (replace(t, planes=sizes, follows=follows) for t in tiles if t.groups <= 2)
+    return tuple(t for t in for_elements if t.fits)
+
+
+def _masked_by_expression(spec: AttentionSpec) -> bool:
+    return spec.expression is not None and structure_of(spec.expression).has_mask
+
+
+def _axes(p: AttentionProblem) -> tuple[bool, bool]:
+    """Whether the mask tells entries and heads apart, so that tiles of each have words."""
+    s = p.spec
+    reads = structure_of(s.expression).visible.reads if s.expression else frozenset()
+    ragged = s.lengths or s.prefix or s.q_view == "packed" or s.kv_view == "paged"
+    return bool(ragged or "b" in reads or p.mask_strides[0]), bool(
+        "h" in reads or p.mask_strides[1]
+    )
+
+
+def _extents(p: AttentionProblem, tile: HopperAttentionTile) -> tuple[int, int, int, int]:
+    """Entries, heads, tiles of a head, words of a tile."""
+    entries, heads = _axes(p)
+    return (
+        p.batch if entries else 1,
+        p.num_heads // tile.group_heads if heads else 1,
+        divide_up(p.S_q * tile.group_heads, tile.bm),
+        divide_up(most(divide_up(p.S_k, tile.bn), 1), _WORD_BLOCKS),
+    )
+
+
+def visited_values(p: AttentionProblem, tile: HopperAttentionTile) -> dict[str, int | float]:
+    """``VISITED`` but its address."""
+    (entries, heads), (_, each, tiles, words) = _axes(p), _extents(p, tile)
+    return {
+        "blocks_batch": each * tiles * words if entries else 0,
+        "blocks_head": tiles * words if heads else 0,
+        "words": words,
+    }
+
+
+def with_blocks(launches: Launches, p: AttentionProblem, tile: HopperAttentionTile) -> Launches:
+    """The launches with one in front that says which blocks the first of them visits."""
+    first, *others = launches.kernels
+    at = divide_up(launches.workspace_bytes, WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
+    entries, heads, tiles, words = _extents(p, tile)
+    visiting = replace(first, workspace={**first.workspace, "blocks": at})
+    steps = (Launch(VISIBLE_BLOCKS, p, tile, {"blocks": at}), visiting, *others)
+    size = entries * heads * tiles * words * _WORD_BYTES
+    return replace(launches, steps=steps, workspace_bytes=at + size)
+
+
+class HopperVisibleBlocks(KernelDefinition):
+    """A block for each tile that the mask tells apart; of a mask in memory four for each word of
+    it."""
+
+    operation = "attention"
+    name = "sm90"
+    archs = ("sm_90a",)
+    entry = "attention_visible_blocks_sm90"
+    source = "sm90/attention/visible_blocks.h"
+    texts = HOPPER
+    operands = OPERANDS
+    _signature = Signature(
+        (
+            ("score", SCORES),
+            ("sequences", SEQUENCES),
+            *VISITED[1].members,
+            ("q_tiles", "i32"),
+            ("heads", "i32"),
+        ),
+        generated=True,
+    )
+
+    def sources(self) -> Mapping[str, str]:
+        return sources()
+
+    def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
+        return "it has no block to say anything of" if is_banded(problem.spec) else None
+
+    def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperAttentionTile, ...]:
+        fits = (t for t in usable(spec, ATTENTION) if spec.head_dim <= t.head_dim)
+        return tuple(fits)[:1]
+
+    def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperAttentionTile:
+        raise NotImplementedError
+
+    def launches(
+        self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device
+    ) -> Launches:
+        """The forward has those of both."""
+        raise NotImplementedError
+
+    def constants(self, spec: AttentionSpec, tile: HopperAttentionTile, row: ArchRow) -> Constants:
+        return {
+            **score_constants(spec),
+            "Q_VIEW": VIEWS[spec.q_view],
+            "KV_VIEW": VIEWS[spec.kv_view],
+            "LENGTHS": spec.lengths,
+            "BN": tile.bn,
+            "GROUPS": tile.groups,
+            "GROUP_HEADS": tile.group_heads,
+            "IN_PARTS": tile.parts > 1,
+        }
+
+    def signature(self, spec: AttentionSpec) -> Signature:
+        return with_expression(self._signature, spec)
+
+    def grid(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> int:
+        entries, heads, tiles, words = _extents(problem, tile)
+        return entries * heads * tiles * (_BYTES * words if problem.spec.mask else 1)
+
+    def threads(self, tile: HopperAttentionTile, row: ArchRow) -> int:
+        return _THREADS
+
+    def shared_bytes(self, spec: AttentionSpec, tile: HopperAttentionTile) -> int:
+        return 0
+
+    def values(
+        self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device
+    ) -> dict[str, int | float]:
+        p = problem
+        _, heads, tiles, _ = _extents(p, tile)
+        return {
+            **score_values(p),
+            "S_q": p.S_q,
+            "S_k": p.S_k,
+            **visited_values(p, tile),
+            "q_tiles": tiles,
+            "heads": heads,
+        }
+
+    def work(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> Work:
+        """A mask is read once; captured arrays are small."""
+        p, (entries, heads, _, _) = problem, _extents(problem, tile)
+        return Work(entries * heads * p.S_q * p.S_k if p.spec.mask else 0, waiting=_SECONDS)
+
+
+VISIBLE_BLOCKS = HopperVisibleBlocks()

@@ -1,0 +1,63 @@
+"""Parity cases of Hopper's attention whose scores or masks are computed by element: two tiles a
+block and more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kernelseam.dtypes import DType
+from kernelseam.samples.attention_case import AttentionCase, case
+from kernelseam.samples.common import NAN, InjectedValue
+from kernelseam.samples.mods import MODS
+from kernelseam.samples.operand_layout import OperandLayout
+
+_HIDDEN = (
+    InjectedValue("v", NAN, (None, None, 100, 3)),
+    InjectedValue("v", NAN, (0, None, 40, None)),
+)
+_SLOPES = tuple(0.5 ** (1 + h % 12) for h in range(24))
+
+
+def scores() -> Iterator[AttentionCase]:
+    many: dict[str, Any] = {"num_heads": 132, "kv_heads": 132, "batch": 1, "S_q": 200, "S_k": 300}
+    for name in MODS:
+        yield case("bf16-128", f"scores-{name}", mods=name, **many)
+    few = {**many, "num_heads": 24, "kv_heads": 12}
+    for name in ("documents", "buckets", "alibi", "window", "soft_cap"):
+        yield case("f16-104/128", f"scores-{name}", mods=name, **few)
+    yield from _planes("bf16-128", few)
+    for kind in ("bf16-128", "bf16-128-causal"):
+        yield case(kind, "scores-slopes", alibi=_SLOPES, **few)
+        yield case(kind, "scores-slopes-steep", alibi=tuple(8 * x for x in _SLOPES), **few)
+    yield case("bf16-128", "scores-slopes-up", alibi=tuple(-x for x in _SLOPES), **few)
+    yield case("bf16-128-causal", "scores-prefix", prefix=(170,), **few)
+    for mod in ("documents", "window"):
+        yield case("bf16-128", f"scores-{mod}-nan-in-v", mods=mod, injected=_HIDDEN, **few)
+    far = {**few, "num_heads": 2, "kv_heads": 1, "S_q": 2000, "S_k": 5000}
+    yield case("bf16-128", "scores-far", mods="blocks_of_documents", **far)
+
+
+def _planes(kind: str, few: dict[str, Any]) -> Iterator[AttentionCase]:
+    """A bias and a mask."""
+    own, f32 = DType.bfloat16, DType.float32
+    for bias, axes in ((own, ""), (own, "bh"), (f32, "h"), (own, "bhr"), (own, "bc")):
+        layout = OperandLayout(broadcast=axes)
+        for causal in ("", "-causal"):
+            name = f"scores-bias-{bias}-{axes or 'each'}"
+            yield case(kind + causal, name, bias=bias, bias_layout=layout, **few)
+    odd = {**few, "S_k": 301}
+    yield case(kind, "scores-bias-odd", bias=own, **odd)
+    for data in ("holes", "voids", "low"):
+        yield case(kind, f"scores-bias-{data}", bias=f32, bias_data=data, **few)
+    for mask in ("random", "rows", "keys", "all"):
+        yield case(kind, f"scores-mask-{mask}", mask=mask, **few)
+    yield case(f"{kind}-causal", "scores-mask", mask="random", **odd)
+    yield case(kind, "scores-mask-bias", mask="random", bias=own, **few)
+    window = {"window": (70, 9), "sinks": _SLOPES}
+    yield case(kind, "scores-mask-window", mask="random", **window, **few)
+    yield case(kind, "scores-mask-nan-in-v", mask="keys", injected=_HIDDEN, **few)
+    together = {"softcap": 2.0, "alibi": _SLOPES, "bias": own, "mask": "random"}
+    yield case(kind, "scores-options", **together, **few)
+    steps = ((0, 78.0), (200, 0.0))
+    yield case(kind, "scores-rising", bias=own, steps=steps, **few)

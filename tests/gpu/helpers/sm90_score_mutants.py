@@ -1,0 +1,78 @@
+"""Bugs planted in what Hopper's attention does by element: see sm90_mutants.py."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+CONSUMER, PLANE, SCORE, TILES, VISIBLE = (
+    f"sm90/attention/{name}.h" for name in ("consumer", "plane", "score", "tiles", "visible_blocks")
+)
+CASE = "attention-bf16-128-scores"
+
+
+def _mutant(
+    name: str, place: str, find: str, plant: str, case: str, what: str, said: str = ""
+) -> Mutant:
+    return Mutant(name, place, find, plant, f"{CASE}-{case}", said, what, implementation="sm90")
+
+
+MUTANTS = (
+    _mutant(
+        "last-visited-of-the-word",
+        TILES,
+        "some & ~0u >> (31 - (end - 1) % 32)",
+        "some",
+        "far",
+        "blocks behind a range's end are found in its last word",
+        "words",
+    ),
+    _mutant(
+        "first-visited-of-the-word",
+        TILES,
+        "some & ~0u << from % 32",
+        "some",
+        "far",
+        "blocks before a range are found in its first word",
+        "words",
+    ),
+    _mutant(
+        "bias-of-the-block-before",
+        CONSUMER,
+        "if (block >= begin) copy_planes(w, block, !(LISTED && whole));",
+        "",
+        "bias-bfloat16-each",
+        "a tile's second block takes the bias of the first",
+    ),
+    _mutant(
+        "bias-one-row-off",
+        PLANE,
+        "const u32 from = at + 8 * r * PITCH",
+        "const u32 from = at + 7 * r * PITCH",
+        "bias-bfloat16-each",
+        "the second row's bias is that of the row before",
+    ),
+    _mutant(
+        "row-one-off",
+        SCORE,
+        "i = query_of(x + 8 * r)",
+        "i = query_of(x + 8 * r + 1)",
+        "documents",
+        "what a mask_mod reads by query is the next query's",
+    ),
+    _mutant(
+        "whole-if-some",
+        VISIBLE,
+        "to[word] = {some_word, every_word}",
+        "to[word] = {some_word, some_word}",
+        "documents",
+        "blocks of which some keys are hidden are not masked",
+    ),
+    _mutant(
+        "shift-of-the-diagonal",
+        SCORE,
+        "row.origin = (float)(i + own.shift())",
+        "row.origin = (float)i",
+        "slopes",
+        "ALiBi's distances are those of equally many queries and keys",
+    ),
+)

@@ -1,0 +1,121 @@
+"""The kernel definition of Hopper's attention where scores or masks are computed by element."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from attention_problems import attention_problem
+from kernelseam.contract import Device, DeviceLimits
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.dtypes import DType
+from kernelseam.expressions.scores import MaskMod, ScoreMod, score_expression
+from kernelseam.expressions.text import text_of
+from kernelseam_cuda import archs
+from kernelseam_cuda.sm90.attention import HopperAttention
+from kernelseam_cuda.sm90.attention_blocks import VISIBLE_BLOCKS
+from kernelseam_cuda.sm90.tiles import SHARED_BYTES
+
+HALF, ROW = HopperAttention(), archs.row("sm_90a")
+H200 = Device(
+    "cuda", 0, "sm_90a", limits=DeviceLimits(compute_units=132, shared_bytes_per_block=232_448)
+)
+BIAS = {"bias": DType.bfloat16}
+
+
+def of(score: ScoreMod | None = None, mask: MaskMod | None = None) -> AttentionProblem:
+    """Of user's functions that capture nothing."""
+    plain = attention_problem()
+    text = text_of(score_expression(score, mask).structure)
+    return replace(plain, spec=replace(plain.spec, expression=text))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"prefix": True, "causal": True}, None),
+        ({"prefix": True, "kv_view": "packed", "q_view": "packed"}, None),
+        (BIAS, None),
+        ({"mask": True, "causal": True, **BIAS}, None),
+        ({"alibi": True, "head_dim": 104}, None),
+        (
+            {"mask": True, "head_dim": 64, "value_dim": 64},
+            "scores or masks by element of head dims 64: it takes 104 to 128",
+        ),
+        (
+            {"alibi": True, "lengths": True},
+            "scores or masks by element of packed or paged rows, or with lengths",
+        ),
+        (
+            {"q_view": "packed", "kv_view": "packed", **BIAS},
+            "scores or masks by element of packed or paged rows, or with lengths",
+        ),
+    ],
+)
+def test_what_it_takes_by_element(changes: dict[str, object], reason: str | None) -> None:
+    assert HALF.refuse(attention_problem(**changes), ROW) == reason
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_where_a_mask_is_no_band_another_kernel_says_which_blocks_are_visited(masked: bool) -> None:
+    mask = (lambda b, h, q, kv: q // 8 == kv // 8) if masked else None
+    p = of(lambda s, b, h, q, kv: s - abs(q - kv), mask)
+    tile = HALF.tile(p, ROW, H200)
+    kernels = HALF.launches(p, tile, H200).kernels
+    assert [x.kernel for x in kernels] == [VISIBLE_BLOCKS, HALF][not masked :]
+    assert ("visited" in dict(HALF.signature(p.spec).parameters)) is masked
+    assert ("words" in HALF.values(p, tile, H200)) is masked
+
+
+def test_words_are_for_what_the_mask_tells_apart() -> None:
+    """Four bytes a half word, of 32 blocks of 128 keys each, for every tile of 128 queries."""
+    sizes = {}
+    masks: dict[str, MaskMod] = {
+        "shared": lambda b, h, q, kv: q >= kv,
+        "heads": lambda b, h, q, kv: q - kv < h,
+        "entries": lambda b, h, q, kv: q - kv < b,
+        "both": lambda b, h, q, kv: q - kv < b + h,
+    }
+    for name, mask in masks.items():
+        p = replace(of(None, mask), batch=3, num_heads=6, kv_heads=6, S_q=1000, S_k=5000)
+        tile = HALF.tile(p, ROW, H200)
+        launches = HALF.launches(p, tile, H200)
+        visible, forward = launches.kernels
+        assert visible.workspace["blocks"] == forward.workspace["blocks"]
+        sizes[name] = launches.workspace_bytes - visible.workspace["blocks"]
+        values = HALF.values(p, tile, H200)
+        assert (values["blocks_batch"] > 0, values["blocks_head"] > 0) == (
+            name in ("entries", "both"),
+            name in ("heads", "both"),
+        )
+    one = 8 * 2 * 8  # tiles, words, bytes
+    assert sizes == {"shared": one, "heads": 6 * one, "entries": 3 * one, "both": 18 * one}
+
+
+def test_tiles_have_room_for_what_lies_over_queries_and_keys() -> None:
+    for changes, keys in (
+        ({"alibi": True}, 128),
+        (BIAS, 128),
+        ({"bias": DType.float32}, 96),
+        ({"mask": True}, 128),
+        ({"mask": True, **BIAS}, 96),
+    ):
+        p = attention_problem(**changes)
+        tile = HALF.tile(p, ROW, H200)
+        assert (tile.bn, tile.groups) == (keys, 2), changes
+        assert all(t.shared_bytes <= SHARED_BYTES for t in HALF.tiles(p.spec, ROW))
+        assert tile.parts == tile.group_heads == 1
+
+
+def test_tiles_by_element_are_for_nothing_else() -> None:
+    assert not any(t.by_element for t in HALF.tiles(attention_problem().spec, ROW))
+    assert any(t.by_element for t in HALF.tiles(attention_problem(**BIAS).spec, ROW))
+
+
+def test_a_dear_function_is_in_the_code_once_for_a_part() -> None:
+    from kernelseam.kernels.expression import expression_header
+
+    cheap, dear = of(lambda s, b, h, q, kv: s * 2), of(lambda s, b, h, q, kv: s * 2 - abs(q - kv))
+    assert "OPERATIONS = 1;" in expression_header(cheap.spec)
+    assert "OPERATIONS = 5;" in expression_header(dear.spec)
