@@ -259,7 +259,7 @@ def device_struct(structure: Structure, name: str = "Expression") -> str:
 
 def _operations(structure: Structure) -> int:
     """How many operations an element takes."""
-    nodes = order([structure.score, structure.visible])
+    nodes = order([structure.score, structure.seen[0]])
     return sum(bool(n.arguments) and _LEVELS.of(n) == "element" for n in nodes)
 
 

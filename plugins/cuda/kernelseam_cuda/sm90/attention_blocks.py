@@ -76,7 +76,7 @@ def _masked_by_expression(spec: AttentionSpec) -> bool:
 def _axes(p: AttentionProblem) -> tuple[bool, bool]:
     """Whether the mask tells entries and heads apart, so that tiles of each have words."""
     s = p.spec
-    reads = structure_of(s.expression).visible.reads if s.expression else frozenset()
+    reads = structure_of(s.expression).seen[0].reads if s.expression else frozenset()
     ragged = s.lengths or s.prefix or s.q_view == "packed" or s.kv_view == "paged"
     return bool(ragged or "b" in reads or p.mask_strides[0]), bool(
         "h" in reads or p.mask_strides[1]
