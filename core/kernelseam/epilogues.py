@@ -41,7 +41,7 @@ def gated(function: EpilogueFunction, *, interleaved: bool = False) -> Gated:
 
 
 One = EpilogueFunction | Gated | str
-Epilogue = One | list[One] | tuple[One, ...]
+Epilogue = EpilogueExpression | One | list[One] | tuple[One, ...]
 
 
 # ---- activations: of one number
@@ -156,6 +156,8 @@ NAMED: Mapping[str, EpilogueFunction | Gated] = {
 
 def epilogue_expression(epilogue: Epilogue) -> EpilogueExpression:
     """An epilogue, or several in turn, traced. Raises InvalidValue for what is none."""
+    if isinstance(epilogue, EpilogueExpression):
+        return epilogue
     one = as_one(epilogue)
     return traced_epilogue(one.function, one.pairs)
 

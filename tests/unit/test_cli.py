@@ -267,6 +267,23 @@ def test_gemm_of_groups(command: Command, along: str, skewed: tuple[str, ...]) -
     assert explained["chosen"] == "numpy" and explained["problem"] == run["problem"]
 
 
+@pytest.mark.parametrize(
+    ("epilogue", "columns"), [("gelu", 24), ("swiglu", 12), ("residual", 24), ("{file}:mine", 24)]
+)
+def test_gemm_with_an_epilogue(
+    command: Command, epilogue: str, columns: int, tmp_path: Path
+) -> None:
+    """By name and of a file, arrays and numbers that it captures among them."""
+    file = tmp_path / "epilogues.py"
+    text = "cap = 1.5\ndef mine(acc, m, n, batch):\n    return abs(acc - m) * cap + n + batch\n"
+    file.write_text(text)
+    sizes = ("--m", 10, "--n", 24, "--k", 8, "--batch", 2, "--dtype", "f32")
+    asked = ("--epilogue", epilogue.format(file=file), *sizes)
+    (run,) = parsed(command("gemm", *asked, "--verify", "--json"))["runs"]
+    assert run["verify"]["oracle"]["passed"] is True
+    assert run["verify"]["oracle"]["checked"] == 2 * 10 * columns
+
+
 @pytest.mark.parametrize("layout", ["strided", "pointers"])
 def test_gemm_on_a_vendors_device(command: Command, layout: str) -> None:
     found = parsed(
@@ -362,6 +379,13 @@ def test_empty_problems(command: Command) -> None:
         (("gemm", "--bias", "int8"), "--bias = int8"),
         (("gemm", "--groups", "2", "--batch", "3"), "--groups = 2: has no --batch beside it"),
         (("gemm", "--groups", "2", "--bias", "f32"), "--groups = 2: has no --bias beside it"),
+        (("gemm", "--epilogue", "gelo"), "epilogue = gelo: must be one of relu, gelu"),
+        (("gemm", "--epilogue", "none.py:f"), "--epilogue = none.py:f: the file does not run"),
+        (
+            ("gemm", "--epilogue", "gelu", "--layout", "pointers"),
+            "--epilogue = gelu: is of strided memory",
+        ),
+        (("gemm", "--groups", "2", "--epilogue", "relu"), "--groups = 2: has no --epilogue beside"),
         (("gemm", "--skewed"), "--skewed = True: describes groups. Give --groups too"),
         (("gemm", "--groups", "2", "--along", "x"), "along = x: must be one of m, n, k"),
         (

@@ -197,3 +197,46 @@ def test_where_torch_traces_it_is_refused(given: dict[str, Any]) -> None:
     a = torch.ones(4, 4)
     with pytest.raises(InvalidValue, match="is not supported where torch traces"):
         torch.func.vmap(lambda x: ks.matmul2d(x, a, **given))(torch.ones(2, 4, 4))
+
+
+T, S = (torch.from_numpy(RNG.standard_normal(n)).requires_grad_() for n in ((6, 8), (5,)))
+GRADIENTS: dict[str, tuple[Any, Callable[[Any], Any], tuple[Any, ...]]] = {
+    "name": ("gelu", F.gelu, ()),
+    "NumPy's function": (
+        lambda acc, m, n, batch: np.tanh(acc) * (m + 1),
+        lambda x: torch.tanh(x) * torch.arange(1, 6)[:, None],
+        (),
+    ),
+    "gate": ("swiglu", lambda x: F.silu(x[..., :4]) * x[..., 4:], ()),
+    "interleaved": (
+        epilogues.gated(lambda gate, up, m, n, batch: torch.tanh(gate) * up, interleaved=True),
+        lambda x: torch.tanh(x[..., ::2]) * x[..., 1::2],
+        (),
+    ),
+    "captured tensors": (
+        lambda acc, m, n, batch: torch.sin(acc * S[m]) + T[batch, n],
+        lambda x: torch.sin(x * S[:, None]) + T.reshape(2, 3, 1, 8),
+        (T, S),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", GRADIENTS)
+def test_gradients_are_torchs(what: str) -> None:
+    from kernelseam.interop import torch as interop
+
+    epilogue, formula, learnt = GRADIENTS[what]
+    shapes = ((2, 3, 5, 7), (2, 3, 7, 8), (8,), (2, 3, 5, 8))
+    drawn = (torch.from_numpy(RNG.standard_normal(n)).requires_grad_() for n in shapes)
+    a, b, bias, residual = drawn
+    added = (
+        {"bias": bias} if epilogues.as_one(epilogue).pairs else {"bias": bias, "residual": residual}
+    )
+    out = interop.bmm(a, b, alpha=0.5, epilogue=epilogue, **added)
+    want = formula(0.5 * a @ b + sum(added.values()))
+    torch.testing.assert_close(out, want)
+    arriving = torch.from_numpy(RNG.standard_normal(want.shape))
+    inputs = (a, b, *added.values(), *learnt)
+    found = torch.autograd.grad(out, inputs, arriving)
+    for x, y in zip(found, torch.autograd.grad(want, inputs, arriving), strict=True):
+        torch.testing.assert_close(x, y)

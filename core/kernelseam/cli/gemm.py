@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -11,7 +12,9 @@ from kernelseam.cli import grouped, shapes
 from kernelseam.cli.progress import working
 from kernelseam.cli.running import Run, device_for, execute, measure, normal, report
 from kernelseam.cli.with_options import with_options
+from kernelseam.expressions.epilogues import traced_epilogue
 from kernelseam.oracle import check
+from kernelseam.oracle.epilogues import Epilogue
 from kernelseam.oracle.sampling import sampled
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
@@ -32,7 +35,7 @@ def run(
     json: shapes.Json = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random inputs.")] = 0,
 ) -> None:
-    """C = op(A)·op(B) + bias + residual for every matrix of a batch, or of groups."""
+    """C = op(A)·op(B) + bias + residual, and its epilogue, for a batch of matrices, or groups."""
     if (of_groups := grouped.GroupedShape.of(shape, groups, along, skewed)) is not None:
         options = {"verify": verify, "time": time, "json": json, "seed": seed}
         grouped.run(of_groups, backend, implementation, options)
@@ -47,6 +50,11 @@ def run(
         arrays = {name: runtime.from_host(x, device) for name, x in host.items()}
     arrays["C"] = runtime.empty(shapes_of["C"], dtypes["C"], device)
     operands: dict[str, object] = dict(arrays)
+    function = shape.function()
+    if function is not None:
+        traced = traced_epilogue(function.function, function.pairs)
+        captured = tuple(runtime.from_host(np.asarray(x), device) for x in traced.arrays)
+        operands["epilogue"] = replace(traced, arrays=captured)
     if shape.layout == "pointers":
         operands = {
             name: info.pointer for name, x in arrays.items() if (info := runtime.describe(x))
@@ -75,6 +83,7 @@ def run(
                 residual=matrices.get("residual"),
                 rows=sampled(4 * shape.N * shape.K),
                 precision=shape.precision,
+                epilogue=None if function is None else Epilogue(function.function, function.pairs),
             )
     timing = measure(call) if time else None
     report(

@@ -67,6 +67,7 @@ class GroupedShape:
             "--bias": product.bias is not None,
             "--residual": product.residual is not None,
             "--layout": product.layout != "strided",
+            "--epilogue": product.epilogue is not None,
         }
         for name, given in beside.items():
             if given:

@@ -13,8 +13,11 @@ import typer
 from kernelseam.cli.output import json_alone
 from kernelseam.descriptors import Attention, BatchedGemmPointers, BatchedGemmStrided
 from kernelseam.dtypes import E4M3, FLOATING, DType
+from kernelseam.epilogues import NAMED, Gated, as_one
 from kernelseam.errors import InvalidValue, UnknownName
+from kernelseam.expressions.epilogues import traced_epilogue
 from kernelseam.plugins import plugins
+from kernelseam.samples.epilogues import PAIRS, Extents, epilogue_named
 
 SHORT_DTYPES = {
     f"{prefix}{bits}": name
@@ -104,6 +107,14 @@ Bias = Annotated[
 ]
 Residual = Annotated[
     str | None, typer.Option("--residual", help="Add a residual of this dtype, of C's shape.")
+]
+Epilogue = Annotated[
+    str | None,
+    typer.Option(
+        "--epilogue",
+        autocompletion=_some(*NAMED),
+        help="What becomes of C's elements: gelu, silu, swiglu, … or a function, FILE:NAME.",
+    ),
 ]
 Precision = Annotated[
     str | None,
@@ -287,6 +298,7 @@ class GemmShape:
     bias: DType | None = None
     residual: DType | None = None
     precision: str | None = None
+    epilogue: str | None = None
 
     @classmethod
     def of(
@@ -304,11 +316,14 @@ class GemmShape:
         bias: Bias = None,
         residual: Residual = None,
         precision: Precision = None,
+        epilogue: Epilogue = None,
         layout: GemmLayout = "strided",
         spacing: Spacing = "scattered",
     ) -> GemmShape:
         """From options of a command (``with_options``); those left out take their defaults. Raises
         InvalidValue."""
+        if epilogue is not None and layout != "strided":
+            raise InvalidValue("--epilogue", epilogue, "is of strided memory", "Leave --layout out")
         out, by_column, added = (
             None if kind is None else dtype_of(kind, option)
             for option, kind in (
@@ -332,12 +347,20 @@ class GemmShape:
             by_column,
             added,
             precision,
+            epilogue,
         )
 
     @property
     def matrices(self) -> int:
         """batch·heads."""
         return self.batch * self.heads
+
+    def function(self) -> Gated | None:
+        """The epilogue, over arrays on the host. Raises InvalidValue."""
+        if self.epilogue is None:
+            return None
+        columns = self.N // 2 if self.epilogue in PAIRS else self.N
+        return as_one(epilogue_named(self.epilogue, Extents(self.matrices, self.M, columns)))
 
     def dtypes(self) -> dict[str, DType]:
         """Dtypes of the given operands."""
@@ -351,13 +374,15 @@ class GemmShape:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the given operands in memory."""
-        c = (self.M, self.N)
+        function = self.function()
+        pairs = function is not None and bool(function.pairs)
+        c = (self.M, self.N // 2 if pairs else self.N)
         matrices = {
             "A": (self.K, self.M) if self.a_transposed else (self.M, self.K),
             "B": (self.N, self.K) if self.b_transposed else (self.K, self.N),
             "C": c,
             "bias": (self.N,),
-            "residual": c,
+            "residual": (self.M, self.N),
         }
         return {n: (self.batch, self.heads, *matrices[n]) for n in self.dtypes()}
 
@@ -390,9 +415,11 @@ class GemmShape:
             "dtype_residual": self.residual,
             "precision": self.precision,
         }
+        if (function := self.function()) is not None:
+            extents["epilogue"] = traced_epilogue(function.function, function.pairs)
         bound: dict[str, Any] = {n: 0 for n in ("bias", "residual") if n in dtypes}
         if self.layout == "strided":
-            return BatchedGemmStrided(**extents, **{**bound, **operands})
+            return BatchedGemmStrided(**{**extents, **bound, **operands})
         # checks extents before pointer arrays of that length are built
         BatchedGemmStrided(**extents, **bound)
         lists: dict[str, Any] = {}

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelseam.epilogues import Epilogue
+from kernelseam.interop.torch_epilogues import multiply, refuse_traced
 from kernelseam.interop.torch_function import (
     Gradients,
     autocast,
@@ -32,6 +34,7 @@ def bmm(
     alpha: float = 1,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
+    epilogue: Epilogue | None = None,
     out_dtype: Any = None,
     backend: str | None = None,
     implementation: str | None = None,
@@ -44,6 +47,10 @@ def bmm(
     ``implementation`` names a way of the product, ``bwd_implementation`` one of the gradients'.
     Under torch.autocast a and b are converted to its dtype. Where torch compiles, exports or
     transforms the caller, ``torch.ops.kernelseam`` is called.
+
+    ``epilogue``: as in ``kernelseam.bmm``; its derivative is one more launch, which reads what the
+    forward stored before it, in the result's dtype. Float tensors that it captures have gradients
+    too, where it is a function of torch's: torch differentiates it again for these.
 
     Gradients are differentiable once: under ``create_graph`` a second derivative raises
     InvalidValue. Where none are wanted, nothing is kept for them.
@@ -63,6 +70,7 @@ def bmm(
         bias,
         residual,
         options,
+        epilogue,
         out_dtype,
         implementation,
         bwd_implementation,
@@ -78,6 +86,7 @@ def matmul2d(
     alpha: float = 1,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
+    epilogue: Epilogue | None = None,
     out_dtype: Any = None,
     backend: str | None = None,
     implementation: str | None = None,
@@ -99,6 +108,7 @@ def matmul2d(
         bias,
         residual,
         options,
+        epilogue,
         out_dtype,
         implementation,
         bwd_implementation,
@@ -114,12 +124,13 @@ def _apply(
     bias: Tensor | None,
     residual: Tensor | None,
     options: dict[str, Any],
+    epilogue: Epilogue | None,
     out_dtype: Any,
     implementation: str | None,
     bwd_implementation: str | None,
 ) -> Tensor:
     given = {"a": a, "b": b, "bias": bias, "residual": residual}
-    known = plain(given) if bwd_implementation is None else None
+    known = plain(given) if bwd_implementation is None and epilogue is None else None
     if known is not None and "a" in known and "b" in known:
         options["out_dtype"], options["implementation"] = dtype_name(out_dtype), implementation
         return forward(**known, **options)
@@ -127,6 +138,8 @@ def _apply(
     operands = autocast(operands, ("a", "b"))
     a, b = operands["a"], operands["b"]
     if traced:
+        if epilogue is not None:
+            refuse_traced()
         return operator(
             a,
             b,
@@ -139,6 +152,11 @@ def _apply(
         )
     check_bwd_implementation(bwd_implementation, "gemm", "a", operands)
     of_forward = {**options, "out_dtype": dtype_name(out_dtype), "implementation": implementation}
+    if epilogue is not None:
+        of_backward = {**options, "implementation": bwd_implementation}
+        differentiated = bool(wanted(operands, tuple(given)))
+        ways = (forward, of_forward), (backward, of_backward)
+        return multiply(*ways, operands, epilogue, differentiated)
     if not wanted(operands, tuple(given)):
         return forward(**operands, **of_forward)
     return _Product.apply(

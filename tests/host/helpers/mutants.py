@@ -139,8 +139,8 @@ WRONG_NUMBERS = (
     Mutant(
         "gemm-column-too-many",
         GEMM,
-        "C, row0, M, col0, N);",
-        "C, row0, M, col0, N + 1);",
+        "C, row0, M, col0, columns);",
+        "C, row0, M, col0, columns + 1);",
         "gemm-f16-nt-gaps",
         STRAY,
         "column N is written",
@@ -250,8 +250,8 @@ WRONG_ORDER = (
     Mutant(
         "gemm-result-not-visible-to-the-warp",
         GEMM,
-        "E::to_shared(out, acc); warp_barrier();",
-        "E::to_shared(out, acc);",
+        "E::to_shared(out, acc[0]); warp_barrier();",
+        "E::to_shared(out, acc[0]);",
         "gemm-f16-nt",
         RACE,
         "a result is read before all lanes have written theirs",
@@ -394,8 +394,8 @@ WRONG_ORDER = (
     Mutant(
         "gemm-result-beyond-shared-memory",
         GEMM,
-        "RESULT + warp * TileC",
-        "RESULT + (warp + 1) * TileC",
+        "TileC out(memory + RESULT + warp *",
+        "TileC out(memory + RESULT + (warp + 1) *",
         "gemm-f16-nt",
         BEYOND,
         "results lie one warp's too far",
@@ -406,8 +406,8 @@ WRONG_ORDER = (
     Mutant(
         "gemm-a-lane-leaves",
         GEMM,
-        "E::to_shared(out, acc);",
-        "if (lane() == 3) return;\nE::to_shared(out, acc);",
+        "E::to_shared(out, acc[0]);",
+        "{\nif (lane() == 3) return;\nE::to_shared(out, acc[0]);\n}",
         "gemm-f16-nt",
         r"block 0, warp [0-3]: lanes wait at a warp barrier and the end",
         "a lane does not come to a barrier",

@@ -18,6 +18,34 @@ PRODUCTS = (
         WRONG,
         "after the first product the next tile's are summed",
     ),
+    # ---- epilogues
+    Mutant(
+        "gemm-gate-of-the-wrong-half",
+        GEMM,
+        "own.value(gate, up, tile, own.row(tile, m0 + i), own.column(tile, col0 + j));",
+        "own.value(up, gate, tile, own.row(tile, m0 + i), own.column(tile, col0 + j));",
+        "gemm-f32-nn-epilogue-gated_options",
+        WRONG,
+        "the second half of the columns gates the first",
+    ),
+    Mutant(
+        "gemm-epilogue-of-the-first-band",
+        GEMM,
+        "return head * first_row;",
+        "return 0;",
+        "gemm-f16-nt-epilogue-tall",
+        WRONG,
+        "rows of a tall product are counted anew in each band",
+    ),
+    Mutant(
+        "gemm-sums-without-the-last-column",
+        GEMM,
+        "{first, epilogue.results.row}, row0, M, col0, N);",
+        "{first, epilogue.results.row}, row0, M, col0, N - 1);",
+        "gemm-f16-nt-epilogue-options",
+        UNTOUCHED,
+        "the last column of what an epilogue is of is not written",
+    ),
     # ---- how float32 is multiplied
     Mutant(
         "gemm-rounded-where-split",
@@ -125,8 +153,8 @@ PRODUCTS = (
     Mutant(
         "gemm-block-not-started-anew",
         GEMM,
-        "}); E::zero(part); };",
-        "}); };",
+        "}); E::zero(block); });",
+        "}); });",
         "gemm-e4m3fn-nt-blocks-1x128x128",
         WRONG,
         "a block's sum is counted again with the next",

@@ -1,0 +1,169 @@
+"""Products with an epilogue that torch differentiates: by a, b, bias, residual, and by the tensors
+that the epilogue captures. Imports torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from kernelseam.epilogues import Gated, as_one
+from kernelseam.errors import InvalidValue
+from kernelseam.expressions.captures import dtype_name
+from kernelseam.expressions.derivatives import slope
+from kernelseam.expressions.epilogues import (
+    HALVES,
+    EpilogueExpression,
+    EpilogueStructure,
+    traced_epilogue,
+)
+from kernelseam.expressions.nodes import Node, Type, coordinate, make, substitute
+from kernelseam.interop.torch_function import differentiable_once, with_matrices
+from kernelseam.interop.torch_library.gemm import added_gradients
+from kernelseam.ops.gemm import bmm
+
+Tensor = Any
+
+
+def multiply(
+    forward: tuple[Any, dict[str, Any]],
+    backward: tuple[Any, dict[str, Any]],
+    operands: Mapping[str, Tensor],
+    epilogue: Any,
+    differentiated: bool,
+) -> Tensor:
+    """``forward`` and ``backward``: an operation and its options."""
+    one = as_one(epilogue)
+    expression = traced_epilogue(one.function, one.pairs)
+    learnt = [x for x in expression.arrays if getattr(x, "requires_grad", False)]
+    operation, options = forward
+    if not (torch.is_grad_enabled() and (differentiated or learnt)):
+        return operation(**operands, epilogue=expression, **options)
+    given = (operands["a"], operands["b"], operands.get("bias"), operands.get("residual"))
+    return _Epilogue.apply(forward, backward, one, expression, len(learnt), *given, *learnt)
+
+
+def _by_sum(
+    expression: EpilogueExpression, of: str, sums: list[Tensor], arriving: Tensor
+) -> EpilogueExpression:
+    """What arrives times the derivative by a sum, as an epilogue of nothing: a kernel of its own
+    that reads the sums [results, M, columns], which the forward stored."""
+    first, at = len(expression.arrays), tuple(map(coordinate, ("batch", "m", "n")))
+    arrays = (*sums, arriving)
+    loads = [
+        Node("load", Type.FLOAT, at, (first + i, dtype_name(x), 3)) for i, x in enumerate(arrays)
+    ]
+    names = expression.structure.sums
+    by = {coordinate(n, Type.FLOAT): x for n, x in zip(names, loads, strict=False)}
+    root = make("mul", substitute(slope(expression.structure.value, of), by), loads[-1])
+    structure = EpilogueStructure(
+        root,
+        "",
+        expression.structure.numbers,
+        (*expression.structure.arrays, *((dtype_name(x), 3) for x in arrays)),
+    )
+    every = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in expression.arrays)
+    return EpilogueExpression(structure, expression.numbers, (*every, *arrays))
+
+
+def _parts(acc: Tensor, pairs: str) -> list[Tensor]:
+    if not pairs:
+        return [acc]
+    if pairs == HALVES:
+        return list(acc.chunk(2, -1))
+    return [acc[..., 0::2], acc[..., 1::2]]
+
+
+def _by_product(
+    expression: EpilogueExpression, acc: Tensor, dout: Tensor, backend: str | None
+) -> Tensor:
+    """The gradient by the sums of products, of acc's shape."""
+    pairs = expression.structure.pairs
+    M, columns = dout.shape[-2:]
+    count = math.prod(acc.shape[:-2])
+    parts = _parts(acc.reshape(count, *acc.shape[-2:]), pairs)
+    arriving = dout.reshape(count, M, columns)
+    nothing = (acc.new_empty(count, M, 0), acc.new_empty(count, 0, columns))
+    found = [
+        bmm(*nothing, epilogue=_by_sum(expression, n, parts, arriving), backend=backend)
+        for n in expression.structure.sums
+    ]
+    if not pairs:
+        return found[0].reshape(acc.shape)
+    joined = torch.cat(found, -1) if pairs == HALVES else torch.stack(found, -1).flatten(-2)
+    return joined.reshape(acc.shape)
+
+
+def _by_captured(one: Gated, acc: Tensor, dout: Tensor, learnt: list[Tensor]) -> list[Tensor]:
+    """The gradients by captured tensors: the function itself, by torch's autograd."""
+    M, columns = dout.shape[-2:]
+    m, n = (torch.arange(x, device=acc.device) for x in (M, columns))
+    lead = dout.shape[:-2]
+    batch = torch.arange(math.prod(lead), device=acc.device).reshape(*lead, 1, 1)
+    with torch.enable_grad():
+        wide = acc if acc.dtype is torch.float64 else acc.float()
+        y = one.function(*_parts(wide, one.pairs), m[:, None], n, batch).expand(dout.shape)
+        return list(torch.autograd.grad(y, learnt, dout.to(y.dtype), allow_unused=True))
+
+
+@differentiable_once("bmm and matmul2d")
+def _gradients(ctx: Any, dout: Tensor) -> Any:
+    operation, options = ctx.gradients
+    a, b, acc, *learnt = ctx.saved_tensors
+    needs = ctx.needs_input_grad[5:9]
+    da = db = dbias = dresidual = None
+    if any(needs):
+        dc = _by_product(ctx.expression, acc, dout, options.get("backend"))
+        dbias, dresidual = added_gradients(dc, ctx.added, needs[2:])
+        if needs[0] or needs[1]:
+            wants = {"a_gradient": needs[0], "b_gradient": needs[1], "sum_repeats": False}
+            da, db = operation(with_matrices(dc.to(a.dtype)), a, b, **wants, **options)
+    more = _by_captured(ctx.one, acc, dout, learnt) if learnt else []
+    return None, None, None, None, None, da, db, dbias, dresidual, *more
+
+
+class _Epilogue(torch.autograd.Function):  # type: ignore[misc]
+    """The operation with what its epilogue is of, which gradients need."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        forward: Any,
+        gradients: Any,
+        one: Gated,
+        expression: EpilogueExpression,
+        count: int,
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        *learnt: Tensor,
+    ) -> Tensor:
+        operation, options = forward
+        M = a.shape[-1 if options["a_transposed"] else -2]
+        N = b.shape[-2 if options["b_transposed"] else -1]
+        dtype = a.dtype
+        if (asked := options.get("out_dtype")) is not None:
+            dtype = getattr(torch, asked)
+        acc = torch.empty(*a.shape[:-2], M, N, dtype=dtype, device=a.device)
+        out = operation(
+            a, b, bias=bias, residual=residual, epilogue=expression, preactivation=acc, **options
+        )
+        ctx.gradients, ctx.one, ctx.expression = gradients, one, expression
+        ctx.added = [None if x is None else (x.shape, x.dtype) for x in (bias, residual)]
+        ctx.save_for_backward(a, b, acc, *learnt)
+        return out
+
+    backward = staticmethod(_gradients)
+
+
+def refuse_traced() -> None:
+    """Raise InvalidValue: there is no operator with an epilogue."""
+    raise InvalidValue(
+        "epilogue",
+        "given",
+        "is not supported where torch traces, compiles or transforms the call",
+        "Call it outside, for example under torch.compiler.disable",
+    )
