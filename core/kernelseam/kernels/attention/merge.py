@@ -50,6 +50,7 @@ class MergeDefinition(KernelDefinition):
     """A thread a few columns of a row, all rows in one grid."""
 
     operation = "merge_states"
+    operands = {"offsets": "cu_seqlens_q"}
     entry = "merge_states"
     source = "attention/merge.h"
 
