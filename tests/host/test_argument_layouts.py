@@ -8,15 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kernelseam.contract import SourceBundle
+from kernelseam.contract import Launch, SourceBundle
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, DeviceError
-from kernelseam.kernels import Covered, covering
+from kernelseam.kernels import COMPOSITIONS, Covered, covering
+from kernelseam.kernels.attention.decode import DECODE
 from kernelseam.kernels.attention.softmax import SOFTMAX
 from kernelseam.kernels.kernel import bundle
 from kernelseam.kernels.signature import Structure
+from kernelseam.parity.matrix import matrix
 from kernelseam_hostcpp import HostToolchain, compiler
+from kernelseam_hostcpp.executable import prepared
+from kernelseam_hostcpp.runtime import DEVICES
 
 TOOLCHAIN = HostToolchain()
 
@@ -170,3 +174,32 @@ def test_members_may_change_places() -> None:
     )
     facts = TOOLCHAIN.inspect(compile_changed(covered, change), "host")["attention_forward"]
     assert covered.kernel.signature(covered.spec).layout == facts.parameters
+
+
+def test_what_a_kernel_reads_is_an_operand_or_in_the_workspace() -> None:
+    """An address by another name would be null, as those here are: of parts that are merged by
+    themselves, and without atomics."""
+    device, problems = DEVICES[0], dict[Any, Any]()
+    row = TOOLCHAIN.arch_row(device.arch)
+    for case in matrix():
+        problem = prepared(case, device).problem
+        problems.setdefault(problem.spec, problem)
+    operands = {(p.operation, rule.name) for p in problems.values() for rule in p.operands}
+    unknown = set()
+    for problem in problems.values():
+        for composition in (COMPOSITIONS[problem.operation], DECODE):
+            if composition.operation != problem.operation or composition.refuse(problem, row):
+                continue
+            tile = composition.tile(problem, row, device)
+            for launch in composition.launches(problem, tile, device).steps:
+                if not isinstance(launch, Launch):
+                    continue
+                own = {*launch.workspace, *launch.operands}
+                for parameter, name in launch.kernel.pointers(launch.problem.spec).items():
+                    if name and (problem.operation, name) not in operands and parameter not in own:
+                        unknown.add((launch.kernel.entry, parameter, name))
+    assert unknown == {
+        ("merge_states", "offsets", "cu_seqlens_q"),
+        ("row_delta", "zeros", "zeros"),
+        ("attention_backward", "sums", "sums"),
+    }
