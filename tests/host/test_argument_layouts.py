@@ -77,6 +77,7 @@ def test_every_kernel_with_structures_is_there() -> None:
         "attention_decode": True,
         "gemm": False,
         "softmax": True,
+        "paged_cache": True,
     }
 
 
