@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutant import HOST, STRAY, UNTOUCHED, WRONG, Mutant
+from mutant import HOST, NOT_EXACT, STRAY, UNTOUCHED, WRONG, Mutant
 
 CACHE = "cache/"
 _FN = ("host",)
@@ -30,10 +30,10 @@ CACHES = (
     Mutant(
         "cache-negative-slot",
         CACHE,
-        "if (slot < 0 || slot >=",
-        "if (slot >=",
+        "if (slot < 0 || slot >= (i64)pages * page.d) return {};",
+        "if (slot < 0) return {true, 0, 0, position};",
         "paged-cache-append-bf16-slots",
-        STRAY,
+        f"{STRAY}|{NOT_EXACT}",
         "tokens without a place are written",
     ),
     Mutant(
