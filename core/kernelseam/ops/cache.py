@@ -31,7 +31,7 @@ def append_paged(
     kv_lengths: Any = None,
     positions: Any = None,
     cu_seqlens_q: Any = None,
-    q: Any = None,
+    q: Array | None = None,
     rotary: tuple[Any, Any] | None = None,
     rotary_style: str = "halves",
     q_norm: Any = None,
@@ -41,11 +41,11 @@ def append_paged(
     v_scales: Any = None,
     layout: str = "bshd",
     kv_layout: str = "nhd",
-    out: Any = None,
+    out: Array | None = None,
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
-) -> Any:
+) -> Array | None:
     """Write new tokens' k and v into the pages of a cache, in one launch; if asked, normalise and
     rotate q and k first, and round to 8 bits.
 
@@ -137,12 +137,12 @@ def gather_paged(
     v_scales: Any = None,
     layout: str = "bshd",
     kv_layout: str = "nhd",
-    out: tuple[Any, Any] | None = None,
+    out: tuple[Array, Array | None] | None = None,
     out_dtype: DType | str | None = None,
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
-) -> tuple[Any, Any]:
+) -> tuple[Array, Array | None]:
     """Read k and v of sequences out of the pages of a cache, in one launch: what ``append_paged``
     wrote.
 
@@ -182,7 +182,8 @@ def gather_paged(
     results = operate(
         gather_work, arrays, options, backend, implementation, stream, _GATHER_WORDING
     )
-    return results.get("k", given[0]), results.get("v", given[1])
+    k: Any = results.get("k", given[0])
+    return k, results.get("v", given[1])
 
 
 def gather_work(operation: Operation, *values: Any) -> None:
