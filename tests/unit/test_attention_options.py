@@ -79,9 +79,10 @@ SHARDED = {"group", "method", "order", "check"}
 OF_PRODUCTS = {
     *("bias", "residual", "a_scales", "b_scales", "da", "db"),
     *("rotary", "positions", "k_pages", "v_pages", "block_table"),
+    *("a_indices", "out_indices", "out_factors", "preactivation"),
 }
 """Operands of products and projections that are given by name."""
-FUNCTIONS = {"score_mod", "mask_mod", "block_mask", "score_gradient"}
+FUNCTIONS = {"score_mod", "mask_mod", "block_mask", "score_gradient", "epilogue"}
 """Beside the record: an expression is made of them, and operands of what they capture."""
 
 

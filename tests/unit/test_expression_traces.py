@@ -35,7 +35,7 @@ def test_keys() -> None:
     assert same.numbers == (9,)
     others = (of(8, doc.astype(np.int32)), of(8, doc, True), of(8.0, doc))  # type: ignore[arg-type]
     assert first.structure.key not in {score_expression(None, m).structure.key for m in others}
-    assert first.structure.key == "af8b96ecec618d6927c1119a"
+    assert first.structure.key == "9cea75753c33783cf86dd2a7"
 
 
 def test_alike_functions_are_alike() -> None:

@@ -248,8 +248,8 @@ def test_rows_of_the_table(arch: str) -> None:
     header = dict(row.defines)["KS_MATRIX_HEADER"].strip('"')
     spec = GemmSpec(DType.float16, DType.float16, DType.float32)
     files = dict(bundle(KERNELS["gemm"], spec, tiles_of(chain, spec, arch)[0], chain, arch).files)
-    gemm = {f"gemm/{n}.h" for n in ("gemm", "groups", "heads", "scales")}
-    gemm |= {"generated/config.h", "generated/gemm.h"}
+    gemm = {f"gemm/{n}.h" for n in ("gemm", "groups", "heads", "scales", "epilogue")}
+    gemm |= {f"generated/{n}.h" for n in ("config", "gemm", "epilogue")}
     shared = gemm | {"tile/base.h", "tile/simt.h", "tile/tile.h"}
     assert set(files) - shared == {"platform.h", "copy.h", "engine.h", header}
     assert all("#include <" not in text for text in chain.platform_files(arch).values())

@@ -118,7 +118,11 @@ def attention(
     """
     given, options = _parted("attention", _DENSE, options, backend)
     given |= {"q": q, "k": k, "v": v}
-    needed, mods = ("q", "k", "v"), Mods(score_mod, mask_mod, block_mask)
+    needed, mods = ("q", "k", "v"), None  # the usual call makes no object of them
+    if not (score_mod is mask_mod is block_mask is None):
+        mods = None
+    if not (score_mod is mask_mod is block_mask is None):
+        mods = Mods(score_mod, mask_mod, block_mask)
     return _apply(given, needed, options, implementation, deterministic, bwd_implementation, mods)
 
 
@@ -195,7 +199,9 @@ def attention_varlen(
     given |= {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     needed = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
-    mods = Mods(score_mod, mask_mod, block_mask)
+    mods = None
+    if not (score_mod is mask_mod is block_mask is None):
+        mods = Mods(score_mod, mask_mod, block_mask)
     return _apply(given, needed, options, implementation, deterministic, bwd_implementation, mods)
 
 
@@ -289,19 +295,16 @@ def _apply(
     implementation: str | None,
     deterministic: bool,
     bwd_implementation: str | None,
-    mods: Mods,
+    mods: Mods | None,
 ) -> Any:
     if deterministic is not True:
         deterministic = flag("deterministic", deterministic)
     if options["out_dtype"] is not None:
         options["out_dtype"] = dtype_name(options["out_dtype"])
-    has_mods = not (mods.score_mod is mods.mask_mod is mods.block_mask is None)
-    if has_mods and not _is_traced(given, needed):
+    if mods is not None and not _is_traced(given, needed):
         backward = _of_gradients(options, deterministic, bwd_implementation)
         return torch_scores.attention(given, needed, options, mods, implementation, backward)
-    known = None
-    if bwd_implementation is None and not has_mods:
-        known = plain(given)
+    known = plain(given) if mods is None and bwd_implementation is None else None
     if known is not None and all(map(known.__contains__, needed)):
         options["implementation"] = implementation
         return torch_attention.forward(known, options)
@@ -317,7 +320,7 @@ def _apply(
     if nested and "layout" in options and torch_nested.is_jagged(operands["q"]):
         return torch_nested.attention(operands, options, chosen, attention_varlen)
     if traced:
-        return _traced(operands, options, chosen, mods if has_mods else None)
+        return _traced(operands, options, chosen, mods)
     check_bwd_implementation(bwd_implementation, "attention_bwd", "q", operands)
     forward = {**options, "implementation": implementation}
     if not wanted(operands, DIFFERENTIABLE):
