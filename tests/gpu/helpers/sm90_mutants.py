@@ -418,8 +418,8 @@ MUTANTS = (
     _mutant(
         "keys-beyond-the-end",
         CONSUMER_ROWS,
-        "MASKS_KEYS || (block + 1) * BN > score.scores.S_k",
-        "MASKS_KEYS",
+        "return (block + 1) * BN > (RAGGED ? w.S_k : score.scores.S_k);",
+        "return false;",
         "attention-f16-64",
         "zeros beyond the last key count as keys",
     ),
@@ -714,8 +714,8 @@ MUTANTS = (
     _mutant(
         "shared-sums-not-rebased",
         CONSUMER,
-        "sums.rescale(correction); round_p",
-        "round_p",
+        "sums.rescale(correction); rises",
+        "rises",
         E4M3_FAR,
         "sums in shared memory keep the old reference",
     ),
