@@ -49,8 +49,8 @@ def check_binaries() -> Callable[[Toolchain, str, Covered, tuple[Any, ...], int]
         precision = getattr(getattr(spec, "forward", spec), "precision", None)
         if precision and not any(t.precision == precision for t in row.tiles["gemm"]):
             pytest.skip(f"{arch} has no {precision} products")
-        stored = getattr(spec, "dtype_kv", None)
-        if stored is not None and stored not in row.fp8_dtypes:
+        stored = getattr(spec, "dtype_kv", None) or getattr(spec, "dtype_pages", None)
+        if stored is not None and stored.is_fp8 and stored not in row.fp8_dtypes:
             assert not tiles
             pytest.skip(f"{arch} has no instructions that convert {stored}")
         if kernel.operation == "gemm" and spec.dtype.is_fp8 and spec.dtype not in row.matrix_dtypes:

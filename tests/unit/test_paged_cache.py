@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelseam import DType, PagedCache
 from kernelseam.errors import InvalidValue
+from kernelseam.kernels.cache.cache import CACHE
 from kernelseam.parity.running.run import Target, run_case
 from kernelseam.plugins import plugins
 from kernelseam.samples.cache_case import CacheCase
@@ -319,3 +320,53 @@ def test_random_problems(
         scaled=scaled or "",
     )
     run_case(case, Target(device, "numpy", "paged_cache", True)).require()
+
+
+@pytest.mark.parametrize(
+    ("backend", "arch", "why"),
+    [
+        ("cuda", "sm_80", "sm_80 has no instructions that convert it"),
+        ("cuda", "sm_90a", "sm_90a converts float8_e4m3fn"),
+        ("rocm", "gfx1100", "gfx1100 has no instructions that convert it"),
+    ],
+)
+@pytest.mark.parametrize("direction", ["append", "copy"])
+def test_pages_that_an_arch_does_not_convert(
+    backend: str, arch: str, why: str, direction: str
+) -> None:
+    toolchain = plugins().backend(backend).toolchain
+    assert toolchain is not None
+    row, stored = toolchain.arch_row(arch), DType.float8_e4m3fnuz
+    copies = {"sources": 0} if direction == "copy" else {}
+    made = PagedCache(
+        batch=B,
+        S=SIZE,
+        kv_heads=G,
+        head_dim=D,
+        pages=PAGES,
+        page_size=SIZE,
+        direction=direction,
+        dtype=stored if copies else DType.float16,
+        dtype_pages=stored,
+        block_table=0,
+        table_width=2,
+        **copies,
+    ).problem()
+    assert CACHE.refuse(made, row) == f"pages are float8_e4m3fnuz: {why}"
+    assert CACHE.tiles(made.spec, row) == ()
+
+
+def test_strides_and_scales_without_their_operands() -> None:
+    given: dict[str, Any] = {"k": normal(B, S, G, D), "k_pages": pages(), "block_table": TABLE}
+    for more, words in (
+        ({"stride_k_scales_page": 3}, "stride_k_scales_page = 3: describes k_scales"),
+        ({"stride_v_pages_page": 3}, "stride_v_pages_page = 3: describes v_pages"),
+        ({"direction": np.array(["append"] * 2)}, "must be one of append, gather, copy"),
+    ):
+        with pytest.raises(InvalidValue, match=re.escape(words)):
+            PagedCache.from_arrays(v=None, v_pages=None, **given, **more)
+    repeated = np.lib.stride_tricks.as_strided(pages(), strides=(0, *pages().strides[1:]))
+    with pytest.raises(InvalidValue, match=r"^v_pages = page stride 0: .* larger\.$"):
+        kernelseam.append_paged(
+            given["k"], given["k"], pages(), repeated, block_table=given["block_table"]
+        )

@@ -84,6 +84,15 @@ def refuse_dtype(dtype: DType, row: ArchRow) -> str | None:
     return None
 
 
+def refuse_stored(who: str, stored: DType, row: ArchRow) -> str | None:
+    """Why an arch does not convert numbers of 8 bits as they are stored; ``who`` has them."""
+    if stored in row.fp8_dtypes:
+        return None
+    if known := ", ".join(sorted(map(str, row.fp8_dtypes))):
+        return f"{who} are {stored}: {row.arch} converts {known}"
+    return f"{who} are {stored}: {row.arch} has no instructions that convert it"
+
+
 def refuse_row_strides(**strides: int) -> str | None:
     """Why rows lie too far apart."""
     for name, stride in strides.items():

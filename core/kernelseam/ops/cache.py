@@ -8,7 +8,7 @@ from typing import Any
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.cache.cache import PagedCache
 from kernelseam.descriptors.cache.options import AppendOptions, GatherOptions
-from kernelseam.descriptors.common.layouts import KV_LAYOUTS, LAYOUTS
+from kernelseam.descriptors.common.layouts import KV_LAYOUTS, LAYOUTS, order
 from kernelseam.descriptors.common.operands import canonical
 from kernelseam.descriptors.common.options import read_values, values_of
 from kernelseam.descriptors.common.wording import Wording
@@ -258,7 +258,7 @@ def copy_pages(
 
 
 def copy_work(operation: Operation, kv_layout: str) -> None:
-    infos = operation.infos
+    infos, kv_layout = operation.infos, order("kv_layout", kv_layout, KV_LAYOUTS)
     _check_ranks(infos, "bshd", kv_layout, "k_pages")
     for name in ("sources", "block_table"):
         check_rank(name, infos[name], ("n",))

@@ -20,7 +20,7 @@ from kernelseam.descriptors.common.operands import (
     without_arrays,
 )
 from kernelseam.descriptors.common.protocol import Resolved
-from kernelseam.descriptors.common.validation import WIDE, extent, positive, three, two
+from kernelseam.descriptors.common.validation import WIDE, choice, extent, positive, three, two
 from kernelseam.descriptors.projection.base import Projecting
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -185,20 +185,18 @@ class PagedCache(Projecting):
         )
         self._check_numbers(spec)
         problem = self._described(spec, batch, S, heads, kv_heads, pages, size, max_position, infos)
-        check_layout(problem.operands, infos, self._packed_strides)
+        check_layout(problem.operands, infos, self._packed_strides, self.stride_fields)
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", infos)
 
     def _scales(self, dtype: DType, pages: DType) -> str:
         if self.scales is None:
             return ""
-        if self.scales not in ("heads", "tokens"):
-            rule = "must be 'heads' or 'tokens'"
-            raise InvalidValue("scales", self.scales, rule, "Say what has a scale")
+        scales = choice("scales", self.scales, ("heads", "tokens"), "Say what has a scale")
         if not pages.is_fp8 or dtype.is_fp8:
             rule = f"are for rows of {dtype} in pages of 8 bits, these are of {pages}"
-            raise InvalidValue("scales", self.scales, rule, "Leave them out")
-        return self.scales
+            raise InvalidValue("scales", scales, rule, "Leave them out")
+        return scales
 
     def _slots(self, infos: Mapping[str, ArrayInfo]) -> DType | None:
         if self.slot_mapping is None:

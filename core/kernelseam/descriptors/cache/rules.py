@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelseam.descriptors.common.validation import extent
+from kernelseam.descriptors.common.validation import choice, extent
 from kernelseam.descriptors.projection.qkv import rotation_style
 from kernelseam.errors import InvalidValue
 
 DIRECTIONS = ("append", "gather", "copy")
 _TO_APPEND = ("q", "positions", "cos", "sin", "q_norm", "k_norm")
 """Operands that only an append takes."""
-_OF = {
+_OF: dict[str, tuple[str, ...]] = {
     "q": ("num_heads",),
     "slot_mapping": ("dtype_slots",),
     "block_table": ("table_width",),
     "cu_seqlens": ("sequences",),
     "cos": ("rotary_style", "rotary_dim", "max_position"),
     "k_norm": ("eps", "dtype_norm"),
+    **dict.fromkeys(("positions", "k_scales", "v_scales"), ()),
 }
 """Operand → fields that describe it."""
 _DEFAULTS = ("dtype_slots", "dtype_norm", "rotary_style", "eps")
 """Fields among them that need not be given."""
+_COMPARED = ("batch", "S", "page_size", "value_dim", "sequences")
+"""Extents that the rules here and the descriptor compare: numbers, first of all."""
 _PAIRS = (
     ("cos", "sin"),
     ("q", "q_out"),
@@ -32,10 +35,10 @@ _PAIRS = (
 def check_operands(d: Any) -> None:
     """Raise InvalidValue for operands of a ``PagedCache`` that are missing, that exclude each
     other, or that nothing asks for, and for fields of operands that are not there."""
-    direction = d.direction
-    if direction not in DIRECTIONS:
-        rule = f"must be one of {', '.join(DIRECTIONS)}"
-        raise InvalidValue("direction", direction, rule, "Name one of these")
+    direction = choice("direction", d.direction, DIRECTIONS, "Name one of these")
+    for name in _COMPARED:
+        if (count := getattr(d, name)) is not None:
+            extent(name, count)
     if direction != "append":
         for name in _TO_APPEND:
             _refuse_given(d, name, "is for an append", "Leave it out")
@@ -46,6 +49,7 @@ def check_operands(d: Any) -> None:
     else:
         for name in ("v", "v_pages", "v_scales"):
             _refuse_given(d, name, "there is no v, as value_dim = 0", "Leave it out")
+            d._refuse_idle(name)
     for name, fields in _OF.items():
         d._refuse_idle(name, *fields)
         for field in fields if getattr(d, name) is not None else ():

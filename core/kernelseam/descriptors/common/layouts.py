@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kernelseam.errors import InvalidValue
+from kernelseam.descriptors.common.validation import choice
 
 LAYOUTS = {"bhsd": "B H S D", "bshd": "B S H D"}
 """The order of the axes of dense q, k, v and out."""
@@ -14,8 +14,4 @@ KV_LAYOUTS = {"nhd": "P N H D", "hnd": "P H N D"}
 
 def order(name: str, value: object, orders: Mapping[str, str]) -> str:
     """The name of an order of axes. Raises InvalidValue for one that is not in ``orders``."""
-    if not isinstance(value, str) or value not in orders:
-        raise InvalidValue(
-            name, value, f"must be one of {', '.join(orders)}", "Name the order of the axes"
-        )
-    return value
+    return choice(name, value, orders, "Name the order of the axes")

@@ -3,7 +3,7 @@ addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -272,15 +272,19 @@ def _within(x: Walk, y: Walk) -> tuple[Walk, Walk] | None:
 
 
 def check_layout(
-    rules: Sequence[OperandRule], infos: Mapping[str, ArrayInfo], packed_strides: Mapping[str, bool]
+    rules: Sequence[OperandRule],
+    infos: Mapping[str, ArrayInfo],
+    packed_strides: Mapping[str, bool],
+    stride_fields: Callable[[str], Sequence[str]] | None = None,
 ) -> None:
     """Every check of a descriptor that needs its whole walk: sizes, outputs that overlap
-    themselves, arrays. ``packed_strides``: those of ``left_out``."""
+    themselves, arrays. ``packed_strides``: those of ``left_out``. ``stride_fields``: the names of
+    an operand's, outermost first, where they are not those of its batch, heads and rows."""
     for rule in rules:
-        check_walk(
-            rule,
-            [f"stride_{rule.name.lower()}_{axis}" for axis in (*AXES, "column")[: len(rule.shape)]],
-        )
+        named = [f"stride_{rule.name.lower()}_{axis}" for axis in (*AXES, "column")]
+        if stride_fields is not None:
+            named = [*stride_fields(rule.name), f"stride_{rule.name}_column"]
+        check_walk(rule, named[: len(rule.shape)])
         if rule.name in infos:
             check_array(rule, infos[rule.name], packed_strides.get(rule.name))
 

@@ -4,7 +4,7 @@ remedy."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -40,6 +40,13 @@ def integer(field: str, value: object, low: int, high: int, remedy: str) -> int:
 def _power(high: int) -> str:
     bits = (high + 1).bit_length() - 1
     return f"2**{bits} - 1" if bits > 8 and high + 1 == 1 << bits else str(high)
+
+
+def choice(field: str, value: object, known: Collection[str], remedy: str) -> str:
+    """One of the words ``known``."""
+    if not isinstance(value, str) or value not in known:
+        raise InvalidValue(field, value, f"must be one of {', '.join(known)}", remedy)
+    return value
 
 
 def extent(field: str, value: object, low: int = 0) -> int:

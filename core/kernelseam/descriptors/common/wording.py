@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from kernelseam.errors import InvalidValue
 from kernelseam.forking import cached_property
 
-_STRIDE = r"stride_([a-z_]+?)_(part|batch|head|row|column)"
-_SHORT = {"alibi": "alibi_slopes", "table": "block_table"}
+_STRIDE = r"stride_([a-z_]+?)_(part|batch|page|head|row|column)"
+_SHORT = {"alibi": "alibi_slopes", "table": "block_table", "slots": "slot_mapping"}
 """Short names of operands in stride fields."""
 
 

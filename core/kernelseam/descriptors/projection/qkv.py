@@ -17,7 +17,7 @@ from kernelseam.descriptors.common.operands import (
     without_arrays,
 )
 from kernelseam.descriptors.common.protocol import Resolved
-from kernelseam.descriptors.common.validation import WIDE, extent, three, two
+from kernelseam.descriptors.common.validation import WIDE, choice, extent, three, two
 from kernelseam.descriptors.gemm.problem import HeadsProblem, HeadsSpec
 from kernelseam.descriptors.projection import contents
 from kernelseam.descriptors.projection.arrays import OPTIONAL, qkv_fields
@@ -31,11 +31,7 @@ STYLES = ("halves", "pairs")
 
 def rotation_style(field: str, value: object) -> str:
     """Which elements a rotary embedding pairs. Raises InvalidValue."""
-    if not isinstance(value, str) or value not in STYLES:
-        raise InvalidValue(
-            field, value, f"must be one of {', '.join(STYLES)}", "Name what is paired"
-        )
-    return value
+    return choice(field, value, STYLES, "Name what is paired")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -3,7 +3,7 @@ to its schema's types: a schema takes 1 or None for a bool, and torch's refusals
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,9 +48,9 @@ _BY_NAME: dict[str, Rule] = {
 
 
 class Arguments:
-    """An operator's arguments by its schema."""
+    """An operator's arguments by its schema; ``rules``: of options that it takes otherwise."""
 
-    def __init__(self, schema: Sequence[Any]) -> None:
+    def __init__(self, schema: Sequence[Any], rules: Mapping[str, Rule]) -> None:
         self.operands: list[tuple[str, bool]] = []
         """Names, and whether each must be given."""
         self.rules: dict[str, tuple[Rule, bool]] = {}
@@ -64,7 +64,8 @@ class Arguments:
                 self.operands.append((a.name, not optional))
             else:
                 named = None if kind.startswith("List") else _BY_NAME.get(a.name)
-                self.rules[a.name] = (named or _BY_KIND[kind], optional)
+                rule = rules.get(a.name) or named or _BY_KIND[kind]
+                self.rules[a.name] = (rule, optional)
 
     def checked(self, tensors: Sequence[object], options: dict[str, Any]) -> dict[str, Any]:
         """The options, dtypes as torch's own. Raises InvalidValue for an operand that is no tensor

@@ -11,7 +11,7 @@ from kernelseam.descriptors.cache.options import AppendOptions, GatherOptions
 from kernelseam.descriptors.common.layouts import KV_LAYOUTS, LAYOUTS
 from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.interop.torch_library.define import define, faked_as, none, of_rank, room
-from kernelseam.interop.torch_library.dtypes import dtype_name
+from kernelseam.interop.torch_library.dtypes import dtype_name, torch_dtype
 from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
 from kernelseam.ops import cache
 
@@ -107,6 +107,7 @@ GATHER_PAGED = define(
     f"{schema_of(GatherOptions(), *scalars_of(GatherOptions))}, {CHOSEN}) -> (Tensor, Tensor)",
     _gather_compute,
     _gather_fake,
+    rules={"out_dtype": lambda name, x: torch_dtype(x, name, fp8=True)},
 )
 
 

@@ -7,14 +7,14 @@ is called without the wrapper that custom_op puts around it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from kernelseam.errors import InvalidValue
-from kernelseam.interop.torch_library.arguments import Arguments
+from kernelseam.interop.torch_library.arguments import Arguments, Rule
 from kernelseam.interop.torch_library.batches import one_by_one, with_empty_axes
 from kernelseam.interop.torch_library.sharding import check_alike, tell
 from kernelseam.interop.torch_library.transforms import transformed
@@ -32,6 +32,7 @@ def define(
     backward: Callable[..., Any] | None = None,
     batched: Callable[..., Any] | None = None,
     flops: Callable[..., int] | None = None,
+    rules: Mapping[str, Rule] | None = None,
 ) -> Callable[..., Any]:
     """Define ``kernelseam::schema``, and return a function that calls it.
 
@@ -41,7 +42,8 @@ def define(
     every input whether it has a gradient, and the gradients are of every input.
     ``batched(info, in_dims, *args, **kwargs)`` as register_vmap takes it, but for a mapped axis
     with elements; without it torch.vmap calls the operator once an element. ``flops``:
-    what torch.utils.flop_counter counts for a call, by its arguments. The function that is
+    what torch.utils.flop_counter counts for a call, by its arguments. ``rules``: those of options
+    that this operator takes otherwise than others do. The function that is
     returned checks its arguments, and takes dtypes by any of their names.
     """
     name = schema.partition("(")[0]
@@ -50,7 +52,7 @@ def define(
     qualified = f"kernelseam::{name}"
     operator: Callable[..., Any] = getattr(torch.ops.kernelseam, name).default
     described: Any = operator._schema  # type: ignore[attr-defined]
-    arguments = Arguments(described.arguments)
+    arguments = Arguments(described.arguments, rules or {})
     torch.library.register_fake(qualified, fake, lib=LIBRARY)
     if backward is not None:
         torch.library.register_autograd(

@@ -9,9 +9,10 @@ import torch
 from kernelseam.dtypes import DType
 
 
-def torch_dtype(dtype: Any, field: str = "out_dtype") -> Any:
-    """A floating-point dtype by any of its names as torch's own. Raises UnknownName."""
-    return None if dtype is None else getattr(torch, DType.of(dtype, field).value)
+def torch_dtype(dtype: Any, field: str = "out_dtype", fp8: bool = False) -> Any:
+    """A floating-point dtype (``fp8``: of 8 bits, too) by any of its names as torch's own. Raises
+    UnknownName."""
+    return None if dtype is None else getattr(torch, DType.of(dtype, field, fp8=fp8).value)
 
 
 def dtype_name(dtype: Any) -> Any:

@@ -6,7 +6,13 @@ from kernelseam.contract import ArchRow
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.kernels.attention.arguments import STRIDES
 from kernelseam.kernels.config import Constants
-from kernelseam.kernels.elements import DEVICE_TYPE, INT32, divider_parameter, divider_values
+from kernelseam.kernels.elements import (
+    DEVICE_TYPE,
+    INT32,
+    divider_parameter,
+    divider_values,
+    refuse_stored,
+)
 from kernelseam.kernels.signature import Signature, Structure
 
 _SCALES = {None: 0, "heads": 1, "blocks": 2}
@@ -90,11 +96,8 @@ def refuse_fp8(p: AttentionProblem, row: ArchRow) -> str | None:
     if (stored := p.spec.dtype_kv) is None:
         return None
     who = "k and v" if p.spec.dtype_q is None else "q, k and v"
-    if stored not in row.fp8_dtypes:
-        known = ", ".join(sorted(map(str, row.fp8_dtypes)))
-        if known:
-            return f"{who} are {stored}: {row.arch} converts {known}"
-        return f"{who} are {stored}: {row.arch} has no instructions that convert it"
+    if reason := refuse_stored(who, stored, row):
+        return reason
     for name, strides in (
         ("q_scales", p.q_scale_strides),
         ("k_scales", p.k_scale_strides),

@@ -16,6 +16,7 @@ from kernelseam.kernels.elements import (
     divide_up,
     divider_parameter,
     divider_values,
+    refuse_stored,
 )
 from kernelseam.kernels.signature import Signature, Structure
 
@@ -79,8 +80,10 @@ class PagedCacheDefinition(KernelDefinition):
 
     def refuse(self, problem: PagedCacheProblem, row: ArchRow) -> str | None:
         p, s = problem, problem.spec
+        if s.dtype_pages.is_fp8 and (reason := refuse_stored("pages", s.dtype_pages, row)):
+            return reason
         for name, dtype in (("dtype", s.dtype), ("dtype_pages", s.dtype_pages), ("norm", s.norm)):
-            if dtype and dtype not in _TYPES and dtype not in row.fp8_dtypes:
+            if dtype and dtype not in _TYPES and not dtype.is_fp8:
                 return f"{name} = {dtype} is not supported by this kernel on {row.arch}"
         for what, count in (
             ("rows of heads", p.tokens * _heads(p)),
@@ -92,6 +95,8 @@ class PagedCacheDefinition(KernelDefinition):
         return None
 
     def tiles(self, spec: PagedCacheSpec, row: ArchRow) -> tuple[CacheTile, ...]:
+        if spec.dtype_pages.is_fp8 and spec.dtype_pages not in row.fp8_dtypes:
+            return ()
         chunks = divide_up(max(spec.head_dim, spec.value_dim), _elements(spec))
         lanes = min(1 << (chunks - 1).bit_length(), row.warp_size)
         return (CacheTile(_TYPES, _THREADS, lanes),)
