@@ -83,6 +83,8 @@ later."""
 CLUSTERED = frozenset({"sm_90a", "sm_100a", "sm_103", "sm_120"})
 """Archs with clusters, programmatic dependent launch and tensor maps: compute capability 9.0 and
 later."""
+BLACKWELL = frozenset({"sm_100a", "sm_103", "sm_120"})
+"""Archs of compute capability 10.0 and later."""
 LARGE_CACHE = frozenset({"sm_80", "sm_90a", "sm_100a", "sm_103"})
 """Archs whose devices have an L2 of 40 MB and more."""
 _CLUSTER_BLOCKS = 8
@@ -185,7 +187,7 @@ def _row(arch: str, shared_kib: int) -> ArchRow:
         fp8_dtypes=stored,
         tiles=TURING
         if arch == "sm_75"
-        else tiles(doubles, arch in CONVERTS_E4M3, arch in LARGE_CACHE),
+        else tiles(doubles, arch in CONVERTS_E4M3, arch in LARGE_CACHE, arch in BLACKWELL),
         options=OPTIONS,
         family=arch.replace("_", "").rstrip("a"),
         cluster_blocks=_CLUSTER_BLOCKS if clustered else 1,

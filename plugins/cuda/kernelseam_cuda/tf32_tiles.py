@@ -150,3 +150,15 @@ def _backward(
 GEMM = tuple(_gemm(precision, *row) for precision, rows in _GEMM.items() for row in rows)
 ATTENTION = tuple(_attention(p, *row) for p in PRECISIONS for row in _ATTENTION)
 ATTENTION_BWD = tuple(_backward(p, *row) for p in PRECISIONS for row in _ATTENTION_BWD)
+
+
+def gradients(blackwell: bool) -> tuple[BackwardTile, ...]:
+    """Those of gradients. Split products of 16 rows by two warps spill on Blackwell's archs (nvrtc
+    13.5: 8 to 12 bytes), where four warps share the rows."""
+    return tuple(
+        t
+        for t in ATTENTION_BWD
+        if not (
+            blackwell and (t.precision, t.rows, t.column_warps, t.max_dim) == ("tf32x3", 16, 2, 128)
+        )
+    )

@@ -388,9 +388,12 @@ GEMV = (
 )
 
 
-def tiles(matrix_double: bool, e4m3: bool, large_cache: bool) -> Mapping[str, tuple[Any, ...]]:
+def tiles(
+    matrix_double: bool, e4m3: bool, large_cache: bool, blackwell: bool = False
+) -> Mapping[str, tuple[Any, ...]]:
     """By operation, for archs whose matrix units are worth using for float64, or for others, that
-    convert e4m3 or do not, and whose cache keeps the keys of many heads or does not."""
+    convert e4m3 or do not, whose cache keeps the keys of many heads or does not, and for which
+    tiles that spill on Blackwell are left out."""
     attention = (*ATTENTION, *(_STORED_ATTENTION if e4m3 else ()))
     double = _MATRIX_DOUBLE if matrix_double else _PLAIN_DOUBLE
     return {
@@ -398,7 +401,7 @@ def tiles(matrix_double: bool, e4m3: bool, large_cache: bool) -> Mapping[str, tu
         "gemv": GEMV,
         "attention": tuple(replace(t, sections=large_cache) for t in attention),
         "attention_decode": (*DECODE, *(_STORED_DECODE if e4m3 else ())),
-        "attention_bwd": (*ATTENTION_BWD, *tf32_tiles.ATTENTION_BWD),
+        "attention_bwd": (*ATTENTION_BWD, *tf32_tiles.gradients(blackwell)),
     }
 
 
