@@ -401,7 +401,7 @@ def test_a_row(theirs: str, ours: str) -> None:
 
 def test_all_are_there() -> None:
     """Causal alignment first, then each library that is named."""
-    assert len(ROWS) == len(BLOCKS) == len(set(NAMES)) == 30
+    assert len(ROWS) == len(BLOCKS) == len(set(NAMES)) == 33
     assert all("top left" in n or "bottom right" in n for n in NAMES[:3])
     starts = [n.partition(":")[0] for n in NAMES]
     assert list(dict.fromkeys(starts)) == [
@@ -409,6 +409,7 @@ def test_all_are_there() -> None:
         "deep_gemm",
         "flash_attn",
         "flashinfer",
+        "vllm",
         "cuBLAS",
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import kernel_table
 import pytest
@@ -95,12 +96,14 @@ def test_archs_that_are_alike_have_the_same_tiles(arch: str) -> None:
     both = mine.fp8_dtypes & its.fp8_dtypes
 
     def shapes(row: ArchRow) -> dict[str, list[str]]:
-        """Tiles of 8 bits that only one of them knows left out."""
+        """Tiles of 8 bits that only one of them knows left out, and those that Blackwell's archs
+        may lack."""
         return {
             o: [
                 kernel_table.tile_name(t)
                 for t in tiles
-                if getattr(t, "dtype_kv", None) in (None, *both)
+                if not of_split_gradients(o, t)
+                and getattr(t, "dtype_kv", None) in (None, *both)
                 and not any(d.is_fp8 and d not in both for d in getattr(t, "dtypes", ()))
             ]
             for o, tiles in row.tiles.items()
@@ -114,6 +117,11 @@ def test_archs_that_are_alike_have_the_same_tiles(arch: str) -> None:
     assert 0 < len(part) < len(often) / 4 and len({c.kernel.entry for c in part}) >= 3
 
 
+def of_split_gradients(operation: str, tile: Any) -> bool:
+    """One of these is left out on Blackwell's archs, where it spills."""
+    return operation == "attention_bwd" and getattr(tile, "precision", "") == "tf32x3"
+
+
 @pytest.mark.parametrize("arch", kernel_table.MIXED)
 def test_archs_with_the_tiles_of_two_others(arch: str) -> None:
     """So that a part of its binaries is enough to look at often, too."""
@@ -124,7 +132,11 @@ def test_archs_with_the_tiles_of_two_others(arch: str) -> None:
     names = {}
     for a in (arch, *kernel_table.MIXED[arch]):
         tiles = [(o, t) for o, found in toolchain.arch_row(a).tiles.items() for t in found]
-        names[a] = [(o, sorted(map(str, t.dtypes)), kernel_table.tile_name(t)) for o, t in tiles]
+        names[a] = [
+            (o, sorted(map(str, t.dtypes)), kernel_table.tile_name(t))
+            for o, t in tiles
+            if not of_split_gradients(o, t)
+        ]
     most, doubles = kernel_table.MIXED[arch]
     expected = [x for x in names[most] if x[1] != ["float64"]]
     expected += [x for x in names[doubles] if x[1] == ["float64"]]
