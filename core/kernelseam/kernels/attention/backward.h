@@ -257,8 +257,7 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
       if (Config::WINDOW) end = min_of(end, max_of(0, j1 - shift + score.left + 1));
     }
     if (whole_plane) begin = 0, end = sequences.S_q;
-    // Tiles [first, last) of every head's queries, head after head: the one that is used, and the one that is fetched. Of a
-    // mask_mod, those that see none of the keys are passed over.
+    // Tiles [first, last) of every head's queries, head after head: the one that is used, and the one that is fetched.
     const int first = begin / STEP, last = divide_up(end, STEP);
     struct Turn {
       int head, tile;
@@ -334,8 +333,8 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
       E::map(s, [&](int r, int c, float x) { return exp2_fast(scores.apply(x, 0, i + c, j + r) - mine[c]); });
       const int i1 = min_of(i0 + STEP, own.S_q) - 1;
       // Keys beyond the last have gradients that are not written; but dq must not take anything of them.
-      const KeyRange all = scores.all(i0, i1);
-      if ((HAS_MASK || Config::LENGTHS || ATOMIC) && !(all.begin <= own0 && own0 + OWN <= all.end && whole))
+      if ((HAS_MASK || Config::LENGTHS || ATOMIC) &&
+          !(scores.all(i0, i1).begin <= own0 && own0 + OWN <= scores.all(i0, i1).end && whole))
         E::map(s, [&](int r, int c, float x) { return scores.visible(0, i + c, j + r) ? x : 0.f; });
       if constexpr (HANDED) E::to_shared(p_tile, s, score_row, score_column);
       else add_scores(gradient_v, s, p_tile, tile_v(stage).first(), part * MINE_V);
