@@ -208,9 +208,9 @@ template<class T_> struct MatrixEngine : Accumulators<float, AsMultiplied> {
     // bytes). So the swizzled address of (r, c) serves them all, and where row0 and column0 are compile-time constants the rest
     // costs little or nothing.
     KS_DEVICE unsigned address(int row0, int r, int column0, int c) const {
-      constexpr int TURNED = (PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N>::Layout::P - 1) * 8;
+      constexpr int SWIZZLED = (PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N>::Layout::P - 1) * 8;
       const unsigned first = shared_address(&this->chunk(r, c));
-      return (first ^ (column0 & TURNED) * (int)sizeof(T)) + (row0 * this->COLS + (column0 & ~TURNED)) * (int)sizeof(T);
+      return (first ^ (column0 & SWIZZLED) * (int)sizeof(T)) + (row0 * this->COLS + (column0 & ~SWIZZLED)) * (int)sizeof(T);
     }
   };
 

@@ -175,6 +175,6 @@ KS_DEVICE int arrive(int* counter) {
 #include "wide_engine.h"
 #include "tf32_engine.h"
 #if KS_E4M3
-#include "stored_e4m3_engine.h"
+#include "mixed_input_engine.h"
 #include "e4m3_engine.h"
 #endif

@@ -45,9 +45,9 @@ template<class T_, class Product> struct WideEngine : Accumulators<T_, InFours> 
     // (row0 + r, column0 + c); row0 and column0 are multiples of 16, r and c less than 16. As in MatrixEngine, where
     // row0 and column0 are compile-time constants they cost nothing.
     KS_DEVICE const T* place(int row0, int r, int column0, int c) const {
-      constexpr int TURNED = (Plain::Layout::P - 1) * KV;
-      const int first = Plain::Layout::offset(r, c) ^ (column0 & TURNED);
-      return this->base + first + (row0 * Plain::COLS + (column0 & ~TURNED));
+      constexpr int SWIZZLED = (Plain::Layout::P - 1) * KV;
+      const int first = Plain::Layout::offset(r, c) ^ (column0 & SWIZZLED);
+      return this->base + first + (row0 * Plain::COLS + (column0 & ~SWIZZLED));
     }
   };
 

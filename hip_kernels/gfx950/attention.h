@@ -293,12 +293,12 @@ attention_forward_gfx950_body(Matrices<const T> q, Matrices<const T> k, Matrices
   const int kv_heads = count.heads / count.head_group, lists = count.batch * kv_heads;
   const int rest = block_index() / lists, list = block_index() % lists;
   const int batch = list / kv_heads, kv_head = list % kv_heads;
-  const int head = kv_head * count.head_group + rest % count.head_group, turn = rest / count.head_group;
+  const int head = kv_head * count.head_group + rest % count.head_group, q_tile = rest / count.head_group;
   const Sequence own = sequences.at(batch);
   const Scores seen{own.S_q, own.S_k, 0, 0, 0, scale_log2, 0.f, 0.f};
 
   // Under a causal mask the last queries have most to do: they start first.
-  const int row0 = (Config::CAUSAL ? count.q_tiles - 1 - turn : turn) * BM;
+  const int row0 = (Config::CAUSAL ? count.q_tiles - 1 - q_tile : q_tile) * BM;
   if (row0 >= own.S_q) return;  // sequences of a batch may be shorter than its longest
   const int first = row0 + warp_index() * ROWS, mine = first + lane() % 32;
 

@@ -147,10 +147,10 @@ def test_three_launches_share_a_workspace() -> None:
             "lse_base2": 256,
             "delta": 256 + 4 * rows,
             "sums": 256 + 8 * rows,
-            "turns": 256 + 8 * rows + 512 * rows,
+            "semaphores": 256 + 8 * rows + 512 * rows,
         }
         assert main == {**first, "counter": 0} and last == {"sums": first["sums"]}
-        assert launches.workspace_bytes == first["turns"] + turns
+        assert launches.workspace_bytes == first["semaphores"] + turns
 
 
 def test_sinks_have_a_gradient_of_the_same_row_values() -> None:
@@ -191,7 +191,7 @@ def test_wide_heads_take_clusters_whose_blocks_share_queries_and_sums() -> None:
     )
     maps = main.kernel.tensor_maps(p, tile, H200)
     assert (maps["k_map"].extents, maps["k_map"].box) == ((256, 1000, 8, 4), (64, 64, 1, 1))
-    rows, turns = 4 * 8 * 4096, launches.kernels[0].workspace["turns"]
+    rows, turns = 4 * 8 * 4096, launches.kernels[0].workspace["semaphores"]
     assert turns == 256 + rows * (8 + 4 * 256)
     assert launches.workspace_bytes == turns + rows // 64 * 4 * 4
 
@@ -237,7 +237,7 @@ def test_columns_are_multiplied_in_whole_steps_and_each_consumer_has_a_piece(
     assert (constants["QK_COLUMNS"], constants["V_COLUMNS"]) == columns
     assert (constants["DQK"], constants["DV"]) == dims
     workspace = KERNEL.launches(p, tile, H200).kernels[0].workspace
-    assert workspace["turns"] - workspace["sums"] == 4 * 16 * 4096 * columns[0] * 4
+    assert workspace["semaphores"] - workspace["sums"] == 4 * 16 * 4096 * columns[0] * 4
     capped = problem(head_dim=dims[0], value_dim=dims[1], softcap=True)
     whole = KERNEL.main(tile).constants(capped.spec, tile, ROW)
     assert whole["QK_COLUMNS"] == (192 if 144 <= columns[0] < 192 else columns[0])
@@ -281,7 +281,7 @@ def test_heads_of_192_have_values_of_128() -> None:
     of_keys, of_values = ("q_map", "k_map", "dk_map"), ("dout_map", "v_map", "dv_map")
     assert columns == {**dict.fromkeys(of_keys, 192), **dict.fromkeys(of_values, 128)}
     rows, launches = 4 * 16 * 4096, KERNEL.launches(p, tile, H200)
-    assert launches.kernels[0].workspace["turns"] == 256 + rows * (8 + 4 * 192)
+    assert launches.kernels[0].workspace["semaphores"] == 256 + rows * (8 + 4 * 192)
     head = 4096 * (192 * 6 + 128 * 2) * 4
     assert main.values(p, tile, H200)["section"] == max((16 << 20) // head, 128 // 32)
 

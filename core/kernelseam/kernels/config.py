@@ -96,7 +96,7 @@ TEXTS: Mapping[str, str] = {
     "VECTORS": "vectors x of a block",
     "LANES": "threads that share a row of W, or that have pieces of it",
     "AHEAD": "the next pieces of W are loaded while these are multiplied",
-    # attention: scores.h, sequences.h, stored.h
+    # attention: scores.h, sequences.h, fp8.h
     "CAUSAL": "causal mask; false where there is a window",
     "WINDOW": "left and right bound the distance of visible keys",
     "PREFIX": "the first keys of a sequence are visible to all its queries",

@@ -16,8 +16,8 @@
 // multiprocessor.
 //
 // The pieces of dq are added in L2, as fragments lie: a warp's part is contiguous. In any order, that is all. In order
-// (IN_ORDER) the tiles that add to the same piece take turns, for which threads beside the loading one wait: turns.h. Tiles are
-// taken in the order of turns, so who is waited for has begun. Extra memory: sums.h.
+// (IN_ORDER) a semaphore orders the tiles that add to the same piece; threads beside the loading one wait for it: dq_semaphore.h. Tiles are
+// taken in that order, so a tile that is waited for has begun. Extra memory: sums.h.
 //
 // p is rounded to 16 bits before ds is made of it: 16 registers fewer. Rows beyond a sequence's end are set to zero where other
 // data may lie there, so that no NaN of theirs counts.
@@ -41,7 +41,7 @@ attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_
   SharedStorage& storage = *(SharedStorage*)memory;
   const Maps maps{q_map, dout_map, k_map, v_map, dk_map, dv_map};
   const Rings rings{{shared_address(storage.k_ring)}, {shared_address(storage.v_ring)}, {shared_address(storage.q_ring)}, {shared_address(storage.dout_ring)},
-                    {shared_address(storage.ds_ring)}, {shared_address(storage.turns)}};
+                    {shared_address(storage.ds_ring)}, {shared_address(storage.semaphores)}};
   const Band band{left, right};
 
   if (thread_index() == 0) {
@@ -50,7 +50,7 @@ attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_
     rings.q.init(CONSUMERS / WARP);
     rings.dout.init(CONSUMERS / WARP);
     rings.ds.init(CONSUMERS / WARP, CONSUMERS / WARP);
-    for (int i = 0; i < GROUPS; i++) rings.turns.of(i).init(CONSUMERS / WARP / GROUPS);
+    for (int i = 0; i < GROUPS; i++) rings.semaphores.of(i).init(CONSUMERS / WARP / GROUPS);
     barrier_init_fence();
   }
   block_barrier();
@@ -58,11 +58,11 @@ attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_
   next_kernel_launch();
   const int group = warp_index() / 4, warp = warp_index() % 4;
   if (group == GROUPS) {
-    earlier_kernels_wait();  // for row values and turns; consumers wait for what these load
+    earlier_kernels_wait();  // for row values and semaphores; consumers wait for what these load
     registers_dealloc<Config::PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) Producer{storage, maps, rings, operands, {count, sequences, band, storage.walk}}.run();
     if (Config::IN_ORDER && warp > 0 && warp <= GROUPS && lane() == 0)
-      DqSemaphore<KEYS, KV_STAGES>{storage.work_tiles, rings.k, rings.turns.of(warp - 1), count, band, storage.turns[warp - 1].first, operands.turns + warp - 1}.run();
+      DqSemaphore<KEYS, KV_STAGES>{storage.work_tiles, rings.k, rings.semaphores.of(warp - 1), count, band, storage.semaphores[warp - 1].first, operands.semaphores + warp - 1}.run();
   } else {
     registers_alloc<Config::CONSUMER_REGISTERS>();
     const Consumer consumer{storage, maps, rings, operands, sequences, count, band, scale, scale_log2, cap, cap_inverse, group, warp, lane()};

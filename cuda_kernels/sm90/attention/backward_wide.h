@@ -16,7 +16,7 @@
 // While the one makes p or ds, the other's products run. p(i+1) has a place when all have multiplied ds(i−1): so of 192 columns the keys'
 // consumer issues dq(i−1) before it makes ds(i), beside which it runs, and p(i+1) is made before its place is asked for.
 // Of 256 dout comes late, as a step and a half of it have room, and the scores' consumer,
-// who is ahead, holds it longest: so nobody waits for the next stages before the last are handed back. Turns are those of turns.h.
+// who is ahead, holds it longest: so nobody waits for the next stages before the last are handed back. The order of sums: dq_semaphore.h.
 //
 // K, V and the columns of the other block's K that dq takes come by TMA once a tile; q and dout by rings, of
 // 256 columns in halves, so that one is handed back while the other is multiplied. The first block of a cluster takes tiles from the
@@ -41,7 +41,7 @@ attention_backward_wide_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap 
   const Maps maps{q_map, dout_map, k_map, v_map, dk_map, dv_map};
   const Rings rings{{shared_address(storage.kv_ring)}, {shared_address(storage.q_ring)}, {shared_address(storage.dout_ring)},
                     {shared_address(storage.ds_ring)}, {shared_address(storage.p_ring)}, {shared_address(storage.tile_ring)},
-                    {shared_address(storage.turns)}};
+                    {shared_address(storage.semaphores)}};
   const Band band{left, right};
   const int rank = cluster_rank();
 
@@ -53,7 +53,7 @@ attention_backward_wide_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap 
     rings.ds.init(OF_GROUP * PIECES, OF_GROUP);
     rings.p.init(1, OF_GROUP);
     rings.tile.init(1);
-    for (int i = 0; i < GROUPS; i++) rings.turns.of(i).init(OF_GROUP);
+    for (int i = 0; i < GROUPS; i++) rings.semaphores.of(i).init(OF_GROUP);
     barrier_init_fence();
   }
   cluster_barrier();
@@ -61,11 +61,11 @@ attention_backward_wide_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap 
   next_kernel_launch();
   const int group = warp_index() / 4, warp = warp_index() % 4;
   if (group == GROUPS) {
-    earlier_kernels_wait();  // for row values and turns; consumers wait for what these load
+    earlier_kernels_wait();  // for row values and semaphores; consumers wait for what these load
     registers_dealloc<Config::PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) Producer{storage, maps, rings, operands, {count, sequences, band, storage.walk}}.run();
     if (Config::IN_ORDER && warp > 0 && warp <= min_of(PIECES - rank * GROUPS, GROUPS) && lane() == 0)
-      DqSemaphore<KEYS, 1>{storage.work_tiles, rings.kv, rings.turns.of(warp - 1), count, band, storage.turns[warp - 1].first, operands.turns + rank * GROUPS + warp - 1}.run();
+      DqSemaphore<KEYS, 1>{storage.work_tiles, rings.kv, rings.semaphores.of(warp - 1), count, band, storage.semaphores[warp - 1].first, operands.semaphores + rank * GROUPS + warp - 1}.run();
   } else {
     registers_alloc<Config::CONSUMER_REGISTERS>();
     const Consumer consumer{storage, maps, rings, operands, sequences, count, band, scale, scale_log2, cap, cap_inverse, rank,

@@ -1,13 +1,13 @@
 """Bugs planted in Hopper's gradients of an attention, of the kinds of sm90_mutants.py, and of their
-own: turns, and stages of two rings that one state counts."""
+own: semaphores, and stages of two rings that one state counts."""
 
 from __future__ import annotations
 
 from mutant import Mutant
 
 FOLDER = "sm90/attention/backward/"
-PRODUCER, CONSUMER, TURNS, SUMS, ROWS = (
-    f"{FOLDER}{name}.h" for name in ("producer", "consumer", "turns", "sums", "row_values")
+PRODUCER, CONSUMER, SEMAPHORE, SUMS, ROWS = (
+    f"{FOLDER}{name}.h" for name in ("producer", "consumer", "dq_semaphore", "sums", "row_values")
 )
 DQ, WIDE_CONSUMER = f"{FOLDER}query_gradient.h", f"{FOLDER}wide/consumer.h"
 MAIN = "sm90/attention/backward.h"
@@ -58,16 +58,16 @@ MUTANTS = (
         "a stage is handed back before anyone has read it",
     ),
     _mutant(
-        "turns-not-waited",
-        TURNS,
+        "semaphore-not-waited",
+        SEMAPHORE,
         "while (done != before) done = load_relaxed(counter);",
         "",
         CAUSAL,
         "sums are in anyone's order",
     ),
     _mutant(
-        "turn-skipped",
-        TURNS,
+        "semaphore-not-raised",
+        SEMAPHORE,
         "add_release(own, 1);",
         "if (left > 1) add_release(own, 1);",
         CAUSAL,
@@ -83,15 +83,15 @@ MUTANTS = (
     ),
     _mutant(
         "counter-of-the-next-head",
-        TURNS,
+        SEMAPHORE,
         "(count.blocks.head_blocks - (w.stop - m))",
         "count.blocks.head_blocks",
         GROUPED,
-        "turns of a group's second head are taken where the first's blocks end",
+        "semaphores of a group's second head are read where the first's blocks end",
     ),
     _mutant(
         "first-adds",
-        TURNS,
+        SEMAPHORE,
         "first = before == 0;",
         "first = false;",
         CAUSAL,
@@ -122,12 +122,12 @@ MUTANTS = (
         "queries are loaded forwards where the consumers walk backwards",
     ),
     _mutant(
-        "turns-not-zeroed",
+        "semaphores-not-zeroed",
         ROWS,
         "row0 == 0",
         "row0 == 64",
         CAUSAL,
-        "the second launch waits for the turns of the first",
+        "the second launch waits for the semaphores of the first",
     ),
     _mutant(
         "queries-of-the-next-sequence",

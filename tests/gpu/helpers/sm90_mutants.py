@@ -843,6 +843,6 @@ FOUND = "tests/crosscompile/test_order.py finds it"
 LUCK = {
     **{m.name: FOUND for m in MUTANTS if m.reported == "log" or m.reported.startswith(ORDER)},
     "last-part-too-long": "results are right, as TMA reads zeros behind K",
-    "gradients-turns-not-waited": "tiles mostly come in order",
+    "gradients-semaphore-not-waited": "tiles mostly come in order",
 }
 """Why a GPU may show nothing."""

@@ -20,6 +20,7 @@
 // 4·STEP·4; 2·OWN·STEP·size for p and ds that are handed on, else for float32 WARPS·ROWS·STEP·4.
 // Registers: (ROWS·(DQ + DO)/COLUMN_WARPS + 2·SCORE_ROWS·SCORE_COLUMNS)/lanes for dk, dv, p and dp; later dq in their place.
 #include "attention/query_sums.h"
+#include "attention/query_tiles.h"
 #include "attention/sequences.h"
 #include "attention/visible_tiles.h"
 
@@ -259,34 +260,22 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
     if (whole_plane) begin = 0, end = sequences.S_q;
     // Tiles [first, last) of every head's queries, head after head: the one that is used, and the one that is fetched.
     const int first = begin / STEP, last = divide_up(end, STEP);
-    struct Turn {
-      int head, tile;
-      KS_DEVICE void next(int first, int last) {
-        if (++tile >= last) tile = first, head++;
-      }
-    };
-    const int end_head = first < last ? (head + 1) * head_group : 0;
-    Turn ahead{head * head_group, first}, now = ahead;
+    const QueryTiles group{head * head_group, first < last ? (head + 1) * head_group : 0, first, last};
+    QueryTile ahead = group.begin(), now = ahead;
     // Of a mask_mod, tiles of which no query sees one of the keys are passed over: a walk over those of all heads.
-    const int tiles_of_head = last - first, all_tiles = first < last ? tiles_of_head * head_group : 0;
-    auto turn_of = [&](int i) {
-      if (i >= all_tiles) return Turn{end_head, first};
-      const int n = i / tiles_of_head;
-      return Turn{head * head_group + n, first + i - n * tiles_of_head};
-    };
     VisibleWalk<AHEAD> visible(0);
     auto seen = [&](int i) {
-      const Turn turn = turn_of(i);
-      Scores of_turn = scores;
-      of_turn.user.first_head = turn.head;
-      return seen_by_mask(of_turn, 1, turn.tile * STEP, min_of(turn.tile * STEP + STEP, own.S_q) - 1, own0, j1);
+      const QueryTile asked = group.at(i);
+      Scores of_asked = scores;
+      of_asked.user.first_head = asked.head;
+      return seen_by_mask(of_asked, 1, asked.tile * STEP, min_of(asked.tile * STEP + STEP, own.S_q) - 1, own0, j1);
     };
     auto fetch = [&](int stage) {
-      if constexpr (SKIPS) ahead = turn_of(visible.next(all_tiles, seen));
-      if (ahead.head < end_head) {
+      if constexpr (SKIPS) ahead = group.at(visible.next(group.count(), seen));
+      if (group.has(ahead)) {
         copy_q.fetch(tile_q(stage), q.rows(ahead.head), ahead.tile * STEP, own.S_q, Config::DQK);
         copy_v.fetch(tile_v(stage), dout.rows(ahead.head), ahead.tile * STEP, own.S_q, Config::DV);
-        if constexpr (!SKIPS) ahead.next(first, last);
+        if constexpr (!SKIPS) group.advance(ahead);
       }
       copies_commit();
     };
@@ -302,8 +291,8 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
 #pragma unroll 1
     for (int parity = 0;; parity ^= 1) {
       bool whole = !Expression::HAS_MASK;  // as far as a mask_mod says it
-      if constexpr (SKIPS) now = turn_of(visible.index()), whole = visible.whole();
-      if (now.head >= end_head) break;
+      if constexpr (SKIPS) now = group.at(visible.index()), whole = visible.whole();
+      if (!group.has(now)) break;
       const int h = now.head, i0 = now.tile * STEP;
       // Of the tile's queries: the LSE in base 2, and delta. Two sets, as warps may still read the one before.
       float* const line = lines + parity * 2 * STEP;
@@ -355,7 +344,7 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
         // Behind the sequence's queries, where only the plane goes on, its sums have no tiles.
         if (!SHORT_PLANE || i0 < own.S_q) E::atomic_add(sums + sums_offset(now.tile, h, num_heads), sum);
       }
-      if constexpr (!SKIPS) now.next(first, last);
+      if constexpr (!SKIPS) group.advance(now);
       if (++stage == STAGES) stage = 0;
     }
     copies_wait<0>();

@@ -5,7 +5,7 @@
 // a KV head of a sequence with up to ROWS of its rows, the queries of the group's heads. Its keys are tiles of BN, and ITEM_COST
 // places before them stand for the time that an item takes beside its tiles. All places of all items are one list (decode_list.h), of
 // which each block takes an equal part: it finds where its part begins by a prefix sum over the sequences' lengths, in device memory.
-// A block's warps take tiles in turn, each with a ring of its own and an online softmax of its own (forward.h), so that no barrier
+// A block's warps take tiles in row_tile, each with a ring of its own and an online softmax of its own (forward.h), so that no barrier
 // holds up the copies; copies run on into the next item. Tiles that a mask_mod hides are passed over (visible_tiles.h). At an item's
 // end the warps' states
 //   (m, l, o):  m' = max m_w,  l' = Σ l_w·2^(m_w − m'),  o' = Σ o_w·2^(m_w − m')
@@ -19,7 +19,7 @@
 // Registers: ROWS·(DO + BN)/lanes for o and s, ROWS·DQ/(2·lanes) more for queries that stay.
 #include "attention/decode_list.h"
 #include "attention/decode_state.h"
-#include "attention/stored.h"
+#include "attention/fp8.h"
 #include "attention/visible_tiles.h"
 
 typedef Config::T T;
@@ -45,14 +45,6 @@ static_assert(E::operand_bytes<ROWS, BN>() == 0, "a matrix engine keeps operands
 
 KS_DEVICE float minimum(float a, float b) { return -maximum(-a, -b); }
 
-// What the blocks of an item hand to the last of them. A state is a block's ROWS·DO sums, with (m, l) for each row; a
-// block has two, of the item that it begins with and of that which it ends with.
-struct Parts {
-  float *sums, *scales;
-  int* counters;
-  int batch, blocks;
-};
-
 // Where rows of keys and of values begin that a warp looked up, in elements from their matrices' first.
 struct PageRow { i64 k, v; };
 template<class X, i64 PageRow::*OF> struct LookedUpView {
@@ -66,7 +58,7 @@ template<class X, i64 PageRow::*OF> struct LookedUpView {
 KS_BODY(THREADS, Config::MIN_BLOCKS)
 attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<const KV> v, Matrices<Out> out, RowValues<float> lse,
                       ScoreArguments score, const float* sinks, Sequences sequences, Pages pages, int num_heads, FastDivmod group,
-                      Parts parts, StoredScales stored = {}, QueryScales queries = {}) {
+                      Parts parts, KvScales kv_scales = {}, QueryScales queries = {}) {
   char* const memory = shared_memory<Config::SHARED_BYTES>();
   const int head_group = group.d, kv_heads = num_heads / head_group, warp = warp_index();
 
@@ -125,7 +117,7 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
   {
     piece.entry = entry_of(piece.batch);
     const int places = piece.entry.places(), item = place / places, row_tiles = piece.entry.row_tiles;
-    piece.head = item / row_tiles, piece.turn = item - piece.head * row_tiles;
+    piece.head = item / row_tiles, piece.row_tile = item - piece.head * row_tiles;
     const int at = place - item * places - ITEM_COST, ahead = max_of(-at, 0);  // places to the first tile
     item_begin = begin - at;
     piece.tile = piece.entry.first + max_of(at, 0);
@@ -133,20 +125,6 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
     piece.left = share - ahead - (piece.end - piece.tile);
     if (share <= ahead) return;  // the item's tiles are the next block's
   }
-  auto next_piece = [&](Piece& p) {
-    if (p.left <= ITEM_COST) return false;
-    if (++p.turn == p.entry.row_tiles) {
-      p.turn = 0;
-      if (++p.head == kv_heads) {
-        p.head = 0;
-        do p.entry = entry_of(++p.batch);
-        while (p.entry.row_tiles == 0);
-      }
-    }
-    const int taken = min_of(p.entry.tiles(), p.left - ITEM_COST);
-    p.tile = p.entry.first, p.end = p.tile + taken, p.left -= ITEM_COST + taken;
-    return true;
-  };
 
   // ---- the warp's ring
 
@@ -169,7 +147,7 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
     else
       return tiles.next(tile, stop_of(p), [&](int tile) {
         const Sequence own = p.entry.own;
-        const int row0 = p.turn * ROWS, row1 = min_of(row0 + ROWS, own.S_q * head_group) - 1, j0 = tile * BN;
+        const int row0 = p.row_tile * ROWS, row1 = min_of(row0 + ROWS, own.S_q * head_group) - 1, j0 = tile * BN;
         const Scores scores = score.of(p.batch, p.head * head_group, own.S_q, own.S_k);
         return seen_by_mask(scores, head_group, group.quotient(row0), group.quotient(row1), j0, min_of(j0 + BN, own.S_k) - 1);
       });
@@ -184,7 +162,7 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
   auto ahead_key = [&](int i) { return min_of(ahead.tile * BN + i * WARP + lane(), ahead.entry.own.S_k - 1); };
   auto find_ahead = [&] {
     while (more_ahead && ahead.tile >= stop_of(ahead)) {
-      more_ahead = next_piece(ahead);
+      more_ahead = ahead.advance(kv_heads, entry_of);
       to_copy = {};
       if (more_ahead) ahead.tile = seen_from(to_copy, ahead, ahead.tile + warp).index;
     }
@@ -203,7 +181,7 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
       const int first = ahead.tile * BN, S_k = ahead.entry.own.S_k;
       const KV* const k_base = k.at<Config::KV_VIEW>(ahead.batch, ahead.head, kv_heads, ahead.entry.own.k_first);
       const KV* const v_base = v.at<Config::KV_VIEW>(ahead.batch, ahead.head, kv_heads, ahead.entry.own.k_first);
-      key_scales.fetch(stage, stored.of(ahead.batch, ahead.head), [&](int i) {
+      key_scales.fetch(stage, kv_scales.of(ahead.batch, ahead.head), [&](int i) {
         const int key = ahead_key(i);
         if (Config::KV_VIEW == PAGED) return ScalePlace{page[i], key - pages.size.quotient(key) * pages.size.d};
         return ScalePlace{0, ahead.entry.own.k_first + key};
@@ -236,12 +214,12 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
   bool more = true;
   while (more) {
     const Sequence own = piece.entry.own;
-    const int batch = piece.batch, first_head = piece.head * head_group, row0 = piece.turn * ROWS;
+    const int batch = piece.batch, first_head = piece.head * head_group, row0 = piece.row_tile * ROWS;
     const int rows = min_of(own.S_q * head_group - row0, ROWS);
     auto query_of = [=](int row) { return group.quotient(row0 + row); };
     auto head_of = [=](int row) { return row0 + row - group.quotient(row0 + row) * head_group; };
     const Scores scores = score.of(batch, first_head, own.S_q, own.S_k);
-    const StoredScales own_scales = stored.of(batch, piece.head);
+    const KvScales own_scales = kv_scales.of(batch, piece.head);
     const float k_scale = queries.of_head(batch, piece.head) * own_scales.of_keys(), v_scale = own_scales.of_values();
     const float factor = k_scale * score.scale_log2;
     // A factor that is not positive is applied to the products themselves, so that masks stay −∞ and the largest score wins.
@@ -462,7 +440,7 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
       }
     }
     item_begin += tiles + ITEM_COST;
-    more = next_piece(piece);
+    more = piece.advance(kv_heads, entry_of);
   }
   copies_wait<0>();
 }

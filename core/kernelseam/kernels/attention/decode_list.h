@@ -26,7 +26,23 @@ struct Entry {
 // A part of an item, tiles [tile, end): `left` places of the block's share come after it.
 struct Piece {
   Entry entry;
-  int batch, head, turn, tile, end, left;
+  int batch, head, row_tile, tile, end, left;
+
+  // To the block's part of the next item; false where its share has ended. entry_of(batch): a sequence in the list.
+  template<class EntryOf> KS_DEVICE bool advance(int kv_heads, const EntryOf& entry_of) {
+    if (left <= ITEM_COST) return false;
+    if (++row_tile == entry.row_tiles) {
+      row_tile = 0;
+      if (++head == kv_heads) {
+        head = 0;
+        do entry = entry_of(++batch);
+        while (entry.row_tiles == 0);
+      }
+    }
+    const int taken = min_of(entry.tiles(), left - ITEM_COST);
+    tile = entry.first, end = tile + taken, left -= ITEM_COST + taken;
+    return true;
+  }
 };
 
 KS_DEVICE int warp_sum(int x) {

@@ -27,3 +27,11 @@ struct Joined {
     top = now;
   }
 };
+
+// What the blocks of an item hand to the last of them. A state is a block's ROWS·DO sums, with (m, l) for each row; a
+// block has two, of the item that it begins with and of that which it ends with.
+struct Parts {
+  float *sums, *scales;
+  int* counters;
+  int batch, blocks;
+};

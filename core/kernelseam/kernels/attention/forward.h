@@ -20,7 +20,7 @@
 // keeps them so; for float32 also WARPS·ROWS·BN·size; with scales of blocks STAGES·BN·8. In the ring size is that of keys as the
 // platform keeps them.
 // Registers: ROWS·(DO/COLUMN_WARPS + BN)/lanes for o and s, ROWS·DQ/(2·lanes) more for queries that stay.
-#include "attention/stored.h"
+#include "attention/fp8.h"
 #include "attention/start.h"
 #include "attention/visible_tiles.h"
 
@@ -92,7 +92,7 @@ struct Place {
 KS_BODY(THREADS, Config::MIN_BLOCKS)
 attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<const KV> v, Matrices<Out> out,
                        RowValues<float> lse, ScoreArguments score, const float* sinks, Sequences sequences, Pages pages,
-                       int num_heads, FastDivmod group, Parts parts, StoredScales stored = {}, QueryScales queries = {}) {
+                       int num_heads, FastDivmod group, Parts parts, KvScales kv_scales = {}, QueryScales queries = {}) {
   if (parts.splits > 1) next_kernel_launch();  // the merge
   char* const memory = shared_memory<Config::SHARED_BYTES>();
   const int head_group = group.d, q_tiles = parts.q_tiles;
@@ -101,16 +101,16 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   // many as keep the device busy, whose keys stay in its cache: else the long blocks of the last heads end alone.
   auto place_of = [&](unsigned index) {
     const int split = index % parts.splits, place = index / parts.splits;
-    int matrix, turn;
+    int matrix, q_tile;
     if constexpr (Config::SECTIONS) {
       const int section = place / (parts.together * q_tiles), first = section * parts.together;
       const int width = min_of(parts.together, parts.matrices - first), within = place - first * q_tiles;
-      turn = within / width, matrix = first + within % width;
+      q_tile = within / width, matrix = first + within % width;
     } else {
-      matrix = place / q_tiles, turn = place % q_tiles;
+      matrix = place / q_tiles, q_tile = place % q_tiles;
     }
     const int batch = matrix / heads;
-    return Place{split, batch, matrix % heads, (Config::CAUSAL ? q_tiles - 1 - turn : turn) * BM, sequences.at(batch)};
+    return Place{split, batch, matrix % heads, (Config::CAUSAL ? q_tiles - 1 - q_tile : q_tile) * BM, sequences.at(batch)};
   };
   const Place here = place_of(block_index());
   const int split = here.split, batch = here.batch, head = here.head, row0 = here.row0;
@@ -132,7 +132,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   const auto K = key_rows(k_base, table, pages.size, k, own.S_k), V = key_rows(v_base, table, pages.size, v, own.S_k);
 
   const Scores scores = score.of(batch, first_head, own.S_q, own.S_k);
-  const StoredScales own_scales = stored.of(batch, kv_head);
+  const KvScales own_scales = kv_scales.of(batch, kv_head);
   const float k_scale = queries.of_head(batch, kv_head) * own_scales.of_keys(), v_scale = own_scales.of_values();
   const float factor = k_scale * score.scale_log2;
 

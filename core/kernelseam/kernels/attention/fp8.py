@@ -1,4 +1,4 @@
-"""Kernel definition of stored.h: keys and values, and queries, of 8 bits, and their scales."""
+"""Kernel definition of fp8.h: keys, values and queries in 8-bit floats, and their scales."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernelseam.kernels.elements import (
 from kernelseam.kernels.signature import Signature, Structure
 
 _SCALES = {None: 0, "heads": 1, "blocks": 2}
-"""As stored.h counts them."""
+"""As fp8.h counts them."""
 _NAMES = ("k_scales", "v_scales")
 SCALE_AXES = (*STRIDES[:2], "block")
 
@@ -32,7 +32,7 @@ def scales_structure(name: str) -> Structure:
     )
 
 
-STORED_SCALES = Structure(
+KV_SCALES = Structure(
     (
         *((name[0], scales_structure(name)) for name in _NAMES),
         ("block", divider_parameter("scale_block")),
@@ -49,7 +49,7 @@ def with_scales(signature: Signature, spec: AttentionSpec) -> Signature:
     """A kernel's signature, with the scales where a spec has them."""
     if not spec.kv_scales:
         return signature
-    more = (("stored", STORED_SCALES), *((("queries", QUERY_SCALES),) if spec.q_scales else ()))
+    more = (("kv_scales", KV_SCALES), *((("queries", QUERY_SCALES),) if spec.q_scales else ()))
     return Signature((*signature.parameters, *more), flat=signature.flat)
 
 

@@ -124,7 +124,7 @@ struct Rotation {
   int end;  // positions from here on have none
 
   // The elements of a row from `column` on, with those that half-split pairs them with.
-  KS_DEVICE void turn(float (&x)[N], const float (&partners)[N], int column, int position) const {
+  KS_DEVICE void apply(float (&x)[N], const float (&partners)[N], int column, int position) const {
     constexpr int HALF = Config::ROTARY_DIM / 2;
     if (column >= Config::ROTARY_DIM) return;
     const i64 at = max_of(min_of(position, end - 1), 0) * row;
@@ -267,7 +267,7 @@ paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places 
     if constexpr (Config::ROTARY != 0) {
 #pragma unroll
       for (int j = 0; j < EACH; j++)
-        if (place.stored && !is_value) rotation.turn(x[j], partners[j], column_of(j), place.position);
+        if (place.stored && !is_value) rotation.apply(x[j], partners[j], column_of(j), place.position);
     }
     float scale = 1.f;
     if (Config::CACHE_SCALES == OF_TOKENS) scale = scale_of(x);

@@ -1,7 +1,7 @@
 // What the roles of a block share: sizes, shared memory, rings, arguments.
 #pragma once
 #include "sm90/attention/backward/tiles.h"
-#include "sm90/attention/backward/turns.h"
+#include "sm90/attention/backward/dq_semaphore.h"
 #include "sm90/attention/softmax.h"
 
 typedef Config::T T;
@@ -33,7 +33,7 @@ struct alignas(1024) SharedStorage {
   WorkTile work_tiles[WORK_SLOTS];
   int walk[2];
   u64 k_ring[2 * KV_STAGES], v_ring[2 * KV_STAGES], q_ring[2 * STAGES], dout_ring[2 * O_STAGES], ds_ring[2 * DS_STAGES];
-  Turn turns[GROUPS];
+  DqSemaphoreSlot semaphores[GROUPS];
 };
 static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
 
@@ -44,7 +44,7 @@ struct Operands {
   Matrices<T> dk, dv;
   const float *lse, *delta;  // of every row of a block (sums.h): −lse in base 2, −inf where there is no such query, and delta
   float* sums;
-  u32* turns;               // of every piece of a block: how many tiles have added
+  u32* semaphores;               // of every piece of a block: how many tiles have added
   u32* counter;             // [2]: next tile, finished blocks; zero before and after the launch
 };
 
@@ -53,5 +53,5 @@ struct Rings {
   Ring<STAGES> q;
   Ring<O_STAGES> dout;
   Ring<DS_STAGES> ds;
-  Turns turns;
+  DqSemaphores semaphores;
 };

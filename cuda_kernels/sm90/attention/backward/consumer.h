@@ -127,8 +127,8 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
           return;
         }
         if (lane == 0) barrier_arrive(rings.ds.empty(ds_in));
-        add_fragments(a.sums + (i64)block * (STEP * QK_COLUMNS) + group * PIECE + warp * 16 * COLUMNS + lane * 4, dq, rings.turns, group,
-                      ds_in.stage, lane);  // one turn a step: the stage of ds is its parity
+        add_fragments(a.sums + (i64)block * (STEP * QK_COLUMNS) + group * PIECE + warp * 16 * COLUMNS + lane * 4, dq, rings.semaphores, group,
+                      ds_in.stage, lane);  // the slot is used once a step: the stage of ds is its parity
         block += way;
         if ((m_added += way) == end) {
           m_added = begin;

@@ -4,7 +4,7 @@
 // lane%4·2 on: element i is of key i/2 % 2 and query i/4·8 + lane%4·2 + i%2.
 #pragma once
 #include "sm90/attention/backward/tiles.h"
-#include "sm90/attention/backward/turns.h"
+#include "sm90/attention/backward/dq_semaphore.h"
 #include "sm90/attention/softmax.h"
 #include "sm90/pipeline.h"
 
@@ -50,14 +50,14 @@ KS_DEVICE void mask_scores(float (&s)[STEP / 2], const Band& band, int ahead, in
 // Whether who is first stores without a branch: 2 to 4 % of the time where it was measured the faster.
 constexpr bool BRANCHLESS = PANELS == 1 || PANELS == 3;
 
-// A warp's fragments of dq to the sums, where its lane's part of them begins; in order at the turn of its consumer, of this parity.
-template<int N> KS_DEVICE void add_fragments(float* to, const float (&dq)[N], const Turns& turns, int group, u32 parity, int lane) {
-  if (Config::IN_ORDER) barrier_wait(turns.of(group).full({0, 0}), parity);
+// A warp's fragments of dq to the sums, where its lane's part of them begins; in order once its consumer may add, at this parity.
+template<int N> KS_DEVICE void add_fragments(float* to, const float (&dq)[N], const DqSemaphores& semaphores, int group, u32 parity, int lane) {
+  if (Config::IN_ORDER) barrier_wait(semaphores.of(group).full({0, 0}), parity);
   if (Config::IN_ORDER && BRANCHLESS) {
-    const bool stores = turns.first(group);
+    const bool stores = semaphores.first(group);
 #pragma unroll
     for (int i = 0; i < N / 4; i++) global_add_or_store(stores, to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-  } else if (Config::IN_ORDER && turns.first(group)) {
+  } else if (Config::IN_ORDER && semaphores.first(group)) {
 #pragma unroll
     for (int i = 0; i < N / 4; i++) global_store(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
   } else {
@@ -66,7 +66,7 @@ template<int N> KS_DEVICE void add_fragments(float* to, const float (&dq)[N], co
   }
   if (Config::IN_ORDER) {
     warp_barrier();
-    if (lane == 0) barrier_arrive(turns.of(group).empty({0, 0}));
+    if (lane == 0) barrier_arrive(semaphores.of(group).empty({0, 0}));
   }
 }
 

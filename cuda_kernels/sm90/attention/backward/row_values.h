@@ -1,6 +1,6 @@
 // Before the gradients: for every query row delta = Σ dout·out, what the softmax's gradient subtracts (FlashAttention-2, §3.1.2),
-// and −LSE in base 2; rows beyond a sequence's end get −inf, so that they have no weight. Besides, the counters of turns are set to
-// zero, and the sums of dq: in order only of queries that see no key, as who comes first to others stores (turns.h).
+// and −LSE in base 2; rows beyond a sequence's end get −inf, so that they have no weight. Besides, the semaphores are set to
+// zero, and the sums of dq: in order only of queries that see no key, as who comes first to others stores (dq_semaphore.h).
 //
 // One block of 256 threads 64 rows of a head, a power of two of threads a row, 16 bytes each; nothing is shared. The last rows come first, so
 // that dout of the first is in L2 when the gradients begin with them, and out, which nobody reads again, leaves it first. It moves 8·D + 8
@@ -19,7 +19,7 @@ KS_DEVICE Eight last_load(const T* from) {
 
 KS_KERNEL(256, 1)
 attention_backward_rows_sm90(Matrices<const T> out, Matrices<const T> dout, RowValues<const float> lse, float* lse_base2, float* delta,
-                             float* sums, unsigned* turns, Sequences sequences, SumBlocks blocks, int left, int right) {
+                             float* sums, unsigned* semaphores, Sequences sequences, SumBlocks blocks, int left, int right) {
   earlier_kernels_wait();
   next_kernel_launch();
   constexpr int PARTS = STEP / ROWS;
@@ -34,7 +34,7 @@ attention_backward_rows_sm90(Matrices<const T> out, Matrices<const T> dout, RowV
 #pragma unroll
     for (int i = 0; i < ROWS * QK_COLUMNS / 4 / 256; i++) zeros[i * 256 + thread_index()] = Chunk<float>{};
   }
-  if (Config::IN_ORDER && row0 == 0 && thread_index() < PIECES) turns[block * PIECES + thread_index()] = 0;
+  if (Config::IN_ORDER && row0 == 0 && thread_index() < PIECES) semaphores[block * PIECES + thread_index()] = 0;
 
   const T* const x = dout.at<Config::Q_VIEW>(batch, head, blocks.num_heads, s.q_first);
   const T* const y = out.at<Config::Q_VIEW>(batch, head, blocks.num_heads, s.q_first);

@@ -8,7 +8,7 @@
 // begins at row r of all and has n rows takes ⌈n / STEP⌉ from number ⌊r / STEP⌋ + its own number on; the next one's begin
 // behind them: ⌊(r + n) / STEP⌋ + 1 ≥ ⌊r / STEP⌋ + ⌈n / STEP⌉.
 //
-// Extra memory: 4·QK_COLUMNS bytes a query and head for the sums, 8 for the row values, and of each piece's rows 4 for the turns of an
+// Extra memory: 4·QK_COLUMNS bytes a query and head for the sums, 8 for the row values, and of each piece's rows 4 for the semaphore of an
 // order.
 #pragma once
 #include "attention/sequences.h"

@@ -27,7 +27,7 @@ struct alignas(16) WorkTile {
 };
 
 // Where the producer leaves a tile: those whose K and V are there, and the one that it prepares. The slot follows from the tile's
-// place in the ring of K and V: two turns of it are told apart by their parity.
+// place in the ring of K and V: two rounds of it are told apart by their parity.
 template<int KV_STAGES> KS_DEVICE int work_slot(const PipelineState<KV_STAGES>& kv) { return kv.stage + KV_STAGES * kv.parity; }
 
 // The number of a launch's tiles, computed on the host. An argument of the kernel, passed whole.

@@ -129,7 +129,7 @@ class HopperAttentionBwd(HopperBackwardKernel):
             ("lse_base2", 4 * rows),
             ("delta", 4 * rows),
             ("sums", 4 * rows * tile.columns(spec)[0]),
-            ("turns", 4 * _CONSUMERS * tile.cluster * blocks * tile.in_order),
+            ("semaphores", 4 * _CONSUMERS * tile.cluster * blocks * tile.in_order),
         ):
             workspace[name] = size
             size += divide_up(needed, 256) * 256

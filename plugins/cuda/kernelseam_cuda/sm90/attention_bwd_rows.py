@@ -50,7 +50,7 @@ WIDTHS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in ATTENTION_BWD))
 """Head dims of queries and keys, and of values, up to which tiles are, the narrowest first."""
 _ROWS = 64
 SCALES = ("scale", "scale_log2", "cap", "cap_inverse")
-WORKSPACE = ("lse_base2", "delta", "sums", "turns")
+WORKSPACE = ("lse_base2", "delta", "sums", "semaphores")
 _BLOCK_COUNT = ("query_blocks", "head_blocks", "num_heads")
 BLOCKS = Structure(tuple((n, "i32") for n in _BLOCK_COUNT))
 
@@ -95,7 +95,7 @@ class HopperBackwardKernel(KernelDefinition):
 
     def tile(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> BackwardTile:
         """In order also where any order is allowed and few keys are met: to set the sums to zero
-        would take longer than turns."""
+        would take longer than to wait in order."""
         first, *others = self.tiles(problem.spec, row)
         return others[0] if others and sees_fewer(problem.forward, first.few_keys) else first
 

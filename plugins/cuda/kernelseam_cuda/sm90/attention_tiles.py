@@ -269,7 +269,7 @@ class HopperBackwardTile:
     block_seconds: float = 1e-6
     few_keys: int = 2048
     """Where a query sees fewer on average, sums of dq have one order even if any is allowed: to
-    set them to zero first takes longer than turns."""
+    set them to zero first takes longer than to wait in order."""
     in_order: bool = False
     """Sums of dq have one order."""
 

@@ -1,7 +1,7 @@
 // What the roles of a block share: sizes, shared memory, rings, arguments.
 #pragma once
 #include "sm90/attention/backward/tiles.h"
-#include "sm90/attention/backward/turns.h"
+#include "sm90/attention/backward/dq_semaphore.h"
 #include "sm90/attention/softmax.h"
 
 typedef Config::T T;
@@ -38,7 +38,7 @@ struct alignas(1024) SharedStorage {
   WorkTile work_tiles[WORK_SLOTS];
   int walk[2];
   u64 kv_ring[2], q_ring[2 * Q_STAGES], dout_ring[2 * O_STAGES], ds_ring[2 * DS_STAGES], p_ring[2 * DS_STAGES], tile_ring[2];
-  Turn turns[GROUPS];
+  DqSemaphoreSlot semaphores[GROUPS];
   int tile;  // the number that the first block's producer tells the other's
 };
 static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
@@ -50,7 +50,7 @@ struct Operands {
   Matrices<T> dk, dv;
   const float *lse, *delta;  // of every row of a block (sums.h): −lse in base 2, −inf where there is no such query, and delta
   float* sums;
-  u32* turns;               // of every piece of a block: how many tiles have added
+  u32* semaphores;               // of every piece of a block: how many tiles have added
   u32* counter;             // [2]: next tile, finished clusters; zero before and after the launch
 };
 
@@ -61,7 +61,7 @@ struct Rings {
   Ring<DS_STAGES> ds;
   Ring<DS_STAGES> p;  // p, where ds will be; full alone: it is empty when ds is
   Ring<1> tile;
-  Turns turns;
+  DqSemaphores semaphores;
 };
 
 // A warp's arrival at a stage's empty barrier, in both blocks of the cluster.

@@ -33,7 +33,7 @@ struct Producer {
   // The stage of part n of a ring, and the phase to wait for.
   template<int STAGES> static KS_DEVICE PipelineState<STAGES> nth(u32 n) { return {(int)(n % STAGES), n / STAGES % 2 ^ 1}; }
 
-  // A part of q's or dout's columns: the blocks of the cluster take turns at its panels, each for both.
+  // A part of q's or dout's columns: the blocks of the cluster alternate at its panels, each for both.
   template<int COLUMNS> KS_DEVICE void load_part(u32 to, const TensorMap& map, u32 full, int column, int row, int head, int batch) {
 #pragma unroll
     for (int c = 0; c < COLUMNS; c += CLUSTER * 64) {

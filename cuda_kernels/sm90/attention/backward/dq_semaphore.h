@@ -1,23 +1,23 @@
 // Who adds to the sums of dq, and when: what makes a result the same every time. In order, the tiles of keys that add to a piece of a
-// block take turns by a counter in global memory, in the order in which tiles are handed out (tiles.h). A consumer neither asks for
-// its turn nor waits until its additions are over: a thread for each does, in a warp of its own beside the loading one. Every step it
+// block add one after another by a counter in global memory, in the order in which tiles are handed out (tiles.h). A consumer neither
+// reads the counter nor waits until its additions are over: a thread for each does, in a warp of its own beside the loading one. Every step it
 //   waits for the counter, tells the consumer, waits until its four warps have added, and raises the counter.
 // The raise is a release: it waits in L2 for the warps' additions, which were made before they arrived. The next counter is asked
 // for before that, as the answer takes as long. Who is first stores and does not add: sums need not be zero before.
 //
-// The barriers are a ring of one stage for each consumer: full, the turn is there; empty, its warps have added.
+// The barriers are a ring of one stage for each consumer: full, it may add; empty, its warps have added.
 #pragma once
 #include "sm90/attention/backward/tiles.h"
 
 // In shared memory, of one consumer.
-struct Turn {
+struct DqSemaphoreSlot {
   u64 ring[2];
-  volatile int first;  // whether the turn is the block's first
+  volatile int first;  // whether no tile has added before
   int unused;
 };
-struct Turns {
-  u32 turns;
-  KS_DEVICE Ring<1> of(int group) const { return {turns + (u32)sizeof(Turn) * group}; }
+struct DqSemaphores {
+  u32 slots;
+  KS_DEVICE Ring<1> of(int group) const { return {slots + (u32)sizeof(DqSemaphoreSlot) * group}; }
   // Behind the ring, whose address a consumer has.
   KS_DEVICE bool first(int group) const {
     u32 x;
@@ -30,11 +30,11 @@ struct Turns {
 template<int KEYS, int KV_STAGES> struct DqSemaphore {
   const WorkTile* work_tiles;
   const Ring<KV_STAGES>& tiles;
-  Ring<1> turn;
+  Ring<1> slot;
   const TileCount& count;
   Band band;
   volatile int& first;
-  u32* turns;  // of the first block: the counter of this consumer's piece
+  u32* semaphores;  // of the first block: the counter of this consumer's piece
 
   KS_DEVICE void run() const {
     PipelineState<KV_STAGES> at{0, 0};
@@ -46,7 +46,7 @@ template<int KEYS, int KV_STAGES> struct DqSemaphore {
       if (w.steps < 0) break;
       int left = w.steps, m = w.first;
       u32* counter =
-          turns + (i64)(count.blocks.first(w.batch, w.q_first) + w.kv_head * count.head_group * count.blocks.head_blocks + m) * PIECES;
+          semaphores + (i64)(count.blocks.first(w.batch, w.q_first) + w.kv_head * count.head_group * count.blocks.head_blocks + m) * PIECES;
       if (left == 0) barrier_arrive(tiles.empty(at));
       u32 done = left > 0 ? load_relaxed(counter) : 0;
 #pragma unroll 1
@@ -55,14 +55,14 @@ template<int KEYS, int KV_STAGES> struct DqSemaphore {
         const u32 before = band.earlier(w, m, KEYS);
         while (done != before) done = load_relaxed(counter);
         first = before == 0;
-        barrier_arrive(turn.full({0, 0}));
+        barrier_arrive(slot.full({0, 0}));
         u32* const own = counter;
         m += w.way(), counter += w.way() * PIECES;
         if (m == w.stop) {
           m = w.first;
           counter += (count.blocks.head_blocks - (w.stop - m)) * PIECES;
         }
-        barrier_wait(turn.empty({0, 0}), parity);
+        barrier_wait(slot.empty({0, 0}), parity);
         parity ^= 1;
         if (left > 1) done = load_relaxed(counter);
         else barrier_arrive(tiles.empty(at));

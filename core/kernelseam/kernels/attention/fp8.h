@@ -1,4 +1,4 @@
-// Keys and values that are stored in 8 bits, queries too or not, and what their numbers are multiplied by.
+// Keys and values in 8-bit floats, queries too or not, and the scales that dequantize them.
 //
 // A head's scales (HEAD_SCALES): k's is a factor of its scores, v's of its result. Those of blocks of keys (BLOCK_SCALES): a
 // key's product is multiplied by k's, and its weight, once it is counted in the sum l, by v's. Weights are rounded to T, whose
@@ -21,14 +21,14 @@ struct Scales {
 };
 
 // `block`: keys that share a scale. Those of blocks have the same strides for k and v.
-struct StoredScales {
+struct KvScales {
   Scales k, v;
   FastDivmod block;
   // Those of an entry's head, or of a head in all pages.
-  KS_DEVICE StoredScales of(int batch, int head) const {
+  KS_DEVICE KvScales of(int batch, int head) const {
     const int b = Config::KV_SCALES == BLOCK_SCALES && Config::KV_VIEW == PAGED ? 0 : batch;
     const i64 of_k = b * k.batch + (i64)head * k.head, of_v = b * v.batch + (i64)head * v.head;
-    StoredScales own = *this;
+    KvScales own = *this;
     own.k.base += of_k, own.v.base += Config::KV_SCALES == BLOCK_SCALES ? of_k : of_v;
     return own;
   }
@@ -67,7 +67,7 @@ template<int KEYS, int THREADS> struct ScaleRing {
   KS_DEVICE explicit ScaleRing(char* memory) : base((float*)memory) {}
   static KS_DEVICE int me() { return THREADS == WARP ? lane() : thread_index(); }
   // `scales`: a head's; place(i): where the scales of key i·THREADS + me() of the tile are.
-  template<class Place> KS_DEVICE void fetch(int stage, const StoredScales& scales, Place place) {
+  template<class Place> KS_DEVICE void fetch(int stage, const KvScales& scales, Place place) {
     if constexpr (Config::KV_SCALES == BLOCK_SCALES) {
 #pragma unroll
       for (int i = 0; i < EACH; i++) {

@@ -36,9 +36,9 @@ template<class T_> struct E4m3Engine {
     KS_DEVICE e4m3 element(int n, int k) const { return K_LAST ? this->at(n, k) : this->at(k, n); }
     // Shared address of the chunk at (row0 + r, column); row0 and column are multiples of 16.
     KS_DEVICE unsigned address(int row0, int r, int column) const {
-      constexpr int TURNED = (Plain::Layout::P - 1) * 16;
+      constexpr int SWIZZLED = (Plain::Layout::P - 1) * 16;
       const unsigned first = shared_address(&this->chunk(r, 0));
-      return (first ^ (column & TURNED)) + row0 * this->COLS + (column & ~TURNED);
+      return (first ^ (column & SWIZZLED)) + row0 * this->COLS + (column & ~SWIZZLED);
     }
   };
 
