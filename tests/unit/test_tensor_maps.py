@@ -137,16 +137,16 @@ def test_the_driver_gets_the_numbers_and_its_bytes_come_back(
     seen: list[Any] = []
 
     def encode(
-        place: int, kind: int, axes: int, address: int, extents: int, strides: int, *rest: Any
+        place: Any, kind: int, axes: int, address: Any, extents: Any, strides: Any, *rest: Any
     ) -> int:
-        assert place % 64 == 0
+        assert place.value % 64 == 0
         ctypes.memmove(place, bytes(range(128)), 128)
         u64 = ctypes.c_uint64
         seen.append(
             (
-                *(kind, axes, address),
-                list((u64 * axes).from_address(extents)),
-                list((u64 * (axes - 1)).from_address(strides)),
+                *(kind, axes, address.value),
+                list((u64 * axes).from_address(extents.value)),
+                list((u64 * (axes - 1)).from_address(strides.value)),
                 *map(list, rest[:2]),
                 *rest[2:],
             )
@@ -181,8 +181,8 @@ def test_the_driver_gets_the_numbers_and_its_bytes_come_back(
     # extents and strides that came before are encoded, and take another address
     replaced: list[tuple[bytes, int]] = []
 
-    def replace_address(place: int, address: int) -> int:
-        replaced.append((ctypes.string_at(place, 128), address))
+    def replace_address(place: Any, address: Any) -> int:
+        replaced.append((ctypes.string_at(place, 128), address.value))
         ctypes.memmove(place, b"\7" * 8, 8)
         return 0
 

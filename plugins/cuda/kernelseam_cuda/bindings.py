@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
@@ -68,13 +68,14 @@ def call(name: str, *arguments: object) -> Any:
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def by_ctypes(name: str, parameters: Sequence[Any]) -> Any:
-    """A driver function, which returns its status as an int. Raises NoDevice without a driver."""
+def by_ctypes(name: str) -> Any:
+    """A driver function, which returns its status as an int: it takes objects of ctypes, and ints
+    of 32 bits. Raises NoDevice without a driver."""
     try:
         function = getattr(ctypes.CDLL("libcuda.so.1"), name)
     except (OSError, AttributeError) as e:
         raise NoDevice(f"{name} is missing: {e}") from e
-    function.argtypes, function.restype = list(parameters), ctypes.c_uint32
+    function.restype = ctypes.c_uint32
     return function
 
 

@@ -129,7 +129,7 @@ def encoder(template: TensorMap) -> Callable[[tuple[int, ...], tuple[int, ...], 
     strides in elements. Raises DeviceError, also for what ``refuse`` refuses.
 
     The driver is called by ctypes: the bindings make an object of each number, which takes nine
-    times as long. Extents and strides that came before, of an operand of the same boxes, are not
+    times as long, and ctypes too, of what it has to convert. Extents and strides that came before, of an operand of the same boxes, are not
     encoded again: the driver replaces the address.
     """
     return _encoder(replace(template, operand="", extents=(), strides=(), offset=0))
@@ -158,33 +158,23 @@ def _encoder(m: TensorMap) -> Callable[[tuple[int, ...], tuple[int, ...], int], 
             own = free.pop()
         except IndexError:
             own = _Scratch(numbers.size, 8 * axes)
+        own.address.value = address
         elsewhere = known.get((extents, strides))
         if elsewhere is not None:
             own.content.raw = elsewhere
-            name, status = "cuTensorMapReplaceAddress", _replace_address()(own.map, address)
+            status = _replace_address()(own.map, own.address)
         else:
             steps = [
                 _EXTENT_1_STRIDE if n == 1 else s * size
                 for n, s in zip(extents[1:], strides[1:], strict=True)
             ]
             numbers.pack_into(own.numbers, 0, *extents, *steps)
-            name, status = (
-                "cuTensorMapEncodeTiled",
-                call(
-                    own.map,
-                    element_type,
-                    axes,
-                    address,
-                    own.extents,
-                    own.strides,
-                    box,
-                    ones,
-                    *kinds,
-                ),
-            )
+            places = own.address, own.extents, own.strides
+            status = call(own.map, element_type, axes, *places, box, ones, *kinds)
         encoded: bytes = own.content.raw
         free.append(own)
         if status:
+            name = "cuTensorMapEncodeTiled" if elsewhere is None else "cuTensorMapReplaceAddress"
             bindings.fail(name, cu.CUresult(status))
         if elsewhere is None:
             while len(known) >= _KNOWN:
@@ -196,26 +186,28 @@ def _encoder(m: TensorMap) -> Callable[[tuple[int, ...], tuple[int, ...], int], 
 
 
 class _Scratch:
-    """Memory for one encoding: its numbers, and the tensor map, which is aligned to 64 bytes."""
+    """Memory for one encoding: its numbers, and the tensor map, which is aligned to 64 bytes; and
+    what the driver is passed of them."""
 
     def __init__(self, size: int, strides: int) -> None:
         self.numbers = ctypes.create_string_buffer(size)
-        self.extents = ctypes.addressof(self.numbers)
-        self.strides = self.extents + strides
+        at = ctypes.addressof(self.numbers)
+        self.address = ctypes.c_void_p()
+        self.extents, self.strides = ctypes.c_void_p(at), ctypes.c_void_p(at + strides)
         self._memory = ctypes.create_string_buffer(TENSOR_MAP_BYTES + 64)
-        self.map = -(-ctypes.addressof(self._memory) // 64) * 64
-        self.content: Any = (ctypes.c_char * TENSOR_MAP_BYTES).from_address(self.map)
+        place = -(-ctypes.addressof(self._memory) // 64) * 64
+        self.map = ctypes.c_void_p(place)
+        self.content: Any = (ctypes.c_char * TENSOR_MAP_BYTES).from_address(place)
 
 
 @cache
 def _replace_address() -> Any:
-    """The driver's cuTensorMapReplaceAddress."""
-    return bindings.by_ctypes("cuTensorMapReplaceAddress", (ctypes.c_void_p, ctypes.c_void_p))
+    """The driver's cuTensorMapReplaceAddress(map, address)."""
+    return bindings.by_ctypes("cuTensorMapReplaceAddress")
 
 
 @cache
 def _encode_tiled() -> Any:
-    """The driver's cuTensorMapEncodeTiled."""
-    u32, p = ctypes.c_uint32, ctypes.c_void_p
-    parameters = (p, u32, u32, p, p, p, p, p, u32, u32, u32, u32)
-    return bindings.by_ctypes("cuTensorMapEncodeTiled", parameters)
+    """The driver's cuTensorMapEncodeTiled(map, dtype, axes, address, extents, strides, box, steps,
+    four enumerations): pointers as objects of ctypes, all else as ints."""
+    return bindings.by_ctypes("cuTensorMapEncodeTiled")

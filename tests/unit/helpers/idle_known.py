@@ -30,20 +30,20 @@ bound: list[Any] = []
 
 
 def encode(
-    place: int, kind: int, axes: int, address: int, extents: int, strides: int, box: Any, *rest: Any
+    place: Any, kind: int, axes: int, address: Any, extents: Any, strides: Any, box: Any, *rest: Any
 ) -> int:
     """A tensor map that has the address, and a digest of all else."""
     numbers = [
-        list((ctypes.c_uint64 * n).from_address(at))
+        list((ctypes.c_uint64 * n).from_address(at.value))
         for n, at in ((axes, extents), (axes - 1, strides))
     ]
     digest = zlib.crc32(repr((kind, numbers, list(box), rest[1:])).encode())
-    ctypes.memmove(place, struct.pack("<QQ112x", address, digest), 128)
+    ctypes.memmove(place, struct.pack("<QQ112x", address.value, digest), 128)
     return 0
 
 
-def replace_address(place: int, address: int) -> int:
-    ctypes.memmove(place, struct.pack("<Q", address), 8)
+def replace_address(place: Any, address: Any) -> int:
+    ctypes.memmove(place, struct.pack("<Q", address.value), 8)
     return 0
 
 
