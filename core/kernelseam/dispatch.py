@@ -7,10 +7,11 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from kernelseam.containment import Contained, error_text, traceback_text
@@ -43,18 +44,19 @@ def preferred_backend(backend: str | None = None) -> str | None:
     """
     if backend is not None:
         return check_name("backend", backend)
-    if (chosen := _backend.get()) is not None:
+    if (chosen := chosen_backend()) is not None:
         return chosen
-    # os.environ encodes the name at every look-up, which takes longer than a launch
-    if _ENCODED in _BY_ENCODED or os.environ is not _ENVIRON:
-        return os.environ.get(_VARIABLE) or None
-    return None
+    return os.environ.get(_VARIABLE) or None
 
 
-_VARIABLE, _ENVIRON = "KERNELSEAM_BACKEND", os.environ
-_ENCODED, _BY_ENCODED = _VARIABLE, cast(Container[Any], _ENVIRON)
-if hasattr(_ENVIRON, "encodekey") and isinstance(getattr(_ENVIRON, "_data", None), dict):
-    _ENCODED, _BY_ENCODED = _ENVIRON.encodekey(_VARIABLE), cast(Any, _ENVIRON)._data
+chosen_backend = _backend.get
+"""By ``use_backend``."""
+_VARIABLE = "KERNELSEAM_BACKEND"
+# os.environ encodes the name at every look-up, which takes longer than a launch
+in_environment: Callable[[], Any] = partial(os.environ.get, _VARIABLE)
+"""What the variable is set to, encoded or not; None where it is not set."""
+if hasattr(os.environ, "encodekey") and isinstance(getattr(os.environ, "_data", None), dict):
+    in_environment = partial(cast(Any, os.environ)._data.get, os.environ.encodekey(_VARIABLE))
 
 
 def check_name(field: str, value: object) -> str:

@@ -54,6 +54,7 @@ _DENSE = {
     )
 }
 """Options of ``attention`` with their defaults."""
+_USUAL = {n: x for n, x in _DENSE.items() if n not in (*_ADDED, "out_dtype")}
 _PACKED = {n: x for n, x in _DENSE.items() if n not in ("kv_lengths", "layout")}
 _ADDED_PACKED = tuple(n for n in _ADDED if n in _PACKED)
 
@@ -116,13 +117,15 @@ def attention(
     Gradients are differentiable once: under ``create_graph`` a second derivative raises
     InvalidValue. Where none are wanted, nothing is kept for them.
     """
-    given, options = _parted("attention", _DENSE, options, backend)
-    given |= {"q": q, "k": k, "v": v}
     needed, mods = ("q", "k", "v"), None  # the usual call makes no object of them
     if not (score_mod is mask_mod is block_mask is None):
-        mods = None
-    if not (score_mod is mask_mod is block_mask is None):
         mods = Mods(score_mod, mask_mod, block_mask)
+    elif bwd_implementation is None and deterministic is True and options.keys() <= _USUAL.keys():
+        known = plain({"q": q, "k": k, "v": v})
+        if known is not None and len(known) == len(needed):
+            return ops.attention(**known, **options, backend=backend, implementation=implementation)
+    given, options = _parted("attention", _DENSE, options, backend)
+    given |= {"q": q, "k": k, "v": v}
     return _apply(given, needed, options, implementation, deterministic, bwd_implementation, mods)
 
 

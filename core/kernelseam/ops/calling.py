@@ -15,7 +15,13 @@ from kernelseam.arrays import describe, mark_written, runtime_of, same_device
 from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.common.wording import Wording
-from kernelseam.dispatch import check_backend, check_name, preferred_backend
+from kernelseam.dispatch import (
+    check_backend,
+    check_name,
+    chosen_backend,
+    in_environment,
+    preferred_backend,
+)
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.launch_trace import active
@@ -84,7 +90,9 @@ def operate(
     like.
     """
     try:
-        backend_name = preferred_backend(backend)
+        backend_name = backend
+        if not (backend is chosen_backend() is in_environment() is None):
+            backend_name = preferred_backend(backend)
         split = SPLITS.get(tuple(map(type, options))) or split_of(options)
         if (numbers := split.numbers) is None:
             given, others = (), options

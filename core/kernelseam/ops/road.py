@@ -244,8 +244,8 @@ class Caller:
         self.recent: dict[Hashable, tuple[Repeat, Guard]] = {}
         """By addresses and numbers, calls that came before: to repeat, where the guard holds for
         the tensors."""
-        self._seen: dict[Hashable, tuple[Any, ...]] = {}
-        """Numbers of calls at addresses that came once."""
+        self._seen: dict[Hashable, tuple[tuple[Any, ...], bool]] = {}
+        """Numbers of calls at addresses that came once, or twice."""
         self._layouts: dict[Hashable, Repeat] = {}
         """Of planned calls, by their tensors' layouts."""
         self._lock = new_lock()
@@ -301,11 +301,12 @@ class Caller:
             on.launch(in_order(launches), workspace, stream)
         if function.written:
             on.count_writes(tuple([tensors[self._names.index(n)] for n in function.written]))
-        if self._seen.get(place) == numbers:
+        came, twice = self._seen.get(place, ((), False))
+        if twice and came == numbers:
             repeat = _repeat_of(function, numbers, on, made, workspace, self._names)
             put(self.recent, place, (repeat, tensor_guard(tensors)))
-        else:
-            put(self._seen, place, numbers)
+        else:  # an allocator may come back to a place by chance: what repeats is made for the third
+            put(self._seen, place, (numbers, came == numbers))
         return dict(zip(function.results, made, strict=True))
 
     def _by_layout(
