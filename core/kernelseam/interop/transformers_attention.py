@@ -72,11 +72,11 @@ def attention_forward(
     """
     refuse(dropout, options)
     blocks: Any = None
-    if is_block_mask(attention_mask):  # as Transformers makes it for flex: it says all
-        blocks, attention_mask, is_causal = attention_mask, None, False
+    is_plain = attention_mask is None or type(attention_mask) is torch.Tensor
+    if not is_plain and is_block_mask(attention_mask):  # as Transformers makes it for flex
+        blocks, attention_mask, is_causal = attention_mask, None, False  # it says all
         cu_seq_lens_q = cu_seq_lens_k = max_length_q = max_length_k = None
-    keys = key.shape[2]
-    rows = tuple([with_rows(x).transpose(1, 2) for x in (query, key, value)])
+    queries, keys = query.shape[2], key.shape[2]
     # Every layer of every step comes here: what is not given is not asked for.
     shared = per_query = mask = packed = bias = kv_lengths = None
     if s_aux is not None or sinks is not None:
@@ -88,14 +88,14 @@ def attention_forward(
     if position_bias is not None:
         bias = position_bias[..., :keys]
 
-    pattern, whole = _read(attention_mask, query.shape[2], module, is_causal)
+    pattern, whole = _read(attention_mask, queries, module, is_causal)
     if attention_mask is not None and attention_mask.dim() == 4:
         packed = None
     if whole is not None:
         whole = whole[..., :keys]
         if whole.dtype == torch.bool:
             mask = _both(mask, whole)
-            if query.shape[2] == 1 and whole.shape[1] == 1:
+            if queries == 1 and whole.shape[1] == 1:
                 kv_lengths = _last_seen(whole)
         else:
             bias = whole if bias is None else bias + whole
@@ -116,22 +116,23 @@ def attention_forward(
                 "packed rows have no padding, no bias, no selection and no sinks by query",
                 "Leave it out, or pass a mask of four axes",
             )
-        return varlen(rows, packed, asked), None
+        return varlen(_rows(query, key, value), packed, asked), None
     if seen is not None:
         dense |= torch.compiler.is_compiling()
         if seen.dtype == torch.int32:
             if not dense:
+                rows = _rows(query, key, value)
                 return varlen(rows, sequences_of(attention_mask, seen), asked), None
-            mask = _both(mask, (seen[:, -query.shape[2] :, None] == seen[:, None])[:, None])
+            mask = _both(mask, (seen[:, -queries:, None] == seen[:, None])[:, None])
         elif seen.dtype == torch.int8:
             mask = _both(mask, (seen == 1)[:, None, None])
             kv_lengths = (seen >= 0).sum(-1, dtype=torch.int32)
-        elif dense or query.shape[2] == 1:
+        elif dense or queries == 1:
             mask = _both(mask, seen[:, None, None])
         else:
-            padding = padding_of(attention_mask, seen, query.shape[2])
+            padding = padding_of(attention_mask, seen, queries)
             if pattern.causal and (padding.whole or pattern.left is None):
-                return unpadded(rows, padding, asked), None
+                return unpadded(_rows(query, key, value), padding, asked), None
             if padding.last and pattern.left is None:  # which lengths would shift
                 kv_lengths = padding.lengths
             else:
@@ -145,22 +146,33 @@ def attention_forward(
         asked["bias"] = _added(bias, query)
     if kv_lengths is not None:
         asked["kv_lengths"] = kv_lengths
-    if per_query is None:
-        return attention(*rows, layout="bshd", **asked), None
-    result, lse = attention(*rows, layout="bshd", return_lse=True, **asked)
-    return _with_sinks(result, lse, per_query), None
+    if per_query is not None:
+        rows = _rows(query, key, value)
+        result, lse = attention(*rows, layout="bshd", return_lse=True, **asked)
+        return _with_sinks(result, lse, per_query), None
+    if queries != 1:
+        return attention(*_rows(query, key, value), layout="bshd", **asked), None
+    # The result of one query is row-major in either order of heads and rows.
+    given = [x if x.stride(3) == 1 else with_rows(x) for x in (query, key, value)]
+    return attention(*given, **asked).transpose(1, 2), None
+
+
+def _rows(*given: Tensor) -> list[Tensor]:
+    """[B, H, S, D] → [B, S, H, D], rows contiguous."""
+    return [with_rows(x).transpose(1, 2) for x in given]
 
 
 def _read(
     mask: Tensor | None, queries: int, module: Any, is_causal: bool | None
 ) -> tuple[Pattern, Tensor | None]:
     """What a mask says by its pattern, and the mask itself where it says all element by element."""
-    pattern = None if mask is None else decoded(mask, queries)
-    if pattern is not None:
-        return pattern, None
-    check_mask(mask)
-    if mask is not None and mask.dim() == 4:
-        return Pattern(None, False), mask
+    if mask is not None:
+        pattern = decoded(mask, queries)
+        if pattern is not None:
+            return pattern, None
+        check_mask(mask)
+        if mask.dim() == 4:
+            return Pattern(None, False), mask
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     return Pattern(None if mask is None else mask.bool(), bool(causal)), None
 

@@ -59,10 +59,8 @@ def refuse(dropout: float, options: dict[str, Any]) -> None:
         raise InvalidValue(name, value, rule, remedy)
 
 
-def check_mask(mask: Tensor | None) -> None:
+def check_mask(mask: Tensor) -> None:
     """Of four axes: of bool, or added to the scores. Of two: padding, not to be added."""
-    if mask is None:
-        return
     if mask.dim() not in (2, 4):
         raise InvalidValue(
             "attention_mask",
