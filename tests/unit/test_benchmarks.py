@@ -836,7 +836,7 @@ def test_new_extents_make_few_python_calls(
     counts = json.loads(done.stdout)
     new = {"decode", "causal", "varlen", "matmul2d", "qkv"}
     assert {n: counts.pop(n) for n in new if counts[n] > 45} == {}
-    again = {"attention again": 9, "bmm again": 9, "torch.attention again": 13}
+    again = {"attention again": 7, "bmm again": 8, "torch.attention again": 9}
     assert {n: counts[n] for n, most in again.items() if counts[n] > most} == {}
 
 
