@@ -129,8 +129,8 @@ def encoder(template: TensorMap) -> Callable[[tuple[int, ...], tuple[int, ...], 
     strides in elements. Raises DeviceError, also for what ``refuse`` refuses.
 
     The driver is called by ctypes: the bindings make an object of each number, which takes nine
-    times as long, and ctypes too, of what it has to convert. Extents and strides that came before, of an operand of the same boxes, are not
-    encoded again: the driver replaces the address.
+    times as long, and so would ctypes of what it had to convert. Extents and strides that came
+    before, of an operand of the same boxes, are not encoded again: the driver replaces the address.
     """
     return _encoder(replace(template, operand="", extents=(), strides=(), offset=0))
 
