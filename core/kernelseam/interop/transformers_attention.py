@@ -157,9 +157,9 @@ def attention_forward(
     return attention(*given, **asked).transpose(1, 2), None
 
 
-def _rows(*given: Tensor) -> list[Tensor]:
+def _rows(*given: Tensor) -> tuple[Tensor, ...]:
     """[B, H, S, D] → [B, S, H, D], rows contiguous."""
-    return [with_rows(x).transpose(1, 2) for x in given]
+    return tuple([with_rows(x).transpose(1, 2) for x in given])
 
 
 def _read(
