@@ -26,8 +26,11 @@ from kernelseam.forking import new_lock
 from kernelseam.registry import KernelFactory, Registry
 
 GROUP = "kernelseam"
-BUILT_IN = metadata.EntryPoint("reference", "kernelseam.builtin", GROUP)
+BUILT_IN = metadata.EntryPoint("reference", f"{__package__}.builtin", GROUP)
 """The core's own plugin, loaded by its entry point as any other."""
+shipped: Sequence[metadata.EntryPoint] | None = None
+"""The plugins of a copy of this package that brings them along, which replace those that are
+installed; None for others."""
 _log = logging.getLogger("kernelseam")
 T = TypeVar("T")
 
@@ -233,6 +236,7 @@ def discover(
     builtin.kernelseam_register(scratch)
     registry.merge(scratch, BUILT_IN.name)
 
+    entry_points = shipped if entry_points is None else entry_points
     entries = _entry_points(failures) if entry_points is None else entry_points
     selected = [e for e in entries if wanted is None or e.name in wanted]
     for name in sorted((wanted or set()) - {BUILT_IN.name, *(e.name for e in selected)}):

@@ -352,6 +352,17 @@ def test_importing_is_cheap_and_loads_no_library_of_arrays() -> None:
     assert seconds < 0.3
 
 
+def test_a_call_on_tensors_does_not_import_dynamo() -> None:
+    """Which takes torch seconds, and is the business of those who compile."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    called = run(
+        "import sys, torch; from kernelseam.interop.torch import attention; "
+        "import kernelseam.interop.transformers_attention; x = torch.ones(1, 1, 2, 4); "
+        "attention(x, x, x); print('torch._dynamo' in sys.modules)"
+    )
+    assert called == "False"
+
+
 def test_every_public_name_is_there() -> None:
     assert set(dir(kernelseam)) == set(kernelseam.__all__)
     for name in kernelseam.__all__:

@@ -30,7 +30,7 @@ READ: dict[str, Callable[[Any, Any], Any]] = {
 }
 """The steps of a path."""
 _MISSING = object()
-_LIBRARIES = ("torch.", "numpy.", "kernelseam.")
+_LIBRARIES = ("torch.", "numpy.", f"{__name__.partition('.')[0]}.")
 
 
 def _guard(x: Any) -> tuple[Any, ...]:

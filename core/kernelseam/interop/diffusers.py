@@ -36,7 +36,7 @@ def register() -> tuple[str, ...]:
         names, registry = dispatcher.AttentionBackendName, dispatcher._AttentionBackendRegistry
         name = _member(names)
         constraints = [dispatcher._check_device, dispatcher._check_shape]
-        ours: Any = importlib.import_module("kernelseam.interop.diffusers_attention")
+        ours: Any = importlib.import_module(f"{__package__}.diffusers_attention")
         registry.register(name, constraints=constraints)(ours.attention)
         registry._supported_arg_names[name] = _Every(registry._supported_arg_names[name])
         known = names(NAME) is name and registry._backends[name] is ours.attention

@@ -21,7 +21,7 @@ _HOMES = {"attention": "jax_attention", "bmm": "jax_gemm"}
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"kernelseam.interop.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__package__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -53,7 +53,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    function = getattr(importlib.import_module(f"kernelseam.interop.{_HOMES[name]}"), name)
+    function = getattr(importlib.import_module(f"{__package__}.{_HOMES[name]}"), name)
     globals()[name] = function  # found without this from now on
     return function
 

@@ -33,13 +33,13 @@ def register() -> tuple[str, ...]:
     _library()
     attention: Any = importlib.import_module("transformers.modeling_utils").AttentionInterface
     masks: Any = importlib.import_module("transformers.masking_utils").AttentionMaskInterface
-    ours: Any = importlib.import_module("kernelseam.interop.transformers_attention")
-    masking: Any = importlib.import_module("kernelseam.interop.transformers_mask")
+    ours: Any = importlib.import_module(f"{__package__}.transformers_attention")
+    masking: Any = importlib.import_module(f"{__package__}.transformers_mask")
     attention.register(NAME, ours.attention_forward)
     masks.register(NAME, masking.attention_mask)
     if importlib.util.find_spec("transformers.integrations.moe") is not None:
         interface: Any = importlib.import_module("transformers.integrations.moe").ExpertsInterface
-        experts: Any = importlib.import_module("kernelseam.interop.transformers_experts")
+        experts: Any = importlib.import_module(f"{__package__}.transformers_experts")
         interface.register(NAME, experts.experts_forward)
     return (NAME,)
 

@@ -125,7 +125,6 @@ def _support(config: Any) -> _Support:
     return found
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _supported(module: str, of_config: str, config: str) -> _Support | None:
     """By the classes of a model's module that are made of this kind of config, or by all of them.
     None where the module does not have the table of attentions; one that is not found may."""
@@ -141,6 +140,10 @@ def _supported(module: str, of_config: str, config: str) -> _Support | None:
     ]
     own = [x for x in models if getattr(x.config_class, "__name__", None) == config] or models
     return _Support(any(x._supports_sdpa for x in own), any(x._supports_flash_attn for x in own))
+
+
+# what torch.compiler.assume_constant_result sets: called, it imports Dynamo
+_supported._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _window(

@@ -12,7 +12,7 @@ from kernelseam.errors import PluginError
 @cache
 def shared_sources() -> dict[str, str]:
     """Include name → text of every device source of this package."""
-    files = headers_below(resources.files("kernelseam.kernels"))
+    files = headers_below(resources.files(__package__))
     if not files:
         raise PluginError(
             "the shared device sources are missing from this installation: install kernelseam again"

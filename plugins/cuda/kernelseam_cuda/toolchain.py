@@ -191,4 +191,4 @@ def _nvrtc(name: str, arch: str, function: str, *arguments: object) -> Any:
 def sources() -> Mapping[str, str]:
     """Include name → text of every device source of the plugin: the platform's, and those of
     kernels of its own."""
-    return headers_below(importlib.resources.files("kernelseam_cuda") / "kernels")
+    return headers_below(importlib.resources.files(__package__) / "kernels")

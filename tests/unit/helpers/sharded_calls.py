@@ -168,7 +168,7 @@ def by_options(group: Any) -> list[str]:
 
 def beside(group: Any, function: str) -> None:
     """A rank's own tensor beside DTensors."""
-    import kernelseam
+    import kernelseam.interop.torch
     import torch
     from torch.distributed.tensor import Shard, distribute_tensor
 

@@ -41,6 +41,7 @@ from kernelseam.interop.torch_library.define import (
 )
 from kernelseam.interop.torch_library.dtypes import accumulator, dtype_name
 from kernelseam.interop.torch_library.mods import CAPTURED, expression_of
+from kernelseam.interop.torch_library.namespace import operator_of
 from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
 from kernelseam.ops.attention import attention_paged as paged_forward
 
@@ -420,10 +421,8 @@ MODS: dict[tuple[str, ...], tuple[Any, tuple[str, ...]]] = {
 }
 """By the operands of an operator: the one that takes an expression, too, and its operands."""
 TAKEN = {
-    names: frozenset(
-        a.name for a in getattr(torch.ops.kernelseam, operator).default._schema.arguments
-    )
-    for names, operator in (
+    names: frozenset(a.name for a in operator_of(name).default._schema.arguments)
+    for names, name in (
         (FORWARD_DENSE, "attention"),
         (FORWARD_VARLEN, "attention_varlen"),
         (PAGED, "attention_paged"),

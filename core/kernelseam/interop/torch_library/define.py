@@ -16,11 +16,12 @@ from torch.utils.flop_counter import register_flop_formula
 from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_library.arguments import Arguments, Rule
 from kernelseam.interop.torch_library.batches import one_by_one, with_empty_axes
+from kernelseam.interop.torch_library.namespace import NAMESPACE, operator_of
 from kernelseam.interop.torch_library.sharding import check_alike, tell
 from kernelseam.interop.torch_library.transforms import transformed
 
 Tensor = Any
-LIBRARY = torch.library.Library("kernelseam", "DEF")
+LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 
 def define(
@@ -34,7 +35,7 @@ def define(
     flops: Callable[..., int] | None = None,
     rules: Mapping[str, Rule] | None = None,
 ) -> Callable[..., Any]:
-    """Define ``kernelseam::schema``, and return a function that calls it.
+    """Define the operator of a schema, and return a function that calls it.
 
     ``compute`` runs on tensors with memory, ``fake`` makes empty results of the same shapes,
     strides and dtypes. ``setup(ctx, inputs, keyword_only_inputs, output)`` and ``backward(ctx,
@@ -49,9 +50,10 @@ def define(
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
     LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
-    qualified = f"kernelseam::{name}"
-    operator: Callable[..., Any] = getattr(torch.ops.kernelseam, name).default
-    described: Any = operator._schema  # type: ignore[attr-defined]
+    qualified = f"{NAMESPACE}::{name}"
+    packet = operator_of(name)
+    operator: Callable[..., Any] = packet.default
+    described: Any = packet.default._schema
     arguments = Arguments(described.arguments, rules or {})
     torch.library.register_fake(qualified, fake, lib=LIBRARY)
     if backward is not None:
@@ -60,7 +62,7 @@ def define(
         )
     tell(name)
     if flops is not None:
-        register_flop_formula(getattr(torch.ops.kernelseam, name), get_raw=True)(flops)
+        register_flop_formula(packet, get_raw=True)(flops)
     mapped = with_empty_axes(batched or one_by_one(lambda *x, **given: call(*x, **given)))
     if not described.is_mutable:
         torch.library.register_vmap(qualified, mapped, lib=LIBRARY)

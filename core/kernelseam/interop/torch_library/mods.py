@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch._dynamo
 
 from kernelseam.descriptors.common.captured import captured
 from kernelseam.errors import InvalidValue
@@ -70,7 +69,6 @@ def _compiled(score_mod: Any, mask_mod: Any, block_mask: Any, like: Tensor) -> T
 traced._torchdynamo_inline = _compiled  # type: ignore[attr-defined]
 
 
-@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def _described(score_mod: Any, mask_mod: Any, blocks: Any) -> Any:
     """(the expression's text; where its numbers and arrays are read, and what beside them it
     depends on: the function's number and a path)."""
@@ -97,6 +95,10 @@ def _described(score_mod: Any, mask_mod: Any, blocks: Any) -> Any:
             elif guard[0] == "code" and path:
                 guards.append((which, path, "code", 0))
     return text_of(own.structure), tuple(numbers), tuple(arrays), tuple(guards)
+
+
+# what torch.compiler.assume_constant_result sets: called, it imports Dynamo, which takes seconds
+_described._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _read(x: Any, path: Any) -> Any:

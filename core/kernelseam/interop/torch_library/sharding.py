@@ -18,6 +18,7 @@ import torch
 from kernelseam.descriptors.attention.options import ScoreOperands
 from kernelseam.descriptors.common.options import options_of
 from kernelseam.errors import InvalidValue
+from kernelseam.interop.torch_library.namespace import operator_of
 
 Shape = Sequence[int]
 Shapes = Mapping[str, Shape]
@@ -236,13 +237,13 @@ def tell(name: str) -> bool:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 
-    operator = getattr(torch.ops.kernelseam, name).default
-    arguments = operator._schema.arguments
+    known = operator_of(name).default
+    arguments = known._schema.arguments
     # All options are part of the key under which torch keeps what a rule said.
     options = [a.name for a in arguments if a.kwarg_only]
     info = RuntimeSchemaInfo(len(arguments) - len(options), options)
     propagator = DTensor._op_dispatcher.sharding_propagator
-    propagator.register_op_strategy(operator, _strategy(RULES[name]), info)
+    propagator.register_op_strategy(known, _strategy(RULES[name]), info)
     _told.add(name)
     return True
 
@@ -255,7 +256,7 @@ def check_alike(name: str, tensors: Sequence[Any]) -> None:
     given = [(i, x) for i, x in enumerate(tensors) if isinstance(x, torch.Tensor)]
     plain = [i for i, x in given if not isinstance(x, dtensor)]
     if 0 < len(plain) < len(given):
-        arguments = getattr(torch.ops.kernelseam, name).default._schema.arguments
+        arguments = operator_of(name).default._schema.arguments
         raise InvalidValue(
             arguments[plain[0]].name,
             "a tensor of this rank",
