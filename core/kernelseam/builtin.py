@@ -15,7 +15,7 @@ from kernelseam.reference.attention import NumpyAttention
 from kernelseam.reference.attention_bwd import NumpyAttentionBwd
 from kernelseam.reference.cache import NumpyPagedCache
 from kernelseam.reference.gemm import NumpyGemm
-from kernelseam.reference.grouped_gemm import NumpyGroupedGemm
+from kernelseam.reference.grouped_gemm import NumpyGroupedGemm, NumpyGroupedGemmPointers
 from kernelseam.reference.merge import NumpyMerge
 from kernelseam.reference.projection import PROJECTIONS
 from kernelseam.reference.runtime import HostRuntime
@@ -24,6 +24,7 @@ from kernelseam.registry import Registry
 _IMPLEMENTATIONS = (
     NumpyGemm(),
     NumpyGroupedGemm(),
+    NumpyGroupedGemmPointers(),
     NumpyAttention(),
     NumpyMerge(),
     NumpyPagedCache(),

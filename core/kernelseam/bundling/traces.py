@@ -20,6 +20,7 @@ from kernelseam.descriptors.attention.merge_problem import MergeProblem
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.cache.problem import PagedCacheProblem
 from kernelseam.descriptors.common.validation import MAX_BYTES, check_walk
+from kernelseam.descriptors.gemm.grouped_pointers_problem import GroupedGemmPointersProblem
 from kernelseam.descriptors.gemm.grouped_problem import AXES, INDICES, GroupedGemmProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.descriptors.projection.backward_problem import (
@@ -37,6 +38,7 @@ PROBLEMS: Mapping[str, type] = {
         AttentionBwdProblem,
         AttentionProblem,
         GemmProblem,
+        GroupedGemmPointersProblem,
         GroupedGemmProblem,
         MergeProblem,
         OutputProjectionBwdProblem,

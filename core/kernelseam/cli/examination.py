@@ -21,6 +21,7 @@ from kernelseam.samples.cache_case import CacheCase
 from kernelseam.samples.case import Case
 from kernelseam.samples.gemm_case import GemmCase
 from kernelseam.samples.grouped_case import GroupedCase
+from kernelseam.samples.grouped_pointers_case import GroupedPointersCase
 from kernelseam.samples.merge_case import MergeCase
 from kernelseam.samples.operations import operands
 from kernelseam.samples.operations.operands import describe
@@ -59,6 +60,9 @@ CASES: dict[str, tuple[Case, ...]] = {
         for d in (F16, F32)
     ),
     "grouped_gemm": tuple(GroupedCase(f"grouped-gemm-{d}", d) for d in (F16, F32)),
+    "grouped_gemm_pointers": tuple(
+        GroupedPointersCase(f"grouped-lists-{d}", d) for d in (F16, F32)
+    ),
     "merge_states": tuple(MergeCase(f"merge-{d}", d, d) for d in (F16, F32)),
     "paged_cache": tuple(
         CacheCase(f"paged-cache-{d}", d, num_heads=4, rotary="halves", norm=F32) for d in (F16, F32)

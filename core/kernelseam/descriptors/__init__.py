@@ -10,6 +10,11 @@ from kernelseam.descriptors.attention.problem import AttentionProblem, Attention
 from kernelseam.descriptors.cache.cache import PagedCache
 from kernelseam.descriptors.cache.problem import PagedCacheProblem, PagedCacheSpec
 from kernelseam.descriptors.gemm.grouped import GroupedGemm
+from kernelseam.descriptors.gemm.grouped_pointers import GroupedGemmPointers
+from kernelseam.descriptors.gemm.grouped_pointers_problem import (
+    GroupedGemmPointersProblem,
+    GroupedGemmPointersSpec,
+)
 from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem, GroupedGemmSpec
 from kernelseam.descriptors.gemm.pointers import BatchedGemmPointers
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
@@ -43,6 +48,9 @@ __all__ = [
     "GemmProblem",
     "GemmSpec",
     "GroupedGemm",
+    "GroupedGemmPointers",
+    "GroupedGemmPointersProblem",
+    "GroupedGemmPointersSpec",
     "GroupedGemmProblem",
     "GroupedGemmSpec",
     "MergeProblem",

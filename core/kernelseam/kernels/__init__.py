@@ -23,6 +23,7 @@ from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.gemm.gemv import GEMV, GemvTile
 from kernelseam.kernels.gemm.grouped import GroupedGemmDefinition
+from kernelseam.kernels.gemm.grouped_pointers import GroupedGemmPointersDefinition
 from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.kernel import KernelImplementation, build
 from kernelseam.kernels.projection.projection import PROJECTIONS
@@ -30,6 +31,7 @@ from kernelseam.kernels.projection.projection import PROJECTIONS
 KERNELS: Mapping[str, KernelDefinition] = {
     "gemm": GemmDefinition(),
     "grouped_gemm": GroupedGemmDefinition(),
+    "grouped_gemm_pointers": GroupedGemmPointersDefinition(),
     "attention": AttentionDefinition(),
     "attention_bwd": AttentionBwdDefinition(),
     "merge_states": MERGE,

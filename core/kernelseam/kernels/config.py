@@ -111,7 +111,7 @@ TEXTS: Mapping[str, str] = {
     "OUT_VIEW": "how results lie, likewise",
     "LENGTHS": "the number of a sequence's keys is in device memory",
     "GROUPED": "attention: a block's rows are the query heads of one KV head, query after query; "
-    "products: the axis that offsets divide, 0 none, ALONG_M, ALONG_N or ALONG_K",
+    "products: the axis that offsets divide, 0 none, ALONG_M, ALONG_N or ALONG_K; or BY_LIST",
     "Q": "element type of queries in memory",
     "KV": "element type of keys and values in memory",
     "Q_SCALES": "scales of queries: NO_SCALES, HEAD_SCALES or BLOCK_SCALES",

@@ -17,6 +17,7 @@ from kernelseam.descriptors.attention.merge_problem import MergeSpec
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.descriptors.cache.problem import PagedCacheSpec
 from kernelseam.descriptors.common.precision import PRECISIONS
+from kernelseam.descriptors.gemm.grouped_pointers_problem import GroupedGemmPointersSpec
 from kernelseam.descriptors.gemm.grouped_problem import INDICES, GroupedGemmSpec
 from kernelseam.descriptors.gemm.problem import GemmSpec, HeadsSpec
 from kernelseam.dtypes import E4M3, DType
@@ -39,10 +40,11 @@ from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.gemm.gemv import GEMV
 from kernelseam.kernels.gemm.grouped import GroupedGemmDefinition
+from kernelseam.kernels.gemm.grouped_pointers import GroupedGemmPointersDefinition
 
 F16, BF16, F32, F64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
 GEMM, FORWARD, BACKWARD = GemmDefinition(), AttentionDefinition(), AttentionBwdDefinition()
-GROUPED = GroupedGemmDefinition()
+GROUPED, LISTED = GroupedGemmDefinition(), GroupedGemmPointersDefinition()
 EVERY: dict[str, Any] = dict.fromkeys(
     ("window", "prefix", "alibi", "softcap", "mask", "sinks"), True
 )
@@ -174,6 +176,12 @@ def _grouped() -> Iterator[Covered]:
         scaled = GemmSpec(stored, BF16, F32, b_transposed=True, scales=True)
         yield one("m", scaled, False)
         yield one("m", replace(scaled, scale_block=(1, 128, 128)), False)
+    for listed, often in (
+        (GemmSpec(BF16, BF16, F32, view="pointers"), True),
+        (GemmSpec(BF16, F32, F32, False, True, "pointers", 2, 2, 4), False),
+        (GemmSpec(F32, F32, F32, True, False, "pointers"), False),
+    ):
+        yield Covered(LISTED, GroupedGemmPointersSpec(listed), often=often)
 
 
 def _attentions() -> Iterator[Covered]:

@@ -4,7 +4,7 @@ one verdict out."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -319,6 +319,16 @@ def gemm_verdict(
     if preactivation is not None:
         parts.append(compared("preactivation", preactivation, result.out, dtype_c))
     return _verdict(parts, lead, numbers)
+
+
+def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
+    """One verdict on the groups of a product, whose message names the worst."""
+    worst, checked = Verdict(True, 0.0, (), 0, "nothing to compare: there are no groups"), 0
+    for g, one in enumerate(verdicts):
+        checked += one.checked
+        if one.worst >= worst.worst:
+            worst = replace(one, where=(g, *one.where), message=f"group {g}: {one.message}")
+    return replace(worst, checked=checked)
 
 
 def ratios(actual: Floats, expected: Floats, tolerance: Floats, overflows: float) -> Floats:

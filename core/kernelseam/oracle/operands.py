@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from kernelseam.contract import Device, OperandRule, Runtime
 from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.gemm.grouped_pointers_problem import GroupedGemmPointersProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
 
@@ -61,6 +62,17 @@ class Operands:
         return np.stack(
             [self._read_strided(int(at), shape, strides, dtype) for at in places]
         ).reshape(*lead, *shape)
+
+    def listed(self, p: GroupedGemmPointersProblem, name: str, g: int) -> Array:
+        """A, B or C of group g; zeros for one that is not read."""
+        rule = p.rule(name, g)
+        dtype = rule.dtype or DType.float64
+        if not rule.span:
+            shape = {"A": p.a_shape(g), "B": p.b_shape(g), "C": p.sizes[g][:2]}[name]
+            return np.zeros(shape, dtype.numpy)
+        entry = self._pointers[f"{name}_ptrs"] + 8 * g
+        at = self._read_strided(entry, (1,), (1,), DType.float64).view(np.uint64)[0]
+        return self._read_strided(int(at), rule.shape, rule.strides, dtype)
 
     def attention_rows(
         self,

@@ -9,6 +9,7 @@ from kernelseam.descriptors.attention.backward_problem import AttentionBwdProble
 from kernelseam.descriptors.attention.merge_problem import MergeProblem
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.cache.problem import PagedCacheProblem
+from kernelseam.descriptors.gemm.grouped_pointers_problem import GroupedGemmPointersProblem
 from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.descriptors.projection.backward_problem import (
@@ -24,6 +25,7 @@ from kernelseam.oracle.verification_attention import AttentionBwdVerifier, Atten
 from kernelseam.oracle.verification_cache import PagedCacheVerifier
 from kernelseam.oracle.verification_gemm import GemmVerifier
 from kernelseam.oracle.verification_grouped import GroupedGemmVerifier
+from kernelseam.oracle.verification_grouped_pointers import GroupedGemmPointersVerifier
 from kernelseam.oracle.verification_merge import MergeVerifier
 from kernelseam.oracle.verification_projection import ProjectionVerifier
 from kernelseam.oracle.verifier import Verifier
@@ -33,6 +35,7 @@ from kernelseam.plugins import plugins
 VERIFIERS: dict[type, Verifier[Any]] = {
     GemmProblem: GemmVerifier(),
     GroupedGemmProblem: GroupedGemmVerifier(),
+    GroupedGemmPointersProblem: GroupedGemmPointersVerifier(),
     AttentionProblem: AttentionVerifier(),
     AttentionBwdProblem: AttentionBwdVerifier(),
     MergeProblem: MergeVerifier(),

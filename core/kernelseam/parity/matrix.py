@@ -10,6 +10,7 @@ from kernelseam.parity.cases.attention_bwd import attention_bwd_cases
 from kernelseam.parity.cases.cache import cache_cases
 from kernelseam.parity.cases.gemm import gemm_cases
 from kernelseam.parity.cases.grouped import grouped_cases
+from kernelseam.parity.cases.grouped_pointers import grouped_pointers_cases
 from kernelseam.parity.cases.merge import merge_cases
 from kernelseam.parity.cases.projection import projection_cases
 from kernelseam.parity.cases.projection_bwd import projection_bwd_cases
@@ -19,6 +20,7 @@ from kernelseam.samples.operations.table import OPERATIONS
 CASES: Mapping[str, Callable[[], Sequence[Case]]] = {
     "gemm": gemm_cases,
     "grouped_gemm": grouped_cases,
+    "grouped_gemm_pointers": grouped_pointers_cases,
     "attention": attention_cases,
     "attention_bwd": attention_bwd_cases,
     "merge_states": merge_cases,

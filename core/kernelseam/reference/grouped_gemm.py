@@ -1,18 +1,23 @@
-"""Grouped GEMM on the host: a group's blocks, one after the other, BLAS for the products."""
+"""Grouped GEMMs on the host: a group's blocks, one after the other, BLAS for the products."""
 
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
 from kernelseam.costs import roofline
-from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem
+from kernelseam.descriptors.gemm.grouped_pointers_problem import (
+    GroupedGemmPointersProblem,
+    GroupedGemmPointersSpec,
+)
+from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem, GroupedGemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.reference.gemm import round_to_tf32
 from kernelseam.reference.products import product
@@ -37,7 +42,23 @@ class NumpyGroupedGemm:
         return roofline(problem, device.limits, 0.5)
 
     def build(self, problem: GroupedGemmProblem, device: Device) -> PlanParts:
-        step = _GroupedStep(problem, device)
+        step = _OffsetsStep(problem, device)
+        return PlanParts((step,), step.threads * step.bytes)
+
+
+class NumpyGroupedGemmPointers:
+    """The same over lists of addresses, of matrices of any sizes."""
+
+    name, backend, operation = "numpy", "numpy", "grouped_gemm_pointers"
+
+    def supports(self, problem: GroupedGemmPointersProblem, device: Device) -> str | None:
+        return None
+
+    def cost(self, problem: GroupedGemmPointersProblem, device: Device) -> Cost:
+        return roofline(problem, device.limits, 0.5)
+
+    def build(self, problem: GroupedGemmPointersProblem, device: Device) -> PlanParts:
+        step = _ListsStep(problem, device)
         return PlanParts((step,), step.threads * step.bytes)
 
 
@@ -50,36 +71,54 @@ class _Group:
     a: Array
     b: Array
     c: Array
-    a_indices: Array | None
-    c_indices: Array | None
-    c_factors: Array | None
-    a_scales: Array | None
+    a_indices: Array | None = None
+    c_indices: Array | None = None
+    c_factors: Array | None = None
+    a_scales: Array | None = None
     """[M], or of blocks [M, ⌈K/k⌉]."""
-    b_scales: Array | None
+    b_scales: Array | None = None
     """[N], or of blocks [⌈N/n⌉, ⌈K/k⌉]."""
 
 
-class _GroupedStep:
-    def __init__(self, problem: GroupedGemmProblem, device: Device) -> None:
-        p = self.problem = problem
-        m, n, k = (
-            min(x, most) for x, most in zip((p.M, p.N, p.K), (_ROWS, _COLUMNS, _TERMS), strict=True)
-        )
+class _Problem(Protocol):
+    """What is asked of either problem."""
+
+    @property
+    def spec(self) -> GroupedGemmSpec | GroupedGemmPointersSpec: ...
+    @property
+    def groups(self) -> int: ...
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def beta(self) -> float: ...
+    @property
+    def reads_inputs(self) -> bool: ...
+    @property
+    def operations(self) -> int: ...
+
+
+class _GroupedStep(ABC):
+    """``most``: the largest M, N and K of a group, as far as is known; ``blocks``: about how many
+    the C's have."""
+
+    def __init__(
+        self, problem: _Problem, most: tuple[int, int, int], blocks: int, device: Device
+    ) -> None:
+        self.problem: _Problem = problem
+        m, n, k = (min(x, y) for x, y in zip(most, (_ROWS, _COLUMNS, _TERMS), strict=True))
         self.sizes = m * n, m * n, m * k, k * n
-        self.bytes = scratch_bytes(self.sizes, p.spec.product.dtype_acc)
-        blocks = p.groups * -(-p.M // _ROWS) * -(-p.N // _COLUMNS)
-        self.threads = min(threads_for(p.operations, device), max(blocks // 2, 1))
+        self.bytes = scratch_bytes(self.sizes, problem.spec.product.dtype_acc)
+        self.threads = min(threads_for(problem.operations, device), max(blocks // 2, 1))
         self.record = LaunchRecord(
-            "numpy_grouped_gemm", (p.groups, 1, 1), (1, 1, 1), 0, device.arch
+            "numpy_grouped_gemm", (problem.groups, 1, 1), (1, 1, 1), 0, device.arch
         )
 
+    @abstractmethod
+    def groups(self, pointers: Mapping[str, int]) -> Callable[[], Iterator[_Group]]:
+        """What gives the groups at each launch."""
+
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
-        p = self.problem
-        arrays = {
-            r.name: host_array(pointers.get(r.name, 0), r.shape, r.strides, r.dtype or DType.int32)
-            for r in p.operands
-        }
-        acc = p.spec.product.dtype_acc
+        acc, groups = self.problem.spec.product.dtype_acc, self.groups(pointers)
         scratch = [carve(workspace + i * self.bytes, self.sizes, acc) for i in range(self.threads)]
 
         def work(thread: int, tasks: Iterator[tuple[_Group, slice, slice]]) -> None:
@@ -87,52 +126,7 @@ class _GroupedStep:
                 for group, rows, columns in tasks:
                     self._block(group, rows, columns, scratch[thread])
 
-        return lambda stream: share(work, self._blocks(arrays), self.threads)
-
-    def _blocks(self, arrays: Mapping[str, Array]) -> Iterator[tuple[_Group, slice, slice]]:
-        """The blocks of C of every group."""
-        begin = 0
-        for g, end in enumerate(arrays["offsets"].tolist()):
-            group = self._group(arrays, g, slice(begin, end))
-            begin = end
-            M, N = group.rows, group.c.shape[1]
-            for i, j in itertools.product(range(0, M, _ROWS), range(0, N, _COLUMNS)):
-                yield group, slice(i, min(i + _ROWS, M)), slice(j, min(j + _COLUMNS, N))
-
-    def _group(self, arrays: Mapping[str, Array], g: int, part: slice) -> _Group:
-        p, product = self.problem, self.problem.spec.product
-        parts = {axis: part if axis == p.spec.along else slice(None) for axis in "mnk"}
-        indices = {n: arrays[n][part] for n in p.spec.indices if arrays[n].size}
-
-        def matrix(name: str, axes: str, transposed: bool) -> Array:
-            whole = arrays[name]
-            if not whole.size:
-                return np.empty((0, 0), whole.dtype)
-            one: Array = whole[g if p.matrices(name) > 1 else 0]
-            rows = slice(None) if f"{name.lower()}_indices" in indices else parts[axes[0]]
-            view: Array = (one.T if transposed else one)[rows, parts[axes[1]]]
-            return view
-
-        def scales(name: str, axis: str) -> Array | None:
-            if (whole := arrays.get(name)) is None or not whole.size:
-                return None
-            one: Array = whole[g if len(whole) > 1 else 0]
-            if axis == "m" and "a_indices" in indices:
-                return one[indices["a_indices"]]
-            return one[part] if axis == p.spec.along else one
-
-        c = matrix("C", "mn", False)
-        return _Group(
-            part.stop - part.start if p.spec.indices else len(c),
-            matrix("A", "mk", product.a_transposed),
-            matrix("B", "kn", product.b_transposed),
-            c,
-            indices.get("a_indices"),
-            indices.get("c_indices"),
-            indices.get("c_factors"),
-            scales("a_scales", "m"),
-            scales("b_scales", "n"),
-        )
+        return lambda stream: share(work, _blocks(groups()), self.threads)
 
     def _block(self, group: _Group, rows: slice, columns: slice, scratch: list[Array]) -> None:
         """alpha·op(A)·op(B) + beta·C of one block in the accumulator's dtype, rounded once; beta =
@@ -173,3 +167,99 @@ class _GroupedStep:
             part *= p.beta
             total += part
         group.c[written, columns] = total
+
+
+def _blocks(groups: Iterator[_Group]) -> Iterator[tuple[_Group, slice, slice]]:
+    """The blocks of C of every group."""
+    for group in groups:
+        M, N = group.rows, group.c.shape[1]
+        for i, j in itertools.product(range(0, M, _ROWS), range(0, N, _COLUMNS)):
+            yield group, slice(i, min(i + _ROWS, M)), slice(j, min(j + _COLUMNS, N))
+
+
+class _OffsetsStep(_GroupedStep):
+    def __init__(self, problem: GroupedGemmProblem, device: Device) -> None:
+        p = self.offsets_problem = problem
+        blocks = p.groups * -(-p.M // _ROWS) * -(-p.N // _COLUMNS)
+        super().__init__(p, (p.M, p.N, p.K), blocks, device)
+
+    def groups(self, pointers: Mapping[str, int]) -> Callable[[], Iterator[_Group]]:
+        arrays = {
+            r.name: host_array(pointers.get(r.name, 0), r.shape, r.strides, r.dtype or DType.int32)
+            for r in self.offsets_problem.operands
+        }
+
+        def each() -> Iterator[_Group]:
+            begin = 0
+            for g, end in enumerate(arrays["offsets"].tolist()):
+                yield self._group(arrays, g, slice(begin, end))
+                begin = end
+
+        return each
+
+    def _group(self, arrays: Mapping[str, Array], g: int, part: slice) -> _Group:
+        p, product = self.offsets_problem, self.offsets_problem.spec.product
+        parts = {axis: part if axis == p.spec.along else slice(None) for axis in "mnk"}
+        indices = {n: arrays[n][part] for n in p.spec.indices if arrays[n].size}
+
+        def matrix(name: str, axes: str, transposed: bool) -> Array:
+            whole = arrays[name]
+            if not whole.size:
+                return np.empty((0, 0), whole.dtype)
+            one: Array = whole[g if p.matrices(name) > 1 else 0]
+            rows = slice(None) if f"{name.lower()}_indices" in indices else parts[axes[0]]
+            view: Array = (one.T if transposed else one)[rows, parts[axes[1]]]
+            return view
+
+        def scales(name: str, axis: str) -> Array | None:
+            if (whole := arrays.get(name)) is None or not whole.size:
+                return None
+            one: Array = whole[g if len(whole) > 1 else 0]
+            if axis == "m" and "a_indices" in indices:
+                return one[indices["a_indices"]]
+            return one[part] if axis == p.spec.along else one
+
+        c = matrix("C", "mn", False)
+        return _Group(
+            part.stop - part.start if p.spec.indices else len(c),
+            matrix("A", "mk", product.a_transposed),
+            matrix("B", "kn", product.b_transposed),
+            c,
+            indices.get("a_indices"),
+            indices.get("c_indices"),
+            indices.get("c_factors"),
+            scales("a_scales", "m"),
+            scales("b_scales", "n"),
+        )
+
+
+class _ListsStep(_GroupedStep):
+    def __init__(self, problem: GroupedGemmPointersProblem, device: Device) -> None:
+        p = self.lists_problem = problem
+        blocks = sum(-(-m // _ROWS) * -(-n // _COLUMNS) for m, n, _ in p.sizes)
+        super().__init__(p, p.most, blocks, device)
+
+    def groups(self, pointers: Mapping[str, int]) -> Callable[[], Iterator[_Group]]:
+        """Addresses are read at each launch."""
+        p, product = self.lists_problem, self.lists_problem.spec.product
+        lists = {
+            r.name[0]: host_array(pointers.get(r.name, 0), r.shape, r.strides, DType.float64)
+            for r in p.operands
+            if r.dtype is None
+        }
+
+        def matrix(name: str, g: int) -> Array:
+            rule = p.rule(name, g)
+            at = int(lists[name].view(np.uint64)[g]) if rule.span else 0
+            return host_array(at, rule.shape, rule.strides, rule.dtype or DType.int32)
+
+        def each() -> Iterator[_Group]:
+            for g in filter(p.written, range(p.groups)):
+                a, b, c = (matrix(name, g) for name in "ABC")
+                if p.read(g):
+                    a, b = a.T if product.a_transposed else a, b.T if product.b_transposed else b
+                else:
+                    a, b = np.empty((c.shape[0], 0), a.dtype), np.empty((0, c.shape[1]), b.dtype)
+                yield _Group(c.shape[0], a, b, c)
+
+        return each

@@ -7,10 +7,18 @@ from kernelseam.samples.attention_case import AttentionCase
 from kernelseam.samples.cache_case import CacheCase
 from kernelseam.samples.gemm_case import GemmCase
 from kernelseam.samples.grouped_case import GroupedCase
+from kernelseam.samples.grouped_pointers_case import GroupedPointersCase
 from kernelseam.samples.merge_case import MergeCase
 from kernelseam.samples.projection_case import ProjectionCase
 
 Case = (
-    GemmCase | GroupedCase | AttentionCase | MergeCase | CacheCase | BackwardCase | ProjectionCase
+    GemmCase
+    | GroupedCase
+    | GroupedPointersCase
+    | AttentionCase
+    | MergeCase
+    | CacheCase
+    | BackwardCase
+    | ProjectionCase
 )
 """One problem with its data, written down as data."""

@@ -11,7 +11,7 @@
 // Where PERSISTENT is 0 there are as many blocks as tiles, each computes one, and the result is laid out where the ring
 // was: less shared memory and fewer registers, for devices that rather hold several blocks at once.
 // With scales of blocks along K the products of a block are summed from 0, multiplied by their scales and then added up.
-// With groups (GROUPED: groups.h) one axis of the operands is divided by offsets in device memory.
+// With groups (GROUPED: groups.h) one axis of the operands is divided by offsets in device memory, or each product has its own size.
 // Where TEAMS is more than 1, a block computes that many small tiles at once, each by a warp with a ring of its own.
 //
 // Shared memory, for each team: STAGES · (BM + BN) · BK elements, and (or, not persistent, at least) BM · BN elements of C.
@@ -98,8 +98,18 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
     }
     int tiles_m, tiles_n, heads;
     int begin, size;  // of a group, whose number is `batch`
+    int M, N, K;      // of a list's group
+    unsigned first;   // its first tile
   };
-  auto place = [&](unsigned tile) {
+  auto place = [&](unsigned tile, const Place& from) {
+    if constexpr (Config::GROUPED == BY_LIST) {
+      int group = from.batch;
+      unsigned first = from.first;
+      groups.find<BM, BN>(tile, group, first);
+      const int rows = groups.of_list(group, OF_M), in_group = tile - first, high = divide_up(rows, BM), n = in_group / max_of(high, 1);
+      return Place{in_group - n * high, n, 0, group, tiles_m, tiles_n, num_heads, 0, 0,
+                   rows, groups.of_list(group, OF_N), groups.of_list(group, OF_K), first};
+    }
     if constexpr (Config::GROUPED) {
       const GroupTile x = groups.tile<BM, BN>(tile, tiles_m, tiles_n);
       return Place{x.m, x.n, 0, x.group, tiles_m, tiles_n, num_heads, x.begin, x.size};
@@ -110,20 +120,21 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
   };
   const unsigned stride = blocks * TEAMS;
   // What a tile's group, or its matrix, has in rows, columns and slices; `empty`: a tile of no rows, or of no columns.
-  auto rows_of = [&](const Place& at) { return Config::GROUPED == ALONG_M ? at.size : M; };
-  auto columns_of = [&](const Place& at) { return Config::GROUPED == ALONG_N ? at.size : N; };
-  auto depth_of = [&](const Place& at) { return Config::GROUPED == ALONG_K ? at.size : K; };
+  constexpr bool LIST = Config::GROUPED == BY_LIST;
+  auto rows_of = [&](const Place& at) { return LIST ? at.M : Config::GROUPED == ALONG_M ? at.size : M; };
+  auto columns_of = [&](const Place& at) { return LIST ? at.N : Config::GROUPED == ALONG_N ? at.size : N; };
+  auto depth_of = [&](const Place& at) { return LIST ? at.K : Config::GROUPED == ALONG_K ? at.size : K; };
   auto empty = [&](const Place& at) { return at.m * BM >= rows_of(at) || at.n * BN >= columns_of(at); };
   auto slices_of = [&](const Place& at) { return !Config::GROUPED ? slices : empty(at) || K == 0 ? 0 : divide_up(depth_of(at), BK); };
   // Elements from an operand's first to its group's.
   auto group_start = [&](const Place& at, bool stacked, i64 by_group, bool by_rows, int row) {
     return stacked ? at.batch * by_group : by_rows ? (i64)at.begin * row : at.begin;
   };
-  const Place step = Config::PERSISTENT && !Config::GROUPED ? place(stride) : Place{};
+  const Place step = Config::PERSISTENT && !Config::GROUPED ? place(stride, Place{}) : Place{};
   auto go_on = [&](unsigned& tile, Place& at) {
     tile += stride;
     if (!Config::GROUPED) at += step;
-    else if (tile < total) at = place(tile);
+    else if (tile < total) at = place(tile, at);
   };
   // The matrix of `heads` a batch that belongs to a batch and a head, in a strided batch or in a list.
   auto matrix_at = [&](auto base, int batch, int head, int heads, i64 by_batch, i64 by_head) {
@@ -137,7 +148,7 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
   auto tile_a = [&](int stage) { return TileA(memory + stage * STAGE_BYTES); };
   auto tile_b = [&](int stage, int part) { return TileB(memory + stage * STAGE_BYTES + TileA::BYTES + part * TileB::BYTES); };
   unsigned next_tile = block_index() * TEAMS + team;
-  Place next = place(next_tile), at = next;
+  Place next = place(next_tile, Place{}), at = next;
   int next_slice = 0, next_term = 0, far = 0;
   auto skip_empty = [&] {
     if constexpr (Config::GROUPED)
@@ -146,6 +157,11 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
   skip_empty();
   View A{nullptr, a_row}, B{nullptr, b_row};
   auto next_product = [&] {
+    if constexpr (LIST) {
+      A = {listed((const T*)a, next.batch), groups.of_list(next.batch, ROW_OF_A)};
+      B = {listed((const T*)b, next.batch), groups.of_list(next.batch, ROW_OF_B)};
+      return;
+    }
     if constexpr (Config::GROUPED) {
       if (!Config::GATHERED) A.base = (const T*)a + group_start(next, Config::GROUPED == ALONG_N, a_batch, (Config::GROUPED == ALONG_M) != Config::A_TRANSPOSED, a_row);
       B.base = (const T*)b + group_start(next, Config::GROUPED == ALONG_M, b_batch, (Config::GROUPED == ALONG_K) != Config::B_TRANSPOSED, b_row);
@@ -223,6 +239,7 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
       return matrix_at(base, at.batch, at.head, num_heads, by_batch, by_head);
     };
     TC* const first = Config::SCATTERED ? (TC*)c
+                      : LIST ? listed((TC*)c, at.batch)
                       : Config::GROUPED ? (TC*)c + group_start(at, Config::GROUPED == ALONG_K, c_batch, Config::GROUPED == ALONG_M, c_row)
                       : Config::HEADS ? (TC*)c : one((TC*)c, c_batch, c_head);
     return Ends{first,
@@ -319,7 +336,7 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
     TileC out(memory + RESULT + warp * TileSums::BYTES);
     const auto C = [&] {
       if constexpr (Config::SCATTERED) return IndexedRows<TC, false>{{ends.c, c_row}, indices, at.begin, M - 1};
-      else return StridedView<TC>{ends.c, c_row};
+      else return StridedView<TC>{ends.c, LIST ? groups.of_list(at.batch, ROW_OF_C) : c_row};
     }();
     each_part(acc, [&](Acc& acc, int col0, int N, int) {
       if (BY_ROWS && K > 0) E::map(acc, [&](int i, int j, Sum x) {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work, predicted
@@ -38,11 +40,11 @@ _ROW_INDICES = Structure(
 )
 
 
-def with_groups(plain: Signature, spec: GroupedGemmSpec, **more: Structure | str) -> Signature:
+def with_groups(plain: Signature, indices: bool = False, **more: Structure | str) -> Signature:
     """A GEMM's signature, with the groups, indices of rows, and ``more``, where the body's optional
     parameters have them."""
     given = {**dict(plain.parameters), **more, "groups": GROUPS}
-    if spec.indices:
+    if indices:
         given["indices"] = _ROW_INDICES
     fixed = [x for x in plain.parameters if x[0] not in plain.optional]
     optional = [(n, given[n]) for n in plain.optional if n in given]
@@ -64,75 +66,60 @@ def group_pointers(spec: GroupedGemmSpec) -> dict[str, str]:
     return {"offsets": "offsets", **indices}
 
 
-class GroupedGemmDefinition(KernelDefinition):
-    """One grid over as many tiles as the groups can need, whatever the offsets are."""
+class OverGroups(KernelDefinition):
+    """gemm.h over groups, whose tiles are those of the GEMM for one block."""
 
-    operation = "grouped_gemm"
     entry = _GEMM.entry
     source = _GEMM.source
     multiplies = True
 
-    def refuse(self, problem: GroupedGemmProblem, row: ArchRow) -> str | None:
-        p, product = problem, problem.spec.product
-        if reason := _GEMM.refuse(p.even, row) or refuse_rounding(product):
+    @abstractmethod
+    def count(self, problem: Any, tile: GemmTile) -> int:
+        """Tiles of all groups, as many as there may be."""
+
+    @abstractmethod
+    def row_strides(self, problem: Any) -> dict[str, int]:
+        """Strides of rows by name, the largest."""
+
+    def refuse(self, problem: Any, row: ArchRow) -> str | None:
+        product = problem.spec.product
+        if reason := _GEMM.refuse(problem.even, row) or refuse_rounding(product):
             return reason
-        if not self.tiles(p.spec, row):
+        if not self.tiles(problem.spec, row):
             return f"no tile of {row.arch} for one block takes {product}"
-        if all(tile_count(p, t) >= INT32 for t in self.tiles(p.spec, row)):
+        if all(self.count(problem, t) >= INT32 for t in self.tiles(problem.spec, row)):
             return "it has 2^31 tiles of C, or more"
-        rows = {f"stride_{n}_row": getattr(p, f"{n}_strides")[1] for n in "abc"}
-        rows["stride_a_scales_row"] = p.a_scale_strides[1]
-        rows["stride_b_scales_column"] = p.b_scale_strides[1]
-        for name, step in zip(SCALES, p.scale_k_strides, strict=True):
-            rows[f"stride_{name}_k"] = step
-        return refuse_row_strides(**rows)
+        return refuse_row_strides(**self.row_strides(problem))
 
-    def tiles(self, spec: GroupedGemmSpec, row: ArchRow) -> tuple[GemmTile, ...]:
-        tiles = (t for t in _GEMM.tiles(spec.product, row) if t.teams == 1)
-        if not spec.indices:
-            return tuple(tiles)
-        return tuple(
-            replace(t, min_blocks=max(t.min_blocks - 1, 1))
-            for t in tiles
-            if t.bm * t.bn <= _MOST_SUMS * row.warp_size * t.warps_m * t.warps_n
-        )
+    def tiles(self, spec: Any, row: ArchRow) -> tuple[GemmTile, ...]:
+        return tuple(t for t in _GEMM.tiles(spec.product, row) if t.teams == 1)
 
-    def offered(self, problem: GroupedGemmProblem, row: ArchRow) -> tuple[GemmTile, ...]:
+    def offered(self, problem: Any, row: ArchRow) -> tuple[GemmTile, ...]:
         """The tiles that take a problem."""
-        return tuple(t for t in self.tiles(problem.spec, row) if tile_count(problem, t) < INT32)
+        return tuple(t for t in self.tiles(problem.spec, row) if self.count(problem, t) < INT32)
 
-    def takes(
-        self, problem: GroupedGemmProblem, tile: GemmTile, row: ArchRow, device: Device
-    ) -> bool:
-        return tile_count(problem, tile) < INT32
+    def takes(self, problem: Any, tile: GemmTile, row: ArchRow, device: Device) -> bool:
+        return self.count(problem, tile) < INT32
 
-    def tile(self, problem: GroupedGemmProblem, row: ArchRow, device: Device) -> GemmTile:
+    def tile(self, problem: Any, row: ArchRow, device: Device) -> GemmTile:
         """The one with the least predicted time for groups of one size."""
         return min(
             self.offered(problem, row),
             key=lambda t: predicted(gemm_work(problem.even, t, device), row.costs, device.limits),
         )
 
-    def variants(
-        self, problem: GroupedGemmProblem, row: ArchRow, device: Device
-    ) -> Mapping[str, GemmTile]:
+    def variants(self, problem: Any, row: ArchRow, device: Device) -> Mapping[str, GemmTile]:
         tiles = (self.tile(problem, row, device), *self.offered(problem, row))
         return {t.name: t for t in tiles}
 
-    def work(self, problem: GroupedGemmProblem, tile: GemmTile, device: Device) -> Work:
+    def work(self, problem: Any, tile: GemmTile, device: Device) -> Work:
         return gemm_work(problem.even, tile, device)
 
-    def launches(self, problem: GroupedGemmProblem, tile: GemmTile, device: Device) -> Launches:
+    def launches(self, problem: Any, tile: GemmTile, device: Device) -> Launches:
         return Launches((Launch(self, problem, tile),))
 
-    def constants(self, spec: GroupedGemmSpec, tile: GemmTile, row: ArchRow) -> Constants:
-        return {**_GEMM.constants(spec.product, tile, row), **group_constants(spec)}
-
-    def signature(self, spec: GroupedGemmSpec) -> Signature:
-        return with_groups(_GEMM.signature(spec.product), spec)
-
-    def grid(self, problem: GroupedGemmProblem, tile: GemmTile, device: Device) -> int:
-        count = tile_count(problem, tile)
+    def grid(self, problem: Any, tile: GemmTile, device: Device) -> int:
+        count = self.count(problem, tile)
         if not tile.persistent:
             return count
         return least(count, max(device.limits.compute_units, 1) * tile.min_blocks)
@@ -140,8 +127,51 @@ class GroupedGemmDefinition(KernelDefinition):
     def threads(self, tile: GemmTile, row: ArchRow) -> int:
         return _GEMM.threads(tile, row)
 
-    def shared_bytes(self, spec: GroupedGemmSpec, tile: GemmTile) -> int:
+    def shared_bytes(self, spec: Any, tile: GemmTile) -> int:
         return tile.shared_bytes(spec.product)
+
+
+class GroupedGemmDefinition(OverGroups):
+    """One grid over as many tiles as the groups can need, whatever the offsets are."""
+
+    operation = "grouped_gemm"
+
+    def count(self, problem: GroupedGemmProblem, tile: GemmTile) -> int:
+        """See groups.h."""
+        p = problem
+        rows, columns = divide_up(p.M, tile.bm), divide_up(p.N, tile.bn)
+        if p.spec.along == "m":
+            rows = p.M // tile.bm + p.groups
+        elif p.spec.along == "n":
+            columns = p.N // tile.bn + p.groups
+        else:
+            rows *= p.groups
+        return rows * columns if p.groups and p.M and p.N else 0
+
+    def row_strides(self, problem: GroupedGemmProblem) -> dict[str, int]:
+        p = problem
+        rows = {f"stride_{n}_row": getattr(p, f"{n}_strides")[1] for n in "abc"}
+        rows["stride_a_scales_row"] = p.a_scale_strides[1]
+        rows["stride_b_scales_column"] = p.b_scale_strides[1]
+        for name, step in zip(SCALES, p.scale_k_strides, strict=True):
+            rows[f"stride_{name}_k"] = step
+        return rows
+
+    def tiles(self, spec: GroupedGemmSpec, row: ArchRow) -> tuple[GemmTile, ...]:
+        tiles = super().tiles(spec, row)
+        if not spec.indices:
+            return tiles
+        return tuple(
+            replace(t, min_blocks=max(t.min_blocks - 1, 1))
+            for t in tiles
+            if t.bm * t.bn <= _MOST_SUMS * row.warp_size * t.warps_m * t.warps_n
+        )
+
+    def constants(self, spec: GroupedGemmSpec, tile: GemmTile, row: ArchRow) -> Constants:
+        return {**_GEMM.constants(spec.product, tile, row), **group_constants(spec)}
+
+    def signature(self, spec: GroupedGemmSpec) -> Signature:
+        return with_groups(_GEMM.signature(spec.product), bool(spec.indices))
 
     def values(
         self, problem: GroupedGemmProblem, tile: GemmTile, device: Device
@@ -159,7 +189,7 @@ class GroupedGemmDefinition(KernelDefinition):
             "K": p.K if p.reads_inputs else 0,
             "tiles_m": divide_up(p.M, tile.bm),
             "tiles_n": divide_up(p.N, tile.bn),
-            "total": tile_count(p, tile),
+            "total": self.count(p, tile),
             "blocks": self.grid(p, tile, device),
             "alpha": p.alpha if p.reads_inputs else 0.0,
             "beta": p.beta,
@@ -181,15 +211,3 @@ def group_values(p: GroupedGemmProblem) -> dict[str, int]:
             values |= {f"{name}_batch": walk[0], f"{name}_head": 0, f"{name}_row": walk[1]}
             values[f"{name}_k"] = step
     return values
-
-
-def tile_count(p: GroupedGemmProblem, tile: GemmTile) -> int:
-    """Of all groups, whatever the offsets are: see groups.h."""
-    rows, columns = divide_up(p.M, tile.bm), divide_up(p.N, tile.bn)
-    if p.spec.along == "m":
-        rows = p.M // tile.bm + p.groups
-    elif p.spec.along == "n":
-        columns = p.N // tile.bn + p.groups
-    else:
-        rows *= p.groups
-    return rows * columns if p.groups and p.M and p.N else 0

@@ -3,19 +3,22 @@
 // Along M the tiles of group g take slots of BM rows, from number begin(g) / BM + g on: as many as its rows can need, so that a
 // tile's group is found by halving, without a sum over the groups before. A group has at most one slot of no rows. So along N.
 // Along K each group has a C of its own.
+// Of a list (BY_LIST) each group has an M, N and K of its own, row strides of its own, and A, B and C at listed addresses; its tiles are
+// counted from the first group on, by a block from where its last tile was.
 // Along M each row may say which row of A it is (GATHERED), which row of C it goes to (SCATTERED), and what it is multiplied by (FACTORS).
 #pragma once
 #include "generated/config.h"
 #include "tile/tile.h"
 
-enum { ALONG_M = 1, ALONG_N = 2, ALONG_K = 3 };
+enum { ALONG_M = 1, ALONG_N = 2, ALONG_K = 3, BY_LIST = 4 };
+enum { OF_M, OF_N, OF_K, ROW_OF_A, ROW_OF_B, ROW_OF_C, LISTED };  // what a list's table has of a group
 
 // A tile's group, the tile's place in it, and the group's part of the axis.
 struct GroupTile { int group, m, n, begin, size; };
 
 // An argument of the kernel, passed whole.
 struct Groups {
-  const int* ends;
+  const int* ends;  // of a list: its table, LISTED numbers a group
   int count, capacity;
 
   // Where group g begins; what ends beyond the capacity is cut off there.
@@ -41,6 +44,30 @@ struct Groups {
       else high = middle;
     }
     return low;
+  }
+
+  KS_DEVICE int of_list(int g, int what) const { return ((const int KS_GLOBAL*)ends)[LISTED * g + what]; }
+  template<int BM, int BN>
+  KS_DEVICE unsigned tiles_of_list(int g) const {
+    return (unsigned)divide_up(of_list(g, OF_M), BM) * divide_up(of_list(g, OF_N), BN);
+  }
+  // The group of tile t and that group's first tile, from a group on whose tiles begin at or before t. Groups are passed over by
+  // EIGHT, whose extents are loaded together.
+  template<int BM, int BN>
+  KS_DEVICE void find(unsigned t, int& group, unsigned& first) const {
+    constexpr int EIGHT = 8;
+    while (group + EIGHT < count) {
+      unsigned tiles = 0;
+#pragma unroll
+      for (int i = 0; i < EIGHT; i++) tiles += tiles_of_list<BM, BN>(group + i);
+      if (t < first + tiles) break;
+      group += EIGHT, first += tiles;
+    }
+    for (; group + 1 < count; group++) {
+      const unsigned tiles = tiles_of_list<BM, BN>(group);
+      if (t < first + tiles) break;
+      first += tiles;
+    }
   }
 
   // tiles_m, tiles_n: of a whole matrix; that of the divided axis is not looked at.

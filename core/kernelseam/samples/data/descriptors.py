@@ -52,11 +52,15 @@ class _DeviceList:
 def address_list(
     view: str, layout: Layout, name: str, address: int, runtime: Runtime, device: Device
 ) -> object:
-    """The address of every matrix, batch-major: a list on the host, or a device array where the
-    runtime's arrays support __cuda_array_interface__."""
+    """The address of every matrix, batch-major, as ``listed``."""
     p = layout.placements[name]
     starts = p.starts or [b * p.strides[0] + h * p.strides[1] for b, h in np.ndindex(*p.shape[:2])]
-    addresses = [address + s * p.dtype.itemsize for s in starts]
+    return listed(view, [address + s * p.dtype.itemsize for s in starts], runtime, device)
+
+
+def listed(view: str, addresses: list[int], runtime: Runtime, device: Device) -> object:
+    """A list on the host, or a device array where the runtime's arrays support
+    __cuda_array_interface__."""
     if view == "host" or not addresses:
         return addresses
     staged = runtime.from_host(np.array(addresses, np.uint64).view(np.float64), device)

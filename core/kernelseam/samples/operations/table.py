@@ -10,6 +10,7 @@ from kernelseam.samples.operations.attention_bwd import AttentionGradients
 from kernelseam.samples.operations.cache import PagedCaches
 from kernelseam.samples.operations.gemm import Gemm
 from kernelseam.samples.operations.grouped import Grouped
+from kernelseam.samples.operations.grouped_pointers import GroupedPointers
 from kernelseam.samples.operations.merge import Merge
 from kernelseam.samples.operations.operation import Operation
 from kernelseam.samples.operations.projection import Projection
@@ -19,6 +20,7 @@ OPERATIONS: dict[str, Operation[Any, Any]] = {
     for o in (
         Gemm(),
         Grouped(),
+        GroupedPointers(),
         AttentionForward(),
         AttentionGradients(),
         Merge(),

@@ -158,7 +158,7 @@ class HopperGroupedGemm(KernelDefinition):
 
     def signature(self, spec: GroupedGemmSpec) -> Signature:
         more = {"gathered": _GATHERED} if _gathers(spec) else {}
-        return with_groups(_GEMM.signature(spec.product), spec, **more)
+        return with_groups(_GEMM.signature(spec.product), bool(spec.indices), **more)
 
     def grid(self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device) -> int:
         clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks

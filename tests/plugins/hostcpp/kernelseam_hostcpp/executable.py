@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from kernelseam.contract import Device, Launch, Launches, SourceBundle
 from kernelseam.descriptors.common.protocol import Descriptor
+from kernelseam.descriptors.gemm.grouped_pointers import table_of
+from kernelseam.descriptors.gemm.grouped_pointers_problem import TABLE, GroupedGemmPointersProblem
 from kernelseam.kernels import COMPOSITIONS, DECODE, GEMV
 from kernelseam.kernels.attention.unfused import Unfused
 from kernelseam.kernels.kernel import bundle
@@ -34,6 +36,7 @@ from kernelseam.samples.case import Case
 from kernelseam.samples.common import UNFUSED
 from kernelseam.samples.data.memory import POISON, Layout
 from kernelseam.samples.gemm_case import GemmCase
+from kernelseam.samples.grouped_pointers_case import GroupedPointersCase
 from kernelseam.samples.operations import operands
 from kernelseam.samples.operations.operands import describe
 
@@ -95,7 +98,7 @@ class Prepared:
 def prepared(case: Case, device: Device, separate: bool = True) -> Prepared:
     """The case's layout, every operand's block a buffer of its own or all in one, and its
     descriptor; lists are the host's."""
-    if isinstance(case, GemmCase | AttentionCase) and case.view == "device":
+    if isinstance(case, GemmCase | GroupedPointersCase | AttentionCase) and case.view == "device":
         case = replace(case, view="host")
     layout = operands.layout(case, separate)
     blocks = layout.blocks()
@@ -135,6 +138,9 @@ def run(
     )
     memory = {**before, **_workspace(launches)}
     addresses, lists = dict(made.addresses), dict[str, Array]()
+    if isinstance(problem, GroupedGemmPointersProblem):
+        memory[TABLE] = table_of(problem).view(np.uint8)
+        addresses[TABLE] = len(memory) * _SPACE
     for name, value in made.descriptor.operands().items():
         if isinstance(value, list):
             lists[name] = np.array(value, np.uint64).view(np.uint8)
