@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from kernelseam.ops.gemm import bmm, matmul2d
     from kernelseam.ops.gemm_bwd import bmm_bwd, matmul2d_bwd
     from kernelseam.ops.grouped_gemm import grouped_mm
+    from kernelseam.ops.grouped_list import grouped_mm_list
     from kernelseam.ops.merge import merge_states
     from kernelseam.ops.projection import fused_output_projection_residual, fused_qkv_projection
     from kernelseam.ops.projection_bwd import (
@@ -86,6 +87,7 @@ __all__ = [
     "fused_qkv_projection_bwd",
     "gather_paged",
     "grouped_mm",
+    "grouped_mm_list",
     "matmul2d",
     "matmul2d_bwd",
     "merge_states",
@@ -117,6 +119,7 @@ _HOMES = {
     "bmm": "ops.gemm",
     "bmm_bwd": "ops.gemm_bwd",
     "grouped_mm": "ops.grouped_gemm",
+    "grouped_mm_list": "ops.grouped_list",
     "matmul2d": "ops.gemm",
     "matmul2d_bwd": "ops.gemm_bwd",
     "merge_states": "ops.merge",

@@ -255,6 +255,14 @@ def cublasSgemmBatched(handle: None, *x: Any) -> None:
         gemm(op_a, op_b, m, n, k, alpha, (a[i], lda), (b[i], ldb), beta, (c[i], ldc))
 
 
+def cublasSgemmGroupedBatched(handle: None, *x: Any) -> None:
+    ops_a, ops_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, count, sizes = x
+    assert sizes == [1] * count
+    for i in range(count):
+        one, two, out = ((p[i], leading[i]) for p, leading in ((a, lda), (b, ldb), (c, ldc)))
+        gemm(ops_a[i], ops_b[i], m[i], n[i], k[i], alpha[i], one, two, beta[i], out)
+
+
 def names(row: str) -> dict[str, Any]:
     """What a row's code finds: the same numbers each time."""
     import kernelseam.interop.torch as ks
@@ -343,6 +351,7 @@ def names(row: str) -> dict[str, Any]:
             for f in (
                 *(flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func),
                 *(flash_attn_with_kvcache, cublasSgemmStridedBatched, cublasSgemmBatched),
+                cublasSgemmGroupedBatched,
             )
         },
         "flashinfer": SimpleNamespace(
@@ -368,6 +377,8 @@ def names(row: str) -> dict[str, Any]:
             for n, x in (("a", a), ("b", b), ("c", out))
         }
         found |= {"count": count, "M": M, "N": N, "K": K, "handle": None, "OP_N": 0, "OP_T": 1}
+        found |= {"Ms": [2, 4, 3], "Ns": [5, 2, 3], "Ks": [6, 4, 1], "no": [0] * 3}
+        found |= {"ones": [1] * 3, "twos": [2] * 3}
         found |= {"a": a.ctypes.data, "b": b.ctypes.data, "c": out.ctypes.data, **lists}
         found |= {"device": "numpy:0", "kept": (a, b, out), "out": out}
     return found
@@ -401,7 +412,7 @@ def test_a_row(theirs: str, ours: str) -> None:
 
 def test_all_are_there() -> None:
     """Causal alignment first, then each library that is named."""
-    assert len(ROWS) == len(BLOCKS) == len(set(NAMES)) == 33
+    assert len(ROWS) == len(BLOCKS) == len(set(NAMES)) == 34
     assert all("top left" in n or "bottom right" in n for n in NAMES[:3])
     starts = [n.partition(":")[0] for n in NAMES]
     assert list(dict.fromkeys(starts)) == [

@@ -238,7 +238,7 @@ def test_reports_of_both_kinds(parity: Command, tmp_path: Path) -> None:
             ("--implementation", "x"),
             (
                 "--implementation = x: must be one of acme-gemm, numpy for gemm, grouped_gemm, "
-                "attention, attention_bwd, merge_states, paged_cache, "
+                "grouped_gemm_pointers, attention, attention_bwd, merge_states, paged_cache, "
                 "qkv_projection, output_projection, qkv_projection_bwd, output_projection_bwd here."
             ),
         ),

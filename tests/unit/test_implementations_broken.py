@@ -206,6 +206,7 @@ def test_doctor_tells_of_those_that_are_right_and_of_those_that_refuse(
     } == {
         ("numpy:0 (cpu)", "gemm", "numpy", "reference", "right"),
         ("numpy:0 (cpu)", "grouped_gemm", "numpy", "reference", "right"),
+        ("numpy:0 (cpu)", "grouped_gemm_pointers", "numpy", "reference", "right"),
         ("numpy:0 (cpu)", "attention", "numpy", "reference", "right"),
         ("numpy:0 (cpu)", "merge_states", "numpy", "reference", "right"),
         ("numpy:0 (cpu)", "paged_cache", "numpy", "reference", "right"),

@@ -89,6 +89,7 @@ def test_the_reference_is_a_plugin_like_any_other() -> None:
         for operation in (
             "gemm",
             "grouped_gemm",
+            "grouped_gemm_pointers",
             "attention",
             "merge_states",
             "paged_cache",

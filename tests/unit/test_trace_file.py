@@ -33,6 +33,7 @@ def everything() -> None:
     kernelseam.merge_states(np.stack([out, out]), np.stack([lse, lse]))
     kernelseam.bmm(f16(3, 5, 8), f16(3, 8, 7))
     kernelseam.grouped_mm(f16(5, 8), f16(2, 8, 7), np.array([2, 5], np.int32))
+    kernelseam.grouped_mm_list([f16(5, 8), f16(3, 2)], [f16(8, 7), f16(2, 4)])
     pages, table = f16(4, 4, 2, 16), np.array([[0, 1], [2, 3]], np.int32)
     kernelseam.attention_paged(f16(2, 1, 4, 16), pages, pages, table, np.array([8, 5], np.int32))
     kernelseam.append_paged(
@@ -69,6 +70,7 @@ def test_what_was_computed_is_read_back_as_it_was(tmp_path: Path) -> None:
         "attention_bwd",
         "gemm",
         "grouped_gemm",
+        "grouped_gemm_pointers",
         "merge_states",
         "output_projection",
         "paged_cache",
@@ -103,7 +105,7 @@ def test_the_file_is_written_where_the_block_raises_and_not_in_part(tmp_path: Pa
             "sort",
             (
                 "problems[0].operation = sort: must be one of attention_bwd, attention, gemm, "
-                "grouped_gemm, merge_states, output_projection_bwd, output_projection, "
+                "grouped_gemm_pointers, grouped_gemm, merge_states, output_projection_bwd, output_projection, "
                 "paged_cache, qkv_projection_bwd, qkv_projection. "
             ),
         ),

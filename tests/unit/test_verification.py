@@ -17,6 +17,7 @@ from kernelseam import (
     BatchedGemmPointers,
     BatchedGemmStrided,
     GroupedGemm,
+    GroupedGemmPointers,
     MergeStates,
     PagedCache,
     plan,
@@ -209,6 +210,21 @@ def grouped(along: str) -> GroupedGemm:
     return GroupedGemm(groups=3, along=along, **extents, **whole, offsets=ends, beta=0.5)
 
 
+def grouped_lists(**more: Any) -> GroupedGemmPointers:
+    sizes = ((5, 6, 8), (0, 3, 2), (7, 4, 0), (12, 20, 40))
+    m, n, k = zip(*sizes, strict=True)
+    return GroupedGemmPointers(
+        M=m,
+        N=n,
+        K=k,
+        A_ptrs=[normal(x, z) for x, _, z in sizes],
+        B_ptrs=[normal(y, z) for _, y, z in sizes],
+        C_ptrs=[normal(x, y) for x, y, _ in sizes],
+        b_transposed=True,
+        **more,
+    )
+
+
 def merge(dtype: Any = np.float32, **more: Any) -> MergeStates:
     shapes = {"outs": (3, 2, 2, 5, 8), "lses": (3, 2, 2, 5), "out": (2, 2, 5, 8), "lse": (2, 2, 5)}
     return MergeStates(
@@ -347,6 +363,7 @@ RIGHT: dict[str, Callable[[], Any]] = {
     "grouped GEMM": lambda: grouped("m"),
     "grouped GEMM along N": lambda: grouped("n"),
     "grouped GEMM along K": lambda: grouped("k"),
+    "grouped GEMM over lists": lambda: grouped_lists(beta=0.5),
     "append to pages": lambda: cache(),
     "append with everything": lambda: cached_with_all(),
     "gather from pages": lambda: cache("gather"),

@@ -266,15 +266,19 @@ def result_shape(
 
 
 def result(
-    operation: Operation, name: str, shape: tuple[int, ...], dtype: DType | str | None
+    operation: Operation,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: DType | str | None,
+    a: str = "a",
 ) -> None:
-    """Check the caller's array for a result, or allocate one (of a's dtype unless ``dtype`` names
-    another)."""
+    """Check the caller's array for a result, or allocate one like the array ``a`` (of its dtype
+    unless ``dtype`` names another)."""
     kind, infos = None if dtype is None else DType.of(dtype, "out_dtype"), operation.infos
     if name not in infos:
-        like = infos["a"].dtype
+        like = infos[a].dtype
         default = like.accumulator if like.is_fp8 else like
-        operation.new_result(name, shape, kind or default, "a", "out_dtype")
+        operation.new_result(name, shape, kind or default, a, "out_dtype")
         return
     check_shape(name, infos[name], shape)
     if kind not in (None, infos[name].dtype):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, OperandRule
@@ -71,11 +71,15 @@ class Operation:
         )
 
     def launch_lists(
-        self, operands: Mapping[str, ArrayInfo], descriptor: Any, names: Mapping[str, str]
+        self,
+        operands: Mapping[str, ArrayInfo],
+        descriptor: Any,
+        names: Mapping[str, str],
+        written: Collection[str] = ("C",),
     ) -> None:
         """Plan and bind a descriptor over lists of matrix addresses, for this call only: the lists
-        hold addresses of these arrays. ``operands``: the arrays that contain the matrices; C is
-        written."""
+        hold addresses of these arrays. ``operands``: the arrays that contain the matrices, of which
+        some are written."""
         self.repeatable = False
         new_plan = plan(
             descriptor,
@@ -83,7 +87,7 @@ class Operation:
             implementation=self.implementation,
         )
         rules = [
-            OperandRule(n, x.dtype, x.shape, x.strides, 1, written=n == "C")
+            OperandRule(n, x.dtype, x.shape, x.strides, 1, written=n in written)
             for n, x in operands.items()
         ]
         arrays = tuple([names.get(name, name) for name in operands])

@@ -427,6 +427,10 @@ FUNCTIONS = {
     "bmm": _function(ks.bmm, bmm),
     "matmul2d": _function(ks.matmul2d, matmul2d),
     "grouped_mm": _function(ks.grouped_mm, grouped),
+    "grouped_mm_list": _function(
+        ks.grouped_mm_list,
+        lambda: {"a": [f32(3, D)], "b": [f32(D, T)], "out": [f32(3, T)], "beta": 0.0},
+    ),
     "bmm_bwd": _function(ks.bmm_bwd, bmm_bwd),
     "matmul2d_bwd": _function(ks.matmul2d_bwd, matmul2d_bwd),
     "merge_states": _function(ks.merge_states, merge),
@@ -529,6 +533,17 @@ DESCRIPTORS = {
             "B": f32(N, D, T),
             "C": f32(7, T),
             "offsets": i32(0, 4, 7),
+        },
+    ),
+    "GroupedGemmPointers": _descriptor(
+        ks.GroupedGemmPointers,
+        lambda: {
+            "M": [3, 5],
+            "N": [T, 4],
+            "K": [D, 2],
+            "A_ptrs": [f32(3, D), f32(5, 2)],
+            "B_ptrs": [f32(D, T), f32(2, 4)],
+            "C_ptrs": [f32(3, T), f32(5, 4)],
         },
     ),
     "MergeStates": _descriptor(

@@ -293,7 +293,7 @@ def _check_rows(name: str, given: Sequence[int | None], wanted: Sequence[int], r
 
 def _is_sequence(value: object) -> bool:
     """Whether a value has an entry a group; one int is for all."""
-    return isinstance(value, list | tuple | np.ndarray)
+    return isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim == 1)
 
 
 def _read(

@@ -48,6 +48,14 @@ class GroupedOptions(NumericOptions, SumOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ListOptions(SumOptions):
+    """All that ``grouped_mm_list`` takes beside operands and where to run."""
+
+    precision: str | None = scalar(None, None, "How float32 is multiplied: ieee, tf32 or tf32x3.")
+    products: int = scalar(0, None, "How many there are.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProductGradientOptions(FactorOptions):
     """All that ``bmm_bwd`` and ``matmul2d_bwd`` take beside operands and where to run."""
 

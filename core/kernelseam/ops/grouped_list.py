@@ -1,0 +1,165 @@
+"""Products of arrays of any sizes, in lists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from kernelseam.contract import ArrayInfo
+from kernelseam.descriptors.common.options import read_values, values_of
+from kernelseam.descriptors.gemm.grouped_pointers import GroupedGemmPointers
+from kernelseam.descriptors.gemm.options import ListOptions
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue, format_value
+from kernelseam.ops.calling import operate
+from kernelseam.ops.gemm import check_added, result, result_shape
+from kernelseam.ops.operation import Operation
+from kernelseam.ops.products import check_matrices, is_strided, transpose
+from kernelseam.ops.signatures import Array
+
+_values = values_of(ListOptions)
+_MOST = 1 << 16
+"""Products of one call."""
+
+
+def grouped_mm_list(
+    a: Sequence[Array],
+    b: Sequence[Array],
+    *,
+    alpha: float = 1,
+    beta: float = 0,
+    out: Sequence[Any] | None = None,
+    out_dtype: DType | str | None = None,
+    precision: str | None = None,
+    backend: str | None = None,
+    implementation: str | None = None,
+    stream: object = None,
+) -> list[Array]:
+    """[alpha·a_g·b_g + beta·out_g for each g] of a_g [M_g, K_g] and b_g [K_g, N_g], which differ in
+    size from one g to the next, in one launch: what cuBLAS calls a grouped batch.
+
+    Extents may be 0. Matrices may be views that are transposed, as in ``bmm``; a_g and b_g have one
+    dtype, float16, bfloat16, float32, float64 or e4m3. Products that differ in dtype, in which of
+    their matrices are transposed, or in whether their rows begin at multiples of 16 bytes, are
+    launches of their own.
+
+    ``out``: arrays for the results, one for each product; ``out_dtype``, ``precision``,
+    ``backend``, ``implementation``, ``stream`` as in ``bmm``. The call copies addresses and sizes
+    to the device, and waits for its launches; ``GroupedGemmPointers`` is bound once and launched
+    many times. Returns the results. Raises InvalidValue for what does not fit together,
+    Unsupported with each implementation's reason.
+    """
+    lists: dict[str, Sequence[Any]] = {"a": a, "b": b, **({} if out is None else {"out": out})}
+    for name, given in lists.items():
+        if not isinstance(given, list | tuple):
+            raise InvalidValue(
+                name, format_value(given), "must be a list of arrays", "Give [array, …]"
+            )
+        if len(given) != len(a):
+            raise InvalidValue(
+                name, f"{len(given)} arrays", f"a has {len(a)}", "Give one for each product"
+            )
+    if len(a) > _MOST:
+        raise InvalidValue("a", f"{len(a)} arrays", f"must be at most {_MOST}", "Split the list")
+    options = _values(
+        alpha=alpha, beta=beta, out_dtype=out_dtype, precision=precision, products=len(a)
+    )
+    if not a:
+        check_added(beta, out is not None)
+        return []
+    arrays = {f"{n}[{g}]": x for n, given in lists.items() for g, x in enumerate(given)}
+    results = operate(list_work, arrays, options, backend, implementation, stream)
+    if out is not None:
+        return list(out)
+    return [results[f"out[{g}]"] for g in range(len(a))]
+
+
+def list_work(operation: Operation, *values: Any) -> None:
+    """``values``: those of ``ListOptions``."""
+    asked, infos = read_values(ListOptions, values), operation.infos
+    check_added(asked.beta, "out[0]" in infos)
+    launches: dict[Hashable, list[dict[str, str]]] = {}
+    for g in range(asked.products):
+        names = {"A": f"a[{g}]", "B": f"b[{g}]", "C": f"out[{g}]"}
+        m, n = _shape(infos, names)
+        result(operation, names["C"], (m, n), asked.out_dtype, names["A"])
+        for name in names.values():
+            check_matrices(name, infos[name])
+        if _lies_as_transpose(infos[names["C"]]):  # Cᵀ = Bᵀ·Aᵀ
+            names = {"A": names["B"], "B": names["A"], "C": names["C"]}
+        if 0 in (m, n):
+            continue
+        launches.setdefault(_combination(infos, names), []).append(names)
+    for products in launches.values():
+        _launch(operation, products, asked)
+
+
+def _shape(infos: dict[str, ArrayInfo], names: dict[str, str]) -> tuple[int, ...]:
+    a, b = infos[names["A"]], infos[names["B"]]
+    try:
+        return result_shape({"a": a, "b": b}, False, False, False)
+    except InvalidValue as e:
+        raise _reworded(e, {"a": names["A"], "b": names["B"]}) from None
+
+
+def _lies_as_transpose(c: ArrayInfo) -> bool:
+    return is_strided(c) and not is_strided(transpose(c))
+
+
+def _views(infos: dict[str, ArrayInfo], names: dict[str, str]) -> dict[str, ArrayInfo]:
+    """A, B and C of one product, each [rows, columns] of what is multiplied."""
+    exchanged = _lies_as_transpose(infos[names["C"]])
+    return {n: transpose(infos[x]) if exchanged else infos[x] for n, x in names.items()}
+
+
+def _combination(infos: dict[str, ArrayInfo], names: dict[str, str]) -> Hashable:
+    """What products of one launch have in common."""
+    views = _views(infos, names)
+    a, b, c = (views[n] for n in "ABC")
+    wide = all(
+        x.pointer % 16 == 0 and all(s * x.dtype.itemsize % 16 == 0 for s in x.strides if s != 1)
+        for x in (a, b, c)
+    )
+    return a.dtype, c.dtype, is_strided(a), is_strided(b), wide
+
+
+def _launch(operation: Operation, products: list[dict[str, str]], asked: ListOptions) -> None:
+    views = [_views(operation.infos, names) for names in products]
+    transposed = {n: is_strided(views[0][n]) for n in "AB"}
+    fields: dict[str, Any] = {
+        f"{n}_ptrs": [transpose(x[n]) if transposed.get(n) else x[n] for x in views] for n in "ABC"
+    }
+    words = {
+        f"{n}_ptrs[{i}]": name for i, names in enumerate(products) for n, name in names.items()
+    }
+    words |= {f"{n}_ptrs": name for n, name in products[0].items()}  # their dtype is all's
+    names = {name: name for of in products for name in of.values()}
+    try:
+        operation.launch_lists(
+            {name: operation.infos[name] for name in names},
+            GroupedGemmPointers(
+                M=[x["C"].shape[0] for x in views],
+                N=[x["C"].shape[1] for x in views],
+                K=[x["A"].shape[1] for x in views],
+                a_transposed=transposed["A"],
+                b_transposed=transposed["B"],
+                alpha=asked.alpha,
+                beta=asked.beta,
+                precision=asked.precision,
+                **fields,
+            ),
+            names,
+            {of["C"] for of in products},
+        )
+    except InvalidValue as e:
+        raise _reworded(e, words) from None
+
+
+def _reworded(error: InvalidValue, words: dict[str, str]) -> InvalidValue:
+    """A refusal with the caller's names."""
+
+    def text(x: str) -> str:
+        return re.sub(r"\b[\w]+(?:\[\d+\])?", lambda m: words.get(m[0], m[0]), x)
+
+    return InvalidValue(text(error.field), error.value, text(error.rule), error.remedy)
