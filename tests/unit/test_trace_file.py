@@ -105,8 +105,8 @@ def test_the_file_is_written_where_the_block_raises_and_not_in_part(tmp_path: Pa
             "sort",
             (
                 "problems[0].operation = sort: must be one of attention_bwd, attention, gemm, "
-                "grouped_gemm_pointers, grouped_gemm, merge_states, output_projection_bwd, output_projection, "
-                "paged_cache, qkv_projection_bwd, qkv_projection. "
+                "grouped_gemm_pointers, grouped_gemm, merge_states, output_projection_bwd, "
+                "output_projection, paged_cache, qkv_projection_bwd, qkv_projection. "
             ),
         ),
         (

@@ -107,7 +107,7 @@ class _Operation(Operation):
         self.written += [arrays[r.name] for r in written]
         self.traced.append(_Traced(problem, representative(problem), addresses))
 
-    def launch_lists(self, operands: Any, descriptor: Any, names: Any) -> None:
+    def launch_lists(self, operands: Any, descriptor: Any, names: Any, written: Any = ()) -> None:
         raise Untraceable("lists of addresses")
 
 

@@ -69,8 +69,8 @@ PRODUCTS = (
     Mutant(
         "gemm-tail-into-the-next-group",
         GEMM,
-        "return Config::GROUPED == ALONG_M ? at.size : M;",
-        "return Config::GROUPED == ALONG_M ? min_of(at.size + 8, M - at.begin) : M;",
+        "Config::GROUPED == ALONG_M ? at.size : M;",
+        "Config::GROUPED == ALONG_M ? min_of(at.size + 8, M - at.begin) : M;",
         "grouped-gemm-bf16-m-nn-rest",
         STRAY,
         "the last tile of a group writes rows behind it",
@@ -142,8 +142,8 @@ PRODUCTS = (
     Mutant(
         "gemm-summands-of-the-next-group",
         GEMM,
-        "return Config::GROUPED == ALONG_K ? at.size : K;",
-        "return Config::GROUPED == ALONG_K ? divide_up(at.size, BK) * BK : K;",
+        "Config::GROUPED == ALONG_K ? at.size : K;",
+        "Config::GROUPED == ALONG_K ? divide_up(at.size, BK) * BK : K;",
         "grouped-gemm-bf16-k-tn-integers",
         f"{NOT_EXACT}|{NAN}|hold the initial canary",
         "the last slice of a group sums rows of the next",

@@ -22,6 +22,8 @@ class GroupedGemmPointersSpec:
 
     product: GemmSpec
     """Of each group's product."""
+    listed: bool = True
+    """Sizes are listed: what tells it, by its fields, from a batched GEMM over lists."""
 
     operation = "grouped_gemm_pointers"
 
