@@ -21,13 +21,14 @@ from kernelseam.kernels.attention.arguments import (
     row_values,
 )
 from kernelseam.kernels.attention.cost import tile_keys
+from kernelseam.kernels.attention.forward_arguments import spec_constants
 from kernelseam.kernels.attention.ragged import expected_tiles
 from kernelseam.kernels.attention.refusals import refuse_but_half_precision, refuse_mixed_views
-from kernelseam.kernels.attention.scores import score_constants, score_values
+from kernelseam.kernels.attention.scores import score_values
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
-from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
+from kernelseam.kernels.elements import divide_up, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
 
 from kernelseam_rocm.toolchain import sources
@@ -135,14 +136,8 @@ class Gfx950Attention(KernelDefinition):
 
     def constants(self, spec: AttentionSpec, tile: Gfx950AttentionTile, row: ArchRow) -> Constants:
         return {
-            "T": DEVICE_TYPE[spec.dtype],
-            "DQK": spec.head_dim,
-            "DV": spec.value_dim,
-            **score_constants(spec),
-            "Q_VIEW": VIEWS[spec.q_view],
+            **spec_constants(spec),
             "OUT_VIEW": VIEWS[spec.q_view],
-            "KV_VIEW": VIEWS[spec.kv_view],
-            "LENGTHS": spec.lengths,
             "LSE": spec.lse,
             "BN": tile.bn,
             "SHARED_BYTES": tile.shared_bytes,

@@ -14,14 +14,13 @@ from kernelseam.kernels.attention.arguments import (
     OPERANDS,
     SEQUENCES,
     STRIDES,
-    VIEWS,
     matrices,
     row_values,
     walk_values,
 )
 from kernelseam.kernels.attention.backward_tile import BackwardTile, backward_tiles
 from kernelseam.kernels.attention.cost import backward_work
-from kernelseam.kernels.attention.forward_arguments import refuse_dims
+from kernelseam.kernels.attention.forward_arguments import refuse_dims, spec_constants
 from kernelseam.kernels.attention.query_gradient import (
     QUERY_GRADIENT,
     QueryGradientProblem,
@@ -43,14 +42,12 @@ from kernelseam.kernels.attention.scores import (
     SCORE_OPTIONS,
     SCORES,
     refuse_scores,
-    score_constants,
     score_values,
     with_expression,
 )
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
-    DEVICE_TYPE,
     TF32_PRODUCTS,
     divide_up,
     refuse_dtype,
@@ -222,17 +219,10 @@ class AttentionBwdDefinition(KernelDefinition):
         return whole and p.spec.bias is DType.float32 and problem.dbias_strides[3] == 1
 
     def constants(self, spec: AttentionBwdSpec, tile: BackwardTile, row: ArchRow) -> Constants:
-        s = spec.forward
         return {
-            "T": DEVICE_TYPE[s.dtype],
-            "PRECISION": TF32_PRODUCTS[s.precision],
-            "DQK": s.head_dim,
-            "DV": s.value_dim,
-            **score_constants(s),
-            "Q_VIEW": VIEWS[s.q_view],
-            "KV_VIEW": VIEWS[s.kv_view],
-            "LENGTHS": s.lengths,
-            "VECTOR": s.vector,
+            **spec_constants(spec.forward),
+            "PRECISION": TF32_PRODUCTS[spec.forward.precision],
+            "VECTOR": spec.forward.vector,
             "BIAS_GRADIENT": spec.bias_gradient or spec.score_gradient,
             "ROLE": ("both", "keys", "queries").index(tile.role),
             "WARPS": tile.warps,

@@ -77,18 +77,26 @@ def shared_values(p: AttentionProblem) -> dict[str, int | float]:
     }
 
 
-def shared_constants(spec: AttentionSpec) -> Constants:
-    """The constants."""
+def spec_constants(spec: AttentionSpec) -> Constants:
+    """The constants that every kernel of an attention has, gradients too: its element type, head
+    dims, scores and masks, and how operands lie."""
     return {
         "T": DEVICE_TYPE[spec.dtype],
-        "OUT": DEVICE_TYPE[spec.out],
         "DQK": spec.head_dim,
         "DV": spec.value_dim,
         **score_constants(spec),
-        **fp8_constants(spec),
         "Q_VIEW": VIEWS[spec.q_view],
         "KV_VIEW": VIEWS[spec.kv_view],
         "LENGTHS": spec.lengths,
+    }
+
+
+def shared_constants(spec: AttentionSpec) -> Constants:
+    """The constants."""
+    return {
+        **spec_constants(spec),
+        "OUT": DEVICE_TYPE[spec.out],
+        **fp8_constants(spec),
         "VECTOR": spec.vector,
     }
 

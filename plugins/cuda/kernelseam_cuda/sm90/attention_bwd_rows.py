@@ -16,14 +16,14 @@ from kernelseam.kernels.attention.arguments import (
     OPERANDS,
     SEQUENCES,
     STRIDES,
-    VIEWS,
     matrices,
     row_values,
 )
-from kernelseam.kernels.attention.scores import score_constants, score_values
+from kernelseam.kernels.attention.forward_arguments import spec_constants
+from kernelseam.kernels.attention.scores import score_values
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition
-from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
+from kernelseam.kernels.elements import divide_up, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
 
 from kernelseam_cuda.sm90.attention_bwd_cost import (
@@ -103,15 +103,9 @@ class HopperBackwardKernel(KernelDefinition):
         s = spec.forward
         columns, value_columns = tile.columns(s)
         return {
-            "T": DEVICE_TYPE[s.dtype],
-            "DQK": s.head_dim,
-            "DV": s.value_dim,
+            **spec_constants(s),
             "QK_COLUMNS": columns,
             "V_COLUMNS": value_columns,
-            **score_constants(s),
-            "Q_VIEW": VIEWS[s.q_view],
-            "KV_VIEW": VIEWS[s.kv_view],
-            "LENGTHS": s.lengths,
             "STEP": tile.step,
             "IN_ORDER": tile.in_order,
         }
