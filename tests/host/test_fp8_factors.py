@@ -7,44 +7,26 @@ from kernelseam.contract import Device
 from kernelseam.descriptors import BatchedGemmStrided
 from kernelseam.dispatch import consider
 from kernelseam.dtypes import E4M3
-from kernelseam.parity.matrix import named
-from kernelseam.parity.running.run import Target, run_case
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp.runtime import DEVICES
+from own_cases import on_devices, require_passed
 
 OWN = dict(zip((d.arch for d in DEVICES), E4M3, strict=True))
-CASES = ("nn", "nt-integers", "tn", "tt-integers", "nt-added", "nt-group", "nn-odd", "nt-sum")
-
-
-@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.arch)
-@pytest.mark.parametrize(
-    "name",
-    [
-        *CASES,
-        "nt-nan-scales",
-        "nt-to-float32-beta",
-        "nt-pointers",
-        "nt-pointers-scales",
-        "nt-pointers-scales-k-0",
-        "nt-blocks-1x128x128",
-        "nn-blocks-1x128x128",
-        "nt-blocks-of-32",
-        "nt-blocks-of-rows",
-        "nt-blocks-ragged",
-        "nt-blocks-group",
-        "nt-blocks-integers",
-        "nt-blocks-added",
-        "nt-blocks-k-0",
-        "nt-blocks-nan-scales",
-    ],
+CASES = (
+    *("nn", "nt-integers", "tn", "tt-integers", "nt-added", "nt-group", "nn-odd", "nt-sum"),
+    *("nt-nan-scales", "nt-to-float32-beta"),
+    *("nt-pointers", "nt-pointers-scales", "nt-pointers-scales-k-0"),
+    *("nt-blocks-1x128x128", "nn-blocks-1x128x128", "nt-blocks-of-32", "nt-blocks-of-rows"),
+    *("nt-blocks-ragged", "nt-blocks-group", "nt-blocks-integers", "nt-blocks-added"),
+    *("nt-blocks-k-0", "nt-blocks-nan-scales"),
 )
+
+
+@pytest.mark.parametrize(("name", "device"), on_devices(CASES))
 def test_parity(hostcpp: Plugins, name: str, device: Device) -> None:
     """None is refused."""
-    case = named(f"gemm-{OWN[device.arch].value.removeprefix('float8_')}-{name}")
-    outcome = run_case(case, Target(device, "shared", "gemm", builtin=True))
-    outcome.require()
-    assert outcome.refusal is None
-    assert outcome.verdict is not None and outcome.verdict.passed
+    dtype = OWN[device.arch].value.removeprefix("float8_")
+    require_passed(f"gemm-{dtype}-{name}", device, "shared")
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.arch)

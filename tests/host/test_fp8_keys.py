@@ -14,12 +14,11 @@ from kernelseam.dispatch import consider
 from kernelseam.dtypes import E4M3, DType
 from kernelseam.oracle import check
 from kernelseam.oracle.formulas import Variant
-from kernelseam.parity.matrix import named
-from kernelseam.parity.running.run import Target, run_case
 from kernelseam.planning import plan
 from kernelseam.plugins import Plugins
 from kernelseam.samples.common import DECODE
 from kernelseam_hostcpp.runtime import DEVICES, HostArray
+from own_cases import on_devices, require_passed
 
 PROBE = """
 KS_KERNEL(16, 1) probe(const e4m3* patterns, float* wide) {
@@ -63,20 +62,12 @@ def test_every_pattern_is_the_number_that_ml_dtypes_has(
     np.testing.assert_array_equal(wide, patterns.view(dtype.numpy).astype(np.float32))
 
 
-@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.arch)
-@pytest.mark.parametrize(
-    ("name", "implementation"),
-    [*((n, "shared") for n in CASES), *((n, DECODE) for n in DECODED)],
-)
-def test_parity(hostcpp: Plugins, name: str, implementation: str, device: Device) -> None:
+@pytest.mark.parametrize(("name", "device"), on_devices((*CASES, *DECODED)))
+def test_parity(hostcpp: Plugins, name: str, device: Device) -> None:
     """On data and on the ramp; none is refused."""
+    case = f"attention-{name.replace('-8-', f'-{SHORT[OWN[device.arch]]}-')}"
     for ramp in ("", "-ramp"):
-        case = named(f"attention-{name.replace('-8-', f'-{SHORT[OWN[device.arch]]}-')}{ramp}")
-        target = Target(device, implementation, "attention", builtin=implementation == "shared")
-        outcome = run_case(case, target)
-        outcome.require()
-        assert outcome.refusal is None
-        assert outcome.verdict is not None and outcome.verdict.passed
+        require_passed(f"{case}{ramp}", device, DECODE if name in DECODED else "shared")
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.arch)

@@ -38,6 +38,8 @@ def growth(call: Callable[[], object], times: int) -> tuple[int, int]:
     earlier tests left behind, grows in one or another."""
     for _ in range(min(times, 1000)):
         call()
+    gc.collect()
+    gc.freeze()  # what thousands of tests left: collections look at these calls alone
     rounds = list[tuple[int, int]]()
     for _ in range(3):
         gc.collect()

@@ -30,6 +30,23 @@ def own_cases(names: Iterable[str], often: Collection[str]) -> list[object]:
     ]
 
 
+def on_devices(names: Iterable[str]) -> list[object]:
+    """Parameters (name, device): every case on the first device, and every third on the other,
+    which has its own way to copy; what is left of those is slow."""
+    return [
+        pytest.param(
+            name,
+            device,
+            id=f"{name}-{device.arch}",
+            marks=[pytest.mark.slow("the other way to copy: a compilation each")]
+            if device is not DEVICES[0] and i % 3
+            else [],
+        )
+        for i, name in enumerate(names)
+        for device in DEVICES
+    ]
+
+
 def require_passed(name: str, device: Device, implementation: str) -> None:
     """Run a case by the implementation, which may not refuse it."""
     case = named(name)

@@ -5,12 +5,18 @@
 // Thread sanitizer sees every lane as a thread of its own, and only barriers as order between them: so it reports a
 // missing block barrier and a missing warp barrier alike.
 #pragma once
-#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "host/fibers.h"
+
+// Those of <math.h> that tile/element.h calls: as C++ has it, that header takes as long to parse as a kernel.
+extern "C" {
+float expf(float) noexcept, exp2f(float) noexcept, logf(float) noexcept, log2f(float) noexcept, log1pf(float) noexcept;
+float sqrtf(float) noexcept, sinf(float) noexcept, cosf(float) noexcept, erff(float) noexcept, floorf(float) noexcept;
+float powf(float, float) noexcept;
+}
 
 namespace host {
 
