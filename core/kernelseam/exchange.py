@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import struct
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 _NUMBER = struct.Struct("<Q")
 

@@ -7,20 +7,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kernelseam._version import __version__
 from kernelseam.absent import arch_of, compiler_for
-from kernelseam.bundling import Collected, LeftOut, WheelName, collect, read_trace, write_wheel
-from kernelseam.bundling.collecting import Progress
 from kernelseam.cli import shapes
 from kernelseam.cli.output import emit_json, heading, scaled, table
 from kernelseam.compilation import no_jit
 from kernelseam.containment import Contained
 from kernelseam.errors import InvalidValue
 from kernelseam.launch_trace import TracedProblem
+
+if TYPE_CHECKING:
+    from kernelseam.bundling import Collected, LeftOut
+    from kernelseam.bundling.collecting import Progress
 
 
 def run(
@@ -74,6 +76,8 @@ def run(
                 "Give options of the operation behind it",
             )
         return
+    from kernelseam.bundling import WheelName, collect, read_trace, write_wheel
+
     if trace is not None and common:
         raise InvalidValue("--common", True, "stands beside --from", "Give one of them")
     if (trace is None and not common) or not arch or (bundle is None and not common):

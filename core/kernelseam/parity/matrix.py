@@ -15,7 +15,7 @@ from kernelseam.parity.cases.merge import merge_cases
 from kernelseam.parity.cases.projection import projection_cases
 from kernelseam.parity.cases.projection_bwd import projection_bwd_cases
 from kernelseam.samples.case import Case
-from kernelseam.samples.operations.table import OPERATIONS
+from kernelseam.samples.operations.table import NAMES
 
 CASES: Mapping[str, Callable[[], Sequence[Case]]] = {
     "gemm": gemm_cases,
@@ -36,9 +36,9 @@ def matrix(pattern: str = "", operation: str | None = None) -> list[Case]:
     parts = [p.strip() for p in pattern.split(",") if p.strip()]
     return [
         c
-        for o in OPERATIONS.values()
-        if operation in (None, o.name)
-        for c in _cases(o.name)
+        for name in NAMES
+        if operation in (None, name)
+        for c in _cases(name)
         if not parts or any(p in c.name for p in parts)
     ]
 
