@@ -31,6 +31,7 @@ BY_NAME = {
     "interop.torch": "functions that import torch; TYPE_CHECKING imports the same",
     "interop.transformers": "what imports torch and Transformers, by register()",
     "interop.vllm": "vLLM and its registry, by register()",
+    "samples.operations.table": "the operations, which import what it imports, too",
 }
 """Modules that import others by a name that is a string, which no walk over imports sees."""
 

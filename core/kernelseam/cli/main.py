@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     # Ends --json's redirection with the command: typer does not close the context of a command line
     # that it rejects.
     with ExitStack() as ends, warnings.catch_warnings():
-        # What is imported lives to the end: looking through it for cycles takes a tenth of the time.
+        # What is imported lives to the end: looking for cycles in it takes a tenth of the time.
         ends.callback(gc.set_threshold, *gc.get_threshold())
         gc.set_threshold(100_000)
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
