@@ -24,12 +24,11 @@ def tensor_guard(tensors: Sequence[Any], extents: bool = True) -> Guard:
     first = [next(i for i, x in enumerate(tensors) if x is y) for y in tensors]
     once = sorted({*first})
     holds = _guard(guards, [tensors[i] for i in once], extents)
-    if not any(x.requires_grad for x in tensors):
-        if len(once) == len(tensors):
-            return holds
-        lost: Callable[[], bool] = bool
-    else:
+    lost: Callable[[], bool] = bool
+    if any(x.requires_grad for x in tensors):
         lost = sys.modules["torch"].is_grad_enabled
+    if len(once) == len(tensors):
+        return holds if lost is bool else lambda *others: not lost() and holds(*others)
 
     def holds_for_all(*others: Any) -> bool:
         repeat = all(map(is_, others, [others[i] for i in first]))

@@ -121,9 +121,14 @@ def attention(
     if not (score_mod is mask_mod is block_mask is None):
         mods = Mods(score_mod, mask_mod, block_mask)
     elif bwd_implementation is None and deterministic is True and options.keys() <= _USUAL.keys():
-        known = plain({"q": q, "k": k, "v": v})
-        if known is not None and len(known) == len(needed):
-            return ops.attention(**known, **options, backend=backend, implementation=implementation)
+        known, wants = plain({"q": q, "k": k, "v": v})
+        if known is not None and len(known) == len(needed) and not (wants and q.is_meta):
+            options |= {"backend": backend, "implementation": implementation}
+            if not wants:
+                return ops.attention(**known, **options)
+            return _Attention.apply(
+                needed, options, _of_gradients(options, deterministic, None), q, k, v
+            )
     given, options = _parted("attention", _DENSE, options, backend)
     given |= {"q": q, "k": k, "v": v}
     return _apply(given, needed, options, implementation, deterministic, bwd_implementation, mods)
@@ -307,8 +312,9 @@ def _apply(
     if mods is not None and not _is_traced(given, needed):
         backward = _of_gradients(options, deterministic, bwd_implementation)
         return torch_scores.attention(given, needed, options, mods, implementation, backward)
-    known = plain(given) if mods is None and bwd_implementation is None else None
-    if known is not None and all(map(known.__contains__, needed)):
+    known, wants = plain(given)
+    usual = not wants and mods is None and bwd_implementation is None
+    if usual and known is not None and all(map(known.__contains__, needed)):
         options["implementation"] = implementation
         return torch_attention.forward(known, options)
     operands, traced = tensors(given, needed)
@@ -381,9 +387,9 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Gra
     if dout is None and dlse is None:
         return (None,) * (3 + len(ctx.names))
     *operands, out, lse = ctx.saved_tensors
-    names, wanted = ctx.names, ctx.needs_input_grad[3:]
+    names, needed = ctx.names, ctx.needs_input_grad[3:]
     given = dict(zip(names, operands, strict=True))
-    asked = dict(zip(names, wanted, strict=True))
+    asked = dict(zip(names, needed, strict=True))
     computed = torch_attention.gradients(
         dout,
         dlse,
@@ -394,8 +400,8 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Gra
         sink_gradient=asked.get("sinks", False),
         **ctx.options,
     )
-    result = {name: getattr(computed, f"d{name}") for name in DIFFERENTIABLE if asked.get(name)}
-    return (None, None, None, *map(result.get, names))
+    result = dict(zip(DIFFERENTIABLE, computed, strict=False))
+    return (None, None, None, *[result[n] if x else None for n, x in asked.items()])
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
@@ -409,12 +415,14 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         bwd_options: dict[str, Any],
         *tensors: Tensor,
     ) -> Any:
-        asked = options["return_lse"]
+        asked = options.get("return_lse", False)
         operands = dict(zip(names, tensors, strict=True))
         result = torch_attention.forward(operands, {**options, "return_lse": True})
         ctx.names, ctx.options = names, bwd_options
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *result)
-        return result if flag("return_lse", asked) else result[0]
+        if type(asked) is not bool:
+            asked = flag("return_lse", asked)
+        return result if asked else result[0]
 
     backward = staticmethod(_gradients)

@@ -50,9 +50,10 @@ def tensors(
     return result, _modes() > 0 or _interpreter() is not None or _tracing() is not None
 
 
-def plain(given: Mapping[str, Tensor | None]) -> dict[str, Tensor] | None:
-    """Those that are given, where a call on them is one on arrays: all are torch's own tensors,
-    none wants a gradient, and nothing traces, casts or transforms; else None."""
+def plain(given: Mapping[str, Tensor | None]) -> tuple[dict[str, Tensor] | None, bool]:
+    """(those that are given, whether one wants a gradient), where all are torch's own tensors and
+    nothing traces, casts or transforms; else (None, False). Without gradients a call on them is one
+    on arrays."""
     if (
         forward_ad._current_level >= 0
         or _autocasts()
@@ -60,22 +61,21 @@ def plain(given: Mapping[str, Tensor | None]) -> dict[str, Tensor] | None:
         or _interpreter() is not None
         or _tracing() is not None
     ):
-        return None
-    graph, result = torch.is_grad_enabled(), {}
+        return None, False
+    graph, wants, result = torch.is_grad_enabled(), False, {}
     for name, x in given.items():
         if x is None:
             continue
         kind: Any = type(x)
         if kind is not torch.Tensor and kind is not torch.nn.Parameter:
-            return None
-        if graph and x.requires_grad:
-            return None
+            return None, False
+        wants = wants or (graph and x.requires_grad)
         result[name] = x
-    return result
+    return result, wants
 
 
 # As below: not while Dynamo compiles the caller.
-plain._torchdynamo_inline = lambda given: None  # type: ignore[attr-defined]
+plain._torchdynamo_inline = lambda given: (None, False)  # type: ignore[attr-defined]
 
 
 def must_be_tensor(name: str, x: object) -> InvalidValue:
@@ -210,7 +210,7 @@ class _Once(torch.autograd.Function):  # type: ignore[misc]
 def with_rows(x: Tensor) -> Tensor:
     """A tensor with a contiguous last axis, copied where it has another: the gradient of sum(),
     which repeats one number, and transposed operands have."""
-    return x.contiguous() if x.shape[-1] > 1 and x.stride(-1) != 1 else x
+    return x.contiguous() if x.stride(-1) != 1 and x.shape[-1] > 1 else x
 
 
 def with_matrices(gradient: Tensor) -> Tensor:

@@ -130,8 +130,9 @@ def _apply(
     bwd_implementation: str | None,
 ) -> Tensor:
     given = {"a": a, "b": b, "bias": bias, "residual": residual}
-    known = plain(given) if bwd_implementation is None and epilogue is None else None
-    if known is not None and "a" in known and "b" in known:
+    known, wants = plain(given)
+    usual = not wants and bwd_implementation is None and epilogue is None
+    if usual and known is not None and "a" in known and "b" in known:
         options["out_dtype"], options["implementation"] = dtype_name(out_dtype), implementation
         return forward(**known, **options)
     operands, traced = tensors(given, ("a", "b"))

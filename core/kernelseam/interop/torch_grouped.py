@@ -58,8 +58,9 @@ def grouped_mm(
         "backend": backend,
         "implementation": implementation,
     }
-    known = plain(given) if bwd_implementation is None else None
-    if known is not None and "a" in known and "b" in known:
+    known, wants = plain(given)
+    usual = not wants and bwd_implementation is None
+    if usual and known is not None and "a" in known and "b" in known:
         return grouped_gemm.grouped_mm(**known, out_dtype=dtype_name(out_dtype), **options)
     operands, traced = tensors(given, ("a", "b"))
     operands = autocast(operands, ("a", "b"))

@@ -84,12 +84,13 @@ def attention_bwd(
                 name, None, "must be what attention returned", "Call it with return_lse=True"
             )
     given: dict[str, Any] = {**options}
-    operands = taken(_OPERANDS, given)
+    operands = {} if given.keys().isdisjoint(_OPERANDS) else taken(_OPERANDS, given)
     if given.get("window") is not None:
         given["window"] = band("window", given["window"])
     values = _values(**given)
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **operands, "dout": dout}
-    flag("score_gradient", score_gradient)
+    if score_gradient is not False:
+        flag("score_gradient", score_gradient)
     if not (score_mod is mask_mod is block_mask is None):
         mods = with_expression(values, arrays, score_mod, mask_mod, block_mask)
         values = (*mods, score_gradient)
