@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any
 
 Guard = Callable[..., bool]
@@ -30,9 +30,11 @@ def tensor_guard(tensors: Sequence[Any], extents: bool = True) -> Guard:
     if len(once) == len(tensors):
         return holds if lost is bool else lambda *others: not lost() and holds(*others)
 
+    repeated = itemgetter(*first)
+    distinct = itemgetter(*once) if len(once) > 1 else itemgetter(slice(1))
+
     def holds_for_all(*others: Any) -> bool:
-        repeat = all(map(is_, others, [others[i] for i in first]))
-        return repeat and not lost() and holds(*[others[i] for i in once])
+        return all(map(is_, others, repeated(others))) and not lost() and holds(*distinct(others))
 
     return holds_for_all
 

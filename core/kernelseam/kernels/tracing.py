@@ -88,10 +88,8 @@ def traced_steps(
 
 
 def _memset(runtime: Runtime, device: Device, at: int, value: int, size: int) -> TracedStep:
-    def prepare(address: int, size: int) -> Enqueue:
-        return runtime.prepare_memset(address, value, size, device)
-
-    return TracedStep(prepare, prepare, (at, size))
+    prepare: Callable[..., Enqueue] = partial(runtime.prepare_memset, device=device)
+    return TracedStep(prepare, prepare, (at, value, size))
 
 
 def _kernel(

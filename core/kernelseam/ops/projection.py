@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Unpack, cast, overload
 
 from kernelseam.contract import ArrayInfo
@@ -127,7 +128,7 @@ def fused_qkv_projection(
         out_dtype=out_dtype,
     )
     results = operate(
-        qkv_work, arrays, options, backend, implementation, stream, _wording(paged, out)
+        qkv_work, arrays, options, backend, implementation, stream, _wording(paged, out is None)
     )
     result: Array | tuple[Array, Array, Array] = out
     if out is None:
@@ -324,7 +325,8 @@ def rotary_tables(rotary: object, style: object) -> dict[str, Any]:
     return dict(zip(("cos", "sin"), rotary, strict=True))
 
 
-def _wording(paged: bool, out: object) -> Wording:
+@cache
+def _wording(paged: bool, makes_results: bool) -> Wording:
     """Operands' names in errors, as the caller knows them."""
     names = {
         "cos and sin": "rotary",
@@ -334,8 +336,8 @@ def _wording(paged: bool, out: object) -> Wording:
         "kv_heads": "num_kv_heads",
     }
     if paged:
-        names |= {"k": "k_pages", "v": "v_pages", **({} if out is None else {"q": "out"})}
-    elif out is not None:
+        names |= {"k": "k_pages", "v": "v_pages", **({} if makes_results else {"q": "out"})}
+    elif not makes_results:
         names |= {"q": "out[0]", "k": "out[1]", "v": "out[2]"}
     derived = {
         **dict.fromkeys(("batch", "S", "hidden", "batch·S"), "input"),

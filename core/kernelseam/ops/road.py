@@ -261,11 +261,42 @@ class Caller:
         """The results by name; None, with nothing launched, where the call must be planned.
         ``place``: the addresses and the options that are numbers. No trace may be active."""
         for kind in self._kinds:
-            if kind.holds(*tensors):
-                results = self._by_function(kind, place, tensors, pointers, given, stream)
-                if results is not None:
-                    return results
+            if not kind.holds(*tensors):
+                continue
+            on = kind.on
+            if not on.is_current():
+                return on.within(self.call, place, tensors, pointers, given, stream)
+            numbers = (*given, *kind.read(tensors))
+            found = kind.packed(pointers, numbers)
+            if found is None:
                 break
+            function, (made, workspace, launches) = found
+            if stream is None:
+                handle = on.stream()
+                for launch in launches:
+                    launch(handle)
+            else:
+                on.launch(in_order(launches), workspace, stream)
+            if function.written:
+                on.count_writes(tuple([tensors[self._names.index(n)] for n in function.written]))
+            came, twice = self._seen.get(place, ((), False))
+            if twice and came == numbers:
+                repeat = _repeat_of(function, numbers, on, made, workspace, self._names)
+                put(self.recent, place, (repeat, tensor_guard(tensors)))
+            else:  # an allocator may come back to a place by chance
+                put(self._seen, place, (numbers, came == numbers))
+            return dict(zip(function.results, made, strict=True))
+        return self._planned(place, tensors, pointers, given, stream)
+
+    def _planned(
+        self,
+        place: Hashable,
+        tensors: tuple[Any, ...],
+        pointers: list[int],
+        given: tuple[Any, ...],
+        stream: object,
+    ) -> dict[str, Any] | None:
+        """By a planned call on tensors of the same layouts."""
         repeat = self._by_layout(tensors, pointers, given) if self._layouts else None
         if repeat is None:
             return None
@@ -275,39 +306,6 @@ class Caller:
             repeat.guards = (guard, *repeat.guards[: _MOST_GUARDS - 1])
         put(self.recent, place, (repeat, guard))
         return repeat.call(tensors, pointers, stream)
-
-    def _by_function(
-        self,
-        kind: _Kind,
-        place: Hashable,
-        tensors: tuple[Any, ...],
-        pointers: list[int],
-        given: tuple[Any, ...],
-        stream: object,
-    ) -> dict[str, Any] | None:
-        on = kind.on
-        if not on.is_current():
-            return on.within(self._by_function, kind, place, tensors, pointers, given, stream)
-        numbers = (*given, *kind.read(tensors))
-        found = kind.packed(pointers, numbers)
-        if found is None:
-            return None
-        function, (made, workspace, launches) = found
-        if stream is None:
-            handle = on.stream()
-            for launch in launches:
-                launch(handle)
-        else:
-            on.launch(in_order(launches), workspace, stream)
-        if function.written:
-            on.count_writes(tuple([tensors[self._names.index(n)] for n in function.written]))
-        came, twice = self._seen.get(place, ((), False))
-        if twice and came == numbers:
-            repeat = _repeat_of(function, numbers, on, made, workspace, self._names)
-            put(self.recent, place, (repeat, tensor_guard(tensors)))
-        else:  # an allocator may come back to a place by chance: what repeats is made for the third
-            put(self._seen, place, (numbers, came == numbers))
-        return dict(zip(function.results, made, strict=True))
 
     def _by_layout(
         self, tensors: tuple[Any, ...], pointers: list[int], given: tuple[Any, ...]

@@ -62,23 +62,22 @@ def few(n: int) -> int:
 def rows(n: int) -> int:
     """The largest extent of a class: exact below 64, then in 64s, then by five leading bits of
     their number."""
-    return _rounded(n, 5)
+    if n < _FEW:
+        return n
+    units = -(-n // _FEW)
+    cut = max(units.bit_length() - 5, 0)
+    return (-(-units >> cut) << cut) * _FEW
 
 
 @recorded
 def columns(n: int) -> int:
     """As ``rows`` by six bits, and divided by the same powers of two below 64: on them depend the
     lines of a cache and the chunks of a transfer."""
-    low = n & -n
-    return n if n < _FEW else _rounded(n, 6) - (low if low < _FEW else 0)
-
-
-def _rounded(n: int, bits: int) -> int:
     if n < _FEW:
         return n
-    units = -(-n // _FEW)
-    cut = max(units.bit_length() - bits, 0)
-    return (-(-units >> cut) << cut) * _FEW
+    low, units = n & -n, -(-n // _FEW)
+    cut = max(units.bit_length() - 6, 0)
+    return (-(-units >> cut) << cut) * _FEW - (low if low < _FEW else 0)
 
 
 @recorded

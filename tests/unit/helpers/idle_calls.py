@@ -31,6 +31,10 @@ def makes() -> dict[str, Make]:
         y, cu = rows.view(800, 4, 64)[: 2 * n], offsets * n
         return lambda: ks.attention_varlen(y, y, y, cu, cu, n, n)
 
+    def gradients(a: torch.Tensor) -> object:
+        leaves = [a.detach().requires_grad_() for _ in range(3)]
+        return torch.autograd.grad(ks_torch.attention(*leaves, causal=True), leaves, a)
+
     def cut(x: torch.Tensor, call: Callable[[torch.Tensor], object], axis: int) -> Make:
         def make(n: int) -> Callable[[], object]:
             part = x.narrow(axis, 0, n)
@@ -43,6 +47,7 @@ def makes() -> dict[str, Make]:
         "causal": cut(x, lambda a: ks.attention(a, a, a, causal=True), 2),
         "varlen": packed,
         "matmul2d": cut(rows, lambda a: ks.matmul2d(a, w, implementation="sm90"), 0),
+        "gradients": cut(x, gradients, 2),
         "qkv": cut(tokens, lambda a: ks.fused_qkv_projection(a, weight, None, 4, 4), 1),
     }
 
@@ -71,8 +76,9 @@ def counted(run: Callable[[], object]) -> int:
 
     def count(frame: Any, event: str, argument: Any) -> None:
         nonlocal calls
-        # not the classes of cuda-bindings
-        calls += event == "call" and "/cuda/bindings/" not in frame.f_code.co_filename
+        # not the classes of cuda-bindings, nor torch's autograd
+        own = not any(x in frame.f_code.co_filename for x in ("/cuda/bindings/", "/torch/"))
+        calls += event == "call" and own
 
     sys.setprofile(count)
     try:

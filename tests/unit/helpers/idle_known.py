@@ -54,8 +54,10 @@ def record() -> None:
         bound.append((self.facts.name, *given))
         return nothing
 
-    def prepare_memset(self: Any, *given: Any) -> Callable[[int], None]:
-        bound.append(given)
+    def prepare_memset(
+        self: Any, pointer: int, value: int, size: int, device: Any
+    ) -> Callable[[int], None]:
+        bound.append((pointer, value, size, device))
         return nothing
 
     patched: Any = (launch.CudaKernel, runtime.CudaRuntime, tensor_maps)
