@@ -137,6 +137,7 @@ TEXTS: Mapping[str, str] = {
     "CACHE_SCALES": "scales of pages of 8 bits: NO_SCALES, OF_HEADS or OF_TOKENS",
     "LARGEST": "the largest number of pages of 8 bits",
     "EXACT": "rows are copied as they are",
+    "ROW_HEADS": "heads of a token that the lanes of a row have together",
     "WIDE": "rows are accessed by 16 bytes of the wider type",
     # tiles
     "PRECISION": "products of TF32 that one of float is multiplied by; 0: by float's own",

@@ -1,13 +1,14 @@
 // Rows of k and v between tokens and the pages of a cache; to append, normalised (RMS norm), rotated and rounded to e4m3, and q
 // beside them. What is computed stands in PagedCache (descriptors/cache/cache.py).
 //
-// LANES neighbouring lanes have one row, a head of q, k or v of a token: N elements each, 16 bytes of the wider type, so that a
-// warp reads and writes whole lines; EACH times where a row is longer than a warp. Rows are numbered token after token, heads
-// within. All of a row is loaded before its place is known, and before anything of it is stored: q may be written over. A half-split
-// pair lies in two lanes: each loads the other's elements too, which the cache has. Sums and largest magnitudes of a row go over its
-// lanes by shuffles, in which all lanes of a warp take part.
+// LANES neighbouring lanes have ROW_HEADS heads of q, of k or of v of one token. A row is chunks of N elements, 16 bytes of the wider
+// type where its rows allow that, else one. A lane has PAIRS pairs of chunks of each row: those that lie half the rotated elements
+// apart, so that both elements of a half-split pair are its own, and of what is not rotated such that neighbouring lanes have
+// neighbouring chunks: a warp reads and writes whole lines. All rows are loaded before their token's place is known; it, cosines and
+// sines are found once for all of them. Sums and largest magnitudes of a row go over its lanes by shuffles, in which all lanes of a
+// warp take part. q may be written over: no lane reads what another writes.
 //
-// Shared memory: none. Registers: 2·EACH·N floats for the elements and their partners, N for cosines and sines.
+// Shared memory: none. Registers: 2·PAIRS·ROW_HEADS chunks in their type, 4·PAIRS·N floats for a row, its cosines and sines.
 #include "generated/config.h"
 #include "tile/tile.h"
 #include "tile/element.h"
@@ -22,45 +23,73 @@ enum { OWN_NUMBER, GIVEN, LENGTHS };  // a token's position
 enum { NO_SCALES, OF_HEADS, OF_TOKENS };
 enum { HALF_SPLIT = 1, INTERLEAVED = 2 };
 
-constexpr int D = Config::D, DV = Config::DV, LANES = Config::LANES, N = 16 / (int)(sizeof(T) > sizeof(P) ? sizeof(T) : sizeof(P));
-constexpr int LONGEST = D > DV ? D : DV, EACH = (LONGEST + N * LANES - 1) / (N * LANES), ROWS = Config::THREADS / LANES;
+constexpr int D = Config::D, DV = Config::DV, LANES = Config::LANES, HEADS = Config::ROW_HEADS;
+constexpr int N = Config::WIDE ? 16 / (int)(sizeof(T) > sizeof(P) ? sizeof(T) : sizeof(P)) : 1;
+constexpr int CHUNKS = ((D > DV ? D : DV) + N - 1) / N;
+constexpr int HALF = Config::ROTARY == HALF_SPLIT ? Config::ROTARY_DIM / 2 / N : 0, REST = (CHUNKS - 2 * HALF + 1) / 2;  // pairs
+constexpr int PAIRS = (HALF + REST + LANES - 1) / LANES, GROUPS = Config::THREADS / LANES;
 static_assert(WARP % LANES == 0, "a row's lanes are in one warp");
 constexpr float LEAST_SCALE = 7.52316385e-37f;  // 2^−120: its inverse is no subnormal
 
-template<class X> struct alignas(N * sizeof(X) < 16 ? N * sizeof(X) : 16) Elements { X v[N]; };
+template<class X, int COUNT = N> struct alignas(COUNT * sizeof(X) < 16 ? COUNT * sizeof(X) : 16) Elements { X v[COUNT]; };
+typedef float Row[PAIRS][2][N];
+template<class X> using RowOf = Elements<X>[PAIRS][2];
 
-// Elements from `column` on of a row of `dim`; others stay as they are.
-template<class X> KS_DEVICE void load(Elements<X>& to, const X* from, int column, int dim) {
-  if (Config::WIDE) {
-    if (column < dim) to = *(const Elements<X>*)(from + column);
-  } else {
-#pragma unroll
-    for (int e = 0; e < N; e++)
-      if (column + e < dim) to.v[e] = from[column + e];
-  }
+// The first element of a chunk; beyond all rows where there is none.
+KS_DEVICE int column_of(int pair, int side) {
+  const int i = thread_index() % LANES + pair * LANES;
+  if (i >= HALF + REST) return CHUNKS * N;
+  if (Config::ROTARY == INTERLEAVED && N == 1) return 2 * i + side;
+  return N * (i < HALF ? i + side * HALF : HALF + i + side * REST);
 }
-template<class X> KS_DEVICE void store(X* to, const Elements<X>& from, int column, int dim) {
-  if (Config::WIDE) {
-    if (column < dim) *(Elements<X>*)(to + column) = from;
-  } else {
+// A lane's chunks of a row of `dim` elements, others being 0.
+template<class X> KS_DEVICE void load(RowOf<X>& to, const X* from, int dim) {
 #pragma unroll
-    for (int e = 0; e < N; e++)
-      if (column + e < dim) to[column + e] = from.v[e];
-  }
+  for (int j = 0; j < PAIRS; j++)
+#pragma unroll
+    for (int side = 0; side < 2; side++) {
+      const int column = column_of(j, side);
+      if (column < dim) to[j][side] = *(const Elements<X>*)(from + column);
+      else
+#pragma unroll
+        for (int e = 0; e < N; e++) to[j][side].v[e] = zero_of<X>();
+    }
 }
-template<class X> KS_DEVICE void load_floats(float (&to)[N], const X* from, int column, int dim) {
-  Elements<X> x;
+template<class X> KS_DEVICE void store(X* to, const RowOf<X>& from, int dim) {
 #pragma unroll
-  for (int e = 0; e < N; e++) x.v[e] = zero_of<X>();
-  load(x, from, column, dim);
+  for (int j = 0; j < PAIRS; j++)
 #pragma unroll
-  for (int e = 0; e < N; e++) to[e] = to_sum(x.v[e]);
+    for (int side = 0; side < 2; side++) {
+      const int column = column_of(j, side);
+      if (column < dim) *(Elements<X>*)(to + column) = from[j][side];
+    }
 }
-template<class X> KS_DEVICE void store_floats(X* to, const float (&from)[N], int column, int dim) {
-  Elements<X> x;
+template<class X> KS_DEVICE void to_floats(Row& to, const RowOf<X>& from) {
 #pragma unroll
-  for (int e = 0; e < N; e++) x.v[e] = convert<X>(from[e]);
-  store(to, x, column, dim);
+  for (int j = 0; j < PAIRS; j++)
+#pragma unroll
+    for (int side = 0; side < 2; side++)
+#pragma unroll
+      for (int e = 0; e < N; e++) to[j][side][e] = to_sum(from[j][side].v[e]);
+}
+template<class X> KS_DEVICE void store_floats(X* to, const Row& from, int dim) {
+  RowOf<X> x;
+#pragma unroll
+  for (int j = 0; j < PAIRS; j++)
+#pragma unroll
+    for (int side = 0; side < 2; side++)
+#pragma unroll
+      for (int e = 0; e < N; e++) x[j][side].v[e] = convert<X>(from[j][side][e]);
+  store(to, x, dim);
+}
+KS_DEVICE void scaled(Row& x, float factor) {
+  if (!Config::CACHE_SCALES) return;
+#pragma unroll
+  for (int j = 0; j < PAIRS; j++)
+#pragma unroll
+    for (int side = 0; side < 2; side++)
+#pragma unroll
+      for (int e = 0; e < N; e++) x[j][side][e] *= factor;
 }
 
 // Rows of tokens (outer: the entry of the batch) or of pages.
@@ -122,174 +151,160 @@ struct Rotation {
   const float *cosines, *sines;
   i64 row;
   int end;  // positions from here on have none
+};
 
-  // The elements of a row from `column` on, with those that half-split pairs them with.
-  KS_DEVICE void apply(float (&x)[N], const float (&partners)[N], int column, int position) const {
-    constexpr int HALF = Config::ROTARY_DIM / 2;
-    if (column >= Config::ROTARY_DIM) return;
-    const i64 at = max_of(min_of(position, end - 1), 0) * row;
-    if constexpr (Config::ROTARY == HALF_SPLIT) {
-      if constexpr (Config::WIDE) {
-        float c[N], s[N];
-        const bool second = column >= HALF;
-        load_floats(c, cosines + at, second ? column - HALF : column, HALF);
-        load_floats(s, sines + at, second ? column - HALF : column, HALF);
+// A lane's cosines and sines. Half-split: of a pair of chunks; interleaved: of one chunk, N / 2 each, and of the other.
+struct Angles {
+  static constexpr int COUNT = N == 1 ? 1 : Config::ROTARY == INTERLEAVED ? N / 2 : N, SIDES = N > 1 && Config::ROTARY == INTERLEAVED ? 2 : 1;
+  Elements<float, COUNT> cosines[PAIRS][SIDES], sines[PAIRS][SIDES];
+
+  KS_DEVICE void load(const Rotation& rotation, int position) {
+    const i64 at = max_of(min_of(position, rotation.end - 1), 0) * rotation.row;
 #pragma unroll
-        for (int e = 0; e < N; e++) x[e] = x[e] * c[e] + (second ? partners[e] : -partners[e]) * s[e];
+    for (int j = 0; j < PAIRS; j++)
+#pragma unroll
+      for (int side = 0; side < SIDES; side++) {
+        const int column = column_of(j, side), first = Config::ROTARY == INTERLEAVED ? column / 2 : column;
+        if (first >= Config::ROTARY_DIM / 2) continue;
+        cosines[j][side] = *(const Elements<float, COUNT>*)(rotation.cosines + at + first);
+        sines[j][side] = *(const Elements<float, COUNT>*)(rotation.sines + at + first);
+      }
+  }
+  static KS_DEVICE void rotate(float& x, float& y, float c, float s) {
+    const float first = x;
+    x = first * c - y * s;
+    y = y * c + first * s;
+  }
+  KS_DEVICE void apply(Row& x) const {
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+      if (Config::ROTARY == HALF_SPLIT || N == 1) {
+        if (column_of(j, 0) >= (Config::ROTARY == HALF_SPLIT ? Config::ROTARY_DIM / 2 : Config::ROTARY_DIM)) continue;
+#pragma unroll
+        for (int e = 0; e < COUNT; e++) rotate(x[j][0][e], x[j][1][e], cosines[j][0].v[e], sines[j][0].v[e]);
       } else {
 #pragma unroll
-        for (int e = 0; e < N; e++) {
-          const int i = column + e;
-          if (i >= Config::ROTARY_DIM) break;
-          const bool second = i >= HALF;
-          const i64 place = at + (second ? i - HALF : i);
-          x[e] = x[e] * cosines[place] + (second ? partners[e] : -partners[e]) * sines[place];
-        }
-      }
-    } else {
+        for (int side = 0; side < SIDES; side++) {
+          if (column_of(j, side) >= Config::ROTARY_DIM) continue;
 #pragma unroll
-      for (int e = 0; e < N; e += 2) {
-        if (column + e >= Config::ROTARY_DIM) break;
-        const i64 place = at + (column + e) / 2;
-        const float c = cosines[place], s = sines[place], first = x[e];
-        x[e] = first * c - x[e + 1] * s;
-        x[e + 1] = x[e + 1] * c + first * s;
+          for (int e = 0; e + 1 < N; e += 2) rotate(x[j][side][e], x[j][side][e + 1], cosines[j][side].v[e / 2], sines[j][side].v[e / 2]);
+        }
       }
     }
   }
 };
 
-// The element that half-split pairs element i with.
-KS_DEVICE int partner_of(int i) { return i < Config::ROTARY_DIM / 2 ? i + Config::ROTARY_DIM / 2 : i - Config::ROTARY_DIM / 2; }
-template<class X> KS_DEVICE void load_partners(float (&to)[N], const X* from, int column) {
-#pragma unroll
-  for (int e = 0; e < N; e++) to[e] = 0.f;
-  if (column >= Config::ROTARY_DIM) return;
-  if constexpr (Config::WIDE) {
-    load_floats(to, from, partner_of(column), D);
-  } else {
-#pragma unroll
-    for (int e = 0; e < N; e++)
-      if (column + e < Config::ROTARY_DIM) to[e] = to_sum(from[partner_of(column + e)]);
-  }
-}
-KS_DEVICE int column_of(int j) { return (thread_index() % LANES + j * LANES) * N; }
-
 // What all elements of a row of q or k are multiplied by, and their weights.
-KS_DEVICE void normalise(float (&x)[EACH][N], float (&partners)[EACH][N], const Weight* weights, float eps, bool is_value) {
+KS_DEVICE void normalise(Row& x, const Weight* weights, float eps, bool is_value) {
   float sum = 0.f;
 #pragma unroll
-  for (int j = 0; j < EACH; j++)
+  for (int j = 0; j < PAIRS; j++)
 #pragma unroll
-    for (int e = 0; e < N; e++) sum += x[j][e] * x[j][e];
+    for (int side = 0; side < 2; side++)
+#pragma unroll
+      for (int e = 0; e < N; e++) sum += x[j][side][e] * x[j][side][e];
 #pragma unroll
   for (int m = 1; m < LANES; m *= 2) sum += shuffle_xor(sum, m);
   if (is_value) return;
   const float factor = element_rsqrt(sum / (float)D + eps);
+  RowOf<Weight> w;
+  load(w, weights, D);
 #pragma unroll
-  for (int j = 0; j < EACH; j++) {
-    float w[N];
-    load_floats(w, weights, column_of(j), D);
+  for (int j = 0; j < PAIRS; j++)
 #pragma unroll
-    for (int e = 0; e < N; e++) x[j][e] *= factor * w[e];
-    if (Config::ROTARY != HALF_SPLIT) continue;
-    load_partners(w, weights, column_of(j));
+    for (int side = 0; side < 2; side++)
 #pragma unroll
-    for (int e = 0; e < N; e++) partners[j][e] *= factor * w[e];
-  }
+      for (int e = 0; e < N; e++) x[j][side][e] *= factor * to_sum(w[j][side].v[e]);
 }
 
 // The scale of a row of pages of 8 bits: its largest magnitude is e4m3's largest number.
-KS_DEVICE float scale_of(const float (&x)[EACH][N]) {
+KS_DEVICE float scale_of(const Row& x) {
   float most = 0.f;
 #pragma unroll
-  for (int j = 0; j < EACH; j++)
+  for (int j = 0; j < PAIRS; j++)
 #pragma unroll
-    for (int e = 0; e < N; e++) most = maximum(most, maximum(x[j][e], -x[j][e]));
+    for (int side = 0; side < 2; side++)
+#pragma unroll
+      for (int e = 0; e < N; e++) most = maximum(most, maximum(x[j][side][e], -x[j][side][e]));
 #pragma unroll
   for (int m = 1; m < LANES; m *= 2) most = maximum(most, shuffle_xor(most, m));
   return maximum(most / Config::LARGEST, LEAST_SCALE);
 }
 
 KS_BODY(Config::THREADS, 1)
-paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places places, int num_heads, int kv_heads,
-                 FastDivmod heads, FastDivmod tokens, int total, Rows<T> q = {}, Rows<T> q_out = {}, Rotation rotation = {},
-                 const Weight* q_norm = {}, const Weight* k_norm = {}, float eps = {}, Rows<float> k_scales = {},
-                 Rows<float> v_scales = {}) {
-  const int number = (int)block_index() * ROWS + thread_index() / LANES;
+paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places places, int num_heads, int kv_heads, int q_groups,
+                 int kv_groups, FastDivmod groups, FastDivmod tokens, int total, Rows<T> q = {}, Rows<T> q_out = {},
+                 Rotation rotation = {}, const Weight* q_norm = {}, const Weight* k_norm = {}, float eps = {},
+                 Rows<float> k_scales = {}, Rows<float> v_scales = {}) {
+  const int number = (int)block_index() * GROUPS + thread_index() / LANES;
   const bool inside = number < total;
-  const int token = inside ? heads.quotient(number) : 0, own = inside ? number - token * heads.d : 0;
+  const int token = inside ? groups.quotient(number) : 0, own = inside ? number - token * groups.d : 0;
   const int batch = tokens.quotient(token), s = token - batch * tokens.d;
-  const bool is_query = own < num_heads, is_value = own >= num_heads + kv_heads;
-  const int head = is_query ? own : is_value ? own - num_heads - kv_heads : own - num_heads, dim = is_value ? DV : D;
-  const i64 outer = Config::DIRECTION == COPY ? places.sources[batch] : batch;
-  T* const row = k.or_if(is_value, v).or_if(is_query, q).at(outer, head, s);
+  const bool is_query = own < q_groups, is_value = own >= q_groups + kv_groups;
+  const int first = (is_query ? own : is_value ? own - q_groups - kv_groups : own - q_groups) * HEADS;
+  const int heads = inside ? min_of((is_query ? num_heads : kv_heads) - first, HEADS) : 0, dim = is_value ? DV : D;
+  const Rows<T> rows = k.or_if(is_value, v).or_if(is_query, q);
+  T* const row = rows.at(Config::DIRECTION == COPY ? places.sources[batch] : batch, first, s);
+  const Rows<P> pages = k_pages.or_if(is_value, v_pages);
+  const Rows<float> scales = k_scales.or_if(is_value, v_scales);
 
+  if constexpr (Config::DIRECTION == GATHER) {
+    const Place place = inside ? places.of(batch, s) : Place{};
+    if (!place.stored) return;
+    RowOf<P> x[HEADS];
+    float factors[HEADS];
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+      if (h >= heads) continue;
+      load(x[h], pages.at(place.page, first + h, place.row), dim);
+      factors[h] = Config::CACHE_SCALES == OF_TOKENS  ? *scales.at(place.page, first + h, place.row)
+                   : Config::CACHE_SCALES == OF_HEADS ? *scales.at(0, first + h, 0)
+                                                      : 1.f;
+    }
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+      if (h >= heads) continue;
+      if constexpr (Config::EXACT) {
+        store((P*)(row + h * rows.head), x[h], dim);
+      } else {
+        Row y;
+        to_floats(y, x[h]);
+        scaled(y, factors[h]);
+        store_floats(row + h * rows.head, y, dim);
+      }
+    }
+    return;
+  }
+
+  RowOf<T> x[HEADS];
+#pragma unroll
+  for (int h = 0; h < HEADS; h++) load(x[h], row + h * rows.head, h < heads ? dim : 0);
+  const Place place = inside ? places.of(batch, s) : Place{};
   if constexpr (Config::EXACT) {
-    if (!inside) return;
-    const Place place = places.of(batch, s);
     if (!place.stored) return;
-    P* const in_page = k_pages.or_if(is_value, v_pages).at(place.page, head, place.row);
-    const T* const from = Config::DIRECTION == GATHER ? (T*)in_page : row;
-    T* const to = Config::DIRECTION == GATHER ? row : (T*)in_page;
-    Elements<T> x[EACH];
 #pragma unroll
-    for (int j = 0; j < EACH; j++) load(x[j], from, column_of(j), dim);
-#pragma unroll
-    for (int j = 0; j < EACH; j++) store(to, x[j], column_of(j), dim);
-  } else if constexpr (Config::DIRECTION == GATHER) {
-    const Place place = inside ? places.of(batch, s) : Place{};
-    if (!place.stored) return;
-    const P* const from = k_pages.or_if(is_value, v_pages).at(place.page, head, place.row);
-    float scale = 1.f;
-    const Rows<float> scales = k_scales.or_if(is_value, v_scales);
-    if (Config::CACHE_SCALES == OF_HEADS) scale = *scales.at(0, head, 0);
-    if (Config::CACHE_SCALES == OF_TOKENS) scale = *scales.at(place.page, head, place.row);
-#pragma unroll
-    for (int j = 0; j < EACH; j++) {
-      float x[N];
-      load_floats(x, from, column_of(j), dim);
-      if (Config::CACHE_SCALES) {
-#pragma unroll
-        for (int e = 0; e < N; e++) x[e] *= scale;
-      }
-      store_floats(row, x, column_of(j), dim);
-    }
+    for (int h = 0; h < HEADS; h++)
+      if (h < heads) store((T*)pages.at(place.page, first + h, place.row), x[h], dim);
   } else {
-    float x[EACH][N], partners[EACH][N];
+    Angles angles;
+    if (Config::ROTARY != 0 && place.stored && !is_value) angles.load(rotation, place.position);
 #pragma unroll
-    for (int j = 0; j < EACH; j++) {
-      load_floats(x[j], row, column_of(j), inside ? dim : 0);
-      if (Config::ROTARY == HALF_SPLIT) load_partners(partners[j], row, inside && !is_value ? column_of(j) : Config::ROTARY_DIM);
-    }
-    const Place place = inside ? places.of(batch, s) : Place{};
-    if constexpr (Norm::THERE) normalise(x, partners, is_query ? q_norm : k_norm, eps, is_value);
-    if constexpr (Config::ROTARY != 0) {
-#pragma unroll
-      for (int j = 0; j < EACH; j++)
-        if (place.stored && !is_value) rotation.apply(x[j], partners[j], column_of(j), place.position);
-    }
-    float scale = 1.f;
-    if (Config::CACHE_SCALES == OF_TOKENS) scale = scale_of(x);
-    warp_barrier();  // the row was read by all of its lanes
-    if (!place.stored) return;
-    if (is_query) {
-#pragma unroll
-      for (int j = 0; j < EACH; j++) store_floats(q_out.at(batch, head, s), x[j], column_of(j), D);
-      return;
-    }
-    const Rows<float> scales = k_scales.or_if(is_value, v_scales);
-    if (Config::CACHE_SCALES == OF_HEADS) scale = *scales.at(0, head, 0);
-    if (Config::CACHE_SCALES == OF_TOKENS && thread_index() % LANES == 0) *scales.at(place.page, head, place.row) = scale;
-    P* const to = k_pages.or_if(is_value, v_pages).at(place.page, head, place.row);
-    const float inverse = 1.f / scale;
-#pragma unroll
-    for (int j = 0; j < EACH; j++) {
-      if (Config::CACHE_SCALES) {
-#pragma unroll
-        for (int e = 0; e < N; e++) x[j][e] *= inverse;
+    for (int h = 0; h < HEADS; h++) {
+      Row y;
+      to_floats(y, x[h]);
+      if constexpr (Norm::THERE) normalise(y, is_query ? q_norm : k_norm, eps, is_value);
+      if (Config::ROTARY != 0 && place.stored && !is_value) angles.apply(y);
+      float scale = 1.f;
+      if (Config::CACHE_SCALES == OF_TOKENS) scale = scale_of(y);
+      if (!place.stored || h >= heads) continue;
+      if (is_query) {
+        store_floats(q_out.at(batch, first + h, s), y, D);
+        continue;
       }
-      store_floats(to, x[j], column_of(j), dim);
+      if (Config::CACHE_SCALES == OF_HEADS) scale = *scales.at(0, first + h, 0);
+      if (Config::CACHE_SCALES == OF_TOKENS && thread_index() % LANES == 0) *scales.at(place.page, first + h, place.row) = scale;
+      scaled(y, 1.f / scale);
+      store_floats(pages.at(place.page, first + h, place.row), y, dim);
     }
   }
 }
