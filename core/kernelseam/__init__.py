@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kernelseam.dispatch import use_backend
     from kernelseam.dtypes import DType
     from kernelseam.expressions.elementwise import where
+    from kernelseam.expressions.tree import tree_ancestors, tree_mask
     from kernelseam.known_problems import KnownLaunches
     from kernelseam.launch_trace import trace
     from kernelseam.ops.attention import attention, attention_paged, attention_varlen
@@ -94,6 +95,8 @@ __all__ = [
     "plan",
     "trace",
     "use_backend",
+    "tree_ancestors",
+    "tree_mask",
     "where",
 ]
 
@@ -126,6 +129,8 @@ _HOMES = {
     "plan": "planning",
     "trace": "launch_trace",
     "use_backend": "dispatch",
+    "tree_ancestors": "expressions.tree",
+    "tree_mask": "expressions.tree",
     "where": "expressions.elementwise",
     **dict.fromkeys(
         ("OutputProjection", "OutputProjectionBwd", "QkvProjection", "QkvProjectionBwd"),

@@ -14,6 +14,7 @@ from kernelseam.kernels.attention.backward_tile import BackwardTile
 from kernelseam.kernels.attention.decode import DECODE, DecodeTile
 from kernelseam.kernels.attention.forward import AttentionDefinition
 from kernelseam.kernels.attention.merge import MERGE
+from kernelseam.kernels.attention.prefix_groups import PREFIX_GROUPS
 from kernelseam.kernels.attention.tile import AttentionTile
 from kernelseam.kernels.attention.unfused import UnfusedAttention
 from kernelseam.kernels.cache.cache import CACHE
@@ -49,6 +50,7 @@ def shared_implementations(toolchain: Toolchain) -> tuple[Implementation, ...]:
         *shared.values(),
         KernelImplementation(DECODE, toolchain),
         KernelImplementation(GEMV, toolchain),
+        KernelImplementation(PREFIX_GROUPS, toolchain),
         UnfusedAttention(toolchain, shared["attention"]),
     )
 

@@ -26,6 +26,7 @@ from kernelseam.kernels.attention.backward import AttentionBwdDefinition
 from kernelseam.kernels.attention.decode import DECODE
 from kernelseam.kernels.attention.forward import AttentionDefinition
 from kernelseam.kernels.attention.merge import MERGE
+from kernelseam.kernels.attention.prefix_tables import COMMON_PAGES, PREFIX_TABLES, TableSpec
 from kernelseam.kernels.attention.query_gradient import QUERY_GRADIENT, QueryGradientSpec
 from kernelseam.kernels.attention.row_kernels import (
     ROW_DELTA,
@@ -339,6 +340,9 @@ def _small() -> Iterator[Covered]:
     yield Covered(QUERY_GRADIENT, QueryGradientSpec(F32, 64, precision="tf32x3"))
     yield Covered(SINK_GRADIENT, SinkSpec(True))
     yield Covered(SUM_AXES, SumSpec(BF16))
+    for kernel in (COMMON_PAGES, PREFIX_TABLES):
+        yield Covered(kernel, TableSpec(packed=False))
+        yield Covered(kernel, TableSpec(packed=True), often=False)
     yield from (Covered(CACHE, s) for s in _caches())
 
 

@@ -364,6 +364,7 @@ def attention_paged(
     return_lse: bool = False,
     batch_invariant: bool = False,
     latent: bool = False,
+    prefix_groups: int | None = None,
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
@@ -378,8 +379,10 @@ def attention_paged(
     least the longest of kv_lengths, by default what the table has room for. ``bias`` and ``mask``
     repeat to [B, H, S_q, max_seqlen_k], of which each entry has the first rows and columns. With
     ``scale_block``, from 1 to page_size, scales are [pages, page_size / scale_block, H_kv] (in
-    ``kv_layout``'s order). The rest is as in ``attention``; ``causal`` is True here: the last query
-    is the entry's last token.
+    ``kv_layout``'s order). ``prefix_groups``: up to so many groups of neighbouring entries whose
+    rows of the block table begin with the same pages read the keys of these once, for the queries
+    of all; the device finds them in the table. The rest is as in ``attention``; ``causal`` is True
+    here: the last query is the entry's last token.
     """
     _require(block_table=block_table, kv_lengths=kv_lengths)
     arrays = {
@@ -416,6 +419,7 @@ def attention_paged(
         scale_block=scale_block,
         batch_invariant=batch_invariant,
         latent=latent,
+        prefix_groups=prefix_groups,
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
         kv_layout=kv_layout,

@@ -89,6 +89,7 @@ class Paged(Packed, total=False):
     layout: str
     kv_layout: str
     latent: bool
+    prefix_groups: int | None
 
 
 class PackedTensors(Scores, Functions, OnTensors, total=False):
@@ -129,6 +130,7 @@ class PagedTensors(Scores, Functions, ExecutionOptions, total=False):
     q_scale_block: int | None
     scale_block: int | None
     latent: bool
+    prefix_groups: int | None
     out_dtype: Any
 
 

@@ -29,6 +29,7 @@ SUPPORTED = (
     | STORED
     | SpecOption.dtype_out
     | SpecOption.batch_invariant
+    | SpecOption.prefix_groups
     | SpecOption.expression
     | SpecOption.precision
 )

@@ -64,6 +64,9 @@ class AttentionCase(ScoreScalars):
     page_size: int = 0
     """k and v are paged: shuffled pages, some of them unused, and a block table with invalid
     entries beyond the lengths."""
+    shared_pages: tuple[int, ...] = ()
+    """Of each entry, the first pages that it has in common with the entry before it."""
+    prefix_groups: int | None = None
     dtype_out: DType | None = None
     dtype_kv: DType | None = None
     """That of k and v where they are stored in 8 bits."""

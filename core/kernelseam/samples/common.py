@@ -16,6 +16,8 @@ ODD = OperandLayout(offset=1)
 UNFUSED = "gemm-softmax-gemm"
 DECODE = "decode"
 """For few queries alone, on archs that have tiles for it."""
+PREFIX_GROUPS = "prefix-groups"
+"""Of pages that entries share, alone."""
 GEMV = "gemv"
 """For products of few rows or few columns."""
 Exemptions = tuple[tuple[str, str], ...]

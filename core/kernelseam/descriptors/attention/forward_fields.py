@@ -9,6 +9,7 @@ from kernelseam.descriptors.attention.options import (
     LatentOption,
     PackedOperands,
     PageOperands,
+    PrefixOption,
     ResultOptions,
     ScaleOptions,
     ScoreOperands,
@@ -71,7 +72,9 @@ class CommonFields(ResultOptions, ScoreOperands, ScoreScalars):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class AttentionFields(LatentOption, PageOperands, PackedOperands, ScaleOptions, CommonFields):
+class AttentionFields(
+    LatentOption, PrefixOption, PageOperands, PackedOperands, ScaleOptions, CommonFields
+):
     """The fields of ``Attention``."""
 
     q: object = field(default=None, repr=False)

@@ -116,6 +116,7 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         lengths=given.kv_lengths is not None,
         dtype_out=None if dtype_out is dtype else dtype_out,
         batch_invariant=options["batch_invariant"],
+        prefix_groups=_prefix_groups(options["prefix_groups"], kv_view) > 0,
         dtype_kv=dtype_kv,
         kv_scales=kv_scales,
         dtype_q=dtype_q,
@@ -149,6 +150,7 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         page_size=page_size,
         table_width=width,
         table_stride=_table_stride(given, width) if kv_view == "paged" else 0,
+        prefix_groups=options["prefix_groups"] or 0,
         scale_block=options["scale_block"] or 0,
         q_scale_block=options["q_scale_block"] or 0,
         **captured_fields(expression, infos),
@@ -344,6 +346,14 @@ def _latent(
             "Give v as a view of k, or leave it out",
         )
     return latent
+
+
+def _prefix_groups(groups: int | None, kv_view: str) -> int:
+    """How many groups; 0 for none."""
+    if groups is not None and kv_view != "paged":
+        rule = "is about pages that entries have in common"
+        raise InvalidValue("prefix_groups", groups, rule, "Give a block_table, or leave it out")
+    return groups or 0
 
 
 def _table_stride(given: AttentionFields, width: int) -> int:

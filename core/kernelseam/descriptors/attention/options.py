@@ -140,6 +140,15 @@ class LatentOption:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class PrefixOption:
+    """Of paged memory."""
+
+    prefix_groups: int | None = scalar(
+        None, _count, "Groups of entries, at most, whose common first pages are read once."
+    )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class ArrayOptions:
     """How arrays lie, where no shape says it."""
 
@@ -153,6 +162,7 @@ class AttentionOptions(
     ArrayOptions,
     ResultOptions,
     LatentOption,
+    PrefixOption,
     PageOperands,
     PackedOperands,
     ScaleOptions,
@@ -197,6 +207,7 @@ class SpecOption(Flag):
     lengths = auto()
     dtype_out = auto()
     batch_invariant = auto()
+    prefix_groups = auto()
     dtype_kv = auto()
     kv_scales = auto()
     dtype_q = auto()

@@ -57,6 +57,8 @@ class AttentionSpec(SpecNumbers):
     dtype_out: DType | None = None
     """None: that of q, k and v."""
     batch_invariant: bool = False
+    prefix_groups: bool = False
+    """Whether first pages that entries have in common are to be read once."""
     dtype_kv: DType | None = None
     """That of k and v where they are stored in 8 bits; None: that of q."""
     kv_scales: str | None = None
@@ -179,6 +181,8 @@ class AttentionProblem(ProblemNumbers):
     table_width: int = 0
     """Pages per row of the block table."""
     table_stride: int = 0
+    prefix_groups: int = 0
+    """Groups of neighbouring entries, at most, whose common first pages are read once."""
     k_scale_strides: tuple[int, int, int] = (0, 0, 0)
     """(batch, head, block); so of v. Blocks of paged keys are counted in each page, which stands
     for the batch; of packed keys over all rows, and there is no batch."""

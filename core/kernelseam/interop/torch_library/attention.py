@@ -357,6 +357,7 @@ _PAGED_FORWARD = (
     f"Tensor kv_lengths, Tensor? cu_seqlens_q=None, {_ADDED}, {_SCALES}, {_GIVEN}, "
     f"*, {schema_of(_DEFAULTS, 'max_seqlen_q', 'max_seqlen_k')}, "
     f"{schema_of(PAGED_DEFAULTS, *_SCORED, 'layout', 'kv_layout')}, {_LATENT}, {_BLOCKS}, "
+    f"{schema_of(PAGED_DEFAULTS, 'prefix_groups')}, "
     f"bool return_lse=True, {schema_of(_DEFAULTS, 'out_dtype', 'batch_invariant')}, "
     f"{CHOSEN}) -> (Tensor, Tensor)"
 )

@@ -12,7 +12,13 @@ from kernelseam.parity.cases.attention_fp8 import stored, stored_queries
 from kernelseam.parity.cases.attention_guards import guards
 from kernelseam.parity.cases.attention_precision import precisions
 from kernelseam.parity.cases.attention_scores import biases, masks, mods, together, windows
-from kernelseam.parity.cases.attention_sequences import lengths, packed, paged, pointers
+from kernelseam.parity.cases.attention_sequences import (
+    lengths,
+    packed,
+    paged,
+    pointers,
+    prefix_groups,
+)
 from kernelseam.samples.attention_case import AttentionCase, case
 from kernelseam.samples.common import (
     DECODE,
@@ -20,6 +26,7 @@ from kernelseam.samples.common import (
     NAN,
     NAN_EXEMPTIONS,
     ODD,
+    PREFIX_GROUPS,
     TOKENS,
     UNFUSED,
     InjectedValue,
@@ -50,13 +57,18 @@ def attention_cases() -> list[AttentionCase]:
         "keys and values of 8 bits": stored,
         "queries, keys and values of 8 bits": stored_queries,
         "latent": latent,
+        "prefix groups": prefix_groups,
         "wide heads, results in float32, batch invariance": options,
         "precision of float32": precisions,
     }
     plain = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
     plain = [
         replace(
-            c, may_refuse=c.may_refuse | {DECODE} | ({UNFUSED} if _beyond_unfused(c) else set())
+            c,
+            may_refuse=c.may_refuse
+            | {DECODE}
+            | ({UNFUSED} if _beyond_unfused(c) else set())
+            | ({PREFIX_GROUPS} if c.prefix_groups is None else {"shared"}),
         )
         for c in plain
     ]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from kernelseam.dtypes import DType
 from kernelseam.samples.attention_case import AttentionCase, case
 from kernelseam.samples.common import INF, NAN, ODD, SHORT, TOKENS, InjectedValue
 from kernelseam.samples.operand_layout import OperandLayout
@@ -141,6 +142,61 @@ def paged() -> Iterator[AttentionCase]:
     )
     yield _paged(
         "f16-64-causal", "-window-sinks", 48, (129, 60), S_q=7, window=(30, None), sinks=(1.0, -1.0)
+    )
+
+
+def prefix_groups() -> Iterator[AttentionCase]:
+    """Entries whose first pages are the same, read once."""
+    one = {"S_q": 1, "num_heads": 8, "shared_pages": (0, 3, 4), "prefix_groups": 1}
+    three, tokens = (100, 70, 90), {"q": TOKENS, "out": TOKENS}
+    for kind in ("bf16-128-causal", "f16-64", "f32-64-causal"):
+        yield _paged(kind, "-prefix-group", 16, three, **one)
+    yield _paged("f16-64/40-causal", "-prefix-group", 5, three, **one | {"kv_heads": 1})
+    for most in (1, 2, 3):
+        yield _paged(
+            "f16-64-causal",
+            f"-prefix-groups-{most}",
+            16,
+            (33, 48, 20, 50, 65, 40, 90),
+            S_q=1,
+            shared_pages=(0, 1, 0, 0, 2, 1, 0),
+            prefix_groups=most,
+        )
+    yield _paged("f16-64-causal", "-prefix-none", 16, (33, 0, 20), S_q=1, prefix_groups=2)
+    seen = {"S_q": 3, "shared_pages": (0, 2, 1), "prefix_groups": 2, **tokens}
+    yield _paged("f16-64-causal", "-prefix-queries", 16, (50, 34, 18), num_heads=4, **seen)
+    yield _paged("bf16-128", "-prefix-queries", 16, (50, 34, 18), lse=False, **seen)
+    yield _paged(
+        "f16-64-causal",
+        "-prefix-sinks-softcap",
+        16,
+        (70, 33, 40),
+        sinks=(1.0, -1.0),
+        softcap=5.0,
+        **seen,
+    )
+    yield _paged(
+        "f16-64-causal",
+        "-prefix-sequences",
+        16,
+        (70, 33, 5, 129, 140),
+        q_sequences=(33, 1, 0, 20, 7),
+        S_q=33,
+        num_heads=4,
+        margin=2,
+        shared_pages=(0, 2, 0, 0, 6),
+        prefix_groups=2,
+        **tokens,
+    )
+    e4m3 = {
+        "dtype_kv": DType.float8_e4m3fn,
+        "shared_pages": (0, 3, 2),
+        "prefix_groups": 1,
+        "S_q": 1,
+    }
+    yield _paged("bf16-64-causal", "-prefix-e4m3", 16, three, **e4m3)
+    yield _paged(
+        "bf16-64-causal", "-prefix-e4m3-blocks", 16, three, **e4m3, scales="blocks", scale_block=1
     )
 
 

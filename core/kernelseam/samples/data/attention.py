@@ -64,6 +64,9 @@ def values(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
         v[...] = np.where(k[..., 1:2] == k[..., 1].max(), 0, np.abs(v))
     if case.ramp:
         ramp(q, k)
+    for b, n in enumerate(case.shared_pages):
+        k[b, :, : n * case.page_size] = k[b - 1, :, : n * case.page_size]
+        v[b, :, : n * case.page_size] = v[b - 1, :, : n * case.page_size]
     scales = _scales(case, rng) if case.scales else {}
     if scales:
         k /= key_scales(case, scales["k_scales"])[..., None]
@@ -291,6 +294,8 @@ def block_table(case: AttentionCase) -> npt.NDArray[np.int32]:
     )
     for b, n in enumerate(used):
         table[b, :n], order = order[:n], order[n:]
+    for b, n in enumerate(case.shared_pages):
+        table[b, :n] = table[b - 1, :n]
     return table
 
 

@@ -136,6 +136,7 @@ def describe_strided(
         q_scale_block=case.q_scale_block,
         scale_block=case.scale_block,
         latent=case.latent,
+        prefix_groups=case.prefix_groups,
     )
 
 

@@ -14,6 +14,7 @@ from kernelseam_cuda.sm90 import joined
 from kernelseam_cuda.sm90.attention import HopperAttention
 from kernelseam_cuda.sm90.attention_bwd import HopperAttentionBwd
 from kernelseam_cuda.sm90.attention_e4m3 import HopperE4m3Attention
+from kernelseam_cuda.sm90.attention_prefix import PREFIX_GROUPS
 from kernelseam_cuda.sm90.gemm import HopperGemm
 from kernelseam_cuda.sm90.grouped import HopperGroupedGemm
 from kernelseam_cuda.sm90.heads import HopperHeads
@@ -44,6 +45,7 @@ class HopperProjection(Projection):
 
 KERNELS = (
     HopperAttention(),
+    PREFIX_GROUPS,
     HopperE4m3Attention(),
     HopperAttentionBwd(),
     HopperLatent(),

@@ -1,0 +1,81 @@
+"""Masks of drafts that form a tree, as speculative decoding verifies them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernelseam.errors import InvalidValue
+from kernelseam.expressions.elementwise import where
+from kernelseam.expressions.scores import MaskMod
+
+MOST_DRAFTS = 32
+"""Of an entry: bits of an int32."""
+
+
+def tree_ancestors(parents: Any) -> npt.NDArray[np.int32]:
+    """The bits that ``tree_mask`` takes, from each draft's parent.
+
+    ``parents`` [n] or [B, n], on the host: draft i's parent, a draft before it, or −1 for one that
+    follows the prompt; 32 drafts at most. Returns int32 of that shape: bit j of element i says that
+    draft i descends from draft j, or is it. Raises InvalidValue.
+    """
+    given = np.asarray(parents)
+    if given.ndim not in (1, 2) or given.dtype.kind not in "iu" or given.shape[-1] > MOST_DRAFTS:
+        raise InvalidValue(
+            "parents",
+            f"{given.dtype} of shape {list(given.shape)}",
+            f"must be integers [n] or [B, n], n up to {MOST_DRAFTS}",
+            "Give each draft's parent, −1 for none",
+        )
+    drafts = np.arange(given.shape[-1])
+    if (wrong := (given < -1) | (given >= drafts)).any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise InvalidValue(
+            f"parents{list(at)}",
+            int(given[at]),
+            "must be −1 or a draft before it",
+            "Order drafts so that parents come first",
+        )
+    bits = np.zeros(given.shape, np.uint32)
+    for i in drafts:
+        above = np.take_along_axis(bits, np.maximum(given[..., i : i + 1], 0), -1)
+        above = np.where(given[..., i : i + 1] < 0, np.uint32(0), above)
+        bits[..., i] = above[..., 0] | np.uint32(1 << int(i))
+    return bits.view(np.int32)
+
+
+def tree_mask(ancestors: Any, kv_lengths: Any, cu_seqlens_q: Any = None) -> MaskMod:
+    """A ``mask_mod`` for ``attention_paged`` (with ``causal=False``) whose queries are drafts: each
+    sees the keys before the drafts, and of these its ancestors and itself.
+
+    ``ancestors`` int32 [B, n] as ``tree_ancestors`` makes them: an entry's drafts are its n queries
+    and its last n keys. With ``cu_seqlens_q`` int32 [B + 1] entries have numbers of drafts of their
+    own, and ``ancestors`` is [T]. ``kv_lengths`` int32 [B] counts the drafts. All are on the
+    device of q; contents may change between calls and between replays of a graph. Raises
+    InvalidValue.
+    """
+    shape, rank = tuple(ancestors.shape), 2 if cu_seqlens_q is None else 1
+    if len(shape) != rank or (rank == 2 and shape[1] > MOST_DRAFTS):
+        rule = "must be [B, n], n up to 32" if rank == 2 else "must be [T] with cu_seqlens_q"
+        raise InvalidValue(
+            "ancestors", f"an array of shape {list(shape)}", rule, "Give a word for each query"
+        )
+
+    def of_entries(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return _sees(ancestors[b, q_idx], kv_idx - (kv_lengths[b] - shape[1]))
+
+    def of_packed_rows(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        first = cu_seqlens_q[b]
+        drafts = cu_seqlens_q[b + 1] - first
+        return _sees(ancestors[first + q_idx], kv_idx - (kv_lengths[b] - drafts))
+
+    return of_entries if rank == 2 else of_packed_rows
+
+
+def _sees(bits: Any, draft: Any) -> Any:
+    """Whether a query of these ancestors sees draft number ``draft``; negative ones are keys before
+    the drafts."""
+    return (draft < 0) | ((bits >> where(draft > 0, draft, 0)) & 1 == 1)
