@@ -101,9 +101,10 @@ chosen = [
     i for i in found.registry.implementations_of("attention", "cuda")
     if i.supports(problem, device) is None
 ]
-_, facts = core("kernels").build_binary(toolchain, problem.spec, "sm_90a")
+binary, facts = core("kernels").build_binary(toolchain, problem.spec, "sm_90a")
 (fact,) = facts.values()
 print(json.dumps({
+    "cubin": binary.data.hex(), "facts": str(toolchain.inspect(binary.data, "sm_90a")),
     "plugins": sorted(found.loaded), "failures": [str(f) for f in found.failures],
     "chosen": sorted(i.name for i in chosen),
     "spills": fact.spills, "matrix": fact.matrix_instructions,
@@ -164,9 +165,12 @@ def test_where_there_is_torch_alone(python: Callable[..., dict[str, object]]) ->
 def test_it_plans_and_compiles_for_a_gpu(python: Callable[..., dict[str, object]]) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
     pytest.importorskip("nvidia", reason="nvrtc's wheel is not installed")
+    cubin = pytest.importorskip("kernelseam_cuda.cubin", reason="kernelseam-cuda is not installed")
     told = python(COMPILES, (*TORCH_ALONE, *OF_CUDA))
     assert told["plugins"] == ["cuda", "reference"] and told["failures"] == []
     assert told["spills"] == 0 and int(str(told["matrix"])) > 0
+    # its own reader of cubins reads what pyelftools does
+    assert told["facts"] == str(cubin.facts(bytes.fromhex(str(told["cubin"]))))
     chosen = told["chosen"]
     assert isinstance(chosen, list) and {"shared", "sm90"} <= set(chosen)
 

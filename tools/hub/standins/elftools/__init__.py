@@ -1,0 +1,1 @@
+"""pyelftools, as much of it as reads a cubin."""
