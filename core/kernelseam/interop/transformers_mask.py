@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -126,24 +128,27 @@ def _support(config: Any) -> _Support:
 
 
 def _supported(module: str, of_config: str, config: str) -> _Support | None:
-    """By the classes of a model's module that are made of this kind of config, or by all of them.
-    None where the module does not have the table of attentions; one that is not found may."""
+    """As ``_supported_by``; a model whose module is not found may have both."""
     loaded = None if module == of_config else sys.modules.get(module)
-    if loaded is None:
-        return _Support()
-    if not hasattr(loaded, "ALL_ATTENTION_FUNCTIONS"):
-        return None
-    models: list[Any] = [
-        x
-        for x in vars(loaded).values()
-        if isinstance(x, type) and issubclass(x, PreTrainedModel) and x.__module__ == module
-    ]
-    own = [x for x in models if getattr(x.config_class, "__name__", None) == config] or models
-    return _Support(any(x._supports_sdpa for x in own), any(x._supports_flash_attn for x in own))
+    return _Support() if loaded is None else _supported_by(loaded, config)
 
 
 # what torch.compiler.assume_constant_result sets: called, it imports Dynamo
 _supported._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@cache
+def _supported_by(loaded: ModuleType, config: str) -> _Support | None:
+    """By the classes of a model's module that are made of this kind of config, or by all of them.
+    None where the module does not have the table of attentions. Every step of a model asks."""
+    if not hasattr(loaded, "ALL_ATTENTION_FUNCTIONS"):
+        return None
+    classes = [x for x in vars(loaded).values() if isinstance(x, type)]
+    models: list[Any] = [
+        x for x in classes if issubclass(x, PreTrainedModel) and x.__module__ == loaded.__name__
+    ]
+    own = [x for x in models if getattr(x.config_class, "__name__", None) == config] or models
+    return _Support(any(x._supports_sdpa for x in own), any(x._supports_flash_attn for x in own))
 
 
 def _window(
