@@ -12,6 +12,10 @@ template<int STAGES> struct PipelineState {
   KS_DEVICE void advance() {
     if (++stage == STAGES) stage = 0, parity ^= 1;
   }
+  KS_DEVICE void advance(int stages) {
+    const int to = stage + stages;
+    stage = to % STAGES, parity ^= to / STAGES & 1;
+  }
 };
 
 // The mbarriers of a ring, in shared memory at `barriers`: STAGES full ones, then STAGES empty ones.

@@ -6,12 +6,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsSpec, Segment
 from kernelseam.dtypes import DType
+from kernelseam.epilogues import Epilogue, epilogue_expression, residual
+from kernelseam.expressions.epilogues import epilogue_text
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.gemm import HopperGemm
 from kernelseam_cuda.sm90.tiles import (
@@ -511,3 +514,59 @@ def test_joined_heads_are_of_whole_boxes(dim: int) -> None:
     assert HALF.tensor_maps(p, tile, H200)["b_map"].extents == (dim, 256, 8, 1)
     assert HALF.values(p, tile, H200)["joined"] == dim
     assert HALF.constants(p.spec, tile, ROW)["JOINED"] == 2
+
+
+H100 = replace(
+    H200,
+    limits=replace(
+        LIMITS,
+        bytes_per_second=3.35e12,
+        operations_per_second={"bfloat16": 9.9e14, "float32": 6e13},
+    ),
+)
+
+
+def with_epilogue(epilogue: Epilogue, **sizes: Any) -> GemmProblem:
+    """A linear layer's product of a batch of one."""
+    text = epilogue_text(epilogue_expression(epilogue).structure)
+    spec = {"b_transposed": True, **sizes.pop("spec", {})}
+    return problem(batch=1, heads=1, epilogue=text, **sizes, **spec)
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "rows", "tile"),
+    [
+        ("relu", 16384, "128x256-3-tma-2together"),
+        ("swiglu", 16384, "128x256-3-tma-2together"),
+        ("silu", 16384, "128x128-6-tma-2together-pingpong"),
+        ("gelu_tanh", 16384, "128x128-6-tma-2together-pingpong"),
+        (["silu", residual(np.zeros((1, 1)))], 16384, "128x256-3-tma-2together"),
+        ("swiglu", 512, "128x192-5-rows-2together"),
+        ("silu", 64, "64x64-13-rows-4together-of-a"),
+    ],
+)
+def test_ping_pong_is_for_epilogues_that_take_long(
+    epilogue: Epilogue, rows: int, tile: str
+) -> None:
+    """What an epilogue's arithmetic takes is hidden there, but not its loads."""
+    p = with_epilogue(epilogue, M=rows, N=6144, K=4096)
+    assert HALF.refuse(p, ROW) is None
+    assert HALF.tile(p, ROW, H100).name == tile
+
+
+def test_pairs_of_columns_halve_boxes_and_the_result() -> None:
+    """Of halves a box of B lies in one of them; panels of the result are whole where TMA stores."""
+    halves = with_epilogue("swiglu", N=1024, spec={"preactivation": True})
+    for t in HALF.tiles(halves.spec, ROW):
+        maps = HALF.tensor_maps(halves, t, H100)
+        b_parts = 1 if t.shared_a else t.cluster
+        assert maps["b_map"].box[1] == t.bn // max(b_parts, 2)
+        assert (maps["c_map"].extents[0], maps["sums_map"].extents[0]) == (512, 1024)
+        assert t.store == "rows" or t.bn % 128 == 0
+    along_n = with_epilogue("swiglu", N=1024, spec={"b_transposed": False})
+    assert {t.bn for t in HALF.tiles(along_n.spec, ROW)} == {128, 256}
+
+
+def test_an_epilogue_of_other_dtypes_is_refused() -> None:
+    p = with_epilogue("relu", spec={"dtype": F32, "dtype_c": F32, "precision": "tf32"})
+    assert HALF.refuse(p, ROW) == "epilogue of float32 is not supported by this kernel"

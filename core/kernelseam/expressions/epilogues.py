@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -60,6 +61,12 @@ class EpilogueStructure(NamedTuple):
     def sums(self) -> tuple[str, ...]:
         """The coordinates that are sums of products."""
         return tuple(name for name, _ in (PAIR if self.pairs else ACC))
+
+    @property
+    def operations(self) -> Counter[str]:
+        """How many operations an element takes, by name."""
+        nodes = (n for n in order([self.value]) if n.arguments and _LEVELS.of(n) == "element")
+        return Counter(n.operation for n in nodes)
 
     def __str__(self) -> str:
         return f"epilogue={self.value}" + (f" of {self.pairs}" if self.pairs else "")

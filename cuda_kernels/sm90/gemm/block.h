@@ -1,5 +1,6 @@
 // What the roles of a block share: sizes, shared memory, rings, arguments.
 #pragma once
+#include "gemm/epilogue.h"
 #include "gemm/scales.h"
 #include "sm90/gemm/groups.h"
 #include "sm90/gemm/matrix.h"
@@ -19,7 +20,7 @@ enum { ROWS = 0, TMA = 1 };  // who stores: see epilogue.h
 
 constexpr bool GROUPED_ROWS = Config::GROUPED == 1, GROUPED_K = Config::GROUPED == 3;
 constexpr bool E4M3 = sizeof(T) == 1, SCALES_BY_ROWS = Config::SCALES && !Config::SCALE_K;  // and by columns
-constexpr bool COLUMN_VALUES = Bias::THERE || SCALES_BY_ROWS;
+constexpr bool COLUMN_VALUES = Bias::THERE || SCALES_BY_ROWS, PING_PONG = Config::PING_PONG;
 constexpr int BM = Config::BM, BN = Config::BN, GROUPS = Config::GROUPS, STAGES = Config::STAGES, CLUSTER = Config::CLUSTER, BUFFERS = Config::BUFFERS;
 // Arrivals that make a stage full, and those of a consumer that make it empty: scales are brought by a warp, and read by each; rows that
 // are gathered are brought by four.
@@ -28,17 +29,24 @@ constexpr int SPLIT = Config::SPLIT;  // blocks of a cluster that sum a part of 
 // Blocks that load parts of a slice of A, or of B, for all of them.
 constexpr int A_PARTS = Config::SHARED_A ? CLUSTER : 1, B_PARTS = Config::SHARED_A ? 1 : CLUSTER;
 static_assert(SPLIT == 1 || CLUSTER == 1, "a cluster shares rows of A, columns of B, or a sum");
-constexpr int BK = 128 / sizeof(T), MT = BM / (64 * GROUPS), PANELS = divide_up(BN, 64), CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
-static_assert(PANELS <= 4 && MT * 64 * GROUPS == BM, "tiles are of 64 rows a consumer, and up to four panels of 64 columns");
+// Consumers that share a tile: all, or in PING_PONG each has tiles of its own.
+constexpr int SHARERS = PING_PONG ? 1 : GROUPS;
+constexpr int BK = 128 / sizeof(T), MT = BM / (64 * SHARERS), PANELS = divide_up(BN, 64), CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
+static_assert(PANELS <= 4 && MT * 64 * SHARERS == BM, "tiles are of 64 rows a consumer, and up to four panels of 64 columns");
 // The last panel may be half a one: of a B that lies along K, and a result without source tiles, which warps store.
 static_assert(BN % 64 == 0 || (BN % 32 == 0 && Config::HEADS && Config::B_TRANSPOSED && Config::STORE == ROWS), "whole panels");
 
 // Named barriers: 1 + g among consumer g's threads; TURN + g is its turn to multiply, where two take turns.
 enum { TURN = 3 };
 static_assert(!(Config::IN_TURNS || Config::HALVES) || (E4M3 && GROUPS == 2 && MT == 1), "two consumers of 64 rows");
+static_assert(!PING_PONG || (!E4M3 && GROUPS == 2 && SPLIT == 1 && !Config::GROUPED && Config::STORE == TMA), "two consumers take turns, of as many slices each");
 
 constexpr int ROWS_BYTES = 64 * 128;  // 64 rows of a panel
-constexpr int C_COLUMNS = 128 / sizeof(TC), C_PANELS = divide_up(BN, C_COLUMNS);  // of the result's panels, of 128 bytes a row too
+// Panels of the result, of 128 bytes a row too, and those of the sums. An epilogue of pairs makes one column of two: as HALVES, a tile's
+// columns are half of either half's.
+constexpr int PER_COLUMN = Config::PAIRS ? 2 : 1, C_COLUMNS = 128 / sizeof(TC);
+constexpr int C_PANELS = divide_up(BN / PER_COLUMN, C_COLUMNS), SUM_PANELS = divide_up(BN, C_COLUMNS);
+static_assert(Config::PAIRS != HALVES || Config::B_TRANSPOSED || BN % 128 == 0, "a half is of whole panels of B");
 constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + B_BYTES;
 
 // Source tiles (beta · C, residual) come through the same ring: panels of BM rows in a stage.
@@ -46,6 +54,7 @@ constexpr int SOURCE_PANELS = min_of(C_PANELS, STAGE_BYTES / A_BYTES);
 
 // Epilogue buffers are 64 rows of a panel each; BATCH are stored at once, SLOTS batches in flight a consumer.
 constexpr int BATCH = C_PANELS <= BUFFERS ? C_PANELS : C_PANELS % BUFFERS == 0 ? BUFFERS : 1, SLOTS = BUFFERS / BATCH;
+static_assert(!Config::PREACTIVATION || SUM_PANELS % BATCH == 0, "the sums leave in the result's batches");
 
 // The right factor of the products that sum A's rows: a column of ones, whatever its layout.
 struct Ones {
@@ -74,8 +83,8 @@ GroupTable& groups_of(Storage&);  // never called
 typedef conditional<Config::GROUPED != 0, GroupedStorage, Storage>::type SharedStorage;
 static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
 
-// a1, a2: of the other operands that A's heads come from; c1, c2: that C's columns go to.
-struct Maps { const TensorMap &a, &b, &c, &residual, &a1, &a2, &c1, &c2; };
+// a1, a2: of the other operands that A's heads come from; c1, c2: that C's columns go to; sums: what the epilogue is of.
+struct Maps { const TensorMap &a, &b, &c, &residual, &a1, &a2, &c1, &c2, &sums; };
 
 // The kernel's arguments beside its maps, as the roles use them: operands are addresses, or lists of them.
 struct Arguments {
@@ -92,6 +101,7 @@ struct Arguments {
   const Scales& scales;
   const FastDivmod& b_heads;
   const RowIndices& indices;
+  const EpilogueArguments& epilogue;
 };
 
 // Of a tile: what is summed over, where it begins, and how many slices it has; and the end of its rows.
@@ -105,6 +115,14 @@ KS_DEVICE Matrix matrix_of(const Arguments& a, const void* list, const TileCoord
   return {head * by_head, at.batch * by_batch};
 }
 
+// Which column of the product is number j of a tile's, and which of the result its first.
+KS_DEVICE int product_column(const Arguments& a, const TileCoord& p, int j) {
+  if (Config::PAIRS != HALVES) return p.column + j;
+  return (j < BN / 2 ? 0 : (unsigned)a.N / 2 - BN / 2) + (unsigned)p.column / 2 + j;
+}
+KS_DEVICE int result_column(const TileCoord& p) { return (unsigned)p.column / PER_COLUMN; }
+
+KS_DEVICE Matrix sums_matrix(const Arguments& a, const TileCoord& p) { return matrix_of(a, a.epilogue.results.preactivation, p, p.head, 1, 1); }
 KS_DEVICE Matrix c_matrix(const Arguments& a, const TileCoord& p) {
   if (GROUPED_ROWS) return {0, 0};
   return matrix_of(a, a.c, p, p.head, 1, 1);

@@ -1,6 +1,8 @@
-// A consumer warpgroup: MT·64 rows of the block's tile.
+// A consumer warpgroup: MT·64 rows of the block's tile, or in PING_PONG all of every other tile.
 #pragma once
 #include "sm90/gemm/epilogue.h"
+#include "sm90/gemm/expression.h"
+#include "sm90/gemm/panels.h"
 
 struct Consumer {
   SharedStorage& storage;
@@ -14,6 +16,10 @@ struct Consumer {
   PipelineState<SLOTS> out_state{0, 1};
 
   KS_DEVICE int thread() const { return warp * WARP + thread_lane; }
+  // Of the tiles of 64 rows its first; of its accumulators' rows and of their columns, this thread's first in them.
+  KS_DEVICE int first_rows() const { return PING_PONG ? 0 : group * MT; }
+  KS_DEVICE int first_row(int at) const { return 64 * first_rows() + 16 * warp + (at >> 2); }
+  KS_DEVICE int first_row() const { return first_row(thread_lane); }
   // Releases a stage: arrives at its empty barrier in every block that loads into it.
   KS_DEVICE void release(const PipelineState<STAGES>& from) const {
     const int releasing = RELEASES > 1 ? thread_lane : thread();
@@ -27,7 +33,7 @@ struct Consumer {
   // Clears rows of a slice of A, the consumer's part, and of B, both of which lie along M and N: those behind the end of a group.
   KS_DEVICE void clear_behind(u32 stage, int rows) const {
     static_assert(!GROUPED_K || (Config::A_TRANSPOSED && !Config::B_TRANSPOSED), "rows of a slice are those of what is summed over");
-    const u32 a_panels = stage + group * MT * ROWS_BYTES, b_panels = stage + A_BYTES;
+    const u32 a_panels = stage + first_rows() * ROWS_BYTES, b_panels = stage + A_BYTES;
 #pragma unroll 1
     for (int at = rows * 128 + thread() * 16; at < ROWS_BYTES; at += 128 * 16) {
 #pragma unroll
@@ -54,6 +60,7 @@ struct Consumer {
       for (int i = 0; i < MT; i++)
 #pragma unroll
         for (int e = 0; e < BN / 2; e++) acc[i][e] = 0;
+    if (PING_PONG) named_barrier_sync(TURN + group, CONSUMERS);
     u32 ones = 0;
     if constexpr (RowSums::THERE) {
       ones = descriptor_k_major(shared_address(storage.ones()));
@@ -65,7 +72,7 @@ struct Consumer {
 #pragma unroll 1
     for (int s = 0; s < slices; s++) {
       const u32 stage = shared_address(storage.stages[state.stage]);
-      const u32 a_descriptor = descriptor(!Config::A_TRANSPOSED, stage + group * MT * ROWS_BYTES);
+      const u32 a_descriptor = descriptor(!Config::A_TRANSPOSED, stage + first_rows() * ROWS_BYTES);
       const u32 b_descriptor = descriptor(Config::B_TRANSPOSED, stage + A_BYTES);
       ring.wait_full(state);
       if (Config::GATHERED) async_proxy_fence();  // what cp.async wrote comes before what wgmma reads
@@ -87,6 +94,7 @@ struct Consumer {
       previous = state;
       state.advance();
     }
+    if (PING_PONG) named_barrier_arrive(TURN + 1 - group, CONSUMERS);  // the other's products go on behind these
     wgmma_wait<0>();
     if (!GROUPED_K || slices) release(previous);
   }
@@ -117,7 +125,7 @@ struct Consumer {
 #pragma unroll 1
     for (int s = 0; s < slices; s++) {
       const u32 stage = shared_address(storage.stages[state.stage]);
-      const u32 a_descriptor = descriptor_k_major(stage + group * MT * ROWS_BYTES);
+      const u32 a_descriptor = descriptor_k_major(stage + first_rows() * ROWS_BYTES);
       const u32 b_descriptor = descriptor_k_major(stage + A_BYTES);
       ring.wait_full(state);
       if (Config::GATHERED) async_proxy_fence();
@@ -143,7 +151,7 @@ struct Consumer {
           for (int half = 0; half < 2; half++)
 #pragma unroll
             for (int n = 0; n < PANELS; n++)
-              factors[i][half][n] = scales[64 * (group * MT + i) + 16 * warp + (thread_lane >> 2) + 8 * half] * scales[BM + n];
+              factors[i][half][n] = scales[first_row() + 64 * i + 8 * half] * scales[BM + n];
       }
       if constexpr (PARTS == 2) {
         wgmma_wait<1>();
@@ -160,35 +168,18 @@ struct Consumer {
     }
   }
 
-  // Adds two neighbouring elements of a panel to their accumulators.
-  static KS_DEVICE void add_pair(float* d, u32 pair, float factor) {
-    const TC* x = (const TC*)&pair;
-    d[0] = fmaf(factor, to_sum(x[0]), d[0]), d[1] = fmaf(factor, to_sum(x[1]), d[1]);
-  }
-  // Offsets for ldmatrix and stmatrix: this lane's row of a warp's 16 rows of a panel, and its chunk, 2j + lane/16 for the columns
-  // of accumulators 8j … 8j + 7.
-  static KS_DEVICE u32 row_offset(int lane) { return (lane & 15) * 128; }
-  static KS_DEVICE u32 chunk_offset(int lane, int j) { return ((2 * j + (lane >> 4)) ^ (lane & 7)) * 16; }
-
-  // Of float32: where in a warp's 16 rows of a panel the first of two neighbours lies that a lane holds of row lane/4 + 8·half,
-  // of the panel's columns 8j … 8j + 7.
-  static KS_DEVICE u32 pair_offset(int lane, int j, int half) {
-    const int row = lane >> 2;
-    return (row + 8 * half) * 128 + ((2 * j + (lane >> 1 & 1)) ^ row) * 16 + (lane & 1) * 8;
-  }
-
   // Adds factor · (tile of a source matrix), which comes through the ring.
   KS_DEVICE void add_source(float (&acc)[MT][BN / 2], float factor) {
-    const int at = sizeof(TC) == 4 || Config::SUMMED ? opaque(thread_lane) : thread_lane;  // else offsets are kept from tile to tile, and spill
+    const int at = sizeof(TC) == 4 || Config::SUMMED || Config::EPILOGUE ? opaque(thread_lane) : thread_lane;  // else offsets are kept from tile to tile, and spill
 #pragma unroll
     for (int first = 0; first < C_PANELS; first += SOURCE_PANELS) {
       ring.wait_full(state);
-      const u32 tile = shared_address(storage.stages[state.stage]) + (group * MT * 4 + warp) * 16 * 128;
+      const u32 tile = shared_address(storage.stages[state.stage]) + (first_rows() * 4 + warp) * 16 * 128;
 #pragma unroll
       for (int n = first; n < min_of(first + SOURCE_PANELS, C_PANELS); n++)
 #pragma unroll
         for (int i = 0; i < MT; i++) {
-          if (sizeof(TC) == 4) pin(acc[i]);  // else the sums wait for all loads, which spill
+          if (sizeof(TC) == 4 || Config::EPILOGUE) pin(acc[i]);  // else the sums wait for all loads, which spill
 #pragma unroll
           for (int j = 0; j < 4; j++) {
             if constexpr (sizeof(TC) == 4) {
@@ -246,12 +237,12 @@ struct Consumer {
     for (int i = 0; i < MT; i++)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        const int row = p.row + 64 * (group * MT + i) + 16 * warp + (thread_lane >> 2) + 8 * half;
+        const int row = p.row + first_row() + 64 * i + 8 * half;
         if (row < end_of_rows(a, p)) x.rows[i][half] = rows[(i64)a.indices.row_of_a(row) * by_row.row];
       }
 #pragma unroll
     for (int n = 0; n < divide_up(BN, 128); n++) {
-      const int column = p.column + thread() + 128 * n;
+      const int column = product_column(a, p, thread() + 128 * n);
       if (column < a.N) x.columns[n] = columns[(i64)column * by_column.row];
     }
     return x;
@@ -271,7 +262,7 @@ struct Consumer {
     for (int i = 0; i < MT; i++)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        const int row = p.row + 64 * (group * MT + i) + 16 * warp + (thread_lane >> 2) + 8 * half;
+        const int row = p.row + first_row() + 64 * i + 8 * half;
         if (row < p.end) x.of[i][half] = a.indices.factor(row);
       }
     return x;
@@ -324,7 +315,7 @@ struct Consumer {
     for (int i = 0; i < MT; i++)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        const int row = p.row + 64 * (group * MT + i) + 16 * warp + (thread_lane >> 2) + 8 * half;
+        const int row = p.row + first_row() + 64 * i + 8 * half;
         if ((thread_lane & 3) == 0 && row < a.M) to[row] = convert<typename RowSums::type>(sums[i][2 * half]);
       }
   }
@@ -337,10 +328,13 @@ struct Consumer {
     return panel + j / 2 * (ROWS_BYTES / 2) + (thread_lane & 15) * 64 + (chunk ^ (thread_lane >> 1 & 3)) * 16;
   }
 
-  KS_DEVICE void store(const float (&acc)[MT][BN / 2], const TileCoord& p, TC* c) {
-    const int at = sizeof(TC) == 4 ? opaque(thread_lane) : thread_lane;
+  // SUMS: what an epilogue is of, else the result.
+  template<bool SUMS> KS_DEVICE void store(const float (&acc)[MT][BN / 2], const TileCoord& p, const StoredRows& to_rows) {
+    constexpr bool APART = Config::PAIRS == NEIGHBOURS && !SUMS;  // a thread has no two neighbours of the result
+    constexpr int WIDTH = SUMS ? BN : BN / PER_COLUMN;
+    const int at = sizeof(TC) == 4 || Config::EPILOGUE ? opaque(thread_lane) : thread_lane;
 #pragma unroll
-    for (int first = 0; first < C_PANELS; first += BATCH)
+    for (int first = 0; first < (SUMS ? SUM_PANELS : C_PANELS); first += BATCH)
 #pragma unroll
       for (int i = 0; i < MT; i++, out_state.advance()) {
         if (Config::STORE == TMA) out_ring.wait_empty(out_state);
@@ -349,8 +343,10 @@ struct Consumer {
         for (int n = 0; n < BATCH; n++)
 #pragma unroll
           for (int j = 0; j < 4; j++) {
-            if (BN % C_COLUMNS && C_COLUMNS * (first + n) + 16 * j >= BN) break;
-            if constexpr (sizeof(TC) == 4) {
+            if (WIDTH % C_COLUMNS && C_COLUMNS * (first + n) + 16 * j >= WIDTH) break;
+            if constexpr (APART) {
+              store_apart(to + n * ROWS_BYTES, &acc[i][C_COLUMNS * (first + n)], j, at);
+            } else if constexpr (sizeof(TC) == 4) {
               const float* d = &acc[i][16 * (first + n) + 4 * j];
               store_pair(shared_address(to) + n * ROWS_BYTES + pair_offset(at, j, 0), d[0], d[1]);
               store_pair(shared_address(to) + n * ROWS_BYTES + pair_offset(at, j, 1), d[2], d[3]);
@@ -360,18 +356,18 @@ struct Consumer {
                        pack2(d[2], d[3], Half()), pack2(d[4], d[5], Half()), pack2(d[6], d[7], Half()));
             }
           }
-        const int row = p.row + 64 * (group * MT + i);
+        const int row = p.row + 64 * (first_rows() + i);
         auto store_rows = [&] {
           warp_barrier();
           const typename Result::Rows rows = result.rows(a, p, row + 16 * warp);
-          const int chunks = BN % C_COLUMNS ? min_of(8 * BATCH, (BN - C_COLUMNS * first) / Chunk<TC>::N) : 8 * BATCH;  // of a row
+          const int chunks = WIDTH % C_COLUMNS ? min_of(8 * BATCH, (WIDTH - C_COLUMNS * first) / Chunk<TC>::N) : 8 * BATCH;  // of a row
 #pragma unroll
           for (int q = 0; q < 4 * BATCH; q++) {
-            if (BN % C_COLUMNS && 2 * q >= chunks) break;
+            if (WIDTH % C_COLUMNS && 2 * q >= chunks) break;
             const int index = q * WARP + thread_lane, r = index / chunks, chunk = index % chunks;
             const Chunk<TC>& x = *(const Chunk<TC>*)(to + chunk / 8 * ROWS_BYTES + r * 128 + ((chunk ^ r) & 7) * 16);
-            const int column = p.column + C_COLUMNS * first + Chunk<TC>::N * chunk;
-            result.store(a, c, rows, r, column, x);
+            const int column = C_COLUMNS * first + Chunk<TC>::N * chunk;  // of the tile
+            result.store(a, to_rows, rows, r, SUMS ? product_column(a, p, column) : result_column(p) + column, x);
           }
           warp_barrier();
         };
@@ -387,10 +383,18 @@ struct Consumer {
       }
   }
 
+  // Stages of the ring that a tile takes, which the other consumer's state passes over.
+  KS_DEVICE int stages_of_tile() const {
+    const int products = Config::SUMMED ? a.batch_group * a.head_group : 1, sources = (a.beta != 0) + Config::RESIDUAL;
+    return a.slices * products + sources * SOURCE_STAGES;
+  }
+
   KS_DEVICE void run(int first, int step) {
-    if (Config::IN_TURNS && group == 1) named_barrier_arrive(TURN, CONSUMERS);
+    if ((Config::IN_TURNS || PING_PONG) && group == 1) named_barrier_arrive(TURN, CONSUMERS);
+    if (PING_PONG && group == 1) state.advance(stages_of_tile());
+    const int own = PING_PONG ? group * step : 0, own_step = PING_PONG ? GROUPS * step : step;
 #pragma unroll 1
-    for (int t = first; t < scheduler.total; t += step) {
+    for (int t = first + own; t < scheduler.total; t += own_step) {
       const TileCoord p = scheduler.tile(t, rank);
       float bias_fragment[divide_up(BN, 128)] = {};
       if constexpr (Bias::THERE) {
@@ -398,13 +402,13 @@ struct Consumer {
                                        : (const Bias::type*)a.bias + p.batch * a.bias_batch + p.head * a.bias_head;
 #pragma unroll
         for (int n = 0; n < divide_up(BN, 128); n++) {
-          const int column = p.column + thread() + 128 * n;
+          const int column = product_column(a, p, thread() + 128 * n);
           if (column < a.N) bias_fragment[n] = to_sum(bias[result.weight_row(column)]);
         }
       }
-      TC* c = (TC*)a.c;
-      if (GROUPED_K) c += p.batch * a.c_batch;
-      else if (Config::STORE == ROWS && !GROUPED_ROWS) c = Config::POINTERS ? listed((TC*)a.c, p.matrix) : c + p.batch * a.c_batch + p.head * a.c_head;
+      StoredRows c{(TC*)a.c, a.c_row, a.N / PER_COLUMN};
+      if (GROUPED_K) c.base += p.batch * a.c_batch;
+      else if (Config::STORE == ROWS && !GROUPED_ROWS) c.base = Config::POINTERS ? listed((TC*)a.c, p.matrix) : c.base + p.batch * a.c_batch + p.head * a.c_head;
       float acc[MT][BN / 2];
       float sums[MT][4];
       // Of the tiles that hold the same rows one sums them: heads may share a left factor, and so its sums.
@@ -427,11 +431,21 @@ struct Consumer {
           for (int e = 0; e < BN / 2; e++) acc[i][e] *= a.alpha;
       if constexpr (Config::FACTORS) multiply_by_factors(acc, factors);
       if constexpr (Bias::THERE) add_bias(acc, bias_fragment);
-      if (!Config::HEADS && a.beta != 0) add_source(acc, a.beta);
+      if (!Config::HEADS && !Config::PAIRS && a.beta != 0) add_source(acc, a.beta);
       if (Config::RESIDUAL) add_source(acc, 1.f);
       if constexpr (Config::ROTARY != 0)
-        result.apply_rotary(acc, p, p.row + 64 * group * MT + 16 * warp + (thread_lane >> 2), 2 * (thread_lane & 3), a.M);
-      store(acc, p, c);
+        result.apply_rotary(acc, p, p.row + first_row(), 2 * (thread_lane & 3), a.M);
+      if constexpr (Config::PREACTIVATION) {
+        const EpilogueResults& sums = a.epilogue.results;
+        TC* const base = (TC*)sums.preactivation;
+        store<true>(acc, p, {Config::POINTERS ? listed(base, p.matrix) : base + p.batch * sums.batch + p.head * sums.head, sums.row, a.N});
+      }
+      if constexpr (Config::EPILOGUE) {
+        const int at = opaque(thread_lane);  // else its places are kept from tile to tile, and spill
+        apply_epilogue(acc, a.epilogue, p, p.row + first_row(at), a.N / PER_COLUMN, at & 3);
+      }
+      store<false>(acc, p, c);
+      if (PING_PONG) state.advance(stages_of_tile());
     }
   }
 };

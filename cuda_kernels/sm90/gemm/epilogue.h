@@ -2,6 +2,7 @@
 //   ROWS: each warp stores its own rows, in chunks of 16 bytes, neighbouring lanes one row;
 //   TMA:  a warp of the producer warpgroup for each consumer stores boxes of 64 rows by TMA. The consumer goes on as soon as a
 //         buffer is free (a ring: full after one arrival a warp, empty when TMA has read it); but loads queue behind stores.
+// Where the epilogue is an expression (expression.h), what it is of may be stored, too, before it and in the same way.
 #pragma once
 #include "sm90/gemm/heads.h"
 
@@ -16,32 +17,46 @@ struct EpilogueStore {
   const Scheduler& scheduler;
   const Result& result;
   int rank, group;
+  PipelineState<SLOTS> out_state{0, 0};
+  int batches = 0;
+
+  // A tile's panels; store(from, panel, row) issues the stores of one.
+  template<int PANELS, class Store> KS_DEVICE void panels(const TileCoord& p, Store store) {
+#pragma unroll 1
+    for (int panel = 0; panel < PANELS; panel += BATCH)
+#pragma unroll 1
+      for (int i = 0; i < MT; i++, out_state.advance()) {
+        out_ring.wait_full(out_state);
+        const int row = p.row + 64 * ((PING_PONG ? 0 : group * MT) + i);
+        // Rows of the next group are behind the end of this one: the consumer has stored those before.
+        if (!GROUPED_ROWS || row + 64 <= p.end)
+#pragma unroll
+        for (int n = 0; n < BATCH; n++) {
+          const u32 from = shared_address(storage.out[group][out_state.stage * BATCH + n]);
+          store(from, panel + n, row);
+        }
+        tma_store_commit();
+        tma_store_wait_read<SLOTS - 1>();  // the batch SLOTS − 1 before this one was read: the next slot's
+        if (++batches >= SLOTS) barrier_arrive(out_ring.barriers + 8 * (SLOTS + (out_state.stage + 1) % SLOTS));
+      }
+  }
 
   KS_DEVICE void run(int first, int step) {
     const u64 policy = Config::C_FIRST ? evict_first() : 0;
-    PipelineState<SLOTS> out_state{0, 0};
-    int batches = 0;
+    const int own = PING_PONG ? group * step : 0, own_step = PING_PONG ? GROUPS * step : step;
 #pragma unroll 1
-    for (int t = first; t < scheduler.total; t += step) {
+    for (int t = first + own; t < scheduler.total; t += own_step) {
       const TileCoord p = scheduler.tile(t, rank);
+      if constexpr (Config::PREACTIVATION) {
+        const Matrix sums = sums_matrix(a, p);
+        panels<SUM_PANELS>(p, [&](u32 from, int panel, int row) {
+          tma_store(maps.sums, from, product_column(a, p, C_COLUMNS * panel), row, sums.x2, sums.x3);
+        });
+      }
       const Matrix c = result.matrix(a, p);
-#pragma unroll 1
-      for (int panel = 0; panel < C_PANELS; panel += BATCH)
-#pragma unroll 1
-        for (int i = 0; i < MT; i++, out_state.advance()) {
-          out_ring.wait_full(out_state);
-          const int row = p.row + 64 * (group * MT + i);
-          // Rows of the next group are behind the end of this one: the consumer has stored those before.
-          if (!GROUPED_ROWS || row + 64 <= p.end)
-#pragma unroll
-          for (int n = 0; n < BATCH; n++) {
-            const u32 from = shared_address(storage.out[group][out_state.stage * BATCH + n]);
-            result.store_boxes(maps, a, from, c, p.column + C_COLUMNS * (panel + n), row, policy);
-          }
-          tma_store_commit();
-          tma_store_wait_read<SLOTS - 1>();  // the batch SLOTS − 1 before this one was read: the next slot's
-          if (++batches >= SLOTS) barrier_arrive(out_ring.barriers + 8 * (SLOTS + (out_state.stage + 1) % SLOTS));
-        }
+      panels<C_PANELS>(p, [&](u32 from, int panel, int row) {
+        result.store_boxes(maps, a, from, c, result_column(p) + C_COLUMNS * panel, row, policy);
+      });
     }
     tma_store_wait<0>();
   }

@@ -6,7 +6,10 @@
 // Algorithm: persistent, BLOCKS blocks a multiprocessor, or clusters of CLUSTER blocks, whose tiles are neighbours along M
 // and which multicast B to each other, or along N and multicast A (SHARED_A). A producer thread fills a ring of STAGES slices (128 bytes of K) of A and B by TMA, on from one
 // tile of C to the next; source tiles (C, residual) of the epilogue come through the same ring. GROUPS consumer warpgroups
-// multiply by wgmma, BM/GROUPS rows each, and store their rows (epilogue.h).
+// multiply by wgmma, BM/GROUPS rows each, and store their rows (epilogue.h). In PING_PONG two consumers have every other tile each, and
+// take turns: one applies its epilogue and stores while the other multiplies.
+// What becomes of the sums before they are rounded may be any expression of them (expression.h), also of pairs of columns: where the two are
+// halves of N, each half's columns are half of a tile's.
 // Sums of several products (SUMMED: batches, heads) follow one another through the ring. A's heads may be those of three
 // operands (SEGMENTED), with a map each. Heads whose elements follow one another along an axis are one product (JOINED):
 // a box is then found by its head. Sums of A's rows (ROW_SUMS) are products with a column of ones, in the tiles of column 0.
@@ -36,16 +39,17 @@ gemm_sm90_body(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& 
           void* sums, i64 sums_batch, i64 sums_head, int batch_group, int head_group, const Groups& groups,
           const TensorMap& a1_map, const TensorMap& a2_map, int a1_first, int a2_first, const FastDivmod& joined_heads,
           const TensorMap& c1_map, const TensorMap& c2_map, const Result& result, const RowIndices& indices,
-          const GatheredRows& gathered, const Scales& scales) {
+          const GatheredRows& gathered, const Scales& scales,
+          const EpilogueArguments& epilogue, const TensorMap& sums_map) {
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
   const TensorMap &a1 = one_of<Config::SEGMENTED>(a1_map, a_map), &a2 = one_of<Config::SEGMENTED>(a2_map, a_map);
   const TensorMap &c1 = one_of<Config::HEADS>(c1_map, c_map), &c2 = one_of<Config::HEADS>(c2_map, c_map);
   const FastDivmod& joined = one_of<Config::JOINED != 0>(joined_heads, b_heads);
-  const Maps maps{a_map, b_map, c_map, residual_map, a1, a2, c1, c2};
+  const Maps maps{a_map, b_map, c_map, residual_map, a1, a2, c1, c2, one_of<Config::PREACTIVATION>(sums_map, c_map)};
   const Arguments arguments{a, b, bias, residual, origin, c, c_batch, c_head, bias_batch, bias_head, c_row, M, N, slices,
                             a_head_step, a_batch_step, b_head_step, b_batch_step, residual_head_step, residual_batch_step,
-                            alpha, beta, sums, sums_batch, sums_head, batch_group, head_group, a1_first, a2_first, scales, b_heads, indices};
+                            alpha, beta, sums, sums_batch, sums_head, batch_group, head_group, a1_first, a2_first, scales, b_heads, indices, epilogue};
   const Ring<STAGES> ring{shared_address(storage.ring)};
   const int group = warp_index() / 4, warp = warp_index() % 4, rank = CLUSTER > 1 ? cluster_rank() : 0;
   const int split_rank = SPLIT > 1 ? cluster_rank() : 0;
@@ -63,7 +67,7 @@ gemm_sm90_body(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& 
     if (Config::STORE == TMA) tensor_map_prefetch(c_map);
   }
   if (thread_index() == 0) {
-    ring.init(GROUPS * CLUSTER * RELEASES, FULL_ARRIVALS);
+    ring.init(SHARERS * CLUSTER * RELEASES, FULL_ARRIVALS);
     for (int g = 0; g < GROUPS; g++) Ring<SLOTS>{shared_address(storage.out_ring[g])}.init(1, 4);
     barrier_init_fence();
   }

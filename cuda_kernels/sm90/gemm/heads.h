@@ -148,7 +148,7 @@ struct HeadsResult {
     return {first, t.entry, t.index, table[t.entry * (i64)table_row + number], t.position - number * page.d};
   }
   // Every lane must come.
-  KS_DEVICE void store(const Arguments& a, T*, const Rows& rows, int r, int column, const Chunk<T>& x) const {
+  KS_DEVICE void store(const Arguments& a, const StoredRows&, const Rows& rows, int r, int column, const Chunk<T>& x) const {
     const int entry = shuffle(rows.entry, r), index = shuffle(rows.index, r);
     const int number = Config::PAGED ? shuffle(rows.page, r) : 0, in_page = Config::PAGED ? shuffle(rows.page_row, r) : 0;
     if (rows.first + r >= a.M || column >= a.N) return;

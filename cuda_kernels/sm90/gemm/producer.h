@@ -7,6 +7,9 @@
 constexpr int KEPT_BYTES = 40 << 20;
 static_assert(A_PARTS == 1 || !Config::A_TRANSPOSED, "shared rows of A are boxes along K");
 
+// Boxes that a tile's rows of a B along K are cut into, so that each lies in one half of the columns where the epilogue pairs halves.
+constexpr int B_BOXES = Config::PAIRS == HALVES ? max_of(B_PARTS, 2) : B_PARTS;
+
 struct Producer {
   SharedStorage& storage;
   const Maps& maps;
@@ -111,7 +114,11 @@ struct Producer {
 #pragma unroll
       for (int i = 0; i < BOXES; i++) load_b((b_part() * BOXES + i) * Result::UNIT_ROWS * 128, k, boxes.first[i]);
     } else if (Config::B_TRANSPOSED) {
-      load_b(b_part() * (B_BYTES / B_PARTS), k, x.tile.column + b_part() * (BN / B_PARTS));
+#pragma unroll
+      for (int i = 0; i < B_BOXES / B_PARTS; i++) {
+        const int box = b_part() * (B_BOXES / B_PARTS) + i;
+        load_b(box * (B_BYTES / B_BOXES), k, product_column(a, x.tile, box * (BN / B_BOXES)));
+      }
     } else if (Config::JOINED == JOINED_B) {
 #pragma unroll
       for (int i = 0; i < PANELS; i++)
@@ -120,7 +127,7 @@ struct Producer {
       constexpr int AT_ONCE = Config::SUMMED ? 1 : PANELS;
 #pragma unroll AT_ONCE
       for (int i = 0; i < PANELS; i++)
-        load_b(i * ROWS_BYTES + b_part() * (ROWS_BYTES / B_PARTS), x.tile.column + 64 * i, k + b_part() * (BK / B_PARTS));
+        load_b(i * ROWS_BYTES + b_part() * (ROWS_BYTES / B_PARTS), product_column(a, x.tile, 64 * i), k + b_part() * (BK / B_PARTS));
     }
     state.advance();
   }
@@ -169,7 +176,7 @@ struct Producer {
 #pragma unroll 1
         for (int s = 0; s < slices; s++) load_slice(x, boxes, from + s * BK);
       }
-      if (!Config::HEADS && a.beta != 0) load_source(maps.c, x.tile, c_matrix(a, x.tile));
+      if (!Config::HEADS && !Config::PAIRS && a.beta != 0) load_source(maps.c, x.tile, c_matrix(a, x.tile));
       if (Config::RESIDUAL)
         load_source(maps.residual, x.tile, matrix_of(a, a.residual, x.tile, x.tile.head, a.residual_head, a.residual_batch));
     }

@@ -18,6 +18,12 @@ KS_DEVICE void store_chunk(TC* to, const Chunk<TC>& x, int left) {
   }
 }
 
+// Where rows that warps store go: the first, elements from one to the next, and the end of the columns.
+struct StoredRows {
+  TC* base;
+  int row, columns;
+};
+
 struct MatrixResult {
   static constexpr bool ORDERED = false;
   static constexpr int BOX_COLUMNS = 64, UNIT_ROWS = BN;
@@ -38,8 +44,8 @@ struct MatrixResult {
     return {first, end, Config::SCATTERED ? a.indices.row_of_c(min_of(first + (lane() & 15), end - 1)) : 0};
   }
   // Every lane must come.
-  KS_DEVICE void store(const Arguments& a, TC* c, const Rows& rows, int r, int column, const Chunk<TC>& x) const {
+  KS_DEVICE void store(const Arguments&, const StoredRows& to, const Rows& rows, int r, int column, const Chunk<TC>& x) const {
     const int row = Config::SCATTERED ? shuffle(rows.index, r) : rows.first + r;
-    if (rows.first + r < rows.end) store_chunk(c + (i64)row * a.c_row + column, x, a.N - column);
+    if (rows.first + r < rows.end) store_chunk(to.base + (i64)row * to.row + column, x, to.columns - column);
   }
 };

@@ -295,6 +295,28 @@ def _gemm() -> Iterator[GemmCase]:
         "many-tiles-blocks-added", **{**shape, **blocks}, beta=0.5, residual=DType.bfloat16
     )
     yield _stored("many-tiles-blocks-one-matrix", M=2056, N=4104, **one, **blocks)
+    # Epilogues: consumers have tiles of their own, between whose slices source tiles come.
+    bf16, apart = DType.bfloat16, {**shape, "batch": 1, "num_heads": 33, "N": 400}
+    written = {"bias": bf16, "preactivation": True}
+    yield gemm("bf16-nt", "many-tiles-silu", epilogue="silu", **written, **apart)
+    sources = {"alpha": 0.5, "beta": 0.5, "bias": DType.float16, "residual": DType.float16}
+    yield gemm("f16-nn", "many-tiles-in-turn", epilogue="in_turn", **sources, **apart)
+    yield gemm("bf16-nt", "many-tiles-gate", epilogue="gated_options", **written, **apart)
+    yield gemm("f16-nn", "many-tiles-swiglu", epilogue="swiglu", preactivation=True, **apart)
+    neighbours = {"epilogue": "interleaved_options", "preactivation": True}
+    yield gemm("f16-nt", "many-tiles-interleaved", **neighbours, **apart)
+    yield gemm(
+        "bf16-tn", "many-tiles-powers-to-f32", epilogue="powers", dtype_c=DType.float32, **apart
+    )
+    whole = {"M": 2056, "N": 4112, "K": 520, "batch": 1, "num_heads": 1}
+    for rows, epilogue in ((2056, "swiglu"), (500, "geglu"), (60, "silu"), (60, "swiglu")):
+        yield gemm(
+            "bf16-nt",
+            f"{rows}-tokens-{epilogue}",
+            epilogue=epilogue,
+            **{**whole, "M": rows},
+            **written,
+        )
     # Of few rows or columns: blocks read rows of the other factor once.
     for what, rows, columns in (("one-row", 1, 20488), ("three-columns", 20488, 3)):
         thin = {"M": rows, "N": columns, "K": 1032, "batch": 1, "num_heads": 2}

@@ -33,6 +33,7 @@ GEMM, GEMM_MATRIX, GEMM_PRODUCER, GEMM_CONSUMER, GEMM_EPILOGUE, GEMM_TILES = (
     f"sm90/gemm/{name}.h"
     for name in ("gemm", "matrix", "producer", "consumer", "epilogue", "tiles")
 )
+GEMM_EXPRESSION, GEMM_PANELS = "sm90/gemm/expression.h", "sm90/gemm/panels.h"
 GEMM_HEADS, GEMM_BLOCK, GEMM_SCALES, GEMM_GROUPS, TF32_CONSUMER = (
     f"sm90/gemm/{name}.h" for name in ("heads", "block", "scale_loader", "groups", "tf32_consumer")
 )
@@ -60,6 +61,10 @@ NT, ADDED, ONE, LISTS = (
         ("f16-nt", "-pointers"),
     )
 )
+GATE, EPILOGUE, SOURCES = (
+    f"gemm-{kind}-many-tiles-{what}"
+    for kind, what in (("bf16-nt", "gate"), ("bf16-nt", "silu"), ("f16-nn", "in-turn"))
+)
 SCALED, SCALED_MATRIX = (f"gemm-e4m3fn-nt-many-tiles-blocks{what}" for what in ("", "-one-matrix"))
 HALVES, PAGES, FEW_TOKENS = (
     f"qkv-projection-f16-{what}"
@@ -81,6 +86,48 @@ def _mutant(
 
 
 MUTANTS = (
+    # ---- epilogues
+    _mutant(
+        "gate-of-the-wrong-half",
+        GEMM_EXPRESSION,
+        "own.value(x, (&x)[APART], tile",
+        "own.value((&x)[APART], x, tile",
+        GATE,
+        "what the second half's columns have is the gate",
+    ),
+    _mutant(
+        "halves-from-one",
+        GEMM_BLOCK,
+        "(j < BN / 2 ? 0 : (unsigned)a.N / 2 - BN / 2)",
+        "0",
+        GATE,
+        "both halves of a tile's columns are of the first half of B",
+    ),
+    _mutant(
+        "written-after-the-epilogue",
+        GEMM_CONSUMER,
+        "        store<true>(acc, p, {",
+        "        apply_epilogue(acc, a.epilogue, p, p.row + first_row(), a.N / PER_COLUMN, "
+        "thread_lane & 3);\n        store<true>(acc, p, {",
+        EPILOGUE,
+        "the second result is what the epilogue makes, not what it is of",
+    ),
+    _mutant(
+        "rows-of-the-first-64",
+        GEMM_EXPRESSION,
+        "own.row(tile, row0 + 64 * i + 8 * half)",
+        "own.row(tile, row0 + 8 * half)",
+        GATE,
+        "a consumer's second 64 rows take the first's values of rows",
+    ),
+    _mutant(
+        "the-others-slices",
+        GEMM_CONSUMER,
+        "    return a.slices * products + sources * SOURCE_STAGES;",
+        "    return a.slices * products;",
+        SOURCES,
+        "a consumer takes the other's source tile for its first slice",
+    ),
     # ---- phases
     _mutant(
         "phase-not-flipped",
@@ -535,7 +582,7 @@ MUTANTS = (
     ),
     _mutant(
         "chunks-of-a-panel",
-        GEMM_CONSUMER,
+        GEMM_PANELS,
         "((2 * j + (lane >> 4)) ^ (lane & 7)) * 16;",
         "(2 * j + (lane >> 4)) * 16;",
         NT,

@@ -9,7 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from kernelseam.contract import LaunchConfig, SourceBundle
 from kernelseam.kernels.config import CONFIG, ElementType, config_header
-from kernelseam.kernels.expression import EXPRESSION, expression_header
+from kernelseam.kernels.expression import (
+    EPILOGUE,
+    EXPRESSION,
+    epilogue_header,
+    expression_header,
+)
 from kernelseam.kernels.sources import shared_sources
 from kernelseam_cuda import toolchain as toolchain_module
 from kernelseam_hostcpp import HostToolchain
@@ -34,7 +39,7 @@ def run(
     files |= {n: t for n, t in toolchain_module.sources().items() if n.startswith("sm90/")}
     files.update(toolchain.platform_files("host"))
     files["platform.h"] = files.pop("platform_host.h")
-    files[EXPRESSION] = expression_header(None)
+    files[EXPRESSION], files[EPILOGUE] = expression_header(None), epilogue_header(None)
     given = {"CAPTURES": 0, **constants}
     members = {n: ElementType(v) if isinstance(v, str) else v for n, v in given.items()}
     files[CONFIG] = config_header(members, dict.fromkeys(members, "of a test"))

@@ -3,6 +3,7 @@
 // accumulators of two products. NEIGHBOURS: 2n and 2n + 1. A result of pairs has half the columns.
 #pragma once
 #include "tile/tile.h"
+#include "generated/config.h"
 #include "generated/epilogue.h"
 
 enum { HALVES = 1, NEIGHBOURS = 2 };

@@ -21,7 +21,7 @@ HOPPER: Mapping[str, str] = {
     "GROUP_HEADS": "query heads of a KV head that share a tile's rows",
     "IN_PARTS": "a tile's keys are cut into parts",
     "VALUE_PARTS": "consumers that share rows, each with a part of the values' columns",
-    "PING_PONG": "ping-pong scheduling of two consumers",
+    "PING_PONG": "ping-pong scheduling of two consumers; in products each has tiles of its own",
     "EARLY": "the next tile's first Q·Kᵀ precedes a tile's last P·V",
     "AHEAD": "elements of S, of BN/2 a thread, whose exponentials precede the wait for P·V; the "
     "others follow it, beside the rounding of P",

@@ -23,6 +23,12 @@ from kernelseam.kernels.elements import (
     refuse_dtype,
     refuse_row_strides,
 )
+from kernelseam.kernels.gemm.epilogue import (
+    epilogue_constants,
+    epilogue_pointers,
+    epilogue_structure,
+    epilogue_values,
+)
 from kernelseam.kernels.gemm.gemm import (
     NOT_GROUPED,
     SCALES,
@@ -40,6 +46,7 @@ from kernelseam_cuda.sm90.gemm_covering import specs
 from kernelseam_cuda.sm90.gemm_maps import (
     MAPS,
     ORIGIN_BYTES,
+    SUMS_MAP,
     UNIT_BYTES,
     joined_dim,
     steps,
@@ -48,27 +55,18 @@ from kernelseam_cuda.sm90.gemm_maps import (
 from kernelseam_cuda.sm90.gemm_tiling import (
     MAX_TILES,
     ORDER,
+    SCALED_COLUMNS,
     order_values,
     results_of,
     slice_of,
     tile_count,
+    tiles_of,
 )
-from kernelseam_cuda.sm90.tiles import (
-    AT_ONCE,
-    E4M3,
-    E4M3_BLOCKS,
-    FEW_ROWS,
-    GEMM,
-    REGISTERS,
-    SPLIT,
-    HopperGemmTile,
-)
+from kernelseam_cuda.sm90.tiles import REGISTERS, HopperGemmTile
 from kernelseam_cuda.toolchain import sources
 
 _FEW_ROWS = 64
 """Of A that blocks share: of more, wider tiles read B less often."""
-SCALED_COLUMNS = 64
-"""Of a tile, that share a scale where scales are of blocks."""
 _MAX_EXTENT = 2**30
 """Rows and columns: a tile's place, and its end, are 32-bit."""
 _FEWEST_STAGES = 2
@@ -101,6 +99,7 @@ _OPTIONAL = (
     "groups",
     *(name for name, _ in _SEGMENT_PARAMETERS),
     *("joined", "c1_map", "c2_map", "result", "indices", "gathered", "scales"),
+    *("epilogue", SUMS_MAP),
 )
 
 
@@ -144,6 +143,8 @@ class HopperGemm(KernelDefinition):
         vectors = {"A": spec.vector_a, "B": spec.vector_b, "C": spec.vector_c}
         if spec.residual:
             vectors["residual"] = spec.vector_r
+        if spec.preactivation:
+            vectors["preactivation"] = spec.vector_p
         for name, vector in vectors.items():
             if vector < 16:
                 return f"rows of {name} at multiples of {vector} bytes: TMA takes multiples of 16"
@@ -157,6 +158,7 @@ class HopperGemm(KernelDefinition):
             stride_b_row=p.b_strides[2],
             stride_c_row=p.c_strides[2],
             stride_residual_row=p.residual_strides[2],
+            stride_preactivation_row=p.preactivation_strides[2],
             stride_a_scales_row=p.a_scale_strides[2],
             stride_b_scales_column=p.b_scale_strides[2],
             stride_a_scales_k=p.scale_k_strides[0],
@@ -166,13 +168,12 @@ class HopperGemm(KernelDefinition):
     def refuse_options(self, problem: GemmProblem) -> str | None:
         """Why it does not take what the spec asks for beside a product, or None."""
         spec = problem.spec
-        for option in ("heads", "epilogue"):
-            if getattr(spec, option):
-                return f"{option} is not supported by this kernel"
-        for option in ("row_sums", "segmented", "joined"):
+        if spec.heads:
+            return "heads is not supported by this kernel"
+        for option in ("row_sums", "segmented", "joined", "epilogue"):
             if spec.dtype.itemsize != 2 and getattr(spec, option):
                 return f"{option} of {spec.dtype} is not supported by this kernel"
-        if spec.scale_block and (spec.scale_block[2] != slice_of(spec) or not _tiles_of(spec)):
+        if spec.scale_block and (spec.scale_block[2] != slice_of(spec) or not tiles_of(spec)):
             return (
                 f"scale_block = {spec.scale_block}: it scales blocks of {slice_of(spec)} values of "
                 f"k and of multiples of {SCALED_COLUMNS} columns"
@@ -188,7 +189,7 @@ class HopperGemm(KernelDefinition):
         return None
 
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[HopperGemmTile, ...]:
-        return _tiles_of(spec)
+        return tiles_of(spec)
 
     def as_launched(self, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
         if tile.mostly_c:
@@ -212,14 +213,14 @@ class HopperGemm(KernelDefinition):
     def stores(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
         """Whether it can store such a C: TMA stores chunks of 16 bytes whole; where C's last is
         not, tiles whose warps store."""
-        return tile.store == "rows" or p.N * p.spec.dtype_c.itemsize % UNIT_BYTES == 0
+        return tile.store == "rows" or _whole(p)
 
     def offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
         """Where C is most of what is moved, TMA's stores leave the L2 cache to A and B."""
         c_first = gemm_cost.mostly_c(p)
         return tuple(
             replace(t, c_first=c_first and t.store == "tma")
-            for t in _tiles_of(p.spec)
+            for t in tiles_of(p.spec)
             if self.few_enough(p, t) and self.stores(p, t) and c_first >= t.mostly_c
         )
 
@@ -251,9 +252,9 @@ class HopperGemm(KernelDefinition):
     def launches(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> Launches:
         if problem.spec.view != "pointers":
             return Launches((Launch(self, problem, tile),))
-        return Launches(
-            (Launch(self, problem, tile, dict.fromkeys((*MAPS, "origin"), 0)),), ORIGIN_BYTES
-        )
+        maps = (*MAPS, SUMS_MAP) if problem.spec.preactivation else MAPS
+        origin = dict.fromkeys((*maps, "origin"), 0)
+        return Launches((Launch(self, problem, tile, origin),), ORIGIN_BYTES)
 
     def constants(self, spec: GemmSpec, tile: HopperGemmTile, row: ArchRow) -> Constants:
         producer, consumer = REGISTERS[tile.groups]
@@ -264,6 +265,7 @@ class HopperGemm(KernelDefinition):
             "B_TRANSPOSED": spec.b_transposed,
             "SCALES": spec.scales,
             **scale_constants(spec),
+            **epilogue_constants(spec),
             "POINTERS": spec.view == "pointers",
             "BIAS": DEVICE_TYPE[spec.bias],
             "RESIDUAL": spec.residual is not None,
@@ -282,6 +284,7 @@ class HopperGemm(KernelDefinition):
             "SHARED_A": tile.shared_a,
             "SPLIT": tile.split,
             "IN_TURNS": tile.in_turns,
+            "PING_PONG": tile.ping_pong,
             "HALVES": tile.halves,
             "BLOCKS": tile.blocks,
             "BUFFERS": tile.buffers,
@@ -310,6 +313,8 @@ class HopperGemm(KernelDefinition):
                 *(_SEGMENT_PARAMETERS if spec.segmented else ()),
                 *((("joined", divider_parameter("joined")),) if spec.joined else ()),
                 *((("scales", scales_structure(spec)),) if spec.scales else ()),
+                *((("epilogue", epilogue_structure(spec)),) if spec.epilogue else ()),
+                *(((SUMS_MAP, "tensor_map"),) if spec.preactivation else ()),
             ),
             generated=True,
             in_place=True,
@@ -354,7 +359,8 @@ class HopperGemm(KernelDefinition):
             *steps(p.num_heads // p.b_head_group, p.batch, p.b_strides),
             *steps(*results_of(p), p.residual_strides),
         )
-        values = dict(zip(_STRIDES, strides, strict=True)) | dict(zip(_INTS, ints, strict=True))
+        values: dict[str, int | float] = dict(zip(_STRIDES, strides, strict=True))
+        values |= dict(zip(_INTS, ints, strict=True))
         for i, first in enumerate(accumulate(s.heads for s in p.segments[:-1]), 1):
             values[f"a{i}_first"] = first
         values |= dict(zip(_SUMS_STRIDES, p.sums_strides, strict=True))
@@ -362,6 +368,8 @@ class HopperGemm(KernelDefinition):
         if p.spec.joined:
             values |= divider_values("joined", joined_dim(p))
         values |= scale_values(p)
+        if p.spec.epilogue:
+            values |= epilogue_values(p, p)
         return {**values, **order_values(p, tile), "alpha": p.alpha, "beta": p.beta}
 
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
@@ -373,6 +381,7 @@ class HopperGemm(KernelDefinition):
             "c": f"C{suffix}",
             **added,
             **{n: f"{n}{suffix}" for n in SCALES if spec.scales},
+            **epilogue_pointers(spec, suffix),
             "origin": "",
             "sums": "",
         }
@@ -405,6 +414,11 @@ def _results(dtype: DType) -> tuple[DType, ...]:
     return (DType.bfloat16, DType.float16, DType.float32) if dtype.is_fp8 else single
 
 
+def _whole(p: GemmProblem) -> bool:
+    """Whether rows of C are of whole chunks of 16 bytes, which TMA stores."""
+    return p.c_columns * p.spec.dtype_c.itemsize % UNIT_BYTES == 0
+
+
 def _joins(p: GemmProblem) -> bool:
     """Whether a box's 64 elements of the joined axis are of one head, and that axis is the first in
     memory."""
@@ -415,23 +429,6 @@ def _joins(p: GemmProblem) -> bool:
         "k": not s.a_transposed and (s.segmented or p.a_strides[1] > 0 or not many),
     }[s.joined or ""]
     return first and p.num_heads == 1 and joined_dim(p) % slice_of(p.spec) == 0
-
-
-def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
-    if spec.scale_block:
-        return E4M3_BLOCKS if spec.scale_block[1] % SCALED_COLUMNS == 0 else ()
-    if spec.dtype.is_fp8:
-        return E4M3
-    if spec.joined == "a" and spec.summed:  # places of so many boxes do not fit the registers
-        return tuple(t for t in GEMM if t.bm < 256)
-    return GEMM + ((*AT_ONCE, *SPLIT, *FEW_ROWS) if _linear(spec) else ())
-
-
-def _linear(spec: GemmSpec) -> bool:
-    """Whether it is a linear layer's product, or that of its input's gradient: rows of A are
-    tokens, nothing else is summed, and the result is of 16 bits."""
-    plain = not (spec.a_transposed or spec.summed or spec.row_sums)
-    return plain and spec.view == "strided" and spec.dtype_c.itemsize == 2
 
 
 def _in_step(p: GemmProblem, tile: HopperGemmTile) -> HopperGemmTile:

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from kernelseam import epilogues
 from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
+from kernelseam.expressions.epilogues import epilogue_text
 
 
 def specs() -> Iterator[tuple[GemmSpec, bool]]:
@@ -22,6 +25,11 @@ def specs() -> Iterator[tuple[GemmSpec, bool]]:
     stored = GemmSpec(DType.float8_e4m3fn, bf16, f32, b_transposed=True)
     deep = replace(stored, scales=True, scale_block=(1, 128, 128))
     single = GemmSpec(f32, f32, f32, b_transposed=True, precision="tf32")
+    written = replace(plain, bias=bf16, preactivation=True)
+    loaded: list[epilogues.One] = ["gelu", epilogues.residual(np.zeros((1, 1), np.float16))]
+    neighbours = epilogues.gated(
+        lambda gate, up, m, n, batch: epilogues.gelu(gate) * up, interleaved=True
+    )
     often = (
         replace(plain, b_transposed=True, **added),
         GemmSpec(f16, f16, f32, a_transposed=True, view="pointers"),
@@ -31,6 +39,7 @@ def specs() -> Iterator[tuple[GemmSpec, bool]]:
         replace(stored, scales=True, **added),
         deep,
         single,
+        _with(loaded, replace(written, b_transposed=True, residual=bf16)),
     )
     others = (
         replace(summed, segmented=True),
@@ -48,6 +57,16 @@ def specs() -> Iterator[tuple[GemmSpec, bool]]:
         replace(stored, dtype_c=f16, summed=True),
         replace(single, view="pointers", bias=f32, residual=f32),
         replace(plain, view="pointers", **added),
+        _with("swiglu", written),
+        _with("swiglu", replace(written, b_transposed=True)),
+        _with(neighbours, replace(plain, dtype_c=f32, b_transposed=True)),
+        _with("gelu_tanh", GemmSpec(f16, f16, f32, view="pointers", preactivation=True)),
+        _with("silu", replace(summed, a_transposed=True)),
     )
     yield from ((spec, True) for spec in often)
     yield from ((spec, False) for spec in others)
+
+
+def _with(epilogue: epilogues.Epilogue, spec: GemmSpec) -> GemmSpec:
+    structure = epilogues.epilogue_expression(epilogue).structure
+    return replace(spec, epilogue=epilogue_text(structure))

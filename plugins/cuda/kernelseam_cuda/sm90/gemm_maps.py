@@ -6,6 +6,7 @@ from __future__ import annotations
 from kernelseam.contract import TensorMap
 from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem
+from kernelseam.expressions.epilogues import HALVES
 
 from kernelseam_cuda.sm90.gemm_tiling import results_of, slice_of
 from kernelseam_cuda.sm90.tiles import HopperGemmTile
@@ -20,6 +21,8 @@ ORIGIN_BYTES = 256
 outside."""
 
 MAPS = ("a_map", "b_map", "c_map", "residual_map")
+SUMS_MAP = "sums_map"
+"""Of what an epilogue is of, where that is written."""
 _SEGMENTS = (("a_map", "A"), ("a1_map", "A1"), ("a2_map", "A2"))
 """Maps and operands of A's heads where they are those of three."""
 
@@ -33,8 +36,9 @@ def tensor_maps(problem: GemmProblem, tile: HopperGemmTile) -> dict[str, TensorM
     k = slice_of(s)
     a_parts, b_parts = (tile.cluster, 1) if tile.shared_a else (1, tile.cluster)
     a_box = (k, k) if s.a_transposed else (k, tile.bm // a_parts)
-    b_box = (k, tile.bn // b_parts) if s.b_transposed else (k, k // b_parts)
-    c_shape, c_box = (p.M, p.N), (_PANEL_BYTES // s.dtype_c.itemsize, _ROWS)
+    b_boxes = max(b_parts, 2) if s.pairs == HALVES else b_parts
+    b_box = (k, tile.bn // b_boxes) if s.b_transposed else (k, k // b_parts)
+    c_shape, c_box = (p.M, p.c_columns), (_PANEL_BYTES // s.dtype_c.itemsize, _ROWS)
     rounded = s.precision == "tf32"
     a_shape, b_shape = p.a_shape, p.b_shape
     a_heads, dim = p.num_heads, joined_dim(p) if s.joined else 0
@@ -57,6 +61,10 @@ def tensor_maps(problem: GemmProblem, tile: HopperGemmTile) -> dict[str, TensorM
         if s.residual
         else c
     )
+    if s.preactivation:
+        result[SUMS_MAP] = tensor_map(
+            p, "preactivation", (p.M, p.N), results_of(p), p.preactivation_strides, c_box
+        )
     return result
 
 

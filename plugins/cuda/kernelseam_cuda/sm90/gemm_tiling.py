@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
+from kernelseam.expressions.epilogues import HALVES
 from kernelseam.kernels.elements import divide_up, divider_parameter, divider_values
 from kernelseam.kernels.signature import Structure
 from kernelseam.symbolic import most
 
-from kernelseam_cuda.sm90.tiles import HopperGemmTile, HopperTf32Tile
+from kernelseam_cuda.sm90.tiles import (
+    AT_ONCE,
+    E4M3,
+    E4M3_BLOCKS,
+    EPILOGUE,
+    EPILOGUE_LINEAR,
+    FEW_ROWS,
+    GEMM,
+    PANEL,
+    SPLIT,
+    HopperGemmTile,
+    HopperTf32Tile,
+)
 
+SCALED_COLUMNS = 64
+"""Of a tile, that share a scale where scales are of blocks."""
 SLICE_BYTES = 128
 """Bytes of a row of A or B along K in one pipeline stage."""
 MAX_TILES = 2**31 - 2**16
@@ -59,3 +74,34 @@ def order_values(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> dict[
 def slice_of(spec: GemmSpec) -> int:
     """Elements of K in a stage of the ring."""
     return SLICE_BYTES // spec.dtype.itemsize
+
+
+def tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
+    """The tiles of a spec."""
+    if spec.scale_block:
+        return E4M3_BLOCKS if spec.scale_block[1] % SCALED_COLUMNS == 0 else ()
+    if spec.dtype.is_fp8:
+        return E4M3
+    if spec.joined == "a" and spec.summed:  # places of so many boxes do not fit the registers
+        return tuple(t for t in GEMM if t.bm < 256)
+    if spec.epilogue:
+        tiles = EPILOGUE + (EPILOGUE_LINEAR if _linear(spec) else ())
+        return tuple(t for t in tiles if _pairs(spec, t))
+    return GEMM + ((*AT_ONCE, *SPLIT, *FEW_ROWS) if _linear(spec) else ())
+
+
+def _pairs(spec: GemmSpec, tile: HopperGemmTile) -> bool:
+    """Whether a tile takes an epilogue's pairs of columns: TMA stores whole panels of a result that
+    is half as wide, and a B along N is loaded by them."""
+    if not spec.pairs:
+        return True
+    panels_of_b = spec.pairs == HALVES and not spec.b_transposed
+    whole = PANEL if panels_of_b else SLICE_BYTES // spec.dtype_c.itemsize
+    return tile.bn // 2 % whole == 0 or (tile.store == "rows" and not panels_of_b)
+
+
+def _linear(spec: GemmSpec) -> bool:
+    """Whether it is a linear layer's product, or that of its input's gradient: rows of A are
+    tokens, nothing else is summed, and the result is of 16 bits."""
+    plain = not (spec.a_transposed or spec.summed or spec.row_sums)
+    return plain and spec.view == "strided" and spec.dtype_c.itemsize == 2

@@ -29,9 +29,9 @@ from kernelseam.symbolic import least
 
 from kernelseam_cuda.sm90 import gemm_cost
 from kernelseam_cuda.sm90.constants import HOPPER
-from kernelseam_cuda.sm90.gemm import SCALED_COLUMNS, HopperGemm
+from kernelseam_cuda.sm90.gemm import HopperGemm
 from kernelseam_cuda.sm90.gemm_maps import grouped_tensor_maps
-from kernelseam_cuda.sm90.gemm_tiling import MAX_TILES, order_values, slice_of
+from kernelseam_cuda.sm90.gemm_tiling import MAX_TILES, SCALED_COLUMNS, order_values, slice_of
 from kernelseam_cuda.sm90.tiles import (
     GROUPED,
     GROUPED_E4M3,

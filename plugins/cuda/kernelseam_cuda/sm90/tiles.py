@@ -83,6 +83,8 @@ class HopperGemmTile:
     """What nothing hides of the first tiles' start and the last ones' end."""
     in_turns: bool = False
     """Of e4m3: two consumers alternate in multiplying, so that one adds up while the other does."""
+    ping_pong: bool = False
+    """Two consumers have a tile each, and one multiplies while the other writes."""
     halves: bool = False
     """Of e4m3: a consumer multiplies half of its columns after the other, and adds up meanwhile."""
 
@@ -92,7 +94,7 @@ class HopperGemmTile:
         more = f"-{self.cluster}together" * (self.cluster > 1) + f"-{self.blocks}blocks" * (
             self.blocks > 1
         )
-        more += "-turns" * self.in_turns + "-halves" * self.halves
+        more += "-pingpong" * self.ping_pong + "-turns" * self.in_turns + "-halves" * self.halves
         more += "-of-a" * self.shared_a + f"-split{self.split}" * (self.split > 1)
         return f"{self.bm}x{self.bn}-{self.stages}-{self.store}{more}" + "-cfirst" * self.c_first
 
@@ -208,6 +210,36 @@ FEW_ROWS = (
 )
 """Tiles of the same for up to 64 tokens: every block would read all of them; four share them."""
 
+EPILOGUE = (
+    HopperGemmTile(
+        *(128, 128, 2, 6, 2, 2, "tma"),
+        ping_pong=True,
+        rate=1.03,
+        block_seconds=1e-7,
+        start_seconds=6e-7,
+    ),
+    GEMM[0],
+    HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=1.2e-6),
+    HopperGemmTile(
+        *(128, 128, 2, 5, 1, 4, "tma"), rate=1.0, block_seconds=1e-7, start_seconds=5.5e-7
+    ),
+    HopperGemmTile(
+        *(128, 128, 2, 5, 1, 4, "rows"), rate=0.99, block_seconds=5e-7, start_seconds=3.5e-7
+    ),
+    HopperGemmTile(
+        *(128, 64, 2, 6, 1, 4, "tma"), rate=0.75, block_seconds=3.7e-7, start_seconds=3e-7
+    ),
+    HopperGemmTile(64, 64, 1, 6, 1, 1, "rows", blocks=2, rate=0.6, block_seconds=2e-7),
+)
+"""Tiles of products with an epilogue. Ping-pong hides what its arithmetic takes, and loads half as
+much again as 128×256. (H100, 16384×6144×4096, each launch after rest, ping-pong / 128×256 /
+128×192 / 128×128, µs: silu 1255 / 1250 / 1237 / 1369, with what it is of 1251 / 1301 / 1267 / 1340,
+swiglu 1249 / 1125 / – / 1346, gelu and a bias 1274 / 1167; ping-pong by single blocks 1428 for silu
+and 1355 for swiglu.)"""
+
+EPILOGUE_LINEAR = (*AT_ONCE, *(t for t in SPLIT if t.blocks == 2), *FEW_ROWS)
+"""The same of linear layers of few tokens."""
+
 GROUPED = (
     HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.16, rate_along_m=1.2, block_seconds=5e-7),
     HopperGemmTile(
@@ -271,7 +303,7 @@ GROUPED_E4M3_BLOCKS = (
 """The same with scales of blocks."""
 
 E4M3 = (
-    HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.08, block_seconds=1e-6),
+    HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.03, block_seconds=1e-6),
     HopperGemmTile(128, 192, 2, 5, 1, 1, "tma", rate=1.07, block_seconds=6e-7),
     HopperGemmTile(128, 128, 2, 6, 1, 2, "tma", rate=0.99, block_seconds=3e-7),
     HopperGemmTile(128, 128, 2, 6, 1, 2, "rows", rate=0.97, block_seconds=5e-7),
@@ -376,7 +408,7 @@ TF32 = (
     HopperTf32Tile("tf32", 1, 64, 4, 3, rate=2.6, block_seconds=3e-7),
     HopperTf32Tile("tf32x3", 2, 128, 4, rate=1.42, block_seconds=8e-7),
     HopperTf32Tile("tf32x3", 2, 128, 4, loaders=2, rate=1.54, block_seconds=1.6e-6),
-    HopperTf32Tile("tf32x3", 1, 128, 2, 2, rate=1.08, block_seconds=5e-7),
+    HopperTf32Tile("tf32x3", 1, 128, 2, 2, rate=1.03, block_seconds=5e-7),
     HopperTf32Tile("tf32x3", 1, 64, 3, 3, rate=0.95, block_seconds=3e-7),
 )
 """Tiles of float32 products by way of TF32."""
