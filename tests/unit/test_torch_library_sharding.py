@@ -27,6 +27,7 @@ QKV, ONE = (Q, K, K), (2, 1, 6, 8)
 BSHD = ((2, 6, 4, 8), (2, 6, 2, 8), (2, 6, 2, 8))
 PAGES = ((2, 1, 4, 8), (6, 2, 2, 8), (6, 2, 2, 8), (2, 3), (2,))
 PAGED = ("block_table", "kv_lengths")
+CACHE = PAGES[1:3]
 PACKED = ((6, 4, 8), (6, 2, 8), (6, 2, 8), (3,), (3,))
 OFFSETS = ("cu_seqlens_q", "cu_seqlens_k")
 LONGEST = {"max_seqlen_q": 4, "max_seqlen_k": 4}
@@ -59,6 +60,11 @@ CASES = [
          {**LONGEST, "return_lse": True}),
     Case("attention_paged", PAGES, (0, None, None, 0, 0), (0,), PAGED),
     Case("attention_paged", PAGES, (2, 2, 2, None, None), (2,), PAGED),
+    Case("gather_paged", (*CACHE, (2, 3)), (2, 2, None), (2, 2), ("block_table",)),
+    Case("gather_paged", (*CACHE, (2, 3)), (None, None, 0), (0, 0), ("block_table",),
+         {"layout": "bhsd"}),
+    Case("gather_paged", (*CACHE, (5,)), (2, 2, None), (1, 1), ("slot_mapping",)),
+    Case("gather_paged", (*CACHE, (2, 4)), (None, None, 1), (1, 1), ("slot_mapping",)),
     Case("bmm", (A, B), (0, 0), (0,)),
     Case("bmm", (A, B), (1, None), (1,)),
     Case("bmm", (A, B), (None, 2), (2,)),
@@ -177,7 +183,7 @@ def test_every_operator_has_a_rule() -> None:
     assert attention and cache and gemm and merge and projection
     names = {n.removeprefix("kernelseam::") for n in torch._C._dispatch_get_all_op_names()
              if n.startswith("kernelseam::")}  # fmt: skip
-    pages = {"append_paged", "copy_pages", "fused_qkv_projection_paged", "gather_paged"}
+    pages = {"append_paged", "copy_pages", "fused_qkv_projection_paged"}
     # An expression reads the numbers of entries and heads, which a shard would count anew.
     of_mods = {n for n in names if n.endswith("_mods")}
     assert names - {*sharding.RULES} == pages | of_mods

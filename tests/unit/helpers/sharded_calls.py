@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +36,7 @@ def _function(name: str) -> Any:
     import kernelseam
     import kernelseam.interop.torch as ks
 
-    return getattr(kernelseam, name) if name == "attention_paged" else getattr(ks, name)
+    return getattr(kernelseam, name) if name.endswith("_paged") else getattr(ks, name)
 
 
 def _operands(case: Case) -> list[Any]:
@@ -45,8 +46,8 @@ def _operands(case: Case) -> list[Any]:
     result = []
     for i, shape in enumerate(case.shapes):
         name = _name(case, i)
-        if name == "block_table":
-            x = torch.randperm(shape[0] * shape[1], generator=generator).view(shape).int()
+        if name in ("block_table", "slot_mapping"):
+            x = torch.randperm(math.prod(shape), generator=generator).view(shape).int()
         elif name in ("kv_lengths", "prefix_lengths"):
             x = torch.arange(1, shape[0] + 1, dtype=torch.int32)
         elif name in ("cu_seqlens_q", "cu_seqlens_k"):
@@ -94,7 +95,7 @@ def sharded(group: Any, case: Case) -> dict[str, Any]:
     ]
     differentiable = [
         i for i, x in enumerate(whole)
-        if x.is_floating_point() and case.function != "attention_paged"
+        if x.is_floating_point() and not case.function.endswith("_paged")
         and _name(case, i) not in ("alibi_slopes", "cos", "sin")
     ]  # fmt: skip
     for i in differentiable:

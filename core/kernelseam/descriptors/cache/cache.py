@@ -21,7 +21,7 @@ from kernelseam.descriptors.common.operands import (
 )
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import WIDE, choice, extent, positive, three, two
-from kernelseam.descriptors.projection.base import Projecting
+from kernelseam.descriptors.projection.fields import RotatedRows
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 
@@ -30,7 +30,7 @@ _PAGES = ("page", "head", "row")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PagedCache(Projecting):
+class PagedCache(RotatedRows):
     """Rows of k and v, moved between tokens and the pages of a cache in one launch.
 
     ``k`` [batch, kv_heads, S, head_dim] and ``v`` [batch, kv_heads, S, value_dim] are the tokens'
@@ -72,47 +72,26 @@ class PagedCache(Projecting):
     direction: str = "append"
     value_dim: int | None = None
     num_heads: int | None = None
-    q: object = field(default=None, repr=False)
     q_out: object = field(default=None, repr=False)
-    k: object = field(default=None, repr=False)
-    v: object = field(default=None, repr=False)
     k_pages: object = field(default=None, repr=False)
     v_pages: object = field(default=None, repr=False)
     slot_mapping: object = field(default=None, repr=False)
-    block_table: object = field(default=None, repr=False)
     kv_lengths: object = field(default=None, repr=False)
-    positions: object = field(default=None, repr=False)
     cu_seqlens: object = field(default=None, repr=False)
     sources: object = field(default=None, repr=False)
-    cos: object = field(default=None, repr=False)
-    sin: object = field(default=None, repr=False)
     q_norm: object = field(default=None, repr=False)
     k_norm: object = field(default=None, repr=False)
     k_scales: object = field(default=None, repr=False)
     v_scales: object = field(default=None, repr=False)
-    table_width: int | None = None
     sequences: int | None = None
-    rotary_style: str | None = None
-    rotary_dim: int | None = None
-    max_position: int | None = None
     eps: float | None = None
     scales: str | None = None
-    dtype: DType | str | None = None
     dtype_pages: DType | str | None = None
     dtype_norm: DType | str | None = None
     dtype_slots: DType | str | None = None
-    stride_q_batch: int | None = None
-    stride_q_head: int | None = None
-    stride_q_row: int | None = None
     stride_q_out_batch: int | None = None
     stride_q_out_head: int | None = None
     stride_q_out_row: int | None = None
-    stride_k_batch: int | None = None
-    stride_k_head: int | None = None
-    stride_k_row: int | None = None
-    stride_v_batch: int | None = None
-    stride_v_head: int | None = None
-    stride_v_row: int | None = None
     stride_k_pages_page: int | None = None
     stride_k_pages_head: int | None = None
     stride_k_pages_row: int | None = None
@@ -127,10 +106,6 @@ class PagedCache(Projecting):
     stride_v_scales_row: int | None = None
     stride_slots_batch: int | None = None
     stride_slots_row: int | None = None
-    stride_positions_batch: int | None = None
-    stride_positions_row: int | None = None
-    stride_table_row: int | None = None
-    stride_cos_row: int | None = None
     _problem: PagedCacheProblem = field(init=False, repr=False)
     _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 

@@ -21,7 +21,7 @@ from kernelseam.descriptors.common.validation import WIDE, choice, extent, three
 from kernelseam.descriptors.gemm.problem import HeadsProblem, HeadsSpec
 from kernelseam.descriptors.projection import contents
 from kernelseam.descriptors.projection.arrays import OPTIONAL, qkv_fields
-from kernelseam.descriptors.projection.base import Projecting
+from kernelseam.descriptors.projection.fields import RotatedRows
 from kernelseam.descriptors.projection.problem import QkvProjectionProblem, QkvProjectionSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -35,7 +35,7 @@ def rotation_style(field: str, value: object) -> str:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class QkvProjection(Projecting):
+class QkvProjection(RotatedRows):
     """[q k v] = input·weightᵀ + bias, column by column the heads of q, then of k, then of v, each
     ``head_dim`` wide.
 
@@ -74,39 +74,14 @@ class QkvProjection(Projecting):
     input: object = field(default=None, repr=False)
     weight: object = field(default=None, repr=False)
     bias: object = field(default=None, repr=False)
-    q: object = field(default=None, repr=False)
-    k: object = field(default=None, repr=False)
-    v: object = field(default=None, repr=False)
-    cos: object = field(default=None, repr=False)
-    sin: object = field(default=None, repr=False)
-    positions: object = field(default=None, repr=False)
-    block_table: object = field(default=None, repr=False)
-    rotary_style: str | None = None
-    rotary_dim: int | None = None
-    max_position: int | None = None
     first_position: int = 0
     pages: int | None = None
     page_size: int | None = None
-    table_width: int | None = None
-    dtype: DType | str | None = None
     dtype_out: DType | str | None = None
     dtype_bias: DType | str | None = None
     stride_input_batch: int | None = None
     stride_input_row: int | None = None
     stride_weight_row: int | None = None
-    stride_q_batch: int | None = None
-    stride_q_head: int | None = None
-    stride_q_row: int | None = None
-    stride_k_batch: int | None = None
-    stride_k_head: int | None = None
-    stride_k_row: int | None = None
-    stride_v_batch: int | None = None
-    stride_v_head: int | None = None
-    stride_v_row: int | None = None
-    stride_cos_row: int | None = None
-    stride_positions_batch: int | None = None
-    stride_positions_row: int | None = None
-    stride_table_row: int | None = None
     _problem: QkvProjectionProblem = field(init=False, repr=False)
     _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 

@@ -104,6 +104,25 @@ def _paged(shapes: Shapes, options: Options) -> Sharding:
     return _forward(q, pages, lse, letters, shapes, options)
 
 
+def _gathered(shapes: Shapes, options: Options) -> Sharding:
+    """By heads; dense rows by entries, by slots by tokens, too. Pages are each rank's whole."""
+    pages = ".LHD" if options.get("kv_layout", "nhd") == "nhd" else ".HLD"
+    slots = shapes.get("slot_mapping", ())
+    packed = "cu_seqlens" in shapes or len(slots) == 1
+    rows, entries = _dense(options, "bshd")[0], "B"
+    if packed:
+        rows, entries = rows.removeprefix("B"), "."
+    axes = {"k_pages": pages, "v_pages": pages, "k": rows, "v": rows, "kv_lengths": entries}
+    axes |= {"slot_mapping": "BS"[2 - len(slots) :], "block_table": f"{entries}."}
+    for name in ("k_scales", "v_scales"):
+        if name in shapes:
+            one = "H" if shapes[name] not in ((), (1,)) else "." * len(shapes[name])
+            axes[name] = pages.removesuffix("D") if len(shapes[name]) == 3 else one
+    axes = {n: axes.get(n, "." * len(x)) for n, x in shapes.items()}
+    letters = "H" + "B" * (not packed) + "S" * bool(slots)
+    return Sharding(axes, (Result(rows), Result(rows) if "v_pages" in shapes else _NONE), letters)
+
+
 def _product(shapes: Shapes, options: Options) -> tuple[dict[str, str], str, str]:
     """(the factors' axes, the product's, letters)."""
     batch = "BH"[: len(shapes["a"]) - 2]
@@ -215,6 +234,7 @@ RULES: dict[str, Rule] = {
     "attention_varlen": lambda s, o: _forward("THD", "LHD", "HT", "H", s, o),
     "attention_varlen_bwd": lambda s, o: _backward("THD", "LHD", "HT", "H", s, o),
     "attention_paged": _paged,
+    "gather_paged": _gathered,
     **dict.fromkeys(("bmm", "matmul2d"), _gemm),
     **dict.fromkeys(("bmm_bwd", "matmul2d_bwd"), _gemm_bwd),
     "fused_qkv_projection": _qkv,

@@ -1,0 +1,40 @@
+"""The fields that descriptors of rotated q, k and v share: a projection, and a cache's pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kernelseam.descriptors.projection.base import Projecting
+from kernelseam.dtypes import DType
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RotatedRows(Projecting):
+    """Rows of q, k and v, what rotates them, and a block table, as the descriptors document them;
+    nothing is validated here."""
+
+    q: object = field(default=None, repr=False)
+    k: object = field(default=None, repr=False)
+    v: object = field(default=None, repr=False)
+    cos: object = field(default=None, repr=False)
+    sin: object = field(default=None, repr=False)
+    positions: object = field(default=None, repr=False)
+    block_table: object = field(default=None, repr=False)
+    rotary_style: str | None = None
+    rotary_dim: int | None = None
+    max_position: int | None = None
+    table_width: int | None = None
+    dtype: DType | str | None = None
+    stride_q_batch: int | None = None
+    stride_q_head: int | None = None
+    stride_q_row: int | None = None
+    stride_k_batch: int | None = None
+    stride_k_head: int | None = None
+    stride_k_row: int | None = None
+    stride_v_batch: int | None = None
+    stride_v_head: int | None = None
+    stride_v_row: int | None = None
+    stride_cos_row: int | None = None
+    stride_positions_batch: int | None = None
+    stride_positions_row: int | None = None
+    stride_table_row: int | None = None
