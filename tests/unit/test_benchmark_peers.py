@@ -69,3 +69,12 @@ def test_every_script_starts() -> None:
             timeout=60,
         )
         assert done.returncode == 0 and done.stdout.startswith(f"usage: {name}.py"), done.stderr
+
+
+def test_serving_is_measured_dry(capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks import serving
+
+    serving.main(["--device", "cpu", "--small"])
+    rows = [x.split(" | ") for x in capsys.readouterr().out.splitlines() if x.startswith("| ")]
+    assert [len(x) for x in rows] == [5] * 6 + [8] * 2 + [5] * 2
+    assert float(rows[7][-1].strip(" |")) == 0, "groups change nothing on the host"
