@@ -267,6 +267,27 @@ def test_gemm_of_groups(command: Command, along: str, skewed: tuple[str, ...]) -
     assert explained["chosen"] == "numpy" and explained["problem"] == run["problem"]
 
 
+def test_gemm_of_sizes_of_their_own(command: Command) -> None:
+    asked = ("gemm", "--sizes", "5x7x9,0x3x3,40x21x4", "--dtype", "bf16", "--b-transposed")
+    found = parsed(command(*asked, "--verify", "--time", "--json"))
+    assert found["passed"] is True and found["operation"] == "grouped_gemm_pointers"
+    (run,) = found["runs"]
+    assert run["verify"]["oracle"]["checked"] == 5 * 7 + 40 * 21 == run["elements"]
+    assert run["operations"] == 2 * (5 * 7 * 9 + 40 * 21 * 4) and run["launches"] == 1
+    explained = parsed(command("explain", *asked, "--json"))
+    assert explained["chosen"] == "numpy" and explained["problem"] == run["problem"]
+
+
+def test_gemm_of_groups_of_rows_that_are_gathered_and_scattered(command: Command) -> None:
+    sizes = ("--m", 31, "--n", 24, "--k", 20, "--dtype", "bf16", "--skewed")
+    rows = ("--a-indices", "--c-indices", "--c-factors")
+    (run,) = parsed(command("gemm", "--groups", 3, *rows, *sizes, "--verify", "--json"))["runs"]
+    assert run["verify"]["oracle"]["passed"] is True
+    assert "with a_indices with c_indices with c_factors groups=3" in run["problem"]
+    explained = parsed(command("explain", "gemm", "--groups", 3, *rows, *sizes, "--json"))
+    assert explained["problem"] == run["problem"]
+
+
 @pytest.mark.parametrize(
     ("epilogue", "columns"), [("gelu", 24), ("swiglu", 12), ("residual", 24), ("{file}:mine", 24)]
 )
@@ -388,6 +409,15 @@ def test_empty_problems(command: Command) -> None:
         (("gemm", "--groups", "2", "--epilogue", "relu"), "--groups = 2: has no --epilogue beside"),
         (("gemm", "--skewed"), "--skewed = True: describes groups. Give --groups too"),
         (("gemm", "--groups", "2", "--along", "x"), "along = x: must be one of m, n, k"),
+        (("gemm", "--a-indices"), "--a-indices = True: describes groups. Give --groups too"),
+        (
+            ("gemm", "--groups", "2", "--along", "k", "--c-factors"),
+            "--c-factors = given: is of rows of groups along 'm'",
+        ),
+        (("gemm", "--sizes", "4x5"), "--sizes = 4x5: must be M, N and K of each product"),
+        (("gemm", "--sizes", "4x5x6", "--m", "3"), "--sizes = given: has no --m beside it"),
+        (("gemm", "--sizes", "4x5x6", "--groups", "3"), "--sizes = 4x5x6: are of products that"),
+        (("gemm", "--sizes", "4x5x6", "--skewed"), "--skewed = True: describes groups"),
         (
             ("explain", "gemm", "--residual", "float64"),
             "dtype_residual = float64: must be no wider than float32",

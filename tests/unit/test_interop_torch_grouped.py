@@ -112,6 +112,73 @@ def test_autocast_converts() -> None:
         assert ks.grouped_mm(a, b, offs).dtype is torch.bfloat16
 
 
+def listed(dtype: Any = torch.float64) -> tuple[list[Any], list[Any]]:
+    generator = torch.Generator().manual_seed(7)
+
+    def normal(*shape: int) -> Any:
+        return torch.randn(*shape, dtype=dtype, generator=generator).requires_grad_()
+
+    a = [normal(3, 5), normal(4, 2).mT, normal(0, 3), normal(6, 1)]
+    return a, [normal(5, 2), normal(4, 3), normal(3, 4), normal(7, 1).mT]
+
+
+def test_gradients_of_lists_and_their_gradients() -> None:
+    a, b = listed()
+    found, wanted = (
+        ks.grouped_mm_list(a, b, alpha=0.5),
+        [0.5 * x @ y for x, y in zip(a, b, strict=True)],
+    )
+    torch.testing.assert_close(found, wanted)
+    dc = [torch.randn_like(x) for x in found]
+    mine, theirs = (torch.autograd.grad(x, [*a, *b], dc) for x in (found, wanted))
+    torch.testing.assert_close(mine, theirs)
+
+    def products(*x: Any) -> tuple[Any, ...]:
+        return tuple(ks.grouped_mm_list(x[:2], x[2:]))
+
+    some = [x.detach().requires_grad_() for x in (*a[:2], *b[:2])]
+    assert torch.autograd.gradcheck(products, some)
+    assert torch.autograd.gradgradcheck(products, some)
+    only = torch.autograd.grad(ks.grouped_mm_list(a, [x.detach() for x in b])[1].sum(), a[1])
+    torch.testing.assert_close(only[0], torch.ones(2, 3, dtype=torch.float64) @ b[1].mT)
+
+
+def test_lists_launch_once_a_layout_and_gradients_too() -> None:
+    a, b = (
+        [torch.randn(*s).requires_grad_() for s in x] for x in (((3, 5), (7, 2)), ((5, 3), (2, 9)))
+    )
+    with kernelseam.trace() as launches:
+        results = ks.grouped_mm_list(a, b)
+    assert len(launches) == 1
+    with kernelseam.trace() as launches:
+        sum(x.square().sum() for x in results).backward()  # type: ignore[union-attr]
+    assert len(launches) == 2  # dc·bᵀ, aᵀ·dc
+
+
+def test_lists_where_torch_compiles() -> None:
+    a, b = ([x.detach() for x in of] for of in listed(torch.float32))
+    compiled = torch.compile(
+        lambda x, y: ks.grouped_mm_list(x, y)[1] + 1, backend="eager", fullgraph=True
+    )
+    torch.testing.assert_close(compiled(a, b), a[1] @ b[1] + 1)
+    with torch.no_grad():
+        mapped = torch.func.vmap(lambda x: kernelseam.grouped_mm_list([x], [b[0]])[0])(
+            torch.stack([a[0], 2 * a[0]])
+        )
+    torch.testing.assert_close(mapped, torch.stack([a[0], 2 * a[0]]) @ b[0])
+
+
+def test_lists_that_are_refused() -> None:
+    a, b = listed()
+    with pytest.raises(kernelseam.errors.InvalidValue, match=r"b\[1\] = int: must be a torch tens"):
+        ks.grouped_mm_list(a[:2], [b[0], 3])
+    with pytest.raises(kernelseam.errors.InvalidValue, match="b = 1 arrays: a has 4"):
+        ks.grouped_mm_list(a, b[:1])
+    with pytest.raises(kernelseam.errors.UnknownName, match="bwd_implementation = x: must be one"):
+        ks.grouped_mm_list(a, b, bwd_implementation="x")
+    assert ks.grouped_mm_list([], []) == []
+
+
 @pytest.mark.parametrize("model", ["mixtral", "qwen3_moe", "gpt_oss"])
 def test_experts_of_models(model: str) -> None:
     hf = pytest.importorskip("transformers", reason="transformers is missing")

@@ -398,5 +398,5 @@ def _hints() -> dict[str, Any]:
     return hints
 
 
-with_attention_options = with_options(AttentionOptions, _hints())
+with_attention_options = with_options(AttentionOptions, hints=_hints())
 """A decorator of a command whose first parameter is an AttentionOptions."""

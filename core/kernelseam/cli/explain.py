@@ -52,12 +52,10 @@ def attention(
 
 
 @app.command("gemm")
-@with_options(shapes.GemmShape.of)
+@with_options(shapes.GemmShape.of, grouped.GroupOptions.of)
 def gemm(
     shape: shapes.GemmShape,
-    groups: grouped.Groups = None,
-    along: grouped.Along = None,
-    skewed: grouped.Skewed = False,
+    groups: grouped.GroupOptions,
     backend: shapes.Backend = None,
     arch: Arch = None,
     implementation: shapes.Implementation = None,
@@ -65,8 +63,14 @@ def gemm(
     json: shapes.Json = False,
 ) -> None:
     """Explain a batched GEMM, or a grouped one."""
-    of_groups = grouped.GroupedShape.of(shape, groups, along, skewed)
-    _explain((of_groups or shape).descriptor(), backend, arch, implementation, all_backends, json)
+    _explain(
+        (groups.over(shape) or shape).descriptor(),
+        backend,
+        arch,
+        implementation,
+        all_backends,
+        json,
+    )
 
 
 @app.command("projection")

@@ -20,12 +20,10 @@ from kernelseam.planning import plan
 from kernelseam.plugins import plugins
 
 
-@with_options(shapes.GemmShape.of)
+@with_options(shapes.GemmShape.of, grouped.GroupOptions.of)
 def run(
     shape: shapes.GemmShape,
-    groups: grouped.Groups = None,
-    along: grouped.Along = None,
-    skewed: grouped.Skewed = False,
+    groups: grouped.GroupOptions,
     backend: shapes.Backend = None,
     implementation: shapes.Implementation = None,
     verify: Annotated[
@@ -36,7 +34,7 @@ def run(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random inputs.")] = 0,
 ) -> None:
     """C = op(A)·op(B) + bias + residual, and its epilogue, for a batch of matrices, or groups."""
-    if (of_groups := grouped.GroupedShape.of(shape, groups, along, skewed)) is not None:
+    if (of_groups := groups.over(shape)) is not None:
         options = {"verify": verify, "time": time, "json": json, "seed": seed}
         grouped.run(of_groups, backend, implementation, options)
         return

@@ -1,4 +1,4 @@
-"""``--groups``: a GEMM whose products differ in size, divided by offsets on the device."""
+"""``--groups`` and ``--sizes``: a GEMM whose products differ in size."""
 
 from __future__ import annotations
 
@@ -10,35 +10,113 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
+from kernelseam.cli.listed import ListedShape, Three, parsed_sizes
 from kernelseam.cli.progress import working
 from kernelseam.cli.running import Run, device_for, execute, measure, normal, report
 from kernelseam.cli.shapes import GemmShape, one_of
 from kernelseam.contract import Device
 from kernelseam.descriptors import GroupedGemm
-from kernelseam.descriptors.gemm.grouped_problem import STACKED
+from kernelseam.descriptors.gemm.grouped_problem import INDICES, STACKED
 from kernelseam.errors import InvalidValue
+from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.operands import Operands
 from kernelseam.oracle.subnormals import flushes
 from kernelseam.oracle.verification_grouped import GroupedGemmVerifier
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
 
-Groups = Annotated[
+_Groups = Annotated[
     int | None,
     typer.Option(
         "--groups", min=1, help="Groups, as of experts: divides M, or what --along names."
     ),
 ]
-Along = Annotated[
+_Along = Annotated[
     str | None,
     typer.Option("--along", help="With --groups: the axis that is divided, m, n or k. [m]"),
 ]
-Skewed = Annotated[
+_Skewed = Annotated[
     bool,
     typer.Option(
         "--skewed", help="With --groups: sizes drawn from 0.2 to 1.2 of a unit, not equal."
     ),
 ]
+_AIndices = Annotated[
+    bool, typer.Option("--a-indices", help="With --groups: rows are gathered from A, at random.")
+]
+_CIndices = Annotated[
+    bool, typer.Option("--c-indices", help="With --groups: rows are scattered into C, at random.")
+]
+_CFactors = Annotated[
+    bool, typer.Option("--c-factors", help="With --groups: rows of C are multiplied by factors.")
+]
+_Sizes = Annotated[
+    str | None,
+    typer.Option("--sizes", help="Products of sizes of their own: MxNxK,MxNxK,…, in one launch."),
+]
+_PLACEHOLDER = 1 << 20
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """The options of groups."""
+
+    groups: int | None
+    along: str | None
+    skewed: bool
+    indices: tuple[str, ...]
+    sizes: tuple[Three, ...] | None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        groups: _Groups = None,
+        along: _Along = None,
+        skewed: _Skewed = False,
+        a_indices: _AIndices = False,
+        c_indices: _CIndices = False,
+        c_factors: _CFactors = False,
+        sizes: _Sizes = None,
+    ) -> GroupOptions:
+        """From options of a command (``with_options``). Raises InvalidValue."""
+        given = dict(zip(INDICES, (a_indices, c_indices, c_factors), strict=True))
+        described: dict[str, object] = {"--along": along, "--skewed": skewed}
+        described |= {f"--{n.replace('_', '-')}": there for n, there in given.items()}
+        if groups is None:
+            for name, value in described.items():
+                if value:
+                    raise InvalidValue(name, value, "describes groups", "Give --groups too")
+        elif sizes is not None:
+            raise InvalidValue(
+                "--sizes", sizes, "are of products that --groups does not divide", "Give one"
+            )
+        indices = tuple(n for n, there in given.items() if there)
+        return cls(groups, along, skewed, indices, None if sizes is None else parsed_sizes(sizes))
+
+    def over(self, product: GemmShape) -> GroupedShape | ListedShape | None:
+        """What they make of a product; None where they do not. Raises InvalidValue for what groups
+        do not have."""
+        if self.groups is None and self.sizes is None:
+            return None
+        option, value = ("--groups", self.groups) if self.sizes is None else ("--sizes", "given")
+        beside = {
+            "--batch": product.batch != 1,
+            "--heads": product.heads != 1,
+            "--bias": product.bias is not None,
+            "--residual": product.residual is not None,
+            "--layout": product.layout != "strided",
+            "--epilogue": product.epilogue is not None,
+            **dict.fromkeys(product.named, self.sizes is not None),
+        }
+        for name, given in beside.items():
+            if given:
+                raise InvalidValue(option, value, f"has no {name} beside it", f"Leave {name} out")
+        if self.sizes is not None:
+            return ListedShape(product, self.sizes)
+        assert self.groups is not None
+        along = one_of("along", self.along or "m", "m", "n", "k")
+        return GroupedShape(product, self.groups, along, self.skewed, self.indices)
 
 
 @dataclass(frozen=True)
@@ -49,32 +127,15 @@ class GroupedShape:
     groups: int
     along: str
     skewed: bool
+    indices: tuple[str, ...] = ()
 
-    @classmethod
-    def of(
-        cls, product: GemmShape, groups: int | None, along: str | None, skewed: bool
-    ) -> GroupedShape | None:
-        """From options; None without groups. Raises InvalidValue for what groups do not have."""
-        if groups is None:
-            described: tuple[tuple[str, object], ...] = ("--along", along), ("--skewed", skewed)
-            for name, value in described:
-                if value:
-                    raise InvalidValue(name, value, "describes groups", "Give --groups too")
-            return None
-        beside = {
-            "--batch": product.batch != 1,
-            "--heads": product.heads != 1,
-            "--bias": product.bias is not None,
-            "--residual": product.residual is not None,
-            "--layout": product.layout != "strided",
-            "--epilogue": product.epilogue is not None,
-        }
-        for name, given in beside.items():
-            if given:
-                raise InvalidValue(
-                    "--groups", groups, f"has no {name} beside it", f"Leave {name} out"
-                )
-        return cls(product, groups, one_of("along", along or "m", "m", "n", "k"), skewed)
+    operation = "grouped_gemm"
+
+    @property
+    def elements(self) -> int:
+        """Of the results."""
+        p = self.product
+        return p.M * p.N * (self.groups if self.along == "k" else 1)
 
     def ends(self) -> npt.NDArray[np.int32]:
         """Of each group, of all of the axis together."""
@@ -90,6 +151,7 @@ class GroupedShape:
     def descriptor(self, **operands: Any) -> GroupedGemm:
         """Over operands by name; those left out have no memory."""
         p = self.product
+        given = {**dict.fromkeys(self.indices, _PLACEHOLDER), **operands}
         return GroupedGemm(
             groups=self.groups,
             M=p.M,
@@ -101,7 +163,7 @@ class GroupedShape:
             dtype=p.dtype,
             dtype_c=p.dtypes()["C"],
             precision=p.precision,
-            **operands,
+            **given,
         )
 
     def operands(self, device: Device, seed: int) -> dict[str, Any]:
@@ -115,18 +177,31 @@ class GroupedShape:
                 arrays[name] = runtime.empty(whole, dtypes[name], device)
             else:
                 arrays[name] = runtime.from_host(normal(rng, whole, dtypes[name]), device)
-        return arrays
+        of_rows: dict[str, npt.NDArray[Any]] = {
+            "a_indices": rng.integers(0, self.product.M, self.product.M).astype(np.int32),
+            "c_indices": rng.permutation(self.product.M).astype(np.int32),
+            "c_factors": rng.uniform(0.5, 2, self.product.M).astype(np.float32),
+        }
+        return arrays | {n: runtime.from_host(of_rows[n], device) for n in self.indices}
+
+    def verdict(self, arrays: Mapping[str, Any], device: Device) -> Verdict:
+        """The results compared with the oracle."""
+        known = plugins().backend(device.backend)
+        described = {n: known.runtime.describe(x) for n, x in arrays.items()}
+        pointers = {n: info.pointer for n, info in described.items() if info is not None}
+        read = Operands(pointers, known.runtime, device)
+        problem = self.descriptor(**arrays).problem()
+        return GroupedGemmVerifier().verdict(problem, read, {}, flushes(known, device))
 
 
 def run(
-    shape: GroupedShape,
+    shape: GroupedShape | ListedShape,
     backend: str | None,
     implementation: str | None,
     options: Mapping[str, Any],
 ) -> None:
     """``kernelseam gemm --groups``; ``options``: verify, time, json and seed."""
     device = device_for(shape.descriptor().problem(), backend)
-    known = plugins().backend(device.backend)
     with working("making random inputs"):
         arrays = shape.operands(device, options["seed"])
     with working(f"computing the products on {device}"):
@@ -135,20 +210,13 @@ def run(
         launches = execute(call)
     verdicts = {}
     if options["verify"]:
-        described = {n: known.runtime.describe(x) for n, x in arrays.items()}
-        pointers = {n: info.pointer for n, info in described.items() if info is not None}
-        read = Operands(pointers, known.runtime, device)
         with working("comparing with the float64 oracle"):
-            verdicts["oracle"] = GroupedGemmVerifier().verdict(
-                shape.descriptor(**arrays).problem(), read, {}, flushes(known, device)
-            )
+            verdicts["oracle"] = shape.verdict(arrays, device)
     timing = measure(call) if options["time"] else None
-    p = shape.product
-    elements = p.M * p.N * (shape.groups if shape.along == "k" else 1)
     report(
-        "grouped_gemm",
+        shape.operation,
         device,
-        [Run("", planned, launches, elements, verdicts, timing)],
+        [Run("", planned, launches, shape.elements, verdicts, timing)],
         verify=options["verify"],
         as_json=options["json"],
     )

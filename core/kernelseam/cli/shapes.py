@@ -299,6 +299,8 @@ class GemmShape:
     residual: DType | None = None
     precision: str | None = None
     epilogue: str | None = None
+    named: tuple[str, ...] = ()
+    """Options of extents that were given."""
 
     @classmethod
     def of(
@@ -348,6 +350,7 @@ class GemmShape:
             added,
             precision,
             epilogue,
+            tuple(f"--{n}" for n, x in (("m", m), ("n", n), ("k", k)) if x is not None),
         )
 
     @property

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,17 +100,15 @@ def attention(
 
 
 @app.command("gemm")
-@with_options(shapes.GemmShape.of)
+@with_options(shapes.GemmShape.of, grouped.GroupOptions.of)
 def gemm(
     shape: shapes.GemmShape,
-    groups: grouped.Groups = None,
-    along: grouped.Along = None,
-    skewed: grouped.Skewed = False,
+    groups: grouped.GroupOptions,
     backend: shapes.Backend = None,
     json: shapes.Json = False,
 ) -> None:
     """Tune a batched GEMM, or a grouped one."""
-    _run([_gemm(shape, groups, along, skewed)], backend, json)
+    _run([_gemm(shape, groups)], backend, json)
 
 
 @app.command("projection")
@@ -138,8 +137,8 @@ def _attention(request: AttentionOptions) -> Target:
     return Target(request.descriptor(), prepare)
 
 
-def _gemm(shape: shapes.GemmShape, groups: int | None, along: str | None, skewed: bool) -> Target:
-    of_groups = grouped.GroupedShape.of(shape, groups, along, skewed)
+def _gemm(shape: shapes.GemmShape, groups: grouped.GroupOptions) -> Target:
+    of_groups = groups.over(shape)
     if of_groups is not None:
         return Target(
             of_groups.descriptor(),
@@ -191,8 +190,8 @@ def _from_options(operation: str, options: Mapping[str, Any]) -> Target:
         )
     values = {n: x for n, x in options.items() if n not in _OF_ALL}
     if operation == "gemm":
-        groups, along, skewed = (values.pop(n) for n in ("groups", "along", "skewed"))
-        return _gemm(shapes.GemmShape.of(**values), groups, along, skewed)
+        of_groups = {n: values.pop(n) for n in signature(grouped.GroupOptions.of).parameters}
+        return _gemm(shapes.GemmShape.of(**values), grouped.GroupOptions.of(**of_groups))
     return _without_lists(projections.ProjectionShape.of(**values).descriptor())
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kernelseam.interop.torch_flash import register_flash_attention
     from kernelseam.interop.torch_gemm import bmm, matmul2d
     from kernelseam.interop.torch_grouped import grouped_mm
+    from kernelseam.interop.torch_grouped_list import grouped_mm_list
     from kernelseam.interop.torch_merge import merge_states
     from kernelseam.interop.torch_projection import (
         fused_output_projection_residual,
@@ -29,6 +30,7 @@ __all__ = [
     "fused_output_projection_residual",
     "fused_qkv_projection",
     "grouped_mm",
+    "grouped_mm_list",
     "matmul2d",
     "merge_states",
     "register_flash_attention",
@@ -41,6 +43,7 @@ _HOMES = {
     "attention_varlen": "torch_autograd",
     "bmm": "torch_gemm",
     "grouped_mm": "torch_grouped",
+    "grouped_mm_list": "torch_grouped_list",
     "matmul2d": "torch_gemm",
     "merge_states": "torch_merge",
     "register_flash_attention": "torch_flash",

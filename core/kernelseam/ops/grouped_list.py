@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
@@ -50,29 +50,38 @@ def grouped_mm_list(
     many times. Returns the results. Raises InvalidValue for what does not fit together,
     Unsupported with each implementation's reason.
     """
-    lists: dict[str, Sequence[Any]] = {"a": a, "b": b, **({} if out is None else {"out": out})}
-    for name, given in lists.items():
-        if not isinstance(given, list | tuple):
-            raise InvalidValue(
-                name, format_value(given), "must be a list of arrays", "Give [array, …]"
-            )
-        if len(given) != len(a):
-            raise InvalidValue(
-                name, f"{len(given)} arrays", f"a has {len(a)}", "Give one for each product"
-            )
-    if len(a) > _MOST:
-        raise InvalidValue("a", f"{len(a)} arrays", f"must be at most {_MOST}", "Split the list")
+    arrays = named({"a": a, "b": b, **({} if out is None else {"out": out})})
     options = _values(
         alpha=alpha, beta=beta, out_dtype=out_dtype, precision=precision, products=len(a)
     )
     if not a:
         check_added(beta, out is not None)
         return []
-    arrays = {f"{n}[{g}]": x for n, given in lists.items() for g, x in enumerate(given)}
     results = operate(list_work, arrays, options, backend, implementation, stream)
     if out is not None:
         return list(out)
     return [results[f"out[{g}]"] for g in range(len(a))]
+
+
+def named(lists: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """The arrays of lists by their names, "a[0]", …, list after list. Raises InvalidValue for what
+    is no list, and for lists of different lengths."""
+    first = next(iter(lists))
+    for name, given in lists.items():
+        if not isinstance(given, list | tuple):
+            raise InvalidValue(
+                name, format_value(given), "must be a list of arrays", "Give [array, …]"
+            )
+        count = len(lists[first])
+        if len(given) != count:
+            raise InvalidValue(
+                name, f"{len(given)} arrays", f"{first} has {count}", "Give one for each product"
+            )
+        if count > _MOST:
+            raise InvalidValue(
+                name, f"{count} arrays", f"must be at most {_MOST}", "Split the list"
+            )
+    return {f"{n}[{g}]": x for n, given in lists.items() for g, x in enumerate(given)}
 
 
 def list_work(operation: Operation, *values: Any) -> None:

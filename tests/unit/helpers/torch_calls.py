@@ -17,13 +17,13 @@ _OF_ARRAYS = ("out", "stream", "beta", "q_scales", "k_scales", "v_scales", "late
 
 
 def tensor(x: Any) -> Any:
-    """An array as a tensor, in tuples too; what torch has no dtype for as it is."""
+    """An array as a tensor, in tuples and lists too; what torch has no dtype for as it is."""
     if type(x) is np.ndarray:
         try:
             return torch.from_numpy(x if x.flags.writeable else x.copy())
         except (TypeError, ValueError):
             return x
-    return tuple(map(tensor, x)) if type(x) is tuple else x
+    return type(x)(map(tensor, x)) if type(x) in (tuple, list) else x
 
 
 def _door(name: str, plain: str = "", **more: Any) -> PublicCall:

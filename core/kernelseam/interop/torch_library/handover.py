@@ -13,6 +13,7 @@ from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.descriptors.gemm.fields import scale_block_of
 from kernelseam.descriptors.gemm.options import (
     GroupedOptions,
+    ListOptions,
     ProductGradientOptions,
     ProductOptions,
 )
@@ -39,6 +40,7 @@ from kernelseam.ops import cache as cache_ops
 from kernelseam.ops import gemm as gemm_ops
 from kernelseam.ops import gemm_bwd as gemm_bwd_ops
 from kernelseam.ops import grouped_gemm as grouped_ops
+from kernelseam.ops import grouped_list as list_ops
 from kernelseam.ops import merge as merge_ops
 from kernelseam.ops import projection as projection_ops
 from kernelseam.ops import projection_bwd as projection_bwd_ops
@@ -49,6 +51,7 @@ Arrays = Mapping[str, Tensor]
 Results = dict[str, Any]
 _SCALARS, _OF_GRADIENTS = scalars_of(AttentionOptions), scalars_of(GradientOptions)
 _OF_PRODUCTS, _OF_GROUPS = scalars_of(ProductOptions), scalars_of(GroupedOptions)
+_OF_LISTS = scalars_of(ListOptions)
 _OF_PRODUCT_GRADIENTS = scalars_of(ProductGradientOptions)
 _OF_QKV, _OF_QKV_GRADIENTS = scalars_of(QkvOptions), scalars_of(QkvGradientOptions)
 _OF_APPEND, _OF_GATHER = scalars_of(AppendOptions), scalars_of(GatherOptions)
@@ -176,6 +179,18 @@ def _product(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> 
 def _grouped(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
     given = dict(zip(_OF_GROUPS, values, strict=True))
     return _multiplied(grouped.GROUPED_MM, grouped.OPERANDS, arrays, given, backend, implementation)
+
+
+def _listed(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
+    """A product after the other: torch's operators take no lists that vary."""
+    given = dict(zip(_OF_LISTS, values, strict=True))
+    given |= {"a_transposed": False, "b_transposed": False, "scale_block": None}
+    results: Results = {}
+    for g in range(given.pop("products")):
+        own = {n: arrays[f"{n}[{g}]"] for n in ("a", "b", "out") if f"{n}[{g}]" in arrays}
+        made = _multiplied(gemm.MATMUL2D, gemm.OPERANDS, own, given, backend, implementation)
+        results[f"out[{g}]"] = made["out"]
+    return results
 
 
 def _multiplied(
@@ -312,6 +327,7 @@ OPERATORS: dict[Any, Any] = {
     gemm_ops.gemm_work: _product,
     gemm_bwd_ops.gradient_work: _product_bwd,
     grouped_ops.grouped_work: _grouped,
+    list_ops.list_work: _listed,
     merge_ops.merge_work: _merged,
     cache_ops.append_work: _appended,
     cache_ops.gather_work: _gathered,
