@@ -412,7 +412,7 @@ def test_empty_problems(command: Command) -> None:
         (("gemm", "--a-indices"), "--a-indices = True: describes groups. Give --groups too"),
         (
             ("gemm", "--groups", "2", "--along", "k", "--c-factors"),
-            "--c-factors = given: is of rows of groups along 'm'",
+            "factors = given: is of rows of groups along 'm'",
         ),
         (("gemm", "--sizes", "4x5"), "--sizes = 4x5: must be M, N and K of each product"),
         (("gemm", "--sizes", "4x5x6", "--m", "3"), "--sizes = given: has no --m beside it"),
