@@ -95,7 +95,6 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         return (yield)
     finally:
         gc.enable()
-        gc.collect()
         gc.freeze()
 
 

@@ -3,7 +3,7 @@ against the oracle.
 
 By default the specs of many cases, and few more that have every value which a field of a spec takes
 in some case, dtypes among them. Of each the first case, and those with a field value that no
-earlier one had, run on the arch whose copies write shared memory by themselves; of every sixth spec
+earlier one had, run on the arch whose copies write shared memory by themselves; of every ninth spec
 the first case runs on the arch whose copies go through registers. The rest of the matrix is slow.
 """
 
@@ -54,7 +54,7 @@ def _parameters() -> Iterator[object]:
                 mine = {(type(case), *v) for v in flat(case) if v[0] not in ("name", "group")}
                 slow = not first and mine <= values
                 values |= mine
-            slow |= device.arch == "host-registers" and (not first or number % 6 > 0)
+            slow |= device.arch == "host-registers" and (not first or number % 9 > 0)
             # each has a text of its own: a compilation a case
             slow |= _is_written(spec) and number % 2 > 0
             marks = [pytest.mark.slow("a compilation each, or no new value")] if slow else []

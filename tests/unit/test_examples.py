@@ -86,6 +86,7 @@ def test_serving(python_command: list[str]) -> None:
     assert tokens == "6 of 6 requests have the tokens of Transformers' eager attention"
 
 
+@pytest.mark.slow("without a GPU there is no graph: paged_decoding takes the same steps")
 def test_cuda_graphs(python_command: list[str]) -> None:
     """Without a GPU: the same steps, without a graph."""
     pytest.importorskip("torch", reason="torch is not installed")

@@ -46,7 +46,9 @@ def device() -> Device:
     return plugins().backend("numpy").runtime.devices()[0]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "workers", [pytest.param(0, marks=pytest.mark.slow("the same, in one process")), 1]
+)
 def test_the_script(
     soak: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
 ) -> None:

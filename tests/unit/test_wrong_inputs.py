@@ -68,11 +68,12 @@ def test_right_arguments_are_accepted(name: str) -> None:
     public.run(public.call(**public.arguments()))
 
 
-PARTS = 3
+PARTS = 5
 
 
 @pytest.mark.parametrize(
-    "part", [0, *(pytest.param(i, marks=pytest.mark.slow("the other values")) for i in (1, 2))]
+    "part",
+    [0, *(pytest.param(i, marks=pytest.mark.slow("the other values")) for i in range(1, PARTS))],
 )
 @pytest.mark.parametrize("name", CALLS)
 def test_one_wrong_argument(name: str, part: int) -> None:
