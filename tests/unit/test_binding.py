@@ -292,7 +292,8 @@ def test_a_call_validates_each_descriptor_once(
     assert set(Counter(validated).values()) == {len(planned)}
     validated.clear()
     called.call(**called.arguments())  # of arrays that lie the same way it needs none
-    assert validated == []
+    # a list of addresses is each call's own
+    assert validated == (["GroupedGemmPointers"] if name == "grouped_mm_list" else [])
 
 
 def test_operands_are_checked_once(acme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
