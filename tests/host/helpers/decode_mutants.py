@@ -46,8 +46,8 @@ DECODED = (
     # ---- the list, cut
     _mutant(
         "decode-cut-one-short",
-        "p.end = p.tile + taken,",
-        "p.end = p.tile + taken - 1,",
+        "end = tile + taken,",
+        "end = tile + taken - 1,",
         BATCHES,
         WRONG,
         "no block takes the last tile of a block's later items",
