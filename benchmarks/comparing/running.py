@@ -29,6 +29,7 @@ from benchmarks.comparing.backward import backward_rows
 from benchmarks.comparing.compiling import compile_rows
 from benchmarks.comparing.decoding import decode_rows
 from benchmarks.comparing.dims import backward_dims_rows, dims_rows
+from benchmarks.comparing.epilogues import epilogue_rows
 from benchmarks.comparing.gemm import half_rows, wide_rows
 from benchmarks.comparing.grouped import grouped_rows
 from benchmarks.comparing.host import host_rows
@@ -54,6 +55,7 @@ SUITES: dict[str, Callable[[], Sequence[Row]]] = {
     "decode": decode_rows,
     "gemm": half_rows,
     "gemm-f32": wide_rows,
+    "gemm-epilogue": epilogue_rows,
     "grouped": grouped_rows,
     "projections": projection_rows,
     "host": host_rows,

@@ -33,6 +33,7 @@ def comparing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         command,
         compiling,
         decoding,
+        epilogues,
         gemm,
         grouped,
         host,
@@ -331,6 +332,26 @@ def test_grouped_rows(comparing: Any, session: Any, sizes: str, form: str) -> No
     c = contestant.result().clone()
     c.view(-1)[-1] += 1.0
     assert prepared.judge(contestant.result()).worst <= 1 < prepared.judge(c).worst
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "more"),
+    [
+        ("relu", {"bias": True}),
+        ("gelu_tanh", {"bias": True}),
+        ("silu", {"preactivation": True}),
+        ("swiglu", {"bias": True, "preactivation": True}),
+    ],
+)
+def test_epilogue_rows(comparing: Any, session: Any, epilogue: str, more: dict[str, bool]) -> None:
+    row = comparing.epilogues.EpilogueRow("gemm-epilogue", 33, 20, 40, epilogue, **more)
+    record, prepared, contestant = measured(comparing, session, row)
+    library = ["cuBLASLt"] * (epilogue in ("relu", "gelu_tanh"))
+    assert [t.name for t in record.of("peer")] == [*library, "torch"]
+    assert [t.name for t in record.of("without")] == ["ours, no epilogue"]
+    c = contestant.result().clone()
+    c.view(-1)[-1] += 1.0
+    assert prepared.judge(c).worst > 1
 
 
 @pytest.mark.parametrize("name", GEMMS)
