@@ -26,7 +26,7 @@ PARTS = {
     "norm, MLP": "#cfcfcf",
 }
 """Of a decoder block."""
-DEVICE, H100 = "one NVIDIA H200", "one NVIDIA H100"
+DEVICE = "one NVIDIA H200"
 INK = "#767c85"
 """Of text and axes: it is read on white and on a dark page, behind which nothing is filled."""
 Bars = Mapping[str, Sequence[float]]
@@ -43,18 +43,6 @@ PRODUCTS = (
     *("100 × 333×777×129 f16 NN", "256 × 2048×2048×128 f16 NT lists in one allocation, shuffled"),
     "64 × 1024×1024×1024 f16 NN lists allocated one by one, shuffled",
 )
-EXPERTS = (
-    *(
-        f"{shape} bf16 skewed {what}"
-        for shape in ("E8 8192×4096→14336", "E64 8192×2048→1408", "E256 4096×7168→2048")
-        for what in ("forward", "input gradient", "weight gradient")
-    ),
-    *(
-        f"{shape} bf16 drawn forward"
-        for shape in ("E8 64×4096→14336", "E64 64×2048→1408", "E256 64×7168→2048")
-    ),
-)
-"""Experts, tokens × columns → columns."""
 BLOCK = (
     "training, 2 × 8192 tokens, ms",
     "a step of decoding, 16 entries, 3584 + 512 keys, ms",
@@ -108,13 +96,6 @@ def products() -> tuple[Sequence[str], Bars]:
     return PRODUCTS, {"kernelseam": [_ratio(rows[n]["cuBLAS / ours"]) for n in PRODUCTS]}
 
 
-def experts() -> tuple[Sequence[str], Bars]:
-    """torch's time over ours of mixtures of experts, back to back."""
-    rows = {r["row"]: r for r in table("h100-grouped.md", "torch._grouped_mm / ours")}
-    ratios = [_ratio(rows[n]["torch._grouped_mm / ours"]) for n in EXPERTS]
-    return [n.replace(" bf16", "") for n in EXPERTS], {"kernelseam": ratios}
-
-
 def gradients() -> tuple[Sequence[str], Bars]:
     """TFLOP/s of the gradients, causal counted half."""
     rows = table("h200-attention.md", "gradients")
@@ -151,29 +132,16 @@ def draw(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     rate = "TFLOP/s, causal counted half"
     wanted: dict[str, tuple[tuple[Sequence[str], Bars], str, str]] = {
-        "attention": (
-            attention(),
-            f"attention forward, bfloat16, {DEVICE}",
-            f"{rate}: higher is better",
-        ),
+        "attention": (attention(), "attention forward, bfloat16", f"{rate}: higher is better"),
         "products": (
             products(),
-            f"batched products beside cuBLAS, {DEVICE}",
+            "batched products beside cuBLAS",
             "cuBLAS's time over ours: higher is better, above 1 ours is faster",
         ),
-        "experts": (
-            experts(),
-            f"products of experts beside torch._grouped_mm, bfloat16, {H100}",
-            "torch's time over ours: higher is better, above 1 ours is faster",
-        ),
-        "gradients": (
-            gradients(),
-            f"attention's gradients, bfloat16, {DEVICE}",
-            f"{rate}: higher is better",
-        ),
+        "gradients": (gradients(), "attention's gradients, bfloat16", f"{rate}: higher is better"),
     }
     written = [
-        _bars(folder / f"{name}.svg", rows, title, unit)
+        _bars(folder / f"{name}.svg", rows, f"{title}, {DEVICE}", unit)
         for name, (rows, title, unit) in wanted.items()
     ]
     passes = {column: decoder_block(column) for column in BLOCK}

@@ -60,16 +60,16 @@ from benchmarks.comparing import binaries  # noqa: E402
 
 H200 = Device("cuda", 0, "sm_90a", limits=DeviceLimits(132, 232_448, 1 << 36))
 CROSSING = "a step begins while products of the one before run"
-"""Not asked where scores are capped, computed by an expression, or queries have scales: the
-compiler puts a branch of the cap, or of a factor that is not above 0, behind the loop, and with an
-expression the end of a tile's last step behind another's."""
+"""Not asked where scores are capped, computed by an expression, or have a bias, or queries have
+scales: the compiler puts a branch of the cap, of a factor that is not above 0, or of a bias's copy
+behind the loop, and with an expression the end of a tile's last step behind another's."""
 MET_STORES = "no proxy fence between stores to shared memory and the meeting of those who made them"
 """Not asked where a tile's blocks are listed: the search for the first one is a loop, and the
 compiler puts the producer's steps far behind it. So its store of the tile, which only threads read,
 after an arrival, stands right before another role's meeting."""
 MET_READERS = "no proxy fence between fragments that were read and the meeting of readers"
-"""Not asked of a bias of float32: a warp reads pairs of its plane, which it alone has copied with
-cp.async, and where TMA never writes."""
+"""Not asked of a bias: a warp reads rows that it alone has copied with cp.async, and where TMA
+never writes."""
 APART = {
     CROSSING,
     "results are stored while products run",
@@ -143,12 +143,13 @@ def test_every_kernel_is_looked_at_often() -> None:
 def test_every_fast_kernel_is_in_order(kernel: Covered, tile: Any) -> None:
     made = bundle(kernel.kernel, kernel.spec, tile, TOOLCHAIN, "sm_90a")
     found = order_in(TOOLCHAIN.ptx(made, "sm_90a"), tile)
-    branches = (getattr(kernel.spec, name, None) for name in ("softcap", "q_scales", "expression"))
+    rare = ("softcap", "q_scales", "expression", "bias")
+    branches = (getattr(kernel.spec, name, None) for name in rare)
     halves = getattr(tile, "halves", False)  # whose second half has accumulators of its own
     capped = [CROSSING] * (halves or any(branches))
     if kernel.kernel.entry == "attention_forward_sm90":
         capped += [MET_STORES] * (not is_banded(kernel.spec))
-        capped += [MET_READERS] * (kernel.spec.bias is DType.float32)
+        capped += [MET_READERS] * (kernel.spec.bias is not None)
     forward = getattr(kernel.spec, "forward", None)
     if forward is not None and forward.softcap:  # what ds is made of is stored for the warp itself
         capped += ["no proxy fence between fragments and the arrival that hands them over"]

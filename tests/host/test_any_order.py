@@ -8,20 +8,22 @@ from typing import Any
 import kernelseam
 import numpy as np
 import numpy.typing as npt
+import pytest
+from kernelseam.kernels.attention import row_kernels
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp.runtime import HostArray
 
 NAMES = ("dq", "dk", "dv", "dbias", "dsinks")
 
 
-def inputs() -> dict[str, Any]:
+def inputs(bias: tuple[int, ...] = (40, 70)) -> dict[str, Any]:
     rng = np.random.default_rng(5)
     shapes = {
         "q": (2, 4, 40, 32),
         "k": (2, 2, 70, 32),
         "v": (2, 2, 70, 16),
         "dout": (2, 4, 40, 16),
-        "bias": (40, 70),
+        "bias": bias,
     }
     created = {n: rng.standard_normal(s).astype(np.float16) for n, s in shapes.items()}
     return {
@@ -62,3 +64,17 @@ def test_three_launches_and_one_for_each_that_is_reduced(hostcpp: Plugins) -> No
             size = float(np.abs(y).max())
             assert size > 0.02
             np.testing.assert_allclose(actual[name], y, rtol=0, atol=2e-3 * size, err_msg=name)
+
+
+@pytest.mark.parametrize("bias", [(40, 70), (4, 40, 70), (2, 1, 1, 70), (2, 4, 40, 1)])
+def test_a_bias_is_summed_alike_by_lanes_and_by_warps(
+    bias: tuple[int, ...], hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, sums = inputs(bias), []
+    for fewest in (1, 1 << 40):
+        monkeypatch.setattr(row_kernels, "_FEWEST_ALONE", fewest)
+        hostcpp.forget()
+        sums.append(gradients(x, True)[1]["dbias"])
+    size = float(np.abs(sums[0]).max())
+    assert size > 0.02
+    np.testing.assert_allclose(*sums, rtol=0, atol=2e-3 * size)

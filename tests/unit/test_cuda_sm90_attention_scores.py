@@ -13,7 +13,7 @@ from kernelseam.expressions.scores import MaskMod, ScoreMod, score_expression
 from kernelseam.expressions.text import text_of
 from kernelseam_cuda import archs
 from kernelseam_cuda.sm90.attention import HopperAttention
-from kernelseam_cuda.sm90.attention_blocks import VISIBLE_BLOCKS
+from kernelseam_cuda.sm90.attention_blocks import VISIBLE_BLOCKS, element_rate
 from kernelseam_cuda.sm90.tiles import SHARED_BYTES
 
 HALF, ROW = HopperAttention(), archs.row("sm_90a")
@@ -37,10 +37,10 @@ def of(score: ScoreMod | None = None, mask: MaskMod | None = None) -> AttentionP
         ({"prefix": True, "causal": True}, None),
         ({"prefix": True, "kv_view": "packed", "q_view": "packed"}, None),
         (BIAS, None),
-        ({"mask": True, "causal": True, **BIAS}, None),
+        ({"mask": True, "causal": True}, "a mask in memory: it takes bands and a mask_mod"),
         ({"alibi": True, "head_dim": 104}, None),
         (
-            {"mask": True, "head_dim": 64, "value_dim": 64},
+            {"head_dim": 64, "value_dim": 64, **BIAS},
             "scores or masks by element of head dims 64: it takes 104 to 128",
         ),
         (
@@ -55,6 +55,12 @@ def of(score: ScoreMod | None = None, mask: MaskMod | None = None) -> AttentionP
 )
 def test_what_it_takes_by_element(changes: dict[str, object], reason: str | None) -> None:
     assert HALF.refuse(attention_problem(**changes), ROW) == reason
+
+
+def test_a_bias_beside_a_mask_mod_is_refused() -> None:
+    p = of(None, lambda b, h, q, kv: q // 8 == kv // 8)
+    p = replace(p, spec=replace(p.spec, bias=DType.bfloat16), bias_strides=(0, 0, 304, 1))
+    assert HALF.refuse(p, ROW) == "a bias beside a mask_mod"
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -93,14 +99,8 @@ def test_words_are_for_what_the_mask_tells_apart() -> None:
     assert sizes == {"shared": one, "heads": 6 * one, "entries": 3 * one, "both": 18 * one}
 
 
-def test_tiles_have_room_for_what_lies_over_queries_and_keys() -> None:
-    for changes, keys in (
-        ({"alibi": True}, 128),
-        (BIAS, 128),
-        ({"bias": DType.float32}, 96),
-        ({"mask": True}, 128),
-        ({"mask": True, **BIAS}, 96),
-    ):
+def test_tiles_have_room_for_a_bias() -> None:
+    for changes, keys in (({"alibi": True}, 128), (BIAS, 128), ({"bias": DType.float32}, 96)):
         p = attention_problem(**changes)
         tile = HALF.tile(p, ROW, H200)
         assert (tile.bn, tile.groups) == (keys, 2), changes
@@ -108,9 +108,22 @@ def test_tiles_have_room_for_what_lies_over_queries_and_keys() -> None:
         assert tile.parts == tile.group_heads == 1
 
 
-def test_tiles_by_element_are_for_nothing_else() -> None:
-    assert not any(t.by_element for t in HALF.tiles(attention_problem().spec, ROW))
-    assert any(t.by_element for t in HALF.tiles(attention_problem(**BIAS).spec, ROW))
+def test_tiles_of_a_bias_are_for_nothing_else() -> None:
+    for changes in ({}, {"alibi": True}):
+        assert not any(t.has_bias for t in HALF.tiles(attention_problem(**changes).spec, ROW))
+    assert all(t.has_bias for t in HALF.tiles(attention_problem(**BIAS).spec, ROW))
+
+
+def test_a_bias_costs_what_was_measured_where_its_rows_are_copied_by_16_bytes() -> None:
+    plain = attention_problem(S_q=4096, S_k=4096)
+    wide = attention_problem(S_q=4096, S_k=4096, **BIAS)
+    wide = replace(wide, bias_strides=(0, 4096 * 4096, 4096, 1))
+    assert element_rate(plain) == 1
+    assert element_rate(wide) == 0.8
+    assert element_rate(replace(wide, spec=replace(wide.spec, bias=DType.float32))) == 0.65
+    for strides in ((0, 4096 * 4097, 4097, 1), (0, 4096 * 4096, 1, 4096)):
+        assert element_rate(replace(wide, bias_strides=strides)) == 0.05
+    assert element_rate(replace(wide, spec=replace(wide.spec, alibi=True))) == 0.05
 
 
 def test_a_dear_function_is_in_the_code_once_for_a_part() -> None:

@@ -143,6 +143,8 @@ TEXTS: Mapping[str, str] = {
     "PRECISION": "products of TF32 that one of float is multiplied by; 0: by float's own",
     "VECTOR": "bytes that rows are aligned to",
     "WARPS": "warps of a block",
+    "ALONE": "whether a lane has an element of the sum to itself",
+    "ELEMENTS": "of the sum, that a block makes",
     "COLUMN_WARPS": "warps that share rows, each with a part of the columns",
     "THREADS": "threads of a block",
     "ROWS": "rows of a warp",

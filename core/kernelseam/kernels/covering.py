@@ -339,7 +339,8 @@ def _small() -> Iterator[Covered]:
     yield Covered(QUERY_GRADIENT, QueryGradientSpec(F32, 50, True, 4))
     yield Covered(QUERY_GRADIENT, QueryGradientSpec(F32, 64, precision="tf32x3"))
     yield Covered(SINK_GRADIENT, SinkSpec(True))
-    yield Covered(SUM_AXES, SumSpec(BF16))
+    for alone in (False, True):
+        yield Covered(SUM_AXES, SumSpec(BF16, alone))
     for kernel in (COMMON_PAGES, PREFIX_TABLES):
         yield Covered(kernel, TableSpec(packed=False))
         yield Covered(kernel, TableSpec(packed=True), often=False)

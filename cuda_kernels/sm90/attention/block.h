@@ -36,6 +36,7 @@ constexpr bool LISTED = !Scores::BANDED;
 constexpr int CLASSES = Config::KV_VIEW == PAGED ? 3 : 1;  // of lengths: pages have batches of new and of old sequences
 constexpr int AHEAD = Config::AHEAD;
 static_assert(Config::EARLY == 0 || Q_STAGES == 2, "the next tile's queries arrive during this one");
+static_assert(Config::EARLY == 0 || !HAS_BIAS, "a bias comes where a tile's rows are known");
 static_assert(Config::PING_PONG == 0 || (GROUPS == 2 && VALUE_PARTS == 1), "two consumers take turns");
 static_assert(GROUPS % VALUE_PARTS == 0 && (VALUE_PARTS == 1 || !(E4M3 || Config::RECOMPUTE_NAN_ROWS)), "rows that are recomputed are a consumer's");
 
@@ -77,13 +78,13 @@ struct SumsAndStaging {
 };
 static_assert(Config::SUM_BLOCKS == 0 || Config::OUT_STAGES * O_BYTES <= 16 * O_COLUMNS * 3, "results leave through the memory of sums");
 
-// A warp's rows of a bias and a mask.
-struct PlaneMemory {
-  alignas(16) char planes[GROUPS * 4][max_of(TileScore<BN>::PLANE_BYTES, 16)];
-  KS_DEVICE char* plane(int warp) { return planes[warp]; }
+// A warp's rows of a bias.
+struct BiasMemory {
+  alignas(16) char warps[GROUPS * 4][max_of(TileScore<BN>::BiasRows::BYTES, 16)];
+  KS_DEVICE char* of_warp(int warp) { return warps[warp]; }
 };
-struct NoPlaneMemory {
-  KS_DEVICE char* plane(int) { return nullptr; }
+struct NoBiasMemory {
+  KS_DEVICE char* of_warp(int) { return nullptr; }
 };
 
 struct alignas(1024) SharedStorage {
@@ -98,7 +99,7 @@ struct alignas(1024) SharedStorage {
   u64 q_ring[2 * Q_STAGES * ROW_GROUPS], k_ring[2 * STAGES], v_ring[2 * STAGES], v_loaded[E4M3 ? 2 * V_STAGES : V_STAGES];
   struct { float scores, values; } scales[Config::Q_SCALES ? WORK_SLOTS : 1];  // of a work tile
   alignas(16) Keys::Memory loader;
-  conditional<(TileScore<BN>::PLANE_BYTES > 0), PlaneMemory, NoPlaneMemory>::type planes;
+  conditional<HAS_BIAS, BiasMemory, NoBiasMemory>::type bias;
 };
 static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
 

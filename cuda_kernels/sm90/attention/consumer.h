@@ -117,13 +117,10 @@ struct Consumer : ConsumerRows {
     whole = next & 1;
     return next >> 1;
   }
-  KS_DEVICE void copy_next_planes(const WorkTile& w, int begin) const {
-    if (block >= begin) copy_planes(w, block, !(LISTED && whole));
-  }
   KS_DEVICE void begin_rows(const WorkTile& w) {
     row = thread_row(w);
     if constexpr (Score::BY_ELEMENT) {
-      rows = score.rows(scores_of(w), row, shared_address(storage.planes.plane(group * 4 + warp)), thread_lane);
+      rows = score.rows(scores_of(w), row, shared_address(storage.bias.of_warp(group * 4 + warp)), thread_lane);
       rises = false;
     }
   }
@@ -148,7 +145,7 @@ struct Consumer : ConsumerRows {
       rings.v.wait_full(v);
       release_v();
     }
-    copy_planes(w, block, true);
+    copy_bias(rows, w, block);
     float s[BN / 2];
     rings.k.wait_full(k);
     wgmma_fence();
@@ -161,7 +158,7 @@ struct Consumer : ConsumerRows {
     zero_sums();
     if (block > begin) rings.k.wait_full(k);
     block = following(begin);
-    copy_next_planes(w, begin);
+    if (block >= begin) copy_bias(rows, w, block);
   }
 
   // Issues S of a block, then P·V of the previous one; the softmax overlaps that. MAXIMA: references follow the largest scores.
@@ -171,7 +168,7 @@ struct Consumer : ConsumerRows {
     finish_qk<1>(s);
     release_qk(begin, tile);
     const Score::Form form = score.begin<MASKED, !MAXIMA>(s, f, rows, first_key(block));
-    if (!LISTED && block > begin) copy_planes(work_tile(tile), block - 1, true);
+    if (block > begin) copy_bias(rows, work_tile(tile), block - 1);
     if (MASKED && may_hide(work_tile(tile), block)) hide_keys(s, work_tile(tile), row, block);
     if (MAXIMA) {
       float row_maximum[2];
@@ -182,7 +179,6 @@ struct Consumer : ConsumerRows {
     bool fits = score.exponentials<0, AHEAD, MAXIMA>(s, m, sum, form);
     wait_next_k(s, sum, block > begin);
     const int next = following(begin);
-    if (LISTED && next >= begin) copy_planes(work_tile(tile), next, !whole);
     finish_pv();
     if (MAXIMA) rescale(o, correction), sums.rescale(correction);
     if constexpr (AHEAD < BN / 2) {
@@ -223,7 +219,7 @@ struct Consumer : ConsumerRows {
         if (masked) step<true>(begin);
         else if (maxima || (Score::RISES && block >= rising)) step<false, true>(begin);
         else step<false>(begin);
-        if (Score::MAY_RISE || masked || maxima) maxima = any_low(m, rises, w, row);
+        if (Score::MAY_RISE || maxima || (LISTED && masked)) maxima = any_low(m, rises, w, row);
       }
     } else if constexpr (Config::WINDOW) {
       const int unmasked_begin = max_of(divide_up(all.begin, BN), begin);
@@ -267,7 +263,6 @@ struct Consumer : ConsumerRows {
   KS_DEVICE void last_step_and_first(const WorkTile& w) {
     const WorkTile& done = work_tile(tile);
     float s[BN / 2], inverse[2];
-    copy_planes(w, w.end - 1, true);
     rings.k.wait_full(k);
     start_both(s, tile + 1);
     finalize_softmax(done, tile, m, l, inverse);
@@ -279,7 +274,6 @@ struct Consumer : ConsumerRows {
     first_softmax(s, w, row, block, m, l, f, rows);
     wait_next_k(s, l, block > w.begin);
     block = following(w.begin);
-    copy_next_planes(w, w.begin);
     finish_pv();
     round_p(s);
     store(done, inverse);

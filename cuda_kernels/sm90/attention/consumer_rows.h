@@ -27,10 +27,9 @@ struct ConsumerRows : ConsumerThread {
     const bool low = (m[0] < LOWEST && row < rows) || (m[1] < LOWEST && row + 8 < rows);
     return uniform((int)named_barrier_any(LOW + group, 128, low || other)) != 0;
   }
-  // The planes of a block that comes.
-  KS_DEVICE void copy_planes(const WorkTile& w, int block, bool masked) const {
-    if constexpr (Score::PLANE_BYTES > 0)
-      score.copy_planes(storage.planes.plane(group * 4 + warp), w, group_row(w) + 16 * warp, block * BN, scores_of(w), masked, thread_lane);
+  // The bias of a block that comes.
+  KS_DEVICE void copy_bias(const Score::Rows& rows, const WorkTile& w, int block) const {
+    if constexpr (HAS_BIAS) score.copy_bias(rows, rows_of(w) - (group_row(w) + 16 * warp), block * BN, scores_of(w).S_k, thread_lane);
   }
 
   // Softmax of a tile's first block.

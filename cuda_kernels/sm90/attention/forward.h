@@ -8,7 +8,7 @@
 // tile's first Q·Kᵀ starts before this tile's last P·V. The grid is persistent: one block a multiprocessor.
 //
 // Scores that are more than a multiple of the product, and masks that are no bands, are computed by element (score.h), of functions that
-// users write as of a bias, a mask or ALiBi. Where a mask is no band, another kernel says which blocks tiles visit (visible_blocks.h).
+// users write as of a bias or ALiBi. Where a mask is no band, another kernel says which blocks tiles visit (visible_blocks.h).
 //
 // Few queries: heads that share keys share a tile's rows, and keys are cut into parts whose results, in float32, another kernel merges
 // (tiles.h, attention/merge.h). Such rows are stored by the threads that have them.

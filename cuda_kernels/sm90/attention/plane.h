@@ -1,62 +1,76 @@
-// A warp's 16 rows of a bias or a mask by a block of keys, in shared memory of the warp's own: copied while the products of a block are made,
+// A warp's 16 rows of a bias by a block of keys, in shared memory of the warp's own: copied while the products of a block are made,
 // so that none waits for them, and read where accumulators are. Rows lie PITCH bytes apart, an odd number of 16, so that eight of
 // them begin in other banks.
 #pragma once
+#include "sm90/attention/softmax.h"
 #include "sm90/attention/tiles.h"
 
-template<class X> struct Two { X x, y; };
-
 template<class X, int BN> struct PlaneRows {
-  static constexpr int SIZE = sizeof(X), PITCH = BN * SIZE + 16, BYTES = 16 * PITCH, PER = 16 / SIZE, CHUNKS = BN / PER;
-  typedef Planes<X> Plane;
+  static constexpr int SIZE = sizeof(X), PITCH = BN * SIZE + 16, BYTES = 16 * PITCH;
+  static constexpr int PER = 16 / SIZE, CHUNKS = BN / PER, AT_ONCE = WARP / CHUNKS;  // of a copy: elements, those of a row, rows of a warp's
+  static_assert(SIZE == 2 || SIZE == 4, "as eight() reads them");
+  static_assert(16 % AT_ONCE == 0 && GROUP_HEADS == 1, "a copy takes whole rows of one head");
 
-  // Keys from `key` on of rows from `first` on of a tile. What is behind the last row or key is not read, and where rows lie at multiples of
-  // 16 bytes zeros come in its place.
-  static KS_DEVICE void copy(char* to, const Plane& plane, const WorkTile& w, int first, int key, int S_q, int S_k, int lane) {
-    auto row = [&](int r) {
-      const int h = w.head + group_head_of(first + r);
-      return plane.base + (w.batch * plane.batch + h * plane.head + query_of(first + r) * plane.row + key * plane.column);
-    };
-    const i64 strides = plane.batch | plane.head | plane.row;
-    const int rows = S_q * GROUP_HEADS - first;
-    if (plane.column == 1 && (((u64)plane.base | (u64)strides * SIZE) & 15) == 0) {
-      constexpr int AT_ONCE = WARP / CHUNKS;  // rows
-      const int r = lane / CHUNKS, c = lane % CHUNKS * PER, there = max_of(min_of(S_k - key - c, PER), 0) * SIZE;
-      const X* from = row(r) + c;
-      const u32 place = shared_address(to) + r * PITCH + c * SIZE;
-      if (AT_ONCE * CHUNKS == WARP || r < AT_ONCE)
+  const X* from;  // where `wide`, the lane's 16 bytes of its first row; else the first row; from key 0 on
+  u32 to, at;     // where they go; where the lane's first elements of a block are
+  bool wide;      // whether rows lie at multiples of 16 bytes
+
+  PlaneRows() = default;
+  // Of the plane's row `first` and those behind it, in shared memory from `rows` on.
+  KS_DEVICE PlaneRows(const Plane<X>& plane, int first, u32 rows, int lane) {
+    from = &plane.at(0, first, 0);
+    wide = plane.column == 1 && (((u64)plane.base | (u64)(i64)plane.row * SIZE) & 15) == 0;
+    if (wide) from += (i64)(lane / CHUNKS) * plane.row + lane % CHUNKS * PER;
+    to = rows + lane / CHUNKS * PITCH + lane % CHUNKS * 16;
+    at = rows + (SIZE == 2 ? lane % 16 * PITCH + lane / 16 * 16 : lane / 4 * PITCH + lane % 4 * 2 * SIZE);
+  }
+
+  // The keys from `key` on. What is behind the last row or key is not read, and where rows are `wide` zeros come in its place. `left`: rows
+  // of the sequence from the first on.
+  KS_DEVICE void copy(const Planes<X>& plane, int left, int key, int S_k, int lane) const {
+    if (wide) {
+      if (AT_ONCE * CHUNKS < WARP && lane >= AT_ONCE * CHUNKS) return;
+      const X* x = from + key;
+      if (left >= 16 && key + BN <= S_k) {
 #pragma unroll
-        for (int i = 0; i < 16; i += AT_ONCE) {
-          if (GROUP_HEADS > 1) from = row(r + i) + c;
-          if (16 % AT_ONCE == 0 || r + i < 16) async_copy_bytes(place + i * PITCH, from, r + i < rows ? there : 0);
-          from += AT_ONCE * plane.row;
-        }
+        for (int i = 0; i < 16; i += AT_ONCE, x += AT_ONCE * plane.row) async_copy_bytes(to + i * PITCH, x, 16);
+      } else {
+        const int there = max_of(min_of(S_k - key - lane % CHUNKS * PER, PER), 0) * SIZE;
+#pragma unroll 1
+        for (int i = 0; i < 16; i += AT_ONCE, x += AT_ONCE * plane.row)
+          async_copy_bytes(to + i * PITCH, x, lane / CHUNKS + i < left ? there : 0);
+      }
     } else {
+      const u32 rows = to - (lane / CHUNKS * PITCH + lane % CHUNKS * 16);
 #pragma unroll 4
       for (int i = lane; i < 16 * BN; i += WARP) {
         const int r = i / BN, c = i % BN;
-        if (r < rows && key + c < S_k) *(X*)(to + r * PITCH + c * SIZE) = row(r)[c * plane.column];
+        if (r < left && key + c < S_k) store(rows + r * PITCH + c * SIZE, from[r * plane.row + (key + c) * plane.column]);
       }
     }
   }
-  // Where a lane's first two elements of its first row are.
-  static KS_DEVICE u32 of_lane(u32 rows, int lane) { return rows + lane / 4 * PITCH + lane % 4 * 2 * SIZE; }
-  // Of its row r the two that are `column` further.
-  static KS_DEVICE Two<X> two(u32 at, int r, int column) {
-    const u32 from = at + 8 * r * PITCH + column * SIZE;
-    Two<X> x;
-    if constexpr (SIZE == 1) {
-      unsigned short both;
-      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(both) : "r"(from) : "memory");
-      x = {(X)(both & 0xff), (X)(both >> 8)};
-    } else if constexpr (SIZE == 2) {
-      u32 both;
-      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(both) : "r"(from) : "memory");
-      x = *(const Two<X>*)&both;
-    } else {
-      const Pair both = load_pair(from);
-      x = {both.x, both.y};
+
+  // Eight elements where an accumulator has eight scores: element i is of the lane's row i/2 % 2, 8 · (i/4) + i % 2 columns behind the first.
+  struct Eight {
+    typename conditional<SIZE == 4, Pair, u32>::type two[4];
+    KS_DEVICE float operator[](int i) const {
+      if constexpr (SIZE == 4) return i % 2 ? two[i / 2].y : two[i / 2].x;
+      else return i % 2 ? unpacked_high(two[i / 2], X()) : unpacked_low(two[i / 2], X());
     }
+  };
+  KS_DEVICE Eight eight(int column) const {
+    const u32 place = at + column * SIZE;
+    Eight x;
+    if constexpr (SIZE == 2) ldmatrix(place, x.two);
+    else
+#pragma unroll
+      for (int i = 0; i < 4; i++) x.two[i] = load_pair(place + i % 2 * 8 * PITCH + i / 2 * 8 * SIZE);
     return x;
+  }
+
+ private:
+  static KS_DEVICE void store(u32 to, float x) { asm volatile("st.shared.f32 [%0], %1;" :: "r"(to), "f"(x) : "memory"); }
+  template<class T> static KS_DEVICE void store(u32 to, T x) {
+    asm volatile("st.shared.b16 [%0], %1;" :: "r"(to), "h"(*(const unsigned short*)&x) : "memory");
   }
 };

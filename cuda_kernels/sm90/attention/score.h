@@ -9,8 +9,8 @@
 // A thread has two rows of a block (softmax.h). What of a score or a mask depends on the head or on the query is computed once a tile and
 // row (Rows), what depends on the key once a block for both rows. The loop asks
 //   factor(scale)                     what a tile's products are multiplied by, `scale` being that of numbers of 8 bits
-//   rows(own, x, planes, lane)        of the rows x and x + 8 of a tile
-//   copy_planes(…)                    a bias or a mask of a block that comes to shared memory (plane.h), from where begin() reads it
+//   rows(own, x, bias, lane)          of the rows x and x + 8 of a tile; `bias`: where a warp's rows of it lie in shared memory
+//   copy_bias(rows, …)                a bias of a block that comes to shared memory (plane.h), from where begin() reads it
 //   begin<EXACT>(s, f, rows, from)    products to what the others take, in place; which form that is. EXACT: scores of keys that a mask
 //                                     which is no band hides become −∞; `from`: the key of the thread's first column
 //   hide(s, own, x, y, from)          so do those of keys outside of the bands of the queries x and y
@@ -22,6 +22,7 @@
 #include "sm90/attention/plane.h"
 
 static_assert(!(Config::PREFIX && Config::WINDOW), "hide() takes a range of keys a row");
+static_assert(!Config::MASK && (!HAS_BIAS || Scores::BANDED), "a mask over queries and keys is a mask_mod, beside which there is no bias");
 
 template<int BN> struct TileScore {
   static constexpr bool CAPPED = Scores::KIND == ScoreKind::CAPPED, ANY = Scores::KIND == ScoreKind::ANY, HIDES = !Scores::BANDED;
@@ -60,20 +61,20 @@ template<int BN> struct TileScore {
     Expression::Row row;
     float slope, origin;  // ALiBi's in base 2, and the key at distance 0
   };
+  struct NoRows {
+    static constexpr int BYTES = 0;
+    struct Eight {};
+  };
+  typedef typename conditional<HAS_BIAS, PlaneRows<Bias, BN>, NoRows>::type BiasRows;
   struct KnownRows {
     Row row[2];
-    u32 bias, mask;  // where the lane's elements of a block are
+    BiasRows bias;
   };
-  struct NoRows {};
   typedef typename conditional<BY_ELEMENT, KnownRows, NoRows>::type Rows;
-  typedef PlaneRows<Bias, BN> BiasRows;
-  typedef PlaneRows<unsigned char, BN> MaskRows;
-  static constexpr int BIAS_BYTES = HAS_BIAS ? BiasRows::BYTES : 0, PLANE_BYTES = BIAS_BYTES + (Config::MASK ? MaskRows::BYTES : 0);
-  KS_DEVICE Rows rows(const Scores& own, int x, u32 planes, int lane) const {
+  KS_DEVICE Rows rows(const Scores& own, int x, u32 bias, int lane) const {
     Rows known;
     if constexpr (BY_ELEMENT) {
-      if (HAS_BIAS) known.bias = BiasRows::of_lane(planes, lane);
-      if (Config::MASK) known.mask = MaskRows::of_lane(planes + BIAS_BYTES, lane);
+      if constexpr (HAS_BIAS) known.bias = BiasRows(own.bias, x - lane / 4, bias, lane);
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         const int h = group_head_of(x + 8 * r), i = query_of(x + 8 * r);
@@ -85,10 +86,9 @@ template<int BN> struct TileScore {
     return known;
   }
 
-  // A warp's rows of a bias and of a mask by a block of keys, from `first` and `key` on, to where rows() has them.
-  KS_DEVICE void copy_planes(char* planes, const WorkTile& w, int first, int key, const Scores& own, bool masked, int lane) const {
-    if constexpr (HAS_BIAS) BiasRows::copy(planes, arguments.bias, w, first, key, own.S_q, own.S_k, lane);
-    if (Config::MASK && masked) MaskRows::copy(planes + BIAS_BYTES, arguments.mask, w, first, key, own.S_q, own.S_k, lane);
+  // A warp's rows of a bias by a block of keys, from `key` on. `left`: rows of the sequence, from the warp's first on.
+  KS_DEVICE void copy_bias(const Rows& rows, int left, int key, int S_k, int lane) const {
+    if constexpr (HAS_BIAS) rows.bias.copy(arguments.bias, left, key, S_k, lane);
   }
 
   // In place: of PART elements of the thread's, behind `done`; `from`: the key of the first of all.
@@ -96,35 +96,32 @@ template<int BN> struct TileScore {
     if constexpr (BY_ELEMENT) {
       const Expression own = arguments.captured();
       const float natural = scores.scale_log2 * LN_2;
-      const float unscaled = !EXACT && SCALED ? 1.f / scores.scale_log2 : 1.f;  // a score of base 2, in units of the others
-      constexpr bool BUILT_IN = Config::SOFTCAP || Config::ALIBI || HAS_BIAS, MASKS = EXACT && Config::MASK;
+      const float unscaled = !EXACT && SCALED ? reciprocal(scores.scale_log2) : 1.f;  // a score of base 2, in units of the others
+      constexpr int STEP = HAS_BIAS ? 8 : 4;
+      constexpr bool BUILT_IN = Config::SOFTCAP || Config::ALIBI || HAS_BIAS;
 #pragma unroll
-      for (int i = 0; i < PART; i += 4) {
+      for (int i = 0; i < PART; i += STEP) {
         if (i % 8 == 0) asm volatile("" ::: "memory");  // loads are not all issued ahead: registers
-        Two<Bias> bias[2];
-        Two<unsigned char> mask[2];
+        typename BiasRows::Eight bias;
+        if constexpr (HAS_BIAS) bias = rows.bias.eight(2 * (done + i));
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-          if constexpr (HAS_BIAS) bias[r] = BiasRows::two(rows.bias, r, 2 * (done + i));
-          if constexpr (MASKS) mask[r] = MaskRows::two(rows.mask, r, 2 * (done + i));
-        }
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          const int key = from + 2 * (done + i) + e;
+        for (int two = 0; two < STEP / 2; two++) {
+          const int further = two / 2 * 8 + two % 2, key = from + 2 * (done + i) + further;
           const Expression::Column column = own.column(rows.row[0].tile, key), other = own.column(rows.row[1].tile, key);
 #pragma unroll
           for (int r = 0; r < 2; r++) {
             const Row& row = rows.row[r];
             const Expression::Column& at = GROUP_HEADS > 1 && r ? other : column;
-            float& x = s[i + 2 * r + e];
+            const int place = two / 2 * 4 + 2 * r + two % 2;
+            float& x = s[i + place];
             if constexpr (ANY) {
               x *= f.here;
               if (Config::SOFTCAP) x = scores.cap * tanh_fast(x * scores.cap_inverse);
               else if (EXACT || !SCALED) x *= BUILT_IN ? scores.scale_log2 : natural;
-              if (Config::ALIBI && BEFORE) x = fmaf(row.slope * unscaled, (float)(2 * i + e), x);
-              else if (Config::ALIBI) x = fmaf(-row.slope * unscaled, fabsf((float)(from + 2 * done) - row.origin + (float)(2 * i + e)), x);
+              if (Config::ALIBI && BEFORE) x = fmaf(row.slope * unscaled, (float)(2 * i + further), x);
+              else if (Config::ALIBI) x = fmaf(-row.slope * unscaled, fabsf((float)(from + 2 * done) - row.origin + (float)(2 * i + further)), x);
               if constexpr (HAS_BIAS) {
-                const float y = to_sum(e ? bias[r].y : bias[r].x);
+                const float y = bias[place];
                 x = EXACT ? x + in_base2(y) : fmaf(y, LOG2_E * unscaled, x);
               }
               if (Expression::HAS_SCORE) {
@@ -133,10 +130,7 @@ template<int BN> struct TileScore {
               }
             }
             if constexpr (EXACT && HIDES) {
-              bool seen = true;
-              if constexpr (MASKS) seen = e ? mask[r].y : mask[r].x;
-              if (Expression::HAS_MASK) seen = own.visible(row.tile, row.row, at) && seen;
-              if (!seen) x = -infinity();
+              if (!own.visible(row.tile, row.row, at)) x = -infinity();
             }
           }
         }
@@ -152,10 +146,10 @@ template<int BN> struct TileScore {
 
   template<bool EXACT, bool BEFORE = false> KS_DEVICE Form begin(float (&s)[BN / 2], const Factor& f, const Rows& rows, int from) const {
     if (!ANY) multiply(s, f);
-    if constexpr (PLANE_BYTES > 0) async_copies_wait(), warp_barrier();
+    if constexpr (HAS_BIAS) async_copies_wait(), warp_barrier();
     constexpr bool SHIFTS = Config::ALIBI && SCALED && BEFORE;
     if constexpr (ANY || (EXACT && HIDES)) change<EXACT, SHIFTS>(s, f, rows, from);
-    if constexpr (PLANE_BYTES > 0) warp_barrier();  // the next block's may come
+    if constexpr (HAS_BIAS) warp_barrier();  // the next block's may come
     if constexpr (SHIFTS) {
       const Row &x = rows.row[0], &y = rows.row[1];
       return {APPLIED, scores.scale_log2, {x.slope * ((float)from - x.origin), y.slope * ((float)from - y.origin)}};

@@ -70,7 +70,8 @@ KS_DEVICE int first_visited(const BlockWord* words, int from, int end) {
 }
 
 template<int BM, int BN, int CLASSES = 1> struct TileScheduler {
-  static constexpr bool LONGEST_FIRST = Config::CAUSAL || !Scores::BANDED;
+  // A bias is read once for all heads and entries that share it, whose tiles are walked together.
+  static constexpr bool LONGEST_FIRST = Config::CAUSAL || !Scores::BANDED || HAS_BIAS;
   TileCount count;
   Sequences sequences;
   const ScoreArguments& score;
@@ -113,7 +114,8 @@ template<int BM, int BN, int CLASSES = 1> struct TileScheduler {
       } else {
         index = t / count.q_tiles, tile = t - index * count.q_tiles;
       }
-      entry = index / count.heads, head = index - entry * count.heads;
+      if (HAS_BIAS && score.bias.batch == 0) head = index / count.batch, entry = index - head * count.batch;
+      else entry = index / count.heads, head = index - entry * count.heads;
     }
     w.batch = entry, w.head = head * GROUP_HEADS, w.kv_head = head / count.head_group;
     const int row = w.row = tile * BM;

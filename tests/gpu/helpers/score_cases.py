@@ -26,7 +26,7 @@ def scores() -> Iterator[AttentionCase]:
     few = {**many, "num_heads": 24, "kv_heads": 12}
     for name in ("documents", "buckets", "alibi", "window", "soft_cap"):
         yield case("f16-104/128", f"scores-{name}", mods=name, **few)
-    yield from _planes("bf16-128", few)
+    yield from _biases("bf16-128", few)
     for kind in ("bf16-128", "bf16-128-causal"):
         yield case(kind, "scores-slopes", alibi=_SLOPES, **few)
         yield case(kind, "scores-slopes-steep", alibi=tuple(8 * x for x in _SLOPES), **few)
@@ -38,8 +38,7 @@ def scores() -> Iterator[AttentionCase]:
     yield case("bf16-128", "scores-far", mods="blocks_of_documents", **far)
 
 
-def _planes(kind: str, few: dict[str, Any]) -> Iterator[AttentionCase]:
-    """A bias and a mask."""
+def _biases(kind: str, few: dict[str, Any]) -> Iterator[AttentionCase]:
     own, f32 = DType.bfloat16, DType.float32
     for bias, axes in ((own, ""), (own, "bh"), (f32, "h"), (own, "bhr"), (own, "bc")):
         layout = OperandLayout(broadcast=axes)
@@ -50,14 +49,9 @@ def _planes(kind: str, few: dict[str, Any]) -> Iterator[AttentionCase]:
     yield case(kind, "scores-bias-odd", bias=own, **odd)
     for data in ("holes", "voids", "low"):
         yield case(kind, f"scores-bias-{data}", bias=f32, bias_data=data, **few)
-    for mask in ("random", "rows", "keys", "all"):
-        yield case(kind, f"scores-mask-{mask}", mask=mask, **few)
-    yield case(f"{kind}-causal", "scores-mask", mask="random", **odd)
-    yield case(kind, "scores-mask-bias", mask="random", bias=own, **few)
     window = {"window": (70, 9), "sinks": _SLOPES}
-    yield case(kind, "scores-mask-window", mask="random", **window, **few)
-    yield case(kind, "scores-mask-nan-in-v", mask="keys", injected=_HIDDEN, **few)
-    together = {"softcap": 2.0, "alibi": _SLOPES, "bias": own, "mask": "random"}
+    yield case(kind, "scores-bias-window", bias=own, **window, **few)
+    together = {"softcap": 2.0, "alibi": _SLOPES, "bias": own}
     yield case(kind, "scores-options", **together, **few)
     steps = ((0, 78.0), (200, 0.0))
     yield case(kind, "scores-rising", bias=own, steps=steps, **few)

@@ -38,7 +38,7 @@ MUTANTS = (
     _mutant(
         "bias-of-the-block-before",
         CONSUMER,
-        "if (block >= begin) copy_planes(w, block, !(LISTED && whole));",
+        "if (block >= begin) copy_bias(rows, w, block);",
         "",
         "bias-bfloat16-each",
         "a tile's second block takes the bias of the first",
@@ -46,8 +46,8 @@ MUTANTS = (
     _mutant(
         "bias-one-row-off",
         PLANE,
-        "const u32 from = at + 8 * r * PITCH",
-        "const u32 from = at + 7 * r * PITCH",
+        "lane % 16 * PITCH",
+        "(lane % 16 - lane / 8 % 2) * PITCH",
         "bias-bfloat16-each",
         "the second row's bias is that of the row before",
     ),

@@ -36,7 +36,6 @@ from kernelseam.kernels.attention.row_kernels import (
     SinkProblem,
     SinkSpec,
     SumProblem,
-    SumSpec,
 )
 from kernelseam.kernels.attention.scores import (
     SCORE_OPTIONS,
@@ -200,8 +199,8 @@ class AttentionBwdDefinition(KernelDefinition):
             assert spec.bias is not None
             extents = (p.batch, p.num_heads, p.S_q, p.S_k)
             x = (p.num_heads * p.S_q * p.S_k, p.S_q * p.S_k, p.S_k, 1)
-            summed = SumProblem(
-                SumSpec(spec.bias), extents, problem.dbias_shape, x, problem.dbias_strides
+            summed = SumProblem.of(
+                spec.bias, extents, problem.dbias_shape, x, problem.dbias_strides
             )
             steps.append(Launch(SUM_AXES, summed, RowTile(), {"x": size}))
             size += _aligned(4 * p.batch * p.num_heads * p.S_q * p.S_k)

@@ -213,11 +213,18 @@ class SinkGradient(SmallKernel):
         return self._values((*p.lse_strides, *p.delta_strides), (p.batch, p.rows, p.sequences))
 
 
+_ALONE_ELEMENTS, _FEWEST_ALONE, _MOST_ALONE = 128, 1 << 15, 1 << 12
+"""Of a sum: elements that a block makes, where a lane has one to itself; so many fill a device that
+way; terms of one."""
+
+
 @dataclass(frozen=True)
 class SumSpec:
-    """What shapes the binary of sum_axes.h."""
+    """What shapes the binary of sum_axes.h. ``alone``: a lane has an element of the sum to itself,
+    else a warp does."""
 
     dtype_out: DType
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -230,13 +237,34 @@ class SumProblem:
     x_strides: tuple[int, int, int, int]
     out_strides: tuple[int, int, int, int]
 
+    @classmethod
+    def of(
+        cls,
+        dtype_out: DType,
+        extents: tuple[int, int, int, int],
+        kept: tuple[int, int, int, int],
+        x_strides: tuple[int, int, int, int],
+        out_strides: tuple[int, int, int, int],
+    ) -> SumProblem:
+        """Lanes alone, where there are many elements, neighbours lie side by side and a lane's sum
+        is no longer than is exact enough."""
+        total = math.prod(kept)
+        alone = kept[3] > 1 and total >= _FEWEST_ALONE
+        alone = alone and math.prod(extents) <= _MOST_ALONE * total
+        return cls(SumSpec(dtype_out, alone), extents, kept, x_strides, out_strides)
+
     @property
     def bytes_moved(self) -> int:
         return 4 * math.prod(self.extents) + self.spec.dtype_out.itemsize * math.prod(self.kept)
 
 
+def _elements(spec: SumSpec, tile: RowTile) -> int:
+    """Of the sum, that a block makes."""
+    return _ALONE_ELEMENTS if spec.alone else tile.warps
+
+
 class SumAxes(SmallKernel):
-    """A warp an element of the sum."""
+    """A lane or a warp an element of the sum."""
 
     entry, source = "sum_axes", "attention/sum_axes.h"
     pointer_names = ("x", "out")
@@ -245,10 +273,16 @@ class SumAxes(SmallKernel):
     int_names = ("kept0", "kept1", "kept2", "kept3", "n0", "n1", "n2", "n3")
 
     def constants(self, spec: SumSpec, tile: RowTile, row: ArchRow) -> Constants:
-        return {"OUT": DEVICE_TYPE[spec.dtype_out], "WARPS": tile.warps}
+        elements = _elements(spec, tile)
+        return {
+            "OUT": DEVICE_TYPE[spec.dtype_out],
+            "WARPS": tile.warps,
+            "ALONE": spec.alone,
+            "ELEMENTS": elements,
+        }
 
     def grid(self, problem: SumProblem, tile: RowTile, device: Device) -> int:
-        return divide_up(math.prod(problem.kept), tile.warps)
+        return divide_up(math.prod(problem.kept), _elements(problem.spec, tile))
 
     def values(self, problem: SumProblem, tile: RowTile, device: Device) -> dict[str, int | float]:
         p = problem

@@ -8,12 +8,6 @@
 #include "sm90/attention/softmax.h"
 #include "sm90/pipeline.h"
 
-// The two numbers of 16 bits in x, as pack2 has put them.
-KS_DEVICE float unpacked_low(u32 x, bf16) { return __uint_as_float(x << 16); }
-KS_DEVICE float unpacked_high(u32 x, bf16) { return __uint_as_float(x & 0xffff0000u); }
-KS_DEVICE float unpacked_low(u32 x, f16) { return to_sum(f16{(unsigned short)x}); }
-KS_DEVICE float unpacked_high(u32 x, f16) { return to_sum(f16{(unsigned short)(x >> 16)}); }
-
 // The score of a hidden pair, or its tanh, where 1 − tanh² must be a number: p is 0 of both.
 KS_DEVICE float hidden_score() { return Config::SOFTCAP ? -1e15f : -infinity(); }
 

@@ -44,9 +44,9 @@ from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
 
 from kernelseam_cuda.sm90.attention_blocks import (
-    ELEMENT_RATE,
     VISITED,
     by_element,
+    element_rate,
     is_banded,
     usable,
     visited_values,
@@ -407,7 +407,7 @@ class HopperAttention(KernelDefinition):
             step * keys,
             step * longest,
             p.spec.dtype,
-            tile.rate * (ELEMENT_RATE if by_element(p.spec) else 1.0),
+            tile.rate * element_rate(p),
             tile.block_seconds
             + (PAGES_SECONDS if _paged(p.spec) else GROUPED_SECONDS * (tile.group_heads > 1)),
         )

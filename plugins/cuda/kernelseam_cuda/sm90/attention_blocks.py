@@ -29,11 +29,13 @@ from kernelseam_cuda.toolchain import sources
 
 _WORD_BYTES, _WORD_BLOCKS = 8, 32
 _SECONDS = 4e-6
-"""That the launch takes beside the mask's bytes."""
-_THREADS, _BYTES = 256, 4
-ELEMENT_RATE = 0.05
-"""Of the rate that the loop reaches where scores are products. Earlier forms reached 0.3 to 0.8;
-this one has run on no device, so that any other kernel that takes a problem comes before it."""
+"""That the launch takes."""
+_THREADS = 256
+_BIAS_RATE = {2: 0.8, 4: 0.65}
+"""With a bias of so many bytes an element, of the rate that the loop reaches where scores are
+products: as measured on an H100 (benchmarks/results/h100-scores.md)."""
+_UNTIMED_RATE = 0.05
+"""Where the last form was not timed: any other kernel that takes a problem comes before it."""
 VISITED = (
     "visited",
     Structure(
@@ -54,19 +56,33 @@ def by_element(spec: AttentionSpec) -> bool:
     return bool(spec.alibi or spec.bias or spec.expression) or not is_banded(spec)
 
 
-def planes_of(spec: AttentionSpec) -> tuple[int, ...]:
-    """Bytes of an element of what lies over queries and keys."""
-    return (*((spec.bias.itemsize,) if spec.bias else ()), *((1,) if spec.mask else ()))
+def element_rate(p: AttentionProblem) -> float:
+    """What part of the loop's rate is left by scores or masks that are computed by element."""
+    s = p.spec
+    if not by_element(s):
+        return 1.0
+    together = s.alibi or s.expression or s.softcap or s.window or s.prefix
+    if not s.bias or together or not _rows_are_wide(p):
+        return _UNTIMED_RATE
+    return _BIAS_RATE[s.bias.itemsize]
+
+
+def _rows_are_wide(p: AttentionProblem) -> bool:
+    """Whether a bias's rows are copied by 16 bytes (plane.h), as far as strides tell."""
+    assert p.spec.bias is not None
+    *outer, column = p.bias_strides
+    return column == 1 and not any(x * p.spec.bias.itemsize % 16 for x in outer)
 
 
 def usable(
     spec: AttentionSpec, tiles: tuple[HopperAttentionTile, ...]
 ) -> tuple[HopperAttentionTile, ...]:
-    """Of the tiles those for such scores, with what lies over queries and keys in shared memory."""
+    """Of the tiles those for such scores, with a bias's rows in shared memory."""
+    own = tuple(t for t in tiles if t.has_bias is (spec.bias is not None))
     if not by_element(spec):
-        return tuple(t for t in tiles if not t.by_element)
-    sizes, follows = planes_of(spec), not is_banded(spec)
-    for_elements = (replace(t, planes=sizes, follows=follows) for t in tiles if t.groups <= 2)
+        return own
+    size, follows = spec.bias.itemsize if spec.bias else 0, not is_banded(spec)
+    for_elements = (replace(t, bias_size=size, follows=follows) for t in own if t.groups <= 2)
     return tuple(t for t in for_elements if t.fits)
 
 
@@ -79,9 +95,7 @@ def _axes(p: AttentionProblem) -> tuple[bool, bool]:
     s = p.spec
     reads = structure_of(s.expression).seen[0].reads if s.expression else frozenset()
     ragged = s.lengths or s.prefix or s.q_view == "packed" or s.kv_view == "paged"
-    return bool(ragged or "b" in reads or p.mask_strides[0]), bool(
-        "h" in reads or p.mask_strides[1]
-    )
+    return bool(ragged or "b" in reads), "h" in reads
 
 
 def _extents(p: AttentionProblem, tile: HopperAttentionTile) -> tuple[int, int, int, int]:
@@ -117,8 +131,7 @@ def with_blocks(launches: Launches, p: AttentionProblem, tile: HopperAttentionTi
 
 
 class HopperVisibleBlocks(KernelDefinition):
-    """A block for each tile that the mask tells apart; of a mask in memory four for each word of
-    it."""
+    """A block for each tile that the mask_mod tells apart."""
 
     operation = "attention"
     name = "sm90"
@@ -173,8 +186,8 @@ class HopperVisibleBlocks(KernelDefinition):
         return with_expression(self._signature, spec)
 
     def grid(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> int:
-        entries, heads, tiles, words = _extents(problem, tile)
-        return entries * heads * tiles * (_BYTES * words if problem.spec.mask else 1)
+        entries, heads, tiles, _ = _extents(problem, tile)
+        return entries * heads * tiles
 
     def threads(self, tile: HopperAttentionTile, row: ArchRow) -> int:
         return _THREADS
@@ -197,9 +210,8 @@ class HopperVisibleBlocks(KernelDefinition):
         }
 
     def work(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> Work:
-        """A mask is read once; captured arrays are small."""
-        p, (entries, heads, _, _) = problem, _extents(problem, tile)
-        return Work(entries * heads * p.S_q * p.S_k if p.spec.mask else 0, waiting=_SECONDS)
+        """Captured arrays are small."""
+        return Work(0, waiting=_SECONDS)
 
 
 VISIBLE_BLOCKS = HopperVisibleBlocks()

@@ -76,8 +76,7 @@ def covering(kernel: KernelDefinition, widths: tuple[tuple[int, int], ...]) -> I
     )
     for more in _BY_ELEMENT:
         yield Covered(kernel, replace(plain, **more))
-    for more in ({"mask": True}, {"expression": _SLOPED}):
-        yield Covered(VISIBLE_BLOCKS, replace(plain, **more))
+    yield Covered(VISIBLE_BLOCKS, replace(plain, expression=_SLOPED))
 
 
 _SLOPED = (
@@ -89,7 +88,6 @@ _SLOPED = (
 _BY_ELEMENT: tuple[dict[str, Any], ...] = (
     {"bias": DType.bfloat16},
     {"bias": DType.float32, "causal": True},
-    {"mask": True},
     {"alibi": True},
     {"alibi": True, "causal": True},
     {"causal": True, "prefix": True},

@@ -66,9 +66,8 @@ class HopperAttentionTile:
     """Only for specs that hide keys by their place, or only for others; None: for all."""
     short: bool = False
     """For few keys; a batch-invariant spec does not ask."""
-    by_element: bool = False
-    """Only for specs whose scores or masks are computed by element. Those take tiles of no more
-    than two consumers, which have registers for it."""
+    has_bias: bool = False
+    """For specs with a bias, and no others."""
     most_rows: int = 0
     """Only for so few queries of heads that share keys; 0: for any number."""
     group_heads: int = 1
@@ -89,9 +88,9 @@ class HopperAttentionTile:
 
     follows: bool = False
     """No column of the table: blocks of keys come by a list."""
-    planes: tuple[int, ...] = ()
-    """No column of the table: bytes of an element of a bias and of a mask, whose rows by a step's
-    keys are in shared memory."""
+    bias_size: int = 0
+    """No column of the table: bytes of an element of a bias, whose rows by a step's keys are in
+    shared memory."""
 
     v_stages = sum_blocks = 0
 
@@ -141,12 +140,12 @@ class HopperAttentionTile:
         k, v = (panels_of(dim) * PANEL * 2 for dim in (self.head_dim, self.value_dim))
         rings = self.q_stages * self.bm * k + self.stages * self.bn * (k + v)
         size = rings + self.groups * 4 * self.out_stages * _WARP_PANEL_BYTES + self.control_bytes
-        return size + self.plane_bytes
+        return size + self.bias_bytes
 
     @property
-    def plane_bytes(self) -> int:
-        """Of the rows of planes, 16 bytes of each unused."""
-        return sum(self.bm * (self.bn * size + 16) for size in self.planes)
+    def bias_bytes(self) -> int:
+        """Of a bias's rows, 16 bytes of each unused."""
+        return self.bm * (self.bn * self.bias_size + 16) if self.bias_size else 0
 
     @property
     def fits(self) -> bool:
@@ -173,8 +172,8 @@ ATTENTION = (
     HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1),
     HopperAttentionTile(104, 104, 3, 64, 3, 1, 1, False, False, 16, rate=1.05),
     HopperAttentionTile(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.34),
-    HopperAttentionTile(128, 128, 2, 128, 2, 1, 1, True, False, 24, by_element=True, rate=1.2),
-    HopperAttentionTile(128, 128, 2, 96, 2, 1, 1, True, False, 24, by_element=True, rate=1.0),
+    HopperAttentionTile(128, 128, 2, 128, 2, 1, 1, True, False, 24, has_bias=True, rate=1.2),
+    HopperAttentionTile(128, 128, 2, 96, 2, 1, 1, True, False, 24, has_bias=True, rate=1.0),
     HopperAttentionTile(192, 128, 2, 128, 2, 1, 1, True, False, 24, softmax_columns=50, rate=1.15),
     HopperAttentionTile(192, 192, 2, 96, 2, 1, 1, True, False, 24, softmax_columns=50, rate=1.17),
     HopperAttentionTile(
