@@ -84,7 +84,7 @@ def attention_bwd(
                 name, None, "must be what attention returned", "Call it with return_lse=True"
             )
     given: dict[str, Any] = {**options}
-    operands = {} if given.keys().isdisjoint(_OPERANDS) else taken(_OPERANDS, given)
+    operands = {} if given.keys() <= _SCALAR.keys() else taken(_OPERANDS, given)
     if given.get("window") is not None:
         given["window"] = band("window", given["window"])
     values = _values(**given)
@@ -144,5 +144,6 @@ def _plane(infos: Mapping[str, ArrayInfo], options: Mapping[str, Any]) -> tuple[
 
 
 _OPERANDS, _SCALARS = operands_of(GradientOptions), scalars_of(GradientOptions)
+_SCALAR = dict.fromkeys(_SCALARS)
 _values = values_of(GradientOptions, "attention_bwd")
 _WORDING = Wording({}, EXTENTS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, Unpack, cast, overload
 
 from kernelseam.contract import ArrayInfo
@@ -128,7 +127,7 @@ def fused_qkv_projection(
         out_dtype=out_dtype,
     )
     results = operate(
-        qkv_work, arrays, options, backend, implementation, stream, _wording(paged, out is None)
+        qkv_work, arrays, options, backend, implementation, stream, _WORDINGS[paged, out is None]
     )
     result: Array | tuple[Array, Array, Array] = out
     if out is None:
@@ -325,7 +324,6 @@ def rotary_tables(rotary: object, style: object) -> dict[str, Any]:
     return dict(zip(("cos", "sin"), rotary, strict=True))
 
 
-@cache
 def _wording(paged: bool, makes_results: bool) -> Wording:
     """Operands' names in errors, as the caller knows them."""
     names = {
@@ -346,6 +344,9 @@ def _wording(paged: bool, makes_results: bool) -> Wording:
         **dict.fromkeys(("pages", "page_size"), "k"),
     }
     return Wording(names, derived)
+
+
+_WORDINGS = {(x, y): _wording(x, y) for x in (True, False) for y in (True, False)}
 
 
 def _results(out: object, paged: bool) -> dict[str, Any]:
