@@ -21,6 +21,8 @@ from kernelseam.errors import InvalidValue
 Refused = Callable[[str, Callable[[], object]], None]
 
 B, H, G, S, T, D, DV = 2, 6, 3, 5, 7, 4, 8  # batch, heads, KV heads, queries, keys, dims
+HEADS = {"batch": B, "num_heads": H, "kv_heads": G}
+EXTENTS: dict[str, Any] = {**HEADS, "S_q": S, "S_k": T, "head_dim": D, "value_dim": DV}
 
 
 def zeros(shape: tuple[int, ...], kind: str = "f4") -> Any:
@@ -28,31 +30,15 @@ def zeros(shape: tuple[int, ...], kind: str = "f4") -> Any:
 
 
 def attention(**arrays: Any) -> ks.Attention:
-    return ks.Attention(
-        batch=B,
-        num_heads=H,
-        kv_heads=G,
-        S_q=S,
-        S_k=T,
-        head_dim=D,
-        value_dim=DV,
-        dtype="float32",
-        **arrays,
-    )
+    return ks.Attention(**EXTENTS, dtype="float32", **arrays)
 
 
 def packed_attention(**arrays: Any) -> ks.Attention:
     offsets = np.array([0, 3, 9], np.int32)
     return ks.Attention(
-        batch=B,
-        num_heads=H,
-        kv_heads=G,
-        S_q=S,
-        S_k=T,
+        **EXTENTS,
         total_q=9,
         total_k=9,
-        head_dim=D,
-        value_dim=DV,
         cu_seqlens_q=offsets,
         cu_seqlens_k=offsets,
         dtype="float32",
@@ -62,13 +48,7 @@ def packed_attention(**arrays: Any) -> ks.Attention:
 
 def paged_attention(**arrays: Any) -> ks.Attention:
     return ks.Attention(
-        batch=B,
-        num_heads=H,
-        kv_heads=G,
-        S_q=S,
-        S_k=T,
-        head_dim=D,
-        value_dim=DV,
+        **EXTENTS,
         pages=4,
         page_size=5,
         table_width=3,
@@ -83,13 +63,7 @@ def listed_attention(**arrays: Any) -> ks.AttentionPointers:
         return [zeros((rows, width)) for _ in range(n)]
 
     return ks.AttentionPointers(
-        batch=B,
-        num_heads=H,
-        kv_heads=G,
-        S_q=S,
-        S_k=T,
-        head_dim=D,
-        value_dim=DV,
+        **EXTENTS,
         q_ptrs=listed(B * H, S, D),
         k_ptrs=listed(B * G, T, D),
         v_ptrs=listed(B * G, T, DV),

@@ -30,6 +30,23 @@ from kernelseam.samples.projection_case import ProjectionCase
 F16, F32 = DType.float16, DType.float32
 PROBE = 1 << 40
 """Placeholder address of the first operand, and the distance between operands."""
+
+
+def _attention(dtype: DType) -> AttentionCase:
+    return AttentionCase(
+        f"attention-{dtype}",
+        dtype,
+        batch=1,
+        num_heads=4,
+        kv_heads=2,
+        S_q=65,
+        S_k=129,
+        head_dim=64,
+        value_dim=64,
+        causal=True,
+    )
+
+
 CASES: dict[str, tuple[Case, ...]] = {
     "gemm": tuple(
         GemmCase(
@@ -44,21 +61,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         )
         for d, view in ((F16, "strided"), (F32, "strided"), (F16, "device"))
     ),
-    "attention": tuple(
-        AttentionCase(
-            f"attention-{d}",
-            d,
-            batch=1,
-            num_heads=4,
-            kv_heads=2,
-            S_q=65,
-            S_k=129,
-            head_dim=64,
-            value_dim=64,
-            causal=True,
-        )
-        for d in (F16, F32)
-    ),
+    "attention": tuple(map(_attention, (F16, F32))),
     "grouped_gemm": tuple(GroupedCase(f"grouped-gemm-{d}", d) for d in (F16, F32)),
     "grouped_gemm_pointers": tuple(
         GroupedPointersCase(f"grouped-lists-{d}", d) for d in (F16, F32)
@@ -67,24 +70,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     "paged_cache": tuple(
         CacheCase(f"paged-cache-{d}", d, num_heads=4, rotary="halves", norm=F32) for d in (F16, F32)
     ),
-    "attention_bwd": tuple(
-        BackwardCase(
-            f"attention-bwd-{d}",
-            AttentionCase(
-                f"attention-{d}",
-                d,
-                batch=1,
-                num_heads=4,
-                kv_heads=2,
-                S_q=65,
-                S_k=129,
-                head_dim=64,
-                value_dim=64,
-                causal=True,
-            ),
-        )
-        for d in (F16, F32)
-    ),
+    "attention_bwd": tuple(BackwardCase(f"attention-bwd-{d}", _attention(d)) for d in (F16, F32)),
     "qkv_projection": tuple(
         ProjectionCase(
             f"qkv-projection-{d}", "qkv_projection", d, bias=F32, rotary="halves", first_position=3
