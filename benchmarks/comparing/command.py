@@ -146,6 +146,11 @@ def _session(device: str) -> Session:
     torch.set_grad_enabled(False)
     torch.backends.cuda.matmul.allow_tf32 = False
     if device == "cuda":
+        if not torch.cuda.is_available():
+            raise SystemExit(
+                f"python -m benchmarks: torch {torch.__version__} sees no GPU. Install the torch "
+                "that is built for it, or give --device cpu"
+            )
         return Session(device, clocks.GpuClock())
     return Session("cpu", clocks.HostClock())
 

@@ -893,6 +893,15 @@ def test_the_command(comparing: Any, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == page.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("arguments", [["run", "gemm"], ["choices", "--count", "1"]])
+def test_a_torch_that_sees_no_gpu_is_said(
+    comparing: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match=r"torch \S+ sees no GPU\. Install the torch that is"):
+        comparing.command.main(arguments)
+
+
 @pytest.mark.parametrize(("hip", "wanted"), [(None, "cuda:0"), ("6.4.43484", "rocm:0")])
 def test_torch_says_whose_gpu_cuda_is(
     comparing: Any, monkeypatch: pytest.MonkeyPatch, hip: str | None, wanted: str
