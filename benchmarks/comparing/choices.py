@@ -81,6 +81,13 @@ def _small(rng: Rng, D: int, group: int) -> Row:
     )
 
 
+def _few(rng: Rng, D: int, group: int) -> Row:
+    """Few queries at the end of many keys."""
+    heads, kv_heads = (16, 0) if group == 1 else (8 * group, 8)
+    batch, S, keys = log_uniform(rng, 1, 8), ragged(rng, 9, 512), ragged(rng, 1024, 32768)
+    return AttentionRow("few", batch, heads, S, D, True, kv_heads, keys=keys)
+
+
 def _packed(rng: Rng, D: int, causal: bool) -> Row:
     heads, _ = _heads(rng, 1)
     longest = log_uniform(rng, 16, 8192)
@@ -117,6 +124,7 @@ KINDS: dict[str, tuple[Draw, ...]] = {
         *(partial(_packed, D=D, causal=causal) for D, causal in ((64, True), (128, False))),
     ),
     "small": tuple(partial(_small, D=D, group=group) for D in (64, 128) for group in (1, 4)),
+    "few": tuple(partial(_few, D=D, group=group) for D, group in ((128, 4), (64, 1))),
     "decode": tuple(partial(_decode, D=D, group=group) for D, group in ((128, 4), (64, 8))),
     "backward": tuple(
         partial(_backward, D=D, causal=causal, group=group)

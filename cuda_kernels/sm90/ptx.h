@@ -52,6 +52,18 @@ KS_DEVICE void store_at(u32 to, int rank, float x, float y, float z, float w) {
                :: "r"(to), "r"(rank), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
 }
 
+// Reads 4, or 16, bytes at the same place of another block's shared memory.
+KS_DEVICE float load_at(u32 from, int rank) {
+  float x;
+  asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %1, %2;\nld.shared::cluster.f32 %0, [there];\n}"
+               : "=f"(x) : "r"(from), "r"(rank) : "memory");
+  return x;
+}
+KS_DEVICE void load_four_at(u32 from, int rank, float (&x)[4]) {
+  asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\nld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}"
+               : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(from), "r"(rank) : "memory");
+}
+
 // Writes 16 bytes of zeros to shared memory.
 KS_DEVICE void store_zeros(u32 to) { asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(to), "r"(0) : "memory"); }
 

@@ -18,8 +18,8 @@ from kernelseam.kernels.attention.ragged import expected_tiles
 from kernelseam.tuned.classes import representative
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.attention import HopperAttention
-from kernelseam_cuda.sm90.attention_few import fits
-from kernelseam_cuda.sm90.attention_tiles import ATTENTION
+from kernelseam_cuda.sm90.attention_few import CLUSTER_PARTS, clusters_at_once, fits
+from kernelseam_cuda.sm90.attention_tiles import ATTENTION, FEW_QUERIES
 
 HALF, ROW = HopperAttention(), archs.row("sm_90a")
 H200 = Device(
@@ -301,7 +301,7 @@ def test_blocks_are_as_many_as_multiprocessors_and_no_more_than_tiles() -> None:
     ("changes", "rows"),
     [
         ({"S_q": 1024, "S_k": 1024}, {64, 128, 256}),  # 256 tiles of 64 rows, 64 of 256
-        ({"S_q": 1024, "S_k": 1024, "batch": 2}, {128, 256}),
+        ({"S_q": 1024, "S_k": 1024, "batch": 2}, {64, 128, 256}),  # 512, two a multiprocessor
         ({"S_q": 1024, "S_k": 1024, "batch": 3}, {256}),
     ],
 )
@@ -327,7 +327,10 @@ def test_two_consumers_share_the_rows_of_head_dims_above_256() -> None:
 
 def test_the_merge_of_parts_may_start_while_they_run() -> None:
     p = few()
-    steps = HALF.launches(p, HALF.tile(p, ROW, PRODUCT), PRODUCT).steps
+    parted = next(
+        t for t in HALF.variants(p, ROW, PRODUCT).values() if t.parts > 1 and not t.in_cluster
+    )
+    steps = HALF.launches(p, parted, PRODUCT).steps
     early = [s.kernel.config(s.problem, s.tile, ROW, PRODUCT).programmatic for s in steps]
     assert early == [False, True]
 
@@ -386,21 +389,94 @@ def test_a_batch_invariant_spec_has_one_tile() -> None:
 
 
 def test_parts_and_their_merge() -> None:
-    """A counter, then results and log-sum-exps of eight parts in float32, then their merge."""
+    """A counter, then, from a line of the L2 cache on, results and log-sum-exps of eight parts in
+    float32, then their merge."""
     p = few()
     tile = replace(HALF.tiles(p.spec, ROW)[0].sharing(4), parts=8)
     launches = HALF.launches(p, tile, PRODUCT)
     part, merge = launches.kernels
     outs, lses = 8 * 32 * 64 * 128 * 4, 8 * 32 * 64 * 4
-    assert part.workspace == {"out": 16, "lse": 16 + outs, "counter": 0}
-    assert merge.kernel is MERGE and merge.workspace == {"outs": 16, "lses": 16 + outs}
-    assert launches.workspace_bytes == 16 + outs + lses and launches.zeroed_bytes == 8
+    assert part.workspace == {"out": 128, "lse": 128 + outs, "counter": 0}
+    assert merge.kernel is MERGE and merge.workspace == {"outs": 128, "lses": 128 + outs}
+    assert launches.workspace_bytes == 128 + outs + lses and launches.zeroed_bytes == 8
     assert part.problem.spec.out is DType.float32 and part.problem.spec.lse
     assert HALF.grid(part.problem, part.tile, PRODUCT) == 128
     values = HALF.values(part.problem, part.tile, PRODUCT)
     assert (values["out_part"], values["lse_part"]) == (32 * 64 * 128, 32 * 64)
     assert (values["q_tiles"], values["total"], values["parts"]) == (2, 16, 8)
     assert (values["tile_heads"], values["tile_head_group"]) == (8, 1)
+
+
+def test_parts_of_a_cluster_are_one_launch() -> None:
+    """A block for each part of each tile, all of a tile in a cluster; no workspace, no counter,
+    and the results are those of the problem."""
+    p = few()
+    tile = replace(HALF.tiles(p.spec, ROW)[0].sharing(4), parts=6, in_cluster=True)
+    launches = HALF.launches(p, tile, PRODUCT)
+    (only,) = launches.kernels
+    assert only.problem is p and not only.workspace
+    assert (launches.workspace_bytes, launches.zeroed_bytes) == (0, 0)
+    config = HALF.config(p, tile, ROW, PRODUCT)
+    assert (config.grid, config.cluster) == ((16 * 6, 1, 1), (6, 1, 1))
+    assert config.refuse(ROW) is None
+    constants = HALF.constants(p.spec, tile, ROW)
+    assert constants["IN_PARTS"] and constants["IN_CLUSTER"] and not constants["DYNAMIC"]
+    assert HALF.constants(p.spec, replace(tile, in_cluster=False), ROW)["DYNAMIC"]
+    assert HALF.values(p, tile, PRODUCT)["parts"] == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "clusters"),
+    [
+        ({}, {(128, 4, 6), (128, 4, 4), (64, 1, 3), (64, 1, 2), (128, 1, 3)}),
+        ({"S_q": 9, "batch": 2}, {(64, 4, 6), (64, 4, 4)}),
+        ({"S_q": 16}, {(64, 4, 8), (64, 4, 6)}),
+        ({"S_q": 64, "S_k": 300}, {(128, 4, 2)}),  # no part of less than 128 keys
+        ({"S_q": 8}, set()),
+        ({"S_q": 64, "batch": 16}, set()),  # the device is full
+        ({"S_q": 64, "kv_heads": 32, "head_dim": 512, "value_dim": 512}, set()),
+    ],
+)
+def test_clusters_are_no_more_than_run_at_once(
+    changes: dict[str, Any], clusters: set[tuple[int, int, int]]
+) -> None:
+    p = few(**changes)
+    offered = [t for t in HALF.variants(p, ROW, PRODUCT).values() if t.in_cluster]
+    assert clusters <= {(t.bm, t.group_heads, t.parts) for t in offered}
+    assert bool(clusters) == bool(offered)
+    for t in offered:
+        assert HALF.grid(p, t, PRODUCT) // t.parts <= clusters_at_once(t.parts, 132)
+
+
+@pytest.mark.parametrize("units", [132, 114, 78])
+def test_clusters_at_once_whichever_multiprocessors_a_card_has(units: int) -> None:
+    """Of all ways in which eight GPCs of up to nine pairs have so many, the one that runs the
+    fewest clusters still runs these, and few more."""
+    for blocks in CLUSTER_PARTS:
+        fewest = {0: 0}
+        for _ in range(8):
+            grown: dict[int, int] = {}
+            for pairs, clusters in fewest.items():
+                for own in range(10):
+                    sum_of = clusters + 2 * own // blocks
+                    grown[pairs + own] = min(grown.get(pairs + own, sum_of), sum_of)
+            fewest = grown
+        assert 0.6 * fewest[units // 2] <= clusters_at_once(blocks, units) <= fewest[units // 2]
+
+
+def test_blocks_that_share_a_multiprocessor() -> None:
+    """Two fit, registers and shared memory; the grid has two a multiprocessor, and more tiles are
+    counted as whole waves."""
+    for tile in (t for t in FEW_QUERIES if t.blocks == 2):
+        producer, consumer = tile.registers
+        assert 2 * 128 * (producer + consumer) <= 65536
+        assert 2 * (tile.shared_bytes + 1024) <= 228 * 1024
+        p = few(head_dim=tile.head_dim, value_dim=tile.value_dim)
+        assert HALF.constants(p.spec, tile, ROW)["BLOCKS"] == 2
+        for heads, blocks, counted in ((100, 100, 100), (200, 200, 264), (300, 264, 528)):
+            some = few(S_k=64, heads=heads, kv_heads=heads, head_dim=tile.head_dim)
+            assert HALF.grid(some, tile, PRODUCT) == blocks
+            assert HALF.work(some, tile, PRODUCT).blocks == counted
 
 
 def test_boxes_have_all_heads_of_a_group() -> None:

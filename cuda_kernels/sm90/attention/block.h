@@ -25,6 +25,9 @@ static_assert(!E4M3 || !(KBlock::TOGETHER || VBlock::TOGETHER), "V is transposed
 constexpr int O_BYTES = 16 * 128;  // a warp's rows of one panel
 // Of few queries: results leave row by row, and a part of the keys ends within a sequence's.
 constexpr bool BY_ROWS = GROUP_HEADS > 1 || Config::IN_PARTS;
+// Whether the parts of a tile's keys are the blocks of a cluster, which merge their results (cluster_merge.h). Such a block has one tile.
+constexpr bool IN_CLUSTER = Config::IN_CLUSTER;
+static_assert(!IN_CLUSTER || (Config::IN_PARTS && !Config::DYNAMIC && GROUPS <= 2), "a part of the keys each");
 constexpr bool RAGGED = Config::Q_VIEW == PACKED || Config::KV_VIEW == PAGED || Config::LENGTHS || BY_ROWS;
 // Whether blocks of V may hold masked keys (rows beyond a dense V arrive as zeros). NaN and inf among them must not reach the
 // result: they are replaced in V ahead of its use (value_filter.h), or rows with NaN are recomputed (recompute.h). The filter
@@ -41,8 +44,8 @@ static_assert(Config::PING_PONG == 0 || (GROUPS == 2 && VALUE_PARTS == 1), "two 
 static_assert(GROUPS % VALUE_PARTS == 0 && (VALUE_PARTS == 1 || !(E4M3 || Config::RECOMPUTE_NAN_ROWS)), "rows that are recomputed are a consumer's");
 
 // Named barriers: SCHEDULER + g is consumer g's in ping-pong scheduling (TURNS).
-// LOW + g: consumer g's, which asks whether references are low.
-enum { SCHEDULER = 1, FILTER = 3, LOW = 4 };
+// LOW + g: consumer g's, which asks whether references are low. READ: all consumers, when the rings have been read.
+enum { SCHEDULER = 1, FILTER = 3, LOW = 4, READ = 8 };
 
 // Work tiles kept in shared memory. The producer writes one after it loaded the second last V, so that consumers may still
 // be busy with the five tiles before it, where each has one block of keys.
@@ -78,6 +81,10 @@ struct SumsAndStaging {
 };
 static_assert(Config::SUM_BLOCKS == 0 || Config::OUT_STAGES * O_BYTES <= 16 * O_COLUMNS * 3, "results leave through the memory of sums");
 
+// A part's result in a cluster: rows in the place of the rings, whose pitch lets eight rows be stored without bank conflicts; their log-sum-exps
+// in base 2 in the place of the staging.
+constexpr int PART_PITCH = V_COLUMNS * 4 + 32;
+
 // A warp's rows of a bias.
 struct BiasMemory {
   alignas(16) char warps[GROUPS * 4][max_of(TileScore<BN>::BiasRows::BYTES, 16)];
@@ -102,6 +109,8 @@ struct alignas(1024) SharedStorage {
   conditional<HAS_BIAS, BiasMemory, NoBiasMemory>::type bias;
 };
 static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
+static_assert(!IN_CLUSTER || BM * PART_PITCH <= Q_STAGES * ROW_GROUPS * Q_BYTES + STAGES * (K_BYTES + V_BYTES), "a part's result fits");
+static_assert(!IN_CLUSTER || BM * 4 <= sizeof(Staging), "its rows' log-sum-exps fit");
 
 // What the numbers of q, k or v are multiplied by: one number an entry's KV head.
 struct Scales {

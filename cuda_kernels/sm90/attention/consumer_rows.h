@@ -71,11 +71,11 @@ struct ConsumerRows : ConsumerThread {
     const Scores own = scores_of(w);
     const int first = group_row(w) + 16 * warp, S_k = RAGGED ? w.S_k : score.scores.S_k, last_key = Config::IN_PARTS ? min_of(w.end * BN, S_k) : S_k;
     const auto v = a.keys.values(w);
-    TO* const to = results(w);
     if (thread_lane == 0) tma_store_wait<0>();
     warp_barrier();
 #pragma unroll 1
     for (int row = first; row < min_of(first + 16, rows_of(w)); row++) {
+      Stored* const to = stored_row(w, row);
       const int query = query_of(row);
       const KeyRange keys = own.any(query, query);
 #pragma unroll 1
@@ -86,8 +86,7 @@ struct ConsumerRows : ConsumerThread {
           const float y = to_sum(v.row(key)[d]);
           if (!finite(y) && (Scores::BANDED || own.visible(group_head_of(row), query, key))) x += y;
         }
-        TO& place = to[place_of(a.out, row) + d];
-        if (x != 0.f) place = convert<TO>(to_sum(place) + x);
+        if (x != 0.f) to[d] = convert<Stored>(to_sum(to[d]) + x);
       }
     }
   }
@@ -125,10 +124,12 @@ struct ConsumerRows : ConsumerThread {
         sum = sum * correction + (sink == -infinity() ? 0.f : exp2_fast(sink - top));
       }
       inverse[r] = sum == 0.f ? 0.f : correction / sum;
-      if (Config::LSE && first_column() == 0 && thread_lane % 4 == 0 && row < rows_of(w))
-        a.lse.base[(Config::IN_PARTS ? w.part * a.lse_part : 0) + (Config::Q_VIEW == PACKED ? 0 : w.batch * a.lse.batch) + head * a.lse.head +
-                   w.q_first + query_of(row)] =
-            sum == 0.f ? -infinity() : 0.69314718056f * (top + log2_fast(sum));
+      const bool own = first_column() == 0 && thread_lane % 4 == 0;
+      if (IN_CLUSTER) {
+        if (own) part_sums()[row - w.row] = sum == 0.f ? -infinity() : top + log2_fast(sum);
+      } else if (Config::LSE && own && row < rows_of(w)) {
+        log_sum_exp(w, row) = sum == 0.f ? -infinity() : 0.69314718056f * (top + log2_fast(sum));
+      }
     }
     if constexpr (Config::Q_SCALES) {  // not before: it would be kept in memory meanwhile
       const float values = storage.scales[opaque(tile) % WORK_SLOTS].values;

@@ -33,6 +33,18 @@ struct ConsumerThread {
   }
   // A tile's result: of its first head, from its sequence's first row on, from the head's first column on.
   KS_DEVICE TO* results(const WorkTile& w) const {
-    return a.out.at<Config::Q_VIEW>(w.batch, w.head, 1, w.q_first) + (Config::IN_PARTS ? w.part * a.out_part : 0);
+    return a.out.at<Config::Q_VIEW>(w.batch, w.head, 1, w.q_first) + (Config::IN_PARTS && !IN_CLUSTER ? w.part * a.out_part : 0);
+  }
+  // Where a row's log-sum-exp is.
+  KS_DEVICE float& log_sum_exp(const WorkTile& w, int row) const {
+    return a.lse.base[(Config::IN_PARTS && !IN_CLUSTER ? w.part * a.lse_part : 0) + (Config::Q_VIEW == PACKED ? 0 : w.batch * a.lse.batch) +
+                      (w.head + group_head_of(row)) * a.lse.head + w.q_first + query_of(row)];
+  }
+  // A part's result in a cluster: a row of the tile, and its log-sum-exp in base 2.
+  KS_DEVICE float* part_row(int row) const { return (float*)((char*)storage.q + row * PART_PITCH); }
+  KS_DEVICE float* part_sums() const { return (float*)&storage.out; }
+  typedef conditional<IN_CLUSTER, float, TO>::type Stored;
+  KS_DEVICE Stored* stored_row(const WorkTile& w, int row) const {
+    return IN_CLUSTER ? (Stored*)part_row(row - w.row) : (Stored*)(results(w) + place_of(a.out, row));
   }
 };

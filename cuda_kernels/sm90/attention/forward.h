@@ -10,8 +10,8 @@
 // Scores that are more than a multiple of the product, and masks that are no bands, are computed by element (score.h), of functions that
 // users write as of a bias or ALiBi. Where a mask is no band, another kernel says which blocks tiles visit (visible_blocks.h).
 //
-// Few queries: heads that share keys share a tile's rows, and keys are cut into parts whose results, in float32, another kernel merges
-// (tiles.h, attention/merge.h). Such rows are stored by the threads that have them.
+// Few queries: heads that share keys share a tile's rows, and keys are cut into parts (tiles.h). Their results, in float32, are merged by the
+// blocks of a cluster that have a part each (cluster_merge.h), or by another kernel (attention/merge.h). Such rows are stored by threads.
 //
 // A masked key never affects a row, even where its V holds NaN or inf. With REMAKE a warp that finds NaN among its results
 // recomputes these rows (recompute.h). Otherwise the producer warpgroup's spare warps set non-finite values of masked blocks
@@ -19,14 +19,15 @@
 //
 // Shared memory: Q_STAGES·64·GROUPS·DQK + STAGES·BN·(DQK + DV) elements, dims rounded up to 64; GROUPS·4·OUT_STAGES·2 KB; 1 KB.
 // Registers of a consumer's thread: BN/2 of S, BN/4 of P, DV/2 of O, and about 30.
+#include "sm90/attention/cluster_merge.h"
 #include "sm90/attention/consumer.h"
 #include "sm90/attention/producer.h"
 
-KS_BODY(THREADS, 1)
+KS_BODY(THREADS, Config::BLOCKS)
 attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, const TensorMap& v_map, const TensorMap& out_map,
                             const Operands& operands, const Sequences& sequences, const TileCount& count, const ScoreArguments& score,
                             const SmallCap& small_cap, const VisitedBlocks& visited = {}, const OperandScales& scales = {}) {
-  if (Config::IN_PARTS) next_kernel_launch();  // the merge
+  if (Config::IN_PARTS && !IN_CLUSTER) next_kernel_launch();  // the merge
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
   const Maps maps{q_map, k_map, v_map, out_map};
@@ -58,5 +59,10 @@ attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, cons
     registers_alloc<Config::CONSUMER_REGISTERS>();
     Consumer consumer({storage, maps, rings, operands, {scores, small_cap, score}, group, warp, lane()});
     consumer.run();
+    if constexpr (IN_CLUSTER) cluster_barrier(), merge_in_cluster(consumer, count.parts);
+  }
+  if constexpr (IN_CLUSTER) {
+    if (group == GROUPS) cluster_barrier();
+    cluster_barrier();  // no block leaves while others read its part
   }
 }

@@ -28,6 +28,21 @@ struct RowOutput {
   }
 };
 
+// Parts of the keys in a cluster: each thread leaves its part of its two rows in shared memory, where the rings were, for cluster_merge.h.
+struct PartOutput {
+  static KS_DEVICE bool store(const ConsumerThread& t, const float (&o)[O_COLUMNS / 2], const WorkTile& w, const float (&inverse)[2]) {
+    const int column = t.first_column() + t.thread_lane % 4 * 2;
+    named_barrier_sync(READ, CONSUMERS);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const u32 to = shared_address(t.part_row(t.thread_row(w) - w.row + 8 * r) + column);
+#pragma unroll
+      for (int c = 0; c < O_COLUMNS / 8; c++) store_pair(to + 32 * c, o[4 * c + 2 * r] * inverse[r], o[4 * c + 2 * r + 1] * inverse[r]);
+    }
+    return false;
+  }
+};
+
 // O through shared memory to global, panel by panel, each warp its own 16 rows. TMA does not write rows beyond a dense tensor's last; a
 // packed sequence's last rows are stored by the threads, as the next sequence follows them.
 struct PanelOutput {
@@ -75,4 +90,4 @@ struct PanelOutput {
   }
 };
 
-typedef conditional<BY_ROWS, RowOutput, PanelOutput>::type Output;
+typedef conditional<IN_CLUSTER, PartOutput, conditional<BY_ROWS, RowOutput, PanelOutput>::type>::type Output;

@@ -89,7 +89,11 @@ struct Producer {
     // Coordinates are read from shared memory: a thread has few registers.
     auto work_tile = [&](int index) -> const WorkTile& { return storage.work_tiles[index % WORK_SLOTS]; };
     auto load_first_k = [&](int index, Keys::Place before) { return load_k(work_tile(index), work_tile(index).end - 1, before, true); };
+    // Where each tile has a block of its own, none asks for another: the answer would hold up a short tile's loads. Beside more than two
+    // consumers there is no register for it.
+    const bool alone = GROUPS <= 2 && scheduler.count.total * scheduler.count.parts <= (int)gridDim.x;
     auto next_tile = [&](int t) {
+      if (tile > 0 && alone) return false;
       if (!keys.agree(keys.leads() && scheduler.next(t, storage.work_tiles[tile % WORK_SLOTS]))) return false;
       keys.begin(storage.work_tiles[tile % WORK_SLOTS]);
       if (keys.leads()) {
@@ -118,7 +122,7 @@ struct Producer {
         place = next, block = behind;
       };
       auto ask = [&] {
-        if (keys.leads()) t = Config::DYNAMIC ? (int)atomicAdd(a.counter, 1u) + (int)gridDim.x : t + (int)gridDim.x;
+        if (keys.leads() && !alone) t = Config::DYNAMIC ? (int)atomicAdd(a.counter, 1u) + (int)gridDim.x : t + (int)gridDim.x;
       };
       auto load_next_q = [&] {
         if (!Config::EARLY) return;
@@ -148,7 +152,7 @@ struct Producer {
     }
     if (!keys.leads()) return;
     stop();
-    if (Config::DYNAMIC) {  // the last block resets the counter
+    if (Config::DYNAMIC && !alone) {  // the last block resets the counter
       __threadfence();
       if (atomicAdd(a.counter + 1, 1u) == gridDim.x - 1) a.counter[0] = 0, a.counter[1] = 0;
     }

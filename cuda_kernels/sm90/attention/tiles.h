@@ -7,7 +7,7 @@
 // lengths, each of half the keys of the class before, those of the longest first, so that short tiles fill the launch's end.
 //
 // For few queries: a tile's rows are the GROUP_HEADS query heads of one KV head for one query after the other, so that they share its
-// keys; with IN_PARTS a tile's blocks of keys are cut into parts, each a work tile of its own.
+// keys; with IN_PARTS a tile's blocks of keys are cut into parts, each a work tile of its own, of neighbouring blocks of the grid.
 #pragma once
 #include "attention/sequences.h"
 #include "sm90/ptx.h"

@@ -1,15 +1,15 @@
 // Joins N partial attentions of the same queries over different keys: with the results o_n and their log-sum-exps s_n,
 //   s = ln Σ e^(s_n),  o = Σ e^(s_n − s)·o_n.
-// A part that saw no key has s_n = −inf and is not read. No part with a key: zeros and −inf.
+// A part that saw no key has s_n = −inf and does not count. No part with a key: zeros and −inf.
 //
-// One thread computes COLUMNS neighbouring columns of one row, and reads AT_ONCE parts together: it waits for memory, which few
-// threads would do for each part anew. Nothing is shared between threads.
+// One thread computes COLUMNS neighbouring columns of one row, and reads AT_ONCE parts together, results beside log-sum-exps: it waits for
+// memory, which few threads would do for each part anew. Sums move to a new largest s_n as it comes. Nothing is shared between threads.
 #include "generated/config.h"
 #include "tile/tile.h"
 
 typedef Config::T T;
 typedef Config::OUT Out;
-constexpr int COLUMNS = 4, PARTS = (Config::DV + COLUMNS - 1) / COLUMNS, AT_ONCE = 4;  // parts whose loads are under way together
+constexpr int COLUMNS = 4, PARTS = (Config::DV + COLUMNS - 1) / COLUMNS, AT_ONCE = 8;  // parts whose loads are under way together
 
 template<class X> struct alignas(COLUMNS * sizeof(X)) Columns { X v[COLUMNS]; };
 // Rows of parts lie as their caller likes.
@@ -36,35 +36,32 @@ merge_states(const T* outs, const float* lses, Out* out, float* lse, const int* 
 
   const float* const s = lses + batch * lses_batch + head * lses_head + row;
   const T* const o = outs + batch * outs_batch + head * outs_head + (i64)row * outs_row + column;
-  float top = -infinity();
+  float top = -infinity(), sum = 0.f, y[COLUMNS] = {};
   bool lost = false;  // a NaN, which a maximum would pass over
 #pragma unroll 1
   for (int n = 0; n < parts; n += AT_ONCE) {
-#pragma unroll
-    for (int k = 0; k < AT_ONCE; k++) {
-      const float x = n + k < parts ? s[(n + k) * lses_part] : -infinity();
-      top = maximum(top, x);
-      lost = lost || x != x;
-    }
-  }
-  float sum = 0.f, y[COLUMNS] = {};
-#pragma unroll 1
-  for (int n = 0; n < parts; n += AT_ONCE) {
-    float weights[AT_ONCE];
+    float x[AT_ONCE];
     Columns<T> loaded[AT_ONCE];
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++) {
-      const float x = n + k < parts ? s[(n + k) * lses_part] : -infinity();
-      weights[k] = x == -infinity() ? -1.f : exp2_fast(1.44269504f * (x - top));
-      if (weights[k] != -1.f) load(loaded[k], o + (n + k) * outs_part, column);
+      x[k] = -infinity();
+      if (n + k < parts) x[k] = s[(n + k) * lses_part], load(loaded[k], o + (n + k) * outs_part, column);
     }
+    float next = top;
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) next = maximum(next, x[k]), lost = lost || x[k] != x[k];
+    const float correction = next == top ? 1.f : exp2_fast(1.44269504f * (top - next));
+    top = next, sum *= correction;
+#pragma unroll
+    for (int e = 0; e < COLUMNS; e++) y[e] *= correction;
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++) {
-      if (weights[k] == -1.f) continue;
-      sum += weights[k];
+      if (x[k] == -infinity()) continue;
+      const float weight = exp2_fast(1.44269504f * (x[k] - top));
+      sum += weight;
 #pragma unroll
       for (int e = 0; e < COLUMNS; e++)
-        if (Config::DV % COLUMNS == 0 || column + e < Config::DV) y[e] += weights[k] * to_sum(loaded[k].v[e]);
+        if (Config::DV % COLUMNS == 0 || column + e < Config::DV) y[e] += weight * to_sum(loaded[k].v[e]);
     }
   }
   const float inverse = sum == 0.f ? 0.f : 1.f / sum;

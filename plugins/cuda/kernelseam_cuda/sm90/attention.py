@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from kernelseam.contract import (
-    WORKSPACE_ALIGNMENT,
     ArchRow,
     Device,
     Launch,
+    LaunchConfig,
     Launches,
     TensorMap,
 )
@@ -26,9 +26,8 @@ from kernelseam.kernels.attention.arguments import (
     matrices,
     row_values,
 )
-from kernelseam.kernels.attention.cost import least_seconds, tile_keys
+from kernelseam.kernels.attention.cost import least_seconds
 from kernelseam.kernels.attention.parts import in_parts, part_strides
-from kernelseam.kernels.attention.ragged import expected_tiles
 from kernelseam.kernels.attention.refusals import refuse_but_half_precision, refuse_mixed_views
 from kernelseam.kernels.attention.scores import (
     SCORES,
@@ -46,14 +45,20 @@ from kernelseam.symbolic import least
 from kernelseam_cuda.sm90.attention_blocks import (
     VISITED,
     by_element,
-    element_rate,
     is_banded,
     usable,
     visited_values,
     with_blocks,
 )
+from kernelseam_cuda.sm90.attention_cost import forward_work
 from kernelseam_cuda.sm90.attention_covering import covering
-from kernelseam_cuda.sm90.attention_few import fits, fitting, for_few, grouped_rows
+from kernelseam_cuda.sm90.attention_few import (
+    fits,
+    fitting,
+    for_few,
+    grouped_rows,
+    has_clusters,
+)
 from kernelseam_cuda.sm90.attention_pages import (
     MOST_ROWS,
     PAGED_KEYS,
@@ -75,8 +80,6 @@ from kernelseam_cuda.sm90.attention_softcap import SMALL_CAP, small_cap
 from kernelseam_cuda.sm90.attention_tiles import (
     ATTENTION,
     FEW_QUERIES,
-    GROUPED_SECONDS,
-    PAGES_SECONDS,
     HopperAttentionTile,
 )
 from kernelseam_cuda.sm90.constants import HOPPER
@@ -87,6 +90,8 @@ SHORT_SEQUENCE = 2048
 """Below this number of keys the tiles for short sequences are used."""
 _STORE_ROWS, _QUERY_ROWS = 16, 64
 _COUNTERS_BYTES = 8
+_LINE_BYTES = 128
+"""Of the L2 cache: where results of parts begin, so that a row's pieces are whole sectors of it."""
 
 _MAPS = ("q_map", "k_map", "v_map", "out_map")
 _TILE_COUNT = (
@@ -189,7 +194,8 @@ class HopperAttention(KernelDefinition):
         of float32."""
         if spec.out is DType.float32:
             tiles = (*self._fitting(spec, self.known_tiles), *self._fitting(spec, self.few_queries))
-            return tuple(replace(t, parts=2) for t in tiles)
+            parts = tuple(replace(t, parts=2) for t in tiles)
+            return parts + tuple(replace(t, in_cluster=True) for t in parts if has_clusters(t))
         return self._fitting(spec, self.known_tiles)
 
     def _fitting(
@@ -246,10 +252,10 @@ class HopperAttention(KernelDefinition):
     ) -> Launches:
         """The kernel alone, or by parts of the keys and the merge of these. Where tiles differ in
         length a counter in the workspace hands them out; the last block leaves it 0."""
-        counter = _COUNTERS_BYTES if _counted(problem.spec) else 0
+        counter = _COUNTERS_BYTES if _counted(problem.spec, tile) else 0
         launches = Launches((Launch(self, problem, tile),), counter)
-        if tile.parts > 1:
-            behind = WORKSPACE_ALIGNMENT if counter else 0
+        if tile.parts > 1 and not tile.in_cluster:
+            behind = _LINE_BYTES if counter else 0
             launches = in_parts(self, problem, tile, tile.parts, behind)
         if counter:
             first, *others = launches.kernels
@@ -274,17 +280,19 @@ class HopperAttention(KernelDefinition):
             "LSE": spec.lse,
             "BN": tile.bn,
             "GROUPS": tile.groups,
+            "BLOCKS": tile.blocks,
             "VALUE_PARTS": tile.value_parts,
             "STAGES": tile.stages,
             "Q_STAGES": tile.q_stages,
             "OUT_STAGES": tile.out_stages,
             "GROUP_HEADS": tile.group_heads,
             "IN_PARTS": tile.parts > 1,
+            "IN_CLUSTER": tile.in_cluster,
             "PING_PONG": tile.turns,
             "EARLY": tile.early,
             "AHEAD": tile.ahead,
             "RECOMPUTE_NAN_ROWS": tile.remake,
-            "DYNAMIC": _counted(spec),
+            "DYNAMIC": _counted(spec, tile),
             "LATE": tile.late,
             "PAGE_ROWS": tile.page_rows or 1,
             "K_TOGETHER": _paged(spec) and together(spec.kv.itemsize, spec.head_dim),
@@ -303,7 +311,15 @@ class HopperAttention(KernelDefinition):
 
     def grid(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> int:
         tiles = tile_count(problem, tile).total * tile.parts
-        return least(tiles, max(device.limits.compute_units, 1))
+        if tile.in_cluster:
+            return tiles
+        return least(tiles, max(device.limits.compute_units, 1) * tile.blocks)
+
+    def config(
+        self, problem: AttentionProblem, tile: HopperAttentionTile, row: ArchRow, device: Device
+    ) -> LaunchConfig:
+        plain = super().config(problem, tile, row, device)
+        return replace(plain, cluster=(tile.parts, 1, 1)) if tile.in_cluster else plain
 
     def threads(self, tile: HopperAttentionTile, row: ArchRow) -> int:
         return 128 * (tile.groups + 1)
@@ -395,29 +411,17 @@ class HopperAttention(KernelDefinition):
         return {t.name: t for t in (first, *known, *few)}
 
     def work(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> Work:
-        """A tile's queries meet the keys visible to its middle one, and half a block and half a
-        tile more; a part of the keys, its share."""
-        p = problem
-        keys, longest = tile_keys(p, tile.bm // tile.group_heads, tile.bn)
-        columns = tile.columns(p.spec.head_dim, p.spec.value_dim)
-        step = 2.0 * tile.bm * columns / tile.parts
-        return Work(
-            p.bytes_moved,
-            expected_tiles(p, tile.bm, tile.group_heads) * tile.parts,
-            step * keys,
-            step * longest,
-            p.spec.dtype,
-            tile.rate * element_rate(p),
-            tile.block_seconds
-            + (PAGES_SECONDS if _paged(p.spec) else GROUPED_SECONDS * (tile.group_heads > 1)),
-        )
+        return forward_work(problem, tile, device)
 
     def covering(self) -> Iterable[Covered]:
         return covering(self, self.widths)
 
 
-def _counted(spec: AttentionSpec) -> bool:
-    """Whether tiles differ in length, so that they are scheduled by an atomic counter."""
+def _counted(spec: AttentionSpec, tile: HopperAttentionTile) -> bool:
+    """Whether tiles differ in length, so that they are scheduled by an atomic counter. A cluster
+    has one tile."""
+    if tile.in_cluster:
+        return False
     return spec.causal or spec.window or is_ragged(spec) or not is_banded(spec)
 
 

@@ -180,6 +180,7 @@ class HopperVisibleBlocks(KernelDefinition):
             "GROUPS": tile.groups,
             "GROUP_HEADS": tile.group_heads,
             "IN_PARTS": tile.parts > 1,
+            "IN_CLUSTER": tile.in_cluster,
         }
 
     def signature(self, spec: AttentionSpec) -> Signature:

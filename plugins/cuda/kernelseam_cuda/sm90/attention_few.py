@@ -15,10 +15,24 @@ from kernelseam_cuda.sm90.attention_tiles import HopperAttentionTile
 ROWS = 64
 """Of a box of queries: whole queries of a group's heads."""
 SMALL_TILES = 264
-"""Up to so many tiles, two a multiprocessor, a problem is small."""
-SMALL_SECONDS = 6e-7
-"""What such a tile takes beside its keys, as ``block_seconds``: one of few queries has a
-multiprocessor to itself."""
+"""Up to so many tiles, two a multiprocessor, a problem is small, and up to twice as many where two
+run at once."""
+SMALL_SECONDS = 9e-7
+"""What such a tile takes beside its keys, as ``block_seconds``, where it does not share its
+multiprocessor: one of few queries has that to itself."""
+
+FEWEST_QUERIES = 9
+"""Of a sequence, for clusters and for blocks that share a multiprocessor. Fewer have a kernel of
+their own (``decode``), beside which these were not measured."""
+CLUSTER_PARTS = 2, 3, 4, 6, 8
+"""Of a tile's keys, in a cluster of as many blocks."""
+_PROCESSING_CLUSTERS = 8
+"""GPCs of a device. A cluster's blocks are in one; which GPCs lack multiprocessors, in pairs,
+differs from card to card."""
+CLUSTER_CONSUMERS = 2
+"""More of a block have no registers for it."""
+CLUSTER_KEYS = 128
+"""Keys below which a part is not worth a block of a cluster."""
 
 
 def shared_rows(p: AttentionProblem, tile: HopperAttentionTile) -> HopperAttentionTile:
@@ -34,7 +48,9 @@ def shared_rows(p: AttentionProblem, tile: HopperAttentionTile) -> HopperAttenti
 def fits(p: AttentionProblem, tile: HopperAttentionTile) -> bool:
     """Whether a tile is for so few queries, or for a problem so small that wider ones would leave
     multiprocessors idle."""
-    return _few_enough(p, tile) or expected_tiles(p, tile.bm, 1) <= SMALL_TILES
+    if tile.blocks > 1 and p.S_q < FEWEST_QUERIES:
+        return False
+    return _few_enough(p, tile) or expected_tiles(p, tile.bm, 1) <= SMALL_TILES * tile.blocks
 
 
 def fitting(
@@ -42,7 +58,7 @@ def fitting(
 ) -> tuple[HopperAttentionTile, ...]:
     """Those of the tiles for few queries that fit."""
     return tuple(
-        t if _few_enough(p, t) else replace(t, block_seconds=SMALL_SECONDS)
+        t if t.blocks > 1 or _few_enough(p, t) else replace(t, block_seconds=SMALL_SECONDS)
         for t in tiles
         if fits(p, t)
     )
@@ -60,7 +76,10 @@ def for_few(
     often than one that heads share."""
     few = tuple(t for t in tiles if _few_enough(p, t))
     shared = tuple(dict.fromkeys((*few, *(shared_rows(p, t) for t in few))))
-    return tuple(dict.fromkeys((*tiles, *shared, *(parted(p, t, device) for t in shared))))
+    parts = (parted(p, t, device) for t in shared)
+    any_rows = dict.fromkeys((*tiles, *(shared_rows(p, t) for t in tiles)))
+    clusters = (x for t in any_rows for x in clustered(p, t, device))
+    return tuple(dict.fromkeys((*tiles, *shared, *parts, *clusters)))
 
 
 def grouped_rows(map_of_queries: TensorMap, group: int) -> TensorMap:
@@ -82,5 +101,34 @@ def parted(p: AttentionProblem, tile: HopperAttentionTile, device: Device) -> Ho
     of it."""
     tiles, units = expected_tiles(p, tile.bm, tile.group_heads), device.limits.compute_units
     keys = p.S_k if p.left is None else min(p.S_k, p.left + p.S_q)
-    parts = 1 if not tiles or 2 * tiles > units else units // tiles
+    room = units * tile.blocks
+    parts = 1 if not tiles or 2 * tiles > room else room // tiles
     return replace(tile, parts=max(min(parts, keys // FEWEST_KEYS, MOST_PARTS), 1))
+
+
+def clustered(
+    p: AttentionProblem, tile: HopperAttentionTile, device: Device
+) -> tuple[HopperAttentionTile, ...]:
+    """The tile with keys in the most parts, each a block of a cluster, with which all clusters run
+    at once, and in the next fewer."""
+    if p.S_q < FEWEST_QUERIES or not has_clusters(tile):
+        return ()
+    tiles, units = expected_tiles(p, tile.bm, tile.group_heads), device.limits.compute_units
+    keys = p.S_k if p.left is None else min(p.S_k, p.left + p.S_q)
+    fitting = [
+        n
+        for n in CLUSTER_PARTS
+        if 0 < tiles <= clusters_at_once(n, units) and n * CLUSTER_KEYS <= keys
+    ]
+    return tuple(replace(tile, parts=n, in_cluster=True) for n in fitting[-2:])
+
+
+def has_clusters(tile: HopperAttentionTile) -> bool:
+    """Whether the parts of such a tile may be a cluster's blocks."""
+    return tile.groups <= CLUSTER_CONSUMERS and tile.value_parts == tile.blocks == 1
+
+
+def clusters_at_once(blocks: int, units: int) -> int:
+    """Clusters of so many blocks, one a multiprocessor, that run at once whichever the device's
+    multiprocessors are: in each GPC as many as no whole cluster may idle."""
+    return (units - _PROCESSING_CLUSTERS * (blocks - 2 + blocks % 2)) // blocks

@@ -24,14 +24,12 @@ _WHOLE_COLUMNS = 192
 """Of a step's queries that the wide gradients have in one part; of more in two."""
 _WARP_PANEL_BYTES = 16 * 128
 """A warp's rows of one panel of the result."""
-GROUPED_SECONDS = 1e-6
-"""Added to a tile whose rows are the heads of a group: its result leaves from registers."""
-PAGES_SECONDS = 2e-6
-"""Added, in place of that, where the producer first reads where pages are."""
 _FOLLOWING = 56, 224
 """Where the loading thread follows words of visited blocks, beside two consumers."""
 _ALONE = 40, 240
 """Registers, as ``REGISTERS``, beside a single consumer of attention."""
+_BESIDE = 40, 216
+"""The same where two blocks share a multiprocessor."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +73,20 @@ class HopperAttentionTile:
     tile's rows."""
     parts: int = 1
     """Of a tile's keys, each a work tile."""
+    in_cluster: bool = False
+    """The parts are the blocks of a cluster, which merge their results; else another kernel does.
+    No column of the table, either."""
     rate: float = 0.0
     """The part of the arch's product rate that the loop reaches at the widest head dims."""
     softmax_columns: int = 200
     """Columns whose products would take the time by which a step takes longer than its products."""
     block_seconds: float = 1e-6
+    step_seconds: float = 0.0
+    """Of a step of a block that is alone on its multiprocessor, where it could share it."""
     page_rows: int = 0
     """Of keys in pages: rows of one page that come at once."""
+    blocks: int = 1
+    """That share a multiprocessor."""
     value_parts: int = 1
     """Consumers that share rows, each with a part of the values' columns; each computes the rows'
     weights."""
@@ -99,6 +104,8 @@ class HopperAttentionTile:
         """Of a thread of the loading warpgroup and of a consumer's."""
         if self.groups == 2 and self.follows:
             return _FOLLOWING
+        if self.blocks == 2:
+            return _BESIDE
         return _ALONE if self.groups == 1 else REGISTERS[self.groups]
 
     @property
@@ -108,7 +115,9 @@ class HopperAttentionTile:
         way += "-late" * self.late
         way += f"-{self.fewest_heads}heads" * (self.fewest_heads != 2)
         way += f"-{self.value_parts}value-parts" * (self.value_parts > 1)
-        way += "-grouped" * (self.group_heads > 1) + f"-{self.parts}parts" * (self.parts > 1)
+        way += f"-{self.blocks}beside" * (self.blocks > 1)
+        way += "-grouped" * (self.group_heads > 1)
+        way += f"-{self.parts}{'blocks' if self.in_cluster else 'parts'}" * (self.parts > 1)
         way += f"-{self.page_rows}page-rows" * (self.page_rows > 0)
         return f"{self.bm}x{self.bn}-{self.stages}-{self.ahead}ahead{way}"
 
@@ -177,32 +186,14 @@ ATTENTION = (
     HopperAttentionTile(192, 128, 2, 128, 2, 1, 1, True, False, 24, softmax_columns=50, rate=1.15),
     HopperAttentionTile(192, 192, 2, 96, 2, 1, 1, True, False, 24, softmax_columns=50, rate=1.17),
     HopperAttentionTile(
-        256,
-        256,
-        2,
-        64,
-        2,
-        1,
-        2,
-        True,
-        False,
-        32,
+        *(256, 256, 2, 64, 2, 1, 2, True, False, 32),
         fewest_heads=4,
         hides=False,
         softmax_columns=50,
         rate=1.3,
     ),
     HopperAttentionTile(
-        256,
-        256,
-        2,
-        64,
-        2,
-        1,
-        2,
-        False,
-        False,
-        32,
+        *(256, 256, 2, 64, 2, 1, 2, False, False, 32),
         remake=True,
         late=True,
         hides=True,
@@ -210,16 +201,7 @@ ATTENTION = (
         rate=1.22,
     ),
     HopperAttentionTile(
-        256,
-        256,
-        2,
-        64,
-        2,
-        1,
-        2,
-        False,
-        False,
-        32,
+        *(256, 256, 2, 64, 2, 1, 2, False, False, 32),
         remake=True,
         hides=True,
         softmax_columns=50,
@@ -234,10 +216,26 @@ ATTENTION = (
 FEW_QUERIES = (
     HopperAttentionTile(64, 64, 2, 128, 4, 2, 1, True, True, 24, most_rows=128, rate=1.1),
     HopperAttentionTile(
-        *(64, 64, 1, 128, 5, 2, 1, False, True, 24), most_rows=64, rate=0.91, block_seconds=2e-7
+        *(64, 64, 1, 128, 5, 2, 1, False, True, 24), most_rows=64, rate=0.82, block_seconds=2e-7
+    ),
+    HopperAttentionTile(
+        *(64, 64, 1, 64, 4, 2, 1, False, True, 16),
+        most_rows=64,
+        rate=0.88,
+        block_seconds=3e-7,
+        step_seconds=2.4e-7,
+        blocks=2,
     ),
     HopperAttentionTile(96, 96, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=0.85),
-    HopperAttentionTile(128, 128, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=1.1),
+    HopperAttentionTile(128, 128, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=0.97),
+    HopperAttentionTile(
+        *(128, 128, 1, 64, 2, 1, 1, False, False, 16),
+        most_rows=64,
+        rate=0.95,
+        block_seconds=2e-7,
+        step_seconds=4e-7,
+        blocks=2,
+    ),
     HopperAttentionTile(192, 128, 1, 128, 2, 1, 1, False, False, 24, most_rows=64, rate=1.1),
     HopperAttentionTile(192, 192, 1, 96, 2, 1, 1, False, False, 24, most_rows=64, rate=1.1),
     HopperAttentionTile(256, 256, 1, 64, 2, 1, 2, False, False, 32, most_rows=64, rate=1.25),

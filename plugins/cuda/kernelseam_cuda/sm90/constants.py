@@ -20,6 +20,7 @@ HOPPER: Mapping[str, str] = {
     "OUT_STAGES": "panels of 16×64 of a warp's epilogue",
     "GROUP_HEADS": "query heads of a KV head that share a tile's rows",
     "IN_PARTS": "a tile's keys are cut into parts",
+    "IN_CLUSTER": "parts are the blocks of a cluster, which merge their results",
     "VALUE_PARTS": "consumers that share rows, each with a part of the values' columns",
     "PING_PONG": "ping-pong scheduling of two consumers; in products each has tiles of its own",
     "EARLY": "the next tile's first Q·Kᵀ precedes a tile's last P·V",

@@ -1,0 +1,56 @@
+"""What cuda_kernels/sm90/attention/forward.h asks of a device, by which tiles are chosen."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from kernelseam.contract import Device
+from kernelseam.costs import Work
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.kernels.attention.cost import tile_keys
+from kernelseam.kernels.attention.ragged import expected_tiles
+
+from kernelseam_cuda.sm90.attention_blocks import element_rate
+from kernelseam_cuda.sm90.attention_tiles import HopperAttentionTile
+
+GROUPED_SECONDS = 1e-6
+"""Added to a tile whose rows are the heads of a group: its result leaves from registers. A
+cluster's does so anyway."""
+PAGES_SECONDS = 2e-6
+"""Added, in place of that, where the producer first reads where pages are."""
+CLUSTER_SECONDS = 2.5e-6
+"""Added where the parts of keys are a cluster's blocks: its start, and the merge."""
+
+
+def forward_work(p: AttentionProblem, tile: HopperAttentionTile, device: Device) -> Work:
+    """A tile's queries meet the keys visible to its middle one, and half a block and half a tile
+    more; a part of the keys, its share in whole blocks."""
+    keys, longest = tile_keys(p, tile.bm // tile.group_heads, tile.bn)
+    if tile.parts > 1:
+        keys, longest = (ceil(x / (tile.bn * tile.parts)) * tile.bn for x in (keys, longest))
+    step = 2.0 * tile.bm * tile.columns(p.spec.head_dim, p.spec.value_dim)
+    seconds = tile.block_seconds + CLUSTER_SECONDS * tile.in_cluster
+    if p.spec.kv_view == "paged":
+        seconds += PAGES_SECONDS
+    elif tile.group_heads > 1 and not tile.in_cluster:
+        seconds += GROUPED_SECONDS
+    alone = keys / tile.bn * tile.step_seconds
+    return Work(
+        p.bytes_moved,
+        _blocks(p, tile, device.limits.compute_units),
+        step * keys,
+        step * longest,
+        p.spec.dtype,
+        tile.rate * element_rate(p),
+        seconds,
+        alone + seconds if alone else 0.0,
+    )
+
+
+def _blocks(p: AttentionProblem, tile: HopperAttentionTile, units: int) -> int:
+    """Tiles by parts; of those that share multiprocessors and do not fit at once, whole waves."""
+    blocks = expected_tiles(p, tile.bm, tile.group_heads) * tile.parts
+    if tile.blocks == 1 or blocks <= units:
+        return blocks
+    wave = units * tile.blocks
+    return -(-blocks // wave) * wave
