@@ -36,7 +36,12 @@ def test_a_seeds_problems_are_the_same_and_bounded(choices: Any) -> None:
     assert drawn[:40] == choices.drawn(choices.KINDS, 40, 3)
     assert drawn != choices.drawn(choices.KINDS, 80, 4)
     assert all(r.bytes <= choices.MOST_BYTES for r in drawn)
-    assert {r.suite for r in drawn} == {"dense", "packed", "small", "decode", "backward", "gemm"}
+    assert {r.suite for r in drawn} == {
+        *("dense", "packed", "small", "few"),
+        "decode",
+        "backward",
+        "gemm",
+    }
     with pytest.raises(SystemExit, match="no kind of problem is conv: choose of attention, small"):
         choices.drawn(["gemm", "conv"], 2, 3)
 

@@ -69,6 +69,19 @@ def _attention() -> Iterator[AttentionCase]:
         **both,
         **_heads(3),
     )
+    # Keys in parts, whose blocks are a cluster; the last one's NaN is seen by some of the queries.
+    cluster = {"batch": 1, "num_heads": 32, "kv_heads": 8, "S_q": 40, "S_k": 3000}
+    yield attention("bf16-128-causal", "few-queries", **cluster)
+    yield attention(
+        "bf16-128-causal",
+        "few-queries-nan-in-v",
+        injected=(InjectedValue("v", NAN, (None, None, 2970, 3)),),
+        **cluster,
+    )
+    yield attention("f16-64", "few-queries", **{**cluster, "kv_heads": 32}, sinks=sinks[:32])
+    # Two blocks share a multiprocessor.
+    yield attention("bf16-128-causal", "many-short-tiles", S_q=64, S_k=64, **_heads(3))
+    yield attention("f16-64-causal", "many-short-tiles", S_q=70, S_k=70, **_heads(2))
     grouped = {"batch": 7, "num_heads": HEADS, "kv_heads": HEADS // 4}
     yield attention("bf16-128-causal", "many-tiles-gqa", S_q=130, S_k=130, **grouped)
     yield attention("f16-64", "many-tiles-window", S_q=140, S_k=300, window=(33, 12), **_heads(3))

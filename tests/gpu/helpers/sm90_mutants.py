@@ -23,6 +23,7 @@ FORWARD, PRODUCER, CONSUMER, CONSUMER_ROWS, OUTPUT = (
     f"sm90/attention/{name}.h"
     for name in ("forward", "producer", "consumer", "consumer_rows", "output")
 )
+CLUSTER_MERGE = "sm90/attention/cluster_merge.h"
 BLOCK, RECOMPUTE, SOFTMAX, TILES, SUMS = (
     f"sm90/attention/{name}.h" for name in ("block", "recompute", "softmax", "tiles", "sums")
 )
@@ -42,6 +43,9 @@ MANY, ONE_BLOCK, LONG = (
     f"attention-bf16-128-many-tiles{what}" for what in ("", "-one-block", "-long")
 )
 CAUSAL = "attention-bf16-128-causal-many-tiles"
+CLUSTER, CLUSTER_NAN = (
+    f"attention-bf16-128-causal-few-queries{what}" for what in ("", "-nan-in-v")
+)
 SEQUENCES = "attention-f16-64-causal-many-tiles-sequences"
 HIDDEN = "attention-bf16-128-causal-nan-in-hidden-v"
 REMADE = "attention-f16-64-causal-nan-in-hidden-v"
@@ -297,6 +301,47 @@ MUTANTS = (
         "a block ends with stores on their way out of its shared memory",
         "order: a block ends with stores on their way",
     ),
+    # ---- parts of the keys in a cluster
+    _mutant(
+        "rings-not-read",
+        OUTPUT,
+        "named_barrier_sync(READ, CONSUMERS);",
+        "",
+        CLUSTER,
+        "a part's rows are stored where another warp's product still reads",
+    ),
+    _mutant(
+        "parts-not-there",
+        FORWARD,
+        "cluster_barrier(), merge_in_cluster(consumer, count.parts);",
+        "merge_in_cluster(consumer, count.parts), cluster_barrier();",
+        CLUSTER,
+        "other blocks' parts are read before they are stored",
+    ),
+    _mutant(
+        "own-part-alone",
+        CLUSTER_MERGE,
+        "place % CHUNKS * 4), n, x[k][n]);",
+        "place % CHUNKS * 4), cluster_rank(), x[k][n]);",
+        CLUSTER,
+        "a block merges its own part with itself",
+    ),
+    _mutant(
+        "part-not-weighted",
+        CLUSTER_MERGE,
+        "weight = exp2_fast(s[k][n] - top);",
+        "weight = 1.f;",
+        CLUSTER,
+        "parts count alike",
+    ),
+    _mutant(
+        "given-back-to-the-result",
+        "sm90/attention/consumer_thread.h",
+        "return IN_CLUSTER ? (Stored*)part_row(row - w.row)",
+        "return IN_CLUSTER ? (Stored*)part_row((row - w.row) ^ 1)",
+        CLUSTER_NAN,
+        "seen NaN come to the next row of a part",
+    ),
     # ---- descriptors and swizzles
     _mutant(
         "stride-offset",
@@ -406,7 +451,7 @@ MUTANTS = (
     _mutant(
         "nothing-is-given-back",
         CONSUMER_ROWS,
-        "if (x != 0.f) place = convert<TO>(to_sum(place) + x);",
+        "if (x != 0.f) to[d] = convert<Stored>(to_sum(to[d]) + x);",
         "",
         HIDDEN,
         "seen NaN and inf are lost",
@@ -489,8 +534,8 @@ MUTANTS = (
     _mutant(
         "lse-beyond-the-rows",
         CONSUMER_ROWS,
-        "thread_lane % 4 == 0 && row < rows_of(w))",
-        "thread_lane % 4 == 0)",
+        "Config::LSE && own && row < rows_of(w))",
+        "Config::LSE && own)",
         "attention-f16-64",
         "LSEs of rows that are not there are written",
     ),

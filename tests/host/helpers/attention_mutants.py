@@ -271,11 +271,20 @@ ATTENTIONS = (
     Mutant(
         "merge-not-weighted",
         ATTENTION,
-        "-1.f : exp2_fast(1.44269504f * (x - top))",
-        "-1.f : 1.f",
+        "weight = exp2_fast(1.44269504f * (x[k] - top))",
+        "weight = 1.f",
         "merge-states-f32-f16",
         WRONG,
         "parts count alike, whatever their LSE",
+    ),
+    Mutant(
+        "merge-not-moved",
+        ATTENTION,
+        "next == top ? 1.f : exp2_fast(1.44269504f * (top - next))",
+        "1.f",
+        "merge-states-f32-f16-parts-19",
+        WRONG,
+        "sums stay where an earlier largest LSE had them",
     ),
     # ---- attention: what is done to a score
     Mutant(
