@@ -16,32 +16,18 @@ from typing import Any
 
 import kernelseam
 import pytest
-from card import CardGemm, CardRuntime
+from card import CardRuntime, add_compiled_card
 from kernelseam import planning
-from kernelseam.contract import Backend
 from kernelseam.errors import InvalidValue, WrongResult
 from kernelseam.planning import planner
 from kernelseam.planning.known import KnownPlan
-from kernelseam_thirdvendor.compiled import AcmeToolchain, Rows
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 
-class CardToolchain(AcmeToolchain):
-    backend = "card"
-
-
-class CardRows(Rows):
-    name = "card-rows"
-
-
 @pytest.fixture
 def card(discovered: Callable[..., Any], cache: object) -> CardRuntime:
-    loaded, runtime = discovered(), CardRuntime()
-    loaded.registry.add_backend(
-        Backend("card", runtime, CardToolchain(), (CardGemm(),), (CardRows(),), priority=10)
-    )
-    return runtime
+    return add_compiled_card(discovered())
 
 
 def gemm(m: int, n: int = 5, k: int = 8, **more: Any) -> tuple[Any, Any]:

@@ -17,37 +17,21 @@ from typing import Any
 
 import kernelseam
 import pytest
-from card import CardGemm, CardRuntime
+from card import CardRuntime, add_compiled_card
 from kernelseam import dispatch, planning
-from kernelseam.contract import Backend
 from kernelseam.errors import InvalidValue
 from kernelseam.kernels import traced_text
 from kernelseam.ops import array_call, calling, gemm
 from kernelseam.ops.calling import operate
 from kernelseam.plugins import plugins
 from kernelseam.tuned.classes import numbers, representative, with_numbers
-from kernelseam_thirdvendor.compiled import AcmeToolchain, Rows
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 
-class CardToolchain(AcmeToolchain):
-    backend = "card"
-
-
-class CardRows(Rows):
-    """A kernel that says nothing of classes: its tile is each problem's own."""
-
-    name = "card-rows"
-
-
 @pytest.fixture
 def card(discovered: Callable[..., Any], cache: object) -> CardRuntime:
-    loaded, runtime = discovered(), CardRuntime()
-    loaded.registry.add_backend(
-        Backend("card", runtime, CardToolchain(), (CardGemm(),), (CardRows(),), priority=10)
-    )
-    return runtime
+    return add_compiled_card(discovered())
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""A vendor whose device memory is the host's, so that torch's CPU tensors are its arrays."""
+"""A vendor whose device memory is the host's, so that torch's CPU tensors are its arrays; with a
+compiler, where kernels are to be known by their specs."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from kernelseam.arrays import torch as torch_arrays
-from kernelseam.contract import ArrayInfo, CallState, Device, DeviceLimits
+from kernelseam.contract import ArrayInfo, Backend, CallState, Device, DeviceLimits
 from kernelseam.dtypes import DType
+from kernelseam.plugins import Plugins
 from kernelseam_thirdvendor import AcmeGemm, AcmeRuntime
+from kernelseam_thirdvendor.compiled import AcmeToolchain, Rows
 
 CARD = Device("card", 0, "acme1", "Card", DeviceLimits(launch_seconds=1e-6))
 
@@ -52,3 +55,22 @@ class CardRuntime(AcmeRuntime):
 
 class CardGemm(AcmeGemm):
     name, backend = "card-gemm", "card"
+
+
+class CardToolchain(AcmeToolchain):
+    backend = "card"
+
+
+class CardRows(Rows):
+    """A kernel that says nothing of classes: its tile is each problem's own."""
+
+    name = "card-rows"
+
+
+def add_compiled_card(loaded: Plugins) -> CardRuntime:
+    """The vendor with its compiler among these plugins, before the others."""
+    runtime = CardRuntime()
+    loaded.registry.add_backend(
+        Backend("card", runtime, CardToolchain(), (CardGemm(),), (CardRows(),), priority=10)
+    )
+    return runtime
