@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,8 +32,8 @@ GROUPS = Structure(
 
 
 _MOST_SUMS = 64
-"""Of a thread, beside which registers are left for the indices of rows; those that more blocks on a
-compute unit would take are needed, too."""
+"""Of a thread, beside which registers are left for indices of rows, or for a group's sizes; those
+that more blocks on a compute unit would take are needed, too."""
 _ROW_INDICES = Structure(
     (*((n, "pointer") for n in INDICES), ("a_rows", "i32"), ("c_rows", "i32")),
     ("a", "c", "factors", "a_rows", "c_rows"),
@@ -64,6 +64,15 @@ def group_pointers(spec: GroupedGemmSpec) -> dict[str, str]:
     """Operands of the groups, by parameter; of indices that are not there none."""
     indices = {n: n if n in spec.indices else "" for n in INDICES if spec.indices}
     return {"offsets": "offsets", **indices}
+
+
+def with_registers_left(tiles: Iterable[GemmTile], row: ArchRow) -> tuple[GemmTile, ...]:
+    """Tiles that hold more than sums without a spill."""
+    return tuple(
+        replace(t, min_blocks=max(t.min_blocks - 1, 1))
+        for t in tiles
+        if t.bm * t.bn <= _MOST_SUMS * row.warp_size * t.warps_m * t.warps_n
+    )
 
 
 class OverGroups(KernelDefinition):
@@ -159,13 +168,7 @@ class GroupedGemmDefinition(OverGroups):
 
     def tiles(self, spec: GroupedGemmSpec, row: ArchRow) -> tuple[GemmTile, ...]:
         tiles = super().tiles(spec, row)
-        if not spec.indices:
-            return tiles
-        return tuple(
-            replace(t, min_blocks=max(t.min_blocks - 1, 1))
-            for t in tiles
-            if t.bm * t.bn <= _MOST_SUMS * row.warp_size * t.warps_m * t.warps_n
-        )
+        return with_registers_left(tiles, row) if spec.indices else tiles
 
     def constants(self, spec: GroupedGemmSpec, tile: GemmTile, row: ArchRow) -> Constants:
         return {**_GEMM.constants(spec.product, tile, row), **group_constants(spec)}

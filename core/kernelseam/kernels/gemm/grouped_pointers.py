@@ -11,7 +11,7 @@ from kernelseam.descriptors.gemm.grouped_pointers_problem import (
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.elements import divide_up
 from kernelseam.kernels.gemm.gemm import GemmDefinition
-from kernelseam.kernels.gemm.grouped import OverGroups, with_groups
+from kernelseam.kernels.gemm.grouped import OverGroups, with_groups, with_registers_left
 from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.signature import Signature
 
@@ -27,6 +27,9 @@ class GroupedGemmPointersDefinition(OverGroups):
 
     def count(self, problem: GroupedGemmPointersProblem, tile: GemmTile) -> int:
         return sum(divide_up(m, tile.bm) * divide_up(n, tile.bn) for m, n, _ in problem.sizes)
+
+    def tiles(self, spec: GroupedGemmPointersSpec, row: ArchRow) -> tuple[GemmTile, ...]:
+        return with_registers_left(super().tiles(spec, row), row)
 
     def row_strides(self, problem: GroupedGemmPointersProblem) -> dict[str, int]:
         names = ("stride_a_row", "stride_b_row", "stride_c_row")
