@@ -152,9 +152,10 @@ class _Rows:
 
     def scattered(self, x: Tensor, like: Tensor) -> Tensor:
         """Rows added up where ``a_indices`` had taken them from."""
+        x = self.kept(x)
         if self.of_a is None:
             return x
-        return torch.zeros_like(like).index_add(0, self.kept(self.of_a), self.kept(x))
+        return torch.zeros_like(like).index_add(0, self.kept(self.of_a), x)
 
 
 GROUPED_MM = define(
