@@ -193,9 +193,9 @@ class HopperAttention(KernelDefinition):
         """Those of the narrowest width that holds the head dims. Only parts of keys have a result
         of float32."""
         if spec.out is DType.float32:
-            tiles = (*self._fitting(spec, self.known_tiles), *self._fitting(spec, self.few_queries))
-            parts = tuple(replace(t, parts=2) for t in tiles)
-            return parts + tuple(replace(t, in_cluster=True) for t in parts if has_clusters(t))
+            few = self._fitting(spec, self.few_queries)
+            wide = (replace(t, parts=2) for t in self._fitting(spec, self.known_tiles))
+            return (*wide, *(replace(t, parts=2, in_cluster=has_clusters(t)) for t in few))
         return self._fitting(spec, self.known_tiles)
 
     def _fitting(
