@@ -22,7 +22,7 @@ from kernelseam.parity.running.run import Target, run_case
 from kernelseam.planning import plan
 from kernelseam.plugins import Plugins
 from kernelseam.samples.attention_case import AttentionCase
-from kernelseam.samples.common import DECODE, NAN_EXEMPTIONS, UNFUSED
+from kernelseam.samples.common import DECODE, NAN_EXEMPTIONS, PREFIX_GROUPS, UNFUSED
 from kernelseam_hostcpp import HostArray, HostToolchain
 from kernelseam_hostcpp.executable import prepared
 from kernelseam_hostcpp.runtime import DEVICES
@@ -261,8 +261,8 @@ def test_the_fused_kernel_is_never_predicted_to_be_slower() -> None:
     shared = {
         i.name: i for i in shared_implementations(HostToolchain()) if i.operation == "attention"
     }
-    assert list(shared) == ["shared", DECODE, UNFUSED]
-    del shared[DECODE]
+    assert list(shared) == ["shared", DECODE, PREFIX_GROUPS, UNFUSED]
+    del shared[DECODE], shared[PREFIX_GROUPS]
     compared = 0
     for case in matrix(operation="attention"):
         problem = prepared(case, DEVICES[0]).problem

@@ -98,7 +98,8 @@ def test_the_mixtures_mix() -> None:
     options = reduce(or_, (s.options for s in specs))
     # of 8 bits: test_fp8_keys.py, test_fp8_queries.py
     views = SpecOption.q_view | SpecOption.kv_view
-    elsewhere = STORED | SpecOption.expression  # test_user_scores.py
+    # test_user_scores.py, test_prefix_groups.py
+    elsewhere = STORED | SpecOption.expression | SpecOption.prefix_groups
     assert not reference.SUPPORTED & ~(options | elsewhere | views)
     assert {s.dtype for s in specs} == {DType.of(k) for k in KINDS}
     assert any(0 in c.S_q for c in cases) and any(0 in c.S_k for c in cases)
