@@ -95,6 +95,7 @@ KS_DEVICE double shuffle_xor(double x, int m) {
 KS_DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
 KS_DEVICE double maximum(double a, double b) { return __builtin_fmax(a, b); }
 KS_DEVICE float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }
+KS_DEVICE float reciprocal_fast(float x) { return __builtin_amdgcn_rcpf(x); }
 KS_DEVICE float log2_fast(float x) { return __builtin_amdgcn_logf(x); }
 KS_DEVICE float infinity() { return __builtin_inff(); }
 

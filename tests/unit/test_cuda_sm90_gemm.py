@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsSpec, Segment
 from kernelseam.dtypes import DType
-from kernelseam.epilogues import Epilogue, epilogue_expression, residual
+from kernelseam.epilogues import Epilogue, epilogue_expression, residual, softcap
 from kernelseam.expressions.epilogues import epilogue_text
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.gemm import HopperGemm
@@ -538,8 +538,9 @@ def with_epilogue(epilogue: Epilogue, **sizes: Any) -> GemmProblem:
     [
         ("relu", 16384, "128x256-3-tma-2together"),
         ("swiglu", 16384, "128x256-3-tma-2together"),
-        ("silu", 16384, "128x128-6-tma-2together-pingpong"),
-        ("gelu_tanh", 16384, "128x128-6-tma-2together-pingpong"),
+        ("silu", 16384, "128x256-3-tma-2together"),
+        ("gelu_tanh", 16384, "128x256-3-tma-2together"),
+        (softcap(30.0), 16384, "128x128-6-tma-2together-pingpong"),
         (["silu", residual(np.zeros((1, 1)))], 16384, "128x256-3-tma-2together"),
         ("swiglu", 512, "128x192-5-rows-2together"),
         ("silu", 64, "64x64-13-rows-4together-of-a"),

@@ -117,12 +117,10 @@ def _div(x: Any, y: Any, rounding_mode: str | None = None) -> Node:
 
 def _gelu(x: Any, approximate: str = "none") -> Node:
     add, mul = _make("add"), _make("mul")
-    if approximate == "tanh":
+    if approximate == "tanh":  # (1 + tanh(u)) / 2 is the sigmoid of 2u
         cubic = mul(0.044715, _pow(x, 3))
-        inner = _make("tanh")(mul(math.sqrt(2 / math.pi), add(x, cubic)))
-    else:
-        inner = _make("erf")(mul(x, math.sqrt(0.5)))
-    return mul(mul(0.5, x), add(1, inner))
+        return mul(x, _make("sigmoid")(mul(math.sqrt(8 / math.pi), add(x, cubic))))
+    return mul(mul(0.5, x), add(1, _make("erf")(mul(x, math.sqrt(0.5)))))
 
 
 def _softplus(x: Any, beta: float = 1, threshold: float = 20) -> Node:

@@ -96,7 +96,7 @@ template<int BN> struct TileScore {
     if constexpr (BY_ELEMENT) {
       const Expression own = arguments.captured();
       const float natural = scores.scale_log2 * LN_2;
-      const float unscaled = !EXACT && SCALED ? reciprocal(scores.scale_log2) : 1.f;  // a score of base 2, in units of the others
+      const float unscaled = !EXACT && SCALED ? reciprocal_fast(scores.scale_log2) : 1.f;  // a score of base 2, in units of the others
       constexpr int STEP = HAS_BIAS ? 8 : 4;
       constexpr bool BUILT_IN = Config::SOFTCAP || Config::ALIBI || HAS_BIAS;
 #pragma unroll

@@ -33,14 +33,8 @@ KS_DEVICE float unpacked_low(u32 x, bf16) { return __uint_as_float(x << 16); }
 KS_DEVICE float unpacked_high(u32 x, bf16) { return __uint_as_float(x & 0xffff0000u); }
 KS_DEVICE float unpacked_low(u32 x, f16) { return to_sum(f16{(unsigned short)x}); }
 KS_DEVICE float unpacked_high(u32 x, f16) { return to_sum(f16{(unsigned short)(x >> 16)}); }
-// 1/x, to a rounding, without a branch.
-KS_DEVICE float reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 // tanh by exponentials, without a branch: its error is a few roundings of 1.
-KS_DEVICE float tanh_large(float x) { return fmaf(-2.f, reciprocal(exp2_fast(2.88539008f * x) + 1.f), 1.f); }
+KS_DEVICE float tanh_large(float x) { return fmaf(-2.f, reciprocal_fast(exp2_fast(2.88539008f * x) + 1.f), 1.f); }
 // change(part, done) of PART elements after the other, in place: what a kernel has several times, and would unrolled be a thousand
 // instructions and a tenth of a second to compile. So a part is done in each turn of a loop, and as registers have no index, all elements
 // move down by a part in each turn, those that are done to the end: after the last they are in their places.

@@ -18,7 +18,7 @@ KS_DEVICE float element_cos(float x) { return cosf(x); }
 KS_DEVICE float element_erf(float x) { return erff(x); }
 KS_DEVICE float element_pow(float x, float y) { return powf(x, y); }
 KS_DEVICE float element_floor(float x) { return floorf(x); }
-KS_DEVICE float element_sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
+KS_DEVICE float element_sigmoid(float x) { return reciprocal_fast(1.f + expf(-x)); }
 KS_DEVICE float element_softcap(float x, float cap) { return cap * tanh_fast(x / cap); }
 
 template<class T> KS_DEVICE T element_abs(T x) { return x < 0 ? -x : x; }

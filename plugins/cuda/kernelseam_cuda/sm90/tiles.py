@@ -303,7 +303,7 @@ GROUPED_E4M3_BLOCKS = (
 """The same with scales of blocks."""
 
 E4M3 = (
-    HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.03, block_seconds=1e-6),
+    HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.08, block_seconds=1e-6),
     HopperGemmTile(128, 192, 2, 5, 1, 1, "tma", rate=1.07, block_seconds=6e-7),
     HopperGemmTile(128, 128, 2, 6, 1, 2, "tma", rate=0.99, block_seconds=3e-7),
     HopperGemmTile(128, 128, 2, 6, 1, 2, "rows", rate=0.97, block_seconds=5e-7),
@@ -408,7 +408,7 @@ TF32 = (
     HopperTf32Tile("tf32", 1, 64, 4, 3, rate=2.6, block_seconds=3e-7),
     HopperTf32Tile("tf32x3", 2, 128, 4, rate=1.42, block_seconds=8e-7),
     HopperTf32Tile("tf32x3", 2, 128, 4, loaders=2, rate=1.54, block_seconds=1.6e-6),
-    HopperTf32Tile("tf32x3", 1, 128, 2, 2, rate=1.03, block_seconds=5e-7),
+    HopperTf32Tile("tf32x3", 1, 128, 2, 2, rate=1.08, block_seconds=5e-7),
     HopperTf32Tile("tf32x3", 1, 64, 3, 3, rate=0.95, block_seconds=3e-7),
 )
 """Tiles of float32 products by way of TF32."""

@@ -50,6 +50,7 @@ KS_DEVICE double shuffle_xor(double x, int m) { return bits_as<double>(host::exc
 KS_DEVICE float maximum(float a, float b) { return __builtin_fmaxf((host::Plain)a, (host::Plain)b); }
 KS_DEVICE double maximum(double a, double b) { return __builtin_fmax(a, b); }
 KS_DEVICE float exp2_fast(float x) { return __builtin_exp2f((host::Plain)x); }
+KS_DEVICE float reciprocal_fast(float x) { return 1.f / x; }
 KS_DEVICE float log2_fast(float x) { return __builtin_log2f((host::Plain)x); }
 KS_DEVICE float infinity() { return __builtin_inff(); }
 
