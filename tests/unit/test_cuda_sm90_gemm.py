@@ -555,6 +555,17 @@ def test_ping_pong_is_for_epilogues_that_take_long(
     assert HALF.tile(p, ROW, H100).name == tile
 
 
+@pytest.mark.parametrize(("beta", "residual_dtype"), [(0.5, None), (0.0, DType.bfloat16)])
+def test_ping_pong_has_no_sources(beta: float, residual_dtype: DType | None) -> None:
+    spec = {"residual": residual_dtype}
+    plain = with_epilogue(softcap(30.0), M=16384, N=6144, K=4096, spec=spec)
+    p = replace(plain, beta=beta)
+    assert HALF.refuse(p, ROW) is None
+    assert not any(t.ping_pong for t in HALF.offered(p))
+    for t in HALF.tiles(p.spec, ROW):
+        assert not t.ping_pong or not HALF.takes(p, t, ROW, H100)
+
+
 def test_pairs_of_columns_halve_boxes_and_the_result() -> None:
     """Of halves a box of B lies in one of them; panels of the result are whole where TMA stores."""
     halves = with_epilogue("swiglu", N=1024, spec={"preactivation": True})

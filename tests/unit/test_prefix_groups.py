@@ -103,6 +103,18 @@ def test_parts_of_a_plan() -> None:
         assert more.shared == tile.shared, "the choice is that of one group"
 
 
+@pytest.mark.parametrize("batch", [2, 16, 64])
+@pytest.mark.parametrize("keys", [1280, 8448])
+def test_parts_for_another_merge_are_of_no_cluster(batch: int, keys: int) -> None:
+    p, device = described(batch=batch, S_k=keys).problem(), product("H100")
+    tile = HOPPER_GROUPS.tile(p, ROW, device)
+    assert HOPPER_GROUPS.takes(p, tile, ROW, device)
+    for x in HOPPER_GROUPS.launches(p, tile, device).kernels:
+        config = x.kernel.config(x.problem, x.tile, ROW, device)
+        assert config.cluster == (1, 1, 1)
+        assert config.refuse(ROW) is None
+
+
 def test_groups_leave_the_class_its_tile() -> None:
     whole = shared_part(described(prefix_groups=7).problem())
     assert whole.batch == 15 and not whole.spec.causal and whole.spec.lse

@@ -76,10 +76,13 @@ class _Products(torch.autograd.Function):  # type: ignore[misc]
         a, b = operands[:count], operands[count:]
         dc = [with_matrices(x.to(y.dtype)) for x, y in zip(dcs, a, strict=True)]
         of = [i for i, wanted in enumerate(ctx.needs_input_grad[3:]) if wanted]
-        made = grouped_mm_list(
-            [dc[i] if i < count else a[i - count].mT for i in of],
-            [b[i].mT if i < count else dc[i - count] for i in of],
-            **ctx.options,
-        )
-        gradients = dict(zip(of, made, strict=True))
+        gradients: dict[int, Tensor] = {}
+        for first in range(0, len(of), grouped_list.MOST):
+            some = of[first : first + grouped_list.MOST]
+            made = grouped_mm_list(
+                [dc[i] if i < count else a[i - count].mT for i in some],
+                [b[i].mT if i < count else dc[i - count] for i in some],
+                **ctx.options,
+            )
+            gradients |= zip(some, made, strict=True)
         return None, None, None, *(gradients.get(i) for i in range(2 * count))

@@ -228,7 +228,11 @@ def check_added(beta: object, given: bool, name: str = "out") -> None:
 
 
 def result_shape(
-    infos: dict[str, ArrayInfo], batched: bool, a_transposed: bool, b_transposed: bool
+    infos: dict[str, ArrayInfo],
+    batched: bool,
+    a_transposed: bool,
+    b_transposed: bool,
+    remedy: str = "Check the order of the axes, a_transposed and b_transposed",
 ) -> tuple[int, ...]:
     """The shape of op(a)·op(b). Raises InvalidValue where a and b do not fit together."""
     first, second = infos["a"], infos["b"]
@@ -244,7 +248,7 @@ def result_shape(
             _shape(second),
             f"must have K = {K} {'columns' if b_transposed else 'rows'}, as a of shape "
             f"{list(first.shape)} says",
-            "Check the order of the axes, a_transposed and b_transposed",
+            remedy,
         )
     if second.dtype is not first.dtype:
         raise InvalidValue(

@@ -19,7 +19,7 @@ from kernelseam.ops.products import check_matrices, is_strided, transpose
 from kernelseam.ops.signatures import Array
 
 _values = values_of(ListOptions)
-_MOST = 1 << 16
+MOST = 1 << 16
 """Products of one call."""
 
 
@@ -77,10 +77,8 @@ def named(lists: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
             raise InvalidValue(
                 name, f"{len(given)} arrays", f"{first} has {count}", "Give one for each product"
             )
-        if count > _MOST:
-            raise InvalidValue(
-                name, f"{count} arrays", f"must be at most {_MOST}", "Split the list"
-            )
+        if count > MOST:
+            raise InvalidValue(name, f"{count} arrays", f"must be at most {MOST}", "Split the list")
     return {f"{n}[{g}]": x for n, given in lists.items() for g, x in enumerate(given)}
 
 
@@ -107,7 +105,7 @@ def list_work(operation: Operation, *values: Any) -> None:
 def _shape(infos: dict[str, ArrayInfo], names: dict[str, str]) -> tuple[int, ...]:
     a, b = infos[names["A"]], infos[names["B"]]
     try:
-        return result_shape({"a": a, "b": b}, False, False, False)
+        return result_shape({"a": a, "b": b}, False, False, False, "Check the order of the axes")
     except InvalidValue as e:
         raise _reworded(e, {"a": names["A"], "b": names["B"]}) from None
 

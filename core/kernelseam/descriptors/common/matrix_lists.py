@@ -180,7 +180,13 @@ def _meeting(spans: Sequence[_Span]) -> Iterator[tuple[_Span, _Span]]:
     left = _SOLVED
     read: list[_Span] = []
     written: list[_Span] = []
+    known = set[tuple[object, ...]]()  # what many products read meets others once
     for span in sorted(spans, key=lambda x: x.begin):
+        if not span.rule.written:
+            place = span.begin, span.rule.shape, span.rule.strides, span.rule.dtype
+            if place in known:
+                continue
+            known.add(place)
         read, written = ([x for x in kept if x.end > span.begin] for kept in (read, written))
         for other in (*written, *(read if span.rule.written else ())):
             yield other, span

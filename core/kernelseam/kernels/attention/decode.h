@@ -5,7 +5,7 @@
 // a KV head of a sequence with up to ROWS of its rows, the queries of the group's heads. Its keys are tiles of BN, and ITEM_COST
 // places before them stand for the time that an item takes beside its tiles. All places of all items are one list (decode_list.h), of
 // which each block takes an equal part: it finds where its part begins by a prefix sum over the sequences' lengths, in device memory.
-// A block's warps take tiles in row_tile, each with a ring of its own and an online softmax of its own (forward.h), so that no barrier
+// A block's warps take tiles in turn, each with a ring of its own and an online softmax of its own (forward.h), so that no barrier
 // holds up the copies; copies run on into the next item. Tiles that a mask_mod hides are passed over (visible_tiles.h). At an item's
 // end the warps' states
 //   (m, l, o):  m' = max m_w,  l' = Σ l_w·2^(m_w − m'),  o' = Σ o_w·2^(m_w − m')

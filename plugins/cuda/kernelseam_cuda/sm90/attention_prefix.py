@@ -11,7 +11,7 @@ from kernelseam.kernels.attention.cost import least_seconds
 from kernelseam.kernels.attention.prefix_groups import FORWARD, PrefixGroups
 
 from kernelseam_cuda.sm90.attention import HopperAttention
-from kernelseam_cuda.sm90.attention_few import parted, shared_rows
+from kernelseam_cuda.sm90.attention_few import fits, parted, shared_rows
 from kernelseam_cuda.sm90.attention_tiles import HopperAttentionTile
 
 
@@ -22,6 +22,12 @@ class HopperParts(HopperAttention):
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         spec = replace(problem.spec, dtype_out=None)
         return super().refuse(replace(problem, spec=spec), row)
+
+    def tiles_of(self, problem: AttentionProblem, row: ArchRow) -> tuple[HopperAttentionTile, ...]:
+        """None of a cluster, which merges its parts itself."""
+        known = super().tiles_of(problem, row)
+        apart = (replace(t, in_cluster=False) for t in known if fits(problem, t))
+        return tuple(dict.fromkeys(apart))
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperAttentionTile:
         tiles = [

@@ -212,7 +212,11 @@ class HopperGemm(KernelDefinition):
 
     def stores(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
         """Whether it can store such a C: TMA stores chunks of 16 bytes whole; where C's last is
-        not, tiles whose warps store."""
+        not, tiles whose warps store. Where C or a residual is added, ping-pong is not offered: a
+        consumer gives its turn away before that has come, and the other's wait for a later phase
+        of the same stage would end with it."""
+        if tile.ping_pong and (p.beta or p.spec.residual):
+            return False
         return tile.store == "rows" or _whole(p)
 
     def offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
