@@ -100,6 +100,7 @@ def _epilogues() -> Iterator[Covered]:
     yield Covered(GEMM, spec(captures, GemmSpec(BF16, BF16, F32, b_transposed=True, bias=BF16)))
     of_pairs = GemmSpec(F16, F16, F32, b_transposed=True, preactivation=True)
     yield Covered(GEMM, spec("swiglu", of_pairs))
+    yield Covered(GEMM, spec("swiglu", replace(of_pairs, b_transposed=False)), often=False)
     yield Covered(GEMM, spec([interleaved, epilogues.residual(matrix)], of_pairs), often=False)
     yield Covered(GEMM, spec("geglu_tanh", GemmSpec(F32, F32, F32)), often=False)
 

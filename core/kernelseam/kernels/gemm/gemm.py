@@ -8,7 +8,7 @@ from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
-from kernelseam.expressions.epilogues import INTERLEAVED
+from kernelseam.expressions.epilogues import HALVES, INTERLEAVED
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
@@ -148,7 +148,7 @@ class GemmDefinition(KernelDefinition):
             if spec.dtype in t.dtypes
             and spec.precision == t.precision
             and t.shared_bytes(spec) <= row.shared_bytes_per_block
-            and (t.row_sums or not spec.row_sums)
+            and (t.row_sums or not _sums_more(spec))
             and (spec.plain or not t.plain)
             and (spec.scale_block is None or t.scales_blocks(spec.scale_block[2]))
             and (not spec.pairs or t.bn // t.warps_n % _PAIR_COLUMNS == 0)
@@ -317,6 +317,11 @@ class GemmDefinition(KernelDefinition):
 
 def _of_warp(tile: GemmTile) -> int:
     return tile.bm * tile.bn // (tile.warps_m * tile.warps_n)
+
+
+def _sums_more(spec: GemmSpec) -> bool:
+    """Whether what is written beside C takes registers: sums of rows, or both halves of pairs."""
+    return spec.row_sums is not None or (spec.pairs == HALVES and spec.preactivation)
 
 
 def refuse_rounding(spec: GemmSpec) -> str | None:
