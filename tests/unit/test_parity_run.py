@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from kernelseam.contract import (
 from kernelseam.descriptors import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError
+from kernelseam.kernels import KernelImplementation
+from kernelseam.kernels.attention.prefix_groups import PrefixGroups
 from kernelseam.parity.matrix import matrix, named
 from kernelseam.parity.running.run import Target, run_case, targets
 from kernelseam.planning import forget
@@ -292,6 +295,17 @@ def test_targets_are_the_implementations_registered(host: Device) -> None:
         and not actual[("gemm", "broken")]
     )
     assert targets(backend="nobody") == []
+
+
+@pytest.mark.parametrize(("archs", "builtin"), [((), True), (("sm_90a",), False)])
+def test_the_cores_composition_of_a_plugins_kernels_is_the_plugins(
+    archs: tuple[str, ...], builtin: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = KernelImplementation(PrefixGroups(archs=archs), SimpleNamespace(backend="numpy"))  # type: ignore[arg-type]
+    registry = plugins().registry
+    monkeypatch.setattr(registry, "implementations", [*registry.implementations, made])
+    actual = {t.implementation: t.builtin for t in targets(backend="numpy")}
+    assert actual["prefix-groups"] is builtin
 
 
 def test_emulated_devices_are_targets_where_they_are_named(

@@ -68,9 +68,11 @@ def targets(
 
 
 def _own(implementation: Implementation) -> bool:
-    # the core wraps the kernels of plugins as implementations
+    # the core wraps the kernels of plugins as implementations; one of its compositions that is
+    # made for some archs has kernels of a plugin
     maker = getattr(implementation, "composition", implementation)
-    return type(maker).__module__.partition(".")[0] == "kernelseam"
+    core = type(maker).__module__.partition(".")[0] == "kernelseam"
+    return core and not getattr(maker, "archs", ())
 
 
 @dataclass(frozen=True)
