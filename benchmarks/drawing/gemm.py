@@ -154,8 +154,8 @@ class Kind:
         case = GemmCase(
             name,
             self.dtype,
-            self.a_transposed,
-            self.b_transposed,
+            a_transposed=self.a_transposed,
+            b_transposed=self.b_transposed,
             alpha=alpha,
             beta=beta,
             c_batch_group=batch_group,

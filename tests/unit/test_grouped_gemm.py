@@ -246,6 +246,16 @@ def test_random_problems(
     if along != "m" or transposed[0]:
         indices -= {"a_indices"} if along == "m" else {*INDICES}
     device = plugins().backend("numpy").runtime.devices()[0]
-    case = GroupedCase("random", dtype, along, *transposed, tuple(sizes), rest, *extents, beta=beta)
+    case = GroupedCase(
+        "random",
+        dtype,
+        along,
+        tuple(sizes),
+        rest,
+        *extents,
+        beta=beta,
+        a_transposed=transposed[0],
+        b_transposed=transposed[1],
+    )
     case = replace(case, indices=tuple(n for n in INDICES if n in indices))
     run_case(case, Target(device, "numpy", "grouped_gemm", True)).require()

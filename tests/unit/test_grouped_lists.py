@@ -167,6 +167,18 @@ def test_lists_that_are_refused(change: dict[str, Any], message: str) -> None:
         kernelseam.grouped_mm_list(**given)
 
 
+def test_strides_are_refused_by_the_callers_names() -> None:
+    out = np.lib.stride_tricks.as_strided(normal(8), (2, 6), (0, 4))
+    with pytest.raises(
+        InvalidValue,
+        match=r"out\[1\] = row stride 0: the 2 entries of this axis of out\[1\] share elements.*"
+        r"make the row stride of out\[1\] larger",
+    ):
+        kernelseam.grouped_mm_list(
+            [normal(5, 8), normal(2, 8)], [normal(8, 6)] * 2, out=[normal(5, 6), out]
+        )
+
+
 def test_results_that_share_memory_are_refused_by_the_callers_names() -> None:
     a, b, same = [normal(5, 8)] * 3, [normal(8, 6).T.copy().T] * 3, normal(5, 6)
     with pytest.raises(InvalidValue, match=r"out\[2\] = .*: equals out\[0\]"):
@@ -180,6 +192,18 @@ def test_results_that_share_memory_are_refused_by_the_callers_names() -> None:
 
 def test_no_products_and_1024_of_them() -> None:
     assert kernelseam.grouped_mm_list([], []) == []
+    for options, message in (
+        ({"alpha": "1"}, "alpha = "),
+        ({"precision": "tf33"}, "precision = tf33: must be one of"),
+        ({"out_dtype": "int8"}, "out_dtype = int8: must be one of"),
+        ({"beta": 1}, "out = None: is read"),
+        ({"backend": 3}, "backend = 3: must be a name"),
+        ({"implementation": 3}, "implementation = 3: must be a name"),
+    ):
+        with pytest.raises(InvalidValue, match=message):
+            kernelseam.grouped_mm_list([], [], **options)
+    with pytest.raises(InvalidValue, match="implementation = nobody: "):
+        kernelseam.grouped_mm_list([normal(0, 3)], [normal(3, 4)], implementation="nobody")
     a, b = [normal(n % 5, 3) for n in range(1024)], [normal(3, 1 + n % 7) for n in range(1024)]
     for x, y, c in zip(a, b, kernelseam.grouped_mm_list(a, b), strict=True):
         np.testing.assert_allclose(c, x @ y, rtol=1e-5, atol=1e-5)
@@ -202,6 +226,12 @@ def test_random_problems(
 ) -> None:
     device = plugins().backend("numpy").runtime.devices()[0]
     case = GroupedPointersCase(
-        "random", dtype, *transposed, tuple(sizes), beta=beta, aligned=aligned
+        "random",
+        dtype,
+        tuple(sizes),
+        beta=beta,
+        aligned=aligned,
+        a_transposed=transposed[0],
+        b_transposed=transposed[1],
     )
     run_case(case, Target(device, "numpy", case.operation, True)).require()

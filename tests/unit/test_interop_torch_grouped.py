@@ -58,6 +58,22 @@ def test_gradients_and_their_gradients(form: str) -> None:
     assert torch.autograd.gradgradcheck(lambda a, b: ks.grouped_mm(a, b, offs), (a, b))
 
 
+@pytest.mark.parametrize("form", ["rows", "columns", "summed"])
+def test_what_is_behind_the_last_group_has_gradient_0(form: str) -> None:
+    """New memory holds NaN here."""
+    a, b, _ = operands(form)
+    offs = torch.tensor([2, 2, 6], dtype=torch.int32)
+    torch.use_deterministic_algorithms(True)  # fills what is allocated
+    try:
+        found = ks.grouped_mm(a, b, offs)
+        there = found if form == "summed" else found[:6] if form == "rows" else found[:, :6]
+        mine = torch.autograd.grad(there.square().sum(), (a, b))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    theirs = torch.autograd.grad(by_group(a, b, offs).square().sum(), (a, b))
+    torch.testing.assert_close(mine, theirs)
+
+
 @pytest.mark.parametrize("given", ["gather", "scatter", "factors", "all"])
 def test_gradients_of_rows_that_are_gathered_and_scattered(given: str) -> None:
     """Rows 9 and 10 are behind the last group: what their indices name gets no gradient of them."""
@@ -177,6 +193,9 @@ def test_lists_that_are_refused() -> None:
     with pytest.raises(kernelseam.errors.UnknownName, match="bwd_implementation = x: must be one"):
         ks.grouped_mm_list(a, b, bwd_implementation="x")
     assert ks.grouped_mm_list([], []) == []
+    for name in ("bwd_implementation", "implementation", "precision"):
+        with pytest.raises(kernelseam.errors.InvalidValue, match=f"^{name} = (3|int): must be "):
+            ks.grouped_mm_list([], [], **{name: 3})
 
 
 @pytest.mark.parametrize("model", ["mixtral", "qwen3_moe", "gpt_oss"])

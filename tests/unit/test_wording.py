@@ -209,6 +209,13 @@ def test_words_are_replaced_whole() -> None:
         "Mend k_pages, not q_k."
     )
     assert Wording({"A": "dc"}).reworded(InvalidValue("A_ptrs[3]", "null", "A", "B")).field == "dc"
+    lists = Wording({"A_ptrs[1]": "b[4]", "A_ptrs": "b[0]"}, {"K[1]": "A_ptrs[1]"})
+    rule = InvalidValue("stride_a_row[1]", 2, "A_ptrs[1] and A_ptrs", "enlarge stride_a_row[1]")
+    assert (
+        str(lists.reworded(rule))
+        == "b[4] = row stride 2: b[4] and b[0]. enlarge the row stride of b[4]."
+    )
+    assert str(lists.reworded(InvalidValue("K[1]", 9, "x", ""))).startswith("b[4] = K[1] 9: ")
     read_off = Wording({"k": "k_pages"}, {"page_size": "k"}).reworded(
         InvalidValue("page_size", 0, "", "")
     )

@@ -43,8 +43,8 @@ def grouped_mm(
     Those of a and b are grouped products, one launch each, and differentiate again; rows that
     ``a_indices`` took several times get the sum of theirs.
 
-    Where ``offs`` leaves a rest of a and b, that of their gradients is undefined, as is that of the
-    result (torch's own ``grouped_mm`` does the same): mask it before it meets other rows.
+    Where ``offs`` leaves a rest of a and b, its gradient is 0; that of the result is undefined (as
+    of torch's own ``grouped_mm``): mask it before it meets other rows.
     ``out_dtype`` may be torch's. ``implementation`` names a way of the product,
     ``bwd_implementation`` one of the gradients'. Under torch.autocast a and b are converted to its
     dtype. Where torch compiles, exports or transforms the caller, ``torch.ops.kernelseam`` is

@@ -11,6 +11,7 @@ from torch import Tensor
 from kernelseam.interop.torch_function import (
     autocast,
     check_bwd_implementation,
+    implementation_name,
     tensors,
     wanted,
     with_matrices,
@@ -39,12 +40,15 @@ def grouped_mm_list(
     of its own.
     """
     given = grouped_list.named({"a": a, "b": b})
-    if not given:
-        return []
-    operands, traced = tensors(given, tuple(given))
-    operands = autocast(operands, tuple(given))
     options: dict[str, Any] = {"alpha": alpha, "precision": precision, "backend": backend}
     options |= {"implementation": implementation, "out_dtype": dtype_name(out_dtype)}
+    if not given:
+        if bwd_implementation is not None:
+            implementation_name("bwd_implementation", bwd_implementation)
+        empty: list[Tensor] = grouped_list.grouped_mm_list([], [], **options)
+        return empty
+    operands, traced = tensors(given, tuple(given))
+    operands = autocast(operands, tuple(given))
     count = len(a)
     if not traced:
         check_bwd_implementation(bwd_implementation, "grouped_gemm_pointers", "a[0]", operands)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.common.options import read_values, values_of
+from kernelseam.descriptors.common.wording import Wording
 from kernelseam.descriptors.gemm.grouped_pointers import GroupedGemmPointers
 from kernelseam.descriptors.gemm.options import ListOptions
+from kernelseam.dispatch import check_name
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, format_value
 from kernelseam.ops.calling import operate
@@ -19,6 +20,8 @@ from kernelseam.ops.products import check_matrices, is_strided, transpose
 from kernelseam.ops.signatures import Array
 
 _values = values_of(ListOptions)
+_EXTENTS = (("M", "C"), ("N", "C"), ("K", "A"))
+"""Those of a product, and the matrix that they are read from."""
 MOST = 1 << 16
 """Products of one call."""
 
@@ -55,7 +58,11 @@ def grouped_mm_list(
         alpha=alpha, beta=beta, out_dtype=out_dtype, precision=precision, products=len(a)
     )
     if not a:
+        read_values(ListOptions, options)
         check_added(beta, out is not None)
+        for field, name in (("backend", backend), ("implementation", implementation)):
+            if name is not None:
+                check_name(field, name)
         return []
     results = operate(list_work, arrays, options, backend, implementation, stream)
     if out is not None:
@@ -98,7 +105,8 @@ def list_work(operation: Operation, *values: Any) -> None:
         if 0 in (m, n):
             continue
         launches.setdefault(_combination(infos, names), []).append(names)
-    for products in launches.values():
+    # of empty results alone one is launched, which checks the options
+    for products in launches.values() or ([names],):
         _launch(operation, products, asked)
 
 
@@ -107,7 +115,7 @@ def _shape(infos: dict[str, ArrayInfo], names: dict[str, str]) -> tuple[int, ...
     try:
         return result_shape({"a": a, "b": b}, False, False, False, "Check the order of the axes")
     except InvalidValue as e:
-        raise _reworded(e, {"a": names["A"], "b": names["B"]}) from None
+        raise Wording({"a": names["A"], "b": names["B"]}).reworded(e) from None
 
 
 def _lies_as_transpose(c: ArrayInfo) -> bool:
@@ -140,6 +148,7 @@ def _launch(operation: Operation, products: list[dict[str, str]], asked: ListOpt
     words = {
         f"{n}_ptrs[{i}]": name for i, names in enumerate(products) for n, name in names.items()
     }
+    extents = {f"{x}[{i}]": f"{n}_ptrs[{i}]" for x, n in _EXTENTS for i in range(len(products))}
     words |= {f"{n}_ptrs": name for n, name in products[0].items()}  # their dtype is all's
     names = {name: name for of in products for name in of.values()}
     try:
@@ -160,13 +169,4 @@ def _launch(operation: Operation, products: list[dict[str, str]], asked: ListOpt
             {of["C"] for of in products},
         )
     except InvalidValue as e:
-        raise _reworded(e, words) from None
-
-
-def _reworded(error: InvalidValue, words: dict[str, str]) -> InvalidValue:
-    """A refusal with the caller's names."""
-
-    def text(x: str) -> str:
-        return re.sub(r"\b[\w]+(?:\[\d+\])?", lambda m: words.get(m[0], m[0]), x)
-
-    return InvalidValue(text(error.field), error.value, text(error.rule), error.remedy)
+        raise Wording(words, extents).reworded(e) from None

@@ -6,35 +6,28 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kernelseam.dtypes import DType
-from kernelseam.samples.common import SHORT, Exemptions, InjectedValue
+from kernelseam.samples.common import SHORT, Exemptions
 from kernelseam.samples.epilogues import PAIRS
 from kernelseam.samples.operand_layout import OperandLayout
+from kernelseam.samples.product_case import ProductCase
 
 
 @dataclass(frozen=True)
-class GemmCase:
+class GemmCase(ProductCase):
     """One batched GEMM. Field names are the descriptor's."""
 
-    name: str
-    dtype: DType
-    a_transposed: bool = False
-    b_transposed: bool = False
     M: int = 65
     N: int = 72
     K: int = 33
     batch: int = 2
     num_heads: int = 3
-    alpha: float = 1.0
-    beta: float = 0.0
     b_head_group: int = 1
     c_batch_group: int = 1
     c_head_group: int = 1
-    dtype_c: DType | None = None
     bias: DType | None = None
     residual: DType | None = None
     in_place: bool = False
     """The residual is C itself."""
-    precision: str | None = None
     epilogue: str = ""
     """One by its name in ``samples.epilogues``, of ``kernelseam.epilogues``, or in a file."""
     preactivation: bool = False
@@ -53,24 +46,11 @@ class GemmCase:
     """"strided"; or pointer lists: "host" or "device" (where the list lies)."""
     scattered: bool = False
     """Pointer lists: matrices in a random order with uneven gaps, else evenly spaced."""
-    data: str = "normal"
-    """"normal" N(0,1), "positive" U(0,1), "integers" −3…3 (results must agree bit for bit), "tiny"
-    or "huge" normal."""
-    injected: tuple[InjectedValue, ...] = ()
     sample: int | None = None
     """The number of rows to compare, instead of all."""
-    may_refuse: frozenset[str] = frozenset()
-    """The core's implementations that may refuse the case; a plugin's always may, with a reason."""
-    group: str = ""
-    """The heading in the report."""
 
     operation = "gemm"
     exempt: ClassVar[Exemptions] = ()
-
-    @property
-    def out_dtype(self) -> DType:
-        """The dtype of C."""
-        return self.dtype_c or (DType.float32 if self.dtype.is_fp8 else self.dtype)
 
     @property
     def columns(self) -> int:
@@ -97,7 +77,7 @@ def case(kind: str, what: str = "", **fields: object) -> GemmCase:
     """``kind`` is DTYPE-XY, X and Y being n or t for A and B."""
     dtype, ops = kind.split("-")
     name = "gemm-" + kind + ("-" + what if what else "")
-    plain = GemmCase(name, SHORT[dtype], ops[0] == "t", ops[1] == "t")
+    plain = GemmCase(name, SHORT[dtype], a_transposed=ops[0] == "t", b_transposed=ops[1] == "t")
     return replace(plain, **fields)  # type: ignore[arg-type]
 
 

@@ -6,22 +6,18 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import ClassVar
 
-from kernelseam.dtypes import DType
-from kernelseam.samples.common import SHORT, Exemptions, InjectedValue
+from kernelseam.samples.common import SHORT, Exemptions
+from kernelseam.samples.product_case import ProductCase
 
 SKEWED = (5, 0, 70, 1, 130, 0, 17)
 """Sizes of groups: empty ones, one of a row, more than a tile, none of them a multiple of 8."""
 
 
 @dataclass(frozen=True)
-class GroupedCase:
+class GroupedCase(ProductCase):
     """One grouped GEMM. Field names are the descriptor's."""
 
-    name: str
-    dtype: DType
     along: str = "m"
-    a_transposed: bool = False
-    b_transposed: bool = False
     sizes: tuple[int, ...] = SKEWED
     """Of the groups along ``along``."""
     rest: int = 0
@@ -30,10 +26,6 @@ class GroupedCase:
     """This and the next two are not looked at where they are the grouped axis."""
     N: int = 80
     K: int = 48
-    alpha: float = 1.0
-    beta: float = 0.0
-    dtype_c: DType | None = None
-    precision: str | None = None
     scales: str = ""
     """Of A and B of 8 bits: "tensor", "rows" (and columns) or "blocks"; "" none."""
     scale_block: tuple[int, int, int] | None = None
@@ -43,22 +35,10 @@ class GroupedCase:
     """Of A, where a_indices say which are multiplied."""
     gap: int = 0
     """Elements left free after every row."""
-    data: str = "normal"
-    """"normal" N(0,1), "positive" U(0,1), "integers" −3…3 (results must agree bit for bit)."""
-    injected: tuple[InjectedValue, ...] = ()
-    may_refuse: frozenset[str] = frozenset()
-    """The core's implementations that may refuse the case; a plugin's always may, with a reason."""
-    group: str = ""
-    """The heading in the report."""
 
     operation = "grouped_gemm"
     sample: ClassVar[int | None] = None
     exempt: ClassVar[Exemptions] = ()
-
-    @property
-    def out_dtype(self) -> DType:
-        """The dtype of C."""
-        return self.dtype_c or (DType.float32 if self.dtype.is_fp8 else self.dtype)
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -86,5 +66,7 @@ def case(kind: str, what: str = "", **fields: object) -> GroupedCase:
     """``kind`` is DTYPE-AXIS-XY, X and Y being n or t for A and B."""
     dtype, along, ops = kind.split("-")
     name = "grouped-gemm-" + kind + ("-" + what if what else "")
-    plain = GroupedCase(name, SHORT[dtype], along, ops[0] == "t", ops[1] == "t")
+    plain = GroupedCase(
+        name, SHORT[dtype], along, a_transposed=ops[0] == "t", b_transposed=ops[1] == "t"
+    )
     return replace(plain, **fields)  # type: ignore[arg-type]

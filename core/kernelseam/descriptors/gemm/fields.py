@@ -32,12 +32,6 @@ ADDED = ("bias", "residual")
 class ProductFields:
     """What every descriptor of products has, as they document it; nothing is validated here."""
 
-    M: int
-    N: int
-    K: int
-    stride_a_row: int | None = None
-    stride_b_row: int | None = None
-    stride_c_row: int | None = None
     a_transposed: bool = False
     b_transposed: bool = False
     alpha: float = 1.0
@@ -49,7 +43,19 @@ class ProductFields:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class OperandFields(ProductFields):
+class ExtentFields(ProductFields):
+    """The same of products of one size."""
+
+    M: int
+    N: int
+    K: int
+    stride_a_row: int | None = None
+    stride_b_row: int | None = None
+    stride_c_row: int | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OperandFields(ExtentFields):
     """The same over operands, not lists: with scales."""
 
     A: object = field(default=None, repr=False)
@@ -65,7 +71,7 @@ class OperandFields(ProductFields):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class BatchFields(ProductFields):
+class BatchFields(ExtentFields):
     """The same of a batch of heads, whose products may be summed, with a bias and a residual."""
 
     batch: int = 1
@@ -212,16 +218,20 @@ def traced_epilogue_of(gemm: Any, residual: str, preactivation: str) -> Epilogue
     return expression
 
 
-def check_product(gemm: ProductFields) -> None:
-    """Replace the extents, flags and factors of a product by plain ints, bools and floats, or
-    refuse them."""
+def check_factors(gemm: ProductFields) -> None:
+    """Replace the flags and factors of a product by plain bools and floats, or refuse them."""
     put = object.__setattr__
-    for name in ("M", "N", "K"):
-        put(gemm, name, extent(name, getattr(gemm, name)))
     for name in ("a_transposed", "b_transposed"):
         put(gemm, name, flag(name, getattr(gemm, name)))
     for name in ("alpha", "beta"):
         put(gemm, name, number(name, getattr(gemm, name)))
+
+
+def check_product(gemm: ExtentFields) -> None:
+    """The same, and the extents by plain ints."""
+    for name in ("M", "N", "K"):
+        object.__setattr__(gemm, name, extent(name, getattr(gemm, name)))
+    check_factors(gemm)
 
 
 def check_batch(gemm: BatchFields) -> None:

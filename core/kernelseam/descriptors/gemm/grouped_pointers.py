@@ -27,12 +27,10 @@ from kernelseam.descriptors.common.validation import (
     WIDE,
     check_walk,
     extent,
-    flag,
     integer,
-    number,
     stride,
 )
-from kernelseam.descriptors.gemm.fields import gemm_dtypes
+from kernelseam.descriptors.gemm.fields import ProductFields, check_factors, gemm_dtypes
 from kernelseam.descriptors.gemm.grouped_pointers_problem import (
     TABLE,
     GroupedGemmPointersProblem,
@@ -47,7 +45,7 @@ _MOST_ALIGNED = 4096
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class GroupedGemmPointers:
+class GroupedGemmPointers(ProductFields):
     """C[g] = alpha·op(A[g])·op(B[g]) + beta·C[g] for each group g, matrices of any sizes, in one
     launch: what cuBLAS calls a grouped batch.
 
@@ -81,24 +79,13 @@ class GroupedGemmPointers:
     stride_a_row: Sequence[int] | int | None = None
     stride_b_row: Sequence[int] | int | None = None
     stride_c_row: Sequence[int] | int | None = None
-    a_transposed: bool = False
-    b_transposed: bool = False
-    alpha: float = 1.0
-    beta: float = 0.0
-    dtype: DType | str | None = None
-    dtype_c: DType | str | None = None
-    dtype_acc: DType | str | None = None
-    precision: str | None = None
     alignment: int | None = None
     _problem: GroupedGemmPointersProblem = field(init=False, repr=False)
     _lists: Mapping[str, MatrixList] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        for name in ("a_transposed", "b_transposed"):
-            put(self, name, flag(name, getattr(self, name)))
-        for name in ("alpha", "beta"):
-            put(self, name, number(name, getattr(self, name)))
+        check_factors(self)
         sizes = self._sizes()
         shapes = _shapes(sizes, self.a_transposed, self.b_transposed)
         lists = _read(self.operands(), shapes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelseam.descriptors.common.options import scalar
+from kernelseam.descriptors.common.precision import precision_name
 from kernelseam.descriptors.common.validation import flag, number
 from kernelseam.dtypes import DType
 
@@ -15,14 +16,18 @@ class SumOptions:
 
     alpha: float = scalar(1.0, number, "What the product is multiplied by.")
     beta: float = scalar(0.0, number, "What the array for the result is multiplied by.")
-    out_dtype: DType | str | None = scalar(None, None, "The result's dtype. [a's]")
+    out_dtype: DType | str | None = scalar(
+        None, lambda name, value: DType.of(value, name), "The result's dtype. [a's]"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumericOptions:
     """How numbers are multiplied."""
 
-    precision: str | None = scalar(None, None, "How float32 is multiplied: ieee, tf32 or tf32x3.")
+    precision: str | None = scalar(
+        None, precision_name, "How float32 is multiplied: ieee, tf32 or tf32x3."
+    )
     scale_block: tuple[int, int, int] | None = scalar(
         None, None, "Rows of a, columns of b and values of k that share a scale."
     )
@@ -51,7 +56,9 @@ class GroupedOptions(NumericOptions, SumOptions):
 class ListOptions(SumOptions):
     """All that ``grouped_mm_list`` takes beside operands and where to run."""
 
-    precision: str | None = scalar(None, None, "How float32 is multiplied: ieee, tf32 or tf32x3.")
+    precision: str | None = scalar(
+        None, precision_name, "How float32 is multiplied: ieee, tf32 or tf32x3."
+    )
     products: int = scalar(0, None, "How many there are.")
 
 

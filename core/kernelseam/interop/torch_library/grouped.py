@@ -109,7 +109,7 @@ def _backward(ctx: Any, dc: Tensor) -> Any:
     a, b, offs, a_indices, out_indices, factors = ctx.saved_tensors
     wanted = dict(zip(OPERANDS, ctx.wanted, strict=True))
     dc = with_matrices(dc.to(a.dtype))
-    rows = _Rows(offs, a_indices, out_indices, factors)
+    rows = _Rows(a, b, offs, a_indices, out_indices, factors)
     da = db = dfactors = None
     if wanted["a"] or wanted["out_factors"]:
         da = GROUPED_MM(dc, b.mT, offs, None, None, rows.of_result, **ctx.options)
@@ -122,27 +122,34 @@ def _backward(ctx: Any, dc: Tensor) -> Any:
         left = rows.gathered(a, rows.of_a)
         right = rows.multiplied(rows.gathered(dc, rows.of_result))
         db = GROUPED_MM(left.mT, right, offs, **ctx.options)
+        if b.dim() == 2:
+            db = rows.kept(db, a.dim() - 2)
     return da, db, None, None, None, None, None, dfactors, None
 
 
 class _Rows:
-    """The rows of a product that is gathered, scattered or multiplied; of those behind the last
-    group nothing is read, and no gradient comes."""
+    """What ``offs`` divides of a product, rows that may be gathered, scattered or multiplied among
+    it; of what is behind the last group nothing is read, and its gradient is 0."""
 
-    def __init__(self, offs: Tensor, of_a: Tensor, of_result: Tensor, factors: Tensor) -> None:
+    def __init__(
+        self, a: Tensor, b: Tensor, offs: Tensor, of_a: Tensor, of_result: Tensor, factors: Tensor
+    ) -> None:
         self.of_a, self.of_result, self.factors = of_a, of_result, factors
-        some = next((x for x in (of_a, of_result, factors) if x is not None), None)
-        self.there = None
-        if some is not None:
+        self.behind = None
+        if offs is not None and a.dim() + b.dim() < 6:
+            self.axis_of_a = 3 - b.dim()
+            along = b.shape[1] if a.dim() == 3 else a.shape[self.axis_of_a]
+            some = next((x for x in (of_a, of_result, factors) if x is not None), None)
+            along = along if some is None else some.shape[0]
             ends = offs[-1:] if offs.shape[0] else offs.new_zeros(1)
-            self.there = torch.arange(some.shape[0], device=some.device) < ends
+            self.behind = torch.arange(along, device=offs.device) >= ends
 
-    def kept(self, x: Tensor) -> Tensor:
-        """Rows, or numbers of rows, 0 behind the last group."""
-        if self.there is None:
+    def kept(self, x: Tensor, axis: int = 0) -> Tensor:
+        """Rows, numbers of rows, or columns (axis 1), 0 behind the last group."""
+        if self.behind is None:
             return x
-        there = self.there if x.dim() == 1 else self.there[:, None]
-        return x.masked_fill(~there, 0)
+        behind = self.behind if axis == x.dim() - 1 else self.behind.unsqueeze(-1)
+        return x.masked_fill(behind, 0)
 
     def gathered(self, x: Tensor, indices: Tensor | None) -> Tensor:
         return x if indices is None else x[self.kept(indices)]
@@ -151,8 +158,10 @@ class _Rows:
         return x if self.factors is None else (x * self.factors[:, None]).to(x.dtype)
 
     def scattered(self, x: Tensor, like: Tensor) -> Tensor:
-        """Rows added up where ``a_indices`` had taken them from."""
-        x = self.kept(x)
+        """a's gradient, of the rows added up where ``a_indices`` had taken them from."""
+        if like.dim() == 3:
+            return x
+        x = self.kept(x, self.axis_of_a)
         if self.of_a is None:
             return x
         return torch.zeros_like(like).index_add(0, self.kept(self.of_a), x)

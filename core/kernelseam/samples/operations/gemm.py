@@ -59,17 +59,11 @@ class Gemm(Operation[GemmCase, GemmResult]):
             "K": case.K,
             "batch": case.batch,
             "num_heads": case.num_heads,
-            "alpha": case.alpha,
-            "beta": case.beta,
-            "a_transposed": case.a_transposed,
-            "b_transposed": case.b_transposed,
-            "dtype": case.dtype,
-            "dtype_c": case.out_dtype,
+            **case.product,
             "dtype_bias": case.bias,
             "dtype_residual": case.residual,
             "c_batch_group": case.c_batch_group,
             "c_head_group": case.c_head_group,
-            "precision": case.precision,
         }
         steps = {
             n: s

@@ -57,13 +57,7 @@ class GroupedPointers(Operation[GroupedPointersCase, list[GemmResult]]):
             N=n,
             K=k,
             **fields,
-            a_transposed=case.a_transposed,
-            b_transposed=case.b_transposed,
-            alpha=case.alpha,
-            beta=case.beta,
-            dtype=case.dtype,
-            dtype_c=case.out_dtype,
-            precision=case.precision,
+            **case.product,
         )
 
     def expected(self, case: GroupedPointersCase, inputs: Mapping[str, Array]) -> list[GemmResult]:

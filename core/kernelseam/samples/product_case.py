@@ -1,0 +1,50 @@
+"""What the cases of all products have."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from kernelseam.dtypes import DType
+from kernelseam.samples.common import InjectedValue
+
+
+@dataclass(frozen=True)
+class ProductCase:
+    """Products as data. Field names are the descriptor's."""
+
+    name: str
+    dtype: DType
+    _: KW_ONLY
+    a_transposed: bool = False
+    b_transposed: bool = False
+    alpha: float = 1.0
+    beta: float = 0.0
+    dtype_c: DType | None = None
+    precision: str | None = None
+    data: str = "normal"
+    """"normal" N(0,1), "positive" U(0,1), "integers" −3…3 (results must agree bit for bit); of a
+    batch also "tiny" or "huge" normal."""
+    injected: tuple[InjectedValue, ...] = ()
+    may_refuse: frozenset[str] = frozenset()
+    """The core's implementations that may refuse the case; a plugin's always may, with a reason."""
+    group: str = ""
+    """The heading in the report."""
+
+    @property
+    def out_dtype(self) -> DType:
+        """The dtype of C."""
+        return self.dtype_c or (DType.float32 if self.dtype.is_fp8 else self.dtype)
+
+    @property
+    def product(self) -> dict[str, Any]:
+        """The descriptor's fields that are those of every product."""
+        return {
+            "a_transposed": self.a_transposed,
+            "b_transposed": self.b_transposed,
+            "alpha": self.alpha,
+            "beta": self.beta,
+            "dtype": self.dtype,
+            "dtype_c": self.out_dtype,
+            "precision": self.precision,
+        }
