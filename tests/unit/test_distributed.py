@@ -38,6 +38,8 @@ def run(ranks: Ranks, case: Case, size: int, fault: str | None = None, **more: A
 def check(ranks: Ranks, case: Case, size: int, bound: float = EXACT) -> None:
     found = worst(case, run(ranks, case, size))
     sinks = found.pop("dsinks", 0.0)  # always of float32
+    if case.mods:  # of which the oracle takes differences
+        assert max(found.pop("dq"), found.pop("dk")) < 1e-9, found
     assert max(found.values()) < bound and sinks < max(bound, 1e-7), (found, sinks)
 
 
@@ -64,6 +66,13 @@ MASKS = {
     "documents full": Case(documents=(3, 20, 44), causal=False, order="contiguous"),
     "documents and rows of none": Case(documents=(3, 20, 20, 41), sinks=True),
     "documents window": Case(documents=(0, 33, 48), window=(7, None), alibi=True, sinks=True),
+    "mods": Case(mods=True),
+    "mods full": Case(mods=True, causal=False, order="contiguous", rows_k=72, sinks=True),
+    "mods window prefix": Case(mods=True, window=(11, None), prefix=(3, 30), softcap=3.0),
+    "mods documents": Case(mods=True, documents=(2, 5, 13, 13, 31, 48)),
+    "mods documents full": Case(
+        mods=True, documents=(0, 40, 45), causal=False, order="contiguous", sinks=True
+    ),
     "one head": Case(heads=4, kv_heads=1, dim=7, value_dim=8, batch=1),
 }
 QUICK = {
@@ -73,7 +82,8 @@ QUICK = {
     ("prefix", 3), ("prefix alibi window", 4), ("kv lengths", 3), ("more keys", 3),
     ("fewer keys", 2), ("lse", 3), ("lse alibi", 2), ("documents", 3), ("documents full", 4),
     ("documents and rows of none", 2),
-    ("documents window", 3), ("one head", 4),
+    ("documents window", 3), ("one head", 4), ("mods", 4), ("mods full", 2),
+    ("mods window prefix", 3), ("mods documents", 3), ("mods documents full", 2),
 }  # fmt: skip
 GRID = [
     pytest.param(name, size, marks=() if (name, size) in QUICK else SLOW)
@@ -112,7 +122,9 @@ def test_a_device_mesh_names_ring_and_heads(ranks: Ranks) -> None:
     check(ranks, Case(mesh=(4,)), 4)  # a mesh of one dimension is a group
 
 
-@pytest.mark.parametrize("name", [n for n in MASKS if not (MASKS[n].documents and MASKS[n].sinks)])
+@pytest.mark.parametrize(
+    "name", [n for n, x in MASKS.items() if not (x.mods or (x.documents and x.sinks))]
+)
 def test_what_gpus_are_held_to_is_the_oracle(name: str) -> None:
     want = distributed_calls.expected(MASKS[name])
     have = distributed_calls.expected_by_torch(MASKS[name])
@@ -164,6 +176,7 @@ FAULTS = {
     "keys' gradients counted twice": Case(),
     "sink counted by every rank": Case(sinks=True),
     "window of the shard": Case(window=(10, None)),
+    "indices of the shard": Case(mods=True),
 }
 
 

@@ -67,6 +67,21 @@ def test_one_wrong_argument(alone: Any, function: str) -> None:
                 raise
 
 
+def _later(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return q_idx >= kv_idx
+
+
+def _shorter(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, kv_len: Any) -> Any:
+    return kv_idx < kv_len - 1
+
+
+_LEARNT = torch.zeros(2, requires_grad=True)
+
+
+def _half(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score * 0.5
+
+
 DIFFERENT: list[tuple[str, dict[str, Any], str]] = [
     ("attention", dict.fromkeys("qkv", itemgetter((..., slice(2), slice(None)))),
      r"^q = float32 \[1, 2, 4, 8\] on {others}; float32 \[1, 2, 2, 8\] on {odd}: must be the "),
@@ -80,6 +95,8 @@ DIFFERENT: list[tuple[str, dict[str, Any], str]] = [
     ("attention", {"method": "rings"}, r"^method = rings: {odd} of 3 refuses it: must be one of "),
     ("attention", {"method": None}, r"^method = None: {odd} of 3 refuses it: must be one of auto"),
     ("attention", {"softcap": 2.0}, r"^softcap = None on {others}; 2\.0 on {odd}: must be the "),
+    ("attention", {"mask_mod": lambda _: _later},
+     r"^score_mod, mask_mod = None on {others}; mask_mod=le\(kv_idx, q_idx\); .* on {odd}: must "),
     ("attention_varlen", {"cu_seqlens": None}, r"^cu_seqlens = None: {odd} of 3 refuses it: must "),
     ("attention_varlen", {"cu_seqlens": [9, *range(3000)]},
      r"^cu_seqlens = list: {odd} of 3 refuses it: must not decrease, from 0 or more up to "),
@@ -222,6 +239,12 @@ def test_what_pages_do_not_fit_is_refused(ranks: Ranks, check: bool) -> None:
         ("attention_varlen", {"cu_seqlens": torch.tensor([False, True])}, r"^cu_seqlens\[0\] = Fa"),
         ("attention_varlen", {"cu_seqlens": "06"}, r"^cu_seqlens = 06: must be a list or a "),
         ("attention_varlen", {"cu_seqlens": [0, 7]}, r"^cu_seqlens = \[0, 7\]: must not decrease"),
+        ("attention", {"score_mod": _half, "alibi_slopes": torch.ones(2)},
+         r"^alibi_slopes = given: is added to parts of .*\. Add slopes\[h\] \* -abs\(q_id"),
+        ("attention", {"mask_mod": _shorter, "kv_lengths": torch.ones(1, dtype=torch.int32)},
+         r"^kv_lengths = given: are of entries, and a function that reads q_len or kv_len takes "),
+        ("attention", {"score_mod": lambda s, b, h, q, k: s + _LEARNT[h]},
+         r"^score_mod = captures a tensor that wants a gradient: over several ranks there is none"),
         ("attention", {"sinks": torch.zeros(2, dtype=torch.int8)}, r"^sinks = torch\.int8 \[2\]:"),
         ("attention", {"alibi_slopes": torch.zeros(2).half()}, r"^alibi_slopes = torch\.float16 "),
         ("attention", {"alibi_slopes": torch.zeros(3, 2)}, r"^alibi_slopes = torch\.float32 \[3"),

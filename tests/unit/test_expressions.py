@@ -15,6 +15,7 @@ from kernelseam.expressions.bounds import bounds
 from kernelseam.expressions.derivatives import array_gradients, slope
 from kernelseam.expressions.elementwise import maximum, minimum, where
 from kernelseam.expressions.evaluation import evaluate, place
+from kernelseam.expressions.moved import moved
 from kernelseam.expressions.scores import ScoreExpression, score_expression
 
 torch = pytest.importorskip("torch", reason="torch is missing: the mods are torch's")
@@ -283,3 +284,22 @@ def test_sums_of_unknown_numbers_do_not_overflow() -> None:
     may, must = blocks(e, 8, 8, 4, 4)
     assert may.all()
     assert not must.any()
+
+
+def test_another_place_of_a_part_is_the_same_structure() -> None:
+    array = np.arange(40.0)
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, *, kv_len: Any) -> Any:
+        return score + array[q_idx] * h - kv_len
+
+    whole = score_expression(score_mod, lambda b, h, q_idx, kv_idx: q_idx >= kv_idx)
+    parts = [
+        moved(whole, {"q_idx": q, "kv_idx": 7, "b": 3}, {"kv_len": 40, "q_len": 9}) for q in (0, 5)
+    ]
+    assert parts[0].structure == parts[1].structure
+    assert [p.numbers for p in parts] == [(0, 7, 40), (5, 7, 40)]  # nothing reads b or q_len
+    own = {"score": 1.0, "b": 0, "h": 2, "q_idx": 4, "kv_idx": 3, "q_len": 1, "kv_len": 1}
+    for part, q in zip(parts, (4, 9), strict=True):
+        s = part.structure
+        score, seen = evaluate([s.score, s.visible], own, part.numbers, part.arrays, np.float64)
+        assert (score, seen) == (1.0 + 2 * q - 40, q >= 10)

@@ -25,6 +25,7 @@ from kernelseam.distributed.plan import Mask
 from kernelseam.distributed.ranks import axes_of
 from kernelseam.distributed.running import Call
 from kernelseam.errors import InvalidValue
+from kernelseam.expressions.scores import MaskMod, ScoreMod
 from kernelseam.ops.signatures import Sharded
 
 Tensor = Any
@@ -43,6 +44,8 @@ def attention(
     method: str = "auto",
     order: str | None = None,
     check: bool = False,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     **options: Unpack[Sharded],
 ) -> Any:
     """``kernelseam.attention`` of the whole sequence, of which each rank of ``group`` has its rows:
@@ -62,10 +65,14 @@ def attention(
     defaults; ``alibi_slopes``, ``sinks``, ``prefix_lengths`` and ``kv_lengths`` are whole and the
     same on every rank. ``bias`` and ``mask`` are refused (no rank could hold them), and so is
     ``kv_lengths`` beside a band or slopes, whose diagonal it would move for each entry.
+    ``score_mod`` and ``mask_mod`` are ``kernelseam.attention``'s and count in the whole: indices,
+    heads, ``q_len`` and ``kv_len``; what they capture is whole, and the same on every rank. A
+    score_mod beside ``alibi_slopes`` is refused, and so are functions of lengths beside
+    ``kv_lengths``.
 
-    Gradients flow to q, k, v and ``sinks``, of the sum of all ranks' losses; that of ``sinks`` is
-    this rank's part, to be summed over ranks as that of every parameter. States are joined in
-    float32 (float64 where q is), and rounded once.
+    Gradients flow to q, k, v and ``sinks`` (not to what functions capture), of the sum of all
+    ranks' losses; that of ``sinks`` is this rank's part, to be summed over ranks as that of every
+    parameter. States are joined in float32 (float64 where q is), and rounded once.
 
     ``check``: one small exchange, so that shapes, dtypes or options that differ between ranks, and
     what one rank refuses, raise the same InvalidValue on every rank; without it such ranks end by
@@ -87,6 +94,7 @@ def attention(
             method,
             order,
             documents=None,
+            mods=(score_mod, mask_mod),
             options=by_name(DistributedOptions(**chosen)),
         )
 
@@ -104,6 +112,8 @@ def attention_varlen(
     method: str = "auto",
     order: str | None = None,
     check: bool = False,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     **options: Unpack[Sharded],
 ) -> Any:
     """Packed documents over several ranks: q [T/n, H, D], k [T/n, H_kv, D], v [T/n, H_kv, D_v] are
@@ -111,7 +121,8 @@ def attention_varlen(
 
     Document b has rows cu_seqlens[b] … cu_seqlens[b + 1] − 1 of the whole, of queries and keys
     alike. The offsets are the same on every rank, a list or an integer tensor; one on a device is
-    read, which synchronises. ``alibi_slopes`` is [H]. The rest is as in ``attention``.
+    read, which synchronises. ``alibi_slopes`` is [H]. ``score_mod`` and ``mask_mod`` count within a
+    document. The rest is as in ``attention``.
 
     Returns the rank's rows of the result [T/n, H, D_v], or (result, lse [H, T/n]). Rows of no
     document are 0, and −inf in the LSE.
@@ -135,6 +146,7 @@ def attention_varlen(
             method,
             order,
             documents=offsets_of(cu_seqlens, rows),
+            mods=(score_mod, mask_mod),
             options=by_name(DistributedOptions(**chosen)),
         )
 

@@ -13,6 +13,7 @@ from kernelseam.descriptors.attention.options import Window, band
 from kernelseam.descriptors.common.extents import default_scale
 from kernelseam.descriptors.common.validation import flag, integer
 from kernelseam.distributed import costs, heads
+from kernelseam.distributed.mods import checked_mods, in_words
 from kernelseam.distributed.operands import (
     check_axes,
     check_lengths,
@@ -30,6 +31,7 @@ from kernelseam.distributed.plan import Mask
 from kernelseam.distributed.ranks import Axis
 from kernelseam.distributed.running import Call
 from kernelseam.errors import InvalidValue
+from kernelseam.expressions.scores import MaskMod, ScoreMod
 from kernelseam.interop.torch_function import autocast, check_bwd_implementation
 
 Tensor = Any
@@ -82,6 +84,7 @@ def checked(
     method: str,
     order: str | None,
     documents: tuple[int, ...] | None,
+    mods: tuple[ScoreMod | None, MaskMod | None],
     options: dict[str, Any],
 ) -> tuple[Call, dict[str, object]]:
     """The call as it runs, and what every rank must have alike."""
@@ -91,7 +94,7 @@ def checked(
                 name,
                 "given",
                 "has an element for every query and key of the whole, which no rank holds",
-                "Use causal, window, alibi_slopes or prefix_lengths, or call kernelseam.attention",
+                "Use causal, window, score_mod or mask_mod, or call kernelseam.attention",
             )
     one_of("method", method, METHODS)
     if dims is not None and method != "mesh":
@@ -146,6 +149,7 @@ def checked(
             raise InvalidValue(
                 f"{name}.requires_grad", True, "gradients do not flow to it", "Pass tensor.detach()"
             )
+    expression = checked_mods(*mods, operands)
     check_names(backend=options["backend"], implementation=options["implementation"])
     check_bwd_implementation(options["bwd_implementation"], "attention_bwd", "q", operands)
     mask = Mask(
@@ -157,6 +161,7 @@ def checked(
         "prefix_lengths" in operands,
         lengths,
         documents,
+        expression is not None,
     )
     chosen, outer, inner = _laid_out(method, everyone, dims, mask, balanced, q, k, v)
     numbers = shared(options)
@@ -183,8 +188,9 @@ def checked(
         },
         out_dtype,
         flag("return_lse", options["return_lse"]),
+        expression,
     )
-    said = described(operands)
+    said = described(operands) | in_words(expression)
     said |= {"method": f"{chosen}, {inner.size} for heads", "order": balanced}
     said |= {n: x for n, x in options.items() if x is not None}
     said |= {

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from kernelseam.distributed.mods import Mods
 from kernelseam.distributed.plan import Part
 from kernelseam.interop import torch_attention
 
@@ -30,6 +31,8 @@ class Options:
     """int32 [B]: keys of the whole below it are seen (a prefix), or alone (lengths)."""
     states: Any = None
     """The dtype of a call's result before it is joined; None: that of sums."""
+    mods: Mods | None = None
+    """Scores and masks that depend on where queries and keys lie in the whole."""
     narrow: bool = False
     """The result is of q's dtype and nothing is joined to it later: one call that sees all keys may
     round it."""
@@ -166,6 +169,8 @@ def _call(
         assert options.lengths is not None
         name = "prefix_lengths" if part.prefix else "kv_lengths"
         operands[name] = (options.lengths - part.first_key).clamp_(0, part.n).to(torch.int32)
+    if options.mods is not None:
+        given["score_mod"] = options.mods.of(part)
     moved = None
     if part.slopes == "diagonal":
         operands["alibi_slopes"] = options.slopes

@@ -36,6 +36,9 @@ class Mask:
     """Only keys below a number by entry are seen; there is no band."""
     documents: tuple[int, ...] | None = None
     """Offsets of packed sequences, whose queries are their keys' rows."""
+    mods: bool = False
+    """Scores or masks depend on places: rows of a call are neighbours in the whole, and of one
+    document, or of whole documents."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,9 @@ class Part:
     """"diagonal": d is the call's own; "before" or "after": all keys lie on that side."""
     offsets: tuple[int, ...] | None = None
     """Of packed sequences among the part's rows, the same for queries and keys."""
+    document: int | None = None
+    """Which packed sequence the part is of, where there are ``Mask.mods``; with offsets, the first
+    of them."""
 
 
 @lru_cache(maxsize=4096)
@@ -77,7 +83,7 @@ def parts(mask: Mask, queries: tuple[Run, ...], keys: tuple[Run, ...]) -> tuple[
             result += _of_piece(mask, piece)
             beside += k.rows
         at += q.rows
-    return tuple(_fused(result))
+    return tuple(result if mask.mods else _fused(result))
 
 
 def opening_and_closing(all_parts: tuple[Part, ...]) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
@@ -155,6 +161,8 @@ def _one_diagonal(mask: Mask, queries: Sequence[Run], keys: Sequence[Run]) -> Pa
     gaps between the runs do not."""
     causal = (mask.left, mask.right) == (None, 0) and mask.rows_q == mask.rows_k
     if not causal or mask.alibi or mask.prefix or mask.documents is not None or queries != keys:
+        return None
+    if mask.mods and len(queries) > 1:
         return None
     rows = sum(q.rows for q in queries)
     return Part(0, rows, 0, rows, queries[0].start, keys[0].start, (None, 0)) if rows else None
@@ -250,25 +258,40 @@ def _of_documents(mask: Mask, piece: Part) -> Iterator[Part]:
         a, b = cell.first_query, cell.first_query + cell.m
         c, d = cell.first_key, cell.first_key + cell.n
         if side == "diagonal":
-            inside = [min(max(x, a), b) - a for x in mask.documents]
-            spans = [p for p in zip(inside, inside[1:], strict=False) if p[0] < p[1]]
-            if spans == [(0, cell.m)]:
-                slopes = side if mask.alibi else ""
-                yield from _banded(mask, replace(cell, slopes=slopes))
-            elif spans:
-                offsets = (spans[0][0], *(stop for _, stop in spans))
-                yield replace(
-                    cell,
-                    window=(mask.left, mask.right),
-                    slopes=side if mask.alibi else "",
-                    offsets=offsets,
-                )
+            yield from _beside_themselves(mask, cell)
             continue
         last = (d if side == "before" else b) - 1  # the earlier side's last row
-        for start, stop in zip(mask.documents, mask.documents[1:], strict=False):
+        slopes = side if mask.alibi else ""
+        for i, (start, stop) in enumerate(zip(mask.documents, mask.documents[1:], strict=False)):
             if start <= last < stop and stop > max(a, c):
                 kept = _cut(cell, (max(a, start), min(b, stop)), (max(c, start), min(d, stop)))
-                yield from _banded(mask, replace(kept, slopes=side if mask.alibi else ""))
+                yield from _banded(mask, replace(kept, slopes=slopes, document=i))
+
+
+def _beside_themselves(mask: Mask, cell: Part) -> Iterator[Part]:
+    """Packed sequences in a cell whose queries are its keys' rows."""
+    assert mask.documents is not None
+    a, b = cell.first_query, cell.first_query + cell.m
+    slopes = "diagonal" if mask.alibi else ""
+    inside = [min(max(x, a), b) for x in mask.documents]
+    together = list[int]()
+    for i, rows in enumerate(zip(inside, inside[1:], strict=False)):
+        if rows[0] == rows[1]:
+            continue
+        if rows == (a, b) or (mask.mods and rows != mask.documents[i : i + 2]):
+            kept = _cut(cell, rows, rows)
+            yield from _banded(mask, replace(kept, slopes=slopes, document=i))
+        else:
+            together.append(i)
+    if together:
+        first, last = together[0], together[-1]
+        yield replace(
+            cell,
+            window=(mask.left, mask.right),
+            slopes=slopes,
+            offsets=tuple(x - a for x in inside[first : last + 2]),
+            document=first,
+        )
 
 
 def _fused(all_parts: list[Part]) -> list[Part]:

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from kernelseam.distributed import gathered, heads, ring
+from kernelseam.distributed.mods import Mods
 from kernelseam.distributed.pieces import Options, wider
 from kernelseam.distributed.plan import Mask
 from kernelseam.distributed.ranks import Axis
 from kernelseam.distributed.ring import Ring
 from kernelseam.distributed.states import states_dtype
+from kernelseam.expressions.scores import ScoreExpression
 from kernelseam.interop.torch_function import Gradients, differentiable_once, with_rows
 
 Tensor = Any
@@ -33,14 +35,16 @@ class Call:
     backward: dict[str, Any]
     out_dtype: Any
     return_lse: bool
+    expression: ScoreExpression | None = None
 
     def run(self) -> Any:
         x = self.operands
         q, k, v, sinks = x["q"], x["k"], x["v"], x.get("sinks")
-        slopes, n = x.get("alibi_slopes"), self.inner.size
+        slopes, n, head = x.get("alibi_slopes"), self.inner.size, None
         if n > 1:
             each = q.shape[1] // n
-            mine = slice(self.inner.index * each, (self.inner.index + 1) * each)
+            head = self.inner.index * each
+            mine = slice(head, head + each)
             q, k, v = heads.heads_for_rows(self.inner, (q, k, v), self.balanced)
             sinks = None if sinks is None else sinks[mine]
             slopes = None if slopes is None else slopes[..., mine]
@@ -50,7 +54,8 @@ class Call:
         states = self.out_dtype  # asked for in float32, nothing is rounded before
         if states in (None, q.dtype):
             states = states_dtype(q, k, v, self.mask, self.forward)
-        options = Options(self.forward, self.backward, slopes, lengths, states, narrow)
+        mods = None if self.expression is None else Mods(self.expression, self.mask, head)
+        options = Options(self.forward, self.backward, slopes, lengths, states, mods, narrow)
         setup = (around, self.method, options, self.out_dtype)
         out, lse = _Attention.apply(setup, q, k, v, sinks)
         if n == 1:

@@ -37,7 +37,33 @@ class Case:
     kv_lengths: tuple[int, ...] | None = None
     documents: tuple[int, ...] | None = None
     lse: bool = False
+    mods: bool = False
+    """Those of ``MODS``."""
     mesh: tuple[int, ...] | None = None
+
+
+_TABLE = np.linspace(-1, 1, 6 * 80).reshape(6, 80)
+_SHOWN = np.arange(80) % 7 != 3
+
+
+def _score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, *, q_len: Any) -> Any:
+    near = np.minimum(abs(q_idx - kv_idx), 79)
+    return score * (1 + 0.25 * (q_idx % 3)) + _TABLE[h, near] + 0.5 * b - 0.5 * q_idx / q_len
+
+
+def _visible(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, kv_len: Any) -> Any:
+    return _SHOWN[kv_idx] | (kv_idx == q_idx) | (kv_idx == kv_len - 1 - h - b)
+
+
+MODS: dict[str, Any] = {"score_mod": _score, "mask_mod": _visible}
+"""Of all that they may read: each index, the head, the lengths, an array by head and one by key."""
+
+
+def _of_entry(mod: Any, entry: int) -> Any:
+    """A function of entry 0 alone, as of another one."""
+    if mod is _score:
+        return lambda score, b, h, q, kv, *, q_len: _score(score, b + entry, h, q, kv, q_len=q_len)
+    return lambda b, h, q, kv, *, kv_len: _visible(b + entry, h, q, kv, kv_len=kv_len)
 
 
 def operands(case: Case) -> Arrays:
@@ -86,6 +112,7 @@ def attention(group: Any, case: Case, fault: str | None = None, **more: Any) -> 
             "window": case.window,
             "softcap": case.softcap,
             "return_lse": True,
+            **(MODS if case.mods else {}),
             **more,
         }
         sinks = None
@@ -155,6 +182,7 @@ def _expected(case: Case) -> Arrays:
         else None,
         sinks=whole["sinks"] if case.sinks else None,
         kv_lengths=case.kv_lengths,
+        **(MODS if case.mods else {}),
     )
     q, k, v = (whole[n] for n in "qkv")
     made = formulas.attention(q, k, v, case.causal, scale, variant=variant)
@@ -206,7 +234,9 @@ def _packed(case: Case, whole: Mapping[str, Any], scale: float) -> Arrays:
         alibi_slopes=whole["alibi"][None] if case.alibi else None,
         sinks=whole["sinks"] if case.sinks else None,
     )
-    for a, b in zip(case.documents, case.documents[1:], strict=False):
+    for i, (a, b) in enumerate(zip(case.documents, case.documents[1:], strict=False)):
+        if case.mods:
+            variant = replace(variant, **{n: _of_entry(f, i) for n, f in MODS.items()})
         q, k, v, dout = (whole[n][:, :, a:b] for n in ("q", "k", "v", "dout"))
         made = formulas.attention(q, k, v, case.causal, scale, variant=variant)
         found = gradients.attention_bwd(q, k, v, dout, case.causal, scale, variant)

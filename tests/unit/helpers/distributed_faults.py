@@ -16,7 +16,7 @@ def planted(fault: str | None, group: Any) -> Iterator[None]:
         return
     import torch
     import torch.distributed as dist
-    from kernelseam.distributed import gathered, order, pieces, plan, ring, running, transfers
+    from kernelseam.distributed import gathered, mods, order, pieces, plan, ring, running, transfers
 
     def replace(where: Any, name: str, value: Any) -> Any:
         return mock.patch.object(where, name, value)
@@ -93,6 +93,8 @@ def planted(fault: str | None, group: Any) -> Iterator[None]:
                 )
 
             stack.enter_context(replace(ring, "parts", parts))
+        elif fault == "indices of the shard":
+            stack.enter_context(replace(mods.Mods, "of", lambda self, part: self.expression))
         else:
             raise AssertionError(fault)
         yield

@@ -22,7 +22,8 @@ def calls(group: Any) -> dict[str, Arguments]:
                          "return_lse": False, "batch_invariant": False, **where}  # fmt: skip
     of_rows: Arguments = {"group": group, "method": "ring", "order": "contiguous", "causal": False,
                           "window": None, "alibi_slopes": None, "deterministic": True,
-                          "bwd_implementation": None, "check": False, **shared}  # fmt: skip
+                          "bwd_implementation": None, "check": False, "score_mod": None,
+                          "mask_mod": None, **shared}  # fmt: skip
     projection: Arguments = {"group": group, "rows": "sharded", "order": "contiguous", "chunks": 2,
                              "bwd_implementation": None, "check": False, **where}  # fmt: skip
     dense, packed = ({n: rows(*shape) for n in "qkv"} for shape in ((1, 2, 4, 8), (6, 2, 8)))
