@@ -187,7 +187,7 @@ def test_the_log_of_a_success_is_read(
     source = SourceBundle("k", "k.h", (("k.h", ""),), (), ())
     if lost:
         monkeypatch.setattr(
-            "kernelseam_cuda.toolchain._version", lambda: "nvrtc 13.0.88 (some build)"
+            "kernelseam_cuda.toolchain.version", lambda: "nvrtc 13.0.88 (some build)"
         )
         with pytest.warns(SlowBinary) as caught:
             assert toolchain.compile(source, "sm_90a") == bytes(4)

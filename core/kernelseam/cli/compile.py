@@ -15,6 +15,7 @@ from kernelseam.cli.attention_options import AttentionOptions, with_attention_op
 from kernelseam.cli.output import described, emit_json, heading, table
 from kernelseam.cli.progress import working
 from kernelseam.cli.with_options import with_options
+from kernelseam.compilation import compiled_together
 from kernelseam.containment import Contained
 from kernelseam.contract import Backend, Toolchain
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
@@ -22,6 +23,7 @@ from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.errors import CompileError, InvalidValue
 from kernelseam.kernels import KERNELS, build_binary, launches_by_implementation
+from kernelseam.kernels.kernel import bundle as source_bundle
 from kernelseam.plugins import plugins
 
 
@@ -112,10 +114,18 @@ def _built(
 ) -> list[dict[str, Any]]:
     """Facts of each kernel compiled for one arch. Raises CompileError."""
     with Contained(f"the toolchain of backend {toolchain.backend}"):
-        built = [
-            (name, x, *build_binary(toolchain, x.problem.spec, arch, x.tile, x.kernel))
+        launches = [
+            (name, x)
             for name, steps in launches_by_implementation(toolchain, problem, arch, backend.kernels)
             for x in steps
+        ]
+        sources = [
+            source_bundle(x.kernel, x.problem.spec, x.tile, toolchain, arch) for _, x in launches
+        ]
+        compiled_together(toolchain, sources, arch)
+        built = [
+            (name, x, *build_binary(toolchain, x.problem.spec, arch, x.tile, x.kernel))
+            for name, x in launches
         ]
     return [
         {

@@ -20,10 +20,11 @@ from kernelseam.contract import (
     SourceBundle,
     TensorMap,
 )
-from kernelseam.errors import CompileError, DeviceError, SlowBinary
+from kernelseam.errors import CompileError, SlowBinary
 from kernelseam.forking import ForkGate, new_lock
 
 from kernelseam_cuda import archs, bindings, cubin, launch, tensor_maps
+from kernelseam_cuda.compiler_version import nvrtc, version
 
 _SLOW_WARNINGS = re.compile(r"^.*(?:\(C75(?:08|1[0-5])\)|wgmma.* serialized).*$", re.MULTILINE)
 """Warnings of the assembler: C7508, a setmaxnreg is ignored; C7510 to C7515, wgmma are serialised.
@@ -57,7 +58,7 @@ class CudaToolchain:
 
     def compiler(self) -> str:
         with _FORK_GATE.work():
-            return _version()
+            return version()
 
     def compile(self, bundle: SourceBundle, arch: str) -> bytes:
         return self.compile_with_ptx(bundle, arch)[0]
@@ -67,11 +68,11 @@ class CudaToolchain:
         self.arch_row(arch)
         names, texts = [n.encode() for n, _ in bundle.files], [t.encode() for _, t in bundle.files]
         with _FORK_GATE.work():
-            no_cache = ["--no-cache"] * (_nvrtc(bundle.name, arch, "nvrtcVersion") >= _HAS_NO_CACHE)
+            no_cache = ["--no-cache"] * (nvrtc(bundle.name, arch, "nvrtcVersion") >= _HAS_NO_CACHE)
             options = [
                 o.encode() for o in (f"--gpu-architecture={arch}", *bundle.options, *no_cache)
             ]
-            program = _nvrtc(
+            program = nvrtc(
                 bundle.name,
                 arch,
                 "nvrtcCreateProgram",
@@ -83,8 +84,8 @@ class CudaToolchain:
             )
             try:
                 (status,) = bindings.nvrtc().nvrtcCompileProgram(program, len(options), options)
-                log = bytearray(_nvrtc(bundle.name, arch, "nvrtcGetProgramLogSize", program))
-                _nvrtc(bundle.name, arch, "nvrtcGetProgramLog", program, log)
+                log = bytearray(nvrtc(bundle.name, arch, "nvrtcGetProgramLogSize", program))
+                nvrtc(bundle.name, arch, "nvrtcGetProgramLog", program, log)
                 text = log.rstrip(bytes(1)).decode(errors="replace")
                 if int(status):
                     raise CompileError(bundle.name, arch, f"{status.name}\n{text}")
@@ -93,14 +94,14 @@ class CudaToolchain:
                     warnings.warn(
                         f"{bundle.name} compiles for {arch}, but not as intended: "
                         "its results are right, "
-                        f"and it is slow. {_version()} says:\n{diagnostics}",
+                        f"and it is slow. {version()} says:\n{diagnostics}",
                         SlowBinary,
                         stacklevel=2,
                     )
                 results = []
                 for kind in ("CUBIN", "PTX"):
-                    result = bytearray(_nvrtc(bundle.name, arch, f"nvrtcGet{kind}Size", program))
-                    _nvrtc(bundle.name, arch, f"nvrtcGet{kind}", program, result)
+                    result = bytearray(nvrtc(bundle.name, arch, f"nvrtcGet{kind}Size", program))
+                    nvrtc(bundle.name, arch, f"nvrtcGet{kind}", program, result)
                     results.append(bytes(result))
                 return results[0], results[1].rstrip(bytes(1))
             finally:
@@ -150,41 +151,6 @@ def _digest(binary: bytes) -> str:
 
 _FORK_GATE = ForkGate()
 """Around nvrtc: a child forked during a compilation would deadlock on nvrtc's locks."""
-_BUILD = re.compile(r"Compiler Build ID: (?P<build>\S+)|release .*, V(?P<version>\S+)")
-"""In the head of its PTX: nvrtcVersion knows no patch level."""
-
-
-@cache
-def _version() -> str:
-    """nvrtc's version with its patch level, and its build, from the header of its PTX."""
-    major, minor = _nvrtc("nvrtc", "any arch", "nvrtcVersion")
-    program = _nvrtc("nvrtc", "any arch", "nvrtcCreateProgram", b"", b"version.cu", 0, [], [])
-    _nvrtc("nvrtc", "any arch", "nvrtcCompileProgram", program, 0, [])
-    ptx = bytearray(_nvrtc("nvrtc", "any arch", "nvrtcGetPTXSize", program))
-    _nvrtc("nvrtc", "any arch", "nvrtcGetPTX", program, ptx)
-    _nvrtc("nvrtc", "any arch", "nvrtcDestroyProgram", program)
-    fields = {
-        k: v
-        for match in _BUILD.finditer(ptx.decode(errors="replace"))
-        for k, v in match.groupdict().items()
-        if v
-    }
-    return (
-        f"nvrtc {fields.get('version', f'{major}.{minor}')} "
-        f"({fields.get('build', 'unknown build')})"
-    )
-
-
-def _nvrtc(name: str, arch: str, function: str, *arguments: object) -> Any:
-    """An nvrtc function by name; its results without the status. Errors are raised as
-    CompileError."""
-    try:
-        status, *results = getattr(bindings.nvrtc(), function)(*arguments)
-    except (DeviceError, RuntimeError) as e:
-        raise CompileError(name, arch, f"nvrtc cannot be used: {e}") from e
-    if int(status):
-        raise CompileError(name, arch, f"{function} failed with {status.name}")
-    return results[0] if len(results) == 1 else tuple(results)
 
 
 @cache
