@@ -43,6 +43,10 @@ def test_attention_and_its_gradients_under_jit(dtype: str) -> None:
     jax_problems.attention_and_its_gradients(dtype)
 
 
+def test_users_scores_and_masks() -> None:
+    jax_problems.users_scores_and_masks()
+
+
 @pytest.mark.parametrize(
     "shapes",
     [

@@ -67,6 +67,17 @@ def test_only_what_is_wanted_is_differentiated() -> None:
     )
 
 
+def test_users_scores_and_masks() -> None:
+    jax_problems.users_scores_and_masks()
+    q = normal(0, 1, 2, 8, 16)
+    with pytest.raises(InvalidValue, match=r"^captured_0 = differentiated: gradients do not flow"):
+        jax.grad(lambda x: ks.attention(q, q, q, score_mod=lambda s, b, h, i, j: s + x[h]).sum())(
+            jnp.ones(2)
+        )
+    with pytest.raises(InvalidValue, match=r"^score_mod = .*: cumsum is not a function of one el"):
+        ks.attention(q, q, q, score_mod=lambda s, b, h, i, j: jnp.cumsum(s))
+
+
 def test_bmm_and_its_gradients_under_jit() -> None:
     jax_problems.bmm_and_its_gradients()
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from kernelseam.expressions.functions import ELEMENT_TYPES, Untraceable
 from kernelseam.expressions.nodes import Node, Type, order
-from kernelseam.expressions.values import Argument, Captured, Path, Value
+from kernelseam.expressions.values import Argument, Captured, Path, Value, call
 
 READ: dict[str, Callable[[Any, Any], Any]] = {
     "cell": lambda x, i: x.__closure__[i].cell_contents,
@@ -179,6 +179,9 @@ class Lifter:
             return Argument(self, path, x)
         if _is_array(x):
             return Captured(self, path, x) if len(x.shape) else Captured(self, path, x)[()]
+        home = x.__name__ if isinstance(x, types.ModuleType) else getattr(x, "__module__", None)
+        if f"{home}.".startswith("jax."):
+            return _by_name(x)
         if isinstance(x, types.FunctionType):
             foreign = f"{x.__module__}.".startswith(_LIBRARIES) and not x.__closure__
             return x if foreign else self._function(x, path)
@@ -222,6 +225,32 @@ class Lifter:
             lifted = self.lift(getattr(f, name), (*path, ("attribute", name)))
             setattr(copy, name, lifted)
         return copy
+
+
+def _by_name(x: Any) -> Any:
+    """One of JAX's modules or functions, as one whose functions go by their names: JAX's own do not
+    ask their arguments how to compute."""
+    if isinstance(x, types.ModuleType):
+        return JaxModule(x)
+    if not callable(x) or isinstance(x, type):
+        return x
+
+    def compute(*arguments: Any, **options: Any) -> Any:
+        if any(isinstance(y, Value) for y in (*arguments, *options.values())):
+            return call(x.__name__, *arguments, **options)
+        return getattr(np, x.__name__, x)(*arguments, **options)
+
+    return compute
+
+
+class JaxModule:
+    """``jax.numpy`` and its like for a traced function."""
+
+    def __init__(self, of: types.ModuleType) -> None:
+        self._of = of
+
+    def __getattr__(self, name: str) -> Any:
+        return _by_name(getattr(self._of, name))
 
 
 class Members:

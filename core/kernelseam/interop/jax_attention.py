@@ -28,9 +28,11 @@ from kernelseam.descriptors.common.options import (
     taken,
 )
 from kernelseam.descriptors.common.wording import Wording
+from kernelseam.expressions.scores import MaskMod, ScoreMod
 from kernelseam.interop.jax_host import Run, by_platform, given, outline, refuse_gradient
 from kernelseam.ops.attention_bwd import gradient_work
 from kernelseam.ops.attention_work import EXTENTS, attention_work
+from kernelseam.ops.expressions import with_expression
 from kernelseam.ops.signatures import DenseJax
 
 Array = Any
@@ -76,7 +78,14 @@ def attention(
 
 @spelled_out(AttentionOptions(), *_TAKEN)
 def attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, return_lse: bool = False, **options: Any
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    return_lse: bool = False,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    **options: Any,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """``kernelseam.attention`` on JAX's arrays under jax.jit, jax.grad and jax.vmap, with gradients
     to q, k, v, ``bias`` and ``sinks``, and of the LSE too.
@@ -84,6 +93,9 @@ def attention(
     q [B, H, S_q, D], k [B, H_kv, S_k, D], v [B, H_kv, S_k, D_v]; options as there, and static.
     Shapes, dtypes and options are checked while JAX traces. Lengths that point outside of memory
     are refused when the compiled function runs; JAX wraps that error in one of its own.
+
+    ``score_mod`` and ``mask_mod`` may use ``jax.numpy``'s functions of one element, and index
+    arrays of JAX, also such as ``jax.jit`` traces. Gradients do not flow to these.
 
     It computes on JAX's platform "cpu", and on a GPU that a plugin here knows; lowering for another
     one raises InvalidValue. On a GPU lengths are not checked: as everywhere, they are cut.
@@ -97,20 +109,25 @@ def attention(
         if options.get(name) is not None:
             options[name] = convert(options[name])
     asked = AttentionOptions(return_lse=return_lse, **options)
-    outline(attention_work, arrays, as_values(asked), _WORDING)
-    result = _differentiable(tuple(arrays), asked)(*arrays.values())
+    mods: tuple[Any, ...] = ()
+    if not (score_mod is mask_mod is None):
+        captured: dict[str, Any] = {}
+        mods = with_expression((), captured, score_mod, mask_mod, None)
+        arrays = given(**arrays, **captured)
+    outline(attention_work, arrays, (*as_values(asked), *mods), _WORDING)
+    result = _differentiable(tuple(arrays), asked, mods)(*arrays.values())
     return (result[0], result[1]) if return_lse else result[0]
 
 
 @lru_cache(_KEPT)
 def _differentiable(
-    names: tuple[str, ...], options: AttentionOptions
+    names: tuple[str, ...], options: AttentionOptions, mods: tuple[Any, ...]
 ) -> Callable[..., list[Array]]:
     """The attention of these operands and options, as a function of the operands alone. Returns
-    [result] or [result, lse]."""
+    [result] or [result, lse]. ``mods``: what ``with_expression`` adds to options."""
 
     def compute(arrays: tuple[Array, ...], return_lse: bool) -> list[Array]:
-        asked = as_values(replace(options, return_lse=return_lse))
+        asked = (*as_values(replace(options, return_lse=return_lse)), *mods)
         shapes = outline(attention_work, dict(zip(names, arrays, strict=True)), asked, _WORDING)
 
         def call(run: Run, *values: Any) -> list[Any]:
@@ -143,6 +160,7 @@ def _differentiable(
             None if isinstance(dlse, SymbolicZero) else dlse,
             wanted.names,
             options,
+            mods,
         )
         return tuple(gradients.get(n) for n in names)
 
@@ -173,19 +191,19 @@ def _gradients(
     dlse: Array | None,
     wanted: tuple[str, ...],
     options: AttentionOptions,
+    mods: tuple[Any, ...],
 ) -> dict[str, Array]:
     """Gradients by operand, of those that are wanted."""
     if dout is None and dlse is None:
         return {}
     shared = {n: getattr(options, n) for n in scalars_of(ScoreScalars)}
-    asked = as_values(
-        GradientOptions(
-            bias_gradient="bias" in wanted,
-            sink_gradient="sinks" in wanted,
-            layout=options.layout,
-            **shared,
-        )
+    given = GradientOptions(
+        bias_gradient="bias" in wanted,
+        sink_gradient="sinks" in wanted,
+        layout=options.layout,
+        **shared,
     )
+    asked = (*as_values(given), *((*mods, False) if mods else ()))  # no gradient by each score
     differentiated = [n for n in DIFFERENTIABLE if n in ("q", "k", "v") or n in wanted]
     results = [
         jax.ShapeDtypeStruct(

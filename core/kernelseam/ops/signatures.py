@@ -137,6 +137,8 @@ class PagedTensors(Scores, Functions, ExecutionOptions, total=False):
 class DenseJax(Scores, total=False):
     """Options of ``interop.jax.attention``."""
 
+    score_mod: ScoreMod | None
+    mask_mod: MaskMod | None
     batch_invariant: bool
     kv_lengths: Any
     layout: str

@@ -190,3 +190,37 @@ def over_devices() -> None:
         for f, e in zip(found, slopes(own, q, k), strict=True):
             agree(f, e)
     assert slopes(ours, *last)[0].devices() == {devices[-1]}
+
+
+def users_scores_and_masks() -> None:
+    """Functions over jax.numpy, which capture arrays that jax.jit traces, and their gradients."""
+    q, k, v = (normal(i, 2, 4, 9, 16) for i in range(3))
+    slopes, seen = normal(3, 4), jnp.arange(9) % 4 != 1
+    i, j = jnp.arange(9)[:, None], jnp.arange(9)
+
+    def ours(q: Array, k: Array, v: Array, slopes: Array, seen: Array, cap: float) -> Array:
+        def score_mod(score: Array, b: Array, h: Array, q_idx: Array, kv_idx: Array) -> Array:
+            near = jnp.minimum(jnp.abs(q_idx - kv_idx), 5).astype(jnp.float32)
+            return cap * jax.nn.sigmoid(score) + jnp.where(b == 0, slopes[h], jnp.pi) * near
+
+        def mask_mod(b: Array, h: Array, q_idx: Array, kv_idx: Array) -> Array:
+            return jnp.logical_or(seen[kv_idx], q_idx == kv_idx) & (q_idx >= kv_idx)
+
+        return ks.attention(q, k, v, score_mod=score_mod, mask_mod=mask_mod)
+
+    def own(q: Array, k: Array, v: Array, slopes: Array, seen: Array, cap: float) -> Array:
+        score = jnp.einsum("bhid,bhjd->bhij", q, k) / 4
+        factor = jnp.stack([slopes, jnp.full(4, jnp.pi)])[:, :, None, None]
+        score = cap * jax.nn.sigmoid(score) + factor * jnp.minimum(abs(i - j), 5)
+        score = jnp.where((seen | (i == j)) & (i >= j), score, -jnp.inf)
+        return jax.nn.softmax(score) @ v
+
+    given = (q, k, v, slopes, seen)
+    of_ours, of_own = (
+        jax.jit(jax.value_and_grad(lambda *x, f=f: jnp.sin(f(*x, 3.0)).sum(), (0, 1, 2)))
+        for f in (ours, own)
+    )
+    for found, expected in zip(
+        *map(jax.tree.leaves, (of_ours(*given), of_own(*given))), strict=True
+    ):
+        agree(found, expected)
