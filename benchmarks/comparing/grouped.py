@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dtypes import DType
+from kernelseam.kernels.elements import divide_up
 from kernelseam.oracle import check, formulas
 
 from benchmarks.comparing.gemm import JUDGED, RIDGE
@@ -48,11 +49,15 @@ class GroupedRow:
     form: str = "forward"
     dtype: str = "bfloat16"
     least: float = 1.05
+    block: int = 0
+    """Side of a block of e4m3 values that have one scale, of rows and weights ("forward" alone);
+    the weights then lie as [experts, width, hidden], and ``dtype`` is the result's."""
 
     @property
     def name(self) -> str:
         kind = {"bfloat16": "bf16", "float16": "f16"}[self.dtype]
         shape = f"E{self.experts} {self.tokens}×{self.hidden}→{self.width}"
+        kind = f"e4m3 by {self.block}" if self.block else kind
         return f"{shape} {kind} {self.sizes} {self.form}"
 
     @cached_property
@@ -81,8 +86,9 @@ class GroupedRow:
     def bytes(self) -> float:
         """Of an expert without tokens only its gradient is written."""
         used = self.experts if self.form == "weight gradient" else int((self.counts > 0).sum())
-        whole = self.tokens * (self.hidden + self.width) + used * self.hidden * self.width
-        return float(whole * DType.of(self.dtype).itemsize)
+        factors = self.tokens * self.hidden + used * self.hidden * self.width
+        size = DType.of(self.dtype).itemsize
+        return float(factors * (1 if self.block else size) + self.tokens * self.width * size)
 
     @property
     def moves(self) -> bool:
@@ -91,6 +97,8 @@ class GroupedRow:
 
     def arrays(self, make: Make) -> dict[str, Any]:
         """As they lie in memory; C left out."""
+        if self.block:
+            return self._in_blocks(make)
         tokens, weights = (self.tokens, self.hidden), (self.experts, self.hidden, self.width)
         results = (self.tokens, self.width)
         a, b = {
@@ -99,6 +107,26 @@ class GroupedRow:
             "weight gradient": (tokens, results),
         }[self.form]
         return {"A": make(a, self.dtype), "B": make(b, self.dtype)}
+
+    def _in_blocks(self, make: Make) -> dict[str, Any]:
+        across, along = (divide_up(n, self.block) for n in (self.width, self.hidden))
+        return {
+            "A": make((self.tokens, self.hidden), "float8_e4m3fn"),
+            "B": make((self.experts, self.width, self.hidden), "float8_e4m3fn"),
+            "a_scales": make((self.tokens, along), "float32"),
+            "b_scales": make((self.experts, across, along), "float32"),
+        }
+
+    def factors(self, arrays: Mapping[str, Any], group: int, rows: Any, columns: Any) -> Any:
+        """Of "forward": some rows of A and some columns of a group's weights, as [hidden, …]."""
+        a, b = arrays["A"][rows], arrays["B"][group]
+        if not self.block:
+            return a, b[:, columns]
+        a_scales = arrays["a_scales"][rows].repeat_interleave(self.block, 1)
+        b_scales = arrays["b_scales"][group][columns // self.block]
+        b_scales = b_scales.repeat_interleave(self.block, 1)
+        a = a.double() * a_scales[:, : self.hidden]
+        return a, (b[columns].double() * b_scales[:, : self.hidden]).t()
 
     def shape(self) -> tuple[int, ...]:
         """Of C."""
@@ -119,7 +147,8 @@ class GroupedRow:
             K=terms,
             along="k" if summed else "m",
             a_transposed=summed,
-            b_transposed=self.form == "input gradient",
+            b_transposed=bool(self.block) or self.form == "input gradient",
+            **({"scale_block": (1, self.block, self.block)} if self.block else {}),
             **arrays,
             C=c,
             offsets=offsets,
@@ -146,11 +175,14 @@ class GroupedRow:
             lambda: session.poisoned(self.shape(), self.dtype),
         )
         a, b = arrays["A"], arrays["B"]
+        peer = "torch._grouped_mm"
+        if self.block:
+            a, b, peer = *self._in_bfloat16(arrays), f"{peer} in bfloat16"
         if self.form == "input gradient":
             b = b.transpose(1, 2)
         if self.form == "weight gradient":
             a = a.t()
-        prepared.peer("torch._grouped_mm", lambda: torch._grouped_mm(a, b, offs=offsets))
+        prepared.peer(peer, lambda: torch._grouped_mm(a, b, offs=offsets))
         if self.sizes == "equal" and self.tokens >= _DENSE_ROWS * self.experts:
             self._as_a_batch(prepared, a, b)
         if self.moves:
@@ -160,6 +192,18 @@ class GroupedRow:
             y = torch.empty_like(x)
             prepared.contestants.append(Contestant("copy", COPY, lambda: y.copy_(x)))
         return prepared
+
+    def _in_bfloat16(self, arrays: Mapping[str, Any]) -> tuple[Any, Any]:
+        """What stored values stand for: of the rows, and of the weights as [experts, hidden,
+        width]."""
+        rows, columns = (
+            torch.arange(n, device=arrays["A"].device) for n in (self.tokens, self.width)
+        )
+        a = self.factors(arrays, 0, rows, columns[:0])[0].bfloat16()
+        b = torch.empty(arrays["B"].shape, dtype=torch.bfloat16, device=a.device)
+        for g in range(self.experts):
+            b[g] = self.factors(arrays, g, rows[:0], columns)[1].t()
+        return a, b.transpose(1, 2)
 
     def _as_a_batch(self, prepared: Prepared, a: Any, b: Any) -> None:
         """Groups of one size by our batched product."""
@@ -192,9 +236,10 @@ class Judge:
                 index: Any = (g, picked[:, None], some[None])
             else:
                 picked = part.start + np.sort(rng.permutation(int(counts[g]))[: JUDGED[0]])
-                weights = arrays["B"][g]
-                a = arrays["A"][picked]
-                b = weights[:, some] if row.form == "forward" else weights[some].t()
+                if row.form == "forward":
+                    a, b = row.factors(arrays, g, picked, some)
+                else:
+                    a, b = arrays["A"][picked], arrays["B"][g][some].t()
                 index = (picked[:, None], some[None])
             want = formulas.gemm(host(a)[None, None], host(b)[None, None])
             self._parts.append((index, want, a.shape[1]))
@@ -203,8 +248,9 @@ class Judge:
         worst, message, found, wanted = 0.0, "", [], []
         for index, want, terms in self._parts:
             c = host(result[index])
+            dtype = DType("float8_e4m3fn" if self._row.block else self._row.dtype)
             verdict = check.gemm_verdict(
-                want, terms, DType.of(self._row.dtype), c[None, None], (1, 1, len(c)), None
+                want, terms, dtype, c[None, None], (1, 1, len(c)), None
             )
             found.append(c.astype(np.float64).ravel())
             wanted.append(want.out.ravel())

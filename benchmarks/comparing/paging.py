@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import kernelseam as ks
@@ -24,7 +24,8 @@ JUDGED = 16
 @dataclass(frozen=True)
 class PagedRow:
     """``parts``: (sequences, queries, keys of each), queries packed and causal; keys 0: as many as
-    the sequence's number times 32, less 31. Pages lie in any order."""
+    the sequence's number times 32, less 31. Pages lie in any order. ``latent``: the columns of K
+    that are V, 0 where V is its own."""
 
     parts: tuple[tuple[int, int, int], ...]
     heads: int
@@ -35,12 +36,18 @@ class PagedRow:
     dtype: str = "bfloat16"
     suite: str = "attention-paged"
     least: float = 1.0
+    latent: int = 0
+
+    @property
+    def value_dim(self) -> int:
+        return self.latent or self.D
 
     @property
     def name(self) -> str:
         parts = " + ".join(f"{n} × {q} of {k or '1, 33, …'}" for n, q, k in self.parts)
         window = f" window {self.window[0]},{self.window[1]}" if self.window else ""
-        return f"{parts} H{self.heads}/{self.kv_heads} D{self.D} page {self.page}{window}"
+        dims = f"D{self.D}" + f"/{self.latent} latent" * bool(self.latent)
+        return f"{parts} H{self.heads}/{self.kv_heads} {dims} page {self.page}{window}"
 
     @property
     def queries(self) -> list[int]:
@@ -59,16 +66,24 @@ class PagedRow:
     def operations(self) -> float:
         each = zip(self.queries, self.lengths, strict=True)
         pairs = sum(visible_pairs(q, k, True, self.window) for q, k in each)
-        return 4.0 * pairs * self.heads * self.D
+        return 2.0 * pairs * self.heads * (self.D + self.value_dim)
 
     @property
     def bytes(self) -> float:
-        rows = 2 * sum(self.queries) * self.heads + 2 * sum(self.lengths) * self.kv_heads
-        return 2.0 * rows * self.D
+        """Of q, k, v and the result, once each; where V is a part of K, of K."""
+        queries = sum(self.queries) * self.heads * (self.D + self.value_dim)
+        keys = self.D if self.latent else 2 * self.D
+        return 2.0 * (queries + sum(self.lengths) * self.kv_heads * keys)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         cache = (sum(self.pages), self.page, self.kv_heads, self.D)
-        return {"q": (sum(self.queries), self.heads, self.D), "k": cache, "v": cache}
+        apart = {} if self.latent else {"v": cache}
+        return {"q": (*self.result[:2], self.D), "k": cache, **apart}
+
+    @property
+    def result(self) -> tuple[int, ...]:
+        """Its shape."""
+        return (sum(self.queries), self.heads, self.value_dim)
 
     def descriptor(self, arrays: Mapping[str, Any], out: Any) -> Descriptor:
         options = {n: x for n, x in arrays.items() if n not in ("q", "k", "v")}
@@ -77,6 +92,7 @@ class PagedRow:
             arrays["k"],
             arrays["v"],
             out,
+            latent=bool(self.latent),
             layout="bshd",
             causal=True,
             window=self.window,
@@ -93,7 +109,10 @@ class PagedRow:
         arrays["cu_seqlens_q"] = session.phantom((batch + 1,), "int32")
         arrays["block_table"] = session.phantom((batch, max(self.pages)), "int32")
         arrays["kv_lengths"] = session.phantom((batch,), "int32")
-        yield self.descriptor(arrays, arrays["q"])
+        if self.latent:
+            k = arrays["k"]
+            arrays["v"] = replace(k, shape=(*k.shape[:-1], self.latent))
+        yield self.descriptor(arrays, session.phantom(self.result, self.dtype))
 
     def measure(self, session: Session) -> Record:
         record = Record(self.suite, self.name, self.operations, self.bytes, self.least)
@@ -103,6 +122,9 @@ class PagedRow:
         arrays: dict[str, Any] = {
             n: session.random(shape, self.dtype) for n, shape in self.shapes().items()
         }
+
+        if self.latent:
+            arrays["v"] = arrays["k"][..., : self.latent]
 
         def counts(numbers: Iterable[int]) -> torch.Tensor:
             return torch.tensor(list(numbers), dtype=torch.int32, device=session.device)
@@ -116,12 +138,14 @@ class PagedRow:
         arrays["block_table"], arrays["kv_lengths"] = table, counts(self.lengths)
         arrays["cu_seqlens_q"] = counts(itertools.accumulate(self.queries, initial=0))
         prepared = session.prepared(self.dtype, lambda: Judge(self, arrays))
-        shape = self.shapes()["q"]
 
         def result() -> torch.Tensor:
-            return session.poisoned(shape, self.dtype)
+            return session.poisoned(self.result, self.dtype)
 
         prepared.ours(session, lambda out: self.descriptor(arrays, out), result)
+        if self.latent:
+            prepared.refused["FA3"] = "it has no head dims 576/512"
+            return prepared
         packed = self.packed(arrays, counts(itertools.accumulate(self.lengths, initial=0)))
         called = "packed rows"
         prepared.add(

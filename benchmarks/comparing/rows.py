@@ -52,7 +52,9 @@ class Session:
 
     def random(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
         """N(0, 1)."""
-        return torch.randn(*shape, device=self.device, dtype=getattr(torch, dtype))
+        drawn = "bfloat16" if dtype.startswith("float8") else dtype  # torch draws none of 8 bits
+        values = torch.randn(*shape, device=self.device, dtype=getattr(torch, drawn))
+        return values.to(getattr(torch, dtype))
 
     def poisoned(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
         """Filled with NaN, so that missing writes show."""

@@ -28,6 +28,7 @@ from benchmarks.comparing.attention_rows import (
 from benchmarks.comparing.backward import backward_rows
 from benchmarks.comparing.compiling import compile_rows
 from benchmarks.comparing.decoding import decode_rows
+from benchmarks.comparing.definitions import definition_rows
 from benchmarks.comparing.dims import backward_dims_rows, dims_rows
 from benchmarks.comparing.epilogues import epilogue_rows
 from benchmarks.comparing.gemm import half_rows, wide_rows
@@ -53,6 +54,7 @@ SUITES: dict[str, Callable[[], Sequence[Row]]] = {
     "backward": backward_rows,
     "backward-dims": backward_dims_rows,
     "decode": decode_rows,
+    "definitions": definition_rows,
     "gemm": half_rows,
     "gemm-f32": wide_rows,
     "gemm-epilogue": epilogue_rows,
