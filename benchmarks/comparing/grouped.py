@@ -148,7 +148,7 @@ class GroupedRow:
             along="k" if summed else "m",
             a_transposed=summed,
             b_transposed=bool(self.block) or self.form == "input gradient",
-            **({"scale_block": (1, self.block, self.block)} if self.block else {}),
+            scale_block=(1, self.block, self.block) if self.block else None,
             **arrays,
             C=c,
             offsets=offsets,
@@ -249,9 +249,7 @@ class Judge:
         for index, want, terms in self._parts:
             c = host(result[index])
             dtype = DType("float8_e4m3fn" if self._row.block else self._row.dtype)
-            verdict = check.gemm_verdict(
-                want, terms, dtype, c[None, None], (1, 1, len(c)), None
-            )
+            verdict = check.gemm_verdict(want, terms, dtype, c[None, None], (1, 1, len(c)), None)
             found.append(c.astype(np.float64).ravel())
             wanted.append(want.out.ravel())
             if verdict.worst >= worst:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,7 @@ def comparing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         command,
         compiling,
         decoding,
+        definitions,
         epilogues,
         gemm,
         grouped,
@@ -40,6 +42,7 @@ def comparing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         host_new,
         machine,
         models,
+        paging,
         projections,
         rows,
         running,
@@ -464,6 +467,62 @@ def test_a_decode_row_whose_values_are_columns_of_the_keys(comparing: Any, sessi
     wrong = contestant.result().clone()
     assert wrong.shape == (3, 1, 8, 40)
     wrong[2, 0, 7, 39] += 1
+    assert prepared.judge(wrong).worst > 1
+
+
+def test_a_paged_row_whose_values_are_columns_of_the_keys(comparing: Any, session: Any) -> None:
+    row = comparing.paging.PagedRow(((1, 20, 50), (2, 3, 0)), 4, 1, 72, 16, latent=64)
+    assert row.name == "1 × 20 of 50 + 2 × 3 of 1, 33, … H4/1 D72/64 latent page 16"
+    pairs = sum(range(31, 51)) + 1 + (31 + 32 + 33)
+    assert row.operations == 2 * pairs * 4 * (72 + 64)
+    assert row.bytes == 2 * (26 * 4 * (72 + 64) + 84 * 72)
+    record, prepared, contestant = measured(comparing, session, row)
+    assert [t.name for t in record.timed] == ["ours"]
+    assert record.refused["FA3"] == "it has no head dims 576/512"
+    wrong = contestant.result().clone()
+    assert wrong.shape == (26, 4, 64)
+    wrong[25, 3, 63] += 1
+    assert prepared.judge(wrong).worst > 1
+
+
+def test_rows_of_public_definitions(comparing: Any, session: Any) -> None:
+    """Each says its definition's constant axes, and a row gives the record of what computes it."""
+    rows = comparing.running.chosen(["definitions"])
+    names = {r.definition for r in rows}
+    assert len(names) == 145 and not names & comparing.definitions.UNPUBLISHED
+    for r in rows:
+        kind = r.definition
+        numbers = [int(n) for n in re.findall(r"_[a-z]+(\d+)(?=_|$)", kind)]
+        inner = r.row
+        if kind.startswith("gqa_ragged"):
+            assert numbers == [inner.heads, inner.kv_heads, inner.D]
+        elif kind.startswith("gqa_paged"):
+            assert numbers == [inner.heads, inner.kv_heads, inner.D, inner.page]
+        elif kind.startswith("mla_paged"):
+            assert numbers == [inner.heads, inner.latent, inner.D - inner.latent, inner.page]
+        elif kind.startswith("mla_ragged"):
+            assert numbers == [inner.heads, inner.D, inner.D_v]
+        elif kind.startswith("gemm"):
+            assert numbers == [inner.N, inner.K] and inner.b_transposed
+        else:
+            experts, hidden, intermediate = numbers[-3:]
+            assert experts == inner.experts
+            of_products = {(hidden, 2 * intermediate), (intermediate, hidden)}
+            assert (inner.hidden, inner.width) in of_products
+    small = comparing.attention.AttentionRow("definitions", 1, 2, 16, 16, True)
+    record = comparing.definitions.DefinitionRow("gqa_of_a_kind", small).measure(session)
+    assert (record.suite, record.name) == ("definitions", f"gqa_of_a_kind: {small.name}")
+    assert record.of("ours")[0].worst <= 1
+
+
+def test_a_row_of_experts_in_blocks_of_8_bits(comparing: Any, session: Any) -> None:
+    row = comparing.grouped.GroupedRow("definitions", 3, 20, 200, 304, "drawn", block=128)
+    assert row.name == "E3 20×200→304 e4m3 by 128 drawn forward"
+    assert row.bytes == 20 * 200 + int((row.counts > 0).sum()) * 200 * 304 + 2 * 20 * 304
+    record, prepared, contestant = measured(comparing, session, row)
+    assert [t.name for t in record.of("peer")] == ["torch._grouped_mm in bfloat16"]
+    wrong = contestant.result().clone()
+    wrong[19] += 10 * wrong.abs().max()
     assert prepared.judge(wrong).worst > 1
 
 
