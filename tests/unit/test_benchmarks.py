@@ -709,7 +709,8 @@ def test_compile_rows(
     assert len(ours.us["disk"]) == comparing.compiling.DISK_READS
     assert ours.us["cold, CPU"][0] > 20 * ours.median("disk")
     assert record.limits == {"cold, CPU": 2.5e6, "disk": 1e3}
-    assert not (tmp_path / "cache").exists()
+    kept = [x for x in (tmp_path / "cache").rglob("*") if x.is_file()]
+    assert not [x for x in kept if x.stat().st_size > 4096], kept  # but the compiler's version
 
 
 def record(
