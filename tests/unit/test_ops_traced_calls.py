@@ -17,8 +17,9 @@ from typing import Any
 
 import kernelseam
 import pytest
-from card import CardRuntime, add_compiled_card
+from card import CardRows, CardRuntime, add_compiled_card
 from kernelseam import dispatch, planning
+from kernelseam.contract import Launch, Launches, Memset
 from kernelseam.errors import InvalidValue
 from kernelseam.kernels import traced_text
 from kernelseam.ops import array_call, calling, gemm
@@ -190,6 +191,54 @@ def test_a_trace_records_what_is_launched(card: CardRuntime) -> None:
             ("memset", 1),
             ("rows", -(-m // 4)),
         ] or [x.kernel for x in launches][-1] == "rows"
+
+
+def test_memory_of_0_is_set_once_on_a_stream_and_never_shared_with_graphs(
+    card: CardRuntime, served: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that leaves its counter 0: only what may run beside others has its own."""
+    capturing, sets = False, list[int]()
+    prepare = card.prepare_memset
+
+    def watched(pointer: int, value: int, size: int, device: Any) -> Callable[[int], None]:
+        launch = prepare(pointer, value, size, device)
+        return lambda stream: (sets.append(size), launch(stream))[1]
+
+    def launches(self: Any, problem: Any, tile: Any, device: Any) -> Launches:
+        steps = Launch(self, problem, tile, {"counter": 0}), Memset(0, 4)
+        return Launches(steps, 256, zeroed_bytes=256)
+
+    monkeypatch.setattr(CardRows, "launches", launches)
+    monkeypatch.setattr(card, "is_capturing", lambda *_: capturing, raising=False)
+    monkeypatch.setattr(card, "prepare_memset", watched)
+    known(card)
+
+    def sets_of(rows: int, **options: Any) -> list[int]:
+        sets.clear()
+        served.clear()
+        product(rows, **options)
+        assert served == [True]
+        return list(sets)
+
+    own, shared, all_of_it = [256, 4], [4], [1 << 16, 4]
+    card.stream = 9
+    assert [sets_of(m) for m in (70, 71, 72)] == [all_of_it, shared, shared]
+    capturing = True
+    assert [sets_of(m) for m in (73, 74)] == [own, own]
+    card.stream, capturing = 0, False
+    assert [sets_of(m) for m in (75, 76)] == [all_of_it, shared]
+    for handle in (1, 2):  # a stream of each thread
+        card.stream = handle
+        assert sets_of(77) == own
+    assert sets_of(78, stream=9) == own
+
+    a, b = torch.randn(90, 8), torch.randn(8, 5)
+    card.stream = 9
+    for capturing in (False,) * 5 + (True, False):
+        sets.clear()
+        found = kernelseam.matmul2d(a, b)
+        torch.testing.assert_close(found, a @ b, rtol=1e-5, atol=1e-5)
+        assert sets == (own if capturing else shared)
 
 
 def test_a_named_implementation_of_another_kind_is_planned(

@@ -42,7 +42,8 @@ class Launches:
 
     ``zeroed_bytes``: the workspace's first bytes that must be 0 before the first launch and that
     the kernels leave 0. That spares a Memset, where the workspace stays the same from launch to
-    launch.
+    launch, and where launches on a stream, also those of other kernels, share these bytes: what
+    starts early must wait for its predecessor before it touches them.
     """
 
     steps: tuple[Launch | Memset, ...]

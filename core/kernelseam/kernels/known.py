@@ -148,7 +148,7 @@ class _Traced:
         toolchain = selection[0].toolchain
         # Zeroed once, when the plan is bound: the launches reset the bytes that they use.
         launches = replace(launches, zeroed_bytes=0)
-        steps = traced_steps(launches, toolchain, self._runtime, self._device, addresses, at)
+        steps = traced_steps(launches, toolchain, self._runtime, self._device, addresses, at, at)
         if not steps:
             raise Untraceable("nothing is launched")
         lines, _ = self._trace.code([x for s in steps for x in numbers_of(s)], frozenset())

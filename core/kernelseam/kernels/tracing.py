@@ -72,22 +72,27 @@ def traced_steps(
     device: Device,
     addresses: Mapping[str, int],
     workspace: int,
+    zeroed: int,
 ) -> list[TracedStep]:
-    """The launches as functions of their numbers: compiled and loaded."""
+    """The launches as functions of their numbers: compiled and loaded. ``zeroed``: the address that
+    takes the place of the workspace's first ``zeroed_bytes``, which the caller has set to 0."""
+
+    def at(offset: int) -> int:
+        return (zeroed if offset < launches.zeroed_bytes else workspace) + offset
+
     steps = []
-    if launches.zeroed_bytes:
-        steps.append(_memset(runtime, device, workspace, 0, launches.zeroed_bytes))
     for step in launches.steps:
         if isinstance(step, Memset):
             if step.size:
-                at = workspace + step.offset
-                steps.append(_memset(runtime, device, at, step.value, step.size))
-        elif (traced := _kernel(step, toolchain, device, addresses, workspace)) is not None:
+                steps.append(traced_memset(runtime, device, at(step.offset), step.value, step.size))
+            continue
+        places = {parameter: at(offset) for parameter, offset in step.workspace.items()}
+        if (traced := _kernel(step, toolchain, device, addresses, places)) is not None:
             steps.append(traced)
     return steps
 
 
-def _memset(runtime: Runtime, device: Device, at: int, value: int, size: int) -> TracedStep:
+def traced_memset(runtime: Runtime, device: Device, at: int, value: int, size: int) -> TracedStep:
     prepare: Callable[..., Enqueue] = partial(runtime.prepare_memset, device=device)
     return TracedStep(prepare, prepare, (at, value, size))
 
@@ -97,9 +102,9 @@ def _kernel(
     toolchain: Toolchain,
     device: Device,
     addresses: Mapping[str, int],
-    workspace: int,
+    places: Mapping[str, int],
 ) -> TracedStep | None:
-    """One kernel; None where it has nothing to do."""
+    """One kernel; None where it has nothing to do. ``places``: addresses in the workspace."""
     kernel, problem, tile = launch.kernel, launch.problem, launch.tile
     row = toolchain.arch_row(device.arch)
     config: LaunchConfig = kernel.config(problem, tile, row, device)
@@ -120,7 +125,7 @@ def _kernel(
     }
     values = dict(kernel.values(problem, tile, device))
     values |= {parameter: addresses.get(name, 0) for parameter, name in operands.items()}
-    values |= {parameter: workspace + offset for parameter, offset in launch.workspace.items()}
+    values |= places
     for parameter, m in maps.items():
         values[parameter] = _encoded(toolchain, m, values[parameter])
     fixed = replace(config, grid=(1, 1, 1))

@@ -26,6 +26,7 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.launch_trace import active
 from kernelseam.ops.array_call import ArrayCall, BoundCache, Infos, layout_of, put
+from kernelseam.ops.on_torch import Zeroed
 from kernelseam.ops.operation import Operation
 from kernelseam.ops.road import Caller
 from kernelseam.ops.split import SPLITS, split_of
@@ -35,8 +36,8 @@ from kernelseam.torch_dispatch import hand_over, recorded, stands_for_others
 
 class CallCache:
     """Callers by signature, which is all of a call but its tensors and the options that are
-    numbers; planned calls by signature and layouts. It holds no arrays. Every call allocates its
-    own workspace, so that threads and streams share none."""
+    numbers; planned calls by signature and layouts. It holds no arrays but a stream's memory of 0.
+    Every call allocates its own workspace, so that threads and streams share none."""
 
     def __init__(self) -> None:
         self.callers: dict[Hashable, Caller] = {}
@@ -44,6 +45,7 @@ class CallCache:
         """None before the first caller."""
         self.plans: dict[Hashable, ArrayCall] = {}
         self.bound: BoundCache = {}
+        self.zeroed: Zeroed = {}
 
     def learn(
         self,
@@ -64,7 +66,8 @@ class CallCache:
         caller = self.callers.get(signature)
         if caller is None:
             compute, implementation = cast(Any, signature[0]), cast(Any, signature[2])
-            put(self.callers, signature, caller := Caller(compute, tuple(arrays), implementation))
+            caller = Caller(compute, tuple(arrays), implementation, self.zeroed)
+            put(self.callers, signature, caller)
         caller.learn(infos, tensors, pointers, options, planned, workspace, is_new)
 
 
@@ -110,10 +113,10 @@ def operate(
                 tensors = tuple(arrays.values())
                 if (pointers := addresses(tensors)) is not None and not active():
                     place = (*pointers, *given)
-                    recent = caller.recent.get(place)
+                    recent, results = caller.recent.get(place), None
                     if recent is not None and recent[1](*tensors):
                         results = recent[0].call(tensors, pointers, stream)
-                    else:
+                    if results is None:
                         results = caller.call(place, tensors, pointers, given, stream)
                     if results is not None:
                         return results

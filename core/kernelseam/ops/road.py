@@ -12,24 +12,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from kernelseam.arrays import torch as torch_arrays
 from kernelseam.arrays.guards import Guard, tensor_guard
-from kernelseam.capture import refuse_capture
-from kernelseam.contract import ArrayInfo, CallState, Device, FastRuntime
+from kernelseam.contract import ArrayInfo, FastRuntime
 from kernelseam.errors import KernelSeamError
 from kernelseam.forking import new_lock
-from kernelseam.ops.array_call import FREED, ArrayCall, Infos, put
+from kernelseam.ops.array_call import ArrayCall, Infos, put
+from kernelseam.ops.on_torch import Enqueue, OnTorch, Zeroed, none_zeroed
 from kernelseam.ops.split import Split, picked, split_of
 from kernelseam.ops.traced_call import Function, Kernels, TracedCall
 from kernelseam.planning.binding import in_order
-from kernelseam.planning.streams import stream_handle
 from kernelseam.symbolic import Untraceable
 
-T = TypeVar("T")
 Compute = Callable[..., None]
-Enqueue = Callable[[int], None]
 ALIGNMENT = 16
 """Bytes: of every address, where launches are bound to it without being checked."""
 MOST_PATHS = 16
@@ -37,61 +34,29 @@ MOST_PATHS = 16
 _MOST_KINDS, _MOST_GUARDS, _MOST_PLACES = 8, 4, 16
 
 
-class OnTorch:
-    """What calls on torch tensors of a device ask its runtime and torch for."""
-
-    def __init__(self, runtime: FastRuntime, device: Device, like: Any) -> None:
-        self.runtime: Any = runtime
-        self.device = device
-        state: CallState = runtime.call_state(device, "torch")
-        self.is_current, self.stream = state.is_current, state.current_stream
-        self.empty = torch_arrays.allocator(like)
-        self.count_writes = torch_arrays.version_incrementer()
-
-    def within(self, function: Callable[..., T], *arguments: Any) -> T:
-        """A call of a function with the device made current."""
-        with self.runtime.activate(self.device):
-            return function(*arguments)
-
-    def launch(self, launches: Enqueue, workspace: Any, stream: object) -> None:
-        """Run launches on a stream as callers name it, of the current device; where they use a
-        workspace on a stream that torch's allocator does not know, wait."""
-        if stream is None:
-            handle = self.stream()
-        elif type(stream) is int and 0 <= stream < 2**64:
-            handle = stream
-        else:
-            handle = stream_handle(stream, self.runtime, self.device)
-        waits = workspace is not None and stream is not None and handle != self.stream()
-        if waits:
-            refuse_capture(self.runtime, self.device, *FREED, stream=handle)
-        launches(handle)
-        if waits:
-            self.runtime.synchronize(self.device)
-
-
 class Repeat:
     """A call that came before: its results are allocated, and what is launched is found by all
     addresses."""
 
-    __slots__ = ("_bind", "_bound", "_keeps", "_on", "_shapes", "_written", "guards")
+    __slots__ = ("_bind", "_bound", "_keeps", "_on", "_shapes", "_written", "_zeroes", "guards")
 
     def __init__(
         self,
         on: OnTorch,
         shapes: tuple[tuple[str, Callable[[], Any]], ...],
-        bind: Callable[[list[int], list[int], bool], Enqueue | None],
+        bind: Callable[[list[int], list[int], int, bool], Enqueue | None],
         written: list[int],
         keeps: bool = False,
+        zeroes: bool = False,
     ) -> None:
         """``shapes``: the results' names and allocators, and behind them, without a name, the
-        workspace's. ``bind(pointers, places, kept)``: launches over the tensors and over these at
-        their addresses, to run once or, where ``kept``, any number of times; None where they must
-        be planned. ``keeps``: they always may. ``written``: the places of tensors that are
-        written."""
+        workspace's. ``bind(pointers, places, zeroed, kept)``: launches over the tensors, over these
+        at their addresses and over memory that is 0, to run once or, where ``kept``, any number of
+        times; None where they must be planned. ``keeps``: they always may. ``zeroes``: they need
+        the stream's memory of 0. ``written``: the places of tensors that are written."""
         self._on, self._shapes, self._bind = on, shapes, bind
         self._written = picked(written)
-        self._keeps = keeps
+        self._keeps, self._zeroes = keeps, zeroes
         self._bound: dict[Hashable, Enqueue | None] = {}
         self.guards: tuple[Guard, ...] = ()
         """Of tensors and torch's modes that it was taken for, the latest first."""
@@ -103,11 +68,13 @@ class Repeat:
         stream: object,
         is_current: bool = False,
     ) -> dict[str, Any] | None:
-        """The results by name; None, with nothing launched, where the call must be planned.
+        """The results by name; None, with nothing launched, where it cannot be repeated.
         ``is_current``: the device was made current."""
-        on = self._on
+        on, zeroed = self._on, 0
         if not (is_current or on.is_current()):
             return on.within(self.call, tensors, pointers, stream, True)
+        if self._zeroes and not (stream is None and (zeroed := on.zeroed(0))):
+            return None
         results: dict[str, Any] = {}
         workspace, places = None, []
         try:
@@ -120,14 +87,14 @@ class Repeat:
                     workspace = x
         except Exception:  # the planned call allocates again and raises the proper error
             return None
-        key = (*pointers, *places)
+        key = (zeroed, *pointers, *places)
         launches = self._bound.get(key)
         if launches is None:
             if any(not x or x % ALIGNMENT for x in places):
                 return None
             # Results that move are packed for once, until they come back to a place.
             kept = self._keeps or not places or key in self._bound
-            launches = self._bind(pointers, places, kept)
+            launches = self._bind(pointers, places, zeroed, kept)
             if launches is None:
                 return None
             put(self._bound, key, launches if kept else None, _MOST_PLACES)
@@ -154,13 +121,14 @@ class _Kind:
         self._failures = 0
 
     def packed(
-        self, pointers: list[int], numbers: tuple[Any, ...]
+        self, pointers: list[int], numbers: tuple[Any, ...], stream: object
     ) -> tuple[Function, tuple[Any, Any, Any]] | None:
         """The function that serves a call, and what it returned; None where none does."""
-        known = self._known.get(numbers)
+        on, known = self.on, self._known.get(numbers)
+        made_by = on.empty, on.zeroed if stream is None else none_zeroed
         if known is not None:
             try:
-                packed = known.run(known.once, self.on.empty, *pointers, *numbers)
+                packed = known.run(known.once, *made_by, *pointers, *numbers)
             except Exception:  # the planned call raises the proper error
                 return None
             if packed is not None:
@@ -169,7 +137,7 @@ class _Kind:
             kernels = self._kernels_of(call, numbers)
             for function in kernels.functions if kernels is not None else ():
                 try:
-                    packed = function.run(function.once, self.on.empty, *pointers, *numbers)
+                    packed = function.run(function.once, *made_by, *pointers, *numbers)
                 except Exception:
                     continue
                 if packed is not None:
@@ -238,7 +206,9 @@ class Caller:
         compute: Compute,
         names: tuple[str, ...],
         implementation: str | None,
+        zeroed: Zeroed,
     ) -> None:
+        self._zeroed = zeroed
         self._compute, self._names, self._implementation = compute, names, implementation
         self._kinds: list[_Kind] = []
         self.recent: dict[Hashable, tuple[Repeat, Guard]] = {}
@@ -267,7 +237,7 @@ class Caller:
             if not on.is_current():
                 return on.within(self.call, place, tensors, pointers, given, stream)
             numbers = (*given, *kind.read(tensors))
-            found = kind.packed(pointers, numbers)
+            found = kind.packed(pointers, numbers, stream)
             if found is None:
                 break
             function, (made, workspace, launches) = found
@@ -280,8 +250,11 @@ class Caller:
             if function.written:
                 on.count_writes(tuple([tensors[self._names.index(n)] for n in function.written]))
             came, twice = self._seen.get(place, ((), False))
-            if twice and came == numbers:
-                repeat = _repeat_of(function, numbers, on, made, workspace, self._names)
+            zeroes = function.zeroes and stream is None
+            if zeroes and not on.zeroed(0):
+                pass  # a graph's: what repeats it would have to allocate more
+            elif twice and came == numbers:
+                repeat = _repeat_of(function, numbers, on, made, workspace, self._names, zeroes)
                 put(self.recent, place, (repeat, tensor_guard(tensors)))
             else:  # an allocator may come back to a place by chance
                 put(self._seen, place, (numbers, came == numbers))
@@ -332,7 +305,8 @@ class Caller:
         with self._lock:
             kind = next((k for k in self._kinds if k.holds(*tensors)), None)
             if kind is None:
-                kind = _Kind(tensors, OnTorch(planned.runtime, planned.device, tensors[0]))
+                on = OnTorch(planned.runtime, planned.device, tensors[0], self._zeroed)
+                kind = _Kind(tensors, on)
                 self._kinds = [kind, *self._kinds[: _MOST_KINDS - 1]]
             elif is_new:
                 self._trace(kind, infos, tensors, pointers, options, planned)
@@ -385,6 +359,7 @@ def _repeat_of(
     made: tuple[Any, ...],
     workspace: Any,
     names: tuple[str, ...],
+    zeroes: bool,
 ) -> Repeat:
     """Of a call that a function served."""
     layouts = [(x.shape, x.stride(), x.dtype) for x in (*made, workspace) if x is not None]
@@ -393,16 +368,19 @@ def _repeat_of(
         for name, (shape, strides, dtype) in zip((*function.results, ""), layouts, strict=False)
     ]
 
-    def bind(pointers: list[int], places: list[int], kept: bool) -> Enqueue | None:
+    def bind(pointers: list[int], places: list[int], zeroed: int, kept: bool) -> Enqueue | None:
         at = map(_At, places)
+        made_by = (lambda *layout: next(at)), (lambda size: on.zeroed(size) and zeroed)
         try:
-            packers = function.kept if kept else function.once
-            packed = function.run(packers, lambda *layout: next(at), *pointers, *numbers)
+            packed = function.run(
+                function.kept if kept else function.once, *made_by, *pointers, *numbers
+            )
         except Exception:
             return None
         return None if packed is None else in_order(packed[2])
 
-    return Repeat(on, tuple(shapes), bind, [names.index(n) for n in function.written])
+    written = [names.index(n) for n in function.written]
+    return Repeat(on, tuple(shapes), bind, written, zeroes=zeroes)
 
 
 def _repeat_of_planned(
@@ -418,7 +396,7 @@ def _repeat_of_planned(
     names, places_of = tuple(infos), len(planned.results)
     written = [names.index(n) for n in planned.written]
 
-    def bind(pointers: list[int], places: list[int], kept: bool) -> Enqueue | None:
+    def bind(pointers: list[int], places: list[int], zeroed: int, kept: bool) -> Enqueue | None:
         addresses = dict(zip(names, (*pointers, *places[:places_of]), strict=True))
         key = (planned, places[-1] if workspace is not None else 0)
         return planned.bind_addresses(addresses, key, {}).run

@@ -20,7 +20,7 @@ from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import packed
 from kernelseam.dtypes import DType
 from kernelseam.kernels.traced_text import Selection, Text, listed, numbers_of, selection_of
-from kernelseam.kernels.tracing import TracedStep, traced_launches, traced_steps
+from kernelseam.kernels.tracing import TracedStep, traced_launches, traced_memset, traced_steps
 from kernelseam.ops.operation import Operation
 from kernelseam.planning.checks import check_addresses, check_overlap
 from kernelseam.symbolic import Symbol, Trace, Untraceable, most
@@ -30,13 +30,15 @@ Selections = tuple[Selection, ...]
 """For each problem of a call."""
 _SOMEWHERE = 1 << 40
 """Addresses that nothing reads, for tracing."""
-_WORKSPACE = "w"
+_WORKSPACE, _ZEROED = "w", "z"
 
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A call by chosen kernels. ``run(packers, empty, *addresses, *numbers)`` returns (results,
-    workspace, launches), or None; ``empty(shape, strides, dtype)`` allocates."""
+    """A call by chosen kernels. ``run(packers, empty, zeroed, *addresses, *numbers)`` returns
+    (results, workspace, launches), or None; ``empty(shape, strides, dtype)`` allocates.
+    ``zeroed(size)``: the address of memory that is 0 where the launches begin, and that they leave
+    0; 0 where there is none, and a part of the workspace is set to 0 first."""
 
     run: Callable[..., tuple[tuple[Any, ...], Any, tuple[Callable[[int], None], ...]] | None]
     once: tuple[Callable[..., Any], ...]
@@ -46,6 +48,8 @@ class Function:
     """Names of what it allocates."""
     written: tuple[str, ...]
     """The caller's arrays that it writes."""
+    zeroes: bool
+    """Whether it asks for memory of 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,23 +212,29 @@ class TracedCall:
             return self._function(selections, cast(list[Launches], launches))
 
     def _function(self, selections: Selections, launches: Sequence[Launches]) -> Function:
-        need, steps = 0, list[TracedStep]()
+        need, zeroed, steps, zeroing = 0, 0, list[TracedStep](), set[int]()
         at = self._trace.input(_WORKSPACE, _SOMEWHERE)
+        zeros = self._trace.input(_ZEROED, _SOMEWHERE)
         for t, (implementation, _), x in zip(self._traced, selections, launches, strict=True):
             size, alignment = x.workspace_bytes, x.workspace_alignment
             if size != 0:
                 need = most(need, size + alignment - WORKSPACE_ALIGNMENT)
             place = at if alignment <= WORKSPACE_ALIGNMENT else -(-at // alignment) * alignment
+            if x.zeroed_bytes:
+                zeroed = most(zeroed, x.zeroed_bytes)
+                zeroing.add(len(steps))
+                size = x.zeroed_bytes
+                steps.append(traced_memset(self._runtime, self._device, zeros, 0, size))
             steps += traced_steps(
-                x, implementation.toolchain, self._runtime, self._device, t.addresses, place
+                x, implementation.toolchain, self._runtime, self._device, t.addresses, place, zeros
             )
         if not steps:
             raise Untraceable("nothing is launched")
         results = list(self._new.values())
         outputs = [x for info in results for x in (*info.shape, *info.strides)]
         floats = -(-need // 4)
-        outputs += [floats, *(x for s in steps for x in numbers_of(s))]
-        early, late = self._trace.code(outputs, self._late | {_WORKSPACE})
+        outputs += [floats, zeroed, *(x for s in steps for x in numbers_of(s))]
+        early, late = self._trace.code(outputs, self._late | {_WORKSPACE, _ZEROED})
         body = [f"{listed(f'k{i}' for i in range(len(steps)))} = packers", *early]
         torch: Any = sys.modules["torch"]
         names = self._trace.namespace
@@ -232,19 +242,27 @@ class TracedCall:
             names[f"d{i}"] = getattr(torch, info.dtype.value)
             shape, strides = self._text.of(info.shape), self._text.of(info.strides)
             body += [f"r{i} = empty({shape}, {strides}, d{i})", f"a{i} = r{i}.data_ptr()"]
+        work, packed = "None", [self._text.packed(i, s) for i, s in enumerate(steps)]
         if floats != 0:
             names["float32"] = torch.float32
+            work = "work"
+            body.append(f"there = {f'zeroed({self._trace.text(zeroed)})' if zeroing else 0}")
+            allocated = f"empty(({self._trace.text(floats)},), (1,), float32)"
+            if all(x.workspace_bytes is x.zeroed_bytes for x in launches):
+                allocated = f"None if there else {allocated}"
             body += [
-                f"work = empty(({self._trace.text(floats)},), (1,), float32)",
-                f"{_WORKSPACE} = work.data_ptr()",
+                f"work = {allocated}",
+                f"{_WORKSPACE} = 0 if work is None else work.data_ptr()",
             ]
-        packed_steps = listed(self._text.packed(i, s) for i, s in enumerate(steps))
+            body.append(f"{_ZEROED} = there or {_WORKSPACE}")
+        for i in zeroing:
+            packed[i] = f"*(() if there else ({packed[i]},))"
         made = listed(f"r{i}" for i in range(len(results)))
-        body += [*late, f"return {made}, {'work' if floats != 0 else None}, {packed_steps}"]
-        inputs = ("packers", "empty", *self._addresses, *self._numbers)
+        body += [*late, f"return {made}, {work}, {listed(packed)}"]
+        inputs = ("packers", "empty", "zeroed", *self._addresses, *self._numbers)
         run = self._text.compiled("run", ", ".join(inputs), body)
         once, kept = tuple([s.once for s in steps]), tuple([s.kept for s in steps])
-        return Function(run, once, kept, self.results, self.written)
+        return Function(run, once, kept, self.results, self.written, bool(zeroing))
 
 
 def _fixed_specs(problem: Any) -> Any:

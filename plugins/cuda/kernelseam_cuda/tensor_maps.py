@@ -26,7 +26,7 @@ _EXTENT_1_STRIDE = 16
 """Bytes: the stride passed for an axis of extent 1, whose own stride may be
 anything."""
 
-_KNOWN = 64
+_KNOWN = 1024
 """Extents and strides that are kept encoded, of each kind of box, over any address."""
 
 SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
