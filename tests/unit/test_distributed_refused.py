@@ -107,6 +107,8 @@ DIFFERENT: list[tuple[str, dict[str, Any], str]] = [
     ("attention_paged", {"k_pages": itemgetter((..., slice(4)))}, r"{odd} of 3 refuses it: "),
     ("attention_paged", {"out_dtype": "float16"}, r"^out_dtype = torch\.float16: {odd} of 3 re"),
     ("qkv_projection", {"rows": "none"}, r"^rows = none: {odd} of 3 refuses it: must be one of "),
+    ("grouped_mm", {"capacity": 3}, r"^capacity = None on {others}; 3 on {odd}: must be the same"),
+    ("grouped_mm", {"offs": lambda x: x[:-1]}, r"^offs\.shape\[0\] = 2: {odd} of 3 refuses it: "),
     ("output_projection", {"implementation": "x"},
      r"^implementation = None on {others}; x on {odd}: must be the same on every rank"),
 ]  # fmt: skip
@@ -200,7 +202,7 @@ def test_a_mesh_whose_order_is_not_the_ranks_is_refused(
 ) -> None:
     functions = ["attention"] if isinstance(mesh[0], list) else [
         "attention", "attention_varlen", "attention_paged", "qkv_projection", "shard", "unshard",
-        "shard_qkv", "shard_lengths", "explain",
+        "shard_qkv", "shard_lengths", "explain", "grouped_mm",
     ]  # fmt: skip
     for function in functions:
         refused(ranks.run(distributed_misuse.meshes, mesh, names, function), message)
@@ -252,6 +254,19 @@ def test_what_pages_do_not_fit_is_refused(ranks: Ranks, check: bool) -> None:
          r"^kv_lengths\[0\] = 5: must be from 0 to S_k of all ranks = 4\. "),
         ("attention", {"softcap": 0}, r"^softcap = 0\.0: must be greater than 0\. "),
         ("attention", {"out_dtype": ""}, r"^out_dtype = '': must be one of "),
+        ("grouped_mm", {"b": []}, r"^b = 0 steps: must have weights\. Give \[E/n, K, N\]\.$"),
+        ("grouped_mm", {"b": torch.zeros(1, 3, 3)},
+         r"^b = \(1, 3, 3\): must be \[1, 4, N\], of the experts of one of 1 ranks\. Pass this"),
+        ("grouped_mm", {"b": [abs, torch.zeros(2, 3, 3)]}, r"^b\[1\] = .*: must be \[1, K, N\]"),
+        ("grouped_mm", {"b": torch.zeros(1, 4, 3).double()}, r"^b = torch\.float64: must be tor"),
+        ("grouped_mm", {"b": [torch.zeros(1, 4, 3), lambda x: x[1:]]},
+         r"^b\[1\] = a function that makes \[4, 3\] of \[5, 3\]: must return as many rows\. "),
+        ("grouped_mm", {"offs": torch.tensor([5])}, r"^offs = torch\.int64: must be int32\. "),
+        ("grouped_mm", {"offs": torch.tensor([6], dtype=torch.int32)},
+         r"^offs\[0\] = 6: must be from 0, the end before, to T = 5 \(rank 0 of 1\)\. Give asc"),
+        ("grouped_mm", {"a": torch.zeros(5, 4, dtype=torch.int8)}, r"^a = torch\.int8: must be "),
+        ("grouped_mm", {"capacity": 0}, r"^capacity = 0: must be from 1 to "),
+        ("grouped_mm", {"precision": "tf33"}, r"^precision = tf33: must be one of ieee, "),
         ("explain", {"machine": 0}, r"^machine = 0: must be a Machine\. "),
         ("explain", {"order": ""}, r"^order = '': must be one of contiguous, balanced\. "),
         ("shard", {"x": None}, r"^x = NoneType: must be a torch tensor\. "),

@@ -1,10 +1,12 @@
-"""Attention over sequences that several devices hold, on torch.distributed: the same functions on a
-process group, and the same numbers. Importing this imports torch.
+"""Attention over sequences, and products by experts, that several devices hold, on
+torch.distributed: the same functions on a process group, and the same numbers. Importing this
+imports torch.
 """
 
 from kernelseam.distributed.calls import attention, attention_varlen, explain
 from kernelseam.distributed.costs import Machine
 from kernelseam.distributed.decoding import attention_paged, shard_lengths
+from kernelseam.distributed.experts import grouped_mm
 from kernelseam.distributed.projections import output_projection, qkv_projection, shard_qkv
 from kernelseam.distributed.sharding import shard, unshard
 from kernelseam.distributed.transfers import measured
@@ -15,6 +17,7 @@ __all__ = [
     "attention_paged",
     "attention_varlen",
     "explain",
+    "grouped_mm",
     "measured",
     "output_projection",
     "qkv_projection",

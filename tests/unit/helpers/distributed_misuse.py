@@ -17,6 +17,7 @@ def calls(group: Any) -> dict[str, Arguments]:
     def ints(*shape: int) -> Any:
         return torch.ones(*shape, dtype=torch.int32)
 
+    size = 1 if group is None else _size(group)
     where: Arguments = {"backend": None, "implementation": None}
     shared: Arguments = {"scale": None, "softcap": None, "sinks": None, "out_dtype": None,
                          "return_lse": False, "batch_invariant": False, **where}  # fmt: skip
@@ -46,6 +47,12 @@ def calls(group: Any) -> dict[str, Arguments]:
             "attn_out": rows(1, 2, 12, 4), "weight": rows(8, 8), "bias": None, "residual": None,
             **projection,
         },
+        "grouped_mm": {
+            "a": rows(5, 4), "b": rows(1, 4, 3),
+            "offs": torch.arange(1, size + 1, dtype=torch.int32) * 5 // size,
+            "group": group, "capacity": None, "chunks": 2, "precision": None,
+            "bwd_implementation": None, "check": False, **where,
+        },
         "explain": {
             **dense, "group": group, "order": None, "causal": False, "window": None,
             "machine": None,
@@ -60,6 +67,12 @@ def calls(group: Any) -> dict[str, Arguments]:
             "products": 1e12, "within": 1e9, "between": 1e9, "latency": 1e-5, "ranks_per_host": 8,
         },
     }  # fmt: skip
+
+
+def _size(group: Any) -> int:
+    import torch.distributed as dist
+
+    return int(getattr(group, "size", lambda: 1)()) if dist.is_initialized() else 1
 
 
 def strange() -> dict[str, Any]:

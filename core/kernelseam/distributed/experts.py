@@ -1,0 +1,304 @@
+"""Grouped products whose groups, experts, lie on several ranks: rows go to the ranks of their
+experts, are multiplied there, and come back. Experts go in chunks: while the rows of one chunk
+travel, those of another are multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from kernelseam.descriptors.common.precision import precision_name
+from kernelseam.descriptors.common.validation import MAX_EXTENT, extent, flag, integer
+from kernelseam.distributed.agreement import agree
+from kernelseam.distributed.operands import check_axes, check_names, own_tensors
+from kernelseam.distributed.ranks import Axis, axis_of
+from kernelseam.distributed.routes import Route
+from kernelseam.distributed.transfers import all_gather
+from kernelseam.errors import InvalidValue
+from kernelseam.interop.torch_function import autocast, check_bwd_implementation, wanted
+from kernelseam.interop.torch_grouped import grouped_mm as product
+
+Tensor = Any
+Rows = Callable[[Tensor], Tensor]
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def grouped_mm(
+    a: Tensor,
+    b: Tensor | Sequence[Tensor | Rows],
+    offs: Tensor,
+    *,
+    group: Any,
+    capacity: int | None = None,
+    chunks: int = 2,
+    precision: str | None = None,
+    backend: str | None = None,
+    implementation: str | None = None,
+    bwd_implementation: str | None = None,
+    check: bool = False,
+) -> Tensor:
+    """``kernelseam.interop.torch.grouped_mm`` of rows by experts that lie on the n ranks of
+    ``group``: [T, N], what this rank's rows become at their experts.
+
+    a [T, K] is this rank's rows, sorted by expert; T may differ from rank to rank. ``offs`` [E],
+    int32, ends the rows of each of all E experts. ``b`` [E/n, K, N] is this rank's experts, those
+    from rank·E/n on. Or b is a list, in which functions may stand between (and behind) weights:
+    ``[gate_up, swiglu, down]`` is a layer of experts. Each is called with [rows, columns] and
+    returns as many rows, each of its own alone.
+
+    Without ``capacity`` all ranks' ``offs`` are gathered, and the host reads them, once a call:
+    exactly the rows that have an expert are sent. With it the host reads nothing, and sends
+    ``capacity`` rows for each expert, taken or not: of more rows that a rank has for an expert, the
+    last ones are dropped. Rows that are dropped and rows behind the last expert's come out as 0.
+
+    The experts of a rank go in ``chunks`` (as many as there are experts, at most): the rows of the
+    next one travel while those of one are multiplied, in the gradients too.
+
+    Gradients flow to a and to the weights, those of the sum of all ranks' losses: each rank has its
+    experts' whole gradients. They are not differentiated again. float16, bfloat16, float32 and
+    float64. Raises as ``attention``; for ``offs`` that are not ascending, or end behind a, on every
+    rank, unless they are on a GPU and there is a capacity.
+    """
+    axis = axis_of(group)
+
+    def make() -> tuple[_Call, dict[str, object]]:
+        call = _checked(axis, a, b, offs, capacity, chunks)
+        names = {"backend": backend, "implementation": implementation}
+        check_names(**names)
+        if precision is not None:
+            precision_name("precision", precision)
+        check_bwd_implementation(bwd_implementation, "grouped_gemm", "a", {"a": call.a})
+        call.options.update(names, precision=precision, bwd_implementation=bwd_implementation)
+        return call, {**call.said, **call.options}
+
+    return agree(axis, flag("check", check), make).run()
+
+
+def _checked(
+    axis: Axis, a: Tensor, b: Any, offs: Tensor, capacity: int | None, chunks: int
+) -> _Call:
+    steps = list(b) if (listed := isinstance(b, list | tuple)) else [b]
+    named = {f"b[{i}]" if listed else "b": x for i, x in enumerate(steps)}
+    weights = {n: x for n, x in named.items() if isinstance(x, torch.Tensor) or not callable(x)}
+    if not weights:
+        raise InvalidValue("b", f"{len(steps)} steps", "must have weights", "Give [E/n, K, N]")
+    operands = own_tensors({"a": a, "offs": offs, **weights}, ("a", "offs", *weights))
+    operands = autocast(operands, ("a", *weights))
+    wanted(operands, ("a", *weights))
+    a, offs = operands["a"], operands["offs"]
+    check_axes("a", a, "T, K")
+    check_axes("offs", offs, "E")
+    if offs.dtype is not torch.int32:
+        raise InvalidValue("offs", offs.dtype, "must be int32", "Convert it")
+    experts = offs.shape[0]
+    if experts % axis.size:
+        raise InvalidValue(
+            "offs.shape[0]",
+            experts,
+            f"must be a multiple of the {axis.size} ranks",
+            "Give experts without rows to the last ranks",
+        )
+    if a.dtype not in _DTYPES:
+        raise InvalidValue(
+            "a", a.dtype, f"must be one of {', '.join(map(str, _DTYPES))}", "Convert it"
+        )
+    each = experts // axis.size
+    for name in weights:
+        w = operands[name]
+        check_axes(name, w, "E/n, K, N")
+        wide = a.shape[1] if named[name] is steps[0] else w.shape[1]
+        if w.shape[:2] != (each, wide):
+            columns = wide if named[name] is steps[0] else "K"
+            raise InvalidValue(
+                name,
+                tuple(w.shape),
+                f"must be [{each}, {columns}, N], of the experts of one of {axis.size} ranks",
+                "Pass this rank's experts",
+            )
+        if w.dtype is not a.dtype:
+            raise InvalidValue(name, w.dtype, f"must be {a.dtype} as a is", "Convert one of them")
+    for name, x in operands.items():
+        if x.device != a.device:
+            raise InvalidValue(name, f"on {x.device}", f"must be on {a.device}", "Move it there")
+    if capacity is not None:
+        most = MAX_EXTENT // max(experts * a.shape[1], 1)  # elements that are sent
+        capacity = integer("capacity", capacity, 1, most, "Lower it, or leave it out")
+    parts = max(min(extent("chunks", chunks, 1), each), 1)
+    said: dict[str, object] = {
+        "a": f"{a.dtype} [T, {a.shape[1]}]" + " with gradients" * a.requires_grad,
+        "offs": f"[{experts}]",
+        **{n: f"{[*operands[n].shape]}" + " with gradients" * x.requires_grad
+           for n, x in ((n, operands[n]) for n in weights)},
+        "b": f"{len(steps)} steps",
+        "capacity": capacity,
+        "chunks": chunks,
+    }  # fmt: skip
+    return _Call(
+        axis, a, [operands.get(n, x) for n, x in named.items()], offs, capacity, parts, said, {}
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A product that was checked."""
+
+    axis: Axis
+    a: Tensor
+    steps: list[Any]
+    offs: Tensor
+    capacity: int | None
+    chunks: int
+    said: dict[str, object]
+    options: dict[str, Any]
+
+    def run(self) -> Tensor:
+        own = pad(self.offs, (0, 1), value=self.a.shape[0])
+        gathered = all_gather(self.axis, own, self._step("exchange of counts"))
+        ends = gathered[:, :-1]
+        counts = ends.diff(dim=1, prepend=ends.new_zeros(len(ends), 1))
+        counts = counts.unflatten(1, (self.axis.size, -1))  # [from, to, expert there]
+        if self.capacity is not None and gathered.device.type != "cpu":
+            return self._by_capacity(counts, self.capacity)
+        known: list[list[int]] = gathered.tolist()
+        _check_ends(known)
+        if self.capacity is not None:
+            return self._by_capacity(counts, self.capacity)
+        return self._by_counts(counts, [(0, *of[:-1]) for of in known])
+
+    def _by_counts(self, counts: Tensor, ends: list[tuple[int, ...]]) -> Tensor:
+        me, n, chunks = self.axis.index, self.axis.size, self._experts()
+
+        def rows(source: int, place: int, chunk: slice) -> int:
+            first, of = place * int(counts.shape[2]), ends[source]
+            return int(of[first + chunk.stop] - of[first + chunk.start])
+
+        sent = [[rows(me, place, c) for c in chunks] for place in range(n)]
+        there = sum(map(sum, sent))
+        whole = [*(x for of in sent for x in of), self.a.shape[0] - there]
+        *parts, rest = self.a.split(whole)
+        routes = [
+            Route(
+                self.axis,
+                [of[i] for of in sent],
+                [rows(source, me, c) for source in range(n)],
+                self._step(f"rows to experts, chunk {i + 1} of {len(chunks)}"),
+            )
+            for i, c in enumerate(chunks)
+        ]
+        of_expert = counts[:, me]
+        keys = [
+            torch.arange(c.stop - c.start, device=counts.device)
+            .repeat(n)
+            .repeat_interleave(of_expert[:, c].flatten(), output_size=sum(route.received))
+            for c, route in zip(chunks, routes, strict=True)
+        ]
+        results = self._through([parts[i :: len(chunks)] for i in range(len(chunks))], routes, keys)
+        if len(results) > 1:
+            cut = [y.split(route.sent) for y, route in zip(results, routes, strict=True)]
+            results = [x for place in zip(*cut, strict=True) for x in place]
+        if len(rest):
+            results.append(results[0].new_zeros(len(rest), results[0].shape[1]))
+        return torch.cat(results) if len(results) > 1 else results[0]
+
+    def _by_capacity(self, counts: Tensor, capacity: int) -> Tensor:
+        me, n, rows = self.axis.index, self.axis.size, self.a.shape[0]
+        slot = torch.arange(capacity, device=counts.device, dtype=counts.dtype)
+        taken = slot < counts[me, :, :, None]  # [to, expert there, slot]
+        begin = self.offs.view(n, -1, 1) - counts[me, :, :, None]
+        where = (begin + slot).masked_fill(~taken, rows)
+        there = slot < counts[:, me, :, None]  # [from, expert here, slot]
+        # one more row, which stands for all that are not there
+        a = torch.cat([self.a, self.a.new_zeros(1, self.a.shape[1])])
+        chunks, parts, routes, keys, places = self._experts(), [], [], [], []
+        for i, c in enumerate(chunks):
+            each = [(c.stop - c.start) * capacity] * n
+            places.append(where[:, c].flatten())
+            parts.append(a.index_select(0, places[-1]).split(each))
+            step = self._step(f"rows to experts, chunk {i + 1} of {len(chunks)}")
+            routes.append(Route(self.axis, each, each, step))
+            number = torch.arange(c.stop - c.start, device=counts.device)[:, None]
+            keys.append(number.where(there[:, c], c.stop - c.start).flatten())
+        results = torch.cat(self._through(parts, routes, keys))
+        whole = results.new_zeros(rows + 1, results.shape[1])
+        return whole.index_copy(0, torch.cat(places).long(), results)[:rows]
+
+    def _through(
+        self, parts: Sequence[Sequence[Tensor]], routes: Sequence[Route], keys: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """What the parts of each chunk become, in their order."""
+        chunks = self._experts()
+        sizes = [c.stop - c.start for c in chunks]
+        steps = [x.split(sizes) if isinstance(x, torch.Tensor) else [x] * len(chunks)
+                 for x in self.steps]  # fmt: skip
+        coming, going = routes[0].begin(parts[0]), []
+        for i, route in enumerate(routes):
+            here = coming
+            if i + 1 < len(routes):
+                coming = routes[i + 1].begin(parts[i + 1])
+            y = self._multiplied(route.end(here), [s[i] for s in steps], keys[i], sizes[i])
+            back = Route(
+                self.axis,
+                route.received,
+                route.sent,
+                self._step(f"results, chunk {i + 1} of {len(routes)}"),
+            )
+            going.append((back, back.begin(y.split(route.received))))
+        return [back.end(y) for back, y in going]
+
+    def _multiplied(self, x: Tensor, steps: list[Any], keys: Tensor, experts: int) -> Tensor:
+        """Rows as they came, of whose experts ``keys`` tells, through the steps: the first product
+        gathers them by expert, the last one scatters them again."""
+        ordered, order = keys.sort(stable=True)
+        numbers = torch.arange(experts, device=keys.device)
+        offs = torch.searchsorted(ordered, numbers, right=True, out_int32=True)
+        index = order.int()
+        products = [i for i, s in enumerate(steps) if isinstance(s, torch.Tensor)]
+        for i, step in enumerate(steps):
+            if i in products:
+                rows = {"a_indices": index} if i == products[0] else {}
+                rows |= {"out_indices": index} if i == products[-1] else {}
+                x = product(x, step, offs, **rows, **self.options)
+                continue
+            y = step(x)
+            if not isinstance(y, torch.Tensor) or y.ndim != 2 or len(y) != len(x):
+                raise InvalidValue(
+                    f"b[{i}]",
+                    f"a function that makes {_shape_of(y)} of {list(x.shape)}",
+                    "must return as many rows",
+                    "Return [rows, columns]",
+                )
+            x = y
+        return x
+
+    def _experts(self) -> list[slice]:
+        """Chunks of a rank's experts, nearly even."""
+        each = self.offs.shape[0] // self.axis.size
+        bounds = [each * i // self.chunks for i in range(self.chunks + 1)]
+        return [slice(i, j) for i, j in pairwise(bounds)]
+
+    def _step(self, what: str) -> str:
+        return f"{what} on rank {self.axis.index} of {self.axis.size}"
+
+
+def _shape_of(y: object) -> str:
+    return str(list(y.shape)) if isinstance(y, torch.Tensor) else type(y).__name__
+
+
+def _check_ends(gathered: Sequence[Sequence[int]]) -> None:
+    """Refuse what the ranks' ``offs`` hold, each with its number of rows behind, on all alike."""
+    for rank, (*ends, rows) in enumerate(gathered):
+        for g, (before, end) in enumerate(pairwise((0, *ends))):
+            if not before <= end <= rows:
+                raise InvalidValue(
+                    f"offs[{g}]",
+                    end,
+                    f"must be from {before}, the end before, to T = {rows} (rank {rank} of "
+                    f"{len(gathered)})",
+                    "Give ascending ends",
+                )

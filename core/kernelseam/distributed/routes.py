@@ -1,0 +1,98 @@
+"""Rows that go to other ranks and come from them, as torch differentiates it. A route is begun and,
+later, waited for: what lies between overlaps with it. Its gradients go the other way, are begun
+where the received rows' gradient is there, and waited for where that of the sent rows is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kernelseam.distributed.ranks import Axis
+from kernelseam.distributed.transfers import Transfer, exchange
+from kernelseam.interop.torch_function import Gradients, differentiable_once
+
+Tensor = Any
+_FUNCTION = "kernelseam.distributed.grouped_mm"
+
+
+class Route:
+    """``sent`` rows to each member of an axis, and ``received`` ones from each. Every member begins
+    its routes in the same order."""
+
+    def __init__(self, axis: Axis, sent: Sequence[int], received: Sequence[int], step: str) -> None:
+        self.axis, self.sent, self.received, self._step = axis, list(sent), list(received), step
+        self._transfer: Transfer | None = None
+        self._kept: Sequence[Tensor] = ()
+        self.back: Tensor | None = None
+
+    def begin(self, parts: Sequence[Tensor]) -> Tensor:
+        """[received rows, columns] of ``parts``, one for each member; there after ``end``."""
+        made: Tensor = _Begin.apply(self, *parts)
+        return made
+
+    def end(self, x: Tensor) -> Tensor:
+        """What ``begin`` returned, when it has come."""
+        waited: Tensor = _End.apply(self, x)
+        return waited
+
+    def start(self, parts: Sequence[Tensor], lengths: Sequence[int], step: str) -> Tensor:
+        """Send the parts, and receive parts of these lengths into what is returned."""
+        out = parts[0].new_empty(sum(lengths), parts[0].shape[1])
+        places, mine = out.split(lengths), self.axis.index
+        self._kept = [p.contiguous() for p in parts]
+        places[mine].copy_(self._kept[mine])
+        others = [i for i in range(self.axis.size) if i != mine]
+        self._transfer = exchange(
+            self.axis,
+            [(self._kept[i], i) for i in others if len(self._kept[i])],
+            [(places[i], i) for i in others if len(places[i])],
+            step,
+        )
+        return out
+
+    def wait(self) -> None:
+        """Until what was started last is there."""
+        transfer, self._transfer = self._transfer, None
+        assert transfer is not None
+        transfer.wait()
+        self._kept = ()
+
+    def forth(self, parts: Sequence[Tensor]) -> Tensor:
+        return self.start(parts, self.received, self._step)
+
+    def turned(self, gradient: Tensor) -> None:
+        """Begin the way back."""
+        parts = gradient.split(self.received)
+        self.back = self.start(parts, self.sent, f"{self._step}, gradients")
+
+
+class _Begin(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, route: Route, *parts: Tensor) -> Tensor:
+        ctx.route = route
+        return route.forth(parts)
+
+    @staticmethod
+    @differentiable_once(_FUNCTION)
+    def backward(ctx: Any, _: Tensor) -> Gradients:
+        route = ctx.route
+        route.wait()
+        back, route.back = route.back, None
+        return None, *back.split(route.sent)
+
+
+class _End(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, route: Route, x: Tensor) -> Tensor:
+        ctx.route = route
+        route.wait()
+        return x.view_as(x)
+
+    @staticmethod
+    @differentiable_once(_FUNCTION)
+    def backward(ctx: Any, gradient: Tensor) -> Gradients:
+        ctx.route.turned(gradient)
+        return None, gradient

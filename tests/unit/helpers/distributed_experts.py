@@ -1,0 +1,235 @@
+"""What each rank of a test does with products whose experts lie on ranks, and the same on one
+process, by torch in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+EXPERTS, K, HIDDEN, N = 12, 5, 4, 3
+
+
+def counts_of(rank: int) -> Any:
+    """Rows of each expert: rank 1 has none, expert 3 has none, rank 2's last four have all."""
+    rng = np.random.default_rng(rank)
+    counts = rng.integers(0, 6, EXPERTS)
+    counts[3] = 0
+    if rank == 1:
+        counts[:] = 0
+    if rank == 2:
+        counts[:8] = 0
+    return counts
+
+
+def operands(rank: int, size: int) -> dict[str, Any]:
+    """A rank's rows, two of them behind the last expert's, the gradient of its result, and all
+    experts' weights."""
+    rng, counts = np.random.default_rng(100 + rank), counts_of(rank)
+    rows = int(counts.sum()) + 2 * (rank != 1)
+    of_all = np.random.default_rng(7)
+    return {
+        "a": rng.standard_normal((rows, K)),
+        "dy": rng.standard_normal((rows, N)),
+        "offs": counts.cumsum().astype(np.int32),
+        "up": of_all.standard_normal((EXPERTS, K, 2 * HIDDEN)),
+        "down": of_all.standard_normal((EXPERTS, HIDDEN, N)),
+        "one": of_all.standard_normal((EXPERTS, K, N)),
+    }
+
+
+def swiglu(x: Any) -> Any:
+    import torch
+
+    gate, up = x.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def kept(rank: int, capacity: int | None) -> Any:
+    """(rows that are multiplied, the expert of each)."""
+    counts = counts_of(rank)
+    first = counts.cumsum() - counts
+    pairs = [
+        (first[e] + i, e) for e in range(EXPERTS) for i in range(min(counts[e], capacity or 99))
+    ]
+    return np.array(pairs, np.int64).reshape(-1, 2).T
+
+
+def _leaves(found: dict[str, Any], names: tuple[str, ...]) -> list[Any]:
+    return [found[n].requires_grad_() for n in names]
+
+
+def layer(
+    group: Any, form: str, chunks: int, capacity: int | None, dtype: str = "float64", **options: Any
+) -> dict[str, Any]:
+    """The errors of this rank's result and gradients. ``form``: "one" product, or a "layer"."""
+    import torch
+    import torch.distributed as dist
+    from gloo_ranks import device_of
+    from kernelseam import distributed
+
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    kind, device = getattr(torch, dtype), device_of(group)
+    each = EXPERTS // size
+    mine = slice(rank * each, (rank + 1) * each)
+    names = ("one",) if form == "one" else ("up", "down")
+
+    def tensors(of: int) -> dict[str, Any]:
+        made = {n: torch.from_numpy(x).to(device) for n, x in operands(of, size).items()}
+        return {n: x.to(kind) if x.is_floating_point() else x for n, x in made.items()}
+
+    own = tensors(rank)
+    weights = [own[n][mine].clone().requires_grad_() for n in names]
+    a = own["a"].clone().requires_grad_()
+    b = weights[0] if form == "one" else [weights[0], swiglu, weights[1]]
+    y = distributed.grouped_mm(
+        a, b, own["offs"], group=group, chunks=chunks, capacity=capacity, **options
+    )
+    y.backward(own["dy"])
+
+    wide = {n: x.double() for n, x in own.items() if x.is_floating_point()}
+    leaves, wanted, loss = _leaves(wide, names), [], torch.zeros((), dtype=torch.float64)
+    for of in range(size):
+        there = tensors(of)
+        x = there["a"].double().requires_grad_()
+        rows, experts = torch.from_numpy(kept(of, capacity)).to(device)
+        z = x[rows]
+        for i, w in enumerate(leaves):
+            z = torch.einsum("tk,tkn->tn", swiglu(z) if i else z, w[experts])
+        result = x.new_zeros(len(x), N).index_copy(0, rows, z)
+        loss += (result * there["dy"].double()).sum()
+        wanted.append((x, result))
+    loss.backward()
+    x, result = wanted[rank]
+    pairs = {"y": (y, result), "da": (a.grad, x.grad)}
+    pairs |= {
+        f"d_{n}": (w.grad, v.grad[mine]) for n, w, v in zip(names, weights, leaves, strict=True)
+    }
+    return {
+        n: float((p.double() - q).abs().max() / q.abs().max().clamp(min=1)) if q.numel() else 0.0
+        for n, (p, q) in pairs.items()
+    }
+
+
+@contextmanager
+def _recorded(names: list[str]) -> Iterator[None]:
+    """Write down what routes begin and wait for, and products."""
+    from kernelseam.distributed import experts, routes
+    from kernelseam.interop.torch import grouped_mm
+
+    def name_of(route: Any) -> str:
+        chunk: str = route._step.split("chunk ")[1].split()[0]
+        return ("back " if "results" in route._step else "") + chunk
+
+    right_start, right_wait = routes.Route.start, routes.Route.wait
+    right_product = grouped_mm
+
+    def start(self: Any, *given: Any) -> Any:
+        names.append(f"begin {name_of(self)}")
+        return right_start(self, *given)
+
+    def wait(self: Any) -> None:
+        names.append(f"end {name_of(self)}")
+        right_wait(self)
+
+    def multiplied(x: Any, *given: Any, **options: Any) -> Any:
+        names.append("product")
+        x.requires_grad and x.register_hook(lambda _: names.append("product"))
+        return right_product(x, *given, **options)
+
+    with (
+        mock.patch.object(routes.Route, "start", start),
+        mock.patch.object(routes.Route, "wait", wait),
+        mock.patch.object(experts, "product", multiplied),
+    ):
+        yield
+
+
+def order_of_steps(group: Any, chunks: int) -> tuple[list[str], list[str]]:
+    import torch
+    import torch.distributed as dist
+    from kernelseam import distributed
+
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    own = {n: torch.from_numpy(x) for n, x in operands(0, size).items()}
+    each = EXPERTS // size
+    weight = own["one"][rank * each : (rank + 1) * each].clone().requires_grad_()
+    a, names = own["a"].requires_grad_(), list[str]()
+    with _recorded(names):
+        y = distributed.grouped_mm(a, weight, own["offs"], group=group, chunks=chunks)
+        forward = names.copy()
+        names.clear()
+        y.sum().backward()
+    return forward, names
+
+
+def bytes_sent(group: Any) -> tuple[int, int]:
+    import torch
+    import torch.distributed as dist
+    from kernelseam import distributed
+
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    own = {n: torch.from_numpy(x) for n, x in operands(rank, size).items()}
+    each = EXPERTS // size
+    mine = slice(rank * each, (rank + 1) * each)
+    with distributed.measured() as m:
+        distributed.grouped_mm(own["a"], own["one"][mine], own["offs"], group=group)
+    here = counts_of(rank)[mine].sum()
+    out = counts_of(rank).sum() - here
+    back = sum(counts_of(r)[mine].sum() for r in range(size)) - here
+    return m.sent, int(4 * (EXPERTS + 1) * (size - 1) + 8 * (out * K + back * N))
+
+
+def faulty(group: Any, fault: str) -> dict[str, float]:
+    """The layer with a fault planted into this process."""
+    from kernelseam.distributed import experts, routes
+
+    if fault == "experts of other rows":
+        right = experts._Call._multiplied
+        with mock.patch.object(
+            experts._Call,
+            "_multiplied",
+            lambda call, x, steps, keys, count: right(call, x, steps, keys.flip(0), count),
+        ):
+            return layer(group, "layer", 2, None)
+    if fault == "results of the row before":
+        through = experts._Call._through
+        with mock.patch.object(
+            experts._Call, "_through", lambda *given: [y.roll(1, 0) for y in through(*given)]
+        ):
+            return layer(group, "layer", 1, None)
+    assert fault == "gradients not sent back"
+    with mock.patch.object(
+        routes.Route,
+        "turned",
+        lambda self, gradient: setattr(
+            self, "back", self.start(gradient.mul(0).split(self.received), self.sent, "x")
+        ),
+    ):
+        return layer(group, "layer", 2, None)
+
+
+def odd_offsets(group: Any) -> Any:
+    import torch
+    import torch.distributed as dist
+    from kernelseam import distributed
+
+    ends = [0, 2, 1] if dist.get_rank(group) == 1 else [0, 2, 4]
+    offs = torch.tensor(ends, dtype=torch.int32)
+    return distributed.grouped_mm(torch.ones(4, 2), torch.ones(1, 2, 2), offs, group=group)
+
+
+def twice(group: Any) -> Any:
+    import torch
+    import torch.distributed as dist
+    from kernelseam import distributed
+
+    offs = torch.tensor([1, 4][: dist.get_world_size(group)], dtype=torch.int32)
+    a = torch.ones(4, 2, requires_grad=True)
+    b = torch.ones(1, 2, 2, requires_grad=True)
+    y = distributed.grouped_mm(a, b, offs, group=group)
+    (da,) = torch.autograd.grad(y.square().sum(), a, create_graph=True)
+    return da.sum().backward()

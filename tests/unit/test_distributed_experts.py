@@ -1,0 +1,85 @@
+"""Products whose experts lie on 2, 3 and 4 gloo processes, forward and backward, against the whole
+by torch in float64."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+import distributed_experts  # noqa: E402
+from gloo_ranks import Ranks, ranks_of  # noqa: E402
+from kernelseam.errors import InvalidValue  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with ranks_of(4) as found:
+        yield found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("capacity", [None, 6, 2])
+@pytest.mark.parametrize(("form", "chunks"), [("one", 2), ("layer", 1), ("layer", 99)])
+def test_results_and_gradients(
+    ranks: Ranks, form: str, chunks: int, capacity: int | None, size: int
+) -> None:
+    """With a capacity of 6 no row is dropped, with 2 many are."""
+    for made in ranks.run(distributed_experts.layer, form, chunks, capacity, ranks=size):
+        assert isinstance(made, dict), made
+        assert max(made.values()) < 1e-13, made
+
+
+@pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-5), ("bfloat16", 3e-2)])
+def test_dtypes(ranks: Ranks, dtype: str, within: float) -> None:
+    for made in ranks.run(distributed_experts.layer, "layer", 2, None, dtype, check=True, ranks=3):
+        assert isinstance(made, dict), made
+        assert max(made.values()) < within, made
+
+
+def test_chunks_travel_while_others_are_multiplied(ranks: Ranks) -> None:
+    """Of three chunks, forward and backward: what is begun, waited for, multiplied, in order."""
+    for forward, backward in ranks.run(distributed_experts.order_of_steps, 3, ranks=2):
+        assert forward == [
+            *("begin 1", "begin 2", "end 1", "product", "begin back 1"),
+            *("begin 3", "end 2", "product", "begin back 2"),
+            *("end 3", "product", "begin back 3", "end back 1", "end back 2", "end back 3"),
+        ]
+        first = backward.index("product")
+        assert backward.count("product") == 3
+        # all results' gradients are under way before the first product, and after each the next
+        # chunk's rows are waited for only when the one before has been multiplied
+        assert sum(x.startswith("begin back") for x in backward[:first]) == 3
+        assert backward.index("begin 3") < backward.index("product", first + 1)
+        assert backward.index("begin 3") < backward.index("end 3")
+
+
+def test_one_exchange_tells_how_many_rows_come(ranks: Ranks) -> None:
+    """Bytes sent: the ends of all experts, and the rows, there and back; nothing for own rows."""
+    for sent, expected in ranks.run(distributed_experts.bytes_sent, ranks=3):
+        assert sent == expected
+
+
+@pytest.mark.parametrize(
+    "fault", ["experts of other rows", "results of the row before", "gradients not sent back"]
+)
+def test_a_planted_fault_is_seen(ranks: Ranks, fault: str) -> None:
+    made = ranks.run(distributed_experts.faulty, fault, ranks=2)
+    assert max(max(m.values()) for m in made if isinstance(m, dict)) > 1e-2, made
+
+
+def test_offsets_of_one_rank_are_refused_on_all(ranks: Ranks) -> None:
+    for error in ranks.run(distributed_experts.odd_offsets, ranks=3):
+        assert isinstance(error, InvalidValue), error
+        assert re.search(
+            r"^offs\[2\] = 1: must be from 2, the end before, to T = 4 \(rank 1 of 3\)\. ",
+            str(error),
+        )
+
+
+def test_gradients_are_not_differentiated_again(ranks: Ranks) -> None:
+    for error in ranks.run(distributed_experts.twice, ranks=2):
+        assert isinstance(error, InvalidValue), error
+        assert "gradients of kernelseam.distributed.grouped_mm cannot be diff" in str(error)
