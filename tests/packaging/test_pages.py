@@ -147,4 +147,5 @@ def test_the_site_is_built(site: Path) -> None:
         assert f"{function}(" in text
     assert "softmax(scores)·v over the last two axes of q" in text
     assert "tuple[Array, Array]" in text
+    assert "**options" not in text and "kv_layout: str =" in text  # each option has its line
     assert (site / "pictures" / "attention.svg").exists() and (site / "search").is_dir()

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 CORE = "core/kernelseam"
 NAME = "distance_penalty"
 LIKE = "softcap"
-MOST_FILES = 8
+MOST_FILES = 7
 Edits = dict[str, list[tuple[str, str]]]
 EDITS: Edits = {
     f"{CORE}/descriptors/attention/options.py": [
@@ -28,10 +28,6 @@ EDITS: Edits = {
         (f"    {LIKE}: float = 0.0\n", f"    {NAME}: float = 0.0\n"),
         (f"    {LIKE} = auto()\n", f"    {NAME} = auto()\n"),
         (f"    {LIKE}: float | None\n", f"    {NAME}: float | None\n"),
-    ],
-    f"{CORE}/ops/attention.py": [
-        (f"    {LIKE}: float | None = None,\n", f"    {NAME}: float | None = None,\n"),
-        (f"        {LIKE}={LIKE},\n", f"        {NAME}={NAME},\n"),
     ],
     f"{CORE}/reference/attention_scores.py": [
         (f"    | SpecOption.{LIKE}\n", f"    | SpecOption.{NAME}\n"),

@@ -2,20 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, Unpack, overload
 
-from kernelseam.descriptors.attention.options import AttentionOptions, band
-from kernelseam.descriptors.common.options import values_of
+from kernelseam.descriptors.attention.options import PAGED, AttentionOptions, band
+from kernelseam.descriptors.common.options import (
+    operands_of,
+    scalars_of,
+    spelled_out,
+    taken,
+    values_of,
+)
 from kernelseam.descriptors.common.wording import Wording
-from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.block_mask import BlockMask
 from kernelseam.expressions.scores import MaskMod, ScoreMod
 from kernelseam.ops.attention_work import EXTENTS, attention_work
 from kernelseam.ops.calling import operate
 from kernelseam.ops.expressions import with_expression
-from kernelseam.ops.operation import not_none
 from kernelseam.ops.signatures import Array, Dense, Packed, Paged
+
+_LSE = "return_lse"
+"""Is of overloads, each with a type of its own, and not of the types of options."""
+
+
+class _Door:
+    """What a public function takes of ``AttentionOptions``, and how it names operands."""
+
+    def __init__(
+        self,
+        function: str,
+        options: type,
+        own: tuple[str, ...] = (),
+        defaults: AttentionOptions | None = None,
+        operands: Mapping[str, str] | None = None,
+    ) -> None:
+        """``options``: the types of its keywords. ``own``: scalars among its other parameters.
+        ``operands``: its names of operands, where they are not the descriptor's."""
+        names = {_LSE, *options.__annotations__, *own}
+        self.operands = [n for n in operands_of(AttentionOptions) if n in names]
+        self.scalars = {n for n in scalars_of(AttentionOptions) if n in names}
+        self.values = values_of(AttentionOptions, function, self.scalars, defaults)
+        self.wording = Wording(operands or {}, EXTENTS)
+
+    def call(
+        self,
+        arrays: dict[str, Array],
+        options: dict[str, Any],
+        functions: tuple[Any, Any, Any],
+        out: Any,
+        where: tuple[str | None, str | None, object],
+    ) -> Array | tuple[Array, Array]:
+        """``functions``: score_mod, mask_mod and block_mask. ``where``: backend, implementation and
+        stream."""
+        if not options.keys() <= self.scalars:
+            arrays |= taken(self.operands, options)
+        if out is not None:
+            arrays["out"] = out
+        if options.get("window") is not None:
+            options["window"] = band("window", options["window"])
+        values = self.values(**options)
+        score_mod, mask_mod, block_mask = functions
+        if not (score_mod is mask_mod is block_mask is None):
+            values = with_expression(values, arrays, *functions)
+        results = operate(attention_work, arrays, values, *where, self.wording)
+        result: Array = results["out"] if out is None else out
+        return (result, results["lse"]) if options.get(_LSE) else result
+
+
+_DENSE = _Door("attention", Dense)
+_PACKED = _Door("attention_varlen", Packed, ("max_seqlen_q", "max_seqlen_k"))
+_PAGED = _Door("attention_paged", Paged, defaults=PAGED, operands={"k": "k_pages", "v": "v_pages"})
 
 
 @overload
@@ -36,39 +93,20 @@ def attention(
 ) -> Array | tuple[Array, Array]: ...
 
 
+@spelled_out(AttentionOptions(), _LSE, *Dense.__annotations__)
 def attention(
     q: Array,
     k: Array,
     v: Array,
     *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    precision: str | None = None,
-    bias: Any = None,
-    mask: Any = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
-    q_scales: Any = None,
-    k_scales: Any = None,
-    v_scales: Any = None,
-    q_scale_block: int | None = None,
-    scale_block: int | None = None,
-    prefix_lengths: Any = None,
-    kv_lengths: Any = None,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
     block_mask: BlockMask | Any = None,
-    layout: str = "bhsd",
     out: Any = None,
-    out_dtype: DType | str | None = None,
-    return_lse: bool = False,
-    batch_invariant: bool = False,
-    latent: bool = False,
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
+    **options: Any,
 ) -> Array | tuple[Array, Array]:
     """softmax(scores)·v over the last two axes of q [B, H, S_q, D], k [B, H_kv, S_k, D], v [B,
     H_kv, S_k, D_v].
@@ -114,43 +152,8 @@ def attention(
     Returns the result [B, H, S_q, D_v] (``out`` where it was given), or (result, lse). Raises
     InvalidValue for what does not fit together, Unsupported with each implementation's reason.
     """
-    arrays: dict[str, Any] = {"q": q, "k": k, "v": v}
-    if not (bias is mask is alibi_slopes is sinks is prefix_lengths is kv_lengths is None):
-        arrays |= not_none(
-            bias=bias,
-            mask=mask,
-            alibi_slopes=alibi_slopes,
-            sinks=sinks,
-            prefix_lengths=prefix_lengths,
-            kv_lengths=kv_lengths,
-        )
-    if not (q_scales is k_scales is v_scales is None):
-        arrays |= not_none(q_scales=q_scales, k_scales=k_scales, v_scales=v_scales)
-    if out is not None:
-        arrays["out"] = out
-    if window is not None:
-        window = band("window", window)
-    options = _values(
-        out_dtype=out_dtype,
-        return_lse=return_lse,
-        causal=causal,
-        window=window,
-        scale=scale,
-        softcap=softcap,
-        precision=precision,
-        layout=layout,
-        q_scale_block=q_scale_block,
-        scale_block=scale_block,
-        batch_invariant=batch_invariant,
-        latent=latent,
-    )
-    if not (score_mod is mask_mod is block_mask is None):
-        options = with_expression(options, arrays, score_mod, mask_mod, block_mask)
-    results = operate(
-        attention_work, arrays, options, backend, implementation, stream, _DENSE_WORDING
-    )
-    result = results["out"] if out is None else out
-    return (result, results["lse"]) if return_lse else result
+    functions, where = (score_mod, mask_mod, block_mask), (backend, implementation, stream)
+    return _DENSE.call({"q": q, "k": k, "v": v}, options, functions, out, where)
 
 
 @overload
@@ -198,6 +201,7 @@ def attention_varlen(
 ) -> Array | tuple[Array, Array]: ...
 
 
+@spelled_out(AttentionOptions(), _LSE, *Packed.__annotations__)
 def attention_varlen(
     q: Array,
     k: Array,
@@ -207,31 +211,14 @@ def attention_varlen(
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    precision: str | None = None,
-    bias: Any = None,
-    mask: Any = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
-    q_scales: Any = None,
-    k_scales: Any = None,
-    v_scales: Any = None,
-    q_scale_block: int | None = None,
-    scale_block: int | None = None,
-    prefix_lengths: Any = None,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
     block_mask: BlockMask | Any = None,
     out: Any = None,
-    out_dtype: DType | str | None = None,
-    return_lse: bool = False,
-    batch_invariant: bool = False,
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
+    **options: Any,
 ) -> Array | tuple[Array, Array]:
     """Attention over packed sequences of different lengths: q [T, H, D], k [T_k, H_kv, D], v [T_k,
     H_kv, D_v].
@@ -247,47 +234,10 @@ def attention_varlen(
     written.
     """
     _require(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    arrays = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        **not_none(
-            bias=bias,
-            mask=mask,
-            alibi_slopes=alibi_slopes,
-            sinks=sinks,
-            q_scales=q_scales,
-            k_scales=k_scales,
-            v_scales=v_scales,
-            prefix_lengths=prefix_lengths,
-            out=out,
-        ),
-    }
-    if window is not None:
-        window = band("window", window)
-    options = _values(
-        out_dtype=out_dtype,
-        return_lse=return_lse,
-        causal=causal,
-        window=window,
-        scale=scale,
-        softcap=softcap,
-        precision=precision,
-        q_scale_block=q_scale_block,
-        scale_block=scale_block,
-        batch_invariant=batch_invariant,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-    )
-    if not (score_mod is mask_mod is block_mask is None):
-        options = with_expression(options, arrays, score_mod, mask_mod, block_mask)
-    results = operate(
-        attention_work, arrays, options, backend, implementation, stream, _DENSE_WORDING
-    )
-    result = results["out"] if out is None else out
-    return (result, results["lse"]) if return_lse else result
+    arrays = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+    functions, where = (score_mod, mask_mod, block_mask), (backend, implementation, stream)
+    return _PACKED.call(arrays, options, functions, out, where)
 
 
 @overload
@@ -329,6 +279,7 @@ def attention_paged(
 ) -> Array | tuple[Array, Array]: ...
 
 
+@spelled_out(PAGED, _LSE, *Paged.__annotations__)
 def attention_paged(
     q: Array,
     k_pages: Array,
@@ -336,38 +287,14 @@ def attention_paged(
     block_table: Array,
     kv_lengths: Array,
     *,
-    cu_seqlens_q: Any = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    causal: bool = True,
-    window: tuple[int | None, int | None] | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    precision: str | None = None,
-    bias: Any = None,
-    mask: Any = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
-    q_scales: Any = None,
-    k_scales: Any = None,
-    v_scales: Any = None,
-    q_scale_block: int | None = None,
-    scale_block: int | None = None,
-    prefix_lengths: Any = None,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
     block_mask: BlockMask | Any = None,
-    layout: str = "bshd",
-    kv_layout: str = "nhd",
     out: Any = None,
-    out_dtype: DType | str | None = None,
-    return_lse: bool = False,
-    batch_invariant: bool = False,
-    latent: bool = False,
-    prefix_groups: int | None = None,
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
+    **options: Any,
 ) -> Array | tuple[Array, Array]:
     """Attention over keys in pages: k_pages [pages, page_size, H_kv, D], v_pages [pages, page_size,
     H_kv, D_v].
@@ -391,46 +318,9 @@ def attention_paged(
         "v": v_pages,
         "block_table": block_table,
         "kv_lengths": kv_lengths,
-        **not_none(
-            cu_seqlens_q=cu_seqlens_q,
-            bias=bias,
-            mask=mask,
-            alibi_slopes=alibi_slopes,
-            sinks=sinks,
-            q_scales=q_scales,
-            k_scales=k_scales,
-            v_scales=v_scales,
-            prefix_lengths=prefix_lengths,
-            out=out,
-        ),
     }
-    if window is not None:
-        window = band("window", window)
-    options = _values(
-        out_dtype=out_dtype,
-        return_lse=return_lse,
-        causal=causal,
-        window=window,
-        scale=scale,
-        softcap=softcap,
-        precision=precision,
-        layout=layout,
-        q_scale_block=q_scale_block,
-        scale_block=scale_block,
-        batch_invariant=batch_invariant,
-        latent=latent,
-        prefix_groups=prefix_groups,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        kv_layout=kv_layout,
-    )
-    if not (score_mod is mask_mod is block_mask is None):
-        options = with_expression(options, arrays, score_mod, mask_mod, block_mask)
-    results = operate(
-        attention_work, arrays, options, backend, implementation, stream, _PAGED_WORDING
-    )
-    result = results["out"] if out is None else out
-    return (result, results["lse"]) if return_lse else result
+    functions, where = (score_mod, mask_mod, block_mask), (backend, implementation, stream)
+    return _PAGED.call(arrays, options, functions, out, where)
 
 
 def _require(**arrays: Any) -> None:
@@ -439,10 +329,3 @@ def _require(**arrays: Any) -> None:
             raise InvalidValue(
                 name, None, "must be given", "Give it, or call attention, which needs none"
             )
-
-
-_values = values_of(AttentionOptions)
-_DENSE_WORDING, _PAGED_WORDING = (
-    Wording({}, EXTENTS),
-    Wording({"k": "k_pages", "v": "v_pages"}, EXTENTS),
-)
