@@ -65,17 +65,31 @@ def refusals(backend: Any, **changed: Any) -> list[str]:
 
 
 def test_what_it_takes_and_what_not(backend: Any) -> None:
+    import torch
+
     assert refusals(backend) == []
     assert refusals(backend, use_mla=True) == ["MLA not supported"]
     assert refusals(backend, head_size=100) == ["head_size not supported"]
-    assert refusals(backend, kv_cache_dtype="fp8") == ["kv_cache_dtype not supported"]
     assert refusals(backend, block_size=8) == ["block_size not supported"]
-    assert refusals(backend, attn_type="encoder_only") == [
-        "attention type encoder_only not supported"
+    taken: dict[str, list[Any]] = {
+        "kv_cache_dtype": ["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_per_token_head"],
+        "attn_type": ["decoder", "encoder", "encoder_only", "encoder_decoder"],
+        **dict.fromkeys(("use_non_causal", "use_mm_prefix", "use_kv_connector"), [True]),
+        **dict.fromkeys(("use_per_head_quant_scales", "use_adaptive_verification"), [True]),
+    }
+    for name, values in taken.items():
+        for value in values:
+            assert refusals(backend, **{name: value}) == [], (name, value)
+    stored = ("fp8_e5m2", "fp8_ds_mla", "nvfp4", "int8_per_token_head", "turboquant_k8v4")
+    for dtype in stored:
+        assert refusals(backend, kv_cache_dtype=dtype) == ["kv_cache_dtype not supported"]
+    assert refusals(backend, dtype=torch.float32) == []
+    assert refusals(backend, dtype=torch.float32, kv_cache_dtype="fp8") == [
+        "caches in e4m3 are for float16 and bfloat16"
     ]
-    assert refusals(backend, use_non_causal=True) == ["non-causal attention not supported"]
-    with pytest.raises(InvalidValue, match="^attn_type = encoder: "):
-        backend.get_impl_cls()(4, 32, 1.0, attn_type="encoder")
+    assert refusals(backend, use_sparse=True) == ["sparse not supported"]
+    for name, said in (("use_rswa", "R-SWA"), ("use_dcp", "DCP"), ("use_pcp", "PCP")):
+        assert refusals(backend, **{name: True}) == [f"{said} not supported"]
 
 
 def _config() -> Any:
@@ -94,6 +108,9 @@ class Served:
 
         self.config, self.name, self.torch = _config(), "model.layers.0.attn", torch
         self.config.cache_config.block_size = PAGE
+        self.config.additional_config = options.pop("additional_config", {})
+        self.config.cache_config.cache_dtype = options.pop("cache_dtype", "auto")
+        options["cache_config"] = self.config.cache_config
         with set_current_vllm_config(self.config):
             self.layer = Attention(
                 heads, dim, dim**-0.5, kv_heads, prefix=self.name, attn_backend=backend, **options
@@ -105,22 +122,30 @@ class Served:
         self.made = torch.Generator().manual_seed(1)
         self.shape, self.heads = (kv_heads, dim), heads
         self.known: list[list[Any]] = []
+        self.dtype = torch.float32
         self.tables: list[list[int]] = []
         self.free = list(range(PAGES - 1, 0, -1))  # the first is vLLM's null page
 
-    def cache(self, order: str) -> None:
+    def cache(self, order: str, dtype: Any = None, width: int = 0) -> None:
         kv_heads, dim = self.shape
-        nan = self.torch.nan
-        if order == "nhd":
-            whole = self.torch.full((PAGES, PAGE, kv_heads, 2 * dim), nan).transpose(1, 2)
-        else:
-            whole = self.torch.full((PAGES, kv_heads, PAGE, 2 * dim), nan)
-        self.layer.kv_cache = whole
+        fill, width = self.torch.nan if dtype is None else 0, width or 2 * dim
+        shapes = {
+            "nhd": (PAGES, PAGE, kv_heads, width),
+            "hnd": (PAGES, kv_heads, PAGE, width),
+            "heads first": (kv_heads, PAGES, PAGE, width),
+            "layers in a page": (PAGES, 3, kv_heads, PAGE, width),
+        }
+        whole = self.torch.full(shapes[order], fill, dtype=dtype)
+        if order == "layers in a page":
+            whole = whole[:, 1]
+        swapped = {"nhd": (1, 2), "heads first": (0, 1)}.get(order, (0, 0))
+        self.layer.kv_cache = whole.transpose(*swapped)
 
     def draw(self, tokens: int, heads: int) -> Any:
-        return self.torch.randn(tokens, heads, self.shape[1], generator=self.made)
+        drawn = self.torch.randn(tokens, heads, self.shape[1], generator=self.made)
+        return drawn.to(self.dtype)
 
-    def step(self, counts: list[int], padding: int = 0) -> tuple[Any, Any]:
+    def step(self, counts: list[int], padding: int = 0, **common_options: Any) -> tuple[Any, Any]:
         """So many tokens more of each request; (results, dense attention's)."""
         from vllm.config import set_current_vllm_config
         from vllm.forward_context import set_forward_context
@@ -132,7 +157,7 @@ class Served:
         at = 0
         for i, n in enumerate(counts):
             if i == len(self.known):
-                self.known.append([torch.empty(0, *self.shape)] * 2)
+                self.known.append([torch.empty(0, *self.shape, dtype=self.dtype)] * 2)
                 self.tables.append([])
             before = self.known[i][0].shape[0]
             rows = slice(at, at + n)
@@ -161,6 +186,7 @@ class Served:
             max_seq_len=max(lengths),
             block_table_tensor=table,
             slot_mapping=slot_mapping,
+            **common_options,
         )
         batch = self.builder.build(0, common)
         with (
@@ -171,17 +197,29 @@ class Served:
         ):
             out = self.layer(*(x.flatten(1) for x in (q, k, v)))
         parts, at = [], 0
-        for (keys, values), n in zip(self.known, counts, strict=True):
-            parts.append(self.dense(q[at : at + n], keys, values))
+        for request, ((keys, values), n) in enumerate(zip(self.known, counts, strict=True)):
+            k_of, v_of = (self.stored(x) for x in (keys, values))
+            parts.append(self.dense(q[at : at + n], k_of, v_of, request))
             at += n
         return out[:tokens], torch.cat(parts)
 
-    def dense(self, q: Any, k: Any, v: Any) -> Any:
-        impl = self.layer.impl
+    def stored(self, x: Any) -> Any:
+        """What a cache makes of keys or values."""
+        return x
+
+    def visible(self, request: int, at: Any, keys: Any) -> Any:
+        """A boolean mask of query positions [n, 1] and keys [S], None for the causal one."""
+        return None
+
+    def dense(self, q: Any, k: Any, v: Any, request: int) -> Any:
+        impl, torch = self.layer.impl, self.torch
+        keys = torch.arange(k.shape[0])
+        mask = self.visible(request, keys[-q.shape[0] :, None], keys)
         made = kernelseam.attention(
-            *(x.transpose(0, 1)[None] for x in (q, k, v)),
-            causal=True,
-            window=impl.window,
+            *(x.transpose(0, 1)[None].float() for x in (q, k, v)),
+            causal=mask is None,
+            mask=mask,
+            window=None if mask is not None or impl.reach is None else (impl.reach, 0),
             scale=impl.scale,
             softcap=impl.softcap,
             alibi_slopes=impl.slopes,
@@ -211,6 +249,129 @@ def test_prompts_chunks_and_decoding(backend: Any, options: str, order: str) -> 
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize("order", ["nhd", "hnd", "heads first", "layers in a page"])
+@pytest.mark.parametrize("scales", ["tensor", "heads", "tokens and heads"])
+def test_caches_in_e4m3(backend: Any, scales: str, order: str) -> None:
+    """The layer's scales, or one behind each token's and head's values, in vLLM's own layout."""
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode
+
+    of_tokens = scales == "tokens and heads"
+    served = Served(backend, 4, 2, 32, cache_dtype="fp8_per_token_head" if of_tokens else "fp8")
+    spec = FullAttentionSpec(
+        block_size=PAGE,
+        num_kv_heads=2,
+        head_size=32,
+        head_size_v=32,
+        dtype=torch.uint8,
+        kv_quant_mode=KVQuantMode.FP8_PER_TOKEN_HEAD if of_tokens else KVQuantMode.FP8_PER_TENSOR,
+    )
+    content = backend.customize_spec(spec).state_content_bytes
+    assert content == (72 if of_tokens else None)
+    served.dtype = torch.float16
+    served.cache(order, torch.uint8, content or 0)
+    given = torch.tensor([0.02, 0.03])[: 1 + (scales == "heads")].squeeze(0)
+    if not of_tokens:
+        served.layer._k_scale, served.layer._v_scale = given, given
+
+    def stored(x: Any) -> Any:
+        x = x.float()
+        scale = x.abs().amax(-1, keepdim=True) / 448 if of_tokens else given.reshape(-1, 1)
+        return (x / scale).to(torch.float8_e4m3fn).float() * scale
+
+    served.stored = stored  # type: ignore[method-assign]
+    for counts, padding in (([20, 5, 33], 0), ([1, 17, 1], 0), ([1, 1, 1], 5)):
+        found, expected = served.step(counts, padding)
+        torch.testing.assert_close(found.float(), expected.float(), atol=3e-3, rtol=3e-3)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("kind", ["bidirectional", "by request", "images", "clamped images"])
+def test_batches_that_are_not_causal(backend: Any, kind: str, window: int | None) -> None:
+    """All requests, some of them, or image tokens of a prefix, which see each other."""
+    import torch
+
+    served = Served(backend, 4, 2, 32, per_layer_sliding_window=window)
+    served.cache("hnd")
+    ranges = {0: [(3, 9), (12, 18)], 2: [(0, 30)]}
+    options: dict[str, Any] = {"mm_req_doc_ranges": ranges}
+    if kind == "bidirectional":
+        options = {"causal": False}
+    if kind == "by request":
+        options = {"causal": torch.tensor([True, False, False])}
+    served.layer.mm_prefix_clamp_sliding_window = kind == "clamped images"
+
+    def visible(request: int, at: Any, keys: Any) -> Any:
+        causal = "images" in kind or (kind == "by request" and request == 0)
+        before, reach = at - keys, 1 << 20 if window is None else window - 1
+        seen = (before >= 0 if causal else before >= -reach) & (before <= reach)
+        for first, last in ranges.get(request, []) if "images" in kind else []:
+            both = (at >= first) & (at <= last) & (keys >= first) & (keys <= last)
+            seen |= both & (before <= reach) if kind == "clamped images" else both
+        return seen
+
+    served.visible = visible  # type: ignore[method-assign]
+    for counts in ([20, 5, 33], [1, 17, 1]):
+        found, expected = served.step(counts, **options)
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_encoders(backend: Any, window: int | None) -> None:
+    """Without a cache: every token of a sequence sees the others, or those within the window."""
+    import torch
+
+    impl = backend.get_impl_cls()(4, 32, 0.2, 2, sliding_window=window, attn_type="encoder_only")
+    q, k, v = (torch.randn(20, n, 32) for n in (4, 2, 2))
+    builder = backend.get_builder_cls()(None, [], None, None)
+    common = SimpleNamespace(
+        causal=False,
+        num_actual_tokens=20,
+        max_query_len=13,
+        max_seq_len=13,
+        query_start_loc=torch.tensor([0, 13, 20], dtype=torch.int32),
+        mm_req_doc_ranges=None,
+    )
+    for name in ("seq_lens", "block_table_tensor", "slot_mapping"):
+        setattr(common, name, None)
+    out = impl.forward(None, q, k, v, None, builder.build(0, common), torch.empty(20, 4, 32))
+    for rows in (slice(0, 13), slice(13, 20)):
+        expected = kernelseam.attention(
+            *(x[rows].transpose(0, 1)[None] for x in (q, k, v)),
+            window=None if window is None else (window - 1, window - 1),
+            scale=0.2,
+        )
+        torch.testing.assert_close(out[rows], expected[0].transpose(0, 1), atol=2e-5, rtol=2e-5)
+    impl.do_kv_cache_update(None, k, v, None, torch.arange(20))  # it has none
+
+
+def test_shared_pages_are_read_once_if_asked(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By vLLM's ``additional_config``, where a layer's options allow it."""
+    import torch
+    from kernelseam.interop import vllm_attention
+
+    asked = []
+    attention = vllm_attention.attention_paged
+
+    def seen(*arrays: Any, **options: Any) -> Any:
+        asked.append(options.get("prefix_groups"))
+        return attention(*arrays, **options)
+
+    monkeypatch.setattr(vllm_attention, "attention_paged", seen)
+    config = {"kernelseam": {"prefix_groups": 2}}
+    for window, groups in ((None, 2), (7, None)):
+        served = Served(
+            backend, 4, 2, 32, per_layer_sliding_window=window, additional_config=config
+        )
+        served.cache("nhd")
+        found, expected = served.step([20, 5, 33])
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+        assert asked.pop() == groups and not asked
+    wrong = SimpleNamespace(additional_config={"kernelseam": {"groups": 2}})
+    with pytest.raises(InvalidValue, match="^additional_config.kernelseam = groups: "):
+        backend.get_builder_cls()(None, [], wrong, None)
+
+
 def test_a_profiling_run_and_what_is_refused(backend: Any) -> None:
     import torch
 
@@ -219,9 +380,6 @@ def test_a_profiling_run_and_what_is_refused(backend: Any) -> None:
     assert impl.forward(None, out, out, out, None, None, out).abs().max() == 0
     with pytest.raises(InvalidValue, match="^output_scale = given: "):
         impl.forward(None, out, out, out, None, None, out, output_scale=out)
-    builder = backend.get_builder_cls()(None, [], None, None)
-    with pytest.raises(InvalidValue, match="^causal = bool: KERNELSEAM has causal decoders only"):
-        builder.build(0, SimpleNamespace(causal=False))
 
 
 def test_lengths_are_rounded_so_that_plans_are_few(backend: Any) -> None:
@@ -229,6 +387,7 @@ def test_lengths_are_rounded_so_that_plans_are_few(backend: Any) -> None:
 
     def lengths(query: int, keys: int) -> tuple[int, int]:
         common = SimpleNamespace(causal=True, max_query_len=query, max_seq_len=keys)
+        common.mm_req_doc_ranges = None
         for name in ("num_actual_tokens", "query_start_loc", "seq_lens", "block_table_tensor"):
             setattr(common, name, None)
         common.slot_mapping = None
