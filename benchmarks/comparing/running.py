@@ -40,6 +40,7 @@ from benchmarks.comparing.paging import paged_rows
 from benchmarks.comparing.projections import projection_rows
 from benchmarks.comparing.results import Record
 from benchmarks.comparing.rows import Row, Session, Wrong
+from benchmarks.comparing.scores import score_rows
 
 SCHEMA = 1
 """Of the JSON."""
@@ -51,6 +52,7 @@ SUITES: dict[str, Callable[[], Sequence[Row]]] = {
     "attention-small": small_rows,
     "attention-dims": dims_rows,
     "attention-paged": paged_rows,
+    "attention-scores": score_rows,
     "backward": backward_rows,
     "backward-dims": backward_dims_rows,
     "decode": decode_rows,

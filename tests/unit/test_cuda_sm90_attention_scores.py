@@ -37,7 +37,7 @@ def of(score: ScoreMod | None = None, mask: MaskMod | None = None) -> AttentionP
         ({"prefix": True, "causal": True}, None),
         ({"prefix": True, "kv_view": "packed", "q_view": "packed"}, None),
         (BIAS, None),
-        ({"mask": True, "causal": True}, "a mask in memory: it takes bands and a mask_mod"),
+        ({"mask": True, "causal": True, **BIAS}, None),
         ({"alibi": True, "head_dim": 104}, None),
         (
             {"head_dim": 64, "value_dim": 64, **BIAS},
@@ -55,12 +55,6 @@ def of(score: ScoreMod | None = None, mask: MaskMod | None = None) -> AttentionP
 )
 def test_what_it_takes_by_element(changes: dict[str, object], reason: str | None) -> None:
     assert HALF.refuse(attention_problem(**changes), ROW) == reason
-
-
-def test_a_bias_beside_a_mask_mod_is_refused() -> None:
-    p = of(None, lambda b, h, q, kv: q // 8 == kv // 8)
-    p = replace(p, spec=replace(p.spec, bias=DType.bfloat16), bias_strides=(0, 0, 304, 1))
-    assert HALF.refuse(p, ROW) == "a bias beside a mask_mod"
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -99,6 +93,36 @@ def test_words_are_for_what_the_mask_tells_apart() -> None:
     assert sizes == {"shared": one, "heads": 6 * one, "entries": 3 * one, "both": 18 * one}
 
 
+@pytest.mark.parametrize(
+    ("strides", "apart"),
+    [
+        ((0, 0, 5000, 1), 1),
+        ((5_000_000, 0, 5000, 1), 3),
+        ((0, 5_000_000, 0, 1), 6),
+        ((30_000_000, 5_000_000, 1, 1000), 18),
+    ],
+)
+@pytest.mark.parametrize("bias", [None, DType.float32])
+def test_a_mask_is_kept_as_bits_for_what_it_tells_apart(
+    strides: tuple[int, int, int, int], apart: int, bias: DType | None
+) -> None:
+    """For every tile of 128 queries its words, in whole 16 bytes, and 16 bytes a query and block of
+    keys. One thread block for eight blocks of keys."""
+    plain = attention_problem(mask=True, bias=bias)
+    p = replace(plain, batch=3, num_heads=6, kv_heads=6, S_q=1000, S_k=5000, mask_strides=strides)
+    tile = HALF.tile(p, ROW, H200)
+    visible, forward = (launches := HALF.launches(p, tile, H200)).kernels
+    blocks = -(-5000 // tile.bn)
+    one = 16 * -(-blocks // 64) + blocks * 128 * 16
+    at = visible.workspace["blocks"]
+    assert at == forward.workspace["blocks"]
+    assert launches.workspace_bytes - at == apart * 8 * one
+    values = HALF.values(p, tile, H200)
+    assert 8 * values["blocks_tile"] == one
+    assert values["words"] == -(-blocks // 32)
+    assert VISIBLE_BLOCKS.grid(p, tile, H200) == apart * 8 * 4 * values["words"]
+
+
 def test_tiles_have_room_for_a_bias() -> None:
     for changes, keys in (({"alibi": True}, 128), (BIAS, 128), ({"bias": DType.float32}, 96)):
         p = attention_problem(**changes)
@@ -114,7 +138,7 @@ def test_tiles_of_a_bias_are_for_nothing_else() -> None:
     assert all(t.has_bias for t in HALF.tiles(attention_problem(**BIAS).spec, ROW))
 
 
-def test_a_bias_costs_what_was_measured_where_its_rows_are_copied_by_16_bytes() -> None:
+def test_what_is_by_element_costs_what_was_measured() -> None:
     plain = attention_problem(S_q=4096, S_k=4096)
     wide = attention_problem(S_q=4096, S_k=4096, **BIAS)
     wide = replace(wide, bias_strides=(0, 4096 * 4096, 4096, 1))
@@ -123,7 +147,13 @@ def test_a_bias_costs_what_was_measured_where_its_rows_are_copied_by_16_bytes() 
     assert element_rate(replace(wide, spec=replace(wide.spec, bias=DType.float32))) == 0.65
     for strides in ((0, 4096 * 4097, 4097, 1), (0, 4096 * 4096, 1, 4096)):
         assert element_rate(replace(wide, bias_strides=strides)) == 0.05
-    assert element_rate(replace(wide, spec=replace(wide.spec, alibi=True))) == 0.05
+    alibi = attention_problem(S_q=4096, S_k=4096, alibi=True)
+    masked = of(None, lambda b, h, q, kv: q // 8 == kv // 8)
+    assert element_rate(alibi) == 0.75
+    assert element_rate(masked) == element_rate(attention_problem(mask=True)) == 0.7
+    assert element_rate(of(lambda s, b, h, q, kv: s * 2)) == 0.2
+    both = replace(alibi, spec=replace(alibi.spec, mask=True), mask_strides=(0, 0, 4096, 1))
+    assert element_rate(both) == 0.75 * 0.7
 
 
 def test_a_dear_function_is_in_the_code_once_for_a_part() -> None:

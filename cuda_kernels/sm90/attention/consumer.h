@@ -120,7 +120,7 @@ struct Consumer : ConsumerRows {
   KS_DEVICE void begin_rows(const WorkTile& w) {
     row = thread_row(w);
     if constexpr (Score::BY_ELEMENT) {
-      rows = score.rows(scores_of(w), row, shared_address(storage.bias.of_warp(group * 4 + warp)), thread_lane);
+      score.rows(rows, scores_of(w), row, shared_address(storage.bias.of_warp(group * 4 + warp)), thread_lane);
       rises = false;
     }
   }
@@ -145,7 +145,7 @@ struct Consumer : ConsumerRows {
       rings.v.wait_full(v);
       release_v();
     }
-    copy_bias(rows, w, block);
+    fetch(rows, w, block);
     float s[BN / 2];
     rings.k.wait_full(k);
     wgmma_fence();
@@ -158,7 +158,7 @@ struct Consumer : ConsumerRows {
     zero_sums();
     if (block > begin) rings.k.wait_full(k);
     block = following(begin);
-    if (block >= begin) copy_bias(rows, w, block);
+    if (block >= begin) fetch(rows, w, block);
   }
 
   // Issues S of a block, then P·V of the previous one; the softmax overlaps that. MAXIMA: references follow the largest scores.
@@ -168,7 +168,7 @@ struct Consumer : ConsumerRows {
     finish_qk<1>(s);
     release_qk(begin, tile);
     const Score::Form form = score.begin<MASKED, !MAXIMA>(s, f, rows, first_key(block));
-    if (block > begin) copy_bias(rows, work_tile(tile), block - 1);
+    if (!LISTED && block > begin) fetch(rows, work_tile(tile), block - 1);
     if (MASKED && may_hide(work_tile(tile), block)) hide_keys(s, work_tile(tile), row, block);
     if (MAXIMA) {
       float row_maximum[2];
@@ -179,6 +179,7 @@ struct Consumer : ConsumerRows {
     bool fits = score.exponentials<0, AHEAD, MAXIMA>(s, m, sum, form);
     wait_next_k(s, sum, block > begin);
     const int next = following(begin);
+    if (LISTED && next >= begin) fetch(rows, work_tile(tile), next);
     finish_pv();
     if (MAXIMA) rescale(o, correction), sums.rescale(correction);
     if constexpr (AHEAD < BN / 2) {
@@ -263,6 +264,7 @@ struct Consumer : ConsumerRows {
   KS_DEVICE void last_step_and_first(const WorkTile& w) {
     const WorkTile& done = work_tile(tile);
     float s[BN / 2], inverse[2];
+    fetch(rows, w, w.end - 1);
     rings.k.wait_full(k);
     start_both(s, tile + 1);
     finalize_softmax(done, tile, m, l, inverse);
@@ -274,6 +276,7 @@ struct Consumer : ConsumerRows {
     first_softmax(s, w, row, block, m, l, f, rows);
     wait_next_k(s, l, block > w.begin);
     block = following(w.begin);
+    if (block >= w.begin) fetch(rows, w, block);
     finish_pv();
     round_p(s);
     store(done, inverse);

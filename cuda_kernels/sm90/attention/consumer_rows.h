@@ -27,8 +27,9 @@ struct ConsumerRows : ConsumerThread {
     const bool low = (m[0] < LOWEST && row < rows) || (m[1] < LOWEST && row + 8 < rows);
     return uniform((int)named_barrier_any(LOW + group, 128, low || other)) != 0;
   }
-  // The bias of a block that comes.
-  KS_DEVICE void copy_bias(const Score::Rows& rows, const WorkTile& w, int block) const {
+  // What a block that comes takes from memory beside its keys: a bias, and what rows see.
+  KS_DEVICE void fetch(Score::Rows& rows, const WorkTile& w, int block) const {
+    if (Config::MASK) score.see(rows, visited.mask_rows<BM>(visited.of(w.batch, w.head, w.row / BM), block) + (thread_row(w) - w.row), thread_lane);
     if constexpr (HAS_BIAS) score.copy_bias(rows, rows_of(w) - (group_row(w) + 16 * warp), block * BN, scores_of(w).S_k, thread_lane);
   }
 

@@ -10,6 +10,7 @@ struct ConsumerThread {
   const Maps& maps;
   const Rings& rings;
   const Operands& a;
+  const VisitedBlocks& visited;
   Score score;
   int group, warp, thread_lane;
 

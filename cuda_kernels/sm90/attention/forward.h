@@ -8,7 +8,7 @@
 // tile's first Q·Kᵀ starts before this tile's last P·V. The grid is persistent: one block a multiprocessor.
 //
 // Scores that are more than a multiple of the product, and masks that are no bands, are computed by element (score.h), of functions that
-// users write as of a bias or ALiBi. Where a mask is no band, another kernel says which blocks tiles visit (visible_blocks.h).
+// users write as of a bias, a mask or ALiBi. Where a mask is no band, another kernel says which blocks tiles visit (visible_blocks.h).
 //
 // Few queries: heads that share keys share a tile's rows, and keys are cut into parts (tiles.h). Their results, in float32, are merged by the
 // blocks of a cluster that have a part each (cluster_merge.h), or by another kernel (attention/merge.h). Such rows are stored by threads.
@@ -57,7 +57,7 @@ attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, cons
     }
   } else {
     registers_alloc<Config::CONSUMER_REGISTERS>();
-    Consumer consumer({storage, maps, rings, operands, {scores, small_cap, score}, group, warp, lane()});
+    Consumer consumer({storage, maps, rings, operands, visited, {scores, small_cap, score}, group, warp, lane()});
     consumer.run();
     if constexpr (IN_CLUSTER) cluster_barrier(), merge_in_cluster(consumer, count.parts);
   }

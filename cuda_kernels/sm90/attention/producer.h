@@ -35,7 +35,7 @@ struct Producer {
       barrier_arrive(shared_address(&storage.v_loaded[v.stage]));
     }
   }
-  KS_DEVICE const BlockWord* words(const WorkTile& w) const { return visited.words(w.batch, w.head / GROUP_HEADS, w.row / BM); }
+  KS_DEVICE const BlockWord* words(const WorkTile& w) const { return visited.of(w.batch, w.head / GROUP_HEADS, w.row / BM); }
   // The block that a tile visits after this one.
   KS_DEVICE int following(const WorkTile& w, int block) const {
     if constexpr (LISTED) return last_visited(words(w), w.begin, block);

@@ -9,7 +9,8 @@
 // A thread has two rows of a block (softmax.h). What of a score or a mask depends on the head or on the query is computed once a tile and
 // row (Rows), what depends on the key once a block for both rows. The loop asks
 //   factor(scale)                     what a tile's products are multiplied by, `scale` being that of numbers of 8 bits
-//   rows(own, x, bias, lane)          of the rows x and x + 8 of a tile; `bias`: where a warp's rows of it lie in shared memory
+//   rows(rows, own, x, bias, lane)    of the rows x and x + 8 of a tile; `bias`: where a warp's rows of it lie in shared memory
+//   see(rows, first, lane)            what a mask in memory says of a block that comes
 //   copy_bias(rows, …)                a bias of a block that comes to shared memory (plane.h), from where begin() reads it
 //   begin<EXACT>(s, f, rows, from)    products to what the others take, in place; which form that is. EXACT: scores of keys that a mask
 //                                     which is no band hides become −∞; `from`: the key of the thread's first column
@@ -22,7 +23,7 @@
 #include "sm90/attention/plane.h"
 
 static_assert(!(Config::PREFIX && Config::WINDOW), "hide() takes a range of keys a row");
-static_assert(!Config::MASK && (!HAS_BIAS || Scores::BANDED), "a mask over queries and keys is a mask_mod, beside which there is no bias");
+static_assert(!Config::MASK || GROUP_HEADS == 1, "rows of a tile are queries where a mask in memory is");
 
 template<int BN> struct TileScore {
   static constexpr bool CAPPED = Scores::KIND == ScoreKind::CAPPED, ANY = Scores::KIND == ScoreKind::ANY, HIDES = !Scores::BANDED;
@@ -69,10 +70,10 @@ template<int BN> struct TileScore {
   struct KnownRows {
     Row row[2];
     BiasRows bias;
+    u32 mask[Config::MASK ? 2 : 1];  // of the rows, of the block at hand (tiles.h: MaskRow)
   };
   typedef typename conditional<BY_ELEMENT, KnownRows, NoRows>::type Rows;
-  KS_DEVICE Rows rows(const Scores& own, int x, u32 bias, int lane) const {
-    Rows known;
+  KS_DEVICE void rows(Rows& known, const Scores& own, int x, u32 bias, int lane) const {
     if constexpr (BY_ELEMENT) {
       if constexpr (HAS_BIAS) known.bias = BiasRows(own.bias, x - lane / 4, bias, lane);
 #pragma unroll
@@ -83,12 +84,16 @@ template<int BN> struct TileScore {
         if (Config::ALIBI) row.slope = slope_in_base2(own.slopes[h * own.slopes_head]), row.origin = (float)(i + own.shift());
       }
     }
-    return known;
   }
 
   // A warp's rows of a bias by a block of keys, from `key` on. `left`: rows of the sequence, from the warp's first on.
   KS_DEVICE void copy_bias(const Rows& rows, int left, int key, int S_k, int lane) const {
     if constexpr (HAS_BIAS) rows.bias.copy(arguments.bias, left, key, S_k, lane);
+  }
+
+  // What the rows from `first` on see of a block.
+  KS_DEVICE void see(Rows& rows, const MaskRow* first, int lane) const {
+    if constexpr (Config::MASK) rows.mask[0] = first[0].words[lane % 4], rows.mask[1] = first[8].words[lane % 4];
   }
 
   // In place: of PART elements of the thread's, behind `done`; `from`: the key of the first of all.
@@ -130,7 +135,10 @@ template<int BN> struct TileScore {
               }
             }
             if constexpr (EXACT && HIDES) {
-              if (!own.visible(row.tile, row.row, at)) x = -infinity();
+              bool seen = true;
+              if (Config::MASK) seen = rows.mask[r] >> done / 2 & 1u << (i / 2 + two);
+              if (Expression::HAS_MASK) seen = own.visible(row.tile, row.row, at) && seen;
+              if (!seen) x = -infinity();
             }
           }
         }

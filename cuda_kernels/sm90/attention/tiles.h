@@ -33,13 +33,19 @@ struct TileCount {
 
 // Of 32 blocks of keys, those of which some of a tile's rows sees a key, and those of which each row sees all.
 struct BlockWord { u32 some, every; };
-// The blocks that tiles visit, where a mask is no band: words, from each tile of rows to the next `tile` (visible_blocks.h).
+// Which keys of a block a row sees, as a mask in memory says it: bits 2j and 2j + 1 of word i are those of the columns 8j + 2i and 8j + 2i + 1,
+// which the lanes whose number is i modulo 4 have of a product.
+struct alignas(16) MaskRow { u32 words[4]; };
+// The blocks that tiles visit, where a mask is no band: `words` of a tile of rows, and with a mask in memory behind them the rows of each of its
+// blocks; the next tile's are `tile` words further (visible_blocks.h).
 struct VisitedBlocks {
-  const BlockWord* base;
+  BlockWord* base;
   i64 batch, head;
-  int tile;
+  int tile, words;
 
-  KS_DEVICE const BlockWord* words(int entry, int head, int tile) const { return base + entry * batch + head * this->head + (i64)tile * this->tile; }
+  KS_DEVICE BlockWord* of(int entry, int head, int tile) const { return base + entry * batch + head * this->head + (i64)tile * this->tile; }
+  // The first row of a block, of the tile with these words.
+  template<int BM> KS_DEVICE MaskRow* mask_rows(BlockWord* own, int block) const { return (MaskRow*)(own + divide_up(words, 2) * 2) + block * BM; }
 };
 // The place of the highest bit that is set.
 KS_DEVICE int highest_bit(u32 x) {
@@ -131,7 +137,7 @@ template<int BM, int BN, int CLASSES = 1> struct TileScheduler {
       if (begin >= end) w.S_k = 0;  // a part without keys
     }
     if (!Scores::BANDED && begin < end) {
-      const BlockWord* const words = visited.words(entry, head, tile);
+      const BlockWord* const words = visited.of(entry, head, tile);
       const int last = last_visited(words, begin, end);
       end = max_of(last, begin) + 1, begin = first_visited(words, begin, end - 1);
     }

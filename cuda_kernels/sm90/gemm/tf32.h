@@ -28,7 +28,7 @@ gemm_sm90_tf32(KS_ARGUMENT TensorMap left_map, KS_ARGUMENT TensorMap right_map, 
   const Arguments arguments{a, b, bias, residual, origin, c, c_batch, c_head, bias_batch, bias_head, residual_batch, residual_head,
                             c_row, residual_row, M, N, slices, a_head_step, a_batch_step, b_head_step, b_batch_step, alpha, beta};
   const Ring<STAGES> ring{shared_address(storage.ring)};
-  const int group = warp_index() / 4, warp = warp_index() % 4, first = block_index(), step = gridDim.x;
+  const int index = warp_index(), group = index / 4, warp = index % 4, first = block_index(), step = gridDim.x;
 
   if (thread_index() == 0) {
     ring.init(4 * GROUPS);
@@ -42,8 +42,8 @@ gemm_sm90_tf32(KS_ARGUMENT TensorMap left_map, KS_ARGUMENT TensorMap right_map, 
     if (Config::PRODUCER_REGISTERS) registers_dealloc<Config::PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) {
       Producer{storage, left_map, right_map, ring, arguments, scheduler, b_heads}.run(first, step);
-    } else if (PRODUCTS == 3 && warp_index() > 4 * GROUPS) {
-      Splitter{storage, ring, arguments, scheduler, warp_index() - 4 * GROUPS - 1}.run(first, step);
+    } else if (PRODUCTS == 3 && index > 4 * GROUPS) {
+      Splitter{storage, ring, arguments, scheduler, index - 4 * GROUPS - 1}.run(first, step);
     }
     warp_barrier();
   } else {

@@ -17,6 +17,7 @@ _HIDDEN = (
     InjectedValue("v", NAN, (0, None, 40, None)),
 )
 _SLOPES = tuple(0.5 ** (1 + h % 12) for h in range(24))
+_WINDOW = {"window": (70, 9), "sinks": _SLOPES}
 
 
 def scores() -> Iterator[AttentionCase]:
@@ -27,6 +28,7 @@ def scores() -> Iterator[AttentionCase]:
     for name in ("documents", "buckets", "alibi", "window", "soft_cap"):
         yield case("f16-104/128", f"scores-{name}", mods=name, **few)
     yield from _biases("bf16-128", few)
+    yield from _masks("bf16-128", few)
     for kind in ("bf16-128", "bf16-128-causal"):
         yield case(kind, "scores-slopes", alibi=_SLOPES, **few)
         yield case(kind, "scores-slopes-steep", alibi=tuple(8 * x for x in _SLOPES), **few)
@@ -49,9 +51,30 @@ def _biases(kind: str, few: dict[str, Any]) -> Iterator[AttentionCase]:
     yield case(kind, "scores-bias-odd", bias=own, **odd)
     for data in ("holes", "voids", "low"):
         yield case(kind, f"scores-bias-{data}", bias=f32, bias_data=data, **few)
-    window = {"window": (70, 9), "sinks": _SLOPES}
-    yield case(kind, "scores-bias-window", bias=own, **window, **few)
-    together = {"softcap": 2.0, "alibi": _SLOPES, "bias": own}
-    yield case(kind, "scores-options", **together, **few)
+    yield case(kind, "scores-bias-window", bias=own, **_WINDOW, **few)
+    yield case(kind, "scores-bias-documents", bias=own, mods="documents", **few)
     steps = ((0, 78.0), (200, 0.0))
     yield case(kind, "scores-rising", bias=own, steps=steps, **few)
+
+
+def _masks(kind: str, few: dict[str, Any]) -> Iterator[AttentionCase]:
+    own, odd = DType.bfloat16, {**few, "S_k": 301}
+    for mask in ("random", "rows", "keys", "all"):
+        yield case(kind, f"scores-mask-{mask}", mask=mask, **few)
+    for axes in ("b", "bh", "bhr", "bc", "h"):
+        layout = OperandLayout(broadcast=axes)
+        yield case(kind, f"scores-mask-of-{axes}", mask="random", mask_layout=layout, **few)
+    gaps = OperandLayout(gaps=(0, 0, 7), aligned=False)
+    yield case(kind, "scores-mask-gaps", mask="random", mask_layout=gaps, **few)
+    yield case(f"{kind}-causal", "scores-mask", mask="random", **odd)
+    yield case(f"{kind}-causal", "scores-mask-prefix", mask="random", prefix=(170,), **few)
+    yield case(kind, "scores-mask-bias", mask="random", bias=own, **few)
+    yield case(kind, "scores-mask-bias-f32", mask="rows", bias=DType.float32, **few)
+    yield case(kind, "scores-mask-mod", mask="random", mods="documents", **few)
+    yield case(kind, "scores-mask-window", mask="random", **_WINDOW, **few)
+    yield case(kind, "scores-mask-nan-in-v", mask="keys", injected=_HIDDEN, **few)
+    together = {"softcap": 2.0, "alibi": _SLOPES, "bias": own, "mask": "random"}
+    yield case(kind, "scores-options", **together, **few)
+    far = {**few, "num_heads": 2, "kv_heads": 1, "batch": 2, "S_q": 300, "S_k": 5003}
+    for mask in ("random", "keys"):
+        yield case(kind, f"scores-mask-{mask}-far", mask=mask, **far)

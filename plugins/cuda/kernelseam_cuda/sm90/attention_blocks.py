@@ -32,18 +32,24 @@ _SECONDS = 4e-6
 """That the launch takes."""
 _THREADS = 256
 _BIAS_RATE = {2: 0.8, 4: 0.65}
-"""With a bias of so many bytes an element, of the rate that the loop reaches where scores are
-products: as measured on an H100 (benchmarks/results/h100-scores.md)."""
-_UNTIMED_RATE = 0.05
-"""Where the last form was not timed: any other kernel that takes a problem comes before it."""
+_ALIBI_RATE, _MASK_RATE, _SCORE_MOD_RATE = 0.75, 0.7, 0.2
+"""Of the rate that the loop reaches where scores are products, what is left with a bias of so many
+bytes an element, with ALiBi, a mask in memory or of a mask_mod, and a score_mod, which may be dear:
+as measured (benchmarks/results/h100-scores.md)."""
+_NARROW_RATE = 0.05
+"""With a bias whose rows are copied by elements, which was not timed: any other kernel that takes a
+problem comes before it."""
 VISITED = (
     "visited",
     Structure(
-        (("blocks", "pointer"), ("blocks_batch", "i64"), ("blocks_head", "i64"), ("words", "i32")),
-        ("base", "batch", "head", "tile"),
+        (
+            *(("blocks", "pointer"), ("blocks_batch", "i64"), ("blocks_head", "i64")),
+            *(("blocks_tile", "i32"), ("words", "i32")),
+        ),
+        ("base", "batch", "head", "tile", "words"),
     ),
 )
-"""The forward's parameter."""
+"""The parameter of both."""
 
 
 def is_banded(spec: AttentionSpec) -> bool:
@@ -58,13 +64,16 @@ def by_element(spec: AttentionSpec) -> bool:
 
 def element_rate(p: AttentionProblem) -> float:
     """What part of the loop's rate is left by scores or masks that are computed by element."""
-    s = p.spec
-    if not by_element(s):
-        return 1.0
-    together = s.alibi or s.expression or s.softcap or s.window or s.prefix
-    if not s.bias or together or not _rows_are_wide(p):
-        return _UNTIMED_RATE
-    return _BIAS_RATE[s.bias.itemsize]
+    s, rate = p.spec, 1.0
+    if s.bias:
+        rate *= _BIAS_RATE[s.bias.itemsize] if _rows_are_wide(p) else _NARROW_RATE
+    if s.alibi:
+        rate *= _ALIBI_RATE
+    if not is_banded(s):
+        rate *= _MASK_RATE
+    if s.expression and structure_of(s.expression).has_score:
+        rate *= _SCORE_MOD_RATE
+    return rate
 
 
 def _rows_are_wide(p: AttentionProblem) -> bool:
@@ -95,7 +104,9 @@ def _axes(p: AttentionProblem) -> tuple[bool, bool]:
     s = p.spec
     reads = structure_of(s.expression).seen[0].reads if s.expression else frozenset()
     ragged = s.lengths or s.prefix or s.q_view == "packed" or s.kv_view == "paged"
-    return bool(ragged or "b" in reads), "h" in reads
+    return bool(ragged or "b" in reads or p.mask_strides[0]), bool(
+        "h" in reads or p.mask_strides[1]
+    )
 
 
 def _extents(p: AttentionProblem, tile: HopperAttentionTile) -> tuple[int, int, int, int]:
@@ -105,16 +116,30 @@ def _extents(p: AttentionProblem, tile: HopperAttentionTile) -> tuple[int, int, 
         p.batch if entries else 1,
         p.num_heads // tile.group_heads if heads else 1,
         divide_up(p.S_q * tile.group_heads, tile.bm),
-        divide_up(most(divide_up(p.S_k, tile.bn), 1), _WORD_BLOCKS),
+        divide_up(_key_blocks(p, tile), _WORD_BLOCKS),
     )
+
+
+def _key_blocks(p: AttentionProblem, tile: HopperAttentionTile) -> int:
+    return most(divide_up(p.S_k, tile.bn), 1)
+
+
+def _tile_words(p: AttentionProblem, tile: HopperAttentionTile) -> int:
+    """From one tile's words to the next tile's: of a mask with its rows, of 16 bytes each."""
+    words = _extents(p, tile)[3]
+    if not p.spec.mask:
+        return words
+    return (divide_up(words, 2) + _key_blocks(p, tile) * tile.bm) * 2
 
 
 def visited_values(p: AttentionProblem, tile: HopperAttentionTile) -> dict[str, int | float]:
     """``VISITED`` but its address."""
     (entries, heads), (_, each, tiles, words) = _axes(p), _extents(p, tile)
+    head = tiles * _tile_words(p, tile)
     return {
-        "blocks_batch": each * tiles * words if entries else 0,
-        "blocks_head": tiles * words if heads else 0,
+        "blocks_batch": each * head if entries else 0,
+        "blocks_head": head if heads else 0,
+        "blocks_tile": _tile_words(p, tile),
         "words": words,
     }
 
@@ -123,15 +148,16 @@ def with_blocks(launches: Launches, p: AttentionProblem, tile: HopperAttentionTi
     """The launches with one in front that says which blocks the first of them visits."""
     first, *others = launches.kernels
     at = divide_up(launches.workspace_bytes, WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
-    entries, heads, tiles, words = _extents(p, tile)
+    entries, heads, tiles, _ = _extents(p, tile)
     visiting = replace(first, workspace={**first.workspace, "blocks": at})
     steps = (Launch(VISIBLE_BLOCKS, p, tile, {"blocks": at}), visiting, *others)
-    size = entries * heads * tiles * words * _WORD_BYTES
+    size = entries * heads * tiles * _tile_words(p, tile) * _WORD_BYTES
     return replace(launches, steps=steps, workspace_bytes=at + size)
 
 
 class HopperVisibleBlocks(KernelDefinition):
-    """A block for each tile that the mask_mod tells apart."""
+    """A block for each tile that the mask tells apart; of a mask in memory four for each word of
+    it."""
 
     operation = "attention"
     name = "sm90"
@@ -144,7 +170,7 @@ class HopperVisibleBlocks(KernelDefinition):
         (
             ("score", SCORES),
             ("sequences", SEQUENCES),
-            *VISITED[1].members,
+            VISITED,
             ("q_tiles", "i32"),
             ("heads", "i32"),
         ),
@@ -187,8 +213,8 @@ class HopperVisibleBlocks(KernelDefinition):
         return with_expression(self._signature, spec)
 
     def grid(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> int:
-        entries, heads, tiles, _ = _extents(problem, tile)
-        return entries * heads * tiles
+        entries, heads, tiles, words = _extents(problem, tile)
+        return entries * heads * tiles * (_WORD_BYTES // 2 * words if problem.spec.mask else 1)
 
     def threads(self, tile: HopperAttentionTile, row: ArchRow) -> int:
         return _THREADS
@@ -211,8 +237,10 @@ class HopperVisibleBlocks(KernelDefinition):
         }
 
     def work(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> Work:
-        """Captured arrays are small."""
-        return Work(0, waiting=_SECONDS)
+        """A mask is read once, and an eighth of it written; captured arrays are small."""
+        p, (entries, heads, _, _) = problem, _extents(problem, tile)
+        read = entries * heads * p.S_q * p.S_k if p.spec.mask else 0
+        return Work(read + read // 8, waiting=_SECONDS)
 
 
 VISIBLE_BLOCKS = HopperVisibleBlocks()

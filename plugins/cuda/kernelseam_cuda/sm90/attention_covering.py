@@ -76,7 +76,8 @@ def covering(kernel: KernelDefinition, widths: tuple[tuple[int, int], ...]) -> I
     )
     for more in _BY_ELEMENT:
         yield Covered(kernel, replace(plain, **more))
-    yield Covered(VISIBLE_BLOCKS, replace(plain, expression=_SLOPED))
+    for more in ({"mask": True}, {"expression": _SLOPED}):
+        yield Covered(VISIBLE_BLOCKS, replace(plain, **more))
 
 
 _SLOPED = (
@@ -88,6 +89,8 @@ _SLOPED = (
 _BY_ELEMENT: tuple[dict[str, Any], ...] = (
     {"bias": DType.bfloat16},
     {"bias": DType.float32, "causal": True},
+    {"mask": True},
+    {"mask": True, "bias": DType.bfloat16},
     {"alibi": True},
     {"alibi": True, "causal": True},
     {"causal": True, "prefix": True},

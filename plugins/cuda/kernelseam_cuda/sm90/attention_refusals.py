@@ -8,7 +8,7 @@ from kernelseam.kernels.attention.refusals import refuse_mixed_views
 from kernelseam.kernels.attention.scores import SCORE_OPTIONS
 from kernelseam.kernels.attention.scores import refuse_scores as refuse_far_rows
 
-from kernelseam_cuda.sm90.attention_blocks import by_element, is_banded
+from kernelseam_cuda.sm90.attention_blocks import by_element
 
 BANDED = (
     ANY_VIEW
@@ -69,8 +69,4 @@ def refuse_scores(p: AttentionProblem) -> str | None:
         return "scores or masks by element of packed or paged rows, or with lengths"
     if not (s.head_dim in _ELEMENT_DIMS and s.value_dim in _ELEMENT_DIMS):
         return f"scores or masks by element of head dims {s.dims}: it takes 104 to 128"
-    if s.mask:
-        return "a mask in memory: it takes bands and a mask_mod"
-    if s.bias and not is_banded(s):
-        return "a bias beside a mask_mod"
     return refuse_far_rows(p)
