@@ -1,7 +1,7 @@
 """From a source bundle to a binary, through a cache that survives crashes, full disks and many
 processes."""
 
-from kernelseam.compilation.build import Binary, compiled, forget, is_cached
+from kernelseam.compilation.build import Binary, collect_warnings, compiled, forget, is_cached
 from kernelseam.compilation.bundled import installed_bundles, no_jit
 from kernelseam.compilation.folder import CacheWarning, Untrusted, cache_folder
 from kernelseam.compilation.listing import CacheEntry, Cleared, clear, entries
@@ -15,6 +15,7 @@ __all__ = [
     "Untrusted",
     "cache_folder",
     "clear",
+    "collect_warnings",
     "compiled",
     "compiled_together",
     "entries",

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from kernelseam.compilation import bundled, entry
+from kernelseam.compilation import ahead, bundled, entry
 from kernelseam.compilation.folder import CacheWarning, Untrusted, cache_folder, private
 from kernelseam.compilation.sources import identity
 from kernelseam.contract import SourceBundle, Toolchain
@@ -150,6 +150,7 @@ def _build(toolchain: Toolchain, bundle: SourceBundle, arch: str, key: str) -> B
     with _locked(key) as writable:
         if writable and (result := _from_cache(key, say=False)):  # another process was faster
             return result
+        ahead.begin()
         try:
             data = _compile(toolchain, bundle, arch, key)
         except CompileError as e:

@@ -3,11 +3,13 @@ its first use."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
 
+from kernelseam.compilation.ahead import expect, expect_no_more
 from kernelseam.descriptors.attention.options import (
     AttentionOptions,
     GradientOptions,
@@ -417,7 +419,11 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     ) -> Any:
         asked = options.get("return_lse", False)
         operands = dict(zip(names, tensors, strict=True))
-        result = torch_attention.forward(operands, {**options, "return_lse": True})
+        ahead = expect(partial(torch_attention.gradients_ahead, operands, options, bwd_options))
+        try:
+            result = torch_attention.forward(operands, {**options, "return_lse": True})
+        finally:
+            expect_no_more(ahead)
         ctx.names, ctx.options = names, bwd_options
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *result)
