@@ -8,16 +8,13 @@ phases, loading, and the rest.
 Each row is a process of its own: first with an empty cache of binaries, then with that cache full.
 The problem is attention B4 H16 S2048 D128 bfloat16 causal, with gradients or without. Torch's own
 first product, and its first gradients where there are any, come before and are a stage of their
-own: they start libraries and threads that any later call uses. Python's bytecode is written before,
-as an installation writes it.
+own: they start libraries and threads that any later call uses.
 """
 
 from __future__ import annotations
 
 import argparse
-import compileall
 import csv
-import importlib.util
 import json
 import os
 import subprocess
@@ -46,6 +43,8 @@ STAGES = (
 """Columns of the table, in the order of a call. ``rest`` is what a call takes beyond the others:
 description, choice, plan, the cache of binaries, launches and the kernels themselves. Kernels that
 are compiled at once each count in the compiler's phases, so that ``rest`` may be less than 0."""
+PEER = "torch's SDPA"
+STATES = ("cache empty", "cache full", PEER)
 PHASES = {
     "CUDA C++ Frontend": "front end",
     "NVVM Optimizer": "optimizer",
@@ -213,35 +212,27 @@ def child(options: argparse.Namespace) -> None:
     print(json.dumps(seconds))
 
 
-def write_bytecode() -> None:
-    """As an installation does: of what is imported from a checkout it may be missing."""
-    for name in ("kernelseam", "kernelseam_cuda"):
-        found = importlib.util.find_spec(name)
-        for folder in (found and found.submodule_search_locations) or ():
-            compileall.compile_dir(folder, quiet=2)
-
-
 def rows(options: argparse.Namespace) -> Sequence[tuple[str, dict[str, float]]]:
-    """Each row's name, and its seconds by stage."""
+    """Each row's name, and its seconds by stage. A process that is not measured writes the bytecode
+    of all that is imported, which an image may lack."""
     result = []
-    write_bytecode()
-    for gradients in (False, True):
-        what = "with gradients" if gradients else "forward"
-        with tempfile.TemporaryDirectory() as cache:
-            os.chmod(cache, 0o700)
-            for who, state in (("ours", "empty"), ("ours", "full"), ("torch", "")):
-                if who == "torch" and not options.peers:
-                    continue
-                command = [sys.executable, "-m", "benchmarks.first_call", "--child", who]
-                command += ["--gradients"] * gradients + ["--arch", options.arch or ""]
-                done = subprocess.run(
-                    command,
-                    env={**os.environ, "KERNELSEAM_CACHE_DIR": cache},
-                    check=True,
-                    stdout=subprocess.PIPE,
-                )
-                name = f"{what}, cache {state}" if state else f"{what}, torch's SDPA"
-                result.append((name, json.loads(done.stdout)))
+    with tempfile.TemporaryDirectory() as bytecode:
+        variables = {**os.environ, "PYTHONPYCACHEPREFIX": bytecode, "PYTHONDONTWRITEBYTECODE": ""}
+        for gradients, states in ((True, [""]), (False, STATES), (True, STATES)):
+            what = "with gradients" if gradients else "forward"
+            with tempfile.TemporaryDirectory() as cache:
+                variables["KERNELSEAM_CACHE_DIR"] = cache
+                for state in states:
+                    if state == PEER and not options.peers:
+                        continue
+                    who = "torch" if state == PEER else "ours"
+                    command = [sys.executable, "-m", "benchmarks.first_call", "--child", who]
+                    command += ["--gradients"] * gradients + ["--arch", options.arch or ""]
+                    done = subprocess.run(
+                        command, env=variables, check=True, stdout=subprocess.PIPE
+                    )
+                    if state:
+                        result.append((f"{what}, {state}", json.loads(done.stdout)))
     return result
 
 

@@ -442,7 +442,7 @@ def test_empty_problems(command: Command) -> None:
             ("explain", "attention", "--implementation", "magic"),
             "implementation = magic: must be one of numpy",
         ),
-        (("attention", "--heads", "8", "--kv-heads", "3"), "must be a multiple of kv_heads = 3"),
+        (("attention", "--heads", "8", "--kv-heads", "3"), "must be a multiple of "),
         (("attention", "--batch", "4000000000"), "batch = 4000000000"),
         (("attention", "--batch", "1000000", "--seq-len", "10000"), "Make it smaller."),
         (("attention", "--input", "/nowhere.npz"), "--input = /nowhere.npz: cannot be read"),

@@ -306,8 +306,15 @@ def test_a_wrong_gradient_ends_with_1(command: Command, monkeypatch: pytest.Monk
         (
             ("--heads", 3, "--kv-heads", 2),
             (
-                "--heads = 3: must be a multiple of kv_heads = 2. Make num_heads a multiple of "
-                "kv_heads."
+                "--heads = 3: must be a multiple of --kv-heads = 2. Make --heads a multiple of "
+                "--kv-heads."
+            ),
+        ),
+        (
+            ("--kv-heads", 5),
+            (
+                "--heads = 8: must be a multiple of --kv-heads = 5. Make --heads a multiple of "
+                "--kv-heads."
             ),
         ),
         (

@@ -9,12 +9,13 @@ Under ``--json`` an error is a JSON object on standard output: {"error": {"kind"
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from io import TextIOWrapper
-from typing import Annotated, NoReturn, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
@@ -87,13 +88,33 @@ _FLAGS = {"num_heads": "--heads", "S_q": "--seq-len", "S_k": "--kv-seq-len"}
 
 
 def _by_flag(error: Exception, command_line: Sequence[str]) -> Exception:
-    """The error under the name of the option that set its field, where one was given."""
+    """The error with the names of the command's options for those of the fields that they set."""
     if not isinstance(error, InvalidValue):
         return error
-    flag = _FLAGS.get(error.field, "--" + error.field.lower().replace("_", "-"))
-    if flag not in {word.partition("=")[0] for word in command_line}:
-        return error
-    return type(error)(flag, error.value, error.rule, error.remedy)
+    given = {word.partition("=")[0] for word in command_line}
+    options = _options(command_line)
+
+    def flag(field: str) -> str:
+        name = _FLAGS.get(field, "--" + field.lower().replace("_", "-"))
+        # a word such as "device" may be meant as a word, unless the option is given
+        return name if name in (options if "_" in field else given) else field
+
+    def reworded(text: str) -> str:
+        return re.sub(r"(?<![-\w.])[A-Za-z]+_\w+", lambda found: flag(found[0]), text)
+
+    rule, remedy = reworded(error.rule), reworded(error.remedy)
+    return type(error)(flag(error.field), error.value, rule, remedy)
+
+
+def _options(command_line: Sequence[str]) -> set[str]:
+    """Those of the command that a command line names."""
+    command = typer.main.get_command(app)
+    for word in command_line:
+        find: Any = getattr(command, "get_command", None)
+        if find is None:
+            break
+        command = find(None, word) or command
+    return {name for parameter in command.params for name in parameter.opts}
 
 
 def _end(error: Exception, status: int, command_line: Sequence[str]) -> NoReturn:
