@@ -55,7 +55,7 @@ def test_the_gradients_of_a_call_find_their_kernels_compiled(
     out, lse = kernelseam.attention(q, k, v, return_lse=True, **options)
     expect_no_more(token)
     wait()
-    assert compiled[0] == ("attention_forward", True)
+    assert [name for name, by_caller in compiled if by_caller] == ["attention_forward"]
     ahead = {name for name, by_caller in compiled if not by_caller}
     assert ahead == {"attention_backward", "row_delta"}
     before = len(compiled)
