@@ -44,6 +44,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "causal lengths strided/paged": ("--paged", "--page-size", "5", "--causal", "--kv-lengths"),
     "lengths packed/paged": ("--varlen", "--paged"),
     "batch_invariant": ("--batch-invariant",),
+    "lengths prefix_groups strided/paged": ("--paged", "--page-size", "8", "--shared-pages", "3"),
     "alibi bias mask prefix sinks softcap window": (
         "--window",
         "-,2",
@@ -79,6 +80,14 @@ def test_options(command: Command, name: str) -> None:
     assert (found["operation"], found["passed"]) == ("attention", True)
     assert run["problem"] == f"attention float16 {CALLED.get(name, name)} {NAME}"
     assert run["verify"]["oracle"]["checked"] == run["elements"] == 3 * 4 * 20 * (16 + 1)
+    assert 0 < run["verify"]["oracle"]["worst"] < 1
+
+
+@pytest.mark.parametrize("more", [(), ("--paged",), ("--kv-dtype", "e4m3", "--paged")])
+def test_values_that_are_columns_of_the_keys(command: Command, more: tuple[str, ...]) -> None:
+    options = ("--latent", "--value-dim", "8", "--verify", "--json")
+    (run,) = parsed(command("attention", *SMALL, *options, *more))["runs"]
+    assert " latent" in run["problem"] and "dim=16/8" in run["problem"]
     assert 0 < run["verify"]["oracle"]["worst"] < 1
 
 
@@ -262,6 +271,15 @@ def test_a_wrong_gradient_ends_with_1(command: Command, monkeypatch: pytest.Monk
     ("options", "message"),
     [
         (("--page-size", 8), "--page-size = 8: it is that of pages. Give --paged too."),
+        (("--shared-pages", 8), "--shared-pages = 8: they are pages. Give --paged too."),
+        (
+            ("--shared-pages", 3000, "--paged"),
+            "--shared-pages = 3000: the shortest entry fills 32. Give fewer, or more keys.",
+        ),
+        (
+            ("--latent", "--backward"),
+            "--latent = given: it has no gradients. Leave one of the two out.",
+        ),
         (
             ("--varlen", "--kv-lengths"),
             (

@@ -87,6 +87,10 @@ def test_what_it_takes_and_what_not(backend: Any) -> None:
     assert refusals(backend, dtype=torch.float32, kv_cache_dtype="fp8") == [
         "caches in e4m3 are for float16 and bfloat16"
     ]
+    assert refusals(backend, head_size=512) == []
+    assert refusals(backend, head_size=512, dtype=torch.float32) == [
+        "head dims above 256 are for float16 and bfloat16"
+    ]
     assert refusals(backend, use_sparse=True) == ["sparse not supported"]
     for name, said in (("use_rswa", "R-SWA"), ("use_dcp", "DCP"), ("use_pcp", "PCP")):
         assert refusals(backend, **{name: True}) == [f"{said} not supported"]

@@ -91,6 +91,15 @@ class AttentionOptions(ScoreNumbers):
     page_size: Annotated[
         int | None, typer.Option("--page-size", min=1, help=f"Keys per page. [{PAGE_SIZE}]")
     ] = None
+    shared_pages: Annotated[
+        int | None,
+        typer.Option(
+            "--shared-pages", min=0, help="Leading pages of all entries, read once for all of them."
+        ),
+    ] = None
+    latent: Annotated[
+        bool, typer.Option("--latent", help="Values are the first columns of the keys (MLA).")
+    ] = False
     varlen: Annotated[
         bool,
         typer.Option("--varlen", help="Packed sequences of random lengths, up to --seq-len."),
@@ -150,6 +159,16 @@ class AttentionOptions(ScoreNumbers):
                 self.page_size is not None and not self.paged,
                 "it is that of pages",
                 "Give --paged too",
+            ),
+            "--shared-pages": (
+                self.shared_pages is not None and not self.paged,
+                "they are pages",
+                "Give --paged too",
+            ),
+            "--latent": (
+                self.latent and self.backward,
+                "it has no gradients",
+                "Leave one of the two out",
             ),
             "--kv-lengths": (
                 self.kv_lengths and self.varlen and not self.paged,
@@ -239,7 +258,7 @@ class AttentionOptions(ScoreNumbers):
         for option, dtype in (("--kv-dtype", self.kv_dtype), ("--q-dtype", self.q_dtype)):
             if dtype is not None:
                 raise InvalidValue(option, dtype, "the dtypes are the file's", "Leave it out")
-        for name in ("varlen", "paged"):
+        for name in ("varlen", "paged", "latent"):
             if getattr(self, name):
                 raise InvalidValue(
                     f"--{name}", "given", "the file's arrays are dense", "Leave it out, or --input"
@@ -322,6 +341,7 @@ class AttentionOptions(ScoreNumbers):
             sinks=tuple(float(x) for x in rng.standard_normal(heads)) if self.sinks else (),
             prefix=None if self.prefix is None else (self.prefix,) * batch,
             batch_invariant=self.batch_invariant,
+            latent=self.latent,
             dtype_q=shapes.stored_dtype(self.q_dtype, "--q-dtype"),
             dtype_kv=shapes.stored_dtype(self.q_dtype, "--q-dtype")
             or shapes.stored_dtype(self.kv_dtype, "--kv-dtype"),
@@ -335,7 +355,8 @@ class AttentionOptions(ScoreNumbers):
         if self.paged:
             size = PAGE_SIZE if self.page_size is None else self.page_size
             kv_lengths = lengths(S_k) if self.kv_lengths or self.varlen else (S_k,) * batch
-            return replace(case, page_size=size, kv_lengths=kv_lengths)
+            case = replace(case, page_size=size, kv_lengths=kv_lengths)
+            return case if self.shared_pages is None else _shared(case, self.shared_pages)
         if self.varlen:
             return replace(case, k_sequences=case.q_sequences if S_q == S_k else lengths(S_k))
         return replace(case, kv_lengths=lengths(S_k)) if self.kv_lengths else case
@@ -372,6 +393,20 @@ class AttentionOptions(ScoreNumbers):
         )
         assert isinstance(descriptor, Attention | AttentionBwd)
         return descriptor
+
+
+def _shared(case: AttentionCase, pages: int) -> AttentionCase:
+    """All entries of a paged case begin with the same pages."""
+    fewest = min((n // case.page_size for n in case.kv_lengths or ()), default=0)
+    if pages > fewest:
+        raise InvalidValue(
+            "--shared-pages",
+            pages,
+            f"the shortest entry fills {fewest}",
+            "Give fewer, or more keys",
+        )
+    shared = tuple(pages * (b > 0) for b in range(case.batch))
+    return replace(case, shared_pages=shared, prefix_groups=1)
 
 
 def _window(text: str | None) -> tuple[int | None, int | None] | None:

@@ -64,7 +64,7 @@ class KernelseamBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        return head_size % 8 == 0 and head_size <= 256
+        return head_size % 8 == 0 and head_size <= 512
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
@@ -80,6 +80,8 @@ class KernelseamBackend(AttentionBackend):  # type: ignore[misc]
     ) -> str | None:
         if dtype is torch.float32 and str(kv_cache_dtype).startswith("fp8"):
             return "caches in e4m3 are for float16 and bfloat16"
+        if dtype is torch.float32 and head_size > 256:
+            return "head dims above 256 are for float16 and bfloat16"
         return None
 
     @classmethod
