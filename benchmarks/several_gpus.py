@@ -12,11 +12,8 @@ runs small on the host, which shows that it runs.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,20 +21,9 @@ import torch.distributed as dist
 from kernelseam import distributed
 from kernelseam.interop.torch import attention
 
+from benchmarks.rank_timing import Side, begin, measure, slowest, walk
+
 DIM = 128
-
-
-@dataclass
-class Side:
-    """One way, and what was measured of it."""
-
-    name: str
-    forward: Callable[[], tuple[Any, Callable[[], None]]]
-    """Returns the result, and what walks it back."""
-    seconds: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
-    waited: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
-    memory: int = 0
-    error: str = ""
 
 
 def main() -> None:
@@ -52,12 +38,7 @@ def main() -> None:
         "--any-order", action="store_true", help="gradients whose order of summation varies"
     )
     options = parser.parse_args()
-    local = int(os.environ["LOCAL_RANK"])
-    on_gpu = torch.cuda.is_available() and torch.cuda.device_count() > local
-    device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
+    device = begin()
     if dist.get_rank() == 0:
         print(
             "| tokens | H/H_kv | mask | way | fwd ms | TFLOP/s | × one | waiting | bwd ms "
@@ -85,7 +66,7 @@ def _row(tokens: int, heads: int, kv_heads: int, causal: bool, device: Any, opti
     def one() -> tuple[Any, Callable[[], None]]:
         q, k, v, dout = kept["one"]
         out = attention(q, k, v, causal=causal, deterministic=not options.any_order)
-        return out, lambda: _walk(out, dout, q, k, v)
+        return out, lambda: walk(out, dout, q, k, v)
 
     def ours(method: str) -> Callable[[], tuple[Any, Callable[[], None]]]:
         def run() -> tuple[Any, Callable[[], None]]:
@@ -99,7 +80,7 @@ def _row(tokens: int, heads: int, kv_heads: int, causal: bool, device: Any, opti
                 causal=causal,
                 deterministic=not options.any_order,
             )
-            return out, lambda: _walk(out, dout, q, k, v)
+            return out, lambda: walk(out, dout, q, k, v)
 
         return run
 
@@ -113,7 +94,7 @@ def _row(tokens: int, heads: int, kv_heads: int, causal: bool, device: Any, opti
         for run in range(options.runs + 1):
             for side in sides:
                 if not side.error:
-                    _measure(side, device, counted=run > 0)
+                    measure(side, device, counted=run > 0)
     alone = next((s for s in sides if s.name == "one"), None)
     operations = 4.0 * tokens**2 * heads * DIM / (2 if causal else 1)
     for side in sides:
@@ -121,14 +102,14 @@ def _row(tokens: int, heads: int, kv_heads: int, causal: bool, device: Any, opti
         if side.error:
             cells += [side.error[:60]] + [""] * 8
         for i, work in enumerate((operations, 2.5 * operations) if not side.error else ()):
-            seconds = _slowest(statistics.median(side.seconds[i]), device)
-            share = _slowest(statistics.median(side.waited[i]), device) / seconds
+            seconds = slowest(statistics.median(side.seconds[i]), device)
+            share = slowest(statistics.median(side.waited[i]), device) / seconds
             ratio = ""
             if alone is not None and not alone.error:
-                ratio = f"{_slowest(statistics.median(alone.seconds[i]), device) / seconds:.3f}"
+                ratio = f"{slowest(statistics.median(alone.seconds[i]), device) / seconds:.3f}"
             cells += [f"{seconds * 1e3:.2f}", f"{work / seconds / 1e12:.1f}", ratio, f"{share:.1%}"]
         if not side.error:
-            cells.append(f"{_slowest(side.memory / 1e6, device):.0f}")
+            cells.append(f"{slowest(side.memory / 1e6, device):.0f}")
         if dist.get_rank() == 0:
             print("| " + " | ".join(cells) + " |", flush=True)
 
@@ -183,7 +164,7 @@ class _prepared:
             out = torch.nn.functional.scaled_dot_product_attention(
                 q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
             )
-            return out, lambda: _walk(out, dout, q, k, v)
+            return out, lambda: walk(out, dout, q, k, v)
 
         side.forward = run
 
@@ -198,51 +179,6 @@ class _prepared:
                 self._context.__exit__(None, None, None)
             except Exception as error:
                 print(f"torch's context: {type(error).__name__}: {error}", flush=True)
-
-
-def _walk(out: Any, dout: Any, *inputs: Any) -> None:
-    for x in inputs:
-        x.grad = None
-    out.backward(dout)
-
-
-def _measure(side: Side, device: Any, counted: bool) -> None:
-    dist.barrier()
-    _settle(device)
-    if device.type != "cpu":
-        torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
-    try:
-        walk: Callable[[], object] | None = None
-        for i in range(2):
-            with distributed.measured() as transfers:
-                start = time.perf_counter()
-                if walk is None:
-                    _, walk = side.forward()
-                else:
-                    walk()
-                _settle(device)
-                seconds = time.perf_counter() - start
-            if counted:
-                side.seconds[i].append(seconds)
-                side.waited[i].append(transfers.waited)
-    except (RuntimeError, ValueError, NotImplementedError) as error:
-        side.error = f"{type(error).__name__}: {error}".replace("\n", " ")
-        return
-    if device.type != "cpu":
-        side.memory = max(side.memory, torch.cuda.max_memory_allocated() - held)
-
-
-def _settle(device: Any) -> None:
-    if device.type != "cpu":
-        torch.cuda.synchronize()
-
-
-def _slowest(value: float, device: Any) -> float:
-    """The largest of all ranks."""
-    x = torch.tensor(float(value), dtype=torch.float64, device=device)
-    dist.all_reduce(x, dist.ReduceOp.MAX)
-    return float(x)
 
 
 if __name__ == "__main__":

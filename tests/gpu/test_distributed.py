@@ -15,6 +15,7 @@ if not torch.cuda.is_available() or torch.cuda.device_count() < 2:
 if {d.backend for d in kernelseam.devices()} <= {"numpy"}:
     pytest.skip("gpu is missing: no plugin here knows torch's device", allow_module_level=True)
 import distributed_calls  # noqa: E402
+import distributed_experts  # noqa: E402
 from distributed_calls import Case, Decoding, expected_by_torch, worst  # noqa: E402
 from gloo_ranks import Ranks, ranks_of  # noqa: E402
 
@@ -71,3 +72,11 @@ def test_projections(ranks: Ranks) -> None:
     for made in ranks.run(distributed_calls.layer, "sharded", "balanced", 2, "float32"):
         assert isinstance(made, dict), made
         assert max(made.values()) < 1e-4, made
+
+
+@pytest.mark.parametrize("capacity", [None, 2])
+@pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-4), ("bfloat16", 3e-2)])
+def test_experts(ranks: Ranks, dtype: str, within: float, capacity: int | None) -> None:
+    for made in ranks.run(distributed_experts.layer, "layer", 3, capacity, dtype):
+        assert isinstance(made, dict), made
+        assert max(made.values()) < within, made

@@ -91,7 +91,8 @@ def layer(
     y.backward(own["dy"])
 
     wide = {n: x.double() for n, x in own.items() if x.is_floating_point()}
-    leaves, wanted, loss = _leaves(wide, names), [], torch.zeros((), dtype=torch.float64)
+    leaves, wanted = _leaves(wide, names), []
+    loss = torch.zeros((), dtype=torch.float64, device=device)
     for of in range(size):
         there = tensors(of)
         x = there["a"].double().requires_grad_()
