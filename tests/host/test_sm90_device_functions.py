@@ -68,19 +68,20 @@ KS_KERNEL(16, 1) probe(const i64* n, i64* columns, i64* parts) {
 
 TILES = """
 #include "sm90/attention/tiles.h"
-KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets, i64* out) {
-  if (thread_index() != 0) return;
+KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets, const int* lengths, i64* out) {
+  if (thread_index() != 0 && !TWO_LISTS) return;
   ScoreArguments score{};
   score.left = (int)n[9], score.right = (int)n[10], score.scale_log2 = 1.f;
   const VisitedBlocks visited{};
-  TileScheduler<64, 32, Config::CLASSES> scheduler{{(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], (int)n[12]},
-                          {nullptr, q_offsets, k_offsets, (int)n[7], (int)n[8]}, score, visited, 0, 0};
+  TileScheduler<64, 32> scheduler{{(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], (int)n[12]},
+                          {lengths, q_offsets, k_offsets, (int)n[7], (int)n[8]}, score, visited};
+  scheduler.list = (int)n[13];
   for (int t = 0; t < (int)n[11]; t++) {
     WorkTile w{};
     if (!scheduler.next(t, w)) return;
     const int found[] = {w.batch, w.head, w.kv_head, w.row, w.begin, w.end, w.unmasked_begin, w.unmasked_end, w.S_q, w.S_k,
                          w.q_first, w.k_first, w.part};
-    for (int i = 0; i < 13; i++) out[13 * t + i] = found[i];
+    for (int i = 0; i < 13 && thread_index() == 0; i++) out[13 * t + i] = found[i];
   }
 }"""  # noqa: E501
 
@@ -111,7 +112,6 @@ TILES_CONSTANTS: dict[str, int | str] = {
     "OUT_VIEW": 0,
     "GROUP_HEADS": 1,
     "IN_PARTS": 0,
-    "CLASSES": 1,
 }
 """Of tiles.h."""
 
@@ -247,8 +247,8 @@ class Walk:
     last_section: int = 1
     q: tuple[int, ...] = ()
     """Lengths of packed sequences, of queries and of keys."""
-    classes: int = 1
-    """Of lengths, each of half the keys of the class before."""
+    lists: tuple[int, ...] = ()
+    """Keys in pages: the lists that are walked, one after the other."""
     k: tuple[int, ...] = ()
     group_heads: int = 1
     """Query heads that share a tile's rows."""
@@ -265,6 +265,10 @@ class Walk:
             return -self.window[0] <= d <= self.window[1]
         return not self.causal or d <= 0
 
+
+MANY_ROWS, FEW_ROWS, ALL_ROWS = range(3)
+CLASSES = 3
+"""Of lengths in a list, each of half the keys of the class before."""
 
 WALKS = {
     "plain": Walk(3, 4, 150, 100, head_group=2),
@@ -290,8 +294,22 @@ WALKS = {
         group_heads=8,
         parts=4,
     ),
-    "classes": Walk(
-        7, 2, 130, 130, q=(1, 64, 0, 130, 1, 3, 5), k=(32, 65, 0, 130, 66, 33, 40), classes=3
+    "lists": Walk(
+        *(40, 4, 130, 130, 2),
+        q=(1, 64, 0, 130, 1, 3, 5, 33) * 5,
+        k=(32, 65, 0, 130, 66, 33, 40, 35) * 5,
+        group_heads=2,
+        lists=(MANY_ROWS, FEW_ROWS),
+    ),
+    "lists-in-parts": Walk(
+        3, 2, 70, 200, causal=True, q=(70, 1, 65), k=(200, 64, 65), lists=(1, 0), parts=2
+    ),
+    "one-list": Walk(
+        *(20, 2, 130, 130),
+        causal=True,
+        q=(1, 64, 0, 130) * 5,
+        k=(66, 65, 0, 130) * 5,
+        lists=(ALL_ROWS,),
     ),
 }
 
@@ -324,27 +342,32 @@ def check_walk(walk: Walk, change: Change) -> None:
         ],
         np.int64,
     )
-    out = np.full((most, FIELDS), -1, np.int64)
     packed = int(bool(walk.q))
-    run(
-        TILES,
-        {
-            **TILES_CONSTANTS,
-            "CAUSAL": int(walk.causal),
-            "WINDOW": int(walk.window is not None),
-            "Q_VIEW": packed,
-            "KV_VIEW": packed,
-            "OUT_VIEW": packed,
-            "GROUP_HEADS": group,
-            "IN_PARTS": int(parts > 1),
-            "CLASSES": walk.classes,
-        },
-        change,
-        given,
-        *offsets,
-        out,
-    )
-    found = [tuple(int(x) for x in row) for row in out if row[0] >= 0]
+    constants = {
+        **TILES_CONSTANTS,
+        "CAUSAL": int(walk.causal),
+        "WINDOW": int(walk.window is not None),
+        "LENGTHS": int(bool(walk.lists)),
+        "Q_VIEW": packed,
+        "KV_VIEW": 2 if walk.lists else packed,
+        "OUT_VIEW": packed,
+        "GROUP_HEADS": group,
+        "IN_PARTS": int(parts > 1),
+    }
+    found = []
+    for which in walk.lists or (ALL_ROWS,):
+        out = np.full((most, FIELDS), -1, np.int64)
+        lengths_k = np.array(walk.k, np.int32)
+        asked = np.append(given, which)
+        run(TILES, constants, change, asked, *offsets, lengths_k, out)
+        own = [tuple(int(x) for x in row) for row in out if row[0] >= 0]
+        if which != ALL_ROWS:
+            assert all((walk.lengths(e)[0] * group <= BM) == which for e, *_ in own), "of the list"
+        if walk.lists:
+            keys = [walk.lengths(e)[1] for e, *_ in own]
+            classes = [sum(n <= walk.S_k >> i for i in range(1, CLASSES)) for n in keys]
+            assert classes == sorted(classes), "long sequences before short ones"
+        found += own
     expected = sorted((*tile, part) for tile in tiles for part in range(parts))
     assert sorted((e, h, row, x[-1]) for e, h, _, row, *x in found) == expected, "every part once"
     for (
@@ -363,7 +386,8 @@ def check_walk(walk: Walk, change: Change) -> None:
     ) in found:
         S_q, S_k = walk.lengths(e)
         assert lengths[0] == S_q and kv_head == h // walk.head_group
-        assert not walk.q or (q_first, k_first) == (sum(walk.q[:e]), sum(walk.k[:e]))
+        first_key = 0 if walk.lists else sum(walk.k[:e])
+        assert not walk.q or (q_first, k_first) == (sum(walk.q[:e]), first_key)
         rows = {i // group for i in range(row, min(row + BM, S_q * group))}
         blocks = range(max(-(-S_k // BN), 1))
         seen = [b for b in blocks if any(walk.sees(e, i, j) for i in rows for j in _keys(b, S_k))]
@@ -379,9 +403,6 @@ def check_walk(walk: Walk, change: Change) -> None:
         assert lengths[1] == (S_k if own or parts == 1 else 0), "a part without keys has none"
         whole = [b for b in whole if b in own or parts == 1]
         assert [b for b in range(begin, end) if open_begin <= b < open_end] == whole
-    lengths_found = [walk.lengths(e)[1] for e, *_ in found]
-    classes = [sum(n <= walk.S_k >> i for i in range(1, walk.classes)) for n in lengths_found]
-    assert classes == sorted(classes), "long sequences before short ones"
     if walk.causal and not walk.q:  # the longest of a section first
         order = [(heads.index((e, h)), row) for e, h, _, row, *_ in found[::parts]]
         fore, first = len(heads) - walk.last_section, 0
@@ -446,7 +467,9 @@ PLACES = {
     "open-blocks": "causal",
     "tile-of-the-next-sequence": "sequences",
     "hidden-tile-ends-all": "causal-masked",
-    "class-twice": "classes",
+    "class-twice": "lists",
+    "tile-in-both-lists": "lists",
+    "first-of-the-next-32": "lists",
 }
 """Of the bugs in the walk of tiles, one that shows each."""
 

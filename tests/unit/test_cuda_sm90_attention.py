@@ -281,8 +281,8 @@ def test_the_counter_is_first_in_a_workspace_that_is_zero_before_the_first_launc
     p = problem(causal=True)
     launches = HALF.launches(p, HALF.tile(p, ROW, H200), H200)
     assert (launches.workspace_bytes, launches.zeroed_bytes, launches.steps[0].workspace) == (
-        8,
-        8,
+        16,
+        16,
         {"counter": 0},
     )
     full = problem()
@@ -398,7 +398,7 @@ def test_parts_and_their_merge() -> None:
     outs, lses = 8 * 32 * 64 * 128 * 4, 8 * 32 * 64 * 4
     assert part.workspace == {"out": 128, "lse": 128 + outs, "counter": 0}
     assert merge.kernel is MERGE and merge.workspace == {"outs": 128, "lses": 128 + outs}
-    assert launches.workspace_bytes == 128 + outs + lses and launches.zeroed_bytes == 8
+    assert launches.workspace_bytes == 128 + outs + lses and launches.zeroed_bytes == 16
     assert part.problem.spec.out is DType.float32 and part.problem.spec.lse
     assert HALF.grid(part.problem, part.tile, PRODUCT) == 128
     values = HALF.values(part.problem, part.tile, PRODUCT)

@@ -65,7 +65,8 @@ class PipelineState:
 
 @dataclass
 class Kernel:
-    """A block. ``tiles``: per tile its blocks of keys, and each consumer's own number of them."""
+    """A block. ``tiles``: per tile its blocks of keys, and each consumer's own number of them; 0:
+    the tile has no rows for it."""
 
     tiles: list[tuple[int, list[int]]]
     early: bool
@@ -80,6 +81,8 @@ class Kernel:
     """Arrivals that make a stage empty; 0: one a consumer."""
     first_parity: int = 1
     """Of the producer's pipeline states."""
+    idle_turns: int = 1
+    """Whether a consumer without rows takes its turns."""
 
     def __post_init__(self) -> None:
         returns = self.returns or self.groups
@@ -223,7 +226,18 @@ class Kernel:
         while (tile := work_tiles[index % self.work_slots]) is not None:
             end, own = self.tiles[tile]
             first = own[g] - 1
-            if not started:
+            idle = own[g] == 0
+            if idle:
+                for block in reversed(range(end)):
+                    if block < end - 1 and self.idle_turns:
+                        yield from scheduler_barrier_sync()
+                        scheduler_barrier_arrive()
+                    for name, at in (("k", k), ("v", v)):
+                        yield from full(name, at, (tile, block))
+                        release(name, at)
+                self.flying.append(own_q.empty[q.stage].arrive)
+                block = -1
+            elif not started:
                 block = end - 1
                 while block > first:
                     for name, at in (("k", k), ("v", v)):
@@ -248,6 +262,7 @@ class Kernel:
                 started = (
                     following is not None
                     and self.tiles[following][1][g] == self.tiles[following][0]
+                    and 0 not in own + self.tiles[following][1]
                 )
                 if started:
                     block = self.tiles[following][0] - 1
@@ -261,9 +276,10 @@ class Kernel:
                     release("v", v)
                     index += 1
                     continue
-            yield from full("v", v, (tile, 0))
-            yield from read("v", v, (tile, 0))
-            release("v", v)
+            if not idle:
+                yield from full("v", v, (tile, 0))
+                yield from read("v", v, (tile, 0))
+                release("v", v)
             index += 1
             if not self.early:
                 yield own_q.full[q.stage].completed(q.parity)
@@ -291,7 +307,7 @@ def tiles(
     draw: random.Random, groups: int, turns: bool, causal: bool
 ) -> list[tuple[int, list[int]]]:
     """Each consumer's number of blocks: under a causal mask at most that of the one after, alike
-    where they take turns."""
+    where they take turns; none of the last ones' in every third tile."""
     drawn = []
     for _ in range(draw.randrange(1, 20)):
         end = draw.randrange(1, 7)
@@ -300,6 +316,9 @@ def tiles(
             for i in reversed(range(groups)):
                 own[i] = most
                 most = max(most - draw.randrange(3), 1)
+        if groups > 1 and draw.randrange(3) == 0:
+            busy = draw.randrange(1, groups)
+            own[busy:] = [0] * (groups - busy)
         drawn.append((end, own))
     return drawn
 
@@ -347,12 +366,14 @@ def test_no_role_deadlocks_and_none_reads_other_keys(
     [
         ({"returns": 1}, r"which is being read|in place of|^all wait: roles \[0, 1, 2\] of 3"),
         ({"first_parity": 0}, r"^all wait: roles \[0, 1, 2\] of 3"),
-        ({"work_slots": 2}, r"^v: \(\d+, \d+\) in place of"),
+        ({"work_slots": 2}, r"^[kv]: \(\d+, \d+\) in place of"),
+        ({"idle_turns": 0}, r"^all wait: roles \["),
     ],
     ids=[
         "one consumer empties a stage",
         "the producer waits for a phase before the first",
         "two work tiles are kept",
+        "a consumer without rows takes no turns",
     ],
 )
 def test_the_model_finds_a_bug(bug: dict[str, int], message: str) -> None:

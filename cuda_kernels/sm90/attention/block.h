@@ -36,7 +36,6 @@ constexpr bool MASKS_KEYS = HAS_MASK || RAGGED;
 constexpr bool RECOMPUTES = MASKS_KEYS && !RAGGED && Config::RECOMPUTE_NAN_ROWS, FILTERS_VALUES = MASKS_KEYS && !RECOMPUTES && !E4M3;
 // Whether a tile visits blocks that are listed (visible_blocks.h), those between of which none of its rows sees a key left out.
 constexpr bool LISTED = !Scores::BANDED;
-constexpr int CLASSES = Config::KV_VIEW == PAGED ? 3 : 1;  // of lengths: pages have batches of new and of old sequences
 constexpr int AHEAD = Config::AHEAD;
 static_assert(Config::EARLY == 0 || Q_STAGES == 2, "the next tile's queries arrive during this one");
 static_assert(Config::EARLY == 0 || !HAS_BIAS, "a bias comes where a tile's rows are known");
@@ -131,7 +130,7 @@ struct Operands {
   RowValues<float> lse;
   i64 out_part, lse_part;  // from one part of the keys to the next
   const float* sinks;
-  unsigned* counter;  // [2]: next tile, finished blocks; zero before and after the launch
+  unsigned* counter;  // [3]: next tile of each list, finished blocks; zero before and after the launch
   int num_heads;
   unsigned zero;
 };

@@ -49,6 +49,11 @@ struct Consumer : ConsumerRows {
     return max_of(min_of(end, w.end) - 1, w.begin);
   }
 
+  // Where a sequence has few rows, a tile may have none for this consumer, or for one of them.
+  static constexpr bool MAY_BE_IDLE = GROUP_HEADS > 1 && GROUPS > 1 && VALUE_PARTS == 1 && !IN_CLUSTER && !LISTED;
+  KS_DEVICE bool idle(const WorkTile& w) const { return MAY_BE_IDLE && group_row(w) >= rows_of(w); }
+  KS_DEVICE bool any_idle(const WorkTile& w) const { return MAY_BE_IDLE && w.row + 64 * (GROUPS - 1) >= rows_of(w); }
+
   // ---- products, and the rings that they read
 
   // Of tile number `index`: its queries follow from it, and so take no registers.
@@ -159,6 +164,21 @@ struct Consumer : ConsumerRows {
     if (block > begin) rings.k.wait_full(k);
     block = following(begin);
     if (block >= begin) fetch(rows, w, block);
+  }
+
+  // A tile without rows for this consumer: what the others read, it gives back, in its turns.
+  KS_DEVICE void idle_steps() {
+    const WorkTile& w = work_tile(tile);
+    const int last = w.end - 1, begin = w.begin;
+#pragma unroll 1
+    for (int i = last; i >= begin; i--) {
+      if (i < last) scheduler_barrier_sync(), scheduler_barrier_arrive();
+      rings.k.wait_full(k);
+      release_k();
+      rings.v.wait_full(v);
+      release_v();
+    }
+    release_q(tile);
   }
 
   // Issues S of a block, then P·V of the previous one; the softmax overlaps that. MAXIMA: references follow the largest scores.
@@ -290,15 +310,21 @@ struct Consumer : ConsumerRows {
     for (;; tile++) {
       const int begin = work_tile(tile).begin;
       if (work_tile(tile).end == 0) break;
-      if (block == NOT_BEGUN) first_step(begin);
-      other_steps(begin);
+      const bool idles = idle(work_tile(tile));
+      if (idles) {
+        idle_steps();
+      } else {
+        if (block == NOT_BEGUN) first_step(begin);
+        other_steps(begin);
+      }
       if constexpr (Config::EARLY) {
         wait_q(tile + 1);
         const WorkTile& next = work_tile(tile + 1);
-        if (next.end != 0 && first_block(next) == next.end - 1) last_step_and_first(next);
-        else last_step();
+        const bool goes_on = next.end != 0 && first_block(next) == next.end - 1;
+        if (goes_on && !(any_idle(work_tile(tile)) || any_idle(next))) last_step_and_first(next);
+        else if (!idles) last_step();
       } else {
-        last_step();
+        if (!idles) last_step();
         wait_q(tile + 1);
       }
     }

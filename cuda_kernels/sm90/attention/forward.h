@@ -49,7 +49,7 @@ attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, cons
   if (group == GROUPS) {
     registers_dealloc<Config::PRODUCER_REGISTERS>();
     if (Keys::Loader::THREADS == WARP ? warp == 0 : thread_index() == CONSUMERS) {
-      TileScheduler<BM, BN, CLASSES> scheduler{count, sequences, score, visited, 0, 0};
+      TileScheduler<BM, BN> scheduler{count, sequences, score, visited};
       Producer{storage, maps, rings, {operands.keys, storage.loader}, visited}.run(scheduler, operands, scales);
     } else if (warp > 0) {
       if constexpr (E4M3) transpose_values(storage, rings, warp - 1);

@@ -4,7 +4,7 @@
 // A policy is a structure with
 //   Loader                  the producer's part, of Loader::THREADS threads of a warp; shared memory of its own: Memory. It has
 //     leads()                 whether this thread issues: one does
-//     agree(more)             what the thread that leads knows, known to all
+//     agree(more), number(t)  what the thread that leads knows, known to all; of a number the others have a negative one
 //     begin(w)                a work tile is known
 //     find(w, block, first, before)   before K of a block (`first`: of a tile), behind the one at `before`: its Place, and later its V's
 //     load<Block>(…)          issues a block's boxes, from what boxes(w, block, place) read ahead
@@ -53,6 +53,7 @@ template<class T, int BN> struct RowKeys {
     KS_DEVICE Loader(const RowKeys&, Memory&) {}
     KS_DEVICE bool leads() const { return true; }
     KS_DEVICE bool agree(bool more) const { return more; }
+    KS_DEVICE int number(int t) const { return t; }
     KS_DEVICE void begin(const WorkTile&) {}
     KS_DEVICE Place find(const WorkTile&, int, bool, Place) { return {}; }
     KS_DEVICE Boxes boxes(const WorkTile&, int, Place) const { return {}; }

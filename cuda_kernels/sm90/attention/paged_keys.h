@@ -51,6 +51,7 @@ template<class T, int BN, int ROWS> struct PagedKeys {
       warp_barrier();  // the tile is written
       return more;
     }
+    KS_DEVICE int number(int t) const { return __reduce_max_sync(~0u, t); }
     KS_DEVICE int first_key(int chunk, int i) const {
       const int place = chunk * (WARP * LOOK_UPS) + i * WARP + lane();
       return (PIECES == PLACES ? place : place / PLACES * PIECES + place % PLACES) * ROWS;

@@ -85,16 +85,31 @@ struct Producer {
   }
 
   // Per step K of a block, then V of the previous one. With EARLY a tile's first K precedes the previous tile's last V.
-  KS_DEVICE void run(TileScheduler<BM, BN, CLASSES>& scheduler, const Operands& a, const OperandScales& scales) {
+  KS_DEVICE void run(TileScheduler<BM, BN>& scheduler, const Operands& a, const OperandScales& scales) {
     // Coordinates are read from shared memory: a thread has few registers.
     auto work_tile = [&](int index) -> const WorkTile& { return storage.work_tiles[index % WORK_SLOTS]; };
     auto load_first_k = [&](int index, Keys::Place before) { return load_k(work_tile(index), work_tile(index).end - 1, before, true); };
     // Where each tile has a block of its own, none asks for another: the answer would hold up a short tile's loads. Beside more than two
     // consumers there is no register for it.
     const bool alone = GROUPS <= 2 && scheduler.count.total * scheduler.count.parts <= (int)gridDim.x;
-    auto next_tile = [&](int t) {
-      if (tile > 0 && alone) return false;
-      if (!keys.agree(keys.leads() && scheduler.next(t, storage.work_tiles[tile % WORK_SLOTS]))) return false;
+    if (TWO_LISTS && Config::DYNAMIC && !alone) scheduler.list = scheduler.first_list(block_index());
+    int t = scheduler.first(block_index());
+    auto ask = [&] {
+      if (alone) return;
+      int next = -1;
+      if (keys.leads()) next = Config::DYNAMIC ? (int)atomicAdd(a.counter + scheduler.list % 2, 1u) + scheduler.beginners(gridDim.x) : t + (int)gridDim.x;
+      t = next;
+    };
+    auto find = [&] {
+      WorkTile& w = storage.work_tiles[tile % WORK_SLOTS];
+      if constexpr (!TWO_LISTS) return keys.agree(keys.leads() && scheduler.next(t, w));
+      if (keys.agree(scheduler.next(keys.number(t), w))) return true;
+      if (!scheduler.change_list(block_index())) return false;
+      ask();
+      return keys.agree(scheduler.next(keys.number(t), w));
+    };
+    auto next_tile = [&] {
+      if ((tile > 0 && alone) || !find()) return false;
       keys.begin(storage.work_tiles[tile % WORK_SLOTS]);
       if (keys.leads()) {
         if constexpr (Config::Q_SCALES) {
@@ -107,8 +122,7 @@ struct Producer {
       tile++;
       return true;
     };
-    int t = block_index();
-    bool more = next_tile(t);
+    bool more = next_tile();
     Keys::Place place{};  // of the block whose V comes next
     if (more) place = load_first_k(0, place), load_q(work_tile(0));
 #pragma unroll 1
@@ -121,12 +135,9 @@ struct Producer {
         load_v(work_tile(index), block, index, place);
         place = next, block = behind;
       };
-      auto ask = [&] {
-        if (keys.leads() && !alone) t = Config::DYNAMIC ? (int)atomicAdd(a.counter, 1u) + (int)gridDim.x : t + (int)gridDim.x;
-      };
       auto load_next_q = [&] {
         if (!Config::EARLY) return;
-        more = next_tile(t);
+        more = next_tile();
         if (more) load_q(work_tile(index + 1));
       };
       if (!Config::LATE) {
@@ -146,7 +157,7 @@ struct Producer {
       if (Config::EARLY && more) place = load_first_k(index + 1, place);
       load_v(work_tile(index), block, index, last);
       if (!Config::EARLY) {
-        more = next_tile(t);
+        more = next_tile();
         if (more) place = load_first_k(index + 1, place), load_q(work_tile(index + 1));
       }
     }
@@ -154,7 +165,7 @@ struct Producer {
     stop();
     if (Config::DYNAMIC && !alone) {  // the last block resets the counter
       __threadfence();
-      if (atomicAdd(a.counter + 1, 1u) == gridDim.x - 1) a.counter[0] = 0, a.counter[1] = 0;
+      if (atomicAdd(a.counter + 2, 1u) == gridDim.x - 1) a.counter[0] = 0, a.counter[1] = 0, a.counter[2] = 0;
     }
   }
 };

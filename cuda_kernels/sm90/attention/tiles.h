@@ -3,8 +3,12 @@
 //
 // Dense: tile t of the launch is one of a head's q_tiles. Under a mask that may cut late keys, tiles differ in length and are
 // handed out by a counter, the longest first: `section` heads walk their tiles together, as many as have their K and V in L2 at
-// once, and the last section has so many that its short tiles fill the launch's end. Packed: sequence after sequence; of several CLASSES of
-// lengths, each of half the keys of the class before, those of the longest first, so that short tiles fill the launch's end.
+// once, and the last section has so many that its short tiles fill the launch's end. Packed: sequence after sequence.
+//
+// Packed with keys in pages, a batch of new and of old sequences: the tiles of those whose rows one consumer has, which wait for memory, and
+// the tiles of all others, which multiply, are two lists with a counter each. One block in FEW_EVERY begins with the first list, all others
+// with the second, and goes over to the other one when its own is at its end: so memory and tensor cores are busy at the same time. Within a
+// list there are CLASSES of lengths, each of half the keys of the class before, the longest first, so that short tiles fill the launch's end.
 //
 // For few queries: a tile's rows are the GROUP_HEADS query heads of one KV head for one query after the other, so that they share its
 // keys; with IN_PARTS a tile's blocks of keys are cut into parts, each a work tile of its own, of neighbouring blocks of the grid.
@@ -75,37 +79,91 @@ KS_DEVICE int first_visited(const BlockWord* words, int from, int end) {
   return end;
 }
 
-template<int BM, int BN, int CLASSES = 1> struct TileScheduler {
+// Whether tiles are in lists, of sequences with more rows than a consumer has and of the others.
+constexpr bool TWO_LISTS = Config::Q_VIEW == PACKED && Config::KV_VIEW == PAGED;
+enum { MANY_ROWS, FEW_ROWS, ALL_ROWS };
+
+template<int BM, int BN> struct TileScheduler {
   // A bias is read once for all heads and entries that share it, whose tiles are walked together.
   static constexpr bool LONGEST_FIRST = Config::CAUSAL || !Scores::BANDED || HAS_BIAS;
   TileCount count;
   Sequences sequences;
   const ScoreArguments& score;
   const VisitedBlocks& visited;
-  int at, before;  // packed: the current sequence, counted once for each class, and the number of tiles before it
+  int list = ALL_ROWS;
+  int at = 0, before = 0;  // packed: the current sequence, of lists a warp's sequences of a class, and the number of tiles before
 
-  // Whether a sequence of so many keys is in class i.
-  KS_DEVICE bool in_class(int S_k, int i) const {
-    const int most = sequences.S_k >> i;
-    return (i == 0 || S_k <= most) && (i == CLASSES - 1 || S_k > most / 2);
+  static constexpr int CLASSES = 3, FEW_EVERY = 2;
+  // The list that a block begins with.
+  KS_DEVICE static int first_list(int block) { return block % FEW_EVERY == FEW_EVERY - 1 ? FEW_ROWS : MANY_ROWS; }
+  // Its first tile of that list.
+  KS_DEVICE int first(int block) const {
+    const int few = block / FEW_EVERY;
+    return list == ALL_ROWS ? block : list == FEW_ROWS ? few : block - few;
   }
-  // Tile t, which is not below the previous call's; false where there is none.
+  // Of so many blocks, those that begin with the list.
+  KS_DEVICE int beginners(int blocks) const {
+    const int few = blocks / FEW_EVERY;
+    return list == ALL_ROWS ? blocks : list == FEW_ROWS ? few : blocks - few;
+  }
+  // Goes over to the other list, if this one is the block's first.
+  KS_DEVICE bool change_list(int block) {
+    if (list != first_list(block)) return false;
+    list ^= 1, at = 0, before = 0;
+    return true;
+  }
+
+  // The tiles of a head of a sequence, where it is in the list and in class i.
+  KS_DEVICE int tiles_of(int entry, int i) const {
+    const Sequence s = sequences.at(entry);
+    const int rows = s.S_q * GROUP_HEADS, most = sequences.S_k >> i;
+    const bool in_list = list == ALL_ROWS || (rows <= 64) == (list == FEW_ROWS);
+    const bool in_class = (i == 0 || s.S_k <= most) && (i == CLASSES - 1 || s.S_k > most / 2);
+    return in_list && in_class ? divide_up(rows, BM) : 0;
+  }
+  // The sequence that has tile t of the list, the tiles of each of its heads, and those of the list before it; false where there is none. By a
+  // warp, whose lanes look at a sequence each.
+  KS_DEVICE bool find_in_list(int t, int& entry, int& tiles, int& earlier) {
+    const int windows = divide_up(count.batch, WARP);
+    for (; at < windows * CLASSES; at++) {
+      const int i = at / windows, first = (at - i * windows) * WARP;
+      tiles = first + lane() < count.batch ? tiles_of(first + lane(), i) : 0;
+      int upto = tiles * count.heads;  // of the lanes up to this one
+#pragma unroll
+      for (int d = 1; d < WARP; d *= 2) {
+        const int x = shuffle_up(upto, d);
+        if (lane() >= d) upto += x;
+      }
+      if (const u32 behind = __ballot_sync(~0u, t - before < upto)) {
+        const int place = highest_bit(behind & (0u - behind));
+        entry = first + place, tiles = __shfl_sync(~0u, tiles, place);
+        earlier = before + __shfl_sync(~0u, upto, place) - tiles * count.heads;
+        return true;
+      }
+      before += __shfl_sync(~0u, upto, WARP - 1);
+    }
+    return false;
+  }
+
+  // Tile t, which is not below the previous call's of the list; false where there is none. With TWO_LISTS all lanes of a warp call it.
   KS_DEVICE bool next(int t, WorkTile& w) {
     int tile, entry, head;
     w.part = 0;
     if (Config::IN_PARTS) w.part = t % count.parts, t /= count.parts;
     if constexpr (Config::Q_VIEW == PACKED) {
-      int tiles;
-      for (;; at++) {
-        if (at == count.batch * CLASSES) return false;
-        int own = 0;
-        for (entry = at; CLASSES > 1 && entry >= count.batch; entry -= count.batch) own++;
-        tiles = divide_up((sequences.q_offsets[entry + 1] - sequences.q_offsets[entry]) * GROUP_HEADS, BM);
-        if (CLASSES > 1 && !in_class(sequences.at(entry).S_k, own)) tiles = 0;
-        if (t < before + tiles * count.heads) break;
-        before += tiles * count.heads;
+      int tiles, earlier;
+      if constexpr (TWO_LISTS) {
+        if (!find_in_list(t, entry, tiles, earlier)) return false;
+      } else {
+        for (;; at++) {
+          if (at == count.batch) return false;
+          tiles = divide_up((sequences.q_offsets[at + 1] - sequences.q_offsets[at]) * GROUP_HEADS, BM);
+          if (t < before + tiles * count.heads) break;
+          before += tiles * count.heads;
+        }
+        entry = at, earlier = before;
       }
-      head = (t - before) / tiles, tile = (t - before) - head * tiles;
+      head = (t - earlier) / tiles, tile = (t - earlier) - head * tiles;
       if (LONGEST_FIRST) tile = tiles - 1 - tile;
     } else {
       if (t >= count.total) return false;

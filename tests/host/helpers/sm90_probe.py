@@ -23,6 +23,28 @@ from kernelseam_hostcpp.library import library
 Change = Callable[[SourceBundle], SourceBundle]
 WARP = LaunchConfig((1, 1, 1), (16, 1, 1), 0)
 """One, of the host's 16 lanes."""
+_WARP_FUNCTIONS = """
+KS_DEVICE int of_lane(int x, int from) {
+  int found = lane() == from ? x : -2147483647;
+  for (int d = 1; d < WARP; d *= 2) found = max_of(found, shuffle_xor(found, d));
+  return found;
+}
+KS_DEVICE int __shfl_sync(unsigned, int x, int from) { return of_lane(x, from); }
+KS_DEVICE int __shfl_up_sync(unsigned, int x, int by) {
+  int found = x;
+  for (int from = 0; from < WARP; from++) {
+    const int y = of_lane(x, from);
+    if (lane() - by == from) found = y;
+  }
+  return found;
+}
+KS_DEVICE unsigned __ballot_sync(unsigned, int x) {
+  unsigned found = x ? 1u << lane() : 0;
+  for (int d = 1; d < WARP; d *= 2) found |= (unsigned)shuffle_xor((int)found, d);
+  return found;
+}
+"""
+"""CUDA's, of the host's exchange of lanes."""
 
 
 def run(
@@ -43,7 +65,7 @@ def run(
     given = {"CAPTURES": 0, **constants}
     members = {n: ElementType(v) if isinstance(v, str) else v for n, v in given.items()}
     files[CONFIG] = config_header(members, dict.fromkeys(members, "of a test"))
-    files["probe.h"] = f'#include "tile/tile.h"\n{text}'
+    files["probe.h"] = f'#include "tile/tile.h"\n{_WARP_FUNCTIONS}{text}'
     defines = (("KS_THROUGH_REGISTERS", "0"),)
     options = toolchain.arch_row("host").options
     made = SourceBundle("probe", "probe.h", tuple(sorted(files.items())), defines, options)

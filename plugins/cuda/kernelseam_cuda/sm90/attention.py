@@ -89,7 +89,7 @@ from kernelseam_cuda.toolchain import sources
 SHORT_SEQUENCE = 2048
 """Below this number of keys the tiles for short sequences are used."""
 _STORE_ROWS, _QUERY_ROWS = 16, 64
-_COUNTERS_BYTES = 8
+_COUNTERS_BYTES = 16
 _LINE_BYTES = 128
 """Of the L2 cache: where results of parts begin, so that a row's pieces are whole sectors of it."""
 
