@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import re
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 ROWS = [block.split("# kernelseam", 1) for block in BLOCKS]
 NAMES = [theirs.split("\n")[0].removeprefix("# ") for theirs, _ in ROWS]
 B, H, H_KV, S_Q, S_K, D, PAGE_SIZE = 3, 4, 2, 5, 9, 16, 4
+RANK, ROTATED = 24, 8
 EIGHT = (("q8", S_Q, H), ("k8", S_K, H_KV), ("v8", S_K, H_KV))
 Tensor = Any
 
@@ -157,6 +159,69 @@ class Paged(Ragged):
             keys, values = (x[mine].flatten(0, 1)[:n] for x in pages)
             found.append(softmax_attention(q[b : b + 1], keys, values)[0][0])
         return torch.stack(found)
+
+
+class PagedPrefill(Ragged):
+    def plan(  # type: ignore[override]
+        self, qo: Tensor, *given: Any, causal: bool
+    ) -> None:
+        self.indptr, self.indices, self.last, heads, kv_heads, dim, self.size = given
+        assert (heads, kv_heads, dim, causal) == (H, H_KV, D, True)
+        self.queries = qo
+
+    def rows(self, b: int, pages: Tensor, keys: int) -> Tensor:
+        mine = self.indices[self.indptr[b] : self.indptr[b + 1]].long()
+        return pages[mine].flatten(0, 1)[:keys]
+
+    def run(self, q: Tensor, pages: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
+        found = []
+        for b, (first, end) in enumerate(pairwise(self.queries.tolist())):
+            n = int(self.indptr[b + 1] - self.indptr[b] - 1) * self.size + int(self.last[b])
+            keys, values = (self.rows(b, x, n) for x in pages)
+            found.append(softmax_attention(q[first:end], keys, values, True)[0])
+        return torch.cat(found)
+
+
+class Latent(PagedPrefill):
+    def __init__(self, workspace: Tensor) -> None:
+        super().__init__(workspace, "NHD")
+
+    def plan(self, *given: Any) -> None:  # type: ignore[override]
+        self.queries, self.indptr, self.indices, self.lengths, heads, *dims, size, causal = given[
+            :9
+        ]
+        assert (heads, dims, size, causal) == (H, [RANK, ROTATED], PAGE_SIZE, True)
+        self.scale = given[9]
+
+    def run(  # type: ignore[override]
+        self, q_nope: Tensor, q_pe: Tensor, ckv_pages: Tensor, kpe_pages: Tensor
+    ) -> Tensor:
+        found = []
+        for b, (first, end) in enumerate(pairwise(self.queries.tolist())):
+            n = int(self.lengths[b])
+            ckv, kpe = (self.rows(b, x, n) for x in (ckv_pages, kpe_pages))
+            scores = torch.einsum("qhc,kc->hqk", q_nope[first:end], ckv)
+            scores = (scores + torch.einsum("qhc,kc->hqk", q_pe[first:end], kpe)) * self.scale
+            seen = torch.ones(scores.shape[1:]).tril(n - (end - first)).bool()
+            p = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+            found.append(torch.einsum("hqk,kc->qhc", p, ckv))
+        return torch.cat(found)
+
+
+def concat_and_cache_mla(
+    ckv: Tensor, kpe: Tensor, pages: Tensor, slots: Tensor, kind: str, scale: Tensor
+) -> None:
+    assert (kind, scale.item()) == ("auto", 1)
+    there = slots >= 0
+    pages.view(-1, pages.shape[-1])[slots[there]] = torch.cat((ckv, kpe), -1)[there]
+
+
+def merge_attn_states(
+    out: Tensor, one: Tensor, lse_one: Tensor, two: Tensor, lse_two: Tensor, lse: Tensor
+) -> None:
+    lse.copy_(torch.logaddexp(lse_one, lse_two))
+    weights = ((x - lse).exp().T[..., None] for x in (lse_one, lse_two))
+    out.copy_(sum(x * w for x, w in zip((one, two), weights, strict=True)))
 
 
 def merged(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
@@ -325,9 +390,23 @@ def names(row: str) -> dict[str, Any]:
         "cu_seqlens_new": torch.tensor([0, 2, 3, 5], dtype=torch.int32),
         "slot_mapping": torch.tensor([3, -1, 0, 27, 11]),
         "pairs": torch.tensor([[6, 1], [0, 4]]),
+        "q_new": normal(5, H, D),
+        "q_nope": normal(5, H, RANK),
+        "q_pe": normal(5, H, ROTATED),
+        "ckv_pages": normal(7, PAGE_SIZE, RANK),
+        "kpe_pages": normal(7, PAGE_SIZE, ROTATED),
+        "latent_pages": normal(7, PAGE_SIZE, RANK + ROTATED),
+        "ckv_new": normal(5, RANK),
+        "kpe_new": normal(5, ROTATED),
+        "rank": RANK,
+        "rotated": ROTATED,
+        "scale": 0.3,
         "one": torch.ones(()),
         "ops": SimpleNamespace(
-            reshape_and_cache_flash=reshape_and_cache_flash, copy_blocks=copy_blocks
+            reshape_and_cache_flash=reshape_and_cache_flash,
+            copy_blocks=copy_blocks,
+            concat_and_cache_mla=concat_and_cache_mla,
+            merge_attn_states=merge_attn_states,
         ),
         "page_size": PAGE_SIZE,
         "num_heads": H,
@@ -361,6 +440,8 @@ def names(row: str) -> dict[str, Any]:
             single_decode_with_kv_cache=lambda q, k, v: softmax_attention(q[None], k, v)[0][0],
             BatchPrefillWithRaggedKVCacheWrapper=Ragged,
             BatchDecodeWithPagedKVCacheWrapper=Paged,
+            BatchPrefillWithPagedKVCacheWrapper=PagedPrefill,
+            mla=SimpleNamespace(BatchMLAPagedAttentionWrapper=Latent),
             merge_states=merged,
             get_batch_indices_positions=batch_indices_positions,
             append_paged_kv_cache=append_to_pages,
@@ -412,7 +493,7 @@ def test_a_row(theirs: str, ours: str) -> None:
 
 def test_all_are_there() -> None:
     """Causal alignment first, then each library that is named."""
-    assert len(ROWS) == len(BLOCKS) == len(set(NAMES)) == 34
+    assert len(ROWS) == len(BLOCKS) == len(set(NAMES)) == 38
     assert all("top left" in n or "bottom right" in n for n in NAMES[:3])
     starts = [n.partition(":")[0] for n in NAMES]
     assert list(dict.fromkeys(starts)) == [
