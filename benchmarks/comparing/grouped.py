@@ -17,7 +17,7 @@ from kernelseam.kernels.elements import divide_up
 from kernelseam.oracle import check, formulas
 
 from benchmarks.comparing.gemm import JUDGED, RIDGE
-from benchmarks.comparing.results import COPY, WITHOUT, Record
+from benchmarks.comparing.results import COPY, PEER, WITHOUT, Record
 from benchmarks.comparing.rows import (
     Contestant,
     Judged,
@@ -52,12 +52,20 @@ class GroupedRow:
     block: int = 0
     """Side of a block of e4m3 values that have one scale, of rows and weights ("forward" alone);
     the weights then lie as [experts, width, hidden], and ``dtype`` is the result's."""
+    by_rows: bool = False
+    """The same with one scale for each row of A and of the weights."""
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the factors are of 8 bits."""
+        return self.by_rows or self.block > 0
 
     @property
     def name(self) -> str:
         kind = {"bfloat16": "bf16", "float16": "f16"}[self.dtype]
         shape = f"E{self.experts} {self.tokens}×{self.hidden}→{self.width}"
-        kind = f"e4m3 by {self.block}" if self.block else kind
+        if self.scaled:
+            kind = "e4m3 by rows" if self.by_rows else f"e4m3 by {self.block}"
         return f"{shape} {kind} {self.sizes} {self.form}"
 
     @cached_property
@@ -88,7 +96,7 @@ class GroupedRow:
         used = self.experts if self.form == "weight gradient" else int((self.counts > 0).sum())
         factors = self.tokens * self.hidden + used * self.hidden * self.width
         size = DType.of(self.dtype).itemsize
-        return float(factors * (1 if self.block else size) + self.tokens * self.width * size)
+        return float(factors * (1 if self.scaled else size) + self.tokens * self.width * size)
 
     @property
     def moves(self) -> bool:
@@ -97,8 +105,8 @@ class GroupedRow:
 
     def arrays(self, make: Make) -> dict[str, Any]:
         """As they lie in memory; C left out."""
-        if self.block:
-            return self._in_blocks(make)
+        if self.scaled:
+            return self._of_8_bits(make)
         tokens, weights = (self.tokens, self.hidden), (self.experts, self.hidden, self.width)
         results = (self.tokens, self.width)
         a, b = {
@@ -108,20 +116,26 @@ class GroupedRow:
         }[self.form]
         return {"A": make(a, self.dtype), "B": make(b, self.dtype)}
 
-    def _in_blocks(self, make: Make) -> dict[str, Any]:
-        across, along = (divide_up(n, self.block) for n in (self.width, self.hidden))
+    def _of_8_bits(self, make: Make) -> dict[str, Any]:
+        across, along = self.width, tuple[int, ...]()
+        if self.block:
+            across, along = divide_up(self.width, self.block), (divide_up(self.hidden, self.block),)
         return {
             "A": make((self.tokens, self.hidden), "float8_e4m3fn"),
             "B": make((self.experts, self.width, self.hidden), "float8_e4m3fn"),
-            "a_scales": make((self.tokens, along), "float32"),
-            "b_scales": make((self.experts, across, along), "float32"),
+            "a_scales": make((self.tokens, *along), "float32"),
+            "b_scales": make((self.experts, across, *along), "float32"),
         }
 
     def factors(self, arrays: Mapping[str, Any], group: int, rows: Any, columns: Any) -> Any:
         """Of "forward": some rows of A and some columns of a group's weights, as [hidden, …]."""
         a, b = arrays["A"][rows], arrays["B"][group]
-        if not self.block:
+        if not self.scaled:
             return a, b[:, columns]
+        if self.by_rows:
+            of_columns = arrays["b_scales"][group][columns]
+            of_rows = arrays["a_scales"][rows]
+            return a.double() * of_rows[:, None], b[columns].double().t() * of_columns
         a_scales = arrays["a_scales"][rows].repeat_interleave(self.block, 1)
         b_scales = arrays["b_scales"][group][columns // self.block]
         b_scales = b_scales.repeat_interleave(self.block, 1)
@@ -147,7 +161,7 @@ class GroupedRow:
             K=terms,
             along="k" if summed else "m",
             a_transposed=summed,
-            b_transposed=bool(self.block) or self.form == "input gradient",
+            b_transposed=self.scaled or self.form == "input gradient",
             scale_block=(1, self.block, self.block) if self.block else None,
             **arrays,
             C=c,
@@ -176,7 +190,15 @@ class GroupedRow:
         )
         a, b = arrays["A"], arrays["B"]
         peer = "torch._grouped_mm"
-        if self.block:
+        if self.by_rows:
+            eight, scales = arrays["B"].transpose(1, 2), (arrays["a_scales"], arrays["b_scales"])
+            prepared.peer(
+                "torch._scaled_grouped_mm",
+                lambda: torch._scaled_grouped_mm(
+                    arrays["A"], eight, *scales, offs=offsets, out_dtype=torch.bfloat16
+                ),
+            )
+        if self.scaled:
             a, b, peer = *self._in_bfloat16(arrays), f"{peer} in bfloat16"
         if self.form == "input gradient":
             b = b.transpose(1, 2)
@@ -184,7 +206,10 @@ class GroupedRow:
             a = a.t()
         prepared.peer(peer, lambda: torch._grouped_mm(a, b, offs=offsets))
         if self.sizes == "equal" and self.tokens >= _DENSE_ROWS * self.experts:
-            self._as_a_batch(prepared, a, b)
+            if self.scaled:
+                self._scaled_as_a_batch(prepared, arrays)
+            else:
+                self._as_a_batch(prepared, a, b)
         if self.moves:
             x = torch.randint(
                 0, 255, (int(self.bytes) // 2,), dtype=torch.uint8, device=session.device
@@ -204,6 +229,18 @@ class GroupedRow:
         for g in range(self.experts):
             b[g] = self.factors(arrays, g, rows[:0], columns)[1].t()
         return a, b.transpose(1, 2)
+
+    def _scaled_as_a_batch(self, prepared: Prepared, arrays: Mapping[str, Any]) -> None:
+        """The same of 8 bits, which is what blocks of scales have to keep up with."""
+        a, of_a = (arrays[n].unflatten(0, (self.experts, -1)) for n in ("A", "a_scales"))
+        scales = {"a_scales": of_a, "b_scales": arrays["b_scales"]}
+        sizes = (1, self.block, self.block) if self.block else None
+        b, shape = arrays["B"].transpose(1, 2), self.shape()
+        prepared.peer(
+            "ours, a batch",
+            lambda: ks.bmm(a, b, **scales, scale_block=sizes, out_dtype=self.dtype).reshape(shape),
+            role=PEER if self.block else WITHOUT,
+        )
 
     def _as_a_batch(self, prepared: Prepared, a: Any, b: Any) -> None:
         """Groups of one size by our batched product."""
@@ -248,7 +285,7 @@ class Judge:
         worst, message, found, wanted = 0.0, "", [], []
         for index, want, terms in self._parts:
             c = host(result[index])
-            dtype = DType("float8_e4m3fn" if self._row.block else self._row.dtype)
+            dtype = DType("float8_e4m3fn" if self._row.scaled else self._row.dtype)
             verdict = check.gemm_verdict(want, terms, dtype, c[None, None], (1, 1, len(c)), None)
             found.append(c.astype(np.float64).ravel())
             wanted.append(want.out.ravel())
@@ -272,4 +309,10 @@ def grouped_rows() -> list[GroupedRow]:
             for experts, _, hidden, width in layers
             for tokens in (64, 512)
         ),
+        *(
+            GroupedRow("grouped", *layer, sizes, by_rows=True)
+            for layer in layers[:2]
+            for sizes in ("equal", "skewed")
+        ),
+        GroupedRow("grouped", *layers[0], "equal", block=128, least=0.95),
     ]
