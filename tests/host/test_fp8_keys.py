@@ -35,6 +35,8 @@ CASES = (
     "bf16-128-causal-8-blocks",
     "f16-250v40-8-odd",
     "bf16-64-8-sequences-blocks",
+    "bf16-576v512-8-latent-pages",
+    "bf16-576v512-causal-8-latent-pages-keys",
     "bf16-128-causal-8-q-blocks",
     "f16-64-8-q-blocks-gqa",
     "f16-250v40-8-q-odd",

@@ -152,6 +152,10 @@ def _cases() -> Iterator[AttentionCase]:
     yield case("f16-128", "8-bit-pages-blocks", **few, **decoded, scales="blocks", scale_block=16)
     yield case("bf16-64", "8-bit-pages-keys", **few, **decoded, scales="blocks", scale_block=1)
     yield case("f16-64", "8-bit-pages-uneven", **few, **decoded, scales="blocks", scale_block=5)
+    shared = {**few, "num_heads": 16, "kv_heads": 1, "latent": True, **decoded}
+    yield case("bf16-576/512", "8-bit-latent-pages", **shared, scales="tensor")
+    keys = {"scales": "blocks", "scale_block": 1}
+    yield case("bf16-576/512-causal", "8-bit-latent-pages-keys", **{**shared, "S_q": 2}, **keys)
     packed = {
         "q_sequences": (33, 1, 0, 40),
         "k_sequences": (33, 70, 0, 129),
