@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import kernelseam as ks
 import kernelseam.interop.torch as ks_torch
@@ -204,25 +205,47 @@ def _qkv(session: Session) -> Make:
 
 
 def _gradients(session: Session) -> Make:
-    leaves = [session.random((1, 8, 1500, 64), "bfloat16") for _ in range(4)]
+    tensors = [session.random((1, 8, 1500, 64), "bfloat16") for _ in range(4)]
 
     def make(n: int) -> tuple[Run, Run | None]:
-        x, y, z, g = (t[:, :, : 100 + n].detach() for t in leaves)
-        for t in (x, y, z):
-            t.requires_grad_()
-
-        def run(attention: Callable[..., torch.Tensor], **options: bool) -> Run:
-            def both() -> object:
-                with torch.enable_grad():
-                    return torch.autograd.grad(attention(x, y, z, **options), (x, y, z), g)
-
-            return both
-
-        return run(ks_torch.attention, causal=True), run(
-            functional.scaled_dot_product_attention, is_causal=True
+        cut = [t[:, :, : 100 + n] for t in tensors]
+        return _both(ks_torch.attention, cut, causal=True), _both(
+            functional.scaled_dot_product_attention, cut, is_causal=True
         )
 
     return make
+
+
+def _packed_gradients(session: Session) -> Make:
+    """Two sequences; their total and the longest vary."""
+    tensors = [session.random((3000, 16, 64), "bfloat16") for _ in range(4)]
+    offsets = torch.arange(3, dtype=torch.int32, device=session.device)
+
+    def make(n: int) -> tuple[Run, Run | None]:
+        length = 64 + n
+        cu, cut = offsets * length, [t[: 2 * length] for t in tensors]
+        more = (cu, cu, length, length)
+        return _both(ks_torch.attention_varlen, cut, *more, causal=True), None
+
+    return make
+
+
+def _both(
+    attention: Callable[..., torch.Tensor],
+    tensors: Sequence[torch.Tensor],
+    *more: Any,
+    **options: Any,
+) -> Run:
+    """Forward and backward of q, k, v and a gradient."""
+    *leaves, gradient = (t.detach() for t in tensors)
+    for t in leaves:
+        t.requires_grad_()
+
+    def both() -> object:
+        with torch.enable_grad():
+            return torch.autograd.grad(attention(*leaves, *more, **options), leaves, gradient)
+
+    return both
 
 
 def _named(session: Session, name: str) -> str | None:
@@ -241,6 +264,7 @@ _ROWS: tuple[tuple[str, Callable[[Session], Make], float], ...] = (
     ("grouped_mm, tokens that are gathered and scattered", _gathered, 80.0),
     ("fused_qkv_projection, tokens", _qkv, 90.0),
     ("attention and its gradients, lengths", _gradients, 200.0),
+    ("attention_varlen and its gradients, totals", _packed_gradients, 200.0),
 )
 _KNOWN = 25.0
 

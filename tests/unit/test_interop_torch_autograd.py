@@ -16,6 +16,7 @@ import pytest
 from attention_formula import attention
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch as ks
+from kernelseam.interop import torch_attention
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 Refused = Callable[[str, Callable[[], object]], None]
@@ -238,6 +239,33 @@ def test_packed_sequences() -> None:
         parts.append(formula(*rows, causal=True, sinks=sinks, **own)[0].transpose(0, 1))
     want = torch.cat([torch.zeros(2, H, D_V), *parts, torch.zeros(3, H, D_V)])
     agree(got, want, {"q": q, "k": k, "v": v, "bias": bias, "sinks": sinks}, 1e-5)
+
+
+def test_rows_of_no_sequence_are_found_where_somebody_reads_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once for the gradients, and once for an LSE that is asked for."""
+    found: list[int] = []
+    beyond = torch_attention.rows_beyond
+
+    def counted(rows: int, offsets: Any) -> Any:
+        found.append(rows)
+        return beyond(rows, offsets)
+
+    monkeypatch.setattr(torch_attention, "rows_beyond", counted)
+    offsets = torch.tensor([1, 9], dtype=torch.int32)
+    q, k, v = tensors((9, H, D), (9, G, D), (9, G, D_V))
+    for options, more in (({}, [9]), ({"return_lse": True}, [9, 9]), ({"score_mod": _half}, [9])):
+        found.clear()
+        got = ks.attention_varlen(q, k, v, offsets, offsets, 8, 8, **options)
+        out = got[0] if "return_lse" in options else got
+        gradients = torch.autograd.grad(out.sum(), (q, k, v))
+        assert not any(x[0].any() for x in gradients) and all(x.isfinite().all() for x in gradients)
+        assert found == more
+
+
+def _half(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+    return score * 0.5
 
 
 def test_what_a_loss_hands_down() -> None:

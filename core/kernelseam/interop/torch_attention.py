@@ -16,12 +16,15 @@ from kernelseam.ops.attention_bwd import AttentionGradients, attention_bwd
 
 Tensor = Any
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
-_OFFSETS = (("q", "cu_seqlens_q"), ("k", "cu_seqlens_k"), ("v", "cu_seqlens_k"))
+_OFFSETS = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k")
+"""Those of packed q, k and v."""
 
 
-def forward(operands: Mapping[str, Tensor], options: Mapping[str, Any]) -> Any:
-    """The result, or (result, lse) where the options ask for it. Rows of no sequence are 0, and
-    −inf in the LSE."""
+def forward(
+    operands: Mapping[str, Tensor], options: Mapping[str, Any], fills_lse: bool = True
+) -> Any:
+    """The result, or (result, lse) where the options ask for it. Rows of no sequence are 0, and in
+    the LSE −inf: where ``fills_lse``, as gradients do not read them."""
     if "cu_seqlens_q" not in operands:
         return attention(**operands, **options)
     q, v = operands["q"], operands["v"]
@@ -39,7 +42,7 @@ def forward(operands: Mapping[str, Tensor], options: Mapping[str, Any]) -> Any:
         raise InvalidValue(
             "out_dtype", options["out_dtype"], e.rule, "Name another, or leave it out"
         ) from None
-    if given.get("return_lse"):
+    if fills_lse and given.get("return_lse"):
         lse = result[1]
         lse.masked_fill_(rows_beyond(lse.shape[1], operands["cu_seqlens_q"]), -torch.inf)
     return result
@@ -90,14 +93,8 @@ def gradients(
     if dlse is not None:
         parts.append(_of_lse(dlse, given, out, lse, asked))
     result = parts[0] if len(parts) == 1 else AttentionGradients(*map(_sum, *parts))
-    known: dict[tuple[int, int], Tensor] = {}
-    for name, given_as in _OFFSETS:
-        if (offsets := given.get(given_as)) is not None:
-            gradient = getattr(result, f"d{name}")
-            key = offsets.data_ptr(), gradient.shape[0]
-            if key not in known:
-                known[key] = rows_beyond(key[1], offsets)
-            gradient.masked_fill_(known[key].view(-1, 1, 1), 0)
+    if "cu_seqlens_q" in given:
+        _clear_beyond(result, given)
     return result
 
 
@@ -111,6 +108,18 @@ def gradients_ahead(
 
     chosen = bwd_options["deterministic"], bwd_options["implementation"]
     return gradients_ahead(operands, options, *chosen)
+
+
+def _clear_beyond(result: AttentionGradients[Tensor], operands: Mapping[str, Tensor]) -> None:
+    """Set rows of no sequence to 0."""
+    known: dict[tuple[int, int], Tensor] = {}
+    for gradient, name in zip(result, _OFFSETS, strict=False):
+        if (offsets := operands.get(name)) is None:
+            continue
+        key = offsets.data_ptr(), gradient.shape[0]
+        if key not in known:
+            known[key] = rows_beyond(key[1], offsets).view(-1, 1, 1)
+        gradient.masked_fill_(known[key], 0)
 
 
 def _of_lse(

@@ -419,16 +419,16 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     ) -> Any:
         asked = options.get("return_lse", False)
         operands = dict(zip(names, tensors, strict=True))
+        if type(asked) is not bool:
+            asked = flag("return_lse", asked)
         ahead = expect(partial(torch_attention.gradients_ahead, operands, options, bwd_options))
         try:
-            result = torch_attention.forward(operands, {**options, "return_lse": True})
+            result = torch_attention.forward(operands, {**options, "return_lse": True}, asked)
         finally:
             expect_no_more(ahead)
         ctx.names, ctx.options = names, bwd_options
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *result)
-        if type(asked) is not bool:
-            asked = flag("return_lse", asked)
         return result if asked else result[0]
 
     backward = staticmethod(_gradients)

@@ -94,11 +94,12 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         *inputs: Tensor,
     ) -> Any:
         operands = dict(zip(names, inputs, strict=False))
-        result = torch_attention.forward(operands, {**options, "return_lse": True})
+        asked = flag("return_lse", options["return_lse"])
+        result = torch_attention.forward(operands, {**options, "return_lse": True}, asked)
         ctx.names, ctx.options = names, bwd_options
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, *result)
-        return result if flag("return_lse", options["return_lse"]) else result[0]
+        return result if asked else result[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Gradients:

@@ -250,14 +250,12 @@ class Caller:
             if function.written:
                 on.count_writes(tuple([tensors[self._names.index(n)] for n in function.written]))
             came, twice = self._seen.get(place, ((), False))
-            zeroes = function.zeroes and stream is None
-            if zeroes and not on.zeroed(0):
-                pass  # a graph's: what repeats it would have to allocate more
-            elif twice and came == numbers:
+            if not (twice and came == numbers):  # an allocator may come back to a place by chance
+                put(self._seen, place, (numbers, came == numbers))
+            elif not (zeroes := function.zeroes and stream is None) or on.zeroed(0):
+                # not a graph's call, whose workspace is larger
                 repeat = _repeat_of(function, numbers, on, made, workspace, self._names, zeroes)
                 put(self.recent, place, (repeat, tensor_guard(tensors)))
-            else:  # an allocator may come back to a place by chance
-                put(self._seen, place, (numbers, came == numbers))
             return dict(zip(function.results, made, strict=True))
         return self._planned(place, tensors, pointers, given, stream)
 
