@@ -23,8 +23,10 @@ Problems of other projects' tests, by their names, shapes and formulas and none 
 and held against float64: `python -m benchmarks judges`. The rule is FlashAttention's own: the largest error of a result may
 be twice that of the same formula in the problem's dtype, that of a gradient three times, and what one more rounding costs.
 
-Batches are cut to one or two entries, and of parameters that a test multiplies with one another each is taken in turn.
-Dropout is not had here and not asked for. Not in these lists: caches that are appended to, rotary embeddings within attention,
+Batches are cut to one or two entries, and of parameters that a test multiplies with one another each is taken in turn, as are head
+dims beside 20,000 keys and more.
+Dropout is not had here and not asked for. Not in these lists: FlashAttention's tests of packed qkv, whose formula is
+that of `test_flash_attn_output`, caches that are appended to, rotary embeddings within attention,
 returned probabilities. The lists are in
 [benchmarks/judging](https://github.com/kernelseam/kernelseam/tree/main/benchmarks/judging).
 """  # noqa: E501

@@ -135,10 +135,13 @@ def scores() -> dict[str, Function]:
             q >= k, s + (q - k), never
         ),
         "test_flex_attention:_trig": lambda s, b, h, q, k: torch.sin(torch.cos(s)) + torch.tan(b),
-        "test_flex_attention:_trig2": lambda s, b, h, q, k: torch.where(
-            q >= k, torch.cos(s) * torch.sin(s) + torch.tan(b), s
+        "test_flex_attention:_trig2": lambda s, b, h, q, k: (
+            torch.cos(s) * torch.sin(s) + torch.tan(b)
         ),
-        "test_flex_attention:captured buffer of heads": lambda s, b, h, q, k: s + by_head[h],
+        "test_flex_attention:_generate_windowed": lambda s, b, h, q, k: torch.where(
+            q + 40 >= k, s, never
+        ),
+        "test_flex_attention:_head_offset": lambda s, b, h, q, k: s * by_head[h],
         "test_flex_attention:captured buffer of all": lambda s, b, h, q, k: s + full[b, h, q, k],
         "test_flex_attention:index of a where": lambda s, b, h, q, k: (
             s + table[torch.where(q > k, q - k, 0)]
