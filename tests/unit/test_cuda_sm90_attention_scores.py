@@ -39,9 +39,11 @@ def of(score: ScoreMod | None = None, mask: MaskMod | None = None) -> AttentionP
         (BIAS, None),
         ({"mask": True, "causal": True, **BIAS}, None),
         ({"alibi": True, "head_dim": 104}, None),
+        ({"head_dim": 64, "value_dim": 64, "mask": True, **BIAS}, None),
+        ({"head_dim": 8, "value_dim": 96, "alibi": True}, None),
         (
-            {"head_dim": 64, "value_dim": 64, **BIAS},
-            "scores or masks by element of head dims 64: it takes 104 to 128",
+            {"head_dim": 192, "value_dim": 128, **BIAS},
+            "scores or masks by element of head dims 192/128: it takes up to 128",
         ),
         (
             {"alibi": True, "lengths": True},
@@ -135,6 +137,10 @@ def test_tiles_have_room_for_a_bias() -> None:
 def test_tiles_of_a_bias_are_for_nothing_else() -> None:
     for changes in ({}, {"alibi": True}):
         assert not any(t.has_bias for t in HALF.tiles(attention_problem(**changes).spec, ROW))
+    plain = attention_problem(head_dim=64, value_dim=64)
+    assert not any(t.by_element for t in HALF.tiles(plain.spec, ROW))
+    listed = replace(plain.spec, mask=True)
+    assert [(t.by_element, t.early) for t in HALF.tiles(listed, ROW)] == [(True, False)]
     assert all(t.has_bias for t in HALF.tiles(attention_problem(**BIAS).spec, ROW))
 
 
@@ -154,6 +160,9 @@ def test_what_is_by_element_costs_what_was_measured() -> None:
     assert element_rate(of(lambda s, b, h, q, kv: s * 2)) == 0.2
     both = replace(alibi, spec=replace(alibi.spec, mask=True), mask_strides=(0, 0, 4096, 1))
     assert element_rate(both) == 0.75 * 0.7
+    narrow = {"head_dim": 64, "value_dim": 64}
+    assert element_rate(attention_problem(**narrow)) == 1
+    assert element_rate(attention_problem(alibi=True, **narrow)) == 0.05 * 0.75
 
 
 def test_a_dear_function_is_in_the_code_once_for_a_part() -> None:

@@ -29,6 +29,11 @@ def scores() -> Iterator[AttentionCase]:
         yield case("f16-104/128", f"scores-{name}", mods=name, **few)
     yield from _biases("bf16-128", few)
     yield from _masks("bf16-128", few)
+    for dim in (40, 64, 96):
+        narrow: dict[str, Any] = {"mask": "random", "alibi": _SLOPES}
+        yield case(f"f16-{dim}", "scores-mask-slopes", **narrow, **few)
+        yield case(f"bf16-{dim}-causal", "scores-bias", bias=DType.bfloat16, **few)
+        yield case(f"bf16-{dim}", "scores-documents", mods="documents", **few)
     for kind in ("bf16-128", "bf16-128-causal"):
         yield case(kind, "scores-slopes", alibi=_SLOPES, **few)
         yield case(kind, "scores-slopes-steep", alibi=tuple(8 * x for x in _SLOPES), **few)

@@ -36,9 +36,10 @@ _ALIBI_RATE, _MASK_RATE, _SCORE_MOD_RATE = 0.75, 0.7, 0.2
 """Of the rate that the loop reaches where scores are products, what is left with a bias of so many
 bytes an element, with ALiBi, a mask in memory or of a mask_mod, and a score_mod, which may be dear:
 as measured (benchmarks/results/h100-scores.md)."""
-_NARROW_RATE = 0.05
-"""With a bias whose rows are copied by elements, which was not timed: any other kernel that takes a
-problem comes before it."""
+_UNTIMED_RATE = 0.05
+"""Of a bias whose rows are copied by elements, which was not timed, and of head dims below
+``_TIMED_DIM``, which have run on no device: any other kernel that takes a problem comes before."""
+_TIMED_DIM = 104
 VISITED = (
     "visited",
     Structure(
@@ -65,8 +66,10 @@ def by_element(spec: AttentionSpec) -> bool:
 def element_rate(p: AttentionProblem) -> float:
     """What part of the loop's rate is left by scores or masks that are computed by element."""
     s, rate = p.spec, 1.0
+    if by_element(s) and min(s.head_dim, s.value_dim) < _TIMED_DIM:
+        rate = _UNTIMED_RATE
     if s.bias:
-        rate *= _BIAS_RATE[s.bias.itemsize] if _rows_are_wide(p) else _NARROW_RATE
+        rate *= _BIAS_RATE[s.bias.itemsize] if _rows_are_wide(p) else _UNTIMED_RATE
     if s.alibi:
         rate *= _ALIBI_RATE
     if not is_banded(s):
@@ -89,7 +92,7 @@ def usable(
     """Of the tiles those for such scores, with a bias's rows in shared memory."""
     own = tuple(t for t in tiles if t.has_bias is (spec.bias is not None))
     if not by_element(spec):
-        return own
+        return tuple(t for t in own if not t.by_element)
     size, follows = spec.bias.itemsize if spec.bias else 0, not is_banded(spec)
     for_elements = (replace(t, bias_size=size, follows=follows) for t in own if t.groups <= 2)
     return tuple(t for t in for_elements if t.fits)

@@ -76,6 +76,9 @@ def covering(kernel: KernelDefinition, widths: tuple[tuple[int, int], ...]) -> I
     )
     for more in _BY_ELEMENT:
         yield Covered(kernel, replace(plain, **more))
+    narrow = replace(plain, head_dim=64, value_dim=64)
+    for more in _BY_ELEMENT[:3]:
+        yield Covered(kernel, replace(narrow, **more), often=False)
     for more in ({"mask": True}, {"expression": _SLOPED}):
         yield Covered(VISIBLE_BLOCKS, replace(plain, **more))
 

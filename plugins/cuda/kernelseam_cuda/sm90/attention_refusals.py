@@ -28,8 +28,8 @@ MAX_SEQUENCE = 2**30
 """Queries and keys of one sequence, together."""
 DIM_STEP, MAX_DIM, FORWARD_MAX_DIM = 8, 256, 512
 """Head dims are multiples of the 16 bytes that TMA takes, up to those of the widest tiles."""
-_ELEMENT_DIMS = range(104, 129)
-"""Head dims for which scores and masks by element were measured."""
+_ELEMENT_MAX_DIM = 128
+"""Head dims up to which scores and masks by element have tiles."""
 
 
 def refuse_dims(spec: AttentionSpec, most: int = MAX_DIM) -> str | None:
@@ -58,8 +58,8 @@ def refuse_rows_of_any_view(p: AttentionProblem) -> str | None:
 
 
 def refuse_scores(p: AttentionProblem) -> str | None:
-    """Why it takes no such scores and masks, or None. By element they were measured in dense rows
-    of these head dims alone."""
+    """Why it takes no such scores and masks, or None. By element it takes them in dense rows
+    alone."""
     s = p.spec
     if s.prefix and s.window:
         return "a prefix beside a window"
@@ -67,6 +67,6 @@ def refuse_scores(p: AttentionProblem) -> str | None:
         return None
     if s.q_view != "strided" or s.kv_view != "strided" or s.lengths:
         return "scores or masks by element of packed or paged rows, or with lengths"
-    if not (s.head_dim in _ELEMENT_DIMS and s.value_dim in _ELEMENT_DIMS):
-        return f"scores or masks by element of head dims {s.dims}: it takes 104 to 128"
+    if max(s.head_dim, s.value_dim) > _ELEMENT_MAX_DIM:
+        return f"scores or masks by element of head dims {s.dims}: it takes up to 128"
     return refuse_far_rows(p)

@@ -66,6 +66,8 @@ class HopperAttentionTile:
     """For few keys; a batch-invariant spec does not ask."""
     has_bias: bool = False
     """For specs with a bias, and no others."""
+    by_element: bool = False
+    """Only for specs whose scores or masks are computed by element."""
     most_rows: int = 0
     """Only for so few queries of heads that share keys; 0: for any number."""
     group_heads: int = 1
@@ -177,6 +179,7 @@ ATTENTION = (
     HopperAttentionTile(
         64, 64, 4, 64, 4, 2, 1, False, True, 16, remake=True, hides=True, rate=0.95
     ),
+    HopperAttentionTile(64, 64, 2, 128, 4, 2, 1, True, False, 24, by_element=True, rate=1.1),
     HopperAttentionTile(96, 96, 3, 96, 2, 2, 1, False, True, 24, rate=1.19),
     HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1),
     HopperAttentionTile(104, 104, 3, 64, 3, 1, 1, False, False, 16, rate=1.05),
