@@ -82,8 +82,8 @@ def _planted() -> Iterator[object]:
             marks = []
             if device.arch != mutant.archs[0]:
                 marks = [pytest.mark.slow("another way to copy")]
-            elif i % 4:
-                marks = [pytest.mark.slow("three of four faults: a compilation each")]
+            elif i % 8:
+                marks = [pytest.mark.slow("seven of eight faults: a compilation each")]
             yield pytest.param(mutant, device, id=f"{mutant.name}-on-{device.arch}", marks=marks)
 
 

@@ -4,9 +4,7 @@ environment without compilers."""
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 import venv
 import zipfile
@@ -18,6 +16,7 @@ from kernelseam.cli.main import main
 from kernelseam.errors import KernelSeamError
 from kernelseam.plugins import plugins
 from kernelseam.samples import common_problems, gemm_case
+from own_process import printed
 
 ROOT = Path(__file__).parents[2]
 MadeOnce = Callable[[str, Callable[[Path], None]], Path]
@@ -54,20 +53,6 @@ print(json.dumps(found))
 """
 
 
-def _run(*command: object, cwd: Path, **variables: str) -> str:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "KERNELSEAM_"))}
-    done = subprocess.run(
-        [str(c) for c in command],
-        cwd=cwd,
-        env={**kept, **variables},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_wheels_of_binaries_where_no_compiler_is(
     backend: str,
@@ -102,7 +87,7 @@ def test_wheels_of_binaries_where_no_compiler_is(
 
     def build(folder: Path) -> None:
         command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-        _run(*command, cwd=ROOT / "plugins" / backend)
+        printed(*command, cwd=ROOT / "plugins" / backend)
 
     (plugin,) = made_once(f"{backend}-wheel", build).glob("*.whl")
     with zipfile.ZipFile(plugin) as wheel:
@@ -117,14 +102,14 @@ def test_wheels_of_binaries_where_no_compiler_is(
     (site,) = environment.glob("lib/python*/site-packages")
     python = environment / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index"]
-    _run(*pip, "--no-deps", core_wheel, plugin, *wheels.glob("*.whl"), cwd=tmp_path)
+    printed(*pip, "--no-deps", core_wheel, plugin, *wheels.glob("*.whl"), cwd=tmp_path)
     for folder in filter(Path.is_dir, (Path(p) for p in sys.path if p.endswith("-packages"))):
         for entry in folder.iterdir():
             kept = entry.name not in VENDORS and "kernelseam" not in entry.name
             if kept and entry.suffix != ".pth" and not (site / entry.name).exists():
                 (site / entry.name).symlink_to(entry)
     command = [python, "-c", WITHOUT_COMPILER, backend, *toolchain.archs]
-    found = json.loads(_run(*command, cwd=tmp_path, KERNELSEAM_NO_JIT="1"))
+    found = json.loads(printed(*command, cwd=tmp_path, KERNELSEAM_NO_JIT="1"))
     refusal = "KERNELSEAM_NO_JIT is set, and no installed bundle has gemm"
     for arch in toolchain.archs:
         taken, refused = found[arch]

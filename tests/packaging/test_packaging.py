@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_process import printed
 
 ROOT = Path(__file__).parents[2]
 MadeOnce = Callable[[str, Callable[[Path], None]], Path]
@@ -62,22 +63,6 @@ print(json.dumps(found))
 """
 
 
-def _run(*command: object, cwd: Path = ROOT, **variables: str) -> str:
-    environment = {
-        k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "KERNELSEAM_"))
-    }
-    done = subprocess.run(
-        [str(c) for c in command],
-        cwd=cwd,
-        env={**environment, **variables},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
 def _device_sources(package: Path) -> dict[str, str]:
     """What the checkout has: include name from the package → text, links followed."""
     names = [
@@ -96,7 +81,7 @@ def built(made_once: MadeOnce) -> Path:
 
     def build(folder: Path) -> None:
         for project in PROJECTS.values():
-            _run(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=project)
+            printed(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=project)
 
     return made_once("distributions", build)
 
@@ -129,14 +114,14 @@ def installed(
                 targets.append(_one(built, f"{name}{suffix}"))
         pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install"]
         options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-        _run(*pip, *options, "--disable-pip-version-check", *targets, cwd=folder)
+        printed(*pip, *options, "--disable-pip-version-check", *targets, cwd=folder)
 
     return mode, made_once(mode, install) / "bin"
 
 
 def test_device_sources_are_found(installed: tuple[str, Path], tmp_path: Path) -> None:
     mode, programs = installed
-    found: dict[str, Any] = json.loads(_run(programs / "python", "-c", LOOK, cwd=tmp_path))
+    found: dict[str, Any] = json.loads(printed(programs / "python", "-c", LOOK, cwd=tmp_path))
     for package, checkout in PACKAGES.items():
         if mode == "editable":
             assert Path(found[package]["place"]).samefile(checkout)
@@ -163,7 +148,7 @@ def test_device_sources_are_found(installed: tuple[str, Path], tmp_path: Path) -
 def test_the_command_works(installed: tuple[str, Path], tmp_path: Path) -> None:
     _, programs = installed
     cache = tmp_path / "cache"
-    said = _run(
+    said = printed(
         programs / "kernelseam", "doctor", "--json", cwd=tmp_path, KERNELSEAM_CACHE_DIR=str(cache)
     )
     found = json.loads(said)
@@ -172,12 +157,12 @@ def test_the_command_works(installed: tuple[str, Path], tmp_path: Path) -> None:
     assert {p["plugin"] for p in found["plugins"]} == {"reference", "cuda", "rocm"}
     assert set(found["backends"]) == {"numpy", "cuda", "rocm"}
     assert not cache.exists()
-    said = _run(
+    said = printed(
         programs / "kernelseam", "doctor", "--json", cwd=tmp_path, KERNELSEAM_TINYGRAD=str(tmp_path)
     )
     assert "must be a checkout of tinygrad's repository" in said  # by the emulator's package
     answer = json.loads(
-        _run(
+        printed(
             programs / "python",
             "-m",
             "kernelseam",
@@ -283,8 +268,8 @@ def test_each_wheel_brings_what_it_needs(
     (site,) = tmp_path.glob("lib/python*/site-packages")
     (site / "zzz_libraries.pth").write_text(f"{libraries}\n")
     pip = [sys.executable, "-m", "pip", "--python", tmp_path / "bin" / "python", "install"]
-    _run(*pip, "--quiet", "--no-index", "--find-links", built, wanted, cwd=tmp_path)
-    found = json.loads(_run(tmp_path / "bin" / "python", "-c", INSTALLED, cwd=tmp_path))
+    printed(*pip, "--quiet", "--no-index", "--find-links", built, wanted, cwd=tmp_path)
+    found = json.loads(printed(tmp_path / "bin" / "python", "-c", INSTALLED, cwd=tmp_path))
     assert found == [*map(list, ALONE[wanted])]
 
 
@@ -294,10 +279,10 @@ def test_each_wheel_in_an_empty_environment(built: Path, tmp_path: Path, wanted:
     """As a user has it: all else comes from the registry."""
     venv.create(tmp_path, with_pip=False, symlinks=True)
     pip = [sys.executable, "-m", "pip", "--python", tmp_path / "bin" / "python", "install"]
-    _run(*pip, "--quiet", "--find-links", built, wanted, cwd=tmp_path)
-    found = json.loads(_run(tmp_path / "bin" / "python", "-c", INSTALLED, cwd=tmp_path))
+    printed(*pip, "--quiet", "--find-links", built, wanted, cwd=tmp_path)
+    found = json.loads(printed(tmp_path / "bin" / "python", "-c", INSTALLED, cwd=tmp_path))
     assert found == [*map(list, ALONE[wanted])]
-    said = _run(
+    said = printed(
         *(tmp_path / "bin" / "kernelseam", "attention", "--backend", "numpy", "--verify", "--json"),
         cwd=tmp_path,
         KERNELSEAM_CACHE_DIR=str(tmp_path / "cache"),
@@ -358,6 +343,6 @@ def test_a_link_that_did_not_survive(tmp_path: Path, plugin: str, sources: str) 
     )
     (remedy,) = re.findall(r"`(rm [^`]+)`", said)
     subprocess.run(remedy, shell=True, cwd=package, check=True)
-    _run(*command, cwd=package)
+    printed(*command, cwd=package)
     with zipfile.ZipFile(_one(tmp_path, "*.whl")) as wheel:
         assert any(n.startswith(f"kernelseam_{plugin}/kernels/") for n in wheel.namelist())

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -137,7 +137,7 @@ def _supported(module: str, of_config: str, config: str) -> _Support | None:
 _supported._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-@cache
+@lru_cache(64)
 def _supported_by(loaded: ModuleType, config: str) -> _Support | None:
     """By the classes of a model's module that are made of this kind of config, or by all of them.
     None where the module does not have the table of attentions. Every step of a model asks."""
