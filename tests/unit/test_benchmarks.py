@@ -902,7 +902,7 @@ def test_new_extents_make_few_python_calls(
     comparing: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of the path to a GPU, without one: a count does not depend on the machine. Planning makes
-    thousands, a call that comes again ten at most."""
+    thousands, a call that comes again fewer than ten."""
     pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is missing")
     pytest.importorskip("cuda.bindings.nvrtc", reason="nvrtc is missing")
@@ -915,9 +915,9 @@ def test_new_extents_make_few_python_calls(
     done = idle_device.run_with_idle_driver([script], capture_output=True, timeout=280)
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout)
-    new = {"decode": 27, "causal": 30, "varlen": 31, "matmul2d": 26, "qkv": 33, "gradients": 78}
+    new = {"decode": 26, "causal": 29, "varlen": 30, "matmul2d": 26, "qkv": 33, "gradients": 77}
     assert {n: counts[n] for n, most in new.items() if counts[n] > most} == {}
-    again = {"attention again": 8, "bmm again": 8, "torch.attention again": 10}
+    again = {"attention again": 7, "bmm again": 8, "torch.attention again": 9}
     assert {n: counts[n] for n, most in again.items() if counts[n] > most} == {}
 
 

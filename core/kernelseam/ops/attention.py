@@ -42,7 +42,8 @@ class _Door:
         names = {_LSE, *options.__annotations__, *own}
         self.operands = [n for n in operands_of(AttentionOptions) if n in names]
         self.scalars = {n for n in scalars_of(AttentionOptions) if n in names}
-        self.values = values_of(AttentionOptions, function, self.scalars, defaults)
+        self._check = values_of(AttentionOptions, function, self.scalars, defaults)
+        self._defaults = dict(zip(scalars_of(AttentionOptions), self._check(), strict=True))
         self.wording = Wording(operands or {}, EXTENTS)
 
     def call(
@@ -57,11 +58,12 @@ class _Door:
         stream."""
         if not options.keys() <= self.scalars:
             arrays |= taken(self.operands, options)
+            self._check(**options)
         if out is not None:
             arrays["out"] = out
         if options.get("window") is not None:
             options["window"] = band("window", options["window"])
-        values = self.values(**options)
+        values = (*{**self._defaults, **options}.values(),)
         score_mod, mask_mod, block_mask = functions
         if not (score_mod is mask_mod is block_mask is None):
             values = with_expression(values, arrays, *functions)
