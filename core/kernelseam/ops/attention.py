@@ -7,11 +7,12 @@ from typing import Any, Literal, Unpack, overload
 
 from kernelseam.descriptors.attention.options import PAGED, AttentionOptions, band
 from kernelseam.descriptors.common.options import (
+    by_name,
     operands_of,
+    refuse_others,
     scalars_of,
     spelled_out,
     taken,
-    values_of,
 )
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.errors import InvalidValue
@@ -40,10 +41,10 @@ class _Door:
         """``options``: the types of its keywords. ``own``: scalars among its other parameters.
         ``operands``: its names of operands, where they are not the descriptor's."""
         names = {_LSE, *options.__annotations__, *own}
+        self.function = function
         self.operands = [n for n in operands_of(AttentionOptions) if n in names]
         self.scalars = {n for n in scalars_of(AttentionOptions) if n in names}
-        self._check = values_of(AttentionOptions, function, self.scalars, defaults)
-        self._defaults = dict(zip(scalars_of(AttentionOptions), self._check(), strict=True))
+        self.defaults = by_name(defaults or AttentionOptions())
         self.wording = Wording(operands or {}, EXTENTS)
 
     def call(
@@ -58,12 +59,12 @@ class _Door:
         stream."""
         if not options.keys() <= self.scalars:
             arrays |= taken(self.operands, options)
-            self._check(**options)
+            refuse_others(self.function, options, self.scalars)
         if out is not None:
             arrays["out"] = out
         if options.get("window") is not None:
             options["window"] = band("window", options["window"])
-        values = (*{**self._defaults, **options}.values(),)
+        values = tuple({**self.defaults, **options}.values())
         score_mod, mask_mod, block_mask = functions
         if not (score_mod is mask_mod is block_mask is None):
             values = with_expression(values, arrays, *functions)

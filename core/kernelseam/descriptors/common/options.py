@@ -88,23 +88,15 @@ def checked(record: object, names: Iterable[str] | None = None) -> dict[str, Any
     return {n: known[n].checked(getattr(record, n)) for n in wanted}
 
 
-def values_of(
-    record: Callable[P, T],
-    of: str = "",
-    taken: Iterable[str] | None = None,
-    defaults: T | None = None,
-) -> Callable[P, tuple[Any, ...]]:
+def values_of(record: Callable[P, object], of: str = "") -> Callable[P, tuple[Any, ...]]:
     """A function of the record's scalars by name that returns their values in the record's order,
     defaults for those left out. A call on arrays is found again by them; making the record instead
     would cost it as much as reading several tensors. ``of``: the function whose keywords they are,
-    for Python's own refusal of others. ``taken``: the names that it takes; others keep their
-    defaults. ``defaults``: a record that has them, where they are not the class's."""
-    names = scalars_of(record)
-    parameters = ", ".join(f"{n}=_[{n!r}]" for n in (names if taken is None else taken))
-    others = {} if taken is None else {n: f"_[{n!r}]" for n in names if n not in taken}
-    source = f"lambda *, {parameters}: ({', '.join(others.get(n, n) for n in names)},)"
-    values = {n: getattr(record if defaults is None else defaults, n) for n in names}
-    function = eval(source, {"_": values})
+    for Python's own refusal of others."""
+    names, known = scalars_of(record), options_of(record)
+    parameters = ", ".join(f"{n}=_[{n!r}]" for n in names)
+    source = f"lambda *, {parameters}: ({', '.join(names)},)"
+    function = eval(source, {"_": {n: known[n].default for n in names}})
     function.__name__ = function.__qualname__ = of or cast(type[Any], record).__name__
     return cast(Callable[P, tuple[Any, ...]], function)
 
