@@ -31,6 +31,11 @@ template<int STAGES> struct Ring {
   }
   KS_DEVICE void wait_full(const State& state) const { barrier_wait(full(state), state.parity); }
   KS_DEVICE void wait_empty(const State& state) const { barrier_wait(empty(state), state.parity); }
+  // That `stages` from this one on are full.
+  KS_DEVICE void wait_all_full(State state, int stages) const {
+#pragma unroll 1
+    for (; stages > 0; stages--, state.advance()) wait_full(state);
+  }
 };
 
 // Loads rows row … row + ROWS − 1 and COLUMNS columns of a matrix, of SIZE bytes each, into a tile: panels of 128 bytes of columns,

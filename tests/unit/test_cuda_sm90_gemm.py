@@ -22,6 +22,7 @@ from kernelseam_cuda.sm90.tiles import (
     E4M3_BLOCKS,
     GEMM,
     HEADS,
+    PING_PONG,
     REGISTERS,
     SPLIT,
     HopperGemmTile,
@@ -472,7 +473,7 @@ def test_where_memory_is_slow_a_large_result_is_made_in_step(
 
 def test_warps_store_tiles_that_all_run_at_once() -> None:
     """No other tile's products hide TMA's stores there. Most of B leaves the cache first."""
-    for M, name in ((512, "128x192-5-rows-2together"), (1024, "128x192-5-tma-2together")):
+    for M, name in ((512, "128x192-5-rows-2together"), (1024, PING_PONG.name)):
         p = problem(M, 6144, 4096, 1, 1, b_transposed=True)
         tile = HALF.tile(p, ROW, H200)
         assert tile.name == name
@@ -526,9 +527,13 @@ H100 = replace(
 )
 
 
+def with_text(epilogue: Epilogue) -> str:
+    return epilogue_text(epilogue_expression(epilogue).structure)
+
+
 def with_epilogue(epilogue: Epilogue, **sizes: Any) -> GemmProblem:
     """A linear layer's product of a batch of one."""
-    text = epilogue_text(epilogue_expression(epilogue).structure)
+    text = with_text(epilogue)
     spec = {"b_transposed": True, **sizes.pop("spec", {})}
     return problem(batch=1, heads=1, epilogue=text, **sizes, **spec)
 
@@ -536,45 +541,74 @@ def with_epilogue(epilogue: Epilogue, **sizes: Any) -> GemmProblem:
 @pytest.mark.parametrize(
     ("epilogue", "rows", "tile"),
     [
-        ("relu", 16384, "128x256-3-tma-2together"),
-        ("swiglu", 16384, "128x256-3-tma-2together"),
-        ("silu", 16384, "128x256-3-tma-2together"),
-        ("gelu_tanh", 16384, "128x256-3-tma-2together"),
-        (softcap(30.0), 16384, "128x128-6-tma-2together-pingpong"),
+        ("relu", 16384, PING_PONG.name),
+        ("swiglu", 16384, PING_PONG.name),
+        ("silu", 16384, PING_PONG.name),
+        (softcap(30.0), 16384, PING_PONG.name),
         (["silu", residual(np.zeros((1, 1)))], 16384, "128x256-3-tma-2together"),
+        ("silu", 4096, PING_PONG.name),
+        ("silu", 2048, "128x256-3-tma-2together"),
         ("swiglu", 512, "128x192-5-rows-2together"),
         ("silu", 64, "64x64-13-rows-4together-of-a"),
     ],
 )
-def test_ping_pong_is_for_epilogues_that_take_long(
+def test_ping_pong_hides_an_epilogue_where_tiles_are_many(
     epilogue: Epilogue, rows: int, tile: str
 ) -> None:
-    """What an epilogue's arithmetic takes is hidden there, but not its loads."""
-    p = with_epilogue(epilogue, M=rows, N=6144, K=4096)
+    p = with_epilogue(epilogue, M=rows, N=6144 if rows != 2048 else 4096, K=4096)
     assert HALF.refuse(p, ROW) is None
     assert HALF.tile(p, ROW, H100).name == tile
 
 
-@pytest.mark.parametrize(("beta", "residual_dtype"), [(0.5, None), (0.0, DType.bfloat16)])
-def test_ping_pong_has_no_sources(beta: float, residual_dtype: DType | None) -> None:
-    spec = {"residual": residual_dtype}
-    plain = with_epilogue(softcap(30.0), M=16384, N=6144, K=4096, spec=spec)
-    p = replace(plain, beta=beta)
-    assert HALF.refuse(p, ROW) is None
-    assert not any(t.ping_pong for t in HALF.offered(p))
-    for t in HALF.tiles(p.spec, ROW):
-        assert not t.ping_pong or not HALF.takes(p, t, ROW, H100)
+@pytest.mark.parametrize(
+    ("options", "takes"),
+    [
+        ({}, True),
+        ({"bias": BF16, "preactivation": True}, True),
+        ({"residual": BF16}, True),
+        ({"epilogue": with_text("swiglu"), "bias": BF16}, True),
+        ({"epilogue": with_text("swiglu"), "preactivation": True}, True),
+        ({"epilogue": with_text("swiglu"), "bias": BF16, "preactivation": True}, False),
+        ({"dtype_c": F32}, False),
+        ({"a_transposed": True}, False),
+        ({"summed": True}, False),
+        ({"residual": BF16, "bias": BF16}, False),
+        ({"residual": BF16, "preactivation": True}, False),
+        ({"epilogue": None}, True),
+        ({"epilogue": None, "residual": BF16}, False),
+        ({"epilogue": with_text(residual(np.zeros((1, 1))))}, False),
+    ],
+)
+def test_ping_pong_takes_what_its_registers_hold(options: dict[str, Any], takes: bool) -> None:
+    p = with_epilogue("silu", M=16384, N=6144, K=4096)
+    spec = replace(p.spec, **options)
+    assert (PING_PONG in HALF.tiles(spec, ROW)) is takes
+
+
+@pytest.mark.parametrize(("stages", "dtype_c", "most"), [(5, BF16, 2), (4, BF16, 1), (3, F32, 0)])
+def test_ping_pong_has_a_ring_for_its_sources(stages: int, dtype_c: DType, most: int) -> None:
+    """A consumer gives its turn away when C's tile and the residual's have come, too: else the
+    other's wait for a later phase of the same stage would end with an earlier one."""
+    t = replace(PING_PONG, stages=stages)
+    plain = with_epilogue("silu", spec={"dtype_c": dtype_c})
+    both = replace(plain, spec=replace(plain.spec, residual=dtype_c), beta=0.5)
+    found = [HALF.stores(p, t) for p in (plain, replace(plain, beta=0.5), both)]
+    assert found == [n <= most for n in range(3)]
 
 
 def test_pairs_of_columns_halve_boxes_and_the_result() -> None:
-    """Of halves a box of B lies in one of them; panels of the result are whole where TMA stores."""
+    """Of halves a box of B lies in one of them. TMA stores whole panels of the result, or boxes of
+    half ones."""
     halves = with_epilogue("swiglu", N=1024, spec={"preactivation": True})
     for t in HALF.tiles(halves.spec, ROW):
         maps = HALF.tensor_maps(halves, t, H100)
         b_parts = 1 if t.shared_a else t.cluster
         assert maps["b_map"].box[1] == t.bn // max(b_parts, 2)
         assert (maps["c_map"].extents[0], maps["sums_map"].extents[0]) == (512, 1024)
-        assert t.store == "rows" or t.bn % 128 == 0
+        box = 32 if t.store == "tma" and t.bn % 128 else 64
+        for name in ("c_map", "sums_map"):
+            assert (maps[name].box[0], maps[name].swizzle) == (box, 2 * box)
+    assert PING_PONG in HALF.tiles(halves.spec, ROW)
     along_n = with_epilogue("swiglu", N=1024, spec={"b_transposed": False})
     assert {t.bn for t in HALF.tiles(along_n.spec, ROW)} == {128, 256}
 

@@ -31,7 +31,14 @@ constexpr int A_PARTS = Config::SHARED_A ? CLUSTER : 1, B_PARTS = Config::SHARED
 static_assert(SPLIT == 1 || CLUSTER == 1, "a cluster shares rows of A, columns of B, or a sum");
 // Consumers that share a tile: all, or in PING_PONG each has tiles of its own.
 constexpr int SHARERS = PING_PONG ? 1 : GROUPS;
+// What a consumer has of its block's tiles: of each some rows, or in PING_PONG all of every other one.
+struct OwnTiles { int first, step; };
+KS_DEVICE OwnTiles own_tiles(int consumer, int first, int step) {
+  return PING_PONG ? OwnTiles{first + consumer * step, GROUPS * step} : OwnTiles{first, step};
+}
 constexpr int BK = 128 / sizeof(T), MT = BM / (64 * SHARERS), PANELS = divide_up(BN, 64), CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
+// Of a tile's blocks of 64 rows a consumer's first.
+KS_DEVICE int first_rows_of(int consumer) { return PING_PONG ? 0 : consumer * MT; }
 static_assert(PANELS <= 4 && MT * 64 * SHARERS == BM, "tiles are of 64 rows a consumer, and up to four panels of 64 columns");
 // The last panel may be half a one: of a B that lies along K, and a result without source tiles, which warps store.
 static_assert(BN % 64 == 0 || (BN % 32 == 0 && Config::HEADS && Config::B_TRANSPOSED && Config::STORE == ROWS), "whole panels");
@@ -53,8 +60,8 @@ constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + B_
 constexpr int SOURCE_PANELS = min_of(C_PANELS, STAGE_BYTES / A_BYTES);
 
 // Epilogue buffers are 64 rows of a panel each; BATCH are stored at once, SLOTS batches in flight a consumer.
-constexpr int BATCH = C_PANELS <= BUFFERS ? C_PANELS : C_PANELS % BUFFERS == 0 ? BUFFERS : 1, SLOTS = BUFFERS / BATCH;
-static_assert(!Config::PREACTIVATION || SUM_PANELS % BATCH == 0, "the sums leave in the result's batches");
+constexpr int RESULT_BATCH = C_PANELS <= BUFFERS ? C_PANELS : C_PANELS % BUFFERS == 0 ? BUFFERS : 1;
+constexpr int BATCH = Config::PREACTIVATION && SUM_PANELS % RESULT_BATCH ? 1 : RESULT_BATCH, SLOTS = BUFFERS / BATCH;
 
 // The right factor of the products that sum A's rows: a column of ones, whatever its layout.
 struct Ones {
@@ -102,6 +109,13 @@ struct Arguments {
   const FastDivmod& b_heads;
   const RowIndices& indices;
   const EpilogueArguments& epilogue;
+
+  // Stages of the ring that a tile's source tiles take.
+  KS_DEVICE int source_stages() const {
+    return ((!Config::HEADS && !Config::PAIRS && beta != 0) + Config::RESIDUAL) * SOURCE_STAGES;
+  }
+  // And all that it takes.
+  KS_DEVICE int stages() const { return slices * (Config::SUMMED ? batch_group * head_group : 1) + source_stages(); }
 };
 
 // Of a tile: what is summed over, where it begins, and how many slices it has; and the end of its rows.

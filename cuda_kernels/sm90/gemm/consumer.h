@@ -17,7 +17,7 @@ struct Consumer {
 
   KS_DEVICE int thread() const { return warp * WARP + thread_lane; }
   // Of the tiles of 64 rows its first; of its accumulators' rows and of their columns, this thread's first in them.
-  KS_DEVICE int first_rows() const { return PING_PONG ? 0 : group * MT; }
+  KS_DEVICE int first_rows() const { return first_rows_of(group); }
   KS_DEVICE int first_row(int at) const { return 64 * first_rows() + 16 * warp + (at >> 2); }
   KS_DEVICE int first_row() const { return first_row(thread_lane); }
   // Releases a stage: arrives at its empty barrier in every block that loads into it.
@@ -94,7 +94,10 @@ struct Consumer {
       previous = state;
       state.advance();
     }
-    if (PING_PONG) named_barrier_arrive(TURN + 1 - group, CONSUMERS);  // the other's products go on behind these
+    if (PING_PONG) {
+      ring.wait_all_full(state, a.source_stages());  // the other waits for stages behind those by their parity alone
+      named_barrier_arrive(TURN + 1 - group, CONSUMERS);  // the other's products go on behind these
+    }
     wgmma_wait<0>();
     if (!GROUPED_K || slices) release(previous);
   }
@@ -170,7 +173,7 @@ struct Consumer {
 
   // Adds factor · (tile of a source matrix), which comes through the ring.
   KS_DEVICE void add_source(float (&acc)[MT][BN / 2], float factor) {
-    const int at = sizeof(TC) == 4 || Config::SUMMED || Config::EPILOGUE ? opaque(thread_lane) : thread_lane;  // else offsets are kept from tile to tile, and spill
+    const int at = sizeof(TC) == 4 || Config::SUMMED || Config::EPILOGUE || PING_PONG ? opaque(thread_lane) : thread_lane;  // else offsets are kept from tile to tile, and spill
 #pragma unroll
     for (int first = 0; first < C_PANELS; first += SOURCE_PANELS) {
       ring.wait_full(state);
@@ -179,7 +182,7 @@ struct Consumer {
       for (int n = first; n < min_of(first + SOURCE_PANELS, C_PANELS); n++)
 #pragma unroll
         for (int i = 0; i < MT; i++) {
-          if (sizeof(TC) == 4 || Config::EPILOGUE) pin(acc[i]);  // else the sums wait for all loads, which spill
+          if (sizeof(TC) == 4 || Config::EPILOGUE || PING_PONG) pin(acc[i]);  // else the sums wait for all loads, which spill
 #pragma unroll
           for (int j = 0; j < 4; j++) {
             if constexpr (sizeof(TC) == 4) {
@@ -278,8 +281,7 @@ struct Consumer {
   KS_DEVICE u32 partial_place(int from, int e) const {
     const int row = ((from - 1) * MT * (BN / 2) + e) / 4 * CONSUMERS * 16;  // of all threads' bytes
     static_assert(SPLIT == 1 || STAGE_BYTES % (CONSUMERS * 16) == 0, "such a row lies in one stage");
-    const int sources = (!Config::HEADS && a.beta != 0) + Config::RESIDUAL;
-    const int stage = (part_slices(a.slices) + sources * SOURCE_STAGES + row / STAGE_BYTES) % STAGES;
+    const int stage = (part_slices(a.slices) + a.source_stages() + row / STAGE_BYTES) % STAGES;
     return shared_address(storage.stages[stage]) + row % STAGE_BYTES + (group * 128 + thread()) * 16;
   }
   // Adds up a cluster's sums in its first block; false in the others, which are done.
@@ -320,19 +322,20 @@ struct Consumer {
       }
   }
 
+  typedef conditional<PING_PONG || Config::EPILOGUE, int, const int&>::type Lane;  // by value it is another order of registers
   // Where chunk 2j + lane/16 of a panel goes in a warp's rows of an epilogue buffer: as chunk_offset has it; or, where boxes
   // are of 32 columns, into the first or the second half of the buffer, rows of 64 bytes in the 64-byte swizzle.
-  KS_DEVICE u32 buffer_place(u32 panel, int j) const {
-    if constexpr (Result::BOX_COLUMNS == 64) return panel + row_offset(thread_lane) + chunk_offset(thread_lane, j);
-    const int chunk = 2 * (j & 1) + (thread_lane >> 4);
-    return panel + j / 2 * (ROWS_BYTES / 2) + (thread_lane & 15) * 64 + (chunk ^ (thread_lane >> 1 & 3)) * 16;
+  KS_DEVICE u32 buffer_place(u32 panel, int j, Lane at) const {
+    if constexpr (Result::BOX_COLUMNS == 64) return panel + row_offset(at) + chunk_offset(at, j);
+    const int chunk = 2 * (j & 1) + (at >> 4);
+    return panel + j / 2 * (ROWS_BYTES / 2) + (at & 15) * 64 + (chunk ^ (at >> 1 & 3)) * 16;
   }
 
   // SUMS: what an epilogue is of, else the result.
   template<bool SUMS> KS_DEVICE void store(const float (&acc)[MT][BN / 2], const TileCoord& p, const StoredRows& to_rows) {
     constexpr bool APART = Config::PAIRS == NEIGHBOURS && !SUMS;  // a thread has no two neighbours of the result
     constexpr int WIDTH = SUMS ? BN : BN / PER_COLUMN;
-    const int at = sizeof(TC) == 4 || Config::EPILOGUE ? opaque(thread_lane) : thread_lane;
+    const int at = sizeof(TC) == 4 || Config::EPILOGUE || PING_PONG ? opaque(thread_lane) : thread_lane;
 #pragma unroll
     for (int first = 0; first < (SUMS ? SUM_PANELS : C_PANELS); first += BATCH)
 #pragma unroll
@@ -352,7 +355,7 @@ struct Consumer {
               store_pair(shared_address(to) + n * ROWS_BYTES + pair_offset(at, j, 1), d[2], d[3]);
             } else {
               const float* d = &acc[i][32 * (first + n) + 8 * j];
-              stmatrix(buffer_place(shared_address(to) + n * ROWS_BYTES, j), pack2(d[0], d[1], Half()),
+              stmatrix(buffer_place(shared_address(to) + n * ROWS_BYTES, j, PING_PONG && !Config::EPILOGUE ? at : thread_lane), pack2(d[0], d[1], Half()),
                        pack2(d[2], d[3], Half()), pack2(d[4], d[5], Half()), pack2(d[6], d[7], Half()));
             }
           }
@@ -383,18 +386,12 @@ struct Consumer {
       }
   }
 
-  // Stages of the ring that a tile takes, which the other consumer's state passes over.
-  KS_DEVICE int stages_of_tile() const {
-    const int products = Config::SUMMED ? a.batch_group * a.head_group : 1, sources = (a.beta != 0) + Config::RESIDUAL;
-    return a.slices * products + sources * SOURCE_STAGES;
-  }
-
   KS_DEVICE void run(int first, int step) {
     if ((Config::IN_TURNS || PING_PONG) && group == 1) named_barrier_arrive(TURN, CONSUMERS);
-    if (PING_PONG && group == 1) state.advance(stages_of_tile());
-    const int own = PING_PONG ? group * step : 0, own_step = PING_PONG ? GROUPS * step : step;
+    if (PING_PONG && group == 1) state.advance(a.stages());
+    const OwnTiles own = own_tiles(group, first, step);
 #pragma unroll 1
-    for (int t = first + own; t < scheduler.total; t += own_step) {
+    for (int t = own.first; t < scheduler.total; t += own.step) {
       const TileCoord p = scheduler.tile(t, rank);
       float bias_fragment[divide_up(BN, 128)] = {};
       if constexpr (Bias::THERE) {
@@ -445,7 +442,7 @@ struct Consumer {
         apply_epilogue(acc, a.epilogue, p, p.row + first_row(at), a.N / PER_COLUMN, at & 3);
       }
       store<false>(acc, p, c);
-      if (PING_PONG) state.advance(stages_of_tile());
+      if (PING_PONG) state.advance(a.stages());  // the other's tile
     }
   }
 };

@@ -27,14 +27,11 @@ struct EpilogueStore {
 #pragma unroll 1
       for (int i = 0; i < MT; i++, out_state.advance()) {
         out_ring.wait_full(out_state);
-        const int row = p.row + 64 * ((PING_PONG ? 0 : group * MT) + i);
+        const int row = p.row + 64 * (first_rows_of(group) + i);
         // Rows of the next group are behind the end of this one: the consumer has stored those before.
         if (!GROUPED_ROWS || row + 64 <= p.end)
 #pragma unroll
-        for (int n = 0; n < BATCH; n++) {
-          const u32 from = shared_address(storage.out[group][out_state.stage * BATCH + n]);
-          store(from, panel + n, row);
-        }
+        for (int n = 0; n < BATCH; n++) store(shared_address(storage.out[group][out_state.stage * BATCH + n]), panel + n, row);
         tma_store_commit();
         tma_store_wait_read<SLOTS - 1>();  // the batch SLOTS − 1 before this one was read: the next slot's
         if (++batches >= SLOTS) barrier_arrive(out_ring.barriers + 8 * (SLOTS + (out_state.stage + 1) % SLOTS));
@@ -43,19 +40,21 @@ struct EpilogueStore {
 
   KS_DEVICE void run(int first, int step) {
     const u64 policy = Config::C_FIRST ? evict_first() : 0;
-    const int own = PING_PONG ? group * step : 0, own_step = PING_PONG ? GROUPS * step : step;
+    const OwnTiles own = own_tiles(group, first, step);
 #pragma unroll 1
-    for (int t = first + own; t < scheduler.total; t += own_step) {
+    for (int t = own.first; t < scheduler.total; t += own.step) {
       const TileCoord p = scheduler.tile(t, rank);
       if constexpr (Config::PREACTIVATION) {
         const Matrix sums = sums_matrix(a, p);
         panels<SUM_PANELS>(p, [&](u32 from, int panel, int row) {
-          tma_store(maps.sums, from, product_column(a, p, C_COLUMNS * panel), row, sums.x2, sums.x3);
+#pragma unroll
+          for (int b = 0; b < C_COLUMNS; b += Result::BOX_COLUMNS)
+            tma_store(maps.sums, from + b * 128, product_column(a, p, C_COLUMNS * panel + b), row, sums.x2, sums.x3);
         });
       }
       const Matrix c = result.matrix(a, p);
       panels<C_PANELS>(p, [&](u32 from, int panel, int row) {
-        result.store_boxes(maps, a, from, c, result_column(p) + C_COLUMNS * panel, row, policy);
+        result.store_boxes(maps, a, from, c, result_column(p) + C_COLUMNS * panel, BN / PER_COLUMN - C_COLUMNS * panel, row, policy);
       });
     }
     tma_store_wait<0>();

@@ -127,7 +127,7 @@ struct HeadsResult {
   KS_DEVICE int operand(int head) const { return (head >= operands.of[1].first) + (head >= operands.of[2].first); }
 
   KS_DEVICE Matrix matrix(const Arguments&, const TileCoord& p) const { return {0, p.batch}; }
-  KS_DEVICE void store_boxes(const Maps& maps, const Arguments& a, u32 from, Matrix c, int column, int row, u64) const {
+  KS_DEVICE void store_boxes(const Maps& maps, const Arguments& a, u32 from, Matrix c, int column, int, int row, u64) const {
     if (row >= a.M || column >= a.N) return;  // beyond M begins the next entry
     const Token t = token(c.x3, row);
     const int head = order.head.quotient(column), n = operand(head), first = column - head * order.head.d;

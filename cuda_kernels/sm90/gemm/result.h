@@ -3,7 +3,7 @@
 //                         else UNIT_ROWS together
 //   apply_rotary:         of heads that are rotated: what is done to the sums before they are rounded
 //   BOX_COLUMNS:          of a box that TMA stores, 64 or 32: the swizzle of the epilogue's buffers is as wide
-//   matrix, store_boxes:  where a tile's are among the maps' last axes; stores 64 rows of a panel, which lie at `from`, by TMA
+//   matrix, store_boxes:  where a tile's are among the maps' last axes; stores 64 rows of a panel, which lie at `from` and of which\n//                         `left` columns are the tile's, by TMA
 //   rows, store:          the 16 rows that a warp stores itself, from number `first` on; 16 bytes of row r of them
 #pragma once
 #include "sm90/gemm/block.h"
@@ -26,16 +26,20 @@ struct StoredRows {
 
 struct MatrixResult {
   static constexpr bool ORDERED = false;
-  static constexpr int BOX_COLUMNS = 64, UNIT_ROWS = BN;
+  static constexpr int BOX_COLUMNS = Config::STORE == TMA && BN / PER_COLUMN % C_COLUMNS ? 32 : 64, UNIT_ROWS = BN;  // half panels of pairs
 
   KS_DEVICE int weight_row(int column) const { return column; }
 
   KS_DEVICE void apply_rotary(const float (&)[MT][BN / 2], const TileCoord&, int, int, int) const {}
 
   KS_DEVICE Matrix matrix(const Arguments& a, const TileCoord& p) const { return c_matrix(a, p); }
-  KS_DEVICE void store_boxes(const Maps& maps, const Arguments&, u32 from, Matrix c, int column, int row, u64 policy) const {
-    if (Config::C_FIRST) tma_store(maps.c, from, column, row, c.x2, c.x3, policy);
-    else tma_store(maps.c, from, column, row, c.x2, c.x3);
+  KS_DEVICE void store_boxes(const Maps& maps, const Arguments&, u32 from, Matrix c, int column, int left, int row, u64 policy) const {
+#pragma unroll
+    for (int b = 0; b < C_COLUMNS; b += BOX_COLUMNS) {
+      if (b && b >= left) return;
+      if (Config::C_FIRST) tma_store(maps.c, from + b * 128, column + b, row, c.x2, c.x3, policy);
+      else tma_store(maps.c, from + b * 128, column + b, row, c.x2, c.x3);
+    }
   }
 
   struct Rows { int first, end, index; };

@@ -212,20 +212,24 @@ class HopperGemm(KernelDefinition):
 
     def stores(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
         """Whether it can store such a C: TMA stores chunks of 16 bytes whole; where C's last is
-        not, tiles whose warps store. Where C or a residual is added, ping-pong is not offered: a
-        consumer gives its turn away before that has come, and the other's wait for a later phase
-        of the same stage would end with it."""
-        if tile.ping_pong and (p.beta or p.spec.residual):
+        not, tiles whose warps store. In ping-pong, where a consumer gives its turn away when all
+        stages of its tile have come, the ring must hold those of C and the residual beside its
+        last slice."""
+        sources = (p.beta != 0) + (p.spec.residual is not None)
+        if tile.ping_pong and sources * tile.source_stages(p.spec.dtype_c.itemsize) >= tile.stages:
             return False
         return tile.store == "rows" or _whole(p)
 
     def offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
-        """Where C is most of what is moved, TMA's stores leave the L2 cache to A and B."""
+        """Where C is most of what is moved, TMA's stores leave the L2 cache to A and B; ping-pong
+        without an epilogue was not measured there."""
         c_first = gemm_cost.mostly_c(p)
+        plain = p.spec.epilogue is None
         return tuple(
             replace(t, c_first=c_first and t.store == "tma")
             for t in tiles_of(p.spec)
             if self.few_enough(p, t) and self.stores(p, t) and c_first >= t.mostly_c
+            if not (c_first and plain and t.ping_pong)
         )
 
     def few_enough(self, p: GemmProblem, tile: HopperGemmTile) -> bool:

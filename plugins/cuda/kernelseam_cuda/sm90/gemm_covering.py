@@ -40,6 +40,7 @@ def specs() -> Iterator[tuple[GemmSpec, bool]]:
         deep,
         single,
         _with(loaded, replace(written, b_transposed=True, residual=bf16)),
+        _with("gelu", replace(written, b_transposed=True)),
     )
     others = (
         replace(summed, segmented=True),
@@ -57,6 +58,9 @@ def specs() -> Iterator[tuple[GemmSpec, bool]]:
         replace(stored, dtype_c=f16, summed=True),
         replace(single, view="pointers", bias=f32, residual=f32),
         replace(plain, view="pointers", **added),
+        _with("silu", replace(plain, b_transposed=True, residual=bf16)),
+        _with("swiglu", replace(plain, b_transposed=True, bias=bf16)),
+        _with("swiglu", replace(plain, b_transposed=True, preactivation=True)),
         _with("swiglu", written),
         _with("swiglu", replace(written, b_transposed=True)),
         _with(neighbours, replace(plain, dtype_c=f32, b_transposed=True)),

@@ -8,7 +8,7 @@ from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.expressions.epilogues import HALVES
 
-from kernelseam_cuda.sm90.gemm_tiling import results_of, slice_of
+from kernelseam_cuda.sm90.gemm_tiling import half_panels, results_of, slice_of
 from kernelseam_cuda.sm90.tiles import HopperGemmTile
 
 _PANEL_BYTES, _ROWS = 128, 64
@@ -38,7 +38,8 @@ def tensor_maps(problem: GemmProblem, tile: HopperGemmTile) -> dict[str, TensorM
     a_box = (k, k) if s.a_transposed else (k, tile.bm // a_parts)
     b_boxes = max(b_parts, 2) if s.pairs == HALVES else b_parts
     b_box = (k, tile.bn // b_boxes) if s.b_transposed else (k, k // b_parts)
-    c_shape, c_box = (p.M, p.c_columns), (_PANEL_BYTES // s.dtype_c.itemsize, _ROWS)
+    c_bytes = _PANEL_BYTES // 2 if half_panels(s, tile) else _PANEL_BYTES
+    c_shape, c_box = (p.M, p.c_columns), (c_bytes // s.dtype_c.itemsize, _ROWS)
     rounded = s.precision == "tf32"
     a_shape, b_shape = p.a_shape, p.b_shape
     a_heads, dim = p.num_heads, joined_dim(p) if s.joined else 0
@@ -136,7 +137,7 @@ def tensor_map(
         (shape[1], shape[0], *extents),
         (1, row, *apart),
         (*box, 1, 1),
-        swizzle=128,
+        swizzle=box[0] * dtype.itemsize,
         l2_promotion=256,
         to_tf32=to_tf32,
     )

@@ -17,6 +17,7 @@ from kernelseam_cuda.sm90.tiles import (
     FEW_ROWS,
     GEMM,
     PANEL,
+    PING_PONG,
     SPLIT,
     HopperGemmTile,
     HopperTf32Tile,
@@ -86,18 +87,41 @@ def tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
         return tuple(t for t in GEMM if t.bm < 256)
     if spec.epilogue:
         tiles = EPILOGUE + (EPILOGUE_LINEAR if _linear(spec) else ())
-        return tuple(t for t in tiles if _pairs(spec, t))
-    return GEMM + ((*AT_ONCE, *SPLIT, *FEW_ROWS) if _linear(spec) else ())
+        return tuple(t for t in tiles if _pairs(spec, t) and _fits_registers(spec, t))
+    tiles = GEMM + ((*AT_ONCE, *SPLIT, *FEW_ROWS, PING_PONG) if _linear(spec) else ())
+    return tuple(t for t in tiles if _fits_registers(spec, t))
 
 
 def _pairs(spec: GemmSpec, tile: HopperGemmTile) -> bool:
-    """Whether a tile takes an epilogue's pairs of columns: TMA stores whole panels of a result that
-    is half as wide, and a B along N is loaded by them."""
+    """Whether a tile takes an epilogue's pairs of columns. The result is half as wide: TMA stores
+    whole panels of it, or of halves half ones, too; and a B along N is loaded by panels."""
     if not spec.pairs:
         return True
-    panels_of_b = spec.pairs == HALVES and not spec.b_transposed
-    whole = PANEL if panels_of_b else SLICE_BYTES // spec.dtype_c.itemsize
-    return tile.bn // 2 % whole == 0 or (tile.store == "rows" and not panels_of_b)
+    columns = tile.bn // 2
+    if spec.pairs == HALVES:
+        return columns % (PANEL // 2 if spec.b_transposed else PANEL) == 0
+    return columns % (SLICE_BYTES // spec.dtype_c.itemsize) == 0 or tile.store == "rows"
+
+
+def _fits_registers(spec: GemmSpec, tile: HopperGemmTile) -> bool:
+    """Whether a consumer of 128×192 has registers for what is loaded or stored beside its 192
+    sums."""
+    if not tile.ping_pong:
+        return True
+    if spec.segmented or spec.joined:
+        return False
+    if expression := spec.epilogue_structure:
+        loads = "load" in expression.operations
+        added = (spec.bias, spec.residual, spec.preactivation, spec.pairs)
+        return not loads and sum(map(bool, added)) < (3 if spec.residual is None else 2)
+    return not spec.residual
+
+
+def half_panels(spec: GemmSpec, tile: HopperGemmTile) -> bool:
+    """Whether TMA stores a result of pairs in boxes of half panels, as a tile's last panel is half
+    a one."""
+    columns = SLICE_BYTES // spec.dtype_c.itemsize
+    return tile.store == "tma" and spec.pairs == HALVES and tile.bn // 2 % columns != 0
 
 
 def _linear(spec: GemmSpec) -> bool:

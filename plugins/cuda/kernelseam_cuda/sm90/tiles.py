@@ -114,9 +114,14 @@ class HopperGemmTile:
     def stages_after_sums(self, sources: int) -> int:
         """Of the ring, that a split tile of a 16-bit result needs at once: ``sources`` source
         tiles, and the sums of its other blocks."""
-        stage, panels = (self.bm + self.bn) * 128, panels_of(self.bn)
-        source = -(-panels // min(panels, stage // (self.bm * 128)))
-        return sources * source + -(-(self.split - 1) * self.bm * self.bn * 4 // stage)
+        stage = (self.bm + self.bn) * 128
+        sums = (self.split - 1) * self.bm * self.bn * 4
+        return sources * self.source_stages(2) + -(-sums // stage)
+
+    def source_stages(self, itemsize: int) -> int:
+        """Of the ring, that a source tile of such elements takes."""
+        panels = -(-self.bn * itemsize // _LINE_BYTES)
+        return -(-panels // min(panels, (self.bm + self.bn) // self.bm))
 
 
 GEMM = (
@@ -210,14 +215,19 @@ FEW_ROWS = (
 )
 """Tiles of the same for up to 64 tokens: every block would read all of them; four share them."""
 
+PING_PONG = HopperGemmTile(
+    *(128, 192, 2, 5, 2, 1, "tma"),
+    ping_pong=True,
+    rate=1.2,
+    block_seconds=1e-7,
+    start_seconds=6e-7,
+)
+"""Of linear layers, with an epilogue or without: one consumer applies it and stores while the other
+multiplies. (H100, 16384×6144×4096, bursts in turns, µs: without an epilogue 1199, where 128×256
+takes 1241, 128×192 1260, 128×128 1275 and cuBLAS 1258; relu 1191, silu 1206, gelu by a sigmoid
+1195, gelu 1261, swiglu 1196. 4096³ and less are faster by 128×256.)"""
+
 EPILOGUE = (
-    HopperGemmTile(
-        *(128, 128, 2, 6, 2, 2, "tma"),
-        ping_pong=True,
-        rate=1.03,
-        block_seconds=1e-7,
-        start_seconds=6e-7,
-    ),
     GEMM[0],
     HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=1.2e-6),
     HopperGemmTile(
@@ -231,13 +241,9 @@ EPILOGUE = (
     ),
     HopperGemmTile(64, 64, 1, 6, 1, 1, "rows", blocks=2, rate=0.6, block_seconds=2e-7),
 )
-"""Tiles of products with an epilogue. Ping-pong hides what its arithmetic takes, and loads half as
-much again as 128×256. (H100, 16384×6144×4096, each launch after rest, ping-pong / 128×256 /
-128×192 / 128×128, µs: silu 1255 / 1250 / 1237 / 1369, with what it is of 1251 / 1301 / 1267 / 1340,
-swiglu 1249 / 1125 / – / 1346, gelu and a bias 1274 / 1167; ping-pong by single blocks 1428 for silu
-and 1355 for swiglu.)"""
+"""Tiles of products with an epilogue."""
 
-EPILOGUE_LINEAR = (*AT_ONCE, *(t for t in SPLIT if t.blocks == 2), *FEW_ROWS)
+EPILOGUE_LINEAR = (PING_PONG, *AT_ONCE, *(t for t in SPLIT if t.blocks == 2), *FEW_ROWS)
 """The same of linear layers of few tokens."""
 
 GROUPED = (
