@@ -14,8 +14,8 @@
 // Those of <math.h> that tile/element.h calls: as C++ has it, that header takes as long to parse as a kernel.
 extern "C" {
 float expf(float) noexcept, exp2f(float) noexcept, logf(float) noexcept, log2f(float) noexcept, log1pf(float) noexcept;
-float sqrtf(float) noexcept, sinf(float) noexcept, cosf(float) noexcept, erff(float) noexcept, floorf(float) noexcept;
-float powf(float, float) noexcept;
+float sqrtf(float) noexcept, sinf(float) noexcept, cosf(float) noexcept, floorf(float) noexcept;
+float powf(float, float) noexcept, fmaf(float, float, float) noexcept;
 }
 
 namespace host {
