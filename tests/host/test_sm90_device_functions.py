@@ -137,6 +137,7 @@ GEMM_CONSTANTS: dict[str, int | str] = {
     "RESIDUAL": 0,
     "EPILOGUE": 0,
     "PAIRS": 0,
+    "SUMMED": 0,
     "CAPTURES": 0,
     "PREACTIVATION": 0,
     "PING_PONG": 0,
