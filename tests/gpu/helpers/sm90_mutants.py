@@ -126,9 +126,9 @@ MUTANTS = (
     ),
     _mutant(
         "the-others-slices",
-        GEMM_CONSUMER,
-        "    return a.slices * products + sources * SOURCE_STAGES;",
-        "    return a.slices * products;",
+        "sm90/gemm/block.h",
+        "(Config::SUMMED ? batch_group * head_group : 1) + source_stages();",
+        "(Config::SUMMED ? batch_group * head_group : 1);",
         SOURCES,
         "a consumer takes the other's source tile for its first slice",
     ),
