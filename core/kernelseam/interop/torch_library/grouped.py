@@ -142,7 +142,8 @@ class _Rows:
             some = next((x for x in (of_a, of_result, factors) if x is not None), None)
             along = along if some is None else some.shape[0]
             ends = offs[-1:] if offs.shape[0] else offs.new_zeros(1)
-            self.behind = torch.arange(along, device=offs.device) >= ends
+            # of offs, so that it is a DTensor where that is
+            self.behind = offs.new_ones(along).cumsum(0) > ends
 
     def kept(self, x: Tensor, axis: int = 0) -> Tensor:
         """Rows, numbers of rows, or columns (axis 1), 0 behind the last group."""
