@@ -17,6 +17,7 @@ import pytest
 from fakecc import BUNDLE, Toolchain
 from kernelseam import compilation
 from kernelseam.compilation import CacheWarning, compiled, compiled_together
+from kernelseam.compilation.ahead import expect, expect_no_more
 from kernelseam.contract import SourceBundle
 from kernelseam.errors import CompileError
 
@@ -235,3 +236,18 @@ def test_a_plan_of_several_kernels_compiles_them_together(tmp_path: Path) -> Non
     with pytest.raises(CompileError, match=f"log of {first}"):
         several.build(problem, device)
     assert len(names) > 1
+
+
+def test_what_is_expected_begins_once_in_the_callers_thread(tmp_path: Path) -> None:
+    begun: list[threading.Thread] = []
+
+    def later() -> Callable[[], object]:
+        begun.append(threading.current_thread())
+        return lambda: None
+
+    token = expect(later)
+    try:
+        compiled_together(Beside(tmp_path / "notes"), BUNDLES, "arch1")
+    finally:
+        expect_no_more(token)
+    assert begun == [threading.current_thread()]

@@ -119,6 +119,7 @@ def test_another_process_reads_it_until_the_library_or_its_place_changes(
         return compiler_version.version()
 
     monkeypatch.setattr(compiler_version, "ask", ask)
+    monkeypatch.setattr(compiler_version, "_loaded", lambda: None)
     assert [of_a_new_process() for _ in range(3)] == ["nvrtc 1"] * 3
     library.write_bytes(b"second!")
     assert [of_a_new_process() for _ in range(2)] == ["nvrtc 2"] * 2
@@ -134,3 +135,7 @@ def test_another_process_reads_it_until_the_library_or_its_place_changes(
     assert [of_a_new_process() for _ in range(2)] == ["nvrtc 6"] * 2
     kept.write_bytes(kept.read_bytes()[:-1])
     assert [of_a_new_process() for _ in range(2)] == ["nvrtc 7"] * 2
+    other = tmp_path / "another-libnvrtc.so"
+    other.write_bytes(b"of another package")
+    monkeypatch.setattr(compiler_version, "_loaded", lambda: str(other))
+    assert of_a_new_process() == "nvrtc 8"

@@ -171,3 +171,11 @@ def test_a_dear_function_is_in_the_code_once_for_a_part() -> None:
     cheap, dear = of(lambda s, b, h, q, kv: s * 2), of(lambda s, b, h, q, kv: s * 2 - abs(q - kv))
     assert "OPERATIONS = 1;" in expression_header(cheap.spec)
     assert "OPERATIONS = 5;" in expression_header(dear.spec)
+
+
+def test_a_mask_of_one_row_is_kept_up_to_a_size() -> None:
+    plain = replace(attention_problem(mask=True), S_q=65536, S_k=65536)
+    assert HALF.refuse(replace(plain, mask_strides=(0, 0, 65536, 1)), ROW) is None
+    assert HALF.refuse(replace(plain, mask_strides=(0, 0, 0, 1)), ROW) == (
+        "a mask of one row, kept as 536870912 bytes: it takes up to 134217728"
+    )

@@ -39,6 +39,11 @@ def test_dtypes(ranks: Ranks, dtype: str, within: float) -> None:
         assert max(made.values()) < within, made
 
 
+def test_functions_that_learn_see_no_memory_of_free_slots(ranks: Ranks) -> None:
+    for error in ranks.run(distributed_experts.learnt, ranks=2):
+        assert isinstance(error, float) and error < 1e-12, error
+
+
 def test_chunks_travel_while_others_are_multiplied(ranks: Ranks) -> None:
     """Of three chunks, forward and backward: what is begun, waited for, multiplied, in order."""
     for forward, backward in ranks.run(distributed_experts.order_of_steps, 3, ranks=2):

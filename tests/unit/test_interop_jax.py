@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from kernelseam.errors import InvalidValue
+from kernelseam.expressions.evaluation import evaluate
+from kernelseam.expressions.scores import score_expression
 from kernelseam.plugins import plugins
 
 jax = pytest.importorskip("jax", reason="jax is missing")
@@ -70,12 +75,54 @@ def test_only_what_is_wanted_is_differentiated() -> None:
 def test_users_scores_and_masks() -> None:
     jax_problems.users_scores_and_masks()
     q = normal(0, 1, 2, 8, 16)
-    with pytest.raises(InvalidValue, match=r"^captured_0 = differentiated: gradients do not flow"):
+    with pytest.raises(InvalidValue, match=r"^captured array = differentiated: gradients do not"):
         jax.grad(lambda x: ks.attention(q, q, q, score_mod=lambda s, b, h, i, j: s + x[h]).sum())(
             jnp.ones(2)
         )
-    with pytest.raises(InvalidValue, match=r"^score_mod = .*: cumsum is not a function of one el"):
-        ks.attention(q, q, q, score_mod=lambda s, b, h, i, j: jnp.cumsum(s))
+    for mod, message in (
+        (lambda s, b, h, i, j: jnp.cumsum(s), "cumsum is not a function of one element"),
+        (lambda s, b, h, i, j: jax.lax.div(i, j), "div is not supported. Use jax.numpy's functi"),
+        (lambda s, b, h, i, j: s + TABLE[i], "JAX keeps it in float32 where jax_enable_x64 is off"),
+    ):
+        with pytest.raises(InvalidValue, match=re.escape(message)):
+            ks.attention(q, q, q, score_mod=mod)
+
+
+TABLE = np.linspace(0, 1, 8)
+
+
+@jax.jit
+def _helper(x: Array) -> Array:
+    return jnp.tanh(x) * 2
+
+
+FUNCTIONS: list[Any] = [
+    jnp.tanh, jnp.sin, jnp.floor, jax.nn.gelu, jax.nn.softplus, jax.nn.silu, jax.nn.relu, _helper,
+    partial(jax.nn.gelu, approximate=False), np.tanh, lambda x: x * jax.nn.softplus(2.0),
+    lambda x: jnp.float32(x.astype(jnp.int32)), lambda x: jnp.where(x > 0, x, jnp.pi),
+]  # fmt: skip
+
+
+def test_each_function_of_jax_is_itself() -> None:
+    """Functions of one closure, whose code is the same."""
+
+    def of(f: Any) -> Any:
+        return lambda s, b, h, i, j: f(s)
+
+    x = np.asarray(normal(0, 16))
+    for f in FUNCTIONS:
+        expression = jax.jit(lambda _, f=f: _traced(of(f)))(0)
+        (found,) = evaluate([_seen[-1].structure.score], {"score": x}, _seen[-1].numbers, ())
+        np.testing.assert_allclose(found, f(jnp.asarray(x)), rtol=2e-5, atol=2e-6)
+        assert expression == 0
+
+
+_seen: list[Any] = []
+
+
+def _traced(mod: Any) -> int:
+    _seen.append(score_expression(mod))
+    return 0
 
 
 def test_bmm_and_its_gradients_under_jit() -> None:

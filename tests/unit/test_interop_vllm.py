@@ -87,6 +87,13 @@ def test_what_it_takes_and_what_not(backend: Any) -> None:
     assert refusals(backend, dtype=torch.float32, kv_cache_dtype="fp8") == [
         "caches in e4m3 are for float16 and bfloat16"
     ]
+    from vllm.platforms.interface import DeviceCapability
+
+    old = DeviceCapability(8, 6)
+    assert refusals(backend, device_capability=old) == []
+    assert refusals(backend, device_capability=old, kv_cache_dtype="fp8") == [
+        "caches in e4m3 want compute capability 8.9"
+    ]
     assert refusals(backend, head_size=512) == []
     assert refusals(backend, head_size=512, dtype=torch.float32) == [
         "head dims above 256 are for float16 and bfloat16"

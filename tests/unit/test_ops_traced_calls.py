@@ -22,7 +22,7 @@ from kernelseam import dispatch, planning
 from kernelseam.contract import Launch, Launches, Memset
 from kernelseam.errors import InvalidValue
 from kernelseam.kernels import traced_text
-from kernelseam.ops import array_call, calling, gemm
+from kernelseam.ops import array_call, calling, gemm, on_torch
 from kernelseam.ops.calling import operate
 from kernelseam.plugins import plugins
 from kernelseam.tuned.classes import numbers, representative, with_numbers
@@ -231,6 +231,10 @@ def test_memory_of_0_is_set_once_on_a_stream_and_never_shared_with_graphs(
         card.stream = handle
         assert sets_of(77) == own
     assert sets_of(78, stream=9) == own
+
+    card.stream = 10
+    monkeypatch.setattr(on_torch.torch_arrays, "lies_in_default_pool", lambda memory: False)
+    assert [sets_of(m) for m in (80, 81)] == [own, own]  # torch's memory is a graph's
 
     a, b = torch.randn(90, 8), torch.randn(8, 5)
     card.stream = 9

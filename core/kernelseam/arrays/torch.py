@@ -198,3 +198,21 @@ def empty(shape: Sequence[int], dtype: DType, device: str) -> object:
 @cache
 def _dtype(dtype: object) -> DType:
     return DType.of(dtype, floating=False)
+
+
+def lies_in_default_pool(tensor: Any) -> bool:
+    """Whether torch's allocator took a device tensor's memory from its own pool, not from one of a
+    graph or of ``torch.cuda.use_mem_pool``; False where it does not say."""
+    torch: Any = sys.modules["torch"]
+    address = tensor.data_ptr()
+    if not tensor.is_cuda:
+        return True
+    try:
+        segments = torch.cuda.memory_snapshot()
+    except (AttributeError, RuntimeError):  # of another allocator
+        return False
+    return any(
+        s.get("segment_pool_id") == (0, 0)
+        for s in segments
+        if 0 <= address - s["address"] < s["total_size"]
+    )

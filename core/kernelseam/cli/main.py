@@ -83,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     raise SystemExit(status if isinstance(status, int) else 0)
 
 
+_NAME = re.compile(r"""(?<![-\w./\\'"])[A-Za-z]+_\w+(?![\w(/\\]|\.\w)""")
+"""A field's name: no part of a path, and no function."""
 _FLAGS = {"num_heads": "--heads", "S_q": "--seq-len", "S_k": "--kv-seq-len"}
 """Options whose names are not those of the fields that they set."""
 
@@ -100,7 +102,7 @@ def _by_flag(error: Exception, command_line: Sequence[str]) -> Exception:
         return name if name in (options if "_" in field else given) else field
 
     def reworded(text: str) -> str:
-        return re.sub(r"(?<![-\w.])[A-Za-z]+_\w+", lambda found: flag(found[0]), text)
+        return _NAME.sub(lambda found: flag(found[0]), text)
 
     rule, remedy = reworded(error.rule), reworded(error.remedy)
     return type(error)(flag(error.field), error.value, rule, remedy)

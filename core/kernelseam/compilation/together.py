@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kernelseam.compilation import build, bundled
+from kernelseam.compilation import ahead, build, bundled
 from kernelseam.compilation.build import Binary, compiled
 from kernelseam.compilation.folder import CacheWarning
 from kernelseam.contract import SourceBundle, Toolchain
@@ -63,6 +63,7 @@ def _compile(
             except BaseException as e:
                 outcome.error = e
 
+    ahead.begin()  # once, and here: each thread has a context of its own
     # Each in a copy of the requesting context: a plugin may read its variables.
     threads = [
         threading.Thread(

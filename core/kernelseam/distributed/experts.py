@@ -50,7 +50,7 @@ def grouped_mm(
     int32, ends the rows of each of all E experts. ``b`` [E/n, K, N] is this rank's experts, those
     from rank·E/n on. Or b is a list, in which functions may stand between (and behind) weights:
     ``[gate_up, swiglu, down]`` is a layer of experts. Each is called with [rows, columns] and
-    returns as many rows, each of its own alone.
+    returns as many rows, each of its own alone, and must not communicate.
 
     Without ``capacity`` all ranks' ``offs`` are gathered, and the host reads them, once a call:
     exactly the rows that have an expert are sent. With it the host reads nothing, and sends
@@ -59,6 +59,10 @@ def grouped_mm(
 
     The experts of a rank go in ``chunks`` (as many as there are experts, at most): the rows of the
     next one travel while those of one are multiplied, in the gradients too.
+
+    Every rank calls it alike and walks its gradients back alike, one without rows, too: a rank
+    whose loss does not depend on its result, or that asks for other gradients, leaves the others
+    waiting.
 
     Gradients flow to a and to the weights, those of the sum of all ranks' losses: each rank has its
     experts' whole gradients. They are not differentiated again. float16, bfloat16, float32 and
@@ -211,7 +215,7 @@ class _Call:
         slot = torch.arange(capacity, device=counts.device, dtype=counts.dtype)
         taken = slot < counts[me, :, :, None]  # [to, expert there, slot]
         begin = self.offs.view(n, -1, 1) - counts[me, :, :, None]
-        where = (begin + slot).masked_fill(~taken, rows)
+        where = (begin + slot).masked_fill(~taken, rows).clamp(0, rows)  # whatever offs holds
         there = slot < counts[:, me, :, None]  # [from, expert here, slot]
         # one more row, which stands for all that are not there
         a = torch.cat([self.a, self.a.new_zeros(1, self.a.shape[1])])
@@ -265,6 +269,10 @@ class _Call:
                 rows |= {"out_indices": index} if i == products[-1] else {}
                 x = product(x, step, offs, **rows, **self.options)
                 continue
+            if self.capacity is not None:  # rows of no expert are not written by products
+                place = torch.arange(len(x), device=x.device)
+                taken = keys < experts if i > products[-1] else place < offs[-1:]
+                x = x.where(taken[:, None], 0)
             y = step(x)
             if not isinstance(y, torch.Tensor) or y.ndim != 2 or len(y) != len(x):
                 raise InvalidValue(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import sys
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -49,7 +50,8 @@ def _guard(x: Any) -> tuple[Any, ...]:
         return "sequence", len(x)
     if isinstance(x, dict):
         return "keys", tuple(x)
-    if isinstance(x, type | types.ModuleType | types.BuiltinFunctionType):
+    one = isinstance(x, type | types.ModuleType | types.BuiltinFunctionType | np.ufunc)
+    if one or _jax_home(x) or _wrapped(x):
         return "object", id(x), x  # which is kept, so that its id is not used again
     return "type", type(x)
 
@@ -179,9 +181,12 @@ class Lifter:
             return Argument(self, path, x)
         if _is_array(x):
             return Captured(self, path, x) if len(x.shape) else Captured(self, path, x)[()]
-        home = x.__name__ if isinstance(x, types.ModuleType) else getattr(x, "__module__", None)
-        if f"{home}.".startswith("jax."):
-            return _by_name(x)
+        if isinstance(x, np.ufunc):
+            return x
+        if not isinstance(x, functools.partial) and (home := _jax_home(x)):
+            return _of_jax(x, home)
+        if (inner := _wrapped(x)) is not None:
+            return self.lift(inner, (*path, ("attribute", "__wrapped__")))
         if isinstance(x, types.FunctionType):
             foreign = f"{x.__module__}.".startswith(_LIBRARIES) and not x.__closure__
             return x if foreign else self._function(x, path)
@@ -227,19 +232,52 @@ class Lifter:
         return copy
 
 
-def _by_name(x: Any) -> Any:
-    """One of JAX's modules or functions, as one whose functions go by their names: JAX's own do not
+def _jax_home(x: Any) -> str:
+    """The module of JAX that something is, or is a function or a dtype of; else ""."""
+    if isinstance(x, types.ModuleType):
+        return x.__name__ if f"{x.__name__}.".startswith("jax.") else ""
+    if not callable(x) or not f"{getattr(x, '__module__', '')}.".startswith("jax."):
+        return ""
+    name = getattr(x, "__name__", "")
+    modules = ("jax.numpy", "jax.nn")
+    return next((m for m in modules if getattr(sys.modules.get(m), name, None) is x), "jax")
+
+
+def _wrapped(x: Any) -> types.FunctionType | None:
+    """The user's function in what ``jax.jit`` and its like made of it."""
+    inner = getattr(x, "__wrapped__", None) if callable(x) else None
+    plain = isinstance(x, types.FunctionType | types.MethodType | type)
+    return inner if isinstance(inner, types.FunctionType) and not plain else None
+
+
+_JAX_NN = ("gelu", "relu", "sigmoid", "silu", "softplus")
+"""Those that are called as torch's are, but for gelu's default."""
+
+
+def _of_jax(x: Any, home: str) -> Any:
+    """A module or a function of JAX's as one whose functions go by their names: JAX's own do not
     ask their arguments how to compute."""
     if isinstance(x, types.ModuleType):
         return JaxModule(x)
-    if not callable(x) or isinstance(x, type):
-        return x
+    name = x.__name__
 
     def compute(*arguments: Any, **options: Any) -> Any:
-        if any(isinstance(y, Value) for y in (*arguments, *options.values())):
-            return call(x.__name__, *arguments, **options)
-        return getattr(np, x.__name__, x)(*arguments, **options)
+        if not any(isinstance(y, Value) for y in (*arguments, *options.values())):
+            with sys.modules["jax"].ensure_compile_time_eval():  # where JAX traces, too
+                return x(*arguments, **options)
+        if isinstance(x, type):
+            return call("astype", *arguments, x)
+        if home != "jax.numpy" and (home != "jax.nn" or name not in _JAX_NN):
+            raise Untraceable(
+                f"{x.__module__}.{name} is not supported",
+                f"Use jax.numpy's functions, or {', '.join(_JAX_NN)} of jax.nn",
+            )
+        if name == "gelu":
+            tanh = arguments[1] if len(arguments) > 1 else options.get("approximate", True)
+            return call(name, arguments[0], approximate="tanh" if tanh else "none")
+        return call(name, *arguments, **options)
 
+    compute.__name__ = name
     return compute
 
 
@@ -250,7 +288,9 @@ class JaxModule:
         self._of = of
 
     def __getattr__(self, name: str) -> Any:
-        return _by_name(getattr(self._of, name))
+        x = getattr(self._of, name)
+        home = _jax_home(x)
+        return _of_jax(x, home) if home else x
 
 
 class Members:
@@ -271,6 +311,9 @@ class Members:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         name = "forward" if hasattr(self._of, "forward") else "__call__"
+        if not isinstance(getattr(type(self._of), name, None), types.FunctionType):
+            kind = type(self._of).__name__
+            raise Untraceable(f"a {kind} is called", "Write what it computes in the function")
         return getattr(self, name)(*args, **options)
 
     def __getitem__(self, i: Any) -> Any:

@@ -146,7 +146,8 @@ def _frames(traceback: types.TracebackType | None) -> Iterator[tuple[str, int]]:
 
 def _explained(field: str, error: Exception, function: Any) -> InvalidValue:
     """The error with the last line that is the user's."""
-    foreign = (_OWN, f"{os.sep}torch{os.sep}", f"{os.sep}numpy{os.sep}", f"{os.sep}functools.py")
+    folders = (f"{os.sep}{name}{os.sep}" for name in ("torch", "numpy", "jax"))
+    foreign = (_OWN, *folders, f"{os.sep}functools.py")
     lines = [(f, n) for f, n in _frames(error.__traceback__) if not any(x in f for x in foreign)]
     if lines:
         file, number = lines[-1]

@@ -28,6 +28,7 @@ from kernelseam.descriptors.common.options import (
     taken,
 )
 from kernelseam.descriptors.common.wording import Wording
+from kernelseam.errors import InvalidValue
 from kernelseam.expressions.scores import MaskMod, ScoreMod
 from kernelseam.interop.jax_host import Run, by_platform, given, outline, refuse_gradient
 from kernelseam.ops.attention_bwd import gradient_work
@@ -113,6 +114,14 @@ def attention(
     if not (score_mod is mask_mod is None):
         captured: dict[str, Any] = {}
         mods = with_expression((), captured, score_mod, mask_mod, None)
+        for x in captured.values():
+            if (kept := jax.dtypes.canonicalize_dtype(x.dtype)) != x.dtype:
+                raise InvalidValue(
+                    "score_mod, mask_mod",
+                    f"capture an array of {x.dtype}",
+                    f"JAX keeps it in {kept} where jax_enable_x64 is off",
+                    "Capture jnp.asarray(array)",
+                )
         arrays = given(**arrays, **captured)
     outline(attention_work, arrays, (*as_values(asked), *mods), _WORDING)
     result = _differentiable(tuple(arrays), asked, mods)(*arrays.values())
@@ -144,7 +153,7 @@ def _differentiable(
         wanted = tuple(n for n, p in zip(names, primals, strict=True) if p.perturbed)
         for name in wanted:
             if name not in DIFFERENTIABLE:
-                raise refuse_gradient(name)
+                raise refuse_gradient(name if name in _OPERANDS else "captured array")
         out, lse = compute(arrays, True)
         kept = [out, lse] if options.return_lse else [out]
         return kept, (arrays, out, lse, _Wanted(wanted))

@@ -82,6 +82,9 @@ class KernelseamBackend(AttentionBackend):  # type: ignore[misc]
             return "caches in e4m3 are for float16 and bfloat16"
         if dtype is torch.float32 and head_size > 256:
             return "head dims above 256 are for float16 and bfloat16"
+        capability = next((x for x in (*others, *options.values()) if hasattr(x, "minor")), (9, 0))
+        if str(kv_cache_dtype).startswith("fp8") and tuple(capability) < (8, 9):
+            return "caches in e4m3 want compute capability 8.9"
         return None
 
     @classmethod

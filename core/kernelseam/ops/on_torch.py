@@ -15,9 +15,11 @@ from kernelseam.planning.streams import stream_handle
 T = TypeVar("T")
 Enqueue = Callable[[int], None]
 _ZEROED_BYTES = 1 << 16
+_MOST_STREAMS = 64
+"""That have memory of 0: torch has 32 of each priority."""
 Zeroed = dict[Device, dict[int, tuple[int, Any]]]
 """By device and stream, the address of memory that is 0 whenever a call's launches on the stream
-begin, and that memory: calls need no memset."""
+begin, and that memory: calls need no memset. The address 0 where there is none."""
 
 
 class OnTorch:
@@ -40,20 +42,24 @@ class OnTorch:
         if size > _ZEROED_BYTES or (stream and self._has_own(stream)):
             return 0
         known = self._zeroed.get(stream)
-        return self._new_zeroed(stream) if known is None else known[0]
+        if known is None and len(self._zeroed) < _MOST_STREAMS:
+            known = self._new_zeroed(stream)
+        return known[0] if known else 0
 
     def _has_own(self, stream: int) -> bool:
         """Whether launches may not share memory with others of the same handle: of a graph, of the
         handles that stand for a stream of each thread, and where graphs are not told."""
         return stream < 3 or self._is_capturing is None or self._is_capturing(self.device, stream)
 
-    def _new_zeroed(self, stream: int) -> int:
+    def _new_zeroed(self, stream: int) -> tuple[int, Any]:
         torch: Any = sys.modules["torch"]
         memory = self.empty((_ZEROED_BYTES // 4,), (1,), torch.float32)
+        if not torch_arrays.lies_in_default_pool(memory):  # but in one that a graph takes back
+            return self._zeroed.setdefault(stream, (0, None))
         address: int = memory.data_ptr()
         self.runtime.prepare_memset(address, 0, _ZEROED_BYTES, self.device)(stream)
         # another thread's may come first: what is kept was set to 0 on the stream before
-        return self._zeroed.setdefault(stream, (address, memory))[0]
+        return self._zeroed.setdefault(stream, (address, memory))
 
     def within(self, function: Callable[..., T], *arguments: Any) -> T:
         """A call of a function with the device made current."""

@@ -3,7 +3,8 @@
 //                         else UNIT_ROWS together
 //   apply_rotary:         of heads that are rotated: what is done to the sums before they are rounded
 //   BOX_COLUMNS:          of a box that TMA stores, 64 or 32: the swizzle of the epilogue's buffers is as wide
-//   matrix, store_boxes:  where a tile's are among the maps' last axes; stores 64 rows of a panel, which lie at `from` and of which\n//                         `left` columns are the tile's, by TMA
+//   matrix, store_boxes:  where a tile's are among the maps' last axes; stores 64 rows of a panel, which lie at `from` and of which
+//                         `left` columns are the tile's, by TMA
 //   rows, store:          the 16 rows that a warp stores itself, from number `first` on; 16 bytes of row r of them
 #pragma once
 #include "sm90/gemm/block.h"

@@ -86,6 +86,16 @@ def _places() -> list[object]:
     return places
 
 
+def _loaded() -> str | None:
+    """The library that this process has loaded already, for itself or for another package."""
+    try:
+        with open("/proc/self/maps") as maps:
+            paths = (line.split(maxsplit=5)[-1].strip() for line in maps if "libnvrtc.so" in line)
+            return next(paths, None)
+    except OSError:
+        return None
+
+
 def _key() -> str:
     """Of the one file for this Python."""
     return hashlib.sha256(sys.prefix.encode()).hexdigest()
@@ -98,7 +108,7 @@ def _known() -> str | None:
             return None
         _, kept = entry.read(cache_folder() / (_key() + SUFFIX))
         version, places, library = json.loads(kept)
-        same = places == _places() and library == _identity(library[0])
+        same = places == _places() and library == _identity(_loaded() or library[0])
     except (OSError, Untrusted, entry.Damaged, ValueError, LookupError, TypeError):
         return None
     return str(version) if same else None

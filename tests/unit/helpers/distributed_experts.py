@@ -234,3 +234,29 @@ def twice(group: Any) -> Any:
     y = distributed.grouped_mm(a, b, offs, group=group)
     (da,) = torch.autograd.grad(y.square().sum(), a, create_graph=True)
     return da.sum().backward()
+
+
+def learnt(group: Any) -> float:
+    """The error of the gradient of what a function between weights learns, with free slots, whose
+    memory is NaN until it is written."""
+    import torch
+    import torch.distributed as dist
+    from kernelseam import distributed
+
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    own = {n: torch.from_numpy(x) for n, x in operands(rank, size).items()}
+    mine = slice(rank * (EXPERTS // size), (rank + 1) * (EXPERTS // size))
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = []
+        for capacity in (None, 6):
+            factors = [torch.linspace(1, 2, n, dtype=torch.float64) for n in (HIDDEN, N)]
+            inner, last = (x.requires_grad_() for x in factors)
+            b = [own["up"][mine], lambda x, g=inner: swiglu(x) * g, own["down"][mine],
+                 lambda x, g=last: x * g]  # fmt: skip
+            y = distributed.grouped_mm(own["a"], b, own["offs"], group=group, capacity=capacity)
+            y.backward(own["dy"])
+            found.append(torch.cat([inner.grad, last.grad]))
+        return float((found[0] - found[1]).abs().nan_to_num(torch.inf).max())
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -30,6 +30,8 @@ DIM_STEP, MAX_DIM, FORWARD_MAX_DIM = 8, 256, 512
 """Head dims are multiples of the 16 bytes that TMA takes, up to those of the widest tiles."""
 _ELEMENT_MAX_DIM = 128
 """Head dims up to which scores and masks by element have tiles."""
+_REPEATED_BYTES = 1 << 27
+"""Of the workspace for a mask whose rows repeat: beyond, a kernel that reads it is better."""
 
 
 def refuse_dims(spec: AttentionSpec, most: int = MAX_DIM) -> str | None:
@@ -57,6 +59,12 @@ def refuse_rows_of_any_view(p: AttentionProblem) -> str | None:
     return None
 
 
+def _mask_bits(p: AttentionProblem) -> int:
+    """Elements of a mask, each row of which is kept."""
+    batch, head, *_ = p.mask_strides
+    return (p.batch if batch else 1) * (p.num_heads if head else 1) * p.S_q * p.S_k
+
+
 def refuse_scores(p: AttentionProblem) -> str | None:
     """Why it takes no such scores and masks, or None. By element it takes them in dense rows
     alone."""
@@ -69,4 +77,6 @@ def refuse_scores(p: AttentionProblem) -> str | None:
         return "scores or masks by element of packed or paged rows, or with lengths"
     if max(s.head_dim, s.value_dim) > _ELEMENT_MAX_DIM:
         return f"scores or masks by element of head dims {s.dims}: it takes up to 128"
+    if s.mask and not p.mask_strides[2] and (bits := _mask_bits(p)) > 8 * _REPEATED_BYTES:
+        return f"a mask of one row, kept as {bits // 8} bytes: it takes up to {_REPEATED_BYTES}"
     return refuse_far_rows(p)

@@ -244,7 +244,7 @@ EPILOGUE = (
 """Tiles of products with an epilogue."""
 
 EPILOGUE_LINEAR = (PING_PONG, *AT_ONCE, *(t for t in SPLIT if t.blocks == 2), *FEW_ROWS)
-"""The same of linear layers of few tokens."""
+"""The same of linear layers, few tokens and many."""
 
 GROUPED = (
     HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.16, rate_along_m=1.2, block_seconds=5e-7),
