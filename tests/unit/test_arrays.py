@@ -213,3 +213,21 @@ def test_tensors_are_allocated_on_the_device_of_another(monkeypatch: pytest.Monk
     assert allocate() == what
     monkeypatch.delattr(torch._C._dynamo.guards, "_empty_strided_gpu")
     assert allocate() == (*what, device)
+
+
+@pytest.mark.parametrize(
+    ("pools", "expected"),
+    [([(0, 0), (0, 0)], True), ([(0, 0), (0, 7)], False), ([(0, 0), None], False), ([], False)],
+)
+def test_whether_torchs_memory_is_of_its_own_pool(
+    pools: list[tuple[int, int] | None], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    segments = [
+        {"address": 100 * i, "total_size": 100, "segment_pool_id": pool}
+        for i, pool in enumerate(pools)
+    ]
+    card = SimpleNamespace(memory_snapshot=lambda: segments)
+    monkeypatch.setattr(torch, "card", card, raising=False)
+    tensor = SimpleNamespace(device=SimpleNamespace(type="card"), data_ptr=lambda: 110)
+    assert torch_arrays.lies_in_default_pool(tensor) is expected

@@ -201,14 +201,13 @@ def _dtype(dtype: object) -> DType:
 
 
 def lies_in_default_pool(tensor: Any) -> bool:
-    """Whether torch's allocator took a device tensor's memory from its own pool, not from one of a
-    graph or of ``torch.cuda.use_mem_pool``; False where it does not say."""
-    torch: Any = sys.modules["torch"]
-    address = tensor.data_ptr()
-    if not tensor.is_cuda:
+    """Whether torch's allocator took a tensor's memory from its own pool, not from one of a graph
+    or of the user's; False where it does not say."""
+    kind, address = tensor.device.type, tensor.data_ptr()
+    if kind == "cpu":
         return True
     try:
-        segments = torch.cuda.memory_snapshot()
+        segments = getattr(sys.modules["torch"], kind).memory_snapshot()
     except (AttributeError, RuntimeError):  # of another allocator
         return False
     return any(
