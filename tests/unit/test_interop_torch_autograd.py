@@ -16,9 +16,10 @@ import pytest
 from attention_formula import attention
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch as ks
-from kernelseam.interop import torch_attention
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+from kernelseam.interop import torch_attention  # noqa: E402
+
 Refused = Callable[[str, Callable[[], object]], None]
 B, H, G, S_Q, S_K, D, D_V = 2, 4, 2, 17, 23, 16, 8
 
