@@ -4,7 +4,7 @@ write."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -167,6 +167,19 @@ def _with_causal(mods: Callable[[Arrays, ModuleType], Mods]) -> Any:
 
 
 BIASES = {"bias": lambda x: {"bias": x["bias"]}, "mask": lambda x: {"mask": x["mask"]}}
+_ALIBI_CAUSAL = Variation(
+    _with_causal(_alibi),
+    _slopes,
+    lambda x: {"alibi_slopes": x["slopes"], "causal": True},
+    causal=True,
+)
+_PREFIX = Variation(
+    _prefix,
+    lambda row, make, given: {"prefix": given(np.full(row.batch, 500, np.int32))},
+    lambda x: {"prefix_lengths": x["prefix"], "causal": True},
+    causal=True,
+    by_entry=True,
+)
 VARIATIONS: dict[str, Variation] = {
     "bias [1, H, S, S]": Variation(
         _by_bias, _plane("bias", "bfloat16", "h"), BIASES["bias"], least=1.6
@@ -186,19 +199,8 @@ VARIATIONS: dict[str, Variation] = {
         for kind in ("random", "triangle", "documents", "keys")
     },
     "alibi": Variation(_alibi, _slopes, lambda x: {"alibi_slopes": x["slopes"]}),
-    "alibi causal": Variation(
-        _with_causal(_alibi),
-        _slopes,
-        lambda x: {"alibi_slopes": x["slopes"], "causal": True},
-        causal=True,
-    ),
-    "prefix": Variation(
-        _prefix,
-        lambda row, make, given: {"prefix": given(np.full(row.batch, 500, np.int32))},
-        lambda x: {"prefix_lengths": x["prefix"], "causal": True},
-        causal=True,
-        by_entry=True,
-    ),
+    "alibi causal": _ALIBI_CAUSAL,
+    "prefix": _PREFIX,
     "causal, written": Variation(
         lambda x, library: Mods(mask=_causal),
         options=lambda x: {"causal": True},
@@ -211,21 +213,8 @@ VARIATIONS: dict[str, Variation] = {
         written=True,
     ),
     "softcap, written": Variation(_capped, options=lambda x: {"softcap": 30.0}, written=True),
-    "alibi causal, written": Variation(
-        _with_causal(_alibi),
-        _slopes,
-        lambda x: {"alibi_slopes": x["slopes"], "causal": True},
-        written=True,
-        causal=True,
-    ),
-    "prefix, written": Variation(
-        _prefix,
-        lambda row, make, given: {"prefix": given(np.full(row.batch, 500, np.int32))},
-        lambda x: {"prefix_lengths": x["prefix"], "causal": True},
-        written=True,
-        causal=True,
-        by_entry=True,
-    ),
+    "alibi causal, written": replace(_ALIBI_CAUSAL, written=True),
+    "prefix, written": replace(_PREFIX, written=True),
     "documents": Variation(_of_documents, _documents, written=True, causal=True),
     "equal documents": Variation(_equal_documents, written=True),
     "sink and window": Variation(

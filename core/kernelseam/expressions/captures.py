@@ -30,7 +30,6 @@ READ: dict[str, Callable[[Any, Any], Any]] = {
     "item": lambda x, i: x[i],
 }
 """The steps of a path."""
-_MISSING = object()
 _LIBRARIES = ("torch.", "numpy.", f"{__name__.partition('.')[0]}.")
 
 
