@@ -232,6 +232,7 @@ SMOOTH: list[Callable[..., Any]] = [
     lambda x, y, c: torch.abs(x) + y,
     lambda x, y, c: torch.nn.functional.gelu(x),
     lambda x, y, c: torch.erf(x) - y,
+    lambda x, y, c: torch.special.ndtr(c * x) * y,
     lambda x, y, c: x.clamp(-c, c),
     lambda x, y, c: torch.nn.functional.silu(y),
     lambda x, y, c: torch.tan(0.25 * torch.sin(y)),

@@ -25,7 +25,10 @@ from kernelseam.expressions.nodes import (
 )
 
 INCREASING = frozenset(
-    ("exp", "exp2", "log", "log2", "log1p", "sqrt", "tanh", "sigmoid", "erf", "floor", "sign")
+    (
+        *("exp", "exp2", "log", "log2", "log1p", "sqrt", "tanh", "sigmoid", "erf", "ndtr"),
+        *("floor", "sign"),
+    )
 )
 _PARTIAL = frozenset(("log", "log2", "log1p", "sqrt"))
 """Those that are NaN below some number."""

@@ -92,6 +92,9 @@ PARTIALS: dict[str, Partial] = {
     "erf": lambda n, g, x, y: (
         _mul(g, constant(2 / math.sqrt(math.pi)), make("exp", _neg(_mul(x, x)))),
     ),
+    "ndtr": lambda n, g, x, y: (
+        _mul(g, constant(1 / math.sqrt(2 * math.pi)), make("exp", _mul(constant(-0.5), x, x))),
+    ),
     "pow": _power,
     "softcap": _softcap,
 }

@@ -3,18 +3,21 @@ traced, and the same of NumPy's arrays and torch's tensors."""
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
+from kernelseam.expressions.operations import erf as _erf
+from kernelseam.expressions.operations import ndtr as _ndtr
 from kernelseam.expressions.values import Value, call
 
-_TORCH = {"abs": "abs", "clip": "clamp"}
+_TORCH = {"clip": "clamp", "ndtr": "special.ndtr"}
 _NUMPY: dict[str, Callable[..., Any]] = {
-    "erf": np.vectorize(math.erf, otypes=[float]),
+    "erf": _erf,
+    "ndtr": _ndtr,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
 }
 
@@ -27,7 +30,7 @@ def _of(name: str, *x: Any) -> Any:
         if name in ("minimum", "maximum"):
             like = next(y for y in x if isinstance(y, torch.Tensor))
             x = tuple(torch.as_tensor(y, device=like.device) for y in x)
-        return getattr(torch, _TORCH.get(name, name))(*x)
+        return attrgetter(_TORCH.get(name, name))(torch)(*x)
     return (_NUMPY.get(name) or getattr(np, name))(*x)
 
 
@@ -83,6 +86,12 @@ def tanh(x: Any) -> Any:
 def erf(x: Any) -> Any:
     """The error function."""
     return _of("erf", x)
+
+
+def ndtr(x: Any) -> Any:
+    """Φ(x), the distribution function of the standard normal distribution: (1 + erf(x/√2)) / 2
+    without its cancellation."""
+    return _of("ndtr", x)
 
 
 def sin(x: Any) -> Any:

@@ -120,7 +120,7 @@ def _gelu(x: Any, approximate: str = "none") -> Node:
     if approximate == "tanh":  # (1 + tanh(u)) / 2 is the sigmoid of 2u
         cubic = mul(0.044715, _pow(x, 3))
         return mul(x, _make("sigmoid")(mul(math.sqrt(8 / math.pi), add(x, cubic))))
-    return mul(mul(0.5, x), add(1, _make("erf")(mul(x, math.sqrt(0.5)))))
+    return mul(x, _make("ndtr")(x))
 
 
 def _softplus(x: Any, beta: float = 1, threshold: float = 20) -> Node:
@@ -209,6 +209,7 @@ _ALIASES = {
     "pow": "power float_power",
     "shl": "lshift left_shift bitwise_left_shift",
     "shr": "rshift right_shift bitwise_right_shift",
+    "ndtr": "special_ndtr",
     "sigmoid": "expit special_expit",
     "sign": "sgn",
     "sub": "subtract",

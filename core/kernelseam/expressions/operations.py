@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 erf = np.vectorize(math.erf, otypes=[float])
+ndtr = np.vectorize(lambda x: 0.5 * math.erfc(-x * math.sqrt(0.5)), otypes=[float])
 
 
 class Operation(NamedTuple):
@@ -72,6 +73,7 @@ OPERATIONS: dict[str, Operation] = {
     "pow": _function("pow", np.power, 2),
     "softcap": _function("softcap", _softcap, 2),
     "erf": _function("erf", erf),
+    "ndtr": _function("ndtr", ndtr),
     "sigmoid": _function("sigmoid", lambda x: 1 / (1 + np.exp(-x))),
     "rsqrt": _function("rsqrt", lambda x: 1 / np.sqrt(x)),
 } | {
