@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kernelseam.errors import InvalidValue
@@ -75,12 +76,12 @@ def quick_gelu(x: Any) -> Any:
 
 def softcap(cap: float) -> EpilogueFunction:
     """cap·tanh(acc / cap)"""
-    return lambda acc, m, n, batch: cap * tanh(acc / cap)
+    return partial(_softcap, cap)
 
 
 def clamp(low: float, high: float) -> EpilogueFunction:
     """acc moved into [low, high]."""
-    return lambda acc, m, n, batch: clip(acc, low, high)
+    return partial(_clamp, low, high)
 
 
 def row_bias(x: Any) -> EpilogueFunction:
@@ -124,14 +125,27 @@ def _by_axis(x: Any, axes: str, multiplies: bool) -> EpilogueFunction:
             f"must be [{named}] or [batch, {named}]",
             "Add or remove axes with reshape, or write it as a function of its own",
         )
-    batched, by_row, by_column = rank > len(axes), "m" in axes, "n" in axes
+    return partial(_with_array, x, rank > len(axes), axes, multiplies)
 
-    def with_array(acc: Any, m: Any, n: Any, batch: Any) -> Any:
-        at = (*((batch,) if batched else ()), *((m,) if by_row else ()))
-        y = x[(*at, *((n,) if by_column else ()))]
-        return acc * y if multiplies else acc + y
 
-    return with_array
+# Partials of functions of modules, not closures: torch's compiler reads what such are made of, also
+# where they are made in what it compiles.
+
+
+def _softcap(cap: Any, acc: Any, m: Any, n: Any, batch: Any) -> Any:
+    return cap * tanh(acc / cap)
+
+
+def _clamp(low: Any, high: Any, acc: Any, m: Any, n: Any, batch: Any) -> Any:
+    return clip(acc, low, high)
+
+
+def _with_array(
+    x: Any, batched: bool, axes: str, multiplies: bool, acc: Any, m: Any, n: Any, batch: Any
+) -> Any:
+    at = {"m": m, "n": n}
+    y = x[(*((batch,) if batched else ()), *(at[axis] for axis in axes))]
+    return acc * y if multiplies else acc + y
 
 
 def _activation(function: Activation) -> EpilogueFunction:

@@ -191,14 +191,6 @@ def test_a_plan_has_no_functions_to_check() -> None:
         call.bind(A=a, B=a, C=np.empty((2, 2), np.float32), check=True)
 
 
-@pytest.mark.parametrize("given", [{"epilogue": "gelu"}, {"preactivation": torch.empty(4, 4)}])
-def test_where_torch_traces_it_is_refused(given: dict[str, Any]) -> None:
-    """Not left out."""
-    a = torch.ones(4, 4)
-    with pytest.raises(InvalidValue, match="is not supported where torch traces"):
-        torch.func.vmap(lambda x: ks.matmul2d(x, a, **given))(torch.ones(2, 4, 4))
-
-
 T, S = (torch.from_numpy(RNG.standard_normal(n)).requires_grad_() for n in ((6, 8), (5,)))
 GRADIENTS: dict[str, tuple[Any, Callable[[Any], Any], tuple[Any, ...]]] = {
     "name": ("gelu", F.gelu, ()),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from kernelseam.expressions.captures import dtype_name
+from kernelseam.expressions.captures import Record, dtype_name
 from kernelseam.expressions.lowering import (
     Levels,
     function_text,
@@ -20,7 +20,7 @@ from kernelseam.expressions.lowering import (
 from kernelseam.expressions.nodes import Node, Type, coordinate, order
 from kernelseam.expressions.scores import check_arrays
 from kernelseam.expressions.text import read, written
-from kernelseam.expressions.tracing import Kind, trace
+from kernelseam.expressions.tracing import Kind, record_of, trace
 
 EpilogueFunction = Callable[..., Any]
 """epilogue(acc, m, n, batch), or of pairs epilogue(gate, up, m, n, batch)"""
@@ -103,6 +103,11 @@ def traced_epilogue(function: EpilogueFunction, pairs: str = "") -> EpilogueExpr
     arrays = tuple((dtype_name(x), len(x.shape)) for x in traced.arrays)
     structure = EpilogueStructure(traced.root, pairs, tuple(types.values()), arrays)
     return EpilogueExpression(structure, traced.numbers, traced.arrays, function)
+
+
+def record(function: EpilogueFunction, pairs: str = "") -> Record:
+    """What the trace of a function, which was traced, depends on beside its code."""
+    return record_of(_PAIRS if pairs else _PLAIN, function)
 
 
 @lru_cache(512)

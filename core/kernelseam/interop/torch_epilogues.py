@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from kernelseam.epilogues import Gated, as_one
-from kernelseam.errors import InvalidValue
 from kernelseam.expressions.captures import dtype_name
 from kernelseam.expressions.derivatives import slope
 from kernelseam.expressions.epilogues import (
@@ -76,7 +75,7 @@ def _parts(acc: Tensor, pairs: str) -> list[Tensor]:
     return [acc[..., 0::2], acc[..., 1::2]]
 
 
-def _by_product(
+def by_product(
     expression: EpilogueExpression, acc: Tensor, dout: Tensor, backend: str | None
 ) -> Tensor:
     """The gradient by the sums of products, of acc's shape."""
@@ -115,7 +114,7 @@ def _gradients(ctx: Any, dout: Tensor) -> Any:
     needs = ctx.needs_input_grad[5:9]
     da = db = dbias = dresidual = None
     if any(needs):
-        dc = _by_product(ctx.expression, acc, dout, options.get("backend"))
+        dc = by_product(ctx.expression, acc, dout, options.get("backend"))
         dbias, dresidual = added_gradients(dc, ctx.added, needs[2:])
         if needs[0] or needs[1]:
             wants = {"a_gradient": needs[0], "b_gradient": needs[1], "sum_repeats": False}
@@ -157,13 +156,3 @@ class _Epilogue(torch.autograd.Function):  # type: ignore[misc]
         return out
 
     backward = staticmethod(_gradients)
-
-
-def refuse_traced() -> None:
-    """Raise InvalidValue: there is no operator with an epilogue."""
-    raise InvalidValue(
-        "epilogue",
-        "given",
-        "is not supported where torch traces, compiles or transforms the call",
-        "Call it outside, for example under torch.compiler.disable",
-    )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelseam.epilogues import Epilogue
-from kernelseam.interop.torch_epilogues import multiply, refuse_traced
+from kernelseam.interop.torch_epilogues import multiply
 from kernelseam.interop.torch_function import (
     Gradients,
     autocast,
@@ -21,6 +21,7 @@ from kernelseam.interop.torch_function import (
     with_matrices,
 )
 from kernelseam.interop.torch_library import gemm as operators
+from kernelseam.interop.torch_library import gemm_epilogues
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.ops import gemm, gemm_bwd
 
@@ -139,18 +140,11 @@ def _apply(
     operands = autocast(operands, ("a", "b"))
     a, b = operands["a"], operands["b"]
     if traced:
-        if epilogue is not None:
-            refuse_traced()
-        return operator(
-            a,
-            b,
-            bias,
-            residual,
-            **options,
-            out_dtype=out_dtype,
-            implementation=implementation,
-            bwd_implementation=bwd_implementation,
-        )
+        options |= {"out_dtype": out_dtype, "implementation": implementation}
+        options["bwd_implementation"] = bwd_implementation
+        if epilogue is None:
+            return operator(a, b, bias, residual, **options)
+        return gemm_epilogues.multiply(operator, (a, b, bias, residual), epilogue, options)
     check_bwd_implementation(bwd_implementation, "gemm", "a", operands)
     of_forward = {**options, "out_dtype": dtype_name(out_dtype), "implementation": implementation}
     if epilogue is not None:

@@ -45,6 +45,13 @@ def with_epilogue(
     return (*options, epilogue_text(expression.structure), expression.numbers)
 
 
+def _compiled_epilogue(options: tuple[Any, ...], arrays: dict[str, Any], epilogue: Any) -> Any:
+    return operator_of("with_epilogue")(options, arrays, epilogue)
+
+
+with_epilogue._torchdynamo_inline = _compiled_epilogue  # type: ignore[attr-defined]
+
+
 def epilogue_in(
     options: tuple[Any, ...], infos: Mapping[str, ArrayInfo]
 ) -> EpilogueExpression | None:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import kernelseam
 import torch
+from kernelseam.epilogues import epilogue_expression
+from kernelseam.expressions.epilogues import epilogue_text
 from kernelseam.expressions.scores import score_expression
 from kernelseam.expressions.text import text_of
 from kernelseam.interop import torch as ks
@@ -99,6 +101,9 @@ def samples() -> dict[str, Sample]:
     table_of_heads = torch.linspace(0.1, 0.5, H)
     mod = score_expression(lambda s, b, h, i, j: s + table_of_heads[h] * (i - j))
     of_mods = {"expression": text_of(mod.structure), "captured_numbers": []}
+    swiglu = epilogue_expression("swiglu")
+    own = epilogue_expression(lambda acc, m, n, batch: torch.sin(acc) * table_of_heads[n] + 0.5 * m)
+    of_epilogue = {"expression": epilogue_text(own.structure), "captured_numbers": []}
     return {
         "attention": ("attention", (q, k, v), {"causal": True}),
         "attention-options": (
@@ -150,6 +155,21 @@ def samples() -> dict[str, Sample]:
             "bmm_bwd",
             (cells(B, 5, 4, grad=False), a3.detach(), b3.detach()),
             {"a_gradient": True, "b_gradient": False},
+        ),
+        "bmm-epilogue": (
+            "bmm_epilogue",
+            (a3, b3, cells(4), *[None] * 4, table_of_heads),
+            {"alpha": 0.5, "preactivation": True, **of_epilogue},
+        ),
+        "matmul2d-epilogue": (
+            "matmul2d_epilogue",
+            (a2.detach(), b2.detach(), *[None] * 5, table_of_heads),
+            {"out_dtype": torch.float64, **of_epilogue},
+        ),
+        "epilogue_bwd-gate": (
+            "epilogue_bwd",
+            (cells(5, 2, grad=False), cells(5, 4, grad=False)),
+            {"expression": epilogue_text(swiglu.structure), "captured_numbers": []},
         ),
         "matmul2d": ("matmul2d", (a2, b2, cells(4)), {"out_dtype": torch.float64}),
         "matmul2d_bwd": (

@@ -64,7 +64,9 @@ def _computed(function: Callable[..., Any]) -> Callable[..., Any]:
     return compute
 
 
-def _faked(*ranks: int) -> Callable[..., Any]:
+def faked(*ranks: int) -> Callable[..., Any]:
+    """What makes an empty result of operands of these ranks."""
+
     def fake(
         a: Tensor,
         b: Tensor,
@@ -216,6 +218,14 @@ def _matmul2d_bwd_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -
     return tuple(x if x.dim() > 1 else x.expand(info.batch_size, 0) for x in (da, db)), (0, 0)
 
 
+_GIVEN = ", ".join(f"Tensor? {n}=None" for n in OPERANDS[2:])
+OPERAND_SCHEMA = f"Tensor a, Tensor b, {_GIVEN}"
+OPTION_SCHEMA = (
+    f"{_FACTORS}, {schema_of(_DEFAULTS, 'beta', 'out_dtype', 'precision', 'scale_block')}, "
+    f"{CHOSEN}, str? bwd_implementation=None"
+)
+
+
 def _defined(name: str, function: Any, gradients: Any, ranks: Any, batched: Any) -> Any:
     of_gradients = define(
         f"{name}_bwd(Tensor dc, Tensor a, Tensor b, *, bool a_gradient, bool b_gradient, "
@@ -228,12 +238,9 @@ def _defined(name: str, function: Any, gradients: Any, ranks: Any, batched: Any)
         flops=flops.product_bwd,
     )
     of_results = define(
-        f"{name}(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, "
-        f"Tensor? a_scales=None, Tensor? b_scales=None, Tensor? out=None, *, {_FACTORS}, "
-        f"{schema_of(_DEFAULTS, 'beta', 'out_dtype', 'precision', 'scale_block')}, "
-        f"{CHOSEN}, str? bwd_implementation=None) -> Tensor",
+        f"{name}({OPERAND_SCHEMA}, *, {OPTION_SCHEMA}) -> Tensor",
         _computed(function),
-        _faked(*ranks),
+        faked(*ranks),
         setup=_setup,
         backward=_backward(of_gradients),
         batched=batched[0],

@@ -27,7 +27,9 @@ from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_library import (
     attention,
     cache,
+    epilogues,
     gemm,
+    gemm_epilogues,
     grouped,
     merge,
     mods,
@@ -35,6 +37,7 @@ from kernelseam.interop.torch_library import (
 )
 from kernelseam.interop.torch_library.define import unrepeated
 from kernelseam.interop.torch_library.dtypes import dtype_name
+from kernelseam.interop.torch_library.mods import CAPTURED
 from kernelseam.ops import attention_bwd as attention_bwd_ops
 from kernelseam.ops import cache as cache_ops
 from kernelseam.ops import gemm as gemm_ops
@@ -164,16 +167,21 @@ def _attention_bwd(arrays: Arrays, values: Any, backend: Any, implementation: An
 
 
 def _product(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
-    if len(values) > len(_OF_PRODUCTS) or "preactivation" in arrays:
-        raise InvalidValue(
-            "epilogue",
-            "given",
-            "is not supported where torch traces, compiles or transforms the call",
-            "Call it outside, for example under torch.compiler.disable",
-        )
-    given = dict(zip(_OF_PRODUCTS, values, strict=True))
+    given = dict(zip(_OF_PRODUCTS, values, strict=False))
     operator = gemm.BMM if given.pop("batched") else gemm.MATMUL2D
-    return _multiplied(operator, gemm.OPERANDS, arrays, given, backend, implementation)
+    functions = _functions(values, _OF_PRODUCTS)
+    if not functions and "preactivation" not in arrays:
+        return _multiplied(operator, gemm.OPERANDS, arrays, given, backend, implementation)
+    if not functions:
+        raise InvalidValue(
+            "preactivation", "given", "is what an epilogue is of", "Give epilogue too, or use C"
+        )
+    kept = "preactivation" in arrays
+    given |= {**functions, "preactivation": kept}
+    placed = {n: torch.as_tensor(x) if n in CAPTURED else x for n, x in arrays.items()}
+    names, own = gemm_epilogues.OPERANDS, gemm_epilogues.WITH_EPILOGUE[operator]
+    out, sums = _called(own, names, placed, given, backend, implementation)
+    return _filled(arrays, {"out": out, **({"preactivation": sums} if kept else {})})
 
 
 def _grouped(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
@@ -193,19 +201,22 @@ def _listed(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> R
     return results
 
 
-def _multiplied(
+def _multiplied(operator: Any, names: tuple[str, ...], arrays: Arrays, *chosen: Any) -> Results:
+    return _filled(arrays, {"out": _called(operator, names, arrays, *chosen)})
+
+
+def _called(
     operator: Any,
     names: tuple[str, ...],
     arrays: Arrays,
     given: dict[str, Any],
     backend: Any,
     implementation: Any,
-) -> Results:
+) -> Any:
     gemm_ops.check_added(given["beta"], "out" in arrays)
     scale_block_of(given["scale_block"], "a_scales" in arrays or "b_scales" in arrays)
     operands = _ordered(arrays, names)
-    out = operator(*operands, **given, backend=backend, implementation=implementation)
-    return _filled(arrays, {"out": out})
+    return operator(*operands, **given, backend=backend, implementation=implementation)
 
 
 def _product_bwd(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
@@ -322,6 +333,7 @@ def _output_bwd(arrays: Arrays, values: Any, backend: Any, implementation: Any) 
 
 OPERATORS: dict[Any, Any] = {
     "with_expression": mods.with_expression,
+    "with_epilogue": epilogues.with_epilogue,
     attention_work: _attention,
     attention_bwd_ops.gradient_work: _attention_bwd,
     gemm_ops.gemm_work: _product,

@@ -17,13 +17,15 @@ import torch
 from kernelseam.descriptors.common.captured import captured
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.block_mask import BlockMask, words_of_torch
-from kernelseam.expressions.captures import READ
+from kernelseam.expressions.captures import READ, Record
 from kernelseam.expressions.nodes import Type
 from kernelseam.expressions.scores import ScoreExpression, records, score_expression
 from kernelseam.expressions.text import structure_of, text_of
 
 Tensor = Any
 MOST = 8
+_DEFAULTS = ("__defaults__", "__kwdefaults__")
+_FIELDS = "score_mod, mask_mod"
 CAPTURED = tuple(captured(i) for i in range(MOST))
 """Operands that an operator has for what functions capture."""
 
@@ -39,7 +41,7 @@ class Traced(NamedTuple):
 def traced(score_mod: Any, mask_mod: Any, block_mask: Any, like: Tensor) -> Traced:
     """Of functions, while torch traces their caller; ``like``: a tensor on the device."""
     own = score_expression(score_mod, mask_mod, block_mask)
-    return _operands(text_of(own.structure), own.numbers, own.arrays, like)
+    return operands_of(_FIELDS, text_of(own.structure), own.numbers, own.arrays, like)
 
 
 def _compiled(score_mod: Any, mask_mod: Any, block_mask: Any, like: Tensor) -> Traced:
@@ -60,10 +62,10 @@ def _compiled(score_mod: Any, mask_mod: Any, block_mask: Any, like: Tensor) -> T
     text, numbers, arrays, guards = _described(score_mod, mask_mod, blocks)
     functions = (score_mod, mask_mod)
     for which, path, kind, value in guards:
-        _guarded(_read(functions[which], path), kind, value)
-    values = [float(_read(functions[which], path)) for which, path in numbers]
-    found = [_read(functions[which], path) for which, path in arrays]
-    return _operands(text, [*values, *lengths], [*found, *words], like)
+        guarded(read(functions[which], path), kind, value)
+    values = [float(read(functions[which], path)) for which, path in numbers]
+    found = [read(functions[which], path) for which, path in arrays]
+    return operands_of(_FIELDS, text, [*values, *lengths], [*found, *words], like)
 
 
 traced._torchdynamo_inline = _compiled  # type: ignore[attr-defined]
@@ -86,28 +88,38 @@ def _described(score_mod: Any, mask_mod: Any, blocks: Any) -> Any:
             continue
         numbers += [(which, path) for path in record.numbers]
         arrays += [(which, path) for path in record.arrays]
-        guards += [(which, path, "equal", x) for path, x in record.constants.items()]
-        for path, guard in record.captures:
-            if guard[0] == "value":
-                guards.append((which, path, "equal", guard[2]))
-            elif guard[0] == "sequence":
-                guards.append((which, path, "length", guard[1]))
-            elif guard[0] == "code" and path:
-                guards.append((which, path, "code", 0))
+        guards += [(which, *guard) for guard in guards_of(record)]
     return text_of(own.structure), tuple(numbers), tuple(arrays), tuple(guards)
+
+
+def guards_of(record: Record) -> list[tuple[Any, str, Any]]:
+    """What Dynamo is to depend on: (path, kind, value), as ``guarded`` takes them. That a function
+    has no defaults follows from its code, and Dynamo cannot ask one that it made itself."""
+    guards = [(path, "equal", x) for path, x in record.constants.items()]
+    for path, guard in record.captures:
+        if guard[0] == "value":
+            if guard[2] is None and path[-1:] and path[-1][-1] in _DEFAULTS:
+                continue
+            guards.append((path, "equal", guard[2]))
+        elif guard[0] == "sequence":
+            guards.append((path, "length", guard[1]))
+        elif guard[0] == "code" and path:
+            guards.append((path, "code", 0))
+    return guards
 
 
 # what torch.compiler.assume_constant_result sets: called, it imports Dynamo, which takes seconds
 _described._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _read(x: Any, path: Any) -> Any:
+def read(x: Any, path: Any) -> Any:
+    """What a path of a record leads to."""
     for step, *name in path:
         x = READ[step](x, *name)
     return x
 
 
-def _guarded(x: Any, kind: str, value: Any) -> None:
+def guarded(x: Any, kind: str, value: Any) -> None:
     """Have Dynamo depend on what it reads here."""
     if kind == "equal":
         assert x == value
@@ -117,10 +129,13 @@ def _guarded(x: Any, kind: str, value: Any) -> None:
         assert callable(x)
 
 
-def _operands(text: str, numbers: Sequence[Any], arrays: Sequence[Any], like: Tensor) -> Traced:
+def operands_of(
+    field: str, text: str, numbers: Sequence[Any], arrays: Sequence[Any], like: Tensor
+) -> Traced:
+    """``field``: what callers know the functions as."""
     if len(arrays) > MOST:
         raise InvalidValue(
-            "score_mod, mask_mod",
+            field,
             f"capture {len(arrays)} arrays",
             f"capture at most {MOST} where torch traces, compiles or transforms the call",
             "Join some of them, or call it outside, under torch.compiler.disable",

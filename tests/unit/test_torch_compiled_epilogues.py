@@ -1,0 +1,157 @@
+"""Products with an epilogue where torch compiles, exports or transforms the call: one operator."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import kernelseam as ks
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is missing: it is what compiles")
+import torch.nn.functional as F  # noqa: E402
+from kernelseam import epilogues  # noqa: E402
+from kernelseam.interop import torch as ks_torch  # noqa: E402
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+
+M, N, K = 5, 8, 7
+
+
+def drawn(*shape: int, gradients: bool = False) -> Any:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, requires_grad=gradients)
+
+
+def compiled(function: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    return torch.compile(function, backend=counter, fullgraph=True), counter
+
+
+def scaled(x: Any, acc: Any, m: Any, n: Any, batch: Any) -> Any:
+    return torch.tanh(acc) * x[m]
+
+
+def columns_of(x: Any) -> Callable[..., Any]:
+    return lambda acc, m, n, batch: acc * x[n] + m
+
+
+def gate(gate: Any, up: Any, m: Any, n: Any, batch: Any) -> Any:
+    return torch.sin(gate) * up
+
+
+INSIDE: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+    "a name": (lambda x: "gelu", lambda y, x: F.gelu(y)),
+    "a list": (
+        lambda x: ["silu", epilogues.row_factor(x), epilogues.clamp(-0.5, 2.0)],
+        lambda y, x: (F.silu(y) * x[:, None]).clamp(-0.5, 2),
+    ),
+    "a partial": (
+        lambda x: functools.partial(scaled, x),
+        lambda y, x: torch.tanh(y) * x[:, None],
+    ),
+    "a lambda": (
+        lambda x: lambda acc, m, n, batch: acc * (n + 1),
+        lambda y, x: y * torch.arange(1, N + 1),
+    ),
+    "a gate": (
+        lambda x: [epilogues.gated(gate), epilogues.row_bias(x)],
+        lambda y, x: torch.sin(y[..., : N // 2]) * y[..., N // 2 :] + x[:, None],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", INSIDE)
+@pytest.mark.parametrize("batched", [False, True])
+def test_made_in_what_is_compiled(what: str, batched: bool) -> None:
+    """With gradients to all that the product itself takes."""
+    made, formula = INSIDE[what]
+    lead = (3,) if batched else ()
+
+    def loss(multiply: Any, a: Any, b: Any, bias: Any, x: Any) -> Any:
+        return multiply(a, b, bias=bias, epilogue=made(x))
+
+    multiply = ks_torch.bmm if batched else ks_torch.matmul2d
+    a, b, bias = (drawn(*s, gradients=True) for s in ((*lead, M, K), (*lead, K, N), (N,)))
+    x = drawn(M)
+    run, counter = compiled(functools.partial(loss, multiply))
+    got, want = run(a, b, bias, x), formula(a @ b + bias, x)
+    torch.testing.assert_close(got, want)
+    arriving = drawn(*want.shape)
+    for found, right in zip(
+        torch.autograd.grad(got, (a, b, bias), arriving),
+        torch.autograd.grad(want, (a, b, bias), arriving),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, right)
+    run(a, b, bias, x + 1)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("matmul2d", [ks.matmul2d, ks_torch.matmul2d])
+def test_other_functions_of_known_code_run_what_was_compiled(matmul2d: Any) -> None:
+    """Made outside, over other tensors; another one's code compiles anew."""
+
+    def multiply(a: Any, b: Any, epilogue: Any) -> Any:
+        return matmul2d(a, b, epilogue=epilogue)
+
+    run, counter = compiled(multiply)
+    a, b = drawn(M, K), drawn(K, N)
+    for step in range(3):
+        x = drawn(N) + step
+        torch.testing.assert_close(run(a, b, columns_of(x)), (a @ b) * x + torch.arange(M)[:, None])
+    assert counter.frame_count == 1
+    (graph,) = counter.graphs
+    called = [n.target for n in graph.graph.nodes if n.op == "call_function"]
+    assert [t for t in called if "kernelseam" in str(t)] == [
+        torch.ops.kernelseam.matmul2d_epilogue.default
+    ]
+    torch.testing.assert_close(run(a, b, "relu"), torch.relu(a @ b))
+    assert counter.frame_count == 2
+
+
+def test_a_second_result() -> None:
+    def multiply(a: Any, b: Any) -> Any:
+        sums = torch.empty(M, N)
+        out = ks.matmul2d(a, b, epilogue="swiglu", preactivation=sums)
+        return out, sums
+
+    run, _ = compiled(multiply)
+    a, b = drawn(M, K), drawn(K, N)
+    out, sums = run(a, b)
+    torch.testing.assert_close(sums, a @ b)
+    torch.testing.assert_close(out, F.silu(sums[:, : N // 2]) * sums[:, N // 2 :])
+
+
+def test_export_and_vmap() -> None:
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, a: Any, b: Any) -> Any:
+            return ks_torch.matmul2d(a, b, epilogue=[epilogues.softcap(2.0), "relu"])
+
+    a, b = drawn(M, K), drawn(K, N)
+    want = torch.relu(2 * torch.tanh(a @ b / 2))
+    torch.testing.assert_close(torch.export.export(Model(), (a, b)).module()(a, b), want)
+    found = torch.func.vmap(Model(), (0, None))(a.expand(2, M, K), b)
+    torch.testing.assert_close(found, want.expand(2, M, N))
+
+
+def test_refusals() -> None:
+    def multiply(a: Any, b: Any, x: Any) -> Any:
+        return ks_torch.matmul2d(a, b, epilogue=epilogues.row_bias(x))
+
+    run, _ = compiled(multiply)
+    a, b = drawn(M, K), drawn(K, N)
+    with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match="captured_0.requires_grad"):
+        run(a, b, drawn(M, gradients=True))
+    tables = [np.full(N, i, np.float32) for i in range(9)]
+
+    def many(acc: Any, m: Any, n: Any, batch: Any) -> Any:
+        for table in tables:
+            acc = acc + table[n]
+        return acc
+
+    run, _ = compiled(lambda a, b: ks_torch.matmul2d(a, b, epilogue=many))
+    with pytest.raises(Exception, match="capture at most 8"):
+        run(a, b)
