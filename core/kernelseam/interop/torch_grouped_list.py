@@ -17,6 +17,7 @@ from kernelseam.interop.torch_function import (
     with_matrices,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name
+from kernelseam.interop.torch_library.gemm import MATMUL2D
 from kernelseam.ops import grouped_list
 
 
@@ -49,14 +50,15 @@ def grouped_mm_list(
         return empty
     operands, traced = tensors(given, tuple(given))
     operands = autocast(operands, tuple(given))
-    count = len(a)
-    if not traced:
-        check_bwd_implementation(bwd_implementation, "grouped_gemm_pointers", "a[0]", operands)
-        of_8_bits = operands["a[0]"].itemsize == 1
-        if wanted(operands, () if of_8_bits else tuple(given)):
-            results = _Products.apply(count, options, bwd_implementation, *operands.values())
-            return list(results)
-    whole = list(operands.values())
+    count, whole = len(a), list(operands.values())
+    if traced:
+        options["bwd_implementation"] = bwd_implementation
+        pairs = zip(whole[:count], whole[count:], strict=True)
+        return [MATMUL2D(x, y, **options) for x, y in pairs]
+    check_bwd_implementation(bwd_implementation, "grouped_gemm_pointers", "a[0]", operands)
+    of_8_bits = operands["a[0]"].itemsize == 1
+    if wanted(operands, () if of_8_bits else tuple(given)):
+        return list(_Products.apply(count, options, bwd_implementation, *whole))
     return grouped_list.grouped_mm_list(whole[:count], whole[count:], **options)
 
 
