@@ -98,6 +98,25 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Of a run without the slow tests, no items are made of slow parameters, half of all: each
+    process of the run collects anew."""
+    if metafunc.config.option.markexpr != "not slow":
+        return
+    parametrize = metafunc.parametrize
+
+    def fast(names: Any, values: Any, *more: Any, **options: Any) -> None:
+        values = list(values)
+        if options.get("ids") is None or callable(options["ids"]):
+            values = [
+                v for v in values if not any(m.name == "slow" for m in getattr(v, "marks", ()))
+            ] or values
+        parametrize(names, values, *more, **options)
+
+    metafunc.parametrize = fast  # type: ignore[assignment]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for mark in item.iter_markers("slow"):

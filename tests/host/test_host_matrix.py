@@ -3,8 +3,8 @@ against the oracle.
 
 By default the specs of many cases, and few more that have every value which a field of a spec takes
 in some case, dtypes among them. Of each the first case, and those with a field value that no
-earlier one had, run on the arch whose copies write shared memory by themselves; of every ninth spec
-the first case runs on the arch whose copies go through registers. The rest of the matrix is slow.
+earlier one had, run: of every ninth spec on the arch whose copies go through registers, else on the
+one whose copies write shared memory by themselves. The rest of the matrix is slow.
 """
 
 from __future__ import annotations
@@ -37,28 +37,35 @@ MANY = 12
 
 def _parameters() -> Iterator[object]:
     cases = matrix()
-    specs = [prepared(case, DEVICES[0]).problem.spec for case in cases]
-    count = Counter(specs)
+    problems = [prepared(case, DEVICES[0]).problem for case in cases]
+    specs = [p.spec for p in problems]
+    count, numbers = Counter(specs), {s: i for i, s in enumerate(dict.fromkeys(specs))}
     chosen = {*fewest(specs), *(s for s in specs if count[s] >= MANY)}
+    own = {p.spec: _own_device(p, numbers[p.spec]) for p in problems if p.spec in chosen}
     for device in DEVICES:
-        seen, values = dict[object, int](), set[object]()
+        seen, values = set[object](), set[object]()
         for case, spec in zip(cases, specs, strict=True):
             slow = (
-                spec not in chosen
+                own.get(spec) is not device
                 or getattr(case, "batch", 1) * getattr(case, "num_heads", 1) > TIMELY
                 or case.name.endswith("-large")
             )
-            first = spec not in seen
-            number = seen.setdefault(spec, len(seen))
             if not slow:
                 mine = {(type(case), *v) for v in flat(case) if v[0] not in ("name", "group")}
-                slow = not first and mine <= values
+                slow = spec in seen and mine <= values
                 values |= mine
-            slow |= device.arch == "host-registers" and (not first or number % 9 > 0)
+            seen.add(spec)
             # each has a text of its own: a compilation a case
-            slow |= _is_written(spec) and number % 2 > 0
+            slow |= _is_written(spec) and numbers[spec] % 2 > 0
             marks = [pytest.mark.slow("a compilation each, or no new value")] if slow else []
             yield pytest.param(case, device, id=f"{case.name}-on-{device.arch}", marks=marks)
+
+
+def _own_device(problem: Any, number: int) -> Device:
+    """Where cases of its spec run by default."""
+    composition, toolchain = COMPOSITIONS[problem.operation], HostToolchain()
+    taken = [d for d in DEVICES if composition.refuse(problem, toolchain.arch_row(d.arch)) is None]
+    return (taken or DEVICES)[-1 if number % 9 == 0 else 0]
 
 
 def _is_written(spec: object) -> bool:

@@ -77,14 +77,14 @@ def _under(device: Device, sanitizer: str, often: bool, *name: str) -> object:
 
 WAYS = tuple((d, s) for d in DEVICES for s in ("thread", "address"))
 TURNS = ((DEVICES[0], "thread"), (DEVICES[0], "address"), (DEVICES[1], "thread"))
-"""Of every other case every run of the tests takes one of these, of the next of them the next."""
+"""Of every third case every run of the tests takes one of these, of the next of them the next."""
 
 
 def _runs() -> Iterator[object]:
     for i, n in enumerate((*SANITIZED, *MORE)):
-        turn = TURNS[i // 2 % len(TURNS)]
+        turn = TURNS[i // 3 % len(TURNS)]
         for way in WAYS:
-            yield _under(*way, n in SANITIZED and i % 2 == 0 and way == turn, n, "shared")
+            yield _under(*way, n in SANITIZED and i % 3 == 0 and way == turn, n, "shared")
     # three launches, one after the other; blocks one after the other, of which the last joins
     for implementation, names in ((UNFUSED, SANITIZED_UNFUSED), (DECODE, SANITIZED_DECODE)):
         for (i, n), way in product(enumerate(names), WAYS):

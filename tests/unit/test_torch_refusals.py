@@ -19,8 +19,8 @@ from torch_operators import cells, qkv  # noqa: E402
 
 CALLS = {**PLAIN, **DOORS}
 SDPA = {"query": "q", "key": "k", "value": "v"}
-PARTS = 6
-"""Of two halves of the parameters, each with one of three values."""
+PARTS = 12
+"""Of four quarters of the parameters, each with one of three values."""
 
 
 def arguments_of(name: str) -> Arguments:
@@ -30,10 +30,11 @@ def arguments_of(name: str) -> Arguments:
 
 
 def cases(name: str, part: int) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """For each parameter of this part one of three wrong values, made from the right one."""
-    for i, (parameter, right) in enumerate(arguments_of(name).items()):
-        which = (part // 2 + i) % 3
-        if (part + i) % 2:
+    """For each parameter of this part one of three wrong values, made from the right one. Another
+    quarter for the next function, as functions share parameters."""
+    for i, (parameter, right) in enumerate(arguments_of(name).items(), list(CALLS).index(name)):
+        which = (part // 4 + i) % 3
+        if (part + i) % 4:
             continue
         if isinstance(right, torch.Tensor):
             yield parameter, OPERANDS[which]
