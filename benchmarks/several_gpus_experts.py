@@ -92,7 +92,12 @@ class Layer:
         ordered, self._order = experts.sort()
         numbers = torch.arange(options.experts, device=x.device)
         self._offs = torch.searchsorted(ordered, numbers, right=True, out_int32=True)
-        self._factors = torch.rand(len(experts), generator=generator, device=x.device)
+        self._places = torch.empty_like(self._order)
+        self._places[self._order] = torch.arange(len(experts), device=x.device)
+        self._weights = torch.rand(
+            (len(x), 1, options.chosen), generator=generator, device=x.device
+        )
+        self._factors = self._weights.flatten()[self._order]
         self._taken = self._order // options.chosen
         self._dy = torch.randn(x.shape, generator=generator, device=x.device).to(x.dtype)
 
@@ -108,8 +113,8 @@ class Layer:
                 chunks=chunks,
                 capacity=capacity,
             )
-            y = (y * self._factors[:, None]).to(y.dtype)
-            return self._summed(torch.empty_like(y).index_copy(0, self._order, y))
+            chosen = y.index_select(0, self._places).unflatten(0, (-1, self._chosen))
+            return self._with_gradients(torch.bmm(self._weights.to(y.dtype), chosen).squeeze(1))
 
         return run
 
@@ -117,12 +122,12 @@ class Layer:
         def run() -> tuple[Any, Callable[[], None]]:
             h = grouped_mm(self._x, self._up, self._offs, a_indices=self._taken.int())
             places = {"out_indices": self._order.int(), "out_factors": self._factors}
-            return self._summed(grouped_mm(swiglu(h), self._down, self._offs, **places))
+            y = grouped_mm(swiglu(h), self._down, self._offs, **places)
+            return self._with_gradients(y.unflatten(0, (-1, self._chosen)).sum(1))
 
         return run
 
-    def _summed(self, y: Any) -> tuple[Any, Callable[[], None]]:
-        out = y.unflatten(0, (-1, self._chosen)).sum(1)
+    def _with_gradients(self, out: Any) -> tuple[Any, Callable[[], None]]:
         return out, lambda: walk(out, self._dy, self._x, self._up, self._down)
 
 
