@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from kernelseam.contract import Cost, Device, Implementation, PlanParts
 
@@ -48,6 +48,4 @@ def build_of(
     """The launches of a variant, by default of the implementation's own choice."""
     if not variant:
         return implementation.build(problem, device)
-    varied: Any = implementation
-    parts: PlanParts = varied.build_variant(problem, device, variant)
-    return parts
+    return cast(Varied, implementation).build_variant(problem, device, variant)

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.block_bits import unpacked
 from kernelseam.expressions.blocks import WORD, Blocks
-from kernelseam.expressions.tracing import asked
 from kernelseam.forking import cached_property
 
 SIZE = 128
@@ -43,11 +42,6 @@ class BlockMask:
     @cached_property
     def blocks(self) -> Blocks:
         return Blocks(*self.block_size, self.decides)
-
-    @property
-    def reads_lengths(self) -> bool:
-        """Whether the mask depends on a sequence's lengths."""
-        return bool(asked(self.mask_mod))
 
     def states(self) -> npt.NDArray[Any]:
         """[B, H, block rows, block columns] on the host: 0 for an empty block, 1 for a mixed one, 2

@@ -37,7 +37,7 @@ from kernelseam.kernels.attention.row_kernels import (
     SumSpec,
 )
 from kernelseam.kernels.cache.cache import CACHE
-from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.covered import UNIFORM, Covered
 from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.gemm.gemv import GEMV
 from kernelseam.kernels.gemm.grouped import GroupedGemmDefinition
@@ -223,7 +223,7 @@ def _variants() -> Iterator[Covered]:
 
     pages: dict[str, Any] = {"kv_view": "paged", "lengths": True}
     yield one(
-        AttentionSpec(F16, 128, 128, lse=True, bias=F32, alibi=True, softcap=True, sinks=True),
+        AttentionSpec(F16, 128, 128, lse=True, bias=F32, alibi=True, **UNIFORM),
         often=True,
     )
     yield one(
@@ -232,7 +232,7 @@ def _variants() -> Iterator[Covered]:
         often=True,
     )
     yield one(AttentionSpec(BF16, 64, 64, lse=True, window=True, sinks=True, **pages), True)
-    yield one(AttentionSpec(F16, 128, 128, window=True, sinks=True, softcap=True))
+    yield one(AttentionSpec(F16, 128, 128, window=True, **UNIFORM))
     yield one(AttentionSpec(BF16, 256, 256, window=True, softcap=True))
     yield one(AttentionSpec(F16, 64, 64, lse=True, bias=F16, mask=True), often=True)
     yield one(AttentionSpec(BF16, 128, 128, True, alibi=True, prefix=True))
@@ -276,7 +276,7 @@ def _stored() -> Iterator[Covered]:
         yield Covered(DECODE, AttentionSpec(F16, 64, 64, lse=True, **pages, **blocks))
         for spec in (
             AttentionSpec(F16, 128, 128, dtype_kv=stored, **pages),
-            AttentionSpec(BF16, 128, 128, window=True, softcap=True, sinks=True, **pages, **blocks),
+            AttentionSpec(BF16, 128, 128, window=True, **UNIFORM, **pages, **blocks),
             AttentionSpec(F16, 40, 72, lse=True, vector=2, bias=F16, mask=True, **blocks),
             AttentionSpec(BF16, 256, 256, **pages, **blocks),
         ):
@@ -295,7 +295,7 @@ def _gradients() -> Iterator[Covered]:
     yield one(AttentionSpec(F32, 128, 128, bias=F32, softcap=True), True, often=True)
     yield one(AttentionSpec(F16, 64, 64, True))
     yield one(AttentionSpec(F16, 128, 128))
-    yield one(AttentionSpec(F16, 128, 128, window=True, softcap=True, sinks=True))
+    yield one(AttentionSpec(F16, 128, 128, window=True, **UNIFORM))
     yield one(AttentionSpec(BF16, 256, 256, True))
     yield one(AttentionSpec(F16, 250, 72, True, vector=2))
     yield one(AttentionSpec(F32, 64, 64, True, alibi=True, prefix=True))
@@ -308,9 +308,7 @@ def _gradients() -> Iterator[Covered]:
     yield one(AttentionSpec(F16, 64, 64, True), deterministic=False)
     yield one(AttentionSpec(F16, 128, 128), deterministic=False)
     yield one(AttentionSpec(F16, 64, 64, bias=F16, mask=True), True, deterministic=False)
-    yield one(
-        AttentionSpec(F16, 128, 128, window=True, softcap=True, sinks=True), deterministic=False
-    )
+    yield one(AttentionSpec(F16, 128, 128, window=True, **UNIFORM), deterministic=False)
     yield one(AttentionSpec(BF16, 256, 256, True), deterministic=False)
     yield one(AttentionSpec(F16, 40, 72, vector=2), deterministic=False)
     yield one(

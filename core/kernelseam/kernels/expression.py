@@ -95,12 +95,6 @@ def _array(index: int, rank: int) -> Structure:
     return Structure(((name, "pointer"), *strides, *extents), fields)
 
 
-def expression_pointers(spec: AttentionSpec) -> tuple[str, ...]:
-    """Pointer parameters, named as their operands."""
-    arrays = () if spec.expression is None else structure_of(spec.expression).arrays
-    return tuple(captured(i) for i in range(len(arrays)))
-
-
 def captured_values(p: Any) -> dict[str, int | float]:
     """What a problem's functions captured, but addresses."""
     values: dict[str, int | float] = {f"number{i}": x for i, x in enumerate(p.captured_numbers)}

@@ -23,7 +23,7 @@ from kernelseam.kernels.attention.forward_arguments import (
 from kernelseam.kernels.attention.fp8 import query_bytes, refuse_fp8
 from kernelseam.kernels.attention.ragged import typical
 from kernelseam.kernels.config import Constants
-from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.covered import UNIFORM, Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     INT32,
@@ -246,7 +246,7 @@ class AttentionDecode(KernelDefinition):
             yield Covered(self, AttentionSpec(bf16, dim, dim, **paged), often=dim in (64, 128))
         yield Covered(self, AttentionSpec(f16, 192, 128, True, True, **paged), often=False)
         yield Covered(self, replace(plain, causal=True, q_view="packed"))
-        yield Covered(self, replace(plain, window=True, softcap=True, sinks=True), often=False)
+        yield Covered(self, replace(plain, window=True, **UNIFORM), often=False)
         yield Covered(
             self,
             replace(plain, kv_view="strided", causal=True, dtype_out=DType.float32),

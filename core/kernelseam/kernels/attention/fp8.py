@@ -80,11 +80,6 @@ def fp8_values(p: AttentionProblem) -> dict[str, int | float]:
     return {**strides, **values}
 
 
-def fp8_pointers(spec: AttentionSpec) -> tuple[str, ...]:
-    """Pointer parameters, named as their operands."""
-    return (*_NAMES, *(("q_scales",) if spec.q_scales else ())) if spec.kv_scales else ()
-
-
 def query_bytes(spec: AttentionSpec, widened: bool) -> int:
     """Bytes of an element of q in shared memory, where a platform converts (``widened``) what it
     stores."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.covered import UNIFORM, Covered
 from kernelseam.kernels.definition import KernelDefinition
 
 from kernelseam_cuda.sm90.attention_blocks import VISIBLE_BLOCKS
@@ -44,7 +44,7 @@ def covering(kernel: KernelDefinition, widths: tuple[tuple[int, int], ...]) -> I
     plain = AttentionSpec(bf16, 128, 128, lse=True)
     packed = replace(plain, q_view="packed", kv_view="packed")
     yield Covered(kernel, replace(packed, causal=True))
-    yield Covered(kernel, replace(plain, window=True, softcap=True, sinks=True, lengths=True))
+    yield Covered(kernel, replace(plain, window=True, **UNIFORM, lengths=True))
     yield Covered(
         kernel,
         AttentionSpec(f16, 64, 64, window=True, softcap=True, q_view="packed", kv_view="packed"),
@@ -56,7 +56,7 @@ def covering(kernel: KernelDefinition, widths: tuple[tuple[int, int], ...]) -> I
         whole = both == (128, 128)
         yield Covered(kernel, replace(part, causal=True), grouped=True, often=whole)
     parts = replace(plain, dtype_out=DType.float32)
-    parts = replace(parts, window=True, softcap=True, sinks=True)
+    parts = replace(parts, window=True, **UNIFORM)
     yield Covered(kernel, parts, often=False)
     yield Covered(kernel, replace(parts, q_view="packed", kv_view="packed"), often=False)
     yield Covered(kernel, replace(parts, kv_view="paged", lengths=True), True, often=False)
@@ -65,11 +65,11 @@ def covering(kernel: KernelDefinition, widths: tuple[tuple[int, int], ...]) -> I
     paged = replace(plain, kv_view="paged", lengths=True)
     yield Covered(kernel, replace(paged, causal=True, q_view="packed"))
     yield Covered(kernel, replace(paged, causal=True, q_view="packed"), grouped=True, often=False)
-    yield Covered(kernel, replace(paged, window=True, softcap=True, sinks=True), often=False)
+    yield Covered(kernel, replace(paged, window=True, **UNIFORM), often=False)
     for both in widths:
         spec = AttentionSpec(f16, *both, True, True, q_view="packed", kv_view="paged")
         yield Covered(kernel, replace(spec, lengths=True), often=both == (96, 96))
-    yield Covered(kernel, replace(plain, softcap=True, sinks=True), often=False)
+    yield Covered(kernel, replace(plain, **UNIFORM), often=False)
     yield Covered(kernel, replace(plain, lengths=True, causal=True), often=False)
     yield Covered(
         kernel, AttentionSpec(bf16, 256, 256, window=True, softcap=True, lse=True), often=False
