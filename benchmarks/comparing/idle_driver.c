@@ -49,8 +49,11 @@ int cuModuleLoadData(void **module, const void *image) { *module = (void *)0x200
 int cuModuleGetFunction(void **function, void *module, const char *name) { *function = (void *)0x3000; return 0; }
 int cuFuncSetAttribute(void *function, int attribute, int value) { return 0; }
 int cuFuncGetAttribute(int *value, int attribute, void *function) { *value = 0; return 0; }
-int cuTensorMapReplaceAddress(void *map, void *address) { return 0; }
-int cuTensorMapEncodeTiled(void *map) { memset(map, 0, 128); return 0; }
+int cuTensorMapReplaceAddress(void *map, void *address) { *(void **)map = address; return 0; }
+int cuTensorMapEncodeTiled(void *map, int dtype, unsigned axes, void *address) {
+    memset(map, 0, 128);
+    return cuTensorMapReplaceAddress(map, address);
+}
 int cuLaunchKernel(void *function) { return 0; }
 int cuLaunchKernelEx(const void *config, void *function, void **parameters, void **extra) { return 0; }
 

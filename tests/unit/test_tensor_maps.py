@@ -153,7 +153,15 @@ def test_the_driver_gets_the_numbers_and_its_bytes_come_back(
         )
         return 0
 
+    replaced: list[tuple[bytes, int]] = []
+
+    def replace_address(place: Any, address: Any) -> int:
+        replaced.append((ctypes.string_at(place, 128), address.value))
+        ctypes.memmove(place, b"\7" * 8, 8)
+        return 0
+
     monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: encode)
+    monkeypatch.setattr(tensor_maps, "_replace_address", lambda: replace_address)
     monkeypatch.setattr(tensor_maps, "_encoder", cache(tensor_maps._encoder.__wrapped__))
     toolchain: Any = plugin.backend().toolchain
     assert toolchain.encode_tensor_map(replace(K, offset=32, fill_nan=True), 0x1000) == bytes(
@@ -178,15 +186,9 @@ def test_the_driver_gets_the_numbers_and_its_bytes_come_back(
         seen[1:], (7, 1), (512, unread), strict=True
     ):
         assert (extents, strides) == ([128, n, 3, 2], [step, 256, 76800])
-    # extents and strides that came before are encoded, and take another address
-    replaced: list[tuple[bytes, int]] = []
-
-    def replace_address(place: Any, address: Any) -> int:
-        replaced.append((ctypes.string_at(place, 128), address.value))
-        ctypes.memmove(place, b"\7" * 8, 8)
-        return 0
-
-    monkeypatch.setattr(tensor_maps, "_replace_address", lambda: replace_address)
+    # extents and strides that came before are encoded, and take another address: by the driver, as
+    # this one does not put it first
+    replaced.clear()
     count, known = len(seen), bytes(range(128))
     for address in (0x80, 0xC0):
         assert encoder((128, 7, 3, 2), (1, 256, 128, 38400), address) == b"\7" * 8 + known[8:]
@@ -213,6 +215,40 @@ def test_the_driver_gets_the_numbers_and_its_bytes_come_back(
     monkeypatch.setattr(bindings, "driver", lambda: Failing(cu))
     with pytest.raises(DeviceError, match=r"^cuTensorMapEncodeTiled failed with CUDA_ERROR_INVALI"):
         toolchain.encode_tensor_map(K, 0x1000)
+
+
+@pytest.mark.parametrize("odd", [0, 1 << 4, 1 << 30, 1 << 47])
+def test_an_address_that_is_a_maps_first_bytes_is_put_there_without_the_driver(
+    monkeypatch: pytest.MonkeyPatch, odd: int
+) -> None:
+    """Not where one bit of it also stands elsewhere (``odd``), nor one beyond those looked at."""
+    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+    asked: list[int] = []
+
+    def replace_address(place: Any, address: Any) -> int:
+        content = bytearray(range(128))
+        content[:8] = address.value.to_bytes(8, "little")
+        content[100] = bool(address.value & odd)
+        ctypes.memmove(place, bytes(content), 128)
+        asked.append(address.value)
+        return 0
+
+    def encode(place: Any, kind: int, axes: int, address: Any, *rest: Any) -> int:
+        return replace_address(place, address)
+
+    monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: encode)
+    monkeypatch.setattr(tensor_maps, "_replace_address", lambda: replace_address)
+    monkeypatch.setattr(tensor_maps, "_encoder", cache(tensor_maps._encoder.__wrapped__))
+    encoder = tensor_maps.encoder(K)
+    for first in (0x1030, 0x2030, (1 << 47) + 0x30, 1 << 48):
+        asked.clear()
+        for address in (first, first + 16):
+            found = encoder(K.extents, K.strides, address)
+            assert int.from_bytes(found[:8], "little") == address
+            assert found[100] == bool(address & odd) and found[8:100] == bytes(range(8, 100))
+        by_driver = [x for x in asked if x in (first, first + 16)]
+        patched = not odd and first < 1 << 48
+        assert len(by_driver) == (first == 0x1030 if patched else 2)
 
 
 class Failing:

@@ -18,12 +18,9 @@ _log = logging.getLogger("kernelseam")
 _later: ContextVar[Later | None] = ContextVar("kernelseam_compiled_later", default=None)
 
 
-def expect(later: Later) -> Token[Later | None]:
-    """Should something be compiled from here on, begin ``later`` beside it, once. To be ended by
-    ``expect_no_more``."""
-    return _later.set(later)
-
-
+expect: Callable[[Later], Token[Later | None]] = _later.set
+"""Should something be compiled from here on, begin ``later`` beside it, once. To be ended by
+``expect_no_more``."""
 expect_no_more: Callable[[Token[Later | None]], None] = _later.reset
 
 

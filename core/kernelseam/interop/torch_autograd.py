@@ -8,6 +8,7 @@ from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
+from torch._C._functorch import unwrap_if_dead
 
 from kernelseam.compilation.ahead import expect, expect_no_more
 from kernelseam.descriptors.attention.options import (
@@ -127,10 +128,9 @@ def attention(
         if known is not None and len(known) == len(needed) and not (wants and q.is_meta):
             options |= {"backend": backend, "implementation": implementation}
             if not wants:
-                return ops.attention(**known, **options)
-            return _Attention.apply(
-                needed, options, _of_gradients(options, deterministic, None), q, k, v
-            )
+                return ops.attention(q, k, v, **options)
+            backward = _of_gradients(options, deterministic, None)
+            return _apply_here(needed, options, backward, *map(unwrap_if_dead, (q, k, v)))
     given, options = _parted("attention", _DENSE, options, backend)
     given |= {"q": q, "k": k, "v": v}
     return _apply(given, needed, options, implementation, deterministic, bwd_implementation, mods)
@@ -432,3 +432,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         return result if asked else result[0]
 
     backward = staticmethod(_gradients)
+
+
+_apply_here = super(torch.autograd.Function, _Attention).apply
+"""What ``_Attention.apply`` comes to where no transform of torch.func is active."""

@@ -18,7 +18,7 @@ from kernelseam.interop.transformers_options import (
     sinks_of,
 )
 from kernelseam.interop.transformers_padding import padding_of, sequences_of, unpadded, varlen
-from kernelseam.interop.transformers_pattern import Pattern, decoded
+from kernelseam.interop.transformers_pattern import CAUSAL, SEES_ALL, Pattern, decoded
 
 Tensor = Any
 
@@ -166,15 +166,16 @@ def _read(
     mask: Tensor | None, queries: int, module: Any, is_causal: bool | None
 ) -> tuple[Pattern, Tensor | None]:
     """What a mask says by its pattern, and the mask itself where it says all element by element."""
-    if mask is not None:
-        pattern = decoded(mask, queries)
-        if pattern is not None:
-            return pattern, None
-        check_mask(mask)
-        if mask.dim() == 4:
-            return Pattern(None, False), mask
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
-    return Pattern(None if mask is None else mask.bool(), bool(causal)), None
+    if mask is None:
+        return CAUSAL if causal else SEES_ALL, None
+    pattern = decoded(mask, queries)
+    if pattern is not None:
+        return pattern, None
+    check_mask(mask)
+    if mask.dim() == 4:
+        return SEES_ALL, mask
+    return Pattern(mask.bool(), bool(causal)), None
 
 
 def _both(one: Tensor | None, other: Tensor) -> Tensor:

@@ -50,6 +50,8 @@ def attention_mask(
     [batch, positions], False where one is padding, or what this function made before, which is
     returned.
 
+    None where nothing is hidden, as from a single query without padding.
+
     Raises InvalidValue for a model whose attention is its own code: Transformers takes any name
     where such a model is made, and the model would misread the mask.
     """
@@ -93,6 +95,8 @@ def attention_mask(
             if fixed or end != kv_length:
                 keys = _held(keys, end, batch_size, kv_length, device)
             pattern = Pattern(keys, True, _hiding(left, kv_length))
+            if keys is None and pattern.left is None and q_length == 1:
+                return None  # the last query sees every key
             return encoded(pattern, batch_size, kv_length, device)
     elif support.flash and (packed := _packed(mask_function, local_size)) is not None:
         sequences, left = packed

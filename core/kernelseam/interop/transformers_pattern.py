@@ -35,6 +35,10 @@ class Pattern(NamedTuple):
     left: int | None = None
 
 
+SEES_ALL, CAUSAL = Pattern(None, False), Pattern(None, True)
+"""Those of no mask."""
+
+
 def encoded(pattern: Pattern, batch: int, keys: int, device: Any) -> Tensor:
     """The mask of a pattern, for a single forward of a model."""
     elements = pattern.keys

@@ -116,23 +116,16 @@ class _Kind:
         self.read = _reader([x.ndim for x in tensors])
         self._calls: list[TracedCall] = []
         self._classes: dict[tuple[TracedCall, tuple[Any, ...]], Kernels | None] = {}
-        self._known: dict[tuple[Any, ...], Function] = {}
+        self.known: dict[tuple[Any, ...], Function] = {}
         """What served calls of these numbers last, whatever their addresses."""
         self._failures = 0
 
     def packed(
         self, pointers: list[int], numbers: tuple[Any, ...], stream: object
     ) -> tuple[Function, tuple[Any, Any, Any]] | None:
-        """The function that serves a call, and what it returned; None where none does."""
-        on, known = self.on, self._known.get(numbers)
-        made_by = on.empty, on.zeroed if stream is None else none_zeroed
-        if known is not None:
-            try:
-                packed = known.run(known.once, *made_by, *pointers, *numbers)
-            except Exception:  # the planned call raises the proper error
-                return None
-            if packed is not None:
-                return known, packed
+        """The function that serves a call whose numbers are new, and what it returned; None where
+        none does."""
+        made_by = self.on.empty, self.on.zeroed if stream is None else none_zeroed
         for call in self._calls:
             kernels = self._kernels_of(call, numbers)
             for function in kernels.functions if kernels is not None else ():
@@ -141,7 +134,7 @@ class _Kind:
                 except Exception:
                     continue
                 if packed is not None:
-                    put(self._known, numbers, function)
+                    put(self.known, numbers, function)
                     return function, packed
         return None
 
@@ -237,10 +230,19 @@ class Caller:
             if not on.is_current():
                 return on.within(self.call, place, tensors, pointers, given, stream)
             numbers = (*given, *kind.read(tensors))
-            found = kind.packed(pointers, numbers, stream)
-            if found is None:
-                break
-            function, (made, workspace, launches) = found
+            function, packed = kind.known.get(numbers), None
+            if function is not None:
+                zeroed = on.zeroed if stream is None else none_zeroed
+                try:
+                    packed = function.run(function.once, on.empty, zeroed, *pointers, *numbers)
+                except Exception:  # the planned call raises the proper error
+                    break
+            if function is None or packed is None:
+                found = kind.packed(pointers, numbers, stream)
+                if found is None:
+                    break
+                function, packed = found
+            made, workspace, launches = packed
             if stream is None:
                 handle = on.stream()
                 for launch in launches:

@@ -28,6 +28,9 @@ anything."""
 
 _KNOWN = 1024
 """Extents and strides that are kept encoded, of each kind of box, over any address."""
+_ADDRESS_BITS, _ADDRESS_BYTES = 48, 8
+_first_bytes = struct.Struct("<Q").pack
+"""Of a map that begins with its address."""
 
 SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 PROMOTIONS = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
@@ -130,7 +133,8 @@ def encoder(template: TensorMap) -> Callable[[tuple[int, ...], tuple[int, ...], 
 
     The driver is called by ctypes: the bindings make an object of each number, which takes nine
     times as long, and so would ctypes of what it had to convert. Extents and strides that came
-    before, of an operand of the same boxes, are not encoded again: the driver replaces the address.
+    before, of an operand of the same boxes, are not encoded again: another address takes its place,
+    by the driver where that does more than to put it first.
     """
     return _encoder(replace(template, operand="", extents=(), strides=(), offset=0))
 
@@ -152,14 +156,18 @@ def _encoder(m: TensorMap) -> Callable[[tuple[int, ...], tuple[int, ...], int], 
     kinds = (interleave, int(swizzle), int(promotion), filling)
     numbers = struct.Struct(f"<{axes}Q{axes - 1}Q")
     free, known = list[_Scratch](), dict[tuple[tuple[int, ...], ...], bytes]()
+    plain_end = -1
 
     def encode(extents: tuple[int, ...], strides: tuple[int, ...], address: int) -> bytes:
+        nonlocal plain_end
+        elsewhere = known.get((extents, strides))
+        if elsewhere is not None and address < plain_end:
+            return _first_bytes(address) + elsewhere[_ADDRESS_BYTES:]
         try:
             own = free.pop()
         except IndexError:
             own = _Scratch(numbers.size, 8 * axes)
         own.address.value = address
-        elsewhere = known.get((extents, strides))
         if elsewhere is not None:
             own.content.raw = elsewhere
             status = _replace_address()(own.map, own.address)
@@ -172,14 +180,17 @@ def _encoder(m: TensorMap) -> Callable[[tuple[int, ...], tuple[int, ...], int], 
             places = own.address, own.extents, own.strides
             status = call(own.map, element_type, axes, *places, box, ones, *kinds)
         encoded: bytes = own.content.raw
-        free.append(own)
         if status:
+            free.append(own)
             name = "cuTensorMapEncodeTiled" if elsewhere is None else "cuTensorMapReplaceAddress"
             bindings.fail(name, cu.CUresult(status))
         if elsewhere is None:
+            if plain_end < 0:
+                plain_end = _plain_end(own, encoded)
             while len(known) >= _KNOWN:
                 known.pop(next(iter(known), ((), ())), None)
             known[extents, strides] = encoded
+        free.append(own)
         return encoded
 
     return encode
@@ -198,6 +209,19 @@ class _Scratch:
         place = -(-ctypes.addressof(self._memory) // 64) * 64
         self.map = ctypes.c_void_p(place)
         self.content: Any = (ctypes.c_char * TENSOR_MAP_BYTES).from_address(place)
+
+
+def _plain_end(own: _Scratch, encoded: bytes) -> int:
+    """Below it an address is a map's first bytes, and no others depend on it, as the driver shows
+    where it replaces each bit of an address, and all; 0 where it does not. Only the driver knows
+    what a map looks like, but to ask it for every address takes several times as long."""
+    bits = [1 << i for i in range(ALIGNMENT.bit_length() - 1, _ADDRESS_BITS)]
+    for address in (*bits, sum(bits)):
+        own.content.raw, own.address.value = encoded, address
+        status = _replace_address()(own.map, own.address)
+        if status or own.content.raw != _first_bytes(address) + encoded[_ADDRESS_BYTES:]:
+            return 0
+    return 1 << _ADDRESS_BITS
 
 
 @cache
