@@ -57,14 +57,14 @@ def faulty(group: object, fault: str) -> dict[str, float]:
         ):
             return distributed_calls.layer(group, "sharded", "contiguous", 2)
     if fault == "chunks in the wrong order":
-        pieces = projections._Call.pieces
+        pieces = projections._ShardedProjection.pieces
         with mock.patch.object(
-            projections._Call, "pieces", lambda self, rows: pieces(self, rows)[::-1]
+            projections._ShardedProjection, "pieces", lambda self, rows: pieces(self, rows)[::-1]
         ):
             return distributed_calls.layer(group, "sharded", "contiguous", 3)
     assert fault == "sum of one rank alone"
     with mock.patch.object(
-        projections._Call,
+        projections._ShardedProjection,
         "scatter",
         lambda self, x, step: (
             x.unflatten(0, (self.axis.size, -1))[self.axis.index].contiguous(),

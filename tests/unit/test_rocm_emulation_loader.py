@@ -7,7 +7,7 @@ import struct
 from io import BytesIO
 
 import pytest
-from kernelseam.contract import SourceBundle
+from kernelseam.contract import LaunchConfig, SourceBundle
 from kernelseam.errors import CompileError, DeviceError
 
 pytest.importorskip("kernelseam_rocm_emulator", reason="kernelseam-rocm-emulator is not installed")
@@ -15,7 +15,7 @@ import amdelf  # noqa: E402
 from elftools.elf.elffile import ELFFile  # noqa: E402
 from kernelseam_rocm import codeobject  # noqa: E402
 from kernelseam_rocm_emulator import loader  # noqa: E402
-from kernelseam_rocm_emulator.loader import Descriptor, Launch  # noqa: E402
+from kernelseam_rocm_emulator.loader import Descriptor  # noqa: E402
 
 BASE = 0x7F0123456000
 RELATIVE64, ABS64, ABS32_LO, ABS32_HI, REL32 = 13, 3, 1, 2, 4
@@ -106,7 +106,7 @@ def test_hidden_arguments() -> None:
         **{".args": [*amdelf.metadata()[".args"], *args], ".kernarg_segment_size": 56}
     )
     d = Descriptor.read(amdelf.descriptor(kernarg=56), 0)
-    segment = loader.kernarg(kernel, d, b"\xaa" * 16, Launch((7, 3, 1), (64, 2, 1), 4096))
+    segment = loader.kernarg(kernel, d, b"\xaa" * 16, LaunchConfig((7, 3, 1), (64, 2, 1), 4096))
     assert len(segment) == 56 and segment[:16] == b"\xaa" * 16
     assert struct.unpack_from("<IIIHHHHHxxIxxxxQ", segment, 16) == (
         7,
@@ -127,12 +127,12 @@ def test_hidden_arguments() -> None:
     [((1, 1, 1), (1, 1, 1), 1), ((1, 2, 1), (1, 1, 1), 2), ((1, 1, 1), (1, 1, 3), 3)],
 )
 def test_dimensions_of_a_grid(grid: loader.Extents, block: loader.Extents, dimensions: int) -> None:
-    assert Launch(grid, block, 0).hidden()["hidden_grid_dims"] == dimensions
+    assert loader.hidden_arguments(LaunchConfig(grid, block))["hidden_grid_dims"] == dimensions
 
 
 def test_dispatch_packet() -> None:
     d = Descriptor.read(amdelf.descriptor(shared=1024, scratch=16), 0)
-    packet = loader.dispatch_packet(d, Launch((3, 2, 1), (64, 1, 1), 512), 0x1234, 0x5678)
+    packet = loader.dispatch_packet(d, LaunchConfig((3, 2, 1), (64, 1, 1), 512), 0x1234, 0x5678)
     actual = struct.unpack("<HHHHHHIIIIIQQQQ", packet)
     assert actual[2:5] == (64, 1, 1) and actual[6:9] == (192, 2, 1)
     assert actual[9:13] == (16, 1536, 0x1234, 0x5678)
@@ -181,7 +181,7 @@ def test_a_code_object_of_hiprtc(arch: str) -> None:
     assert code.symbols["k.kd"][0] + d.entry == code.symbols["k"][0]
     assert not d.flushes_single
     segment = loader.kernarg(
-        code.kernels["k"], d, struct.pack("<Qi", 1, 5), Launch((2, 1, 1), (32, 1, 1), 0)
+        code.kernels["k"], d, struct.pack("<Qi", 1, 5), LaunchConfig((2, 1, 1), (32, 1, 1), 0)
     )
     hidden = {a[".value_kind"]: a for a in code.kernels["k"][".args"]}
     at = hidden["hidden_group_size_x"][".offset"]

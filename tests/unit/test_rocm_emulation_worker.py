@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernelseam.contract import Device
+from kernelseam.contract import Device, LaunchConfig
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, OutOfDeviceMemory
 
@@ -25,7 +25,6 @@ from kernelseam_rocm_emulator import worker  # noqa: E402
 from kernelseam_rocm_emulator.checkout import Checkout  # noqa: E402
 from kernelseam_rocm_emulator.counting import recording  # noqa: E402
 from kernelseam_rocm_emulator.devices import EmulatedArray, devices  # noqa: E402
-from kernelseam_rocm_emulator.loader import Launch  # noqa: E402
 from kernelseam_rocm_emulator.memory import PAGE, Arena  # noqa: E402
 from kernelseam_rocm_emulator.worker import Emulator  # noqa: E402
 
@@ -59,7 +58,7 @@ def run(
     """Launch a program whose arguments are an array and a number of bytes."""
     elf = amdelf.elf(fake.program(*program))
     arguments = struct.pack("<Qq", x.pointer, offset)
-    extents = Launch((grid, 1, 1), (threads, 1, 1), 0)
+    extents = LaunchConfig((grid, 1, 1), (threads, 1, 1), 0)
     return emulator.launch(str(program), elf, "gfx1100", "k", extents, arguments)
 
 

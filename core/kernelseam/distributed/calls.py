@@ -23,7 +23,7 @@ from kernelseam.distributed.operands import check_axes, check_own
 from kernelseam.distributed.options import DistributedOptions
 from kernelseam.distributed.plan import Mask
 from kernelseam.distributed.ranks import axes_of
-from kernelseam.distributed.running import Call
+from kernelseam.distributed.running import ShardedAttention
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.scores import MaskMod, ScoreMod
 from kernelseam.ops.signatures import Sharded
@@ -86,7 +86,7 @@ def attention(
     given = {"q": q, "k": k, "v": v, **taken(_OPERANDS, chosen)}
     everyone, dims = axes_of(group)
 
-    def make() -> tuple[Call, dict[str, object]]:
+    def make() -> tuple[ShardedAttention, dict[str, object]]:
         return checked(
             given,
             everyone,
@@ -132,7 +132,7 @@ def attention_varlen(
     operands = taken(_OPERANDS, chosen)
     everyone, dims = axes_of(group)
 
-    def make() -> tuple[Call, dict[str, object]]:
+    def make() -> tuple[ShardedAttention, dict[str, object]]:
         given: dict[str, Any] = {"q": q, "k": k, "v": v}
         check_own(given, tuple(given))
         for name, x in given.items():

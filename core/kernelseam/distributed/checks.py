@@ -29,7 +29,7 @@ from kernelseam.distributed.options import shared
 from kernelseam.distributed.order import ORDERS
 from kernelseam.distributed.plan import Mask
 from kernelseam.distributed.ranks import Axis
-from kernelseam.distributed.running import Call
+from kernelseam.distributed.running import ShardedAttention
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.scores import MaskMod, ScoreMod
 from kernelseam.interop.torch_function import autocast, check_bwd_implementation
@@ -86,7 +86,7 @@ def checked(
     documents: tuple[int, ...] | None,
     mods: tuple[ScoreMod | None, MaskMod | None],
     options: dict[str, Any],
-) -> tuple[Call, dict[str, object]]:
+) -> tuple[ShardedAttention, dict[str, object]]:
     """The call as it runs, and what every rank must have alike."""
     for name in ("bias", "mask"):
         if given.get(name) is not None:
@@ -169,7 +169,7 @@ def checked(
         numbers["scale"] = default_scale(q.shape[3])
     alike = {**numbers, "backend": options["backend"]}
     out_dtype = out_dtype_of(options["out_dtype"], q)
-    call = Call(
+    call = ShardedAttention(
         outer,
         inner,
         chosen,

@@ -71,7 +71,7 @@ def grouped_mm(
     """
     axis = axis_of(group)
 
-    def make() -> tuple[_Call, dict[str, object]]:
+    def make() -> tuple[_ShardedProduct, dict[str, object]]:
         call = _checked(axis, a, b, offs, capacity, chunks)
         names = {"backend": backend, "implementation": implementation}
         check_names(**names)
@@ -86,7 +86,7 @@ def grouped_mm(
 
 def _checked(
     axis: Axis, a: Tensor, b: Any, offs: Tensor, capacity: int | None, chunks: int
-) -> _Call:
+) -> _ShardedProduct:
     steps = list(b) if (listed := isinstance(b, list | tuple)) else [b]
     named = {f"b[{i}]" if listed else "b": x for i, x in enumerate(steps)}
     weights = {n: x for n, x in named.items() if isinstance(x, torch.Tensor) or not callable(x)}
@@ -143,13 +143,13 @@ def _checked(
         "capacity": capacity,
         "chunks": chunks,
     }  # fmt: skip
-    return _Call(
+    return _ShardedProduct(
         axis, a, [operands.get(n, x) for n, x in named.items()], offs, capacity, parts, said, {}
     )
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
+class _ShardedProduct:
     """A product that was checked."""
 
     axis: Axis

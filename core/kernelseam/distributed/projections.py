@@ -100,7 +100,7 @@ def qkv_projection(
     given = {"input": input, "weight": weight, "bias": bias}
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
 
-    def make() -> tuple[_Call, dict[str, object]]:
+    def make() -> tuple[_ShardedProjection, dict[str, object]]:
         _check_heads(axis, num_heads, kv_heads)
         names = (backend, implementation, bwd_implementation)
         call = _call(axis, given, "qkv_projection_bwd", rows, order, chunks, names)
@@ -157,7 +157,7 @@ def output_projection(
     axis = axis_of(group)
     given = {"attn_out": attn_out, "weight": weight, "bias": bias, "residual": residual}
 
-    def make() -> tuple[_Call, dict[str, object]]:
+    def make() -> tuple[_ShardedProjection, dict[str, object]]:
         names = (backend, implementation, bwd_implementation)
         call = _call(axis, given, "output_projection_bwd", rows, order, chunks, names)
         x, w = call.operands["attn_out"], call.operands["weight"]
@@ -191,7 +191,7 @@ def output_projection(
 
 
 @dataclass(eq=False)
-class _Call:
+class _ShardedProjection:
     axis: Axis
     operands: dict[str, Tensor]
     sharded: bool
@@ -258,7 +258,7 @@ def _call(
     order: str,
     chunks: int,
     names: tuple[str | None, str | None, str | None],
-) -> _Call:
+) -> _ShardedProjection:
     """What was checked of a call. ``gradients``: their operation; ``names``: of the backend and the
     implementations of results and gradients."""
     needed = tuple(given)[:2]
@@ -271,7 +271,9 @@ def _call(
     check_bwd_implementation(names[2], gradients, needed[0], operands)
     said |= {"rows": rows, "order": order, "chunks": extent("chunks", chunks, 1)}
     said |= zip(("backend", "implementation", "bwd_implementation"), names, strict=True)
-    return _Call(axis, operands, rows == "sharded", order == "balanced", chunks, *names, said)
+    return _ShardedProjection(
+        axis, operands, rows == "sharded", order == "balanced", chunks, *names, said
+    )
 
 
 def _check_heads(axis: Axis, num_heads: int, kv_heads: int) -> None:
@@ -285,7 +287,7 @@ def _check_heads(axis: Axis, num_heads: int, kv_heads: int) -> None:
             )
 
 
-def _check_order(call: _Call, field: str, rows: int) -> None:
+def _check_order(call: _ShardedProjection, field: str, rows: int) -> None:
     if call.sharded and call.balanced and rows % 2:
         raise InvalidValue(
             field,
@@ -298,7 +300,7 @@ def _check_order(call: _Call, field: str, rows: int) -> None:
 class _Qkv(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
-        ctx: Any, call: _Call, x: Tensor, weight: Tensor, bias: Tensor | None
+        ctx: Any, call: _ShardedProjection, x: Tensor, weight: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         result: list[tuple[Tensor, Tensor, Tensor]] = []
         options: dict[str, Any] = {"backend": call.backend, "implementation": call.implementation}
@@ -364,7 +366,7 @@ class _Output(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
         ctx: Any,
-        call: _Call,
+        call: _ShardedProjection,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -427,7 +429,7 @@ class _Output(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _gathering(
-    call: _Call, x: Tensor, step: str, multiply: Callable[[Tensor, slice], None]
+    call: _ShardedProjection, x: Tensor, step: str, multiply: Callable[[Tensor, slice], None]
 ) -> None:
     """Hand over chunks of x's rows from all ranks, the next under way meanwhile."""
     pieces = call.pieces(x.shape[1])

@@ -22,7 +22,7 @@ Tensor = Any
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class ShardedAttention:
     """An attention that was checked: what runs where."""
 
     outer: Axis

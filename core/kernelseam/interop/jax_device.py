@@ -59,7 +59,7 @@ def launch(
     of = backend()
     assert of is not None, "JAX computes on the host"
     shapes = {n: (x.shape, x.dtype) for n, x in arrays.items()}
-    call = _Call(of.name, work, shapes, options)
+    call = _Callback(of.name, work, shapes, options)
     try:
         planned = call.planned(of.runtime.devices()[0], plugins().cache_of(_Cache))
     except InvalidValue as e:
@@ -81,7 +81,7 @@ class _Cache:
         self.bound: BoundCache = {}
 
 
-class _Call:
+class _Callback:
     """An operation on arrays of these shapes and dtypes, which XLA calls back."""
 
     def __init__(

@@ -17,7 +17,6 @@ from kernelseam_rocm.launch import check_arguments
 from kernelseam_rocm_emulator.checkout import Checkout, find
 from kernelseam_rocm_emulator.counting.recording import Recording
 from kernelseam_rocm_emulator.devices import EmulatedRuntime
-from kernelseam_rocm_emulator.loader import Launch
 from kernelseam_rocm_emulator.memory import Arena
 from kernelseam_rocm_emulator.worker import Emulator
 
@@ -74,11 +73,10 @@ class EmulatedKernel:
         Raises InvalidValue where the arguments' size is not the kernel's."""
         config.require_plain("rocm")
         check_arguments(arguments, self.facts)
-        extents = Launch(config.grid, config.block, config.shared_bytes)
 
         def launch(stream: int) -> None:
             self._emulator.launch(
-                self._digest, self._binary, self._arch, self.facts.name, extents, arguments
+                self._digest, self._binary, self._arch, self.facts.name, config, arguments
             )
 
         return launch

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from elftools.elf.elffile import ELFFile
+from kernelseam.contract import LaunchConfig
 from kernelseam.errors import DeviceError
 from kernelseam_rocm import codeobject
 
 from kernelseam_rocm_emulator import loader, patches
-from kernelseam_rocm_emulator.loader import Descriptor, Launch
+from kernelseam_rocm_emulator.loader import Descriptor
 from kernelseam_rocm_emulator.memory import Region
 from kernelseam_rocm_emulator.wave import INVERSE_TWO_PI, Wave
 
@@ -117,7 +118,7 @@ class Interpreter:
         self,
         module: Module,
         kernel: str,
-        launch: Launch,
+        launch: LaunchConfig,
         arguments: bytes,
         observe: Observer | None = None,
     ) -> None:
@@ -144,7 +145,7 @@ class Interpreter:
         waves = -(-threads // lanes)
         # The emulator loads for lanes that take no part as well, from wherever their registers
         # point to.
-        shared = Region(d.shared_bytes + launch.dynamic_shared_bytes, _SHARED_GUARD, readable=True)
+        shared = Region(d.shared_bytes + launch.shared_bytes, _SHARED_GUARD, readable=True)
         scratch = [Region(d.scratch_bytes * lanes) for _ in range(waves)]
         entry = module.memory.address + offset + d.entry
         regions = {"the block's shared memory": shared, "the kernel's arguments": kernarg}

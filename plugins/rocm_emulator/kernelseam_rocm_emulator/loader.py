@@ -15,6 +15,7 @@ from typing import Any
 from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
 from elftools.elf.relocation import Relocation
+from kernelseam.contract import LaunchConfig
 from kernelseam.errors import DeviceError
 
 Extents = tuple[int, int, int]
@@ -108,38 +109,28 @@ class Descriptor:
         return self.rsrc2 >> 1 & 31
 
 
-@dataclass(frozen=True)
-class Launch:
-    """The extents of one launch."""
-
-    grid: Extents
-    """Blocks."""
-    block: Extents
-    """Threads."""
-    dynamic_shared_bytes: int
-
-    def hidden(self) -> dict[str, int]:
-        """The hidden arguments that a launch determines; the others (printf's buffer, the heap, …)
-        are null."""
-        dimensions = max((i + 1 for i in range(3) if self.grid[i] * self.block[i] > 1), default=1)
-        values = {
-            "hidden_grid_dims": dimensions,
-            "hidden_dynamic_lds_size": self.dynamic_shared_bytes,
-        }
-        for i, axis in enumerate("xyz"):
-            values[f"hidden_block_count_{axis}"] = self.grid[i]
-            values[f"hidden_group_size_{axis}"] = self.block[i]
-        return values
+def hidden_arguments(launch: LaunchConfig) -> dict[str, int]:
+    """The hidden arguments that a launch determines; the others (printf's buffer, the heap, …) are
+    null."""
+    dimensions = max((i + 1 for i in range(3) if launch.grid[i] * launch.block[i] > 1), default=1)
+    values = {
+        "hidden_grid_dims": dimensions,
+        "hidden_dynamic_lds_size": launch.shared_bytes,
+    }
+    for i, axis in enumerate("xyz"):
+        values[f"hidden_block_count_{axis}"] = launch.grid[i]
+        values[f"hidden_group_size_{axis}"] = launch.block[i]
+    return values
 
 
 def kernarg(
-    kernel: Mapping[str, Any], descriptor: Descriptor, arguments: bytes, launch: Launch
+    kernel: Mapping[str, Any], descriptor: Descriptor, arguments: bytes, launch: LaunchConfig
 ) -> bytes:
     """The segment of arguments: the packed ones as they are, then the hidden ones where the
     metadata say."""
     segment = bytearray(max(kernel[".kernarg_segment_size"], descriptor.kernarg_bytes, 16))
     segment[: len(arguments)] = arguments
-    hidden = launch.hidden()
+    hidden = hidden_arguments(launch)
     for a in kernel.get(".args", ()):
         if a[".value_kind"].startswith("hidden_"):
             value = hidden.get(a[".value_kind"], 0)
@@ -147,12 +138,14 @@ def kernarg(
     return bytes(segment)
 
 
-def dispatch_packet(descriptor: Descriptor, launch: Launch, kernel: int, arguments: int) -> bytes:
+def dispatch_packet(
+    descriptor: Descriptor, launch: LaunchConfig, kernel: int, arguments: int
+) -> bytes:
     """hsa_kernel_dispatch_packet_t, for kernels that ask for its address. ``kernel``,
     ``arguments``: addresses."""
     grid, block = launch.grid, launch.block
     threads = [g * b for g, b in zip(grid, block, strict=True)]
-    shared = descriptor.shared_bytes + launch.dynamic_shared_bytes
+    shared = descriptor.shared_bytes + launch.shared_bytes
     return struct.pack(
         "<HHHHHHIIIIIQQQQ",
         2,

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from kernelseam.contract import LaunchConfig
 from kernelseam.errors import DeviceError
 from kernelseam.exchange import Answers, Requests
 from kernelseam.forking import new_lock
@@ -29,7 +30,6 @@ from kernelseam_rocm_emulator import faults
 from kernelseam_rocm_emulator.checkout import Checkout
 from kernelseam_rocm_emulator.counting.instructions import Access
 from kernelseam_rocm_emulator.counting.recorder import Recorder, Tally
-from kernelseam_rocm_emulator.loader import Launch
 from kernelseam_rocm_emulator.memory import Arena, protect
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Request:
     elf: bytes | None
     arch: str
     kernel: str
-    launch: Launch
+    launch: LaunchConfig
     arguments: bytes
     live: tuple[tuple[int, int], ...]
     """Device memory that may be touched: first address and bytes of its pages."""
@@ -86,7 +86,13 @@ class Emulator:
         """Where launches are counted; `emulation.recorded` sets it."""
 
     def launch(
-        self, digest: str, elf: bytes, arch: str, kernel: str, launch: Launch, arguments: bytes
+        self,
+        digest: str,
+        elf: bytes,
+        arch: str,
+        kernel: str,
+        launch: LaunchConfig,
+        arguments: bytes,
     ) -> int:
         """Run a kernel; returns the number of instructions that its waves executed. Raises
         DeviceError."""

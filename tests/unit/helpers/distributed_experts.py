@@ -189,17 +189,19 @@ def faulty(group: Any, fault: str) -> dict[str, float]:
     from kernelseam.distributed import experts, routes
 
     if fault == "experts of other rows":
-        right = experts._Call._multiplied
+        right = experts._ShardedProduct._multiplied
         with mock.patch.object(
-            experts._Call,
+            experts._ShardedProduct,
             "_multiplied",
             lambda call, x, steps, keys, count: right(call, x, steps, keys.flip(0), count),
         ):
             return layer(group, "layer", 2, None)
     if fault == "results of the row before":
-        through = experts._Call._through
+        through = experts._ShardedProduct._through
         with mock.patch.object(
-            experts._Call, "_through", lambda *given: [y.roll(1, 0) for y in through(*given)]
+            experts._ShardedProduct,
+            "_through",
+            lambda *given: [y.roll(1, 0) for y in through(*given)],
         ):
             return layer(group, "layer", 1, None)
     assert fault == "gradients not sent back"

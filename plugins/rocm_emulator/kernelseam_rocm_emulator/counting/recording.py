@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kernelseam.contract import LaunchConfig
 from kernelseam_rocm import codeobject
 from kernelseam_rocm.codeobject import CodeObject
 
@@ -13,7 +14,6 @@ from kernelseam_rocm_emulator.counting.instructions import Access, accesses
 from kernelseam_rocm_emulator.counting.iteration import Iteration
 from kernelseam_rocm_emulator.counting.listing import Listing, listings
 from kernelseam_rocm_emulator.counting.recorder import Tally
-from kernelseam_rocm_emulator.loader import Launch
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Counted:
     arch: str
     kernel: str
     code: CodeObject
-    launch: Launch
+    launch: LaunchConfig
     listing: Listing
     tallies: Mapping[int, Tally]
     """By instruction's address; what never ran has none."""
@@ -45,7 +45,7 @@ class Recording:
         return accesses(self._listing(elf, arch)[kernel])
 
     def add(
-        self, elf: bytes, arch: str, kernel: str, launch: Launch, tallies: Mapping[int, Tally]
+        self, elf: bytes, arch: str, kernel: str, launch: LaunchConfig, tallies: Mapping[int, Tally]
     ) -> None:
         listing = self._listing(elf, arch)[kernel]
         code = codeobject.parse(elf)

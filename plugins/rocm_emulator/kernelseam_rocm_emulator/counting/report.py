@@ -148,7 +148,7 @@ class Row:
         facts = self.counted.code.kernels[self.counted.kernel]
         registers, launch = facts[".vgpr_count"], self.counted.launch
         threads = launch.block[0] * launch.block[1] * launch.block[2]
-        shared = facts[".group_segment_fixed_size"] + launch.dynamic_shared_bytes
+        shared = facts[".group_segment_fixed_size"] + launch.shared_bytes
         waves = -(-threads // facts[".wavefront_size"])
         occupancy = model.occupancy(self.unit, registers, shared, waves)
         return registers, facts.get(".agpr_count", 0), occupancy

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from kernelseam.contract import LaunchConfig
 
-from kernelseam_rocm_emulator.loader import Extents, Launch
+from kernelseam_rocm_emulator.loader import Extents
 from kernelseam_rocm_emulator.selftest import instruction, kernels, matrix, narrow, vector
 from kernelseam_rocm_emulator.selftest.instruction import InstructionTest, Words
 from kernelseam_rocm_emulator.selftest.kernels import KernelTest
@@ -93,4 +94,4 @@ class _Launcher:
 
     def __call__(self, grid: Extents, block: Extents, *arrays: npt.NDArray[Any]) -> None:
         arguments = b"".join(x.ctypes.data.to_bytes(8, "little") for x in arrays)
-        self._interpreter.run(self._module, self._kernel, Launch(grid, block, 0), arguments)
+        self._interpreter.run(self._module, self._kernel, LaunchConfig(grid, block), arguments)
