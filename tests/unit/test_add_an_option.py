@@ -27,10 +27,10 @@ EDITS: Edits = {
         (f"    {LIKE}: bool = False\n", f"    {NAME}: bool = False\n"),
         (f"    {LIKE}: float = 0.0\n", f"    {NAME}: float = 0.0\n"),
         (f"    {LIKE} = auto()\n", f"    {NAME} = auto()\n"),
-        ("    | SpecOption.bias\n", f"    | SpecOption.{NAME}\n"),
         (f"    {LIKE}: float | None\n", f"    {NAME}: float | None\n"),
     ],
     f"{CORE}/reference/attention_scores.py": [
+        (f"    | SpecOption.{LIKE}\n", f"    | SpecOption.{NAME}\n"),
         (f"    {LIKE}: float = 0.0\n", f"    {NAME}: float = 0.0\n"),
         (
             "            np.multiply(s, cap, out=s)\n",
@@ -61,6 +61,7 @@ EDITS: Edits = {
         ),
     ],
     f"{CORE}/kernels/attention/scores.py": [
+        (f"    | SpecOption.{LIKE}\n", f"    | SpecOption.{NAME}\n"),
         ('        ("cap_inverse", "f32"),\n', f'        ("{NAME}", "f32"),\n'),
         (
             f'        "SOFTCAP": spec.{LIKE},\n',

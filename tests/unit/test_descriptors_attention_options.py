@@ -12,11 +12,12 @@ from kernelseam import Attention, plan
 from kernelseam import attention as attend
 from kernelseam.contract import Runtime
 from kernelseam.descriptors import AttentionProblem, AttentionSpec
-from kernelseam.descriptors.attention.options import SCORE_OPTIONS, ScoreNumbers, SpecOption
+from kernelseam.descriptors.attention.options import ScoreNumbers, SpecOption
 from kernelseam.descriptors.attention.problem import PLAIN
 from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.reference.attention_scores import SCORE_OPTIONS
 from kernelseam_thirdvendor import AcmeArray
 
 Refused = Callable[[str, Callable[[], object]], None]

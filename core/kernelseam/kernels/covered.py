@@ -7,14 +7,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from kernelseam.contract import ArchRow
-from kernelseam.descriptors.attention.options import UNIFORM_SCORES, names_of
 from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.expressions.epilogues import epilogue_of
 from kernelseam.kernels.definition import KernelDefinition
 
-UNIFORM: dict[str, Any] = dict.fromkeys(names_of(UNIFORM_SCORES), True)
-"""Fields of a spec."""
+UNIFORM: dict[str, Any] = {"softcap": True, "sinks": True}
+"""Of a spec: scores of all keys alike, wherever they are."""
 _HEADS = 4
 """Of a group."""
 

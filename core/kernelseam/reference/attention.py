@@ -9,10 +9,11 @@ import numpy as np
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
 from kernelseam.costs import roofline
-from kernelseam.descriptors.attention.options import ANY_VIEW, SCORE_OPTIONS, STORED, SpecOption
+from kernelseam.descriptors.attention.options import ANY_VIEW, STORED, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.reference.attention_block import BLOCK, Heads, scratch_sizes
 from kernelseam.reference.attention_keys import in_place
+from kernelseam.reference.attention_scores import SCORE_OPTIONS
 from kernelseam.reference.attention_tiling import tiling
 from kernelseam.reference.attention_views import Views
 from kernelseam.reference.scratch import carve, scratch_bytes

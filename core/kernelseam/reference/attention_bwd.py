@@ -12,14 +12,14 @@ import numpy as np
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
 from kernelseam.costs import roofline
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
-from kernelseam.descriptors.attention.options import ANY_VIEW, SCORE_OPTIONS, SpecOption
+from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.reference.attention_bwd_block import (
     BLOCK,
     BiasGradient,
     HeadGradients,
     scratch_sizes,
 )
-from kernelseam.reference.attention_scores import Array
+from kernelseam.reference.attention_scores import SCORE_OPTIONS, Array
 from kernelseam.reference.attention_tiling import slices, tiling
 from kernelseam.reference.attention_views import Stack, Views
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped

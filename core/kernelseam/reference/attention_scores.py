@@ -14,9 +14,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kernelseam.descriptors.attention.options import SpecOption
 from kernelseam.reference.attention_expression import Expression
 
 Array = npt.NDArray[Any]
+
+SCORE_OPTIONS = (
+    SpecOption.causal
+    | SpecOption.window
+    | SpecOption.prefix
+    | SpecOption.mask
+    | SpecOption.alibi
+    | SpecOption.softcap
+    | SpecOption.bias
+    | SpecOption.sinks
+)
+"""The options that ``Scores`` has."""
 
 
 @dataclass(frozen=True)

@@ -218,18 +218,6 @@ class SpecOption(Flag):
 
 ANY_VIEW = SpecOption.q_view | SpecOption.kv_view | SpecOption.lengths
 """Memory that is not strided, or not full."""
-UNIFORM_SCORES = SpecOption.softcap | SpecOption.sinks
-"""Scores of all keys that a query sees, whatever the keys' places."""
-SCORE_OPTIONS = (
-    UNIFORM_SCORES
-    | SpecOption.causal
-    | SpecOption.window
-    | SpecOption.prefix
-    | SpecOption.mask
-    | SpecOption.alibi
-    | SpecOption.bias
-)
-"""What a query sees, and the scores."""
 STORED = SpecOption.dtype_kv | SpecOption.kv_scales | SpecOption.dtype_q | SpecOption.q_scales
 """Operands of 8 bits."""
 

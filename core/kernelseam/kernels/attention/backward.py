@@ -8,7 +8,7 @@ from dataclasses import replace
 from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
-from kernelseam.descriptors.attention.options import ANY_VIEW, SCORE_OPTIONS, SpecOption
+from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
     OPERANDS,
@@ -38,6 +38,7 @@ from kernelseam.kernels.attention.row_kernels import (
     SumProblem,
 )
 from kernelseam.kernels.attention.scores import (
+    SCORE_OPTIONS,
     SCORES,
     refuse_scores,
     score_values,

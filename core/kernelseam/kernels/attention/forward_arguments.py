@@ -4,7 +4,7 @@ values."""
 from __future__ import annotations
 
 from kernelseam.contract import ArchRow
-from kernelseam.descriptors.attention.options import ANY_VIEW, SCORE_OPTIONS, STORED, SpecOption
+from kernelseam.descriptors.attention.options import ANY_VIEW, STORED, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.kernels.attention.arguments import (
     MATRICES,
@@ -18,6 +18,7 @@ from kernelseam.kernels.attention.arguments import (
 )
 from kernelseam.kernels.attention.fp8 import fp8_constants, fp8_values, with_scales
 from kernelseam.kernels.attention.scores import (
+    SCORE_OPTIONS,
     SCORES,
     refuse_scores,
     score_constants,

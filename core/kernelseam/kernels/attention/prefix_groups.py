@@ -16,7 +16,7 @@ from kernelseam.contract import (
     Launches,
     Memset,
 )
-from kernelseam.descriptors.attention.options import UNIFORM_SCORES, SpecOption
+from kernelseam.descriptors.attention.options import SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.decode import DECODE
@@ -33,9 +33,10 @@ from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import INT32, divide_up, pad
 
 SUPPORTED = (
-    UNIFORM_SCORES
-    | SpecOption.prefix_groups
+    SpecOption.prefix_groups
     | SpecOption.causal
+    | SpecOption.softcap
+    | SpecOption.sinks
     | SpecOption.q_view
     | SpecOption.kv_view
     | SpecOption.lengths

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from kernelseam.descriptors.attention.options import SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.kernels.attention.arguments import planes, row_values
 from kernelseam.kernels.config import Constants
@@ -13,6 +14,17 @@ from kernelseam.kernels.expression import captured_values, expression_structure
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
 
+SCORE_OPTIONS = (
+    SpecOption.causal
+    | SpecOption.window
+    | SpecOption.prefix
+    | SpecOption.mask
+    | SpecOption.alibi
+    | SpecOption.softcap
+    | SpecOption.bias
+    | SpecOption.sinks
+)
+"""What scores.h computes."""
 LOG2_E = math.log2(math.e)
 SCORE_STRIDES = (
     "bias_batch",

@@ -6,13 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kernelseam.contract import ArchRow, Composition, Cost, Device, Launch, Launches, Toolchain
-from kernelseam.descriptors.attention.options import SCORE_OPTIONS, SpecOption
+from kernelseam.descriptors.attention.options import SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.forward import AttentionDefinition
 from kernelseam.kernels.attention.row_kernels import RowTile
-from kernelseam.kernels.attention.scores import refuse_scores
+from kernelseam.kernels.attention.scores import SCORE_OPTIONS, refuse_scores
 from kernelseam.kernels.attention.softmax import SOFTMAX, SoftmaxProblem, factor
 from kernelseam.kernels.elements import INT32, divide_up
 from kernelseam.kernels.gemm.gemm import GemmDefinition

@@ -10,7 +10,7 @@ from typing import Any
 from kernelseam.contract import ArchRow, Device, LaunchConfig, Launches
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
-from kernelseam.descriptors.attention.options import ANY_VIEW, UNIFORM_SCORES, SpecOption
+from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.kernels.attention.arguments import (
     OPERANDS,
@@ -38,7 +38,12 @@ from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.toolchain import sources
 
 SUPPORTED = (
-    ANY_VIEW | UNIFORM_SCORES | SpecOption.causal | SpecOption.window | SpecOption.batch_invariant
+    ANY_VIEW
+    | SpecOption.causal
+    | SpecOption.window
+    | SpecOption.softcap
+    | SpecOption.sinks
+    | SpecOption.batch_invariant
 )
 """The forward's options that the kernel has the gradients of."""
 WIDTHS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in ATTENTION_BWD))

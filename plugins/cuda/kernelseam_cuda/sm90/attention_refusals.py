@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from kernelseam.descriptors.attention.options import (
-    ANY_VIEW,
-    SCORE_OPTIONS,
-    UNIFORM_SCORES,
-    SpecOption,
-)
+from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.kernels.attention.refusals import refuse_mixed_views
+from kernelseam.kernels.attention.scores import SCORE_OPTIONS
 from kernelseam.kernels.attention.scores import refuse_scores as refuse_far_rows
 
 from kernelseam_cuda.sm90.attention_blocks import by_element
 
 BANDED = (
     ANY_VIEW
-    | UNIFORM_SCORES
     | SpecOption.causal
     | SpecOption.window
     | SpecOption.prefix
+    | SpecOption.softcap
+    | SpecOption.sinks
     | SpecOption.dtype_out
     | SpecOption.batch_invariant
 )
