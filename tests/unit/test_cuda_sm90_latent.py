@@ -20,9 +20,14 @@ H200 = Device(
 
 
 def problem(
-    S_q: int = 1, S_k: int = 4096, heads: int = 128, batch: int = 64, **spec: object
+    S_q: int = 1,
+    S_k: int = 4096,
+    heads: int = 128,
+    batch: int = 64,
+    total_q: int = 0,
+    **spec: object,
 ) -> AttentionProblem:
-    """Pages of 64 rows."""
+    """Pages of 64 rows. ``total_q``: queries are packed."""
     options = {
         "dtype": DType.bfloat16,
         "head_dim": 576,
@@ -30,6 +35,7 @@ def problem(
         "kv_view": "paged",
         "lengths": True,
         "latent": True,
+        "q_view": "packed" if total_q else "strided",
     }
     s = AttentionSpec(**{**options, **spec})  # type: ignore[arg-type]
     rows = (64 * 576, 576, 576)
@@ -45,6 +51,7 @@ def problem(
         rows,
         (S_q * heads * 512, 512, heads * 512),
         scale=0.1,
+        total_q=total_q,
         pages=batch * -(-S_k // 64),
         page_size=64,
         table_width=-(-S_k // 64),
@@ -60,9 +67,20 @@ def problem(
         ({"dtype_out": DType.float32}, "dtype_out is not supported by this kernel"),
         ({"batch_invariant": True}, "batch_invariant is not supported by this kernel"),
         ({"head_dim": 512}, "head dims 512: it takes 576/512"),
-        ({"kv_view": "packed"}, "it takes strided or paged keys"),
+        (
+            {"kv_view": "packed"},
+            "queries strided with keys packed: it takes both strided or both packed",
+        ),
+        ({"q_view": "pointers"}, "queries by a list of pointers"),
+        (
+            {"kv_view": "pointers"},
+            "queries strided with keys pointers: it takes both strided or both packed",
+        ),
         ({"vector": 2}, "rows at multiples of 2 bytes: it copies 16 bytes at a time"),
-        ({"S_q": 9}, "S_q = 9: it takes 8 at most"),
+        (
+            {"S_q": 2**22, "S_k": 2**22},
+            "(S_q + S_k)·heads of a group = 1073741824: it takes less than 2^30",
+        ),
         ({"S_q": 0}, "there are no queries"),
         ({"batch": 2**20, "S_k": 2**20}, "17181966336 tiles of keys: it takes less than 2^31"),
     ],
@@ -74,7 +92,13 @@ def test_what_the_kernel_does_not_take_is_refused_by_name(
 
 
 def test_problems_are_refused_by_their_numbers() -> None:
-    assert KERNEL.refuse(problem(), ROW) is None
+    for taken in (
+        problem(),
+        problem(S_q=4096, causal=True),
+        problem(S_q=4096, total_q=99),
+        problem(S_q=4096, total_q=99, kv_view="packed", lengths=False),
+    ):
+        assert KERNEL.refuse(taken, ROW) is None
     scaled = replace(problem(), scale=-1.0)
     assert KERNEL.refuse(scaled, ROW) == "scale = -1.0: it takes more than 0"
 
@@ -97,12 +121,12 @@ def test_a_block_may_leave_two_states_for_the_merge() -> None:
 
 def test_both_kernels_know_the_same_list() -> None:
     p = problem(S_q=2, heads=130)
-    names = ("S_q", "S_k", "batch", "kv_heads", "head_group", "head_tiles", "together", "groups")
+    names = ("S_q", "S_k", "batch", "kv_heads", "head_group", "together", "groups")
     values = [k.values(p, TILE, H200) for k in (KERNEL, MERGE)]
     for found in values:
-        assert [found[n] for n in names] == [2, 4096, 64, 1, 130, 3, 3, 44]
-    # 64 rows of an item by blocks of 8 warps
-    assert MERGE.grid(p, TILE, H200) == 64 * 2 * 3 * 8 and MERGE.threads(TILE, ROW) == 256
+        assert [found[n] for n in names] == [2, 4096, 64, 1, 130, 1, 132]
+    # each member of a group joins rows of both ends by two blocks of 8 warps
+    assert MERGE.grid(p, TILE, H200) == 132 * 4 and MERGE.threads(TILE, ROW) == 256
 
 
 @pytest.mark.parametrize(("page_size", "boxes"), [(64, 1), (128, 1), (48, 0), (1, 0)])
@@ -132,12 +156,38 @@ def test_few_keys_take_few_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("S_q", "heads", "together"),
-    [(1, 16, 1), (1, 128, 2), (2, 128, 4), (3, 16, 3), (5, 64, 1), (6, 64, 3), (8, 128, 4)],
+    ("S_q", "heads", "total_q", "together"),
+    [
+        (1, 16, 0, 1),
+        (1, 128, 0, 2),
+        (2, 128, 0, 4),
+        (3, 16, 0, 1),  # 48 rows
+        (5, 64, 0, 1),
+        (6, 64, 0, 3),
+        (8, 128, 0, 4),
+        (81, 64, 0, 4),  # three of 84 wait
+        (512, 16, 64 * 300, 4),
+        (512, 16, 64 * 9, 1),  # most have few queries
+        (512, 128, 64 * 9, 2),
+        (1, 16, 64, 1),
+    ],
 )
 def test_tiles_of_rows_over_the_same_keys_are_taken_side_by_side(
-    S_q: int, heads: int, together: int
+    S_q: int, heads: int, total_q: int, together: int
 ) -> None:
-    p = problem(S_q=S_q, heads=heads)
-    assert KERNEL.values(p, TILE, H200)["together"] == together
+    p = problem(S_q=S_q, heads=heads, total_q=total_q)
+    values = KERNEL.values(p, TILE, H200)
+    assert values["together"] == together
     assert KERNEL.grid(p, TILE, H200) == 132
+    # tiles of one item alone wait for keys, not for each other's products
+    assert (values["turns"] > 0) == (S_q * heads > 64)
+
+
+@pytest.mark.parametrize("S_q", [1, 70, 700])
+def test_packed_queries_are_as_many_as_there_are(S_q: int) -> None:
+    """Few of them take few blocks, though one entry might have all; and they cost no more."""
+    few, many = (problem(S_q=S_q, S_k=64, heads=16, batch=9, total_q=n) for n in (8 + S_q, 9 * S_q))
+    blocks = [KERNEL.grid(p, TILE, H200) for p in (few, many)]
+    assert blocks[0] * (TILE.item_cost + 2) >= 9 and blocks[0] <= blocks[1] <= 132
+    costs = [KERNEL.work(p, TILE, H200) for p in (few, many)]
+    assert costs[0].operations * costs[0].blocks <= costs[1].operations * costs[1].blocks

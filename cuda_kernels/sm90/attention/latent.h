@@ -1,8 +1,8 @@
-// Latent attention of few queries (MLA's decoding) for Hopper: all heads share keys of 576 elements, whose first 512 are the values too.
+// Latent attention (MLA's, absorbed) for Hopper: all heads share keys of 576 elements, whose first 512 are the values too.
 //
 // Algorithm: flash-decoding over a list of work that is cut evenly (latent_list.h), FlashAttention-2's online softmax with a
 // reference that grows by 8 at least. K is read once, from shared memory twice. A block is two consumer warpgroups and one that loads:
-//   scores:  S = Q·Kᵀ of 64 heads and 64 keys, softmax, P to shared memory; and O[:, :256] += P·K[:, :256], P from registers
+//   scores:  S = Q·Kᵀ of 64 rows and 64 keys, softmax, P to shared memory; and O[:, :256] += P·K[:, :256], P from registers
 //   columns: O[:, 256:] += P·K[:, 256:512], P from shared memory
 //   load:    K through a ring of two tiles in halves; the queries. TMA brings whole tiles, where a page holds all of their rows; others
 //            come row by row, by cp.async, wherever pages have them
@@ -10,10 +10,13 @@
 // Where products bound it, blocks taking the same keys side by side, the second consumer multiplies while the first one makes its next
 // softmax: it waits until the next scores are made (TURN). Else keys would be handed back later for nothing.
 // Where a block has a part of an item's keys alone, it leaves its o and log-sum-exp in the workspace for latent_merge.h.
-// A tile's rows are heads of one query, so that all see the same keys: those that it does not see arrive as zeros.
+// A tile's rows are queries with their heads. Keys that none of them sees arrive as zeros. Where queries of a tile see other keys
+// (causal, fewer than 64 heads), the scores of those that a row does not see are masked, and elements of theirs that are not finite
+// become zeros once the scores are made: 0 · NaN is NaN.
 //
 // Shared memory: 72 KB of queries, two tiles of 72 KB of keys, 8 KB of P, barriers and factors.
 // Registers of a consumer's thread: 128 of O; of the first one 32 of S and 16 of P more.
+#include "sm90/attention/finite.h"
 #include "sm90/attention/latent_list.h"
 #include "sm90/attention/softmax.h"
 #include "sm90/pipeline.h"
@@ -25,8 +28,8 @@ constexpr int OWN = HALF / 64;       // panels of values of a consumer
 constexpr int TILE_BYTES = PANELS * PANEL_BYTES, THREADS = 384;
 static_assert(DQK % 64 == 0 && HALF == 256 && DV <= DQK, "panels of 64 columns, and a product of 256 a consumer");
 enum { SCORES, COLUMNS, LOAD };      // warpgroups
-enum { FULL = 1, EMPTY, TURN };      // named barriers
-constexpr int EXCHANGE = 256;        // their threads
+enum { FULL = 1, EMPTY, TURN, FILTERED };  // named barriers; of the last one for each consumer
+constexpr int EXCHANGE = 256;              // threads of the others
 
 // A tile's panels come in two parts: the score consumer's values and what is no value; the values of the other, which it is done
 // with later.
@@ -50,28 +53,8 @@ struct Operands {
   float scale_log2;
 };
 
-// Tiles of an item that boxes bring: those that all of its rows see whole.
-KS_DEVICE int boxed_tiles(const List& list, bool boxes, int keys) {
-  return boxes ? max_of(Config::CAUSAL ? keys - (list.S_q - 1) : keys, 0) / BN : 0;
-}
-
-// A warp's piece, in shared memory.
-struct Pieces {
-  const List& list;
-  Piece& piece;
-  KS_DEVICE const Piece& now() const { return piece; }
-  KS_DEVICE void set(const Piece& x) const {
-    warp_barrier();
-    if (lane() == 0) piece = x;
-    warp_barrier();
-  }
-  KS_DEVICE bool next() const {
-    Piece x = piece;
-    if (!next_piece(list, x)) return false;
-    set(x);
-    return true;
-  }
-};
+// Tiles of keys that boxes bring: those that all rows see whole.
+KS_DEVICE int boxed_tiles(const Rows& rows, bool boxes) { return boxes ? max_of(rows.least(), 0) / BN : 0; }
 
 // The warpgroup that loads: 8 lanes a row of a panel, 16 rows at a time.
 struct Producer {
@@ -96,17 +79,16 @@ struct Producer {
     for (int n = 0; n < part_panels<N>; n++) async_copy(to + panel_of<N>(n) * PANEL_BYTES, from + 64 * panel_of<N>(n), there);
   }
 
-  KS_DEVICE void load_queries(const Piece& piece) {
-    const Rows rows(list, piece.item, list.member(block_index()));
-    const T* const base = a.q.base + piece.entry * a.q.batch + rows.kv_head * list.head_group * a.q.head
-                        + (i64)rows.query * a.q.row + 8 * (thread % 8);
+  KS_DEVICE void load_queries(const Piece& piece, const Rows& rows) {
     q_ring.wait_empty(q_state);
 #pragma unroll 1
     for (int i = 0; i < PASSES; i++) {
-      const int head = rows.head + row(i);
-      const bool there = head < list.head_group;
-      copy<0>(shared_address(storage.q), i, base + (there ? head : 0) * a.q.head, there);
-      copy<1>(shared_address(storage.q), i, base + (there ? head : 0) * a.q.head, there);
+      const bool there = row(i) < rows.count;
+      const int r = there ? row(i) : 0;
+      const T* const from = a.q.at<Config::Q_VIEW>(piece.entry, rows.head(r), 0, piece.sequence.q_first)
+                          + (i64)rows.query(r) * a.q.row + 8 * (thread % 8);
+      copy<0>(shared_address(storage.q), i, from, there);
+      copy<1>(shared_address(storage.q), i, from, there);
     }
     async_copies_arrive(q_ring.full(q_state));
     q_state.advance();
@@ -144,12 +126,13 @@ struct Producer {
       }
     }
   }
-  KS_DEVICE void load_keys(const int (&page)[PASSES], const T* base, int entry, int kv_head, int tile, int limit, bool boxed) {
+  KS_DEVICE void load_keys(const int (&page)[PASSES], const T* base, const Piece& piece, int tile, int limit, bool boxed) {
     if (boxed) {
-      int row = tile * BN;
+      int row = tile * BN, entry = Config::KV_VIEW == PACKED ? 0 : piece.entry;
+      if (Config::KV_VIEW == PACKED) row += piece.sequence.k_first;
       if (Config::KV_VIEW == PAGED) row -= pages.size.quotient(row) * pages.size.d, entry = page[0];  // of the first thread the tile's
-      load_box<0>(row, kv_head, entry);
-      load_box<1>(row, kv_head, entry);
+      load_box<0>(row, piece.kv_head, entry);
+      load_box<1>(row, piece.kv_head, entry);
     } else {
       load_part<0>(page, base, tile, limit);
       load_part<1>(page, base, tile, limit);
@@ -160,26 +143,34 @@ struct Producer {
     bool more = true;
 #pragma unroll 1
     while (more) {
-      const Piece piece = pieces.now();
-      const Rows rows(list, piece.item, list.member(block_index()));
-      const int keys = list.keys(piece.entry), limit = rows.limit(list, keys), boxed = boxed_tiles(list, boxes, keys);
-      const T* const base = a.k.base + rows.kv_head * a.k.head + (Config::KV_VIEW == PAGED ? 0 : piece.entry * a.k.batch);
+      const Piece& piece = pieces.now();
+      const Rows rows = pieces.rows();
+      const int limit = rows.most(), boxed = boxed_tiles(rows, boxes);
+      const T* const base = a.k.at<Config::KV_VIEW>(piece.entry, piece.kv_head, 0, piece.sequence.k_first);
       int page[PASSES];  // looked up while the tile before is loaded
       auto look_up_rows = [&](int tile) {
 #pragma unroll
         for (int i = 0; i < PASSES; i++) page[i] = look_up(piece.entry, tile * BN + row(i), limit);
       };
       look_up_rows(piece.begin);
-      load_queries(piece);
+      load_queries(piece, rows);
 #pragma unroll 1
       for (int tile = piece.begin; tile < piece.end; tile++) {
-        load_keys(page, base + 8 * (thread % 8), piece.entry, rows.kv_head, tile, limit, tile < boxed);
+        load_keys(page, base + 8 * (thread % 8), piece, tile, limit, tile < boxed);
         look_up_rows(tile + 1);  // beyond the limit nothing
       }
       more = pieces.next();
     }
     async_copies_wait();
   }
+};
+
+// What the rows of a piece see.
+struct Seen {
+  int whole, boxed;  // tiles of keys that all rows see whole; those that boxes bring
+  bool differ;       // not all see the same
+  KS_DEVICE Seen(const Rows& rows, bool boxes)
+      : whole(max_of(rows.least(), 0) / BN), boxed(boxed_tiles(rows, boxes)), differ(Config::CAUSAL && rows.least() != rows.most()) {}
 };
 
 // What both consumers have of the piece.
@@ -189,7 +180,7 @@ struct Consumer {
   const List& list;
   const Ring<STAGES> (&k_rings)[2];
   const Ring<1>& q_ring;
-  bool boxes;
+  bool boxes, turns;
   int warp, thread_lane;
   PipelineState<STAGES> state{0, 0};
   PipelineState<1> q_state{0, 0};
@@ -204,18 +195,30 @@ struct Consumer {
     return uniform(descriptor_mn_major(shared_address(storage.k[stage]) + column / 64 * PANEL_BYTES, PANEL_BYTES));
   }
 
+  // Sets what is not finite of columns `column` on of a tile's keys from `from` on to zero: not all rows see them.
+  KS_DEVICE void filter(int stage, int column, int from) const {
+    char* const panels = storage.k[stage] + column / 64 * PANEL_BYTES;
+#pragma unroll 1
+    for (int i = 8 * max_of(from, 0) + WARP * warp + thread_lane; i < PANEL_BYTES / 16; i += 4 * WARP)
+#pragma unroll
+      for (int n = 0; n < OWN; n++) {
+        uint4& x = ((uint4*)(panels + n * PANEL_BYTES))[i];
+        x = finite_part<T>(x);
+      }
+    async_proxy_fence();
+    named_barrier_sync(FILTERED + (column != 0), EXCHANGE / 2);
+  }
+
   // Columns `column` on of the result, or of the state that the block leaves. o: not normalised.
-  KS_DEVICE void store(const float (&o)[HALF / 2], const float (&inverse)[2], const Piece& piece, int column) const {
-    const Rows rows(list, piece.item, list.member(block_index()));
+  KS_DEVICE void store(const float (&o)[HALF / 2], const float (&inverse)[2], const Piece& piece, const Rows& rows, int column) const {
     const int first = column + 2 * (thread_lane & 3);
     float* const sums = a.sums + (i64)(2 * (int)block_index() + (piece.begin == 0)) * ROWS * DV;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      const int head = rows.head + row(h);
-      if (head >= list.head_group) continue;
+      if (row(h) >= rows.count) continue;
       if (piece.whole()) {
-        T* const to = a.out.base + piece.entry * a.out.batch + (rows.kv_head * list.head_group + head) * a.out.head
-                    + (i64)rows.query * a.out.row + first;
+        T* const to = a.out.at<Config::OUT_VIEW>(piece.entry, rows.head(row(h)), 0, piece.sequence.q_first)
+                    + (i64)rows.query(row(h)) * a.out.row + first;
 #pragma unroll
         for (int i = 0; i < HALF / 8; i++)
           *(u32*)(to + 8 * i) = pack2(o[4 * i + 2 * h] * inverse[h], o[4 * i + 2 * h + 1] * inverse[h], T());
@@ -267,10 +270,15 @@ struct ScoreConsumer : Consumer {
     multiply_rs<T, HALF, BN / 16, 2048>(o, p, v, add);
     wgmma_commit();
   }
-  // S to P; the rows' references m, sums l (this thread's part) and the factor for what was summed before.
-  KS_DEVICE void softmax(float (&s)[BN / 2], u32 (&p)[BN / 4], float (&m)[2], float (&l)[2], float (&correction)[2], int keys) const {
-    const int high = keys - 2 * (thread_lane & 3);
-    if (keys < BN) mask_columns(s, {0, 0}, {high, high});
+  // S to P; the rows' references m, sums l (this thread's part) and the factor for what was summed before. `whole`: all rows see all
+  // keys of the tile.
+  KS_DEVICE void softmax(float (&s)[BN / 2], u32 (&p)[BN / 4], float (&m)[2], float (&l)[2], float (&correction)[2], const Pieces& pieces,
+                         int tile, bool whole) const {
+    if (!whole) {
+      const Rows rows = pieces.rows();
+      const int first = tile * BN + 2 * (thread_lane & 3);
+      mask_columns(s, {0, 0}, {rows.limit(row(0)) - first, rows.limit(row(1)) - first});
+    }
     float top[2], sum[2];
     row_max(s, top);
 #pragma unroll
@@ -294,21 +302,21 @@ struct ScoreConsumer : Consumer {
 #pragma unroll 1
     while (more) {
       const int begin = pieces.now().begin, end = pieces.now().end;
-      const int keys = list.keys(pieces.now().entry), boxed = boxed_tiles(list, boxes, keys);
-      const int limit = Rows(list, pieces.now().item, list.member(block_index())).limit(list, keys);
+      const Seen seen(pieces.rows(), boxes);
       float o[HALF / 2], s[BN / 2], m[2] = {-infinity(), -infinity()}, l[2] = {0.f, 0.f}, correction[2];
       u32 p[BN / 4];
       q_ring.wait_full(q_state);
       async_proxy_fence();
-      make_scores(s, begin < boxed);
+      make_scores(s, begin < seen.boxed);
       release_queries(begin + 1 == end);
-      softmax(s, p, m, l, correction, limit - begin * BN);
+      softmax(s, p, m, l, correction, pieces, begin, begin < seen.whole);
 #pragma unroll 1
       for (int tile = begin; tile < end; tile++) {
         const PipelineState<STAGES> now = state;
         const bool add = tile > begin, more = tile + 1 < end;
         state.advance();
         named_barrier_sync(EMPTY, EXCHANGE);
+        if (seen.differ && tile >= seen.whole) filter(now.stage, 0, pieces.rows().least() - tile * BN);
         hand_over(correction);
         hand_over(p);
         if (add) rescale(o, correction);
@@ -319,32 +327,34 @@ struct ScoreConsumer : Consumer {
         wgmma_wait<0>();
         pin(o);
         release(0, now);
-        if (more) make_scores(s, tile + 1 < boxed);
-        if (list.together > 1) named_barrier_arrive(TURN, EXCHANGE);
+        if (more) make_scores(s, tile + 1 < seen.boxed);
+        if (turns) named_barrier_arrive(TURN, EXCHANGE);
         if (more) {
           release_queries(tile + 2 == end);
-          softmax(s, p, m, l, correction, limit - (tile + 1) * BN);
+          softmax(s, p, m, l, correction, pieces, tile + 1, tile + 1 < seen.whole);
         }
       }
-      const Piece piece = pieces.now();
-      const Rows rows(list, piece.item, list.member(block_index()));
-      float inverse[2];
+      const Piece& piece = pieces.now();
+      const Rows rows = pieces.rows();
+      float inverse[2], lse[2];
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         const float sum = quad_sum(l[r]);
         inverse[r] = sum == 0.f ? 0.f : 1.f / sum;
-        const float lse = sum == 0.f ? -infinity() : m[r] + log2_fast(sum);
-        const int head = rows.head + row(r);
-        if ((thread_lane & 3) || head >= list.head_group) continue;
-        if (!piece.whole()) a.sums_lse[(2 * (int)block_index() + (piece.begin == 0)) * ROWS + row(r)] = lse;
-        else if (Config::LSE)
-          a.lse.base[piece.entry * a.lse.batch + (rows.kv_head * list.head_group + head) * a.lse.head + rows.query] =
-              0.69314718056f * lse;
+        lse[r] = sum == 0.f ? -infinity() : m[r] + log2_fast(sum);
       }
       named_barrier_sync(EMPTY, EXCHANGE);
       hand_over(inverse);
       named_barrier_arrive(FULL, EXCHANGE);
-      store(o, inverse, piece, 0);
+      store(o, inverse, piece, rows, 0);
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        if ((thread_lane & 3) || row(r) >= rows.count) continue;
+        if (!piece.whole()) a.sums_lse[(2 * (int)block_index() + (piece.begin == 0)) * ROWS + row(r)] = lse[r];
+        else if (Config::LSE)
+          a.lse.base[piece.entry * a.lse.batch + rows.head(row(r)) * a.lse.head + piece.sequence.q_first + rows.query(row(r))] =
+              0.69314718056f * lse[r];
+      }
       more = pieces.next();
     }
     named_barrier_sync(EMPTY, EXCHANGE);  // the other consumer's last arrival
@@ -362,15 +372,16 @@ struct ColumnConsumer : Consumer {
 #pragma unroll 1
     while (more) {
       const int begin = pieces.now().begin, end = pieces.now().end;
-      const int boxed = boxed_tiles(list, boxes, list.keys(pieces.now().entry));
+      const Seen seen(pieces.rows(), boxes);
       float o[HALF / 2], factors[2];
 #pragma unroll 1
       for (int tile = begin; tile < end; tile++) {
         take_over(factors);
         k_rings[1].wait_full(state);
-        if (tile >= boxed) async_proxy_fence();
+        if (tile >= seen.boxed) async_proxy_fence();
         if (tile > begin) rescale(o, factors);
-        if (list.together > 1) named_barrier_sync(TURN, EXCHANGE);
+        if (seen.differ && tile >= seen.whole) filter(state.stage, HALF, pieces.rows().least() - tile * BN);
+        if (turns) named_barrier_sync(TURN, EXCHANGE);
         const u32 p = uniform(descriptor_k_major(shared_address(storage.p))), v = values(state.stage, HALF);
         wgmma_fence();
         multiply_ss<T, HALF, BN / 16, 4 * 32, 4 * 2048, 32, 2048, 0, 1>(o, p, v, tile > begin);
@@ -382,7 +393,7 @@ struct ColumnConsumer : Consumer {
       }
       take_over(factors);
       named_barrier_arrive(EMPTY, EXCHANGE);
-      store(o, factors, pieces.now(), HALF);
+      store(o, factors, pieces.now(), pieces.rows(), HALF);
       more = pieces.next();
     }
   }
@@ -390,7 +401,7 @@ struct ColumnConsumer : Consumer {
 
 KS_KERNEL(THREADS, 1)
 attention_latent_sm90(KS_ARGUMENT TensorMap k_map, KS_ARGUMENT Operands operands, KS_ARGUMENT List list, KS_ARGUMENT Pages pages,
-                      int boxes) {
+                      int boxes, int turns) {
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
   const Ring<STAGES> k_rings[2]{{shared_address(storage.k_rings[0])}, {shared_address(storage.k_rings[1])}};
@@ -407,15 +418,16 @@ attention_latent_sm90(KS_ARGUMENT TensorMap k_map, KS_ARGUMENT Operands operands
 
   const int group = warp_index() / 4, warp = warp_index() % 4;
   Piece piece;
+  piece.member = list.member(block_index());
   if (!first_piece(list, list.group(block_index()), piece)) return;
   const Pieces pieces{list, storage.pieces[warp_index()]};
-  pieces.set(piece);
+  if (!pieces.find(piece)) return;
   if (group == LOAD) {
     registers_dealloc<Config::PRODUCER_REGISTERS>();
     Producer{storage, operands, list, pages, k_rings, q_ring, k_map, boxes != 0, thread_index() % 128}.run(pieces);
   } else {
     registers_alloc<Config::CONSUMER_REGISTERS>();
-    const Consumer both{storage, operands, list, k_rings, q_ring, boxes != 0, warp, lane()};
+    const Consumer both{storage, operands, list, k_rings, q_ring, boxes != 0, turns != 0, warp, lane()};
     if (group == SCORES) ScoreConsumer{both}.run(pieces);
     else ColumnConsumer{both}.run(pieces);
   }

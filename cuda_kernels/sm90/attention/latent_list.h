@@ -1,10 +1,10 @@
-// Work of a decoding with latent attention: what the blocks of latent.h share, and latent_merge.h joins.
+// Work of latent attention: what the blocks of latent.h share, and latent_merge.h joins.
 //
-// A tile of rows is a query of a sequence with up to ROWS of the heads that share a KV head. An item is `together` such tiles, which see
-// the same keys: so many blocks take it side by side, a tile of rows each, so that L2 gives the others what the first of them reads.
-// Its keys are tiles of BN, and ITEM_COST places before them stand for the time that it takes beside them. All places of all items
-// are one list, of which each group of blocks takes an equal part: it finds where its part begins by a prefix sum over the
-// sequences' lengths, in device memory.
+// The rows of a KV head are its sequence's queries with their heads, one query after the other; a tile has ROWS of them. An item is
+// `together` such tiles, over the keys that the last of its queries sees: so many blocks take it side by side, a tile of rows each, so
+// that L2 gives the others what the first of them reads. Its keys are tiles of BN, and ITEM_COST places before them stand for the time
+// that it takes beside them. All places of all items are one list, of which each group of blocks takes an equal part: it finds where
+// its part begins by a prefix sum over the sequences' lengths, in device memory, and by a closed form over a sequence's items.
 #pragma once
 #include "attention/sequences.h"
 
@@ -16,56 +16,99 @@ KS_DEVICE int warp_sum(int x) {
   return x;
 }
 
+// Σ ⌊(a·i + b) / m⌋ over i < n, by Euclid's algorithm: whole multiples of m are taken out of a and b, and what remains is counted along
+// the other axis. a·n + b and the sum are less than 2^32.
+KS_DEVICE unsigned sum_of_quotients(unsigned n, unsigned m, unsigned a, unsigned b) {
+  unsigned sum = 0;
+#pragma unroll 1
+  while (n) {
+    const unsigned slope = a / m, first = b / m;
+    sum += (n % 2 ? (n - 1) / 2 * n : n / 2 * (n - 1)) * slope + n * first;
+    a -= slope * m, b -= first * m;
+    const unsigned top = a * n + b;
+    n = top / m, b = top - n * m;
+    const unsigned other = m;
+    m = a, a = other;
+  }
+  return sum;
+}
+
+// The items of a KV head of a sequence.
+struct Items {
+  const FastDivmod& heads;  // of a query
+  int queries, keys, step, count;  // step: rows of an item
+  KS_DEVICE Items(const Sequence& s, const FastDivmod& heads, int together)
+      : heads(heads), queries(s.S_q), keys(s.S_k), step(ROWS * together), count(divide_up(s.S_q * heads.d, step)) {}
+
+  // Of a query that sees so many keys.
+  static KS_DEVICE int tiles_of(int keys) { return max_of(divide_up(keys, BN), 1); }
+  KS_DEVICE int tiles(int i) const {
+    return tiles_of(Config::CAUSAL ? keys - (queries - 1 - heads.quotient(min_of((i + 1) * step, queries * heads.d) - 1)) : keys);
+  }
+  // Places of the items before item i ≤ count.
+  KS_DEVICE int places_before(int i) const {
+    const int all = tiles_of(keys);
+    if (!Config::CAUSAL || tiles_of(keys - queries + 1) == all) return i * (all + ITEM_COST);
+    // Item j < count − 1 has ⌊(step·j + b) / m⌋ tiles, but one at least.
+    const int n = max_of(min_of(i, count - 1), 0), m = BN * heads.d, b = (keys - queries + BN) * heads.d + step - 1;
+    const int single = min_of(b < m ? divide_up(m - b, step) : 0, n);
+    const int tiles = single + (int)sum_of_quotients(n - single, m, step, b + single * step);
+    return tiles + (i - n) * all + i * ITEM_COST;
+  }
+  KS_DEVICE int places() const { return places_before(count); }
+  // The item that has a place. Every lane must come.
+  KS_DEVICE int at(int place) const {
+    int first = 0, end = count;
+#pragma unroll 1
+    while (end - first > 1) {
+      const int each = divide_up(end - first, WARP), mine = first + lane() * each;
+      const int passed = warp_sum(mine < end && places_before(mine) <= place) - 1;  // of the lanes behind the first
+      first += passed * each, end = min_of(first + each, end);
+    }
+    return first;
+  }
+};
+
 // An argument of both kernels, passed whole.
 struct List {
-  const int* lengths;
-  int S_q, S_k, batch, kv_heads, head_group, head_tiles, together, groups;
+  Sequences sequences;
+  int batch, kv_heads, together, groups;
+  FastDivmod heads;  // of a query, that share a KV head
 
   // What a block is, of its group, and the group.
   KS_DEVICE int member(int block) const { return block % together; }
   KS_DEVICE int group(int block) const { return block / together; }
 
-  KS_DEVICE int keys(int b) const { return max_of(Config::LENGTHS ? min_of(lengths[b], S_k) : S_k, 0); }
-  KS_DEVICE int items_of_entry() const { return kv_heads * (S_q * head_tiles / together); }
-  KS_DEVICE int tiles(int b) const { return max_of(divide_up(keys(b), BN), 1); }
-  KS_DEVICE int places(int b) const { return b < batch ? (tiles(b) + ITEM_COST) * items_of_entry() : 0; }
-
-  // Every lane must come.
-  KS_DEVICE int total() const {
-    int sum = 0;
-#pragma unroll 1
-    for (int b = lane(); b < batch + lane(); b += WARP) sum += warp_sum(places(b));
-    return sum;
+  KS_DEVICE Sequence sequence(int b) const {
+    Sequence s = sequences.at(b);
+    s.S_q = max_of(s.S_q, 0), s.S_k = max_of(s.S_k, 0);
+    return s;
   }
-  KS_DEVICE int longest() const {
-    int most = 0;
-#pragma unroll 1
-    for (int b = lane(); b < batch; b += WARP) most = max_of(most, tiles(b) + ITEM_COST);
-#pragma unroll
-    for (int m = 1; m < WARP; m *= 2) most = max_of(most, shuffle_xor(most, m));
-    return most;
-  }
-  // The place of an entry's first item.
-  KS_DEVICE int places_before(int entry) const {
-    int sum = 0;
-#pragma unroll 1
-    for (int b = lane(); b < entry + lane(); b += WARP) sum += warp_sum(b < entry ? places(b) : 0);
-    return sum;
-  }
+  KS_DEVICE Items items(const Sequence& s) const { return Items(s, heads, together); }
+  KS_DEVICE int places(int b) const { return b < batch ? items(sequence(b)).places() * kv_heads : 0; }
 };
 
 // The list's places, cut: the first `more` groups take one place more than `each`. No group has less than an item with two tiles, but
 // where there is no more. Items of one length whose tiles of rows are full are not cut, where that makes no part longer by more than a
 // sixteenth: of what is cut 128 KB a tile of rows are written, read again and joined.
 struct Cut {
-  int total, groups, each, more;
+  int total = 0, groups, each, more;
   // Every lane must come.
   KS_DEVICE explicit Cut(const List& list) {
-    total = list.total();
+    int items = 0, longest = 0;
+#pragma unroll 1
+    for (int b = lane(); b < list.batch; b += WARP) {
+      const Items own = list.items(list.sequence(b));
+      total += own.places(), items += own.count, longest = max_of(longest, own.count ? Items::tiles_of(own.keys) : 0);
+    }
+    total = warp_sum(total) * list.kv_heads, items = warp_sum(items) * list.kv_heads;
+#pragma unroll
+    for (int m = 1; m < WARP; m *= 2) longest = max_of(longest, shuffle_xor(longest, m));
+    longest += ITEM_COST;
     groups = min_of(list.groups, max_of(total / (ITEM_COST + 2), 1));
     each = total / groups, more = total - groups * each;
-    const int items = list.batch * list.items_of_entry(), longest = list.longest(), whole = longest * divide_up(items, groups);
-    if (list.head_group >= ROWS && longest * items == total && whole - each <= each / 16)
+    const int whole = longest * divide_up(items, groups);
+    if (list.heads.d >= ROWS && total && longest * items == total && whole - each <= each / 16)
       groups = divide_up(total, whole), each = whole, more = 0;
   }
   KS_DEVICE int begin(int group) const { return min_of(group * each + min_of(group, more), total); }
@@ -82,9 +125,11 @@ KS_DEVICE int state_of(const List& list, int group, int member, int first_group)
   return 2 * (group * list.together + member) + (group == first_group);
 }
 
-// A group's place in its part of the list. `item`: within the entry; tiles [begin, end) of it, of `tiles`; `left` places come after.
+// A group's place in its part of the list, by one of its members. `item`: of the KV head's; tiles [begin, end) of it, of `tiles`; `left`
+// places come after.
 struct Piece {
-  int entry, item, begin, end, tiles, left;
+  Sequence sequence;
+  int member, entry, kv_head, item, begin, end, tiles, left;
   KS_DEVICE bool whole() const { return begin == 0 && end == tiles; }
   KS_DEVICE void take(int from) {
     begin = from;
@@ -92,14 +137,10 @@ struct Piece {
     left -= end - from;
   }
 };
-// Every lane must come to both of these.
-// The first piece; false where the group has none.
-KS_DEVICE bool first_piece(const List& list, int group, Piece& piece) {
-  const Cut cut(list);
-  if (group >= cut.groups) return false;
-  const int first = cut.begin(group);
-  piece.left = cut.begin(group + 1) - first;
-  int before = 0;
+// Every lane must come to all of these.
+// The item that has a place of the list; returns which of its tiles that is, less than 0 before them.
+KS_DEVICE int find_item(const List& list, int place, Piece& piece) {
+  int before = 0, at = 0;
 #pragma unroll 1
   for (int b = 0; b < list.batch; b += WARP) {
     const int here = list.places(b + lane());
@@ -110,45 +151,90 @@ KS_DEVICE bool first_piece(const List& list, int group, Piece& piece) {
       if (lane() & m) end += other;
       all += other;
     }
-    if (first >= before + all) {
+    if (place >= before + all) {
       before += all;
       continue;
     }
-    const int offset = first - (before + end - here);
+    const int offset = place - (before + end - here);
     const bool found = offset >= 0 && offset < here;
     piece.entry = warp_sum(found ? b + lane() : 0);
-    const int place = warp_sum(found ? offset : 0);
-    piece.tiles = list.tiles(piece.entry);
-    piece.item = place / (piece.tiles + ITEM_COST);
-    const int at = place - piece.item * (piece.tiles + ITEM_COST) - ITEM_COST, ahead = max_of(-at, 0);
-    if (piece.left <= ahead) return false;  // the item's tiles are the next group's
-    piece.left -= ahead;
-    piece.take(max_of(at, 0));
-    return true;
+    at = warp_sum(found ? offset : 0);
+    break;
   }
-  return false;
+  piece.sequence = list.sequence(piece.entry);
+  const Items items = list.items(piece.sequence);
+  piece.kv_head = 0;
+  if (list.kv_heads > 1) {
+    const int of_head = items.places();
+    piece.kv_head = at / of_head, at -= piece.kv_head * of_head;
+  }
+  piece.item = items.at(at), piece.tiles = items.tiles(piece.item);
+  return at - items.places_before(piece.item) - ITEM_COST;
+}
+// The first piece; false where the group has none.
+KS_DEVICE bool first_piece(const List& list, int group, Piece& piece) {
+  const Cut cut(list);
+  if (group >= cut.groups || !cut.total) return false;
+  const int first = cut.begin(group), at = find_item(list, first, piece), ahead = max_of(-at, 0);
+  piece.left = cut.begin(group + 1) - first;
+  if (piece.left <= ahead) return false;  // the item's tiles are the next group's
+  piece.left -= ahead;
+  piece.take(max_of(at, 0));
+  return true;
 }
 // The next; false after the last.
 KS_DEVICE bool next_piece(const List& list, Piece& piece) {
   if (piece.left <= ITEM_COST) return false;
   piece.left -= ITEM_COST;
-  if (++piece.item == list.items_of_entry()) {
+  if (++piece.item == list.items(piece.sequence).count) {
     piece.item = 0;
-    piece.tiles = list.tiles(++piece.entry);
+    if (++piece.kv_head == list.kv_heads) {
+      piece.kv_head = 0;
+      do piece.sequence = list.sequence(++piece.entry);
+      while (!piece.sequence.S_q);  // without queries there are no items
+    }
   }
+  piece.tiles = list.items(piece.sequence).tiles(piece.item);
   piece.take(0);
   return true;
 }
 
-// A member's tile of rows, of an entry's item.
+// The member's tile of rows, of a piece's item.
 struct Rows {
-  int kv_head, query, head;  // the first head, of the KV head's
-  KS_DEVICE Rows(const List& list, int item, int member) {
-    const int items = list.S_q * list.head_tiles / list.together;
-    kv_head = item / items;
-    const int tile = (item - kv_head * items) * list.together + member;
-    query = tile / list.head_tiles, head = (tile - query * list.head_tiles) * ROWS;
+  const FastDivmod& heads;       // of a query
+  int kv_head, queries, keys;
+  int first, count;              // rows of the KV head's; count: not above 0 where the member has none
+  KS_DEVICE Rows(const List& list, const Piece& piece)
+      : heads(list.heads), kv_head(piece.kv_head), queries(piece.sequence.S_q), keys(piece.sequence.S_k),
+        first((piece.item * list.together + piece.member) * ROWS), count(min_of(queries * heads.d - first, ROWS)) {}
+  // Of row r of the tile: its query, its head among all, and the keys that it sees.
+  KS_DEVICE int query(int r) const { return heads.quotient(first + r); }
+  KS_DEVICE int head(int r) const { return kv_head * heads.d + first + r - query(r) * heads.d; }
+  KS_DEVICE int limit(int r) const { return Config::CAUSAL ? keys - (queries - 1 - query(r)) : keys; }
+  KS_DEVICE int least() const { return limit(0); }
+  KS_DEVICE int most() const { return limit(count - 1); }
+};
+
+// A warp's piece, in shared memory.
+struct Pieces {
+  const List& list;
+  Piece& piece;
+  KS_DEVICE const Piece& now() const { return piece; }
+  KS_DEVICE void set(const Piece& x) const {
+    warp_barrier();
+    if (lane() == 0) piece = x;
+    warp_barrier();
   }
-  // Keys that it sees.
-  KS_DEVICE int limit(const List& list, int keys) const { return Config::CAUSAL ? keys - (list.S_q - 1 - query) : keys; }
+  KS_DEVICE Rows rows() const { return Rows(list, piece); }
+  // To the next piece in which the member has rows; the first one from x on.
+  KS_DEVICE bool find(Piece x) const {
+    while (Rows(list, x).count <= 0)
+      if (!next_piece(list, x)) return false;
+    set(x);
+    return true;
+  }
+  KS_DEVICE bool next() const {
+    Piece x = piece;
+    return next_piece(list, x) && find(x);
+  }
 };

@@ -1,10 +1,11 @@
 // Tests of pairs of half-precision elements for NaN and inf. Where V is of e4m3 nobody asks.
 #pragma once
 #include "sm90/attention/block.h"
+#include "sm90/attention/finite.h"
 
 // Of V and the result, where that is not float32, as of parts of the keys.
 typedef conditional<sizeof(TO) == 2, TO, T>::type Half;
-constexpr u32 EXPONENT = Same<Half, f16>::value ? 0x7c00 : 0x7f80;
+constexpr u32 EXPONENT = exponent_of<Half>;
 
 // The larger of two pairs' magnitudes, element by element; NaN wins.
 KS_DEVICE u32 max_magnitude(u32 a, u32 b, f16) {
@@ -21,9 +22,6 @@ KS_DEVICE u32 max_magnitude(u32 most, const uint4& x) {
   return max_magnitude(max_magnitude(max_magnitude(max_magnitude(most, x.x, Half()), x.y, Half()), x.z, Half()), x.w, Half());
 }
 // A pair with zeros in place of NaN and inf.
-KS_DEVICE u32 finite_part(u32 pair) {
-  const bool low = (pair & EXPONENT) != EXPONENT, high = (pair >> 16 & EXPONENT) != EXPONENT;
-  return pair & ((low ? 0xffffu : 0) | (high ? 0xffff0000u : 0));
-}
+KS_DEVICE u32 finite_part(u32 pair) { return finite_part<Half>(pair); }
 // Whether an element of a pair of magnitudes is NaN.
 KS_DEVICE bool has_nan(u32 magnitudes) { return (magnitudes & 0xffff) > EXPONENT || magnitudes >> 16 > EXPONENT; }

@@ -9,6 +9,9 @@ CASE = "attention-bf16-576v512-causal-latent"
 TWO_QUERIES, PAGES, SPLIT, SPLIT_RAMP = (
     f"{CASE}{what}" for what in ("", "-pages-64", "-split", "-split-ramp")
 )
+CHUNKS, MORE_QUERIES, HIDDEN = (
+    f"{CASE}-{what}" for what in ("chunks-pages-64", "more-queries-than-keys", "nan-in-hidden-k")
+)
 LENGTHS, ODD_PAGES = "attention-bf16-576v512-latent-lengths", "attention-f16-576v512-latent-pages-5"
 
 
@@ -24,7 +27,7 @@ MUTANTS = (
     _mutant(
         "scores-not-masked",
         KERNEL,
-        "if (keys < BN) mask_columns(s, {0, 0}, {high, high});",
+        "mask_columns(s, {0, 0}, {rows.limit(row(0)) - first, rows.limit(row(1)) - first});",
         "",
         LENGTHS,
         "keys behind the last have a score of 0",
@@ -40,10 +43,50 @@ MUTANTS = (
     _mutant(
         "first-query-sees-all",
         LIST,
-        "Config::CAUSAL ? keys - (list.S_q - 1 - query) : keys",
+        "Config::CAUSAL ? keys - (queries - 1 - query(r)) : keys",
         "keys",
         TWO_QUERIES,
         "a query sees the keys of the next",
+    ),
+    _mutant(
+        "rows-of-one-query",
+        LIST,
+        "return heads.quotient(first + r);",
+        "return heads.quotient(first);",
+        CHUNKS,
+        "a tile has the heads of its first query alone",
+    ),
+    _mutant(
+        "queries-of-the-first-sequence",
+        KERNEL,
+        "a.q.at<Config::Q_VIEW>(piece.entry, rows.head(r), 0, piece.sequence.q_first)",
+        "a.q.at<Config::Q_VIEW>(piece.entry, rows.head(r), 0, 0)",
+        CHUNKS,
+        "packed queries are those of the first entry",
+    ),
+    _mutant(
+        "items-counted-short",
+        LIST,
+        "b = (keys - queries + BN) * heads.d + step - 1;",
+        "b = (keys - queries) * heads.d + step - 1;",
+        CHUNKS,
+        "the list ends before the last items",
+    ),
+    _mutant(
+        "items-of-no-keys-forgotten",
+        LIST,
+        "const int tiles = single + ",
+        "const int tiles = ",
+        MORE_QUERIES,
+        "queries that see no key have no place in the list",
+    ),
+    _mutant(
+        "unseen-values-used",
+        KERNEL,
+        "x = finite_part<T>(x);",
+        "",
+        HIDDEN,
+        "a NaN reaches rows that do not see its key",
     ),
     _mutant(
         "boxes-by-entry",
@@ -64,8 +107,8 @@ MUTANTS = (
     _mutant(
         "parts-weigh-the-same",
         MERGE,
-        "const float weight = exp2_fast(s - base);",
-        "const float weight = 1.f;",
+        "weight = exp2_fast(s - base);",
+        "weight = 1.f;",
         SPLIT,
         "parts are added up without their references",
     ),

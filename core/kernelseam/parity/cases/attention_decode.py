@@ -113,3 +113,23 @@ def latent() -> Iterator[AttentionCase]:
         kv_lengths=(2990,),
         ramp=True,
     )
+    # Chunks of prompts beside decoding: rows of several queries in a tile, and of many tiles.
+    chunks = {**pages, "S_q": 70, "S_k": 130, "batch": 4, "q": TOKENS, "out": TOKENS}
+    chunks |= {"q_sequences": (70, 1, 0, 9), "kv_lengths": (130, 33, 5, 9)}
+    yield case("bf16-576/512-causal", "latent-chunks-pages-64", **chunks)
+    yield case("f16-576/512-causal", "latent-chunks-pages-16", **{**chunks, "page_size": 16})
+    yield case("bf16-576/512", "latent-chunks-no-mask", **chunks)
+    many = {**chunks, "num_heads": 128, "page_size": 16, "q_sequences": (20, 1, 0, 9)}
+    yield case("bf16-576/512-causal", "latent-chunks-128-heads", **{**many, "S_q": 20})
+    packed = {n: x for n, x in chunks.items() if n not in ("kv_lengths", "page_size")}
+    packed |= {"k_sequences": (130, 33, 5, 9), "margin": 2, "num_heads": 20}
+    yield case("bf16-576/512-causal", "latent-chunks-sequences", **packed)
+    square = {**one, "S_q": 90, "S_k": 70, "batch": 1}
+    yield case("bf16-576/512-causal", "latent-more-queries-than-keys", **square)
+    # The last query alone sees this key.
+    hidden = InjectedValue("k", NAN, (0, 0, 99, 3))
+    yield case(
+        "bf16-576/512-causal",
+        "latent-nan-in-hidden-k",
+        **{**square, "S_k": 100, "injected": (hidden,)},
+    )

@@ -397,12 +397,13 @@ ATTENTION_BWD = (
 
 @dataclass(frozen=True)
 class HopperLatentTile:
-    """64 heads of a query and 64 keys a step, for these head dims; a ring of two tiles of keys."""
+    """64 rows, queries with their heads, and 64 keys a step, for these head dims; a ring of two
+    tiles of keys."""
 
     head_dim: int
     value_dim: int
     item_cost: int = 2
-    """The time that a sequence's 64 heads take beside their keys, in tiles."""
+    """The time that 64 rows take beside their keys, in tiles."""
     rate: float = 0.0
     """The part of the arch's product rate that the loop reaches."""
     block_seconds: float = 3e-6

@@ -1,5 +1,5 @@
-"""Kernel definitions of cuda_kernels/sm90/attention/latent.h and latent_merge.h: latent attention
-of few queries."""
+"""Kernel definitions of cuda_kernels/sm90/attention/latent.h and latent_merge.h: latent
+attention."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention.options import SpecOption
+from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
     OPERANDS,
     PAGES,
+    SEQUENCES,
     VIEWS,
     matrices,
     page_values,
     row_values,
     walk_values,
 )
+from kernelseam.kernels.attention.refusals import refuse_mixed_views
 from kernelseam.kernels.attention.scores import score_constants, score_values
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
@@ -28,36 +30,44 @@ from kernelseam.kernels.elements import (
     DEVICE_TYPE,
     INT32,
     divide_up,
+    divider_parameter,
+    divider_values,
     refuse_row_strides,
 )
 from kernelseam.kernels.signature import Signature, Structure
-from kernelseam.symbolic import least, most
+from kernelseam.symbolic import least, most, recorded
 
 from kernelseam_cuda.sm90.attention_tiles import LATENT, LATENT_REGISTERS, HopperLatentTile
 from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.toolchain import sources
 
-SUPPORTED = SpecOption.causal | SpecOption.kv_view | SpecOption.lengths
+SUPPORTED = SpecOption.causal | ANY_VIEW | SpecOption.lengths
 """The options that the kernel has."""
 _PANEL = 64
 """Columns of a tile in shared memory that lie together."""
-MOST_QUERIES = 8
-"""K is read again for every query, and for every 64 heads."""
 _STATES = 2
 """That a block may leave: of the item that it begins with, and of that which it ends with."""
 _MERGE_WARPS = 8
 """Of a block of latent_merge.h."""
+_MERGE_BLOCKS = 2
+"""For each of the two ends of a group's part, and each member."""
 _MOST_TOGETHER = 4
 """Blocks that take the tiles of rows of an item side by side."""
-_FEW_PARTS = 4
-"""Of an item, up to which a warp adds up a row's: more warps would wait for each other."""
+_FEWEST_TAKEN = 0.9
+"""Of the tiles of rows that blocks side by side may take: the others wait."""
+_RAGGED = 4
+"""Where the longest of packed sequences has more than so many times the queries of the mean, most
+are taken to be short."""
 
 _MATRICES = ("q", "k", "out")
-_LIST_INTS = (
-    *("S_q", "S_k", "batch", "kv_heads", "head_group", "head_tiles"),
-    *("together", "groups"),
+_LIST_INTS = ("batch", "kv_heads", "together", "groups")
+_LIST = Structure(
+    (
+        ("sequences", SEQUENCES),
+        *((n, "i32") for n in _LIST_INTS),
+        ("heads", divider_parameter("head_group")),
+    )
 )
-_LIST = Structure((("lengths", "pointer"), *((n, "i32") for n in _LIST_INTS)))
 _SIGNATURE = Signature(
     (
         ("k_map", "tensor_map"),
@@ -76,6 +86,7 @@ _SIGNATURE = Signature(
         ("list", _LIST),
         ("pages", PAGES),
         ("boxes", "i32"),
+        ("turns", "i32"),
     )
 )
 _MERGE_SIGNATURE = Signature(
@@ -88,7 +99,6 @@ _MERGE_SIGNATURE = Signature(
                     ("sums_lse", "pointer"),
                     ("out", matrices("out")),
                     ("lse", row_values("lse")),
-                    ("sharing", "i32"),
                 )
             ),
         ),
@@ -98,7 +108,7 @@ _MERGE_SIGNATURE = Signature(
 
 
 class HopperLatent(KernelDefinition):
-    """Decoding whose values are the first columns of the keys, a persistent block a
+    """Attention whose values are the first columns of the keys, a persistent block a
     multiprocessor; a second kernel joins what blocks share."""
 
     operation = "attention"
@@ -124,16 +134,18 @@ class HopperLatent(KernelDefinition):
         if not self.tiles(spec, row):
             dims = ", ".join(f"{t.head_dim}/{t.value_dim}" for t in LATENT)
             return f"head dims {spec.dims}: it takes {dims}"
-        if spec.kv_view == "packed":
-            return "it takes strided or paged keys"
+        if spec.kv_view != "paged" and (reason := refuse_mixed_views(spec)):
+            return reason
+        if spec.q_view == "pointers":
+            return "queries by a list of pointers"
         if spec.vector < 16:
             return f"rows at multiples of {spec.vector} bytes: it copies 16 bytes at a time"
         if p.scale <= 0:
             return f"scale = {p.scale}: it takes more than 0"
         if not (p.batch and p.num_heads and p.S_q):
             return "there are no queries"
-        if p.S_q > MOST_QUERIES:
-            return f"S_q = {p.S_q}: it takes {MOST_QUERIES} at most"
+        if (rows := (p.S_q + p.S_k) * p.head_group) >= INT32 // 2:
+            return f"(S_q + S_k)·heads of a group = {rows}: it takes less than 2^30"
         if (places := _places(p, self.tiles(spec, row)[0])) >= INT32:
             return f"{places} tiles of keys: it takes less than 2^31"
         return refuse_row_strides(
@@ -211,6 +223,7 @@ class HopperLatent(KernelDefinition):
             "scale_log2": score_values(p)["scale_log2"],
             **page_values(p),
             "boxes": int(_boxes(p, tile)),
+            "turns": divide_up(p.S_q * p.head_group, tile.rows) - 1,
         }
 
     def tensor_maps(
@@ -234,13 +247,12 @@ class HopperLatent(KernelDefinition):
         }
 
     def work(self, problem: AttentionProblem, tile: HopperLatentTile, device: Device) -> Work:
-        """Every block an equal part of all keys. Each tile of rows reads them again."""
+        """Every block an equal part of all keys, which each tile of rows multiplies again."""
         p, blocks = problem, self.grid(problem, tile, device)
-        tiles = p.S_q * divide_up(p.head_group, tile.rows)
-        keys = p.batch * p.kv_heads * p.S_k
-        operations = 2.0 * (tile.head_dim + tile.value_dim) * tile.rows * keys * tiles
+        pairs = tile.rows * _row_tiles(p, tile) * p.visible / p.S_q
+        operations = 2.0 * (tile.head_dim + tile.value_dim) * pairs
         return Work(
-            keys * tile.head_dim * p.spec.dtype.itemsize,
+            p.batch * p.kv_heads * p.S_k * tile.head_dim * p.spec.dtype.itemsize,
             blocks,
             operations / blocks,
             operations / blocks,
@@ -262,7 +274,13 @@ class HopperLatent(KernelDefinition):
                 lengths=True,
                 latent=True,
             )
-            for spec in (paged, replace(paged, dtype=DType.float16, kv_view="strided", lse=False)):
+            strided = replace(paged, dtype=DType.float16, kv_view="strided", lse=False)
+            for spec in (
+                paged,
+                strided,
+                replace(paged, q_view="packed"),
+                replace(strided, q_view="packed", kv_view="packed", lengths=False),
+            ):
                 yield Covered(self, spec)
                 yield Covered(MERGE, spec)
 
@@ -295,14 +313,14 @@ class HopperLatentMerge(KernelDefinition):
         return HopperLatent().launches(problem, tile, device)
 
     def constants(self, spec: AttentionSpec, tile: HopperLatentTile, row: ArchRow) -> Constants:
-        return {**_constants(spec, tile), "SHARED_BYTES": self.shared_bytes(spec, tile)}
+        shared = self.shared_bytes(spec, tile)
+        return {**_constants(spec, tile), "BLOCKS": _MERGE_BLOCKS, "SHARED_BYTES": shared}
 
     def signature(self, spec: AttentionSpec) -> Signature:
         return _MERGE_SIGNATURE
 
     def grid(self, problem: AttentionProblem, tile: HopperLatentTile, device: Device) -> int:
-        rows = _MERGE_WARPS // _sharing(problem, tile, device)
-        return _row_tiles(problem, tile) * problem.batch * problem.kv_heads * (tile.rows // rows)
+        return HopperLatent().grid(problem, tile, device) * 2 * _MERGE_BLOCKS
 
     def config(
         self, problem: AttentionProblem, tile: HopperLatentTile, row: ArchRow, device: Device
@@ -324,7 +342,6 @@ class HopperLatentMerge(KernelDefinition):
             **walk_values(("out",), (p.out_strides,)),
             "lse_batch": p.lse_strides[0],
             "lse_head": p.lse_strides[1],
-            "sharing": _sharing(p, tile, device),
         }
 
     def work(self, problem: AttentionProblem, tile: HopperLatentTile, device: Device) -> Work:
@@ -351,25 +368,49 @@ def _constants(spec: AttentionSpec, tile: HopperLatentTile) -> Constants:
 
 
 def _list_values(p: AttentionProblem, tile: HopperLatentTile, device: Device) -> dict[str, int]:
-    head_tiles = divide_up(p.head_group, tile.rows)
-    ints = (p.S_q, p.S_k, p.batch, p.kv_heads, p.head_group, head_tiles)
-    return dict(zip(_LIST_INTS, (*ints, _together(p, tile), _groups(p, tile, device)), strict=True))
+    ints = (p.batch, p.kv_heads, _together(p, tile), _groups(p, tile, device))
+    extents = {"S_q": p.S_q, "S_k": p.S_k, **dict(zip(_LIST_INTS, ints, strict=True))}
+    return {**extents, **divider_values("head_group", p.head_group)}
 
 
 def _row_tiles(p: AttentionProblem, tile: HopperLatentTile) -> int:
-    """Of a KV head: queries with up to 64 heads."""
-    return p.S_q * divide_up(p.head_group, tile.rows)
+    """Of all entries: queries with their heads. Where they are packed, not less than there are."""
+    of_entry = divide_up(p.S_q * p.head_group, tile.rows)
+    if p.spec.q_view != "packed":
+        return p.batch * p.kv_heads * of_entry
+    # An entry ends within a tile.
+    packed = least(p.total_q * p.head_group // tile.rows + p.batch, p.batch * of_entry)
+    return p.kv_heads * packed
 
 
 def _together(p: AttentionProblem, tile: HopperLatentTile) -> int:
     """Tiles of rows that as many blocks take side by side, over the same keys: each key then comes
     from memory once for all of them."""
-    tiles = _row_tiles(p, tile)
-    return max(n for n in range(1, _MOST_TOGETHER + 1) if tiles % n == 0)
+    return _side_by_side(
+        p.S_q * p.head_group, p.head_group, tile.rows, p.batch * p.S_q, _queries(p)
+    )
+
+
+@recorded
+def _side_by_side(longest: int, heads: int, tile_rows: int, room: int, queries: int) -> int:
+    """Of the longest entry's tiles of rows, if entries are about as long; else of a query's."""
+    rows = longest if room <= _RAGGED * queries else heads
+    tiles = divide_up(rows, tile_rows)
+    counts = range(1, _MOST_TOGETHER + 1)
+    return max(n for n in counts if tiles >= _FEWEST_TAKEN * n * divide_up(tiles, n))
+
+
+def _queries(p: AttentionProblem) -> int:
+    return p.total_q if p.spec.q_view == "packed" else p.batch * p.S_q
 
 
 def _items(p: AttentionProblem, tile: HopperLatentTile) -> int:
-    return p.batch * p.kv_heads * _row_tiles(p, tile) // _together(p, tile)
+    """Not less than there are."""
+    together = _together(p, tile)
+    if p.spec.q_view != "packed":
+        rows = divide_up(p.S_q * p.head_group, tile.rows * together)
+        return p.batch * p.kv_heads * rows
+    return divide_up(_row_tiles(p, tile), together) + p.batch * p.kv_heads
 
 
 def _groups(p: AttentionProblem, tile: HopperLatentTile, device: Device) -> int:
@@ -380,13 +421,13 @@ def _groups(p: AttentionProblem, tile: HopperLatentTile, device: Device) -> int:
 
 
 def _rows(p: AttentionProblem) -> int:
-    """Of a page, or of an entry's keys."""
-    return p.page_size if p.spec.kv_view == "paged" else p.S_k
+    """Of a page, of all packed keys, or of an entry's."""
+    return {"paged": p.page_size, "packed": p.total_k}.get(p.spec.kv_view, p.S_k)
 
 
 def _matrices(p: AttentionProblem) -> tuple[int, int]:
     """KV heads, and pages or entries."""
-    return p.kv_heads, max(p.pages, 1) if p.spec.kv_view == "paged" else p.batch
+    return p.kv_heads, {"paged": max(p.pages, 1), "packed": 1}.get(p.spec.kv_view, p.batch)
 
 
 def _apart(p: AttentionProblem) -> tuple[int, int]:
@@ -400,12 +441,6 @@ def _boxes(p: AttentionProblem, tile: HopperLatentTile) -> bool:
     apart = all(s > 0 or n == 1 for n, s in zip(_matrices(p), _apart(p), strict=True))
     whole = p.spec.kv_view != "paged" or p.page_size % tile.bn == 0
     return whole and apart and p.k_strides[2] > 0
-
-
-def _sharing(p: AttentionProblem, tile: HopperLatentTile, device: Device) -> int:
-    """Warps that add up a row, by the parts of an item that are to be expected."""
-    parts = _groups(p, tile, device) / _items(p, tile)
-    return _MERGE_WARPS if parts > _FEW_PARTS else 1
 
 
 def _places(p: AttentionProblem, tile: HopperLatentTile) -> int:
