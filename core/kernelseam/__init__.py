@@ -6,12 +6,12 @@ vendor's runtime and looks for no device: both happen at the first use.
 
 from __future__ import annotations
 
-import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
 from kernelseam import errors, known_problems, torch_dispatch, verifier
 from kernelseam._version import __version__
+from kernelseam.lazy import imported_at_use
 
 if TYPE_CHECKING:
     from kernelseam.contract import Device, Problem, Runtime
@@ -101,44 +101,46 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Attention": "descriptors",
-    "AttentionBwd": "descriptors",
-    "AttentionPointers": "descriptors",
-    "BatchedGemmPointers": "descriptors",
-    "BatchedGemmStrided": "descriptors",
-    "Call": "planning",
-    "DType": "dtypes",
-    "GroupedGemm": "descriptors",
-    "GroupedGemmPointers": "descriptors",
-    "MergeStates": "descriptors",
-    "PagedCache": "descriptors",
-    "Plan": "planning",
-    **dict.fromkeys(("append_paged", "copy_pages", "gather_paged"), "ops.cache"),
-    "attention": "ops.attention",
-    "attention_bwd": "ops.attention_bwd",
-    "attention_paged": "ops.attention",
-    "attention_varlen": "ops.attention",
-    "block_mask": "ops.block_mask",
-    "bmm": "ops.gemm",
-    "bmm_bwd": "ops.gemm_bwd",
-    "grouped_mm": "ops.grouped_gemm",
-    "grouped_mm_list": "ops.grouped_list",
-    "matmul2d": "ops.gemm",
-    "matmul2d_bwd": "ops.gemm_bwd",
-    "merge_states": "ops.merge",
-    "plan": "planning",
-    "trace": "launch_trace",
-    "use_backend": "dispatch",
-    "tree_ancestors": "expressions.tree",
-    "tree_mask": "expressions.tree",
-    "where": "expressions.elementwise",
+    "Attention": ".descriptors",
+    "AttentionBwd": ".descriptors",
+    "AttentionPointers": ".descriptors",
+    "BatchedGemmPointers": ".descriptors",
+    "BatchedGemmStrided": ".descriptors",
+    "Call": ".planning",
+    "DType": ".dtypes",
+    "GroupedGemm": ".descriptors",
+    "GroupedGemmPointers": ".descriptors",
+    "MergeStates": ".descriptors",
+    "PagedCache": ".descriptors",
+    "Plan": ".planning",
+    **dict.fromkeys(("append_paged", "copy_pages", "gather_paged"), ".ops.cache"),
+    "attention": ".ops.attention",
+    "attention_bwd": ".ops.attention_bwd",
+    "attention_paged": ".ops.attention",
+    "attention_varlen": ".ops.attention",
+    "block_mask": ".ops.block_mask",
+    "bmm": ".ops.gemm",
+    "bmm_bwd": ".ops.gemm_bwd",
+    "grouped_mm": ".ops.grouped_gemm",
+    "grouped_mm_list": ".ops.grouped_list",
+    "matmul2d": ".ops.gemm",
+    "matmul2d_bwd": ".ops.gemm_bwd",
+    "merge_states": ".ops.merge",
+    "plan": ".planning",
+    "trace": ".launch_trace",
+    "use_backend": ".dispatch",
+    "tree_ancestors": ".expressions.tree",
+    "tree_mask": ".expressions.tree",
+    "where": ".expressions.elementwise",
     **dict.fromkeys(
         ("OutputProjection", "OutputProjectionBwd", "QkvProjection", "QkvProjectionBwd"),
-        "descriptors",
+        ".descriptors",
     ),
-    **dict.fromkeys(("fused_output_projection_residual", "fused_qkv_projection"), "ops.projection"),
     **dict.fromkeys(
-        ("fused_output_projection_residual_bwd", "fused_qkv_projection_bwd"), "ops.projection_bwd"
+        ("fused_output_projection_residual", "fused_qkv_projection"), ".ops.projection"
+    ),
+    **dict.fromkeys(
+        ("fused_output_projection_residual_bwd", "fused_qkv_projection_bwd"), ".ops.projection_bwd"
     ),
 }
 
@@ -153,14 +155,7 @@ torch_dispatch.register(_torch_operators)
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
-def __getattr__(name: str) -> Any:
-    try:
-        home = _HOMES[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = imported_at_use(globals(), _HOMES)
 
 
 def __dir__() -> list[str]:

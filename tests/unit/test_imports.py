@@ -23,13 +23,12 @@ REPOSITORY = Path(__file__).parents[2]
 ARCHITECTURE = REPOSITORY / "docs/architecture.md"
 
 BY_NAME = {
-    "__init__": "the public names, at their first use; TYPE_CHECKING imports the same",
     "plugins": "entry points, and the core's own plugin among them: kernelseam.builtin",
     "cli.commands": "the subcommands of the command line, when they are used",
     "interop.diffusers": "what imports torch and diffusers, by register()",
-    "interop.jax": "functions that import JAX; TYPE_CHECKING imports the same",
-    "interop.torch": "functions that import torch; TYPE_CHECKING imports the same",
+    "interop.torch_library.namespace": "modules of operators, which import it, too",
     "interop.transformers": "what imports torch and Transformers, by register()",
+    "lazy": "names of packages, at their first use; TYPE_CHECKING imports the same",
     "interop.vllm": "vLLM and its registry, by register()",
     "samples.operations.table": "the operations, which import what it imports, too",
 }

@@ -363,6 +363,18 @@ def test_a_call_on_tensors_does_not_import_dynamo() -> None:
     assert called == "False"
 
 
+def test_operators_are_registered_where_torch_is_asked_for_one() -> None:
+    """Torch takes as long to register them as all else to import; a first call needs none."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    called = run(
+        "import sys, torch; from kernelseam.interop.torch import attention; "
+        "x = torch.ones(1, 1, 2, 4); attention(x, x, x); ours = torch.ops.kernelseam; "
+        "before = 'kernelseam.interop.torch_library.define' in sys.modules; "
+        "print(before, hasattr(ours, 'none'), ours.attention(x, x, x)[0].shape, ours.bmm.default)"
+    )
+    assert called == "False False torch.Size([1, 1, 2, 4]) kernelseam.bmm.default"
+
+
 def test_every_public_name_is_there() -> None:
     assert set(dir(kernelseam)) == set(kernelseam.__all__)
     for name in kernelseam.__all__:

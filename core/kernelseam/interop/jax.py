@@ -6,8 +6,9 @@ The first use of one imports JAX.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kernelseam.lazy import imported_at_use
 
 if TYPE_CHECKING:
     from kernelseam.interop.jax_attention import attention
@@ -15,13 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["attention", "bmm"]
 
-_HOMES = {"attention": "jax_attention", "bmm": "jax_gemm"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__package__}.{_HOMES[name]}"), name)
+_HOMES = {"attention": ".jax_attention", "bmm": ".jax_gemm"}
+__getattr__ = imported_at_use(globals(), _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -6,8 +6,9 @@ The first use of one imports torch.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kernelseam.lazy import imported_at_use
 
 if TYPE_CHECKING:
     from kernelseam.interop.torch_autograd import attention, attention_paged, attention_varlen
@@ -38,27 +39,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "attention": "torch_autograd",
-    "attention_paged": "torch_autograd",
-    "attention_varlen": "torch_autograd",
-    "bmm": "torch_gemm",
-    "grouped_mm": "torch_grouped",
-    "grouped_mm_list": "torch_grouped_list",
-    "matmul2d": "torch_gemm",
-    "merge_states": "torch_merge",
-    "register_flash_attention": "torch_flash",
-    "scaled_dot_product_attention": "torch_sdpa",
-    "fused_output_projection_residual": "torch_projection",
-    "fused_qkv_projection": "torch_projection",
+    "attention": ".torch_autograd",
+    "attention_paged": ".torch_autograd",
+    "attention_varlen": ".torch_autograd",
+    "bmm": ".torch_gemm",
+    "grouped_mm": ".torch_grouped",
+    "grouped_mm_list": ".torch_grouped_list",
+    "matmul2d": ".torch_gemm",
+    "merge_states": ".torch_merge",
+    "register_flash_attention": ".torch_flash",
+    "scaled_dot_product_attention": ".torch_sdpa",
+    "fused_output_projection_residual": ".torch_projection",
+    "fused_qkv_projection": ".torch_projection",
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    function = getattr(importlib.import_module(f"{__package__}.{_HOMES[name]}"), name)
-    globals()[name] = function  # found without this from now on
-    return function
+__getattr__ = imported_at_use(globals(), _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -40,10 +40,7 @@ from kernelseam.interop.torch_function import (
     tensors,
     wanted,
 )
-from kernelseam.interop.torch_library import attention as operators
 from kernelseam.interop.torch_library.dtypes import dtype_name
-from kernelseam.interop.torch_library.mods import CAPTURED
-from kernelseam.interop.torch_library.mods import traced as traced_mods
 from kernelseam.interop.torch_scores import Mods
 from kernelseam.ops import attention as ops
 from kernelseam.ops.signatures import DenseTensors, PackedTensors, PagedTensors
@@ -361,6 +358,10 @@ def _traced(
     operands: dict[str, Tensor], options: dict[str, Any], chosen: dict[str, Any], mods: Mods | None
 ) -> Any:
     """By the operator that torch knows."""
+    from kernelseam.interop.torch_library import attention as operators
+    from kernelseam.interop.torch_library.mods import CAPTURED
+    from kernelseam.interop.torch_library.mods import traced as traced_mods
+
     window, asked = options.pop("window"), options.pop("return_lse")
     left, right = (None, None) if window is None else band("window", window)
     names, operator = (

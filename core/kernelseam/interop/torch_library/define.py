@@ -16,7 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_library.arguments import Arguments, Rule
 from kernelseam.interop.torch_library.batches import one_by_one, with_empty_axes
-from kernelseam.interop.torch_library.namespace import NAMESPACE, operator_of
+from kernelseam.interop.torch_library.namespace import NAMESPACE, defined, operator_of
 from kernelseam.interop.torch_library.sharding import check_alike, tell
 from kernelseam.interop.torch_library.transforms import transformed
 
@@ -50,6 +50,7 @@ def define(
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
     LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
+    defined(name)
     qualified = f"{NAMESPACE}::{name}"
     packet = operator_of(name)
     operator: Callable[..., Any] = packet.default

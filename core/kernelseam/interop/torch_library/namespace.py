@@ -1,16 +1,37 @@
-"""Where the operators are registered."""
+"""Where the operators are registered, and when: a module of operators is imported where one of them
+is called or looked up first, since torch takes as long to register them as all else to import.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import Any, NoReturn
 
 import torch
 
 NAMESPACE = __name__.partition(".")[0]
 """The outermost package's name, "kernelseam": a copy that is loaded under another name has
 operators of its own."""
+_MODULES = ("attention", "cache", "gemm", "grouped", "merge", "projection")
+_defined: set[str] = set()
 
 
 def operator_of(name: str) -> Any:
     """The operator of a name, ``torch.ops.kernelseam.name``."""
     return getattr(getattr(torch.ops, NAMESPACE), name)
+
+
+def defined(name: str) -> None:
+    """Say that torch knows an operator of this name."""
+    _defined.add(name)
+
+
+def _look_up(name: str) -> NoReturn:
+    """``__getattr__`` of the module ``torch.ops.kernelseam``, whose class then looks again."""
+    if not name.startswith("__") and name not in _defined:
+        for module in _MODULES:
+            importlib.import_module(f"{__package__}.{module}")
+    raise AttributeError(name)
+
+
+getattr(torch.ops, NAMESPACE).__getattr__ = _look_up

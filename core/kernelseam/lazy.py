@@ -1,0 +1,22 @@
+"""Names of a package whose modules are imported at their first use."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def imported_at_use(namespace: dict[str, Any], homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """The ``__getattr__`` of the module whose ``globals()`` these are. ``homes``: by name the
+    module that has it, from the package (``.attention.forward``)."""
+
+    def __getattr__(name: str) -> Any:
+        home = homes.get(name)
+        if home is None:
+            raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(home, namespace["__package__"]), name)
+        namespace[name] = value  # found without this from now on
+        return value
+
+    return __getattr__
