@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernelseam import Attention, plan
+from kernelseam import Attention, attention_varlen, plan
 from kernelseam import attention as attend
 from kernelseam.contract import Runtime
 from kernelseam.descriptors import AttentionProblem, AttentionSpec
@@ -608,6 +608,10 @@ def test_latent_values_lie_where_the_keys_do() -> None:
     q, k = np.ones((1, 2, 1, 8), np.float16), np.ones((1, 1, 5, 8), np.float16)
     out = attend(q, k, k[..., :4], latent=True)
     assert np.array_equal(out, np.ones((1, 2, 1, 4), np.float16))
+    ends = np.array([0, 1], np.int32), np.array([0, 5], np.int32)
+    rows = (x[0].transpose(1, 0, 2) for x in (q, k, k[..., :4]))
+    packed = attention_varlen(*rows, *ends, 1, 5, latent=True)
+    assert np.array_equal(packed, np.ones((1, 2, 4), np.float16))
     other = np.ones((1, 1, 5, 8), np.float16)
     with pytest.raises(InvalidValue, match="v = 0x.*: must be the address of k, of which it is a"):
         attend(q, k, other[..., :4], latent=True)

@@ -168,11 +168,18 @@ def test_keys_that_are_values_are_read_once_where_they_are_compiled() -> None:
     def call(q: Any, k: Any, first: Any) -> Any:
         return kernelseam.attention(q, k, k[..., :6] if first is None else first, latent=True)
 
-    torch._dynamo.reset()
-    run = torch.compile(call, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(run(q, k, None), call(q, k, None))
-    with pytest.raises(InvalidValue, match="must be the address of k, of which it is a view"):
-        run(q, k, k.clone())
+    def packed(q: Any, k: Any, first: Any) -> Any:
+        q, k = q[0].transpose(0, 1).contiguous(), k[0].transpose(0, 1).contiguous()
+        ends = [torch.tensor([0, 2, n], dtype=torch.int32) for n in (6, 9)]
+        v = k[..., :6] if first is None else first[0].transpose(0, 1)
+        return kernelseam.attention_varlen(q, k, v, *ends, 6, 9, latent=True)
+
+    for function in (call, packed):
+        torch._dynamo.reset()
+        run = torch.compile(function, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(run(q, k, None), function(q, k, None))
+        with pytest.raises(InvalidValue, match="must be the address of k, of which it is a view"):
+            run(q, k, k.clone())
 
 
 @pytest.mark.parametrize("name", [n for n in DOORS if "attention_paged" not in n])

@@ -64,6 +64,7 @@ class Packed(Scores, Functions, OnArrays, total=False):
     """Options of ``attention_varlen``."""
 
     batch_invariant: bool
+    latent: bool
     out: Any
     q_scales: Any
     k_scales: Any
@@ -77,7 +78,6 @@ class Dense(Packed, total=False):
 
     kv_lengths: Any
     layout: str
-    latent: bool
 
 
 class Paged(Packed, total=False):
@@ -88,7 +88,6 @@ class Paged(Packed, total=False):
     max_seqlen_k: int | None
     layout: str
     kv_layout: str
-    latent: bool
     prefix_groups: int | None
 
 

@@ -335,8 +335,8 @@ VARLEN_BWD = define(
     flops=flops.attention_bwd(VARLEN),
 )
 _VARLEN_FORWARD = (
-    f"attention_varlen({_VARLEN}, {_SCALES}, {_GIVEN}, *, {_LENGTHS}, {_SCORES}, {_BLOCKS}, "
-    f"{_FORWARD}) -> (Tensor, Tensor)"
+    f"attention_varlen({_VARLEN}, {_SCALES}, {_GIVEN}, *, {_LENGTHS}, {_SCORES}, {_LATENT}, "
+    f"{_BLOCKS}, {_FORWARD}) -> (Tensor, Tensor)"
 )
 ATTENTION_VARLEN = _with_lse(
     _VARLEN_FORWARD,
