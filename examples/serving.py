@@ -1,7 +1,9 @@
 """A small serving engine: continuous batching over a paged cache, of a random Llama.
 
 Each step computes the rows of all running requests in one batch: chunks of prompts beside single
-tokens and drafts. Pages of equal beginnings are shared (prefix cache), drafts are verified by the
+tokens and drafts. One plan serves every batch up to a bound, on a GPU captured once: offsets,
+lengths and tables lie in memory that a step rewrites, and nothing but the new tokens is read
+back. Pages of equal beginnings are shared (prefix cache), drafts are verified by the
 step that would have computed one token (prompt lookup decoding), and the cache may be in e4m3 with
 a scale for each token and head. Its tokens are compared with those of Transformers' eager
 attention.
@@ -18,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 try:
@@ -117,16 +120,34 @@ class Request:
         return []
 
 
-@dataclass(frozen=True)
 class Batch:
-    """Packed rows of a step."""
+    """Packed rows of a step, of which those beyond the last sequence are of nobody: up to ``rows``
+    rows of as many requests, in one piece of memory that every step rewrites."""
 
-    tokens: Tensor
-    cu_seqlens: Tensor
-    kv_lengths: Tensor
-    """With the new tokens."""
-    block_table: Tensor
-    longest: int
+    def __init__(self, rows: int, width: int, device: Any) -> None:
+        self.rows, self.width = rows, width
+        sizes = [rows, rows + 1, rows, rows * width]
+        on_host = torch.zeros(sum(sizes), dtype=torch.int32)
+        self._new = on_host.pin_memory() if device.type == "cuda" else on_host
+        self._all = self._new.to(device, copy=True)
+        self.tokens, self.cu_seqlens, self.kv_lengths, tables = self._all.split(sizes)
+        self.block_table = tables.unflatten(0, (rows, width))
+
+    def set(self, parts: list[tuple[Request, list[int]]]) -> None:
+        """To these requests' rows; ``kv_lengths`` are with the new tokens."""
+        empty = self.rows - len(parts)
+        tokens = [t for _, rows in parts for t in rows]
+        ends = list(accumulate((len(rows) for _, rows in parts), initial=0))
+        lengths = [r.cached + len(rows) for r, rows in parts]
+        tables = [p for r, _ in parts for p in r.pages + [-1] * (self.width - len(r.pages))]
+        numbers = [
+            *(tokens + [0] * (self.rows - len(tokens))),
+            *(ends + ends[-1:] * empty),
+            *(lengths + [0] * empty),
+            *(tables + [-1] * self.width * empty),
+        ]
+        self._new.copy_(torch.tensor(numbers, dtype=torch.int32))
+        self._all.copy_(self._new, non_blocking=True)
 
 
 class Model:
@@ -177,7 +198,7 @@ class Model:
             b.block_table,
             b.kv_lengths,
             cu_seqlens_q=b.cu_seqlens,
-            max_seqlen_q=b.longest,
+            max_seqlen_q=b.rows,
             **scales,
             **({"scale_block": 1} if scales else {}),
         )
@@ -199,12 +220,33 @@ class Model:
         return F.linear(self.norm(x, "norm"), self.w["lm_head.weight"]).argmax(1)
 
 
+class Step:
+    """The model on a batch, on a GPU captured once for all batches."""
+
+    def __init__(self, model: Model, batch: Batch) -> None:
+        self.model, self.batch = model, batch
+        self.graph: Any = None
+        if batch.tokens.device.type == "cuda":
+            self.model(batch)  # compiles, and allocates what stays
+            torch.cuda.synchronize()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.found = self.model(batch)
+
+    def __call__(self) -> Tensor:
+        """The likeliest token behind each row of the batch."""
+        if self.graph is None:
+            return self.model(self.batch)
+        self.graph.replay()
+        return self.found
+
+
 class Engine:
     """Takes requests; each step computes at most ``budget`` rows."""
 
-    def __init__(self, model: Model, pages: int, width: int, budget: int, drafts: int) -> None:
-        self.model, self.pages, self.width = model, Pages(pages), width
-        self.budget, self.drafts = budget, drafts
+    def __init__(self, step: Step, pages: int, drafts: int) -> None:
+        self.compute, self.batch, self.pages = step, step.batch, Pages(pages)
+        self.budget, self.drafts = step.batch.rows, drafts
         self.waiting, self.running = deque[Request](), list[Request]()
         self.steps = self.rows = self.shared = self.drafted = self.accepted = 0
 
@@ -231,8 +273,9 @@ class Engine:
             r.pages += [self.pages.take() for _ in range(missing)]
             self._add(parts, r, r.tokens[r.cached :][:left])
             left = self.budget - sum(len(rows) for _, rows in parts)
-        found = self.model(self._batch(parts)).tolist()
-        self.steps, self.rows = self.steps + 1, self.rows + len(found)
+        self.batch.set(parts)
+        found = self.compute().tolist()
+        self.steps, self.rows = self.steps + 1, self.rows + self.budget - left
         for r, rows in parts:
             self._take(r, rows, found[: len(rows)])
             del found[: len(rows)]
@@ -244,21 +287,6 @@ class Engine:
     def _add(parts: list[tuple[Request, list[int]]], r: Request, rows: list[int]) -> None:
         if rows:
             parts.append((r, rows))
-
-    def _batch(self, parts: list[tuple[Request, list[int]]]) -> Batch:
-        sizes = [len(rows) for _, rows in parts]
-        tables = [r.pages + [-1] * (self.width - len(r.pages)) for r, _ in parts]
-
-        def ints(x: Any, dtype: Any = torch.int32) -> Tensor:
-            return torch.tensor(x, dtype=dtype, device=self.model.cache.device)
-
-        return Batch(
-            ints([t for _, rows in parts for t in rows], torch.int64),
-            ints([0, *torch.tensor(sizes).cumsum(0).tolist()]),
-            ints([r.cached + len(rows) for r, rows in parts]),
-            ints(tables),
-            self.budget,
-        )
 
     def _take(self, r: Request, rows: list[int], found: list[int]) -> None:
         """The request's new tokens: those drafts that the model would have chosen, and one more."""
@@ -307,10 +335,11 @@ def main() -> None:
     wanted = [len(p) + 12 + i % 5 for i, p in enumerate(prompts)]
     width = max(-(-n // PAGE_SIZE) for n in wanted)
     model = Model(llama, 6 * width, given.device, dtype, e4m3)
-    # on a device the first run compiles kernels: the second is timed
-    for _ in range(1 if given.device == "cpu" else 2):
+    with torch.no_grad():
+        step = Step(model, Batch(given.budget, width, model.cache.device))
+    for _ in range(1 if given.device == "cpu" else 2):  # on a device the second run is timed
         requests = [Request([*p], n) for p, n in zip(prompts, wanted, strict=True)]
-        engine = Engine(model, 6 * width, width, given.budget, drafts=3)
+        engine = Engine(step, 6 * width, drafts=3)
         engine.waiting.extend(requests)
         start = time.perf_counter()
         with torch.no_grad():

@@ -196,7 +196,7 @@ def _decoding() -> Iterator[AttentionCase]:
         what = f"many-entries-latent-{queries}"
         yield attention("bf16-576/512-causal", what, S_q=queries, page_size=size, **one)
     # Chunks of prompts among them, with more queries than keys here and there.
-    chunks = tuple(211 * i % 97 for i in range(40))
+    chunks = tuple(211 * i % 29 for i in range(40))
     packed = {**one, "q_sequences": chunks, "S_q": max(chunks), "q": TOKENS, "out": TOKENS}
     yield attention("bf16-576/512-causal", "many-entries-latent-chunks", page_size=16, **packed)
 
