@@ -137,7 +137,7 @@ template<class S, class Place> struct Accumulators {
           To* p = &out.at(row0 + Place::row(r, h), column0 + Place::column(c));
           const Sum lo = a.x[r][c][2 * h], hi = a.x[r][c][2 * h + 1];
           if constexpr (sizeof(To) == 2) *(unsigned*)p = Pack<To>::two(lo, hi);
-          else { struct alignas(2 * sizeof(To)) Two { To x, y; }; *(Two*)p = {(To)lo, (To)hi}; }
+          else { struct alignas(2 * sizeof(To)) Two { To x, y; }; *(Two*)p = {convert<To>(lo), convert<To>(hi)}; }
         }
   }
 

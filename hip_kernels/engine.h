@@ -333,7 +333,8 @@ template<class T_> struct MatrixEngine {
   static KS_DEVICE void to_shared(Out out, const Acc<R, C>& a, int row0 = 0, int column0 = 0) {
     typedef typename Out::T To;
     constexpr int RUN = BLOCK_SUMS < 16 / (int)sizeof(To) ? BLOCK_SUMS : 16 / (int)sizeof(To);
-    typedef To Stored __attribute__((ext_vector_type(RUN)));
+    typedef typename conditional<sizeof(To) == 1, unsigned char, To>::type Raw;
+    typedef Raw Stored __attribute__((ext_vector_type(RUN)));
 #pragma unroll
     for (int r = 0; r < R / 16; r++)
 #pragma unroll
@@ -342,7 +343,10 @@ template<class T_> struct MatrixEngine {
         for (int e = 0; e < BLOCK_SUMS; e += RUN) {
           Stored y;
 #pragma unroll
-          for (int f = 0; f < RUN; f++) y[f] = convert<To>(a.x[r][b][e + f]);
+          for (int f = 0; f < RUN; f++) {
+            const To x = convert<To>(a.x[r][b][e + f]);
+            y[f] = (const Raw&)x;
+          }
           *(Stored*)&out.at(row0 + 16 * r + lane() % 16, column0 + sums_column<C>(b) + e) = y;
         }
   }

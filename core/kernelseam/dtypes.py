@@ -15,9 +15,9 @@ from kernelseam.errors import UnknownName, format_value
 class DType(enum.Enum):
     """An element type, named as in NumPy and ml_dtypes. Data are floating-point; lengths, offsets
     and tables are int32, masks are bool; arrays that scores and masks of users capture may be any
-    integers. Numbers of 8 bits are inputs alone: attention converts
-    stored keys and values, exactly, to the dtype that it computes in, and a GEMM multiplies them
-    into float32 sums."""
+    integers. Numbers of 8 bits are stored: attention converts keys and
+    values, exactly, to the dtype that it computes in, and a GEMM multiplies them into float32 sums,
+    and rounds to them, saturating."""
 
     float16 = "float16"
     bfloat16 = "bfloat16"
@@ -63,7 +63,7 @@ class DType(enum.Enum):
 
     @property
     def is_fp8(self) -> bool:
-        """Whether it is a floating-point type of 8 bits, in which inputs are stored."""
+        """Whether it is a floating-point type of 8 bits, in which numbers are stored."""
         return self in E4M3
 
     # members are singletons; Enum's own hash is slow enough to show in a call's time

@@ -115,17 +115,34 @@ def residual(x: Any) -> EpilogueFunction:
     return _by_axis(x, "mn", False)
 
 
-def _by_axis(x: Any, axes: str, multiplies: bool) -> EpilogueFunction:
-    rank = len(x.shape)
+def quantized(scales: Any, block: tuple[int, int] | None = None) -> EpilogueFunction:
+    """acc / scale, for a result of 8 bits, which is then rounded and saturated. ``scales`` float32:
+    a number; [1], that of all; [M] or [batch, M], those of rows; or with ``block`` = (m, n), the
+    rows and columns that share one, [M / m, N / n] or [batch, M / m, N / n], rounded up. They are
+    given: nothing computes them."""
+    if isinstance(scales, int | float):
+        return partial(_over_number, float(scales))
+    if block is not None:
+        return partial(_over_block, scales, *block, _is_batched(scales, "M / m", "N / n"))
+    if tuple(scales.shape) == (1,):
+        return partial(_over_all, scales)
+    return partial(_over_row, scales, _is_batched(scales, "M"))
+
+
+def _is_batched(x: Any, *axes: str) -> bool:
+    rank, named = len(x.shape), ", ".join(axes)
     if rank not in (len(axes), len(axes) + 1):
-        named = ", ".join(axes)
         raise InvalidValue(
             "epilogue",
             f"an array of shape {list(x.shape)}",
             f"must be [{named}] or [batch, {named}]",
             "Add or remove axes with reshape, or write it as a function of its own",
         )
-    return partial(_with_array, x, rank > len(axes), axes, multiplies)
+    return rank > len(axes)
+
+
+def _by_axis(x: Any, axes: str, multiplies: bool) -> EpilogueFunction:
+    return partial(_with_array, x, _is_batched(x, *axes), axes, multiplies)
 
 
 # Partials of functions of modules, not closures: torch's compiler reads what such are made of, also
@@ -146,6 +163,28 @@ def _with_array(
     at = {"m": m, "n": n}
     y = x[(*((batch,) if batched else ()), *(at[axis] for axis in axes))]
     return acc * y if multiplies else acc + y
+
+
+# What depends on a row alone is computed once for a row, so its reciprocal is taken there.
+
+
+def _over_number(scale: Any, acc: Any, m: Any, n: Any, batch: Any) -> Any:
+    return acc * (1.0 / scale)
+
+
+def _over_all(scales: Any, acc: Any, m: Any, n: Any, batch: Any) -> Any:
+    return acc * (1.0 / scales[0])
+
+
+def _over_row(scales: Any, batched: bool, acc: Any, m: Any, n: Any, batch: Any) -> Any:
+    return acc * (1.0 / (scales[batch, m] if batched else scales[m]))
+
+
+def _over_block(
+    scales: Any, rows: Any, columns: Any, batched: bool, acc: Any, m: Any, n: Any, batch: Any
+) -> Any:
+    at = m // rows, n // columns
+    return acc / (scales[(batch, *at)] if batched else scales[at])
 
 
 def _activation(function: Activation) -> EpilogueFunction:

@@ -166,6 +166,13 @@ KS_WGMMA_E4M3(128, 64, 65, 66, 67, 68, 69, 70)
 KS_WGMMA_E4M3(192, 96, 97, 98, 99, 100, 101, 102)
 KS_WGMMA_E4M3(256, 128, 129, 130, 131, 132, 133, 134)
 
+// Two float32 to e4m3, the first in the lower byte, to nearest even; of what is larger, 448.
+KS_DEVICE unsigned short pack_e4m3(float low, float high) {
+  unsigned short r;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
+  return r;
+}
+
 // Four float32 to e4m3, the first in the lowest byte, to nearest even; of what is larger, 448.
 KS_DEVICE u32 pack4(float a, float b, float c, float d) {
   u32 r;

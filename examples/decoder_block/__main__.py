@@ -1,9 +1,10 @@
 """A decoder block of Llama-3-8B's shape: forward, backward, and decoding from a paged cache.
 
-The projections (the first turns q and k, and writes k and v into pages), the attention and their
-gradients are kernelseam's or torch's; RMS norms and SwiGLU are torch's in both. Beside ours run
-torch's scaled_dot_product_attention by each backend that torch has here, and FlashAttention-3 where
-flash_attn_interface can be imported. A decoded row is held against the forward over all rows.
+The projections (the first turns q and k, and writes k and v into pages), the attention, the MLP
+with SwiGLU and their gradients are kernelseam's or torch's; RMS norms are torch's in both. Beside
+ours run torch's scaled_dot_product_attention by each backend that torch has here, and
+FlashAttention-3 where flash_attn_interface can be imported. A decoded row is held against the
+forward over all rows.
 
 Needs torch. On a GPU in bfloat16 with the model's extents; steps of decoding are replayed from CUDA
 graphs. Else a small block in float32 on the CPU. Prints Markdown, of which `python -m

@@ -29,7 +29,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 class Ours(Block):
-    """One launch for q, k and v, turned; one for the attention; one for output and residual."""
+    """One launch for q, k and v, turned; one for the attention; one for output and residual; two
+    for the MLP: gate, up and SwiGLU, and down with the residual."""
 
     name = "kernelseam"
 
@@ -44,6 +45,12 @@ class Ours(Block):
 
     def output(self, y: Tensor, x: Tensor) -> Tensor:
         return seam.fused_output_projection_residual(y, self.w.out, residual=x, layout="bshd")
+
+    def mlp(self, x: Tensor) -> Tensor:
+        rows = norm(x, self.w.norm_mlp).flatten(0, 1)
+        hidden = seam.matmul2d(rows, self.w.gate_up, b_transposed=True, epilogue="swiglu")
+        added = x.flatten(0, 1)
+        return seam.matmul2d(hidden, self.w.down, b_transposed=True, residual=added).view_as(x)
 
     def fill(self, x: Tensor) -> None:
         self.pages = [torch.zeros_like(p) for p in empty_pages()]

@@ -88,7 +88,7 @@ def problem(
             {"dtype": F32, "dtype_c": F32, "precision": "tf32"},
             "it takes TF32 out of shared memory, where A and B must lie along K",
         ),
-        ({"dtype_c": F16}, "its result is of bfloat16 or float32, not float16"),
+        ({"dtype_c": F16}, "its result is of bfloat16, float32 or float8_e4m3fn, not float16"),
         (
             {"dtype": FN, "a_transposed": True, "b_transposed": True},
             "it takes e4m3 out of shared memory, where A and B must lie along K",
@@ -616,3 +616,22 @@ def test_pairs_of_columns_halve_boxes_and_the_result() -> None:
 def test_an_epilogue_of_other_dtypes_is_refused() -> None:
     p = with_epilogue("relu", spec={"dtype": F32, "dtype_c": F32, "precision": "tf32"})
     assert HALF.refuse(p, ROW) == "epilogue of float32 is not supported by this kernel"
+
+
+@pytest.mark.parametrize("epilogue", ["silu", "swiglu"])
+def test_results_of_8_bits(epilogue: str) -> None:
+    """TMA stores them in boxes of 128 columns or of 64; a gate's 96 of a tile fit neither."""
+    p = with_epilogue(epilogue, dtype_c=FN)
+    assert HALF.refuse(p, ROW) is None
+    tiles = HALF.tiles(p.spec, ROW)
+    assert (PING_PONG in tiles) == (epilogue == "silu")
+    for tile in tiles:
+        c = HALF.tensor_maps(p, tile, H200)["c_map"]
+        assert tensor_maps.refuse(c, 16) is None
+        columns = tile.bn * p.c_columns // p.N
+        assert tile.store == "rows" or columns % c.box[0] == 0
+    for more in ({"residual": FN}, {"preactivation": True}):
+        asked = with_epilogue(epilogue, dtype_c=FN, **more)
+        assert "residual and preactivation of float8_e4m3fn" in str(HALF.refuse(asked, ROW))
+    added = replace(with_epilogue("silu", dtype_c=FN), beta=0.5)
+    assert "beta, residual" in str(HALF.refuse(added, ROW))

@@ -247,7 +247,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"dtype_c": "complex64"},
-        f"dtype_c = complex64: {DTYPES}",
+        f"dtype_c = complex64: {FACTORS}",
     ),
     (
         {"dtype_acc": "float64"},

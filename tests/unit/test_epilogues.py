@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from kernelseam import epilogues
 from kernelseam.descriptors import BatchedGemmStrided
+from kernelseam.dtypes import E4M3, LARGEST, DType
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.derivatives import slope
 from kernelseam.expressions.epilogues import epilogue_of, epilogue_text
@@ -189,6 +190,45 @@ def test_a_plan_has_no_functions_to_check() -> None:
     a = np.ones((2, 2), np.float32)
     with pytest.raises(InvalidValue, match="the oracle calls an epilogue itself"):
         call.bind(A=a, B=a, C=np.empty((2, 2), np.float32), check=True)
+
+
+SCALES = np.exp2(RNG.uniform(-6, 0, 33)).astype(np.float32)
+QUANTIZED: dict[str, tuple[Any, Any]] = {
+    "a number": (epilogues.quantized(0.25), 0.25),
+    "of all": (epilogues.quantized(SCALES[:1]), SCALES[0]),
+    "of rows": (epilogues.quantized(SCALES), SCALES[:, None]),
+    "of matrices' rows": (
+        epilogues.quantized(np.stack([SCALES, 2 * SCALES])),
+        np.stack([SCALES, 2 * SCALES])[..., None],
+    ),
+    "of blocks": (
+        epilogues.quantized(SCALES[:18].reshape(6, 3), (6, 10)),
+        SCALES[:18].reshape(6, 3).repeat(6, 0)[:33].repeat(10, 1)[:, :24],
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", E4M3, ids=str)
+@pytest.mark.parametrize("what", QUANTIZED)
+def test_results_of_8_bits(what: str, dtype: DType) -> None:
+    """Divided by their scales, rounded to nearest, and saturated."""
+    epilogue, scales = QUANTIZED[what]
+    found = ks.bmm(A, B, alpha=64, out_dtype=dtype, epilogue=["relu", epilogue])
+    exact = np.maximum(64 * A.astype("f8") @ B, 0) / scales
+    assert found.dtype == dtype.numpy
+    most = LARGEST[dtype]
+    assert (exact > most).any() and found.astype("f8").max() == most
+    np.testing.assert_allclose(found.astype("f8"), exact.clip(0, most), rtol=2**-4, atol=2**-9)
+
+
+def test_results_of_8_bits_of_torch() -> None:
+    a, b = torch.from_numpy(A[0]), torch.from_numpy(B[0])
+    found = ks.matmul2d(a, b, alpha=8, out_dtype=torch.float8_e4m3fn)
+    assert found.dtype is torch.float8_e4m3fn
+    want = (8 * a @ b).to(torch.float8_e4m3fn)
+    assert ((found.float() - want.float()).abs() <= 2**-3 * want.float().abs()).all()
+    with pytest.raises(InvalidValue, match=r"must be \[M / m, N / n\] or \[batch"):
+        epilogues.quantized(np.ones(3, np.float32), (1, 128))
 
 
 T, S = (torch.from_numpy(RNG.standard_normal(n)).requires_grad_() for n in ((6, 8), (5,)))

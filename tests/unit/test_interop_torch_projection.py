@@ -11,6 +11,8 @@ import pytest
 from kernelseam.interop import torch as ks
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+from kernelseam.interop import torch_rotary  # noqa: E402
+
 Refused = Callable[[str, Callable[[], object]], None]
 B, S, HIDDEN, H, G, D = 2, 7, 24, 4, 2, 8
 WIDTH = (H + 2 * G) * D
@@ -134,6 +136,25 @@ def test_gradients_are_rotated_back(style: str, layout: str) -> None:
     agree(
         got, formula(x, weight, bias, layout, (cos[positions], sin[positions]), style), inputs, 1e-5
     )
+
+
+def test_they_are_rotated_by_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by torch's operations, which are for calls that torch follows."""
+    launched: list[Any] = []
+    append = torch_rotary.append_paged
+
+    def counted(*args: Any, **options: Any) -> Any:
+        launched.append(options["layout"])
+        return append(*args, **options)
+
+    monkeypatch.setattr(torch_rotary, "append_paged", counted)
+    tables = tuple(torch.rand(8, 4) for _ in range(2))
+    for layout, rows in (("bshd", (2, 5)), ("bhsd", (2, 5)), ("bshd", (7,))):
+        x, w = torch.randn(*rows, 16, requires_grad=True), torch.randn(32, 16)
+        place = {} if len(rows) == 2 else {"positions": torch.arange(7, dtype=torch.int32)}
+        made = ks.fused_qkv_projection(x, w, None, 2, 1, 8, rotary=tables, layout=layout, **place)
+        torch.autograd.grad([y.sum() for y in made], x)
+    assert launched == ["bshd", "bhsd", "bshd"]
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])

@@ -159,8 +159,8 @@ def test_refusals(refused: Refused) -> None:
         lambda: bmm(a, b, out=residual.astype(np.float16), out_dtype="float32"),
     )
     refused(
-        "out_dtype = int8: must be one of float16, bfloat16, float32, float64. Convert the array "
-        "or name one of these.",
+        "out_dtype = int8: must be one of float16, bfloat16, float32, float64, float8_e4m3fn, "
+        "float8_e4m3fnuz. Convert the array or name one of these.",
         lambda: bmm(a, b, out_dtype="int8"),
     )
     refused(

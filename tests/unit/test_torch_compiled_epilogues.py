@@ -125,6 +125,18 @@ def test_a_second_result() -> None:
     torch.testing.assert_close(out, F.silu(sums[:, : N // 2]) * sums[:, N // 2 :])
 
 
+def test_results_of_8_bits() -> None:
+    def multiply(a: Any, b: Any, scales: Any) -> Any:
+        own = ["relu", epilogues.quantized(scales)]
+        return ks_torch.matmul2d(a, b, out_dtype=torch.float8_e4m3fn, epilogue=own)
+
+    run, _ = compiled(multiply)
+    given = drawn(M, K), drawn(K, N), torch.rand(M) + 0.5
+    found, want = run(*given), multiply(*given)
+    assert found.dtype is torch.float8_e4m3fn
+    torch.testing.assert_close(found.float(), want.float(), rtol=0, atol=0)
+
+
 def test_export_and_vmap() -> None:
     class Model(torch.nn.Module):  # type: ignore[misc]
         def forward(self, a: Any, b: Any) -> Any:

@@ -126,7 +126,9 @@ Precision = Annotated[
 ]
 OutDtype = Annotated[
     str | None,
-    typer.Option("--out-dtype", autocompletion=names_of_dtypes, help="Dtype of C. [as --dtype]"),
+    typer.Option(
+        "--out-dtype", autocompletion=names_of_dtypes, help="Dtype of C; also e4m3. [as --dtype]"
+    ),
 ]
 GemmLayout = Annotated[
     str,
@@ -327,7 +329,7 @@ class GemmShape:
         if epilogue is not None and layout != "strided":
             raise InvalidValue("--epilogue", epilogue, "is of strided memory", "Leave --layout out")
         out, by_column, added = (
-            None if kind is None else dtype_of(kind, option)
+            None if kind is None else dtype_of(kind, option, fp8=option == "--out-dtype")
             for option, kind in (
                 ("--out-dtype", out_dtype),
                 ("--bias", bias),

@@ -85,14 +85,15 @@ def by_product(
     parts = _parts(acc.reshape(count, *acc.shape[-2:]), pairs)
     arriving = dout.reshape(count, M, columns)
     nothing = (acc.new_empty(count, M, 0), acc.new_empty(count, 0, columns))
-    found = [
-        bmm(*nothing, epilogue=_by_sum(expression, n, parts, arriving), backend=backend)
-        for n in expression.structure.sums
-    ]
-    if not pairs:
-        return found[0].reshape(acc.shape)
-    joined = torch.cat(found, -1) if pairs == HALVES else torch.stack(found, -1).flatten(-2)
-    return joined.reshape(acc.shape)
+    result = torch.empty_like(acc, memory_format=torch.contiguous_format)
+    whole = result.view(count, *acc.shape[-2:])
+    for name, to in zip(expression.structure.sums, _parts(whole, pairs), strict=True):
+        into = to if to.stride(-1) == 1 or columns <= 1 else torch.empty_like(to)
+        derivative = _by_sum(expression, name, parts, arriving)
+        bmm(*nothing, out=into, epilogue=derivative, backend=backend)
+        if into is not to:  # every other column
+            to.copy_(into)
+    return result
 
 
 def _by_captured(one: Gated, acc: Tensor, dout: Tensor, learnt: list[Tensor]) -> list[Tensor]:

@@ -20,7 +20,7 @@ from kernelseam.interop.torch_function import (
 )
 from kernelseam.interop.torch_library import projection as operators
 from kernelseam.interop.torch_library.dtypes import dtype_name
-from kernelseam.interop.torch_rotary import inverse_rotation
+from kernelseam.interop.torch_rotary import inverse_rotations
 from kernelseam.ops import projection, projection_bwd
 from kernelseam.ops.signatures import QkvTensors
 
@@ -225,7 +225,7 @@ def _qkv_gradients(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> Gradients:
     if _ROTARY[0] in saved:
         cos, sin = (saved[n] for n in _ROTARY)
         positions = saved.get("positions")
-        dq, dk = (inverse_rotation(x, cos, sin, positions, ctx.options) for x in (dq, dk))
+        dq, dk = inverse_rotations(dq, dk, cos, sin, positions, ctx.options)
     dq, dk, dv = (with_rows(x) for x in (dq, dk, dv))
     asked = {n for n, w in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if w}
     heads = -3 if ctx.options["layout"] == "bhsd" else -2

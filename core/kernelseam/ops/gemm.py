@@ -278,7 +278,7 @@ def result(
 ) -> None:
     """Check the caller's array for a result, or allocate one like the array ``a`` (of its dtype
     unless ``dtype`` names another)."""
-    kind, infos = None if dtype is None else DType.of(dtype, "out_dtype"), operation.infos
+    kind, infos = None if dtype is None else DType.of(dtype, "out_dtype", fp8=True), operation.infos
     if name not in infos:
         like = infos[a].dtype
         default = like.accumulator if like.is_fp8 else like

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kernelseam.dtypes import DType
+from kernelseam.dtypes import LARGEST, DType
 from kernelseam.oracle import formulas, tolerances
 from kernelseam.oracle.epilogues import Epilogue
 from kernelseam.oracle.formulas import Array, Floats, Rows
@@ -301,13 +301,15 @@ def gemm_verdict(
         )
 
     def compared(name: str, actual: Array, expected: Floats, within: DType | Floats) -> _Compared:
+        if (largest := LARGEST.get(DType.of(actual.dtype, fp8=True))) is not None:
+            expected = np.clip(expected, -largest, largest)
         if exact:
             rounded = expected.astype(actual.dtype).astype(np.float64)
             return _Compared(name, actual, rounded, np.zeros_like(rounded), math.inf)
         bound = tolerance(within) if isinstance(within, DType) else within
         return _compared(name, actual, expected, bound)
 
-    dtype_c = DType.of(out.dtype)
+    dtype_c = DType.of(out.dtype, fp8=True)
     if epilogue is None:
         return _verdict([compared("C", out, result.out, dtype_c)], lead, numbers)
     rows = np.arange(math.prod(lead)) if numbers is None else np.asarray(numbers)
@@ -369,7 +371,7 @@ class _Compared:
 
 def _compared(name: str, actual: Array, expected: Floats, tolerance: Floats) -> _Compared:
     return _Compared(
-        name, actual, expected, tolerance, tolerances.overflows_at(DType.of(actual.dtype))
+        name, actual, expected, tolerance, tolerances.overflows_at(DType.of(actual.dtype, fp8=True))
     )
 
 

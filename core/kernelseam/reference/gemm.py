@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kernelseam.contract import Cost, Device, LaunchRecord, OperandRule, PlanParts, host_array
 from kernelseam.costs import roofline
 from kernelseam.descriptors.gemm.problem import GemmProblem
-from kernelseam.dtypes import DType
+from kernelseam.dtypes import LARGEST, DType
 from kernelseam.reference.epilogue import Epilogue
 from kernelseam.reference.products import product
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
@@ -364,6 +364,9 @@ class _Blocks:
             sums.append(part)
         if epilogue is not None:
             sums = [epilogue(sums, stack.numbers[at[:3]], at[3], at[4])]
+        if (dtype := self.problem.spec.dtype_c).is_fp8:
+            bound = sums[0].dtype.type(LARGEST[dtype])
+            np.clip(sums[0], -bound, bound, out=sums[0])
         out[...] = sums[0]
 
     def _multiply(

@@ -11,6 +11,8 @@ NAN, INF = float("nan"), float("inf")
 SHORT = {"f16": DType.float16, "bf16": DType.bfloat16, "f32": DType.float32, "f64": DType.float64}
 """Dtypes, as abbreviated in the names of cases."""
 F16, BF16, F32, F64 = SHORT.values()
+SHORT_8_BITS = {DType.float8_e4m3fn: "e4m3fn", DType.float8_e4m3fnuz: "e4m3fnuz"}
+"""Those of 8 bits."""
 TOKENS = OperandLayout(order="brh")
 ODD = OperandLayout(offset=1)
 UNFUSED = "gemm-softmax-gemm"

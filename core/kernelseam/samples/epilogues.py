@@ -93,11 +93,36 @@ def interleaved_options(x: Extents) -> Epilogue:
     )
 
 
+def _scales(*shape: int) -> Any:
+    return np.exp2(_drawn(*shape) - 2).astype(np.float32)
+
+
+def quantized(x: Extents) -> Epilogue:
+    return e.quantized(0.25)
+
+
+def quantized_tensor(x: Extents) -> Epilogue:
+    return ["relu", e.quantized(_scales(1))]
+
+
+def quantized_rows(x: Extents) -> Epilogue:
+    return ["silu", e.quantized(_scales(x.results, x.M))]
+
+
+def quantized_blocks(x: Extents) -> Epilogue:
+    return e.quantized(_scales(-(-x.M // 2), -(-x.N // 128)), (2, 128))
+
+
+def quantized_gate(x: Extents) -> Epilogue:
+    return ["swiglu", e.quantized(_scales(x.M))]
+
+
 EPILOGUES: dict[str, Callable[[Extents], Epilogue]] = {
     f.__name__: f
     for f in (
         *(softcap, clamp, row_bias, column_bias, row_factor, column_factor, factor, residual),
         *(in_turn, checkerboard, powers, gated_options, swiglu_interleaved, interleaved_options),
+        *(quantized, quantized_tensor, quantized_rows, quantized_blocks, quantized_gate),
     )
 }
 
@@ -110,6 +135,6 @@ def epilogue_named(name: str, extents: Extents) -> Epilogue:
 
 
 PAIRS = frozenset(n for n, x in NAMED.items() if isinstance(x, e.Gated)) | {
-    *("gated_options", "swiglu_interleaved", "interleaved_options")
+    *("gated_options", "swiglu_interleaved", "interleaved_options", "quantized_gate")
 }
 """Those of pairs of columns."""

@@ -326,7 +326,7 @@ struct Consumer {
   // Where chunk 2j + lane/16 of a panel goes in a warp's rows of an epilogue buffer: as chunk_offset has it; or, where boxes
   // are of 32 columns, into the first or the second half of the buffer, rows of 64 bytes in the 64-byte swizzle.
   KS_DEVICE u32 buffer_place(u32 panel, int j, Lane at) const {
-    if constexpr (Result::BOX_COLUMNS == 64) return panel + row_offset(at) + chunk_offset(at, j);
+    if constexpr (Result::BOX_BYTES == 128) return panel + row_offset(at) + chunk_offset(at, j);
     const int chunk = 2 * (j & 1) + (at >> 4);
     return panel + j / 2 * (ROWS_BYTES / 2) + (at & 15) * 64 + (chunk ^ (at >> 1 & 3)) * 16;
   }
@@ -341,14 +341,16 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < MT; i++, out_state.advance()) {
         if (Config::STORE == TMA) out_ring.wait_empty(out_state);
-        char* const to = storage.out[group][out_state.stage * BATCH] + warp * 16 * 2 * Result::BOX_COLUMNS;
+        char* const to = storage.out[group][out_state.stage * BATCH] + warp * 16 * Result::BOX_BYTES;
 #pragma unroll
         for (int n = 0; n < BATCH; n++)
 #pragma unroll
           for (int j = 0; j < 4; j++) {
-            if (WIDTH % C_COLUMNS && C_COLUMNS * (first + n) + 16 * j >= WIDTH) break;
+            if (WIDTH % C_COLUMNS && C_COLUMNS * (first + n) + C_COLUMNS / 4 * j >= WIDTH) break;
             if constexpr (APART) {
               store_apart(to + n * ROWS_BYTES, &acc[i][C_COLUMNS * (first + n)], j, at);
+            } else if constexpr (sizeof(TC) == 1) {
+              store_bytes<Result::BOX_BYTES>(to + n * ROWS_BYTES, &acc[i][64 * (first + n)], j, at);
             } else if constexpr (sizeof(TC) == 4) {
               const float* d = &acc[i][16 * (first + n) + 4 * j];
               store_pair(shared_address(to) + n * ROWS_BYTES + pair_offset(at, j, 0), d[0], d[1]);
@@ -428,7 +430,7 @@ struct Consumer {
           for (int e = 0; e < BN / 2; e++) acc[i][e] *= a.alpha;
       if constexpr (Config::FACTORS) multiply_by_factors(acc, factors);
       if constexpr (Bias::THERE) add_bias(acc, bias_fragment);
-      if (!Config::HEADS && !Config::PAIRS && a.beta != 0) add_source(acc, a.beta);
+      if (!Config::HEADS && !Config::PAIRS && sizeof(TC) > 1 && a.beta != 0) add_source(acc, a.beta);
       if (Config::RESIDUAL) add_source(acc, 1.f);
       if constexpr (Config::ROTARY != 0)
         result.apply_rotary(acc, p, p.row + first_row(), 2 * (thread_lane & 3), a.M);

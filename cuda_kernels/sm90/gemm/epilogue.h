@@ -48,8 +48,8 @@ struct EpilogueStore {
         const Matrix sums = sums_matrix(a, p);
         panels<SUM_PANELS>(p, [&](u32 from, int panel, int row) {
 #pragma unroll
-          for (int b = 0; b < C_COLUMNS; b += Result::BOX_COLUMNS)
-            tma_store(maps.sums, from + b * 128, product_column(a, p, C_COLUMNS * panel + b), row, sums.x2, sums.x3);
+          for (int b = 0; b < C_COLUMNS; b += Result::BOX_BYTES / sizeof(TC))
+            tma_store(maps.sums, from + b * (64 * (int)sizeof(TC)), product_column(a, p, C_COLUMNS * panel + b), row, sums.x2, sums.x3);
         });
       }
       const Matrix c = result.matrix(a, p);

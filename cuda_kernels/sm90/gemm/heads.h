@@ -32,7 +32,7 @@ struct Order {
 // An argument of the kernel, passed whole: as that of the shared kernel (core's gemm/heads.h).
 struct HeadsResult {
   static constexpr bool ORDERED = Config::ROTARY == HALF_SPLIT;
-  static constexpr int BOX_COLUMNS = ORDERED && Config::STORE == TMA ? UNIT : 64, UNIT_ROWS = UNIT;
+  static constexpr int BOX_BYTES = ORDERED && Config::STORE == TMA ? 2 * UNIT : 128, UNIT_ROWS = UNIT;
 
   struct { struct { void* base; i64 batch, head; int row, first; } of[3]; } operands;  // q, k and v; a row is a token; first: its first head
   const float *cosines, *sines;
@@ -133,7 +133,7 @@ struct HeadsResult {
     const int head = order.head.quotient(column), n = operand(head), first = column - head * order.head.d;
     const TensorMap& map = n == 0 ? maps.c : n == 1 ? maps.c1 : maps.c2;
 #pragma unroll
-    for (int b = 0; b < 64; b += BOX_COLUMNS)
+    for (int b = 0; b < 64; b += BOX_BYTES / 2)
       tma_store(map, from + b * 128, order.element(column + b, first + b), t.index, head - operands.of[n].first, t.entry);
   }
 

@@ -20,6 +20,13 @@ KS_DEVICE u32 pair_offset(int lane, int j, int half) {
   return (row + 8 * half) * 128 + ((2 * j + (lane >> 1 & 1)) ^ row) * 16 + (lane & 1) * 8;
 }
 
+// Where a byte of a row of a panel lies in its buffer: in rows of 128 bytes, or of 64 in either half of it, each in the swizzle of
+// that width.
+template<int BOX_BYTES> KS_DEVICE int byte_place(int row, int byte) {
+  if constexpr (BOX_BYTES == 128) return row * 128 + ((byte / 16) ^ (row & 7)) * 16 + byte % 16;
+  return byte / 64 * (ROWS_BYTES / 2) + row * 64 + ((byte % 64 / 16) ^ (row >> 1 & 3)) * 16 + byte % 16;
+}
+
 // Writes results of pairs of neighbours (expression.h): a lane has column lane % 4 of every 4 of the panel, of which these are the
 // j-th quarter.
 KS_DEVICE void store_apart(char* panel, const float* acc, int j, int lane) {
@@ -31,5 +38,17 @@ KS_DEVICE void store_apart(char* panel, const float* acc, int j, int lane) {
     for (int half = 0; half < 2; half++) {
       const int byte = (4 * n + (lane & 3)) * (int)sizeof(TC);
       *(TC*)(panel + (row + 8 * half) * 128 + ((byte / 16) ^ row) * 16 + byte % 16) = convert<TC>(acc[4 * n + 2 * half]);
+    }
+}
+
+// Writes the j-th quarter of a panel of 8 bits: a lane has columns 2q and 2q + 1 of every 8.
+template<int BOX_BYTES> KS_DEVICE void store_bytes(char* panel, const float* acc, int j, int lane) {
+  constexpr int EIGHTS = C_COLUMNS / 32;
+#pragma unroll
+  for (int n = EIGHTS * j; n < EIGHTS * (j + 1); n++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      char* const to = panel + byte_place<BOX_BYTES>((lane >> 2) + 8 * half, 8 * n + 2 * (lane & 3));
+      *(unsigned short*)to = pack_e4m3(acc[4 * n + 2 * half], acc[4 * n + 2 * half + 1]);
     }
 }

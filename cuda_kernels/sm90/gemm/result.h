@@ -2,7 +2,7 @@
 //   ORDERED, weight_row:  which row of B, and element of the bias, makes a column of the tile; as numbered where not ORDERED,
 //                         else UNIT_ROWS together
 //   apply_rotary:         of heads that are rotated: what is done to the sums before they are rounded
-//   BOX_COLUMNS:          of a box that TMA stores, 64 or 32: the swizzle of the epilogue's buffers is as wide
+//   BOX_BYTES:            of a row of a box that TMA stores, 128 or 64: the swizzle of the epilogue's buffers is as wide
 //   matrix, store_boxes:  where a tile's are among the maps' last axes; stores 64 rows of a panel, which lie at `from` and of which
 //                         `left` columns are the tile's, by TMA
 //   rows, store:          the 16 rows that a warp stores itself, from number `first` on; 16 bytes of row r of them
@@ -27,7 +27,7 @@ struct StoredRows {
 
 struct MatrixResult {
   static constexpr bool ORDERED = false;
-  static constexpr int BOX_COLUMNS = Config::STORE == TMA && BN / PER_COLUMN % C_COLUMNS ? 32 : 64, UNIT_ROWS = BN;  // half panels of pairs
+  static constexpr int BOX_BYTES = Config::STORE == TMA && BN / PER_COLUMN % C_COLUMNS ? 64 : 128, UNIT_ROWS = BN;  // half panels
 
   KS_DEVICE int weight_row(int column) const { return column; }
 
@@ -36,10 +36,11 @@ struct MatrixResult {
   KS_DEVICE Matrix matrix(const Arguments& a, const TileCoord& p) const { return c_matrix(a, p); }
   KS_DEVICE void store_boxes(const Maps& maps, const Arguments&, u32 from, Matrix c, int column, int left, int row, u64 policy) const {
 #pragma unroll
-    for (int b = 0; b < C_COLUMNS; b += BOX_COLUMNS) {
+    for (int b = 0; b < C_COLUMNS; b += BOX_BYTES / sizeof(TC)) {
+      const u32 box = from + b * (64 * (int)sizeof(TC));
       if (b && b >= left) return;
-      if (Config::C_FIRST) tma_store(maps.c, from + b * 128, column + b, row, c.x2, c.x3, policy);
-      else tma_store(maps.c, from + b * 128, column + b, row, c.x2, c.x3);
+      if (Config::C_FIRST) tma_store(maps.c, box, column + b, row, c.x2, c.x3, policy);
+      else tma_store(maps.c, box, column + b, row, c.x2, c.x3);
     }
   }
 

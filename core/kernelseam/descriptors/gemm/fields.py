@@ -90,14 +90,16 @@ def gemm_dtypes(
     infos: Mapping[str, ArrayInfo],
     inputs: tuple[str, str],
     output: str,
+    fp8_c: bool = False,
 ) -> tuple[DType, DType, DType]:
-    """(dtype, dtype_c, dtype_acc) from what is named and from the arrays."""
+    """(dtype, dtype_c, dtype_acc) from what is named and from the arrays. ``fp8_c``: C may be of 8
+    bits."""
     kind = required(
         "dtype",
         dtype_of("dtype", dtype, infos, inputs, fp8=True),
         f"{inputs[0]} and {inputs[1]}",
     )
-    kind_c = dtype_of("dtype_c", dtype_c, infos, (output,)) or (
+    kind_c = dtype_of("dtype_c", dtype_c, infos, (output,), fp8=fp8_c) or (
         kind.accumulator if kind.is_fp8 else kind
     )
     acc = kind.accumulator if dtype_acc is None else DType.of(dtype_acc, "dtype_acc")
@@ -173,11 +175,12 @@ def refuse_idle(gemm: Any, name: str, operand: str, strides: Sequence[str]) -> N
 def added_dtype(
     gemm: Any, name: str, operand: str, infos: Mapping[str, ArrayInfo], dtype_c: DType, acc: DType
 ) -> DType | None:
-    """The element type of a bias or a residual: what is named, its array's, C's; None where it is
-    not there."""
+    """The element type of a bias or a residual: what is named, its array's, C's, of a C of 8 bits
+    float32; None where it is not there."""
     if getattr(gemm, operand) is None:
         return None
-    kind = dtype_of(f"dtype_{name}", getattr(gemm, f"dtype_{name}"), infos, (operand,)) or dtype_c
+    kind = dtype_of(f"dtype_{name}", getattr(gemm, f"dtype_{name}"), infos, (operand,))
+    kind = kind or (acc if dtype_c.is_fp8 else dtype_c)
     if kind.itemsize > acc.itemsize:
         field_name, value = (
             (operand, f"an array of {kind}") if operand in infos else (f"dtype_{name}", kind)

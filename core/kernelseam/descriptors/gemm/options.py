@@ -46,6 +46,10 @@ class FactorOptions(SumOptions):
 class ProductOptions(NumericOptions, FactorOptions):
     """All that ``bmm`` and ``matmul2d`` take beside operands and where to run."""
 
+    out_dtype: DType | str | None = scalar(
+        None, lambda name, value: DType.of(value, name, fp8=True), "The result's dtype. [a's]"
+    )
+
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedOptions(NumericOptions, SumOptions):

@@ -96,7 +96,7 @@ class BatchedGemmPointers(BatchFields):
         given = read_lists(self.operands(), blank)
         firsts = first_arrays(given)
         dtype, dtype_c, dtype_acc = gemm_dtypes(
-            self.dtype, self.dtype_c, self.dtype_acc, firsts, ("A_ptrs", "B_ptrs"), "C_ptrs"
+            self.dtype, self.dtype_c, self.dtype_acc, firsts, ("A_ptrs", "B_ptrs"), "C_ptrs", True
         )
         kinds = {"A_ptrs": dtype, "B_ptrs": dtype, "C_ptrs": dtype_c}
         bias, residual = (

@@ -146,7 +146,7 @@ class BatchedGemmStrided(OperandFields, BatchFields):
         expression = traced_epilogue_of(self, "residual", "preactivation")
         infos = describe_all(self.operands())
         dtype, dtype_c, dtype_acc = gemm_dtypes(
-            self.dtype, self.dtype_c, self.dtype_acc, infos, ("A", "B"), "C"
+            self.dtype, self.dtype_c, self.dtype_acc, infos, ("A", "B"), "C", True
         )
         check_batch(self)
         object.__setattr__(self, "b_head_group", extent("b_head_group", self.b_head_group, 1))

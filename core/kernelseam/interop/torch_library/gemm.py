@@ -10,6 +10,7 @@ import torch
 from kernelseam.descriptors.gemm.options import ProductOptions
 from kernelseam.interop.torch_function import check_bwd_implementation, with_matrices
 from kernelseam.interop.torch_library import flops
+from kernelseam.interop.torch_library.arguments import Rule
 from kernelseam.interop.torch_library.batches import Batched, each, fold, repeats, unfold
 from kernelseam.interop.torch_library.define import (
     define,
@@ -21,7 +22,7 @@ from kernelseam.interop.torch_library.define import (
     room,
     unrepeated,
 )
-from kernelseam.interop.torch_library.dtypes import dtype_name
+from kernelseam.interop.torch_library.dtypes import dtype_name, torch_dtype
 from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
 from kernelseam.ops import gemm, gemm_bwd
 
@@ -219,6 +220,7 @@ def _matmul2d_bwd_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -
 
 
 _GIVEN = ", ".join(f"Tensor? {n}=None" for n in OPERANDS[2:])
+RULES: dict[str, Rule] = {"out_dtype": lambda name, x: torch_dtype(x, name, fp8=True)}
 OPERAND_SCHEMA = f"Tensor a, Tensor b, {_GIVEN}"
 OPTION_SCHEMA = (
     f"{_FACTORS}, {schema_of(_DEFAULTS, 'beta', 'out_dtype', 'precision', 'scale_block')}, "
@@ -245,6 +247,7 @@ def _defined(name: str, function: Any, gradients: Any, ranks: Any, batched: Any)
         backward=_backward(of_gradients),
         batched=batched[0],
         flops=flops.product,
+        rules=RULES,
     )
     return of_results, of_gradients
 

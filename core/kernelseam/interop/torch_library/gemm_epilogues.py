@@ -176,6 +176,7 @@ def _defined(name: str, function: Any, plain: Any, gradients: Any) -> Any:
         setup=_setup,
         backward=_backward(gradients),
         flops=flops.product,
+        rules=gemm.RULES,
     )
 
     def call(*tensors: Tensor | None, preactivation: bool = False, **given: Any) -> Any:

@@ -23,7 +23,7 @@ from kernelseam.interop.torch_library.define import (
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
-from kernelseam.interop.torch_rotary import inverse_rotation
+from kernelseam.interop.torch_rotary import inverse_rotations
 from kernelseam.ops import projection, projection_bwd
 from kernelseam.ops.projection import query_heads
 
@@ -108,7 +108,7 @@ def _qkv_backward(operator: Any) -> Any:
         options = ctx.options
         dq, dk, dv = (x.to(ctx.dtype) for x in (dq, dk, dv))
         if cos is not None:
-            dq, dk = (inverse_rotation(x, cos, sin, positions, options) for x in (dq, dk))
+            dq, dk = inverse_rotations(dq, dk, cos, sin, positions, options)
         of_input, of_weight, of_bias, *_ = ctx.wanted
         heads, kv_heads, dim = ctx.heads
         result = operator(

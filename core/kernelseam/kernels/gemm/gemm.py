@@ -21,6 +21,7 @@ from kernelseam.kernels.elements import (
     refuse_dtype,
     refuse_precision,
     refuse_row_strides,
+    refuse_stored,
 )
 from kernelseam.kernels.gemm.bands import in_bands
 from kernelseam.kernels.gemm.cost import gemm_work
@@ -111,6 +112,8 @@ class GemmDefinition(KernelDefinition):
             return "it makes heads of a weight [columns, hidden] alone"
         if reason := refuse_dtype(spec.dtype, row):
             return reason
+        if spec.dtype_c.is_fp8 and (reason := refuse_stored("results", spec.dtype_c, row)):
+            return reason
         if spec.dtype.is_fp8 and (spec.row_sums or spec.segmented or spec.heads):
             return f"it has no row sums, segments or heads of {spec.dtype}"
         if not self.tiles(spec, row):
@@ -146,6 +149,7 @@ class GemmDefinition(KernelDefinition):
             t
             for t in row.tiles.get("gemm", ())
             if spec.dtype in t.dtypes
+            and (not spec.dtype_c.is_fp8 or spec.dtype_c in row.fp8_dtypes)
             and spec.precision == t.precision
             and t.shared_bytes(spec) <= row.shared_bytes_per_block
             and (t.row_sums or not _sums_more(spec))

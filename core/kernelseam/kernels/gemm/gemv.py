@@ -134,8 +134,9 @@ class GemvDefinition(KernelDefinition):
             return f"it has no {extras[0].replace('_', ' ')}"
         if spec.precision:
             return f"it has no {spec.precision} products"
-        if spec.dtype.is_fp8:
-            return f"it has no products of {spec.dtype}"
+        for dtype in (spec.dtype, spec.dtype_c):
+            if dtype.is_fp8:
+                return f"it has no products of {dtype}, nor such results"
         if reason := refuse_dtype(spec.dtype, row):
             return reason
         if not self.tiles(spec, row):

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from kernelseam.dtypes import E4M3, DType
 from kernelseam.samples.attention_case import AttentionCase, case
-from kernelseam.samples.common import NAN, ODD, TOKENS, InjectedValue
+from kernelseam.samples.common import NAN, ODD, SHORT_8_BITS, TOKENS, InjectedValue
 
-_SHORT = {DType.float8_e4m3fn: "e4m3fn", DType.float8_e4m3fnuz: "e4m3fnuz"}
 _ARCHS = frozenset({"shared"})
 """An arch converts one of the two, or none."""
 
@@ -21,7 +20,7 @@ def stored() -> Iterator[AttentionCase]:
         for dtype in E4M3:
             yield replace(
                 result,
-                name=result.name.replace("8-bit", _SHORT[dtype]),
+                name=result.name.replace("8-bit", SHORT_8_BITS[dtype]),
                 dtype_kv=dtype,
                 may_refuse=_ARCHS,
             )
@@ -33,7 +32,7 @@ def stored_queries() -> Iterator[AttentionCase]:
         for dtype in E4M3:
             yield replace(
                 result,
-                name=result.name.replace("8-bit", _SHORT[dtype] + "-q"),
+                name=result.name.replace("8-bit", SHORT_8_BITS[dtype] + "-q"),
                 dtype_q=dtype,
                 dtype_kv=dtype,
                 may_refuse=_ARCHS,

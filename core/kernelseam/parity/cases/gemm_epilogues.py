@@ -5,7 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernelseam.samples.common import BF16, F16, F32, INF, NAN, TOKENS, InjectedValue
+from kernelseam.dtypes import DType
+from kernelseam.samples.common import (
+    BF16,
+    F16,
+    F32,
+    INF,
+    NAN,
+    SHORT_8_BITS,
+    TOKENS,
+    InjectedValue,
+)
 from kernelseam.samples.gemm_case import TALL, GemmCase, both, case
 from kernelseam.samples.operand_layout import OperandLayout
 
@@ -36,7 +46,25 @@ def epilogues() -> Iterator[GemmCase]:
     yield case("f16-nt", "epilogue-k-0", epilogue="column_bias", K=0)
     yield case("f16-nt", "epilogue-no-rows", epilogue="column_bias", M=0)
     yield case("f16-nt", "epilogue-integers", epilogue="relu", data="integers")
+    yield from _rounded_to_8_bits()
     yield case("f16-nt", "epilogue-sums", epilogue="checkerboard", batch=4, c_batch_group=2)
+
+
+def _rounded_to_8_bits() -> Iterator[GemmCase]:
+    """With either of the two dtypes, of which an arch has one, or none."""
+    for dtype, short in SHORT_8_BITS.items():
+        to: dict[str, object] = {"dtype_c": dtype, "may_refuse": frozenset({"shared"}), "N": 144}
+        large = {**to, "M": 1100, "N": 1056, "K": 70, "sample": 300, "num_heads": 2}
+        yield case("bf16-nt", f"epilogue-large-{short}", epilogue="quantized_rows", **large)
+        ragged = {**to, "M": 33, "N": 54, "epilogue": "quantized_tensor", "data": "huge"}
+        yield case("f16-nt", f"epilogue-saturated-{short}", **ragged)
+        if dtype is DType.float8_e4m3fnuz:
+            continue
+        for name in ("quantized_blocks", "quantized_gate"):
+            yield case("f16-nt", f"epilogue-{name}-{short}", epilogue=name, **{**to, "N": 288})
+        yield case("f16-nt", f"to-{short}", alpha=4.0, **to)
+        added = {**to, **both(F16), "preactivation": True, "beta": 0.5}
+        yield case("f16-nn", f"epilogue-added-{short}", epilogue="quantized", **added)
 
 
 def _preactivation() -> dict[str, object]:

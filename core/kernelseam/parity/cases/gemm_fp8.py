@@ -7,11 +7,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kernelseam.dtypes import E4M3, DType
-from kernelseam.samples.common import BF16, F16, F32, NAN, ODD, TOKENS, InjectedValue
+from kernelseam.samples.common import (
+    BF16,
+    F16,
+    F32,
+    NAN,
+    ODD,
+    SHORT_8_BITS,
+    TOKENS,
+    InjectedValue,
+)
 from kernelseam.samples.gemm_case import GemmCase, case
 from kernelseam.samples.operand_layout import OperandLayout
 
-_SHORT = {DType.float8_e4m3fn: "e4m3fn", DType.float8_e4m3fnuz: "e4m3fnuz"}
 _ARCHS = frozenset({"shared"})
 """An arch multiplies one of the two, or none."""
 _TIGHT = OperandLayout(aligned=False)
@@ -21,8 +29,9 @@ def stored() -> Iterator[GemmCase]:
     """Each case with either of the two dtypes."""
     for result in _cases():
         for dtype in E4M3:
-            name = result.name.replace("8-bit", _SHORT[dtype])
-            yield replace(result, name=name, dtype=dtype, may_refuse=_ARCHS)
+            name = result.name.replace("8-bit", SHORT_8_BITS[dtype])
+            to = dtype if result.dtype_c is DType.float8_e4m3fn else result.dtype_c
+            yield replace(result, name=name, dtype=dtype, dtype_c=to, may_refuse=_ARCHS)
 
 
 def _case(ops: str, what: str, **fields: object) -> GemmCase:
@@ -39,6 +48,7 @@ def _cases() -> Iterator[GemmCase]:
     for c in (F16, F32):
         yield _case("nt", f"to-{c}", dtype_c=c, M=130, scales="matrices")
         yield _case("nt", f"to-{c}-beta", dtype_c=c, M=130, beta=-0.5)
+    yield _case("nt", "to-8-bit", dtype_c=DType.float8_e4m3fn, M=130, bias=F32)
     for M, N, K in ((1, 1, 1), (7, 63, 65), (65, 129, 7), (1, 145, 529), (131, 9, 401)):
         yield _case("nt", f"ragged-{M}x{N}x{K}", M=M, N=N, K=K)
     for ops in ("nt", "nn"):

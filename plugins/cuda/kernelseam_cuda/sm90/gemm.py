@@ -57,6 +57,7 @@ from kernelseam_cuda.sm90.gemm_tiling import (
     ORDER,
     SCALED_COLUMNS,
     order_values,
+    result_dtypes,
     results_of,
     slice_of,
     tile_count,
@@ -132,8 +133,10 @@ class HopperGemm(KernelDefinition):
                 return "it takes e4m3 out of shared memory, where A and B must lie along K"
         elif spec.dtype.itemsize != 2:
             return f"it takes bfloat16, float16, float32 and e4m3, not {spec.dtype}"
-        if spec.dtype_c not in (results := _results(spec.dtype)):
-            return f"its result is of {' or '.join(map(str, results))}, not {spec.dtype_c}"
+        if spec.dtype_c not in (results := result_dtypes(spec.dtype)):
+            *first, last = map(str, results)
+            known = f"{', '.join(first)} or {last}" if first else last
+            return f"its result is of {known}, not {spec.dtype_c}"
         if reason := self.refuse_options(problem):
             return reason
         if p.summed * p.K >= INT32:
@@ -170,6 +173,8 @@ class HopperGemm(KernelDefinition):
         spec = problem.spec
         if spec.heads:
             return "heads is not supported by this kernel"
+        if spec.dtype_c.is_fp8 and (problem.beta != 0 or spec.residual or spec.preactivation):
+            return f"beta, residual and preactivation of {spec.dtype_c} are not supported"
         for option in ("row_sums", "segmented", "joined", "epilogue"):
             if spec.dtype.itemsize != 2 and getattr(spec, option):
                 return f"{option} of {spec.dtype} is not supported by this kernel"
@@ -414,12 +419,6 @@ def refuse_extents(p: GemmProblem) -> str | None:
         if n >= _MAX_EXTENT:
             return f"{name} = {n}: it takes less than 2**30"
     return None
-
-
-def _results(dtype: DType) -> tuple[DType, ...]:
-    """Dtypes of the result of products of a dtype."""
-    single = (DType.float32,) if dtype is DType.float32 else (dtype, DType.float32)
-    return (DType.bfloat16, DType.float16, DType.float32) if dtype.is_fp8 else single
 
 
 def _whole(p: GemmProblem) -> bool:

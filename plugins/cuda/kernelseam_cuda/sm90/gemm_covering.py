@@ -22,7 +22,9 @@ def specs() -> Iterator[tuple[GemmSpec, bool]]:
     summed = replace(plain, summed=True)
     joined = replace(plain, a_transposed=True, summed=True, row_sums=bf16)
     sums = GemmSpec(f16, f16, f32, a_transposed=True, segmented=True, row_sums=f16)
-    stored = GemmSpec(DType.float8_e4m3fn, bf16, f32, b_transposed=True)
+    e4m3 = DType.float8_e4m3fn
+    stored = GemmSpec(e4m3, bf16, f32, b_transposed=True)
+    by_row: list[epilogues.One] = ["silu", epilogues.quantized(np.ones(2, np.float32))]
     deep = replace(stored, scales=True, scale_block=(1, 128, 128))
     single = GemmSpec(f32, f32, f32, b_transposed=True, precision="tf32")
     written = replace(plain, bias=bf16, preactivation=True)
@@ -41,6 +43,7 @@ def specs() -> Iterator[tuple[GemmSpec, bool]]:
         single,
         _with(loaded, replace(written, b_transposed=True, residual=bf16)),
         _with("gelu", replace(written, b_transposed=True)),
+        _with(by_row, replace(plain, dtype_c=e4m3, b_transposed=True)),
     )
     others = (
         replace(summed, segmented=True),
@@ -66,6 +69,11 @@ def specs() -> Iterator[tuple[GemmSpec, bool]]:
         _with(neighbours, replace(plain, dtype_c=f32, b_transposed=True)),
         _with("gelu_tanh", GemmSpec(f16, f16, f32, view="pointers", preactivation=True)),
         _with("silu", replace(summed, a_transposed=True)),
+        _with("swiglu", replace(plain, dtype_c=e4m3, b_transposed=True)),
+        _with(neighbours, replace(plain, dtype_c=e4m3)),
+        replace(plain, dtype_c=e4m3, bias=f32),
+        replace(stored, dtype_c=e4m3, scales=True),
+        replace(deep, dtype_c=e4m3),
     )
     yield from ((spec, True) for spec in often)
     yield from ((spec, False) for spec in others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
+from kernelseam.dtypes import DType
 from kernelseam.expressions.epilogues import HALVES
 from kernelseam.kernels.elements import divide_up, divider_parameter, divider_values
 from kernelseam.kernels.signature import Structure
@@ -72,6 +73,13 @@ def order_values(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> dict[
     return values
 
 
+def result_dtypes(dtype: DType) -> tuple[DType, ...]:
+    """Dtypes of the result of products of a dtype."""
+    if dtype.is_fp8:
+        return DType.bfloat16, DType.float16, DType.float32, dtype
+    return (dtype,) if dtype is DType.float32 else (dtype, DType.float32, DType.float8_e4m3fn)
+
+
 def slice_of(spec: GemmSpec) -> int:
     """Elements of K in a stage of the ring."""
     return SLICE_BYTES // spec.dtype.itemsize
@@ -79,6 +87,11 @@ def slice_of(spec: GemmSpec) -> int:
 
 def tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
     """The tiles of a spec."""
+    tiles = _tiles_of(spec)
+    return tuple(t for t in tiles if _stores(spec, t)) if spec.dtype_c.is_fp8 else tiles
+
+
+def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
     if spec.scale_block:
         return E4M3_BLOCKS if spec.scale_block[1] % SCALED_COLUMNS == 0 else ()
     if spec.dtype.is_fp8:
@@ -118,14 +131,25 @@ def _fits_registers(spec: GemmSpec, tile: HopperGemmTile) -> bool:
 
 
 def half_panels(spec: GemmSpec, tile: HopperGemmTile) -> bool:
-    """Whether TMA stores a result of pairs in boxes of half panels, as a tile's last panel is half
-    a one."""
-    columns = SLICE_BYTES // spec.dtype_c.itemsize
-    return tile.store == "tma" and spec.pairs == HALVES and tile.bn // 2 % columns != 0
+    """Whether TMA stores the result in boxes of half panels, as a tile's last panel is half a one:
+    of pairs, or of 8 bits."""
+    panel = SLICE_BYTES // spec.dtype_c.itemsize
+    return tile.store == "tma" and _columns(spec, tile) % panel != 0
+
+
+def _columns(spec: GemmSpec, tile: HopperGemmTile) -> int:
+    """Of the result, in a tile."""
+    return tile.bn // (2 if spec.pairs else 1)
+
+
+def _stores(spec: GemmSpec, tile: HopperGemmTile) -> bool:
+    """Whether a tile stores results of a dtype: TMA in boxes of whole or half panels."""
+    half = SLICE_BYTES // spec.dtype_c.itemsize // 2
+    return tile.store == "rows" or _columns(spec, tile) % half == 0
 
 
 def _linear(spec: GemmSpec) -> bool:
     """Whether it is a linear layer's product, or that of its input's gradient: rows of A are
-    tokens, nothing else is summed, and the result is of 16 bits."""
+    tokens, nothing else is summed, and the result is of 16 bits or fewer."""
     plain = not (spec.a_transposed or spec.summed or spec.row_sums)
-    return plain and spec.view == "strided" and spec.dtype_c.itemsize == 2
+    return plain and spec.view == "strided" and spec.dtype_c.itemsize <= 2
