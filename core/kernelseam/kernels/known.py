@@ -136,11 +136,15 @@ class _Traced:
         return traced_launches(implementation, problem, tile, self._device)
 
     def _run(self, selection: Selection, names: tuple[str, ...]) -> Any:
+        problem = self._fresh()
+        # A view lies where its operand does, as v of latent attention.
+        views = {rule.name: rule.same_as or rule.name for rule in problem.operands}
+        places = [_SOMEWHERE * (names.index(views[name]) + 2) for name in names]
         addresses = {
-            name: self._trace.input(f"p{i}", _SOMEWHERE * (i + 2)) for i, name in enumerate(names)
+            name: self._trace.input(f"p{i}", place)
+            for i, (name, place) in enumerate(zip(names, places, strict=True))
         }
         at = self._trace.input(_WORKSPACE, _SOMEWHERE)
-        problem = self._fresh()
         check_operands(problem.operands, Resolved(addresses, ()))
         launches = self._launches(selection, problem)
         if launches is None:

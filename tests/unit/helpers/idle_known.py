@@ -22,9 +22,16 @@ from kernelseam.tuned.classes import representative
 from kernelseam_cuda import launch, runtime, tensor_maps
 
 from benchmarks.comparing import choices, clocks, idle_device
+from benchmarks.comparing.decoding import DecodeRow
+from benchmarks.comparing.paging import PagedRow
 from benchmarks.comparing.rows import Session
 
 _FIRST, _WORKSPACE, _SHIFT = 1 << 50, 1 << 60, 1 << 30
+LATENT = (
+    PagedRow(((1, 512, 2048), (63, 1, 4096)), 128, 1, 576, 16, latent=512),
+    DecodeRow(64, 4096, 16, 1, 576, 64, latent=512),
+)
+"""Problems whose values are views of their keys."""
 bound: list[Any] = []
 """What was prepared last: kernels with their configs and arguments, and memsets."""
 
@@ -69,7 +76,7 @@ def relatives(problem: Any) -> Iterator[Any]:
     """Its class's representative, itself, and others of the spec."""
     yield representative(problem)
     known = {f.name for f in fields(problem)}
-    for name in known & {"M", "batch", "S_q", "S_k"}:
+    for name in known & {"M", "batch", "S_q", "S_k", "total_q"}:
         if getattr(problem, name) > 1:
             yield replace(problem, **{name: getattr(problem, name) - 1})
     yield problem
@@ -90,6 +97,7 @@ def compare(problem: Any, device: Any, counts: Counter[str], differ: list[str]) 
     for shift in (0, _SHIFT):
         names = [r.name for r in problem.operands]
         pointers = {n: _FIRST * (i + 1) + shift for i, n in enumerate(names)}
+        pointers |= {r.name: pointers[r.same_as] for r in problem.operands if r.same_as}
         bound.clear()
         if known.bind(pointers, _WORKSPACE) is None:
             differ.append(f"not bound: {problem}")
@@ -110,13 +118,13 @@ if __name__ == "__main__":
     count, seed = map(int, sys.argv[1:])
     session = Session("cuda", clocks.HostClock())
     device, counts, differ = session.target(), Counter[str](), list[str]()
-    for kind in choices.KINDS:
-        for row in choices.drawn([kind], count, seed):
-            for descriptor in row.planned(session):
-                problem: Any = descriptor.simplified()[0].problem()
-                family = list(relatives(problem))
-                for like in family[:2]:
-                    KnownProblems().learn(like, device, None)
-                for like in family:
-                    compare(like, device, counts, differ)
+    drawn = (row for kind in choices.KINDS for row in choices.drawn([kind], count, seed))
+    for row in (*drawn, *LATENT):
+        for descriptor in row.planned(session):
+            problem: Any = descriptor.simplified()[0].problem()
+            family = list(relatives(problem))
+            for like in family[:2]:
+                KnownProblems().learn(like, device, None)
+            for like in family:
+                compare(like, device, counts, differ)
     print(json.dumps({"counts": counts, "differ": differ}))
