@@ -49,10 +49,10 @@ def test_the_table_is_sound() -> None:
     assert {m.case for m in MUTANTS if m.build == "contracted"} <= set(CONTRACTED)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
-def test_words_are_there_once(mutant: Mutant) -> None:
+def test_words_are_there_once() -> None:
+    """Else ``planted`` raises, and names the mutant."""
     files = _files()
-    assert mutant.planted(files) != files
+    assert [m.name for m in MUTANTS if m.planted(files) == files] == []
 
 
 @pytest.mark.parametrize(
