@@ -26,26 +26,9 @@ UNTOUCHED = 77.0
 def dense(q: Array, k: Array, v: Array, **more: Any) -> tuple[Array, Array]:
     """out and lse of q [B, H, S_q, D], k and v [B, H_kv, S_k, D], in memory that held other
     values."""
-    batch, heads, S_q, D = q.shape
-    out = np.full((batch, heads, S_q, v.shape[3]), UNTOUCHED, more.pop("kind", q.dtype))
-    lse = np.full((batch, heads, S_q), UNTOUCHED, np.promote_types(q.dtype, F32))
-    plan(
-        Attention(
-            batch=batch,
-            num_heads=heads,
-            kv_heads=k.shape[1],
-            S_q=S_q,
-            S_k=k.shape[2],
-            head_dim=D,
-            value_dim=v.shape[3],
-            q=q,
-            k=k,
-            v=v,
-            out=out,
-            lse=lse,
-            **more,
-        )
-    ).bind()()
+    out = np.full((*q.shape[:3], v.shape[3]), UNTOUCHED, more.pop("kind", q.dtype))
+    lse = np.full(q.shape[:3], UNTOUCHED, np.promote_types(q.dtype, F32))
+    plan(Attention.from_arrays(q, k, v, out, lse, **more)).bind()()
     return out, lse
 
 
@@ -65,13 +48,9 @@ def test_a_query_that_sees_no_key() -> None:
         {
             "kv_lengths": np.zeros(1, np.int32),
             "block_table": np.zeros((1, 1), np.int32),
-            "pages": 1,
-            "page_size": 3,
+            "kv_layout": "hnd",  # one page of 3 rows
         },
     ):
-        if "pages" in more:  # heads before rows
-            strides = ("stride_k_head", 12), ("stride_k_row", 4)
-            more |= {f.replace("_k_", f"_{n}_"): s for n in "kv" for f, s in strides}
         out, lse = dense(q, k, v, **more)
         assert (out == 0).all() and (lse == -np.inf).all()
         out, lse = dense(q, k, v, sinks=np.array([0.5, -np.inf], np.float32), **more)
@@ -319,7 +298,6 @@ def test_memory_does_not_grow_with_the_square() -> None:
         "softcap": 5.0,
         "alibi_slopes": np.full((1, 1), 0.1, np.float32),
         "window": (S, S - 1),
-        **{f"stride_{n}_{a}": 0 for n in ("bias", "mask") for a in ("batch", "head", "row")},
     }
     tracemalloc.start()
     try:
