@@ -7,11 +7,15 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from kernelseam import distributed
+
+PATIENCE = timedelta(seconds=20)
+"""How long a rank that failed waits for the others to fail as well."""
 
 
 @dataclass
@@ -27,15 +31,44 @@ class Side:
     error: str = ""
 
 
-def begin() -> Any:
-    """This rank's device: a GPU of its own, else the host. Initialises torch.distributed."""
+@dataclass
+class Ranks:
+    """The ranks of a benchmark, as one of them sees them."""
+
+    store: Any
+    rank: int
+    size: int
+    measured: int = 0
+    """Measurements so far, the same on every rank."""
+
+    def all_failed(self, patience: timedelta = PATIENCE) -> bool:
+        """Whether every rank says of this measurement what this one now says: that it failed. By
+        the store, since ranks that wait for a transfer of this one take part in none."""
+        self.store.set(f"{self.measured}/{self.rank}", "failed")
+        try:
+            self.store.wait([f"{self.measured}/{i}" for i in range(self.size)], patience)
+        except RuntimeError:  # DistStoreError: one did not say so in time
+            return False
+        return True
+
+
+def begin() -> tuple[Any, Ranks]:
+    """This rank's device, a GPU of its own, else the host; and the ranks. Initialises
+    torch.distributed."""
     local = int(os.environ["LOCAL_RANK"])
     on_gpu = torch.cuda.is_available() and torch.cuda.device_count() > local
     device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
-    return device
+    store, rank, size = next(dist.rendezvous("env://"))
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=dist.PrefixStore("group", store),
+        rank=rank,
+        world_size=size,
+        device_id=device if on_gpu else None,
+    )
+    return device, Ranks(dist.PrefixStore("benchmark", store), rank, size)
 
 
 def walk(out: Any, dout: Any, *inputs: Any) -> None:
@@ -44,7 +77,10 @@ def walk(out: Any, dout: Any, *inputs: Any) -> None:
     out.backward(dout)
 
 
-def measure(side: Side, device: Any, counted: bool) -> None:
+def measure(side: Side, device: Any, ranks: Ranks, counted: bool) -> None:
+    """An error of every rank is the side's. One of a single rank is raised: the others may wait for
+    that rank, and ``torchrun`` ends them when its process ends."""
+    ranks.measured += 1
     dist.barrier()
     settle(device)
     if device.type != "cpu":
@@ -65,6 +101,8 @@ def measure(side: Side, device: Any, counted: bool) -> None:
                 side.seconds[i].append(seconds)
                 side.waited[i].append(transfers.waited)
     except (RuntimeError, ValueError, NotImplementedError) as error:
+        if not ranks.all_failed():
+            raise
         side.error = f"{type(error).__name__}: {error}".replace("\n", " ")
         return
     if device.type != "cpu":

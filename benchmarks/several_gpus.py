@@ -21,7 +21,7 @@ import torch.distributed as dist
 from kernelseam import distributed
 from kernelseam.interop.torch import attention
 
-from benchmarks.rank_timing import Side, begin, measure, slowest, walk
+from benchmarks.rank_timing import Ranks, Side, begin, measure, slowest, walk
 
 DIM = 128
 
@@ -38,7 +38,7 @@ def main() -> None:
         "--any-order", action="store_true", help="gradients whose order of summation varies"
     )
     options = parser.parse_args()
-    device = begin()
+    device, ranks = begin()
     if dist.get_rank() == 0:
         print(
             "| tokens | H/H_kv | mask | way | fwd ms | TFLOP/s | × one | waiting | bwd ms "
@@ -48,11 +48,13 @@ def main() -> None:
         for heads in options.heads:
             for mask in options.masks:
                 counts = [int(x) for x in heads.split("/")]
-                _row(tokens, counts[0], counts[1], mask == "causal", device, options)
+                _row(tokens, counts[0], counts[1], mask == "causal", device, ranks, options)
     dist.destroy_process_group()
 
 
-def _row(tokens: int, heads: int, kv_heads: int, causal: bool, device: Any, options: Any) -> None:
+def _row(
+    tokens: int, heads: int, kv_heads: int, causal: bool, device: Any, ranks: Ranks, options: Any
+) -> None:
     group, size = dist.group.WORLD, dist.get_world_size()
     kind = torch.bfloat16 if device.type != "cpu" else torch.float32
     result = torch.Generator(device).manual_seed(1)
@@ -94,7 +96,7 @@ def _row(tokens: int, heads: int, kv_heads: int, causal: bool, device: Any, opti
         for run in range(options.runs + 1):
             for side in sides:
                 if not side.error:
-                    measure(side, device, counted=run > 0)
+                    measure(side, device, ranks, counted=run > 0)
     alone = next((s for s in sides if s.name == "one"), None)
     operations = 4.0 * tokens**2 * heads * DIM / (2 if causal else 1)
     for side in sides:

@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--skewed", action="store_true")
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
-    device = begin()
+    device, ranks = begin()
     size, kind = dist.get_world_size(), torch.bfloat16 if device.type != "cpu" else torch.float32
     generator = torch.Generator(device).manual_seed(1 + dist.get_rank())
 
@@ -59,7 +59,7 @@ def main() -> None:
     for run in range(options.runs + 1):
         for side in sides:
             if not side.error:
-                measure(side, device, counted=run > 0)
+                measure(side, device, ranks, counted=run > 0)
     if dist.get_rank() == 0:
         print("| way | fwd ms | TFLOP/s | × one | waiting | bwd ms | TFLOP/s | × one | waiting |")
         print("|---" * 9 + "|")

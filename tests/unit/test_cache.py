@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fakecc import BUNDLE, Toolchain, again, quietly
 from kernelseam import compilation
-from kernelseam.compilation import CacheWarning, compiled
+from kernelseam.compilation import CacheWarning, compiled, entry
 from kernelseam.contract import SourceBundle
 from kernelseam.errors import CompileError
 
@@ -162,6 +162,9 @@ def test_listing_and_clearing(cache: Path, toolchain: Toolchain) -> None:
     broken.chmod(0o600)
     os.utime(broken, (time.time() - 7200,) * 2)
     (cache / "mine.txt").write_text("not the cache's")
+    entry.write(cache / f"key{entry.COMPILER}", {"key": "key"}, b"a compiler's version")
+    (cache / f"key.killed{entry.TEMPORARY}").write_text("half of it")
+    os.utime(cache / f"key.killed{entry.TEMPORARY}", (time.time() - 3600,) * 2)
     actual = compilation.entries()
     assert [(e.name, e.arch, e.backend, e.damage) for e in actual] == [
         ("twice", "arch2", "fake", ""),

@@ -44,7 +44,7 @@ def ls(json: shapes.Json = False) -> None:
 
 @app.command("clear")
 def clear(json: shapes.Json = False) -> None:
-    """Remove every binary, and the saved sources of failed compilations."""
+    """Remove every binary, saved sources of failed compilations and kept compiler versions."""
     folder, removed = compilation.cache_folder(), compilation.clear()
     if json:
         emit_json({"folder": folder, **asdict(removed)})

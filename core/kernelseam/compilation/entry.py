@@ -22,7 +22,9 @@ from kernelseam.compilation.folder import VARIABLE, Untrusted, reason_for_distru
 from kernelseam.json_schema import decoded, parsed
 
 MAGIC = b"KSEAMB01"
-SUFFIX, TEMPORARY = ".bin", ".tmp"
+SUFFIX, TEMPORARY, COMPILER = ".bin", ".tmp", ".compiler"
+"""Of a binary; of what is being written; of what a plugin keeps about its compiler, in the cache's
+folder itself."""
 _DIGEST = hashlib.sha256().digest_size
 _TAIL = 8 + _DIGEST + len(MAGIC)
 

@@ -110,8 +110,9 @@ def entries() -> list[CacheEntry]:
 
 
 def clear() -> Cleared:
-    """Remove every binary, leftover and saved source of the cache, and nothing else: what a running
-    build of any process writes stays. Raises Untrusted, OSError."""
+    """Remove every binary, leftover and saved source of the cache and what is kept about compilers,
+    and nothing else: what a running build of any process writes stays. Raises Untrusted,
+    OSError."""
     folder = _folder()
     binaries = size = 0
     paths = tuple(folder.iterdir()) if folder else ()
@@ -129,5 +130,9 @@ def clear() -> Cleared:
         with suppress(FileNotFoundError):  # another process was faster
             size += sum(f.lstat().st_size for f in failed.rglob("*") if f.is_file())
             shutil.rmtree(failed)
+    for path in tuple(failed.parent.iterdir()) if private(failed.parent, make=False) else ():
+        running = path.suffix == entry.TEMPORARY and entry.is_recent(path)
+        if path.suffix in (entry.COMPILER, entry.TEMPORARY) and not running:
+            size += _remove(path) or 0
     build.forget()
     return Cleared(binaries, size)

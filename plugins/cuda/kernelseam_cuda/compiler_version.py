@@ -22,7 +22,6 @@ from kernelseam.errors import CompileError, DeviceError
 
 from kernelseam_cuda import bindings
 
-SUFFIX = ".compiler"
 _VARIABLES = ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH")
 _BUILD = re.compile(r"Compiler Build ID: (?P<build>\S+)|release .*, V(?P<version>\S+)")
 """In the head of its PTX: nvrtcVersion knows no patch level."""
@@ -106,7 +105,7 @@ def _known() -> str | None:
     try:
         if not private(cache_folder(), make=False):
             return None
-        _, kept = entry.read(cache_folder() / (_key() + SUFFIX))
+        _, kept = entry.read(cache_folder() / (_key() + entry.COMPILER))
         version, places, library = json.loads(kept)
         same = places == _places() and library == _identity(_loaded() or library[0])
     except (OSError, Untrusted, entry.Damaged, ValueError, LookupError, TypeError):
@@ -121,6 +120,6 @@ def _keep(version: str) -> None:
         kept = json.dumps([version, _places(), _identity(library.abs_path)])
         folder, key = cache_folder(), _key()
         private(folder, make=True)
-        entry.write(folder / (key + SUFFIX), {"key": key, "name": version}, kept.encode())
+        entry.write(folder / (key + entry.COMPILER), {"key": key, "name": version}, kept.encode())
     except (DeviceError, OSError, Untrusted, RuntimeError, AttributeError, TypeError):
         return
