@@ -245,7 +245,7 @@ def test_packed_sequences() -> None:
 def test_rows_of_no_sequence_are_found_where_somebody_reads_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Once for the gradients, and once for an LSE that is asked for."""
+    """For an LSE that is asked for; results and gradients are 0 before they are written."""
     found: list[int] = []
     beyond = torch_attention.rows_beyond
 
@@ -256,7 +256,7 @@ def test_rows_of_no_sequence_are_found_where_somebody_reads_them(
     monkeypatch.setattr(torch_attention, "rows_beyond", counted)
     offsets = torch.tensor([1, 9], dtype=torch.int32)
     q, k, v = tensors((9, H, D), (9, G, D), (9, G, D_V))
-    for options, more in (({}, [9]), ({"return_lse": True}, [9, 9]), ({"score_mod": _half}, [9])):
+    for options, more in (({}, []), ({"return_lse": True}, [9]), ({"score_mod": _half}, [])):
         found.clear()
         got = ks.attention_varlen(q, k, v, offsets, offsets, 8, 8, **options)
         out = got[0] if "return_lse" in options else got

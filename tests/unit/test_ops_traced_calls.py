@@ -24,6 +24,7 @@ from kernelseam.errors import InvalidValue
 from kernelseam.kernels import traced_text
 from kernelseam.ops import array_call, calling, gemm, on_torch
 from kernelseam.ops.calling import operate
+from kernelseam.ops.operation import Cleared
 from kernelseam.plugins import plugins
 from kernelseam.tuned.classes import numbers, representative, with_numbers
 
@@ -243,6 +244,32 @@ def test_memory_of_0_is_set_once_on_a_stream_and_never_shared_with_graphs(
         found = kernelseam.matmul2d(a, b)
         torch.testing.assert_close(found, a @ b, rtol=1e-5, atol=1e-5)
         assert sets == (own if capturing else shared)
+
+
+@pytest.mark.parametrize("implementation", [None, "card-gemm"])
+def test_results_are_cleared_before_launches_whatever_serves_a_call(
+    card: CardRuntime,
+    served: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    implementation: str | None,
+) -> None:
+    """Planned, of new and of known numbers, and repeated; an array of the caller's is not."""
+    monkeypatch.setattr(gemm, "gemm_work", Cleared(gemm.gemm_work, ("out",)))
+    cleared: list[int] = []
+
+    def zero(x: Any) -> Any:
+        cleared.append(x.data_ptr())
+        return x.fill_(0)
+
+    monkeypatch.setattr(torch.Tensor, "zero_", zero)
+    a, b, out = torch.randn(9, 8), torch.randn(8, 5), torch.empty(9, 5)
+    for m in (6, 7, 2, 3, 8, 9, 9, 9, 9, 9):
+        made = kernelseam.matmul2d(a[:m], b, implementation=implementation)
+        torch.testing.assert_close(made, a[:m] @ b, rtol=1e-5, atol=1e-5)
+        assert cleared.pop() == made.data_ptr() and not cleared
+    assert not served[0] and served[-1]
+    kernelseam.matmul2d(a, b, out=out, implementation=implementation)
+    assert not cleared
 
 
 def test_a_named_implementation_of_another_kind_is_planned(

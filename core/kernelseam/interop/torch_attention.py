@@ -8,16 +8,19 @@ from typing import Any
 
 import torch
 
-from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_function import with_rows
-from kernelseam.interop.torch_library.dtypes import torch_dtype
-from kernelseam.ops.attention import attention, attention_varlen
-from kernelseam.ops.attention_bwd import AttentionGradients, attention_bwd
+from kernelseam.ops.attention import PACKED, attention
+from kernelseam.ops.attention_bwd import (
+    CLEARED_GRADIENTS,
+    AttentionGradients,
+    gradient_work,
+    gradients_by,
+)
+from kernelseam.ops.attention_work import CLEARED_ATTENTION
 
 Tensor = Any
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
-_OFFSETS = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k")
-"""Those of packed q, k and v."""
+_FUNCTIONS = ("score_mod", "mask_mod", "block_mask")
 
 
 def forward(
@@ -27,29 +30,15 @@ def forward(
     the LSE −inf: where ``fills_lse``, as gradients do not read them."""
     if "cu_seqlens_q" not in operands:
         return attention(**operands, **options)
-    q, v = operands["q"], operands["v"]
-    given = {**options, **operands}
-    if "out" not in operands and v.ndim and all(map(_is_dense, (q, v))):
-        dtype = torch_dtype(given.pop("out_dtype", None))
-        if dtype is None:
-            dtype = torch.bfloat16 if q.itemsize == 1 else q.dtype
-        given["out"] = torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=dtype, device=q.device)
-    try:
-        result = attention_varlen(**given)  # refuses those without an out
-    except InvalidValue as e:
-        if e.field != "out" or "out" in operands:
-            raise
-        raise InvalidValue(
-            "out_dtype", options["out_dtype"], e.rule, "Name another, or leave it out"
-        ) from None
+    arrays, given = dict(operands), dict(options)
+    functions: Any = tuple([given.pop(n, None) for n in _FUNCTIONS])
+    where = given.pop("backend", None), given.pop("implementation", None), None
+    out = arrays.pop("out", None)
+    result: Any = PACKED.call(arrays, given, functions, out, where, CLEARED_ATTENTION)
     if fills_lse and given.get("return_lse"):
         lse = result[1]
         lse.masked_fill_(rows_beyond(lse.shape[1], operands["cu_seqlens_q"]), -torch.inf)
     return result
-
-
-def _is_dense(x: Tensor) -> bool:
-    return x.layout is torch.strided and not x.is_nested and not x.is_quantized
 
 
 def gradients(
@@ -80,22 +69,27 @@ def gradients(
         if dout.dtype is not kind:
             dout = dout.to(kind)
         result = out if out.dtype is kind else out.to(kind)
-        parts.append(
-            attention_bwd(
-                with_rows(dout),
-                **given,
-                out=result,
-                lse=lse,
-                implementation=implementation,
-                **asked,
-            )
-        )
+        parts.append(_gradients(with_rows(dout), given, result, lse, asked, implementation))
     if dlse is not None:
         parts.append(_of_lse(dlse, given, out, lse, asked))
-    result = parts[0] if len(parts) == 1 else AttentionGradients(*map(_sum, *parts))
-    if "cu_seqlens_q" in given:
-        _clear_beyond(result, given)
-    return result
+    return parts[0] if len(parts) == 1 else AttentionGradients(*map(_sum, *parts))
+
+
+def _gradients(
+    dout: Tensor,
+    operands: Mapping[str, Tensor],
+    out: Tensor,
+    lse: Tensor,
+    options: Mapping[str, Any],
+    implementation: str | None = None,
+) -> AttentionGradients[Tensor]:
+    """``attention_bwd``; rows of no sequence are 0. To set all to 0 before takes fewer launches
+    than to find these, and less memory traffic than to fill them behind a mask."""
+    arrays, given = {**operands, "out": out, "lse": lse}, dict(options)
+    work = CLEARED_GRADIENTS if "cu_seqlens_q" in operands else gradient_work
+    functions: Any = tuple([given.pop(n, None) for n in _FUNCTIONS])
+    asked, where = given.pop("score_gradient", False), (given.pop("backend", None), implementation)
+    return gradients_by(work, dout, arrays, functions, asked, (*where, None), **given)
 
 
 def gradients_ahead(
@@ -108,18 +102,6 @@ def gradients_ahead(
 
     chosen = bwd_options["deterministic"], bwd_options["implementation"]
     return gradients_ahead(operands, options, *chosen)
-
-
-def _clear_beyond(result: AttentionGradients[Tensor], operands: Mapping[str, Tensor]) -> None:
-    """Set rows of no sequence to 0."""
-    known: dict[tuple[int, int], Tensor] = {}
-    for gradient, name in zip(result, _OFFSETS, strict=False):
-        if (offsets := operands.get(name)) is None:
-            continue
-        key = offsets.data_ptr(), gradient.shape[0]
-        if key not in known:
-            known[key] = rows_beyond(key[1], offsets).view(-1, 1, 1)
-        gradient.masked_fill_(known[key], 0)
 
 
 def _of_lse(
@@ -142,7 +124,7 @@ def _of_lse(
     high = -dlse.to(q.dtype)
     low = (-dlse - high).to(q.dtype)
     rows = torch.nn.functional.pad(torch.stack((high, low), -1), (0, wide - 2))
-    result = attention_bwd(rows, **{**operands, "v": values}, out=ones, lse=lse, **options)
+    result = _gradients(rows, {**operands, "v": values}, ones, lse, options)
     return result._replace(dv=torch.zeros_like(v, memory_format=torch.contiguous_format))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Unpack, overload
 
 from kernelseam.descriptors.attention.options import PAGED, AttentionOptions, band
@@ -27,7 +27,7 @@ _LSE = "return_lse"
 """Is of overloads, each with a type of its own, and not of the types of options."""
 
 
-class _Door:
+class Door:
     """What a public function takes of ``AttentionOptions``, and how it names operands."""
 
     def __init__(
@@ -54,6 +54,7 @@ class _Door:
         functions: tuple[Any, Any, Any],
         out: Any,
         where: tuple[str | None, str | None, object],
+        work: Callable[..., None] = attention_work,
     ) -> Array | tuple[Array, Array]:
         """``functions``: score_mod, mask_mod and block_mask. ``where``: backend, implementation and
         stream."""
@@ -68,14 +69,14 @@ class _Door:
         score_mod, mask_mod, block_mask = functions
         if not (score_mod is mask_mod is block_mask is None):
             values = with_expression(values, arrays, *functions)
-        results = operate(attention_work, arrays, values, *where, self.wording)
+        results = operate(work, arrays, values, *where, self.wording)
         result: Array = results["out"] if out is None else out
         return (result, results["lse"]) if options.get(_LSE) else result
 
 
-_DENSE = _Door("attention", Dense)
-_PACKED = _Door("attention_varlen", Packed, ("max_seqlen_q", "max_seqlen_k"))
-_PAGED = _Door("attention_paged", Paged, defaults=PAGED, operands={"k": "k_pages", "v": "v_pages"})
+_DENSE = Door("attention", Dense)
+PACKED = Door("attention_varlen", Packed, ("max_seqlen_q", "max_seqlen_k"))
+_PAGED = Door("attention_paged", Paged, defaults=PAGED, operands={"k": "k_pages", "v": "v_pages"})
 
 
 @overload
@@ -240,7 +241,7 @@ def attention_varlen(
     arrays = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     functions, where = (score_mod, mask_mod, block_mask), (backend, implementation, stream)
-    return _PACKED.call(arrays, options, functions, out, where)
+    return PACKED.call(arrays, options, functions, out, where)
 
 
 @overload

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, Unpack
 
 from kernelseam.contract import ArrayInfo
@@ -28,7 +28,7 @@ from kernelseam.expressions.scores import MaskMod, ScoreMod
 from kernelseam.ops.attention_work import EXTENTS
 from kernelseam.ops.calling import operate
 from kernelseam.ops.expressions import captured_in, expression_of, with_expression
-from kernelseam.ops.operation import Operation, unexpanded_shape
+from kernelseam.ops.operation import Cleared, Operation, unexpanded_shape
 from kernelseam.ops.signatures import Array, Gradients
 
 
@@ -78,8 +78,24 @@ def attention_bwd(
     Raises InvalidValue for what does not fit together, Unsupported with each implementation's
     reason.
     """
-    for name, x in (("out", out), ("lse", lse)):
-        if x is None:
+    functions, where = (score_mod, mask_mod, block_mask), (backend, implementation, stream)
+    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+    return gradients_by(gradient_work, dout, arrays, functions, score_gradient, where, **options)
+
+
+def gradients_by(
+    work: Callable[..., None],
+    dout: Array,
+    arrays: dict[str, Array],
+    functions: tuple[Any, Any, Any],
+    score_gradient: bool,
+    where: tuple[str | None, str | None, object],
+    **options: Any,
+) -> AttentionGradients[Array]:
+    """``attention_bwd``. ``arrays``: q, k, v, out, lse. ``functions``: score_mod, mask_mod and
+    block_mask. ``where``: backend, implementation and stream."""
+    for name in ("out", "lse"):
+        if arrays[name] is None:
             raise InvalidValue(
                 name, None, "must be what attention returned", "Call it with return_lse=True"
             )
@@ -88,17 +104,18 @@ def attention_bwd(
     if given.get("window") is not None:
         given["window"] = band("window", given["window"])
     values = _values(**given)
-    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **operands, "dout": dout}
+    arrays = {**arrays, **operands, "dout": dout}
     if score_gradient is not False:
         flag("score_gradient", score_gradient)
+    score_mod, mask_mod, block_mask = functions
     if not (score_mod is mask_mod is block_mask is None):
-        mods = with_expression(values, arrays, score_mod, mask_mod, block_mask)
+        mods = with_expression(values, arrays, *functions)
         values = (*mods, score_gradient)
     elif score_gradient:
         raise InvalidValue(
             "score_gradient", True, "the attention has no score_mod", "Give it, or leave this out"
         )
-    results = operate(gradient_work, arrays, values, backend, implementation, stream, _WORDING)
+    results = operate(work, arrays, values, *where, _WORDING)
     return AttentionGradients(*map(results.get, AttentionGradients._fields))
 
 
@@ -131,6 +148,10 @@ def gradient_work(operation: Operation, *values: Any) -> None:
     operation.launch(
         infos, lambda: AttentionBwd.from_arrays(**arrays, **options, expression=expression)
     )
+
+
+CLEARED_GRADIENTS = Cleared(gradient_work, ("dq", "dk", "dv"))
+"""Rows of no sequence, which no launch writes, are 0."""
 
 
 def _plane(infos: Mapping[str, ArrayInfo], options: Mapping[str, Any]) -> tuple[int, ...]:

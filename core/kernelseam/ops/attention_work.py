@@ -15,7 +15,7 @@ from kernelseam.descriptors.common.options import checked, of_values, scalars_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.expressions import captured_in, expression_of
-from kernelseam.ops.operation import Operation, check_rank
+from kernelseam.ops.operation import Cleared, Operation, check_rank
 
 _SCALARS = scalars_of(AttentionOptions)
 EXTENTS = {
@@ -62,6 +62,10 @@ def attention_work(operation: Operation, *values: Any) -> None:
             **ordered, **options, expression=expression_of(functions, infos)
         ),
     )
+
+
+CLEARED_ATTENTION = Cleared(attention_work, ("out",))
+"""Rows of no sequence, which no launch writes, are 0."""
 
 
 def _lse_shape(q: ArrayInfo, names: list[str]) -> tuple[int, ...]:

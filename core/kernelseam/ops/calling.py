@@ -27,7 +27,7 @@ from kernelseam.errors import InvalidValue
 from kernelseam.launch_trace import active
 from kernelseam.ops.array_call import ArrayCall, BoundCache, Infos, layout_of, put
 from kernelseam.ops.on_torch import Zeroed
-from kernelseam.ops.operation import Operation
+from kernelseam.ops.operation import Operation, cleared_in
 from kernelseam.ops.road import Caller
 from kernelseam.ops.split import SPLITS, split_of
 from kernelseam.plugins import plugins
@@ -172,6 +172,9 @@ def _run_planned(
         if operation.repeatable and key is not None:
             put(cache.plans, key, planned)
     assert planned is not None
+    for name in cleared_in(compute):
+        if name in infos and name not in arrays:
+            cast(Any, infos[name].owner).zero_()
     workspace = planned.run(infos, stream, cache.bound)
     for name in planned.written:
         mark_written(infos[name])

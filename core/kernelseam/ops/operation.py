@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, OperandRule
@@ -124,6 +125,23 @@ class Operation:
             len(planned) < len(self._launches),
             tuple(n for n in dict.fromkeys(outputs) if n not in new),
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Cleared:
+    """A ``compute`` of ``operate`` on torch tensors and torch's current stream, of which the
+    results of these names are 0 where no launch writes them."""
+
+    compute: Callable[..., None]
+    results: tuple[str, ...]
+
+    def __call__(self, operation: Operation, *options: Any) -> None:
+        self.compute(operation, *options)
+
+
+def cleared_in(compute: object) -> tuple[str, ...]:
+    """The results that are set to 0 before anything is launched."""
+    return compute.results if isinstance(compute, Cleared) else ()
 
 
 def check_rank(name: str, info: ArrayInfo, axes: Sequence[str]) -> None:

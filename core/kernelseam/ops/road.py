@@ -21,6 +21,7 @@ from kernelseam.errors import KernelSeamError
 from kernelseam.forking import new_lock
 from kernelseam.ops.array_call import ArrayCall, Infos, put
 from kernelseam.ops.on_torch import Enqueue, OnTorch, Zeroed, none_zeroed
+from kernelseam.ops.operation import cleared_in
 from kernelseam.ops.split import Split, picked, split_of
 from kernelseam.ops.traced_call import Function, Kernels, TracedCall
 from kernelseam.planning.binding import in_order
@@ -38,7 +39,17 @@ class Repeat:
     """A call that came before: its results are allocated, and what is launched is found by all
     addresses."""
 
-    __slots__ = ("_bind", "_bound", "_keeps", "_on", "_shapes", "_written", "_zeroes", "guards")
+    __slots__ = (
+        "_bind",
+        "_bound",
+        "_cleared",
+        "_keeps",
+        "_on",
+        "_shapes",
+        "_written",
+        "_zeroes",
+        "guards",
+    )
 
     def __init__(
         self,
@@ -46,6 +57,7 @@ class Repeat:
         shapes: tuple[tuple[str, Callable[[], Any]], ...],
         bind: Callable[[list[int], list[int], int, bool], Enqueue | None],
         written: list[int],
+        cleared: tuple[str, ...],
         keeps: bool = False,
         zeroes: bool = False,
     ) -> None:
@@ -53,10 +65,11 @@ class Repeat:
         workspace's. ``bind(pointers, places, zeroed, kept)``: launches over the tensors, over these
         at their addresses and over memory that is 0, to run once or, where ``kept``, any number of
         times; None where they must be planned. ``keeps``: they always may. ``zeroes``: they need
-        the stream's memory of 0. ``written``: the places of tensors that are written."""
+        the stream's memory of 0. ``written``: the places of tensors that are written. ``cleared``:
+        results that are set to 0 first."""
         self._on, self._shapes, self._bind = on, shapes, bind
         self._written = picked(written)
-        self._keeps, self._zeroes = keeps, zeroes
+        self._cleared, self._keeps, self._zeroes = cleared, keeps, zeroes
         self._bound: dict[Hashable, Enqueue | None] = {}
         self.guards: tuple[Guard, ...] = ()
         """Of tensors and torch's modes that it was taken for, the latest first."""
@@ -98,6 +111,9 @@ class Repeat:
             if launches is None:
                 return None
             put(self._bound, key, launches if kept else None, _MOST_PLACES)
+        for name in self._cleared:
+            if name in results:
+                results[name].zero_()
         if stream is None:
             launches(on.stream())
         else:
@@ -203,6 +219,7 @@ class Caller:
     ) -> None:
         self._zeroed = zeroed
         self._compute, self._names, self._implementation = compute, names, implementation
+        self._cleared = cleared_in(compute)
         self._kinds: list[_Kind] = []
         self.recent: dict[Hashable, tuple[Repeat, Guard]] = {}
         """By addresses and numbers, calls that came before: to repeat, where the guard holds for
@@ -243,6 +260,10 @@ class Caller:
                     break
                 function, packed = found
             made, workspace, launches = packed
+            if self._cleared:
+                for name, x in zip(function.results, made, strict=True):
+                    if name in self._cleared:
+                        x.zero_()
             if stream is None:
                 handle = on.stream()
                 for launch in launches:
@@ -256,7 +277,8 @@ class Caller:
                 put(self._seen, place, (numbers, came == numbers))
             elif not (zeroes := function.zeroes and stream is None) or on.zeroed(0):
                 # not a graph's call, whose workspace is larger
-                repeat = _repeat_of(function, numbers, on, made, workspace, self._names, zeroes)
+                what = function, numbers, on, made, workspace, self._names, self._cleared
+                repeat = _repeat_of(*what, zeroes)
                 put(self.recent, place, (repeat, tensor_guard(tensors)))
             return dict(zip(function.results, made, strict=True))
         return self._planned(place, tensors, pointers, given, stream)
@@ -312,7 +334,7 @@ class Caller:
                 self._trace(kind, infos, tensors, pointers, options, planned)
             layouts = torch_arrays.layouts(tensors)
             if layouts is not None and not any(not x or x % ALIGNMENT for x in pointers):
-                repeat = _repeat_of_planned(planned, infos, workspace, kind.on)
+                repeat = _repeat_of_planned(planned, infos, workspace, kind.on, self._cleared)
                 put(self._layouts, (*given, *layouts), repeat)
 
     def _trace(
@@ -359,6 +381,7 @@ def _repeat_of(
     made: tuple[Any, ...],
     workspace: Any,
     names: tuple[str, ...],
+    cleared: tuple[str, ...],
     zeroes: bool,
 ) -> Repeat:
     """Of a call that a function served."""
@@ -380,11 +403,15 @@ def _repeat_of(
         return None if packed is None else in_order(packed[2])
 
     written = [names.index(n) for n in function.written]
-    return Repeat(on, tuple(shapes), bind, written, zeroes=zeroes)
+    return Repeat(on, tuple(shapes), bind, written, cleared, zeroes=zeroes)
 
 
 def _repeat_of_planned(
-    planned: ArrayCall, infos: Infos, workspace: ArrayInfo | None, on: OnTorch
+    planned: ArrayCall,
+    infos: Infos,
+    workspace: ArrayInfo | None,
+    on: OnTorch,
+    cleared: tuple[str, ...],
 ) -> Repeat:
     """Of a planned call, for tensors at any addresses."""
     torch: Any = sys.modules["torch"]
@@ -401,4 +428,4 @@ def _repeat_of_planned(
         key = (planned, places[-1] if workspace is not None else 0)
         return planned.bind_addresses(addresses, key, {}).run
 
-    return Repeat(on, shapes, bind, written, keeps=True)
+    return Repeat(on, shapes, bind, written, cleared, keeps=True)

@@ -47,7 +47,7 @@ from kernelseam.ops import grouped_list as list_ops
 from kernelseam.ops import merge as merge_ops
 from kernelseam.ops import projection as projection_ops
 from kernelseam.ops import projection_bwd as projection_bwd_ops
-from kernelseam.ops.attention_work import attention_work
+from kernelseam.ops.attention_work import CLEARED_ATTENTION, attention_work
 
 Tensor = Any
 Arrays = Mapping[str, Tensor]
@@ -335,7 +335,9 @@ OPERATORS: dict[Any, Any] = {
     "with_expression": mods.with_expression,
     "with_epilogue": epilogues.with_epilogue,
     attention_work: _attention,
+    CLEARED_ATTENTION: _attention,
     attention_bwd_ops.gradient_work: _attention_bwd,
+    attention_bwd_ops.CLEARED_GRADIENTS: _attention_bwd,
     gemm_ops.gemm_work: _product,
     gemm_bwd_ops.gradient_work: _product_bwd,
     grouped_ops.grouped_work: _grouped,
