@@ -11,6 +11,7 @@ from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.dtypes import DType
 from kernelseam.expressions.scores import MaskMod, ScoreMod, score_expression
 from kernelseam.expressions.text import text_of
+from kernelseam.tuned.classes import representative
 from kernelseam_cuda import archs
 from kernelseam_cuda.sm90.attention import HopperAttention
 from kernelseam_cuda.sm90.attention_blocks import VISIBLE_BLOCKS, element_rate
@@ -41,18 +42,20 @@ def of(score: ScoreMod | None = None, mask: MaskMod | None = None) -> AttentionP
         ({"alibi": True, "head_dim": 104}, None),
         ({"head_dim": 64, "value_dim": 64, "mask": True, **BIAS}, None),
         ({"head_dim": 8, "value_dim": 96, "alibi": True}, None),
+        ({"alibi": True, "lengths": True}, None),
+        ({"q_view": "packed", "kv_view": "packed", "mask": True, **BIAS}, None),
+        ({"kv_view": "paged", "alibi": True}, None),
+        ({"head_dim": 256, "value_dim": 256, "mask": True}, None),
         (
             {"head_dim": 192, "value_dim": 128, **BIAS},
-            "scores or masks by element of head dims 192/128: it takes up to 128",
+            "a bias of head dims 192/128: it takes up to 128",
         ),
         (
-            {"alibi": True, "lengths": True},
-            "scores or masks by element of packed or paged rows, or with lengths",
+            {"head_dim": 264, "value_dim": 128, "alibi": True},
+            "scores or masks by element of head dims 264/128: it takes up to 256",
         ),
-        (
-            {"q_view": "packed", "kv_view": "packed", **BIAS},
-            "scores or masks by element of packed or paged rows, or with lengths",
-        ),
+        ({"kv_view": "paged", "mask": True}, "a mask that is no band over keys in pages"),
+        ({"kv_view": "paged", **BIAS}, "a bias over keys in pages"),
     ],
 )
 def test_what_it_takes_by_element(changes: dict[str, object], reason: str | None) -> None:
@@ -149,20 +152,35 @@ def test_what_is_by_element_costs_what_was_measured() -> None:
     wide = attention_problem(S_q=4096, S_k=4096, **BIAS)
     wide = replace(wide, bias_strides=(0, 4096 * 4096, 4096, 1))
     assert element_rate(plain) == 1
-    assert element_rate(wide) == 0.8
-    assert element_rate(replace(wide, spec=replace(wide.spec, bias=DType.float32))) == 0.65
+    assert element_rate(wide) == 0.65
+    assert element_rate(replace(wide, spec=replace(wide.spec, bias=DType.float32))) == 0.5
     for strides in ((0, 4096 * 4097, 4097, 1), (0, 4096 * 4096, 1, 4096)):
         assert element_rate(replace(wide, bias_strides=strides)) == 0.05
     alibi = attention_problem(S_q=4096, S_k=4096, alibi=True)
     masked = of(None, lambda b, h, q, kv: q // 8 == kv // 8)
     assert element_rate(alibi) == 0.75
     assert element_rate(masked) == element_rate(attention_problem(mask=True)) == 0.7
-    assert element_rate(of(lambda s, b, h, q, kv: s * 2)) == 0.2
+    assert element_rate(of(lambda s, b, h, q, kv: s * 2)) == 0.7
     both = replace(alibi, spec=replace(alibi.spec, mask=True), mask_strides=(0, 0, 4096, 1))
     assert element_rate(both) == 0.75 * 0.7
+    everything = replace(wide, spec=replace(wide.spec, mask=True, alibi=True))
+    assert element_rate(everything) == 0.45
     narrow = {"head_dim": 64, "value_dim": 64}
     assert element_rate(attention_problem(**narrow)) == 1
-    assert element_rate(attention_problem(alibi=True, **narrow)) == 0.05 * 0.75
+    assert element_rate(attention_problem(alibi=True, **narrow)) == 0.75
+
+
+def test_dispatch_takes_a_bias_whose_rows_are_copied_by_16_bytes() -> None:
+    """What decides is the class's representative, which has to tell such rows."""
+    wide = attention_problem(S_q=4096, S_k=4096, **BIAS)
+    for strides, rate in (
+        ((0, 4096 * 4096, 4096, 1), 0.65),
+        ((0, 0, 0, 1), 0.65),
+        ((0, 4100 * 4096, 4100, 1), 0.05),
+        ((0, 4096 * 4096, 1, 4096), 0.05),
+    ):
+        p = replace(wide, bias_strides=strides)
+        assert element_rate(p) == element_rate(representative(p)) == rate, strides
 
 
 def test_a_dear_function_is_in_the_code_once_for_a_part() -> None:

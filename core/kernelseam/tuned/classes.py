@@ -7,7 +7,7 @@ exactly below 64, then in 64s, then by the five leading bits of those, and queri
 group's heads together, and keys likewise; columns and K by six bits, and by what divides them; up
 to 64 queries, their keys and the batch in steps of half an octave.
 Of strides it has what costs look at: whether an axis repeats, whether axes follow one another
-without a gap, whether rows are whole lines of the cache.
+without a gap, whether rows are whole lines of the cache, or a bias's multiples of 16 bytes.
 
 A class is known by one of its problems, its representative, whose extents and strides follow from
 the class alone. It decides for all. Tuned choices have wider classes, of representatives: extents
@@ -34,6 +34,8 @@ _FEW = 64
 """Rows below which a class has one number of them."""
 _LINE = 64
 """Elements: a stride of so many, or of a multiple, is one of whole lines."""
+_CHUNK_BYTES = 16
+"""That kernels copy at once, of rows that lie multiples of so many apart."""
 _ROW_APART, _HEAD_APART, _BATCH_APART = 8, 1 << 26, 1 << 29
 """Strides of a representative where axes do not follow one another."""
 _WIDEST = 1 << 18
@@ -132,6 +134,14 @@ def _steps(*strides: Strides) -> list[Strides]:
     return [tuple([0 if n == 0 else _HEAD_APART for n in s]) for s in strides]
 
 
+def _plane(s: Strides, chunk: int) -> Strides:
+    """Strides (…, column) of a matrix for each of some axes: which are 0, and whether columns
+    follow one another in rows that lie multiples of ``chunk`` elements apart."""
+    *outer, column = s
+    whole = column == 1 and not any(n % chunk for n in outer)
+    return (*_steps(tuple(outer))[0], 1) if whole else _steps(s)[0]
+
+
 def _sign(x: float) -> float:
     """1.0 for what is above 0, 0.0 for 0, −1.0 for less and for a NaN."""
     return 1.0 if x > 0 else 0.0 if x == 0 else -1.0
@@ -158,6 +168,8 @@ def _attention(p: Any) -> Any:
         if row != 0 and page % row == 0:  # all pages' rows are one matrix's
             far, *others = strides[name]
             strides[name] = (far * p.page_size, *others)
+    if spec.bias:
+        strides["bias_strides"] = _plane(p.bias_strides, _CHUNK_BYTES // spec.bias.itemsize)
     return _replaced(
         p,
         batch=batch,

@@ -117,8 +117,7 @@ struct Consumer : ConsumerRows {
   // The block behind this one, whose K has come; `begin` - 1 behind the last. Once this one is done with.
   KS_DEVICE int following(int begin) {
     if constexpr (!LISTED) return block - 1;
-    if (block <= begin) return begin - 1;
-    const int next = uniform(storage.k_block[k.stage]);
+    const int next = uniform(block > begin ? storage.k_block[k.stage] : 2 * (begin - 1));
     whole = next & 1;
     return next >> 1;
   }

@@ -23,11 +23,11 @@
 #include "sm90/attention/plane.h"
 
 static_assert(!(Config::PREFIX && Config::WINDOW), "hide() takes a range of keys a row");
-static_assert(!Config::MASK || GROUP_HEADS == 1, "rows of a tile are queries where a mask in memory is");
 
 template<int BN> struct TileScore {
   static constexpr bool CAPPED = Scores::KIND == ScoreKind::CAPPED, ANY = Scores::KIND == ScoreKind::ANY, HIDES = !Scores::BANDED;
   static constexpr bool BY_ELEMENT = ANY || HIDES;
+  static_assert(!BY_ELEMENT || GROUP_HEADS == 1, "a tile's rows are queries of one head");
   // Whether scores may rise from block to block in ways that nobody knows.
   static constexpr bool MAY_RISE = Expression::HAS_SCORE;
   // ALiBi's rise over the keys behind the diagonal, which come first.
@@ -96,6 +96,30 @@ template<int BN> struct TileScore {
     if constexpr (Config::MASK) rows.mask[0] = first[0].words[lane % 4], rows.mask[1] = first[8].words[lane % 4];
   }
 
+  // What depends on a key alone, of COUNT times 32 keys of a warp from `first` on: each lane computes it of one in 32, and all get it from there.
+  template<int COUNT> struct SharedColumns {
+    static constexpr int WORDS = max_of((int)sizeof(Expression::Column) / 4, 1);
+    union Words { Expression::Column column; u32 words[WORDS]; };
+    Words own[COUNT];
+    KS_DEVICE SharedColumns(const Expression& expression, const Expression::Tile& tile, int first) {
+#pragma unroll
+      for (int i = 0; i < COUNT; i++) own[i].column = expression.column(tile, first + WARP * i + lane());
+    }
+    KS_DEVICE Expression::Column of(int key, int place) const {
+      Words to;
+      to.words[0] = key;
+#pragma unroll
+      for (int i = 1; i < WORDS; i++) to.words[i] = __shfl_sync(~0u, own[place / WARP].words[i], place % WARP);
+      return to.column;
+    }
+  };
+  struct OwnColumns {
+    const Expression& expression;
+    const Expression::Tile& tile;
+    KS_DEVICE OwnColumns(const Expression& expression, const Expression::Tile& tile, int) : expression(expression), tile(tile) {}
+    KS_DEVICE Expression::Column of(int key, int) const { return expression.column(tile, key); }
+  };
+
   // In place: of PART elements of the thread's, behind `done`; `from`: the key of the first of all.
   template<bool EXACT, bool BEFORE, int PART> KS_DEVICE void change(float (&s)[PART], const Factor& f, const Rows& rows, int from, int done) const {
     if constexpr (BY_ELEMENT) {
@@ -103,6 +127,10 @@ template<int BN> struct TileScore {
       const float natural = scores.scale_log2 * LN_2;
       const float unscaled = !EXACT && SCALED ? reciprocal_fast(scores.scale_log2) : 1.f;  // a score of base 2, in units of the others
       constexpr int STEP = HAS_BIAS ? 8 : 4;
+      constexpr bool SHARES = sizeof(Expression::Column) > 4 && PART % 16 == 0;  // a key's number alone is at hand
+      typedef typename conditional<SHARES, SharedColumns<PART / 16>, OwnColumns>::type Columns;
+      const int lane_columns = 2 * (lane() % 4);
+      const Columns columns(own, rows.row[0].tile, from + 2 * done - lane_columns);
       constexpr bool BUILT_IN = Config::SOFTCAP || Config::ALIBI || HAS_BIAS;
 #pragma unroll
       for (int i = 0; i < PART; i += STEP) {
@@ -112,11 +140,10 @@ template<int BN> struct TileScore {
 #pragma unroll
         for (int two = 0; two < STEP / 2; two++) {
           const int further = two / 2 * 8 + two % 2, key = from + 2 * (done + i) + further;
-          const Expression::Column column = own.column(rows.row[0].tile, key), other = own.column(rows.row[1].tile, key);
+          const Expression::Column column = columns.of(key, 2 * i + further + lane_columns);
 #pragma unroll
           for (int r = 0; r < 2; r++) {
             const Row& row = rows.row[r];
-            const Expression::Column& at = GROUP_HEADS > 1 && r ? other : column;
             const int place = two / 2 * 4 + 2 * r + two % 2;
             float& x = s[i + place];
             if constexpr (ANY) {
@@ -130,14 +157,14 @@ template<int BN> struct TileScore {
                 x = EXACT ? x + in_base2(y) : fmaf(y, LOG2_E * unscaled, x);
               }
               if (Expression::HAS_SCORE) {
-                x = own.score(BUILT_IN ? LN_2 * x : x, row.tile, row.row, at);
+                x = own.score(BUILT_IN ? LN_2 * x : x, row.tile, row.row, column);
                 if (EXACT) x = in_base2(x);
               }
             }
             if constexpr (EXACT && HIDES) {
               bool seen = true;
               if (Config::MASK) seen = rows.mask[r] >> done / 2 & 1u << (i / 2 + two);
-              if (Expression::HAS_MASK) seen = own.visible(row.tile, row.row, at) && seen;
+              if (Expression::HAS_MASK) seen = own.visible(row.tile, row.row, column) && seen;
               if (!seen) x = -infinity();
             }
           }

@@ -21,6 +21,7 @@ from kernelseam.descriptors.attention.forward_strides import (
     scale_strides,
     slope_strides,
 )
+from kernelseam.descriptors.attention.mods import by_options
 from kernelseam.descriptors.attention.options import ScoreNumbers
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.descriptors.common.captured import captured_fields
@@ -156,6 +157,8 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         **captured_fields(expression, infos),
     )
     _check_blocks(problem)
+    problem = by_options(problem)
+    spec = problem.spec
     if spec.q_scales:
         extents = problem.q_scale_extents
         walk = scale_strides(given, "q_scales", "q_scale_block", q_view, extents)

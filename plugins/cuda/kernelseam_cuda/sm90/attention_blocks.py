@@ -31,15 +31,17 @@ _WORD_BYTES, _WORD_BLOCKS = 8, 32
 _SECONDS = 4e-6
 """That the launch takes."""
 _THREADS = 256
-_BIAS_RATE = {2: 0.8, 4: 0.65}
-_ALIBI_RATE, _MASK_RATE, _SCORE_MOD_RATE = 0.75, 0.7, 0.2
+_BIAS_RATE = {2: 0.65, 4: 0.5}
+_ALIBI_RATE, _MASK_RATE, _SCORE_MOD_RATE = 0.75, 0.7, 0.7
 """Of the rate that the loop reaches where scores are products, what is left with a bias of so many
-bytes an element, with ALiBi, a mask in memory or of a mask_mod, and a score_mod, which may be dear:
-as measured (benchmarks/results/h100-scores.md)."""
+bytes an element, with ALiBi, a mask in memory or of a mask_mod, and a score_mod of a few
+operations: as measured (benchmarks/results/h200-scores.md)."""
+_LEAST_RATE = 0.45
+"""Dearer functions leave less. But what they take they take in any kernel, and the shared kernel's
+cost counts none of it: it took 1.3 to 3 times as long with each that was timed."""
 _UNTIMED_RATE = 0.05
-"""Of a bias whose rows are copied by elements, which was not timed, and of head dims below
-``_TIMED_DIM``, which have run on no device: any other kernel that takes a problem comes before."""
-_TIMED_DIM = 104
+"""Of a bias whose rows are copied by elements, which was not timed: any other kernel that takes a
+problem comes before."""
 VISITED = (
     "visited",
     Structure(
@@ -66,17 +68,17 @@ def by_element(spec: AttentionSpec) -> bool:
 def element_rate(p: AttentionProblem) -> float:
     """What part of the loop's rate is left by scores or masks that are computed by element."""
     s, rate = p.spec, 1.0
-    if by_element(s) and min(s.head_dim, s.value_dim) < _TIMED_DIM:
-        rate = _UNTIMED_RATE
+    if s.bias and not _rows_are_wide(p):
+        return _UNTIMED_RATE
     if s.bias:
-        rate *= _BIAS_RATE[s.bias.itemsize] if _rows_are_wide(p) else _UNTIMED_RATE
+        rate *= _BIAS_RATE[s.bias.itemsize]
     if s.alibi:
         rate *= _ALIBI_RATE
     if not is_banded(s):
         rate *= _MASK_RATE
     if s.expression and structure_of(s.expression).has_score:
         rate *= _SCORE_MOD_RATE
-    return rate
+    return max(rate, _LEAST_RATE)
 
 
 def _rows_are_wide(p: AttentionProblem) -> bool:

@@ -79,6 +79,9 @@ def covering(kernel: KernelDefinition, widths: tuple[tuple[int, int], ...]) -> I
     narrow = replace(plain, head_dim=64, value_dim=64)
     for more in _BY_ELEMENT[:3]:
         yield Covered(kernel, replace(narrow, **more), often=False)
+    for both, more in _BY_ELEMENT_ELSEWHERE:
+        spec = replace(plain, head_dim=both[0], value_dim=both[1], **more)
+        yield Covered(kernel, spec, often=False)
     for more in ({"mask": True}, {"expression": _SLOPED}):
         yield Covered(VISIBLE_BLOCKS, replace(plain, **more))
 
@@ -100,3 +103,17 @@ _BY_ELEMENT: tuple[dict[str, Any], ...] = (
     {"expression": _SLOPED},
 )
 """Scores and masks by element, and a prefix."""
+_PACKED: dict[str, Any] = {"q_view": "packed", "kv_view": "packed"}
+_BY_ELEMENT_ELSEWHERE: tuple[tuple[tuple[int, int], dict[str, Any]], ...] = (
+    ((128, 128), {"mask": True, "bias": DType.float32}),
+    ((128, 128), {"mask": True, "causal": True, "prefix": True}),
+    ((96, 96), {"mask": True}),
+    ((96, 96), {"expression": _SLOPED, **_PACKED}),
+    ((128, 128), {"mask": True, "lengths": True}),
+    ((128, 128), {"bias": DType.bfloat16, "causal": True, **_PACKED}),
+    ((128, 128), {"alibi": True, "causal": True, "kv_view": "paged", "lengths": True}),
+    ((192, 128), {"expression": _SLOPED}),
+    ((256, 256), {"mask": True}),
+    ((256, 256), {"alibi": True, "causal": True}),
+)
+"""The same of other head dims and rows, and masks beside others."""

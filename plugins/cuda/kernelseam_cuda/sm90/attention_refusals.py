@@ -8,7 +8,7 @@ from kernelseam.kernels.attention.refusals import refuse_mixed_views
 from kernelseam.kernels.attention.scores import SCORE_OPTIONS
 from kernelseam.kernels.attention.scores import refuse_scores as refuse_far_rows
 
-from kernelseam_cuda.sm90.attention_blocks import by_element
+from kernelseam_cuda.sm90.attention_blocks import by_element, is_banded
 
 BANDED = (
     ANY_VIEW
@@ -28,8 +28,8 @@ MAX_SEQUENCE = 2**30
 """Queries and keys of one sequence, together."""
 DIM_STEP, MAX_DIM, FORWARD_MAX_DIM = 8, 256, 512
 """Head dims are multiples of the 16 bytes that TMA takes, up to those of the widest tiles."""
-_ELEMENT_MAX_DIM = 128
-"""Head dims up to which scores and masks by element have tiles."""
+_ELEMENT_MAX_DIM, _BIAS_MAX_DIM = 256, 128
+"""Head dims up to which scores and masks by element have tiles, and biases."""
 _REPEATED_BYTES = 1 << 27
 """Of the workspace for a mask whose rows repeat: beyond, a kernel that reads it is better."""
 
@@ -66,17 +66,21 @@ def _mask_bits(p: AttentionProblem) -> int:
 
 
 def refuse_scores(p: AttentionProblem) -> str | None:
-    """Why it takes no such scores and masks, or None. By element it takes them in dense rows
-    alone."""
+    """Why it takes no such scores and masks, or None."""
     s = p.spec
     if s.prefix and s.window:
         return "a prefix beside a window"
     if not by_element(s):
         return None
-    if s.q_view != "strided" or s.kv_view != "strided" or s.lengths:
-        return "scores or masks by element of packed or paged rows, or with lengths"
-    if max(s.head_dim, s.value_dim) > _ELEMENT_MAX_DIM:
-        return f"scores or masks by element of head dims {s.dims}: it takes up to 128"
+    if s.kv_view == "paged" and not is_banded(s):
+        return "a mask that is no band over keys in pages"
+    if s.kv_view == "paged" and s.bias:
+        return "a bias over keys in pages"
+    most, what = _ELEMENT_MAX_DIM, "scores or masks by element"
+    if s.bias:
+        most, what = _BIAS_MAX_DIM, "a bias"
+    if max(s.head_dim, s.value_dim) > most:
+        return f"{what} of head dims {s.dims}: it takes up to {most}"
     if s.mask and not p.mask_strides[2] and (bits := _mask_bits(p)) > 8 * _REPEATED_BYTES:
         return f"a mask of one row, kept as {bits // 8} bytes: it takes up to {_REPEATED_BYTES}"
     return refuse_far_rows(p)
