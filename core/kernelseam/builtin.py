@@ -3,33 +3,71 @@ kernels that each toolchain compiles."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from kernelseam import reference
 from kernelseam._version import __version__
-from kernelseam.contract import CONTRACT_VERSION, Backend, Implementation, PluginInfo
+from kernelseam.contract import (
+    CONTRACT_VERSION,
+    Backend,
+    Cost,
+    Device,
+    Implementation,
+    PlanParts,
+    PluginInfo,
+)
+from kernelseam.forking import cached_property
 from kernelseam.hookspecs import hookimpl
-from kernelseam.reference.attention import NumpyAttention
-from kernelseam.reference.attention_bwd import NumpyAttentionBwd
-from kernelseam.reference.cache import NumpyPagedCache
-from kernelseam.reference.gemm import NumpyGemm
-from kernelseam.reference.grouped_gemm import NumpyGroupedGemm, NumpyGroupedGemmPointers
-from kernelseam.reference.merge import NumpyMerge
-from kernelseam.reference.projection import PROJECTIONS
 from kernelseam.reference.runtime import HostRuntime
 from kernelseam.registry import Registry
 
+
+class NumpyAtUse:
+    """NumPy's implementation of an operation, imported when it is first asked: a process that calls
+    a GPU's kernels needs none of them."""
+
+    name, backend = "numpy", "numpy"
+
+    def __init__(self, operation: str, make: Callable[[], Implementation]) -> None:
+        self.operation, self._make = operation, make
+
+    @cached_property
+    def _made(self) -> Implementation:
+        return self._make()
+
+    def supports(self, problem: Any, device: Device) -> str | None:
+        return self._made.supports(problem, device)
+
+    def cost(self, problem: Any, device: Device) -> Cost:
+        return self._made.cost(problem, device)
+
+    def build(self, problem: Any, device: Device) -> PlanParts:
+        return self._made.build(problem, device)
+
+
+def _projection(operation: str) -> Implementation:
+    return next(p for p in reference.PROJECTIONS if p.operation == operation)
+
+
+_PROJECTIONS = (
+    "qkv_projection",
+    "output_projection",
+    "qkv_projection_bwd",
+    "output_projection_bwd",
+)
 _IMPLEMENTATIONS = (
-    NumpyGemm(),
-    NumpyGroupedGemm(),
-    NumpyGroupedGemmPointers(),
-    NumpyAttention(),
-    NumpyMerge(),
-    NumpyPagedCache(),
-    NumpyAttentionBwd(),
-    *PROJECTIONS,
+    NumpyAtUse("gemm", lambda: reference.NumpyGemm()),
+    NumpyAtUse("grouped_gemm", lambda: reference.NumpyGroupedGemm()),
+    NumpyAtUse("grouped_gemm_pointers", lambda: reference.NumpyGroupedGemmPointers()),
+    NumpyAtUse("attention", lambda: reference.NumpyAttention()),
+    NumpyAtUse("merge_states", lambda: reference.NumpyMerge()),
+    NumpyAtUse("paged_cache", lambda: reference.NumpyPagedCache()),
+    NumpyAtUse("attention_bwd", lambda: reference.NumpyAttentionBwd()),
+    *(NumpyAtUse(name, partial(_projection, name)) for name in _PROJECTIONS),
 )
 
 

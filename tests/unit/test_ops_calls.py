@@ -375,6 +375,17 @@ def test_operators_are_registered_where_torch_is_asked_for_one() -> None:
     assert called == "False False torch.Size([1, 1, 2, 4]) kernelseam.bmm.default"
 
 
+def test_an_implementation_of_numpys_is_imported_when_it_is_asked() -> None:
+    code = (
+        "import sys, numpy as np, kernelseam; kernelseam.devices(); "
+        "ours = lambda: sorted(m.rpartition('.')[2] for m in sys.modules if m in "
+        "('kernelseam.reference.gemm', 'kernelseam.reference.attention')); "
+        "before = ours(); x = np.ones((1, 2, 2), np.float32); kernelseam.bmm(x, x); "
+        "print(before, ours())"
+    )
+    assert run(code) == "[] ['gemm']"
+
+
 def test_every_public_name_is_there() -> None:
     assert set(dir(kernelseam)) == set(kernelseam.__all__)
     for name in kernelseam.__all__:
