@@ -42,8 +42,9 @@ def _parameters() -> Iterator[object]:
     count, numbers = Counter(specs), {s: i for i, s in enumerate(dict.fromkeys(specs))}
     chosen = {*fewest(specs), *(s for s in specs if count[s] >= MANY)}
     own = {p.spec: _own_device(p, numbers[p.spec]) for p in problems if p.spec in chosen}
+    values = set[object]()
     for device in DEVICES:
-        seen, values = set[object](), set[object]()
+        seen = set[object]()
         for case, spec in zip(cases, specs, strict=True):
             slow = (
                 own.get(spec) is not device
