@@ -20,6 +20,7 @@ from kernelseam_cuda.sm90.tiles import (  # noqa: E402
     GROUPED_E4M3_BLOCKS,
     GROUPED_INDEXED,
     GROUPED_INDEXED_E4M3,
+    GROUPED_PING_PONG,
     SHARED_BYTES,
 )
 
@@ -54,6 +55,12 @@ SUMMED: dict[str, Any] = {"along": "k", "M": 2048, "K": 8192, "a_transposed": Tr
         ({"dtype": "float32"}, "it multiplies float32 in tf32, not in float32"),
         ({"M": 0}, "there is nothing to multiply"),
         ({"a_indices": 0, "c_indices": 0, "c_factors": 0, "a_rows": 1024}, None),
+        ({"epilogue": "swiglu"}, None),
+        ({"epilogue": "swiglu", "preactivation": 256, "a_indices": 0}, None),
+        (
+            {"epilogue": "relu", "dtype": "float8_e4m3fn", "b_transposed": True},
+            "epilogue of float8_e4m3fn is not supported by this kernel",
+        ),
         ({"c_factors": 0, "beta": 1.0}, "it adds no C to rows that have indices or factors"),
         (
             {"a_indices": 0, "dtype": "float32", "precision": "tf32", "b_transposed": True},
@@ -69,7 +76,8 @@ def test_what_it_takes(fields: dict[str, Any], reason: str | None) -> None:
 def test_rings_buffers_and_the_table_fit() -> None:
     scaled = {"dtype": "float8_e4m3fn", "b_transposed": True, "a_scales": 256, "b_scales": 256}
     for tiles, p in (
-        (GROUPED, problem()),
+        ((*GROUPED, GROUPED_PING_PONG), problem()),
+        (GROUPED, problem(epilogue="gelu")),
         (GROUPED_E4M3, problem(**scaled)),
         (GROUPED_INDEXED, problem(a_indices=0)),
         (GROUPED_INDEXED_E4M3, problem(**scaled, c_indices=0)),
@@ -89,6 +97,20 @@ def test_which_tiles_store_a_result() -> None:
     assert all(t.c_first == (t.store == "tma") for t in KERNEL.offered(of_weights))
     assert not any(t.c_first for t in KERNEL.offered(problem()))
     assert all(KERNEL.takes(problem(), t, ROW, H200) for t in KERNEL.offered(of_weights))
+
+
+def test_which_tiles_take_pairs_of_columns() -> None:
+    """Halves of a tile are whole panels of a B along N, and half ones of one along K."""
+    along_n, along_k = (problem(epilogue="swiglu", b_transposed=x) for x in (False, True))
+    assert {t.bn for t in KERNEL.offered(along_n)} == {256, 128}
+    assert {t.bn for t in KERNEL.offered(along_k)} == {256, 192, 128}
+    assert any(t.ping_pong for t in KERNEL.offered(along_k))
+    for other in (problem(beta=1.0), problem(epilogue="reglu", b_transposed=True, preactivation=0)):
+        assert not any(t.ping_pong for t in KERNEL.offered(other))
+    (tile,) = (t for t in KERNEL.offered(along_k) if t.ping_pong)
+    maps = KERNEL.tensor_maps(along_k, tile, H200)
+    assert (maps["c_map"].extents, maps["c_map"].box) == ((704, 8192, 1, 1), (32, 64, 1, 1))
+    assert (maps["b_map"].extents, maps["b_map"].box) == ((2048, 1408, 1, 64), (64, 96, 1, 1))
 
 
 @given(sizes=st.lists(st.integers(0, 700), min_size=1, max_size=40), rest=st.integers(0, 300))

@@ -102,6 +102,60 @@ def test_rows_are_gathered_scattered_and_multiplied() -> None:
     assert (out[sorted({*range(16)} - {*places[:11].tolist()})] == UNTOUCHED).all()
 
 
+def test_an_epilogue_is_told_of_the_group_and_of_the_products_row() -> None:
+    """Wherever a row is read from or written to."""
+    a, b, bias, rows = normal(7, 8), normal(3, 8, 6), normal(3, 3), normal(10)
+    taken, places = np.arange(10, dtype=np.int32) % 7, np.arange(10, dtype=np.int32)[::-1].copy()
+    before = np.full((10, 6), UNTOUCHED, np.float32)
+    found = kernelseam.grouped_mm(
+        a,
+        b,
+        ends(4, 4, 9),
+        a_indices=taken,
+        out_indices=places,
+        epilogue=["reglu", lambda acc, m, n, batch: acc * rows[m] + bias[batch, n]],
+        preactivation=before,
+    )
+    groups = np.array([0] * 4 + [2] * 5)
+    sums = np.einsum("mk,mkn->mn", a[taken[:9]], b[groups])
+    wanted = np.maximum(sums[:, :3], 0) * sums[:, 3:] * rows[:9, None] + bias[groups]
+    np.testing.assert_allclose(found[places[:9]], wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(before[places[:9]], sums, rtol=1e-5, atol=1e-5)
+    assert (before[places[9]] == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"preactivation": normal(10, 3)}, "must have shape \\[10, 6\\]"),
+        (
+            {"preactivation": np.ones((10, 6))},
+            "preactivation = an array of float64: must be float32",
+        ),
+        ({"preactivation": normal(6, 10).T}, "must have contiguous rows"),
+        ({"out": normal(10, 6)}, "out = .* must have shape \\[10, 3\\]"),
+    ],
+)
+def test_results_of_an_epilogue_that_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        kernelseam.grouped_mm(
+            normal(10, 8), normal(3, 8, 6), ends(1, 3, 9), epilogue="swiglu", **given
+        )
+
+
+def test_an_epilogue_is_verified_by_the_matrix_and_not_by_a_plan() -> None:
+    gemm = GroupedGemm(
+        **{**FIELDS, "dtype": None},
+        A=normal(10, 8),
+        B=normal(3, 8, 6),
+        C=np.empty((10, 6), np.float32),
+        offsets=ends(4, 4, 9),
+        epilogue="relu",
+    )
+    with pytest.raises(InvalidValue, match="the oracle calls an epilogue itself"):
+        plan(gemm).bind(check=True)
+
+
 def test_a_trace_keeps_which_indices_there_were(tmp_path: Path) -> None:
     path, few = tmp_path / "traced.json", np.arange(4, dtype=np.int32)
     with kernelseam.trace(path):
@@ -171,6 +225,10 @@ def test_forms_that_are_refused() -> None:
         ({"groups": -1}, "groups = -1: must be from 0"),
         ({"stride_a_scales_row": 1}, "stride_a_scales_row = 1: describes a_scales"),
         ({"a_rows": 4}, "a_rows = 4: describes a_indices"),
+        ({"along": "k", "epilogue": "relu"}, "epilogue = given: is of rows of groups along 'm'"),
+        ({"preactivation": 0}, "preactivation = given: is what an epilogue is of"),
+        ({"epilogue": "swiglu", "beta": 1.0}, "beta = 1.0: has the result's columns"),
+        ({"epilogue": "swiglu", "N": 7}, "N = 7: must be even"),
         ({"along": "k", "c_factors": 0}, "c_factors = given: is of rows of groups along 'm'"),
         ({"a_transposed": True, "a_indices": 0}, "a_indices = given: names rows of A, which are"),
     ],
@@ -232,6 +290,7 @@ def test_a_class_chooses_by_the_groups_and_not_by_their_sizes() -> None:
     extents=st.tuples(*[st.integers(1, 40)] * 3),
     beta=st.sampled_from([0.0, -0.5]),
     indices=st.sets(st.sampled_from(INDICES)),
+    epilogue=st.sampled_from(["", "swiglu", "checkerboard", "gated_options"]),
 )
 def test_random_problems(
     along: str,
@@ -242,6 +301,7 @@ def test_random_problems(
     extents: tuple[int, int, int],
     beta: float,
     indices: set[str],
+    epilogue: str,
 ) -> None:
     if along != "m" or transposed[0]:
         indices -= {"a_indices"} if along == "m" else {*INDICES}
@@ -258,4 +318,6 @@ def test_random_problems(
         b_transposed=transposed[1],
     )
     case = replace(case, indices=tuple(n for n in INDICES if n in indices))
+    if along == "m" and (epilogue == "checkerboard" or (not beta and extents[1] % 2 == 0)):
+        case = replace(case, epilogue=epilogue, preactivation=bool(epilogue))
     run_case(case, Target(device, "numpy", "grouped_gemm", True)).require()

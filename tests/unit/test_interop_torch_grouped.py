@@ -105,6 +105,58 @@ def test_gradients_of_rows_that_are_gathered_and_scattered(given: str) -> None:
     torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("given", ["plain", "rest", "rows"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_gradients_of_an_epilogue_and_of_what_it_captures(given: str, gated: bool) -> None:
+    """Also of weights that lie as [experts, N, K]."""
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(*shape: int, dtype: Any = torch.float64) -> Any:
+        return torch.randn(*shape, dtype=dtype, generator=generator).requires_grad_()
+
+    a, weights, bias = drawn(T + 2 * (given == "rest"), K), drawn(E, 6, K), drawn(E, 6)
+    b, offs, index = weights.mT, torch.tensor(OFFS, dtype=torch.int32), {"dtype": torch.int32}
+    groups = torch.tensor([0] * OFFS[0] + [2] * (T - OFFS[0]))
+    taken = places = torch.arange(T)
+    rows: dict[str, Any] = {}
+    wanting = [a, weights, bias]
+    if given == "rows":
+        taken, places = torch.tensor([0, 3, 3, 8, 1, 0, 4, 4, 4]), torch.randperm(T)
+        factors = drawn(T, dtype=torch.float32)
+        rows = {"a_indices": taken.to(**index), "out_indices": places.to(**index)}
+        rows |= {"out_factors": factors}
+        wanting.append(factors)
+    sums = by_group(a[taken], b, offs)
+    sums = sums if given != "rows" else sums * factors[:, None].double()
+    if gated:
+        epilogue: Any = kernelseam.epilogues.gated(
+            lambda gate, up, m, n, batch: (gate + bias[batch, n]) * (up * up + bias[batch, n + 3])
+        )
+        gate, up = sums.chunk(2, -1)
+        wanted = (gate + bias[groups, :3]) * (up * up + bias[groups, 3:])
+    else:
+        epilogue = lambda acc, m, n, batch: (acc + bias[batch, n]) * acc  # noqa: E731
+        wanted = (sums + bias[groups]) * sums
+    found = ks.grouped_mm(a, b, offs, epilogue=epilogue, **rows)[places]
+    torch.testing.assert_close(found, wanted)
+    dc = torch.randn_like(found)
+    mine, theirs = (torch.autograd.grad(x, wanting, dc) for x in (found, wanted))
+    torch.testing.assert_close(mine, theirs)
+    assert mine[1].is_contiguous()  # as the weights lie
+
+
+def test_where_an_epilogue_is_refused() -> None:
+    a, b, offs = operands("rows")
+    with pytest.raises(kernelseam.errors.InvalidValue, match="epilogue = given: is not supported"):
+        torch.func.vmap(lambda a: ks.grouped_mm(a, b, offs, epilogue="relu"))(a[None])
+    with pytest.raises(kernelseam.errors.InvalidValue, match="epilogue = given: is of rows of gr"):
+        ks.grouped_mm(*operands("columns"), epilogue="relu")
+    x, y, _ = operands("batch")
+    torch.testing.assert_close(ks.grouped_mm(x, y, epilogue="relu"), torch.relu(x @ y))
+    with pytest.raises(kernelseam.errors.InvalidValue, match="precision = tf32: is not an option"):
+        ks.grouped_mm(x, y, epilogue="relu", precision="tf32")
+
+
 def test_beside_torchs_own() -> None:
     """Whose rows must be multiples of 16 bytes."""
     a, b = (torch.randn(s, dtype=torch.bfloat16) for s in ((T, 16), (E, 16, 24)))

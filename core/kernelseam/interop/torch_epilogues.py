@@ -4,7 +4,7 @@ that the epilogue captures. Imports torch."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -48,11 +48,12 @@ def _by_sum(
     expression: EpilogueExpression, of: str, sums: list[Tensor], arriving: Tensor
 ) -> EpilogueExpression:
     """What arrives times the derivative by a sum, as an epilogue of nothing: a kernel of its own
-    that reads the sums [results, M, columns], which the forward stored."""
-    first, at = len(expression.arrays), tuple(map(coordinate, ("batch", "m", "n")))
-    arrays = (*sums, arriving)
+    that reads the sums [results, M, columns], or [M, columns] of groups, which the forward
+    stored."""
+    rank, arrays = arriving.dim(), (*sums, arriving)
+    first, at = len(expression.arrays), tuple(map(coordinate, ("batch", "m", "n")[-rank:]))
     loads = [
-        Node("load", Type.FLOAT, at, (first + i, dtype_name(x), 3)) for i, x in enumerate(arrays)
+        Node("load", Type.FLOAT, at, (first + i, dtype_name(x), rank)) for i, x in enumerate(arrays)
     ]
     names = expression.structure.sums
     by = {coordinate(n, Type.FLOAT): x for n, x in zip(names, loads, strict=False)}
@@ -61,10 +62,28 @@ def _by_sum(
         root,
         "",
         expression.structure.numbers,
-        (*expression.structure.arrays, *((dtype_name(x), 3) for x in arrays)),
+        (*expression.structure.arrays, *((dtype_name(x), rank) for x in arrays)),
     )
     every = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in expression.arrays)
     return EpilogueExpression(structure, expression.numbers, (*every, *arrays))
+
+
+def by_sums(
+    expression: EpilogueExpression,
+    acc: Tensor,
+    arriving: Tensor,
+    result: Tensor,
+    write: Callable[[EpilogueExpression, Tensor], object],
+) -> None:
+    """The gradient by the sums of products, into a result of acc's shape. ``write`` writes the
+    result of a product of nothing with an epilogue."""
+    pairs = expression.structure.pairs
+    sums = _parts(acc, pairs)
+    for name, to in zip(expression.structure.sums, _parts(result, pairs), strict=True):
+        into = to if to.stride(-1) == 1 or to.shape[-1] <= 1 else torch.empty_like(to)
+        write(_by_sum(expression, name, sums, arriving), into)
+        if into is not to:  # every other column
+            to.copy_(into)
 
 
 def _parts(acc: Tensor, pairs: str) -> list[Tensor]:
@@ -79,29 +98,30 @@ def by_product(
     expression: EpilogueExpression, acc: Tensor, dout: Tensor, backend: str | None
 ) -> Tensor:
     """The gradient by the sums of products, of acc's shape."""
-    pairs = expression.structure.pairs
     M, columns = dout.shape[-2:]
     count = math.prod(acc.shape[:-2])
-    parts = _parts(acc.reshape(count, *acc.shape[-2:]), pairs)
-    arriving = dout.reshape(count, M, columns)
     nothing = (acc.new_empty(count, M, 0), acc.new_empty(count, 0, columns))
     result = torch.empty_like(acc, memory_format=torch.contiguous_format)
-    whole = result.view(count, *acc.shape[-2:])
-    for name, to in zip(expression.structure.sums, _parts(whole, pairs), strict=True):
-        into = to if to.stride(-1) == 1 or columns <= 1 else torch.empty_like(to)
-        derivative = _by_sum(expression, name, parts, arriving)
-        bmm(*nothing, out=into, epilogue=derivative, backend=backend)
-        if into is not to:  # every other column
-            to.copy_(into)
+    by_sums(
+        expression,
+        acc.reshape(count, *acc.shape[-2:]),
+        dout.reshape(count, M, columns),
+        result.view(count, *acc.shape[-2:]),
+        lambda own, into: bmm(*nothing, out=into, epilogue=own, backend=backend),
+    )
     return result
 
 
-def _by_captured(one: Gated, acc: Tensor, dout: Tensor, learnt: list[Tensor]) -> list[Tensor]:
-    """The gradients by captured tensors: the function itself, by torch's autograd."""
+def by_captured(
+    one: Gated, acc: Tensor, dout: Tensor, learnt: list[Tensor], batch: Tensor | None = None
+) -> list[Tensor]:
+    """The gradients by captured tensors: the function itself, by torch's autograd. ``batch``: which
+    matrix is told to it, as it broadcasts to dout; [batch…] counted where it is left out."""
     M, columns = dout.shape[-2:]
     m, n = (torch.arange(x, device=acc.device) for x in (M, columns))
     lead = dout.shape[:-2]
-    batch = torch.arange(math.prod(lead), device=acc.device).reshape(*lead, 1, 1)
+    if batch is None:
+        batch = torch.arange(math.prod(lead), device=acc.device).reshape(*lead, 1, 1)
     with torch.enable_grad():
         wide = acc if acc.dtype is torch.float64 else acc.float()
         y = one.function(*_parts(wide, one.pairs), m[:, None], n, batch).expand(dout.shape)
@@ -120,7 +140,7 @@ def _gradients(ctx: Any, dout: Tensor) -> Any:
         if needs[0] or needs[1]:
             wants = {"a_gradient": needs[0], "b_gradient": needs[1], "sum_repeats": False}
             da, db = operation(with_matrices(dc.to(a.dtype)), a, b, **wants, **options)
-    more = _by_captured(ctx.one, acc, dout, learnt) if learnt else []
+    more = by_captured(ctx.one, acc, dout, learnt) if learnt else []
     return None, None, None, None, None, da, db, dbias, dresidual, *more
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from kernelseam.epilogues import Epilogue
 from kernelseam.interop.torch_function import (
     autocast,
     check_bwd_implementation,
@@ -13,12 +14,14 @@ from kernelseam.interop.torch_function import (
     tensors,
     wanted,
 )
+from kernelseam.interop.torch_grouped_epilogues import multiply
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.interop.torch_library.grouped import (
     DIFFERENTIABLE,
     GROUPED_MM,
     INDICES,
     OPERANDS,
+    refuse_traced_epilogue,
 )
 from kernelseam.ops import grouped_gemm
 
@@ -34,6 +37,7 @@ def grouped_mm(
     alpha: float = 1,
     out_dtype: Any = None,
     precision: str | None = None,
+    epilogue: Epilogue | None = None,
     backend: str | None = None,
     implementation: str | None = None,
     bwd_implementation: str | None = None,
@@ -45,6 +49,8 @@ def grouped_mm(
 
     Where ``offs`` leaves a rest of a and b, its gradient is 0; that of the result is undefined (as
     of torch's own ``grouped_mm``): mask it before it meets other rows.
+    ``epilogue``: as in ``kernelseam.grouped_mm``; gradients flow to the tensors that it captures,
+    too, and are computed once, and there is no operator for it.
     ``out_dtype`` may be torch's. ``implementation`` names a way of the product,
     ``bwd_implementation`` one of the gradients'. Under torch.autocast a and b are converted to its
     dtype. Where torch compiles, exports or transforms the caller, ``torch.ops.kernelseam`` is
@@ -59,11 +65,17 @@ def grouped_mm(
         "implementation": implementation,
     }
     known, wants = plain(given)
-    usual = not wants and bwd_implementation is None
+    usual = not wants and bwd_implementation is None and epilogue is None
     if usual and known is not None and "a" in known and "b" in known:
         return grouped_gemm.grouped_mm(**known, out_dtype=dtype_name(out_dtype), **options)
     operands, traced = tensors(given, ("a", "b"))
     operands = autocast(operands, ("a", "b"))
+    if epilogue is not None:
+        if traced:
+            refuse_traced_epilogue()
+        check_bwd_implementation(bwd_implementation, "grouped_gemm", "a", operands)
+        options |= {"out_dtype": dtype_name(out_dtype)}
+        return multiply(operands, options, epilogue, bwd_implementation)
     if not traced:
         check_bwd_implementation(bwd_implementation, "grouped_gemm", "a", operands)
         if not wanted(operands, DIFFERENTIABLE):

@@ -201,17 +201,12 @@ def gemm_work(operation: Operation, *values: Any) -> None:
         elif name in infos and sizes is not None:
             blocks = (*wanted[:-1], -(-wanted[-1] // sizes[i]), -(-k // sizes[2]))
             operands[name] = _by_block(name, infos[name], blocks)
+    check_preactivation(infos, shape)
+    if "residual" in infos:
+        check_shape("residual", infos["residual"], shape)
     for name in ("residual", "preactivation"):
         if name in infos:
-            check_shape(name, infos[name], shape)
             operands[name] = matrices(infos[name])
-    if "preactivation" in infos and infos["preactivation"].dtype is not infos["out"].dtype:
-        raise InvalidValue(
-            "preactivation",
-            f"an array of {infos['preactivation'].dtype}",
-            f"must be {infos['out'].dtype} as the result is",
-            "Convert one of them",
-        )
     for name in ("a", "b", "out", "residual", "preactivation"):
         if name in infos:
             check_matrices(name, infos[name])
@@ -288,6 +283,20 @@ def result(
     if kind not in (None, infos[name].dtype):
         raise InvalidValue(
             "out_dtype", kind, f"{name} is an array of {infos[name].dtype}", "Give one of the two"
+        )
+
+
+def check_preactivation(infos: dict[str, ArrayInfo], shape: tuple[int, ...]) -> None:
+    """Raise InvalidValue for an array that what the epilogue is of cannot be written to."""
+    if "preactivation" not in infos:
+        return
+    check_shape("preactivation", infos["preactivation"], shape)
+    if infos["preactivation"].dtype is not infos["out"].dtype:
+        raise InvalidValue(
+            "preactivation",
+            f"an array of {infos['preactivation'].dtype}",
+            f"must be {infos['out'].dtype} as the result is",
+            "Convert one of them",
         )
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
-from kernelseam.descriptors.common.options import by_name, read_values, values_of
+from kernelseam.descriptors.common.options import by_name, read_values, scalars_of, values_of
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.descriptors.gemm.fields import SCALES, scale_block_of
 from kernelseam.descriptors.gemm.grouped import GroupedGemm
 from kernelseam.descriptors.gemm.options import GroupedOptions, ProductOptions
 from kernelseam.dtypes import DType
+from kernelseam.epilogues import Epilogue
 from kernelseam.errors import InvalidValue
+from kernelseam.expressions.epilogues import EpilogueExpression
 from kernelseam.ops.calling import operate
-from kernelseam.ops.gemm import check_added, gemm_work, of_three, result
+from kernelseam.ops.expressions import captured_in, epilogue_in, with_epilogue
+from kernelseam.ops.gemm import check_added, check_preactivation, gemm_work, of_three, result
 from kernelseam.ops.operation import Operation, not_none
 from kernelseam.ops.products import check_matrices, is_strided, transpose
 from kernelseam.ops.signatures import Array
 
-_values = values_of(GroupedOptions)
+_values, _SCALARS = values_of(GroupedOptions), scalars_of(GroupedOptions)
 _NAMES = {"A": "a", "B": "b", "C": "out", "offsets": "offs"}
 _INDICES = {"a_indices": "a_indices", "c_indices": "out_indices", "c_factors": "out_factors"}
 _FORMS = {(2, 3): "m", (3, 2): "n", (2, 2): "k"}
@@ -41,6 +44,8 @@ def grouped_mm(
     out: Any = None,
     out_dtype: DType | str | None = None,
     precision: str | None = None,
+    epilogue: Epilogue | None = None,
+    preactivation: Any = None,
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
@@ -73,6 +78,12 @@ def grouped_mm(
     no index names are left as they are. A layer of experts gathers its tokens by the first product
     and scatters results, times the router's weights, by the second.
 
+    ``epilogue``, in the first form and the fourth, is as in ``bmm``, a function (acc, m, n, batch)
+    or a name: ``batch`` is the group, and ``m`` the row of the product, wherever it is read from or
+    written to; ``acc`` is multiplied by its factor. "swiglu" of [gate, up] columns makes the
+    result [T, N/2]. ``preactivation`` [T, N], of the result's dtype and in the order of its rows:
+    an array that what the epilogue is of is written to.
+
     ``out``, ``out_dtype``, ``precision``, ``backend``, ``implementation``, ``stream`` as in
     ``bmm``. Returns the result. Raises InvalidValue for what does not fit together, Unsupported
     with each implementation's reason.
@@ -82,6 +93,7 @@ def grouped_mm(
     arrays: dict[str, Any] = {"a": a, "b": b}
     arrays |= not_none(out=out, offs=offs, a_scales=a_scales, b_scales=b_scales)
     arrays |= not_none(a_indices=a_indices, out_indices=out_indices, out_factors=out_factors)
+    arrays |= not_none(preactivation=preactivation)
     options = _values(
         alpha=alpha,
         beta=beta,
@@ -89,15 +101,19 @@ def grouped_mm(
         precision=precision,
         scale_block=scale_block,
     )
+    if epilogue is not None:
+        options = with_epilogue(options, arrays, epilogue)
     results = operate(grouped_work, arrays, options, backend, implementation, stream)
     product: Array = results["out"] if out is None else out
     return product
 
 
 def grouped_work(operation: Operation, *values: Any) -> None:
-    """``values``: those of ``GroupedOptions``."""
-    asked = read_values(GroupedOptions, values)
+    """``values``: those of ``GroupedOptions``; where there is an epilogue, then what
+    ``with_epilogue`` adds."""
+    asked, added = read_values(GroupedOptions, values[: len(_SCALARS)]), values[len(_SCALARS) :]
     infos = operation.infos
+    epilogue = epilogue_in(added, infos)
     forms = len(infos["a"].shape), len(infos["b"].shape)
     if forms != (2, 3):
         _refuse_indices(infos)
@@ -109,7 +125,7 @@ def grouped_work(operation: Operation, *values: Any) -> None:
                 "divides an array of two axes, and a and b have three",
                 "Leave it out: each entry is a group",
             )
-        gemm_work(operation, *values_of(ProductOptions)(batched=True, **by_name(asked)))
+        gemm_work(operation, *values_of(ProductOptions)(batched=True, **by_name(asked)), *added)
         return
     along = _FORMS.get(forms)
     if along is None:
@@ -125,19 +141,25 @@ def grouped_work(operation: Operation, *values: Any) -> None:
         )
     check_added(asked.beta, "out" in infos)
     groups, shape = _shape(infos, along)
-    result(operation, "out", shape, asked.out_dtype)
+    pairs = epilogue is not None and bool(epilogue.structure.pairs)
+    of_result = (*shape[:-1], shape[-1] // 2) if pairs else shape
+    result(operation, "out", of_result, asked.out_dtype)
+    check_preactivation(infos, shape)
     sizes = scale_block_of(asked.scale_block, "a_scales" in infos or "b_scales" in infos)
-    for name in ("a", "b", "out"):
-        check_matrices(name, infos[name])
+    for name in ("a", "b", "out", "preactivation"):
+        if name in infos:
+            check_matrices(name, infos[name])
     operands = {given: infos[name] for given, name in _NAMES.items()}
     operands |= {n: infos[n] for n in SCALES if n in infos}
     operands |= {given: infos[name] for given, name in _INDICES.items() if name in infos}
-    names = {**_NAMES, **_INDICES, **{n: n for n in SCALES}}
+    others = {n: x for n, x in infos.items() if n == "preactivation"} | captured_in(infos)
+    operands |= others
+    names = {**_NAMES, **_INDICES, **{n: n for n in (*SCALES, *others)}}
     reword = Wording(names).reworded
     try:
         operation.launch(
             operands,
-            lambda: _descriptor(infos, along, groups, asked, sizes),
+            lambda: _descriptor(infos, along, groups, asked, sizes, epilogue),
             names,
             reword,
         )
@@ -217,6 +239,7 @@ def _descriptor(
     groups: int,
     asked: GroupedOptions,
     sizes: tuple[int, int, int] | None,
+    epilogue: EpilogueExpression | None,
 ) -> GroupedGemm:
     a, b, out = (infos[n] for n in ("a", "b", "out"))
     fields: dict[str, Any] = {n: infos[n] for n in SCALES if n in infos}
@@ -227,6 +250,16 @@ def _descriptor(
             "must have contiguous rows",
             "Give a row-major array",
         )
+    if "preactivation" in infos:
+        if is_strided(second := infos["preactivation"]):
+            raise InvalidValue(
+                "preactivation",
+                f"strides {list(second.strides)}",
+                "must have contiguous rows",
+                "Give a row-major array",
+            )
+        fields["preactivation"] = second
+        fields["stride_preactivation_row"] = second.strides[0] if second.shape[0] > 1 else None
     for name, info in (("a", a), ("b", b), ("c", out)):
         transposed = is_strided(info)
         rows = transpose(info) if transposed else info
@@ -260,6 +293,7 @@ def _descriptor(
         beta=asked.beta,
         precision=asked.precision,
         scale_block=sizes,
+        epilogue=epilogue,
     )
 
 

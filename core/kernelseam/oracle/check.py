@@ -292,8 +292,11 @@ def gemm_verdict(
     precision: str | None = None,
     epilogue: Epilogue | None = None,
     preactivation: Array | None = None,
+    places: tuple[Array, Array] | None = None,
 ) -> Verdict:
-    """The same, given the oracle's result; ``K`` counts the terms of all products of an element."""
+    """The same, given the oracle's result; ``K`` counts the terms of all products of an element.
+    ``places``: what an epilogue is told of each row, its number and its matrix', where that is not
+    its place in the result."""
 
     def tolerance(of: DType) -> Floats:
         return tolerances.gemm(
@@ -316,7 +319,7 @@ def gemm_verdict(
     sums = result.out.reshape(len(rows), result.out.shape[-1])
     within = tolerance(dtype.accumulator).reshape(sums.shape)
     batch, m = np.divmod(rows, max(lead[-1], 1))
-    expected, bound = epilogue.applied(sums, within, (m, batch), dtype_c, flushed)
+    expected, bound = epilogue.applied(sums, within, places or (m, batch), dtype_c, flushed)
     parts = [compared("C", out, expected, bound)]
     if preactivation is not None:
         parts.append(compared("preactivation", preactivation, result.out, dtype_c))

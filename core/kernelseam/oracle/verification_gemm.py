@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from kernelseam.descriptors.gemm.problem import GemmProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.oracle import check
 from kernelseam.oracle.operands import Array, Operands
 from kernelseam.oracle.sampling import sampled
 from kernelseam.oracle.verifier import Verifier
 
 
+def refuse_epilogue(spec: GemmSpec) -> str | None:
+    """Why a product with an epilogue is not verified."""
+    if spec.epilogue is None:
+        return None
+    return "the oracle calls an epilogue itself, and a plan has no functions"
+
+
 class GemmVerifier(Verifier[GemmProblem]):
     """Of large results some rows."""
 
     def refuse(self, problem: GemmProblem) -> str | None:
-        if problem.spec.epilogue is None:
-            return None
-        return "the oracle calls an epilogue itself, and a plan has no functions"
+        return refuse_epilogue(problem.spec)
 
     def kept(self, problem: GemmProblem, operands: Operands) -> dict[str, Array]:
         # the residual may be C

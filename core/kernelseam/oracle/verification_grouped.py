@@ -9,11 +9,15 @@ from kernelseam.oracle import check
 from kernelseam.oracle.grouped import grouped_gemm
 from kernelseam.oracle.operands import Array, Operands
 from kernelseam.oracle.sampling import ORACLE_OPERATIONS
+from kernelseam.oracle.verification_gemm import refuse_epilogue
 from kernelseam.oracle.verifier import Verifier
 
 
 class GroupedGemmVerifier(Verifier[GroupedGemmProblem]):
     """Of large results some columns, or, of groups along N, some rows."""
+
+    def refuse(self, problem: GroupedGemmProblem) -> str | None:
+        return refuse_epilogue(problem.spec.product)
 
     def kept(self, problem: GroupedGemmProblem, operands: Operands) -> dict[str, Array]:
         return {"C": _read(problem, operands, "C")} if problem.beta else {}

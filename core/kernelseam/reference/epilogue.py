@@ -4,18 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam.contract import host_array
+from kernelseam.contract import OperandRule, host_array
 from kernelseam.descriptors.common.captured import captured
-from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.expressions.epilogues import HALVES, EpilogueStructure
 from kernelseam.expressions.evaluation import evaluate
 
 Array = npt.NDArray[Any]
+
+
+class _Spec(Protocol):
+    @property
+    def epilogue_structure(self) -> EpilogueStructure | None: ...
+
+
+class _Problem(Protocol):
+    """Of products that have an epilogue."""
+
+    @property
+    def spec(self) -> _Spec: ...
+    @property
+    def operands(self) -> tuple[OperandRule, ...]: ...
+    @property
+    def captured_numbers(self) -> tuple[float, ...]: ...
+    @property
+    def captured_extents(self) -> tuple[tuple[int, ...], ...]: ...
 
 
 @dataclass(frozen=True)
@@ -27,7 +44,7 @@ class Epilogue:
     arrays: tuple[Array, ...]
 
     @classmethod
-    def bound(cls, p: GemmProblem, pointers: Mapping[str, int]) -> Epilogue | None:
+    def bound(cls, p: _Problem, pointers: Mapping[str, int]) -> Epilogue | None:
         """A problem's, over its operands; None without one."""
         if p.spec.epilogue_structure is None:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from kernelseam.descriptors.gemm.grouped_pointers_problem import (
 )
 from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem, GroupedGemmSpec
 from kernelseam.dtypes import DType
+from kernelseam.reference.epilogue import Epilogue
 from kernelseam.reference.gemm import round_to_tf32
 from kernelseam.reference.products import product
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
@@ -78,6 +79,12 @@ class _Group:
     """[M], or of blocks [M, ⌈K/k⌉]."""
     b_scales: Array | None = None
     """[N], or of blocks [⌈N/n⌉, ⌈K/k⌉]."""
+    epilogue: Epilogue | None = None
+    number: int = 0
+    """This and the next are what the epilogue is told of: the group, and its first row."""
+    first_row: int = 0
+    sums: Array | None = None
+    """Where what the epilogue is of is written, as C."""
 
 
 class _Problem(Protocol):
@@ -129,12 +136,27 @@ class _GroupedStep(ABC):
         return lambda stream: share(work, _blocks(groups()), self.threads)
 
     def _block(self, group: _Group, rows: slice, columns: slice, scratch: list[Array]) -> None:
-        """alpha·op(A)·op(B) + beta·C of one block in the accumulator's dtype, rounded once; beta =
-        0 never reads C."""
+        """alpha·op(A)·op(B) + beta·C of one block, and its epilogue, in the accumulator's dtype,
+        rounded once."""
+        written: Any = rows if group.c_indices is None else group.c_indices[rows]
+        if (epilogue := group.epilogue) is None:
+            group.c[written, columns] = self._sums(group, rows, columns, scratch)
+            return
+        parts = []
+        for own in epilogue.columns(columns, 2 * group.c.shape[1]):
+            parts.append(self._sums(group, rows, own, scratch).copy())
+            if group.sums is not None:
+                group.sums[written, own] = parts[-1]
+        numbered = slice(group.first_row + rows.start, group.first_row + rows.stop)
+        group.c[written, columns] = epilogue(parts, np.array(group.number), numbered, columns)
+
+    def _sums(self, group: _Group, rows: slice, columns: slice, scratch: list[Array]) -> Array:
+        """alpha·op(A)·op(B) + beta·C; beta = 0 never reads C."""
         p, spec = self.problem, self.problem.spec.product
         read: Any = rows if group.a_indices is None else group.a_indices[rows]
         written: Any = rows if group.c_indices is None else group.c_indices[rows]
-        height, width = rows.stop - rows.start, columns.stop - columns.start
+        numbers = np.arange(columns.start, columns.stop, columns.step or 1)
+        height, width = rows.stop - rows.start, len(numbers)
         total, part = (shaped(x, height, width) for x in scratch[:2])
         total[...] = 0
         for k in range(0, group.a.shape[1], _TERMS) if p.reads_inputs else ():
@@ -149,7 +171,7 @@ class _GroupedStep(ABC):
             if spec.scale_block is not None:
                 _, n, k_block = spec.scale_block
                 of_k = np.arange(k, terms.stop) // k_block
-                of_columns = np.arange(columns.start, columns.stop) // n
+                of_columns = numbers // n
                 assert group.a_scales is not None and group.b_scales is not None
                 left *= group.a_scales[rows][:, of_k]
                 right *= group.b_scales[of_columns][:, of_k].T
@@ -166,7 +188,7 @@ class _GroupedStep(ABC):
             np.copyto(part, group.c[written, columns])
             part *= p.beta
             total += part
-        group.c[written, columns] = total
+        return total
 
 
 def _blocks(groups: Iterator[_Group]) -> Iterator[tuple[_Group, slice, slice]]:
@@ -188,11 +210,17 @@ class _OffsetsStep(_GroupedStep):
             r.name: host_array(pointers.get(r.name, 0), r.shape, r.strides, r.dtype or DType.int32)
             for r in self.offsets_problem.operands
         }
+        epilogue = Epilogue.bound(self.offsets_problem, pointers)
 
         def each() -> Iterator[_Group]:
             begin = 0
             for g, end in enumerate(arrays["offsets"].tolist()):
-                yield self._group(arrays, g, slice(begin, end))
+                yield replace(
+                    self._group(arrays, g, slice(begin, end)),
+                    epilogue=epilogue,
+                    number=g,
+                    first_row=begin,
+                )
                 begin = end
 
         return each
@@ -207,7 +235,8 @@ class _OffsetsStep(_GroupedStep):
             if not whole.size:
                 return np.empty((0, 0), whole.dtype)
             one: Array = whole[g if p.matrices(name) > 1 else 0]
-            rows = slice(None) if f"{name.lower()}_indices" in indices else parts[axes[0]]
+            of = "c" if name == "preactivation" else name.lower()
+            rows = slice(None) if f"{of}_indices" in indices else parts[axes[0]]
             view: Array = (one.T if transposed else one)[rows, parts[axes[1]]]
             return view
 
@@ -230,6 +259,7 @@ class _OffsetsStep(_GroupedStep):
             indices.get("c_factors"),
             scales("a_scales", "m"),
             scales("b_scales", "n"),
+            sums=matrix("preactivation", "mn", False) if product.preactivation else None,
         )
 
 

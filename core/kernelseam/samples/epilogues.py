@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernelseam import epilogues as e
-from kernelseam.epilogues import NAMED, Epilogue
+from kernelseam.epilogues import NAMED, Epilogue, as_one
 from kernelseam.expressions.elementwise import exp2, where
+from kernelseam.oracle import epilogues as oracle
 from kernelseam.samples.files import function_in
 
 
@@ -125,6 +126,12 @@ EPILOGUES: dict[str, Callable[[Extents], Epilogue]] = {
         *(quantized, quantized_tensor, quantized_rows, quantized_blocks, quantized_gate),
     )
 }
+
+
+def for_oracle(epilogue: Epilogue) -> oracle.Epilogue:
+    """As the oracle takes one."""
+    one = as_one(epilogue)
+    return oracle.Epilogue(one.function, one.pairs)
 
 
 def epilogue_named(name: str, extents: Extents) -> Epilogue:

@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import ClassVar
 
 from kernelseam.samples.common import SHORT, Exemptions
+from kernelseam.samples.epilogues import PAIRS
 from kernelseam.samples.product_case import ProductCase
 
 SKEWED = (5, 0, 70, 1, 130, 0, 17)
@@ -35,6 +36,10 @@ class GroupedCase(ProductCase):
     """Of A, where a_indices say which are multiplied."""
     gap: int = 0
     """Elements left free after every row."""
+    epilogue: str = ""
+    """One by its name in ``samples.epilogues``, or of ``kernelseam.epilogues``."""
+    preactivation: bool = False
+    """Whether what the epilogue is of is written too."""
 
     operation = "grouped_gemm"
     sample: ClassVar[int | None] = None
@@ -55,6 +60,10 @@ class GroupedCase(ProductCase):
         """M, N and K, the grouped one with its rest."""
         given = {"m": self.M, "n": self.N, "k": self.K}
         return {**given, self.along: self.end + self.rest}
+
+    def columns(self, n: int) -> int:
+        """Of C, where the product has n: half as many where the epilogue is of pairs."""
+        return n // 2 if self.epilogue in PAIRS else n
 
     @property
     def terms(self) -> int:

@@ -46,7 +46,7 @@ static_assert(BN % 64 == 0 || (BN % 32 == 0 && Config::HEADS && Config::B_TRANSP
 // Named barriers: 1 + g among consumer g's threads; TURN + g is its turn to multiply, where two take turns.
 enum { TURN = 3 };
 static_assert(!(Config::IN_TURNS || Config::HALVES) || (E4M3 && GROUPS == 2 && MT == 1), "two consumers of 64 rows");
-static_assert(!PING_PONG || (!E4M3 && GROUPS == 2 && SPLIT == 1 && !Config::GROUPED && Config::STORE == TMA), "two consumers take turns, of as many slices each");
+static_assert(!PING_PONG || (!E4M3 && GROUPS == 2 && SPLIT == 1 && !GROUPED_K && Config::STORE == TMA), "two consumers take turns, of as many slices each");
 
 constexpr int ROWS_BYTES = 64 * 128;  // 64 rows of a panel
 // Panels of the result, of 128 bytes a row too, and those of the sums. An epilogue of pairs makes one column of two: as HALVES, a tile's
@@ -129,6 +129,9 @@ KS_DEVICE Matrix matrix_of(const Arguments& a, const void* list, const TileCoord
   return {head * by_head, at.batch * by_batch};
 }
 
+// Boxes that a tile's rows of a B along K are cut into, so that each lies in one half of the columns where the epilogue pairs halves.
+constexpr int B_BOXES = Config::PAIRS == HALVES ? max_of(B_PARTS, 2) : B_PARTS;
+
 // Which column of the product is number j of a tile's, and which of the result its first.
 KS_DEVICE int product_column(const Arguments& a, const TileCoord& p, int j) {
   if (Config::PAIRS != HALVES) return p.column + j;
@@ -136,7 +139,10 @@ KS_DEVICE int product_column(const Arguments& a, const TileCoord& p, int j) {
 }
 KS_DEVICE int result_column(const TileCoord& p) { return (unsigned)p.column / PER_COLUMN; }
 
-KS_DEVICE Matrix sums_matrix(const Arguments& a, const TileCoord& p) { return matrix_of(a, a.epilogue.results.preactivation, p, p.head, 1, 1); }
+KS_DEVICE Matrix sums_matrix(const Arguments& a, const TileCoord& p) {
+  if (GROUPED_ROWS) return {0, 0};
+  return matrix_of(a, a.epilogue.results.preactivation, p, p.head, 1, 1);
+}
 KS_DEVICE Matrix c_matrix(const Arguments& a, const TileCoord& p) {
   if (GROUPED_ROWS) return {0, 0};
   return matrix_of(a, a.c, p, p.head, 1, 1);

@@ -370,7 +370,7 @@ struct Consumer {
           for (int q = 0; q < 4 * BATCH; q++) {
             if (WIDTH % C_COLUMNS && 2 * q >= chunks) break;
             const int index = q * WARP + thread_lane, r = index / chunks, chunk = index % chunks;
-            const Chunk<TC>& x = *(const Chunk<TC>*)(to + chunk / 8 * ROWS_BYTES + r * 128 + ((chunk ^ r) & 7) * 16);
+            const Chunk<TC>& x = *(const Chunk<TC>*)(to + chunk / 8 * ROWS_BYTES + chunk_place<Result::BOX_BYTES>(r, chunk));
             const int column = C_COLUMNS * first + Chunk<TC>::N * chunk;  // of the tile
             result.store(a, to_rows, rows, r, SUMS ? product_column(a, p, column) : result_column(p) + column, x);
           }

@@ -24,10 +24,12 @@ struct GatheringProducer {
     const u32 full = ring.full(state), to = shared_address(storage.stages[state.stage]) + A_BYTES;
     barrier_arrive_expect_tx(full, B_BYTES);
     if (Config::B_TRANSPOSED) {
-      tma_load(to, maps.b, full, k, p.column, 0, p.batch * a.b_batch);
+#pragma unroll
+      for (int i = 0; i < B_BOXES; i++)
+        tma_load(to + i * (B_BYTES / B_BOXES), maps.b, full, k, product_column(a, p, i * (BN / B_BOXES)), 0, p.batch * a.b_batch);
     } else {
 #pragma unroll
-      for (int i = 0; i < PANELS; i++) tma_load(to + i * ROWS_BYTES, maps.b, full, p.column + 64 * i, k, 0, p.batch * a.b_batch);
+      for (int i = 0; i < PANELS; i++) tma_load(to + i * ROWS_BYTES, maps.b, full, product_column(a, p, 64 * i), k, 0, p.batch * a.b_batch);
     }
   }
 

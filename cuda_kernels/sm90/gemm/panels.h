@@ -27,6 +27,12 @@ template<int BOX_BYTES> KS_DEVICE int byte_place(int row, int byte) {
   return byte / 64 * (ROWS_BYTES / 2) + row * 64 + ((byte % 64 / 16) ^ (row >> 1 & 3)) * 16 + byte % 16;
 }
 
+// The same of a chunk of 16 bytes, counted on from one panel to the next, in fewer registers.
+template<int BOX_BYTES> KS_DEVICE int chunk_place(int row, int chunk) {
+  if constexpr (BOX_BYTES == 128) return row * 128 + ((chunk ^ row) & 7) * 16;
+  return (chunk >> 2 & 1) * (ROWS_BYTES / 2) + row * 64 + ((chunk ^ row >> 1) & 3) * 16;
+}
+
 // Writes results of pairs of neighbours (expression.h): a lane has column lane % 4 of every 4 of the panel, of which these are the
 // j-th quarter.
 KS_DEVICE void store_apart(char* panel, const float* acc, int j, int lane) {

@@ -7,9 +7,6 @@
 constexpr int KEPT_BYTES = 40 << 20;
 static_assert(A_PARTS == 1 || !Config::A_TRANSPOSED, "shared rows of A are boxes along K");
 
-// Boxes that a tile's rows of a B along K are cut into, so that each lies in one half of the columns where the epilogue pairs halves.
-constexpr int B_BOXES = Config::PAIRS == HALVES ? max_of(B_PARTS, 2) : B_PARTS;
-
 struct Producer {
   SharedStorage& storage;
   const Maps& maps;

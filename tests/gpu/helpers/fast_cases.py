@@ -251,6 +251,9 @@ def _grouped() -> Iterator[GroupedCase]:
     sizes = tuple(97 * i % 401 for i in range(120))
     yield grouped("bf16-m-nn", "many-tiles", sizes=sizes, N=392, K=328, rest=70)
     yield grouped("f16-m-nt", "many-tiles", sizes=sizes, N=392, K=328)
+    gated = {"epilogue": "swiglu", "preactivation": True}
+    yield grouped("bf16-m-nt", "many-tiles-gated", sizes=sizes, N=784, K=328, rest=70, **gated)
+    yield grouped("bf16-m-nn", "many-tiles-gated", sizes=sizes, N=768, K=328, **gated)
     yield grouped("bf16-m-nt", "many-tiles-beta", sizes=sizes[:60], N=392, K=72, beta=-0.5)
     few = tuple(31 * i % 131 for i in range(70))
     yield grouped("bf16-k-tn", "many-tiles", sizes=few, M=392, N=264, rest=30)

@@ -676,6 +676,22 @@ MUTANTS = (
         "the last box of a group is stored whole, over rows of the next",
     ),
     _mutant(
+        "gathered-gate-of-the-wrong-half",
+        "sm90/gemm/gather.h",
+        "product_column(a, p, 64 * i)",
+        "p.column + 64 * i",
+        "grouped-gemm-bf16-m-nn-epilogue-gathered",
+        "both halves of a gate are columns of the first",
+    ),
+    _mutant(
+        "tail-of-half-a-panel",
+        GEMM_CONSUMER,
+        "chunk_place<Result::BOX_BYTES>(r, ",
+        "chunk_place<128>(r, ",
+        "grouped-gemm-bf16-m-nt-many-tiles-gated",
+        "a group's last rows are read as they lie where boxes are of 64 columns",
+    ),
+    _mutant(
         "summands-of-the-next-group",
         GEMM_CONSUMER,
         "clear_behind(stage, (p.end - p.begin) % BK);",

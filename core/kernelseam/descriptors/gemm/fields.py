@@ -11,6 +11,7 @@ from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.common.operands import dtype_of, required
 from kernelseam.descriptors.common.validation import (
     MAX_EXTENT,
+    WIDE,
     extent,
     flag,
     integer,
@@ -211,7 +212,7 @@ def traced_epilogue_of(gemm: Any, residual: str, preactivation: str) -> Epilogue
     if gemm.N % 2:
         raise InvalidValue("N", gemm.N, "must be even: the epilogue is of pairs of columns", "")
     for field_name, given in (("beta", gemm.beta != 0), (residual, True)):
-        if given and (value := getattr(gemm, field_name)) is not None:
+        if given and (value := getattr(gemm, field_name, None)) is not None:
             raise InvalidValue(
                 field_name,
                 value if field_name == "beta" else "given",
@@ -219,6 +220,17 @@ def traced_epilogue_of(gemm: Any, residual: str, preactivation: str) -> Epilogue
                 "Leave it out, and add in the epilogue: [gated(…), epilogues.residual(x)]",
             )
     return expression
+
+
+def narrow_halves(
+    vectors: dict[str, int], N: int, b_transposed: bool, dtype: DType, dtype_c: DType
+) -> None:
+    """Access widths of what an epilogue of pairs reads by halves of its rows: the second begins
+    within them."""
+    if not b_transposed and N // 2 * dtype.itemsize % WIDE:
+        vectors["B"] = dtype.itemsize
+    if "preactivation" in vectors and N // 2 * dtype_c.itemsize % WIDE:
+        vectors["preactivation"] = dtype_c.itemsize
 
 
 def check_factors(gemm: ProductFields) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime, host_copy
+from kernelseam.descriptors.common.captured import bare, captured_fields, captured_operands
 from kernelseam.descriptors.common.operands import (
     check_array,
     describe_all,
@@ -21,6 +22,7 @@ from kernelseam.descriptors.common.operands import (
 from kernelseam.descriptors.common.precision import precision_of
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import (
+    WIDE,
     check_walk,
     extent,
     packed,
@@ -34,8 +36,10 @@ from kernelseam.descriptors.gemm.fields import (
     are_scaled,
     check_product,
     gemm_dtypes,
+    narrow_halves,
     refuse_idle,
     scale_block_of,
+    traced_epilogue_of,
 )
 from kernelseam.descriptors.gemm.grouped_problem import (
     AXES,
@@ -46,12 +50,15 @@ from kernelseam.descriptors.gemm.grouped_problem import (
 )
 from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
+from kernelseam.epilogues import Epilogue
 from kernelseam.errors import InvalidValue
+from kernelseam.expressions.epilogues import EpilogueExpression, epilogue_text
 from kernelseam.forking import cached_property
 
 _MATRICES = ("A", "B", "C")
 _STRIDES = {
     **{n: tuple(f"stride_{n.lower()}_{axis}" for axis in ("group", "row")) for n in _MATRICES},
+    "preactivation": ("stride_preactivation_row",),
     "offsets": (),
     **dict.fromkeys(INDICES, ()),
     "a_scales": tuple(f"stride_a_scales_{axis}" for axis in ("group", "row", "k")),
@@ -90,6 +97,11 @@ class GroupedGemm(OperandFields):
     ``scale_block`` = (1, n, k), along "m" alone, scales are of blocks: a_scales [M, ⌈K/k⌉],
     b_scales [groups, ⌈N/n⌉, ⌈K/k⌉].
 
+    ``epilogue``, of groups along "m", and ``preactivation`` are as in ``BatchedGemmStrided``: a
+    function (acc, m, n, batch) whose ``batch`` is the group and m the row of the product, whichever
+    rows of A and C it is of; ``acc`` has been multiplied by ``c_factors``. A second result has C's
+    rows, in their order.
+
     Offsets and indices that the host may read are checked; ``bind(check=True)`` copies them from
     the device.
 
@@ -109,11 +121,15 @@ class GroupedGemm(OperandFields):
     c_factors: object = field(default=None, repr=False)
     a_rows: int | None = None
     c_rows: int | None = None
+    preactivation: object = field(default=None, repr=False)
+    stride_preactivation_row: int | None = None
+    epilogue: EpilogueExpression | Epilogue | None = None
     _problem: GroupedGemmProblem = field(init=False, repr=False)
     _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
+        expression = traced_epilogue_of(self, "residual", "preactivation")
         infos = describe_all(self.operands())
         dtype, dtype_c, dtype_acc = gemm_dtypes(
             self.dtype, self.dtype_c, self.dtype_acc, infos, ("A", "B"), "C"
@@ -124,6 +140,8 @@ class GroupedGemm(OperandFields):
             raise InvalidValue(
                 "along", self.along, "must be 'm', 'n' or 'k'", "Name the axis that offsets divide"
             )
+        self._refuse_rows_of("epilogue")
+        pairs = expression is not None and bool(expression.structure.pairs)
         indices, rows = self._indices()
         for name in SCALES:
             refuse_idle(self, name, name, _STRIDES[name])
@@ -132,11 +150,13 @@ class GroupedGemm(OperandFields):
         shapes = {
             "A": (self.K, self.M) if self.a_transposed else (rows.get("a_rows", self.M), self.K),
             "B": (self.N, self.K) if self.b_transposed else (self.K, self.N),
-            "C": (rows.get("c_rows", self.M), self.N),
+            "C": (rows.get("c_rows", self.M), self.N // 2 if pairs else self.N),
         }
+        if self.preactivation is not None:
+            shapes["preactivation"] = (rows.get("c_rows", self.M), self.N)
         strides, vectors = {}, {}
         for name, shape in shapes.items():
-            kind = dtype_c if name == "C" else dtype
+            kind = dtype if name in ("A", "B") else dtype_c
             strides[name] = self._walk(name, shape, kind)
             vectors[name] = vector_bytes(
                 kind,
@@ -146,6 +166,8 @@ class GroupedGemm(OperandFields):
             )
             if self._divides_columns(name):
                 vectors[name] = kind.itemsize
+        if pairs:
+            narrow_halves(vectors, self.N, self.b_transposed, dtype, dtype_c)
         for name in ("offsets", *indices, *SCALES):
             pointer(name, getattr(self, name), infos)
         product = GemmSpec(
@@ -161,6 +183,9 @@ class GroupedGemm(OperandFields):
             precision=precision_of(self.precision, dtype, "A and B"),
             scales=scaled,
             scale_block=block,
+            epilogue=None if expression is None else epilogue_text(expression.structure),
+            preactivation=self.preactivation is not None,
+            vector_p=vectors.get("preactivation", WIDE),
         )
         fields: dict[str, Any] = {f"{n.lower()}_strides": s for n, s in strides.items()}
         problem = GroupedGemmProblem(
@@ -174,6 +199,7 @@ class GroupedGemm(OperandFields):
             beta=self.beta,
             a_rows=rows.get("a_rows", 0),
             c_rows=rows.get("c_rows", 0),
+            **captured_fields(expression, infos),
         )
         if scaled:
             walks = [
@@ -187,7 +213,7 @@ class GroupedGemm(OperandFields):
                 scale_k_strides=(walks[0][2], walks[1][2]),
             )
         for rule in problem.operands:
-            check_walk(rule, [*_STRIDES[rule.name], "column"])
+            check_walk(rule, [*_STRIDES.get(rule.name, ()), "column"])
             if rule.name in infos:
                 check_array(rule, infos[rule.name], self._packed_strides.get(rule.name))
         put(self, "_problem", problem)
@@ -196,13 +222,7 @@ class GroupedGemm(OperandFields):
     def _indices(self) -> tuple[tuple[str, ...], dict[str, int]]:
         """Those of ``INDICES`` that are given, and how many rows A and C then have."""
         given = tuple(n for n in INDICES if getattr(self, n) is not None)
-        if given and self.along != "m":
-            raise InvalidValue(
-                given[0],
-                "given",
-                f"is of rows of groups along 'm', and these are along {self.along!r}",
-                "Leave it out",
-            )
+        self._refuse_rows_of(*given)
         if "a_indices" in given and self.a_transposed:
             raise InvalidValue(
                 "a_indices",
@@ -218,6 +238,17 @@ class GroupedGemm(OperandFields):
                 rows[f"{name}_rows"] = extent(f"{name}_rows", self.M if asked is None else asked)
         return given, rows
 
+    def _refuse_rows_of(self, *names: str) -> None:
+        """Raise InvalidValue for what is of rows of groups where these are along another axis."""
+        for name in names:
+            if self.along != "m" and getattr(self, name) is not None:
+                raise InvalidValue(
+                    name,
+                    "given",
+                    f"is of rows of groups along 'm', and these are along {self.along!r}",
+                    "Leave it out",
+                )
+
     def _matrices(self, name: str) -> int:
         return self.groups if name in STACKED[self.along] else 1
 
@@ -228,12 +259,12 @@ class GroupedGemm(OperandFields):
             "B": "k" if self.b_transposed else "n",
             "C": "n",
         }
-        return columns[name] == self.along
+        return columns.get(name) == self.along
 
     def _walk(self, name: str, shape: tuple[int, int], dtype: DType) -> tuple[int, int]:
         group = f"stride_{name.lower()}_group"
         stacked = name in STACKED[self.along]
-        if not stacked and (given := getattr(self, group)) is not None:
+        if not stacked and (given := getattr(self, group, None)) is not None:
             raise InvalidValue(
                 group,
                 given,
@@ -241,7 +272,8 @@ class GroupedGemm(OperandFields):
                 "Leave it out",
             )
         whole = (self._matrices(name), *shape)
-        steps = row_strides(name.lower(), whole, self._strides(name), dtype, ("group", "row"))
+        known = [None, None, *self._strides(name)][-2:]
+        steps = row_strides(name.lower(), whole, known, dtype, ("group", "row"))
         return (steps[0] if stacked else 0), steps[1]
 
     def _scale_block(self, scaled: bool) -> tuple[int, int, int] | None:
@@ -292,13 +324,23 @@ class GroupedGemm(OperandFields):
         return self._problem
 
     def operands(self) -> dict[str, object]:
-        """A, B, C, offsets, indices and scales, as far as they are given."""
-        return {n: v for n in _STRIDES if (v := getattr(self, n)) is not None}
+        """A, B, C, offsets, indices, scales, preactivation and what the epilogue captured, as far
+        as they are given."""
+        given = {n: v for n in _STRIDES if (v := getattr(self, n)) is not None}
+        return given | captured_operands(self.epilogue)
 
     def without_arrays(self) -> GroupedGemm:
         """The same over the addresses of its arrays: it keeps no memory alive."""
-        product = self._problem.spec.product
-        return without_arrays(self, self._arrays, dtype=product.dtype, dtype_c=product.dtype_c)
+        product, infos = self._problem.spec.product, self._arrays
+        return without_arrays(
+            self,
+            infos,
+            dtype=product.dtype,
+            dtype_c=product.dtype_c,
+            epilogue=None
+            if product.epilogue is None
+            else bare(self.epilogue, infos, function=None),
+        )
 
     def simplified(self) -> tuple[GroupedGemm, str]:
         """Itself: there is no simpler descriptor."""

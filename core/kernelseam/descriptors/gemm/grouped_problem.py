@@ -6,8 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelseam.contract import OperandRule
+from kernelseam.descriptors.common.captured import captured_rules
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
+from kernelseam.expressions.epilogues import EpilogueStructure
 from kernelseam.forking import cached_property
 
 AXES = ("m", "n", "k")
@@ -36,6 +38,11 @@ class GroupedGemmSpec:
     def dtype(self) -> DType:
         """Of A and B."""
         return self.product.dtype
+
+    @property
+    def epilogue_structure(self) -> EpilogueStructure | None:
+        """The epilogue's structure."""
+        return self.product.epilogue_structure
 
     def __str__(self) -> str:
         return " with ".join((f"{self.product} grouped along {self.along}", *self.indices))
@@ -70,6 +77,11 @@ class GroupedGemmProblem:
     a_rows: int = 0
     """Of A, where ``a_indices`` say which of them are multiplied; so of C."""
     c_rows: int = 0
+    preactivation_strides: tuple[int, int] = (0, 0)
+    captured_numbers: tuple[float, ...] = ()
+    """What the epilogue captured, as in ``GemmProblem``."""
+    captured_extents: tuple[tuple[int, ...], ...] = ()
+    captured_strides: tuple[tuple[int, ...], ...] = ()
 
     operation = "grouped_gemm"
 
@@ -93,7 +105,16 @@ class GroupedGemmProblem:
     @property
     def c_shape(self) -> tuple[int, int]:
         """(rows, columns) of C in memory."""
-        return (self.c_rows if "c_indices" in self.spec.indices else self.M), self.N
+        return self._c_rows, self.c_columns
+
+    @property
+    def _c_rows(self) -> int:
+        return self.c_rows if "c_indices" in self.spec.indices else self.M
+
+    @property
+    def c_columns(self) -> int:
+        """Of C: N, or half as many where the epilogue is of pairs."""
+        return self.N // 2 if self.spec.product.pairs else self.N
 
     def matrices(self, name: str) -> int:
         """How many matrices an operand has, A, B or C: one a group, or one that is divided."""
@@ -121,7 +142,7 @@ class GroupedGemmProblem:
         def rule(
             name: str, dtype: DType, vector: int, shape: tuple[int, int], strides: tuple[int, int]
         ) -> OperandRule:
-            written = name == "C"
+            written = name in ("C", "preactivation")
             extents = (self.matrices(name) * (live if written else reads), *shape)
             alignment = max(vector, dtype.itemsize)
             return OperandRule(name, dtype, extents, (*strides, 1), alignment, written)
@@ -147,6 +168,11 @@ class GroupedGemmProblem:
                 read = (extents[0] * reads, *extents[1:])
                 whole = (*walk, step)[: len(extents)]
                 rules.append(OperandRule(name, DType.float32, read, whole, 4))
+        if product.preactivation:
+            shape, steps = (self._c_rows, self.N), self.preactivation_strides
+            rules.append(rule("preactivation", product.dtype_c, product.vector_p, shape, steps))
+        if (expression := product.epilogue_structure) is not None:
+            rules += captured_rules(self, expression.arrays, live)
         return tuple(rules)
 
     @property
@@ -177,6 +203,10 @@ class GroupedGemmProblem:
             walk("C", self.c_strides, m),
             alpha=self.alpha,
             beta=self.beta,
+            captured_numbers=self.captured_numbers,
+            captured_extents=self.captured_extents,
+            captured_strides=self.captured_strides,
+            preactivation_strides=walk("preactivation", self.preactivation_strides, m),
         )
 
     @property
@@ -192,8 +222,9 @@ class GroupedGemmProblem:
             self.matrices(n) * x[0] * x[1] * product.dtype.itemsize
             for n, x in (("A", self.a_shape), ("B", self.b_shape))
         )
-        c = self.matrices("C") * self.M * self.N * product.dtype_c.itemsize
-        return (a + b) * int(self.reads_inputs) + c * (2 if self.beta else 1)
+        element = self.matrices("C") * self.M * product.dtype_c.itemsize
+        c = element * self.c_columns * (2 if self.beta else 1)
+        return (a + b) * int(self.reads_inputs) + c + element * self.N * product.preactivation
 
     @property
     def compute_dtype(self) -> DType:

@@ -46,6 +46,7 @@ from kernelseam.descriptors.gemm.fields import (
     are_scaled,
     check_batch,
     gemm_dtypes,
+    narrow_halves,
     refuse_idle,
     scale_block_of,
     traced_epilogue_of,
@@ -194,10 +195,8 @@ class BatchedGemmStrided(OperandFields, BatchFields):
                 raise InvalidValue(
                     f"stride_{name}_k", step, "describes blocks of k", "Give scale_block too"
                 )
-        if pairs and not self.b_transposed and self.N // 2 * dtype.itemsize % WIDE:
-            vectors["B"] = dtype.itemsize  # rows' second halves begin there
-        if pairs and "preactivation" in vectors and self.N // 2 * dtype_c.itemsize % WIDE:
-            vectors["preactivation"] = dtype_c.itemsize
+        if pairs:
+            narrow_halves(vectors, self.N, self.b_transposed, dtype, dtype_c)
         problem = GemmProblem(
             GemmSpec(
                 dtype,

@@ -3,12 +3,14 @@ differentiate again."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.descriptors.gemm.options import GroupedOptions
+from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_function import check_bwd_implementation, with_matrices
 from kernelseam.interop.torch_library import flops
 from kernelseam.interop.torch_library.define import (
@@ -94,6 +96,16 @@ def _fake(
     return a.new_empty(shape, dtype=out_dtype or own)
 
 
+def refuse_traced_epilogue() -> None:
+    """Raise InvalidValue: there is no operator of grouped products with an epilogue."""
+    raise InvalidValue(
+        "epilogue",
+        "given",
+        "is not supported where torch traces, compiles or transforms a grouped product",
+        "Call it outside, for example under torch.compiler.disable",
+    )
+
+
 def _setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
     a, b, offs, _, _, *indices, _ = inputs
     refuse_gradients(ctx, OPERANDS, () if a.itemsize == 1 else DIFFERENTIABLE)
@@ -108,33 +120,49 @@ def _setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None
 def _backward(ctx: Any, dc: Tensor) -> Any:
     a, b, offs, a_indices, out_indices, factors = ctx.saved_tensors
     wanted = dict(zip(OPERANDS, ctx.wanted, strict=True))
-    dc = with_matrices(dc.to(a.dtype))
-    rows = _Rows(a, b, offs, a_indices, out_indices, factors)
+    rows = Rows(a, b, offs, a_indices, out_indices, factors)
+    da, db, dfactors = gradients(dc, a, b, rows, wanted, ctx.options)
+    return da, db, None, None, None, None, None, dfactors, None
+
+
+def gradients(
+    dc: Tensor,
+    a: Tensor,
+    b: Tensor,
+    rows: Rows,
+    wanted: Mapping[str, bool],
+    options: Mapping[str, Any],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Those by a, b and out_factors, as far as they are ``wanted``, of the product's."""
+    dc, offs, factors = with_matrices(dc.to(a.dtype)), rows.offs, rows.factors
     da = db = dfactors = None
     if wanted["a"] or wanted["out_factors"]:
-        da = GROUPED_MM(dc, b.mT, offs, None, None, rows.of_result, **ctx.options)
+        da = GROUPED_MM(dc, b.mT, offs, None, None, rows.of_result, **options)
         if wanted["out_factors"]:
             wide = torch.promote_types(a.dtype, factors.dtype)
-            products = da.to(wide) * rows.gathered(a, rows.of_a).to(wide)
+            products = da.to(wide) * rows.gathered(a, rows.of_a)
             dfactors = rows.kept(products.sum(-1)).to(factors.dtype)
         da = rows.scattered(rows.multiplied(da), a) if wanted["a"] else None
     if wanted["b"]:
         left = rows.gathered(a, rows.of_a)
         right = rows.multiplied(rows.gathered(dc, rows.of_result))
-        db = GROUPED_MM(left.mT, right, offs, **ctx.options)
+        if b.dim() == 3 and b.stride(-2) == 1:  # as b lies, so that no one copies it
+            db = GROUPED_MM(right.mT, left, offs, **options).mT
+        else:
+            db = GROUPED_MM(left.mT, right, offs, **options)
         if b.dim() == 2:
             db = rows.kept(db, a.dim() - 2)
-    return da, db, None, None, None, None, None, dfactors, None
+    return da, db, dfactors
 
 
-class _Rows:
+class Rows:
     """What ``offs`` divides of a product, rows that may be gathered, scattered or multiplied among
     it; of what is behind the last group nothing is read, and its gradient is 0."""
 
     def __init__(
         self, a: Tensor, b: Tensor, offs: Tensor, of_a: Tensor, of_result: Tensor, factors: Tensor
     ) -> None:
-        self.of_a, self.of_result, self.factors = of_a, of_result, factors
+        self.of_a, self.of_result, self.factors, self.offs = of_a, of_result, factors, offs
         self.behind = None
         if offs is not None and a.dim() + b.dim() < 6:
             self.axis_of_a = 3 - b.dim()

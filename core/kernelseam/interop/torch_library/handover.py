@@ -185,6 +185,8 @@ def _product(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> 
 
 
 def _grouped(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
+    if _functions(values, _OF_GROUPS) or "preactivation" in arrays:
+        grouped.refuse_traced_epilogue()
     given = dict(zip(_OF_GROUPS, values, strict=True))
     return _multiplied(grouped.GROUPED_MM, grouped.OPERANDS, arrays, given, backend, implementation)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernelseam.descriptors.common.captured import captured
+from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.expressions.epilogues import HALVES, INTERLEAVED
@@ -63,6 +64,16 @@ def epilogue_values(given: GemmProblem, walked: GemmProblem) -> dict[str, int | 
         "first_row": walked.M if in_bands else 0,
         "by_batch": 1 if in_bands else heads,
         "by_head": 0 if in_bands else 1,
+    }
+
+
+def grouped_epilogue_values(p: GroupedGemmProblem) -> dict[str, int | float]:
+    """The same of a grouped product, whose results are counted by groups."""
+    strides = dict(zip(_AXES, (0, 0, p.preactivation_strides[1]), strict=True))
+    return {
+        **captured_values(p),
+        **{f"preactivation_{axis}": s for axis, s in strides.items()},
+        **dict(zip(_COUNTS, (0, 1, 0), strict=True)),
     }
 
 

@@ -367,12 +367,22 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
     if (Config::PERSISTENT) warp_barrier();  // the warp has written its last tile from here
     else team_barrier();  // the ring is no longer read
     if constexpr (Config::PREACTIVATION) {
-      TC* const first = matrix_at((TC*)epilogue.results.preactivation, at.batch, at.head, num_heads, epilogue.results.batch, epilogue.results.head);
+      const auto& results = epilogue.results;
+      TC* const first = [&] {
+        TC* const base = (TC*)results.preactivation;
+        if constexpr (Config::SCATTERED) return base;
+        else if constexpr (Config::GROUPED) return base + group_start(at, false, 0, true, results.row);
+        else return matrix_at(base, at.batch, at.head, num_heads, results.batch, results.head);
+      }();
       each_part(acc, [&](Acc& acc, int col0, int N, int) {
         const TileSums sums_out(memory + RESULT + warp * TileSums::BYTES);
         E::to_shared(sums_out, acc);
         warp_barrier();
-        warp_copy_out<Config::VECTOR_P>(sums_out, StridedView<TC>{first, epilogue.results.row}, row0, M, col0, N);
+        const auto rows = [&] {
+          if constexpr (Config::SCATTERED) return IndexedRows<TC, false>{{first, results.row}, indices, at.begin, M - 1};
+          else return StridedView<TC>{first, results.row};
+        }();
+        warp_copy_out<Config::VECTOR_P>(sums_out, rows, row0, M, col0, N);
         warp_barrier();
       });
     }
@@ -381,7 +391,7 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
     if constexpr (Config::EPILOGUE) {
       const Epilogue own = epilogue.captured();
       const auto tile = own.tile(epilogue.results.number(at.batch, at.head));
-      const int m0 = row0 + epilogue.results.rows_before(at.head);
+      const int m0 = row0 + (Config::GROUPED ? at.begin : epilogue.results.rows_before(at.head));
       if constexpr (Config::PAIRS == HALVES) {
         E::map2(acc[0], acc[PARTS - 1], [&](int i, int j, Sum gate, Sum up) {
           return own.value(gate, up, tile, own.row(tile, m0 + i), own.column(tile, col0 + j));

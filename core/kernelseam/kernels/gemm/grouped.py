@@ -19,6 +19,7 @@ from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import INT32, divide_up, refuse_row_strides
 from kernelseam.kernels.gemm.cost import gemm_work
+from kernelseam.kernels.gemm.epilogue import grouped_epilogue_values
 from kernelseam.kernels.gemm.gemm import SCALES, GemmDefinition, refuse_rounding
 from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.signature import Signature, Structure
@@ -203,9 +204,12 @@ class GroupedGemmDefinition(OverGroups):
         return {**_GEMM.pointers(spec.product), **group_pointers(spec)}
 
 
-def group_values(p: GroupedGemmProblem) -> dict[str, int]:
-    """Arguments that tell of the groups, and of their scales."""
-    values = {"group_count": p.groups, "capacity": {"m": p.M, "n": p.N, "k": p.K}[p.spec.along]}
+def group_values(p: GroupedGemmProblem) -> dict[str, int | float]:
+    """Arguments that tell of the groups, of their scales, and of their epilogue."""
+    values: dict[str, int | float] = {
+        "group_count": p.groups,
+        "capacity": {"m": p.M, "n": p.N, "k": p.K}[p.spec.along],
+    }
     if p.spec.indices:
         values |= {"a_rows": p.a_rows, "c_rows": p.c_rows}
     if p.spec.product.scales:
@@ -213,4 +217,6 @@ def group_values(p: GroupedGemmProblem) -> dict[str, int]:
         for name, walk, step in zip(SCALES, walks, p.scale_k_strides, strict=True):
             values |= {f"{name}_batch": walk[0], f"{name}_head": 0, f"{name}_row": walk[1]}
             values[f"{name}_k"] = step
+    if p.spec.product.epilogue is not None:
+        values |= grouped_epilogue_values(p)
     return values

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kernelseam.descriptors.gemm.grouped_problem import INDICES
 from kernelseam.dtypes import E4M3
-from kernelseam.samples.common import BF16, F32
+from kernelseam.samples.common import BF16, F16, F32
 from kernelseam.samples.grouped_case import GroupedCase, case
 
 _F64 = frozenset({"shared"})
@@ -17,7 +17,10 @@ kind."""
 
 def grouped_cases() -> list[GroupedCase]:
     """Every case of grouped products."""
-    grouped = [replace(c, group="grouped GEMM") for c in (*_cases(), *_indexed(), *_stored())]
+    grouped = [
+        replace(c, group="grouped GEMM")
+        for c in (*_cases(), *_indexed(), *_epilogues(), *_stored())
+    ]
     assert len({c.name for c in grouped}) == len(grouped)
     return grouped
 
@@ -71,6 +74,35 @@ def _indexed() -> Iterator[GroupedCase]:
     yield case("bf16-m-nn", "rows-gaps", **whole, gap=3, N=77, K=45)
     yield case("bf16-m-nt", "rows-k-1100", **whole, K=1100, N=136, sizes=(200, 3, 64))
     yield case("bf16-m-nn", "rows-alpha-0", indices=INDICES, alpha=0.0, beta=0.5)
+
+
+def _epilogues() -> Iterator[GroupedCase]:
+    """Activations, gates, and functions that are told of a row, a column and the group. Not every
+    host arch has a tile of one team for gates of neighbours, or beside indices."""
+    refusing = frozenset({"shared"})
+    both: dict[str, object] = {"epilogue": "swiglu", "preactivation": True}
+    for name in ("swiglu", "gelu", "in_turn", "checkerboard", "powers", "gated_options"):
+        yield case("bf16-m-nn", f"epilogue-{name}", epilogue=name, rest=11)
+    for kind in ("bf16-m-nt", "f16-m-nt", "f32-m-nn"):
+        yield case(kind, "epilogue-both", **both)
+        interleaved = {"epilogue": "interleaved_options", "may_refuse": refusing}
+        yield case(kind, "epilogue-interleaved", **interleaved, rest=3)
+    for what, fields in (
+        ("rows", {"indices": INDICES}),
+        ("gathered", {"indices": INDICES[:1]}),
+        ("scattered", {"indices": INDICES[1:2], "rest": 21}),
+    ):
+        yield case("bf16-m-nt", f"epilogue-{what}", **both, **fields)
+        gated = {"epilogue": "gated_options", "may_refuse": refusing, **fields}
+        yield case("bf16-m-nn", f"epilogue-{what}", **gated)
+    yield case("bf16-m-tn", "epilogue", epilogue="checkerboard", preactivation=True)
+    yield case("bf16-m-nn", "epilogue-alpha-beta", epilogue="powers", alpha=2.5, beta=-0.5)
+    yield case("bf16-m-nn", "epilogue-to-f32", **both, dtype_c=F32)
+    yield case("f16-m-nn", "epilogue-ragged", **both, N=54, K=45, gap=3)
+    yield case("f16-m-nn", "epilogue-k-0", epilogue="column_bias", K=0)
+    yield case("f16-m-nn", "epilogue-one-each", epilogue="column_bias", sizes=(1,) * 40)
+    yield case("f16-m-nn", "epilogue-integers", epilogue="relu", data="integers", dtype_c=F16)
+    yield case("f64-m-nn", "epilogue", epilogue="gelu", may_refuse=refusing)
 
 
 def _stored() -> Iterator[GroupedCase]:

@@ -3,17 +3,24 @@ an operand that offsets divide there is one group."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from kernelseam.descriptors.gemm.grouped_problem import STACKED
 from kernelseam.dtypes import DType
+from kernelseam.epilogues import Epilogue, epilogue_expression
+from kernelseam.expressions.epilogues import EpilogueExpression
 from kernelseam.oracle.formulas import Array
+from kernelseam.samples.data import captured
 from kernelseam.samples.data.memory import Placement
+from kernelseam.samples.epilogues import Extents, epilogue_named
 from kernelseam.samples.grouped_case import GroupedCase
 
 
 def shapes(case: GroupedCase, capacity: bool = True) -> dict[str, tuple[int, int, int]]:
-    """[group, row, column] of A, B and C in memory; with the whole ``capacity``, or the groups'
+    """[group, row, column] of A, B, C and the preactivation in memory; with the whole
+    ``capacity``, or the groups'
     part of it."""
     extents = case.extents if capacity else {**case.extents, case.along: case.end}
     m, n, k = extents.values()
@@ -23,8 +30,25 @@ def shapes(case: GroupedCase, capacity: bool = True) -> dict[str, tuple[int, int
     return {
         "A": (groups["A"], *((k, m) if case.a_transposed else (a_rows, k))),
         "B": (groups["B"], *((n, k) if case.b_transposed else (k, n))),
-        "C": (groups["C"], c_rows, n),
+        "C": (groups["C"], c_rows, case.columns(n)),
+        **({"preactivation": (1, c_rows, n)} if case.preactivation else {}),
     }
+
+
+def epilogue(case: GroupedCase) -> Epilogue:
+    """That of a case which has one."""
+    extents = Extents(len(case.sizes), case.extents["m"], case.columns(case.N))
+    return epilogue_named(case.epilogue, extents)
+
+
+def expression(case: GroupedCase) -> EpilogueExpression | None:
+    """A case's epilogue, traced over its arrays on the host."""
+    return epilogue_expression(epilogue(case)) if case.epilogue else None
+
+
+def _captured(case: GroupedCase) -> tuple[Any, ...]:
+    traced = expression(case)
+    return () if traced is None else traced.arrays
 
 
 def scale_shapes(case: GroupedCase) -> dict[str, tuple[int, ...]]:
@@ -54,7 +78,7 @@ def values(case: GroupedCase, rng: np.random.Generator) -> dict[str, Array]:
     inputs = {
         name: draw(shape, case.out_dtype if name == "C" else case.dtype)
         for name, shape in shapes(case, capacity=False).items()
-        if name != "C" or case.beta
+        if name in ("A", "B") or (name == "C" and case.beta)
     }
     inputs["offsets"] = np.array(case.offsets, np.int32)
     inputs |= {n: indices(case, n, rng) for n in case.indices}
@@ -64,7 +88,7 @@ def values(case: GroupedCase, rng: np.random.Generator) -> dict[str, Array]:
             rng.integers(-3, 4, drawn) if case.data == "integers" else rng.uniform(-3, 3, drawn)
         )
         inputs[name] = np.broadcast_to((2.0**powers).astype(np.float32), shape).copy()
-    return inputs
+    return inputs | captured.inputs(_captured(case))
 
 
 def indices(case: GroupedCase, name: str, rng: np.random.Generator) -> Array:
@@ -83,7 +107,7 @@ def placements(case: GroupedCase) -> dict[str, Placement]:
     result: dict[str, Placement] = {}
     parts = shapes(case, capacity=False)
     for name, (_, rows, columns) in shapes(case).items():
-        dtype = case.out_dtype if name == "C" else case.dtype
+        dtype = case.dtype if name in ("A", "B") else case.out_dtype
         unit = max(16 // dtype.itemsize, 1)
         row = -(-(columns + case.gap) // unit) * unit
         group = max(rows, 1) * row + case.gap
@@ -102,4 +126,4 @@ def placements(case: GroupedCase) -> dict[str, Placement]:
         if case.scales == "tensor":
             steps = (0,) * len(shape)
         result[name] = Placement(name, DType.float32, shape, steps)
-    return result
+    return result | captured.placements(_captured(case))

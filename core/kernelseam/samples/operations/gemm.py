@@ -10,15 +10,14 @@ import numpy as np
 
 from kernelseam.contract import Device, Runtime
 from kernelseam.descriptors import BatchedGemmPointers, BatchedGemmStrided
-from kernelseam.epilogues import as_one
 from kernelseam.oracle import check, formulas
 from kernelseam.oracle.check import Verdict
-from kernelseam.oracle.epilogues import Epilogue
 from kernelseam.oracle.formulas import Array, GemmResult
 from kernelseam.samples.data import captured
 from kernelseam.samples.data import gemm as data
 from kernelseam.samples.data.descriptors import address_list, strides
 from kernelseam.samples.data.memory import Layout, Placement
+from kernelseam.samples.epilogues import for_oracle
 from kernelseam.samples.gemm_case import GemmCase
 from kernelseam.samples.operations.operation import Operation
 
@@ -125,13 +124,6 @@ class Gemm(Operation[GemmCase, GemmResult]):
             exact=case.exact,
             flushed=flushed,
             precision=case.precision,
-            epilogue=_oracle_epilogue(case),
+            epilogue=for_oracle(data.epilogue(case)) if case.epilogue else None,
             preactivation=results.get("preactivation"),
         )
-
-
-def _oracle_epilogue(case: GemmCase) -> Epilogue | None:
-    if not case.epilogue:
-        return None
-    one = as_one(data.epilogue(case))
-    return Epilogue(one.function, one.pairs)

@@ -15,8 +15,10 @@ from kernelseam.oracle import check
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array, GemmResult
 from kernelseam.oracle.grouped import grouped_gemm
+from kernelseam.samples.data import captured
 from kernelseam.samples.data import grouped as data
 from kernelseam.samples.data.memory import Layout, Placement
+from kernelseam.samples.epilogues import for_oracle
 from kernelseam.samples.grouped_case import GroupedCase
 from kernelseam.samples.operations.operation import Operation
 
@@ -28,7 +30,7 @@ _AXES = {
 
 
 class Grouped(Operation[GroupedCase, GemmResult]):
-    """alpha·op(A_g)·op(B_g) + beta·C_g of groups that offsets divide."""
+    """alpha·op(A_g)·op(B_g) + beta·C_g of groups that offsets divide, and its epilogue."""
 
     name = "grouped_gemm"
 
@@ -39,7 +41,7 @@ class Grouped(Operation[GroupedCase, GemmResult]):
         return data.placements(case)
 
     def outputs(self, case: GroupedCase) -> tuple[str, ...]:
-        return ("C",)
+        return ("C", "preactivation") if case.preactivation else ("C",)
 
     def repeatable(self, case: GroupedCase) -> bool:
         return super().repeatable(case) and case.beta == 0
@@ -64,6 +66,12 @@ class Grouped(Operation[GroupedCase, GemmResult]):
             for n in "AC"
             if f"{n.lower()}_indices" in case.indices
         }
+        options: dict[str, Any] = {}
+        if (expression := data.expression(case)) is not None:
+            addresses, arrays = captured.views(layout, addresses, device)
+            options["epilogue"] = replace(expression, arrays=arrays)
+        if case.preactivation:
+            options["stride_preactivation_row"] = layout.placements["preactivation"].strides[1]
         return GroupedGemm(
             groups=len(case.sizes),
             M=m,
@@ -75,6 +83,7 @@ class Grouped(Operation[GroupedCase, GemmResult]):
             **case.product,
             scale_block=case.scale_block,
             **rows,
+            **options,
         )
 
     def expected(self, case: GroupedCase, inputs: Mapping[str, Array]) -> GemmResult:
@@ -113,6 +122,7 @@ class Grouped(Operation[GroupedCase, GemmResult]):
         flushed: bool = False,
     ) -> Verdict:
         out = results["C"] if case.along == "k" else results["C"][0]
+        preactivation = results.get("preactivation")
         return check.gemm_verdict(
             expected,
             case.terms,
@@ -124,4 +134,14 @@ class Grouped(Operation[GroupedCase, GemmResult]):
             exact=case.data == "integers",
             flushed=flushed,
             precision=case.precision,
+            epilogue=for_oracle(data.epilogue(case)) if case.epilogue else None,
+            preactivation=None if preactivation is None else preactivation[0],
+            places=self._places(case) if case.epilogue else None,
         )
+
+    def _places(self, case: GroupedCase) -> tuple[Array, Array]:
+        """Of each row of C the product's row that it is of, and its group."""
+        rows = np.arange(case.end)
+        if "c_indices" in case.indices:
+            rows = np.argsort(self.values(case)["c_indices"])
+        return rows, np.searchsorted(case.offsets, rows, side="right")

@@ -41,9 +41,9 @@ def specs() -> Iterator[tuple[GemmSpec, bool]]:
         replace(stored, scales=True, **added),
         deep,
         single,
-        _with(loaded, replace(written, b_transposed=True, residual=bf16)),
-        _with("gelu", replace(written, b_transposed=True)),
-        _with(by_row, replace(plain, dtype_c=e4m3, b_transposed=True)),
+        with_epilogue(loaded, replace(written, b_transposed=True, residual=bf16)),
+        with_epilogue("gelu", replace(written, b_transposed=True)),
+        with_epilogue(by_row, replace(plain, dtype_c=e4m3, b_transposed=True)),
     )
     others = (
         replace(summed, segmented=True),
@@ -61,16 +61,16 @@ def specs() -> Iterator[tuple[GemmSpec, bool]]:
         replace(stored, dtype_c=f16, summed=True),
         replace(single, view="pointers", bias=f32, residual=f32),
         replace(plain, view="pointers", **added),
-        _with("silu", replace(plain, b_transposed=True, residual=bf16)),
-        _with("swiglu", replace(plain, b_transposed=True, bias=bf16)),
-        _with("swiglu", replace(plain, b_transposed=True, preactivation=True)),
-        _with("swiglu", written),
-        _with("swiglu", replace(written, b_transposed=True)),
-        _with(neighbours, replace(plain, dtype_c=f32, b_transposed=True)),
-        _with("gelu_tanh", GemmSpec(f16, f16, f32, view="pointers", preactivation=True)),
-        _with("silu", replace(summed, a_transposed=True)),
-        _with("swiglu", replace(plain, dtype_c=e4m3, b_transposed=True)),
-        _with(neighbours, replace(plain, dtype_c=e4m3)),
+        with_epilogue("silu", replace(plain, b_transposed=True, residual=bf16)),
+        with_epilogue("swiglu", replace(plain, b_transposed=True, bias=bf16)),
+        with_epilogue("swiglu", replace(plain, b_transposed=True, preactivation=True)),
+        with_epilogue("swiglu", written),
+        with_epilogue("swiglu", replace(written, b_transposed=True)),
+        with_epilogue(neighbours, replace(plain, dtype_c=f32, b_transposed=True)),
+        with_epilogue("gelu_tanh", GemmSpec(f16, f16, f32, view="pointers", preactivation=True)),
+        with_epilogue("silu", replace(summed, a_transposed=True)),
+        with_epilogue("swiglu", replace(plain, dtype_c=e4m3, b_transposed=True)),
+        with_epilogue(neighbours, replace(plain, dtype_c=e4m3)),
         replace(plain, dtype_c=e4m3, bias=f32),
         replace(stored, dtype_c=e4m3, scales=True),
         replace(deep, dtype_c=e4m3),
@@ -79,6 +79,6 @@ def specs() -> Iterator[tuple[GemmSpec, bool]]:
     yield from ((spec, False) for spec in others)
 
 
-def _with(epilogue: epilogues.Epilogue, spec: GemmSpec) -> GemmSpec:
+def with_epilogue(epilogue: epilogues.Epilogue, spec: GemmSpec) -> GemmSpec:
     structure = epilogues.epilogue_expression(epilogue).structure
     return replace(spec, epilogue=epilogue_text(structure))

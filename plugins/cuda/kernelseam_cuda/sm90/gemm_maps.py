@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from kernelseam.contract import TensorMap
 from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem
-from kernelseam.descriptors.gemm.problem import GemmProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.expressions.epilogues import HALVES
 
 from kernelseam_cuda.sm90.gemm_tiling import half_panels, results_of, slice_of
@@ -36,10 +36,8 @@ def tensor_maps(problem: GemmProblem, tile: HopperGemmTile) -> dict[str, TensorM
     k = slice_of(s)
     a_parts, b_parts = (tile.cluster, 1) if tile.shared_a else (1, tile.cluster)
     a_box = (k, k) if s.a_transposed else (k, tile.bm // a_parts)
-    b_boxes = max(b_parts, 2) if s.pairs == HALVES else b_parts
-    b_box = (k, tile.bn // b_boxes) if s.b_transposed else (k, k // b_parts)
-    c_bytes = _PANEL_BYTES // 2 if half_panels(s, tile) else _PANEL_BYTES
-    c_shape, c_box = (p.M, p.c_columns), (c_bytes // s.dtype_c.itemsize, _ROWS)
+    b_box, c_box = _b_box(s, tile, b_parts), _c_box(s, tile)
+    c_shape = p.M, p.c_columns
     rounded = s.precision == "tf32"
     a_shape, b_shape = p.a_shape, p.b_shape
     a_heads, dim = p.num_heads, joined_dim(p) if s.joined else 0
@@ -74,23 +72,37 @@ def grouped_tensor_maps(p: GroupedGemmProblem, tile: HopperGemmTile) -> dict[str
     matrix, of which a box may begin anywhere."""
     s, even, k = p.spec.product, p.even, slice_of(p.spec.product)
     a_box = (k, k) if s.a_transposed else (k, tile.bm)
-    b_box = (k, tile.bn // tile.cluster) if s.b_transposed else (k, k // tile.cluster)
-    c_box = (_PANEL_BYTES // s.dtype_c.itemsize, _ROWS)
+    b_box, c_box = _b_box(s, tile, tile.cluster), _c_box(s, tile)
 
     def one(
         name: str, shape: tuple[int, int], strides: tuple[int, int], box: tuple[int, int]
     ) -> TensorMap:
         walk = (strides[0], 0, strides[1])
-        rounded = s.precision == "tf32" and name != "C"
+        rounded = s.precision == "tf32" and name in ("A", "B")
         return tensor_map(even, name, shape, (1, p.matrices(name)), walk, box, rounded)
 
-    c = one("C", (p.M, p.N), p.c_strides, c_box)
-    return {
+    c = one("C", (p.M, p.c_columns), p.c_strides, c_box)
+    result = {
         "a_map": one("A", p.a_shape, p.a_strides, a_box),
         "b_map": one("B", p.b_shape, p.b_strides, b_box),
         "c_map": c,
         "residual_map": c,
     }
+    if s.preactivation:
+        result[SUMS_MAP] = one("preactivation", (p.M, p.N), p.preactivation_strides, c_box)
+    return result
+
+
+def _b_box(s: GemmSpec, tile: HopperGemmTile, parts: int) -> tuple[int, int]:
+    """``parts``: blocks that load a part of a slice of B each."""
+    k = slice_of(s)
+    boxes = max(parts, 2) if s.pairs == HALVES else parts
+    return (k, tile.bn // boxes) if s.b_transposed else (k, k // parts)
+
+
+def _c_box(s: GemmSpec, tile: HopperGemmTile) -> tuple[int, int]:
+    size = _PANEL_BYTES // 2 if half_panels(s, tile) else _PANEL_BYTES
+    return size // s.dtype_c.itemsize, _ROWS
 
 
 def steps(heads: int, entries: int, strides: tuple[int, int, int]) -> tuple[int, int]:

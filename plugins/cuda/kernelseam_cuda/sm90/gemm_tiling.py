@@ -100,12 +100,12 @@ def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
         return tuple(t for t in GEMM if t.bm < 256)
     if spec.epilogue:
         tiles = EPILOGUE + (EPILOGUE_LINEAR if _linear(spec) else ())
-        return tuple(t for t in tiles if _pairs(spec, t) and _fits_registers(spec, t))
+        return tuple(t for t in tiles if takes_pairs(spec, t) and _fits_registers(spec, t))
     tiles = GEMM + ((*AT_ONCE, *SPLIT, *FEW_ROWS, PING_PONG) if _linear(spec) else ())
     return tuple(t for t in tiles if _fits_registers(spec, t))
 
 
-def _pairs(spec: GemmSpec, tile: HopperGemmTile) -> bool:
+def takes_pairs(spec: GemmSpec, tile: HopperGemmTile) -> bool:
     """Whether a tile takes an epilogue's pairs of columns. The result is half as wide: TMA stores
     whole panels of it, or of halves half ones, too; and a B along N is loaded by panels."""
     if not spec.pairs:

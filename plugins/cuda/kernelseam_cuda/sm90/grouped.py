@@ -30,14 +30,22 @@ from kernelseam.symbolic import least
 from kernelseam_cuda.sm90 import gemm_cost
 from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.sm90.gemm import HopperGemm
+from kernelseam_cuda.sm90.gemm_covering import with_epilogue
 from kernelseam_cuda.sm90.gemm_maps import grouped_tensor_maps
-from kernelseam_cuda.sm90.gemm_tiling import MAX_TILES, SCALED_COLUMNS, order_values, slice_of
+from kernelseam_cuda.sm90.gemm_tiling import (
+    MAX_TILES,
+    SCALED_COLUMNS,
+    order_values,
+    slice_of,
+    takes_pairs,
+)
 from kernelseam_cuda.sm90.tiles import (
     GROUPED,
     GROUPED_E4M3,
     GROUPED_E4M3_BLOCKS,
     GROUPED_INDEXED,
     GROUPED_INDEXED_E4M3,
+    GROUPED_PING_PONG,
     REGISTERS,
     HopperGemmTile,
 )
@@ -113,7 +121,9 @@ class HopperGroupedGemm(KernelDefinition):
 
     def stores(self, p: GroupedGemmProblem, tile: HopperGemmTile) -> bool:
         """Whether tiles can be counted, and stored: TMA stores chunks of 16 bytes whole."""
-        whole = p.N * p.spec.product.dtype_c.itemsize % 16 == 0
+        whole = p.c_columns * p.spec.product.dtype_c.itemsize % 16 == 0
+        if tile.ping_pong and p.beta:
+            return False
         return tile_count(p, tile) < MAX_TILES and (whole or tile.store == "rows")
 
     def takes(
@@ -235,6 +245,14 @@ class HopperGroupedGemm(KernelDefinition):
         yield one("m", GemmSpec(f16, f32, f32, b_transposed=True), indices=INDICES[:1])
         yield one("m", plain, indices=INDICES[1:])
         yield one("m", stored, indices=INDICES)
+        gated, transposed = with_epilogue("swiglu", plain), replace(plain, b_transposed=True)
+        both = replace(transposed, preactivation=True)
+        yield one("m", gated, True)
+        yield one("m", gated, indices=INDICES[:1])
+        yield one("m", with_epilogue("swiglu", both))
+        yield one("m", with_epilogue("swiglu", both), True, INDICES[:1])
+        yield one("m", with_epilogue("silu", both))
+        yield one("m", with_epilogue("gelu", transposed), indices=INDICES)
 
 
 def tile_count(p: GroupedGemmProblem, tile: HopperGemmTile) -> int:
@@ -250,9 +268,24 @@ def _gathers(spec: GroupedGemmSpec) -> bool:
 
 
 def _tiles_of(spec: GroupedGemmSpec) -> tuple[HopperGemmTile, ...]:
+    return tuple(t for t in _all_tiles_of(spec) if takes_pairs(spec.product, t))
+
+
+def _all_tiles_of(spec: GroupedGemmSpec) -> tuple[HopperGemmTile, ...]:
     product = spec.product
     if {"a_indices", "c_indices"} & {*spec.indices}:
         return GROUPED_INDEXED_E4M3 if product.dtype.is_fp8 else GROUPED_INDEXED
     if product.scale_block:
         return GROUPED_E4M3_BLOCKS if product.scale_block[1] % SCALED_COLUMNS == 0 else ()
-    return GROUPED_E4M3 if product.dtype.is_fp8 else GROUPED
+    if product.dtype.is_fp8:
+        return GROUPED_E4M3
+    return GROUPED + ((GROUPED_PING_PONG,) if _takes_turns(spec) else ())
+
+
+def _takes_turns(spec: GroupedGemmSpec) -> bool:
+    """Whether two consumers may have a tile each: rows of A alone, a plain product or a gate, and
+    one result, of 16 bits."""
+    product = spec.product
+    half = product.dtype.itemsize == product.dtype_c.itemsize == 2
+    plain = not product.epilogue or bool(product.pairs)
+    return half and plain and spec.along == "m" and not (spec.indices or product.preactivation)

@@ -3,7 +3,7 @@ what its tiles of attention share with them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SHARED_BYTES = 232_448
 """Of a block."""
@@ -273,6 +273,12 @@ blocks, or 8 of clusters, are walked together: a group's rest, walked alone, rea
 row or two. (H100, E8 8192×4096→14336 after rest, groups of one size / skewed / Zipf's: 128×128,
 which reads half as much again of L2, 1.53 / 1.81 / 1.68 ms; 128×256 by single blocks 1.26 / 1.33 /
 1.28, by pairs 1.26 / 1.39 / 1.31; torch._grouped_mm 1.37 / 1.49 / 1.40.)"""
+
+GROUPED_PING_PONG = replace(PING_PONG, rate=1.2, block_seconds=1e-7)
+"""The same of plain products, and of gates whose halves lie along K: what else there is takes more
+registers. (H200, E8 8192×4096→14336, B along K, µs: groups of one size 1399 plain and 1396 as
+swiglu, where the best of the others take 1442 and 1478; skewed ones 1560 and 1601, by 128×256 of
+single blocks 1562 and 1577.)"""
 
 GROUPED_E4M3 = (
     HopperGemmTile(128, 192, 2, 5, 1, 1, "tma", rate=1.05, block_seconds=6e-7),

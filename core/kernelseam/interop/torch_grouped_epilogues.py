@@ -1,0 +1,124 @@
+"""Grouped products with an epilogue that torch differentiates: by a, b, ``out_factors``, and by the
+tensors that the epilogue captures. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from kernelseam.epilogues import Epilogue, Gated, as_one
+from kernelseam.errors import InvalidValue
+from kernelseam.expressions.epilogues import EpilogueExpression, traced_epilogue
+from kernelseam.interop.torch_epilogues import by_captured, by_sums
+from kernelseam.interop.torch_function import differentiable_once, wanted
+from kernelseam.interop.torch_gemm import bmm
+from kernelseam.interop.torch_library.grouped import DIFFERENTIABLE, INDICES, Rows, gradients
+from kernelseam.ops.grouped_gemm import grouped_mm
+
+Tensor = Any
+_OPERANDS = ("a", "b", "offs", *INDICES)
+
+
+def multiply(
+    operands: Mapping[str, Tensor],
+    options: Mapping[str, Any],
+    epilogue: Epilogue,
+    bwd_implementation: str | None,
+) -> Tensor:
+    """``options``: those of the product."""
+    a, b = operands["a"], operands["b"]
+    if a.dim() == b.dim() == 3 and not any(n in operands for n in _OPERANDS[2:]):
+        return bmm(
+            a, b, epilogue=epilogue, bwd_implementation=bwd_implementation, **_of_bmm(options)
+        )
+    one = as_one(epilogue)
+    expression = traced_epilogue(one.function, one.pairs)
+    learnt = [x for x in expression.arrays if getattr(x, "requires_grad", False)]
+    if not (torch.is_grad_enabled() and (wanted(operands, DIFFERENTIABLE) or learnt)):
+        return grouped_mm(**operands, epilogue=expression, **options)
+    given = (operands.get(n) for n in _OPERANDS)
+    return _Epilogue.apply(options, bwd_implementation, one, expression, *given, *learnt)
+
+
+def _of_bmm(options: Mapping[str, Any]) -> dict[str, Any]:
+    given = dict(options)
+    if (precision := given.pop("precision")) is not None:
+        raise InvalidValue(
+            "precision",
+            precision,
+            "is not an option of a batch with an epilogue",
+            "Give offs, or leave it out",
+        )
+    return given
+
+
+@differentiable_once("grouped_mm with an epilogue")
+def _gradients(ctx: Any, dout: Tensor) -> Any:
+    a, b, offs, of_a, of_result, factors, acc, *learnt = ctx.saved_tensors
+    needs = dict(zip(_OPERANDS, ctx.needs_input_grad[4:10], strict=True))
+    options, backend = ctx.options, ctx.options["backend"]
+    # rows as the product counts them, whichever they are of the result
+    there = Rows(a, b, offs, of_a, of_result, factors)
+    acc, dout = (there.gathered(x, of_result) for x in (acc, dout))
+    rows = Rows(a, b, offs, of_a, None, factors)
+    da = db = dfactors = None
+    if any(needs.values()):
+        nothing = acc.new_empty(len(acc), 0), acc.new_empty(len(offs), 0, dout.shape[-1])
+        dc = torch.empty_like(acc)
+        by_sums(
+            ctx.expression,
+            acc,
+            dout,
+            dc,
+            lambda own, to: grouped_mm(*nothing, offs, out=to, epilogue=own, backend=backend),
+        )
+        da, db, dfactors = gradients(dc, a, b, rows, needs, options)
+    more: list[Tensor] = []
+    if learnt:
+        numbers = torch.arange(len(acc), device=acc.device)
+        groups = torch.searchsorted(offs, numbers, right=True).clamp(max=max(len(offs) - 1, 0))
+        more = by_captured(ctx.one, rows.kept(acc), rows.kept(dout), learnt, groups[:, None])
+    return None, None, None, None, da, db, None, None, None, dfactors, *more
+
+
+class _Epilogue(torch.autograd.Function):  # type: ignore[misc]
+    """The operation with what its epilogue is of, which gradients need."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        options: Mapping[str, Any],
+        bwd_implementation: str | None,
+        one: Gated,
+        expression: EpilogueExpression,
+        a: Tensor,
+        b: Tensor,
+        offs: Tensor,
+        a_indices: Tensor | None,
+        out_indices: Tensor | None,
+        out_factors: Tensor | None,
+        *learnt: Tensor,
+    ) -> Tensor:
+        indices = (a_indices, out_indices, out_factors)
+        given: dict[str, Any] = dict(zip(INDICES, indices, strict=True))
+        rows = next((len(x) for x in indices if x is not None), a.shape[-2])
+        dtype = a.dtype if (asked := options["out_dtype"]) is None else getattr(torch, asked)
+        acc = torch.empty(rows, b.shape[-1], dtype=dtype, device=a.device)
+        out = grouped_mm(
+            a,
+            b,
+            offs,
+            **given,
+            epilogue=expression,
+            preactivation=acc,
+            **options,
+        )
+        ways = {"implementation": bwd_implementation, "bwd_implementation": bwd_implementation}
+        ctx.options = {n: options[n] for n in ("alpha", "precision", "backend")} | ways
+        ctx.one, ctx.expression = one, expression
+        ctx.save_for_backward(a, b, offs, *indices, acc, *learnt)
+        return out
+
+    backward = staticmethod(_gradients)
