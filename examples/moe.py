@@ -1,5 +1,6 @@
 """A mixture of experts: a router and SwiGLU experts by two grouped products. The first gathers the
-tokens of each expert, the second scatters its results, times the router's weights. It learns a
+tokens of each expert and gates what it makes of them, the second scatters its results, times the
+router's weights. It learns a
 different permutation for each class of token, then decodes, beside the same layer by torch.
 
 Needs torch. On a GPU where torch sees one and its plugin is installed, else on the CPU.
@@ -31,12 +32,16 @@ def by_expert(
     a_indices: torch.Tensor | None = None,
     out_indices: torch.Tensor | None = None,
     out_factors: torch.Tensor | None = None,
+    epilogue: str | None = None,
 ) -> torch.Tensor:
     """As torch's operations say it: the host reads where each expert's rows end, and multiplies."""
     x = x if a_indices is None else x[a_indices]
     starts = [0, *ends.tolist()]
     parts = zip(starts, starts[1:], weights, strict=False)
     y = torch.cat([x[i:j] @ w for i, j, w in parts])
+    if epilogue == "swiglu":
+        gate, up = y.chunk(2, -1)
+        y = F.silu(gate) * up
     if out_factors is not None:
         y = (y * out_factors[:, None]).to(y.dtype)
     return y if out_indices is None else torch.empty_like(y).index_copy(0, out_indices.long(), y)
@@ -64,9 +69,10 @@ class Experts(torch.nn.Module):
         ordered, order = experts.flatten().sort()
         numbers = torch.arange(EXPERTS, device=x.device)
         ends = torch.searchsorted(ordered, numbers, right=True, out_int32=True)
-        gate, up = product(x, self.gate_up, ends, a_indices=(order // CHOSEN).int()).chunk(2, -1)
+        taken = (order // CHOSEN).int()
+        hidden = product(x, self.gate_up, ends, a_indices=taken, epilogue="swiglu")
         y = product(
-            F.silu(gate) * up,
+            hidden,
             self.down,
             ends,
             out_indices=order.int(),
