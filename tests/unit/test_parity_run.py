@@ -357,7 +357,7 @@ def test_the_matrix_is_wide_and_compiles_little() -> None:
     compiled = Counter(spec.operation for spec in _specs())
     assert compiled <= Counter(
         gemm=141,
-        grouped_gemm=58,
+        grouped_gemm=82,
         grouped_gemm_pointers=21,
         attention=291,
         attention_bwd=106,
