@@ -112,6 +112,34 @@ def test_other_functions_of_known_code_run_what_was_compiled(matmul2d: Any) -> N
     assert counter.frame_count == 2
 
 
+def rounds(times: int, by: float, acc: Any, m: Any, n: Any, batch: Any) -> Any:
+    for _ in range(times):
+        acc = acc * by
+    return acc + by
+
+
+def test_a_number_that_python_needs() -> None:
+    def powers(a: Any, b: Any, by: float, times: int) -> Any:
+        return ks_torch.matmul2d(a, b, epilogue=functools.partial(rounds, times, by))
+
+    run, _ = compiled(powers)
+    a, b = drawn(M, K), drawn(K, N)
+    for times in (3, 2):
+        torch.testing.assert_close(run(a, b, 0.5, times), (a @ b) * 0.5**times + 0.5)
+
+
+def test_other_numbers() -> None:
+    """A float that torch makes symbolic where it sees another value."""
+
+    def capped(a: Any, b: Any, cap: Any) -> Any:
+        return ks_torch.matmul2d(a, b, epilogue=epilogues.softcap(cap))
+
+    run, _ = compiled(capped)
+    a, b = drawn(M, K), drawn(K, N)
+    for cap in (2.0, 3.0):
+        torch.testing.assert_close(run(a, b, cap), cap * torch.tanh(a @ b / cap))
+
+
 def test_a_second_result() -> None:
     def multiply(a: Any, b: Any) -> Any:
         sums = torch.empty(M, N)

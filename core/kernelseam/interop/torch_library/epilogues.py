@@ -31,6 +31,8 @@ from kernelseam.interop.torch_library.mods import (
 )
 
 Tensor = Any
+_ANY_FLOAT, _ANY_INT = 1.5, 2
+"""Stand for numbers that a partial has; small ones, since Python may count up to them."""
 
 
 def traced(epilogue: Any, like: Tensor) -> Traced:
@@ -45,8 +47,10 @@ def traced(epilogue: Any, like: Tensor) -> Traced:
 def _compiled(epilogue: Any, like: Tensor) -> Traced:
     """``traced`` as Dynamo follows it."""
     parts = list(epilogue) if isinstance(epilogue, list | tuple) else [epilogue]
-    specs = tuple([_spec(x) for x in parts])
-    text, numbers, arrays, guards = _described(specs)
+    described = _described(tuple([_spec(x, True) for x in parts]), True)
+    if described is None:
+        described = _described(tuple([_spec(x, False) for x in parts]), False)
+    text, numbers, arrays, guards = described
     functions = [x.function if isinstance(x, Gated) else x for x in parts]
     for which, path, kind, value in guards:
         guarded(read(functions[which], path), kind, value)
@@ -58,18 +62,26 @@ def _compiled(epilogue: Any, like: Tensor) -> Traced:
 traced._torchdynamo_inline = _compiled  # type: ignore[attr-defined]
 
 
-def _spec(x: Any) -> Any:
-    """What Dynamo can hand over of an epilogue: functions and constants, no tensors."""
+def _spec(x: Any, any_number: bool) -> Any:
+    """What Dynamo can hand over of an epilogue: functions and constants, no tensors; of numbers
+    what they are, or with ``any_number`` their types."""
     if isinstance(x, Gated):
-        return "gated", x.pairs, _spec(x.function)
+        return "gated", x.pairs, _spec(x.function, any_number)
     if isinstance(x, functools.partial):
-        named = tuple([(name, _argument(y)) for name, y in x.keywords.items()])
-        return "partial", x.func, tuple([_argument(y) for y in x.args]), named
+        named = tuple([(name, _argument(y, any_number)) for name, y in x.keywords.items()])
+        return "partial", x.func, tuple([_argument(y, any_number) for y in x.args]), named
     return "itself", x
 
 
-def _argument(x: Any) -> Any:
-    return ("tensor", x.dtype, x.dim()) if isinstance(x, torch.Tensor) else ("itself", x)
+def _argument(x: Any, any_number: bool) -> Any:
+    if isinstance(x, torch.Tensor):
+        return "tensor", x.dtype, x.dim()
+    if any_number and isinstance(x, float):
+        return "itself", _ANY_FLOAT
+    if isinstance(x, int) and not isinstance(x, bool):
+        # a range makes a constant of an int that Dynamo made symbolic
+        return "itself", _ANY_INT if any_number else range(x).stop
+    return "itself", x
 
 
 def _rebuilt(spec: Any) -> Any:
@@ -85,9 +97,10 @@ def _rebuilt(spec: Any) -> Any:
             return spec[1]
 
 
-def _described(specs: Any) -> Any:
+def _described(specs: Any, any_number: bool) -> Any:
     """(the expression's text; where its numbers and arrays are read, and what beside them it
-    depends on: the number of a part and a path)."""
+    depends on: the number of a part and a path). With ``any_number``, None where it depends on the
+    value of what may be a stand-in."""
     one = as_one([_rebuilt(x) for x in specs])
     expression = traced_epilogue(one.function, one.pairs)
 
@@ -100,6 +113,8 @@ def _described(specs: Any) -> Any:
         return (1 + rest[0][1], tuple(rest[1:])) if cell else (0, tuple(rest))
 
     own = record(one.function, one.pairs)
+    if any_number and any(x in (_ANY_FLOAT, _ANY_INT) for x in own.constants.values()):
+        return None
     named = {i for i, x in enumerate(specs) if isinstance(x[1], str) and x[0] == "itself"}
     depth = 0 if len(specs) == 1 else 1
     guards = [
