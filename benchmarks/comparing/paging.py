@@ -216,7 +216,8 @@ def paged_rows() -> list[PagedRow]:
     prefill = ((8, 2048, 2048),)
     return [
         *(PagedRow(prefill, *llama, page) for page in (16, 32, 48, 64, 128, 256)),
-        PagedRow(prefill, *llama, 8),
+        *(PagedRow(prefill, *llama, page) for page in (8, 1)),
+        PagedRow(((8, 512, 2048),), *llama, 1),
         PagedRow(((1, 2048, 16384),), *llama, 16),
         PagedRow(((1, 2048, 16384),), *llama, 64),
         PagedRow(((1, 512, 32768),), *llama, 16),

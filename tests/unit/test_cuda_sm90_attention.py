@@ -43,7 +43,13 @@ H200 = Device(
             {"q_view": "pointers", "kv_view": "paged", "page_size": 16},
             "queries pointers with keys paged: it takes strided and packed ones",
         ),
-        ({"kv_view": "paged", "page_size": 20}, "pages of 20 keys: it takes multiples of 8"),
+        (
+            {"kv_view": "paged", "page_size": 20, "head_dim": 64, "value_dim": 64},
+            (
+                "pages of 20 keys: it takes multiples of 8, and others in half precision with head "
+                "dims of 97 to 256, without scores by element"
+            ),
+        ),
         ({"vector": 8}, "rows at multiples of 8 bytes: TMA takes multiples of 16"),
     ],
 )
@@ -136,6 +142,37 @@ def test_boxes_of_pages_lie_in_one_page(page_size: int, rows: int) -> None:
     assert HALF.values(p, tile, H200)["page_rows"] == page_size
 
 
+@pytest.mark.parametrize("page_size", [1, 3, 12, 20])
+@pytest.mark.parametrize("dims", [(104, 104), (128, 128), (64, 128), (256, 256)])
+def test_rows_of_pages_without_boxes_are_copied(page_size: int, dims: tuple[int, int]) -> None:
+    """Their places are kept for the ring's blocks and two more; maps of k and v are not used."""
+    p = paged_problem(page_size, head_dim=dims[0], value_dim=dims[1])
+    assert HALF.refuse(p, ROW) is None
+    sloped = replace(p, spec=replace(p.spec, alibi=True))
+    assert str(HALF.refuse(sloped, ROW)).startswith(
+        f"pages of {page_size} keys: it takes multiples"
+    )
+    boxed = HALF.tiles_of(paged_problem(16, head_dim=dims[0], value_dim=dims[1]), ROW)
+    copied = HALF.tiles_of(p, ROW)
+    assert [replace(t, page_rows=16) for t in copied] == list(boxed)
+    for tile in copied:
+        assert tile.page_rows == 1 and tile.fits
+        assert tile.control_bytes >= 1024 + 4 * (tile.stages + 2) * tile.bn
+        constants = HALF.constants(p.spec, tile, ROW)
+        assert (constants["PAGE_ROWS"], constants["K_TOGETHER"], constants["V_TOGETHER"]) == (
+            *(1, False),
+            False,
+        )
+        maps = HALF.tensor_maps(p, tile, H200)
+        assert maps["k_map"] == maps["v_map"] == maps["q_map"]
+
+
+def test_copied_rows_are_dearer_than_boxes() -> None:
+    boxes, copies = paged_problem(16), paged_problem(1)
+    work = [HALF.work(p, HALF.tile(p, ROW, H200), H200) for p in (boxes, copies)]
+    assert work[1].rate == pytest.approx(0.6 * work[0].rate)
+
+
 @pytest.mark.parametrize(("dim", "columns"), [(64, 64), (96, 96)])
 def test_pages_of_one_panel_or_of_part_of_one_come_panel_by_panel(dim: int, columns: int) -> None:
     """A second panel's last columns would be the next head's, were they not beyond the map."""
@@ -178,19 +215,30 @@ def test_pools_whose_rows_are_no_matrix_are_refused() -> None:
     odd = replace(p, k_strides=(page + 64, head, row), v_strides=(page + 64, head, row))
     assert HALF.refuse(representative(odd), ROW) is not None, "the class decides as it would"
     assert HALF.values(beside, HALF.tile(beside, ROW, H200), H200)["page_rows"] == 32
+    uneven = (page + 3 * row, head, row)
+    uneven_pages = replace(p, k_strides=uneven, v_strides=uneven)
+    assert HALF.refuse(uneven_pages, ROW) is None, "no boxes: rows are copied"
+    assert HALF.tile(uneven_pages, ROW, H200).page_rows == 1
+    narrow = paged_problem(head_dim=64, value_dim=64)
+    uneven = (narrow.k_strides[0] + narrow.k_strides[2], *narrow.k_strides[1:])
+    assert (
+        HALF.refuse(replace(narrow, k_strides=uneven, v_strides=uneven), ROW)
+        == "pages of k and v lie 17 rows apart: it takes multiples of 8, and others in half "
+        "precision with head dims of 97 to 256, without scores by element"
+    )
     assert (
         HALF.refuse(replace(p, k_strides=(2 * page, head, row)), ROW)
         == "pages of k and of v lie different numbers of rows apart"
     )
     assert (
         HALF.refuse(replace(p, k_strides=(page + 64, head, row)), ROW)
-        == "pages of k lie 8256 elements apart, their rows 512: it takes multiples of 8 rows from "
-        "a page to the next"
+        == "pages of k lie 8256 elements apart, their rows 512: it takes whole rows from a page "
+        "to the next"
     )
     assert (
         HALF.refuse(replace(p, k_strides=(0, head, row)), ROW)
-        == "pages of k lie 0 elements apart, their rows 512: it takes multiples of 8 rows from a "
-        "page to the next"
+        == "pages of k lie 0 elements apart, their rows 512: it takes whole rows from a page to "
+        "the next"
     )
     assert (
         HALF.refuse(replace(p, pages=2**27 + 1), ROW)

@@ -21,7 +21,7 @@ constexpr int Q_BYTES = tile_bytes<64, QK_COLUMNS, SIZE>, K_BYTES = tile_bytes<B
 typedef conditional<Config::KV_VIEW == PAGED, PagedKeys<T, BN, Config::PAGE_ROWS>, RowKeys<T, BN>>::type Keys;
 typedef conditional<Config::K_TOGETHER, PanelsTogether<BN, QK_COLUMNS, SIZE>, PanelsApart<BN, QK_COLUMNS, SIZE>>::type KBlock;
 typedef conditional<Config::V_TOGETHER, PanelsTogether<BN, V_COLUMNS, SIZE>, PanelsApart<BN, V_COLUMNS, SIZE>>::type VBlock;
-static_assert(!E4M3 || !(KBlock::TOGETHER || VBlock::TOGETHER), "V is transposed panel by panel");
+static_assert(!E4M3 || !(KBlock::TOGETHER || VBlock::TOGETHER || Keys::COPIED), "V is transposed panel by panel");
 constexpr int O_BYTES = 16 * 128;  // a warp's rows of one panel
 // Of few queries: results leave row by row, and a part of the keys ends within a sequence's.
 constexpr bool BY_ROWS = GROUP_HEADS > 1 || Config::IN_PARTS;

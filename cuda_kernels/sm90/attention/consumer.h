@@ -72,12 +72,16 @@ struct Consumer : ConsumerRows {
   KS_DEVICE void scheduler_barrier_sync() const { if (Config::PING_PONG) named_barrier_sync(SCHEDULER + group, CONSUMERS); }
   KS_DEVICE void scheduler_barrier_arrive() const { if (Config::PING_PONG) named_barrier_arrive(SCHEDULER + 1 - group, CONSUMERS); }
 
+  // Between the wait for what threads copied and a product with it.
+  static KS_DEVICE void copies_fence() { if (Keys::COPIED) async_proxy_fence(); }
   KS_DEVICE void start_qk(float (&s)[BN / 2], int index) const {
+    copies_fence();
     const auto x = advanced(q_tiles, q_stage(index) * ROW_GROUPS * Q_BYTES), y = advanced(k_tiles, k.stage * K_BYTES);
     multiply_ss<T, BN, QK_COLUMNS * SIZE / 32, 64 * KBlock::ROW, KBlock::PANEL, 32, 32, 0, 0, KBlock::ROW>(s, x, y, false);
     wgmma_commit();
   }
   KS_DEVICE void start_pv() {
+    copies_fence();
     const auto y = advanced(v_tiles, v.stage * V_BYTES);
     multiply_rs<T, O_COLUMNS, BN * SIZE / 32, E4M3 ? 32 : 2 * VBlock::EIGHT_ROWS, E4M3 ? BN : 128>(o, p, y, true);
     wgmma_commit();

@@ -8,6 +8,8 @@
 //     begin(w)                a work tile is known
 //     find(w, block, first, before)   before K of a block (`first`: of a tile), behind the one at `before`: its Place, and later its V's
 //     load<Block>(…)          issues a block's boxes, from what boxes(w, block, place) read ahead
+//   COPIED                  whether threads copy rows instead, as no box has them: of K the producer's warp, by copy_keys(…), of V three others
+//                           (value_copies.h). A fence orders products behind what was copied.
 //   key_rows(w, …)          a walk over a block's rows of K, eight on at each step
 //   values(w)               a view of V, by row
 #pragma once
@@ -44,6 +46,7 @@ template<class T> struct StridedWalk {
 // Keys and values that are rows of a matrix for each head of each entry of the batch, or of each head, one sequence after the other.
 template<class T, int BN> struct RowKeys {
   Matrices<const T> k, v;
+  static constexpr bool COPIED = false;
   struct Memory {};
   struct Place {};
   struct Boxes {};
@@ -61,6 +64,7 @@ template<class T, int BN> struct RowKeys {
     KS_DEVICE void load(u32 to, const TensorMap& map, u32 barrier, const WorkTile& w, int block, const Boxes&) const {
       tile_load<BN, Block::COLUMNS, sizeof(T)>(to, map, barrier, w.k_first + block * BN, w.kv_head, Config::KV_VIEW == PACKED ? 0 : w.batch);
     }
+    template<class Block, int WIDTH> KS_DEVICE void copy_keys(u32, u32, const WorkTile&, Place) const {}
   };
 
   // Of the lane's key in eight, from `column` on.

@@ -7,8 +7,11 @@
 // and a tile's first when the tile is known. So a block waits for no look-up. Where the pieces lie goes through shared memory, and one
 // lane, which the compiler knows to be one, issues the boxes. A piece behind a sequence's end is not looked up: it lies outside the
 // map, so it arrives as zeros. Rows of the last page behind the end are masked, as are those behind a dense sequence's.
+//
+// Where eight neighbouring rows are no box, as the page size is no multiple of 8, a piece is a row (COPIED): the producer's lanes copy K's,
+// which they have looked up, and other warps V's, for which the places of as many blocks are kept as V's ring has stages, and two more.
 #pragma once
-#include "sm90/attention/keys.h"
+#include "sm90/attention/row_copies.h"
 
 // The least power of two that is not below n.
 KS_DEVICE constexpr int power_of_two(int n) { return n <= 1 ? 1 : 2 * power_of_two((n + 1) / 2); }
@@ -21,11 +24,16 @@ template<class T, int BN, int ROWS> struct PagedKeys {
   static constexpr int SIZE = sizeof(T), UNIT = min_of(ROWS, 8);  // rows that a place in the map counts
   // Of a block: its pieces, and its places among those of a chunk.
   static constexpr int PIECES = BN / ROWS, PLACES = power_of_two(PIECES), LOOK_UPS = max_of(PLACES / WARP, 1), CHUNK = max_of(WARP / PLACES, 1);
-  static_assert(BN % ROWS == 0, "whole pieces");
+  static constexpr bool COPIED = ROWS == 1;
+  static_assert(BN % ROWS == 0 && (COPIED || ROWS % 8 == 0), "whole pieces");
+  static_assert(!COPIED || CHUNK == 1, "each block has its places");
   static_assert(Scores::BANDED || BN == 0, "blocks come one after the other");
 
-  struct Memory { alignas(16) int places[2][WARP * LOOK_UPS]; };  // of a chunk's pieces; V is a block behind K
+  static constexpr int SLOTS = COPIED ? Config::STAGES + 2 : 2;
+  static KS_DEVICE int following_slot(int slot) { return SLOTS == 2 ? slot ^ 1 : slot + 1 == SLOTS ? 0 : slot + 1; }
+  struct Memory { alignas(16) int places[SLOTS][WARP * LOOK_UPS]; };  // of a chunk's pieces; V is a block behind K
   struct Place { int slot; };
+  template<class Block, int WIDTH> using Copies = RowCopies<T, BN, Block, WIDTH>;
   static constexpr bool IN_REGISTERS = PIECES <= 16;
   struct Boxes {
     int at[IN_REGISTERS ? PLACES : 1];
@@ -68,11 +76,12 @@ template<class T, int BN, int ROWS> struct PagedKeys {
     KS_DEVICE Place find(const WorkTile& w, int block, bool first, Place before) {
       const int chunk = (unsigned)block / CHUNK;
       if (first || (unsigned)block % CHUNK == CHUNK - 1) {
-        before.slot ^= 1;
+        before.slot = following_slot(before.slot);
 #pragma unroll
         for (int i = 0; i < LOOK_UPS; i++) {
           const int own = page[i], of_tile = first_page[i];
-          memory.places[before.slot][i * WARP + lane()] = keys.pool_row(first_key(chunk, i), first ? of_tile : own) / UNIT;
+          const int row = keys.pool_row(first_key(chunk, i), first ? of_tile : own);
+          memory.places[before.slot][i * WARP + lane()] = COPIED ? max_of(row, 0) : row / UNIT;  // copied, behind the end any row serves
         }
         warp_barrier();
         look_up(w, chunk - 1, page);
@@ -93,6 +102,11 @@ template<class T, int BN, int ROWS> struct PagedKeys {
       }
       return x;
     }
+    template<class Block, int WIDTH> KS_DEVICE void copy_keys(u32 to, u32 barrier, const WorkTile& w, Place place) const {
+      const Copies<Block, WIDTH> rows{to, keys.k.base + w.kv_head * keys.k.head, keys.k.row, memory.places[place.slot]};
+      rows.template copy<1>(0, BN);
+      async_copies_arrive(barrier);
+    }
     template<class Block>
     KS_DEVICE void load(u32 to, const TensorMap& map, u32 barrier, const WorkTile& w, int, const Boxes& boxes) const {
       if constexpr (Block::TOGETHER) {
@@ -109,7 +123,7 @@ template<class T, int BN, int ROWS> struct PagedKeys {
     }
   };
 
-  // A walk by which lane i knows the row of the block's key 8·i, and one that looks each of the lane's keys up, for shorter pieces.
+  // A walk by which lane i knows the row of the block's key 8·i, and one that looks each of the lane's keys up, of single rows.
   struct KnownWalk {
     const T* base;
     int row, pool_row;
@@ -131,7 +145,7 @@ template<class T, int BN, int ROWS> struct PagedKeys {
   };
   KS_DEVICE auto key_rows(const WorkTile& w, int first, int lane, int column) const {
     const T* const base = k.base + w.kv_head * k.head + column;
-    if constexpr (ROWS >= 8) {
+    if constexpr (!COPIED) {
       const int key = first + 8 * (lane % (BN / 8));
       return KnownWalk{base + lane / 4 * k.row, k.row, pool_row(key, page_of(w, key))};
     } else {

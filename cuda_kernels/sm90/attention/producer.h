@@ -51,7 +51,9 @@ struct Producer {
     const auto place = keys.find(w, block, first, before);
     const auto boxes = keys.boxes(w, block, place);
     rings.k.wait_empty(k);
-    if (keys.leads()) {
+    if constexpr (Keys::COPIED) {
+      keys.template copy_keys<KBlock, DQK>(shared_address(storage.k[k.stage]), rings.k.full(k), w, place);
+    } else if (keys.leads()) {
       if (LISTED) storage.k_block[k.stage] = 2 * block + whole(w, block);
       barrier_arrive_expect_tx(rings.k.full(k), K_BYTES);
       keys.load<KBlock>(shared_address(storage.k[k.stage]), maps.k, rings.k.full(k), w, block, boxes);
@@ -75,11 +77,13 @@ struct Producer {
         const u32 loaded = shared_address(&storage.v_loaded[v.stage]);
         const bool masked = !whole(w, block);
         storage.v_block[v.stage] = {w.S_k - block * BN, index % WORK_SLOTS, masked};
-        if (masked) full = loaded;
+        if (masked && !Keys::COPIED) full = loaded;
         else barrier_arrive(loaded);
       }
-      barrier_arrive_expect_tx(full, V_BYTES);
-      keys.load<VBlock>(shared_address(storage.v.loaded(v.stage)), maps.v, full, w, block, boxes);
+      if constexpr (!Keys::COPIED) {
+        barrier_arrive_expect_tx(full, V_BYTES);
+        keys.load<VBlock>(shared_address(storage.v.loaded(v.stage)), maps.v, full, w, block, boxes);
+      }
     }
     v.advance();
   }

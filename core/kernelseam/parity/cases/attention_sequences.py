@@ -106,6 +106,7 @@ def paged() -> Iterator[AttentionCase]:
     yield _paged("f16-64", "-full", 1, (40, 33), S_q=5)
     yield _paged("f16-64-causal", "", 16, (70, 33, 0, 5), S_q=33)
     yield _paged("bf16-128-causal", "-gqa", 48, (100, 7), S_q=3, num_heads=8)
+    yield _paged("bf16-128-causal", "-gqa", 5, (300, 7, 0, 129), S_q=40, num_heads=8)
     yield _paged("f32-64-causal", "", 16, (40, 7), S_q=20)
     yield _paged("f16-64", "-0", 16, (0, 0), S_q=3)
     yield _paged(

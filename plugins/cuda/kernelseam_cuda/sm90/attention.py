@@ -60,6 +60,7 @@ from kernelseam_cuda.sm90.attention_few import (
     has_clusters,
 )
 from kernelseam_cuda.sm90.attention_pages import (
+    COPIED_DIMS,
     MOST_ROWS,
     PAGED_KEYS,
     page_map,
@@ -214,6 +215,11 @@ class HopperAttention(KernelDefinition):
             and (spec.causal or not t.late)
         )
 
+    def as_launched(self, tile: HopperAttentionTile) -> tuple[HopperAttentionTile, ...]:
+        """With pages also the form that copies rows, where it is for such head dims."""
+        copied = tile.page_rows > 1 and max(tile.head_dim, tile.value_dim) in COPIED_DIMS
+        return (tile, replace(tile, page_rows=1)) if copied else (tile,)
+
     def tiles_of(self, problem: AttentionProblem, row: ArchRow) -> tuple[HopperAttentionTile, ...]:
         """The spec's tiles, of as many rows of a page as its size allows; those for few queries
         last."""
@@ -222,7 +228,7 @@ class HopperAttention(KernelDefinition):
             tiles += fitting(problem, self._fitting(problem.spec, self.few_queries))
         if not _paged(problem.spec):
             return tiles
-        return tuple(replace(t, page_rows=rows_at_once(problem.page_size)) for t in tiles)
+        return tuple(replace(t, page_rows=rows_at_once(problem)) for t in tiles)
 
     def hides(self, spec: AttentionSpec) -> bool:
         """Whether it takes the tiles of specs that hide keys."""
@@ -244,7 +250,7 @@ class HopperAttention(KernelDefinition):
     def takes(
         self, problem: AttentionProblem, tile: HopperAttentionTile, row: ArchRow, device: Device
     ) -> bool:
-        of_pages = not _paged(problem.spec) or tile.page_rows == rows_at_once(problem.page_size)
+        of_pages = not _paged(problem.spec) or tile.page_rows == rows_at_once(problem)
         return of_pages and fits(problem, tile)
 
     def launches(
@@ -295,8 +301,8 @@ class HopperAttention(KernelDefinition):
             "DYNAMIC": _counted(spec, tile),
             "LATE": tile.late,
             "PAGE_ROWS": tile.page_rows or 1,
-            "K_TOGETHER": _paged(spec) and together(spec.kv.itemsize, spec.head_dim),
-            "V_TOGETHER": _paged(spec)
+            "K_TOGETHER": tile.page_rows > 1 and together(spec.kv.itemsize, spec.head_dim),
+            "V_TOGETHER": tile.page_rows > 1
             and together(spec.kv.itemsize, spec.value_dim, tile.value_parts),
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
@@ -383,6 +389,8 @@ class HopperAttention(KernelDefinition):
         def keys_of(
             operand: str, width: int, strides: tuple[int, int, int], parts: int = 1
         ) -> TensorMap:
+            if tile.page_rows == 1:  # not used: threads copy rows
+                return q_map
             if _paged(s):
                 return page_map(p, operand, width, strides, tile.page_rows, parts)
             return map_of(operand, width, keys, p.kv_heads, strides, tile.bn)

@@ -11,6 +11,7 @@ from kernelseam.kernels.attention.cost import tile_keys
 from kernelseam.kernels.attention.ragged import expected_tiles
 
 from kernelseam_cuda.sm90.attention_blocks import element_rate
+from kernelseam_cuda.sm90.attention_pages import COPIED_RATE
 from kernelseam_cuda.sm90.attention_tiles import HopperAttentionTile
 
 GROUPED_SECONDS = 1e-6
@@ -41,7 +42,7 @@ def forward_work(p: AttentionProblem, tile: HopperAttentionTile, device: Device)
         step * keys,
         step * longest,
         p.spec.dtype,
-        tile.rate * element_rate(p),
+        tile.rate * element_rate(p) * (COPIED_RATE if tile.page_rows == 1 else 1.0),
         seconds,
         alone + seconds if alone else 0.0,
     )

@@ -12,22 +12,38 @@ from kernelseam.kernels.elements import INT32, divider_values
 from kernelseam.kernels.signature import Structure
 from kernelseam.symbolic import recorded
 
+from kernelseam_cuda.sm90.attention_blocks import by_element
 from kernelseam_cuda.sm90.tiles import PANEL, panel_bytes, promotion
 
 MOST_ROWS = 16
-"""Of a page, that come at once: more are no faster."""
-FEWEST_ROWS = 8
-"""Fewer at once are slower than the shared kernel."""
+"""Of a page, that a box brings: more are no faster."""
+BOX_ROWS = 8
+"""The fewest that a box brings: fewer are copied row by row."""
+COPIED_DIMS = range(97, 257)
+"""The wider of the head dims, where rows are copied: in narrower tiles, of more consumers, and in
+those of 512 columns the loading threads have no registers for it."""
+COPIED_RATE = 0.6
+"""Of the rate with boxes, where rows are copied."""
 PAGED_KEYS = Structure(
     (("k", matrices("k")), ("v", matrices("v")), ("pages", PAGES), ("page_rows", "i32"))
 )
 _SWIZZLED_ROWS = 8
+_COPIED = (
+    f"it takes multiples of {BOX_ROWS}, and others in half precision with head dims of "
+    f"{COPIED_DIMS[0]} to {COPIED_DIMS[-1]}, without scores by element"
+)
+
+
+def rows_at_once(p: AttentionProblem) -> int:
+    """Rows of a box, which lie in one page of whichever block of keys, or 1 where pages have no
+    boxes: threads copy their rows."""
+    return _box_rows(p.page_size, page_stride(p, p.k_strides))
 
 
 @recorded
-def rows_at_once(page_size: int) -> int:
-    """Rows of a page that lie in one, of whichever block of keys."""
-    return gcd(page_size, MOST_ROWS)
+def _box_rows(page_size: int, stride: int) -> int:
+    rows = gcd(page_size, stride, MOST_ROWS)
+    return rows if rows >= BOX_ROWS else 1
 
 
 def together(itemsize: int, width: int, parts: int = 1) -> bool:
@@ -36,24 +52,32 @@ def together(itemsize: int, width: int, parts: int = 1) -> bool:
 
 
 def refuse_pages(p: AttentionProblem) -> str | None:
-    """Why tensor maps find no rows of such pages, or None."""
+    """Why pages are no rows of one matrix for each head, or None."""
     if p.spec.q_view not in ("strided", "packed"):
         return f"queries {p.spec.q_view} with keys paged: it takes strided and packed ones"
-    if rows_at_once(p.page_size) < FEWEST_ROWS:
-        return f"pages of {p.page_size} keys: it takes multiples of {FEWEST_ROWS}"
     for name, strides in (("k", p.k_strides), ("v", p.v_strides)):
         page, _, row = strides
-        apart = row * FEWEST_ROWS
-        if row <= 0 or (p.pages > 1 and (page % apart or page < row * p.page_size)):
+        if row <= 0 or (p.pages > 1 and (page % row or page < row * p.page_size)):
             return (
-                f"pages of {name} lie {page} elements apart, their rows {row}: it takes multiples "
-                f"of {FEWEST_ROWS} rows from a page to the next"
+                f"pages of {name} lie {page} elements apart, their rows {row}: it takes whole rows "
+                "from a page to the next"
             )
         if (rows := _pool_rows(p, strides)) >= INT32:
             return f"pages of {name} span {rows} rows: it takes less than 2^31"
     if page_stride(p, p.k_strides) != page_stride(p, p.v_strides):
         return "pages of k and of v lie different numbers of rows apart"
+    widest = max(p.spec.head_dim, p.spec.value_dim)
+    if p.spec.kv.itemsize != 2 or widest not in COPIED_DIMS or by_element(p.spec):
+        return _refuse_copies(p)
     return None
+
+
+def _refuse_copies(p: AttentionProblem) -> str | None:
+    if rows_at_once(p) > 1:
+        return None
+    if p.page_size % BOX_ROWS:
+        return f"pages of {p.page_size} keys: {_COPIED}"
+    return f"pages of k and v lie {page_stride(p, p.k_strides)} rows apart: {_COPIED}"
 
 
 def page_stride(p: AttentionProblem, strides: tuple[int, int, int]) -> int:

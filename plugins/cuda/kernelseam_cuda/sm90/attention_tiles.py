@@ -28,6 +28,8 @@ _FOLLOWING = 56, 224
 """Where the loading thread follows words of visited blocks, beside two consumers."""
 _ALONE = 40, 240
 """Registers, as ``REGISTERS``, beside a single consumer of attention."""
+_COPYING_ALONE = 88, 240
+"""The same where threads copy rows of pages."""
 _BESIDE = 40, 216
 """The same where two blocks share a multiprocessor."""
 
@@ -86,7 +88,7 @@ class HopperAttentionTile:
     step_seconds: float = 0.0
     """Of a step of a block that is alone on its multiprocessor, where it could share it."""
     page_rows: int = 0
-    """Of keys in pages: rows of one page that come at once."""
+    """Of keys in pages: rows of a box, or 1 where threads copy them."""
     blocks: int = 1
     """That share a multiprocessor."""
     value_parts: int = 1
@@ -108,7 +110,9 @@ class HopperAttentionTile:
             return _FOLLOWING
         if self.blocks == 2:
             return _BESIDE
-        return _ALONE if self.groups == 1 else REGISTERS[self.groups]
+        if self.groups == 1:
+            return _COPYING_ALONE if self.page_rows == 1 else _ALONE
+        return REGISTERS[self.groups]
 
     @property
     def name(self) -> str:
@@ -142,7 +146,11 @@ class HopperAttentionTile:
 
     @property
     def control_bytes(self) -> int:
-        """With pages, also where rows lie that are loaded next."""
+        """With pages, also where rows lie that are loaded next: of boxes those of two blocks, of
+        single rows those of the ring's and of two more."""
+        if self.page_rows == 1:
+            places = 4 * (self.stages + 2) * (1 << (self.bn - 1).bit_length())
+            return CONTROL_BYTES + -(-places // 1024) * 1024
         return CONTROL_BYTES * (2 if self.page_rows else 1)
 
     @property
