@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelseam.dtypes import DType
 from kernelseam.interop.torch_function import (
     autocast,
     check_bwd_implementation,
@@ -52,6 +53,8 @@ def grouped_mm_list(
     operands = autocast(operands, tuple(given))
     count, whole = len(a), list(operands.values())
     if traced:
+        if (asked := options["out_dtype"]) is not None:
+            DType.of(asked, "out_dtype")  # single products have results of 8 bits, too
         options["bwd_implementation"] = bwd_implementation
         pairs = zip(whole[:count], whole[count:], strict=True)
         return [MATMUL2D(x, y, **options) for x, y in pairs]
