@@ -253,6 +253,8 @@ def _grouped() -> Iterator[GroupedCase]:
     yield grouped("f16-m-nt", "many-tiles", sizes=sizes, N=392, K=328)
     gated = {"epilogue": "swiglu", "preactivation": True}
     yield grouped("bf16-m-nt", "many-tiles-gated", sizes=sizes, N=784, K=328, rest=70, **gated)
+    in_turns: dict[str, object] = {"epilogue": "swiglu", "N": 384, "K": 328, "rest": 70}
+    yield grouped("bf16-m-nt", "many-tiles-gated-in-turns", sizes=sizes, **in_turns)
     yield grouped("bf16-m-nn", "many-tiles-gated", sizes=sizes, N=768, K=328, **gated)
     yield grouped("bf16-m-nt", "many-tiles-beta", sizes=sizes[:60], N=392, K=72, beta=-0.5)
     few = tuple(31 * i % 131 for i in range(70))

@@ -688,7 +688,7 @@ MUTANTS = (
         GEMM_CONSUMER,
         "chunk_place<Result::BOX_BYTES>(r, ",
         "chunk_place<128>(r, ",
-        "grouped-gemm-bf16-m-nt-many-tiles-gated",
+        "grouped-gemm-bf16-m-nt-many-tiles-gated-in-turns",
         "a group's last rows are read as they lie where boxes are of 64 columns",
     ),
     _mutant(
