@@ -60,9 +60,8 @@ from kernelseam_cuda.sm90.attention_few import (
     has_clusters,
 )
 from kernelseam_cuda.sm90.attention_pages import (
-    COPIED_DIMS,
-    MOST_ROWS,
     PAGED_KEYS,
+    forms,
     page_map,
     page_values,
     refuse_pages,
@@ -208,17 +207,13 @@ class HopperAttention(KernelDefinition):
             w for w in self.widths if w in dims and spec.head_dim <= w[0] and spec.value_dim <= w[1]
         )
         return tuple(
-            replace(t, page_rows=MOST_ROWS * _paged(spec))
+            replace(t, page_rows=rows)
+            for rows in forms(spec)
             for t in usable(spec, tiles)
             if (t.head_dim, t.value_dim) == width
             and t.hides in (None, hides)
             and (spec.causal or not t.late)
         )
-
-    def as_launched(self, tile: HopperAttentionTile) -> tuple[HopperAttentionTile, ...]:
-        """With pages also the form that copies rows, where it is for such head dims."""
-        copied = tile.page_rows > 1 and max(tile.head_dim, tile.value_dim) in COPIED_DIMS
-        return (tile, replace(tile, page_rows=1)) if copied else (tile,)
 
     def tiles_of(self, problem: AttentionProblem, row: ArchRow) -> tuple[HopperAttentionTile, ...]:
         """The spec's tiles, of as many rows of a page as its size allows; those for few queries
@@ -228,7 +223,8 @@ class HopperAttention(KernelDefinition):
             tiles += fitting(problem, self._fitting(problem.spec, self.few_queries))
         if not _paged(problem.spec):
             return tiles
-        return tuple(replace(t, page_rows=rows_at_once(problem)) for t in tiles)
+        of_pages = (replace(t, page_rows=rows_at_once(problem)) for t in tiles)
+        return tuple(dict.fromkeys(of_pages))
 
     def hides(self, spec: AttentionSpec) -> bool:
         """Whether it takes the tiles of specs that hide keys."""

@@ -53,10 +53,6 @@ class HopperE4m3Attention(HopperAttention):
         """Lengths, too: four consumers leave no registers for what masks V."""
         return super().hides(spec) or is_ragged(spec)
 
-    def as_launched(self, tile: HopperAttentionTile) -> tuple[HopperAttentionTile, ...]:
-        """As it is: V is transposed from boxes."""
-        return (tile,)
-
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperAttentionTile, ...]:
         """Three consumers where a causal mask is all that hides keys: a window would serialise
         their products; lengths, packed sequences and pages were not timed."""

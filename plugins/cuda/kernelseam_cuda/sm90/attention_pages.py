@@ -6,7 +6,7 @@ from __future__ import annotations
 from math import gcd
 
 from kernelseam.contract import TensorMap
-from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.kernels.attention.arguments import PAGES, matrices
 from kernelseam.kernels.elements import INT32, divider_values
 from kernelseam.kernels.signature import Structure
@@ -66,10 +66,20 @@ def refuse_pages(p: AttentionProblem) -> str | None:
             return f"pages of {name} span {rows} rows: it takes less than 2^31"
     if page_stride(p, p.k_strides) != page_stride(p, p.v_strides):
         return "pages of k and of v lie different numbers of rows apart"
-    widest = max(p.spec.head_dim, p.spec.value_dim)
-    if p.spec.kv.itemsize != 2 or widest not in COPIED_DIMS or by_element(p.spec):
-        return _refuse_copies(p)
-    return None
+    return None if copies(p.spec) else _refuse_copies(p)
+
+
+def forms(spec: AttentionSpec) -> tuple[int, ...]:
+    """Rows of pages that may come at once, as tiles have them; (0,) without pages."""
+    if spec.kv_view != "paged":
+        return (0,)
+    return (MOST_ROWS, 1) if copies(spec) else (MOST_ROWS,)
+
+
+def copies(spec: AttentionSpec) -> bool:
+    """Whether rows of pages without boxes are copied."""
+    widest = max(spec.head_dim, spec.value_dim)
+    return spec.kv.itemsize == 2 and widest in COPIED_DIMS and not by_element(spec)
 
 
 def _refuse_copies(p: AttentionProblem) -> str | None:
