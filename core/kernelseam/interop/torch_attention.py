@@ -21,6 +21,7 @@ from kernelseam.ops.attention_work import CLEARED_ATTENTION
 Tensor = Any
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
 _FUNCTIONS = ("score_mod", "mask_mod", "block_mask")
+_NONE = (None, None, None)
 
 
 def forward(
@@ -31,7 +32,7 @@ def forward(
     if "cu_seqlens_q" not in operands:
         return attention(**operands, **options)
     arrays, given = dict(operands), dict(options)
-    functions: Any = tuple([given.pop(n, None) for n in _FUNCTIONS])
+    functions: Any = tuple(map(given.pop, _FUNCTIONS, _NONE))
     where = given.pop("backend", None), given.pop("implementation", None), None
     out = arrays.pop("out", None)
     result: Any = PACKED.call(arrays, given, functions, out, where, CLEARED_ATTENTION)
@@ -87,7 +88,7 @@ def _gradients(
     than to find these, and less memory traffic than to fill them behind a mask."""
     arrays, given = {**operands, "out": out, "lse": lse}, dict(options)
     work = CLEARED_GRADIENTS if "cu_seqlens_q" in operands else gradient_work
-    functions: Any = tuple([given.pop(n, None) for n in _FUNCTIONS])
+    functions: Any = tuple(map(given.pop, _FUNCTIONS, _NONE))
     asked, where = given.pop("score_gradient", False), (given.pop("backend", None), implementation)
     return gradients_by(work, dout, arrays, functions, asked, (*where, None), **given)
 

@@ -404,6 +404,8 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Gra
         **ctx.options,
     )
     result = dict(zip(DIFFERENTIABLE, computed, strict=False))
+    if all(needed):
+        return (None, None, None, *map(result.get, names))
     return (None, None, None, *[result[n] if x else None for n, x in asked.items()])
 
 
