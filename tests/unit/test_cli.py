@@ -267,6 +267,19 @@ def test_gemm_of_groups(command: Command, along: str, skewed: tuple[str, ...]) -
     assert explained["chosen"] == "numpy" and explained["problem"] == run["problem"]
 
 
+def test_gemm_of_many_rows_with_an_epilogue_is_sampled(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows, each with its own group's part of what was captured."""
+    sampled = "kernelseam.oracle.verification_grouped.ORACLE_OPERATIONS"
+    monkeypatch.setattr(sampled, 7 * 2 * 24 * 20)
+    sizes = ("--m", 31, "--n", 24, "--k", 20, "--a-indices", "--epilogue", "column_bias")
+    asked = ("gemm", "--groups", 3, "--skewed", *sizes, "--verify", "--json")
+    (run,) = parsed(command(*asked))["runs"]
+    assert run["verify"]["oracle"]["passed"] is True
+    assert run["verify"]["oracle"]["checked"] == 7 * 24
+
+
 def test_gemm_of_sizes_of_their_own(command: Command) -> None:
     asked = ("gemm", "--sizes", "5x7x9,0x3x3,40x21x4", "--dtype", "bf16", "--b-transposed")
     found = parsed(command(*asked, "--verify", "--time", "--json"))
@@ -278,12 +291,20 @@ def test_gemm_of_sizes_of_their_own(command: Command) -> None:
     assert explained["chosen"] == "numpy" and explained["problem"] == run["problem"]
 
 
-def test_gemm_of_groups_of_rows_that_are_gathered_and_scattered(command: Command) -> None:
+@pytest.mark.parametrize("epilogue", ["", "gelu", "swiglu", "column_bias", "checkerboard"])
+@pytest.mark.parametrize("rows", [(), ("--a-indices", "--c-indices", "--c-factors")])
+def test_gemm_of_groups_with_indices_and_an_epilogue(
+    command: Command, rows: tuple[str, ...], epilogue: str
+) -> None:
     sizes = ("--m", 31, "--n", 24, "--k", 20, "--dtype", "bf16", "--skewed")
-    rows = ("--a-indices", "--c-indices", "--c-factors")
+    sizes += ("--epilogue", epilogue) if epilogue else ()
     (run,) = parsed(command("gemm", "--groups", 3, *rows, *sizes, "--verify", "--json"))["runs"]
     assert run["verify"]["oracle"]["passed"] is True
-    assert "with a_indices with c_indices with c_factors groups=3" in run["problem"]
+    checked = run["verify"]["oracle"]["checked"]
+    assert checked == run["elements"] == 31 * (12 if epilogue == "swiglu" else 24)
+    assert run["problem"].endswith(
+        f"{' with a_indices with c_indices with c_factors' if rows else ''} groups=3 31×24×20"
+    )
     explained = parsed(command("explain", "gemm", "--groups", 3, *rows, *sizes, "--json"))
     assert explained["problem"] == run["problem"]
 
@@ -406,7 +427,11 @@ def test_empty_problems(command: Command) -> None:
             ("gemm", "--epilogue", "gelu", "--layout", "pointers"),
             "--epilogue = gelu: is of strided memory",
         ),
-        (("gemm", "--groups", "2", "--epilogue", "relu"), "--groups = 2: has no --epilogue beside"),
+        (("gemm", "--sizes", "4x5x6", "--epilogue", "relu"), "--sizes = given: has no --epilogue"),
+        (
+            ("gemm", "--groups", "2", "--along", "k", "--epilogue", "relu"),
+            "epilogue = given: is of rows of groups along 'm', and these are along 'k'",
+        ),
         (("gemm", "--skewed"), "--skewed = True: describes groups. Give --groups too"),
         (("gemm", "--groups", "2", "--along", "x"), "along = x: must be one of m, n, k"),
         (("gemm", "--a-indices"), "--a-indices = True: describes groups. Give --groups too"),

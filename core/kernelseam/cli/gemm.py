@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -10,9 +9,16 @@ import typer
 
 from kernelseam.cli import grouped, shapes
 from kernelseam.cli.progress import working
-from kernelseam.cli.running import Run, device_for, execute, measure, normal, report
+from kernelseam.cli.running import (
+    Run,
+    device_for,
+    epilogue_on,
+    execute,
+    measure,
+    normal,
+    report,
+)
 from kernelseam.cli.with_options import with_options
-from kernelseam.expressions.epilogues import traced_epilogue
 from kernelseam.oracle import check
 from kernelseam.oracle.epilogues import Epilogue
 from kernelseam.oracle.sampling import sampled
@@ -50,9 +56,7 @@ def run(
     operands: dict[str, object] = dict(arrays)
     function = shape.function()
     if function is not None:
-        traced = traced_epilogue(function.function, function.pairs)
-        captured = tuple(runtime.from_host(np.asarray(x), device) for x in traced.arrays)
-        operands["epilogue"] = replace(traced, arrays=captured)
+        operands["epilogue"] = epilogue_on(device, function)
     if shape.layout == "pointers":
         operands = {
             name: info.pointer for name, x in arrays.items() if (info := runtime.describe(x))

@@ -12,13 +12,24 @@ import typer
 
 from kernelseam.cli.listed import ListedShape, Three, parsed_sizes
 from kernelseam.cli.progress import working
-from kernelseam.cli.running import Run, device_for, execute, measure, normal, report
+from kernelseam.cli.running import (
+    Run,
+    device_for,
+    epilogue_on,
+    execute,
+    measure,
+    normal,
+    report,
+)
 from kernelseam.cli.shapes import GemmShape, one_of
 from kernelseam.contract import Device
 from kernelseam.descriptors import GroupedGemm
 from kernelseam.descriptors.gemm.grouped_problem import INDICES, STACKED
+from kernelseam.epilogues import Gated
 from kernelseam.errors import InvalidValue
+from kernelseam.expressions.epilogues import traced_epilogue
 from kernelseam.oracle.check import Verdict
+from kernelseam.oracle.epilogues import Epilogue
 from kernelseam.oracle.operands import Operands
 from kernelseam.oracle.subnormals import flushes
 from kernelseam.oracle.verification_grouped import GroupedGemmVerifier
@@ -106,7 +117,7 @@ class GroupOptions:
             "--bias": product.bias is not None,
             "--residual": product.residual is not None,
             "--layout": product.layout != "strided",
-            "--epilogue": product.epilogue is not None,
+            "--epilogue": product.epilogue is not None and self.sizes is not None,
             **dict.fromkeys(product.named, self.sizes is not None),
         }
         for name, given in beside.items():
@@ -134,8 +145,8 @@ class GroupedShape:
     @property
     def elements(self) -> int:
         """Of the results."""
-        p = self.product
-        return p.M * p.N * (self.groups if self.along == "k" else 1)
+        *_, m, n = self.product.shapes()["C"]
+        return m * n * (self.groups if self.along == "k" else 1)
 
     def ends(self) -> npt.NDArray[np.int32]:
         """Of each group, of all of the axis together."""
@@ -148,10 +159,17 @@ class GroupedShape:
         offsets: npt.NDArray[np.int32] = ends.astype(np.int32)
         return offsets
 
+    def function(self) -> Gated | None:
+        """The epilogue, over arrays on the host. Raises InvalidValue."""
+        return self.product.function(self.groups)
+
     def descriptor(self, **operands: Any) -> GroupedGemm:
         """Over operands by name; those left out have no memory."""
         p = self.product
-        given = {**dict.fromkeys(self.indices, _PLACEHOLDER), **operands}
+        given: dict[str, Any] = dict.fromkeys(self.indices, _PLACEHOLDER)
+        if "epilogue" not in operands and (function := self.function()) is not None:
+            given["epilogue"] = traced_epilogue(function.function, function.pairs)
+        given |= operands
         return GroupedGemm(
             groups=self.groups,
             M=p.M,
@@ -182,7 +200,10 @@ class GroupedShape:
             "c_indices": rng.permutation(self.product.M).astype(np.int32),
             "c_factors": rng.uniform(0.5, 2, self.product.M).astype(np.float32),
         }
-        return arrays | {n: runtime.from_host(of_rows[n], device) for n in self.indices}
+        arrays |= {n: runtime.from_host(of_rows[n], device) for n in self.indices}
+        if (function := self.function()) is not None:
+            arrays["epilogue"] = epilogue_on(device, function)
+        return arrays
 
     def verdict(self, arrays: Mapping[str, Any], device: Device) -> Verdict:
         """The results compared with the oracle."""
@@ -191,7 +212,9 @@ class GroupedShape:
         pointers = {n: info.pointer for n, info in described.items() if info is not None}
         read = Operands(pointers, known.runtime, device)
         problem = self.descriptor(**arrays).problem()
-        return GroupedGemmVerifier().verdict(problem, read, {}, flushes(known, device))
+        function = self.function()
+        epilogue = None if function is None else Epilogue(function.function, function.pairs)
+        return GroupedGemmVerifier().verdict(problem, read, {}, flushes(known, device), epilogue)
 
 
 def run(

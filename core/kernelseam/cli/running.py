@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ from kernelseam.cli.progress import working
 from kernelseam.contract import EMULATED, Device, Problem
 from kernelseam.dispatch import find_device
 from kernelseam.dtypes import DType
+from kernelseam.epilogues import Gated
 from kernelseam.errors import InvalidValue
+from kernelseam.expressions.epilogues import EpilogueExpression, traced_epilogue
 from kernelseam.launch_trace import trace
 from kernelseam.oracle.check import Verdict
 from kernelseam.planning import Call, Plan
@@ -50,6 +52,14 @@ def normal(rng: np.random.Generator, shape: Sequence[int], dtype: DType) -> npt.
     if dtype is DType.float64:
         return rng.standard_normal(tuple(shape))
     return rng.standard_normal(tuple(shape), dtype=np.float32).astype(dtype.numpy)
+
+
+def epilogue_on(device: Device, function: Gated) -> EpilogueExpression:
+    """An epilogue, with what it captured copied to a device."""
+    runtime = plugins().backend(device.backend).runtime
+    traced = traced_epilogue(function.function, function.pairs)
+    captured = [runtime.from_host(np.asarray(x), device) for x in traced.arrays]
+    return replace(traced, arrays=tuple(captured))
 
 
 @dataclass(frozen=True)

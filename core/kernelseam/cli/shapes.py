@@ -360,12 +360,13 @@ class GemmShape:
         """batch·heads."""
         return self.batch * self.heads
 
-    def function(self) -> Gated | None:
-        """The epilogue, over arrays on the host. Raises InvalidValue."""
+    def function(self, results: int | None = None) -> Gated | None:
+        """The epilogue of so many results, over arrays on the host. Raises InvalidValue."""
         if self.epilogue is None:
             return None
+        count = self.matrices if results is None else results
         columns = self.N // 2 if self.epilogue in PAIRS else self.N
-        return as_one(epilogue_named(self.epilogue, Extents(self.matrices, self.M, columns)))
+        return as_one(epilogue_named(self.epilogue, Extents(count, self.M, columns)))
 
     def dtypes(self) -> dict[str, DType]:
         """Dtypes of the given operands."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem
 from kernelseam.oracle import check
+from kernelseam.oracle.epilogues import Epilogue
 from kernelseam.oracle.grouped import grouped_gemm
 from kernelseam.oracle.operands import Array, Operands
 from kernelseam.oracle.sampling import ORACLE_OPERATIONS
@@ -14,7 +15,7 @@ from kernelseam.oracle.verifier import Verifier
 
 
 class GroupedGemmVerifier(Verifier[GroupedGemmProblem]):
-    """Of large results some columns, or, of groups along N, some rows."""
+    """Of large results some columns; of groups along N, and with an epilogue, some rows."""
 
     def refuse(self, problem: GroupedGemmProblem) -> str | None:
         return refuse_epilogue(problem.spec.product)
@@ -28,7 +29,9 @@ class GroupedGemmVerifier(Verifier[GroupedGemmProblem]):
         operands: Operands,
         kept: dict[str, Array],
         flushed: bool,
+        epilogue: Epilogue | None = None,
     ) -> check.Verdict:
+        """``epilogue``: the problem's, which only the caller has as a function."""
         p, product, along = problem, problem.spec.product, problem.spec.along
         a, b, c, offsets = (_read(p, operands, n) for n in ("A", "B", "C", "offsets"))
         a = a.swapaxes(1, 2) if product.a_transposed else a
@@ -43,19 +46,26 @@ class GroupedGemmVerifier(Verifier[GroupedGemmProblem]):
             c, old = c[:, places], None if old is None else old[:, places]
         written, before = (None if x is None else _written(x, ends, along) for x in (c, old))
         assert written is not None
-        # A result is cut along an axis that no offset divides.
-        axis, lines = (-2, p.M) if along == "n" else (-1, p.N)
+        # A result is cut along an axis that no offset divides; an epilogue has all columns, so that
+        # of its rows, which offsets divide, the rest is taken out of the groups.
+        by_rows = along == "n" or epilogue is not None
+        axis, lines = (-2, last if epilogue is not None else p.M) if by_rows else (-1, p.N)
         most = max(int(ORACLE_OPERATIONS / max(p.operations / max(lines, 1), 1)), 1)
         some = np.unique(np.linspace(0, lines - 1, min(most, lines)).astype(np.int64))
+        at = None
+        if epilogue is not None:
+            at = some, np.searchsorted(ends, some, side="right")
+            ends = [int(x) for x in np.searchsorted(some, ends)]
+            indices = {n: x[some] for n, x in indices.items()}
         written, before = (None if x is None else x.take(some, axis) for x in (written, before))
         assert written is not None
-        if along == "n":
+        if by_rows and "a_indices" not in indices:
             a = a[:, some]
-        else:
+        elif not by_rows:
             b = b[:, :, some]
-        if scales and along == "n":
+        if scales and by_rows and "a_indices" not in indices:
             scales[0] = scales[0][:, some]
-        elif scales:
+        elif scales and not by_rows:
             block = (product.scale_block or (1, 1, 1))[1]
             scales[1] = scales[1][:, some // block]
         result = grouped_gemm(
@@ -68,7 +78,8 @@ class GroupedGemmVerifier(Verifier[GroupedGemmProblem]):
             beta=p.beta,
             a_scales=scales[0] if scales else None,
             b_scales=scales[1] if scales else None,
-            scale_block=product.scale_block and (1, 1, product.scale_block[2]),
+            scale_block=product.scale_block
+            and (1, product.scale_block[1] if by_rows else 1, product.scale_block[2]),
             **indices,
         )
         return check.gemm_verdict(
@@ -81,6 +92,8 @@ class GroupedGemmVerifier(Verifier[GroupedGemmProblem]):
             zero_mean=False,
             flushed=flushed,
             precision=product.precision,
+            epilogue=epilogue,
+            places=at,
         )
 
 
