@@ -11,14 +11,20 @@ import torch
 
 from benchmarks.comparing.timing import Run
 
+INFINITY_CACHE = 256 << 20
+"""Bytes of the cache behind the L2 cache on an MI300X, AMD's largest; no property of a device's has
+its size."""
+
 
 class GpuClock:
-    """Times by device events. A flush zeroes a buffer of eight times the L2 cache: that also keeps
-    the device busy until the host has handed over the launch, which takes some of torch's calls
-    more than 50 µs."""
+    """Times by device events. A flush zeroes a buffer of eight times the L2 cache, on AMD's devices
+    of twice the Infinity Cache: that also keeps the device busy until the host has handed over the
+    launch, which takes some of torch's calls more than 50 µs."""
 
     def __init__(self, device: str = "cuda") -> None:
         size = 8 * torch.cuda.get_device_properties(device).L2_cache_size
+        if torch.version.hip:
+            size = max(size, 2 * INFINITY_CACHE)
         self._flushed = torch.empty(max(size, 1 << 20), dtype=torch.uint8, device=device)
         self._capturing = torch.cuda.Stream(device)
 

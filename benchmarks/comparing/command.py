@@ -13,8 +13,8 @@
         times of a run with the same count, seed and kinds; no GPU needed
     python -m benchmarks judges --report docs/judges.md   other projects' tests, on NumPy
 
-The exit status is 1 where a row failed: a wrong result, an exception. Rows below their target are
-said, and no failure.
+The exit status is 1 where a row failed: a wrong result, an exception. Rows below their target, and
+rows that nothing of ours supports on the device, are said, and no failure.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +139,7 @@ def _parser(suites: Sequence[str]) -> argparse.ArgumentParser:
 
 def _session(device: str) -> Session:
     import torch
+    from kernelseam.errors import KernelSeamError
 
     from benchmarks.comparing import clocks
     from benchmarks.comparing.rows import Session
@@ -151,6 +153,13 @@ def _session(device: str) -> Session:
                 f"python -m benchmarks: torch {torch.__version__} sees no GPU. Install the torch "
                 "that is built for it, or give --device cpu"
             )
+        try:
+            Session(device, clocks.HostClock()).target()
+        except KernelSeamError as e:  # no plugin for torch's GPU, or an arch that it does not know
+            raise SystemExit(
+                f"python -m benchmarks: torch sees {torch.cuda.get_device_name()}, kernelseam does "
+                f"not: {e} `kernelseam doctor` says what is missing"
+            ) from None
         return Session(device, clocks.GpuClock())
     return Session("cpu", clocks.HostClock())
 
@@ -205,6 +214,10 @@ def _run(options: argparse.Namespace, start: float) -> int:
     from benchmarks.comparing import idle_device, machine, running, tables
     from benchmarks.comparing.timing import Settings
 
+    if options.plots and find_spec("matplotlib") is None:  # not after hours of measuring
+        raise SystemExit(
+            "python -m benchmarks: --plots needs matplotlib. Install it, or leave it out"
+        )
     rows = running.chosen(options.suites or running.SUITES, options.only)
     if idle_device.active():
         idle_device.install()

@@ -1,5 +1,5 @@
-"""Batched GEMM and linear layers beside cuBLAS, as torch calls it, and beside a copy of the bytes
-that they move."""
+"""Batched GEMM and linear layers beside cuBLAS, as torch calls it (hipBLAS on AMD's GPUs, under the
+same name), and beside a copy of the bytes that they move."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ JUDGED = 64, 256
 @dataclass(frozen=True)
 class GemmRow:
     """C = A·op(B) over ``count`` matrices, B's rows N×K where ``b_transposed``, as a linear layer's
-    weight has them. ``lists``: by lists of addresses, one of LISTS, for cublasGemmBatchedEx too;
-    beside them both by strides."""
+    weight has them. ``lists``: by lists of addresses, one of LISTS, for the library's
+    product by lists too; beside them both by strides."""
 
     suite: str
     count: int
@@ -181,8 +181,9 @@ class GemmRow:
             "ours by strides",
             WITHOUT,
         )
+        library = "hipblas-batched" if session.target().backend == "rocm" else "cublas-batched"
         try:
-            prepared.add(session, lists, result, Scattered.read, "cuBLAS", PEER, "cublas-batched")
+            prepared.add(session, lists, result, Scattered.read, "cuBLAS", PEER, library)
         except KernelSeamError as e:
             prepared.refused["cuBLAS"] = str(e)
 

@@ -103,10 +103,10 @@ class GroupedRow:
         """Whether memory bounds it."""
         return self.operations / self.bytes < RIDGE[self.dtype]
 
-    def arrays(self, make: Make) -> dict[str, Any]:
-        """As they lie in memory; C left out."""
+    def arrays(self, make: Make, e4m3: str) -> dict[str, Any]:
+        """As they lie in memory; C left out. ``e4m3``: the dtype of factors of 8 bits."""
         if self.scaled:
-            return self._of_8_bits(make)
+            return self._of_8_bits(make, e4m3)
         tokens, weights = (self.tokens, self.hidden), (self.experts, self.hidden, self.width)
         results = (self.tokens, self.width)
         a, b = {
@@ -116,13 +116,13 @@ class GroupedRow:
         }[self.form]
         return {"A": make(a, self.dtype), "B": make(b, self.dtype)}
 
-    def _of_8_bits(self, make: Make) -> dict[str, Any]:
+    def _of_8_bits(self, make: Make, e4m3: str) -> dict[str, Any]:
         across, along = self.width, tuple[int, ...]()
         if self.block:
             across, along = divide_up(self.width, self.block), (divide_up(self.hidden, self.block),)
         return {
-            "A": make((self.tokens, self.hidden), "float8_e4m3fn"),
-            "B": make((self.experts, self.width, self.hidden), "float8_e4m3fn"),
+            "A": make((self.tokens, self.hidden), e4m3),
+            "B": make((self.experts, self.width, self.hidden), e4m3),
             "a_scales": make((self.tokens, *along), "float32"),
             "b_scales": make((self.experts, across, *along), "float32"),
         }
@@ -169,7 +169,7 @@ class GroupedRow:
         )
 
     def planned(self, session: Session) -> Iterable[Descriptor]:
-        arrays = self.arrays(session.phantom)
+        arrays = self.arrays(session.phantom, session.e4m3())
         offsets = session.phantom((self.experts,), "int32")
         yield self.descriptor(arrays, offsets, session.phantom(self.shape(), self.dtype))
 
@@ -178,7 +178,7 @@ class GroupedRow:
         return compared(record, self.prepare(session), session)
 
     def prepare(self, session: Session) -> Prepared:
-        arrays = self.arrays(session.random)
+        arrays = self.arrays(session.random, session.e4m3())
         ends = np.cumsum(self.counts).astype(np.int32)
         offsets = torch.from_numpy(ends).to(session.device)
         prepared = session.prepared(self.dtype, lambda: Judge(self, arrays))
@@ -262,6 +262,7 @@ class Judge:
         there = np.flatnonzero(counts)
         groups = {int(there[counts[there].argmax()]), int(there[counts[there].argmin()])}
         self._row, ends = row, np.cumsum(counts)
+        self._dtype = DType(str(arrays["A"].dtype).removeprefix("torch."))
         *_, rows, columns = row.shape()
         some = np.sort(rng.permutation(columns)[: JUDGED[1]])
         self._parts: list[tuple[Any, Any, int]] = []
@@ -285,8 +286,9 @@ class Judge:
         worst, message, found, wanted = 0.0, "", [], []
         for index, want, terms in self._parts:
             c = host(result[index])
-            dtype = DType("float8_e4m3fn" if self._row.scaled else self._row.dtype)
-            verdict = check.gemm_verdict(want, terms, dtype, c[None, None], (1, 1, len(c)), None)
+            verdict = check.gemm_verdict(
+                want, terms, self._dtype, c[None, None], (1, 1, len(c)), None
+            )
             found.append(c.astype(np.float64).ravel())
             wanted.append(want.out.ravel())
             if verdict.worst >= worst:

@@ -21,7 +21,7 @@ from kernelseam.planning import Call
 from benchmarks.comparing import idle_device
 from benchmarks.comparing.host_new import NewRow, new_rows
 from benchmarks.comparing.results import HOST, OURS, PEER, Record, Timed
-from benchmarks.comparing.rows import Session
+from benchmarks.comparing.rows import Session, refusal
 from benchmarks.comparing.timing import Run
 
 CALLS, GOES, ROUNDS = 200, 60, 5
@@ -50,6 +50,12 @@ class HostRow:
         record = Record(
             self.suite, self.name, limits={} if self.limit is None else {HOST: self.limit}
         )
+        if peer is not None:
+            with session.flash():
+                why = refusal(peer)
+            if why is not None:
+                record.refused["torch"] = why
+                del runs["torch"]
         times = least(runs, session)
         record.timed = [
             Timed(n, OURS if n == OURS else PEER, us={HOST: us}) for n, us in times.items()

@@ -41,8 +41,9 @@ DISTRIBUTIONS = (
 
 
 def smi(fields: dict[str, str]) -> list[str] | None:
-    """The command that asks the driver's tool; None where there is none."""
-    place = shutil.which("nvidia-smi")
+    """The command that asks the driver's tool; None where there is none, and where torch's GPUs are
+    AMD's: a card of NVIDIA's beside them is not what is measured."""
+    place = None if torch.version.hip else shutil.which("nvidia-smi")
     if place is None:
         return None
     return [

@@ -20,7 +20,7 @@ from kernelseam.descriptors.common.protocol import Descriptor
 from torch import Tensor
 
 from benchmarks.comparing.results import ELAPSED, OURS, PEER, Record, Timed
-from benchmarks.comparing.rows import Session
+from benchmarks.comparing.rows import Session, refusal
 from benchmarks.comparing.timing import Run
 
 ROUNDS, PROMPTS, PROMPT, NEW_TOKENS = 3, 4, 512, 64
@@ -41,17 +41,20 @@ class ModelRow:
 
     def measure(self, session: Session) -> Record:
         runs = dict(zip((OURS, "torch"), self.make(session), strict=True))
-        times: dict[str, list[float]] = {name: [] for name in runs}
+        record = Record(self.suite, self.name)
         with session.flash():
-            for i in range(ROUNDS + 1):  # the first does not count
+            runs[OURS]()
+            if (why := refusal(runs["torch"])) is not None:
+                record.refused["torch"] = why
+                del runs["torch"]
+            times: dict[str, list[float]] = {name: [] for name in runs}
+            for _ in range(ROUNDS):
                 for name, run in runs.items():
                     session.synchronize()
                     start = time.perf_counter()
                     run()
                     session.synchronize()
-                    if i:
-                        times[name].append(round((time.perf_counter() - start) * 1e6))
-        record = Record(self.suite, self.name)
+                    times[name].append(round((time.perf_counter() - start) * 1e6))
         record.timed = [
             Timed(n, OURS if n == OURS else PEER, us={ELAPSED: us}) for n, us in times.items()
         ]

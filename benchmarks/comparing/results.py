@@ -67,6 +67,8 @@ class Record:
     clocks: dict[str, float] = field(default_factory=dict)
     """What the card said of itself during the row."""
     seconds: float = 0.0
+    unsupported: str = ""
+    """Why nothing of ours takes the row on this device."""
     failure: str = ""
     """Why the row says nothing: a wrong result, an exception."""
 

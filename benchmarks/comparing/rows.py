@@ -21,6 +21,7 @@ from kernelseam.errors import KernelSeamError
 from kernelseam.oracle import check
 from kernelseam.oracle.formulas import AttentionResult
 from kernelseam.planning import Plan
+from kernelseam.plugins import plugins
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.comparing.machine import sampling
@@ -89,6 +90,14 @@ class Session:
         about: its reference in float64 takes longer than many a row."""
         judge = cache(make_judge)
         return Prepared(judge=lambda result: judge()(result), dtype=dtype, peers=self.peers)
+
+    def e4m3(self) -> str:
+        """The dtype of 8 bits that the device multiplies, or where it multiplies none, the usual
+        one."""
+        target = self.target()
+        toolchain = plugins().backend(target.backend).toolchain
+        own = toolchain.arch_row(target.arch).fp8_dtypes if toolchain else ()
+        return str(next(iter(sorted(own, key=str)), DType.float8_e4m3fn))
 
     def phantom(self, shape: Sequence[int], dtype: str) -> ArrayInfo:
         """An array's description without memory, to plan for."""
@@ -215,13 +224,24 @@ class Prepared:
         it returned, as the row's results lie."""
         if not self.peers:
             return
-        try:
+
+        def selected() -> None:
             with around():
                 run()
-        except Exception as e:
-            self.refused[name] = f"{type(e).__name__}: {e}".strip().splitlines()[0][:200]
+
+        if (why := refusal(selected)) is not None:
+            self.refused[name] = why
             return
         self.contestants.append(Contestant(name, role, run, lambda: result(run()), around=around))
+
+
+def refusal(run: Run) -> str | None:
+    """Why another's call raises, in a line; None where it does not."""
+    try:
+        run()
+    except Exception as e:  # a library raises what it likes
+        return f"{type(e).__name__}: {e}".strip().splitlines()[0][:200]
+    return None
 
 
 def launched(plan: Plan, session: Session) -> Run:

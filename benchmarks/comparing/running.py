@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelseam.dispatch import select
-from kernelseam.errors import KernelSeamError
+from kernelseam.errors import KernelSeamError, Unsupported
 from kernelseam.kernels.kernel import KernelImplementation
 
 from benchmarks import precompile
@@ -108,6 +108,8 @@ def recorded(row: Row, measure: Callable[..., Record], *arguments: Any) -> Recor
     start = time.monotonic()
     try:
         record = measure(*arguments)
+    except Unsupported as e:
+        record = Record(row.suite, row.name, unsupported=str(e))
     except (Wrong, KernelSeamError) as e:
         record = Record(row.suite, row.name, failure=f"{type(e).__name__}: {e}")
     except Exception as e:  # the rows after it are worth having

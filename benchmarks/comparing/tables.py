@@ -46,8 +46,9 @@ def cell(record: Record, ours: Timed, other: Timed) -> str:
 
 def line(record: Record) -> str:
     """A row as it is printed when it is there."""
-    if record.failure:
-        return f"FAILED {record.suite}/{record.name}: {record.failure}"
+    if why := said(record):
+        word, _, reason = why.partition(": ")
+        return f"{word} {record.suite}/{record.name}: {reason}"
     parts = []
     for ours in record.of(OURS):
         times = " / ".join(f"{short(ours.median(way))}" for way in ours.us)
@@ -69,6 +70,13 @@ def line(record: Record) -> str:
     return (
         f"{record.suite}/{record.name}{graph}: " + "; ".join(parts) + f"  [{record.seconds:.1f} s]"
     )
+
+
+def said(record: Record) -> str:
+    """Of a row without times, why it has none."""
+    if record.failure:
+        return f"FAILED: {record.failure}"
+    return f"UNSUPPORTED: {record.unsupported}" if record.unsupported else ""
 
 
 def first(timed: Timed) -> float | None:
@@ -94,11 +102,8 @@ def table(records: Sequence[Record]) -> list[str]:
     columns += ["at most, µs"] if limited else []
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for record in records:
-        if record.failure:
-            lines.append(
-                f"| {record.name} | FAILED: {record.failure.replace('|', '/')} |"
-                + " |" * (len(columns) - 2)
-            )
+        if why := said(record):
+            lines.append(f"| {record.name} | {why.replace('|', '/')} |" + " |" * (len(columns) - 2))
             continue
         named = {t.name: t for t in record.timed}
         for ours in record.of(OURS):
@@ -190,6 +195,8 @@ def summary(records: Sequence[Record]) -> list[str]:
         lines.append(
             f"{suite}: geometric mean {shown}; least {min(ratios):.2f} of {len(ratios)} rows"
         )
+    unsupported = sum(bool(r.unsupported) for r in records)
+    counts = [f"{failures(records)} failed"] + [f"{unsupported} unsupported"] * bool(unsupported)
     lines += [
         f"BELOW {r.suite}/{r.name} {ours.name}: {'; '.join(missed)}"
         for r in records
@@ -198,8 +205,8 @@ def summary(records: Sequence[Record]) -> list[str]:
     ]
     return (
         lines
-        + [line(r) for r in records if r.failure]
-        + [f"{len(records)} rows, {failures(records)} failed"]
+        + [line(r) for r in records if said(r)]
+        + [f"{len(records)} rows, {', '.join(counts)}"]
     )
 
 
