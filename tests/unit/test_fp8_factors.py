@@ -84,10 +84,10 @@ def test_scales_pack_as_their_matrices_do() -> None:
             ),
         ),
         (
-            {"dtype_c": "float8_e4m3fn"},
+            {"dtype_c": "float8_e5m2"},
             (
-                "dtype_c = float8_e4m3fn: must be one of float16, bfloat16, float32, float64. "
-                "Convert the array or name one of these."
+                "dtype_c = float8_e5m2: must be one of float16, bfloat16, float32, float64, "
+                "float8_e4m3fn, float8_e4m3fnuz. Convert the array or name one of these."
             ),
         ),
         (

@@ -207,8 +207,8 @@ MUTANTS = (
     _mutant(
         "released-by-one-consumer",
         FORWARD,
-        "rings.k.init(4 * GROUPS);",
-        "rings.k.init(4);",
+        "rings.k.init(4 * GROUPS, ",
+        "rings.k.init(4, ",
         LONG,
         "one consumer's arrivals make a stage empty",
     ),

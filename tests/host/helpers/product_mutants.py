@@ -40,8 +40,8 @@ PRODUCTS = (
     Mutant(
         "gemm-sums-without-the-last-column",
         GEMM,
-        "{first, epilogue.results.row}, row0, M, col0, N);",
-        "{first, epilogue.results.row}, row0, M, col0, N - 1);",
+        "(sums_out, rows, row0, M, col0, N);",
+        "(sums_out, rows, row0, M, col0, N - 1);",
         "gemm-f16-nt-epilogue-options",
         UNTOUCHED,
         "the last column of what an epilogue is of is not written",
