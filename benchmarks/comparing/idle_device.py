@@ -54,5 +54,6 @@ def install() -> None:
     api: Any = torch._C
     api._cuda_getCurrentRawStream = (0).__mul__
     arrays._readers[torch.Tensor] = lambda array, devices: torch_arrays.describe(array, devices[0])
-    empty = torch_arrays.empty
+    empty, of_kind = torch_arrays.empty, arrays.empty
     torch_arrays.empty = lambda shape, dtype, device: empty(shape, dtype, "cpu")
+    arrays.empty = lambda shape, dtype, device, kind: of_kind(shape, dtype, device, "torch")

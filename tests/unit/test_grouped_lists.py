@@ -11,8 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelseam import GroupedGemmPointers, plan
+from kernelseam.arrays import describe
+from kernelseam.descriptors.common.options import values_of
 from kernelseam.descriptors.gemm.grouped_pointers import table_of
+from kernelseam.descriptors.gemm.options import ListOptions
+from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.ops.grouped_list import list_work
+from kernelseam.ops.listed import Lists
+from kernelseam.ops.operation import Operation
 from kernelseam.parity.running.run import Target, run_case
 from kernelseam.plugins import plugins
 from kernelseam.samples.grouped_pointers_case import GroupedPointersCase
@@ -110,6 +117,88 @@ def test_wide_accesses_need_every_row_of_a_list_to_begin_at_16_bytes() -> None:
     assert vectors(alignment=16) == (16, 16, 16)
     with pytest.raises(InvalidValue, match=r"A_ptrs\[1\] = 0x100008: must be a multiple of 16"):
         GroupedGemmPointers(**FIELDS, A_ptrs=[1 << 20, (1 << 20) + 8], alignment=16)
+
+
+LAYOUTS = ("rows", "transposed", "wide rows", "late")
+
+
+@st.composite
+def listed(draw: st.DrawFn, lists: int) -> list[list[Any]]:
+    """A, B and, of three lists, C of a few products: views of arrays of their own."""
+    found: list[list[Any]] = [[] for _ in range(lists)]
+    for _ in range(draw(st.integers(1, 4))):
+        m, n, k = (draw(st.sampled_from([0, 1, 3, 8, 16])) for _ in range(3))
+        dtype = draw(st.sampled_from([np.float16, np.float32]))
+        for of, shape in zip(found, ((m, k), (k, n), (m, n)), strict=False):
+            layout = draw(st.sampled_from(LAYOUTS))
+            rows, columns = shape[::-1] if layout == "transposed" else shape
+            whole = np.zeros((rows, columns + 16 * (layout == "wide rows")), dtype)
+            if layout == "late":
+                whole = np.zeros(rows * columns + 1, dtype)[1:].reshape(rows, columns)
+            of.append(whole[:, :columns].T if layout == "transposed" else whole[:, :columns])
+    return found
+
+
+@given(st.data(), st.sampled_from([2, 3]), st.sampled_from([0.0, 1.5]))
+@settings(max_examples=150, deadline=None)
+def test_one_pass_finds_what_the_descriptor_does(data: Any, count: int, alpha: float) -> None:
+    """Problems, addresses and their order, which calls on tensors are packed from."""
+    lists = data.draw(listed(count))
+    given = list(lists)
+    if count == 2:
+        given.append(
+            [np.zeros((a.shape[0], b.shape[1]), a.dtype) for a, b in zip(*lists, strict=True)]
+        )
+    planned: list[Any] = []
+
+    class Watched(Operation):
+        def launch_lists(self, operands: Any, descriptor: Any, *others: Any) -> None:
+            planned.append(descriptor)
+
+    names = [f"{n}[{g}]" for n in ("a", "b", "out") for g in range(len(given[0]))]
+    infos = {n: describe(x, n, None) for n, x in zip(names, sum(given, []), strict=True)}
+    values = values_of(ListOptions)(
+        alpha=alpha, beta=0.5, out_dtype=None, precision=None, products=len(given[0])
+    )
+    list_work(Watched(dict(infos), None), *values)
+    kinds = [
+        (DType.of(a.dtype), DType.of(c.dtype)) for a, c in zip(given[0], given[2], strict=True)
+    ]
+    order = [infos[n] for n in names]
+    found = Lists(kinds, None).launches(
+        np.array([x.pointer for x in order], np.int64).reshape(3, -1),
+        np.array([(*x.shape, *x.strides) for x in order], np.int64).reshape(3, -1, 4),
+        alpha,
+        0.5,
+    )
+    assert found is not None
+    whole = [d for d in planned if any(m and n for m, n, _ in d.problem().sizes)]
+    assert [x.problem for x in found] == [d.problem() for d in whole]
+    for x, d in zip(found, whole, strict=True):
+        assert table_of(x.problem).tolist() == table_of(d.problem()).tolist()
+        pointers = [d._lists[f"{n}_ptrs"].addresses.tolist() for n in "ABC"]
+        assert x.addresses.tolist() == pointers
+
+
+@pytest.mark.parametrize("fault", ["shared", "inner", "strides", "rows", "null", "size"])
+def test_what_is_refused_is_left_to_the_descriptor(fault: str) -> None:
+    at = np.array([[1 << 20, 2 << 20], [3 << 20, 3 << 20], [4 << 20, 5 << 20]])
+    layouts = np.array([[[4, 4, 4, 1]] * 2] * 3)
+    lists = Lists([(DType.float32, DType.float32)] * 2, None)
+    assert lists.launches(at, layouts, 1.0, 0.0) is not None, "B is read by both"
+    if fault == "shared":
+        at[2, 1] = at[1, 0] + 32
+    elif fault == "inner":
+        layouts[1, 0, 0] = 5
+    elif fault == "strides":
+        layouts[0, 1, 2:] = 8, 2
+    elif fault == "rows":
+        layouts[2, 0, 2] = 3
+    elif fault == "null":
+        at[0, 1] = 0
+    else:
+        layouts[0, 0, 2] = 1 << 31
+    assert lists.launches(at, layouts, 1.0, 0.0) is None
 
 
 def test_the_size_that_most_operations_have_chooses_the_tile() -> None:

@@ -132,7 +132,7 @@ def test_launches_are_to_the_byte_those_of_built_plans(
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["differ"] == []
-    assert {"sm90", "sm90-latent", "shared"} <= set(found["counts"]) and sum(
+    assert {"sm90", "sm90-latent", "shared", "lists"} <= set(found["counts"]) and sum(
         found["counts"].values()
     ) > 30 * rows
 

@@ -23,7 +23,7 @@ from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import Backend
 from kernelseam.errors import InvalidValue, OutOfDeviceMemory, UnknownName, WrongResult
 from kernelseam.ops import array_call, calling
-from kernelseam.ops.road import Repeat
+from kernelseam.ops.repeat import Repeat
 from kernelseam.planning import planner
 from kernelseam.plugins import plugins
 from kernelseam_thirdvendor.gemm import _Step

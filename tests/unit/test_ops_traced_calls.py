@@ -26,7 +26,8 @@ from kernelseam.ops import array_call, calling, gemm, on_torch
 from kernelseam.ops.calling import operate
 from kernelseam.ops.operation import Cleared
 from kernelseam.plugins import plugins
-from kernelseam.tuned.classes import numbers, representative, with_numbers
+from kernelseam.tuned.classes import representative
+from kernelseam.tuned.numbers import numbers, with_numbers
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

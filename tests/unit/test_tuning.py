@@ -31,11 +31,10 @@ from kernelseam.tuned import store
 from kernelseam.tuned.classes import (
     about,
     batch_invariant,
-    numbers,
     problem_class,
     representative,
-    with_numbers,
 )
+from kernelseam.tuned.numbers import numbers, with_numbers
 from kernelseam.tuning import NOT_STORED, ROUNDS, SLOW_FACTOR, Tuning, tune
 from kernelseam.variants import Variant
 from kernelseam_thirdvendor import AcmeArray

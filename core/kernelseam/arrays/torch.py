@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from kernelseam.arrays.guards import compilers_own
 from kernelseam.contract import ArrayInfo, Device
 from kernelseam.dtypes import DType
@@ -161,6 +164,14 @@ def allocator(like: Any) -> Callable[..., Any]:
         return anywhere(shape, strides, dtype=dtype, device=device)
 
     return empty
+
+
+def copier(like: Any) -> Callable[[npt.NDArray[np.int64]], Any]:
+    """``copied(host)``: a tensor on the device of the tensor ``like``, copied to it on torch's
+    current stream, which waits for nothing; the host's array may change at once."""
+    torch: Any = sys.modules["torch"]
+    from_numpy, device = torch.from_numpy, like.device
+    return lambda host: from_numpy(host).to(device, non_blocking=True)
 
 
 @cache

@@ -20,7 +20,8 @@ from kernelseam.kernels.tracing import traced_launches, traced_steps
 from kernelseam.planning.checks import check_operands
 from kernelseam.plugins import plugins
 from kernelseam.symbolic import Symbol, Trace, Untraceable
-from kernelseam.tuned.classes import numbers, representative, with_numbers
+from kernelseam.tuned.classes import representative
+from kernelseam.tuned.numbers import numbers, with_numbers
 
 Enqueue = Callable[[int], None]
 _MOST_SPECS, _MOST_CLASSES, _MOST_TRACES = 1024, 1024, 16

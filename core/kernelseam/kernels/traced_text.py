@@ -11,7 +11,7 @@ from kernelseam.errors import KernelSeamError
 from kernelseam.kernels.kernel import KernelImplementation
 from kernelseam.kernels.tracing import Encoded, TracedStep
 from kernelseam.symbolic import Symbol, Trace
-from kernelseam.tuned.classes import numbers, with_numbers
+from kernelseam.tuned.numbers import numbers, with_numbers
 
 Selection = tuple[KernelImplementation, Any]
 """An implementation and a tile."""

@@ -149,11 +149,18 @@ class ArrayCall:
         """Whether bound launches serve a later call over the same memory."""
         return not self.device.is_host and not self.synchronizes
 
-    def is_of_torch(self, infos: Infos, workspace: ArrayInfo | None) -> bool:
-        """Whether it was a call on torch tensors that may be repeated without views of them."""
+    def is_of_torch(
+        self, infos: Infos, workspace: ArrayInfo | None, by_numbers: bool = False
+    ) -> bool:
+        """Whether it was a call on torch tensors that may be repeated without views of them.
+        ``by_numbers``: its ``compute`` packs launches itself."""
         arrays = (*infos.values(), *([] if workspace is None else [workspace]))
-        repeatable = self.repeats and all(x.kind == "torch" and x.pointer for x in arrays)
-        return repeatable and isinstance(self.runtime, FastRuntime)
+        repeatable = self.repeats or (by_numbers and not self.device.is_host)
+        if not (repeatable and all(x.kind == "torch" for x in arrays)):
+            return False
+        return isinstance(self.runtime, FastRuntime) and (
+            by_numbers or all(x.pointer for x in arrays)
+        )
 
 
 def put(entries: dict[Any, T], key: Hashable, entry: T, most: int | None = None) -> None:

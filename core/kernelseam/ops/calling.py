@@ -27,7 +27,7 @@ from kernelseam.errors import InvalidValue
 from kernelseam.launch_trace import active
 from kernelseam.ops.array_call import ArrayCall, BoundCache, Infos, layout_of, put
 from kernelseam.ops.on_torch import Zeroed
-from kernelseam.ops.operation import Operation, cleared_in
+from kernelseam.ops.operation import ByNumbers, Operation, cleared_in
 from kernelseam.ops.road import Caller
 from kernelseam.ops.split import SPLITS, split_of
 from kernelseam.plugins import plugins
@@ -178,7 +178,8 @@ def _run_planned(
     workspace = planned.run(infos, stream, cache.bound)
     for name in planned.written:
         mark_written(infos[name])
-    if key is not None and planned.is_of_torch(infos, workspace):
+    by_numbers = isinstance(compute, ByNumbers)
+    if key is not None and planned.is_of_torch(infos, workspace, by_numbers):
         cache.learn(signature, arrays, options, infos, planned, workspace, is_new)
     return {
         r.name: to_callers_library(infos[r.name], infos[r.like], stream) for r in planned.results

@@ -5,23 +5,39 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.common.options import read_values, values_of
 from kernelseam.descriptors.common.wording import Wording
-from kernelseam.descriptors.gemm.grouped_pointers import GroupedGemmPointers
+from kernelseam.descriptors.gemm.grouped_pointers import LISTS, GroupedGemmPointers, table_of
+from kernelseam.descriptors.gemm.grouped_pointers_problem import TABLE
 from kernelseam.descriptors.gemm.options import ListOptions
 from kernelseam.dispatch import check_name
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, format_value
+from kernelseam.kernels.listed import ListedKernels
+from kernelseam.kernels.tracing import Enqueue
+from kernelseam.ops.array_call import Infos
 from kernelseam.ops.calling import operate
 from kernelseam.ops.gemm import check_added, result, result_shape
-from kernelseam.ops.operation import Operation
+from kernelseam.ops.listed import COLUMNS, ROWS, Lists
+from kernelseam.ops.on_torch import OnTorch, none_zeroed
+from kernelseam.ops.operation import ByNumbers, Operation
 from kernelseam.ops.products import check_matrices, is_strided, transpose
 from kernelseam.ops.signatures import Array
+from kernelseam.ops.split import Split, split_of
+from kernelseam.ops.traced_call import Function
+from kernelseam.plugins import plugins
 
 _values = values_of(ListOptions)
 _EXTENTS = (("M", "C"), ("N", "C"), ("K", "A"))
 """Those of a product, and the matrix that they are read from."""
+_NAMES: dict[tuple[tuple[str, ...], int], tuple[str, ...]] = {}
+"""Arrays' names by those of lists and their length. Dynamo refuses caches of functools'."""
+_MOST_NAMES = 64
+_KEPT = (bool,)
+"""In place of packers: launches that may be kept."""
 MOST = 1 << 16
 """Products of one call."""
 
@@ -48,10 +64,12 @@ def grouped_mm_list(
     launches of their own.
 
     ``out``: arrays for the results, one for each product; ``out_dtype``, ``precision``,
-    ``backend``, ``implementation``, ``stream`` as in ``bmm``. The call copies addresses and sizes
-    to the device, and waits for its launches; ``GroupedGemmPointers`` is bound once and launched
-    many times. Returns the results. Raises InvalidValue for what does not fit together,
-    Unsupported with each implementation's reason.
+    ``backend``, ``implementation``, ``stream`` as in ``bmm``. Returns the results. Raises
+    InvalidValue for what does not fit together, Unsupported with each implementation's reason.
+
+    The call copies addresses and sizes to the device, and waits for its launches. Of torch tensors
+    on torch's current stream it does not wait, once a call like it was planned. It cannot be
+    captured in a graph: ``GroupedGemmPointers`` is bound once and launched many times.
     """
     arrays = named({"a": a, "b": b, **({} if out is None else {"out": out})})
     options = _values(
@@ -67,7 +85,7 @@ def grouped_mm_list(
     results = operate(list_work, arrays, options, backend, implementation, stream)
     if out is not None:
         return list(out)
-    return [results[f"out[{g}]"] for g in range(len(a))]
+    return list(results.values())
 
 
 def named(lists: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
@@ -86,10 +104,20 @@ def named(lists: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
             )
         if count > MOST:
             raise InvalidValue(name, f"{count} arrays", f"must be at most {MOST}", "Split the list")
-    return {f"{n}[{g}]": x for n, given in lists.items() for g, x in enumerate(given)}
+    names = _names(tuple(lists), len(lists[first]))
+    return dict(zip(names, [x for given in lists.values() for x in given], strict=True))
 
 
-def list_work(operation: Operation, *values: Any) -> None:
+def _names(lists: tuple[str, ...], count: int) -> tuple[str, ...]:
+    names = _NAMES.get((lists, count))
+    if names is None:
+        names = tuple([f"{name}[{g}]" for name in lists for g in range(count)])
+        if len(_NAMES) < _MOST_NAMES:
+            _NAMES[lists, count] = names
+    return names
+
+
+def _work(operation: Operation, *values: Any) -> None:
     """``values``: those of ``ListOptions``."""
     asked, infos = read_values(ListOptions, values), operation.infos
     check_added(asked.beta, "out[0]" in infos)
@@ -108,6 +136,70 @@ def list_work(operation: Operation, *values: Any) -> None:
     # of empty results alone one is launched, which checks the options
     for products in launches.values() or ([names],):
         _launch(operation, products, asked)
+
+
+def _function(
+    on: OnTorch,
+    infos: Infos,
+    names: tuple[str, ...],
+    options: tuple[Any, ...],
+    implementation: str | None,
+) -> Function:
+    """Of calls like one over ``infos``, of which the caller gives those of ``names``."""
+    asked = read_values(ListOptions, options)
+    count, is_new = asked.products, "out[0]" not in names
+    factors = len(split_of(options).parted(options)[0])
+    kinds = [(infos[f"a[{g}]"].dtype, infos[f"out[{g}]"].dtype) for g in range(count)]
+    dtypes = [getattr(infos[f"out[{g}]"].owner, "dtype", None) for g in range(count)]
+    lists, end = Lists(kinds, asked.precision), len(names)
+    known = plugins().cache_of(ListedKernels)
+
+    def run(
+        packers: tuple[Any, ...], empty: Any, zeroed: Any, *numbers: Any
+    ) -> tuple[tuple[Any, ...], Any, tuple[Enqueue, ...]] | None:
+        if zeroed is none_zeroed or on.captures():
+            return None
+        given = iter(numbers[end : end + factors])
+        now = read_values(ListOptions, Split.replaced(options, lambda _: next(given)))
+        at: Any = np.array(numbers[:end], np.int64).reshape(-1, count)
+        layouts = np.array(numbers[end + factors :], np.int64).reshape(-1, count, 4)
+        made: tuple[Any, ...] = ()
+        if is_new:
+            m, n = layouts[0, :, ROWS], layouts[1, :, COLUMNS]
+            step = np.maximum(n, 1)
+            results = np.stack((m, n, step, np.ones_like(n)), axis=1)
+            layouts = np.concatenate((layouts, results[None]))
+            made = tuple(
+                [
+                    empty((rows, columns), (row, 1), dtype)
+                    for (rows, columns, row, _), dtype in zip(results.tolist(), dtypes, strict=True)
+                ]
+            )
+            at = np.concatenate((at, [[x.data_ptr() for x in made]]))
+        found = lists.launches(at, layouts, now.alpha, now.beta, is_new)
+        if found is None:
+            return None
+        words = [
+            y for x in found for y in (x.addresses.ravel(), table_of(x.problem).view(np.int64))
+        ]
+        if not words:
+            return made, None, ()
+        staged = on.copied(np.concatenate(words))
+        place, launches, kept = staged.data_ptr(), [], packers is _KEPT or len(found) > 1
+        for x in found:
+            groups = x.problem.groups
+            addresses = {n: place + 8 * groups * i for i, n in enumerate((*LISTS, TABLE))}
+            kernel = known.find(x.problem, on.device, implementation)
+            launch = None if kernel is None else kernel.packed(x.problem, addresses, kept)
+            if launch is None:
+                return None
+            launches.append(launch)
+            place += 8 * 6 * groups
+        return made, staged, tuple(launches)
+
+    results = _names(("out",), count)
+    new, written = (results, ()) if is_new else ((), results)
+    return Function(run, (), _KEPT, new, written, zeroes=False, stages=True)
 
 
 def _shape(infos: dict[str, ArrayInfo], names: dict[str, str]) -> tuple[int, ...]:
@@ -170,3 +262,6 @@ def _launch(operation: Operation, products: list[dict[str, str]], asked: ListOpt
         )
     except InvalidValue as e:
         raise Wording(words, extents).reworded(e) from None
+
+
+list_work = ByNumbers(_work, _function)

@@ -32,6 +32,7 @@ class OnTorch:
         self._is_capturing = runtime.is_capturing if isinstance(runtime, GraphRuntime) else None
         self.is_current, self.stream = state.is_current, state.current_stream
         self.empty = torch_arrays.allocator(like)
+        self.copied = torch_arrays.copier(like)
         self.count_writes = torch_arrays.version_incrementer()
 
     def zeroed(self, size: int) -> int:
@@ -45,6 +46,10 @@ class OnTorch:
         if known is None and len(self._zeroed) < _MOST_STREAMS:
             known = self._new_zeroed(stream)
         return known[0] if known else 0
+
+    def captures(self) -> bool:
+        """Whether torch's current stream is being captured in a graph."""
+        return self._is_capturing is not None and self._is_capturing(self.device, self.stream())
 
     def _has_own(self, stream: int) -> bool:
         """Whether launches may not share memory with others of the same handle: of a graph, of the

@@ -139,6 +139,19 @@ class Cleared:
         self.compute(operation, *options)
 
 
+@dataclass(frozen=True, eq=False)
+class ByNumbers:
+    """A ``compute`` of ``operate`` that calls on torch tensors take without descriptors: a function
+    of its own packs their launches from addresses, extents and strides."""
+
+    compute: Callable[..., None]
+    function: Callable[..., Any]
+    """``function(on, infos, names, options, implementation)``: as ``traced_call.Function``."""
+
+    def __call__(self, operation: Operation, *options: Any) -> None:
+        self.compute(operation, *options)
+
+
 def cleared_in(compute: object) -> tuple[str, ...]:
     """The results that are set to 0 before anything is launched."""
     return compute.results if isinstance(compute, Cleared) else ()

@@ -21,106 +21,17 @@ from kernelseam.errors import KernelSeamError
 from kernelseam.forking import new_lock
 from kernelseam.ops.array_call import ArrayCall, Infos, put
 from kernelseam.ops.on_torch import Enqueue, OnTorch, Zeroed, none_zeroed
-from kernelseam.ops.operation import cleared_in
-from kernelseam.ops.split import Split, picked, split_of
+from kernelseam.ops.operation import ByNumbers, cleared_in
+from kernelseam.ops.repeat import ALIGNMENT, Repeat
+from kernelseam.ops.split import Split, split_of
 from kernelseam.ops.traced_call import Function, Kernels, TracedCall
 from kernelseam.planning.binding import in_order
 from kernelseam.symbolic import Untraceable
 
 Compute = Callable[..., None]
-ALIGNMENT = 16
-"""Bytes: of every address, where launches are bound to it without being checked."""
 MOST_PATHS = 16
 """Of a kind of tensors, ways through the checks that are traced, and of a class's kernels."""
-_MOST_KINDS, _MOST_GUARDS, _MOST_PLACES = 8, 4, 16
-
-
-class Repeat:
-    """A call that came before: its results are allocated, and what is launched is found by all
-    addresses."""
-
-    __slots__ = (
-        "_bind",
-        "_bound",
-        "_cleared",
-        "_keeps",
-        "_on",
-        "_shapes",
-        "_written",
-        "_zeroes",
-        "guards",
-    )
-
-    def __init__(
-        self,
-        on: OnTorch,
-        shapes: tuple[tuple[str, Callable[[], Any]], ...],
-        bind: Callable[[list[int], list[int], int, bool], Enqueue | None],
-        written: list[int],
-        cleared: tuple[str, ...],
-        keeps: bool = False,
-        zeroes: bool = False,
-    ) -> None:
-        """``shapes``: the results' names and allocators, and behind them, without a name, the
-        workspace's. ``bind(pointers, places, zeroed, kept)``: launches over the tensors, over these
-        at their addresses and over memory that is 0, to run once or, where ``kept``, any number of
-        times; None where they must be planned. ``keeps``: they always may. ``zeroes``: they need
-        the stream's memory of 0. ``written``: the places of tensors that are written. ``cleared``:
-        results that are set to 0 first."""
-        self._on, self._shapes, self._bind = on, shapes, bind
-        self._written = picked(written)
-        self._cleared, self._keeps, self._zeroes = cleared, keeps, zeroes
-        self._bound: dict[Hashable, Enqueue | None] = {}
-        self.guards: tuple[Guard, ...] = ()
-        """Of tensors and torch's modes that it was taken for, the latest first."""
-
-    def call(
-        self,
-        tensors: tuple[Any, ...],
-        pointers: list[int],
-        stream: object,
-        is_current: bool = False,
-    ) -> dict[str, Any] | None:
-        """The results by name; None, with nothing launched, where it cannot be repeated.
-        ``is_current``: the device was made current."""
-        on, zeroed = self._on, 0
-        if not (is_current or on.is_current()):
-            return on.within(self.call, tensors, pointers, stream, True)
-        if self._zeroes and not (stream is None and (zeroed := on.zeroed(0))):
-            return None
-        results: dict[str, Any] = {}
-        workspace, places = None, []
-        try:
-            for name, allocate in self._shapes:
-                x = allocate()
-                places.append(x.data_ptr())
-                if name:
-                    results[name] = x
-                else:
-                    workspace = x
-        except Exception:  # the planned call allocates again and raises the proper error
-            return None
-        key = (zeroed, *pointers, *places)
-        launches = self._bound.get(key)
-        if launches is None:
-            if any(not x or x % ALIGNMENT for x in places):
-                return None
-            # Results that move are packed for once, until they come back to a place.
-            kept = self._keeps or not places or key in self._bound
-            launches = self._bind(pointers, places, zeroed, kept)
-            if launches is None:
-                return None
-            put(self._bound, key, launches if kept else None, _MOST_PLACES)
-        for name in self._cleared:
-            if name in results:
-                results[name].zero_()
-        if stream is None:
-            launches(on.stream())
-        else:
-            on.launch(launches, workspace, stream)
-        if self._written:
-            on.count_writes(self._written(tensors))
-        return results
+_MOST_KINDS, _MOST_GUARDS = 8, 4
 
 
 class _Kind:
@@ -132,6 +43,8 @@ class _Kind:
         self.read = _reader([x.ndim for x in tensors])
         self._calls: list[TracedCall] = []
         self._classes: dict[tuple[TracedCall, tuple[Any, ...]], Kernels | None] = {}
+        self.own = list[Function]()
+        """That of a ``ByNumbers``, if the signature has one."""
         self.known: dict[tuple[Any, ...], Function] = {}
         """What served calls of these numbers last, whatever their addresses."""
         self._failures = 0
@@ -142,9 +55,12 @@ class _Kind:
         """The function that serves a call whose numbers are new, and what it returned; None where
         none does."""
         made_by = self.on.empty, self.on.zeroed if stream is None else none_zeroed
-        for call in self._calls:
-            kernels = self._kernels_of(call, numbers)
-            for function in kernels.functions if kernels is not None else ():
+        for call in (None, *self._calls):
+            functions = self.own
+            if call is not None:
+                kernels = self._kernels_of(call, numbers)
+                functions = kernels.functions if kernels is not None else []
+            for function in functions:
                 try:
                     packed = function.run(function.once, *made_by, *pointers, *numbers)
                 except Exception:
@@ -326,11 +242,17 @@ class Caller:
         given, _ = split_of(options).parted(options)
         with self._lock:
             kind = next((k for k in self._kinds if k.holds(*tensors)), None)
+            seen = kind is not None
             if kind is None:
                 on = OnTorch(planned.runtime, planned.device, tensors[0], self._zeroed)
                 kind = _Kind(tensors, on)
+                if isinstance(self._compute, ByNumbers):
+                    function = self._compute.function
+                    kind.own = [function(on, infos, self._names, options, self._implementation)]
                 self._kinds = [kind, *self._kinds[: _MOST_KINDS - 1]]
-            elif is_new:
+            if kind.own:
+                return
+            if is_new and seen:
                 self._trace(kind, infos, tensors, pointers, options, planned)
             layouts = torch_arrays.layouts(tensors)
             if layouts is not None and not any(not x or x % ALIGNMENT for x in pointers):
@@ -385,6 +307,8 @@ def _repeat_of(
     zeroes: bool,
 ) -> Repeat:
     """Of a call that a function served."""
+    if function.stages:
+        workspace = None  # is copied, once for all
     layouts = [(x.shape, x.stride(), x.dtype) for x in (*made, workspace) if x is not None]
     shapes = [
         (name, partial(on.empty, tuple(shape), strides, dtype))
@@ -400,10 +324,18 @@ def _repeat_of(
             )
         except Exception:
             return None
-        return None if packed is None else in_order(packed[2])
+        if packed is None:
+            return None
+        launches = in_order(packed[2])
+        return partial(_over, packed[1], launches) if function.stages else launches
 
     written = [names.index(n) for n in function.written]
-    return Repeat(on, tuple(shapes), bind, written, cleared, zeroes=zeroes)
+    return Repeat(on, tuple(shapes), bind, written, cleared, zeroes=zeroes, stages=function.stages)
+
+
+def _over(memory: Any, launches: Enqueue, handle: int) -> None:
+    """Run launches over memory, which lives as long as they do."""
+    launches(handle)
 
 
 def _repeat_of_planned(

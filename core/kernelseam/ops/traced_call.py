@@ -24,7 +24,8 @@ from kernelseam.kernels.tracing import TracedStep, traced_launches, traced_memse
 from kernelseam.ops.operation import Operation
 from kernelseam.planning.checks import check_addresses, check_overlap
 from kernelseam.symbolic import Symbol, Trace, Untraceable, most
-from kernelseam.tuned.classes import numbers, representative
+from kernelseam.tuned.classes import representative
+from kernelseam.tuned.numbers import numbers
 
 Selections = tuple[Selection, ...]
 """For each problem of a call."""
@@ -50,6 +51,8 @@ class Function:
     """The caller's arrays that it writes."""
     zeroes: bool
     """Whether it asks for memory of 0."""
+    stages: bool = False
+    """Whether launches read what was copied to the device on torch's current stream."""
 
 
 @dataclass(frozen=True, eq=False)

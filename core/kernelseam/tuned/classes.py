@@ -17,8 +17,8 @@ in steps of √2, 609 to 861 are "about 724".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -277,6 +277,32 @@ def _grouped_gemm(p: Any) -> Any:
     )
 
 
+def class_of_lists(p: Any) -> tuple[float, ...]:
+    """Of lists of products the extents, number and row strides of those that decide for the class,
+    and its factors."""
+    even, product = p.even, p.spec.product
+    m, n, k = rows(even.M), columns(even.N), columns(even.K)
+    a, b = (k, m) if product.a_transposed else (m, k), (n, k) if product.b_transposed else (k, n)
+    steps = [
+        _strides((s[-1],), 1, 1, width)[0]
+        for s, (_, width) in zip(
+            (even.a_strides, even.b_strides, even.c_strides), (a, b, (m, n)), strict=True
+        )
+    ]
+    return m, n, k, rows(even.batch), *steps, float(p.alpha != 0), float(p.beta != 0)
+
+
+def _lists(p: Any) -> Any:
+    m, n, k, count, *steps, alpha, beta = class_of_lists(p)
+    return _replaced(
+        p,
+        sizes=((m, n, k),) * int(count),
+        row_strides=(tuple(steps),) * int(count),
+        alpha=alpha,
+        beta=beta,
+    )
+
+
 def _projection(p: Any) -> Any:
     heads = getattr(p, "heads", None)  # the qkv projection describes its heads separately
     tokens = p.S if heads is None else heads.tokens
@@ -317,6 +343,7 @@ def _names(kind: Any) -> frozenset[str]:
 _REPRESENTATIVES: Mapping[str, Callable[[Any], Any]] = {
     "gemm": _gemm,
     "grouped_gemm": _grouped_gemm,
+    "grouped_gemm_pointers": _lists,
     "attention": _attention,
     "attention_bwd": _attention_bwd,
     "merge_states": _merge,
@@ -326,40 +353,6 @@ _REPRESENTATIVES: Mapping[str, Callable[[Any], Any]] = {
         _projection,
     ),
 }
-
-
-def numbers(problem: object) -> Iterable[Any]:
-    """All numbers of a problem but its spec's, in order."""
-    for f in fields(problem):  # type: ignore[arg-type]
-        if f.name != "spec":
-            yield from _leaves(getattr(problem, f.name))
-
-
-def _leaves(x: Any) -> Iterable[Any]:
-    if isinstance(x, tuple):
-        for y in x:
-            yield from _leaves(y)
-    elif is_dataclass(x):
-        yield from numbers(x)
-    elif isinstance(x, int | float):
-        yield x
-
-
-def with_numbers(problem: T, values: Iterable[Any]) -> T:
-    """The problem with other numbers, in the order of ``numbers``."""
-    left = iter(values)
-
-    def other(x: Any) -> Any:
-        if isinstance(x, tuple):
-            return tuple([other(y) for y in x])
-        if is_dataclass(x) and not isinstance(x, type):
-            return replace(
-                x, **{f.name: other(getattr(x, f.name)) for f in fields(x) if f.name != "spec"}
-            )
-        return next(left) if isinstance(x, int | float) else x
-
-    result: T = other(problem)
-    return result
 
 
 def _of_gemm(p: Any) -> Extents:
@@ -376,6 +369,10 @@ def _of_grouped_gemm(p: Any) -> Extents:
     varied = {along.upper(): extents.pop(along.upper())}
     exact = {**extents, "groups": p.groups}
     return exact | {"beta": p.beta != 0, "reads": p.reads_inputs}, varied
+
+
+def _of_lists(p: Any) -> Extents:
+    return _of_gemm(p.even)
 
 
 def _of_attention(p: Any) -> Extents:
@@ -397,6 +394,7 @@ def _of_projection(p: Any) -> Extents:
 _EXTENTS: Mapping[str, Callable[[Any], Extents]] = {
     "gemm": _of_gemm,
     "grouped_gemm": _of_grouped_gemm,
+    "grouped_gemm_pointers": _of_lists,
     "attention": _of_attention,
     "attention_bwd": lambda p: _of_attention(p.forward),
     **dict.fromkeys(

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import kernelseam as ks
 import kernelseam.interop.torch as ks_torch
 import torch
+from kernelseam.arrays import torch as torch_arrays
 
 from benchmarks.comparing import idle_device
 
@@ -31,6 +33,10 @@ def makes() -> dict[str, Make]:
         y, cu = rows.view(800, 4, 64)[: 2 * n], offsets * n
         return lambda: ks.attention_varlen(y, y, y, cu, cu, n, n)
 
+    def products(n: int) -> Callable[[], object]:
+        a, b = [rows[: n + g % 8] for g in range(64)], [w] * 64
+        return lambda: ks.grouped_mm_list(a, b)
+
     def gradients(a: torch.Tensor) -> object:
         leaves = [a.detach().requires_grad_() for _ in range(3)]
         return torch.autograd.grad(ks_torch.attention(*leaves, causal=True), leaves, a)
@@ -48,6 +54,7 @@ def makes() -> dict[str, Make]:
         "varlen": packed,
         "matmul2d": cut(rows, lambda a: ks.matmul2d(a, w, implementation="sm90"), 0),
         "gradients": cut(x, gradients, 2),
+        "lists": products,
         "qkv": cut(tokens, lambda a: ks.fused_qkv_projection(a, weight, None, 4, 4), 1),
     }
 
@@ -57,11 +64,31 @@ def repeated() -> dict[str, Callable[[], object]]:
     q, a = zeros(1, 4, 128, 64), zeros(4, 128, 128)
     out, c = torch.empty_like(q), torch.empty_like(a)
     k, b = zeros(1, 4, 128, 64), zeros(4, 128, 128)
+    lists = [[zeros(8 + g, 64) for g in range(64)] for _ in range(2)]
     return {
+        "lists again": lambda: ks.grouped_mm_list(lists[0], [a[0, :64, :64].mT] * 64, out=lists[1]),
         "attention again": lambda: ks.attention(q, k, k.view(k.shape), out=out),
         "bmm again": lambda: ks.bmm(a, b, out=c),
         "torch.attention again": lambda: ks_torch.attention(q, k, k.view(k.shape)),
     }
+
+
+def staged() -> list[weakref.ref[torch.Tensor]]:
+    """What calls copy to the device from now on, as far as anything keeps it."""
+    copier, copies = torch_arrays.copier, list[weakref.ref[torch.Tensor]]()
+
+    def recording(like: Any) -> Any:
+        copied = copier(like)
+
+        def copy(host: Any) -> Any:
+            tensor = copied(host)
+            copies.append(weakref.ref(tensor))
+            return tensor
+
+        return copy
+
+    torch_arrays.copier = recording
+    return copies
 
 
 def counted_again(run: Callable[[], object]) -> int:
@@ -76,8 +103,9 @@ def counted(run: Callable[[], object]) -> int:
 
     def count(frame: Any, event: str, argument: Any) -> None:
         nonlocal calls
-        # not the classes of cuda-bindings, nor torch's autograd
-        own = not any(x in frame.f_code.co_filename for x in ("/cuda/bindings/", "/torch/"))
+        # not the classes of cuda-bindings, nor torch's autograd, nor NumPy
+        others = ("/cuda/bindings/", "/torch/", "/numpy/")
+        own = not any(x in frame.f_code.co_filename for x in others)
         calls += event == "call" and own
 
     sys.setprofile(count)
@@ -95,5 +123,10 @@ if __name__ == "__main__":
         for n in (70, 71, 350, 351):
             make(n)()
         counts[name] = counted(make(359))
-    counts |= {name: counted_again(run) for name, run in repeated().items()}
+    copies, again = staged(), repeated()
+    counts |= {name: counted_again(run) for name, run in again.items()}
+    counts["lists' copies"] = len(copies)
+    counts["lists' copies kept"] = sum(x() is not None for x in copies)
+    again["lists again"]()
+    counts["lists' copies again"] = len(copies)
     print(json.dumps(counts))

@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 from kernelseam import dispatch
+from kernelseam.descriptors import GroupedGemmPointers
 from kernelseam.errors import KernelSeamError
 from kernelseam.kernels.known import KnownProblems
+from kernelseam.kernels.listed import ListedKernels
 from kernelseam.tuned.classes import representative
 from kernelseam_cuda import launch, runtime, tensor_maps
 
@@ -111,6 +113,30 @@ def compare(problem: Any, device: Any, counts: Counter[str], differ: list[str]) 
         counts[choice.implementation.name] += 1
 
 
+def compare_lists(device: Any, count: int, counts: Counter[str], differ: list[str]) -> None:
+    """Lists of random sizes, by what a class of them is known by."""
+    kernels = ListedKernels()
+    for i in range(6 * count):
+        m, n, k = (torch.randint(1, 40 << 3 * (i % 3), (7,)).tolist() for _ in range(3))
+        kind = ("bfloat16", "float32")[i % 2]
+        given: dict[str, Any] = {"alpha": 0.5, "dtype": kind, "alignment": (16, 4)[i % 2]}
+        problem = GroupedGemmPointers(M=m, N=n, K=k, a_transposed=i % 3 == 0, **given).problem()
+        pointers = {r.name: _FIRST * (i + 1) for i, r in enumerate(problem.operands)}
+        kernel = kernels.find(problem, device, None)
+        bound.clear()
+        if kernel is None or kernel.packed(problem, pointers, True) is None:
+            differ.append(f"not packed: {problem}")
+            continue
+        actual = [*bound]
+        bound.clear()
+        _, parts = dispatch.build(dispatch.select(problem, device), problem, device)
+        for step in parts.steps:
+            step.bind(pointers, 0)
+        if actual != bound:
+            differ.append(f"arguments of {problem}")
+        counts["lists"] += 1
+
+
 if __name__ == "__main__":
     idle_device.install()
     record()
@@ -127,4 +153,5 @@ if __name__ == "__main__":
                 KnownProblems().learn(like, device, None)
             for like in family:
                 compare(like, device, counts, differ)
+    compare_lists(device, count, counts, differ)
     print(json.dumps({"counts": counts, "differ": differ}))

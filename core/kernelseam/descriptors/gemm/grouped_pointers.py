@@ -310,8 +310,7 @@ def _rules(p: GroupedGemmPointersProblem, name: str) -> list[OperandRule]:
 
 def table_of(p: GroupedGemmPointersProblem) -> npt.NDArray[np.int32]:
     """The operand TABLE on the host."""
-    whole = np.array([(*x, *rows) for x, rows in zip(p.sizes, p.row_strides, strict=True)])
-    return whole.astype(np.int32).reshape(-1)
+    return p.table.astype(np.int32).reshape(-1)
 
 
 def _stage(

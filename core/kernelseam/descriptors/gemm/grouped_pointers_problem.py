@@ -4,6 +4,10 @@ descriptor. They hold no pointers and check nothing."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from kernelseam.contract import OperandRule
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
@@ -50,6 +54,26 @@ class GroupedGemmPointersProblem:
 
     operation = "grouped_gemm_pointers"
 
+    @classmethod
+    def of(
+        cls,
+        spec: GroupedGemmPointersSpec,
+        table: npt.NDArray[np.int64],
+        alpha: float,
+        beta: float,
+    ) -> GroupedGemmPointersProblem:
+        """Of ``table``'s numbers."""
+        sizes = tuple(map(tuple, table[:, :3].tolist()))
+        problem = cls(spec, sizes, tuple(map(tuple, table[:, 3:].tolist())), alpha, beta)
+        problem.__dict__["table"] = table
+        return problem
+
+    @cached_property
+    def table(self) -> npt.NDArray[np.int64]:
+        """[groups, 6]: M, N and K of each group, and the row strides of A, B and C."""
+        rows = [(*x, *steps) for x, steps in zip(self.sizes, self.row_strides, strict=True)]
+        return np.array(rows, np.int64).reshape(-1, 6)
+
     @property
     def groups(self) -> int:
         """How many there are."""
@@ -58,7 +82,7 @@ class GroupedGemmPointersProblem:
     @cached_property
     def most(self) -> Three:
         """The largest M, N and K."""
-        m, n, k = (max((x[axis] for x in self.sizes), default=0) for axis in range(3))
+        m, n, k = self.table[:, :3].max(0, initial=0).tolist()
         return m, n, k
 
     @property
@@ -109,13 +133,14 @@ class GroupedGemmPointersProblem:
     def even(self) -> GemmProblem:
         """A batched GEMM of nearly as many operations, of the size that they are mostly of: what
         the choice of a tile is made for."""
-        work = [m * n * max(k, 1) for m, n, k in self.sizes]
-        whole = max(sum(work), 1)
-        m, n, k = (
-            -(-sum(x[axis] * w for x, w in zip(self.sizes, work, strict=True)) // whole)
-            for axis in range(3)
-        )
-        a, b, c = (max((x[i] for x in self.row_strides), default=0) for i in range(3))
+        sizes: npt.NDArray[Any] = self.table[:, :3]
+        most = max(1, *self.most)
+        if most**4 * max(self.groups, 1) >= 2**63:
+            sizes = sizes.astype(object)
+        work = sizes[:, 0] * sizes[:, 1] * np.maximum(sizes[:, 2], 1)
+        whole = max(int(work.sum()), 1)
+        m, n, k = (-(-int(x) // whole) for x in work @ sizes)
+        a, b, c = self.table[:, 3:].max(0, initial=0).tolist()
         batch = max(-(-whole // max(m * n * max(k, 1), 1)), 1)
         return GemmProblem(
             self.spec.product,

@@ -26,7 +26,8 @@ class GroupedGemmPointersDefinition(OverGroups):
     operation = "grouped_gemm_pointers"
 
     def count(self, problem: GroupedGemmPointersProblem, tile: GemmTile) -> int:
-        return sum(divide_up(m, tile.bm) * divide_up(n, tile.bn) for m, n, _ in problem.sizes)
+        m, n = problem.table[:, 0], problem.table[:, 1]
+        return int((-(-m // tile.bm) * -(-n // tile.bn)).sum())
 
     def tiles(self, spec: GroupedGemmPointersSpec, row: ArchRow) -> tuple[GemmTile, ...]:
         return with_registers_left(super().tiles(spec, row), row)
