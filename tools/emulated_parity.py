@@ -66,8 +66,9 @@ LIMITS = """\
 * **Memory order and caches.** Stores are visible at once, to every block.
 * **Reads beyond a block's shared memory** give zeros, as on the device, and are not reported. Writes there, and any
   access outside device memory, end the launch with an error.
-* **Some instructions** are missing: atomics that return a value (CDNA), generic pointers to private memory, and on
-  gfx11 to shared memory, sparse products, buffer instructions on gfx12. A kernel that has one fails its test.
+* **Some instructions** are missing: atomics that return a value (CDNA; sums of 32-bit integers are there), generic pointers to
+  private memory, and on gfx11 to shared memory, sparse products, buffer instructions on gfx12. A kernel that has one
+  fails its test.
 * **Faults that were not found yet.** The emulator gave wrong results for instructions of these kernels before they were
   patched, and may do so for others. The self-test holds what is known.
 * **Other archs.** gfx90a is compiled only. gfx1200's kernels are gfx1201's, instruction for instruction; gfx1151 has the instruction

@@ -196,11 +196,34 @@ def test_floats_are_added_out_of_accumulators(base: int) -> None:
     assert memory[[0, 17, 18, 19]].tolist() == [0, 17, 18, 19]
 
 
-@pytest.mark.parametrize("fields", [((48, 20),), ((48, 20), (55, 1), (16, 1))])
-def test_other_atomics_are_the_emulators(fields: tuple[tuple[int, int], ...]) -> None:
+@pytest.mark.parametrize("base", [20, 127])
+def test_integers_that_are_added_return_what_was_there(base: int) -> None:
+    wave, memory = Host(64), np.array([7, 0xFFFFFFFF, 100, 8], np.uint32)
+    start, lanes = memory.ctypes.data + 8, np.arange(64, dtype=np.uint64)
+    wave.scalars[20], wave.scalars[21] = start & 0xFFFFFFFF, start >> 32
+    places = lanes % 2 * 4 + np.uint64(0 if base == 20 else start)
+    wave.vectors[4], wave.vectors[5] = places & 0xFFFFFFFF, places >> 32
+    wave.vectors[9], wave.vectors[12] = np.arange(64), 555
+    wave.scalars[EXEC], wave.scalars[EXEC + 1] = 0b1110, 0
+    fields = ((0, -4 & 0x1FFF), (16, 1), (32, 4), (40, 9), (48, base), (56, 12))
+    assert step("GLOBAL_ATOMIC_ADD", "cdna", *fields)(wave) is None
+    assert memory.tolist() == [7, 1, 104, 8], "beyond the largest it begins at 0 again"
+    assert wave.vectors[12, :5].tolist() == [555, 100, 0xFFFFFFFF, 101, 555]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("GLOBAL_ATOMIC_ADD", ((48, 20),)),
+        ("GLOBAL_ATOMIC_ADD", ((48, 20), (55, 1), (16, 1))),
+        ("GLOBAL_ATOMIC_ADD_F32", ((48, 20),)),
+        ("GLOBAL_ATOMIC_ADD_F32", ((48, 20), (55, 1), (16, 1))),
+    ],
+)
+def test_other_atomics_are_the_emulators(name: str, fields: tuple[tuple[int, int], ...]) -> None:
     word = sum(value << at for at, value in fields)
-    assert patches.find(word, "GLOBAL_ATOMIC_ADD_F32", "cdna", 8) is None
-    assert patches.find(word, "GLOBAL_ATOMIC_ADD_F32", "rdna3", 8) is None
+    assert patches.find(word, name, "cdna", 8) is None
+    assert patches.find(word, name, "rdna3", 8) is None
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def tests(arch: str) -> Iterator[KernelTest]:
     if arch.startswith("gfx9"):
         yield KernelTest("a load straight to LDS", _TO_LDS, _to_lds)
         yield KernelTest("floats added out of accumulation registers", _ADDED_ACC, _added)
+        yield KernelTest("integers added, which return what was there", _COUNTED, _counted)
     if arch == "gfx950":
         yield KernelTest("16 bytes a lane straight to LDS", _WIDE_TO_LDS, _wide_to_lds)
         yield KernelTest("a transposing read of LDS", _TRANSPOSED, _transposed)
@@ -181,6 +182,33 @@ def _added(launch: Launcher, rng: np.random.Generator) -> str:
     expected[:16] += 2 * x.reshape(4, 16).sum(0)
     launch((2, 1, 1), (64, 1, 1), x, out)
     return _same(out, expected)
+
+
+_COUNTED = """extern "C" __global__ void NAME(int* counters, int* out) {
+  int t = threadIdx.x;
+  if (t % 4 == 3) return;
+  auto counter = (__attribute__((address_space(1))) int*)(counters + t % 4);
+  out[blockIdx.x * 64 + t] = __hip_atomic_fetch_add(counter, t - 9, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+"""  # noqa: E501
+
+
+def _counted(launch: Launcher, rng: np.random.Generator) -> str:
+    """Lanes and blocks come in any order, so each counter's values are sorted by their steps: a
+    step leads from what one lane was given to what another was, or to the counter's end."""
+    begin = rng.integers(-99, 99, 4).astype(np.int32)
+    counters, out = begin.copy(), np.full(128, 1 << 30, np.int32)
+    launch((2, 1, 1), (64, 1, 1), counters, out)
+    lane = np.arange(128) % 64
+    taking = lane % 4 != 3
+    for c in range(3):
+        mine = lane % 4 == c
+        left = sorted([*out[mine], counters[c]])
+        reached = sorted([begin[c], *(out[mine] + lane[mine] - 9)])
+        if left != reached:
+            return f"counter {c}: what lanes were given and what they left are different numbers"
+    unchanged = np.append(counters[3:], out[~taking])
+    return _same(unchanged, np.append(begin[3:], np.full(int((~taking).sum()), 1 << 30, np.int32)))
 
 
 _TO_LDS = """extern "C" __global__ void NAME(const unsigned* x, unsigned* out) {
