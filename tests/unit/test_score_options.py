@@ -129,3 +129,38 @@ def test_another_reach_is_no_other_spec() -> None:
         return lambda b, h, q, kv: (q >= kv) & (q - kv < n)
 
     assert len({problem(None, mask(n)).spec for n in (3, 9)}) == 1
+
+
+@pytest.mark.parametrize("S_q", [30, 21])
+@pytest.mark.parametrize("mask", [None, MASKS["causal"][0], to_the_end])
+def test_gradients_by_scores_are_by_what_the_function_returned(
+    mask: MaskMod | None, S_q: int
+) -> None:
+    """Also where options say all that the functions do."""
+    draw = np.random.default_rng(1)
+    q, k, v, dout = (draw.standard_normal((2, 2, n, 16)).astype("f4") for n in (S_q, 30, 30, S_q))
+    functions: dict[str, Any] = {"score_mod": capped, "mask_mod": mask}
+    out, lse = ks.attention(q, k, v, return_lse=True, **functions)
+    made = ks.attention_bwd(dout, q, k, v, out, lse, score_gradient=True, **functions)
+    i, j = np.arange(S_q)[:, None], np.arange(30)
+    seen: Any = True
+    if mask is not None:
+        lengths = {"q_len": S_q, "kv_len": 30} if mask is to_the_end else {}
+        seen = mask(0, 0, i, j, **lengths)
+    scores = capped(q @ k.swapaxes(2, 3) * 0.25, 0, 0, i, j)
+    weights = np.where(seen, np.exp(scores - lse[..., None]), 0)
+    want = weights * (dout @ v.swapaxes(2, 3) - (dout * out).sum(3, keepdims=True))
+    assert np.abs(made.dscores - want).max() < 1e-5
+    plain = ks.attention_bwd(dout, q, k, v, out, lse, **functions)
+    for x, y in zip(made[:3], plain[:3], strict=True):
+        assert np.abs(x - y).max() < 1e-5
+
+
+@pytest.mark.parametrize("S_q", [30, 21])
+def test_whether_a_bias_has_a_gradient_does_not_depend_on_lengths(S_q: int) -> None:
+    q, k, v = (np.ones((1, 1, n, 16), np.float32) for n in (S_q, 30, 30))
+    given: dict[str, Any] = {"bias": np.ones((S_q, 30), np.float32)}
+    given["mask_mod"] = MASKS["causal"][0]
+    out, lse = ks.attention(q, k, v, return_lse=True, **given)
+    with pytest.raises(ks.errors.InvalidValue, match="of an attention with a score_mod or a mask"):
+        ks.attention_bwd(out, q, k, v, out, lse, bias_gradient=True, **given)

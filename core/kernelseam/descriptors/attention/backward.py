@@ -95,7 +95,8 @@ class AttentionBwd:
                 "must be an Attention",
                 "Fill in its descriptor",
             )
-        p = self.forward.problem()
+        by_functions = self.dscores is not None and self.forward.expression is not None
+        p = self.forward.problem_by_functions() if by_functions else self.forward.problem()
         if p.spec.dtype_kv is not None:
             raise InvalidValue(
                 "forward",
@@ -112,14 +113,14 @@ class AttentionBwd:
             )
         if self.dbias is not None and p.spec.bias is None:
             raise InvalidValue("dbias", "given", "the attention has no bias", "Leave it out")
-        if self.dbias is not None and p.spec.expression is not None:
+        if self.dbias is not None and self.forward.expression is not None:
             raise InvalidValue(
                 "dbias",
                 "given",
                 "of an attention with a score_mod or a mask_mod there is none",
                 "Leave it out, or add the bias in the score_mod",
             )
-        if self.dscores is not None and p.spec.expression is None:
+        if self.dscores is not None and self.forward.expression is None:
             raise InvalidValue("dscores", "given", "the attention has no score_mod", "Leave it out")
         if self.dsinks is not None and not p.spec.sinks:
             raise InvalidValue("dsinks", "given", "the attention has no sinks", "Leave it out")

@@ -128,6 +128,11 @@ class Attention(AttentionFields):
         """The hashable part, without pointers."""
         return self._problem
 
+    def problem_by_functions(self) -> AttentionProblem:
+        """The problem with all that a score_mod and a mask_mod say as an expression, for gradients
+        by what the score_mod returned."""
+        return problem_of(self, self._arrays, functions_as_options=False)
+
     def operands(self) -> dict[str, object]:
         """q, k, v, out, lse and the optional ones, as far as they are given."""
         given = {n: v for n in (*ROWS, "lse", *OPTIONAL) if (v := getattr(self, n)) is not None}

@@ -46,8 +46,11 @@ KEY_SCALES = ("k_scales", "v_scales")
 SCALES = ("q_scales", *KEY_SCALES)
 
 
-def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> AttentionProblem:
-    """The problem of these fields. ``infos``: the views of those operands that are arrays. Raises
+def problem_of(
+    given: AttentionFields, infos: Mapping[str, ArrayInfo], functions_as_options: bool = True
+) -> AttentionProblem:
+    """The problem of these fields. ``infos``: the views of those operands that are arrays.
+    ``functions_as_options``: what options say of a score_mod and a mask_mod is options. Raises
     InvalidValue where no such problem exists."""
     dtype, dtype_q, dtype_kv = _dtypes(given, infos)
     _refuse_fields_of_absent_operands(given)
@@ -157,7 +160,8 @@ def problem_of(given: AttentionFields, infos: Mapping[str, ArrayInfo]) -> Attent
         **captured_fields(expression, infos),
     )
     _check_blocks(problem)
-    problem = by_options(problem)
+    if functions_as_options:
+        problem = by_options(problem)
     spec = problem.spec
     if spec.q_scales:
         extents = problem.q_scale_extents
