@@ -161,11 +161,24 @@ def test_listing_and_clearing(cache: Path, toolchain: Toolchain) -> None:
     broken.write_bytes(b"")
     broken.chmod(0o600)
     os.utime(broken, (time.time() - 7200,) * 2)
-    (cache / "mine.txt").write_text("not the cache's")
-    entry.write(cache / f"key{entry.COMPILER}", {"key": "key"}, b"a compiler's version")
-    (cache / f"key.killed{entry.TEMPORARY}").write_text("half of it")
-    os.utime(cache / f"key.killed{entry.TEMPORARY}", (time.time() - 3600,) * 2)
-    actual = compilation.entries()
+    compilers = cache / entry.COMPILERS
+    foreign = [cache / name for name in ("mine.txt", "mine.tmp", f"mine{entry.COMPILER}")]
+    key = "0" * 64
+    for folder in (cache, compilers, old.path.parent):
+        foreign += [folder / f"{key}.tmp" / "mine", folder / f"{key}.bin" / "mine"]
+        foreign += [folder / "mine.bin", folder / "mine.tmp"]
+    foreign += [old.path.parent / f"{key}.lock" / "mine", cache / "failed" / "mine"]
+    for path in foreign:
+        path.parent.mkdir(exist_ok=True, parents=True, mode=0o700)
+        path.write_text("not the cache's")
+        for aged in (path, path.parent):
+            os.utime(aged, (time.time() - 3600,) * 2)
+    compilers.chmod(0o700)
+    entry.write(compilers / f"{key}{entry.COMPILER}", {"key": key}, b"a compiler's version")
+    killed = compilers / f"{key}.killed{entry.TEMPORARY}"
+    killed.write_text("half of it")
+    os.utime(killed, (time.time() - 3600,) * 2)
+    actual = [e for e in compilation.entries() if e.path.is_file()]
     assert [(e.name, e.arch, e.backend, e.damage) for e in actual] == [
         ("twice", "arch2", "fake", ""),
         ("twice", "arch1", "fake", ""),
@@ -176,8 +189,9 @@ def test_listing_and_clearing(cache: Path, toolchain: Toolchain) -> None:
     toolchain.work = failing
     with pytest.raises(CompileError):
         again(toolchain, BUNDLE, "arch3")
-    total = sum(p.stat().st_size for p in cache.rglob("*") if p.is_file()) - len("not the cache's")
+    own = {p for p in cache.rglob("*") if p.is_file()} - set(foreign)
+    total = sum(p.stat().st_size for p in own)
     assert compilation.clear() == compilation.Cleared(3, total)
-    assert [p.name for p in cache.rglob("*") if p.is_file()] == ["mine.txt"]
+    assert {p for p in cache.rglob("*") if p.is_file()} == set(foreign)
     toolchain.work = lambda: None
     assert compiled(toolchain, BUNDLE, "arch1").path is not None  # cleared from memory as well

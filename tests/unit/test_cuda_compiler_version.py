@@ -130,7 +130,7 @@ def test_another_process_reads_it_until_the_library_or_its_place_changes(
     assert [of_a_new_process() for _ in range(2)] == ["nvrtc 4"] * 2
     library.unlink()
     assert of_a_new_process() == "nvrtc 5"
-    (kept,) = (tmp_path / "cache").iterdir()
+    (kept,) = (tmp_path / "cache" / "compilers").iterdir()
     library.write_bytes(b"third")
     assert [of_a_new_process() for _ in range(2)] == ["nvrtc 6"] * 2
     kept.write_bytes(kept.read_bytes()[:-1])

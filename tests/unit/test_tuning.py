@@ -590,15 +590,27 @@ def test_a_file_that_is_not_believed(
 
 
 def test_clearing_leaves_what_is_being_written(
-    implementations: Callable[..., Device], cache: Path
+    implementations: Callable[..., Device], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tuned(implementations(tiles(), quick())).path
     assert path is not None
-    running, killed = path.with_suffix(".a.tmp"), path.with_suffix(".b.tmp")
-    for left in (running, killed):
+    running, killed, written = (path.with_suffix(f".{x}.tmp") for x in "abc")
+    for left in (running, killed, written):
         left.write_bytes(b"")
     os.utime(killed, (0, 0))
-    assert store.clear() == 1 and list(path.parent.iterdir()) == [running]
+    folder, foreign = path.with_name(f"{'0' * 64}.tmp"), path.with_name("mine.tmp")
+    folder.mkdir()
+    foreign.write_bytes(b"")
+    for aged in (folder, foreign):
+        os.utime(aged, (0, 0))
+    is_recent = entry.is_recent
+
+    def asked(temporary: Path) -> bool:
+        written.unlink(missing_ok=True)  # its writer has renamed it meanwhile
+        return is_recent(temporary)
+
+    monkeypatch.setattr(entry, "is_recent", asked)
+    assert store.clear() == 1 and set(path.parent.iterdir()) == {running, folder, foreign}
 
 
 def test_a_folder_that_others_may_write_to(

@@ -26,6 +26,8 @@ SCHEMA = 3
 KEY = "KS_KEY"
 """The constant that holds a binary's key, as text: the device source puts it into the binary."""
 BINARIES, FAILED = "binaries", "failed"
+SAVED = "[0-9a-f]" * 16
+"""Names of the folders of saved sources, which begin their keys."""
 LOCK = ".lock"
 LOCK_SECONDS = 600.0
 """How long to wait for another process's compilation before compiling here as well."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 import struct
 import tempfile
@@ -18,13 +19,15 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from kernelseam.compilation.folder import VARIABLE, Untrusted, reason_for_distrust
+from kernelseam.compilation.folder import VARIABLE, Untrusted, private, reason_for_distrust
 from kernelseam.json_schema import decoded, parsed
 
 MAGIC = b"KSEAMB01"
 SUFFIX, TEMPORARY, COMPILER = ".bin", ".tmp", ".compiler"
-"""Of a binary; of what is being written; of what a plugin keeps about its compiler, in the cache's
-folder itself."""
+"""Of a binary; of what is being written; of what a plugin keeps about its compiler."""
+COMPILERS = "compilers"
+"""The folder of the last: the cache's folder itself may be another program's as well."""
+_KEY = re.compile(r"[0-9a-f]{64}\.")
 _DIGEST = hashlib.sha256().digest_size
 _TAIL = 8 + _DIGEST + len(MAGIC)
 
@@ -106,6 +109,41 @@ def is_recent(temporary: Path) -> bool:
     """Whether a process may still be writing a temporary file, which takes less than a second.
     Raises OSError."""
     return time.time() - os.lstat(temporary).st_mtime < 60
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file's name begins with a key, as all do that are written here."""
+    return _KEY.match(path.name) is not None
+
+
+def remove(path: Path) -> int | None:
+    """Remove a file; its size in bytes, None for a folder or where it is gone already. Raises
+    OSError."""
+    try:
+        info = os.lstat(path)
+        if stat.S_ISDIR(info.st_mode):
+            return None
+        path.unlink()
+    except FileNotFoundError:  # another process was faster
+        return None
+    return info.st_size
+
+
+def clear(folder: Path, suffix: str) -> tuple[int, int]:
+    """Remove a folder's entries of this suffix, and what killed processes left there; the number of
+    entries and the bytes of all. Raises Untrusted, OSError."""
+    if not (private(folder.parent, make=False) and private(folder, make=False)):
+        return 0, 0
+    entries = size = 0
+    for path in filter(is_ours, tuple(folder.iterdir())):
+        try:
+            if path.suffix != suffix and (path.suffix != TEMPORARY or is_recent(path)):
+                continue
+        except FileNotFoundError:  # written meanwhile
+            continue
+        if (removed := remove(path)) is not None:
+            entries, size = entries + (path.suffix == suffix), size + removed
+    return entries, size
 
 
 def write(path: Path, header: Mapping[str, str], payload: bytes) -> None:

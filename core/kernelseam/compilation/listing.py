@@ -40,16 +40,6 @@ _OF_BUILDS = (entry.TEMPORARY, build.LOCK)
 """Files that a build has while it runs, and leaves where it is killed."""
 
 
-def _remove(path: Path) -> int | None:
-    """The file's size in bytes; None where it is gone already."""
-    try:
-        size = os.lstat(path).st_size
-        path.unlink()
-    except FileNotFoundError:
-        return None
-    return size
-
-
 @contextmanager
 def _unless_building(path: Path) -> Iterator[bool]:
     """Hold a key's lock; False where a build holds it."""
@@ -81,7 +71,7 @@ def entries() -> list[CacheEntry]:
     OSError."""
     folder = _folder()
     listed: list[CacheEntry] = []
-    for path in folder.glob("*" + entry.SUFFIX) if folder else ():
+    for path in filter(entry.is_ours, folder.glob("*" + entry.SUFFIX) if folder else ()):
         header, damage = {"name": path.stem[:16]}, ""
         try:
             info = os.lstat(path)
@@ -110,29 +100,30 @@ def entries() -> list[CacheEntry]:
 
 
 def clear() -> Cleared:
-    """Remove every binary, leftover and saved source of the cache and what is kept about compilers,
-    and nothing else: what a running build of any process writes stays. Raises Untrusted,
-    OSError."""
+    """Remove every binary, leftover and saved source of the cache and what is kept about compilers.
+
+    Other programs' files stay, in the cache's folder and in those within, as does what a running
+    build of any process writes. Raises Untrusted, OSError.
+    """
     folder = _folder()
     binaries = size = 0
-    paths = tuple(folder.iterdir()) if folder else ()
+    paths = tuple(filter(entry.is_ours, folder.iterdir())) if folder else ()
     for path in paths:
-        if path.suffix == entry.SUFFIX and (removed := _remove(path)) is not None:
+        if path.suffix == entry.SUFFIX and (removed := entry.remove(path)) is not None:
             size, binaries = size + removed, binaries + 1
-    for key in {p.name.partition(".")[0] for p in paths if p.suffix in _OF_BUILDS}:
+    left = [p for p in paths if p.suffix in _OF_BUILDS and not p.is_dir()]
+    for key in {p.name.partition(".")[0] for p in left}:
         lock = paths[0].with_name(key + build.LOCK)
         with _unless_building(lock) as idle:
             for path in paths[0].parent.glob(f"{key}.*{entry.TEMPORARY}") if idle else ():
-                size += _remove(path) or 0
-            size += (_remove(lock) or 0) if idle else 0
+                size += entry.remove(path) or 0
+            size += (entry.remove(lock) or 0) if idle else 0
     failed = cache_folder() / build.FAILED
     if private(failed.parent, make=False) and private(failed, make=False):
         with suppress(FileNotFoundError):  # another process was faster
-            size += sum(f.lstat().st_size for f in failed.rglob("*") if f.is_file())
-            shutil.rmtree(failed)
-    for path in tuple(failed.parent.iterdir()) if private(failed.parent, make=False) else ():
-        running = path.suffix == entry.TEMPORARY and entry.is_recent(path)
-        if path.suffix in (entry.COMPILER, entry.TEMPORARY) and not running:
-            size += _remove(path) or 0
+            for saved in tuple(failed.glob(build.SAVED)):
+                size += sum(f.lstat().st_size for f in saved.rglob("*") if f.is_file())
+                shutil.rmtree(saved)
+    size += entry.clear(failed.with_name(entry.COMPILERS), entry.COMPILER)[1]
     build.forget()
     return Cleared(binaries, size)

@@ -83,16 +83,7 @@ def keep(problem: Problem, device: Device, choice: Tuned) -> Path:
 def clear() -> int:
     """Remove all tuned choices and return their number. What another process may just be writing
     stays. Raises OSError, Untrusted."""
-    root = cache_folder() / FOLDER
-    if not (private(root.parent, make=False) and private(root, make=False)):
-        return 0
-    removed = 0
-    for path in root.iterdir():
-        with suppress(FileNotFoundError):  # another process was faster
-            running = path.suffix == entry.TEMPORARY and entry.is_recent(path)
-            if path.suffix in (SUFFIX, entry.TEMPORARY) and not running:
-                path.unlink()
-                removed += path.suffix == SUFFIX
+    removed, _ = entry.clear(cache_folder() / FOLDER, SUFFIX)
     return removed
 
 

@@ -14,6 +14,7 @@ import re
 import sys
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from kernelseam.compilation import entry
@@ -95,17 +96,19 @@ def _loaded() -> str | None:
         return None
 
 
-def _key() -> str:
-    """Of the one file for this Python."""
-    return hashlib.sha256(sys.prefix.encode()).hexdigest()
+def _path() -> Path:
+    """The one file for this Python, whose name is its key."""
+    key = hashlib.sha256(sys.prefix.encode()).hexdigest()
+    return cache_folder() / entry.COMPILERS / (key + entry.COMPILER)
 
 
 def _known() -> str | None:
     """The kept version, where all is as it was."""
     try:
-        if not private(cache_folder(), make=False):
+        path = _path()
+        if not (private(path.parent.parent, make=False) and private(path.parent, make=False)):
             return None
-        _, kept = entry.read(cache_folder() / (_key() + entry.COMPILER))
+        _, kept = entry.read(path)
         version, places, library = json.loads(kept)
         same = places == _places() and library == _identity(_loaded() or library[0])
     except (OSError, Untrusted, entry.Damaged, ValueError, LookupError, TypeError):
@@ -118,8 +121,9 @@ def _keep(version: str) -> None:
     try:
         library = bindings.module("cuda.pathfinder").load_nvidia_dynamic_lib("nvrtc")
         kept = json.dumps([version, _places(), _identity(library.abs_path)])
-        folder, key = cache_folder(), _key()
-        private(folder, make=True)
-        entry.write(folder / (key + entry.COMPILER), {"key": key, "name": version}, kept.encode())
+        path = _path()
+        private(path.parent.parent, make=True)
+        private(path.parent, make=True)
+        entry.write(path, {"key": path.stem, "name": version}, kept.encode())
     except (DeviceError, OSError, Untrusted, RuntimeError, AttributeError, TypeError):
         return
