@@ -44,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], 
         capture_output=True,
         text=True,
         env=environment,
-        timeout=200,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, json.loads((folder / "amd.json").read_text(encoding="utf-8")), folder

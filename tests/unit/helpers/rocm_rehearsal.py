@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.abc import MetaPathFinder
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,12 +45,18 @@ STREAM = 0x5EA
 capturing = False
 
 
-class Absent(MetaPathFinder):
-    """Keeps packages from being imported."""
+class Without:
+    """A finder of modules that finds none of those that are absent."""
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name.partition(".")[0] in ABSENT:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    def __init__(self, finder: Any) -> None:
+        self._finder = finder
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        absent = name.partition(".")[0] in ABSENT
+        return None if absent else self._finder.find_spec(name, path, target)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._finder, name)
 
 
 class OnHost(TorchFunctionMode):  # type: ignore[misc]
@@ -312,10 +317,11 @@ def rows() -> dict[str, list[Any]]:
     }
 
 
-def main(arguments: list[str]) -> int:
-    sys.meta_path.insert(0, Absent())
+def main(arguments: list[str], rehearse: Callable[[], None] = rehearse_plugin) -> int:
+    """The command's exit status."""
+    sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
     rehearse_torch()
-    rehearse_plugin()
+    rehearse()
     from benchmarks import precompile
     from benchmarks.comparing import (
         clocks,
