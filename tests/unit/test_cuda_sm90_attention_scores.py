@@ -191,9 +191,15 @@ def test_a_dear_function_is_in_the_code_once_for_a_part() -> None:
     assert "OPERATIONS = 5;" in expression_header(dear.spec)
 
 
-def test_a_mask_of_one_row_is_kept_up_to_a_size() -> None:
+def test_a_mask_that_repeats_is_kept_up_to_a_size() -> None:
     plain = replace(attention_problem(mask=True), S_q=65536, S_k=65536)
     assert HALF.refuse(replace(plain, mask_strides=(0, 0, 65536, 1)), ROW) is None
-    assert HALF.refuse(replace(plain, mask_strides=(0, 0, 0, 1)), ROW) == (
-        "a mask of one row, kept as 536870912 bytes: it takes up to 134217728"
-    )
+    refused = "a mask that repeats, kept as {} bytes: it takes up to 134217728"
+    assert HALF.refuse(replace(plain, mask_strides=(0, 0, 0, 1)), ROW) == refused.format(2**29)
+    # of entries of their own lengths each has bits of its own
+    shared = {"batch": 256, "S_q": 8192, "S_k": 8192, "mask_strides": (0, 0, 8192, 1)}
+    lengths = attention_problem(mask=True, lengths=True)
+    for p, kept in ((plain, None), (lengths, refused.format(2**31))):
+        assert HALF.refuse(replace(p, **shared), ROW) == kept
+    each = {**shared, "mask_strides": (8192 * 8192, 0, 8192, 1)}
+    assert HALF.refuse(replace(lengths, **each), ROW) is None

@@ -31,7 +31,7 @@ template<int BN> struct TileScore {
   // Whether scores may rise from block to block in ways that nobody knows.
   static constexpr bool MAY_RISE = Expression::HAS_SCORE;
   // ALiBi's rise over the keys behind the diagonal, which come first.
-  static constexpr bool RISES = Config::ALIBI && !Config::CAUSAL;
+  static constexpr bool RISES = Config::ALIBI && (!Config::CAUSAL || Config::PREFIX);
   Scores scores;
   const SmallCap& small_cap;
   const ScoreArguments& arguments;

@@ -17,6 +17,16 @@ def _mutant(
 
 
 MUTANTS = (
+    Mutant(
+        "alibi-falls-in-a-prefix",
+        SCORE,
+        "(!Config::CAUSAL || Config::PREFIX)",
+        "!Config::CAUSAL",
+        "attention-bf16-128-causal-alibi-prefix",
+        "",
+        "behind the diagonal, within a prefix, ALiBi goes on as before it",
+        implementation="sm90",
+    ),
     _mutant(
         "last-visited-of-the-word",
         TILES,

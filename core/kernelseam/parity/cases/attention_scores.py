@@ -128,6 +128,9 @@ def biases() -> Iterator[AttentionCase]:
     yield case("f16-64", "softcap-huge", softcap=1e6, batch=1)
     yield case("f16-64", "softcap-tiny", softcap=1e-3, scale=-0.3, batch=1)
     yield case("f16-64", "alibi", alibi=SLOPES)
+    # blocks of keys that all rows of a tile see, behind the diagonal
+    ahead = {"alibi": SLOPES, "prefix": (300, 5), "S_q": 400, "S_k": 400}
+    yield case("bf16-128-causal", "alibi-prefix", **ahead)
     yield case(
         "f16-64", "alibi-batch-negative", alibi=(0.25, -0.125), alibi_batch=True, S_q=70, S_k=40
     )

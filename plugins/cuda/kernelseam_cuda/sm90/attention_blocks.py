@@ -104,7 +104,7 @@ def _masked_by_expression(spec: AttentionSpec) -> bool:
     return spec.expression is not None and structure_of(spec.expression).has_mask
 
 
-def _axes(p: AttentionProblem) -> tuple[bool, bool]:
+def mask_axes(p: AttentionProblem) -> tuple[bool, bool]:
     """Whether the mask tells entries and heads apart, so that tiles of each have words."""
     s = p.spec
     reads = structure_of(s.expression).seen[0].reads if s.expression else frozenset()
@@ -116,7 +116,7 @@ def _axes(p: AttentionProblem) -> tuple[bool, bool]:
 
 def _extents(p: AttentionProblem, tile: HopperAttentionTile) -> tuple[int, int, int, int]:
     """Entries, heads, tiles of a head, words of a tile."""
-    entries, heads = _axes(p)
+    entries, heads = mask_axes(p)
     return (
         p.batch if entries else 1,
         p.num_heads // tile.group_heads if heads else 1,
@@ -139,7 +139,7 @@ def _tile_words(p: AttentionProblem, tile: HopperAttentionTile) -> int:
 
 def visited_values(p: AttentionProblem, tile: HopperAttentionTile) -> dict[str, int | float]:
     """``VISITED`` but its address."""
-    (entries, heads), (_, each, tiles, words) = _axes(p), _extents(p, tile)
+    (entries, heads), (_, each, tiles, words) = mask_axes(p), _extents(p, tile)
     head = tiles * _tile_words(p, tile)
     return {
         "blocks_batch": each * head if entries else 0,

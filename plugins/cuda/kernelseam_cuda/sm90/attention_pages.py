@@ -66,7 +66,11 @@ def refuse_pages(p: AttentionProblem) -> str | None:
             return f"pages of {name} span {rows} rows: it takes less than 2^31"
     if page_stride(p, p.k_strides) != page_stride(p, p.v_strides):
         return "pages of k and of v lie different numbers of rows apart"
-    return None if copies(p.spec) else _refuse_copies(p)
+    if not copies(p.spec):
+        return _refuse_copies(p)
+    return (
+        None if p.pages or rows_at_once(p) > 1 else "no pages: rows behind an end are copied, too"
+    )
 
 
 def forms(spec: AttentionSpec) -> tuple[int, ...]:

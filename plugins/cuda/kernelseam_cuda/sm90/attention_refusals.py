@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.kernels.attention.refusals import refuse_mixed_views
 from kernelseam.kernels.attention.scores import SCORE_OPTIONS
 from kernelseam.kernels.attention.scores import refuse_scores as refuse_far_rows
 
-from kernelseam_cuda.sm90.attention_blocks import by_element, is_banded
+from kernelseam_cuda.sm90.attention_blocks import by_element, is_banded, mask_axes
 
 BANDED = (
     ANY_VIEW
@@ -31,7 +33,7 @@ DIM_STEP, MAX_DIM, FORWARD_MAX_DIM = 8, 256, 512
 _ELEMENT_MAX_DIM, _BIAS_MAX_DIM = 256, 128
 """Head dims up to which scores and masks by element have tiles, and biases."""
 _REPEATED_BYTES = 1 << 27
-"""Of the workspace for a mask whose rows repeat: beyond, a kernel that reads it is better."""
+"""Of the workspace for a mask that repeats: beyond, a kernel that reads it is better."""
 
 
 def refuse_dims(spec: AttentionSpec, most: int = MAX_DIM) -> str | None:
@@ -59,10 +61,13 @@ def refuse_rows_of_any_view(p: AttentionProblem) -> str | None:
     return None
 
 
-def _mask_bits(p: AttentionProblem) -> int:
-    """Elements of a mask, each row of which is kept."""
-    batch, head, *_ = p.mask_strides
-    return (p.batch if batch else 1) * (p.num_heads if head else 1) * p.S_q * p.S_k
+def _mask_elements(p: AttentionProblem) -> tuple[int, int]:
+    """Of a mask those in memory, and those that are kept as bits: of every row, and of each entry
+    and head that tiles tell apart."""
+    extents = (p.batch, p.num_heads, p.S_q, p.S_k)
+    own = math.prod([n if s else 1 for n, s in zip(extents, p.mask_strides, strict=True)])
+    entries, heads = mask_axes(p)
+    return own, (p.batch if entries else 1) * (p.num_heads if heads else 1) * p.S_q * p.S_k
 
 
 def refuse_scores(p: AttentionProblem) -> str | None:
@@ -81,6 +86,8 @@ def refuse_scores(p: AttentionProblem) -> str | None:
         most, what = _BIAS_MAX_DIM, "a bias"
     if max(s.head_dim, s.value_dim) > most:
         return f"{what} of head dims {s.dims}: it takes up to {most}"
-    if s.mask and not p.mask_strides[2] and (bits := _mask_bits(p)) > 8 * _REPEATED_BYTES:
-        return f"a mask of one row, kept as {bits // 8} bytes: it takes up to {_REPEATED_BYTES}"
+    if s.mask:
+        own, bits = _mask_elements(p)
+        if bits > own and (kept := bits // 8) > _REPEATED_BYTES:
+            return f"a mask that repeats, kept as {kept} bytes: it takes up to {_REPEATED_BYTES}"
     return refuse_far_rows(p)

@@ -87,7 +87,11 @@ def slice_of(spec: GemmSpec) -> int:
 
 def tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
     """The tiles of a spec."""
-    tiles = _tiles_of(spec)
+    return storing(spec, _tiles_of(spec))
+
+
+def storing(spec: GemmSpec, tiles: tuple[HopperGemmTile, ...]) -> tuple[HopperGemmTile, ...]:
+    """Of the tiles those that store such a result."""
     return tuple(t for t in tiles if _stores(spec, t)) if spec.dtype_c.is_fp8 else tiles
 
 

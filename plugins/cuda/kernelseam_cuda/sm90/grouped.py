@@ -37,6 +37,7 @@ from kernelseam_cuda.sm90.gemm_tiling import (
     SCALED_COLUMNS,
     order_values,
     slice_of,
+    storing,
     takes_pairs,
 )
 from kernelseam_cuda.sm90.tiles import (
@@ -268,7 +269,8 @@ def _gathers(spec: GroupedGemmSpec) -> bool:
 
 
 def _tiles_of(spec: GroupedGemmSpec) -> tuple[HopperGemmTile, ...]:
-    return tuple(t for t in _all_tiles_of(spec) if takes_pairs(spec.product, t))
+    tiles = tuple(t for t in _all_tiles_of(spec) if takes_pairs(spec.product, t))
+    return storing(spec.product, tiles)
 
 
 def _all_tiles_of(spec: GroupedGemmSpec) -> tuple[HopperGemmTile, ...]:

@@ -252,7 +252,7 @@ class HopperLatent(KernelDefinition):
         pairs = tile.rows * _row_tiles(p, tile) * p.visible / p.S_q
         operations = 2.0 * (tile.head_dim + tile.value_dim) * pairs
         return Work(
-            p.batch * p.kv_heads * p.S_k * tile.head_dim * p.spec.dtype.itemsize,
+            p.bytes_moved,
             blocks,
             operations / blocks,
             operations / blocks,
@@ -262,7 +262,7 @@ class HopperLatent(KernelDefinition):
         )
 
     def covering(self) -> Iterable[Covered]:
-        """Both dtypes; pages, lengths, a causal mask; with and without an LSE."""
+        """Both dtypes; pages, lengths; with and without a causal mask and an LSE."""
         for t in LATENT:
             paged = AttentionSpec(
                 DType.bfloat16,
@@ -280,13 +280,14 @@ class HopperLatent(KernelDefinition):
                 strided,
                 replace(paged, q_view="packed"),
                 replace(strided, q_view="packed", kv_view="packed", lengths=False),
+                replace(paged, causal=False),
             ):
                 yield Covered(self, spec)
                 yield Covered(MERGE, spec)
 
 
 class HopperLatentMerge(KernelDefinition):
-    """A warp a row of the results that several blocks made."""
+    """A warp a row of the results that several blocks made, or eight where they are many."""
 
     operation = "attention"
     archs = ("sm_90a",)
@@ -345,7 +346,7 @@ class HopperLatentMerge(KernelDefinition):
         }
 
     def work(self, problem: AttentionProblem, tile: HopperLatentTile, device: Device) -> Work:
-        rows = min(problem.head_group, tile.rows)
+        rows = least(problem.S_q * problem.head_group, tile.rows)
         states = _STATES * HopperLatent().grid(problem, tile, device)
         return Work(states * rows * tile.value_dim * 4)
 
