@@ -231,6 +231,30 @@ def test_results_of_8_bits_of_torch() -> None:
         epilogues.quantized(np.ones(3, np.float32), (1, 128))
 
 
+@pytest.mark.parametrize("dtype", E4M3, ids=str)
+def test_a_preactivation_of_8_bits_is_saturated(dtype: DType) -> None:
+    sums = np.empty((2, 33, 24), dtype.numpy)
+    ks.bmm(A, B, alpha=999, out_dtype=dtype, epilogue="relu", preactivation=sums)
+    most, exact = LARGEST[dtype], 999 * A.astype("f8") @ B
+    assert (abs(exact) > most).any()
+    np.testing.assert_allclose(sums.astype("f8"), exact.clip(-most, most), rtol=2**-4, atol=2**-9)
+
+
+@pytest.mark.parametrize("wants", ["a", "captured"])
+def test_results_of_8_bits_have_no_gradients(wants: str) -> None:
+    """Refused at the forward: they would start from sums rounded to 8 bits."""
+    from kernelseam.interop import torch as interop
+
+    a, b = torch.from_numpy(A), torch.from_numpy(B)
+    scales = torch.full((1,), 0.1, requires_grad=wants == "captured")
+    own = epilogues.quantized(scales)
+    given = {"out_dtype": torch.float8_e4m3fn, "epilogue": own}
+    with pytest.raises(InvalidValue, match="out_dtype = float8_e4m3fn: must be wider than 8 bits"):
+        interop.bmm(a.requires_grad_(wants == "a"), b, **given)
+    with torch.no_grad():
+        assert interop.bmm(a, b, **given).dtype is torch.float8_e4m3fn
+
+
 T, S = (torch.from_numpy(RNG.standard_normal(n)).requires_grad_() for n in ((6, 8), (5,)))
 GRADIENTS: dict[str, tuple[Any, Callable[[Any], Any], tuple[Any, ...]]] = {
     "name": ("gelu", F.gelu, ()),

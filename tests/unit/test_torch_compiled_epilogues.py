@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is missing: it is what compiles")
 import torch.nn.functional as F  # noqa: E402
 from kernelseam import epilogues  # noqa: E402
+from kernelseam.errors import InvalidValue  # noqa: E402
 from kernelseam.interop import torch as ks_torch  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
@@ -153,6 +154,31 @@ def test_a_second_result() -> None:
     torch.testing.assert_close(out, F.silu(sums[:, : N // 2]) * sums[:, N // 2 :])
 
 
+SECOND: dict[str, tuple[Callable[[], Any], str]] = {
+    "integers": (lambda: torch.empty(M, N, dtype=torch.int32), "int32: must be .*float32"),
+    "narrower": (lambda: torch.empty(M, N, dtype=torch.bfloat16), "must be .*float32 as the"),
+    "broadcasting": (lambda: torch.empty(3, M, N), r"must have shape \[5, 8\]"),
+    "strided columns": (lambda: torch.empty(M, 2 * N)[:, ::2], "must be contiguous"),
+    "expanded": (lambda: torch.empty(N).expand(M, N), "memory of its own|share elements"),
+    "the result": (lambda: None, "overlaps preactivation"),
+}
+
+
+@pytest.mark.parametrize("what", SECOND)
+def test_a_second_result_is_checked_as_uncompiled(what: str) -> None:
+    made, message = SECOND[what]
+
+    def multiply(a: Any, b: Any, sums: Any) -> Any:
+        out = torch.empty(M, N)
+        sums = out if sums is None else sums
+        return ks.matmul2d(a, b, out=out, epilogue="relu", preactivation=sums)
+
+    run, _ = compiled(multiply)
+    for function, error in ((multiply, InvalidValue), (run, Exception)):
+        with pytest.raises(error, match=message):
+            function(drawn(M, K), drawn(K, N), made())
+
+
 def test_results_of_8_bits() -> None:
     def multiply(a: Any, b: Any, scales: Any) -> Any:
         own = ["relu", epilogues.quantized(scales)]
@@ -163,6 +189,9 @@ def test_results_of_8_bits() -> None:
     found, want = run(*given), multiply(*given)
     assert found.dtype is torch.float8_e4m3fn
     torch.testing.assert_close(found.float(), want.float(), rtol=0, atol=0)
+    run, _ = compiled(multiply)
+    with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match="must be wider than 8 bits"):
+        run(given[0].requires_grad_(), *given[1:])
 
 
 def test_export_and_vmap() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from kernelseam.epilogues import Gated, as_one
+from kernelseam.errors import InvalidValue
 from kernelseam.expressions.captures import dtype_name
 from kernelseam.expressions.derivatives import slope
 from kernelseam.expressions.epilogues import (
@@ -20,6 +21,8 @@ from kernelseam.expressions.epilogues import (
 )
 from kernelseam.expressions.nodes import Node, Type, coordinate, make, substitute
 from kernelseam.interop.torch_function import differentiable_once, with_matrices
+from kernelseam.interop.torch_library.dtypes import dtype_name as name_of
+from kernelseam.interop.torch_library.dtypes import result_dtype
 from kernelseam.interop.torch_library.gemm import added_gradients
 from kernelseam.ops.gemm import bmm
 
@@ -42,6 +45,19 @@ def multiply(
         return operation(**operands, epilogue=expression, **options)
     given = (operands["a"], operands["b"], operands.get("bias"), operands.get("residual"))
     return _Epilogue.apply(forward, backward, one, expression, len(learnt), *given, *learnt)
+
+
+def check_preactivation(dtype: Any) -> None:
+    """Refuse gradients of a result of 8 bits, in whose dtype the preactivation is stored: rounded
+    and saturated sums are none that a derivative can be taken at. Raises InvalidValue."""
+    if dtype.itemsize == 1:
+        raise InvalidValue(
+            "out_dtype",
+            name_of(dtype),
+            "must be wider than 8 bits where gradients are wanted: they start from the sums before "
+            "the epilogue, which are stored in the result's dtype",
+            "Call it under torch.no_grad(), or detach the operands and what the epilogue captures",
+        )
 
 
 def _by_sum(
@@ -164,9 +180,8 @@ class _Epilogue(torch.autograd.Function):  # type: ignore[misc]
         operation, options = forward
         M = a.shape[-1 if options["a_transposed"] else -2]
         N = b.shape[-2 if options["b_transposed"] else -1]
-        dtype = a.dtype
-        if (asked := options.get("out_dtype")) is not None:
-            dtype = getattr(torch, asked)
+        dtype = result_dtype(a, options.get("out_dtype"))
+        check_preactivation(dtype)
         acc = torch.empty(*a.shape[:-2], M, N, dtype=dtype, device=a.device)
         out = operation(
             a, b, bias=bias, residual=residual, epilogue=expression, preactivation=acc, **options

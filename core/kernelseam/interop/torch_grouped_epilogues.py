@@ -14,6 +14,7 @@ from kernelseam.expressions.epilogues import EpilogueExpression, traced_epilogue
 from kernelseam.interop.torch_epilogues import by_captured, by_sums
 from kernelseam.interop.torch_function import differentiable_once, wanted
 from kernelseam.interop.torch_gemm import bmm
+from kernelseam.interop.torch_library.dtypes import result_dtype
 from kernelseam.interop.torch_library.grouped import DIFFERENTIABLE, INDICES, Rows, gradients
 from kernelseam.ops.grouped_gemm import grouped_mm
 
@@ -104,7 +105,7 @@ class _Epilogue(torch.autograd.Function):  # type: ignore[misc]
         indices = (a_indices, out_indices, out_factors)
         given: dict[str, Any] = dict(zip(INDICES, indices, strict=True))
         rows = next((len(x) for x in indices if x is not None), a.shape[-2])
-        dtype = a.dtype if (asked := options["out_dtype"]) is None else getattr(torch, asked)
+        dtype = result_dtype(a, options["out_dtype"])
         acc = torch.empty(rows, b.shape[-1], dtype=dtype, device=a.device)
         out = grouped_mm(
             a,

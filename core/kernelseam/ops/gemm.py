@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -286,8 +287,9 @@ def result(
         )
 
 
-def check_preactivation(infos: dict[str, ArrayInfo], shape: tuple[int, ...]) -> None:
-    """Raise InvalidValue for an array that what the epilogue is of cannot be written to."""
+def check_preactivation(infos: Mapping[str, Any], shape: tuple[int, ...]) -> None:
+    """Raise InvalidValue for an array that what the epilogue is of cannot be written to.
+    ``infos``: views, or tensors while torch traces the call."""
     if "preactivation" not in infos:
         return
     check_shape("preactivation", infos["preactivation"], shape)

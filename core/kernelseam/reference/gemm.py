@@ -360,14 +360,18 @@ class _Blocks:
             self._multiply(part, stack, own, scratch)
             self._add(part, stack, own, scratch[1])
             if stack.sums is not None:
-                stack.sums[own] = part
+                stack.sums[own] = self._saturated(part)
             sums.append(part)
         if epilogue is not None:
             sums = [epilogue(sums, stack.numbers[at[:3]], at[3], at[4])]
-        if (dtype := self.problem.spec.dtype_c).is_fp8:
-            bound = sums[0].dtype.type(LARGEST[dtype])
-            np.clip(sums[0], -bound, bound, out=sums[0])
-        out[...] = sums[0]
+        out[...] = self._saturated(sums[0])
+
+    def _saturated(self, part: Array) -> Array:
+        """What a result's dtype of 8 bits, which has no infinity, can hold of it."""
+        if not (dtype := self.problem.spec.dtype_c).is_fp8:
+            return part
+        bound = part.dtype.type(LARGEST[dtype])
+        return np.clip(part, -bound, bound)
 
     def _multiply(
         self, part: Array, stack: _Stack, at: tuple[slice, ...], scratch: list[Array]

@@ -138,12 +138,12 @@ def room(out: Tensor, holds: bool = False) -> Tensor:
     return result.copy_(out) if holds and unrepeated(out) == list(out.shape) else result
 
 
-def faked_as(out: Tensor) -> Tensor:
-    """A fake of ``room``. Raises InvalidValue for an array whose elements share memory, which torch
-    cannot copy to."""
+def faked_as(out: Tensor, name: str = "out") -> Tensor:
+    """A fake of ``room``. Raises InvalidValue for an array, known by ``name``, whose elements share
+    memory, which torch cannot copy to."""
     if unrepeated(out) != list(out.shape):
         raise InvalidValue(
-            "out",
+            name,
             f"an array of shape {list(out.shape)} with strides {list(out.stride())}",
             "must have memory of its own for every element",
             "Give one that is not expanded",

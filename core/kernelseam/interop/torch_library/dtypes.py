@@ -20,6 +20,14 @@ def dtype_name(dtype: Any) -> Any:
     return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
 
 
+def result_dtype(a: Any, out_dtype: Any) -> Any:
+    """torch's dtype of a product's result: ``out_dtype`` by any of its names, else what
+    ``ops.gemm`` makes of a's. Raises UnknownName."""
+    if out_dtype is not None:
+        return torch_dtype(out_dtype, fp8=True)
+    return torch.float32 if a.itemsize == 1 else a.dtype
+
+
 def accumulator(dtype: Any) -> Any:
     """torch's dtype that products of this one are summed in."""
     return torch.float64 if dtype == torch.float64 else torch.float32

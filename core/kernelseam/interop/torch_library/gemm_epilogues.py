@@ -9,7 +9,7 @@ import torch
 
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import epilogue_of
-from kernelseam.interop.torch_epilogues import by_product
+from kernelseam.interop.torch_epilogues import by_product, check_preactivation
 from kernelseam.interop.torch_function import check_bwd_implementation
 from kernelseam.interop.torch_library import flops, gemm
 from kernelseam.interop.torch_library.define import (
@@ -19,7 +19,7 @@ from kernelseam.interop.torch_library.define import (
     refuse_gradients,
     room,
 )
-from kernelseam.interop.torch_library.dtypes import dtype_name
+from kernelseam.interop.torch_library.dtypes import dtype_name, result_dtype
 from kernelseam.interop.torch_library.epilogues import expression_of, traced
 from kernelseam.interop.torch_library.mods import CAPTURED
 from kernelseam.ops import gemm as ops
@@ -66,8 +66,7 @@ def _computed(function: Callable[..., Any]) -> Callable[..., Any]:
 def _dtype(a: Tensor, out: Tensor | None, out_dtype: Any) -> Any:
     if out is not None:
         return out.dtype
-    own = torch.float32 if a.itemsize == 1 else a.dtype  # as ops.gemm.result has it
-    return own if out_dtype is None else out_dtype
+    return result_dtype(a, out_dtype)
 
 
 def _shapes(
@@ -104,6 +103,7 @@ def _faked(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
     a, b, bias, residual, *_ = inputs
     refuse_gradients(ctx, OPERANDS, OPERANDS[2:4] if a.itemsize == 1 else OPERANDS[:4])
+    check_preactivation(output[0].dtype)
     options = dict(keyword_only_inputs)
     if not options["preactivation"]:
         raise InvalidValue(

@@ -24,6 +24,7 @@ from kernelseam.descriptors.projection.options import (
     QkvOptions,
 )
 from kernelseam.errors import InvalidValue
+from kernelseam.interop.torch_function import must_be_tensor
 from kernelseam.interop.torch_library import (
     attention,
     cache,
@@ -35,7 +36,7 @@ from kernelseam.interop.torch_library import (
     mods,
     projection,
 )
-from kernelseam.interop.torch_library.define import unrepeated
+from kernelseam.interop.torch_library.define import faked_as, unrepeated
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.interop.torch_library.mods import CAPTURED
 from kernelseam.ops import attention_bwd as attention_bwd_ops
@@ -181,7 +182,24 @@ def _product(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> 
     placed = {n: torch.as_tensor(x) if n in CAPTURED else x for n, x in arrays.items()}
     names, own = gemm_epilogues.OPERANDS, gemm_epilogues.WITH_EPILOGUE[operator]
     out, sums = _called(own, names, placed, given, backend, implementation)
+    if kept:
+        _check_preactivation(arrays, out, tuple(sums.shape))
     return _filled(arrays, {"out": out, **({"preactivation": sums} if kept else {})})
+
+
+def _check_preactivation(arrays: Arrays, out: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse what the functions on arrays refuse: torch's ``copy_`` would convert, broadcast or
+    overwrite it."""
+    given = arrays["preactivation"]
+    if not isinstance(given, torch.Tensor):
+        raise must_be_tensor("preactivation", given)
+    gemm_ops.check_preactivation({"preactivation": given, "out": out}, shape)
+    _check_axis("preactivation", given)
+    faked_as(given, "preactivation")
+    if arrays.get("out") is given:
+        raise InvalidValue(
+            "out", "given", "overlaps preactivation", "Give the output memory of its own"
+        )
 
 
 def _grouped(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
