@@ -11,12 +11,20 @@ from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.expressions.scores import MaskMod, ScoreMod, score_expression
 from kernelseam.oracle import formulas
 
-REACH = np.int32(7)
+REACH, LARGEST = np.int32(7), np.int32(2**31 - 1)
 OWN = np.arange(300) // 40
 
 
 def capped(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
     return 3.0 * np.tanh(s / 3.0)
+
+
+def cap(c: Any) -> ScoreMod:
+    return lambda s, b, h, q, kv: c * np.tanh(s / c)
+
+
+def near(reach: Any) -> MaskMod:
+    return lambda b, h, q, kv: abs(q - kv) <= reach
 
 
 def in_document(b: Any, h: Any, q: Any, kv: Any) -> Any:
@@ -99,6 +107,8 @@ def test_the_nearer_end_of_a_band_and_of_an_option_counts() -> None:
 
 def test_a_cap_is_the_options_where_nothing_changes_scores_before() -> None:
     assert problem(capped).spec.expression is None
+    whole = problem(cap(np.int32(3)))
+    assert (whole.spec.expression, whole.softcap, type(whole.softcap)) == (None, 3.0, float)
     slopes = {"alibi_slopes": np.ones((2, 2), np.float32)}
     for before in (slopes, {"softcap": 2.0}):
         assert problem(capped, **before).spec.expression
@@ -164,3 +174,28 @@ def test_whether_a_bias_has_a_gradient_does_not_depend_on_lengths(S_q: int) -> N
     out, lse = ks.attention(q, k, v, return_lse=True, **given)
     with pytest.raises(ks.errors.InvalidValue, match="of an attention with a score_mod or a mask"):
         ks.attention_bwd(out, q, k, v, out, lse, bias_gradient=True, **given)
+
+
+@pytest.mark.parametrize(
+    "functions",
+    [
+        *({"mask_mod": near(np.int32(n))} for n in (0, 9, -1, -3, 2**31 - 1)),
+        *({"score_mod": cap(np.float32(c))} for c in (2.5, 0.0, -3.0, np.inf, np.nan)),
+        {"score_mod": cap(np.int32(2))},
+    ],
+)
+def test_numbers_that_no_option_takes_say_what_the_function_says(
+    functions: dict[str, Any],
+) -> None:
+    draw = np.random.default_rng(2)
+    q, k, v = (draw.standard_normal((1, 1, 18, 8)).astype("f4") for _ in range(3))
+    with np.errstate(all="ignore"):
+        got = ks.attention(q, k, v, **functions)
+        variant = formulas.Variant(**functions)
+        want = formulas.attention(q, k, v, False, 8**-0.5, None, variant).out
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_a_reach_beyond_what_a_window_takes_stays_a_function() -> None:
+    p = problem(None, lambda b, h, q, kv: q - kv - 9 <= LARGEST)
+    assert p.spec.expression and p.left is None

@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kernelseam.expressions.lowering import Structure
 from kernelseam.expressions.nodes import Node, Type, constant, coordinate, make
+from kernelseam.symbolic import as_float
 
 Linear = Mapping[str | int, int]
 """A sum of coordinates and captured numbers, each times an integer; of "" the constant."""
@@ -23,7 +24,7 @@ class Bound(NamedTuple):
     left: bool
     most: Linear
 
-    def distance(self, numbers: Sequence[int | float], square: bool) -> int | None:
+    def distance(self, numbers: Sequence[Any], square: bool) -> int | None:
         """The bound of the distance to the diagonal that ends with the last query and key, on its
         side; None where it depends on lengths, unless queries and keys are as many: ``square``."""
         sign = 1 if self.left else -1
@@ -34,8 +35,8 @@ class Bound(NamedTuple):
         result = self.most.get("", 0)
         for i, factor in self.most.items():
             if isinstance(i, int):
-                result += factor * int(numbers[i])
-        return result if result >= 0 else None
+                result += factor * numbers[i]
+        return result if 0 <= result < 1 << 31 else None
 
 
 class Options(NamedTuple):
@@ -67,7 +68,7 @@ def options_of(
     cap = None
     if caps and own_cap is not None:
         value = numbers[own_cap.value] if own_cap.operation == "argument" else own_cap.value
-        cap = float(value) if 0 < value < math.inf else None
+        cap = as_float(value) if 0 < value < math.inf else None
     rest = _rest(structure, frozenset(taken), cap is not None)
     return Options(ends.get(True), ends.get(False), cap, rest)
 
@@ -78,6 +79,7 @@ def _parts(structure: Structure) -> tuple[tuple[tuple[Bound, ...], ...], Node | 
     score, cap = structure.score, None
     if score.operation == "softcap" and score.arguments[0] == coordinate("score", Type.FLOAT):
         own = score.arguments[1]
+        own = own.arguments[0] if own.operation == "cast" else own
         cap = own if own.operation in ("argument", "constant") else None
     if structure.blocks is not None:
         return (), cap

@@ -11,6 +11,7 @@ from typing import Any
 
 import kernelseam as ks
 import kernelseam.interop.torch as ks_torch
+import numpy as np
 import torch
 from kernelseam.arrays import torch as torch_arrays
 
@@ -41,6 +42,15 @@ def makes() -> dict[str, Make]:
         leaves = [a.detach().requires_grad_() for _ in range(3)]
         return torch.autograd.grad(ks_torch.attention(*leaves, causal=True), leaves, a)
 
+    def banded(n: int) -> Callable[[], object]:
+        reach = np.int32(n)
+        return lambda: ks.attention(x, x, x, mask_mod=lambda b, h, i, j: abs(i - j) < reach)
+
+    def capped(n: int) -> Callable[[], object]:
+        cap = np.float32(n)
+        function = lambda s, b, h, i, j: cap * torch.tanh(s / cap)  # noqa: E731
+        return lambda: ks.attention(x, x, x, score_mod=function)
+
     def cut(x: torch.Tensor, call: Callable[[torch.Tensor], object], axis: int) -> Make:
         def make(n: int) -> Callable[[], object]:
             part = x.narrow(axis, 0, n)
@@ -55,6 +65,8 @@ def makes() -> dict[str, Make]:
         "matmul2d": cut(rows, lambda a: ks.matmul2d(a, w, implementation="sm90"), 0),
         "gradients": cut(x, gradients, 2),
         "lists": products,
+        "reach": banded,
+        "cap": capped,
         "qkv": cut(tokens, lambda a: ks.fused_qkv_projection(a, weight, None, 4, 4), 1),
     }
 
