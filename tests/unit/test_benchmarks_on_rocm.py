@@ -21,11 +21,9 @@ ROOT = Path(__file__).parents[2]
 OUR_MISTAKES = ("AttributeError", "NameError", "TypeError", "KeyError", "AssertionError")
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
-    """What a run of every suite printed, its JSON, and the folder with its page and plots. In the
+def run(folder: Path) -> tuple[str, dict[str, Any]]:
+    """What a run of every suite printed, and its JSON; its page and plots are in the folder. In the
     PATH is a card of NVIDIA's, too."""
-    folder = tmp_path_factory.mktemp("rocm")
     smi = folder / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho 580.65.06, 700.00, 1980, 3201, 99.0, 44\n")
     smi.chmod(0o755)
@@ -47,13 +45,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], 
         timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout, json.loads((folder / "amd.json").read_text(encoding="utf-8")), folder
+    return done.stdout, json.loads((folder / "amd.json").read_text(encoding="utf-8"))
 
 
-def test_every_suite_runs(run: tuple[str, dict[str, Any], Path]) -> None:
+def test_every_suite_runs(tmp_path: Path) -> None:
+    """One test, as one process runs them all."""
+    out, content = run(tmp_path)
+    every_row_has_times(out, content, tmp_path)
+    times_are_those_of_the_clock(content)
+    peers_are_refused_in_words(content)
+    no_card_of_nvidias_is_described(content)
+
+
+def every_row_has_times(out: str, content: dict[str, Any], folder: Path) -> None:
     from benchmarks.comparing.running import SUITES
 
-    out, content, folder = run
     rows = content["rows"]
     assert {r["suite"] for r in rows} == SUITES.keys() - {"compile"}
     assert [r["name"] for r in rows if r["failure"] or r["unsupported"] or not r["timed"]] == []
@@ -66,9 +72,9 @@ def test_every_suite_runs(run: tuple[str, dict[str, Any], Path]) -> None:
     assert (folder / "p" / "roofline.svg").exists()
 
 
-def test_times_are_those_of_the_clock(run: tuple[str, dict[str, Any], Path]) -> None:
+def times_are_those_of_the_clock(content: dict[str, Any]) -> None:
     """0.05 ms between two events: of a launch alone, and of a graph of twenty."""
-    for row in run[1]["rows"]:
+    for row in content["rows"]:
         if row["suite"].startswith(("host", "models")):
             continue
         assert row["captured"], row["name"]
@@ -77,18 +83,17 @@ def test_times_are_those_of_the_clock(run: tuple[str, dict[str, Any], Path]) -> 
             assert set(timed["us"]["flushed"]) == {50.0}
 
 
-def test_whom_it_is_compared_with(run: tuple[str, dict[str, Any], Path]) -> None:
+def peers_are_refused_in_words(content: dict[str, Any]) -> None:
     """Those that are NVIDIA's alone are refused in words, and no refusal hides a mistake of the
     benchmarks'."""
-    refused = [(n, why) for r in run[1]["rows"] for n, why in r["refused"].items()]
+    refused = [(n, why) for r in content["rows"] for n, why in r["refused"].items()]
     assert [x for x in refused if x[1].startswith(OUR_MISTAKES)] == []
     assert {"FA3", "cuDNN", "FlashInfer", "read"} <= {n for n, _ in refused}
-    peers = {t["name"] for r in run[1]["rows"] for t in r["timed"] if t["role"] == "peer"}
+    peers = {t["name"] for r in content["rows"] for t in r["timed"] if t["role"] == "peer"}
     assert {"FA2", "cuBLAS", "torch", "torch linear", "torch._grouped_mm"} <= peers
 
 
-def test_no_card_of_nvidias_is_described(run: tuple[str, dict[str, Any], Path]) -> None:
-    _, content, _ = run
+def no_card_of_nvidias_is_described(content: dict[str, Any]) -> None:
     device = content["device"]
     assert device["name"] == "AMD Instinct MI300X" and device["multiprocessors"] == 304
     assert not {"driver", "power_limit_w"} & device.keys() and "cuda" not in device["versions"]
