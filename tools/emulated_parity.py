@@ -66,7 +66,7 @@ LIMITS = """\
 * **Memory order and caches.** Stores are visible at once, to every block.
 * **Reads beyond a block's shared memory** give zeros, as on the device, and are not reported. Writes there, and any
   access outside device memory, end the launch with an error.
-* **Some instructions** are missing: atomics that return a value (CDNA; sums of 32-bit integers are there), generic pointers to
+* **Some instructions** are missing: atomics that return a value (CDNA, RDNA 4; sums of 32-bit integers are there), generic pointers to
   private memory, and on gfx11 to shared memory, sparse products, buffer instructions on gfx12. A kernel that has one
   fails its test.
 * **Faults that were not found yet.** The emulator gave wrong results for instructions of these kernels before they were

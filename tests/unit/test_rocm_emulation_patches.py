@@ -196,17 +196,31 @@ def test_floats_are_added_out_of_accumulators(base: int) -> None:
     assert memory[[0, 17, 18, 19]].tolist() == [0, 17, 18, 19]
 
 
-@pytest.mark.parametrize("base", [20, 127])
-def test_integers_that_are_added_return_what_was_there(base: int) -> None:
-    wave, memory = Host(64), np.array([7, 0xFFFFFFFF, 100, 8], np.uint32)
-    start, lanes = memory.ctypes.data + 8, np.arange(64, dtype=np.uint64)
+@pytest.mark.parametrize("base", [20, 124])
+@pytest.mark.parametrize(
+    ("family", "name", "fields"),
+    [
+        ("cdna", "GLOBAL_ATOMIC_ADD", ((0, -4 & 0x1FFF), (16, 1), (32, 4), (40, 9), (56, 12))),
+        (
+            "rdna4",
+            "GLOBAL_ATOMIC_ADD_U32",
+            ((32, 12), (52, 1), (55, 9), (64, 4), (72, -4 & 0xFFFFFF)),
+        ),
+    ],
+)
+def test_integers_that_are_added_return_what_was_there(
+    family: str, name: str, fields: tuple[tuple[int, int], ...], base: int
+) -> None:
+    wave = Host(64 if family == "cdna" else 32)
+    memory = np.array([7, 0xFFFFFFFF, 100, 8], np.uint32)
+    start, lanes = memory.ctypes.data + 8, np.arange(wave.lanes, dtype=np.uint64)
     wave.scalars[20], wave.scalars[21] = start & 0xFFFFFFFF, start >> 32
     places = lanes % 2 * 4 + np.uint64(0 if base == 20 else start)
     wave.vectors[4], wave.vectors[5] = places & 0xFFFFFFFF, places >> 32
-    wave.vectors[9], wave.vectors[12] = np.arange(64), 555
+    wave.vectors[9], wave.vectors[12] = lanes, 555
     wave.scalars[EXEC], wave.scalars[EXEC + 1] = 0b1110, 0
-    fields = ((0, -4 & 0x1FFF), (16, 1), (32, 4), (40, 9), (48, base), (56, 12))
-    assert step("GLOBAL_ATOMIC_ADD", "cdna", *fields)(wave) is None
+    at = (48 if family == "cdna" else 0, base)
+    assert step(name, family, *fields, at)(wave) is None
     assert memory.tolist() == [7, 1, 104, 8], "beyond the largest it begins at 0 again"
     assert wave.vectors[12, :5].tolist() == [555, 100, 0xFFFFFFFF, 101, 555]
 

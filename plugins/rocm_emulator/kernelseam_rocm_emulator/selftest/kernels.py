@@ -36,10 +36,10 @@ def tests(arch: str) -> Iterator[KernelTest]:
     yield KernelTest("subnormal floats", _SUBNORMAL, _subnormal)
     yield KernelTest("words at any address", _UNALIGNED, _unaligned)
     yield KernelTest("floats added to memory", _ADDED, _added)
+    yield KernelTest("integers added, which return what was there", _COUNTED, _counted)
     if arch.startswith("gfx9"):
         yield KernelTest("a load straight to LDS", _TO_LDS, _to_lds)
         yield KernelTest("floats added out of accumulation registers", _ADDED_ACC, _added)
-        yield KernelTest("integers added, which return what was there", _COUNTED, _counted)
     if arch == "gfx950":
         yield KernelTest("16 bytes a lane straight to LDS", _WIDE_TO_LDS, _wide_to_lds)
         yield KernelTest("a transposing read of LDS", _TRANSPOSED, _transposed)
