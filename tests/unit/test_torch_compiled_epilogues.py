@@ -31,6 +31,11 @@ def compiled(function: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:
     return torch.compile(function, backend=counter, fullgraph=True), counter
 
 
+def with_breaks(function: Callable[..., Any]) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(function, backend="aot_eager")  # type: ignore[no-any-return]
+
+
 def scaled(x: Any, acc: Any, m: Any, n: Any, batch: Any) -> Any:
     return torch.tanh(acc) * x[m]
 
@@ -221,6 +226,37 @@ def test_refusals() -> None:
             acc = acc + table[n]
         return acc
 
-    run, _ = compiled(lambda a, b: ks_torch.matmul2d(a, b, epilogue=many))
+    multiply_many = lambda a, b: ks_torch.matmul2d(a, b, epilogue=many)  # noqa: E731
+    run, _ = compiled(multiply_many)
     with pytest.raises(Exception, match="capture at most 8"):
         run(a, b)
+    torch.testing.assert_close(with_breaks(multiply_many)(a, b), multiply_many(a, b))
+
+
+@pytest.mark.parametrize("epilogue", ["nope", lambda acc, m, n, batch: acc if acc > 0 else 0])
+@pytest.mark.parametrize("matmul2d", [ks.matmul2d, ks_torch.matmul2d])
+def test_what_cannot_be_traced_is_refused_by_its_message(matmul2d: Any, epilogue: Any) -> None:
+    multiply = functools.partial(matmul2d, epilogue=epilogue)
+    run, _ = compiled(lambda a, b: multiply(a, b))
+    a, b = drawn(M, K), drawn(K, N)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="epilogue"):
+        run(a, b)
+    with pytest.raises(InvalidValue, match="epilogue = "):
+        with_breaks(lambda a, b: multiply(a, b))(a, b)
+
+
+@pytest.mark.parametrize(
+    "epilogue", ["swiglu", INSIDE["a list"][0](drawn(M))], ids=["name", "list"]
+)
+@pytest.mark.parametrize("grouped_mm", [ks.grouped_mm, ks_torch.grouped_mm])
+def test_groups_are_multiplied_uncompiled(grouped_mm: Any, epilogue: Any) -> None:
+    """No operator has their epilogues: without ``fullgraph`` the graph breaks there."""
+
+    def multiply(a: Any, b: Any, offs: Any) -> Any:
+        return grouped_mm(2 * a, b, offs, epilogue=epilogue) + 1
+
+    given = drawn(M, K), drawn(2, K, N), torch.tensor([2, M], dtype=torch.int32)
+    run, _ = compiled(multiply)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="is not supported where torch traces"):
+        run(*given)
+    torch.testing.assert_close(with_breaks(multiply)(*given), multiply(*given))

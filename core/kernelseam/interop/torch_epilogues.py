@@ -20,7 +20,7 @@ from kernelseam.expressions.epilogues import (
     traced_epilogue,
 )
 from kernelseam.expressions.nodes import Node, Type, coordinate, make, substitute
-from kernelseam.interop.torch_function import differentiable_once, with_matrices
+from kernelseam.interop.torch_function import differentiable_once, uncompiled, with_matrices
 from kernelseam.interop.torch_library.dtypes import dtype_name as name_of
 from kernelseam.interop.torch_library.dtypes import result_dtype
 from kernelseam.interop.torch_library.gemm import added_gradients
@@ -45,6 +45,9 @@ def multiply(
         return operation(**operands, epilogue=expression, **options)
     given = (operands["a"], operands["b"], operands.get("bias"), operands.get("residual"))
     return _Epilogue.apply(forward, backward, one, expression, len(learnt), *given, *learnt)
+
+
+uncompiled(multiply)
 
 
 def check_preactivation(dtype: Any) -> None:

@@ -78,6 +78,18 @@ def plain(given: Mapping[str, Tensor | None]) -> tuple[dict[str, Tensor] | None,
 plain._torchdynamo_inline = lambda given: (None, False)  # type: ignore[attr-defined]
 
 
+def uncompiled(*functions: Any) -> None:
+    """Have Dynamo compile neither these functions nor what they call where they run outside of a
+    graph, behind a break: it looks at each Python function that is called then. Where it inlines
+    them into what it compiles, and ``torch.compile`` of what calls them, this changes nothing."""
+    frames = (
+        torch._C._dynamo.eval_frame
+    )  # torch.compiler.disable imports Dynamo, which takes seconds
+    skip = frames._FrameAction.SKIP
+    for function in functions:
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
 def must_be_tensor(name: str, x: object) -> InvalidValue:
     """The refusal of an operand that is no tensor, or of one that is missing."""
     if x is None:

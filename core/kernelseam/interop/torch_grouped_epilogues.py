@@ -12,7 +12,7 @@ from kernelseam.epilogues import Epilogue, Gated, as_one
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import EpilogueExpression, traced_epilogue
 from kernelseam.interop.torch_epilogues import by_captured, by_sums
-from kernelseam.interop.torch_function import differentiable_once, wanted
+from kernelseam.interop.torch_function import differentiable_once, uncompiled, wanted
 from kernelseam.interop.torch_gemm import bmm
 from kernelseam.interop.torch_library.dtypes import result_dtype
 from kernelseam.interop.torch_library.grouped import DIFFERENTIABLE, INDICES, Rows, gradients
@@ -41,6 +41,9 @@ def multiply(
         return grouped_mm(**operands, epilogue=expression, **options)
     given = (operands.get(n) for n in _OPERANDS)
     return _Epilogue.apply(options, bwd_implementation, one, expression, *given, *learnt)
+
+
+uncompiled(multiply)
 
 
 def _of_bmm(options: Mapping[str, Any]) -> dict[str, Any]:

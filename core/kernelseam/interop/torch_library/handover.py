@@ -24,7 +24,7 @@ from kernelseam.descriptors.projection.options import (
     QkvOptions,
 )
 from kernelseam.errors import InvalidValue
-from kernelseam.interop.torch_function import must_be_tensor
+from kernelseam.interop.torch_function import must_be_tensor, uncompiled
 from kernelseam.interop.torch_library import (
     attention,
     cache,
@@ -49,6 +49,8 @@ from kernelseam.ops import merge as merge_ops
 from kernelseam.ops import projection as projection_ops
 from kernelseam.ops import projection_bwd as projection_bwd_ops
 from kernelseam.ops.attention_work import CLEARED_ATTENTION, attention_work
+from kernelseam.ops.calling import operate
+from kernelseam.ops.expressions import with_epilogue, with_expression
 
 Tensor = Any
 Arrays = Mapping[str, Tensor]
@@ -60,6 +62,9 @@ _OF_PRODUCT_GRADIENTS = scalars_of(ProductGradientOptions)
 _OF_QKV, _OF_QKV_GRADIENTS = scalars_of(QkvOptions), scalars_of(QkvGradientOptions)
 _OF_APPEND, _OF_GATHER = scalars_of(AppendOptions), scalars_of(GatherOptions)
 _OF_OUTPUT, _OF_OUTPUT_GRADIENTS = scalars_of(OutputOptions), scalars_of(OutputGradientOptions)
+
+
+uncompiled(operate, with_epilogue, with_expression)
 
 
 def _filled(arrays: Arrays, results: Results) -> Results:
