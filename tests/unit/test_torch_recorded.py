@@ -3,6 +3,9 @@ count and record, and backward passes of batched gradients."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +88,31 @@ FLOPS = {
     "merge_states": (0, 0),
 }
 """Of the forward and of the backward, as torch counts its own attention and products."""
+
+
+_FIRST = """
+import torch; from torch.utils.flop_counter import FlopCounterMode
+from kernelseam.interop.torch import attention, attention_varlen
+q, rows, at = torch.ones(1, 1, 10, 4), torch.ones(10, 1, 4), torch.tensor([0, 10]).int()
+before, within = FlopCounterMode(display=False), FlopCounterMode(display=False)
+attention(q, q, q)
+if LOOKED_UP: torch.ops.kernelseam.attention
+with within: attention(q, q, q)
+with before: attention_varlen(rows, rows, rows, at, at, 10, 10)
+print(within.get_total_flops(), before.get_total_flops())
+"""
+
+
+@pytest.mark.parametrize("looked_up", [False, True])
+def test_counters_count_that_were_made_before_operators_are_registered(looked_up: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FIRST.replace("LOOKED_UP", str(looked_up))],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+    )
+    expected = sdpa_flop_count(*[(1, 1, 10, 4)] * 3)
+    assert (done.stdout, done.stderr) == (f"{expected} {expected}\n", "")
 
 
 @pytest.mark.parametrize("home", HOMES)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import register_flop_formula
 
 from kernelseam.errors import InvalidValue
+from kernelseam.interop.torch_library import flops as counting
 from kernelseam.interop.torch_library.arguments import Arguments, Rule
 from kernelseam.interop.torch_library.batches import one_by_one, with_empty_axes
 from kernelseam.interop.torch_library.namespace import NAMESPACE, defined, operator_of
@@ -48,9 +48,9 @@ def define(
     returned checks its arguments, and takes dtypes by any of their names.
     """
     name = schema.partition("(")[0]
+    defined(name)  # before torch asks whether there is one of this name
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
     LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
-    defined(name)
     qualified = f"{NAMESPACE}::{name}"
     packet = operator_of(name)
     operator: Callable[..., Any] = packet.default
@@ -63,7 +63,7 @@ def define(
         )
     tell(name)
     if flops is not None:
-        register_flop_formula(packet, get_raw=True)(flops)
+        counting.register(packet, flops)
     mapped = with_empty_axes(batched or one_by_one(lambda *x, **given: call(*x, **given)))
     if not described.is_mutable:
         torch.library.register_vmap(qualified, mapped, lib=LIBRARY)
@@ -74,6 +74,8 @@ def define(
         options = arguments.checked(tensors, options)
         if torch.compiler.is_compiling():
             return operator(*tensors, **options)
+        if flops is not None:
+            counting.tell_counters(packet, flops)
         check_alike(name, tensors)
         if under_transforms is not None:
             transform = _interpreter()

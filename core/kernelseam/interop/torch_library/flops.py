@@ -3,14 +3,37 @@ matrix product, and none hidden by a mask, a window or causality left out. Impor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 from kernelseam.descriptors.attention.options import PAGED
 
 Tensor = Any
+
+
+def register(operator: Any, formula: Callable[..., int]) -> None:
+    """Have all counters count calls of an operator by a formula of its arguments."""
+    register_flop_formula(operator, get_raw=True)(formula)
+    tell_counters(operator, formula)
+
+
+def tell_counters(operator: Any, formula: Callable[..., int]) -> None:
+    """Tell the counters that are active: each copied torch's formulas when it was made, which may
+    have been before the operator was registered."""
+    if not _modes():
+        return
+    for mode in _get_current_dispatch_mode_stack():
+        counter = getattr(mode, "counter", mode)
+        if isinstance(counter, FlopCounterMode):
+            counter.flop_registry.setdefault(operator, formula)
+
+
+_modes = torch._C._len_torch_dispatch_stack
 
 
 def _differences(offsets: Tensor, count: int, longest: int) -> list[int]:

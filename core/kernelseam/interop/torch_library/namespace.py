@@ -5,14 +5,14 @@ is called or looked up first, since torch takes as long to register them as all 
 from __future__ import annotations
 
 import importlib
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 NAMESPACE = __name__.partition(".")[0]
 """The outermost package's name, "kernelseam": a copy that is loaded under another name has
 operators of its own."""
-_MODULES = ("attention", "cache", "gemm", "grouped", "merge", "projection")
+_MODULES = ("attention", "cache", "gemm", "gemm_epilogues", "grouped", "merge", "projection")
 _defined: set[str] = set()
 
 
@@ -22,16 +22,18 @@ def operator_of(name: str) -> Any:
 
 
 def defined(name: str) -> None:
-    """Say that torch knows an operator of this name."""
+    """Say that an operator of this name is defined, or just being: no module is imported for it."""
     _defined.add(name)
 
 
-def _look_up(name: str) -> NoReturn:
-    """``__getattr__`` of the module ``torch.ops.kernelseam``, whose class then looks again."""
+def _look_up(name: str) -> Any:
+    """``__getattr__`` of the module ``torch.ops.kernelseam``."""
     if not name.startswith("__") and name not in _defined:
         for module in _MODULES:
             importlib.import_module(f"{__package__}.{module}")
-    raise AttributeError(name)
+    # what defined it has looked it up already: rules that torch keeps by operator are of that one
+    return vars(_ours).get(name) or type(_ours).__getattr__(_ours, name)
 
 
-getattr(torch.ops, NAMESPACE).__getattr__ = _look_up
+_ours: Any = getattr(torch.ops, NAMESPACE)
+_ours.__getattr__ = _look_up
