@@ -152,7 +152,12 @@ OPERAND_DTYPES = {
 """The dtype of each operand that is not floating-point."""
 OF_64_BITS = frozenset(("slot_mapping",))
 """Operands of integers that may be int64."""
-OF_8_BITS = frozenset(("a", "b", "A", "B", "A_ptrs", "B_ptrs", "q", "k", "v", "k_pages", "v_pages"))
+OF_8_BITS = frozenset(
+    (
+        *("a", "b", "A", "B", "A_ptrs", "B_ptrs", "out", "C", "C_ptrs", "preactivation"),
+        *("q", "k", "v", "k_pages", "v_pages"),
+    )
+)
 """Operands that some operations take in 8 bits."""
 
 

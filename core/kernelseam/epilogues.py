@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.elementwise import clip, ndtr, sigmoid, tanh, where
 from kernelseam.expressions.epilogues import (
@@ -117,20 +119,60 @@ def residual(x: Any) -> EpilogueFunction:
 
 def quantized(scales: Any, block: tuple[int, int] | None = None) -> EpilogueFunction:
     """acc / scale, for a result of 8 bits, which is then rounded and saturated. ``scales`` float32:
-    a number; [1], that of all; [M] or [batch, M], those of rows; or with ``block`` = (m, n), the
-    rows and columns that share one, [M / m, N / n] or [batch, M / m, N / n], rounded up. They are
-    given: nothing computes them."""
-    if isinstance(scales, int | float):
-        return partial(_over_number, float(scales))
+    a number other than 0; [1] or [], that of all; [M] or [batch, M], those of rows; or with
+    ``block`` = (m, n), the rows and columns that share one, [M / m, N / n] or
+    [batch, M / m, N / n], rounded up. They are given: nothing computes them. Raises
+    InvalidValue."""
+    is_number = isinstance(scales, int | float) and not isinstance(scales, bool)
+    shape = () if is_number else _shape("scales", scales)
     if block is not None:
-        return partial(_over_block, scales, *block, _is_batched(scales, "M / m", "N / n"))
-    if tuple(scales.shape) == (1,):
+        if shape == ():
+            raise InvalidValue(
+                "block",
+                block,
+                "goes with scales of blocks, and there is one of all",
+                "Leave it out",
+            )
+        return partial(_over_block, scales, *_block(block), _is_batched(scales, "M / m", "N / n"))
+    if is_number:
+        if scales == 0 or scales - scales != 0:
+            raise InvalidValue(
+                "scales", scales, "must be finite and not 0: acc is divided by it", "Give a scale"
+            )
+        return partial(_over_number, float(scales))
+    if shape == ():
+        scales, shape = scales.reshape(1), (1,)
+    if shape == (1,):
         return partial(_over_all, scales)
     return partial(_over_row, scales, _is_batched(scales, "M"))
 
 
+def _block(block: Any) -> tuple[int, int]:
+    """(rows, columns), checked. Not by the descriptors' checks: these are built on epilogues."""
+    sizes = block if isinstance(block, list | tuple) else ()
+    if len(sizes) != 2 or not all(
+        isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= 1 for n in sizes
+    ):
+        raise InvalidValue(
+            "block", block, "must be (rows, columns), integers of at least 1", "Give (1, 128)"
+        )
+    rows, columns = sizes
+    return int(rows), int(columns)
+
+
+def _shape(field: str, x: Any) -> tuple[int, ...]:
+    if isinstance(x, bool) or not hasattr(x, "shape"):
+        raise InvalidValue(
+            field,
+            f"a {type(x).__name__}",
+            "must be an array" + ", or a number" * (field == "scales"),
+            "Make it one with numpy.asarray or torch.as_tensor",
+        )
+    return tuple(x.shape)
+
+
 def _is_batched(x: Any, *axes: str) -> bool:
-    rank, named = len(x.shape), ", ".join(axes)
+    rank, named = len(_shape("epilogue", x)), ", ".join(axes)
     if rank not in (len(axes), len(axes) + 1):
         raise InvalidValue(
             "epilogue",

@@ -3,6 +3,7 @@ and what is refused."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from kernelseam import epilogues
 from kernelseam.descriptors import BatchedGemmStrided
 from kernelseam.dtypes import E4M3, LARGEST, DType
-from kernelseam.errors import InvalidValue
+from kernelseam.errors import InvalidValue, KernelSeamError
 from kernelseam.expressions.derivatives import slope
 from kernelseam.expressions.epilogues import epilogue_of, epilogue_text
 from kernelseam.expressions.evaluation import evaluate
@@ -162,7 +163,7 @@ def test_refusals(what: str) -> None:
 
 
 def test_an_odd_number_of_columns_has_no_pairs() -> None:
-    with pytest.raises(InvalidValue, match="N = 3: must be even"):
+    with pytest.raises(InvalidValue, match=r"N = 3: must be even.*columns\. Give b the col"):
         ks.matmul2d(np.ones((2, 2), "f4"), np.ones((2, 3), "f4"), epilogue="swiglu")
 
 
@@ -195,6 +196,8 @@ def test_a_plan_has_no_functions_to_check() -> None:
 SCALES = np.exp2(RNG.uniform(-6, 0, 33)).astype(np.float32)
 QUANTIZED: dict[str, tuple[Any, Any]] = {
     "a number": (epilogues.quantized(0.25), 0.25),
+    "a NumPy scalar": (epilogues.quantized(np.float32(0.25)), 0.25),
+    "an array without axes": (epilogues.quantized(np.array(0.25, "f4")), 0.25),
     "of all": (epilogues.quantized(SCALES[:1]), SCALES[0]),
     "of rows": (epilogues.quantized(SCALES), SCALES[:, None]),
     "of matrices' rows": (
@@ -206,6 +209,29 @@ QUANTIZED: dict[str, tuple[Any, Any]] = {
         SCALES[:18].reshape(6, 3).repeat(6, 0)[:33].repeat(10, 1)[:, :24],
     ),
 }
+
+
+BAD_SCALES: dict[str, tuple[tuple[Any, ...], str]] = {
+    "block of a number": ((0.5, (1, 128)), r"block = .*: goes with scales of blocks"),
+    "block of a scalar": ((np.float32(0.5), (1, 128)), r"block = .*: goes with scales of blocks"),
+    "block of no rows": ((SCALES[None], (0, 128)), r"block = .*: must be \(rows, columns\)"),
+    "block of one size": ((SCALES[None], (1,)), r"block = .*: must be \(rows, columns\)"),
+    "block of a number of columns": ((SCALES[None], 128), "block = 128: must be"),
+    "block of halves": ((SCALES[None], (1, 0.5)), r"block = .*: must be \(rows, columns\)"),
+    "a list": (([0.5, 0.25],), "scales = a list: must be an array, or a number"),
+    "True": ((True,), "scales = a bool: must be an array, or a number"),
+    "0": ((0,), "scales = 0: must be finite and not 0"),
+    "infinite": ((math.inf,), "scales = inf: must be finite and not 0"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_SCALES)
+def test_scales_that_are_none(what: str) -> None:
+    given, message = BAD_SCALES[what]
+    with pytest.raises(InvalidValue, match=message):
+        epilogues.quantized(*given)
+    with pytest.raises(InvalidValue, match="epilogue = a list: must be an array"):
+        epilogues.row_bias([1.0, 2.0])
 
 
 @pytest.mark.parametrize("dtype", E4M3, ids=str)
@@ -227,6 +253,9 @@ def test_results_of_8_bits_of_torch() -> None:
     assert found.dtype is torch.float8_e4m3fn
     want = (8 * a @ b).to(torch.float8_e4m3fn)
     assert ((found.float() - want.float()).abs() <= 2**-3 * want.float().abs()).all()
+    for other in (torch.uint8, torch.float8_e5m2):
+        with pytest.raises(KernelSeamError, match="out.dtype = .* 8 bits are taken float8_e4m3fn"):
+            ks.matmul2d(a, b, out=found.view(other))
     with pytest.raises(InvalidValue, match=r"must be \[M / m, N / n\] or \[batch"):
         epilogues.quantized(np.ones(3, np.float32), (1, 128))
 

@@ -151,6 +151,12 @@ def test_where_an_epilogue_is_refused() -> None:
         torch.func.vmap(lambda a: ks.grouped_mm(a, b, offs, epilogue="relu"))(a[None])
     with pytest.raises(kernelseam.errors.InvalidValue, match="epilogue = given: is of rows of gr"):
         ks.grouped_mm(*operands("columns"), epilogue="relu")
+    with pytest.raises(kernelseam.errors.InvalidValue, match="epilogue = given: is of rows of gr"):
+        ks.grouped_mm(*operands("summed"), epilogue="relu")
+    with pytest.raises(kernelseam.errors.InvalidValue, match="must be two or three each"):
+        ks.grouped_mm(a[0], b, offs, epilogue="relu")
+    with pytest.raises(kernelseam.errors.UnknownName, match="out_dtype = nope: must be one of"):
+        ks.grouped_mm(a, b, offs, epilogue="relu", out_dtype="nope")
     x, y, _ = operands("batch")
     torch.testing.assert_close(ks.grouped_mm(x, y, epilogue="relu"), torch.relu(x @ y))
     with pytest.raises(kernelseam.errors.InvalidValue, match="precision = tf32: is not an option"):

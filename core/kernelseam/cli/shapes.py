@@ -127,7 +127,9 @@ Precision = Annotated[
 OutDtype = Annotated[
     str | None,
     typer.Option(
-        "--out-dtype", autocompletion=names_of_dtypes, help="Dtype of C; also e4m3. [as --dtype]"
+        "--out-dtype",
+        autocompletion=names_of_dtypes,
+        help="Dtype of C; without groups also e4m3. [as --dtype]",
     ),
 ]
 GemmLayout = Annotated[

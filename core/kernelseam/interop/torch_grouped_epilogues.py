@@ -107,6 +107,8 @@ class _Epilogue(torch.autograd.Function):  # type: ignore[misc]
     ) -> Tensor:
         indices = (a_indices, out_indices, out_factors)
         given: dict[str, Any] = dict(zip(INDICES, indices, strict=True))
+        if (a.dim(), b.dim()) != (2, 3):  # no form of an epilogue: the operation refuses it
+            return grouped_mm(a, b, offs, **given, epilogue=expression, **options)
         rows = next((len(x) for x in indices if x is not None), a.shape[-2])
         dtype = result_dtype(a, options["out_dtype"])
         acc = torch.empty(rows, b.shape[-1], dtype=dtype, device=a.device)

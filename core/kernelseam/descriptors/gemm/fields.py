@@ -210,7 +210,12 @@ def traced_epilogue_of(gemm: Any, residual: str, preactivation: str) -> Epilogue
     if not expression.structure.pairs:
         return expression
     if gemm.N % 2:
-        raise InvalidValue("N", gemm.N, "must be even: the epilogue is of pairs of columns", "")
+        raise InvalidValue(
+            "N",
+            gemm.N,
+            "must be even: the epilogue is of pairs of columns",
+            "Give B the columns of both halves, or an epilogue of single columns",
+        )
     for field_name, given in (("beta", gemm.beta != 0), (residual, True)):
         if given and (value := getattr(gemm, field_name, None)) is not None:
             raise InvalidValue(
