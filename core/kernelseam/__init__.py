@@ -155,11 +155,7 @@ torch_dispatch.register(_torch_operators)
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
-__getattr__ = imported_at_use(globals(), _HOMES)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = imported_at_use(globals(), _HOMES)
 
 
 def devices() -> list[Device]:

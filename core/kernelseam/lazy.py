@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def imported_at_use(namespace: dict[str, Any], homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of the module whose ``globals()`` these are. ``homes``: by name the
-    module that has it, from the package (``.attention.forward``)."""
+def imported_at_use(
+    namespace: dict[str, Any], homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of the module whose ``globals()`` these are. ``homes``: by
+    name the module that has it, from the package (``.attention.forward``)."""
 
     def __getattr__(name: str) -> Any:
         home = homes.get(name)
@@ -19,4 +21,7 @@ def imported_at_use(namespace: dict[str, Any], homes: Mapping[str, str]) -> Call
         namespace[name] = value  # found without this from now on
         return value
 
-    return __getattr__
+    def __dir__() -> list[str]:
+        return sorted(namespace["__all__"])
+
+    return __getattr__, __dir__

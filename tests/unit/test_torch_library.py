@@ -324,6 +324,32 @@ def test_what_operators_refuse(refused: Refused) -> None:
     )
 
 
+@pytest.mark.parametrize("name", [n for n, x in samples().items() if "expression" in x[2]])
+def test_expressions_that_operators_refuse(name: str, refused: Refused) -> None:
+    operator, operands, options = samples()[name]
+    operands = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in operands)
+    call = getattr(torch.ops.kernelseam, operator)
+    refused(
+        "expression = garbage: is no text of an expression. Pass what a traced call of the "
+        "function gave its operator.",
+        lambda: call(*operands, **{**options, "expression": "garbage"}),
+    )
+    with pytest.raises(InvalidValue, match="^captured_numbers = .*must be what the expression"):
+        call(*operands, **{**options, "captured_numbers": [*options["captured_numbers"], 1.5]})
+    schema = [a.name for a in call.default._schema.arguments if not a.kwarg_only]
+    first = schema.index("captured_0")
+    given = (*operands, *[None] * (len(schema) - len(operands)))
+    extra = (*given[:-1], torch.ones(1))
+    with pytest.raises(InvalidValue, match="^captured_7 = .*the expression captures fewer arrays"):
+        call(*extra, **options)
+    if given[first] is not None:
+        other = (*given[:first], given[first].double(), *given[first + 1 :])
+        with pytest.raises(InvalidValue, match="^captured_0 = a tensor of float64 with 1 axes: .*"):
+            call(*other, **options)
+        with pytest.raises(InvalidValue, match="^captured_0 = None: must be a tensor of float32"):
+            call(*given[:first], **options)
+
+
 def test_results_given_by_the_caller_are_written_by_transforms_too() -> None:
     """Under torch.func out is copied to; what beta adds is what it held."""
     a, b = cells(5, 7, grad=False), cells(7, 4, grad=False)

@@ -149,9 +149,19 @@ def test_texts(name: str) -> None:
     assert again.key == structure.key
 
 
-@pytest.mark.parametrize("text", ["", "0 add INT32 1 1; score 0; visible 0", "0 coordinate FLOAT"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "garbage",
+        "0 add INT32 1 1; score 0; visible 0",
+        "0 coordinate FLOAT",
+        "0 load FLOAT",
+        '0 coordinate FLOAT "score"; score 0; visible 0; blocks 1',
+    ],
+)
 def test_texts_of_nothing(text: str) -> None:
-    with pytest.raises(ValueError, match="no expression"):
+    with pytest.raises(InvalidValue, match="^expression = .*: is no text of an expression"):
         structure_of(text)
 
 

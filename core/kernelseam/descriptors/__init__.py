@@ -119,4 +119,4 @@ _HOMES = {
     "QkvProjectionSpec": ".projection.problem",
     "QkvProjection": ".projection.qkv",
 }
-__getattr__ = imported_at_use(globals(), _HOMES)
+__getattr__, __dir__ = imported_at_use(globals(), _HOMES)

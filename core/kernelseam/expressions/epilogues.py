@@ -119,7 +119,7 @@ def epilogue_text(structure: EpilogueStructure) -> str:
 
 @lru_cache(512)
 def epilogue_of(text: str) -> EpilogueStructure:
-    """The structure of a text. Raises ValueError for what is none."""
+    """The structure of a text. Raises InvalidValue for what is none."""
     pairs = next((p for p in (HALVES, INTERLEAVED) if f"; epilogue_{p} " in text), "")
     name = f"epilogue_{pairs}" if pairs else "epilogue"
     roots, numbers, arrays = read(text, (name,))

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+from kernelseam.errors import InvalidValue
 from kernelseam.expressions.blocks import Blocks
 from kernelseam.expressions.lowering import ELEMENTS, Structure
 from kernelseam.expressions.nodes import Node, Type, cast, make, order
@@ -35,14 +36,26 @@ _BLOCKS = "; blocks "
 
 @lru_cache(512)
 def structure_of(text: str) -> Structure:
-    """The structure of a text. Raises ValueError for what is none."""
+    """The structure of a text. Raises InvalidValue for what is none."""
     own, _, given = text.partition(_BLOCKS)
     roots, numbers, arrays = read(own, ("score", "visible"))
     blocks = None
     if given:
-        q_size, kv_size, decide = json.loads(given)
-        blocks = Blocks(int(q_size), int(kv_size), bool(decide))
+        try:
+            q_size, kv_size, decide = json.loads(given)
+            blocks = Blocks(int(q_size), int(kv_size), bool(decide))
+        except (TypeError, ValueError) as e:
+            raise _refused(text) from e
     return Structure(roots["score"], roots["visible"], numbers, arrays, blocks)
+
+
+def _refused(text: str) -> InvalidValue:
+    return InvalidValue(
+        "expression",
+        text,
+        "is no text of an expression",
+        "Pass what a traced call of the function gave its operator",
+    )
 
 
 def written(
@@ -66,7 +79,7 @@ def read(
     text: str, names: tuple[str, ...]
 ) -> tuple[dict[str, Node], tuple[Type, ...], tuple[tuple[str, int], ...]]:
     """What ``written`` wrote of nodes of these names, all of which must be there. Raises
-    ValueError."""
+    InvalidValue."""
     nodes: list[Node] = []
     roots: dict[str, Node] = {}
     numbers: list[Type] = []
@@ -86,14 +99,14 @@ def read(
                     raise ValueError(statement)
         return {name: roots[name] for name in names}, tuple(numbers), tuple(arrays)
     except (KeyError, IndexError, TypeError, ValueError) as e:
-        raise ValueError(f"no expression: {e}") from e
+        raise _refused(text) from e
 
 
 def _node(operation: str, type: Type, rest: list[str], nodes: list[Node]) -> Node:
     if operation in _LEAVES:
         return Node(operation, type, (), json.loads(" ".join(rest)))
     if operation == "load":
-        first = next(i for i, x in enumerate(rest) if x.startswith("["))
+        first = next((i for i, x in enumerate(rest) if x.startswith("[")), len(rest))
         index, dtype, rank = json.loads(" ".join(rest[first:]))
         inner = tuple(nodes[int(i)] for i in rest[:first])
         return Node(operation, type, inner, (int(index), str(dtype), int(rank)))

@@ -17,8 +17,4 @@ if TYPE_CHECKING:
 __all__ = ["attention", "bmm"]
 
 _HOMES = {"attention": ".jax_attention", "bmm": ".jax_gemm"}
-__getattr__ = imported_at_use(globals(), _HOMES)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = imported_at_use(globals(), _HOMES)

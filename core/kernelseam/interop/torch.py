@@ -54,8 +54,4 @@ _HOMES = {
 }
 
 
-__getattr__ = imported_at_use(globals(), _HOMES)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = imported_at_use(globals(), _HOMES)

@@ -35,4 +35,4 @@ _HOMES = {
     "NumpyPagedCache": ".cache",
     "PROJECTIONS": ".projection",
 }
-__getattr__ = imported_at_use(globals(), _HOMES)
+__getattr__, __dir__ = imported_at_use(globals(), _HOMES)

@@ -21,10 +21,10 @@ from kernelseam.expressions.epilogues import (
     record,
     traced_epilogue,
 )
-from kernelseam.expressions.nodes import Type
 from kernelseam.interop.torch_library.mods import (
     CAPTURED,
     Traced,
+    captures_of,
     guarded,
     guards_of,
     operands_of,
@@ -150,6 +150,4 @@ def with_epilogue(
 def expression_of(text: str, numbers: Any, tensors: Any) -> EpilogueExpression:
     """An operator's options and operands as the functions on arrays take them."""
     structure = epilogue_of(text)
-    of_types = zip(numbers, structure.numbers, strict=True)
-    typed = tuple(x if t is Type.FLOAT else int(x) for x, t in of_types)
-    return EpilogueExpression(structure, typed, tuple(tensors[: len(structure.arrays)]))
+    return EpilogueExpression(structure, *captures_of(structure, numbers, tensors))

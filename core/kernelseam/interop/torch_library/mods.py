@@ -17,7 +17,9 @@ import torch
 from kernelseam.descriptors.common.captured import captured
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.block_mask import BlockMask, words_of_torch
-from kernelseam.expressions.captures import READ, Record
+from kernelseam.expressions.captures import READ, Record, dtype_name
+from kernelseam.expressions.epilogues import EpilogueStructure
+from kernelseam.expressions.lowering import Structure
 from kernelseam.expressions.nodes import Type
 from kernelseam.expressions.scores import ScoreExpression, records, score_expression
 from kernelseam.expressions.text import structure_of, text_of
@@ -145,6 +147,41 @@ def operands_of(
     return Traced(text, [float(x) for x in numbers], placed)
 
 
+def captures_of(
+    structure: Structure | EpilogueStructure,
+    numbers: Sequence[float],
+    tensors: Sequence[Tensor | None],
+) -> tuple[tuple[float, ...], tuple[Tensor, ...]]:
+    """What an expression captures, of an operator's options and operands. Raises InvalidValue where
+    they are not what it says that it captures."""
+    types, arrays = structure.numbers, structure.arrays
+    whole = [t is Type.FLOAT or float(x).is_integer() for x, t in zip(numbers, types, strict=False)]
+    if len(numbers) != len(types) or not all(whole):
+        kinds = ", ".join("float" if t is Type.FLOAT else "int" for t in types)
+        raise InvalidValue(
+            "captured_numbers",
+            list(numbers),
+            f"must be what the expression captures: [{kinds}]",
+            "Pass them in its order",
+        )
+    for i, x in enumerate((*tensors, *[None] * (len(arrays) - len(tensors)))):
+        actual = None if x is None else (dtype_name(x), x.dim())
+        wanted = arrays[i] if i < len(arrays) else None
+        if actual != wanted:
+            raise InvalidValue(
+                captured(i),
+                None if x is None else f"a tensor of {dtype_name(x)} with {x.dim()} axes",
+                "must be None: the expression captures fewer arrays"
+                if wanted is None
+                else f"must be a tensor of {wanted[0]} with {wanted[1]} axes, as the expression "
+                "captures it",
+                "Pass captured arrays in its order",
+            )
+    of_types = zip(numbers, types, strict=True)
+    typed = tuple(x if t is Type.FLOAT else int(x) for x, t in of_types)
+    return typed, tuple(tensors[: len(arrays)])
+
+
 def with_expression(
     options: tuple[Any, ...], arrays: dict[str, Any], score_mod: Any, mask_mod: Any, block_mask: Any
 ) -> tuple[Any, ...]:
@@ -163,8 +200,6 @@ def expression_of(
         return dict(operands), dict(options)
     given = dict(options)
     structure, numbers = structure_of(given.pop("expression")), given.pop("captured_numbers")
-    of_types = zip(numbers, structure.numbers, strict=True)
-    typed = tuple(x if t is Type.FLOAT else int(x) for x, t in of_types)
-    arrays = tuple(operands[n] for n in CAPTURED[: len(structure.arrays)])
+    typed, arrays = captures_of(structure, numbers, [operands.get(n) for n in CAPTURED])
     own = {n: x for n, x in operands.items() if n not in CAPTURED}
     return own, {**given, "score_mod": ScoreExpression(structure, typed, arrays)}
