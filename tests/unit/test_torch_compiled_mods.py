@@ -144,3 +144,16 @@ def test_too_many_arrays() -> None:
     x = torch.zeros(1, 1, S, D, device="meta")
     with pytest.raises(ks.errors.InvalidValue, match="capture 9 arrays: capture at most 8"):
         ks_torch.attention(x, x, x, score_mod=score)
+
+
+@pytest.mark.parametrize("attention", [ks.attention, ks_torch.attention])
+def test_what_cannot_be_traced_is_refused_by_its_message(attention: Any) -> None:
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return attention(q, k, v, score_mod=lambda s, b, h, i, j: s if s > 0 else 0)
+
+    compiled, _ = counted(attend)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="score_mod"):
+        compiled(*inputs())
+    torch._dynamo.reset()
+    with pytest.raises(ks.errors.InvalidValue, match="score_mod = "):
+        torch.compile(attend, backend="aot_eager")(*inputs())

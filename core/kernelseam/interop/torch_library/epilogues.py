@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kernelseam.epilogues import Gated, as_one
-from kernelseam.errors import InvalidValue, format_value
+from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import (
     EpilogueExpression,
     epilogue_of,
@@ -28,7 +28,9 @@ from kernelseam.interop.torch_library.mods import (
     guarded,
     guards_of,
     operands_of,
+    raise_refusal,
     read,
+    refusal,
 )
 
 Tensor = Any
@@ -51,11 +53,8 @@ def _compiled(epilogue: Any, like: Tensor) -> Traced:
     described = _described(tuple([_spec(x, True) for x in parts]), True)
     if described is None:
         described = _described(tuple([_spec(x, False) for x in parts]), False)
+    raise_refusal(described)
     text, numbers, arrays, guards = described
-    if not isinstance(text, str):
-        field, value, rule, remedy = text
-        # f"": Dynamo cannot guard type(value) of what a marked constant returned
-        raise InvalidValue(field, f"{value}", rule, remedy)
     functions = [x.function if isinstance(x, Gated) else x for x in parts]
     for which, path, kind, value in guards:
         guarded(read(functions[which], path), kind, value)
@@ -105,12 +104,12 @@ def _rebuilt(spec: Any) -> Any:
 def _described(specs: Any, any_number: bool) -> Any:
     """(the expression's text; where its numbers and arrays are read, and what beside them it
     depends on: the number of a part and a path). With ``any_number``, None where it depends on the
-    value of what may be a stand-in. What is refused: (the refusal's field, value, rule, remedy)."""
+    value of what may be a stand-in. Or ``refusal``."""
     try:
         one = as_one([_rebuilt(x) for x in specs])
         expression = traced_epilogue(one.function, one.pairs)
-    except InvalidValue as e:  # Dynamo follows what its own code raises, and nothing else
-        return (e.field, format_value(e.value), e.rule, e.remedy), (), (), ()
+    except InvalidValue as e:
+        return refusal(e)
 
     def within(path: Any) -> Any:
         """The part that a path of the whole leads into, and the path from there. Several parts are

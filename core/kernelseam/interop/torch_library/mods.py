@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from kernelseam.descriptors.common.captured import captured
-from kernelseam.errors import InvalidValue
+from kernelseam.errors import InvalidValue, format_value
 from kernelseam.expressions.block_mask import BlockMask, words_of_torch
 from kernelseam.expressions.captures import READ, Record, dtype_name
 from kernelseam.expressions.epilogues import EpilogueStructure
@@ -61,7 +61,9 @@ def _compiled(score_mod: Any, mask_mod: Any, block_mask: Any, like: Tensor) -> T
         else:
             sizes, own, made = words_of_torch(block_mask)
             blocks, lengths, words = (*sizes, True), [*own], [made]
-    text, numbers, arrays, guards = _described(score_mod, mask_mod, blocks)
+    described = _described(score_mod, mask_mod, blocks)
+    raise_refusal(described)
+    text, numbers, arrays, guards = described
     functions = (score_mod, mask_mod)
     for which, path, kind, value in guards:
         guarded(read(functions[which], path), kind, value)
@@ -75,13 +77,16 @@ traced._torchdynamo_inline = _compiled  # type: ignore[attr-defined]
 
 def _described(score_mod: Any, mask_mod: Any, blocks: Any) -> Any:
     """(the expression's text; where its numbers and arrays are read, and what beside them it
-    depends on: the function's number and a path)."""
+    depends on: the function's number and a path), or ``refusal``."""
     mask = None
     if blocks is not None:
         *sizes, decides = blocks
         words = np.zeros((1, 1, 1, 1, 2), np.int32)
         mask = BlockMask(mask_mod, 1, 1, (sizes[0], sizes[1]), words, decides)
-    own = score_expression(score_mod, None if mask else mask_mod, mask)
+    try:
+        own = score_expression(score_mod, None if mask else mask_mod, mask)
+    except InvalidValue as e:
+        return refusal(e)
     numbers: list[Any] = []
     arrays: list[Any] = []
     guards: list[Any] = []
@@ -92,6 +97,21 @@ def _described(score_mod: Any, mask_mod: Any, blocks: Any) -> Any:
         arrays += [(which, path) for path in record.arrays]
         guards += [(which, *guard) for guard in guards_of(record)]
     return text_of(own.structure), tuple(numbers), tuple(arrays), tuple(guards)
+
+
+def refusal(e: InvalidValue) -> Any:
+    """In the place of a description, what ``raise_refusal`` raises: what a function that Dynamo
+    only calls raises is to it an internal error."""
+    return (e.field, format_value(e.value), e.rule, e.remedy), (), (), ()
+
+
+def raise_refusal(described: Any) -> None:
+    """Raise InvalidValue, as Dynamo follows it, where there is no description."""
+    first = described[0]
+    if not isinstance(first, str):
+        field, value, rule, remedy = first
+        # f"": Dynamo cannot guard type(value) of what a marked constant returned
+        raise InvalidValue(field, f"{value}", rule, remedy)
 
 
 def guards_of(record: Record) -> list[tuple[Any, str, Any]]:
