@@ -82,8 +82,11 @@ def uncompiled(*functions: Any) -> None:
     """Have Dynamo compile neither these functions nor what they call where they run outside of a
     graph, behind a break: it looks at each Python function that is called then. Where it inlines
     them into what it compiles, and ``torch.compile`` of what calls them, this changes nothing."""
-    # torch.compiler.disable would import Dynamo, which takes seconds
+    # torch.compiler.disable would import Dynamo, which takes seconds. A torch that has not these
+    # names (they are its own affair) compiles what it can of the functions.
     frames = torch._C._dynamo.eval_frame
+    if not hasattr(frames, "_FrameExecStrategy"):
+        return
     skip = frames._FrameAction.SKIP
     for function in functions:
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
