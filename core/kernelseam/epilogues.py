@@ -135,7 +135,7 @@ def quantized(scales: Any, block: tuple[int, int] | None = None) -> EpilogueFunc
             )
         return partial(_over_block, scales, *_block(block), _is_batched(scales, "M / m", "N / n"))
     if is_number:
-        if scales == 0 or scales - scales != 0:
+        if not _is_float32_factor(scales):
             raise InvalidValue(
                 "scales", scales, "must be finite and not 0: acc is divided by it", "Give a scale"
             )
@@ -145,6 +145,16 @@ def quantized(scales: Any, block: tuple[int, int] | None = None) -> EpilogueFunc
     if shape == (1,):
         return partial(_over_all, scales)
     return partial(_over_row, scales, _is_batched(scales, "M"))
+
+
+def _is_float32_factor(x: float) -> bool:
+    """Whether a number is finite and not 0 in float32, in which results are divided."""
+    try:
+        with np.errstate(over="ignore", under="ignore"):
+            y = float(np.float32(x))
+    except OverflowError:
+        return False
+    return y != 0 and math.isfinite(y)
 
 
 def _block(block: Any) -> tuple[int, int]:

@@ -222,6 +222,8 @@ BAD_SCALES: dict[str, tuple[tuple[Any, ...], str]] = {
     "True": ((True,), "scales = a bool: must be an array, or a number"),
     "0": ((0,), "scales = 0: must be finite and not 0"),
     "infinite": ((math.inf,), "scales = inf: must be finite and not 0"),
+    "infinite in float32": ((1e300,), r"scales = 1e\+300: must be finite and not 0"),
+    "0 in float32": ((1e-60,), "scales = 1e-60: must be finite and not 0"),
 }
 
 

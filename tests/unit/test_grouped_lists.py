@@ -3,6 +3,7 @@ numbers."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import kernelseam
@@ -17,9 +18,11 @@ from kernelseam.descriptors.gemm.grouped_pointers import table_of
 from kernelseam.descriptors.gemm.options import ListOptions
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.ops.grouped_list import _function as list_function
 from kernelseam.ops.grouped_list import list_work
 from kernelseam.ops.listed import Lists
 from kernelseam.ops.operation import Operation
+from kernelseam.ops.split import split_of
 from kernelseam.parity.running.run import Target, run_case
 from kernelseam.plugins import plugins
 from kernelseam.samples.grouped_pointers_case import GroupedPointersCase
@@ -199,6 +202,36 @@ def test_what_is_refused_is_left_to_the_descriptor(fault: str) -> None:
     else:
         layouts[0, 0, 2] = 1 << 31
     assert lists.launches(at, layouts, 1.0, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("beta", "captured", "served"), [(0, False, True), (0, True, False), (1, False, False)]
+)
+def test_results_that_are_new_are_not_added_to(beta: float, captured: bool, served: bool) -> None:
+    """beta is a number, of which a signature knows the type alone."""
+    names = tuple(f"{x}[{g}]" for x in ("a", "b") for g in range(2))
+    arrays = {n: normal(4, 4) for n in (*names, "out[0]", "out[1]")}
+    infos = {n: describe(x, n) for n, x in arrays.items()}
+    options = values_of(ListOptions)(alpha=1, beta=0, out_dtype=None, precision=None, products=2)
+    copied = []
+    on: Any = SimpleNamespace(captures=lambda: captured, copied=copied.append)
+    function = list_function(on, infos, names, options, None)
+    order = [infos[n] for n in names]
+    factors, _ = split_of(options).parted(
+        values_of(ListOptions)(alpha=1, beta=beta, out_dtype=None, precision=None, products=2)
+    )
+    numbers = [x.pointer for x in order] + list(factors)
+    numbers += [n for x in order for n in (*x.shape, *x.strides)]
+    places = iter((1 << 30, 1 << 31))
+
+    def empty(*_: object) -> Any:
+        return SimpleNamespace(data_ptr=lambda: next(places))
+
+    try:
+        assert function.run(function.once, empty, None, *numbers) is None
+    except AttributeError:  # what the stub copied has no address
+        assert served
+    assert bool(copied) is served
 
 
 def test_the_size_that_most_operations_have_chooses_the_tile() -> None:

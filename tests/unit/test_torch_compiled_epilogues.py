@@ -260,3 +260,15 @@ def test_groups_are_multiplied_uncompiled(grouped_mm: Any, epilogue: Any) -> Non
     with pytest.raises(torch._dynamo.exc.Unsupported, match="is not supported where torch traces"):
         run(*given)
     torch.testing.assert_close(with_breaks(multiply)(*given), multiply(*given))
+
+
+def test_an_epilogue_that_a_stand_in_does_not_serve() -> None:
+    """Numbers of partials are first tried as any number would be."""
+    factors = [None] * 3 + [2.0] * 10
+
+    def picked(acc: Any, m: Any, n: Any, batch: Any, k: int) -> Any:
+        return acc * factors[k]
+
+    a, b = drawn(M, K), drawn(K, N)
+    run, _ = compiled(lambda a, b: ks_torch.matmul2d(a, b, epilogue=functools.partial(picked, k=8)))
+    torch.testing.assert_close(run(a, b), 2 * a @ b)

@@ -21,7 +21,8 @@ def tensor_guard(tensors: Sequence[Any], extents: bool = True) -> Guard:
     if guards is None:
         return _never
     # A guard of torch's holds for no tensor that comes twice, and whatever the gradient mode.
-    first = [next(i for i, x in enumerate(tensors) if x is y) for y in tensors]
+    seen: dict[int, int] = {}
+    first = [seen.setdefault(id(x), i) for i, x in enumerate(tensors)]
     once = sorted({*first})
     holds = _guard(guards, [tensors[i] for i in once], extents)
     lost: Callable[[], bool] = bool

@@ -120,8 +120,10 @@ def clear() -> Cleared:
             size += (entry.remove(lock) or 0) if idle else 0
     failed = cache_folder() / build.FAILED
     if private(failed.parent, make=False) and private(failed, make=False):
-        with suppress(FileNotFoundError):  # another process was faster
-            for saved in tuple(failed.glob(build.SAVED)):
+        for saved in tuple(failed.glob(build.SAVED)):
+            if saved.is_symlink() or not saved.is_dir():
+                continue
+            with suppress(FileNotFoundError):  # another process was faster
                 size += sum(f.lstat().st_size for f in saved.rglob("*") if f.is_file())
                 shutil.rmtree(saved)
     size += entry.clear(failed.with_name(entry.COMPILERS), entry.COMPILER)[1]

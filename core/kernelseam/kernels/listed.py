@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping
 from kernelseam.contract import Device
 from kernelseam.descriptors.gemm.grouped_pointers_problem import GroupedGemmPointersProblem
 from kernelseam.dispatch import select
-from kernelseam.errors import KernelSeamError
+from kernelseam.errors import InvalidValue, Unsupported
 from kernelseam.kernels.elements import INT32
 from kernelseam.kernels.kernel import KernelImplementation
 from kernelseam.kernels.tracing import Enqueue, traced_launches, traced_steps
@@ -27,7 +27,7 @@ class ListedKernel:
     def __init__(
         self, problem: GroupedGemmPointersProblem, device: Device, implementation: str | None
     ) -> None:
-        """Raises KernelSeamError where nothing takes the problem, Untraceable where that is not one
+        """Raises Unsupported where nothing takes the problem, Untraceable where that is not one
         kernel of the core's making."""
         choice = select(problem, device, implementation)
         chosen = choice.implementation
@@ -75,6 +75,6 @@ class ListedKernels:
                 self._entries.pop(next(iter(self._entries), key), None)
             try:
                 self._entries[key] = ListedKernel(problem, device, implementation)
-            except (KernelSeamError, Untraceable):
+            except (InvalidValue, Unsupported, Untraceable):
                 self._entries[key] = None
         return self._entries[key]

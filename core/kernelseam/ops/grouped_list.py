@@ -161,6 +161,8 @@ def _function(
             return None
         given = iter(numbers[end : end + factors])
         now = read_values(ListOptions, Split.replaced(options, lambda _: next(given)))
+        if is_new and now.beta:  # refused where it is planned: nothing is there to be added
+            return None
         at: Any = np.array(numbers[:end], np.int64).reshape(-1, count)
         layouts = np.array(numbers[end + factors :], np.int64).reshape(-1, count, 4)
         made: tuple[Any, ...] = ()

@@ -48,8 +48,8 @@ class OnTorch:
         return known[0] if known else 0
 
     def captures(self) -> bool:
-        """Whether torch's current stream is being captured in a graph."""
-        return self._is_capturing is not None and self._is_capturing(self.device, self.stream())
+        """Whether torch's current stream is being captured in a graph, or nobody tells."""
+        return self._is_capturing is None or self._is_capturing(self.device, self.stream())
 
     def _has_own(self, stream: int) -> bool:
         """Whether launches may not share memory with others of the same handle: of a graph, of the

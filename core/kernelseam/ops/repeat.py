@@ -76,6 +76,8 @@ class Repeat:
             if stream is not None or on.captures():
                 return None
             zeroed = on.stream()  # what was copied on a stream is read on it
+            if 0 < zeroed < 3:  # stands for a stream of each thread
+                return None
         results: dict[str, Any] = {}
         workspace, places = None, []
         try:
@@ -91,7 +93,8 @@ class Repeat:
         key = (zeroed, *pointers, *places)
         launches = self._bound.get(key)
         if launches is None:
-            if any(not x or x % ALIGNMENT for x in places):
+            # (what is staged has its addresses checked, and an empty result has none)
+            if not self._stages and any(not x or x % ALIGNMENT for x in places):
                 return None
             # Results that move are packed for once, until they come back to a place.
             kept = self._keeps or not places or key in self._bound

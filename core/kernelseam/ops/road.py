@@ -10,7 +10,7 @@ tensors' dtypes find a `_Kind`, its extents, strides and numbers a class and the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from kernelseam.arrays.guards import Guard, tensor_guard
 from kernelseam.contract import ArrayInfo, FastRuntime
 from kernelseam.errors import KernelSeamError
 from kernelseam.forking import new_lock
+from kernelseam.ops import array_call
 from kernelseam.ops.array_call import ArrayCall, Infos, put
 from kernelseam.ops.on_torch import Enqueue, OnTorch, Zeroed, none_zeroed
 from kernelseam.ops.operation import ByNumbers, cleared_in
@@ -32,6 +33,8 @@ Compute = Callable[..., None]
 MOST_PATHS = 16
 """Of a kind of tensors, ways through the checks that are traced, and of a class's kernels."""
 _MOST_KINDS, _MOST_GUARDS = 8, 4
+_FEW_TENSORS = 16
+"""Of calls with more, which lists of products are, so many times fewer are kept."""
 
 
 class _Kind:
@@ -66,7 +69,8 @@ class _Kind:
                 except Exception:
                     continue
                 if packed is not None:
-                    put(self.known, numbers, function)
+                    if call is not None:
+                        put(self.known, numbers, function)
                     return function, packed
         return None
 
@@ -135,6 +139,8 @@ class Caller:
     ) -> None:
         self._zeroed = zeroed
         self._compute, self._names, self._implementation = compute, names, implementation
+        self._places = {n: i for i, n in enumerate(names)}
+        self._most = max(array_call.MAX_ENTRIES // (1 + len(names) // _FEW_TENSORS), 1)
         self._cleared = cleared_in(compute)
         self._kinds: list[_Kind] = []
         self.recent: dict[Hashable, tuple[Repeat, Guard]] = {}
@@ -187,15 +193,15 @@ class Caller:
             else:
                 on.launch(in_order(launches), workspace, stream)
             if function.written:
-                on.count_writes(tuple([tensors[self._names.index(n)] for n in function.written]))
+                on.count_writes(tuple([tensors[self._places[n]] for n in function.written]))
             came, twice = self._seen.get(place, ((), False))
             if not (twice and came == numbers):  # an allocator may come back to a place by chance
-                put(self._seen, place, (numbers, came == numbers))
+                put(self._seen, place, (numbers, came == numbers), self._most)
             elif not (zeroes := function.zeroes and stream is None) or on.zeroed(0):
                 # not a graph's call, whose workspace is larger
-                what = function, numbers, on, made, workspace, self._names, self._cleared
+                what = function, numbers, on, made, workspace, self._places, self._cleared
                 repeat = _repeat_of(*what, zeroes)
-                put(self.recent, place, (repeat, tensor_guard(tensors)))
+                put(self.recent, place, (repeat, tensor_guard(tensors)), self._most)
             return dict(zip(function.results, made, strict=True))
         return self._planned(place, tensors, pointers, given, stream)
 
@@ -302,7 +308,7 @@ def _repeat_of(
     on: OnTorch,
     made: tuple[Any, ...],
     workspace: Any,
-    names: tuple[str, ...],
+    places_of: Mapping[str, int],
     cleared: tuple[str, ...],
     zeroes: bool,
 ) -> Repeat:
@@ -329,7 +335,7 @@ def _repeat_of(
         launches = in_order(packed[2])
         return partial(_over, packed[1], launches) if function.stages else launches
 
-    written = [names.index(n) for n in function.written]
+    written = [places_of[n] for n in function.written]
     return Repeat(on, tuple(shapes), bind, written, cleared, zeroes=zeroes, stages=function.stages)
 
 

@@ -108,8 +108,8 @@ def _described(specs: Any, any_number: bool) -> Any:
     try:
         one = as_one([_rebuilt(x) for x in specs])
         expression = traced_epilogue(one.function, one.pairs)
-    except InvalidValue as e:
-        return refusal(e)
+    except InvalidValue as e:  # which a stand-in may have caused
+        return None if any_number else refusal(e)
 
     def within(path: Any) -> Any:
         """The part that a path of the whole leads into, and the path from there. Several parts are
