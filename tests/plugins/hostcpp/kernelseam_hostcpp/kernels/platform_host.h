@@ -102,7 +102,7 @@ template<> struct Convert<e4m3> {  // saturating
     constexpr unsigned BIAS = FN ? 120 : 119;
     if (x != x) return {(unsigned char)(FN ? 0x7f : 0x80)};
     const unsigned sign = bits_as<unsigned>(x) >> 24 & 0x80u;
-    float size = x < 0 ? -x : x;
+    float size = bits_as<float>(bits_as<unsigned>(x) & 0x7fffffffu);  // of −0, too
     size = size < LARGEST ? size : LARGEST;
     const unsigned y = bits_as<unsigned>(size);
     const unsigned magnitude = y < (BIAS + 1) << 23 ? bits_as<unsigned>(size + HIDDEN) - bits_as<unsigned>(HIDDEN)
