@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from kernelseam.kernels import sources
+from kernelseam.kernels import definition, kernel
 from kernelseam.plugins import Plugins
 from large_offsets import CASES, verdict_of
 from mutant import Mutant
@@ -30,8 +30,9 @@ def test_one_operand_spans_more_than_2_31_elements(hostcpp: Plugins, name: str) 
 def test_an_offset_of_32_bits_is_seen(
     hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch, mutant: Mutant
 ) -> None:
-    planted = mutant.planted(sources.shared_sources())
-    monkeypatch.setattr(sources, "shared_sources", lambda: planted)
+    planted = mutant.planted(kernel.shared_sources())
+    for module in (definition, kernel):
+        monkeypatch.setattr(module, "shared_sources", lambda: planted)
     operand, case = CASES[mutant.case]
     assert not verdict_of(
         case, operand, hostcpp.backend("hostcpp").runtime.devices()[0], "shared"

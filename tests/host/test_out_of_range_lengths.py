@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kernelseam.kernels import sources
+from kernelseam.kernels import definition, kernel
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostArray
 from mutant import ATTENTION, Mutant
@@ -47,7 +47,8 @@ def test_a_length_that_is_not_cut_is_seen(
         "",
         "",
         "",
-    ).planted(sources.shared_sources())
-    monkeypatch.setattr(sources, "shared_sources", lambda: planted)
+    ).planted(kernel.shared_sources())
+    for module in (definition, kernel):
+        monkeypatch.setattr(module, "shared_sources", lambda: planted)
     with pytest.raises(AssertionError):
         _hold(hostcpp)

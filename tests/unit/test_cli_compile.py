@@ -164,12 +164,13 @@ def test_a_failed_compilation_ends_with_1_and_the_source(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from kernelseam.kernels import sources
+    from kernelseam.kernels import definition, kernel
 
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
-    broken = sources.shared_sources().copy()
+    broken = kernel.shared_sources().copy()
     broken["gemm/gemm.h"] += "\n#error broken on purpose\n"
-    monkeypatch.setattr(sources, "shared_sources", lambda: broken)
+    for module in (definition, kernel):
+        monkeypatch.setattr(module, "shared_sources", lambda: broken)
     status, out, err = compiled(capsys, "gemm", "--arch", archs[0])
     assert (status, out) == (1, "")
     assert f"gemm did not compile for {archs[0]}. Source saved at {tmp_path}" in err

@@ -22,6 +22,12 @@ CORE = Path(kernelseam.__file__).parent
 REPOSITORY = Path(__file__).parents[2]
 ARCHITECTURE = REPOSITORY / "docs/architecture.md"
 
+PLUGINS = (
+    "plugins/cuda/kernelseam_cuda",
+    "plugins/rocm/kernelseam_rocm",
+    "plugins/rocm_emulator/kernelseam_rocm_emulator",
+)
+
 BY_NAME = {
     "plugins": "entry points, and the core's own plugin among them: kernelseam.builtin",
     "cli.commands": "the subcommands of the command line, when they are used",
@@ -59,6 +65,33 @@ def imported(text: str, known: Iterable[str]) -> Iterator[str]:
                     yield whole
                 elif node.module in known:
                     yield str(node.module)
+
+
+def at_import(body: Iterable[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The imports that run when a module is imported."""
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not (
+            isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        ):
+            for field in ("body", "orelse", "finalbody"):
+                yield from at_import(getattr(node, field, ()))
+            for handler in getattr(node, "handlers", ()):
+                yield from at_import(handler.body)
+
+
+def waited_for(text: str, known: Iterable[str]) -> Iterator[str]:
+    """Modules whose import a module's own waits for, if another thread has begun it: the one that
+    is named; of ``from package import submodule`` the package, too; not the packages above it,
+    but of ``import a.b as b``."""
+    for node in at_import(ast.parse(text).body):
+        names = [a.name for a in node.names]
+        if isinstance(node, ast.ImportFrom):
+            names = [str(node.module), *(f"{node.module}.{n}" for n in names)]
+        else:
+            names = [n[:i] for n in names for i, c in enumerate(n + ".") if c == "."]
+        yield from (n for n in names if n in known)
 
 
 def graph_of(modules: Mapping[str, str]) -> Graph:
@@ -133,19 +166,20 @@ def test_no_cycle(graph: Graph) -> None:
     assert cycles(graph) == []
 
 
-@pytest.mark.parametrize(
-    "folder",
-    (
-        "plugins/cuda/kernelseam_cuda",
-        "plugins/rocm/kernelseam_rocm",
-        "plugins/rocm_emulator/kernelseam_rocm_emulator",
-        "benchmarks",
-    ),
-)
+@pytest.mark.parametrize("folder", (*PLUGINS, "benchmarks"))
 def test_no_cycle_beside_the_core(folder: str) -> None:
     modules = {m: p.read_text(encoding="utf-8") for m, p in sources(REPOSITORY / folder).items()}
     assert len(modules) > 15
     assert cycles(graph_of(modules)) == []
+
+
+@pytest.mark.parametrize("folder", ("core/kernelseam", *PLUGINS))
+def test_threads_that_import_do_not_wait_for_each_other(folder: str) -> None:
+    """Two threads that wait for each other's modules: Python gives one of them a module that is
+    not whole. So a package that imports its modules is not what these import from."""
+    modules = {m: p.read_text(encoding="utf-8") for m, p in sources(REPOSITORY / folder).items()}
+    waits = {name: {*waited_for(text, modules)} - {name} for name, text in modules.items()}
+    assert cycles(waits) == []
 
 
 def test_no_import_goes_up(graph: Graph, levels: dict[str, int]) -> None:
@@ -179,6 +213,13 @@ def test_the_walk_sees_every_import() -> None:
         "k.d": {"k.c"},
     }
     assert cycles(graph) == [["k.a", "k.b", "k.c"]]
+    waits = {name: {*waited_for(text, modules)} for name, text in modules.items()}
+    assert waits == {"k": set(), "k.a": set(), "k.b": set(), "k.c": {"k", "k.a"}, "k.d": {"k.c"}}
+    assert {*waited_for("try:\n    from k import a\nexcept E:\n    import k.b as b", modules)} == {
+        "k",
+        "k.a",
+        "k.b",
+    }
     levels = order("```layers\na\nb d\nc\nkernelseam\n```\n")
     assert up(graph, levels) == [("k.a", "k.b"), ("k.b", "k.c"), ("k.c", "k"), ("k.d", "k.c")]
     assert up({"k.b": {"k.d"}}, levels) == [("k.b", "k.d")]

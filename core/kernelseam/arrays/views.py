@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from kernelseam.arrays import torch as torch_arrays
+from kernelseam.arrays.torch import increment_versions, is_tensor
 from kernelseam.containment import Contained, error_text
 from kernelseam.contract import ArrayInfo, Backend, Device, Runtime
 from kernelseam.contract_values import validated_view
@@ -105,7 +105,7 @@ def _named(array: object) -> str:
     """Its type and, where it is not the host, its device."""
     name = f"{type(array).__module__}.{type(array).__qualname__}"
     try:
-        if torch_arrays.is_tensor(array):
+        if is_tensor(array):
             device = str(array.device)  # type: ignore[attr-defined]
         else:
             kind, index = map(int, array.__dlpack_device__())  # type: ignore[attr-defined]
@@ -130,7 +130,7 @@ def mark_written(info: ArrayInfo) -> None:
     """Record a write with the array's library. torch then refuses a backward pass that needs the
     old values."""
     if info.kind == "torch":
-        torch_arrays.increment_versions((info.owner,))
+        increment_versions((info.owner,))
 
 
 def same_device(infos: Mapping[str, ArrayInfo]) -> Device:

@@ -1,11 +1,16 @@
 """From a source bundle to a binary, through a cache that survives crashes, full disks and many
 processes."""
 
-from kernelseam.compilation.build import Binary, collect_warnings, compiled, forget, is_cached
-from kernelseam.compilation.bundled import installed_bundles, no_jit
-from kernelseam.compilation.folder import CacheWarning, Untrusted, cache_folder
-from kernelseam.compilation.listing import CacheEntry, Cleared, clear, entries
-from kernelseam.compilation.together import compiled_together
+from typing import TYPE_CHECKING
+
+from kernelseam.lazy import imported_at_use
+
+if TYPE_CHECKING:
+    from kernelseam.compilation.build import Binary, collect_warnings, compiled, forget, is_cached
+    from kernelseam.compilation.bundled import installed_bundles, no_jit
+    from kernelseam.compilation.folder import CacheWarning, Untrusted, cache_folder
+    from kernelseam.compilation.listing import CacheEntry, Cleared, clear, entries
+    from kernelseam.compilation.together import compiled_together
 
 __all__ = [
     "Binary",
@@ -24,3 +29,22 @@ __all__ = [
     "is_cached",
     "no_jit",
 ]
+
+_HOMES = {
+    "Binary": ".build",
+    "CacheEntry": ".listing",
+    "CacheWarning": ".folder",
+    "Cleared": ".listing",
+    "Untrusted": ".folder",
+    "cache_folder": ".folder",
+    "clear": ".listing",
+    "collect_warnings": ".build",
+    "compiled": ".build",
+    "compiled_together": ".together",
+    "entries": ".listing",
+    "forget": ".build",
+    "installed_bundles": ".bundled",
+    "is_cached": ".build",
+    "no_jit": ".bundled",
+}
+__getattr__, __dir__ = imported_at_use(globals(), _HOMES)

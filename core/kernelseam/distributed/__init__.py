@@ -3,13 +3,18 @@ torch.distributed: the same functions on a process group, and the same numbers. 
 imports torch.
 """
 
-from kernelseam.distributed.calls import attention, attention_varlen, explain
-from kernelseam.distributed.costs import Machine
-from kernelseam.distributed.decoding import attention_paged, shard_lengths
-from kernelseam.distributed.experts import grouped_mm
-from kernelseam.distributed.projections import output_projection, qkv_projection, shard_qkv
-from kernelseam.distributed.sharding import shard, unshard
-from kernelseam.distributed.transfers import measured
+from typing import TYPE_CHECKING
+
+from kernelseam.lazy import imported_at_use
+
+if TYPE_CHECKING:
+    from kernelseam.distributed.calls import attention, attention_varlen, explain
+    from kernelseam.distributed.costs import Machine
+    from kernelseam.distributed.decoding import attention_paged, shard_lengths
+    from kernelseam.distributed.experts import grouped_mm
+    from kernelseam.distributed.projections import output_projection, qkv_projection, shard_qkv
+    from kernelseam.distributed.sharding import shard, unshard
+    from kernelseam.distributed.transfers import measured
 
 __all__ = [
     "Machine",
@@ -26,3 +31,20 @@ __all__ = [
     "shard_qkv",
     "unshard",
 ]
+
+_HOMES = {
+    "Machine": ".costs",
+    "attention": ".calls",
+    "attention_paged": ".decoding",
+    "attention_varlen": ".calls",
+    "explain": ".calls",
+    "grouped_mm": ".experts",
+    "measured": ".transfers",
+    "output_projection": ".projections",
+    "qkv_projection": ".projections",
+    "shard": ".sharding",
+    "shard_lengths": ".decoding",
+    "shard_qkv": ".projections",
+    "unshard": ".sharding",
+}
+__getattr__, __dir__ = imported_at_use(globals(), _HOMES)

@@ -9,9 +9,9 @@ from typing import Any
 
 from kernelseam.contract import ArchRow, Composition, Device, LaunchConfig, TensorMap
 from kernelseam.costs import Work
-from kernelseam.kernels import sources
 from kernelseam.kernels.config import TEXTS, Constants
 from kernelseam.kernels.signature import Signature
+from kernelseam.kernels.sources import shared_sources
 
 
 class KernelDefinition(Composition):
@@ -31,7 +31,7 @@ class KernelDefinition(Composition):
         """Include name → text of the device sources that are its own: ``source``, and what that may
         include beside the core's and the platform's. A plugin's definition gives those of its
         plugin (``headers_below``)."""
-        return sources.shared_sources()
+        return shared_sources()
 
     texts: Mapping[str, str] = TEXTS
     """What each of ``constants`` says."""

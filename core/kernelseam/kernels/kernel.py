@@ -32,12 +32,12 @@ from kernelseam.contract import (
 )
 from kernelseam.costs import Work, predicted, roofline
 from kernelseam.errors import PluginError, Refusal, Unsupported
-from kernelseam.kernels import sources
 from kernelseam.kernels.config import CONFIG, config_header
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.entry import entry
 from kernelseam.kernels.expression import EPILOGUE, EXPRESSION, epilogue_header, expression_header
 from kernelseam.kernels.signature import Signature, Value
+from kernelseam.kernels.sources import shared_sources
 from kernelseam.memset import MemsetStep
 from kernelseam.tuned.classes import representative
 from kernelseam.variants import Variant
@@ -56,7 +56,7 @@ def bundle(
     change elsewhere does not change its key. Raises PluginError for a missing include."""
     row = toolchain.arch_row(arch)
     platform = dict(toolchain.platform_files(arch))
-    files = {**sources.shared_sources(), **platform, "platform.h": platform[row.platform]}
+    files = {**shared_sources(), **platform, "platform.h": platform[row.platform]}
     for name, text in kernel.sources().items():
         if files.setdefault(name, text) != text:
             raise PluginError(

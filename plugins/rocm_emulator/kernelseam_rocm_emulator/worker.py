@@ -26,10 +26,10 @@ from kernelseam.exchange import Answers, Requests
 from kernelseam.forking import new_lock
 from kernelseam_rocm import worker
 
-from kernelseam_rocm_emulator import faults
 from kernelseam_rocm_emulator.checkout import Checkout
 from kernelseam_rocm_emulator.counting.instructions import Access
 from kernelseam_rocm_emulator.counting.recorder import Recorder, Tally
+from kernelseam_rocm_emulator.faults import describe, on_fault
 from kernelseam_rocm_emulator.memory import Arena, protect
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class _Service:
         self._modules: dict[str, interpreter.Module] = {}
         self._live: frozenset[tuple[int, int]] = frozenset()
         self._answers = answers
-        faults.on_fault(self._fault)
+        on_fault(self._fault)
 
     def answer(self, request: Request | TestRequest) -> tuple[str, Any]:
         try:
@@ -276,5 +276,5 @@ class _Service:
         ]
         places += [(what, r.address, r.address + r.size) for what, r in where.regions.items()]
         guards = [(f"{what} of {r.size} bytes", *r.guards) for what, r in where.regions.items()]
-        message = f"access out of bounds, {faults.describe(address, places, guards)} ({where})"
+        message = f"access out of bounds, {describe(address, places, guards)} ({where})"
         self._answers.answer(pickle.dumps((FAULT, message)))

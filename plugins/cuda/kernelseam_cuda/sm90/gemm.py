@@ -40,8 +40,9 @@ from kernelseam.kernels.gemm.gemm import (
 from kernelseam.kernels.signature import Signature
 from kernelseam.symbolic import least
 
-from kernelseam_cuda.sm90 import gemm_cost, gemm_maps
 from kernelseam_cuda.sm90.constants import HOPPER
+from kernelseam_cuda.sm90.gemm_cost import mostly_c
+from kernelseam_cuda.sm90.gemm_cost import work as work_of
 from kernelseam_cuda.sm90.gemm_covering import specs
 from kernelseam_cuda.sm90.gemm_maps import (
     MAPS,
@@ -52,6 +53,7 @@ from kernelseam_cuda.sm90.gemm_maps import (
     steps,
     steps_where_many,
 )
+from kernelseam_cuda.sm90.gemm_maps import tensor_maps as tensor_maps_of
 from kernelseam_cuda.sm90.gemm_tiling import (
     MAX_TILES,
     ORDER,
@@ -207,7 +209,7 @@ class HopperGemm(KernelDefinition):
         slow = device.limits.bytes_per_second < _FAST_MEMORY
         return min(
             (_in_step(problem, t) if slow else t for t in self.offered(problem)),
-            key=lambda t: predicted(gemm_cost.work(problem, t, device), row.costs, device.limits),
+            key=lambda t: predicted(work_of(problem, t, device), row.costs, device.limits),
         )
 
     def takes(
@@ -228,7 +230,7 @@ class HopperGemm(KernelDefinition):
     def offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
         """Where C is most of what is moved, TMA's stores leave the L2 cache to A and B; ping-pong
         without an epilogue was not measured there."""
-        c_first = gemm_cost.mostly_c(p)
+        c_first = mostly_c(p)
         plain = p.spec.epilogue is None
         return tuple(
             replace(t, c_first=c_first and t.store == "tma")
@@ -402,10 +404,10 @@ class HopperGemm(KernelDefinition):
     def tensor_maps(
         self, problem: GemmProblem, tile: HopperGemmTile, device: Device
     ) -> dict[str, TensorMap]:
-        return gemm_maps.tensor_maps(problem, tile)
+        return tensor_maps_of(problem, tile)
 
     def work(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> Work:
-        return gemm_cost.work(problem, tile, device)
+        return work_of(problem, tile, device)
 
     def covering(self) -> Iterable[Covered]:
         return (Covered(self, spec, often=often) for spec, often in specs())

@@ -27,9 +27,10 @@ from kernelseam.kernels.gemm.grouped import (
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
 
-from kernelseam_cuda.sm90 import gemm_cost
 from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.sm90.gemm import HopperGemm
+from kernelseam_cuda.sm90.gemm_cost import mostly_c
+from kernelseam_cuda.sm90.gemm_cost import work as work_of
 from kernelseam_cuda.sm90.gemm_covering import with_epilogue
 from kernelseam_cuda.sm90.gemm_maps import grouped_tensor_maps
 from kernelseam_cuda.sm90.gemm_tiling import (
@@ -113,7 +114,7 @@ class HopperGroupedGemm(KernelDefinition):
     def offered(self, p: GroupedGemmProblem) -> tuple[HopperGemmTile, ...]:
         """Tiles that take a problem. Where C is most of what is moved, its stores leave the L2
         cache to A and B, as in the batched product."""
-        c_first = gemm_cost.mostly_c(p.even)
+        c_first = mostly_c(p.even)
         return tuple(
             replace(t, c_first=c_first and t.store == "tma")
             for t in _tiles_of(p.spec)
@@ -136,9 +137,7 @@ class HopperGroupedGemm(KernelDefinition):
         """The one with the least predicted time for groups of one size."""
         return min(
             self.offered(problem),
-            key=lambda t: predicted(
-                gemm_cost.work(problem.even, t, device), row.costs, device.limits
-            ),
+            key=lambda t: predicted(work_of(problem.even, t, device), row.costs, device.limits),
         )
 
     def variants(
@@ -148,7 +147,7 @@ class HopperGroupedGemm(KernelDefinition):
         return {t.name: t for t in tiles}
 
     def work(self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device) -> Work:
-        return gemm_cost.work(problem.even, tile, device)
+        return work_of(problem.even, tile, device)
 
     def launches(
         self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device
