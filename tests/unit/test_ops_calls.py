@@ -390,6 +390,31 @@ def test_every_operator_is_found_by_its_name() -> None:
     assert run(code).split() == [*expected, "True"]
 
 
+def test_an_operator_that_another_thread_defines_is_waited_for() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    code = """
+import threading, time, torch, kernelseam.interop.torch_autograd
+begun, define = threading.Event(), torch.library.Library.define
+
+def slowly(self, schema, *rest, **options):
+    if schema.startswith("bmm("):
+        begun.set()
+        time.sleep(0.3)
+    return define(self, schema, *rest, **options)
+
+def look_up():
+    begun.wait(60)
+    print(torch.ops.kernelseam.bmm)
+
+torch.library.Library.define = slowly
+other = threading.Thread(target=look_up)
+other.start()
+torch.ops.kernelseam.bmm
+other.join()
+"""
+    assert run(code) == "kernelseam.bmm"
+
+
 def test_an_implementation_of_numpys_is_imported_when_it_is_asked() -> None:
     code = (
         "import sys, numpy as np, kernelseam; kernelseam.devices(); "

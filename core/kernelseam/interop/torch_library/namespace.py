@@ -5,6 +5,7 @@ is called or looked up first, since torch takes as long to register them as all 
 from __future__ import annotations
 
 import importlib
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ NAMESPACE = __name__.partition(".")[0]
 """The outermost package's name, "kernelseam": a copy that is loaded under another name has
 operators of its own."""
 _MODULES = ("attention", "cache", "gemm", "gemm_epilogues", "grouped", "merge", "projection")
-_defined: set[str] = set()
+_defined_by: dict[str, int] = {}
+"""Operator → the thread that defines it."""
 
 
 def operator_of(name: str) -> Any:
@@ -22,13 +24,14 @@ def operator_of(name: str) -> Any:
 
 
 def defined(name: str) -> None:
-    """Say that an operator of this name is defined, or just being: no module is imported for it."""
-    _defined.add(name)
+    """Say that this thread defines an operator of this name: it imports no module to look it up.
+    Another thread does, and so waits until the module that defines it is imported."""
+    _defined_by[name] = get_ident()
 
 
 def _look_up(name: str) -> Any:
     """``__getattr__`` of the module ``torch.ops.kernelseam``."""
-    if not name.startswith("__") and name not in _defined:
+    if not name.startswith("__") and _defined_by.get(name) != get_ident():
         for module in _MODULES:
             importlib.import_module(f"{__package__}.{module}")
     # what defined it has looked it up already: rules that torch keeps by operator are of that one
