@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
 from kernelseam.descriptors.attention import contents
@@ -17,26 +17,21 @@ from kernelseam.descriptors.common.operands import (
     describe_all,
     left_out,
     pointer,
-    resolve,
     without_arrays,
 )
 from kernelseam.descriptors.common.protocol import Resolved
-from kernelseam.descriptors.common.validation import flag, packed, stride, vector_bytes
+from kernelseam.descriptors.common.strided import StridedDescriptor
+from kernelseam.descriptors.common.validation import flag, packed
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.forking import cached_property
 
 _MODELS = {"dout": "out", "dq": "q", "dk": "k", "dv": "v"}
 NAMES = ("dout", "dq", "dk", "dv", "dbias", "dsinks", "dscores")
-_AXES = {
-    **dict.fromkeys(_MODELS, ("batch", "head", "row")),
-    "dbias": ("batch", "head", "row", "column"),
-}
-"""Operand → the axes that have a stride field."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class AttentionBwd:
+class AttentionBwd(StridedDescriptor[AttentionBwdProblem]):
     """What a loss takes from q, k and v through an attention, given what it takes from the result:
 
     dp = dout·vᵀ, dx = p·(dp − Σ dout·out), dv = pᵀ·dout, dk = scale·dxᵀ·q, dq = scale·dx·k, dbias =
@@ -87,6 +82,13 @@ class AttentionBwd:
     _problem: AttentionBwdProblem = field(init=False, repr=False)
     _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
+    AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **dict.fromkeys(_MODELS, ("batch", "head", "row")),
+        "dbias": ("batch", "head", "row", "column"),
+        "dsinks": (),
+        "dscores": (),
+    }
+
     def __post_init__(self) -> None:
         if not isinstance(self.forward, Attention):
             raise InvalidValue(
@@ -124,7 +126,7 @@ class AttentionBwd:
             raise InvalidValue("dscores", "given", "the attention has no score_mod", "Leave it out")
         if self.dsinks is not None and not p.spec.sinks:
             raise InvalidValue("dsinks", "given", "the attention has no sinks", "Leave it out")
-        self._refuse_idle(p)
+        self._refuse_strides(p)
         infos = describe_all(self._own())
         for name in ("dbias", "dsinks", "dscores"):
             pointer(name, getattr(self, name), infos)
@@ -134,9 +136,7 @@ class AttentionBwd:
             rule = rules.get(model) or rules[f"{model}_ptrs"]
             strides[name] = self._row_strides(name, rule, self._view(p, name))
             assert rule.dtype is not None
-            wide = vector_bytes(
-                rule.dtype, rule.shape, strides[name], pointer(name, getattr(self, name), infos)
-            )
+            wide = self._vector(name, rule.shape, strides[name], rule.dtype, infos)
             vector = min(vector, wide if wide == 16 else p.spec.dtype.itemsize)
         forward = replace(p, spec=replace(p.spec, vector=vector))
         blank = AttentionBwdProblem(
@@ -162,9 +162,9 @@ class AttentionBwd:
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", {**self.forward._arrays, **infos})
 
-    def _refuse_idle(self, p: AttentionProblem) -> None:
+    def _refuse_strides(self, p: AttentionProblem) -> None:
         """Refuse strides of what is not there."""
-        for name, axes in _AXES.items():
+        for name, axes in self.AXES.items():
             for axis, value in zip(axes, self._given(name), strict=True):
                 packed_rows = axis == "batch" and self._view(p, name) == "packed"
                 if value is not None and packed_rows:
@@ -185,19 +185,9 @@ class AttentionBwd:
             "" if name == "dbias" else p.spec.q_view if name in ("dout", "dq") else p.spec.kv_view
         )
 
-    def _given(self, name: str) -> list[int | None]:
-        return [getattr(self, f"stride_{name}_{axis}") for axis in _AXES.get(name, ())]
-
-    def _given_strides(self, name: str, dtype: DType) -> list[int | None]:
-        """The strides that are given, validated."""
-        return [
-            None if s is None else stride(f"stride_{name}_{axis}", s, dtype)
-            for s, axis in zip(self._given(name), _AXES[name], strict=True)
-        ]
-
     def _row_strides(self, name: str, rule: OperandRule, view: str) -> tuple[int, int, int]:
         assert rule.dtype is not None
-        batch, head, row = self._given_strides(name, rule.dtype)
+        batch, head, row = self._valid(name, rule.dtype)
         outer, heads, rows, width = rule.shape if len(rule.shape) == 4 else (1, 1, 1, 1)
         if view == "packed":
             _, r, h, _ = packed((outer, rows, heads, width), (batch, row, head, 1))
@@ -206,28 +196,21 @@ class AttentionBwd:
         return b, h, r
 
     def _bias_strides(self, shape: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-        strides = packed(shape, self._given_strides("dbias", DType.float32))
+        strides = packed(shape, self._valid("dbias", DType.float32))
         a, b, c, d = (0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
         return a, b, c, d
 
+    def _axis_strides(self, name: str) -> list[Any]:
+        packed_rows = name in _MODELS and self._view(self.forward.problem(), name) == "packed"
+        return self._given(name)[packed_rows:]
+
     @cached_property
     def _packed_strides(self) -> dict[str, bool]:
-        p = self.forward.problem()
-        return left_out(
-            {n: self._given(n)[self._view(p, n) == "packed" and n in _MODELS :] for n in NAMES}
-        )
+        own = left_out({n: self._axis_strides(n) for n in NAMES})
+        return {**own, **self.forward._packed_strides}
 
     def _own(self) -> dict[str, object]:
         return {n: v for n in NAMES if (v := getattr(self, n)) is not None}
-
-    @property
-    def device(self) -> Device | None:
-        """The device of the arrays; None without arrays."""
-        return next((i.device for i in self._arrays.values()), None)
-
-    def problem(self) -> AttentionBwdProblem:
-        """The hashable part, without pointers."""
-        return self._problem
 
     def operands(self) -> dict[str, object]:
         """The forward's operands and the gradients, as far as they are given."""
@@ -237,21 +220,6 @@ class AttentionBwd:
         """The same over the addresses of its arrays: it keeps no memory alive."""
         own = {n: x for n, x in self._arrays.items() if n in NAMES}
         return without_arrays(self, own, forward=self.forward.without_arrays())
-
-    def simplified(self) -> tuple[AttentionBwd, str]:
-        """Itself: there is no simpler descriptor."""
-        return self, ""
-
-    def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
-        """Addresses of the operands. Raises InvalidValue where an array does not fit the
-        problem."""
-        return resolve(
-            self._problem.operands,
-            operands,
-            self._arrays,
-            {**self._packed_strides, **self.forward._packed_strides},
-            device,
-        )
 
     def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
         """Check lengths and offsets against the extents that they index; synchronises."""

@@ -11,14 +11,11 @@ from kernelseam.descriptors.attention import contents
 from kernelseam.descriptors.attention.arrays import fields_of
 from kernelseam.descriptors.attention.forward_fields import OPTIONAL, ROWS, AttentionFields
 from kernelseam.descriptors.attention.forward_problem import problem_of
-from kernelseam.descriptors.attention.forward_strides import axis_strides
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.common.captured import bare, captured_operands
 from kernelseam.descriptors.common.operands import (
-    check_layout,
     describe_all,
     left_out,
-    resolve,
     without_arrays,
 )
 from kernelseam.descriptors.common.protocol import Resolved
@@ -111,22 +108,24 @@ class Attention(AttentionFields):
             )
         infos = describe_all(self.operands())
         problem = problem_of(self, infos)
-        check_layout(problem.operands, infos, self._packed_strides)
-        object.__setattr__(self, "_problem", problem)
-        object.__setattr__(self, "_arrays", infos)
+        self._keep(problem, infos)
+
+    def _axis_strides(self, name: str) -> list[int | None]:
+        """Packed rows have no batch, and scales without blocks no block."""
+        strides = self._given(name)
+        queries = name in ("q", "out", "lse", "q_scales")
+        keys = name in ("k", "v", "k_scales", "v_scales")
+        per_block = self.q_scale_block if queries else self.scale_block
+        if name.endswith("_scales") and per_block is None:
+            return strides[:-1]
+        packed_rows = (queries and self.cu_seqlens_q is not None) or (
+            keys and self.cu_seqlens_k is not None
+        )
+        return strides[1:] if packed_rows else strides
 
     @cached_property
     def _packed_strides(self) -> dict[str, bool]:
-        return left_out({n: axis_strides(self, n) for n in (*ROWS, "lse", *OPTIONAL)})
-
-    @property
-    def device(self) -> Device | None:
-        """The device of the arrays; None without arrays."""
-        return next((i.device for i in self._arrays.values()), None)
-
-    def problem(self) -> AttentionProblem:
-        """The hashable part, without pointers."""
-        return self._problem
+        return left_out({n: self._axis_strides(n) for n in (*ROWS, "lse", *OPTIONAL)})
 
     def problem_by_functions(self) -> AttentionProblem:
         """The problem with all that a score_mod and a mask_mod say as an expression, for gradients
@@ -153,15 +152,6 @@ class Attention(AttentionFields):
             if self.expression is None
             else bare(self.expression, self._arrays, score_mod=None, mask_mod=None),
         )
-
-    def simplified(self) -> tuple[Attention, str]:
-        """Itself: there is no simpler descriptor."""
-        return self, ""
-
-    def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
-        """Addresses of the operands. Raises InvalidValue where an array does not fit the
-        problem."""
-        return resolve(self._problem.operands, operands, self._arrays, self._packed_strides, device)
 
     def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
         """Hold lengths, offsets and the block table against the memory that they point into;

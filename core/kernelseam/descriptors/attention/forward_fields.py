@@ -3,7 +3,9 @@ operands."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from kernelseam.descriptors.attention.options import (
     LatentOption,
@@ -15,26 +17,13 @@ from kernelseam.descriptors.attention.options import (
     ScoreOperands,
     ScoreScalars,
 )
+from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.common.options import operands_of
+from kernelseam.descriptors.common.strided import StridedDescriptor
 from kernelseam.dtypes import DType
 from kernelseam.expressions.scores import ScoreExpression
 
 ROWS = ("q", "k", "v", "out")
-STRIDE_FIELDS = {
-    **{n: tuple(f"stride_{n}_{axis}" for axis in ("batch", "head", "row")) for n in ROWS},
-    "lse": ("stride_lse_batch", "stride_lse_head"),
-    **{
-        n: tuple(f"stride_{n}_{axis}" for axis in ("batch", "head", "row", "column"))
-        for n in ("bias", "mask")
-    },
-    "alibi_slopes": ("stride_alibi_batch", "stride_alibi_head"),
-    **{
-        n: tuple(f"stride_{n}_{axis}" for axis in ("batch", "head", "block"))
-        for n in ("q_scales", "k_scales", "v_scales")
-    },
-    "block_table": ("stride_table_row",),
-}
-"""Operand → its stride fields."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -73,7 +62,13 @@ class CommonFields(ResultOptions, ScoreOperands, ScoreScalars):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AttentionFields(
-    LatentOption, PrefixOption, PageOperands, PackedOperands, ScaleOptions, CommonFields
+    LatentOption,
+    PrefixOption,
+    PageOperands,
+    PackedOperands,
+    ScaleOptions,
+    CommonFields,
+    StridedDescriptor[AttentionProblem],
 ):
     """The fields of ``Attention``."""
 
@@ -107,6 +102,16 @@ class AttentionFields(
     stride_v_scales_block: int | None = None
     stride_table_row: int | None = None
     expression: ScoreExpression | None = None
+
+    AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **dict.fromkeys(ROWS, ("batch", "head", "row")),
+        "lse": ("batch", "head"),
+        **dict.fromkeys(("bias", "mask"), ("batch", "head", "row", "column")),
+        "alibi_slopes": ("batch", "head"),
+        **dict.fromkeys(("q_scales", "k_scales", "v_scales"), ("batch", "head", "block")),
+        "block_table": ("row",),
+    }
+    CALLED: ClassVar[Mapping[str, str]] = {"alibi_slopes": "alibi", "block_table": "table"}
 
 
 OPTIONAL = operands_of(AttentionFields)

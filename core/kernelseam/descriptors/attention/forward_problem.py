@@ -7,14 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
-from kernelseam.descriptors.attention.forward_fields import (
-    OPTIONAL,
-    STRIDE_FIELDS,
-    AttentionFields,
-)
+from kernelseam.descriptors.attention.forward_fields import OPTIONAL, AttentionFields
 from kernelseam.descriptors.attention.forward_memory import paging, total_rows, views
 from kernelseam.descriptors.attention.forward_strides import (
-    checked_strides,
     no_batch,
     plane_strides,
     row_strides,
@@ -53,7 +48,9 @@ def problem_of(
     ``functions_as_options``: what options say of a score_mod and a mask_mod is options. Raises
     InvalidValue where no such problem exists."""
     dtype, dtype_q, dtype_kv = _dtypes(given, infos)
-    _refuse_fields_of_absent_operands(given)
+    given._refuse_idle("bias", "dtype_bias")
+    for name in ("mask", "alibi_slopes", *SCALES, "block_table"):
+        given._refuse_idle(name)
     dtype_out = _dtype_or_float32(given, "out", dtype, infos)
     batch, heads = extent("batch", given.batch), extent("num_heads", given.num_heads)
     kv_heads = heads if given.kv_heads is None else extent("kv_heads", given.kv_heads)
@@ -88,9 +85,7 @@ def problem_of(
     for name in ("lse", *OPTIONAL):
         pointer(name, getattr(given, name), infos)
     lse_shape = (query_rows[0], heads, query_rows[1])
-    lse_batch, lse_head, _ = packed(
-        lse_shape, (*checked_strides(given, "lse", dtype.accumulator), 1)
-    )
+    lse_batch, lse_head, _ = packed(lse_shape, (*given._valid("lse", dtype.accumulator), 1))
     if q_view == "packed":
         lse_batch = no_batch(given, "lse", lse_batch)
     bias = None if given.bias is None else _dtype_or_float32(given, "bias", dtype, infos)
@@ -368,19 +363,6 @@ def _table_stride(given: AttentionFields, width: int) -> int:
     if given.stride_table_row is None:
         return width
     return stride("stride_table_row", given.stride_table_row, DType.int32)
-
-
-def _refuse_fields_of_absent_operands(given: AttentionFields) -> None:
-    """Refuse fields of an operand that is not there."""
-    for name in ("bias", "mask", "alibi_slopes", *SCALES, "block_table"):
-        for field_name in (*STRIDE_FIELDS[name], *(("dtype_bias",) if name == "bias" else ())):
-            if getattr(given, name) is None and (value := getattr(given, field_name)) is not None:
-                raise InvalidValue(
-                    field_name,
-                    value,
-                    f"describes {name}",
-                    f"Give {name} too (0: it will be bound)",
-                )
 
 
 def _dtype_or_float32(

@@ -3,45 +3,17 @@ of those left out."""
 
 from __future__ import annotations
 
-from kernelseam.descriptors.attention.forward_fields import STRIDE_FIELDS, AttentionFields
-from kernelseam.descriptors.common.validation import packed, stride, three, two
+from kernelseam.descriptors.attention.forward_fields import AttentionFields
+from kernelseam.descriptors.common.validation import packed, three, two
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-
-
-def given_strides(given: AttentionFields, name: str) -> list[int | None]:
-    """An operand's stride fields, as they are."""
-    return [getattr(given, field_name) for field_name in STRIDE_FIELDS.get(name, ())]
-
-
-def axis_strides(given: AttentionFields, name: str) -> list[int | None]:
-    """The stride fields of the axes that an operand has: packed rows have no batch, and scales
-    without blocks no block."""
-    strides = given_strides(given, name)
-    queries = name in ("q", "out", "lse", "q_scales")
-    keys = name in ("k", "v", "k_scales", "v_scales")
-    per_block = given.q_scale_block if queries else given.scale_block
-    if name.endswith("_scales") and per_block is None:
-        return strides[:-1]
-    packed_rows = (queries and given.cu_seqlens_q is not None) or (
-        keys and given.cu_seqlens_k is not None
-    )
-    return strides[1:] if packed_rows else strides
-
-
-def checked_strides(given: AttentionFields, name: str, dtype: DType) -> list[int | None]:
-    """The given strides, validated."""
-    return [
-        None if s is None else stride(field_name, s, dtype)
-        for field_name, s in zip(STRIDE_FIELDS[name], given_strides(given, name), strict=True)
-    ]
 
 
 def row_strides(
     given: AttentionFields, name: str, shape: tuple[int, int, int, int], view: str, dtype: DType
 ) -> tuple[int, int, int]:
     """(batch, head, row). Where left out, heads of packed and paged memory pack within rows."""
-    batch, head, row = checked_strides(given, name, dtype)
+    batch, head, row = given._valid(name, dtype)
     if view == "strided":
         outer, head, row, _ = packed(shape, (batch, head, row, 1))
         return outer, head, row
@@ -51,7 +23,7 @@ def row_strides(
 
 def no_batch(given: AttentionFields, name: str, stride_batch: int) -> int:
     """0, the stride of an axis that packed rows do not have; refused where it is given."""
-    if given_strides(given, name)[0] is not None:
+    if given._given(name)[0] is not None:
         raise InvalidValue(
             f"stride_{name}_batch", stride_batch, "packed rows have no batch", "Leave it out"
         )
@@ -64,7 +36,7 @@ def plane_strides(
     """(batch, head, row, column) of bias or mask; zeros where there is none (``dtype`` is None)."""
     if dtype is None:
         return (0, 0, 0, 0)
-    a, b, c, d = packed(shape, checked_strides(given, name, dtype))
+    a, b, c, d = packed(shape, given._valid(name, dtype))
     return a, b, c, d
 
 
@@ -72,7 +44,7 @@ def slope_strides(given: AttentionFields, batch: int, heads: int) -> tuple[int, 
     """(batch, head) of the ALiBi slopes; zeros where there are none."""
     if given.alibi_slopes is None:
         return 0, 0
-    outer, inner = packed((batch, heads), checked_strides(given, "alibi_slopes", DType.float32))
+    outer, inner = packed((batch, heads), given._valid("alibi_slopes", DType.float32))
     return outer, inner
 
 
@@ -83,7 +55,7 @@ def scale_strides(
     blocks); ``field`` says how many rows share one. Where left out, heads of packed and paged
     memory pack within blocks."""
     outer, heads, blocks = extents
-    batch, head, block = checked_strides(given, name, DType.float32)
+    batch, head, block = given._valid(name, DType.float32)
     if getattr(given, field) is None:
         if block is not None:
             raise InvalidValue(

@@ -12,7 +12,6 @@ from kernelseam.descriptors.cache.arrays import cache_fields
 from kernelseam.descriptors.cache.problem import PagedCacheProblem, PagedCacheSpec
 from kernelseam.descriptors.cache.rules import check_operands, check_rotation
 from kernelseam.descriptors.common.operands import (
-    check_layout,
     describe_all,
     dtype_of,
     pointer,
@@ -30,7 +29,7 @@ _PAGES = ("page", "head", "row")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PagedCache(RotatedRows):
+class PagedCache(RotatedRows[PagedCacheProblem]):
     """Rows of k and v, moved between tokens and the pages of a cache in one launch.
 
     ``k`` [batch, kv_heads, S, head_dim] and ``v`` [batch, kv_heads, S, value_dim] are the tokens'
@@ -160,9 +159,7 @@ class PagedCache(RotatedRows):
         )
         self._check_numbers(spec)
         problem = self._described(spec, batch, S, heads, kv_heads, pages, size, max_position, infos)
-        check_layout(problem.operands, infos, self._packed_strides, self.stride_fields)
-        object.__setattr__(self, "_problem", problem)
-        object.__setattr__(self, "_arrays", infos)
+        self._keep(problem, infos, by_axes=True)
 
     def _scales(self, dtype: DType, pages: DType) -> str:
         if self.scales is None:

@@ -284,6 +284,7 @@ def check_layout(
         named = [f"stride_{rule.name.lower()}_{axis}" for axis in (*AXES, "column")]
         if stride_fields is not None:
             named = [*stride_fields(rule.name), f"stride_{rule.name}_column"]
+            named = [""] * (len(rule.shape) - len(named)) + named
         check_walk(rule, named[: len(rule.shape)])
         if rule.name in infos:
             check_array(rule, infos[rule.name], packed_strides.get(rule.name))

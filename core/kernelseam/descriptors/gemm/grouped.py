@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,22 +12,18 @@ import numpy.typing as npt
 from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime, host_copy
 from kernelseam.descriptors.common.captured import bare, captured_fields, captured_operands
 from kernelseam.descriptors.common.operands import (
-    check_array,
     describe_all,
-    left_out,
     pointer,
-    resolve,
     without_arrays,
 )
 from kernelseam.descriptors.common.precision import precision_of
 from kernelseam.descriptors.common.protocol import Resolved
+from kernelseam.descriptors.common.strided import StridedDescriptor
 from kernelseam.descriptors.common.validation import (
     WIDE,
-    check_walk,
     extent,
     packed,
     row_strides,
-    stride,
     vector_bytes,
 )
 from kernelseam.descriptors.gemm.fields import (
@@ -53,21 +49,12 @@ from kernelseam.dtypes import DType
 from kernelseam.epilogues import Epilogue
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import EpilogueExpression, epilogue_text
-from kernelseam.forking import cached_property
 
 _MATRICES = ("A", "B", "C")
-_STRIDES = {
-    **{n: tuple(f"stride_{n.lower()}_{axis}" for axis in ("group", "row")) for n in _MATRICES},
-    "preactivation": ("stride_preactivation_row",),
-    "offsets": (),
-    **dict.fromkeys(INDICES, ()),
-    "a_scales": tuple(f"stride_a_scales_{axis}" for axis in ("group", "row", "k")),
-    "b_scales": tuple(f"stride_b_scales_{axis}" for axis in ("group", "column", "k")),
-}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class GroupedGemm(OperandFields):
+class GroupedGemm(OperandFields, StridedDescriptor[GroupedGemmProblem]):
     """C_g = alpha·op(A_g)·op(B_g) + beta·C_g for each group g, in one launch and without the host
     knowing the groups' sizes.
 
@@ -127,6 +114,15 @@ class GroupedGemm(OperandFields):
     _problem: GroupedGemmProblem = field(init=False, repr=False)
     _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
+    AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **dict.fromkeys(_MATRICES, ("group", "row")),
+        "preactivation": ("row",),
+        "offsets": (),
+        **dict.fromkeys(INDICES, ()),
+        "a_scales": ("group", "row", "k"),
+        "b_scales": ("group", "column", "k"),
+    }
+
     def __post_init__(self) -> None:
         put = object.__setattr__
         expression = traced_epilogue_of(self, "residual", "preactivation")
@@ -144,7 +140,7 @@ class GroupedGemm(OperandFields):
         pairs = expression is not None and bool(expression.structure.pairs)
         indices, rows = self._indices()
         for name in SCALES:
-            refuse_idle(self, name, name, _STRIDES[name])
+            self._refuse_idle(name)
         scaled = are_scaled(self, dtype, SCALES, summed=False)
         block = self._scale_block(scaled)
         shapes = {
@@ -212,12 +208,7 @@ class GroupedGemm(OperandFields):
                 b_scale_strides=walks[1][:2],
                 scale_k_strides=(walks[0][2], walks[1][2]),
             )
-        for rule in problem.operands:
-            check_walk(rule, [*_STRIDES.get(rule.name, ()), "column"])
-            if rule.name in infos:
-                check_array(rule, infos[rule.name], self._packed_strides.get(rule.name))
-        put(self, "_problem", problem)
-        put(self, "_arrays", infos)
+        self._keep(problem, infos, by_axes=True)
 
     def _indices(self) -> tuple[tuple[str, ...], dict[str, int]]:
         """Those of ``INDICES`` that are given, and how many rows A and C then have."""
@@ -272,7 +263,7 @@ class GroupedGemm(OperandFields):
                 "Leave it out",
             )
         whole = (self._matrices(name), *shape)
-        known = [None, None, *self._strides(name)][-2:]
+        known = [None, None, *self._given(name)][-2:]
         steps = row_strides(name.lower(), whole, known, dtype, ("group", "row"))
         return (steps[0] if stacked else 0), steps[1]
 
@@ -295,39 +286,21 @@ class GroupedGemm(OperandFields):
         return block
 
     def _scale_walk(self, name: str, extents: tuple[int, ...]) -> tuple[int, int, int]:
-        given = zip(_STRIDES[name], self._strides(name), strict=True)
-        known = [None if s is None else stride(f, s, DType.float32) for f, s in given]
+        known = self._valid(name, DType.float32)
         group, outer, k = (*packed(extents, known[: len(extents)]), 0)[:3]
         return (group if extents[0] > 1 else 0), outer, k
 
-    def _strides(self, name: str) -> list[int | None]:
-        return [getattr(self, field_name) for field_name in _STRIDES[name]]
-
-    @cached_property
-    def _packed_strides(self) -> dict[str, bool]:
-        lengths = dict.fromkeys(SCALES, 2 if self.scale_block is None else 3)
-        return left_out({n: self._given(n)[: lengths.get(n)] for n in _STRIDES})
-
-    def _given(self, name: str) -> list[int | None]:
-        """Strides of the axes that an operand has."""
-        steps = self._strides(name)
+    def _axis_strides(self, name: str) -> list[int | None]:
+        steps = self._given(name)
+        if name in SCALES:
+            return steps[: 2 if self.scale_block is None else 3]
         divided = name in _MATRICES and name not in STACKED[self.along]
         return steps[1:] if divided else steps
-
-    @property
-    def device(self) -> Device | None:
-        """The device of the arrays; None without arrays."""
-        return next((i.device for i in self._arrays.values()), None)
-
-    def problem(self) -> GroupedGemmProblem:
-        """The hashable part, without pointers."""
-        return self._problem
 
     def operands(self) -> dict[str, object]:
         """A, B, C, offsets, indices, scales, preactivation and what the epilogue captured, as far
         as they are given."""
-        given = {n: v for n in _STRIDES if (v := getattr(self, n)) is not None}
-        return given | captured_operands(self.epilogue)
+        return super().operands() | captured_operands(self.epilogue)
 
     def without_arrays(self) -> GroupedGemm:
         """The same over the addresses of its arrays: it keeps no memory alive."""
@@ -341,15 +314,6 @@ class GroupedGemm(OperandFields):
             if product.epilogue is None
             else bare(self.epilogue, infos, function=None),
         )
-
-    def simplified(self) -> tuple[GroupedGemm, str]:
-        """Itself: there is no simpler descriptor."""
-        return self, ""
-
-    def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
-        """Addresses of the operands. Raises InvalidValue where an array does not fit the
-        problem."""
-        return resolve(self._problem.operands, operands, self._arrays, self._packed_strides, device)
 
     def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
         """Raise InvalidValue for offsets that decrease, or leave the capacity, and for indices

@@ -4,34 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
-from kernelseam.contract import ArrayInfo, Device, Runtime
+from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.common.captured import bare, captured_fields, captured_operands
 from kernelseam.descriptors.common.extents import default_scale
 from kernelseam.descriptors.common.operands import (
     axes,
     canonical,
-    check_layout,
     describe_all,
     describe_arrays,
     dtype_of,
-    left_out,
     pointer,
-    resolve,
     without_arrays,
 )
 from kernelseam.descriptors.common.precision import precision_of
-from kernelseam.descriptors.common.protocol import Resolved
+from kernelseam.descriptors.common.strided import StridedDescriptor
+from kernelseam.descriptors.common.validation import AXES as ROWS
 from kernelseam.descriptors.common.validation import (
-    AXES,
     WIDE,
     extent,
     finite,
     multiple,
     packed,
     row_strides,
-    stride,
     three,
     two,
     vector_bytes,
@@ -47,7 +43,6 @@ from kernelseam.descriptors.gemm.fields import (
     check_batch,
     gemm_dtypes,
     narrow_halves,
-    refuse_idle,
     scale_block_of,
     traced_epilogue_of,
 )
@@ -56,22 +51,10 @@ from kernelseam.dtypes import DType
 from kernelseam.epilogues import Epilogue
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import EpilogueExpression, epilogue_text
-from kernelseam.forking import cached_property
-
-_STRIDES = {
-    **{
-        n: tuple(f"stride_{n.lower()}_{axis}" for axis in AXES)
-        for n in ("A", "B", "C", "residual", "preactivation")
-    },
-    "bias": ("stride_bias_batch", "stride_bias_head"),
-    "a_scales": tuple(f"stride_a_scales_{axis}" for axis in ("batch", "head", "row", "k")),
-    "b_scales": tuple(f"stride_b_scales_{axis}" for axis in ("batch", "head", "column", "k")),
-}
-"""Operand → its stride fields."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class BatchedGemmStrided(OperandFields, BatchFields):
+class BatchedGemmStrided(OperandFields, BatchFields, StridedDescriptor[GemmProblem]):
     """C[b', h'] = alpha·Σ op(A[b,h])·op(B[b, h // b_head_group]) + beta·C[b', h'] + bias[b', h'] +
     residual[b', h'], for b < batch and h < num_heads, the sum over those with b // c_batch_group =
     b' and h // c_head_group = h'.
@@ -143,6 +126,15 @@ class BatchedGemmStrided(OperandFields, BatchFields):
     _problem: GemmProblem = field(init=False, repr=False)
     _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
+    AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **dict.fromkeys(("A", "B", "C"), ROWS),
+        "bias": ROWS[:2],
+        "residual": ROWS,
+        "a_scales": (*ROWS, "k"),
+        "b_scales": ("batch", "head", "column", "k"),
+        "preactivation": ROWS,
+    }
+
     def __post_init__(self) -> None:
         expression = traced_epilogue_of(self, "residual", "preactivation")
         infos = describe_all(self.operands())
@@ -153,12 +145,12 @@ class BatchedGemmStrided(OperandFields, BatchFields):
         object.__setattr__(self, "b_head_group", extent("b_head_group", self.b_head_group, 1))
         multiple("num_heads", self.num_heads, "b_head_group", self.b_head_group)
         for name in ADDED:
-            refuse_idle(self, name, name, _STRIDES[name])
+            self._refuse_idle(name, f"dtype_{name}")
         bias, residual = (
             added_dtype(self, name, name, infos, dtype_c, dtype_acc) for name in ADDED
         )
         for name in SCALES:
-            refuse_idle(self, name, name, _STRIDES[name])
+            self._refuse_idle(name)
         scaled = are_scaled(self, dtype, SCALES, self.c_batch_group * self.c_head_group > 1)
         blocks = scale_block_of(self.scale_block, scaled)
         kinds = {"A": dtype, "B": dtype, "C": dtype_c, "bias": bias, "residual": residual}
@@ -185,7 +177,7 @@ class BatchedGemmStrided(OperandFields, BatchFields):
         vectors: dict[str, int] = {}
         for name, shape in shapes.items():
             if (kind := kinds[name]) is not None:
-                strides[name] = row_strides(name.lower(), shape, self._strides(name), kind)
+                strides[name] = row_strides(name.lower(), shape, self._given(name), kind)
                 vectors[name] = vector_bytes(
                     kind, shape, strides[name], pointer(name, getattr(self, name), infos)
                 )
@@ -239,15 +231,12 @@ class BatchedGemmStrided(OperandFields, BatchFields):
         )
         if scaled:
             problem = self._with_scale_strides(problem)
-        check_layout(problem.operands, infos, self._packed_strides)
-        object.__setattr__(self, "_problem", problem)
-        object.__setattr__(self, "_arrays", infos)
+        self._keep(problem, infos)
 
     def _with_scale_strides(self, problem: GemmProblem) -> GemmProblem:
         walks = []
         for name, extents in zip(SCALES, problem.scale_extents, strict=True):
-            given = zip(_STRIDES[name], self._strides(name), strict=True)
-            known = [None if s is None else stride(f, s, DType.float32) for f, s in given]
+            known = self._valid(name, DType.float32)
             walks.append((*packed(extents, known[: len(extents)]), 0))
         a, b = walks
         return replace(
@@ -257,31 +246,14 @@ class BatchedGemmStrided(OperandFields, BatchFields):
             scale_k_strides=(a[3], b[3]),
         )
 
-    def _strides(self, name: str) -> list[int | None]:
-        return [getattr(self, field_name) for field_name in _STRIDES[name]]
-
-    @cached_property
-    def _packed_strides(self) -> dict[str, bool]:
-        blocked = self.scale_block is not None
-        return left_out(
-            {n: self._strides(n)[: None if n not in SCALES or blocked else 3] for n in _STRIDES}
-        )
-
-    @property
-    def device(self) -> Device | None:
-        """The device of the arrays; None without arrays."""
-        return next((i.device for i in self._arrays.values()), None)
-
-    def problem(self) -> GemmProblem:
-        """The hashable part, without pointers."""
-        return self._problem
+    def _axis_strides(self, name: str) -> list[int | None]:
+        unblocked = name in SCALES and self.scale_block is None
+        return self._given(name)[: 3 if unblocked else None]
 
     def operands(self) -> dict[str, object]:
         """A, B, C, bias, residual, scales, preactivation and what the epilogue captured, as far as
         they are given."""
-        names = ("A", "B", "C", *ADDED, *SCALES, "preactivation")
-        given = {n: v for n in names if (v := getattr(self, n)) is not None}
-        return given | captured_operands(self.epilogue)
+        return super().operands() | captured_operands(self.epilogue)
 
     def without_arrays(self) -> BatchedGemmStrided:
         """The same over the addresses of its arrays: it keeps no memory alive."""
@@ -295,15 +267,6 @@ class BatchedGemmStrided(OperandFields, BatchFields):
             dtype_residual=spec.residual,
             epilogue=None if spec.epilogue is None else bare(self.epilogue, infos, function=None),
         )
-
-    def simplified(self) -> tuple[BatchedGemmStrided, str]:
-        """Itself: there is no simpler descriptor."""
-        return self, ""
-
-    def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
-        """Addresses of the operands. Raises InvalidValue where an array does not fit the
-        problem."""
-        return resolve(self._problem.operands, operands, self._arrays, self._packed_strides, device)
 
     @classmethod
     def for_scores(

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.common.operands import (
-    check_layout,
     describe_all,
     dtype_of,
     pointer,
     required,
     without_arrays,
 )
+from kernelseam.descriptors.common.strided import StridedDescriptor
 from kernelseam.descriptors.common.validation import extent, three, two
 from kernelseam.descriptors.projection.arrays import output_bwd_fields, qkv_bwd_fields
 from kernelseam.descriptors.projection.backward_problem import (
@@ -23,13 +23,12 @@ from kernelseam.descriptors.projection.backward_problem import (
     QkvProjectionBwdProblem,
     QkvProjectionBwdSpec,
 )
-from kernelseam.descriptors.projection.base import Projecting
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class QkvProjectionBwd(Projecting):
+class QkvProjectionBwd(StridedDescriptor[QkvProjectionBwdProblem]):
     """What a loss takes from a QkvProjection's operands, given what it takes from q, k and v
     (before any rotation):
 
@@ -142,9 +141,7 @@ class QkvProjectionBwd(Projecting):
             two(strides["d_input"]),
             strides["d_weight"][0],
         )
-        check_layout(problem.operands, infos, self._packed_strides)
-        object.__setattr__(self, "_problem", problem)
-        object.__setattr__(self, "_arrays", infos)
+        self._keep(problem, infos)
 
     def without_arrays(self) -> QkvProjectionBwd:
         """The same over the addresses of its arrays: it keeps no memory alive."""
@@ -165,7 +162,7 @@ class QkvProjectionBwd(Projecting):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class OutputProjectionBwd(Projecting):
+class OutputProjectionBwd(StridedDescriptor[OutputProjectionBwdProblem]):
     """What a loss takes from an OutputProjection's operands, given what it takes from its result:
 
     d_attn_out = d_output·weight, d_weight = d_outputᵀ·attn_out, d_bias = Σ d_output over all
@@ -270,9 +267,7 @@ class OutputProjectionBwd(Projecting):
             d_attn_out,
             strides["d_weight"][0],
         )
-        check_layout(problem.operands, infos, self._packed_strides)
-        object.__setattr__(self, "_problem", problem)
-        object.__setattr__(self, "_arrays", infos)
+        self._keep(problem, infos)
 
     def without_arrays(self) -> OutputProjectionBwd:
         """The same over the addresses of its arrays: it keeps no memory alive."""

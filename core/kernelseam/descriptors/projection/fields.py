@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kernelseam.descriptors.projection.base import Projecting
+from kernelseam.descriptors.common.strided import P, StridedDescriptor
 from kernelseam.dtypes import DType
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class RotatedRows(Projecting):
+class RotatedRows(StridedDescriptor[P]):
     """Rows of q, k and v, what rotates them, and a block table, as the descriptors document them;
     nothing is validated here."""
 

@@ -9,22 +9,21 @@ from typing import Any, ClassVar
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.common.operands import (
-    check_layout,
     describe_all,
     dtype_of,
     pointer,
     required,
     without_arrays,
 )
+from kernelseam.descriptors.common.strided import StridedDescriptor
 from kernelseam.descriptors.common.validation import extent, three, two
 from kernelseam.descriptors.projection.arrays import output_fields
-from kernelseam.descriptors.projection.base import Projecting
 from kernelseam.descriptors.projection.problem import OutputProjectionProblem, OutputProjectionSpec
 from kernelseam.dtypes import DType
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class OutputProjection(Projecting):
+class OutputProjection(StridedDescriptor[OutputProjectionProblem]):
     """out = attn_out·weightᵀ + bias + residual, where a row of attn_out is the heads of a token one
     after the other.
 
@@ -132,9 +131,7 @@ class OutputProjection(Projecting):
             of_out,
             of_residual if residual else (0, 0),
         )
-        check_layout(problem.operands, infos, self._packed_strides)
-        object.__setattr__(self, "_problem", problem)
-        object.__setattr__(self, "_arrays", infos)
+        self._keep(problem, infos)
 
     def without_arrays(self) -> OutputProjection:
         """The same over the addresses of its arrays: it keeps no memory alive."""

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
 from kernelseam.descriptors.common.operands import (
-    check_layout,
     describe_all,
     dtype_of,
     pointer,
@@ -35,7 +34,7 @@ def rotation_style(field: str, value: object) -> str:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class QkvProjection(RotatedRows):
+class QkvProjection(RotatedRows[QkvProjectionProblem]):
     """[q k v] = input·weightᵀ + bias, column by column the heads of q, then of k, then of v, each
     ``head_dim`` wide.
 
@@ -168,9 +167,7 @@ class QkvProjection(RotatedRows):
             pages,
             width_of_table,
         )
-        check_layout(problem.operands, infos, self._packed_strides)
-        object.__setattr__(self, "_problem", problem)
-        object.__setattr__(self, "_arrays", infos)
+        self._keep(problem, infos)
 
     def _rotation(self, dim: int) -> tuple[str, int, int]:
         """(style, rotary_dim, max_position); "" and 0 without rotary embedding."""

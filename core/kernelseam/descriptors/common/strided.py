@@ -1,44 +1,52 @@
-"""The common part of the projections' descriptors: stride fields, and operands to addresses."""
+"""What descriptors over strided operands have in common: stride fields, operands to addresses."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from kernelseam.contract import ArrayInfo, Device, Problem, Runtime
-from kernelseam.descriptors.common.operands import dtype_of, left_out, pointer, resolve
+from kernelseam.descriptors.common.operands import (
+    check_layout,
+    dtype_of,
+    left_out,
+    pointer,
+    resolve,
+)
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import packed, stride, vector_bytes
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.forking import cached_property
 
+P = TypeVar("P", bound=Problem)
 
-class Projecting:
-    """A frozen dataclass whose operands and stride fields AXES names; it sets ``_problem`` and
-    ``_arrays``."""
+
+class StridedDescriptor(Generic[P]):
+    """A frozen dataclass whose operands and stride fields AXES names; ``__post_init__`` validates
+    them, and ends with ``_keep``."""
 
     AXES: ClassVar[Mapping[str, tuple[str, ...]]]
     """Operand → its axes that have a stride field."""
     CALLED: ClassVar[Mapping[str, str]] = {}
     """Operand → its name in stride fields, where it differs."""
-    _problem: Any
+    _problem: P
     _arrays: Mapping[str, ArrayInfo]
 
     @classmethod
     def stride_fields(cls, name: str) -> tuple[str, ...]:
         """The stride fields of an operand, outermost first."""
-        return tuple(f"stride_{cls.CALLED.get(name, name)}_{axis}" for axis in cls.AXES[name])
+        called = cls.CALLED.get(name, name.lower())
+        return tuple(f"stride_{called}_{axis}" for axis in cls.AXES.get(name, ()))
 
     @property
     def device(self) -> Device | None:
         """The device of the arrays; None without arrays."""
         return next((i.device for i in self._arrays.values()), None)
 
-    def problem(self) -> Problem:
+    def problem(self) -> P:
         """The hashable part, without pointers."""
-        problem: Problem = self._problem
-        return problem
+        return self._problem
 
     def operands(self) -> dict[str, object]:
         """The operands by their names, as far as they are given."""
@@ -53,25 +61,43 @@ class Projecting:
         problem."""
         return resolve(self._problem.operands, operands, self._arrays, self._packed_strides, device)
 
+    def _keep(self, problem: P, infos: Mapping[str, ArrayInfo], by_axes: bool = False) -> None:
+        """Keep the problem and the arrays' views. Raises InvalidValue for memory that is too large,
+        for a result that overlaps itself, and for an array that does not fit. ``by_axes``: AXES
+        names the axes of operands, which are not (batch, head, row) then."""
+        fields = self.stride_fields if by_axes else None
+        check_layout(problem.operands, infos, self._packed_strides, fields)
+        object.__setattr__(self, "_problem", problem)
+        object.__setattr__(self, "_arrays", infos)
+
     def _given(self, name: str) -> list[Any]:
         return [getattr(self, field_name) for field_name in self.stride_fields(name)]
 
+    def _axis_strides(self, name: str) -> list[Any]:
+        """The stride fields of the axes that the operand has here."""
+        return self._given(name)
+
     @cached_property
     def _packed_strides(self) -> dict[str, bool]:
-        return left_out({n: self._given(n) for n in self.AXES})
+        return left_out({n: self._axis_strides(n) for n in self.AXES})
 
     def _strides_of(
         self, name: str, shape: Sequence[int], dtype: DType, order: Sequence[int] = ()
     ) -> tuple[int, ...]:
         """Strides of all axes but the contiguous last: validated where given, packed where left
         out, in ``order`` (outermost first)."""
-        given = [
-            None if s is None else stride(field_name, s, dtype)
-            for field_name, s in zip(self.stride_fields(name), self._given(name), strict=True)
-        ]
+        given = self._valid(name, dtype)
         order = order or range(len(given))
         strides = packed([*(shape[i] for i in order), shape[-1]], [*(given[i] for i in order), 1])
         return tuple(strides[list(order).index(i)] for i in range(len(given)))
+
+    def _valid(self, name: str, dtype: DType) -> list[int | None]:
+        """The strides that are given, validated."""
+        return [
+            None if s is None else stride(field_name, s, dtype)
+            for field_name in self.stride_fields(name)
+            for s in (getattr(self, field_name),)
+        ]
 
     def _vector(
         self,
