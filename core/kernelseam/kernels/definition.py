@@ -7,7 +7,15 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from kernelseam.contract import ArchRow, Composition, Device, LaunchConfig, TensorMap
+from kernelseam.contract import (
+    ArchRow,
+    Composition,
+    Device,
+    Launch,
+    LaunchConfig,
+    Launches,
+    TensorMap,
+)
 from kernelseam.costs import Work
 from kernelseam.kernels.config import TEXTS, Constants
 from kernelseam.kernels.signature import Signature
@@ -61,13 +69,17 @@ class KernelDefinition(Composition):
     def grid(self, problem: Any, tile: Any, device: Device) -> int:
         """Blocks."""
 
-    @abstractmethod
-    def threads(self, tile: Any, row: ArchRow) -> int:
-        """Threads of a block."""
+    def launches(self, problem: Any, tile: Any, device: Device) -> Launches:
+        """This kernel alone. Override it where a problem takes several."""
+        return Launches((Launch(self, problem, tile),))
 
-    @abstractmethod
+    def threads(self, tile: Any, row: ArchRow) -> int:
+        """Threads of a block: by default of the tile's warps."""
+        return int(row.warp_size * tile.warps)
+
     def shared_bytes(self, spec: Any, tile: Any) -> int:
-        """Dynamic shared memory of a block."""
+        """Dynamic shared memory of a block: by default what the tile says."""
+        return int(tile.shared_bytes(spec))
 
     def config(self, problem: Any, tile: Any, row: ArchRow, device: Device) -> LaunchConfig:
         """The launch configuration. Override it for clusters or a programmatic launch."""

@@ -251,12 +251,6 @@ class AttentionBwdDefinition(KernelDefinition):
         keys, queries = self._blocks(problem, tile)
         return {"both": keys + queries, "keys": keys, "queries": queries}[tile.role]
 
-    def threads(self, tile: BackwardTile, row: ArchRow) -> int:
-        return row.warp_size * tile.warps
-
-    def shared_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
-        return tile.shared_bytes(spec)
-
     def values(
         self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device
     ) -> dict[str, int | float]:

@@ -200,12 +200,6 @@ class AttentionDecode(KernelDefinition):
             most(_places(problem, tile) // (tile.item_cost + tile.warps), 1),
         )
 
-    def threads(self, tile: DecodeTile, row: ArchRow) -> int:
-        return row.warp_size * tile.warps
-
-    def shared_bytes(self, spec: AttentionSpec, tile: DecodeTile) -> int:
-        return tile.shared_bytes(spec)
-
     def values(
         self, problem: AttentionProblem, tile: DecodeTile, device: Device
     ) -> dict[str, int | float]:

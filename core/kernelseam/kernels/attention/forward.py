@@ -198,12 +198,6 @@ class AttentionDefinition(KernelDefinition):
             self._blocks_of_a_group(problem, tile) * problem.kv_heads * problem.batch * tile.splits
         )
 
-    def threads(self, tile: AttentionTile, row: ArchRow) -> int:
-        return row.warp_size * tile.warps
-
-    def shared_bytes(self, spec: AttentionSpec, tile: AttentionTile) -> int:
-        return tile.shared_bytes(spec)
-
     def values(
         self, problem: AttentionProblem, tile: AttentionTile, device: Device
     ) -> dict[str, int | float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches
+from kernelseam.contract import ArchRow, Device, LaunchConfig
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.merge_problem import MergeProblem, MergeSpec
 from kernelseam.dtypes import DType
@@ -74,9 +74,6 @@ class MergeDefinition(KernelDefinition):
 
     def takes(self, problem: MergeProblem, tile: MergeTile, row: ArchRow, device: Device) -> bool:
         return True
-
-    def launches(self, problem: MergeProblem, tile: MergeTile, device: Device) -> Launches:
-        return Launches((Launch(self, problem, tile),))
 
     def constants(self, spec: MergeSpec, tile: MergeTile, row: ArchRow) -> Constants:
         return {

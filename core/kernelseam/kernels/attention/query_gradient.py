@@ -76,9 +76,6 @@ class QueryGradient(SmallKernel):
             "QUERY_ROWS": tile.query_rows,
         }
 
-    def threads(self, tile: BackwardTile, row: ArchRow) -> int:  # type: ignore[override]
-        return tile.warps * row.warp_size
-
     def shared_bytes(self, spec: QueryGradientSpec, tile: BackwardTile) -> int:  # type: ignore[override]
         return tile.step * tile.width(spec.head_dim) * spec.dtype.itemsize
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from kernelseam.contract import ArchRow, Device, Launch, Launches
+from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Work
 from kernelseam.dtypes import DType
 from kernelseam.kernels.config import Constants
@@ -53,9 +53,6 @@ class SmallKernel(KernelDefinition):
     def tile(self, problem: Any, row: ArchRow, device: Device) -> RowTile:
         return RowTile()
 
-    def launches(self, problem: Any, tile: RowTile, device: Device) -> Launches:
-        return Launches((Launch(self, problem, tile),))
-
     def signature(self, spec: Any) -> Signature:
         return Signature(
             (
@@ -67,9 +64,6 @@ class SmallKernel(KernelDefinition):
             ),
             flat=bool(self.structures),
         )
-
-    def threads(self, tile: RowTile, row: ArchRow) -> int:
-        return tile.warps * row.warp_size
 
     def shared_bytes(self, spec: Any, tile: RowTile) -> int:
         return self.shared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernelseam.contract import ArchRow, Device, Launch, Launches
+from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Work
 from kernelseam.descriptors.cache.problem import PagedCacheProblem, PagedCacheSpec
 from kernelseam.dtypes import LARGEST, DType
@@ -122,9 +122,6 @@ class PagedCacheDefinition(KernelDefinition):
         self, problem: PagedCacheProblem, tile: CacheTile, row: ArchRow, device: Device
     ) -> bool:
         return True
-
-    def launches(self, problem: PagedCacheProblem, tile: CacheTile, device: Device) -> Launches:
-        return Launches((Launch(self, problem, tile),))
 
     def constants(self, spec: PagedCacheSpec, tile: CacheTile, row: ArchRow) -> Constants:
         s = spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kernelseam.contract import ArchRow, Device, Launch, Launches
+from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
@@ -186,9 +186,6 @@ class GemmDefinition(KernelDefinition):
     def work(self, problem: GemmProblem, tile: GemmTile, device: Device) -> Work:
         return gemm_work(problem, tile, device)
 
-    def launches(self, problem: GemmProblem, tile: GemmTile, device: Device) -> Launches:
-        return Launches((Launch(self, problem, tile),))
-
     def constants(self, spec: GemmSpec, tile: GemmTile, row: ArchRow) -> Constants:
         return {
             "T": DEVICE_TYPE[spec.dtype],
@@ -251,9 +248,6 @@ class GemmDefinition(KernelDefinition):
 
     def threads(self, tile: GemmTile, row: ArchRow) -> int:
         return row.warp_size * tile.warps_m * tile.warps_n * tile.teams
-
-    def shared_bytes(self, spec: GemmSpec, tile: GemmTile) -> int:
-        return tile.shared_bytes(spec)
 
     def values(
         self, problem: GemmProblem, tile: GemmTile, device: Device

@@ -218,9 +218,6 @@ class GemvDefinition(KernelDefinition):
     def threads(self, tile: GemvTile, row: ArchRow) -> int:
         return tile.threads
 
-    def shared_bytes(self, spec: GemmSpec, tile: GemvTile) -> int:
-        return tile.shared_bytes(spec)
-
     def values(
         self, problem: GemmProblem, tile: GemvTile, device: Device
     ) -> dict[str, int | float]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kernelseam.contract import ArchRow, Device, Launch, Launches
+from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.gemm.grouped_problem import (
     AXES,
@@ -124,9 +124,6 @@ class OverGroups(KernelDefinition):
 
     def work(self, problem: Any, tile: GemmTile, device: Device) -> Work:
         return gemm_work(problem.even, tile, device)
-
-    def launches(self, problem: Any, tile: GemmTile, device: Device) -> Launches:
-        return Launches((Launch(self, problem, tile),))
 
     def grid(self, problem: Any, tile: GemmTile, device: Device) -> int:
         count = self.count(problem, tile)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
+from kernelseam.contract import ArchRow, Device, LaunchConfig, TensorMap
 from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.gemm.grouped_problem import (
     INDICES,
@@ -148,11 +148,6 @@ class HopperGroupedGemm(KernelDefinition):
 
     def work(self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device) -> Work:
         return work_of(problem.even, tile, device)
-
-    def launches(
-        self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device
-    ) -> Launches:
-        return Launches((Launch(self, problem, tile),))
 
     def constants(self, spec: GroupedGemmSpec, tile: HopperGemmTile, row: ArchRow) -> Constants:
         producer, consumer = REGISTERS[tile.groups]
