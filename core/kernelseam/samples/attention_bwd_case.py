@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar
 
 from kernelseam.dtypes import DType
 from kernelseam.samples import attention_case
 from kernelseam.samples.attention_case import AttentionCase
-from kernelseam.samples.common import Exemptions, InjectedValue
+from kernelseam.samples.common import CommonCase
 from kernelseam.samples.operand_layout import OperandLayout
 
 
 @dataclass(frozen=True)
-class BackwardCase:
+class BackwardCase(CommonCase):
     """The gradients of an attention. ``forward`` is the attention that was computed, with the
     layouts of q, k, v, out and lse."""
 
@@ -30,13 +29,8 @@ class BackwardCase:
     """With the bias's own axes: extent 1 where it is broadcast."""
     sink_gradient: bool = False
     deterministic: bool = True
-    injected: tuple[InjectedValue, ...] = ()
-    may_refuse: frozenset[str] = frozenset()
-    group: str = ""
 
     operation = "attention_bwd"
-    sample: ClassVar[int | None] = None
-    exempt: ClassVar[Exemptions] = ()
 
     @property
     def dtype(self) -> DType:

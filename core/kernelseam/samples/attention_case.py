@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 from kernelseam.descriptors.attention.options import ScoreScalars
 from kernelseam.dtypes import DType
-from kernelseam.samples.common import SHORT, Exemptions, InjectedValue
+from kernelseam.samples.common import SHORT, CommonCase
 from kernelseam.samples.operand_layout import OperandLayout
 
 
 @dataclass(frozen=True)
-class AttentionCase(ScoreScalars):
+class AttentionCase(ScoreScalars, CommonCase):
     """One attention. Field names are the descriptor's; q, k, v and out give the memory layouts."""
 
     name: str
@@ -95,13 +95,6 @@ class AttentionCase(ScoreScalars):
     """Only every n-th query sees the steps."""
     ramp: bool = False
     """q[…,0] = √D and k[j,0] = j/16: later keys weigh more, so that a missing one shows."""
-    injected: tuple[InjectedValue, ...] = ()
-    sample: int | None = None
-    may_refuse: frozenset[str] = frozenset()
-    exempt: Exemptions = ()
-    """The core's implementations that do not support what the case requires, each with the reason;
-    they are not run."""
-    group: str = ""
 
     operation = "attention"
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from kernelseam.dtypes import DType
-from kernelseam.samples.common import SHORT, Exemptions, InjectedValue
+from kernelseam.samples.common import SHORT, CommonCase
 from kernelseam.samples.operand_layout import OperandLayout
 
 
 @dataclass(frozen=True)
-class CacheCase:
+class CacheCase(CommonCase):
     """Rows of k and v between tokens and pages. Field names are the descriptor's."""
 
     name: str
@@ -45,13 +45,8 @@ class CacheCase:
     operand_layouts: tuple[tuple[str, OperandLayout], ...] = ()
     data: str = "normal"
     """Or "wide": magnitudes from 2⁻²⁰ to 2¹⁰, beyond what 8 bits hold; "nan": some are NaN."""
-    may_refuse: frozenset[str] = frozenset()
-    group: str = ""
 
     operation = "paged_cache"
-    sample: ClassVar[int | None] = None
-    injected: ClassVar[tuple[InjectedValue, ...]] = ()
-    exempt: ClassVar[Exemptions] = ()
 
     @property
     def pages_dtype(self) -> DType:

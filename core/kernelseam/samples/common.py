@@ -45,3 +45,19 @@ class InjectedValue:
     operand: str
     value: float
     index: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonCase:
+    """What the cases of all operations have."""
+
+    injected: tuple[InjectedValue, ...] = ()
+    sample: int | None = None
+    """The number of rows to compare, instead of all."""
+    may_refuse: frozenset[str] = frozenset()
+    """The core's implementations that may refuse the case; a plugin's always may, with a reason."""
+    exempt: Exemptions = ()
+    """The core's implementations that do not support what the case requires, each with the reason;
+    they are not run."""
+    group: str = ""
+    """The heading in the report."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from kernelseam.dtypes import DType
-from kernelseam.samples.common import SHORT, Exemptions
+from kernelseam.samples.common import SHORT
 from kernelseam.samples.epilogues import PAIRS
 from kernelseam.samples.operand_layout import OperandLayout
 from kernelseam.samples.product_case import ProductCase
@@ -46,11 +45,8 @@ class GemmCase(ProductCase):
     """"strided"; or pointer lists: "host" or "device" (where the list lies)."""
     scattered: bool = False
     """Pointer lists: matrices in a random order with uneven gaps, else evenly spaced."""
-    sample: int | None = None
-    """The number of rows to compare, instead of all."""
 
     operation = "gemm"
-    exempt: ClassVar[Exemptions] = ()
 
     @property
     def columns(self) -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import ClassVar
 
-from kernelseam.samples.common import SHORT, Exemptions
+from kernelseam.samples.common import SHORT
 from kernelseam.samples.epilogues import PAIRS
 from kernelseam.samples.product_case import ProductCase
 
@@ -42,8 +41,6 @@ class GroupedCase(ProductCase):
     """Whether what the epilogue is of is written too."""
 
     operation = "grouped_gemm"
-    sample: ClassVar[int | None] = None
-    exempt: ClassVar[Exemptions] = ()
 
     @property
     def offsets(self) -> tuple[int, ...]:

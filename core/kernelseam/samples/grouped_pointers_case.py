@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from kernelseam.samples.common import SHORT, Exemptions
+from kernelseam.samples.common import SHORT
 from kernelseam.samples.product_case import ProductCase
 
 MIXED = (
@@ -28,8 +27,6 @@ class GroupedPointersCase(ProductCase):
     """Where the lists are: "host" or "device"."""
 
     operation = "grouped_gemm_pointers"
-    sample: ClassVar[int | None] = None
-    exempt: ClassVar[Exemptions] = ()
 
 
 def case(kind: str, what: str = "", **fields: object) -> GroupedPointersCase:

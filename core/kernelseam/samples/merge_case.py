@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from kernelseam.dtypes import DType
-from kernelseam.samples.common import SHORT, Exemptions, InjectedValue
+from kernelseam.samples.common import SHORT, CommonCase
 from kernelseam.samples.operand_layout import OperandLayout
 
 
 @dataclass(frozen=True)
-class MergeCase:
+class MergeCase(CommonCase):
     """Partial attentions merged. Field names are the descriptor's; outs and out give the memory
     layouts."""
 
@@ -31,13 +30,8 @@ class MergeCase:
     data: str = "normal"
     """LSEs: "normal" N(0,4), "apart" (parts outweigh each other by up to e^200), "absent" (−inf for
     half of them, their results NaN), "nothing" (−inf for all), "nan" or "inf" (one of them)."""
-    may_refuse: frozenset[str] = frozenset()
-    group: str = ""
 
     operation = "merge_states"
-    sample: ClassVar[int | None] = None
-    injected: ClassVar[tuple[InjectedValue, ...]] = ()
-    exempt: ClassVar[Exemptions] = ()
 
 
 def case(kind: str, what: str = "", **fields: object) -> MergeCase:

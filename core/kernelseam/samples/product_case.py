@@ -6,11 +6,11 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from kernelseam.dtypes import DType
-from kernelseam.samples.common import InjectedValue
+from kernelseam.samples.common import CommonCase
 
 
 @dataclass(frozen=True)
-class ProductCase:
+class ProductCase(CommonCase):
     """Products as data. Field names are the descriptor's."""
 
     name: str
@@ -25,11 +25,6 @@ class ProductCase:
     data: str = "normal"
     """"normal" N(0,1), "positive" U(0,1), "integers" −3…3 (results must agree bit for bit); of a
     batch also "tiny" or "huge" normal."""
-    injected: tuple[InjectedValue, ...] = ()
-    may_refuse: frozenset[str] = frozenset()
-    """The core's implementations that may refuse the case; a plugin's always may, with a reason."""
-    group: str = ""
-    """The heading in the report."""
 
     @property
     def out_dtype(self) -> DType:

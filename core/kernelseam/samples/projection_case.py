@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from kernelseam.dtypes import DType
-from kernelseam.samples.common import SHORT, Exemptions, InjectedValue
+from kernelseam.samples.common import SHORT, CommonCase
 from kernelseam.samples.operand_layout import OperandLayout
 
 
 @dataclass(frozen=True)
-class ProjectionCase:
+class ProjectionCase(CommonCase):
     """A projection before or after an attention, or its gradients. Field names are the
     descriptors'."""
 
@@ -49,12 +49,6 @@ class ProjectionCase:
     """The requested gradients, besides d_bias; d_input stands for d_attn_out, too."""
     data: str = "normal"
     """"normal" N(0,1), "positive" U(0,1), "integers" −3…3 (results must agree bit for bit)."""
-    injected: tuple[InjectedValue, ...] = ()
-    may_refuse: frozenset[str] = frozenset()
-    group: str = ""
-
-    sample: ClassVar[int | None] = None
-    exempt: ClassVar[Exemptions] = ()
 
     @property
     def out_dtype(self) -> DType:

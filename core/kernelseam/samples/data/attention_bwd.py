@@ -16,7 +16,7 @@ from kernelseam.samples.data import attention as attention_data
 from kernelseam.samples.data.memory import Placement, unrepeated_shape
 
 
-def inputs(case: BackwardCase, rng: np.random.Generator) -> dict[str, Array]:
+def values(case: BackwardCase, rng: np.random.Generator) -> dict[str, Array]:
     """Random inputs: the forward's, and dout [batch, head, row, column]."""
     forward = attention_data.values(case.forward, rng)
     dout = rng.standard_normal(attention_data.shapes(case.forward)["out"])

@@ -6,21 +6,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from kernelseam.contract import Device, Runtime
+from kernelseam.contract import Device
 from kernelseam.descriptors import Attention, AttentionPointers
 from kernelseam.descriptors.attention.options import ScoreScalars
 from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.oracle import check, formulas
 from kernelseam.oracle.check import Verdict
-from kernelseam.oracle.formulas import Array, AttentionResult
+from kernelseam.oracle.formulas import AttentionResult
 from kernelseam.samples.attention_case import AttentionCase
 from kernelseam.samples.data import attention as data
 from kernelseam.samples.data import captured
-from kernelseam.samples.data.descriptors import address_list, strides
-from kernelseam.samples.data.memory import Layout, Placement
-from kernelseam.samples.operations.operation import Operation
+from kernelseam.samples.data.descriptors import strides
+from kernelseam.samples.data.memory import Layout
+from kernelseam.samples.operations.operation import Arrays, Operation, Placed
 
 FIELDS = (
     "batch",
@@ -41,13 +39,7 @@ FIELDS = (
 class AttentionForward(Operation[AttentionCase, AttentionResult]):
     """softmax(scale·q·kᵀ)·v and its variants."""
 
-    name = "attention"
-
-    def draw(self, case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
-        return data.values(case, rng)
-
-    def placements(self, case: AttentionCase) -> dict[str, Placement]:
-        return data.placements(case)
+    name, data = "attention", data
 
     def outputs(self, case: AttentionCase) -> tuple[str, ...]:
         return ("out", "lse") if case.lse else ("out",)
@@ -55,16 +47,10 @@ class AttentionForward(Operation[AttentionCase, AttentionResult]):
     def lead(self, case: AttentionCase) -> tuple[int, ...]:
         return case.batch, case.num_heads, case.S_q
 
-    def describe(
-        self,
-        case: AttentionCase,
-        layout: Layout,
-        addresses: Mapping[str, Any],
-        runtime: Runtime,
-        device: Device,
-    ) -> Attention | AttentionPointers:
+    def describe(self, case: AttentionCase, placed: Placed) -> Attention | AttentionPointers:
+        layout, addresses = placed.layout, placed.addresses
         if case.view == "strided":
-            return describe_strided(case, layout, addresses, device)
+            return describe_strided(case, layout, addresses, placed.device)
         options = _options(case)
         listed = [n for n in addresses if n in ("q", "k", "v", "out")]
         steps = {
@@ -72,10 +58,7 @@ class AttentionForward(Operation[AttentionCase, AttentionResult]):
             for n, s in strides(layout).items()
             if n.endswith("_row") or not n.startswith(tuple(f"stride_{x}_" for x in listed))
         }
-        lists: dict[str, Any] = {
-            f"{n}_ptrs": address_list(case.view, layout, n, addresses[n], runtime, device)
-            for n in listed
-        }
+        lists: dict[str, Any] = {f"{n}_ptrs": placed.listed(case.view, n) for n in listed}
         if case.view == "device":
             options["alignment"] = (
                 16 if all(addresses[n] % 16 == 0 for n in listed) else case.dtype.itemsize
@@ -84,7 +67,7 @@ class AttentionForward(Operation[AttentionCase, AttentionResult]):
             **{n: at for n, at in addresses.items() if n not in listed}, **lists, **steps, **options
         )
 
-    def expected(self, case: AttentionCase, inputs: Mapping[str, Array]) -> AttentionResult:
+    def expected(self, case: AttentionCase, inputs: Arrays) -> AttentionResult:
         return formulas.attention(
             inputs["q"],
             inputs["k"],
@@ -96,12 +79,7 @@ class AttentionForward(Operation[AttentionCase, AttentionResult]):
         )
 
     def verdict(
-        self,
-        case: AttentionCase,
-        expected: AttentionResult,
-        results: Mapping[str, Array],
-        *,
-        flushed: bool = False,
+        self, case: AttentionCase, expected: AttentionResult, results: Arrays, flushed: bool = False
     ) -> Verdict:
         return check.attention_verdict(
             expected,

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from kernelseam.contract import Device, Runtime
 from kernelseam.descriptors import PagedCache
 from kernelseam.oracle import cache as oracle
 from kernelseam.oracle.cache import CacheRows
@@ -16,8 +13,7 @@ from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array
 from kernelseam.samples.cache_case import CacheCase
 from kernelseam.samples.data import cache as data
-from kernelseam.samples.data.memory import Layout, Placement
-from kernelseam.samples.operations.operation import Operation
+from kernelseam.samples.operations.operation import Arrays, Operation, Placed
 
 Expected = tuple[dict[str, CacheRows], dict[str, Array]]
 """Rows by result, and scales that were given, by result."""
@@ -26,31 +22,15 @@ Expected = tuple[dict[str, CacheRows], dict[str, Array]]
 class PagedCaches(Operation[CacheCase, Expected]):
     """Append, gather, copy."""
 
-    name = "paged_cache"
-
-    def draw(self, case: CacheCase, rng: np.random.Generator) -> dict[str, Array]:
-        return data.values(case, rng)
-
-    def placements(self, case: CacheCase) -> dict[str, Placement]:
-        return data.placements(case)
-
-    def outputs(self, case: CacheCase) -> tuple[str, ...]:
-        return data.outputs(case)
+    name, data = "paged_cache", data
 
     def repeatable(self, case: CacheCase) -> bool:
         return not case.in_place
 
-    def describe(
-        self,
-        case: CacheCase,
-        layout: Layout,
-        addresses: Mapping[str, Any],
-        runtime: Runtime,
-        device: Device,
-    ) -> PagedCache:
-        return data.describe(case, layout, addresses)
+    def describe(self, case: CacheCase, placed: Placed) -> PagedCache:
+        return data.describe(case, placed.layout, placed.addresses)
 
-    def expected(self, case: CacheCase, inputs: Mapping[str, Array]) -> Expected:
+    def expected(self, case: CacheCase, inputs: Arrays) -> Expected:
         rows, scales = dict[str, CacheRows](), dict[str, Array]()
         if case.direction == "copy":
             return {f"{n}_pages": oracle.copied(inputs[n][inputs["sources"]]) for n in "kv"}, {}
@@ -79,12 +59,7 @@ class PagedCaches(Operation[CacheCase, Expected]):
         return rows, scales
 
     def verdict(
-        self,
-        case: CacheCase,
-        expected: Expected,
-        results: Mapping[str, Array],
-        *,
-        flushed: bool = False,
+        self, case: CacheCase, expected: Expected, results: Arrays, flushed: bool = False
     ) -> Verdict:
         rows, scales = expected
         written = {}

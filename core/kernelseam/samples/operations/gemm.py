@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from kernelseam.contract import Device, Runtime
 from kernelseam.descriptors import BatchedGemmPointers, BatchedGemmStrided
 from kernelseam.oracle import check, formulas
 from kernelseam.oracle.check import Verdict
-from kernelseam.oracle.formulas import Array, GemmResult
+from kernelseam.oracle.formulas import GemmResult
 from kernelseam.samples.data import captured
 from kernelseam.samples.data import gemm as data
-from kernelseam.samples.data.descriptors import address_list, strides
-from kernelseam.samples.data.memory import Layout, Placement
+from kernelseam.samples.data.descriptors import strides
 from kernelseam.samples.epilogues import for_oracle
 from kernelseam.samples.gemm_case import GemmCase
-from kernelseam.samples.operations.operation import Operation
+from kernelseam.samples.operations.operation import Arrays, Operation, Placed
 
 _ROWS = {f"stride_{n}_row" for n in ("a", "b", "c", "residual", "preactivation")}
 
@@ -27,13 +22,7 @@ _ROWS = {f"stride_{n}_row" for n in ("a", "b", "c", "residual", "preactivation")
 class Gemm(Operation[GemmCase, GemmResult]):
     """alpha·Σ op(A)·op(B) + beta·C + bias + residual, and its epilogue."""
 
-    name = "gemm"
-
-    def draw(self, case: GemmCase, rng: np.random.Generator) -> dict[str, Array]:
-        return data.values(case, rng)
-
-    def placements(self, case: GemmCase) -> dict[str, Placement]:
-        return data.placements(case)
+    name, data = "gemm", data
 
     def outputs(self, case: GemmCase) -> tuple[str, ...]:
         return ("C", "preactivation") if case.preactivation else ("C",)
@@ -44,14 +33,8 @@ class Gemm(Operation[GemmCase, GemmResult]):
     def lead(self, case: GemmCase) -> tuple[int, ...]:
         return *case.lead, case.M
 
-    def describe(
-        self,
-        case: GemmCase,
-        layout: Layout,
-        addresses: Mapping[str, Any],
-        runtime: Runtime,
-        device: Device,
-    ) -> BatchedGemmStrided | BatchedGemmPointers:
+    def describe(self, case: GemmCase, placed: Placed) -> BatchedGemmStrided | BatchedGemmPointers:
+        layout, addresses = placed.layout, placed.addresses
         options: dict[str, Any] = {
             "M": case.M,
             "N": case.N,
@@ -70,7 +53,7 @@ class Gemm(Operation[GemmCase, GemmResult]):
             if n not in ("stride_bias_row", "stride_bias_column")
         }
         if (expression := data.expression(case)) is not None:
-            addresses, arrays = captured.views(layout, addresses, device)
+            addresses, arrays = captured.views(layout, addresses, placed.device)
             options["epilogue"] = replace(expression, arrays=arrays)
         if case.view == "strided":
             return BatchedGemmStrided(
@@ -81,14 +64,14 @@ class Gemm(Operation[GemmCase, GemmResult]):
                 scale_block=case.scale_block,
             )
         rows: dict[str, Any] = {n: s for n, s in steps.items() if n in _ROWS}
-        for name, at in addresses.items():
-            options[name + "_ptrs"] = address_list(case.view, layout, name, at, runtime, device)
+        for name in addresses:
+            options[name + "_ptrs"] = placed.listed(case.view, name)
         if case.view == "device":
             widest = max(p.dtype.itemsize for p in layout.placements.values())
             options["alignment"] = 16 if all(at % 16 == 0 for at in addresses.values()) else widest
         return BatchedGemmPointers(**rows, **options)
 
-    def expected(self, case: GemmCase, inputs: Mapping[str, Array]) -> GemmResult:
+    def expected(self, case: GemmCase, inputs: Arrays) -> GemmResult:
         return formulas.gemm(
             inputs["A"],
             inputs["B"],
@@ -106,12 +89,7 @@ class Gemm(Operation[GemmCase, GemmResult]):
         )
 
     def verdict(
-        self,
-        case: GemmCase,
-        expected: GemmResult,
-        results: Mapping[str, Array],
-        *,
-        flushed: bool = False,
+        self, case: GemmCase, expected: GemmResult, results: Arrays, flushed: bool = False
     ) -> Verdict:
         return check.gemm_verdict(
             expected,

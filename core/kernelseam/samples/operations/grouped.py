@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
-from kernelseam.contract import Device, Runtime
 from kernelseam.descriptors.gemm.grouped import GroupedGemm
 from kernelseam.descriptors.gemm.grouped_problem import STACKED
 from kernelseam.oracle import check
@@ -17,10 +15,9 @@ from kernelseam.oracle.formulas import Array, GemmResult
 from kernelseam.oracle.grouped import grouped_gemm
 from kernelseam.samples.data import captured
 from kernelseam.samples.data import grouped as data
-from kernelseam.samples.data.memory import Layout, Placement
 from kernelseam.samples.epilogues import for_oracle
 from kernelseam.samples.grouped_case import GroupedCase
-from kernelseam.samples.operations.operation import Operation
+from kernelseam.samples.operations.operation import Arrays, Operation, Placed
 
 _AXES = {
     **dict.fromkeys("ABC", ("group", "row")),
@@ -32,13 +29,7 @@ _AXES = {
 class Grouped(Operation[GroupedCase, GemmResult]):
     """alpha·op(A_g)·op(B_g) + beta·C_g of groups that offsets divide, and its epilogue."""
 
-    name = "grouped_gemm"
-
-    def draw(self, case: GroupedCase, rng: np.random.Generator) -> dict[str, Array]:
-        return data.values(case, rng)
-
-    def placements(self, case: GroupedCase) -> dict[str, Placement]:
-        return data.placements(case)
+    name, data = "grouped_gemm", data
 
     def outputs(self, case: GroupedCase) -> tuple[str, ...]:
         return ("C", "preactivation") if case.preactivation else ("C",)
@@ -46,14 +37,8 @@ class Grouped(Operation[GroupedCase, GemmResult]):
     def repeatable(self, case: GroupedCase) -> bool:
         return super().repeatable(case) and case.beta == 0
 
-    def describe(
-        self,
-        case: GroupedCase,
-        layout: Layout,
-        addresses: Mapping[str, Any],
-        runtime: Runtime,
-        device: Device,
-    ) -> GroupedGemm:
+    def describe(self, case: GroupedCase, placed: Placed) -> GroupedGemm:
+        layout, addresses = placed.layout, placed.addresses
         m, n, k = case.extents.values()
         strides: dict[str, Any] = {
             f"stride_{name.lower()}_{axis}": step
@@ -68,7 +53,7 @@ class Grouped(Operation[GroupedCase, GemmResult]):
         }
         options: dict[str, Any] = {}
         if (expression := data.expression(case)) is not None:
-            addresses, arrays = captured.views(layout, addresses, device)
+            addresses, arrays = captured.views(layout, addresses, placed.device)
             options["epilogue"] = replace(expression, arrays=arrays)
         if case.preactivation:
             options["stride_preactivation_row"] = layout.placements["preactivation"].strides[1]
@@ -86,7 +71,7 @@ class Grouped(Operation[GroupedCase, GemmResult]):
             **options,
         )
 
-    def expected(self, case: GroupedCase, inputs: Mapping[str, Array]) -> GemmResult:
+    def expected(self, case: GroupedCase, inputs: Arrays) -> GemmResult:
         a, b, old = inputs["A"], inputs["B"], inputs.get("C")
         if old is not None and case.along != "k":
             old = old[0]
@@ -114,12 +99,7 @@ class Grouped(Operation[GroupedCase, GemmResult]):
         )
 
     def verdict(
-        self,
-        case: GroupedCase,
-        expected: GemmResult,
-        results: Mapping[str, Array],
-        *,
-        flushed: bool = False,
+        self, case: GroupedCase, expected: GemmResult, results: Arrays, flushed: bool = False
     ) -> Verdict:
         out = results["C"] if case.along == "k" else results["C"][0]
         preactivation = results.get("preactivation")

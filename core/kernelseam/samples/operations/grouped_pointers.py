@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from kernelseam.contract import Device, Runtime
 from kernelseam.descriptors.gemm.grouped_pointers import GroupedGemmPointers
 from kernelseam.oracle import check, formulas
 from kernelseam.oracle.check import Verdict
-from kernelseam.oracle.formulas import Array, GemmResult
+from kernelseam.oracle.formulas import GemmResult
 from kernelseam.samples.data import grouped_pointers as data
 from kernelseam.samples.data.descriptors import listed
-from kernelseam.samples.data.memory import Layout, Placement
 from kernelseam.samples.grouped_pointers_case import GroupedPointersCase
-from kernelseam.samples.operations.operation import Operation
+from kernelseam.samples.operations.operation import Arrays, Operation, Placed
 
 
 class GroupedPointers(Operation[GroupedPointersCase, list[GemmResult]]):
     """alpha·op(A[g])·op(B[g]) + beta·C[g] of groups of sizes of their own."""
 
-    name = "grouped_gemm_pointers"
-
-    def draw(self, case: GroupedPointersCase, rng: np.random.Generator) -> dict[str, Array]:
-        return data.values(case, rng)
-
-    def placements(self, case: GroupedPointersCase) -> dict[str, Placement]:
-        return data.placements(case)
+    name, data = "grouped_gemm_pointers", data
 
     def outputs(self, case: GroupedPointersCase) -> tuple[str, ...]:
         return tuple(f"C[{g}]" for g in range(len(case.sizes)))
@@ -36,19 +25,16 @@ class GroupedPointers(Operation[GroupedPointersCase, list[GemmResult]]):
     def repeatable(self, case: GroupedPointersCase) -> bool:
         return super().repeatable(case) and case.beta == 0
 
-    def describe(
-        self,
-        case: GroupedPointersCase,
-        layout: Layout,
-        addresses: Mapping[str, Any],
-        runtime: Runtime,
-        device: Device,
-    ) -> GroupedGemmPointers:
+    def describe(self, case: GroupedPointersCase, placed: Placed) -> GroupedGemmPointers:
         fields: dict[str, Any] = {}
         for name in "ABC":
             of = [f"{name}[{g}]" for g in range(len(case.sizes))]
-            fields[f"{name}_ptrs"] = listed(case.view, [addresses[n] for n in of], runtime, device)
-            fields[f"stride_{name.lower()}_row"] = [layout.placements[n].strides[0] for n in of]
+            fields[f"{name}_ptrs"] = listed(
+                case.view, [placed.addresses[n] for n in of], placed.runtime, placed.device
+            )
+            fields[f"stride_{name.lower()}_row"] = [
+                placed.layout.placements[n].strides[0] for n in of
+            ]
         m, n, k = ([x[axis] for x in case.sizes] for axis in range(3))
         if case.view == "device":
             fields["alignment"] = 16 if case.aligned else case.out_dtype.itemsize
@@ -60,7 +46,7 @@ class GroupedPointers(Operation[GroupedPointersCase, list[GemmResult]]):
             **case.product,
         )
 
-    def expected(self, case: GroupedPointersCase, inputs: Mapping[str, Array]) -> list[GemmResult]:
+    def expected(self, case: GroupedPointersCase, inputs: Arrays) -> list[GemmResult]:
         def one(g: int) -> GemmResult:
             a, b, c = (inputs.get(f"{n}[{g}]") for n in "ABC")
             assert a is not None and b is not None
@@ -80,8 +66,7 @@ class GroupedPointers(Operation[GroupedPointersCase, list[GemmResult]]):
         self,
         case: GroupedPointersCase,
         expected: list[GemmResult],
-        results: Mapping[str, Array],
-        *,
+        results: Arrays,
         flushed: bool = False,
     ) -> Verdict:
         return check.worst_of(

@@ -10,6 +10,7 @@ from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.oracle.formulas import Array
 from kernelseam.samples.case import Case
 from kernelseam.samples.data.memory import Layout
+from kernelseam.samples.operations.operation import Placed
 from kernelseam.samples.operations.table import operation_of
 
 BASE = 1 << 40
@@ -36,7 +37,7 @@ def describe(
     case: Case, layout: Layout, addresses: Mapping[str, Any], runtime: Runtime, device: Device
 ) -> Descriptor:
     """The descriptor of a case over addresses."""
-    return operation_of(case).describe(case, layout, addresses, runtime, device)
+    return operation_of(case).describe(case, Placed(layout, addresses, runtime, device))
 
 
 def problem_of(case: Case, runtime: Runtime, device: Device) -> Problem:

@@ -6,6 +6,7 @@ import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -16,11 +17,28 @@ from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array, Rows, sample_rows
 from kernelseam.samples.case import Case
 from kernelseam.samples.common import InjectedValue
-from kernelseam.samples.data.memory import Layout, Placement
+from kernelseam.samples.data.descriptors import address_list
+from kernelseam.samples.data.memory import Layout
 
 C = TypeVar("C", bound=Case)
 E = TypeVar("E")
 """The oracle's results for a case."""
+Arrays = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A case's operands in memory, as descriptors are made of them."""
+
+    layout: Layout
+    addresses: Mapping[str, Any]
+    runtime: Runtime
+    device: Device
+
+    def listed(self, view: str, name: str) -> object:
+        """The address of every matrix of an operand, as ``data.descriptors.listed``."""
+        at = self.layout, name, self.addresses[name]
+        return address_list(view, *at, self.runtime, self.device)
 
 
 class Operation(ABC, Generic[C, E]):
@@ -29,42 +47,28 @@ class Operation(ABC, Generic[C, E]):
 
     name: str
     """The name that cases and implementations use."""
+    data: Any
+    """The module of its operands: ``values``, ``placements`` and ``outputs`` of a case."""
 
-    @abstractmethod
-    def draw(self, case: C, rng: np.random.Generator) -> dict[str, Array]:
-        """Random inputs by name."""
-
-    def derived(self, case: C, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def derived(self, case: C, inputs: Arrays) -> dict[str, Array]:
         """Inputs computed from the random ones."""
         return {}
 
-    @abstractmethod
-    def placements(self, case: C) -> dict[str, Placement]:
-        """Every operand's placement."""
-
-    @abstractmethod
     def outputs(self, case: C) -> tuple[str, ...]:
         """Names of the outputs."""
+        names: tuple[str, ...] = self.data.outputs(case)
+        return names
 
     @abstractmethod
-    def describe(
-        self,
-        case: C,
-        layout: Layout,
-        addresses: Mapping[str, Any],
-        runtime: Runtime,
-        device: Device,
-    ) -> Descriptor:
+    def describe(self, case: C, placed: Placed) -> Descriptor:
         """The descriptor over addresses."""
 
     @abstractmethod
-    def expected(self, case: C, inputs: Mapping[str, Array]) -> E:
+    def expected(self, case: C, inputs: Arrays) -> E:
         """The oracle's results, for ``rows`` only where rows are sampled."""
 
     @abstractmethod
-    def verdict(
-        self, case: C, expected: E, results: Mapping[str, Array], *, flushed: bool = False
-    ) -> Verdict:
+    def verdict(self, case: C, expected: E, results: Arrays, flushed: bool = False) -> Verdict:
         """Results by name compared with the oracle's within the operation's tolerance. ``flushed``:
         the device may flush subnormals to zero."""
 
@@ -79,14 +83,14 @@ class Operation(ABC, Generic[C, E]):
 
     def values(self, case: C) -> dict[str, Array]:
         """Inputs by name: random, seeded by the case's name, then the injected values."""
-        inputs = self.draw(case, np.random.default_rng(zlib.crc32(case.name.encode())))
+        inputs = self.data.values(case, np.random.default_rng(zlib.crc32(case.name.encode())))
         for p in case.injected:
             _inject(inputs[p.operand], p)
         return {**inputs, **self.derived(case, inputs)}
 
     def layout(self, case: C, separate: bool = False) -> Layout:
         """Every operand's placement in buffers: see ``Layout``."""
-        return Layout(self.placements(case), separate)
+        return Layout(self.data.placements(case), separate)
 
     def rows(self, case: C) -> Rows:
         """Indices of the rows to compare; None: all."""
