@@ -17,12 +17,12 @@ from typing import Any
 
 import kernelseam
 import pytest
-from card import CardRows, CardRuntime, add_compiled_card
+from card import CardRows, CardRuntime, QuickToolchain, add_compiled_card
 from kernelseam import dispatch, planning
 from kernelseam.contract import Launch, Launches, Memset
 from kernelseam.errors import InvalidValue
 from kernelseam.kernels import traced_text
-from kernelseam.ops import array_call, calling, gemm, on_torch
+from kernelseam.ops import array_call, calling, gemm, on_torch, traced_call
 from kernelseam.ops.calling import operate
 from kernelseam.ops.operation import Cleared
 from kernelseam.plugins import plugins
@@ -152,6 +152,36 @@ def test_known_numbers_at_another_alignment_are_learnt_apart(
         a = base[start : start + 88].view(11, 8)
         torch.testing.assert_close(kernelseam.matmul2d(a, b), a @ b, rtol=1e-5, atol=1e-5)
     assert served == [True] * 4
+
+
+@pytest.mark.parametrize("end", [1 << 62, 0, None])
+def test_of_known_numbers_addresses_alone_are_packed(
+    discovered: Callable[..., Any], cache: object, monkeypatch: pytest.MonkeyPatch, end: int | None
+) -> None:
+    """The third time; not where addresses lie beyond those that a tensor map begins with (0), or
+    it begins with none (None)."""
+    toolchain = QuickToolchain(end)
+    known(add_compiled_card(discovered(), toolchain))
+    runs: list[int] = []
+    packed = traced_call.Function
+
+    def watched(run: Any, *arguments: Any, **more: Any) -> Any:
+        return packed(lambda *given: (runs.append(0), run(*given))[1], *arguments, **more)
+
+    monkeypatch.setattr(traced_call, "Function", watched)
+    planning.forget()
+    known(card)
+    kept, counts = list[Any](), list[tuple[int, int]]()
+    for m in (40, 41, 40, 41, 41, 41):
+        toolchain.encoded.clear()
+        runs.clear()
+        a, b = torch.randn(m, 8), torch.randn(8, 5)
+        kept += [a, b, actual := kernelseam.matmul2d(a, b)]  # what is freed comes back
+        torch.testing.assert_close(actual, a @ b, rtol=1e-5, atol=1e-5)
+        counts.append((len(runs), len(toolchain.encoded)))
+    assert counts == [(1, 1)] * 2 + [(0, 0) if end else (1, 1)] * 4
+    if end:
+        assert toolchain.tails == 2
 
 
 def test_one_tensor_as_both_operands_and_torchs_modes(

@@ -249,6 +249,9 @@ def test_an_address_that_is_a_maps_first_bytes_is_put_there_without_the_driver(
         by_driver = [x for x in asked if x in (first, first + 16)]
         patched = not odd and first < 1 << 48
         assert len(by_driver) == (first == 0x1030 if patched else 2)
+    content = bytes(range(8, 100)) + b"\0" + bytes(range(101, 128))
+    found = tensor_maps.tails(K)(K.extents, K.strides, 0x1030)
+    assert found == (None if odd else (content, 1 << 48))
 
 
 class Failing:

@@ -19,7 +19,7 @@ def tensor_guard(tensors: Sequence[Any], extents: bool = True) -> Guard:
     in another of torch's modes, and always does where torch has no guards."""
     guards = _guards()
     if guards is None:
-        return _never
+        return never
     # A guard of torch's holds for no tensor that comes twice, and whatever the gradient mode.
     seen: dict[int, int] = {}
     first = [seen.setdefault(id(x), i) for i, x in enumerate(tensors)]
@@ -46,7 +46,8 @@ def compilers_own() -> Any:
     return getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 
-def _never(*others: Any) -> bool:
+def never(*others: Any) -> bool:
+    """A guard that holds for no tensors."""
     return False
 
 

@@ -29,7 +29,7 @@ from kernelseam.contract.plans import (
 from kernelseam.contract.plugin import Backend, PluginInfo
 from kernelseam.contract.problems import Cost, OperandRule, Problem
 from kernelseam.contract.tensor_map import TENSOR_MAP_BYTES, TensorMap, WithoutTensorMaps
-from kernelseam.contract.toolchain import TensorMapEncoder, Toolchain
+from kernelseam.contract.toolchain import AddressFirstEncoder, TensorMapEncoder, Toolchain
 
 CONTRACT_VERSION = 2
 """Incremented with every incompatible change; a plugin with another version is not loaded."""
@@ -43,6 +43,7 @@ __all__ = [
     "Coefficients",
     "CONTRACT_VERSION",
     "ABSENT",
+    "AddressFirstEncoder",
     "EMULATED",
     "HOST",
     "NOT_KNOWN",

@@ -67,3 +67,16 @@ class TensorMapEncoder(Protocol):
         """``encode(extents, strides, address)``: the bytes of a tensor map of these extents and
         strides, in elements, whose first element is at the address; the rest is the template's.
         Several threads may encode at a time. Raises DeviceError."""
+
+
+@runtime_checkable
+class AddressFirstEncoder(TensorMapEncoder, Protocol):
+    """An optional extension of TensorMapEncoder: calls whose extents and strides come again use it
+    instead of encoding a tensor map for each address."""
+
+    def address_first_encoder(
+        self, template: TensorMap
+    ) -> Callable[[tuple[int, ...], tuple[int, ...], int], tuple[bytes, int] | None]:
+        """``tail(extents, strides, address)``: (bytes, end). Over every address below ``end`` the
+        tensor map is the address, in 8 bytes from the least significant on, and behind it these
+        bytes. None where no such rule is known. Raises DeviceError."""

@@ -40,30 +40,46 @@ class Text:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
+        self.number = trace.text
+        """A number's."""
+
+    @property
+    def namespace(self) -> dict[str, object]:
+        """What the text names."""
+        return self._trace.namespace
 
     def of(self, values: Sequence[Any]) -> str:
         """A tuple's."""
-        return listed(map(self._trace.text, values))
+        return listed(map(self.number, values))
+
+    def argument(self, name: str, x: Any) -> str:
+        """A number's, or an encoded tensor map's, whose encoder gets the name."""
+        if not isinstance(x, Encoded):
+            return self.number(x)
+        self.namespace[name] = x.encode
+        return f"{name}({self.of(x.extents)}, {self.of(x.strides)}, {self.number(x.address)})"
 
     def packed(self, place: int, step: TracedStep) -> str:
         """A call of the ``place``-th packer."""
-        texts = []
-        for i, x in enumerate(step.arguments):
-            if isinstance(x, Encoded):
-                name = f"e{place}_{i}"
-                self._trace.namespace[name] = x.encode
-                shape, strides = self.of(x.extents), self.of(x.strides)
-                texts.append(f"{name}({shape}, {strides}, {self._trace.text(x.address)})")
-            else:
-                texts.append(self._trace.text(x))
+        texts = [self.argument(f"e{place}_{i}", x) for i, x in enumerate(step.arguments)]
         return f"k{place}({', '.join(texts)})"
 
     def compiled(self, name: str, parameters: str, body: Sequence[str]) -> Callable[..., Any]:
         """The function of these lines."""
+        return self.compiles(name, parameters, body)()
+
+    def compiles(
+        self, name: str, parameters: str, body: Sequence[str]
+    ) -> Callable[[], Callable[..., Any]]:
+        """What compiles it, later."""
         text = "\n    ".join([f"def {name}({parameters}):", *body])
-        namespace = dict(self._trace.namespace)
-        exec(compile(text, f"<a traced call: {name}>", "exec"), namespace)
-        return cast(Callable[..., Any], namespace[name])
+        namespace = dict(self.namespace)
+
+        def compiled() -> Callable[..., Any]:
+            exec(compile(text, f"<a traced call: {name}>", "exec"), namespace)
+            return cast(Callable[..., Any], namespace[name])
+
+        return compiled
 
 
 def listed(texts: Iterable[str]) -> str:

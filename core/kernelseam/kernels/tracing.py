@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from kernelseam.compilation import compiled
 from kernelseam.contract import (
+    AddressFirstEncoder,
     Device,
     Launch,
     LaunchConfig,
@@ -24,6 +25,7 @@ from kernelseam.contract import (
     Toolchain,
 )
 from kernelseam.kernels.kernel import KernelImplementation, bundle, placed_signature
+from kernelseam.kernels.signature import Signature
 from kernelseam.symbolic import Untraceable
 
 Enqueue = Callable[[int], None]
@@ -38,6 +40,8 @@ class Encoded:
     extents: tuple[int, ...]
     strides: tuple[int, ...]
     address: int
+    tail: Callable[..., tuple[bytes, int] | None] | None = None
+    """See kernelseam.contract.AddressFirstEncoder."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,11 @@ class TracedStep:
     kept: Callable[..., Enqueue]
     """The same, which may be run any number of times."""
     arguments: tuple[Any, ...]
+    signature: Signature | None = None
+    """A kernel's, of all arguments but the first, the blocks."""
+    once_by: Callable[[struct.Struct], Callable[..., Enqueue]] | None = None
+    """``once`` whose arguments behind the blocks are a packer's; None where a launch keeps its
+    own."""
 
 
 def traced_launches(
@@ -130,14 +139,12 @@ def _kernel(
         values[parameter] = _encoded(toolchain, m, values[parameter])
     fixed = replace(config, grid=(1, 1, 1))
     kept: Callable[..., Enqueue] = partial(_prepare, loaded, fixed, signature.packer)
-    once = kept
+    once, once_by = kept, None
     if isinstance(loaded, ReusableKernel):
-        once = loaded.reusable(fixed, signature.packer)
-    return TracedStep(
-        once,
-        kept,
-        (blocks, *[values[name] for name, _, _ in signature.scalars]),
-    )
+        once_by = partial(loaded.reusable, fixed)
+        once = once_by(signature.packer)
+    arguments = (blocks, *[values[name] for name, _, _ in signature.scalars])
+    return TracedStep(once, kept, arguments, signature, once_by)
 
 
 def _prepare(
@@ -150,9 +157,12 @@ def _encoded(toolchain: Toolchain, m: TensorMap, address: Any) -> Encoded:
     """With what the template has; an axis of extent 1 has a stride that nothing reads."""
     template = replace(m, extents=(1,) * len(m.extents), strides=(1,) * len(m.extents), offset=0)
     encode: Callable[..., bytes] = partial(_encode, toolchain, template)
+    tail = None
     if isinstance(toolchain, TensorMapEncoder):
         encode = toolchain.tensor_map_encoder(template)
-    return Encoded(encode, m.extents, m.strides, address + m.offset)
+    if isinstance(toolchain, AddressFirstEncoder):
+        tail = toolchain.address_first_encoder(template)
+    return Encoded(encode, m.extents, m.strides, address + m.offset, tail)
 
 
 def _encode(

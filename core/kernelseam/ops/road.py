@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from kernelseam.arrays import torch as torch_arrays
-from kernelseam.arrays.guards import Guard, tensor_guard
+from kernelseam.arrays.guards import Guard, never, tensor_guard
 from kernelseam.contract import ArrayInfo, FastRuntime
 from kernelseam.errors import KernelSeamError
 from kernelseam.forking import new_lock
@@ -25,7 +26,7 @@ from kernelseam.ops.on_torch import Enqueue, OnTorch, Zeroed, none_zeroed
 from kernelseam.ops.operation import ByNumbers, cleared_in
 from kernelseam.ops.repeat import ALIGNMENT, Repeat
 from kernelseam.ops.split import Split, split_of
-from kernelseam.ops.traced_call import Function, Kernels, TracedCall
+from kernelseam.ops.traced_call import Function, Kernels, Packed, TracedCall
 from kernelseam.planning.binding import in_order
 from kernelseam.symbolic import Untraceable
 
@@ -35,6 +36,47 @@ MOST_PATHS = 16
 _MOST_KINDS, _MOST_GUARDS = 8, 4
 _FEW_TENSORS = 16
 """Of calls with more, which lists of products are, so many times fewer are kept."""
+
+
+class _Known:
+    """Calls of known numbers, at any addresses."""
+
+    __slots__ = ("_again", "function", "given", "holds", "numbers")
+
+    def __init__(
+        self, function: Function, given: tuple[Any, ...], numbers: tuple[Any, ...]
+    ) -> None:
+        self.function, self.given, self.numbers = function, given, numbers
+        self.holds: Guard = never
+        """Whether tensors are like those of such a call."""
+        self._again: Callable[..., Packed | None] | None = None
+
+    def packed(self, empty: Any, zeroed: Any, pointers: list[int]) -> Packed | None:
+        """What its function returns; None where that does not serve these addresses, or raises."""
+        try:
+            if (again := self._again) is None:
+                self._again = again = self._fixed()
+            return again(empty, zeroed, *pointers)
+        except Exception:  # the planned call raises the proper error
+            return None
+
+    def kept(self, empty: Any, zeroed: Any, pointers: list[int]) -> Packed | None:
+        """As ``packed``, of launches that may be kept."""
+        function = self.function
+        try:
+            return function.run(function.kept, empty, zeroed, *pointers, *self.numbers)
+        except Exception:
+            return None
+
+    def _fixed(self) -> Callable[..., Packed | None]:
+        function, numbers, again = self.function, self.numbers, None
+        if function.fixed is not None:
+            with suppress(Exception):  # as of a tensor map that the driver refuses
+                again = function.fixed(*numbers)
+        if again is not None:
+            return again
+        run, once = function.run, function.once
+        return lambda empty, zeroed, *pointers: run(once, empty, zeroed, *pointers, *numbers)
 
 
 class _Kind:
@@ -48,13 +90,30 @@ class _Kind:
         self._classes: dict[tuple[TracedCall, tuple[Any, ...]], Kernels | None] = {}
         self.own = list[Function]()
         """That of a ``ByNumbers``, if the signature has one."""
-        self.known: dict[tuple[Any, ...], Function] = {}
-        """What served calls of these numbers last, whatever their addresses."""
+        self.known: dict[tuple[Any, ...], Function | _Known] = {}
+        """What served calls of these numbers last: known where they came again."""
+        self.last: tuple[Any, ...] = ()
+        """The numbers of the last call whose numbers were read."""
+        self.latest: _Known | None = None
+        """Calls of numbers that came twice in a row: their tensors' guard is asked, and they are
+        not read."""
         self._failures = 0
+
+    def again(
+        self, numbers: tuple[Any, ...], given: tuple[Any, ...], tensors: tuple[Any, ...]
+    ) -> _Known | None:
+        """Calls of numbers that come again; None where they do not. ``given``: those of options."""
+        known = self.known.get(numbers)
+        if isinstance(known, Function):
+            self.known[numbers] = known = _Known(known, given, numbers)
+        if known is not None and self.last == numbers:
+            known.holds = tensor_guard(tensors)
+            self.latest = known
+        return known
 
     def packed(
         self, pointers: list[int], numbers: tuple[Any, ...], stream: object
-    ) -> tuple[Function, tuple[Any, Any, Any]] | None:
+    ) -> tuple[Function, Packed] | None:
         """The function that serves a call whose numbers are new, and what it returned; None where
         none does."""
         made_by = self.on.empty, self.on.zeroed if stream is None else none_zeroed
@@ -163,24 +222,28 @@ class Caller:
         """The results by name; None, with nothing launched, where the call must be planned.
         ``place``: the addresses and the options that are numbers. No trace may be active."""
         for kind in self._kinds:
-            if not kind.holds(*tensors):
-                continue
-            on = kind.on
+            on, known, packed = kind.on, kind.latest, None
+            if known is None or known.given != given or not known.holds(*tensors):
+                if not kind.holds(*tensors):
+                    continue
+                known = None
             if not on.is_current():
                 return on.within(self.call, place, tensors, pointers, given, stream)
-            numbers = (*given, *kind.read(tensors))
-            function, packed = kind.known.get(numbers), None
-            if function is not None:
-                zeroed = on.zeroed if stream is None else none_zeroed
-                try:
-                    packed = function.run(function.once, on.empty, zeroed, *pointers, *numbers)
-                except Exception:  # the planned call raises the proper error
-                    break
-            if function is None or packed is None:
+            if known is not None:
+                numbers = known.numbers
+            else:
+                numbers = (*given, *kind.read(tensors))
+                if numbers in kind.known:
+                    known = kind.again(numbers, given, tensors)
+                kind.last = numbers
+            if known is not None:
+                function, zeroed = known.function, on.zeroed if stream is None else none_zeroed
+                packed = known.packed(on.empty, zeroed, pointers)
+            if packed is None:
                 found = kind.packed(pointers, numbers, stream)
                 if found is None:
                     break
-                function, packed = found
+                (function, packed), known = found, None
             made, workspace, launches = packed
             if self._cleared:
                 for name, x in zip(function.results, made, strict=True):
@@ -199,8 +262,8 @@ class Caller:
                 put(self._seen, place, (numbers, came == numbers), self._most)
             elif not (zeroes := function.zeroes and stream is None) or on.zeroed(0):
                 # not a graph's call, whose workspace is larger
-                what = function, numbers, on, made, workspace, self._places, self._cleared
-                repeat = _repeat_of(*what, zeroes)
+                what = on, made, workspace, self._places, self._cleared
+                repeat = _repeat_of(known or _Known(function, given, numbers), *what, zeroes)
                 put(self.recent, place, (repeat, tensor_guard(tensors)), self._most)
             return dict(zip(function.results, made, strict=True))
         return self._planned(place, tensors, pointers, given, stream)
@@ -303,8 +366,7 @@ class _At:
 
 
 def _repeat_of(
-    function: Function,
-    numbers: tuple[Any, ...],
+    known: _Known,
     on: OnTorch,
     made: tuple[Any, ...],
     workspace: Any,
@@ -313,6 +375,7 @@ def _repeat_of(
     zeroes: bool,
 ) -> Repeat:
     """Of a call that a function served."""
+    function = known.function
     if function.stages:
         workspace = None  # is copied, once for all
     layouts = [(x.shape, x.stride(), x.dtype) for x in (*made, workspace) if x is not None]
@@ -324,12 +387,7 @@ def _repeat_of(
     def bind(pointers: list[int], places: list[int], zeroed: int, kept: bool) -> Enqueue | None:
         at = map(_At, places)
         made_by = (lambda *layout: next(at)), (lambda size: on.zeroed(size) and zeroed)
-        try:
-            packed = function.run(
-                function.kept if kept else function.once, *made_by, *pointers, *numbers
-            )
-        except Exception:
-            return None
+        packed = (known.kept if kept else known.packed)(*made_by, pointers)
         if packed is None:
             return None
         launches = in_order(packed[2])

@@ -13,12 +13,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from typing import Any, cast
 
 from kernelseam.contract import WORKSPACE_ALIGNMENT, ArrayInfo, Device, Launches, Runtime
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import packed
 from kernelseam.dtypes import DType
+from kernelseam.kernels.traced_template import template
 from kernelseam.kernels.traced_text import Selection, Text, listed, numbers_of, selection_of
 from kernelseam.kernels.tracing import TracedStep, traced_launches, traced_memset, traced_steps
 from kernelseam.ops.operation import Operation
@@ -32,16 +34,18 @@ Selections = tuple[Selection, ...]
 _SOMEWHERE = 1 << 40
 """Addresses that nothing reads, for tracing."""
 _WORKSPACE, _ZEROED = "w", "z"
+Packed = tuple[tuple[Any, ...], Any, tuple[Callable[[int], None], ...]]
+"""Results, the workspace, launches."""
 
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A call by chosen kernels. ``run(packers, empty, zeroed, *addresses, *numbers)`` returns
-    (results, workspace, launches), or None; ``empty(shape, strides, dtype)`` allocates.
+    """A call by chosen kernels. ``run(packers, empty, zeroed, *addresses, *numbers)`` returns what
+    is ``Packed``, or None; ``empty(shape, strides, dtype)`` allocates.
     ``zeroed(size)``: the address of memory that is 0 where the launches begin, and that they leave
     0; 0 where there is none, and a part of the workspace is set to 0 first."""
 
-    run: Callable[..., tuple[tuple[Any, ...], Any, tuple[Callable[[int], None], ...]] | None]
+    run: Callable[..., Packed | None]
     once: tuple[Callable[..., Any], ...]
     """Packers of launches that run once, at once; ``kept``: of those that may be kept."""
     kept: tuple[Callable[..., Any], ...]
@@ -53,6 +57,9 @@ class Function:
     """Whether it asks for memory of 0."""
     stages: bool = False
     """Whether launches read what was copied to the device on torch's current stream."""
+    fixed: Callable[..., Callable[..., Packed | None] | None] | None = None
+    """``fixed(*numbers)(empty, zeroed, *addresses)``: as ``run`` with ``once``, all that does not
+    depend on an address computed before. None where that serves no call of these numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +155,7 @@ class TracedCall:
         self.results = tuple(self._new)
         self._late = frozenset((*self._addresses, *self._new_addresses()))
         self._class = [x for t in self._traced for x in numbers(t.represented) if type(x) is Symbol]
-        if self._trace.depend(self._class, self._late):
+        if any(map(self._trace.dependence(self._late), self._class)):
             raise Untraceable("an address decides which class a problem is of")
         lines, _ = self._trace.code(self._class, self._late)
         self.class_of = self._text.compiled(
@@ -237,15 +244,16 @@ class TracedCall:
         outputs = [x for info in results for x in (*info.shape, *info.strides)]
         floats = -(-need // 4)
         outputs += [floats, zeroed, *(x for s in steps for x in numbers_of(s))]
-        early, late = self._trace.code(outputs, self._late | {_WORKSPACE, _ZEROED})
-        body = [f"{listed(f'k{i}' for i in range(len(steps)))} = packers", *early]
+        places = self._late | {_WORKSPACE, _ZEROED}
+        early, late = self._trace.code(outputs, places)
+        body, work = list[str](), "None"
         torch: Any = sys.modules["torch"]
         names = self._trace.namespace
         for i, info in enumerate(results):
             names[f"d{i}"] = getattr(torch, info.dtype.value)
             shape, strides = self._text.of(info.shape), self._text.of(info.strides)
-            body += [f"r{i} = empty({shape}, {strides}, d{i})", f"a{i} = r{i}.data_ptr()"]
-        work, packed = "None", [self._text.packed(i, s) for i, s in enumerate(steps)]
+            early += [f"shape{i} = {shape}", f"strides{i} = {strides}"]
+            body += [f"r{i} = empty(shape{i}, strides{i}, d{i})", f"a{i} = r{i}.data_ptr()"]
         if floats != 0:
             names["float32"] = torch.float32
             work = "work"
@@ -258,14 +266,39 @@ class TracedCall:
                 f"{_WORKSPACE} = 0 if work is None else work.data_ptr()",
             ]
             body.append(f"{_ZEROED} = there or {_WORKSPACE}")
-        for i in zeroing:
-            packed[i] = f"*(() if there else ({packed[i]},))"
+        body += late
         made = listed(f"r{i}" for i in range(len(results)))
-        body += [*late, f"return {made}, {work}, {listed(packed)}"]
+
+        def returned(packed: list[str]) -> str:
+            for i in zeroing:
+                packed[i] = f"*(() if there else ({packed[i]},))"
+            return f"return {made}, {work}, {listed(packed)}"
+
+        packers = listed(f"k{i}" for i in range(len(steps)))
+        packed = [self._text.packed(i, s) for i, s in enumerate(steps)]
         inputs = ("packers", "empty", "zeroed", *self._addresses, *self._numbers)
-        run = self._text.compiled("run", ", ".join(inputs), body)
+        lines = [f"{packers} = packers", *early, *body, returned([*packed])]
+        run = self._text.compiled("run", ", ".join(inputs), lines)
         once, kept = tuple([s.once for s in steps]), tuple([s.kept for s in steps])
-        return Function(run, once, kept, self.results, self.written, bool(zeroing))
+
+        names["once"], is_late = once, self._trace.dependence(places)
+        for i, step in enumerate(steps):
+            if (found := template(self._text, i, step, is_late)) is not None:
+                early, body = early + found.once, body + found.always
+                packed[i] = found.packed
+        again = [f"def again(empty, zeroed, {', '.join(self._addresses)}):"]
+        again += [f"    {line}" for line in (*body, returned(packed))]
+        lines = [f"{packers} = once", *early, *again, "return again"]
+        compiled = cache(self._text.compiles("fixed", ", ".join(self._numbers), lines))
+        return Function(
+            run,
+            once,
+            kept,
+            self.results,
+            self.written,
+            bool(zeroing),
+            fixed=lambda *numbers: compiled()(*numbers),
+        )
 
 
 def _fixed_specs(problem: Any) -> Any:

@@ -113,10 +113,10 @@ class Trace:
             depends[name] = name in late or any(depends.get(x, False) for x in node.operands)
         return depends
 
-    def depend(self, values: Iterable[Any], late: frozenset[str]) -> bool:
-        """Whether one of these needs a late input."""
+    def dependence(self, late: frozenset[str]) -> Callable[[Any], bool]:
+        """Whether a value needs a late input."""
         depends = self._depending(late)
-        return any(depends.get(self.text(x), False) for x in values)
+        return lambda x: depends.get(self.text(x), False)
 
     def step(self, name: str, form: str, value: Any, operands: Sequence[Any]) -> Any:
         """A symbol for a step's result."""

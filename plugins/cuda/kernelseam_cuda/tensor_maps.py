@@ -31,6 +31,8 @@ _KNOWN = 1024
 _ADDRESS_BITS, _ADDRESS_BYTES = 48, 8
 _first_bytes = struct.Struct("<Q").pack
 """Of a map that begins with its address."""
+Encode = Callable[[tuple[int, ...], tuple[int, ...], int], bytes]
+Tail = Callable[[tuple[int, ...], tuple[int, ...], int], tuple[bytes, int] | None]
 
 SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 PROMOTIONS = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
@@ -127,7 +129,7 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
     return encoder(tensor_map)(tensor_map.extents, tensor_map.strides, address + tensor_map.offset)
 
 
-def encoder(template: TensorMap) -> Callable[[tuple[int, ...], tuple[int, ...], int], bytes]:
+def encoder(template: TensorMap) -> Encode:
     """``encode(extents, strides, address)`` for tensor maps that have the rest from a template,
     strides in elements. Raises DeviceError, also for what ``refuse`` refuses.
 
@@ -136,11 +138,20 @@ def encoder(template: TensorMap) -> Callable[[tuple[int, ...], tuple[int, ...], 
     before, of an operand of the same boxes, are not encoded again: another address takes its place,
     by the driver where that does more than to put it first.
     """
-    return _encoder(replace(template, operand="", extents=(), strides=(), offset=0))
+    return _encoder(_bare(template))[0]
+
+
+def tails(template: TensorMap) -> Tail:
+    """See kernelseam.contract.AddressFirstEncoder: the rule is what the driver showed."""
+    return _encoder(_bare(template))[1]
+
+
+def _bare(template: TensorMap) -> TensorMap:
+    return replace(template, operand="", extents=(), strides=(), offset=0)
 
 
 @lru_cache(256)
-def _encoder(m: TensorMap) -> Callable[[tuple[int, ...], tuple[int, ...], int], bytes]:
+def _encoder(m: TensorMap) -> tuple[Encode, Tail]:
     cu, axes = bindings.driver(), len(m.box)
     call, size = _encode_tiled(), m.dtype.itemsize
     swizzle = getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[m.swizzle]}")
@@ -193,7 +204,13 @@ def _encoder(m: TensorMap) -> Callable[[tuple[int, ...], tuple[int, ...], int], 
         free.append(own)
         return encoded
 
-    return encode
+    def tail(
+        extents: tuple[int, ...], strides: tuple[int, ...], address: int
+    ) -> tuple[bytes, int] | None:
+        encoded = known.get((extents, strides)) or encode(extents, strides, address)
+        return (encoded[_ADDRESS_BYTES:], plain_end) if plain_end > 0 else None
+
+    return encode, tail
 
 
 class _Scratch:

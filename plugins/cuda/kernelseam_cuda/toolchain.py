@@ -139,6 +139,12 @@ class CudaToolchain:
         """See kernelseam.contract.TensorMapEncoder."""
         return tensor_maps.encoder(template)
 
+    def address_first_encoder(
+        self, template: TensorMap
+    ) -> Callable[[tuple[int, ...], tuple[int, ...], int], tuple[bytes, int] | None]:
+        """See kernelseam.contract.AddressFirstEncoder."""
+        return tensor_maps.tails(template)
+
     def encode_tensor_map(self, tensor_map: TensorMap, address: int) -> bytes:
         return tensor_maps.encode(tensor_map, address)
 

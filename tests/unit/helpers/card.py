@@ -3,16 +3,26 @@ compiler, where kernels are to be known by their specs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from kernelseam.arrays import torch as torch_arrays
-from kernelseam.contract import ArrayInfo, Backend, CallState, Device, DeviceLimits
+from kernelseam.contract import (
+    ArrayInfo,
+    Backend,
+    CallState,
+    Device,
+    DeviceLimits,
+    LaunchConfig,
+    TensorMap,
+)
 from kernelseam.dtypes import DType
 from kernelseam.plugins import Plugins
 from kernelseam_thirdvendor import AcmeGemm, AcmeRuntime
-from kernelseam_thirdvendor.compiled import AcmeToolchain, Rows
+from kernelseam_thirdvendor.compiled import AcmeKernel, AcmeToolchain, Rows
 
 CARD = Device("card", 0, "acme1", "Card", DeviceLimits(launch_seconds=1e-6))
 
@@ -61,16 +71,57 @@ class CardToolchain(AcmeToolchain):
     backend = "card"
 
 
+class QuickKernel(AcmeKernel):
+    """Packs launches that run once."""
+
+    def reusable(
+        self, config: LaunchConfig, packer: struct.Struct
+    ) -> Callable[..., Callable[[int], None]]:
+        return lambda blocks, *values: self.prepare(
+            replace(config, grid=(blocks, 1, 1)), packer.pack(*values)
+        )
+
+
+class QuickToolchain(CardToolchain):
+    """Whose tensor maps begin with their addresses below ``end``; ``tails`` counts those that were
+    asked for."""
+
+    def __init__(self, end: int | None) -> None:
+        super().__init__()
+        self.end, self.tails = end, 0
+
+    def load(self, binary: bytes, kernel: str, device: Device) -> AcmeKernel:
+        return QuickKernel(binary, self.inspect(binary, device.arch)[kernel])
+
+    def tensor_map_encoder(self, template: TensorMap) -> Callable[..., bytes]:
+        def encode(extents: tuple[int, ...], strides: tuple[int, ...], address: int) -> bytes:
+            m = replace(template, extents=extents, strides=strides)
+            return self.encode_tensor_map(m, address)
+
+        return encode
+
+    def address_first_encoder(self, template: TensorMap) -> Callable[..., tuple[bytes, int] | None]:
+        def tail(
+            extents: tuple[int, ...], strides: tuple[int, ...], address: int
+        ) -> tuple[bytes, int] | None:
+            self.tails += 1
+            m = replace(template, extents=extents, strides=strides)
+            content = AcmeToolchain().encode_tensor_map(m, address)
+            return None if self.end is None else (content[8:], self.end)
+
+        return tail
+
+
 class CardRows(Rows):
     """A kernel that says nothing of classes: its tile is each problem's own."""
 
     name = "card-rows"
 
 
-def add_compiled_card(loaded: Plugins) -> CardRuntime:
+def add_compiled_card(loaded: Plugins, toolchain: CardToolchain | None = None) -> CardRuntime:
     """The vendor with its compiler among these plugins, before the others."""
-    runtime = CardRuntime()
+    runtime, toolchain = CardRuntime(), toolchain or CardToolchain()
     loaded.registry.add_backend(
-        Backend("card", runtime, CardToolchain(), (CardGemm(),), (CardRows(),), priority=10)
+        Backend("card", runtime, toolchain, (CardGemm(),), (CardRows(),), priority=10)
     )
     return runtime

@@ -1,6 +1,7 @@
-"""What plans from numbers bind beside what built plans bind, to the byte, over random problems: run
-by a test in a process that has loaded a driver that does nothing. Its arguments: how many problems
-of each kind, and a seed. Prints how many were compared, by implementation, and what differed."""
+"""What plans from numbers bind beside what built plans bind, to the byte, over random problems, and
+what calls of known numbers launch beside those of new ones: run by a test in a process that has
+loaded a driver that does nothing. Its arguments: how many problems of each kind, and a seed. Prints
+how many were compared, by implementation, and what differed."""
 
 from __future__ import annotations
 
@@ -12,14 +13,17 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from idle_calls import makes
 from kernelseam import dispatch
 from kernelseam.descriptors import GroupedGemmPointers
 from kernelseam.errors import KernelSeamError
 from kernelseam.kernels.known import KnownProblems
 from kernelseam.kernels.listed import ListedKernels
+from kernelseam.ops.calling import CallCache
+from kernelseam.plugins import plugins
 from kernelseam.tuned.classes import representative
 from kernelseam_cuda import launch, runtime, tensor_maps
 
@@ -29,6 +33,8 @@ from benchmarks.comparing.paging import PagedRow
 from benchmarks.comparing.rows import Session
 
 _FIRST, _WORKSPACE, _SHIFT = 1 << 50, 1 << 60, 1 << 30
+_NEAR = 1 << 40
+"""Below it and above: the driver puts an address of so few bits first into a tensor map."""
 LATENT = (
     PagedRow(((1, 512, 2048), (63, 1, 4096)), 128, 1, 576, 16, latent=512),
     DecodeRow(64, 4096, 16, 1, 576, 64, latent=512),
@@ -56,6 +62,22 @@ def replace_address(place: Any, address: Any) -> int:
     return 0
 
 
+class Launched(tuple[Any, ...]):
+    """A kernel's name, config, blocks and arguments."""
+
+    def __call__(self, stream: int) -> None: ...
+
+
+class Memory(NamedTuple):
+    """Of a result."""
+
+    address: int
+    layout: tuple[Any, ...]
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
 def record() -> None:
     def nothing(stream: int) -> None: ...
 
@@ -69,8 +91,14 @@ def record() -> None:
         bound.append((pointer, value, size, device))
         return nothing
 
+    def reusable(self: Any, config: Any, packer: struct.Struct) -> Callable[..., Launched]:
+        return lambda blocks, *values: Launched(
+            (self.facts.name, config, blocks, packer.pack(*values))
+        )
+
     patched: Any = (launch.CudaKernel, runtime.CudaRuntime, tensor_maps)
-    patched[0].prepare, patched[1].prepare_memset = prepare, prepare_memset
+    patched[0].reusable, patched[0].prepare = reusable, prepare
+    patched[1].prepare_memset = prepare_memset
     patched[2]._encode_tiled, patched[2]._replace_address = lambda: encode, lambda: replace_address
 
 
@@ -137,6 +165,30 @@ def compare_lists(device: Any, count: int, counts: Counter[str], differ: list[st
         counts["lists"] += 1
 
 
+def compare_calls(counts: Counter[str], differ: list[str]) -> None:
+    """Of each call that comes, on new memory, what is launched where its numbers are known."""
+    for make in makes().values():
+        for n in (70, 71, 350, 351, 359):
+            make(n)()
+    for caller in plugins().cache_of(CallCache).callers.values():
+        for kind, numbers in ((k, n) for k in caller._kinds for n in k.known):
+            known: Any = kind.again(numbers, (), ())
+            for first in (_NEAR, _NEAR << 2):
+                pointers = [first + (i << 24) for i in range(len(caller._names))]
+                actual = known.packed(*_memory(first), pointers)
+                function = known.function
+                run = function.run(function.once, *_memory(first), *pointers, *numbers)
+                if actual is None or actual != run:
+                    differ.append(f"{actual} beside {run}")
+                counts["calls"] += 1
+
+
+def _memory(first: int) -> tuple[Callable[..., Memory], Callable[[int], int]]:
+    """Results one after the other, and memory that is 0."""
+    at = iter(range(first << 1, first << 2, 1 << 24))
+    return (lambda *layout: Memory(next(at), layout)), lambda size: first >> 1
+
+
 if __name__ == "__main__":
     idle_device.install()
     record()
@@ -154,4 +206,5 @@ if __name__ == "__main__":
             for like in family:
                 compare(like, device, counts, differ)
     compare_lists(device, count, counts, differ)
+    compare_calls(counts, differ)
     print(json.dumps({"counts": counts, "differ": differ}))
