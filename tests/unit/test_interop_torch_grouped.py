@@ -147,8 +147,6 @@ def test_gradients_of_an_epilogue_and_of_what_it_captures(given: str, gated: boo
 
 def test_where_an_epilogue_is_refused() -> None:
     a, b, offs = operands("rows")
-    with pytest.raises(kernelseam.errors.InvalidValue, match="epilogue = given: is not supported"):
-        torch.func.vmap(lambda a: ks.grouped_mm(a, b, offs, epilogue="relu"))(a[None])
     with pytest.raises(kernelseam.errors.InvalidValue, match="epilogue = given: is of rows of gr"):
         ks.grouped_mm(*operands("columns"), epilogue="relu")
     with pytest.raises(kernelseam.errors.InvalidValue, match="epilogue = given: is of rows of gr"):
@@ -157,10 +155,14 @@ def test_where_an_epilogue_is_refused() -> None:
         ks.grouped_mm(a[0], b, offs, epilogue="relu")
     with pytest.raises(kernelseam.errors.UnknownName, match="out_dtype = nope: must be one of"):
         ks.grouped_mm(a, b, offs, epilogue="relu", out_dtype="nope")
-    x, y, _ = operands("batch")
-    torch.testing.assert_close(ks.grouped_mm(x, y, epilogue="relu"), torch.relu(x @ y))
-    with pytest.raises(kernelseam.errors.InvalidValue, match="precision = tf32: is not an option"):
-        ks.grouped_mm(x, y, epilogue="relu", precision="tf32")
+
+
+def test_an_epilogue_of_a_batch() -> None:
+    a, b, _ = operands("batch")
+    found, wanted = ks.grouped_mm(a, b, epilogue="silu"), torch.nn.functional.silu(a @ b)
+    torch.testing.assert_close(found, wanted)
+    mine, theirs = (torch.autograd.grad(x.square().sum(), (a, b)) for x in (found, wanted))
+    torch.testing.assert_close(mine, theirs)
 
 
 def test_beside_torchs_own() -> None:
@@ -230,16 +232,45 @@ def test_lists_launch_once_a_layout_and_gradients_too() -> None:
 
 
 def test_lists_where_torch_compiles() -> None:
-    a, b = ([x.detach() for x in of] for of in listed(torch.float32))
-    compiled = torch.compile(
-        lambda x, y: ks.grouped_mm_list(x, y)[1] + 1, backend="eager", fullgraph=True
-    )
-    torch.testing.assert_close(compiled(a, b), a[1] @ b[1] + 1)
-    with torch.no_grad():
-        mapped = torch.func.vmap(lambda x: kernelseam.grouped_mm_list([x], [b[0]])[0])(
-            torch.stack([a[0], 2 * a[0]])
-        )
-    torch.testing.assert_close(mapped, torch.stack([a[0], 2 * a[0]]) @ b[0])
+    """One launch of one operator, of a length that no call had before, and its gradients too."""
+    a, b = ([x.detach().requires_grad_() for x in 5 * some] for some in listed(torch.float32))
+
+    def multiply(a: Any, b: Any) -> Any:
+        return ks.grouped_mm_list([2 * x for x in a], b)
+
+    compiled = torch.compile(multiply, backend="aot_eager", fullgraph=True)
+    found, wanted = compiled(a, b), [2 * x @ y for x, y in zip(a, b, strict=True)]
+    torch.testing.assert_close(found, wanted)
+    dc = [torch.randn_like(x) for x in found]
+    mine, theirs = (torch.autograd.grad(x, [*a, *b], dc) for x in (found, wanted))
+    torch.testing.assert_close(mine, theirs)
+    x, y = [torch.randn(3, 5), torch.randn(2, 5)], [torch.randn(5, 2), torch.randn(5, 7)]
+    multiply(x, y)
+    with kernelseam.trace() as launches, torch.no_grad():
+        compiled(x, y)
+    assert len(launches) == 1
+
+
+def test_lists_into_arrays_of_the_caller_where_torch_compiles() -> None:
+    """Scaled by beta first; what eager refuses is refused."""
+    a, b = [torch.randn(3, 5), torch.randn(2, 4)], [torch.randn(5, 2), torch.randn(4, 6)]
+
+    def multiply(a: Any, b: Any, out: Any, beta: float) -> Any:
+        return kernelseam.grouped_mm_list(a, b, out=out, beta=beta)
+
+    def run(*given: Any) -> None:
+        torch._dynamo.reset()
+        torch.compile(multiply, backend="aot_eager", fullgraph=True)(*given)
+
+    out = [torch.ones(3, 2), torch.ones(2, 6)]
+    run(a, b, out, 0.5)
+    torch.testing.assert_close(out, [x @ y + 0.5 for x, y in zip(a, b, strict=True)])
+    with pytest.raises(Exception, match="out = None: is read, because beta = 2"):
+        run(a, b, None, 2)
+    with pytest.raises(Exception, match=r"b\[1\] = an array of shape \[4\]: must have 2 axes"):
+        run(a, [b[0], b[1][:, 0]], out, 0)
+    with pytest.raises(Exception, match=r"out\[0\].*must have memory of its own"):
+        run(a, b, [torch.ones(3, 1).expand(3, 2), out[1]], 0)
 
 
 def test_lists_that_are_refused() -> None:

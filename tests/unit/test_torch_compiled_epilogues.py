@@ -245,21 +245,106 @@ def test_what_cannot_be_traced_is_refused_by_its_message(matmul2d: Any, epilogue
         with_breaks(lambda a, b: multiply(a, b))(a, b)
 
 
+def index(*values: int) -> Any:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+GROUPS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "rows": ((M, K), {"offs": index(2, 2, M)}),
+    "a rest": ((M, K), {"offs": index(2, 2, M - 1)}),
+    "gathered": ((3, K), {"offs": index(1, 3, M), "a_indices": index(2, 0, 1, 1, 2)}),
+    "scattered": ((M, K), {"offs": index(1, 3, M), "out_indices": index(4, 0, 3, 1, 2)}),
+    "a batch": ((3, M, K), {}),
+}
+"""Shape of a, and what says where groups and rows are."""
+
+
 @pytest.mark.parametrize(
-    "epilogue", ["swiglu", INSIDE["a list"][0](drawn(M))], ids=["name", "list"]
+    ("form", "what"),
+    [
+        *((form, "a gate") for form in GROUPS),
+        *(("scattered", what) for what in INSIDE if what != "a gate"),
+    ],
 )
-@pytest.mark.parametrize("grouped_mm", [ks.grouped_mm, ks_torch.grouped_mm])
-def test_groups_are_multiplied_uncompiled(grouped_mm: Any, epilogue: Any) -> None:
-    """No operator has their epilogues: without ``fullgraph`` the graph breaks there."""
+def test_groups(form: str, what: str) -> None:
+    """Beside those uncompiled, with gradients to a, b and factors; of a rest nothing is read."""
+    shape, rows = GROUPS[form]
+    made = INSIDE[what][0]
+    a, b = drawn(*shape, gradients=True), drawn(3, K, N, gradients=True)
+    factors = None if form == "a batch" else drawn(M, gradients=True)
+    kept = M - 1 if form == "a rest" else None
 
+    def loss(a: Any, b: Any, factors: Any, x: Any) -> Any:
+        out = ks_torch.grouped_mm(a, b, **rows, out_factors=factors, epilogue=made(x))
+        return out if kept is None else out[:kept]
+
+    x = drawn(M)
+    run, counter = compiled(loss)
+    got, want = run(a, b, factors, x), loss(a, b, factors, x)
+    torch.testing.assert_close(got, want)
+    wanting = [y for y in (a, b, factors) if y is not None]
+    arriving = drawn(*want.shape)
+    torch.testing.assert_close(*(torch.autograd.grad(y, wanting, arriving) for y in (got, want)))
+    run(a, b, factors, x + 1)
+    assert counter.frame_count == 1
+
+
+def test_groups_under_transforms_and_exported() -> None:
     def multiply(a: Any, b: Any, offs: Any) -> Any:
-        return grouped_mm(2 * a, b, offs, epilogue=epilogue) + 1
+        return ks_torch.grouped_mm(a, b, offs, epilogue="swiglu")
 
-    given = drawn(M, K), drawn(2, K, N), torch.tensor([2, M], dtype=torch.int32)
+    a, b, offs = drawn(M, K), drawn(2, K, N), index(2, M)
+    want = multiply(a, b, offs)
+    found = torch.func.vmap(multiply, (0, None, None))(torch.stack([a, 2 * a]), b, offs)
+    torch.testing.assert_close(found, torch.stack([want, multiply(2 * a, b, offs)]))
+    loss = lambda a, b: multiply(a, b, offs).square().sum()  # noqa: E731
+    wanting = [x.clone().requires_grad_() for x in (a, b)]
+    torch.testing.assert_close(
+        torch.func.grad(loss, (0, 1))(a, b), torch.autograd.grad(loss(*wanting), wanting)
+    )
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, a: Any, b: Any, offs: Any) -> Any:
+            return multiply(a, b, offs)
+
+    given = a, b, offs
+    torch.testing.assert_close(torch.export.export(Model(), given).module()(*given), want)
+
+
+def test_groups_into_arrays_of_the_caller() -> None:
+    """Scattered to some rows of more; the others stay."""
+
+    def multiply(a: Any, b: Any, offs: Any, out: Any, sums: Any, places: Any) -> Any:
+        return ks.grouped_mm(
+            a, b, offs, out_indices=places, out=out, epilogue="swiglu", preactivation=sums
+        )
+
+    a, b, offs, places = drawn(M, K), drawn(2, K, N), index(2, M), index(6, 0, 3, 1, 2)
+    results = [(torch.ones(8, N // 2), torch.ones(8, N)) for _ in range(2)]
     run, _ = compiled(multiply)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="is not supported where torch traces"):
-        run(*given)
-    torch.testing.assert_close(with_breaks(multiply)(*given), multiply(*given))
+    for function, (out, sums) in zip((multiply, run), results, strict=True):
+        function(a, b, offs, out, sums, places)
+    (out, sums), (found, found_sums) = results
+    assert (out[[4, 5, 7]] == 1).all()
+    torch.testing.assert_close(found, out)
+    torch.testing.assert_close(found_sums[places.long()], sums[places.long()])
+    run, _ = compiled(multiply)
+    with pytest.raises(Exception, match=r"must have shape \[8, 8\]"):
+        run(a, b, offs, out, torch.ones(M, N), places)
+
+
+def test_groups_that_are_refused() -> None:
+    a, b, offs = drawn(M, K), drawn(2, K, N), index(2, M)
+    run, _ = compiled(lambda a, b, offs: ks_torch.grouped_mm(a, b, offs, epilogue="relu"))
+    with pytest.raises(Exception, match="a = an array of shape .*: must have 2 or 3 axes"):
+        run(a[0], b, offs)
+    with pytest.raises(Exception, match="epilogue = given: is of rows of groups along 'm'"):
+        run(a.mT, drawn(M, N), offs)
+    run, _ = compiled(
+        lambda a, b, offs, x: ks_torch.grouped_mm(a, b, offs, epilogue=epilogues.row_bias(x))
+    )
+    with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match="captured_0.requires_grad"):
+        run(a, b, offs, drawn(M, gradients=True))
 
 
 def test_an_epilogue_that_a_stand_in_does_not_serve() -> None:

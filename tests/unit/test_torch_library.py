@@ -35,10 +35,13 @@ SAMPLES = (
     "bmm-epilogue",
     "matmul2d-epilogue",
     "epilogue_bwd-gate",
+    "epilogue_bwd-groups",
     "matmul2d",
     "matmul2d_bwd",
     "grouped_mm",
     "grouped_mm-summed",
+    "grouped_mm-epilogue",
+    "grouped_mm_list",
     "fused_qkv_projection",
     "fused_qkv_projection_bwd",
     "fused_qkv_projection_paged",
@@ -50,6 +53,7 @@ SAMPLES = (
     "copy_pages-both",
 )
 FUNCTIONS = tuple(n for n in SAMPLES if "-" not in n and not n.endswith(("_bwd", "_paged")))
+_DIFFERENTIATES_AGAIN = "grouped_mm", "grouped_mm_list", "merge_states"
 Refused = Callable[[str, Callable[[], object]], None]
 
 
@@ -192,6 +196,11 @@ def mapped() -> dict[str, tuple[Any, Any, Any]]:
             (0, None, 0),
             (a[:, 0], b[0, :, 0], cells(3, 4, grad=False)),
         ),
+        "grouped_mm_list": (
+            lambda a, b, c: tuple(ks.grouped_mm_list([a, b], [b, c])),
+            (0, 1, None),
+            (a[:, 0], b[0], cells(4, 8, grad=False)),
+        ),
         "fused_qkv_projection": (
             lambda x, w: ks.fused_qkv_projection(x, w, None, 4, 2),
             (2, None),
@@ -276,7 +285,7 @@ def test_gradients_of_each_element(name: str) -> None:
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("name", [n for n in FUNCTIONS if n not in ("grouped_mm", "merge_states")])
+@pytest.mark.parametrize("name", [n for n in FUNCTIONS if n not in _DIFFERENTIATES_AGAIN])
 def test_double_backward_is_refused_by_name(name: str) -> None:
     called, operands, options = samples()[name]
     made = operator(called)(*operands, **options)

@@ -83,6 +83,7 @@ FLOPS = {
     "bmm": (2 * B * 5 * 7 * 4, 4 * B * 5 * 7 * 4),
     "matmul2d": (2 * 5 * 7 * 4, 4 * 5 * 7 * 4),
     "grouped_mm": (2 * 5 * 7 * 4, 4 * 5 * 7 * 4),
+    "grouped_mm_list": (2 * (5 * 7 * 4 + 6 * 12 * 3), 4 * (5 * 7 * 4 + 6 * 12 * 3)),
     "fused_qkv_projection": (2 * B * S_Q * 12 * 64, 4 * B * S_Q * 12 * 64),
     "fused_output_projection_residual": (2 * B * S_Q * 12 * 32, 4 * B * S_Q * 12 * 32),
     "merge_states": (0, 0),

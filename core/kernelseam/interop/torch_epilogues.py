@@ -25,6 +25,7 @@ from kernelseam.interop.torch_library.dtypes import dtype_name as name_of
 from kernelseam.interop.torch_library.dtypes import result_dtype
 from kernelseam.interop.torch_library.gemm import added_gradients
 from kernelseam.ops.gemm import bmm
+from kernelseam.ops.grouped_gemm import grouped_mm
 
 Tensor = Any
 
@@ -127,6 +128,22 @@ def by_product(
         dout.reshape(count, M, columns),
         result.view(count, *acc.shape[-2:]),
         lambda own, into: bmm(*nothing, out=into, epilogue=own, backend=backend),
+    )
+    return result
+
+
+def by_groups(
+    expression: EpilogueExpression, acc: Tensor, dout: Tensor, offs: Tensor, backend: str | None
+) -> Tensor:
+    """As ``by_product``, of rows [T, N] in groups."""
+    nothing = acc.new_empty(len(acc), 0), acc.new_empty(len(offs), 0, dout.shape[-1])
+    result = torch.empty_like(acc, memory_format=torch.contiguous_format)
+    by_sums(
+        expression,
+        acc,
+        dout,
+        result,
+        lambda own, to: grouped_mm(*nothing, offs, out=to, epilogue=own, backend=backend),
     )
     return result
 

@@ -23,6 +23,7 @@ from kernelseam.interop.torch_function import (
 from kernelseam.interop.torch_library import gemm as operators
 from kernelseam.interop.torch_library import gemm_epilogues
 from kernelseam.interop.torch_library.dtypes import dtype_name
+from kernelseam.interop.torch_library.product_epilogues import multiply as traced_multiply
 from kernelseam.ops import gemm, gemm_bwd
 
 
@@ -144,7 +145,8 @@ def _apply(
         options["bwd_implementation"] = bwd_implementation
         if epilogue is None:
             return operator(a, b, bias, residual, **options)
-        return gemm_epilogues.multiply(operator, (a, b, bias, residual), epilogue, options)
+        own = gemm_epilogues.WITH_EPILOGUE[operator]
+        return traced_multiply(own, (a, b, bias, residual, None, None, None), epilogue, options)
     check_bwd_implementation(bwd_implementation, "gemm", "a", operands)
     of_forward = {**options, "out_dtype": dtype_name(out_dtype), "implementation": implementation}
     if epilogue is not None:

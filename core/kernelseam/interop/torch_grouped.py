@@ -15,14 +15,15 @@ from kernelseam.interop.torch_function import (
     wanted,
 )
 from kernelseam.interop.torch_grouped_epilogues import multiply
+from kernelseam.interop.torch_library import grouped_epilogues
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.interop.torch_library.grouped import (
     DIFFERENTIABLE,
     GROUPED_MM,
     INDICES,
     OPERANDS,
-    refuse_traced_epilogue,
 )
+from kernelseam.interop.torch_library.product_epilogues import multiply as traced_multiply
 from kernelseam.ops import grouped_gemm
 
 
@@ -50,7 +51,7 @@ def grouped_mm(
     Where ``offs`` leaves a rest of a and b, its gradient is 0; that of the result is undefined (as
     of torch's own ``grouped_mm``): mask it before it meets other rows.
     ``epilogue``: as in ``kernelseam.grouped_mm``; gradients flow to the tensors that it captures,
-    too, and are computed once, and there is no operator for it.
+    too, where nothing traces the call, and are computed once.
     ``out_dtype`` may be torch's. ``implementation`` names a way of the product,
     ``bwd_implementation`` one of the gradients'. Under torch.autocast a and b are converted to its
     dtype. Where torch compiles, exports or transforms the caller, ``torch.ops.kernelseam`` is
@@ -70,9 +71,7 @@ def grouped_mm(
         return grouped_gemm.grouped_mm(**known, out_dtype=dtype_name(out_dtype), **options)
     operands, traced = tensors(given, ("a", "b"))
     operands = autocast(operands, ("a", "b"))
-    if epilogue is not None:
-        if traced:
-            refuse_traced_epilogue()
+    if epilogue is not None and not traced:
         check_bwd_implementation(bwd_implementation, "grouped_gemm", "a", operands)
         options |= {"out_dtype": dtype_name(out_dtype)}
         return multiply(operands, options, epilogue, bwd_implementation)
@@ -80,10 +79,11 @@ def grouped_mm(
         check_bwd_implementation(bwd_implementation, "grouped_gemm", "a", operands)
         if not wanted(operands, DIFFERENTIABLE):
             return grouped_gemm.grouped_mm(**operands, out_dtype=dtype_name(out_dtype), **options)
-    product: Tensor = GROUPED_MM(
-        *(operands.get(n) for n in OPERANDS),
-        out_dtype=out_dtype,
-        bwd_implementation=bwd_implementation,
-        **options,
+    options |= {"out_dtype": out_dtype, "bwd_implementation": bwd_implementation}
+    every = tuple([operands.get(n) for n in OPERANDS])
+    product: Tensor = (
+        GROUPED_MM(*every, **options)
+        if epilogue is None
+        else traced_multiply(grouped_epilogues.GROUPED_MM, every, epilogue, options)
     )
     return product

@@ -9,13 +9,21 @@ from typing import Any
 import torch
 
 from kernelseam.epilogues import Epilogue, Gated, as_one
-from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import EpilogueExpression, traced_epilogue
-from kernelseam.interop.torch_epilogues import by_captured, by_sums
+from kernelseam.interop.torch_epilogues import (
+    by_captured,
+    by_groups,
+    by_product,
+)
 from kernelseam.interop.torch_function import differentiable_once, uncompiled, wanted
-from kernelseam.interop.torch_gemm import bmm
 from kernelseam.interop.torch_library.dtypes import result_dtype
-from kernelseam.interop.torch_library.grouped import DIFFERENTIABLE, INDICES, Rows, gradients
+from kernelseam.interop.torch_library.grouped import (
+    DIFFERENTIABLE,
+    INDICES,
+    Rows,
+    gradients,
+    shape_of,
+)
 from kernelseam.ops.grouped_gemm import grouped_mm
 
 Tensor = Any
@@ -29,11 +37,6 @@ def multiply(
     bwd_implementation: str | None,
 ) -> Tensor:
     """``options``: those of the product."""
-    a, b = operands["a"], operands["b"]
-    if a.dim() == b.dim() == 3 and not any(n in operands for n in _OPERANDS[2:]):
-        return bmm(
-            a, b, epilogue=epilogue, bwd_implementation=bwd_implementation, **_of_bmm(options)
-        )
     one = as_one(epilogue)
     expression = traced_epilogue(one.function, one.pairs)
     learnt = [x for x in expression.arrays if getattr(x, "requires_grad", False)]
@@ -44,18 +47,6 @@ def multiply(
 
 
 uncompiled(multiply)
-
-
-def _of_bmm(options: Mapping[str, Any]) -> dict[str, Any]:
-    given = dict(options)
-    if (precision := given.pop("precision")) is not None:
-        raise InvalidValue(
-            "precision",
-            precision,
-            "is not an option of a batch with an epilogue",
-            "Give offs, or leave it out",
-        )
-    return given
 
 
 @differentiable_once("grouped_mm with an epilogue")
@@ -69,21 +60,19 @@ def _gradients(ctx: Any, dout: Tensor) -> Any:
     rows = Rows(a, b, offs, of_a, None, factors)
     da = db = dfactors = None
     if any(needs.values()):
-        nothing = acc.new_empty(len(acc), 0), acc.new_empty(len(offs), 0, dout.shape[-1])
-        dc = torch.empty_like(acc)
-        by_sums(
-            ctx.expression,
-            acc,
-            dout,
-            dc,
-            lambda own, to: grouped_mm(*nothing, offs, out=to, epilogue=own, backend=backend),
-        )
+        if offs is None:
+            dc = by_product(ctx.expression, acc, dout, backend)
+        else:
+            dc = by_groups(ctx.expression, acc, dout, offs, backend)
         da, db, dfactors = gradients(dc, a, b, rows, needs, options)
     more: list[Tensor] = []
     if learnt:
-        numbers = torch.arange(len(acc), device=acc.device)
-        groups = torch.searchsorted(offs, numbers, right=True).clamp(max=max(len(offs) - 1, 0))
-        more = by_captured(ctx.one, rows.kept(acc), rows.kept(dout), learnt, groups[:, None])
+        groups = None
+        if offs is not None:
+            numbers = torch.arange(len(acc), device=acc.device)
+            groups = torch.searchsorted(offs, numbers, right=True).clamp(max=max(len(offs) - 1, 0))
+            groups = groups[:, None]
+        more = by_captured(ctx.one, rows.kept(acc), rows.kept(dout), learnt, groups)
     return None, None, None, None, da, db, None, None, None, dfactors, *more
 
 
@@ -107,11 +96,10 @@ class _Epilogue(torch.autograd.Function):  # type: ignore[misc]
     ) -> Tensor:
         indices = (a_indices, out_indices, out_factors)
         given: dict[str, Any] = dict(zip(INDICES, indices, strict=True))
-        if (a.dim(), b.dim()) != (2, 3):  # no form of an epilogue: the operation refuses it
+        if (a.dim(), b.dim()) not in ((2, 3), (3, 3)):  # refused by the operation
             return grouped_mm(a, b, offs, **given, epilogue=expression, **options)
-        rows = next((len(x) for x in indices if x is not None), a.shape[-2])
         dtype = result_dtype(a, options["out_dtype"])
-        acc = torch.empty(rows, b.shape[-1], dtype=dtype, device=a.device)
+        acc = torch.empty(shape_of({"a": a, "b": b, **given}), dtype=dtype, device=a.device)
         out = grouped_mm(
             a,
             b,

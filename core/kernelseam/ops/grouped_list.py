@@ -34,7 +34,7 @@ _values = values_of(ListOptions)
 _EXTENTS = (("M", "C"), ("N", "C"), ("K", "A"))
 """Those of a product, and the matrix that they are read from."""
 _NAMES: dict[tuple[tuple[str, ...], int], tuple[str, ...]] = {}
-"""Arrays' names by those of lists and their length. Dynamo refuses caches of functools'."""
+"""Arrays' names by those of lists and their length."""
 _MOST_NAMES = 64
 _KEPT = (bool,)
 """In place of packers: launches that may be kept."""
@@ -111,10 +111,18 @@ def named(lists: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
 def _names(lists: tuple[str, ...], count: int) -> tuple[str, ...]:
     names = _NAMES.get((lists, count))
     if names is None:
-        names = tuple([f"{name}[{g}]" for name in lists for g in range(count)])
+        names = _made_names(lists, count)
         if len(_NAMES) < _MOST_NAMES:
             _NAMES[lists, count] = names
     return names
+
+
+def _made_names(lists: tuple[str, ...], count: int) -> tuple[str, ...]:
+    return tuple([f"{name}[{g}]" for name in lists for g in range(count)])
+
+
+# Dynamo would depend on what the cache held, which the traced call itself changes.
+_names._torchdynamo_inline = _made_names  # type: ignore[attr-defined]
 
 
 def _work(operation: Operation, *values: Any) -> None:

@@ -171,6 +171,11 @@ def samples() -> dict[str, Sample]:
             (cells(5, 2, grad=False), cells(5, 4, grad=False)),
             {"expression": epilogue_text(swiglu.structure), "captured_numbers": []},
         ),
+        "epilogue_bwd-groups": (
+            "epilogue_bwd",
+            (cells(5, 4, grad=False), cells(5, 4, grad=False), ints(2, 5), table_of_heads),
+            of_epilogue,
+        ),
         "matmul2d": ("matmul2d", (a2, b2, cells(4)), {"out_dtype": torch.float64}),
         "matmul2d_bwd": (
             "matmul2d_bwd",
@@ -179,6 +184,15 @@ def samples() -> dict[str, Sample]:
         ),
         "grouped_mm": ("grouped_mm", (a2, cells(3, 7, 4), ints(2, 2, 5)), {"alpha": 0.5}),
         "grouped_mm-summed": ("grouped_mm", (cells(5, 7), cells(7, 4), ints(0, 3, 7)), {}),
+        "grouped_mm-epilogue": (
+            "grouped_mm_epilogue",
+            (
+                *(a2, cells(3, 7, 4), ints(2, 2, 6), None, None, ints(0, 4, 4, 1, 2, 3)),
+                *(ints(5, 3, 1, 0, 2, 4), cells(6), None, table_of_heads),
+            ),
+            {"alpha": 0.5, "preactivation": True, **of_epilogue},
+        ),
+        "grouped_mm_list": ("grouped_mm_list", ([a2, x[0]], [b2, cells(HIDDEN, 3)]), {}),
         "fused_qkv_projection": (
             "fused_qkv_projection",
             (x, w, b, *rotary()),
@@ -259,6 +273,11 @@ def functions() -> dict[str, Function]:
         "matmul2d": Function(kernelseam.matmul2d, ks.matmul2d, (cells(5, 7), cells(7, 4))),
         "grouped_mm": Function(
             kernelseam.grouped_mm, ks.grouped_mm, (cells(5, 7), cells(3, 7, 4), ints(2, 2, 5))
+        ),
+        "grouped_mm_list": Function(
+            lambda a, b, c, d: tuple(kernelseam.grouped_mm_list([a, c], [b, d])),
+            lambda a, b, c, d: tuple(ks.grouped_mm_list([a, c], [b, d])),
+            (cells(5, 7), cells(7, 4), cells(6, HIDDEN), cells(HIDDEN, 3)),
         ),
         "fused_qkv_projection": Function(qkv_projection(kernelseam), qkv_projection(ks), (x, w, b)),
         "fused_output_projection_residual": Function(

@@ -3,7 +3,7 @@ to its schema's types: a schema takes 1 or None for a bool, and torch's refusals
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,8 @@ class Arguments:
     def __init__(self, schema: Sequence[Any], rules: Mapping[str, Rule]) -> None:
         self.operands: list[tuple[str, bool]] = []
         """Names, and whether each must be given."""
+        self.lists: set[str] = set()
+        """Those of operands that are lists of tensors."""
         self.rules: dict[str, tuple[Rule, bool]] = {}
         """Of each option, and whether None is one of its values."""
         self.defaults = {a.name: a.default_value for a in schema if a.kwarg_only}
@@ -60,20 +62,30 @@ class Arguments:
             kind = str(a.real_type)
             optional = kind.startswith("Optional[")
             kind = kind.removeprefix("Optional[").removesuffix("]") if optional else kind
-            if kind == "Tensor":
+            if kind in ("Tensor", "List[Tensor]"):
+                if kind != "Tensor":
+                    self.lists.add(a.name)
                 self.operands.append((a.name, not optional))
             else:
                 named = None if kind.startswith("List") else _BY_NAME.get(a.name)
                 rule = rules.get(a.name) or named or _BY_KIND[kind]
                 self.rules[a.name] = (rule, optional)
 
+    def _named(self, tensors: Sequence[Any]) -> Iterator[tuple[str, bool, Any]]:
+        """(name, whether it must be given, tensor), of lists for each of theirs."""
+        for i, (name, needed) in enumerate(self.operands):
+            x = tensors[i] if i < len(tensors) else None
+            if name in self.lists and isinstance(x, list | tuple):
+                yield from ((f"{name}[{g}]", True, y) for g, y in enumerate(x))
+            else:
+                yield name, needed, x
+
     def checked(self, tensors: Sequence[object], options: dict[str, Any]) -> dict[str, Any]:
         """The options, dtypes as torch's own. Raises InvalidValue for an operand that is no tensor
         or on another device than the first, and for an option of another type or outside of its
         range."""
         first: Any = None
-        for i, (name, needed) in enumerate(self.operands):
-            x: Any = tensors[i] if i < len(tensors) else None
+        for name, needed, x in self._named(tensors):
             if needed if x is None else not isinstance(x, torch.Tensor):
                 raise must_be_tensor(name, x)
             if x is not None:

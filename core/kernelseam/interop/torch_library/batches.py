@@ -12,6 +12,17 @@ Tensor = Any
 Batched = tuple[Any, Any]
 
 
+def flat(args: Sequence[Any]) -> list[Any]:
+    """Arguments, tensors of lists among them."""
+    return [y for x in args for y in (x if isinstance(x, list | tuple) else (x,))]
+
+
+def as_before(flat: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    """What belongs to the arguments that ``flat`` made flat, in lists where they are."""
+    rest = iter(flat)
+    return [[next(rest) for _ in x] if isinstance(x, list | tuple) else next(rest) for x in args]
+
+
 def each(
     operator: Callable[..., Any],
     count: int,
@@ -48,17 +59,23 @@ def with_empty_axes(batched: Callable[..., Batched]) -> Callable[..., Batched]:
     def whole(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
         if info.batch_size:
             return batched(info, in_dims, *args, **options)
-        one = [x if d is None else _one(x, d) for x, d in zip(args, in_dims, strict=True)]
+        one = [_one(x, d) for x, d in zip(args, in_dims, strict=True)]
         results, dims = batched(info._replace(batch_size=1), in_dims, *one, **options)
-        if not isinstance(results, tuple):
+        if isinstance(results, torch.Tensor):
             return results.narrow(dims, 0, 0), dims
-        return tuple(x.narrow(d, 0, 0) for x, d in zip(results, dims, strict=True)), dims
+        none = [x.narrow(d, 0, 0) for x, d in zip(results, dims, strict=True)]
+        return type(results)(none), dims
 
     return whole
 
 
-def _one(x: Tensor, dim: int) -> Tensor:
-    """An element of zeros in place of none, with a gradient where there may be one."""
+def _one(x: Any, dim: Any) -> Any:
+    """An element of zeros in place of none, with a gradient where there may be one; of a list for
+    each of its tensors."""
+    if isinstance(x, list | tuple):
+        return [_one(y, d) for y, d in zip(x, dim, strict=True)]
+    if dim is None:
+        return x
     zeros = x.new_zeros([1 if i == dim else n for i, n in enumerate(x.shape)])
     return torch.cat((x, zeros), dim) if x.requires_grad else zeros
 

@@ -15,7 +15,7 @@ import torch
 from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_library import flops as counting
 from kernelseam.interop.torch_library.arguments import Arguments, Rule
-from kernelseam.interop.torch_library.batches import one_by_one, with_empty_axes
+from kernelseam.interop.torch_library.batches import flat, one_by_one, with_empty_axes
 from kernelseam.interop.torch_library.namespace import NAMESPACE, defined, operator_of
 from kernelseam.interop.torch_library.sharding import check_alike, tell
 from kernelseam.interop.torch_library.transforms import transformed
@@ -40,7 +40,8 @@ def define(
     ``compute`` runs on tensors with memory, ``fake`` makes empty results of the same shapes,
     strides and dtypes. ``setup(ctx, inputs, keyword_only_inputs, output)`` and ``backward(ctx,
     *gradients)`` as torch.library.register_autograd takes them, but that ``ctx.wanted`` says of
-    every input whether it has a gradient, and the gradients are of every input.
+    every input, and of every tensor of a list, whether it has a gradient, and the gradients are of
+    every input.
     ``batched(info, in_dims, *args, **kwargs)`` as register_vmap takes it, but for a mapped axis
     with elements; without it torch.vmap calls the operator once an element. ``flops``:
     what torch.utils.flop_counter counts for a call, by its arguments. ``rules``: those of options
@@ -91,12 +92,13 @@ _FUNCTIONALIZE = torch._C._functorch.TransformType.Functionalize
 
 
 def _with_wanted(setup: Callable[..., None]) -> Callable[..., None]:
-    """Set ``ctx.wanted``, one flag per input: torch leaves inputs at their defaults out of
-    ``needs_input_grad``, whose last entry is its own."""
+    """Set ``ctx.wanted``, one flag per input, of lists one per tensor: torch leaves inputs at their
+    defaults out of ``needs_input_grad``, whose last entry is its own."""
 
     def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
         given = ctx.needs_input_grad[:-1]
-        ctx.wanted = (*given, *[False] * (len(inputs) - len(given)))
+        count = len(flat(inputs))
+        ctx.wanted = (*given, *[False] * (count - len(given)))[:count]
         setup(ctx, inputs, keyword_only_inputs, output)
 
     return setup_context

@@ -120,6 +120,11 @@ def product(a: Tensor, b: Tensor, *rest: Any, b_transposed: bool = False, **opti
     return 2 * int(a.numel() * b.shape[-2 if b_transposed else -1])
 
 
+def products(a: Sequence[Tensor], b: Sequence[Tensor], *rest: Any, **options: Any) -> int:
+    """Of a list."""
+    return sum(product(x, y) for x, y in zip(a, b, strict=True))
+
+
 def product_bwd(
     dc: Tensor, a: Tensor, b: Tensor, *, a_gradient: bool, b_gradient: bool, **options: Any
 ) -> int:

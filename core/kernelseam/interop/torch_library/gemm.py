@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from kernelseam.interop.torch_library.define import (
     room,
     unrepeated,
 )
-from kernelseam.interop.torch_library.dtypes import dtype_name, torch_dtype
+from kernelseam.interop.torch_library.dtypes import dtype_name, result_dtype, torch_dtype
 from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
 from kernelseam.ops import gemm, gemm_bwd
 
@@ -65,7 +65,18 @@ def _computed(function: Callable[..., Any]) -> Callable[..., Any]:
     return compute
 
 
-def faked(*ranks: int) -> Callable[..., Any]:
+def shape_of(
+    ranks: Sequence[int], given: Mapping[str, Tensor], options: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """The product's, of operands of these ranks. Raises InvalidValue for others."""
+    a, b = given["a"], given["b"]
+    of_rank("a", a, *ranks)
+    of_rank("b", b, a.dim())
+    rows = a.shape[-1 if options.get("a_transposed") else -2]
+    return (*a.shape[:-2], rows, b.shape[-2 if options.get("b_transposed") else -1])
+
+
+def _faked(*ranks: int) -> Callable[..., Any]:
     """What makes an empty result of operands of these ranks."""
 
     def fake(
@@ -82,13 +93,12 @@ def faked(*ranks: int) -> Callable[..., Any]:
         out_dtype: Any = None,
         **options: Any,
     ) -> Tensor:
-        of_rank("a", a, *ranks)
-        of_rank("b", b, a.dim())
+        given = {"a": a, "b": b}
+        options = {"a_transposed": a_transposed, "b_transposed": b_transposed}
+        shape = shape_of(ranks, given, options)
         if out is not None:
             return faked_as(out)
-        rows, columns = a.shape[-1 if a_transposed else -2], b.shape[-2 if b_transposed else -1]
-        own = torch.float32 if a.itemsize == 1 else a.dtype  # as ops.gemm.result has it
-        return a.new_empty((*a.shape[:-2], rows, columns), dtype=out_dtype or own)
+        return a.new_empty(shape, dtype=result_dtype(a, out_dtype))
 
     return fake
 
@@ -242,7 +252,7 @@ def _defined(name: str, function: Any, gradients: Any, ranks: Any, batched: Any)
     of_results = define(
         f"{name}({OPERAND_SCHEMA}, *, {OPTION_SCHEMA}) -> Tensor",
         _computed(function),
-        faked(*ranks),
+        _faked(*ranks),
         setup=_setup,
         backward=_backward(of_gradients),
         batched=batched[0],

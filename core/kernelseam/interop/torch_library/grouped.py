@@ -10,7 +10,6 @@ import torch
 
 from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.descriptors.gemm.options import GroupedOptions
-from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_function import check_bwd_implementation, with_matrices
 from kernelseam.interop.torch_library import flops
 from kernelseam.interop.torch_library.define import (
@@ -20,7 +19,7 @@ from kernelseam.interop.torch_library.define import (
     refuse_gradients,
     room,
 )
-from kernelseam.interop.torch_library.dtypes import dtype_name
+from kernelseam.interop.torch_library.dtypes import dtype_name, result_dtype
 from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
 from kernelseam.ops.grouped_gemm import grouped_mm
 
@@ -78,32 +77,29 @@ def _fake(
     out_dtype: Any = None,
     **options: Any,
 ) -> Tensor:
-    of_rank("a", a, 2, 3)
-    of_rank("b", b, 2, 3)
+    indices = dict(zip(INDICES, (a_indices, out_indices, out_factors), strict=True))
+    shape = shape_of({"a": a, "b": b, "offs": offs, **indices})
     if out is not None:
         return faked_as(out)
+    return a.new_empty(shape, dtype=result_dtype(a, out_dtype))
+
+
+def shape_of(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The product's, of as many rows as are gathered or scattered. Raises InvalidValue for operands
+    of other ranks than a form has."""
+    a, b, offs = given["a"], given["b"], given.get("offs")
+    of_rank("a", a, 2, 3)
+    of_rank("b", b, 2, 3)
     rows = a.shape[-2]
-    for name, x in zip(INDICES, (a_indices, out_indices, out_factors), strict=True):
-        if x is not None:
+    for name in INDICES:
+        if (x := given.get(name)) is not None:
             of_rank(name, x, 1)
             rows = x.shape[0]
-    shape = [rows, b.shape[-1]]
-    if a.dim() == b.dim():
-        if a.dim() == 2 and offs is not None:
-            of_rank("offs", offs, 1)
-        shape.insert(0, a.shape[0] if offs is None else offs.shape[0])
-    own = torch.float32 if a.itemsize == 1 else a.dtype  # as ops.gemm.result has it
-    return a.new_empty(shape, dtype=out_dtype or own)
-
-
-def refuse_traced_epilogue() -> None:
-    """Raise InvalidValue: there is no operator of grouped products with an epilogue."""
-    raise InvalidValue(
-        "epilogue",
-        "given",
-        "is not supported where torch traces, compiles or transforms a grouped product",
-        "Call it outside, for example under torch.compiler.disable",
-    )
+    if a.dim() != b.dim():
+        return rows, b.shape[-1]
+    if a.dim() == 2 and offs is not None:
+        of_rank("offs", offs, 1)
+    return a.shape[0] if offs is None else offs.shape[0], rows, b.shape[-1]
 
 
 def _setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
@@ -196,12 +192,13 @@ class Rows:
         return torch.zeros_like(like).index_add(0, self.kept(self.of_a), x)
 
 
-GROUPED_MM = define(
-    "grouped_mm(Tensor a, Tensor b, Tensor? offs=None, Tensor? a_scales=None, "
-    "Tensor? b_scales=None, Tensor? a_indices=None, Tensor? out_indices=None, "
-    "Tensor? out_factors=None, Tensor? out=None, *, "
+OPERAND_SCHEMA = f"Tensor a, Tensor b, {', '.join(f'Tensor? {n}=None' for n in OPERANDS[2:])}"
+OPTION_SCHEMA = (
     f"{schema_of(GroupedOptions(), *scalars_of(GroupedOptions))}, {CHOSEN}, "
-    "str? bwd_implementation=None) -> Tensor",
+    "str? bwd_implementation=None"
+)
+GROUPED_MM = define(
+    f"grouped_mm({OPERAND_SCHEMA}, *, {OPTION_SCHEMA}) -> Tensor",
     _compute,
     _fake,
     setup=_setup,

@@ -32,6 +32,8 @@ from kernelseam.interop.torch_library import (
     gemm,
     gemm_epilogues,
     grouped,
+    grouped_epilogues,
+    grouped_list,
     merge,
     mods,
     projection,
@@ -176,17 +178,29 @@ def _product(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> 
     given = dict(zip(_OF_PRODUCTS, values, strict=False))
     operator = gemm.BMM if given.pop("batched") else gemm.MATMUL2D
     functions = _functions(values, _OF_PRODUCTS)
-    if not functions and "preactivation" not in arrays:
-        return _multiplied(operator, gemm.OPERANDS, arrays, given, backend, implementation)
+    ways = operator, gemm_epilogues.WITH_EPILOGUE[operator], gemm.OPERANDS
+    return _maybe_with_epilogue(ways, arrays, given, functions, (backend, implementation))
+
+
+def _maybe_with_epilogue(
+    ways: tuple[Any, Any, tuple[str, ...]],
+    arrays: Arrays,
+    given: dict[str, Any],
+    functions: dict[str, Any],
+    chosen: tuple[Any, Any],
+) -> Results:
+    """``ways``: a product's operator, that with an epilogue, and the operands of the former."""
+    plain, own, names = ways
+    kept = "preactivation" in arrays
+    if not functions and not kept:
+        return _multiplied(plain, names, arrays, given, *chosen)
     if not functions:
         raise InvalidValue(
             "preactivation", "given", "is what an epilogue is of", "Give epilogue too, or use C"
         )
-    kept = "preactivation" in arrays
     given |= {**functions, "preactivation": kept}
     placed = {n: torch.as_tensor(x) if n in CAPTURED else x for n, x in arrays.items()}
-    names, own = gemm_epilogues.OPERANDS, gemm_epilogues.WITH_EPILOGUE[operator]
-    out, sums = _called(own, names, placed, given, backend, implementation)
+    out, sums = _called(own, (*names, *CAPTURED), placed, given, *chosen)
     if kept:
         _check_preactivation(arrays, out, tuple(sums.shape))
     return _filled(arrays, {"out": out, **({"preactivation": sums} if kept else {})})
@@ -208,22 +222,20 @@ def _check_preactivation(arrays: Arrays, out: Tensor, shape: tuple[int, ...]) ->
 
 
 def _grouped(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
-    if _functions(values, _OF_GROUPS) or "preactivation" in arrays:
-        grouped.refuse_traced_epilogue()
-    given = dict(zip(_OF_GROUPS, values, strict=True))
-    return _multiplied(grouped.GROUPED_MM, grouped.OPERANDS, arrays, given, backend, implementation)
+    given = dict(zip(_OF_GROUPS, values, strict=False))
+    ways = grouped.GROUPED_MM, grouped_epilogues.GROUPED_MM, grouped.OPERANDS
+    functions = _functions(values, _OF_GROUPS)
+    return _maybe_with_epilogue(ways, arrays, given, functions, (backend, implementation))
 
 
 def _listed(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
-    """A product after the other: torch's operators take no lists that vary."""
     given = dict(zip(_OF_LISTS, values, strict=True))
-    given |= {"a_transposed": False, "b_transposed": False, "scale_block": None}
-    results: Results = {}
-    for g in range(given.pop("products")):
-        own = {n: arrays[f"{n}[{g}]"] for n in ("a", "b", "out") if f"{n}[{g}]" in arrays}
-        made = _multiplied(gemm.MATMUL2D, gemm.OPERANDS, own, given, backend, implementation)
-        results[f"out[{g}]"] = made["out"]
-    return results
+    count, has_out = given.pop("products"), "out[0]" in arrays
+    gemm_ops.check_added(given["beta"], has_out)
+    a, b, out = ([arrays.get(f"{n}[{g}]") for g in range(count)] for n in ("a", "b", "out"))
+    chosen = {"backend": backend, "implementation": implementation}
+    made = grouped_list.multiply(a, b, out if has_out else None, **given, **chosen)
+    return _filled(arrays, {f"out[{g}]": x for g, x in enumerate(made)})
 
 
 def _multiplied(operator: Any, names: tuple[str, ...], arrays: Arrays, *chosen: Any) -> Results:

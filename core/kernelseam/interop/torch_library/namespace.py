@@ -13,7 +13,10 @@ import torch
 NAMESPACE = __name__.partition(".")[0]
 """The outermost package's name, "kernelseam": a copy that is loaded under another name has
 operators of its own."""
-_MODULES = ("attention", "cache", "gemm", "gemm_epilogues", "grouped", "merge", "projection")
+_MODULES = (
+    *("attention", "cache", "gemm", "gemm_epilogues", "grouped", "grouped_epilogues"),
+    *("grouped_list", "merge", "projection"),
+)
 _defined_by: dict[str, int] = {}
 """Operator → the thread that defines it."""
 

@@ -268,6 +268,12 @@ def tell(name: str) -> bool:
     return True
 
 
+def are_sharded(tensors: Sequence[Any]) -> bool:
+    """Whether some are DTensors."""
+    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return dtensor is not None and any(isinstance(x, dtensor) for x in tensors)
+
+
 def check_alike(name: str, tensors: Sequence[Any]) -> None:
     """Refuse tensors beside DTensors, where torch would not take them for replicated ones."""
     dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)

@@ -1,0 +1,254 @@
+"""Operators of products with an epilogue, and their gradients: one mechanism for all products.
+
+An operator's epilogue is the text of its expression (``epilogues``). Its second result is what the
+epilogue is of, where that is asked for or gradients are wanted, which start from it; the
+derivative is an operator of its own, ``epilogue_bwd``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kernelseam.errors import InvalidValue
+from kernelseam.expressions.epilogues import epilogue_of
+from kernelseam.interop.torch_epilogues import by_groups, by_product, check_preactivation
+from kernelseam.interop.torch_function import check_bwd_implementation
+from kernelseam.interop.torch_library.arguments import Rule
+from kernelseam.interop.torch_library.define import (
+    define,
+    faked_as,
+    none,
+    once_only,
+    refuse_gradients,
+    room,
+)
+from kernelseam.interop.torch_library.dtypes import dtype_name, result_dtype
+from kernelseam.interop.torch_library.epilogues import expression_of, traced
+from kernelseam.interop.torch_library.mods import CAPTURED
+
+Tensor = Any
+Given = Mapping[str, Tensor]
+Derivative = Callable[..., Tensor | None]
+"""``derivative(chosen, offs)``: the gradient by what the epilogue is of, by rows that ``chosen``
+takes of the results', in groups that ``offs`` ends."""
+
+_ARRAYS = ", ".join(f"Tensor? {n}=None" for n in CAPTURED)
+_EXPRESSION = "str expression, float[] captured_numbers"
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product as its operator with an epilogue needs it."""
+
+    name: str
+    """Of the operator without one."""
+    operation: str
+    operands: tuple[str, ...]
+    operand_schema: str
+    option_schema: str
+    function: Callable[..., Any]
+    """On arrays."""
+    shape: Callable[[Given, Mapping[str, Any]], tuple[Any, ...]]
+    """Of the product, ``out`` left aside. Raises InvalidValue for operands of other ranks."""
+    differentiable: Callable[[Tensor], tuple[str, ...]]
+    """The operands that gradients flow to, by a."""
+    saved: tuple[str, ...]
+    """Operands that gradients are computed from."""
+    kept: tuple[str, ...]
+    """Options that gradients take, beside the name of their implementation."""
+    gradients: Callable[[Any, Given, Derivative], dict[str, Tensor | None]]
+    """``gradients(ctx, saved, derivative)`` by operand; ``ctx.needed`` has the names of those that
+    are wanted, ``ctx.layouts`` (shape, dtype) of each that was given."""
+    flops: Callable[..., int]
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+    writes_all: bool = True
+    """Whether the result is written whole, so that of an array that is given nothing stays."""
+
+
+def with_epilogue(product: Product) -> Callable[..., Any]:
+    """Define the operator ``<name>_epilogue``, and return what calls it: (the result, what the
+    epilogue is of or what stands for it)."""
+    names = (*product.operands, *CAPTURED)
+    operator = define(
+        f"{product.name}_epilogue({product.operand_schema}, {_ARRAYS}, *, {_EXPRESSION}, "
+        f"bool preactivation=False, {product.option_schema}) -> (Tensor, Tensor)",
+        _computed(product, names),
+        _faked(product, names),
+        setup=_setup(product, names),
+        backward=_backward(product, names),
+        flops=product.flops,
+        rules=product.rules,
+    )
+
+    def call(*tensors: Tensor | None, preactivation: bool = False, **given: Any) -> Any:
+        """Of what gradients may be wanted of, with what they start from."""
+        kept = torch.is_grad_enabled() and any(
+            isinstance(x, torch.Tensor) and x.requires_grad for x in tensors
+        )
+        return operator(*tensors, preactivation=preactivation or kept, **given)
+
+    return call
+
+
+def multiply(
+    operator: Any, operands: tuple[Tensor | None, ...], epilogue: Any, options: dict[str, Any]
+) -> Tensor:
+    """The result of an operator with an epilogue over all of the product's operands, while torch
+    traces the call."""
+    text, numbers, arrays = traced(epilogue, operands[0])
+    given = {**options, "expression": text, "captured_numbers": numbers}
+    out, _ = operator(*operands, *arrays, **given)
+    return out
+
+
+def _shapes(
+    product: Product, given: Given, text: str, options: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """(what the epilogue is of, the result)."""
+    *lead, rows, columns = product.shape(given, options)
+    out = given.get("out")
+    if out is not None and out.dim() > 1:  # which may have more rows
+        rows = out.shape[-2]
+    pairs = epilogue_of(text).pairs
+    return (*lead, rows, columns), (*lead, rows, columns // 2 if pairs else columns)
+
+
+def _dtype(given: Given, out_dtype: Any) -> Any:
+    out = given.get("out")
+    return result_dtype(given["a"], out_dtype) if out is None else out.dtype
+
+
+def _computed(product: Product, names: tuple[str, ...]) -> Callable[..., Any]:
+    def compute(
+        *tensors: Tensor,
+        expression: str,
+        captured_numbers: list[float],
+        preactivation: bool = False,
+        out_dtype: Any = None,
+        bwd_implementation: str | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor]:
+        given = dict(zip(names, tensors, strict=False))
+        arrays = [given.pop(n, None) for n in CAPTURED]
+        a, out = given["a"], given.get("out")
+        check_bwd_implementation(bwd_implementation, product.operation, "a", {"a": a})
+        kept = none(a)
+        if preactivation:
+            whole, _ = _shapes(product, given, expression, options)
+            kept = a.new_empty(whole, dtype=_dtype(given, out_dtype))
+        if out is not None:
+            given["out"] = room(out, bool(options.get("beta")) or not product.writes_all)
+        with torch.no_grad():
+            result = product.function(
+                **given,
+                **options,
+                out_dtype=dtype_name(out_dtype),
+                epilogue=expression_of(expression, captured_numbers, arrays),
+                preactivation=kept if preactivation else None,
+            )
+        return result, kept
+
+    return compute
+
+
+def _faked(product: Product, names: tuple[str, ...]) -> Callable[..., Any]:
+    def fake(
+        *tensors: Tensor,
+        expression: str,
+        captured_numbers: list[float],
+        preactivation: bool = False,
+        out_dtype: Any = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor]:
+        given = dict(zip(names, tensors, strict=False))
+        a, out = given["a"], given.get("out")
+        whole, own = _shapes(product, given, expression, options)
+        dtype = _dtype(given, out_dtype)
+        result = a.new_empty(own, dtype=dtype) if out is None else faked_as(out)
+        return result, a.new_empty(whole, dtype=dtype) if preactivation else none(a)
+
+    return fake
+
+
+def _setup(product: Product, names: tuple[str, ...]) -> Callable[..., None]:
+    def setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+        given = dict(zip(names, inputs, strict=True))
+        refuse_gradients(ctx, names, product.differentiable(given["a"]))
+        check_preactivation(output[0].dtype)
+        options = dict(keyword_only_inputs)
+        if not options["preactivation"]:
+            raise InvalidValue(
+                "preactivation", False, "gradients start from it", "Pass preactivation=True"
+            )
+        ctx.options = {n: options[n] for n in product.kept if n in options}
+        ctx.options["implementation"] = options.get("bwd_implementation")
+        ctx.expression = {n: options[n] for n in ("expression", "captured_numbers")}
+        ctx.layouts = {
+            n: (x.shape, x.dtype) for n, x in given.items() if n not in CAPTURED and x is not None
+        }
+        ctx.needed = frozenset(n for n, x in zip(names, ctx.wanted, strict=True) if x)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(
+            output[1], *(given[n] for n in product.saved), *(given[n] for n in CAPTURED)
+        )
+
+    return setup
+
+
+def _backward(product: Product, names: tuple[str, ...]) -> Callable[..., Any]:
+    def backward(ctx: Any, dout: Tensor | None, dsums: Tensor | None) -> Any:
+        sums, *rest = ctx.saved_tensors
+        saved = dict(zip(product.saved, rest, strict=False))
+        captured = rest[len(saved) :]
+
+        def derivative(
+            chosen: Callable[[Tensor], Tensor] = lambda x: x, offs: Tensor | None = None
+        ) -> Tensor | None:
+            dc = None if dsums is None else chosen(dsums)
+            if dout is None:
+                return dc
+            given, backend = ctx.expression, ctx.options.get("backend")
+            of_sums = EPILOGUE_BWD(
+                chosen(dout), chosen(sums), offs, *captured, **given, backend=backend
+            )
+            return of_sums if dc is None else of_sums + dc
+
+        made = {} if dout is dsums is None else product.gradients(ctx, saved, derivative)
+        return tuple([made.get(n) for n in names])
+
+    return backward
+
+
+def _derivative(
+    dout: Tensor,
+    sums: Tensor,
+    offs: Tensor | None = None,
+    *captured: Tensor,
+    expression: str,
+    captured_numbers: list[float],
+    backend: str | None = None,
+) -> Tensor:
+    with torch.no_grad():
+        own = expression_of(expression, captured_numbers, captured)
+        if offs is None:
+            return by_product(own, sums, dout.contiguous(), backend)
+        return by_groups(own, sums, dout.contiguous(), offs, backend)
+
+
+def _derivative_fake(
+    dout: Tensor, sums: Tensor, offs: Tensor | None = None, *captured: Tensor, **options: Any
+) -> Tensor:
+    return sums.new_empty(sums.shape)
+
+
+EPILOGUE_BWD = define(
+    f"epilogue_bwd(Tensor dout, Tensor preactivation, Tensor? offs=None, {_ARRAYS}, *, "
+    f"{_EXPRESSION}, str? backend=None) -> Tensor",
+    _derivative,
+    _derivative_fake,
+    backward=once_only("products with an epilogue"),
+)
