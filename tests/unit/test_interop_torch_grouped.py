@@ -294,6 +294,7 @@ def test_experts_of_models(model: str) -> None:
         "transformers.integrations.moe", reason="transformers has no experts interface"
     )
     from kernelseam.interop import transformers as door
+    from kernelseam.interop.transformers_experts import _epilogue
 
     door.register()
     names = {"mixtral": "Mixtral", "qwen3_moe": "Qwen3Moe", "gpt_oss": "GptOss"}
@@ -315,6 +316,8 @@ def test_experts_of_models(model: str) -> None:
     results = []
     for implementation in ("eager", door.NAME):
         made.set_experts_implementation(implementation)
+        experts = made.model.layers[0].mlp.experts
+        assert (_epilogue(experts, "gate_up_proj") is None) == (model == "gpt_oss")
         made.zero_grad()
         logits = made(tokens).logits
         logits.square().sum().backward()
@@ -323,6 +326,67 @@ def test_experts_of_models(model: str) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     for x, y in zip(mine, their, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4 * float(y.abs().max()) + 1e-6)
+
+
+ACTIVATIONS = {
+    "SiLU": torch.nn.functional.silu,
+    "GELUActivation": torch.nn.functional.gelu,
+    "NewGELUActivation": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "ReLUSquaredActivation": lambda x: torch.relu(x).square(),
+    "Tanh": torch.tanh,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "gated", "bias", "fused"),
+    [
+        ("SiLU", True, None, True),
+        ("GELUActivation", True, "constant", True),
+        ("NewGELUActivation", True, "learnt", False),
+        ("ReLUSquaredActivation", False, None, True),
+        ("SiLU", False, "constant", True),
+        ("Tanh", True, None, False),
+    ],
+)
+def test_gates_of_experts(name: str, gated: bool, bias: str | None, fused: bool) -> None:
+    """Within the first product where they can be; compiled, too, with gradients."""
+    from kernelseam.interop import transformers_experts as ours
+
+    moe = pytest.importorskip(
+        "transformers.integrations.moe", reason="transformers has no experts interface"
+    )
+    generator = torch.Generator().manual_seed(3)
+
+    def drawn(*shape: int) -> Any:
+        return torch.nn.Parameter(torch.randn(*shape, generator=generator) / 3)
+
+    class Experts(torch.nn.Module):  # type: ignore[misc]
+        num_experts, has_gate, is_transposed = 3, gated, name == "SiLU"
+        has_bias, has_post_expert_norm, _is_expert_parallel = bias is not None, False, False
+        _apply_gate = moe._default_apply_gate
+
+    here, first = Experts(), "gate_up_proj" if gated else "up_proj"
+    here.act_fn = type(
+        name, (torch.nn.Module,), {"forward": lambda self, x: ACTIVATIONS[name](x)}
+    )()
+    for part, shape in ((first, (3, 12 if gated else 6, 8)), ("down_proj", (3, 8, 6))):
+        weight = drawn(*shape)
+        setattr(here, part, torch.nn.Parameter(weight.mT) if here.is_transposed else weight)
+        if bias:
+            own = drawn(*shape[:2])
+            setattr(here, f"{part}_bias", own.requires_grad_(bias == "learnt"))
+    x, weights = drawn(5, 8), torch.rand(5, 2, generator=generator).requires_grad_()
+    index = torch.randint(0, 3, (5, 2), generator=generator)
+    assert (ours._epilogue(here, first) is not None) == fused
+    wanting = [x, weights, *(p for p in here.parameters() if p.requires_grad)]
+    wanted = moe.batched_mm_experts_forward(here, x, index, weights)
+    theirs = torch.autograd.grad(wanted.square().sum(), wanting)
+    torch._dynamo.reset()
+    compiled = torch.compile(ours.experts_forward, fullgraph=True, backend="aot_eager")
+    for forward in (ours.experts_forward, compiled):
+        found = forward(here, x, index, weights)
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(torch.autograd.grad(found.square().sum(), wanting), theirs)
 
 
 def test_experts_of_other_ranks_count_as_nothing() -> None:
