@@ -83,7 +83,7 @@ def test_no_tokens_launch_nothing_forward_and_zeros_backward(hostcpp: Plugins) -
     assert kernels == ["gemm"] and not made.d_weight.host.any() and not made.d_bias.host.any()
 
 
-def test_tokens_of_packed_sequences_go_to_pages_one_entry_each(hostcpp: Plugins) -> None:
+def test_packed_rows_go_to_the_pages_of_their_sequences(hostcpp: Plugins) -> None:
     """Sequences of 5 and 9 tokens, written by pages of 4 and read by a paged attention: as without
     pages."""
     lengths, size = (5, 9), 4
@@ -99,28 +99,27 @@ def test_tokens_of_packed_sequences_go_to_pages_one_entry_each(hostcpp: Plugins)
     want = kernelseam.attention_varlen(q, k, v, ends, ends, 9, 9, causal=True)
     table = np.array([[4, 1, 0], [5, 3, 2]], np.int32)
     pages = here(*(np.full((6, size, G, D), np.nan, np.float16) for _ in "kv"))
-    rows = table[np.repeat([0, 1], lengths)]
-    one_each, its_position, its_row = here(x[:, None], positions[:, None], rows)
-    alone = kernelseam.fused_qkv_projection(
-        one_each,
-        weight,
-        None,
-        H,
-        G,
-        D,
-        layout="bshd",
-        rotary=tables,
-        positions=its_position,
-        k_pages=pages[0],
-        v_pages=pages[1],
-        block_table=its_row,
+    its_table, keys = here(table, np.array(lengths, np.int32))
+    paged, kernels = launched(
+        lambda: kernelseam.fused_qkv_projection(
+            packed,
+            weight,
+            None,
+            H,
+            G,
+            D,
+            layout="bshd",
+            rotary=tables,
+            positions=at,
+            k_pages=pages[0],
+            v_pages=pages[1],
+            block_table=its_table,
+            cu_seqlens_q=ends,
+        )
     )
-    np.testing.assert_array_equal(alone.host[:, 0], q.host)
+    assert kernels == ["gemm", "paged_cache"]
+    np.testing.assert_array_equal(paged.host, q.host)
     found = kernelseam.attention_paged(
-        HostArray(alone.host.reshape(-1, H, D)),
-        *pages,
-        *here(table, np.array(lengths, np.int32)),
-        cu_seqlens_q=ends,
-        max_seqlen_q=9,
+        paged, *pages, its_table, keys, cu_seqlens_q=ends, max_seqlen_q=9
     )
     np.testing.assert_array_equal(found.host, want.host)

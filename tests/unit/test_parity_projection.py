@@ -19,6 +19,7 @@ from kernelseam.oracle.projections import (
 from kernelseam.parity.matrix import matrix, named
 from kernelseam.parity.running.stages import verdict
 from kernelseam.samples.data import projection as projection_data
+from kernelseam.samples.data import projection_places
 from kernelseam.samples.data.attention import INVALID_PAGES
 from kernelseam.samples.operations.operands import layout, outputs, values
 from kernelseam.samples.projection_case import ProjectionCase
@@ -37,8 +38,11 @@ def case(name: str) -> ProjectionCase:
 
 def results(c: ProjectionCase, x: Values) -> Values:
     """What an exact implementation would leave: the oracle's, rounded."""
-    wanted = projection_data.expected(c, x)
     placements = layout(c).placements
+    if c.appended:
+        rows, _ = projection_places.expected(c, x)
+        return {n: rows[n].value.astype(placements[n].dtype.numpy) for n in outputs(c)}
+    wanted = projection_data.expected(c, x)
     return {n: wanted[n][0].out.astype(placements[n].dtype.numpy) for n in outputs(c)}
 
 
@@ -138,7 +142,11 @@ def test_operations_dtypes_and_options_are_covered() -> None:
         )
     assert {c.rotary for c in cases} == {"", "halves", "pairs"} and {
         c.page_size for c in cases
-    } == {0, 1, 16, 24}
+    } == {0, 1, 4, 16, 24}
+    appended = [c for c in cases if c.appended]
+    assert {c.scaled for c in appended} == {"", "heads", "tokens"}
+    assert {(bool(c.sequences), c.cached) for c in appended if c.rotary} >= {(True, True)}
+    assert any(c.slots for c in appended) and any(c.positions for c in appended)
     assert any(c.num_heads % c.kv_heads for c in cases), (
         "heads of k and v need not divide those of q"
     )
@@ -146,13 +154,13 @@ def test_operations_dtypes_and_options_are_covered() -> None:
 
 def test_pages_are_shuffled_and_tables_name_only_what_is_used() -> None:
     c = case("qkv-projection-f16-pages-16-rotary")
-    table, positions = projection_data.block_table(c), projection_data.positions(c)
+    table, positions = projection_places.block_table(c), projection_places.positions(c)
     used = np.zeros(table.shape, bool)
     for b, row in enumerate(positions):
         used[b, row // c.page_size] = True
     assert set(table[~used].tolist()) <= set(INVALID_PAGES) and (~used).any()
     pages = table[used].tolist()
-    assert len(set(pages)) == len(pages) < projection_data.pages(c) and pages != sorted(pages)
+    assert len(set(pages)) == len(pages) < projection_places.pages(c) and pages != sorted(pages)
     placement = layout(c).placements["k"]
     assert placement.row_spans is not None and len(placement.row_spans) == c.batch * c.S
     assert (

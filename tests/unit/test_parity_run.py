@@ -364,7 +364,7 @@ def test_the_matrix_is_wide_and_compiles_little() -> None:
         merge_states=12,
     ) + Counter(
         paged_cache=62,
-        qkv_projection=21,
+        qkv_projection=31,
         output_projection=10,
         qkv_projection_bwd=10,
         output_projection_bwd=14,

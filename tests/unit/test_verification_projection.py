@@ -62,6 +62,26 @@ def paged() -> QkvProjection:
     )
 
 
+def appended(kind: str, scaled: str) -> QkvProjection:
+    """Two packed sequences, the first of which has fewer keys than rows; two rows are of none."""
+    pages = [np.zeros((7, 4, G, D), kind) for _ in "kv"]
+    shape = (7, 4, G) if scaled == "tokens" else (G,)
+    scales = {n: np.full(shape, 0.1, np.float32) for n in ("k_scales", "v_scales")}
+    angle = normal(20, 3)
+    return QkvProjection.from_arrays(
+        normal(S, HIDDEN),
+        normal(WIDTH, HIDDEN),
+        normal(H, S, D),
+        *pages,
+        block_table=i32(6, 0, 3, 1, 2, 5).reshape(2, 3),
+        cu_seqlens=i32(0, 4, 7),
+        kv_lengths=i32(3, 11),
+        cos=np.cos(angle),
+        sin=np.sin(angle),
+        **(scales if scaled else {}),
+    )
+
+
 def output(**more: Any) -> OutputProjection:
     return OutputProjection.from_arrays(
         **{
@@ -115,6 +135,9 @@ RIGHT: dict[str, Callable[[], Any]] = {
     "in half precision": lambda: qkv(np.float16),
     "pairs": lambda: qkv(rotary_style="pairs"),
     "pages": paged,
+    "appended": lambda: appended("float32", ""),
+    "appended in 8 bits": lambda: appended("float8_e4m3fn", "heads"),
+    "appended with scales": lambda: appended("float8_e4m3fn", "tokens"),
     "without bias": lambda: qkv(bias=None, cos=None, sin=None, first_position=0),
     "output": output,
     "output in place": in_place,
@@ -196,9 +219,10 @@ def test_one_element_that_is_off_is_found(
     plan(descriptor).bind()()  # unasked, nothing is looked at
 
 
-def test_a_page_that_is_off_is_found(discovered: Discovered) -> None:
+@pytest.mark.parametrize("name", ["pages", "appended", "appended with scales"])
+def test_a_page_that_is_off_is_found(name: str, discovered: Discovered) -> None:
     discovered()
-    descriptor = paged()
+    descriptor = RIGHT[name]()
     made = plan(descriptor)
     made.bind(check=True)()
     swapped: Any = descriptor.operands()
@@ -209,5 +233,5 @@ def test_a_page_that_is_off_is_found(discovered: Discovered) -> None:
         swapped["block_table"].owner[...] = elsewhere
 
     checked._run = in_order((checked._run, moved))
-    with pytest.raises(WrongResult, match=r"[kv]\[\d, \d, \d, \d\] is"):
+    with pytest.raises(WrongResult, match=r"[kv](_scales)?\[\d, \d, \d(, \d)?\] is"):
         checked()

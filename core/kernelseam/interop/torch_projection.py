@@ -8,6 +8,7 @@ from typing import Any, Unpack, overload
 import torch
 from torch import Tensor
 
+from kernelseam.descriptors.projection.append import check_unpaged
 from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_function import (
     Gradients,
@@ -36,7 +37,6 @@ def fused_qkv_projection(
     *,
     k_pages: None = None,
     v_pages: None = None,
-    block_table: None = None,
     **options: Unpack[QkvTensors],
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 
@@ -52,7 +52,6 @@ def fused_qkv_projection(
     *,
     k_pages: Tensor,
     v_pages: Tensor,
-    block_table: Tensor,
     **options: Unpack[QkvTensors],
 ) -> Tensor: ...
 
@@ -73,6 +72,11 @@ def fused_qkv_projection(
     k_pages: Tensor | None = None,
     v_pages: Tensor | None = None,
     block_table: Tensor | None = None,
+    slot_mapping: Tensor | None = None,
+    kv_lengths: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
     kv_layout: str = "nhd",
     out_dtype: Any = None,
     backend: str | None = None,
@@ -103,6 +107,11 @@ def fused_qkv_projection(
         "k_pages": k_pages,
         "v_pages": v_pages,
         "block_table": block_table,
+        "slot_mapping": slot_mapping,
+        "kv_lengths": kv_lengths,
+        "cu_seqlens_q": cu_seqlens_q,
+        "k_scales": k_scales,
+        "v_scales": v_scales,
     }
     options: dict[str, Any] = {
         "num_heads": num_heads,
@@ -121,7 +130,7 @@ def fused_qkv_projection(
     )
     operands = autocast(operands, ("input", "weight"))
     asked = wanted(operands, ("input", "weight", "bias"))
-    paged = k_pages is not None or v_pages is not None
+    paged = any(x is not None for x in (k_pages, v_pages, block_table, slot_mapping))
     if asked and paged:
         raise InvalidValue(
             "k_pages",
@@ -137,6 +146,7 @@ def fused_qkv_projection(
             "Leave it out, or leave the pages out",
         )
     if traced and not paged:
+        check_unpaged({n: given[n] for n in _APPENDED})
         return _traced_qkv(operands, options, bwd_implementation)
     if not traced:
         check_bwd_implementation(bwd_implementation, "qkv_projection_bwd", "input", operands)
@@ -184,6 +194,7 @@ def fused_output_projection_residual(
     return _Output.apply(tuple(operands), options, bwd_implementation, *operands.values())
 
 
+_APPENDED = ("kv_lengths", "cu_seqlens_q", "k_scales", "v_scales")
 _ROTARY = ("rotary[0]", "rotary[1]")
 """Cosines and sines, as the caller knows them."""
 

@@ -11,6 +11,7 @@ from kernelseam.descriptors.common.layouts import KV_LAYOUTS, LAYOUTS
 from kernelseam.descriptors.common.options import read_values, values_of
 from kernelseam.descriptors.common.validation import extent
 from kernelseam.descriptors.common.wording import Wording
+from kernelseam.descriptors.projection.append import check_unpaged
 from kernelseam.descriptors.projection.options import OutputOptions, QkvOptions
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -30,7 +31,6 @@ def fused_qkv_projection(
     *,
     k_pages: None = None,
     v_pages: None = None,
-    block_table: None = None,
     **options: Unpack[QkvArrays],
 ) -> tuple[Array, Array, Array]: ...
 
@@ -46,7 +46,6 @@ def fused_qkv_projection(
     *,
     k_pages: Array,
     v_pages: Array,
-    block_table: Array,
     **options: Unpack[QkvArrays],
 ) -> Array: ...
 
@@ -67,6 +66,11 @@ def fused_qkv_projection(
     k_pages: Any = None,
     v_pages: Any = None,
     block_table: Any = None,
+    slot_mapping: Any = None,
+    kv_lengths: Any = None,
+    cu_seqlens_q: Any = None,
+    k_scales: Any = None,
+    v_scales: Any = None,
     kv_layout: str = "nhd",
     out: Any = None,
     out_dtype: DType | str | None = None,
@@ -74,7 +78,7 @@ def fused_qkv_projection(
     implementation: str | None = None,
     stream: object = None,
 ) -> Array | tuple[Array, Array, Array]:
-    """q, k and v = input·weightᵀ + bias in one launch, split into heads.
+    """q, k and v = input·weightᵀ + bias in one launch, or two, split into heads.
 
     ``input`` [B, S, hidden]; ``weight`` [(num_heads + 2·num_kv_heads)·head_dim, hidden] as
     torch.nn.Linear has it: the rows that make q first, then k's, then v's, head after head;
@@ -101,19 +105,48 @@ def fused_qkv_projection(
     of page block_table[b, p // page_size], and q alone is returned. Where two tokens have the
     same position, which one stays is undefined.
 
+    Pages may also be written as ``append_paged`` writes them, by a second launch: at slots,
+    ``slot_mapping`` [B, S] or [T], int32 or int64, in place of the block table; at the end of a
+    cache, where ``kv_lengths`` int32 [B] count the new tokens, too; of packed rows, input [T,
+    hidden] with ``cu_seqlens_q`` int32 [B + 1] and a row of the block table for each sequence; in
+    float8_e4m3fn, with ``k_scales`` and ``v_scales`` float32, [num_kv_heads] or one number, given,
+    or [pages, page_size, num_kv_heads], written: those of each token and head. A token without a
+    place is passed over. k and v are then rounded to q's dtype and to that of the pages; where
+    kv_lengths or cu_seqlens_q say the positions, q and k are also rounded before they are rotated,
+    and q of a token without a place is not rotated.
+
     ``out``: arrays (q, k, v) for the results, with pages the array of q; else new ones of input's
-    kind, of ``out_dtype`` (input's, with pages the pages'). ``backend``, ``implementation`` and
-    ``stream`` as in ``attention``.
+    kind, of ``out_dtype`` (input's, with pages the pages' unless these are of 8 bits).
+    ``backend``, ``implementation`` and ``stream`` as in ``attention``.
 
     Returns (q, k, v), or q where k and v go to pages. Raises InvalidValue for what does not fit
     together, Unsupported with each implementation's reason.
     """
-    paged = _paged(k_pages, v_pages, block_table)
+    paged = _paged(k_pages, v_pages, block_table, slot_mapping)
+    if not paged:
+        check_unpaged(
+            {
+                "kv_lengths": kv_lengths,
+                "cu_seqlens_q": cu_seqlens_q,
+                "k_scales": k_scales,
+                "v_scales": v_scales,
+            }
+        )
     arrays = {
         "input": input,
         "weight": weight,
-        **not_none(bias=bias, positions=positions, **rotary_tables(rotary, rotary_style)),
-        **({"k": k_pages, "v": v_pages, "block_table": block_table} if paged else {}),
+        **not_none(
+            bias=bias,
+            positions=positions,
+            block_table=block_table,
+            slot_mapping=slot_mapping,
+            kv_lengths=kv_lengths,
+            cu_seqlens=cu_seqlens_q,
+            k_scales=k_scales,
+            v_scales=v_scales,
+            **rotary_tables(rotary, rotary_style),
+        ),
+        **({"k": k_pages, "v": v_pages} if paged else {}),
         **_results(out, paged),
     }
     options = _qkv_values(
@@ -140,7 +173,7 @@ def qkv_work(operation: Operation, *values: Any) -> None:
     asked = read_values(QkvOptions, values)
     labels, pages = LAYOUTS[asked.layout], KV_LAYOUTS[asked.kv_layout]
     infos = operation.infos
-    paged, first = "block_table" in infos, infos["input"]
+    paged, first = "block_table" in infos or "slot_mapping" in infos, infos["input"]
     if len(first.shape) == 2:
         labels = labels.replace("B ", "")
     else:
@@ -149,7 +182,8 @@ def qkv_work(operation: Operation, *values: Any) -> None:
     heads, kv_heads, dim = head_counts(
         asked.num_heads, asked.num_kv_heads, asked.head_dim, infos["weight"].shape[0]
     )
-    dtype = _out_dtype(asked.out_dtype, infos, "k" if paged else "q", first.dtype)
+    default = infos["k"].dtype if paged and not infos["k"].dtype.is_fp8 else first.dtype
+    dtype = _out_dtype(asked.out_dtype, infos, "q", default)
     for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
         if name not in infos:
             extents = dict(
@@ -287,8 +321,12 @@ def _check_heads(name: str, info: ArrayInfo, labels: str, heads: int, dim: int) 
             )
 
 
-def _paged(k_pages: object, v_pages: object, block_table: object) -> bool:
+def _paged(k_pages: object, v_pages: object, block_table: object, slot_mapping: object) -> bool:
+    """Whether k and v go to pages: k_pages, v_pages and what says the places are given together."""
     arrays = {"k_pages": k_pages, "v_pages": v_pages, "block_table": block_table}
+    if block_table is None and slot_mapping is not None:
+        del arrays["block_table"]
+        arrays["slot_mapping"] = slot_mapping
     present = [n for n, x in arrays.items() if x is not None]
     for name, x in arrays.items():
         if present and x is None:
@@ -332,6 +370,7 @@ def _wording(paged: bool, makes_results: bool) -> Wording:
         "sin": "rotary[1]",
         "max_position": "rotary's rows",
         "kv_heads": "num_kv_heads",
+        "cu_seqlens": "cu_seqlens_q",
     }
     if paged:
         names |= {"k": "k_pages", "v": "v_pages", **({} if makes_results else {"q": "out"})}
@@ -340,6 +379,8 @@ def _wording(paged: bool, makes_results: bool) -> Wording:
     derived = {
         **dict.fromkeys(("batch", "S", "hidden", "batch·S"), "input"),
         "table_width": "block_table",
+        "sequences": "cu_seqlens",
+        "dtype_slots": "slot_mapping",
         **dict.fromkeys(("rotary_dim", "max_position"), "cos"),
         **dict.fromkeys(("pages", "page_size"), "k"),
     }

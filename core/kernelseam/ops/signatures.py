@@ -152,6 +152,12 @@ class Qkv(TypedDict, total=False):
     rotary_style: str
     positions: Any
     first_position: int
+    block_table: Any
+    slot_mapping: Any
+    kv_lengths: Any
+    cu_seqlens_q: Any
+    k_scales: Any
+    v_scales: Any
     kv_layout: str
 
 

@@ -26,6 +26,9 @@ class CacheRows:
     """Whether they are copied."""
     terms: int = 1
     """Squares that a norm sums up."""
+    error: Floats | float = 0.0
+    """How far the rows may be off before they are rounded to the result's dtype, beside what is
+    computed from them here."""
 
 
 def copied(x: Array) -> CacheRows:
@@ -57,8 +60,9 @@ def transformed(
             first, second = y[..., i], y[..., j]
             y = y.copy()
             y[..., i], y[..., j] = first * cos - second * sin, second * cos + first * sin
-            sizes = size[..., i], size[..., j]
-            size[..., i] = size[..., j] = sum(sizes)
+            cos, sin, sizes = np.abs(cos), np.abs(sin), (size[..., i], size[..., j])
+            size[..., i] = sizes[0] * cos + sizes[1] * sin
+            size[..., j] = sizes[1] * cos + sizes[0] * sin
     return CacheRows(y, size, terms=1 if weight is None else x.shape[3])
 
 
@@ -80,7 +84,7 @@ def verdict(
             scale = np.asarray(scales.get(name, 1.0), np.float64)
             scale = scale if scale.ndim == 0 else scale[..., None]
             unit = accumulator.unit_roundoff
-            spread = _CONSTANT * unit * math.sqrt(rows.terms) * rows.magnitude
+            spread = _CONSTANT * unit * math.sqrt(rows.terms) * rows.magnitude + rows.error
             value = rows.value
             if dtype.is_fp8 and not rows.exact:
                 bound = LARGEST[dtype] * scale

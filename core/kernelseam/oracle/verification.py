@@ -27,7 +27,7 @@ from kernelseam.oracle.verification_gemm import GemmVerifier
 from kernelseam.oracle.verification_grouped import GroupedGemmVerifier
 from kernelseam.oracle.verification_grouped_pointers import GroupedGemmPointersVerifier
 from kernelseam.oracle.verification_merge import MergeVerifier
-from kernelseam.oracle.verification_projection import ProjectionVerifier
+from kernelseam.oracle.verification_projection import ProjectionVerifier, QkvVerifier
 from kernelseam.oracle.verifier import Verifier
 from kernelseam.planning import Plan
 from kernelseam.plugins import plugins
@@ -40,7 +40,7 @@ VERIFIERS: dict[type, Verifier[Any]] = {
     AttentionBwdProblem: AttentionBwdVerifier(),
     MergeProblem: MergeVerifier(),
     PagedCacheProblem: PagedCacheVerifier(),
-    QkvProjectionProblem: ProjectionVerifier(projection.qkv),
+    QkvProjectionProblem: QkvVerifier(),
     OutputProjectionProblem: ProjectionVerifier(projection.output),
     QkvProjectionBwdProblem: ProjectionVerifier(projection.qkv_gradients),
     OutputProjectionBwdProblem: ProjectionVerifier(projection.output_gradients),

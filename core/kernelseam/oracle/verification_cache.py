@@ -29,7 +29,7 @@ class PagedCacheVerifier(Verifier[PagedCacheProblem]):
     ) -> check.Verdict:
         p, s = problem, problem.spec
         x = {r.name: operands.strided(r, r.shape[0]) for r in p.operands} | kept
-        found = _places(p, x)
+        found = own_places(p, x)
         index, page, row, position = np.array(found, np.int64).reshape(-1, 4).T
         b, t = np.divmod(index, max(p.S, 1))
 
@@ -75,7 +75,7 @@ class PagedCacheVerifier(Verifier[PagedCacheProblem]):
         return oracle.verdict(expected, results, scales, accumulator, written, flushed)
 
 
-def _places(p: PagedCacheProblem, x: Mapping[str, Array]) -> list[tuple[int, int, int, int]]:
+def own_places(p: PagedCacheProblem, x: Mapping[str, Array]) -> list[tuple[int, int, int, int]]:
     """(token, page, row, position) of the tokens that have a place of their own."""
     found: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
     for token in range(p.tokens):

@@ -12,11 +12,13 @@ from kernelseam.descriptors.projection.backward_problem import (
     QkvProjectionBwdProblem,
 )
 from kernelseam.descriptors.projection.problem import OutputProjectionProblem, QkvProjectionProblem
-from kernelseam.oracle import check, formulas, projections
+from kernelseam.oracle import appended, cache, check, formulas, projections
+from kernelseam.oracle.cache import CacheRows
 from kernelseam.oracle.formulas import Array
 from kernelseam.oracle.operands import Operands
 from kernelseam.oracle.projections import Results, tokens
 from kernelseam.oracle.sampling import sampled
+from kernelseam.oracle.verification_cache import own_places
 from kernelseam.oracle.verifier import Verifier
 
 Projection = (
@@ -50,6 +52,54 @@ class ProjectionVerifier(Verifier[Projection]):
         return check.projection(
             expected, problem.spec.dtype, actual, zero_mean=False, flushed=flushed
         )
+
+
+class QkvVerifier(ProjectionVerifier):
+    """With an append: some tokens that have a place of their own."""
+
+    def __init__(self) -> None:
+        super().__init__(qkv)
+
+    def verdict(
+        self, problem: Projection, operands: Operands, kept: dict[str, Array], flushed: bool
+    ) -> check.Verdict:
+        p: Any = problem
+        append, h, between = p.append, p.heads, p.spec.dtype_out
+        if append is None:
+            return super().verdict(problem, operands, kept, flushed)
+        x = {r.name: operands.strided(r, r.shape[0]) for r in p.operands}
+        found = np.array(own_places(append, x), np.int64).reshape(-1, 4)
+        some = formulas.sample_rows(len(found), sampled(4 * p.hidden * h.columns))
+        token, page, row, position = (found if some is None else found[some]).T
+        entry, place = np.divmod(token, max(h.tokens, 1))
+        rotated = h.first_position + place
+        if p.spec.heads.positions:
+            rotated = x["positions"][entry, place]
+        products = projections.qkv_projection(
+            x["input"][entry, 0, place][None],
+            x["weight"][0, 0],
+            x.get("bias"),
+            *(h.num_heads, h.kv_heads, h.head_dim, x.get("cos"), x.get("sin")),
+            p.spec.heads.rotary,
+            rotated[None],
+        )
+        tables = (x["cos"], x["sin"]) if append.spec.rotary else None
+        expected, results = dict[str, CacheRows](), dict[str, Array]()
+        scales, written = dict[str, Array](), dict[str, Array]()
+        for name, (result, K) in products.items():
+            turned = tables if name != "v" else None
+            kind = between if name != "q" or turned else between.accumulator
+            how = (turned, append.spec.rotary, position[None])
+            expected[name] = appended.rows(result, K, p.spec.dtype, kind, *how, flushed=flushed)
+            at = (entry, slice(None), place) if name == "q" else (page, slice(None), row)
+            results[name] = x[name][at].swapaxes(0, 1)[None]
+            if append.spec.scaled and name != "q":
+                own = x[f"{name}_scales"]
+                by_token = append.spec.scaled == "tokens"
+                scales[name] = own[at].swapaxes(0, 1)[None] if by_token else own[[0], :, :1]
+                written |= {name: scales[name]} if by_token else {}
+        accumulator = p.spec.dtype.accumulator
+        return cache.verdict(expected, results, scales, accumulator, written, flushed)
 
 
 def _some(batch: int, S: int, limit: int) -> Callable[[Array], Array]:

@@ -33,10 +33,10 @@ class NumpyPagedCache:
         return roofline(problem, device.limits, 0.5)
 
     def build(self, problem: PagedCacheProblem, device: Device) -> PlanParts:
-        return PlanParts((_CacheStep(problem, device),), 0)
+        return PlanParts((CacheStep(problem, device),), 0)
 
 
-class _CacheStep:
+class CacheStep:
     """Some tokens after others, all heads at once."""
 
     def __init__(self, problem: PagedCacheProblem, device: Device) -> None:

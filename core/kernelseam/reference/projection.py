@@ -15,8 +15,13 @@ from kernelseam.descriptors.projection.backward_problem import (
     OutputProjectionBwdProblem,
     QkvProjectionBwdProblem,
 )
-from kernelseam.descriptors.projection.problem import OutputProjectionProblem, QkvProjectionProblem
+from kernelseam.descriptors.projection.problem import (
+    APPENDED,
+    OutputProjectionProblem,
+    QkvProjectionProblem,
+)
 from kernelseam.dtypes import DType
+from kernelseam.reference.cache import CacheStep
 from kernelseam.reference.rotary import Array, Rotation
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
 
@@ -160,15 +165,44 @@ class NumpyProjection:
         return roofline(problem, device.limits, 0.5)
 
     def build(self, problem: Any, device: Device) -> PlanParts:
-        step = _ProjectionStep(problem, self._tasks_of, device)
-        return PlanParts((step,), scratch_bytes(step.sizes, step.dtype))
+        append = getattr(problem, "append", None)
+        if append is None:
+            step = _ProjectionStep(problem, self._tasks_of, device)
+            return PlanParts((step,), scratch_bytes(step.sizes, step.dtype))
+        step = _ProjectionStep(problem.product, self._tasks_of, device, problem.between_bytes)
+        size = problem.between_bytes + scratch_bytes(step.sizes, step.dtype)
+        appended = {parameter: name for name, parameter in APPENDED.items()}
+        steps = (
+            _Between(step, {}, problem.between),
+            _Between(CacheStep(append, device), appended, problem.between),
+        )
+        return PlanParts(steps, size)
+
+
+class _Between:
+    """A step some of whose operands have other names, or lie in the workspace."""
+
+    def __init__(self, step: Any, names: Mapping[str, str], offsets: Mapping[str, int]) -> None:
+        self.step, self.names, self.offsets = step, names, offsets
+        self.record: LaunchRecord = step.record
+
+    def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
+        named = {own: pointers.get(name, 0) for own, name in self.names.items()}
+        placed = {own: workspace + offset for own, offset in self.offsets.items()}
+        launch: Callable[[int], None] = self.step.bind({**pointers, **named, **placed}, workspace)
+        return launch
 
 
 class _ProjectionStep:
     def __init__(
-        self, problem: Any, tasks_of: Callable[[Any, Views], Iterator[Task]], device: Device
+        self,
+        problem: Any,
+        tasks_of: Callable[[Any, Views], Iterator[Task]],
+        device: Device,
+        scratch: int = 0,
     ) -> None:
-        self.problem, self.tasks_of = problem, tasks_of
+        """``scratch``: where its own begins in the workspace, in bytes."""
+        self.problem, self.tasks_of, self.scratch = problem, tasks_of, scratch
         self.dtype: DType = problem.spec.dtype.accumulator
         # Columns that are rotated together are in one block.
         self.columns = (
@@ -189,7 +223,7 @@ class _ProjectionStep:
             r.name: host_array(pointers.get(r.name, 0), r.shape, r.strides, r.dtype or self.dtype)
             for r in self.problem.operands
         }
-        scratch = carve(workspace, self.sizes, self.dtype)
+        scratch = carve(workspace + self.scratch, self.sizes, self.dtype)
 
         def launch(stream: int) -> None:
             with np.errstate(all="ignore"):

@@ -10,6 +10,9 @@ from kernelseam.dtypes import DType
 from kernelseam.samples.common import SHORT, CommonCase
 from kernelseam.samples.operand_layout import OperandLayout
 
+PADDING = 2
+"""Rows after packed sequences."""
+
 
 @dataclass(frozen=True)
 class ProjectionCase(CommonCase):
@@ -45,6 +48,18 @@ class ProjectionCase(CommonCase):
     page_size: int = 0
     """k and v are paged: shuffled pages, some of them unused, and a block table with invalid
     entries elsewhere."""
+    sequences: tuple[int, ...] = ()
+    """Lengths of packed sequences, in place of batch and S; PADDING rows after them belong to
+    none."""
+    cached: bool = False
+    """An entry's tokens are the last of its keys, which are counted in memory; the first entry has
+    fewer keys than tokens."""
+    slots: bool = False
+    """Slots say where k and v go in pages, in place of a block table; some are negative."""
+    dtype_pages: DType | None = None
+    """None: that of q."""
+    scaled: str = ""
+    """What has scales in pages of 8 bits: "heads" or "tokens"."""
     gradients: tuple[str, ...] = ("d_input", "d_weight")
     """The requested gradients, besides d_bias; d_input stands for d_attn_out, too."""
     data: str = "normal"
@@ -54,6 +69,18 @@ class ProjectionCase(CommonCase):
     def out_dtype(self) -> DType:
         """The dtype of a forward's results."""
         return self.dtype_out or self.dtype
+
+    @property
+    def appended(self) -> bool:
+        """Whether k and v are written to pages by a launch of their own."""
+        own = (self.sequences, self.cached, self.slots, self.dtype_pages, self.scaled)
+        return bool(self.page_size) and any(own)
+
+    @property
+    def appends_rotate(self) -> bool:
+        """Whether that launch rotates q and k."""
+        counted = self.cached or bool(self.sequences)
+        return bool(self.rotary) and counted and not self.positions
 
     @property
     def turned(self) -> int:
@@ -84,6 +111,8 @@ def case(
     **fields: Any,
 ) -> ProjectionCase:
     """``kind`` abbreviates the dtype; ``operand_layouts``: by operand."""
+    if sequences := fields.get("sequences", ()):
+        fields |= {"batch": 1, "S": sum(sequences) + PADDING}
     name = "-".join(filter(None, (operation.replace("_", "-"), kind, what)))
     return ProjectionCase(
         name,

@@ -322,6 +322,8 @@ def _projection(p: Any) -> Any:
         n: _strides(getattr(heads, n), tokens, count, _WIDEST)
         for n in ("q_strides", "k_strides", "v_strides", "positions_strides")
     }
+    if (append := getattr(p, "append", None)) is not None:
+        given["append"] = _paged_cache(append)
     return _replaced(
         p,
         heads=_replaced(heads, tokens=count, first_position=0, table_stride=1, **walks),

@@ -22,10 +22,10 @@ CACHES = (
         "cache-row-of-no-sequence",
         CACHE,
         "if (entry < 0 || entry >= sequences) return {};",
-        "entry = max_of(entry, 0);",
+        "entry = min_of(max_of(entry, 0), sequences - 1);",
         "paged-cache-append-f16-packed-own-number",
         STRAY,
-        "rows before the first sequence are written",
+        "rows after the last sequence are written",
     ),
     Mutant(
         "cache-negative-slot",
@@ -119,5 +119,14 @@ CACHES = (
         WRONG,
         "numbers are cut off, not rounded",
         archs=_FN,
+    ),
+    Mutant(
+        "cache-one-slot-late",
+        CACHE,
+        "number < pages, number, position - column * page.d, position};",
+        "number < pages, number, position - column * page.d + 1, position};",
+        "qkv-projection-f16-ragged-pages-cached-rotary",
+        f"{UNTOUCHED}|{STRAY}",
+        "a projection's k and v are written one slot late",
     ),
 )

@@ -33,6 +33,7 @@ def of_arrays(x: Half, lengths: Half, asked: bool) -> None:
     assert_type(ks.merge_states(x, x), tuple[Half, Half])
     assert_type(ks.fused_qkv_projection(x, x), tuple[Half, Half, Half])
     assert_type(ks.fused_qkv_projection(x, x, k_pages=x, v_pages=x, block_table=x), Half)
+    assert_type(ks.fused_qkv_projection(x, x, k_pages=x, v_pages=x, slot_mapping=lengths), Half)
     assert_type(ks.fused_output_projection_residual(x, x, residual=x), Half)
 
 

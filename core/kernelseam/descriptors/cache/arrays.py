@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelseam.descriptors.common.layouts import KV_LAYOUTS, LAYOUTS
-from kernelseam.descriptors.common.operands import canonical
 from kernelseam.descriptors.projection.arrays import Read, infos_of, labels_of
 from kernelseam.errors import InvalidValue
 
@@ -42,20 +41,8 @@ def cache_fields(
     known = read.known
     for name in ("k_scales", "v_scales"):
         if name in infos:
-            _scales(read, name, pages)
-    for name, called in (("slot_mapping", "slots"), ("positions", "positions")):
-        if name in infos:
-            read.take(name, f"{lead}S", {"B": "batch", "S": "row"}, called)
-    entries = "B"
-    if "cu_seqlens" in infos:
-        entries = "sequences"
-        read.take("cu_seqlens", "sequences+1", {})
-        known["sequences"] = read.fields["sequences"] = known["sequences+1"] - 1
-    if "kv_lengths" in infos:
-        read.take("kv_lengths", entries, {})
-    if "block_table" in infos:
-        read.take("block_table", f"{entries} width", {entries: "row"}, "table")
-        read.fields["table_width"] = known["width"]
+            read.scales(name, pages)
+    read.places(lead)
     for name in ("q_norm", "k_norm"):
         if name in infos:
             read.take(name, "D", {})
@@ -75,44 +62,3 @@ def _matrix(read: Read, name: str, labels: str, heads: str, outer: str) -> None:
         shown = shown.replace("D", "D_v")
     axes = {"B": "batch", "P": outer, heads: "head", "S": "row", "N": "row"}
     read.take(name, shown, axes)
-
-
-def _scales(read: Read, name: str, pages: str) -> None:
-    """[H_kv] or one for all heads, given; with pages' axes, written."""
-    info, heads = read.infos[name], read.known["H_kv"]
-    known = read.fields.get("scales")
-    if len(info.shape) == 3:
-        labels = pages.replace("H", "H_kv").replace(" D", "")
-        axes = {"P": "page", "H_kv": "head", "N": "row"}
-        _take_any(read, name, labels, axes)
-        read.fields["scales"] = "tokens"
-    elif info.shape in ((), (1,), (heads,)):
-        step = info.strides[0] if info.shape == (heads,) and heads > 1 else 0
-        read.fields |= {
-            f"stride_{name}_{a}": s
-            for a, s in zip(("page", "head", "row"), (0, step, 0), strict=True)
-        }
-        read.fields["scales"] = "heads"
-    else:
-        raise InvalidValue(
-            name,
-            f"an array of shape {list(info.shape)}",
-            f"must be [H_kv={heads}], one number, or as the pages have rows",
-            "Give the scales of heads, or memory for those of tokens",
-        )
-    if known not in (None, read.fields["scales"]):
-        rule = f"k_scales are of {known}"
-        raise InvalidValue(name, f"of {read.fields['scales']}", rule, "Let them be alike")
-
-
-def _take_any(read: Read, name: str, labels: str, axes: Mapping[str, str]) -> None:
-    """An operand whose axes may all be apart."""
-    info, names = read.infos[name], labels.split()
-    wanted = [read.known[n] for n in names]
-    if list(info.shape) != wanted:
-        shown = ", ".join(f"{n}={x}" for n, x in zip(names, wanted, strict=True))
-        raise InvalidValue(
-            name, f"an array of shape {list(info.shape)}", f"must be [{shown}]", "Check the axes"
-        )
-    for label, step in zip(names, canonical(info), strict=True):
-        read.fields[f"stride_{name}_{axes[label]}"] = step

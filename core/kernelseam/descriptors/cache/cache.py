@@ -74,20 +74,11 @@ class PagedCache(RotatedRows[PagedCacheProblem]):
     q_out: object = field(default=None, repr=False)
     k_pages: object = field(default=None, repr=False)
     v_pages: object = field(default=None, repr=False)
-    slot_mapping: object = field(default=None, repr=False)
-    kv_lengths: object = field(default=None, repr=False)
-    cu_seqlens: object = field(default=None, repr=False)
     sources: object = field(default=None, repr=False)
     q_norm: object = field(default=None, repr=False)
     k_norm: object = field(default=None, repr=False)
-    k_scales: object = field(default=None, repr=False)
-    v_scales: object = field(default=None, repr=False)
-    sequences: int | None = None
     eps: float | None = None
-    scales: str | None = None
-    dtype_pages: DType | str | None = None
     dtype_norm: DType | str | None = None
-    dtype_slots: DType | str | None = None
     stride_q_out_batch: int | None = None
     stride_q_out_head: int | None = None
     stride_q_out_row: int | None = None
@@ -97,14 +88,6 @@ class PagedCache(RotatedRows[PagedCacheProblem]):
     stride_v_pages_page: int | None = None
     stride_v_pages_head: int | None = None
     stride_v_pages_row: int | None = None
-    stride_k_scales_page: int | None = None
-    stride_k_scales_head: int | None = None
-    stride_k_scales_row: int | None = None
-    stride_v_scales_page: int | None = None
-    stride_v_scales_head: int | None = None
-    stride_v_scales_row: int | None = None
-    stride_slots_batch: int | None = None
-    stride_slots_row: int | None = None
     _problem: PagedCacheProblem = field(init=False, repr=False)
     _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernelseam.descriptors.common.validation import choice, extent
-from kernelseam.descriptors.projection.qkv import rotation_style
+from kernelseam.descriptors.projection.fields import rotation_style
 from kernelseam.errors import InvalidValue
 
 DIRECTIONS = ("append", "gather", "copy")

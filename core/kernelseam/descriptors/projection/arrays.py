@@ -10,7 +10,10 @@ from kernelseam.descriptors.common.layouts import KV_LAYOUTS, LAYOUTS, order
 from kernelseam.descriptors.common.operands import axes, canonical, describe_arrays
 from kernelseam.errors import InvalidValue
 
-OPTIONAL = ("bias", "cos", "sin", "positions", "block_table")
+OPTIONAL = (
+    *("bias", "cos", "sin", "positions", "block_table"),
+    *("slot_mapping", "kv_lengths", "cu_seqlens", "k_scales", "v_scales"),
+)
 """Optional operands of the projection to q, k and v."""
 
 
@@ -68,6 +71,65 @@ class Read:
         self.fields["rotary_dim"] = 2 * self.known["rotary_dim/2"]
         self.fields["max_position"] = self.known["max_position"]
 
+    def places(self, lead: str) -> None:
+        """Operands that say where tokens lie in pages, as far as they are given; ``lead``: "B " of
+        tokens with a batch axis."""
+        for name, called in (("slot_mapping", "slots"), ("positions", "positions")):
+            if name in self.infos:
+                self.take(name, f"{lead}S", {"B": "batch", "S": "row"}, called)
+        entries = "B"
+        if "cu_seqlens" in self.infos:
+            entries = "sequences"
+            self.take("cu_seqlens", "sequences+1", {})
+            self.known["sequences"] = self.known["sequences+1"] - 1
+            self.fields["sequences"] = self.known["sequences"]
+        if "kv_lengths" in self.infos:
+            self.take("kv_lengths", entries, {})
+        if "block_table" in self.infos:
+            self.take("block_table", f"{entries} width", {entries: "row"}, "table")
+            self.fields["table_width"] = self.known["width"]
+
+    def scales(self, name: str, pages: str) -> None:
+        """Scales of pages: [H_kv] or one for all heads, given; with pages' axes, written."""
+        info, heads = self.infos[name], self.known["H_kv"]
+        known = self.fields.get("scales")
+        if len(info.shape) == 3:
+            labels = pages.replace("H", "H_kv").replace(" D", "")
+            self._take_any(name, labels, {"P": "page", "H_kv": "head", "N": "row"})
+            self.fields["scales"] = "tokens"
+        elif info.shape in ((), (1,), (heads,)):
+            step = info.strides[0] if info.shape == (heads,) and heads > 1 else 0
+            self.fields |= {
+                f"stride_{name}_{a}": s
+                for a, s in zip(("page", "head", "row"), (0, step, 0), strict=True)
+            }
+            self.fields["scales"] = "heads"
+        else:
+            raise InvalidValue(
+                name,
+                f"an array of shape {list(info.shape)}",
+                f"must be [H_kv={heads}], one number, or as the pages have rows",
+                "Give the scales of heads, or memory for those of tokens",
+            )
+        if known not in (None, self.fields["scales"]):
+            rule = f"k_scales are of {known}"
+            raise InvalidValue(name, f"of {self.fields['scales']}", rule, "Let them be alike")
+
+    def _take_any(self, name: str, labels: str, axes: Mapping[str, str]) -> None:
+        """An operand whose axes may all be apart."""
+        info, names = self.infos[name], labels.split()
+        wanted = [self.known[n] for n in names]
+        if list(info.shape) != wanted:
+            shown = ", ".join(f"{n}={x}" for n, x in zip(names, wanted, strict=True))
+            raise InvalidValue(
+                name,
+                f"an array of shape {list(info.shape)}",
+                f"must be [{shown}]",
+                "Check the axes",
+            )
+        for label, step in zip(names, canonical(info), strict=True):
+            self.fields[f"stride_{name}_{axes[label]}"] = step
+
     def rows(self, name: str, labels: str) -> None:
         """An operand [B, S, columns], or [S, columns]."""
         self.take(name, labels, {"B": "batch", "S": "row"})
@@ -93,7 +155,7 @@ def qkv_fields(
         read.known["B"] = 1
     read.rows("input", f"{lead}S hidden")
     read.heads("q", labels, "H")
-    paged = "block_table" in infos
+    paged = "block_table" in infos or "slot_mapping" in infos
     for name in ("k", "v"):
         read.heads(name, pages if paged else labels, "H_kv")
     known = read.known
@@ -102,11 +164,12 @@ def qkv_fields(
     if "bias" in infos:
         read.take("bias", "columns", {})
     read.rotation()
-    if "positions" in infos:
-        read.rows("positions", f"{lead}S")
+    read.places(lead)
+    for name in ("k_scales", "v_scales"):
+        if name in infos and paged:
+            read.scales(name, pages)
     if paged:
-        read.take("block_table", "B width", {"B": "row"}, "table")
-        read.fields |= {"pages": known["P"], "page_size": known["N"], "table_width": known["width"]}
+        read.fields |= {"pages": known["P"], "page_size": known["N"]}
     extents = {
         "batch": "B",
         "S": "S",

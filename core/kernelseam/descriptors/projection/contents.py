@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.contract import ArrayInfo, Device, Runtime, host_copy
+from kernelseam.descriptors.cache import contents as appended
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.projection.problem import QkvProjectionProblem
 from kernelseam.dtypes import DType
@@ -20,10 +21,12 @@ def check(
     """Raise InvalidValue, naming the entry, where one points beyond its operand. Copies them to the
     host; operands that are not bound are refused elsewhere."""
     p, h = problem, problem.heads
+    if p.append is not None:
+        appended.check(p.append, resolved, runtime, device)
     read: dict[str, Ints] = {}
     for r in p.operands:
         if (
-            r.name in ("positions", "block_table")
+            r.name in ("positions", "block_table")[: 1 + p.spec.heads.paged]
             and r.span
             and (address := resolved.pointers.get(r.name))
         ):

@@ -5,13 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kernelseam.descriptors.common.strided import P, StridedDescriptor
+from kernelseam.descriptors.common.validation import choice
 from kernelseam.dtypes import DType
+
+STYLES = ("halves", "pairs")
+
+
+def rotation_style(field: str, value: object) -> str:
+    """Which elements a rotary embedding pairs. Raises InvalidValue."""
+    return choice(field, value, STYLES, "Name what is paired")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RotatedRows(StridedDescriptor[P]):
-    """Rows of q, k and v, what rotates them, and a block table, as the descriptors document them;
-    nothing is validated here."""
+    """Rows of q, k and v, what rotates them, and where their tokens lie in pages, as the
+    descriptors document them; nothing is validated here."""
 
     q: object = field(default=None, repr=False)
     k: object = field(default=None, repr=False)
@@ -20,11 +28,20 @@ class RotatedRows(StridedDescriptor[P]):
     sin: object = field(default=None, repr=False)
     positions: object = field(default=None, repr=False)
     block_table: object = field(default=None, repr=False)
+    slot_mapping: object = field(default=None, repr=False)
+    kv_lengths: object = field(default=None, repr=False)
+    cu_seqlens: object = field(default=None, repr=False)
+    k_scales: object = field(default=None, repr=False)
+    v_scales: object = field(default=None, repr=False)
     rotary_style: str | None = None
     rotary_dim: int | None = None
     max_position: int | None = None
     table_width: int | None = None
+    sequences: int | None = None
+    scales: str | None = None
     dtype: DType | str | None = None
+    dtype_pages: DType | str | None = None
+    dtype_slots: DType | str | None = None
     stride_q_batch: int | None = None
     stride_q_head: int | None = None
     stride_q_row: int | None = None
@@ -38,3 +55,11 @@ class RotatedRows(StridedDescriptor[P]):
     stride_positions_batch: int | None = None
     stride_positions_row: int | None = None
     stride_table_row: int | None = None
+    stride_slots_batch: int | None = None
+    stride_slots_row: int | None = None
+    stride_k_scales_page: int | None = None
+    stride_k_scales_head: int | None = None
+    stride_k_scales_row: int | None = None
+    stride_v_scales_page: int | None = None
+    stride_v_scales_head: int | None = None
+    stride_v_scales_row: int | None = None

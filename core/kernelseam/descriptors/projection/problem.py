@@ -11,9 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kernelseam.contract import OperandRule
+from kernelseam.descriptors.cache.problem import PagedCacheProblem, PagedCacheSpec
 from kernelseam.descriptors.gemm.problem import HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
+
+APPENDED = {"k": "k_pages", "v": "v_pages", "q": "q_out"}
+"""Operand of a projection → operand of its append."""
+_ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,8 @@ class QkvProjectionSpec:
     vector_input: int = 16
     vector_weight: int = 16
     vector_out: int = 16
+    append: PagedCacheSpec | None = None
+    """Of the launch that writes k and v to pages; None: the product writes them."""
 
     operation = "qkv_projection"
 
@@ -35,6 +42,7 @@ class QkvProjectionSpec:
         h = self.heads
         options = ["bias"] * bool(self.bias) + ([f"rotary={h.rotary}"] if h.rotary else [])
         options += ["positions"] * h.positions + ["paged"] * h.paged
+        options += [] if self.append is None else [f"then {self.append}"]
         return " ".join((f"{self.operation} {self.dtype}→{self.dtype_out}", *options))
 
 
@@ -64,8 +72,12 @@ class OutputProjectionSpec:
 
 @dataclass(frozen=True)
 class QkvProjectionProblem:
-    """q, k, v: the heads of input·weightᵀ + bias, those of q and k turned where the spec says so.
-    Strides in elements."""
+    """q, k, v: the heads of input·weightᵀ + bias, those of q and k rotated where the spec says so.
+    Strides in elements.
+
+    With ``append`` the product writes q to its place, and k and v to the workspace, from where
+    they are appended to pages; where the append rotates, it rotates q in its place.
+    """
 
     spec: QkvProjectionSpec
     batch: int
@@ -79,6 +91,7 @@ class QkvProjectionProblem:
     """Positions that the cosines and sines have rows for."""
     pages: int = 0
     table_width: int = 0
+    append: PagedCacheProblem | None = None
 
     operation = "qkv_projection"
 
@@ -87,9 +100,38 @@ class QkvProjectionProblem:
         """Tokens."""
         return self.batch * self.heads.tokens
 
+    @property
+    def product(self) -> QkvProjectionProblem:
+        """The product alone: k and v are rows."""
+        if self.append is None:
+            return self
+        return replace(self, spec=replace(self.spec, append=None), append=None)
+
+    @property
+    def between(self) -> dict[str, int]:
+        """Where the rows of k and v lie in the workspace until they are appended, in bytes."""
+        return {} if self.append is None else {"k": 0, "v": self.between_bytes // 2}
+
+    @property
+    def between_bytes(self) -> int:
+        """Bytes of the workspace that hold these rows."""
+        if self.append is None:
+            return 0
+        size = self.rows * self.heads.kv_heads * self.heads.head_dim * self.spec.dtype_out.itemsize
+        return 2 * (-(-size // _ALIGNMENT) * _ALIGNMENT)
+
     @cached_property
     def operands(self) -> tuple[OperandRule, ...]:
-        return tuple(self._operands())
+        rules = tuple(self._operands())
+        if self.append is None:
+            return rules
+        appended = (
+            replace(r, name=next((n for n, x in APPENDED.items() if x == r.name), r.name))
+            for r in self.append.operands
+            if r.name not in ("q", "k", "v", "q_out")
+        )
+        own = {r.name: r for r in rules if r.name not in ("k", "v")}
+        return tuple({**{r.name: r for r in appended}, **own}.values())
 
     def _operands(self) -> Iterator[OperandRule]:
         s, h, f32, i32 = self.spec, self.heads, DType.float32, DType.int32
@@ -138,12 +180,14 @@ class QkvProjectionProblem:
 
     @property
     def operations(self) -> int:
-        return 2 * self.rows * self.hidden * self.heads.columns
+        product = 2 * self.rows * self.hidden * self.heads.columns
+        return product if self.append is None else product + self.append.operations
 
     @property
     def bytes_moved(self) -> int:
-        read = (self.rows + self.heads.columns) * self.hidden * self.spec.dtype.itemsize
-        return read + self.rows * self.heads.columns * self.spec.dtype_out.itemsize
+        moved = (self.rows + self.heads.columns) * self.hidden * self.spec.dtype.itemsize
+        moved += self.rows * self.heads.columns * self.spec.dtype_out.itemsize
+        return moved if self.append is None else moved + self.append.bytes_moved
 
     @property
     def compute_dtype(self) -> DType:

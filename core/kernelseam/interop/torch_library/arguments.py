@@ -13,7 +13,7 @@ from kernelseam.descriptors.common.options import options_of
 from kernelseam.descriptors.common.precision import precision_name
 from kernelseam.descriptors.common.validation import extent, flag, number
 from kernelseam.descriptors.gemm.fields import scale_block_of
-from kernelseam.descriptors.projection.qkv import rotation_style
+from kernelseam.descriptors.projection.fields import rotation_style
 from kernelseam.dispatch import check_name
 from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_function import implementation_name, must_be_tensor

@@ -306,7 +306,7 @@ def _copied(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> R
 def _qkv(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
     given = dict(zip(_OF_QKV, values, strict=True))
     given |= {"backend": backend, "implementation": implementation}
-    if "block_table" in arrays:
+    if "block_table" in arrays or "slot_mapping" in arrays:
         operands = {**arrays, "k_pages": arrays["k"], "v_pages": arrays["v"]}
         result = projection.FUSED_QKV_PAGED(*_ordered(operands, projection.PAGED), **given)
         return _filled(arrays, {"q": result})

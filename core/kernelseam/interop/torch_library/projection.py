@@ -32,7 +32,10 @@ Tensor = Any
 OPERANDS = ("input", "weight", "bias", "cos", "sin", "positions")
 RESULTS = ("q", "k", "v")
 QKV = (*OPERANDS, *RESULTS)
-PAGED = ("input", "weight", "k_pages", "v_pages", "block_table", *OPERANDS[2:], "q")
+PAGED = (
+    *("input", "weight", "k_pages", "v_pages", "block_table", *OPERANDS[2:], "q"),
+    *("slot_mapping", "kv_lengths", "cu_seqlens", "k_scales", "v_scales"),
+)
 OUTPUT = ("attn_out", "weight", "bias", "residual", "out")
 _LAYOUT = schema_of(OutputOptions(), "layout")
 _OF_OUTPUT = schema_of(OutputOptions(), *scalars_of(OutputOptions))
@@ -50,6 +53,8 @@ def _qkv_given(names: tuple[str, ...], tensors: Any) -> dict[str, Any]:
     given = {n: x for n, x in zip(names, tensors, strict=False) if x is not None}
     if "cos" in given or "sin" in given:
         given["rotary"] = given.pop("cos", None), given.pop("sin", None)
+    if "cu_seqlens" in given:
+        given["cu_seqlens_q"] = given.pop("cu_seqlens")
     out = tuple([room(given.pop(n)) for n in RESULTS if n in given])
     if out:
         given["out"] = out[0] if names is PAGED else out
@@ -229,14 +234,18 @@ def _paged_fake(*tensors: Tensor, **options: Any) -> Tensor:
         return faked_as(q)
     of_rank("input", given["input"], 2, 3)
     heads, _, dim = _heads(of_rank("weight", given["weight"], 2), options)
-    dtype = options.get("out_dtype") or given["k_pages"].dtype
+    pages = given["k_pages"].dtype
+    default = given["input"].dtype if torch.finfo(pages).bits == 8 else pages
+    dtype = options.get("out_dtype") or default
     return _split(given["input"], heads, dim, options.get("layout", "bhsd"), dtype)
 
 
 FUSED_QKV_PAGED = define(
     "fused_qkv_projection_paged(Tensor input, Tensor weight, Tensor(a!) k_pages, "
-    "Tensor(b!) v_pages, Tensor block_table, Tensor? bias=None, Tensor? cos=None, "
-    "Tensor? sin=None, Tensor? positions=None, Tensor? q=None, *, "
+    "Tensor(b!) v_pages, Tensor? block_table=None, Tensor? bias=None, Tensor? cos=None, "
+    "Tensor? sin=None, Tensor? positions=None, Tensor? q=None, Tensor? slot_mapping=None, "
+    "Tensor? kv_lengths=None, Tensor? cu_seqlens=None, Tensor(c!)? k_scales=None, "
+    "Tensor(d!)? v_scales=None, *, "
     f"{_OF_QKV}, {CHOSEN}) "
     "-> Tensor",
     _paged_compute,

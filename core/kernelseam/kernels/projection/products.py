@@ -1,11 +1,12 @@
 """A projection's products as GEMMs: their operands, what is summed, and the strides of heads and
-tokens."""
+tokens; and what is launched after them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import gcd
+from typing import Any
 
 from kernelseam.descriptors.common.validation import WIDE
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, Segment
@@ -13,8 +14,14 @@ from kernelseam.descriptors.projection.backward_problem import (
     OutputProjectionBwdProblem,
     QkvProjectionBwdProblem,
 )
-from kernelseam.descriptors.projection.problem import OutputProjectionProblem, QkvProjectionProblem
+from kernelseam.descriptors.projection.problem import (
+    APPENDED,
+    OutputProjectionProblem,
+    QkvProjectionProblem,
+)
 from kernelseam.dtypes import DType
+from kernelseam.kernels.cache.cache import CACHE
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import INT32, divide_up
 
 Strides = tuple[int, ...]
@@ -29,11 +36,14 @@ class Product:
 
     name: str
     """The result."""
-    problem: GemmProblem
+    problem: Any
+    """A GemmProblem, or one of ``kernel``."""
     operands: Mapping[str, str]
     """Pointer parameter of the kernel → operand of the projection."""
     workspace: Mapping[str, int] = field(default_factory=dict)
     workspace_bytes: int = 0
+    kernel: KernelDefinition | None = None
+    """What computes it, where it is no product."""
 
 
 def flatten_tokens(batch: int, S: int, *strides: Strides) -> tuple[int, int, list[int]]:
@@ -56,7 +66,8 @@ def vector_at(vector: int, columns: int, dtype: DType) -> int:
 
 
 def qkv(p: QkvProjectionProblem) -> Iterator[Product]:
-    """One product, whose columns are heads."""
+    """One product, whose columns are heads; with an append, k and v go to the workspace, and from
+    there to pages."""
     s, h = p.spec, p.heads
     batch, rows, (row,) = flatten_tokens(p.batch, h.tokens, p.input_strides)
     spec = GemmSpec(
@@ -84,22 +95,27 @@ def qkv(p: QkvProjectionProblem) -> Iterator[Product]:
         (0, 0, 0),
         heads=h,
     )
+    results = {"c": "q", "c1": "k", "c2": "v"}
+    between = {c: p.between[name] for c, name in results.items() if name in p.between}
     yield Product(
         "q, k and v",
         problem,
         {
             "a": "input",
             "b": "weight",
-            "c": "q",
-            "c1": "k",
-            "c2": "v",
+            **{c: name for c, name in results.items() if c not in between},
             "bias": "bias",
             "cosines": "cos",
             "sines": "sin",
             "positions": "positions",
             "table": "block_table",
         },
+        between,
+        p.between_bytes,
     )
+    if p.append is not None:
+        appended = {parameter: name for name, parameter in APPENDED.items()}
+        yield Product("pages", p.append, appended, p.between, p.between_bytes, CACHE)
 
 
 def output(p: OutputProjectionProblem) -> Iterator[Product]:

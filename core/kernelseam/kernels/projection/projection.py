@@ -26,13 +26,14 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """The tile's name; for a kernel other than the shared one, after the kernel's name."""
-        name: str = self.tile.name
+        """The tile's name, "" where it has none; for a kernel other than the shared one, after the
+        kernel's name."""
+        name: str = getattr(self.tile, "name", "")
         return name if self.kernel.name == Composition.name else f"{self.kernel.name} {name}"
 
 
 class Projection(Composition):
-    """An operation whose launches are independent GEMMs.
+    """An operation whose launches are GEMMs, and what is done to their results after them.
 
     ``kernels``: kernels of the operation "gemm"; each product uses the one with the least predicted
     time of those that take it. By default the shared one alone. A plugin that has faster ones
@@ -56,14 +57,16 @@ class Projection(Composition):
         for product in self._products_of(problem):
             able = self._kernels_for(product, row)
             if not able:
-                return f"{product.name}: {preferred.refuse(product.problem, row)}"
+                of = product.kernel or preferred
+                return f"{product.name}: {of.refuse(product.problem, row)}"
             takes_part |= any(kernel in able for kernel in own)
         if len(self._kernels) > 1 and not takes_part:
             return f"none of its products is for {preferred.entry}"
         return _refuse_heads(problem) if isinstance(problem, QkvProjectionProblem) else None
 
     def _kernels_for(self, product: Product, row: ArchRow) -> list[KernelDefinition]:
-        return [kernel for kernel in self._kernels if kernel.refuse(product.problem, row) is None]
+        kernels = self._kernels if product.kernel is None else (product.kernel,)
+        return [kernel for kernel in kernels if kernel.refuse(product.problem, row) is None]
 
     def _preferred_for(self, product: Product, row: ArchRow) -> list[KernelDefinition]:
         """Those of its own; the shared one where none of them takes the product. What is faster by
@@ -122,7 +125,7 @@ class Projection(Composition):
             for first, p in zip(chosen, self._products_of(problem), strict=True)
         ]
         return {
-            "+".join(c.name for c in combination): combination
+            "+".join(c.name for c in combination if c.name): combination
             for combination in itertools.product(*offered)
         }
 

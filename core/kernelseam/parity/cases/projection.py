@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from kernelseam.dtypes import E4M3, DType
 from kernelseam.samples.common import INF, NAN, ODD, SHORT, TOKENS, InjectedValue
 from kernelseam.samples.operand_layout import OperandLayout
 from kernelseam.samples.projection_case import ProjectionCase, case
@@ -36,6 +37,7 @@ def projection_cases() -> list[ProjectionCase]:
             "projection to q, k and v": _qkv(),
             "rotary embedding": _rotary(),
             "k and v into pages": _pages(),
+            "k and v appended to pages": _appended(),
             "projection to whole tiles of heads": _tiles(),
             "projection of an attention's result": _output(),
         }
@@ -172,6 +174,31 @@ def _pages() -> Iterator[ProjectionCase]:
     yield case(QKV, "f16", "pages-16-no-tokens", page_size=16, S=0)
     nan = (InjectedValue("input", NAN, (0, 0, 5, 6)), InjectedValue("input", NAN, (1, 0, 32, 0)))
     yield case(QKV, "f16", "pages-16-nan-in-input", page_size=16, injected=nan)
+
+
+def _appended() -> Iterator[ProjectionCase]:
+    """Ragged rows, slots, and pages of 8 bits: by a second launch."""
+    common: dict[str, Any] = {"page_size": 4, "S": 9, "head_dim": 64}
+    packed: dict[str, Any] = {**common, "sequences": (3, 0, 6, 1)}
+    turned: dict[str, Any] = {"rotary": "halves", "bias": F32}
+    yield case(QKV, "f16", "ragged-pages-cached-rotary", cached=True, **turned, **packed)
+    yield case(QKV, "f16", "ragged-pages-positions", positions=True, **turned, **packed)
+    gaps = {"k": OperandLayout(order="brh", gaps=(8, 16, 8)), "v": TOKENS, "q": TOKENS}
+    yield case(QKV, "f16", "pages-cached", gaps, cached=True, **common)
+    yield case(QKV, "f16", "slots", slots=True, positions=True, **turned, **common)
+    yield case(QKV, "f32", "slots-odd-q", {"q": ODD}, slots=True, **common)
+    yield case(QKV, "f64", "ragged-pages", **packed, may_refuse=frozenset({"shared"}))
+    nan = (InjectedValue("input", NAN, (0, 0, 5, 6)),)
+    for stored in E4M3:
+        short = "e4m3" if stored is DType.float8_e4m3fn else "e4m3fnuz"
+        given: dict[str, Any] = {"dtype_pages": stored, "may_refuse": frozenset({"shared"})}
+        yield case(
+            QKV, "f16", f"pages-{short}-heads", scaled="heads", injected=nan, **given, **common
+        )
+    given = {"dtype_pages": DType.float8_e4m3fn, "may_refuse": frozenset({"shared"})}
+    yield case(QKV, "f16", "pages-e4m3-no-tokens", **given, **{**common, "S": 0})
+    more: dict[str, Any] = {"cached": True, "scaled": "tokens", **given}
+    yield case(QKV, "f16", "ragged-pages-e4m3-tokens", **more, **turned, **packed)
 
 
 def _output() -> Iterator[ProjectionCase]:

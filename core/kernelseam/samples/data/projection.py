@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kernelseam.descriptors import (
     OutputProjection,
@@ -24,19 +21,16 @@ from kernelseam.oracle.projections import (
     qkv_projection,
     qkv_projection_bwd,
 )
-from kernelseam.samples.data.attention import INVALID_PAGES, UNUSED_PAGES
+from kernelseam.samples.data import projection_places as places
 from kernelseam.samples.data.memory import (
     Layout,
     Placement,
-    RowSpan,
     repeated_copy,
     unrepeated_shape,
 )
 from kernelseam.samples.projection_case import ProjectionCase
 
 Shape = tuple[int, int, int, int]
-SPREAD = 3
-"""The average distance between positions that are read from memory."""
 
 
 def shapes(case: ProjectionCase) -> dict[str, Shape]:
@@ -80,7 +74,7 @@ def shapes(case: ProjectionCase) -> dict[str, Shape]:
 def outputs(case: ProjectionCase) -> tuple[str, ...]:
     """Names of the outputs."""
     if case.operation == "qkv_projection":
-        return ("q", "k", "v")
+        return ("q", "k", "v", *["k_scales", "v_scales"] * (case.scaled == "tokens"))
     if case.operation == "output_projection":
         return ("out",)
     return (
@@ -104,56 +98,20 @@ def values(case: ProjectionCase, rng: np.random.Generator) -> dict[str, Array]:
         count = case.width if case.operation == "qkv_projection" else case.hidden
         inputs["bias"] = _draw(rng, (count,), case.data).astype(case.bias.numpy)
     if case.rotary:
-        angles = np.arange(ends(case))[:, None] / 50.0 ** (
+        angles = np.arange(places.ends(case))[:, None] / 50.0 ** (
             np.arange(case.turned // 2) / max(case.turned // 2, 1)
         )
         inputs |= {
             "cos": np.cos(angles).astype(np.float32),
             "sin": np.sin(angles).astype(np.float32),
         }
-    if case.positions:
-        inputs["positions"] = positions(case).astype(np.int32)
-    if case.page_size:
-        inputs["block_table"] = block_table(case).copy()
-    return inputs
+    return {**inputs, **places.given_scales(case, rng), **places.integers(case)}
 
 
 def _draw(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> Array:
     if kind == "integers":
         return rng.integers(-3, 4, shape)
     return rng.random(shape) if kind == "positive" else rng.standard_normal(shape)
-
-
-def ends(case: ProjectionCase) -> int:
-    """One beyond the largest possible position."""
-    return SPREAD * case.S + 5 if case.positions else case.first_position + case.S
-
-
-def positions(case: ProjectionCase) -> npt.NDArray[np.int64]:
-    """The position of every token, [batch, S]."""
-    if not case.positions:
-        return np.broadcast_to(case.first_position + np.arange(case.S), (case.batch, case.S))
-    rng = np.random.default_rng(zlib.crc32(case.name.encode()) + 2)
-    drawn = [rng.permutation(ends(case))[: case.S] for _ in range(case.batch)]
-    return np.array(drawn, np.int64).reshape(case.batch, case.S)
-
-
-@lru_cache(maxsize=8)
-def block_table(case: ProjectionCase) -> npt.NDArray[np.int32]:
-    """[batch, the pages of all positions and two more]: shuffled pages where a token is stored,
-    else INVALID_PAGES."""
-    needed = -(-ends(case) // case.page_size)
-    table = np.resize(np.array(INVALID_PAGES, np.int32), (case.batch, needed + 2))
-    order = list(np.random.default_rng(zlib.crc32(case.name.encode()) + 1).permutation(pages(case)))
-    for b, row in enumerate(positions(case)):
-        for page in np.unique(row // case.page_size):
-            table[b, page] = order.pop()
-    return table
-
-
-def pages(case: ProjectionCase) -> int:
-    """The number of pages."""
-    return case.batch * -(-ends(case) // case.page_size) + UNUSED_PAGES
 
 
 def placements(case: ProjectionCase) -> dict[str, Placement]:
@@ -182,16 +140,10 @@ def placements(case: ProjectionCase) -> dict[str, Placement]:
     if case.rotary:
         for name in ("cos", "sin"):
             half = case.turned // 2
-            placements[name] = Placement(name, DType.float32, (ends(case), half), (half + 3, 1))
-    if case.positions:
-        placements["positions"] = Placement(
-            "positions", DType.int32, (case.batch, case.S), (case.S + 2, 1)
-        )
-    if case.page_size:
-        width = block_table(case).shape[1]
-        placements["block_table"] = Placement(
-            "block_table", DType.int32, (case.batch, width), (width + 3, 1)
-        )
+            placements[name] = Placement(
+                name, DType.float32, (places.ends(case), half), (half + 3, 1)
+            )
+    placements |= places.placements(case)
     return placements
 
 
@@ -205,23 +157,10 @@ def _rows(case: ProjectionCase, name: str, shape: Shape, dtype: DType) -> Placem
             (*operand_layout.strides(shape, dtype.itemsize), 1),
             operand_layout.offset,
         )
-    whole = (pages(case), shape[1], case.page_size, shape[3])
+    dtype = case.dtype_pages or dtype
+    whole = (places.pages(case), shape[1], case.page_size, shape[3])
     strides = (*operand_layout.strides(whole, dtype.itemsize), 1)
-    table = block_table(case)
-    row_spans = tuple(
-        RowSpan(
-            b,
-            s,
-            1,
-            int(table[b, at // case.page_size]) * strides[0]
-            + int(at % case.page_size) * strides[2],
-        )
-        for (b, s), at in np.ndenumerate(positions(case))
-    )
-    min_elements = 1 + sum((n - 1) * step for n, step in zip(whole, strides, strict=True))
-    return Placement(
-        name, dtype, shape, strides, operand_layout.offset, None, row_spans, min_elements
-    )
+    return places.in_pages(case, name, dtype, shape, strides, operand_layout.offset)
 
 
 Described = QkvProjection | OutputProjection | QkvProjectionBwd | OutputProjectionBwd
@@ -233,6 +172,8 @@ KINDS: dict[str, type[Described]] = {
 }
 TABLES = {"cos": "cos", "sin": "cos", "block_table": "table"}
 """Operands with a row stride only → their name in the stride field."""
+APPENDS = ("slot_mapping", "k_scales", "v_scales")
+"""Operands that all strides of are fields."""
 
 
 def describe(case: ProjectionCase, layout: Layout, addresses: Mapping[str, Any]) -> Described:
@@ -255,6 +196,8 @@ def describe(case: ProjectionCase, layout: Layout, addresses: Mapping[str, Any])
             f"stride_{TABLES.get(name, name)}_{a}": s for a, s in zip(axes, steps, strict=False)
         }
         known = kind.stride_fields(name)
+        if name in APPENDS:
+            by_axis = dict(zip(known, steps, strict=False))
         fields |= {n: s for n, s in by_axis.items() if n in known}
     if case.operation.startswith("qkv"):
         fields["kv_heads"] = case.kv_heads
@@ -268,16 +211,18 @@ def describe(case: ProjectionCase, layout: Layout, addresses: Mapping[str, Any])
         fields |= {
             "rotary_style": case.rotary,
             "rotary_dim": case.turned,
-            "max_position": ends(case),
+            "max_position": places.ends(case),
         }
     if case.operation == "qkv_projection":
         fields["first_position"] = case.first_position
     if case.page_size:
-        fields |= {
-            "pages": pages(case),
-            "page_size": case.page_size,
-            "table_width": layout.placements["block_table"].shape[1],
-        }
+        fields |= {"pages": places.pages(case), "page_size": case.page_size}
+        if not case.slots:
+            fields["table_width"] = layout.placements["block_table"].shape[1]
+        if case.sequences:
+            fields["sequences"] = len(case.sequences)
+        if case.appended:
+            fields |= {"dtype_pages": case.dtype_pages, "scales": case.scaled or None}
     return kind(**fields)
 
 
@@ -295,7 +240,7 @@ def expected(case: ProjectionCase, x: Mapping[str, Array]) -> dict[str, tuple[Ge
             x.get("cos"),
             x.get("sin"),
             case.rotary,
-            positions(case),
+            places.positions(case),
         )
     if case.operation == "output_projection":
         return output_projection(x["attn_out"], x["weight"][0, 0], x.get("bias"), x.get("residual"))
