@@ -65,6 +65,18 @@ def parsed(result: tuple[int, str, str]) -> Any:
             ),
         ),
         (
+            ("projection", "--seq-len", 9, "--batch", 3, "--heads", 2, "--rotary", "halves")
+            + ("--paged", "--varlen", "--kv-dtype", "e4m3"),
+            (
+                "qkv_projection float16→float16 then paged_cache append float16→float8_e4m3fn "
+                "rotary=halves scaled=heads packed q batch=1 S=19 hidden=128 heads=2/2 dim=64"
+            ),
+        ),
+        (
+            ("projection", "--seq-len", 9, "--batch", 2, "--heads", 2, "--paged", "--page-size", 4),
+            "qkv_projection float16→float16 paged batch=2 S=9 hidden=128 heads=2/2 dim=64",
+        ),
+        (
             ("projection", "--kind", "output", "--seq-len", 9, "--heads", 2, "--residual"),
             (
                 "output_projection float16→float16 residual heads apart batch=1 S=9 heads=2 dim=64 "
@@ -216,6 +228,12 @@ def test_operands_that_are_none(refused: Callable[..., None]) -> None:
             "--rotary = pairs: is for --kind qkv. Leave it out.",
         ),
         (("projection", "--residual"), "--residual = True: is for --kind output. Leave it out."),
+        (("projection", "--varlen"), "--varlen = True: is of pages. Give --paged too."),
+        (
+            ("projection", "--kind", "output", "--paged"),
+            "--paged = True: is for --kind qkv. Leave it out.",
+        ),
+        (("projection", "--paged", "--kv-dtype", "f16"), "--kv-dtype = f16: must be one of"),
         (("projection", "--kind", "input"), "kind = input: must be one of qkv, output"),
         (("gemm", "--backend", "abacus"), "backend = abacus: must be one of"),
     ],

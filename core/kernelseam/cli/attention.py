@@ -27,6 +27,7 @@ from kernelseam.planning import plan
 from kernelseam.plugins import plugins
 from kernelseam.samples.attention_bwd_case import BackwardCase
 from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.case import Case
 from kernelseam.samples.data import attention as attention_data
 from kernelseam.samples.data import attention_bwd as attention_bwd_data
 from kernelseam.samples.data.memory import Layout, repeated_copy, unrepeated_shape
@@ -221,9 +222,7 @@ def random_values(
 class Memory:
     """A case's operands on a device, each in its own allocation; outputs are filled with NaN."""
 
-    def __init__(
-        self, case: AttentionCase | BackwardCase, values: Mapping[str, Array], device: Device
-    ) -> None:
+    def __init__(self, case: Case, values: Mapping[str, Array], device: Device) -> None:
         self.layout, self.device = operands.layout(case, separate=True), device
         self.runtime = plugins().backend(device.backend).runtime
         host = self.layout.buffers()
@@ -232,7 +231,7 @@ class Memory:
             name: self.runtime.from_host(b.view(np.float32), device) for name, b in host.items()
         }
 
-    def descriptor(self, case: AttentionCase | BackwardCase) -> Any:
+    def descriptor(self, case: Case) -> Any:
         """The case's descriptor over these operands."""
         placements = operands.layout(case).placements
         addresses = {}

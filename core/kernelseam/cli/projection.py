@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from kernelseam.cli import shapes
+from kernelseam.cli.attention_options import PAGE_SIZE
 from kernelseam.descriptors import OutputProjection, QkvProjection
+from kernelseam.descriptors.projection.fields import rotation_style
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.samples.data.projection import describe
+from kernelseam.samples.operations.operands import layout
+from kernelseam.samples.projection_case import ProjectionCase
 
 Kind = Annotated[str, typer.Option("--kind", help="qkv: before an attention; output: after it.")]
 Hidden = Annotated[
@@ -23,6 +29,22 @@ Residual = Annotated[
 ]
 Rotary = Annotated[
     str | None, typer.Option("--rotary", help="With --kind qkv, rotary embedding: halves or pairs.")
+]
+Paged = Annotated[
+    bool, typer.Option("--paged", help="With --kind qkv: keys and values go to shuffled pages.")
+]
+PageSize = Annotated[
+    int | None, typer.Option("--page-size", min=1, help=f"Keys per page. [{PAGE_SIZE}]")
+]
+KvDtype = Annotated[
+    str | None,
+    typer.Option("--kv-dtype", help="Of pages in 8 bits: float8_e4m3fn or float8_e4m3fnuz."),
+]
+Varlen = Annotated[
+    bool,
+    typer.Option(
+        "--varlen", help="Packed sequences of random lengths, up to --seq-len, at a cache's end."
+    ),
 ]
 
 
@@ -41,6 +63,10 @@ class ProjectionShape:
     bias: bool
     residual: bool
     rotary: str | None
+    page_size: int
+    """0: k and v are not paged."""
+    kv_dtype: DType | None
+    varlen: bool
 
     @classmethod
     def of(
@@ -57,6 +83,10 @@ class ProjectionShape:
         bias: Bias = False,
         residual: Residual = False,
         rotary: Rotary = None,
+        paged: Paged = False,
+        page_size: PageSize = None,
+        kv_dtype: KvDtype = None,
+        varlen: Varlen = False,
     ) -> ProjectionShape:
         """From options of a command (``with_options``); those left out take their defaults. Raises
         InvalidValue."""
@@ -65,9 +95,17 @@ class ProjectionShape:
             ("--residual", residual, "output"),
             ("--rotary", rotary, "qkv"),
             ("--kv-heads", kv_heads, "qkv"),
+            ("--paged", paged, "qkv"),
         ):
             if value not in (None, False) and kind != only:
                 raise InvalidValue(option, value, f"is for --kind {only}", "Leave it out")
+        for option, value in (
+            ("--page-size", page_size),
+            ("--kv-dtype", kv_dtype),
+            ("--varlen", varlen),
+        ):
+            if value not in (None, False) and not paged:
+                raise InvalidValue(option, value, "is of pages", "Give --paged too")
         heads, head_dim = 8 if heads is None else heads, 64 if head_dim is None else head_dim
         return cls(
             kind,
@@ -81,10 +119,45 @@ class ProjectionShape:
             bias,
             residual,
             rotary,
+            (page_size or PAGE_SIZE) if paged else 0,
+            shapes.stored_dtype(kv_dtype, "--kv-dtype"),
+            varlen,
+        )
+
+    def case(self) -> ProjectionCase:
+        """Pages, tables, lengths and offsets as data."""
+        drawn = np.random.default_rng(0).integers(1, max(self.seq_len, 1) + 1, self.batch)
+        sequences = tuple(drawn.tolist()) if self.varlen and self.seq_len else ()
+        if self.rotary is not None:
+            rotation_style("rotary_style", self.rotary)
+        return ProjectionCase(
+            "",
+            "qkv_projection",
+            self.dtype,
+            1 if sequences else self.batch,
+            sum(sequences) if sequences else self.seq_len,
+            self.hidden,
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+            bias=self.dtype if self.bias else None,
+            rotary=self.rotary or "",
+            rotary_dim=self.head_dim // 2 * 2,
+            page_size=self.page_size,
+            sequences=sequences,
+            cached=self.varlen,
+            dtype_pages=self.kv_dtype,
+            scaled="heads" if self.kv_dtype else "",
         )
 
     def descriptor(self) -> QkvProjection | OutputProjection:
         """The descriptor, over placeholder addresses. Raises InvalidValue."""
+        if self.page_size:
+            case = self.case()
+            at = layout(case)
+            described = describe(case, at, dict.fromkeys(at.placements, 0))
+            assert isinstance(described, QkvProjection)
+            return described
         common: dict[str, Any] = {
             "batch": self.batch,
             "S": self.seq_len,

@@ -29,6 +29,7 @@ from kernelseam.errors import InvalidValue
 from kernelseam.json_schema import parsed
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
+from kernelseam.samples.operations import operands
 from kernelseam.tuned import store
 from kernelseam.tuned.classes import problem_class
 from kernelseam.tuning import Configuration, Tuning, tune
@@ -119,7 +120,7 @@ def projection(
     json: shapes.Json = False,
 ) -> None:
     """Tune the projection before an attention, or that after it."""
-    _run([_without_lists(shape.descriptor())], backend, json)
+    _run([_projection(shape)], backend, json)
 
 
 # ---------------------------------------------------------------- problems with memory
@@ -165,6 +166,18 @@ def _gemm(shape: shapes.GemmShape, groups: grouped.GroupOptions) -> Target:
     return Target(shape.descriptor(), prepare)
 
 
+def _projection(shape: projections.ProjectionShape) -> Target:
+    if not shape.page_size:
+        return _without_lists(shape.descriptor())
+
+    def prepare(device: Device) -> tuple[Descriptor, Mapping[str, object], object]:
+        case = shape.case()
+        memory = Memory(case, operands.values(case), device)
+        return memory.descriptor(case), {}, memory
+
+    return Target(shape.descriptor(), prepare)
+
+
 def _without_lists(descriptor: Descriptor) -> Target:
     """A problem without pointer arrays."""
 
@@ -192,7 +205,7 @@ def _from_options(operation: str, options: Mapping[str, Any]) -> Target:
     if operation == "gemm":
         of_groups = {n: values.pop(n) for n in signature(grouped.GroupOptions.of).parameters}
         return _gemm(shapes.GemmShape.of(**values), grouped.GroupOptions.of(**of_groups))
-    return _without_lists(projections.ProjectionShape.of(**values).descriptor())
+    return _projection(projections.ProjectionShape.of(**values))
 
 
 def _read(path: Path) -> list[Target]:

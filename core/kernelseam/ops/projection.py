@@ -123,15 +123,11 @@ def fused_qkv_projection(
     together, Unsupported with each implementation's reason.
     """
     paged = _paged(k_pages, v_pages, block_table, slot_mapping)
-    if not paged:
-        check_unpaged(
-            {
-                "kv_lengths": kv_lengths,
-                "cu_seqlens_q": cu_seqlens_q,
-                "k_scales": k_scales,
-                "v_scales": v_scales,
-            }
-        )
+    # without a call, as every projection passes here
+    counted = kv_lengths is not None or cu_seqlens_q is not None
+    if not paged and (counted or k_scales is not None or v_scales is not None):
+        given = {"kv_lengths": kv_lengths, "cu_seqlens_q": cu_seqlens_q}
+        check_unpaged({**given, "k_scales": k_scales, "v_scales": v_scales})
     arrays = {
         "input": input,
         "weight": weight,

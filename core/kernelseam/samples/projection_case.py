@@ -49,8 +49,7 @@ class ProjectionCase(CommonCase):
     """k and v are paged: shuffled pages, some of them unused, and a block table with invalid
     entries elsewhere."""
     sequences: tuple[int, ...] = ()
-    """Lengths of packed sequences, in place of batch and S; PADDING rows after them belong to
-    none."""
+    """Lengths of packed sequences: batch is 1, and rows beyond their sum belong to none."""
     cached: bool = False
     """An entry's tokens are the last of its keys, which are counted in memory; the first entry has
     fewer keys than tokens."""

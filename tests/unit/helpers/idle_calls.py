@@ -29,6 +29,9 @@ def makes() -> dict[str, Make]:
     rows, w = zeros(800, 256), zeros(256, 256)
     tokens, weight = zeros(1, 400, 256), zeros(768, 256)
     offsets = torch.arange(3, dtype=torch.int32)
+    cells = torch.zeros(2, 60, 16, 4, 64, dtype=torch.float8_e4m3fn)
+    lengths, table = torch.full((2,), 400, dtype=torch.int32), torch.zeros(2, 30, dtype=torch.int32)
+    one, angles = torch.ones(1), torch.zeros(480, 32)
 
     def packed(n: int) -> Callable[[], object]:
         y, cu = rows.view(800, 4, 64)[: 2 * n], offsets * n
@@ -37,6 +40,23 @@ def makes() -> dict[str, Make]:
     def products(n: int) -> Callable[[], object]:
         a, b = [rows[: n + g % 8] for g in range(64)], [w] * 64
         return lambda: ks.grouped_mm_list(a, b)
+
+    def into_pages(x: torch.Tensor) -> object:
+        cache = {"kv_lengths": lengths, "cu_seqlens_q": offsets * (len(x) // 2)}
+        pages = {"k_pages": cells[0], "v_pages": cells[1], "block_table": table}
+        scales = dict.fromkeys(("k_scales", "v_scales"), one)
+        return ks.fused_qkv_projection(
+            x,
+            weight,
+            None,
+            4,
+            4,
+            layout="bshd",
+            rotary=(angles, angles),
+            **pages,
+            **cache,
+            **scales,
+        )
 
     def gradients(a: torch.Tensor) -> object:
         leaves = [a.detach().requires_grad_() for _ in range(3)]
@@ -68,6 +88,7 @@ def makes() -> dict[str, Make]:
         "reach": banded,
         "cap": capped,
         "qkv": cut(tokens, lambda a: ks.fused_qkv_projection(a, weight, None, 4, 4), 1),
+        "qkv into pages": cut(tokens[0], into_pages, 0),
     }
 
 

@@ -20,7 +20,7 @@ from kernelseam.oracle.formulas import Array
 from kernelseam.oracle.projections import qkv_projection
 from kernelseam.samples.data.attention import INVALID_PAGES, UNUSED_PAGES
 from kernelseam.samples.data.memory import Placement, RowSpan
-from kernelseam.samples.projection_case import PADDING, ProjectionCase
+from kernelseam.samples.projection_case import ProjectionCase
 
 Ints = npt.NDArray[np.int64]
 Expected = tuple[dict[str, CacheRows], dict[str, Array]]
@@ -55,7 +55,7 @@ def tokens_of(case: ProjectionCase) -> tuple[Ints, Ints]:
     if not case.sequences:
         of_entry = np.broadcast_to(np.arange(case.batch)[:, None], shape)
         return of_entry, np.broadcast_to(np.arange(case.S), shape)
-    padding = np.zeros(PADDING, np.int64)
+    padding = np.zeros(case.S - sum(case.sequences), np.int64)
     entry = np.concatenate([np.repeat(np.arange(entries(case)), case.sequences), padding - 1])
     within = np.concatenate([*[np.arange(n) for n in case.sequences], padding])
     return entry[None], within[None]
