@@ -210,22 +210,30 @@ def test_a_stack_has_a_bounded_size() -> None:
     assert max(sizes) < 4.25 * 2**20
 
 
-@pytest.mark.parametrize(("m", "k", "n"), [(1, 5, 1), (300, 64, 130), (9, 1000, 65), (513, 2, 512)])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("m", "k", "n"),
+    [(1, 5, 1), (300, 64, 130), (9, 1000, 65), (513, 2, 512), (40, 9000, 70), (192, 512, 64)],
+)
 def test_products_are_cut_into_small_ones(
-    m: int, k: int, n: int, monkeypatch: pytest.MonkeyPatch
+    m: int, k: int, n: int, transposed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, sizes = np.matmul, []
+    """Of as many rows as BLAS takes at once."""
+    whole, sizes, rows = np.matmul, [], []
 
     def matmul(a: Any, b: Any, out: Any) -> Any:
         sizes.append(a.shape[-2] * a.shape[-1] * b.shape[-1])
+        rows.append(a.shape[-2])
         return whole(a, b, out=out)
 
-    a, b, out = normal(3, m, k), normal(3, n, k).swapaxes(1, 2), np.empty((3, n, m), np.float32)
+    a = normal(3, k, m).swapaxes(1, 2) if transposed else normal(3, m, k)
+    b, out = normal(3, n, k).swapaxes(1, 2), np.empty((3, n, m), np.float32)
     with monkeypatch.context() as patched:
         patched.setattr(np, "matmul", matmul)
         products.product(a, b, out.swapaxes(1, 2))
-    np.testing.assert_allclose(out.swapaxes(1, 2), a @ b, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(out.swapaxes(1, 2), a @ b, rtol=1e-4, atol=3e-4)
     assert max(sizes) <= products.MOST
+    assert m * k * n <= products.MOST or max(rows) < 4 or max(rows) % (6 if transposed else 4) == 0
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16"])

@@ -22,7 +22,8 @@ from kernelseam.reference.attention_views import Stack, Views
 from kernelseam.reference.products import product, visible_product
 from kernelseam.reference.scratch import shaped
 
-BLOCK = Block(columns=512, keys=512)
+# columns: a multiple of what BLAS takes at once (``products``), few beside a causal mask
+BLOCK = Block(columns=192, keys=512)
 _MOST, _LEAST = 2.0**15, 2.0**-15
 _NARROW = 16
 """Columns below which reductions over keys are faster where keys are contiguous."""
@@ -81,21 +82,29 @@ class Heads:
         if scores.sinks is not None:
             split(top, inner)[...] = scores.sinks[:, None, heads, None]
             total[...] = top != -math.inf
+        zero = scores.sinks is None  # whether the reference is still 0 in all columns
+        sums = np.empty((*self._stack, 2, wide), dtype)
         to = acc  # of the first keys; later products are added
         for j, stop in scores.runs(i, n, self._most):
             s = self._columns(self._scores, stop - j, wide, wide < _NARROW)
             visible, hidden = self._fill(s, x, heads, i, n, j)
-            sums = self._weights(s, top)
-            keep = (sums <= _MOST) & (total + sums >= _LEAST) & np.isfinite(top)
-            if keep.all():
-                total += sums
+            added = self._weights(s, None if zero else top, sums)
+            after = total + added
+            if (
+                np.maximum.reduce(added, axis=None) <= _MOST
+                and np.minimum.reduce(after, axis=None) >= _LEAST
+                and (zero or np.isfinite(top).all())
+            ):
+                total = after
             else:
+                keep = (added <= _MOST) & (after >= _LEAST) & np.isfinite(top)
                 self._fill(s, x, heads, i, n, j)
                 before = np.where(total == 0, -math.inf, top)
                 top = np.where(keep, top, np.maximum(before, s.max(axis=2, keepdims=True)))
+                zero = False
                 shift = np.where(np.isneginf(top), dtype.type(0), top)
                 rescale = np.exp(before - shift)
-                total = total * rescale + self._weights(s, shift)
+                total = total * rescale + self._weights(s, shift, sums)
                 if to is part:
                     acc *= rescale.swapaxes(2, 3)
             weights, v = s.swapaxes(2, 3), self._v.rows(j, stop)
@@ -123,7 +132,7 @@ class Heads:
             total = np.where(empty, total.dtype.type(1), total)
         inner = heads.stop - heads.start, n
         weighted, weights = (
-            np.moveaxis(split(x, inner), 2, 4) for x in (acc.swapaxes(2, 3), total)
+            split(x, inner).transpose(0, 1, 3, 4, 2) for x in (acc.swapaxes(2, 3), total)
         )
         for at, out in self._out.block(heads, i, n):
             np.divide(weighted[:, :, at], weights[:, :, at], out=out, casting="unsafe")
@@ -141,12 +150,12 @@ class Heads:
             np.copyto(each[:, :, visible:], -math.inf, where=hidden)
         return visible, hidden
 
-    def _weights(self, s: Array, shift: Array) -> Array:
-        """exp(s − shift) in place, and its sums over keys."""
-        if shift.any():
+    def _weights(self, s: Array, shift: Array | None, sums: Array) -> Array:
+        """exp(s − shift) in place, and its sums over keys, which ``sums`` holds. ``shift``: None
+        where it is 0."""
+        if shift is not None:
             np.subtract(s, shift, out=s)
         np.exp(s, out=s)
-        sums = np.empty((*s.shape[:2], 2, s.shape[3]), s.dtype)
         product(self._ones[:, : s.shape[2]], s, sums)
         return sums[:, :, :1]
 
@@ -161,9 +170,10 @@ class Heads:
         inner = (heads.stop - heads.start, n)
         each = split(x, inner)
         for at, q in self._q.block(heads, i, n):
-            np.multiply(np.moveaxis(q, 4, 2), self._of.scale, out=each[:, :, :, at], dtype=x.dtype)
+            np.copyto(each[:, :, :, at], q.transpose(0, 1, 4, 2, 3))
+        x[..., inner[0] * n :] = 0
+        np.multiply(x, self._of.scale, out=x)
         if (scales := self._q_scales) is not None:
             scales = scales if scales.shape[2] == 1 else scales[:, :, heads]
             scales = scales if scales.shape[3] == 1 else scales[..., i : i + n]
             np.multiply(each, scales[:, :, None], out=each)
-        x[..., inner[0] * n :] = 0

@@ -9,6 +9,7 @@ ones. So the threads of a launch keep the cores busy, and those of BLAS stay as 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ Array = npt.NDArray[Any]
 
 MOST = (1 << 19) - 1
 """Multiply-adds of one product."""
-_ROWS = 16
-_PANEL = 16384  # elements of the right factor that one product reads, at 32 to 128 columns
+_COLUMNS = 64
+"""Of one product: four vectors of 16. A sum of more numbers of k leaves room for half."""
 
 
 def product(a: Array, b: Array, out: Array) -> None:
@@ -29,8 +30,7 @@ def product(a: Array, b: Array, out: Array) -> None:
     if m * k * n <= MOST:
         np.matmul(a, b, out=out)
         return
-    columns = min(max(_PANEL // k // 32 * 32, 32), 128)
-    rows = max(min(_ROWS, MOST // (columns * k)), 1)
+    rows, columns = _steps(k, a.strides[-1] > a.strides[-2])
     for i, high in _runs(m, rows):
         left = a[..., i, :].reshape(*a.shape[:-2], -1, 1, high, k)
         for j, wide in _runs(n, columns):
@@ -49,6 +49,16 @@ def visible_product(a: Array, b: Array, hidden: Array, out: Array) -> None:
         shown = seen[..., m] & ~finite[..., m, None]
         term = a[..., m, None] * b[..., m, None, :]
         np.add(out, term, out=out, where=shown[..., None])
+
+
+@lru_cache
+def _steps(k: int, transposed: bool) -> tuple[int, int]:
+    """Rows and columns of one product of k summands. OpenBLAS computes six rows at a time where the
+    left factor is transposed, else four or a multiple; others take up to twice the time."""
+    columns = _COLUMNS if 8 * _COLUMNS * k <= MOST else _COLUMNS // 2
+    most, unit = (24, 6) if transposed else (32, 4)
+    rows = min(MOST // (columns * k), most)
+    return max(rows - rows % unit, min(rows, unit), 1), columns
 
 
 def _runs(n: int, step: int) -> Iterator[tuple[slice, int]]:
