@@ -213,7 +213,15 @@ def test_a_stack_has_a_bounded_size() -> None:
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(
     ("m", "k", "n"),
-    [(1, 5, 1), (300, 64, 130), (9, 1000, 65), (513, 2, 512), (40, 9000, 70), (192, 512, 64)],
+    [
+        (1, 5, 1),
+        (300, 64, 130),
+        (9, 1000, 65),
+        (513, 2, 512),
+        (40, 9000, 70),
+        (192, 512, 64),
+        (9000, 3, 4),
+    ],
 )
 def test_products_are_cut_into_small_ones(
     m: int, k: int, n: int, transposed: bool, monkeypatch: pytest.MonkeyPatch
@@ -233,7 +241,20 @@ def test_products_are_cut_into_small_ones(
         products.product(a, b, out.swapaxes(1, 2))
     np.testing.assert_allclose(out.swapaxes(1, 2), a @ b, rtol=1e-4, atol=3e-4)
     assert max(sizes) <= products.MOST
-    assert m * k * n <= products.MOST or max(rows) < 4 or max(rows) % (6 if transposed else 4) == 0
+    if m * k * n > products.MOST or n <= 8:
+        sixes = transposed and n > 8 and max(rows) > 4
+        assert max(rows) % 6 == 0 if sixes else max(rows).bit_count() == 1
+    assert n > 8 or max(rows) * n <= 1200
+
+
+@pytest.mark.parametrize(("matrices", "rows"), [(2, 128), (64, 300)])
+def test_few_matrices_are_cut_into_rows(matrices: int, rows: int) -> None:
+    """So that threads share them; of many each is read once."""
+    d = kernelseam.BatchedGemmStrided(
+        batch=matrices, num_heads=1, M=300, N=64, K=64, dtype="float32"
+    )
+    step: Any = kernelseam.plan(d, backend="numpy").parts.steps[0]
+    assert step.blocks.steps[3] == rows
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16"])

@@ -25,8 +25,8 @@ from kernelseam.reference.scratch import shaped
 # columns: a multiple of what BLAS takes at once (``products``), few beside a causal mask
 BLOCK = Block(columns=192, keys=512)
 _MOST, _LEAST = 2.0**15, 2.0**-15
-_NARROW = 16
-"""Columns below which reductions over keys are faster where keys are contiguous."""
+_NARROW = 8
+"""Columns up to which BLAS multiplies by queries fastest where they lie as rows."""
 
 
 def scratch_sizes(p: AttentionProblem, t: Tiling) -> tuple[int, ...]:
@@ -71,8 +71,7 @@ class Heads:
         inner = (heads.stop - heads.start, n)
         columns = inner[0] * n
         wide = padded(columns)
-        # BLAS multiplies by one or two columns fastest where they lie as rows
-        x = self._columns(self._queries, self._head_dim, wide, wide <= 2)
+        x = self._columns(wide)
         self._take_queries(x, heads, i, n)
         acc, part = (
             shaped(m, *self._stack, wide, self._value_dim) for m in (self._acc, self._product)
@@ -86,7 +85,7 @@ class Heads:
         sums = np.empty((*self._stack, 2, wide), dtype)
         to = acc  # of the first keys; later products are added
         for j, stop in scores.runs(i, n, self._most):
-            s = self._columns(self._scores, stop - j, wide, wide < _NARROW)
+            s = shaped(self._scores, *self._stack, stop - j, wide)
             visible, hidden = self._fill(s, x, heads, i, n, j)
             added = self._weights(s, None if zero else top, sums)
             after = total + added
@@ -159,11 +158,11 @@ class Heads:
         product(self._ones[:, : s.shape[2]], s, sums)
         return sums[:, :, :1]
 
-    def _columns(self, memory: Array, rows: int, columns: int, as_rows: bool) -> Array:
-        """Scratch as [batch, KV heads, rows, columns]; ``as_rows``: columns are contiguous."""
-        if as_rows:
-            return shaped(memory, *self._stack, columns, rows).swapaxes(2, 3)
-        return shaped(memory, *self._stack, rows, columns)
+    def _columns(self, wide: int) -> Array:
+        """Scratch of so many queries as columns, [batch, KV heads, D, columns]."""
+        if wide <= _NARROW:
+            return shaped(self._queries, *self._stack, wide, self._head_dim).swapaxes(2, 3)
+        return shaped(self._queries, *self._stack, self._head_dim, wide)
 
     def _take_queries(self, x: Array, heads: slice, i: int, n: int) -> None:
         """The scaled queries of a block as columns, [batch, KV heads, D, columns]."""

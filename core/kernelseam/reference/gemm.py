@@ -23,7 +23,9 @@ from kernelseam.reference.threads import share, threads_for
 _SIDE = 1024  # rows, columns and summands of one block
 _BLOCK = 3 * _SIDE * _SIDE  # elements of A, B and C together: 12 MiB of float32
 
-_ROWS = 128  # of one block where threads share blocks
+_ROWS = 128  # of one block where threads share the blocks of few matrices
+_FEW = 32
+"""Matrices that are fewer than this are cut, so that every thread has blocks."""
 _CUT = 1 << 26
 """Multiply-adds of a matrix up to which threads share blocks. BLAS's own threads wait for one
 another at each product: many small ones then take twice the time, and ten times where a core is
@@ -314,7 +316,7 @@ class _Blocks:
             and p.beta == 0
         )
         self.multiply = product if cut else _matmul
-        m, n = min(p.M, _ROWS if cut else _SIDE), min(p.c_columns, _SIDE)
+        m, n = min(p.M, _ROWS if cut and p.matrices < _FEW else _SIDE), min(p.c_columns, _SIDE)
         k = min(p.K, _SIDE) if self.a.copied or self.b.copied or not in_place else p.K
         # Half-open blocks of (batch, head of B, head of C within it), then of rows, columns and
         # summands.

@@ -19,18 +19,20 @@ Array = npt.NDArray[Any]
 
 MOST = (1 << 19) - 1
 """Multiply-adds of one product."""
+_NARROW = 8
+"""Columns up to which OpenBLAS has a kernel for a right factor of rows, up to 1200 results."""
 _COLUMNS = 64
-"""Of one product: four vectors of 16. A sum of more numbers of k leaves room for half."""
+"""Of one product: four vectors of 16."""
 
 
 def product(a: Array, b: Array, out: Array) -> None:
     """out = a·b of a [..., m, k], b [..., k, n]: blocks of out, whose bits do not depend on how
     many matrices are in the stack."""
     (m, k), n = a.shape[-2:], b.shape[-1]
-    if m * k * n <= MOST:
+    rows, columns = _steps(k, n, a.strides[-1] > a.strides[-2])
+    if m * k * n <= MOST and (n > _NARROW or m <= rows):
         np.matmul(a, b, out=out)
         return
-    rows, columns = _steps(k, a.strides[-1] > a.strides[-2])
     for i, high in _runs(m, rows):
         left = a[..., i, :].reshape(*a.shape[:-2], -1, 1, high, k)
         for j, wide in _runs(n, columns):
@@ -52,13 +54,22 @@ def visible_product(a: Array, b: Array, hidden: Array, out: Array) -> None:
 
 
 @lru_cache
-def _steps(k: int, transposed: bool) -> tuple[int, int]:
-    """Rows and columns of one product of k summands. OpenBLAS computes six rows at a time where the
-    left factor is transposed, else four or a multiple; others take up to twice the time."""
-    columns = _COLUMNS if 8 * _COLUMNS * k <= MOST else _COLUMNS // 2
-    most, unit = (24, 6) if transposed else (32, 4)
-    rows = min(MOST // (columns * k), most)
-    return max(rows - rows % unit, min(rows, unit), 1), columns
+def _steps(k: int, n: int, transposed: bool) -> tuple[int, int]:
+    """Rows and columns of one product of k summands: OpenBLAS computes six rows at a time where the
+    left factor is transposed, else four, eight or sixteen; other numbers take up to a third more
+    time."""
+    if n <= _NARROW:
+        return _power(min(1200, MOST // max(k, 1)) // max(n, 1)), max(n, 1)
+    columns = _COLUMNS if 4 * _COLUMNS * k <= MOST else _COLUMNS // 2
+    rows = MOST // max(columns * k, 1)
+    if transposed and rows >= 6:
+        return min(rows // 6 * 6, 24), columns
+    return min(_power(rows), 32), columns
+
+
+def _power(n: int) -> int:
+    """The largest power of two up to n, at least 1."""
+    return 1 << max(n.bit_length() - 1, 0)
 
 
 def _runs(n: int, step: int) -> Iterator[tuple[slice, int]]:
