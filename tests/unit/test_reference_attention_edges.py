@@ -292,20 +292,26 @@ def test_lengths_are_read_at_each_launch() -> None:
 def test_a_score_has_one_exponential(
     causal: bool, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And few are computed behind a causal mask."""
-    exp, counts = np.exp, list[int]()
+    """Few are computed behind a causal mask, and none is copied under one."""
+    exp, copyto, counts, copies = np.exp, np.copyto, list[int](), list[bool]()
 
     def counted(x: Any, **more: Any) -> Any:
         counts.append(np.size(x))
         return exp(x, **more)
 
+    def copied(to: Any, x: Any, **more: Any) -> None:
+        copies.append("where" in more)
+        copyto(to, x, **more)
+
     S = 1024
     q, k, v = (normal(1, 1, S, 16, seed=n) for n in range(3))
     with monkeypatch.context() as patched:
         patched.setattr(np, "exp", counted)
+        patched.setattr(np, "copyto", copied)
         out, _ = dense(q, k, v, causal=causal)
     close(out[0, 0], formula(q[0, 0], k[0, 0], v[0, 0], scale=0.25, causal=causal)[0])
     assert S * S / 2 <= sum(counts) <= most * S * S
+    assert copies and not any(copies)
 
 
 def test_memory_does_not_grow_with_the_square() -> None:

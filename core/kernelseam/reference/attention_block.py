@@ -30,12 +30,12 @@ _NARROW = 8
 
 
 def scratch_sizes(p: AttentionProblem, t: Tiling) -> tuple[int, ...]:
-    """Elements of the scratch of one thread: scores, queries, result, a product, copies of k and
-    v."""
+    """Elements of the scratch of one thread: scores, queries, result, a product or queries before
+    they are transposed, copies of k and v."""
     rows, d, d_v = t.stack * t.columns, p.spec.head_dim, p.spec.value_dim
     copied = t.stack * rows_copied(p, t)
     copies = (0 if kept else copied * w for kept, w in zip(in_place(p), (d, d_v), strict=True))
-    return t.keys * rows, d * rows, d_v * rows, d_v * rows, *copies
+    return t.keys * rows, d * rows, d_v * rows, max(d, d_v) * rows, *copies
 
 
 class Heads:
@@ -82,18 +82,19 @@ class Heads:
             split(top, inner)[...] = scores.sinks[:, None, heads, None]
             total[...] = top != -math.inf
         zero = scores.sinks is None  # whether the reference is still 0 in all columns
-        sums = np.empty((*self._stack, 2, wide), dtype)
+        weighed = False  # whether it is known that every column has weights
         to = acc  # of the first keys; later products are added
         for j, stop in scores.runs(i, n, self._most):
             s = shaped(self._scores, *self._stack, stop - j, wide)
             visible, hidden = self._fill(s, x, heads, i, n, j)
-            added = self._weights(s, None if zero else top, sums)
-            after = total + added
-            if (
+            added = self._weights(s, None if zero else top)
+            after = added if zero and to is acc else total + added
+            weighed = bool(
                 np.maximum.reduce(added, axis=None) <= _MOST
                 and np.minimum.reduce(after, axis=None) >= _LEAST
                 and (zero or np.isfinite(top).all())
-            ):
+            )
+            if weighed:
                 total = after
             else:
                 keep = (added <= _MOST) & (after >= _LEAST) & np.isfinite(top)
@@ -103,7 +104,7 @@ class Heads:
                 zero = False
                 shift = np.where(np.isneginf(top), dtype.type(0), top)
                 rescale = np.exp(before - shift)
-                total = total * rescale + self._weights(s, shift, sums)
+                total = total * rescale + self._weights(s, shift)
                 if to is part:
                     acc *= rescale.swapaxes(2, 3)
             weights, v = s.swapaxes(2, 3), self._v.rows(j, stop)
@@ -114,21 +115,13 @@ class Heads:
             if to is part:
                 acc += part
             to = part
-        self._store(acc, total, to is part, heads, i, n)
+        self._store(acc, total if weighed else _cleared(acc, total, to is part), heads, i, n)
         if self._lse is not None:
             lse = np.log(total, dtype=np.float64) + top
             self._lse[:, :, heads, i : i + n] = split(lse, inner)[:, :, 0]
 
-    def _store(
-        self, acc: Array, total: Array, any_keys: bool, heads: slice, i: int, n: int
-    ) -> None:
-        """Write acc/total, and 0 where no score was finite."""
-        empty = total == 0
-        if not any_keys:
-            acc[...] = 0
-        if empty.any():
-            np.copyto(acc, 0, where=empty.swapaxes(2, 3))
-            total = np.where(empty, total.dtype.type(1), total)
+    def _store(self, acc: Array, total: Array, heads: slice, i: int, n: int) -> None:
+        """Write acc/total."""
         inner = heads.stop - heads.start, n
         weighted, weights = (
             split(x, inner).transpose(0, 1, 3, 4, 2) for x in (acc.swapaxes(2, 3), total)
@@ -144,17 +137,14 @@ class Heads:
         product(self._k.rows(j, j + keys), x, s)
         each = split(s, (heads.stop - heads.start, n))
         self._of.change(each, heads, i, j)
-        visible, hidden = self._of.hidden(heads, i, n, j, keys)
-        if hidden is not None:
-            np.copyto(each[:, :, visible:], -math.inf, where=hidden)
-        return visible, hidden
+        return self._of.hide(each, heads, i, j)
 
-    def _weights(self, s: Array, shift: Array | None, sums: Array) -> Array:
-        """exp(s − shift) in place, and its sums over keys, which ``sums`` holds. ``shift``: None
-        where it is 0."""
+    def _weights(self, s: Array, shift: Array | None) -> Array:
+        """exp(s − shift) in place, and its sums over keys. ``shift``: None where it is 0."""
         if shift is not None:
             np.subtract(s, shift, out=s)
         np.exp(s, out=s)
+        sums = np.empty((*s.shape[:2], 2, s.shape[3]), s.dtype)
         product(self._ones[:, : s.shape[2]], s, sums)
         return sums[:, :, :1]
 
@@ -168,11 +158,23 @@ class Heads:
         """The scaled queries of a block as columns, [batch, KV heads, D, columns]."""
         inner = (heads.stop - heads.start, n)
         each = split(x, inner)
+        rows = shaped(self._product, *self._stack, *inner, self._head_dim)
         for at, q in self._q.block(heads, i, n):
-            np.copyto(each[:, :, :, at], q.transpose(0, 1, 4, 2, 3))
+            np.multiply(q, self._of.scale, out=rows[:, :, at], dtype=x.dtype)
+        np.copyto(each, rows.transpose(0, 1, 4, 2, 3))
         x[..., inner[0] * n :] = 0
-        np.multiply(x, self._of.scale, out=x)
         if (scales := self._q_scales) is not None:
             scales = scales if scales.shape[2] == 1 else scales[:, :, heads]
             scales = scales if scales.shape[3] == 1 else scales[..., i : i + n]
             np.multiply(each, scales[:, :, None], out=each)
+
+
+def _cleared(acc: Array, total: Array, any_keys: bool) -> Array:
+    """Set acc to 0 where no score was finite; ``total`` with 1 there."""
+    if not any_keys:
+        acc[...] = 0
+    empty = total == 0
+    if not empty.any():
+        return total
+    np.copyto(acc, 0, where=empty.swapaxes(2, 3))
+    return np.where(empty, total.dtype.type(1), total)
