@@ -184,6 +184,37 @@ def test_a_second_result_is_checked_as_uncompiled(what: str) -> None:
             function(drawn(M, K), drawn(K, N), made())
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_results_that_share_memory_are_refused(backend: str) -> None:
+    """Also by what was compiled for results apart; rows between those of another one are apart."""
+
+    def multiply(a: Any, b: Any, out: Any, sums: Any) -> Any:
+        return ks.matmul2d(a, b, out=out, epilogue="relu", preactivation=sums)
+
+    def within(a: Any, b: Any) -> Any:
+        memory = torch.zeros(2 * M, N)
+        return multiply(a, b, memory[:M], memory[2 : M + 2])
+
+    def listed(a: Any, b: Any, out: Any) -> Any:
+        return ks.grouped_mm_list([a, a], [b, b], out=out)
+
+    torch._dynamo.reset()
+    run = functools.partial(torch.compile, fullgraph=True, backend=backend)
+    a, b, memory = drawn(M, K), drawn(K, N), torch.zeros(M, 2 * N)
+    run(multiply)(a, b, memory[:, :N], memory[:, N:])
+    torch.testing.assert_close(memory, torch.cat([torch.relu(a @ b), a @ b], 1))
+    rows = torch.zeros(2 * M, N)
+    shared = rows[:M], rows[2 : M + 2]
+    for function, given, names in (
+        (multiply, (a, b, *shared), ("out", "preactivation")),
+        (within, (a, b), ("out", "preactivation")),
+        (listed, (a, b, [*shared]), (r"out\[1\]", r"out\[0\]")),
+    ):
+        for form in (function, run(function)):
+            with pytest.raises(Exception, match="{} = .*overlaps .*{}".format(*names)):
+                form(*given)
+
+
 def test_results_of_8_bits() -> None:
     def multiply(a: Any, b: Any, scales: Any) -> Any:
         own = ["relu", epilogues.quantized(scales)]

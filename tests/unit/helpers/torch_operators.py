@@ -158,12 +158,12 @@ def samples() -> dict[str, Sample]:
         ),
         "bmm-epilogue": (
             "bmm_epilogue",
-            (a3, b3, cells(4), *[None] * 4, table_of_heads),
-            {"alpha": 0.5, "preactivation": True, **of_epilogue},
+            (a3, b3, cells(4), *[None] * 5, table_of_heads),
+            {"alpha": 0.5, "keep_preactivation": True, **of_epilogue},
         ),
         "matmul2d-epilogue": (
             "matmul2d_epilogue",
-            (a2.detach(), b2.detach(), *[None] * 5, table_of_heads),
+            (a2.detach(), b2.detach(), *[None] * 6, table_of_heads),
             {"out_dtype": torch.float64, **of_epilogue},
         ),
         "epilogue_bwd-gate": (
@@ -188,9 +188,9 @@ def samples() -> dict[str, Sample]:
             "grouped_mm_epilogue",
             (
                 *(a2, cells(3, 7, 4), ints(2, 2, 6), None, None, ints(0, 4, 4, 1, 2, 3)),
-                *(ints(5, 3, 1, 0, 2, 4), cells(6), None, table_of_heads),
+                *(ints(5, 3, 1, 0, 2, 4), cells(6), None, None, table_of_heads),
             ),
-            {"alpha": 0.5, "preactivation": True, **of_epilogue},
+            {"alpha": 0.5, "keep_preactivation": True, **of_epilogue},
         ),
         "grouped_mm_list": ("grouped_mm_list", ([a2, x[0]], [b2, cells(HIDDEN, 3)]), {}),
         "fused_qkv_projection": (

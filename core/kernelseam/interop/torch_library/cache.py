@@ -10,7 +10,15 @@ import torch
 from kernelseam.descriptors.cache.options import AppendOptions, GatherOptions
 from kernelseam.descriptors.common.layouts import KV_LAYOUTS, LAYOUTS
 from kernelseam.descriptors.common.options import scalars_of
-from kernelseam.interop.torch_library.define import define, faked_as, none, of_rank, room
+from kernelseam.interop.torch_library.define import (
+    define,
+    faked_as,
+    faked_rooms,
+    none,
+    of_rank,
+    room,
+    rooms,
+)
 from kernelseam.interop.torch_library.dtypes import dtype_name, torch_dtype
 from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
 from kernelseam.ops import cache
@@ -67,9 +75,9 @@ def _gather_compute(*tensors: Tensor, out_dtype: Any = None, **options: Any) -> 
     if "cu_seqlens" in given:
         given["cu_seqlens_k"] = given.pop("cu_seqlens")
     if "k" in given or "v" in given:
-        k, v = (given.pop(n, None) for n in ("k", "v"))
         # rows beyond a sequence's stay as they are
-        given["out"] = tuple(None if x is None else room(x, True) for x in (k, v))
+        places = rooms({n: given.pop(n) for n in ("k", "v") if n in given}, ("k", "v"))
+        given["out"] = places.get("k"), places.get("v")
     with torch.no_grad():
         k, v = cache.gather_paged(**given, out_dtype=dtype_name(out_dtype), **options)
     return k, none(k) if v is None else v
@@ -78,7 +86,8 @@ def _gather_compute(*tensors: Tensor, out_dtype: Any = None, **options: Any) -> 
 def _gather_fake(k_pages: Tensor, v_pages: Tensor | None, *rest: Tensor, **options: Any) -> Any:
     given = {n: x for n, x in zip(GATHER[2:], rest, strict=False) if x is not None}
     if "k" in given:
-        return faked_as(given["k"]), faked_as(given["v"]) if "v" in given else none(k_pages)
+        made = faked_rooms({n: given[n] for n in ("k", "v") if n in given})
+        return made["k"], made["v"] if "v" in made else none(k_pages)
     axes = KV_LAYOUTS[options.get("kv_layout", "nhd")].split()
     labels = LAYOUTS[options.get("layout", "bshd")].split()
 

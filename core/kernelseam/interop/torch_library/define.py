@@ -7,13 +7,14 @@ is called without the wrapper that custom_op puts around it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 
 from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_library import flops as counting
+from kernelseam.interop.torch_library.apart import check_apart
 from kernelseam.interop.torch_library.arguments import Arguments, Rule
 from kernelseam.interop.torch_library.batches import flat, one_by_one, with_empty_axes
 from kernelseam.interop.torch_library.namespace import NAMESPACE, defined, operator_of
@@ -142,6 +143,12 @@ def room(out: Tensor, holds: bool = False) -> Tensor:
     return result.copy_(out) if holds and unrepeated(out) == list(out.shape) else result
 
 
+def rooms(given: Mapping[str, Tensor], holding: Collection[str] = ()) -> dict[str, Tensor]:
+    """``room`` for each of several results, those of ``holding`` with what is in them."""
+    check_apart(given)
+    return {n: room(x, n in holding) for n, x in given.items()}
+
+
 def faked_as(out: Tensor, name: str = "out") -> Tensor:
     """A fake of ``room``. Raises InvalidValue for an array, known by ``name``, whose elements share
     memory, which torch cannot copy to."""
@@ -153,6 +160,12 @@ def faked_as(out: Tensor, name: str = "out") -> Tensor:
             "Give one that is not expanded",
         )
     return out.new_empty_strided(out.shape, out.stride())
+
+
+def faked_rooms(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Fakes of ``rooms``."""
+    check_apart(given)
+    return {n: faked_as(x, n) for n, x in given.items()}
 
 
 def unrepeated(x: Tensor) -> list[Any]:

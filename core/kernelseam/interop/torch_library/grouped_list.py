@@ -14,10 +14,10 @@ from kernelseam.interop.torch_library import flops, gemm
 from kernelseam.interop.torch_library.batches import Batched
 from kernelseam.interop.torch_library.define import (
     define,
-    faked_as,
+    faked_rooms,
     of_rank,
     refuse_gradients,
-    room,
+    rooms,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name, result_dtype
 from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
@@ -43,12 +43,14 @@ def _compute(
         check_bwd_implementation(
             bwd_implementation, "grouped_gemm_pointers", "a[0]", {"a[0]": a[0]}
         )
-    holds = bool(options.get("beta"))
+    if out is not None:
+        places = {f"out[{g}]": x for g, x in enumerate(out)}
+        out = list(rooms(places, places if options.get("beta") else ()).values())
     with torch.no_grad():
         made: list[Tensor] = ops.grouped_mm_list(
             a,
             b,
-            out=None if out is None else [room(x, holds) for x in out],
+            out=out,
             out_dtype=dtype_name(out_dtype),
             **options,
         )
@@ -68,7 +70,7 @@ def _fake(
         for g, x in enumerate(given):
             of_rank(f"{name}[{g}]", x, 2)
     if out is not None:
-        return [faked_as(x, f"out[{g}]") for g, x in enumerate(out)]
+        return list(faked_rooms({f"out[{g}]": x for g, x in enumerate(out)}).values())
     return [
         x.new_empty((x.shape[0], y.shape[1]), dtype=result_dtype(x, out_dtype))
         for x, y in zip(a, b, strict=True)

@@ -24,7 +24,7 @@ from kernelseam.descriptors.projection.options import (
     QkvOptions,
 )
 from kernelseam.errors import InvalidValue
-from kernelseam.interop.torch_function import must_be_tensor, uncompiled
+from kernelseam.interop.torch_function import uncompiled
 from kernelseam.interop.torch_library import (
     attention,
     cache,
@@ -38,7 +38,7 @@ from kernelseam.interop.torch_library import (
     mods,
     projection,
 )
-from kernelseam.interop.torch_library.define import faked_as, unrepeated
+from kernelseam.interop.torch_library.define import unrepeated
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.interop.torch_library.mods import CAPTURED
 from kernelseam.ops import attention_bwd as attention_bwd_ops
@@ -191,34 +191,20 @@ def _maybe_with_epilogue(
 ) -> Results:
     """``ways``: a product's operator, that with an epilogue, and the operands of the former."""
     plain, own, names = ways
-    kept = "preactivation" in arrays
-    if not functions and not kept:
+    if not functions and "preactivation" not in arrays:
         return _multiplied(plain, names, arrays, given, *chosen)
     if not functions:
         raise InvalidValue(
             "preactivation", "given", "is what an epilogue is of", "Give epilogue too, or use C"
         )
-    given |= {**functions, "preactivation": kept}
-    placed = {n: torch.as_tensor(x) if n in CAPTURED else x for n, x in arrays.items()}
-    out, sums = _called(own, (*names, *CAPTURED), placed, given, *chosen)
-    if kept:
-        _check_preactivation(arrays, out, tuple(sums.shape))
-    return _filled(arrays, {"out": out, **({"preactivation": sums} if kept else {})})
-
-
-def _check_preactivation(arrays: Arrays, out: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse what the functions on arrays refuse: torch's ``copy_`` would convert, broadcast or
-    overwrite it."""
-    given = arrays["preactivation"]
-    if not isinstance(given, torch.Tensor):
-        raise must_be_tensor("preactivation", given)
-    gemm_ops.check_preactivation({"preactivation": given, "out": out}, shape)
-    _check_axis("preactivation", given)
-    faked_as(given, "preactivation")
-    if arrays.get("out") is given:
+    if (sums := arrays.get("preactivation")) is not None and arrays.get("out") is sums:
         raise InvalidValue(
             "out", "given", "overlaps preactivation", "Give the output memory of its own"
         )
+    given |= functions
+    placed = {n: torch.as_tensor(x) if n in CAPTURED else x for n, x in arrays.items()}
+    made = _called(own, (*names, "preactivation", *CAPTURED), placed, given, *chosen)
+    return _filled(arrays, dict(zip(("out", "preactivation"), made, strict=True)))
 
 
 def _grouped(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:

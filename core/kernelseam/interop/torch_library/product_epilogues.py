@@ -1,8 +1,8 @@
 """Operators of products with an epilogue, and their gradients: one mechanism for all products.
 
 An operator's epilogue is the text of its expression (``epilogues``). Its second result is what the
-epilogue is of, where that is asked for or gradients are wanted, which start from it; the
-derivative is an operator of its own, ``epilogue_bwd``.
+epilogue is of, where there is an array for it, ``preactivation``, or gradients are wanted, which
+start from it; the derivative is an operator of its own, ``epilogue_bwd``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kernelseam.interop.torch_function import check_bwd_implementation
 from kernelseam.interop.torch_library.arguments import Rule
 from kernelseam.interop.torch_library.define import (
     define,
-    faked_as,
+    faked_rooms,
     none,
     once_only,
     refuse_gradients,
-    room,
+    rooms,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name, result_dtype
 from kernelseam.interop.torch_library.epilogues import expression_of, traced
@@ -37,6 +37,7 @@ Derivative = Callable[..., Tensor | None]
 takes of the results', in groups that ``offs`` ends."""
 
 _ARRAYS = ", ".join(f"Tensor? {n}=None" for n in CAPTURED)
+_PREACTIVATION = "preactivation"
 _EXPRESSION = "str expression, float[] captured_numbers"
 
 
@@ -72,10 +73,11 @@ class Product:
 def with_epilogue(product: Product) -> Callable[..., Any]:
     """Define the operator ``<name>_epilogue``, and return what calls it: (the result, what the
     epilogue is of or what stands for it)."""
-    names = (*product.operands, *CAPTURED)
+    names = (*product.operands, _PREACTIVATION, *CAPTURED)
     operator = define(
-        f"{product.name}_epilogue({product.operand_schema}, {_ARRAYS}, *, {_EXPRESSION}, "
-        f"bool preactivation=False, {product.option_schema}) -> (Tensor, Tensor)",
+        f"{product.name}_epilogue({product.operand_schema}, Tensor? {_PREACTIVATION}=None, "
+        f"{_ARRAYS}, *, {_EXPRESSION}, bool keep_preactivation=False, {product.option_schema}) "
+        "-> (Tensor, Tensor)",
         _computed(product, names),
         _faked(product, names),
         setup=_setup(product, names),
@@ -84,12 +86,12 @@ def with_epilogue(product: Product) -> Callable[..., Any]:
         rules=product.rules,
     )
 
-    def call(*tensors: Tensor | None, preactivation: bool = False, **given: Any) -> Any:
+    def call(*tensors: Tensor | None, **given: Any) -> Any:
         """Of what gradients may be wanted of, with what they start from."""
         kept = torch.is_grad_enabled() and any(
             isinstance(x, torch.Tensor) and x.requires_grad for x in tensors
         )
-        return operator(*tensors, preactivation=preactivation or kept, **given)
+        return operator(*tensors, keep_preactivation=kept, **given)
 
     return call
 
@@ -101,7 +103,7 @@ def multiply(
     traces the call."""
     text, numbers, arrays = traced(epilogue, operands[0])
     given = {**options, "expression": text, "captured_numbers": numbers}
-    out, _ = operator(*operands, *arrays, **given)
+    out, _ = operator(*operands, None, *arrays, **given)
     return out
 
 
@@ -122,35 +124,40 @@ def _dtype(given: Given, out_dtype: Any) -> Any:
     return result_dtype(given["a"], out_dtype) if out is None else out.dtype
 
 
+def _results(given: Given) -> dict[str, Tensor]:
+    """Those that there is an array for."""
+    return {n: given[n] for n in (_PREACTIVATION, "out") if given.get(n) is not None}
+
+
 def _computed(product: Product, names: tuple[str, ...]) -> Callable[..., Any]:
     def compute(
         *tensors: Tensor,
         expression: str,
         captured_numbers: list[float],
-        preactivation: bool = False,
+        keep_preactivation: bool = False,
         out_dtype: Any = None,
         bwd_implementation: str | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor]:
         given = dict(zip(names, tensors, strict=False))
         arrays = [given.pop(n, None) for n in CAPTURED]
-        a, out = given["a"], given.get("out")
+        a = given["a"]
         check_bwd_implementation(bwd_implementation, product.operation, "a", {"a": a})
-        kept = none(a)
-        if preactivation:
+        holds = options.get("beta") or not product.writes_all
+        results = _results(given)
+        given |= rooms(results, ("out",) if holds else ())
+        if keep_preactivation and _PREACTIVATION not in results:
             whole, _ = _shapes(product, given, expression, options)
-            kept = a.new_empty(whole, dtype=_dtype(given, out_dtype))
-        if out is not None:
-            given["out"] = room(out, bool(options.get("beta")) or not product.writes_all)
+            given[_PREACTIVATION] = a.new_empty(whole, dtype=_dtype(given, out_dtype))
         with torch.no_grad():
             result = product.function(
                 **given,
                 **options,
                 out_dtype=dtype_name(out_dtype),
                 epilogue=expression_of(expression, captured_numbers, arrays),
-                preactivation=kept if preactivation else None,
             )
-        return result, kept
+        kept = given.get(_PREACTIVATION)
+        return result, none(a) if kept is None else kept
 
     return compute
 
@@ -160,16 +167,19 @@ def _faked(product: Product, names: tuple[str, ...]) -> Callable[..., Any]:
         *tensors: Tensor,
         expression: str,
         captured_numbers: list[float],
-        preactivation: bool = False,
+        keep_preactivation: bool = False,
         out_dtype: Any = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor]:
         given = dict(zip(names, tensors, strict=False))
-        a, out = given["a"], given.get("out")
+        a = given["a"]
         whole, own = _shapes(product, given, expression, options)
         dtype = _dtype(given, out_dtype)
-        result = a.new_empty(own, dtype=dtype) if out is None else faked_as(out)
-        return result, a.new_empty(whole, dtype=dtype) if preactivation else none(a)
+        made = faked_rooms(_results(given))
+        result = made["out"] if "out" in made else a.new_empty(own, dtype=dtype)
+        if _PREACTIVATION in made:
+            return result, made[_PREACTIVATION]
+        return result, a.new_empty(whole, dtype=dtype) if keep_preactivation else none(a)
 
     return fake
 
@@ -180,10 +190,8 @@ def _setup(product: Product, names: tuple[str, ...]) -> Callable[..., None]:
         refuse_gradients(ctx, names, product.differentiable(given["a"]))
         check_preactivation(output[0].dtype)
         options = dict(keyword_only_inputs)
-        if not options["preactivation"]:
-            raise InvalidValue(
-                "preactivation", False, "gradients start from it", "Pass preactivation=True"
-            )
+        if not options["keep_preactivation"] and given[_PREACTIVATION] is None:
+            raise InvalidValue("keep_preactivation", False, "gradients start from it", "Pass True")
         ctx.options = {n: options[n] for n in product.kept if n in options}
         ctx.options["implementation"] = options.get("bwd_implementation")
         ctx.expression = {n: options[n] for n in ("expression", "captured_numbers")}

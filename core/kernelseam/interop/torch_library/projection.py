@@ -15,11 +15,13 @@ from kernelseam.interop.torch_library.batches import Batched, each, fold, unfold
 from kernelseam.interop.torch_library.define import (
     define,
     faked_as,
+    faked_rooms,
     none,
     of_rank,
     once_only,
     refuse_gradients,
     room,
+    rooms,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
@@ -55,7 +57,7 @@ def _qkv_given(names: tuple[str, ...], tensors: Any) -> dict[str, Any]:
         given["rotary"] = given.pop("cos", None), given.pop("sin", None)
     if "cu_seqlens" in given:
         given["cu_seqlens_q"] = given.pop("cu_seqlens")
-    out = tuple([room(given.pop(n)) for n in RESULTS if n in given])
+    out = tuple(rooms({n: given.pop(n) for n in RESULTS if n in given}).values())
     if out:
         given["out"] = out[0] if names is PAGED else out
     return given
@@ -89,7 +91,7 @@ def _split(x: Tensor, heads: Any, dim: Any, layout: str, dtype: Any) -> Tensor:
 def _qkv_fake(input: Tensor, weight: Tensor, *rest: Tensor, **options: Any) -> Any:
     given = [x for x in rest[len(OPERANDS) - 2 :] if x is not None]
     if given:
-        return tuple(faked_as(x) for x in given)
+        return tuple(faked_rooms(dict(zip(RESULTS, given, strict=True))).values())
     of_rank("input", input, 2, 3)
     of_rank("weight", weight, 2)
     heads, kv_heads, dim = _heads(weight, options)
