@@ -2,7 +2,9 @@
 
 A product's ``epilogue`` is a function ``(acc, m, n, batch)`` of one element, one of ``NAMED`` by
 its name, ``gated(…)`` of a function of two columns, or a list of these, applied in turn. The
-functions here are such functions, make such, or are of one number, for use in others.
+functions here are such functions, make such, or are of one number, for use in others. A list may
+also have sums and maxima, of the element as it is at their place in it: ``row_sums``,
+``column_sums`` and ``amax``, each with the array that it is written to.
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ from kernelseam.expressions.epilogues import (
     INTERLEAVED,
     EpilogueExpression,
     EpilogueFunction,
+    Reduced,
+    reduced_epilogue,
     traced_epilogue,
 )
+from kernelseam.expressions.reductions import MAXIMUM, SUM
 
 Activation = Callable[[Any], Any]
 
@@ -43,7 +48,20 @@ def gated(function: EpilogueFunction, *, interleaved: bool = False) -> Gated:
     return Gated(function, INTERLEAVED if interleaved else HALVES)
 
 
-One = EpilogueFunction | Gated | str
+@dataclass(frozen=True, eq=False)
+class Reduce:
+    """A sum or a maximum in an epilogue: see ``row_sums``, ``column_sums`` and ``amax``."""
+
+    out: Any
+    operation: str
+    rows: int
+    """Rows, and columns, that share a number of ``out``; 0: all."""
+    columns: int
+    batched: bool
+    function: EpilogueFunction | None
+
+
+One = EpilogueFunction | Gated | Reduce | str
 Epilogue = EpilogueExpression | One | list[One] | tuple[One, ...]
 
 
@@ -121,8 +139,8 @@ def quantized(scales: Any, block: tuple[int, int] | None = None) -> EpilogueFunc
     """acc / scale, for a result of 8 bits, which is then rounded and saturated. ``scales`` float32:
     a number other than 0; [1] or [], that of all; [M] or [batch, M], those of rows; or with
     ``block`` = (m, n), the rows and columns that share one, [M / m, N / n] or
-    [batch, M / m, N / n], rounded up. They are given: nothing computes them. Raises
-    InvalidValue."""
+    [batch, M / m, N / n], rounded up. They are given; ``amax`` writes what the next ones are made
+    of. Raises InvalidValue."""
     is_number = isinstance(scales, int | float) and not isinstance(scales, bool)
     shape = () if is_number else _shape("scales", scales)
     if block is not None:
@@ -145,6 +163,42 @@ def quantized(scales: Any, block: tuple[int, int] | None = None) -> EpilogueFunc
     if shape == (1,):
         return partial(_over_all, scales)
     return partial(_over_row, scales, _is_batched(scales, "M"))
+
+
+# ---- sums and maxima
+
+
+def row_sums(out: Any, function: EpilogueFunction | None = None) -> Reduce:
+    """Sums along each row into ``out`` [M], over all matrices, or [batch, M]: of the element, or of
+    ``function(acc, m, n, batch)`` of it. The squares of an RMS norm are those of acc·acc."""
+    return Reduce(out, SUM, 1, 0, _is_batched(out, "M", field="row_sums"), function)
+
+
+def column_sums(out: Any, function: EpilogueFunction | None = None) -> Reduce:
+    """Sums along each column into ``out`` [N], over all matrices, or [batch, N]: of the element, or
+    of ``function(acc, m, n, batch)`` of it. The gradient of a bias is one."""
+    return Reduce(out, SUM, 0, 1, _is_batched(out, "N", field="column_sums"), function)
+
+
+def amax(
+    out: Any,
+    function: EpilogueFunction | None = None,
+    *,
+    block: tuple[int, int] | None = None,
+) -> Reduce:
+    """The largest absolute value of the element, or of ``function(acc, m, n, batch)`` of it, into
+    ``out``, of the shapes that ``quantized`` has for scales: [1] or [], that of all; [M] or
+    [batch, M], those of rows; or with ``block`` = (m, n), the rows and columns that share one,
+    [M / m, N / n] or [batch, M / m, N / n], rounded up. 0 where there are no elements; NaN where
+    one of them is NaN."""
+    shape = _shape("amax", out)
+    if block is not None:
+        rows, columns = _block(block)
+        batched = _is_batched(out, "M / m", "N / n", field="amax")
+        return Reduce(out, MAXIMUM, rows, columns, batched, function)
+    if shape in ((), (1,)):
+        return Reduce(out if shape else out.reshape(1), MAXIMUM, 0, 0, False, function)
+    return Reduce(out, MAXIMUM, 1, 0, _is_batched(out, "M", field="amax"), function)
 
 
 def _is_float32_factor(x: float) -> bool:
@@ -181,11 +235,11 @@ def _shape(field: str, x: Any) -> tuple[int, ...]:
     return tuple(x.shape)
 
 
-def _is_batched(x: Any, *axes: str) -> bool:
-    rank, named = len(_shape("epilogue", x)), ", ".join(axes)
+def _is_batched(x: Any, *axes: str, field: str = "epilogue") -> bool:
+    rank, named = len(_shape(field, x)), ", ".join(axes)
     if rank not in (len(axes), len(axes) + 1):
         raise InvalidValue(
-            "epilogue",
+            field,
             f"an array of shape {list(x.shape)}",
             f"must be [{named}] or [batch, {named}]",
             "Add or remove axes with reshape, or write it as a function of its own",
@@ -264,22 +318,92 @@ def epilogue_expression(epilogue: Epilogue) -> EpilogueExpression:
     """An epilogue, or several in turn, traced. Raises InvalidValue for what is none."""
     if isinstance(epilogue, EpilogueExpression):
         return epilogue
-    one = as_one(epilogue)
-    return traced_epilogue(one.function, one.pairs)
+    first, reduced = stages(epilogue)
+    if not reduced:
+        one = as_one(epilogue)
+        return traced_epilogue(one.function, one.pairs)
+    before = as_one(first) if first else None
+    parts = [
+        Reduced(
+            r.operation,
+            r.rows,
+            r.columns,
+            r.batched,
+            r.function,
+            as_one(rest).function if rest else None,
+        )
+        for r, rest in reduced
+    ]
+    results = [r.out for r, _ in reduced]
+    if before is None:
+        return reduced_epilogue(None, "", parts, results)
+    return reduced_epilogue(before.function, before.pairs, parts, results)
+
+
+def stages(epilogue: Epilogue) -> tuple[list[Any], list[tuple[Reduce, list[Any]]]]:
+    """What comes before the first sum or maximum of an epilogue; and each of these with what comes
+    between it and the next. Raises InvalidValue where a gate comes behind one."""
+    parts: list[Any] = list(epilogue) if isinstance(epilogue, list | tuple) else [epilogue]
+    first: list[Any] = []
+    reduced: list[tuple[Reduce, list[Any]]] = []
+    for x in parts:
+        if isinstance(x, Reduce):
+            reduced.append((x, []))
+        else:
+            (reduced[-1][1] if reduced else first).append(x)
+    if any(
+        isinstance(_named(x) if isinstance(x, str) else x, Gated) for _, r in reduced for x in r
+    ):
+        raise _refused_list(epilogue)
+    return first, reduced
+
+
+def reduces(epilogue: Epilogue) -> bool:
+    """Whether an epilogue has sums or maxima."""
+    if isinstance(epilogue, EpilogueExpression):
+        return bool(epilogue.structure.reductions)
+    parts = epilogue if isinstance(epilogue, list | tuple) else [epilogue]
+    return any(isinstance(x, Reduce) for x in parts)
+
+
+def without_reductions(epilogue: Epilogue) -> Epilogue:
+    """What else an epilogue does than sums and maxima. Raises InvalidValue."""
+    first, reduced = stages(epilogue)
+    return [*first, *(x for _, rest in reduced for x in rest)] or _identity
+
+
+def _identity(acc: Any, m: Any, n: Any, batch: Any) -> Any:
+    return acc
+
+
+def refused_reductions() -> InvalidValue:
+    """The error of what takes functions alone."""
+    return InvalidValue(
+        "epilogue",
+        "row_sums, column_sums or amax",
+        "is of kernelseam.bmm and matmul2d, and of interop.torch's where torch does not compile",
+        "Leave it out, and reduce the result",
+    )
+
+
+def _refused_list(epilogue: Epilogue) -> InvalidValue:
+    return InvalidValue(
+        "epilogue",
+        epilogue,
+        "a list of epilogues must have one, and at most the first may be gated",
+        "Put the gate first, or write one function",
+    )
 
 
 def as_one(epilogue: Epilogue) -> Gated:
     """An epilogue, or several in turn, as one function, of single elements where ``pairs`` is "".
-    Raises InvalidValue."""
+    Raises InvalidValue, also for one that has sums or maxima, which a function cannot write."""
     given: list[Any] = list(epilogue) if isinstance(epilogue, list | tuple) else [epilogue]
+    if reduces(epilogue):
+        raise refused_reductions()
     parts: list[Any] = [_named(x) if isinstance(x, str) else x for x in given]
     if not parts or any(isinstance(x, Gated) for x in parts[1:]):
-        raise InvalidValue(
-            "epilogue",
-            epilogue,
-            "a list of epilogues must have one, and at most the first may be gated",
-            "Put the gate first, or write one function",
-        )
+        raise _refused_list(epilogue)
     first, *others = parts
     pairs = first.pairs if isinstance(first, Gated) else ""
     function = first.function if isinstance(first, Gated) else first

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsSpec, Segment
 from kernelseam.dtypes import DType
-from kernelseam.epilogues import Epilogue, epilogue_expression, residual, softcap
+from kernelseam.epilogues import Epilogue, column_sums, epilogue_expression, residual, softcap
 from kernelseam.expressions.epilogues import epilogue_text
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.gemm import HopperGemm
@@ -38,6 +38,9 @@ LIMITS = DeviceLimits(
 H200 = Device("cuda", 0, "sm_90a", limits=LIMITS)
 BF16, F16, F32 = DType.bfloat16, DType.float16, DType.float32
 FN = DType.float8_e4m3fn
+WITH_SUMS = epilogue_text(
+    epilogue_expression(["gelu", column_sums(np.zeros(512, np.float32))]).structure
+)
 
 
 def problem(
@@ -115,6 +118,10 @@ def problem(
             "its result is of float32, not float64",
         ),
         ({"summed": True, "view": "pointers"}, "it does not sum products of lists"),
+        (
+            {"epilogue": WITH_SUMS},
+            "row_sums, column_sums and amax in an epilogue are not supported by this kernel",
+        ),
         ({"residual": F32}, "its residual is of the result's bfloat16, not of float32"),
         (
             {"dtype_c": F32, "residual": BF16},

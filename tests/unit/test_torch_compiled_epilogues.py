@@ -276,6 +276,22 @@ def test_what_cannot_be_traced_is_refused_by_its_message(matmul2d: Any, epilogue
         with_breaks(lambda a, b: multiply(a, b))(a, b)
 
 
+@pytest.mark.parametrize("matmul2d", [ks.matmul2d, ks_torch.matmul2d])
+def test_sums_and_maxima_are_written_uncompiled(matmul2d: Any) -> None:
+    """No operator has their arrays: without ``fullgraph`` the graph breaks there."""
+    largest = torch.zeros(1)
+
+    def multiply(a: Any, b: Any) -> Any:
+        return matmul2d(a, b, epilogue=["relu", epilogues.amax(largest)])
+
+    a, b = drawn(M, K), drawn(K, N)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="where torch does not compile"):
+        compiled(multiply)[0](a, b)
+    assert largest == 0
+    out = with_breaks(multiply)(a, b)
+    assert largest == out.max() > 0
+
+
 def index(*values: int) -> Any:
     return torch.tensor(values, dtype=torch.int32)
 

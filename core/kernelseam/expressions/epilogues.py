@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -18,9 +18,17 @@ from kernelseam.expressions.lowering import (
     members,
 )
 from kernelseam.expressions.nodes import Node, Type, coordinate, order
-from kernelseam.expressions.scores import check_arrays
-from kernelseam.expressions.text import read, written
-from kernelseam.expressions.tracing import Kind, record_of, trace
+from kernelseam.expressions.reductions import (
+    Reduction,
+    device_reductions,
+    names_in,
+    reductions_of,
+    reductions_text,
+    roots_of,
+)
+from kernelseam.expressions.scores import check_arrays, shifted
+from kernelseam.expressions.text import read, refused, written
+from kernelseam.expressions.tracing import Kind, Trace, record_of, trace
 
 EpilogueFunction = Callable[..., Any]
 """epilogue(acc, m, n, batch), or of pairs epilogue(gate, up, m, n, batch)"""
@@ -44,13 +52,27 @@ class EpilogueStructure(NamedTuple):
 
     ``pairs``: "" where it is of single elements; of pairs of columns, which make one: HALVES, n and
     n + N/2, or INTERLEAVED, 2n and 2n + 1. ``numbers`` are the types of captured numbers,
-    ``arrays`` (dtype, rank) of captured arrays.
+    ``arrays`` (dtype, rank) of captured arrays. With ``reductions``, which are taken in turn,
+    ``value`` is the element at the first of them, and what the last leaves is the result.
     """
 
     value: Node
     pairs: str
     numbers: tuple[Type, ...]
     arrays: tuple[tuple[str, int], ...]
+    reductions: tuple[Reduction, ...] = ()
+
+    @property
+    def roots(self) -> dict[str, Node]:
+        """All of its nodes that something is computed by, by the names that they have in a text."""
+        name = f"epilogue_{self.pairs}" if self.pairs else "epilogue"
+        return {name: self.value, **roots_of(self.reductions)}
+
+    @property
+    def counts_matrices(self) -> bool:
+        """Whether it tells matrices from one another by their number."""
+        reads = any("batch" in x.reads for x in self.roots.values())
+        return reads or any(r.by_matrix for r in self.reductions)
 
     @property
     def key(self) -> str:
@@ -65,22 +87,27 @@ class EpilogueStructure(NamedTuple):
     @property
     def operations(self) -> Counter[str]:
         """How many operations an element takes, by name."""
-        nodes = (n for n in order([self.value]) if n.arguments and _LEVELS.of(n) == "element")
+        nodes = order(self.roots.values())
+        nodes = [n for n in nodes if n.arguments and _LEVELS.of(n) == "element"]
         return Counter(n.operation for n in nodes)
 
     def __str__(self) -> str:
-        return f"epilogue={self.value}" + (f" of {self.pairs}" if self.pairs else "")
+        text = f"epilogue={self.value}" + (f" of {self.pairs}" if self.pairs else "")
+        for r in self.reductions:
+            text += f", {r.operation}[{r.axes}] of {r.value}, then {r.rest}"
+        return text
 
 
 @dataclass(frozen=True, eq=False)
 class EpilogueExpression:
-    """An epilogue, traced: the structure that binaries are made of, and what it captured.
-    ``function`` is the user's own."""
+    """An epilogue, traced: the structure that binaries are made of, what it captured, and the
+    arrays that its reductions are written to. ``function`` is the user's own."""
 
     structure: EpilogueStructure
     numbers: tuple[int | float, ...]
     arrays: tuple[Any, ...]
     function: EpilogueFunction | None = None
+    results: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
         return str(self.structure)
@@ -96,13 +123,63 @@ def traced_epilogue(function: EpilogueFunction, pairs: str = "") -> EpilogueExpr
     ``where``, functions of NumPy and torch, and arrays that it captures, by element. Raises
     InvalidValue, with the line, for what cannot be traced.
     """
+    traced = _trace(function, pairs)
+    structure = _structure([traced], pairs, [traced.root])
+    return EpilogueExpression(structure, traced.numbers, traced.arrays, function)
+
+
+class Reduced(NamedTuple):
+    """A sum or a maximum in an epilogue: as ``Reduction``, of functions (acc, m, n, batch); None
+    changes nothing."""
+
+    operation: str
+    rows: int
+    columns: int
+    by_matrix: bool
+    value: EpilogueFunction | None
+    rest: EpilogueFunction | None
+
+
+def reduced_epilogue(
+    function: EpilogueFunction | None,
+    pairs: str,
+    reduced: Sequence[Reduced],
+    results: Sequence[Any],
+) -> EpilogueExpression:
+    """Trace an epilogue with reductions: ``function`` is what comes before the first of them.
+    ``results``: the arrays that they are written to. Raises InvalidValue as ``traced_epilogue``."""
+    identity = Trace(coordinate(*ACC[0]), (), ())
+    functions = [function, *(f for r in reduced for f in (r.value, r.rest))]
+    traces = [
+        identity if f is None else _trace(f, "" if i else pairs) for i, f in enumerate(functions)
+    ]
+    roots, numbers, arrays = list[Node](), list[int | float](), list[Any]()
+    for one in traces:
+        roots.append(shifted(one.root, len(numbers), len(arrays)))
+        numbers += one.numbers
+        arrays += one.arrays
+    structure = _structure(traces, pairs, roots)
+    reductions = tuple(
+        Reduction(r.operation, r.rows, r.columns, r.by_matrix, value, rest)
+        for r, value, rest in zip(reduced, roots[1::2], roots[2::2], strict=True)
+    )
+    structure = structure._replace(reductions=reductions)
+    return EpilogueExpression(structure, tuple(numbers), tuple(arrays), None, tuple(results))
+
+
+def _trace(function: EpilogueFunction, pairs: str) -> Trace:
     traced = trace(_PAIRS if pairs else _PLAIN, function)
     check_arrays("epilogue", traced)
-    types = dict.fromkeys(range(len(traced.numbers)), Type.INT32)
-    types |= {n.value: n.type for n in order([traced.root]) if n.operation == "argument"}
-    arrays = tuple((dtype_name(x), len(x.shape)) for x in traced.arrays)
-    structure = EpilogueStructure(traced.root, pairs, tuple(types.values()), arrays)
-    return EpilogueExpression(structure, traced.numbers, traced.arrays, function)
+    return traced
+
+
+def _structure(traces: Sequence[Trace], pairs: str, roots: Sequence[Node]) -> EpilogueStructure:
+    """Of what the traces captured, the first root its value; the roots count all that was
+    captured."""
+    types = dict.fromkeys(range(sum(len(x.numbers) for x in traces)), Type.INT32)
+    types |= {n.value: n.type for n in order(roots) if n.operation == "argument"}
+    arrays = tuple((dtype_name(x), len(x.shape)) for t in traces for x in t.arrays)
+    return EpilogueStructure(roots[0], pairs, tuple(types.values()), arrays)
 
 
 def record(function: EpilogueFunction, pairs: str = "") -> Record:
@@ -113,17 +190,27 @@ def record(function: EpilogueFunction, pairs: str = "") -> Record:
 @lru_cache(512)
 def epilogue_text(structure: EpilogueStructure) -> str:
     """A structure as text (``expressions.text``)."""
-    name = f"epilogue_{structure.pairs}" if structure.pairs else "epilogue"
-    return written({name: structure.value}, structure.numbers, structure.arrays)
+    text = written(structure.roots, structure.numbers, structure.arrays)
+    if not structure.reductions:
+        return text
+    return f"{text}{_REDUCTIONS}{reductions_text(structure.reductions)}"
+
+
+_REDUCTIONS = "; reductions "
 
 
 @lru_cache(512)
 def epilogue_of(text: str) -> EpilogueStructure:
     """The structure of a text. Raises InvalidValue for what is none."""
-    pairs = next((p for p in (HALVES, INTERLEAVED) if f"; epilogue_{p} " in text), "")
+    own, _, given = text.partition(_REDUCTIONS)
+    pairs = next((p for p in (HALVES, INTERLEAVED) if f"; epilogue_{p} " in own), "")
     name = f"epilogue_{pairs}" if pairs else "epilogue"
-    roots, numbers, arrays = read(text, (name,))
-    return EpilogueStructure(roots[name], pairs, numbers, arrays)
+    try:
+        roots, numbers, arrays = read(own, (name, *names_in(given or "[]")))
+        reductions = reductions_of(given or "[]", roots)
+    except (KeyError, TypeError, ValueError) as e:
+        raise refused(text) from e
+    return EpilogueStructure(roots[name], pairs, numbers, arrays, reductions)
 
 
 def device_epilogue(structure: EpilogueStructure, name: str = "Epilogue") -> str:
@@ -137,11 +224,12 @@ def device_epilogue(structure: EpilogueStructure, name: str = "Epilogue") -> str
         float value(gate, up, tile, row, column)       for each pair
 
     (The other one of these is there, too, and never called: kernels are no templates.) Rows and
-    columns beyond the result may be asked for: nothing outside of an array is read.
+    columns beyond the result may be asked for: nothing outside of an array is read. What else there
+    is of reductions, ``device_reductions`` says.
     """
-    kept = kept_at(_LEVELS, [structure.value])
+    kept = kept_at(_LEVELS, [*structure.roots.values()])
     text, element = level_structs(_LEVELS, kept)
-    element |= {coordinate(x, Type.FLOAT): x for x in structure.sums}
+    element |= {coordinate(x, Type.FLOAT): x for x, _ in (*ACC, *PAIR)}
     sums = "".join(f"float {x}, " for x in structure.sums)
     inputs = f"{sums}const Tile& tile, const Row& row, const Column& column"
     never = "float, " * (1 if structure.pairs else 2) + "const Tile&, const Row&, const Column&"
@@ -151,6 +239,7 @@ def device_epilogue(structure: EpilogueStructure, name: str = "Epilogue") -> str
         *text,
         *function_text("float", "value", inputs, structure.value, element),
         f"  KS_DEVICE float value({never}) const {{ return 0.f; }}",
+        *device_reductions(structure.reductions, element),
         "};",
         "",
     ]

@@ -125,7 +125,7 @@ def _joined(
     blocks: Blocks | None,
 ) -> Structure:
     """Both in one numbering: what the mask captured comes after what the score did."""
-    visible = _shifted(visible, numbers[0], arrays_of_score)
+    visible = shifted(visible, numbers[0], arrays_of_score)
     types = dict.fromkeys(range(sum(numbers)), Type.INT32)
     types |= {n.value: n.type for n in order([score, visible]) if n.operation == "argument"}
     listed = () if blocks is None else ((DTYPE, RANK),)
@@ -133,7 +133,8 @@ def _joined(
     return Structure(score, visible, (*types.values(), *lengths), (*arrays, *listed), blocks)
 
 
-def _shifted(root: Node, numbers: int, arrays: int) -> Node:
+def shifted(root: Node, numbers: int, arrays: int) -> Node:
+    """A node whose captured numbers and arrays are counted from so many on."""
     done: dict[Node, Node] = {}
     for n in order([root]):
         inner = tuple(done[x] for x in n.arguments)

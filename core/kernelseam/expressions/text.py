@@ -45,11 +45,12 @@ def structure_of(text: str) -> Structure:
             q_size, kv_size, decide = json.loads(given)
             blocks = Blocks(int(q_size), int(kv_size), bool(decide))
         except (TypeError, ValueError) as e:
-            raise _refused(text) from e
+            raise refused(text) from e
     return Structure(roots["score"], roots["visible"], numbers, arrays, blocks)
 
 
-def _refused(text: str) -> InvalidValue:
+def refused(text: str) -> InvalidValue:
+    """The error about a text of no expression."""
     return InvalidValue(
         "expression",
         text,
@@ -99,7 +100,7 @@ def read(
                     raise ValueError(statement)
         return {name: roots[name] for name in names}, tuple(numbers), tuple(arrays)
     except (KeyError, IndexError, TypeError, ValueError) as e:
-        raise _refused(text) from e
+        raise refused(text) from e
 
 
 def _node(operation: str, type: Type, rest: list[str], nodes: list[Node]) -> Node:

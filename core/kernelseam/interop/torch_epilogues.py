@@ -9,17 +9,13 @@ from typing import Any
 
 import torch
 
-from kernelseam.epilogues import Gated, as_one
+from kernelseam.epilogues import Gated, as_one, epilogue_expression, without_reductions
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.captures import dtype_name
 from kernelseam.expressions.derivatives import slope
-from kernelseam.expressions.epilogues import (
-    HALVES,
-    EpilogueExpression,
-    EpilogueStructure,
-    traced_epilogue,
-)
+from kernelseam.expressions.epilogues import HALVES, EpilogueExpression, EpilogueStructure
 from kernelseam.expressions.nodes import Node, Type, coordinate, make, substitute
+from kernelseam.expressions.reductions import SUM
 from kernelseam.interop.torch_function import differentiable_once, uncompiled, with_matrices
 from kernelseam.interop.torch_library.dtypes import dtype_name as name_of
 from kernelseam.interop.torch_library.dtypes import result_dtype
@@ -37,15 +33,41 @@ def multiply(
     epilogue: Any,
     differentiated: bool,
 ) -> Tensor:
-    """``forward`` and ``backward``: an operation and its options."""
-    one = as_one(epilogue)
-    expression = traced_epilogue(one.function, one.pairs)
+    """``forward`` and ``backward``: an operation and its options. Sums and maxima are written as
+    an observer writes: no gradient passes through them."""
+    expression = whole = epilogue_expression(epilogue)
     learnt = [x for x in expression.arrays if getattr(x, "requires_grad", False)]
     operation, options = forward
     if not (torch.is_grad_enabled() and (differentiated or learnt)):
         return operation(**operands, epilogue=expression, **options)
+    if expression.structure.reductions:
+        _refuse_sums(expression.structure)
+        epilogue = without_reductions(epilogue)
+        whole = epilogue_expression(epilogue)
+        learnt = [x for x in whole.arrays if getattr(x, "requires_grad", False)]
+    one = as_one(epilogue)
     given = (operands["a"], operands["b"], operands.get("bias"), operands.get("residual"))
-    return _Epilogue.apply(forward, backward, one, expression, len(learnt), *given, *learnt)
+    return _Epilogue.apply(
+        (operation, {**options, "epilogue": expression}),
+        backward,
+        one,
+        whole,
+        len(learnt),
+        *given,
+        *learnt,
+    )
+
+
+def _refuse_sums(structure: EpilogueStructure) -> None:
+    """Raise InvalidValue where an epilogue whose operands want gradients has sums, which a loss
+    might be made of: they are arrays that are written to, which torch knows no gradient of."""
+    if any(r.operation == SUM for r in structure.reductions):
+        raise InvalidValue(
+            "epilogue",
+            "row_sums or column_sums",
+            "has no gradients, and some are wanted",
+            "Sum the result with torch, or call it under torch.no_grad() or on detached operands",
+        )
 
 
 uncompiled(multiply)
@@ -203,9 +225,7 @@ class _Epilogue(torch.autograd.Function):  # type: ignore[misc]
         dtype = result_dtype(a, options.get("out_dtype"))
         check_preactivation(dtype)
         acc = torch.empty(*a.shape[:-2], M, N, dtype=dtype, device=a.device)
-        out = operation(
-            a, b, bias=bias, residual=residual, epilogue=expression, preactivation=acc, **options
-        )
+        out = operation(a, b, bias=bias, residual=residual, preactivation=acc, **options)
         ctx.gradients, ctx.one, ctx.expression = gradients, one, expression
         ctx.added = [None if x is None else (x.shape, x.dtype) for x in (bias, residual)]
         ctx.save_for_backward(a, b, acc, *learnt)

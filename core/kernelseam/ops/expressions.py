@@ -11,6 +11,7 @@ from kernelseam.descriptors.common.captured import captured
 from kernelseam.epilogues import Epilogue, epilogue_expression
 from kernelseam.expressions.block_mask import BlockMask
 from kernelseam.expressions.epilogues import EpilogueExpression, epilogue_of, epilogue_text
+from kernelseam.expressions.reductions import reduction, reduction_operands
 from kernelseam.expressions.scores import MaskMod, ScoreExpression, ScoreMod, score_expression
 from kernelseam.expressions.text import structure_of, text_of
 from kernelseam.torch_dispatch import operator_of
@@ -42,6 +43,7 @@ def with_epilogue(
     """The options with an epilogue's expression; what it captures is added to the arrays."""
     expression = epilogue_expression(epilogue)
     arrays |= {captured(i): x for i, x in enumerate(expression.arrays)}
+    arrays |= reduction_operands(expression)
     return (*options, epilogue_text(expression.structure), expression.numbers)
 
 
@@ -59,7 +61,13 @@ def epilogue_in(
     if not options:
         return None
     text, numbers = options
-    return EpilogueExpression(epilogue_of(text), numbers, tuple(captured_in(infos).values()))
+    arrays, results = (tuple(of(infos).values()) for of in (captured_in, reductions_in))
+    return EpilogueExpression(epilogue_of(text), numbers, arrays, results=results)
+
+
+def reductions_in(infos: Mapping[str, ArrayInfo]) -> dict[str, ArrayInfo]:
+    """Those among a call's arrays that an epilogue's sums and maxima are written to."""
+    return {n: x for n, x in infos.items() if n.startswith(reduction(0)[:-1])}
 
 
 def captured_in(infos: Mapping[str, ArrayInfo]) -> dict[str, ArrayInfo]:

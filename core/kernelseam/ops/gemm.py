@@ -73,7 +73,8 @@ def bmm(
     the sum above, in float32 (float64 where a is), m and n its row and column, ``batch`` its
     matrix, b·H + h. Of pairs of columns (``epilogues.gated``, "swiglu", …) the result has N/2
     columns; beta and residual are then left out. ``preactivation`` [B, M, N] or [B, H, M, N], of
-    the result's dtype: an array that what the epilogue is of is written to.
+    the result's dtype: an array that what the epilogue is of is written to. A list may have sums
+    and maxima (``epilogues.row_sums``, ``column_sums``, ``amax``), each with its own array.
 
     ``out`` [B, M, N] or [B, H, M, N]: an array for the result, which may be wider than a and b;
     else a new one of a's kind and of ``out_dtype``, a's where that is None. beta ≠ 0 needs it, beta

@@ -13,7 +13,7 @@ from kernelseam.descriptors.common.wording import Wording
 from kernelseam.descriptors.gemm.fields import SCALES
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import EpilogueExpression
-from kernelseam.ops.expressions import captured_in
+from kernelseam.ops.expressions import captured_in, reductions_in
 from kernelseam.ops.folding import SUMMED, Axis, fold, offsets
 from kernelseam.ops.operation import Operation
 
@@ -106,7 +106,7 @@ def multiply(
     try:
         try:
             operation.launch(
-                {**ordered, **captured_in(infos)},
+                {**ordered, **captured_in(infos), **reductions_in(infos)},
                 lambda: _descriptor(
                     ordered, names, infos, alpha, beta, precision, scale_block, epilogue
                 ),
@@ -203,7 +203,7 @@ def _descriptor(
         fields[f"stride_{name.lower()}_row"] = rows.strides[2] if rows.shape[2] > 1 else None
         if name in "AB":
             fields[f"{name.lower()}_transposed"] = transposed
-    in_order = epilogue is not None and "batch" in epilogue.structure.value.reads
+    in_order = epilogue is not None and epilogue.structure.counts_matrices
     folded = fold(axes, in_order)
     if folded is None and not K:  # nothing is read
         axes = [

@@ -4,7 +4,7 @@ one verdict out."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -225,6 +225,7 @@ def gemm(
     b_scales: Array | None = None,
     epilogue: Epilogue | None = None,
     preactivation: Array | None = None,
+    reductions: Sequence[Array] = (),
 ) -> Verdict:
     """Compare out [B,H,M,N] (or [B,M,N], [M,N]) with alpha·Σ op(A)·op(B) + beta·C + bias +
     residual, ``c`` being C before the call, bias [B,H,N] (or [B,N], [N]).
@@ -236,7 +237,8 @@ def gemm(
     met bit for bit. ``flushed``: subnormals count as lost. ``precision``: how float32 was
     multiplied. ``a_scales`` [B,H,M] (or [B,M], [M]), ``b_scales`` [B,H,N]: what rows of op(A) and
     columns of op(B) are multiplied by; [B,H,M,K] and [B,H,N,K]: their elements. ``epilogue``: of
-    all that; ``preactivation`` [B,H,M,N] is then compared with what it is of.
+    all that; ``preactivation`` [B,H,M,N] is then compared with what it is of, and ``reductions``,
+    in their order, with its sums and maxima (of all rows alone).
     """
     a4, b4, c4, added = (None if x is None else _four(x) for x in (a, b, c, residual))
     assert a4 is not None and b4 is not None
@@ -275,6 +277,7 @@ def gemm(
         precision=precision,
         epilogue=epilogue,
         preactivation=preactivation,
+        reductions=reductions,
     )
 
 
@@ -292,6 +295,7 @@ def gemm_verdict(
     precision: str | None = None,
     epilogue: Epilogue | None = None,
     preactivation: Array | None = None,
+    reductions: Sequence[Array] = (),
     places: tuple[Array, Array] | None = None,
 ) -> Verdict:
     """The same, given the oracle's result; ``K`` counts the terms of all products of an element.
@@ -323,7 +327,19 @@ def gemm_verdict(
     parts = [compared("C", out, expected, bound)]
     if preactivation is not None:
         parts.append(compared("preactivation", preactivation, result.out, dtype_c))
-    return _verdict(parts, lead, numbers)
+    verdict = _verdict(parts, lead, numbers)
+    if not reductions:
+        return verdict
+    if numbers is not None:
+        raise ValueError("sums and maxima of an epilogue are of all rows, not of some")
+    extents = math.prod(lead[:-1]), lead[-1]
+    of_all = epilogue.reduced(sums, within, (m, batch), extents, dtype.accumulator, flushed)
+    verdicts = [verdict]
+    for i, (x, (y, bound)) in enumerate(zip(reductions, of_all, strict=True)):
+        part = compared(f"reduction {i}", x, y.reshape(x.shape), bound.reshape(x.shape))
+        verdicts.append(_verdict([part], x.shape[:-1], None))
+    worst = max(verdicts, key=lambda v: v.worst)
+    return replace(worst, checked=sum(v.checked for v in verdicts))
 
 
 def worst_of(verdicts: Iterable[Verdict]) -> Verdict:

@@ -13,6 +13,8 @@ from kernelseam.contract import OperandRule, host_array
 from kernelseam.descriptors.common.captured import captured
 from kernelseam.expressions.epilogues import HALVES, EpilogueStructure
 from kernelseam.expressions.evaluation import evaluate
+from kernelseam.expressions.nodes import Node
+from kernelseam.reference.reductions import Reductions
 
 Array = npt.NDArray[Any]
 
@@ -66,14 +68,32 @@ class Epilogue:
         else:
             yield from (slice(2 * of_c.start + x, 2 * of_c.stop + x, 2) for x in (0, 1))
 
-    def __call__(self, sums: Sequence[Array], numbers: Array, rows: slice, columns: slice) -> Array:
-        """Of sums [batch, group, head, row, column] of C's of these numbers."""
-        coordinates = dict(zip(self.structure.sums, sums, strict=True)) | {
+    def __call__(
+        self,
+        sums: Sequence[Array],
+        numbers: Array,
+        rows: slice,
+        columns: slice,
+        reductions: Reductions | None = None,
+    ) -> Array:
+        """Of sums [batch, group, head, row, column] of C's of these numbers. ``reductions`` take
+        what is theirs."""
+        indices = {
             "m": np.arange(rows.start, rows.stop)[:, None],
             "n": np.arange(columns.start, columns.stop),
             "batch": numbers[..., None, None],
         }
-        (value,) = evaluate(
-            [self.structure.value], coordinates, self.numbers, self.arrays, sums[0].dtype
-        )
+
+        def of(node: Node, elements: Mapping[str, Array]) -> Array:
+            (value,) = evaluate(
+                [node], {**elements, **indices}, self.numbers, self.arrays, sums[0].dtype
+            )
+            return value
+
+        value = of(self.structure.value, dict(zip(self.structure.sums, sums, strict=True)))
+        for i, one in enumerate(self.structure.reductions):
+            assert reductions is not None
+            whole = np.broadcast_to(of(one.value, {"acc": value}), sums[0].shape)
+            reductions.add(i, whole, numbers, rows, columns)
+            value = of(one.rest, {"acc": value})
         return value

@@ -17,6 +17,7 @@ from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import LARGEST, DType
 from kernelseam.reference.epilogue import Epilogue
 from kernelseam.reference.products import product
+from kernelseam.reference.reductions import Reductions
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
 from kernelseam.reference.threads import share, threads_for
 
@@ -109,17 +110,23 @@ class _GemmStep:
         )
 
         epilogue = Epilogue.bound(p, pointers)
+        reductions = Reductions(p, pointers) if p.spec.reductions else None
 
         def work(thread: int, tasks: Iterator[tuple[_Stack, tuple[slice, ...]]]) -> None:
             with np.errstate(all="ignore"):
                 for stack, at in tasks:
-                    self.blocks.run(stack, at, scratch[thread], epilogue)
+                    self.blocks.run(stack, at, scratch[thread], epilogue, reductions)
 
-        return lambda stream: share(
-            work,
-            ((stack, at) for stack in operands() for at in self.blocks.of(stack)),
-            self.threads,
-        )
+        def launch(stream: int) -> None:
+            share(
+                work,
+                ((stack, at) for stack in operands() for at in self.blocks.of(stack)),
+                self.threads,
+            )
+            if reductions is not None:
+                reductions.write()
+
+        return launch
 
     def _strided(self, pointers: Mapping[str, int]) -> Callable[[], Iterator[_Stack]]:
         """All C in one stack; where the head groups of C and B do not nest, a stack for each
@@ -349,6 +356,7 @@ class _Blocks:
         at: tuple[slice, ...],
         scratch: list[Array],
         epilogue: Epilogue | None,
+        reductions: Reductions | None,
     ) -> None:
         """Compute one block."""
         out, acc = stack.c[at], self.problem.spec.dtype_acc.numpy
@@ -365,7 +373,7 @@ class _Blocks:
                 stack.sums[own] = self._saturated(part)
             sums.append(part)
         if epilogue is not None:
-            sums = [epilogue(sums, stack.numbers[at[:3]], at[3], at[4])]
+            sums = [epilogue(sums, stack.numbers[at[:3]], at[3], at[4], reductions)]
         out[...] = self._saturated(sums[0])
 
     def _saturated(self, part: Array) -> Array:

@@ -10,6 +10,7 @@ import numpy as np
 from kernelseam import epilogues as e
 from kernelseam.epilogues import NAMED, Epilogue, as_one
 from kernelseam.expressions.elementwise import exp2, where
+from kernelseam.expressions.reductions import MAXIMUM
 from kernelseam.oracle import epilogues as oracle
 from kernelseam.samples.files import function_in
 
@@ -128,10 +129,78 @@ EPILOGUES: dict[str, Callable[[Extents], Epilogue]] = {
 }
 
 
+class Reduced(NamedTuple):
+    """A sum or a maximum in an epilogue: the shape of its array, and what makes it of an array."""
+
+    shape: tuple[int, ...]
+    into: Callable[[Any], e.Reduce]
+
+
+def _squares(acc: Any, m: Any, n: Any, batch: Any) -> Any:
+    return acc * acc
+
+
+def row_sums(x: Extents) -> Reduced:
+    return Reduced((x.M,), e.row_sums)
+
+
+def row_squares(x: Extents) -> Reduced:
+    return Reduced((x.results, x.M), lambda out: e.row_sums(out, _squares))
+
+
+def column_sums(x: Extents) -> Reduced:
+    return Reduced((x.N,), e.column_sums)
+
+
+def column_products(x: Extents) -> Reduced:
+    other, shift = _drawn(x.M, x.N), 0.5
+    return Reduced(
+        (x.results, x.N),
+        lambda out: e.column_sums(out, lambda acc, m, n, batch: acc * other[m, n] + shift * batch),
+    )
+
+
+def amax(x: Extents) -> Reduced:
+    return Reduced((1,), e.amax)
+
+
+def amax_rows(x: Extents) -> Reduced:
+    return Reduced((x.results, x.M), e.amax)
+
+
+def amax_blocks(x: Extents) -> Reduced:
+    return Reduced((x.M, -(-x.N // 128)), lambda out: e.amax(out, block=(1, 128)))
+
+
+def amax_squares(x: Extents) -> Reduced:
+    shape = (x.results, -(-x.M // 128), -(-x.N // 128))
+    return Reduced(shape, lambda out: e.amax(out, _squares, block=(128, 128)))
+
+
+REDUCTIONS: dict[str, Callable[[Extents], Reduced]] = {
+    f.__name__: f
+    for f in (
+        *(row_sums, row_squares, column_sums, column_products),
+        *(amax, amax_rows, amax_blocks, amax_squares),
+    )
+}
+
+
 def for_oracle(epilogue: Epilogue) -> oracle.Epilogue:
     """As the oracle takes one."""
-    one = as_one(epilogue)
-    return oracle.Epilogue(one.function, one.pairs)
+    before, reduced = e.stages(epilogue)
+    found = []
+    for one, rest in reduced:
+        function = as_one([*before, one.function or _same]).function
+        is_maximum = one.operation == MAXIMUM
+        found.append(oracle.Reduction(function, is_maximum, one.rows, one.columns, one.batched))
+        before = [*before, *rest]
+    whole = as_one(e.without_reductions(epilogue))
+    return oracle.Epilogue(whole.function, whole.pairs, tuple(found))
+
+
+def _same(acc: Any, m: Any, n: Any, batch: Any) -> Any:
+    return acc
 
 
 def epilogue_named(name: str, extents: Extents) -> Epilogue:

@@ -30,6 +30,9 @@ class GemmCase(ProductCase):
     epilogue: str = ""
     """One by its name in ``samples.epilogues``, of ``kernelseam.epilogues``, or in a file."""
     preactivation: bool = False
+    reductions: tuple[str, ...] = ()
+    """Sums and maxima in the epilogue, behind its first part, by their names in
+    ``samples.epilogues``."""
     scales: str = ""
     """Of A and B of 8 bits: "tensor", "matrices", "rows" (and columns) or "blocks"; "" none."""
     scale_block: tuple[int, int, int] | None = None

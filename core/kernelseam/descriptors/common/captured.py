@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from kernelseam.contract import ArrayInfo, OperandRule
 from kernelseam.dtypes import DType
+from kernelseam.expressions.reductions import reduction_operands
 
 E = TypeVar("E", bound=Any)
 
@@ -56,6 +57,10 @@ def captured_rules(
 def bare(expression: E, infos: Mapping[str, ArrayInfo], **functions: None) -> E:
     """An expression over the addresses of its arrays, without its functions, which keep them."""
     places = {n: i.pointer for n, i in infos.items()}
-    arrays = tuple(places.get(captured(i), x) for i, x in enumerate(expression.arrays))
-    bared: E = replace(expression, arrays=arrays, **functions)
+    given: dict[str, Any] = {
+        "arrays": tuple(places.get(captured(i), x) for i, x in enumerate(expression.arrays))
+    }
+    if results := reduction_operands(expression):
+        given["results"] = tuple(places.get(n, x) for n, x in results.items())
+    bared: E = replace(expression, **given, **functions)
     return bared

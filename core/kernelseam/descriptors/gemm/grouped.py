@@ -137,6 +137,13 @@ class GroupedGemm(OperandFields, StridedDescriptor[GroupedGemmProblem]):
                 "along", self.along, "must be 'm', 'n' or 'k'", "Name the axis that offsets divide"
             )
         self._refuse_rows_of("epilogue")
+        if expression is not None and expression.structure.reductions:
+            raise InvalidValue(
+                "epilogue",
+                "row_sums, column_sums or amax",
+                "is of products that are not grouped",
+                "Leave it out, and reduce the result",
+            )
         pairs = expression is not None and bool(expression.structure.pairs)
         indices, rows = self._indices()
         for name in SCALES:

@@ -11,6 +11,7 @@ from kernelseam.descriptors.common.captured import captured_rules
 from kernelseam.descriptors.common.extents import distinct
 from kernelseam.dtypes import DType
 from kernelseam.expressions.epilogues import EpilogueStructure, epilogue_of
+from kernelseam.expressions.reductions import Reduction, reduction
 from kernelseam.forking import cached_property
 
 
@@ -97,6 +98,11 @@ class GemmSpec:
     def pairs(self) -> str:
         """How the epilogue pairs columns; "" where it does not."""
         return "" if self.epilogue is None else epilogue_of(self.epilogue).pairs
+
+    @property
+    def reductions(self) -> tuple[Reduction, ...]:
+        """The epilogue's sums and maxima."""
+        return () if self.epilogue is None else epilogue_of(self.epilogue).reductions
 
     @property
     def plain(self) -> bool:
@@ -215,6 +221,9 @@ class GemmProblem:
     captured_extents: tuple[tuple[int, ...], ...] = ()
     captured_strides: tuple[tuple[int, ...], ...] = ()
     preactivation_strides: tuple[int, int, int] = (0, 0, 0)
+    reduction_strides: tuple[tuple[int, ...], ...] = ()
+    """Of the arrays that the epilogue's sums and maxima are written to, by their axes: the operands
+    reduction_0, reduction_1, …"""
     whole_lines: bool = False
     """Of lists: whether all matrices are known to begin with a line of the cache. It concerns time
     alone: a plan serves lists that do not."""
@@ -373,6 +382,17 @@ class GemmProblem:
     def _captured_rules(self, live: bool) -> Iterator[OperandRule]:
         if (expression := self.spec.epilogue_structure) is not None:
             yield from captured_rules(self, expression.arrays, int(live))
+        # written also where there are no elements
+        for i, (x, strides) in enumerate(
+            zip(self.reduction_shapes, self.reduction_strides, strict=True)
+        ):
+            dtype = self.spec.dtype_acc
+            yield OperandRule(reduction(i), dtype, x, strides, dtype.itemsize, True)
+
+    @property
+    def reduction_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the epilogue's sums and maxima."""
+        return tuple(x.shape(self.results, self.M, self.c_columns) for x in self.spec.reductions)
 
     @property
     def scale_extents(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -47,10 +47,12 @@ from kernelseam.descriptors.gemm.fields import (
     traced_epilogue_of,
 )
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.reductions import with_reductions
 from kernelseam.dtypes import DType
 from kernelseam.epilogues import Epilogue
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import EpilogueExpression, epilogue_text
+from kernelseam.expressions.reductions import reduction_operands
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -90,7 +92,9 @@ class BatchedGemmStrided(OperandFields, BatchFields, StridedDescriptor[GemmProbl
     ``epilogue`` (``kernelseam.epilogues``): a function (acc, m, n, batch) of each element of all
     that, in float32, or a name, before it is rounded; batch counts C's, row-major over batches and
     heads. One of pairs (``gated``) makes C half as wide, M×N/2, and takes no beta and no residual.
-    ``preactivation`` [M, N] of C's dtype: a second result, what the epilogue is of.
+    ``preactivation`` [M, N] of C's dtype: a second result, what the epilogue is of. Sums and maxima
+    in it (``row_sums``, ``column_sums``, ``amax``) are of ``dtype_acc``, before the rounding to
+    ``dtype_c``; their arrays are overwritten, and have the strides that they come with.
 
     ``precision`` says how float32 is multiplied. None or "ieee": as float32. "tf32": A and B are
     rounded to TF32, 10 bits behind the point, to nearest (vendors' libraries may cut off), and
@@ -231,7 +235,7 @@ class BatchedGemmStrided(OperandFields, BatchFields, StridedDescriptor[GemmProbl
         )
         if scaled:
             problem = self._with_scale_strides(problem)
-        self._keep(problem, infos)
+        self._keep(with_reductions(problem, infos), infos)
 
     def _with_scale_strides(self, problem: GemmProblem) -> GemmProblem:
         walks = []
@@ -251,9 +255,10 @@ class BatchedGemmStrided(OperandFields, BatchFields, StridedDescriptor[GemmProbl
         return self._given(name)[: 3 if unblocked else None]
 
     def operands(self) -> dict[str, object]:
-        """A, B, C, bias, residual, scales, preactivation and what the epilogue captured, as far as
-        they are given."""
-        return super().operands() | captured_operands(self.epilogue)
+        """A, B, C, bias, residual, scales, preactivation, what the epilogue captured and what it
+        writes sums and maxima to, as far as they are given."""
+        own = super().operands()
+        return own | captured_operands(self.epilogue) | reduction_operands(self.epilogue)
 
     def without_arrays(self) -> BatchedGemmStrided:
         """The same over the addresses of its arrays: it keeps no memory alive."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kernelseam.epilogues import Gated, as_one
+from kernelseam.epilogues import Gated, Reduce, as_one, reduces, refused_reductions
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import (
     EpilogueExpression,
@@ -40,7 +40,7 @@ _ANY_FLOAT, _ANY_INT = 1.5, 2
 
 def traced(epilogue: Any, like: Tensor) -> Traced:
     """Of an epilogue, while torch traces its caller; ``like``: a tensor on the device."""
-    if not isinstance(epilogue, EpilogueExpression):
+    if reduces(epilogue) or not isinstance(epilogue, EpilogueExpression):
         one = as_one(epilogue)
         epilogue = traced_epilogue(one.function, one.pairs)
     text = epilogue_text(epilogue.structure)
@@ -50,6 +50,8 @@ def traced(epilogue: Any, like: Tensor) -> Traced:
 def _compiled(epilogue: Any, like: Tensor) -> Traced:
     """``traced`` as Dynamo follows it."""
     parts = list(epilogue) if isinstance(epilogue, list | tuple) else [epilogue]
+    if any(isinstance(x, Reduce) for x in parts):
+        raise refused_reductions()
     described = _described(tuple([_spec(x, True) for x in parts]), True)
     if described is None:
         described = _described(tuple([_spec(x, False) for x in parts]), False)

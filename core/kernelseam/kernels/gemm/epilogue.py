@@ -28,6 +28,8 @@ def refuse_epilogue(spec: GemmSpec) -> str | None:
     """Why an epilogue is not computed."""
     if spec.epilogue is not None and spec.dtype_acc is DType.float64:
         return "it computes epilogues in float32, not in float64"
+    if spec.reductions:
+        return "row_sums, column_sums and amax in an epilogue are not supported by this kernel"
     return None
 
 

@@ -4,6 +4,7 @@ epilogue is of as a second result."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from kernelseam.dtypes import DType
 from kernelseam.samples.common import (
@@ -47,6 +48,7 @@ def epilogues() -> Iterator[GemmCase]:
     yield case("f16-nt", "epilogue-no-rows", epilogue="column_bias", M=0)
     yield case("f16-nt", "epilogue-integers", epilogue="relu", data="integers")
     yield from _rounded_to_8_bits()
+    yield from (replace(x, may_refuse=frozenset({"shared"})) for x in _reductions())
     yield case("f16-nt", "epilogue-sums", epilogue="checkerboard", batch=4, c_batch_group=2)
 
 
@@ -66,6 +68,34 @@ def _rounded_to_8_bits() -> Iterator[GemmCase]:
         yield case("f16-nt", f"to-{short}", alpha=4.0, **to)
         added = {**to, **both(F16), "preactivation": True, "beta": 0.5}
         yield case("f16-nn", f"epilogue-added-{short}", epilogue="quantized", **added)
+
+
+def _reductions() -> Iterator[GemmCase]:
+    """Sums and maxima, of values before and behind what else the epilogue does."""
+    sums, maxima = ("row_squares", "column_sums"), ("amax", "amax_rows")
+    others = ("row_sums", "column_products", "amax_blocks", "amax_squares")
+    yield case("f32-nn", "epilogue-reductions", reductions=(*sums, *maxima), epilogue="gelu")
+    yield case("f32-nt", "epilogue-reductions-others", reductions=others, N=200, M=150)
+    for kind in ("f16-nt", "bf16-nn"):
+        own = {"epilogue": "quantized_rows", "reductions": (*sums, *others[1:]), "N": 264, "M": 130}
+        yield case(kind, "epilogue-reductions", **own)
+    yield case("f16-nt", "epilogue-reductions-tall", reductions=sums, **{**TALL, "sample": None})
+    for name in ("gated_options", "interleaved_options"):
+        own = {"epilogue": name, "reductions": (*sums, "amax_blocks"), "N": 136, "bias": F16}
+        yield case("f16-nn", f"epilogue-reductions-{name}", **own)
+    exact = {"data": "integers", "K": 16, "num_heads": 1}
+    yield case("f16-nt", "epilogue-reductions-exact", reductions=("row_sums", "amax"), **exact)
+    nan = (InjectedValue("A", NAN, (0, 1, 5, 6)), InjectedValue("B", INF, (1, 0, 7, 3)))
+    own = {"reductions": (*maxima, *sums, "amax_squares"), "injected": nan}
+    yield case("f16-nt", "epilogue-reductions-nan-inf", **own)
+    for axis in "MNK":
+        yield case(
+            "f16-nt", f"epilogue-reductions-no-{axis}", reductions=(*sums, "amax"), **{axis: 0}
+        )
+    to = {"dtype_c": DType.float8_e4m3fn, "may_refuse": frozenset({"shared"}), "N": 144}
+    own = {"epilogue": "quantized_rows", "reductions": ("amax", "amax_blocks"), **to}
+    yield case("f16-nt", "epilogue-reductions-e4m3fn", **own)
+    yield case("f64-nn", "epilogue-reductions", reductions=sums, may_refuse=frozenset({"shared"}))
 
 
 def _preactivation() -> dict[str, object]:

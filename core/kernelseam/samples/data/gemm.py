@@ -20,7 +20,7 @@ from kernelseam.samples.data.memory import (
     scattered,
     unrepeated_shape,
 )
-from kernelseam.samples.epilogues import Extents, epilogue_named
+from kernelseam.samples.epilogues import REDUCTIONS, Extents, epilogue_named
 from kernelseam.samples.gemm_case import GemmCase
 
 
@@ -37,14 +37,22 @@ def shapes(case: GemmCase) -> dict[str, tuple[int, int, int, int]]:
     }
 
 
-def epilogue(case: GemmCase) -> Epilogue:
-    """That of a case which has one."""
-    return epilogue_named(case.epilogue, Extents(math.prod(case.lead), case.M, case.columns))
+def epilogue(case: GemmCase) -> Epilogue | None:
+    """A case's epilogue, over arrays on the host."""
+    extents = Extents(math.prod(case.lead), case.M, case.columns)
+    named = epilogue_named(case.epilogue, extents) if case.epilogue else []
+    if not case.reductions:
+        return named or None
+    parts: list[Any] = [*named] if isinstance(named, list | tuple) else [named]
+    made = (REDUCTIONS[n](extents) for n in case.reductions)
+    acc = case.dtype.accumulator.numpy
+    return [*parts[:1], *(x.into(np.zeros(x.shape, acc)) for x in made), *parts[1:]]
 
 
 def expression(case: GemmCase) -> EpilogueExpression | None:
     """A case's epilogue, traced over its arrays on the host."""
-    return epilogue_expression(epilogue(case)) if case.epilogue else None
+    given = epilogue(case)
+    return None if given is None else epilogue_expression(given)
 
 
 def _captured(case: GemmCase) -> tuple[Any, ...]:
@@ -152,4 +160,6 @@ def placements(case: GemmCase) -> dict[str, Placement]:
             steps = (heads * (n + 1) * blocks[0], (n + 1) * blocks[0], 1, n + 1)
         steps = {"tensor": (0, 0, 0), "matrices": (heads + 1, 1, 0)}.get(case.scales, steps)
         placements[name] = Placement(name, DType.float32, of_scales, steps)
-    return placements | captured.placements(_captured(case))
+    traced = expression(case)
+    results = () if traced is None else traced.results
+    return placements | captured.placements(_captured(case)) | captured.result_placements(results)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernelseam.descriptors import BatchedGemmPointers, BatchedGemmStrided
+from kernelseam.expressions.reductions import reduction
 from kernelseam.oracle import check, formulas
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import GemmResult
@@ -25,7 +26,8 @@ class Gemm(Operation[GemmCase, GemmResult]):
     name, data = "gemm", data
 
     def outputs(self, case: GemmCase) -> tuple[str, ...]:
-        return ("C", "preactivation") if case.preactivation else ("C",)
+        reductions = map(reduction, range(len(case.reductions)))
+        return ("C", *["preactivation"] * case.preactivation, *reductions)
 
     def repeatable(self, case: GemmCase) -> bool:
         return super().repeatable(case) and case.beta == 0 and not case.in_place
@@ -54,7 +56,8 @@ class Gemm(Operation[GemmCase, GemmResult]):
         }
         if (expression := data.expression(case)) is not None:
             addresses, arrays = captured.views(layout, addresses, placed.device)
-            options["epilogue"] = replace(expression, arrays=arrays)
+            addresses, results = captured.views(layout, addresses, placed.device, "reduction_")
+            options["epilogue"] = replace(expression, arrays=arrays, results=results)
         if case.view == "strided":
             return BatchedGemmStrided(
                 **addresses,
@@ -102,6 +105,7 @@ class Gemm(Operation[GemmCase, GemmResult]):
             exact=case.exact,
             flushed=flushed,
             precision=case.precision,
-            epilogue=for_oracle(data.epilogue(case)) if case.epilogue else None,
+            epilogue=None if (given := data.epilogue(case)) is None else for_oracle(given),
             preactivation=results.get("preactivation"),
+            reductions=[results[reduction(i)] for i in range(len(case.reductions))],
         )

@@ -175,6 +175,8 @@ class HopperGemm(KernelDefinition):
         spec = problem.spec
         if spec.heads:
             return "heads is not supported by this kernel"
+        if spec.reductions:
+            return "row_sums, column_sums and amax in an epilogue are not supported by this kernel"
         if spec.dtype_c.is_fp8 and (problem.beta != 0 or spec.residual or spec.preactivation):
             return f"beta, residual and preactivation of {spec.dtype_c} are not supported"
         for option in ("row_sums", "segmented", "joined", "epilogue"):

@@ -1,0 +1,77 @@
+"""Sums and maxima of an epilogue on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernelseam.contract import host_array
+from kernelseam.descriptors.gemm.problem import GemmProblem
+from kernelseam.expressions.reductions import MAXIMUM, Reduction, reduction
+
+Array = npt.NDArray[Any]
+_Place = tuple[int, int, int]
+"""(matrix, row, column) of a block, for the order in which parts are added."""
+
+
+class Reductions:
+    """What blocks of a result contribute, in any order; added in one order, in float64, which does
+    not depend on the threads."""
+
+    def __init__(self, problem: GemmProblem, pointers: Mapping[str, int]) -> None:
+        self.problem = problem
+        rules = {r.name: r for r in problem.operands}
+        self._arrays = []
+        for i in range(len(problem.spec.reductions)):
+            rule = rules[reduction(i)]
+            assert rule.dtype is not None
+            address = pointers.get(rule.name, 0)
+            self._arrays.append(host_array(address, rule.shape, rule.strides, rule.dtype))
+        self._parts: list[list[tuple[_Place, Array, Array]]] = [[] for _ in self._arrays]
+
+    def add(self, index: int, value: Array, numbers: Array, rows: slice, columns: slice) -> None:
+        """What a reduction is of, for a block [batch, group, head, row, column] of C's of these
+        numbers."""
+        one = self.problem.spec.reductions[index]
+        part = np.abs(value) if one.operation == MAXIMUM else value
+        for axis, of, size in ((-2, rows, one.rows), (-1, columns, one.columns)):
+            part = _reduced(one, part, axis, of, size)
+        place = (int(numbers.flat[0]), rows.start, columns.start)
+        self._parts[index].append((place, numbers, part))
+
+    def write(self) -> None:
+        """Combine the parts, and forget them."""
+        p = self.problem
+        for one, out, parts in zip(p.spec.reductions, self._arrays, self._parts, strict=True):
+            numbers = p.results if one.by_matrix else 1
+            extents = [
+                -(-n // s) if s else 1 for n, s in ((p.M, one.rows), (p.c_columns, one.columns))
+            ]
+            whole = np.zeros((numbers, *extents))
+            for (_, row, column), of, part in sorted(parts, key=lambda x: x[0]):
+                row, column = row // (one.rows or p.M), column // (one.columns or p.c_columns)
+                for number, x in zip(of.flat, part.reshape(-1, *part.shape[-2:]), strict=True):
+                    at = whole[int(number) if one.by_matrix else 0]
+                    into = at[row : row + x.shape[0], column : column + x.shape[1]]
+                    _operation(one)(into, x, out=into)
+            with np.errstate(all="ignore"):
+                out[...] = whole.reshape(out.shape)
+            parts.clear()
+
+
+def _operation(one: Reduction) -> Any:
+    return np.maximum if one.operation == MAXIMUM else np.add
+
+
+def _reduced(one: Reduction, x: Array, axis: int, of: slice, size: int) -> Array:
+    """Of blocks of ``size`` along an axis, which has the indices ``of``; 0: of all."""
+    if size == 1:
+        return x
+    wide = {} if one.operation == MAXIMUM else {"dtype": np.float64}
+    first = 0 if size == 0 else of.start - of.start % size
+    starts = np.maximum(np.arange(first, of.stop, size or of.stop) - of.start, 0)
+    result: Array = _operation(one).reduceat(x, starts, axis=axis, **wide)
+    return result
