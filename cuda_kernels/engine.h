@@ -16,6 +16,7 @@ template<class S, class Place> struct Accumulators {
 
   template<int R, int C> using Acc = AccumulatorFragment<Sum, R, C>;
   template<int R> struct Row { Sum x[R / 16][2]; };
+  template<int C> struct Column { Sum x[C / 8][2]; };
 
   template<int R, int C> static KS_DEVICE void zero(Acc<R, C>& a) {
 #pragma unroll
@@ -123,6 +124,52 @@ template<class S, class Place> struct Accumulators {
       for (int r = 0; r < R / 16; r++)
 #pragma unroll
         for (int h = 0; h < 2; h++) f(Place::row(r, h), a.x[r][h]);
+  }
+
+  template<int R, int C, class F> static KS_DEVICE void row_fold(Row<R>& out, const Acc<R, C>& a, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int c = 0; c < C / 8; c++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+          out.x[r][e / 2] = f(out.x[r][e / 2], Place::row(r, e / 2), Place::column(c) + e % 2 * Place::STEP, a.x[r][c][e]);
+  }
+  template<int R, class F> static KS_DEVICE void row_join(Row<R>& a, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int m = 1; m < 4; m *= 2) a.x[r][h] = f(a.x[r][h], shuffle_xor(a.x[r][h], m));
+  }
+  template<int R, int C, class F> static KS_DEVICE void column_fold(Column<C>& out, const Acc<R, C>& a, F f) {
+#pragma unroll
+    for (int c = 0; c < C / 8; c++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        out.x[c][h] = 0;
+#pragma unroll
+        for (int r = 0; r < R / 16; r++)
+#pragma unroll
+          for (int e = h; e < 4; e += 2)
+            out.x[c][h] = f(out.x[c][h], Place::row(r, e / 2), Place::column(c) + h * Place::STEP, a.x[r][c][e]);
+      }
+  }
+  template<int C, class F> static KS_DEVICE void column_join(Column<C>& a, F f) {
+#pragma unroll
+    for (int c = 0; c < C / 8; c++)
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int m = 4; m < WARP; m *= 2) a.x[c][h] = f(a.x[c][h], shuffle_xor(a.x[c][h], m));
+  }
+  template<int C, class F> static KS_DEVICE void each_column(const Column<C>& a, F f) {
+    if (lane_group() == 0)
+#pragma unroll
+      for (int c = 0; c < C / 8; c++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) f(Place::column(c) + h * Place::STEP, a.x[c][h]);
   }
 
   template<class Out, int R, int C>

@@ -96,6 +96,7 @@ template<class T_> struct MatrixEngine {
   template<int N, int K, bool K_LAST> using Tile = MatrixTile<T, N, K, K_LAST>;
   template<int R, int C> struct Acc { Sums x[R / 16][C / 16]; };
   template<int R> struct Row { float x[R / 16]; };
+  template<int C> struct Column { float x[C / 16][BLOCK_SUMS]; };
   template<int R, int K> struct Operand {
     static constexpr int UNITS = K / UNIT, TAIL = K % UNIT != 0;
     Fragment x[R / 16][UNITS + (UNITS == 0)];
@@ -292,6 +293,51 @@ template<class T_> struct MatrixEngine {
     if (lane() < 16)
 #pragma unroll
       for (int r = 0; r < R / 16; r++) f(16 * r + lane(), a.x[r]);
+  }
+
+  template<int R, int C, class F> static KS_DEVICE void row_fold(Row<R>& out, const Acc<R, C>& a, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int b = 0; b < C / 16; b++) {
+        const int row = opaque(16 * r + lane() % 16), column = opaque(sums_column<C>(b));
+#pragma unroll
+        for (int e = 0; e < BLOCK_SUMS; e++) out.x[r] = f(out.x[r], row, column + e, a.x[r][b][e]);
+      }
+  }
+  template<int R, class F> static KS_DEVICE void row_join(Row<R>& a, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int m = 16; m < WARP; m *= 2) a.x[r] = f(a.x[r], shuffle_xor(a.x[r], m));
+  }
+  template<int R, int C, class F> static KS_DEVICE void column_fold(Column<C>& out, const Acc<R, C>& a, F f) {
+#pragma unroll
+    for (int b = 0; b < C / 16; b++) {
+#pragma unroll
+      for (int e = 0; e < BLOCK_SUMS; e++) out.x[b][e] = 0;
+#pragma unroll
+      for (int r = 0; r < R / 16; r++) {
+        const int row = opaque(16 * r + lane() % 16), column = opaque(sums_column<C>(b));
+#pragma unroll
+        for (int e = 0; e < BLOCK_SUMS; e++) out.x[b][e] = f(out.x[b][e], row, column + e, a.x[r][b][e]);
+      }
+    }
+  }
+  template<int C, class F> static KS_DEVICE void column_join(Column<C>& a, F f) {
+#pragma unroll
+    for (int b = 0; b < C / 16; b++)
+#pragma unroll
+      for (int e = 0; e < BLOCK_SUMS; e++)
+#pragma unroll
+        for (int m = 1; m < 16; m *= 2) a.x[b][e] = f(a.x[b][e], shuffle_xor(a.x[b][e], m));
+  }
+  template<int C, class F> static KS_DEVICE void each_column(const Column<C>& a, F f) {
+    if (lane() % 16 == 0)
+#pragma unroll
+      for (int b = 0; b < C / 16; b++)
+#pragma unroll
+        for (int e = 0; e < BLOCK_SUMS; e++) f(sums_column<C>(b) + e, a.x[b][e]);
   }
 
   // Accumulators lie as an operand does.

@@ -117,6 +117,7 @@ UNSHOWN = (
     "q_returned",
     "sections",
     "scale_k",
+    "reduces_halves",
 )
 """Columns of tiles that shape no binary, or are told by the spec or by another of the arch's."""
 

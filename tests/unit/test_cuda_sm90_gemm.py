@@ -15,6 +15,7 @@ from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsSpec
 from kernelseam.dtypes import DType
 from kernelseam.epilogues import Epilogue, column_sums, epilogue_expression, residual, softcap
 from kernelseam.expressions.epilogues import epilogue_text
+from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.gemm import HopperGemm
 from kernelseam_cuda.sm90.tiles import (
@@ -139,6 +140,12 @@ def test_what_the_kernel_does_not_take_is_refused_by_name(
     changes: dict[str, object], reason: str
 ) -> None:
     assert HALF.refuse(problem(**changes), ROW) == reason
+
+
+def test_sums_in_an_epilogue_fall_back_to_the_shared_kernel() -> None:
+    sums = {"epilogue": WITH_SUMS}
+    p = replace(problem(batch=1, heads=1, **sums), reduction_strides=((1,),))
+    assert HALF.refuse(p, ROW) is not None and GemmDefinition().refuse(p, ROW) is None
 
 
 def test_problems_are_refused_by_their_numbers() -> None:

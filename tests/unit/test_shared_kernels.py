@@ -306,6 +306,8 @@ def test_a_bundle_holds_what_its_main_file_includes_and_nothing_else() -> None:
         "gemm/gemm.h",
         "gemm/groups.h",
         "gemm/heads.h",
+        "gemm/joined.h",
+        "gemm/reductions.h",
         "gemm/scales.h",
         "generated/config.h",
         "generated/epilogue.h",

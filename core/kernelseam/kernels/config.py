@@ -78,6 +78,8 @@ TEXTS: Mapping[str, str] = {
     "EPILOGUE": "an epilogue (gemm/epilogue.h)",
     "PAIRS": "it is of pairs of columns: 0 none, HALVES or NEIGHBOURS",
     "PREACTIVATION": "what the epilogue is of is written too",
+    "MAXIMUM": "a maximum; else a sum",
+    "REDUCTIONS": "sums and maxima in the epilogue (gemm/reductions.h)",
     "VECTOR_P": "bytes that rows of that are aligned to",
     "SUMMED": "C sums the products of several batches or heads",
     "SEGMENTED": "A's heads lie in three places",

@@ -42,6 +42,7 @@ from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.gemm.gemv import GEMV
 from kernelseam.kernels.gemm.grouped import GroupedGemmDefinition
 from kernelseam.kernels.gemm.grouped_pointers import GroupedGemmPointersDefinition
+from kernelseam.kernels.gemm.reductions import REDUCE
 
 F16, BF16, F32, F64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
 GEMM, FORWARD, BACKWARD = GemmDefinition(), AttentionDefinition(), AttentionBwdDefinition()
@@ -73,6 +74,7 @@ def covering(kernels: Iterable[Composition] = ()) -> tuple[Covered, ...]:
         *_small(),
         *DECODE.covering(),
         *GEMV.covering(),
+        *REDUCE.covering(),
         *_stored(),
         *own,
     )
@@ -86,7 +88,8 @@ def covering_specs() -> tuple[Any, ...]:
 
 
 def _epilogues() -> Iterator[Covered]:
-    """An activation; numbers and arrays that functions capture; pairs; what an epilogue is of."""
+    """An activation; numbers and arrays that functions capture; pairs; what an epilogue is of; sums
+    and maxima."""
     by_row, matrix = np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float16)
     captures: list[epilogues.One] = [epilogues.column_bias(by_row), "gelu", epilogues.softcap(1.0)]
     interleaved = epilogues.gated(
@@ -103,6 +106,15 @@ def _epilogues() -> Iterator[Covered]:
     yield Covered(GEMM, spec("swiglu", replace(of_pairs, b_transposed=False)), often=False)
     yield Covered(GEMM, spec([interleaved, epilogues.residual(matrix)], of_pairs), often=False)
     yield Covered(GEMM, spec("geglu_tanh", GemmSpec(F32, F32, F32)), often=False)
+    reduced: list[epilogues.One] = [
+        epilogues.column_sums(by_row[0]),
+        epilogues.row_sums(by_row, lambda acc, m, n, batch: acc * acc),
+        epilogues.amax(by_row[0]),
+    ]
+    yield Covered(GEMM, spec(["gelu", *reduced], GemmSpec(BF16, BF16, F32, b_transposed=True)))
+    for gate in ("swiglu", interleaved):
+        yield Covered(GEMM, spec([gate, *reduced[:2]], GemmSpec(F16, F16, F32)), often=False)
+    yield Covered(GEMM, spec(reduced, GemmSpec(F32, F32, F32)), often=False)
 
 
 def _gemms() -> Iterator[Covered]:

@@ -144,7 +144,7 @@ _CDNA = {
     "attention": tiles.CDNA_ATTENTION,
     "attention_bwd": tiles.CDNA_ATTENTION_BWD,
 }
-_GFX90A = {**_CDNA, "attention": tiles.GFX90A_ATTENTION}
+_GFX90A = {**_CDNA, "gemm": tiles.GFX90A_GEMM, "attention": tiles.GFX90A_ATTENTION}
 _CDNA4 = {
     "gemm": tiles.CDNA_GEMM,
     "gemv": tiles.CDNA_GEMV,

@@ -33,6 +33,9 @@ CDNA_GEMM = (
     GemmTile(DOUBLE, 64, 64, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(DOUBLE, 32, 32, 16, 2, 2, stages=2, min_blocks=4, persistent=False),
 )
+GFX90A_GEMM = tuple(replace(t, reduces_halves=t.bn < 128) for t in CDNA_GEMM)
+"""Sums and maxima of pairs of halves leave 128×128 too few scalar registers, of which there are 6
+fewer than on gfx942."""
 CDNA_GEMV = (
     GemvTile(True, 8, 4, 128, 2),
     GemvTile(True, 64, 2, 256, 4, ahead=True),

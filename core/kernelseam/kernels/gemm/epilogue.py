@@ -28,8 +28,6 @@ def refuse_epilogue(spec: GemmSpec) -> str | None:
     """Why an epilogue is not computed."""
     if spec.epilogue is not None and spec.dtype_acc is DType.float64:
         return "it computes epilogues in float32, not in float64"
-    if spec.reductions:
-        return "row_sums, column_sums and amax in an epilogue are not supported by this kernel"
     return None
 
 
@@ -42,6 +40,7 @@ def epilogue_constants(spec: GemmSpec) -> Constants:
         "PAIRS": _PAIRS[spec.pairs],
         "CAPTURES": captures,
         "PREACTIVATION": spec.preactivation,
+        "REDUCTIONS": len(spec.reductions),
         "VECTOR_P": spec.vector_p,
     }
 

@@ -1,6 +1,6 @@
 // Batched GEMM: C[i] = alpha · Σ op(A) · op(B) (· scales of its row and its column) + beta · C[i] + bias[i] + residual[i], and what an
 // epilogue makes of that (epilogue.h), for every matrix C[i] of a strided batch or of a list of addresses, in one launch; the sum
-// over one product, or over those of several batches and heads.
+// over one product, or over those of several batches and heads. Sums and maxima in the epilogue: reductions.h.
 //
 // Algorithm: the work is cut into BM×BN tiles of all the C's. As many blocks start as the device holds at once, and each
 // takes every gridDim-th tile. Tiles of A and B come through shared memory in slices of BK, STAGES of them in a ring that
@@ -63,6 +63,7 @@ static_assert(Config::SCALE_K % K_STEP == 0 && (Config::SCALE_K % BK == 0 || BK 
 KS_DEVICE int half_of(int n) { return (unsigned)n / 2; }
 
 #include "gemm/epilogue.h"
+#include "gemm/reductions.h"
 #include "gemm/heads.h"
 #include "gemm/groups.h"
 
@@ -75,7 +76,7 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
      i64 residual_head, i64 sums_batch, i64 sums_head, int a_row, int b_row, int c_row, int residual_row, int M, int N,
      int K, int num_heads, int batch_group, int head_group, int b_head_group, int tiles_m, int tiles_n, unsigned total,
      unsigned blocks, Sum alpha, Sum beta, const Segments& segments, const Heads& heads, const Groups& groups,
-     const RowIndices& indices, const Scales& scales, const EpilogueArguments& epilogue) {
+     const RowIndices& indices, const Scales& scales, const EpilogueArguments& epilogue, const EpilogueParts<Config::REDUCTIONS>& parts) {
   const int team = TEAMS > 1 ? warp_index() : 0, warp = TEAMS > 1 ? 0 : warp_index();
   char* const memory = shared_memory<Config::SHARED_BYTES>() + team * TEAM_BYTES;
   const int warp_m = warp % WARPS_M * WM, warp_n = warp / WARPS_M * WPN;
@@ -398,10 +399,18 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
         });
       } else if constexpr (Config::PAIRS == NEIGHBOURS) {
         E::map_pairs(acc[0], [&](int i, int j, Sum& gate, Sum& up) {
-          out.at(i, j / 2) = convert<TC>(own.value(gate, up, tile, own.row(tile, m0 + i), own.column(tile, col0 + j / 2)));
+          const Sum x = own.value(gate, up, tile, own.row(tile, m0 + i), own.column(tile, col0 + j / 2));
+          if constexpr (Config::REDUCTIONS) gate = x;
+          else out.at(i, j / 2) = convert<TC>(x);
         });
       } else {
         E::map(acc[0], [&](int i, int j, Sum x) { return own.value(x, tile, own.row(tile, m0 + i), own.column(tile, col0 + j)); });
+      }
+      if constexpr (Config::REDUCTIONS) {
+        const EpilogueBlock block{epilogue.results.number(at.batch, at.head), m0, col0, M - row0, columns - col0};
+        take_reductions<E, WM, WPN, Config::PAIRS == NEIGHBOURS ? 2 : 1, 0>(own, tile, acc[0], block, parts);
+        if constexpr (Config::PAIRS == NEIGHBOURS)
+          E::map_pairs(acc[0], [&](int i, int j, Sum& x, Sum&) { out.at(i, j / 2) = convert<TC>(x); });
       }
     }
     if constexpr (Config::PAIRS != NEIGHBOURS) E::to_shared(out, acc[0]);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kernelseam.contract import ArchRow, Device
+from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
@@ -31,6 +31,14 @@ from kernelseam.kernels.gemm.epilogue import (
     epilogue_structure,
     epilogue_values,
     refuse_epilogue,
+)
+from kernelseam.kernels.gemm.reductions import (
+    part_pointers,
+    part_values,
+    parts_structure,
+    reduce_launches,
+    refuse_parts,
+    takes_reductions,
 )
 from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.signature import Signature, Structure
@@ -122,12 +130,16 @@ class GemmDefinition(KernelDefinition):
                 return f"scale_block[2] = {k}: no tile of {row.arch} scales sums of so many"
             if reason := refuse_precision(spec.precision, row.tiles.get("gemm", ()), row):
                 return reason
+            if spec.reductions:
+                return f"no tile of {row.arch} has warps of blocks that sums and maxima are of"
             return f"no tile of {row.arch} takes {spec.dtype} to {spec.dtype_c}"
         if all(t.count(p) >= INT32 for t in self.tiles(spec, row)):
             count = min(t.count(p) for t in self.tiles(spec, row))
             return f"it has {count} tiles of C, not fewer than 2^31"
         if p.summed * max(p.K, 1) >= INT32:
             return f"it sums {p.summed} products of K = {p.K} into one C, 2^31 terms or more"
+        if p.spec.reductions and (reason := refuse_parts(p, self.tiles(spec, row))):
+            return reason
         rows = {"stride_b_row": p.b_strides[2], "stride_residual_row": p.residual_strides[2]}
         rows["stride_a_scales_row"] = p.a_scale_strides[2]
         rows["stride_b_scales_column"] = p.b_scale_strides[2]
@@ -157,6 +169,7 @@ class GemmDefinition(KernelDefinition):
             and (spec.scale_block is None or t.scales_blocks(spec.scale_block[2]))
             and (not spec.pairs or t.bn // t.warps_n % _PAIR_COLUMNS == 0)
             and (spec.pairs != INTERLEAVED or _of_warp(t) <= _INTERLEAVED_SUMS)
+            and takes_reductions(spec, t)
         )
 
     def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> GemmTile:
@@ -185,6 +198,12 @@ class GemmDefinition(KernelDefinition):
 
     def work(self, problem: GemmProblem, tile: GemmTile, device: Device) -> Work:
         return gemm_work(problem, tile, device)
+
+    def launches(self, problem: GemmProblem, tile: GemmTile, device: Device) -> Launches:
+        if not problem.spec.reductions:
+            return super().launches(problem, tile, device)
+        offsets, others, workspace = reduce_launches(problem, tile)
+        return Launches((Launch(self, problem, tile, offsets), *others), workspace)
 
     def constants(self, spec: GemmSpec, tile: GemmTile, row: ArchRow) -> Constants:
         return {
@@ -233,10 +252,11 @@ class GemmDefinition(KernelDefinition):
                 *((("heads", HEADS_STRUCTURE),) if spec.heads else ()),
                 *((("scales", scales_structure(spec)),) if spec.scales else ()),
                 *((("epilogue", epilogue_structure(spec)),) if spec.epilogue else ()),
+                *((("parts", parts_structure(spec)),) if spec.reductions else ()),
             ),
             generated=True,
             in_place=True,
-            optional=("segments", "heads", "groups", "indices", "scales", "epilogue"),
+            optional=("segments", "heads", "groups", "indices", "scales", "epilogue", "parts"),
         )
 
     def grid(self, problem: GemmProblem, tile: GemmTile, device: Device) -> int:
@@ -294,6 +314,7 @@ class GemmDefinition(KernelDefinition):
             **(heads_values(p.heads) if p.heads else {}),
             **scale_values(p),
             **(epilogue_values(problem, p) if p.spec.epilogue else {}),
+            **(part_values(problem, tile) if p.spec.reductions else {}),
         }
 
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
@@ -302,7 +323,7 @@ class GemmDefinition(KernelDefinition):
         added = {n: f"{n}{suffix}" for n in ("bias", "residual") if getattr(spec, n)}
         if spec.scales:
             added |= {n: f"{n}{suffix}" for n in SCALES}
-        added |= epilogue_pointers(spec, suffix)
+        added |= epilogue_pointers(spec, suffix) | dict.fromkeys(part_pointers(spec), "")
         others = [*_STRIDED, *(_SEGMENTS if spec.segmented else ())]
         if spec.heads:
             others += [*_HEADS, *HEADS_POINTERS]
@@ -318,8 +339,10 @@ def _of_warp(tile: GemmTile) -> int:
 
 
 def _sums_more(spec: GemmSpec) -> bool:
-    """Whether what is written beside C takes registers: sums of rows, or both halves of pairs."""
-    return spec.row_sums is not None or (spec.pairs == HALVES and spec.preactivation)
+    """Whether what is written beside C takes registers: sums of rows of A, sums and maxima in the
+    epilogue, or both halves of pairs."""
+    halves = spec.pairs == HALVES and spec.preactivation
+    return spec.row_sums is not None or bool(spec.reductions) or halves
 
 
 def refuse_rounding(spec: GemmSpec) -> str | None:

@@ -31,6 +31,8 @@ class GemmTile:
     """Tiles that a block computes at once; if more than one, each team is one warp."""
     row_sums: bool = True
     """Whether it leaves registers for sums of rows, or for what is written beside both halves."""
+    reduces_halves: bool = True
+    """Whether it leaves registers for sums and maxima of pairs of both halves."""
     plain: bool = False
     """Whether it leaves no registers for an epilogue with bias or residual."""
     precision: str | None = None

@@ -55,6 +55,7 @@ template<class T_> struct SimtEngine {
 
   template<int R, int C> struct Acc { Sum x[R / 8][C / Q]; };
   template<int R> struct Row { Sum x[R / 8]; };
+  template<int C> struct Column { Sum x[C / Q]; };
   template<int R, int K, class From> struct Operand { From tile; int row0, k0; };
 
   static KS_DEVICE int p() { return lane() / (Q * NEAR) * NEAR + lane() % NEAR; }
@@ -280,6 +281,41 @@ template<class T_> struct SimtEngine {
     if (q() == 0)
 #pragma unroll
       for (int r = 0; r < R / 8; r++) f(row<R>(r), a.x[r]);
+  }
+
+  template<int R, int C, class F> static KS_DEVICE void row_fold(Row<R>& out, const Acc<R, C>& a, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 8; r++)
+#pragma unroll
+      for (int c = 0; c < C / Q; c++) out.x[r] = f(out.x[r], row<R>(r), column(c), a.x[r][c]);
+  }
+  template<int R, class F> static KS_DEVICE void row_join(Row<R>& a, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 8; r++)
+#pragma unroll
+      for (int m = NEAR; m < Q * NEAR; m *= 2) a.x[r] = f(a.x[r], shuffle_xor(a.x[r], m));
+  }
+  template<int R, int C, class F> static KS_DEVICE void column_fold(Column<C>& out, const Acc<R, C>& a, F f) {
+#pragma unroll
+    for (int c = 0; c < C / Q; c++) {
+      out.x[c] = 0;
+#pragma unroll
+      for (int r = 0; r < R / 8; r++) out.x[c] = f(out.x[c], row<R>(r), column(c), a.x[r][c]);
+    }
+  }
+  template<int C, class F> static KS_DEVICE void column_join(Column<C>& a, F f) {
+#pragma unroll
+    for (int c = 0; c < C / Q; c++) {
+#pragma unroll
+      for (int m = 1; m < NEAR; m *= 2) a.x[c] = f(a.x[c], shuffle_xor(a.x[c], m));
+#pragma unroll
+      for (int m = Q * NEAR; m < WARP; m *= 2) a.x[c] = f(a.x[c], shuffle_xor(a.x[c], m));
+    }
+  }
+  template<int C, class F> static KS_DEVICE void each_column(const Column<C>& a, F f) {
+    if (p() == 0)
+#pragma unroll
+      for (int c = 0; c < C / Q; c++) f(column(c), a.x[c]);
   }
 
   template<int R, int C> static constexpr int operand_bytes() { return R * C * (int)sizeof(T); }

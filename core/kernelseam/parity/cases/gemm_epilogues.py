@@ -4,7 +4,6 @@ epilogue is of as a second result."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from kernelseam.dtypes import DType
 from kernelseam.samples.common import (
@@ -48,7 +47,7 @@ def epilogues() -> Iterator[GemmCase]:
     yield case("f16-nt", "epilogue-no-rows", epilogue="column_bias", M=0)
     yield case("f16-nt", "epilogue-integers", epilogue="relu", data="integers")
     yield from _rounded_to_8_bits()
-    yield from (replace(x, may_refuse=frozenset({"shared"})) for x in _reductions())
+    yield from _reductions()
     yield case("f16-nt", "epilogue-sums", epilogue="checkerboard", batch=4, c_batch_group=2)
 
 

@@ -211,6 +211,7 @@ template<class T_, int PRODUCTS = 0> struct MatrixEngine {
   // Lane i holds rows i, i + 16, …
   template<int R, int C> struct Acc { float x[R / WARP][C]; };
   template<int R> struct Row { float x[R / WARP]; };
+  template<int C> struct Column { float x[C]; };
   template<int R, int K> struct Operand { float x[R / WARP][K]; };
 
   template<int R, int K, class From> static KS_DEVICE Operand<R, K> operand(From tile, int row0, int k0) {
@@ -317,6 +318,26 @@ template<class T_, int PRODUCTS = 0> struct MatrixEngine {
   template<int R> static KS_DEVICE void row_finish_sum(Row<R>&) {}
   template<int R, class F> static KS_DEVICE void each_row(const Row<R>& a, F f) {
     for (int r = 0; r < R / WARP; r++) f(r * WARP + lane(), a.x[r]);
+  }
+
+  template<int R, int C, class F> static KS_DEVICE void row_fold(Row<R>& out, const Acc<R, C>& a, F f) {
+    for (int r = 0; r < R / WARP; r++)
+      for (int c = 0; c < C; c++) out.x[r] = f(out.x[r], r * WARP + lane(), c, a.x[r][c]);
+  }
+  template<int R, class F> static KS_DEVICE void row_join(Row<R>&, F) {}
+  template<int R, int C, class F> static KS_DEVICE void column_fold(Column<C>& out, const Acc<R, C>& a, F f) {
+    for (int c = 0; c < C; c++) {
+      out.x[c] = 0;
+      for (int r = 0; r < R / WARP; r++) out.x[c] = f(out.x[c], r * WARP + lane(), c, a.x[r][c]);
+    }
+  }
+  template<int C, class F> static KS_DEVICE void column_join(Column<C>& a, F f) {
+    for (int m = 1; m < WARP; m *= 2)
+      for (float& x : a.x) x = f(x, shuffle_xor(x, m));
+  }
+  template<int C, class F> static KS_DEVICE void each_column(const Column<C>& a, F f) {
+    if (lane() == 0)
+      for (int c = 0; c < C; c++) f(c, a.x[c]);
   }
 
   template<int R, int C> static constexpr int operand_bytes() { return 0; }

@@ -1,0 +1,201 @@
+"""Sums and maxima of a GEMM's epilogue: the parts that its tiles write (reductions.h), and the
+kernel definition of what adds them up (reduce.h)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kernelseam.contract import ArchRow, Device, Launch
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
+from kernelseam.expressions.epilogues import HALVES
+from kernelseam.expressions.reductions import MAXIMUM, Reduction, reduction
+from kernelseam.kernels.attention.row_kernels import RowTile, SmallKernel
+from kernelseam.kernels.config import Constants
+from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.elements import INT32, divide_up
+from kernelseam.kernels.gemm.tile import GemmTile
+from kernelseam.kernels.signature import Structure
+
+_WARPS, _WIDEST_WARP = 8, 64
+_MANY, _SOME, _FEW = 128, 32, 8
+"""Numbers of the result that a block makes, where their parts lie side by side: of at most so few
+parts, and of more."""
+_ALIGNMENT = 16
+
+
+def part_pointers(spec: GemmSpec) -> tuple[str, ...]:
+    """The GEMM's parameters that the parts are written to."""
+    return tuple(f"parts_{i}" for i in range(len(spec.reductions)))
+
+
+def parts_structure(spec: GemmSpec) -> Structure:
+    """The GEMM's argument."""
+    names = part_pointers(spec)
+    counts = ("row_strips", "column_strips")
+    members = (*((n, "pointer") for n in names), *((n, "i32") for n in counts))
+    return Structure(members, (*(f"parts[{i}]" for i in range(len(names))), *counts))
+
+
+def part_values(p: GemmProblem, tile: GemmTile) -> dict[str, int]:
+    """Its values, of the whole problem, in whatever bands it is walked."""
+    return {
+        "row_strips": divide_up(p.M, tile.bm) * tile.warps_m,
+        "column_strips": divide_up(p.N, tile.bn) * tile.warps_n,
+    }
+
+
+def warp_block(spec: GemmSpec, tile: GemmTile) -> tuple[int, int]:
+    """Rows and columns of the result that a warp has of a tile."""
+    columns = tile.bn // tile.warps_n
+    return tile.bm // tile.warps_m, columns // 2 if spec.pairs else columns
+
+
+def takes_reductions(spec: GemmSpec, tile: GemmTile) -> bool:
+    """Whether what shares a number of a sum or a maximum is of whole warps' rows and columns, or of
+    single ones, and whether the tile leaves registers for them."""
+    if spec.reductions and spec.pairs == HALVES and not tile.reduces_halves:
+        return False
+    rows, columns = warp_block(spec, tile)
+    return all(
+        _divides(1 if r.rows == 1 else rows, r.rows)
+        and _divides(1 if r.columns == 1 and r.rows != 1 else columns, r.columns)
+        for r in spec.reductions
+    )
+
+
+def _divides(n: int, size: int) -> bool:
+    return size % n == 0
+
+
+@dataclass(frozen=True)
+class ReduceSpec:
+    """What shapes the binary of reduce.h."""
+
+    maximum: bool
+    elements: int
+    """Neighbours of the result that a block makes."""
+
+
+@dataclass(frozen=True)
+class ReduceProblem:
+    """A sum or a maximum from its parts: extents and strides of both along three axes, in elements;
+    along the last one parts lie side by side. ``of``: how many parts a number is of along each
+    axis, the last number what is left."""
+
+    spec: ReduceSpec
+    parts: tuple[int, int, int]
+    part_strides: tuple[int, int, int]
+    of: tuple[int, int, int]
+    out: tuple[int, int, int]
+    out_strides: tuple[int, int, int]
+
+    @property
+    def bytes_moved(self) -> int:
+        return 4 * (math.prod(self.parts) + math.prod(self.out))
+
+
+def reduce_problems(p: GemmProblem, tile: GemmTile) -> tuple[ReduceProblem, ...]:
+    """Those of a product in this tile."""
+    return tuple(
+        _reduce_problem(p, tile, r, shape, strides)
+        for r, shape, strides in zip(
+            p.spec.reductions, p.reduction_shapes, p.reduction_strides, strict=True
+        )
+    )
+
+
+def _reduce_problem(
+    p: GemmProblem, tile: GemmTile, r: Reduction, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> ReduceProblem:
+    high, wide = warp_block(p.spec, tile)
+    by_row, by_column = r.rows == 1, r.columns == 1 and r.rows != 1
+    strips = part_values(p, tile)
+    rows = strips["row_strips"] * (high if by_row else 1)
+    columns = strips["column_strips"] * (wide if by_column else 1)
+    of_rows = 1 if by_row else r.rows // high if r.rows else rows
+    of_columns = 1 if by_column else r.columns // wide if r.columns else columns
+    extents, steps = iter(shape), iter(strides)
+    there = (r.by_matrix, r.rows, r.columns)
+    axes = (0, 2, 1) if by_row else (0, 1, 2)  # that along which parts lie side by side last
+    matrices = 1 if r.by_matrix else p.results
+    parts, of = (p.results, rows, columns), (matrices, of_rows, of_columns)
+    out = [next(extents) if x else 1 for x in there]
+    out_strides = [next(steps) if x else 0 for x in there]
+    few = math.prod(of) <= _FEW
+    return ReduceProblem(
+        ReduceSpec(
+            r.operation == MAXIMUM, 1 if not (by_row or by_column) else _MANY if few else _SOME
+        ),
+        _ordered(parts, axes),
+        (rows * columns, rows if by_row else columns, 1),
+        _ordered(of, axes),
+        _ordered(out, axes),
+        _ordered(out_strides, axes),
+    )
+
+
+def _ordered(x: Sequence[int], axes: tuple[int, int, int]) -> tuple[int, int, int]:
+    first, second, third = (x[axis] for axis in axes)
+    return first, second, third
+
+
+def refuse_parts(p: GemmProblem, tiles: Sequence[GemmTile]) -> str | None:
+    """Why there are too many parts of one number, in any of the tiles."""
+    counts = (math.prod(one.of) for t in tiles for one in reduce_problems(p, t))
+    most = max(counts, default=0)
+    return f"a sum or a maximum is of {most} parts, 2^31 or more" if most >= INT32 else None
+
+
+def reduce_launches(p: GemmProblem, tile: GemmTile) -> tuple[dict[str, int], list[Launch], int]:
+    """The GEMM's parameters in the workspace, with their offsets; the launches that add up what it
+    writes there; the workspace's bytes."""
+    at, offsets, launches = 0, dict[str, int](), []
+    for i, (name, one) in enumerate(
+        zip(part_pointers(p.spec), reduce_problems(p, tile), strict=True)
+    ):
+        offsets[name] = at
+        launches.append(Launch(REDUCE, one, RowTile(_WARPS), {"parts": at}, {"out": reduction(i)}))
+        at += divide_up(4 * math.prod(one.parts), _ALIGNMENT) * _ALIGNMENT
+    return offsets, launches, at
+
+
+class GemmReduce(SmallKernel):
+    """A block some neighbours, or one number."""
+
+    entry, source = "gemm_reduce", "gemm/reduce.h"
+    pointer_names = ("parts", "out")
+    stride_names = (
+        *("parts_matrix", "parts_row", "parts_column", "out_matrix", "out_row", "out_column"),
+        "total",
+    )
+    int_names = (
+        *("rows", "columns", "of_matrices", "of_rows", "of_columns", "part_rows", "part_columns"),
+    )
+    shared = 4 * _WARPS * _WIDEST_WARP
+
+    def constants(self, spec: ReduceSpec, tile: RowTile, row: ArchRow) -> Constants:
+        return {"MAXIMUM": spec.maximum, "ELEMENTS": spec.elements, "WARPS": tile.warps}
+
+    def tiles(self, spec: ReduceSpec, row: ArchRow) -> tuple[RowTile, ...]:
+        return (RowTile(_WARPS),)
+
+    def covering(self) -> Iterator[Covered]:
+        for elements in (1, _SOME, _MANY):
+            yield Covered(self, ReduceSpec(elements < _MANY, elements))
+
+    def grid(self, problem: ReduceProblem, tile: RowTile, device: Device) -> int:
+        return divide_up(math.prod(problem.out), problem.spec.elements)
+
+    def values(
+        self, problem: ReduceProblem, tile: RowTile, device: Device
+    ) -> dict[str, int | float]:
+        p = problem
+        return self._values(
+            (*p.part_strides, *p.out_strides, math.prod(p.out)),
+            (*p.out[1:], *p.of, *p.parts[1:]),
+        )
+
+
+REDUCE = GemmReduce()

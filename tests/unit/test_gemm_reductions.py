@@ -1,0 +1,98 @@
+"""How the shared GEMM's tiles divide what sums and maxima are of, and how parts are added up."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernelseam import epilogues
+from kernelseam.descriptors import BatchedGemmStrided
+from kernelseam.dtypes import DType
+from kernelseam.kernels.gemm.gemm import GemmDefinition
+from kernelseam.kernels.gemm.reductions import reduce_launches, reduce_problems, takes_reductions
+from kernelseam.kernels.gemm.tile import GemmTile
+
+TILE = GemmTile(frozenset({DType.float16}), 64, 128, 32, 2, 2, 2)  # warps of 32×64
+
+
+def problem(M: int, N: int, batch: int, *parts: Any) -> Any:
+    return BatchedGemmStrided(
+        M=M, N=N, K=8, batch=batch, dtype="float16", epilogue=list(parts)
+    ).problem()
+
+
+def empty(*shape: int) -> Any:
+    return np.empty(shape, np.float32)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    *(st.integers(0, 300) for _ in "MN"),
+    st.integers(0, 3),
+    st.sampled_from([(1, 128), (64, 64), (32, 1)]),
+)
+def test_every_part_is_added_once(M: int, N: int, batch: int, block: tuple[int, int]) -> None:
+    """By the launch's numbers, as reduce.h reads them."""
+    blocks = [-(-n // size) for n, size in zip((M, N), block, strict=True)]
+    given = problem(
+        *(M, N, batch),
+        epilogues.row_sums(empty(M)),
+        epilogues.column_sums(empty(batch, N)),
+        epilogues.amax(empty(1)),
+        epilogues.amax(empty(batch, *blocks), block=block),
+    )
+    by_rows, by_columns, by_warps = (N, 64, M, 1), (M, 32, N, 1), (M, 32, N, 64)
+    kinds = {(1, 128): by_rows, (64, 64): by_warps, (32, 1): by_columns}
+    for one, shape, kind in zip(
+        reduce_problems(given, TILE),
+        given.reduction_shapes,
+        (by_rows, by_columns, by_warps, kinds[block]),
+        strict=True,
+    ):
+        seen, parts = np.zeros(one.parts, int), one.parts
+        for at in np.ndindex(*one.out):
+            ends = [
+                (i * n, min((i + 1) * n, most))
+                for i, n, most in zip(at, one.of, parts, strict=True)
+            ]
+            seen[tuple(slice(*x) for x in ends)] += 1
+        there = [-(-n // size) for n, size in (kind[:2], kind[2:])]  # others are of nothing
+        assert (seen[:, : there[0], : there[1]] == 1).all() and seen.max(initial=0) <= 1
+        assert math.prod(one.out) == math.prod(shape)
+        assert one.part_strides[2] == 1
+
+
+def test_the_workspace_has_the_parts_of_each() -> None:
+    p = problem(100, 200, 2, epilogues.row_sums(empty(100)), epilogues.amax(empty(1)))
+    offsets, launches, size = reduce_launches(p, TILE)
+    assert offsets == {"parts_0": 0, "parts_1": 4 * 2 * 128 * 4}  # 2 matrices, 4·32 rows, 4 strips
+    assert size == offsets["parts_1"] + 4 * 2 * 4 * 4  # strips of 32 rows and 64 columns
+    assert [x.workspace["parts"] for x in launches] == [*offsets.values()]
+    assert [x.operands for x in launches] == [{"out": "reduction_0"}, {"out": "reduction_1"}]
+
+
+@pytest.mark.parametrize(
+    ("block", "fits"),
+    [((1, 64), True), ((1, 32), False), ((32, 64), True), ((16, 64), False), ((1, 1), False)],
+)
+def test_blocks_are_of_whole_warps(block: tuple[int, int], fits: bool) -> None:
+    shape = [-(-n // size) for n, size in zip((100, 200), block, strict=True)]
+    p = problem(100, 200, 1, epilogues.amax(empty(*shape), block=block))
+    assert takes_reductions(p.spec, TILE) is fits
+
+
+def test_blocks_that_no_tile_has_are_refused(host_row: Any) -> None:
+    p = problem(100, 200, 1, epilogues.amax(empty(34, 67), block=(3, 3)))
+    reason = GemmDefinition().refuse(p, host_row)
+    assert reason == f"no tile of {host_row.arch} has warps of blocks that sums and maxima are of"
+
+
+@pytest.fixture
+def host_row() -> Any:
+    from kernelseam_cuda import archs
+
+    return archs.row("sm_80")
