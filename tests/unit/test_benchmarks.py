@@ -915,19 +915,13 @@ def test_new_extents_make_few_python_calls(
     done = idle_device.run_with_idle_driver([script], capture_output=True, timeout=280)
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout)
-    new = {
-        "decode": 26,
-        "causal": 28,
-        "varlen": 29,
-        "matmul2d": 25,
-        "qkv": 32,
-        "gradients": 75,
-        "qkv into pages": 59,
-    }
+    new = {"decode": 23, "causal": 25, "varlen": 24, "matmul2d": 21, "qkv": 32, "gradients": 61}
+    new["qkv into pages"] = 59
     new["lists"] = 160  # 64 products
-    new |= {"reach": 110, "cap": 110}  # of a function that is traced, and of what it captured
+    new |= {"reach": 103, "cap": 105}  # of a function that is traced, and of what it captured
+    new["layer"] = 13  # of a model: known extents, new memory
     assert {n: counts[n] for n, most in new.items() if counts[n] > most} == {}
-    again = {"attention again": 7, "bmm again": 8, "torch.attention again": 9}
+    again = {"attention again": 7, "bmm again": 8, "torch.attention again": 8}
     again["lists again"] = 16
     assert {n: counts[n] for n, most in again.items() if counts[n] > most} == {}
     # what a call that repeats reads on the device is copied once, and lives with it

@@ -139,3 +139,42 @@ def test_a_tensor_of_addresses_is_a_list_in_device_memory(kind: str, refused: Re
             M=4, N=5, K=8, batch=3, dtype="float32", A_ptrs=lists[0].to(torch.int32)
         ),
     )
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+def test_a_kind_of_plain_tensors_is_not_taken_where_torch_follows_the_call() -> None:
+    """One that was seen without modes: it casts, transforms, traces, or a mode sees operations."""
+    from kernelseam.interop.torch_function import plain_kind
+    from torch._subclasses import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x = [torch.randn(2, 3, 4) for _ in range(3)]
+    for wants in (False, True):
+        for y in x:
+            y.requires_grad_(wants)
+        for _ in range(2):
+            assert plain_kind(*x) is wants
+            assert plain_kind(x[0], x[0], x[2]) is wants
+        with torch.no_grad():
+            assert plain_kind(*x) is False
+        found: list[bool | None] = []
+
+        def ask(y: Any) -> Any:
+            found.append(plain_kind(*x))  # noqa: B023
+            return y + 1
+
+        with torch.autocast("cpu"):
+            ask(0)
+        with FakeTensorMode(), torch.no_grad():
+            ask(0)
+        with FlopCounterMode(display=False):
+            ask(0)
+        with torch.autograd.forward_ad.dual_level():
+            ask(0)
+        torch.func.vmap(ask)(torch.zeros(2))
+        torch.func.grad(lambda y: ask(y).sum())(torch.zeros(2))  # noqa: B023
+        torch.jit.trace(ask, torch.zeros(2), check_trace=False)
+        assert found == [None] * 7
+        assert plain_kind(*x) is wants
+        assert plain_kind(*x[:2], x[2].to("meta")) is None
+        assert plain_kind(*x[:2], x[2].detach().as_subclass(torch.nn.Buffer)) is None

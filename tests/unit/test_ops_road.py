@@ -520,8 +520,20 @@ def test_guards_that_hold_for_everything_are_not_used(monkeypatch: pytest.Monkey
         def check(self, *tensors: Any) -> bool:
             return True
 
-    monkeypatch.setattr(theirs, "TensorGuards", Lax)
-    assert find() is None
+    class Elsewhere:
+        """Asked in a thread that has none of torch's modes."""
+
+        def __init__(self, *tensors: Any, **more: Any) -> None:
+            self._check = actual(*tensors, **more).check
+
+        def check(self, *tensors: Any) -> bool:
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(self._check, *tensors).result()
+
+    actual = theirs.TensorGuards
+    for guard in (Lax, Elsewhere):
+        monkeypatch.setattr(theirs, "TensorGuards", guard)
+        assert find() is None
     monkeypatch.delattr(theirs, "TensorGuards")
     assert find() is None
 

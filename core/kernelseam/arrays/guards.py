@@ -10,12 +10,15 @@ from operator import is_, itemgetter
 from typing import Any
 
 Guard = Callable[..., bool]
+_MODES = ("Tracer", "FuncTorchDynamicLayerFrontMode")
+"""Dispatch keys while torch.jit.trace records, and while torch.func transforms."""
 
 
-def tensor_guard(tensors: Sequence[Any], extents: bool = True) -> Guard:
+def tensor_guard(tensors: Sequence[Any], extents: bool = True, loses: bool = True) -> Guard:
     """``holds(*others)``: whether other tensors, as many, are like these in everything that
     ``arrays.torch.layouts`` reads, and have no gradients that a call would lose; without
-    ``extents`` shapes and strides may differ, numbers of axes not. It may say no where they are, as
+    ``extents`` shapes and strides may differ, numbers of axes not; without ``loses`` gradients that
+    are wanted count for nothing. It may say no where they are, as
     in another of torch's modes, and always does where torch has no guards."""
     guards = _guards()
     if guards is None:
@@ -26,7 +29,7 @@ def tensor_guard(tensors: Sequence[Any], extents: bool = True) -> Guard:
     once = sorted({*first})
     holds = _guard(guards, [tensors[i] for i in once], extents)
     lost: Callable[[], bool] = bool
-    if any(x.requires_grad for x in tensors):
+    if loses and any(x.requires_grad for x in tensors):
         lost = sys.modules["torch"].is_grad_enabled
     if len(once) == len(tensors):
         return holds if lost is bool else lambda *others: not lost() and holds(*others)
@@ -71,6 +74,11 @@ def _guards() -> Any:
             open_to = _guard(guards, [x], extents=False)
             knows = holds(x.clone()) and not any(map(holds, others))
             knows_open = all(map(open_to, others[:2])) and not any(map(open_to, others[2:]))
+            for name in _MODES:
+                with torch._C._IncludeDispatchKeyGuard(torch._C._parse_dispatch_key(name)):
+                    knows = knows and not (holds(x) or open_to(x))
+            with torch.autocast("cpu"):
+                knows = knows and not (holds(x) or open_to(x))
             return guards if knows and knows_open else None
     except Exception:
         return None

@@ -104,17 +104,17 @@ AddressReader = Callable[[Iterable[object]], list[int] | None]
 
 def address_reader() -> AddressReader | None:
     """``addresses(arrays)``: those of tensors. It returns None where an array is no tensor or not
-    strided, and while forward-mode derivatives are computed or torch records operations
-    (``traced.recorded``). None where torch is not loaded."""
+    strided, and while forward-mode derivatives are computed or a dispatch mode is active, which
+    guards need not tell. None where torch is not loaded."""
     torch: Any = sys.modules.get("torch")
     forward: Any = sys.modules.get("torch.autograd.forward_ad")
     if torch is None or forward is None:
         return None
     tensor, parameter = torch.Tensor, torch.nn.Parameter
-    modes, tracing = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
+    modes = torch._C._len_torch_dispatch_stack
 
     def addresses(arrays: Iterable[object]) -> list[int] | None:
-        if forward._current_level >= 0 or modes() or tracing() is not None:
+        if forward._current_level >= 0 or modes():
             return None
         pointers: list[int] = []
         x: Any

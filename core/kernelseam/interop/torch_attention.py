@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kernelseam.interop.torch_function import with_rows
-from kernelseam.ops.attention import PACKED, attention
+from kernelseam.ops.attention import DENSE, PACKED
 from kernelseam.ops.attention_bwd import (
     CLEARED_GRADIENTS,
     AttentionGradients,
@@ -29,12 +29,12 @@ def forward(
 ) -> Any:
     """The result, or (result, lse) where the options ask for it. Rows of no sequence are 0, and in
     the LSE −inf: where ``fills_lse``, as gradients do not read them."""
-    if "cu_seqlens_q" not in operands:
-        return attention(**operands, **options)
-    arrays, given = dict(operands), dict(options)
+    arrays, given = {**operands}, {**options}
     functions: Any = tuple(map(given.pop, _FUNCTIONS, _NONE))
     where = given.pop("backend", None), given.pop("implementation", None), None
     out = arrays.pop("out", None)
+    if "cu_seqlens_q" not in operands:
+        return DENSE.call(arrays, given, functions, out, where)
     result: Any = PACKED.call(arrays, given, functions, out, where, CLEARED_ATTENTION)
     if fills_lse and given.get("return_lse"):
         lse = result[1]
@@ -70,7 +70,9 @@ def gradients(
         if dout.dtype is not kind:
             dout = dout.to(kind)
         result = out if out.dtype is kind else out.to(kind)
-        parts.append(_gradients(with_rows(dout), given, result, lse, asked, implementation))
+        if dout.stride(-1) != 1:
+            dout = with_rows(dout)
+        parts.append(_gradients(dout, given, result, lse, asked, implementation))
     if dlse is not None:
         parts.append(_of_lse(dlse, given, out, lse, asked))
     return parts[0] if len(parts) == 1 else AttentionGradients(*map(_sum, *parts))

@@ -37,12 +37,14 @@ from kernelseam.interop.torch_function import (
     check_bwd_implementation,
     differentiable_once,
     plain,
+    plain_kind,
     tensors,
     wanted,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.interop.torch_scores import Mods
 from kernelseam.ops import attention as ops
+from kernelseam.ops.attention import DENSE
 from kernelseam.ops.signatures import DenseTensors, PackedTensors, PagedTensors
 
 _ADDED = operands_of(ScoreOperands)
@@ -120,14 +122,20 @@ def attention(
     needed, mods = ("q", "k", "v"), None  # the usual call makes no object of them
     if not (score_mod is mask_mod is block_mask is None):
         mods = Mods(score_mod, mask_mod, block_mask)
-    elif bwd_implementation is None and deterministic is True and options.keys() <= _USUAL.keys():
-        known, wants = plain({"q": q, "k": k, "v": v})
-        if known is not None and len(known) == len(needed) and not (wants and q.is_meta):
-            options |= {"backend": backend, "implementation": implementation}
-            if not wants:
-                return ops.attention(q, k, v, **options)
-            backward = _of_gradients(options, deterministic, None)
-            return _apply_here(needed, options, backward, *map(unwrap_if_dead, (q, k, v)))
+    elif (
+        (bwd_implementation is None and deterministic is True)
+        and options.keys() <= _USUAL.keys()
+        and (wants := plain_kind(q, k, v)) is not None
+    ):
+        if not wants:
+            where = backend, implementation, None
+            return DENSE.call({"q": q, "k": k, "v": v}, options, (None, None, None), None, where)
+        options["backend"] = backend
+        backward = {**options, "deterministic": True, "implementation": None}
+        for name in _FORWARD_ALONE:
+            backward.pop(name, None)
+        options["implementation"] = implementation
+        return _apply_here(needed, options, backward, *map(unwrap_if_dead, (q, k, v)))
     given, options = _parted("attention", _DENSE, options, backend)
     given |= {"q": q, "k": k, "v": v}
     return _apply(given, needed, options, implementation, deterministic, bwd_implementation, mods)
@@ -346,6 +354,7 @@ def _of_gradients(
 
 _OPERANDS = operands_of(AttentionOptions)
 _OF_GRADIENTS = (*scalars_of(GradientOptions), "backend")
+_FORWARD_ALONE = tuple([n for n in _USUAL if n not in _OF_GRADIENTS])
 
 
 def _is_traced(given: dict[str, Tensor | None], needed: tuple[str, ...]) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch.autograd import forward_ad
 
 from kernelseam.arrays import describe
+from kernelseam.arrays.guards import Guard, never, tensor_guard
 from kernelseam.arrays.torch import refuse_tangent
 from kernelseam.errors import InvalidValue, UnknownName
 from kernelseam.plugins import plugins
@@ -50,7 +51,7 @@ def tensors(
     return result, _modes() > 0 or _interpreter() is not None or _tracing() is not None
 
 
-def plain(given: Mapping[str, Tensor | None]) -> tuple[dict[str, Tensor] | None, bool]:
+def plain(given: Mapping[Any, Tensor | None]) -> tuple[dict[Any, Tensor] | None, bool]:
     """(those that are given, whether one wants a gradient), where all are torch's own tensors and
     nothing traces, casts or transforms; else (None, False). Without gradients a call on them is one
     on arrays."""
@@ -76,6 +77,34 @@ def plain(given: Mapping[str, Tensor | None]) -> tuple[dict[str, Tensor] | None,
 
 # As below: not while Dynamo compiles the caller.
 plain._torchdynamo_inline = lambda given: (None, False)  # type: ignore[attr-defined]
+
+_MOST_KINDS = 8
+_kinds: dict[int, tuple[tuple[Guard, bool], ...]] = {}
+"""By their number, kinds of tensors that are ``plain``, and whether one of each wants gradients,
+where there are any."""
+
+
+def plain_kind(*given: Tensor) -> bool | None:
+    """Whether one wants a gradient, of tensors that are ``plain``; else None. A guard tells for all
+    of those whose like came before: that they are torch's own, of one dtype and device, and that
+    nothing traces, casts or transforms."""
+    # guards are silent on modes that fake or trace
+    if forward_ad._current_level >= 0 or _modes() > 0:
+        return None
+    for holds, wants in _kinds.get(len(given), ()):
+        if holds(*given):
+            return wants and torch.is_grad_enabled()
+    known, wants = plain(dict(enumerate(given)))
+    if known is None or len(known) < len(given) or any(x.is_meta for x in given):
+        return None
+    holds = tensor_guard(given, extents=False, loses=False)
+    if holds is not never:
+        kind = holds, any(x.requires_grad for x in given)
+        _kinds[len(given)] = (kind, *_kinds.get(len(given), ())[: _MOST_KINDS - 1])
+    return wants
+
+
+plain_kind._torchdynamo_inline = lambda *given: None  # type: ignore[attr-defined]
 
 
 def uncompiled(*functions: Any) -> None:

@@ -70,7 +70,8 @@ def attention_forward(
     Raises InvalidValue for dropout, for ``output_attentions``, and, by its name, for any other
     option that may change the result.
     """
-    refuse(dropout, options)
+    if dropout or options:
+        refuse(dropout, options)
     blocks: Any = None
     is_plain = attention_mask is None or type(attention_mask) is torch.Tensor
     if not is_plain and is_block_mask(attention_mask):  # as Transformers makes it for flex
@@ -88,9 +89,12 @@ def attention_forward(
     if position_bias is not None:
         bias = position_bias[..., :keys]
 
-    pattern, whole = _read(attention_mask, queries, module, is_causal)
-    if attention_mask is not None and attention_mask.dim() == 4:
-        packed = None
+    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+    pattern, whole = CAUSAL if causal else SEES_ALL, None
+    if attention_mask is not None:
+        pattern, whole = _read(attention_mask, queries, causal)
+        if attention_mask.dim() == 4:
+            packed = None
     if whole is not None:
         whole = whole[..., :keys]
         if whole.dtype == torch.bool:
@@ -153,8 +157,9 @@ def attention_forward(
     if queries != 1:
         return attention(*_rows(query, key, value), layout="bshd", **asked), None
     # The result of one query is row-major in either order of heads and rows.
-    given = [x if x.stride(3) == 1 else with_rows(x) for x in (query, key, value)]
-    return attention(*given, **asked).transpose(1, 2), None
+    if not query.stride(3) == key.stride(3) == value.stride(3) == 1:
+        query, key, value = map(with_rows, (query, key, value))
+    return attention(query, key, value, **asked).transpose(1, 2), None
 
 
 def _rows(*given: Tensor) -> tuple[Tensor, ...]:
@@ -162,13 +167,9 @@ def _rows(*given: Tensor) -> tuple[Tensor, ...]:
     return tuple([with_rows(x).transpose(1, 2) for x in given])
 
 
-def _read(
-    mask: Tensor | None, queries: int, module: Any, is_causal: bool | None
-) -> tuple[Pattern, Tensor | None]:
-    """What a mask says by its pattern, and the mask itself where it says all element by element."""
-    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
-    if mask is None:
-        return CAUSAL if causal else SEES_ALL, None
+def _read(mask: Tensor, queries: int, causal: Any) -> tuple[Pattern, Tensor | None]:
+    """What a mask says by its pattern, and the mask itself where it says all element by element.
+    ``causal``: beside a mask of two axes."""
     pattern = decoded(mask, queries)
     if pattern is not None:
         return pattern, None

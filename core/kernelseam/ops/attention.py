@@ -74,7 +74,7 @@ class Door:
         return (result, results["lse"]) if options.get(_LSE) else result
 
 
-_DENSE = Door("attention", Dense)
+DENSE = Door("attention", Dense)
 PACKED = Door("attention_varlen", Packed, ("max_seqlen_q", "max_seqlen_k"))
 _PAGED = Door("attention_paged", Paged, defaults=PAGED, operands={"k": "k_pages", "v": "v_pages"})
 
@@ -157,7 +157,7 @@ def attention(
     InvalidValue for what does not fit together, Unsupported with each implementation's reason.
     """
     functions, where = (score_mod, mask_mod, block_mask), (backend, implementation, stream)
-    return _DENSE.call({"q": q, "k": k, "v": v}, options, functions, out, where)
+    return DENSE.call({"q": q, "k": k, "v": v}, options, functions, out, where)
 
 
 @overload

@@ -29,6 +29,7 @@ from kernelseam.ops.split import Split, split_of
 from kernelseam.ops.traced_call import Function, Kernels, Packed, TracedCall
 from kernelseam.planning.binding import in_order
 from kernelseam.symbolic import Untraceable
+from kernelseam.torch_dispatch import recorded
 
 Compute = Callable[..., None]
 MOST_PATHS = 16
@@ -41,7 +42,7 @@ _FEW_TENSORS = 16
 class _Known:
     """Calls of known numbers, at any addresses."""
 
-    __slots__ = ("_again", "function", "given", "holds", "numbers")
+    __slots__ = ("again", "function", "given", "holds", "numbers")
 
     def __init__(
         self, function: Function, given: tuple[Any, ...], numbers: tuple[Any, ...]
@@ -49,34 +50,21 @@ class _Known:
         self.function, self.given, self.numbers = function, given, numbers
         self.holds: Guard = never
         """Whether tensors are like those of such a call."""
-        self._again: Callable[..., Packed | None] | None = None
+        self.again: Callable[..., Packed | None] = self._first
+        """``again(empty, zeroed, *addresses)``: as ``function.run`` with ``once``."""
 
-    def packed(self, empty: Any, zeroed: Any, pointers: list[int]) -> Packed | None:
-        """What its function returns; None where that does not serve these addresses, or raises."""
-        try:
-            if (again := self._again) is None:
-                self._again = again = self._fixed()
-            return again(empty, zeroed, *pointers)
-        except Exception:  # the planned call raises the proper error
-            return None
-
-    def kept(self, empty: Any, zeroed: Any, pointers: list[int]) -> Packed | None:
-        """As ``packed``, of launches that may be kept."""
-        function = self.function
-        try:
-            return function.run(function.kept, empty, zeroed, *pointers, *self.numbers)
-        except Exception:
-            return None
-
-    def _fixed(self) -> Callable[..., Packed | None]:
+    def _first(self, *given: Any) -> Packed | None:
         function, numbers, again = self.function, self.numbers, None
         if function.fixed is not None:
             with suppress(Exception):  # as of a tensor map that the driver refuses
                 again = function.fixed(*numbers)
-        if again is not None:
-            return again
         run, once = function.run, function.once
-        return lambda empty, zeroed, *pointers: run(once, empty, zeroed, *pointers, *numbers)
+        self.again = again or (lambda *made_by: run(once, *made_by, *numbers))
+        return self.again(*given)
+
+    def kept(self, *given: Any) -> Packed | None:
+        """As ``again``, of launches that may be kept."""
+        return self.function.run(self.function.kept, *given, *self.numbers)
 
 
 class _Kind:
@@ -120,8 +108,14 @@ class _Kind:
         for call in (None, *self._calls):
             functions = self.own
             if call is not None:
-                kernels = self._kernels_of(call, numbers)
-                functions = kernels.functions if kernels is not None else []
+                try:
+                    values = call.class_of(*numbers)
+                except ArithmeticError:
+                    continue
+                if values is None:  # the call goes another way through the checks
+                    continue
+                kernels = self._classes.get((call, values)) or self._kernels_of(call, values)
+                functions = [] if kernels is None else kernels.functions
             for function in functions:
                 try:
                     packed = function.run(function.once, *made_by, *pointers, *numbers)
@@ -133,21 +127,13 @@ class _Kind:
                     return function, packed
         return None
 
-    def _kernels_of(self, call: TracedCall, numbers: tuple[Any, ...]) -> Kernels | None:
-        """The kernels of a call's class; None where the call goes another way through the checks,
-        or they cannot be traced."""
-        try:
-            values = call.class_of(*numbers)
-        except ArithmeticError:
-            return None
-        if values is None:
-            return None
-        key = (call, values)
-        try:
-            return self._classes[key]
-        except KeyError:
-            put(self._classes, key, kernels := call.kernels_of(values))
-            return kernels
+    def _kernels_of(self, call: TracedCall, values: tuple[Any, ...]) -> Kernels | None:
+        """The kernels of a call's class; None where they cannot be traced."""
+        key = call, values
+        if key in self._classes:
+            return self._classes.get(key)
+        put(self._classes, key, kernels := call.kernels_of(values))
+        return kernels
 
     def learn(
         self, pointers: list[int], numbers: tuple[Any, ...], trace: Callable[[], TracedCall]
@@ -162,7 +148,8 @@ class _Kind:
             if call is None:
                 call = traced
                 self._calls = [traced, *self._calls[: MOST_PATHS - 1]]
-            kernels = self._kernels_of(call, numbers)
+            values = call.class_of(*numbers)
+            kernels = None if values is None else self._kernels_of(call, values)
             if kernels is None or len(kernels.functions) >= MOST_PATHS:
                 return
             if (function := traced.function(kernels.selections)) is not None:
@@ -238,7 +225,10 @@ class Caller:
                 kind.last = numbers
             if known is not None:
                 function, zeroed = known.function, on.zeroed if stream is None else none_zeroed
-                packed = known.packed(on.empty, zeroed, pointers)
+                try:
+                    packed = known.again(on.empty, zeroed, *pointers)
+                except Exception:  # the planned call raises the proper error
+                    break
             if packed is None:
                 found = kind.packed(pointers, numbers, stream)
                 if found is None:
@@ -278,7 +268,7 @@ class Caller:
     ) -> dict[str, Any] | None:
         """By a planned call on tensors of the same layouts."""
         repeat = self._by_layout(tensors, pointers, given) if self._layouts else None
-        if repeat is None:
+        if repeat is None or recorded(tensors):
             return None
         guard = next((x for x in repeat.guards if x(*tensors)), None)
         if guard is None:
@@ -387,7 +377,10 @@ def _repeat_of(
     def bind(pointers: list[int], places: list[int], zeroed: int, kept: bool) -> Enqueue | None:
         at = map(_At, places)
         made_by = (lambda *layout: next(at)), (lambda size: on.zeroed(size) and zeroed)
-        packed = (known.kept if kept else known.packed)(*made_by, pointers)
+        try:
+            packed = (known.kept if kept else known.again)(*made_by, *pointers)
+        except Exception:
+            return None
         if packed is None:
             return None
         launches = in_order(packed[2])

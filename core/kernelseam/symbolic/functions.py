@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from kernelseam.symbolic.symbol import Symbol, value_of
 from kernelseam.symbolic.trace import Trace
 
 F = TypeVar("F", bound=Callable[..., Any])
+_KEPT = 1024
+"""Results of a recorded function: extents come again, in one call and in the next."""
 
 
 def recorded(function: F) -> F:
     """A function of numbers without side effects, of which a trace records the call alone, not what
     it does. Its result is one number, of the same type for all."""
-    name = function.__name__
+    name, kept = function.__name__, lru_cache(_KEPT)(function)
 
     def call(*numbers: Any) -> Any:
         trace = _trace_of(numbers)
@@ -24,7 +27,7 @@ def recorded(function: F) -> F:
         value = function(*map(value_of, plain))
         if _trace_of(plain) is None:
             return value
-        trace.namespace[name] = function
+        trace.namespace[name] = kept
         return trace.step(name, f"{name}({', '.join(['{}'] * len(plain))})", value, plain)
 
     return cast(F, call)

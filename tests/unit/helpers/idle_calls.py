@@ -14,6 +14,7 @@ import kernelseam.interop.torch as ks_torch
 import numpy as np
 import torch
 from kernelseam.arrays import torch as torch_arrays
+from kernelseam.interop.transformers_attention import attention_forward
 
 from benchmarks.comparing import idle_device
 
@@ -92,6 +93,12 @@ def makes() -> dict[str, Make]:
     }
 
 
+def layer(n: int) -> Callable[[], object]:
+    """One query in a layer of a model: a cache of n keys."""
+    q, k, v = zeros(4, 32, 1, 64), zeros(4, 8, n, 64), zeros(4, 8, n, 64)
+    return lambda: attention_forward(None, q, k, v, None, scaling=0.125, position_ids=None)
+
+
 def repeated() -> dict[str, Callable[[], object]]:
     """Calls that come again, at the same addresses."""
     q, a = zeros(1, 4, 128, 64), zeros(4, 128, 128)
@@ -156,6 +163,10 @@ if __name__ == "__main__":
         for n in (70, 71, 350, 351):
             make(n)()
         counts[name] = counted(make(359))
+    layers = [layer(n) for n in (70, 71, 350, 351, 359, 359, 359, 359)]
+    for run in layers[:-1]:
+        run()
+    counts["layer"] = counted(layers[-1])
     copies, again = staged(), repeated()
     counts |= {name: counted_again(run) for name, run in again.items()}
     counts["lists' copies"] = len(copies)

@@ -175,7 +175,7 @@ def compare_calls(counts: Counter[str], differ: list[str]) -> None:
             known: Any = kind.again(numbers, (), ())
             for first in (_NEAR, _NEAR << 2):
                 pointers = [first + (i << 24) for i in range(len(caller._names))]
-                actual = known.packed(*_memory(first), pointers)
+                actual = known.again(*_memory(first), *pointers)
                 function = known.function
                 run = function.run(function.once, *_memory(first), *pointers, *numbers)
                 if actual is None or actual != run:
