@@ -4,6 +4,7 @@ only records."""
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -203,3 +204,54 @@ def test_the_log_of_a_success_is_read(
     else:
         assert toolchain.compile(source, "sm_90a") == bytes(4)
     assert (b"--no-cache" in options) == uncached
+
+
+@pytest.mark.parametrize("maps", [False, True])
+def test_launches_that_run_once_are_packed_and_passed_by_address(
+    driver: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, maps: bool
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def by_address(config: Any, function: Any, parameters: Any, extra: Any) -> int:
+        made = cu.CUlaunchConfig(_ptr=config.value)
+        at = (ctypes.c_void_p * 2).from_address(parameters.value or extra.value)
+        places = at if parameters.value else (at[1], (at[1] or 0) + 8)
+        content = b"".join(ctypes.string_at(x or 0, 8) for x in places)
+        grid = (made.gridDimX, made.gridDimY, made.gridDimZ)
+        block, stream = (made.blockDimX, made.blockDimY, made.blockDimZ), int(made.hStream)
+        seen.append((function.value, grid, block, made.sharedMemBytes, stream, content))
+        return driver.status
+
+    monkeypatch.setattr(launch, "_launch_kernel", lambda: by_address)
+    driver.CUresult = Status
+    parameters = ((0, 8), (8, 128)) if maps else ((0, 8), (8, 8))
+    facts = KernelFacts("k", 32, 0, 0, 0, 0, parameters)
+    packer = struct.Struct("<qQ120x" if maps else "<qQ")
+    config = LaunchConfig((1, 1, 1), (64, 2, 1), 512, (2, 1, 1))
+    pack = launch.CudaKernel(cu.CUfunction(0x3000), facts).reusable(config, packer)
+    first, other = pack(5, -1, 2), pack(7, -3, 4)
+    first(77)
+    other(99)
+    pack(9, -5, 6)(77)
+    assert seen == [
+        (0x3000, (blocks, 1, 1), (64, 2, 1), 512, stream, struct.pack("<qQ", *values))
+        for blocks, stream, values in ((5, 77, (-1, 2)), (7, 99, (-3, 4)), (9, 77, (-5, 6)))
+    ]
+    driver.status = 1
+    with pytest.raises(
+        DeviceError,
+        match=r"^cuLaunchKernelEx failed with CUDA_ERROR_FAKE \(1\): what it means \(grid \(3, 1",
+    ):
+        pack(3, 0, 0)(77)
+
+
+@pytest.mark.parametrize(("variable", "name"), [(None, ""), ("0", ""), ("1", "_ptsz")])
+def test_the_default_stream_is_that_of_the_bindings(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, name: str
+) -> None:
+    if variable is None:
+        monkeypatch.delenv(launch._PER_THREAD, raising=False)
+    else:
+        monkeypatch.setenv(launch._PER_THREAD, variable)
+    monkeypatch.setattr(bindings, "by_ctypes", lambda name: name)
+    assert launch._launch_kernel.__wrapped__() == f"cuLaunchKernelEx{name}"

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from kernelseam.lazy import imported_at_use
 
 if TYPE_CHECKING:
-    from kernelseam.interop.torch_autograd import attention, attention_paged, attention_varlen
+    from kernelseam.interop.torch_autograd import attention, attention_varlen
     from kernelseam.interop.torch_flash import register_flash_attention
     from kernelseam.interop.torch_gemm import bmm, matmul2d
     from kernelseam.interop.torch_grouped import grouped_mm
     from kernelseam.interop.torch_grouped_list import grouped_mm_list
     from kernelseam.interop.torch_merge import merge_states
+    from kernelseam.interop.torch_paged import attention_paged
     from kernelseam.interop.torch_projection import (
         fused_output_projection_residual,
         fused_qkv_projection,
@@ -40,7 +41,7 @@ __all__ = [
 
 _HOMES = {
     "attention": ".torch_autograd",
-    "attention_paged": ".torch_autograd",
+    "attention_paged": ".torch_paged",
     "attention_varlen": ".torch_autograd",
     "bmm": ".torch_gemm",
     "grouped_mm": ".torch_grouped",

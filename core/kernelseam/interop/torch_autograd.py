@@ -23,10 +23,8 @@ from kernelseam.descriptors.common.options import (
     refuse_others,
     scalars_of,
     spelled_out,
-    taken,
 )
 from kernelseam.descriptors.common.validation import flag
-from kernelseam.errors import InvalidValue
 from kernelseam.expressions.block_mask import BlockMask
 from kernelseam.expressions.scores import MaskMod, ScoreMod
 from kernelseam.interop import torch_attention, torch_nested, torch_scores
@@ -43,9 +41,8 @@ from kernelseam.interop.torch_function import (
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.interop.torch_scores import Mods
-from kernelseam.ops import attention as ops
 from kernelseam.ops.attention import DENSE
-from kernelseam.ops.signatures import DenseTensors, PackedTensors, PagedTensors
+from kernelseam.ops.signatures import DenseTensors, PackedTensors
 
 _ADDED = operands_of(ScoreOperands)
 _DENSE = {
@@ -58,6 +55,7 @@ _DENSE = {
 """Options of ``attention`` with their defaults."""
 _USUAL = {n: x for n, x in _DENSE.items() if n not in (*_ADDED, "out_dtype")}
 _PACKED = {n: x for n, x in _DENSE.items() if n not in ("kv_lengths", "layout")}
+_USUAL_PACKED = _USUAL.keys() & _PACKED.keys()
 _ADDED_PACKED = tuple(n for n in _ADDED if n in _PACKED)
 
 
@@ -130,12 +128,8 @@ def attention(
         if not wants:
             where = backend, implementation, None
             return DENSE.call({"q": q, "k": k, "v": v}, options, (None, None, None), None, where)
-        options["backend"] = backend
-        backward = {**options, "deterministic": True, "implementation": None}
-        for name in _FORWARD_ALONE:
-            backward.pop(name, None)
-        options["implementation"] = implementation
-        return _apply_here(needed, options, backward, *map(unwrap_if_dead, (q, k, v)))
+        options |= {"backend": backend, "implementation": implementation}
+        return _apply_here(needed, options, None, *map(unwrap_if_dead, (q, k, v)))
     given, options = _parted("attention", _DENSE, options, backend)
     given |= {"q": q, "k": k, "v": v}
     return _apply(given, needed, options, implementation, deterministic, bwd_implementation, mods)
@@ -210,85 +204,24 @@ def attention_varlen(
 
     Rows that belong to no sequence are 0, in the result and in the gradients, and −inf in the LSE.
     """
-    given, options = _parted("attention_varlen", _PACKED, options, backend)
-    given |= {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
-    needed = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
-    mods = None
+    operands: tuple[Tensor, ...] = (q, k, v, cu_seqlens_q, cu_seqlens_k)
+    longest = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+    needed, mods = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"), None
     if not (score_mod is mask_mod is block_mask is None):
         mods = Mods(score_mod, mask_mod, block_mask)
+    elif (
+        (bwd_implementation is None and deterministic is True)
+        and options.keys() <= _USUAL_PACKED
+        and (wants := plain_kind(*operands)) is not None
+    ):
+        options |= {**longest, "backend": backend, "implementation": implementation}
+        if not wants:
+            return torch_attention.forward(dict(zip(needed, operands, strict=True)), options)
+        return _apply_here(needed, options, None, *map(unwrap_if_dead, operands))
+    given, options = _parted("attention_varlen", _PACKED, options, backend)
+    given |= dict(zip(needed, operands, strict=True))
+    options |= longest
     return _apply(given, needed, options, implementation, deterministic, bwd_implementation, mods)
-
-
-@overload
-def attention_paged(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    block_table: Tensor,
-    kv_lengths: Tensor,
-    *,
-    return_lse: Literal[False] = False,
-    **options: Unpack[PagedTensors],
-) -> Tensor: ...
-
-
-@overload
-def attention_paged(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    block_table: Tensor,
-    kv_lengths: Tensor,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[PagedTensors],
-) -> tuple[Tensor, Tensor]: ...
-
-
-@overload
-def attention_paged(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    block_table: Tensor,
-    kv_lengths: Tensor,
-    *,
-    return_lse: bool,
-    **options: Unpack[PagedTensors],
-) -> Tensor | tuple[Tensor, Tensor]: ...
-
-
-def attention_paged(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    block_table: Tensor,
-    kv_lengths: Tensor,
-    *,
-    out_dtype: Any = None,
-    **options: Any,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """``kernelseam.attention_paged`` on torch tensors, with its options but ``out`` and ``stream``.
-    Gradients do not flow through pages: a tensor that wants one is refused. Under torch.autocast q
-    is converted to its dtype, unless it has 8 bits; the pages are not."""
-    given = {
-        "q": q,
-        "k_pages": k_pages,
-        "v_pages": v_pages,
-        "block_table": block_table,
-        **taken(_OPERANDS, options),
-        "kv_lengths": kv_lengths,
-    }
-    operands, _ = tensors(given, ("q", "k_pages", "v_pages", "block_table", "kv_lengths"))
-    for name in ("out", "stream"):
-        if options.get(name) is not None:
-            raise InvalidValue(
-                name, "given", "results are new, on torch's current stream", "Leave it out"
-            )
-    wanted(operands, ())
-    operands = autocast(operands, ("q",))
-    return ops.attention_paged(**operands, **options, out_dtype=dtype_name(out_dtype))
 
 
 def _parted(
@@ -352,9 +285,8 @@ def _of_gradients(
     return {**own, "deterministic": deterministic, "implementation": implementation}
 
 
-_OPERANDS = operands_of(AttentionOptions)
 _OF_GRADIENTS = (*scalars_of(GradientOptions), "backend")
-_FORWARD_ALONE = tuple([n for n in _USUAL if n not in _OF_GRADIENTS])
+_FORWARD_ALONE = ("implementation", *[n for n in _USUAL if n not in _OF_GRADIENTS])
 
 
 def _is_traced(given: dict[str, Tensor | None], needed: tuple[str, ...]) -> bool:
@@ -426,9 +358,14 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any,
         names: tuple[str, ...],
         options: dict[str, Any],
-        bwd_options: dict[str, Any],
+        bwd_options: dict[str, Any] | None,
         *tensors: Tensor,
     ) -> Any:
+        if bwd_options is None:  # the usual call's
+            bwd_options = {**options, "deterministic": True}
+            for name in _FORWARD_ALONE:
+                bwd_options.pop(name, None)
+            bwd_options["implementation"] = None
         asked = options.get("return_lse", False)
         operands = dict(zip(names, tensors, strict=True))
         if type(asked) is not bool:

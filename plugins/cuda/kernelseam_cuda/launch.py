@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from kernelseam.contract import NOT_KNOWN, TENSOR_MAP_BYTES, KernelFacts, LaunchConfig
@@ -28,8 +30,19 @@ dictionary is cleared."""
 _STREAMS = 8
 """The same of arguments that are packed again for every launch."""
 
+_PER_THREAD = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM"
+"""The bindings' variable."""
+
 # CU_LAUNCH_PARAM_END, CU_LAUNCH_PARAM_BUFFER_POINTER and CU_LAUNCH_PARAM_BUFFER_SIZE of cuda.h.
 _END, _POINTER, _SIZE = 0, 1, 2
+
+
+@cache
+def _launch_kernel() -> Any:
+    """The driver's cuLaunchKernelEx(config, function, parameters, extra), all by address: that
+    which the bindings call, where the default stream is each thread's."""
+    per_thread = int(os.environ.get(_PER_THREAD, 0))
+    return bindings.by_ctypes("cuLaunchKernelEx" + "_ptsz" * bool(per_thread))
 
 
 def argument_list(arguments: bytes, size: ctypes.c_size_t) -> tuple[Any, Any]:
@@ -112,9 +125,11 @@ class CudaKernel:
     ) -> Callable[..., Callable[[int], None]]:
         """See kernelseam.contract.ReusableKernel. What a launch needs of the host (a buffer of
         arguments, their addresses, a structure for each stream) is taken from a list, and put back
-        when the driver has copied it."""
+        when the driver has copied it. The driver is called by ctypes, over ctypes' own objects:
+        where calls are far between, the bindings take half as long again."""
         self._opt_in_shared(config.shared_bytes)
-        run, function, facts = bindings.driver().cuLaunchKernelEx, self._function, self.facts
+        run, facts = _launch_kernel(), self.facts
+        function = ctypes.c_void_p(int(self._function))
         free = list[tuple[Any, list[int], Callable[[int], None]]]()
         pack_into = packer.pack_into
         if packer.size != self._size.value:
@@ -124,26 +139,30 @@ class CudaKernel:
 
         def frame() -> tuple[Any, list[int], Callable[[int], None]]:
             buffer, extra = argument_list(bytes(packer.size), self._size)
-            addresses, listed = 0, ctypes.addressof(extra)
+            addresses, listed = ctypes.c_void_p(), ctypes.c_void_p(ctypes.addressof(extra))
             kept: Any = extra
             if self._has_tensor_maps:
                 kept = parameter_list(ctypes.addressof(buffer), facts)
-                addresses, listed = ctypes.addressof(kept), 0
-            grid, structures = [0], dict[int, Any]()
+                addresses, listed = ctypes.c_void_p(ctypes.addressof(kept)), ctypes.c_void_p()
+            grid, structures = [0], dict[int, tuple[Any, Any, Any]]()
 
             def launch(stream: int, keep_alive: object = kept) -> None:
                 try:
-                    structure = structures[stream]
+                    structure, blocks, _ = structures[stream]
                 except KeyError:
                     if len(structures) >= _STREAMS:
                         structures.pop(next(iter(structures)))
-                    structure = structures[stream] = _launch_structure(config, stream)
-                structure.gridDimX = grid[0]
-                (status,) = run(structure, function, addresses, listed)
+                    made = _launch_structure(config, stream)
+                    at = made.getPtr()  # of a CUlaunchConfig, which gridDimX begins
+                    structure, blocks = ctypes.c_void_p(at), ctypes.c_uint32.from_address(at)
+                    structures[stream] = structure, blocks, made
+                blocks.value = grid[0]
+                status = run(structure, function, addresses, listed)
                 free.append(own)
                 if status:
-                    blocks = replace(config, grid=(grid[0], 1, 1))
-                    bindings.fail("cuLaunchKernelEx", status, str(blocks))
+                    failed = replace(config, grid=(grid[0], 1, 1))
+                    error = bindings.driver().CUresult(status)
+                    bindings.fail("cuLaunchKernelEx", error, str(failed))
 
             own = (buffer, grid, launch)
             return own
