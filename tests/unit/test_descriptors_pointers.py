@@ -8,39 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
+from address_lists import SPACED, Array, aligned, at, frozen, matrices, on_device
 from kernelseam import BatchedGemmPointers, Plan, plan, trace
 from kernelseam_thirdvendor import AcmeArray
 
 Refused = Callable[[str, Callable[[], object]], None]
-Array = npt.NDArray[Any]
-SPACED = "addresses are evenly spaced: the strided way is taken"
-
-
-def matrices(count: int, rows: int, columns: int, dtype: str = "f4", seed: int = 0) -> list[Array]:
-    """Matrices at unevenly spaced multiples of 16 bytes."""
-    rng = np.random.default_rng(seed)
-    size = np.dtype(dtype).itemsize
-    step = -(-rows * columns * size // 16) * 16 // size
-    pool = aligned(step * count + 4 * count * count, dtype)
-    out, at = [], 0
-    for i in range(count):
-        m = pool[at : at + rows * columns].reshape(rows, columns)
-        m[...] = rng.standard_normal((rows, columns))
-        out.append(m)
-        at += step + 16 // size * (i % 3)
-    return out
-
-
-def aligned(count: int, dtype: str = "f4") -> Array:
-    raw = np.zeros(count * np.dtype(dtype).itemsize + 16, np.uint8)
-    start = -raw.ctypes.data % 16
-    return raw[start : start + count * np.dtype(dtype).itemsize].view(dtype)
-
-
-def at(x: Array) -> int:
-    return x.ctypes.data
 
 
 def gemm(**more: Any) -> BatchedGemmPointers:
@@ -219,10 +192,6 @@ def test_rebinding_the_strided_way_refuses(refused: Refused, acme: Any) -> None:
 
 
 # ---------------------------------------------------------------- lists on the device
-
-
-def on_device(x: list[Array], kind: str = "i8") -> AcmeArray:
-    return AcmeArray(np.array([at(m) for m in x]).astype(kind))
 
 
 @pytest.mark.parametrize("kind", ["i8", "u8"])
@@ -478,12 +447,6 @@ def test_outputs_next_to_inputs_in_the_same_rows(refused: Refused) -> None:
         "output memory of its own.",
         lambda: gemm(A_ptrs=a, B_ptrs=b, C_ptrs=replaced(c, 1, whole[1][:, 3:6])),
     )
-
-
-def frozen(x: Array) -> Array:
-    view = x.view()
-    view.flags.writeable = False
-    return view
 
 
 def test_what_is_no_list(refused: Refused, acme: Any) -> None:
