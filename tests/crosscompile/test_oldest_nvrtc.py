@@ -37,19 +37,26 @@ def lowest(requirement: str) -> tuple[int, int]:
 
 
 OLDEST = min(map(lowest, RANGES))
-NEWER = pytest.mark.slow("what it lacks, the lowest of another range lacks, too")
+WHOLE = pytest.mark.slow("assembled, too, and by the lowest of a range that lacks less")
 
 
 @pytest.mark.parametrize(
-    "requirement", [pytest.param(r, marks=[NEWER] * (lowest(r) > OLDEST)) for r in RANGES]
+    ("requirement", "way"),
+    [
+        *((r, "") for r in RANGES if lowest(r) == OLDEST),
+        *(pytest.param(r, "--whole", marks=WHOLE) for r in RANGES),
+    ],
 )
-def test_it_compiles_every_device_source(requirement: str, python_command: list[str]) -> None:
+def test_it_compiles_every_device_source(
+    requirement: str, way: str, python_command: list[str]
+) -> None:
+    """Every run asks the front end of the oldest one."""
     version, folder = lowest(requirement), os.environ.get("KERNELSEAM_OLDEST_NVRTC", "")
     found = sorted(Path(folder).rglob(f"libnvrtc.so.{version[0]}")) if folder else []
     if not found:
         where = folder or "the folder that KERNELSEAM_OLDEST_NVRTC names, which is not set"
         pytest.skip(f"oldest-nvrtc is missing: no libnvrtc.so.{version[0]} in {where}")
-    command = [*python_command, str(SCRIPT), str(found[0])]
+    command = [*python_command, str(SCRIPT), str(found[0]), way]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     actual, compiled, failures = json.loads(done.stdout)

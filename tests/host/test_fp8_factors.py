@@ -21,8 +21,14 @@ CASES = (
     *("nt-blocks-k-0", "nt-blocks-nan-scales"),
 )
 
+OFTEN = {
+    *("nt-integers", "tn", "nt-added", "nn-odd", "nt-sum", "nt-nan-scales"),
+    *("nt-pointers-scales", "nn-blocks-1x128x128", "nt-blocks-ragged", "nt-blocks-group"),
+    *("nt-blocks-added", "nt-blocks-nan-scales"),
+}
 
-@pytest.mark.parametrize(("name", "device"), on_devices(CASES))
+
+@pytest.mark.parametrize(("name", "device"), on_devices(CASES, OFTEN))
 def test_parity(hostcpp: Plugins, name: str, device: Device) -> None:
     """None is refused."""
     dtype = OWN[device.arch].value.removeprefix("float8_")

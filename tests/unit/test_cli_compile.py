@@ -59,7 +59,6 @@ def compiled(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 @pytest.mark.parametrize(
     "operation",
     [
-        pytest.param(("attention",), id="attention"),
         pytest.param(
             ("attention", "--paged", "--window", "7,0"),
             marks=pytest.mark.slow("compilations of more of the same"),

@@ -353,47 +353,18 @@ def test_importing_is_cheap_and_loads_no_library_of_arrays() -> None:
     assert seconds < 0.3
 
 
-def test_a_call_on_tensors_does_not_import_dynamo() -> None:
-    """Which takes torch seconds, and is the business of those who compile."""
-    pytest.importorskip("torch", reason="torch is not installed")
-    called = run(
-        "import sys, torch; from kernelseam.interop.torch import attention; "
-        "import kernelseam.interop.transformers_attention; x = torch.ones(1, 1, 2, 4); "
-        "attention(x, x, x); print('torch._dynamo' in sys.modules)"
-    )
-    assert called == "False"
-
-
-def test_operators_are_registered_where_torch_is_asked_for_one() -> None:
-    """Torch takes as long to register them as all else to import; a first call needs none."""
-    pytest.importorskip("torch", reason="torch is not installed")
-    called = run(
-        "import sys, torch; from kernelseam.interop.torch import attention; "
-        "x = torch.ones(1, 1, 2, 4); attention(x, x, x); ours = torch.ops.kernelseam; "
-        "before = 'kernelseam.interop.torch_library.define' in sys.modules; "
-        "print(before, hasattr(ours, 'none'), ours.attention(x, x, x)[0].shape)"
-    )
-    assert called == "False False torch.Size([1, 1, 2, 4])"
-
-
-def test_every_operator_is_found_by_its_name() -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
-    from torch_operators import samples
-
-    names = sorted({operator for operator, _, _ in samples().values()})
-    code = (
-        "import torch, kernelseam.interop.torch_autograd; ours = torch.ops.kernelseam; "
-        f"found = [ours.__getattr__('merge_states'), *(getattr(ours, n) for n in {names})]; "
-        "print(*found, found[0] is ours.merge_states)"
-    )
-    expected = [f"kernelseam.{name}" for name in ("merge_states", *names)]
-    assert run(code).split() == [*expected, "True"]
-
-
-def test_an_operator_that_another_thread_defines_is_waited_for() -> None:
+def test_a_first_call_on_tensors_imports_and_registers_little() -> None:
+    """Dynamo takes torch seconds, and is the business of those who compile; to register operators
+    takes as long as all else that is imported, and a call needs none. Where torch is asked for
+    one, it is there, and one that another thread defines is waited for."""
     pytest.importorskip("torch", reason="torch is not installed")
     code = """
-import threading, time, torch, kernelseam.interop.torch_autograd
+import sys, threading, time, torch
+from kernelseam.interop.torch import attention
+import kernelseam.interop.transformers_attention
+x = torch.ones(1, 1, 2, 4)
+attention(x, x, x)
+print('torch._dynamo' in sys.modules, 'kernelseam.interop.torch_library.define' in sys.modules)
 begun, define = threading.Event(), torch.library.Library.define
 
 def slowly(self, schema, *rest, **options):
@@ -409,10 +380,30 @@ def look_up():
 torch.library.Library.define = slowly
 other = threading.Thread(target=look_up)
 other.start()
-torch.ops.kernelseam.bmm
+ours = torch.ops.kernelseam
+ours.bmm
 other.join()
+print(hasattr(ours, 'none'), ours.attention(x, x, x)[0].shape)
 """
-    assert run(code) == "kernelseam.bmm"
+    assert run(code).splitlines() == [
+        "False False",
+        "kernelseam.bmm",
+        "False torch.Size([1, 1, 2, 4])",
+    ]
+
+
+def test_every_operator_is_found_by_its_name() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    from torch_operators import samples
+
+    names = sorted({operator for operator, _, _ in samples().values()})
+    code = (
+        "import torch, kernelseam.interop.torch_autograd; ours = torch.ops.kernelseam; "
+        f"found = [ours.__getattr__('merge_states'), *(getattr(ours, n) for n in {names})]; "
+        "print(*found, found[0] is ours.merge_states)"
+    )
+    expected = [f"kernelseam.{name}" for name in ("merge_states", *names)]
+    assert run(code).split() == [*expected, "True"]
 
 
 def test_an_implementation_of_numpys_is_imported_when_it_is_asked() -> None:

@@ -1,9 +1,10 @@
 """Every device source through one nvrtc, which need not be the one that is installed.
 
-    python oldest_nvrtc.py LIBNVRTC
+    python oldest_nvrtc.py LIBNVRTC [--whole]
 
-prints as JSON the library's version, the sources that were compiled, and what failed. cuda.bindings
-loads the library that is installed, and of one's name no second: this loads any by its path.
+prints as JSON the library's version, the sources that were compiled, and what failed: by its front
+end, which knows builtins and the language, or as a whole, by its assembler too. cuda.bindings loads
+the library that is installed, and of one's name no second: this loads any by its path.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ ARCH = "sm_90a"
 class Nvrtc:
     """The C functions of a library that compile."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, whole: bool) -> None:
+        self._more = [] if whole else ["-fdevice-syntax-only"]
         for builtins in path.parent.glob("libnvrtc-builtins.so*"):
             ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)
         self._library = ctypes.CDLL(str(path))
@@ -45,10 +47,10 @@ class Nvrtc:
         self.version = major.value, minor.value
 
     def log_of_a_failure(self, source: SourceBundle) -> str | None:
-        """What it says of sources that it does not make a cubin of; None where it does."""
+        """What it says of sources that it does not compile; None where it does."""
         program, size = ctypes.c_void_p(), ctypes.c_size_t()
         files = [_strings([file[i] for file in source.files]) for i in (1, 0)]
-        options = [f"--gpu-architecture={ARCH}", *source.options]
+        options = [f"--gpu-architecture={ARCH}", *source.options, *self._more]
         nvrtc = self._library
         assert not nvrtc.nvrtcCreateProgram(
             ctypes.byref(program), source.text().encode(), b"unit.cu", len(source.files), *files
@@ -84,8 +86,8 @@ def binaries() -> Iterator[tuple[str, SourceBundle]]:
             seen |= names
 
 
-def main(path: Path) -> None:
-    nvrtc, sources, failures = Nvrtc(path), set[str](), dict[str, str]()
+def main(path: Path, whole: bool) -> None:
+    nvrtc, sources, failures = Nvrtc(path, whole), set[str](), dict[str, str]()
     for name, source in binaries():
         sources |= {name for name, _ in source.files}
         if log := nvrtc.log_of_a_failure(source):
@@ -94,4 +96,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), "--whole" in sys.argv)

@@ -14,32 +14,32 @@ from kernelseam_hostcpp.runtime import DEVICES
 
 def own_cases(names: Iterable[str], often: Collection[str]) -> list[object]:
     """Parameters (name, device): every case on every device that converts its dtype of 8 bits, if
-    it has one; those not in ``often`` are slow."""
+    it has one. Those in ``often`` are run on one device each, in turn; the rest is slow."""
     cases = {c.name: c for c in matrix()}
     known = {d: HostToolchain().arch_row(d.arch).fp8_dtypes for d in DEVICES}
-    return [
-        pytest.param(
-            name,
-            device,
-            id=f"{name}-{device.arch}",
-            marks=[] if name in often else [pytest.mark.slow("a compilation each")],
-        )
-        for name in names
-        for device in DEVICES
-        if getattr(cases[name], "dtype_kv", None) in (None, *known[device])
-    ]
+    results: list[object] = []
+    turn = 0
+    for name in names:
+        stored = getattr(cases[name], "dtype_kv", None)
+        own = [d for d in DEVICES if stored in (None, *known[d])]
+        turn += name in often
+        for device in own:
+            rare = name not in often or device is not own[turn % len(own)]
+            marks = [pytest.mark.slow("a compilation each")] if rare else []
+            results.append(pytest.param(name, device, id=f"{name}-{device.arch}", marks=marks))
+    return results
 
 
-def on_devices(names: Iterable[str]) -> list[object]:
+def on_devices(names: Iterable[str], often: Collection[str]) -> list[object]:
     """Parameters (name, device): of three cases two on the first device and one on the other, which
-    has its own way to copy; the rest is slow."""
+    has its own way to copy; the rest is slow, and what is not in ``often``."""
     return [
         pytest.param(
             name,
             device,
             id=f"{name}-{device.arch}",
-            marks=[pytest.mark.slow("the other way to copy: a compilation each")]
-            if (device is DEVICES[0]) == (i % 3 == 2)
+            marks=[pytest.mark.slow("more of the same kinds: a compilation each")]
+            if name not in often or (device is DEVICES[0]) == (i % 3 == 2)
             else [],
         )
         for i, name in enumerate(names)

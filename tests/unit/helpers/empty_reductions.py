@@ -3,7 +3,6 @@ is zero, plus bias, residual and beta·C."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -242,7 +241,7 @@ def _sequences(of_q: str, of_k: str, repeats: str, of: str) -> Iterator[Case]:
 def _projections() -> Iterator[Case]:
     heads, kv_heads, dim = 2, 1, 8
     width = (heads + 2 * kv_heads) * dim
-    for empty, has_bias in itertools.product(("B", "S", "hidden"), (True, False)):
+    for empty, has_bias in (("B", True), ("S", True), ("hidden", True), ("B", False)):
         n = {"B": 2, "S": 3, "hidden": 16, empty: 0}
         lead, hidden = (n["B"], n["S"]), n["hidden"]
         name = f"{empty}{'-bias' if has_bias else ''}"
@@ -294,7 +293,7 @@ def _projections() -> Iterator[Case]:
                 ),
                 [d.sum((0, 1))],
             )
-    for empty, has_bias in itertools.product(("B", "S", "hidden", "D"), (True, False)):
+    for empty, has_bias in (("B", True), ("S", True), ("hidden", True), ("D", True), ("B", False)):
         n = {"B": 2, "S": 3, "hidden": 16, "H": 2, "D": 8, empty: 0}
         lead, wide = (n["B"], n["S"]), n["H"] * n["D"]
         name = f"{empty}{'-bias' if has_bias else ''}"
