@@ -14,7 +14,6 @@ import kernelseam
 import numpy as np
 import pytest
 from attention_formula import attention
-from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch as ks
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -87,18 +86,6 @@ def filled(
     return made, {n: x for n, x in made.items() if n in ("bias", "sinks")}
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_gradients(name: str) -> None:
-    q, k, v = qkv()
-    options, more = filled(OPTIONS[name])
-    agree(
-        ks.attention(q, k, v, **options),
-        formula(q, k, v, **options),
-        {"q": q, "k": k, "v": v, **more},
-        1e-5,
-    )
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_gradients_in_16_bits(dtype: str) -> None:
     q, k, v = qkv(getattr(torch, dtype))
@@ -110,63 +97,6 @@ def test_gradients_in_16_bits(dtype: str) -> None:
         {"q": q, "k": k, "v": v, **more},
         limit,
     )
-
-
-SMALL: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "causal": {"causal": True},
-    "window": {"window": (1, 1)},
-    "softcap": {"softcap": 1.5},
-    "alibi": {"alibi_slopes": torch.tensor([[0.5, 0.3, 0.1, 0.0]])},
-    "bias": {"bias": (1, 4, 3, 4)},
-    "mask": {"mask": torch.rand(1, 4, 3, 4, generator=torch.Generator().manual_seed(1)) < 0.7},
-    "prefix": {"causal": True, "prefix_lengths": torch.tensor([2], dtype=torch.int32)},
-    "lengths": {"kv_lengths": torch.tensor([3], dtype=torch.int32)},
-    "bias-of-keys": {"bias": (1, 1, 1, 4)},
-    "sinks": {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
-    "all": {
-        "causal": True,
-        "softcap": 2.0,
-        "bias": (4, 3, 4),
-        "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0]),
-    },
-}
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_finite_differences(name: str) -> None:
-    """torch's own check at its own tolerance, with grouped heads."""
-    q, k, v = tensors((1, 4, 3, 5), (1, 2, 4, 5), (1, 2, 4, 3), dtype=torch.float64)
-    options = dict(SMALL[name])
-    leaves = [q, k, v]
-    if "bias" in options:
-        leaves += tensors(options.pop("bias"), seed=3, dtype=torch.float64)
-
-    def call(q: Any, k: Any, v: Any, *bias: Any) -> Any:
-        return ks.attention(q, k, v, **options, **dict(zip(("bias",), bias, strict=False)))
-
-    assert torch.autograd.gradcheck(call, leaves)
-
-
-def test_finite_differences_of_packed_sequences() -> None:
-    q, k, v, bias = tensors((6, 4, 5), (8, 2, 5), (8, 2, 3), (3, 4, 3, 5), dtype=torch.float64)
-    of_q, of_k = (torch.tensor(x, dtype=torch.int32) for x in ([1, 4, 4, 6], [0, 5, 6, 8]))
-
-    def call(q: Any, k: Any, v: Any, bias: Any) -> Any:
-        return ks.attention_varlen(q, k, v, of_q, of_k, 3, 5, causal=True, bias=bias)
-
-    assert torch.autograd.gradcheck(call, (q, k, v, bias))
-
-
-@pytest.mark.filterwarnings(
-    "ignore:Input #0 requires gradient and is not a double precision:UserWarning"
-)
-def test_finite_differences_of_sinks() -> None:
-    """They are float32: the steps are such as it holds."""
-    q, k, v = tensors((1, 4, 3, 5), (1, 2, 4, 5), (1, 2, 4, 3), dtype=torch.float64)
-    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0], requires_grad=True)
-    rest = [x.detach() for x in (q, k, v)]
-    assert torch.autograd.gradcheck(lambda x: ks.attention(*rest, sinks=x), sinks, eps=2**-10)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -360,24 +290,6 @@ def test_without_gradients_nothing_is_kept() -> None:
     q, k, v = (x.detach() for x in tensors((23, H, D), (23, G, D), (23, G, D_V)))
     y = ks.attention_varlen(q, k, v, offsets, offsets, 15, 15)
     assert y.grad_fn is None and not y[20:].any() and y[:20].any()
-
-
-def test_gradients_have_no_gradients() -> None:
-    """Neither where they hang on the result's gradient nor where on the inputs alone, as in a
-    penalty."""
-    q, k, v = qkv()
-    (factor,) = tensors((B, H, S_Q, D_V), seed=8)
-    for weight in (factor, factor.detach()):
-        (dq,) = torch.autograd.grad((ks.attention(q, k, v) * weight).sum(), q, create_graph=True)
-        with pytest.raises(
-            InvalidValue, match=r"^create_graph = True: gradients of attention cannot be diff"
-        ):
-            dq.square().sum().backward()
-    rows, offsets = torch.ones(3, 2, 4, requires_grad=True), torch.tensor([0, 3], dtype=torch.int32)
-    y = ks.attention_varlen(rows, rows, rows, offsets, offsets, 3, 3)
-    (actual,) = torch.autograd.grad(y.sum(), rows, create_graph=True)
-    with pytest.raises(InvalidValue, match="^create_graph = True: gradients of attention"):
-        torch.autograd.grad(actual.sum(), rows)
 
 
 def test_a_graph_of_gradients_that_is_not_walked_back() -> None:

@@ -215,15 +215,6 @@ def test_the_output(form: str, dtype: str, limit: float) -> None:
     agree([got], [want], inputs, limit)
 
 
-def test_finite_differences() -> None:
-    x, weight, bias = tensors((1, 3, 5), (16, 5), (16,), dtype=torch.float64)
-    attn_out, w, b, residual = tensors((1, 2, 3, 4), (5, 8), (5,), (1, 3, 5), dtype=torch.float64)
-    assert torch.autograd.gradcheck(
-        lambda *a: ks.fused_qkv_projection(*a, 2, 1, 4), (x, weight, bias)
-    )
-    assert torch.autograd.gradcheck(ks.fused_output_projection_residual, (attn_out, w, b, residual))
-
-
 def test_only_what_is_wanted_is_computed_and_kept() -> None:
     x, weight, bias = tensors((B, S, HIDDEN), (WIDTH, HIDDEN), (WIDTH,))
     for frozen, kept in (("weight", 1), ("input", 1), ("", 2)):
@@ -344,31 +335,6 @@ def test_what_is_refused(refused: Refused) -> None:
             block_table=torch.zeros(1),
         ),
     )
-
-
-def test_gradients_have_no_gradients() -> None:
-    """Neither where they hang on the results' gradients nor where on the operands alone, as in a
-    penalty."""
-    x, weight, bias, w, residual = tensors(
-        (B, S, HIDDEN), (WIDTH, HIDDEN), (WIDTH,), (HIDDEN, H * D), (B, S, HIDDEN)
-    )
-    (factor,) = tensors((B, H, S, D), seed=8)
-    for by in (factor, factor.detach()):
-        q, _, _ = ks.fused_qkv_projection(x, weight, bias, H, G, D)
-        (again,) = torch.autograd.grad((q * by).sum(), x, create_graph=True)
-        with pytest.raises(
-            kernelseam.errors.InvalidValue,
-            match=r"^create_graph = True: gradients of fused_qkv_proj",
-        ):
-            again.square().sum().backward()
-        attn_out = factor.detach().requires_grad_()
-        y = ks.fused_output_projection_residual(attn_out, w, None, residual)
-        (again,) = torch.autograd.grad((y * by.sum()).sum(), attn_out, create_graph=True)
-        with pytest.raises(
-            kernelseam.errors.InvalidValue,
-            match=r"^create_graph = True: gradients of fused_output_",
-        ):
-            again.square().sum().backward()
 
 
 def test_expanded_leaves() -> None:

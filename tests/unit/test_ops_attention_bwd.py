@@ -217,42 +217,6 @@ def test_the_plan_is_remembered_for_the_options_too() -> None:
     assert (record.kernel, record.grid, record.arch) == ("numpy_attention_bwd", (1, H, B), "cpu")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_torch_tensors(dtype: str) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    kind = getattr(torch, dtype)
-    x = {n: torch.from_numpy(a).to(kind) for n, a in dense().items()}
-    x |= {
-        "bias": torch.from_numpy(normal(H, S_Q, S_K)).to(kind),
-        "sinks": torch.from_numpy(normal(H)),
-    }
-    *_, actual = call(x, causal=True, bias_gradient=True, sink_gradient=True)
-
-    def host(t: Any) -> Array:
-        return (
-            t.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-            if t.dtype is torch.bfloat16
-            else t.numpy()
-        )
-
-    *_, wanted = call(
-        {n: host(t) for n, t in x.items()}, causal=True, bias_gradient=True, sink_gradient=True
-    )
-    for name, like in (
-        ("dq", "q"),
-        ("dk", "k"),
-        ("dv", "v"),
-        ("dbias", "bias"),
-        ("dsinks", "sinks"),
-    ):
-        result = getattr(actual, name)
-        assert type(result) is torch.Tensor and (result.dtype, result.shape) == (
-            x[like].dtype,
-            x[like].shape,
-        )
-        np.testing.assert_array_equal(host(result), getattr(wanted, name))
-
-
 def test_refusals(refused: Refused) -> None:
     x = dense()
     out, lse = kernelseam.attention(x["q"], x["k"], x["v"], return_lse=True)
