@@ -191,9 +191,13 @@ def attention(
         )
         K *= k_scales[:, None]
         alike, which = np.unique(attended, axis=0, return_inverse=True)
-        for pattern, keys in enumerate(alike):
-            of = np.flatnonzero(which.reshape(-1) == pattern)
-            Q, at = q[b, h, i[of]].astype(np.float64), indices[of]
+        patterns = [np.flatnonzero(which.reshape(-1) == n) for n in range(len(alike))]
+        # What is not finite must not be multiplied where it is hidden: queries that see the same
+        # keys are computed together, over these alone. Else all are, over what any of them sees.
+        together = np.isfinite(K).all() and np.isfinite(V * v_scales[:, None]).all()
+        for of in [np.arange(len(i))] if together and len(i) else patterns:
+            keys, at = attended[of].any(axis=0), indices[of]
+            Q = q[b, h, i[of]].astype(np.float64)
             if variant.q_scales is not None:
                 Q *= variant.q_scales[b, h, i[of], None].astype(np.float64)
             with np.errstate(invalid="ignore", over="ignore"):
@@ -206,11 +210,17 @@ def attention(
                     slopes[of][:, keys],
                     bias[of][:, keys],
                     sink,
+                    attended[of][:, keys],
                     variant.changer(b, h, i[of], j[keys], n_q, n_k),
                 )
                 out[at], lse[at], pv[at], products[at], values[at], spread[at], changes[at] = o
+        for of, keys in zip(patterns, alike, strict=True):
+            sizes = np.abs(q[b, h, i[of]].astype(np.float64))
+            if variant.q_scales is not None:
+                sizes *= np.abs(variant.q_scales[b, h, i[of], None].astype(np.float64))
+            with np.errstate(invalid="ignore", over="ignore"):
                 of_keys = np.abs(K[keys]).max(axis=0, initial=0)
-                largest[at] = abs(scale) * (np.abs(Q) * of_keys).max(axis=1, initial=0)
+                largest[indices[of]] = abs(scale) * (sizes * of_keys).max(axis=1, initial=0)
     lead = (B, H, S_q) if rows is None else (n,)
     return AttentionResult(
         out.reshape(*lead, D_v),
@@ -246,10 +256,12 @@ def _softmax_rows(
     slopes: Floats,
     bias: Floats,
     sink: float,
+    seen: npt.NDArray[np.bool_],
     change: Callable[[Floats], Changed] | None = None,
 ) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats]:
-    """The formula for queries that see all of V's keys, from x = scale·q·kᵀ and |scale|·|q||k|:
-    out, LSE and the bound's ingredients. The sink is the last column. V is without its scales."""
+    """The formula for queries of which each sees some of V's keys, from x = scale·q·kᵀ and
+    |scale|·|q||k|: out, LSE and the bound's ingredients. The sink is the last column. V is without
+    its scales."""
     stored = V
     if v_scales is not None:
         V = V * v_scales[:, None]
@@ -261,7 +273,7 @@ def _softmax_rows(
             new = change(own)
             own, growth = new.scores, np.abs(new.slope)
             magnitude, sizes = magnitude * growth, sizes * growth + np.abs(own)
-        scores = _with_sink(own, sink)
+        scores = _with_sink(np.where(seen, own, -np.inf), sink)
         V = np.concatenate([V, np.zeros((1, V.shape[1]))])
         largest = scores.max(axis=1)
         nothing = np.isneginf(largest)
@@ -275,10 +287,10 @@ def _softmax_rows(
         if cap is not None:  # an infinite score is capped exactly
             magnitude = np.where(np.isinf(x), 0, magnitude)
         products = np.where(np.isneginf(scores), 0, _with_sink(magnitude, 0)).max(axis=1)
-        values = np.abs(V).sum(axis=0) / total[:, None]
+        values = seen @ np.abs(V[:-1]) / total[:, None]
         if v_scales is not None:
-            largest_scale = np.abs(v_scales).max(initial=0)
-            values = 2 * largest_scale * np.abs(stored).sum(axis=0) / total[:, None]
+            largest_scale = np.where(seen, np.abs(v_scales), 0).max(axis=1, initial=0)
+            values = 2 * largest_scale[:, None] * (seen @ np.abs(stored)) / total[:, None]
         sizes = _with_sink(sizes, abs(sink))
         changes = np.where(weights >= WEIGHS, sizes, 0).max(axis=1)
     out[nothing], pv[nothing], values[nothing], spread[nothing] = 0, 0, 0, 0

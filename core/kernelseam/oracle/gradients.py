@@ -63,7 +63,8 @@ def attention_bwd(
     G, S_k = k.shape[1:3]
     group = max(H // max(G, 1), 1)
     gradients = {"dq": _blank(q.shape), "dk": _blank(k.shape), "dv": _blank(v.shape)}
-    plane, sinks = _blank((B, H, S_q, S_k)), _blank((B, H, S_q, 1))
+    plane = _blank((B, H, S_q, S_k) if bias_shape is not None else (0,))
+    sinks = _blank((B, H, S_q, 1))
     for b, h in np.ndindex(B, H):
         n_q = S_q if variant.q_lengths is None else variant.q_lengths[b]
         n_k = S_k if variant.kv_lengths is None else variant.kv_lengths[b]
@@ -77,7 +78,8 @@ def attention_bwd(
             _add(gradients["dk"], (b, h // group, slice(n_k)), times(across, Q, scale, n_q * group))
             across = {name: x.T for name, x in p.items()}
             _add(gradients["dv"], (b, h // group, slice(n_k)), times(across, dO, 1.0, n_q * group))
-        _add(plane, (b, h, slice(n_q), slice(n_k)), dx)
+        if bias_shape is not None:
+            _add(plane, (b, h, slice(n_q), slice(n_k)), dx)
         _add(sinks, (b, h, slice(n_q), 0), sink)
     if bias_shape is not None:
         gradients["dbias"] = _summed(plane, bias_shape)
