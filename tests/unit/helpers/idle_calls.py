@@ -13,6 +13,7 @@ import kernelseam as ks
 import kernelseam.interop.torch as ks_torch
 import numpy as np
 import torch
+from idle_compiler import compile_nothing
 from kernelseam.arrays import torch as torch_arrays
 from kernelseam.interop.transformers_attention import attention_forward
 
@@ -158,6 +159,7 @@ def counted(run: Callable[[], object]) -> int:
 
 if __name__ == "__main__":
     idle_device.install()
+    compile_nothing()
     counts = {}
     for name, make in makes().items():
         for n in (70, 71, 350, 351):

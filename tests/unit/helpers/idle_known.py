@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from idle_calls import makes
+from idle_compiler import compile_nothing
 from kernelseam import dispatch
 from kernelseam.descriptors import GroupedGemmPointers
 from kernelseam.errors import KernelSeamError
@@ -191,6 +192,7 @@ def _memory(first: int) -> tuple[Callable[..., Memory], Callable[[int], int]]:
 
 if __name__ == "__main__":
     idle_device.install()
+    compile_nothing()
     record()
     torch.manual_seed(0)
     count, seed = map(int, sys.argv[1:])
