@@ -148,7 +148,9 @@ def test_what_is_hidden_never_contributes(name: str) -> None:
     sees = formulas.attention(Q, K, only, False, SCALE, None, variant).out[..., 0] > 0
     assert sees.any() and not sees.all()
     for what in ("out", "lse", "pv", "values"):
-        np.testing.assert_array_equal(getattr(actual, what)[~sees], getattr(clean, what)[~sees])
+        # computed apart where something is not finite: sums in another order
+        x, y = (getattr(results, what)[~sees] for results in (actual, clean))
+        np.testing.assert_allclose(x, y, rtol=1e-13, atol=1e-15)
     assert np.isnan(actual.lse[sees]).all() and np.isnan(actual.out[sees]).all()
 
 

@@ -20,6 +20,8 @@ Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 WEIGHS = 2.0**-149
 """The smallest weight, relative to a row's largest, that float32 can hold."""
+TOGETHER = 2**22
+"""Scores that are computed at once."""
 Rows = Sequence[int] | npt.NDArray[np.integer[Any]] | None
 """Row numbers of a result whose leading axes are flattened; None means all of them."""
 
@@ -195,7 +197,9 @@ def attention(
         # What is not finite must not be multiplied where it is hidden: queries that see the same
         # keys are computed together, over these alone. Else all are, over what any of them sees.
         together = np.isfinite(K).all() and np.isfinite(V * v_scales[:, None]).all()
-        for of in [np.arange(len(i))] if together and len(i) else patterns:
+        step = max(TOGETHER // max(n_k, 1), 1)
+        some = [np.arange(n, min(n + step, len(i))) for n in range(0, len(i), step)]
+        for of in some if together else patterns:
             keys, at = attended[of].any(axis=0), indices[of]
             Q = q[b, h, i[of]].astype(np.float64)
             if variant.q_scales is not None:
