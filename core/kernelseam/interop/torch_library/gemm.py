@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,6 +24,7 @@ from kernelseam.interop.torch_library.define import (
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name, result_dtype, torch_dtype
 from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
+from kernelseam.interop.torch_library.transforms import differentiated
 from kernelseam.ops import gemm, gemm_bwd
 
 Tensor = Any
@@ -108,7 +109,7 @@ def _setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None
     refuse_gradients(ctx, OPERANDS, OPERANDS[2:4] if a.itemsize == 1 else OPERANDS[:4])
     options = dict(keyword_only_inputs)
     for name in ("out_dtype", "precision", "scale_block", "beta", "implementation"):
-        options.pop(name)
+        options.pop(name, None)
     options["implementation"] = options.pop("bwd_implementation")
     ctx.options = options
     ctx.added = [None if x is None else (x.shape, x.dtype) for x in (bias, residual)]
@@ -238,20 +239,32 @@ OPTION_SCHEMA = (
 )
 
 
-def _defined(name: str, function: Any, gradients: Any, ranks: Any, batched: Any) -> Any:
+class Product(NamedTuple):
+    """A product on tensors that have memory, its gradients, the operators of both, and the product
+    with its gradients in torch's graph: (options, *tensors of OPERANDS)."""
+
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+    operator: Callable[..., Any]
+    of_gradients: Callable[..., Any]
+    differentiated: Callable[..., Any]
+
+
+def _defined(name: str, function: Any, gradients: Any, ranks: Any, batched: Any) -> Product:
+    computed, computed_bwd = _computed(function), _bwd_computed(gradients)
     of_gradients = define(
         f"{name}_bwd(Tensor dc, Tensor a, Tensor b, *, bool a_gradient, bool b_gradient, "
         f"bool sum_repeats=False, {_OUT_DTYPE}, {_FACTORS}, {CHOSEN}) "
         "-> (Tensor, Tensor)",
-        _bwd_computed(gradients),
+        computed_bwd,
         _bwd_fake,
         backward=once_only(name),
         batched=batched[1],
         flops=flops.product_bwd,
     )
-    of_results = define(
+    operator = define(
         f"{name}({OPERAND_SCHEMA}, *, {OPTION_SCHEMA}) -> Tensor",
-        _computed(function),
+        computed,
         _faked(*ranks),
         setup=_setup,
         backward=_backward(of_gradients),
@@ -259,14 +272,17 @@ def _defined(name: str, function: Any, gradients: Any, ranks: Any, batched: Any)
         flops=flops.product,
         rules=RULES,
     )
-    return of_results, of_gradients
+    eager = differentiated("bmm and matmul2d", computed, _setup, _backward(computed_bwd))
+    return Product(function, gradients, operator, of_gradients, eager)
 
 
-BMM, BMM_BWD = _defined("bmm", gemm.bmm, gemm_bwd.bmm_bwd, (3, 4), (_bmm_batched, _bmm_bwd_batched))
-MATMUL2D, MATMUL2D_BWD = _defined(
+OF_BMM = _defined("bmm", gemm.bmm, gemm_bwd.bmm_bwd, (3, 4), (_bmm_batched, _bmm_bwd_batched))
+OF_MATMUL2D = _defined(
     "matmul2d",
     gemm.matmul2d,
     gemm_bwd.matmul2d_bwd,
     (2,),
     (_matmul2d_batched, _matmul2d_bwd_batched),
 )
+BMM, BMM_BWD = OF_BMM.operator, OF_BMM.of_gradients
+MATMUL2D, MATMUL2D_BWD = OF_MATMUL2D.operator, OF_MATMUL2D.of_gradients

@@ -25,6 +25,7 @@ from kernelseam.interop.torch_library.define import (
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
+from kernelseam.interop.torch_library.transforms import differentiated
 from kernelseam.interop.torch_rotary import inverse_rotations
 from kernelseam.ops import projection, projection_bwd
 from kernelseam.ops.projection import query_heads
@@ -210,6 +211,9 @@ FUSED_QKV_BWD = define(
     backward=once_only("fused_qkv_projection"),
     flops=flops.qkv_bwd,
 )
+QKV_DIFFERENTIATED = differentiated(
+    "fused_qkv_projection", _qkv_compute, _qkv_setup, _qkv_backward(_qkv_bwd_compute)
+)
 FUSED_QKV = define(
     f"fused_qkv_projection({_OPERANDS}, Tensor? q=None, Tensor? k=None, Tensor? v=None, *, "
     f"{_OF_QKV}, {CHOSEN}, "
@@ -376,6 +380,12 @@ FUSED_OUTPUT_BWD = define(
     _output_bwd_fake,
     backward=once_only("fused_output_projection_residual"),
     flops=flops.output_bwd,
+)
+OUTPUT_DIFFERENTIATED = differentiated(
+    "fused_output_projection_residual",
+    _output_compute,
+    _output_setup,
+    _output_backward(_output_bwd_compute),
 )
 FUSED_OUTPUT = define(
     "fused_output_projection_residual(Tensor attn_out, Tensor weight, Tensor? bias=None, "

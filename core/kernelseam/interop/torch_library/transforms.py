@@ -1,5 +1,6 @@
-"""An operator under the transforms of torch.func, which differentiate and map an autograd function
-of their own kind, and not what torch.library.register_autograd makes."""
+"""An operator's rules of gradients as autograd functions: for the transforms of torch.func, which
+differentiate and map those, and not what torch.library.register_autograd makes; and for tensors of
+torch's own where nothing traces the call, without torch's dispatcher."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kernelseam.interop.torch_function import differentiable_once
 from kernelseam.interop.torch_library.arguments import Arguments
 from kernelseam.interop.torch_library.batches import as_before, flat
 
@@ -60,4 +62,33 @@ def transformed(
         result = Transformed.apply(options, form, *flat(whole))
         return list(result) if returns_list else result
 
+    return call
+
+
+def differentiated(
+    function: str,
+    compute: Callable[..., Any],
+    setup: Callable[..., None],
+    backward: Callable[..., Any],
+) -> Callable[..., Any]:
+    """``call(options, *tensors)``: what the operator of ``compute`` returns, differentiable once;
+    ``backward`` is that of a function that computes. All tensors are given, None for what is left
+    out."""
+    gradients = differentiable_once(function)(backward)
+
+    class Differentiated(torch.autograd.Function):  # type: ignore[misc]
+        """Options, then all tensors."""
+
+        @staticmethod
+        def forward(ctx: Any, options: dict[str, Any], *tensors: Tensor | None) -> Any:
+            result = compute(*tensors, **options)
+            ctx.wanted = ctx.needs_input_grad[1:]
+            setup(ctx, tensors, options, result)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, *given: Tensor | None) -> Any:
+            return None, *gradients(ctx, *given)
+
+    call: Callable[..., Any] = Differentiated.apply
     return call
