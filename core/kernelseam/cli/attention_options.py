@@ -266,22 +266,18 @@ class AttentionOptions(ScoreNumbers):
 
     def case(self, seed: int = 0) -> AttentionCase:
         """The case of these options."""
-        s = shapes.AttentionShape.of(
-            **{n: getattr(self, n) for n in EXTENTS},
-            causal=self.causal,
-            dtype=self.dtype,
-            layout=self.layout,
-        )
+        heads, seq_len = shapes.default(self.heads, 8), shapes.default(self.seq_len, 512)
+        head_dim = shapes.default(self.head_dim, 64)
         return self._case(
             seed,
-            s.dtype,
-            s.batch,
-            s.heads,
-            s.kv_heads,
-            s.seq_len,
-            s.kv_seq_len,
-            s.head_dim,
-            s.value_dim,
+            shapes.dtype_of("float16" if self.dtype is None else self.dtype, "dtype"),
+            shapes.default(self.batch, 1),
+            heads,
+            shapes.default(self.kv_heads, heads),
+            seq_len,
+            shapes.default(self.kv_seq_len, seq_len),
+            head_dim,
+            shapes.default(self.value_dim, head_dim),
         )
 
     def case_of(self, problem: AttentionProblem, seed: int = 0) -> AttentionCase:

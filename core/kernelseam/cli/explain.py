@@ -64,7 +64,7 @@ def gemm(
 ) -> None:
     """Explain a batched GEMM, or a grouped one."""
     _explain(
-        (groups.over(shape) or shape).descriptor(),
+        groups.over(shape).descriptor(),
         backend,
         arch,
         implementation,

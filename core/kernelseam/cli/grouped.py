@@ -11,16 +11,7 @@ import numpy.typing as npt
 import typer
 
 from kernelseam.cli.listed import ListedShape, Three, parsed_sizes
-from kernelseam.cli.progress import working
-from kernelseam.cli.running import (
-    Run,
-    device_for,
-    epilogue_on,
-    execute,
-    measure,
-    normal,
-    report,
-)
+from kernelseam.cli.running import epilogue_on, normal
 from kernelseam.cli.shapes import GemmShape, one_of
 from kernelseam.contract import Device
 from kernelseam.descriptors import GroupedGemm
@@ -33,7 +24,6 @@ from kernelseam.oracle.epilogues import Epilogue
 from kernelseam.oracle.operands import Operands
 from kernelseam.oracle.subnormals import flushes
 from kernelseam.oracle.verification_grouped import GroupedGemmVerifier
-from kernelseam.planning import plan
 from kernelseam.plugins import plugins
 
 _Groups = Annotated[
@@ -105,11 +95,11 @@ class GroupOptions:
         indices = tuple(n for n, there in given.items() if there)
         return cls(groups, along, skewed, indices, None if sizes is None else parsed_sizes(sizes))
 
-    def over(self, product: GemmShape) -> GroupedShape | ListedShape | None:
-        """What they make of a product; None where they do not. Raises InvalidValue for what groups
-        do not have."""
+    def over(self, product: GemmShape) -> GroupedShape | ListedShape | GemmShape:
+        """What they make of a product, itself where there are none. Raises InvalidValue for what
+        groups do not have."""
         if self.groups is None and self.sizes is None:
-            return None
+            return product
         option, value = ("--groups", self.groups) if self.sizes is None else ("--sizes", "given")
         beside = {
             "--batch": product.batch != 1,
@@ -176,11 +166,7 @@ class GroupedShape:
             N=p.N,
             K=p.K,
             along=self.along,
-            a_transposed=p.a_transposed,
-            b_transposed=p.b_transposed,
-            dtype=p.dtype,
-            dtype_c=p.dtypes()["C"],
-            precision=p.precision,
+            **p.product,
             **given,
         )
 
@@ -215,31 +201,3 @@ class GroupedShape:
         function = self.function()
         epilogue = None if function is None else Epilogue(function.function, function.pairs)
         return GroupedGemmVerifier().verdict(problem, read, {}, flushes(known, device), epilogue)
-
-
-def run(
-    shape: GroupedShape | ListedShape,
-    backend: str | None,
-    implementation: str | None,
-    options: Mapping[str, Any],
-) -> None:
-    """``kernelseam gemm --groups``; ``options``: verify, time, json and seed."""
-    device = device_for(shape.descriptor().problem(), backend)
-    with working("making random inputs"):
-        arrays = shape.operands(device, options["seed"])
-    with working(f"computing the products on {device}"):
-        planned = plan(shape.descriptor(**arrays), device=device, implementation=implementation)
-        call = planned.bind()
-        launches = execute(call)
-    verdicts = {}
-    if options["verify"]:
-        with working("comparing with the float64 oracle"):
-            verdicts["oracle"] = shape.verdict(arrays, device)
-    timing = measure(call) if options["time"] else None
-    report(
-        shape.operation,
-        device,
-        [Run("", planned, launches, shape.elements, verdicts, timing)],
-        verify=options["verify"],
-        as_json=options["json"],
-    )

@@ -61,11 +61,7 @@ class ListedShape:
             M=m,
             N=n,
             K=k,
-            a_transposed=p.a_transposed,
-            b_transposed=p.b_transposed,
-            dtype=p.dtype,
-            dtype_c=p.dtypes()["C"],
-            precision=p.precision,
+            **p.product,
             **operands,
         )
 

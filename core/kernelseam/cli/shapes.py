@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -11,11 +11,17 @@ import numpy as np
 import typer
 
 from kernelseam.cli.output import json_alone
-from kernelseam.descriptors import Attention, BatchedGemmPointers, BatchedGemmStrided
+from kernelseam.cli.running import epilogue_on, normal
+from kernelseam.contract import Device
+from kernelseam.descriptors import BatchedGemmPointers, BatchedGemmStrided
+from kernelseam.descriptors.common.operands import describe
 from kernelseam.dtypes import E4M3, FLOATING, DType
 from kernelseam.epilogues import NAMED, Gated, as_one
 from kernelseam.errors import InvalidValue, UnknownName
 from kernelseam.expressions.epilogues import traced_epilogue
+from kernelseam.oracle import check
+from kernelseam.oracle.epilogues import Epilogue
+from kernelseam.oracle.sampling import sampled
 from kernelseam.plugins import plugins
 from kernelseam.samples.epilogues import PAIRS, Extents, epilogue_named
 
@@ -108,7 +114,7 @@ Bias = Annotated[
 Residual = Annotated[
     str | None, typer.Option("--residual", help="Add a residual of this dtype, of C's shape.")
 ]
-Epilogue = Annotated[
+EpilogueOption = Annotated[
     str | None,
     typer.Option(
         "--epilogue",
@@ -195,93 +201,9 @@ def one_of(option: str, value: str, *names: str) -> str:
     return value
 
 
-def _or(value: int | None, default: int) -> int:
-    return default if value is None else value
-
-
-@dataclass(frozen=True)
-class AttentionShape:
-    """Extents of an attention and the order of its axes in memory."""
-
-    batch: int
-    heads: int
-    seq_len: int
-    kv_seq_len: int
-    head_dim: int
-    kv_heads: int
-    value_dim: int
-    causal: bool
-    dtype: DType
-    layout: str
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        batch: int | None,
-        heads: int | None,
-        seq_len: int | None,
-        kv_seq_len: int | None,
-        head_dim: int | None,
-        kv_heads: int | None,
-        value_dim: int | None,
-        causal: bool,
-        dtype: str | None,
-        layout: str,
-    ) -> AttentionShape:
-        """From options; those left out take their defaults. Raises InvalidValue."""
-        heads, seq_len, head_dim = _or(heads, 8), _or(seq_len, 512), _or(head_dim, 64)
-        return cls(
-            _or(batch, 1),
-            heads,
-            seq_len,
-            _or(kv_seq_len, seq_len),
-            head_dim,
-            _or(kv_heads, heads),
-            _or(value_dim, head_dim),
-            causal,
-            dtype_of("float16" if dtype is None else dtype, "dtype"),
-            one_of("layout", layout, "bhsd", "bshd"),
-        )
-
-    def shapes(self) -> dict[str, tuple[int, int, int, int]]:
-        """Shapes of q, k, v and out in memory."""
-        extents = {
-            "q": (self.heads, self.seq_len, self.head_dim),
-            "k": (self.kv_heads, self.kv_seq_len, self.head_dim),
-            "v": (self.kv_heads, self.kv_seq_len, self.value_dim),
-            "out": (self.heads, self.seq_len, self.value_dim),
-        }
-        swap = self.layout == "bshd"
-        return {
-            n: (self.batch, s, h, d) if swap else (self.batch, h, s, d)
-            for n, (h, s, d) in extents.items()
-        }
-
-    def descriptor(self) -> Attention:
-        """The descriptor, over placeholder addresses. Raises InvalidValue."""
-        strides: dict[str, Any] = {}
-        if self.layout == "bshd":
-            for name, (_, rows, heads, columns) in self.shapes().items():
-                walk = (rows * heads * columns, columns, heads * columns)
-                strides.update(
-                    {
-                        f"stride_{name}_{a}": s
-                        for a, s in zip(("batch", "head", "row"), walk, strict=True)
-                    }
-                )
-        return Attention(
-            batch=self.batch,
-            num_heads=self.heads,
-            S_q=self.seq_len,
-            S_k=self.kv_seq_len,
-            head_dim=self.head_dim,
-            kv_heads=self.kv_heads,
-            value_dim=self.value_dim,
-            causal=self.causal,
-            dtype=self.dtype,
-            **strides,
-        )
+def default(value: int | None, otherwise: int) -> int:
+    """The value, or what stands for one that is left out."""
+    return otherwise if value is None else value
 
 
 @dataclass(frozen=True)
@@ -306,6 +228,8 @@ class GemmShape:
     named: tuple[str, ...] = ()
     """Options of extents that were given."""
 
+    operation = "gemm"
+
     @classmethod
     def of(
         cls,
@@ -322,7 +246,7 @@ class GemmShape:
         bias: Bias = None,
         residual: Residual = None,
         precision: Precision = None,
-        epilogue: Epilogue = None,
+        epilogue: EpilogueOption = None,
         layout: GemmLayout = "strided",
         spacing: Spacing = "scattered",
     ) -> GemmShape:
@@ -339,11 +263,11 @@ class GemmShape:
             )
         )
         return cls(
-            _or(batch, 1),
-            _or(heads, 1),
-            _or(m, 512),
-            _or(n, 512),
-            _or(k, 512),
+            default(batch, 1),
+            default(heads, 1),
+            default(m, 512),
+            default(n, 512),
+            default(k, 512),
             a_transposed,
             b_transposed,
             dtype_of("float16" if dtype is None else dtype, "dtype", fp8=True),
@@ -361,6 +285,22 @@ class GemmShape:
     def matrices(self) -> int:
         """batch·heads."""
         return self.batch * self.heads
+
+    @property
+    def elements(self) -> int:
+        """Of the results."""
+        return math.prod(self.shapes()["C"])
+
+    @property
+    def product(self) -> dict[str, Any]:
+        """The descriptors' fields that are those of every product."""
+        return {
+            "a_transposed": self.a_transposed,
+            "b_transposed": self.b_transposed,
+            "dtype": self.dtype,
+            "dtype_c": self.dtypes()["C"],
+            "precision": self.precision,
+        }
 
     def function(self, results: int | None = None) -> Gated | None:
         """The epilogue of so many results, over arrays on the host. Raises InvalidValue."""
@@ -403,11 +343,8 @@ class GemmShape:
         return {name: rng.permutation(count) for name in names}
 
     def descriptor(self, **operands: Any) -> BatchedGemmStrided | BatchedGemmPointers:
-        """The descriptor over operands by name: arrays, or the addresses of the allocations that
-        pointer arrays point into.
-
-        Operands left out have no memory, or placeholder addresses. Raises InvalidValue.
-        """
+        """The descriptor over operands by name, which lists of addresses point into; those left out
+        have no memory, or placeholder addresses. Raises InvalidValue."""
         dtypes = self.dtypes()
         extents: dict[str, Any] = {
             "M": self.M,
@@ -415,13 +352,9 @@ class GemmShape:
             "K": self.K,
             "batch": self.batch,
             "num_heads": self.heads,
-            "a_transposed": self.a_transposed,
-            "b_transposed": self.b_transposed,
-            "dtype": self.dtype,
-            "dtype_c": dtypes["C"],
             "dtype_bias": self.bias,
             "dtype_residual": self.residual,
-            "precision": self.precision,
+            **self.product,
         }
         if (function := self.function()) is not None:
             extents["epilogue"] = traced_epilogue(function.function, function.pairs)
@@ -432,8 +365,47 @@ class GemmShape:
         BatchedGemmStrided(**extents, **bound)
         lists: dict[str, Any] = {}
         for name, order in self.orders().items():
-            first = operands.get(name, PLACEHOLDER_ADDRESSES[name])
+            first = PLACEHOLDER_ADDRESSES[name]
+            if name in operands:
+                first = describe(name, operands[name]).pointer
             lists[f"{name}_ptrs"] = first + order * (
                 math.prod(self.shapes()[name][2:]) * dtypes[name].itemsize
             )
         return BatchedGemmPointers(**extents, **lists)
+
+    def operands(self, device: Device, seed: int) -> dict[str, Any]:
+        """Random arrays on a device, and the epilogue over what it captured there."""
+        runtime = plugins().backend(device.backend).runtime
+        rng, dtypes = np.random.default_rng(seed), self.dtypes()
+        arrays: dict[str, Any] = {}
+        for name, shape in self.shapes().items():
+            if name == "C":
+                arrays[name] = runtime.empty(shape, dtypes[name], device)
+            else:
+                arrays[name] = runtime.from_host(normal(rng, shape, dtypes[name]), device)
+        if (function := self.function()) is not None:
+            arrays["epilogue"] = epilogue_on(device, function)
+        return arrays
+
+    def verdict(self, arrays: Mapping[str, Any], device: Device) -> check.Verdict:
+        """The results compared with the oracle."""
+        runtime, shapes = plugins().backend(device.backend).runtime, self.shapes()
+        matrices = {n: runtime.to_host(arrays[n]) for n in shapes}
+        if self.layout == "pointers":  # in the order of the pointer arrays
+            matrices = {
+                n: x.reshape(-1, *shapes[n][2:])[self.orders()[n]].reshape(shapes[n])
+                for n, x in matrices.items()
+            }
+        function = self.function()
+        return check.gemm(
+            matrices["A"],
+            matrices["B"],
+            matrices["C"],
+            a_transposed=self.a_transposed,
+            b_transposed=self.b_transposed,
+            bias=matrices.get("bias"),
+            residual=matrices.get("residual"),
+            rows=sampled(4 * self.N * self.K),
+            precision=self.precision,
+            epilogue=None if function is None else Epilogue(function.function, function.pairs),
+        )

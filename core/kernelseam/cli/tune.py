@@ -20,7 +20,7 @@ from kernelseam.cli.attention_options import AttentionOptions, with_attention_op
 from kernelseam.cli.operands import random_operands
 from kernelseam.cli.output import duration, emit_json, facts, heading, table
 from kernelseam.cli.progress import working
-from kernelseam.cli.running import device_for, execute, normal
+from kernelseam.cli.running import device_for, execute
 from kernelseam.cli.with_options import with_options
 from kernelseam.compilation import cache_folder
 from kernelseam.contract import Device
@@ -28,7 +28,6 @@ from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.errors import InvalidValue
 from kernelseam.json_schema import parsed
 from kernelseam.planning import plan
-from kernelseam.plugins import plugins
 from kernelseam.samples.operations import operands
 from kernelseam.tuned import store
 from kernelseam.tuned.classes import problem_class
@@ -139,31 +138,13 @@ def _attention(request: AttentionOptions) -> Target:
 
 
 def _gemm(shape: shapes.GemmShape, groups: grouped.GroupOptions) -> Target:
-    of_groups = groups.over(shape)
-    if of_groups is not None:
-        return Target(
-            of_groups.descriptor(),
-            lambda device: (of_groups.descriptor(**of_groups.operands(device, 0)), {}, None),
-        )
-    if shape.layout == "strided":
-        return _without_lists(shape.descriptor())
+    asked = groups.over(shape)
 
     def prepare(device: Device) -> tuple[Descriptor, Mapping[str, object], object]:
-        import numpy as np
+        arrays = asked.operands(device, 0)
+        return asked.descriptor(**arrays), {}, arrays
 
-        runtime, rng, dtypes = (
-            plugins().backend(device.backend).runtime,
-            np.random.default_rng(0),
-            shape.dtypes(),
-        )
-        arrays = {
-            n: runtime.from_host(normal(rng, s, dtypes[n]), device)
-            for n, s in shape.shapes().items()
-        }
-        addresses = {n: info.pointer for n, x in arrays.items() if (info := runtime.describe(x))}
-        return shape.descriptor(**addresses), {}, arrays
-
-    return Target(shape.descriptor(), prepare)
+    return Target(asked.descriptor(), prepare)
 
 
 def _projection(shape: projections.ProjectionShape) -> Target:
