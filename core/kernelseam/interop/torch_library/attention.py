@@ -42,7 +42,7 @@ from kernelseam.interop.torch_library.define import (
 from kernelseam.interop.torch_library.dtypes import accumulator, dtype_name
 from kernelseam.interop.torch_library.mods import CAPTURED, expression_of
 from kernelseam.interop.torch_library.namespace import operator_of
-from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
+from kernelseam.interop.torch_library.schemas import CHOSEN, given_by, schema_of, tensors_of
 from kernelseam.ops.attention import attention_paged as paged_forward
 
 Tensor = Any
@@ -51,15 +51,11 @@ _OF_KEYS = tuple(n for n in _ADDED_NAMES if n != "kv_lengths")
 """Those that packed sequences and pages take, which have their own lengths."""
 
 
-def _optional(names: tuple[str, ...]) -> str:
-    return ", ".join(f"Tensor? {n}=None" for n in names)
-
-
-_ADDED = _optional(_OF_KEYS)
+_ADDED = tensors_of(optional=_OF_KEYS)
 SCALES = operands_of(ScaleOptions)
-_SCALES, _GIVEN = _optional(SCALES), "Tensor? out=None"
-_DENSE = f"Tensor q, Tensor k, Tensor v, {_optional(_ADDED_NAMES)}"
-_VARLEN = f"Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, {_ADDED}"
+_SCALES, _GIVEN = tensors_of(optional=SCALES), "Tensor? out=None"
+_DENSE = tensors_of("q", "k", "v", optional=_ADDED_NAMES)
+_VARLEN = tensors_of("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", optional=_OF_KEYS)
 _DEFAULTS = AttentionOptions()
 _SCORED = scalars_of(ScoreScalars)
 _SCORES = schema_of(_DEFAULTS, *_SCORED)
@@ -102,7 +98,7 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _computed(names: tuple[str, ...]) -> Any:
     def compute(*tensors: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
-        operands = {n: x for n, x in zip(names, tensors, strict=False) if x is not None}
+        operands = given_by(names, tensors)
         operands, options = expression_of(operands, _options(given))
         options = {"return_lse": True, **options}  # torch leaves defaults out
         check_bwd_implementation(
@@ -212,7 +208,7 @@ def _bwd_computed(names: tuple[str, ...]) -> Any:
         *tensors: Tensor,
         **given: Any,
     ) -> Any:
-        operands = {n: x for n, x in zip(names, tensors, strict=False) if x is not None}
+        operands = given_by(names, tensors)
         operands, options = expression_of(operands, _options(given))
         with torch.no_grad():
             result = torch_attention.gradients(dout, dlse, operands, out, lse, **options)
@@ -375,7 +371,7 @@ ATTENTION_PAGED = define(
 def _of_mods(schema: str) -> str:
     """An operator's schema with an expression among its options, and operands for its arrays."""
     name, _, rest = schema.partition("(")
-    more = f"{_optional(CAPTURED)}, *, str expression, float[] captured_numbers, "
+    more = f"{tensors_of(optional=CAPTURED)}, *, str expression, float[] captured_numbers, "
     return f"{name}_mods({rest}".replace("*, ", more, 1)
 
 

@@ -20,7 +20,7 @@ from kernelseam.interop.torch_library.define import (
     rooms,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name, torch_dtype
-from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
+from kernelseam.interop.torch_library.schemas import CHOSEN, given_by, schema_of, tensors_of
 from kernelseam.ops import cache
 
 Tensor = Any
@@ -38,7 +38,7 @@ COPY = ("k_pages", "v_pages", "sources", "block_table")
 
 def _append_compute(*tensors: Tensor, **options: Any) -> Tensor:
     given: dict[str, Any] = dict.fromkeys(("v", "v_pages"))
-    given |= {n: x for n, x in zip(APPEND, tensors, strict=False) if x is not None}
+    given |= given_by(APPEND, tensors)
     if "cos" in given or "sin" in given:
         given["rotary"] = given.pop("cos", None), given.pop("sin", None)
     if "q_out" in given:
@@ -51,7 +51,7 @@ def _append_compute(*tensors: Tensor, **options: Any) -> Tensor:
 
 
 def _append_fake(*tensors: Tensor, **options: Any) -> Tensor:
-    given = {n: x for n, x in zip(APPEND, tensors, strict=False) if x is not None}
+    given = given_by(APPEND, tensors)
     if "q_out" in given:
         return faked_as(given["q_out"])
     return given["q"].new_empty(given["q"].shape) if "q" in given else none(tensors[0])
@@ -59,10 +59,8 @@ def _append_fake(*tensors: Tensor, **options: Any) -> Tensor:
 
 APPEND_PAGED = define(
     "append_paged(Tensor k, Tensor? v, Tensor(a!) k_pages, Tensor(b!)? v_pages, "
-    "Tensor(c!)? k_scales=None, Tensor(d!)? v_scales=None, Tensor? slot_mapping=None, "
-    "Tensor? block_table=None, Tensor? kv_lengths=None, Tensor? positions=None, "
-    "Tensor? cu_seqlens=None, Tensor? q=None, Tensor? q_norm=None, Tensor? k_norm=None, "
-    "Tensor? cos=None, Tensor? sin=None, Tensor? q_out=None, *, "
+    "Tensor(c!)? k_scales=None, Tensor(d!)? v_scales=None, "
+    f"{tensors_of(optional=APPEND[6:])}, *, "
     f"{schema_of(AppendOptions(), *scalars_of(AppendOptions))}, {CHOSEN}) -> Tensor",
     _append_compute,
     _append_fake,
@@ -71,7 +69,7 @@ APPEND_PAGED = define(
 
 def _gather_compute(*tensors: Tensor, out_dtype: Any = None, **options: Any) -> Any:
     given: dict[str, Any] = {"v_pages": None}
-    given |= {n: x for n, x in zip(GATHER, tensors, strict=False) if x is not None}
+    given |= given_by(GATHER, tensors)
     if "cu_seqlens" in given:
         given["cu_seqlens_k"] = given.pop("cu_seqlens")
     if "k" in given or "v" in given:
@@ -84,7 +82,7 @@ def _gather_compute(*tensors: Tensor, out_dtype: Any = None, **options: Any) -> 
 
 
 def _gather_fake(k_pages: Tensor, v_pages: Tensor | None, *rest: Tensor, **options: Any) -> Any:
-    given = {n: x for n, x in zip(GATHER[2:], rest, strict=False) if x is not None}
+    given = given_by(GATHER[2:], rest)
     if "k" in given:
         made = faked_rooms({n: given[n] for n in ("k", "v") if n in given})
         return made["k"], made["v"] if "v" in made else none(k_pages)
@@ -110,9 +108,7 @@ def _gather_fake(k_pages: Tensor, v_pages: Tensor | None, *rest: Tensor, **optio
 
 
 GATHER_PAGED = define(
-    "gather_paged(Tensor k_pages, Tensor? v_pages, Tensor? slot_mapping=None, "
-    "Tensor? block_table=None, Tensor? kv_lengths=None, Tensor? cu_seqlens=None, "
-    "Tensor? k_scales=None, Tensor? v_scales=None, Tensor? k=None, Tensor? v=None, *, "
+    f"gather_paged(Tensor k_pages, Tensor? v_pages, {tensors_of(optional=GATHER[2:])}, *, "
     f"{schema_of(GatherOptions(), *scalars_of(GatherOptions))}, {CHOSEN}) -> (Tensor, Tensor)",
     _gather_compute,
     _gather_fake,

@@ -23,7 +23,7 @@ from kernelseam.interop.torch_library.define import (
     unrepeated,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name, result_dtype, torch_dtype
-from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
+from kernelseam.interop.torch_library.schemas import CHOSEN, given_by, schema_of, tensors_of
 from kernelseam.interop.torch_library.transforms import differentiated
 from kernelseam.ops import gemm, gemm_bwd
 
@@ -37,31 +37,17 @@ _OUT_DTYPE = schema_of(_DEFAULTS, "out_dtype")
 
 def _computed(function: Callable[..., Any]) -> Callable[..., Any]:
     def compute(
-        a: Tensor,
-        b: Tensor,
-        bias: Tensor | None = None,
-        residual: Tensor | None = None,
-        a_scales: Tensor | None = None,
-        b_scales: Tensor | None = None,
-        out: Tensor | None = None,
-        *,
+        *tensors: Tensor,
         out_dtype: Any = None,
         bwd_implementation: str | None = None,
         **options: Any,
     ) -> Tensor:
-        check_bwd_implementation(bwd_implementation, "gemm", "a", {"a": a})
+        given = given_by(OPERANDS, tensors)
+        check_bwd_implementation(bwd_implementation, "gemm", "a", given)
+        if "out" in given:
+            given["out"] = room(given["out"], bool(options.get("beta")))
         with torch.no_grad():
-            return function(
-                a,
-                b,
-                bias=bias,
-                residual=residual,
-                a_scales=a_scales,
-                b_scales=b_scales,
-                out=None if out is None else room(out, bool(options.get("beta"))),
-                out_dtype=dtype_name(out_dtype),
-                **options,
-            )
+            return function(**given, out_dtype=dtype_name(out_dtype), **options)
 
     return compute
 
@@ -80,26 +66,12 @@ def shape_of(
 def _faked(*ranks: int) -> Callable[..., Any]:
     """What makes an empty result of operands of these ranks."""
 
-    def fake(
-        a: Tensor,
-        b: Tensor,
-        bias: Tensor | None = None,
-        residual: Tensor | None = None,
-        a_scales: Tensor | None = None,
-        b_scales: Tensor | None = None,
-        out: Tensor | None = None,
-        *,
-        a_transposed: bool = False,
-        b_transposed: bool = False,
-        out_dtype: Any = None,
-        **options: Any,
-    ) -> Tensor:
-        given = {"a": a, "b": b}
-        options = {"a_transposed": a_transposed, "b_transposed": b_transposed}
+    def fake(*tensors: Tensor, out_dtype: Any = None, **options: Any) -> Tensor:
+        given = given_by(OPERANDS, tensors)
         shape = shape_of(ranks, given, options)
-        if out is not None:
-            return faked_as(out)
-        return a.new_empty(shape, dtype=result_dtype(a, out_dtype))
+        if "out" in given:
+            return faked_as(given["out"])
+        return given["a"].new_empty(shape, dtype=result_dtype(given["a"], out_dtype))
 
     return fake
 
@@ -230,9 +202,8 @@ def _matmul2d_bwd_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -
     return tuple(x if x.dim() > 1 else x.expand(info.batch_size, 0) for x in (da, db)), (0, 0)
 
 
-_GIVEN = ", ".join(f"Tensor? {n}=None" for n in OPERANDS[2:])
 RULES: dict[str, Rule] = {"out_dtype": lambda name, x: torch_dtype(x, name, fp8=True)}
-OPERAND_SCHEMA = f"Tensor a, Tensor b, {_GIVEN}"
+OPERAND_SCHEMA = tensors_of("a", "b", optional=OPERANDS[2:])
 OPTION_SCHEMA = (
     f"{_FACTORS}, {schema_of(_DEFAULTS, 'beta', 'out_dtype', 'precision', 'scale_block')}, "
     f"{CHOSEN}, str? bwd_implementation=None"

@@ -20,7 +20,7 @@ from kernelseam.interop.torch_library.define import (
     room,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name, result_dtype
-from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
+from kernelseam.interop.torch_library.schemas import CHOSEN, given_by, schema_of, tensors_of
 from kernelseam.ops.grouped_gemm import grouped_mm
 
 Tensor = Any
@@ -31,57 +31,22 @@ DIFFERENTIABLE = ("a", "b", "out_factors")
 
 
 def _compute(
-    a: Tensor,
-    b: Tensor,
-    offs: Tensor | None = None,
-    a_scales: Tensor | None = None,
-    b_scales: Tensor | None = None,
-    a_indices: Tensor | None = None,
-    out_indices: Tensor | None = None,
-    out_factors: Tensor | None = None,
-    out: Tensor | None = None,
-    *,
-    out_dtype: Any = None,
-    bwd_implementation: str | None = None,
-    **options: Any,
+    *tensors: Tensor, out_dtype: Any = None, bwd_implementation: str | None = None, **options: Any
 ) -> Tensor:
-    check_bwd_implementation(bwd_implementation, "grouped_gemm", "a", {"a": a})
+    given = given_by(OPERANDS, tensors)
+    check_bwd_implementation(bwd_implementation, "grouped_gemm", "a", given)
+    if "out" in given:  # what follows the last group stays as it is
+        given["out"] = room(given["out"], True)
     with torch.no_grad():
-        return grouped_mm(
-            a,
-            b,
-            offs,
-            a_scales=a_scales,
-            b_scales=b_scales,
-            a_indices=a_indices,
-            out_indices=out_indices,
-            out_factors=out_factors,
-            # what follows the last group stays as it is
-            out=None if out is None else room(out, True),
-            out_dtype=dtype_name(out_dtype),
-            **options,
-        )
+        return grouped_mm(**given, out_dtype=dtype_name(out_dtype), **options)
 
 
-def _fake(
-    a: Tensor,
-    b: Tensor,
-    offs: Tensor | None = None,
-    a_scales: Tensor | None = None,
-    b_scales: Tensor | None = None,
-    a_indices: Tensor | None = None,
-    out_indices: Tensor | None = None,
-    out_factors: Tensor | None = None,
-    out: Tensor | None = None,
-    *,
-    out_dtype: Any = None,
-    **options: Any,
-) -> Tensor:
-    indices = dict(zip(INDICES, (a_indices, out_indices, out_factors), strict=True))
-    shape = shape_of({"a": a, "b": b, "offs": offs, **indices})
-    if out is not None:
-        return faked_as(out)
-    return a.new_empty(shape, dtype=result_dtype(a, out_dtype))
+def _fake(*tensors: Tensor, out_dtype: Any = None, **options: Any) -> Tensor:
+    given = given_by(OPERANDS, tensors)
+    shape = shape_of(given)
+    if "out" in given:
+        return faked_as(given["out"])
+    return given["a"].new_empty(shape, dtype=result_dtype(given["a"], out_dtype))
 
 
 def shape_of(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -192,7 +157,7 @@ class Rows:
         return torch.zeros_like(like).index_add(0, self.kept(self.of_a), x)
 
 
-OPERAND_SCHEMA = f"Tensor a, Tensor b, {', '.join(f'Tensor? {n}=None' for n in OPERANDS[2:])}"
+OPERAND_SCHEMA = tensors_of("a", "b", optional=OPERANDS[2:])
 OPTION_SCHEMA = (
     f"{schema_of(GroupedOptions(), *scalars_of(GroupedOptions))}, {CHOSEN}, "
     "str? bwd_implementation=None"

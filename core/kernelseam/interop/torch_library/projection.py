@@ -24,7 +24,7 @@ from kernelseam.interop.torch_library.define import (
     rooms,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name
-from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
+from kernelseam.interop.torch_library.schemas import CHOSEN, given_by, schema_of, tensors_of
 from kernelseam.interop.torch_library.transforms import differentiated
 from kernelseam.interop.torch_rotary import inverse_rotations
 from kernelseam.ops import projection, projection_bwd
@@ -44,16 +44,12 @@ _LAYOUT = schema_of(OutputOptions(), "layout")
 _OF_OUTPUT = schema_of(OutputOptions(), *scalars_of(OutputOptions))
 _OF_QKV = schema_of(QkvOptions(), *scalars_of(QkvOptions))
 _BIAS_DTYPE = schema_of(QkvGradientOptions(), "bias_dtype")
-_OPERANDS = (
-    "Tensor input, Tensor weight, Tensor? bias=None, Tensor? cos=None, Tensor? sin=None, "
-    "Tensor? positions=None"
-)
 
 
 def _qkv_given(names: tuple[str, ...], tensors: Any) -> dict[str, Any]:
     """Operands as the function on arrays takes them, with new memory for results that are
     given."""
-    given = {n: x for n, x in zip(names, tensors, strict=False) if x is not None}
+    given = given_by(names, tensors)
     if "cos" in given or "sin" in given:
         given["rotary"] = given.pop("cos", None), given.pop("sin", None)
     if "cu_seqlens" in given:
@@ -215,7 +211,7 @@ QKV_DIFFERENTIATED = differentiated(
     "fused_qkv_projection", _qkv_compute, _qkv_setup, _qkv_backward(_qkv_bwd_compute)
 )
 FUSED_QKV = define(
-    f"fused_qkv_projection({_OPERANDS}, Tensor? q=None, Tensor? k=None, Tensor? v=None, *, "
+    f"fused_qkv_projection({tensors_of('input', 'weight', optional=QKV[2:])}, *, "
     f"{_OF_QKV}, {CHOSEN}, "
     "str? bwd_implementation=None) -> (Tensor, Tensor, Tensor)",
     _qkv_compute,
@@ -263,7 +259,7 @@ FUSED_QKV_PAGED = define(
 def _output_compute(
     *tensors: Tensor, out_dtype: Any = None, bwd_implementation: str | None = None, **options: Any
 ) -> Tensor:
-    given = {n: x for n, x in zip(OUTPUT, tensors, strict=False) if x is not None}
+    given = given_by(OUTPUT, tensors)
     if "out" in given:
         given["out"] = room(given["out"])
     check_bwd_implementation(bwd_implementation, "output_projection_bwd", "attn_out", given)
@@ -388,8 +384,8 @@ OUTPUT_DIFFERENTIATED = differentiated(
     _output_backward(_output_bwd_compute),
 )
 FUSED_OUTPUT = define(
-    "fused_output_projection_residual(Tensor attn_out, Tensor weight, Tensor? bias=None, "
-    f"Tensor? residual=None, Tensor? out=None, *, {_OF_OUTPUT}, "
+    "fused_output_projection_residual("
+    f"{tensors_of('attn_out', 'weight', optional=OUTPUT[2:])}, *, {_OF_OUTPUT}, "
     f"{CHOSEN}, str? bwd_implementation=None) -> Tensor",
     _output_compute,
     _output_fake,

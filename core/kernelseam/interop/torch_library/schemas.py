@@ -1,8 +1,10 @@
-"""Options in torch's schemas, from their records."""
+"""Operands and options in torch's schemas: those by name, these from their records."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
 from kernelseam.descriptors.common.options import options_of
 from kernelseam.dtypes import DType
@@ -20,6 +22,16 @@ _KINDS = {
     tuple[int, int, int] | None: "SymInt[]?",
 }
 """Types of options in torch's schemas."""
+
+
+def tensors_of(*needed: str, optional: Sequence[str] = ()) -> str:
+    """Operands of these names, in order."""
+    return ", ".join((*(f"Tensor {n}" for n in needed), *(f"Tensor? {n}=None" for n in optional)))
+
+
+def given_by(names: Sequence[str], tensors: Sequence[Any]) -> dict[str, Any]:
+    """An operator's operands by name, as far as they are given."""
+    return {n: x for n, x in zip(names, tensors, strict=False) if x is not None}
 
 
 def schema_of(of: object, *names: str) -> str:
