@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
-from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
+from kernelseam.contract import ArrayInfo, Device, Runtime
 from kernelseam.descriptors.attention import contents
 from kernelseam.descriptors.attention.forward import Attention
 from kernelseam.descriptors.attention.forward_fields import CommonFields
@@ -15,8 +15,7 @@ from kernelseam.descriptors.attention.options import ScoreOperands
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.common.address_lists import AddressList, Matrix
 from kernelseam.descriptors.common.lists import (
-    SPACED,
-    EvenlySpaced,
+    ListDescriptor,
     Lists,
     arrays_of,
     completed,
@@ -27,9 +26,9 @@ from kernelseam.descriptors.common.lists import (
     row_field,
     vector_of,
 )
-from kernelseam.descriptors.common.operands import dtype_of, known_names, required, resolve
+from kernelseam.descriptors.common.operands import dtype_of, required, resolve
 from kernelseam.descriptors.common.options import operands_of
-from kernelseam.descriptors.common.protocol import Descriptor, Resolved
+from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import extent
 from kernelseam.errors import InvalidValue
 
@@ -39,7 +38,7 @@ OTHERS = ("lse", *operands_of(ScoreOperands))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class AttentionPointers(CommonFields):
+class AttentionPointers(CommonFields, ListDescriptor[AttentionProblem]):
     """out[b,h] = softmax(x[b,h])·v[b,g] as in Attention, over lists of matrices.
 
     ``q_ptrs`` and ``out_ptrs`` have batch·num_heads entries, ``k_ptrs`` and ``v_ptrs``
@@ -145,22 +144,9 @@ class AttentionPointers(CommonFields):
         """The device of the arrays; None where there are only addresses."""
         return self._lists.device or self._rest.device
 
-    def problem(self) -> AttentionProblem:
-        """The hashable part, without pointers."""
-        return self._problem
-
     def operands(self) -> dict[str, object]:
         """The lists, lse and the optional ones, as far as they are given."""
         return {n: v for n in (*NAMES, *OTHERS) if (v := getattr(self, n)) is not None}
-
-    def matrix(self, name: str) -> Matrix:
-        """The shape and layout of a list's matrices."""
-        return self._lists.matrices[name]
-
-    def read(self, operands: Mapping[str, object], device: Device) -> dict[str, AddressList]:
-        """Lists for this problem on a device, checked as far as the host can read them."""
-        known_names(self._problem.operands, operands)
-        return self._lists.read(operands, device)
 
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
         """Lists in device memory and addresses of the rest. Raises InvalidValue for what ``read``
@@ -191,25 +177,10 @@ class AttentionPointers(CommonFields):
         }
         contents.check(self._problem, resolved, runtime, device, rows)
 
-    def check_beside(
-        self, resolved: Resolved, rule: OperandRule, address: int, runtime: Runtime | None
-    ) -> None:
-        """Refuse matrices that share memory with the operand of ``rule`` at an address: those of
-        host lists, and with a runtime those of device lists."""
-        lists = cast(Mapping[str, AddressList], resolved.keep[0])
-        self._lists.check_beside(lists, {rule.name: address}, (rule,), runtime)
-
-    def simplified(self) -> tuple[Descriptor, str]:
-        """The same problem over strided memory where all lists are host lists and evenly
-        spaced."""
+    def _steps(self) -> dict[str, int] | None:
         # Under lengths a strided k would be taken to have rows that the matrices of a list may
         # lack.
-        steps = None if self._problem.spec.lengths else self._lists.steps()
-        return (
-            (self, "")
-            if steps is None
-            else (EvenlySpaced(self, self._as_strided(steps), steps), SPACED)
-        )
+        return None if self._problem.spec.lengths else super()._steps()
 
     def _as_strided(self, steps: Mapping[str, int]) -> Attention:
         p = self._problem

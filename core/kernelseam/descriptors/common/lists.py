@@ -3,9 +3,10 @@ their conversion to strides."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from typing import Any, Generic, TypeVar, cast
 
 from kernelseam.contract import ArrayInfo, Device, OperandRule, Problem, Runtime
 from kernelseam.descriptors.common.address_lists import (
@@ -19,6 +20,7 @@ from kernelseam.descriptors.common.address_lists import (
     spacing,
     stage,
 )
+from kernelseam.descriptors.common.operands import known_names
 from kernelseam.descriptors.common.protocol import Descriptor, Resolved
 from kernelseam.descriptors.common.validation import (
     MAX_BYTES,
@@ -263,21 +265,63 @@ class Lists:
         return int(cast(Addresses, self.given[name].addresses)[0])
 
 
-class Listed(Protocol):
-    """A descriptor over lists."""
+P = TypeVar("P", bound=Problem)
 
-    def operands(self) -> dict[str, object]: ...
 
-    def read(self, operands: Mapping[str, object], device: Device) -> dict[str, AddressList]: ...
+class ListDescriptor(ABC, Generic[P]):
+    """A frozen dataclass over lists, which may be computed as strided memory; ``__post_init__``
+    sets ``_problem`` and ``_lists``."""
 
-    def matrix(self, name: str) -> Matrix: ...
+    _problem: P
+    _lists: Lists
+
+    def problem(self) -> P:
+        """The hashable part, without pointers."""
+        return self._problem
+
+    @abstractmethod
+    def operands(self) -> dict[str, object]:
+        """The lists, and what else there is, as far as they are given."""
+
+    def matrix(self, name: str) -> Matrix:
+        """The shape and layout of a list's matrices."""
+        return self._lists.matrices[name]
+
+    def read(self, operands: Mapping[str, object], device: Device) -> dict[str, AddressList]:
+        """Lists for this problem on a device, checked as far as the host can read them."""
+        known_names(self._problem.operands, operands)
+        return self._lists.read(operands, device)
+
+    def check_beside(
+        self, resolved: Resolved, rule: OperandRule, address: int, runtime: Runtime | None
+    ) -> None:
+        """Refuse matrices that share memory with the operand of ``rule`` at an address: those of
+        host lists, and with a runtime those of device lists."""
+        lists = cast(Mapping[str, AddressList], resolved.keep[0])
+        self._lists.check_beside(lists, {rule.name: address}, (rule,), runtime)
+
+    def simplified(self) -> tuple[Descriptor, str]:
+        """The same problem over strided memory where all lists are host lists and evenly
+        spaced."""
+        steps = self._steps()
+        if steps is None:
+            return cast(Descriptor, self), ""
+        return EvenlySpaced(self, self._as_strided(steps), steps), SPACED
+
+    def _steps(self) -> dict[str, int] | None:
+        """List → elements between its entries, where strides can describe them."""
+        return self._lists.steps()
+
+    @abstractmethod
+    def _as_strided(self, steps: Mapping[str, int]) -> Descriptor:
+        """Entries of a list as batches of heads."""
 
 
 @dataclass(frozen=True, eq=False)
 class EvenlySpaced:
     """Address lists computed as strided memory: bound by the lists' names, planned with strides."""
 
-    lists: Listed
+    lists: ListDescriptor[Any]
     strided: Descriptor
     steps: Mapping[str, int]
     """List → elements between entries."""

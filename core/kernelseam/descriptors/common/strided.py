@@ -110,6 +110,13 @@ class StridedDescriptor(Generic[P]):
         """Bytes of the widest access that the operand's rows and its address allow."""
         return vector_bytes(dtype, shape, strides, pointer(name, getattr(self, name), infos))
 
+    def _walks(
+        self, shapes: Mapping[str, Sequence[int]], dtype: DType, infos: Mapping[str, ArrayInfo]
+    ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+        """Strides of operands of one dtype, and bytes of the widest accesses, by name."""
+        strides = {n: self._strides_of(n, shape, dtype) for n, shape in shapes.items()}
+        return strides, {n: self._vector(n, x, strides[n], dtype, infos) for n, x in shapes.items()}
+
     def _refuse_idle(self, name: str, *more: str) -> None:
         """Refuse fields that describe an operand which is not there."""
         if getattr(self, name) is None:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from kernelseam.contract import Device, OperandRule, Runtime
+from kernelseam.contract import Device, Runtime
 from kernelseam.descriptors.common.address_lists import AddressList, Matrix
 from kernelseam.descriptors.common.lists import (
-    SPACED,
-    EvenlySpaced,
+    ListDescriptor,
     Lists,
     arrays_of,
     begin_lines,
@@ -22,9 +21,9 @@ from kernelseam.descriptors.common.lists import (
     row_field,
     vector_of,
 )
-from kernelseam.descriptors.common.operands import is_address, known_names
+from kernelseam.descriptors.common.operands import is_address
 from kernelseam.descriptors.common.precision import precision_of
-from kernelseam.descriptors.common.protocol import Descriptor, Resolved
+from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import WIDE
 from kernelseam.descriptors.gemm.fields import (
     ADDED,
@@ -46,7 +45,7 @@ VECTORS = ("bias_ptrs", *SCALES)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class BatchedGemmPointers(BatchFields):
+class BatchedGemmPointers(BatchFields, ListDescriptor[GemmProblem]):
     """C[j] = alpha·Σ op(A[i])·op(B[i]) + beta·C[j] + bias[j] + residual[j] over lists of matrices,
     in one launch.
 
@@ -187,22 +186,9 @@ class BatchedGemmPointers(BatchFields):
         """The device of the arrays; None where there are only addresses."""
         return self._lists.device
 
-    def problem(self) -> GemmProblem:
-        """The hashable part, without pointers."""
-        return self._problem
-
     def operands(self) -> dict[str, object]:
         """The lists, as far as they are given."""
         return {n: v for n in NAMES if (v := getattr(self, n)) is not None and not _announced(v)}
-
-    def matrix(self, name: str) -> Matrix:
-        """The shape and layout of a list's matrices."""
-        return self._lists.matrices[name]
-
-    def read(self, operands: Mapping[str, object], device: Device) -> dict[str, AddressList]:
-        """Lists for this problem on a device, checked as far as the host can read them."""
-        known_names(self._problem.operands, operands)
-        return self._lists.read(operands, device)
 
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
         """Lists in device memory. Raises InvalidValue for what ``read`` refuses."""
@@ -213,24 +199,6 @@ class BatchedGemmPointers(BatchFields):
     def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
         """Check lists in device memory as host lists are; synchronises."""
         self._lists.check_device(cast(Mapping[str, AddressList], resolved.keep[0]), runtime)
-
-    def check_beside(
-        self, resolved: Resolved, rule: OperandRule, address: int, runtime: Runtime | None
-    ) -> None:
-        """Refuse matrices that share memory with the operand of ``rule`` at an address: those of
-        host lists, and with a runtime those of device lists."""
-        lists = cast(Mapping[str, AddressList], resolved.keep[0])
-        self._lists.check_beside(lists, {rule.name: address}, (rule,), runtime)
-
-    def simplified(self) -> tuple[Descriptor, str]:
-        """The same problem over strided memory where all lists are host lists and evenly
-        spaced."""
-        steps = self._lists.steps()
-        return (
-            (self, "")
-            if steps is None
-            else (EvenlySpaced(self, self._as_strided(steps), steps), SPACED)
-        )
 
     def _as_strided(self, steps: Mapping[str, int]) -> BatchedGemmStrided:
         """Entries of a list as batches of heads."""

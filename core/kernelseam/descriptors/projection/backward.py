@@ -95,11 +95,7 @@ class QkvProjectionBwd(StridedDescriptor[QkvProjectionBwdProblem]):
         dtype = required(
             "dtype", dtype_of("dtype", self.dtype, infos, named), "dq, dk, dv, input and weight"
         )
-        batch, S, hidden = (
-            extent("batch", self.batch),
-            extent("S", self.S),
-            extent("hidden", self.hidden),
-        )
+        batch, S, hidden = (extent(n, getattr(self, n)) for n in ("batch", "S", "hidden"))
         heads, dim = extent("num_heads", self.num_heads, 1), extent("head_dim", self.head_dim, 1)
         kv_heads = heads if self.kv_heads is None else extent("kv_heads", self.kv_heads, 1)
         width = extent("(num_heads + 2·kv_heads)·head_dim", (heads + 2 * kv_heads) * dim)
@@ -111,10 +107,7 @@ class QkvProjectionBwd(StridedDescriptor[QkvProjectionBwdProblem]):
             **dict.fromkeys(("input", "d_input"), (batch, S, hidden)),
             **dict.fromkeys(("weight", "d_weight"), (width, hidden)),
         }
-        strides = {n: self._strides_of(n, shape, dtype) for n, shape in shapes.items()}
-        vectors = {
-            n: self._vector(n, shape, strides[n], dtype, infos) for n, shape in shapes.items()
-        }
+        strides, vectors = self._walks(shapes, dtype, infos)
         problem = QkvProjectionBwdProblem(
             QkvProjectionBwdSpec(
                 dtype,
@@ -215,11 +208,7 @@ class OutputProjectionBwd(StridedDescriptor[OutputProjectionBwdProblem]):
         dtype = required(
             "dtype", dtype_of("dtype", self.dtype, infos, named), "d_output, attn_out and weight"
         )
-        batch, S, hidden = (
-            extent("batch", self.batch),
-            extent("S", self.S),
-            extent("hidden", self.hidden),
-        )
+        batch, S, hidden = (extent(n, getattr(self, n)) for n in ("batch", "S", "hidden"))
         heads, dim = extent("num_heads", self.num_heads, 1), extent("head_dim", self.head_dim)
         width = extent("num_heads·head_dim", heads * dim)
         extent("batch·S", batch * S)
@@ -229,10 +218,7 @@ class OutputProjectionBwd(StridedDescriptor[OutputProjectionBwdProblem]):
             **dict.fromkeys(("attn_out", "d_attn_out"), (batch, heads, S, dim)),
             **dict.fromkeys(("weight", "d_weight"), (hidden, width)),
         }
-        strides = {n: self._strides_of(n, shape, dtype) for n, shape in shapes.items()}
-        vectors = {
-            n: self._vector(n, shape, strides[n], dtype, infos) for n, shape in shapes.items()
-        }
+        strides, vectors = self._walks(shapes, dtype, infos)
         apart, d_apart = (
             heads > 1 and given and strides[n][1] != dim
             for n, given in (

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernelseam.contract import OperandRule
-from kernelseam.descriptors.projection.problem import matrix
+from kernelseam.descriptors.projection.problem import ProjectionProblem, matrix
 from kernelseam.dtypes import DType
-from kernelseam.forking import cached_property
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,22 @@ class OutputProjectionBwdSpec:
         return " ".join((self.operation, str(self.dtype), *options))
 
 
+def _sums(
+    s: QkvProjectionBwdSpec | OutputProjectionBwdSpec, weight: tuple[int, int], stride: int
+) -> Iterator[OperandRule]:
+    """The gradients that are sums over all tokens: by the weight, and by a bias as long as it has
+    rows."""
+    if s.d_weight:
+        yield matrix("d_weight", s.dtype, (1, *weight), (0, stride), s.vector_d_weight, True)
+    if s.d_bias:
+        yield OperandRule("d_bias", s.d_bias, weight[:1], (1,), s.d_bias.itemsize, True)
+
+
 GRADIENTS = ("d_input", "d_weight", "d_bias", "d_attn_out")
 
 
 @dataclass(frozen=True)
-class QkvProjectionBwdProblem:
+class QkvProjectionBwdProblem(ProjectionProblem):
     """d_input = [dq dk dv]·weight, d_weight = [dq dk dv]ᵀ·input, d_bias = Σ [dq dk dv] over the
     tokens, as far as the spec has them. Strides in elements."""
 
@@ -95,10 +105,6 @@ class QkvProjectionBwdProblem:
         """Columns of dq, dk and dv together."""
         return (self.num_heads + 2 * self.kv_heads) * self.head_dim
 
-    @cached_property
-    def operands(self) -> tuple[OperandRule, ...]:
-        return tuple(self._operands())
-
     def _operands(self) -> Iterator[OperandRule]:
         s, b = self.spec, self.batch
         rows, weight = (self.S, self.hidden), (self.width, self.hidden)
@@ -120,38 +126,18 @@ class QkvProjectionBwdProblem:
             yield matrix(
                 "d_input", s.dtype, (b, *rows), self.d_input_strides, s.vector_d_input, True
             )
-        if s.d_weight:
-            yield matrix(
-                "d_weight",
-                s.dtype,
-                (1, *weight),
-                (0, self.d_weight_stride),
-                s.vector_d_weight,
-                True,
-            )
-        if s.d_bias:
-            yield OperandRule("d_bias", s.d_bias, (self.width,), (1,), s.d_bias.itemsize, True)
+        yield from _sums(s, weight, self.d_weight_stride)
 
     @property
     def operations(self) -> int:
-        return (
-            2
-            * self.batch
-            * self.S
-            * self.width
-            * self.hidden
-            * (self.spec.d_input + self.spec.d_weight)
-        )
+        products = self.spec.d_input + self.spec.d_weight
+        return 2 * self.batch * self.S * self.width * self.hidden * products
 
     @property
     def bytes_moved(self) -> int:
         s, rows = self.spec, self.batch * self.S
         products = (rows + self.width) * self.hidden * (s.d_input + s.d_weight)
         return (rows * self.width + products) * s.dtype.itemsize
-
-    @property
-    def compute_dtype(self) -> DType:
-        return self.spec.dtype
 
     def __str__(self) -> str:
         return (
@@ -162,7 +148,7 @@ class QkvProjectionBwdProblem:
 
 
 @dataclass(frozen=True)
-class OutputProjectionBwdProblem:
+class OutputProjectionBwdProblem(ProjectionProblem):
     """d_attn_out = d_output·weight, d_weight = d_outputᵀ·attn_out, d_bias = Σ d_output over the
     tokens, as far as the spec has them. Strides in elements. ``num_heads`` is 1 where the spec says
     that neither's heads lie apart."""
@@ -188,10 +174,6 @@ class OutputProjectionBwdProblem:
     def width(self) -> int:
         """Columns of attn_out: all heads'."""
         return self.num_heads * self.head_dim
-
-    @cached_property
-    def operands(self) -> tuple[OperandRule, ...]:
-        return tuple(self._operands())
 
     def _operands(self) -> Iterator[OperandRule]:
         s, b = self.spec, self.batch
@@ -219,38 +201,18 @@ class OutputProjectionBwdProblem:
         )
         if s.d_attn_out:
             yield heads("d_attn_out", 1, self.d_attn_out_strides, s.vector_d_attn_out, True)
-        if s.d_weight:
-            yield matrix(
-                "d_weight",
-                s.dtype,
-                (1, *weight),
-                (0, self.d_weight_stride),
-                s.vector_d_weight,
-                True,
-            )
-        if s.d_bias:
-            yield OperandRule("d_bias", s.d_bias, (self.hidden,), (1,), s.d_bias.itemsize, True)
+        yield from _sums(s, weight, self.d_weight_stride)
 
     @property
     def operations(self) -> int:
-        return (
-            2
-            * self.batch
-            * self.S
-            * self.width
-            * self.hidden
-            * (self.spec.d_attn_out + self.spec.d_weight)
-        )
+        products = self.spec.d_attn_out + self.spec.d_weight
+        return 2 * self.batch * self.S * self.width * self.hidden * products
 
     @property
     def bytes_moved(self) -> int:
         s, rows = self.spec, self.batch * self.S
         products = (rows + self.hidden) * self.width * (s.d_attn_out + s.d_weight)
         return (rows * self.hidden + products) * s.dtype.itemsize
-
-    @property
-    def compute_dtype(self) -> DType:
-        return self.spec.dtype
 
     def __str__(self) -> str:
         return (

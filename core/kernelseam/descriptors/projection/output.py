@@ -86,11 +86,7 @@ class OutputProjection(StridedDescriptor[OutputProjectionProblem]):
         out = self._kind("dtype_out", ("out",), dtype, infos)
         self._refuse_idle("bias", "dtype_bias")
         self._refuse_idle("residual", "dtype_residual")
-        batch, S, hidden = (
-            extent("batch", self.batch),
-            extent("S", self.S),
-            extent("hidden", self.hidden),
-        )
+        batch, S, hidden = (extent(n, getattr(self, n)) for n in ("batch", "S", "hidden"))
         heads, dim = extent("num_heads", self.num_heads, 1), extent("head_dim", self.head_dim)
         width = extent("num_heads·head_dim", heads * dim)
         extent("batch·S", batch * S)

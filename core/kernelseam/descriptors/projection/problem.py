@@ -7,8 +7,10 @@ the same axes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kernelseam.contract import OperandRule
 from kernelseam.descriptors.cache.problem import PagedCacheProblem, PagedCacheSpec
@@ -70,8 +72,27 @@ class OutputProjectionSpec:
         return " ".join((f"{self.operation} {self.dtype}→{self.dtype_out}", *options))
 
 
+class ProjectionProblem(ABC):
+    """A frozen dataclass with a spec; its operands' rules are computed once."""
+
+    spec: Any
+
+    @cached_property
+    def operands(self) -> tuple[OperandRule, ...]:
+        return tuple(self._operands())
+
+    @abstractmethod
+    def _operands(self) -> Iterator[OperandRule]:
+        """The rules, in order."""
+
+    @property
+    def compute_dtype(self) -> DType:
+        dtype: DType = self.spec.dtype
+        return dtype
+
+
 @dataclass(frozen=True)
-class QkvProjectionProblem:
+class QkvProjectionProblem(ProjectionProblem):
     """q, k, v: the heads of input·weightᵀ + bias, those of q and k rotated where the spec says so.
     Strides in elements.
 
@@ -189,10 +210,6 @@ class QkvProjectionProblem:
         moved += self.rows * self.heads.columns * self.spec.dtype_out.itemsize
         return moved if self.append is None else moved + self.append.bytes_moved
 
-    @property
-    def compute_dtype(self) -> DType:
-        return self.spec.dtype
-
     def __str__(self) -> str:
         h = self.heads
         return (
@@ -203,7 +220,7 @@ class QkvProjectionProblem:
 
 
 @dataclass(frozen=True)
-class OutputProjectionProblem:
+class OutputProjectionProblem(ProjectionProblem):
     """out = Σ_h attn_out[h]·weight[:, h]ᵀ + bias + residual. Strides in elements.
 
     Where the heads of a token lie side by side they are one head: ``num_heads`` is 1 unless the
@@ -225,10 +242,6 @@ class OutputProjectionProblem:
     residual_strides: tuple[int, int] = (0, 0)
 
     operation = "output_projection"
-
-    @cached_property
-    def operands(self) -> tuple[OperandRule, ...]:
-        return tuple(self._operands())
 
     def _operands(self) -> Iterator[OperandRule]:
         s, rows = self.spec, (self.batch, self.S, self.hidden)
@@ -257,10 +270,6 @@ class OutputProjectionProblem:
         return (rows + self.hidden) * width * s.dtype.itemsize + rows * self.hidden * (
             s.dtype_out.itemsize + added
         )
-
-    @property
-    def compute_dtype(self) -> DType:
-        return self.spec.dtype
 
     def __str__(self) -> str:
         return (

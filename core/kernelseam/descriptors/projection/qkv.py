@@ -115,11 +115,7 @@ class QkvProjection(RotatedRows[QkvProjectionProblem]):
         )
         paged = self.block_table is not None or self.slot_mapping is not None
         out, of_pages = self._kinds(paged, dtype, infos)
-        batch, S, hidden = (
-            extent("batch", self.batch),
-            extent("S", self.S),
-            extent("hidden", self.hidden),
-        )
+        batch, S, hidden = (extent(n, getattr(self, n)) for n in ("batch", "S", "hidden"))
         heads, dim = extent("num_heads", self.num_heads, 1), extent("head_dim", self.head_dim, 1)
         kv_heads = heads if self.kv_heads is None else extent("kv_heads", self.kv_heads, 1)
         width = extent("(num_heads + 2·kv_heads)·head_dim", (heads + 2 * kv_heads) * dim)
