@@ -15,6 +15,7 @@ from kernelseam.oracle.formulas import Array
 from kernelseam.samples.data import captured
 from kernelseam.samples.data.memory import (
     Placement,
+    drawn,
     placement,
     repeated_copy,
     scattered,
@@ -92,25 +93,18 @@ def element_scales(case: GemmCase, inputs: Mapping[str, Array]) -> dict[str, Arr
 def values(case: GemmCase, rng: np.random.Generator) -> dict[str, Array]:
     """Inputs by name, [batch, head, row, column] as stored; C too where it is read or gets injected
     values."""
-
-    def draw(shape: tuple[int, ...], dtype: DType, kind: str) -> Array:
-        if kind == "integers":
-            return rng.integers(-3, 4, shape).astype(dtype.numpy)
-        if kind == "positive":
-            return rng.random(shape).astype(dtype.numpy)
-        factor = {"normal": 1.0, "tiny": 2.0**-12, "huge": 200.0}[kind]
-        return (rng.standard_normal(shape) * factor).astype(dtype.numpy)
-
     operand_shapes = shapes(case)
     inputs = {
         name: repeated_copy(
-            draw(unrepeated_shape(operand_shapes[name], operand_layout), case.dtype, case.data),
+            drawn(
+                rng, unrepeated_shape(operand_shapes[name], operand_layout), case.dtype, case.data
+            ),
             operand_shapes[name],
         )
         for name, operand_layout in (("A", case.a), ("B", case.b))
     }
     if case.beta != 0 or any(p.operand == "C" for p in case.injected):
-        inputs["C"] = draw(operand_shapes["C"], case.out_dtype, case.data)
+        inputs["C"] = drawn(rng, operand_shapes["C"], case.out_dtype, case.data)
     for name, operand_layout, dtype in (
         ("bias", case.bias_layout, case.bias),
         ("residual", case.residual_layout, case.residual),
@@ -118,12 +112,14 @@ def values(case: GemmCase, rng: np.random.Generator) -> dict[str, Array]:
         if dtype:
             operand_layout = case.c if name == "residual" and case.in_place else operand_layout
             inputs[name] = repeated_copy(
-                draw(unrepeated_shape(operand_shapes[name], operand_layout), dtype, case.data),
+                drawn(
+                    rng, unrepeated_shape(operand_shapes[name], operand_layout), dtype, case.data
+                ),
                 operand_shapes[name],
             )
     for name, shape in scale_shapes(case).items():
-        drawn = {"tensor": (1, 1, 1), "matrices": (*shape[:2], 1)}.get(case.scales, shape)
-        powers = rng.integers(-3, 4, drawn) if case.exact else rng.uniform(-3, 3, drawn)
+        extents = {"tensor": (1, 1, 1), "matrices": (*shape[:2], 1)}.get(case.scales, shape)
+        powers = rng.integers(-3, 4, extents) if case.exact else rng.uniform(-3, 3, extents)
         inputs[name] = repeated_copy((2.0**powers).astype(np.float32), shape)
     return inputs | captured.inputs(_captured(case))
 

@@ -13,7 +13,7 @@ from kernelseam.epilogues import Epilogue, epilogue_expression
 from kernelseam.expressions.epilogues import EpilogueExpression
 from kernelseam.oracle.formulas import Array
 from kernelseam.samples.data import captured
-from kernelseam.samples.data.memory import Placement
+from kernelseam.samples.data.memory import Placement, drawn
 from kernelseam.samples.epilogues import Extents, epilogue_named
 from kernelseam.samples.grouped_case import GroupedCase
 
@@ -67,25 +67,17 @@ def scale_shapes(case: GroupedCase) -> dict[str, tuple[int, ...]]:
 
 def values(case: GroupedCase, rng: np.random.Generator) -> dict[str, Array]:
     """Inputs by name; the part of A, B and C behind the last group keeps its canaries, NaN."""
-
-    def draw(shape: tuple[int, ...], dtype: DType) -> Array:
-        if case.data == "integers":
-            return rng.integers(-3, 4, shape).astype(dtype.numpy)
-        if case.data == "positive":
-            return rng.random(shape).astype(dtype.numpy)
-        return rng.standard_normal(shape).astype(dtype.numpy)
-
     inputs = {
-        name: draw(shape, case.out_dtype if name == "C" else case.dtype)
+        name: drawn(rng, shape, case.out_dtype if name == "C" else case.dtype, case.data)
         for name, shape in shapes(case, capacity=False).items()
         if name in ("A", "B") or (name == "C" and case.beta)
     }
     inputs["offsets"] = np.array(case.offsets, np.int32)
     inputs |= {n: indices(case, n, rng) for n in case.indices}
     for name, shape in scale_shapes(case).items():
-        drawn = (1,) * len(shape) if case.scales == "tensor" else shape
+        extents = (1,) * len(shape) if case.scales == "tensor" else shape
         powers = (
-            rng.integers(-3, 4, drawn) if case.data == "integers" else rng.uniform(-3, 3, drawn)
+            rng.integers(-3, 4, extents) if case.data == "integers" else rng.uniform(-3, 3, extents)
         )
         inputs[name] = np.broadcast_to((2.0**powers).astype(np.float32), shape).copy()
     return inputs | captured.inputs(_captured(case))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelseam.oracle.formulas import Array
-from kernelseam.samples.data.memory import Placement
+from kernelseam.samples.data.memory import Placement, drawn
 from kernelseam.samples.grouped_pointers_case import GroupedPointersCase
 
 
@@ -24,15 +24,9 @@ def values(case: GroupedPointersCase, rng: np.random.Generator) -> dict[str, Arr
     """Inputs by name."""
     inputs: dict[str, Array] = {}
     for name, shape in shapes(case).items():
-        dtype = (case.out_dtype if name[0] == "C" else case.dtype).numpy
-        if name[0] == "C" and not case.beta:
-            continue
-        if case.data == "integers":
-            inputs[name] = rng.integers(-3, 4, shape).astype(dtype)
-        elif case.data == "positive":
-            inputs[name] = rng.random(shape).astype(dtype)
-        else:
-            inputs[name] = rng.standard_normal(shape).astype(dtype)
+        if name[0] != "C" or case.beta:
+            dtype = case.out_dtype if name[0] == "C" else case.dtype
+            inputs[name] = drawn(rng, shape, dtype, case.data)
     return inputs
 
 

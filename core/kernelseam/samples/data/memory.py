@@ -91,6 +91,17 @@ class Placement:
             yield index, np.ndarray(shape, self.dtype.numpy, memory, at, strides[-len(shape) :])
 
 
+def drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, kind: str) -> Array:
+    """Numbers of a case's ``data``: "integers" −3…3, "positive" U(0,1), "normal" N(0,1), or these
+    "tiny" or "huge"."""
+    if kind == "integers":
+        return rng.integers(-3, 4, shape).astype(dtype.numpy)
+    if kind == "positive":
+        return rng.random(shape).astype(dtype.numpy)
+    factor = {"normal": 1.0, "tiny": 2.0**-12, "huge": 200.0}[kind]
+    return (rng.standard_normal(shape) * factor).astype(dtype.numpy)
+
+
 def unrepeated_shape(shape: tuple[int, ...], operand_layout: OperandLayout) -> tuple[int, ...]:
     """The shape before broadcasting: 1 along an axis of stride 0, also where that is empty."""
     return tuple(

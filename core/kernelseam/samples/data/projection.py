@@ -25,6 +25,7 @@ from kernelseam.samples.data import projection_places as places
 from kernelseam.samples.data.memory import (
     Layout,
     Placement,
+    drawn,
     repeated_copy,
     unrepeated_shape,
 )
@@ -91,12 +92,12 @@ def values(case: ProjectionCase, rng: np.random.Generator) -> dict[str, Array]:
             dtype = case.residual if name == "residual" and case.residual else case.dtype
             operand_layout = case.operand_layout(name)
             inputs[name] = repeated_copy(
-                _draw(rng, unrepeated_shape(shape, operand_layout), case.data).astype(dtype.numpy),
+                drawn(rng, unrepeated_shape(shape, operand_layout), dtype, case.data),
                 shape,
             )
     if case.bias and "d_bias" not in written:
         count = case.width if case.operation == "qkv_projection" else case.hidden
-        inputs["bias"] = _draw(rng, (count,), case.data).astype(case.bias.numpy)
+        inputs["bias"] = drawn(rng, (count,), case.bias, case.data)
     if case.rotary:
         angles = np.arange(places.ends(case))[:, None] / 50.0 ** (
             np.arange(case.turned // 2) / max(case.turned // 2, 1)
@@ -106,12 +107,6 @@ def values(case: ProjectionCase, rng: np.random.Generator) -> dict[str, Array]:
             "sin": np.sin(angles).astype(np.float32),
         }
     return {**inputs, **places.given_scales(case, rng), **places.integers(case)}
-
-
-def _draw(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> Array:
-    if kind == "integers":
-        return rng.integers(-3, 4, shape)
-    return rng.random(shape) if kind == "positive" else rng.standard_normal(shape)
 
 
 def placements(case: ProjectionCase) -> dict[str, Placement]:
