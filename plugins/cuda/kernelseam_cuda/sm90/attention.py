@@ -3,7 +3,7 @@ tensor maps and arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from kernelseam.contract import (
@@ -37,7 +37,6 @@ from kernelseam.kernels.attention.scores import (
 )
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
-from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
@@ -82,9 +81,8 @@ from kernelseam_cuda.sm90.attention_tiles import (
     FEW_QUERIES,
     HopperAttentionTile,
 )
-from kernelseam_cuda.sm90.constants import HOPPER
+from kernelseam_cuda.sm90.kernel import HopperKernel
 from kernelseam_cuda.sm90.tiles import panel_bytes, promotion
-from kernelseam_cuda.toolchain import sources
 
 SHORT_SEQUENCE = 2048
 """Below this number of keys the tiles for short sequences are used."""
@@ -141,12 +139,11 @@ def _signature(keys: Structure) -> Signature:
 _SIGNATURE, _PAGED_SIGNATURE = _signature(_KEYS), _signature(PAGED_KEYS)
 
 
-class HopperAttention(KernelDefinition):
+class HopperAttention(HopperKernel):
     """Attention forward in half precision, a persistent block a multiprocessor."""
 
     operation = "attention"
     name = "sm90"
-    archs = ("sm_90a",)
     entry = "attention_forward_sm90"
     source = "sm90/attention/forward.h"
     multiplies = True
@@ -155,7 +152,6 @@ class HopperAttention(KernelDefinition):
     """Tiles for few queries, whose heads may share tiles and whose keys may be in parts; (): those
     are not treated apart."""
     supported = SUPPORTED
-    texts = HOPPER
     operands = OPERANDS
 
     @cached_property
@@ -163,9 +159,6 @@ class HopperAttention(KernelDefinition):
         """Head dims of queries and keys, and of values, up to which its tiles are, the narrowest
         first."""
         return tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in self.known_tiles))
-
-    def sources(self) -> Mapping[str, str]:
-        return sources()
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
@@ -325,9 +318,6 @@ class HopperAttention(KernelDefinition):
 
     def threads(self, tile: HopperAttentionTile, row: ArchRow) -> int:
         return 128 * (tile.groups + 1)
-
-    def shared_bytes(self, spec: AttentionSpec, tile: HopperAttentionTile) -> int:
-        return tile.shared_bytes
 
     def values(
         self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device

@@ -3,7 +3,6 @@ band: the kernel definition of visible_blocks.h, and what the forward is given o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from kernelseam.contract import WORKSPACE_ALIGNMENT, ArchRow, Device, Launch, Launches
@@ -18,14 +17,12 @@ from kernelseam.kernels.attention.scores import (
     with_expression,
 )
 from kernelseam.kernels.config import Constants
-from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import divide_up
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import most
 
 from kernelseam_cuda.sm90.attention_tiles import ATTENTION, HopperAttentionTile
-from kernelseam_cuda.sm90.constants import HOPPER
-from kernelseam_cuda.toolchain import sources
+from kernelseam_cuda.sm90.kernel import HopperKernel
 
 _WORD_BYTES, _WORD_BLOCKS = 8, 32
 _SECONDS = 4e-6
@@ -160,16 +157,14 @@ def with_blocks(launches: Launches, p: AttentionProblem, tile: HopperAttentionTi
     return replace(launches, steps=steps, workspace_bytes=at + size)
 
 
-class HopperVisibleBlocks(KernelDefinition):
+class HopperVisibleBlocks(HopperKernel):
     """A block for each tile that the mask tells apart; of a mask in memory four for each word of
     it."""
 
     operation = "attention"
     name = "sm90"
-    archs = ("sm_90a",)
     entry = "attention_visible_blocks_sm90"
     source = "sm90/attention/visible_blocks.h"
-    texts = HOPPER
     operands = OPERANDS
     _signature = Signature(
         (
@@ -181,9 +176,6 @@ class HopperVisibleBlocks(KernelDefinition):
         ),
         generated=True,
     )
-
-    def sources(self) -> Mapping[str, str]:
-        return sources()
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         return "it has no block to say anything of" if is_banded(problem.spec) else None

@@ -3,7 +3,6 @@ kernel definitions of cuda_kernels/sm90/attention/backward/row_values.h and quer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,6 @@ from kernelseam.kernels.attention.arguments import (
 from kernelseam.kernels.attention.forward_arguments import spec_constants
 from kernelseam.kernels.attention.scores import score_values
 from kernelseam.kernels.config import Constants
-from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import divide_up, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
 
@@ -34,8 +32,7 @@ from kernelseam_cuda.sm90.attention_bwd_cost import (
 )
 from kernelseam_cuda.sm90.attention_refusals import refuse_dims, refuse_rows
 from kernelseam_cuda.sm90.attention_tiles import ATTENTION_BWD
-from kernelseam_cuda.sm90.constants import HOPPER
-from kernelseam_cuda.toolchain import sources
+from kernelseam_cuda.sm90.kernel import HopperKernel
 
 SUPPORTED = (
     ANY_VIEW
@@ -55,17 +52,12 @@ _BLOCK_COUNT = ("query_blocks", "head_blocks", "num_heads")
 BLOCKS = Structure(tuple((n, "i32") for n in _BLOCK_COUNT))
 
 
-class HopperBackwardKernel(KernelDefinition):
+class HopperBackwardKernel(HopperKernel):
     """What the three kernels have in common: one problem, one tile, blocks of ``step`` queries."""
 
     operation = "attention_bwd"
     name = "sm90"
-    archs = ("sm_90a",)
-    texts = HOPPER
     operands = OPERANDS
-
-    def sources(self) -> Mapping[str, str]:
-        return sources()
 
     def refuse(self, problem: AttentionBwdProblem, row: ArchRow) -> str | None:
         p, spec = problem.forward, problem.spec.forward

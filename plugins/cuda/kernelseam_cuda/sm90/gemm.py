@@ -3,7 +3,7 @@ maps and arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import accumulate
 
@@ -13,7 +13,6 @@ from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
-from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
     INT32,
@@ -40,7 +39,6 @@ from kernelseam.kernels.gemm.gemm import (
 from kernelseam.kernels.signature import Signature
 from kernelseam.symbolic import least
 
-from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.sm90.gemm_cost import mostly_c
 from kernelseam_cuda.sm90.gemm_cost import work as work_of
 from kernelseam_cuda.sm90.gemm_covering import specs
@@ -65,8 +63,8 @@ from kernelseam_cuda.sm90.gemm_tiling import (
     tile_count,
     tiles_of,
 )
+from kernelseam_cuda.sm90.kernel import HopperKernel
 from kernelseam_cuda.sm90.tiles import REGISTERS, HopperGemmTile
-from kernelseam_cuda.toolchain import sources
 
 _FEW_ROWS = 64
 """Of A that blocks share: of more, wider tiles read B less often."""
@@ -106,20 +104,15 @@ _OPTIONAL = (
 )
 
 
-class HopperGemm(KernelDefinition):
+class HopperGemm(HopperKernel):
     """Products of half precision, and in TF32 and of e4m3 where both factors lie along K; a
     persistent block or cluster a multiprocessor or two."""
 
     operation = "gemm"
     name = "sm90"
-    archs = ("sm_90a",)
     entry = "gemm_sm90"
     source = "sm90/gemm/gemm.h"
     multiplies = True
-    texts = HOPPER
-
-    def sources(self) -> Mapping[str, str]:
-        return sources()
 
     def refuse(self, problem: GemmProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec

@@ -16,7 +16,6 @@ from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
-from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import divide_up, divider_values, refuse_row_strides
 from kernelseam.kernels.gemm.grouped import (
     group_constants,
@@ -27,7 +26,6 @@ from kernelseam.kernels.gemm.grouped import (
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
 
-from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.sm90.gemm import HopperGemm
 from kernelseam_cuda.sm90.gemm_cost import mostly_c
 from kernelseam_cuda.sm90.gemm_cost import work as work_of
@@ -41,6 +39,7 @@ from kernelseam_cuda.sm90.gemm_tiling import (
     storing,
     takes_pairs,
 )
+from kernelseam_cuda.sm90.kernel import HopperKernel
 from kernelseam_cuda.sm90.tiles import (
     GROUPED,
     GROUPED_E4M3,
@@ -51,7 +50,6 @@ from kernelseam_cuda.sm90.tiles import (
     REGISTERS,
     HopperGemmTile,
 )
-from kernelseam_cuda.toolchain import sources
 
 MAX_GROUPS = 1024
 """Whose rows of tiles fit the table in shared memory."""
@@ -62,20 +60,15 @@ _GATHERED = Structure((("a_row", "i32"), ("K", "i32")), ("a_row", "K"))
 _GEMM = HopperGemm()
 
 
-class HopperGroupedGemm(KernelDefinition):
+class HopperGroupedGemm(HopperKernel):
     """Groups along M, and along K where both factors are read along M and N, by the persistent
     blocks of the GEMM."""
 
     operation = "grouped_gemm"
     name = "sm90"
-    archs = ("sm_90a",)
     entry = _GEMM.entry
     source = _GEMM.source
     multiplies = True
-    texts = HOPPER
-
-    def sources(self) -> Mapping[str, str]:
-        return sources()
 
     def refuse(self, problem: GroupedGemmProblem, row: ArchRow) -> str | None:
         p, product, along = problem, problem.spec.product, problem.spec.along

@@ -3,7 +3,7 @@ attention."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
@@ -25,7 +25,6 @@ from kernelseam.kernels.attention.refusals import refuse_mixed_views
 from kernelseam.kernels.attention.scores import score_constants, score_values
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
-from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
     INT32,
@@ -38,8 +37,7 @@ from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least, most, recorded
 
 from kernelseam_cuda.sm90.attention_tiles import LATENT, LATENT_REGISTERS, HopperLatentTile
-from kernelseam_cuda.sm90.constants import HOPPER
-from kernelseam_cuda.toolchain import sources
+from kernelseam_cuda.sm90.kernel import HopperKernel
 
 SUPPORTED = SpecOption.causal | ANY_VIEW | SpecOption.lengths
 """The options that the kernel has."""
@@ -107,21 +105,16 @@ _MERGE_SIGNATURE = Signature(
 )
 
 
-class HopperLatent(KernelDefinition):
+class HopperLatent(HopperKernel):
     """Attention whose values are the first columns of the keys, a persistent block a
     multiprocessor; a second kernel joins what blocks share."""
 
     operation = "attention"
     name = "sm90-latent"
-    archs = ("sm_90a",)
     entry = "attention_latent_sm90"
     source = "sm90/attention/latent.h"
     multiplies = True
-    texts = HOPPER
     operands = OPERANDS
-
-    def sources(self) -> Mapping[str, str]:
-        return sources()
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
@@ -208,9 +201,6 @@ class HopperLatent(KernelDefinition):
     def threads(self, tile: HopperLatentTile, row: ArchRow) -> int:
         return 384
 
-    def shared_bytes(self, spec: AttentionSpec, tile: HopperLatentTile) -> int:
-        return tile.shared_bytes
-
     def values(
         self, problem: AttentionProblem, tile: HopperLatentTile, device: Device
     ) -> dict[str, int | float]:
@@ -286,18 +276,13 @@ class HopperLatent(KernelDefinition):
                 yield Covered(MERGE, spec)
 
 
-class HopperLatentMerge(KernelDefinition):
+class HopperLatentMerge(HopperKernel):
     """A warp a row of the results that several blocks made, or eight where they are many."""
 
     operation = "attention"
-    archs = ("sm_90a",)
     entry = "attention_latent_merge_sm90"
     source = "sm90/attention/latent_merge.h"
-    texts = HOPPER
     operands = OPERANDS
-
-    def sources(self) -> Mapping[str, str]:
-        return sources()
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         return HopperLatent().refuse(problem, row)

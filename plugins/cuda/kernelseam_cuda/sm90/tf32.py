@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
@@ -11,7 +11,6 @@ from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
-from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
     TF32_PRODUCTS,
@@ -22,12 +21,11 @@ from kernelseam.kernels.elements import (
 from kernelseam.kernels.signature import Signature
 from kernelseam.symbolic import least
 
-from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.sm90.gemm import refuse_extents
 from kernelseam_cuda.sm90.gemm_maps import ORIGIN_BYTES, steps, tensor_map
 from kernelseam_cuda.sm90.gemm_tiling import MAX_TILES, ORDER, order_values, tile_count
+from kernelseam_cuda.sm90.kernel import HopperKernel
 from kernelseam_cuda.sm90.tiles import TF32, TF32_REGISTERS, HopperTf32Tile
-from kernelseam_cuda.toolchain import sources
 
 SLICE = 32
 """Elements of K in a stage of the ring."""
@@ -55,19 +53,14 @@ def turned(spec: GemmSpec) -> bool:
     return not spec.b_transposed
 
 
-class HopperTf32Gemm(KernelDefinition):
+class HopperTf32Gemm(HopperKernel):
     """float32 products by one or three products of TF32; persistent blocks."""
 
     operation = "gemm"
     name = "sm90-tf32"
-    archs = ("sm_90a",)
     entry = "gemm_sm90_tf32"
     source = "sm90/gemm/tf32.h"
     multiplies = True
-    texts = HOPPER
-
-    def sources(self) -> Mapping[str, str]:
-        return sources()
 
     def refuse(self, problem: GemmProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
@@ -172,9 +165,6 @@ class HopperTf32Gemm(KernelDefinition):
 
     def threads(self, tile: HopperTf32Tile, row: ArchRow) -> int:
         return 128 * (tile.groups + tile.loaders)
-
-    def shared_bytes(self, spec: GemmSpec, tile: HopperTf32Tile) -> int:
-        return tile.shared_bytes
 
     def values(
         self, problem: GemmProblem, tile: HopperTf32Tile, device: Device
