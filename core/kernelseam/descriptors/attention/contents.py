@@ -6,15 +6,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
-from kernelseam.contract import ArrayInfo, Device, Runtime, host_copy
+from kernelseam.contract import Device, Runtime
 from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.common.contents import (
+    Ints,
+    check_rising,
+    read_integers,
+    refuse,
+    refuse_any,
+)
 from kernelseam.descriptors.common.protocol import Resolved
-from kernelseam.dtypes import DType
-from kernelseam.errors import InvalidValue
-
-Ints = npt.NDArray[np.int64]
 
 
 def check(
@@ -29,11 +31,7 @@ def check(
     each entry's matrix."""
     p = problem
     checked = ("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "block_table")
-    read: dict[str, Ints] = {}
-    for r in p.operands:
-        if r.name in checked and r.span and (address := resolved.pointers.get(r.name)):
-            info = ArrayInfo(address, r.shape, r.strides, DType.int32, device, "", None)
-            read[r.name] = host_copy(info, runtime).astype(np.int64)
+    read = read_integers(p.operands, checked, resolved, runtime, device)
     if "cu_seqlens_q" in read:
         _offsets("q", read["cu_seqlens_q"], p.S_q, p.total_q)
     if "cu_seqlens_k" in read:
@@ -45,7 +43,7 @@ def check(
             if p.spec.kv_view == "paged"
             else "Raise S_k"
         )
-        _refuse_any(
+        refuse_any(
             "kv_lengths",
             x,
             (x < 0) | (x > p.S_k),
@@ -58,33 +56,13 @@ def check(
         _table(read["block_table"], read["kv_lengths"], p.page_size, p.pages)
 
 
-def _refuse(name: str, index: tuple[int, ...], value: int, rule: str, remedy: str) -> None:
-    raise InvalidValue(f"{name}[{', '.join(map(str, index))}]", value, rule, remedy)
-
-
-def _refuse_any(name: str, x: Ints, bad: npt.NDArray[np.bool_], rule: str, remedy: str) -> None:
-    if bad.any():
-        index = tuple(int(i) for i in np.unravel_index(int(bad.argmax()), x.shape))
-        _refuse(name, index, int(x[index]), rule, remedy)
-
-
 def _offsets(letter: str, x: Ints, most: int, total: int) -> None:
     name = f"cu_seqlens_{letter}"
-    if x[0] < 0:
-        _refuse(name, (0,), int(x[0]), "must not be negative", "Offsets start at 0")
+    check_rising(name, x)
     steps = np.diff(x)
-    if (steps < 0).any():
-        i = int((steps < 0).argmax()) + 1
-        _refuse(
-            name,
-            (i,),
-            int(x[i]),
-            f"must not be below its predecessor, {x[i - 1]}",
-            "Offsets never decrease",
-        )
     if (steps > most).any():
         i = int((steps > most).argmax()) + 1
-        _refuse(
+        refuse(
             name,
             (i,),
             int(x[i]),
@@ -92,7 +70,7 @@ def _offsets(letter: str, x: Ints, most: int, total: int) -> None:
             f"Raise S_{letter} (max_seqlen_{letter}) to the longest sequence",
         )
     if x[-1] > total:
-        _refuse(
+        refuse(
             name,
             (len(x) - 1,),
             int(x[-1]),
@@ -107,7 +85,7 @@ def _listed(name: str, rows: Ints, lengths: Ints) -> None:
     short = rows < np.repeat(lengths, heads)
     if short.any():
         i = int(short.argmax())
-        _refuse(
+        refuse(
             "kv_lengths",
             (i // heads,),
             int(lengths[i // heads]),
@@ -119,7 +97,7 @@ def _listed(name: str, rows: Ints, lengths: Ints) -> None:
 def _table(table: Ints, lengths: Ints, page_size: int, pages: int) -> None:
     """The entries that hold keys; entries after them are not read."""
     used = np.arange(table.shape[1]) * page_size < lengths[:, None]
-    _refuse_any(
+    refuse_any(
         "block_table",
         table,
         used & ((table < 0) | (table >= pages)),

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime, host_copy
+from kernelseam.contract import ArrayInfo, Device, Runtime
 from kernelseam.descriptors.common.captured import bare, captured_fields, captured_operands
+from kernelseam.descriptors.common.contents import Ints, read_integers, refuse_any
 from kernelseam.descriptors.common.operands import (
     describe_all,
     pointer,
@@ -51,6 +51,7 @@ from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import EpilogueExpression, epilogue_text
 
 _MATRICES = ("A", "B", "C")
+_READ = ("offsets", "a_indices", "c_indices")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -326,40 +327,21 @@ class GroupedGemm(OperandFields, StridedDescriptor[GroupedGemmProblem]):
         """Raise InvalidValue for offsets that decrease, or leave the capacity, and for indices
         beyond the rows. Copies them to the host."""
         p = self._problem
-        rules = {r.name: r for r in p.operands}
-
-        def read(name: str) -> npt.NDArray[np.int64] | None:
-            address = resolved.pointers.get(name) if rules[name].span else None
-            return read_integers(rules[name], address, runtime, device) if address else None
-
-        if (offsets := read("offsets")) is None:
+        read = read_integers(p.operands, _READ, resolved, runtime, device)
+        if "offsets" not in read:
             return
+        offsets = read["offsets"]
         check_offsets(offsets, p)
         for name, rows in (("a_indices", p.a_rows), ("c_indices", p.c_rows)):
-            if name in p.spec.indices and (indices := read(name)) is not None:
-                check_indices(name, indices[: offsets[-1]], rows)
+            if name in read:
+                check_indices(name, read[name][: offsets[-1]], rows)
 
 
-def read_integers(
-    rule: OperandRule, address: int, runtime: Runtime, device: Device
-) -> npt.NDArray[np.int64]:
-    """Offsets or indices, copied to the host."""
-    info = ArrayInfo(address, rule.shape, rule.strides, DType.int32, device, "", None)
-    return host_copy(info, runtime).astype(np.int64)
-
-
-def check_indices(name: str, indices: npt.NDArray[np.int64], rows: int) -> None:
+def check_indices(name: str, indices: Ints, rows: int) -> None:
     """Raise InvalidValue, naming the entry, for an index that is no row, and for two rows of a
     product that would be written to one of C."""
-    outside = np.flatnonzero((indices < 0) | (indices >= rows))
-    if outside.size:
-        i = int(outside[0])
-        raise InvalidValue(
-            f"{name}[{i}]",
-            int(indices[i]),
-            f"must be a row, from 0 to {name[0]}_rows − 1 = {rows - 1}",
-            "Correct it",
-        )
+    rule = f"must be a row, from 0 to {name[0]}_rows − 1 = {rows - 1}"
+    refuse_any(name, indices, (indices < 0) | (indices >= rows), rule, "Correct it")
     if name == "c_indices" and np.unique(indices).size < indices.size:
         order = np.argsort(indices, kind="stable")
         twice = int(order[1:][np.diff(indices[order]) == 0].min())
@@ -371,7 +353,7 @@ def check_indices(name: str, indices: npt.NDArray[np.int64], rows: int) -> None:
         )
 
 
-def check_offsets(offsets: npt.NDArray[np.int64], p: GroupedGemmProblem) -> None:
+def check_offsets(offsets: Ints, p: GroupedGemmProblem) -> None:
     """Raise InvalidValue, naming the entry, for offsets that are not ends of groups in order."""
     capacity = {"m": p.M, "n": p.N, "k": p.K}[p.spec.along]
     before = 0

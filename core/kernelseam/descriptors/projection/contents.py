@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from kernelseam.contract import ArrayInfo, Device, Runtime, host_copy
+from kernelseam.contract import Device, Runtime
 from kernelseam.descriptors.cache import contents as appended
+from kernelseam.descriptors.common.contents import (
+    Ints,
+    first_of,
+    read_integers,
+    refuse,
+    refuse_any,
+)
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.projection.problem import QkvProjectionProblem
-from kernelseam.dtypes import DType
-from kernelseam.errors import InvalidValue
-
-Ints = npt.NDArray[np.int64]
 
 
 def check(
@@ -23,15 +25,8 @@ def check(
     p, h = problem, problem.heads
     if p.append is not None:
         appended.check(p.append, resolved, runtime, device)
-    read: dict[str, Ints] = {}
-    for r in p.operands:
-        if (
-            r.name in ("positions", "block_table")[: 1 + p.spec.heads.paged]
-            and r.span
-            and (address := resolved.pointers.get(r.name))
-        ):
-            info = ArrayInfo(address, r.shape, r.strides, DType.int32, device, "", None)
-            read[r.name] = host_copy(info, runtime).astype(np.int64)
+    names = ("positions", "block_table")[: 1 + p.spec.heads.paged]
+    read = read_integers(p.operands, names, resolved, runtime, device)
     positions = np.broadcast_to(h.first_position + np.arange(h.tokens), (p.batch, h.tokens))
     if p.spec.heads.positions:
         if "positions" not in read:
@@ -50,9 +45,10 @@ def check(
         named = np.take_along_axis(read["block_table"], pages, axis=1)
         bad = (named < 0) | (named >= p.pages)
         if bad.any():
-            b, i = (int(x) for x in np.unravel_index(int(bad.argmax()), bad.shape))
-            raise InvalidValue(
-                f"block_table[{b}, {pages[b, i]}]",
+            b, i = first_of(bad)
+            refuse(
+                "block_table",
+                (b, int(pages[b, i])),
                 int(named[b, i]),
                 f"must be a page, from 0 to {p.pages - 1}",
                 f"Name a page for position {positions[b, i]}",
@@ -60,12 +56,6 @@ def check(
 
 
 def _within(name: str, x: Ints, end: int, what: str, required: bool) -> None:
-    bad = (x < 0) | (x >= end)
-    if required and bad.any():
-        index = np.unravel_index(int(bad.argmax()), x.shape)
-        raise InvalidValue(
-            f"{name}[{', '.join(str(int(i)) for i in index)}]",
-            int(x[index]),
-            f"must be a position, from 0 to {end - 1}: {what} is {end}",
-            "Correct it, or give longer tables",
-        )
+    if required:
+        rule = f"must be a position, from 0 to {end - 1}: {what} is {end}"
+        refuse_any(name, x, (x < 0) | (x >= end), rule, "Correct it, or give longer tables")
