@@ -20,7 +20,7 @@ from kernelseam.contract import Device
 from kernelseam.descriptors import Attention
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.oracle import check, formulas
+from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.sampling import sampled
 from kernelseam.oracle.subnormals import flushes
 from kernelseam.planning import plan
@@ -33,6 +33,7 @@ from kernelseam.samples.data import attention_bwd as attention_bwd_data
 from kernelseam.samples.data.memory import Layout, repeated_copy, unrepeated_shape
 from kernelseam.samples.operations import operands
 from kernelseam.samples.operations.operands import describe
+from kernelseam.samples.operations.table import operation_of
 
 Array = npt.NDArray[Any]
 MOST_VERIFIED = 1e11
@@ -159,19 +160,9 @@ def compute(
     flushed = flushes(plugins().backend(device.backend), device)
     verdicts = {}
     with working("comparing with the float64 oracle"):
-        if verify and isinstance(full_case, BackwardCase):
-            expected = attention_bwd_data.expected(full_case, values)
-            verdicts["oracle"] = check.attention_bwd(
-                expected, case.dtype, outputs, flushed=flushed, precision=case.precision
-            )
-        elif verify:
-            verdicts = _verify(
-                case,
-                values,
-                outputs,
-                None if inputs is None else _logical(inputs.stored, request),
-                flushed,
-            )
+        if verify:
+            stored = None if inputs is None else _logical(inputs.stored, request)
+            verdicts = _verdicts(full_case, values, outputs, stored, flushed)
     notes = [inputs.note] if inputs is not None and verify and inputs.note else []
     if timed and (case.keys or case.q_sequences):
         notes.append(FULL_LENGTHS)
@@ -252,43 +243,26 @@ class Memory:
         return self.layout.read({block: bytes_}, name)
 
 
-def _verify(
-    case: AttentionCase,
-    x: Mapping[str, Array],
+def _verdicts(
+    case: AttentionCase | BackwardCase,
+    values: Mapping[str, Array],
     results: Mapping[str, Array],
     stored: Array | None,
     flushed: bool,
-) -> dict[str, check.Verdict]:
-    lead = (case.batch, case.num_heads, case.S_q)
-    rows = formulas.sample_rows(
-        int(np.prod(lead)), sampled(4 * case.S_k * (case.head_dim + case.value_dim))
-    )
-    expected = formulas.attention(
-        x["q"], x["k"], x["v"], case.causal, case.scale_used, rows, attention_data.variant(case, x)
-    )
-
-    def against(
-        reference: formulas.AttentionResult, got: Array, lse: Array | None, of: DType
-    ) -> check.Verdict:
-        return check.attention_verdict(
-            reference,
-            case.S_k,
-            case.head_dim,
-            of,
-            got,
-            lse,
-            lead,
-            rows,
-            flushed,
-            case.precision,
-        )
-
-    out, dtype = results["out"], case.q_dtype
-    verdicts = {"oracle": against(expected, out, results.get("lse"), dtype)}
-    if stored is not None:
+) -> dict[str, Verdict]:
+    """By reference: the oracle, and a result that the file has."""
+    if isinstance(case, AttentionCase):  # of a large result some rows
+        case = replace(case, sample=sampled(4 * case.S_k * (case.head_dim + case.value_dim)))
+    operation = operation_of(case)
+    expected = operation.expected(case, values)
+    verdicts = {"oracle": operation.verdict(case, expected, results, flushed)}
+    if stored is not None and isinstance(case, AttentionCase):
+        rows, out = operation.rows(case), results["out"]
         kept: Array = stored.astype(np.float64).reshape(-1, case.value_dim)
         kept = (kept if rows is None else kept[rows]).reshape(expected.out.shape)
-        if dtype is DType.float64:  # what is stored was rounded to float32 at best
-            dtype, out = DType.float32, out.astype(np.float32)
-        verdicts["stored result"] = against(replace(expected, out=kept), out, None, dtype)
+        if case.dtype is DType.float64:  # what is stored was rounded to float32 at best
+            case, out = replace(case, dtype=DType.float32), out.astype(np.float32)
+        verdicts["stored result"] = operation.verdict(
+            case, replace(expected, out=kept), {"out": out}, flushed
+        )
     return verdicts

@@ -16,7 +16,6 @@ from kernelseam.descriptors.common.captured import bare, captured_operands
 from kernelseam.descriptors.common.operands import (
     describe_all,
     left_out,
-    without_arrays,
 )
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.errors import InvalidValue
@@ -137,21 +136,12 @@ class Attention(AttentionFields):
         given = {n: v for n in (*ROWS, "lse", *OPTIONAL) if (v := getattr(self, n)) is not None}
         return given | captured_operands(self.expression)
 
-    def without_arrays(self) -> Attention:
-        """The same over the addresses of its arrays: it keeps no memory alive."""
-        spec = self._problem.spec
-        return without_arrays(
-            self,
-            self._arrays,
-            dtype=spec.dtype,
-            dtype_out=spec.dtype_out,
-            dtype_bias=spec.bias,
-            dtype_q=spec.dtype_q,
-            dtype_kv=spec.dtype_kv,
-            expression=None
-            if self.expression is None
-            else bare(self.expression, self._arrays, score_mod=None, mask_mod=None),
-        )
+    def _found(self) -> dict[str, object]:
+        s, expression = self._problem.spec, self.expression
+        if expression is not None:
+            expression = bare(expression, self._arrays, score_mod=None, mask_mod=None)
+        kinds = {"dtype": s.dtype, "dtype_out": s.dtype_out, "dtype_bias": s.bias}
+        return {**kinds, "dtype_q": s.dtype_q, "dtype_kv": s.dtype_kv, "expression": expression}
 
     def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
         """Hold lengths, offsets and the block table against the memory that they point into;

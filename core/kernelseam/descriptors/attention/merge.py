@@ -13,7 +13,6 @@ from kernelseam.descriptors.common.operands import (
     dtype_of,
     pointer,
     required,
-    without_arrays,
 )
 from kernelseam.descriptors.common.strided import StridedDescriptor
 from kernelseam.descriptors.common.validation import (
@@ -105,10 +104,9 @@ class MergeStates(StridedDescriptor[MergeProblem]):
         )
         self._keep(problem, infos)
 
-    def without_arrays(self) -> MergeStates:
-        """The same over the addresses of its arrays: it keeps no memory alive."""
+    def _found(self) -> dict[str, object]:
         spec = self._problem.spec
-        return without_arrays(self, self._arrays, dtype=spec.dtype, dtype_out=spec.dtype_out)
+        return {"dtype": spec.dtype, "dtype_out": spec.dtype_out}
 
 
 def _four(x: tuple[int, ...]) -> tuple[int, int, int, int]:

@@ -16,7 +16,6 @@ from kernelseam.descriptors.common.operands import (
     dtype_of,
     pointer,
     required,
-    without_arrays,
 )
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import WIDE, choice, extent, positive, three, two
@@ -259,11 +258,10 @@ class PagedCache(RotatedRows[PagedCacheProblem]):
     def _eps(self) -> float:
         return 1e-6 if self.eps is None else positive("eps", self.eps, "Give a small number")
 
-    def without_arrays(self) -> PagedCache:
-        """The same over the addresses of its arrays: it keeps no memory alive."""
+    def _found(self) -> dict[str, object]:
         s = self._problem.spec
         kinds = {"dtype": s.dtype, "dtype_pages": s.dtype_pages, "dtype_norm": s.norm}
-        return without_arrays(self, self._arrays, **kinds, dtype_slots=s.slots)
+        return {**kinds, "dtype_slots": s.slots}
 
     def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
         """Check slots, positions, lengths, offsets and tables against the extents that they index;

@@ -12,6 +12,7 @@ from kernelseam.descriptors.common.operands import (
     left_out,
     pointer,
     resolve,
+    without_arrays,
 )
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import packed, stride, vector_bytes
@@ -55,6 +56,14 @@ class StridedDescriptor(Generic[P]):
     def simplified(self) -> tuple[Self, str]:
         """Itself: there is no simpler descriptor."""
         return self, ""
+
+    def without_arrays(self) -> Self:
+        """The same over the addresses of its arrays: it keeps no memory alive."""
+        return without_arrays(self, self._arrays, **self._found())
+
+    def _found(self) -> dict[str, object]:
+        """Fields that were read from the arrays."""
+        return {}
 
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
         """Addresses of the operands. Raises InvalidValue where an array does not fit the

@@ -14,7 +14,6 @@ from kernelseam.descriptors.common.contents import Ints, read_integers, refuse_a
 from kernelseam.descriptors.common.operands import (
     describe_all,
     pointer,
-    without_arrays,
 )
 from kernelseam.descriptors.common.precision import precision_of
 from kernelseam.descriptors.common.protocol import Resolved
@@ -310,18 +309,11 @@ class GroupedGemm(OperandFields, StridedDescriptor[GroupedGemmProblem]):
         as they are given."""
         return super().operands() | captured_operands(self.epilogue)
 
-    def without_arrays(self) -> GroupedGemm:
-        """The same over the addresses of its arrays: it keeps no memory alive."""
-        product, infos = self._problem.spec.product, self._arrays
-        return without_arrays(
-            self,
-            infos,
-            dtype=product.dtype,
-            dtype_c=product.dtype_c,
-            epilogue=None
-            if product.epilogue is None
-            else bare(self.epilogue, infos, function=None),
-        )
+    def _found(self) -> dict[str, object]:
+        product, arrays = self._problem.spec.product, self._arrays
+        traced = product.epilogue is not None
+        epilogue = bare(self.epilogue, arrays, function=None) if traced else None
+        return {"dtype": product.dtype, "dtype_c": product.dtype_c, "epilogue": epilogue}
 
     def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
         """Raise InvalidValue for offsets that decrease, or leave the capacity, and for indices

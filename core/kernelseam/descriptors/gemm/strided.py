@@ -16,7 +16,6 @@ from kernelseam.descriptors.common.operands import (
     describe_arrays,
     dtype_of,
     pointer,
-    without_arrays,
 )
 from kernelseam.descriptors.common.precision import precision_of
 from kernelseam.descriptors.common.strided import StridedDescriptor
@@ -260,18 +259,11 @@ class BatchedGemmStrided(OperandFields, BatchFields, StridedDescriptor[GemmProbl
         own = super().operands()
         return own | captured_operands(self.epilogue) | reduction_operands(self.epilogue)
 
-    def without_arrays(self) -> BatchedGemmStrided:
-        """The same over the addresses of its arrays: it keeps no memory alive."""
-        spec, infos = self._problem.spec, self._arrays
-        return without_arrays(
-            self,
-            infos,
-            dtype=spec.dtype,
-            dtype_c=spec.dtype_c,
-            dtype_bias=spec.bias,
-            dtype_residual=spec.residual,
-            epilogue=None if spec.epilogue is None else bare(self.epilogue, infos, function=None),
-        )
+    def _found(self) -> dict[str, object]:
+        s, arrays = self._problem.spec, self._arrays
+        kinds = {"dtype": s.dtype, "dtype_c": s.dtype_c, "dtype_bias": s.bias}
+        epilogue = None if s.epilogue is None else bare(self.epilogue, arrays, function=None)
+        return {**kinds, "dtype_residual": s.residual, "epilogue": epilogue}
 
     @classmethod
     def for_scores(

@@ -12,7 +12,6 @@ from kernelseam.descriptors.common.operands import (
     dtype_of,
     pointer,
     required,
-    without_arrays,
 )
 from kernelseam.descriptors.common.strided import StridedDescriptor
 from kernelseam.descriptors.common.validation import extent, three, two
@@ -136,10 +135,9 @@ class QkvProjectionBwd(StridedDescriptor[QkvProjectionBwdProblem]):
         )
         self._keep(problem, infos)
 
-    def without_arrays(self) -> QkvProjectionBwd:
-        """The same over the addresses of its arrays: it keeps no memory alive."""
+    def _found(self) -> dict[str, object]:
         spec = self._problem.spec
-        return without_arrays(self, self._arrays, dtype=spec.dtype, dtype_bias=spec.d_bias)
+        return {"dtype": spec.dtype, "dtype_bias": spec.d_bias}
 
     @classmethod
     def from_arrays(
@@ -255,10 +253,9 @@ class OutputProjectionBwd(StridedDescriptor[OutputProjectionBwdProblem]):
         )
         self._keep(problem, infos)
 
-    def without_arrays(self) -> OutputProjectionBwd:
-        """The same over the addresses of its arrays: it keeps no memory alive."""
+    def _found(self) -> dict[str, object]:
         spec = self._problem.spec
-        return without_arrays(self, self._arrays, dtype=spec.dtype, dtype_bias=spec.d_bias)
+        return {"dtype": spec.dtype, "dtype_bias": spec.d_bias}
 
     @classmethod
     def from_arrays(

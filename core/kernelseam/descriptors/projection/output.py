@@ -13,7 +13,6 @@ from kernelseam.descriptors.common.operands import (
     dtype_of,
     pointer,
     required,
-    without_arrays,
 )
 from kernelseam.descriptors.common.strided import StridedDescriptor
 from kernelseam.descriptors.common.validation import extent, three, two
@@ -129,17 +128,10 @@ class OutputProjection(StridedDescriptor[OutputProjectionProblem]):
         )
         self._keep(problem, infos)
 
-    def without_arrays(self) -> OutputProjection:
-        """The same over the addresses of its arrays: it keeps no memory alive."""
-        spec = self._problem.spec
-        return without_arrays(
-            self,
-            self._arrays,
-            dtype=spec.dtype,
-            dtype_out=spec.dtype_out,
-            dtype_bias=spec.bias,
-            dtype_residual=spec.residual,
-        )
+    def _found(self) -> dict[str, object]:
+        s = self._problem.spec
+        kinds = {"dtype": s.dtype, "dtype_out": s.dtype_out}
+        return {**kinds, "dtype_bias": s.bias, "dtype_residual": s.residual}
 
     @classmethod
     def from_arrays(

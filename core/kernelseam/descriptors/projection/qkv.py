@@ -13,7 +13,6 @@ from kernelseam.descriptors.common.operands import (
     dtype_of,
     pointer,
     required,
-    without_arrays,
 )
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import WIDE, extent, packed, three, two
@@ -305,13 +304,12 @@ class QkvProjection(RotatedRows[QkvProjectionProblem]):
                 )
         return first
 
-    def without_arrays(self) -> QkvProjection:
-        """The same over the addresses of its arrays: it keeps no memory alive."""
+    def _found(self) -> dict[str, object]:
         spec = self._problem.spec
         kinds: dict[str, object] = {"dtype": spec.dtype, "dtype_out": spec.dtype_out}
         if spec.append is not None:
             kinds |= {"dtype_pages": spec.append.dtype_pages, "dtype_slots": spec.append.slots}
-        return without_arrays(self, self._arrays, **kinds, dtype_bias=spec.bias)
+        return {**kinds, "dtype_bias": spec.bias}
 
     def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
         """Check positions, lengths, offsets, slots and the block table against the extents that
