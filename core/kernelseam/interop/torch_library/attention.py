@@ -199,16 +199,13 @@ def _backward(names: tuple[str, ...], operator: Any) -> Any:
     return backward
 
 
+_GIVEN_TO_GRADIENTS = ("dout", "dlse", "out", "lse")
+
+
 def _bwd_computed(names: tuple[str, ...]) -> Any:
-    def compute(
-        dout: Tensor | None,
-        dlse: Tensor | None,
-        out: Tensor,
-        lse: Tensor,
-        *tensors: Tensor,
-        **given: Any,
-    ) -> Any:
-        operands = given_by(names, tensors)
+    def compute(*tensors: Tensor | None, **given: Any) -> Any:
+        operands = given_by((*_GIVEN_TO_GRADIENTS, *names), tensors)
+        dout, dlse, out, lse = (operands.pop(n, None) for n in _GIVEN_TO_GRADIENTS)
         operands, options = expression_of(operands, _options(given))
         with torch.no_grad():
             result = torch_attention.gradients(dout, dlse, operands, out, lse, **options)
@@ -219,15 +216,8 @@ def _bwd_computed(names: tuple[str, ...]) -> Any:
 
 
 def _bwd_fake(names: tuple[str, ...]) -> Any:
-    def fake(
-        dout: Tensor | None,
-        dlse: Tensor | None,
-        out: Tensor,
-        lse: Tensor,
-        *tensors: Tensor,
-        **given: Any,
-    ) -> Any:
-        operands = dict(zip(names, tensors, strict=False))
+    def fake(*tensors: Tensor | None, **given: Any) -> Any:
+        operands = given_by((*_GIVEN_TO_GRADIENTS, *names), tensors)
         q, bias, sinks = operands["q"], operands.get("bias"), operands.get("sinks")
         return (
             *(operands[n].new_empty(operands[n].shape) for n in ("q", "k", "v")),
@@ -267,7 +257,7 @@ def _dense_bwd_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> B
         return each(ATTENTION_BWD, count, in_dims, args, options)
     whole = [
         x if n in _REPEATED else fold(x, d, count)
-        for n, x, d in zip(("dout", "dlse", "out", "lse", *DENSE), args, in_dims, strict=False)
+        for n, x, d in zip((*_GIVEN_TO_GRADIENTS, *DENSE), args, in_dims, strict=False)
     ]
     return unfold(ATTENTION_BWD(*whole, **options), count)
 
