@@ -64,7 +64,7 @@ MIXED = {"sm_103": ("sm_90a", "sm_86")}
 """Archs with the tiles of one other, but for float64's, which are those of a second: as rare."""
 OWN = ("sm_75", "gfx90a")
 """Archs with tiles of their own, which are nearly those of others: as rare."""
-PART = 14
+PART = 25
 SHARED = (("sm_80", "sm_86", "sm_90a"), ("gfx942", "gfx1100", "gfx950", "gfx1201"))
 """Archs that take turns: of a kernel with MANY specs every run of the tests compiles those that
 have a field value which none before had, each for one of these archs. The slow tests compile all,

@@ -110,6 +110,7 @@ def test_decoder_block(python_command: list[str]) -> None:
     assert found and float(found[1]) < 1e-5
 
 
+@pytest.mark.slow("seconds: test_interop_torch_grouped.py has what it calls")
 def test_moe(python_command: list[str]) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     trained, beside, decoded, step, token = said(python_command, "moe.py")
@@ -127,6 +128,7 @@ def test_moe(python_command: list[str]) -> None:
         assert match and min(float(match[1]), float(match[2])) > 0
 
 
+@pytest.mark.slow("seconds: decoder_block trains by the same functions")
 def test_train_attention(python_command: list[str]) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     *steps, last = said(python_command, "train_attention.py")
