@@ -103,7 +103,8 @@ template<class T_> struct E4m3Engine {
   template<int R, int C, class F> static KS_DEVICE void map(Acc<R, C>& a, F f) {
     Accumulators<float, EvenAndOdd>::map(a, f);
   }
-  template<class Out, int R, int C> static KS_DEVICE void to_shared(Out out, const Acc<R, C>& a) {
+  template<class Out, int R, int C>
+  static KS_DEVICE void to_shared(Out out, const Acc<R, C>& a, int row0 = 0, int column0 = 0) {
     typedef typename Out::T To;
     struct alignas(4 * sizeof(To)) Four { To x[4]; };
 #pragma unroll
@@ -113,7 +114,7 @@ template<class T_> struct E4m3Engine {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           const float(&even)[4] = a.x[r][c], (&odd)[4] = a.x[r][c + 1];
-          *(Four*)&out.at(EvenAndOdd::row(r, h), EvenAndOdd::column(c)) = {
+          *(Four*)&out.at(row0 + EvenAndOdd::row(r, h), column0 + EvenAndOdd::column(c)) = {
               convert<To>(even[2 * h]), convert<To>(odd[2 * h]), convert<To>(even[2 * h + 1]), convert<To>(odd[2 * h + 1])};
         }
   }

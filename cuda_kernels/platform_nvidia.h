@@ -44,6 +44,10 @@ KS_DEVICE void block_barrier() { __syncthreads(); }
 KS_DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 KS_DEVICE bool block_any(bool x) { return __syncthreads_or(x); }
 KS_DEVICE void warp_barrier() { __syncwarp(); }
+template<class X> KS_DEVICE X opaque(X x) { return x; }
+KS_DEVICE int known_uniform(int x) { return x; }
+KS_DEVICE constexpr bool few_uniform_registers() { return false; }
+template<class X> KS_DEVICE X in_lanes(X x) { return x; }
 
 template<int BYTES> KS_DEVICE char* shared_memory() {
   extern __shared__ __align__(128) char memory[];

@@ -244,7 +244,8 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT, bool BRIEF = false> st
         one_by_one();
       });
     }
-    const Mine mine = dealt();
+    // Of 32 lanes each copies twice as much, and its places would take registers all the time.
+    const Mine mine = BRIEF && WARP == 32 ? dealt_anew() : dealt();
     unrolled<ROUNDS>([&](auto i) {
       if (!mine.takes(i)) return;
       Quad y[RUN];

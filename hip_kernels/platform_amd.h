@@ -36,7 +36,7 @@ KS_DEVICE void next_kernel_launch() {}
 
 // x, of which the compiler must take that it could be another value every time. What follows from something fixed it
 // would compute once, ahead of a loop, and keep in more registers than there are.
-KS_DEVICE int opaque(int x) {
+template<class X> KS_DEVICE X opaque(X x) {
   asm volatile("" : "+v"(x));
   return x;
 }
@@ -44,6 +44,22 @@ KS_DEVICE int opaque_uniform(int x) {
   x = __builtin_amdgcn_readfirstlane(x);  // where the compiler does not see that it is uniform
   asm volatile("" : "+s"(x));
   return x;
+}
+
+// Of the registers for uniform values a wave has 106. With 64 lanes, whose predicates take two each, these are few, and
+// values that are the same for all lanes are better kept in registers of lanes; with 32 lanes those are few.
+KS_DEVICE constexpr bool few_uniform_registers() { return WARP == 64; }
+KS_DEVICE int known_uniform(int x) { return WARP == 64 ? x : __builtin_amdgcn_readfirstlane(x); }
+KS_DEVICE int in_lanes(int x) { return WARP == 64 ? opaque(x) : x; }
+KS_DEVICE long long in_lanes(long long x) {
+  struct Two { int lo, hi; };
+  const Two y = __builtin_bit_cast(Two, x);
+  return __builtin_bit_cast(long long, Two{opaque(y.lo), opaque(y.hi)});
+}
+// Still known to point to global memory.
+template<class X> KS_DEVICE X* in_lanes(X* p) {
+  if constexpr (WARP == 64) return (X*)(KS_GLOBAL X*)in_lanes((long long)p);
+  else return p;
 }
 
 // What is in flight from global memory need not arrive for a barrier: the fences are about shared memory alone.

@@ -37,12 +37,18 @@ from kernelseam_rocm_emulator.emulation import recorded
 
 PAGE = table.TABLE.parent / "parity" / "amd-counts.md"
 _LONG = "attention --batch 1 --heads 1 --seq-len 256 --kv-seq-len 768"
+_FEW = (
+    "attention --batch 1 --heads 8 --kv-heads 1 --seq-len 1 --kv-seq-len 1024 --head-dim 128 "
+    "--dtype bfloat16 --paged"
+)
 PRESETS = {
     "attention-d128": f"{_LONG} --head-dim 128 --dtype bfloat16",
     "attention-d64": f"{_LONG} --head-dim 64",
     "gradients-d128": (
         "attention --batch 1 --heads 1 --seq-len 256 --head-dim 128 --dtype bfloat16 --backward"
     ),
+    "decode-d128": f"{_FEW} --implementation decode",
+    "split-d128": f"{_FEW} --implementation shared",
     "gemm-nt": "gemm --m 256 --n 256 --k 256 --b-transposed",
     "gemm-nn": "gemm --m 256 --n 256 --k 256",
 }
@@ -133,7 +139,9 @@ Cycles of the matrix unit, of the vector unit, of the issue of all else, and clo
 the part of all cycles in which a SIMD's matrix unit works, if nothing ever waited; with one wave
 nothing but LDS overlaps, with two all units do (on RDNA not matrix and vector). GEMM is float16
 with a tile of the largest size, attention-d64 float16, the others bfloat16; of the gradients the
-first launch makes those of keys and values, the second those of queries.
+first launch makes those of keys and values, the second those of queries. decode-d128 and split-d128
+are the same problem, 8 heads of a query over 1024 keys, by `decode` and by the kernel that splits
+keys over blocks: there a wave's step has 16 rows, too, but others than the first wave's are empty.
 """
 
 LAUNCHES = """

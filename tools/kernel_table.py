@@ -114,6 +114,8 @@ UNSHOWN = (
     "precision",
     "dtype_kv",
     "widened",
+    "lean",
+    "item_seconds",
     "q_returned",
     "sections",
     "scale_k",

@@ -65,12 +65,12 @@ CASES = (
 launches."""
 
 
-def _run(name: str, device: Device) -> Outcome:
+def _run(name: str, device: Device, implementation: str = "shared") -> Outcome:
     case = named(name)
     target = next(
         t
         for t in targets(device=device)
-        if (t.operation, t.implementation) == (case.operation, "shared")
+        if (t.operation, t.implementation) == (case.operation, implementation)
     )
     return run_case(case, target, separate=True)
 
@@ -141,6 +141,67 @@ def test_a_read_behind_an_operand_ends_at_its_guard(
     assert " behind the end of an allocation of device memory" in outcome.detail, outcome.detail
 
 
+# ---------------------------------------------------------------- decode
+
+DECODED = (
+    "attention-bf16-128-causal-pages-48-gqa",
+    "attention-f16-64-pages-16-nan-in-v",
+    "attention-f16-64-causal-pages-16-sequences",
+    "attention-f16-64-split-pages",
+)
+"""Several rows of a head, values that are not finite, packed queries, keys of several blocks."""
+OF_EACH_KIND = [d for d in DEVICES if d.arch in ("gfx942", "gfx950", "gfx1100", "gfx1201")]
+
+
+@pytest.mark.parametrize("device", OF_EACH_KIND, ids=lambda d: d.arch)
+@pytest.mark.parametrize("name", DECODED)
+def test_pages_are_decoded(name: str, device: Device) -> None:
+    outcome = _run(name, device, "decode")
+    outcome.require()
+    assert outcome.refusal is None
+
+
+DECODE_MUTANTS = (
+    Mutant(
+        "uniform-values-of-32-lanes",
+        "platform_amd.h",
+        "WARP == 64 ? x : __builtin_amdgcn_readfirstlane(x)",
+        "WARP == 64 ? x : __builtin_amdgcn_readfirstlane(x + 1)",
+        "attention-f16-64-split-pages",
+        "",
+        "uniform values of 32 lanes are others",
+    ),
+    Mutant(
+        "addresses-in-lanes",
+        "platform_amd.h",
+        "Two{opaque(y.lo), opaque(y.hi)}",
+        "Two{opaque(y.lo) + 128, opaque(y.hi)}",
+        "attention-f16-64-split-pages",
+        "",
+        "addresses that 64 lanes keep are others",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "arch"),
+    zip(DECODE_MUTANTS, ("gfx1100", "gfx942"), strict=True),
+    ids=lambda x: getattr(x, "name", x),
+)
+def test_what_is_planted_where_the_kinds_of_lanes_differ_is_found(
+    mutant: Mutant, arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = next(d for d in DEVICES if d.arch == arch)
+    planted = mutant.planted(dict(TOOLCHAIN.platform_files(arch)))
+    monkeypatch.setattr(TOOLCHAIN, "platform_files", lambda arch: planted)
+    planning.forget()
+    try:
+        outcome = _run(mutant.case, device, "decode")
+    finally:
+        planning.forget()
+    assert outcome.status in ("failed", "error") and outcome.refusal is None, outcome.detail
+
+
 # ---------------------------------------------------------------- kernels of one arch
 
 GFX950 = [d for d in DEVICES if d.arch == "gfx950"]
@@ -155,20 +216,10 @@ OWN_CASES = (
 )
 
 
-def _own(name: str, device: Device) -> Outcome:
-    case = named(name)
-    target = next(
-        t
-        for t in targets(device=device)
-        if (t.operation, t.implementation) == (case.operation, "gfx950")
-    )
-    return run_case(case, target, separate=True)
-
-
 @pytest.mark.parametrize("device", GFX950, ids=lambda d: d.arch)
 @pytest.mark.parametrize("name", OWN_CASES)
 def test_the_attention_of_gfx950(name: str, device: Device) -> None:
-    _own(name, device).require()
+    _run(name, device, "gfx950").require()
 
 
 def _long(device: Device, dim: int, causal: bool) -> Verdict:

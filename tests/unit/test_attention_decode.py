@@ -124,11 +124,40 @@ def test_an_arch_without_tiles_refuses() -> None:
     )
 
 
-def test_nvidia_archs_with_asynchronous_copies_have_tiles_and_amd_has_none() -> None:
+def test_nvidia_archs_with_asynchronous_copies_have_tiles() -> None:
     archs = pytest.importorskip("kernelseam_cuda.archs", reason="kernelseam-cuda is missing")
     for arch in archs.ROWS.values():
         for dim in (64, 96, 128, 192, 256):
             refused = DECODE.refuse(problem(head_dim=dim), arch)
             assert (refused is None) == (arch.arch != "sm_75"), arch.arch
+
+
+PAGES = {"pages": 99, "page_size": 16, "table_width": 512, "block_table": 256, "kv_lengths": 256}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({}, None),
+        ({"head_dim": 64, "causal": True, "sinks": 256, "dtype_out": "float32"}, None),
+        ({"head_dim": 64, "value_dim": 128, "S_q": 8}, None),
+        ({"head_dim": 96}, "head dims 96: it takes multiples of 64"),
+        ({"head_dim": 192}, "no tile of % takes float16 with head dims 192 and 192"),
+        ({"softcap": 5.0}, "softcap is not supported by this kernel"),
+        ({"window": (64, 0)}, "window is not supported by this kernel"),
+        ({"stride_k_row": 1089}, "rows at multiples of 2 bytes: it takes multiples of 16"),
+        (dict.fromkeys(PAGES), "strided keys: it takes pages"),
+    ],
+    ids=str,
+)
+def test_amd_archs_have_lean_tiles(more: dict[str, Any], words: str | None) -> None:
     rocm = pytest.importorskip("kernelseam_rocm.archs", reason="kernelseam-rocm is missing")
-    assert all("no tile of gfx" in str(DECODE.refuse(problem(), r)) for r in rocm.ROWS.values())
+    for arch in rocm.ROWS.values():
+        reason = DECODE.refuse(problem(**{**PAGES, **more}), arch)
+        if arch.arch == "gfx90a":
+            assert reason is not None and reason.startswith("no tile of gfx90a takes float16")
+        elif words is None or reason is None:
+            assert reason is words, arch.arch
+        else:
+            assert words.replace("%", arch.arch) in reason
+            assert arch.arch in reason

@@ -142,25 +142,33 @@ _CDNA = {
     "gemm": tiles.CDNA_GEMM,
     "gemv": tiles.CDNA_GEMV,
     "attention": tiles.CDNA_ATTENTION,
+    "attention_decode": tiles.CDNA_DECODE,
     "attention_bwd": tiles.CDNA_ATTENTION_BWD,
 }
-_GFX90A = {**_CDNA, "gemm": tiles.GFX90A_GEMM, "attention": tiles.GFX90A_ATTENTION}
+_GFX90A = {
+    **{k: t for k, t in _CDNA.items() if k != "attention_decode"},  # it would spill
+    "gemm": tiles.GFX90A_GEMM,
+    "attention": tiles.GFX90A_ATTENTION,
+}
 _CDNA4 = {
     "gemm": tiles.CDNA_GEMM,
     "gemv": tiles.CDNA_GEMV,
     "attention": tiles.CDNA4_ATTENTION,
+    "attention_decode": tiles.CDNA4_DECODE,
     "attention_bwd": tiles.CDNA_ATTENTION_BWD,
 }
 _RDNA3 = {
     "gemm": tiles.RDNA3_GEMM,
     "gemv": tiles.RDNA_GEMV,
     "attention": tiles.RDNA3_ATTENTION,
+    "attention_decode": tiles.RDNA_DECODE,
     "attention_bwd": tiles.RDNA3_ATTENTION_BWD,
 }
 _RDNA4 = {
     "gemm": tiles.RDNA4_GEMM,
     "gemv": tiles.RDNA_GEMV,
     "attention": tiles.RDNA4_ATTENTION,
+    "attention_decode": tiles.RDNA_DECODE,
     "attention_bwd": tiles.RDNA4_ATTENTION_BWD,
 }
 _CU_MODE = ("-mcumode",)

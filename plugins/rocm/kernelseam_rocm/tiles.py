@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernelseam.dtypes import DType
-from kernelseam.kernels import AttentionTile, BackwardTile, GemmTile, GemvTile
+from kernelseam.kernels import AttentionTile, BackwardTile, DecodeTile, GemmTile, GemvTile
 
 HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
 SINGLE, DOUBLE = frozenset({DType.float32}), frozenset({DType.float64})
@@ -160,6 +160,21 @@ RDNA4_ATTENTION = (
     AttentionTile(HALF_PRECISION, 576, 8, 16, 16, 1, column_warps=8),
     *RDNA_SINGLE_ATTENTION,
 )
+
+
+def _decode(max_dim: int, warps: int, blocks: int, rate: float) -> DecodeTile:
+    """With 16 rows and 16 keys a wave, and as many waves as LDS and registers hold. More options
+    than a lean tile has would spill. The rate is that of the shared kernel (0.4, estimated), times
+    its part of that kernel's matrix share by count, with two waves a SIMD."""
+    return DecodeTile(
+        HALF_PRECISION, max_dim, warps, 16, 16, 1, blocks, lean=True, item_cost=5, rate=rate
+    )
+
+
+# Of fewer waves the compiler would take AGPRs, and move.
+CDNA_DECODE = (_decode(64, 4, 2, 0.2), _decode(128, 6, 1, 0.2))
+CDNA4_DECODE = (_decode(64, 4, 2, 0.2), _decode(128, 4, 2, 0.2))
+RDNA_DECODE = (_decode(64, 4, 2, 0.25), _decode(128, 4, 1, 0.25))
 
 
 def with_stored(rows: tuple[AttentionTile, ...], stored: DType) -> tuple[AttentionTile, ...]:

@@ -16,7 +16,8 @@
 // Shared memory: ROWS·DQ·size for queries (their own size, where the platform keeps them so); WARPS·STAGES·max(BN·(DQ + DO)·size,
 // ROWS·DO·4) for rings, in which the states are joined (size being that of keys as the platform keeps them); WARPS·(8·ROWS + 16·BN +
 // 16) for m, l, and where rows lie in pages; with scales of blocks WARPS·STAGES·BN·8.
-// Registers: ROWS·(DO + BN)/lanes for o and s, ROWS·DQ/(2·lanes) more for queries that stay.
+// Registers: ROWS·(DO + BN)/lanes for o and s, ROWS·DQ/(2·lanes) more for queries that stay, BN·(DQ + DO)/(2·lanes) for copies
+// that go through registers. What is used once an item is computed there (`opaque`), not ahead and kept.
 #include "attention/decode_list.h"
 #include "attention/decode_state.h"
 #include "attention/fp8.h"
@@ -126,6 +127,10 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
     if (share <= ahead) return;  // the item's tiles are the next block's
   }
 
+  // What is used once an item.
+  if constexpr (few_uniform_registers())
+    q = in_lanes(q), out = in_lanes(out), lse = in_lanes(lse), sinks = in_lanes(sinks), parts = in_lanes(parts);
+
   // ---- the warp's ring
 
   const TileQ tile_q(memory);
@@ -173,7 +178,7 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
       for (int i = 0; i < LOOK_UPS; i++) page[i] = table[pages.size.quotient(ahead_key(i))];
     }
   };
-  Copy<TileQ, THREADS, Config::VECTOR, DQ == Config::DQK> copy_q;
+  Copy<TileQ, THREADS, Config::VECTOR, DQ == Config::DQK, COPY_THROUGH_REGISTERS> copy_q;
   Copy<TileK, WARP, Config::VECTOR, DQ == Config::DQK, true> copy_k;
   Copy<TileV, WARP, Config::VECTOR, DO == Config::DV, true> copy_v;
   auto fetch = [&](int stage) {
@@ -305,7 +310,7 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
           EV::map(o, [&](int r, int d, float x) {
             const float y = to_sum(values[min_of(d, Config::DV - 1)]);  // columns beyond the last are not written
             const float excess = y - minimum(maximum(y, -LARGEST), LARGEST);  // 0 where y is finite, else y
-            return x + (scores.visible(head_of(r), query_of(r), j) ? excess : 0.f);
+            return opaque(x + (scores.visible(head_of(r), query_of(r), j) ? excess : 0.f));
           });
         }
       }
@@ -346,10 +351,11 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
     }
     if (any) {
       warp_barrier();
-      EV::to_shared(TileO(ring + used * STAGE_BYTES), o);
+      EV::to_shared(TileO(ring + used * STAGE_BYTES), o, opaque(0));
     }
-    E::each_row(m, [&](int r, float x) { scales[(warp * ROWS + r) * 2] = x; });
-    E::each_row(l, [&](int r, float x) { scales[(warp * ROWS + r) * 2 + 1] = x; });
+    const int first_scale = opaque(warp * ROWS);
+    E::each_row(m, [&](int r, float x) { scales[(first_scale + r) * 2] = x; });
+    E::each_row(l, [&](int r, float x) { scales[(first_scale + r) * 2 + 1] = x; });
     if (lane() == 0) read_last[warp] = used;
     block_barrier();
 
@@ -381,10 +387,12 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
     const int tiles = piece.entry.tiles();
     const bool whole = piece.end - piece.tile == tiles;
     // The blocks that have tiles of this item.
-    const int first_block = whole ? block : cut.taker(item_begin), last_block = whole ? block : cut.taker(item_begin + tiles - 1);
+    const Cut places{cut.blocks, opaque(cut.each), opaque(cut.more)};
+    const int first_block = whole ? block : places.taker(item_begin);
+    const int last_block = whole ? block : places.taker(item_begin + tiles - 1);
     auto state_of = [=](int b) { return 2 * b + (b == first_block); };
 #pragma unroll 1
-    for (int i = thread_index(); i < rows * GROUPS; i += THREADS) {
+    for (int i = opaque(thread_index()); i < rows * GROUPS; i += THREADS) {
       const int r = i / GROUPS, d = i % GROUPS * COLUMNS;
       Joined z;
       float m[WARPS], l[WARPS];
@@ -419,7 +427,7 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
       if (block_any(last)) {
         arrival_fence();
 #pragma unroll 1
-        for (int i = thread_index(); i < rows * GROUPS; i += THREADS) {
+        for (int i = opaque(thread_index()); i < rows * GROUPS; i += THREADS) {
           const int r = i / GROUPS, d = i % GROUPS * COLUMNS;
           Joined z;
           constexpr int AT_ONCE = 12;  // loads in flight

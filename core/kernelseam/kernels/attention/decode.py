@@ -8,6 +8,7 @@ from typing import Any
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
+from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import OPERANDS, VIEWS
@@ -37,6 +38,9 @@ from kernelseam.symbolic import least, most
 MOST_ROWS = 128
 """Queries times heads of a group: 16 heads with 8 queries each. K and V are read again for every
 tile of rows."""
+
+_LEAN = ANY_VIEW | SpecOption.causal | SpecOption.sinks | SpecOption.dtype_out
+"""The options of a lean tile."""
 
 _PARTS = Structure(
     (
@@ -77,6 +81,23 @@ class DecodeTile:
     widened: bool = False
     plain: bool = False
     """Only without a bias and a mask, which take more registers."""
+    lean: bool = False
+    """Only of pages, whose rows are read 16 bytes at a time, of head dims that are multiples of 64,
+    and of scores that nothing but causality and lengths masks: others take more registers."""
+
+    def beyond(self, spec: AttentionSpec) -> str | None:
+        """What the spec has beyond the options that this tile is for, as a reason; or None."""
+        if self.plain and (spec.bias or spec.mask):
+            return "bias and mask are not supported by this kernel"
+        if not self.lean:
+            return None
+        if spec.kv_view != "paged":
+            return f"{spec.kv_view} keys: it takes pages"
+        if spec.head_dim % 64 or spec.value_dim % 64:
+            return f"head dims {spec.dims}: it takes multiples of 64"
+        if spec.vector < 16:
+            return f"rows at multiples of {spec.vector} bytes: it takes multiples of 16"
+        return spec.refused_by(_LEAN)
 
     @property
     def name(self) -> str:
@@ -126,7 +147,9 @@ class AttentionDecode(KernelDefinition):
         if reason := refuse_fp8(p, row):
             return reason
         if not (tiles := self.tiles(spec, row)):
-            return no_tile(spec, row)
+            known = row.tiles.get("attention_decode", ())
+            beyond = next((t.beyond(spec) for t in known if t.lean), None)
+            return f"on {row.arch}, {beyond}" if beyond else no_tile(spec, row)
         if any(_places(p, t) >= INT32 for t in tiles):
             places = max(_places(p, t) for t in tiles)
             return f"{places} tiles of keys: it takes less than 2^31"
@@ -139,7 +162,7 @@ class AttentionDecode(KernelDefinition):
             for t in row.tiles.get("attention_decode", ())
             if spec.dtype in t.dtypes
             and spec.dtype_kv is t.dtype_kv
-            and not (t.plain and (spec.bias or spec.mask))
+            and not t.beyond(spec)
             and dim <= t.max_dim
             and t.shared_bytes(spec) <= row.shared_bytes_per_block
         ]

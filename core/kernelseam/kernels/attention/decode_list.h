@@ -48,5 +48,5 @@ struct Piece {
 KS_DEVICE int warp_sum(int x) {
 #pragma unroll
   for (int m = 1; m < WARP; m *= 2) x += shuffle_xor(x, m);
-  return x;
+  return known_uniform(x);
 }

@@ -35,3 +35,6 @@ struct Parts {
   int* counters;
   int batch, blocks;
 };
+KS_DEVICE Parts in_lanes(Parts p) {
+  return {in_lanes(p.sums), in_lanes(p.scales), in_lanes(p.counters), p.batch, p.blocks};
+}

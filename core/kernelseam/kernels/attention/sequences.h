@@ -53,6 +53,13 @@ template<class T> struct RowValues {
   i64 batch, head;
 };
 
+template<class T> KS_DEVICE Matrices<T> in_lanes(Matrices<T> m) {
+  return {in_lanes(m.base), in_lanes(m.batch), in_lanes(m.head), in_lanes(m.row)};
+}
+template<class T> KS_DEVICE RowValues<T> in_lanes(RowValues<T> r) {
+  return {in_lanes(r.base), in_lanes(r.batch), in_lanes(r.head)};
+}
+
 // The extents; S_q and S_k of the longest, where sequences differ in length.
 struct Sequences {
   const int *lengths, *q_offsets, *k_offsets;

@@ -32,6 +32,10 @@ KS_DEVICE void earlier_kernels_wait() {}
 KS_DEVICE void next_kernel_launch() {}
 KS_DEVICE unsigned block_index() { return host::self()->warp->block; }
 KS_DEVICE bool block_any(bool x) { return host::any_of_block(x); }
+template<class X> KS_DEVICE X opaque(X x) { return x; }
+KS_DEVICE int known_uniform(int x) { return x; }
+KS_DEVICE constexpr bool few_uniform_registers() { return false; }
+template<class X> KS_DEVICE X in_lanes(X x) { return x; }
 KS_DEVICE void block_barrier() { host::any_of_block(false); }
 KS_DEVICE void warp_barrier() { host::meet(host::self(), host::AT_WARP_BARRIER); }
 
@@ -401,9 +405,10 @@ template<class T> struct E4m3Engine : MatrixEngine<T> {
   template<int R, int C, class F> static KS_DEVICE void map(Acc<R, C>& a, F f) {
     E::map(a, [&](int r, int c, float x) { return f(r, c ^ 1, x); });
   }
-  template<class Out, int R, int C> static KS_DEVICE void to_shared(Out out, const Acc<R, C>& a) {
+  template<class Out, int R, int C>
+  static KS_DEVICE void to_shared(Out out, const Acc<R, C>& a, int row0 = 0, int column0 = 0) {
     for (int r = 0; r < R / WARP; r++)
-      for (int c = 0; c < C; c++) out.at(r * WARP + lane(), c ^ 1) = convert<typename Out::T>(a.x[r][c]);
+      for (int c = 0; c < C; c++) out.at(row0 + r * WARP + lane(), column0 + (c ^ 1)) = convert<typename Out::T>(a.x[r][c]);
   }
 };
 #endif
