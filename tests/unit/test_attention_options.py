@@ -79,6 +79,7 @@ SHARDED = {"group", "method", "order", "check"}
 OF_PRODUCTS = {
     *("bias", "residual", "a_scales", "b_scales", "da", "db"),
     *("rotary", "positions", "k_pages", "v_pages", "block_table"),
+    *("slot_mapping", "kv_lengths", "cu_seqlens_q", "k_scales", "v_scales"),
     *("a_indices", "out_indices", "out_factors", "preactivation"),
 }
 """Operands of products and projections that are given by name."""

@@ -10,7 +10,7 @@ from kernelseam.contract import ArrayInfo, Device, Runtime
 from kernelseam.descriptors.cache import contents
 from kernelseam.descriptors.cache.arrays import cache_fields
 from kernelseam.descriptors.cache.problem import PagedCacheProblem, PagedCacheSpec
-from kernelseam.descriptors.cache.rules import check_operands, check_rotation
+from kernelseam.descriptors.cache.rules import check_operands
 from kernelseam.descriptors.common.operands import (
     describe_all,
     dtype_of,
@@ -118,7 +118,7 @@ class PagedCache(RotatedRows[PagedCacheProblem]):
         dim = extent("head_dim", self.head_dim, 1)
         dim_v = dim if self.value_dim is None else extent("value_dim", self.value_dim)
         pages, size = extent("pages", self.pages), extent("page_size", self.page_size, 1)
-        rotary, rotary_dim, max_position = check_rotation(self, dim)
+        rotary, rotary_dim, max_position = self._rotation(dim)
         scales = self._scales(dtype, pages_dtype)
         norm = None
         if self.k_norm is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from kernelseam.descriptors.common.validation import choice, extent
-from kernelseam.descriptors.projection.fields import rotation_style
 from kernelseam.errors import InvalidValue
 
 DIRECTIONS = ("append", "gather", "copy")
@@ -93,18 +92,6 @@ def _check_norms(d: Any) -> None:
         if d.cos is None and d.k_norm is None:
             rule = "is neither rotated nor normalised"
             raise InvalidValue("q", "given", rule, "Give cos and sin, or weights, or leave it out")
-
-
-def check_rotation(d: Any, dim: int) -> tuple[str, int, int]:
-    """(style, rotary_dim, max_position); "" and 0 without rotation."""
-    if d.cos is None:
-        return "", 0, 0
-    style = "halves" if d.rotary_style is None else d.rotary_style
-    turned = extent("rotary_dim", d.rotary_dim, 2)
-    if turned % 2 or turned > dim:
-        rule = f"must be even and at most head_dim = {dim}"
-        raise InvalidValue("rotary_dim", turned, rule, "cos has rotary_dim / 2 columns")
-    return rotation_style("rotary_style", style), turned, extent("max_position", d.max_position)
 
 
 def _refuse_given(d: Any, name: str, rule: str, remedy: str) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kernelseam.descriptors.common.strided import P, StridedDescriptor
-from kernelseam.descriptors.common.validation import choice
+from kernelseam.descriptors.common.validation import choice, extent
 from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
 
 STYLES = ("halves", "pairs")
 
@@ -19,7 +20,7 @@ def rotation_style(field: str, value: object) -> str:
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RotatedRows(StridedDescriptor[P]):
     """Rows of q, k and v, what rotates them, and where their tokens lie in pages, as the
-    descriptors document them; nothing is validated here."""
+    descriptors document them; of these the rotation is validated here."""
 
     q: object = field(default=None, repr=False)
     k: object = field(default=None, repr=False)
@@ -63,3 +64,29 @@ class RotatedRows(StridedDescriptor[P]):
     stride_v_scales_page: int | None = None
     stride_v_scales_head: int | None = None
     stride_v_scales_row: int | None = None
+
+    def _rotation(self, dim: int) -> tuple[str, int, int]:
+        """(style, rotary_dim, max_position); "" and 0 without rotary embedding."""
+        for name, other in (("cos", "sin"), ("sin", "cos")):
+            if getattr(self, name) is None and getattr(self, other) is not None:
+                raise InvalidValue(
+                    name, None, f"belongs to {other}", f"Give both, or leave {other} out"
+                )
+        if self.cos is None:
+            return "", 0, 0
+        style = "halves" if self.rotary_style is None else self.rotary_style
+        style = rotation_style("rotary_style", style)
+        for name in ("rotary_dim", "max_position"):
+            if getattr(self, name) is None:
+                raise InvalidValue(
+                    name, None, "must be given where elements are turned", "Give the extents of cos"
+                )
+        turned = extent("rotary_dim", self.rotary_dim, 2)
+        if turned % 2 or turned > dim:
+            raise InvalidValue(
+                "rotary_dim",
+                turned,
+                f"must be even and at most head_dim = {dim}",
+                "cos has rotary_dim / 2 columns",
+            )
+        return style, turned, extent("max_position", self.max_position)

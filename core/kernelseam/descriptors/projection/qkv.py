@@ -19,7 +19,7 @@ from kernelseam.descriptors.common.validation import WIDE, extent, packed, three
 from kernelseam.descriptors.gemm.problem import HeadsProblem, HeadsSpec
 from kernelseam.descriptors.projection import append, contents
 from kernelseam.descriptors.projection.arrays import OPTIONAL, qkv_fields
-from kernelseam.descriptors.projection.fields import RotatedRows, rotation_style
+from kernelseam.descriptors.projection.fields import RotatedRows
 from kernelseam.descriptors.projection.problem import QkvProjectionProblem, QkvProjectionSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -201,32 +201,6 @@ class QkvProjection(RotatedRows[QkvProjectionProblem]):
             appending,
         )
         self._keep(problem, infos)
-
-    def _rotation(self, dim: int) -> tuple[str, int, int]:
-        """(style, rotary_dim, max_position); "" and 0 without rotary embedding."""
-        for name, other in (("cos", "sin"), ("sin", "cos")):
-            if getattr(self, name) is None and getattr(self, other) is not None:
-                raise InvalidValue(
-                    name, None, f"belongs to {other}", f"Give both, or leave {other} out"
-                )
-        if self.cos is None:
-            return "", 0, 0
-        style = "halves" if self.rotary_style is None else self.rotary_style
-        style = rotation_style("rotary_style", style)
-        for name in ("rotary_dim", "max_position"):
-            if getattr(self, name) is None:
-                raise InvalidValue(
-                    name, None, "must be given where elements are turned", "Give the extents of cos"
-                )
-        turned = extent("rotary_dim", self.rotary_dim, 2)
-        if turned % 2 or turned > dim:
-            raise InvalidValue(
-                "rotary_dim",
-                turned,
-                f"must be even and at most head_dim = {dim}",
-                "cos has rotary_dim / 2 columns",
-            )
-        return style, turned, extent("max_position", self.max_position)
 
     def _kinds(
         self, paged: bool, dtype: DType, infos: Mapping[str, ArrayInfo]

@@ -115,7 +115,7 @@ def qkv(p: QkvProjectionProblem) -> Iterator[Product]:
     )
     if p.append is not None:
         appended = {parameter: name for name, parameter in APPENDED.items()}
-        yield Product("pages", p.append, appended, p.between, p.between_bytes, CACHE)
+        yield Product("append", p.append, appended, p.between, p.between_bytes, CACHE)
 
 
 def output(p: OutputProjectionProblem) -> Iterator[Product]:
