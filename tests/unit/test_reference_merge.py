@@ -139,21 +139,6 @@ def test_what_is_not_finite_reaches_its_row() -> None:
     assert np.isnan(lse[0, 0]).tolist() == [False, True, True, False, False]
 
 
-def test_no_parts_and_empty_extents() -> None:
-    out, lse = merged(
-        np.zeros((0, 1, 2, 3, 4), np.float32), np.zeros((0, 1, 2, 3), np.float32), np.float32
-    )
-    assert (out == 0).all() and (lse == -np.inf).all()
-    for shape in ((2, 0, 2, 3, 4), (2, 1, 0, 3, 4), (2, 1, 2, 0, 4)):
-        merged(np.zeros(shape, np.float32), np.zeros(shape[:-1], np.float32), np.float32)
-    assert (
-        merged(
-            np.zeros((2, 1, 2, 3, 0), np.float32), np.zeros((2, 1, 2, 3), np.float32), np.float32
-        )[1]
-        != 0
-    ).all()
-
-
 def test_parts_of_the_keys_joined_are_the_attention_over_all() -> None:
     q, k, v = (normal(2, 4, n, 16).astype(np.float16) for n in (30, 90, 91))
     v, cuts = v[:, :, :90], (0, 10, 64, 90)

@@ -1,5 +1,4 @@
-"""The reference projections by their descriptors: blocks, workspaces, what is not written, empty
-extents."""
+"""The reference projections by their descriptors: blocks, workspaces, what is not written."""
 
 from __future__ import annotations
 
@@ -130,52 +129,6 @@ def test_gaps_are_not_written() -> None:
     assert (room[:, :, [4, 6]] == UNTOUCHED).all() and (
         room[:, :, [0, 1, 2, 3, 5, 7]] != UNTOUCHED
     ).all()
-
-
-def test_empty_extents() -> None:
-    def made(B: int, S: int, K: int) -> None:
-        q, bias = empty(B, 2, S, 4), integers(16)
-        plan(
-            QkvProjection.from_arrays(
-                integers(B, S, K),
-                integers(16, K),
-                q,
-                empty(B, 1, S, 4),
-                empty(B, 1, S, 4),
-                bias=bias,
-            )
-        ).bind()()
-        np.testing.assert_array_equal(q, np.broadcast_to(bias[:8].reshape(1, 2, 1, 4), q.shape))
-        d_w, d_b = empty(16, K), empty(16)
-        plan(
-            QkvProjectionBwd.from_arrays(
-                *(integers(B, n, S, 4) for n in (2, 1, 1)),
-                input=integers(B, S, K),
-                weight=integers(16, K),
-                d_input=empty(B, S, K),
-                d_weight=d_w,
-                d_bias=d_b,
-            )
-        ).bind()()
-        assert not d_w.any() and (B * S > 0 or not d_b.any())
-        d_a = empty(B, 2, S, 4)
-        plan(
-            OutputProjectionBwd.from_arrays(
-                integers(B, S, K),
-                attn_out=integers(B, 2, S, 4),
-                weight=integers(K, 8),
-                d_attn_out=d_a,
-            )
-        ).bind()()
-        assert not d_a.any()
-
-    for extents in ((0, 3, 5), (2, 0, 5), (2, 3, 0)):
-        made(*extents)
-    out, residual = empty(2, 3, 4), integers(2, 3, 4)
-    plan(
-        OutputProjection.from_arrays(integers(2, 3, 0), integers(4, 0), out, residual=residual)
-    ).bind()()
-    np.testing.assert_array_equal(out, residual)
 
 
 def test_memory_is_that_of_blocks() -> None:
