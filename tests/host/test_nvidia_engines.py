@@ -50,37 +50,45 @@ def test_lanes_take_what_is_theirs_from_banks_of_their_own(tmp_path: Path) -> No
     assert _wrong(tmp_path, FILES) == set()
 
 
+PLANTED: list[tuple[str, str, str, set[str]]] = [
+    (WIDE, "(row & 2) * 2", "(row & 1) * 4", {"banks"}),
+    (WIDE, "row / V * 2)", "row * 2)", {"banks"}),
+    (WIDE, "(row ^ row >> 1) & 2", "row & 2", {"banks"}),
+    (WIDE, "(row & 8) / 4", "(row & 4) / 2", {"banks"}),
+    (
+        WIDE,
+        "2 * g + u, k0 - inner",
+        "g + 8 * u, k0 - inner",
+        {"double, B along n", "float, both along k"},
+    ),
+    (
+        WIDE,
+        "inner + KV * t + s, n0",
+        "inner + t + 4 * s, n0",
+        {"double, A along m", "float, B along n"},
+    ),
+    (
+        WIDE,
+        "+ 2 * (c & 1)",
+        "+ 4 * (c & 1)",
+        {"double, both along k", "float, neither along k"},
+    ),
+    (SIMT, "(row ^ row >> 2) & (P - 1)", "row & (P - 1)", {"banks"}),
+    (SIMT, "(row ^ row >> 2) & (P - 1)", "row >> 2 & (P - 1)", {"banks"}),
+    (SIMT, "return lane() / NEAR % Q;", "return lane() % Q;", {"banks", "SIMT, both along k"}),
+    (SIMT, "rights.after(step)", "rights.after(0)", {"SIMT, both along k"}),
+    (SIMT, "chunks[Layout::mask(k)]", "chunks[0]", {"SIMT, B along n", "SIMT, A along m"}),
+    (SIMT, "i % N, chunk = k / KV", "i % N * 2, chunk = k / KV", {"SIMT, both along k"}),
+]
+OFTEN = (0, 4, 5, 6, 9, 11)
+"""Of each kind of report one."""
+
+
 @pytest.mark.parametrize(
     ("place", "find", "plant", "reported"),
     [
-        (WIDE, "(row & 2) * 2", "(row & 1) * 4", {"banks"}),
-        (WIDE, "row / V * 2)", "row * 2)", {"banks"}),
-        (WIDE, "(row ^ row >> 1) & 2", "row & 2", {"banks"}),
-        (WIDE, "(row & 8) / 4", "(row & 4) / 2", {"banks"}),
-        (
-            WIDE,
-            "2 * g + u, k0 - inner",
-            "g + 8 * u, k0 - inner",
-            {"double, B along n", "float, both along k"},
-        ),
-        (
-            WIDE,
-            "inner + KV * t + s, n0",
-            "inner + t + 4 * s, n0",
-            {"double, A along m", "float, B along n"},
-        ),
-        (
-            WIDE,
-            "+ 2 * (c & 1)",
-            "+ 4 * (c & 1)",
-            {"double, both along k", "float, neither along k"},
-        ),
-        (SIMT, "(row ^ row >> 2) & (P - 1)", "row & (P - 1)", {"banks"}),
-        (SIMT, "(row ^ row >> 2) & (P - 1)", "row >> 2 & (P - 1)", {"banks"}),
-        (SIMT, "return lane() / NEAR % Q;", "return lane() % Q;", {"banks", "SIMT, both along k"}),
-        (SIMT, "rights.after(step)", "rights.after(0)", {"SIMT, both along k"}),
-        (SIMT, "chunks[Layout::mask(k)]", "chunks[0]", {"SIMT, B along n", "SIMT, A along m"}),
-        (SIMT, "i % N, chunk = k / KV", "i % N * 2, chunk = k / KV", {"SIMT, both along k"}),
+        pytest.param(*x, marks=[pytest.mark.slow("a compilation each")] * (i not in OFTEN))
+        for i, x in enumerate(PLANTED)
     ],
 )
 def test_what_is_planted_is_found(
