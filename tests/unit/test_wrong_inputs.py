@@ -68,7 +68,7 @@ def test_right_arguments_are_accepted(name: str) -> None:
     public.run(public.call(**public.arguments()))
 
 
-PARTS = 5
+PARTS = 8
 
 
 @pytest.mark.parametrize(
