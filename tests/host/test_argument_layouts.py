@@ -195,7 +195,7 @@ def test_members_may_change_places() -> None:
 
 def test_what_a_kernel_reads_is_an_operand_or_in_the_workspace() -> None:
     """An address by another name would be null, as those here are: of parts that are merged by
-    themselves, and without atomics."""
+    themselves, without atomics, and of a projection's append, which norms and copies nothing."""
     device, problems = DEVICES[0], dict[Any, Any]()
     row = TOOLCHAIN.arch_row(device.arch)
     for case in matrix():
@@ -219,4 +219,5 @@ def test_what_a_kernel_reads_is_an_operand_or_in_the_workspace() -> None:
         ("merge_states", "offsets", "cu_seqlens_q"),
         ("row_delta", "zeros", "zeros"),
         ("attention_backward", "sums", "sums"),
+        *(("paged_cache", name, name) for name in ("k_norm", "q_norm", "sources")),
     }
