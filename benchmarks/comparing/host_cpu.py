@@ -1,5 +1,5 @@
 """The NumPy implementation beside torch's CPU kernels: both on every core that the process has, by
-the clock.
+the clock; on one core (taskset -c 0) by the thread's CPU time, which other programs hardly change.
 
 Ways take turns, a call each, so that what else the machine does meets both; the median counts. BLAS
 keeps the threads that it was started with: unset OMP_NUM_THREADS and its like for figures.
@@ -39,11 +39,12 @@ class CpuRow:
         return ()
 
     def measure(self, session: Session) -> Record:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+        torch.set_num_threads(cores)
+        clock = time.perf_counter if cores > 1 else time.thread_time
         try:
             with torch.enable_grad():
-                times = in_turns(dict(zip((OURS, "torch"), self.make(), strict=True)))
+                times = in_turns(dict(zip((OURS, "torch"), self.make(), strict=True)), clock)
         finally:
             torch.set_num_threads(threads)
         record = Record(self.suite, self.name, least=self.least)
@@ -53,15 +54,17 @@ class CpuRow:
         return record
 
 
-def in_turns(runs: dict[str, Run]) -> dict[str, list[float]]:
-    """µs of each call, by name; the first two calls do not count."""
+def in_turns(
+    runs: dict[str, Run], clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
+    """µs of each call by ``clock``, in seconds, by name; the first two calls do not count."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     begin = time.perf_counter()
     for count in range(MOST + 2):
         for name, run in runs.items():
-            start = time.perf_counter()
+            start = clock()
             run()
-            times[name].append(round((time.perf_counter() - start) * 1e6, 1))
+            times[name].append(round((clock() - start) * 1e6, 1))
         if count >= FEWEST + 1 and time.perf_counter() - begin > SECONDS:
             break
     return {name: us[2:] for name, us in times.items()}

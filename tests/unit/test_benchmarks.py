@@ -668,6 +668,19 @@ def test_cpu_rows(comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch)
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.parametrize(("cores", "clock"), [(1, "thread_time"), (2, "perf_counter")])
+def test_one_core_is_timed_by_its_thread(
+    cores: int, clock: str, comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host_cpu, clocks = comparing.host_cpu, list[Any]()
+    monkeypatch.setattr(host_cpu.os, "sched_getaffinity", lambda process: set(range(cores)))
+    monkeypatch.setattr(
+        host_cpu, "in_turns", lambda runs, clock: clocks.append(clock) or {"ours": [1.0]}
+    )
+    host_cpu.CpuRow("bmm", lambda: host_cpu._products(1, 2), 0.5).measure(session)
+    assert clocks == [getattr(host_cpu.time, clock)]
+
+
 def test_rows_of_whole_programs(
     comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,16 +55,16 @@ def visible_product(a: Array, b: Array, hidden: Array, out: Array) -> None:
 
 @lru_cache
 def _steps(k: int, n: int, transposed: bool) -> tuple[int, int]:
-    """Rows and columns of one product of k summands: OpenBLAS computes six rows at a time where the
-    left factor is transposed, else four, eight or sixteen; other numbers take up to a third more
-    time."""
+    """Rows and columns of one product of k summands: powers of two, which divide most extents; less
+    than 32 rows of a transposed left factor are a multiple of six, which OpenBLAS computes at a
+    time there. Other numbers take up to a third more time."""
     if n <= _NARROW:
         return _power(min(1200, MOST // max(k, 1)) // max(n, 1)), max(n, 1)
     columns = _COLUMNS if 4 * _COLUMNS * k <= MOST else _COLUMNS // 2
     rows = MOST // max(columns * k, 1)
-    if transposed and rows >= 6:
-        return min(rows // 6 * 6, 24), columns
-    return min(_power(rows), 32), columns
+    if transposed and 6 <= rows < 32:
+        return rows // 6 * 6, columns
+    return min(_power(rows), 32 if transposed else 64), columns
 
 
 def _power(n: int) -> int:
