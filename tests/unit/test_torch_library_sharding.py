@@ -81,6 +81,7 @@ CASES = [
     Case("grouped_mm", ((6, 4), (3, 4, 8), (3,)), (1, 1, None), ("sum",), ("offs",)),
     Case("grouped_mm", ((4, 6), (6, 8), (3,)), (0, None, None), (1,), ("offs",)),
     Case("grouped_mm", (A, B), (0, 0), (0,)),
+    Case("grouped_mm_list", ((6, 4), (4, 6), (4, 8), (6, 2)), (0, 1, None, 0), (0, "sum")),
     Case("fused_qkv_projection", QKV_PROJECTION, (0, None, None), (0, 0, 0), options=HEADS),
     Case("fused_qkv_projection", QKV_PROJECTION[:2], (1, None), (2, 2, 2), options=NO_BIAS),
     Case("fused_qkv_projection", QKV_PROJECTION, (0, None, None), (0, 0, 0),

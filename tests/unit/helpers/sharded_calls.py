@@ -36,6 +36,8 @@ def _function(name: str) -> Any:
     import kernelseam
     import kernelseam.interop.torch as ks
 
+    if name == "grouped_mm_list":
+        return lambda a, b, c, d: tuple(ks.grouped_mm_list([a, b], [c, d]))
     return getattr(kernelseam, name) if name.endswith("_paged") else getattr(ks, name)
 
 
