@@ -65,7 +65,11 @@ def _words(spec: Any) -> Iterator[str]:
         elif field.name == "epilogue":
             if value is not None:
                 structure = epilogue_of(value)
-                captures = ["captures"] * bool(structure.numbers or structure.arrays)
-                yield "-".join(("epilogue", *captures, *[structure.pairs] * bool(structure.pairs)))
+                words = {
+                    "captures": structure.numbers or structure.arrays,
+                    "reductions": structure.reductions,
+                    structure.pairs: structure.pairs,
+                }
+                yield "-".join(("epilogue", *(word for word, there in words.items() if there)))
         elif value is not None and (value != "strided" or isinstance(spec, GemmSpec)):
             yield value if field.name == "view" else f"{field.name}={value}"

@@ -24,6 +24,7 @@ def flat(spec: Any) -> Iterator[tuple[str, Hashable]]:
         elif f.name == "epilogue" and value is not None and isinstance(spec, GemmSpec):
             epilogue = epilogue_of(value)
             yield f.name, (epilogue.pairs, bool(epilogue.arrays), bool(epilogue.numbers))
+            yield "reductions", bool(epilogue.reductions)
         else:
             yield f.name, value
 
