@@ -62,15 +62,18 @@ def paged() -> QkvProjection:
     )
 
 
-def appended(kind: str, scaled: str) -> QkvProjection:
-    """Two packed sequences, the first of which has fewer keys than rows; two rows are of none."""
+def appended(kind: str, scaled: str, nan: bool = False) -> QkvProjection:
+    """Two packed sequences, the first of which has fewer keys than rows; two rows are of none.
+    ``nan``: a column of q and one of k are NaN."""
+    weight = normal(WIDTH, HIDDEN)
+    weight[[3, H * D + 2] if nan else []] = np.nan
     pages = [np.zeros((7, 4, G, D), kind) for _ in "kv"]
     shape = (7, 4, G) if scaled == "tokens" else (G,)
     scales = {n: np.full(shape, 0.1, np.float32) for n in ("k_scales", "v_scales")}
     angle = normal(20, 3)
     return QkvProjection.from_arrays(
         normal(S, HIDDEN),
-        normal(WIDTH, HIDDEN),
+        weight,
         normal(H, S, D),
         *pages,
         block_table=i32(6, 0, 3, 1, 2, 5).reshape(2, 3),
@@ -138,6 +141,7 @@ RIGHT: dict[str, Callable[[], Any]] = {
     "appended": lambda: appended("float32", ""),
     "appended in 8 bits": lambda: appended("float8_e4m3fn", "heads"),
     "appended with scales": lambda: appended("float8_e4m3fn", "tokens"),
+    "appended with NaN": lambda: appended("float8_e4m3fn", "tokens", nan=True),
     "without bias": lambda: qkv(bias=None, cos=None, sin=None, first_position=0),
     "output": output,
     "output in place": in_place,

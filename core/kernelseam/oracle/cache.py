@@ -101,7 +101,8 @@ def verdict(
             if name in written:
                 most = np.fmax.reduce(np.abs(rows.value), axis=3, initial=0)
                 ideal = np.fmax(most / LARGEST[dtype], 2.0**-120)
-                off = spread.max(axis=3, initial=0) / LARGEST[dtype]
+                spread = np.broadcast_to(spread, value.shape)
+                off = np.fmax.reduce(spread, axis=3, initial=0) / LARGEST[dtype]
                 off = off + 4 * DType.float32.unit_roundoff * ideal
                 parts[f"{name[0]}_scales"] = written[name].astype(np.float64), ideal, off
     return check.within(parts)

@@ -198,7 +198,8 @@ def _appended() -> Iterator[ProjectionCase]:
     given = {"dtype_pages": DType.float8_e4m3fn, "may_refuse": frozenset({"shared"})}
     yield case(QKV, "f16", "pages-e4m3-no-tokens", **given, **{**common, "S": 0})
     more: dict[str, Any] = {"cached": True, "scaled": "tokens", **given}
-    yield case(QKV, "f16", "ragged-pages-e4m3-tokens", **more, **turned, **packed)
+    rows = tuple(InjectedValue("weight", NAN, (0, 0, row, 5)) for row in (4, 260))  # of q, of k
+    yield case(QKV, "f16", "ragged-pages-e4m3-tokens", injected=rows, **more, **turned, **packed)
 
 
 def _output() -> Iterator[ProjectionCase]:

@@ -206,8 +206,13 @@ def expected(case: ProjectionCase, x: Mapping[str, Array]) -> Expected:
         late = tables if case.appends_rotate and name != "v" else None
         between = case.out_dtype if name != "q" or late else case.dtype.accumulator
         of = appended.rows(result, K, case.dtype, between, late, case.rotary, at)
-        other = result.out if name == "q" else 0.0
-        rows[name] = replace(of, value=np.where(stored, of.value, other))
+        other = appended.rows(result, K, case.dtype, between)  # where nothing is rotated
+        rows[name] = replace(
+            of,
+            value=np.where(stored, of.value, other.value if name == "q" else 0.0),
+            magnitude=np.where(stored, of.magnitude, other.magnitude),
+            error=np.where(stored, of.error, other.error if name == "q" else 0.0),
+        )
     return rows, {n[0]: x[n] for n in _SCALES if n in x}
 
 
