@@ -16,6 +16,7 @@ from kernelseam import epilogues  # noqa: E402
 from kernelseam.errors import InvalidValue  # noqa: E402
 from kernelseam.interop import torch as ks_torch  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 M, N, K = 5, 8, 7
 
@@ -341,7 +342,9 @@ def test_groups_under_transforms_and_exported() -> None:
         return ks_torch.grouped_mm(a, b, offs, epilogue="swiglu")
 
     a, b, offs = drawn(M, K), drawn(2, K, N), index(2, M)
-    want = multiply(a, b, offs)
+    with FlopCounterMode(display=False) as counter:
+        want = multiply(a, b, offs)
+    assert counter.get_total_flops() == 2 * M * K * N
     found = torch.func.vmap(multiply, (0, None, None))(torch.stack([a, 2 * a]), b, offs)
     torch.testing.assert_close(found, torch.stack([want, multiply(2 * a, b, offs)]))
     loss = lambda a, b: multiply(a, b, offs).square().sum()  # noqa: E731
