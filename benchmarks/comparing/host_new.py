@@ -7,10 +7,14 @@ is one of many. Ways take turns, fifty problems each.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import kernelseam as ks
@@ -18,6 +22,7 @@ import kernelseam.interop.torch as ks_torch
 import torch
 import torch.nn.functional as functional
 from kernelseam.descriptors.common.protocol import Descriptor
+from kernelseam.interop.transformers_attention import attention_forward
 
 from benchmarks.comparing import idle_device
 from benchmarks.comparing.results import HOST, OURS, PEER, Record, Timed
@@ -27,6 +32,8 @@ from benchmarks.comparing.timing import Run
 NEW, KNOWN, ROUNDS, TURN = 100, 1000, 3, 50
 """Problems that are new, problems that come in turns, how often each of those comes, and how many
 the device's queue has room for."""
+_LAYERS = 16
+"""Of a model, whose caches have the same extents."""
 Make = Callable[[int], tuple[Run, Run | None]]
 """Ours and torch's for the problem of a number."""
 
@@ -104,6 +111,29 @@ def _decode(session: Session) -> Make:
         return lambda: ks.attention(q, x, y), lambda: functional.scaled_dot_product_attention(
             q, x, y, enable_gqa=True
         )
+
+    return make
+
+
+def _layers(session: Session) -> Make:
+    """A layer of a model as Transformers calls it, one query: sixteen in a row have caches of the
+    same extents, each memory of its own."""
+    heads, most = (4, 8), 640
+    q = session.random((4, 32, 1, 64), "bfloat16")
+    caches = session.random((_LAYERS, 2, math.prod(heads) * most * 64), "bfloat16")
+    layer = SimpleNamespace(is_causal=True, num_key_value_groups=4, training=False)
+    peer: Any = None
+    if importlib.util.find_spec("transformers") is not None:
+        peer = importlib.import_module("transformers.integrations.sdpa_attention")
+
+    def make(n: int) -> tuple[Run, Run | None]:
+        shape = (*heads, 512 + n // _LAYERS, 64)
+        k, v = (x[: math.prod(shape)].view(shape) for x in caches[n % _LAYERS])
+
+        def theirs() -> object:
+            return peer.sdpa_attention_forward(layer, q, k, v, None, scaling=0.125)
+
+        return lambda: attention_forward(layer, q, k, v, None, scaling=0.125), peer and theirs
 
     return make
 
@@ -282,6 +312,7 @@ _KNOWN = 25.0
 
 def new_rows() -> list[NewRow]:
     rows = [NewRow(f"new extents: {name}", make, limit) for name, make, limit in _ROWS]
+    rows.append(NewRow("sixteen in a row: a layer of a model, one query", _layers, 30.0))
     return rows + [
         NewRow(f"known among {KNOWN}: {name}", make, limit, _KNOWN)
         for name, make, limit in _ROWS[:8]

@@ -114,12 +114,12 @@ class _Support(NamedTuple):
 
 def _support(config: Any) -> _Support:
     """Raises InvalidValue for a model with an attention of its own."""
-    text = getattr(config, "get_text_config", None)
     home = type(config).__module__
     found: _Support | None = _supported(
         home.replace(".configuration_", ".modeling_"), home, type(config).__name__
     )
     if found is None:
+        text = getattr(config, "get_text_config", None)
         if text is not None and text() is not config:
             return _Support()  # the parts have their own
         raise InvalidValue(

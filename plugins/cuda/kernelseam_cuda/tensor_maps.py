@@ -183,10 +183,9 @@ def _encoder(m: TensorMap) -> tuple[Encode, Tail]:
             own.content.raw = elsewhere
             status = _replace_address()(own.map, own.address)
         else:
-            steps = [
-                _EXTENT_1_STRIDE if n == 1 else s * size
-                for n, s in zip(extents[1:], strides[1:], strict=True)
-            ]
+            steps = list[int]()
+            for n, s in zip(extents[1:], strides[1:], strict=True):  # no frame of Python's
+                steps.append(_EXTENT_1_STRIDE if n == 1 else s * size)
             numbers.pack_into(own.numbers, 0, *extents, *steps)
             places = own.address, own.extents, own.strides
             status = call(own.map, element_type, axes, *places, box, ones, *kinds)
