@@ -35,6 +35,7 @@ except CompileError as e:
 from mutant import Mutant  # noqa: E402
 
 DEVICES = [d for d in plugins().backend("rocm").runtime.devices() if d.evidence == EMULATED]
+OF_EACH_KIND = [d for d in DEVICES if d.arch in ("gfx942", "gfx950", "gfx1100", "gfx1201")]
 CASES = (
     "gemm-f16-nt",
     "gemm-f16-tn",
@@ -79,6 +80,25 @@ def _run(name: str, device: Device, implementation: str = "shared") -> Outcome:
 @pytest.mark.parametrize("name", CASES)
 def test_a_covering_choice(name: str, device: Device) -> None:
     _run(name, device).require()
+
+
+WRITTEN = (
+    "attention-bf16-128-mod-buckets-paged",
+    "attention-bf16-128-mod-documents-blocks",
+    "attention-bf16-128-mod-prefix-blocks-decoding",
+    "gemm-f16-nt-epilogue-gated_options-ragged",
+    "grouped-gemm-bf16-m-nn",
+    "grouped-gemm-bf16-m-nn-epilogue-swiglu",
+)
+"""Scores, masks and epilogues of users, blocks that are passed over, and groups of products."""
+
+
+@pytest.mark.parametrize("device", OF_EACH_KIND, ids=lambda d: d.arch)
+@pytest.mark.parametrize("name", WRITTEN)
+def test_functions_of_users_and_groups(name: str, device: Device) -> None:
+    outcome = _run(name, device)
+    outcome.require()
+    assert outcome.refusal is None
 
 
 STORED_CASES = (
@@ -150,7 +170,6 @@ DECODED = (
     "attention-f16-64-split-pages",
 )
 """Several rows of a head, values that are not finite, packed queries, keys of several blocks."""
-OF_EACH_KIND = [d for d in DEVICES if d.arch in ("gfx942", "gfx950", "gfx1100", "gfx1201")]
 
 
 @pytest.mark.parametrize("device", OF_EACH_KIND, ids=lambda d: d.arch)
