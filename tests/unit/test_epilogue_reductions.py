@@ -17,6 +17,7 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import epilogue_of, epilogue_text
 from kernelseam.oracle import check
+from kernelseam.reference.gemm import _Blocks
 from kernelseam.samples.epilogues import for_oracle
 
 RNG = np.random.default_rng(0)
@@ -140,6 +141,27 @@ def test_they_repeat_bit_for_bit() -> None:
         ks.bmm(a, b, epilogue=[epilogues.row_sums(rows), epilogues.column_sums(columns)])
         found.append((rows.tobytes(), columns.tobytes()))
     assert len(set(found)) == 1
+
+
+def test_an_interrupted_launch_leaves_nothing_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = np.ones((1, 2100, 8), np.float32), np.ones((1, 8, 5), np.float32)
+    sums, c = empty(2100), empty(1, 2100, 5)
+    d = ks.BatchedGemmStrided(A=a, B=b, C=c, M=2100, N=5, K=8, epilogue=[epilogues.row_sums(sums)])
+    launch = ks.plan(d, backend="numpy").bind()
+    run, blocks = _Blocks.run, []
+
+    def interrupted(*given: Any) -> None:
+        run(*given)
+        blocks.append(given)
+        if len(blocks) == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Blocks, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            launch()
+    launch()
+    assert (sums == 40).all() and len(blocks) == 1
 
 
 def test_only_arrays_and_functions_tell_binaries_apart() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelseam import epilogues
+from kernelseam.contract import Device
 from kernelseam.descriptors import BatchedGemmStrided
 from kernelseam.dtypes import DType
 from kernelseam.kernels.gemm.gemm import GemmDefinition
@@ -19,9 +21,9 @@ from kernelseam.kernels.gemm.tile import GemmTile
 TILE = GemmTile(frozenset({DType.float16}), 64, 128, 32, 2, 2, 2)  # warps of 32×64
 
 
-def problem(M: int, N: int, batch: int, *parts: Any) -> Any:
+def problem(M: int, N: int, batch: int, *parts: Any, dtype: str = "float16") -> Any:
     return BatchedGemmStrided(
-        M=M, N=N, K=8, batch=batch, dtype="float16", epilogue=list(parts)
+        M=M, N=N, K=8, batch=batch, dtype=dtype, epilogue=list(parts)
     ).problem()
 
 
@@ -89,6 +91,31 @@ def test_blocks_that_no_tile_has_are_refused(host_row: Any) -> None:
     p = problem(100, 200, 1, epilogues.amax(empty(34, 67), block=(3, 3)))
     reason = GemmDefinition().refuse(p, host_row)
     assert reason == f"no tile of {host_row.arch} has warps of blocks that sums and maxima are of"
+
+
+@pytest.mark.parametrize("backend", ["cuda", "rocm"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_what_is_not_refused_is_offered_tiles(backend: str, dtype: str) -> None:
+    """Also where only teams have warps of so small blocks, for matrices of more than two tiles."""
+    archs = pytest.importorskip(
+        f"kernelseam_{backend}.archs", reason=f"kernelseam-{backend} is missing"
+    )
+    kernel, sizes = GemmDefinition(), (1, 16, 32, 64, 128)
+    for block, row in itertools.product(itertools.product(sizes, sizes), archs.ROWS.values()):
+        shape = [-(-300 // size) for size in block]
+        p = problem(300, 300, 1, epilogues.amax(empty(*shape), block=block), dtype=dtype)
+        tiles = kernel.offered(p, row)
+        assert bool(tiles) == (kernel.refuse(p, row) is None), (row.arch, block, tiles)
+        assert not tiles or kernel.tile(p, row, Device(backend, 0, row.arch)) in tiles
+
+
+def test_teams_are_for_small_matrices_and_what_no_other_tile_takes(host_row: Any) -> None:
+    """With 300 rows: teams where warps are of 16 rows, else tiles that share loads."""
+    kernel = GemmDefinition()
+    for block, teams in (((16, 16), True), ((64, 64), False)):
+        shape = [-(-300 // size) for size in block]
+        p = problem(300, 300, 1, epilogues.amax(empty(*shape), block=block))
+        assert {t.teams > 1 for t in kernel.offered(p, host_row)} == {teams}
 
 
 @pytest.fixture

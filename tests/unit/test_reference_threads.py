@@ -221,6 +221,8 @@ def test_a_stack_has_a_bounded_size() -> None:
         (40, 9000, 70),
         (192, 512, 64),
         (9000, 3, 4),
+        (9000, 0, 4),
+        (0, 3, 4),
     ],
 )
 def test_products_are_cut_into_small_ones(
@@ -241,10 +243,15 @@ def test_products_are_cut_into_small_ones(
         products.product(a, b, out.swapaxes(1, 2))
     np.testing.assert_allclose(out.swapaxes(1, 2), a @ b, rtol=1e-4, atol=3e-4)
     assert max(sizes) <= products.MOST
-    if m * k * n > products.MOST or n <= 8:
+    if m * k * n > products.MOST or (n <= 8 and m * k):
         sixes = transposed and n > 8 and 4 < max(rows) < 32
         assert max(rows) % 6 == 0 if sixes else max(rows).bit_count() == 1
-    assert n > 8 or max(rows) * n <= 1200
+    assert n > 8 or not k or max(rows) * n <= 1200
+
+
+def test_a_product_of_no_matrices() -> None:
+    """Of more rows than one product of BLAS's has."""
+    products.product(normal(0, 9000, 3), normal(0, 3, 4), np.empty((0, 9000, 4), np.float32))
 
 
 @pytest.mark.parametrize(("matrices", "rows"), [(2, 128), (64, 300)])

@@ -17,7 +17,7 @@ from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import LARGEST, DType
 from kernelseam.reference.epilogue import Epilogue
 from kernelseam.reference.products import product
-from kernelseam.reference.reductions import Reductions
+from kernelseam.reference.reductions import Reductions, reduction_arrays
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
 from kernelseam.reference.threads import share, threads_for
 
@@ -110,16 +110,21 @@ class _GemmStep:
         )
 
         epilogue = Epilogue.bound(p, pointers)
-        reductions = Reductions(p, pointers) if p.spec.reductions else None
+        reduced = reduction_arrays(p, pointers)
 
-        def work(thread: int, tasks: Iterator[tuple[_Stack, tuple[slice, ...]]]) -> None:
+        def work(
+            reductions: Reductions | None,
+            thread: int,
+            tasks: Iterator[tuple[_Stack, tuple[slice, ...]]],
+        ) -> None:
             with np.errstate(all="ignore"):
                 for stack, at in tasks:
                     self.blocks.run(stack, at, scratch[thread], epilogue, reductions)
 
         def launch(stream: int) -> None:
+            reductions = Reductions(p, reduced) if reduced else None
             share(
-                work,
+                partial(work, reductions),
                 ((stack, at) for stack in operands() for at in self.blocks.of(stack)),
                 self.threads,
             )

@@ -30,7 +30,8 @@ def product(a: Array, b: Array, out: Array) -> None:
     many matrices are in the stack."""
     (m, k), n = a.shape[-2:], b.shape[-1]
     rows, columns = _steps(k, n, a.strides[-1] > a.strides[-2])
-    if m * k * n <= MOST and (n > _NARROW or m <= rows):
+    empty = not (a.size and b.size)
+    if empty or (m * k * n <= MOST and (n > _NARROW or m <= rows)):
         np.matmul(a, b, out=out)
         return
     for i, high in _runs(m, rows):

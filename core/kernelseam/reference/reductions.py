@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,20 +17,25 @@ _Place = tuple[int, int, int]
 """(matrix, row, column) of a block, for the order in which parts are added."""
 
 
-class Reductions:
-    """What blocks of a result contribute, in any order; added in one order, in float64, which does
-    not depend on the threads."""
+def reduction_arrays(problem: GemmProblem, pointers: Mapping[str, int]) -> list[Array]:
+    """What an epilogue's sums and maxima are written to."""
+    rules, arrays = {r.name: r for r in problem.operands}, list[Array]()
+    for i in range(len(problem.spec.reductions)):
+        rule = rules[reduction(i)]
+        assert rule.dtype is not None
+        address = pointers.get(rule.name, 0)
+        arrays.append(host_array(address, rule.shape, rule.strides, rule.dtype))
+    return arrays
 
-    def __init__(self, problem: GemmProblem, pointers: Mapping[str, int]) -> None:
+
+class Reductions:
+    """What the blocks of one launch contribute, in any order; added in one order, in float64, which
+    does not depend on the threads."""
+
+    def __init__(self, problem: GemmProblem, arrays: Sequence[Array]) -> None:
         self.problem = problem
-        rules = {r.name: r for r in problem.operands}
-        self._arrays = []
-        for i in range(len(problem.spec.reductions)):
-            rule = rules[reduction(i)]
-            assert rule.dtype is not None
-            address = pointers.get(rule.name, 0)
-            self._arrays.append(host_array(address, rule.shape, rule.strides, rule.dtype))
-        self._parts: list[list[tuple[_Place, Array, Array]]] = [[] for _ in self._arrays]
+        self._arrays = arrays
+        self._parts: list[list[tuple[_Place, Array, Array]]] = [[] for _ in arrays]
 
     def add(self, index: int, value: Array, numbers: Array, rows: slice, columns: slice) -> None:
         """What a reduction is of, for a block [batch, group, head, row, column] of C's of these
@@ -43,7 +48,7 @@ class Reductions:
         self._parts[index].append((place, numbers, part))
 
     def write(self) -> None:
-        """Combine the parts, and forget them."""
+        """Combine the parts."""
         p = self.problem
         for one, out, parts in zip(p.spec.reductions, self._arrays, self._parts, strict=True):
             numbers = p.results if one.by_matrix else 1
@@ -59,7 +64,6 @@ class Reductions:
                     _operation(one)(into, x, out=into)
             with np.errstate(all="ignore"):
                 out[...] = whole.reshape(out.shape)
-            parts.clear()
 
 
 def _operation(one: Reduction) -> Any:

@@ -177,11 +177,16 @@ def amax_squares(x: Extents) -> Reduced:
     return Reduced(shape, lambda out: e.amax(out, _squares, block=(128, 128)))
 
 
+def amax_small_squares(x: Extents) -> Reduced:
+    shape = (-(-x.M // 16), -(-x.N // 16))
+    return Reduced(shape, lambda out: e.amax(out, block=(16, 16)))
+
+
 REDUCTIONS: dict[str, Callable[[Extents], Reduced]] = {
     f.__name__: f
     for f in (
         *(row_sums, row_squares, column_sums, column_products),
-        *(amax, amax_rows, amax_blocks, amax_squares),
+        *(amax, amax_rows, amax_blocks, amax_squares, amax_small_squares),
     )
 }
 

@@ -184,13 +184,10 @@ class GemmDefinition(KernelDefinition):
 
     def offered(self, problem: GemmProblem, row: ArchRow) -> tuple[GemmTile, ...]:
         """The tiles that take a problem. Teams, which share no loads, are for matrices of a tile or
-        two."""
-        return tuple(
-            t
-            for t in self.tiles(problem.spec, row)
-            if t.count(problem) < INT32
-            and (t.teams == 1 or t.count(problem) <= 2 * problem.results)
-        )
+        two, and for what no other tile takes."""
+        able = tuple(t for t in self.tiles(problem.spec, row) if t.count(problem) < INT32)
+        apt = tuple(t for t in able if t.teams == 1 or t.count(problem) <= 2 * problem.results)
+        return apt or able
 
     def variants(self, problem: GemmProblem, row: ArchRow, device: Device) -> dict[str, GemmTile]:
         """Every tile that takes a problem, by name, that of ``tile`` first."""

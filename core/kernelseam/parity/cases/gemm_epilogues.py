@@ -91,6 +91,8 @@ def _reductions() -> Iterator[GemmCase]:
         yield case(
             "f16-nt", f"epilogue-reductions-no-{axis}", reductions=(*sums, "amax"), **{axis: 0}
         )
+    small = {"reductions": ("amax_small_squares",), "may_refuse": frozenset({"shared"})}
+    yield case("f16-nt", "epilogue-reductions-small-squares", M=70, N=150, **small)
     to = {"dtype_c": DType.float8_e4m3fn, "may_refuse": frozenset({"shared"}), "N": 144}
     own = {"epilogue": "quantized_rows", "reductions": ("amax", "amax_blocks"), **to}
     yield case("f16-nt", "epilogue-reductions-e4m3fn", **own)
