@@ -43,7 +43,7 @@ KS_DEVICE void take_reductions(const Own& own, const Tile& tile, Acc& acc, const
       E::fill(rows, 0.f);
       E::row_fold(rows, acc, joined_with);
       E::row_join(rows, join);
-      float* const at = parts + ((i64)block.matrix * to.column_strips + strip_column) * (to.row_strips * R) + block.row;
+      float* const at = parts + ((i64)block.matrix * to.column_strips + strip_column) * ((i64)to.row_strips * R) + block.row;
       E::each_row(rows, [&](int i, float x) {
         if (i < block.rows) at[i] = x;
       });
@@ -51,7 +51,7 @@ KS_DEVICE void take_reductions(const Own& own, const Tile& tile, Acc& acc, const
       typename E::template Column<C> columns;
       E::column_fold(columns, acc, joined_with);
       E::column_join(columns, join);
-      float* const at = parts + ((i64)block.matrix * to.row_strips + strip_row) * (to.column_strips * (C / COLUMNS_OF)) + block.column;
+      float* const at = parts + ((i64)block.matrix * to.row_strips + strip_row) * ((i64)to.column_strips * (C / COLUMNS_OF)) + block.column;
       E::each_column(columns, [&](int j, float x) {
         if (j % COLUMNS_OF == 0 && j / COLUMNS_OF < block.columns) at[j / COLUMNS_OF] = x;
       });
