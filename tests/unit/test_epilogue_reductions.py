@@ -4,6 +4,8 @@ what is refused."""
 from __future__ import annotations
 
 import math
+import tracemalloc
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernelseam import epilogues
+from kernelseam import epilogues, planning
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import epilogue_of, epilogue_text
 from kernelseam.oracle import check
+from kernelseam.reference import gemm
 from kernelseam.reference.gemm import _Blocks
 from kernelseam.samples.epilogues import for_oracle
 
@@ -141,6 +144,51 @@ def test_they_repeat_bit_for_bit() -> None:
         ks.bmm(a, b, epilogue=[epilogues.row_sums(rows), epilogues.column_sums(columns)])
         found.append((rows.tobytes(), columns.tobytes()))
     assert len(set(found)) == 1
+
+
+def test_bits_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of as many matrices whatever the device, as each adds its own up."""
+    a, b = RNG.standard_normal((300, 33, 20)), RNG.standard_normal((300, 20, 24))
+    found = []
+    for threads in (1, 3, 16):
+        planning.forget()
+        with monkeypatch.context() as patched:
+            patched.setattr(gemm, "threads_for", lambda operations, device, n=threads: n)
+            rows, columns, each = np.empty(33), np.empty(24), np.empty((300, 24))
+            sums = [epilogues.column_sums(x) for x in (columns, each)]
+            ks.bmm(a, b, epilogue=[epilogues.row_sums(rows), *sums])
+        found.append([x.tobytes() for x in (rows, columns, each)])
+    planning.forget()
+    assert found[0] == found[1] == found[2]
+    np.testing.assert_allclose(columns, (a @ b).sum((0, 1)), rtol=1e-12, atol=1e-9)
+    np.testing.assert_allclose(each, (a @ b).sum(1), rtol=1e-12, atol=1e-9)
+
+
+def test_memory_does_not_grow_with_the_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a block, of some thousand matrices, where a sum or a maximum is of all."""
+    planning.forget()
+    monkeypatch.setattr(gemm, "threads_for", lambda operations, device: 1)
+    a = np.ones((20000, 8, 8), np.float32)
+    out, sums, largest = np.empty_like(a), empty(8), empty(1)
+    parts = [epilogues.column_sums(sums), epilogues.amax(largest)]
+    ks.bmm(a, a, out=out, epilogue=parts)
+    tracemalloc.start()
+    ks.bmm(a, a, out=out, epilogue=parts)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    planning.forget()
+    assert peak < 2.5 * 2**20 and largest == 8 and (sums == 20000 * 64).all()
+
+
+def test_infinities_between_blocks_raise_no_warning() -> None:
+    """Of either sign: their sum is NaN."""
+    a = np.zeros((1, 2100, 1), np.float32)
+    a[0, 0], a[0, -1] = np.inf, -np.inf
+    sums = empty(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ks.bmm(a, np.ones((1, 1, 1), np.float32), epilogue=epilogues.column_sums(sums))
+    assert np.isnan(sums).all()
 
 
 def test_an_interrupted_launch_leaves_nothing_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from kernelseam.reference.epilogue import Epilogue
 from kernelseam.reference.products import product
 from kernelseam.reference.reductions import Reductions, reduction_arrays
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
-from kernelseam.reference.threads import share, threads_for
+from kernelseam.reference.threads import most_threads, share, threads_for
 
 _SIDE = 1024  # rows, columns and summands of one block
 _BLOCK = 3 * _SIDE * _SIDE  # elements of A, B and C together: 12 MiB of float32
@@ -90,10 +90,11 @@ class _GemmStep:
         blocks = p.matrices * -(-p.M // _ROWS)
         # larger ones are left to BLAS and its threads
         self.cut = p.M * p.N * p.K <= _CUT and p.K <= _SIDE
-        self.threads = (
-            min(threads_for(p.operations, device), max(blocks // 2, 1)) if self.cut else 1
-        )
-        self.blocks = _Blocks(p, self.cut, max(p.matrices // (2 * self.threads), 1))
+        most = max(blocks // 2, 1) if self.cut else 1
+        self.threads = sharing = min(threads_for(p.operations, device), most)
+        if p.spec.reductions:  # a block adds its matrices up: in the same blocks on any device
+            sharing = min(most_threads(p.operations), most)
+        self.blocks = _Blocks(p, self.cut, max(p.matrices // (2 * sharing), 1))
         self.bytes = scratch_bytes(self.blocks.sizes, p.spec.dtype_acc)
         self.record = LaunchRecord(
             "numpy_gemm", (problem.matrices, 1, 1), (1, 1, 1), 0, device.arch

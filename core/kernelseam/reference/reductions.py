@@ -39,30 +39,32 @@ class Reductions:
 
     def add(self, index: int, value: Array, numbers: Array, rows: slice, columns: slice) -> None:
         """What a reduction is of, for a block [batch, group, head, row, column] of C's of these
-        numbers."""
+        numbers. Of all matrices, those of the block become one part."""
         one = self.problem.spec.reductions[index]
         part = np.abs(value) if one.operation == MAXIMUM else value
         for axis, of, size in ((-2, rows, one.rows), (-1, columns, one.columns)):
             part = _reduced(one, part, axis, of, size)
         place = (int(numbers.flat[0]), rows.start, columns.start)
+        part, numbers = part.reshape(-1, *part.shape[-2:]), numbers.reshape(-1)
+        if not one.by_matrix:
+            part, numbers = _reduced(one, part, 0, slice(0, len(part)), 0), np.zeros(1, int)
         self._parts[index].append((place, numbers, part))
 
     def write(self) -> None:
         """Combine the parts."""
         p = self.problem
         for one, out, parts in zip(p.spec.reductions, self._arrays, self._parts, strict=True):
-            numbers = p.results if one.by_matrix else 1
+            matrices = p.results if one.by_matrix else 1
             extents = [
                 -(-n // s) if s else 1 for n, s in ((p.M, one.rows), (p.c_columns, one.columns))
             ]
-            whole = np.zeros((numbers, *extents))
-            for (_, row, column), of, part in sorted(parts, key=lambda x: x[0]):
-                row, column = row // (one.rows or p.M), column // (one.columns or p.c_columns)
-                for number, x in zip(of.flat, part.reshape(-1, *part.shape[-2:]), strict=True):
-                    at = whole[int(number) if one.by_matrix else 0]
-                    into = at[row : row + x.shape[0], column : column + x.shape[1]]
-                    _operation(one)(into, x, out=into)
+            whole = np.zeros((matrices, *extents))
             with np.errstate(all="ignore"):
+                for (_, row, column), numbers, part in sorted(parts, key=lambda x: x[0]):
+                    row, column = row // (one.rows or p.M), column // (one.columns or p.c_columns)
+                    high, wide = part.shape[1:]
+                    at = (numbers, slice(row, row + high), slice(column, column + wide))
+                    whole[at] = _operation(one)(whole[at], part)
                 out[...] = whole.reshape(out.shape)
 
 

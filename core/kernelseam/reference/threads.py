@@ -25,7 +25,12 @@ _helpers: ThreadPoolExecutor | None = None
 
 def threads_for(operations: float, device: Device) -> int:
     """How many threads a launch of so many operations is worth."""
-    return min(device.limits.compute_units, MOST) if operations > _SERIAL else 1
+    return min(device.limits.compute_units, most_threads(operations))
+
+
+def most_threads(operations: float) -> int:
+    """The same on any device."""
+    return MOST if operations > _SERIAL else 1
 
 
 class _Tasks(Generic[T]):
