@@ -381,7 +381,7 @@ def refused_reductions() -> InvalidValue:
     return InvalidValue(
         "epilogue",
         "row_sums, column_sums or amax",
-        "is of kernelseam.bmm and matmul2d, and of interop.torch's where torch does not compile",
+        "is of bmm and matmul2d, where torch does not compile, trace or transform the call",
         "Leave it out, and reduce the result",
     )
 

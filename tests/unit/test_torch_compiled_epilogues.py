@@ -17,6 +17,7 @@ from kernelseam.errors import InvalidValue  # noqa: E402
 from kernelseam.interop import torch as ks_torch  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+from torch_operators import in_mode, on_fakes  # noqa: E402
 
 M, N, K = 5, 8, 7
 
@@ -183,6 +184,11 @@ def test_a_second_result_is_checked_as_uncompiled(what: str) -> None:
     for function, error in ((multiply, InvalidValue), (run, Exception)):
         with pytest.raises(error, match=message):
             function(drawn(M, K), drawn(K, N), made())
+    if what in ("integers", "narrower", "broadcasting"):  # before there is any memory
+        with pytest.raises(InvalidValue, match=message):
+            on_fakes(multiply, drawn(M, K), drawn(K, N), made())
+        with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match=message):
+            run(drawn(M, K), drawn(K, N), made())
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
@@ -362,22 +368,31 @@ def test_groups_under_transforms_and_exported() -> None:
 
 
 def test_groups_into_arrays_of_the_caller() -> None:
-    """Scattered to some rows of more; the others stay."""
+    """To the first rows, and scattered to some of more; the others stay."""
 
     def multiply(a: Any, b: Any, offs: Any, out: Any, sums: Any, places: Any) -> Any:
         return ks.grouped_mm(
             a, b, offs, out_indices=places, out=out, epilogue="swiglu", preactivation=sums
         )
 
-    a, b, offs, places = drawn(M, K), drawn(2, K, N), index(2, M), index(6, 0, 3, 1, 2)
-    results = [(torch.ones(8, N // 2), torch.ones(8, N)) for _ in range(2)]
-    run, _ = compiled(multiply)
-    for function, (out, sums) in zip((multiply, run), results, strict=True):
-        function(a, b, offs, out, sums, places)
-    (out, sums), (found, found_sums) = results
-    assert (out[[4, 5, 7]] == 1).all()
-    torch.testing.assert_close(found, out)
-    torch.testing.assert_close(found_sums[places.long()], sums[places.long()])
+    a, b = drawn(M, K), drawn(2, K, N)
+    for places, rows, ends in (
+        (None, M, 3),
+        (index(6, 0, 3, 1, 2), 8, M),
+        (index(*range(M)), 8, 2),
+    ):
+        offs = index(2, ends)
+        results = [(torch.ones(rows, N // 2), torch.full((rows, N), 7.0)) for _ in range(3)]
+        run, _ = compiled(multiply)
+        followed = functools.partial(in_mode, multiply)
+        for function, (out, sums) in zip((multiply, run, followed), results, strict=True):
+            function(a, b, offs, out, sums, places)
+        (out, sums), *others = results
+        taken = torch.arange(M)[:ends] if places is None else places.long()[:ends]
+        rest = [i for i in range(rows) if i not in taken]
+        assert rest and (out[rest] == 1).all() and (sums[rest] == 7).all()
+        for found in others:
+            torch.testing.assert_close(found, (out, sums), rtol=0, atol=0)
     run, _ = compiled(multiply)
     with pytest.raises(Exception, match=r"must have shape \[8, 8\]"):
         run(a, b, offs, out, torch.ones(M, N), places)

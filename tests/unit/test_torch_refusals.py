@@ -8,6 +8,7 @@ from typing import Any
 
 import kernelseam
 import pytest
+from kernelseam import epilogues
 from kernelseam.errors import InvalidValue, KernelSeamError
 from kernelseam.interop import torch as ks
 
@@ -15,7 +16,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from public_calls import Arguments  # noqa: E402
 from torch_calls import DOORS, OPERANDS, OPTIONS, PLAIN, tensor  # noqa: E402
-from torch_operators import cells, qkv  # noqa: E402
+from torch_operators import cells, in_mode, on_fakes, qkv  # noqa: E402
 
 CALLS = {**PLAIN, **DOORS}
 SDPA = {"query": "q", "key": "k", "value": "v"}
@@ -187,3 +188,39 @@ def test_an_empty_name_of_a_dtype_is_a_name(name: str) -> None:
     if "out_dtype" in given:
         with pytest.raises(InvalidValue, match="^out_dtype = '': must be one of float16, "):
             CALLS[name].call(**{**given, "out_dtype": ""})
+
+
+FOLLOWED: dict[str, Callable[..., Any]] = {
+    "in a mode": in_mode,
+    "mapped": lambda function, *given: torch.func.vmap(function)(*(x[None] for x in given)),
+    "traced": lambda function, *given: torch.jit.trace(function, given),
+    "of meta": lambda function, *given: function(*(x.to("meta") for x in given)),
+    "of fakes": on_fakes,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+@pytest.mark.parametrize("how", FOLLOWED)
+@pytest.mark.parametrize("door", [kernelseam, ks])
+@pytest.mark.parametrize("name", ["bmm", "matmul2d"])
+def test_sums_and_maxima_are_refused_where_torch_follows(name: str, door: Any, how: str) -> None:
+    made, lead = torch.zeros(5), (2,) if name == "bmm" else ()
+
+    def multiply(a: Any, b: Any) -> Any:
+        sums = epilogues.row_sums(made.to(a.device))
+        return getattr(door, name)(a, b, epilogue=["relu", sums])
+
+    with pytest.raises(InvalidValue, match="^epilogue = row_sums, column_sums or amax: is of"):
+        FOLLOWED[how](multiply, cells(*lead, 5, 7, grad=False), cells(*lead, 7, 4, grad=False))
+    assert not made.any()
+
+
+def test_operators_have_no_sums_and_maxima() -> None:
+    given = [cells(5, 7, grad=False), cells(7, 4, grad=False)]
+    text = (
+        '0 coordinate FLOAT "acc"; epilogue 0; reduced_0 0; rest_0 0; '
+        'reductions [["sum", 1, 0, true]]'
+    )
+    for a, b in (given, [x.to("meta") for x in given]):
+        with pytest.raises(InvalidValue, match="^epilogue = row_sums, column_sums or amax: is of"):
+            torch.ops.kernelseam.matmul2d_epilogue(a, b, expression=text, captured_numbers=[])

@@ -14,6 +14,8 @@ from kernelseam.expressions.scores import score_expression
 from kernelseam.expressions.text import text_of
 from kernelseam.interop import torch as ks
 from kernelseam.interop.torch_library import handover  # noqa: F401  defines all operators
+from torch._subclasses import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 B, H, G, S_Q, S_K, D, D_V = 2, 4, 2, 6, 9, 8, 8
 HIDDEN, WIDTH = 12, (H + 2 * G) * D
@@ -336,3 +338,14 @@ def gradient_functions() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]
             (rows, heads[0], columns),
         ),
     }
+
+
+def in_mode(function: Any, *given: Any) -> Any:
+    """Of a call that torch follows operation by operation."""
+    with FlopCounterMode(display=False):
+        return function(*given)
+
+
+def on_fakes(function: Any, *given: Any) -> Any:
+    with FakeTensorMode() as mode:
+        return function(*map(mode.from_tensor, given))

@@ -16,6 +16,7 @@ from kernelseam.epilogues import Gated, Reduce, as_one, reduces, refused_reducti
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import (
     EpilogueExpression,
+    EpilogueStructure,
     epilogue_of,
     epilogue_text,
     record,
@@ -150,5 +151,14 @@ def with_epilogue(
 
 def expression_of(text: str, numbers: Any, tensors: Any) -> EpilogueExpression:
     """An operator's options and operands as the functions on arrays take them."""
-    structure = epilogue_of(text)
+    structure = structure_of(text)
     return EpilogueExpression(structure, *captures_of(structure, numbers, tensors))
+
+
+def structure_of(text: str) -> EpilogueStructure:
+    """An operator's option. Raises InvalidValue for one with sums or maxima, which an operator has
+    no results for."""
+    structure = epilogue_of(text)
+    if structure.reductions:
+        raise refused_reductions()
+    return structure

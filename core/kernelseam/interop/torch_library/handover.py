@@ -23,6 +23,7 @@ from kernelseam.descriptors.projection.options import (
     QkvGradientOptions,
     QkvOptions,
 )
+from kernelseam.epilogues import refused_reductions
 from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_function import uncompiled
 from kernelseam.interop.torch_library import (
@@ -52,7 +53,7 @@ from kernelseam.ops import projection as projection_ops
 from kernelseam.ops import projection_bwd as projection_bwd_ops
 from kernelseam.ops.attention_work import CLEARED_ATTENTION, attention_work
 from kernelseam.ops.calling import operate
-from kernelseam.ops.expressions import with_epilogue, with_expression
+from kernelseam.ops.expressions import reductions_in, with_epilogue, with_expression
 
 Tensor = Any
 Arrays = Mapping[str, Tensor]
@@ -201,6 +202,8 @@ def _maybe_with_epilogue(
         raise InvalidValue(
             "out", "given", "overlaps preactivation", "Give the output memory of its own"
         )
+    if reductions_in(arrays):
+        raise refused_reductions()
     given |= functions
     placed = {n: torch.as_tensor(x) if n in CAPTURED else x for n, x in arrays.items()}
     made = _called(own, (*names, "preactivation", *CAPTURED), placed, given, *chosen)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from kernelseam.errors import InvalidValue
-from kernelseam.expressions.epilogues import epilogue_of
 from kernelseam.interop.torch_epilogues import by_groups, by_product, check_preactivation
 from kernelseam.interop.torch_function import check_bwd_implementation
 from kernelseam.interop.torch_library.arguments import Rule
@@ -27,8 +26,9 @@ from kernelseam.interop.torch_library.define import (
     rooms,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name, result_dtype
-from kernelseam.interop.torch_library.epilogues import expression_of, traced
+from kernelseam.interop.torch_library.epilogues import expression_of, structure_of, traced
 from kernelseam.interop.torch_library.mods import CAPTURED
+from kernelseam.ops import gemm
 
 Tensor = Any
 Given = Mapping[str, Tensor]
@@ -67,7 +67,7 @@ class Product:
     flops: Callable[..., int]
     rules: Mapping[str, Rule] = field(default_factory=dict)
     writes_all: bool = True
-    """Whether the result is written whole, so that of an array that is given nothing stays."""
+    """Whether results are written whole, so that of an array that is given nothing stays."""
 
 
 def with_epilogue(product: Product) -> Callable[..., Any]:
@@ -115,7 +115,7 @@ def _shapes(
     out = given.get("out")
     if out is not None and out.dim() > 1:  # which may have more rows
         rows = out.shape[-2]
-    pairs = epilogue_of(text).pairs
+    pairs = structure_of(text).pairs
     return (*lead, rows, columns), (*lead, rows, columns // 2 if pairs else columns)
 
 
@@ -143,9 +143,9 @@ def _computed(product: Product, names: tuple[str, ...]) -> Callable[..., Any]:
         arrays = [given.pop(n, None) for n in CAPTURED]
         a = given["a"]
         check_bwd_implementation(bwd_implementation, product.operation, "a", {"a": a})
-        holds = options.get("beta") or not product.writes_all
         results = _results(given)
-        given |= rooms(results, ("out",) if holds else ())
+        added_to = ("out",) if options.get("beta") else ()
+        given |= rooms(results, added_to if product.writes_all else results)
         if keep_preactivation and _PREACTIVATION not in results:
             whole, _ = _shapes(product, given, expression, options)
             given[_PREACTIVATION] = a.new_empty(whole, dtype=_dtype(given, out_dtype))
@@ -178,6 +178,7 @@ def _faked(product: Product, names: tuple[str, ...]) -> Callable[..., Any]:
         made = faked_rooms(_results(given))
         result = made["out"] if "out" in made else a.new_empty(own, dtype=dtype)
         if _PREACTIVATION in made:
+            gemm.check_preactivation(made | {"out": result}, whole)
             return result, made[_PREACTIVATION]
         return result, a.new_empty(whole, dtype=dtype) if keep_preactivation else none(a)
 
