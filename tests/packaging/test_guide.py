@@ -56,7 +56,7 @@ def test_from_an_empty_folder_to_a_green_matrix(
     listed = sum(  # lists that are even are strided, or there are none
         c.view == "device"
         or c.scattered
-        or bool(c.bias or c.residual or c.scales or c.epilogue)
+        or bool(c.bias or c.residual or c.scales or c.epilogue or c.reductions)
         or c.lead != (c.batch, c.num_heads)
         for c in cases
     )

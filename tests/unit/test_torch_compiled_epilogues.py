@@ -191,7 +191,14 @@ def test_a_second_result_is_checked_as_uncompiled(what: str) -> None:
             run(drawn(M, K), drawn(K, N), made())
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "eager",
+        "aot_eager",
+        pytest.param("inductor", marks=pytest.mark.slow("inductor compiles C++")),
+    ],
+)
 def test_results_that_share_memory_are_refused(backend: str) -> None:
     """Also by what was compiled for results apart; rows between those of another one are apart."""
 

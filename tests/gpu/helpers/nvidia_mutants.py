@@ -97,8 +97,8 @@ MUTANTS = (
     ),
     _mutant(
         "accumulator-rows",
-        "/ 2), Place::column(c) + e % 2 * Place::STEP, a.x[r][c][e])",
-        "% 2), Place::column(c) + e / 2 * Place::STEP, a.x[r][c][e])",
+        "= f(Place::row(r, e / 2), Place::column(c) + e % 2 * Place::STEP, a.x[r][c][e])",
+        "= f(Place::row(r, e % 2), Place::column(c) + e / 2 * Place::STEP, a.x[r][c][e])",
         "attention-f16-64-causal-65x65",
         "a mask hides other elements of a lane than those it is about",
         ENGINE,
