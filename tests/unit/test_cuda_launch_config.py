@@ -243,9 +243,14 @@ def test_launches_that_run_once_are_packed_and_passed_by_address(
         match=r"^cuLaunchKernelEx failed with CUDA_ERROR_FAKE \(1\): what it means \(grid \(3, 1",
     ):
         pack(3, 0, 0)(77)
+    driver.status, driver.CUresult = 77777, cu.CUresult
+    with pytest.raises(DeviceError, match=r"^cuLaunchKernelEx failed with 77777: unknown \(grid"):
+        pack(3, 0, 0)(77)
 
 
-@pytest.mark.parametrize(("variable", "name"), [(None, ""), ("0", ""), ("1", "_ptsz")])
+@pytest.mark.parametrize(
+    ("variable", "name"), [(None, ""), ("", ""), ("0", ""), ("x", ""), ("1", "_ptsz")]
+)
 def test_the_default_stream_is_that_of_the_bindings(
     monkeypatch: pytest.MonkeyPatch, variable: str | None, name: str
 ) -> None:

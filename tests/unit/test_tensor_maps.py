@@ -215,6 +215,10 @@ def test_the_driver_gets_the_numbers_and_its_bytes_come_back(
     monkeypatch.setattr(bindings, "driver", lambda: Failing(cu))
     with pytest.raises(DeviceError, match=r"^cuTensorMapEncodeTiled failed with CUDA_ERROR_INVALI"):
         toolchain.encode_tensor_map(K, 0x1000)
+    monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: lambda *_: 77777)
+    tensor_maps._encoder.cache_clear()
+    with pytest.raises(DeviceError, match="^cuTensorMapEncodeTiled failed with 77777: unknown$"):
+        toolchain.encode_tensor_map(K, 0x1000)
 
 
 @pytest.mark.parametrize("odd", [0, 1 << 4, 1 << 30, 1 << 47])

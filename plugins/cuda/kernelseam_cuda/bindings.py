@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
 from typing import Any, NoReturn
@@ -92,12 +92,16 @@ def kept_from_capture() -> Iterator[None]:
 
 
 def fail(name: str, status: Any, detail: str = "") -> NoReturn:
-    """Raise what a driver status means."""
-    _, text = driver().cuGetErrorString(status)
-    meaning = text.decode() if isinstance(text, bytes) else "unknown"
-    known = {_OUT_OF_MEMORY: OutOfDeviceMemory, **dict.fromkeys(_NO_DEVICE, NoDevice)}
-    kind = known.get(int(status), DeviceError)
-    raise kind(
-        f"{name} failed with {status.name} ({int(status)}): "
-        f"{meaning}{f' ({detail})' if detail else ''}"
+    """Raise what a driver status means: the bindings' own, or its number, which they may have no
+    name for."""
+    api, number = driver(), int(status)
+    called, meaning = str(number), "unknown"
+    with suppress(ValueError):
+        known = status if hasattr(status, "name") else api.CUresult(number)
+        called = f"{known.name} ({number})"
+        _, text = api.cuGetErrorString(known)
+        meaning = text.decode() if isinstance(text, bytes) else meaning
+    kinds = {_OUT_OF_MEMORY: OutOfDeviceMemory, **dict.fromkeys(_NO_DEVICE, NoDevice)}
+    raise kinds.get(number, DeviceError)(
+        f"{name} failed with {called}: {meaning}{f' ({detail})' if detail else ''}"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +32,7 @@ _STREAMS = 8
 """The same of arguments that are packed again for every launch."""
 
 _PER_THREAD = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM"
-"""The bindings' variable."""
+"""The bindings' variable; what begins with no number is 0."""
 
 # CU_LAUNCH_PARAM_END, CU_LAUNCH_PARAM_BUFFER_POINTER and CU_LAUNCH_PARAM_BUFFER_SIZE of cuda.h.
 _END, _POINTER, _SIZE = 0, 1, 2
@@ -41,8 +42,9 @@ _END, _POINTER, _SIZE = 0, 1, 2
 def _launch_kernel() -> Any:
     """The driver's cuLaunchKernelEx(config, function, parameters, extra), all by address: that
     which the bindings call, where the default stream is each thread's."""
-    per_thread = int(os.environ.get(_PER_THREAD, 0))
-    return bindings.by_ctypes("cuLaunchKernelEx" + "_ptsz" * bool(per_thread))
+    number = re.match(r"\s*[+-]?\d+", os.environ.get(_PER_THREAD, ""))
+    per_thread = number is not None and int(number[0]) != 0
+    return bindings.by_ctypes("cuLaunchKernelEx" + "_ptsz" * per_thread)
 
 
 def argument_list(arguments: bytes, size: ctypes.c_size_t) -> tuple[Any, Any]:
@@ -161,8 +163,7 @@ class CudaKernel:
                 free.append(own)
                 if status:
                     failed = replace(config, grid=(grid[0], 1, 1))
-                    error = bindings.driver().CUresult(status)
-                    bindings.fail("cuLaunchKernelEx", error, str(failed))
+                    bindings.fail("cuLaunchKernelEx", status, str(failed))
 
             own = (buffer, grid, launch)
             return own

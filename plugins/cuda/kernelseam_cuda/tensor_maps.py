@@ -193,7 +193,7 @@ def _encoder(m: TensorMap) -> tuple[Encode, Tail]:
         if status:
             free.append(own)
             name = "cuTensorMapEncodeTiled" if elsewhere is None else "cuTensorMapReplaceAddress"
-            bindings.fail(name, cu.CUresult(status))
+            bindings.fail(name, status)
         if elsewhere is None:
             if plain_end < 0:
                 plain_end = _plain_end(own, encoded)
