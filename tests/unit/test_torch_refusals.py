@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -224,3 +225,64 @@ def test_operators_have_no_sums_and_maxima() -> None:
     for a, b in (given, [x.to("meta") for x in given]):
         with pytest.raises(InvalidValue, match="^epilogue = row_sums, column_sums or amax: is of"):
             torch.ops.kernelseam.matmul2d_epilogue(a, b, expression=text, captured_numbers=[])
+
+
+def listed(a: Any, *out: Any) -> Any:
+    return kernelseam.grouped_mm_list([a, a], [a, a], out=out)
+
+
+def with_sums(a: Any, out: Any, sums: Any) -> Any:
+    return kernelseam.matmul2d(a, a, out=out, epilogue="relu", preactivation=sums)
+
+
+def split(a: Any, *out: Any) -> Any:
+    weight = torch.ones(18, 6, device=a.device)
+    of_q = torch.zeros(1, 6, 6, device=a.device)
+    return kernelseam.fused_qkv_projection(a, weight, None, 1, 1, 6, out=(of_q, *out))
+
+
+def gathered(a: Any, *out: Any) -> Any:
+    pages, slots = a.view(3, 2, 1, 6), torch.arange(6, dtype=torch.int32, device=a.device)
+    return kernelseam.gather_paged(pages, pages, slot_mapping=slots, out=out)
+
+
+DOUBLES: dict[Callable[..., Any], tuple[tuple[int, ...], tuple[int, ...]]] = {
+    listed: ((6, 6), (6, 6)),
+    with_sums: ((6, 6), (6, 6)),
+    split: ((6, 6), (1, 6, 6)),
+    gathered: ((6, 6), (6, 1, 6)),
+}
+
+
+@pytest.mark.parametrize("call", DOUBLES)
+def test_one_array_for_two_results_is_refused(call: Callable[..., Any]) -> None:
+    """Uncompiled by its memory; what was compiled for two of equal contents takes them still."""
+    of_a, of_out = DOUBLES[call]
+    a, one, other = cells(*of_a, grad=False), torch.zeros(of_out), torch.zeros(of_out)
+    torch._dynamo.reset()
+    run = torch.compile(call, fullgraph=True, backend="eager")
+    followed = functools.partial(in_mode, call), functools.partial(on_fakes, call)
+    run(a, one, other)
+    want = one.clone(), other.clone()
+    for function in followed:
+        function(a, one.zero_(), other.zero_())
+    in_mode(call, a, one, other)
+    torch.testing.assert_close((one, other), want, rtol=0, atol=0)
+    message = r"(out(\[\d\])?|v|k) = .*(overlaps|equals) (preactivation|out\[|k|v)"
+    for function in (call, *followed, run):
+        with pytest.raises(Exception, match=message):
+            function(a, one, one)
+    for function in (call, followed[0]):
+        with pytest.raises(InvalidValue, match=message):
+            function(a, one, one.view(of_out))
+    meta = torch.zeros(of_out, device="meta")
+    with pytest.raises(InvalidValue, match=message):
+        call(a.to("meta"), meta, meta.view(of_out))
+
+    def made(a: Any) -> Any:
+        own = torch.zeros(of_out), torch.zeros(of_out)
+        call(a, *own)
+        return own
+
+    found = torch.compile(made, fullgraph=True, backend="inductor")(a)
+    torch.testing.assert_close(found, want)

@@ -39,6 +39,7 @@ from kernelseam.interop.torch_library import (
     mods,
     projection,
 )
+from kernelseam.interop.torch_library.apart import check_distinct
 from kernelseam.interop.torch_library.define import unrepeated
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.interop.torch_library.mods import CAPTURED
@@ -71,10 +72,12 @@ uncompiled(operate, with_epilogue, with_expression)
 
 
 def _filled(arrays: Arrays, results: Results) -> Results:
-    """Copy results to the arrays that are given for them, which they have the layout of."""
-    for name, x in results.items():
-        if name in arrays:
-            arrays[name].copy_(x)
+    """Copy results to the arrays that are given for them, which they have the layout of. Raises
+    InvalidValue for one array that is given for two."""
+    given = {name: arrays[name] for name in results if name in arrays}
+    check_distinct(given)
+    for name, x in given.items():
+        x.copy_(results[name])
     return results
 
 
@@ -198,16 +201,12 @@ def _maybe_with_epilogue(
         raise InvalidValue(
             "preactivation", "given", "is what an epilogue is of", "Give epilogue too, or use C"
         )
-    if (sums := arrays.get("preactivation")) is not None and arrays.get("out") is sums:
-        raise InvalidValue(
-            "out", "given", "overlaps preactivation", "Give the output memory of its own"
-        )
     if reductions_in(arrays):
         raise refused_reductions()
     given |= functions
     placed = {n: torch.as_tensor(x) if n in CAPTURED else x for n, x in arrays.items()}
-    made = _called(own, (*names, "preactivation", *CAPTURED), placed, given, *chosen)
-    return _filled(arrays, dict(zip(("out", "preactivation"), made, strict=True)))
+    out, sums = _called(own, (*names, "preactivation", *CAPTURED), placed, given, *chosen)
+    return _filled(arrays, {"preactivation": sums, "out": out})
 
 
 def _grouped(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
