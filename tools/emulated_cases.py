@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kernelseam.dtypes import E4M3, DType
 
-SHARED, UNFUSED, DECODE = "shared", "gemm-softmax-gemm", "decode"
+SHARED, UNFUSED = "shared", "gemm-softmax-gemm"
 
 
 @dataclass(frozen=True)
@@ -199,31 +199,6 @@ GROUPS = (
         """attention-bwd-f16-64-causal-any-order
         attention-bwd-bf16-128-causal-any-order-sequences-gqa
         attention-bwd-f32-128v40-any-order""",
-    ),
-    Group(
-        "scores and masks of users, over pages and packed rows, and blocks that are passed over",
-        """attention-bf16-128-mod-buckets-paged attention-bf16-128-mod-documents-packed
-        attention-bf16-128-mod-documents-blocks attention-bf16-128-mod-prefix-blocks-decoding""",
-    ),
-    Group(
-        "scores and masks of users, and blocks that are passed over",
-        "attention-bwd-bf16-64-mod-blocks",
-    ),
-    Group(
-        "epilogues of users, gated, with sums and maxima",
-        "gemm-f16-nt-epilogue-gated_options-ragged gemm-bf16-nn-epilogue-reductions",
-    ),
-    Group(
-        "groups along m and k, with an epilogue",
-        "grouped-gemm-bf16-m-nn grouped-gemm-bf16-m-nn-epilogue-swiglu grouped-gemm-f16-k-tn",
-    ),
-    Group(
-        "pages, few queries of each sequence, in one launch",
-        """attention-bf16-128-causal-pages-48-gqa attention-f16-64-pages-1
-        attention-f16-64-pages-16-0 attention-f16-64-pages-16-nan-in-v
-        attention-f16-64-causal-pages-16-sequences
-        attention-f16-64-causal-pages-16-head-major attention-f16-64-split-pages""",
-        DECODE,
     ),
     Group(
         "partial results of split keys",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from kernelseam.descriptors.gemm.grouped_problem import INDICES
 from kernelseam.dtypes import E4M3
 from kernelseam.samples.common import BF16, F16, F32
+from kernelseam.samples.epilogues import PAIRS
 from kernelseam.samples.grouped_case import GroupedCase, case
 
 _F64 = frozenset({"shared"})
@@ -78,11 +79,12 @@ def _indexed() -> Iterator[GroupedCase]:
 
 def _epilogues() -> Iterator[GroupedCase]:
     """Activations, gates, and functions that are told of a row, a column and the group. Not every
-    host arch has a tile of one team for gates of neighbours, or beside indices."""
+    host arch has a tile of one team for gates."""
     refusing = frozenset({"shared"})
     both: dict[str, object] = {"epilogue": "swiglu", "preactivation": True}
     for name in ("swiglu", "gelu", "in_turn", "checkerboard", "powers", "gated_options"):
-        yield case("bf16-m-nn", f"epilogue-{name}", epilogue=name, rest=11)
+        refused = refusing if name in PAIRS else frozenset[str]()
+        yield case("bf16-m-nn", f"epilogue-{name}", epilogue=name, may_refuse=refused, rest=11)
     for kind in ("bf16-m-nt", "f16-m-nt", "f32-m-nn"):
         yield case(kind, "epilogue-both", **both)
         interleaved = {"epilogue": "interleaved_options", "may_refuse": refusing}
@@ -97,7 +99,7 @@ def _epilogues() -> Iterator[GroupedCase]:
         yield case("bf16-m-nn", f"epilogue-{what}", **gated)
     yield case("bf16-m-tn", "epilogue", epilogue="checkerboard", preactivation=True)
     yield case("bf16-m-nn", "epilogue-alpha-beta", epilogue="powers", alpha=2.5, beta=-0.5)
-    yield case("bf16-m-nn", "epilogue-to-f32", **both, dtype_c=F32)
+    yield case("bf16-m-nn", "epilogue-to-f32", **both, dtype_c=F32, may_refuse=refusing)
     yield case("f16-m-nn", "epilogue-ragged", **both, N=54, K=45, gap=3)
     yield case("f16-m-nn", "epilogue-k-0", epilogue="column_bias", K=0)
     yield case("f16-m-nn", "epilogue-one-each", epilogue="column_bias", sizes=(1,) * 40)
