@@ -1,6 +1,6 @@
 """What a serving engine does beside plain decoding, on one device: append and gather beside a copy
-of as many bytes, pages that requests share beside plain paged decoding and FlashAttention-3's, and
-drafts that form a tree beside causal ones.
+of as many bytes, pages that requests share beside plain paged decoding, FlashAttention-3's and
+FlashInfer's cascade, and drafts that form a tree beside causal ones.
 
     python -m benchmarks.serving [--device cuda] [--small]
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from typing import Any
 import kernelseam as ks
 import torch
 
+from benchmarks.comparing import flashinfer_peer
 from benchmarks.comparing.attention import flash_attention_3
 
 H, H_KV, D, PAGE = 32, 8, 128, 16
@@ -125,6 +127,15 @@ class Cache:
         }
 
 
+def of_flashinfer(plans: Sequence[Callable[[], Run]], device: str) -> float | None:
+    """Seconds of what they make, None where FlashInfer is not there or refuses, which is said."""
+    try:
+        return seconds([plan() for plan in plans], device)
+    except Exception as e:  # it compiles at first use, which may fail in many ways
+        print(f"FlashInfer: {type(e).__name__}: {e}".splitlines()[0][:200], file=sys.stderr)
+        return None
+
+
 def cache_rows(tokens: Sequence[int], device: str) -> Iterator[str]:
     for count in tokens:
         cache, each = Cache(count, device), count // REQUESTS
@@ -137,6 +148,14 @@ def cache_rows(tokens: Sequence[int], device: str) -> Iterator[str]:
         }
         sets = [cache.arrays() for _ in range(_sets(min(cache.bytes.values())))]
         by_name = [cache.runs(x, common) for x in sets]
+        appends = [
+            partial(
+                flashinfer_peer.append,
+                *(x["k"], x["v"], (x["k_pages"], x["v_pages"]), x["table"]),
+                *(common["cu_seqlens_q"], common["kv_lengths"]),
+            )
+            for x in sets
+        ]
         for name, size in cache.bytes.items():
             own = seconds([runs[name] for runs in by_name], device)
             memory = [
@@ -144,20 +163,26 @@ def cache_rows(tokens: Sequence[int], device: str) -> Iterator[str]:
                 for _ in range(_sets(size))
             ]
             copied = seconds([partial(to.copy_, x) for to, x in memory], device)
+            other = of_flashinfer(appends, device) if name == "append by tables" else None
             yield (
                 f"| {count} | {name} | {own * 1e6:.1f} | {size / own / 1e9:.0f} "
-                f"| {copied / own:.2f} |"
+                f"| {copied / own:.2f} | {_ratio(other, own)} |"
             )
+
+
+def _ratio(other: float | None, own: float) -> str:
+    return "–" if other is None else f"{other / own:.2f}"
 
 
 def _sets(size: int) -> int:
     return max(2, min(6, int(ROTATING_BYTES / size)))
 
 
-def _pages(count: int, device: str) -> list[Tensor]:
-    return [
+def _pages(count: int, device: str) -> tuple[Tensor, Tensor]:
+    k, v = (
         torch.randn(count, PAGE, H_KV, D, device=device, dtype=torch.bfloat16) for _ in range(2)
-    ]
+    )
+    return k, v
 
 
 def prefix_row(batch: int, groups: int, shared: int, own: int, queries: int, device: str) -> str:
@@ -179,8 +204,10 @@ def prefix_row(batch: int, groups: int, shared: int, own: int, queries: int, dev
     expected = plain().float()
     error = float((grouped().float() - expected).norm() / expected.norm())
     found = {n: seconds([run], device) for n, run in runs.items()}
+    plan = partial(flashinfer_peer.cascade, q, pages, table, first, [shared + own] * batch, groups)
+    times = {**found, "FlashInfer": of_flashinfer([plan], device)}
     others = " | ".join(
-        f"{found[n] / found['groups']:.2f}" if n in found else "–" for n in ("plain", "FA3")
+        _ratio(times.get(n), found["groups"]) for n in ("plain", "FA3", "FlashInfer")
     )
     return (
         f"| {batch} | {groups} | {shared} + {own} | {queries} "
@@ -209,11 +236,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--small", action="store_true")
     given = parser.parse_args(arguments)
     small, device = given.small, given.device
-    print("| tokens | what | µs | GB/s | of a copy's speed |\n|---|---|---|---|---|")
+    print("| tokens | what | µs | GB/s | of a copy's speed | FlashInfer / ours |")
+    print("|---|---|---|---|---|---|")
     for row in cache_rows((1024,) if small else (2048, 8192, 32768), device):
         print(row, flush=True)
-    print("\n| requests | groups | keys | queries | µs | plain / ours | FA3 / ours | error |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "\n| requests | groups | keys | queries | µs | plain / ours | FA3 / ours "
+        "| FlashInfer / ours | error |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     large = [(64, 1, 8192, 256, 1), (256, 1, 8192, 256, 1), (256, 4, 8192, 256, 1)]
     large += [(16, 1, 8192, 256, 1), (64, 1, 2048, 256, 1), (64, 1, 8192, 256, 4)]
     for shape in [(4, 2, 64, 16, 1)] if small else large:

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import accumulate
-from types import ModuleType
+from functools import partial
 from typing import Any
 
 import kernelseam as ks
@@ -17,6 +15,7 @@ import torch
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.oracle import formulas
 
+from benchmarks.comparing import flashinfer_peer
 from benchmarks.comparing.attention import flash_attention_3
 from benchmarks.comparing.reading import reading
 from benchmarks.comparing.results import COPY, Record
@@ -41,21 +40,6 @@ LATENT = (
     ((1, 32768), 128),
 )
 """Of latent attention: (batch, keys), heads."""
-
-
-_FLASHINFER_BYTES = 128 << 20
-"""Of its workspace, as its documentation has it."""
-
-
-@cache
-def flashinfer() -> ModuleType | str:
-    """The one that is there, or why there is none."""
-    try:
-        import flashinfer
-    except Exception as e:  # a library that does not load raises what it likes
-        return f"flashinfer cannot be imported: {type(e).__name__}: {e}"[:200]
-    module: ModuleType = flashinfer
-    return module
 
 
 @dataclass(frozen=True)
@@ -182,7 +166,7 @@ class DecodeRow:
                     causal=False,
                 ),
             )
-        self._flashinfer(prepared, arrays, order)
+        self._flashinfer(prepared, arrays)
         # as much is read as written
         k = arrays["k"].reshape(-1)[: int(self.bytes) // (2 * arrays["k"].element_size())]
         v = torch.empty_like(k)
@@ -198,39 +182,19 @@ class DecodeRow:
                 prepared.contestants.append(Contestant("read", COPY, run))
         return prepared
 
-    def _flashinfer(
-        self, prepared: Prepared, arrays: Mapping[str, Any], order: torch.Tensor
-    ) -> None:
-        """Both of its ways; what it plans on the host, by the lengths, is not timed."""
-        module = "it is compared where keys and values are apart" if self.latent else flashinfer()
-        if isinstance(module, str):
-            prepared.refused["FlashInfer"] = module
+    def _flashinfer(self, prepared: Prepared, arrays: Mapping[str, Any]) -> None:
+        """Both of its ways."""
+        if self.latent:
+            prepared.refused["FlashInfer"] = "it is compared where keys and values are apart"
             return
-        q, k, v = (arrays[n] for n in "qkv")
-        q = q[:, 0].contiguous()
-        begins = torch.tensor([0, *accumulate(self.pages)], dtype=torch.int32)
-        last = torch.tensor([(n - 1) % self.page + 1 for n in self.lengths], dtype=torch.int32)
+        q, pages, table = (
+            arrays["q"][:, 0].contiguous(),
+            (arrays["k"], arrays["v"]),
+            arrays["table"],
+        )
         for name, tensor_cores in (("FlashInfer", True), ("FlashInfer, plain units", False)):
-            try:
-                memory = torch.empty(_FLASHINFER_BYTES, dtype=torch.uint8, device=q.device)
-                wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
-                    memory, "NHD", use_tensor_cores=tensor_cores
-                )
-                wrapper.plan(
-                    begins.to(q.device),
-                    order,
-                    last.to(q.device),
-                    self.heads,
-                    self.kv_heads,
-                    self.D,
-                    self.page,
-                    q_data_type=q.dtype,
-                    kv_data_type=k.dtype,
-                )
-            except Exception as e:  # it compiles at first use, which may fail in many ways
-                prepared.refused[name] = f"{type(e).__name__}: {e}".strip().splitlines()[0][:200]
-                continue
-            prepared.peer(name, lambda w=wrapper: w.run(q, (k, v))[:, None])  # type: ignore[misc]
+            plan = partial(flashinfer_peer.decode, q, pages, table, self.lengths, tensor_cores)
+            flashinfer_peer.add(prepared, name, plan, lambda x: x[:, None])
 
 
 class Judge:

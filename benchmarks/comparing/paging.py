@@ -1,11 +1,12 @@
 """Keys and values in pages, of prefills, chunks, few queries and batches of all of them, beside
-FlashAttention-3 and our kernel over the same rows packed."""
+FlashAttention-3, FlashInfer and our kernel over the same rows packed."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import kernelseam as ks
@@ -13,6 +14,7 @@ import torch
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.oracle import formulas
 
+from benchmarks.comparing import flashinfer_peer
 from benchmarks.comparing.attention import flash_attention_3, visible_pairs
 from benchmarks.comparing.results import Record
 from benchmarks.comparing.rows import Judged, Part, Prepared, Session, compared, host, judged
@@ -151,24 +153,36 @@ class PagedRow:
         prepared.add(
             session, lambda out: self.descriptor(packed, out), result, lambda x: x, called, called
         )
+        self._flashinfer(prepared, arrays)
+        self._flash_attention_3(prepared, arrays, result())
+        return prepared
+
+    def _flashinfer(self, prepared: Prepared, arrays: Mapping[str, Any]) -> None:
+        left = -1 if self.window is None else self.window[0]
+        q, table, pages = arrays["q"], arrays["block_table"], (arrays["k"], arrays["v"])
+        plan = partial(flashinfer_peer.prefill, q, pages, table, self.queries, self.lengths, left)
+        flashinfer_peer.add(prepared, "FlashInfer", plan, lambda x: x)
+
+    def _flash_attention_3(
+        self, prepared: Prepared, arrays: Mapping[str, Any], out: torch.Tensor
+    ) -> None:
         module = flash_attention_3()
         if isinstance(module, str):
             prepared.refused["FA3"] = module
-            return prepared
+            return
         options: dict[str, Any] = {
             "cu_seqlens_q": arrays["cu_seqlens_q"],
             "seqused_k": arrays["kv_lengths"],
-            "page_table": table,
+            "page_table": arrays["block_table"],
             "max_seqlen_q": max(self.queries),
             "causal": True,
             "num_splits": 0,  # by a heuristic of its own
-            "out": result(),
+            "out": out,
         }
         if self.window is not None:
             options["window"] = self.window
         q, k, v = (arrays[n] for n in "qkv")
         prepared.peer("FA3", lambda: module.fa3_fwd(q, k, v, **options), lambda x: x[0])
-        return prepared
 
     def packed(self, arrays: Mapping[str, Any], starts: torch.Tensor) -> dict[str, Any]:
         """The same rows, one sequence after the other."""
