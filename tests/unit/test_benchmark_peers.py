@@ -76,5 +76,5 @@ def test_serving_is_measured_dry(capsys: pytest.CaptureFixture[str]) -> None:
 
     serving.main(["--device", "cpu", "--small"])
     rows = [x.split(" | ") for x in capsys.readouterr().out.splitlines() if x.startswith("| ")]
-    assert [len(x) for x in rows] == [5] * 6 + [8] * 2 + [5] * 2
+    assert [len(x) for x in rows] == [6] * 6 + [9] * 2 + [5] * 2
     assert float(rows[7][-1].strip(" |")) == 0, "groups change nothing on the host"
