@@ -31,6 +31,8 @@ DEVICE = "cuda"
 
 
 def moved(x: Any) -> Any:
+    if isinstance(x, list):
+        return [moved(y) for y in x]
     if not isinstance(x, torch.Tensor):
         return x
     return x.detach().to(DEVICE).requires_grad_(x.requires_grad)

@@ -74,6 +74,8 @@ def test_every_operator_has_a_sample() -> None:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_opcheck(name: str) -> None:
     called, operands, options = samples()[name]
+    tensors = [x for x in torch.utils._pytree.tree_leaves(operands) if torch.is_tensor(x)]
+    assert tensors and all(x.is_leaf for x in tensors)
     found = torch.library.opcheck(operator(called), operands, options)
     assert set(found.values()) == {"SUCCESS"} and len(found) == 4, found
 

@@ -194,7 +194,11 @@ def samples() -> dict[str, Sample]:
             ),
             {"alpha": 0.5, "keep_preactivation": True, **of_epilogue},
         ),
-        "grouped_mm_list": ("grouped_mm_list", ([a2, x[0]], [b2, cells(HIDDEN, 3)]), {}),
+        "grouped_mm_list": (
+            "grouped_mm_list",
+            ([a2, cells(6, HIDDEN)], [b2, cells(HIDDEN, 3)]),
+            {},
+        ),
         "fused_qkv_projection": (
             "fused_qkv_projection",
             (x, w, b, *rotary()),

@@ -268,19 +268,30 @@ def tell(name: str) -> bool:
     return True
 
 
+def _is_imported() -> bool:
+    """Whether torch.distributed.tensor is: else there are no DTensors."""
+    return "torch.distributed.tensor" in sys.modules
+
+
 def are_sharded(tensors: Sequence[Any]) -> bool:
     """Whether some are DTensors."""
-    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    return dtensor is not None and any(isinstance(x, dtensor) for x in tensors)
+    if not _is_imported():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(x, DTensor) for x in tensors)
 
 
 def check_alike(name: str, tensors: Sequence[Any]) -> None:
     """Refuse tensors beside DTensors, where torch would not take them for replicated ones."""
-    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    if dtensor is None or dtensor._op_dispatcher._allow_implicit_replication:
+    if not _is_imported():
+        return
+    from torch.distributed.tensor import DTensor
+
+    if DTensor._op_dispatcher._allow_implicit_replication:
         return
     given = [(i, x) for i, x in enumerate(tensors) if isinstance(x, torch.Tensor)]
-    plain = [i for i, x in given if not isinstance(x, dtensor)]
+    plain = [i for i, x in given if not isinstance(x, DTensor)]
     if 0 < len(plain) < len(given):
         arguments = operator_of(name).default._schema.arguments
         raise InvalidValue(
@@ -291,8 +302,10 @@ def check_alike(name: str, tensors: Sequence[Any]) -> None:
         )
 
 
-tell._dynamo_marked_constant = True  # type: ignore[attr-defined]
-"""Dynamo calls it while it traces."""
+_called: Any
+for _called in (tell, _is_imported):
+    # Dynamo calls them while it traces; sys.modules it would walk, while modules are added to it
+    _called._dynamo_marked_constant = True
 
 
 def _strategy(rule: Rule) -> Callable[[Any], Any]:
