@@ -25,8 +25,14 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from filelock import FileLock
+
+# An example's time says how busy the machine is, not whether it is right. What is active already is
+# hypothesis' own, which differs where CI is set.
+hypothesis.settings.register_profile("kernelseam", hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("kernelseam")
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [

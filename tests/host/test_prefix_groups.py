@@ -63,9 +63,7 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int]:
     return table, lengths, draw(st.integers(1, 5))
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches())
 def test_groups_of_any_table(hostcpp: Plugins, drawn: tuple[np.ndarray, np.ndarray, int]) -> None:
     """The same as without groups; entries of the table beyond the lengths are not read."""

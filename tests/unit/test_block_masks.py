@@ -68,7 +68,7 @@ def bands(draw: st.DrawFn) -> Any:
     return mask, draw(st.integers(1, 80)), draw(st.integers(1, 80))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(bands(), st.integers(1, 40), st.integers(1, 40), st.integers(1, 50), st.integers(1, 50))
 def test_blocks_are_never_wrongly_empty_or_whole(
     drawn: Any, q_size: int, kv_size: int, rows: int, columns: int

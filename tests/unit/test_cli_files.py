@@ -195,7 +195,7 @@ def test_a_name_of_any_kind_is_kept(command: Command, tmp_path: Path, name: str)
 WHOLE = bytes(zipped()), bytes(zipped(zipfile.ZIP_DEFLATED, out=np.ones(SHAPE)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     content=st.sampled_from(WHOLE),
     flips=st.lists(st.tuples(st.integers(0, 10**4), st.integers(0, 7)), max_size=8),
@@ -212,7 +212,7 @@ def test_flipped_bits_and_lost_ends(
     read(changed[: None if cut is None else cut % len(content)])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     header=st.text("{}()[],:'\" \n0123456789-<>|=fiucbOUSVMm8LdescrfortanhpTFlu_#\\", max_size=60),
     keep=st.integers(0, 60),

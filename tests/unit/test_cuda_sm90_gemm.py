@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsSpec, Segment
@@ -336,7 +336,6 @@ def divided(values: dict[str, int | float], name: str, n: int) -> int:
     return (n * (int(values[f"{name}_magic"]) % 2**32)) >> (31 + int(values[f"{name}_shift"]))
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 3000),
     st.integers(1, 3000),

@@ -80,7 +80,7 @@ GEMM: dict[str, Any] = {
 GROUPS: dict[str, Any] = dict.fromkeys(("c_batch_group", "c_head_group"), st.integers(1, 2))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     fields(
         GEMM,
@@ -111,7 +111,7 @@ def test_strided(given_fields: dict[str, Any]) -> None:
     assert p.spec.plain == (names == ["A", "B", "C"] and p.summed == 1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     fields(
         {**dict.fromkeys(("batch", "num_heads", "S_q", "S_k", "head_dim"), small), "dtype": dtypes},
@@ -180,7 +180,7 @@ def lists(draw: st.DrawFn) -> dict[str, Any]:
     return drawn
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(lists())
 def test_pointers(given_fields: dict[str, Any]) -> None:
     try:
@@ -220,7 +220,7 @@ def test_pointers(given_fields: dict[str, Any]) -> None:
             assert list(given_fields[f"{name}_ptrs"]) == entries
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 40)), min_size=1, max_size=4))
 def test_an_output_overlaps_itself_exactly_where_a_walk_meets_itself(
     axes: list[tuple[int, int]],
@@ -231,7 +231,7 @@ def test_an_output_overlaps_itself_exactly_where_a_walk_meets_itself(
     assert (actual is not None) == (len(set(offsets)) < len(offsets))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     rows=st.integers(1, 4),
     columns=st.integers(1, 4),
@@ -262,7 +262,7 @@ def test_two_outputs_overlap_exactly_where_their_walks_meet(
         assert not one & other
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     shape=st.tuples(small, small, small, small),
     take=st.tuples(*[st.sampled_from([1, 1, 2, -1])] * 4),

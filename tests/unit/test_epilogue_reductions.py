@@ -238,7 +238,7 @@ def problems(draw: Any) -> tuple[Any, ...]:
     return results, M, N, K, block, draw(st.booleans()), draw(st.booleans())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(problems())
 def test_random_problems_are_within_the_oracles_bounds(problem: tuple[Any, ...]) -> None:
     results, M, N, K, block, batched, first = problem

@@ -204,7 +204,7 @@ def masks(draw: Callable[..., Any]) -> Callable[..., Any]:
     return lambda b, h, q, kv: first(h, q, kv) | second(h, q, kv)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(mask=masks())
 def test_random_masks(mask: Callable[..., Any]) -> None:
     e = score_expression(None, mask)
@@ -239,7 +239,7 @@ SMOOTH: list[Callable[..., Any]] = [
 ]
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(
     steps=st.lists(st.tuples(st.sampled_from(SMOOTH), st.floats(0.5, 3)), min_size=1, max_size=5)
 )

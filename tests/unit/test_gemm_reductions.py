@@ -31,7 +31,7 @@ def empty(*shape: int) -> Any:
     return np.empty(shape, np.float32)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     *(st.integers(0, 300) for _ in "MN"),
     st.integers(0, 3),

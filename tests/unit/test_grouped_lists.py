@@ -143,7 +143,7 @@ def listed(draw: st.DrawFn, lists: int) -> list[list[Any]]:
 
 
 @given(st.data(), st.sampled_from([2, 3]), st.sampled_from([0.0, 1.5]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_one_pass_finds_what_the_descriptor_does(data: Any, count: int, alpha: float) -> None:
     """Problems, addresses and their order, which calls on tensors are packed from."""
     lists = data.draw(listed(count))

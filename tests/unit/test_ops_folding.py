@@ -104,7 +104,7 @@ def test_nothing_to_run_over() -> None:
 steps = st.sampled_from([0, 1, 2, 3, 4, 6, 8, 12, 24])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.lists(
         st.tuples(st.integers(1, 3), steps, steps, st.one_of(st.just(SUMMED), steps)),

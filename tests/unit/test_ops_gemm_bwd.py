@@ -218,7 +218,7 @@ walks = st.tuples(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(shapes, st.tuples(walks, walks, walks))
 def test_any_strides(s: dict[str, Any], three: tuple[Any, Any, Any]) -> None:
     """What is computed is right; what is refused has no contiguous axis."""

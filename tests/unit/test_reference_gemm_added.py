@@ -100,7 +100,7 @@ def operands(p: dict[str, Any]) -> tuple[dict[str, Array], Array, dict[str, Any]
     return x, expected.astype(to), fields
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(problems())
 def test_strided_is_the_formula(p: dict[str, Any]) -> None:
     x, expected, fields = operands(p)
@@ -108,7 +108,7 @@ def test_strided_is_the_formula(p: dict[str, Any]) -> None:
     np.testing.assert_array_equal(x["C"], expected)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(problems())
 def test_lists_are_the_formula(p: dict[str, Any]) -> None:
     x, expected, fields = operands(p)

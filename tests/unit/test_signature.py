@@ -7,7 +7,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernelseam.contract import KernelFacts
 from kernelseam.errors import DeviceError
@@ -55,7 +55,6 @@ def fill(into: Any, kinds: tuple[Any, ...], values: Any) -> None:
             setattr(into, f"m{i}", next(values))
 
 
-@settings(deadline=None)
 @given(st.lists(kinds, min_size=1, max_size=6).map(tuple))
 def test_the_layout_is_c_s(kinds: tuple[Any, ...]) -> None:
     signature, whole = Signature(members(kinds)), c_type(kinds)
@@ -81,7 +80,6 @@ RANGES: dict[str, Any] = {
 }
 
 
-@settings(deadline=None)
 @given(st.lists(kinds, min_size=1, max_size=6).map(tuple), st.data())
 def test_every_value_that_a_type_has_arrives(kinds: tuple[Any, ...], data: st.DataObject) -> None:
     """Strides of 2³² and more, addresses in the upper half: what C reads from the buffer is what
@@ -181,7 +179,6 @@ def test_a_tensor_map_is_whole(given: Any) -> None:
         MAPS.pack({"n": 7, "a": given, "at": 0, "m": 0})
 
 
-@settings(deadline=None)
 @given(st.lists(kinds, min_size=1, max_size=6).map(tuple))
 def test_a_flat_signature_takes_members_by_themselves(kinds: tuple[Any, ...]) -> None:
     flat, leaf = Signature(members(kinds), flat=True), tuple(leaves(kinds))

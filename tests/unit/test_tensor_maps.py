@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernelseam.contract import TensorMap
 from kernelseam.dtypes import DType
@@ -110,7 +110,6 @@ def test_the_stride_of_an_axis_of_extent_1_counts_for_nothing() -> None:
     )
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=5), st.data())
 def test_accepted_maps_keep_the_drivers_rules(extents: list[int], data: Any) -> None:
     """Whatever is not refused has numbers that the driver's documentation allows."""
