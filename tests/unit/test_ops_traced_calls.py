@@ -20,16 +20,20 @@ import pytest
 from card import CardRows, CardRuntime, QuickToolchain, add_compiled_card
 from kernelseam import dispatch, planning
 from kernelseam.contract import Launch, Launches, Memset
+from kernelseam.descriptors.common.options import by_name
+from kernelseam.descriptors.gemm.options import ProductOptions
 from kernelseam.errors import InvalidValue
 from kernelseam.kernels import traced_text
-from kernelseam.ops import array_call, calling, gemm, on_torch, traced_call
+from kernelseam.ops import array_call, calling, fast_path, gemm, on_torch, traced_call
 from kernelseam.ops.calling import operate
+from kernelseam.ops.gemm import gemm_work
 from kernelseam.ops.operation import Cleared
 from kernelseam.plugins import plugins
 from kernelseam.tuned.classes import representative
 from kernelseam.tuned.numbers import numbers, with_numbers
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 
 @pytest.fixture
@@ -331,6 +335,67 @@ def test_the_class_decides_not_the_first_problem(
     for problem in asked:
         assert problem == representative(problem)
     assert [p.M for p in asked] == [128, 192]
+
+
+def test_the_fast_path_is_for_what_is_like_the_latest_call(
+    card: CardRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives what the usual way gives, and for all else None, with nothing launched."""
+    asked: dict[str, Any] = {"alpha": 2.0, "a_transposed": False}
+
+    def again(a: Any, b: Any, **options: Any) -> Any:
+        return fast_path.again(gemm_work, (a, b), asked | options)
+
+    def usual(m: int) -> None:
+        product(m, alpha=2.0)
+        whole = {**by_name(ProductOptions()), "beta": 0, **asked}
+        fast_path.learn(gemm_work, ("a", "b"), asked, whole)
+
+    a, b = torch.randn(9, 8), torch.randn(8, 5)
+    assert again(a, b) is None
+    for m in (6, 7, 2, 3, 9):
+        usual(m)
+        assert again(a, b) is None
+    usual(9)
+    card.described = 0
+    for _ in range(3):
+        x, y = torch.randn(9, 8), torch.randn(8, 5)
+        torch.testing.assert_close(again(x, y)["out"], 2 * x @ y, rtol=1e-5, atol=1e-5)
+        assert again(x, y).keys() == {"out"}
+    assert card.described == 0
+    unlike = [
+        lambda: again(a.clone().requires_grad_(), b),
+        lambda: again(torch.randn(10, 8), b),
+        lambda: again(torch.randn(8, 9).mT, b),
+        lambda: again(torch._neg_view(a), b),
+        lambda: again(a.half(), b.half()),
+        lambda: again(a.numpy(), b),
+        lambda: again(a, b, alpha=3.0),
+        lambda: again(a, b, alpha=2),
+        lambda: again(a, b, a_transposed=0),
+        lambda: again(a, b, alpha=[2.0]),
+        lambda: again(a, b, beta=1.0),
+    ]
+    assert [x() for x in unlike] == [None] * len(unlike)
+    base = torch.randn(80)
+    assert again(base[1:73].view(9, 8), b) is None, "another alignment is another function's"
+    with kernelseam.trace(), torch.inference_mode():
+        assert again(a, b) is None
+    with kernelseam.use_backend("card"):
+        assert again(a, b) is None
+    with torch.autograd.forward_ad.dual_level():
+        assert again(a, b) is None
+    with TorchDispatchMode():
+        assert again(a, b) is None
+    with monkeypatch.context() as patch:
+        patch.setenv("KERNELSEAM_BACKEND", "numpy")
+        assert again(a, b) is None
+        patch.delenv("KERNELSEAM_BACKEND")
+        patch.setattr(card, "current", 1)
+        assert again(a, b) is None
+    assert again(a, b) is not None
+    planning.forget()
+    assert again(a, b) is None
 
 
 def test_threads(card: CardRuntime) -> None:

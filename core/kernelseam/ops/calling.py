@@ -45,6 +45,8 @@ class CallCache:
         """None before the first caller."""
         self.plans: dict[Hashable, ArrayCall] = {}
         self.bound: BoundCache = {}
+        self.ways: dict[Hashable, tuple[Caller, tuple[Any, ...]]] = {}
+        """See ``fast_path``."""
         self.zeroed: Zeroed = {}
 
     def learn(

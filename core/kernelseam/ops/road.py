@@ -35,6 +35,9 @@ Compute = Callable[..., None]
 MOST_PATHS = 16
 """Of a kind of tensors, ways through the checks that are traced, and of a class's kernels."""
 _MOST_KINDS, _MOST_GUARDS = 8, 4
+_OFTEN = 16
+"""Times that a call came at the same addresses before it is made to repeat, which takes as long as
+ten calls save."""
 _FEW_TENSORS = 16
 """Of calls with more, which lists of products are, so many times fewer are kept."""
 
@@ -73,7 +76,7 @@ class _Kind:
     def __init__(self, tensors: tuple[Any, ...], on: OnTorch) -> None:
         self.on = on
         self.holds = tensor_guard(tensors, extents=False)
-        self.read = _reader([x.ndim for x in tensors])
+        self.read = _reader(tensors)
         self._calls: list[TracedCall] = []
         self._classes: dict[tuple[TracedCall, tuple[Any, ...]], Kernels | None] = {}
         self.own = list[Function]()
@@ -88,13 +91,16 @@ class _Kind:
         self._failures = 0
 
     def again(
-        self, numbers: tuple[Any, ...], given: tuple[Any, ...], tensors: tuple[Any, ...]
-    ) -> _Known | None:
-        """Calls of numbers that come again; None where they do not. ``given``: those of options."""
-        known = self.known.get(numbers)
+        self,
+        known: Function | _Known,
+        numbers: tuple[Any, ...],
+        given: tuple[Any, ...],
+        tensors: tuple[Any, ...],
+    ) -> _Known:
+        """Calls of numbers that ``known`` served last. ``given``: those of options."""
         if isinstance(known, Function):
             self.known[numbers] = known = _Known(known, given, numbers)
-        if known is not None and self.last == numbers:
+        if self.last == numbers:
             known.holds = tensor_guard(tensors)
             self.latest = known
         return known
@@ -166,9 +172,15 @@ def _takes(call: TracedCall, pointers: list[int], numbers: tuple[Any, ...]) -> b
         return False
 
 
-def _reader(axes: list[int]) -> Callable[[tuple[Any, ...]], tuple[int, ...]]:
-    """Shapes and strides of tensors of so many axes, in order."""
-    parts = "".join(f"*t[{i}].shape, *t[{i}].stride(), " for i, n in enumerate(axes) if n)
+def _reader(tensors: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], tuple[int, ...]]:
+    """Shapes and strides, in order, of tensors of which as many come twice, and have as many axes,
+    as of these."""
+    parts, first = "", dict[int, int]()
+    for i, x in enumerate(tensors):
+        at = first.setdefault(id(x), i)
+        if x.ndim:
+            own = f"(n{i} := (*t[{i}].shape, *t[{i}].stride()))"
+            parts += f"*{own if at == i else f'n{at}'}, "
     read: Callable[..., tuple[int, ...]] = eval(f"lambda t: ({parts})")
     return read
 
@@ -192,8 +204,8 @@ class Caller:
         self.recent: dict[Hashable, tuple[Repeat, Guard]] = {}
         """By addresses and numbers, calls that came before: to repeat, where the guard holds for
         the tensors."""
-        self._seen: dict[Hashable, tuple[tuple[Any, ...], bool]] = {}
-        """Numbers of calls at addresses that came once, or twice."""
+        self._seen: dict[Hashable, list[Any]] = {}
+        """Numbers of calls at these addresses, and how often they came."""
         self._layouts: dict[Hashable, Repeat] = {}
         """Of planned calls, by their tensors' layouts."""
         self._lock = new_lock()
@@ -220,8 +232,9 @@ class Caller:
                 numbers = known.numbers
             else:
                 numbers = (*given, *kind.read(tensors))
-                if numbers in kind.known:
-                    known = kind.again(numbers, given, tensors)
+                served = kind.known.get(numbers)
+                if served is not None:
+                    known = kind.again(served, numbers, given, tensors)
                 kind.last = numbers
             if known is not None:
                 function, zeroed = known.function, on.zeroed if stream is None else none_zeroed
@@ -247,9 +260,11 @@ class Caller:
                 on.launch(in_order(launches), workspace, stream)
             if function.written:
                 on.count_writes(tuple([tensors[self._places[n]] for n in function.written]))
-            came, twice = self._seen.get(place, ((), False))
-            if not (twice and came == numbers):  # an allocator may come back to a place by chance
-                put(self._seen, place, (numbers, came == numbers), self._most)
+            seen = self._seen.get(place)
+            if seen is None or seen[0] != numbers:
+                put(self._seen, place, [numbers, 1], self._most)
+            elif seen[1] < _OFTEN:
+                seen[1] += 1
             elif not (zeroes := function.zeroes and stream is None) or on.zeroed(0):
                 # not a graph's call, whose workspace is larger
                 what = on, made, workspace, self._places, self._cleared
@@ -257,6 +272,32 @@ class Caller:
                 put(self.recent, place, (repeat, tensor_guard(tensors)), self._most)
             return dict(zip(function.results, made, strict=True))
         return self._planned(place, tensors, pointers, given, stream)
+
+    def again(
+        self, tensors: tuple[Any, ...], pointers: list[int], given: tuple[Any, ...]
+    ) -> dict[str, Any] | None:
+        """As ``call`` on torch's current stream, of what is like the latest call of its kind, whose
+        numbers came twice; None, with nothing launched, for all else."""
+        for kind in self._kinds:
+            known, on = kind.latest, kind.on
+            if known is None or known.given != given or not known.holds(*tensors):
+                continue
+            if self._cleared or not on.is_current():
+                return None
+            try:
+                packed = known.again(on.empty, on.zeroed, *pointers)
+            except Exception:  # the planned call raises the proper error
+                return None
+            if packed is None:
+                return None
+            made, _, launches = packed
+            handle, function = on.stream(), known.function
+            for launch in launches:
+                launch(handle)
+            if function.written:
+                on.count_writes(tuple([tensors[self._places[n]] for n in function.written]))
+            return dict(zip(function.results, made, strict=True))
+        return None
 
     def _planned(
         self,
