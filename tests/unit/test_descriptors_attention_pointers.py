@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from address_lists import SPACED, Array, aligned, at, frozen, matrices, on_device
-from attention_formula import close, formula
+from attention_formula import attention as formula
+from attention_formula import close
 from kernelseam import AttentionPointers, Plan, plan, trace
 from kernelseam_thirdvendor import AcmeArray
 
@@ -57,27 +58,16 @@ def attention(**more: Any) -> AttentionPointers:
 
 def right(x: dict[str, list[Array]], lse: Array | None = None, **options: Any) -> None:
     """Every entry of out, and the LSE, are the formula's."""
+    of_entries = {"bias", "mask", "alibi_slopes", "prefix_lengths"}
     for b in range(B):
-        for h in range(H):
-            g = b * G + h // (H // G)
-            n = int(options["kv_lengths"][b]) if "kv_lengths" in options else S_K
-            expected, want_lse = formula(
-                x["q_ptrs"][b * H + h],
-                x["k_ptrs"][g][:n],
-                x["v_ptrs"][g][:n],
-                scale=options.get("scale", D**-0.5),
-                causal=options.get("causal", False),
-                window=options.get("window"),
-                softcap=options.get("softcap"),
-                prefix=int(options["prefix_lengths"][b]) if "prefix_lengths" in options else 0,
-                slope=float(options["alibi_slopes"][b, h]) if "alibi_slopes" in options else 0.0,
-                bias=options["bias"][b, h] if "bias" in options else None,
-                mask=options["mask"][b, h] if "mask" in options else None,
-                sink=float(options["sinks"][h]) if "sinks" in options else -np.inf,
-            )
-            close(x["out_ptrs"][b * H + h], expected, 4)
-            if lse is not None:
-                close(lse[b, h], want_lse, 4)
+        n = int(options["kv_lengths"][b]) if "kv_lengths" in options else S_K
+        own = {k: y[b] if k in of_entries else y for k, y in options.items() if k != "kv_lengths"}
+        q, out = (np.stack(x[f"{name}_ptrs"][b * H : b * H + H]) for name in ("q", "out"))
+        keys, values = (np.stack(x[f"{name}_ptrs"][b * G : b * G + G])[:, :n] for name in "kv")
+        expected, want_lse = formula(q, keys, values, **own)
+        close(out, expected, 4)
+        if lse is not None:
+            close(lse[b], want_lse, 4)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -59,7 +59,7 @@ def check(
 @pytest.mark.parametrize("dtype", list(ROUNDOFF))
 @pytest.mark.parametrize("causal", [False, True])
 def test_dtypes(dtype: Any, causal: bool) -> None:
-    """Sizes and options: test_reference_attention.py."""
+    """Sizes and options: test_random_problems.py."""
     q, k, v = (
         normal(1, h, n, d, dtype=dtype) for h, n, d in ((4, 65, 32), (2, 90, 32), (2, 90, 40))
     )

@@ -53,43 +53,17 @@ def call(
     )
 
 
-def want(x: dict[str, Array], out: Array, lse: Array, **options: Any) -> dict[str, Array]:
-    """What the formula makes of dense heads, by name; dbias is whole."""
-    result = {n: np.zeros(x[n[1]].shape) for n in ("dq", "dk", "dv")}
-    result |= {"dbias": np.zeros((B, H, S_Q, S_K)), "dsinks": np.zeros(H)}
-    for b, h in np.ndindex(B, H):
-        g = h // (H // G)
-        sink = {"sink": float(x["sinks"][h])} if "sinks" in x else {}
-        bias = {"bias": np.broadcast_to(x["bias"], (B, H, S_Q, S_K))[b, h]} if "bias" in x else {}
-        dq, dk, dv, dx, dsink = gradients(
-            x["q"][b, h],
-            x["k"][b, g],
-            x["v"][b, g],
-            x["dout"][b, h],
-            out[b, h],
-            lse[b, h],
-            scale=D**-0.5,
-            **sink,
-            **bias,
-            **options,
-        )
-        result["dq"][b, h], result["dbias"][b, h] = dq, dx
-        result["dk"][b, g] += dk
-        result["dv"][b, g] += dv
-        result["dsinks"][h] += dsink
-    return result
-
-
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
 @pytest.mark.parametrize("causal", [False, True])
 def test_dense(dtype: Any, causal: bool) -> None:
     x = dense(dtype)
     out, lse, actual = call(x, causal=causal)
-    wanted = want(x, out, lse, causal=causal)
+    wanted = gradients(**x, causal=causal)
     for name in ("dq", "dk", "dv"):
         result = getattr(actual, name)
         assert type(result) is np.ndarray and result.dtype == dtype and result.flags.c_contiguous
-        close(result, wanted[name], 8)
+        # from a result of 16 bits; the matrix has the bound
+        close(result, wanted[name], 8 if np.dtype(dtype).itemsize > 2 else 1000)
     assert actual.dbias is None and actual.dsinks is None
 
 
@@ -99,14 +73,10 @@ def test_dense(dtype: Any, causal: bool) -> None:
 def test_a_bias_gives_its_own_shape_back(shape: tuple[int, ...]) -> None:
     x = {**dense(), "bias": normal(*shape), "sinks": normal(H)}
     out, lse, actual = call(x, bias_gradient=True, sink_gradient=True, window=[3, 2], softcap=2.0)
-    wanted = want(x, out, lse, window=(3, 2), softcap=2.0)
-    assert actual.dbias.shape == shape
-    whole = wanted["dbias"]
     padded = (1,) * (4 - len(shape)) + shape
-    summed = whole.sum(axis=tuple(i for i in range(4) if padded[i] == 1 != whole.shape[i])).reshape(
-        shape
-    )
-    close(actual.dbias, summed, 8)
+    wanted = gradients(**x, bias_shape=padded, window=(3, 2), softcap=2.0)
+    assert actual.dbias.shape == shape
+    close(actual.dbias, wanted["dbias"].reshape(shape), 8)
     close(actual.dsinks, wanted["dsinks"], 8)
     close(actual.dk, wanted["dk"], 8)
 
@@ -119,7 +89,7 @@ def test_a_bias_that_repeats_by_its_strides() -> None:
     assert again.dbias.shape == (1, H, 1, S_K)
     for name in ("dq", "dk", "dv", "dbias"):
         np.testing.assert_array_equal(getattr(again, name), getattr(actual, name))
-    close(actual.dbias, want(x, out, lse)["dbias"].sum(axis=(0, 2), keepdims=True), 8)
+    close(actual.dbias, gradients(**x, bias_shape=small.shape)["dbias"], 8)
 
 
 def test_layouts_and_strides_agree() -> None:
@@ -145,21 +115,8 @@ def test_all_options_reach_it() -> None:
     }
     options: dict[str, Any] = {"causal": True, "softcap": 1.5, "scale": 0.6}
     out, lse, actual = call(x, **options)
-    for b, h in ((0, 1), (1, 2)):
-        n, g = int(x["kv_lengths"][b]), h // 2
-        dq, *_ = gradients(
-            x["q"][b, h],
-            x["k"][b, g, :n],
-            x["v"][b, g, :n],
-            x["dout"][b, h],
-            out[b, h],
-            lse[b, h],
-            **options,
-            slope=float(x["alibi_slopes"][h]),
-            prefix=int(x["prefix_lengths"][b]),
-            mask=x["mask"][b, 0],
-        )
-        close(actual.dq[b, h], dq, 8)
+    for name, expected in gradients(**x, **options).items():
+        close(getattr(actual, name), expected, 8)
     assert (actual.dk[1, :, 6:] == 0).all() and (actual.dv[1, :, 6:] == 0).all()
     names = set(inspect.signature(kernelseam.attention).parameters) - {
         "return_lse",
@@ -184,24 +141,10 @@ def test_packed_sequences() -> None:
     }
     out, lse, actual = call(x, causal=True, max_seqlen_q=5, max_seqlen_k=7)
     for queries, keys in ((slice(0, 4), slice(0, 7)), (slice(4, 9), slice(7, 13))):
-        for g in range(G):
-            heads = [
-                gradients(
-                    q[queries, h],
-                    k[keys, g],
-                    v[keys, g],
-                    dout[queries, h],
-                    out[queries, h],
-                    lse[h, queries],
-                    scale=D**-0.5,
-                    causal=True,
-                )
-                for h in (2 * g, 2 * g + 1)
-            ]
-            for h, one in zip((2 * g, 2 * g + 1), heads, strict=True):
-                close(actual.dq[queries, h], one[0], 8)
-            close(actual.dk[keys, g], sum(one[1] for one in heads), 8)
-            close(actual.dv[keys, g], sum(one[2] for one in heads), 8)
+        rows = (q[queries], k[keys], v[keys], dout[queries])
+        wanted = gradients(*(y.swapaxes(0, 1)[None] for y in rows), causal=True)
+        for name, at in (("dq", queries), ("dk", keys), ("dv", keys)):
+            close(getattr(actual, name)[at], wanted[name][0].swapaxes(0, 1), 8)
 
 
 def test_the_plan_is_remembered_for_the_options_too() -> None:

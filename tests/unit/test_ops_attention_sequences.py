@@ -9,7 +9,7 @@ from typing import Any
 import kernelseam
 import numpy as np
 import pytest
-from attention_formula import close, formula
+from attention_formula import attention, close
 from kernelseam import Attention, AttentionBwd, plan
 
 Array = np.ndarray[Any, Any]
@@ -58,28 +58,18 @@ def expected(
     bias = np.broadcast_to(given["bias"], (len(k), H, MOST_Q, MOST_K))
     mask = np.broadcast_to(given["mask"], bias.shape)
     results = [
-        [
-            formula(
-                q[b][:, h],
-                k[b][:, h * H_KV // H],
-                v[b][:, h * H_KV // H],
-                scale=given["scale"],
-                causal=True,
-                window=given["window"],
-                softcap=given["softcap"],
-                bias=bias[b, h],
-                mask=mask[b, h],
-                slope=float(given["alibi_slopes"][h]),
-                sink=float(given["sinks"][h]),
-                prefix=int(given["prefix_lengths"][b]),
-            )
-            for h in range(H)
-        ]
+        attention(
+            *(x[b].swapaxes(0, 1) for x in (q, k, v)),
+            **{
+                **given,
+                "bias": bias[b, :, : len(q[b]), : len(k[b])],
+                "mask": mask[b, :, : len(q[b]), : len(k[b])],
+                "prefix_lengths": given["prefix_lengths"][b],
+            },
+        )
         for b in range(len(k))
     ]
-    return [np.stack([out for out, _ in e]) for e in results], [
-        np.stack([lse for _, lse in e]) for e in results
-    ]
+    return [out for out, _ in results], [lse for _, lse in results]
 
 
 def into_pages(*operands: list[Array]) -> tuple[Array, ...]:

@@ -4,18 +4,23 @@ computes it."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from kernelseam import planning
+from kernelseam.descriptors.attention.options import SpecOption
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError
 from kernelseam.parity.running import run
 from kernelseam.parity.running.run import Target, run_case
 from kernelseam.parity.running.stages import Computed, prepare
 from kernelseam.plugins import plugins
+from kernelseam.reference.attention import SUPPORTED
+from kernelseam.reference.attention_tiling import Block
 from kernelseam.reference.runtime import HostRuntime
 from kernelseam.samples.attention_bwd_case import BackwardCase
 from kernelseam.samples.attention_case import AttentionCase
@@ -168,11 +173,29 @@ def test_products_are_of_every_size(drawing: Any) -> None:
     )
 
 
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Blocks of an attention so small that most problems have several, of queries and of keys."""
+    for name in ("attention", "attention_bwd"):
+        monkeypatch.setattr(f"kernelseam.reference.{name}.BLOCK", Block(columns=16, keys=24))
+    planning.forget()
+    yield
+    planning.forget()
+
+
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_reference_computes_them(drawing: Any, family: str) -> None:
+@pytest.mark.parametrize("seed", [5, 6])
+def test_the_reference_computes_them(drawing: Any, family: str, seed: int) -> None:
     device = plugins().backend("numpy").runtime.devices()[0]
-    for case in _drawn(drawing, family, 5, 40):
+    drawn = SpecOption(0)
+    for case in _drawn(drawing, family, seed, 60):
         run_case(case, Target(device, "numpy", case.operation, builtin=True)).require()
+        if case.operation == "attention":
+            drawn |= operands.problem_of(case, HostRuntime(), device).spec.options
+    # test_user_scores.py, test_prefix_groups.py
+    elsewhere = SpecOption.expression | SpecOption.prefix_groups
+    assert family == "products" or not SUPPORTED & ~(drawn | elsewhere)
 
 
 def test_what_is_no_operand_of_a_product_is_nan(drawing: Any) -> None:

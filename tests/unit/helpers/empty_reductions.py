@@ -9,7 +9,7 @@ from typing import Any
 
 import kernelseam
 import numpy as np
-from attention_formula import Array, formula, gradients
+from attention_formula import Array, attention, gradients
 
 Lay = Callable[[Array], Any]
 """From a NumPy array to one on the device that is tested."""
@@ -137,27 +137,16 @@ def _attention(
     k, v = normal(n["B"], n["G"], n["S_k"], n["D"]), normal(n["B"], n["G"], n["S_k"], n["D_v"])
     sinks = normal(n["H"])
     own, plane = _bias(n, repeats)
-    group = n["H"] // max(n["G"], 1)
-    out, lse = np.zeros(dout.shape, F32), np.zeros(dout.shape[:3], F32)
-    result = {x: np.zeros(y.shape) for x, y in (("q", q), ("k", k), ("v", v))}
-    dx, dsinks = np.zeros(plane.shape), np.zeros(n["H"])
-    more: dict[str, Any] = {"scale": 0.5}
-    for b, h in np.ndindex(n["B"], n["H"]):
-        keys = slice(None) if kv_lengths is None else slice(kv_lengths[b])
-        head = (q[b, h], k[b, h // group, keys], v[b, h // group, keys])
-        options = {**more, "bias": plane[b, h], "sink": float(sinks[h])}
-        out[b, h], lse[b, h] = formula(*head, **options)
-        dq, dk, dv, x, taken = gradients(*head, dout[b, h], out[b, h], lse[b, h], **options)
-        result["q"][b, h] += dq
-        result["k"][b, h // group, keys] += dk
-        result["v"][b, h // group, keys] += dv
-        dx[b, h, :, keys] += x
-        dsinks[h] += taken
-    summed = tuple(i for i, x in enumerate("bhqk") if x in repeats.lower())
-    dbias = dx.sum(summed, keepdims=True).reshape(own.shape)
     arrays = {"bias": own, "sinks": sinks}
+    more: dict[str, Any] = {"scale": 0.5}
+    given: dict[str, Any] = {**more, "bias": plane, "sinks": sinks}
     if kv_lengths is not None:
         arrays["kv_lengths"] = np.array(kv_lengths, np.int32)
+        given["mask"] = np.arange(n["S_k"]) < arrays["kv_lengths"][:, None, None, None]
+    out, lse = (x.astype(F32) for x in attention(q, k, v, **given))
+    bias_shape = (1,) * (4 - own.ndim) + own.shape
+    wanted = gradients(q, k, v, dout, **given, bias_shape=bias_shape)
+    wanted["dbias"] = wanted["dbias"].reshape(own.shape)
 
     yield Case(
         f"attention-{empty}-{of}",
@@ -176,7 +165,7 @@ def _attention(
                 sink_gradient=True,
                 deterministic=deterministic,
             ),
-            [*result.values(), dbias, dsinks],
+            list(wanted.values()),
             {"D": "head_dim", "D_v": "value_dim"}.get(empty, ""),
         )
 
