@@ -173,11 +173,21 @@ def test_products_are_of_every_size(drawing: Any) -> None:
     )
 
 
+SIDES = {
+    "gemm": {"_SIDE": 40, "_BLOCK": 3 * 40 * 40},
+    "projection": {"_ROWS": 24, "_COLUMNS": 20, "_SUMMANDS": 30},
+    "merge": {"_ELEMENTS": 40},
+    "attention": {"BLOCK": Block(columns=16, keys=24)},
+    "attention_bwd": {"BLOCK": Block(columns=16, keys=24)},
+}
+
+
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Blocks of an attention so small that most problems have several, of queries and of keys."""
-    for name in ("attention", "attention_bwd"):
-        monkeypatch.setattr(f"kernelseam.reference.{name}.BLOCK", Block(columns=16, keys=24))
+    """Blocks so small that most problems have several along each axis."""
+    for module, sizes in SIDES.items():
+        for name, size in sizes.items():
+            monkeypatch.setattr(f"kernelseam.reference.{module}.{name}", size)
     planning.forget()
     yield
     planning.forget()
@@ -193,8 +203,8 @@ def test_the_reference_computes_them(drawing: Any, family: str, seed: int) -> No
         run_case(case, Target(device, "numpy", case.operation, builtin=True)).require()
         if case.operation == "attention":
             drawn |= operands.problem_of(case, HostRuntime(), device).spec.options
-    # test_user_scores.py, test_prefix_groups.py
-    elsewhere = SpecOption.expression | SpecOption.prefix_groups
+    # test_user_scores.py, test_prefix_groups.py, test_attention_precision.py
+    elsewhere = SpecOption.expression | SpecOption.prefix_groups | SpecOption.precision
     assert family == "products" or not SUPPORTED & ~(drawn | elsewhere)
 
 
