@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gradient_problems import BROADCAST, Array, uneven, what_repeats
+from gradient_problems import Array, uneven
 from kernelseam import bmm_bwd, trace
 from nvidia_gpu import cupy
 
@@ -55,18 +55,6 @@ def test_sums_that_two_strides_do_not_walk(kind: str, dtype: str) -> None:
     assert len(launches) == 2 and again.da is actual.da and again.db is actual.db
     for y, w in zip(again, wanted, strict=True):
         np.testing.assert_array_equal(back(y), 3 * w)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("broadcast", BROADCAST)
-@pytest.mark.parametrize("group", [1, 3])
-def test_gradients_of_what_repeats(kind: str, broadcast: str, group: int) -> None:
-    given, wanted = what_repeats(RNG, broadcast, group)
-    with trace() as launches:
-        actual = bmm_bwd(*(there(x, kind) for x in given))
-    assert len(launches) == 2
-    for y, w in zip(actual, wanted, strict=True):
-        np.testing.assert_array_equal(back(y), w)
 
 
 def test_lists_on_torchs_current_stream() -> None:

@@ -11,13 +11,12 @@ import pytest
 from attention_formula import attention
 from kernelseam import Attention, attention_paged, plan
 from kernelseam.errors import InvalidValue
-from nvidia_gpu import DEVICE, cupy
+from nvidia_gpu import cupy
 
 pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng(8)
 PAGES, PAGE, H, G, D = 40, 16, 4, 2, 64
 LENGTHS = (70, 33, 0, 1, 80)
-KINDS = ("cupy", "torch")
 
 
 def there(x: Any, kind: str = "cupy") -> Any:
@@ -60,22 +59,6 @@ def wanted(given: dict[str, Any]) -> tuple[Any, Any]:
     return out.swapaxes(1, 2), lse
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("queries", [1, 5, 40])
-@pytest.mark.parametrize("kv_layout", ["nhd", "hnd"])
-def test_keys_in_pages(kind: str, queries: int, kv_layout: str) -> None:
-    given = drawn(queries)
-    out, lse = wanted(given)
-    if kv_layout == "hnd":
-        given |= {n: np.ascontiguousarray(given[n].swapaxes(1, 2)) for n in "kv"}
-    actual, sums = attention_paged(
-        *(there(x, kind) for x in given.values()), kv_layout=kv_layout, return_lse=True
-    )
-    assert type(actual).__module__.partition(".")[0] == kind
-    np.testing.assert_allclose(back(actual), out, rtol=2e-3, atol=2e-3)
-    np.testing.assert_allclose(back(sums), lse, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("queries", [1, 5, 40])
 @pytest.mark.parametrize("order", ["nhd", "hnd"])
 def test_keys_beside_values(queries: int, order: str) -> None:
@@ -102,43 +85,6 @@ def test_keys_beside_values(queries: int, order: str) -> None:
         kv_layout="hnd",
     )
     np.testing.assert_allclose(back(actual).reshape(out.shape), out, rtol=2e-3, atol=2e-3)
-
-
-@pytest.mark.parametrize("size", [1, 3, 128])
-def test_pages_of_any_size(size: int) -> None:
-    given = drawn(3, (29, 5), size)
-    actual = attention_paged(*(there(x) for x in given.values()))
-    np.testing.assert_allclose(back(actual), wanted(given)[0], rtol=2e-3, atol=2e-3)
-
-
-@pytest.mark.skipif(DEVICE.arch != "sm_90a", reason=f"{DEVICE.arch} has not that kernel")
-@pytest.mark.parametrize("size", [8, 16, 24, 128])
-@pytest.mark.parametrize("queries", [1, 5, 40])
-def test_hoppers_own_kernel(size: int, queries: int) -> None:
-    """In boxes of 8 and of 16 rows of a page."""
-    given = drawn(queries, size=size)
-    arrays = {n: there(x) for n, x in given.items()}
-    out = nan_like(arrays["q"])
-    described = Attention.from_arrays(**arrays, out=out, layout="bshd", causal=True)
-    plan(described, implementation="sm90").bind()()
-    np.testing.assert_allclose(back(out), wanted(given)[0], rtol=2e-3, atol=2e-3)
-
-
-def test_packed_queries_of_different_lengths() -> None:
-    given = drawn(6)
-    out, counts = wanted(given)[0], (6, 1, 2, 1, 3)
-    rows = [(b, 6 - n + i) for b, n in enumerate(counts) for i in range(n)]  # the last of each
-    offsets = np.cumsum([0, *counts]).astype(np.int32)
-    packed = np.stack([given["q"][at] for at in rows])
-    actual = attention_paged(
-        there(packed),
-        *(there(given[n]) for n in ("k", "v", "block_table", "kv_lengths")),
-        cu_seqlens_q=there(offsets),
-        max_seqlen_q=6,
-    )
-    np.testing.assert_allclose(
-        back(actual), np.stack([out[at] for at in rows]), rtol=2e-3, atol=2e-3
-    )
 
 
 def nan_like(q: Any) -> Any:
@@ -189,38 +135,6 @@ def test_a_checked_call_refuses_tables_and_lengths(
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "at", "value", "message"),
-    [
-        ("cu_seqlens_q", 0, -1, "cu_seqlens_q[0] = -1: must not be negative."),
-        ("cu_seqlens_q", 2, 4, "cu_seqlens_q[2] = 4: must not be below its predecessor, 5."),
-        (
-            "cu_seqlens_k",
-            1,
-            8,
-            "cu_seqlens_k[1] = 8: gives entry 0 of the batch 8 rows, more than S_k = 7.",
-        ),
-        ("cu_seqlens_k", 3, 14, "cu_seqlens_k[3] = 14: must not exceed total_k = 13."),
-    ],
-)
-def test_a_checked_call_refuses_offsets(name: str, at: int, value: int, message: str) -> None:
-    q, k, v = (
-        there(RNG.standard_normal((n, h, D)).astype(np.float16))
-        for n, h in ((11, H), (13, G), (13, G))
-    )
-    starts = {"cu_seqlens_q": [0, 5, 5, 11], "cu_seqlens_k": [0, 7, 9, 13]}
-    offsets = {n: there(np.array(x, np.int32)) for n, x in starts.items()}
-    refused(
-        {"q": q, "k": k, "v": v, "out": nan_like(q), **offsets},
-        name,
-        at,
-        value,
-        message,
-        max_seqlen_q=6,
-        max_seqlen_k=7,
-    )
-
-
 def test_torchs_current_stream() -> None:
     """A table that a stream is still writing is read after it."""
     torch = pytest.importorskip("torch")
@@ -237,18 +151,3 @@ def test_torchs_current_stream() -> None:
         actual = attention_paged(q, k, v, late, counts)
     stream.synchronize()
     np.testing.assert_allclose(back(actual), wanted(given)[0], rtol=2e-3, atol=2e-3)
-
-
-def test_lengths_beyond_the_table_are_cut_and_negative_ones_are_0() -> None:
-    given = {n: there(x) for n, x in drawn(5, (80, 33)).items()}
-    given["out"] = nan_like(given["q"])
-    call = plan(Attention.from_arrays(**given, layout="bshd", causal=True)).bind()
-    given["kv_lengths"][...] = there(np.array([80, 0], np.int32))
-    call()
-    right = back(given["out"])
-    assert right[0].any() and not right[1].any()
-    given["kv_lengths"][...] = there(np.array([2**31 - 1, -(2**31)], np.int32))
-    given["block_table"][1] = 2**31 - 1
-    given["out"][...] = np.nan
-    call()
-    np.testing.assert_array_equal(back(given["out"]), right)

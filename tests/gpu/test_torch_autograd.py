@@ -7,7 +7,6 @@ from typing import Any
 
 import kernelseam
 import pytest
-from attention_formula import attention
 from kernelseam.interop import torch as ks
 
 pytestmark = pytest.mark.gpu
@@ -54,102 +53,12 @@ def test_gradients(dtype: str, causal: bool) -> None:
     agree(ks.attention(q, k, v, causal=causal), want, [q, k, v], LIMITS[dtype])
 
 
-def test_a_bias_that_repeats() -> None:
-    q, k, v, bias = tensors((2, 4, 130, 64), (2, 4, 257, 64), (2, 4, 257, 64), (1, 4, 130, 257))
-    want = own(*(x.double() for x in (q, k, v)), attn_mask=bias.double())
-    agree(ks.attention(q, k, v, bias=bias), want, [q, k, v, bias], LIMITS["float16"])
-
-
-def test_sinks() -> None:
-    q, k, v = tensors((2, 4, 130, 64), (2, 4, 130, 64), (2, 4, 130, 64))
-    (sinks,) = tensors((4,), dtype="float32", seed=1)
-    want, _ = attention(q, k, v, sinks=sinks)
-    agree(ks.attention(q, k, v, sinks=sinks), want, [q, k, v, sinks], LIMITS["float16"])
-
-
-def test_packed_sequences() -> None:
-    offsets = [3, 50, 50, 301]
-    q, k, v = tensors((310, 4, 64), (310, 2, 64), (310, 2, 64))
-    parts = [torch.zeros(3, 4, 64, device=DEVICE)]
-    for a, b in zip(offsets, offsets[1:], strict=False):
-        rows = (x[None, a:b].transpose(1, 2).double() for x in (q, k, v))
-        if b > a:
-            parts.append(own(*rows, is_causal=True, enable_gqa=True)[0].transpose(0, 1))
-    want = torch.cat([*parts, torch.zeros(9, 4, 64, device=DEVICE)])
-    where = torch.tensor(offsets, dtype=torch.int32, device=DEVICE)
-    agree(
-        ks.attention_varlen(q, k, v, where, where, 251, 251, causal=True),
-        want,
-        [q, k, v],
-        LIMITS["float16"],
-    )
-
-
-@pytest.mark.parametrize("dtype", LIMITS)
-def test_a_batch_of_products(dtype: str) -> None:
-    """Heads that share a b, a bias for each head and a residual, in one launch."""
-    a, b, residual = tensors((3, 6, 77, 40), (3, 2, 24, 40), (3, 6, 77, 24), dtype=dtype)
-    (bias,) = tensors((6, 24), dtype="float32", seed=1)
-    given = [a, b, bias, residual]
-    each = b.double().repeat_interleave(3, 1)
-    want = 0.5 * a.double() @ each.mT + bias.double()[:, None] + residual.double()
-    with kernelseam.trace() as launches:
-        got = ks.bmm(a, b, b_transposed=True, alpha=0.5, bias=bias, residual=residual)
-    assert len(launches) == 1  # torch launches the gradients' from a thread of its own
-    agree(got, want, given, LIMITS[dtype])
-
-
-@pytest.mark.parametrize("dtype", LIMITS)
-def test_an_expanded_input(dtype: str) -> None:
-    x, w = tensors((6, 65, 40), (40, 24), dtype=dtype)
-    y = ks.bmm(x, w.expand(6, 40, 24))
-    agree(y, x.double() @ w.double(), [x, w], LIMITS[dtype])
-
-
-def test_expanded_leaves() -> None:
-    """Each element has a gradient of its own."""
-    x, w, bias = tensors((6, 65, 40), (1, 40, 24), (2, 1, 130, 257), dtype="float32")
-    w, bias = (
-        w.detach().expand(6, 40, 24).requires_grad_(),
-        bias.detach().expand(2, 4, 130, 257).requires_grad_(),
-    )
-    agree(ks.bmm(x, w), x.double() @ w.double(), [x, w], LIMITS["float32"])
-    q, k, v = tensors((2, 4, 130, 64), (2, 4, 257, 64), (2, 4, 257, 64), dtype="float32")
-    want = own(*(x.double() for x in (q, k, v)), attn_mask=bias.double())
-    agree(ks.attention(q, k, v, bias=bias), want, [q, k, v, bias], LIMITS["float32"])
-
-
 def test_a_write_counts_in_a_tensors_version() -> None:
     q, k, v, out = (x.detach() for x in tensors(*[(1, 2, 64, 64)] * 4))
     for _ in range(3):
         before = out._version
         kernelseam.attention(q, k, v, out=out)
         assert out._version > before and q._version == 0
-
-
-def test_a_penalty_on_gradients_is_refused() -> None:
-    q, k, v = tensors((1, 2, 64, 64), (1, 2, 64, 64), (1, 2, 64, 64))
-    (dq,) = torch.autograd.grad(ks.attention(q, k, v).sum(), q, create_graph=True)
-    with pytest.raises(
-        kernelseam.errors.InvalidValue, match="^create_graph = True: gradients of attention"
-    ):
-        dq.square().sum().backward()
-
-
-@pytest.mark.parametrize("dtype", LIMITS)
-def test_a_product(dtype: str) -> None:
-    """Columns that lie apart, what is added, a result of another dtype."""
-    a, b, residual = tensors((40, 129), (72, 40), (129, 72), dtype=dtype)
-    (bias,) = tensors((72,), dtype="float32", seed=1)
-    want = a.double().T @ b.double().T + bias.double()
-    got = ks.matmul2d(a.T, b, b_transposed=True, bias=bias, residual=residual)
-    agree(got, want + residual.double(), [a, b, bias, residual], LIMITS[dtype])
-    want = a.double().T @ b.double().T + bias.double()
-    got = ks.matmul2d(
-        a, b, a_transposed=True, b_transposed=True, bias=bias, out_dtype=torch.float32
-    )
-    assert got.dtype is torch.float32
-    agree(got, want, [a, b, bias], LIMITS[dtype])
 
 
 def angles(rows: int, half: int) -> tuple[Any, Any]:
@@ -172,42 +81,6 @@ def projected(x: Any, weight: Any, bias: Any, heads: tuple[int, int], rotary: An
     y = linear(x.double(), weight.double(), None if bias is None else bias.double())
     q, k, v = y.unflatten(-1, (h + 2 * g, -1)).transpose(1, 2).split([h, g, g], 1)
     return [q, k, v] if rotary is None else [turned(q, *rotary), turned(k, *rotary), v]
-
-
-@pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
-@pytest.mark.parametrize("plain", [False, True])
-def test_the_projection_of_q_k_and_v(dtype: str, layout: str, plain: bool) -> None:
-    """Grouped heads; turned by positions and with a bias, or without either."""
-    x, weight = tensors((2, 45, 200), ((6 + 2 * 2) * 64, 200), dtype=dtype)
-    (bias,) = [None] if plain else tensors((10 * 64,), dtype="float32", seed=1)
-    rotary = None if plain else angles(45, 32)
-    got = ks.fused_qkv_projection(x, weight, bias, 6, 2, 64, layout=layout, rotary=rotary)
-    want = projected(x, weight, bias, (6, 2), rotary)
-    if layout == "bshd":
-        want = [y.transpose(1, 2) for y in want]
-    agree(got, want, [t for t in (x, weight, bias) if t is not None], LIMITS[dtype])
-
-
-@pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize("form", ["rows", "heads first", "tokens first"])
-def test_the_output_projection(dtype: str, form: str) -> None:
-    shape = {
-        "rows": (2, 45, 6 * 40),
-        "heads first": (2, 6, 45, 40),
-        "tokens first": (2, 45, 6, 40),
-    }[form]
-    attn_out, weight, residual = tensors(shape, (200, 6 * 40), (2, 45, 200), dtype=dtype)
-    (bias,) = tensors((200,), dtype="float32", seed=1)
-    rows = attn_out.transpose(1, 2) if form == "heads first" else attn_out
-    want = (
-        linear(rows.reshape(2, 45, -1).double(), weight.double(), bias.double()) + residual.double()
-    )
-    layout = "bshd" if form == "tokens first" else "bhsd"
-    with kernelseam.trace() as launches:
-        got = ks.fused_output_projection_residual(attn_out, weight, bias, residual, layout=layout)
-    assert len(launches) == 1
-    agree(got, want, [attn_out, weight, bias, residual], LIMITS[dtype])
 
 
 def test_a_layer_of_attention() -> None:
