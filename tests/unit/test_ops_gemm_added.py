@@ -113,17 +113,8 @@ def test_refusals(refused: Refused) -> None:
         lambda: bmm(a, b, bias=integers(3, 5)),
     )
     refused(
-        f"bias = an array of shape [2, 3, 5]: must be [N=5], or broadcast to [2, 5]. {words}",
-        lambda: bmm(a, b, bias=residual),
-    )
-    refused(
         f"bias = an array of shape []: must be [N=5], or broadcast to [5]. {words}",
         lambda: matmul2d(a[0], b[0], bias=np.zeros((), np.float32)),
-    )
-    refused(
-        "bias = strides [2]: the last axis must be contiguous (stride 1). Copy the array into a "
-        "contiguous one.",
-        lambda: bmm(a, b, bias=integers(10)[::2]),
     )
     refused(
         "bias = an array of float64: must be no wider than float32, in which it is added. "
@@ -134,11 +125,6 @@ def test_refusals(refused: Refused) -> None:
         "residual = an array of shape [3, 5]: must have shape [2, 3, 5]. Check the order of the "
         "axes.",
         lambda: bmm(a, b, residual=residual[0]),
-    )
-    refused(
-        "residual = strides [30, 10, 2]: one of the two matrix axes must be contiguous (stride "
-        "1). Copy the array into a contiguous one.",
-        lambda: bmm(a, b, residual=integers(2, 3, 10)[:, :, ::2]),
     )
     refused(
         "residual = strides [15, 1, 3]: must be contiguous along the same axis as out. Copy it, "
@@ -157,13 +143,4 @@ def test_refusals(refused: Refused) -> None:
     refused(
         "out_dtype = float32: out is an array of float16. Give one of the two.",
         lambda: bmm(a, b, out=residual.astype(np.float16), out_dtype="float32"),
-    )
-    refused(
-        "out_dtype = int8: must be one of float16, bfloat16, float32, float64, float8_e4m3fn, "
-        "float8_e4m3fnuz. Convert the array or name one of these.",
-        lambda: bmm(a, b, out_dtype="int8"),
-    )
-    refused(
-        "residual = strides [15, -5, 1]: must not be negative. Copy the array first.",
-        lambda: bmm(a, b, residual=residual[:, ::-1]),
     )

@@ -44,26 +44,6 @@ def wanted(
     return da, db
 
 
-@pytest.mark.parametrize("a_transposed", [False, True])
-@pytest.mark.parametrize("b_transposed", [False, True])
-@pytest.mark.parametrize("heads", [None, (3, 3), (6, 2), (4, 1)])
-def test_four_transposes(
-    a_transposed: bool, b_transposed: bool, heads: tuple[int, int] | None
-) -> None:
-    lead_a, lead_b = ((2,), (2,)) if heads is None else ((2, heads[0]), (2, heads[1]))
-    a = integers(*lead_a, *((5, 7) if not a_transposed else (7, 5)))
-    b = integers(*lead_b, *((7, 4) if not b_transposed else (4, 7)))
-    dc = integers(*lead_a, 5, 4)
-    with trace() as launches:
-        actual = bmm_bwd(dc, a, b, a_transposed=a_transposed, b_transposed=b_transposed, alpha=2)
-    assert len(launches) == 2
-    for result, expected in zip(
-        actual, wanted(dc, a, b, a_transposed, b_transposed, 2), strict=True
-    ):
-        np.testing.assert_array_equal(result, expected)
-        assert result.flags.c_contiguous
-
-
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
 def test_dtypes(dtype: Any) -> None:
     dc, a, b = (integers(*s, dtype=dtype) for s in ((5, 4), (5, 7), (7, 4)))
@@ -283,15 +263,6 @@ def test_refusals(refused: Refused) -> None:
         lambda: bmm_bwd(dc.swapaxes(1, 2), a, b),
     )
     refused(
-        "dc = an array of float64: must be float32 as a is. Convert it.",
-        lambda: bmm_bwd(dc.astype(np.float64), a, b),
-    )
-    refused(
-        "b = an array of shape [2, 7, 4]: must have K = 7 columns, as a of shape [2, 5, 7] says. "
-        "Check the order of the axes, a_transposed and b_transposed.",
-        lambda: bmm_bwd(dc, a, b, b_transposed=True),
-    )
-    refused(
         "da = an array of shape [2, 7, 5]: must have shape [2, 5, 7]. Check the order of the axes.",
         lambda: bmm_bwd(dc, a, b, da=integers(2, 7, 5)),
     )
@@ -306,15 +277,6 @@ def test_refusals(refused: Refused) -> None:
     refused(
         "db = given: b_gradient is False. Leave one of the two out.",
         lambda: bmm_bwd(dc, a, b, b_gradient=False, db=integers(2, 7, 4)),
-    )
-    refused(
-        "a_gradient = 1: must be True or False. Pass a bool.",
-        lambda: bmm_bwd(dc, a, b, a_gradient=1),
-    )
-    refused(
-        "dc = strides [20, 0, 0]: one of the two matrix axes must be contiguous (stride 1). Copy "
-        "the array into a contiguous one.",
-        lambda: bmm_bwd(np.lib.stride_tricks.as_strided(dc, dc.shape, (80, 0, 0)), a, b),
     )
     refused(
         f"db = {hex(b.ctypes.data)}: overlaps dc. Give the output memory of its own.",
