@@ -16,10 +16,7 @@ from kernelseam.descriptors.attention.options import SpecOption
 from kernelseam.dtypes import E4M3, FLOATING, DType
 from kernelseam.oracle import check
 from kernelseam.oracle.formulas import Variant
-from kernelseam.parity.matrix import named
 from kernelseam.plugins import plugins
-from kernelseam.samples.attention_case import AttentionCase
-from kernelseam.samples.operations import operands
 
 Refused = Callable[[str, Callable[[], object]], None]
 Array = np.ndarray[Any, Any]
@@ -335,33 +332,7 @@ def test_what_the_functions_refuse(refused: Refused) -> None:
     )
 
 
-# ---------------------------------------------------------------- held against the oracle
-
-OVER_BLOCKS = (
-    "attention-f16-64-e4m3fn-blocks-ramp",
-    "attention-f16-64-e4m3fn-pages-uneven-ramp",
-    "attention-bf16-64-e4m3fn-sequences-blocks-ramp",
-)
-
-
-@pytest.mark.parametrize("name", OVER_BLOCKS)
-def test_bind_can_check_it(name: str) -> None:
-    """What ``check=True`` reads of the scales in memory is what the case drew."""
-    case = named(name)
-    assert isinstance(case, AttentionCase)
-    runtime = plugins().backend("numpy").runtime
-    layout = operands.layout(case)
-    buffers = layout.buffers()
-    layout.write(buffers, operands.values(case))
-    blocks = layout.blocks()
-    addresses = {
-        n: buffers[blocks[p.block][0]].ctypes.data
-        + blocks[p.block][1]
-        + p.offset * p.dtype.itemsize
-        for n, p in layout.placements.items()
-    }
-    descriptor = operands.describe(case, layout, addresses, runtime, runtime.devices()[0])
-    plan(descriptor).bind(check=True)()
+# ---------------------------------------------------------------- archs
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "gfx90a", "gfx1100", "gfx1151"])

@@ -3,139 +3,28 @@ wrong is named; what nothing can be said of is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from checked_cases import Spoiled, described, off
 from kernelseam import Attention, AttentionBwd, AttentionPointers, BatchedGemmStrided, plan
-from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
 from kernelseam.descriptors.attention.merge_problem import MergeProblem, MergeSpec
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, WrongResult
-from kernelseam.oracle import check, formulas, sampling, verification_attention
+from kernelseam.oracle import check, formulas, verification_attention
 from kernelseam.oracle.gradients import attention_bwd
 from kernelseam.oracle.sampled_gradients import Forward, of_bias, of_keys, of_queries, of_sinks
 from kernelseam.oracle.verification import VERIFIERS, verifier_of
 from kernelseam.parity.matrix import named
-from kernelseam.parity.running.stages import prepare
 from kernelseam.samples.operations import operands
 
 Discovered = Callable[..., Any]
 RNG = np.random.default_rng(0)
 BACKWARD = "attention-bwd-"
-RIGHT = (
-    "attention-bwd-f16-64-causal-ramp",
-    "attention-bwd-bf16-128-everything",
-    "attention-bwd-f64-32-everything",
-    "attention-bwd-f16-64-causal-sequences-everything",
-    "attention-bwd-f16-64-gqa-6-2",
-    "attention-bwd-f16-64-causal-100x33",
-    "attention-bwd-f16-64-no-keys",
-    "attention-bwd-f16-64-no-queries",
-    "attention-bwd-f16-64-no-batch",
-    "attention-bwd-f16-64-no-heads-of-queries",
-    "attention-bwd-f16-64-packed",
-    "attention-bwd-f16-64-nan-in-dout",
-    "attention-bwd-f16-64-bias-by-key",
-    "attention-bwd-f16-64-bias-by-query",
-    "attention-bwd-f16-64-bias-one",
-    "attention-bwd-f16-64-bias-odd-transposed",
-    "attention-bwd-f16-64-bias-no-keys",
-    "attention-bwd-f16-64-sinks-huge-and-none",
-    "attention-bwd-f16-64-lengths",
-    "attention-bwd-f16-64-sequences-of-q-bias-any-order",
-    "merge-states-f32-f16-parts-0",
-    "merge-states-f32-f16-absent",
-    "merge-states-f64-f64-apart",
-    "merge-states-f32-f16-no-lse",
-    "merge-states-f32-f16-no-rows",
-)
-
-
-def described(name: str) -> tuple[Any, Any]:
-    """The descriptor of a case over host memory, and what keeps that."""
-    from kernelseam.plugins import plugins
-
-    case, backend = named(name), plugins().backend("numpy")
-    before = prepare(case)
-    blocks, layout = before.layout.blocks(), before.layout
-    addresses = {
-        n: before.buffers[blocks[p.block][0]].ctypes.data
-        + blocks[p.block][1]
-        + p.offset * p.dtype.itemsize
-        for n, p in layout.placements.items()
-    }
-    (device,) = backend.runtime.devices()
-    return operands.describe(case, layout, addresses, backend.runtime, device), before
-
-
-@pytest.mark.parametrize("sampled", [False, True])
-@pytest.mark.parametrize("name", RIGHT)
-def test_right_results_pass(
-    name: str, sampled: bool, discovered: Discovered, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    discovered()
-    if sampled:
-        monkeypatch.setattr(sampling, "ORACLE_ROWS", 5)
-    descriptor, kept = described(name)
-    call = plan(descriptor, implementation="numpy").bind(check=True)
-    call()
-    call()
-    del kept
-
-
-@dataclass(frozen=True)
-class Spoiled:
-    """The reference, and then a function of one of its results."""
-
-    operation: str
-    result: str
-    spoil: Callable[[Any], None]
-    name: str = "spoiled"
-    backend: str = "numpy"
-
-    def supports(self, problem: Any, device: Device) -> str | None:
-        return None
-
-    def cost(self, problem: Any, device: Device) -> Cost:
-        return Cost(0, 0, 1e3)
-
-    def build(self, problem: Any, device: Device) -> PlanParts:
-        from kernelseam.plugins import plugins
-
-        right = next(
-            i
-            for i in plugins().registry.implementations
-            if (i.name, i.operation) == ("numpy", self.operation)
-        )
-        parts = right.build(problem, device)
-        return replace(parts, steps=(*parts.steps, _Spoil(problem, self.result, self.spoil)))
-
-
-@dataclass(frozen=True)
-class _Spoil:
-    problem: Any
-    result: str
-    spoil: Callable[[Any], None]
-    record = LaunchRecord("spoil", (1, 1, 1), (1, 1, 1), 0, "cpu")
-
-    def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
-        (rule,) = (r for r in self.problem.operands if r.name == self.result)
-        x = host_array(pointers[self.result], rule.shape, rule.strides, rule.dtype or DType.float64)
-        return lambda stream: self.spoil(x)
-
-
-def off(*at: int) -> Callable[[Any], None]:
-    """One element a little off."""
-
-    def spoil(x: Any) -> None:
-        x[at] = x[at] * 1.1 + 0.1
-
-    return spoil
 
 
 def zeros_forgotten(x: Any) -> None:
