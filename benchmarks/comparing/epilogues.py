@@ -28,6 +28,11 @@ _TORCH: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
 }
 _GATES = {"swiglu": "silu", "geglu": "gelu"}
+_SUMS = {
+    "column_sums": (lambda row: row.results, lambda z: z.float().sum(0)),
+    "row_squares": (lambda row: row.rows, lambda z: z.float().square().sum(1)),
+}
+"""How many there are, and torch's words for them."""
 _LT = {"relu": False, "gelu_tanh": True}
 """Whether cuBLASLt's epilogue, behind its bias, is GELU."""
 
@@ -35,7 +40,7 @@ _LT = {"relu": False, "gelu_tanh": True}
 @dataclass(frozen=True)
 class EpilogueRow:
     """``rows`` of ``hidden`` columns times a weight [columns, hidden], of bf16; a gate leaves half
-    of the columns."""
+    of the columns, of halves or ``interleaved``. ``sums``: of the result, beside it."""
 
     suite: str
     rows: int
@@ -44,13 +49,16 @@ class EpilogueRow:
     epilogue: str
     bias: bool = False
     preactivation: bool = False
+    interleaved: bool = False
+    sums: str = ""
     dtype: str = "bfloat16"
     least: float = 1.0
 
     @property
     def name(self) -> str:
         parts = [f"{self.rows}×{self.columns}×{self.hidden} bf16", self.epilogue]
-        return " ".join((*parts, *["bias"] * self.bias, *["preactivation"] * self.preactivation))
+        more = [n for n in ("interleaved", "bias", "preactivation") if getattr(self, n)]
+        return " ".join((*parts, *more, *[self.sums] * bool(self.sums)))
 
     @property
     def results(self) -> int:
@@ -75,7 +83,24 @@ class EpilogueRow:
         }
         return given | ({"bias": make((1, self.columns), self.dtype)} if self.bias else {})
 
-    def descriptor(self, c: Any, plain: bool = False, **arrays: Any) -> Descriptor:
+    def expression(self) -> epilogues.One:
+        """Without sums."""
+        if not self.interleaved:
+            return self.epilogue
+        activation = getattr(epilogues, _GATES[self.epilogue])
+        return epilogues.gated(
+            lambda gate, up, m, n, batch: activation(gate) * up, interleaved=True
+        )
+
+    def _with_sums(self, make: Make) -> epilogues.Epilogue:
+        if not self.sums:
+            return self.expression()
+        out = make((_SUMS[self.sums][0](self),), "float32")
+        if self.sums == "column_sums":
+            return [self.expression(), epilogues.column_sums(out)]
+        return [self.expression(), epilogues.row_sums(out, lambda acc, m, n, batch: acc * acc)]
+
+    def descriptor(self, c: Any, epilogue: epilogues.Epilogue | None, **arrays: Any) -> Descriptor:
         return ks.BatchedGemmStrided(
             **arrays,
             C=c,
@@ -84,7 +109,7 @@ class EpilogueRow:
             K=self.hidden,
             batch=1,
             b_transposed=True,
-            epilogue=None if plain else self.epilogue,
+            epilogue=epilogue,
         )
 
     def _written(self, make: Make) -> dict[str, Any]:
@@ -94,8 +119,8 @@ class EpilogueRow:
     def planned(self, session: Session) -> Iterable[Descriptor]:
         make, arrays = session.phantom, self.arrays(session.phantom)
         c = make((1, self.rows, self.results), self.dtype)
-        yield self.descriptor(c, **arrays, **self._written(make))
-        yield self.descriptor(make((1, self.rows, self.columns), self.dtype), True, **arrays)
+        yield self.descriptor(c, self._with_sums(make), **arrays, **self._written(make))
+        yield self.descriptor(make((1, self.rows, self.columns), self.dtype), None, **arrays)
 
     def measure(self, session: Session) -> Record:
         record = Record(self.suite, self.name, self.operations, self.bytes, self.least)
@@ -104,10 +129,11 @@ class EpilogueRow:
     def prepare(self, session: Session) -> Prepared:
         arrays, written = self.arrays(session.random), self._written(session.poisoned)
         prepared = session.prepared(self.dtype, lambda: Judge(self, arrays))
-        prepared.keep = arrays, written
+        epilogue = self._with_sums(session.poisoned)
+        prepared.keep = arrays, written, epilogue
         prepared.ours(
             session,
-            lambda c: self.descriptor(c, **arrays, **written),
+            lambda c: self.descriptor(c, epilogue, **arrays, **written),
             lambda: session.poisoned((1, self.rows, self.results), self.dtype),
         )
         x, w = arrays["A"][0], arrays["B"][0]
@@ -115,7 +141,7 @@ class EpilogueRow:
         self._peers(prepared, session, x, w, bias)
         plain = prepared.add(
             session,
-            lambda c: self.descriptor(c, True, **arrays),
+            lambda c: self.descriptor(c, None, **arrays),
             lambda: session.poisoned((1, self.rows, self.columns), self.dtype),
             lambda c: c,
             "ours, no epilogue",
@@ -135,23 +161,36 @@ class EpilogueRow:
             )
         layer = self.layer()
         eager = "torch" if session.device == "cpu" else "torch.compile"
-        run = layer if session.device == "cpu" else torch.compile(layer)
+        run = layer if session.device == "cpu" else _compiled(layer)
         prepared.peer(eager, lambda: run(x, w, bias), lambda y: y[0][None])
 
     def layer(self) -> Callable[..., tuple[torch.Tensor, ...]]:
-        """In torch's words: the result, and with ``preactivation`` what it is of."""
-        gated, preactivation = self.epilogue in _GATES, self.preactivation
+        """In torch's words: the result, with ``preactivation`` what it is of, and sums."""
+        gated, interleaved = self.epilogue in _GATES, self.interleaved
+        preactivation = self.preactivation
         activation = _TORCH[_GATES.get(self.epilogue, self.epilogue)]
+        summed = _SUMS[self.sums][1] if self.sums else None
 
         def linear(
             x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None
         ) -> tuple[torch.Tensor, ...]:
             y = functional.linear(x, w, bias)
             gate, up = y.chunk(2, dim=-1) if gated else (y, None)
+            if interleaved:
+                gate, up = y[..., ::2], y[..., 1::2]
             z = activation(gate) if up is None else activation(gate) * up
-            return (z, y) if preactivation else (z,)
+            more = () if summed is None else (summed(z),)
+            return (z, y, *more) if preactivation else (z, *more)
 
         return linear
+
+
+def _compiled(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """For its shapes alone: all rows' layers are the same code to torch, which else would compile
+    it for any, and the ninth not at all."""
+    torch._dynamo.reset()
+    compiled: Callable[..., Any] = torch.compile(layer, dynamic=False)
+    return compiled
 
 
 class Judge:
@@ -164,11 +203,13 @@ class Judge:
             np.sort(rng.permutation(n)[:most])
             for n, most in zip((row.rows, row.results), JUDGED, strict=True)
         )
-        one = epilogues.as_one(row.epilogue)
+        one = epilogues.as_one(row.expression())
         self._epilogue = Epilogue(one.function, one.pairs)
         of_product = self._columns
         if one.pairs:
-            of_product = np.concatenate([of_product, of_product + row.results])
+            pairs = (2, 1) if row.interleaved else (1, row.results)
+            first = pairs[0] * of_product
+            of_product = np.stack([first, first + pairs[1]], int(row.interleaved)).reshape(-1)
         bias = host(arrays["bias"])[:, None, of_product] if row.bias else None
         self._want = formulas.gemm(
             host(arrays["A"][:, self._rows])[:, None],
@@ -197,19 +238,22 @@ class Judge:
 def epilogue_rows() -> list[EpilogueRow]:
     """Many tokens, few, and fewer than a tile has rows."""
 
-    def row(tokens: int, epilogue: str, **options: Any) -> EpilogueRow:
-        return EpilogueRow("gemm-epilogue", tokens, 6144, 4096, epilogue, **options)
+    def row(tokens: int, **options: Any) -> EpilogueRow:
+        return EpilogueRow("gemm-epilogue", tokens, 6144, 4096, **options)
 
-    return [
-        made
-        for tokens in (16384, 512, 64)
-        for made in (
-            row(tokens, "relu", bias=True),
-            row(tokens, "gelu_tanh", bias=True),
-            row(tokens, "gelu", bias=True, least=1.05),
-            row(tokens, "silu", least=1.05),
-            row(tokens, "swiglu", least=1.05),
-            row(tokens, "silu", preactivation=True, least=1.05),
-            row(tokens, "swiglu", preactivation=True, least=1.05),
-        )
+    few: list[dict[str, Any]] = [
+        {"epilogue": "relu", "bias": True, "least": 1.0},
+        {"epilogue": "gelu", "bias": True},
+        {"epilogue": "swiglu"},
     ]
+    more: list[dict[str, Any]] = [
+        {"epilogue": "gelu_tanh", "bias": True, "least": 1.0},
+        {"epilogue": "silu"},
+        {"epilogue": "swiglu", "interleaved": True},
+        {"epilogue": "gelu", "preactivation": True},
+        {"epilogue": "swiglu", "preactivation": True},
+        {"epilogue": "gelu", "sums": "column_sums"},
+        {"epilogue": "silu", "sums": "row_squares"},
+    ]
+    sizes = {16384: few + more, 512: few + more, 2048: few, 64: few}
+    return [row(tokens, **{"least": 1.05, **one}) for tokens, rows in sizes.items() for one in rows]

@@ -345,9 +345,11 @@ def test_grouped_rows(comparing: Any, session: Any, sizes: str, form: str) -> No
         ("gelu_tanh", {"bias": True}),
         ("silu", {"preactivation": True}),
         ("swiglu", {"bias": True, "preactivation": True}),
+        ("geglu", {"interleaved": True, "sums": "column_sums"}),
+        ("silu", {"sums": "row_squares"}),
     ],
 )
-def test_epilogue_rows(comparing: Any, session: Any, epilogue: str, more: dict[str, bool]) -> None:
+def test_epilogue_rows(comparing: Any, session: Any, epilogue: str, more: dict[str, Any]) -> None:
     row = comparing.epilogues.EpilogueRow("gemm-epilogue", 33, 20, 40, epilogue, **more)
     record, prepared, contestant = measured(comparing, session, row)
     library = ["cuBLASLt"] * (epilogue in ("relu", "gelu_tanh"))

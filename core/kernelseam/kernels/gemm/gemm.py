@@ -38,6 +38,7 @@ from kernelseam.kernels.gemm.reductions import (
     parts_structure,
     reduce_launches,
     refuse_parts,
+    strips_of,
     takes_reductions,
 )
 from kernelseam.kernels.gemm.tile import GemmTile
@@ -138,7 +139,9 @@ class GemmDefinition(KernelDefinition):
             return f"it has {count} tiles of C, not fewer than 2^31"
         if p.summed * max(p.K, 1) >= INT32:
             return f"it sums {p.summed} products of K = {p.K} into one C, 2^31 terms or more"
-        if p.spec.reductions and (reason := refuse_parts(p, self.tiles(spec, row))):
+        if p.spec.reductions and (
+            reason := refuse_parts(p, (strips_of(p, t) for t in self.tiles(spec, row)))
+        ):
             return reason
         rows = {"stride_b_row": p.b_strides[2], "stride_residual_row": p.residual_strides[2]}
         rows["stride_a_scales_row"] = p.a_scale_strides[2]
@@ -199,7 +202,7 @@ class GemmDefinition(KernelDefinition):
     def launches(self, problem: GemmProblem, tile: GemmTile, device: Device) -> Launches:
         if not problem.spec.reductions:
             return super().launches(problem, tile, device)
-        offsets, others, workspace = reduce_launches(problem, tile)
+        offsets, others, workspace = reduce_launches(problem, strips_of(problem, tile))
         return Launches((Launch(self, problem, tile, offsets), *others), workspace)
 
     def constants(self, spec: GemmSpec, tile: GemmTile, row: ArchRow) -> Constants:
@@ -311,7 +314,7 @@ class GemmDefinition(KernelDefinition):
             **(heads_values(p.heads) if p.heads else {}),
             **scale_values(p),
             **(epilogue_values(problem, p) if p.spec.epilogue else {}),
-            **(part_values(problem, tile) if p.spec.reductions else {}),
+            **(part_values(strips_of(problem, tile)) if p.spec.reductions else {}),
         }
 
     def pointers(self, spec: GemmSpec) -> dict[str, str]:

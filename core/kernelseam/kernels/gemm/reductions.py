@@ -4,8 +4,8 @@ kernel definition of what adds them up (reduce.h)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from kernelseam.contract import ArchRow, Device, Launch
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
@@ -22,6 +22,8 @@ _WARPS, _WIDEST_WARP = 8, 64
 _MANY, _SOME, _FEW = 128, 32, 8
 """Numbers of the result that a block makes, where their parts lie side by side: of at most so few
 parts, and of more."""
+_CHUNK = 32
+"""Parts that a first launch joins, where there are many."""
 _ALIGNMENT = 16
 
 
@@ -38,12 +40,20 @@ def parts_structure(spec: GemmSpec) -> Structure:
     return Structure(members, (*(f"parts[{i}]" for i in range(len(names))), *counts))
 
 
-def part_values(p: GemmProblem, tile: GemmTile) -> dict[str, int]:
-    """Its values, of the whole problem, in whatever bands it is walked."""
-    return {
-        "row_strips": divide_up(p.M, tile.bm) * tile.warps_m,
-        "column_strips": divide_up(p.N, tile.bn) * tile.warps_n,
-    }
+@dataclass(frozen=True)
+class Strips:
+    """What the parts are of: blocks of ``high``×``wide`` elements, ``rows``×``columns`` of them in
+    a matrix of results. A part is of such a block, or of one of its rows or columns."""
+
+    high: int
+    wide: int
+    rows: int
+    columns: int
+
+
+def part_values(strips: Strips) -> dict[str, int]:
+    """The argument's values."""
+    return {"row_strips": strips.rows, "column_strips": strips.columns}
 
 
 def warp_block(spec: GemmSpec, tile: GemmTile) -> tuple[int, int]:
@@ -52,15 +62,26 @@ def warp_block(spec: GemmSpec, tile: GemmTile) -> tuple[int, int]:
     return tile.bm // tile.warps_m, columns // 2 if spec.pairs else columns
 
 
+def strips_of(p: GemmProblem, tile: GemmTile) -> Strips:
+    """A shared kernel's: warps' blocks, of the whole problem, in whatever bands it is walked."""
+    rows, columns = divide_up(p.M, tile.bm), divide_up(p.N, tile.bn)
+    return Strips(*warp_block(p.spec, tile), rows * tile.warps_m, columns * tile.warps_n)
+
+
 def takes_reductions(spec: GemmSpec, tile: GemmTile) -> bool:
-    """Whether what shares a number of a sum or a maximum is of whole warps' rows and columns, or of
-    single ones, and whether the tile leaves registers for them."""
+    """Whether a shared kernel's tile takes them: its warps' blocks fit, and it leaves registers for
+    them."""
     if spec.reductions and spec.pairs == HALVES and not tile.reduces_halves:
         return False
-    rows, columns = warp_block(spec, tile)
+    return fits_strips(spec, *warp_block(spec, tile))
+
+
+def fits_strips(spec: GemmSpec, high: int, wide: int) -> bool:
+    """Whether what shares a number of a sum or a maximum is of whole strips' rows and columns, or
+    of single ones."""
     return all(
-        _divides(1 if r.rows == 1 else rows, r.rows)
-        and _divides(1 if r.columns == 1 and r.rows != 1 else columns, r.columns)
+        _divides(1 if r.rows == 1 else high, r.rows)
+        and _divides(1 if r.columns == 1 and r.rows != 1 else wide, r.columns)
         for r in spec.reductions
     )
 
@@ -96,10 +117,10 @@ class ReduceProblem:
         return 4 * (math.prod(self.parts) + math.prod(self.out))
 
 
-def reduce_problems(p: GemmProblem, tile: GemmTile) -> tuple[ReduceProblem, ...]:
-    """Those of a product in this tile."""
+def reduce_problems(p: GemmProblem, strips: Strips) -> tuple[ReduceProblem, ...]:
+    """Those of a product."""
     return tuple(
-        _reduce_problem(p, tile, r, shape, strides)
+        _reduce_problem(p, strips, r, shape, strides)
         for r, shape, strides in zip(
             p.spec.reductions, p.reduction_shapes, p.reduction_strides, strict=True
         )
@@ -107,13 +128,12 @@ def reduce_problems(p: GemmProblem, tile: GemmTile) -> tuple[ReduceProblem, ...]
 
 
 def _reduce_problem(
-    p: GemmProblem, tile: GemmTile, r: Reduction, shape: tuple[int, ...], strides: tuple[int, ...]
+    p: GemmProblem, strips: Strips, r: Reduction, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> ReduceProblem:
-    high, wide = warp_block(p.spec, tile)
+    high, wide = strips.high, strips.wide
     by_row, by_column = r.rows == 1, r.columns == 1 and r.rows != 1
-    strips = part_values(p, tile)
-    rows = strips["row_strips"] * (high if by_row else 1)
-    columns = strips["column_strips"] * (wide if by_column else 1)
+    rows = strips.rows * (high if by_row else 1)
+    columns = strips.columns * (wide if by_column else 1)
     of_rows = 1 if by_row else r.rows // high if r.rows else rows
     of_columns = 1 if by_column else r.columns // wide if r.columns else columns
     extents, steps = iter(shape), iter(strides)
@@ -141,24 +161,51 @@ def _ordered(x: Sequence[int], axes: tuple[int, int, int]) -> tuple[int, int, in
     return first, second, third
 
 
-def refuse_parts(p: GemmProblem, tiles: Sequence[GemmTile]) -> str | None:
-    """Why there are too many parts of one number, in any of the tiles."""
-    counts = (math.prod(one.of) for t in tiles for one in reduce_problems(p, t))
+def refuse_parts(p: GemmProblem, strips: Iterable[Strips]) -> str | None:
+    """Why there are too many parts of one number, in any of these."""
+    counts = (math.prod(one.of) for s in strips for one in reduce_problems(p, s))
     most = max(counts, default=0)
     return f"a sum or a maximum is of {most} parts, 2^31 or more" if most >= INT32 else None
 
 
-def reduce_launches(p: GemmProblem, tile: GemmTile) -> tuple[dict[str, int], list[Launch], int]:
+def reduce_launches(p: GemmProblem, strips: Strips) -> tuple[dict[str, int], list[Launch], int]:
     """The GEMM's parameters in the workspace, with their offsets; the launches that add up what it
     writes there; the workspace's bytes."""
-    at, offsets, launches = 0, dict[str, int](), []
+    end, offsets, launches = 0, dict[str, int](), []
+
+    def room(extents: tuple[int, int, int]) -> int:
+        nonlocal end
+        start, end = end, end + divide_up(4 * math.prod(extents), _ALIGNMENT) * _ALIGNMENT
+        return start
+
+    tile = RowTile(_WARPS)
     for i, (name, one) in enumerate(
-        zip(part_pointers(p.spec), reduce_problems(p, tile), strict=True)
+        zip(part_pointers(p.spec), reduce_problems(p, strips), strict=True)
     ):
-        offsets[name] = at
-        launches.append(Launch(REDUCE, one, RowTile(_WARPS), {"parts": at}, {"out": reduction(i)}))
-        at += divide_up(4 * math.prod(one.parts), _ALIGNMENT) * _ALIGNMENT
-    return offsets, launches, at
+        at = offsets[name] = room(one.parts)
+        if (first := _first_step(one)) is not None:
+            between = room(first.out)
+            launches.append(Launch(REDUCE, first, tile, {"parts": at, "out": between}))
+            at, one = between, _last_step(one, first)
+        launches.append(Launch(REDUCE, one, tile, {"parts": at}, {"out": reduction(i)}))
+    return offsets, launches, end
+
+
+def _first_step(p: ReduceProblem) -> ReduceProblem | None:
+    """Where a number is of so many parts that few blocks would read them one after the other: from
+    ``_CHUNK`` along the second axis, and those along the third, one part for a second launch."""
+    matrices, rows, columns = p.parts
+    if p.of[1] < rows or rows <= _CHUNK or math.prod(p.of) <= _CHUNK * _CHUNK // 2:
+        return None
+    out = (matrices, divide_up(rows, _CHUNK), divide_up(columns, p.of[2]))
+    return ReduceProblem(
+        p.spec, p.parts, p.part_strides, (1, _CHUNK, p.of[2]), out, (out[1] * out[2], out[2], 1)
+    )
+
+
+def _last_step(p: ReduceProblem, first: ReduceProblem) -> ReduceProblem:
+    of = (p.of[0], first.out[1], 1)
+    return replace(p, parts=first.out, part_strides=first.out_strides, of=of)
 
 
 class GemmReduce(SmallKernel):
