@@ -24,6 +24,7 @@ from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels import BackwardTile, KernelImplementation, build_binary
 from kernelseam.kernels.attention.backward import AttentionBwdDefinition
+from kernelseam.planning import Plan
 from kernelseam.plugins import plugins
 
 from benchmarks.precompile import toolchain_of
@@ -211,7 +212,8 @@ def timed(dims: list[int], causal: bool, repeat_ms: int, device: str = "cuda") -
             implementation = KernelImplementation(OneTile(tile), toolchain)
             for x in grads:
                 x.fill_(float("nan"))
-            call = replace(free, parts=implementation.build(free.problem, free.device)).bind()
+            built = free.choice, implementation.build(free.problem, free.device)
+            call = Plan(free.descriptor, free.problem, free.device, built).bind()
             ms = peers.median_ms(call, repeat_ms)
             error = max(peers.relative_error(x, y) for x, y in zip(grads, expected, strict=True))
             yield (

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kernelseam._version import __version__
 from kernelseam.errors import InvalidValue
@@ -34,13 +34,6 @@ class TracedProblem:
     variant: str = ""
 
 
-class Planned(Protocol):
-    """A plan, as a trace needs it."""
-
-    @property
-    def traced_problem(self) -> TracedProblem: ...
-
-
 class Recording:
     """What one trace has seen: launches in order, and how often each problem was computed."""
 
@@ -48,11 +41,10 @@ class Recording:
         self.launches: list[LaunchRecord] = []
         self.problems: dict[TracedProblem, int] = {}
 
-    def add(self, launches: Iterable[LaunchRecord], plans: Sequence[Planned]) -> None:
-        """One call of these plans."""
+    def add(self, launches: Iterable[LaunchRecord], problems: Iterable[TracedProblem]) -> None:
+        """One call that computes these problems."""
         self.launches.extend(launches)
-        for plan in plans:
-            problem = plan.traced_problem
+        for problem in problems:
             self.problems[problem] = self.problems.get(problem, 0) + 1
 
 

@@ -199,7 +199,7 @@ def _time(
         if configuration.parts is None:
             continue
         choice = Choice(configuration.candidate.implementation, candidates, configuration.variant)
-        plan = Plan(descriptor, problem, device, configuration.parts, choice)
+        plan = Plan(descriptor, problem, device, (choice, configuration.parts))
         space = (
             workspace
             if configuration.parts.workspace_bytes and configuration.name in sharing

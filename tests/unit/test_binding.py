@@ -27,7 +27,7 @@ from kernelseam.contract import (
 from kernelseam.kernels.attention.forward import AttentionDefinition
 from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.ops import calling, operation
-from kernelseam.planning import binding, planner
+from kernelseam.planning import calls, planner
 from kernelseam.tuned.classes import representative
 from kernelseam_thirdvendor import AcmeArray, AcmeRuntime, compiled
 from public_calls import FUNCTIONS, D, G, H, attention_lists, f32, heads, i32, paged
@@ -299,9 +299,9 @@ def test_a_call_validates_each_descriptor_once(
 def test_operands_are_checked_once(acme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a call, and of a function on arrays at the memory that it meets first."""
     checks: list[object] = []
-    check = binding.check_operands
+    check = calls.check_operands
     monkeypatch.setattr(
-        binding, "check_operands", lambda rules, x: (checks.append(x), check(rules, x))[1]
+        calls, "check_operands", lambda rules, x: (checks.append(x), check(rules, x))[1]
     )
     a, b, c = (AcmeArray(np.ones((2, 2), np.float32)) for _ in range(3))
     call = ks.plan(ks.BatchedGemmStrided(A=a, B=b, C=c, M=2, N=2, K=2)).bind()

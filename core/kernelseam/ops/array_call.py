@@ -3,7 +3,7 @@ bind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.overlap import proven_overlap
 from kernelseam.planning import Call, Plan
-from kernelseam.planning.binding import BoundLaunches, bind, joined
+from kernelseam.planning.calls import BoundLaunches
 from kernelseam.planning.streams import stream_handle
 from kernelseam.planning.workspace import allocate
 
@@ -63,8 +63,7 @@ class ArrayPlan:
             rule.name: addresses[name] for rule, name in zip(self.rules, self.arrays, strict=True)
         }
         try:
-            bound = bind(
-                self.plan,
+            bound = self.plan.bound(
                 Resolved(pointers, ()),
                 runtime,
                 lambda: self.plan.align_workspace(workspace),
@@ -161,6 +160,18 @@ class ArrayCall:
         return isinstance(self.runtime, FastRuntime) and (
             by_numbers or all(x.pointer for x in arrays)
         )
+
+
+def joined(parts: Iterable[BoundLaunches]) -> BoundLaunches:
+    """All launches in order. Of several parts, ``check_contents`` is dropped."""
+    parts = tuple(parts)
+    if len(parts) == 1:
+        return parts[0]
+    return BoundLaunches(
+        tuple([s for b in parts for s in b.steps]),
+        tuple([x for b in parts for x in b.launches]),
+        plans=tuple([p for b in parts for p in b.plans]),
+    )
 
 
 def put(entries: dict[Any, T], key: Hashable, entry: T, most: int | None = None) -> None:

@@ -1,7 +1,7 @@
 """Plans and calls: a problem is planned for one device, bound to memory, then launched.
 
-``planner`` chooses an implementation and caches its launches, ``binding`` binds a plan to memory,
-``calls`` has the public classes ``Plan`` and ``Call``.
+``planner`` chooses an implementation and caches its launches, ``calls`` has the public classes
+``Plan``, which binds to memory, and ``Call``.
 """
 
 from kernelseam.planning.calls import Call, Plan

@@ -1,4 +1,5 @@
-"""``Plan``, and ``Call``: a plan bound to memory."""
+"""``Plan``, ``BoundLaunches``: its launches with addresses, and ``Call``: a plan that a user has
+bound."""
 
 from __future__ import annotations
 
@@ -11,26 +12,85 @@ import numpy as np
 
 from kernelseam.arrays import torch as torch_arrays
 from kernelseam.capture import refuse_capture
-from kernelseam.contract import ArrayInfo, LaunchRecord
-from kernelseam.descriptors.common.protocol import Resolved
+from kernelseam.contract import (
+    WORKSPACE_ALIGNMENT,
+    ArrayInfo,
+    Device,
+    LaunchRecord,
+    PlanParts,
+    Problem,
+    Runtime,
+    Step,
+)
+from kernelseam.descriptors.common.protocol import Descriptor, Resolved
 from kernelseam.dispatch import Choice
 from kernelseam.errors import CallInUse, InvalidValue, copy_error
-from kernelseam.launch_trace import TracedProblem, active
-from kernelseam.planning.binding import bind
-from kernelseam.planning.planned import BindablePlan
+from kernelseam.forking import cached_property
+from kernelseam.known_problems import KnownLaunches
+from kernelseam.launch_trace import Recording, TracedProblem, active
+from kernelseam.memset import MemsetStep
+from kernelseam.planning.binding import bound_step, in_order
+from kernelseam.planning.checks import check_operands
 from kernelseam.planning.streams import call_state, stream_handle
-from kernelseam.planning.workspace import allocate, check_workspace, workspace_address
+from kernelseam.planning.workspace import (
+    allocate,
+    check_workspace,
+    check_workspace_address,
+    workspace_address,
+)
 from kernelseam.plugins import plugins
 from kernelseam.verifier import verifier
 
+Built = tuple[Choice, PlanParts]
 
-@dataclass(frozen=True)
-class Plan(BindablePlan):
+
+@dataclass(frozen=True, init=False, eq=False)
+class Plan:
     """A list of launches over one workspace, for one problem on one device. Immutable and
     thread-safe."""
 
-    choice: Choice
-    note: str = ""
+    descriptor: Descriptor
+    problem: Problem
+    device: Device
+    note: str
+    known: KnownLaunches | None
+    """Its launches as a function of addresses, where problems like it were planned: see
+    ``known_problems``."""
+
+    def __init__(
+        self,
+        descriptor: Descriptor,
+        problem: Problem,
+        device: Device,
+        built: Built | Callable[[], Built],
+        note: str = "",
+        known: KnownLaunches | None = None,
+    ) -> None:
+        """``built``: what was chosen, and its launches; or a function, called where they are first
+        asked for."""
+        vars(self).update(
+            descriptor=descriptor,
+            problem=problem,
+            device=device,
+            note=note,
+            known=known,
+            _given=built,
+        )
+
+    @cached_property
+    def _built(self) -> Built:
+        given: Built | Callable[[], Built] = vars(self)["_given"]
+        return given() if callable(given) else given
+
+    @property
+    def choice(self) -> Choice:
+        """What was chosen, and what else could compute it."""
+        return self._built[0]
+
+    @property
+    def parts(self) -> PlanParts:
+        """The launches and their workspace, as the implementation built them."""
+        return self._built[1]
 
     @property
     def implementation(self) -> str:
@@ -43,9 +103,48 @@ class Plan(BindablePlan):
         return tuple(s.record for s in self.parts.steps)
 
     @property
+    def workspace_bytes(self) -> int:
+        """Bytes of device memory that a call needs in addition to its operands."""
+        return (self.known or self.parts).workspace_bytes
+
+    @property
+    def workspace_alignment(self) -> int:
+        """Bytes that the workspace's address is a multiple of."""
+        return (self.known or self.parts).workspace_alignment
+
+    @property
+    def zeroed_bytes(self) -> int:
+        """Of the workspace, how many must be zero before the first call."""
+        return (self.known or self.parts).zeroed_bytes
+
+    @property
+    def allocation_bytes(self) -> int:
+        """Bytes to allocate, at a multiple of 16, to hold an aligned workspace: see
+        ``align_workspace``."""
+        need, alignment = self.workspace_bytes, self.workspace_alignment
+        return need + alignment - WORKSPACE_ALIGNMENT if need else 0
+
+    def align_workspace(self, address: int) -> int:
+        """The aligned workspace within ``allocation_bytes`` bytes from an address on."""
+        alignment = self.workspace_alignment
+        return -(-address // alignment) * alignment
+
+    @property
+    def zeroing(self) -> Step | None:
+        """The memset of the workspace's first bytes to 0, where the launches need it."""
+        size = self.zeroed_bytes
+        return MemsetStep(self.device, 0, size) if size else None
+
+    @property
     def traced_problem(self) -> TracedProblem:
         """As a trace records it."""
         return TracedProblem(self.problem, self.device, self.implementation, self.choice.variant)
+
+    def contents_check(self, resolved: Resolved, runtime: Runtime) -> Callable[[], None] | None:
+        """A check of the addresses, lengths, offsets and block tables in memory, which raises
+        InvalidValue where they point outside of it; None where the problem has none."""
+        check = getattr(self.descriptor, "check_device", None)
+        return None if check is None else partial(check, resolved, runtime, self.device)
 
     def bind(self, *, workspace: object = None, check: bool = False, **operands: object) -> Call:
         """Bind the plan to these operands; those not named come from the descriptor.
@@ -70,6 +169,49 @@ class Plan(BindablePlan):
             raise InvalidValue("check", check, "must be True or False", "Pass a bool")
         return Call(self, workspace, bool(check), operands)
 
+    def bound(
+        self,
+        resolved: Resolved,
+        runtime: Runtime,
+        workspace: Callable[[], int],
+        *,
+        check: bool = False,
+        shared: bool = False,
+    ) -> BoundLaunches:
+        """The launches bound to these addresses; the device must be current.
+
+        ``workspace()``: the address of at least ``workspace_bytes``, called once the operands are
+        checked. ``shared``: others may write to the workspace between two runs, so that bytes that
+        must start as zero are set in each run. ``check``: also read device memory that holds
+        addresses, lengths, offsets or tables, as is always done on the host. Raises InvalidValue
+        for null, misaligned and overlapping addresses, and for contents that point outside of
+        memory; PluginError where a step's ``bind`` raises or returns no function.
+        """
+        address = None
+        if (known := self.known) is not None and not (check or shared or self.device.is_host):
+            address = workspace()
+            check_workspace_address(address, self.workspace_bytes, self.workspace_alignment)
+            known_launches = known.bind(resolved.pointers, address)
+            if known_launches is not None:
+                return BoundLaunches(lambda: self.parts.steps, known_launches, address)
+        check_operands(self.problem.operands, resolved)
+        check_contents = None
+        # Reading host memory needs no synchronisation.
+        if check or self.device.is_host:
+            check_contents = self.contents_check(resolved, runtime)
+            if check_contents is not None:
+                check_contents()
+        if address is None:
+            address = workspace()
+            check_workspace_address(address, self.workspace_bytes, self.workspace_alignment)
+        steps = self.parts.steps
+        if shared and (zeroing := self.zeroing) is not None:
+            steps = (zeroing, *steps)
+        launches = tuple(
+            [bound_step(self.implementation, s, resolved.pointers, address) for s in steps]
+        )
+        return BoundLaunches(steps, launches, address, check_contents)
+
     def __copy__(self) -> Plan:
         return self  # immutable
 
@@ -77,6 +219,49 @@ class Plan(BindablePlan):
         raise copy_error(
             "a plan", "Plan the descriptor again, which is cheap while its plan is cached"
         )
+
+
+class BoundLaunches:
+    """The launches of one plan, or of several in order, bound to memory."""
+
+    __slots__ = ("_steps", "check_contents", "launches", "plans", "run", "workspace")
+
+    def __init__(
+        self,
+        steps: tuple[Step, ...] | Callable[[], tuple[Step, ...]],
+        launches: tuple[Callable[[int], None], ...],
+        workspace: int = 0,
+        check_contents: Callable[[], None] | None = None,
+        plans: tuple[Plan, ...] = (),
+    ) -> None:
+        """``steps``: those of the launches, or a function that finds them."""
+        self._steps, self.launches, self.run = steps, launches, in_order(launches)
+        self.plans = plans  # for traces
+        self.workspace, self.check_contents = workspace, check_contents
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """What the launches were bound from."""
+        if callable(self._steps):
+            self._steps = self._steps()
+        return self._steps
+
+    @property
+    def records(self) -> tuple[LaunchRecord, ...]:
+        """The launches, in order."""
+        return tuple(s.record for s in self.steps)
+
+    def launch(self, handle: int) -> None:
+        """Launch on a stream of the device, which must be current; record the launches in active
+        traces."""
+        self.run(handle)
+        if traced := active():
+            self.record(traced)
+
+    def record(self, traced: Sequence[Recording]) -> None:
+        """Add the launches to these traces."""
+        for recording in traced:
+            recording.add(self.records, [p.traced_problem for p in self.plans])
 
 
 _CHECKED = (
@@ -138,8 +323,8 @@ class Call:
             first = self._arrays[0] if self._arrays else None
             state = call_state(runtime, plan.device, first)
             self._stream = state.current_stream
-            bound = bind(
-                plan, resolved, runtime, lambda: self._bind_workspace(resolved), check=check
+            bound = plan.bound(
+                resolved, runtime, lambda: self._bind_workspace(resolved), check=check
             )
             # once: the launches reset the bytes that they use
             if zeroing is not None:
@@ -169,7 +354,9 @@ class Call:
         address = workspace_address(workspace, plan.workspace_bytes, plan.device)
         if plan.workspace_bytes:
             runtime = self._runtime if self._check else None
-            check_workspace(plan, address, resolved, runtime)
+            check_workspace(
+                plan.descriptor, plan.problem, plan.workspace_bytes, address, resolved, runtime
+            )
         return address
 
     def __call__(self, stream: object = None) -> None:

@@ -7,10 +7,9 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from functools import partial
 
-from kernelseam.contract import Device, PlanParts, Problem
+from kernelseam.contract import Device, Problem
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dispatch import (
-    Choice,
     build,
     check_backend,
     check_name,
@@ -21,8 +20,7 @@ from kernelseam.dispatch import (
 from kernelseam.errors import InvalidValue, UnknownName
 from kernelseam.forking import new_lock
 from kernelseam.known_problems import known_problems
-from kernelseam.planning.calls import Plan
-from kernelseam.planning.known import KnownPlan
+from kernelseam.planning.calls import Built, Plan
 from kernelseam.plugins import forget, plugins
 
 __all__ = ["MAX_PLANS", "Plans", "built_plan", "forget", "plan"]
@@ -36,14 +34,14 @@ class Plans:
     arrays."""
 
     def __init__(self) -> None:
-        self.entries: OrderedDict[Hashable, tuple[Choice, PlanParts]] = OrderedDict()
+        self.entries: OrderedDict[Hashable, Built] = OrderedDict()
         self._lock = new_lock()
 
-    def get(self, key: Hashable) -> tuple[Choice, PlanParts] | None:
+    def get(self, key: Hashable) -> Built | None:
         with self._lock:
             return self.entries.get(key)
 
-    def put(self, key: Hashable, built: tuple[Choice, PlanParts]) -> None:
+    def put(self, key: Hashable, built: Built) -> None:
         with self._lock:
             self.entries[key] = built
             while len(self.entries) > MAX_PLANS:
@@ -92,12 +90,12 @@ def plan(
     plans, key = plugins().cache_of(Plans), (problem, target, implementation)
     if plans.get(key) is None:
         if (launches := known.find(problem, target, implementation)) is not None:
-            build = partial(_built, plans, key, problem, target, implementation)
-            return KnownPlan(descriptor, problem, target, note, launches, build)
+            later = partial(_built, plans, key, problem, target, implementation)
+            return Plan(descriptor, problem, target, later, note, launches)
         _built(plans, key, problem, target, implementation)
         known.learn(problem, target, implementation)
-    choice, parts = _built(plans, key, problem, target, implementation)
-    return Plan(descriptor, problem, target, parts, choice, note)
+    built = _built(plans, key, problem, target, implementation)
+    return Plan(descriptor, problem, target, built, note)
 
 
 def built_plan(
@@ -106,8 +104,8 @@ def built_plan(
     """As ``plan``, built though problems like it were planned: for calls that learn themselves."""
     descriptor, note, problem, target = _described(descriptor, device, None, implementation)
     plans, key = plugins().cache_of(Plans), (problem, target, implementation)
-    choice, parts = _built(plans, key, problem, target, implementation)
-    return Plan(descriptor, problem, target, parts, choice, note)
+    built = _built(plans, key, problem, target, implementation)
+    return Plan(descriptor, problem, target, built, note)
 
 
 def _described(
@@ -133,7 +131,7 @@ def _described(
 
 def _built(
     plans: Plans, key: Hashable, problem: Problem, device: Device, implementation: str | None
-) -> tuple[Choice, PlanParts]:
+) -> Built:
     """From the cache, or chosen and built."""
     built = plans.get(key)
     if built is None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kernelseam.arrays import describe
-from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
-from kernelseam.descriptors.common.protocol import Resolved
+from kernelseam.contract import ArrayInfo, Device, OperandRule, Problem, Runtime
+from kernelseam.descriptors.common.protocol import Descriptor, Resolved
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.overlap import proven_overlap
-from kernelseam.planning.planned import BindablePlan
 
 
 def allocate(size: int, device: Device, runtime: Runtime, like: ArrayInfo | None) -> ArrayInfo:
@@ -55,33 +54,36 @@ def workspace_address(workspace: object, size: int, device: Device) -> int:
     return info.pointer
 
 
-def check_workspace_address(address: int, planned: BindablePlan) -> None:
+def check_workspace_address(address: int, size: int, alignment: int) -> None:
     """Raise InvalidValue for a workspace that is null or misaligned."""
-    if planned.workspace_bytes and (address <= 0 or address % planned.workspace_alignment):
+    if size and (address <= 0 or address % alignment):
         raise InvalidValue(
             "workspace",
             hex(address),
-            f"must be the address of memory, a multiple of {planned.workspace_alignment} bytes",
+            f"must be the address of memory, a multiple of {alignment} bytes",
             "Align it, or leave it out",
         )
 
 
 def check_workspace(
-    planned: BindablePlan, address: int, resolved: Resolved, runtime: Runtime | None
+    descriptor: Descriptor,
+    problem: Problem,
+    size: int,
+    address: int,
+    resolved: Resolved,
+    runtime: Runtime | None,
 ) -> None:
     """Raise InvalidValue where the workspace provably overlaps an operand, or a matrix of an
     address list on the host; given a runtime, also of a list on the device."""
-    rule_of_workspace = OperandRule(
-        "workspace", DType.boolean, (planned.workspace_bytes,), (1,), 1, True
-    )
-    for rule in planned.problem.operands:
+    rule_of_workspace = OperandRule("workspace", DType.boolean, (size,), (1,), 1, True)
+    for rule in problem.operands:
         pointer = resolved.pointers.get(rule.name, 0)
         typed = rule if rule.dtype is not None else replace(rule, dtype=DType.float64)
         if pointer and rule.span and proven_overlap(address, rule_of_workspace, pointer, typed):
             raise InvalidValue(
                 "workspace", hex(address), f"overlaps {rule.name}", "Give it memory of its own"
             )
-    check_lists = getattr(planned.descriptor, "check_beside", None)
+    check_lists = getattr(descriptor, "check_beside", None)
     if check_lists is not None:
         try:
             check_lists(resolved, rule_of_workspace, address, runtime)

@@ -251,7 +251,7 @@ def rehearse_plugin() -> None:
         operation = self.choice.implementation.operation
         (reference,) = plugins().registry.implementations_of(operation, "numpy")
         parts = reference.build(self.problem, numpy)
-        by_reference = Plan(self.descriptor, self.problem, self.device, parts, self.choice)
+        by_reference = Plan(self.descriptor, self.problem, self.device, (self.choice, parts))
         return ComputedCall(call, bind(by_reference, **operands))
 
     Plan.bind = computed  # type: ignore[method-assign]
