@@ -180,7 +180,7 @@ def test_a_failed_verification_ends_with_1(
 ) -> None:
     from kernelseam.reference.runtime import HostRuntime
 
-    right = HostRuntime.to_host
+    right, read = HostRuntime.to_host, HostRuntime.read
 
     def wrong(self: HostRuntime, array: object) -> Any:
         host = right(self, array)
@@ -189,7 +189,13 @@ def test_a_failed_verification_ends_with_1(
         seen[1, 2, 30, 5] += 1
         return host
 
+    def wrongly_read(self: HostRuntime, *place: Any) -> Any:
+        content = read(self, *place).copy()
+        content[-1] ^= 1
+        return content
+
     monkeypatch.setattr(HostRuntime, "to_host", wrong)
+    monkeypatch.setattr(HostRuntime, "read", wrongly_read)
     status, out, _ = command("attention", *SMALL, "--verify")
     assert status == 1 and "against oracle  FAILED: out[1, 2, 30, 5] is" in out
     assert (

@@ -8,7 +8,7 @@ import typer
 
 from kernelseam.cli import grouped, shapes
 from kernelseam.cli.progress import working
-from kernelseam.cli.running import Run, device_for, execute, measure, report
+from kernelseam.cli.running import Run, device_for, execute, measure, report, verdict_of
 from kernelseam.cli.with_options import with_options
 from kernelseam.planning import plan
 
@@ -38,7 +38,7 @@ def run(
     verdicts = {}
     if verify:
         with working("comparing with the float64 oracle"):
-            verdicts["oracle"] = asked.verdict(arrays, device)
+            verdicts["oracle"] = verdict_of(planned, asked.function())
     timing = measure(call) if time else None
     report(
         asked.operation,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -19,11 +18,6 @@ from kernelseam.descriptors.gemm.grouped_problem import INDICES, STACKED
 from kernelseam.epilogues import Gated
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import traced_epilogue
-from kernelseam.oracle.check import Verdict
-from kernelseam.oracle.epilogues import Epilogue
-from kernelseam.oracle.operands import Operands
-from kernelseam.oracle.subnormals import flushes
-from kernelseam.oracle.verification_grouped import GroupedGemmVerifier
 from kernelseam.plugins import plugins
 
 _Groups = Annotated[
@@ -190,14 +184,3 @@ class GroupedShape:
         if (function := self.function()) is not None:
             arrays["epilogue"] = epilogue_on(device, function)
         return arrays
-
-    def verdict(self, arrays: Mapping[str, Any], device: Device) -> Verdict:
-        """The results compared with the oracle."""
-        known = plugins().backend(device.backend)
-        described = {n: known.runtime.describe(x) for n, x in arrays.items()}
-        pointers = {n: info.pointer for n, info in described.items() if info is not None}
-        read = Operands(pointers, known.runtime, device)
-        problem = self.descriptor(**arrays).problem()
-        function = self.function()
-        epilogue = None if function is None else Epilogue(function.function, function.pairs)
-        return GroupedGemmVerifier().verdict(problem, read, {}, flushes(known, device), epilogue)

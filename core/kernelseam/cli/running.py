@@ -21,6 +21,10 @@ from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import EpilogueExpression, traced_epilogue
 from kernelseam.launch_trace import trace
 from kernelseam.oracle.check import Verdict
+from kernelseam.oracle.epilogues import Epilogue
+from kernelseam.oracle.operands import Operands
+from kernelseam.oracle.subnormals import flushes
+from kernelseam.oracle.verification import VERIFIERS
 from kernelseam.planning import Call, Plan
 from kernelseam.plugins import plugins
 
@@ -60,6 +64,22 @@ def epilogue_on(device: Device, function: Gated) -> EpilogueExpression:
     traced = traced_epilogue(function.function, function.pairs)
     captured = [runtime.from_host(np.asarray(x), device) for x in traced.arrays]
     return replace(traced, arrays=tuple(captured))
+
+
+def verdict_of(planned: Plan, function: Gated | None) -> Verdict:
+    """The results of products over standard normal values compared with the oracle; ``function``:
+    their epilogue."""
+    device, known = planned.device, plugins().backend(planned.device.backend)
+    descriptor, problem = planned.descriptor, planned.problem
+    resolved = descriptor.resolve(descriptor.operands(), known.runtime, device)
+    given: dict[str, Any] = {"zero_mean": True}
+    if function is not None:
+        given["epilogue"] = Epilogue(function.function, function.pairs)
+    read = Operands(resolved.pointers, known.runtime, device)
+    verifier: Any = VERIFIERS[type(problem)]
+    kept = verifier.kept(problem, read)
+    verdict: Verdict = verifier.verdict(problem, read, kept, flushes(known, device), **given)
+    return verdict
 
 
 @dataclass(frozen=True)

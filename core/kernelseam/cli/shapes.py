@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -19,9 +19,6 @@ from kernelseam.dtypes import E4M3, FLOATING, DType
 from kernelseam.epilogues import NAMED, Gated, as_one
 from kernelseam.errors import InvalidValue, UnknownName
 from kernelseam.expressions.epilogues import traced_epilogue
-from kernelseam.oracle import check
-from kernelseam.oracle.epilogues import Epilogue
-from kernelseam.oracle.sampling import sampled
 from kernelseam.plugins import plugins
 from kernelseam.samples.epilogues import PAIRS, Extents, epilogue_named
 
@@ -386,26 +383,3 @@ class GemmShape:
         if (function := self.function()) is not None:
             arrays["epilogue"] = epilogue_on(device, function)
         return arrays
-
-    def verdict(self, arrays: Mapping[str, Any], device: Device) -> check.Verdict:
-        """The results compared with the oracle."""
-        runtime, shapes = plugins().backend(device.backend).runtime, self.shapes()
-        matrices = {n: runtime.to_host(arrays[n]) for n in shapes}
-        if self.layout == "pointers":  # in the order of the pointer arrays
-            matrices = {
-                n: x.reshape(-1, *shapes[n][2:])[self.orders()[n]].reshape(shapes[n])
-                for n, x in matrices.items()
-            }
-        function = self.function()
-        return check.gemm(
-            matrices["A"],
-            matrices["B"],
-            matrices["C"],
-            a_transposed=self.a_transposed,
-            b_transposed=self.b_transposed,
-            bias=matrices.get("bias"),
-            residual=matrices.get("residual"),
-            rows=sampled(4 * self.N * self.K),
-            precision=self.precision,
-            epilogue=None if function is None else Epilogue(function.function, function.pairs),
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.oracle import check
+from kernelseam.oracle.epilogues import Epilogue
 from kernelseam.oracle.operands import Array, Operands
 from kernelseam.oracle.sampling import sampled
 from kernelseam.oracle.verifier import Verifier
@@ -28,8 +29,15 @@ class GemmVerifier(Verifier[GemmProblem]):
         return {name: operands.gemm(problem, name) for name, needed in read.items() if needed}
 
     def verdict(
-        self, problem: GemmProblem, operands: Operands, kept: dict[str, Array], flushed: bool
+        self,
+        problem: GemmProblem,
+        operands: Operands,
+        kept: dict[str, Array],
+        flushed: bool,
+        epilogue: Epilogue | None = None,
+        zero_mean: bool = False,
     ) -> check.Verdict:
+        """``epilogue``: the problem's, which only the caller has as a function."""
         p = problem
         a, b, c = (operands.gemm(p, name) for name in "ABC")
         return check.gemm(
@@ -46,11 +54,12 @@ class GemmVerifier(Verifier[GemmProblem]):
             batch_group=p.c_batch_group,
             head_group=p.c_head_group,
             rows=sampled(4 * p.N * p.K * p.summed),
-            zero_mean=False,
+            zero_mean=zero_mean,
             flushed=flushed,
             precision=p.spec.precision,
             a_scales=_scales(p, operands, "a_scales"),
             b_scales=_scales(p, operands, "b_scales"),
+            epilogue=epilogue,
         )
 
 

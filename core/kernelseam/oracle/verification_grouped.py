@@ -30,6 +30,7 @@ class GroupedGemmVerifier(Verifier[GroupedGemmProblem]):
         kept: dict[str, Array],
         flushed: bool,
         epilogue: Epilogue | None = None,
+        zero_mean: bool = False,
     ) -> check.Verdict:
         """``epilogue``: the problem's, which only the caller has as a function."""
         p, product, along = problem, problem.spec.product, problem.spec.along
@@ -89,7 +90,7 @@ class GroupedGemmVerifier(Verifier[GroupedGemmProblem]):
             written,
             written.shape[:-1],
             None,
-            zero_mean=False,
+            zero_mean=zero_mean,
             flushed=flushed,
             precision=product.precision,
             epilogue=epilogue,

@@ -26,6 +26,7 @@ class GroupedGemmPointersVerifier(Verifier[GroupedGemmPointersProblem]):
         operands: Operands,
         kept: dict[str, Array],
         flushed: bool,
+        zero_mean: bool = False,
     ) -> check.Verdict:
         p, product = problem, problem.spec.product
         part = min(ORACLE_OPERATIONS / max(p.operations, 1), 1)
@@ -50,7 +51,7 @@ class GroupedGemmPointersVerifier(Verifier[GroupedGemmPointersProblem]):
                 c[:, some],
                 c.shape[:1],
                 None,
-                zero_mean=False,
+                zero_mean=zero_mean,
                 flushed=flushed,
                 precision=product.precision,
             )
